@@ -3,11 +3,14 @@
 #
 #   docker build -t pilotfish/proxy .
 #   docker build -t pilotfish/cni --target cni .
-#   docker build -t pilotfish/proxy --build-arg ENVOY_IMAGE=envoyproxy/envoy:distroless-v1.40.0 .
+#   docker build -t pilotfish/proxy --build-arg ENVOY_IMAGE=envoyproxy/envoy:distroless-v1.40.0@sha256:... .
+#
+# The default of ENVOY_IMAGE has no digest; docs/container.md explains how to pin it. What is executed belongs to root, so that
+# the pod's user cannot replace it.
 
 ARG ENVOY_IMAGE=envoyproxy/envoy:distroless-v1.40.0
 
-FROM golang:1.26 AS build
+FROM golang:1.26.8@sha256:0f063af2d465d8dcae54cce04278ada488b96f77b42449c8d071e47d016cc65a AS build
 ARG VERSION=0.1.0-dev
 ARG COMMIT=unknown
 WORKDIR /src
@@ -17,23 +20,29 @@ COPY . .
 RUN CGO_ENABLED=0 go build -trimpath -buildvcs=false -tags grpcnotrace \
       -ldflags "-s -w -X github.com/pilotfish-mesh/pilotfish/version.Version=${VERSION} -X github.com/pilotfish-mesh/pilotfish/version.Commit=${COMMIT}" \
       -o /out/ ./cmd/pilotfish-agent ./cmd/pilotfish-iptables ./cmd/pilotfish-cni ./cmd/pilotfish-cni-install ./cmd/pilotfish-cni-tombstone
-# The folders that the agent writes to, relative to its working directory, with the owner they need.
-RUN mkdir -p /rootfs/etc/istio/proxy /rootfs/etc/istio/config /rootfs/var/run/secrets/workload-spiffe-uds /rootfs/var/lib/istio/data \
- && chown -R 1337:1337 /rootfs
+RUN mkdir /empty
 
 # The node agent: it changes the node's files and the pods' namespaces, so it runs as root. The plugin itself runs on the node.
 FROM scratch AS cni
-COPY --from=build /out/pilotfish-cni /out/pilotfish-cni-tombstone /opt/cni/bin/
-COPY --from=build /out/pilotfish-cni-install /usr/local/bin/pilotfish-cni-install
+COPY --from=build --chown=0:0 --chmod=0755 /out/pilotfish-cni /out/pilotfish-cni-tombstone /opt/cni/bin/
+COPY --from=build --chown=0:0 --chmod=0755 /out/pilotfish-cni-install /usr/local/bin/pilotfish-cni-install
 ENTRYPOINT ["/usr/local/bin/pilotfish-cni-install"]
 
 FROM ${ENVOY_IMAGE}
-COPY --from=build --chown=1337:1337 /rootfs/ /
-COPY --from=build /out/pilotfish-agent /usr/local/bin/pilotfish-agent
+# The folders that the agent writes to, relative to its working directory. Their parents come first: COPY creates missing
+# parents for the user of the copy.
+COPY --from=build --chown=0:0 --chmod=0755 /empty/ /etc/istio/
+COPY --from=build --chown=0:0 --chmod=0755 /empty/ /var/lib/istio/
+COPY --from=build --chown=0:0 --chmod=0755 /empty/ /var/run/secrets/
+COPY --from=build --chown=1337:1337 --chmod=0755 /empty/ /etc/istio/proxy/
+COPY --from=build --chown=1337:1337 --chmod=0755 /empty/ /etc/istio/config/
+COPY --from=build --chown=1337:1337 --chmod=0755 /empty/ /var/lib/istio/data/
+COPY --from=build --chown=1337:1337 --chmod=0755 /empty/ /var/run/secrets/workload-spiffe-uds/
+COPY --from=build --chown=0:0 --chmod=0755 /out/pilotfish-agent /usr/local/bin/pilotfish-agent
 # The agent hands its command iptables to this one, which starts faster.
-COPY --from=build /out/pilotfish-iptables /usr/local/bin/pilotfish-iptables
+COPY --from=build --chown=0:0 --chmod=0755 /out/pilotfish-iptables /usr/local/bin/pilotfish-iptables
 # An injected pod may name the program it knows.
-COPY --from=build /out/pilotfish-agent /usr/local/bin/pilot-agent
+COPY --from=build --chown=0:0 --chmod=0755 /out/pilotfish-agent /usr/local/bin/pilot-agent
 ENV ENVOY_PATH=/usr/local/bin/envoy
 WORKDIR /
 USER 1337:1337

@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"log/slog"
+	"sync"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
@@ -12,71 +13,74 @@ import (
 
 	"github.com/pilotfish-mesh/pilotfish/bootstrap"
 	"github.com/pilotfish-mesh/pilotfish/dns"
+	"github.com/pilotfish-mesh/pilotfish/internal/uds"
 	"github.com/pilotfish-mesh/pilotfish/sds"
 	"github.com/pilotfish-mesh/pilotfish/sts"
 	"github.com/pilotfish-mesh/pilotfish/wasm"
 	"github.com/pilotfish-mesh/pilotfish/xdsproxy"
 )
 
-// istioVersion is the release of Istio whose agent this one behaves like; control planes decide by it what a proxy
-// understands.
+// istioVersion is the release of Istio's agent that this agent is compatible with. Control planes derive from it which
+// configuration a proxy supports.
 const istioVersion = "1.31.0"
 
-// endSlack is how much longer than planned an end may take, on a busy machine or with a report to write, before it counts as
-// one that hangs.
-const endSlack = 20 * time.Second
+// shutdownSlack is added to the planned duration of a shutdown before it counts as hung: the machine may be busy, or a
+// report may have to be written.
+const shutdownSlack = 20 * time.Second
 
-// Options are what an Agent needs.
+// Options are the parameters of New.
 type Options struct {
 	Config *Config
 	Logger *slog.Logger
-	// Log is what is behind the logger, so that its levels can be changed and its files opened again; nil where that is
-	// not offered.
+	// Log is the target of Logger. The agent changes its levels and reopens its files. If nil, both operations are
+	// unavailable.
 	Log *Log
-	// EnvoyOutput gets each line that Envoy writes, without secrets; nil drops them.
+	// EnvoyOutput is called with each line that Envoy writes, after redaction of secrets. If nil, the lines are
+	// dropped.
 	EnvoyOutput func(line string)
-	// Drain, when closed, has the proxy drain, and go on until it is told to end.
+	// Drain starts a drain of the proxy when it is closed. The proxy continues to serve until the agent is stopped.
 	Drain <-chan struct{}
-	// Hasten, when closed, cuts a shutdown short.
-	Hasten <-chan struct{}
-	// Started is when the process began, for the metric of how long it took to become ready.
+	// ShortenShutdown shortens a running shutdown when it is closed.
+	ShortenShutdown <-chan struct{}
+	// Started is the start time of the process, from which the startup duration metric is computed.
 	Started time.Time
 }
 
-// Agent is one proxy's agent. It is made by New and run once.
+// Agent is the agent of one proxy. New creates it. Run may be called once.
 type Agent struct {
 	Options
-	bootstrap bootstrap.Config
-	file      string // of the bootstrap
-	metrics   *prometheus.Registry
+	bootstrap     bootstrap.Config
+	bootstrapFile string // path of the bootstrap file
+	metrics       *prometheus.Registry
 
-	// servers serve Envoy, and outlive it; envoy is nil when the agent was told to run none.
-	servers []part
-	envoy   *envoyPart
-	control *control // takes the orders that are not offered on TCP
-	levels  *logControl
+	// servers are the components that serve Envoy. They stop after Envoy. envoy is nil if the agent runs no Envoy.
+	servers []component
+	envoy   *envoySupervisor
+	control *controlServer // serves requests that are not available on TCP
+	levels  *logLevelController
 	relay   *xdsproxy.Relay
-	// certificates is what serves Envoy's secrets.
+	// certificates serves Envoy's secrets.
 	certificates *sds.Server
-	// credential gives tokens that are in no file; nil when they are in one.
+	// credential fetches tokens that are not stored in a file; nil if the token is in a file.
 	credential sts.Fetcher
-	tokens     *sts.Server   // nil when none are exchanged
-	names      *dns.Server   // nil when no DNS questions are answered
-	modules    *wasm.Modules // nil when Envoy fetches its modules itself
+	tokens     *sts.Server   // nil if token exchange is disabled
+	dns        *dns.Server   // nil if the DNS server is disabled
+	wasm       *wasm.Modules // nil if Envoy fetches its Wasm modules
 
-	orders  orders
-	family  family
-	settled settled
-	leave   func() // gives up the directories
+	requests     drainRequests
+	envoyPIDs    envoyPIDs
+	callerLookup sync.Mutex // held while the client of a status port connection is looked up
+	memory       memoryTrimmer
+	releaseLocks func() // releases the directory locks
 }
 
-// New makes the agent's parts, takes its directories and the status port and writes the bootstrap, so that what cannot work
-// is known before anything runs. An agent that was made has to be run, or these stay taken.
+// New creates the agent's components, locks its directories, listens on the status port and writes the bootstrap. It
+// therefore reports errors before anything runs. The caller must call Run, which releases these resources.
 func New(o Options) (*Agent, error) {
 	if err := o.Config.Envoy.User.Possible(); err != nil {
 		return nil, usageError{err}
 	}
-	leave, err := occupy(o.Config)
+	leave, err := lockConfigDir(o.Config)
 	if err != nil {
 		return nil, err
 	}
@@ -85,7 +89,7 @@ func New(o Options) (*Agent, error) {
 		leave()
 		return nil, err
 	}
-	a.leave = leave
+	a.releaseLocks = leave
 	return a, nil
 }
 
@@ -95,36 +99,43 @@ func newAgent(o Options) (*Agent, error) {
 	}
 	a := &Agent{
 		Options:   o,
-		bootstrap: o.Config.bootstrap(istioVersion),
+		bootstrap: o.Config.bootstrapConfig(istioVersion),
 		metrics:   prometheus.NewRegistry(),
-		orders:    newOrders(),
+		requests:  newDrainRequests(),
 	}
-	// Without the prefix they would be taken for the application's, whose metrics are joined to these.
+	if a.bootstrap.AgentSecret != "" {
+		a.bootstrap.AgentSecret = uds.NewSecret()
+	}
+	// Without the prefix the metrics would have the names of the application's Go and process metrics, which are merged
+	// into the same scrape.
 	prometheus.WrapRegistererWithPrefix("istio_agent_", a.metrics).MustRegister(
 		collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
-	a.control = newControl(o.Config, o.Logger)
+	a.control = newControlServer(o.Config, o.Logger)
 	var err error
-	if a.levels, err = a.newLevels(); err != nil {
+	if a.levels, err = a.newLogLevels(); err != nil {
 		return nil, err
 	}
-	if a.file, err = writeBootstrap(o.Config, a.bootstrap); err != nil {
+	if err = o.Config.makeAdminDirectory(); err != nil {
+		return nil, usageError{err}
+	}
+	if a.bootstrapFile, err = writeBootstrap(o.Config, a.bootstrap); err != nil {
 		return nil, err
 	}
-	if a.servers, err = a.makeParts(); err != nil {
+	if a.servers, err = a.makeComponents(); err != nil {
 		if a.tokens != nil {
 			err = errors.Join(err, a.tokens.Close())
 		}
-		if a.names != nil {
-			a.names.Close()
+		if a.dns != nil {
+			a.dns.Close()
 		}
 		return nil, err
 	}
 	return a, nil
 }
 
-// makeParts makes all parts, and lists those that serve Envoy in the order in which they start. Envoy comes after them,
-// and is stopped before them.
-func (a *Agent) makeParts() ([]part, error) {
+// makeComponents creates all components and returns those that serve Envoy, in start order. Envoy starts after them and
+// stops before them.
+func (a *Agent) makeComponents() ([]component, error) {
 	var err error
 	if a.credential, err = a.newCredential(); err != nil {
 		return nil, err
@@ -134,10 +145,10 @@ func (a *Agent) makeParts() ([]part, error) {
 		return nil, err
 	}
 	a.certificates = certificates
-	if a.names, err = a.newNames(); err != nil {
+	if a.dns, err = a.newDNSServer(); err != nil {
 		return nil, err
 	}
-	if a.modules, err = a.newModules(); err != nil {
+	if a.wasm, err = a.newWasmModules(); err != nil {
 		return nil, err
 	}
 	relay, err := a.newRelay()
@@ -145,64 +156,65 @@ func (a *Agent) makeParts() ([]part, error) {
 		return nil, err
 	}
 	a.relay = relay
-	a.offerXDS(relay)
-	parts := []part{
+	a.handleXDS(relay)
+	components := []component{
 		{name: "certificates", run: certificates.Run, health: certificates.Condition, restart: true},
-		{name: "xds", run: relay.Run, health: a.configuration(relay), restart: true},
+		{name: "xds", run: relay.Run, health: a.configurationCheck(relay), restart: true},
 	}
-	if a.tokens, err = a.newTokens(); err != nil {
+	if a.tokens, err = a.newTokenServer(); err != nil {
 		return nil, err
 	}
 	if a.tokens != nil {
-		parts = append(parts, part{name: "tokens", run: a.tokens.Run, health: a.tokens.Condition})
+		components = append(components, component{name: "tokens", run: a.tokens.Run, health: a.tokens.Condition})
 	}
-	if a.modules != nil {
-		parts = append(parts, part{name: "wasm", run: a.modules.Run, restart: true})
+	if a.wasm != nil {
+		components = append(components, component{name: "wasm", run: a.wasm.Run, restart: true})
 	}
-	if a.names != nil {
-		parts = append(parts, part{name: "dns", run: a.names.Run, health: a.names.Condition})
+	if a.dns != nil {
+		components = append(components, component{name: "dns", run: a.dns.Run, health: a.dns.Condition})
 	}
-	checked := parts
+	checked := components
 	if !a.Config.Envoy.Disabled {
-		if a.envoy, err = newEnvoyPart(a); err != nil {
+		if a.envoy, err = newEnvoySupervisor(a); err != nil {
 			return nil, err
 		}
-		checked = append(checked, a.envoy.part())
+		a.control.Handle(adminPath+"/", a.envoy.adminHandler())
+		checked = append(checked, a.envoy.component())
 	} else {
-		a.control.Handle("POST /upgrade", answer(a.noUpgrade))
+		a.control.Handle("POST /upgrade", jsonHandler(a.refuseUpgrade))
 	}
-	server, err := a.newStatus(checked, certificates, relay)
+	server, err := a.newStatusServer(checked, certificates, relay)
 	if err != nil {
 		return nil, err
 	}
-	a.settled.giveUp = server.Rest
-	parts = append(parts, a.control.part(), a.levels.part())
+	a.memory.releaseBuffers = server.FreeBuffers
+	components = append(components, a.control.component(), a.levels.component())
 	if health := a.newHealthCheck(relay.ReportHealth); health != nil {
-		parts = append(parts, health.part())
+		components = append(components, health.component())
 	}
-	return append([]part{{name: "status", run: server.Run}}, parts...), nil
+	return append([]component{{name: "status", run: server.Run}}, components...), nil
 }
 
-// Run keeps the parts running until the context ends, /quitquitquit is called, Envoy ends, or a part fails for good.
-// Ended by the context or by /quitquitquit it returns nil; ended by Envoy, or when Envoy did not end cleanly, an
+// Run runs the components until ctx ends, /quitquitquit is called, Envoy exits, or a component fails permanently. After
+// ctx or /quitquitquit it returns nil. If Envoy exited by itself, or did not stop cleanly, it returns an
 // *EnvoyEndedError.
 func (a *Agent) Run(ctx context.Context) error {
-	defer a.leave()
+	defer a.releaseLocks()
 	ctx, end := context.WithCancel(ctx)
 	defer end()
 	serving, stopServing := context.WithCancel(context.WithoutCancel(ctx))
-	servers, proxy := newGroup(a.Logger), newGroup(a.Logger)
+	servers, proxy := newComponentGroup(a.Logger), newComponentGroup(a.Logger)
 	for _, p := range a.servers {
 		servers.start(serving, p)
 	}
 	if a.envoy != nil {
-		proxy.start(ctx, a.envoy.part())
+		proxy.start(ctx, a.envoy.component())
 	}
-	servers.run("settling", func() { a.settled.settle(serving) })
+	servers.run("settling", func() { a.memory.run(serving) })
 	servers.run("order to drain", func() {
 		select {
 		case <-a.Drain:
-			a.drainAndStay("SIGUSR2")
+			a.startDrain("SIGUSR2")
 		case <-serving.Done():
 		}
 	})
@@ -210,17 +222,17 @@ func (a *Agent) Run(ctx context.Context) error {
 	var err error
 	select {
 	case <-ctx.Done():
-	case <-a.orders.quit.done():
+	case <-a.requests.quit.done():
 	case err = <-servers.failed:
 	case err = <-proxy.failed:
 	}
-	a.orders.drain.give()
+	a.requests.drain.set()
 	end()
-	hung := proxy.end(2*a.Config.Shutdown.Deadline + endSlack) // twice when an upgrade changes whom there is to end
+	hung := proxy.waitStopped(2*a.Config.Shutdown.Deadline + shutdownSlack) // twice: during an upgrade two Envoys are stopped
 	if err == nil && a.envoy != nil {
-		err = a.envoy.verdictOfEnd()
+		err = a.envoy.stopError()
 	}
 	stopServing()
-	hung = errors.Join(hung, servers.end(endSlack))
+	hung = errors.Join(hung, servers.waitStopped(shutdownSlack))
 	return cmp.Or(err, hung)
 }

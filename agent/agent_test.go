@@ -41,11 +41,11 @@ func TestEndedAgentLeavesNoGoroutine(t *testing.T) {
 	goleak.VerifyNone(t, ignore)
 }
 
-func TestBudgetForgivesRareFailuresAndNotSeries(t *testing.T) {
+func TestCrashBudgetToleratesRareFailuresOnly(t *testing.T) {
 	now := time.Unix(0, 0)
 	series := envoyBudget()
 	for n := 1; ; n++ {
-		wait, again := series.fail(now)
+		wait, again := series.recordFailure(now)
 		if !again {
 			if n != 6 {
 				t.Errorf("given up at failure %d of a series, want 6", n)
@@ -59,35 +59,35 @@ func TestBudgetForgivesRareFailuresAndNotSeries(t *testing.T) {
 	}
 	rare := envoyBudget()
 	for n := range 1000 {
-		if _, again := rare.fail(now); !again {
+		if _, again := rare.recordFailure(now); !again {
 			t.Fatalf("given up at failure %d although they were 10 minutes apart", n+1)
 		}
 		now = now.Add(10 * time.Minute)
 	}
-	part := partBudget()
+	part := componentBudget()
 	for range 10000 {
-		wait, again := part.fail(now)
+		wait, again := part.recordFailure(now)
 		if !again || wait > 15*time.Second {
 			t.Fatalf("a part is given up, or waits %v", wait)
 		}
 	}
 }
 
-func TestClockThatJumpsDoesNotSpendTheBudget(t *testing.T) {
+func TestClockJumpDoesNotUseCrashBudget(t *testing.T) {
 	now, b := time.Unix(1e9, 0), envoyBudget()
 	for _, jump := range []time.Duration{0, -time.Hour, -10 * 365 * 24 * time.Hour, 20 * 365 * 24 * time.Hour} {
 		now = now.Add(jump)
-		if wait, again := b.fail(now); !again || wait > time.Second {
+		if wait, again := b.recordFailure(now); !again || wait > time.Second {
 			t.Fatalf("after a jump of %v: wait %v, again %v", jump, wait, again)
 		}
 	}
 }
 
-func TestPartThatPanicsOrEndsIsStartedAgain(t *testing.T) {
+func TestPanickingComponentIsRestarted(t *testing.T) {
 	ctx, cancel := context.WithCancel(t.Context())
 	defer cancel()
-	g, starts := newGroup(slog.New(slog.DiscardHandler)), 0
-	g.start(ctx, part{name: "p", restart: true, run: func(ctx context.Context) error {
+	g, starts := newComponentGroup(slog.New(slog.DiscardHandler)), 0
+	g.start(ctx, component{name: "p", restart: true, run: func(ctx context.Context) error {
 		switch starts++; starts {
 		case 1:
 			panic("first")
@@ -104,30 +104,30 @@ func TestPartThatPanicsOrEndsIsStartedAgain(t *testing.T) {
 	}
 }
 
-func TestPartThatDoesNotEndIsLeftAndNamed(t *testing.T) {
+func TestHungComponentIsReported(t *testing.T) {
 	let := make(chan struct{})
 	var log strings.Builder
-	g := newGroup(slog.New(slog.NewTextHandler(&log, nil)))
+	g := newComponentGroup(slog.New(slog.NewTextHandler(&log, nil)))
 	ctx, cancel := context.WithCancel(t.Context())
-	g.start(ctx, part{name: "obedient", run: func(ctx context.Context) error { <-ctx.Done(); return nil }})
-	g.start(ctx, part{name: "deaf", run: func(context.Context) error { <-let; return nil }})
+	g.start(ctx, component{name: "obedient", run: func(ctx context.Context) error { <-ctx.Done(); return nil }})
+	g.start(ctx, component{name: "deaf", run: func(context.Context) error { <-let; return nil }})
 	cancel()
-	// The obedient one may not have been scheduled yet, on a busy machine.
-	if err := g.end(100 * time.Millisecond); err == nil || !strings.HasPrefix(err.Error(), "deaf") {
+	// On a busy machine, the cooperative component may not have been scheduled yet.
+	if err := g.waitStopped(100 * time.Millisecond); err == nil || !strings.HasPrefix(err.Error(), "deaf") {
 		t.Errorf("the end is told as %v", err)
 	}
-	if !strings.Contains(log.String(), "TestPartThatDoesNotEndIsLeftAndNamed") {
+	if !strings.Contains(log.String(), "TestHungComponentIsReported") {
 		t.Errorf("the log does not tell where it hangs: %s", log.String())
 	}
 	close(let)
-	if err := g.end(patience); err != nil {
+	if err := g.waitStopped(testTimeout); err != nil {
 		t.Errorf("an end that all parts came to is told as %v", err)
 	}
 }
 
-func TestPartWithoutARestartRuleEndsTheAgent(t *testing.T) {
-	g := newGroup(slog.New(slog.DiscardHandler))
-	g.start(t.Context(), part{name: "p", run: func(context.Context) error { return errors.New("broken") }})
+func TestFailedComponentStopsAgent(t *testing.T) {
+	g := newComponentGroup(slog.New(slog.DiscardHandler))
+	g.start(t.Context(), component{name: "p", run: func(context.Context) error { return errors.New("broken") }})
 	g.wait.Wait()
 	if err := <-g.failed; err == nil || err.Error() != "p: broken" {
 		t.Errorf("failure: %v", err)

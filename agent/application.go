@@ -11,80 +11,81 @@ import (
 	"syscall"
 )
 
-// serviceVariables tell a service about its service manager. They are the agent's, which speaks to it, and not the
-// application's.
-var serviceVariables = []string{"NOTIFY_SOCKET=", "WATCHDOG_USEC=", "WATCHDOG_PID="}
+// systemdVariables are the variables with which systemd addresses a service. They are removed from the application's
+// environment, because the agent talks to systemd.
+var systemdVariables = []string{"NOTIFY_SOCKET=", "WATCHDOG_USEC=", "WATCHDOG_PID="}
 
-// application is the program that `run` runs beside the proxy.
+// application is the program that `run` runs with the proxy.
 type application struct {
-	cmd    *exec.Cmd
-	shared bool // with the agent's process group
-	done   chan struct{}
+	cmd         *exec.Cmd
+	sharesGroup bool // is in the agent's process group
+	done        chan struct{}
 }
 
-// findApplication says what to run for the name of a program, by PATH as a shell does.
+// findApplication returns the path of a program, looked up in PATH.
 func findApplication(name string) (string, error) {
 	path, err := exec.LookPath(name)
 	switch {
 	case err == nil, errors.Is(err, exec.ErrDot):
 		return path, nil
 	case errors.Is(err, fs.ErrPermission):
-		return "", codedError{fmt.Errorf("the application cannot be run: %w", err), exitCannotRun}
+		return "", exitCodeError{fmt.Errorf("the application cannot be run: %w", err), exitCannotRun}
 	}
-	return "", codedError{fmt.Errorf("the application was not found: %w", err), exitNoProgram}
+	return "", exitCodeError{fmt.Errorf("the application was not found: %w", err), exitNoProgram}
 }
 
-// startApplication starts the program with the agent's own input, output and errors. The kernel tells it to end should the
-// agent be killed. With shared it stays in the agent's process group: a terminal's keys then reach both.
+// startApplication starts the program with the agent's stdin, stdout and stderr. The kernel sends SIGTERM to the
+// program if the agent dies. If shared, the program stays in the agent's process group, so that signals from terminal
+// keys reach both.
 func startApplication(path string, argv []string, shared bool) (*application, error) {
-	a := &application{shared: shared, done: make(chan struct{})}
+	a := &application{sharesGroup: shared, done: make(chan struct{})}
 	a.cmd = &exec.Cmd{
 		Path: path, Args: argv, Stdin: os.Stdin, Stdout: os.Stdout, Stderr: os.Stderr,
 		Env: slices.DeleteFunc(os.Environ(), func(v string) bool {
-			return slices.ContainsFunc(serviceVariables, func(name string) bool { return strings.HasPrefix(v, name) })
+			return slices.ContainsFunc(systemdVariables, func(name string) bool { return strings.HasPrefix(v, name) })
 		}),
 	}
 	started := make(chan error)
-	go a.own(started)
+	go a.startAndWait(started)
 	if err := <-started; err != nil {
-		return nil, codedError{fmt.Errorf("starting the application: %w", err), exitCannotRun}
+		return nil, exitCodeError{fmt.Errorf("starting the application: %w", err), exitCannotRun}
 	}
 	return a, nil
 }
 
-// own starts the program and waits for its end, on one thread: the kernel takes the end of the thread that started the
-// program for the end of its owner.
-func (a *application) own(started chan<- error) {
-	release := ownChild(a.cmd, a.shared)
+// startAndWait starts the program and waits for its exit on one OS thread. The kernel sends the parent-death signal
+// when the thread that started the program exits.
+func (a *application) startAndWait(started chan<- error) {
+	release := setPdeathsig(a.cmd, a.sharesGroup)
 	defer release()
 	err := a.cmd.Start()
 	started <- err
 	if err == nil {
-		_ = a.cmd.Wait() // what came of it is in ProcessState
+		_ = a.cmd.Wait() // the result is in ProcessState
 		close(a.done)
 	}
 }
 
 func (a *application) pid() int { return a.cmd.Process.Pid }
 
-// signal passes a signal on. A program that has ended gets none.
+// signal sends a signal to the program, if it still runs.
 func (a *application) signal(s os.Signal) { _ = a.cmd.Process.Signal(s) }
 
-// kill ends the program, and what it started in its own process group.
+// kill sends SIGKILL to the program, and to its process group unless the agent is in it.
 func (a *application) kill() {
 	select {
 	case <-a.done:
 		return
 	default:
 	}
-	if !a.shared {
+	if !a.sharesGroup {
 		killApplicationGroup(a.pid())
 	}
 	_ = a.cmd.Process.Kill()
 }
 
-// code is the exit code of a program that ended, as a shell gives it.
-func (a *application) code() int {
+// exitCode returns the exit code, or 128 plus the signal number as a shell does.
+func (a *application) exitCode() int {
 	status, ok := a.cmd.ProcessState.Sys().(syscall.WaitStatus)
 	if ok && status.Signaled() {
 		return 128 + int(status.Signal())
@@ -92,10 +93,10 @@ func (a *application) code() int {
 	return a.cmd.ProcessState.ExitCode()
 }
 
-// err says how the program ended, with its exit code; nil when that was 0.
-func (a *application) err() error {
-	if a.code() == 0 {
+// exitError returns an error with the program's exit code; nil for code 0.
+func (a *application) exitError() error {
+	if a.exitCode() == 0 {
 		return nil
 	}
-	return codedError{fmt.Errorf("the application ended: %s", a.cmd.ProcessState), a.code()}
+	return exitCodeError{fmt.Errorf("the application ended: %s", a.cmd.ProcessState), a.exitCode()}
 }

@@ -9,9 +9,9 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// ownChild makes the kernel tell the child to end when this process is gone, whichever way that ends. It holds the thread,
-// on which that hangs.
-func ownChild(cmd *exec.Cmd, shared bool) (release func()) {
+// setPdeathsig makes the kernel send SIGTERM to the child when this process dies for any reason. The setting belongs to
+// the calling thread, which stays locked until release.
+func setPdeathsig(cmd *exec.Cmd, shared bool) (release func()) {
 	runtime.LockOSThread()
 	cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGTERM, Setpgid: !shared}
 	return runtime.UnlockOSThread
@@ -19,9 +19,9 @@ func ownChild(cmd *exec.Cmd, shared bool) (release func()) {
 
 func killApplicationGroup(pgid int) { _ = syscall.Kill(-pgid, syscall.SIGKILL) }
 
-// inForeground says whether this process belongs to the foreground of a terminal, whose keys send signals to all of its
-// process group.
-func inForeground() bool {
+// isInForeground reports whether this process is in the foreground process group of its terminal, which receives the
+// signals of terminal keys.
+func isInForeground() bool {
 	tty, err := os.Open("/dev/tty")
 	if err != nil {
 		return false

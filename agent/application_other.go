@@ -4,8 +4,8 @@ package agent
 
 import "os/exec"
 
-func ownChild(*exec.Cmd, bool) (release func()) { return func() {} }
+func setPdeathsig(*exec.Cmd, bool) (release func()) { return func() {} }
 
 func killApplicationGroup(int) {}
 
-func inForeground() bool { return false }
+func isInForeground() bool { return false }

@@ -10,60 +10,61 @@ import (
 	"github.com/pilotfish-mesh/pilotfish/internal/owner"
 )
 
-// writeBootstrap puts the bootstrap where Envoy is told to find it, and that of proxyless clients where they are.
+// writeBootstrap writes Envoy's bootstrap and that of proxyless gRPC clients. It returns the path of Envoy's file.
 func writeBootstrap(c *Config, from bootstrap.Config) (string, error) {
 	text, err := bootstrap.Encode(from)
 	if err != nil {
 		return "", usageError{err}
 	}
 	file := filepath.Join(c.Proxy.GetConfigPath(), bootstrapFile)
-	if err := writeWholeFor(c.Envoy.User, file, text, 0o600); err != nil {
+	if err := writeFileAtomicAs(c.Envoy.User, file, text, 0o600); err != nil {
 		return "", fmt.Errorf("writing Envoy's bootstrap: %w; run the agent where it may write, or set configPath", err)
 	}
 	return file, writeGRPCBootstrap(c, from)
 }
 
-// writeGRPCBootstrap is for applications that are no children of the agent and run as another user, so that all may read
-// it. It has no keys, and no more than the control plane is told.
+// writeGRPCBootstrap writes the bootstrap of proxyless gRPC clients. The file is readable by all users, because these
+// applications run as other users. It contains no keys, only data that the control plane receives too.
 func writeGRPCBootstrap(c *Config, from bootstrap.Config) error {
 	text, err := bootstrap.GRPC(from)
 	if err != nil {
 		return usageError{err}
 	}
-	if err := writeWhole(c.Bootstrap.GRPCFile, text, 0o644); err != nil {
+	if err := writeFileAtomic(c.Bootstrap.GRPCFile, text, 0o644); err != nil {
 		return fmt.Errorf("writing the bootstrap of proxyless gRPC clients: %w; run the agent where it may write, or set GRPC_XDS_BOOTSTRAP", err)
 	}
 	return nil
 }
 
-// writeWhole writes a file of which a reader never sees half.
-func writeWhole(file string, text []byte, mode os.FileMode) error {
-	return writeWholeFor(nil, file, text, mode)
+// writeFileAtomic replaces a file atomically: a reader sees the old or the new content.
+func writeFileAtomic(file string, text []byte, mode os.FileMode) error {
+	return writeFileAtomicAs(nil, file, text, mode)
 }
 
-// writeWholeFor is writeWhole for a file that is to be another user's.
-func writeWholeFor(o *owner.Owner, file string, text []byte, mode os.FileMode) error {
-	// Others may find what is for them, and see nothing else.
+// writeFileAtomicAs is writeFileAtomic for a file that another user owns.
+func writeFileAtomicAs(o *owner.Owner, file string, text []byte, mode os.FileMode) error {
+	// Mode 0711: other users can open files by name, but cannot list the directory.
 	if err := o.MkdirAll(filepath.Dir(file), 0o711); err != nil {
 		return err
 	}
-	// A file that was left behind keeps its mode, whatever the one of a new one would be.
+	// An existing file would retain its mode.
 	temporary := file + ".new"
 	if err := os.Remove(temporary); err != nil && !os.IsNotExist(err) {
 		return err
 	}
-	err := writeNew(o, temporary, text, mode)
+	err := createFile(o, temporary, text, mode)
 	if err == nil {
 		err = os.Rename(temporary, file)
 	}
 	if err != nil {
-		_ = os.Remove(temporary) // half a file on a full disk only makes it fuller
+		_ = os.Remove(temporary) // frees space if the disk is full
 	}
 	return err
 }
 
-// writeNew writes a file that is not there, nor a link: others may be able to make some in the same directory.
-func writeNew(o *owner.Owner, file string, text []byte, mode os.FileMode) error {
+// createFile creates and writes a file. It fails if a file or link of that name exists, which another user of the
+// directory may have created.
+func createFile(o *owner.Owner, file string, text []byte, mode os.FileMode) error {
 	f, err := os.OpenFile(file, os.O_WRONLY|os.O_CREATE|os.O_EXCL, mode)
 	if err != nil {
 		return err

@@ -7,6 +7,7 @@ import (
 	"net"
 	"time"
 
+	tlsv3 "github.com/envoyproxy/go-control-plane/envoy/extensions/transport_sockets/tls/v3"
 	"google.golang.org/protobuf/proto"
 	meshv1 "istio.io/api/mesh/v1alpha1"
 
@@ -14,14 +15,14 @@ import (
 	"github.com/pilotfish-mesh/pilotfish/sds"
 )
 
-// The givers of roots of other domains.
+// Sources of additional trust bundles.
 const (
-	trustOfMesh         = "ProxyConfig"
-	trustOfControlPlane = "control plane"
+	trustSourceProxyConfig  = "ProxyConfig"
+	trustSourceControlPlane = "control plane"
 )
 
-// newCertificates takes certificates from where the contract says, in its order: what somebody else serves, a SPIFFE
-// Workload API, files, the certificate authority.
+// newCertificates creates the SDS server. The certificate source is the first that is configured, in Istio's order: an
+// external SDS server, a SPIFFE Workload API, files, the certificate authority.
 func (a *Agent) newCertificates() (*sds.Server, error) {
 	c := a.Config.Certificates
 	logger := a.Logger.With("part", "certificates")
@@ -32,6 +33,7 @@ func (a *Agent) newCertificates() (*sds.Server, error) {
 	server, err := sds.New(sds.Config{
 		Socket:      c.ownSocket(),
 		SocketOwner: a.Config.Envoy.User,
+		Guard:       a.newGuard("certificates", nil),
 		Source:      source,
 		Output:      c.Output,
 		CRLFile:     c.CRLFile,
@@ -43,19 +45,19 @@ func (a *Agent) newCertificates() (*sds.Server, error) {
 	if err != nil {
 		return nil, err
 	}
-	a.offerCertificates(server)
-	return server, server.Trust(trustOfMesh, c.Anchors)
+	a.handleCertificates(server)
+	return server, server.SetExtraRoots(trustSourceProxyConfig, c.Anchors)
 }
 
 func (a *Agent) certificateSource(logger *slog.Logger) (sds.Source, error) {
 	c, id := a.Config.Certificates, a.Config.Identity
 	switch {
-	case c.Outside == sds.OutsideSDS:
+	case c.ExternalServer == sds.ExternalSDS:
 		return nil, nil
 	case c.WorkloadAPI != "":
 		return sds.NewWorkloadSource(sds.WorkloadConfig{Target: c.WorkloadAPI, SPIFFEID: id.SPIFFEID(), Logger: logger})
 	case c.Files != "":
-		files := sds.Files(c.Files)
+		files := sds.IdentityFiles(c.Files)
 		files.Debounce, files.Logger = c.Debounce, logger
 		return sds.NewFileSource(files)
 	}
@@ -84,9 +86,9 @@ func (a *Agent) certificateSource(logger *slog.Logger) (sds.Source, error) {
 	})
 }
 
-// trustConfigured takes the trust bundles of the mesh from the configuration that the control plane has for its proxies.
-// Bundles that are not good change nothing, and the error says why.
-func trustConfigured(certificates *sds.Server, resources [][]byte) error {
+// applyProxyConfig applies the mesh's trust bundles from the ProxyConfig resource of the control plane. Invalid bundles
+// are rejected as a whole with an error.
+func applyProxyConfig(certificates *sds.Server, resources [][]byte) error {
 	var roots []string
 	for _, resource := range resources {
 		config := &meshv1.ProxyConfig{}
@@ -95,39 +97,55 @@ func trustConfigured(certificates *sds.Server, resources [][]byte) error {
 		}
 		roots = append(roots, config.CaCertificatesPem...)
 	}
-	return certificates.Trust(trustOfControlPlane, roots)
+	return certificates.SetExtraRoots(trustSourceControlPlane, roots)
 }
 
-// outsidePatience is how long somebody else's socket is waited for, and outsidePoll how often it is looked at.
+// applyDenyList applies the revocation lists of the control plane. Malformed lists are rejected as a whole.
+func applyDenyList(certificates *sds.Server, resources [][]byte) error {
+	for _, resource := range resources { // the control plane sends one
+		context := &tlsv3.CertificateValidationContext{}
+		if err := proto.Unmarshal(resource, context); err != nil {
+			return fmt.Errorf("reading the deny list: %w", err)
+		}
+		if err := certificates.SetRevocationLists(context.GetCrl().GetInlineBytes(), context.GetTrustedCa().GetInlineBytes()); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// externalServerTimeout is the maximum wait for an external server on the certificate socket, and
+// externalServerPollInterval the interval between checks.
 const (
-	outsidePatience = 10 * time.Second
-	outsidePoll     = 100 * time.Millisecond
+	externalServerTimeout      = 10 * time.Second
+	externalServerPollInterval = 100 * time.Millisecond
 )
 
-// lookOutside says what somebody else serves on the socket of certificates. The agent whose control socket is given is not
-// somebody else. With patience, what is not there yet is waited for.
-func lookOutside(patient bool) func(socket, control string, wait bool) sds.Outside {
-	return func(socket, control string, wait bool) sds.Outside {
-		for end := time.Now().Add(outsidePatience); ; time.Sleep(outsidePoll) {
-			switch found := sds.LookOutside(context.Background(), socket); {
-			case found != sds.OutsideNothing && sameServer(socket, control):
-				return sds.OutsideNothing
-			case found != sds.OutsideNothing, !wait, !patient, time.Now().After(end):
+// detectExternalServer returns a function that reports which service another process offers on the certificate socket.
+// A server of the agent that listens on the control socket does not count. If both mayWait and wait are set, the
+// function waits for a server.
+func detectExternalServer(mayWait bool) func(socket, control string, wait bool) sds.ExternalServer {
+	return func(socket, control string, wait bool) sds.ExternalServer {
+		for end := time.Now().Add(externalServerTimeout); ; time.Sleep(externalServerPollInterval) {
+			switch found := sds.ProbeSocket(context.Background(), socket); {
+			case found != sds.ExternalNone && isSameServer(socket, control):
+				return sds.ExternalNone
+			case found != sds.ExternalNone, !wait, !mayWait, time.Now().After(end):
 				return found
 			}
 		}
 	}
 }
 
-// sameServer says whether one process listens on both sockets.
-func sameServer(a, b string) bool {
-	first, second := listenerOf(a), listenerOf(b)
+// isSameServer reports whether one process listens on both sockets.
+func isSameServer(a, b string) bool {
+	first, second := listenerPID(a), listenerPID(b)
 	return first != 0 && first == second
 }
 
-// listenerOf is the process that listens on a socket; 0 when that is not known.
-func listenerOf(socket string) int32 {
-	conn, err := net.DialTimeout("unix", socket, occupyAsk)
+// listenerPID returns the PID of the process that listens on a socket; 0 if unknown.
+func listenerPID(socket string) int32 {
+	conn, err := net.DialTimeout("unix", socket, peerDialTimeout)
 	if err != nil {
 		return 0
 	}

@@ -29,12 +29,12 @@ import (
 )
 
 const (
-	shopIdentity    = "spiffe://cluster.local/ns/books/sa/shop"
-	outsideIdentity = "spiffe://example.org/shop"
+	shopIdentity     = "spiffe://cluster.local/ns/books/sa/shop"
+	externalIdentity = "spiffe://example.org/shop"
 )
 
 // certReport runs the command against an agent.
-func certReport(s *setup) (r certificateReport, err error) {
+func certReport(s *agentSetup) (r certificateReport, err error) {
 	text, _, err := execute(newCertCommand(), "-o", "json", "--config-path", filepath.Join(s.dir, "etc/istio/proxy"))
 	if err != nil {
 		return r, err
@@ -42,13 +42,13 @@ func certReport(s *setup) (r certificateReport, err error) {
 	return r, json.Unmarshal([]byte(text), &r)
 }
 
-func TestCertShowsWhatIsServed(t *testing.T) {
+func TestCertShowsServedCertificates(t *testing.T) {
 	t.Parallel()
 	s := newSetup(t, "127.155.1.1")
 	s.cp.start(t)
 	s.env = append(s.env, "OUTPUT_CERTS=./out/certs")
 	r := s.start(t)
-	r.eventually("Envoy shows its identity", func() error { return shows(s, shopIdentity) })
+	r.eventually("Envoy shows its identity", func() error { return checkIdentity(s, shopIdentity) })
 	report, err := certReport(s)
 	if err != nil {
 		t.Fatal(err)
@@ -59,7 +59,7 @@ func TestCertShowsWhatIsServed(t *testing.T) {
 		t.Errorf("the report is %+v", report)
 	}
 	table, code, err := execute(newCertCommand(), "--config-path", filepath.Join(s.dir, "etc/istio/proxy"))
-	if err != nil || code != 0 || !strings.Contains(table, shopIdentity) || !strings.Contains(table, own.Serial) || !strings.Contains(table, stamp(own.NextRotation)) {
+	if err != nil || code != 0 || !strings.Contains(table, shopIdentity) || !strings.Contains(table, own.Serial) || !strings.Contains(table, formatTime(own.NextRotation)) {
 		t.Errorf("%v:\n%s", err, table)
 	}
 	if strings.Contains(table, "PRIVATE") {
@@ -82,8 +82,8 @@ func TestCertShowsWhatIsServed(t *testing.T) {
 	}
 }
 
-// shows checks the identity that Envoy shows to its clients.
-func shows(s *setup, want string) error {
+// checkIdentity checks the identity in Envoy's server certificate.
+func checkIdentity(s *agentSetup, want string) error {
 	conn, id, err := dialProxy(s.address)
 	if err != nil {
 		return err
@@ -95,12 +95,12 @@ func shows(s *setup, want string) error {
 	return nil
 }
 
-// outside makes an identity that somebody else has, in files.
-func outside(t *testing.T, dir string) sds.FileConfig {
+// writeExternalIdentity writes the files of an identity that an external server serves.
+func writeExternalIdentity(t *testing.T, dir string) sds.FileConfig {
 	t.Helper()
 	root := testpki.New(t, "outside")
-	cert, key := root.Workload(t, outsideIdentity)
-	files := sds.Files(dir)
+	cert, key := root.Workload(t, externalIdentity)
+	files := sds.IdentityFiles(dir)
 	for file, text := range map[string][]byte{files.CertFile: cert, files.KeyFile: key, files.RootFile: root.PEM()} {
 		if err := os.WriteFile(file, text, 0o600); err != nil {
 			t.Fatal(err)
@@ -109,16 +109,16 @@ func outside(t *testing.T, dir string) sds.FileConfig {
 	return files
 }
 
-func TestForeignSocketIsUsed(t *testing.T) {
+func TestExternalCertificateSocketIsUsed(t *testing.T) {
 	t.Parallel()
 	s := newSetup(t, "127.155.2.1")
 	s.cp.start(t)
 	certs := t.TempDir()
-	source, err := sds.NewFileSource(outside(t, certs))
+	source, err := sds.NewFileSource(writeExternalIdentity(t, certs))
 	if err != nil {
 		t.Fatal(err)
 	}
-	// A socket of another name than the default has to be waited for.
+	// The agent waits for a socket with a non-default name.
 	socket := filepath.Join(s.dir, "var/run/secrets/workload-spiffe-uds/spire")
 	s.env = append(s.env, "WORKLOAD_IDENTITY_SOCKET_FILE=spire")
 	r := s.start(t)
@@ -130,7 +130,7 @@ func TestForeignSocketIsUsed(t *testing.T) {
 	ended := make(chan error, 1)
 	go func() { ended <- other.Run(ctx) }()
 	t.Cleanup(func() { cancel(); <-ended })
-	r.eventually("Envoy shows the other's identity", func() error { return shows(s, outsideIdentity) })
+	r.eventually("Envoy shows the other's identity", func() error { return checkIdentity(s, externalIdentity) })
 	r.eventually("the proxy is ready", func() error {
 		if code, text, err := r.http("GET", "15020/healthz/ready"); err != nil || code != 200 {
 			return fmt.Errorf("%d %s %w", code, text, err)
@@ -138,7 +138,7 @@ func TestForeignSocketIsUsed(t *testing.T) {
 		return nil
 	})
 	report, err := certReport(s)
-	if err != nil || !strings.HasSuffix(report.Outside, "/workload-spiffe-uds/spire") || len(report.Certificates) != 0 {
+	if err != nil || !strings.HasSuffix(report.ExternalSocket, "/workload-spiffe-uds/spire") || len(report.Certificates) != 0 {
 		t.Errorf("the report is %+v, %v", report, err)
 	}
 	if v := s.cp.node.Load().GetMetadata().GetFields()["file-credential"].GetStringValue(); v != "true" {
@@ -163,31 +163,31 @@ func fetch(t *testing.T, socket, name string) (*discoveryv3.DiscoveryResponse, e
 	return secretv3.NewSecretDiscoveryServiceClient(conn).FetchSecrets(t.Context(), &discoveryv3.DiscoveryRequest{ResourceNames: []string{name}})
 }
 
-func TestSocketThatIsNamedHasToBeServed(t *testing.T) {
+func TestNamedSocketMustBeServed(t *testing.T) {
 	inDir(t, nil)
 	in := env("WORKLOAD_IDENTITY_SOCKET_FILE=spire")
-	in.Outside = func(string, string, bool) sds.Outside { return sds.OutsideNothing }
+	in.DetectExternalServer = func(string, string, bool) sds.ExternalServer { return sds.ExternalNone }
 	if _, err := Resolve(in); err == nil || !strings.Contains(err.Error(), "nobody listens") {
 		t.Errorf("without it: %v", err)
 	}
-	for found, want := range map[sds.Outside][3]string{
-		sds.OutsideSDS:         {"./var/run/secrets/workload-spiffe-uds/spire", "./var/run/secrets/credential-uds/files-socket", "./var/run/secrets/credential-uds/files-socket"},
-		sds.OutsideWorkloadAPI: {"./var/run/secrets/credential-uds/files-socket", "./var/run/secrets/credential-uds/files-socket", ""},
+	for found, want := range map[sds.ExternalServer][3]string{
+		sds.ExternalSDS:         {"./var/run/secrets/workload-spiffe-uds/spire", "./var/run/secrets/credential-uds/files-socket", "./var/run/secrets/credential-uds/files-socket"},
+		sds.ExternalWorkloadAPI: {"./var/run/secrets/credential-uds/files-socket", "./var/run/secrets/credential-uds/files-socket", ""},
 	} {
-		in.Outside = func(string, string, bool) sds.Outside { return found }
+		in.DetectExternalServer = func(string, string, bool) sds.ExternalServer { return found }
 		c := resolve(t, in).Certificates
-		if got := [3]string{c.envoySocket(), c.ownSocket(), c.filesSocket()}; got != want || (c.WorkloadAPI != "") != (found == sds.OutsideWorkloadAPI) {
+		if got := [3]string{c.envoySocket(), c.ownSocket(), c.filesSocket()}; got != want || (c.WorkloadAPI != "") != (found == sds.ExternalWorkloadAPI) {
 			t.Errorf("%s: sockets %q, API %q", found, got, c.WorkloadAPI)
 		}
 	}
 }
 
-func TestControlPlaneIsToldOfSomebodyWhoServesTheSecretsOfGateways(t *testing.T) {
+func TestGatewaySecretServerIsReportedToControlPlane(t *testing.T) {
 	inDir(t, nil)
 	in := env()
-	in.Outside = func(string, string, bool) sds.Outside { return sds.OutsideNothing }
+	in.DetectExternalServer = func(string, string, bool) sds.ExternalServer { return sds.ExternalNone }
 	told := func() any {
-		m := resolve(t, in).bootstrap("").Metadata
+		m := resolve(t, in).bootstrapConfig("").Metadata
 		return m["credential"]
 	}
 	if v := told(); v != nil {
@@ -212,7 +212,7 @@ func TestControlPlaneIsToldOfSomebodyWhoServesTheSecretsOfGateways(t *testing.T)
 	}
 }
 
-// spire is a Workload API that never changes its mind.
+// spire is a Workload API with a constant response.
 type spire struct {
 	workload.UnimplementedSpiffeWorkloadAPIServer
 	answer *workload.X509SVIDResponse
@@ -226,10 +226,10 @@ func (s *spire) FetchX509SVID(_ *workload.X509SVIDRequest, stream grpc.ServerStr
 
 func svidOf(t *testing.T, root *testpki.Authority) *workload.X509SVID {
 	t.Helper()
-	cert, key := root.Workload(t, outsideIdentity)
+	cert, key := root.Workload(t, externalIdentity)
 	certBlock, _ := pem.Decode(cert)
 	keyBlock, _ := pem.Decode(key)
-	return &workload.X509SVID{SpiffeId: outsideIdentity, X509Svid: certBlock.Bytes, X509SvidKey: keyBlock.Bytes, Bundle: root.Cert.Raw}
+	return &workload.X509SVID{SpiffeId: externalIdentity, X509Svid: certBlock.Bytes, X509SvidKey: keyBlock.Bytes, Bundle: root.Cert.Raw}
 }
 
 func TestIdentityComesFromTheWorkloadAPI(t *testing.T) {
@@ -249,7 +249,7 @@ func TestIdentityComesFromTheWorkloadAPI(t *testing.T) {
 	t.Cleanup(func() { server.Stop(); <-served })
 	s.env = append(s.env, "SPIFFE_ENDPOINT_SOCKET=unix://"+socket)
 	r := s.start(t)
-	r.eventually("Envoy shows the API's identity", func() error { return shows(s, outsideIdentity) })
+	r.eventually("Envoy shows the API's identity", func() error { return checkIdentity(s, externalIdentity) })
 	report, err := certReport(s)
 	if err != nil || !report.OK || report.Certificates[0].Source != "SPIFFE Workload API unix:"+socket {
 		t.Errorf("the report is %+v, %v", report, err)
@@ -280,7 +280,7 @@ func TestTrustBundlesComeFromProxyConfigAndTheControlPlane(t *testing.T) {
 	})
 }
 
-func TestMachinesTokenProvesTheWorkloadAndIsExchanged(t *testing.T) {
+func TestMetadataServerTokenIsUsedAndExchanged(t *testing.T) {
 	t.Parallel()
 	own := unsignedToken("machine", "1")
 	cloud := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
@@ -322,7 +322,7 @@ func TestMachinesTokenProvesTheWorkloadAndIsExchanged(t *testing.T) {
 	}
 }
 
-func TestIdentityFilesInTheOrderOfTheContract(t *testing.T) {
+func TestIdentityFilesInIstioOrder(t *testing.T) {
 	for name, tt := range map[string]struct {
 		files []string
 		env   []string

@@ -21,15 +21,15 @@ import (
 	"github.com/pilotfish-mesh/pilotfish/internal/testenv"
 )
 
-// asClient makes the test binary an application that speaks xDS over a socket: it asks for listeners, says what came, and
-// stays until its stream or its input ends.
+// asClient makes the test binary an application that speaks xDS over a socket. It subscribes to listeners, prints the
+// responses, and exits when its stream or its stdin ends.
 const asClient = "PILOTFISH_TEST_AS_XDS_CLIENT"
 
-// appUser is the user of an application that is not the agent's.
+// appUser is an application user that differs from the agent's.
 const appUser = 65534
 
 func speakXDS(socket string) int {
-	ctx, cancel := context.WithTimeout(context.Background(), patience)
+	ctx, cancel := context.WithTimeout(context.Background(), testTimeout)
 	defer cancel()
 	conn, err := grpc.NewClient("unix://"+socket, grpc.WithTransportCredentials(insecure.NewCredentials()))
 	if err != nil {
@@ -58,9 +58,9 @@ type xdsApplication struct {
 	lines *bufio.Scanner
 }
 
-func (r *running) application(uid uint32) *xdsApplication {
+func (r *agentProcess) application(uid uint32) *xdsApplication {
 	r.t.Helper()
-	program := filepath.Join(r.dir, "application") // where another user may run it
+	program := filepath.Join(r.dir, "application") // where another user can execute it
 	text, err := os.ReadFile(os.Args[0])
 	if err != nil {
 		r.t.Fatal(err)
@@ -80,16 +80,16 @@ func (r *running) application(uid uint32) *xdsApplication {
 	return &xdsApplication{cmd: cmd, lines: bufio.NewScanner(out)}
 }
 
-// next is what it says next.
-func (a *xdsApplication) next() string {
+// readLine returns the next line of its output.
+func (a *xdsApplication) readLine() string {
 	a.lines.Scan()
 	return a.lines.Text()
 }
 
 const listenerGot = "got type.googleapis.com/envoy.config.listener.v3.Listener"
 
-// openTo lets every user see the agent's directory.
-func openTo(t *testing.T, s *setup) {
+// makeReadable opens the agent's directory to all users.
+func makeReadable(t *testing.T, s *agentSetup) {
 	t.Helper()
 	if os.Geteuid() != 0 {
 		t.Skip("only root can become another user")
@@ -101,40 +101,40 @@ func openTo(t *testing.T, s *setup) {
 	}
 }
 
-func TestApplicationsWithoutEnvoyGetConfigurationWhateverTheirUser(t *testing.T) {
+func TestProxylessApplicationsOfAnyUserGetConfiguration(t *testing.T) {
 	t.Parallel()
 	s := newSetup(t, "127.151.2.1")
-	openTo(t, s)
+	makeReadable(t, s)
 	s.env = append(s.env, "DISABLE_ENVOY=true")
 	s.cp.start(t)
 	r := s.start(t)
 	r.waitReady()
 	first, second := r.application(appUser), r.application(appUser-1)
 	for name, app := range map[string]*xdsApplication{"first": first, "second": second} {
-		if got := app.next(); got != listenerGot {
+		if got := app.readLine(); got != listenerGot {
 			t.Errorf("the %s application: %s", name, got)
 		}
 	}
 	r.signal(syscall.SIGTERM)
 	for name, app := range map[string]*xdsApplication{"first": first, "second": second} {
-		if got := app.next(); !strings.HasPrefix(got, "ended: ") {
+		if got := app.readLine(); !strings.HasPrefix(got, "ended: ") {
 			t.Errorf("the %s application: %s, before the agent was told to end", name, got)
 		}
 	}
 }
 
-func TestApplicationBesideEnvoyNeedsLeaveAndTakesNothing(t *testing.T) {
+func TestApplicationNeedsPermissionForXDSSocket(t *testing.T) {
 	t.Parallel()
 	s := newSetup(t, "127.151.2.2")
-	openTo(t, s)
+	makeReadable(t, s)
 	s.env = append(s.env, fmt.Sprintf("XDS_SOCKET_USERS=%d", appUser))
 	s.cp.start(t)
 	r := s.start(t)
 	r.waitReady()
-	if got := r.application(appUser).next(); got != listenerGot {
+	if got := r.application(appUser).readLine(); got != listenerGot {
 		t.Errorf("the application: %s", got)
 	}
-	if got := r.application(appUser - 1).next(); !strings.HasPrefix(got, "ended: ") {
+	if got := r.application(appUser - 1).readLine(); !strings.HasPrefix(got, "ended: ") {
 		t.Errorf("an application of another user: %s", got)
 	}
 	out := r.out.String()
@@ -142,20 +142,20 @@ func TestApplicationBesideEnvoyNeedsLeaveAndTakesNothing(t *testing.T) {
 		t.Errorf("Envoy's stream did not stay as it was:\n%s", out)
 	}
 	for deadline := time.Now().Add(200 * time.Millisecond); time.Now().Before(deadline); {
-		if ready, reasons, err := r.reasons(); err != nil || !ready {
+		if ready, reasons, err := r.readiness(); err != nil || !ready {
 			t.Fatalf("not ready: %v, %v", reasons, err)
 		}
 	}
 }
 
-func TestNobodyElseReachesTheSocketBesideEnvoy(t *testing.T) {
+func TestOnlyEnvoyReachesXDSSocket(t *testing.T) {
 	t.Parallel()
 	s := newSetup(t, "127.151.2.3")
-	openTo(t, s)
+	makeReadable(t, s)
 	s.cp.start(t)
 	r := s.start(t)
 	r.waitReady()
-	if got := r.application(appUser).next(); !strings.Contains(got, "permission denied") {
+	if got := r.application(appUser).readLine(); !strings.Contains(got, "permission denied") {
 		t.Errorf("an application: %s", got)
 	}
 	if info, err := os.Stat(filepath.Join(s.dir, "etc/istio/proxy/XDS")); err != nil || info.Mode().Perm() != 0o600 {
@@ -163,19 +163,19 @@ func TestNobodyElseReachesTheSocketBesideEnvoy(t *testing.T) {
 	}
 }
 
-// Envoy is known as such also when the path is that of a script that starts it.
-func TestEnvoyBehindAScriptIsNoApplication(t *testing.T) {
+// Envoy is recognized even if ENVOY_PATH names a script that starts it.
+func TestEnvoyStartedByScriptIsRecognized(t *testing.T) {
 	t.Parallel()
 	s := newSetup(t, "127.151.2.4")
-	s.env = append(s.env, "ENVOY_PATH="+s.program(t, "envoy", fmt.Sprintf("#!/bin/sh\n%s \"$@\"\n", strings.TrimPrefix(envoyOf(s), "ENVOY_PATH="))))
+	s.env = append(s.env, "ENVOY_PATH="+s.program(t, "envoy", fmt.Sprintf("#!/bin/sh\n%s \"$@\"\n", strings.TrimPrefix(envoyPathVariable(s), "ENVOY_PATH="))))
 	s.cp.start(t)
 	r := s.start(t)
 	r.waitReady()
 
 	script := r.envoy()
 	r.signal(syscall.SIGTERM)
-	r.endsWith(0)
-	eventually(t, "the script's Envoy is gone too", func() error { // whose zombie is another's to reap
+	r.checkExit(0)
+	eventually(t, "the script's Envoy is gone too", func() error { // another process must reap the zombie
 		if err := syscall.Kill(-script, 0); !errors.Is(err, syscall.ESRCH) {
 			return fmt.Errorf("a signal to its group gives %v", err)
 		}
@@ -183,7 +183,7 @@ func TestEnvoyBehindAScriptIsNoApplication(t *testing.T) {
 	})
 }
 
-func envoyOf(s *setup) string {
+func envoyPathVariable(s *agentSetup) string {
 	for _, pair := range s.env {
 		if strings.HasPrefix(pair, "ENVOY_PATH=") {
 			return pair

@@ -10,21 +10,21 @@ import (
 	"github.com/pilotfish-mesh/pilotfish/sds"
 )
 
-// Whoever makes a certificate chooses its subject, and is not to write what he likes to the terminal.
-func TestCertShowsForeignBytesEscaped(t *testing.T) {
+// A peer chooses the subject of its certificate, and must not control the terminal.
+func TestCertEscapesControlCharacters(t *testing.T) {
 	t.Parallel()
 	const foreign = "CN=a\x1b]0;title\a\r\nroot\t\u202ex\u009bé"
-	const shown = `CN=a\x1b]0;title\a\r\nroot\t\u202ex\u009bé`
+	const shown = `CN=a\u001b]0;title\u0007\r\nroot\t\u202ex\u009bé`
 	r := certificateReport{OK: true, Reason: foreign, Remedy: foreign, Certificates: []sds.CertificateInfo{{
 		Name: "file-root:" + foreign, Subject: foreign, Source: foreign, Chain: []sds.ChainLink{{Subject: foreign, Issuer: foreign}},
 	}}}
 	var out bytes.Buffer
 	table := tabwriter.NewWriter(&out, 0, 4, 2, ' ', 0)
-	r.table(table, time.Now())
+	r.printTable(table, time.Now())
 	if err := table.Flush(); err != nil {
 		t.Fatal(err)
 	}
-	if err := r.printRest(&out); err != nil {
+	if err := r.printDetails(&out); err != nil {
 		t.Fatal(err)
 	}
 	if n := strings.Count(out.String(), shown); n != 9 {

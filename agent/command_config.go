@@ -13,14 +13,14 @@ import (
 	"github.com/pilotfish-mesh/pilotfish/internal/jsonyaml"
 )
 
-const configHelp = `Print the configuration that proxy would run with, and where each value comes from. What is wrong with it is told as
-proxy would tell it. Values that may be secret are not shown.`
+const configHelp = `Print the configuration that proxy would run with, and the source of each value. Configuration errors are reported as by
+proxy. Values that may be secret are not shown.`
 
 func newConfigCommand() *cobra.Command {
 	o := &proxyOptions{}
 	c := &cobra.Command{
 		Use:     "config [sidecar|router|waypoint]",
-		Short:   "Print the configuration that proxy would run with, and where each value comes from",
+		Short:   "Print the configuration that proxy would run with, with the source of each value",
 		Long:    configHelp,
 		Example: "  pilotfish-agent config\n  pilotfish-agent config router -o json",
 		Args:    usageArgs(cobra.MaximumNArgs(1)),
@@ -38,7 +38,7 @@ func (o *proxyOptions) print(cmd *cobra.Command, args []string, withBootstrap bo
 	if err != nil {
 		return err
 	}
-	// The bootstrap is made in any case: what is wrong with it would stop the proxy too.
+	// The bootstrap is always built, because its errors would stop the proxy too.
 	r, err := newReport(config)
 	if err != nil {
 		return usageError{err}
@@ -49,10 +49,10 @@ func (o *proxyOptions) print(cmd *cobra.Command, args []string, withBootstrap bo
 	return r.print(cmd.OutOrStdout(), o.format)
 }
 
-const bootstrapHelp = `Print the bootstrap that proxy would start Envoy with, whole: with what ISTIO_BOOTSTRAP_OVERRIDE, customConfigFile and
-the like make of it. Secrets are not shown.
+const bootstrapHelp = `Print the complete bootstrap that proxy would start Envoy with, including the changes by ISTIO_BOOTSTRAP_OVERRIDE,
+customConfigFile and similar settings. Secrets are not shown.
 
-Exit codes: 0; 2 for a wrong configuration, and with --validate also for one that Envoy refuses; 127 when --validate
+Exit codes: 0; 2 for a wrong configuration, and with --validate also for one that Envoy rejects; 127 if --validate
 finds no Envoy.`
 
 func newBootstrapCommand() *cobra.Command {
@@ -99,7 +99,7 @@ func (o *bootstrapOptions) bootstrap(cmd *cobra.Command, args []string) error {
 		return usageError{err}
 	}
 	if o.validate {
-		verdict, err := validated(cmd.Context(), config)
+		verdict, err := validateBootstrap(cmd.Context(), config)
 		if err != nil {
 			return err
 		}
@@ -112,21 +112,21 @@ func (o *bootstrapOptions) bootstrap(cmd *cobra.Command, args []string) error {
 	return err
 }
 
-// validated asks the Envoy that proxy would start whether it takes the bootstrap.
-func validated(ctx context.Context, c *Config) (verdict string, err error) {
+// validateBootstrap runs the Envoy of the configuration to check the bootstrap.
+func validateBootstrap(ctx context.Context, c *Config) (verdict string, err error) {
 	binary, err := c.Envoy.find(ctx)
 	if err != nil {
 		return "", err
 	}
-	from := c.bootstrap(istioVersion)
-	from.Envoy = numbers(binary)
+	from := c.bootstrapConfig(istioVersion)
+	from.Envoy = versionNumbers(binary)
 	text, err := bootstrap.Encode(from)
 	if err != nil {
 		return "", usageError{err}
 	}
 	dir, err := os.MkdirTemp("", "pilotfish-bootstrap-")
 	if err != nil {
-		return "", fmt.Errorf("making a place for the bootstrap: %w", err)
+		return "", fmt.Errorf("creating a directory for the bootstrap: %w", err)
 	}
 	defer os.RemoveAll(dir)
 	file := filepath.Join(dir, bootstrapFile)
@@ -140,10 +140,10 @@ func validated(ctx context.Context, c *Config) (verdict string, err error) {
 	if err != nil {
 		return "", err
 	}
-	return fmt.Sprintf("Envoy %s (%s) takes this bootstrap.", binary.Version, binary.Path), nil
+	return fmt.Sprintf("Envoy %s (%s) accepts this bootstrap.", binary.Version, binary.Path), nil
 }
 
-// find looks for the Envoy that is to run.
+// find returns the Envoy binary to run.
 func (c EnvoyConfig) find(ctx context.Context) (envoy.Binary, error) {
 	return envoy.Find(ctx, envoy.FindOptions{Path: c.Path, EnvPath: c.EnvPath, CacheDir: c.CacheDir, PathEnv: c.SearchPath})
 }

@@ -15,8 +15,8 @@ import (
 	"github.com/pilotfish-mesh/pilotfish/internal/testenv"
 )
 
-// ask runs one of the agent's commands to its end.
-func (s *setup) ask(t *testing.T, args ...string) (stdout, stderr string, code int) {
+// runCommand runs one of the agent's commands and returns its output and exit code.
+func (s *agentSetup) runCommand(t *testing.T, args ...string) (stdout, stderr string, code int) {
 	t.Helper()
 	var out, errOut bytes.Buffer
 	s.args = args
@@ -39,24 +39,24 @@ func TestEachEnvoyChecksTheBootstrap(t *testing.T) {
 	for _, version := range testenv.EnvoyVersions() {
 		for _, kind := range []string{"sidecar", "router", "waypoint"} {
 			s.env = append(env, "ENVOY_PATH="+testenv.EnvoyOf(t, version), "ISTIO_BOOTSTRAP_OVERRIDE=good.yaml", "PROXY_MEMORY_LIMIT=256Mi")
-			out, errOut, code := s.ask(t, "bootstrap", kind, "--validate")
+			out, errOut, code := s.runCommand(t, "bootstrap", kind, "--validate")
 			if code != 0 || !strings.Contains(errOut, "Envoy "+version) || !json.Valid([]byte(out)) || !strings.Contains(out, `"own"`) {
 				t.Errorf("%s as a %s: code %d, %s", version, kind, code, errOut)
 			}
 		}
 		s.env = append(env, "ENVOY_PATH="+testenv.EnvoyOf(t, version), "ISTIO_BOOTSTRAP_OVERRIDE=bad.yaml")
-		out, errOut, code := s.ask(t, "bootstrap", "--validate")
+		out, errOut, code := s.runCommand(t, "bootstrap", "--validate")
 		if code != 2 || out != "" || !strings.Contains(errOut, "bad.yaml: Envoy") || !strings.Contains(errOut, "no.such.socket") {
 			t.Errorf("%s takes a socket that is not there: code %d, %s%s", version, code, out, errOut)
 		}
 	}
 }
 
-func TestBootstrapOfGRPCClientsIsWrittenForAllToRead(t *testing.T) {
+func TestGRPCBootstrapIsReadableByAll(t *testing.T) {
 	t.Parallel()
 	s := newSetup(t, "127.101.2.1")
 	s.env = append(s.env, "DISABLE_ENVOY=true", "GRPC_XDS_BOOTSTRAP=./shared/grpc.json", "OUTPUT_CERTS=./certs")
-	want, errOut, code := s.ask(t, "bootstrap", "--grpc")
+	want, errOut, code := s.runCommand(t, "bootstrap", "--grpc")
 	if code != 0 || !strings.Contains(want, `"server_uri": "unix://`+s.dir+`/etc/istio/proxy/XDS"`) || !strings.Contains(want, s.dir+"/certs/key.pem") {
 		t.Fatalf("code %d: %s%s", code, want, errOut)
 	}
@@ -79,7 +79,7 @@ func TestBootstrapOfGRPCClientsIsWrittenForAllToRead(t *testing.T) {
 	}
 }
 
-// Nothing is started, and nothing written, of what its author did not want.
+// An invalid override must prevent any start or write.
 func TestOverrideThatCannotBeUsedStopsTheStart(t *testing.T) {
 	t.Parallel()
 	s := newSetup(t, "127.101.3.1")
@@ -104,7 +104,7 @@ func TestOverrideThatCannotBeUsedStopsTheStart(t *testing.T) {
 	} {
 		s.env = append(env, setting)
 		for _, command := range [][]string{{"proxy", "sidecar"}, {"config"}, {"bootstrap"}} {
-			out, errOut, code := s.ask(t, command...)
+			out, errOut, code := s.runCommand(t, command...)
 			if code != 2 || !strings.Contains(errOut, want) {
 				t.Errorf("%s %v: code %d, %s%s; want 2 and %q", setting, command, code, out, errOut, want)
 			}
@@ -120,7 +120,7 @@ func TestOverrideThatEnvoyRefusesEndsTheAgentWithTheFile(t *testing.T) {
 	s := newSetup(t, "127.101.6.2")
 	s.write(t, "refused.yaml", "stats_flush_interval: 600s\n")
 	s.env = append(s.env, "ISTIO_BOOTSTRAP_OVERRIDE=refused.yaml")
-	_, errOut, code := s.ask(t, "proxy", "sidecar")
+	_, errOut, code := s.runCommand(t, "proxy", "sidecar")
 	if code != 2 || !strings.Contains(errOut, "refused.yaml") || !strings.Contains(errOut, "StatsFlushInterval") {
 		t.Errorf("code %d, want 2, and:\n%s", code, errOut)
 	}
@@ -141,21 +141,21 @@ func TestOverrideReachesTheRunningEnvoy(t *testing.T) {
 	})
 }
 
-func TestCompletionIsThere(t *testing.T) {
+func TestCompletionExists(t *testing.T) {
 	t.Parallel()
 	s := newSetup(t, "127.101.5.1")
 	for _, shell := range []string{"bash", "zsh", "fish", "powershell"} {
-		out, errOut, code := s.ask(t, "completion", shell)
+		out, errOut, code := s.runCommand(t, "completion", shell)
 		if code != 0 || !strings.Contains(out, "pilotfish-agent") {
 			t.Errorf("%s: code %d, %s", shell, code, errOut)
 		}
 	}
-	if out, errOut, code := s.ask(t, "__complete", "bootstrap", "--val"); code != 0 || !strings.Contains(out, "--validate") {
+	if out, errOut, code := s.runCommand(t, "__complete", "bootstrap", "--val"); code != 0 || !strings.Contains(out, "--validate") {
 		t.Errorf("completing a flag: code %d, %s%s", code, out, errOut)
 	}
 }
 
-func TestWrongUseOfTheCommandsIsTold(t *testing.T) {
+func TestCommandUsageErrors(t *testing.T) {
 	t.Parallel()
 	s := newSetup(t, "127.101.6.3")
 	for line, want := range map[string]string{
@@ -170,7 +170,7 @@ func TestWrongUseOfTheCommandsIsTold(t *testing.T) {
 		"bootstrap a b":                             "--help",
 		"config --concurency 2":                     "--concurency",
 	} {
-		if out, errOut, code := s.ask(t, strings.Fields(line)...); code != 2 || out != "" || !strings.Contains(errOut, want) {
+		if out, errOut, code := s.runCommand(t, strings.Fields(line)...); code != 2 || out != "" || !strings.Contains(errOut, want) {
 			t.Errorf("%s: code %d, %s%s; want 2 and %q", line, code, out, errOut, want)
 		}
 	}
@@ -194,7 +194,7 @@ func TestBootstrapIsCheckedOnceForEachContent(t *testing.T) {
 			t.Fatal(err)
 		}
 		binary := envoy.Binary{Path: program, Version: envoy.MinimumVersion}
-		if err := c.validateOnce(t.Context(), binary, envoy.Options{ConfigPath: file, LogLevel: step.level}); err != nil {
+		if err := c.validateOnce(t.Context(), binary, envoy.Options{ConfigPath: file, LogLevel: step.level}, ""); err != nil {
 			t.Fatal(err)
 		}
 		if seen, _ := os.ReadFile(asked); len(seen) != step.asked {

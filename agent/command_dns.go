@@ -16,7 +16,7 @@ import (
 func newDNSCommand() *cobra.Command {
 	c := &cobra.Command{
 		Use:   "dns",
-		Short: "Ask a running agent about names",
+		Short: "Query the DNS server of a running agent",
 		Args:  usageArgs(cobra.NoArgs),
 		RunE:  func(cmd *cobra.Command, _ []string) error { return cmd.Help() },
 	}
@@ -24,28 +24,28 @@ func newDNSCommand() *cobra.Command {
 	return c
 }
 
-const lookupHelp = `Show what an application gets for a name, and why.
+const lookupHelp = `Explain the DNS answer that an application gets for a name.
 
-The name is looked up as the application's resolver would: with the search domains of resolv.conf, one after the other. A
-name with a dot at its end stands as it is. Each name that was tried is shown with where its answer came from: mesh (the
-control plane's names), cache, resolver, stale (a resolver's answer that is past its time, while none answers) or failed.`
+The name is resolved as by the application's resolver: with the search domains of resolv.conf, in order. A name that ends
+with a dot is resolved as it is. The output shows each name that was tried, and the source of its answer: mesh (names
+from the control plane), cache, resolver, stale (an expired answer, used while no resolver answers) or failed.`
 
 func newLookupCommand() *cobra.Command {
-	var q question
-	var o lookupOrder
+	var q agentQuery
+	var o lookupRequest
 	c := &cobra.Command{
 		Use:     "lookup NAME",
-		Short:   "Show what an application gets for a name, and why",
+		Short:   "Explain the DNS answer for a name",
 		Long:    lookupHelp,
 		Example: "  pilotfish-agent dns lookup reviews\n  pilotfish-agent dns lookup 10.96.0.1 --type PTR\n  pilotfish-agent dns lookup _http._tcp.reviews --type SRV -o json",
 		Args:    usageArgs(cobra.ExactArgs(1)),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			o.Name = dns.ReverseName(args[0], &o.Type)
 			var r lookupReport
-			if err := q.ask(cmd.Context(), 2*lookupTime+time.Second, http.MethodPost, "/dns/lookup", o, &r); err != nil {
+			if err := q.call(cmd.Context(), 2*lookupTimeout+time.Second, http.MethodPost, "/dns/lookup", o, &r); err != nil {
 				return err
 			}
-			return q.print(cmd.OutOrStdout(), r, r.table)
+			return q.print(cmd.OutOrStdout(), r, r.printTable)
 		},
 	}
 	f := c.Flags()
@@ -54,7 +54,7 @@ func newLookupCommand() *cobra.Command {
 	return c
 }
 
-func (r lookupReport) table(t io.Writer) {
+func (r lookupReport) printTable(t io.Writer) {
 	fmt.Fprintln(t, "TYPE\tRESULT\tSOURCE\tANSWER")
 	for _, e := range r.Lookups {
 		fmt.Fprintf(t, "%s\t%s\t%s\t%s\n", e.Type, e.Rcode, e.Source, cmp.Or(strings.Join(e.Answers, "; "), "-"))
@@ -62,7 +62,7 @@ func (r lookupReport) table(t io.Writer) {
 	fmt.Fprintln(t, "\nTYPE\tTRIED\tRESULT\tSOURCE\tWHY")
 	for _, e := range r.Lookups {
 		for _, s := range e.Steps {
-			fmt.Fprintf(t, "%s\t%s\t%s\t%s\t%s\n", e.Type, s.Asked, s.Rcode, s.Source, oneLine(s.Why))
+			fmt.Fprintf(t, "%s\t%s\t%s\t%s\t%s\n", e.Type, s.Query, s.Rcode, s.Source, oneLine(s.Why))
 		}
 	}
 }

@@ -12,15 +12,15 @@ import (
 
 const logHelp = `Show or change what a running agent and its Envoy log.
 
-Changed levels go back to those of the start after a while (--for), also when Envoy is started again meanwhile.
-Levels of the agent: debug, info, warn, error, none; of one part by its name, as xds:debug.
-Levels of Envoy: trace, debug, info, warning, error, critical, off; of one component as upstream:debug.`
+After a time (--for), the initial levels are restored, also if Envoy has been restarted meanwhile.
+Levels of the agent: debug, info, warn, error, none; for one scope as xds:debug.
+Levels of Envoy: trace, debug, info, warning, error, critical, off; for one component as upstream:debug.`
 
 const logTimeout = 15 * time.Second
 
 func newLogCommand() *cobra.Command {
-	var q question
-	var o logOrder
+	var q agentQuery
+	var o logLevelRequest
 	c := &cobra.Command{
 		Use:     "log",
 		Short:   "Show or change the log levels of a running agent and its Envoy",
@@ -29,52 +29,52 @@ func newLogCommand() *cobra.Command {
 		Args:    usageArgs(cobra.NoArgs),
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			if o.Reset && (o.Agent != "" || o.Envoy != "") {
-				return usagef("--reset goes without --agent and --envoy")
+				return usagef("--reset cannot be combined with --agent or --envoy")
 			}
-			var r logReport
-			if err := q.ask(cmd.Context(), logTimeout, http.MethodPost, "/log", o, &r); err != nil {
+			var r logLevelReport
+			if err := q.call(cmd.Context(), logTimeout, http.MethodPost, "/log", o, &r); err != nil {
 				return err
 			}
-			return q.print(cmd.OutOrStdout(), r, r.table)
+			return q.print(cmd.OutOrStdout(), r, r.printTable)
 		},
 	}
 	f := c.Flags()
-	f.StringVar(&o.Agent, "agent", "", "levels of the agent's own log (debug; info,xds:debug)")
-	f.StringVar(&o.Envoy, "envoy", "", "levels of Envoy's log (debug; info,upstream:debug)")
-	f.DurationVar(&o.For, "for", 10*time.Minute, "how long the levels are to stay; 0 for as long as the agent runs")
-	f.BoolVar(&o.Reset, "reset", false, "go back to the levels of the start now")
+	f.StringVar(&o.Agent, "agent", "", "log levels of the agent (debug; info,xds:debug)")
+	f.StringVar(&o.Envoy, "envoy", "", "log levels of Envoy (debug; info,upstream:debug)")
+	f.DurationVar(&o.For, "for", 10*time.Minute, "time until the initial levels are restored; 0 for never")
+	f.BoolVar(&o.Reset, "reset", false, "restore the initial levels now")
 	q.addTo(f)
 	return c
 }
 
-func (r logReport) table(t io.Writer) {
+func (r logLevelReport) printTable(t io.Writer) {
 	fmt.Fprintf(t, "agent\t%s\n", cmp.Or(r.Agent, "-"))
 	if r.Problem != "" {
-		fmt.Fprintf(t, "envoy\tnot known: %s\n", r.Problem)
+		fmt.Fprintf(t, "envoy\tunknown: %s\n", r.Problem)
 	} else {
 		fmt.Fprintf(t, "envoy\t%s\n", r.Envoy)
 	}
 	switch {
 	case r.Until != nil:
-		fmt.Fprintf(t, "back to the levels of the start\tat %s, in %v\n", r.Until.Format(time.TimeOnly), time.Until(*r.Until).Round(time.Second))
+		fmt.Fprintf(t, "initial levels\tat %s, in %v\n", r.Until.Format(time.TimeOnly), time.Until(*r.Until).Round(time.Second))
 	case r.Changed:
-		fmt.Fprintf(t, "back to the levels of the start\twith --reset, or when the agent is started again\n")
+		fmt.Fprintf(t, "initial levels\twith --reset, or when the agent restarts\n")
 	}
 }
 
-// newLevels offers the log levels on the control socket.
-func (a *Agent) newLevels() (*logControl, error) {
+// newLogLevels creates the log level controller and registers its handler on the control socket.
+func (a *Agent) newLogLevels() (*logLevelController, error) {
 	c := a.Config.Envoy
 	start, err := parseEnvoyLevels("--proxyLogLevel", "warning,"+c.LogLevel+","+c.ComponentLogLevel)
 	if err != nil {
 		return nil, err
 	}
-	l := newLogControl(a.Log, a.Logger, start, func() envoyLog {
-		if i := a.envoyInstance(); i != nil {
+	l := newLogLevelController(a.Log, a.Logger, start, func() envoyLog {
+		if i := a.currentEnvoy(); i != nil {
 			return i.admin
 		}
 		return nil
 	})
-	a.control.Handle("POST /log", answer(l.order))
+	a.control.Handle("POST /log", jsonHandler(l.handle))
 	return l, nil
 }

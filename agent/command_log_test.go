@@ -18,17 +18,17 @@ import (
 	"github.com/pilotfish-mesh/pilotfish/internal/testenv"
 )
 
-// command runs another command of the agent in the same directory, and gives its output and exit code.
-func (r *running) command(args ...string) (string, int) {
+// command runs another command of the agent in the same directory, and returns its output and exit code.
+func (r *agentProcess) command(args ...string) (string, int) {
 	r.t.Helper()
-	s := *r.setup
+	s := *r.agentSetup
 	s.args = args
 	c := s.start(r.t)
-	code := c.exit()
+	code := c.waitExit()
 	return c.out.String(), code
 }
 
-func TestLogLevelsOfARunningProxyChangeAndSurviveARestartOfEnvoy(t *testing.T) {
+func TestLogLevelsSurviveEnvoyRestart(t *testing.T) {
 	t.Parallel()
 	s := newSetup(t, "127.107.1.1")
 	s.args = append(s.args, "--restart", "--proxyLogLevel=warning,misc:error")
@@ -76,16 +76,16 @@ func TestLogLevelsOfARunningProxyChangeAndSurviveARestartOfEnvoy(t *testing.T) {
 		return nil
 	})
 	r.signal(syscall.SIGTERM)
-	if code := r.exit(); code != 0 {
+	if code := r.waitExit(); code != 0 {
 		t.Errorf("exit code %d", code)
 	}
 	if out, code := r.command("log"); code != 1 || !strings.Contains(out, "no agent answers") {
 		t.Errorf("without an agent: code %d\n%s", code, out)
 	}
-	r.nothingLeft()
+	r.checkNothingLeft()
 }
 
-func TestEveryEnvoyTakesItsLogLevelsAndLogsInJSON(t *testing.T) {
+func TestLogLevelsAndJSONForEveryEnvoy(t *testing.T) {
 	t.Parallel()
 	for n, version := range testenv.EnvoyVersions() {
 		t.Run(version, func(t *testing.T) {
@@ -103,7 +103,7 @@ func TestEveryEnvoyTakesItsLogLevelsAndLogsInJSON(t *testing.T) {
 				t.Errorf("log --reset: code %d\n%s", code, out)
 			}
 			r.signal(syscall.SIGTERM)
-			if code := r.exit(); code != 0 {
+			if code := r.waitExit(); code != 0 {
 				t.Errorf("exit code %d", code)
 			}
 			ofEnvoy := false
@@ -141,7 +141,7 @@ func TestSIGUSR1ReopensTheLogFilesOfAgentAndEnvoy(t *testing.T) {
 	r.signal(syscall.SIGUSR1)
 	for _, path := range []string{own, access} {
 		r.eventually(path+" is there again", func() error {
-			// Envoy opens its file with the next line that goes there.
+			// Envoy reopens its file with the next line that it writes.
 			c, _, err := dialProxy(s.address)
 			if err != nil {
 				return err
@@ -158,7 +158,7 @@ func TestSIGUSR1ReopensTheLogFilesOfAgentAndEnvoy(t *testing.T) {
 		})
 	}
 	r.signal(syscall.SIGTERM)
-	if code := r.exit(); code != 0 {
+	if code := r.waitExit(); code != 0 {
 		t.Errorf("exit code %d", code)
 	}
 	if text, err := os.ReadFile(own); err != nil || !strings.Contains(string(text), "signal to stop") {
@@ -166,7 +166,7 @@ func TestSIGUSR1ReopensTheLogFilesOfAgentAndEnvoy(t *testing.T) {
 	}
 }
 
-func TestProxyOutlivesWhoeverReadItsLog(t *testing.T) {
+func TestProxySurvivesExitOfLogReader(t *testing.T) {
 	t.Parallel()
 	s := newSetup(t, "127.107.4.1")
 	s.args = append(s.args, "--log_target=stderr,"+filepath.Join(s.dir, "agent.log"))
@@ -185,17 +185,17 @@ func TestProxyOutlivesWhoeverReadItsLog(t *testing.T) {
 		r.signal(syscall.SIGUSR1) // which is logged
 		r.eventually("the log goes on in the file", func() error {
 			text, err := os.ReadFile(filepath.Join(s.dir, "agent.log"))
-			if err == nil && strings.Count(string(text), "opened again") < n {
+			if err == nil && strings.Count(string(text), "reopened") < n {
 				err = errors.New("not yet")
 			}
 			return err
 		})
 	}
-	if ready, reasons, err := r.reasons(); err != nil || !ready {
+	if ready, reasons, err := r.readiness(); err != nil || !ready {
 		t.Errorf("not ready any more: %v %v", reasons, err)
 	}
 	r.signal(syscall.SIGTERM)
-	if code := r.exit(); code != 0 {
+	if code := r.waitExit(); code != 0 {
 		t.Errorf("exit code %d", code)
 	}
 }

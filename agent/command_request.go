@@ -6,26 +6,37 @@ import (
 	"io"
 	"net"
 	"net/http"
+	"os"
 	"slices"
 	"strconv"
 	"strings"
 	"time"
 
 	"github.com/spf13/cobra"
+
+	"github.com/pilotfish-mesh/pilotfish/internal/termtext"
 )
 
-const requestHelp = `Send a request to one of the proxy's own ports and print the answer's body: to Envoy's admin interface (15000),
-the agent's status port (15020) or Envoy's readiness port (15021).
+const requestHelp = `Send a request to one of the proxy's own ports and print the response body: to Envoy's admin interface (15000),
+the agent's status port (15020) or Envoy's readiness port (15021). Requests to the admin interface, and requests to the
+agent that change something or read debug pages, are sent to the agent's control socket, which only its user and root can
+open. If no agent listens on it, they are sent to the ports.
 
-Exit codes: 0; 1 when there is no answer, or one over 399 that is not 404.`
+Exit codes: 0; 1 if there is no response, or one with a status above 399 other than 404.`
 
 const requestTimeout = 60 * time.Second
 
-// requestPorts are the ports that may be asked. 15004 has no server any more; old tools still name it.
-var requestPorts = []int{15000, 15004, 15020, 15021}
+const (
+	envoyAdminPort  = 15000
+	agentStatusPort = 15020
+)
+
+// requestPorts are the ports that accept requests. 15004 has no server any more; old tools still name it.
+var requestPorts = []int{envoyAdminPort, 15004, agentStatusPort, 15021}
 
 func newRequestCommand() *cobra.Command {
 	var port int
+	var configPath string
 	var log logOptions
 	c := &cobra.Command{
 		Use:     "request METHOD PATH [BODY]",
@@ -41,24 +52,53 @@ func newRequestCommand() *cobra.Command {
 			if len(args) == 3 {
 				body = args[2]
 			}
-			url := "http://" + net.JoinHostPort(proxyHost(), strconv.Itoa(port)) + "/" + strings.TrimPrefix(args[1], "/")
-			return request(cmd.Context(), cmd.OutOrStdout(), args[0], url, body)
+			path := "/" + strings.TrimPrefix(args[1], "/")
+			url := "http://" + net.JoinHostPort(proxyHost(), strconv.Itoa(port)) + path
+			client := directClient(requestTimeout)
+			if onSocket, ok := controlURL(port, path); ok {
+				if control := dialControl(configPath); control.isReachable(cmd.Context()) {
+					url, client = onSocket, control.http
+					client.Timeout = requestTimeout
+				}
+			}
+			return request(cmd.Context(), client, bodyWriter(cmd.OutOrStdout()), args[0], url, body)
 		},
 	}
-	c.Flags().IntVar(&port, "debug-port", 15000, "the port to ask")
+	c.Flags().IntVar(&port, "debug-port", envoyAdminPort, "port that receives the request")
+	addConfigPath(c.Flags(), &configPath)
 	log.addTo(c.Flags())
 	return c
 }
 
-func request(ctx context.Context, w io.Writer, method, url, body string) error {
-	client := directClient(requestTimeout)
+// controlURL returns the URL on the control socket that serves the same content as path on port, if there is one.
+func controlURL(port int, path string) (url string, ok bool) {
+	if port == envoyAdminPort {
+		return controlBase + adminPath + path, true
+	}
+	page, _, _ := strings.Cut(path, "?")
+	private := page == "/drain" || page == "/quitquitquit" || strings.HasPrefix(page, "/debug/")
+	return controlBase + path, port == agentStatusPort && private
+}
+
+// bodyWriter returns the writer for response bodies: escaping on a terminal, and unmodified otherwise.
+func bodyWriter(out io.Writer) io.Writer {
+	raw := termtext.Raw(out)
+	if f, ok := raw.(*os.File); ok {
+		if info, err := f.Stat(); err == nil && info.Mode()&os.ModeCharDevice != 0 {
+			return out
+		}
+	}
+	return raw
+}
+
+func request(ctx context.Context, client *http.Client, w io.Writer, method, url, body string) error {
 	r, err := http.NewRequestWithContext(ctx, strings.ToUpper(method), url, strings.NewReader(body))
 	if err != nil {
 		return usageError{err}
 	}
 	response, err := client.Do(r)
 	if err != nil {
-		return fmt.Errorf("asking the proxy: %w", err)
+		return fmt.Errorf("sending the request to the proxy: %w", err)
 	}
 	defer response.Body.Close()
 	if response.StatusCode > 399 && response.StatusCode != http.StatusNotFound {

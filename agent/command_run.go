@@ -7,33 +7,33 @@ import (
 	"github.com/spf13/cobra"
 )
 
-const runHelp = `Run an application beside its proxy: start the proxy, start the application when the proxy is ready, and end the
-proxy when the application ends. A job with a proxy ends by itself that way.
+const runHelp = `Run an application with its proxy: start the proxy, start the application when the proxy is ready, and stop the
+proxy when the application exits. A job with a proxy thus terminates by itself.
 
-The application has the agent's input and output. Signals are passed on to it: SIGTERM, SIGINT, SIGQUIT, SIGHUP,
-SIGUSR1, SIGUSR2, SIGWINCH and SIGCONT; with SIGTERM the proxy also fails its readiness and tells its clients to
-go, and serves on until the application has ended. When the proxy ends first, the application gets SIGTERM, and
-10 seconds later SIGKILL; not when it was asked to by POST /quitquitquit, as jobs do at their end. As the first process
-of a container it takes in orphaned processes.
+The application has the agent's stdin, stdout and stderr. These signals are forwarded to it: SIGTERM, SIGINT, SIGQUIT,
+SIGHUP, SIGUSR1, SIGUSR2, SIGWINCH and SIGCONT. At SIGTERM the proxy also becomes not ready and asks its clients to
+disconnect, but serves until the application has exited. If the proxy exits first, the application gets SIGTERM, and
+10 seconds later SIGKILL; not after POST /quitquitquit, which jobs send at their end. As the first process of a
+container, the agent reaps orphaned processes.
 
 Exit codes:
-  the application's own, or 128 and the number of the signal that ended it
+  the application's own, or 128 plus the number of the signal that killed it
   255    the proxy was not ready in time, and the application was not started
-  126    the application cannot be run
-  127    the application was not found, or there is no Envoy that will do
+  126    the application cannot be executed
+  127    the application was not found, or there is no suitable Envoy
   2      wrong flags or configuration
-  other  the proxy ended before the application, with that code`
+  other  the proxy exited before the application, with that code`
 
 func newRunCommand() *cobra.Command {
 	o := &proxyOptions{}
 	var timeoutSeconds uint32
 	c := &cobra.Command{
 		Use:     "run [sidecar|router] [flags] -- PROGRAM [ARGS]",
-		Short:   "Run an application beside its proxy, and end the proxy with it",
+		Short:   "Run an application with its proxy, and stop the proxy when it exits",
 		Long:    runHelp,
 		Example: "  pilotfish-agent run -- /app/job --once",
 		Args:    usageArgs(checkRunArgs),
-		// As `proxy`, which it takes the place of.
+		// As for `proxy`, which this command replaces in pods.
 		FParseErrWhitelist: cobra.FParseErrWhitelist{UnknownFlags: true},
 		RunE: func(cmd *cobra.Command, args []string) error {
 			dash := cmd.ArgsLenAtDash()
@@ -50,7 +50,7 @@ func checkRunArgs(cmd *cobra.Command, args []string) error {
 	case dash < 0 || dash == len(args):
 		return fmt.Errorf("there is no application to run: write it after --, as `%s -- /app/job --once`", cmd.CommandPath())
 	case dash > 1:
-		return fmt.Errorf("at most one kind of proxy goes before --: %q", args[:dash])
+		return fmt.Errorf("write at most one proxy type before --: %q", args[:dash])
 	}
 	return nil
 }
@@ -67,12 +67,12 @@ func (o *proxyOptions) run(cmd *cobra.Command, args, argv []string, timeout time
 	}
 	defer log.Close()
 	a, err := New(Options{Config: config, Logger: log.Logger, Log: log, Started: started,
-		EnvoyOutput: log.envoyLine})
+		EnvoyOutput: log.writeEnvoyLine})
 	if err != nil {
 		return err
 	}
-	stopTelling := tellService(cmd.Context(), a)
-	err = newJob(a, path, argv, timeout).run(cmd.Context())
-	stopTelling(err)
+	stopNotifier := startSystemdNotifier(cmd.Context(), a)
+	err = newAppSupervisor(a, path, argv, timeout).run(cmd.Context())
+	stopNotifier(err)
 	return err
 }

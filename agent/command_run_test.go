@@ -9,8 +9,8 @@ import (
 	"testing"
 )
 
-// newRun lays out an agent that runs a shell's script as its application.
-func newRun(t *testing.T, address, script string) *setup {
+// newRunSetup returns an agent that runs a shell script as its application.
+func newRunSetup(t *testing.T, address, script string) *agentSetup {
 	t.Helper()
 	s := newSetup(t, address)
 	s.env = append(s.env, "PATH="+os.Getenv("PATH"))
@@ -18,8 +18,8 @@ func newRun(t *testing.T, address, script string) *setup {
 	return s
 }
 
-// says waits until the agent or its application has printed a text.
-func (r *running) says(text string) {
+// waitOutput waits until the agent or its application has printed a text.
+func (r *agentProcess) waitOutput(text string) {
 	r.t.Helper()
 	eventually(r.t, fmt.Sprintf("the output has %q", text), func() error {
 		if !strings.Contains(r.out.String(), text) {
@@ -29,65 +29,65 @@ func (r *running) says(text string) {
 	})
 }
 
-func TestJobStartsWhenTheProxyIsReadyAndEndsItWithItsOwnCode(t *testing.T) {
+func TestRunStartsApplicationWhenReadyAndReturnsItsCode(t *testing.T) {
 	t.Parallel()
-	s := newRun(t, "127.107.11.1", `echo "ready=$(curl -s -o /dev/null -w '%{http_code}' http://127.107.11.1:15021/healthz/ready)"; echo notify=$NOTIFY_SOCKET; exit 7`)
+	s := newRunSetup(t, "127.107.11.1", `echo "ready=$(curl -s -o /dev/null -w '%{http_code}' http://127.107.11.1:15021/healthz/ready)"; echo notify=$NOTIFY_SOCKET; exit 7`)
 	s.env = append(s.env, "NOTIFY_SOCKET=/nowhere/notify")
 	r := s.start(t)
 	r.eventually("the agent answers, and has not started the application", func() error {
-		_, _, err := r.reasons()
+		_, _, err := r.readiness()
 		return err
 	})
 	if strings.Contains(r.out.String(), "ready=") {
 		t.Fatal("the application was started before the proxy was ready")
 	}
 	s.cp.start(t)
-	if code := r.exit(); code != 7 {
+	if code := r.waitExit(); code != 7 {
 		t.Errorf("exit code %d, want the application's, 7", code)
 	}
 	if out := r.out.String(); !strings.Contains(out, "ready=200") || !strings.Contains(out, "notify=\n") || !strings.Contains(out, "the application ended: exit status 7") {
 		t.Error("the output does not tell of a ready proxy and the application's end")
 	}
-	r.nothingLeft()
+	r.checkNothingLeft()
 }
 
-func TestJobFindsTheStatusPortAtWhicheverAddress(t *testing.T) {
+func TestRunFindsStatusPortAtAnyAddress(t *testing.T) {
 	inDir(t, nil)
 	for bind, want := range map[string]string{
 		"": "http://localhost:15020/healthz/ready", "PROXY_BIND_ADDRESS=127.0.0.9": "http://127.0.0.9:15020/healthz/ready", "PROXY_BIND_ADDRESS=fd00::1": "http://[fd00::1]:15020/healthz/ready",
 	} {
-		a := &Agent{bootstrap: resolve(t, env(bind)).bootstrap(istioVersion)}
+		a := &Agent{bootstrap: resolve(t, env(bind)).bootstrapConfig(istioVersion)}
 		if got := a.statusURL("/healthz/ready"); got != want || checkURL(got) != nil {
 			t.Errorf("%q: %s (%v), want %s", bind, got, checkURL(got), want)
 		}
 	}
 }
 
-func TestJobThatSucceedsEndsWithZero(t *testing.T) {
+func TestSuccessfulApplicationReturnsZero(t *testing.T) {
 	t.Parallel()
-	s := newRun(t, "127.107.12.1", "true")
+	s := newRunSetup(t, "127.107.12.1", "true")
 	s.cp.start(t)
 	r := s.start(t)
-	if code := r.exit(); code != 0 {
+	if code := r.waitExit(); code != 0 {
 		t.Errorf("exit code %d", code)
 	}
-	r.nothingLeft()
+	r.checkNothingLeft()
 }
 
-func TestSignalsArePassedOnToTheApplication(t *testing.T) {
+func TestSignalsAreForwardedToApplication(t *testing.T) {
 	t.Parallel()
-	s := newRun(t, "127.107.13.1", `
+	s := newRunSetup(t, "127.107.13.1", `
 		trap 'echo got USR1' USR1; trap 'echo got HUP' HUP; trap 'echo got INT' INT; trap 'end=1; echo got TERM' TERM
 		echo waiting; while [ ! "$end" ] || [ ! -e end ]; do sleep 0.05; done; exit 3`)
 	s.cp.start(t)
 	r := s.start(t)
-	r.says("waiting")
+	r.waitOutput("waiting")
 	for name, sig := range map[string]syscall.Signal{"USR1": syscall.SIGUSR1, "HUP": syscall.SIGHUP, "INT": syscall.SIGINT, "TERM": syscall.SIGTERM} {
 		r.signal(sig)
-		r.says("got " + name)
+		r.waitOutput("got " + name)
 	}
 	r.eventually("the proxy drains while the application ends, and serves on", func() error {
-		ready, reasons, err := r.reasons()
+		ready, reasons, err := r.readiness()
 		if err == nil && ready {
 			err = fmt.Errorf("still ready: %v", reasons)
 		}
@@ -99,30 +99,30 @@ func TestSignalsArePassedOnToTheApplication(t *testing.T) {
 		_ = c.Close()
 	}
 	s.write(t, "end", "")
-	if code := r.exit(); code != 3 {
+	if code := r.waitExit(); code != 3 {
 		t.Errorf("exit code %d, want the application's, 3", code)
 	}
 }
 
 func TestApplicationKilledByASignalIsReportedAsByAShell(t *testing.T) {
 	t.Parallel()
-	s := newRun(t, "127.107.14.1", "kill -KILL $$")
+	s := newRunSetup(t, "127.107.14.1", "kill -KILL $$")
 	s.cp.start(t)
-	if code := s.start(t).exit(); code != 137 {
+	if code := s.start(t).waitExit(); code != 137 {
 		t.Errorf("exit code %d, want 137", code)
 	}
 }
 
-func TestApplicationIsToldToEndWhenItsProxyIsGone(t *testing.T) {
+func TestApplicationIsStoppedWhenProxyExits(t *testing.T) {
 	t.Parallel()
-	s := newRun(t, "127.107.15.1", `trap 'echo told to end; exit 0' TERM; echo waiting; while :; do sleep 0.05; done`)
+	s := newRunSetup(t, "127.107.15.1", `trap 'echo told to end; exit 0' TERM; echo waiting; while :; do sleep 0.05; done`)
 	s.cp.start(t)
 	r := s.start(t)
-	r.says("waiting")
+	r.waitOutput("waiting")
 	if err := syscall.Kill(r.envoy(), syscall.SIGKILL); err != nil {
 		t.Fatal(err)
 	}
-	if code := r.exit(); code != 137 {
+	if code := r.waitExit(); code != 137 {
 		t.Errorf("exit code %d, want Envoy's, 137", code)
 	}
 	if out := r.out.String(); !strings.Contains(out, "told to end\n") || !strings.Contains(out, "the proxy ended before the application") {
@@ -130,31 +130,31 @@ func TestApplicationIsToldToEndWhenItsProxyIsGone(t *testing.T) {
 	}
 }
 
-// Jobs that know of a sidecar end it themselves, and have something left to do.
-func TestApplicationThatEndsItsProxyGoesOnWithoutIt(t *testing.T) {
+// Jobs that know about their sidecar stop it themselves, and may have work left.
+func TestApplicationContinuesAfterQuittingProxy(t *testing.T) {
 	t.Parallel()
-	s := newRun(t, "127.107.61.1", `
+	s := newRunSetup(t, "127.107.61.1", `
 		trap 'got=15' TERM; curl -s -X POST http://127.107.61.1:15020/quitquitquit
 		while curl -s -o /dev/null http://127.107.61.1:15020/healthz/live; do sleep 0.05; done
 		echo "the proxy is gone"; while [ ! -e end ]; do sleep 0.05; done; exit $((got + 4))`)
 	s.cp.start(t)
 	r := s.start(t)
-	r.says("the proxy is gone")
-	r.says("the application goes on without it")
+	r.waitOutput("the proxy is gone")
+	r.waitOutput("the application continues without it")
 	s.write(t, "end", "")
-	if code := r.exit(); code != 4 {
+	if code := r.waitExit(); code != 4 {
 		t.Errorf("exit code %d, want the application's, 4", code)
 	}
 }
 
-func TestApplicationIsToldToEndWhenTheAgentIsKilled(t *testing.T) {
+func TestApplicationIsStoppedWhenAgentIsKilled(t *testing.T) {
 	t.Parallel()
-	s := newRun(t, "127.107.16.1", `trap 'echo told to end; exit 0' TERM; echo waiting; while :; do sleep 0.05; done`)
+	s := newRunSetup(t, "127.107.16.1", `trap 'echo told to end; exit 0' TERM; echo waiting; while :; do sleep 0.05; done`)
 	s.cp.start(t)
 	r := s.start(t)
-	r.says("waiting")
+	r.waitOutput("waiting")
 	r.signal(syscall.SIGKILL)
-	r.says("told to end")
+	r.waitOutput("told to end")
 }
 
 func TestApplicationIsNotStartedWithoutAReadyProxy(t *testing.T) {
@@ -162,7 +162,7 @@ func TestApplicationIsNotStartedWithoutAReadyProxy(t *testing.T) {
 	for name, c := range map[string]struct {
 		address string
 		args    []string
-		change  func(*setup)
+		change  func(*agentSetup)
 		code    int
 		want    string
 	}{
@@ -172,18 +172,18 @@ func TestApplicationIsNotStartedWithoutAReadyProxy(t *testing.T) {
 		"not a program":      {"127.107.17.4", []string{"run", "--", "./var/run/secrets/tokens/istio-token"}, nil, 126, "permission denied"},
 		"no application":     {"127.107.17.5", []string{"run", "--"}, nil, 2, "write it after --"},
 		"no dash":            {"127.107.17.6", []string{"run", "echo", "started"}, nil, 2, "write it after --"},
-		"two kinds of proxy": {"127.107.17.7", []string{"run", "sidecar", "router", "--", "echo", "started"}, nil, 2, "one kind"},
-		"wrong setting":      {"127.107.17.8", []string{"run", "--", "echo", "started"}, func(s *setup) { s.env = append(s.env, "SECRET_TTL=soon") }, 2, "SECRET_TTL"},
+		"two kinds of proxy": {"127.107.17.7", []string{"run", "sidecar", "router", "--", "echo", "started"}, nil, 2, "one proxy type"},
+		"wrong setting":      {"127.107.17.8", []string{"run", "--", "echo", "started"}, func(s *agentSetup) { s.env = append(s.env, "SECRET_TTL=soon") }, 2, "SECRET_TTL"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			s := newRun(t, c.address, "")
+			s := newRunSetup(t, c.address, "")
 			s.args = c.args
 			if c.change != nil {
 				c.change(s)
 			}
 			r := s.start(t)
-			if code := r.exit(); code != c.code {
+			if code := r.waitExit(); code != c.code {
 				t.Errorf("exit code %d, want %d", code, c.code)
 			}
 			if out := r.out.String(); !strings.Contains(out, c.want) || strings.Contains(out, "started\n") {
@@ -193,36 +193,36 @@ func TestApplicationIsNotStartedWithoutAReadyProxy(t *testing.T) {
 	}
 }
 
-func TestSignalBeforeTheApplicationIsStartedEndsAll(t *testing.T) {
+func TestSignalBeforeApplicationStartStopsProxy(t *testing.T) {
 	t.Parallel()
-	s := newRun(t, "127.107.18.1", "echo started")
+	s := newRunSetup(t, "127.107.18.1", "echo started")
 	r := s.start(t)
-	r.eventually("the agent answers", func() error { _, _, err := r.reasons(); return err })
+	r.eventually("the agent answers", func() error { _, _, err := r.readiness(); return err })
 	r.signal(syscall.SIGTERM)
-	if code := r.exit(); code != 128+15 {
+	if code := r.waitExit(); code != 128+15 {
 		t.Errorf("exit code %d, want 143", code)
 	}
 	if strings.Contains(r.out.String(), "started\n") {
 		t.Error("the application was started")
 	}
-	r.nothingLeft()
+	r.checkNothingLeft()
 }
 
-func TestApplicationReadsTheAgentsInput(t *testing.T) {
+func TestApplicationReadsAgentStdin(t *testing.T) {
 	t.Parallel()
-	s := newRun(t, "127.107.19.1", `read line; echo "read $line"`)
+	s := newRunSetup(t, "127.107.19.1", `read line; echo "read $line"`)
 	s.stdin = strings.NewReader("some words\n")
 	s.cp.start(t)
 	r := s.start(t)
-	if code := r.exit(); code != 0 || !strings.Contains(r.out.String(), "read some words") {
+	if code := r.waitExit(); code != 0 || !strings.Contains(r.out.String(), "read some words") {
 		t.Errorf("exit code %d", code)
 	}
 }
 
-// As the first process of a pid namespace the agent inherits every process whose parent has ended.
-func TestFirstProcessOfAContainerTakesInOrphans(t *testing.T) {
+// The first process of a PID namespace inherits all processes whose parent has exited.
+func TestFirstProcessOfContainerReapsOrphans(t *testing.T) {
 	t.Parallel()
-	s := newRun(t, "127.107.20.1", `
+	s := newRunSetup(t, "127.107.20.1", `
 		(sh -c 'echo orphan $$; sleep 0.1' &)
 		zombies() { cat /proc/[0-9]*/stat 2>/dev/null | grep -c ' Z 1 '; }
 		n=0; while [ "$(zombies)" = 0 ] && [ $n -lt 300 ]; do sleep 0.05; n=$((n+1)); done
@@ -232,7 +232,7 @@ func TestFirstProcessOfAContainerTakesInOrphans(t *testing.T) {
 	s.within = []string{"unshare", "--pid", "--fork", "--mount-proc", "--kill-child"}
 	s.cp.start(t)
 	r := s.start(t)
-	if code := r.exit(); code != 5 {
+	if code := r.waitExit(); code != 5 {
 		t.Errorf("exit code %d, want 5", code)
 	}
 	if out := r.out.String(); !strings.Contains(out, "before: 1\n") || !strings.Contains(out, "after: 0\n") {

@@ -13,25 +13,25 @@ import (
 	"github.com/spf13/cobra"
 )
 
-const upgradeHelp = `Replace the Envoy of a running agent by another, of the same or any other version, without losing a
-connection that its clients would not have ended themselves.
+const upgradeHelp = `Replace the Envoy of a running agent by another one, of the same or another version, without losing connections
+that the clients would not have closed themselves.
 
-The new Envoy has to accept the bootstrap before anything is started. It is then started beside the old one,
-and serves once it has its configuration from the control plane; the old one finishes what it has and is
-ended as soon as no connection is left, or after --keep; requests that it has then are still finished while
-the time of an end (TERMINATION_GRACE_PERIOD) allows. Should the new one not become ready, the old one goes
-on, and the command fails with the reason. Ctrl-C before the new one serves has the same effect.
+The new Envoy must first accept the bootstrap. It is then started while the old one runs, and serves once it has
+its configuration from the control plane. The old one drains. It is stopped as soon as no connection is left, or
+after --keep; requests that are active then may finish within the shutdown time (TERMINATION_GRACE_PERIOD). If the
+new one does not become ready, the old one continues to serve, and the command fails with the reason. Ctrl-C before
+the new one serves has the same effect.
 
-  hot-restart   the new Envoy takes over the listening sockets; for agents that run with --restart
-  hand-over     both listen side by side for a moment; for all others
+  hot-restart   the new Envoy receives the listening sockets; for agents that run with --restart
+  hand-over     both listen at the same time for a moment; for all others
 
-The agent's next start takes the Envoy of its own settings: change ENVOY_PATH or --envoy-path there too.
+The agent's next start uses the Envoy of its own settings: change ENVOY_PATH or --envoy-path there too.
 
-Exit codes: 0 when the new Envoy serves; 1 when it does not, or no agent answers; 2 wrong flags.`
+Exit codes: 0 if the new Envoy serves; 1 if it does not, or no agent answers; 2 for wrong flags.`
 
 func newUpgradeCommand() *cobra.Command {
 	var configPath string
-	var o upgradeOrder
+	var o upgradeRequest
 	var own logOptions
 	c := &cobra.Command{
 		Use:     "upgrade --envoy-path FILE",
@@ -44,7 +44,7 @@ func newUpgradeCommand() *cobra.Command {
 			if err != nil {
 				return err
 			}
-			if o.Path, err = filepath.Abs(o.Path); err != nil { // the agent may stand elsewhere
+			if o.Path, err = filepath.Abs(o.Path); err != nil { // the agent may have another working directory
 				return err
 			}
 			ctx, stop := signal.NotifyContext(cmd.Context(), os.Interrupt, syscall.SIGTERM)
@@ -58,22 +58,22 @@ func newUpgradeCommand() *cobra.Command {
 		},
 	}
 	f := c.Flags()
-	f.StringVar(&o.Path, "envoy-path", "", "the Envoy to go to")
+	f.StringVar(&o.Path, "envoy-path", "", "path of the new Envoy")
 	f.StringVar(&o.Way, "way", "", "hot-restart or hand-over (default hot-restart where that is possible)")
-	f.DurationVar(&o.ReadyWithin, "ready-within", defaultReadyWithin, "how long the new Envoy may take to become ready")
-	f.DurationVar(&o.Keep, "keep", 0, "how long the old Envoy may keep connections that have no request (default drainDuration and 15s)")
-	f.BoolVar(&o.Wait, "wait", false, "return when the old Envoy has ended, not when the new one serves")
+	f.DurationVar(&o.ReadyWithin, "ready-within", defaultReadyWithin, "time in which the new Envoy must become ready")
+	f.DurationVar(&o.Keep, "keep", 0, "time after which the old Envoy's connections without a request are closed (default drainDuration plus 15s)")
+	f.BoolVar(&o.Wait, "wait", false, "return when the old Envoy has exited instead of when the new one is ready")
 	addConfigPath(f, &configPath)
 	own.addTo(f)
 	f.SortFlags = false
 	return c
 }
 
-// check finds what the command line has wrong.
-func (o upgradeOrder) check() error {
+// check returns an error if the flags are invalid.
+func (o upgradeRequest) check() error {
 	switch {
 	case o.Path == "":
-		return usagef("which Envoy? name it with --envoy-path")
+		return usagef("--envoy-path is missing: write the path of the new Envoy")
 	case o.Way != "" && o.Way != hotRestart && o.Way != handOver:
 		return usagef("--way %q is not known; use %s or %s", o.Way, hotRestart, handOver)
 	case o.ReadyWithin <= 0:
@@ -84,14 +84,14 @@ func (o upgradeOrder) check() error {
 	return nil
 }
 
-// requestUpgrade gives the order. How long it takes is bounded by the order itself.
-func requestUpgrade(ctx context.Context, configPath string, o upgradeOrder) (upgradeReport, error) {
+// requestUpgrade sends the request to the agent. The request itself contains the timeouts.
+func requestUpgrade(ctx context.Context, configPath string, o upgradeRequest) (upgradeReport, error) {
 	var r upgradeReport
 	err := dialControl(configPath).call(ctx, http.MethodPost, "/upgrade", o, &r)
 	return r, err
 }
 
-// String tells it in a line.
+// String returns a one-line summary.
 func (r upgradeReport) String() string {
 	text := fmt.Sprintf("Envoy %s (pid %d) serves in place of %s, by %s, after %v", r.To, r.PID, r.From, r.Way, r.Took.Round(time.Millisecond))
 	if r.Until != "" {

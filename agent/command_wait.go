@@ -19,10 +19,10 @@ import (
 	"github.com/pilotfish-mesh/pilotfish/internal/redact"
 )
 
-const waitHelp = `Wait until the proxy is ready to take traffic.
+const waitHelp = `Wait until the proxy is ready to receive traffic.
 
-It asks the URL again and again until the answer is 200. Exit codes: 0 when it was; 255 when the time was over,
-with the last reason that was given.`
+It requests the URL repeatedly until the status is 200. Exit codes: 0 on success; 255 after the timeout, with the last
+reason.`
 
 func newWaitCommand() *cobra.Command {
 	var w waiter
@@ -40,15 +40,15 @@ func newWaitCommand() *cobra.Command {
 			return w.wait(cmd.Context())
 		},
 	}
-	c.Flags().Uint32Var(&timeoutSeconds, "timeoutSeconds", 60, "how long to wait in all")
-	c.Flags().Uint32Var(&requestMillis, "requestTimeoutMillis", 500, "how long one request may take")
+	c.Flags().Uint32Var(&timeoutSeconds, "timeoutSeconds", 60, "total time to wait")
+	c.Flags().Uint32Var(&requestMillis, "requestTimeoutMillis", 500, "timeout of one request")
 	c.Flags().Uint32Var(&periodMillis, "periodMillis", 500, "time between requests")
-	c.Flags().StringVar(&w.url, "url", "http://"+net.JoinHostPort(proxyHost(), "15021")+"/healthz/ready", "what to ask")
+	c.Flags().StringVar(&w.url, "url", "http://"+net.JoinHostPort(proxyHost(), "15021")+"/healthz/ready", "URL to request")
 	log.addTo(c.Flags())
 	return c
 }
 
-// proxyHost is where a proxy's ports are on this machine.
+// proxyHost returns the host of the proxy's ports on this machine.
 func proxyHost() string { return cmp.Or(os.Getenv("PROXY_BIND_ADDRESS"), "localhost") }
 
 type waiter struct {
@@ -57,13 +57,13 @@ type waiter struct {
 	client          *http.Client
 }
 
-// shortestPeriod keeps a wait from asking as fast as it can.
-const shortestPeriod = 10 * time.Millisecond
+// minPeriod is the minimum interval between requests.
+const minPeriod = 10 * time.Millisecond
 
-// directClient asks the proxy's own ports: past an HTTP proxy that the environment names, and with a connection for each
-// request, since a listener that drains keeps the old ones.
+// directClient returns a client for the proxy's own ports. It ignores HTTP_PROXY, and opens a connection for each
+// request: a draining listener would still serve an existing one.
 func directClient(timeout time.Duration) *http.Client {
-	return &http.Client{Timeout: timeout, Transport: &http.Transport{DisableKeepAlives: true, DialContext: dial.Localhost(&net.Dialer{})}}
+	return &http.Client{Timeout: timeout, Transport: &http.Transport{DisableKeepAlives: true, DialContext: dial.LocalhostDialer(&net.Dialer{})}}
 }
 
 func (w *waiter) wait(ctx context.Context) error {
@@ -74,30 +74,30 @@ func (w *waiter) wait(ctx context.Context) error {
 	defer cancel()
 	var err error
 	for {
-		last := w.ask(ctx)
+		last := w.checkOnce(ctx)
 		if last == nil {
 			return nil
 		}
-		// A request that the end of the wait cut off tells less than the one before it.
+		// An error from the overall timeout is less informative than the error before it.
 		if err == nil || ctx.Err() == nil {
 			err = last
 		}
-		if !sleep(ctx, max(w.period, shortestPeriod)) {
-			return codedError{fmt.Errorf("the proxy is not ready after %v: %w", w.timeout, err), exitNotYet}
+		if !sleep(ctx, max(w.period, minPeriod)) {
+			return exitCodeError{fmt.Errorf("the proxy is not ready after %v: %w", w.timeout, err), exitTimeout}
 		}
 	}
 }
 
-// checkURL refuses what could never answer, so that nobody waits for it.
+// checkURL returns an error for a URL that can never respond.
 func checkURL(text string) error {
 	u, err := url.Parse(text)
 	if err == nil && (u.Scheme != "http" && u.Scheme != "https" || u.Hostname() == "") {
-		err = fmt.Errorf("%q is no URL that can be asked: write it as http://localhost:15021/healthz/ready", redact.Text(text))
+		err = fmt.Errorf("%q is not an HTTP URL with a host: write it as http://localhost:15021/healthz/ready", redact.Text(text))
 	}
 	return err
 }
 
-func (w *waiter) ask(ctx context.Context) error {
+func (w *waiter) checkOnce(ctx context.Context) error {
 	request, err := http.NewRequestWithContext(ctx, http.MethodGet, w.url, nil)
 	if err != nil {
 		return err

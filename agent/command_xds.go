@@ -31,13 +31,13 @@ func newXDSCommand() *cobra.Command {
 	return c
 }
 
-// askXDS makes a command that asks one question and prints the answer.
-func askXDS[T any](c *cobra.Command, path string, table func(io.Writer, T)) *cobra.Command {
-	var q question
+// newXDSQueryCommand returns a command that sends one query and prints the response.
+func newXDSQueryCommand[T any](c *cobra.Command, path string, table func(io.Writer, T)) *cobra.Command {
+	var q agentQuery
 	c.Args = usageArgs(cobra.NoArgs)
 	c.RunE = func(cmd *cobra.Command, _ []string) error {
 		var report T
-		if err := q.ask(cmd.Context(), logTimeout, http.MethodGet, path, nil, &report); err != nil {
+		if err := q.call(cmd.Context(), logTimeout, http.MethodGet, path, nil, &report); err != nil {
 			return err
 		}
 		return q.print(cmd.OutOrStdout(), report, func(w io.Writer) { table(w, report) })
@@ -47,19 +47,19 @@ func askXDS[T any](c *cobra.Command, path string, table func(io.Writer, T)) *cob
 }
 
 func newXDSStatusCommand() *cobra.Command {
-	return askXDS(&cobra.Command{
+	return newXDSQueryCommand(&cobra.Command{
 		Use:   "status",
-		Short: "Show how each type of configuration stands: accepted, rejected, and why",
+		Short: "Show the state of each resource type: accepted or rejected, and why",
 	}, "/xds/status", printXDSStatus)
 }
 
 func printXDSStatus(w io.Writer, s xdsproxy.Status) {
 	state := "connected"
 	if !s.Connected {
-		state = "not connected: " + cmp.Or(s.Reason, "nothing was said yet")
+		state = "not connected: " + cmp.Or(s.Reason, "no response yet")
 	}
 	fmt.Fprintf(w, "control plane\t%s\t%s\n", cmp.Or(s.Upstream, "-"), state)
-	fmt.Fprintf(w, "last response\t%s\n", ago(s.LastResponse))
+	fmt.Fprintf(w, "last response\t%s\n", formatAgo(s.LastResponse))
 	if s.LastGood != nil {
 		printLastGood(w, *s.LastGood)
 	}
@@ -71,22 +71,22 @@ func printXDSStatus(w io.Writer, s xdsproxy.Status) {
 			subscribed = "all"
 		}
 		fmt.Fprintf(w, "%s\t%s\t%s\t%s\t%d\t%d\t%s\t%d\n", shortTypeOf(t.TypeURL), t.State, subscribed, cmp.Or(t.Version, "-"),
-			t.Acks, t.Nacks, ago(t.LastAck), t.ResponseBytes)
+			t.Acks, t.Nacks, formatAgo(t.LastAck), t.ResponseBytes)
 	}
 	for _, t := range s.Types {
 		if n := t.LastNack; n != nil && t.State == xdsproxy.StateRejected {
-			fmt.Fprintf(w, "\n%s was rejected %s: %s\n", shortTypeOf(t.TypeURL), ago(n.Time), oneLine(n.Reason))
+			fmt.Fprintf(w, "\n%s was rejected %s: %s\n", shortTypeOf(t.TypeURL), formatAgo(n.Time), oneLine(n.Reason))
 		}
 		for _, r := range t.Rejected {
-			fmt.Fprintf(w, "rejected: %s %s, %d times, since %s: %s\n", shortTypeOf(t.TypeURL), r.Name, r.Count, ago(r.Since), oneLine(r.Reason))
+			fmt.Fprintf(w, "rejected: %s %s, %d times, since %s: %s\n", shortTypeOf(t.TypeURL), r.Name, r.Count, formatAgo(r.Since), oneLine(r.Reason))
 		}
 	}
 }
 
 func newXDSHistoryCommand() *cobra.Command {
-	return askXDS(&cobra.Command{
+	return newXDSQueryCommand(&cobra.Command{
 		Use:   "history",
-		Short: "Show what happened last between Envoy, agent and control plane",
+		Short: "Show the last events between Envoy, agent and control plane",
 	}, "/xds/history", printXDSHistory)
 }
 
@@ -99,7 +99,7 @@ func printXDSHistory(w io.Writer, h xdsproxy.History) {
 		if e.Process != 0 {
 			what = fmt.Sprintf("pid %d", e.Process)
 		}
-		fmt.Fprintf(w, "%s\t%s\t%s\t%s\t%s\n", e.Time.Local().Format(stampFormat), e.Kind, what, e.Version, eventDetail(e))
+		fmt.Fprintf(w, "%s\t%s\t%s\t%s\t%s\n", e.Time.Local().Format(timeOfDayFormat), e.Kind, what, e.Version, eventDetail(e))
 	}
 }
 
@@ -117,20 +117,19 @@ func eventDetail(e xdsproxy.Event) string {
 	return strings.Join(parts, ", ")
 }
 
-const tapHelp = `Show what passes between Envoy, agent and control plane, as it happens.
+const tapHelp = `Show the messages between Envoy, agent and control plane live.
 
-Each message is a line; with --contents the resources follow it, each as JSON, without secrets: what Envoy's API
-marks as sensitive, and what looks like a key, a token or a password. Resources of a type that the agent does not
-know are shown in base64 with their size. Nothing is slowed down: what comes faster than it is taken is left
-out, and counted.`
+Each message is one line. With --contents the resources follow it, each as JSON, without secrets: fields that Envoy's API
+marks as sensitive, and values that look like a key, a token or a password. Resources of unknown types are shown in base64
+with their size. The tap does not slow down the streams: messages that it cannot write in time are dropped and counted.`
 
 func newTapCommand() *cobra.Command {
 	var configPath, format string
-	var o tapOrder
+	var o tapRequest
 	var own logOptions
 	c := &cobra.Command{
 		Use:     "tap",
-		Short:   "Show the messages of the xDS streams as they pass",
+		Short:   "Show the messages of the xDS streams live",
 		Long:    tapHelp,
 		Example: "  pilotfish-agent xds tap\n  pilotfish-agent xds tap --type cds,eds --name reviews --contents --for 5m\n  pilotfish-agent xds tap -o json | jq 'select(.kind == \"nack\")'",
 		Args:    usageArgs(cobra.NoArgs),
@@ -153,18 +152,18 @@ func newTapCommand() *cobra.Command {
 		},
 	}
 	f := c.Flags()
-	f.StringSliceVar(&o.Types, "type", nil, "only these types: cds, lds, rds, eds, …, the type's name, or its URL")
-	f.StringVar(&o.Name, "name", "", "only resources with this in their name")
-	f.BoolVar(&o.Contents, "contents", false, "show the resources themselves")
-	f.DurationVar(&o.For, "for", 30*time.Second, "how long")
-	f.StringVarP(&format, "output", "o", formatTable, "table (a line a message) or json (an object a line)")
+	f.StringSliceVar(&o.Types, "type", nil, "only these types: cds, lds, rds, eds, …, a type name, or a type URL")
+	f.StringVar(&o.Name, "name", "", "only resources whose name contains this text")
+	f.BoolVar(&o.Contents, "contents", false, "show the contents of the resources")
+	f.DurationVar(&o.For, "for", 30*time.Second, "duration of the tap")
+	f.StringVarP(&format, "output", "o", formatTable, "table (one line per message) or json (one object per line)")
 	addConfigPath(f, &configPath)
 	own.addTo(f)
 	return c
 }
 
-// openTap orders a tap. Everything that passes from its return on can be read, as objects of JSON.
-func (c *controlClient) openTap(ctx context.Context, o tapOrder) (io.ReadCloser, error) {
+// openTap starts a tap. The reader returns JSON objects for all messages from this moment on.
+func (c *controlClient) openTap(ctx context.Context, o tapRequest) (io.ReadCloser, error) {
 	order, err := json.Marshal(o)
 	if err != nil {
 		return nil, fmt.Errorf("writing the order: %w", err)
@@ -175,17 +174,17 @@ func (c *controlClient) openTap(ctx context.Context, o tapOrder) (io.ReadCloser,
 	}
 	response, err := c.http.Do(request)
 	if err != nil {
-		return nil, c.explain(err)
+		return nil, c.explainDialError(err)
 	}
 	if response.StatusCode == http.StatusOK {
 		return response.Body, nil
 	}
 	defer response.Body.Close()
-	text, _ := io.ReadAll(io.LimitReader(response.Body, mostReport))
+	text, _ := io.ReadAll(io.LimitReader(response.Body, maxResponseBody))
 	return nil, fmt.Errorf("the agent refuses: %s", strings.TrimSpace(string(text)))
 }
 
-// readTap shows what comes, until the time is over or the context ends.
+// readTap prints the tap's lines until the tap or ctx ends.
 func readTap(ctx context.Context, from io.Reader, show func(json.RawMessage) error) error {
 	lines := json.NewDecoder(from)
 	for {
@@ -221,8 +220,8 @@ func tapPrinter(w io.Writer, format string) (func(json.RawMessage) error, error)
 	return nil, usagef("output format %q is not known; use table or json", format)
 }
 
-// stampFormat is a time of day as precise as it takes to put messages in order.
-const stampFormat = "15:04:05.000"
+// timeOfDayFormat has the precision that is needed to order messages.
+const timeOfDayFormat = "15:04:05.000"
 
 func printTapLine(w io.Writer, l xdsproxy.TapLine) error {
 	if l.Lost > 0 {
@@ -237,7 +236,7 @@ func printTapLine(w io.Writer, l xdsproxy.TapLine) error {
 			_, err = fmt.Fprintf(w, "    %s\n", l.Content)
 		}
 	default:
-		_, err = fmt.Fprintf(w, "%s  %-13s → %-13s  %-8s  %-22s  %s\n", l.Time.Local().Format(stampFormat), l.From, l.To, l.Kind, shortTypeOf(l.TypeURL), tapDetail(l))
+		_, err = fmt.Fprintf(w, "%s  %-13s → %-13s  %-8s  %-22s  %s\n", l.Time.Local().Format(timeOfDayFormat), l.From, l.To, l.Kind, shortTypeOf(l.TypeURL), tapDetail(l))
 	}
 	return err
 }
@@ -272,7 +271,7 @@ func shortTypeOf(typeURL string) string {
 	return typeURL[strings.LastIndexAny(typeURL, "./")+1:]
 }
 
-func ago(t time.Time) string {
+func formatAgo(t time.Time) string {
 	if t.IsZero() {
 		return "never"
 	}

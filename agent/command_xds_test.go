@@ -35,7 +35,7 @@ func TestXDSCommandsShowWhatARunningProxyRelays(t *testing.T) {
 	}
 }
 
-func TestTapShowsAnEnvoyThatComesAndItsResources(t *testing.T) {
+func TestTapShowsNewEnvoyAndItsResources(t *testing.T) {
 	t.Parallel()
 	s := newSetup(t, "127.152.3.1")
 	s.args = append(s.args, "--restart")
@@ -44,7 +44,7 @@ func TestTapShowsAnEnvoyThatComesAndItsResources(t *testing.T) {
 	r.waitReady()
 	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 	defer cancel()
-	lines, err := dialControl(filepath.Join(r.dir, "etc/istio/proxy")).openTap(ctx, tapOrder{Types: []string{"lds"}, Contents: true, For: time.Minute})
+	lines, err := dialControl(filepath.Join(r.dir, "etc/istio/proxy")).openTap(ctx, tapRequest{Types: []string{"lds"}, Contents: true, For: time.Minute})
 	if err != nil {
 		t.Fatal(err)
 	}

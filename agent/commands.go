@@ -12,12 +12,13 @@ import (
 	"go.yaml.in/yaml/v3"
 
 	"github.com/pilotfish-mesh/pilotfish/agent/redirect"
+	"github.com/pilotfish-mesh/pilotfish/internal/termtext"
 	"github.com/pilotfish-mesh/pilotfish/internal/umask"
 	"github.com/pilotfish-mesh/pilotfish/version"
 )
 
-// Commands are the agent's commands, for the root command of every binary that carries the agent. Their errors are for
-// the caller to print; ExitCode says what to exit with.
+// Commands returns the agent's commands, for the root command of each binary that contains the agent. The caller prints
+// their errors and exits with ExitCode.
 func Commands() []*cobra.Command {
 	all := []*cobra.Command{
 		newProxyCommand(), newRunCommand(), newWaitCommand(), newRequestCommand(), newLogCommand(), newUpgradeCommand(),
@@ -31,18 +32,20 @@ func Commands() []*cobra.Command {
 	return all
 }
 
-// Main runs the command line of a binary that is the agent alone, and gives the code to exit with.
+// Main runs the command line of the agent's own binary and returns the exit code.
 func Main() int {
 	umask.SpareOwner()
 	understood := false
 	root := &cobra.Command{
 		Use:              "pilotfish-agent",
-		Short:            "The agent that makes a mesh proxy of Envoy",
+		Short:            "Run and control Envoy as a proxy of the mesh",
 		SilenceErrors:    true,
 		SilenceUsage:     true,
 		PersistentPreRun: func(*cobra.Command, []string) { understood = true },
 	}
 	globalFlags(root.PersistentFlags())
+	root.SetOut(termtext.NewWriter(os.Stdout))
+	root.SetErr(termtext.NewWriter(os.Stderr))
 	root.AddCommand(Commands()...)
 	if name := filepath.Base(os.Args[0]); name == redirect.Name {
 		root.SetArgs(append([]string{name}, os.Args[1:]...))
@@ -51,23 +54,23 @@ func Main() int {
 	if err == nil {
 		return 0
 	}
-	fmt.Fprintln(os.Stderr, "pilotfish-agent:", err)
+	fmt.Fprintln(root.ErrOrStderr(), "pilotfish-agent:", err)
 	if !understood {
 		err = usageError{err}
 	}
 	return ExitCode(err)
 }
 
-// usageFlags makes a wrong flag an error of usage.
+// usageFlags turns a flag error into a usage error.
 func usageFlags(c *cobra.Command, err error) error {
-	return usagef("%w (`%s --help` lists what there is)", err, c.CommandPath())
+	return usagef("%w (see `%s --help`)", err, c.CommandPath())
 }
 
-// usageArgs makes a wrong number of arguments an error of usage.
+// usageArgs turns an argument error into a usage error.
 func usageArgs(check cobra.PositionalArgs) cobra.PositionalArgs {
 	return func(cmd *cobra.Command, args []string) error {
 		if err := check(cmd, args); err != nil {
-			return usagef("%w (`%s --help` lists what there is)", err, cmd.CommandPath())
+			return usagef("%w (see `%s --help`)", err, cmd.CommandPath())
 		}
 		return nil
 	}
@@ -88,8 +91,8 @@ func newVersionCommand() *cobra.Command {
 			return err
 		},
 	}
-	c.Flags().StringVarP(&format, "output", "o", "", "json or yaml instead of a line")
-	c.Flags().BoolVarP(&short, "short", "s", false, "only the version's number")
+	c.Flags().StringVarP(&format, "output", "o", "", "json or yaml instead of one line")
+	c.Flags().BoolVarP(&short, "short", "s", false, "print only the version number")
 	return c
 }
 

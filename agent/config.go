@@ -14,52 +14,58 @@ import (
 	"github.com/pilotfish-mesh/pilotfish/internal/tlspolicy"
 )
 
-// Config is all that the agent does its work by. Resolve makes it; nothing else reads the environment.
+// Config is the complete configuration of the agent. Resolve creates it; nothing else reads the environment.
 type Config struct {
-	// Identity says who the proxy is.
+	// Identity identifies the proxy.
 	Identity Identity
-	// Proxy is Istio's own configuration of a proxy, all sources merged.
+	// Proxy is Istio's ProxyConfig, merged from all sources.
 	Proxy *meshv1.ProxyConfig
 
 	Envoy        EnvoyConfig
 	Bootstrap    BootstrapConfig
 	ControlPlane ControlPlaneConfig
 	Certificates CertificateConfig
-	// TLSPolicy narrows the TLS of the agent's connections, and of what the bootstrap has.
+	// TLSPolicy restricts TLS versions and ciphers of the agent's connections and of the bootstrap.
 	TLSPolicy tlspolicy.Policy
-	// CredentialFetcher is where the token for the control plane and the authority comes from: a file, or the cloud.
+	// CredentialFetcher selects the source of the token for control plane and CA: a file, or the cloud's metadata
+	// server.
 	CredentialFetcher string
-	// MetadataServer is the host where the cloud gives that token.
+	// MetadataServer is the host of the metadata server that issues the token.
 	MetadataServer string
 	Shutdown       ShutdownConfig
 	AppProbes      AppProbesConfig
-	// TokenExchange is nil when no tokens are exchanged.
+	// TokenExchange is nil if token exchange is disabled.
 	TokenExchange *TokenExchangeConfig
-	// Names is nil when no DNS questions are answered.
-	Names *NamesConfig
-	// Wasm is nil when Envoy fetches its Wasm modules itself.
+	// DNS is nil if the DNS server is disabled.
+	DNS *DNSConfig
+	// Wasm is nil if Envoy fetches its Wasm modules itself.
 	Wasm *WasmConfig
-	// HealthCheck is nil when no application is to be watched.
+	// HealthCheck is nil if the agent does not probe an application.
 	HealthCheck *HealthCheckConfig
-	// LastGood is where what Envoy accepted is kept.
+	// LastGood configures the storage of the last accepted configuration.
 	LastGood LastGoodConfig
-	// Health says when the proxy itself counts as unwell.
+	// Health holds the limits beyond which the proxy itself counts as unhealthy.
 	Health HealthConfig
 
-	// Bind, when valid, is the one address that the agent's and Envoy's own ports are bound to.
+	// Bind is the address that all ports of the agent and Envoy bind to, if it is valid.
 	Bind netip.Addr
-	// Metrics are joined to the agent's own at /metrics.
+	// StatusUsers selects the users whose processes may send requests and read debug pages on the status port: anyUser
+	// or ownUser.
+	StatusUsers string
+	// Metrics configures what is merged with the agent's own metrics at /metrics.
 	Metrics MetricsConfig
-	// Profiling offers profiles of the agent on the status port, to loopback.
+	// Profiling serves profiles of the agent on the status port, to loopback clients.
 	Profiling bool
 
-	// Settings tells each value and where it came from, in the order of resolution.
+	// Settings lists each value with its source, in the order of resolution.
 	Settings []Setting
-	// Warnings are what was given and will not do what its author may expect.
+	// Dumpable allows debuggers of the agent's user to attach, and the kernel to write core files of the agent.
+	Dumpable bool
+	// Warnings lists settings that do not have the effect that their author may expect.
 	Warnings []string
 }
 
-// Identity says who a proxy is.
+// Identity identifies a proxy.
 type Identity struct {
 	Type           bootstrap.Type
 	IPs            []netip.Addr
@@ -72,56 +78,64 @@ type Identity struct {
 	Labels         map[string]string
 	Annotations    map[string]string
 	Metadata       map[string]any
-	// Locality is region/zone/subzone by the cloud; labels that say it win.
+	// Locality is region/zone/subzone from the cloud. Labels have precedence.
 	Locality string
 }
 
-// SPIFFEID is the identity that the proxy asks a certificate for.
+// SPIFFEID returns the identity for which the proxy requests a certificate.
 func (i Identity) SPIFFEID() string {
 	return fmt.Sprintf("spiffe://%s/ns/%s/sa/%s", i.TrustDomain, i.Namespace, i.ServiceAccount)
 }
 
-// EnvoyConfig says how Envoy is found, started and watched.
+// EnvoyConfig configures how Envoy is found, started and supervised.
 type EnvoyConfig struct {
 	Disabled bool
-	// Path is --envoy-path, EnvPath is ENVOY_PATH, SearchPath is PATH, CacheDir the project's cache.
+	// Path is --envoy-path, EnvPath is ENVOY_PATH, SearchPath is PATH, CacheDir is the project's cache directory.
 	Path, EnvPath, SearchPath, CacheDir string
 	LogLevel, ComponentLogLevel         string
-	// LogAsJSON makes each line of Envoy's log an object.
+	// LogAsJSON makes Envoy log in JSON.
 	LogAsJSON                     bool
 	Concurrency                   int
 	ReadinessPort, PrometheusPort uint32
 	OutlierLog                    string
 	DualStack                     bool
-	// CoreDump lets Envoy write its memory to a file when it crashes.
+	// CoreDump allows the kernel to write a core file when Envoy crashes.
 	CoreDump bool
-	// Restart starts an Envoy that died again, while that does not happen too often.
+	// KeepPrivileges omits no_new_privs, so that Envoy may execute files with capabilities or a set-user-ID bit, such
+	// as sudo.
+	KeepPrivileges bool
+	// IgnoreAdvisories disables the warning about an Envoy with known vulnerabilities.
+	IgnoreAdvisories bool
+	// Restart restarts Envoy after it exits, within the crash budget.
 	Restart bool
-	// User is who Envoy runs as; nil is the agent's own user.
+	// AdminSocket is the path of the link to the unix socket of Envoy's admin interface. If empty, the interface
+	// listens on TCP.
+	AdminSocket string
+	// User is the user that Envoy runs as; nil is the agent's own user.
 	User *owner.Owner
 }
 
-// BootstrapConfig is what changes Envoy's bootstrap besides the proxy's identity and ProxyConfig.
+// BootstrapConfig holds the bootstrap settings other than the proxy's identity and ProxyConfig.
 type BootstrapConfig struct {
-	// Override is merged into the bootstrap, or patches it; Custom takes its place. Both are the contents of the files.
+	// Override is merged into the bootstrap, or patches it. Custom replaces it. Both are file contents.
 	Override, Custom         []byte
 	OverrideFile, CustomFile string
-	// HostIP is the node's address, for $(HOST_IP) in the files.
+	// HostIP is the node's address, which replaces $(HOST_IP) in the files.
 	HostIP string
-	// GRPCFile is where the bootstrap of proxyless clients is written; CertDir is where their certificates are.
+	// GRPCFile is the path of the bootstrap of proxyless clients; CertDir is the directory of their certificates.
 	GRPCFile, CertDir string
-	// WorkingDir is what relative paths are relative to.
+	// WorkingDir is the base of relative paths.
 	WorkingDir string
-	// Env gives variables of the environment to a template that asks for them.
+	// Env returns an environment variable for a bootstrap template.
 	Env func(name string) string
-	// MemoryLimit is how many bytes the container may use; 0 for no limit.
+	// MemoryLimit is the container's memory limit in bytes; 0 for no limit.
 	MemoryLimit uint64
 	// Tracing is the mesh's default provider; nil for none.
 	Tracing *meshv1.MeshConfig_ExtensionProvider
 }
 
-// author names the files by which somebody else than the agent has a say in the bootstrap; empty for none.
-func (c BootstrapConfig) author() string {
+// customFiles names the user's files that modify the bootstrap; empty if there are none.
+func (c BootstrapConfig) customFiles() string {
 	switch {
 	case c.Override != nil && c.Custom != nil:
 		return c.CustomFile + " with " + c.OverrideFile
@@ -131,40 +145,41 @@ func (c BootstrapConfig) author() string {
 	return c.CustomFile
 }
 
-// ShutdownConfig says how the agent ends. All of it happens before one deadline.
+// ShutdownConfig configures the shutdown. All of it happens before one deadline.
 type ShutdownConfig struct {
-	// Deadline is how long the whole end may take, from the order to end to Envoy's last moment.
+	// Deadline is the maximum duration of the shutdown, from the stop signal to Envoy's exit.
 	Deadline time.Duration
-	// PreDelay is how long the proxy serves on as before, although it says that it is not ready any more.
+	// PreDelay is how long the proxy serves as before after it reports that it is not ready.
 	PreDelay time.Duration
-	// Linger is how long connections without a request are given to leave once the drain has begun. With WhenIdle they
-	// are waited for until the deadline. Requests always are.
+	// Linger is how long connections without a request may stay open after the drain has begun. With WhenIdle, the
+	// agent waits for them until the deadline. It always waits for requests.
 	Linger   time.Duration
 	WhenIdle bool
-	// Minimum is how long the drain takes at least; after that it ends as soon as nothing is left to wait for.
+	// Minimum is the minimum duration of the drain. After that the drain ends as soon as nothing is left to wait for.
 	Minimum time.Duration
-	// TerminationMessage is the file that Kubernetes takes a container's last words from; empty outside a pod.
+	// TerminationMessage is the file from which Kubernetes reads a container's termination message; empty outside a
+	// pod.
 	TerminationMessage string
-	// Stop is how much of the deadline is kept for Envoy to end in, before it is killed.
+	// Stop is the part of the deadline that is reserved for Envoy's exit after SIGTERM.
 	Stop time.Duration
 }
 
-// AppProbesConfig says how the agent asks the application on a kubelet's behalf.
+// AppProbesConfig configures the probes that the agent sends to the application for the kubelet.
 type AppProbesConfig struct {
-	// Paths are the probes, by the path under which the kubelet asks the agent.
+	// Paths maps the path that the kubelet requests from the agent to the probe.
 	Paths map[string]probe.Spec
-	// HTTP2 offers HTTP/2 to applications that are asked with HTTPS; KeepAlive keeps connections from probe to probe.
+	// HTTP2 allows HTTP/2 for HTTPS probes; KeepAlive reuses connections between probes.
 	HTTP2, KeepAlive bool
 }
 
-// Setting is one value of the configuration and where it came from.
+// Setting is one value of the configuration with its source.
 type Setting struct {
 	Name   string `json:"name" yaml:"name"`
 	Value  string `json:"value" yaml:"value"`
 	Source string `json:"source" yaml:"source"`
 }
 
-// The sources of settings that are not named by a flag, a variable or a file.
+// Sources of settings other than flags, variables and files.
 const (
 	sourceDefault     = "default"
 	sourceProxyConfig = "environment PROXY_CONFIG"
@@ -172,7 +187,7 @@ const (
 	sourceCgroup      = "control group's limit"
 )
 
-// Names of ports and paths by the agent's contract.
+// Default addresses and paths of Istio's agent.
 const (
 	defaultDiscovery  = "istiod.istio-system.svc:15012"
 	defaultMeshFile   = "./etc/istio/config/mesh"
@@ -193,7 +208,8 @@ const (
 	citadel           = "Citadel"
 )
 
-// statusSocket is where the status server answers Envoy when nobody else is to ask it; empty for at its port.
+// statusSocket returns the socket on which the status server answers Envoy if the status port is disabled; empty
+// otherwise.
 func (c *Config) statusSocket() string {
 	if c.Proxy.GetStatusPort() != 0 {
 		return ""
@@ -201,8 +217,8 @@ func (c *Config) statusSocket() string {
 	return socketPath(cmp.Or(c.Proxy.GetConfigPath(), defaultConfigPath), "status")
 }
 
-// bootstrap is the part of the configuration that Envoy's bootstrap is made of.
-func (c *Config) bootstrap(istioVersion string) bootstrap.Config {
+// bootstrapConfig returns the input from which Envoy's bootstrap is built.
+func (c *Config) bootstrapConfig(istioVersion string) bootstrap.Config {
 	return bootstrap.Config{
 		Type:             c.Identity.Type,
 		IPs:              c.Identity.IPs,
@@ -223,6 +239,7 @@ func (c *Config) bootstrap(istioVersion string) bootstrap.Config {
 		ReadinessPort:    c.Envoy.ReadinessPort,
 		PrometheusPort:   c.Envoy.PrometheusPort,
 		XDSSocket:        c.ControlPlane.Socket,
+		AdminSocket:      c.Envoy.AdminSocket,
 		SDSSocket:        c.Certificates.envoySocket(),
 		StatusSocket:     c.statusSocket(),
 		FilesSocket:      c.Certificates.filesSocket(),
@@ -241,6 +258,7 @@ func (c *Config) bootstrap(istioVersion string) bootstrap.Config {
 		LogAsJSON:        c.Envoy.LogAsJSON,
 		WorkingDir:       c.Bootstrap.WorkingDir,
 		CertDir:          c.Bootstrap.CertDir,
+		AgentSecret:      c.secretPlaceholder(),
 
 		LocalMetrics:            c.Metrics.OnlyLoopback,
 		SecureMetricsPort:       c.Metrics.SecurePort,

@@ -18,11 +18,11 @@ import (
 
 type greeting struct{ Name string }
 
-// startControl runs a control socket in a directory of its own, until the test ends or stop is called.
-func startControl(t *testing.T, add func(*control)) (dir string, stop func()) {
+// startControl runs a control socket in its own directory until the test ends or stop is called.
+func startControl(t *testing.T, add func(*controlServer)) (dir string, stop func()) {
 	t.Helper()
 	dir = t.TempDir()
-	c := newControl(&Config{Proxy: &meshv1.ProxyConfig{ConfigPath: dir}}, slog.New(slog.DiscardHandler))
+	c := newControlServer(&Config{Proxy: &meshv1.ProxyConfig{ConfigPath: dir}}, slog.New(slog.DiscardHandler))
 	add(c)
 	ctx, cancel := context.WithCancel(t.Context())
 	done := make(chan error, 1)
@@ -38,15 +38,15 @@ func startControl(t *testing.T, add func(*control)) (dir string, stop func()) {
 	return dir, stop
 }
 
-func TestOrdersGoThroughTheControlSocket(t *testing.T) {
+func TestRequestsUseControlSocket(t *testing.T) {
 	defer goleak.VerifyNone(t, goleak.IgnoreCurrent())
-	dir, stop := startControl(t, func(c *control) {
-		c.Handle("POST /greet", answer(func(_ context.Context, g greeting) (greeting, error) {
+	dir, stop := startControl(t, func(c *controlServer) {
+		c.Handle("POST /greet", jsonHandler(func(_ context.Context, g greeting) (greeting, error) {
 			switch g.Name {
 			case "":
 				return g, errors.New("nobody to greet")
 			case "busy":
-				return g, refusal{errors.New("not now"), http.StatusConflict}
+				return g, httpError{errors.New("not now"), http.StatusConflict}
 			}
 			return greeting{"hello " + g.Name}, nil
 		}))
@@ -60,7 +60,7 @@ func TestOrdersGoThroughTheControlSocket(t *testing.T) {
 		"nobody to greet": greeting{},
 		"not now":         greeting{"busy"},
 		"unknown field":   map[string]string{"Nam": "x"},
-		"too large":       greeting{strings.Repeat("x", mostOrder)},
+		"too large":       greeting{strings.Repeat("x", maxRequestBody)},
 	} {
 		if err := client.call(t.Context(), "POST", "/greet", order, nil); err == nil || !strings.Contains(err.Error(), want) {
 			t.Errorf("error %v, want %q", err, want)
@@ -78,14 +78,14 @@ func TestOrdersGoThroughTheControlSocket(t *testing.T) {
 	}
 }
 
-func TestControlSocketIsForItsOwnUserOnly(t *testing.T) {
-	dir, stop := startControl(t, func(*control) {})
+func TestControlSocketIsPrivate(t *testing.T) {
+	dir, stop := startControl(t, func(*controlServer) {})
 	defer stop()
 	info, err := os.Stat(filepath.Join(dir, "control"))
 	if err != nil || info.Mode().Perm() != 0o600 {
 		t.Errorf("%v, %v: want mode 0600", info, err)
 	}
-	if err := dialControl(dir).explain(fmt.Errorf("dial: %w", syscall.EACCES)); !strings.Contains(err.Error(), "as root") {
+	if err := dialControl(dir).explainDialError(fmt.Errorf("dial: %w", syscall.EACCES)); !strings.Contains(err.Error(), "as root") {
 		t.Errorf("the remedy is missing: %v", err)
 	}
 }

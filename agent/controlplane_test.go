@@ -46,32 +46,32 @@ const (
 	testToken    = "a-token"
 )
 
-// controlPlane is the least that an agent needs: it signs certificates for whoever has the token, and gives each proxy
-// one listener that answers with the proxy's own certificate.
+// controlPlane is a minimal control plane for tests. It signs certificates for clients with the token, and sends each
+// proxy one listener that serves with the proxy's own certificate.
 type controlPlane struct {
 	discoveryv3.UnimplementedAggregatedDiscoveryServiceServer
 	securityv1.UnimplementedIstioCertificateServiceServer
 
-	address  string
-	token    atomic.Pointer[string] // that it takes; nil for testToken
-	key      *ecdsa.PrivateKey
-	root     *x509.Certificate
-	rootPEM  []byte
-	tls      tls.Certificate
-	listener *listenerv3.Listener // what proxies get
-	more     []*listenerv3.Listener
-	clusters []*clusterv3.Cluster
-	node     atomic.Pointer[corev3.Node]
-	filters  map[string]*anypb.Any  // what single filters (ECDS) are, by name
-	health   chan string            // what proxies report of their applications
-	life     time.Duration          // of certificates
-	bad      atomic.Bool            // gives a listener that Envoy refuses
-	names    atomic.Pointer[[]byte] // the name table; nil for none
-	trust    [][]byte               // the agent's own configuration: messages of type ProxyConfig
-	answers  chan string            // to the name table: "" or why it was refused; nil when nobody looks
+	address          string
+	token            atomic.Pointer[string] // accepted token; nil for testToken
+	key              *ecdsa.PrivateKey
+	root             *x509.Certificate
+	rootPEM          []byte
+	tls              tls.Certificate
+	listener         *listenerv3.Listener // sent to proxies
+	more             []*listenerv3.Listener
+	clusters         []*clusterv3.Cluster
+	node             atomic.Pointer[corev3.Node]
+	filters          map[string]*anypb.Any  // ECDS filters by name
+	health           chan string            // application health reported by proxies
+	life             time.Duration          // lifetime of certificates
+	sendRejected     atomic.Bool            // send a listener that Envoy rejects
+	names            atomic.Pointer[[]byte] // the name table; nil for none
+	trust            [][]byte               // ProxyConfig messages for the agent
+	nameTableResults chan string            // results for the name table: "" or the NACK's message; nil if unused
 }
 
-// newControlPlane has an address, and begins to answer with start.
+// newControlPlane returns a control plane with an address. It answers after start.
 func newControlPlane(t *testing.T, listen string) *controlPlane {
 	t.Helper()
 	c := &controlPlane{listener: tlsListener(t, listen), health: make(chan string, 100), life: time.Hour}
@@ -106,7 +106,7 @@ func newKey(t *testing.T) *ecdsa.PrivateKey {
 
 var serial atomic.Int64
 
-// sign fills in a certificate and signs it; the root signs itself.
+// sign completes and signs a certificate; the root signs itself.
 func (c *controlPlane) sign(t *testing.T, template *x509.Certificate, key *ecdsa.PrivateKey) (*x509.Certificate, []byte) {
 	t.Helper()
 	template.SerialNumber = big.NewInt(serial.Add(1))
@@ -126,7 +126,7 @@ func (c *controlPlane) sign(t *testing.T, template *x509.Certificate, key *ecdsa
 	return cert, pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: der})
 }
 
-// start answers until the test ends, or stop is called.
+// start serves until the test ends or stop is called.
 func (c *controlPlane) start(t *testing.T) (stop func()) {
 	t.Helper()
 	l, err := net.Listen("tcp", c.address)
@@ -155,7 +155,7 @@ func (c *controlPlane) authorize(ctx context.Context) error {
 	return nil
 }
 
-// CreateCertificate signs what it is asked.
+// CreateCertificate signs the CSR.
 func (c *controlPlane) CreateCertificate(ctx context.Context, r *securityv1.IstioCertificateRequest) (*securityv1.IstioCertificateResponse, error) {
 	if err := c.authorize(ctx); err != nil {
 		return nil, err
@@ -199,15 +199,15 @@ func (c *controlPlane) DeltaAggregatedResources(s discoveryv3.AggregatedDiscover
 			continue
 		}
 		if r.GetResponseNonce() != "" {
-			if c.answers != nil && r.GetTypeUrl() == dns.NameTableType {
-				c.answers <- r.GetErrorDetail().GetMessage()
+			if c.nameTableResults != nil && r.GetTypeUrl() == dns.NameTableType {
+				c.nameTableResults <- r.GetErrorDetail().GetMessage()
 			}
 			continue
 		}
 		response := &discoveryv3.DeltaDiscoveryResponse{TypeUrl: r.GetTypeUrl(), Nonce: r.GetTypeUrl(), SystemVersionInfo: "1"}
 		if r.GetTypeUrl() == listenerType {
 			given := c.listener
-			if c.bad.Load() {
+			if c.sendRejected.Load() {
 				given = &listenerv3.Listener{Name: "test"}
 			}
 			response.Resources = []*discoveryv3.Resource{{Name: "test", Version: "1", Resource: mustAny(given)}}
@@ -243,7 +243,7 @@ func (c *controlPlane) extension(name string) *anypb.Any {
 	return mustAny(&corev3.TypedExtensionConfig{Name: name, TypedConfig: c.filters[name]})
 }
 
-// StreamAggregatedResources gives listeners and filters in the other variant of the protocol.
+// StreamAggregatedResources sends listeners and filters in the SotW variant.
 func (c *controlPlane) StreamAggregatedResources(s discoveryv3.AggregatedDiscoveryService_StreamAggregatedResourcesServer) error {
 	if err := c.authorize(s.Context()); err != nil {
 		return err
@@ -284,7 +284,7 @@ func mustAny(m proto.Message) *anypb.Any {
 	return a
 }
 
-// tlsListener answers "hello" to whoever connects with TLS; its certificate is the proxy's own, by SDS.
+// tlsListener returns a listener that answers "hello" over TLS with the proxy's own certificate from SDS.
 func tlsListener(t *testing.T, address string) *listenerv3.Listener {
 	t.Helper()
 	hcm := mustAny(&hcmv3.HttpConnectionManager{
@@ -323,7 +323,7 @@ func tlsListener(t *testing.T, address string) *listenerv3.Listener {
 	}
 }
 
-// dialProxy makes a TLS connection to the proxy's listener, and gives the identity that the proxy showed.
+// dialProxy opens a TLS connection to the proxy's listener, and returns the proxy's identity.
 func dialProxy(address string) (*tls.Conn, string, error) {
 	d := &net.Dialer{Timeout: time.Second}
 	c, err := tls.DialWithDialer(d, "tcp", net.JoinHostPort(address, "8443"), &tls.Config{InsecureSkipVerify: true})

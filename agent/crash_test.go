@@ -22,7 +22,7 @@ import (
 	"github.com/pilotfish-mesh/pilotfish/internal/testenv"
 )
 
-func TestEndOfEnvoyIsToldByReasonAndExitCode(t *testing.T) {
+func TestEnvoyExitIsReportedByReasonAndCode(t *testing.T) {
 	t.Parallel()
 	n := 0
 	for _, version := range testenv.EnvoyVersions() {
@@ -47,13 +47,13 @@ func TestEndOfEnvoyIsToldByReasonAndExitCode(t *testing.T) {
 				if err := syscall.Kill(r.envoy(), c.signal); err != nil {
 					t.Fatal(err)
 				}
-				r.endsWith(c.code, "reason=signaled", "Envoy ended: ended by "+c.says)
+				r.checkExit(c.code, "reason=signaled", "Envoy ended: ended by "+c.says)
 			})
 		}
 	}
 }
 
-func TestRestartsAreToldByTheReasonOfTheEndBefore(t *testing.T) {
+func TestRestartsAreCountedByReason(t *testing.T) {
 	t.Parallel()
 	s := newSetup(t, "127.102.21.1")
 	s.args = append(s.args, "--restart")
@@ -65,10 +65,10 @@ func TestRestartsAreToldByTheReasonOfTheEndBefore(t *testing.T) {
 		t.Fatal(err)
 	}
 	r.eventually("another Envoy is ready", func() error {
-		if ready, reasons, err := r.reasons(); err != nil || !ready {
+		if ready, reasons, err := r.readiness(); err != nil || !ready {
 			return fmt.Errorf("%v, %w", reasons, err)
 		}
-		if pids := r.envoys(); len(pids) < 2 {
+		if pids := r.startedEnvoys(); len(pids) < 2 {
 			return errors.New("no other Envoy yet")
 		}
 		return nil
@@ -85,34 +85,34 @@ func TestRestartsAreToldByTheReasonOfTheEndBefore(t *testing.T) {
 		}
 	}
 	r.signal(syscall.SIGTERM)
-	r.endsWith(0)
+	r.checkExit(0)
 }
 
-func TestEnvoyThatCrashesWhileItDrainsIsNoCleanEnd(t *testing.T) {
+func TestEnvoyCrashDuringDrainIsNotClean(t *testing.T) {
 	t.Parallel()
 	s := newSlowSetup(t, "127.102.22.1")
 	r := s.start(t)
 	r.waitReady()
-	late := r.getLate(patience)
+	late := r.getSlowly(testTimeout)
 	r.signal(syscall.SIGTERM)
 	r.waitState(Draining)
 	if err := syscall.Kill(r.envoy(), syscall.SIGKILL); err != nil {
 		t.Fatal(err)
 	}
 	<-late
-	r.endsWith(137, "it ended while it drained")
+	r.checkExit(137, "Envoy exited during the drain")
 }
 
-// TestEnvoyKilledForLackOfMemoryIsToldAsThat: an Envoy that keeps a request of a gigabyte, and that nobody told to shed load.
-func TestEnvoyKilledForLackOfMemoryIsToldAsThat(t *testing.T) {
+// TestEnvoyKilledByOOMIsReportedAsOOM makes an Envoy without an overload manager buffer a request of one gigabyte.
+func TestEnvoyKilledByOOMIsReportedAsOOM(t *testing.T) {
 	t.Parallel()
 	for n, version := range testenv.EnvoyVersions() {
 		t.Run(version, func(t *testing.T) {
 			s := newSetup(t, fmt.Sprintf("127.102.23.%d", n+1))
 			s.env = append(s.env, "PROXY_MEMORY_LIMIT=0", "ENVOY_PATH="+testenv.EnvoyOf(t, version))
-			s.keepsRequests(t)
+			s.bufferRequests(t)
 			s.cp.start(t)
-			s.within = []string{"sh", "-c", `echo $$ >"` + smallGroup(t, "150000000") + `" || exit 99; exec "$0" "$@"`}
+			s.within = []string{"sh", "-c", `echo $$ >"` + newMemoryCgroup(t, "150000000") + `" || exit 99; exec "$0" "$@"`}
 			r := s.start(t)
 			r.waitReady()
 			c, err := net.Dial("tcp", s.address+":8443")
@@ -120,22 +120,22 @@ func TestEnvoyKilledForLackOfMemoryIsToldAsThat(t *testing.T) {
 				t.Fatal(err)
 			}
 			defer c.Close()
-			_, err = fmt.Fprintf(c, "POST / HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n", mostKept)
+			_, err = fmt.Fprintf(c, "POST / HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n", maxKept)
 			if err != nil {
 				t.Fatal(err)
 			}
 			if sent, err := io.Copy(c, zeroes{}); err == nil {
 				t.Errorf("Envoy took %d bytes", sent)
 			}
-			r.endsWith(137, "reason=oom-killed", "for lack of memory", "higher memory limit")
+			r.checkExit(137, "reason=oom-killed", "for lack of memory", "higher memory limit")
 		})
 	}
 }
 
-const mostKept = 1 << 30
+const maxKept = 1 << 30
 
-// keepsRequests has the proxy's listener, of plain HTTP, keep each request until it is whole.
-func (s *setup) keepsRequests(t *testing.T) {
+// bufferRequests makes the proxy's plain HTTP listener buffer each request completely.
+func (s *agentSetup) bufferRequests(t *testing.T) {
 	t.Helper()
 	chain := s.cp.listener.FilterChains[0]
 	chain.TransportSocket = nil
@@ -145,19 +145,19 @@ func (s *setup) keepsRequests(t *testing.T) {
 		t.Fatal(err)
 	}
 	buffer := &hcmv3.HttpFilter{Name: "buffer", ConfigType: &hcmv3.HttpFilter_TypedConfig{
-		TypedConfig: mustAny(&bufferv3.Buffer{MaxRequestBytes: wrapperspb.UInt32(mostKept)}),
+		TypedConfig: mustAny(&bufferv3.Buffer{MaxRequestBytes: wrapperspb.UInt32(maxKept)}),
 	}}
 	hcm.HttpFilters = append([]*hcmv3.HttpFilter{buffer}, hcm.HttpFilters...)
 	filter.ConfigType = &listenerv3.Filter_TypedConfig{TypedConfig: mustAny(hcm)}
 }
 
-// zeroes is a text that never ends.
+// zeroes is an endless reader.
 type zeroes struct{}
 
 func (zeroes) Read(p []byte) (int, error) { clear(p); return len(p), nil }
 
-// reports are the reports that an agent wrote, the oldest first.
-func (s *setup) reports(t *testing.T) []map[string]any {
+// reports returns the crash reports of an agent, oldest first.
+func (s *agentSetup) reports(t *testing.T) []map[string]any {
 	t.Helper()
 	files, err := filepath.Glob(filepath.Join(s.dir, "etc/istio/proxy", reportDir, "*"))
 	if err != nil {
@@ -185,7 +185,7 @@ func (s *setup) reports(t *testing.T) []map[string]any {
 	return all
 }
 
-func TestCrashIsReportedWithAllThatIsKnown(t *testing.T) {
+func TestCrashReportIsComplete(t *testing.T) {
 	t.Parallel()
 	s := newSetup(t, "127.102.24.1")
 	s.write(t, "last-words", "")
@@ -197,7 +197,7 @@ func TestCrashIsReportedWithAllThatIsKnown(t *testing.T) {
 	if err := syscall.Kill(r.envoy(), syscall.SIGSEGV); err != nil {
 		t.Fatal(err)
 	}
-	r.endsWith(139, "report of the end written")
+	r.checkExit(139, "crash report written")
 	reports := s.reports(t)
 	if len(reports) != 1 {
 		t.Fatalf("%d reports, want 1", len(reports))
@@ -210,19 +210,19 @@ func TestCrashIsReportedWithAllThatIsKnown(t *testing.T) {
 		t.Errorf("the report: %v", reports[0])
 	}
 	words, err := os.ReadFile(filepath.Join(s.dir, "last-words"))
-	if err != nil || !strings.Contains(string(words), "Envoy ended by SIGSEGV") || len(words) > mostTermination {
+	if err != nil || !strings.Contains(string(words), "Envoy ended by SIGSEGV") || len(words) > maxTerminationMessage {
 		t.Errorf("last words: %q, %v", words, err)
 	}
 }
 
-func TestRequestsThatAreCutAreReportedWithEnvoysConfiguration(t *testing.T) {
+func TestCutRequestsCauseReportWithConfiguration(t *testing.T) {
 	t.Parallel()
 	s := newSlowSetup(t, "127.102.25.1", "TERMINATION_GRACE_PERIOD=8", "ISTIO_META_DB_PASSWORD=very-hidden", "ISTIO_META_TEAM=a-team")
 	r := s.start(t)
 	r.waitReady()
-	late := r.getLate(patience)
+	late := r.getSlowly(testTimeout)
 	r.signal(syscall.SIGTERM)
-	r.endsWith(0, "are cut")
+	r.checkExit(0, "are cut")
 	<-late
 	reports := s.reports(t)
 	if len(reports) != 1 {
@@ -239,7 +239,7 @@ func TestRequestsThatAreCutAreReportedWithEnvoysConfiguration(t *testing.T) {
 func TestRejectedConfigurationIsReportedWhenTheProxyIsStopped(t *testing.T) {
 	t.Parallel()
 	s := newSetup(t, "127.102.26.1")
-	s.cp.listener.FilterChains[0].Filters[0].ConfigType = nil // which no Envoy takes
+	s.cp.listener.FilterChains[0].Filters[0].ConfigType = nil // Envoy rejects this
 	s.cp.start(t)
 	r := s.start(t)
 	r.eventually("the listener is rejected", func() error {
@@ -250,18 +250,18 @@ func TestRejectedConfigurationIsReportedWhenTheProxyIsStopped(t *testing.T) {
 		return err
 	})
 	r.signal(syscall.SIGTERM)
-	r.endsWith(0, "it never became ready: it rejected")
+	r.checkExit(0, "it never became ready: it rejected")
 	if reports := s.reports(t); len(reports) != 1 || reports[0]["config"] == nil {
 		t.Errorf("reports: %v", reports)
 	}
 }
 
-func TestOnlyTheNewestReportsAreKeptAndAReadOnlyPlaceIsNoFailure(t *testing.T) {
+func TestOldCrashReportsAreRemoved(t *testing.T) {
 	dir := t.TempDir()
-	s := &envoyPart{Agent: &Agent{file: filepath.Join(dir, "envoy-rev.json")}}
+	s := &envoySupervisor{Agent: &Agent{bootstrapFile: filepath.Join(dir, "envoy-rev.json")}}
 	var files []string
 	for n := range 5 {
-		file, err := s.writeReport(crashReport{Time: time.Unix(int64(n), 0), Why: "test", Config: json.RawMessage(`{"a":1}`)})
+		file, err := s.writeReportFile(crashReport{Time: time.Unix(int64(n), 0), Why: "test", Config: json.RawMessage(`{"a":1}`)})
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -271,18 +271,18 @@ func TestOnlyTheNewestReportsAreKeptAndAReadOnlyPlaceIsNoFailure(t *testing.T) {
 	if want := files[2:]; err != nil || !slices.Equal(left, want) {
 		t.Errorf("left are %v, %v; want %v", left, err, want)
 	}
-	large, err := s.writeReport(crashReport{Time: time.Unix(9, 0), Settings: []Setting{{Value: strings.Repeat("x", 2*mostReportSize)}}})
-	if info, statErr := os.Stat(large); err != nil || statErr != nil || info.Size() > mostReportSize {
+	large, err := s.writeReportFile(crashReport{Time: time.Unix(9, 0), Settings: []Setting{{Value: strings.Repeat("x", 2*maxReportSize)}}})
+	if info, statErr := os.Stat(large); err != nil || statErr != nil || info.Size() > maxReportSize {
 		t.Errorf("a report without bounds: %v, %v", err, statErr)
 	}
-	s.file = "/dev/null/envoy-rev.json"
-	if _, err := s.writeReport(crashReport{}); err == nil {
+	s.bootstrapFile = "/dev/null/envoy-rev.json"
+	if _, err := s.writeReportFile(crashReport{}); err == nil {
 		t.Error("a report was written where that cannot be")
 	}
 }
 
-// smallGroup makes a control group with a memory limit, and gives the file by which a process joins it.
-func smallGroup(t *testing.T, limit string) string {
+// newMemoryCgroup creates a control group with a memory limit, and returns the file by which a process joins it.
+func newMemoryCgroup(t *testing.T, limit string) string {
 	t.Helper()
 	for _, kind := range []struct{ dir, limit, swap string }{
 		{"/sys/fs/cgroup/memory", "memory.limit_in_bytes", "memory.swappiness"},
@@ -305,7 +305,7 @@ func smallGroup(t *testing.T, limit string) string {
 	return ""
 }
 
-// setLimit writes to a file that is there: a folder that is no control group has none.
+// setLimit writes to an existing file. Outside a control group the file does not exist.
 func setLimit(file, value string) error {
 	f, err := os.OpenFile(file, os.O_WRONLY, 0)
 	if err != nil {

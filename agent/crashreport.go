@@ -18,20 +18,20 @@ import (
 )
 
 const (
-	reportDir   = "reports"
-	reportFiles = 3 // the newest are kept
-	// mostConfig bounds Envoy's configuration in a report, and mostReportSize all the rest.
-	mostConfig     = 4 << 20
-	mostReportSize = 1 << 20
-	// dumpTime bounds the question for Envoy's configuration: it is asked when the end is near.
-	dumpTime = time.Second
-	// longStart is when an Envoy that has served nobody yet is one that does not get ready.
-	longStart = 30 * time.Second
-	// mostTermination is how much Kubernetes shows of a container's last words.
-	mostTermination = 4096
+	reportDir  = "reports"
+	maxReports = 3 // the newest are retained
+	// maxConfigDump limits the size of Envoy's configuration in a report, and maxReportSize the size of the rest.
+	maxConfigDump = 4 << 20
+	maxReportSize = 1 << 20
+	// dumpTimeout limits the request for Envoy's configuration, which is sent shortly before the deadline.
+	dumpTimeout = time.Second
+	// maxStartTime is the time after which an Envoy that has not been ready counts as unable to start.
+	maxStartTime = 30 * time.Second
+	// maxTerminationMessage is the size that Kubernetes reads of a termination message.
+	maxTerminationMessage = 4096
 )
 
-// crashReport is all that is known of a bad end. It goes through redact.JSON before it is written.
+// crashReport describes an unclean end of Envoy. redact.JSON removes secrets from it before it is written.
 type crashReport struct {
 	Time    time.Time `json:"time"`
 	Why     string    `json:"why"`
@@ -41,36 +41,35 @@ type crashReport struct {
 	End     *EndStatus      `json:"end,omitempty"`
 	Memory  *memoryStatus   `json:"memory,omitempty"`
 	XDS     xdsproxy.Status `json:"xds"`
-	// Settings are the agent's own.
+	// Settings are the agent's settings.
 	Settings []Setting `json:"settings"`
-	// Config is Envoy's configuration, if it could still be asked for it; NoConfig says why not.
+	// Config is Envoy's configuration dump, if Envoy still answered; NoConfig is the reason why it is missing.
 	Config   json.RawMessage `json:"config,omitempty"`
 	NoConfig string          `json:"noConfig,omitempty"`
 }
 
-// memoryStatus is that of the container, or of whatever else the control group is for.
+// memoryStatus is the memory limit and usage of the control group.
 type memoryStatus struct {
 	Limit uint64 `json:"limit,omitempty"`
 	Usage uint64 `json:"usage,omitempty"`
 }
 
-// report writes down what is known of a bad end, and gives the file. A report that cannot be written is no reason for
-// anything else to fail.
-func (e *envoyPart) report(i *instance, why string, end *EndStatus, config json.RawMessage, noConfig string) string {
+// createCrashReport writes a report and returns its path. If it cannot be written, it logs the error and returns "".
+func (e *envoySupervisor) createCrashReport(i *envoyInstance, why string, end *EndStatus, config json.RawMessage, noConfig string) string {
 	r := crashReport{
 		Time: time.Now(), Why: why, Agent: version.String(), Command: i.args, Envoy: e.EnvoyStatus(), End: end,
-		Memory: memoryNow(), XDS: e.relay.Status(), Settings: e.Config.Settings, Config: config, NoConfig: noConfig,
+		Memory: readMemoryStatus(), XDS: e.relay.Status(), Settings: e.Config.Settings, Config: config, NoConfig: noConfig,
 	}
-	file, err := e.writeReport(r)
+	file, err := e.writeReportFile(r)
 	if err != nil {
-		e.Logger.Warn("no report of the end was written", "error", err)
+		e.Logger.Warn("cannot write the crash report", "error", err)
 		return ""
 	}
-	e.Logger.Warn("report of the end written", "file", file, "why", why)
+	e.Logger.Warn("crash report written", "file", file, "why", why)
 	return file
 }
 
-func memoryNow() *memoryStatus {
+func readMemoryStatus() *memoryStatus {
 	group, m := cgroup.Self(), &memoryStatus{}
 	m.Limit, _ = group.MemoryLimit()
 	m.Usage, _ = group.MemoryUsage()
@@ -80,17 +79,17 @@ func memoryNow() *memoryStatus {
 	return m
 }
 
-// writeReport writes the report as a whole, for the agent's user alone, and deletes those that are too old.
-func (e *envoyPart) writeReport(r crashReport) (string, error) {
-	dir := filepath.Join(filepath.Dir(e.file), reportDir)
+// writeReportFile writes the report atomically with mode 0600, and deletes old reports.
+func (e *envoySupervisor) writeReportFile(r crashReport) (string, error) {
+	dir := filepath.Join(filepath.Dir(e.bootstrapFile), reportDir)
 	if err := os.MkdirAll(dir, 0o700); err != nil {
 		return "", err
 	}
 	config := r.Config
 	r.Config = nil
 	text, err := redactedReport(r)
-	if err == nil && len(text) > mostReportSize {
-		r.NoConfig, r.Settings, r.XDS.Types = "left out, and so are settings and types: the report is too large", nil, nil
+	if err == nil && len(text) > maxReportSize {
+		r.NoConfig, r.Settings, r.XDS.Types = "omitted with settings and types: the report is too large", nil, nil
 		text, err = redactedReport(r)
 	}
 	if err == nil && config != nil {
@@ -107,7 +106,7 @@ func (e *envoyPart) writeReport(r crashReport) (string, error) {
 	if err := os.Rename(file+".new", file); err != nil {
 		return "", err
 	}
-	return file, keepNewest(dir, reportFiles)
+	return file, removeOldReports(dir, maxReports)
 }
 
 func redactedReport(r crashReport) ([]byte, error) {
@@ -123,8 +122,8 @@ func redactedReport(r crashReport) ([]byte, error) {
 	return text.Bytes(), err
 }
 
-// keepNewest deletes all but the newest reports; their names are in the order of time.
-func keepNewest(dir string, n int) error {
+// removeOldReports deletes all but the n newest reports, whose names sort by time.
+func removeOldReports(dir string, n int) error {
 	files, err := filepath.Glob(filepath.Join(dir, "*.json*"))
 	if err != nil || len(files) <= n {
 		return err
@@ -138,39 +137,39 @@ func keepNewest(dir string, n int) error {
 	return nil
 }
 
-// dump asks an Envoy that is about to end for its configuration, without secrets.
-func (i *instance) dump(ctx context.Context, within time.Duration) (config json.RawMessage, missing string) {
+// dumpConfig requests the redacted configuration of an Envoy that is about to stop.
+func (i *envoyInstance) dumpConfig(ctx context.Context, within time.Duration) (config json.RawMessage, missing string) {
 	ctx, cancel := context.WithTimeout(ctx, within)
 	defer cancel()
 	var b bytes.Buffer
-	if err := i.admin.RedactedConfigDump(ctx, "", mostConfig, &b); err != nil {
-		return nil, fmt.Sprintf("Envoy could not be asked: %v", err)
+	if err := i.admin.RedactedConfigDump(ctx, "", maxConfigDump, &b); err != nil {
+		return nil, fmt.Sprintf("Envoy did not answer: %v", err)
 	}
 	return b.Bytes(), ""
 }
 
-// reportBeforeEnd writes a report while Envoy can still be asked, when it is about to end badly: with requests that are
-// cut, or without ever having become ready.
-func (n *ending) reportBeforeEnd(ctx context.Context, why string) {
-	config, missing := n.i.dump(ctx, min(dumpTime, n.plan.Stop/2))
-	n.report(n.i, why, nil, config, missing)
+// reportBeforeEnd writes a report while Envoy still answers. It is called before an unclean end: requests are cut, or
+// Envoy never became ready.
+func (n *shutdown) reportBeforeEnd(ctx context.Context, why string) {
+	config, missing := n.instance.dumpConfig(ctx, min(dumpTimeout, n.plan.Stop/2))
+	n.createCrashReport(n.instance, why, nil, config, missing)
 }
 
-// neverReady says why an Envoy that has served nobody is one that could not, rather than one that is stopped early.
-func (n *ending) neverReady() string {
+// describeNeverReady returns the reason if Envoy was unable to become ready; empty if Envoy is merely stopped early.
+func (n *shutdown) describeNeverReady() string {
 	for _, t := range n.relay.Status().Types {
 		if t.State == xdsproxy.StateRejected {
 			return fmt.Sprintf("it never became ready: it rejected %s: %s", t.TypeURL, t.LastNack.Reason)
 		}
 	}
-	if _, since := n.i.status(); time.Since(since) > longStart {
+	if _, since := n.instance.status(); time.Since(since) > maxStartTime {
 		return fmt.Sprintf("it did not become ready in %v", time.Since(since).Round(time.Second))
 	}
 	return ""
 }
 
-// lastWords are what Kubernetes shows of a container that ended: kubectl describe pod has them.
-func (e *envoyPart) lastWords(end *EndStatus) {
+// writeTerminationMessage writes the container's termination message, which `kubectl describe pod` shows.
+func (e *envoySupervisor) writeTerminationMessage(end *EndStatus) {
 	path := e.Config.Shutdown.TerminationMessage
 	info, err := os.Stat(path)
 	if path == "" || err != nil || !info.Mode().IsRegular() {
@@ -182,10 +181,10 @@ func (e *envoyPart) lastWords(end *EndStatus) {
 		b.WriteString(redact.Text(line) + "\n")
 	}
 	text := b.String()
-	if len(text) > mostTermination {
-		text = strings.ToValidUTF8(text[:mostTermination], "")
+	if len(text) > maxTerminationMessage {
+		text = strings.ToValidUTF8(text[:maxTerminationMessage], "")
 	}
 	if err := os.WriteFile(path, []byte(text), 0o600); err != nil {
-		e.Logger.Debug("the last words were not written", "error", err)
+		e.Logger.Debug("cannot write the termination message", "error", err)
 	}
 }

@@ -1,7 +1,7 @@
-// Package agent is the per-proxy agent: it resolves its configuration once, from defaults, the mesh file, the
-// environment, the pod's annotations and flags; starts the parts that make a mesh proxy of an Envoy (status server,
-// certificates, xDS relay, Envoy itself); and drains and stops them by one deadline.
+// Package agent implements the agent of one proxy. It resolves its configuration once, from defaults, the mesh file,
+// the environment, the pod's annotations and flags. It starts the components of a mesh proxy (status server,
+// certificates, xDS relay, Envoy), and drains and stops them before one deadline.
 //
-// Names of variables, flags, ports, paths and annotations are those of Istio's agent, so that a pod made for that one
-// runs with this one.
+// Variables, flags, ports, paths and annotations have the names of Istio's agent, so that a pod for Istio's agent runs
+// with this one.
 package agent

@@ -10,71 +10,74 @@ import (
 )
 
 const (
-	// What a drain waits for is counted at first so often, and then ever less.
-	firstCount, rarestCount = 50 * time.Millisecond, time.Second
-	// countTime bounds one count, and countFailures is how many may fail in a row until there is no use in them.
-	countTime     = time.Second
-	countFailures = 5
-	// progressEvery is how often a long drain is told of.
-	progressEvery = 5 * time.Second
+	// The traffic is counted at minCountInterval first, and then at growing intervals up to maxCountInterval.
+	minCountInterval, maxCountInterval = 50 * time.Millisecond, time.Second
+	// countTimeout is the timeout of one count. After maxCountFailures consecutive failures, the drain ends by time
+	// alone.
+	countTimeout     = time.Second
+	maxCountFailures = 5
+	// progressInterval is the interval between log messages of a long drain.
+	progressInterval = 5 * time.Second
 )
 
-// load is what an Envoy serves at one moment, without what is its own: probes, scrapes, and the admin interface.
-type load struct {
+// activeTraffic is the traffic of an Envoy at one moment, without its own probes, scrapes and admin interface.
+type activeTraffic struct {
 	connections uint64 // of all listeners
-	requests    uint64 // of HTTP; a tunnel or a stream is one request for as long as it lasts
-	// unsent are the bytes of answers that Envoy has whole, and whose clients are still reading what came before; unsentTCP
-	// those that it holds for clients of TCP.
-	unsent, unsentTCP uint64
-	// untaken are bytes on their way to servers of TCP, which read more slowly than they are sent to.
-	untaken uint64
+	requests    uint64 // HTTP; a tunnel or a stream counts as one request
+	// bufferedHTTP is the number of response bytes that Envoy has received completely and that clients have not read
+	// yet. bufferedTCP is the number of bytes that Envoy buffers for TCP clients.
+	bufferedHTTP, bufferedTCP uint64
+	// unreadTCP is the number of bytes in sockets to TCP servers that the servers have not read yet.
+	unreadTCP uint64
 }
 
-func (l load) none() bool { return l == load{} }
+func (l activeTraffic) isZero() bool { return l == activeTraffic{} }
 
-// unfinished says whether something would be cut in the middle.
-func (l load) unfinished() bool { return l.requests > 0 || l.unsent > 0 || l.busyTCP() }
+// hasUnfinished reports whether a stop would cut a request, a response or TCP data.
+func (l activeTraffic) hasUnfinished() bool {
+	return l.requests > 0 || l.bufferedHTTP > 0 || l.hasBufferedTCP()
+}
 
-// busyTCP says whether bytes of TCP wait for whoever is to read them.
-func (l load) busyTCP() bool { return l.unsentTCP > 0 || l.untaken > 0 }
+// hasBufferedTCP reports whether TCP data waits for its reader.
+func (l activeTraffic) hasBufferedTCP() bool { return l.bufferedTCP > 0 || l.unreadTCP > 0 }
 
-func (l load) String() string {
+func (l activeTraffic) String() string {
 	text := fmt.Sprintf("%d requests and %d connections", l.requests, l.connections)
-	if n := l.unsent + l.unsentTCP; n > 0 {
-		text += fmt.Sprintf(", and %d bytes that clients have not read yet,", n)
+	if n := l.bufferedHTTP + l.bufferedTCP; n > 0 {
+		text += fmt.Sprintf(", and %d bytes unread by clients,", n)
 	}
-	if l.untaken > 0 {
-		text += fmt.Sprintf(", and %d bytes that servers have not read yet,", l.untaken)
+	if l.unreadTCP > 0 {
+		text += fmt.Sprintf(", and %d bytes unread by servers,", l.unreadTCP)
 	}
 	return text
 }
 
-const loadStats = `^(listener\..*\.downstream_cx_active|http\..*\.downstream_rq_active|(http|tcp)\..*\.downstream_cx_tx_bytes_buffered)$`
+const trafficStats = `^(listener\..*\.downstream_cx_active|http\..*\.downstream_rq_active|(http|tcp)\..*\.downstream_cx_tx_bytes_buffered)$`
 
-var isLoad = sync.OnceValue(func() *regexp.Regexp { return regexp.MustCompile(loadStats) })
+var trafficStatsPattern = sync.OnceValue(func() *regexp.Regexp { return regexp.MustCompile(trafficStats) })
 
-// load counts.
-func (i *instance) load(ctx context.Context, own *regexp.Regexp) (load, error) {
-	ctx, cancel := context.WithTimeout(ctx, countTime)
+// countTraffic reads the active traffic from Envoy's statistics, except those that match own.
+func (i *envoyInstance) countTraffic(ctx context.Context, own *regexp.Regexp) (activeTraffic, error) {
+	ctx, cancel := context.WithTimeout(ctx, countTimeout)
 	defer cancel()
-	stats, err := i.admin.Stats(ctx, loadStats)
+	stats, err := i.admin.Stats(ctx, trafficStats)
 	if err != nil {
-		return load{}, err
+		return activeTraffic{}, err
 	}
-	return i.addUntaken(countLoad(stats, own))
+	return i.addUnreadTCP(sumTraffic(stats, own))
 }
 
-// addUntaken looks at what no statistics show, where that makes a difference. Where the kernel does not tell, what waits
-// for servers has the time that connections without a request have.
-func (i *instance) addUntaken(l load, err error) (load, error) {
-	if err == nil && l.connections > 0 && !l.unfinished() {
-		l.untaken, _ = i.process.Untaken()
+// addUnreadTCP adds the TCP bytes that servers have not read, which no statistic shows, if the result depends on them.
+// If the kernel does not report them, such connections count as idle.
+func (i *envoyInstance) addUnreadTCP(l activeTraffic, err error) (activeTraffic, error) {
+	if err == nil && l.connections > 0 && !l.hasUnfinished() {
+		l.unreadTCP, _ = i.process.PendingUpstreamBytes()
 	}
 	return l, err
 }
 
-func countLoad(stats map[string]uint64, own *regexp.Regexp) (load, error) {
-	var l load
+func sumTraffic(stats map[string]uint64, own *regexp.Regexp) (activeTraffic, error) {
+	var l activeTraffic
 	listeners := false
 	for name, n := range stats {
 		isListener := strings.HasPrefix(name, "listener.")
@@ -84,9 +87,9 @@ func countLoad(stats map[string]uint64, own *regexp.Regexp) (load, error) {
 		case isListener:
 			l.connections += n
 		case strings.HasPrefix(name, "tcp."):
-			l.unsentTCP += n
+			l.bufferedTCP += n
 		case strings.HasSuffix(name, "_buffered"):
-			l.unsent += n
+			l.bufferedHTTP += n
 		default:
 			l.requests += n
 		}
@@ -97,49 +100,50 @@ func countLoad(stats map[string]uint64, own *regexp.Regexp) (load, error) {
 	return l, nil
 }
 
-// ownStats matches the statistics of listeners and of HTTP servers whose clients do not hold up the end. Listeners are
-// told by their port, since what they bind differs (0.0.0.0, an IPv6 address, one address of loopback).
-func ownStats(c *Config) *regexp.Regexp {
+// ownStatsPattern matches the statistics of listeners and HTTP servers whose clients do not delay the shutdown. It
+// identifies listeners by port, because their addresses differ (0.0.0.0, an IPv6 address, one loopback address).
+func ownStatsPattern(c *Config) *regexp.Regexp {
 	return regexp.MustCompile(fmt.Sprintf(`^(listener\.(admin\.|envoy_internal_|.*_(%d|%d|%d|%d|%d)\.downstream)|http\.(admin|agent|stats|secure_stats|secure_merged_stats)\.)`,
 		c.Proxy.GetProxyAdminPort(), c.Envoy.ReadinessPort, c.Envoy.PrometheusPort, c.Metrics.SecurePort, c.Metrics.SecureMergedPort))
 }
 
-// count is what one look showed.
-type count struct {
-	load
+// trafficSample is the result of one count.
+type trafficSample struct {
+	activeTraffic
 	err      error
-	failures int // in a row, with this one
-	// lastBusyTCP is how long the drain had gone on when bytes of TCP last waited for a reader. There may be more to come,
-	// which does not show.
+	failures int // consecutive, including this one
+	// lastBusyTCP is the elapsed drain time when TCP data last waited for a reader. More may follow, which no statistic
+	// shows.
 	lastBusyTCP time.Duration
 }
 
-// after is the count with what it takes over from the one before.
-func (c count) after(before count, ran time.Duration) count {
+// withHistory returns the sample with lastBusyTCP of the previous sample, or ran if TCP data waits now.
+func (c trafficSample) withHistory(before trafficSample, ran time.Duration) trafficSample {
 	c.lastBusyTCP = before.lastBusyTCP
-	if c.busyTCP() {
+	if c.hasBufferedTCP() {
 		c.lastBusyTCP = ran
 	}
 	return c
 }
 
-// enough says whether a drain that went on for so long may end, and why.
-func (s ShutdownConfig) enough(c count, ran time.Duration) (why string, ok bool) {
+// checkDrained reports whether a drain may end after the time ran, and why.
+func (s ShutdownConfig) checkDrained(c trafficSample, ran time.Duration) (why string, ok bool) {
 	switch {
 	case ran < s.Minimum:
 		return "", false
-	case c.failures >= countFailures:
-		return fmt.Sprintf("what it serves cannot be counted: %v", c.err), ran >= s.Linger
-	case c.err != nil, c.unfinished():
+	case c.failures >= maxCountFailures:
+		return fmt.Sprintf("cannot count its traffic: %v", c.err), ran >= s.Linger
+	case c.err != nil, c.hasUnfinished():
 		return "", false
 	case c.connections == 0:
 		return "no request and no connection is left", true
 	}
-	return fmt.Sprintf("no request is left, and its %d connections had their time", c.connections), ran-c.lastBusyTCP >= s.Linger && !s.WhenIdle
+	return fmt.Sprintf("no request is left, and the time for its %d idle connections has passed", c.connections), ran-c.lastBusyTCP >= s.Linger && !s.WhenIdle
 }
 
-// pause is how long to wait for the next look: not beyond the moment at which something changes by itself.
-func (s ShutdownConfig) pause(pace, ran, lastBusyTCP time.Duration) time.Duration {
+// pollDelay returns the delay before the next count: pace, or less if the result of checkDrained changes earlier by
+// itself.
+func (s ShutdownConfig) pollDelay(pace, ran, lastBusyTCP time.Duration) time.Duration {
 	for _, moment := range []time.Duration{s.Minimum, lastBusyTCP + s.Linger} {
 		if moment > ran {
 			pace = min(pace, moment-ran)
@@ -148,52 +152,52 @@ func (s ShutdownConfig) pause(pace, ran, lastBusyTCP time.Duration) time.Duratio
 	return pace
 }
 
-// wait looks at what the Envoy serves until that is enough, and says why it ended. Before the end, listeners are closed and
-// it is looked once more: what comes in between would be cut.
-func (n *ending) wait(ctx context.Context) string {
+// waitDrained counts the traffic until the drain is done, and returns the reason why it ended. It closes the listeners
+// before the last count, so that no new traffic is cut.
+func (n *shutdown) waitDrained(ctx context.Context) string {
 	began, closed := time.Now(), false
-	progress, pace := began.Add(progressEvery), firstCount
-	var c count
+	progress, pace := began.Add(progressInterval), minCountInterval
+	var c trafficSample
 	for {
-		c = n.look(ctx, c).after(c, time.Since(began))
-		why, ok := n.plan.enough(c, time.Since(began))
+		c = n.sample(ctx, c).withHistory(c, time.Since(began))
+		why, ok := n.plan.checkDrained(c, time.Since(began))
 		switch {
 		case ctx.Err() != nil:
-			return n.cut(ctx, c)
+			return n.describeCut(ctx, c)
 		case ok && closed:
 			return why
 		case ok:
 			closed = true
-			if err := n.closeListeners(ctx, n.i); err != nil {
-				n.Logger.Warn("Envoy was not told to take no more connections", "error", err)
+			if err := n.closeListeners(ctx, n.instance); err != nil {
+				n.Logger.Warn("cannot close Envoy's listeners", "error", err)
 			}
 			continue
 		}
 		if now := time.Now(); now.After(progress) {
-			progress = now.Add(progressEvery)
+			progress = now.Add(progressInterval)
 			n.Logger.Info("still draining", "requests", c.requests, "connections", c.connections, "left", time.Until(n.deadline).Round(time.Second))
 		}
-		sleep(ctx, n.plan.pause(pace, time.Since(began), c.lastBusyTCP))
-		pace = min(pace*3/2, rarestCount)
+		sleep(ctx, n.plan.pollDelay(pace, time.Since(began), c.lastBusyTCP))
+		pace = min(pace*3/2, maxCountInterval)
 	}
 }
 
-// look counts once.
-func (n *ending) look(ctx context.Context, before count) count {
-	seen, err := n.i.load(ctx, n.own)
+// sample counts the traffic once.
+func (n *shutdown) sample(ctx context.Context, before trafficSample) trafficSample {
+	seen, err := n.instance.countTraffic(ctx, n.ownStats)
 	if err != nil {
-		return count{load: before.load, err: err, failures: before.failures + 1}
+		return trafficSample{activeTraffic: before.activeTraffic, err: err, failures: before.failures + 1}
 	}
-	n.progress.show(seen, n.deadline)
-	return count{load: seen}
+	n.drainTracker.update(seen, n.deadline)
+	return trafficSample{activeTraffic: seen}
 }
 
-// cut says why the drain ended before it was done, and what that costs.
-func (n *ending) cut(ctx context.Context, c count) string {
+// describeCut returns the reason for a premature end of the drain, and what it cuts.
+func (n *shutdown) describeCut(ctx context.Context, c trafficSample) string {
 	why := context.Cause(ctx).Error()
-	if c.none() || context.Cause(ctx) == errGone {
+	if c.isZero() || context.Cause(ctx) == errEnvoyExited {
 		return why
 	}
-	n.bad = context.Cause(ctx) == errTimeOver && c.unfinished()
-	return fmt.Sprintf("%s; %s are cut", why, c.load)
+	n.cutsRequests = context.Cause(ctx) == errDeadline && c.hasUnfinished()
+	return fmt.Sprintf("%s; %s are cut", why, c.activeTraffic)
 }

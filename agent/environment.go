@@ -12,14 +12,14 @@ import (
 	"time"
 )
 
-// environment reads settings from variables, notes where each value came from, and gathers what is wrong with them, so
-// that all of it is told at once.
+// environment reads settings from variables and records the source of each value. It collects all errors, so that they
+// are reported together.
 type environment struct {
-	vars     map[string]string
-	settings []Setting
-	warnings []string
-	errs     []error
-	lacking  error // what is not wrong, but not there yet
+	vars       map[string]string
+	settings   []Setting
+	warnings   []string
+	errs       []error
+	missingErr error // a condition that may resolve itself later; not a configuration error
 }
 
 func newEnvironment(env []string) *environment {
@@ -34,72 +34,72 @@ func newEnvironment(env []string) *environment {
 
 func (e *environment) err() error {
 	if len(e.errs) == 0 {
-		return e.lacking
+		return e.missingErr
 	}
 	return errors.Join(e.errs...)
 }
 
-func (e *environment) note(name string, value any, source string) {
-	e.settings = append(e.settings, Setting{Name: name, Value: shown(name, fmt.Sprint(value)), Source: source})
+func (e *environment) addSetting(name string, value any, source string) {
+	e.settings = append(e.settings, Setting{Name: name, Value: maskValue(name, fmt.Sprint(value)), Source: source})
 }
 
 func (e *environment) warn(format string, args ...any) {
 	e.warnings = append(e.warnings, fmt.Sprintf(format, args...))
 }
 
-func (e *environment) refuse(variable, value, remedy string) {
-	e.errs = append(e.errs, fmt.Errorf("environment %s: %q: %s", variable, shown(variable, value), remedy))
+func (e *environment) addValueError(variable, value, remedy string) {
+	e.errs = append(e.errs, fmt.Errorf("environment %s: %q: %s", variable, maskValue(variable, value), remedy))
 }
 
-// origin is the variable when it is set, and the default otherwise.
-func (e *environment) origin(variable string) string {
+// variableSource returns the source text of a variable that is set, and the default source otherwise.
+func (e *environment) variableSource(variable string) string {
 	if e.vars[variable] == "" {
 		return sourceDefault
 	}
 	return "environment " + variable
 }
 
-// text is a variable's value, or the other value with its source when the variable is empty.
-func (e *environment) text(name, variable, otherwise, source string) string {
-	value := e.vars[variable]
-	if value != "" {
-		otherwise, source = value, "environment "+variable
+// text returns the variable's value. If the variable is empty, it returns fallback and records fallbackSource.
+func (e *environment) text(name, variable, fallback, fallbackSource string) string {
+	value, source := fallback, fallbackSource
+	if set := e.vars[variable]; set != "" {
+		value, source = set, "environment "+variable
 	}
-	e.note(name, otherwise, source)
-	return otherwise
+	e.addSetting(name, value, source)
+	return value
 }
 
-// choice is a text that has to be one of a few.
-func (e *environment) choice(name, variable, otherwise string, allowed ...string) string {
-	value := e.text(name, variable, otherwise, sourceDefault)
+// choice returns a value that must be one of allowed.
+func (e *environment) choice(name, variable, fallback string, allowed ...string) string {
+	value := e.text(name, variable, fallback, sourceDefault)
 	if !slices.Contains(allowed, value) {
-		e.refuse(variable, value, "use one of "+strings.Join(allowed, ", "))
-		return otherwise
+		e.addValueError(variable, value, "use one of "+strings.Join(allowed, ", "))
+		return fallback
 	}
 	return value
 }
 
-func parsed[T any](e *environment, name, variable string, otherwise T, remedy string, parse func(string) (T, error)) T {
+func parseVariable[T any](e *environment, name, variable string, fallback T, remedy string, parse func(string) (T, error)) T {
 	text := strings.TrimSpace(e.vars[variable])
 	if text == "" {
-		e.note(name, otherwise, sourceDefault)
-		return otherwise
+		e.addSetting(name, fallback, sourceDefault)
+		return fallback
 	}
 	value, err := parse(text)
 	if err != nil {
-		e.refuse(variable, text, remedy)
-		value = otherwise
+		e.addValueError(variable, text, remedy)
+		value = fallback
 	}
-	e.note(name, value, "environment "+variable)
+	e.addSetting(name, value, "environment "+variable)
 	return value
 }
 
-func (e *environment) boolean(name, variable string, otherwise bool) bool {
-	return parsed(e, name, variable, otherwise, "write true or false", strconv.ParseBool)
+func (e *environment) boolean(name, variable string, fallback bool) bool {
+	return parseVariable(e, name, variable, fallback, "write true or false", strconv.ParseBool)
 }
 
-func (e *environment) duration(name, variable string, otherwise time.Duration) time.Duration {
-	return parsed(e, name, variable, otherwise, "write a duration that is not negative, as 5s or 24h",
+func (e *environment) duration(name, variable string, fallback time.Duration) time.Duration {
+	return parseVariable(e, name, variable, fallback, "write a duration that is not negative, as 5s or 24h",
 		func(s string) (time.Duration, error) {
 			d, err := time.ParseDuration(s)
 			if err == nil && d < 0 {
@@ -109,8 +109,8 @@ func (e *environment) duration(name, variable string, otherwise time.Duration) t
 		})
 }
 
-func (e *environment) port(name, variable string, otherwise uint32) uint32 {
-	return parsed(e, name, variable, otherwise, "write a port from 1 to 65535", func(s string) (uint32, error) {
+func (e *environment) port(name, variable string, fallback uint32) uint32 {
+	return parseVariable(e, name, variable, fallback, "write a port from 1 to 65535", func(s string) (uint32, error) {
 		n, err := strconv.ParseUint(s, 10, 16)
 		if err == nil && n == 0 {
 			err = strconv.ErrRange
@@ -119,8 +119,8 @@ func (e *environment) port(name, variable string, otherwise uint32) uint32 {
 	})
 }
 
-func (e *environment) ratio(name, variable string, otherwise float64) float64 {
-	return parsed(e, name, variable, otherwise, "write a number from 0 to 1", func(s string) (float64, error) {
+func (e *environment) ratio(name, variable string, fallback float64) float64 {
+	return parseVariable(e, name, variable, fallback, "write a number from 0 to 1", func(s string) (float64, error) {
 		f, err := strconv.ParseFloat(s, 64)
 		if err == nil && !(f >= 0 && f <= 1) {
 			err = strconv.ErrRange
@@ -129,7 +129,7 @@ func (e *environment) ratio(name, variable string, otherwise float64) float64 {
 	})
 }
 
-// address is an IP address, or the zero one when the variable is empty.
+// address returns an IP address; the zero value if the variable is empty.
 func (e *environment) address(name, variable string) netip.Addr {
 	text := e.vars[variable]
 	if text == "" {
@@ -137,15 +137,15 @@ func (e *environment) address(name, variable string) netip.Addr {
 	}
 	a, err := netip.ParseAddr(text)
 	if err != nil {
-		e.refuse(variable, text, "write an IP address, as 10.1.2.3")
+		e.addValueError(variable, text, "write an IP address, as 10.1.2.3")
 		return netip.Addr{}
 	}
-	e.note(name, a, "environment "+variable)
+	e.addSetting(name, a, "environment "+variable)
 	return a.Unmap()
 }
 
-// prefixed are the variables that begin with the prefix, without it.
-func (e *environment) prefixed(prefix string) map[string]string {
+// withPrefix returns the variables that begin with prefix, with the prefix removed from the names.
+func (e *environment) withPrefix(prefix string) map[string]string {
 	found := map[string]string{}
 	for name, value := range e.vars {
 		if rest, ok := strings.CutPrefix(name, prefix); ok && rest != "" {
@@ -155,20 +155,21 @@ func (e *environment) prefixed(prefix string) map[string]string {
 	return found
 }
 
-// headerName is what a gRPC header may be called.
+// headerName matches the allowed gRPC header names.
 var headerName = sync.OnceValue(func() *regexp.Regexp { return regexp.MustCompile(`^[0-9A-Za-z_.-]+$`) })
 
-// headers are the variables that begin with the prefix, as headers; their names are noted, their values may be secret.
+// headers returns the variables that begin with prefix as headers. The settings list contains only their names, because
+// values may be secret.
 func (e *environment) headers(prefix string) map[string]string {
-	found := e.prefixed(prefix)
+	found := e.withPrefix(prefix)
 	for _, name := range sortedKeys(found) {
 		if !headerName().MatchString(name) || strings.HasPrefix(strings.ToLower(name), "grpc-") || strings.HasSuffix(strings.ToLower(name), "-bin") {
-			e.refuse(prefix+name, notShown, "what follows "+prefix+" is the name of a header of text, and none of gRPC's own")
+			e.addValueError(prefix+name, maskedValue, "what follows "+prefix+" is the name of a header of text, and none of gRPC's own")
 		}
 		if strings.ContainsFunc(found[name], func(r rune) bool { return r < ' ' || r > '~' }) {
-			e.refuse(prefix+name, notShown, "a header's value is of printable ASCII letters")
+			e.addValueError(prefix+name, maskedValue, "a header's value is of printable ASCII letters")
 		}
-		e.note("header "+name, notShown, "environment "+prefix+name)
+		e.addSetting("header "+name, maskedValue, "environment "+prefix+name)
 	}
 	return found
 }

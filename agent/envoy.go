@@ -10,243 +10,258 @@ import (
 	"github.com/pilotfish-mesh/pilotfish/envoy"
 )
 
-// probeTime bounds what a readiness probe may take of Envoy; kubelets give up after a second.
-const probeTime = 800 * time.Millisecond
+// probeTimeout is the timeout of readiness requests to Envoy. The default timeout of a kubelet's probe is one second.
+const probeTimeout = 800 * time.Millisecond
 
-// shortestDrain is the least that Envoy is given: without a time it takes ten minutes, and it counts in seconds.
-const shortestDrain = time.Second
+// minDrainTime is the minimum drain time. Envoy counts in seconds, and uses ten minutes for 0.
+const minDrainTime = time.Second
 
-// lingerTime is what the kernel has to end an Envoy that was killed by others or has crashed.
-const lingerTime = 5 * time.Second
+// kernelExitTimeout is the time that the kernel has to end an Envoy that crashed or was killed by another process.
+const kernelExitTimeout = 5 * time.Second
 
-// EnvoyEndedError says that Envoy ended although nobody had asked it to, or otherwise than it was asked to.
+// EnvoyEndedError reports that Envoy exited without a request, or did not stop cleanly.
 type EnvoyEndedError struct {
 	Exit envoy.Exit
-	// Restarts is how often it was started again before the agent gave up.
+	// Restarts is the number of restarts before the agent stopped restarting Envoy.
 	Restarts int
 }
 
 func (e *EnvoyEndedError) Error() string {
 	if e.Restarts > 0 {
-		return fmt.Sprintf("Envoy ended: %s; it was restarted %d times and keeps failing", e.Exit, e.Restarts)
+		return fmt.Sprintf("Envoy ended: %s; it was restarted %d times and still fails", e.Exit, e.Restarts)
 	}
 	return fmt.Sprintf("Envoy ended: %s", e.Exit)
 }
 
-// envoyPart runs Envoy, and starts it again when that is asked for. There is one current instance at most: it is the one
-// that is probed, drained and stopped.
-type envoyPart struct {
+// envoySupervisor runs Envoy and restarts it if that is configured. There is at most one current instance, which is
+// probed, drained and stopped.
+type envoySupervisor struct {
 	*Agent
-	counts   *envoyMetrics
-	progress *progress
-	own      *regexp.Regexp // statistics that do not count in a drain
+	counters     *envoyMetrics
+	drainTracker *drainTracker
+	ownStats     *regexp.Regexp // statistics that do not count in a drain
 
-	mu       sync.Mutex
-	current  *instance
-	why      string    // there is no instance
-	since    time.Time // there is none
-	restarts int
-	lastEnd  *EndStatus
-	givenUp  map[*instance]bool // and still there
-	verdict  error              // of the end that was asked for
-	replaced chan struct{}      // has room for one: another instance became the current one
-	doubts   chan struct{}      // has room for one: the current one was asked how it is, and was not simply well
+	mu               sync.Mutex
+	current          *envoyInstance
+	noInstanceReason string    // why current is nil
+	since            time.Time // time of the last change of current
+	restarts         int
+	lastEnd          *EndStatus
+	givenUp          map[*envoyInstance]bool // killed, but not ended by the kernel
+	stopErr          error                   // of a requested stop
+	currentChanged   chan struct{}           // capacity 1: current was replaced
+	recheck          chan struct{}           // capacity 1: a readiness check was not fully OK
 
-	upgrades upgrades
+	upgrades upgradeManager
 }
 
-func newEnvoyPart(a *Agent) (*envoyPart, error) {
-	e := &envoyPart{Agent: a, why: "Envoy has not been started yet", since: a.Started, own: ownStats(a.Config), givenUp: map[*instance]bool{}, replaced: make(chan struct{}, 1), doubts: make(chan struct{}, 1)}
+func newEnvoySupervisor(a *Agent) (*envoySupervisor, error) {
+	e := &envoySupervisor{Agent: a, noInstanceReason: "Envoy has not been started yet", since: a.Started, ownStats: ownStatsPattern(a.Config), givenUp: map[*envoyInstance]bool{}, currentChanged: make(chan struct{}, 1), recheck: make(chan struct{}, 1)}
 	var err error
-	if e.counts, err = newEnvoyMetrics(a.metrics); err != nil {
+	if e.counters, err = newEnvoyMetrics(a.metrics); err != nil {
 		return nil, err
 	}
-	if err := e.offerUpgrades(); err != nil {
+	if err := e.registerUpgrades(); err != nil {
 		return nil, err
 	}
-	e.progress, err = newProgress(a.metrics, a.orders.drain.given)
+	e.drainTracker, err = newDrainTracker(a.metrics, a.requests.drain.isSet)
 	return e, err
 }
 
-func (e *envoyPart) part() part { return part{name: "envoy", run: e.run, health: e.condition} }
+func (e *envoySupervisor) component() component {
+	return component{name: "envoy", run: e.run, health: e.condition}
+}
 
-// run owns Envoy until the context ends or Envoy does for good.
-func (e *envoyPart) run(ctx context.Context) error {
+// run runs Envoy until ctx ends or Envoy exits permanently.
+func (e *envoySupervisor) run(ctx context.Context) error {
 	binary, err := e.find(ctx)
 	if err != nil {
 		return err
 	}
-	if err := e.suit(binary); err != nil {
+	if err := e.writeFirstBootstrap(binary); err != nil {
 		return err
 	}
-	if err := e.Config.validateOnce(ctx, binary, e.options(binary)); err != nil {
+	if err := e.Config.validateOnce(ctx, binary, e.options(binary), e.bootstrap.AgentSecret); err != nil {
 		return err
 	}
-	e.sweepLineages()
-	defer e.endLineages()
-	defer e.upgrades.begin(ctx)()
+	e.removeStaleHotRestarts()
+	defer e.removeHotRestartDir()
+	e.removeStaleAdminSockets()
+	defer e.removeAdminSockets()
+	defer e.upgrades.start(ctx)()
 	e.Logger.Info("starting Envoy", "path", binary.Path, "version", binary.Version, "found", binary.Source)
+	e.warnOfAdvisories(binary)
 	allowed := envoyBudget()
 	for {
-		ended, err := e.once(ctx, binary)
+		ended, err := e.runOnce(ctx, binary)
 		if err != nil {
 			return err
 		}
-		exit := ended.end()
+		exit := ended.waitEnd()
 		if ctx.Err() != nil {
-			e.setVerdict(ended, exit)
+			e.setStopError(ended, exit)
 			return nil
 		}
-		wait, again := allowed.fail(time.Now())
-		if !again && e.stillGivenUp() > 0 {
-			wait, again = allowed.MaxWait, true // it may be that one's ports that are missing
+		wait, again := allowed.recordFailure(time.Now())
+		if !again && e.countGivenUp() > 0 {
+			wait, again = allowed.MaxWait, true // Envoy's ports may still be held by the instance that was given up
 		}
 		before := ended.fallback.Load()
 		if (before == nil && !e.Config.Envoy.Restart) || !again {
-			e.ended(ended, exit)
+			e.recordEnd(ended, exit)
 			return &EnvoyEndedError{Exit: exit, Restarts: e.restartCount()}
 		}
-		binary = ended.binary // which may be another than the first
+		binary = ended.binary // an upgrade may have changed the binary
 		if before != nil {
 			binary = *before
-			e.Logger.Error("the new Envoy ended while the old one drained: going back", "version", binary.Version)
+			e.Logger.Error("the new Envoy exited while the old one drained; restarting the old version", "version", binary.Version)
 		}
-		e.restarting(ended, exit, wait)
+		e.recordRestart(ended, exit, wait)
 		if !sleep(ctx, wait) {
 			return nil
 		}
 	}
 }
 
-// ended notes an end that nobody asked for.
-func (e *envoyPart) ended(i *instance, x envoy.Exit) {
+// warnOfAdvisories logs the known vulnerabilities of an Envoy version.
+func (e *envoySupervisor) warnOfAdvisories(binary envoy.Binary) {
+	report := binary.Version.Advisories()
+	if report.IsEmpty() || e.Config.Envoy.IgnoreAdvisories {
+		return
+	}
+	e.Logger.Warn("this Envoy has known vulnerabilities", "version", binary.Version, "advisories", report.Attacks(),
+		"remedy", report.Remedy()+"; ENVOY_ADVISORY_WARNING=false silences this for a build with backported fixes")
+}
+
+// recordEnd records an unexpected or unclean exit, and writes a crash report for a nonzero exit code.
+func (e *envoySupervisor) recordEnd(i *envoyInstance, x envoy.Exit) {
 	end := newEndStatus(x, time.Now())
 	if len(x.Tail) > 0 {
 		e.Logger.Error("Envoy's last lines", "tail", x.Tail)
 	}
 	if end.ExitCode != 0 {
-		end.Report = e.report(i, "Envoy "+end.Text, end, nil, "Envoy had ended")
-		e.lastWords(end)
+		end.Report = e.createCrashReport(i, "Envoy "+end.Text, end, nil, "Envoy had ended")
+		e.writeTerminationMessage(end)
 	}
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	e.lastEnd = end
 }
 
-func (e *envoyPart) restarting(i *instance, x envoy.Exit, wait time.Duration) {
-	e.ended(i, x)
-	e.counts.restarts.WithLabelValues(endReason(x)).Inc()
+func (e *envoySupervisor) recordRestart(i *envoyInstance, x envoy.Exit, wait time.Duration) {
+	e.recordEnd(i, x)
+	e.counters.restarts.WithLabelValues(endReason(x)).Inc()
 	e.mu.Lock()
 	e.restarts++
 	restarts := e.restarts
 	e.mu.Unlock()
-	e.set(nil, fmt.Sprintf("Envoy ended (%s) and is started again", x))
-	e.Logger.Warn("Envoy is started again", "after", wait, "restarts", restarts)
+	e.setCurrent(nil, fmt.Sprintf("Envoy exited (%s); the agent restarts it", x))
+	e.Logger.Warn("restarting Envoy", "after", wait, "restarts", restarts)
 }
 
-func (e *envoyPart) restartCount() int {
+func (e *envoySupervisor) restartCount() int {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	return e.restarts
 }
 
-// setVerdict keeps how an end that was asked for came out: an Envoy that crashed on its way, or had to be killed, is no
-// clean end.
-func (e *envoyPart) setVerdict(i *instance, x envoy.Exit) {
+// setStopError records the result of a requested stop. A crash or a SIGKILL by the agent is not a clean stop.
+func (e *envoySupervisor) setStopError(i *envoyInstance, x envoy.Exit) {
 	if x.Reason == envoy.Stopped && !x.Forced {
 		return
 	}
-	e.ended(i, x)
+	e.recordEnd(i, x)
 	e.mu.Lock()
 	defer e.mu.Unlock()
-	e.verdict = &EnvoyEndedError{Exit: x, Restarts: e.restarts}
+	e.stopErr = &EnvoyEndedError{Exit: x, Restarts: e.restarts}
 }
 
-func (e *envoyPart) find(ctx context.Context) (envoy.Binary, error) {
+func (e *envoySupervisor) find(ctx context.Context) (envoy.Binary, error) {
 	return e.Config.Envoy.find(ctx)
 }
 
-// once starts an Envoy and follows the current one to its end, which may be another by then.
-func (e *envoyPart) once(ctx context.Context, binary envoy.Binary) (*instance, error) {
+// runOnce starts an Envoy and returns the current instance after its exit. An upgrade may have replaced the first one.
+func (e *envoySupervisor) runOnce(ctx context.Context, binary envoy.Binary) (*envoyInstance, error) {
 	i, err := e.startFirst(binary)
 	if err != nil {
 		return nil, err
 	}
-	e.set(i, "")
-	i = e.follow(ctx)
-	e.set(nil, fmt.Sprintf("Envoy ended: %s", i.end()))
-	i.leave(e.Logger)
+	e.setCurrent(i, "")
+	i = e.superviseCurrent(ctx)
+	e.setCurrent(nil, fmt.Sprintf("Envoy ended: %s", i.waitEnd()))
+	i.waitAndCleanUp(e.Logger)
 	return i, nil
 }
 
-// follow waits for the end of the current instance, and ends it when the context ends. An instance that was replaced is
-// left to whoever replaced it.
-func (e *envoyPart) follow(ctx context.Context) *instance {
-	stay := e.orders.stay.done()
+// superviseCurrent waits for the exit of the current instance, and stops it when ctx ends. After an upgrade the
+// replaced instance belongs to that upgrade.
+func (e *envoySupervisor) superviseCurrent(ctx context.Context) *envoyInstance {
+	stay := e.requests.stay.done()
 	var lookAgain <-chan time.Time
 	for {
-		i := e.instance()
+		i := e.currentInstance()
 		select {
-		case <-e.doubts:
-			if lookAgain == nil && e.lingers(i) {
-				lookAgain = time.After(lingerTime)
+		case <-e.recheck:
+			if lookAgain == nil && e.isStuckExiting(i) {
+				lookAgain = time.After(kernelExitTimeout)
 			}
 		case <-lookAgain:
 			lookAgain = nil
-			if e.lingers(i) {
-				i.process.Stop(atOnce()) // in vain: another can serve meanwhile
+			if e.isStuckExiting(i) {
+				i.process.Stop(canceledContext()) // does not wait: another Envoy can serve meanwhile
 			}
 		case <-i.process.Done():
-			if e.replace(i, nil, "Envoy has ended") {
+			if e.replaceCurrent(i, nil, "Envoy has ended") {
 				return i
 			}
-		case <-e.replaced:
-			stay = e.orders.stay.done()
+		case <-e.currentChanged:
+			stay = e.requests.stay.done()
 		case <-stay:
 			stay = nil
-			_ = e.upgrades.run(func() { e.keepDraining(i) }) // refused when the end has begun, which drains too
+			_ = e.upgrades.goWhileRunning(func() { e.retryDrain(i) }) // fails if the shutdown has begun, which drains too
 		case <-ctx.Done():
 			e.stop(i)
-			if e.replace(i, nil, "Envoy was told to end") {
+			if e.replaceCurrent(i, nil, "Envoy is stopping") {
 				return i
 			}
 		}
 	}
 }
 
-// lingers says whether an Envoy was killed or has crashed, and the kernel has not ended it.
-func (e *envoyPart) lingers(i *instance) bool {
-	where := i.process.Lingers()
+// isStuckExiting reports whether Envoy crashed or was killed and the kernel has not ended its process.
+func (e *envoySupervisor) isStuckExiting(i *envoyInstance) bool {
+	where := i.process.HungThreads()
 	if where != "" {
-		e.Logger.Warn("Envoy was killed or has crashed, and the kernel has not ended it", "pid", i.process.PID(), "threads", where)
+		e.Logger.Warn("Envoy crashed or was killed, but the kernel has not ended it", "pid", i.process.PID(), "threads", where)
 	}
 	return where != ""
 }
 
-// replace makes another instance the current one, or none with the reason, if the old one still is.
-func (e *envoyPart) replace(old, by *instance, why string) bool {
+// replaceCurrent replaces the current instance old by another, or by nil with a reason. It returns false if old is not
+// current.
+func (e *envoySupervisor) replaceCurrent(old, by *envoyInstance, why string) bool {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	if e.current != old {
 		return false
 	}
-	e.current, e.why, e.since = by, why, time.Now()
+	e.current, e.noInstanceReason, e.since = by, why, time.Now()
 	select {
-	case e.replaced <- struct{}{}:
-	default: // it is known already that there is another
+	case e.currentChanged <- struct{}{}:
+	default: // a notification is already pending
 	}
 	return true
 }
 
-// instance is the current one; nil when there is none.
-func (e *envoyPart) instance() *instance {
+// currentInstance returns the current instance; nil if there is none.
+func (e *envoySupervisor) currentInstance() *envoyInstance {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	return e.current
 }
 
-// options are what every Envoy of this agent is started with.
-func (e *envoyPart) options(binary envoy.Binary) envoy.Options {
+// options returns the options that all Envoys of this agent have in common.
+func (e *envoySupervisor) options(binary envoy.Binary) envoy.Options {
 	p, c := e.Config.Proxy, e.Config.Envoy
 	version := "v4"
 	if !e.Config.Identity.IPs[0].Unmap().Is4() {
@@ -256,11 +271,11 @@ func (e *envoyPart) options(binary envoy.Binary) envoy.Options {
 	if c.LogAsJSON {
 		format = envoy.JSONLogFormat
 	}
-	level, components := e.levels.flags(c.LogLevel, c.ComponentLogLevel)
+	level, components := e.levels.startLevels(c.LogLevel, c.ComponentLogLevel)
 	return envoy.Options{
 		Version:               binary.Version,
-		ConfigPath:            e.file,
-		DrainTime:             max(p.GetDrainDuration().AsDuration(), shortestDrain),
+		ConfigPath:            e.bootstrapFile,
+		DrainTime:             max(p.GetDrainDuration().AsDuration(), minDrainTime),
 		LocalAddressIPVersion: version,
 		FileFlushInterval:     p.GetFileFlushInterval().AsDuration(),
 		FileFlushMinSizeKB:    int(p.GetFileFlushMinSizeKb()),
@@ -272,66 +287,66 @@ func (e *envoyPart) options(binary envoy.Binary) envoy.Options {
 	}
 }
 
-// arguments are those of an Envoy that begins a lineage, or has none.
-func (e *envoyPart) arguments(o envoy.Options, binary envoy.Binary) []string {
-	for _, flag := range o.LeftOut() {
-		e.Logger.Warn("this Envoy does not know a flag that was asked for, which is left out", "flag", flag, "version", binary.Version)
+// envoyArgs returns the arguments of an Envoy, and logs options that this version does not support.
+func (e *envoySupervisor) envoyArgs(o envoy.Options, binary envoy.Binary) []string {
+	for _, flag := range o.UnsupportedFlags() {
+		e.Logger.Warn("this version of Envoy does not support a flag; omitting it", "flag", flag, "version", binary.Version)
 	}
 	return o.Args()
 }
 
-func (e *envoyPart) set(i *instance, why string) {
+func (e *envoySupervisor) setCurrent(i *envoyInstance, why string) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
-	e.current, e.why, e.since = i, why, time.Now()
+	e.current, e.noInstanceReason, e.since = i, why, time.Now()
 }
 
-// verdictOfEnd is how an end that was asked for came out; nil for a clean one. It is known once run has returned.
-func (e *envoyPart) verdictOfEnd() error {
+// stopError returns the result of a requested stop; nil if it was clean. It is valid after run has returned.
+func (e *envoySupervisor) stopError() error {
 	e.mu.Lock()
 	defer e.mu.Unlock()
-	return e.verdict
+	return e.stopErr
 }
 
-// noteState is told of each change of an instance's state.
-func (e *envoyPart) noteState(i *instance, from, to State) {
-	e.counts.moved(from, to)
+// onStateChange is called after each change of an instance's state.
+func (e *envoySupervisor) onStateChange(i *envoyInstance, from, to State) {
+	e.counters.moveState(from, to)
 	if to == GivenUp {
 		e.watchGivenUp(i)
 	}
 	if to == GivenUp || to == Ended && from != GivenUp {
-		e.counts.ends.WithLabelValues(endReason(i.process.Exit())).Inc()
+		e.counters.ends.WithLabelValues(endReason(i.process.Exit())).Inc()
 	}
 	e.Logger.Debug("Envoy's state", "state", string(to), "pid", i.process.PID(), "epoch", i.epoch)
 }
 
-// stillGivenUp is how many Envoys were killed in vain.
-func (e *envoyPart) stillGivenUp() int {
+// countGivenUp returns the number of Envoys that were killed but not ended by the kernel.
+func (e *envoySupervisor) countGivenUp() int {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	return len(e.givenUp)
 }
 
-// watchGivenUp keeps an Envoy that was killed in vain among those of the agent until it is gone.
-func (e *envoyPart) watchGivenUp(i *instance) {
+// watchGivenUp registers an Envoy that the kernel has not ended after SIGKILL, until its process is gone.
+func (e *envoySupervisor) watchGivenUp(i *envoyInstance) {
 	e.mu.Lock()
 	e.givenUp[i] = true
 	e.mu.Unlock()
-	_ = e.upgrades.keep(func() { // refused when the agent has ended, and this one with it
+	_ = e.upgrades.goUntilClosed(func() { // fails if the agent has stopped, and this Envoy with it
 		select {
-		case <-i.process.Gone():
-		case <-e.upgrades.late.Done():
+		case <-i.process.Terminated():
+		case <-e.upgrades.lateCtx.Done():
 			return
 		}
 		e.mu.Lock()
 		delete(e.givenUp, i)
 		e.mu.Unlock()
-		i.buried()
+		i.markEnded()
 	})
 }
 
-// Health says whether Envoy takes traffic.
-func (e *envoyPart) Health() (ok bool, reason string) {
+// Health reports whether Envoy is ready, and the reason if not.
+func (e *envoySupervisor) Health() (ok bool, reason string) {
 	c := e.condition()
 	return c.OK, c.Reason
 }

@@ -11,18 +11,18 @@ import (
 	"github.com/pilotfish-mesh/pilotfish/envoy"
 )
 
-// killedByUs is the reason of an end that took SIGKILL; the others are envoy's.
-const killedByUs = "killed"
+// reasonKilled is the reason of an exit by the agent's SIGKILL. Package envoy defines the other reasons.
+const reasonKilled = "killed"
 
-// endReason is the label by which an end is counted.
+// endReason returns the value of the label "reason" for an exit.
 func endReason(x envoy.Exit) string {
 	if x.Forced {
-		return killedByUs
+		return reasonKilled
 	}
 	return string(x.Reason)
 }
 
-// envoyMetrics tell of Envoy's life.
+// envoyMetrics are the metrics of Envoy's life cycle.
 type envoyMetrics struct {
 	processes *prometheus.GaugeVec
 	ends      *prometheus.CounterVec
@@ -38,16 +38,16 @@ func newEnvoyMetrics(r prometheus.Registerer) (*envoyMetrics, error) {
 			Name: "istio_agent_envoy_ends_total", Help: "Ends of Envoy processes, by reason.",
 		}, []string{"reason"}),
 		restarts: prometheus.NewCounterVec(prometheus.CounterOpts{
-			Name: "istio_agent_envoy_restarts_total", Help: "Times that Envoy was started again, by the reason of the end before.",
+			Name: "istio_agent_envoy_restarts_total", Help: "Restarts of Envoy, by the reason of the previous end.",
 		}, []string{"reason"}),
 	}
-	// A series that appears with its first event hides that event from an alert on the increase.
+	// A series that is created by its first event hides that event from alerts on increase().
 	for _, reason := range []string{string(envoy.Exited), string(envoy.Signaled), string(envoy.OOMKilled)} {
 		m.ends.WithLabelValues(reason)
 		m.restarts.WithLabelValues(reason)
 	}
 	m.ends.WithLabelValues(string(envoy.Stopped))
-	m.ends.WithLabelValues(killedByUs)
+	m.ends.WithLabelValues(reasonKilled)
 	for _, s := range []State{Starting, Running, Draining, Stopping, GivenUp} {
 		m.processes.WithLabelValues(string(s))
 	}
@@ -57,8 +57,8 @@ func newEnvoyMetrics(r prometheus.Registerer) (*envoyMetrics, error) {
 	return m, nil
 }
 
-// moved counts a process over from one state to the next.
-func (m *envoyMetrics) moved(from, to State) {
+// moveState moves one process from one state's gauge to another's.
+func (m *envoyMetrics) moveState(from, to State) {
 	if from != "" {
 		m.processes.WithLabelValues(string(from)).Dec()
 	}
@@ -67,29 +67,29 @@ func (m *envoyMetrics) moved(from, to State) {
 	}
 }
 
-// progress is how far a drain has got, for metrics and status.
-type progress struct {
+// drainTracker holds the progress of a drain, for metrics and status.
+type drainTracker struct {
 	mu       sync.Mutex
-	load     load
-	deadline time.Time // zero: nothing is being waited for
+	traffic  activeTraffic
+	deadline time.Time // zero: no drain
 }
 
-func newProgress(r prometheus.Registerer, draining func() bool) (*progress, error) {
-	p := &progress{}
+func newDrainTracker(r prometheus.Registerer, draining func() bool) (*drainTracker, error) {
+	p := &drainTracker{}
 	gauge := func(name, help string, value func() float64) error {
 		return r.Register(prometheus.NewGaugeFunc(prometheus.GaugeOpts{Name: name, Help: help}, value))
 	}
 	err := errors.Join(
-		gauge("istio_agent_draining", "1 once the proxy was told to drain or to end.", func() float64 {
+		gauge("istio_agent_draining", "1 after a request to drain or to stop the proxy.", func() float64 {
 			if draining() {
 				return 1
 			}
 			return 0
 		}),
-		gauge("istio_agent_drain_connections", "Connections that the end of the proxy waits for.", func() float64 { return float64(p.seen().load.connections) }),
-		gauge("istio_agent_drain_requests", "Requests that the end of the proxy waits for.", func() float64 { return float64(p.seen().load.requests) }),
-		gauge("istio_agent_drain_seconds_left", "Time until the proxy ends whatever it still serves; 0 before its end began.", func() float64 {
-			return p.seen().left().Seconds()
+		gauge("istio_agent_drain_connections", "Connections that the shutdown of the proxy waits for.", func() float64 { return float64(p.snapshot().traffic.connections) }),
+		gauge("istio_agent_drain_requests", "Requests that the shutdown of the proxy waits for.", func() float64 { return float64(p.snapshot().traffic.requests) }),
+		gauge("istio_agent_drain_seconds_left", "Time until the shutdown deadline of the proxy; 0 before the shutdown.", func() float64 {
+			return p.snapshot().timeLeft().Seconds()
 		}),
 	)
 	if err != nil {
@@ -98,25 +98,25 @@ func newProgress(r prometheus.Registerer, draining func() bool) (*progress, erro
 	return p, nil
 }
 
-func (p *progress) show(l load, deadline time.Time) {
+func (p *drainTracker) update(l activeTraffic, deadline time.Time) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	p.load, p.deadline = l, deadline
+	p.traffic, p.deadline = l, deadline
 }
 
-// drainSight is a progress at one moment.
-type drainSight struct {
-	load     load
+// drainSnapshot is the progress of a drain at one moment.
+type drainSnapshot struct {
+	traffic  activeTraffic
 	deadline time.Time
 }
 
-func (p *progress) seen() drainSight {
+func (p *drainTracker) snapshot() drainSnapshot {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	return drainSight{p.load, p.deadline}
+	return drainSnapshot{p.traffic, p.deadline}
 }
 
-func (d drainSight) left() time.Duration {
+func (d drainSnapshot) timeLeft() time.Duration {
 	if d.deadline.IsZero() {
 		return 0
 	}

@@ -8,33 +8,33 @@ import (
 
 // States of the agent's Envoy when there is no process.
 const (
-	Waiting  State = "waiting"  // it is looked for, or it ended and is about to be started again
-	Disabled State = "disabled" // the agent was told to run none
+	Waiting  State = "waiting"  // the Envoy binary is being located, or a restart is pending
+	Disabled State = "disabled" // the agent runs no Envoy
 )
 
-// EnvoyStatus tells of the agent's Envoy.
+// EnvoyStatus is the status of the agent's Envoy.
 type EnvoyStatus struct {
 	State State `json:"state"`
-	// Since is when it got into that state.
+	// Since is the time of the last state change.
 	Since time.Time `json:"since,omitzero"`
-	// Reason says why there is no process.
+	// Reason is the reason why there is no process.
 	Reason  string `json:"reason,omitempty"`
 	PID     int    `json:"pid,omitempty"`
 	Epoch   int    `json:"epoch"`
 	Path    string `json:"path,omitempty"`
 	Version string `json:"version,omitempty"`
-	// Restarts is how often it was started again.
+	// Restarts is the number of restarts.
 	Restarts int `json:"restarts"`
-	// LastEnd is how the last one ended that did so unasked.
+	// LastEnd describes the last unexpected or unclean exit.
 	LastEnd *EndStatus `json:"lastEnd,omitempty"`
-	// GivenUp are those that were killed, and that the kernel has not ended.
+	// GivenUp lists the Envoys that were killed but not ended by the kernel.
 	GivenUp []GivenUpStatus `json:"givenUp,omitempty"`
-	// Draining is set once the proxy was told to drain or to end.
+	// Draining is true after a drain or stop request.
 	Draining bool         `json:"draining"`
 	Drain    *DrainStatus `json:"drain,omitempty"`
 }
 
-// EndStatus tells how an Envoy ended.
+// EndStatus describes an exit of Envoy.
 type EndStatus struct {
 	// Reason is exited, signaled, oom-killed, stopped or killed.
 	Reason   string    `json:"reason"`
@@ -42,21 +42,22 @@ type EndStatus struct {
 	Text     string    `json:"text"`
 	Time     time.Time `json:"time"`
 	RanFor   string    `json:"ranFor"`
-	// Tail is its last lines.
+	// Tail is the last lines of Envoy's output.
 	Tail []string `json:"tail,omitempty"`
-	// Report is the file with all that is known of the end.
+	// Report is the path of the crash report.
 	Report string `json:"report,omitempty"`
 }
 
-// GivenUpStatus tells of an Envoy that does not end.
+// GivenUpStatus describes an Envoy that the kernel has not ended.
 type GivenUpStatus struct {
 	PID   int       `json:"pid"`
 	Since time.Time `json:"since"`
-	// Threads are the states of its threads, and where in the kernel they wait, when it was given up.
+	// Threads lists the states of its threads, and the kernel functions in which they wait, at the time when it was
+	// given up.
 	Threads string `json:"threads"`
 }
 
-// DrainStatus tells what the end of the proxy waits for.
+// DrainStatus is the traffic that the shutdown waits for.
 type DrainStatus struct {
 	Requests    uint64    `json:"requests"`
 	Connections uint64    `json:"connections"`
@@ -70,19 +71,19 @@ func newEndStatus(x envoy.Exit, at time.Time) *EndStatus {
 	}
 }
 
-// EnvoyStatus tells of the agent's Envoy at this moment.
+// EnvoyStatus returns the current status of the agent's Envoy.
 func (a *Agent) EnvoyStatus() EnvoyStatus {
-	s := EnvoyStatus{State: Disabled, Reason: "DISABLE_ENVOY", Draining: a.orders.drain.given()}
+	s := EnvoyStatus{State: Disabled, Reason: "DISABLE_ENVOY", Draining: a.requests.drain.isSet()}
 	if a.envoy != nil {
-		a.envoy.describe(&s)
+		a.envoy.fillStatus(&s)
 	}
 	return s
 }
 
-func (e *envoyPart) describe(s *EnvoyStatus) {
+func (e *envoySupervisor) fillStatus(s *EnvoyStatus) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
-	s.State, s.Reason, s.Since = Waiting, e.why, e.since
+	s.State, s.Reason, s.Since = Waiting, e.noInstanceReason, e.since
 	s.Restarts, s.LastEnd = e.restarts, e.lastEnd
 	if i := e.current; i != nil {
 		s.State, s.Since = i.status()
@@ -91,9 +92,9 @@ func (e *envoyPart) describe(s *EnvoyStatus) {
 	}
 	for i := range e.givenUp {
 		_, since := i.status()
-		s.GivenUp = append(s.GivenUp, GivenUpStatus{i.process.PID(), since, i.process.Exit().Remains})
+		s.GivenUp = append(s.GivenUp, GivenUpStatus{i.process.PID(), since, i.process.Exit().HungThreads})
 	}
-	if d := e.progress.seen(); !d.deadline.IsZero() {
-		s.Drain = &DrainStatus{Requests: d.load.requests, Connections: d.load.connections, Deadline: d.deadline}
+	if d := e.drainTracker.snapshot(); !d.deadline.IsZero() {
+		s.Drain = &DrainStatus{Requests: d.traffic.requests, Connections: d.traffic.connections, Deadline: d.deadline}
 	}
 }

@@ -8,38 +8,38 @@ import (
 	"github.com/pilotfish-mesh/pilotfish/envoy"
 )
 
-// The exit codes of the agent's commands, besides Envoy's own.
+// Exit codes of the agent's commands, other than Envoy's own.
 const (
 	exitFailed    = 1
 	exitUsage     = 2
 	exitNoEnvoy   = 127
-	exitCannotRun = 126 // `run`: as shells say of a program that is there
-	exitNoProgram = 127 // `run`: as shells say of a program that is not
-	exitNotYet    = 255 // `wait` gave up, as Istio's does
+	exitCannotRun = 126 // `run`: as in a shell, the program is not executable
+	exitNoProgram = 127 // `run`: as in a shell, the program was not found
+	exitTimeout   = 255 // `wait` timed out, as in Istio's agent
 )
 
-// usageError says that the command line or the configuration is wrong, so that trying again changes nothing.
+// usageError is an error of the command line or the configuration. A retry would fail too.
 type usageError struct{ error }
 
 func (e usageError) Unwrap() error { return e.error }
 
 func usagef(format string, args ...any) error { return usageError{fmt.Errorf(format, args...)} }
 
-// codedError is an error with an exit code of its own.
-type codedError struct {
+// exitCodeError is an error with its own exit code.
+type exitCodeError struct {
 	error
 	code int
 }
 
-func (e codedError) Unwrap() error { return e.error }
+func (e exitCodeError) Unwrap() error { return e.error }
 
-// ExitCode is the code that a process should end with after one of the agent's commands returned the error: 0 for none,
-// Envoy's own (128 and the signal's number if a signal ended it) when Envoy ended, 127 when there is no Envoy to run, 2
-// for wrong flags or configuration, and 1 for what else goes wrong.
+// ExitCode returns the exit code for the error of one of the agent's commands: 0 for nil; Envoy's own code if Envoy
+// exited (128 plus the signal number for a signal); 127 if no usable Envoy was found; 2 for invalid flags or
+// configuration; and otherwise 1.
 func ExitCode(err error) int {
 	var (
 		ended    *EnvoyEndedError
-		coded    codedError
+		coded    exitCodeError
 		usage    usageError
 		missing  *envoy.NotFoundError
 		tooOld   *envoy.TooOldError

@@ -9,8 +9,8 @@ import (
 	"github.com/pilotfish-mesh/pilotfish/bootstrap"
 )
 
-// Whatever a pod's author, a mesh's operator or a hostile annotation writes: it is refused, or it makes a bootstrap, or
-// the bootstrap is refused. Nothing else happens.
+// Any input by a pod's author, a mesh's operator or an attacker must lead to an error, to a bootstrap, or to an error
+// of the bootstrap.
 func FuzzConfigurationIsResolvedOrRefused(f *testing.F) {
 	f.Add("=x\nPOD_NAME=p\nPROXY_CONFIG={concurrency: 2}", "defaultConfig:\n  statusPort: 16020\n", "proxy.istio.io/config=\"tracing: {zipkin: {address: \\\"z:1\\\"}}\"\n", "{}", "sidecar")
 	f.Add("ISTIO_METAJSON_X={\"a\": {\"b\": [1, null]}}\nISTIO_META_DNS_CAPTURE=true\nISTIO_KUBE_APP_PROBERS={\"/app-health/a/livez\":{\"httpGet\":{\"port\":80}}}", "trustDomain: x\n",
@@ -42,7 +42,7 @@ func FuzzConfigurationIsResolvedOrRefused(f *testing.F) {
 				t.Errorf("setting %q has no source", s.Name)
 			}
 		}
-		from := c.bootstrap(istioVersion)
+		from := c.bootstrapConfig(istioVersion)
 		_, _ = bootstrap.Encode(from)
 		if _, err := bootstrap.GRPC(from); err != nil {
 			t.Errorf("what was accepted makes no bootstrap for gRPC clients: %v", err)

@@ -12,20 +12,21 @@ import (
 )
 
 const (
-	// promptness is how long a part of the agent may take to say how it is: none of them waits for anything.
-	promptness = 500 * time.Millisecond
-	// silentQuestions is how many questions in a row Envoy has to leave unanswered, besides the time that passes, before it
-	// counts as frozen: a machine that stood still for a while makes one late answer look like a long silence.
-	silentQuestions = 3
+	// maxResponseTime is the maximum time for a component's own health function, which does not block.
+	maxResponseTime = 500 * time.Millisecond
+	// minUnansweredProbes is the minimum number of consecutive unanswered requests, in addition to the elapsed time,
+	// for an Envoy that counts as frozen. After a pause of the whole machine, a single late response looks like a long
+	// silence.
+	minUnansweredProbes = 3
 )
 
-// readiness are the checks of /healthz/ready.
-func (a *Agent) readiness(parts []part) []status.Check {
+// readinessChecks returns the checks of /healthz/ready.
+func (a *Agent) readinessChecks(components []component) []status.Check {
 	var checks []status.Check
-	if a.envoy == nil { // which otherwise says that it drains
-		checks = append(checks, status.Check{Name: "agent", Func: health.Plain(a.undrained)})
+	if a.envoy == nil { // otherwise Envoy's check reports the drain
+		checks = append(checks, status.Check{Name: "agent", Func: health.Plain(a.checkNotDraining)})
 	}
-	for _, p := range parts {
+	for _, p := range components {
 		if p.health != nil {
 			checks = append(checks, status.Check{Name: p.name, Func: p.health})
 		}
@@ -33,30 +34,31 @@ func (a *Agent) readiness(parts []part) []status.Check {
 	return checks
 }
 
-// liveness are the checks of /healthz/live, on which an orchestrator restarts the pod. So they fail only where that helps
-// and nothing less does: a part of the agent is stuck, or Envoy is and has been for long. What a restart does not mend
-// (no control plane, no certificate, a configuration that is refused) and what ends by itself (an Envoy that is started
-// again, a drain) is none of their business; and a part that fails for good ends the agent anyway.
-func (a *Agent) liveness(certificates *sds.Server, relay *xdsproxy.Relay) []status.Check {
+// livenessChecks returns the checks of /healthz/live, after whose failure an orchestrator restarts the pod. They fail
+// only if a restart helps and nothing less does: a component of the agent hangs, or Envoy has been frozen for long.
+// They ignore what a restart does not fix (no control plane, no certificate, a rejected configuration) and what ends by
+// itself (a restart of Envoy, a drain). A component that fails permanently stops the agent anyway.
+func (a *Agent) livenessChecks(certificates *sds.Server, relay *xdsproxy.Relay) []status.Check {
 	checks := []status.Check{
-		{Name: "certificates", Func: answering(func() { certificates.Health() })},
-		{Name: "xds", Func: answering(func() { relay.Health() })},
+		{Name: "certificates", Func: responsivenessCheck(func() { certificates.Health() })},
+		{Name: "xds", Func: responsivenessCheck(func() { relay.Health() })},
 	}
 	if a.envoy != nil && a.Config.Health.EnvoySilence > 0 {
-		checks = append(checks, status.Check{Name: "envoy", Func: a.envoy.liveness})
+		checks = append(checks, status.Check{Name: "envoy", Func: a.envoy.checkLiveness})
 	}
 	return checks
 }
 
-// answering is the check that a part answers at all. One that does not is not asked again before it has.
-func answering(ask func()) health.Check {
-	turn := make(chan struct{}, 1) // holds one while the part is asked
+// responsivenessCheck returns a check that fails if query does not return in time. It does not call query again before
+// the previous call has returned.
+func responsivenessCheck(query func()) health.Check {
+	turn := make(chan struct{}, 1) // held during a call of query
 	return func() health.Condition {
 		stuck := health.Condition{
-			Reason: fmt.Sprintf("this part of the agent has not answered for more than %s", promptness),
-			Remedy: "restart the proxy, and report what /debug/pprof/goroutine?debug=2 says before",
+			Reason: fmt.Sprintf("this component of the agent has not answered for more than %s", maxResponseTime),
+			Remedy: "save /debug/pprof/goroutine?debug=2 for a bug report, and restart the proxy",
 		}
-		timer := time.NewTimer(promptness)
+		timer := time.NewTimer(maxResponseTime)
 		defer timer.Stop()
 		select {
 		case turn <- struct{}{}:
@@ -66,7 +68,7 @@ func answering(ask func()) health.Check {
 		answered := make(chan struct{})
 		go func() {
 			defer func() { <-turn }()
-			ask()
+			query()
 			close(answered)
 		}()
 		select {
@@ -78,80 +80,80 @@ func answering(ask func()) health.Check {
 	}
 }
 
-// condition says whether Envoy takes traffic.
-func (e *envoyPart) condition() health.Condition {
+// condition returns the readiness of Envoy.
+func (e *envoySupervisor) condition() health.Condition {
 	e.mu.Lock()
-	i, why := e.current, e.why
+	i, why := e.current, e.noInstanceReason
 	e.mu.Unlock()
 	switch {
-	case e.orders.drain.given():
-		return health.Condition{Reason: "the proxy is draining", Remedy: "nothing: it was told to, and takes no new clients"}
+	case e.requests.drain.isSet():
+		return health.Condition{Reason: "the proxy is draining", Remedy: "none: this is expected after a request to drain"}
 	case i == nil:
-		return health.Condition{Reason: why, Remedy: "see what Envoy says in the agent's log"}
+		return health.Condition{Reason: why, Remedy: "see Envoy's messages in the agent's log"}
 	}
-	ctx, cancel := context.WithTimeout(context.Background(), probeTime)
+	ctx, cancel := context.WithTimeout(context.Background(), probeTimeout)
 	defer cancel()
 	c := i.condition(ctx)
 	if c == health.Well {
-		c.Reason, c.Remedy = e.tellGivenUp()
+		c.Reason, c.Remedy = e.describeGivenUp()
 		return c
 	}
 	select {
-	case e.doubts <- struct{}{}:
-	default: // it is about to be looked at
+	case e.recheck <- struct{}{}:
+	default: // a recheck is already pending
 	}
 	return c
 }
 
-// tellGivenUp is for Envoys that were killed in vain; nothing where there are none.
-func (e *envoyPart) tellGivenUp() (reason, remedy string) {
-	n := e.stillGivenUp()
+// describeGivenUp returns a reason and a remedy if the kernel has not ended killed Envoys; otherwise empty strings.
+func (e *envoySupervisor) describeGivenUp() (reason, remedy string) {
+	n := e.countGivenUp()
 	if n == 0 {
 		return "", ""
 	}
-	return fmt.Sprintf("Envoys that were killed and that the kernel has not ended: %d", n),
-		"see in /debug/envoyz what their threads wait for (a disk, as a rule): until then they keep their memory"
+	return fmt.Sprintf("killed Envoys that the kernel has not ended: %d", n),
+		"see /debug/envoyz for what their threads wait for (usually a disk); until they end they occupy memory"
 }
 
-// liveness fails when Envoy has not answered for long, nor often, although it runs. Where Envoy is about to end, or there
-// is none, there is nothing that a restart would mend.
-func (e *envoyPart) liveness() health.Condition {
-	i := e.instance()
-	if i == nil || e.orders.drain.given() {
+// checkLiveness fails if a running Envoy has not answered for long. It passes during a drain and without an Envoy,
+// where a restart would not help.
+func (e *envoySupervisor) checkLiveness() health.Condition {
+	i := e.currentInstance()
+	if i == nil || e.requests.drain.isSet() {
 		return health.Well
 	}
-	ctx, cancel := context.WithTimeout(context.Background(), probeTime)
+	ctx, cancel := context.WithTimeout(context.Background(), probeTimeout)
 	defer cancel()
 	i.condition(ctx)
-	return frozen(e.Config.Health.EnvoySilence, i.ready)
+	return checkFrozen(e.Config.Health.EnvoySilence, i.ready)
 }
 
-// listener is what tells how long an Envoy has been silent.
-type listener interface {
-	Silent() (d time.Duration, questions int)
+// silenceReporter reports how long, and for how many requests, an Envoy has not answered.
+type silenceReporter interface {
+	UnresponsiveFor() (d time.Duration, questions int)
 }
 
-func frozen(limit time.Duration, l listener) health.Condition {
-	silent, questions := l.Silent()
-	if silent < limit || questions < silentQuestions {
+func checkFrozen(limit time.Duration, l silenceReporter) health.Condition {
+	silent, questions := l.UnresponsiveFor()
+	if silent < limit || questions < minUnansweredProbes {
 		return health.Well
 	}
 	return health.Condition{
-		Reason: fmt.Sprintf("Envoy runs, and has not answered %d questions in %s", questions, silent.Round(time.Second)),
+		Reason: fmt.Sprintf("Envoy has not answered %d requests in %s", questions, silent.Round(time.Second)),
 		Remedy: "restart the proxy",
 		Since:  time.Now().Add(-silent),
 	}
 }
 
-// configuration is how the relay judges what the Envoy that takes traffic has got: while another takes over from it, that
-// one is not asked for yet.
-func (a *Agent) configuration(relay *xdsproxy.Relay) health.Check {
+// configurationCheck returns the relay's readiness check for the serving Envoy. During an upgrade, the new Envoy does
+// not count yet.
+func (a *Agent) configurationCheck(relay *xdsproxy.Relay) health.Check {
 	return func() health.Condition {
 		if a.envoy == nil {
 			return relay.ConditionForClients()
 		}
 		pid := 0
-		if i := a.envoy.instance(); i != nil {
+		if i := a.envoy.currentInstance(); i != nil {
 			pid = i.process.PID()
 		}
 		return relay.Condition(pid)

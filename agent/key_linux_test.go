@@ -14,8 +14,8 @@ import (
 	tlsv3 "github.com/envoyproxy/go-control-plane/envoy/extensions/transport_sockets/tls/v3"
 )
 
-// The key goes to Envoy by the socket of secrets, and stands nowhere else: in no file, log, answer, command line or report of
-// a crash.
+// The key is sent to Envoy over the SDS socket only. It must not be in any file, log, response, command line or crash
+// report.
 func TestKeyLeavesTheAgentOnlyToEnvoy(t *testing.T) {
 	t.Parallel()
 	s := newSetup(t, "127.155.9.1")
@@ -23,7 +23,7 @@ func TestKeyLeavesTheAgentOnlyToEnvoy(t *testing.T) {
 	s.args = append(s.args, "--log_output_level", "debug", "--proxyLogLevel", "debug")
 	r := s.start(t)
 	r.waitReady()
-	r.eventually("Envoy shows its identity", func() error { return shows(s, shopIdentity) })
+	r.eventually("Envoy shows its identity", func() error { return checkIdentity(s, shopIdentity) })
 	key := servedKey(t, s)
 
 	for _, path := range []string{
@@ -35,7 +35,7 @@ func TestKeyLeavesTheAgentOnlyToEnvoy(t *testing.T) {
 		if err != nil {
 			t.Errorf("%s: %v", path, err)
 		}
-		key.notIn(t, path, body)
+		key.checkNotIn(t, path, body)
 	}
 	for _, pid := range []int{r.cmd.Process.Pid, r.envoy()} {
 		for _, name := range []string{"cmdline", "environ"} {
@@ -44,29 +44,29 @@ func TestKeyLeavesTheAgentOnlyToEnvoy(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			key.notIn(t, path, string(text))
+			key.checkNotIn(t, path, string(text))
 		}
 	}
-	key.notInFiles(t, s.dir)
+	key.checkNotInFiles(t, s.dir)
 
 	if err := syscall.Kill(r.envoy(), syscall.SIGABRT); err != nil {
 		t.Fatal(err)
 	}
-	if code := r.exit(); code != 128+int(syscall.SIGABRT) {
+	if code := r.waitExit(); code != 128+int(syscall.SIGABRT) {
 		t.Errorf("exit code %d", code)
 	}
 	if len(s.reports(t)) != 1 {
 		t.Error("there is no report of the crash")
 	}
-	key.notInFiles(t, s.dir)
-	key.notIn(t, "the log", r.out.String())
+	key.checkNotInFiles(t, s.dir)
+	key.checkNotIn(t, "the log", r.out.String())
 }
 
-// privateKey is what a key can be told by, however it is written: its lines in PEM, and its bytes.
+// privateKey identifies a key in any encoding: by its lines in PEM, and by its bytes.
 type privateKey struct{ lines, raw []string }
 
-// servedKey asks for the workload's key as Envoy does.
-func servedKey(t *testing.T, s *setup) (k privateKey) {
+// servedKey requests the workload's key as Envoy does.
+func servedKey(t *testing.T, s *agentSetup) (k privateKey) {
 	t.Helper()
 	answer, err := fetch(t, filepath.Join(s.dir, "var/run/secrets/workload-spiffe-uds/socket"), "default")
 	if err != nil || len(answer.GetResources()) != 1 {
@@ -89,13 +89,13 @@ func servedKey(t *testing.T, s *setup) (k privateKey) {
 	if len(k.lines) == 0 {
 		t.Fatalf("the key has no lines: %s", block.Type)
 	}
-	// Of an elliptic curve's key in this form, the secret are these 32 bytes; what follows is public.
+	// In this encoding of an EC key, these 32 bytes are the secret. The rest is public.
 	secretBytes := block.Bytes[7:39]
 	k.raw = []string{string(secretBytes), fmt.Sprintf("%x", secretBytes)}
 	return k
 }
 
-func (k privateKey) notIn(t *testing.T, what, text string) {
+func (k privateKey) checkNotIn(t *testing.T, what, text string) {
 	t.Helper()
 	for _, part := range append(k.lines, k.raw...) {
 		if strings.Contains(text, part) {
@@ -108,12 +108,12 @@ func (k privateKey) notIn(t *testing.T, what, text string) {
 	}
 }
 
-func (k privateKey) notInFiles(t *testing.T, dir string) {
+func (k privateKey) checkNotInFiles(t *testing.T, dir string) {
 	t.Helper()
 	seen := 0
 	err := filepath.WalkDir(dir, func(path string, d fs.DirEntry, err error) error {
 		if errors.Is(err, fs.ErrNotExist) {
-			return nil // it has gone meanwhile
+			return nil // the process has exited meanwhile
 		}
 		if err != nil || !d.Type().IsRegular() {
 			return err
@@ -123,10 +123,10 @@ func (k privateKey) notInFiles(t *testing.T, dir string) {
 			return err
 		}
 		seen++
-		k.notIn(t, path, string(text))
+		k.checkNotIn(t, path, string(text))
 		return nil
 	})
-	if err != nil || seen < 4 { // the bootstrap, the last good configuration, the token and the roots at the least
+	if err != nil || seen < 4 { // at least bootstrap, last accepted configuration, token and roots
 		t.Errorf("%d files were looked at, %v", seen, err)
 	}
 }

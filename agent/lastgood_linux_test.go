@@ -7,8 +7,8 @@ import (
 	"testing"
 )
 
-// mountForReading has the agent's directory for what it keeps on a file system that cannot be written to.
-func mountForReading(t *testing.T, s *setup) {
+// mountForReading mounts the agent's storage directory on a read-only file system.
+func mountForReading(t *testing.T, s *agentSetup) {
 	dir := filepath.Join(s.dir, "etc/istio/proxy/last-good")
 	if err := os.MkdirAll(dir, 0o700); err != nil {
 		t.Fatal(err)

@@ -13,7 +13,7 @@ import (
 )
 
 // waitServes waits until Envoy serves with the proxy's identity.
-func (r *running) waitServes(who string) {
+func (r *agentProcess) waitServes(who string) {
 	r.t.Helper()
 	r.eventually("traffic flows", func() error {
 		c, id, err := dialProxy(r.address)
@@ -28,8 +28,8 @@ func (r *running) waitServes(who string) {
 	})
 }
 
-// waitKept waits until the agent has a whole configuration on disk.
-func (r *running) waitKept() {
+// waitStored waits until the agent has stored a complete configuration on disk.
+func (r *agentProcess) waitStored() {
 	r.t.Helper()
 	r.eventually("the configuration is kept", func() error {
 		_, body, err := r.http("GET", "15020/debug/xdsz")
@@ -40,35 +40,35 @@ func (r *running) waitKept() {
 	})
 }
 
-// TestEnvoyThatDiesWithoutAControlPlaneIsRestartedAndServes: on a disk what Envoy accepted is kept there, and in memory where
-// there is none, or none that can be written to.
-func TestEnvoyThatDiesWithoutAControlPlaneIsRestartedAndServes(t *testing.T) {
+// TestEnvoyRestartsWithoutControlPlane tests a restart from the configuration stored on disk, and in memory if no
+// directory is writable.
+func TestEnvoyRestartsWithoutControlPlane(t *testing.T) {
 	t.Parallel()
 	for name, test := range map[string]struct {
 		address string
-		prepare func(*testing.T, *setup)
+		prepare func(*testing.T, *agentSetup)
 		status  []string
 	}{
-		"disk":        {"127.153.1.1", func(*testing.T, *setup) {}, []string{"configuration.log"}},
-		"no disk":     {"127.153.1.2", func(_ *testing.T, s *setup) { s.env = append(s.env, "KEEP_CONFIGURATION_DIR=none") }, []string{"in memory alone"}},
-		"for reading": {"127.153.1.3", mountForReading, []string{"in memory alone", "not on disk", "read-only file system"}},
+		"disk":        {"127.153.1.1", func(*testing.T, *agentSetup) {}, []string{"configuration.log"}},
+		"no disk":     {"127.153.1.2", func(_ *testing.T, s *agentSetup) { s.env = append(s.env, "KEEP_CONFIGURATION_DIR=none") }, []string{"in memory only"}},
+		"for reading": {"127.153.1.3", mountForReading, []string{"in memory only", "not on disk", "read-only file system"}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			s := newSetup(t, test.address)
 			test.prepare(t, s)
-			s.outlivesItsEnvoy(t, test.status)
+			s.checkSurvivesEnvoy(t, test.status)
 		})
 	}
 }
 
-func (s *setup) outlivesItsEnvoy(t *testing.T, status []string) {
+func (s *agentSetup) checkSurvivesEnvoy(t *testing.T, status []string) {
 	t.Helper()
 	s.args = append(s.args, "--restart")
 	stop := s.cp.start(t)
 	r := s.start(t)
 	r.waitReady()
-	r.waitKept()
+	r.waitStored()
 	stop()
 	first := r.envoy()
 	if err := syscall.Kill(first, syscall.SIGKILL); err != nil {
@@ -84,14 +84,14 @@ func (s *setup) outlivesItsEnvoy(t *testing.T, status []string) {
 	r.waitReport("/healthz/ready", "xds", 200, "last good configuration")
 	r.waitReady()
 	out, code := r.command("xds", "status")
-	for _, want := range append(status, "the last good one, up to date until") {
+	for _, want := range append(status, "last accepted one, up to date until") {
 		if code != 0 || !strings.Contains(out, want) {
 			t.Errorf("xds status does not say %q: code %d\n%s", want, code, out)
 		}
 	}
 	s.cp.start(t)
 	r.eventually("the control plane is back", func() error {
-		_, reasons, err := r.reasons()
+		_, reasons, err := r.readiness()
 		if reason := reasons["xds"]; err != nil || reason != "" {
 			return errors.Join(err, errors.New(reason))
 		}
@@ -99,7 +99,7 @@ func (s *setup) outlivesItsEnvoy(t *testing.T, status []string) {
 	})
 }
 
-// TestAgentThatStartsWithoutAControlPlaneServes: its certificate is in files, since nobody signs one.
+// TestAgentThatStartsWithoutAControlPlaneServes uses a certificate in files, because no CA is available.
 func TestAgentThatStartsWithoutAControlPlaneServes(t *testing.T) {
 	t.Parallel()
 	s := newSetup(t, "127.153.2.1")
@@ -122,9 +122,9 @@ func TestAgentThatStartsWithoutAControlPlaneServes(t *testing.T) {
 	r := s.start(t)
 	r.waitReady()
 	r.waitServes("/ns/books/sa/shop")
-	r.waitKept()
+	r.waitStored()
 	r.signal(syscall.SIGKILL)
-	r.exit()
+	r.waitExit()
 	stop()
 
 	r = s.start(t)
@@ -132,9 +132,9 @@ func TestAgentThatStartsWithoutAControlPlaneServes(t *testing.T) {
 	r.waitServes("/ns/books/sa/shop")
 	r.waitReport("/healthz/ready", "xds", 200, "last good configuration")
 	r.signal(syscall.SIGKILL)
-	r.exit()
+	r.waitExit()
 
-	// A file that is damaged is refused, and the agent waits for the control plane as if there were none.
+	// A damaged file is rejected, and the agent waits for the control plane as without a file.
 	path := filepath.Join(s.dir, "etc/istio/proxy/last-good/configuration.log")
 	content, err := os.ReadFile(path)
 	if err != nil {

@@ -7,14 +7,14 @@ import (
 	"testing"
 )
 
-// The kernel's limit is what the control group of this very agent has, not one that the test tells it.
+// The limit is that of the control group in which the agent runs, not a value from the test.
 func TestEnvoyIsStartedWithinTheLimitsOfItsControlGroup(t *testing.T) {
 	t.Parallel()
 	s := newSetup(t, "127.101.7.1")
 	s.env = append(s.env, `PROXY_CONFIG={discoveryAddress: "`+s.cp.address+`"}`)
-	memory := smallGroup(t, "1073741824")
+	memory := newMemoryCgroup(t, "1073741824")
 	s.within = []string{"sh", "-c", `echo $$ >"` + memory + `" && exec "$0" "$@"`}
-	out, errOut, code := s.ask(t, "config", "-o", "json")
+	out, errOut, code := s.runCommand(t, "config", "-o", "json")
 	if code != 0 || !strings.Contains(out, `"value": "1073741824"`) || !strings.Contains(out, sourceCgroup) {
 		t.Fatalf("config says code %d, %s%s", code, out, errOut)
 	}
@@ -29,14 +29,14 @@ func TestEnvoyIsStartedWithinTheLimitsOfItsControlGroup(t *testing.T) {
 	})
 }
 
-// Agent and Envoy share the limit: under load neither of them is what the other has no room for.
-func TestAgentAndEnvoyLiveInAHundredMebibytes(t *testing.T) {
+// Agent and Envoy share one limit: under load, neither may starve the other.
+func TestAgentAndEnvoyFitIn100MiB(t *testing.T) {
 	t.Parallel()
 	s := newSetup(t, "127.165.7.1")
 	s.env = append(s.env, `PROXY_CONFIG={discoveryAddress: "`+s.cp.address+`", terminationDrainDuration: 0.5s}`)
 	s.serveTraffic(t)
 	s.cp.start(t)
-	memory := smallGroup(t, "104857600")
+	memory := newMemoryCgroup(t, "104857600")
 	s.within = []string{"sh", "-c", `echo $$ >"` + memory + `" && exec "$0" "$@"`}
 	r := s.start(t)
 	r.waitReady()
@@ -47,16 +47,16 @@ func TestAgentAndEnvoyLiveInAHundredMebibytes(t *testing.T) {
 		}
 	}
 	r.eventually("some load", func() error {
-		if load.asked.Load() < 500 {
+		if load.requests.Load() < 500 {
 			return errors.New("not yet")
 		}
 		return nil
 	})
-	load.lossless()
+	load.checkLossless()
 	if now := r.envoy(); now != pid {
 		t.Errorf("Envoy %d was replaced by %d", pid, now)
 	}
 	r.signal(syscall.SIGTERM)
-	r.endsWith(0)
-	r.nothingLeft()
+	r.checkExit(0)
+	r.checkNothingLeft()
 }

@@ -11,97 +11,101 @@ import (
 )
 
 const (
-	// envoyLogTime is how long an order waits for an Envoy that does not answer, as one that has just been started.
-	envoyLogTime = 3 * time.Second
-	envoyLogPoll = 100 * time.Millisecond
-	// resetRetry is how soon levels are set back that Envoy did not take; it doubles, resetTries times at most.
-	resetRetry = time.Second
-	resetTries = 8
-	// longestLogChange bounds how long levels are changed for.
-	longestLogChange = 7 * 24 * time.Hour
+	// envoyLogTimeout is the maximum wait for an Envoy that does not answer, for example during its start.
+	envoyLogTimeout      = 3 * time.Second
+	envoyLogPollInterval = 100 * time.Millisecond
+	// minResetRetry is the first delay before a failed reset is retried. It doubles with each of at most
+	// maxResetRetries retries.
+	minResetRetry   = time.Second
+	maxResetRetries = 8
+	// maxLogChange is the maximum duration of changed levels.
+	maxLogChange = 7 * 24 * time.Hour
 )
 
-// envoyLog is what an Envoy's admin interface offers for its log.
+// envoyLog is the log level API of Envoy's admin interface.
 type envoyLog interface {
 	LogLevels(context.Context) (map[string]string, error)
 	SetLogLevel(ctx context.Context, level string) error
 }
 
-// logOrder asks for levels for some time. Without any it asks what they are.
-type logOrder struct {
-	Agent string        `json:"agent,omitempty"` // as --log_output_level
-	Envoy string        `json:"envoy,omitempty"` // as --proxyLogLevel
+// logLevelRequest changes log levels for some time. An empty request only reads them.
+type logLevelRequest struct {
+	Agent string        `json:"agent,omitempty"` // syntax of --log_output_level
+	Envoy string        `json:"envoy,omitempty"` // syntax of --proxyLogLevel
 	For   time.Duration `json:"for,omitempty"`   // 0: until the agent ends
-	Reset bool          `json:"reset,omitempty"` // back to the levels of the start
+	Reset bool          `json:"reset,omitempty"` // restore the initial levels
 }
 
-// logReport tells the levels that are in force.
-type logReport struct {
+// logLevelReport lists the current levels.
+type logLevelReport struct {
 	Agent string `json:"agent,omitempty"`
 	Envoy string `json:"envoy,omitempty"`
-	// Changed is whether they differ from those of the start, and Until when they go back to those.
+	// Changed reports whether the levels differ from the initial ones. Until is the time of the reset.
 	Changed bool       `json:"changed"`
 	Until   *time.Time `json:"until,omitempty"`
-	// Problem says why Envoy's levels are not known.
+	// Problem is the reason why Envoy's levels are unknown.
 	Problem string `json:"problem,omitempty"`
 }
 
-// logControl changes what agent and Envoy log while they run, and takes it back when its time is over. One goroutine does
-// all of it, in turn.
-type logControl struct {
-	log    *Log // nil: the agent's own levels cannot be changed
+// logLevelController changes the log levels of agent and Envoy at run time, and resets them after some time. One
+// goroutine handles all requests in order.
+type logLevelController struct {
+	log    *Log // nil: the agent's own levels are fixed
 	logger *slog.Logger
-	envoy  func() envoyLog // gives nil while no Envoy runs
+	envoy  func() envoyLog // returns nil while no Envoy runs
 	start  envoyLevels
 
-	// wanted are Envoy's levels while they differ from those of the start. An Envoy that is started then gets them.
-	wanted atomic.Pointer[envoyLevels]
-	orders chan func(context.Context)
-	timer  *time.Timer
-	until  time.Time
-	tries  int
+	// override holds Envoy's levels while they differ from the initial ones. A restarted Envoy starts with them.
+	override atomic.Pointer[envoyLevels]
+	requests chan func(context.Context)
+	timer    *time.Timer
+	until    time.Time
+	tries    int
 }
 
-func newLogControl(log *Log, logger *slog.Logger, start envoyLevels, envoy func() envoyLog) *logControl {
+func newLogLevelController(log *Log, logger *slog.Logger, start envoyLevels, envoy func() envoyLog) *logLevelController {
 	timer := time.NewTimer(time.Hour)
 	timer.Stop()
-	return &logControl{log: log, logger: logger.With("part", "control"), envoy: envoy, start: start,
-		orders: make(chan func(context.Context)), timer: timer}
+	return &logLevelController{log: log, logger: logger.With("part", "control"), envoy: envoy, start: start,
+		requests: make(chan func(context.Context)), timer: timer}
 }
 
-func (l *logControl) part() part { return part{name: "log levels", run: l.run, restart: true} }
+func (l *logLevelController) component() component {
+	return component{name: "log levels", run: l.run, restart: true}
+}
 
-// flags are the levels that an Envoy is started with: those of the command line, or those that are wanted for now.
-func (l *logControl) flags(level, components string) (string, string) {
-	if wanted := l.wanted.Load(); wanted != nil {
+// startLevels returns the levels for the start of an Envoy: the override if there is one, otherwise those of the
+// command line.
+func (l *logLevelController) startLevels(level, components string) (string, string) {
+	if wanted := l.override.Load(); wanted != nil {
 		return wanted.String(), ""
 	}
 	return level, components
 }
 
-func (l *logControl) run(ctx context.Context) error {
+func (l *logLevelController) run(ctx context.Context) error {
 	defer l.timer.Stop()
 	for {
 		select {
 		case <-ctx.Done():
 			return nil
-		case do := <-l.orders:
+		case do := <-l.requests:
 			do(ctx)
 		case <-l.timer.C:
-			l.takeBack(ctx)
+			l.reset(ctx)
 		}
 	}
 }
 
-// order has an order carried out by the one goroutine.
-func (l *logControl) order(ctx context.Context, o logOrder) (report logReport, err error) {
+// handle passes a request to the controller's goroutine and waits for the result.
+func (l *logLevelController) handle(ctx context.Context, o logLevelRequest) (report logLevelReport, err error) {
 	done := make(chan struct{})
 	do := func(running context.Context) {
 		defer close(done)
 		report, err = l.change(running, o)
 	}
 	select {
-	case l.orders <- do:
+	case l.requests <- do:
 		<-done
 		return report, err
 	case <-ctx.Done():
@@ -109,34 +113,34 @@ func (l *logControl) order(ctx context.Context, o logOrder) (report logReport, e
 	}
 }
 
-func (l *logControl) change(ctx context.Context, o logOrder) (logReport, error) {
+func (l *logLevelController) change(ctx context.Context, o logLevelRequest) (logLevelReport, error) {
 	if o.Reset {
-		l.takeBack(ctx)
-		return l.report(ctx), nil
+		l.reset(ctx)
+		return l.buildReport(ctx), nil
 	}
 	if o.Agent == "" && o.Envoy == "" {
-		return l.report(ctx), nil
+		return l.buildReport(ctx), nil
 	}
-	if o.For < 0 || o.For > longestLogChange {
-		return logReport{}, fmt.Errorf("for %v: choose a time up to %v, or 0 to keep the levels until the agent ends", o.For, longestLogChange)
+	if o.For < 0 || o.For > maxLogChange {
+		return logLevelReport{}, fmt.Errorf("for %v: choose a time up to %v, or 0 for no limit", o.For, maxLogChange)
 	}
 	change, all, err := l.checkAgent(o.Agent)
 	if err != nil {
-		return logReport{}, err
+		return logLevelReport{}, err
 	}
 	if err := l.changeEnvoy(ctx, o.Envoy); err != nil {
-		return logReport{}, err
+		return logLevelReport{}, err
 	}
 	if o.Agent != "" {
-		merged := l.log.levels.Load().with(change, all)
+		merged := l.log.levels.Load().merge(change, all)
 		l.log.levels.Store(&merged)
 	}
-	l.keepFor(o.For)
+	l.scheduleReset(o.For)
 	l.logger.Info("log levels changed", "agent", o.Agent, "envoy", o.Envoy, "for", o.For)
-	return l.report(ctx), nil
+	return l.buildReport(ctx), nil
 }
 
-func (l *logControl) keepFor(d time.Duration) {
+func (l *logLevelController) scheduleReset(d time.Duration) {
 	l.tries, l.until = 0, time.Time{}
 	l.timer.Stop()
 	if d > 0 {
@@ -145,8 +149,8 @@ func (l *logControl) keepFor(d time.Duration) {
 	}
 }
 
-// checkAgent reads levels of the agent's own log; the parts that they name have to be there.
-func (l *logControl) checkAgent(text string) (change levelSet, all bool, err error) {
+// checkAgent parses levels of the agent's own log. It fails if a scope is unknown.
+func (l *logLevelController) checkAgent(text string) (change levelSet, all bool, err error) {
 	if text == "" {
 		return change, false, nil
 	}
@@ -154,17 +158,17 @@ func (l *logControl) checkAgent(text string) (change levelSet, all bool, err err
 		return change, false, errors.New("the levels of this agent's own log cannot be changed")
 	}
 	change, all, err = parseLevelChange("agent", text)
-	known := l.log.known()
-	for _, part := range sortedKeys(change.parts) {
-		if err == nil && !l.log.has(part) {
-			err = fmt.Errorf("agent: no part is called %q%s; there are %v", part, orDidYouMean(part, known), known)
+	known := l.log.componentNames()
+	for _, part := range sortedKeys(change.components) {
+		if err == nil && !l.log.hasComponent(part) {
+			err = fmt.Errorf("agent: unknown component %q%s; use one of %v", part, orDidYouMean(part, known), known)
 		}
 	}
 	return change, all, err
 }
 
-// changeEnvoy sets levels of Envoy's log. Names of components are checked, since Envoy passes over unknown ones.
-func (l *logControl) changeEnvoy(ctx context.Context, text string) error {
+// changeEnvoy sets Envoy's log levels. It checks component names, because Envoy ignores unknown ones.
+func (l *logLevelController) changeEnvoy(ctx context.Context, text string) error {
 	if text == "" {
 		return nil
 	}
@@ -172,48 +176,48 @@ func (l *logControl) changeEnvoy(ctx context.Context, text string) error {
 	if err != nil {
 		return err
 	}
-	ctx, cancel := context.WithTimeout(ctx, envoyLogTime)
+	ctx, cancel := context.WithTimeout(ctx, envoyLogTimeout)
 	defer cancel()
-	levels, err := l.ask(ctx)
+	levels, err := l.readEnvoyLevels(ctx)
 	if err != nil {
-		return refusal{fmt.Errorf("Envoy's levels are as they were: %w", err), http.StatusServiceUnavailable}
+		return httpError{fmt.Errorf("Envoy's levels are unchanged: %w", err), http.StatusServiceUnavailable}
 	}
 	for _, component := range sortedKeys(change.components) {
 		if _, ok := levels[component]; !ok {
-			return fmt.Errorf("envoy: no component is called %q%s; `pilotfish-agent request POST logging` lists them",
+			return fmt.Errorf("envoy: unknown component %q%s; `pilotfish-agent request POST logging` lists them",
 				component, orDidYouMean(component, sortedKeys(levels)))
 		}
 	}
 	from := l.start
-	if wanted := l.wanted.Load(); wanted != nil {
+	if wanted := l.override.Load(); wanted != nil {
 		from = *wanted
 	}
-	// Known before it is done, so that an Envoy that takes the place of this one meanwhile has them too.
-	wanted := from.with(change)
-	l.wanted.Store(&wanted)
-	return l.set(ctx, change)
+	// Stored before the call, so that an Envoy that starts meanwhile has the levels too.
+	wanted := from.merge(change)
+	l.override.Store(&wanted)
+	return l.setEnvoyLevels(ctx, change)
 }
 
-// ask asks Envoy for its levels, and waits for one that is about to answer.
-func (l *logControl) ask(ctx context.Context) (map[string]string, error) {
+// readEnvoyLevels reads Envoy's levels. It retries until ctx ends.
+func (l *logLevelController) readEnvoyLevels(ctx context.Context) (map[string]string, error) {
 	for {
 		envoy := l.envoy()
 		if envoy == nil {
 			return nil, errors.New("no Envoy runs now")
 		}
 		levels, err := envoy.LogLevels(ctx)
-		if err == nil || !sleep(ctx, envoyLogPoll) {
+		if err == nil || !sleep(ctx, envoyLogPollInterval) {
 			return levels, err
 		}
 	}
 }
 
-func (l *logControl) set(ctx context.Context, levels envoyLevels) error {
+func (l *logLevelController) setEnvoyLevels(ctx context.Context, levels envoyLevels) error {
 	envoy := l.envoy()
 	if envoy == nil {
-		return nil // the next one is started with what is wanted
+		return nil // the next Envoy starts with the override
 	}
-	for _, call := range levels.calls() {
+	for _, call := range levels.adminLevels() {
 		if err := envoy.SetLogLevel(ctx, call); err != nil {
 			return err
 		}
@@ -221,50 +225,50 @@ func (l *logControl) set(ctx context.Context, levels envoyLevels) error {
 	return nil
 }
 
-// takeBack sets the levels of the start again. An Envoy that does not answer is asked again later.
-func (l *logControl) takeBack(ctx context.Context) {
+// reset restores the initial levels. If Envoy does not answer, it is retried later.
+func (l *logLevelController) reset(ctx context.Context) {
 	l.timer.Stop()
 	l.until = time.Time{}
 	if l.log != nil {
 		l.log.levels.Store(&l.log.initial)
 	}
-	if l.wanted.Load() == nil {
-		l.logger.Info("log levels are those of the start again")
+	if l.override.Load() == nil {
+		l.logger.Info("initial log levels restored")
 		return
 	}
-	ctx, cancel := context.WithTimeout(ctx, envoyLogTime)
+	ctx, cancel := context.WithTimeout(ctx, envoyLogTimeout)
 	defer cancel()
-	switch err := l.set(ctx, l.start); {
+	switch err := l.setEnvoyLevels(ctx, l.start); {
 	case err == nil:
-		l.wanted.Store(nil)
-		l.logger.Info("log levels are those of the start again")
-	case l.tries < resetTries:
-		l.wanted.Store(&l.start) // for an Envoy that is started meanwhile
-		l.timer.Reset(resetRetry << l.tries)
+		l.override.Store(nil)
+		l.logger.Info("initial log levels restored")
+	case l.tries < maxResetRetries:
+		l.override.Store(&l.start) // for an Envoy that starts meanwhile
+		l.timer.Reset(minResetRetry << l.tries)
 		l.tries++
 	default:
-		l.wanted.Store(nil) // at least the next Envoy has them
-		l.logger.Error("Envoy's log levels could not be set back; set them with the command `log`", "error", err)
+		l.override.Store(nil) // the next Envoy starts with the initial levels
+		l.logger.Error("cannot restore Envoy's log levels; set them with the command `log`", "error", err)
 	}
 }
 
-func (l *logControl) report(ctx context.Context) logReport {
-	var r logReport
+func (l *logLevelController) buildReport(ctx context.Context) logLevelReport {
+	var r logLevelReport
 	if l.log != nil {
 		r.Agent = l.log.levels.Load().String()
 		r.Changed = r.Agent != l.log.initial.String()
 	}
-	r.Changed = r.Changed || l.wanted.Load() != nil
+	r.Changed = r.Changed || l.override.Load() != nil
 	if !l.until.IsZero() {
 		r.Until = &l.until
 	}
-	ctx, cancel := context.WithTimeout(ctx, envoyLogTime)
+	ctx, cancel := context.WithTimeout(ctx, envoyLogTimeout)
 	defer cancel()
-	levels, err := l.ask(ctx)
+	levels, err := l.readEnvoyLevels(ctx)
 	if err != nil {
 		r.Problem = err.Error()
 		return r
 	}
-	r.Envoy = summary(levels).String()
+	r.Envoy = summarizeLevels(levels).String()
 	return r
 }

@@ -10,7 +10,7 @@ import (
 	"time"
 )
 
-// fakeEnvoyLog is an Envoy's log with two components.
+// fakeEnvoyLog is a fake of Envoy's log with two components.
 type fakeEnvoyLog struct {
 	mu     sync.Mutex
 	levels map[string]string
@@ -52,8 +52,8 @@ func (f *fakeEnvoyLog) fail(err error) {
 	f.broken = err
 }
 
-// startLevels runs a logControl over a fake Envoy in a bubble of virtual time.
-func startLevels(t *testing.T) (*logControl, *fakeEnvoyLog, func()) {
+// startLevels runs a logLevelController with a fake Envoy in virtual time.
+func startLevels(t *testing.T) (*logLevelController, *fakeEnvoyLog, func()) {
 	log, _ := openLog(t)
 	log.With("part", "xds")
 	envoy := &fakeEnvoyLog{levels: map[string]string{"http": "warning", "router": "warning", "upstream": "error"}}
@@ -61,90 +61,90 @@ func startLevels(t *testing.T) (*logControl, *fakeEnvoyLog, func()) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	l := newLogControl(log, log.Logger, start, func() envoyLog { return envoy })
+	l := newLogLevelController(log, log.Logger, start, func() envoyLog { return envoy })
 	ctx, cancel := context.WithCancel(t.Context())
 	done := make(chan struct{})
 	go func() { _ = l.run(ctx); close(done) }()
 	return l, envoy, func() { cancel(); <-done }
 }
 
-func (l *logControl) mustOrder(t *testing.T, o logOrder) logReport {
+func (l *logLevelController) mustOrder(t *testing.T, o logLevelRequest) logLevelReport {
 	t.Helper()
-	r, err := l.order(t.Context(), o)
+	r, err := l.handle(t.Context(), o)
 	if err != nil {
 		t.Fatal(err)
 	}
 	return r
 }
 
-func TestLogLevelsGoBackByThemselves(t *testing.T) {
+func TestLogLevelsResetAutomatically(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		l, _, stop := startLevels(t)
 		defer stop()
-		r := l.mustOrder(t, logOrder{Agent: "debug", Envoy: "info,http:debug", For: 5 * time.Minute})
+		r := l.mustOrder(t, logLevelRequest{Agent: "debug", Envoy: "info,http:debug", For: 5 * time.Minute})
 		if r.Agent != "debug" || r.Envoy != "info,http:debug" || !r.Changed || r.Until == nil {
 			t.Errorf("after the change: %+v", r)
 		}
-		if level, components := l.flags("warning", "upstream:error"); level != "info,http:debug" || components != "" {
+		if level, components := l.startLevels("warning", "upstream:error"); level != "info,http:debug" || components != "" {
 			t.Errorf("an Envoy that is started now gets %q, %q", level, components)
 		}
 		time.Sleep(4 * time.Minute)
-		if r := l.mustOrder(t, logOrder{}); r.Agent != "debug" {
+		if r := l.mustOrder(t, logLevelRequest{}); r.Agent != "debug" {
 			t.Errorf("after 4 minutes: %+v", r)
 		}
 		time.Sleep(time.Minute + time.Second)
-		r = l.mustOrder(t, logOrder{})
+		r = l.mustOrder(t, logLevelRequest{})
 		if r.Agent != "info" || r.Envoy != "warning,upstream:error" || r.Changed || r.Until != nil {
 			t.Errorf("after 5 minutes: %+v", r)
 		}
-		if level, components := l.flags("warning", "upstream:error"); level != "warning" || components != "upstream:error" {
+		if level, components := l.startLevels("warning", "upstream:error"); level != "warning" || components != "upstream:error" {
 			t.Errorf("an Envoy that is started now gets %q, %q", level, components)
 		}
 	})
 }
 
-func TestLogLevelsAddUpAndTheLastTimeCounts(t *testing.T) {
+func TestLogLevelChangesAccumulate(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		l, _, stop := startLevels(t)
 		defer stop()
-		l.mustOrder(t, logOrder{Envoy: "http:debug", Agent: "xds:debug", For: time.Minute})
-		r := l.mustOrder(t, logOrder{Envoy: "router:trace", For: time.Hour})
+		l.mustOrder(t, logLevelRequest{Envoy: "http:debug", Agent: "xds:debug", For: time.Minute})
+		r := l.mustOrder(t, logLevelRequest{Envoy: "router:trace", For: time.Hour})
 		if r.Envoy != "debug,router:trace,upstream:error" && r.Envoy != "error,http:debug,router:trace" && r.Envoy != "trace,http:debug,upstream:error" {
 			t.Errorf("Envoy: %s", r.Envoy)
 		}
 		time.Sleep(2 * time.Minute)
-		if r := l.mustOrder(t, logOrder{}); r.Agent != "info,xds:debug" || !r.Changed {
+		if r := l.mustOrder(t, logLevelRequest{}); r.Agent != "info,xds:debug" || !r.Changed {
 			t.Errorf("after the first time: %+v", r)
 		}
-		if r := l.mustOrder(t, logOrder{Reset: true}); r.Agent != "info" || r.Envoy != "warning,upstream:error" || r.Changed {
+		if r := l.mustOrder(t, logLevelRequest{Reset: true}); r.Agent != "info" || r.Envoy != "warning,upstream:error" || r.Changed {
 			t.Errorf("after --reset: %+v", r)
 		}
 	})
 }
 
-func TestLogLevelsThatEnvoyDoesNotTakeBackAreTriedAgain(t *testing.T) {
+func TestFailedLogLevelResetIsRetried(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		l, envoy, stop := startLevels(t)
 		defer stop()
-		l.mustOrder(t, logOrder{Envoy: "debug", For: time.Minute})
+		l.mustOrder(t, logLevelRequest{Envoy: "debug", For: time.Minute})
 		envoy.fail(errors.New("frozen"))
 		time.Sleep(time.Minute + time.Second)
-		if level, _ := l.flags("", ""); level != "warning,upstream:error" {
+		if level, _ := l.startLevels("", ""); level != "warning,upstream:error" {
 			t.Errorf("an Envoy that is started now gets %q", level)
 		}
 		envoy.fail(nil)
 		time.Sleep(time.Minute)
-		if r := l.mustOrder(t, logOrder{}); r.Envoy != "warning,upstream:error" || r.Changed {
+		if r := l.mustOrder(t, logLevelRequest{}); r.Envoy != "warning,upstream:error" || r.Changed {
 			t.Errorf("after Envoy came to: %+v", r)
 		}
 	})
 }
 
-func TestWrongLogOrderChangesNothing(t *testing.T) {
+func TestInvalidLogRequestChangesNothing(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		l, envoy, stop := startLevels(t)
 		defer stop()
-		for want, o := range map[string]logOrder{
+		for want, o := range map[string]logLevelRequest{
 			"did you mean debug": {Agent: "debgu"},
 			"did you mean xds":   {Agent: "debug,xsd:debug"},
 			"use one of trace":   {Agent: "debug", Envoy: "loud"},
@@ -152,15 +152,15 @@ func TestWrongLogOrderChangesNothing(t *testing.T) {
 			"choose a time":      {Agent: "debug", For: -time.Second},
 			"up to":              {Agent: "debug", For: 1000 * time.Hour},
 		} {
-			if _, err := l.order(t.Context(), o); err == nil || !strings.Contains(err.Error(), want) {
+			if _, err := l.handle(t.Context(), o); err == nil || !strings.Contains(err.Error(), want) {
 				t.Errorf("%+v: error %v, want %q", o, err, want)
 			}
 		}
 		envoy.fail(errors.New("frozen"))
-		if _, err := l.order(t.Context(), logOrder{Agent: "debug", Envoy: "debug"}); err == nil || !strings.Contains(err.Error(), "frozen") {
+		if _, err := l.handle(t.Context(), logLevelRequest{Agent: "debug", Envoy: "debug"}); err == nil || !strings.Contains(err.Error(), "frozen") {
 			t.Errorf("error %v", err)
 		}
-		if r := l.mustOrder(t, logOrder{}); r.Changed || r.Agent != "info" || !strings.Contains(r.Problem, "frozen") {
+		if r := l.mustOrder(t, logLevelRequest{}); r.Changed || r.Agent != "info" || !strings.Contains(r.Problem, "frozen") {
 			t.Errorf("after wrong orders: %+v", r)
 		}
 	})

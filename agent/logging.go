@@ -10,7 +10,7 @@ import (
 	"github.com/spf13/pflag"
 )
 
-// logOptions are the flags of Istio's agent for its own log.
+// logOptions are the log flags of Istio's agent.
 type logOptions struct {
 	json    bool
 	level   string
@@ -22,20 +22,21 @@ type logOptions struct {
 func (o *logOptions) addTo(f *pflag.FlagSet) {
 	f.BoolVar(&o.json, "log_as_json", false, "log in JSON")
 	f.StringVar(&o.level, "log_output_level", "default:info",
-		"least severe messages of the agent's own log: debug, info, warn, error or none; of one part by its name (default:info,xds:debug)")
-	f.StringVar(&o.caller, "log_caller", "", "parts whose messages tell the line of code they come from, or all")
-	f.StringVar(&o.stack, "log_stacktrace_level", "default:none", "least severe messages that come with a stack trace, as --log_output_level")
+		"minimum level of the agent's log: debug, info, warn, error or none; also by scope (default:info,xds:debug)")
+	f.StringVar(&o.caller, "log_caller", "", "scopes for which to log the caller (file:line), or all")
+	f.StringVar(&o.stack, "log_stacktrace_level", "default:none", "minimum level of messages that are logged with a stack trace, as --log_output_level")
 	f.StringSliceVar(&o.targets, "log_target", []string{targetStderr}, "where the agent logs: stderr, stdout or a file; several with commas")
-	inert(f, "vklog")
+	addIgnoredFlag(f, "vklog")
 }
 
-// globalFlags are those that every command of Istio's agent takes, also before its name. Commands without a log pass them over.
+// globalFlags adds the flags that every command of Istio's agent accepts, also before the command name. Commands
+// without a log ignore them.
 func globalFlags(f *pflag.FlagSet) {
 	new(logOptions).addTo(f)
 	f.VisitAll(func(flag *pflag.Flag) { flag.Hidden = true })
 }
 
-// open makes the log. It has to be closed where it may have files.
+// open creates the log. The caller must close it.
 func (o *logOptions) open(stdout, stderr io.Writer) (*Log, error) {
 	levels, err := parseLevels("--log_output_level", o.level)
 	if err != nil {
@@ -45,12 +46,12 @@ func (o *logOptions) open(stdout, stderr io.Writer) (*Log, error) {
 	if err != nil {
 		return nil, err
 	}
-	patient := newPatientWriter(stderr)
-	target, err := openTarget(o.targets, newPatientWriter(stdout), patient)
+	stderrWriter := newStallWriter(stderr)
+	target, err := openTarget(o.targets, newStallWriter(stdout), stderrWriter)
 	if err != nil {
 		return nil, err
 	}
-	l := &Log{stderr: patient, target: target, initial: levels, stack: stack, callers: callers(o.caller), parts: map[string]bool{}}
+	l := &Log{stderr: stderrWriter, target: target, initial: levels, stack: stack, callers: callerFilter(o.caller), components: map[string]bool{}}
 	l.levels.Store(&levels)
 	l.Logger = slog.New(&logHandler{Handler: o.format(target), log: l})
 	return l, nil
@@ -63,7 +64,7 @@ func (o *logOptions) format(w io.Writer) slog.Handler {
 	return slog.NewJSONHandler(w, &slog.HandlerOptions{Level: slog.LevelDebug, ReplaceAttr: lowerCaseLevel})
 }
 
-// lowerCaseLevel writes levels as Istio's agent does, for what reads the logs of both.
+// lowerCaseLevel writes levels in lower case like Istio's agent, for tools that read both logs.
 func lowerCaseLevel(groups []string, a slog.Attr) slog.Attr {
 	if level, ok := a.Value.Any().(slog.Level); ok && len(groups) == 0 && a.Key == slog.LevelKey {
 		a.Value = slog.StringValue(strings.ToLower(level.String()))
@@ -71,7 +72,7 @@ func lowerCaseLevel(groups []string, a slog.Attr) slog.Attr {
 	return a
 }
 
-// Log is the agent's own log. What it leaves out can be changed while the agent runs. It is safe for concurrent use.
+// Log is the agent's own log. Its levels can be changed at run time. It is safe for concurrent use.
 type Log struct {
 	*slog.Logger
 	stderr  io.Writer
@@ -81,16 +82,16 @@ type Log struct {
 	stack   levelSet
 	callers func(part string) bool
 
-	mu    sync.Mutex
-	parts map[string]bool // whose loggers were made
+	mu         sync.Mutex
+	components map[string]bool // names of the existing loggers
 }
 
-// Reopen opens the log's files again by their names, for whoever moved them away. A file that cannot be opened again is
-// kept as it was.
+// Reopen reopens the log files by name, for log rotation. If a file cannot be reopened, the old one stays in use.
 func (l *Log) Reopen() error { return l.target.reopen() }
 
-// envoyLine passes on what Envoy says. An Envoy whose output nobody takes would stand still.
-func (l *Log) envoyLine(line string) { _, _ = io.WriteString(l.stderr, line+"\n") }
+// writeEnvoyLine writes a line of Envoy's output. It does not block if stderr stalls, because Envoy would block on its
+// output too.
+func (l *Log) writeEnvoyLine(line string) { _, _ = io.WriteString(l.stderr, line+"\n") }
 
-// Close closes the log's files; what is logged afterwards is lost.
+// Close closes the log files. Later messages are lost.
 func (l *Log) Close() error { return l.target.close() }

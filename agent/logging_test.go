@@ -12,7 +12,7 @@ import (
 	"github.com/spf13/pflag"
 )
 
-// openLog opens a log by flags, and gives what goes to the standard error stream.
+// openLog opens a log with flags, and returns the content of stderr.
 func openLog(t *testing.T, flags ...string) (*Log, *output) {
 	t.Helper()
 	var o logOptions
@@ -85,11 +85,11 @@ func TestLogInJSONHasIstiosLevels(t *testing.T) {
 	}
 }
 
-func TestWrongLogFlagIsRefusedWithTheRemedy(t *testing.T) {
+func TestInvalidLogFlagIsRejected(t *testing.T) {
 	for want, o := range map[string]logOptions{
 		"did you mean debug":     {level: "debgu", stack: "none"},
 		"--log_stacktrace_level": {level: "info", stack: "loud"},
-		"there and may be":       {level: "info", stack: "none", targets: []string{"/nowhere/agent.log"}},
+		"existing, writable":     {level: "info", stack: "none", targets: []string{"/nowhere/agent.log"}},
 	} {
 		_, err := o.open(io.Discard, io.Discard)
 		if err == nil || !strings.Contains(err.Error(), want) || ExitCode(err) != exitUsage {
@@ -127,7 +127,7 @@ func TestLogFileIsReopenedWhenItWasMovedAway(t *testing.T) {
 	}
 }
 
-func TestLogFileThatCannotBeReopenedGoesOn(t *testing.T) {
+func TestUnreopenableLogFileStaysInUse(t *testing.T) {
 	dir := filepath.Join(t.TempDir(), "logs")
 	if err := os.Mkdir(dir, 0o755); err != nil {
 		t.Fatal(err)

@@ -10,19 +10,19 @@ import (
 	"slices"
 	"strings"
 
-	"github.com/pilotfish-mesh/pilotfish/internal/nearest"
+	"github.com/pilotfish-mesh/pilotfish/internal/suggest"
 )
 
-// silent is above every level that is used.
-const silent = slog.Level(100)
+// levelNone is above all levels in use.
+const levelNone = slog.Level(100)
 
-// The levels by Istio's names. Nothing here is fatal, so that level is error's.
+// levelNames maps Istio's level names. The agent has no fatal messages, so fatal is equal to error.
 var levelNames = map[string]slog.Level{
 	"debug": slog.LevelDebug, "info": slog.LevelInfo, "warn": slog.LevelWarn, "warning": slog.LevelWarn,
-	"error": slog.LevelError, "fatal": slog.LevelError, "none": silent,
+	"error": slog.LevelError, "fatal": slog.LevelError, "none": levelNone,
 }
 
-// istioScopes are names that Istio's agent has for the subjects of parts.
+// istioScopes maps scope names of Istio's agent to names of components.
 var istioScopes = map[string]string{
 	"ads": "xds", "xdsproxy": "xds", "delta": "xds", "grpc": "xds",
 	"ca": "certificates", "cache": "certificates", "sds": "certificates", "citadelclient": "certificates",
@@ -31,60 +31,59 @@ var istioScopes = map[string]string{
 	"healthcheck": "status", "server": "status",
 }
 
-// levelSet says what the least severe messages are that are logged: of all parts, and of those that have a level of
-// their own. It is not changed once it is in use.
+// levelSet holds the minimum levels of messages: for all components, and for single ones. It is immutable once in use.
 type levelSet struct {
-	all   slog.Level
-	parts map[string]slog.Level
+	all        slog.Level
+	components map[string]slog.Level
 }
 
-func (s levelSet) of(part string) slog.Level {
-	if level, ok := s.parts[part]; ok {
+func (s levelSet) levelFor(part string) slog.Level {
+	if level, ok := s.components[part]; ok {
 		return level
 	}
 	return s.all
 }
 
-// with are these levels and others over them. A level for all parts replaces those that some have.
-func (s levelSet) with(change levelSet, all bool) levelSet {
-	merged := levelSet{all: s.all, parts: maps.Clone(s.parts)}
+// merge returns the levels with change applied. A level for all components replaces all component levels.
+func (s levelSet) merge(change levelSet, all bool) levelSet {
+	merged := levelSet{all: s.all, components: maps.Clone(s.components)}
 	if all {
 		merged = levelSet{all: change.all}
 	}
-	if merged.parts == nil {
-		merged.parts = map[string]slog.Level{}
+	if merged.components == nil {
+		merged.components = map[string]slog.Level{}
 	}
-	maps.Copy(merged.parts, change.parts)
+	maps.Copy(merged.components, change.components)
 	return merged
 }
 
-// String is as --log_output_level takes it.
+// String returns the levels in the syntax of --log_output_level.
 func (s levelSet) String() string {
 	text := levelName(s.all)
-	for _, part := range sortedKeys(s.parts) {
-		if s.parts[part] != s.all {
-			text += "," + part + ":" + levelName(s.parts[part])
+	for _, part := range sortedKeys(s.components) {
+		if s.components[part] != s.all {
+			text += "," + part + ":" + levelName(s.components[part])
 		}
 	}
 	return text
 }
 
 func levelName(l slog.Level) string {
-	if l >= silent {
+	if l >= levelNone {
 		return "none"
 	}
 	return strings.ToLower(l.String())
 }
 
-// parseLevels reads Istio's "scope:level,…", or a bare level for all.
+// parseLevels parses Istio's "scope:level,…", or a single level for all scopes.
 func parseLevels(flag, text string) (levelSet, error) {
 	s, _, err := parseLevelChange(flag, text)
 	return s, err
 }
 
-// parseLevelChange says too whether there is a level for all parts.
+// parseLevelChange also reports whether there is a level for all components.
 func parseLevelChange(flag, text string) (s levelSet, all bool, err error) {
-	s = levelSet{all: slog.LevelInfo, parts: map[string]slog.Level{}}
+	s = levelSet{all: slog.LevelInfo, components: map[string]slog.Level{}}
 	for entry := range strings.SplitSeq(text, ",") {
 		scope, name, scoped := strings.Cut(strings.TrimSpace(entry), ":")
 		if !scoped {
@@ -98,89 +97,89 @@ func parseLevelChange(flag, text string) (s levelSet, all bool, err error) {
 			s.all, all = level, true
 			continue
 		}
-		s.parts[partOfScope(scope)] = level
+		s.components[componentForScope(scope)] = level
 	}
 	return s, all, nil
 }
 
-func partOfScope(scope string) string {
+func componentForScope(scope string) string {
 	if part, ok := istioScopes[scope]; ok {
 		return part
 	}
 	return scope
 }
 
-// orDidYouMean is a suggestion for a name that is not known, or nothing.
+// orDidYouMean returns a spelling suggestion for an unknown name, or "".
 func orDidYouMean(name string, among []string) string {
-	if n := nearest.Name(name, among); n != "" {
+	if n := suggest.Name(name, among); n != "" {
 		return fmt.Sprintf(" (did you mean %s?)", n)
 	}
 	return ""
 }
 
-// callers says for which parts the place in the code is logged.
-func callers(text string) func(part string) bool {
+// callerFilter returns a function that reports whether log lines of a component include the caller (file and line).
+func callerFilter(text string) func(part string) bool {
 	scopes := strings.Split(text, ",")
 	all := slices.Contains(scopes, "all") || slices.Contains(scopes, "default")
 	for i, s := range scopes {
-		scopes[i] = partOfScope(strings.TrimSpace(s))
+		scopes[i] = componentForScope(strings.TrimSpace(s))
 	}
 	return func(part string) bool { return all || part != "" && slices.Contains(scopes, part) }
 }
 
-// known are the parts that have loggers.
-func (l *Log) known() []string {
+// componentNames returns the names of the components that have loggers.
+func (l *Log) componentNames() []string {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	return sortedKeys(l.parts)
+	return sortedKeys(l.components)
 }
 
-func (l *Log) has(part string) bool {
+func (l *Log) hasComponent(part string) bool {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	return l.parts[part]
+	return l.components[part]
 }
 
-// logHandler leaves out what is less severe than its part's level, and adds what the flags ask for.
+// logHandler drops messages below the component's level, and adds caller and stack as configured.
 type logHandler struct {
 	slog.Handler
-	log  *Log
-	part string
+	log       *Log
+	component string
 }
 
-// Enabled says whether messages of the level are logged now.
+// Enabled reports whether messages of the level are logged now.
 func (h *logHandler) Enabled(_ context.Context, level slog.Level) bool {
-	return level >= h.log.levels.Load().of(h.part)
+	return level >= h.log.levels.Load().levelFor(h.component)
 }
 
 // Handle writes the message.
 func (h *logHandler) Handle(ctx context.Context, r slog.Record) error {
-	if src := r.Source(); src != nil && h.log.callers(h.part) {
+	if src := r.Source(); src != nil && h.log.callers(h.component) {
 		r = r.Clone()
 		r.AddAttrs(slog.String("caller", fmt.Sprintf("%s/%s:%d", filepath.Base(filepath.Dir(src.File)), filepath.Base(src.File), src.Line)))
 	}
-	if r.Level >= h.log.stack.of(h.part) {
+	if r.Level >= h.log.stack.levelFor(h.component) {
 		r = r.Clone()
 		r.AddAttrs(slog.String("stack", string(debug.Stack())))
 	}
 	return h.Handler.Handle(ctx, r)
 }
 
-// WithAttrs makes a part's handler of one that gets the part's name.
+// WithAttrs returns a handler with the attributes. The attribute "part" sets the component.
 func (h *logHandler) WithAttrs(attrs []slog.Attr) slog.Handler {
-	part := h.part
+	part := h.component
 	for _, a := range attrs {
 		if a.Key == "part" {
 			part = a.Value.String()
 			h.log.mu.Lock()
-			h.log.parts[part] = true
+			h.log.components[part] = true
 			h.log.mu.Unlock()
 		}
 	}
-	return &logHandler{Handler: h.Handler.WithAttrs(attrs), log: h.log, part: part}
+	return &logHandler{Handler: h.Handler.WithAttrs(attrs), log: h.log, component: part}
 }
 
-// WithGroup opens a group.
+// WithGroup returns a handler with an open group.
 func (h *logHandler) WithGroup(name string) slog.Handler {
-	return &logHandler{Handler: h.Handler.WithGroup(name), log: h.log, part: h.part}
+	return &logHandler{Handler: h.Handler.WithGroup(name), log: h.log, component: h.component}
 }

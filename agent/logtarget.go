@@ -16,7 +16,7 @@ const (
 	targetStderr = "stderr"
 )
 
-// logTarget writes to all places that a log goes to. One that fails costs the others nothing.
+// logTarget writes to all targets of a log. An error of one target does not affect the others.
 type logTarget struct {
 	mu      sync.Mutex
 	streams []io.Writer
@@ -29,7 +29,7 @@ func openTarget(names []string, stdout, stderr io.Writer) (*logTarget, error) {
 	for _, name := range names {
 		switch name = strings.TrimSpace(name); name {
 		case "":
-		case targetStdout, "/dev/stdout": // which cannot be opened where it is a socket, as under systemd
+		case targetStdout, "/dev/stdout": // under systemd these are sockets, which cannot be opened
 			t.streams = append(t.streams, stdout)
 		case targetStderr, "/dev/stderr":
 			t.streams = append(t.streams, stderr)
@@ -37,7 +37,7 @@ func openTarget(names []string, stdout, stderr io.Writer) (*logTarget, error) {
 			f, err := openLogFile(name)
 			if err != nil {
 				_ = t.close()
-				return nil, usagef("--log_target: %w: name a file in a directory that is there and may be written to", err)
+				return nil, usagef("--log_target: %w: name a file in an existing, writable directory", err)
 			}
 			t.paths, t.files = append(t.paths, name), append(t.files, f)
 		}
@@ -49,7 +49,7 @@ func openLogFile(path string) (*os.File, error) {
 	return os.OpenFile(path, os.O_WRONLY|os.O_APPEND|os.O_CREATE, 0o600)
 }
 
-// Write writes to each place, and gives the errors of those that failed.
+// Write writes to all targets and returns the joined errors.
 func (t *logTarget) Write(p []byte) (int, error) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -72,7 +72,7 @@ func (t *logTarget) reopen() error {
 	for i, path := range t.paths {
 		f, err := openLogFile(path)
 		if err != nil {
-			errs = append(errs, fmt.Errorf("the log file stays as it was: %w", err))
+			errs = append(errs, fmt.Errorf("continuing with the old log file: %w", err))
 			continue
 		}
 		_ = t.files[i].Close()
@@ -92,6 +92,6 @@ func (t *logTarget) close() error {
 	return errors.Join(errs...)
 }
 
-// outliveReaders keeps the process alive when nobody reads its output any more: a log collector that is started again must
-// not end a proxy. SIGPIPE is taken rather than ignored, since programs that are started would ignore it too.
-func outliveReaders() { signal.Notify(make(chan os.Signal, 1), syscall.SIGPIPE) }
+// ignoreSIGPIPE prevents the process from dying when its log reader has exited: the restart of a log collector must not
+// stop a proxy. It catches SIGPIPE with a handler, because child processes would inherit an ignored signal.
+func ignoreSIGPIPE() { signal.Notify(make(chan os.Signal, 1), syscall.SIGPIPE) }

@@ -13,8 +13,8 @@ import (
 	"google.golang.org/protobuf/types/known/durationpb"
 	meshv1 "istio.io/api/mesh/v1alpha1"
 
-	"github.com/pilotfish-mesh/pilotfish/internal/plainfile"
 	"github.com/pilotfish-mesh/pilotfish/internal/protoyaml"
+	"github.com/pilotfish-mesh/pilotfish/internal/regularfile"
 )
 
 func defaultProxyConfig() *meshv1.ProxyConfig {
@@ -32,14 +32,14 @@ func defaultProxyConfig() *meshv1.ProxyConfig {
 	}
 }
 
-// layers merges sources of ProxyConfig, each over those before it, and remembers which gave each field.
-type layers struct {
+// proxyConfigMerger merges sources of ProxyConfig in order of precedence, and records the source of each field.
+type proxyConfigMerger struct {
 	merged  *meshv1.ProxyConfig
 	sources map[protoreflect.Name]string
 }
 
-func newLayers() *layers {
-	l := &layers{merged: defaultProxyConfig(), sources: map[protoreflect.Name]string{}}
+func newProxyConfigMerger() *proxyConfigMerger {
+	l := &proxyConfigMerger{merged: defaultProxyConfig(), sources: map[protoreflect.Name]string{}}
 	l.merged.ProtoReflect().Range(func(fd protoreflect.FieldDescriptor, _ protoreflect.Value) bool {
 		l.sources[fd.Name()] = sourceDefault
 		return true
@@ -47,13 +47,13 @@ func newLayers() *layers {
 	return l
 }
 
-// mostConfiguration is how large a file of settings may be.
-const mostConfiguration = 4 << 20
+// maxConfiguration is the maximum size of a configuration file.
+const maxConfiguration = 4 << 20
 
-// meshFile reads Istio's MeshConfig; a file that is not there says nothing.
-func (r *resolver) meshFile(file string) (*meshv1.MeshConfig, protoyaml.Document, error) {
+// readMeshFile reads Istio's MeshConfig. A missing file is equivalent to an empty one.
+func (r *resolver) readMeshFile(file string) (*meshv1.MeshConfig, protoyaml.Document, error) {
 	mesh := &meshv1.MeshConfig{}
-	b, err := plainfile.Read(file, mostConfiguration)
+	b, err := regularfile.Read(file, maxConfiguration)
 	if errors.Is(err, fs.ErrNotExist) {
 		return mesh, nil, nil
 	}
@@ -64,32 +64,33 @@ func (r *resolver) meshFile(file string) (*meshv1.MeshConfig, protoyaml.Document
 	if err != nil {
 		return nil, nil, fmt.Errorf("mesh configuration %s: %w; the fields are those of Istio's MeshConfig", file, err)
 	}
-	r.unknownFields("mesh configuration "+file, unknown)
+	r.warnUnknownFields("mesh configuration "+file, unknown)
 	return mesh, doc, nil
 }
 
-// unknownFields warns of them. They do not stop a pod: what injects it may be newer than its proxy.
-func (r *resolver) unknownFields(source string, unknown []error) {
+// warnUnknownFields adds warnings for unknown fields. They are not errors, because the injector may be newer than the
+// proxy.
+func (r *resolver) warnUnknownFields(source string, unknown []error) {
 	for _, u := range unknown {
 		r.env.warn("%s: %v; it has no effect", source, u)
 	}
 }
 
-// proxyConfigYAML merges a ProxyConfig in YAML over what there is.
-func (r *resolver) proxyConfigYAML(text, source string) error {
+// mergeProxyConfigYAML merges a ProxyConfig in YAML.
+func (r *resolver) mergeProxyConfigYAML(text, source string) error {
 	layer := &meshv1.ProxyConfig{}
 	doc, unknown, err := protoyaml.UnmarshalKnown(text, layer)
 	if err != nil {
 		return fmt.Errorf("%s: %w; the fields are those of Istio's ProxyConfig", source, err)
 	}
-	r.unknownFields(source, unknown)
-	r.layers.add(layer, doc, source)
+	r.warnUnknownFields(source, unknown)
+	r.merger.merge(layer, doc, source)
 	return nil
 }
 
-// add replaces the fields that the document has. The entries of proxyMetadata are merged one by one instead, as in
-// Istio, because each is a setting of its own.
-func (l *layers) add(layer *meshv1.ProxyConfig, doc protoyaml.Document, source string) {
+// merge replaces the fields that the document contains. The entries of proxyMetadata are merged individually, as in
+// Istio, because each is a separate setting.
+func (l *proxyConfigMerger) merge(layer *meshv1.ProxyConfig, doc protoyaml.Document, source string) {
 	from, to := layer.ProtoReflect(), l.merged.ProtoReflect()
 	fields := from.Descriptor().Fields()
 	for key := range doc {
@@ -122,16 +123,16 @@ func (l *layers) add(layer *meshv1.ProxyConfig, doc protoyaml.Document, source s
 	}
 }
 
-// source is where a field's value came from, by its name in the proto file.
-func (l *layers) source(field protoreflect.Name) string {
+// source returns the source of a field, by its proto name.
+func (l *proxyConfigMerger) source(field protoreflect.Name) string {
 	if s, ok := l.sources[field]; ok {
 		return s
 	}
 	return sourceDefault
 }
 
-// settings are all fields that are set, by the names of the YAML.
-func (l *layers) settings() []Setting {
+// settings returns the set fields under their YAML names.
+func (l *proxyConfigMerger) settings() []Setting {
 	var list []Setting
 	fields := l.merged.ProtoReflect().Descriptor().Fields()
 	for i := range fields.Len() {
@@ -145,7 +146,7 @@ func (l *layers) settings() []Setting {
 	return list
 }
 
-// fieldText is a field as it would be written in YAML on one line.
+// fieldText returns the value of a field as one line of YAML, with secrets masked.
 func fieldText(m proto.Message, fd protoreflect.FieldDescriptor) string {
 	one := m.ProtoReflect().New()
 	if m.ProtoReflect().Has(fd) {
@@ -162,12 +163,12 @@ func fieldText(m proto.Message, fd protoreflect.FieldDescriptor) string {
 	raw := fields[fd.JSONName()]
 	var text string
 	if json.Unmarshal(raw, &text) == nil {
-		return shown(fd.JSONName(), text)
+		return maskValue(fd.JSONName(), text)
 	}
 	var anything any
 	if err := json.Unmarshal(raw, &anything); err != nil {
 		return string(raw)
 	}
-	compact, _ := json.Marshal(withoutSecrets(anything))
+	compact, _ := json.Marshal(maskJSON(anything))
 	return string(compact)
 }

@@ -7,27 +7,28 @@ import (
 	"strconv"
 	"strings"
 
-	"github.com/pilotfish-mesh/pilotfish/internal/plainfile"
+	"github.com/pilotfish-mesh/pilotfish/internal/regularfile"
 )
 
-// readPodInfo reads labels or annotations as Kubernetes' downward API writes them. A file that is not there is no pod's.
+// readPodInfo reads labels or annotations in the format of Kubernetes' downward API. It returns nil if the file does
+// not exist, as outside a pod.
 func readPodInfo(file string) (map[string]string, error) {
-	b, err := plainfile.Read(file, mostConfiguration)
+	b, err := regularfile.Read(file, maxConfiguration)
 	if errors.Is(err, fs.ErrNotExist) {
 		return nil, nil
 	}
 	if err != nil {
 		return nil, fmt.Errorf("reading the pod's %s: %w", file, err)
 	}
-	values, err := parseDownward(string(b))
+	values, err := parsePodInfo(string(b))
 	if err != nil {
 		return nil, fmt.Errorf("%s: %w", file, err)
 	}
 	return values, nil
 }
 
-// parseDownward reads lines of key="escaped value".
-func parseDownward(text string) (map[string]string, error) {
+// parsePodInfo parses lines of key="escaped value".
+func parsePodInfo(text string) (map[string]string, error) {
 	values := map[string]string{}
 	n := 0
 	for line := range strings.Lines(text) {

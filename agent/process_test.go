@@ -8,6 +8,7 @@ import (
 	"flag"
 	"fmt"
 	"io"
+	"net"
 	"net/http"
 	"os"
 	"os/exec"
@@ -21,10 +22,11 @@ import (
 	"testing"
 	"time"
 
+	"github.com/pilotfish-mesh/pilotfish/internal/dial"
 	"github.com/pilotfish-mesh/pilotfish/internal/testenv"
 )
 
-// asAgent makes the test binary behave as the agent's own.
+// asAgent makes the test binary run the agent.
 const asAgent = "PILOTFISH_TEST_AS_AGENT"
 
 func TestMain(m *testing.M) {
@@ -38,7 +40,8 @@ func TestMain(m *testing.M) {
 	os.Exit(Main())
 }
 
-// waitSideBySide has more tests run at a time than there are processors: most of them only wait for processes.
+// waitSideBySide raises the number of parallel tests above the number of processors, because most tests only wait for
+// processes.
 func waitSideBySide() {
 	flag.Parse()
 	if n := strconv.Itoa(3 * runtime.GOMAXPROCS(0)); flag.Lookup("test.parallel").Value.String() == strconv.Itoa(runtime.GOMAXPROCS(0)) {
@@ -46,28 +49,29 @@ func waitSideBySide() {
 	}
 }
 
-// patience is how long the tests wait for what must happen: long enough for the slowest machine, since only a broken promise
-// takes it.
-const patience = time.Minute
+// testTimeout is the timeout of tests. It is generous because only failing tests wait this long.
+const testTimeout = time.Minute
 
-// setup is an agent to be run: its directory, its environment, and the control plane it knows of.
-type setup struct {
+// agentSetup holds an agent's directory, environment and control plane.
+type agentSetup struct {
 	dir     string
 	address string
 	env     []string
 	args    []string
 	cp      *controlPlane
 	stdin   io.Reader
-	within  []string // a program that starts the agent, with its arguments
+	within  []string // program that starts the agent, with arguments
 
-	binary string               // the agent's program; the test's own if empty
-	attr   *syscall.SysProcAttr // how it is started
+	adminSocket string // of Envoy's admin interface; if empty, port 15000
+
+	binary string               // the agent's binary; if empty, the test binary
+	attr   *syscall.SysProcAttr // for the start
 }
 
-// newSetup lays out an agent's directory. The address is its own, so that tests can run at the same time.
-func newSetup(t *testing.T, address string) *setup {
+// newSetup creates an agent's directory. Each test uses its own address, so that tests can run in parallel.
+func newSetup(t *testing.T, address string) *agentSetup {
 	t.Helper()
-	s := &setup{dir: t.TempDir(), address: address, cp: newControlPlane(t, address)}
+	s := &agentSetup{dir: t.TempDir(), address: address, cp: newControlPlane(t, address)}
 	s.write(t, "var/run/secrets/istio/root-cert.pem", string(s.cp.rootPEM))
 	s.write(t, "var/run/secrets/tokens/istio-token", testToken)
 	s.env = []string{
@@ -80,7 +84,7 @@ func newSetup(t *testing.T, address string) *setup {
 	return s
 }
 
-func (s *setup) write(t *testing.T, name, text string) {
+func (s *agentSetup) write(t *testing.T, name, text string) {
 	t.Helper()
 	path := filepath.Join(s.dir, name)
 	if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
@@ -91,17 +95,17 @@ func (s *setup) write(t *testing.T, name, text string) {
 	}
 }
 
-// program writes a script into the agent's directory, and gives its path.
-func (s *setup) program(t *testing.T, name, text string) string {
+// program writes a script into the agent's directory, and returns its path.
+func (s *agentSetup) program(t *testing.T, name, text string) string {
 	t.Helper()
 	path := filepath.Join(s.dir, name)
 	testenv.Program(t, path, []byte(text))
 	return path
 }
 
-// running is an agent that was started.
-type running struct {
-	*setup
+// agentProcess is a started agent.
+type agentProcess struct {
+	*agentSetup
 	t    *testing.T
 	cmd  *exec.Cmd
 	out  *output
@@ -125,22 +129,22 @@ func (o *output) String() string {
 	return o.text.String()
 }
 
-func (s *setup) start(t *testing.T) *running {
+func (s *agentSetup) start(t *testing.T) *agentProcess {
 	t.Helper()
 	r := s.prepare(t)
 	r.run(t)
 	return r
 }
 
-func (s *setup) prepare(t *testing.T) *running {
+func (s *agentSetup) prepare(t *testing.T) *agentProcess {
 	t.Helper()
-	r := &running{setup: s, t: t, out: &output{}, done: make(chan struct{})}
+	r := &agentProcess{agentSetup: s, t: t, out: &output{}, done: make(chan struct{})}
 	r.cmd = s.command()
 	r.cmd.Dir, r.cmd.Env, r.cmd.Stdin, r.cmd.Stdout, r.cmd.Stderr = s.dir, s.env, s.stdin, r.out, r.out
 	return r
 }
 
-func (r *running) run(t *testing.T) {
+func (r *agentProcess) run(t *testing.T) {
 	t.Helper()
 	if err := r.cmd.Start(); err != nil {
 		t.Fatal(err)
@@ -155,8 +159,8 @@ func (r *running) run(t *testing.T) {
 	})
 }
 
-// command is how the agent is started: by itself, or within another program.
-func (s *setup) command() *exec.Cmd {
+// command returns the command that starts the agent, possibly within another program.
+func (s *agentSetup) command() *exec.Cmd {
 	line := append(append([]string{}, s.within...), cmp.Or(s.binary, os.Args[0]))
 	line = append(line, s.args...)
 	c := exec.Command(line[0], line[1:]...)
@@ -164,41 +168,41 @@ func (s *setup) command() *exec.Cmd {
 	return c
 }
 
-// exit waits for the agent's end and gives its code. An end may take its time, and many of them a busy machine.
-func (r *running) exit() int {
+// waitExit waits for the agent's exit and returns its code. On a busy machine this may last long.
+func (r *agentProcess) waitExit() int {
 	r.t.Helper()
 	select {
 	case <-r.done:
-	case <-time.After(2 * patience):
+	case <-time.After(2 * testTimeout):
 		r.t.Fatalf("the agent did not end")
 	}
 	return r.cmd.ProcessState.ExitCode()
 }
 
-func (r *running) signal(s os.Signal) {
+func (r *agentProcess) signal(s os.Signal) {
 	r.t.Helper()
 	if err := r.cmd.Process.Signal(s); err != nil {
 		r.t.Fatal(err)
 	}
 }
 
-// eventually polls until the condition gives no error.
+// eventually polls until the condition returns nil.
 func eventually(t *testing.T, what string, condition func() error) {
 	t.Helper()
 	err := condition()
-	for deadline := time.Now().Add(patience); err != nil && time.Now().Before(deadline); err = condition() {
+	for deadline := time.Now().Add(testTimeout); err != nil && time.Now().Before(deadline); err = condition() {
 		time.Sleep(10 * time.Millisecond)
 	}
 	if err != nil {
-		t.Fatalf("%s: not after %v; last: %v", what, patience, err)
+		t.Fatalf("%s: not after %v; last: %v", what, testTimeout, err)
 	}
 }
 
-// eventually polls as long as the agent lives.
-func (r *running) eventually(what string, condition func() error) {
+// eventually polls until condition returns nil. It fails if the agent exits.
+func (r *agentProcess) eventually(what string, condition func() error) {
 	r.t.Helper()
 	var err error
-	for deadline := time.Now().Add(patience); time.Now().Before(deadline); time.Sleep(10 * time.Millisecond) {
+	for deadline := time.Now().Add(testTimeout); time.Now().Before(deadline); time.Sleep(10 * time.Millisecond) {
 		if err = condition(); err == nil {
 			return
 		}
@@ -208,15 +212,27 @@ func (r *running) eventually(what string, condition func() error) {
 		default:
 		}
 	}
-	r.t.Fatalf("%s: not after %v; last: %v", what, patience, err)
+	r.t.Fatalf("%s: not after %v; last: %v", what, testTimeout, err)
 }
 
-func (r *running) http(method, path string) (int, string, error) {
-	request, err := http.NewRequest(method, "http://"+r.address+":"+path, nil)
+func (r *agentProcess) http(method, path string) (int, string, error) {
+	if page, ok := strings.CutPrefix(path, "15000/"); ok && r.adminSocket != "" {
+		return exchange(method, "http://"+dial.SocketHost(r.adminSocket)+"/"+page)
+	}
+	return r.tcp(method, path)
+}
+
+func (r *agentProcess) tcp(method, path string) (int, string, error) {
+	return exchange(method, "http://"+r.address+":"+path)
+}
+
+// exchange sends a request and returns status and body of the response.
+func exchange(method, url string) (int, string, error) {
+	request, err := http.NewRequest(method, url, nil)
 	if err != nil {
 		return 0, "", err
 	}
-	client := http.Client{Timeout: 5 * time.Second, Transport: &http.Transport{DisableKeepAlives: true}}
+	client := http.Client{Timeout: 5 * time.Second, Transport: &http.Transport{DisableKeepAlives: true, DialContext: dial.LocalhostDialer(&net.Dialer{})}}
 	response, err := client.Do(request)
 	if err != nil {
 		return 0, "", err
@@ -226,8 +242,8 @@ func (r *running) http(method, path string) (int, string, error) {
 	return response.StatusCode, string(body), err
 }
 
-// reasons are what readiness says of each part.
-func (r *running) reasons() (ready bool, reasons map[string]string, err error) {
+// readiness returns the readiness reasons by component.
+func (r *agentProcess) readiness() (ready bool, reasons map[string]string, err error) {
 	_, body, err := r.http("GET", "15020/healthz/ready?format=json")
 	if err != nil {
 		return false, nil, err
@@ -249,10 +265,10 @@ func (r *running) reasons() (ready bool, reasons map[string]string, err error) {
 	return report.Ready, reasons, nil
 }
 
-func (r *running) waitReady() {
+func (r *agentProcess) waitReady() {
 	r.t.Helper()
 	r.eventually("ready", func() error {
-		ready, reasons, err := r.reasons()
+		ready, reasons, err := r.readiness()
 		if err == nil && !ready {
 			err = fmt.Errorf("not ready: %v", reasons)
 		}
@@ -262,8 +278,8 @@ func (r *running) waitReady() {
 
 var startedEnvoy = regexp.MustCompile(`msg="Envoy started" pid=(\d+)`)
 
-// envoys are the processes that the agent said it started, in order.
-func (r *running) envoys() []int {
+// startedEnvoys returns the PIDs that the agent has logged at Envoy's starts, in order.
+func (r *agentProcess) startedEnvoys() []int {
 	var pids []int
 	for _, m := range startedEnvoy.FindAllStringSubmatch(r.out.String(), -1) {
 		pid, _ := strconv.Atoi(m[1])
@@ -272,11 +288,11 @@ func (r *running) envoys() []int {
 	return pids
 }
 
-func (r *running) envoy() int {
+func (r *agentProcess) envoy() int {
 	r.t.Helper()
 	var pid int
 	r.eventually("Envoy started", func() error {
-		pids := r.envoys()
+		pids := r.startedEnvoys()
 		if len(pids) == 0 {
 			return errors.New("no Envoy yet")
 		}
@@ -286,16 +302,16 @@ func (r *running) envoy() int {
 	return pid
 }
 
-// nothingLeft checks that the agent's end took Envoy and its sockets with it.
-func (r *running) nothingLeft() {
+// checkNothingLeft checks that no Envoy, socket or temporary file is left after the agent's exit.
+func (r *agentProcess) checkNothingLeft() {
 	r.t.Helper()
-	for _, pid := range r.envoys() {
+	for _, pid := range r.startedEnvoys() {
 		if err := syscall.Kill(pid, 0); !errors.Is(err, syscall.ESRCH) {
 			r.t.Errorf("Envoy %d is still there (%v)", pid, err)
 		}
 	}
-	kept := filepath.Join("etc/istio/proxy", lastGoodInDir) // which is to outlive the agent
-	reported := strings.Contains(r.out.String(), "report of the end written")
+	kept := filepath.Join("etc/istio/proxy", lastGoodInDir) // outlives the agent
+	reported := strings.Contains(r.out.String(), "crash report written")
 	var files []string
 	_ = filepath.WalkDir(r.dir, func(path string, d os.DirEntry, _ error) error {
 		if d != nil && !d.IsDir() && !strings.Contains(path, kept) && !(reported && strings.Contains(path, "/"+reportDir+"/")) {

@@ -17,8 +17,8 @@ const (
 	shortUnits = "metric names should not contain abbreviated units"
 )
 
-// contractNames are the agent's metrics that promtool remarks on: counters by the names that Istio's agent gave them.
-var contractNames = map[string]bool{
+// istioMetricNames are the agent's metrics that promtool complains about: counters with the names of Istio's agent.
+var istioMetricNames = map[string]bool{
 	"istio_agent_istiod_connection_failures": true, "istio_agent_istiod_connection_terminations": true,
 	"istio_agent_envoy_connection_terminations": true, "istio_agent_num_outgoing_requests": true,
 	"istio_agent_num_failed_outgoing_requests": true, "istio_agent_num_outgoing_retries": true,
@@ -27,13 +27,14 @@ var contractNames = map[string]bool{
 	"istio_agent_wasm_config_conversion_count": true,
 }
 
-// ofContract says whether a remark is one on such a name.
-func ofContract(name, remark string) bool {
-	return contractNames[name] && (remark == noTotal || remark == noCount && strings.HasSuffix(name, "_count"))
+// isIstioRemark reports whether a remark is about such a name.
+func isIstioRemark(name, remark string) bool {
+	return istioMetricNames[name] && (remark == noTotal || remark == noCount && strings.HasSuffix(name, "_count"))
 }
 
-// envoysNames are those of Envoy's that promtool remarks on besides its counters, of which none ends in _total.
-var envoysNames = map[string]string{
+// envoyRemarkNames are the names of Envoy's metrics that promtool complains about, in addition to its counters without
+// _total.
+var envoyRemarkNames = map[string]string{
 	"envoy_cluster_default_total_match_count":                     noCount,
 	"envoy_envoy_overload_actions_reset_high_memory_stream_count": noCount,
 	"envoy_cluster_membership_total":                              `non-counter metrics should not have "_total" suffix`,
@@ -49,18 +50,18 @@ var envoysNames = map[string]string{
 	"envoy_listener_admin_downstream_cx_length_ms":                shortUnits,
 	"envoy_listener_downstream_cx_length_ms":                      shortUnits,
 	"envoy_server_initialization_time_ms":                         shortUnits,
-	// These are there from the first time on that Envoy flushes its statistics.
+	// These exist after Envoy's first flush of statistics.
 	"envoy_server_stats_overflow_counter":   "metric name should not include type 'counter'",
 	"envoy_server_stats_overflow_histogram": "metric name should not include type 'histogram'",
 }
 
-// ofEnvoy says whether a remark is one on a name of Envoy's.
-func ofEnvoy(name, remark string) bool {
-	return strings.HasPrefix(name, "envoy_") && remark == noTotal || remark != "" && envoysNames[name] == remark
+// isEnvoyRemark reports whether a remark is about a name of Envoy's.
+func isEnvoyRemark(name, remark string) bool {
+	return strings.HasPrefix(name, "envoy_") && remark == noTotal || remark != "" && envoyRemarkNames[name] == remark
 }
 
-// remarksOn gives promtool's remarks on an exposition. What it cannot read fails the test.
-func remarksOn(t *testing.T, of, exposition string) map[string]bool {
+// promtoolRemarks returns promtool's remarks on an exposition. A parse error fails the test.
+func promtoolRemarks(t *testing.T, of, exposition string) map[string]bool {
 	t.Helper()
 	cache, err := os.UserCacheDir()
 	if err != nil {
@@ -72,7 +73,7 @@ func remarksOn(t *testing.T, of, exposition string) map[string]bool {
 	}
 	cmd := exec.Command(promtool, "check", "metrics")
 	cmd.Stdin = strings.NewReader(exposition)
-	output, _ := cmd.CombinedOutput() // the exit code is 3 when there are remarks
+	output, _ := cmd.CombinedOutput() // the exit code is 3 if there are remarks
 	if code := cmd.ProcessState.ExitCode(); code != 0 && code != 3 {
 		t.Fatalf("promtool on %s: exit code %d: %.2000s", of, code, output)
 	}
@@ -85,26 +86,26 @@ func remarksOn(t *testing.T, of, exposition string) map[string]bool {
 	return remarks
 }
 
-func TestPromtoolReadsTheJoinedMetricsAndRemarksOnNamesOfEnvoyAndTheContractAlone(t *testing.T) {
+func TestPromtoolAcceptsMergedMetrics(t *testing.T) {
 	t.Parallel()
-	remarksOn(t, "nothing", "") // skips before anything is started
+	promtoolRemarks(t, "nothing", "") // skips the test before anything is started
 	for n, version := range testenv.EnvoyVersions() {
 		t.Run(version, func(t *testing.T) {
 			t.Parallel()
 			s := newSetup(t, fmt.Sprintf("127.150.1.%d", n+1))
 			s.env = append(s.env, "ENVOY_PATH="+testenv.EnvoyOf(t, version))
-			s.remarksAreOnNamesOfOthers(t)
+			s.checkPromtoolRemarks(t)
 		})
 	}
 }
 
-func (s *setup) remarksAreOnNamesOfOthers(t *testing.T) {
+func (s *agentSetup) checkPromtoolRemarks(t *testing.T) {
 	const open = "application/openmetrics-text; version=1.0.0"
-	first := listening(t, false, "text/plain; version=0.0.4", "# HELP badlyNamed It.\n# TYPE badlyNamed counter\nbadlyNamed 1\n# TYPE envoy_server_live gauge\nenvoy_server_live 5\nno_type{a=\"\\\"\\\\\\n\"} 1e5 1700000000000\n"+
+	first := startMetricsServer(t, false, "text/plain; version=0.0.4", "# HELP badlyNamed It.\n# TYPE badlyNamed counter\nbadlyNamed 1\n# TYPE envoy_server_live gauge\nenvoy_server_live 5\nno_type{a=\"\\\"\\\\\\n\"} 1e5 1700000000000\n"+
 		"# HELP t_seconds Time.\n# TYPE t_seconds histogram\nt_seconds_bucket{le=\"1\"} 1\nt_seconds_bucket{le=\"+Inf\"} 2\nt_seconds_sum 1.5\nt_seconds_count 2\nnot a line\n"+
 		"# HELP badlyNamed It.\n# TYPE badlyNamed counter\nbadlyNamed 2\nbadlyNamed{of=\"another registry\"} 3\n")
-	second := listening(t, false, open, "# HELP badlyNamed It.\n# TYPE badlyNamed counter\nbadlyNamed_total 1\n# HELP i Version.\n# TYPE i info\ni_info{v=\"1\"} 1\n# HELP s State.\n# TYPE s stateset\ns{s=\"a\"} 1\n# EOF\n")
-	s.env = append(s.env, fmt.Sprintf(`ISTIO_PROMETHEUS_ANNOTATIONS={"scrape":"true","path":"","port":"","targets":[{"port":%q,"path":"/metrics"},{"port":%q,"path":"/metrics"}]}`, first, second),
+	second := startMetricsServer(t, false, open, "# HELP badlyNamed It.\n# TYPE badlyNamed counter\nbadlyNamed_total 1\n# HELP i Version.\n# TYPE i info\ni_info{v=\"1\"} 1\n# HELP s State.\n# TYPE s stateset\ns{s=\"a\"} 1\n# EOF\n")
+	s.env = append(s.env, "METRICS_ALLOW_RESERVED_NAMES=true", fmt.Sprintf(`ISTIO_PROMETHEUS_ANNOTATIONS={"scrape":"true","path":"","port":"","targets":[{"port":%q,"path":"/metrics"},{"port":%q,"path":"/metrics"}]}`, first, second),
 		fmt.Sprintf(`PROXY_CONFIG={discoveryAddress: "%s", concurrency: 1, proxyStatsMatcher: {inclusionRegexps: [".*"]}}`, s.cp.address))
 	s.cp.start(t)
 	r := s.start(t)
@@ -117,9 +118,9 @@ func (s *setup) remarksAreOnNamesOfOthers(t *testing.T) {
 		`badlyNamed counter metrics should have "_total" suffix`: true, "badlyNamed metric names should be written in 'snake_case' not 'camelCase'": true,
 		"badlyNamed_total metric names should be written in 'snake_case' not 'camelCase'": true, "no_type no help text": true, "app_envoy_server_live no help text": true,
 	}
-	remarks := remarksOn(t, "the joined metrics", joined)
+	remarks := promtoolRemarks(t, "the joined metrics", joined)
 	for remark := range remarks {
-		if name, text, _ := strings.Cut(remark, " "); !ofApplications[remark] && !ofEnvoy(name, text) && !ofContract(name, text) {
+		if name, text, _ := strings.Cut(remark, " "); !ofApplications[remark] && !isEnvoyRemark(name, text) && !isIstioRemark(name, text) {
 			t.Errorf("promtool: %s", remark)
 		}
 	}

@@ -18,8 +18,8 @@ import (
 	"github.com/pilotfish-mesh/pilotfish/status"
 )
 
-// report asks for readiness or liveness, and gives what is said of one part.
-func (r *running) report(path, part string) (code int, p status.PartReport, err error) {
+// healthReport requests readiness or liveness, and returns the report of one component.
+func (r *agentProcess) healthReport(path, part string) (code int, p status.PartReport, err error) {
 	code, body, err := r.http("GET", "15020"+path+"?format=json")
 	if err != nil {
 		return 0, p, err
@@ -36,12 +36,12 @@ func (r *running) report(path, part string) (code int, p status.PartReport, err 
 	return code, p, fmt.Errorf("nothing is said of %s: %s", part, body)
 }
 
-// waitReport waits for an answer about a part whose reason has the words.
-func (r *running) waitReport(path, part string, code int, words string) status.PartReport {
+// waitReport waits for a report of a component whose reason contains the words.
+func (r *agentProcess) waitReport(path, part string, code int, words string) status.PartReport {
 	r.t.Helper()
 	var last status.PartReport
 	r.eventually(fmt.Sprintf("%s: %d, %s: %s", path, code, part, words), func() error {
-		got, p, err := r.report(path, part)
+		got, p, err := r.healthReport(path, part)
 		if err == nil && (got != code || !strings.Contains(p.Reason, words)) {
 			err = fmt.Errorf("%d %+v", got, p)
 		}
@@ -54,13 +54,13 @@ func (r *running) waitReport(path, part string, code int, words string) status.P
 	return last
 }
 
-// TestFirstConfigurationThatEnvoyRejectsIsToldAndMakesUnready also for an Envoy that was started again under the same
-// agent: what the one before it accepted is of no use to it.
-func TestFirstConfigurationThatEnvoyRejectsIsToldAndMakesUnready(t *testing.T) {
+// TestRejectedFirstConfigurationMakesUnready also tests a restarted Envoy, for which the configuration that its
+// predecessor had accepted does not count.
+func TestRejectedFirstConfigurationMakesUnready(t *testing.T) {
 	t.Parallel()
 	s := newSetup(t, "127.104.11.1")
 	s.args = append(s.args, "--restart")
-	s.cp.bad.Store(true)
+	s.cp.sendRejected.Store(true)
 	stop := s.cp.start(t)
 	r := s.start(t)
 	r.waitReport("/healthz/ready", "xds", 503, "Envoy rejected its first Listener configuration")
@@ -68,13 +68,13 @@ func TestFirstConfigurationThatEnvoyRejectsIsToldAndMakesUnready(t *testing.T) {
 	r.waitReport("/healthz/live", "xds", 200, "")
 
 	stop()
-	s.cp.bad.Store(false)
+	s.cp.sendRejected.Store(false)
 	stop = s.cp.start(t)
 	r.waitReady()
 
-	// Envoy keeps what it has when something bad comes later.
+	// Envoy retains its configuration when it rejects a later one.
 	stop()
-	s.cp.bad.Store(true)
+	s.cp.sendRejected.Store(true)
 	s.cp.start(t)
 	r.waitReport("/healthz/ready", "xds", 200, "keeps the last good one")
 
@@ -88,7 +88,7 @@ func TestFirstConfigurationThatEnvoyRejectsIsToldAndMakesUnready(t *testing.T) {
 	}
 }
 
-func TestFrozenEnvoyIsNeitherReadyNorAliveUntilItThaws(t *testing.T) {
+func TestFrozenEnvoyFailsReadinessAndLiveness(t *testing.T) {
 	t.Parallel()
 	s := newSetup(t, "127.104.12.1")
 	s.env = append(s.env, "ENVOY_SILENCE_LIMIT=2s")
@@ -100,7 +100,7 @@ func TestFrozenEnvoyIsNeitherReadyNorAliveUntilItThaws(t *testing.T) {
 	if err := syscall.Kill(pid, syscall.SIGSTOP); err != nil {
 		t.Fatal(err)
 	}
-	r.waitReport("/healthz/live", "envoy", 503, "Envoy runs, and has not answered")
+	r.waitReport("/healthz/live", "envoy", 503, "Envoy has not answered")
 	r.waitReport("/healthz/ready", "envoy", 503, "does not answer")
 	if err := syscall.Kill(pid, syscall.SIGCONT); err != nil {
 		t.Fatal(err)
@@ -109,7 +109,7 @@ func TestFrozenEnvoyIsNeitherReadyNorAliveUntilItThaws(t *testing.T) {
 	r.waitReady()
 }
 
-func TestCertificatePastItsEndMakesUnready(t *testing.T) {
+func TestExpiredCertificateMakesUnready(t *testing.T) {
 	t.Parallel()
 	s := newSetup(t, "127.104.13.1")
 	s.cp.life = 3 * time.Second
@@ -118,7 +118,7 @@ func TestCertificatePastItsEndMakesUnready(t *testing.T) {
 	r.waitReady()
 	stop()
 	p := r.waitReport("/healthz/ready", "certificates", 503, "the certificate expired")
-	if age := time.Since(p.Since); age < 0 || age > patience {
+	if age := time.Since(p.Since); age < 0 || age > testTimeout {
 		t.Errorf("since %v", p.Since)
 	}
 	r.waitReport("/healthz/live", "certificates", 200, "")
@@ -127,13 +127,13 @@ func TestCertificatePastItsEndMakesUnready(t *testing.T) {
 	r.waitReady()
 }
 
-func TestLostControlPlaneMakesUnreadyAfterTheTimeThatWasSet(t *testing.T) {
+func TestLostControlPlaneMakesUnreadyAfterLimit(t *testing.T) {
 	t.Parallel()
 	lasting, limited := newSetup(t, "127.104.14.1"), newSetup(t, "127.104.14.2")
 	limited.env = append(limited.env, "UNREADY_AFTER_CONTROL_PLANE_LOSS=1s")
-	var proxies []*running
+	var proxies []*agentProcess
 	var stops []func()
-	for _, s := range []*setup{lasting, limited} {
+	for _, s := range []*agentSetup{lasting, limited} {
 		stops = append(stops, s.cp.start(t))
 		proxies = append(proxies, s.start(t))
 	}
@@ -147,10 +147,10 @@ func TestLostControlPlaneMakesUnreadyAfterTheTimeThatWasSet(t *testing.T) {
 	proxies[1].waitReady()
 }
 
-// TestStormOfProbesCostsNoMemory: what it takes while it lasts is bounded by how many ask at a time, not by how many ask.
+// TestStormOfProbesCostsNoMemory verifies that memory depends on the number of concurrent probes, not on their total.
 func TestStormOfProbesCostsNoMemory(t *testing.T) {
 	t.Parallel()
-	const callers, each, mostGrowth = 50, 200, 8 << 10 // KiB
+	const callers, each, maxGrowth = 50, 200, 8 << 10 // KiB
 	s := newSetup(t, "127.104.15.1")
 	s.cp.start(t)
 	r := s.start(t)
@@ -160,7 +160,7 @@ func TestStormOfProbesCostsNoMemory(t *testing.T) {
 		var all sync.WaitGroup
 		for range callers {
 			all.Go(func() {
-				client := http.Client{Timeout: patience, Transport: &http.Transport{DisableKeepAlives: !keep}}
+				client := http.Client{Timeout: testTimeout, Transport: &http.Transport{DisableKeepAlives: !keep}}
 				defer client.CloseIdleConnections()
 				for range times {
 					answer, err := client.Get("http://" + s.address + ":15020/healthz/ready")
@@ -177,7 +177,7 @@ func TestStormOfProbesCostsNoMemory(t *testing.T) {
 		}
 		all.Wait()
 	}
-	storm(20, true) // so that what the first one costs is not counted
+	storm(20, true) // excludes the cost of the first storm
 	before := anonymousKiB(t, r.cmd.Process.Pid)
 	t.Logf("before: %d KiB", before)
 	began := time.Now()
@@ -185,31 +185,31 @@ func TestStormOfProbesCostsNoMemory(t *testing.T) {
 	storm(each/4, false)
 	t.Logf("%d probes in %v", callers*each*5/4, time.Since(began))
 	began = time.Now()
-	s.stormAtOnce(t, callers, each)
+	s.sendProbesAtOnce(t, callers, each)
 	t.Logf("%d probes at once answered in %v", callers*each, time.Since(began))
 	after := anonymousKiB(t, r.cmd.Process.Pid)
 	t.Logf("after: %d KiB", after)
-	if after > before+mostGrowth {
+	if after > before+maxGrowth {
 		t.Errorf("memory grew from %d to %d KiB", before, after)
 	}
 }
 
-// stormAtOnce sends all probes of each caller before it reads an answer: 10,000 in less than a second, however long their
-// answers take.
-func (s *setup) stormAtOnce(t *testing.T, callers, each int) {
+// sendProbesAtOnce sends all probes of each client before it reads a response: 10,000 in less than a second,
+// independent of the response time.
+func (s *agentSetup) sendProbesAtOnce(t *testing.T, callers, each int) {
 	t.Helper()
 	probes := strings.Repeat("GET /healthz/ready HTTP/1.1\r\nHost: x\r\n\r\n", each)
 	var all sync.WaitGroup
 	for range callers {
 		all.Go(func() {
-			conn, err := net.DialTimeout("tcp", s.address+":15020", patience)
+			conn, err := net.DialTimeout("tcp", s.address+":15020", testTimeout)
 			if err != nil {
 				t.Error(err)
 				return
 			}
 			defer conn.Close()
-			_ = conn.SetDeadline(time.Now().Add(2 * patience))
-			go func() { _, _ = io.WriteString(conn, probes) }() // its failure is one of the answers too
+			_ = conn.SetDeadline(time.Now().Add(2 * testTimeout))
+			go func() { _, _ = io.WriteString(conn, probes) }() // an error shows in the responses
 			in := bufio.NewReader(conn)
 			for n := range each {
 				answer, err := http.ReadResponse(in, nil)
@@ -227,7 +227,7 @@ func (s *setup) stormAtOnce(t *testing.T, callers, each int) {
 	all.Wait()
 }
 
-func (r *running) waitSettled() {
+func (r *agentProcess) waitSettled() {
 	r.t.Helper()
 	r.eventually("it has settled", func() error {
 		_, body, err := r.http("GET", "15020/metrics")
@@ -238,7 +238,7 @@ func (r *running) waitSettled() {
 	})
 }
 
-func TestWhatAScrapeTookIsGivenBackAfterIt(t *testing.T) {
+func TestMemoryIsTrimmedAfterScrape(t *testing.T) {
 	t.Parallel()
 	const pages, own = 3 << 10, 2 << 10 // KiB
 	s := newSetup(t, "127.104.15.2")
@@ -262,7 +262,7 @@ func TestWhatAScrapeTookIsGivenBackAfterIt(t *testing.T) {
 	})
 }
 
-// anonymousKiB is the memory of a process that is its own.
+// anonymousKiB returns the size of a process's anonymous memory.
 func anonymousKiB(t *testing.T, pid int) int {
 	t.Helper()
 	return statusKiB(t, pid, "RssAnon:")

@@ -12,7 +12,7 @@ import (
 	"time"
 )
 
-// probedApplication is one that can be told to be unwell, and says who asks.
+// probedApplication starts an application whose health the test controls, and which reports who probes it.
 func probedApplication(t *testing.T, address string) (port uint16, well *atomic.Bool) {
 	t.Helper()
 	l, err := net.Listen("tcp", address+":0")
@@ -33,7 +33,7 @@ func probedApplication(t *testing.T, address string) (port uint16, well *atomic.
 	return netip.MustParseAddrPort(l.Addr().String()).Port(), well
 }
 
-func TestProxyAsksTheApplicationForKubeletAndControlPlane(t *testing.T) {
+func TestAgentProbesApplicationForKubeletAndControlPlane(t *testing.T) {
 	t.Parallel()
 	s := newSetup(t, "127.88.106.1")
 	port, well := probedApplication(t, s.address)
@@ -58,7 +58,7 @@ func TestProxyAsksTheApplicationForKubeletAndControlPlane(t *testing.T) {
 			if want == "" && got != "" || !strings.Contains(got, want) {
 				t.Fatalf("reported %q, want %q", got, want)
 			}
-		case <-time.After(patience):
+		case <-time.After(testTimeout):
 			t.Fatalf("nothing is reported, want %q", want)
 		}
 	}
@@ -80,9 +80,9 @@ func TestProxyAsksTheApplicationForKubeletAndControlPlane(t *testing.T) {
 		t.Errorf("drain: %d %q %v", code, body, err)
 	}
 	reported("draining")
-	kubelet(200) // whose questions are the application's own
+	kubelet(200) // the agent then only forwards the probes
 	r.signal(syscall.SIGTERM)
-	if code := r.exit(); code != 0 {
+	if code := r.waitExit(); code != 0 {
 		t.Errorf("exit code %d", code)
 	}
 }

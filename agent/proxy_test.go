@@ -14,12 +14,12 @@ import (
 	"github.com/pilotfish-mesh/pilotfish/internal/testenv"
 )
 
-func TestProxyTellsWhatItWaitsForUntilItIsReady(t *testing.T) {
+func TestReadinessReportsWhatProxyWaitsFor(t *testing.T) {
 	t.Parallel()
 	s := newSetup(t, "127.88.1.1")
 	r := s.start(t)
 	r.eventually("reasons without a control plane", func() error {
-		ready, reasons, err := r.reasons()
+		ready, reasons, err := r.readiness()
 		switch {
 		case err != nil:
 			return err
@@ -67,7 +67,7 @@ func TestTerminatedProxyLeavesNothingBehind(t *testing.T) {
 	r.waitReady()
 	r.signal(syscall.SIGTERM)
 	r.eventually("readiness fails while it drains, and the status port still answers", func() error {
-		ready, reasons, err := r.reasons()
+		ready, reasons, err := r.readiness()
 		if err == nil && ready {
 			err = errors.New("still ready")
 		}
@@ -76,27 +76,27 @@ func TestTerminatedProxyLeavesNothingBehind(t *testing.T) {
 		}
 		return err
 	})
-	if code := r.exit(); code != 0 {
+	if code := r.waitExit(); code != 0 {
 		t.Errorf("exit code %d, want 0", code)
 	}
 	if !strings.Contains(r.out.String(), "no request and no connection is left") {
 		t.Error("the log does not say that the drain was waited for")
 	}
-	r.nothingLeft()
+	r.checkNothingLeft()
 }
 
-func TestClosedTerminalEndsTheProxyAsSIGTERMDoes(t *testing.T) {
+func TestSIGHUPStopsProxyLikeSIGTERM(t *testing.T) {
 	t.Parallel()
 	hangup := make(chan os.Signal, 1)
-	signal.Notify(hangup, syscall.SIGHUP) // what is started then does not ignore it, also under nohup
+	signal.Notify(hangup, syscall.SIGHUP) // child processes then do not ignore it, also under nohup
 	defer signal.Stop(hangup)
 	s := newSetup(t, "127.141.23.1")
 	defer s.cp.start(t)()
 	r := s.start(t)
 	r.waitReady()
 	r.signal(syscall.SIGHUP)
-	r.endsWith(0, "signal to stop", "no connection is left")
-	r.nothingLeft()
+	r.checkExit(0, "signal to stop", "no connection is left")
+	r.checkNothingLeft()
 }
 
 func TestSecondSignalCutsTheDrainShort(t *testing.T) {
@@ -113,17 +113,17 @@ func TestSecondSignalCutsTheDrainShort(t *testing.T) {
 	defer c.Close()
 	r.signal(os.Interrupt)
 	r.eventually("draining", func() error {
-		_, reasons, err := r.reasons()
+		_, reasons, err := r.readiness()
 		if err == nil && !strings.Contains(reasons["envoy"], "draining") {
 			err = fmt.Errorf("reasons: %v", reasons)
 		}
 		return err
 	})
 	r.signal(os.Interrupt)
-	if code := r.exit(); code != 0 {
+	if code := r.waitExit(); code != 0 {
 		t.Errorf("exit code %d, want 0", code)
 	}
-	r.nothingLeft()
+	r.checkNothingLeft()
 }
 
 func TestDrainEndsWithTheLastConnection(t *testing.T) {
@@ -149,7 +149,7 @@ func TestDrainEndsWithTheLastConnection(t *testing.T) {
 	if err := c.Close(); err != nil {
 		t.Fatal(err)
 	}
-	if code := r.exit(); code != 0 {
+	if code := r.waitExit(); code != 0 {
 		t.Errorf("exit code %d, want 0", code)
 	}
 	if !strings.Contains(r.out.String(), "no connection is left") {
@@ -157,7 +157,7 @@ func TestDrainEndsWithTheLastConnection(t *testing.T) {
 	}
 }
 
-func TestOrdersOnTheStatusPort(t *testing.T) {
+func TestStatusPortRequests(t *testing.T) {
 	t.Parallel()
 	s := newSetup(t, "127.88.5.1")
 	s.cp.start(t)
@@ -167,7 +167,7 @@ func TestOrdersOnTheStatusPort(t *testing.T) {
 		t.Fatalf("POST /drain: %d %s %v", code, body, err)
 	}
 	r.eventually("not ready once drained", func() error {
-		ready, _, err := r.reasons()
+		ready, _, err := r.readiness()
 		if err == nil && ready {
 			err = errors.New("still ready")
 		}
@@ -176,13 +176,13 @@ func TestOrdersOnTheStatusPort(t *testing.T) {
 	if code, body, err := r.http("POST", "15020/quitquitquit"); err != nil || code != 200 {
 		t.Fatalf("POST /quitquitquit: %d %s %v", code, body, err)
 	}
-	if code := r.exit(); code != 0 {
+	if code := r.waitExit(); code != 0 {
 		t.Errorf("exit code %d, want 0", code)
 	}
-	r.nothingLeft()
+	r.checkNothingLeft()
 }
 
-func TestKilledEnvoyEndsTheAgentWithItsVerdict(t *testing.T) {
+func TestKilledEnvoyEndsAgentWithItsCode(t *testing.T) {
 	t.Parallel()
 	s := newSetup(t, "127.88.6.1")
 	s.cp.start(t)
@@ -191,16 +191,16 @@ func TestKilledEnvoyEndsTheAgentWithItsVerdict(t *testing.T) {
 	if err := syscall.Kill(r.envoy(), syscall.SIGKILL); err != nil {
 		t.Fatal(err)
 	}
-	if code := r.exit(); code != 137 {
+	if code := r.waitExit(); code != 137 {
 		t.Errorf("exit code %d, want 137", code)
 	}
 	if !strings.Contains(r.out.String(), "Envoy ended") {
 		t.Error("the agent does not say that Envoy ended")
 	}
-	r.nothingLeft()
+	r.checkNothingLeft()
 }
 
-func TestKilledEnvoyIsRestartedWhenAskedFor(t *testing.T) {
+func TestKilledEnvoyIsRestartedWithFlag(t *testing.T) {
 	t.Parallel()
 	s := newSetup(t, "127.88.7.1")
 	s.args = append(s.args, "--restart")
@@ -219,19 +219,19 @@ func TestKilledEnvoyIsRestartedWhenAskedFor(t *testing.T) {
 	})
 	r.waitReady()
 	r.signal(syscall.SIGTERM)
-	if code := r.exit(); code != 0 {
+	if code := r.waitExit(); code != 0 {
 		t.Errorf("exit code %d, want 0", code)
 	}
-	r.nothingLeft()
+	r.checkNothingLeft()
 }
 
-func TestEnvoyThatKeepsFailingIsGivenUpWithItsOwnCode(t *testing.T) {
+func TestFailingEnvoyEndsAgentWithItsExitCode(t *testing.T) {
 	t.Parallel()
 	s := newSetup(t, "127.88.8.1")
 	path := s.program(t, "envoy", "#!/bin/sh\n[ \"$1\" = --version ] && { echo 'envoy  version: 0/1.40.0/Clean/RELEASE/BoringSSL'; exit; }\necho cannot go on >&2\nexit 3\n")
 	s.args = append(s.args, "--restart", "--envoy-path", path)
 	r := s.start(t)
-	if code := r.exit(); code != 3 {
+	if code := r.waitExit(); code != 3 {
 		t.Errorf("exit code %d, want Envoy's own, 3", code)
 	}
 	if out := r.out.String(); !strings.Contains(out, "cannot go on") || !strings.Contains(out, "restarted 5 times") {
@@ -247,7 +247,7 @@ func TestEnvoyDiesWithItsAgent(t *testing.T) {
 	r.waitReady()
 	pid := r.envoy()
 	r.signal(syscall.SIGKILL)
-	r.exit()
+	r.waitExit()
 	eventually(t, "Envoy is gone", func() error {
 		if err := syscall.Kill(pid, 0); !errors.Is(err, syscall.ESRCH) {
 			return fmt.Errorf("kill -0 %d: %v", pid, err)
@@ -266,7 +266,7 @@ func TestMissingTokenIsNamedInTheReasons(t *testing.T) {
 	s.cp.start(t)
 	r := s.start(t)
 	r.eventually("the reason names the file", func() error {
-		_, reasons, err := r.reasons()
+		_, reasons, err := r.readiness()
 		if err == nil && !strings.Contains(reasons["certificates"], "./var/run/secrets/tokens/istio-token") {
 			err = fmt.Errorf("reasons: %v", reasons)
 		}
@@ -276,34 +276,34 @@ func TestMissingTokenIsNamedInTheReasons(t *testing.T) {
 	r.waitReady()
 }
 
-func TestStartIsRefusedWithTheReason(t *testing.T) {
+func TestStartFailsWithReason(t *testing.T) {
 	t.Parallel()
 	cases := map[string]struct {
 		address string
-		change  func(t *testing.T, s *setup)
+		change  func(t *testing.T, s *agentSetup)
 		code    int
 		want    []string
 	}{
-		"no Envoy": {"127.88.11.1", func(_ *testing.T, s *setup) {
+		"no Envoy": {"127.88.11.1", func(_ *testing.T, s *agentSetup) {
 			s.env = append(s.env, "ENVOY_PATH=/nowhere/envoy")
 		}, 127, []string{"/nowhere/envoy", "ENVOY_PATH"}},
-		"status port in use": {"127.88.12.1", func(t *testing.T, s *setup) {
+		"status port in use": {"127.88.12.1", func(t *testing.T, s *agentSetup) {
 			l, err := net.Listen("tcp", s.address+":15020")
 			if err != nil {
 				t.Fatal(err)
 			}
 			t.Cleanup(func() { _ = l.Close() })
 		}, 1, []string{"127.88.12.1:15020", fmt.Sprint(os.Getpid())}},
-		"wrong value": {"127.88.13.1", func(_ *testing.T, s *setup) {
+		"wrong value": {"127.88.13.1", func(_ *testing.T, s *agentSetup) {
 			s.env = append(s.env, "SECRET_TTL=soon", "ENVOY_STATUS_PORT=99999")
 		}, 2, []string{"SECRET_TTL", "soon", "24h", "ENVOY_STATUS_PORT", "99999"}},
-		"wrong mesh file": {"127.88.14.1", func(t *testing.T, s *setup) {
+		"wrong mesh file": {"127.88.14.1", func(t *testing.T, s *agentSetup) {
 			s.write(t, "etc/istio/config/mesh", "defaultConfig:\n  drainDuration: 5s\n  terminationDrainDuration: soon\n")
 		}, 2, []string{"etc/istio/config/mesh", "line 3", "terminationDrainDuration", "soon", "5s"}},
-		"wrong flag value": {"127.88.15.1", func(_ *testing.T, s *setup) {
+		"wrong flag value": {"127.88.15.1", func(_ *testing.T, s *agentSetup) {
 			s.args = append(s.args, "--concurrency=many")
 		}, 2, []string{"concurrency", "many"}},
-		"wrong type": {"127.88.16.1", func(_ *testing.T, s *setup) {
+		"wrong type": {"127.88.16.1", func(_ *testing.T, s *agentSetup) {
 			s.args = []string{"proxy", "ztunnel"}
 		}, 2, []string{"ztunnel", "sidecar"}},
 	}
@@ -313,7 +313,7 @@ func TestStartIsRefusedWithTheReason(t *testing.T) {
 			s := newSetup(t, tc.address)
 			tc.change(t, s)
 			r := s.start(t)
-			if code := r.exit(); code != tc.code {
+			if code := r.waitExit(); code != tc.code {
 				t.Errorf("exit code %d, want %d", code, tc.code)
 			}
 			for _, want := range tc.want {
@@ -331,7 +331,7 @@ func TestUnknownFlagIsToleratedWithAWarning(t *testing.T) {
 	s.args = []string{"proxy", "sidecar", "--someFlagOfTomorrow=1", "--concurency=3", "--stsPort=0", "--profiling=false", "--log_output_level=default:info"}
 	s.env = append(s.env, "ENVOY_PATH=/nowhere/envoy")
 	r := s.start(t)
-	if code := r.exit(); code != 127 {
+	if code := r.waitExit(); code != 127 {
 		t.Errorf("exit code %d: the flag was not tolerated", code)
 	}
 	for _, want := range []string{"flag=--someFlagOfTomorrow", "flag=--concurency nearest=--concurrency"} {
@@ -341,59 +341,59 @@ func TestUnknownFlagIsToleratedWithAWarning(t *testing.T) {
 	}
 }
 
-func TestWaitAndRequestSpeakToTheProxy(t *testing.T) {
+func TestWaitAndRequestReachProxy(t *testing.T) {
 	t.Parallel()
 	s := newSetup(t, "127.88.18.1")
 	s.cp.start(t)
 	r := s.start(t)
 	wait := *s
 	wait.args = []string{"wait", "--periodMillis", "20"}
-	if w := wait.start(t); w.exit() != 0 {
+	if w := wait.start(t); w.waitExit() != 0 {
 		t.Errorf("wait: %s", w.out)
 	}
 	ask := *s
 	ask.args = []string{"request", "GET", "server_info"}
-	if a := ask.start(t); a.exit() != 0 || !strings.Contains(a.out.String(), testenv.EnvoyVersion) {
+	if a := ask.start(t); a.waitExit() != 0 || !strings.Contains(a.out.String(), testenv.EnvoyVersion) {
 		t.Errorf("request GET server_info: %s", a.out)
 	}
 	ask.args = []string{"request", "--debug-port=15020", "POST", "drain"}
-	if a := ask.start(t); a.exit() != 0 {
+	if a := ask.start(t); a.waitExit() != 0 {
 		t.Errorf("request POST drain: %s", a.out)
 	}
 	wait.args = []string{"wait", "--timeoutSeconds", "1", "--periodMillis", "20"}
-	if w := wait.start(t); w.exit() != 255 || !strings.Contains(w.out.String(), "draining") {
+	if w := wait.start(t); w.waitExit() != 255 || !strings.Contains(w.out.String(), "draining") {
 		t.Errorf("wait for a draining proxy: %s", w.out)
 	}
 	r.signal(syscall.SIGTERM)
-	r.exit()
+	r.waitExit()
 }
 
-func TestAgentWithoutEnvoyServesAndEndsWhenAskedTo(t *testing.T) {
+func TestAgentWithoutEnvoyServesAndStops(t *testing.T) {
 	t.Parallel()
 	s := newSetup(t, "127.88.19.1")
 	s.env = append(s.env, "DISABLE_ENVOY=true", "ENVOY_PATH=/nowhere/envoy")
 	s.cp.start(t)
 	r := s.start(t)
-	r.waitReady() // the application that it serves may be held back until then
-	if u := r.upgrade(t, "--envoy-path", testenv.Envoy(t)); u.exit() != 1 || !strings.Contains(u.out.String(), "runs no Envoy") {
+	r.waitReady() // the application may wait for this
+	if u := r.upgrade(t, "--envoy-path", testenv.Envoy(t)); u.waitExit() != 1 || !strings.Contains(u.out.String(), "runs no Envoy") {
 		t.Errorf("upgrade: %s", u.out)
 	}
 	if code, body, err := r.http("POST", "15020/drain"); err != nil || code != 200 {
 		t.Errorf("POST /drain: %d %s %v", code, body, err)
 	}
-	if ready, reasons, err := r.reasons(); err != nil || ready || reasons["agent"] != "told to drain" {
+	if ready, reasons, err := r.readiness(); err != nil || ready || reasons["agent"] != "the agent is draining" {
 		t.Errorf("after POST /drain: ready %v, %v, %v", ready, reasons, err)
 	}
 	if code, body, err := r.http("POST", "15020/quitquitquit"); err != nil || code != 200 {
 		t.Errorf("POST /quitquitquit: %d %s %v", code, body, err)
 	}
-	if code := r.exit(); code != 0 {
+	if code := r.waitExit(); code != 0 {
 		t.Errorf("exit code %d, want 0", code)
 	}
-	r.nothingLeft()
+	r.checkNothingLeft()
 }
 
-// Without a status port, Envoy's readiness port answers as ever, and systemd's watchdog has somebody to ask.
+// Without a status port, Envoy's readiness port still answers, and so does the status socket for systemd's watchdog.
 func TestNoStatusPortLeavesEnvoysReadinessPort(t *testing.T) {
 	t.Parallel()
 	s := newSetup(t, "127.151.3.1")
@@ -414,5 +414,5 @@ func TestNoStatusPortLeavesEnvoysReadinessPort(t *testing.T) {
 		t.Errorf("%v, %v", info, err)
 	}
 	r.signal(syscall.SIGTERM)
-	r.endsWith(0)
+	r.checkExit(0)
 }

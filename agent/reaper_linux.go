@@ -11,18 +11,18 @@ import (
 	"time"
 )
 
-// reapAfter is how long a dead child may lie before it is taken for one that nobody here waits for. Whoever started a
-// child here waits for it, and is told of its end at once.
-const reapAfter = 2 * time.Second
+// minZombieAge is the age at which a zombie counts as orphaned. The agent waits for its own children, and learns of
+// their exit at once.
+const minZombieAge = 2 * time.Second
 
-// reapOrphans takes in the processes that were left to this one because it is the first of its container, when they end.
-// Nothing else does, and each would keep its place in the process table. own says which processes have an owner here.
+// reapOrphans reaps the orphaned processes that the kernel assigns to this process as the first of its container.
+// Otherwise each would occupy an entry in the process table. own reports whether the agent itself waits for a process.
 func reapOrphans(ctx context.Context, own func(pid int) bool) {
 	signals := make(chan os.Signal, 1)
 	signal.Notify(signals, syscall.SIGCHLD)
 	defer signal.Stop(signals)
 	var seen map[int]bool
-	timer := time.NewTimer(reapAfter) // a child may have died before
+	timer := time.NewTimer(minZombieAge) // a child may have exited before
 	defer timer.Stop()
 	waiting := true
 	for {
@@ -31,22 +31,22 @@ func reapOrphans(ctx context.Context, own func(pid int) bool) {
 			return
 		case <-signals:
 			if !waiting {
-				timer.Reset(reapAfter)
+				timer.Reset(minZombieAge)
 				waiting = true
 			}
 		case <-timer.C:
-			seen = reapSeen(seen, own)
+			seen = reapZombies(seen, own)
 			if waiting = len(seen) > 0; waiting {
-				timer.Reset(reapAfter)
+				timer.Reset(minZombieAge)
 			}
 		}
 	}
 }
 
-// reapSeen takes in the dead children that were seen before, and gives those that are seen now for the first time.
-func reapSeen(before map[int]bool, own func(int) bool) map[int]bool {
+// reapZombies reaps the zombies in before, and returns those that are new.
+func reapZombies(before map[int]bool, own func(int) bool) map[int]bool {
 	fresh := map[int]bool{}
-	for _, pid := range deadChildren("/proc", os.Getpid()) {
+	for _, pid := range zombieChildren("/proc", os.Getpid()) {
 		switch {
 		case own(pid):
 		case before[pid]:
@@ -58,16 +58,16 @@ func reapSeen(before map[int]bool, own func(int) bool) map[int]bool {
 	return fresh
 }
 
-// deadChildren are the children of a process that have ended and were not waited for.
-func deadChildren(proc string, parent int) []int {
+// zombieChildren returns the zombie children of a process.
+func zombieChildren(proc string, parent int) []int {
 	files, _ := filepath.Glob(filepath.Join(proc, "[0-9]*", "stat"))
 	var dead []int
 	for _, file := range files {
 		text, err := os.ReadFile(file)
 		if err != nil {
-			continue // it is gone
+			continue // the process is gone
 		}
-		// pid (name) state ppid …; the name may have any character, brackets too
+		// pid (name) state ppid …; the name may contain any character, including parentheses
 		_, rest, _ := strings.Cut(string(text[max(0, strings.LastIndexByte(string(text), ')')):]), ") ")
 		fields := strings.Fields(rest)
 		pid, err := strconv.Atoi(filepath.Base(filepath.Dir(file)))

@@ -9,7 +9,7 @@ import (
 	"testing"
 )
 
-func TestDeadChildrenAreToldFromTheRest(t *testing.T) {
+func TestZombieChildrenAreFound(t *testing.T) {
 	proc := t.TempDir()
 	for pid, stat := range map[int]string{
 		10: "10 (dead) Z 1 10 10 0",
@@ -24,7 +24,7 @@ func TestDeadChildrenAreToldFromTheRest(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	if got := fmt.Sprint(deadChildren(proc, 1)); got != "[10 14]" {
+	if got := fmt.Sprint(zombieChildren(proc, 1)); got != "[10 14]" {
 		t.Errorf("dead children %s, want [10 14]", got)
 	}
 }

@@ -11,33 +11,34 @@ import (
 	meshv1 "istio.io/api/mesh/v1alpha1"
 
 	"github.com/pilotfish-mesh/pilotfish/bootstrap"
-	"github.com/pilotfish-mesh/pilotfish/internal/disks"
+	"github.com/pilotfish-mesh/pilotfish/internal/fstimeout"
 	"github.com/pilotfish-mesh/pilotfish/sds"
 )
 
-// Inputs are what a configuration is made of, besides the files that the working directory holds by contract.
+// Inputs are the inputs of a configuration, other than files at fixed paths in the working directory.
 type Inputs struct {
 	Flags Flags
 	// Env is the environment, as "name=value".
 	Env []string
-	// Interfaces gives the machine's addresses; nil gives none.
+	// Interfaces returns the machine's addresses; may be nil.
 	Interfaces func() ([]netip.Addr, error)
-	// AwaitAddress gives the addresses of a machine that has none yet, once it has; nil does not wait.
+	// AwaitAddress waits for a first address and returns the machine's addresses; nil does not wait.
 	AwaitAddress func() []netip.Addr
-	// CacheDir is the project's cache, where an Envoy may lie.
+	// CacheDir is the project's cache directory, which may contain an Envoy.
 	CacheDir string
-	// WorkingDir is what the relative paths of the contract are relative to.
+	// WorkingDir is the base of the relative paths.
 	WorkingDir string
-	// Limits are those of the control group that the agent and Envoy are in; nil for none.
+	// Limits are the limits of the control group of agent and Envoy; nil for none.
 	Limits Limits
-	// Outside says what somebody else than the agent of the control socket serves on the socket of certificates; nil looks
-	// nowhere. It may wait for what is named and not there yet.
-	Outside func(socket, control string, wait bool) sds.Outside
-	// Cloud asks the platform that was named where this machine is; nil asks nobody.
-	Cloud func(platform string) (Place, error)
+	// DetectExternalServer reports what another process serves on the certificate socket; nil disables the detection.
+	// The agent's own server, which listens on the control socket too, does not count. With wait, it waits for a
+	// server.
+	DetectExternalServer func(socket, control string, wait bool) sds.ExternalServer
+	// Cloud queries the location from the platform's metadata server; nil disables the query.
+	Cloud func(platform string) (CloudLocation, error)
 }
 
-// Flags are the command line of `proxy`. Given says which flags were there.
+// Flags are the command line of `proxy`. Changed contains the flags that were set.
 type Flags struct {
 	Type              string
 	Domain            string
@@ -53,59 +54,59 @@ type Flags struct {
 	Restart           bool
 	Profiling         bool
 	TokenPort         int
-	Given             map[string]bool
+	Changed           map[string]bool
 }
 
-// startPatience is how long a file system is waited for of which it is only asked whether a file is there.
-const startPatience = 3 * time.Second
+// statTimeout is the timeout of checks whether a file exists, for hung file systems.
+const statTimeout = 3 * time.Second
 
-// Resolve makes the configuration: defaults, then the mesh file, PROXY_CONFIG and the pod's annotation, each over those
-// before it, then variables and flags. What is wrong is refused, all of it at once, with name, value and remedy.
+// Resolve returns the configuration. Sources in ascending precedence are: defaults, the mesh file, PROXY_CONFIG, the
+// pod's annotation, variables, flags. It reports all errors together, each with name, value and remedy.
 func Resolve(in Inputs) (*Config, error) {
-	r := &resolver{in: in, env: newEnvironment(in.Env), layers: newLayers(), config: &Config{}, disks: disks.Disks{Patience: startPatience}}
-	if err := r.proxyType(); err != nil {
+	r := &resolver{in: in, env: newEnvironment(in.Env), merger: newProxyConfigMerger(), config: &Config{}, fs: fstimeout.TimeoutFS{Timeout: statTimeout}}
+	if err := r.resolveProxyType(); err != nil {
 		return nil, err
 	}
-	if err := r.proxyConfig(); err != nil {
+	if err := r.mergeProxyConfig(); err != nil {
 		return nil, err
 	}
-	r.identity()
-	r.cloud()
-	r.controlPlane()
-	r.certificates()
-	r.envoy()
-	r.clientUsers()
-	r.bootstrapSettings()
-	r.shutdown()
-	r.appProbes()
-	r.healthCheck()
-	r.metrics()
-	r.readiness()
-	r.lastGood()
-	r.others()
-	r.tokenExchange()
-	r.names()
-	r.wasm()
-	r.unheard()
+	r.resolveIdentity()
+	r.resolveCloud()
+	r.resolveControlPlane()
+	r.resolveCertificates()
+	r.resolveEnvoy()
+	r.resolveSocketUsers()
+	r.resolveBootstrap()
+	r.resolveShutdown()
+	r.resolveAppProbes()
+	r.resolveHealthCheck()
+	r.resolveMetrics()
+	r.resolveHealth()
+	r.resolveLastGood()
+	r.resolveMisc()
+	r.resolveTokenExchange()
+	r.resolveDNS()
+	r.resolveWasm()
+	r.warnIneffective()
 	if err := r.env.err(); err != nil {
 		return nil, err
 	}
-	r.config.Settings = append(r.env.settings, r.layers.settings()...)
-	r.config.Warnings = append(r.env.warnings, bootstrap.Warnings(r.config.bootstrap(istioVersion))...)
+	r.config.Settings = append(r.env.settings, r.merger.settings()...)
+	r.config.Warnings = append(r.env.warnings, bootstrap.Warnings(r.config.bootstrapConfig(istioVersion))...)
 	return r.config, nil
 }
 
 type resolver struct {
 	in     Inputs
 	env    *environment
-	layers *layers
+	merger *proxyConfigMerger
 	mesh   *meshv1.MeshConfig
-	file   string // the mesh file
+	file   string // path of the mesh file
 	config *Config
-	disks  disks.Disks // where files of the contract may lie
+	fs     fstimeout.TimeoutFS // for files that may be on a hung file system
 }
 
-func (r *resolver) proxyType() error {
+func (r *resolver) resolveProxyType() error {
 	switch t := bootstrap.Type(cmp.Or(r.in.Flags.Type, string(bootstrap.Sidecar))); t {
 	case bootstrap.Sidecar, bootstrap.Router, bootstrap.Waypoint:
 		r.config.Identity.Type = t
@@ -113,7 +114,7 @@ func (r *resolver) proxyType() error {
 		if r.in.Flags.Type == "" {
 			source = sourceDefault
 		}
-		r.env.note("type", t, source)
+		r.env.addSetting("type", t, source)
 		return nil
 	case "ztunnel", "agentgateway":
 		return fmt.Errorf("proxy type %q is no Envoy, and has an agent of its own; use sidecar, router or waypoint", t)
@@ -122,39 +123,39 @@ func (r *resolver) proxyType() error {
 	}
 }
 
-// proxyConfig merges the sources of Istio's ProxyConfig.
-func (r *resolver) proxyConfig() error {
+// mergeProxyConfig merges the sources of Istio's ProxyConfig.
+func (r *resolver) mergeProxyConfig() error {
 	r.file = cmp.Or(r.in.Flags.MeshConfig, defaultMeshFile)
-	mesh, doc, err := r.meshFile(r.file)
+	mesh, doc, err := r.readMeshFile(r.file)
 	if err != nil {
 		return err
 	}
 	r.mesh = mesh
-	if doc == nil && r.in.Flags.Given["meshConfig"] {
+	if doc == nil && r.in.Flags.Changed["meshConfig"] {
 		r.env.warn("--meshConfig %s: there is no such file, or nothing in it; the defaults hold", r.file)
 	}
 	if section := doc.Section("defaultConfig"); section != nil {
-		r.layers.add(mesh.GetDefaultConfig(), section, "mesh file "+r.file)
+		r.merger.merge(mesh.GetDefaultConfig(), section, "mesh file "+r.file)
 	}
-	if err := r.proxyConfigYAML(r.env.vars["PROXY_CONFIG"], sourceProxyConfig); err != nil {
+	if err := r.mergeProxyConfigYAML(r.env.vars["PROXY_CONFIG"], sourceProxyConfig); err != nil {
 		return err
 	}
-	if err := r.pod(); err != nil {
+	if err := r.readPod(); err != nil {
 		return err
 	}
-	if err := r.annotations(); err != nil {
+	if err := r.applyAnnotations(); err != nil {
 		return err
 	}
-	if r.in.Flags.Given["serviceCluster"] {
-		r.layers.merged.ClusterName = &meshv1.ProxyConfig_ServiceCluster{ServiceCluster: r.in.Flags.ServiceCluster}
-		r.layers.sources["service_cluster"] = "flag --serviceCluster"
+	if r.in.Flags.Changed["serviceCluster"] {
+		r.merger.merged.ClusterName = &meshv1.ProxyConfig_ServiceCluster{ServiceCluster: r.in.Flags.ServiceCluster}
+		r.merger.sources["service_cluster"] = "flag --serviceCluster"
 	}
-	r.config.Proxy = r.layers.merged
+	r.config.Proxy = r.merger.merged
 	return nil
 }
 
-// pod reads the labels and annotations of the pod that the proxy is in.
-func (r *resolver) pod() (err error) {
+// readPod reads the labels and annotations of the pod.
+func (r *resolver) readPod() (err error) {
 	if r.config.Identity.Labels, err = readPodInfo(labelsFile); err != nil {
 		return err
 	}
@@ -162,40 +163,42 @@ func (r *resolver) pod() (err error) {
 	return err
 }
 
-// noStatusPort takes the agent's status port away.
+// noStatusPort disables the status port.
 const noStatusPort = "0"
 
-// statsAnnotation begins those that change the bootstrap's statistics, which the bootstrap reads itself.
+// statsAnnotation is the prefix of the annotations for Envoy's statistics. Package bootstrap applies them.
 const statsAnnotation = "sidecar.istio.io/stats"
 
-// annotations that change the proxy's configuration; the two of their own win over the one for all.
-func (r *resolver) annotations() error {
+// applyAnnotations applies the annotations that change the proxy's configuration. Those for a single setting override
+// proxy.istio.io/config.
+func (r *resolver) applyAnnotations() error {
 	a := r.config.Identity.Annotations
 	for _, name := range sortedKeys(a) {
 		if strings.HasPrefix(name, statsAnnotation) || name == "sidecar.istio.io/extraStatTags" {
-			r.env.note(strings.TrimPrefix(name, "sidecar.istio.io/"), a[name], "annotation "+name)
+			r.env.addSetting(strings.TrimPrefix(name, "sidecar.istio.io/"), a[name], "annotation "+name)
 		}
 	}
-	if err := r.proxyConfigYAML(a["proxy.istio.io/config"], sourceAnnotation); err != nil {
+	if err := r.mergeProxyConfigYAML(a["proxy.istio.io/config"], sourceAnnotation); err != nil {
 		return err
 	}
 	if v := a["sidecar.istio.io/discoveryAddress"]; v != "" {
-		r.layers.merged.DiscoveryAddress = v
-		r.layers.sources["discovery_address"] = "annotation sidecar.istio.io/discoveryAddress"
+		r.merger.merged.DiscoveryAddress = v
+		r.merger.sources["discovery_address"] = "annotation sidecar.istio.io/discoveryAddress"
 	}
 	if v := a["status.sidecar.istio.io/port"]; v != "" {
 		port, err := parsePort(v)
 		if err != nil && v != noStatusPort {
 			return fmt.Errorf("annotation status.sidecar.istio.io/port: %q: write a port from 1 to 65535, or 0 for none", v)
 		}
-		r.layers.merged.StatusPort = port
-		r.layers.sources["status_port"] = "annotation status.sidecar.istio.io/port"
+		r.merger.merged.StatusPort = port
+		r.merger.sources["status_port"] = "annotation status.sidecar.istio.io/port"
 	}
 	return nil
 }
 
-// plaintext is how Istio's agent decides it: by the policy, or by the port that never has TLS.
-func (r *resolver) plaintext(address string) bool {
+// isPlaintext reports whether connections to an address have no TLS. As in Istio's agent, that depends on the auth
+// policy, or on port 15010, which never has TLS.
+func (r *resolver) isPlaintext(address string) bool {
 	for one := range strings.SplitSeq(address, ",") {
 		if !strings.HasSuffix(strings.TrimSpace(one), ":15010") {
 			return r.config.Proxy.GetControlPlaneAuthPolicy() == meshv1.AuthenticationPolicy_NONE
@@ -204,7 +207,7 @@ func (r *resolver) plaintext(address string) bool {
 	return true
 }
 
-func (r *resolver) defaultRoot() string {
+func (r *resolver) defaultRootFile() string {
 	switch provider := cmp.Or(r.env.vars["PILOT_CERT_PROVIDER"], "istiod"); {
 	case provider == "kubernetes":
 		return kubernetesRoot
@@ -213,12 +216,12 @@ func (r *resolver) defaultRoot() string {
 	case provider == "istiod" || provider == "none" || strings.HasPrefix(provider, "k8s.io/"):
 		return istiodRoot
 	default:
-		r.env.refuse("PILOT_CERT_PROVIDER", provider, "use one of istiod, kubernetes, custom, none, k8s.io/<signer>")
+		r.env.addValueError("PILOT_CERT_PROVIDER", provider, "use one of istiod, kubernetes, custom, none, k8s.io/<signer>")
 		return istiodRoot
 	}
 }
 
-// socketPath joins a directory and a name, and keeps the "./" that shows a path to be relative.
+// socketPath joins directory and name. A relative path starts with "./".
 func socketPath(dir, name string) string {
 	path := filepath.Join(dir, name)
 	if !filepath.IsAbs(path) {

@@ -9,105 +9,106 @@ import (
 	meshv1 "istio.io/api/mesh/v1alpha1"
 
 	"github.com/pilotfish-mesh/pilotfish/bootstrap"
-	"github.com/pilotfish-mesh/pilotfish/internal/plainfile"
+	"github.com/pilotfish-mesh/pilotfish/internal/regularfile"
 )
 
-// Limits are what the machine lets this process use; false where it does not bound it.
+// Limits are the resource limits of this process; ok is false without a limit.
 type Limits interface {
 	MemoryLimit() (bytes uint64, ok bool)
 	CPULimit() (cores float64, ok bool)
 }
 
-// mostOverride is how large a bootstrap that somebody else wrote may be.
-const mostOverride = 4 << 20
+// maxOverride is the maximum size of a user's bootstrap file.
+const maxOverride = 4 << 20
 
-// bootstrapSettings are what changes the bootstrap besides the proxy's identity and ProxyConfig.
-func (r *resolver) bootstrapSettings() {
+// resolveBootstrap resolves the bootstrap settings other than the proxy's identity and ProxyConfig.
+func (r *resolver) resolveBootstrap() {
 	b := &r.config.Bootstrap
 	b.HostIP = r.env.vars["HOST_IP"]
 	if b.HostIP != "" {
 		b.HostIP = r.env.address("hostAddress", "HOST_IP").String()
 	}
 	b.OverrideFile = r.env.vars["ISTIO_BOOTSTRAP_OVERRIDE"]
-	b.Override = r.bootstrapFile("bootstrap.override", b.OverrideFile, "environment ISTIO_BOOTSTRAP_OVERRIDE")
-	r.customBootstrap()
+	b.Override = r.readBootstrapFile("bootstrap.override", b.OverrideFile, "environment ISTIO_BOOTSTRAP_OVERRIDE")
+	r.readCustomBootstrap()
 	b.GRPCFile = r.env.text("bootstrap.grpcFile", "GRPC_XDS_BOOTSTRAP", defaultGRPCFile, sourceDefault)
 	b.Env = func(name string) string { return r.env.vars[name] }
 	b.CertDir, b.WorkingDir = r.env.vars["OUTPUT_CERTS"], r.in.WorkingDir
-	b.MemoryLimit = r.memoryLimit()
-	b.Tracing = r.tracingProvider()
+	b.MemoryLimit = r.resolveMemoryLimit()
+	b.Tracing = r.resolveTracingProvider()
 }
 
-// customBootstrap takes a whole bootstrap from the first of the places that name one.
-func (r *resolver) customBootstrap() {
+// readCustomBootstrap reads a complete bootstrap from the first setting that names one.
+func (r *resolver) readCustomBootstrap() {
 	b, p := &r.config.Bootstrap, r.config.Proxy
 	for _, place := range []struct{ file, source string }{
 		{r.env.vars["ISTIO_BOOTSTRAP"], "environment ISTIO_BOOTSTRAP"},
-		{p.GetCustomConfigFile(), "customConfigFile (" + r.layers.source("custom_config_file") + ")"},
+		{p.GetCustomConfigFile(), "customConfigFile (" + r.merger.source("custom_config_file") + ")"},
 		{r.in.Flags.TemplateFile, "flag --templateFile"},
-		{p.GetProxyBootstrapTemplatePath(), "proxyBootstrapTemplatePath (" + r.layers.source("proxy_bootstrap_template_path") + ")"},
+		{p.GetProxyBootstrapTemplatePath(), "proxyBootstrapTemplatePath (" + r.merger.source("proxy_bootstrap_template_path") + ")"},
 	} {
 		if place.file == "" {
 			continue
 		}
 		b.CustomFile = place.file
-		b.Custom = r.bootstrapFile("bootstrap.custom", place.file, place.source)
+		b.Custom = r.readBootstrapFile("bootstrap.custom", place.file, place.source)
 		return
 	}
 }
 
-// bootstrapFile reads a file that is part of the bootstrap. A proxy that started without it would not be the one that its
-// owner wanted, so one that cannot be read stops the start.
-func (r *resolver) bootstrapFile(setting, file, source string) []byte {
+// readBootstrapFile reads a part of the bootstrap. An unreadable file is an error, because the proxy would start with a
+// configuration that its owner does not want.
+func (r *resolver) readBootstrapFile(setting, file, source string) []byte {
 	if file == "" {
 		return nil
 	}
-	r.env.note(setting, file, source)
-	data, err := plainfile.Read(file, mostOverride)
+	r.env.addSetting(setting, file, source)
+	data, err := regularfile.Read(file, maxOverride)
 	if err != nil {
-		r.fail("%s: %w; mount the file, or take the setting away", source, err)
+		r.addError("%s: %w; mount the file, or remove the setting", source, err)
 		return nil
 	}
 	if len(strings.TrimSpace(string(data))) == 0 {
-		r.fail("%s: %s is empty; write a bootstrap, or take the setting away", source, file)
+		r.addError("%s: %s is empty; write a bootstrap, or remove the setting", source, file)
 	}
 	return data
 }
 
-// leastMemory is less than any Envoy lives on: who names less has left out the unit.
-const leastMemory = 16 << 20
+// minMemory is less than any Envoy needs. A smaller limit probably lacks its unit.
+const minMemory = 16 << 20
 
-// memoryLimit is what the whole of the container may use, by the variable or by the control group; 0 for no limit.
-func (r *resolver) memoryLimit() uint64 {
+// resolveMemoryLimit returns the container's memory limit in bytes, from the variable or the control group; 0 for no
+// limit.
+func (r *resolver) resolveMemoryLimit() uint64 {
 	const setting, variable = "bootstrap.memoryLimit", "PROXY_MEMORY_LIMIT"
 	if text := r.env.vars[variable]; text != "" {
 		n, err := parseBytes(text)
-		if err != nil || n > 0 && n < leastMemory {
-			r.env.refuse(variable, text, "write a number of bytes that Envoy can live on, as 256Mi, or 0 for no limit")
+		if err != nil || n > 0 && n < minMemory {
+			r.env.addValueError(variable, text, "write a number of bytes that Envoy can live on, as 256Mi, or 0 for no limit")
 		}
-		r.env.note(setting, n, "environment "+variable)
+		r.env.addSetting(setting, n, "environment "+variable)
 		return n
 	}
 	if r.in.Limits != nil {
 		if n, ok := r.in.Limits.MemoryLimit(); ok {
-			r.env.note(setting, n, sourceCgroup)
+			r.env.addSetting(setting, n, sourceCgroup)
 			return n
 		}
 	}
-	r.env.note(setting, "none", sourceDefault)
+	r.env.addSetting(setting, "none", sourceDefault)
 	return 0
 }
 
-// units are those of Kubernetes' quantities.
-var units = map[string]float64{
+// quantityUnits are the units of Kubernetes' quantities.
+var quantityUnits = map[string]float64{
 	"": 1, "k": 1e3, "M": 1e6, "G": 1e9, "T": 1e12,
 	"Ki": 1 << 10, "Mi": 1 << 20, "Gi": 1 << 30, "Ti": 1 << 40,
 }
 
-// parseBytes reads a Kubernetes quantity of memory.
+// parseBytes parses a Kubernetes memory quantity.
 func parseBytes(text string) (uint64, error) {
 	number := strings.TrimRight(text, "kKMGTi")
-	scale, known := units[text[len(number):]]
+	scale, known := quantityUnits[text[len(number):]]
 	n, err := strconv.ParseFloat(number, 64)
 	if bytes := n * scale; err == nil && known && bytes >= 0 && bytes < math.MaxInt64 {
 		return uint64(bytes), nil
@@ -115,25 +116,26 @@ func parseBytes(text string) (uint64, error) {
 	return 0, fmt.Errorf("%q is not a number of bytes", text)
 }
 
-// tracingProvider is the mesh's default for proxies that have no tracing of their own.
-func (r *resolver) tracingProvider() *meshv1.MeshConfig_ExtensionProvider {
+// resolveTracingProvider returns the mesh's default tracing provider; nil if there is none.
+func (r *resolver) resolveTracingProvider() *meshv1.MeshConfig_ExtensionProvider {
 	names := r.mesh.GetDefaultProviders().GetTracing()
 	if len(names) == 0 {
 		return nil
 	}
 	for _, p := range r.mesh.GetExtensionProviders() {
 		if p.GetName() == names[0] {
-			r.env.note("tracingProvider", p.GetName(), "mesh file "+r.file)
-			r.metadataFromEnvironment(p)
+			r.env.addSetting("tracingProvider", p.GetName(), "mesh file "+r.file)
+			r.setMetadataFromEnv(p)
 			return p
 		}
 	}
-	r.fail("mesh file %s: defaultProviders.tracing names %q, which extensionProviders does not have", r.file, names[0])
+	r.addError("mesh file %s: defaultProviders.tracing names %q, which extensionProviders does not have", r.file, names[0])
 	return nil
 }
 
-// metadataFromEnvironment puts the values of variables into the provider's gRPC metadata, which Envoy sends as they are.
-func (r *resolver) metadataFromEnvironment(p *meshv1.MeshConfig_ExtensionProvider) {
+// setMetadataFromEnv sets the provider's gRPC metadata entries that refer to environment variables. Envoy sends them
+// unmodified.
+func (r *resolver) setMetadataFromEnv(p *meshv1.MeshConfig_ExtensionProvider) {
 	for _, h := range p.GetOpentelemetry().GetGrpc().GetInitialMetadata() {
 		if value, ok := r.env.vars[h.GetEnvName()]; ok && h.GetEnvName() != "" {
 			h.HeaderValue = &meshv1.MeshConfig_ExtensionProvider_HttpHeader_Value{Value: value}
@@ -141,17 +143,17 @@ func (r *resolver) metadataFromEnvironment(p *meshv1.MeshConfig_ExtensionProvide
 	}
 }
 
-// fail notes an error that is told with all others when everything has been looked at.
-func (r *resolver) fail(format string, args ...any) {
+// addError adds an error. All errors are reported together after the resolution.
+func (r *resolver) addError(format string, args ...any) {
 	r.env.errs = append(r.env.errs, fmt.Errorf(format, args...))
 }
 
-// bootstrapJSON is the bootstrap as people read it.
+// bootstrapJSON returns the bootstrap for output, with secrets hidden.
 func bootstrapJSON(c *Config) ([]byte, error) {
-	return bootstrap.Render(c.bootstrap(istioVersion))
+	return bootstrap.Render(c.bootstrapConfig(istioVersion))
 }
 
-// grpcBootstrap is the file for the application's own gRPC library.
+// grpcBootstrap returns the bootstrap of the application's own gRPC library.
 func grpcBootstrap(c *Config) ([]byte, error) {
-	return bootstrap.GRPC(c.bootstrap(istioVersion))
+	return bootstrap.GRPC(c.bootstrapConfig(istioVersion))
 }

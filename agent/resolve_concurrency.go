@@ -7,30 +7,31 @@ import (
 	"strings"
 )
 
-// concurrency is the flag's, or ProxyConfig's, or as many threads as the container has CPUs, or Envoy's own choice (0).
-func (r *resolver) concurrency() {
-	n, source := r.threads()
-	if n < 0 || n > mostThreads {
-		r.fail("concurrency (%s): %d: write 0 for all cores, or a number of threads", source, n)
+// resolveConcurrency resolves the number of Envoy's worker threads: the flag, ProxyConfig, the container's CPU limit,
+// or 0 for Envoy's default.
+func (r *resolver) resolveConcurrency() {
+	n, source := r.lookupConcurrency()
+	if n < 0 || n > maxThreads {
+		r.addError("concurrency (%s): %d: write 0 for all cores, or a number of threads", source, n)
 	}
 	r.config.Envoy.Concurrency = n
-	r.env.note("envoy.concurrency", n, source)
+	r.env.addSetting("envoy.concurrency", n, source)
 }
 
-// mostThreads is more than any machine has processors.
-const mostThreads = 1 << 14
+// maxThreads is above the number of processors of any machine.
+const maxThreads = 1 << 14
 
-func (r *resolver) threads() (n int, source string) {
-	if r.in.Flags.Given["concurrency"] && r.in.Flags.Concurrency != 0 {
+func (r *resolver) lookupConcurrency() (n int, source string) {
+	if r.in.Flags.Changed["concurrency"] && r.in.Flags.Concurrency != 0 {
 		return r.in.Flags.Concurrency, "flag --concurrency"
 	}
 	if set := r.config.Proxy.GetConcurrency(); set != nil {
-		return int(set.GetValue()), r.layers.source("concurrency")
+		return int(set.GetValue()), r.merger.source("concurrency")
 	}
 	if limit := r.env.vars["ISTIO_CPU_LIMIT"]; limit != "" {
 		cpus, err := parseCPUs(limit)
 		if err != nil {
-			r.env.refuse("ISTIO_CPU_LIMIT", limit, "write a number of CPUs, as 2, 1.5 or 500m")
+			r.env.addValueError("ISTIO_CPU_LIMIT", limit, "write a number of CPUs, as 2, 1.5 or 500m")
 		}
 		return cpus, "environment ISTIO_CPU_LIMIT"
 	}
@@ -42,7 +43,7 @@ func (r *resolver) threads() (n int, source string) {
 	return 0, sourceDefault
 }
 
-// parseCPUs reads a Kubernetes quantity of CPUs, rounded up to whole ones.
+// parseCPUs parses a Kubernetes CPU quantity and rounds it up.
 func parseCPUs(text string) (int, error) {
 	number, scale := text, 1.0
 	if milli, ok := strings.CutSuffix(text, "m"); ok {

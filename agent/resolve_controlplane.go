@@ -9,14 +9,14 @@ import (
 	"strings"
 	"time"
 
-	"github.com/pilotfish-mesh/pilotfish/internal/disks"
+	"github.com/pilotfish-mesh/pilotfish/internal/fstimeout"
 	"github.com/pilotfish-mesh/pilotfish/internal/tlspolicy"
 	"github.com/pilotfish-mesh/pilotfish/internal/uds"
 )
 
-// ControlPlaneConfig says where configuration comes from.
+// ControlPlaneConfig configures the connection to the control plane.
 type ControlPlaneConfig struct {
-	// Address is one host:port, or several with commas between them.
+	// Address is a host:port, or a comma-separated list of them.
 	Address           string
 	Plaintext         bool
 	RootFile          string // SYSTEM for the system's roots
@@ -27,17 +27,21 @@ type ControlPlaneConfig struct {
 	Headers           map[string]string
 	SotW              bool
 	Socket            string
-	// SocketUsers may speak xDS over it; nil is for the agent's own user, root, and that of proxies.
-	SocketUsers       uds.Users
+	// SocketUsers may use the xDS socket; nil means the agent's own user, root and the proxy user.
+	SocketUsers uds.Users
+	// ListedUsers are the users in XDS_SOCKET_USERS. They need no secret.
+	ListedUsers uds.Users
+	// NoSecret disables the secret that Envoy sends to the agent's sockets.
+	NoSecret          bool
 	KeepaliveInterval time.Duration
 	KeepaliveTimeout  time.Duration
-	// MaxRequest bounds a message of Envoy, in bytes; 0 is the relay's own bound.
+	// MaxRequest limits the size of a message from Envoy, in bytes; 0 is the relay's default.
 	MaxRequest int
-	// ProxyConfig subscribes the agent to its own configuration: the mesh's trust bundles.
+	// ProxyConfig subscribes the agent to the ProxyConfig resource with the mesh's trust bundles.
 	ProxyConfig bool
 }
 
-// addresses are those of the control plane, one by one.
+// addresses returns the addresses of the control plane.
 func (c ControlPlaneConfig) addresses() []string {
 	var all []string
 	for one := range strings.SplitSeq(c.Address, ",") {
@@ -46,30 +50,30 @@ func (c ControlPlaneConfig) addresses() []string {
 	return all
 }
 
-// The names of node metadata that say where a client certificate is, where certificates are mounted as files.
+// Node metadata with the paths of a client certificate, if certificates are mounted as files.
 const (
 	metadataClientCert = "TLS_CLIENT_CERT_CHAIN"
 	metadataClientKey  = "TLS_CLIENT_KEY"
 	metadataClientRoot = "TLS_CLIENT_ROOT_CERT"
 )
 
-func (r *resolver) controlPlane() {
+func (r *resolver) resolveControlPlane() {
 	c := &r.config.ControlPlane
 	c.Address = r.config.Proxy.GetDiscoveryAddress()
 	if err := checkAddresses(c.Address); err != nil {
 		r.env.errs = append(r.env.errs, fmt.Errorf("discoveryAddress (%s): %q: %w",
-			r.layers.source("discovery_address"), c.Address, err))
+			r.merger.source("discovery_address"), c.Address, err))
 		return
 	}
-	r.tlsPolicy()
-	c.Plaintext = r.plaintext(c.Address)
-	r.env.note("controlPlane.plaintext", c.Plaintext, "controlPlaneAuthPolicy and the port of discoveryAddress")
-	c.TokenFile = r.tokenFile()
+	r.resolveTLSPolicy()
+	c.Plaintext = r.isPlaintext(c.Address)
+	r.env.addSetting("controlPlane.plaintext", c.Plaintext, "controlPlaneAuthPolicy and the port of discoveryAddress")
+	c.TokenFile = r.resolveTokenFile()
 	mounted := r.env.boolean("fileMountedCerts", "FILE_MOUNTED_CERTS", false)
-	r.clientCertificate(mounted)
-	root, source := r.controlPlaneRoot(mounted)
+	r.resolveClientCertificate(mounted)
+	root, source := r.controlPlaneRootFile(mounted)
 	c.RootFile = r.env.text("controlPlane.rootFile", "XDS_ROOT_CA", root, source)
-	c.ServerName = r.env.text("controlPlane.serverName", "ISTIOD_SAN", nameOf(c.Address), "discoveryAddress")
+	c.ServerName = r.env.text("controlPlane.serverName", "ISTIOD_SAN", commonHost(c.Address), "discoveryAddress")
 	if san := r.env.vars["ISTIOD_SAN"]; san != "" {
 		c.SANs = []string{san}
 	}
@@ -77,26 +81,27 @@ func (r *resolver) controlPlane() {
 	c.SotW = !r.env.boolean("controlPlane.delta", "ISTIO_DELTA_XDS", true)
 	c.ProxyConfig = r.env.boolean("controlPlane.proxyConfig", "PROXY_CONFIG_XDS_AGENT", false)
 	c.Socket = socketPath(cmp.Or(r.config.Proxy.GetConfigPath(), defaultConfigPath), "XDS")
-	r.env.note("controlPlane.socket", c.Socket, "configPath")
+	r.env.addSetting("controlPlane.socket", c.Socket, "configPath")
 	c.KeepaliveInterval = r.env.duration("controlPlane.keepaliveInterval", "GRPC_KEEPALIVE_INTERVAL", 30*time.Second)
 	c.KeepaliveTimeout = r.env.duration("controlPlane.keepaliveTimeout", "GRPC_KEEPALIVE_TIMEOUT", 10*time.Second)
-	c.MaxRequest = r.maxRequest()
+	c.MaxRequest = r.resolveMaxRequest()
 }
 
-// noPolicy is how settings show that TLS is not narrowed.
+// noPolicy is the displayed setting without a TLS policy.
 const noPolicy = "none"
 
-func (r *resolver) tlsPolicy() {
+func (r *resolver) resolveTLSPolicy() {
 	value := r.env.vars["COMPLIANCE_POLICY"]
 	if value == "" {
-		r.env.note("tls.policy", noPolicy, sourceDefault)
+		r.env.addSetting("tls.policy", noPolicy, sourceDefault)
 		return
 	}
 	r.config.TLSPolicy = tlspolicy.Policy(r.env.choice("tls.policy", "COMPLIANCE_POLICY", "", tlspolicy.Names()...))
 }
 
-// clientCertificate is found as Istio's agent finds it: in the directory of PROV_CERT, or where node metadata says.
-func (r *resolver) clientCertificate(mounted bool) {
+// resolveClientCertificate finds the client certificate as Istio's agent does: in the directory PROV_CERT, or by node
+// metadata.
+func (r *resolver) resolveClientCertificate(mounted bool) {
 	c := &r.config.ControlPlane
 	dir := r.env.vars["PROV_CERT"]
 	source := "environment PROV_CERT"
@@ -108,17 +113,17 @@ func (r *resolver) clientCertificate(mounted bool) {
 		c.CertFile, _ = r.config.Identity.Metadata[metadataClientCert].(string)
 		c.KeyFile, _ = r.config.Identity.Metadata[metadataClientKey].(string)
 		if (c.CertFile == "") != (c.KeyFile == "") {
-			r.env.refuse("FILE_MOUNTED_CERTS", "true", fmt.Sprintf(
+			r.env.addValueError("FILE_MOUNTED_CERTS", "true", fmt.Sprintf(
 				"set both ISTIO_META_%s and ISTIO_META_%s to the files of the client certificate, or neither", metadataClientCert, metadataClientKey))
 		}
 	}
 	if c.CertFile != "" {
-		r.env.note("controlPlane.clientCertificate", c.CertFile, source)
+		r.env.addSetting("controlPlane.clientCertificate", c.CertFile, source)
 	}
 }
 
-// controlPlaneRoot is where the control plane's roots are when XDS_ROOT_CA does not say, in the order of Istio's agent.
-func (r *resolver) controlPlaneRoot(mounted bool) (file, source string) {
+// controlPlaneRootFile returns the default of XDS_ROOT_CA. It tries the candidates in the same order as Istio's agent.
+func (r *resolver) controlPlaneRootFile(mounted bool) (file, source string) {
 	place, _ := r.config.Identity.Metadata[metadataClientRoot].(string)
 	switch {
 	case r.isFile(customRoot):
@@ -128,24 +133,25 @@ func (r *resolver) controlPlaneRoot(mounted bool) (file, source string) {
 	case mounted && place != "":
 		return place, "FILE_MOUNTED_CERTS and metadata." + metadataClientRoot
 	}
-	return r.defaultRoot(), r.env.origin("PILOT_CERT_PROVIDER")
+	return r.defaultRootFile(), r.env.variableSource("PILOT_CERT_PROVIDER")
 }
 
-// isFile says whether there is such a file. Where a file system does not answer, somebody has mounted it there for the sake of
-// the file: whoever reads it waits for it, and says so.
+// isFile reports whether name is a regular file. It returns true if the file system hangs: someone mounted it for this
+// file, and the reader of the file waits for it and reports that.
 func (r *resolver) isFile(name string) bool {
-	info, err := r.disks.Stat(name)
-	return standsStill(err) || err == nil && info.Mode().IsRegular()
+	info, err := r.fs.Stat(name)
+	return isHung(err) || err == nil && info.Mode().IsRegular()
 }
 
-func standsStill(err error) bool { return errors.As(err, new(disks.StandsError)) }
+func isHung(err error) bool { return errors.As(err, new(fstimeout.HungError)) }
 
-// maxRequest is 0 unless somebody sets it. Istio's default, 4 MiB, is too little for the names of a large mesh.
-func (r *resolver) maxRequest() int {
+// resolveMaxRequest returns 0 if the variable is not set. Istio's default of 4 MiB is too small for the resource names
+// of a large mesh.
+func (r *resolver) resolveMaxRequest() int {
 	if r.env.vars["ISTIO_GPRC_MAXRECVMSGSIZE"] == "" {
 		return 0
 	}
-	return parsed(r.env, "controlPlane.maxRequest", "ISTIO_GPRC_MAXRECVMSGSIZE", 0, "write a number of bytes, as 4194304",
+	return parseVariable(r.env, "controlPlane.maxRequest", "ISTIO_GPRC_MAXRECVMSGSIZE", 0, "write a number of bytes, as 4194304",
 		func(s string) (int, error) {
 			n, err := strconv.ParseInt(s, 10, 32)
 			if err == nil && n <= 0 {
@@ -155,7 +161,7 @@ func (r *resolver) maxRequest() int {
 		})
 }
 
-// checkAddresses checks one host:port or several.
+// checkAddresses checks a comma-separated list of host:port.
 func checkAddresses(list string) error {
 	for one := range strings.SplitSeq(list, ",") {
 		if err := checkHostPort(strings.TrimSpace(one)); err != nil {
@@ -165,10 +171,10 @@ func checkAddresses(list string) error {
 	return nil
 }
 
-// nameOf is the host of an address; several addresses have no name in common.
-func nameOf(address string) string {
+// commonHost returns the host of a single address; empty for a list.
+func commonHost(address string) string {
 	if strings.Contains(address, ",") {
 		return ""
 	}
-	return hostOf(address)
+	return hostOfAddress(address)
 }

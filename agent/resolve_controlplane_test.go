@@ -62,7 +62,7 @@ func TestClientCertificateOfTheControlPlane(t *testing.T) {
 	}
 }
 
-func TestLimitOfEnvoysMessages(t *testing.T) {
+func TestMaxRequestSetting(t *testing.T) {
 	inDir(t, nil)
 	if c := resolve(t, env("ISTIO_GPRC_MAXRECVMSGSIZE=1048576")).ControlPlane; c.MaxRequest != 1<<20 {
 		t.Errorf("limit %d", c.MaxRequest)

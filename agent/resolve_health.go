@@ -13,30 +13,30 @@ import (
 	"github.com/pilotfish-mesh/pilotfish/internal/probe"
 )
 
-// Kubernetes's defaults for a probe, where Istio's agent has no others.
+// Kubernetes' defaults of a probe, which Istio's agent uses too.
 const (
 	defaultProbePeriod  = 10
 	defaultProbeTimeout = 1
 )
 
-// healthCheck is ProxyConfig's readinessProbe: how an application is watched where there is no kubelet.
-func (r *resolver) healthCheck() {
+// resolveHealthCheck resolves ProxyConfig's readinessProbe, the health check of an application without a kubelet.
+func (r *resolver) resolveHealthCheck() {
 	p := r.config.Proxy.GetReadinessProbe()
 	if p == nil {
 		return
 	}
-	source := r.layers.source("readiness_probe")
-	c, err := readHealthCheck(p, r.applicationDefault())
+	source := r.merger.source("readiness_probe")
+	c, err := readHealthCheck(p, r.defaultApplicationHost())
 	if err != nil {
-		r.fail("readinessProbe (%s): %w", source, err)
+		r.addError("readinessProbe (%s): %w", source, err)
 		return
 	}
 	r.config.HealthCheck = c
-	r.env.note("healthCheck", fmt.Sprintf("%s within %s every %s", c.Probe, c.Probe.Timeout, c.Period), source)
+	r.env.addSetting("healthCheck", fmt.Sprintf("%s within %s every %s", c.Probe, c.Probe.Timeout, c.Period), source)
 }
 
-// applicationDefault is where an application is asked when its probe does not say: on the machine itself.
-func (r *resolver) applicationDefault() string {
+// defaultApplicationHost returns the host of probes that name none: localhost, or the node metadata APP_ADDRESS.
+func (r *resolver) defaultApplicationHost() string {
 	elsewhere, _ := r.config.Identity.Metadata["APP_ADDRESS"].(string)
 	return cmp.Or(elsewhere, "localhost")
 }
@@ -87,7 +87,7 @@ func readHealthProbe(p *networkingv1.ReadinessProbe, host string) (s probe.Spec,
 		}
 		return s, err
 	}
-	return s, errors.New("it says nothing to ask: write one of httpGet, tcpSocket, grpc and exec")
+	return s, errors.New("it has no method: write one of httpGet, tcpSocket, grpc and exec")
 }
 
 func checkPort(n uint32, port *uint16) error {

@@ -10,7 +10,7 @@ import (
 	"strings"
 )
 
-func (r *resolver) identity() {
+func (r *resolver) resolveIdentity() {
 	id := &r.config.Identity
 	id.Name = r.env.text("name", "POD_NAME", "", sourceDefault)
 	id.Namespace = r.env.text("namespace", "POD_NAMESPACE", "default", sourceDefault)
@@ -21,32 +21,32 @@ func (r *resolver) identity() {
 	}
 	id.TrustDomain = r.env.text("trustDomain", "TRUST_DOMAIN", trustDomain, source)
 	if id.Domain = r.in.Flags.Domain; id.Domain != "" {
-		r.env.note("domain", id.Domain, "flag --domain")
+		r.env.addSetting("domain", id.Domain, "flag --domain")
 	} else {
 		id.Domain = id.Namespace + ".svc.cluster.local"
-		r.env.note("domain", id.Domain, "namespace")
+		r.env.addSetting("domain", id.Domain, "namespace")
 	}
-	r.nodeName()
-	r.addresses()
-	r.metadata()
+	r.checkNames()
+	r.resolveAddresses()
+	r.resolveMetadata()
 	id.ClusterID, _ = id.Metadata["CLUSTER_ID"].(string)
 }
 
-// nodeName refuses names that would break the node id, whose parts are joined by "~".
-func (r *resolver) nodeName() {
+// checkNames adds errors for names that would break the node ID, whose parts are joined by "~".
+func (r *resolver) checkNames() {
 	for _, v := range []struct{ variable, value string }{
 		{"POD_NAME", r.config.Identity.Name}, {"POD_NAMESPACE", r.config.Identity.Namespace},
 		{"SERVICE_ACCOUNT", r.config.Identity.ServiceAccount}, {"TRUST_DOMAIN", r.config.Identity.TrustDomain},
 	} {
 		if strings.ContainsAny(v.value, "~/ \t\n") {
-			r.env.refuse(v.variable, v.value, "a name has no ~, slash or space in it")
+			r.env.addValueError(v.variable, v.value, "a name has no ~, slash or space in it")
 		}
 	}
 }
 
-// addresses are INSTANCE_IP first, and then the machine's others. A loopback address stands alone: it is one workload of
-// many on its machine.
-func (r *resolver) addresses() {
+// resolveAddresses resolves the proxy's addresses: INSTANCE_IP first, then the machine's others. A loopback INSTANCE_IP
+// is the only address: the machine then runs several workloads.
+func (r *resolver) resolveAddresses() {
 	id := &r.config.Identity
 	named := r.env.address("address", "INSTANCE_IP")
 	if named.IsValid() {
@@ -55,7 +55,7 @@ func (r *resolver) addresses() {
 			return
 		}
 	}
-	ips := r.interfaces()
+	ips := r.listInterfaces()
 	if len(ips)+len(id.IPs) == 0 && r.in.AwaitAddress != nil {
 		ips = r.in.AwaitAddress()
 	}
@@ -65,14 +65,14 @@ func (r *resolver) addresses() {
 		}
 	}
 	if len(id.IPs) == 0 && r.env.vars["INSTANCE_IP"] == "" {
-		// It may have one later: whoever starts the agent again is right to.
-		r.env.lacking = codedError{errors.New("this machine has no address but loopback; set INSTANCE_IP to the one that the proxy is reached at"), exitFailed}
+		// An address may appear later, so a restart of the agent can succeed.
+		r.env.missingErr = exitCodeError{errors.New("this machine has only loopback addresses; set INSTANCE_IP to the address of the proxy"), exitFailed}
 		return
 	}
-	r.env.note("addresses", id.IPs, "INSTANCE_IP and network interfaces")
+	r.env.addSetting("addresses", id.IPs, "INSTANCE_IP and network interfaces")
 }
 
-func (r *resolver) interfaces() []netip.Addr {
+func (r *resolver) listInterfaces() []netip.Addr {
 	if r.in.Interfaces == nil {
 		return nil
 	}
@@ -83,9 +83,9 @@ func (r *resolver) interfaces() []netip.Addr {
 	return ips
 }
 
-// metadata gathers what node metadata the environment and ProxyConfig give. ISTIO_META_X=v is X: "v"; ISTIO_METAJSON_*
-// is an object whose entries are all added, whatever the variable is called.
-func (r *resolver) metadata() {
+// resolveMetadata collects the node metadata from ProxyConfig and the environment. ISTIO_META_X=v sets X to "v".
+// ISTIO_METAJSON_* contains an object, all of whose entries are added.
+func (r *resolver) resolveMetadata() {
 	id, sources := &r.config.Identity, map[string]string{}
 	id.Metadata = map[string]any{}
 	add := func(key string, value any, source string) { id.Metadata[key], sources[key] = value, source }
@@ -94,55 +94,56 @@ func (r *resolver) metadata() {
 			add(key, value, "proxyMetadata "+name)
 		}
 	}
-	for key, value := range r.env.prefixed("ISTIO_META_") {
+	for key, value := range r.env.withPrefix("ISTIO_META_") {
 		add(key, value, "environment ISTIO_META_"+key)
 	}
-	objects := r.env.prefixed("ISTIO_METAJSON_")
+	objects := r.env.withPrefix("ISTIO_METAJSON_")
 	for _, name := range sortedKeys(objects) {
-		for key, value := range r.metadataObject("ISTIO_METAJSON_"+name, objects[name]) {
+		for key, value := range r.parseMetadataObject("ISTIO_METAJSON_"+name, objects[name]) {
 			add(key, value, "environment ISTIO_METAJSON_"+name)
 		}
 	}
 	for _, key := range sortedKeys(id.Metadata) {
-		r.env.note("metadata."+key, metadataText(id.Metadata[key]), sources[key])
+		r.env.addSetting("metadata."+key, metadataText(id.Metadata[key]), sources[key])
 	}
-	r.nodeLabels()
+	r.resolveLabels()
 }
 
-// metadataText is a value as it may be printed and logged.
+// metadataText returns a metadata value for output, with secrets masked.
 func metadataText(value any) string {
 	if text, ok := value.(string); ok {
 		return text
 	}
-	text, err := json.Marshal(withoutSecrets(value))
+	text, err := json.Marshal(maskJSON(value))
 	if err != nil {
-		return notShown
+		return maskedValue
 	}
 	return string(text)
 }
 
-func (r *resolver) metadataObject(variable, text string) map[string]any {
+func (r *resolver) parseMetadataObject(variable, text string) map[string]any {
 	object := map[string]any{}
 	if err := json.Unmarshal([]byte(text), &object); err != nil {
-		r.env.refuse(variable, text, fmt.Sprintf(`write a JSON object, as {"key": "value"} (%v)`, err))
+		r.env.addValueError(variable, text, fmt.Sprintf(`write a JSON object, as {"key": "value"} (%v)`, err))
 	}
 	return object
 }
 
-// podTemplateHash differs between replica sets of one workload, so that it only makes equal proxies look unlike.
+// podTemplateHash differs between replica sets of one workload. It is omitted, because it would make equal proxies look
+// different.
 const podTemplateHash = "pod-template-hash"
 
-// staticLabels is the metadata by which Istio's control plane knows the labels that are not the pod's, and which it would
-// lose to the pod's otherwise.
+// staticLabels is the metadata entry from which Istio's control plane reads labels that are not the pod's. Otherwise
+// the pod's labels would replace them.
 const staticLabels = "STATIC_LABELS"
 
-// nodeLabels are those of ISTIO_METAJSON_LABELS under those of the pod.
-func (r *resolver) nodeLabels() {
+// resolveLabels merges the pod's labels over those of ISTIO_METAJSON_LABELS.
+func (r *resolver) resolveLabels() {
 	id := &r.config.Identity
 	labels, pod := map[string]string{}, id.Labels
 	if text := r.env.vars["ISTIO_METAJSON_LABELS"]; text != "" {
 		if err := json.Unmarshal([]byte(text), &labels); err != nil {
-			r.env.refuse("ISTIO_METAJSON_LABELS", text, `write a JSON object of strings, as {"app": "reviews"}`)
+			r.env.addValueError("ISTIO_METAJSON_LABELS", text, `write a JSON object of strings, as {"app": "reviews"}`)
 		}
 		if len(labels) > 0 {
 			id.Metadata[staticLabels] = maps.Clone(labels)
@@ -159,6 +160,6 @@ func (r *resolver) nodeLabels() {
 		if _, ofPod := pod[name]; ofPod {
 			source = "file " + labelsFile
 		}
-		r.env.note("label "+name, labels[name], source)
+		r.env.addSetting("label "+name, labels[name], source)
 	}
 }

@@ -9,30 +9,31 @@ import (
 	"github.com/pilotfish-mesh/pilotfish/xdsproxy/lastgood"
 )
 
-// LastGoodConfig says where what Envoy has accepted is kept, for an Envoy that starts while no control plane answers.
+// LastGoodConfig configures the storage of the last accepted configuration, with which Envoy starts while no control
+// plane answers.
 type LastGoodConfig struct {
-	// Dirs are tried in turn; none means that nothing is kept on disk.
+	// Dirs are tried in order; if empty, nothing is stored on disk.
 	Dirs     []string
 	MaxBytes int64
-	// MaxMemory bounds the memory that it is kept in where no directory can be written to; zero keeps nothing there.
+	// MaxMemory limits the memory that stores the configuration if no directory is writable; 0 disables that.
 	MaxMemory int64
 }
 
 const (
-	// podData is the volume of an injected pod that is on disk; the one of configPath is in memory.
+	// podData is an on-disk volume that the injector mounts. The volume of configPath is in memory.
 	podData       = "/var/lib/istio/data"
 	lastGoodInDir = "last-good"
-	// noDir, in place of a directory, keeps it in memory alone.
+	// noDir, in place of a directory, selects storage in memory only.
 	noDir = "none"
 )
 
-func (r *resolver) lastGood() {
+func (r *resolver) resolveLastGood() {
 	c := &r.config.LastGood
 	keep := r.env.boolean("lastGood.keep", "KEEP_CONFIGURATION", true)
-	c.MaxBytes = parsed(r.env, "lastGood.maxBytes", "KEEP_CONFIGURATION_MAX_BYTES", int64(lastgood.DefaultMaxBytes),
-		"write a number of bytes, as 268435456", bytesFrom(1))
-	memory := parsed(r.env, "lastGood.maxMemory", "KEEP_CONFIGURATION_MEMORY_MAX_BYTES", int64(lastgood.DefaultMaxMemory),
-		"write a number of bytes, as 33554432, or 0 to keep nothing in memory", bytesFrom(0))
+	c.MaxBytes = parseVariable(r.env, "lastGood.maxBytes", "KEEP_CONFIGURATION_MAX_BYTES", int64(lastgood.DefaultMaxBytes),
+		"write a number of bytes, as 268435456", bytesParser(1))
+	memory := parseVariable(r.env, "lastGood.maxMemory", "KEEP_CONFIGURATION_MEMORY_MAX_BYTES", int64(lastgood.DefaultMaxMemory),
+		"write a number of bytes, as 33554432, or 0 to keep nothing in memory", bytesParser(0))
 	otherwise := r.lastGoodDirs()
 	dir := r.env.text("lastGood.directory", "KEEP_CONFIGURATION_DIR", otherwise[0], sourceDefault)
 	if !keep || r.config.Envoy.Disabled {
@@ -48,8 +49,8 @@ func (r *resolver) lastGood() {
 	}
 }
 
-// bytesFrom reads a number of bytes that is not less than least.
-func bytesFrom(least int64) func(string) (int64, error) {
+// bytesParser returns a parser of byte counts that are at least least.
+func bytesParser(least int64) func(string) (int64, error) {
 	return func(s string) (int64, error) {
 		n, err := strconv.ParseInt(s, 10, 64)
 		if err == nil && n < least {
@@ -70,7 +71,7 @@ func (r *resolver) lastGoodDirs() []string {
 	return append([]string{filepath.Join(podData, lastGoodInDir)}, dirs...)
 }
 
-// lastGood is what the relay is told of it.
+// lastGood returns the relay's storage configuration.
 func (a *Agent) lastGood() xdsproxy.LastGood {
 	c := a.Config.LastGood
 	return xdsproxy.LastGood{Dirs: c.Dirs, MaxBytes: c.MaxBytes, MaxMemory: c.MaxMemory}

@@ -15,57 +15,58 @@ import (
 )
 
 const (
-	scrapeVariable = "ISTIO_PROMETHEUS_ANNOTATIONS"
-	httpsVariable  = "METRICS_HTTPS_PORTS"
-	// longestScrapeText is more than the kernel lets into one variable, mostTargets more than a pod has containers.
-	longestScrapeText = 1 << 20
-	mostTargets       = 16
+	scrapeVariable     = "ISTIO_PROMETHEUS_ANNOTATIONS"
+	httpsPortsVariable = "METRICS_HTTPS_PORTS"
+	// maxScrapeText is above the kernel's limit for one variable, maxTargets above the number of containers of a pod.
+	maxScrapeText = 1 << 20
+	maxTargets    = 16
 
 	defaultMetricsPort = 80
 	defaultMetricsPath = "/metrics"
 )
 
-// reservedPorts are those of a proxy: what answers there are no metrics of an application.
+// reservedPorts are ports of a proxy. They serve no application metrics.
 var reservedPorts = []int64{15000, 15001, 15004, 15006, 15008, 15020, 15021, 15053, 15090}
 
-// scrapeAnnotations are the pod's annotations about metrics as Istio's injector hands them on: one target, or several.
+// scrapeAnnotations are the pod's metrics annotations in the JSON of Istio's injector: one target, or several.
 type scrapeAnnotations struct {
 	Scrape  string         `json:"scrape"`
-	Port    anyPort        `json:"port"`
+	Port    portText       `json:"port"`
 	Path    string         `json:"path"`
 	Targets []scrapeTarget `json:"targets"`
 }
 
 type scrapeTarget struct {
-	Port anyPort `json:"port"`
-	Path string  `json:"path"`
+	Port portText `json:"port"`
+	Path string   `json:"path"`
 }
 
-// anyPort is a port as text, or as a number.
-type anyPort string
+// portText is a port, in JSON either a string or a number.
+type portText string
 
-// UnmarshalJSON reads either.
-func (p *anyPort) UnmarshalJSON(data []byte) error {
+// UnmarshalJSON accepts a string or a number.
+func (p *portText) UnmarshalJSON(data []byte) error {
 	var text string
 	if len(data) > 0 && data[0] != '"' {
-		*p = anyPort(bytes.TrimSpace(data))
+		*p = portText(bytes.TrimSpace(data))
 		return nil
 	}
 	if err := json.Unmarshal(data, &text); err != nil {
 		return err
 	}
-	*p = anyPort(strings.TrimSpace(text))
+	*p = portText(strings.TrimSpace(text))
 	return nil
 }
 
-// metrics says what is joined to the agent's own metrics, and who may have them.
-func (r *resolver) metrics() {
+// resolveMetrics resolves what is merged with the agent's metrics, and who may read it.
+func (r *resolver) resolveMetrics() {
 	c := &r.config.Metrics
 	c.Envoy = r.env.boolean("metrics.envoy", "PILOT_AGENT_MERGE_ENVOY_STATS", true)
 	c.OnlyLoopback = r.env.boolean("metrics.onlyLoopback", "METRICS_LOCALHOST_ACCESS_ONLY", false)
-	c.SecurePort = r.optionalPort("metrics.securePort", "ENVOY_SECURE_METRICS_PORT")
-	c.SecureMergedPort = r.optionalPort("metrics.secureMergedPort", "ENVOY_SECURE_MERGED_METRICS_PORT")
-	c.MaxApplicationBytes = parsed(r.env, "metrics.maxApplicationBytes", "METRICS_MAX_APPLICATION_BYTES", 64<<20,
+	c.SecurePort = r.resolveOptionalPort("metrics.securePort", "ENVOY_SECURE_METRICS_PORT")
+	c.SecureMergedPort = r.resolveOptionalPort("metrics.secureMergedPort", "ENVOY_SECURE_MERGED_METRICS_PORT")
+	c.AllowReservedNames = r.env.boolean("metrics.allowReservedNames", "METRICS_ALLOW_RESERVED_NAMES", false)
+	c.MaxApplicationBytes = parseVariable(r.env, "metrics.maxApplicationBytes", "METRICS_MAX_APPLICATION_BYTES", 64<<20,
 		"write a number of bytes, as 67108864", func(s string) (int64, error) {
 			n, err := strconv.ParseInt(s, 10, 64)
 			if err == nil && n <= 0 {
@@ -78,34 +79,34 @@ func (r *resolver) metrics() {
 		return
 	}
 	if r.config.Identity.Type != bootstrap.Sidecar {
-		r.env.warn("%s has no effect: only a sidecar has an application beside it", scrapeVariable)
+		r.env.warn("%s has no effect: only sidecars have an application", scrapeVariable)
 		return
 	}
 	targets, err := readScrapeTargets(text)
 	if err != nil {
-		r.env.refuse(scrapeVariable, text, err.Error())
+		r.env.addValueError(scrapeVariable, text, err.Error())
 		return
 	}
 	https := r.httpsPorts()
 	for _, t := range targets {
-		r.metricsTarget(t, https)
+		r.addMetricsTarget(t, https)
 	}
 }
 
-// optionalPort is a port, or 0 for none. It is taken: no other may be the same.
-func (r *resolver) optionalPort(name, variable string) uint32 {
-	port := parsed(r.env, name, variable, 0, "write a port from 1 to 65535, or 0 for none", func(s string) (uint32, error) {
+// resolveOptionalPort returns a port, or 0 for none. It adds an error if the port is in use by the proxy.
+func (r *resolver) resolveOptionalPort(name, variable string) uint32 {
+	port := parseVariable(r.env, name, variable, 0, "write a port from 1 to 65535, or 0 for none", func(s string) (uint32, error) {
 		n, err := strconv.ParseUint(s, 10, 16)
 		return uint32(n), err
 	})
-	if port != 0 && slices.Contains(r.ownPorts(), int64(port)) {
-		r.env.refuse(variable, strconv.Itoa(int(port)), "it is another port of the proxy already; give each a port of its own")
+	if port != 0 && slices.Contains(r.proxyPorts(), int64(port)) {
+		r.env.addValueError(variable, strconv.Itoa(int(port)), "another listener of the proxy uses this port; choose a different one")
 	}
 	return port
 }
 
-// ownPorts are those that the agent and Envoy listen on by the configuration.
-func (r *resolver) ownPorts() []int64 {
+// proxyPorts returns the ports on which agent and Envoy are configured to listen.
+func (r *resolver) proxyPorts() []int64 {
 	ports := []int64{
 		int64(r.config.Proxy.GetProxyAdminPort()), int64(r.config.Proxy.GetStatusPort()),
 		int64(r.config.Envoy.ReadinessPort), int64(r.config.Envoy.PrometheusPort),
@@ -118,10 +119,10 @@ func (r *resolver) ownPorts() []int64 {
 	return ports
 }
 
-// readScrapeTargets reads the variable. Fields that it does not know belong to newer injectors.
+// readScrapeTargets parses the variable. It ignores unknown fields, which newer injectors may add.
 func readScrapeTargets(text string) ([]scrapeTarget, error) {
-	if len(text) > longestScrapeText {
-		return nil, fmt.Errorf("it is longer than %d bytes", longestScrapeText)
+	if len(text) > maxScrapeText {
+		return nil, fmt.Errorf("it is longer than %d bytes", maxScrapeText)
 	}
 	var a scrapeAnnotations
 	if err := json.Unmarshal([]byte(text), &a); err != nil {
@@ -134,8 +135,8 @@ func readScrapeTargets(text string) ([]scrapeTarget, error) {
 	if len(targets) == 0 {
 		targets = []scrapeTarget{{a.Port, a.Path}}
 	}
-	if len(targets) > mostTargets {
-		return nil, fmt.Errorf("it has %d targets and may have %d", len(targets), mostTargets)
+	if len(targets) > maxTargets {
+		return nil, fmt.Errorf("it has %d targets; the limit is %d", len(targets), maxTargets)
 	}
 	for i := range targets {
 		if err := targets[i].complete(); err != nil {
@@ -145,16 +146,16 @@ func readScrapeTargets(text string) ([]scrapeTarget, error) {
 	return targets, nil
 }
 
-// complete fills in what is left out, and refuses what could not be asked.
+// complete sets defaults, and returns an error for a target that cannot be scraped.
 func (t *scrapeTarget) complete() error {
 	if t.Port == "" {
-		t.Port = anyPort(strconv.Itoa(defaultMetricsPort))
+		t.Port = portText(strconv.Itoa(defaultMetricsPort))
 	}
 	port, err := parsePort(string(t.Port))
 	if err != nil {
 		return fmt.Errorf("port %q: write a port from 1 to 65535", t.Port)
 	}
-	t.Port = anyPort(strconv.Itoa(int(port))) // 08080 is 8080
+	t.Port = portText(strconv.Itoa(int(port))) // normalises 08080 to 8080
 	switch {
 	case t.Path == "":
 		t.Path = defaultMetricsPath
@@ -167,16 +168,16 @@ func (t *scrapeTarget) complete() error {
 	return nil
 }
 
-// httpsPorts are the ports of targets that are asked over HTTPS.
+// httpsPorts returns the ports of targets that are scraped over HTTPS.
 func (r *resolver) httpsPorts() []string {
 	var ports []string
-	for port := range strings.SplitSeq(r.env.vars[httpsVariable], ",") {
+	for port := range strings.SplitSeq(r.env.vars[httpsPortsVariable], ",") {
 		if port = strings.TrimSpace(port); port == "" {
 			continue
 		}
 		n, err := parsePort(port)
 		if err != nil {
-			r.env.refuse(httpsVariable, r.env.vars[httpsVariable], "write ports, as 8443,9443")
+			r.env.addValueError(httpsPortsVariable, r.env.vars[httpsPortsVariable], "write ports, as 8443,9443")
 			return nil
 		}
 		ports = append(ports, strconv.Itoa(int(n)))
@@ -184,35 +185,35 @@ func (r *resolver) httpsPorts() []string {
 	return ports
 }
 
-// metricsTarget adds one target. The agent's own port would be a circle; a proxy's other port is left out, since a pod
-// should not stay down for an annotation.
-func (r *resolver) metricsTarget(t scrapeTarget, https []string) {
+// addMetricsTarget adds one target. The agent's own port is an error, because the agent would scrape itself. Other
+// ports of the proxy are only skipped: an annotation should not prevent the pod's start.
+func (r *resolver) addMetricsTarget(t scrapeTarget, https []string) {
 	port, _ := strconv.ParseInt(string(t.Port), 10, 32)
 	switch {
 	case port == int64(r.config.Proxy.GetStatusPort()):
-		r.env.refuse(scrapeVariable, r.env.vars[scrapeVariable],
-			fmt.Sprintf("port %d is the agent's own, which would ask itself: name the application's port in prometheus.io/port, and inject the pod once", port))
+		r.env.addValueError(scrapeVariable, r.env.vars[scrapeVariable],
+			fmt.Sprintf("port %d is the agent's own, so the agent would scrape itself: name the application's port in prometheus.io/port, and inject the pod once", port))
 		return
-	case slices.Contains(reservedPorts, port), slices.Contains(r.ownPorts(), port):
-		r.env.warn("%s: port %d is the proxy's own, not the application's; its metrics are not joined", scrapeVariable, port)
+	case slices.Contains(reservedPorts, port), slices.Contains(r.proxyPorts(), port):
+		r.env.warn("%s: port %d is the proxy's own, not the application's; its metrics are not merged", scrapeVariable, port)
 		return
 	}
 	host := "localhost"
 	if elsewhere, _ := r.config.Identity.Metadata["APP_ADDRESS"].(string); elsewhere != "" {
-		host = elsewhere // it shares no network namespace with its proxy
+		host = elsewhere // the application has another network namespace
 	}
 	scheme := "http"
 	if slices.Contains(https, string(t.Port)) {
 		scheme = "https"
 	}
-	path, _, _ := strings.Cut(t.Path, "?") // a query may hold what is not for everyone
+	path, _, _ := strings.Cut(t.Path, "?") // a query may contain secrets
 	app := status.Application{Name: string(t.Port) + path, URL: scheme + "://" + net.JoinHostPort(host, string(t.Port)) + t.Path}
 	if slices.ContainsFunc(r.config.Metrics.Applications, func(a status.Application) bool { return a.URL == app.URL }) {
-		return // named twice
+		return // duplicate
 	}
 	for n := 2; slices.ContainsFunc(r.config.Metrics.Applications, func(a status.Application) bool { return a.Name == app.Name }); n++ {
 		app.Name = fmt.Sprintf("%s%s#%d", t.Port, path, n)
 	}
 	r.config.Metrics.Applications = append(r.config.Metrics.Applications, app)
-	r.env.note("metrics.application", scheme+" "+app.Name, "environment "+scrapeVariable)
+	r.env.addSetting("metrics.application", scheme+" "+app.Name, "environment "+scrapeVariable)
 }

@@ -8,11 +8,11 @@ import (
 	"github.com/pilotfish-mesh/pilotfish/status"
 )
 
-func TestMetricsTargetsAreReadAsTheInjectorWritesThem(t *testing.T) {
+func TestMetricsTargetsInInjectorFormat(t *testing.T) {
 	for _, c := range []struct {
 		name   string
 		env    []string
-		want   string // URLs, or an error with "!" before it
+		want   string // URLs, or "!" and an error
 		warned string
 	}{
 		{name: "nothing"},
@@ -33,7 +33,7 @@ func TestMetricsTargetsAreReadAsTheInjectorWritesThem(t *testing.T) {
 		{"no path", []string{`={"port":"1","path":"/a b\n"}`}, "!write it as /metrics", ""},
 		{"another host", []string{`={"port":"1","path":"@169.254.169.254/x"}`}, "http://localhost:1/@169.254.169.254/x", ""},
 		{"another host again", []string{`={"port":"1","path":"//169.254.169.254/x"}`}, "http://localhost:1//169.254.169.254/x", ""},
-		{"too many", []string{`={"targets":[` + strings.Repeat(`{"port":"1"},`, 20) + `{}]}`}, "!may have 16", ""},
+		{"too many", []string{`={"targets":[` + strings.Repeat(`{"port":"1"},`, 20) + `{}]}`}, "!the limit is 16", ""},
 		{"HTTPS ports", []string{`={"port":"1"}`, "METRICS_HTTPS_PORTS=x"}, "!write ports", ""},
 	} {
 		t.Run(c.name, func(t *testing.T) {
@@ -69,7 +69,7 @@ func urls(apps []status.Application) string {
 	return strings.Join(all, " ")
 }
 
-func TestRouterJoinsNoApplication(t *testing.T) {
+func TestRouterMergesNoApplicationMetrics(t *testing.T) {
 	config, err := Resolve(Inputs{Flags: Flags{Type: "router"}, Env: []string{"INSTANCE_IP=10.1.2.3", scrapeVariable + `={"port":"8080"}`}})
 	if err != nil || len(config.Metrics.Applications) != 0 || len(config.Warnings) != 1 {
 		t.Errorf("%+v, %v", config, err)
@@ -86,7 +86,7 @@ func TestMetricsSettings(t *testing.T) {
 	if fmt.Sprint(config.Metrics) != fmt.Sprint(want) {
 		t.Errorf("%+v, want %+v", config.Metrics, want)
 	}
-	b := config.bootstrap(istioVersion)
+	b := config.bootstrapConfig(istioVersion)
 	if !b.LocalMetrics || b.SecureMetricsPort != 15091 || b.SecureMergedMetricsPort != 15092 {
 		t.Errorf("the bootstrap has %v %d %d", b.LocalMetrics, b.SecureMetricsPort, b.SecureMergedMetricsPort)
 	}

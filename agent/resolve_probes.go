@@ -18,14 +18,14 @@ import (
 
 const (
 	probersVariable = "ISTIO_KUBE_APP_PROBERS"
-	// longestProbers is more than the kernel lets into one variable.
-	longestProbers = 1 << 20
-	// longestTimeout is the largest timeout of a probe that is not a mistake.
-	longestTimeout = 24 * time.Hour
+	// maxProberText is above the kernel's limit for one variable.
+	maxProberText = 1 << 20
+	// maxProbeTimeout is the maximum timeout of a probe.
+	maxProbeTimeout = 24 * time.Hour
 )
 
-// appProber is one probe as Istio's injector writes it: the container's own, as Kubernetes spells it. The kubelet sends
-// the probe's headers itself, and the host is always the pod.
+// appProber is one probe in the JSON of Istio's injector, with the field names of Kubernetes. The kubelet sends the
+// probe's headers itself, and the host is always the pod.
 type appProber struct {
 	HTTPGet *struct {
 		Path        string          `json:"path"`
@@ -52,19 +52,19 @@ var appProbePath = sync.OnceValue(func() *regexp.Regexp {
 	return regexp.MustCompile(`^/(app-health|app-lifecycle)/[^/]+/(livez|readyz|startupz|prestopz|poststartz)$`)
 })
 
-// appProbes are the probes that a kubelet makes through the agent, and how they are made.
-func (r *resolver) appProbes() {
+// resolveAppProbes resolves the probes that the agent forwards for the kubelet.
+func (r *resolver) resolveAppProbes() {
 	c := &r.config.AppProbes
 	c.HTTP2 = r.env.boolean("appProbes.http2", "ISTIO_ENABLE_HTTP2_PROBING", true)
 	c.KeepAlive = r.env.boolean("appProbes.keepAlive", "ENABLE_PROBE_KEEPALIVE_CONNECTIONS", false)
-	host := r.applicationHost()
+	host := r.resolveProbeHost()
 	text := r.env.vars[probersVariable]
 	if strings.TrimSpace(text) == "" {
 		return
 	}
 	probers, unknown, err := parseAppProbers(text)
 	if err != nil {
-		r.fail("environment %s: %w", probersVariable, err)
+		r.addError("environment %s: %w", probersVariable, err)
 		return
 	}
 	if unknown != nil {
@@ -74,47 +74,47 @@ func (r *resolver) appProbes() {
 	for _, path := range slices.Sorted(maps.Keys(probers)) {
 		spec, err := probers[path].spec(host)
 		if err == nil {
-			err = r.refuseCircle(spec)
+			err = r.checkNotSelf(spec)
 		}
 		if err != nil {
-			r.fail("environment %s: %s: %w", probersVariable, path, err)
+			r.addError("environment %s: %s: %w", probersVariable, path, err)
 			continue
 		}
 		c.Paths[path] = spec
-		r.env.note("appProbes "+path, fmt.Sprintf("%s within %s", spec, withinText(spec.Timeout)), "environment "+probersVariable)
+		r.env.addSetting("appProbes "+path, fmt.Sprintf("%s within %s", spec, timeoutText(spec.Timeout)), "environment "+probersVariable)
 	}
 }
 
-// applicationHost is where the application is asked: at the pod's own address, as a kubelet would.
-func (r *resolver) applicationHost() string {
+// resolveProbeHost returns the host of forwarded probes: the pod's own address, as for a kubelet.
+func (r *resolver) resolveProbeHost() string {
 	localhost := r.env.boolean("appProbes.localhost", "REWRITE_PROBE_LEGACY_LOCALHOST_DESTINATION", false)
-	host := r.applicationDefault()
+	host := r.defaultApplicationHost()
 	if host == "localhost" && !localhost && len(r.config.Identity.IPs) > 0 {
 		host = r.config.Identity.IPs[0].String()
 	}
 	return host
 }
 
-func withinText(d time.Duration) string {
+func timeoutText(d time.Duration) string {
 	if d == 0 {
 		return "the caller's time"
 	}
 	return d.String()
 }
 
-// refuseCircle finds probes that were redirected to the agent twice.
-func (r *resolver) refuseCircle(s probe.Spec) error {
+// checkNotSelf returns an error for a probe of the agent itself, as after a double injection.
+func (r *resolver) checkNotSelf(s probe.Spec) error {
 	if s.HTTP != nil && int32(s.HTTP.Port) == r.config.Proxy.GetStatusPort() && appProbePath().MatchString(s.HTTP.Path) {
 		return fmt.Errorf("port %d and path %s are the agent's own: the pod was injected twice; deploy it from its original", s.HTTP.Port, s.HTTP.Path)
 	}
 	return nil
 }
 
-// parseAppProbers reads the variable. Fields that it does not know are told apart from errors: a newer injector may write
-// more than this agent understands, and the probes work all the same.
+// parseAppProbers parses the variable. It returns unknown fields separately from errors: a newer injector may write
+// more fields, and the probes work nevertheless.
 func parseAppProbers(text string) (probers map[string]*appProber, unknown, err error) {
-	if len(text) > longestProbers {
-		return nil, nil, fmt.Errorf("it is longer than %d bytes", longestProbers)
+	if len(text) > maxProberText {
+		return nil, nil, fmt.Errorf("it is longer than %d bytes", maxProberText)
 	}
 	if err := decodeOne(text, &probers, false); err != nil {
 		return nil, nil, fmt.Errorf("it is not the JSON that the injector writes: %w", err)
@@ -131,7 +131,7 @@ func parseAppProbers(text string) (probers map[string]*appProber, unknown, err e
 	return probers, decodeOne(text, &strict, true), nil
 }
 
-// decodeOne decodes one JSON value that nothing follows.
+// decodeOne decodes one JSON value and fails if more follows.
 func decodeOne(text string, into any, strict bool) error {
 	d := json.NewDecoder(strings.NewReader(text))
 	if strict {
@@ -141,16 +141,16 @@ func decodeOne(text string, into any, strict bool) error {
 		return err
 	}
 	if _, err := d.Token(); !errors.Is(err, io.EOF) {
-		return fmt.Errorf("something follows it at byte %d", d.InputOffset())
+		return fmt.Errorf("unexpected data after it at byte %d", d.InputOffset())
 	}
 	return nil
 }
 
-// spec is the probe of the host.
+// spec returns the probe for a host.
 func (p *appProber) spec(host string) (s probe.Spec, err error) {
 	s.Timeout = time.Duration(p.TimeoutSeconds) * time.Second
-	if s.Timeout < 0 || s.Timeout > longestTimeout {
-		return s, fmt.Errorf("timeoutSeconds: %d: write a number of seconds from 0 (none) to %.0f", p.TimeoutSeconds, longestTimeout.Seconds())
+	if s.Timeout < 0 || s.Timeout > maxProbeTimeout {
+		return s, fmt.Errorf("timeoutSeconds: %d: write a number of seconds from 0 (none) to %.0f", p.TimeoutSeconds, maxProbeTimeout.Seconds())
 	}
 	kinds := 0
 	if h := p.HTTPGet; h != nil {
@@ -188,7 +188,7 @@ func isHTTPS(scheme string) (bool, error) {
 	return false, fmt.Errorf("scheme: %q: write HTTP or HTTPS", scheme)
 }
 
-// readPort takes a number. A container port's name means nothing to the agent; the injector puts the number in its place.
+// readPort parses a numeric port. The injector replaces names of container ports by numbers.
 func readPort(raw json.RawMessage, port *uint16) error {
 	if err := json.Unmarshal(raw, port); err != nil || *port == 0 || bytes.Equal(raw, []byte("null")) {
 		return fmt.Errorf("port: %s: write a number from 1 to 65535", string(raw))

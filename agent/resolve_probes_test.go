@@ -10,7 +10,7 @@ import (
 	"github.com/pilotfish-mesh/pilotfish/internal/probe"
 )
 
-// asInjected is what Istio's injector writes for a pod with all kinds of probes.
+// asInjected is the variable that Istio's injector writes for a pod with all kinds of probes.
 const asInjected = `{"/app-health/web/livez":{"httpGet":{"path":"/live?full=1","port":8080,"scheme":"HTTP","httpHeaders":[{"name":"X-Probe","value":"a"}]},"timeoutSeconds":1},` +
 	`"/app-health/web/readyz":{"httpGet":{"path":"ready","port":8443,"host":"elsewhere","scheme":"HTTPS"},"timeoutSeconds":5},` +
 	`"/app-health/db/startupz":{"tcpSocket":{"port":5432},"timeoutSeconds":2},` +
@@ -18,7 +18,7 @@ const asInjected = `{"/app-health/web/livez":{"httpGet":{"path":"/live?full=1","
 	`"/app-health/rpc/readyz":{"grpc":{"port":9090,"service":null},"timeoutSeconds":3},` +
 	`"/app-lifecycle/web/prestopz":{"httpGet":{"path":"/stop","port":8080}}}`
 
-func TestProbesOfTheInjectorAreUnderstood(t *testing.T) {
+func TestInjectorProbesAreParsed(t *testing.T) {
 	inDir(t, nil)
 	want := map[string]probe.Spec{
 		"/app-health/web/livez":       {HTTP: &probe.HTTP{Host: "127.77.3.1", Port: 8080, Path: "/live?full=1"}, Timeout: time.Second},
@@ -37,7 +37,7 @@ func TestProbesOfTheInjectorAreUnderstood(t *testing.T) {
 	}
 }
 
-func TestProbesAreMadeAsTheSettingsSay(t *testing.T) {
+func TestProbesFollowSettings(t *testing.T) {
 	inDir(t, nil)
 	const one = `ISTIO_KUBE_APP_PROBERS={"/app-health/web/livez":{"tcpSocket":{"port":1}}}`
 	for _, c := range []struct {
@@ -59,7 +59,7 @@ func TestProbesAreMadeAsTheSettingsSay(t *testing.T) {
 	}
 }
 
-func TestProbesThatCannotBeMadeAreRefused(t *testing.T) {
+func TestInvalidProbesAreRejected(t *testing.T) {
 	inDir(t, nil)
 	for _, c := range []struct {
 		name, probers string
@@ -67,7 +67,7 @@ func TestProbesThatCannotBeMadeAreRefused(t *testing.T) {
 	}{
 		{"not JSON", `{`, []string{"JSON that the injector writes"}},
 		{"another kind", `[]`, []string{"JSON that the injector writes"}},
-		{"two values", `{} {}`, []string{"follows it at byte"}},
+		{"two values", `{} {}`, []string{"after it at byte"}},
 		{"null", `{"/app-health/web/livez":null}`, []string{"/app-health/web/livez", "null"}},
 		{"path", `{"/app-health/web/alive":{"tcpSocket":{"port":1}}}`, []string{`"/app-health/web/alive"`, "livez"}},
 		{"path of two containers", `{"/app-health/a/b/livez":{"tcpSocket":{"port":1}}}`, []string{`"/app-health/a/b/livez"`}},
@@ -95,7 +95,7 @@ func TestProbesThatCannotBeMadeAreRefused(t *testing.T) {
 	}
 }
 
-func TestFieldOfANewerInjectorIsWarnedAbout(t *testing.T) {
+func TestUnknownInjectorFieldWarns(t *testing.T) {
 	inDir(t, nil)
 	c := resolve(t, env(`ISTIO_KUBE_APP_PROBERS={"/app-health/web/livez":{"tcpSocket":{"port":1},"newField":{}}}`))
 	if len(c.AppProbes.Paths) != 1 || len(c.Warnings) != 1 || !strings.Contains(c.Warnings[0], "newField") {

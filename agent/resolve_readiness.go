@@ -2,20 +2,20 @@ package agent
 
 import "time"
 
-// HealthConfig says when a proxy that is cut off, or an Envoy that is frozen, counts as unwell.
+// HealthConfig holds the limits beyond which a disconnected proxy or a frozen Envoy counts as unhealthy.
 type HealthConfig struct {
-	// LossLimit is how long the control plane may be lost before the proxy is not ready; zero is for ever.
+	// LossLimit is how long the control plane may be unreachable before the proxy is not ready; 0 for no limit.
 	LossLimit time.Duration
-	// EnvoySilence is how long Envoy may leave questions unanswered before the agent is not alive; zero is for ever.
+	// EnvoySilence is how long Envoy may not answer before the liveness check fails; 0 for no limit.
 	EnvoySilence time.Duration
 }
 
-// defaultEnvoySilence is longer than the largest configuration keeps Envoy's main thread busy.
+// defaultEnvoySilence is longer than the largest configuration blocks Envoy's main thread.
 const defaultEnvoySilence = time.Minute
 
-// readiness: an Envoy that has lost its control plane serves as before, so that taking it out of service by default would
-// turn an outage of the control plane into one of everything.
-func (r *resolver) readiness() {
+// resolveHealth resolves the health limits. LossLimit is off by default: an Envoy without a control plane continues to
+// serve, and removing all proxies would turn an outage of the control plane into one of the mesh.
+func (r *resolver) resolveHealth() {
 	h := &r.config.Health
 	h.LossLimit = r.env.duration("health.lossLimit", "UNREADY_AFTER_CONTROL_PLANE_LOSS", 0)
 	h.EnvoySilence = r.env.duration("health.envoySilence", "ENVOY_SILENCE_LIMIT", defaultEnvoySilence)

@@ -8,7 +8,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 )
 
-func TestTheEndIsPlannedWithinTheGracePeriod(t *testing.T) {
+func TestShutdownFitsInGracePeriod(t *testing.T) {
 	const s = time.Second
 	inDir(t, nil)
 	for _, c := range []struct {
@@ -23,13 +23,13 @@ func TestTheEndIsPlannedWithinTheGracePeriod(t *testing.T) {
 		{"a pod without a pre-delay stays as long as Istio's proxy", []string{"KUBERNETES_SERVICE_HOST=10.0.0.1", "PRE_DRAIN_DELAY=0s"},
 			ShutdownConfig{Deadline: 28 * s, Minimum: 5 * s, Linger: 5 * s, Stop: 2 * s}, ""},
 		{"a pod with little time", []string{"KUBERNETES_SERVICE_HOST=10.0.0.1", "TERMINATION_GRACE_PERIOD=2", `PROXY_CONFIG={terminationDrainDuration: 1s}`},
-			ShutdownConfig{Deadline: 1800 * time.Millisecond, PreDelay: 600 * time.Millisecond, Minimum: 400 * time.Millisecond, Linger: s, Stop: 450 * time.Millisecond}, "what does not fit is cut"},
+			ShutdownConfig{Deadline: 1800 * time.Millisecond, PreDelay: 600 * time.Millisecond, Minimum: 400 * time.Millisecond, Linger: s, Stop: 450 * time.Millisecond}, "the shutdown is cut to that"},
 		{"seconds, as a pod's specification has them", []string{"TERMINATION_GRACE_PERIOD=90"}, ShutdownConfig{Deadline: 88 * s, Linger: 5 * s, Stop: 2 * s}, ""},
 		{"a duration", []string{"TERMINATION_GRACE_PERIOD=10s"}, ShutdownConfig{Deadline: 9 * s, Linger: 5 * s, Stop: 2 * s}, ""},
 		{"a long drain, and no grace period told", []string{`PROXY_CONFIG={terminationDrainDuration: 60s}`, "PRE_DRAIN_DELAY=10s"},
 			ShutdownConfig{Deadline: 72 * s, PreDelay: 10 * s, Linger: 60 * s, Stop: 2 * s}, ""},
 		{"a long drain that the grace period has no room for", []string{`PROXY_CONFIG={terminationDrainDuration: 60s}`, "TERMINATION_GRACE_PERIOD=30s"},
-			ShutdownConfig{Deadline: 28 * s, Linger: 60 * s, Stop: 2 * s}, "what does not fit is cut"},
+			ShutdownConfig{Deadline: 28 * s, Linger: 60 * s, Stop: 2 * s}, "the shutdown is cut to that"},
 		{"to the last connection, and no grace period told", []string{"EXIT_ON_ZERO_ACTIVE_CONNECTIONS=true"},
 			ShutdownConfig{Deadline: time.Hour, Linger: 5 * s, WhenIdle: true, Minimum: 5 * s, Stop: 2 * s}, ""},
 		{"to the last connection, within the grace period", []string{"EXIT_ON_ZERO_ACTIVE_CONNECTIONS=true", "TERMINATION_GRACE_PERIOD=600", "MINIMUM_DRAIN_DURATION=8s"},
@@ -49,7 +49,7 @@ func TestTheEndIsPlannedWithinTheGracePeriod(t *testing.T) {
 	}
 }
 
-func TestGracePeriodsThatAreNoneAreRefused(t *testing.T) {
+func TestInvalidGracePeriodsAreRejected(t *testing.T) {
 	inDir(t, nil)
 	for _, value := range []string{"soon", "-5", "-5s", "0", "0s", "99999999999999999999"} {
 		_, err := Resolve(env("TERMINATION_GRACE_PERIOD=" + value))

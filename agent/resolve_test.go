@@ -25,7 +25,7 @@ import (
 
 var update = flag.Bool("update", false, "write the golden files anew")
 
-// inDir moves the test to a directory with these files.
+// inDir changes to a directory with these files.
 func inDir(t *testing.T, files map[string]string) {
 	t.Helper()
 	dir := t.TempDir()
@@ -74,7 +74,7 @@ func TestEachSourceWinsOverThoseBeforeIt(t *testing.T) {
 	inDir(t, files)
 	in := env(`PROXY_CONFIG={"drainDuration":"22s","terminationDrainDuration":"22s"}`, "POD_NAMESPACE=books",
 		`ISTIO_METAJSON_LABELS={"app":"static","version":"v1"}`, "ISTIO_META_C=env", `ISTIO_METAJSON_OTHER={"D":["x"]}`)
-	in.Flags = Flags{ServiceCluster: "shop", Given: map[string]bool{"serviceCluster": true}}
+	in.Flags = Flags{ServiceCluster: "shop", Changed: map[string]bool{"serviceCluster": true}}
 	c := resolve(t, in)
 
 	want := map[string]Setting{
@@ -103,13 +103,13 @@ func TestEachSourceWinsOverThoseBeforeIt(t *testing.T) {
 	if c.Shutdown.Linger != 33*time.Second || c.Proxy.GetStatusPort() != 16020 || c.Identity.ClusterID != "" {
 		t.Errorf("the resolved values are not those of the settings: %+v", c.Shutdown)
 	}
-	// The control plane puts these under the labels that it knows of the pod.
+	// The control plane merges these under the labels of the pod.
 	if static := c.Identity.Metadata["STATIC_LABELS"]; fmt.Sprint(static) != "map[app:static version:v1]" {
 		t.Errorf("labels that are not the pod's are told as %v", static)
 	}
 }
 
-func TestDefaultsAreThoseOfTheContract(t *testing.T) {
+func TestDefaultsMatchIstio(t *testing.T) {
 	inDir(t, nil)
 	c := resolve(t, env("POD_NAME=p", "POD_NAMESPACE=n"))
 	if c.Identity.Type != bootstrap.Sidecar || c.Identity.Domain != "n.svc.cluster.local" || c.Identity.TrustDomain != "cluster.local" {
@@ -141,7 +141,7 @@ func TestDefaultsAreThoseOfTheContract(t *testing.T) {
 	}
 }
 
-func TestVariablesOfTheContract(t *testing.T) {
+func TestIstioVariables(t *testing.T) {
 	inDir(t, map[string]string{"etc/certs/cert-chain.pem": ""})
 	c := resolve(t, env("CA_ADDR=ca.example:443", "CA_ROOT_CA=SYSTEM", "XDS_ROOT_CA=./roots.pem", "ISTIOD_SAN=istiod.example",
 		"JWT_POLICY=first-party-jwt", "ECC_SIGNATURE_ALGORITHM=ECDSA", "SECRET_TTL=1h", "SECRET_GRACE_PERIOD_RATIO=0.2",
@@ -185,7 +185,7 @@ func TestPlaintextIsByPolicyOrPort(t *testing.T) {
 	}
 }
 
-func TestAddressesAreOfTheInstanceFirst(t *testing.T) {
+func TestInstanceIPIsFirstAddress(t *testing.T) {
 	inDir(t, nil)
 	in := env()
 	in.Interfaces = func() ([]netip.Addr, error) {
@@ -200,7 +200,7 @@ func TestAddressesAreOfTheInstanceFirst(t *testing.T) {
 	}
 }
 
-func TestMachineWithoutAnAddressIsWaitedFor(t *testing.T) {
+func TestAgentWaitsForFirstAddress(t *testing.T) {
 	inDir(t, nil)
 	none := func() ([]netip.Addr, error) { return nil, nil }
 	asked := false
@@ -213,7 +213,7 @@ func TestMachineWithoutAnAddressIsWaitedFor(t *testing.T) {
 	if got := resolve(t, come).Identity.IPs; len(got) != 1 || asked {
 		t.Errorf("an address that is known is waited for (%v): %v", asked, got)
 	}
-	for code, env := range map[int][]string{exitFailed: nil, exitUsage: {"ENVOY_STATUS_PORT=0"}} { // the second is not mended by time
+	for code, env := range map[int][]string{exitFailed: nil, exitUsage: {"ENVOY_STATUS_PORT=0"}} { // a retry does not fix the second
 		if _, err := Resolve(Inputs{Interfaces: none, Env: env}); ExitCode(usageError{err}) != code {
 			t.Errorf("%q ends with %d, want %d: %v", env, ExitCode(usageError{err}), code, err)
 		}
@@ -234,7 +234,7 @@ func TestMachineWithoutAnAddressIsWaitedFor(t *testing.T) {
 	}
 }
 
-func TestBadValuesAreRefusedWithNameValueAndRemedy(t *testing.T) {
+func TestInvalidValuesAreReportedWithRemedy(t *testing.T) {
 	cases := map[string]struct {
 		env, file string
 		want      []string
@@ -279,8 +279,8 @@ func TestBadValuesAreRefusedWithNameValueAndRemedy(t *testing.T) {
 	}
 }
 
-// A pod's injector may be newer than its proxy.
-func TestFieldsOfANewerAPIAreWarnedAbout(t *testing.T) {
+// The pod's injector may be newer than its proxy.
+func TestUnknownAPIFieldsWarn(t *testing.T) {
 	inDir(t, map[string]string{
 		"etc/istio/config/mesh":     "trustDomain: x\nrootNamespaces: y\ndefaultConfig:\n  newer: {a: 1}\n",
 		"etc/istio/pod/annotations": `proxy.istio.io/config="drainDurations: 1s\nterminationDrainDuration: 1m\n"`,
@@ -300,7 +300,7 @@ func TestFieldsOfANewerAPIAreWarnedAbout(t *testing.T) {
 	}
 }
 
-func TestWhatHasAnEffectIsNotWarnedAbout(t *testing.T) {
+func TestEffectiveVariablesCauseNoWarning(t *testing.T) {
 	inDir(t, nil)
 	c := resolve(t, env(fmt.Sprintf(`PROXY_CONFIG={privateKeyProvider: {cryptomb: {pollDelay: 10ms, fallback: true}}, caCertificatesPem: [%q]}`, testpki.New(t, "root").PEM())))
 	if p := c.Certificates.KeyProvider; p == nil || p.PollDelay != 10*time.Millisecond || len(c.Certificates.Anchors) != 1 || len(c.Warnings) != 0 {
@@ -308,9 +308,9 @@ func TestWhatHasAnEffectIsNotWarnedAbout(t *testing.T) {
 	}
 }
 
-func TestCoreDumpsAreAskedForByTheirVariable(t *testing.T) {
+func TestCoreDumpsAreEnabledByVariable(t *testing.T) {
 	inDir(t, nil)
-	e := &envoyPart{Agent: &Agent{levels: &logControl{}}}
+	e := &envoySupervisor{Agent: &Agent{levels: &logLevelController{}}}
 	for given, want := range map[string]bool{"": false, "ISTIO_ENVOY_ENABLE_CORE_DUMP=true": true} {
 		e.Config = resolve(t, env(given, "INSTANCE_IP=10.0.0.1"))
 		if got := e.options(envoy.Binary{}).EnableCoreDump; got != want {
@@ -319,10 +319,10 @@ func TestCoreDumpsAreAskedForByTheirVariable(t *testing.T) {
 	}
 }
 
-// Without a time Envoy drains for ten minutes.
-func TestNoDrainDurationIsTheShortestThatEnvoyTakes(t *testing.T) {
+// Envoy's default drain time is ten minutes.
+func TestZeroDrainDurationBecomesMinimum(t *testing.T) {
 	inDir(t, nil)
-	e := &envoyPart{Agent: &Agent{levels: &logControl{}}}
+	e := &envoySupervisor{Agent: &Agent{levels: &logLevelController{}}}
 	for text, want := range map[string]time.Duration{"0s": time.Second, "0.2s": time.Second, "30s": 30 * time.Second} {
 		e.Config = resolve(t, env(`PROXY_CONFIG={drainDuration: `+text+`}`, "INSTANCE_IP=10.0.0.1"))
 		if got := e.options(envoy.Binary{}).DrainTime; got != want {
@@ -331,7 +331,7 @@ func TestNoDrainDurationIsTheShortestThatEnvoyTakes(t *testing.T) {
 	}
 }
 
-func TestAllBadValuesAreToldAtOnce(t *testing.T) {
+func TestAllInvalidValuesAreReportedTogether(t *testing.T) {
 	inDir(t, nil)
 	_, err := Resolve(env("SECRET_TTL=x", "ISTIO_DELTA_XDS=y", "JWT_POLICY=z"))
 	for _, want := range []string{"SECRET_TTL", "ISTIO_DELTA_XDS", "JWT_POLICY"} {
@@ -352,7 +352,7 @@ func TestDryRunShowsSettingsWithSourcesAndTheBootstrap(t *testing.T) {
 	})
 	c := resolve(t, Inputs{Env: []string{"POD_NAME=reviews-v1-1", "POD_NAMESPACE=default", "INSTANCE_IP=127.77.3.1",
 		"PROXY_BIND_ADDRESS=127.77.3.1", "ISTIO_META_INTERCEPTION_MODE=NONE", "ISTIO_META_APP_ADDRESS=127.77.3.2", "CA_PROVDER=x"}})
-	table := printed(t, c, false, formatTable)
+	table := printConfig(t, c, false, formatTable)
 	if *update {
 		if err := os.WriteFile(golden, []byte(table), 0o644); err != nil {
 			t.Fatal(err)
@@ -366,7 +366,7 @@ func TestDryRunShowsSettingsWithSourcesAndTheBootstrap(t *testing.T) {
 		t.Errorf("the table differs from its golden file (accept it with -update):\n%s", diff)
 	}
 	for _, format := range []string{formatTable, formatJSON, formatYAML} {
-		text := printed(t, c, true, format)
+		text := printConfig(t, c, true, format)
 		for _, part := range []string{"discoveryAddress", "127.77.0.1:15012", "mesh file", "did you mean CA_PROVIDER", "dynamic_resources",
 			"sidecar~127.77.3.1~reviews-v1-1.default~default.svc.cluster.local"} {
 			if !strings.Contains(text, part) {
@@ -375,10 +375,10 @@ func TestDryRunShowsSettingsWithSourcesAndTheBootstrap(t *testing.T) {
 		}
 	}
 	var asJSON, asYAML any
-	if err := json.Unmarshal([]byte(printed(t, c, true, formatJSON)), &asJSON); err != nil {
+	if err := json.Unmarshal([]byte(printConfig(t, c, true, formatJSON)), &asJSON); err != nil {
 		t.Error(err)
 	}
-	if err := yaml.Unmarshal([]byte(printed(t, c, true, formatYAML)), &asYAML); err != nil {
+	if err := yaml.Unmarshal([]byte(printConfig(t, c, true, formatYAML)), &asYAML); err != nil {
 		t.Error(err)
 	}
 	again, err := json.Marshal(asYAML)
@@ -393,7 +393,7 @@ func TestDryRunShowsSettingsWithSourcesAndTheBootstrap(t *testing.T) {
 	}
 }
 
-func printed(t *testing.T, c *Config, withBootstrap bool, format string) string {
+func printConfig(t *testing.T, c *Config, withBootstrap bool, format string) string {
 	t.Helper()
 	r, err := newReport(c)
 	if err != nil {
@@ -422,9 +422,9 @@ func FuzzProxyConfigIsReadOrRefused(f *testing.F) {
 		f.Add(seed)
 	}
 	f.Fuzz(func(t *testing.T, text string) {
-		r := &resolver{env: newEnvironment(nil), layers: newLayers()}
-		if r.proxyConfigYAML(text, "fuzz") == nil {
-			r.layers.settings()
+		r := &resolver{env: newEnvironment(nil), merger: newProxyConfigMerger()}
+		if r.mergeProxyConfigYAML(text, "fuzz") == nil {
+			r.merger.settings()
 		}
 	})
 }
@@ -434,6 +434,6 @@ func FuzzDownwardFileIsReadOrRefused(f *testing.F) {
 		f.Add(seed)
 	}
 	f.Fuzz(func(t *testing.T, text string) {
-		_, _ = parseDownward(text)
+		_, _ = parsePodInfo(text)
 	})
 }

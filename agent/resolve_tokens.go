@@ -8,36 +8,37 @@ import (
 	"strings"
 )
 
-// TokenExchangeConfig says how tokens are exchanged for what runs beside the agent.
+// TokenExchangeConfig configures the token exchange for the application.
 type TokenExchangeConfig struct {
-	// Address is on loopback.
+	// Address is a loopback address.
 	Address string
-	// URL is an endpoint of RFC 8693, or googleExchange.
+	// URL is an RFC 8693 endpoint, or googleExchange.
 	URL string
-	// RootFile holds the roots of the endpoint's certificate; empty for the system's.
+	// RootFile contains the roots of the endpoint's certificate; empty for the system's roots.
 	RootFile string
-	// ClientID and the content of ClientSecretFile are how the agent proves itself there; empty for not at all.
+	// ClientID and ClientSecretFile authenticate the agent to the endpoint; empty for no authentication.
 	ClientID, ClientSecretFile string
 	// GoogleAudience and GoogleAccount are Google's workload identity provider and service account.
 	GoogleAudience, GoogleAccount string
-	// Issuers and Audiences are those that a subject token must be of.
+	// Issuers and Audiences are those that a subject token must have.
 	Issuers, Audiences []string
-	// OwnTokenFile holds the workload's token, which tells whose tokens may be exchanged where no issuers are given.
+	// OwnTokenFile contains the workload's token. If Issuers is empty, only tokens of its issuer are exchanged.
 	OwnTokenFile string
 }
 
-// googleExchange stands for Google's endpoints, in place of a URL.
+// googleExchange, in place of a URL, selects Google's endpoints.
 const googleExchange = "google"
 
-// defaultTokenPort is the port that Istio's documents had for it.
+// defaultTokenPort is the port in Istio's documentation.
 const defaultTokenPort = 15463
 
-// tokenExchange is on when there is somewhere to exchange tokens; --stsPort alone, which old pods have, is not enough.
-func (r *resolver) tokenExchange() {
-	flag := r.in.Flags.Given["stsPort"]
+// resolveTokenExchange enables token exchange if TOKEN_EXCHANGE_URL is set. --stsPort alone, which old pods have, does
+// not enable it.
+func (r *resolver) resolveTokenExchange() {
+	flag := r.in.Flags.Changed["stsPort"]
 	port := r.in.Flags.TokenPort
 	if flag && (port < 0 || port > math.MaxUint16) {
-		r.fail("flag --stsPort: %d: write a port from 1 to 65535, or 0 for none", port)
+		r.addError("flag --stsPort: %d: write a port from 1 to 65535, or 0 for none", port)
 		return
 	}
 	if r.env.vars["TOKEN_EXCHANGE_URL"] == "" {
@@ -53,14 +54,14 @@ func (r *resolver) tokenExchange() {
 	} else {
 		port = defaultTokenPort
 	}
-	r.env.note("tokenExchange.port", port, source)
+	r.env.addSetting("tokenExchange.port", port, source)
 	c.RootFile = r.env.text("tokenExchange.rootFile", "TOKEN_EXCHANGE_ROOT_CA", "SYSTEM", sourceDefault)
 	c.ClientID = r.env.text("tokenExchange.clientID", "TOKEN_EXCHANGE_CLIENT_ID", "", sourceDefault)
 	c.ClientSecretFile = r.env.text("tokenExchange.clientSecretFile", "TOKEN_EXCHANGE_CLIENT_SECRET_FILE", "", sourceDefault)
 	c.GoogleAudience = r.env.text("tokenExchange.googleAudience", "TOKEN_EXCHANGE_GOOGLE_AUDIENCE", "", sourceDefault)
 	c.GoogleAccount = r.env.text("tokenExchange.googleServiceAccount", "TOKEN_EXCHANGE_GOOGLE_SERVICE_ACCOUNT", "", sourceDefault)
-	c.Issuers = r.list("tokenExchange.issuers", "TOKEN_EXCHANGE_ISSUERS")
-	c.Audiences = r.list("tokenExchange.audiences", "TOKEN_EXCHANGE_AUDIENCES")
+	c.Issuers = r.parseList("tokenExchange.issuers", "TOKEN_EXCHANGE_ISSUERS")
+	c.Audiences = r.parseList("tokenExchange.audiences", "TOKEN_EXCHANGE_AUDIENCES")
 	c.OwnTokenFile = r.config.ControlPlane.TokenFile
 	if c.OwnTokenFile == "" && r.config.CredentialFetcher == fetchJWT && len(c.Issuers) == 0 {
 		r.env.errs = append(r.env.errs, errors.New("environment TOKEN_EXCHANGE_ISSUERS: it is empty, and with JWT_POLICY none "+
@@ -72,20 +73,20 @@ func (r *resolver) tokenExchange() {
 	if port == 0 {
 		return
 	}
-	c.Address = net.JoinHostPort(r.loopback(), strconv.Itoa(port))
+	c.Address = net.JoinHostPort(r.loopbackHost(), strconv.Itoa(port))
 	r.config.TokenExchange = c
 }
 
-// loopback is where what is for the machine only listens.
-func (r *resolver) loopback() string {
+// loopbackHost returns the address of ports that only the machine itself may use.
+func (r *resolver) loopbackHost() string {
 	if r.config.Bind.IsLoopback() {
 		return r.config.Bind.String()
 	}
 	return "127.0.0.1"
 }
 
-// list is a variable's values, between commas.
-func (r *resolver) list(name, variable string) []string {
+// parseList returns the comma-separated values of a variable.
+func (r *resolver) parseList(name, variable string) []string {
 	var list []string
 	for value := range strings.SplitSeq(r.env.text(name, variable, "", sourceDefault), ",") {
 		if value = strings.TrimSpace(value); value != "" {

@@ -16,8 +16,8 @@ import (
 	"github.com/prometheus/common/model"
 )
 
-// listening starts an application with metrics, and gives its port.
-func listening(t *testing.T, https bool, kind, metrics string) (port string) {
+// startMetricsServer starts an application with metrics, and returns its port.
+func startMetricsServer(t *testing.T, https bool, kind, metrics string) (port string) {
 	t.Helper()
 	s := httptest.NewUnstartedServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		if r.URL.Path != "/metrics" {
@@ -43,8 +43,8 @@ func listening(t *testing.T, https bool, kind, metrics string) (port string) {
 func TestScrapeJoinsEnvoyApplicationsAndAgent(t *testing.T) {
 	t.Parallel()
 	const text, open = "text/plain; version=0.0.4", "application/openmetrics-text; version=1.0.0"
-	first := listening(t, false, open, "# TYPE go_goroutines gauge\ngo_goroutines 7\n# TYPE orders counter\norders_total 3\n# EOF\n")
-	second := listening(t, true, text, "# TYPE go_goroutines gauge\ngo_goroutines 9\n")
+	first := startMetricsServer(t, false, open, "# TYPE go_goroutines gauge\ngo_goroutines 7\n# TYPE orders counter\norders_total 3\n# EOF\n")
+	second := startMetricsServer(t, true, text, "# TYPE go_goroutines gauge\ngo_goroutines 9\n")
 	s := newSetup(t, "127.105.1.1")
 	s.env = append(s.env, "METRICS_HTTPS_PORTS="+second, "ENVOY_SECURE_MERGED_METRICS_PORT=15092", "ENVOY_SECURE_METRICS_PORT=15091",
 		fmt.Sprintf(`ISTIO_PROMETHEUS_ANNOTATIONS={"scrape":"true","path":"","port":"","targets":[{"port":%q,"path":"/metrics"},{"port":%q,"path":""}]}`, first, second))
@@ -84,7 +84,7 @@ func TestScrapeJoinsEnvoyApplicationsAndAgent(t *testing.T) {
 		}
 	}
 
-	// Envoy is asked at its admin interface, which answers to the end.
+	// Envoy is scraped at its admin interface, which answers until it exits.
 	if code, _, err := r.http("POST", "15020/drain"); err != nil || code != 200 {
 		t.Fatalf("%d %v", code, err)
 	}
@@ -94,8 +94,8 @@ func TestScrapeJoinsEnvoyApplicationsAndAgent(t *testing.T) {
 	whole("while it drains", body)
 }
 
-// clientCertificate is one of the mesh's.
-func (s *setup) clientCertificate(t *testing.T) *tls.Certificate {
+// clientCertificate returns a client certificate of the mesh.
+func (s *agentSetup) clientCertificate(t *testing.T) *tls.Certificate {
 	t.Helper()
 	key := newKey(t)
 	id, _ := url.Parse("spiffe://cluster.local/ns/monitoring/sa/prometheus")
@@ -103,7 +103,7 @@ func (s *setup) clientCertificate(t *testing.T) *tls.Certificate {
 	return &tls.Certificate{Certificate: [][]byte{leaf.Raw}, PrivateKey: key}
 }
 
-func secureGet(s *setup, port int, certificate *tls.Certificate) (string, error) {
+func secureGet(s *agentSetup, port int, certificate *tls.Certificate) (string, error) {
 	config := &tls.Config{InsecureSkipVerify: true} // the proxy's name is a SPIFFE ID
 	if certificate != nil {
 		config.Certificates = []tls.Certificate{*certificate}

@@ -10,153 +10,156 @@ import (
 )
 
 const (
-	// drainCallTime bounds the calls that begin and end the drain: an Envoy that does not answer is not waited for.
-	drainCallTime = 2 * time.Second
-	// servesTime bounds the question whether Envoy has served anybody yet.
-	servesTime = 500 * time.Millisecond
-	// longestStop is what Envoy gets to end when the deadline leaves it, and hastened when the agent was asked twice.
-	longestStop = 5 * time.Second
-	hastened    = time.Second
+	// drainCallTimeout is the timeout of the calls that start and finish the drain.
+	drainCallTimeout = 2 * time.Second
+	// serveCheckTimeout is the timeout of the check whether Envoy may have clients.
+	serveCheckTimeout = 500 * time.Millisecond
+	// maxStopAfterDrain limits the time between SIGTERM and SIGKILL for Envoy; shortenedStopTime replaces it after a
+	// second stop signal.
+	maxStopAfterDrain = 5 * time.Second
+	shortenedStopTime = time.Second
 )
 
-// Why a drain is not waited for any longer.
+// Reasons for a premature end of a drain.
 var (
-	errHastened = errors.New("asked again to stop")
-	errQuit     = errors.New("asked on the status port to quit")
-	errGone     = errors.New("it ended while it drained")
-	errTimeOver = errors.New("the time that there is to end is over")
+	errSecondSignal = errors.New("second stop signal")
+	errQuit         = errors.New("requested by /quitquitquit")
+	errEnvoyExited  = errors.New("Envoy exited during the drain")
+	errDeadline     = errors.New("the shutdown deadline has passed")
 )
 
-// ending takes one Envoy to its end: it serves on for a while, tells its clients to go, waits for them, and is told to end.
-type ending struct {
-	*envoyPart
-	i        *instance
-	plan     ShutdownConfig
-	deadline time.Time
-	bad      bool // what it serves is cut
+// shutdown stops one Envoy: it waits for the pre-delay, drains, waits for clients, and sends SIGTERM.
+type shutdown struct {
+	*envoySupervisor
+	instance     *envoyInstance
+	plan         ShutdownConfig
+	deadline     time.Time
+	cutsRequests bool // active requests were cut
 }
 
-// stop ends an Envoy within one deadline.
-func (e *envoyPart) stop(i *instance) {
+// stop stops an Envoy before the deadline.
+func (e *envoySupervisor) stop(i *envoyInstance) {
 	plan := e.Config.Shutdown
-	e.orders.drain.give()
+	e.requests.drain.set()
 	deadline, cancel := context.WithTimeout(context.Background(), plan.Deadline)
 	defer cancel()
-	n := &ending{envoyPart: e, i: i, plan: plan}
+	n := &shutdown{envoySupervisor: e, instance: i, plan: plan}
 	n.deadline, _ = deadline.Deadline()
 
-	why := n.atOnce()
+	why := n.skipReason()
 	if why == "" {
-		e.Logger.Info("ending", "within", plan.Deadline, "preDelay", plan.PreDelay, "minimum", plan.Minimum, "linger", plan.Linger, "untilIdle", plan.WhenIdle)
-		why = n.leave(deadline)
+		e.Logger.Info("shutting down", "within", plan.Deadline, "preDelay", plan.PreDelay, "minimum", plan.Minimum, "linger", plan.Linger, "untilIdle", plan.WhenIdle)
+		why = n.drain(deadline)
 	}
-	if n.bad {
+	if n.cutsRequests {
 		n.reportBeforeEnd(deadline, why)
 	}
 	e.Logger.Info("stopping Envoy", "because", why)
-	last, cancelLast := n.lastGrace(deadline)
+	last, cancelLast := n.stopContext(deadline)
 	defer cancelLast()
-	i.enter(Stopping)
+	i.setState(Stopping)
 	i.process.Stop(last)
 }
 
-// atOnce says why there is no drain; nothing when there is one.
-func (n *ending) atOnce() string {
+// skipReason returns why the drain is skipped; empty if it is not.
+func (n *shutdown) skipReason() string {
 	switch {
-	case n.orders.quit.given():
+	case n.requests.quit.isSet():
 		return errQuit.Error()
-	case n.orders.endAtOnce.given():
-		return "it was told before to drain, on the status port"
+	case n.requests.skipDrain.isSet():
+		return "a drain was requested before on the status port"
 	}
 	return ""
 }
 
-// leave lets clients leave, and says why it stopped waiting for them. Those of an Envoy that this one has just taken over
-// from count too: at SIGTERM it would end that one as well.
-func (n *ending) leave(deadline context.Context) string {
-	ctx, cancel := n.patience(deadline)
+// drain drains the Envoy and returns the reason why the drain ended. It also waits for the clients of an Envoy that
+// this one has just replaced: at SIGTERM, it would stop that one too.
+func (n *shutdown) drain(deadline context.Context) string {
+	ctx, cancel := n.drainContext(deadline)
 	defer cancel()
-	why := n.ownLeave(ctx)
-	elder := n.i.elder.Load()
-	if elder == nil || ended(elder) {
+	why := n.drainCurrent(ctx)
+	parent := n.instance.predecessor.Load()
+	if parent == nil || hasEnded(parent) {
 		return why
 	}
-	n.Logger.Info("waiting for the Envoy before, which still drains", "pid", elder.process.PID())
+	n.Logger.Info("waiting for the previous Envoy, which still drains", "pid", parent.process.PID())
 	select {
-	case <-elder.process.Done():
+	case <-parent.process.Done():
 		return why
 	case <-ctx.Done():
 		return context.Cause(ctx).Error()
 	}
 }
 
-func (n *ending) ownLeave(ctx context.Context) string {
-	if !n.serves(ctx) {
-		if why := n.neverReady(); why != "" {
+func (n *shutdown) drainCurrent(ctx context.Context) string {
+	if !n.mayHaveClients(ctx) {
+		if why := n.describeNeverReady(); why != "" {
 			n.reportBeforeEnd(ctx, why)
 		}
-		return "it has not served anybody yet"
+		return "Envoy has not served any client yet"
 	}
-	if !sleep(ctx, n.preDelay()) {
+	if !sleep(ctx, n.preDelayLeft()) {
 		return context.Cause(ctx).Error()
 	}
-	if err := n.tellClients(ctx, n.i, false); err != nil {
-		n.Logger.Warn("Envoy was not told to drain", "error", err)
-		n.i.enter(Draining) // of its own accord its clients may go nevertheless
+	if err := n.startEnvoyDrain(ctx, n.instance, false); err != nil {
+		n.Logger.Warn("Envoy did not start to drain", "error", err)
+		n.instance.setState(Draining) // its clients may disconnect nevertheless
 	}
-	return n.wait(ctx)
+	return n.waitDrained(ctx)
 }
 
-// patience ends when the drain has to: Envoy needs the rest of the deadline, somebody is impatient, or Envoy is gone.
-func (n *ending) patience(deadline context.Context) (context.Context, context.CancelFunc) {
-	ctx, cancelTime := context.WithTimeoutCause(deadline, n.plan.Deadline-n.plan.Stop, errTimeOver)
+// drainContext returns a context that ends when the drain must end: at the deadline less the stop time, after a second
+// stop signal, or when Envoy exits.
+func (n *shutdown) drainContext(deadline context.Context) (context.Context, context.CancelFunc) {
+	ctx, cancelTime := context.WithTimeoutCause(deadline, n.plan.Deadline-n.plan.Stop, errDeadline)
 	ctx, cancel := context.WithCancelCause(ctx)
 	go func() {
 		select {
-		case <-n.Hasten:
-			cancel(errHastened)
-		case <-n.orders.quit.done():
+		case <-n.ShortenShutdown:
+			cancel(errSecondSignal)
+		case <-n.requests.quit.done():
 			cancel(errQuit)
-		case <-n.i.process.Done():
-			cancel(errGone)
+		case <-n.instance.process.Done():
+			cancel(errEnvoyExited)
 		case <-ctx.Done():
 		}
 	}()
 	return ctx, func() { cancel(nil); cancelTime() }
 }
 
-// serves says whether the Envoy may have clients. One that cannot be asked may.
-func (n *ending) serves(ctx context.Context) bool {
-	if state, _ := n.i.status(); state != Starting {
+// mayHaveClients reports whether the Envoy may have clients. It returns true if Envoy listens but does not answer.
+func (n *shutdown) mayHaveClients(ctx context.Context) bool {
+	if state, _ := n.instance.status(); state != Starting {
 		return true
 	}
-	ctx, cancel := context.WithTimeout(ctx, servesTime)
+	ctx, cancel := context.WithTimeout(ctx, serveCheckTimeout)
 	defer cancel()
-	if ok, _ := n.i.check(ctx); ok {
+	if ok, _ := n.instance.checkReady(ctx); ok {
 		return true
 	}
-	seen, err := n.i.load(ctx, n.own)
+	seen, err := n.instance.countTraffic(ctx, n.ownStats)
 	if err != nil {
-		return !envoy.NotListening(err)
+		return !envoy.IsNotListening(err)
 	}
-	return !seen.none()
+	return !seen.isZero()
 }
 
-// preDelay is what is left of it: clients of an Envoy that was drained before had that time already.
-func (n *ending) preDelay() time.Duration {
-	if state, since := n.i.status(); state == Draining {
+// preDelayLeft returns the rest of the pre-delay. After an earlier drain request, that time counts.
+func (n *shutdown) preDelayLeft() time.Duration {
+	if state, since := n.instance.status(); state == Draining {
 		return n.plan.PreDelay - time.Since(since)
 	}
 	return n.plan.PreDelay
 }
 
-// lastGrace is the time that Envoy has to end: to the deadline, or less when the agent is asked again to stop.
-func (n *ending) lastGrace(deadline context.Context) (context.Context, context.CancelFunc) {
-	ctx, cancel := context.WithTimeout(deadline, longestStop)
+// stopContext returns a context for the time between SIGTERM and SIGKILL. It ends at the deadline, or earlier after a
+// second stop signal.
+func (n *shutdown) stopContext(deadline context.Context) (context.Context, context.CancelFunc) {
+	ctx, cancel := context.WithTimeout(deadline, maxStopAfterDrain)
 	go func() {
 		select {
-		case <-n.Hasten:
-			sleep(ctx, hastened)
+		case <-n.ShortenShutdown:
+			sleep(ctx, shortenedStopTime)
 			cancel()
 		case <-ctx.Done():
 		}
@@ -164,27 +167,28 @@ func (n *ending) lastGrace(deadline context.Context) (context.Context, context.C
 	return ctx, cancel
 }
 
-// tellClients begins Envoy's own drain, unless that has begun: new connections are taken until Envoy's drain time is over,
-// or for as long as it runs when it is to stay open, and each answer asks its client to go.
-func (e *envoyPart) tellClients(ctx context.Context, i *instance, stayOpen bool) error {
+// startEnvoyDrain starts Envoy's graceful drain, unless it has begun. Each response then requests its client to disconnect.
+// Envoy accepts new connections until its drain time has passed, or until it exits if stayOpen.
+func (e *envoySupervisor) startEnvoyDrain(ctx context.Context, i *envoyInstance, stayOpen bool) error {
 	if state, _ := i.status(); state == Draining {
 		return nil
 	}
-	ctx, cancel := context.WithTimeout(ctx, drainCallTime)
+	ctx, cancel := context.WithTimeout(ctx, drainCallTimeout)
 	defer cancel()
-	err := i.admin.DrainListeners(ctx, envoy.Drain{InboundOnly: e.inboundOnly(), Graceful: true, SkipExit: stayOpen})
+	err := i.admin.DrainListeners(ctx, envoy.DrainOptions{InboundOnly: e.inboundOnly(), Graceful: true, SkipExit: stayOpen})
 	if err == nil {
-		i.enter(Draining)
+		i.setState(Draining)
 	}
 	return err
 }
 
-// closeListeners has new connections refused. What was accepted goes on.
-func (e *envoyPart) closeListeners(ctx context.Context, i *instance) error {
-	ctx, cancel := context.WithTimeout(ctx, drainCallTime)
+// closeListeners makes Envoy reject new connections. Existing ones continue.
+func (e *envoySupervisor) closeListeners(ctx context.Context, i *envoyInstance) error {
+	ctx, cancel := context.WithTimeout(ctx, drainCallTimeout)
 	defer cancel()
-	return i.admin.DrainListeners(ctx, envoy.Drain{InboundOnly: e.inboundOnly()})
+	return i.admin.DrainListeners(ctx, envoy.DrainOptions{InboundOnly: e.inboundOnly()})
 }
 
-// inboundOnly: the application beside a sidecar may go on to call others for as long as the sidecar is there.
-func (e *envoyPart) inboundOnly() bool { return e.Config.Identity.Type == bootstrap.Sidecar }
+// inboundOnly reports whether a drain affects inbound traffic only. In a sidecar, the application may send requests
+// until the sidecar exits.
+func (e *envoySupervisor) inboundOnly() bool { return e.Config.Identity.Type == bootstrap.Sidecar }

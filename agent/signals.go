@@ -9,27 +9,27 @@ import (
 	"syscall"
 )
 
-// signals are the orders that a process takes as signals.
+// signals receives the signals to the agent process.
 type signals struct {
-	// ctx ends with the first SIGTERM, SIGINT or SIGHUP, hasten is closed with the second, drain with a SIGUSR2.
-	ctx    context.Context
-	hasten chan struct{}
-	drain  chan struct{}
-	stop   func()
+	// ctx ends with the first SIGTERM, SIGINT or SIGHUP. hasten is closed by the second one, drain by SIGUSR2.
+	ctx     context.Context
+	shorten chan struct{}
+	drain   chan struct{}
+	stop    func()
 }
 
-// takeSignals takes signals until stop is called.
-func takeSignals(parent context.Context, logger *slog.Logger) *signals {
+// handleSignals handles signals until stop is called.
+func handleSignals(parent context.Context, logger *slog.Logger) *signals {
 	ctx, cancel := context.WithCancel(parent)
-	s := &signals{ctx: ctx, hasten: make(chan struct{}), drain: make(chan struct{})}
+	s := &signals{ctx: ctx, shorten: make(chan struct{}), drain: make(chan struct{})}
 	incoming := make(chan os.Signal, 4)
 	signal.Notify(incoming, syscall.SIGTERM, os.Interrupt, syscall.SIGUSR2)
-	if !signal.Ignored(syscall.SIGHUP) { // as nohup has it
-		signal.Notify(incoming, syscall.SIGHUP) // a terminal that is closed is no reason to cut requests
+	if !signal.Ignored(syscall.SIGHUP) { // nohup ignores it
+		signal.Notify(incoming, syscall.SIGHUP) // a closed terminal must not cut requests
 	}
 	done := make(chan struct{})
 	go func() {
-		hasten, drain := sync.OnceFunc(func() { close(s.hasten) }), sync.OnceFunc(func() { close(s.drain) })
+		hasten, drain := sync.OnceFunc(func() { close(s.shorten) }), sync.OnceFunc(func() { close(s.drain) })
 		for {
 			select {
 			case got := <-incoming:

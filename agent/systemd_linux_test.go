@@ -17,16 +17,16 @@ import (
 
 const (
 	systemdProgram = "/lib/systemd/systemd"
-	// unitUser is the number of the user that the unit runs as, on the machine of the test.
+	// unitUser is the UID of the unit on the test machine.
 	unitUser = 61_184
-	// unitEnd is what the test adds to the unit: where it writes, and what systemd made of each of its ends.
+	// unitEnd is appended to the unit: it redirects the output, and records each stop.
 	unitEnd = `[Service]
 StandardOutput=append:/var/log/agent
 StandardError=inherit
 ExecStopPost=/bin/sh -c 'echo "$SERVICE_RESULT $EXIT_CODE $EXIT_STATUS" >>/var/log/pilotfish/ends'
 `
-	// bootMachine makes a machine of namespaces, in a control group of its own, whose first process is systemd. What it
-	// needs of $0, its directory, is in place before that is hidden; $1 is its agent and $2 its Envoy.
+	// bootMachine creates a machine from namespaces and a control group, with systemd as its first process. What it
+	// needs from its directory $0 is mounted before that is hidden. $1 is the agent and $2 the Envoy.
 	bootMachine = `set -e
 mount --bind "$1" "$0/bin/pilotfish-agent"
 mount --bind "$2" "$0/bin/envoy"
@@ -42,14 +42,14 @@ cd /
 exec env -i container=test SYSTEMD_UNIT_PATH=/etc/systemd/system ` + systemdProgram + ` --system --unit=idle.target --log-target=kmsg`
 )
 
-// machine is one with systemd, the unit that docs/vm.md tells how to install, and no other service.
-type machine struct {
-	*running
-	systemd int // its process, as it is seen from here
+// systemdMachine is a machine with systemd and the unit that docs/vm.md describes, and no other service.
+type systemdMachine struct {
+	*agentProcess
+	systemd int // PID of systemd outside the machine
 }
 
-// bootSystemd starts a machine on which nothing runs yet. Its agent is that of the setup.
-func bootSystemd(t *testing.T, s *setup) *machine {
+// bootSystemd starts a machine with the agent of the setup and no other services.
+func bootSystemd(t *testing.T, s *agentSetup) *systemdMachine {
 	t.Helper()
 	if os.Geteuid() != 0 {
 		t.Skip("needs root: the machine has mounts, users and control groups of its own")
@@ -65,12 +65,12 @@ func bootSystemd(t *testing.T, s *setup) *machine {
 	if err != nil {
 		t.Fatal(err)
 	}
-	t.Cleanup(func() { testenv.RemoveCgroups(filepath.Base(group), patience) })
+	t.Cleanup(func() { testenv.RemoveCgroups(filepath.Base(group), testTimeout) })
 	boot := *s
 	boot.binary = "/bin/sh"
 	boot.args = []string{"-c", `echo $$ >"` + group + `/cgroup.procs" && exec unshare --mount --pid --cgroup --ipc --uts --fork --kill-child --mount-proc /bin/sh -c "$0" "$@"`,
 		bootMachine, s.dir, os.Args[0], testenv.Envoy(t)}
-	m := &machine{running: boot.start(t)}
+	m := &systemdMachine{agentProcess: boot.start(t)}
 	t.Cleanup(func() {
 
 		if t.Failed() {
@@ -86,7 +86,7 @@ func bootSystemd(t *testing.T, s *setup) *machine {
 		if m.systemd, err = strconv.Atoi(strings.TrimSpace(string(children))); err != nil {
 			return err
 		}
-		out, err := m.inside("systemctl", "is-active", "idle.target")
+		out, err := m.runInside("systemctl", "is-active", "idle.target")
 		if err != nil {
 			return fmt.Errorf("%w: %s", err, out)
 		}
@@ -95,8 +95,8 @@ func bootSystemd(t *testing.T, s *setup) *machine {
 	return m
 }
 
-// installUnit lays out the machine's files as docs/vm.md has them.
-func (s *setup) installUnit(t *testing.T) {
+// installUnit installs the files that docs/vm.md lists.
+func (s *agentSetup) installUnit(t *testing.T) {
 	t.Helper()
 	unit, err := os.ReadFile(filepath.Join(testenv.Root(), "examples/systemd/pilotfish-agent.service"))
 	if err != nil {
@@ -140,11 +140,11 @@ func (s *setup) installUnit(t *testing.T) {
 	}
 }
 
-// setUnit writes the unit's settings: the setup's, with some more.
-func (s *setup) setUnit(t *testing.T, more ...string) {
+// setUnit writes the unit's settings: those of the setup, and more.
+func (s *agentSetup) setUnit(t *testing.T, more ...string) {
 	t.Helper()
 	var b strings.Builder
-	given := slices.DeleteFunc(slices.Clone(s.env), func(setting string) bool { // which systemd and the unit set
+	given := slices.DeleteFunc(slices.Clone(s.env), func(setting string) bool { // systemd and the unit set these
 		return strings.HasPrefix(setting, "HOME=") || strings.HasPrefix(setting, "GOCOVERDIR=") || strings.HasPrefix(setting, "ENVOY_PATH=")
 	})
 	for _, setting := range append(given, more...) {
@@ -154,23 +154,23 @@ func (s *setup) setUnit(t *testing.T, more ...string) {
 	s.write(t, "etc/pilotfish/agent.env", b.String())
 }
 
-// inside runs a command on the machine.
-func (m *machine) inside(command ...string) (string, error) {
+// runInside runs a command on the machine.
+func (m *systemdMachine) runInside(command ...string) (string, error) {
 	cmd := exec.Command("nsenter", append([]string{"--target", strconv.Itoa(m.systemd), "--mount", "--pid"}, command...)...)
 	out, err := cmd.CombinedOutput()
 	return string(out), err
 }
 
-func (m *machine) systemctl(args ...string) {
+func (m *systemdMachine) systemctl(args ...string) {
 	m.t.Helper()
-	if out, err := m.inside(append([]string{"systemctl"}, args...)...); err != nil {
+	if out, err := m.runInside(append([]string{"systemctl"}, args...)...); err != nil {
 		m.t.Fatalf("systemctl %q: %v: %s", args, err, out)
 	}
 }
 
-// unit gives what systemd knows of the unit.
-func (m *machine) unit() map[string]string {
-	out, err := m.inside("systemctl", "show", "pilotfish-agent")
+// unit returns the unit's properties.
+func (m *systemdMachine) unit() map[string]string {
+	out, err := m.runInside("systemctl", "show", "pilotfish-agent")
 	if err != nil {
 		m.t.Fatalf("systemctl show: %v: %s", err, out)
 	}
@@ -182,8 +182,8 @@ func (m *machine) unit() map[string]string {
 	return known
 }
 
-// waitUnit waits until systemd knows these things of the unit, some of them by what their values begin with.
-func (m *machine) waitUnit(want map[string]string) map[string]string {
+// waitUnit waits until the unit's properties have these values, or values with these prefixes.
+func (m *systemdMachine) waitUnit(want map[string]string) map[string]string {
 	m.t.Helper()
 	var unit map[string]string
 	m.eventually(fmt.Sprintf("systemd knows %v", want), func() error {
@@ -198,8 +198,8 @@ func (m *machine) waitUnit(want map[string]string) map[string]string {
 	return unit
 }
 
-// ofItsUserAlone checks files beside the bootstrap: whose they are, and that nobody else may use them.
-func (m *machine) ofItsUserAlone(names ...string) {
+// checkPrivateFiles checks the owners and modes of files in the bootstrap's directory: no other user may access them.
+func (m *systemdMachine) checkPrivateFiles(names ...string) {
 	m.t.Helper()
 	for _, name := range names {
 		info, err := os.Lstat(filepath.Join(m.dir, "lib/pilotfish/etc/istio/proxy", name))
@@ -213,13 +213,14 @@ func (m *machine) ofItsUserAlone(names ...string) {
 	}
 }
 
-func (m *machine) read(name string) string {
+func (m *systemdMachine) read(name string) string {
 	text, _ := os.ReadFile(filepath.Join(m.dir, name))
 	return string(text)
 }
 
-// ended waits until systemd has told the unit's end so many times, and gives what it told the last time.
-func (m *machine) ended(times int) (last string) {
+// waitStopped waits until systemd has logged the unit's stop the specified number of times, and returns the last
+// message.
+func (m *systemdMachine) waitStopped(times int) (last string) {
 	m.t.Helper()
 	m.eventually(fmt.Sprintf("end %d of the service", times), func() error {
 		all := strings.Split(strings.TrimSpace(m.read("log/pilotfish/ends")), "\n")
@@ -231,8 +232,8 @@ func (m *machine) ended(times int) (last string) {
 	return last
 }
 
-// TestServiceOfSystemdIsStartedAgainWhenItShouldBe: the unit that is shipped, under systemd itself.
-func TestServiceOfSystemdIsStartedAgainWhenItShouldBe(t *testing.T) {
+// TestSystemdRestartsService runs the shipped unit under a real systemd.
+func TestSystemdRestartsService(t *testing.T) {
 	t.Parallel()
 	s := newSetup(t, "127.107.43.1")
 	m := bootSystemd(t, s)
@@ -243,11 +244,11 @@ func TestServiceOfSystemdIsStartedAgainWhenItShouldBe(t *testing.T) {
 	s.cp.start(t)
 	first := m.waitUnit(running)
 
-	m.ofItsUserAlone("XDS", "envoy-rev.json", "control", "../../../var/run/secrets/workload-spiffe-uds/socket")
+	m.checkPrivateFiles("XDS", "envoy-rev.json", "control", "../../../var/run/secrets/workload-spiffe-uds/socket")
 
-	// Envoy's end is the agent's business.
+	// The agent handles an exit of Envoy itself.
 	envoy := m.waitState(Running).PID
-	if out, err := m.inside("sh", "-c", fmt.Sprintf("kill -SEGV %d", envoy)); err != nil {
+	if out, err := m.runInside("sh", "-c", fmt.Sprintf("kill -SEGV %d", envoy)); err != nil {
 		t.Fatalf("%v: %s", err, out)
 	}
 	m.eventually("another Envoy runs", func() error {
@@ -263,14 +264,14 @@ func TestServiceOfSystemdIsStartedAgainWhenItShouldBe(t *testing.T) {
 
 	m.systemctl("reload", "pilotfish-agent")
 	m.eventually("the order to open log files again arrives", func() error {
-		if !strings.Contains(m.read("log/agent"), "opened again") {
+		if !strings.Contains(m.read("log/agent"), "reopened") {
 			return errors.New("the log does not say so")
 		}
 		return nil
 	})
 
 	m.systemctl("kill", "--kill-whom=main", "--signal=KILL", "pilotfish-agent")
-	if end := m.ended(1); end != "signal killed KILL" {
+	if end := m.waitStopped(1); end != "signal killed KILL" {
 		t.Errorf("killed, it ended by %q", end)
 	}
 	second := m.waitUnit(map[string]string{"ActiveState": "active", "SubState": "running", "StatusText": "ready", "NRestarts": "1"})
@@ -279,22 +280,22 @@ func TestServiceOfSystemdIsStartedAgainWhenItShouldBe(t *testing.T) {
 	}
 
 	m.systemctl("stop", "pilotfish-agent")
-	if end := m.ended(2); end != "success exited 0" {
+	if end := m.waitStopped(2); end != "success exited 0" {
 		t.Errorf("stopped, it ended by %q", end)
 	}
 	stopped := map[string]string{"ActiveState": "inactive", "SubState": "dead", "Result": "success"}
 	m.waitUnit(stopped)
 
-	// What no restart mends is left to somebody.
+	// Errors that a restart cannot fix are left to the operator.
 	for n, c := range []struct{ setting, end, told string }{
 		{"JWT_POLICY=none-of-these", "exit-code exited 2", ""},
 		{"ENVOY_PATH=/usr/local/bin/missing", "exit-code exited 127", "envoy: no Envoy found"},
 	} {
 		s.setUnit(t, c.setting)
-		if out, err := m.inside("systemctl", "start", "pilotfish-agent"); err == nil {
+		if out, err := m.runInside("systemctl", "start", "pilotfish-agent"); err == nil {
 			t.Errorf("%s: it started: %s", c.setting, out)
 		}
-		if end := m.ended(3 + n); end != c.end {
+		if end := m.waitStopped(3 + n); end != c.end {
 			t.Errorf("%s: it ended by %q, want %q", c.setting, end, c.end)
 		}
 		m.waitUnit(map[string]string{"ActiveState": "failed", "Result": "exit-code", "NRestarts": "0", "StatusText": c.told})
@@ -307,7 +308,7 @@ func TestServiceOfSystemdIsStartedAgainWhenItShouldBe(t *testing.T) {
 	m.systemctl("start", "pilotfish-agent")
 	third := m.waitUnit(running)
 	m.systemctl("kill", "--kill-whom=main", "--signal=STOP", "pilotfish-agent")
-	if end := m.ended(5); end != "watchdog killed ABRT" {
+	if end := m.waitStopped(5); end != "watchdog killed ABRT" {
 		t.Errorf("hanging, it ended by %q", end)
 	}
 	m.eventually("another agent is ready", func() error {
@@ -324,4 +325,42 @@ func TestServiceOfSystemdIsStartedAgainWhenItShouldBe(t *testing.T) {
 	if err := syscall.Kill(m.systemd, syscall.SIGKILL); err != nil {
 		t.Error(err)
 	}
+}
+
+func TestAgentEnvRestoresAdminPortAndRequestsOfAllUsers(t *testing.T) {
+	t.Parallel()
+	s := newSetup(t, "127.107.43.2")
+	m := bootSystemd(t, s)
+	s.cp.start(t)
+	for _, c := range []struct {
+		settings []string
+		admin    bool
+		debug    string
+	}{
+		{nil, false, "403"},
+		{[]string{"ENVOY_ADMIN_SOCKET=", "STATUS_PORT_USERS=any"}, true, "200"},
+	} {
+		s.setUnit(t, c.settings...)
+		m.systemctl("start", "pilotfish-agent")
+		if code, _, err := m.tcp("GET", "15000/server_info"); (err == nil && code == 200) != c.admin {
+			t.Errorf("%q: Envoy's admin interface at port 15000: %d, %v", c.settings, code, err)
+		}
+		if code := m.statusAsOtherUser("/debug/envoyz"); code != c.debug {
+			t.Errorf("%q: another user gets %s from the status port, want %s", c.settings, code, c.debug)
+		}
+		m.systemctl("stop", "pilotfish-agent")
+	}
+}
+
+// statusAsOtherUser returns the HTTP status that the status port returns to a user who is neither the unit's nor root.
+func (m *systemdMachine) statusAsOtherUser(page string) string {
+	m.t.Helper()
+	script := fmt.Sprintf(`exec 3<>/dev/tcp/%s/15020; printf 'GET %s HTTP/1.0\r\nHost: %[1]s\r\n\r\n' >&3; read -r _ code _ <&3; echo "$code"`, m.address, page)
+	client := exec.Command("bash", "-c", script)
+	client.SysProcAttr = &syscall.SysProcAttr{Credential: &syscall.Credential{Uid: unitUser + 1, Gid: unitUser + 1}}
+	out, err := client.CombinedOutput()
+	if err != nil {
+		m.t.Fatalf("%v: %s", err, out)
+	}
+	return strings.TrimSpace(string(out))
 }

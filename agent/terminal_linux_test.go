@@ -10,8 +10,8 @@ import (
 	"github.com/pilotfish-mesh/pilotfish/internal/testenv"
 )
 
-// startOnTerminal starts the agent in the foreground of a terminal of its own, and gives the keyboard.
-func (s *setup) startOnTerminal(t *testing.T) (*running, *os.File) {
+// startOnTerminal starts the agent in the foreground of its own terminal, and returns the terminal's input.
+func (s *agentSetup) startOnTerminal(t *testing.T) (*agentProcess, *os.File) {
 	t.Helper()
 	keys, tty := testenv.Terminal(t)
 	r := s.prepare(t)
@@ -27,28 +27,28 @@ func (s *setup) startOnTerminal(t *testing.T) (*running, *os.File) {
 
 var intLine = regexp.MustCompile(`got INT`)
 
-// Ctrl-C goes to all of the terminal's foreground: the application must not get it a second time from the agent.
-func TestKeysOfATerminalReachTheApplicationOnce(t *testing.T) {
+// Ctrl-C signals the terminal's whole foreground process group. The agent must not forward the signal a second time.
+func TestTerminalSignalsReachApplicationOnce(t *testing.T) {
 	t.Parallel()
-	s := newRun(t, "127.107.21.1", `
+	s := newRunSetup(t, "127.107.21.1", `
 		trap 'echo got INT' INT; trap 'exit 4' TERM
 		test -t 0 && echo "on a terminal"; read line; echo "read $line"; while :; do sleep 0.05; done`)
 	s.cp.start(t)
 	r, keys := s.startOnTerminal(t)
-	r.says("on a terminal")
+	r.waitOutput("on a terminal")
 	if _, err := keys.WriteString("words\n"); err != nil {
 		t.Fatal(err)
 	}
-	r.says("read words")
+	r.waitOutput("read words")
 	if _, err := keys.WriteString("\x03"); err != nil {
 		t.Fatal(err)
 	}
-	r.says("got INT")
-	if ready, reasons, err := r.reasons(); err != nil || !ready {
+	r.waitOutput("got INT")
+	if ready, reasons, err := r.readiness(); err != nil || !ready {
 		t.Errorf("after Ctrl-C the proxy is not ready any more: %v %v", reasons, err)
 	}
 	r.signal(syscall.SIGTERM)
-	if code := r.exit(); code != 4 {
+	if code := r.waitExit(); code != 4 {
 		t.Errorf("exit code %d, want 4", code)
 	}
 	if n := len(intLine.FindAllString(r.out.String(), -1)); n != 1 {

@@ -14,14 +14,14 @@ import (
 	"time"
 )
 
-// unsignedToken is the form of a service account's token; nothing in the agent checks its signature.
+// unsignedToken returns a token in the format of a service account's token. The agent does not verify its signature.
 func unsignedToken(subject, id string) string {
 	claims := fmt.Sprintf(`{"iss":"https://issuer.example","sub":%q,"jti":%q,"aud":["any"],"exp":%d}`, subject, id, time.Now().Add(time.Hour).Unix())
 	encode := base64.RawURLEncoding.EncodeToString
 	return encode([]byte(`{"alg":"RS256"}`)) + "." + encode([]byte(claims)) + "." + encode([]byte("signature"))
 }
 
-func TestTokensAreExchangedBesideTheProxy(t *testing.T) {
+func TestTokensAreExchanged(t *testing.T) {
 	t.Parallel()
 	var exchanges atomic.Int32
 	var broken atomic.Bool
@@ -75,20 +75,20 @@ func TestTokensAreExchangedBesideTheProxy(t *testing.T) {
 		t.Errorf("the metrics do not tell: %v", err)
 	}
 	r.signal(syscall.SIGTERM)
-	if code := r.exit(); code != 0 {
+	if code := r.waitExit(); code != 0 {
 		t.Errorf("exit code %d", code)
 	}
 	if exchanges.Load() != 1 || strings.Contains(r.out.String(), "eyJ") {
 		t.Errorf("%d exchanges; output:\n%s", exchanges.Load(), r.out)
 	}
-	r.nothingLeft()
+	r.checkNothingLeft()
 }
 
-func TestTokenExchangeIsOnOnlyWhenThereIsWhereTo(t *testing.T) {
+func TestTokenExchangeNeedsURL(t *testing.T) {
 	inDir(t, nil)
 	given := func(port int, vars ...string) Inputs {
 		in := env(vars...)
-		in.Flags.TokenPort, in.Flags.Given = port, map[string]bool{"stsPort": true}
+		in.Flags.TokenPort, in.Flags.Changed = port, map[string]bool{"stsPort": true}
 		return in
 	}
 	if c := resolve(t, env()); c.TokenExchange != nil {
@@ -97,15 +97,15 @@ func TestTokenExchangeIsOnOnlyWhenThereIsWhereTo(t *testing.T) {
 	if c := resolve(t, given(15463)); c.TokenExchange != nil || len(c.Warnings) != 1 || !strings.Contains(c.Warnings[0], "TOKEN_EXCHANGE_URL") {
 		t.Errorf("an old pod's flag: %+v, %q", c.TokenExchange, c.Warnings)
 	}
-	if c := resolve(t, given(0, exchanging...)); c.TokenExchange != nil {
+	if c := resolve(t, given(0, exchangeEnabled...)); c.TokenExchange != nil {
 		t.Error("on with port 0")
 	}
-	if c := resolve(t, env(exchanging...)); c.TokenExchange == nil || c.TokenExchange.Address != "127.0.0.1:15463" {
+	if c := resolve(t, env(exchangeEnabled...)); c.TokenExchange == nil || c.TokenExchange.Address != "127.0.0.1:15463" {
 		t.Errorf("with an endpoint: %+v", c.TokenExchange)
 	}
 	for want, in := range map[string]Inputs{
-		"--stsPort":              given(70000, exchanging...),
-		"TOKEN_EXCHANGE_ISSUERS": env(append(exchanging, "JWT_POLICY=none")...),
+		"--stsPort":              given(70000, exchangeEnabled...),
+		"TOKEN_EXCHANGE_ISSUERS": env(append(exchangeEnabled, "JWT_POLICY=none")...),
 		"identitynamespace:":     env("TOKEN_EXCHANGE_URL=google"),
 	} {
 		if _, err := Resolve(in); err == nil || !strings.Contains(err.Error(), want) {

@@ -14,8 +14,8 @@ import (
 	"github.com/pilotfish-mesh/pilotfish/internal/uds"
 )
 
-// rootOnPort53 is an agent that is root and answers DNS on port 53, in a directory that others may enter.
-func rootOnPort53(t *testing.T, address string) *setup {
+// rootOnPort53 returns an agent that runs as root and serves DNS on port 53, in a directory that other users may enter.
+func rootOnPort53(t *testing.T, address string) *agentSetup {
 	t.Helper()
 	if os.Geteuid() != 0 {
 		t.Skip("needs root: the agent is to have its Envoy run as somebody else")
@@ -30,7 +30,7 @@ func rootOnPort53(t *testing.T, address string) *setup {
 	return s
 }
 
-// openDir is a directory that every user may enter.
+// openDir returns a directory that every user may enter.
 func openDir(t *testing.T) string {
 	t.Helper()
 	dir := t.TempDir()
@@ -42,8 +42,8 @@ func openDir(t *testing.T) string {
 	return dir
 }
 
-// openEnvoy puts an Envoy where every user may run it. Another program does: a file that this process has open for writing
-// may be so in a child of another test.
+// openEnvoy copies an Envoy to where every user can execute it. It uses another program for that: a file that this
+// process writes may be open in a child of another test, and could then not be executed.
 func openEnvoy(t *testing.T, version string) string {
 	t.Helper()
 	path := filepath.Join(openDir(t), "envoy-"+version)
@@ -53,8 +53,9 @@ func openEnvoy(t *testing.T, version string) string {
 	return path
 }
 
-// usersOf are the real, effective, saved and file system ids of a process, and how many groups it has besides.
-func usersOf(t *testing.T, pid int) string {
+// processIDs returns the real, effective, saved and file system IDs of a process, and the number of its supplementary
+// groups.
+func processIDs(t *testing.T, pid int) string {
 	t.Helper()
 	text, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", pid))
 	if err != nil {
@@ -73,10 +74,10 @@ func usersOf(t *testing.T, pid int) string {
 
 const asProxy = "Uid: 1337 1337 1337 1337, Gid: 1337 1337 1337 1337, Groups:, CapEff: 0000000000000000"
 
-func TestRootThatAnswersDNSOnPort53RunsEnvoyAsTheProxyUser(t *testing.T) {
+func TestRootAgentOnPort53RunsEnvoyAsProxyUser(t *testing.T) {
 	t.Parallel()
 	s := rootOnPort53(t, "127.170.21.1")
-	// Envoy opens the name of its output anew for an access log.
+	// Envoy opens its output again by name for an access log.
 	override := filepath.Join(openDir(t), "override.json")
 	if err := os.WriteFile(override, []byte(`{"admin": {"access_log": [{"name": "envoy.access_loggers.file", "typed_config": {
 		"@type": "type.googleapis.com/envoy.extensions.access_loggers.file.v3.FileAccessLog", "path": "/dev/stdout",
@@ -88,10 +89,10 @@ func TestRootThatAnswersDNSOnPort53RunsEnvoyAsTheProxyUser(t *testing.T) {
 	r := s.start(t)
 	r.waitReady()
 	envoy := r.envoy()
-	if got := usersOf(t, envoy); got != asProxy {
+	if got := processIDs(t, envoy); got != asProxy {
 		t.Errorf("Envoy runs as %s, want %s", got, asProxy)
 	}
-	if got := usersOf(t, r.cmd.Process.Pid); !strings.HasPrefix(got, "Uid: 0") {
+	if got := processIDs(t, r.cmd.Process.Pid); !strings.HasPrefix(got, "Uid: 0") {
 		t.Errorf("the agent runs as %s", got)
 	}
 	for path, mode := range map[string]os.FileMode{
@@ -118,13 +119,13 @@ func TestRootThatAnswersDNSOnPort53RunsEnvoyAsTheProxyUser(t *testing.T) {
 		return nil
 	})
 	r.signal(syscall.SIGTERM)
-	if code := r.exit(); code != 0 {
+	if code := r.waitExit(); code != 0 {
 		t.Errorf("exit code %d, want 0", code)
 	}
-	if err := os.Remove(filepath.Join(s.dir, "etc/istio/proxy", validatedFile)); err != nil {
+	if err := os.Remove(filepath.Join(s.dir, "etc/istio/proxy", validationMarkFile)); err != nil {
 		t.Error(err)
 	}
-	r.nothingLeft()
+	r.checkNothingLeft()
 }
 
 func TestEnvoyOfAnotherUserIsUpgradedBothWays(t *testing.T) {
@@ -139,23 +140,23 @@ func TestEnvoyOfAnotherUserIsUpgradedBothWays(t *testing.T) {
 			r.waitReady()
 			old := r.envoy()
 			u := r.upgrade(t, "--envoy-path", openEnvoy(t, testenv.OldEnvoyVersion), "--way", way, "--keep", "1s", "--wait")
-			if code := u.exit(); code != 0 {
+			if code := u.waitExit(); code != 0 {
 				t.Fatalf("upgrade: %d: %s", code, u.out)
 			}
 			young := r.envoy()
-			if got := usersOf(t, young); young == old || got != asProxy {
+			if got := processIDs(t, young); young == old || got != asProxy {
 				t.Errorf("after process %d it is %d, which runs as %s, want %s", old, young, got, asProxy)
 			}
 			r.signal(syscall.SIGTERM)
-			if code := r.exit(); code != 0 {
+			if code := r.waitExit(); code != 0 {
 				t.Errorf("exit code %d, want 0", code)
 			}
-			r.nothingLeft()
+			r.checkNothingLeft()
 		})
 	}
 }
 
-func TestEnvoyThatTheProxyUserMayNotRunIsToldOf(t *testing.T) {
+func TestEnvoyNotExecutableByProxyUserIsReported(t *testing.T) {
 	t.Parallel()
 	s := rootOnPort53(t, "127.170.24.1")
 	closed := filepath.Join(s.dir, "closed")
@@ -167,11 +168,11 @@ func TestEnvoyThatTheProxyUserMayNotRunIsToldOf(t *testing.T) {
 		t.Fatal(err)
 	}
 	s.env = append(s.env, "ENVOY_PATH="+path)
-	s.start(t).endsWith(1, "as user 1337", "let that user read and execute "+path)
+	s.start(t).checkExit(1, "as user 1337", "let that user read and execute "+path)
 }
 
-// A container's root has no SYS_PTRACE as a rule, and may not look at the sockets of another user's Envoy then.
-func TestConnectionsOfAnotherUsersEnvoyHaveTheirTimeThoughTheyCannotBeSeen(t *testing.T) {
+// A container's root usually lacks SYS_PTRACE, and cannot inspect the sockets of another user's Envoy.
+func TestInvisibleConnectionsOfOldEnvoyLinger(t *testing.T) {
 	t.Parallel()
 	for way, address := range map[string]string{hotRestart: "127.170.25.1", handOver: "127.170.26.1"} {
 		t.Run(way, func(t *testing.T) {
@@ -189,15 +190,15 @@ func TestConnectionsOfAnotherUsersEnvoyHaveTheirTimeThoughTheyCannotBeSeen(t *te
 			}
 			defer c.Close()
 			u := r.upgrade(t, "--envoy-path", openEnvoy(t, testenv.OldEnvoyVersion), "--way", way, "--keep", "3s", "--wait")
-			if code := u.exit(); code != 0 || !strings.Contains(u.out.String(), "1 connections had their time") {
+			if code := u.waitExit(); code != 0 || !strings.Contains(u.out.String(), "the time for its 1 idle connections has passed") {
 				t.Errorf("upgrade: %d: %s", code, u.out)
 			}
-			if told := strings.Contains(r.out.String(), "new connections may still go to the old Envoy"); told != (way == handOver) {
+			if told := strings.Contains(r.out.String(), "new connections may reach the old Envoy"); told != (way == handOver) {
 				t.Errorf("it is told that connections cannot be steered: %v", told)
 			}
 			r.signal(syscall.SIGTERM)
-			r.endsWith(0)
-			r.nothingLeft()
+			r.checkExit(0)
+			r.checkNothingLeft()
 		})
 	}
 }

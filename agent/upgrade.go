@@ -14,71 +14,71 @@ import (
 	"github.com/pilotfish-mesh/pilotfish/envoy"
 )
 
-// The ways from one Envoy to the next.
+// Upgrade modes.
 const (
-	// hotRestart: the new one takes the listening sockets over, and the old one drains by itself.
+	// hotRestart: the new Envoy receives the listening sockets, and the old one drains by itself.
 	hotRestart = "hot-restart"
-	// handOver: both listen side by side (SO_REUSEPORT), and the old one is told to drain.
+	// handOver: both listen on the same ports (SO_REUSEPORT), and the agent drains the old one.
 	handOver = "hand-over"
 )
 
 const (
 	defaultReadyWithin = 30 * time.Second
-	// keepMargin is what an old Envoy has beyond its drain time for what it has not finished.
+	// keepMargin is added to the drain time of an old Envoy.
 	keepMargin = 15 * time.Second
-	// youngPoll is how often a new Envoy is asked whether it is ready.
-	youngPoll = 25 * time.Millisecond
+	// upgradePollInterval is the interval between readiness checks of a new Envoy.
+	upgradePollInterval = 25 * time.Millisecond
 )
 
-// upgradeOrder is what POST /upgrade takes.
-type upgradeOrder struct {
-	// Path is the binary to go to.
+// upgradeRequest is the body of POST /upgrade.
+type upgradeRequest struct {
+	// Path is the path of the new binary.
 	Path string `json:"path"`
-	// Way is hot-restart or hand-over; empty for what is possible.
+	// Way is hot-restart or hand-over. If empty, the agent prefers hot-restart.
 	Way string `json:"way,omitempty"`
-	// ReadyWithin is how long the new Envoy may take to be ready, Keep how long the old one may go on afterwards without
-	// a request.
+	// ReadyWithin is the maximum time until the new Envoy is ready. Keep is how long the old one may then retain
+	// connections without a request.
 	ReadyWithin time.Duration `json:"readyWithin,omitempty"`
 	Keep        time.Duration `json:"keep,omitempty"`
-	// Wait asks for the answer when the old Envoy has ended, not when the new one serves.
+	// Wait delays the response until the old Envoy has exited.
 	Wait bool `json:"wait,omitempty"`
 }
 
-// upgradeReport is what it answers.
+// upgradeReport is the response to POST /upgrade.
 type upgradeReport struct {
 	From  string        `json:"from"`
 	To    string        `json:"to"`
 	Way   string        `json:"way"`
 	PID   int           `json:"pid"`
-	Took  time.Duration `json:"took"`            // until the new one served
-	Until string        `json:"until,omitempty"` // why the old one was ended when it was
+	Took  time.Duration `json:"took"`            // until the new Envoy was ready
+	Until string        `json:"until,omitempty"` // why the old Envoy was stopped
 }
 
-// upgrades is what an agent knows of Envoys that take over from each other.
-type upgrades struct {
-	results *prometheus.CounterVec
-	port    adminPort
+// upgradeManager holds the state of upgrades, and runs background jobs of Envoy's supervisor.
+type upgradeManager struct {
+	results        *prometheus.CounterVec
+	adminForwarder adminForwarder
 
 	mu   sync.Mutex
-	busy string // the upgrade that is under way
-	// life ends when the agent is told to end, late when it has.
-	life, late context.Context
-	over       bool
-	jobs       sync.WaitGroup
-	launched   int              // Envoys so far
-	written    bootstrapVariant // what is in the bootstrap's file
+	busy string // the running upgrade; empty for none
+	// lifeCtx ends when the agent begins to stop, lateCtx when Envoy's supervisor has stopped.
+	lifeCtx, lateCtx context.Context
+	closed           bool
+	jobs             sync.WaitGroup
+	launched         int              // number of started Envoys
+	writtenVariant   bootstrapVariant // variant in the bootstrap file
 }
 
-// The results of upgrades.
+// Results of upgrades.
 const (
 	upgradeDone    = "done"
 	upgradeRefused = "refused"
 	upgradeBack    = "went-back"
-	upgradeLost    = "lost" // nor could the old one be brought back in full
+	upgradeLost    = "lost" // the old Envoy was not fully restored either
 )
 
-func (e *envoyPart) offerUpgrades() error {
-	e.upgrades.written = variantOf(e.bootstrap)
+func (e *envoySupervisor) registerUpgrades() error {
+	e.upgrades.writtenVariant = variantOf(e.bootstrap)
 	e.upgrades.results = prometheus.NewCounterVec(prometheus.CounterOpts{
 		Name: "istio_agent_envoy_upgrades_total",
 		Help: "Upgrades of Envoy by result: done, refused, went-back, lost.",
@@ -88,105 +88,105 @@ func (e *envoyPart) offerUpgrades() error {
 	}
 	epoch := prometheus.NewGaugeFunc(prometheus.GaugeOpts{
 		Name: "istio_agent_envoy_epoch",
-		Help: "How many Envoys this agent started before the one that serves.",
+		Help: "Number of Envoys that this agent started before the current one.",
 	}, func() float64 {
-		if i := e.instance(); i != nil {
+		if i := e.currentInstance(); i != nil {
 			return float64(i.epoch)
 		}
 		return 0
 	})
-	e.control.Handle("POST /upgrade", answer(e.orderUpgrade))
+	e.control.Handle("POST /upgrade", jsonHandler(e.handleUpgrade))
 	return errors.Join(e.metrics.Register(e.upgrades.results), e.metrics.Register(epoch))
 }
 
-// noUpgrade answers an agent's POST /upgrade that runs no Envoy.
-func (a *Agent) noUpgrade(context.Context, upgradeOrder) (upgradeReport, error) {
-	return upgradeReport{}, errors.New("it runs no Envoy: DISABLE_ENVOY is set")
+// refuseUpgrade answers POST /upgrade in an agent without an Envoy.
+func (a *Agent) refuseUpgrade(context.Context, upgradeRequest) (upgradeReport, error) {
+	return upgradeReport{}, errors.New("this agent runs no Envoy: DISABLE_ENVOY is set")
 }
 
-// begin lets upgrades happen until the context ends. The function that it gives waits for what they left to do.
-func (u *upgrades) begin(life context.Context) (end func()) {
+// start permits upgrades until life ends. The returned function cancels and waits for the remaining jobs.
+func (u *upgradeManager) start(life context.Context) (end func()) {
 	late, cancel := context.WithCancel(context.WithoutCancel(life))
 	u.mu.Lock()
 	defer u.mu.Unlock()
-	u.life, u.late = life, late
+	u.lifeCtx, u.lateCtx = life, late
 	return func() {
 		u.mu.Lock()
-		u.over = true
+		u.closed = true
 		u.mu.Unlock()
 		cancel()
 		u.jobs.Wait()
 	}
 }
 
-// run does a job beside the agent's own, unless the agent has ended.
-func (u *upgrades) run(job func()) error {
+// goWhileRunning runs a job in a goroutine. It fails if the agent is stopping.
+func (u *upgradeManager) goWhileRunning(job func()) error {
 	u.mu.Lock()
 	defer u.mu.Unlock()
-	if u.over || u.life == nil || u.life.Err() != nil {
+	if u.closed || u.lifeCtx == nil || u.lifeCtx.Err() != nil {
 		return errors.New("the agent is ending")
 	}
 	u.jobs.Go(job)
 	return nil
 }
 
-// keep does a job that may begin as long as others run.
-func (u *upgrades) keep(job func()) error {
+// goUntilClosed runs a job in a goroutine, also while the agent is stopping. It fails after that.
+func (u *upgradeManager) goUntilClosed(job func()) error {
 	u.mu.Lock()
 	defer u.mu.Unlock()
-	if u.over {
-		return errors.New("the agent has ended")
+	if u.closed {
+		return errors.New("the agent has stopped")
 	}
 	u.jobs.Go(job)
 	return nil
 }
 
-// number counts the Envoys that were started, from 0.
-func (u *upgrades) number() int {
+// nextEpoch returns the number of Envoys started before, and counts one more.
+func (u *upgradeManager) nextEpoch() int {
 	u.mu.Lock()
 	defer u.mu.Unlock()
 	u.launched++
 	return u.launched - 1
 }
 
-// take begins an upgrade, unless one is under way.
-func (u *upgrades) take(what string) error {
+// acquire reserves the manager for one upgrade. It fails if another is running.
+func (u *upgradeManager) acquire(what string) error {
 	u.mu.Lock()
 	defer u.mu.Unlock()
 	if u.busy != "" {
-		return refusal{fmt.Errorf("%s is under way; try again when the old Envoy has ended", u.busy), http.StatusConflict}
+		return httpError{fmt.Errorf("%s is under way; try again when the old Envoy has ended", u.busy), http.StatusConflict}
 	}
 	u.busy = what
 	return nil
 }
 
-func (u *upgrades) leave() {
+func (u *upgradeManager) release() {
 	u.mu.Lock()
 	defer u.mu.Unlock()
 	u.busy = ""
 }
 
-func (u *upgrades) underWay() bool {
+func (u *upgradeManager) isBusy() bool {
 	u.mu.Lock()
 	defer u.mu.Unlock()
 	return u.busy != ""
 }
 
-// orderUpgrade answers POST /upgrade. The caller may go once the new Envoy serves; before, that ends the upgrade.
-func (e *envoyPart) orderUpgrade(ctx context.Context, o upgradeOrder) (upgradeReport, error) {
-	t := &takeover{envoyPart: e, order: o, served: make(chan struct{}), ports: map[uint64]bool{}}
-	if err := e.upgrades.take("an upgrade to " + o.Path); err != nil {
+// handleUpgrade handles POST /upgrade. If the client disconnects before the new Envoy serves, the upgrade is cancelled.
+func (e *envoySupervisor) handleUpgrade(ctx context.Context, o upgradeRequest) (upgradeReport, error) {
+	t := &upgradeRun{envoySupervisor: e, request: o, served: make(chan struct{}), ports: map[uint64]bool{}}
+	if err := e.upgrades.acquire("an upgrade to " + o.Path); err != nil {
 		return upgradeReport{}, err
 	}
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
 	done := make(chan error, 1)
-	err := e.upgrades.run(func() {
-		defer e.upgrades.leave()
+	err := e.upgrades.goWhileRunning(func() {
+		defer e.upgrades.release()
 		done <- t.run(ctx)
 	})
 	if err != nil {
-		e.upgrades.leave()
+		e.upgrades.release()
 		return upgradeReport{}, err
 	}
 	served := t.served
@@ -195,20 +195,20 @@ func (e *envoyPart) orderUpgrade(ctx context.Context, o upgradeOrder) (upgradeRe
 	}
 	select {
 	case <-served:
-		return t.reported(), nil
+		return t.reportSnapshot(), nil
 	case err := <-done:
-		return t.reported(), err
+		return t.reportSnapshot(), err
 	}
 }
 
-// check refuses an upgrade that could only do harm.
-func (e *envoyPart) checkUpgrade() (*instance, error) {
-	i := e.instance()
+// checkUpgrade returns the current instance, or an error if an upgrade would interrupt service.
+func (e *envoySupervisor) checkUpgrade() (*envoyInstance, error) {
+	i := e.currentInstance()
 	switch {
-	case e.orders.drain.given():
+	case e.requests.drain.isSet():
 		return nil, errors.New("the proxy is draining")
 	case i == nil:
-		return nil, errors.New("no Envoy runs that could be upgraded")
+		return nil, errors.New("no Envoy is running")
 	}
 	if s := e.relay.Status(); !s.Connected {
 		return nil, fmt.Errorf("a new Envoy would get no configuration: no connection to the control plane (%s)", s.Reason)
@@ -216,24 +216,24 @@ func (e *envoyPart) checkUpgrade() (*instance, error) {
 	return i, nil
 }
 
-// pick finds the binary and the way.
-func (t *takeover) pick(ctx context.Context) error {
+// prepare finds the binary, validates the bootstrap, and selects the upgrade mode.
+func (t *upgradeRun) prepare(ctx context.Context) error {
 	var err error
 	if t.old, err = t.checkUpgrade(); err != nil {
 		return err
 	}
-	if t.order.Path == "" {
-		return errors.New("which Envoy? name its path")
+	if t.request.Path == "" {
+		return errors.New("the path of the new Envoy is missing")
 	}
-	t.binary, err = envoy.Find(ctx, envoy.FindOptions{Path: t.order.Path, CacheDir: t.Config.Envoy.CacheDir})
+	t.binary, err = envoy.Find(ctx, envoy.FindOptions{Path: t.request.Path, CacheDir: t.Config.Envoy.CacheDir})
 	if err != nil {
 		return err
 	}
 	if err := t.Config.validate(ctx, t.binary, t.options(t.binary)); err != nil {
 		return err
 	}
-	impossible := t.whyNoHotRestart(ctx)
-	switch t.order.Way {
+	impossible := t.checkHotRestart(ctx)
+	switch t.request.Way {
 	case handOver:
 		t.way = handOver
 	case hotRestart:
@@ -243,20 +243,20 @@ func (t *takeover) pick(ctx context.Context) error {
 		t.way = hotRestart
 		if impossible != nil {
 			t.way = handOver
-			t.Logger.Info("upgrade: hot restart is not possible, both Envoys will listen side by side", "because", impossible)
+			t.Logger.Info("upgrade: hot restart is not possible; using hand-over", "because", impossible)
 		}
 	default:
-		return fmt.Errorf("way %q is not known; use %s or %s", t.order.Way, hotRestart, handOver)
+		return fmt.Errorf("way %q is not known; use %s or %s", t.request.Way, hotRestart, handOver)
 	}
 	return nil
 }
 
-func (t *takeover) whyNoHotRestart(ctx context.Context) error {
-	if t.old.lineage == nil {
-		return errors.New("the Envoy that runs was started without hot restart; the agent enables it with --restart")
+func (t *upgradeRun) checkHotRestart(ctx context.Context) error {
+	if t.old.hotRestart == nil {
+		return errors.New("the running Envoy was started without hot restart; start the agent with --restart to enable it")
 	}
-	if ok, reason := t.old.check(ctx); !ok {
-		return fmt.Errorf("the Envoy that runs is not ready: %s", reason)
+	if ok, reason := t.old.checkReady(ctx); !ok {
+		return fmt.Errorf("the running Envoy is not ready: %s", reason)
 	}
 	from, err := envoy.HotRestartVersion(ctx, t.old.binary.Path)
 	if err != nil {
@@ -272,60 +272,61 @@ func (t *takeover) whyNoHotRestart(ctx context.Context) error {
 	return nil
 }
 
-// startFirst starts an Envoy that takes over from none.
-func (e *envoyPart) startFirst(binary envoy.Binary) (*instance, error) {
-	i, err := e.startApart(binary, e.upgrades.port.forwarding() || e.upgrades.underWay())
+// startFirst starts an Envoy that does not replace a running one.
+func (e *envoySupervisor) startFirst(binary envoy.Binary) (*envoyInstance, error) {
+	i, err := e.startIndependent(binary, e.bootstrap.AdminSocket != "" || e.upgrades.adminForwarder.isActive() || e.upgrades.isBusy())
 	if err == nil {
-		e.leadAdminTo(i)
+		e.forwardAdminTo(i)
 	}
 	return i, err
 }
 
-// startApart starts an Envoy that shares nothing but listening ports with any other. It has its admin interface at a port
-// of its own where the usual one is in use.
-func (e *envoyPart) startApart(binary envoy.Binary, spareAdmin bool) (*instance, error) {
-	l := launch{binary: binary, bootstrap: e.bootstrap, lineage: e.newLineage()}
+// startIndependent starts an Envoy that shares nothing but listening ports with others. With spareAdmin, its admin
+// interface listens on another port.
+func (e *envoySupervisor) startIndependent(binary envoy.Binary, spareAdmin bool) (*envoyInstance, error) {
+	l := launchSpec{binary: binary, bootstrap: e.bootstrap, hotRestart: e.newHotRestartGroup()}
 	var err error
 	if spareAdmin {
-		l.bootstrap, err = e.spareAdmin()
+		l.bootstrap, err = e.bootstrapWithSpareAdmin()
 	}
-	l.bootstrap.Envoy = numbers(binary)
+	l.bootstrap.Envoy = versionNumbers(binary)
 	o := e.options(binary)
 	if err == nil {
-		o.ConfigPath, err = e.bootstrapFor(l.bootstrap)
+		o.ConfigPath, err = e.ensureBootstrap(l.bootstrap)
 	}
 	if err != nil {
 		return nil, err
 	}
-	o.HotRestart = l.lineage.epoch(0, 0)
-	l.args = e.arguments(o, binary)
+	o.HotRestart = l.hotRestart.options(0, 0)
+	l.args = e.envoyArgs(o, binary)
 	return e.start(l)
 }
 
-// bootstrapFor makes the file of the bootstrap be that one.
-func (e *envoyPart) bootstrapFor(c bootstrap.Config) (file string, err error) {
+// ensureBootstrap writes the bootstrap file if it contains another variant.
+func (e *envoySupervisor) ensureBootstrap(c bootstrap.Config) (file string, err error) {
 	e.upgrades.mu.Lock()
 	defer e.upgrades.mu.Unlock()
 	is := variantOf(c)
-	if e.upgrades.written == is {
-		return e.file, nil
+	if e.upgrades.writtenVariant == is {
+		return e.bootstrapFile, nil
 	}
 	file, err = writeBootstrap(e.Config, c)
 	if err == nil {
-		e.upgrades.written = is
+		e.upgrades.writtenVariant = is
 	}
 	return file, err
 }
 
-// suit makes the file of the bootstrap fit the Envoy that is started first: it was written before that was known.
-func (e *envoyPart) suit(binary envoy.Binary) error {
+// writeFirstBootstrap writes the bootstrap again if the version of the first Envoy, which was unknown before, requires
+// another variant.
+func (e *envoySupervisor) writeFirstBootstrap(binary envoy.Binary) error {
 	c := e.bootstrap
-	c.Envoy = numbers(binary)
-	_, err := e.bootstrapFor(c)
+	c.Envoy = versionNumbers(binary)
+	_, err := e.ensureBootstrap(c)
 	return err
 }
 
-// bootstrapVariant is what differs between the bootstraps of an agent's Envoys.
+// bootstrapVariant identifies what differs between the bootstraps of an agent's Envoys.
 type bootstrapVariant struct {
 	admin         string
 	knowsAllFlags bool
@@ -335,5 +336,5 @@ func variantOf(c bootstrap.Config) bootstrapVariant {
 	return bootstrapVariant{admin: c.AdminAddress(), knowsAllFlags: c.KnowsAllFlags()}
 }
 
-// numbers are those of a version that a bootstrap goes by.
-func numbers(b envoy.Binary) [2]int { return [2]int{b.Version.Major, b.Version.Minor} }
+// versionNumbers returns major and minor version, on which a bootstrap depends.
+func versionNumbers(b envoy.Binary) [2]int { return [2]int{b.Version.Major, b.Version.Minor} }

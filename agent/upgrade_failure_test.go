@@ -16,8 +16,9 @@ import (
 	"github.com/pilotfish-mesh/pilotfish/internal/testenv"
 )
 
-// stub is a binary that answers every question as the Envoy does, and runs as the script says.
-func (r *running) stub(t *testing.T, version, run string) string {
+// stubEnvoy writes a fake Envoy that answers queries for version and compatibility like the real one, and otherwise
+// runs the script.
+func (r *agentProcess) stubEnvoy(t *testing.T, version, run string) string {
 	t.Helper()
 	path := filepath.Join(r.dir, "stub-envoy")
 	text := fmt.Sprintf("#!/bin/sh\nreal=%s\ncase \"$*\" in --version|--hot-restart-version|*validate*) exec $real \"$@\";; esac\n%s\n",
@@ -26,19 +27,19 @@ func (r *running) stub(t *testing.T, version, run string) string {
 	return path
 }
 
-// goesOn checks that an upgrade fails with the reason and that nobody notices.
-func (r *running) goesOn(t *testing.T, why string, upgrade ...string) {
+// checkUpgradeFails checks that an upgrade fails with the reason and without an effect on clients.
+func (r *agentProcess) checkUpgradeFails(t *testing.T, why string, upgrade ...string) {
 	t.Helper()
 	load := startTraffic(t, r.address)
 	u := r.upgrade(t, upgrade...)
-	if code := u.exit(); code != 1 || !strings.Contains(u.out.String(), why) {
+	if code := u.waitExit(); code != 1 || !strings.Contains(u.out.String(), why) {
 		t.Errorf("upgrade: %d: %s; want 1 and %q", code, u.out, why)
 	}
-	load.lossless()
+	load.checkLossless()
 }
 
-// neverReady is an Envoy that takes the admin interface and then waits for ever for clusters.
-const neverReady = `cat > never.yaml <<'E'
+// neverReadyEnvoy runs an Envoy that opens the admin listener and then waits for clusters forever.
+const neverReadyEnvoy = `cat > never.yaml <<'E'
 node: {id: a, cluster: b}
 admin: {address: {socket_address: {address: ADDRESS, port_value: 15000}}}
 dynamic_resources: {cds_config: {resource_api_version: V3, initial_fetch_timeout: 0s, path_config_source: {path: /dev/null}}}
@@ -46,50 +47,50 @@ static_resources: {clusters: [{name: a, type: EDS, connect_timeout: 1s, eds_clus
 E
 shift 2; exec $real -c never.yaml "$@"`
 
-func TestUpgradeThatFailsGoesBackWithoutALostRequest(t *testing.T) {
+func TestFailedUpgradeLosesNoRequest(t *testing.T) {
 	t.Parallel()
 	newest, oldest := testenv.EnvoyVersion, testenv.OldEnvoyVersion
 	for name, c := range map[string]struct {
 		address, way, run, why string
-		within                 string // for the one that takes over the admin interface, time to do so on a busy machine
+		within                 string // time for the new Envoy to open the admin listener on a busy machine
 		epoch                  int
 	}{
 		"it ends at once":                {"127.88.31.1", hotRestart, "echo cannot go on >&2; exit 3", "cannot go on", "2s", 0},
 		"it never asks for anything":     {"127.88.31.2", hotRestart, "exec sleep 1000", "not ready within", "2s", 0},
-		"it never becomes ready":         {"127.88.31.3", hotRestart, neverReady, "serves again", "8s", 2},
+		"it never becomes ready":         {"127.88.31.3", hotRestart, neverReadyEnvoy, "serves again", "8s", 2},
 		"it ends at once, side by side":  {"127.88.31.4", handOver, "exit 3", "goes on untouched", "2s", 0},
 		"it never answers, side by side": {"127.88.31.5", handOver, "exec sleep 1000", "goes on untouched", "2s", 0},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			r := upgradable(t, c.address, oldest, "--restart")
-			stub := r.stub(t, newest, strings.ReplaceAll(c.run, "ADDRESS", c.address))
-			r.goesOn(t, c.why, "--envoy-path", stub, "--way", c.way, "--ready-within", c.within, "--keep", "3s")
+			stub := r.stubEnvoy(t, newest, strings.ReplaceAll(c.run, "ADDRESS", c.address))
+			r.checkUpgradeFails(t, c.why, "--envoy-path", stub, "--way", c.way, "--ready-within", c.within, "--keep", "3s")
 			r.results(`result="went-back"} 1`)
-			r.serves(oldest, c.epoch)
-			// What failed is no obstacle to the next attempt.
+			r.checkServes(oldest, c.epoch)
+			// A failed upgrade does not affect the next one.
 			r.eventually("the next upgrade", func() error {
-				if u := r.upgrade(t, "--envoy-path", testenv.EnvoyOf(t, newest), "--way", c.way, "--keep", "2s", "--wait"); u.exit() != 0 {
+				if u := r.upgrade(t, "--envoy-path", testenv.EnvoyOf(t, newest), "--way", c.way, "--keep", "2s", "--wait"); u.waitExit() != 0 {
 					return errors.New(u.out.String())
 				}
 				return nil
 			})
-			r.alone(r.envoy())
-			r.serves(newest, len(r.envoys())-1)
-			r.end()
+			r.waitOnlyEnvoy(r.envoy())
+			r.checkServes(newest, len(r.startedEnvoys())-1)
+			r.stopCleanly()
 		})
 	}
 }
 
-// end stops the agent, and checks that nothing is left of any Envoy.
-func (r *running) end() {
+// stopCleanly stops the agent, and checks that no Envoy has left anything.
+func (r *agentProcess) stopCleanly() {
 	r.t.Helper()
 	r.signal(syscall.SIGTERM)
-	if code := r.exit(); code != 0 {
+	if code := r.waitExit(); code != 0 {
 		r.t.Errorf("exit code %d, want 0", code)
 	}
-	r.alone(0)
-	r.noSharedMemory()
+	r.waitOnlyEnvoy(0)
+	r.checkNoSharedMemory()
 	if left, _ := filepath.Glob(filepath.Join(r.dir, "etc/istio/proxy/hot/*")); len(left) > 0 {
 		r.t.Errorf("left behind: %v", left)
 	}
@@ -97,7 +98,7 @@ func (r *running) end() {
 
 var baseID = regexp.MustCompile(`--base-id (\d+)`)
 
-func (r *running) noSharedMemory() {
+func (r *agentProcess) checkNoSharedMemory() {
 	r.t.Helper()
 	for _, m := range baseID.FindAllStringSubmatch(r.out.String(), -1) {
 		file := "/dev/shm/envoy_shared_memory_" + m[1] + "0"
@@ -107,7 +108,7 @@ func (r *running) noSharedMemory() {
 	}
 }
 
-func TestUpgradeIsRefusedWithTheReason(t *testing.T) {
+func TestUpgradeIsRejectedWithReason(t *testing.T) {
 	t.Parallel()
 	r := upgradable(t, "127.88.32.1", testenv.EnvoyVersion)
 	first := r.envoy()
@@ -120,31 +121,31 @@ func TestUpgradeIsRefusedWithTheReason(t *testing.T) {
 		"started without hot restart": {"--envoy-path", testenv.Envoy(t), "--way", hotRestart},
 		"no such field":               {"--envoy-path", picky},
 	} {
-		if u := r.upgrade(t, args...); u.exit() != 1 || !strings.Contains(u.out.String(), want) {
+		if u := r.upgrade(t, args...); u.waitExit() != 1 || !strings.Contains(u.out.String(), want) {
 			t.Errorf("%v: %s; want %q", args, u.out, want)
 		}
 	}
 	for _, args := range [][]string{nil, {"--envoy-path", "x", "--way", "by-magic"}} {
-		if u := r.upgrade(t, args...); u.exit() != 2 {
-			t.Errorf("%v: exit code %d, want 2: %s", args, u.exit(), u.out)
+		if u := r.upgrade(t, args...); u.waitExit() != 2 {
+			t.Errorf("%v: exit code %d, want 2: %s", args, u.waitExit(), u.out)
 		}
 	}
 	if _, _, err := r.http("POST", "15020/drain"); err != nil {
 		t.Fatal(err)
 	}
-	if u := r.upgrade(t, "--envoy-path", testenv.Envoy(t)); u.exit() != 1 || !strings.Contains(u.out.String(), "draining") {
+	if u := r.upgrade(t, "--envoy-path", testenv.Envoy(t)); u.waitExit() != 1 || !strings.Contains(u.out.String(), "draining") {
 		t.Errorf("while draining: %s", u.out)
 	}
 	if r.envoy() != first {
 		t.Error("another Envoy was started")
 	}
-	r.end()
-	if u := r.upgrade(t, "--envoy-path", testenv.Envoy(t)); u.exit() != 1 || !strings.Contains(u.out.String(), "no agent answers") {
+	r.stopCleanly()
+	if u := r.upgrade(t, "--envoy-path", testenv.Envoy(t)); u.waitExit() != 1 || !strings.Contains(u.out.String(), "no agent answers") {
 		t.Errorf("without an agent: %s", u.out)
 	}
 }
 
-func TestUpgradeIsRefusedWithoutAControlPlane(t *testing.T) {
+func TestUpgradeNeedsControlPlane(t *testing.T) {
 	t.Parallel()
 	s := newSetup(t, "127.88.32.2")
 	stop := s.cp.start(t)
@@ -153,7 +154,7 @@ func TestUpgradeIsRefusedWithoutAControlPlane(t *testing.T) {
 	stop()
 	r.eventually("the upgrade is refused", func() error {
 		u := r.upgrade(t, "--envoy-path", testenv.Envoy(t), "--ready-within", "1s")
-		if u.exit() != 1 || !strings.Contains(u.out.String(), "no connection to the control plane") {
+		if u.waitExit() != 1 || !strings.Contains(u.out.String(), "no connection to the control plane") {
 			return errors.New(u.out.String())
 		}
 		return nil
@@ -161,21 +162,21 @@ func TestUpgradeIsRefusedWithoutAControlPlane(t *testing.T) {
 	r.waitReady()
 }
 
-func TestNewEnvoyThatDiesWhileTheOldOneDrainsIsFollowedByTheOldVersion(t *testing.T) {
+func TestNewEnvoyCrashRestartsOldVersion(t *testing.T) {
 	t.Parallel()
 	for address, way := range map[string]string{"127.88.33.1": hotRestart, "127.88.33.2": handOver} {
 		t.Run(way, func(t *testing.T) {
 			t.Parallel()
 			r := upgradable(t, address, testenv.OldEnvoyVersion, "--restart")
 			streams := openStreams(t, r.address)
-			if u := r.upgrade(t, "--envoy-path", testenv.EnvoyOf(t, testenv.EnvoyVersion), "--way", way, "--keep", "8s"); u.exit() != 0 {
+			if u := r.upgrade(t, "--envoy-path", testenv.EnvoyOf(t, testenv.EnvoyVersion), "--way", way, "--keep", "8s"); u.waitExit() != 0 {
 				t.Fatalf("upgrade: %s", u.out)
 			}
 			if err := syscall.Kill(r.envoy(), syscall.SIGSEGV); err != nil {
 				t.Fatal(err)
 			}
 			r.eventually("the old version is started again", func() error {
-				if n := len(r.envoys()); n != 3 {
+				if n := len(r.startedEnvoys()); n != 3 {
 					return fmt.Errorf("%d Envoys so far", n)
 				}
 				return nil
@@ -184,49 +185,50 @@ func TestNewEnvoyThatDiesWhileTheOldOneDrainsIsFollowedByTheOldVersion(t *testin
 			streams.alive()
 			streams.cancel()
 			r.results(`result="went-back"} 1`)
-			r.alone(r.envoy())
-			r.serves(testenv.OldEnvoyVersion, 2)
-			r.end()
+			r.waitOnlyEnvoy(r.envoy())
+			r.checkServes(testenv.OldEnvoyVersion, 2)
+			r.stopCleanly()
 		})
 	}
 }
 
-// TestUpgradeEndsWithTheOldEnvoyThatServes: another is started in its place, beside which the new one would go on unnoticed.
-func TestUpgradeEndsWithTheOldEnvoyThatServes(t *testing.T) {
+// TestUpgradeFailsIfOldEnvoyExits kills the old Envoy. The agent then starts another one, with which a new Envoy would
+// interfere.
+func TestUpgradeFailsIfOldEnvoyExits(t *testing.T) {
 	for address, way := range map[string]string{"127.88.43.1": hotRestart, "127.88.43.2": handOver} {
 		t.Run(way, func(t *testing.T) {
 			t.Parallel()
 			r := upgradable(t, address, testenv.OldEnvoyVersion, "--restart")
-			late := r.stub(t, testenv.EnvoyVersion, `cp $2 late.yaml; shift 2; touch begun; while [ ! -e go ]; do sleep 0.05; done; exec $real -c late.yaml "$@"`)
+			late := r.stubEnvoy(t, testenv.EnvoyVersion, `cp $2 late.yaml; shift 2; touch begun; while [ ! -e go ]; do sleep 0.05; done; exec $real -c late.yaml "$@"`)
 			u := r.upgrade(t, "--envoy-path", late, "--way", way, "--ready-within", "60s")
 			r.eventually("the upgrade has begun", func() error {
 				_, err := os.Stat(filepath.Join(r.dir, "begun"))
 				return err
 			})
-			if err := syscall.Kill(r.envoys()[0], syscall.SIGKILL); err != nil {
+			if err := syscall.Kill(r.startedEnvoys()[0], syscall.SIGKILL); err != nil {
 				t.Fatal(err)
 			}
 			r.eventually("another Envoy of the old version", func() error {
-				if n := len(r.envoys()); n != 3 {
+				if n := len(r.startedEnvoys()); n != 3 {
 					return fmt.Errorf("%d Envoys so far", n)
 				}
 				return nil
 			})
-			again := r.envoys()[2]
-			r.serves(testenv.OldEnvoyVersion, 2)
+			again := r.startedEnvoys()[2]
+			r.checkServes(testenv.OldEnvoyVersion, 2)
 			r.write(t, "go", "")
-			if code := u.exit(); code != 1 || !strings.Contains(u.out.String(), "which served, has ended") {
+			if code := u.waitExit(); code != 1 || !strings.Contains(u.out.String(), "the serving Envoy") {
 				t.Errorf("upgrade: %d: %s", code, u.out)
 			}
 			r.results(`result="lost"} 1`)
-			r.alone(again)
-			r.answers(30)
-			r.end()
+			r.waitOnlyEnvoy(again)
+			r.checkAnswers(30)
+			r.stopCleanly()
 		})
 	}
 }
 
-func TestNewEnvoyOutlivesAnOldOneThatDiesWhileItDrains(t *testing.T) {
+func TestNewEnvoySurvivesCrashOfDrainingOldOne(t *testing.T) {
 	t.Parallel()
 	for address, way := range map[string]string{"127.88.37.1": hotRestart, "127.88.37.2": handOver} {
 		t.Run(way, func(t *testing.T) {
@@ -234,7 +236,7 @@ func TestNewEnvoyOutlivesAnOldOneThatDiesWhileItDrains(t *testing.T) {
 			r := upgradable(t, address, testenv.EnvoyVersion, "--restart")
 			old := r.envoy()
 			openStreams(t, r.address)
-			if u := r.upgrade(t, "--envoy-path", testenv.EnvoyOf(t, testenv.MidEnvoyVersion), "--way", way, "--keep", "4s"); u.exit() != 0 {
+			if u := r.upgrade(t, "--envoy-path", testenv.EnvoyOf(t, testenv.MidEnvoyVersion), "--way", way, "--keep", "4s"); u.waitExit() != 0 {
 				t.Fatalf("upgrade: %s", u.out)
 			}
 			load := startTraffic(t, r.address)
@@ -242,16 +244,16 @@ func TestNewEnvoyOutlivesAnOldOneThatDiesWhileItDrains(t *testing.T) {
 				t.Fatal(err)
 			}
 			r.results(`result="done"} 1`)
-			r.serves(testenv.MidEnvoyVersion, 1)
+			r.checkServes(testenv.MidEnvoyVersion, 1)
 			r.eventually("enough load", func() error {
-				if load.asked.Load() < 1500 { // some seconds, in which the new one gives the old one its order to end
+				if load.requests.Load() < 1500 { // some seconds, in which the new Envoy orders its parent to stop
 					return errors.New("not yet")
 				}
 				return nil
 			})
 			load.stop()
-			r.serves(testenv.MidEnvoyVersion, 1)
-			r.end()
+			r.checkServes(testenv.MidEnvoyVersion, 1)
+			r.stopCleanly()
 		})
 	}
 }
@@ -268,9 +270,9 @@ func TestTerminationDuringAnUpgradeEndsBothEnvoys(t *testing.T) {
 			t.Parallel()
 			r := upgradable(t, c.address, testenv.EnvoyVersion, "--restart")
 			streams := openStreams(t, r.address)
-			u := r.upgrade(t, "--envoy-path", r.stub(t, testenv.EnvoyVersion, c.run), "--way", c.way, "--keep", "60s", "--ready-within", "60s", "--wait")
+			u := r.upgrade(t, "--envoy-path", r.stubEnvoy(t, testenv.EnvoyVersion, c.run), "--way", c.way, "--keep", "60s", "--ready-within", "60s", "--wait")
 			r.eventually("two Envoys", func() error {
-				if n := len(r.envoys()); n != 2 {
+				if n := len(r.startedEnvoys()); n != 2 {
 					return fmt.Errorf("%d", n)
 				}
 				return nil
@@ -284,13 +286,13 @@ func TestTerminationDuringAnUpgradeEndsBothEnvoys(t *testing.T) {
 				})
 			}
 			streams.cancel()
-			r.end()
-			u.exit()
+			r.stopCleanly()
+			u.waitExit()
 		})
 	}
 }
 
-func TestRequestInTheOldEnvoyIsFinishedThoughTheAgentEnds(t *testing.T) {
+func TestRequestInOldEnvoyFinishesDuringShutdown(t *testing.T) {
 	t.Parallel()
 	for address, way := range map[string]string{"127.141.21.1": hotRestart, "127.141.21.2": handOver} {
 		t.Run(way, func(t *testing.T) {
@@ -299,23 +301,23 @@ func TestRequestInTheOldEnvoyIsFinishedThoughTheAgentEnds(t *testing.T) {
 			s.args = append(s.args, "--restart")
 			r := s.start(t)
 			r.waitReady()
-			late := r.getLate(6 * time.Second)
+			late := r.getSlowly(6 * time.Second)
 			u := r.upgrade(t, "--envoy-path", testenv.EnvoyOf(t, testenv.OldEnvoyVersion), "--way", way)
-			if u.exit() != 0 {
+			if u.waitExit() != 0 {
 				t.Fatalf("upgrade: %s", u.out)
 			}
 			r.signal(syscall.SIGTERM)
 			if got := <-late; got.code != http.StatusOK {
 				t.Errorf("the request that the old Envoy had: %+v", got)
 			}
-			r.endsWith(0)
-			r.nothingLeft()
-			r.noSharedMemory()
+			r.checkExit(0)
+			r.checkNothingLeft()
+			r.checkNoSharedMemory()
 		})
 	}
 }
 
-func TestIdleConnectionOfTheOldEnvoyHasItsTimeAndNoMore(t *testing.T) {
+func TestIdleConnectionOfOldEnvoyLingers(t *testing.T) {
 	t.Parallel()
 	for n, c := range []struct{ way, from, to string }{
 		{hotRestart, testenv.EnvoyVersion, testenv.OldEnvoyVersion},
@@ -334,17 +336,17 @@ func TestIdleConnectionOfTheOldEnvoyHasItsTimeAndNoMore(t *testing.T) {
 				t.Fatal(err)
 			}
 			defer idle.Close()
-			late := r.getLate(4 * time.Second)
-			if u := r.upgrade(t, "--envoy-path", testenv.EnvoyOf(t, c.to), "--way", c.way, "--keep", "10m"); u.exit() != 0 {
+			late := r.getSlowly(4 * time.Second)
+			if u := r.upgrade(t, "--envoy-path", testenv.EnvoyOf(t, c.to), "--way", c.way, "--keep", "10m"); u.waitExit() != 0 {
 				t.Fatalf("upgrade: %s", u.out)
 			}
 			r.signal(syscall.SIGTERM)
 			if got := <-late; got.code != http.StatusOK {
 				t.Errorf("the request that the old Envoy had: %+v", got)
 			}
-			r.endsWith(0, "no request is left, and its ", " connections had their time") // that of the request may be seen once more
-			r.nothingLeft()
-			r.noSharedMemory()
+			r.checkExit(0, "no request is left, and the time for its ", " idle connections has passed") // the request's connection may be counted once more
+			r.checkNothingLeft()
+			r.checkNoSharedMemory()
 		})
 	}
 }
@@ -353,15 +355,15 @@ func TestFrozenOldEnvoyDoesNotOutlastTheDeadline(t *testing.T) {
 	t.Parallel()
 	for address, way := range map[string]string{"127.165.22.1": hotRestart, "127.165.22.2": handOver, "127.165.22.3": hotRestart, "127.165.22.4": handOver} {
 		grace, again := "TERMINATION_GRACE_PERIOD=6", address > "127.165.22.2"
-		if again { // and it does not last to the deadline when it is asked twice
+		if again { // a second stop signal ends the shutdown before the deadline
 			grace = "TERMINATION_GRACE_PERIOD=600"
 		}
 		t.Run(fmt.Sprintf("%s again %v", way, again), func(t *testing.T) {
 			t.Parallel()
-			const most = 9400 * time.Millisecond // the questions that it leaves open take 5 s
+			const most = 9400 * time.Millisecond // unanswered admin requests last 5 s
 			var took time.Duration
-			for range 3 { // a busy machine may take longer, and would not each time
-				if took = endWithFrozenElder(t, newSlowSetup(t, address, grace), way, again); took <= most {
+			for range 3 { // may be slower on a busy machine, but not three times
+				if took = stopWithFrozenOldEnvoy(t, newSlowSetup(t, address, grace), way, again); took <= most {
 					return
 				}
 			}
@@ -370,15 +372,15 @@ func TestFrozenOldEnvoyDoesNotOutlastTheDeadline(t *testing.T) {
 	}
 }
 
-// endWithFrozenElder ends an agent, asking it once or twice, while the Envoy that another has replaced is frozen.
-func endWithFrozenElder(t *testing.T, s *setup, way string, again bool) (took time.Duration) {
+// stopWithFrozenOldEnvoy stops an agent by one or two signals while a replaced Envoy is frozen.
+func stopWithFrozenOldEnvoy(t *testing.T, s *agentSetup, way string, again bool) (took time.Duration) {
 	t.Helper()
 	s.env = append(s.env, s.drainFor("0.5s"))
 	s.args = append(s.args, "--restart")
 	r := s.start(t)
 	r.waitReady()
-	old, late := r.envoy(), r.getLate(patience)
-	if u := r.upgrade(t, "--envoy-path", testenv.EnvoyOf(t, testenv.MidEnvoyVersion), "--way", way, "--keep", "10m"); u.exit() != 0 {
+	old, late := r.envoy(), r.getSlowly(testTimeout)
+	if u := r.upgrade(t, "--envoy-path", testenv.EnvoyOf(t, testenv.MidEnvoyVersion), "--way", way, "--keep", "10m"); u.waitExit() != 0 {
 		t.Fatalf("upgrade: %s", u.out)
 	}
 	if err := syscall.Kill(old, syscall.SIGSTOP); err != nil {
@@ -390,33 +392,33 @@ func endWithFrozenElder(t *testing.T, s *setup, way string, again bool) (took ti
 		r.waitState(Draining)
 		r.signal(syscall.SIGTERM)
 	}
-	r.exit()
+	r.waitExit()
 	took = time.Since(began)
-	if again && !strings.Contains(r.out.String(), `because="the agent is ending: asked again to stop"`) {
+	if again && !strings.Contains(r.out.String(), `because="the agent is ending: second stop signal"`) {
 		t.Errorf("why the old Envoy has ended: %s", r.out.String())
 	}
 	if got := <-late; got.err == nil {
 		t.Errorf("a request that a frozen Envoy had: %+v", got)
 	}
-	r.nothingLeft()
-	r.noSharedMemory()
+	r.checkNothingLeft()
+	r.checkNoSharedMemory()
 	return took
 }
 
-func TestKilledAgentLeavesNoSharedMemoryToItsSuccessor(t *testing.T) {
+func TestSharedMemoryOfKilledAgentIsRemoved(t *testing.T) {
 	t.Parallel()
 	r := upgradable(t, "127.88.35.1", testenv.EnvoyVersion, "--restart")
 	pid := r.envoy()
 	r.signal(syscall.SIGKILL)
-	r.exit()
+	r.waitExit()
 	eventually(t, "Envoy is gone", func() error {
 		if err := syscall.Kill(pid, 0); !errors.Is(err, syscall.ESRCH) {
 			return fmt.Errorf("kill -0 %d: %v", pid, err)
 		}
 		return nil
 	})
-	again := r.setup.start(t)
+	again := r.agentSetup.start(t)
 	again.waitReady()
-	r.noSharedMemory()
-	again.end()
+	r.checkNoSharedMemory()
+	again.stopCleanly()
 }

@@ -11,15 +11,15 @@ import (
 )
 
 // upgrade runs the command.
-func (r *running) upgrade(t *testing.T, args ...string) *running {
+func (r *agentProcess) upgrade(t *testing.T, args ...string) *agentProcess {
 	t.Helper()
-	u := *r.setup
+	u := *r.agentSetup
 	u.args = append([]string{"upgrade"}, args...)
 	return u.start(t)
 }
 
-// serves checks what admin interface, agent and metrics say of the Envoy that serves.
-func (r *running) serves(version string, epoch int) {
+// checkServes checks the serving Envoy in the admin interface, the agent's status and the metrics.
+func (r *agentProcess) checkServes(version string, epoch int) {
 	r.t.Helper()
 	r.eventually("the admin address is of the Envoy that serves", func() error {
 		_, body, err := r.http("GET", "15000/server_info")
@@ -35,7 +35,7 @@ func (r *running) serves(version string, epoch int) {
 	r.waitReady()
 }
 
-func (r *running) results(want string) {
+func (r *agentProcess) results(want string) {
 	r.t.Helper()
 	r.eventually("the metric of upgrades", func() error {
 		_, body, err := r.http("GET", "15020/metrics")
@@ -46,12 +46,12 @@ func (r *running) results(want string) {
 	})
 }
 
-func upgradable(t *testing.T, address, version string, args ...string) *running {
+func upgradable(t *testing.T, address, version string, args ...string) *agentProcess {
 	t.Helper()
 	return newSetup(t, address).upgradable(t, version, args...)
 }
 
-func (s *setup) upgradable(t *testing.T, version string, args ...string) *running {
+func (s *agentSetup) upgradable(t *testing.T, version string, args ...string) *agentProcess {
 	t.Helper()
 	s.env = append(s.env, "ENVOY_PATH="+testenv.EnvoyOf(t, version))
 	s.args = append(s.args, args...)
@@ -62,10 +62,10 @@ func (s *setup) upgradable(t *testing.T, version string, args ...string) *runnin
 	return r
 }
 
-// alone checks that all Envoys but one are gone.
-func (r *running) alone(pid int) {
+// waitOnlyEnvoy waits until all Envoys but one have exited.
+func (r *agentProcess) waitOnlyEnvoy(pid int) {
 	r.t.Helper()
-	for _, other := range r.envoys() {
+	for _, other := range r.startedEnvoys() {
 		if err := syscall.Kill(other, 0); other != pid && !errors.Is(err, syscall.ESRCH) {
 			r.t.Errorf("Envoy %d is still there (%v)", other, err)
 		}
@@ -90,47 +90,47 @@ func TestUpgradeLosesNoRequest(t *testing.T) {
 			r := upgradable(t, fmt.Sprintf("127.88.30.%d", 1+i), c.from, args...)
 			load, streams := startTraffic(t, r.address), openStreams(t, r.address)
 			r.eventually("some load", func() error {
-				if load.asked.Load() < 50 {
+				if load.requests.Load() < 50 {
 					return errors.New("not yet")
 				}
 				return nil
 			})
 			u := r.upgrade(t, "--envoy-path", testenv.EnvoyOf(t, c.to), "--keep", "1m")
-			if code := u.exit(); code != 0 || !strings.Contains(u.out.String(), c.way) {
+			if code := u.waitExit(); code != 0 || !strings.Contains(u.out.String(), c.way) {
 				t.Fatalf("upgrade: %d: %s", code, u.out)
 			}
 			streams.alive()
-			if again := r.upgrade(t, "--envoy-path", testenv.EnvoyOf(t, c.to)); again.exit() != 1 || !strings.Contains(again.out.String(), "under way") {
+			if again := r.upgrade(t, "--envoy-path", testenv.EnvoyOf(t, c.to)); again.waitExit() != 1 || !strings.Contains(again.out.String(), "under way") {
 				t.Errorf("an upgrade during an upgrade: %s", again.out)
 			}
 			streams.alive()
 			streams.cancel()
 			r.results(`result="done"} 1`)
-			load.lossless()
-			r.alone(r.envoy())
-			r.serves(c.to, 1)
+			load.checkLossless()
+			r.waitOnlyEnvoy(r.envoy())
+			r.checkServes(c.to, 1)
 			r.signal(syscall.SIGTERM)
-			if code := r.exit(); code != 0 {
+			if code := r.waitExit(); code != 0 {
 				t.Errorf("exit code %d, want 0", code)
 			}
-			r.nothingLeft()
+			r.checkNothingLeft()
 		})
 	}
 }
 
-func TestOldEnvoyEndsWhenItsLastConnectionHas(t *testing.T) {
+func TestOldEnvoyStopsAfterLastConnection(t *testing.T) {
 	t.Parallel()
 	for address, way := range map[string]string{"127.88.36.1": hotRestart, "127.88.36.2": handOver} {
 		t.Run(way, func(t *testing.T) {
 			t.Parallel()
 			r := upgradable(t, address, testenv.EnvoyVersion, "--restart")
 			u := r.upgrade(t, "--envoy-path", testenv.EnvoyOf(t, testenv.OldEnvoyVersion), "--way", way, "--keep", "10m", "--wait")
-			if u.exit() != 0 || !strings.Contains(u.out.String(), "no connection was left") {
+			if u.waitExit() != 0 || !strings.Contains(u.out.String(), "no connection was left") {
 				t.Errorf("upgrade: %s", u.out)
 			}
-			r.alone(r.envoy())
-			r.serves(testenv.OldEnvoyVersion, 1)
-			r.end()
+			r.waitOnlyEnvoy(r.envoy())
+			r.checkServes(testenv.OldEnvoyVersion, 1)
+			r.stopCleanly()
 		})
 	}
 }

@@ -13,17 +13,17 @@ import (
 	"time"
 )
 
-// meshWay is one way of a local mesh to get an application's traffic to its sidecar.
+// meshWay is one way in which a local mesh delivers an application's traffic to its sidecar.
 type meshWay struct {
 	flag    string
-	address string // that the application connects to
+	address string // of the application's connections
 	target  string
 	side    side
-	started []float64 // seconds until `up` says that all is ready
+	started []float64 // seconds until `up` reports that all is ready
 }
 
-// capture compares a local mesh whose traffic the kernel redirects with one whose applications ask a proxy: how long each
-// takes to start, and what a request costs on its way through two sidecars. It needs root.
+// capture compares a local mesh with redirected traffic and one with HTTP proxies: the start-up time, and the latency
+// of a request through two sidecars. It needs root.
 func (b *bench) capture(ctx context.Context) error {
 	if os.Geteuid() != 0 {
 		return fmt.Errorf("only root can make network namespaces: run `bench -only capture` as root")
@@ -40,7 +40,7 @@ func (b *bench) capture(ctx context.Context) error {
 	if err := unpack("mesh", dir, "${BENCH}", self); err != nil {
 		return err
 	}
-	defer func() { // what is still up when something failed
+	defer func() { // stops what still runs after a failure
 		for _, w := range ways {
 			_ = b.down(context.WithoutCancel(ctx), w)
 		}
@@ -64,7 +64,7 @@ func (b *bench) capture(ctx context.Context) error {
 	return nil
 }
 
-// timeStart brings a mesh up. It is left up in the last round.
+// timeStart starts a mesh. It keeps running in the last round.
 func (b *bench) timeStart(ctx context.Context, w *meshWay, dir string, round int) error {
 	start := time.Now()
 	up := exec.CommandContext(ctx, filepath.Join(b.bin, "pilotfish"), "up", "-f", filepath.Join(dir, "mesh.yaml"), w.flag, "--detach",
@@ -72,7 +72,7 @@ func (b *bench) timeStart(ctx context.Context, w *meshWay, dir string, round int
 	if out, err := up.CombinedOutput(); err != nil {
 		return fmt.Errorf("up %s: %w: %s", w.flag, err, out)
 	}
-	if round > 0 { // the first warms up
+	if round > 0 { // the first round is a warm-up
 		w.started = append(w.started, time.Since(start).Seconds())
 	}
 	if round == b.rounds {
@@ -116,13 +116,13 @@ func (b *bench) compareWays(ctx context.Context, ways []*meshWay, connections in
 	return nil
 }
 
-// loadResult is a result as one process tells it another; times in microseconds.
+// loadResult is a result that one process sends to another; times in microseconds.
 type loadResult struct {
 	PerSecond, P50, P99 float64
 	Requests, Failed    int
 }
 
-// loadAs has the load made in the place of the client's application.
+// loadAs generates the load in the environment of the client's application.
 func (b *bench) loadAs(ctx context.Context, w *meshWay, connections int) (loadResult, error) {
 	self, err := os.Executable()
 	if err != nil {
@@ -145,7 +145,7 @@ func (b *bench) loadAs(ctx context.Context, w *meshWay, connections int) (loadRe
 	return r, nil
 }
 
-// loadFor makes a load for another process, and prints its result.
+// loadFor generates a load for another process, and prints its result.
 func (b *bench) loadFor(ctx context.Context, l load) error {
 	l.host, l.duration = "server:8080", b.load
 	if err := awaitAnswer(ctx, l); err != nil {

@@ -25,14 +25,14 @@ import (
 const (
 	secretPushes  = 500 // of one secret to one stream
 	secretStreams = 1000
-	fileSwaps     = 100 // of a certificate's files under an Envoy
+	fileSwaps     = 100 // of a certificate's files in an Envoy
 	secretPort    = 18443
-	// secretPatience bounds what would otherwise wait for ever.
-	secretPatience = 20 * time.Second
+	// secretTimeout limits operations that could otherwise hang.
+	secretTimeout = 20 * time.Second
 )
 
-// certificate measures the time from the start of a source to its certificate at a client, pushes a second, and how long
-// the change of a file takes to get to a client, and to whoever connects to Envoy.
+// certificate measures the time from the start of a source to its certificate at a client, pushes per second, and the
+// time from a file change to a client and to new connections to Envoy.
 func (b *bench) certificate(ctx context.Context) error {
 	stop, err := b.startPlane(ctx)
 	if err != nil {
@@ -48,7 +48,7 @@ func (b *bench) certificate(ctx context.Context) error {
 	return b.fileChanges(ctx)
 }
 
-// secretServer runs a server of secrets, and connects to it.
+// secretServer starts an SDS server, and connects to it.
 func secretServer(ctx context.Context, config sds.Config) (client secretv3.SecretDiscoveryServiceClient, stop func(), err error) {
 	server, err := sds.New(config)
 	if err != nil {
@@ -57,7 +57,7 @@ func secretServer(ctx context.Context, config sds.Config) (client secretv3.Secre
 	ctx, cancel := context.WithCancel(ctx)
 	ended := make(chan error, 1)
 	go func() { ended <- server.Run(ctx) }()
-	// The server may not be there yet: what is measured is not gRPC's wait of a second until it tries again.
+	// The server may not listen yet. The default retry after one second would distort the measurement.
 	soon := grpc.ConnectParams{Backoff: backoff.Config{BaseDelay: time.Millisecond, Multiplier: 1, MaxDelay: time.Millisecond}}
 	conn, err := grpc.NewClient("unix:"+config.Socket, grpc.WithTransportCredentials(insecure.NewCredentials()), grpc.WithConnectParams(soon))
 	if err != nil {
@@ -67,7 +67,7 @@ func secretServer(ctx context.Context, config sds.Config) (client secretv3.Secre
 	return secretv3.NewSecretDiscoveryServiceClient(conn), func() { _ = conn.Close(); cancel(); <-ended }, nil
 }
 
-// subscribe opens a stream for a name, and gives it with its first answer read.
+// subscribe opens a stream for a name, and reads its first response.
 func subscribe(ctx context.Context, client secretv3.SecretDiscoveryServiceClient, name string) (secretv3.SecretDiscoveryService_DeltaSecretsClient, error) {
 	stream, err := client.DeltaSecrets(ctx, grpc.WaitForReady(true))
 	if err != nil {
@@ -101,7 +101,7 @@ func (b *bench) firstCertificates(ctx context.Context) error {
 }
 
 func firstCertificate(ctx context.Context, dir string, key sds.KeyType) (time.Duration, error) {
-	ctx, cancel := context.WithTimeout(ctx, secretPatience)
+	ctx, cancel := context.WithTimeout(ctx, secretTimeout)
 	defer cancel()
 	began := time.Now()
 	source, err := sds.NewCASource(sds.CAConfig{
@@ -125,15 +125,15 @@ func firstCertificate(ctx context.Context, dir string, key sds.KeyType) (time.Du
 	return time.Since(began), nil
 }
 
-// pairOfFiles is a certificate that can be replaced.
-type pairOfFiles struct {
+// certificateFiles is a certificate whose files can be replaced.
+type certificateFiles struct {
 	dir, cert, key string
 	versions       [2][2][]byte
 	next           int
 }
 
-func newPair(dir string) (*pairOfFiles, error) {
-	p := &pairOfFiles{dir: dir, cert: filepath.Join(dir, "tls.crt"), key: filepath.Join(dir, "tls.key")}
+func newCertificateFiles(dir string) (*certificateFiles, error) {
+	p := &certificateFiles{dir: dir, cert: filepath.Join(dir, "tls.crt"), key: filepath.Join(dir, "tls.key")}
 	for i := range p.versions {
 		if err := writeCertificates(dir, "server"); err != nil {
 			return nil, err
@@ -149,10 +149,10 @@ func newPair(dir string) (*pairOfFiles, error) {
 	return p, p.swap()
 }
 
-func (p *pairOfFiles) name() string { return "file-cert:" + p.cert + "~" + p.key }
+func (p *certificateFiles) name() string { return "file-cert:" + p.cert + "~" + p.key }
 
-// swap puts the other version in place, as a tool that renews certificates does.
-func (p *pairOfFiles) swap() error {
+// swap installs the other version, as a tool that renews certificates does.
+func (p *certificateFiles) swap() error {
 	version := p.versions[p.next%2]
 	p.next++
 	for i, file := range []string{p.key, p.cert} {
@@ -166,9 +166,9 @@ func (p *pairOfFiles) swap() error {
 	return nil
 }
 
-// secretPushes has a source change as fast as one client takes it, and then once for many clients.
+// secretPushes changes a secret as fast as one client acknowledges it, and then once for many clients.
 func (b *bench) secretPushes(ctx context.Context) error {
-	ctx, cancel := context.WithTimeout(ctx, 2*secretPatience)
+	ctx, cancel := context.WithTimeout(ctx, 2*secretTimeout)
 	defer cancel()
 	dir, err := os.MkdirTemp(b.dir, "push")
 	if err != nil {
@@ -189,7 +189,7 @@ func (b *bench) secretPushes(ctx context.Context) error {
 	}
 	began := time.Now()
 	for i := range secretPushes {
-		if err := server.Trust("bench", roots[i%2]); err != nil {
+		if err := server.SetExtraRoots("bench", roots[i%2]); err != nil {
 			return err
 		}
 		if _, err := stream.Recv(); err != nil {
@@ -204,7 +204,7 @@ func (b *bench) secretPushes(ctx context.Context) error {
 		}
 	}
 	began = time.Now()
-	if err := server.Trust("bench", roots[secretPushes%2]); err != nil {
+	if err := server.SetExtraRoots("bench", roots[secretPushes%2]); err != nil {
 		return err
 	}
 	var all sync.WaitGroup
@@ -220,7 +220,7 @@ func (b *bench) secretPushes(ctx context.Context) error {
 	return nil
 }
 
-// trustServer serves an identity of files.
+// trustServer serves a certificate from files.
 func trustServer(ctx context.Context, dir string) (secretv3.SecretDiscoveryServiceClient, func(), *sds.Server, error) {
 	if err := writeCertificates(dir, "server"); err != nil {
 		return nil, nil, nil, err
@@ -245,7 +245,7 @@ func trustServer(ctx context.Context, dir string) (secretv3.SecretDiscoveryServi
 	return secretv3.NewSecretDiscoveryServiceClient(conn), func() { _ = conn.Close(); cancel(); <-ended }, server, nil
 }
 
-// rootVersions are two sets of roots that differ.
+// rootVersions returns two different sets of roots.
 func rootVersions(dir string) (versions [2][]string, err error) {
 	for i := range versions {
 		more := filepath.Join(dir, fmt.Sprint(i))
@@ -290,15 +290,16 @@ static_resources:
     load_assignment: {cluster_name: sds-grpc, endpoints: [{lb_endpoints: [{endpoint: {address: {pipe: {path: ./s}}}}]}]}
 `
 
-// fileChanges measures from the change of a certificate's files to its arrival at a client, and to Envoy's next handshake.
+// fileChanges measures the time from the change of a certificate's files to its arrival at a client, and to Envoy's
+// next handshake with it.
 func (b *bench) fileChanges(ctx context.Context) error {
-	ctx, cancel := context.WithTimeout(ctx, 3*secretPatience)
+	ctx, cancel := context.WithTimeout(ctx, 3*secretTimeout)
 	defer cancel()
 	dir, err := os.MkdirTemp(b.dir, "file")
 	if err != nil {
 		return err
 	}
-	pair, err := newPair(dir)
+	pair, err := newCertificateFiles(dir)
 	if err != nil {
 		return err
 	}

@@ -25,14 +25,14 @@ import (
 )
 
 const (
-	cniAlone    = 200 // ADDs one after another, a kind
-	cniCrowd    = 50  // at a time
-	cniTogether = 1000
+	cniAlone      = 200 // ADDs one after another, a kind
+	cniConcurrent = 50  // at a time
+	cniTogether   = 1000
 )
 
-// cni measures the CNI plugin from the start of its process to its exit, as a container runtime sees it: a pod that is
-// captured, one that is left alone, and what the process costs that only tells its version; alone, and with others. The
-// pod is known to a node agent on a unix socket.
+// cni measures the CNI plugin from the start of its process to its exit, as a container runtime observes it: for a
+// redirected pod, for an excluded pod, and for the version command alone; sequentially and concurrently. A node agent
+// on a unix socket serves the pods.
 func (b *bench) cni(ctx context.Context) error {
 	if os.Geteuid() != 0 {
 		return errors.New("only root can make network namespaces")
@@ -44,7 +44,7 @@ func (b *bench) cni(ctx context.Context) error {
 	defer stop()
 	fmt.Printf("CNI plugin, from the start of the process to its exit\n")
 	kinds := []struct{ name, command, pod string }{
-		{"VERSION (the process alone)", "VERSION", ""}, {"ADD, left alone", "ADD", "plain"}, {"ADD, captured", "ADD", "web"},
+		{"VERSION (the process alone)", "VERSION", ""}, {"ADD, excluded", "ADD", "plain"}, {"ADD, captured", "ADD", "web"},
 		{"CHECK, captured", "CHECK", "web"}, {"DEL", "DEL", "web"},
 	}
 	times := make([][]cniRun, len(kinds))
@@ -63,23 +63,23 @@ func (b *bench) cni(ctx context.Context) error {
 		_ = ns.Close()
 	}
 	for i, k := range kinds {
-		tellTimes(k.name, times[i])
+		printTimes(k.name, times[i])
 	}
-	together, err := b.crowd(ctx)
+	together, err := b.concurrent(ctx)
 	if err != nil {
 		return err
 	}
-	tellTimes(fmt.Sprintf("ADD, captured, %d at a time", cniCrowd), together)
+	printTimes(fmt.Sprintf("ADD, captured, %d at a time", cniConcurrent), together)
 	return nil
 }
 
 // cniRun is one run of the plugin.
 type cniRun struct {
 	took      time.Duration
-	processor time.Duration // of the plugin's own, which tells more than the time on a machine with other work
+	processor time.Duration // CPU time of the plugin, which depends less on other load than the time does
 }
 
-func tellTimes(name string, runs []cniRun) {
+func printTimes(name string, runs []cniRun) {
 	var took, processor []time.Duration
 	for _, r := range runs {
 		took, processor = append(took, r.took), append(processor, r.processor)
@@ -92,9 +92,9 @@ func tellTimes(name string, runs []cniRun) {
 
 func milliseconds(d time.Duration) float64 { return float64(d.Microseconds()) / 1000 }
 
-// crowd measures ADDs beside each other, each in a namespace of its own.
-func (b *bench) crowd(ctx context.Context) (times []cniRun, err error) {
-	slots, mu := make(chan struct{}, cniCrowd), sync.Mutex{}
+// concurrent measures concurrent ADDs, each in its own namespace.
+func (b *bench) concurrent(ctx context.Context) (times []cniRun, err error) {
+	slots, mu := make(chan struct{}, cniConcurrent), sync.Mutex{}
 	var all sync.WaitGroup
 	for range cniTogether {
 		slots <- struct{}{}
@@ -119,7 +119,7 @@ func (b *bench) addInNew(ctx context.Context) (cniRun, error) {
 	return b.callCNI(ctx, ns, "ADD", "web")
 }
 
-// newNetNS makes a network namespace whose loopback is up, on a thread that ends with it.
+// newNetNS creates a network namespace with an active loopback, on a thread that ends afterwards.
 func newNetNS() (ns netns.NsHandle, err error) {
 	done := make(chan struct{})
 	go func() {
@@ -148,7 +148,7 @@ func (b *bench) callCNI(ctx context.Context, ns netns.NsHandle, command, pod str
 	return cniRun{took: time.Since(begin), processor: cmd.ProcessState.UserTime() + cmd.ProcessState.SystemTime()}, nil
 }
 
-// serveAgent is a node agent that knows a pod of the mesh, web, and one that is not, plain.
+// serveAgent runs a node agent with a pod of the mesh, web, and another one, plain.
 func serveAgent(socket string) (stop func(), err error) {
 	l, err := net.Listen("unix", socket)
 	if err != nil {

@@ -23,7 +23,7 @@ import (
 
 func now() int64 { return time.Now().UnixNano() }
 
-// sizes reads "100,400".
+// sizes parses "100,400".
 func sizes(text string) (list []int, err error) {
 	for _, word := range strings.Split(text, ",") {
 		n, err := strconv.Atoi(word)
@@ -35,13 +35,13 @@ func sizes(text string) (list []int, err error) {
 	return list, nil
 }
 
-// controlPlane measures the control plane with fleets of clients, which are a process of their own: for each size of mesh
-// and of fleet, the start from cold, each kind of change, and the return of all.
+// controlPlane measures the control plane with clients in another process. For each number of services and proxies, it
+// measures the cold start, each kind of change, and the reconnection of all clients.
 func (b *bench) controlPlane(ctx context.Context) error {
 	return b.eachSize(func(services, proxies int) error { return b.planeWith(ctx, services, proxies) })
 }
 
-// eachSize measures each size of mesh with each size of fleet.
+// eachSize calls measure for each combination of services and proxies.
 func (b *bench) eachSize(measure func(services, proxies int) error) error {
 	services, err := sizes(b.services)
 	if err != nil {
@@ -70,21 +70,21 @@ type planeRun struct {
 	costs   []planeCost
 }
 
-// planeCost is what something took, of a change in the median.
+// planeCost contains the costs of one operation; for a change, the medians.
 type planeCost struct {
 	what      string
 	time, cpu time.Duration
-	bytes     float64 // that a proxy got
-	peak      float64 // MB of memory, at most so far
+	bytes     float64 // received per proxy
+	peak      float64 // peak memory so far in MB
 }
 
 func (b *bench) planeWith(ctx context.Context, services, proxies int) error {
-	fmt.Printf("%d services of %d endpoints, %d proxies, besides %d that are slow and %d that refuse\n", services, planeEndpoints, proxies, b.slow, b.refusing)
+	fmt.Printf("%d services of %d endpoints, %d proxies, plus %d slow and %d refusing ones\n", services, planeEndpoints, proxies, b.slow, b.refusing)
 	_, err := b.measurePlane(ctx, services, proxies, b.pilotfishPlane)
 	return err
 }
 
-// measurePlane runs a control plane over files of its own, with a fleet of its own, and gives what each thing took.
+// measurePlane runs a control plane with its own files and clients, and returns the costs of each operation.
 func (b *bench) measurePlane(ctx context.Context, services, proxies int, of planeOf) ([]planeCost, error) {
 	dir, err := os.MkdirTemp(b.dir, "plane")
 	if err != nil {
@@ -119,20 +119,20 @@ func (b *bench) measurePlane(ctx context.Context, services, proxies int, of plan
 			return nil, fmt.Errorf("%s: %w", e.name, err)
 		}
 	}
-	if err := run.comeBack(); err != nil {
+	if err := run.reconnect(); err != nil {
 		return nil, fmt.Errorf("the return of all: %w", err)
 	}
 	return run.costs, ctx.Err()
 }
 
-// planeProgram is a control plane that is to be started.
+// planeProgram is a command that starts a control plane.
 type planeProgram struct {
 	cmd     *exec.Cmd
-	address string // of its port without TLS
-	ready   string // the page that says 200 when it is
+	address string // plaintext gRPC address
+	ready   string // URL that returns 200 when it is ready
 }
 
-// planeOf makes a control plane over the files of a mesh, which may write into a directory.
+// planeOf returns a command for a control plane with the files of a mesh, and may write into dir.
 type planeOf func(ctx context.Context, dir string, mesh *planeMesh) (planeProgram, error)
 
 func (b *bench) pilotfishPlane(ctx context.Context, dir string, mesh *planeMesh) (planeProgram, error) {
@@ -145,7 +145,7 @@ func (b *bench) pilotfishPlane(ctx context.Context, dir string, mesh *planeMesh)
 	return planeProgram{cmd, "127.0.0.1:" + plain, "http://127.0.0.1:" + monitoring + "/ready"}, nil
 }
 
-// start runs the control plane, and says what it takes until it is ready.
+// start starts the control plane, and records the costs until it is ready.
 func (r *planeRun) start(p planeProgram, logFile string) (stop func(), err error) {
 	log, err := os.Create(logFile)
 	if err != nil {
@@ -158,7 +158,7 @@ func (r *planeRun) start(p planeProgram, logFile string) (stop func(), err error
 	if err := p.cmd.Start(); err != nil {
 		return nil, err
 	}
-	stop = func() { _ = p.cmd.Process.Signal(syscall.SIGTERM); _ = p.cmd.Wait() } // it is no longer of interest how
+	stop = func() { _ = p.cmd.Process.Signal(syscall.SIGTERM); _ = p.cmd.Wait() } // its exit status is not relevant
 	r.pid = p.cmd.Process.Pid
 	if err := awaitReady(p.ready); err != nil {
 		stop()
@@ -198,7 +198,7 @@ func awaitReady(url string) error {
 			if response.StatusCode == http.StatusOK {
 				return nil
 			}
-			err = fmt.Errorf("%s says %s", url, response.Status)
+			err = fmt.Errorf("%s returns %s", url, response.Status)
 		}
 		if time.Now().After(deadline) {
 			return err
@@ -207,7 +207,7 @@ func awaitReady(url string) error {
 	}
 }
 
-// startFleet runs this program again, as the clients.
+// startFleet runs this program again as the clients.
 func (r *planeRun) startFleet(ctx context.Context) (stop func(), err error) {
 	self, err := os.Executable()
 	if err != nil {
@@ -231,7 +231,7 @@ func (r *planeRun) startFleet(ctx context.Context) (stop func(), err error) {
 	return func() { _ = r.fleet.Close(); _ = cmd.Wait() }, nil
 }
 
-// pipes are two ends that make a connection.
+// pipes joins two pipe ends to one connection.
 type pipes struct {
 	io.ReadCloser
 	out io.WriteCloser
@@ -241,12 +241,12 @@ func (p pipes) Write(b []byte) (int, error) { return p.out.Write(b) }
 
 func (p pipes) Close() error { _ = p.out.Close(); return p.ReadCloser.Close() }
 
-// cold has all proxies come at once to a control plane that has served nobody.
+// cold connects all proxies concurrently to a control plane without earlier clients.
 func (r *planeRun) cold(address string, slow, refusing int) error {
 	var report fleet.Report
-	cpu, err := r.spent(func() error {
+	cpu, err := r.cpuTimeOf(func() error {
 		return r.fleet.Call("Fleet.Connect", fleet.Options{
-			Address: address, Proxies: r.proxies, Namespaces: planeNamespaces, Slow: slow, Refusing: refusing, Patience: 2 * time.Minute,
+			Address: address, Proxies: r.proxies, Namespaces: planeNamespaces, Slow: slow, Refusing: refusing, Timeout: 2 * time.Minute,
 		}, &report)
 	})
 	if err != nil {
@@ -256,19 +256,19 @@ func (r *planeRun) cold(address string, slow, refusing int) error {
 	return nil
 }
 
-func (r *planeRun) comeBack() error {
+func (r *planeRun) reconnect() error {
 	var report fleet.Report
-	cpu, err := r.spent(func() error { return r.fleet.Call("Fleet.Reconnect", struct{}{}, &report) })
+	cpu, err := r.cpuTimeOf(func() error { return r.fleet.Call("Fleet.Reconnect", struct{}{}, &report) })
 	if err != nil {
 		return err
 	}
 	r.print("all come back", report, cpu)
-	time.Sleep(6 * time.Second) // for what memory there is when nothing happens
+	time.Sleep(6 * time.Second) // to measure the idle memory
 	fmt.Printf("  %-18s %s\n", "at rest", r.memory())
 	return nil
 }
 
-// change makes an edit several times.
+// change applies an edit several times.
 func (r *planeRun) change(name string, edit func(*planeMesh) planeEdit, rounds int) error {
 	if rounds == 0 {
 		return nil
@@ -276,14 +276,14 @@ func (r *planeRun) change(name string, edit func(*planeMesh) planeEdit, rounds i
 	var p50, most, cpus, bytes, responses []float64
 	var refused int64
 	for range rounds {
-		if name == "service removed" { // there has to be one
+		if name == "service removed" { // a service to remove must exist
 			var ignored fleet.Report
-			if _, err := r.once(r.mesh.addService(), &ignored); err != nil {
+			if _, err := r.measureOnce(r.mesh.addService(), &ignored); err != nil {
 				return err
 			}
 		}
 		var report fleet.Report
-		cpu, err := r.once(edit(r.mesh), &report)
+		cpu, err := r.measureOnce(edit(r.mesh), &report)
 		if err != nil {
 			return err
 		}
@@ -294,25 +294,25 @@ func (r *planeRun) change(name string, edit func(*planeMesh) planeEdit, rounds i
 	}
 	fmt.Printf("  %-18s p50 %5.0f  all %5.0f ms (worst %5.0f)  CPU %8.0f ms  a proxy %8.0f bytes in %.1f responses\n", name,
 		medianOf(p50), medianOf(clone(most)), slices.Max(most), medianOf(cpus), medianOf(bytes), medianOf(responses))
-	r.costs = append(r.costs, planeCost{name, fromMS(medianOf(most)), fromMS(medianOf(cpus)), medianOf(bytes), r.peak()})
+	r.costs = append(r.costs, planeCost{name, parseMS(medianOf(most)), parseMS(medianOf(cpus)), medianOf(bytes), r.peak()})
 	if refused > 0 {
 		fmt.Printf("  %-18s %d responses so far\n", "refused", refused)
 	}
 	return nil
 }
 
-func (r *planeRun) once(e planeEdit, report *fleet.Report) (cpu time.Duration, err error) {
+func (r *planeRun) measureOnce(e planeEdit, report *fleet.Report) (cpu time.Duration, err error) {
 	if err := r.fleet.Call("Fleet.Expect", e.sign, &struct{}{}); err != nil {
 		return 0, err
 	}
-	return r.spent(func() error {
+	return r.cpuTimeOf(func() error {
 		since, err := e.apply()
 		if err != nil {
 			return err
 		}
 		await := "Fleet.Await"
 		if e.text == "" {
-			await = "Fleet.AwaitAny" // a removal says the name elsewhere
+			await = "Fleet.AwaitAny" // a removal has no resource with the marker
 		}
 		if err := r.fleet.Call(await, since, report); err != nil {
 			return err
@@ -324,8 +324,8 @@ func (r *planeRun) once(e planeEdit, report *fleet.Report) (cpu time.Duration, e
 	})
 }
 
-// spent is the processor time that the control plane spends while something is done.
-func (r *planeRun) spent(do func() error) (time.Duration, error) {
+// cpuTimeOf returns the CPU time that the control plane uses while do runs.
+func (r *planeRun) cpuTimeOf(do func() error) (time.Duration, error) {
 	before, err := cpuTime(r.pid)
 	if err != nil {
 		return 0, err
@@ -357,4 +357,4 @@ func (r *planeRun) print(what string, report fleet.Report, cpu time.Duration) {
 
 func ms(d time.Duration) float64 { return float64(d.Microseconds()) / 1000 }
 
-func fromMS(v float64) time.Duration { return time.Duration(v * float64(time.Millisecond)) }
+func parseMS(v float64) time.Duration { return time.Duration(v * float64(time.Millisecond)) }

@@ -11,12 +11,12 @@ import (
 	"github.com/pilotfish-mesh/pilotfish/bench/fleet"
 )
 
-// planeMesh is the files of a mesh of many services: each is a ServiceEntry with its endpoints and a VirtualService, and
-// each tenth has a DestinationRule too.
+// planeMesh manages the files of a mesh with many services. Each service has a ServiceEntry with endpoints and a
+// VirtualService; each tenth also has a DestinationRule.
 type planeMesh struct {
 	dir      string
 	services int
-	edits    int // that were made so far, by which they are told apart
+	edits    int // number of edits so far, which makes each edit unique
 }
 
 const (
@@ -26,7 +26,7 @@ const (
 
 func serviceHost(i int) string { return fmt.Sprintf("s%05d.mesh.example", i) }
 
-// write lays out all files.
+// write writes all files.
 func (m *planeMesh) write() error {
 	if err := os.MkdirAll(m.dir, 0o755); err != nil {
 		return err
@@ -89,14 +89,14 @@ spec: {host: %s, trafficPolicy: {connectionPool: {tcp: {connectTimeout: %ds}}}}
 `, i, i%planeNamespaces, serviceHost(i), seconds)
 }
 
-// planeEdit is a change of one file, and how clients know that they have it.
+// planeEdit is a change of one file, with the marker by which clients recognize it.
 type planeEdit struct {
-	file, text string // no text removes it
+	file, text string // an empty text removes the file
 	sign       fleet.Sign
-	last       bool // what counts is the last response, and not the one with the sign
+	last       bool // measure until the last response instead of the one with the marker
 }
 
-// planeEdits are the changes that are measured, each of another service each time.
+// planeEdits are the measured changes. Each round changes another service.
 var planeEdits = []struct {
 	name string
 	edit func(*planeMesh) planeEdit
@@ -134,12 +134,12 @@ func (m *planeMesh) addService() planeEdit {
 		fleet.Sign{Text: host, Types: []string{"RouteConfiguration", "VirtualHost"}}, true}
 }
 
-// removeService removes the one that was added last.
+// removeService removes the last added service.
 func (m *planeMesh) removeService() planeEdit {
 	return planeEdit{m.file("added", m.edits), "", fleet.Sign{Text: fmt.Sprintf("added-%d.mesh.example", m.edits), Types: []string{"Cluster"}}, true}
 }
 
-// apply makes the change, and gives the moment before.
+// apply makes the change, and returns the time before it.
 func (e planeEdit) apply() (since int64, err error) {
 	if e.text == "" {
 		since = now()

@@ -17,15 +17,16 @@ import (
 	"time"
 )
 
-// beside measures the control plane and Istio's in turn: the same files, clients and changes, and the ratios of each turn.
-func (b *bench) beside(ctx context.Context) error {
+// compareIstiod measures this control plane and Istio's in turn, with the same files, clients and changes, and prints
+// the ratio of each turn.
+func (b *bench) compareIstiod(ctx context.Context) error {
 	if b.istiod == "" {
-		return errors.New("-istiod has to say where Istio's pilot-discovery is")
+		return errors.New("set -istiod to the path of Istio's pilot-discovery")
 	}
-	return b.eachSize(func(services, proxies int) error { return b.besideWith(ctx, services, proxies) })
+	return b.eachSize(func(services, proxies int) error { return b.compareIstiodWith(ctx, services, proxies) })
 }
 
-func (b *bench) besideWith(ctx context.Context, services, proxies int) error {
+func (b *bench) compareIstiodWith(ctx context.Context, services, proxies int) error {
 	var ours, theirs [][]planeCost
 	for turn := range b.turns {
 		for _, side := range []struct {
@@ -49,7 +50,7 @@ func (b *bench) besideWith(ctx context.Context, services, proxies int) error {
 		fmt.Printf("  %-18s time x%-6.1f CPU x%-6.1f memory at most so far x%-5.1f", c.what,
 			of(func(c planeCost) float64 { return ms(c.time) }), of(func(c planeCost) float64 { return ms(c.cpu) }),
 			of(func(c planeCost) float64 { return c.peak }))
-		if c.bytes > 0 { // nothing at the start, and little when all come back
+		if c.bytes > 0 { // zero at the start, and little after a reconnection
 			fmt.Printf(" bytes a proxy x%.1f", of(func(c planeCost) float64 { return c.bytes }))
 		}
 		fmt.Println()
@@ -64,8 +65,8 @@ func columnOf(turns [][]planeCost, i int, field func(planeCost) float64) (out []
 	return out
 }
 
-// istiodPlane is Istio's control plane over the files of the mesh, which knows of a Kubernetes without anything in it: without
-// one it does not start.
+// istiodPlane returns the command for Istio's control plane with the files of the mesh. It needs a Kubernetes API to
+// start, which here contains no objects.
 func (b *bench) istiodPlane(ctx context.Context, dir string, mesh *planeMesh) (planeProgram, error) {
 	api, err := serveEmptyKubernetes(ctx)
 	if err != nil {
@@ -90,8 +91,8 @@ func (b *bench) istiodPlane(ctx context.Context, dir string, mesh *planeMesh) (p
 	return planeProgram{cmd, "127.0.0.1:" + grpc, "http://127.0.0.1:" + web + "/ready"}, nil
 }
 
-// serveEmptyKubernetes is as much of the Kubernetes API as istiod needs to start: lists of nothing, watches in which nothing
-// happens, and objects that are taken.
+// serveEmptyKubernetes serves the parts of the Kubernetes API that istiod needs to start: empty lists, watches without
+// events, and the creation of objects.
 func serveEmptyKubernetes(ctx context.Context) (address string, err error) {
 	listener, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
@@ -103,7 +104,7 @@ func serveEmptyKubernetes(ctx context.Context) (address string, err error) {
 	return listener.Addr().String(), nil
 }
 
-// emptyKubernetes has only what was made in it.
+// emptyKubernetes is a fake API server that contains only objects created through it.
 type emptyKubernetes struct {
 	mu   sync.Mutex
 	made map[string]json.RawMessage // by path
@@ -113,7 +114,7 @@ func (k *emptyKubernetes) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	answer := func(code int, body string) {
 		w.Header().Set("Content-Type", "application/json")
 		w.WriteHeader(code)
-		_, _ = w.Write([]byte(body)) // who asked may be gone
+		_, _ = w.Write([]byte(body)) // the client may be disconnected
 	}
 	query := r.URL.Query()
 	switch {
@@ -123,7 +124,7 @@ func (k *emptyKubernetes) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		k.make(r, answer)
 	case r.Method != http.MethodGet:
 		answer(http.StatusMethodNotAllowed, statusOf("MethodNotAllowed", http.StatusMethodNotAllowed))
-	case query.Get("sendInitialEvents") != "": // clients list instead, and then watch
+	case query.Get("sendInitialEvents") != "": // clients fall back to list and watch
 		answer(http.StatusUnprocessableEntity, statusOf("Invalid", http.StatusUnprocessableEntity))
 	case query.Get("watch") != "":
 		answer(http.StatusOK, "")
@@ -167,7 +168,7 @@ func statusOf(reason string, code int) string {
 	return fmt.Sprintf(`{"kind": "Status", "apiVersion": "v1", "status": "Failure", "reason": %q, "code": %d}`, reason, code)
 }
 
-// isObject says whether a path of the API names one object, and not all of a resource.
+// isObject reports whether an API path names one object, rather than a collection.
 func isObject(path string) bool {
 	parts := strings.Split(strings.Trim(path, "/"), "/")
 	skip := 2 // api/v1

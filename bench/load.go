@@ -15,9 +15,9 @@ import (
 	"time"
 )
 
-// load is what to ask, and how hard.
+// load describes requests and their rate.
 type load struct {
-	// address is where to connect to.
+	// address is the address to connect to.
 	address string
 	// target is the request's target: a path, or an absolute URL for a proxy.
 	target      string
@@ -26,7 +26,7 @@ type load struct {
 	duration    time.Duration
 }
 
-// result is what came of a load.
+// result is the result of a load.
 type result struct {
 	requests int
 	failed   int
@@ -36,8 +36,8 @@ type result struct {
 
 func (r result) perSecond() float64 { return float64(r.requests) / r.elapsed.Seconds() }
 
-// run keeps the connections busy with one request at a time each until the time is over. It writes the same bytes
-// again and again, so that the generator costs little beside what it measures.
+// run sends requests on all connections, one at a time on each, until the duration has passed. It reuses the same
+// bytes, so that the generator uses little CPU.
 func (l load) run(ctx context.Context) (result, error) {
 	ctx, cancel := context.WithTimeout(ctx, l.duration)
 	defer cancel()
@@ -49,7 +49,7 @@ func (l load) run(ctx context.Context) (result, error) {
 	var wg sync.WaitGroup
 	start := time.Now()
 	for i := range l.connections {
-		wg.Go(func() { latencies[i], failures[i], errs[i] = ask(ctx, l.address, request) })
+		wg.Go(func() { latencies[i], failures[i], errs[i] = sendRequests(ctx, l.address, request) })
 	}
 	wg.Wait()
 	r := result{elapsed: time.Since(start)}
@@ -70,8 +70,9 @@ func (l load) run(ctx context.Context) (result, error) {
 	return r, nil
 }
 
-// ask uses one connection until the context ends, and gives the latency of each answer and how many were not 200.
-func ask(ctx context.Context, address string, request []byte) (latencies []time.Duration, failed int, err error) {
+// sendRequests uses one connection until the context ends. It returns the latency of each response, and how many were
+// not 200.
+func sendRequests(ctx context.Context, address string, request []byte) (latencies []time.Duration, failed int, err error) {
 	conn, err := (&net.Dialer{Timeout: 2 * time.Second}).DialContext(ctx, "tcp", address)
 	if err != nil {
 		return nil, 0, err

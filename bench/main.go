@@ -1,8 +1,8 @@
 //go:build linux
 
-// Command bench measures pilotfish against what it is made of: the agent against Envoy alone, a request through two
-// sidecars against a direct one and against two Envoys configured by hand. Each comparison is made in one run, the two
-// sides in turn, and told as a ratio, since the machines that it runs on are shared.
+// Command bench compares pilotfish with its parts: the agent with Envoy alone, and a request through two sidecars with
+// a direct one and with two manually configured Envoys. Each comparison runs both sides in turn and prints ratios,
+// because the machines are shared.
 package main
 
 import (
@@ -28,13 +28,13 @@ type bench struct {
 	envoy  string // path of Envoy
 	dir    string // temporary directory
 	rounds int
-	load   time.Duration // length of one load
+	load   time.Duration // duration of one load
 
-	services, proxies string // sizes of the meshes and fleets for the control plane
-	slow, refusing    int    // clients besides that read next to nothing, and that refuse everything again and again
+	services, proxies string // numbers of services and clients for the control plane
+	slow, refusing    int    // additional clients that read almost nothing, and that NACK everything
 	istiod            string // path of Istio's control plane
-	turns             int    // how often it and ours are measured in turn
-	edits             string // the kinds of changes that it is measured with; none is all
+	turns             int    // number of alternating measurements with istiod
+	edits             string // measured kinds of changes; empty: all
 }
 
 func main() {
@@ -50,12 +50,12 @@ func run() error {
 	only := flag.String("only", "startup,rest,end,probe,scrape,certificate,path,relay", "what to measure: startup, rest, end, probe, scrape, certificate, exchange, path, metrics, relay, controlplane, beside (needs -istiod), scope, cni and capture and redirect (as root), dns (needs unbound and dnsperf)")
 	flag.StringVar(&b.services, "services", "1000", "how many services the control plane has, one mesh after the other")
 	flag.StringVar(&b.proxies, "proxies", "100,400,1000", "how many proxies the control plane has, one fleet after the other")
-	flag.IntVar(&b.slow, "slow", 0, "how many clients of the control plane read next to nothing, besides those that are measured")
-	flag.IntVar(&b.refusing, "refusing", 0, "how many clients of the control plane refuse everything and ask for it again at once, besides those that are measured")
+	flag.IntVar(&b.slow, "slow", 0, "number of additional control plane clients that read almost nothing")
+	flag.IntVar(&b.refusing, "refusing", 0, "number of additional control plane clients that NACK everything")
 	flag.StringVar(&b.edits, "edits", "", "which changes the control plane is measured with, such as \"endpoint,service added\"; none is all")
-	flag.StringVar(&b.istiod, "istiod", "", "path of Istio's pilot-discovery, to measure the control plane beside it")
-	flag.IntVar(&b.turns, "turns", 3, "how often each of two control planes is measured beside the other")
-	asFleet := flag.Bool("fleet", false, "be the proxies of a control plane, as standard input says")
+	flag.StringVar(&b.istiod, "istiod", "", "path of Istio's pilot-discovery, to compare the control planes")
+	flag.IntVar(&b.turns, "turns", 3, "number of alternating measurements of two control planes")
+	asFleet := flag.Bool("fleet", false, "act as the proxies of a control plane, controlled over standard input")
 	relay := flag.String("relay", "", "be a relay on the way from a control plane: kind,socket,address,roots")
 	serveAt := flag.String("serve", "", "be the application behind the proxies, at this address")
 	namesBy := flag.String("serve-names", "", "be the DNS server, with this resolv.conf")
@@ -92,7 +92,7 @@ func run() error {
 	if b.bin, err = filepath.Abs(b.bin); err != nil {
 		return err
 	}
-	// A short path: unix sockets are in it.
+	// A short path, because it contains unix sockets.
 	if b.dir, err = os.MkdirTemp("", "pfbench"); err != nil {
 		return err
 	}
@@ -101,7 +101,7 @@ func run() error {
 	for _, part := range []struct {
 		name    string
 		measure func(context.Context) error
-	}{{"startup", b.startup}, {"rest", b.rest}, {"end", b.end}, {"probe", b.probe}, {"scrape", b.scrape}, {"certificate", b.certificate}, {"exchange", b.exchange}, {"path", b.path}, {"metrics", b.metrics}, {"relay", b.relay}, {"controlplane", b.controlPlane}, {"beside", b.beside}, {"scope", b.scope}, {"dns", b.names}, {"cni", b.cni}, {"capture", b.capture}, {"redirect", b.redirection}} {
+	}{{"startup", b.startup}, {"rest", b.idle}, {"end", b.shutdown}, {"probe", b.probe}, {"scrape", b.scrape}, {"certificate", b.certificate}, {"exchange", b.exchange}, {"path", b.path}, {"metrics", b.metrics}, {"relay", b.relay}, {"controlplane", b.controlPlane}, {"beside", b.compareIstiod}, {"scope", b.scope}, {"dns", b.names}, {"cni", b.cni}, {"capture", b.capture}, {"redirect", b.redirection}} {
 		if !slices.Contains(parts, part.name) {
 			continue
 		}
@@ -112,7 +112,7 @@ func run() error {
 	return ctx.Err()
 }
 
-// start starts a process that ends with the bench. Its output is shown only when it fails.
+// start starts a process that ends with the benchmark. Its output is printed only if it fails.
 func start(dir string, env []string, name string, args ...string) (stop func() error, err error) {
 	cmd := exec.Command(name, args...)
 	cmd.Dir, cmd.Env = dir, env
@@ -123,7 +123,7 @@ func start(dir string, env []string, name string, args ...string) (stop func() e
 		return nil, err
 	}
 	return func() error {
-		_ = cmd.Process.Signal(syscall.SIGTERM) // gone already: Wait tells
+		_ = cmd.Process.Signal(syscall.SIGTERM) // Wait reports an earlier exit
 		err := cmd.Wait()
 		if exit := (&exec.ExitError{}); errors.As(err, &exit) && exit.ExitCode() != 143 && exit.ExitCode() != 0 {
 			return fmt.Errorf("%s: %w\n%s", filepath.Base(name), err, output.String())
@@ -132,7 +132,7 @@ func start(dir string, env []string, name string, args ...string) (stop func() e
 	}, nil
 }
 
-// median of durations; it sorts them.
+// median returns the median of durations, and sorts them.
 func median(d []time.Duration) time.Duration {
 	slices.Sort(d)
 	return d[len(d)/2]

@@ -8,6 +8,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"net"
 	"net/http"
 	"os"
 	"path/filepath"
@@ -15,9 +16,11 @@ import (
 	"strconv"
 	"strings"
 	"time"
+
+	"github.com/pilotfish-mesh/pilotfish/internal/dial"
 )
 
-// withoutMetrics disables the mesh's standard metrics in all of it.
+// withoutMetrics disables the standard metrics of the whole mesh.
 const withoutMetrics = `apiVersion: telemetry.istio.io/v1
 kind: Telemetry
 metadata: {name: none, namespace: istio-system}
@@ -27,44 +30,44 @@ spec:
       overrides: [{match: {metric: ALL_METRICS}, disabled: true}]
 `
 
-// inForceTime is how long both Envoys may take to have what a changed file says.
-const inForceTime = 20 * time.Second
+// updateTimeout is how long both Envoys may take to apply a changed file.
+const updateTimeout = 20 * time.Second
 
-// measuredConnections are the loads that are made with and without metrics.
+// measuredConnections are the numbers of connections of the loads.
 var measuredConnections = []int{1, 32}
 
-// What the standard metrics' names begin with, and those of the one that counts requests.
+// Prefixes of the standard metrics' names, and of the request counter.
 var (
 	metricPrefixes  = []string{"envoy_istio_", "istio_"}
 	requestPrefixes = []string{"envoy_istio_requests_total{", "istio_requests_total{"}
 )
 
-// meteredPair is the two sidecars of the mesh, whose Envoys make the metrics or not, as a file says.
+// meteredPair is the pair of sidecars of the mesh, whose metrics a file enables or disables.
 type meteredPair struct {
 	telemetry string // the file that disables them
 	admins    []string
 	pids      []int
 }
 
-// metered is what came of the loads with metrics, or of those without.
+// metered contains the results with or without metrics.
 type metered struct {
 	side
-	perRequest [][]float64 // microseconds of processor time a request, by sidecar and round
+	perRequest [][]float64 // CPU time in microseconds per request, by sidecar and round
 }
 
-// metrics measures what the standard metrics cost: the same requests through the same two sidecars with them and with a
-// Telemetry that disables them, in turn.
+// metrics measures the cost of the standard metrics: the same requests through the same two sidecars, with metrics and
+// with a Telemetry that disables them, in turn.
 func (b *bench) metrics(ctx context.Context) error {
 	stop, err := b.startMesh(ctx)
 	if err != nil {
 		return err
 	}
-	defer func() { _ = stop() }() // it only served the measurement
+	defer func() { _ = stop() }() // only needed for the measurement
 	pair, err := b.meteredPair()
 	if err != nil {
 		return err
 	}
-	if err := pair.tellSeries(ctx); err != nil {
+	if err := pair.printSeries(ctx); err != nil {
 		return err
 	}
 	results := make(map[bool][]*metered)
@@ -74,7 +77,7 @@ func (b *bench) metrics(ctx context.Context) error {
 		}
 	}
 	for round := range b.rounds + 1 {
-		// The order changes with every round, so that neither has always the later time.
+		// The order alternates, so that neither is always measured last.
 		for _, on := range []bool{round%2 == 0, round%2 != 0} {
 			if err := b.meter(ctx, pair, on, results[on], round == 0); err != nil {
 				return err
@@ -83,35 +86,34 @@ func (b *bench) metrics(ctx context.Context) error {
 	}
 	for i, connections := range measuredConnections {
 		fmt.Printf("%d connections, medians of %d loads of %s in turn\n", connections, b.rounds, b.load)
-		tellMetered(results[false][i], results[true][i])
+		printMetered(results[false][i], results[true][i])
 	}
 	return nil
 }
 
 // meteredPair finds the Envoys of the mesh that startMesh has started.
 func (b *bench) meteredPair() (*meteredPair, error) {
-	pair := &meteredPair{
-		telemetry: filepath.Join(b.dir, "mesh", "config", "telemetry.yaml"),
-		admins:    []string{"http://" + meshClient + ":15000", "http://" + meshServer + ":15000"},
-	}
+	pair := &meteredPair{telemetry: filepath.Join(b.dir, "mesh", "config", "telemetry.yaml")}
 	for _, name := range []string{"client", "server"} {
-		pid, err := processIn(b.envoy, filepath.Join(b.dir, "run", "bench", "workloads", name))
+		dir := filepath.Join(b.dir, "run", "bench", "workloads", name)
+		pid, err := processIn(b.envoy, dir)
 		if err != nil {
 			return nil, err
 		}
 		pair.pids = append(pair.pids, pid)
+		pair.admins = append(pair.admins, "http://"+dial.SocketHost(filepath.Join(dir, "etc/istio/proxy/admin/envoy.sock")))
 	}
 	return pair, nil
 }
 
-// processIn is the process of a program in a working directory.
+// processIn returns the process of a program in a working directory.
 func processIn(program, dir string) (int, error) {
 	processes, err := filepath.Glob("/proc/[0-9]*")
 	if err != nil {
 		return 0, err
 	}
 	for _, p := range processes {
-		exe, _ := os.Readlink(p + "/exe") // one that ends is none of ours
+		exe, _ := os.Readlink(p + "/exe") // a process that ends is not the wanted one
 		cwd, _ := os.Readlink(p + "/cwd")
 		if exe == program && cwd == dir {
 			return strconv.Atoi(filepath.Base(p))
@@ -120,7 +122,7 @@ func processIn(program, dir string) (int, error) {
 	return 0, fmt.Errorf("no process of %s is in %s", program, dir)
 }
 
-// meter makes all loads with or without metrics, and checks that they were counted, or were not.
+// meter runs all loads with or without metrics, and checks that the requests were counted or not.
 func (b *bench) meter(ctx context.Context, pair *meteredPair, on bool, into []*metered, warmUp bool) error {
 	if err := pair.set(ctx, on); err != nil {
 		return err
@@ -128,7 +130,7 @@ func (b *bench) meter(ctx context.Context, pair *meteredPair, on bool, into []*m
 	for i, connections := range measuredConnections {
 		l := load{address: meshClient + ":15080", target: "http://server:8080/", host: "server:8080", connections: connections, duration: b.load}
 		if warmUp {
-			l.duration /= 3 // warms up, and is not counted
+			l.duration /= 3 // warm-up, not counted
 		}
 		counted, spent, err := pair.state(ctx)
 		if err != nil {
@@ -159,8 +161,8 @@ func (b *bench) meter(ctx context.Context, pair *meteredPair, on bool, into []*m
 	return nil
 }
 
-// checkCounted makes sure that what is measured is what it is said to be. A connection from before may carry a last
-// request in the way of before.
+// checkCounted checks that the metrics were really enabled or disabled. An earlier connection may carry one more
+// request with the previous setting.
 func checkCounted(on bool, requests int, before, after []int) error {
 	stray := requests / 100
 	for i := range before {
@@ -171,8 +173,8 @@ func checkCounted(on bool, requests int, before, after []int) error {
 	return nil
 }
 
-// set turns the metrics on or off, waits until both Envoys have nothing of the listeners before, and has a request end the
-// connection between them, which is still served as it was.
+// set enables or disables the metrics, waits until both Envoys have replaced their listeners, and sends a request that
+// closes the connection between them, which still has the previous setting.
 func (m *meteredPair) set(ctx context.Context, on bool) error {
 	var err error
 	if on {
@@ -183,8 +185,8 @@ func (m *meteredPair) set(ctx context.Context, on bool) error {
 	if err != nil && !errors.Is(err, os.ErrNotExist) {
 		return err
 	}
-	for deadline := time.Now().Add(inForceTime); ; {
-		inForce, err := m.inForce(ctx, on)
+	for deadline := time.Now().Add(updateTimeout); ; {
+		inForce, err := m.waitUpdated(ctx, on)
 		if err != nil {
 			return err
 		}
@@ -192,7 +194,7 @@ func (m *meteredPair) set(ctx context.Context, on bool) error {
 			return awaitAnswer(ctx, load{address: meshClient + ":15080", target: "http://server:8080/", host: "server:8080"})
 		}
 		if time.Now().After(deadline) {
-			return fmt.Errorf("metrics on: %t is not in force in both Envoys after %s", on, inForceTime)
+			return fmt.Errorf("metrics on: %t is not in force in both Envoys after %s", on, updateTimeout)
 		}
 		if !pause(ctx, 50*time.Millisecond) {
 			return ctx.Err()
@@ -200,7 +202,7 @@ func (m *meteredPair) set(ctx context.Context, on bool) error {
 	}
 }
 
-func (m *meteredPair) inForce(ctx context.Context, on bool) (bool, error) {
+func (m *meteredPair) waitUpdated(ctx context.Context, on bool) (bool, error) {
 	for _, admin := range m.admins {
 		dump, err := fetch(ctx, admin+"/config_dump?resource=dynamic_listeners")
 		if err != nil {
@@ -213,7 +215,7 @@ func (m *meteredPair) inForce(ctx context.Context, on bool) (bool, error) {
 	return true, nil
 }
 
-// state is how many requests each Envoy's metrics have counted, and the processor time that it has spent.
+// state returns the number of requests that each Envoy's metrics have counted, and its CPU time.
 func (m *meteredPair) state(ctx context.Context) (counted []int, spent []time.Duration, err error) {
 	for i, admin := range m.admins {
 		text, err := fetch(ctx, admin+"/stats/prometheus?filter=requests_total")
@@ -237,9 +239,9 @@ func (m *meteredPair) state(ctx context.Context) (counted []int, spent []time.Du
 	return counted, spent, nil
 }
 
-// tellSeries counts what each Envoy has for its requests so far, which were all of one caller to one service: those before
-// the mesh was ready were answered otherwise than those after.
-func (m *meteredPair) tellSeries(ctx context.Context) error {
+// printSeries prints the number of each Envoy's series for the requests so far, all from one client to one service.
+// Requests before readiness have other labels.
+func (m *meteredPair) printSeries(ctx context.Context) error {
 	fmt.Printf("standard metrics of one caller and one service\n")
 	for i, name := range []string{"client's sidecar", "server's sidecar"} {
 		text, err := fetch(ctx, m.admins[i]+"/stats/prometheus")
@@ -253,7 +255,7 @@ func (m *meteredPair) tellSeries(ctx context.Context) error {
 	return nil
 }
 
-// seriesOf are the samples of an exposition whose names begin with one of the prefixes.
+// seriesOf returns the samples of an exposition whose names begin with one of the prefixes.
 func seriesOf(text []byte, prefixes ...string) (found []string) {
 	for line := range strings.Lines(string(text)) {
 		line = strings.TrimSpace(line)
@@ -272,37 +274,38 @@ func sizeOf(lines []string) (n int) {
 	return n
 }
 
-// fetch gets a page of an Envoy's admin.
+// fetch reads a page of an Envoy's admin interface.
 func fetch(ctx context.Context, url string) ([]byte, error) {
 	request, err := http.NewRequestWithContext(ctx, http.MethodGet, url, nil)
 	if err != nil {
 		return nil, err
 	}
-	response, err := http.DefaultClient.Do(request)
+	client := http.Client{Transport: &http.Transport{DisableKeepAlives: true, DialContext: dial.LocalhostDialer(&net.Dialer{})}}
+	response, err := client.Do(request)
 	if err != nil {
 		return nil, err
 	}
 	defer response.Body.Close()
 	body, err := io.ReadAll(response.Body)
 	if err == nil && response.StatusCode != http.StatusOK {
-		err = fmt.Errorf("%s says %s: %s", url, response.Status, body)
+		err = fmt.Errorf("%s returns %s: %s", url, response.Status, body)
 	}
 	return body, err
 }
 
-func tellMetered(off, on *metered) {
-	tell := func(what, unit string, off, on []float64) {
+func printMetered(off, on *metered) {
+	printRow := func(what, unit string, off, on []float64) {
 		least, most := spread(on, off)
 		fmt.Printf("  %-38s off %8.1f  on %8.1f %-3s  x%.3f (x%.3f to x%.3f)\n", what, medianOf(clone(off)), medianOf(clone(on)), unit, ratio(on, off), least, most)
 	}
-	tell("requests/s", "", off.rps, on.rps)
-	tell("p99", "µs", off.p99, on.p99)
-	tell("CPU of the client's Envoy a request", "µs", off.perRequest[0], on.perRequest[0])
-	tell("CPU of the server's Envoy a request", "µs", off.perRequest[1], on.perRequest[1])
-	tell("CPU of both a request", "µs", sums(off.perRequest), sums(on.perRequest))
+	printRow("requests/s", "", off.rps, on.rps)
+	printRow("p99", "µs", off.p99, on.p99)
+	printRow("CPU of the client's Envoy a request", "µs", off.perRequest[0], on.perRequest[0])
+	printRow("CPU of the server's Envoy a request", "µs", off.perRequest[1], on.perRequest[1])
+	printRow("CPU of both a request", "µs", sums(off.perRequest), sums(on.perRequest))
 }
 
-// spread is the least and the greatest of the ratios of what was measured in the same round.
+// spread returns the minimum and maximum of the ratios of each round.
 func spread(a, b []float64) (least, most float64) {
 	for i := range a {
 		r := a[i] / b[i]
@@ -314,7 +317,7 @@ func spread(a, b []float64) (least, most float64) {
 	return least, most
 }
 
-// sums adds up what two sidecars spent in each round.
+// sums returns the sum for two sidecars in each round.
 func sums(of [][]float64) []float64 {
 	out := make([]float64, len(of[0]))
 	for _, rounds := range of {

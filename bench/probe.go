@@ -16,14 +16,14 @@ import (
 )
 
 const (
-	probePath   = "/app-health/server/readyz"
-	probesAfter = 500 // a round and side
-	stormTime   = 10 * time.Second
-	stormers    = 32
+	probePath    = "/app-health/server/readyz"
+	probesAfter  = 500 // per round and side
+	stormTime    = 10 * time.Second
+	stormClients = 32
 )
 
-// probe compares a probe through the agent with the same probe of the application itself, and weighs the agent under as
-// many probes as can be made.
+// probe compares a probe through the agent with a direct probe of the application, and measures the agent's memory
+// under as many probes as possible.
 func (b *bench) probe(ctx context.Context) error {
 	stop, err := b.startPlane(ctx)
 	if err != nil {
@@ -75,7 +75,7 @@ func (b *bench) compareProbes(ctx context.Context, application, through string) 
 	return nil
 }
 
-// probeTimes is the median of the microseconds that a probe takes.
+// probeTimes returns the median duration of a probe in microseconds.
 func probeTimes(ctx context.Context, address, path string, count int) (float64, error) {
 	took := make([]float64, 0, count)
 	for range count {
@@ -88,7 +88,7 @@ func probeTimes(ctx context.Context, address, path string, count int) (float64, 
 	return medianOf(took), nil
 }
 
-// probeOnce asks as a kubelet does: each time on a new connection.
+// probeOnce sends a probe on a new connection, as a kubelet does.
 func probeOnce(ctx context.Context, address, path string) error {
 	conn, err := (&net.Dialer{Timeout: 5 * time.Second}).DialContext(ctx, "tcp", address)
 	if err != nil {
@@ -103,7 +103,7 @@ func probeOnce(ctx context.Context, address, path string) error {
 	}
 	answer := make([]byte, 4<<10)
 	var n int
-	for n < len(answer) { // until the server closes, which leaves the port that waits with it
+	for n < len(answer) { // until the server closes, so that the TIME_WAIT state is on its side
 		more, err := conn.Read(answer[n:])
 		n += more
 		if err != nil {
@@ -116,10 +116,11 @@ func probeOnce(ctx context.Context, address, path string) error {
 	return nil
 }
 
-// probeStorms makes probes as fast as can be, twice: what the first storm takes of memory, the second has to do with.
+// probeStorms sends probes as fast as possible, twice. The second storm shows whether the memory of the first one is
+// reused.
 func probeStorms(ctx context.Context, pid int, through string) error {
-	fmt.Printf("storms of probes: %d at once for %v\n", stormers, stormTime)
-	if !pause(ctx, settleTime) { // the agent has settled
+	fmt.Printf("storms of probes: %d at once for %v\n", stormClients, stormTime)
+	if !pause(ctx, settleTime) { // the agent has trimmed its memory
 		return ctx.Err()
 	}
 	if err := weigh("before", pid); err != nil {
@@ -141,14 +142,14 @@ func probeStorms(ctx context.Context, pid int, through string) error {
 	return weigh("10 s later", pid)
 }
 
-// probeStorm gives how many probes were made. The first that fails is an error.
+// probeStorm returns the number of probes. It fails at the first failed probe.
 func probeStorm(ctx context.Context, through string) (int64, error) {
 	ctx, cancel := context.WithTimeout(ctx, stormTime)
 	defer cancel()
 	var made atomic.Int64
-	errs := make([]error, stormers)
+	errs := make([]error, stormClients)
 	var all sync.WaitGroup
-	for i := range stormers {
+	for i := range stormClients {
 		all.Go(func() {
 			for errs[i] == nil && ctx.Err() == nil {
 				if errs[i] = probeOnce(context.WithoutCancel(ctx), through, probePath); errs[i] == nil {

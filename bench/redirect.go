@@ -16,34 +16,34 @@ import (
 
 	"github.com/pilotfish-mesh/pilotfish/iptables"
 	"github.com/pilotfish-mesh/pilotfish/iptables/backends"
-	"github.com/pilotfish-mesh/pilotfish/iptables/kernel"
 	"github.com/pilotfish-mesh/pilotfish/iptables/namespace"
 	"github.com/pilotfish-mesh/pilotfish/iptables/nft"
+	"github.com/pilotfish-mesh/pilotfish/iptables/nlsocket"
 )
 
 const (
-	redirectRounds = 40 // of what takes milliseconds
-	firstRounds    = 20 // of the first rules of a machine
-	ruleRounds     = 3  // of one program a rule
-	// settle is between two measurements: the kernel goes on tidying up after something was taken away, and lets whoever
-	// comes next wait for that.
+	redirectRounds = 40 // for operations of milliseconds
+	firstRounds    = 20 // of the first rules on a machine
+	ruleRounds     = 3  // of one program per rule
+	// settle is the pause between two measurements, because the kernel cleans up removed rules asynchronously and
+	// delays the next operation.
 	settle = 50 * time.Millisecond
 )
 
-// redirectSet is a set of options whose rules are put in force.
+// redirectSet is a set of options whose rules are installed.
 type redirectSet struct {
 	name  string
 	rules *iptables.RuleSet
 }
 
-// redirection measures how long it takes to put a dual stack pod's rules in force, to read and compare them, and to take
-// them away: by netlink in the process, by iptables-restore, by one iptables a rule, and by the whole command from its start
-// to its exit.
+// redirection measures how long it takes to install a dual-stack pod's rules, to read and compare them, and to remove
+// them: with netlink in the process, with iptables-restore, with one iptables call per rule, and with the whole command
+// from start to exit.
 func (b *bench) redirection(ctx context.Context) error {
 	if os.Geteuid() != 0 {
 		return errors.New("only root can make network namespaces")
 	}
-	if err := findRivals(); err != nil {
+	if err := findBaselines(); err != nil {
 		return err
 	}
 	sets, err := redirectSets()
@@ -58,29 +58,29 @@ func (b *bench) redirection(ctx context.Context) error {
 	return b.printPeak(ctx)
 }
 
-// redirect gathers how long things took.
+// redirect collects measured durations.
 type redirect struct {
 	*bench
 	times map[string][]time.Duration
 	order []string
 }
 
-// rounds measures each thing in each round, in fresh namespaces, beside one that has rules already: with the first rules of
-// a machine the kernel writes its own code anew, so that packets pass its hooks, and does so again when the last ones are
-// gone. That is measured by itself, before.
+// rounds measures each operation in each round in new namespaces, while another namespace has rules. The first rules on
+// a machine make the kernel patch its code to enable its hooks, and the removal of the last ones reverts that. This is
+// measured separately before.
 func (r *redirect) rounds(ctx context.Context, sets []redirectSet) error {
 	usual := sets[0]
 	for range firstRounds {
-		if err := r.alone(ctx, usual); err != nil {
+		if err := r.first(ctx, usual); err != nil {
 			return err
 		}
 	}
-	beside, err := newNetNS()
+	other, err := newNetNS()
 	if err != nil {
 		return err
 	}
-	defer func() { _ = beside.Close() }()
-	if err := r.occupy(ctx, beside, usual); err != nil {
+	defer func() { _ = other.Close() }()
+	if err := r.occupy(ctx, other, usual); err != nil {
 		return err
 	}
 	for i := range redirectRounds {
@@ -93,7 +93,7 @@ func (r *redirect) rounds(ctx context.Context, sets []redirectSet) error {
 	return nil
 }
 
-// print tells medians, and of the rivals how often ours goes into theirs.
+// print prints medians and, for the baselines, their ratio to netlink.
 func (r *redirect) print(sets []redirectSet) {
 	for _, s := range sets {
 		n := 0
@@ -111,7 +111,7 @@ func (r *redirect) print(sets []redirectSet) {
 			d := r.times[name]
 			m := median(d)
 			line := fmt.Sprintf("  %-56s %7.2f ms, best %7.2f, p99 %7.2f", of[2:], milliseconds(m), milliseconds(d[0]), milliseconds(d[len(d)*99/100]))
-			if strings.HasPrefix(of, rivalPrefix) {
+			if strings.HasPrefix(of, baselinePrefix) {
 				line += fmt.Sprintf("; x%.1f of netlink, at best x%.1f", float64(m)/float64(middle), float64(d[0])/float64(ours[0]))
 			}
 			fmt.Println(line)
@@ -120,9 +120,9 @@ func (r *redirect) print(sets []redirectSet) {
 }
 
 const (
-	// netlinkName follows the name of a set, as all names do.
-	netlinkName = ": apply: netlink"
-	rivalPrefix = ": apply: iptables"
+	// netlinkName is a suffix of a set's name, as all names of operations are.
+	netlinkName    = ": apply: netlink"
+	baselinePrefix = ": apply: iptables"
 )
 
 func redirectSets() ([]redirectSet, error) {
@@ -147,8 +147,8 @@ func redirectSets() ([]redirectSet, error) {
 
 var dualStackFlags = []string{"iptables", "--dual-stack", "-b", "*", "-i", "*", "-d", "15020-15021,15090"}
 
-// took gives what measures under names that begin so.
-func (r *redirect) took(ctx context.Context, prefix string) measure {
+// took returns a function that measures operations under names with the prefix.
+func (r *redirect) measurer(ctx context.Context, prefix string) measure {
 	return func(name string, f func() error) error {
 		name = prefix + ": " + name
 		if _, known := r.times[name]; !known {
@@ -165,7 +165,7 @@ func (r *redirect) took(ctx context.Context, prefix string) measure {
 	}
 }
 
-func inFresh(f func(netns.NsHandle) error) error {
+func inNewNamespace(f func(netns.NsHandle) error) error {
 	ns, err := newNetNS()
 	if err != nil {
 		return err
@@ -174,28 +174,28 @@ func inFresh(f func(netns.NsHandle) error) error {
 	return f(ns)
 }
 
-// alone measures what the first rules of a machine take.
-func (r *redirect) alone(ctx context.Context, s redirectSet) error {
-	first := r.took(ctx, s.name)
-	return inFresh(func(ns netns.NsHandle) error {
+// first measures the installation of the first rules on a machine.
+func (r *redirect) first(ctx context.Context, s redirectSet) error {
+	first := r.measurer(ctx, s.name)
+	return inNewNamespace(func(ns netns.NsHandle) error {
 		return floorRound(ns, s.rules, func(name string, f func() error) error { return first(name+", the machine's first rules", f) })
 	})
 }
 
-// occupy has a namespace use all that the rounds use.
+// occupy installs rules in a namespace that use all kernel features of the rounds.
 func (r *redirect) occupy(ctx context.Context, ns netns.NsHandle, s redirectSet) error {
 	unmeasured := func(_ string, f func() error) error { return f() }
-	return errors.Join(floorRound(ns, s.rules, unmeasured), r.rival(ctx, ns, rivals[0], s.rules, unmeasured, false))
+	return errors.Join(floorRound(ns, s.rules, unmeasured), r.baseline(ctx, ns, baselines[0], s.rules, unmeasured, false))
 }
 
 func (r *redirect) round(ctx context.Context, s redirectSet, perRule bool) error {
-	took := r.took(ctx, s.name)
+	took := r.measurer(ctx, s.name)
 	steps := []func(netns.NsHandle) error{
 		func(ns netns.NsHandle) error { return floorRound(ns, s.rules, took) },
 		func(ns netns.NsHandle) error { return netlinkRound(ctx, ns, s.rules, took) },
 	}
-	for _, rival := range rivals {
-		steps = append(steps, func(ns netns.NsHandle) error { return r.rival(ctx, ns, rival, s.rules, took, true) })
+	for _, base := range baselines {
+		steps = append(steps, func(ns netns.NsHandle) error { return r.baseline(ctx, ns, base, s.rules, took, true) })
 	}
 	if s.rules.Routing == nil || s.rules.Routing.Mark == 0 {
 		steps = append(steps, func(ns netns.NsHandle) error { return r.commandRound(ctx, ns, took) })
@@ -206,7 +206,7 @@ func (r *redirect) round(ctx context.Context, s redirectSet, perRule bool) error
 		})
 	}
 	for _, step := range steps {
-		if err := inFresh(step); err != nil {
+		if err := inNewNamespace(step); err != nil {
 			return err
 		}
 	}
@@ -220,9 +220,9 @@ func floorRound(ns netns.NsHandle, rules *iptables.RuleSet, took measure) error 
 	if err != nil {
 		return err
 	}
-	var s *kernel.Socket
+	var s *nlsocket.Socket
 	err = namespace.Do(int(ns), func() (err error) {
-		s, err = kernel.Dial(unix.NETLINK_NETFILTER, time.Time{})
+		s, err = nlsocket.Dial(unix.NETLINK_NETFILTER, time.Time{})
 		return err
 	})
 	if err != nil {
@@ -262,7 +262,7 @@ func netlinkRound(ctx context.Context, ns netns.NsHandle, rules *iptables.RuleSe
 		took("clean: netlink", func() error { return back.Clean(ctx) }))
 }
 
-// commandRound measures the agent's command as a process, and what a process takes that does nothing.
+// commandRound measures the agent's command as a process, and a process that does nothing.
 func (b *bench) commandRound(ctx context.Context, ns netns.NsHandle, took measure) error {
 	agent := filepath.Join(b.bin, "pilotfish-agent")
 	run := func(args ...string) func() error {

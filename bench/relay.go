@@ -31,9 +31,9 @@ const (
 	updatePace    = 10000
 )
 
-// relay compares the ways from a control plane to an Envoy: direct, through this relay (with and without keeping the last good
-// configuration on disk), and through one that decodes and encodes. At first with a real Envoy that applies what it gets; then with a client that does nothing, which shows the way
-// alone.
+// relay compares connections from a control plane to an Envoy: direct, through this relay (with and without storing the
+// last accepted configuration on disk), and through a relay that decodes and encodes all messages. It measures them
+// with a real Envoy, and with a client that ignores the contents.
 func (b *bench) relay(ctx context.Context) error {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
@@ -72,9 +72,9 @@ type relayBench struct {
 	ways  []string
 }
 
-// way is one way to the control plane that is open, with the process on it, if there is one.
+// way is an open connection to the control plane, with the relay's process if there is one.
 type way struct {
-	target string // of gRPC
+	target string // for gRPC
 	socket string
 	pid    int
 	stop   func()
@@ -113,10 +113,10 @@ func (m *relayBench) open(name string) (*way, error) {
 	}
 }
 
-// passage is what one passage of the large configuration cost.
+// passage contains the costs of one transfer of the large configuration.
 type passage struct {
 	took, cpu time.Duration
-	growth    float64 // of the relay's memory at its peak, in MB
+	growth    float64 // of the relay's peak memory, in MB
 }
 
 func (m *relayBench) large(ctx context.Context, title string, pass func(context.Context, *way) (time.Duration, error)) error {
@@ -171,7 +171,7 @@ func (m *relayBench) passage(ctx context.Context, name string, pass func(context
 	return p, err
 }
 
-// cpuOf is the processor time of a process so far.
+// cpuOf returns the CPU time of a process.
 func cpuOf(pid int) (time.Duration, error) {
 	text, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
 	if err != nil {
@@ -189,7 +189,7 @@ func cpuOf(pid int) (time.Duration, error) {
 	return time.Duration(ticks) * 10 * time.Millisecond, nil
 }
 
-// toEnvoy starts an Envoy that takes its clusters by that way.
+// toEnvoy starts an Envoy that receives its clusters over the connection.
 func (m *relayBench) toEnvoy(ctx context.Context, w *way) (time.Duration, error) {
 	file := filepath.Join(m.dir, "relay-envoy.yaml")
 	if err := os.WriteFile(file, []byte(m.bootstrap(w)), 0o600); err != nil {
@@ -273,7 +273,7 @@ func (m *relayBench) stream(ctx context.Context, w *way, typeURL string) (grpc.C
 	return s, func() { _ = conn.Close() }, err
 }
 
-// toClient takes the clusters and does nothing with them.
+// toClient receives the clusters and ignores them.
 func (m *relayBench) toClient(ctx context.Context, w *way) (time.Duration, error) {
 	s, done, err := m.stream(ctx, w, clusterType)
 	if err != nil {
@@ -290,7 +290,7 @@ func (m *relayBench) toClient(ctx context.Context, w *way) (time.Duration, error
 	return await(ctx, m.plane.took)
 }
 
-// updates measures small updates that are answered one by one: as many as pass, and what 10,000 a second cost.
+// updates measures small updates with an ACK each: the maximum rate, and the costs at 10,000 per second.
 func (m *relayBench) updates(ctx context.Context) error {
 	fmt.Printf("updates of %d bytes, each answered: %d as fast as they pass; and %d at %d a second\n", len(m.plane.update), manyUpdates, pacedUpdates, updatePace)
 	for _, name := range m.ways {

@@ -18,8 +18,9 @@ import (
 	"github.com/pilotfish-mesh/pilotfish/xdsproxy"
 )
 
-// relayAs is a relay in a process of its own, so that it can be weighed: "pilotfish", which keeps the last good configuration as the
-// agent does, "unkept", which does not, or "naive"; with socket, control plane's address and root file behind it.
+// relayAs runs a relay in its own process, so that its costs can be measured: "pilotfish", which stores the last
+// accepted configuration as the agent does; "unkept", which does not; or "naive"; followed by the socket, the control
+// plane's address and the root file.
 func relayAs(ctx context.Context, spec string) error {
 	parts := strings.Split(spec, ",")
 	if len(parts) != 4 {
@@ -42,7 +43,7 @@ func relayAs(ctx context.Context, spec string) error {
 	return r.Run(ctx)
 }
 
-// naiveRelay decodes each message and encodes it again, as relays do that are made of the generated client and server.
+// naiveRelay decodes and encodes each message with the generated gRPC client and server.
 func naiveRelay(ctx context.Context, socket, address, roots string) error {
 	pem, err := os.ReadFile(roots)
 	if err != nil {

@@ -30,7 +30,7 @@ const (
 	endpointType = "type.googleapis.com/envoy.config.endpoint.v3.ClusterLoadAssignment"
 )
 
-// rawCodec sends bytes that are marshalled already, and gives what comes as bytes: what is measured is the way, not the ends.
+// rawCodec sends marshalled bytes, and receives bytes without decoding, so that only the connection is measured.
 type rawCodec struct{}
 
 func (rawCodec) Marshal(v any) (mem.BufferSlice, error) {
@@ -51,17 +51,18 @@ func (rawCodec) Unmarshal(data mem.BufferSlice, v any) error {
 
 func (rawCodec) Name() string { return "proto" }
 
-// plane is a control plane that sends the same to everybody, and measures when it was taken.
+// plane is a control plane that sends the same to all clients, and measures the time until their ACKs.
 type plane struct {
 	address string
-	// clusters is the response to a request for clusters, and took gets the time from its sending to its ACK.
+	// clusters is the response to a request for clusters. took receives the time from its sending to its ACK.
 	clusters []byte
 	took     chan time.Duration
-	// updates is how many small updates follow a request for endpoints, paced so many a second, or as fast as they are taken.
+	// updates is the number of small updates after a request for endpoints; pace is their rate per second, or 0 for the
+	// maximum.
 	updates, pace int
 	update        []byte
 	acks          atomic.Int64
-	// accepted gets the time until the last update was answered.
+	// accepted receives the time until the last update was acknowledged.
 	accepted chan time.Duration
 }
 
@@ -130,7 +131,7 @@ func (p *plane) sendUpdates(s grpc.ServerStream) {
 	}
 }
 
-// largeConfiguration is a response of so many clusters and about so many bytes.
+// largeConfiguration returns a response with the number of clusters and about the size in bytes.
 func largeConfiguration(clusters, size int) ([]byte, error) {
 	each := size / clusters
 	filler, err := structpb.NewStruct(map[string]any{"config": strings.Repeat("x", max(0, each-350))})
@@ -156,7 +157,7 @@ func largeConfiguration(clusters, size int) ([]byte, error) {
 	return proto.Marshal(response)
 }
 
-// smallUpdate is a response with the endpoints of one service.
+// smallUpdate returns a response with the endpoints of one service.
 func smallUpdate() ([]byte, error) {
 	const name = "outbound|8080||service-00001.namespace-001.svc.cluster.local"
 	body, err := anypb.New(&endpointv3.ClusterLoadAssignment{ClusterName: name, Endpoints: []*endpointv3.LocalityLbEndpoints{{

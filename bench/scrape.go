@@ -16,18 +16,18 @@ import (
 	"time"
 )
 
-// What is scraped: an Envoy with so many clusters that its statistics are 5 MB, and an application with 1 MB.
+// Scrape targets: an Envoy with so many clusters that its statistics have 5 MB, and an application with 1 MB.
 const (
 	scrapeServices  = 190
 	applicationSize = 1 << 20
 	applicationPort = "9102"
-	scrapeRest      = 4 * time.Second
+	scrapePause     = 4 * time.Second
 	weighEach       = 3 * time.Millisecond
 )
 
-// scrape compares a merged scrape of the agent with direct scrapes of what is in it.
+// scrape compares a merged scrape of the agent with direct scrapes of its sources.
 func (b *bench) scrape(ctx context.Context) error {
-	if err := b.manyServices(); err != nil {
+	if err := b.writeServices(); err != nil {
 		return err
 	}
 	defer os.Remove(filepath.Join(b.dir, "config", "many.yaml"))
@@ -35,7 +35,7 @@ func (b *bench) scrape(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	defer func() { _ = stop() }() // it only served the measurement
+	defer func() { _ = stop() }() // only needed for the measurement
 	stopApp, err := serveMetrics(appAddress + ":" + applicationPort)
 	if err != nil {
 		return err
@@ -65,13 +65,12 @@ func (b *bench) scrape(ctx context.Context) error {
 	return nil
 }
 
-// encodings are those that scrapes ask for.
+// encodings are the requested encodings.
 var encodings = []string{"", "gzip"}
 
 func encodingName(encoding string) string { return cmp.Or(encoding, "none") }
 
-// weighScrapes tells what scrapes that follow each other cost the agent of memory: while they go on, right after them, and
-// when it has rested.
+// weighScrapes prints the agent's memory during consecutive scrapes, right after them, and after a pause.
 func (b *bench) weighScrapes(ctx context.Context, pid int, encoding string) error {
 	fmt.Printf("memory of the agent and %d scrapes one right after the other, Accept-Encoding: %s\n", 2*b.rounds, encodingName(encoding))
 	if err := weigh("before", pid); err != nil {
@@ -88,19 +87,19 @@ func (b *bench) weighScrapes(ctx context.Context, pid int, encoding string) erro
 	if err := weigh("right after them", pid); err != nil {
 		return err
 	}
-	if !pause(ctx, scrapeRest) {
+	if !pause(ctx, scrapePause) {
 		return ctx.Err()
 	}
-	return weigh(fmt.Sprintf("%s later", scrapeRest), pid)
+	return weigh(fmt.Sprintf("%s later", scrapePause), pid)
 }
 
-// weighMost weighs a process again and again until stop is called, which gives the most of all and the most of its own.
+// weighMost samples a process's memory until stop is called, which returns the maximum of each value.
 func weighMost(pid int) (stop func() memory) {
 	ended, result := make(chan struct{}), make(chan memory)
 	go func() {
 		var most memory
 		for {
-			if m, err := memoryOf(pid); err == nil { // an agent that ended is noticed by its scraper
+			if m, err := memoryOf(pid); err == nil { // the scraper detects that an agent has ended
 				most = memory{max(most.all, m.all), max(most.own, m.own)}
 			}
 			select {
@@ -114,8 +113,8 @@ func weighMost(pid int) (stop func() memory) {
 	return func() memory { close(ended); return <-result }
 }
 
-// manyServices writes the services that the proxy gets clusters for.
-func (b *bench) manyServices() error {
+// writeServices writes services to whose clusters the proxy subscribes.
+func (b *bench) writeServices() error {
 	var config bytes.Buffer
 	for i := range scrapeServices {
 		fmt.Fprintf(&config, "---\napiVersion: v1\nkind: Service\nmetadata: {name: other-%d, namespace: default}\nspec:\n  selector: {app: other-%d}\n  ports: [{name: http, port: 8080}]\n", i, i)
@@ -127,7 +126,7 @@ func (b *bench) manyServices() error {
 	return os.WriteFile(filepath.Join(dir, "many.yaml"), config.Bytes(), 0o600)
 }
 
-// serveMetrics is an application with metrics.
+// serveMetrics runs an application with metrics.
 func serveMetrics(address string) (stop func(), err error) {
 	var text bytes.Buffer
 	for f := 0; text.Len() < applicationSize; f++ {
@@ -148,7 +147,7 @@ func serveMetrics(address string) (stop func(), err error) {
 	return func() { _ = server.Close() }, nil
 }
 
-// compareScrapes asks in turn, and tells medians, and ratios of what was measured in the same round.
+// compareScrapes scrapes in turn, and prints medians, and ratios of each round.
 func (b *bench) compareScrapes(agent int, encoding string) error {
 	targets := []string{"http://" + proxyAddress + ":15090/stats/prometheus", "http://" + appAddress + ":" + applicationPort + "/metrics",
 		"http://" + proxyAddress + ":15020/stats/prometheus"}
@@ -172,7 +171,7 @@ func (b *bench) compareScrapes(agent int, encoding string) error {
 				spent = append(spent, (after-before).Seconds()*1000)
 			}
 			sizes[i] = size
-			if round > 0 { // the first one warms up
+			if round > 0 { // the first round is a warm-up
 				times[i] = append(times[i], float64(took.Microseconds())/1000)
 			}
 		}

@@ -10,7 +10,7 @@ import (
 	"time"
 )
 
-// serve is the application behind the proxies: it answers every request with a small body.
+// serve runs the application behind the proxies: it answers every request with a small body.
 func serve(ctx context.Context, address string) error {
 	listener, err := net.Listen("tcp", address)
 	if err != nil {
@@ -21,7 +21,7 @@ func serve(ctx context.Context, address string) error {
 		ReadHeaderTimeout: 5 * time.Second,
 		Handler: http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
 			w.Header().Set("Content-Type", "application/json")
-			_, _ = w.Write(body) // the caller may be gone, which is its own affair
+			_, _ = w.Write(body) // fails only if the client closed the connection
 		}),
 	}
 	stop := context.AfterFunc(ctx, func() { server.Close() })

@@ -16,15 +16,15 @@ import (
 	"github.com/pilotfish-mesh/pilotfish/xdsproxy"
 )
 
-// Where the processes of this measurement live.
+// Addresses of this measurement's processes.
 const (
 	planeAddress = "127.70.0.1"
 	proxyAddress = "127.70.1.1"
 	appAddress   = "127.70.1.2"
 )
 
-// pollInterval is how often readiness is asked for. Each question is answered by the thread of Envoy that starts it up,
-// so asking all the time would slow what is measured.
+// pollInterval is how often readiness is polled. The main thread of Envoy answers each poll during its start, so faster
+// polling would slow it down.
 const pollInterval = 5 * time.Millisecond
 
 const startupConfig = `
@@ -36,14 +36,14 @@ spec:
   ports: [{name: http, port: 8080}]
 `
 
-// startup compares exec to ready of agent and Envoy with that of Envoy alone, which gets the same bootstrap and finds
-// configuration and certificate ready on its sockets.
+// startup compares the time from exec to readiness of agent and Envoy with that of Envoy alone, with the same bootstrap
+// and with configuration and certificate available on its sockets.
 func (b *bench) startup(ctx context.Context) error {
 	stop, err := b.startPlane(ctx)
 	if err != nil {
 		return err
 	}
-	defer func() { _ = stop() }() // it only served the measurement
+	defer func() { _ = stop() }() // only needed for the measurement
 	var agent, alone, extra []time.Duration
 	for round := range b.rounds + 1 {
 		a, err := b.startAgent(ctx)
@@ -54,7 +54,7 @@ func (b *bench) startup(ctx context.Context) error {
 		if err != nil {
 			return err
 		}
-		if round == 0 { // warms the caches of the file system
+		if round == 0 { // a warm-up of the file system's caches
 			continue
 		}
 		agent, alone, extra = append(agent, a), append(alone, e), append(extra, a-e)
@@ -88,7 +88,7 @@ func (b *bench) startPlane(ctx context.Context) (stop func() error, err error) {
 
 func (b *bench) stateDir() string { return filepath.Join(b.dir, "state") }
 
-// workDir lays out an agent's working directory.
+// workDir creates an agent's working directory.
 func (b *bench) workDir(name string) (string, error) {
 	dir := filepath.Join(b.dir, name)
 	for _, d := range []string{"var/run/secrets/tokens", "var/run/secrets/istio", "etc/istio/proxy"} {
@@ -132,13 +132,13 @@ func (b *bench) agentEnv() []string {
 	}
 }
 
-// runningAgent is an agent with its Envoy that is ready.
+// runningAgent is a ready agent with its Envoy.
 type runningAgent struct {
 	cmd  *exec.Cmd
-	took time.Duration // from start to ready
+	took time.Duration // from start to readiness
 }
 
-// launchAgent starts the agent, with more in its environment, and waits until it is ready; the caller ends it.
+// launchAgent starts the agent, with more in its environment, and waits until it is ready. The caller stops it.
 func (b *bench) launchAgent(ctx context.Context, more ...string) (*runningAgent, error) {
 	dir, err := b.workDir("agent")
 	if err != nil {
@@ -168,11 +168,11 @@ func (b *bench) launchAgent(ctx context.Context, more ...string) (*runningAgent,
 	return r, nil
 }
 
-// quit ends the agent without its drain.
+// quit stops the agent without draining.
 func (r *runningAgent) quit() {
 	_ = r.cmd.Process.Signal(syscall.SIGINT)
 	quit(proxyAddress)
-	_ = r.cmd.Wait() // how it ends is not what is measured
+	_ = r.cmd.Wait() // its exit status is not relevant
 }
 
 // startAgent measures one start of the agent with its Envoy.
@@ -185,7 +185,7 @@ func (b *bench) startAgent(ctx context.Context) (took time.Duration, err error) 
 	return r.took, nil
 }
 
-// startEnvoy measures one start of Envoy alone, with the bootstrap that the agent left behind.
+// startEnvoy measures one start of Envoy alone, with the bootstrap of the agent.
 func (b *bench) startEnvoy(ctx context.Context) (time.Duration, error) {
 	dir := filepath.Join(b.dir, "agent")
 	ctx, cancel := context.WithCancel(ctx)
@@ -208,8 +208,8 @@ func (b *bench) startEnvoy(ctx context.Context) (time.Duration, error) {
 	return ready.Sub(began), nil
 }
 
-// serveSockets serves, on the sockets of the agent's bootstrap, a relay that is connected and a certificate that is
-// there: all that the agent gives to Envoy, before Envoy starts.
+// serveSockets serves, on the sockets of the agent's bootstrap, a connected relay and an issued certificate, which is
+// all that the agent serves to Envoy, before Envoy starts.
 func serveSockets(ctx context.Context, dir string) (wait func(), err error) {
 	ctx, cancel := context.WithCancel(ctx)
 	tls := xdsproxy.TLS{RootFile: filepath.Join(dir, rootFile), ServerName: "istiod.istio-system.svc"}
@@ -247,7 +247,8 @@ func serveSockets(ctx context.Context, dir string) (wait func(), err error) {
 	return wait, nil
 }
 
-// awaitOK polls a URL until it answers 200, for a minute (an Envoy with thousands of statistics takes its time), and gives the time of that answer.
+// awaitOK polls a URL for up to a minute until it returns 200 (an Envoy with thousands of statistics is slow to start).
+// It returns the time of that response.
 func awaitOK(ctx context.Context, url string) (time.Time, error) {
 	client := http.Client{Timeout: time.Second}
 	defer client.CloseIdleConnections()
@@ -267,7 +268,7 @@ func awaitOK(ctx context.Context, url string) (time.Time, error) {
 	return time.Time{}, fmt.Errorf("%s did not answer 200: %s", url, last)
 }
 
-// quit ends an agent without its drain.
+// quit stops an agent without draining.
 func quit(address string) {
 	client := http.Client{Timeout: time.Second}
 	if response, err := client.Post("http://"+address+":15020/quitquitquit", "", nil); err == nil {

@@ -17,7 +17,7 @@ import (
 
 const loadStatsMetadata = "LOAD_STATS_CONFIG_JSON"
 
-// Build makes the bootstrap, without what Override and Custom change. The same configuration gives the same bootstrap.
+// Build returns the bootstrap without the changes of Override and Custom. Its result is deterministic.
 func Build(c Config) (*bootstrapv3.Bootstrap, error) {
 	b, a, err := assemble(c)
 	if err != nil {
@@ -26,8 +26,8 @@ func Build(c Config) (*bootstrapv3.Bootstrap, error) {
 	return b, a.pack()
 }
 
-// assemble makes the bootstrap with its packed messages still beside it.
-func assemble(c Config) (*bootstrapv3.Bootstrap, *anys, error) {
+// assemble returns the bootstrap and the messages of its Any fields, which are not serialized yet.
+func assemble(c Config) (*bootstrapv3.Bootstrap, *anyBuilder, error) {
 	c, err := c.withDefaults()
 	if err != nil {
 		return nil, nil, err
@@ -40,7 +40,7 @@ func assemble(c Config) (*bootstrapv3.Bootstrap, *anys, error) {
 	if err != nil {
 		return nil, nil, err
 	}
-	a := newAnys()
+	a := newAnyBuilder()
 	b := &bootstrapv3.Bootstrap{
 		Node:                node,
 		LayeredRuntime:      layeredRuntime(c),
@@ -48,7 +48,7 @@ func assemble(c Config) (*bootstrapv3.Bootstrap, *anys, error) {
 		StatsConfig:         stats,
 		StatsSinks:          statsSinks(c, a),
 		OverloadManager:     overloadManager(c, a),
-		Admin:               &bootstrapv3.Admin{Address: tcp(c.localAddress(), c.adminPort())},
+		Admin:               &bootstrapv3.Admin{Address: c.adminListener()},
 		ClusterManager:      clusterManager(c, a),
 		//lint:ignore SA1019 control planes leave the tracer to the bootstrap, as Istio's does
 		Tracing:          httpTracing(c, a),
@@ -56,6 +56,7 @@ func assemble(c Config) (*bootstrapv3.Bootstrap, *anys, error) {
 		StaticResources: &bootstrapv3.Bootstrap_StaticResources{
 			Clusters:  staticClusters(c, a),
 			Listeners: staticListeners(c, a),
+			Secrets:   c.agentSecrets(),
 		},
 	}
 	if err := statsIntervals(c, b); err != nil {
@@ -64,13 +65,13 @@ func assemble(c Config) (*bootstrapv3.Bootstrap, *anys, error) {
 	return b, a, a.err
 }
 
-// JSON writes a bootstrap for people, with the names of enumerations; the same bootstrap gives the same bytes.
+// JSON returns a bootstrap as indented JSON for people to read, with enumerations by name. The bytes are deterministic.
 func JSON(b *bootstrapv3.Bootstrap) ([]byte, error) {
 	raw, err := protojson.MarshalOptions{UseProtoNames: true}.Marshal(b)
 	if err != nil {
 		return nil, fmt.Errorf("bootstrap: encoding it as JSON: %w", err)
 	}
-	// protojson varies its white space on purpose; indenting anew makes it the same each time.
+	// protojson varies its white space on purpose. Indenting the result makes it deterministic.
 	var out bytes.Buffer
 	if err := json.Indent(&out, raw, "", "  "); err != nil {
 		return nil, fmt.Errorf("bootstrap: formatting its JSON: %w", err)
@@ -79,8 +80,8 @@ func JSON(b *bootstrapv3.Bootstrap) ([]byte, error) {
 	return out.Bytes(), nil
 }
 
-// dynamicResources makes Envoy ask the agent for listeners and clusters. Envoy waits for them as long as it takes (no
-// initial fetch timeout): a proxy without configuration must not become ready.
+// dynamicResources makes Envoy request listeners and clusters from the agent. It has no initial fetch timeout: Envoy
+// waits, because a proxy without configuration must not become ready.
 func dynamicResources(c Config) *bootstrapv3.Bootstrap_DynamicResources {
 	apiType := corev3.ApiConfigSource_DELTA_GRPC
 	if c.SotW && c.Type != Waypoint {
@@ -105,16 +106,16 @@ func dynamicResources(c Config) *bootstrapv3.Bootstrap_DynamicResources {
 	}
 }
 
-func internalListener(a *anys) *corev3.TypedExtensionConfig {
+func internalListener(a *anyBuilder) *corev3.TypedExtensionConfig {
 	return &corev3.TypedExtensionConfig{
 		Name:        "envoy.bootstrap.internal_listener",
-		TypedConfig: a.of(&internallistenerv3.InternalListener{BufferSizeKb: wrapperspb.UInt32(64)}),
+		TypedConfig: a.add(&internallistenerv3.InternalListener{BufferSizeKb: wrapperspb.UInt32(64)}),
 	}
 }
 
-// clusterManager makes workers create a cluster when they first send to it, because most clusters of a mesh are never
-// sent to by one proxy.
-func clusterManager(c Config, a *anys) *bootstrapv3.ClusterManager {
+// clusterManager makes each worker create a cluster at its first request, because a proxy never uses most clusters of a
+// mesh.
+func clusterManager(c Config, a *anyBuilder) *bootstrapv3.ClusterManager {
 	m := &bootstrapv3.ClusterManager{
 		EnableDeferredClusterCreation: true,
 		LoadStatsConfig:               loadReports(c, a),
@@ -122,14 +123,15 @@ func clusterManager(c Config, a *anys) *bootstrapv3.ClusterManager {
 	if c.OutlierLog != "" {
 		m.OutlierDetection = &bootstrapv3.ClusterManager_OutlierDetection{EventLogPath: c.OutlierLog}
 	}
-	if c.selfDiscovery() {
+	if c.usesSelfDiscovery() {
 		m.LocalClusterName = localCluster
 	}
 	return m
 }
 
-// loadReports is where the metadata says that load is reported to; to the control plane unless it says otherwise.
-func loadReports(c Config, a *anys) *corev3.ApiConfigSource {
+// loadReports returns the destination of Envoy's load reports from the node metadata, or nil if there is none. Without
+// gRPC services, the destination is the control plane.
+func loadReports(c Config, a *anyBuilder) *corev3.ApiConfigSource {
 	text, ok := c.Metadata[loadStatsMetadata].(string)
 	if !ok || text == "" {
 		return nil
@@ -146,24 +148,24 @@ func loadReports(c Config, a *anys) *corev3.ApiConfigSource {
 	return source
 }
 
-// anys are the messages that go into an Any, and the first error, so that the builders read as what they build.
-type anys struct {
+// anyBuilder collects the messages of Any fields, which are serialized at the end, and the first error of a builder.
+type anyBuilder struct {
 	messages map[*anypb.Any]proto.Message
-	order    []*anypb.Any // of making: one inside another comes before it
+	order    []*anypb.Any // of creation: a nested message precedes the one that contains it
 	err      error
 }
 
-func newAnys() *anys { return &anys{messages: map[*anypb.Any]proto.Message{}} }
+func newAnyBuilder() *anyBuilder { return &anyBuilder{messages: map[*anypb.Any]proto.Message{}} }
 
-// of stands for the message, which is packed later.
-func (a *anys) of(m proto.Message) *anypb.Any {
+// add returns an Any for the message. pack serializes the message into it later.
+func (a *anyBuilder) add(m proto.Message) *anypb.Any {
 	packed := &anypb.Any{TypeUrl: "type.googleapis.com/" + string(m.ProtoReflect().Descriptor().FullName())}
 	a.messages[packed] = m
 	a.order = append(a.order, packed)
 	return packed
 }
 
-func (a *anys) pack() error {
+func (a *anyBuilder) pack() error {
 	for _, packed := range a.order {
 		value, err := proto.MarshalOptions{Deterministic: true}.Marshal(a.messages[packed])
 		if err != nil {
@@ -174,7 +176,7 @@ func (a *anys) pack() error {
 	return nil
 }
 
-func (a *anys) fail(err error) {
+func (a *anyBuilder) fail(err error) {
 	if a.err == nil {
 		a.err = err
 	}

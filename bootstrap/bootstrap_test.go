@@ -62,11 +62,11 @@ func build(t *testing.T, c Config) []byte {
 	return out
 }
 
-func TestTheFileForEnvoySaysWhatTheBootstrapSays(t *testing.T) {
+func TestEncodedFileEqualsTheBootstrap(t *testing.T) {
 	for name, config := range golden {
 		t.Run(name, func(t *testing.T) {
-			if config().changed() {
-				return // written as it is shown; the other tests look at it
+			if config().isCustomized() {
+				return // updates the file that the other tests read
 			}
 			want, err := Build(config())
 			if err != nil {
@@ -95,7 +95,7 @@ func TestEnvoyAcceptsEveryGoldenBootstrap(t *testing.T) {
 				c := golden[name]()
 				c.Envoy = numbersOf(t, version)
 				validate(t, envoy, encoded(t, c))
-				if version == testenv.EnvoyVersion { // the same in other words, for people
+				if version == testenv.EnvoyVersion { // the same configuration in the form for people
 					validate(t, envoy, filepath.Join("testdata", name+".json"))
 				}
 			})
@@ -122,8 +122,8 @@ func TestEnvoyGetsTheRuntimeFlagsThatItKnows(t *testing.T) {
 	}
 }
 
-// The agent's own heap monitor counts what Envoy has freed and not given back, as the kernel does.
-func TestHeapIsCountedAsTheKernelDoesWhereItIsBounded(t *testing.T) {
+// The agent's heap monitor counts freed memory that Envoy has not returned, as the kernel does.
+func TestHeapMonitorCountsFreedMemoryIfMemoryIsLimited(t *testing.T) {
 	c := golden["sidecar"]()
 	for _, limit := range []uint64{0, 1 << 30} {
 		c.MemoryLimit = limit
@@ -146,7 +146,7 @@ func encoded(t *testing.T, c Config) string {
 	return file
 }
 
-// validate lets Envoy read a bootstrap, and takes a warning or a bug report in its log for a failure too.
+// validate runs Envoy in validation mode on a bootstrap. A warning or a bug report in its log is a failure too.
 func validate(t *testing.T, envoy, file string) {
 	t.Helper()
 	cmd := exec.CommandContext(t.Context(), envoy, "--mode", "validate", "--allow-unknown-static-fields",
@@ -333,7 +333,7 @@ func TestTheHeapLeavesRoomForTheRestOfTheContainer(t *testing.T) {
 	}
 }
 
-func TestTheLimitOfConnectionsIsThatOfTheNearestSetting(t *testing.T) {
+func TestConnectionLimitIsThatOfTheMostSpecificSetting(t *testing.T) {
 	limit := func(settings, metadata, runtime bool) int64 {
 		c := sidecar()
 		c.Metadata, c.ProxyConfig.RuntimeValues = map[string]any{}, map[string]string{}

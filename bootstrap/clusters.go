@@ -14,7 +14,7 @@ import (
 	"google.golang.org/protobuf/types/known/wrapperspb"
 )
 
-// Names of the static clusters. Control planes refer to xds-grpc, sds-grpc and sds-files-grpc in what they send.
+// Names of the static clusters. The resources of control planes refer to xds-grpc, sds-grpc and sds-files-grpc.
 const (
 	statsCluster = "prometheus_stats"
 	agentCluster = "agent"
@@ -23,36 +23,37 @@ const (
 	xdsCluster   = "xds-grpc"
 )
 
-// plenty is more streams than one Envoy ever has.
-const plenty = 100000
+// maxStreams is a limit that one Envoy never reaches.
+const maxStreams = 100000
 
-// localCluster is the proxy's own workload, by which Envoy knows how many of its kind are in which zone.
+// localCluster is the cluster of the proxy's own workload. From it Envoy knows the number of the workload's instances
+// per zone.
 const localCluster = "local_cluster"
 
-// localPatience is how long the start of Envoy may wait for the endpoints of its own workload.
-const localPatience = 2 * time.Second
+// localFetchTimeout limits how long Envoy waits at start for the endpoints of its own workload.
+const localFetchTimeout = 2 * time.Second
 
 const httpProtocolOptions = "envoy.extensions.upstreams.http.v3.HttpProtocolOptions"
 
-func staticClusters(c Config, a *anys) []*clusterv3.Cluster {
+func staticClusters(c Config, a *anyBuilder) []*clusterv3.Cluster {
 	clusters := []*clusterv3.Cluster{
-		static(statsCluster, tcp(c.localAddress(), c.adminPort()), 250*time.Millisecond),
-		static(agentCluster, agentAddress(c), 250*time.Millisecond),
-		grpcCluster(sdsCluster, c.SDSSocket, nil, a),
-		xds(c, a),
+		newStaticCluster(statsCluster, c.adminEndpoint(), 250*time.Millisecond),
+		newStaticCluster(agentCluster, agentAddress(c), 250*time.Millisecond),
+		grpcCluster(sdsCluster, c.SDSSocket, c.sdsClusterOptions(a), a),
+		newXDSCluster(c, a),
 	}
 	if c.FilesSocket != "" {
-		clusters = append(clusters, grpcCluster(filesCluster, c.FilesSocket, nil, a))
+		clusters = append(clusters, grpcCluster(filesCluster, c.FilesSocket, c.secretOptions(a), a))
 	}
 	clusters = append(clusters, telemetryClusters(c, a)...)
-	if c.selfDiscovery() {
-		clusters = append(clusters, local())
+	if c.usesSelfDiscovery() {
+		clusters = append(clusters, newLocalCluster())
 	}
 	return clusters
 }
 
-// filesFrom is the cluster that serves secrets from files.
-func (c Config) filesFrom() string {
+// secretFilesCluster returns the name of the cluster that serves secrets from files.
+func (c Config) secretFilesCluster() string {
 	if c.FilesSocket != "" {
 		return filesCluster
 	}
@@ -66,7 +67,7 @@ func agentAddress(c Config) *corev3.Address {
 	return tcp(c.localAddress(), c.statusPort())
 }
 
-func static(name string, address *corev3.Address, connectTimeout time.Duration) *clusterv3.Cluster {
+func newStaticCluster(name string, address *corev3.Address, connectTimeout time.Duration) *clusterv3.Cluster {
 	return &clusterv3.Cluster{
 		Name:                 name,
 		ClusterDiscoveryType: &clusterv3.Cluster_Type{Type: clusterv3.Cluster_STATIC},
@@ -84,37 +85,40 @@ func static(name string, address *corev3.Address, connectTimeout time.Duration) 
 	}
 }
 
-func grpcCluster(name, socket string, common *corev3.HttpProtocolOptions, a *anys) *clusterv3.Cluster {
-	c := static(name, pipe(socket), time.Second)
-	useHTTP2(c, common, a)
+func grpcCluster(name, socket string, options *upstreamhttpv3.HttpProtocolOptions, a *anyBuilder) *clusterv3.Cluster {
+	c := newStaticCluster(name, pipe(socket), time.Second)
+	useHTTP2(c, options, a)
 	return c
 }
 
-func useHTTP2(c *clusterv3.Cluster, common *corev3.HttpProtocolOptions, a *anys) {
-	c.TypedExtensionProtocolOptions = map[string]*anypb.Any{
-		httpProtocolOptions: a.of(&upstreamhttpv3.HttpProtocolOptions{
-			CommonHttpProtocolOptions: common,
-			UpstreamProtocolOptions: &upstreamhttpv3.HttpProtocolOptions_ExplicitHttpConfig_{
-				ExplicitHttpConfig: &upstreamhttpv3.HttpProtocolOptions_ExplicitHttpConfig{
-					ProtocolConfig: &upstreamhttpv3.HttpProtocolOptions_ExplicitHttpConfig_Http2ProtocolOptions{
-						Http2ProtocolOptions: &corev3.Http2ProtocolOptions{},
-					},
-				},
-			},
-		}),
+// useHTTP2 adds HTTP/2 to the options and sets them on the cluster. Nil means no other options.
+func useHTTP2(c *clusterv3.Cluster, options *upstreamhttpv3.HttpProtocolOptions, a *anyBuilder) {
+	if options == nil {
+		options = &upstreamhttpv3.HttpProtocolOptions{}
 	}
+	options.UpstreamProtocolOptions = &upstreamhttpv3.HttpProtocolOptions_ExplicitHttpConfig_{
+		ExplicitHttpConfig: &upstreamhttpv3.HttpProtocolOptions_ExplicitHttpConfig{
+			ProtocolConfig: &upstreamhttpv3.HttpProtocolOptions_ExplicitHttpConfig_Http2ProtocolOptions{
+				Http2ProtocolOptions: &corev3.Http2ProtocolOptions{},
+			},
+		},
+	}
+	c.TypedExtensionProtocolOptions = map[string]*anypb.Any{httpProtocolOptions: a.add(options)}
 }
 
-// xds keeps the ADS stream from ever being refused by a limit, or quietly lost with its connection.
-func xds(c Config, a *anys) *clusterv3.Cluster {
-	// Each stream gets a connection of its own, so that a new one is not queued behind a dying one.
-	cluster := grpcCluster(xdsCluster, c.XDSSocket, &corev3.HttpProtocolOptions{MaxRequestsPerConnection: wrapperspb.UInt32(1)}, a)
+// newXDSCluster returns the cluster of the ADS stream. Its circuit breakers never refuse the stream, and TCP keepalive detects a
+// lost connection.
+func newXDSCluster(c Config, a *anyBuilder) *clusterv3.Cluster {
+	// Each stream has its own connection, so that a new stream is not queued behind a failing connection.
+	options := c.secretOptions(a)
+	options.CommonHttpProtocolOptions = &corev3.HttpProtocolOptions{MaxRequestsPerConnection: wrapperspb.UInt32(1)}
+	cluster := grpcCluster(xdsCluster, c.XDSSocket, options, a)
 	limits := func(p corev3.RoutingPriority) *clusterv3.CircuitBreakers_Thresholds {
 		return &clusterv3.CircuitBreakers_Thresholds{
 			Priority:           p,
-			MaxConnections:     wrapperspb.UInt32(plenty),
-			MaxPendingRequests: wrapperspb.UInt32(plenty),
-			MaxRequests:        wrapperspb.UInt32(plenty),
+			MaxConnections:     wrapperspb.UInt32(maxStreams),
+			MaxPendingRequests: wrapperspb.UInt32(maxStreams),
+			MaxRequests:        wrapperspb.UInt32(maxStreams),
 		}
 	}
 	cluster.CircuitBreakers = &clusterv3.CircuitBreakers{Thresholds: []*clusterv3.CircuitBreakers_Thresholds{
@@ -126,22 +130,22 @@ func xds(c Config, a *anys) *clusterv3.Cluster {
 	return cluster
 }
 
-// selfDiscovery says that the control plane is asked for the proxy's own workload, for zone-aware routing.
-func (c Config) selfDiscovery() bool {
-	asked, _ := strconv.ParseBool(fmt.Sprint(c.Metadata["ENABLE_SELF_DISCOVERY"]))
-	return asked && c.Type == Sidecar
+// usesSelfDiscovery reports whether Envoy requests the endpoints of the proxy's own workload, for zone-aware routing.
+func (c Config) usesSelfDiscovery() bool {
+	enabled, _ := strconv.ParseBool(fmt.Sprint(c.Metadata["ENABLE_SELF_DISCOVERY"]))
+	return enabled && c.Type == Sidecar
 }
 
-// local gets its endpoints by ADS. It is a static cluster because Envoy wants that of a local cluster, so that a control
-// plane that does not know it must not be waited for.
-func local() *clusterv3.Cluster {
+// newLocalCluster returns the local cluster, whose endpoints Envoy requests by ADS. Envoy requires a static cluster, so
+// its initial fetch must have a timeout: the control plane may not know it.
+func newLocalCluster() *clusterv3.Cluster {
 	return &clusterv3.Cluster{
 		Name:                 localCluster,
 		ClusterDiscoveryType: &clusterv3.Cluster_Type{Type: clusterv3.Cluster_EDS},
 		ConnectTimeout:       durationpb.New(time.Second),
 		EdsClusterConfig: &clusterv3.Cluster_EdsClusterConfig{EdsConfig: &corev3.ConfigSource{
 			ConfigSourceSpecifier: &corev3.ConfigSource_Ads{Ads: &corev3.AggregatedConfigSource{}},
-			InitialFetchTimeout:   durationpb.New(localPatience),
+			InitialFetchTimeout:   durationpb.New(localFetchTimeout),
 			ResourceApiVersion:    corev3.ApiVersion_V3,
 		}},
 	}

@@ -19,16 +19,17 @@ type encoding struct {
 	library func() proto.Message
 }
 
-// encodings are what statistics can be compressed with, by the names of Accept-Encoding, the best first. Envoy takes the
-// one that the client likes best.
+// encodings are the supported compressions of statistics, by their names in Accept-Encoding, best first. Envoy uses the
+// one that the client prefers.
 var encodings = []encoding{
 	{"brotli", func() proto.Message { return &brotliv3.Brotli{} }},
 	{"zstd", func() proto.Message { return &zstdv3.Zstd{} }},
 	{"gzip", func() proto.Message { return &gzipv3.Gzip{} }},
 }
 
-// compressors offer the encodings that the pod's annotation has, or all; none when ProxyConfig switches them off.
-func compressors(c Config, a *anys) []*hcmv3.HttpFilter {
+// compressors returns filters for the encodings in the pod's annotation, by default all. It returns none if ProxyConfig
+// disables compression.
+func compressors(c Config, a *anyBuilder) []*hcmv3.HttpFilter {
 	wanted := splitList(strings.ReplaceAll(c.Annotations[annotationCompress], " ", ""))
 	if off := c.ProxyConfig.GetStatsCompression(); len(wanted) == 0 && off != nil && !off.GetValue() {
 		return nil
@@ -41,10 +42,10 @@ func compressors(c Config, a *anys) []*hcmv3.HttpFilter {
 		}
 		filters = append(filters, &hcmv3.HttpFilter{
 			Name: "envoy.filters.http.compressor." + e.name,
-			ConfigType: &hcmv3.HttpFilter_TypedConfig{TypedConfig: a.of(&compressorv3.Compressor{
+			ConfigType: &hcmv3.HttpFilter_TypedConfig{TypedConfig: a.add(&compressorv3.Compressor{
 				CompressorLibrary: &corev3.TypedExtensionConfig{
 					Name:        "envoy.compression." + e.name + ".compressor",
-					TypedConfig: a.of(e.library()),
+					TypedConfig: a.add(e.library()),
 				},
 			})},
 		})

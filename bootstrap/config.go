@@ -1,8 +1,8 @@
-// Package bootstrap makes an Envoy bootstrap from the identity and settings of one proxy. The bootstrap is built from
-// Envoy's own types, so that every value in it is quoted, escaped and named right whatever the input holds.
+// Package bootstrap builds the Envoy bootstrap of one proxy from its identity and settings. It uses Envoy's own types,
+// so that every value is quoted, escaped and named correctly for any input.
 //
-// Its names, ports, clusters and listeners are those of Istio's sidecars, so that control planes, dashboards and probes
-// that know one know the other.
+// The names, ports, clusters and listeners are those of Istio's sidecars, so that control planes, dashboards and probes
+// for one work with the other.
 package bootstrap
 
 import (
@@ -11,25 +11,26 @@ import (
 	"net/netip"
 	"strconv"
 
+	corev3 "github.com/envoyproxy/go-control-plane/envoy/config/core/v3"
 	meshv1 "istio.io/api/mesh/v1alpha1"
 
 	"github.com/pilotfish-mesh/pilotfish/internal/tlspolicy"
 )
 
-// Type is what a proxy is for; it is the first part of its node id.
+// Type is the role of a proxy. It is the first part of its node ID.
 type Type string
 
-// The types of proxy that can be bootstrapped.
+// The supported types of proxies.
 const (
 	Sidecar  Type = "sidecar"
 	Router   Type = "router"
 	Waypoint Type = "waypoint"
 )
 
-// Config is all that a bootstrap depends on.
+// Config contains all inputs of a bootstrap.
 type Config struct {
 	Type Type
-	// IPs are the proxy's addresses; the first is its identity. At least one is needed.
+	// IPs are the proxy's addresses; the first is part of its identity. At least one is required.
 	IPs            []netip.Addr
 	Name           string // of the pod or workload
 	Namespace      string
@@ -37,84 +38,91 @@ type Config struct {
 	ServiceAccount string
 	Labels         map[string]string
 	Annotations    map[string]string
-	// Metadata is added to the node's metadata as it is, under what this package sets itself.
+	// Metadata is added to the node's metadata unchanged. Entries that this package sets override it.
 	Metadata map[string]any
-	// Locality is region/zone/subzone, for a proxy whose labels do not say it.
+	// Locality is region/zone/subzone. It is used if the proxy's labels contain no locality.
 	Locality string
-	// ProxyConfig gives ports, names, statistics and runtime values. Required.
+	// ProxyConfig contains ports, names, statistics and runtime values. Required.
 	ProxyConfig *meshv1.ProxyConfig
-	// ControlPlaneSANs are the names the control plane's certificate may have; told to it as PILOT_SAN.
+	// ControlPlaneSANs are the accepted names in the control plane's certificate, sent as PILOT_SAN.
 	ControlPlaneSANs []string
-	// ControlPlaneRoot is the file of roots that the control plane is verified with; told to it as XDS_ROOT_CERT.
+	// ControlPlaneRoot is the file of root certificates that verify the control plane, sent as XDS_ROOT_CERT.
 	ControlPlaneRoot string
-	IstioVersion     string // told as ISTIO_VERSION when Metadata has none
-	// Envoy is the major and minor version of the Envoy that is to start with it, which gets no runtime flag that it does not
-	// know; zero is one that knows all.
+	IstioVersion     string // sent as ISTIO_VERSION if Metadata has none
+	// Envoy is the major and minor version of the Envoy to be started. The bootstrap contains only runtime flags that
+	// this version knows; zero means all flags.
 	Envoy [2]int
 
-	// SotW asks for state-of-the-world ADS (api_type GRPC) instead of delta. A waypoint always asks for delta.
+	// SotW selects state-of-the-world ADS (api_type GRPC) instead of delta. A waypoint always uses delta.
 	SotW bool
-	// Bind, when valid, is the one address for Envoy's admin, readiness and Prometheus ports and for the agent's status
-	// port, in place of localhost (admin, agent) and the wildcard (the others).
+	// Bind, if valid, is the only address of Envoy's admin, readiness and Prometheus ports and of the agent's status
+	// port. It replaces localhost (admin, agent) and the wildcard address (the others).
 	Bind           netip.Addr
 	ReadinessPort  uint32 // 0: 15021
 	PrometheusPort uint32 // 0: 15090
-	// XDSSocket and SDSSocket are the agent's unix sockets. A relative path keeps within the 108 bytes of a socket's
-	// name and is resolved against Envoy's working directory.
+	// XDSSocket and SDSSocket are the agent's unix sockets. A relative path is resolved against Envoy's working
+	// directory, and avoids the limit of 108 bytes for a socket's name.
 	XDSSocket string // empty: <config path>/XDS
-	SDSSocket string // empty: DefaultSDSSocket
-	// StatusSocket is where the agent answers Envoy when it has no status port; empty: at the status port.
+	// AdminSocket is the unix socket of Envoy's admin interface. Empty: Envoy listens on TCP at ProxyConfig's port.
+	AdminSocket string
+	SDSSocket   string // empty: DefaultSDSSocket
+	// StatusSocket is the unix socket where the agent serves Envoy if it has no status port. Empty: the status port.
 	StatusSocket string
-	// FilesSocket is where the agent serves secrets from files when somebody else serves SDSSocket; empty: the same socket.
+	// FilesSocket is the socket where the agent serves secrets from files if another process serves SDSSocket. Empty:
+	// SDSSocket.
 	FilesSocket string
-	// DualStack also binds the wildcard of the other address family.
+	// DualStack also binds the wildcard address of the other address family.
 	DualStack bool
-	// ExitOnZero tells the control plane that the proxy ends with its last connection.
+	// ExitOnZero informs the control plane that the proxy exits with its last connection.
 	ExitOnZero bool
-	// TLSPolicy narrows the TLS of Envoy's own connections and listeners, which are in the bootstrap.
+	// TLSPolicy restricts the TLS parameters of the connections and listeners in the bootstrap.
 	TLSPolicy tlspolicy.Policy
-	// OutlierLog is where Envoy logs ejections of endpoints; empty: nowhere.
+	// OutlierLog is the file where Envoy logs ejections of endpoints; empty: none.
 	OutlierLog string
 
-	// MemoryLimit is how many bytes the container may use in all, Envoy and agent together. With one, Envoy sheds load
-	// before the kernel kills it. 0: no limit.
+	// MemoryLimit is the container's memory limit in bytes, for Envoy and the agent together. Envoy sheds load before
+	// the kernel kills it. 0: no limit.
 	MemoryLimit uint64
-	// LocalMetrics binds the Prometheus port to localhost alone.
+	// LocalMetrics binds the Prometheus port to localhost only.
 	LocalMetrics bool
-	// SecureMetricsPort and SecureMergedMetricsPort are ports that give Envoy's own and the agent's merged statistics to
-	// clients with a certificate of the mesh. 0: none.
+	// SecureMetricsPort and SecureMergedMetricsPort serve Envoy's and the agent's merged statistics to clients with a
+	// certificate of the mesh. 0: no such port.
 	SecureMetricsPort, SecureMergedMetricsPort uint32
-	// TracingProvider is the mesh's default provider of tracing. ProxyConfig's own tracing wins over it. Nil: none.
+	// TracingProvider is the mesh's default tracing provider. ProxyConfig's tracing overrides it. Nil: none.
 	TracingProvider *meshv1.MeshConfig_ExtensionProvider
 
+	// AgentSecret is a credential that Envoy sends in each request to the agent; empty: none.
+	AgentSecret string
+
 	// Override changes the bootstrap: a JSON or YAML object is merged into it, a list is a JSON patch (RFC 6902).
-	// OverrideFile names it in errors.
+	// OverrideFile is its name in errors.
 	Override     []byte
 	OverrideFile string
-	// Custom takes the bootstrap's place: a whole bootstrap in JSON or YAML, or a Go template that makes one. CustomFile
-	// names it in errors.
+	// Custom replaces the bootstrap: a complete bootstrap in JSON or YAML, or a Go template for one. CustomFile is its
+	// name in errors.
 	Custom     []byte
 	CustomFile string
-	// Env gives a variable of the environment to a template that asks for it; nil gives none.
+	// Env returns an environment variable for a template. Nil: templates see no variables.
 	Env func(name string) string
-	// LogAsJSON tells a template that the agent logs so.
+	// LogAsJSON is the template option that specifies that the agent logs JSON.
 	LogAsJSON bool
-	// HostIP stands for $(HOST_IP) in Override and Custom.
+	// HostIP replaces $(HOST_IP) in Override and Custom.
 	HostIP string
 
-	// WorkingDir is what relative paths are relative to, for readers of the gRPC bootstrap, who work elsewhere; empty: /.
+	// WorkingDir is the base of relative paths for readers of the gRPC bootstrap, which have other working directories;
+	// empty: /.
 	WorkingDir string
-	// CertDir is where certificates are written for clients that do not speak SDS; empty: nowhere.
+	// CertDir is the directory of certificates for clients without SDS; empty: none.
 	CertDir string
 }
 
-// hostIPVariable stands for the node's address in an override and in the addresses of telemetry services.
+// hostIPVariable is replaced by the node's address in an override and in the addresses of telemetry services.
 const hostIPVariable = "$(HOST_IP)"
 
-// DefaultSDSSocket is where the agent serves certificates unless told otherwise.
+// DefaultSDSSocket is the default socket where the agent serves certificates.
 const DefaultSDSSocket = "./var/run/secrets/workload-spiffe-uds/socket"
 
-// Ports of Envoy's own listeners unless the configuration says otherwise.
+// Default ports of Envoy's own listeners.
 const (
 	DefaultReadinessPort  = 15021
 	DefaultPrometheusPort = 15090
@@ -123,7 +131,7 @@ const (
 	defaultConfigPath     = "./etc/istio/proxy"
 )
 
-// withDefaults fills in what may be left out and refuses what may not.
+// withDefaults returns the configuration with its defaults, or an error if a required value is missing or invalid.
 func (c Config) withDefaults() (Config, error) {
 	if c.Type != Sidecar && c.Type != Router && c.Type != Waypoint {
 		return c, fmt.Errorf("bootstrap: proxy type %q is not known; use %q, %q or %q", c.Type, Sidecar, Router, Waypoint)
@@ -142,8 +150,8 @@ func (c Config) withDefaults() (Config, error) {
 	if c.Domain == "" {
 		c.Domain = c.Namespace + ".svc.cluster.local"
 	}
-	c.ReadinessPort = orPort(c.ReadinessPort, DefaultReadinessPort)
-	c.PrometheusPort = orPort(c.PrometheusPort, DefaultPrometheusPort)
+	c.ReadinessPort = portOrDefault(c.ReadinessPort, DefaultReadinessPort)
+	c.PrometheusPort = portOrDefault(c.PrometheusPort, DefaultPrometheusPort)
 	if c.XDSSocket == "" {
 		c.XDSSocket = configPath(c.ProxyConfig) + "/XDS"
 	}
@@ -160,7 +168,7 @@ func configPath(pc *meshv1.ProxyConfig) string {
 	return defaultConfigPath
 }
 
-func orPort(port, otherwise uint32) uint32 {
+func portOrDefault(port, otherwise uint32) uint32 {
 	if port == 0 {
 		return otherwise
 	}
@@ -168,15 +176,15 @@ func orPort(port, otherwise uint32) uint32 {
 }
 
 func (c Config) adminPort() uint32 {
-	return orPort(uint32(max(c.ProxyConfig.GetProxyAdminPort(), 0)), defaultAdminPort)
+	return portOrDefault(uint32(max(c.ProxyConfig.GetProxyAdminPort(), 0)), defaultAdminPort)
 }
 
 func (c Config) statusPort() uint32 {
-	return orPort(uint32(max(c.ProxyConfig.GetStatusPort(), 0)), defaultStatusPort)
+	return portOrDefault(uint32(max(c.ProxyConfig.GetStatusPort(), 0)), defaultStatusPort)
 }
 
-// onlyIPv6 says that the proxy has no IPv4 address at all.
-func (c Config) onlyIPv6() bool {
+// hasOnlyIPv6 reports whether the proxy has no IPv4 address.
+func (c Config) hasOnlyIPv6() bool {
 	for _, ip := range c.IPs {
 		if ip.Unmap().Is4() {
 			return false
@@ -185,22 +193,45 @@ func (c Config) onlyIPv6() bool {
 	return true
 }
 
-// localAddress is where the admin interface and the agent listen.
+// localAddress returns the address where the admin interface and the agent listen.
 func (c Config) localAddress() string {
 	switch {
 	case c.Bind.IsValid():
 		return c.Bind.String()
-	case c.onlyIPv6():
+	case c.hasOnlyIPv6():
 		return "::1"
 	}
 	return "127.0.0.1"
 }
 
-// AdminAddress is where Envoy's admin interface listens, as host:port.
-func (c Config) AdminAddress() string { return hostPort(c.localAddress(), c.adminPort()) }
+// AdminAddress returns the address of Envoy's admin interface: host:port, or "unix:" and the path of a socket.
+func (c Config) AdminAddress() string {
+	if c.AdminSocket != "" {
+		return "unix:" + c.AdminSocket
+	}
+	return hostPort(c.localAddress(), c.adminPort())
+}
 
-// StatusAddress is where Envoy expects the agent's status port, and where the agent has to listen: every address, unless
-// Bind says which one; or "unix:" and the path of a socket.
+// adminEndpoint returns the address at which Envoy itself connects to its admin interface.
+func (c Config) adminEndpoint() *corev3.Address {
+	if c.AdminSocket != "" {
+		return pipe(c.AdminSocket)
+	}
+	return tcp(c.localAddress(), c.adminPort())
+}
+
+// adminListener returns the address that Envoy binds for the admin interface. Only Envoy's user may connect to a
+// socket.
+func (c Config) adminListener() *corev3.Address {
+	address := c.adminEndpoint()
+	if socket := address.GetPipe(); socket != nil {
+		socket.Mode = 0o600
+	}
+	return address
+}
+
+// StatusAddress returns the address of the agent's status port: Bind's if it is set, otherwise every address, or
+// "unix:" and the path of a socket. The agent must listen there, because Envoy connects to it.
 func (c Config) StatusAddress() string {
 	if c.StatusSocket != "" {
 		return "unix:" + c.StatusSocket
@@ -211,22 +242,22 @@ func (c Config) StatusAddress() string {
 	return hostPort("", c.statusPort())
 }
 
-// StatsURL is where Envoy gives its statistics in Prometheus's format.
+// StatsURL returns the URL of Envoy's statistics in the Prometheus format.
 func (c Config) StatsURL() string {
-	return "http://" + hostPort(c.localAddress(), orPort(c.PrometheusPort, DefaultPrometheusPort)) + "/stats/prometheus"
+	return "http://" + hostPort(c.localAddress(), portOrDefault(c.PrometheusPort, DefaultPrometheusPort)) + "/stats/prometheus"
 }
 
 func hostPort(host string, port uint32) string {
 	return net.JoinHostPort(host, strconv.FormatUint(uint64(port), 10))
 }
 
-// openAddresses are where the readiness and Prometheus listeners bind; the first is the main one.
+// openAddresses returns the addresses of the readiness and Prometheus listeners; the first is the main one.
 func (c Config) openAddresses() []string {
 	v4, v6 := netip.IPv4Unspecified().String(), netip.IPv6Unspecified().String()
 	switch {
 	case c.Bind.IsValid():
 		return []string{c.Bind.String()}
-	case c.onlyIPv6():
+	case c.hasOnlyIPv6():
 		return []string{v6}
 	case c.DualStack && c.hasIPv6():
 		if c.IPs[0].Unmap().Is4() {

@@ -12,21 +12,22 @@ import (
 	"google.golang.org/protobuf/types/known/structpb"
 )
 
-// Encode builds the bootstrap and writes it as Envoy reads it; the same configuration gives the same bytes.
+// Encode returns the bootstrap as the bytes that Envoy reads. They are deterministic.
 //
-// It says what JSON(Build(c)) says, at a fraction of the cost. The protobuf library prepares, for the first message that
-// it encodes, every message type that can be reached from it, which is most of Envoy's API: 10 ms of start-up, and 2 MB
-// that an agent would carry for as long as it lives, for one file that is written once. This goes by the tags of the
-// generated structs instead. Enumerations are written as their numbers, since their names are in what is not prepared.
+// They are equivalent to JSON(Build(c)) and much cheaper. For the first message that it encodes, the protobuf library
+// prepares every reachable message type, which is most of Envoy's API. That costs 10 ms of start-up and 2 MB for the
+// agent's lifetime, for one file that is written once. Encode uses the tags of the generated structs instead.
+// Enumerations are written as numbers, because their names need the prepared types.
 //
-// With an override there is no such saving: it is merged into the JSON and checked by the types themselves.
+// With Override or Custom, Encode uses the protobuf library, because the result is merged as JSON and checked against
+// the types.
 func Encode(c Config) ([]byte, error) {
-	if c.changed() {
-		t, err := changedTree(c)
+	if c.isCustomized() {
+		t, err := customizedTree(c)
 		if err != nil {
 			return nil, err
 		}
-		return indented(t)
+		return marshalIndented(t)
 	}
 	b, a, err := assemble(c)
 	if err != nil {
@@ -37,10 +38,10 @@ func Encode(c Config) ([]byte, error) {
 	if e.err != nil {
 		return nil, e.err
 	}
-	return indented(tree)
+	return marshalIndented(tree)
 }
 
-// encoder turns generated messages into what encoding/json writes, by the rules of protobuf's JSON.
+// encoder converts generated messages to values for encoding/json, according to protobuf's JSON mapping.
 type encoder struct {
 	packed map[*anypb.Any]proto.Message
 	err    error
@@ -67,7 +68,7 @@ func (e *encoder) field(fields map[string]any, f reflect.StructField, v reflect.
 	}
 }
 
-// protoName is the field's name in the proto file, or nothing for what is not a field.
+// protoName returns the field's name in the proto file, or "" if it is not a protobuf field.
 func protoName(f reflect.StructField) string {
 	for part := range strings.SplitSeq(f.Tag.Get("protobuf"), ",") {
 		if name, ok := strings.CutPrefix(part, "name="); ok {
@@ -77,8 +78,7 @@ func protoName(f reflect.StructField) string {
 	return ""
 }
 
-// unset says that a field has no value, or its type's zero value, which is the same in protobuf unless there is a
-// pointer to it.
+// unset reports whether a field has no value or its type's zero value. In protobuf these are equal except for pointers.
 func unset(v reflect.Value) bool {
 	switch v.Kind() {
 	case reflect.Slice, reflect.Map:
@@ -120,7 +120,7 @@ func (e *encoder) list(v reflect.Value) any {
 	return list
 }
 
-// pointer is a message, or a scalar that may be absent.
+// pointer converts a message or an optional scalar.
 func (e *encoder) pointer(v reflect.Value) any {
 	switch m := v.Interface().(type) {
 	case *anypb.Any:

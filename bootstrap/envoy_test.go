@@ -27,15 +27,15 @@ import (
 	"github.com/pilotfish-mesh/pilotfish/internal/testpki"
 )
 
-// on is a sidecar all of whose ports are at an address of its own.
-func on(t *testing.T, ip string) Config {
+// sidecarAt returns a sidecar with all its ports at one address.
+func sidecarAt(t *testing.T, ip string) Config {
 	c := sidecar()
 	c.Bind = addr(t, ip)
 	return c
 }
 
-// run starts an Envoy with the bootstrap and a control plane that has nothing for it, and waits until it answers on its
-// Prometheus port.
+// run starts an Envoy with the bootstrap and a control plane without resources. It waits until Envoy's Prometheus port
+// answers.
 func run(t *testing.T, version string, c Config) {
 	t.Helper()
 	c.XDSSocket = filepath.Join(t.TempDir(), "xds")
@@ -47,8 +47,8 @@ func run(t *testing.T, version string, c Config) {
 	})
 }
 
-// echo is a listener that answers "here" itself, and traces every request. It is an override, as an extension that the
-// agent knows nothing of would be.
+// echo returns an override with a listener that answers "here" itself and traces every request. The agent does not know
+// its extensions.
 func echo(c Config, port int) []byte {
 	logs := ""
 	if c.ProxyConfig.GetEnvoyAccessLogService() != nil { // as a control plane refers to it
@@ -63,10 +63,10 @@ func echo(c Config, port int) []byte {
 			http_filters: [{name: r, typed_config: {"@type": type.googleapis.com/envoy.extensions.filters.http.router.v3.Router}}]}}]}]}]}}`, c.Bind, port, logs)
 }
 
-func TestEnvoyShedsLoadWhenItsHeapIsFullAndGoesOnAnsweringProbes(t *testing.T) {
+func TestEnvoyWithFullHeapShedsLoadAndAnswersProbes(t *testing.T) {
 	for i, version := range testenv.EnvoyVersions() {
 		t.Run(version, func(t *testing.T) {
-			c := on(t, fmt.Sprintf("127.101.10.%d", i+1))
+			c := sidecarAt(t, fmt.Sprintf("127.101.10.%d", i+1))
 			c.MemoryLimit = 1 << 20 // less than an idle Envoy has
 			c.Override = echo(c, 8080)
 			agent(t, c)
@@ -98,7 +98,7 @@ func TestEnvoyShedsLoadWhenItsHeapIsFullAndGoesOnAnsweringProbes(t *testing.T) {
 }
 
 func TestEnvoyServesAllWhenItsHeapIsNotFull(t *testing.T) {
-	c := on(t, "127.101.11.1")
+	c := sidecarAt(t, "127.101.11.1")
 	c.MemoryLimit = 256 << 20
 	c.Override = echo(c, 8080)
 	run(t, testenv.EnvoyVersion, c)
@@ -109,7 +109,7 @@ func TestEnvoyServesAllWhenItsHeapIsNotFull(t *testing.T) {
 	}
 }
 
-// agent answers on the agent's status port.
+// agent serves the agent's status port.
 func agent(t *testing.T, c Config) {
 	t.Helper()
 	l, err := net.Listen("tcp", c.StatusAddress())
@@ -127,8 +127,8 @@ func agent(t *testing.T, c Config) {
 	t.Cleanup(func() { server.Close() })
 }
 
-func TestStatisticsAreCompressedAsTheClientLikesIt(t *testing.T) {
-	c := on(t, "127.101.12.1")
+func TestStatisticsAreCompressedAsTheClientPrefers(t *testing.T) {
+	c := sidecarAt(t, "127.101.12.1")
 	run(t, testenv.EnvoyVersion, c)
 	for accepted, want := range map[string]string{"gzip": "gzip", "br": "br", "zstd": "zstd", "identity": "", "gzip;q=0.1, zstd": "zstd"} {
 		request, err := http.NewRequestWithContext(t.Context(), http.MethodGet, c.StatsURL(), nil)
@@ -147,16 +147,16 @@ func TestStatisticsAreCompressedAsTheClientLikesIt(t *testing.T) {
 	}
 }
 
-// Newer releases of Istio end the names of clusters and listeners in statistics with a semicolon, older ones with nothing.
+// Newer Istio releases end the names of clusters and listeners in statistics with a semicolon; older ones do not.
 func TestNamesInStatisticsAreLabelsHoweverTheyEnd(t *testing.T) {
 	for i, version := range testenv.EnvoyVersions() {
 		t.Run(version, func(t *testing.T) {
-			c := on(t, fmt.Sprintf("127.101.14.%d", i+1))
+			c := sidecarAt(t, fmt.Sprintf("127.101.14.%d", i+1))
 			c.ProxyConfig.ProxyStatsMatcher = &meshv1.ProxyConfig_ProxyStatsMatcher{InclusionPrefixes: []string{"cluster.", "http."}}
 			c.Override = fmt.Appendf(nil, `{static_resources: {
 				clusters: [{name: a, alt_stat_name: "outbound|80||new.books.svc.cluster.local;"}, {name: b, alt_stat_name: "outbound|80||old.books.svc.cluster.local"},
 					{name: c, alt_stat_name: "outbound|80||example.com;"}, {name: d, alt_stat_name: PassthroughCluster}],
-				listeners: [%s, %s, %s]}}`, named(c, 8081, "outbound_0.0.0.0_80;"), named(c, 8082, "10.1.2.3_80"), named(c, 8083, "outbound_[__1]_80;"))
+				listeners: [%s, %s, %s]}}`, namedListener(c, 8081, "outbound_0.0.0.0_80;"), namedListener(c, 8082, "10.1.2.3_80"), namedListener(c, 8083, "outbound_[__1]_80;"))
 			run(t, version, c)
 			stats, err := get(c.StatsURL())
 			for _, want := range []string{
@@ -183,8 +183,8 @@ func TestNamesInStatisticsAreLabelsHoweverTheyEnd(t *testing.T) {
 	}
 }
 
-// named is a listener whose HTTP connections have a name in statistics.
-func named(c Config, port int, name string) string {
+// namedListener returns a listener with the name as prefix of its HTTP statistics.
+func namedListener(c Config, port int, name string) string {
 	return fmt.Sprintf(`{name: l%d, address: {socket_address: {address: %s, port_value: %[1]d}}, filter_chains: [{filters: [{name: hcm, typed_config: {
 		"@type": type.googleapis.com/envoy.extensions.filters.network.http_connection_manager.v3.HttpConnectionManager, stat_prefix: "%[3]s",
 		route_config: {}, http_filters: [{name: r, typed_config: {"@type": type.googleapis.com/envoy.extensions.filters.http.router.v3.Router}}]}}]}]}`, port, c.Bind, name)
@@ -192,7 +192,7 @@ func named(c Config, port int, name string) string {
 
 func TestSecureMetricsAreForCertificatesOfTheMeshAlone(t *testing.T) {
 	mesh, other := testpki.New(t, "mesh"), testpki.New(t, "another mesh")
-	c := on(t, "127.101.13.1")
+	c := sidecarAt(t, "127.101.13.1")
 	c.SecureMetricsPort, c.SecureMergedMetricsPort = 15091, 15092
 	c.SDSSocket = filepath.Join(t.TempDir(), "sds")
 	serveSecrets(t, c.SDSSocket, mesh)
@@ -305,12 +305,12 @@ func (s *secrets) StreamSecrets(stream secretv3.SecretDiscoveryService_StreamSec
 	}
 }
 
-// The control plane that does not know the proxy's own workload, or is not there at all, must not keep Envoy from asking
-// for the rest; nor must a collector whose name nobody resolves.
-func TestEnvoyAsksTheControlPlaneWhateverItsTelemetryDoes(t *testing.T) {
+// Envoy requests the rest of its configuration in each of three cases: the control plane does not know the proxy's own
+// workload, the control plane is unreachable, or a collector's name does not resolve.
+func TestEnvoyRequestsConfigurationDespiteBrokenTelemetry(t *testing.T) {
 	c := golden["zone-aware"]()
 	c.Bind = addr(t, "127.101.16.1")
-	dns, err := net.ListenPacket("udp", c.Bind.String()+":0") // hears, and never answers
+	dns, err := net.ListenPacket("udp", c.Bind.String()+":0") // receives requests and never answers
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -323,7 +323,7 @@ func TestEnvoyAsksTheControlPlaneWhateverItsTelemetryDoes(t *testing.T) {
 		query_timeout_seconds: 60, query_tries: 100, dns_resolver_options: {no_default_search_domain: true}}}}`, at.IP, at.Port)
 	c.XDSSocket = filepath.Join(t.TempDir(), "xds")
 	asked := make(chan string, 8)
-	serveDiscovery(t, c.XDSSocket, &discovery{asked: asked})
+	serveDiscovery(t, c.XDSSocket, &discovery{requested: asked})
 	start(t, testenv.EnvoyVersion, t.TempDir(), encoded(t, c))
 	deadline, cancel := context.WithTimeout(t.Context(), 30*time.Second)
 	defer cancel()
@@ -339,21 +339,27 @@ func TestEnvoyAsksTheControlPlaneWhateverItsTelemetryDoes(t *testing.T) {
 	}
 }
 
-// discovery hears what is asked for. It has nothing to give, and says so, or not even that.
+// discovery is an ADS server that records requested types. It sends empty responses, or none.
 type discovery struct {
 	discoveryv3.UnimplementedAggregatedDiscoveryServiceServer
-	answers bool
-	asked   chan<- string
+	answers   bool
+	requested chan<- string
 }
 
 func serveDiscovery(t *testing.T, socket string, d *discovery) {
+	t.Helper()
+	serve(t, socket, func(s *grpc.Server) { discoveryv3.RegisterAggregatedDiscoveryServiceServer(s, d) })
+}
+
+// serve runs a gRPC server on a unix socket until the test ends.
+func serve(t *testing.T, socket string, register func(*grpc.Server)) {
 	t.Helper()
 	l, err := net.Listen("unix", socket)
 	if err != nil {
 		t.Fatal(err)
 	}
 	server := grpc.NewServer()
-	discoveryv3.RegisterAggregatedDiscoveryServiceServer(server, d)
+	register(server)
 	go server.Serve(l)
 	t.Cleanup(server.Stop)
 }
@@ -367,9 +373,9 @@ func (d *discovery) DeltaAggregatedResources(stream discoveryv3.AggregatedDiscov
 		if err != nil {
 			return err
 		}
-		if d.asked != nil {
+		if d.requested != nil {
 			select {
-			case d.asked <- request.GetTypeUrl():
+			case d.requested <- request.GetTypeUrl():
 			case <-stream.Context().Done():
 				return stream.Context().Err()
 			}

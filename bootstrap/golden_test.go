@@ -36,6 +36,12 @@ var golden = map[string]func() Config{
 		c.ExitOnZero = true
 		return c
 	},
+	"agent-secret": func() Config {
+		c := sidecar()
+		c.AgentSecret = "(not shown)" // as Render writes it
+		c.FilesSocket = "./var/run/secrets/credential-uds/files-socket"
+		return c
+	},
 	"bind": func() Config {
 		c := sidecar()
 		c.IPs = []netip.Addr{netip.MustParseAddr("127.77.3.1")}
@@ -45,6 +51,11 @@ var golden = map[string]func() Config{
 			"APP_ADDRESS":        "127.77.3.2",
 			"UPSTREAM_LISTENERS": "mysql.default.svc.cluster.local:3306=127.77.3.16:3306",
 		}
+		return c
+	},
+	"admin-socket": func() Config {
+		c := sidecar()
+		c.AdminSocket = "./etc/istio/proxy/admin/envoy.sock.0"
 		return c
 	},
 	"ipv6": func() Config {
@@ -105,7 +116,7 @@ var golden = map[string]func() Config{
 		c.ControlPlaneRoot = "./var/run/secrets/istio/root-cert.pem"
 		return c
 	},
-	// What a template would have broken: quotes, line ends and braces in names.
+	// Input that would break a text template: quotes, line ends and braces in names.
 	"hostile-names": func() Config {
 		c := sidecar()
 		c.Name = `quo"te`
@@ -118,7 +129,7 @@ var golden = map[string]func() Config{
 		c.Type, c.SotW = Waypoint, true
 		return c
 	},
-	// Everything that a memory limit and ports for certificates of the mesh add.
+	// A memory limit and the ports for clients with a certificate of the mesh.
 	"limited": func() Config {
 		c := sidecar()
 		c.MemoryLimit = 256 << 20
@@ -251,7 +262,7 @@ var golden = map[string]func() Config{
 	},
 }
 
-// mergedOverride has what people write overrides for, and an extension whose type this program does not link.
+// mergedOverride contains common overrides and an extension whose type this program does not have.
 const mergedOverride = `
 staticResources:
   clusters:

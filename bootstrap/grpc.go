@@ -7,14 +7,13 @@ import (
 	"path/filepath"
 )
 
-// serverListener is the name by which Istio's control plane knows the listener of a gRPC server; %s is the address that
-// the server listens at.
+// serverListener is Istio's name for the listener of a gRPC server; %s is the server's listen address.
 const serverListener = "xds.istio.io/grpc/lds/inbound/%s"
 
-// grpcProvider is the name of the certificates, as control planes refer to them.
+// grpcProvider is the name of the certificate provider that control planes refer to.
 const grpcProvider = "default"
 
-// The bootstrap of gRPC's own xDS clients, as gRFC A27 and A29 have it.
+// grpcBootstrap is the bootstrap of gRPC's own xDS clients, specified by gRFC A27 and A29.
 type grpcBootstrap struct {
 	Servers        []grpcServer                `json:"xds_servers"`
 	Node           grpcNode                    `json:"node"`
@@ -57,8 +56,8 @@ type grpcFileWatcher struct {
 	Refresh     string `json:"refresh_interval"`
 }
 
-// GRPC makes the bootstrap of a proxyless gRPC application, which finds the control plane through the agent as Envoy
-// does. It has certificates only where they are written as files.
+// GRPC returns the bootstrap of a proxyless gRPC application, which connects to the control plane through the agent. It
+// refers to certificates only if they are written to files.
 func GRPC(c Config) ([]byte, error) {
 	c, err := c.withDefaults()
 	if err != nil {
@@ -69,15 +68,16 @@ func GRPC(c Config) ([]byte, error) {
 		return nil, err
 	}
 	metadata := node.GetMetadata().AsMap()
-	// By this a control plane knows that it has no Envoy before it, and by the other that mutual TLS can be had.
+	// GENERATOR informs the control plane that the application has no Envoy. The next entry enables mutual TLS.
 	metadata["GENERATOR"] = "grpc"
 	if c.CertDir != "" {
 		metadata["CERTIFICATE_PROVIDER"] = grpcProvider
 	}
 	b := grpcBootstrap{
 		Servers: []grpcServer{{
-			URI: "unix://" + c.absolute(c.XDSSocket),
-			// The socket's file mode says who may connect; there is nothing between here and the agent to encrypt against.
+			URI: "unix://" + c.absolutePath(c.XDSSocket),
+			// The socket's file mode restricts its clients. Encryption is unnecessary, because only the agent is on the
+			// other side.
 			Credentials: []grpcCredentials{{Type: "insecure"}},
 			Features:    []string{"xds_v3"},
 		}},
@@ -88,14 +88,14 @@ func GRPC(c Config) ([]byte, error) {
 	if l := node.GetLocality(); l != nil {
 		b.Node.Locality = &grpcLocality{Region: l.GetRegion(), Zone: l.GetZone(), SubZone: l.GetSubZone()}
 	}
-	return indented(b)
+	return marshalIndented(b)
 }
 
 func (c Config) grpcCertificates() map[string]grpcCertificates {
 	if c.CertDir == "" {
 		return nil
 	}
-	file := func(name string) string { return c.absolute(filepath.Join(c.CertDir, name)) }
+	file := func(name string) string { return c.absolutePath(filepath.Join(c.CertDir, name)) }
 	return map[string]grpcCertificates{grpcProvider: {
 		Plugin: "file_watcher",
 		Config: grpcFileWatcher{
@@ -107,8 +107,8 @@ func (c Config) grpcCertificates() map[string]grpcCertificates {
 	}}
 }
 
-// absolute is a path that means the same to a process with another working directory.
-func (c Config) absolute(path string) string {
+// absolutePath returns a path that is valid for a process with another working directory.
+func (c Config) absolutePath(path string) string {
 	if filepath.IsAbs(path) {
 		return filepath.Clean(path)
 	}
@@ -119,7 +119,7 @@ func (c Config) absolute(path string) string {
 	return filepath.Join(dir, path)
 }
 
-func indented(v any) ([]byte, error) {
+func marshalIndented(v any) ([]byte, error) {
 	var out bytes.Buffer
 	j := json.NewEncoder(&out)
 	j.SetEscapeHTML(false)

@@ -68,7 +68,7 @@ func TestProxylessClientsAreTheSameNodeAsEnvoy(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	want.Metadata.Fields["GENERATOR"] = structpb.NewStringValue("grpc") // by this alone they are told apart
+	want.Metadata.Fields["GENERATOR"] = structpb.NewStringValue("grpc") // the only difference between the two nodes
 	if diff := cmp.Diff(protojson.Format(want), protojson.Format(got)); diff != "" {
 		t.Error(diff)
 	}

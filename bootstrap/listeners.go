@@ -8,19 +8,19 @@ import (
 	hcmv3 "github.com/envoyproxy/go-control-plane/envoy/extensions/filters/network/http_connection_manager/v3"
 )
 
-// port is a listener that sends some paths to a cluster.
+// port describes a listener that forwards some paths to a cluster.
 type port struct {
 	addresses  []string
 	number     uint32
 	statPrefix string
 	paths      []string
 	cluster    string
-	compress   bool // offer clients to compress the answer
+	compress   bool // compress responses if the client accepts that
 	meshOnly   bool // only for clients with a certificate of the mesh
-	proxied    bool // a balancer may send the PROXY protocol first
+	proxied    bool // a load balancer may send the PROXY protocol first
 }
 
-func staticListeners(c Config, a *anys) []*listenerv3.Listener {
+func staticListeners(c Config, a *anyBuilder) []*listenerv3.Listener {
 	open := c.openAddresses()
 	metrics := port{
 		addresses: c.metricsAddresses(), number: c.PrometheusPort,
@@ -31,14 +31,14 @@ func staticListeners(c Config, a *anys) []*listenerv3.Listener {
 		statPrefix: "agent", paths: []string{"/healthz/ready"}, cluster: agentCluster,
 		proxied: c.Type == Router && c.ProxyConfig.GetGatewayTopology().GetProxyProtocol() != nil,
 	}
-	listeners := []*listenerv3.Listener{forwarder(c, a, metrics), forwarder(c, a, ready)}
+	listeners := []*listenerv3.Listener{forwardingListener(c, a, metrics), forwardingListener(c, a, ready)}
 	for _, secure := range []port{
 		{number: c.SecureMetricsPort, statPrefix: "secure_stats", paths: []string{statsPath}, cluster: statsCluster},
 		{number: c.SecureMergedMetricsPort, statPrefix: "secure_merged_stats", paths: []string{statsPath, "/metrics"}, cluster: agentCluster},
 	} {
 		if secure.number != 0 {
 			secure.addresses, secure.compress, secure.meshOnly = open, true, true
-			listeners = append(listeners, forwarder(c, a, secure))
+			listeners = append(listeners, forwardingListener(c, a, secure))
 		}
 	}
 	return listeners
@@ -46,7 +46,7 @@ func staticListeners(c Config, a *anys) []*listenerv3.Listener {
 
 const statsPath = "/stats/prometheus"
 
-// metricsAddresses are where statistics are given without TLS.
+// metricsAddresses returns the addresses that serve statistics without TLS.
 func (c Config) metricsAddresses() []string {
 	if c.LocalMetrics {
 		return []string{c.localAddress()}
@@ -54,12 +54,12 @@ func (c Config) metricsAddresses() []string {
 	return c.openAddresses()
 }
 
-// forwarder listens on a port. It has no name, as in Istio's bootstrap, so that its statistics are those of its address;
-// and it goes on answering when Envoy sheds load.
-func forwarder(c Config, a *anys, p port) *listenerv3.Listener {
+// forwardingListener returns the listener of a port. As in Istio's bootstrap it has no name, so its statistics are named after
+// its address. It bypasses the overload manager, so it still answers when Envoy sheds load.
+func forwardingListener(c Config, a *anyBuilder, p port) *listenerv3.Listener {
 	chain := &listenerv3.FilterChain{Filters: []*listenerv3.Filter{{
 		Name: "envoy.filters.network.http_connection_manager",
-		ConfigType: &listenerv3.Filter_TypedConfig{TypedConfig: a.of(&hcmv3.HttpConnectionManager{
+		ConfigType: &listenerv3.Filter_TypedConfig{TypedConfig: a.add(&hcmv3.HttpConnectionManager{
 			CodecType:      hcmv3.HttpConnectionManager_AUTO,
 			StatPrefix:     p.statPrefix,
 			RouteSpecifier: &hcmv3.HttpConnectionManager_RouteConfig{RouteConfig: pathsTo(p.cluster, p.paths)},
@@ -83,22 +83,23 @@ func forwarder(c Config, a *anys, p port) *listenerv3.Listener {
 	return l
 }
 
-func httpFilters(c Config, a *anys, p port) []*hcmv3.HttpFilter {
+func httpFilters(c Config, a *anyBuilder, p port) []*hcmv3.HttpFilter {
 	var filters []*hcmv3.HttpFilter
 	if p.compress {
 		filters = compressors(c, a)
 	}
 	return append(filters, &hcmv3.HttpFilter{
 		Name:       "envoy.filters.http.router",
-		ConfigType: &hcmv3.HttpFilter_TypedConfig{TypedConfig: a.of(&routerv3.Router{})},
+		ConfigType: &hcmv3.HttpFilter_TypedConfig{TypedConfig: a.add(&routerv3.Router{})},
 	})
 }
 
-// proxyProtocol reads the PROXY protocol where it is spoken: a balancer's probes speak it, a kubelet's do not.
-func proxyProtocol(a *anys) *listenerv3.ListenerFilter {
+// proxyProtocol accepts connections with and without the PROXY protocol: a load balancer's probes use it, the kubelet's
+// do not.
+func proxyProtocol(a *anyBuilder) *listenerv3.ListenerFilter {
 	return &listenerv3.ListenerFilter{
 		Name: "envoy.filters.listener.proxy_protocol",
-		ConfigType: &listenerv3.ListenerFilter_TypedConfig{TypedConfig: a.of(&proxyprotocolv3.ProxyProtocol{
+		ConfigType: &listenerv3.ListenerFilter_TypedConfig{TypedConfig: a.add(&proxyprotocolv3.ProxyProtocol{
 			AllowRequestsWithoutProxyProtocol: true,
 		})},
 	}

@@ -4,10 +4,10 @@ import (
 	"google.golang.org/protobuf/reflect/protoreflect"
 )
 
-// merge puts a document over another, in place: as Envoy itself merges messages, so that a file that was written for its
-// --config-yaml does what it did. Messages and maps merge, lists grow, single values are replaced. Beyond that, null
-// takes a field away, and the entry of a list that has the name of one that is there merges into that one, where Envoy
-// would have two of a name and refuse them.
+// merge merges the document from into the document into, in place. It merges as Envoy does, so a file for Envoy's
+// --config-yaml has the same effect: messages and maps are merged, lists are appended to, single values are replaced.
+// There are two additions. null removes a field. A list entry is merged into the entry of the same name, where Envoy
+// would refuse the duplicate.
 func merge(into, from tree, m protoreflect.MessageDescriptor) tree {
 	for key, value := range from {
 		field := m.Fields().ByTextName(key)
@@ -15,14 +15,14 @@ func merge(into, from tree, m protoreflect.MessageDescriptor) tree {
 			mergeStruct(into, tree{key: value})
 			continue
 		}
-		clearRivals(into, field)
+		clearOtherOneofFields(into, field)
 		into[key] = mergeField(into[key], value, field)
 	}
 	return into
 }
 
-// clearRivals takes away what cannot be there beside the field.
-func clearRivals(into tree, field protoreflect.FieldDescriptor) {
+// clearOtherOneofFields removes the other members of the field's oneof.
+func clearOtherOneofFields(into tree, field protoreflect.FieldDescriptor) {
 	one := field.ContainingOneof()
 	if one == nil {
 		return
@@ -61,7 +61,7 @@ func mergeMessage(old, value any, m protoreflect.MessageDescriptor) any {
 	return merge(into, from, m)
 }
 
-// mergePacked merges into a packed message when the type is not said again; said again, it begins anew.
+// mergePacked merges into a packed message. If from contains the type URL, it replaces the packed message.
 func mergePacked(into, from tree) any {
 	if _, anew := from[typeField]; anew {
 		return from
@@ -72,7 +72,8 @@ func mergePacked(into, from tree) any {
 	return mergeStruct(into, from)
 }
 
-// mergeStruct merges what has no schema by its first level of keys, as Envoy does: an entry is replaced as a whole.
+// mergeStruct merges objects without a schema by their first level of keys, as Envoy does: an entry is replaced as a
+// whole.
 func mergeStruct(into, from tree) tree {
 	for key, value := range from {
 		if value == nil {
@@ -100,7 +101,7 @@ func mergeList(old, value any, m protoreflect.MessageDescriptor) any {
 		return value
 	}
 	for _, entry := range from {
-		if i := namesake(into, entry, m); i >= 0 {
+		if i := indexOfSameName(into, entry, m); i >= 0 {
 			into[i] = mergeMessage(into[i], entry, m)
 		} else {
 			into = append(into, entry)
@@ -109,21 +110,21 @@ func mergeList(old, value any, m protoreflect.MessageDescriptor) any {
 	return into
 }
 
-// namesake is where the list has an entry with the name of this one, or -1.
-func namesake(list []any, entry any, m protoreflect.MessageDescriptor) int {
+// indexOfSameName returns the index of the list's entry with the same name, or -1.
+func indexOfSameName(list []any, entry any, m protoreflect.MessageDescriptor) int {
 	if m == nil || m.Fields().ByTextName("name") == nil {
 		return -1
 	}
-	name := nameIn(entry)
+	name := entryName(entry)
 	for i := range list {
-		if name != "" && nameIn(list[i]) == name {
+		if name != "" && entryName(list[i]) == name {
 			return i
 		}
 	}
 	return -1
 }
 
-func nameIn(entry any) string {
+func entryName(entry any) string {
 	object, _ := entry.(tree)
 	name, _ := object["name"].(string)
 	return name

@@ -13,13 +13,13 @@ import (
 	meshv1 "istio.io/api/mesh/v1alpha1"
 )
 
-// Labels that say where a workload runs.
+// Labels that contain a workload's locality.
 const (
 	localityLabel   = "istio-locality"
 	localityLabelV2 = "topology.istio.io/locality"
 )
 
-// Node is how the proxy presents itself to control planes: id, cluster, locality and metadata.
+// Node returns the xDS node of the proxy: ID, cluster, locality and metadata.
 func Node(c Config) (*corev3.Node, error) {
 	c, err := c.withDefaults()
 	if err != nil {
@@ -37,7 +37,7 @@ func Node(c Config) (*corev3.Node, error) {
 	}, nil
 }
 
-// NodeID is type~address~name.namespace~domain.
+// NodeID returns type~address~name.namespace~domain.
 func NodeID(c Config) string {
 	domain := c.Domain
 	if domain == "" {
@@ -50,7 +50,7 @@ func NodeID(c Config) string {
 	return strings.Join([]string{string(c.Type), address, c.Name + "." + c.Namespace, domain}, "~")
 }
 
-// nodeCluster names the workload in statistics and traces, in the way that ProxyConfig asks for.
+// nodeCluster returns the name of the workload in statistics and traces, according to ProxyConfig.
 func nodeCluster(c Config) string {
 	tracing, ok := c.ProxyConfig.GetClusterName().(*meshv1.ProxyConfig_TracingServiceName_)
 	if !ok {
@@ -103,7 +103,8 @@ func canonicalService(c Config) string {
 	return anonymousCluster
 }
 
-// nodeLocality reads region/zone/subzone; a label may have dots for the slashes that label values cannot hold.
+// nodeLocality parses region/zone/subzone. A label may contain dots instead, because label values cannot contain
+// slashes.
 func nodeLocality(labels map[string]string, otherwise string) *corev3.Locality {
 	text := labels[localityLabelV2]
 	if text == "" {
@@ -122,11 +123,11 @@ func nodeLocality(labels map[string]string, otherwise string) *corev3.Locality {
 	return &corev3.Locality{Region: parts[0], Zone: parts[1], SubZone: parts[2]}
 }
 
-// filesMetadata tells the control plane that secrets from files come from filesCluster.
+// filesMetadata informs the control plane that filesCluster serves the secrets from files.
 const filesMetadata = "file-credential"
 
-// nodeMetadata joins the caller's metadata with what this package knows, which wins. Lists and booleans are strings, as
-// Istio's control plane reads them.
+// nodeMetadata merges this package's metadata over the caller's. Lists and booleans are strings, as Istio's control
+// plane expects.
 func nodeMetadata(c Config) (*structpb.Struct, error) {
 	m := maps.Clone(c.Metadata)
 	if m == nil {
@@ -193,7 +194,7 @@ func proxyConfigMetadata(pc *meshv1.ProxyConfig) (json.RawMessage, error) {
 	return b, nil
 }
 
-// toStruct goes through JSON, which is what metadata is written as anyway, and takes any Go value.
+// toStruct converts metadata by way of JSON, so it supports any Go value that has a JSON form.
 func toStruct(m map[string]any) (*structpb.Struct, error) {
 	b, err := json.Marshal(m)
 	if err != nil {

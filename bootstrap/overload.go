@@ -21,8 +21,8 @@ const (
 	connectionMonitor = "envoy.resource_monitors.global_downstream_max_connections"
 )
 
-// heapActions are what Envoy does as its heap fills up, the mildest first: give freed pages back to the kernel, ask
-// clients to go elsewhere with their next request, and refuse requests. What is under way goes on.
+// heapActions are Envoy's actions as its heap fills up, mildest first: return freed pages to the kernel, close
+// connections after the current request, and refuse requests. Requests in progress are not affected.
 var heapActions = []struct {
 	name   string
 	filled float64
@@ -32,12 +32,13 @@ var heapActions = []struct {
 	{"envoy.overload_actions.stop_accepting_requests", 0.98},
 }
 
-// besidesHeap is what agent and Envoy use besides Envoy's heap: some 10 MB each when idle, and some room to be wrong.
-const besidesHeap = 24 << 20
+// nonHeapReserve is the memory that the agent and Envoy use outside Envoy's heap: about 10 MB each when idle, and a
+// reserve.
+const nonHeapReserve = 24 << 20
 
-// overloadManager bounds the connections of all listeners together, and the heap where the memory is limited. Envoy
-// warns at start when nothing bounds its connections.
-func overloadManager(c Config, a *anys) *overloadv3.OverloadManager {
+// overloadManager limits the connections of all listeners together, and the heap if the memory is limited. Without a
+// limit of connections, Envoy logs a warning at start.
+func overloadManager(c Config, a *anyBuilder) *overloadv3.OverloadManager {
 	limit, err := maxConnections(c)
 	if err != nil {
 		a.fail(err)
@@ -65,34 +66,35 @@ func overloadManager(c Config, a *anys) *overloadv3.OverloadManager {
 	return m
 }
 
-func monitor(name string, config proto.Message, a *anys) *overloadv3.ResourceMonitor {
+func monitor(name string, config proto.Message, a *anyBuilder) *overloadv3.ResourceMonitor {
 	return &overloadv3.ResourceMonitor{
 		Name:       name,
-		ConfigType: &overloadv3.ResourceMonitor_TypedConfig{TypedConfig: a.of(config)},
+		ConfigType: &overloadv3.ResourceMonitor_TypedConfig{TypedConfig: a.add(config)},
 	}
 }
 
-// heapLimit is the part of a container's memory that Envoy's heap may fill. The heap is watched, and not the container,
-// whose figure has the kernel's file cache in it, and so looks full when nothing is the matter.
+// heapLimit returns the maximum size of Envoy's heap for a container's memory limit. Envoy monitors its heap, because
+// the container's memory usage includes the kernel's file cache and is often near the limit.
 func heapLimit(memory uint64) uint64 {
-	return max(memory-min(memory, max(besidesHeap, memory/10)), memory/2, 1)
+	return max(memory-min(memory, max(nonHeapReserve, memory/10)), memory/2, 1)
 }
 
-// maxConnections is ProxyConfig's connectionSettings, or else the metadata's, or else the runtime value's, or no limit.
+// maxConnections returns the limit from ProxyConfig's connectionSettings, or else from the metadata, or else from the
+// runtime value, or else no limit.
 func maxConnections(c Config) (int64, error) {
 	if set := c.ProxyConfig.GetConnectionSettings().GetGlobalDownstreamConnectionLimit(); set != nil {
-		return positive("connectionSettings.globalDownstreamConnectionLimit", strconv.Itoa(int(set.GetValue())))
+		return parsePositive("connectionSettings.globalDownstreamConnectionLimit", strconv.Itoa(int(set.GetValue())))
 	}
 	if set, ok := c.Metadata[maxConnectionsMetadata].(string); ok && set != "" {
-		return positive("ISTIO_META_"+maxConnectionsMetadata, set)
+		return parsePositive("ISTIO_META_"+maxConnectionsMetadata, set)
 	}
 	if set := c.ProxyConfig.GetRuntimeValues()[maxConnectionsRuntime]; set != "" {
-		return positive("runtimeValues: "+maxConnectionsRuntime, set)
+		return parsePositive("runtimeValues: "+maxConnectionsRuntime, set)
 	}
 	return math.MaxInt32, nil
 }
 
-func positive(name, text string) (int64, error) {
+func parsePositive(name, text string) (int64, error) {
 	n, err := strconv.ParseInt(text, 10, 64)
 	if err != nil || n <= 0 {
 		return 0, fmt.Errorf("%s: %q is not a number of connections; give a whole number over 0", name, text)

@@ -14,19 +14,19 @@ import (
 	"github.com/pilotfish-mesh/pilotfish/bootstrap/gotemplate"
 )
 
-// largest is more than any bootstrap that people write, and little enough to be read at every start.
-const largest = 4 << 20
+// maxInputSize is larger than any hand-written bootstrap, and small enough to be read at every start.
+const maxInputSize = 4 << 20
 
-// changed says that somebody has a say in the bootstrap besides this package.
-func (c Config) changed() bool { return len(c.Override) > 0 || len(c.Custom) > 0 }
+// isCustomized reports whether the user overrides or replaces the bootstrap.
+func (c Config) isCustomized() bool { return len(c.Override) > 0 || len(c.Custom) > 0 }
 
-// tree is a JSON document with Envoy's own names of fields. What an override brings is worked on as JSON and never as
-// messages, because it may hold extensions of Envoy whose types this program does not know.
+// tree is a JSON document with Envoy's field names. Overrides are processed as JSON, because they may contain Envoy
+// extensions whose types this program does not have.
 type tree = map[string]any
 
-// changedTree is the bootstrap with the custom one in its place, and the override over it. The result is checked field
-// by field, and what the agent lives by is as it was.
-func changedTree(c Config) (tree, error) {
+// customizedTree returns the bootstrap, or the custom one if there is one, with the override applied. It validates the
+// result field by field and verifies that the fields that the agent needs are unchanged.
+func customizedTree(c Config) (tree, error) {
 	own, err := ownTree(c)
 	if err != nil {
 		return nil, err
@@ -36,28 +36,28 @@ func changedTree(c Config) (tree, error) {
 		if result, err = customTree(c, own); err != nil {
 			return nil, err
 		}
-		author = orText(c.CustomFile, "the custom bootstrap")
+		author = textOrDefault(c.CustomFile, "the custom bootstrap")
 	}
 	if len(c.Override) > 0 {
-		author = orText(c.OverrideFile, "the override")
+		author = textOrDefault(c.OverrideFile, "the override")
 		if result, err = override(c, result, author); err != nil {
 			return nil, err
 		}
 	}
-	if err := check(result, own, author); err != nil {
-		return nil, blame(c, err, own)
+	if err := validateResult(result, own, author); err != nil {
+		return nil, attributeError(c, err, own)
 	}
 	return result, nil
 }
 
-// blame finds the file that is at fault, where there are two.
-func blame(c Config, err error, own tree) error {
+// attributeError returns the error of the custom bootstrap if that alone is invalid, and otherwise err.
+func attributeError(c Config, err error, own tree) error {
 	if len(c.Custom) == 0 || len(c.Override) == 0 {
 		return err
 	}
 	alone, customErr := customTree(c, own)
 	if customErr == nil {
-		customErr = check(alone, own, orText(c.CustomFile, "the custom bootstrap"))
+		customErr = validateResult(alone, own, textOrDefault(c.CustomFile, "the custom bootstrap"))
 	}
 	if customErr != nil {
 		return customErr
@@ -65,7 +65,7 @@ func blame(c Config, err error, own tree) error {
 	return err
 }
 
-// ownTree is the bootstrap that this package makes.
+// ownTree returns the bootstrap of this package as a document.
 func ownTree(c Config) (tree, error) {
 	b, err := Build(c)
 	if err != nil {
@@ -79,12 +79,12 @@ func ownTree(c Config) (tree, error) {
 }
 
 func customTree(c Config, own tree) (tree, error) {
-	name := orText(c.CustomFile, "the custom bootstrap")
-	text, err := filledIn(c, own, name)
+	name := textOrDefault(c.CustomFile, "the custom bootstrap")
+	text, err := executeTemplate(c, own, name)
 	if err != nil {
 		return nil, err
 	}
-	document, err := c.read(text, name)
+	document, err := c.parse(text, name)
 	if err != nil {
 		return nil, err
 	}
@@ -95,6 +95,7 @@ func customTree(c Config, own tree) (tree, error) {
 	if t, err = canonical(t, bootstrapDescriptor(), name); err != nil {
 		return nil, err
 	}
+	c.moveAdmin(t, own)
 	addProtected(t, own)
 	return t, nil
 }
@@ -103,7 +104,7 @@ func override(c Config, t tree, name string) (tree, error) {
 	if gotemplate.HasOptions(string(c.Override)) {
 		return nil, fmt.Errorf("%s is a template; only whole bootstraps are filled in (ISTIO_BOOTSTRAP, customConfigFile, --templateFile)", name)
 	}
-	document, err := c.read(c.Override, name)
+	document, err := c.parse(c.Override, name)
 	if err != nil {
 		return nil, err
 	}
@@ -112,7 +113,7 @@ func override(c Config, t tree, name string) (tree, error) {
 		if o, err = canonical(o, bootstrapDescriptor(), name); err != nil {
 			return nil, err
 		}
-		// The result shares nothing with what it is compared with later.
+		// The result is a copy, because the original is compared with it later.
 		return merge(clone(t).(tree), o, bootstrapDescriptor()), nil
 	case []any:
 		return patch(t, o, name)
@@ -120,21 +121,21 @@ func override(c Config, t tree, name string) (tree, error) {
 	return nil, fmt.Errorf("%s is neither an object, to be merged into the bootstrap, nor a list, as a JSON patch is", name)
 }
 
-// patch applies a JSON patch, operation by operation, so that the one that fails can be named.
+// patch applies a JSON patch operation by operation, so that an error names the operation.
 func patch(t tree, operations []any, name string) (tree, error) {
 	document, err := json.Marshal(t)
 	if err != nil {
 		return nil, fmt.Errorf("bootstrap: encoding it as JSON: %w", err)
 	}
 	options := jsonpatch.NewApplyOptions()
-	options.AccumulatedCopySizeLimit = largest
+	options.AccumulatedCopySizeLimit = maxInputSize
 	for i, operation := range operations {
 		text, _ := json.Marshal([]any{operation})
 		p, err := jsonpatch.DecodePatch(text)
 		if err == nil {
 			document, err = p.ApplyWithOptions(document, options)
 		}
-		if err == nil && len(document) > 2*largest {
+		if err == nil && len(document) > 2*maxInputSize {
 			err = errors.New("the bootstrap becomes too large")
 		}
 		if err != nil {
@@ -149,10 +150,10 @@ func patch(t tree, operations []any, name string) (tree, error) {
 	return canonical(patched, bootstrapDescriptor(), name)
 }
 
-// read takes JSON or YAML.
-func (c Config) read(text []byte, name string) (any, error) {
-	if len(text) > largest {
-		return nil, fmt.Errorf("%s has %d bytes; more than %d are not read", name, len(text), largest)
+// parse parses JSON or YAML.
+func (c Config) parse(text []byte, name string) (any, error) {
+	if len(text) > maxInputSize {
+		return nil, fmt.Errorf("%s has %d bytes; more than %d are not read", name, len(text), maxInputSize)
 	}
 	if bytes.Contains(text, []byte(hostIPVariable)) {
 		if c.HostIP == "" {
@@ -195,7 +196,7 @@ func decodeObject(text []byte) (tree, error) {
 	return t, nil
 }
 
-// decodeYAML goes by way of JSON, so that both have the same kinds of values.
+// decodeYAML converts YAML to JSON and decodes that, so both formats yield the same kinds of values.
 func decodeYAML(text []byte) (any, error) {
 	d := yaml.NewDecoder(bytes.NewReader(text))
 	var document, more any

@@ -17,7 +17,7 @@ import (
 	"github.com/pilotfish-mesh/pilotfish/internal/testenv"
 )
 
-// A file that was written for Envoy's --config-yaml, as Istio's agent uses it, does here what it did there.
+// A file for Envoy's --config-yaml, which Istio's agent uses, has the same effect as an override.
 func TestAnOverrideMergesAsEnvoyMergesIt(t *testing.T) {
 	base := sidecar()
 	base.ProxyConfig.ProxyAdminPort = 15000
@@ -45,7 +45,7 @@ func TestAnOverrideMergesAsEnvoyMergesIt(t *testing.T) {
 	}
 }
 
-// bootstrapOf runs an Envoy, and gives the bootstrap that it understood.
+// bootstrapOf runs an Envoy and returns the bootstrap from its config dump.
 func bootstrapOf(t *testing.T, version, file string, c Config, args ...string) string {
 	t.Helper()
 	dir := t.TempDir()
@@ -106,7 +106,7 @@ func get(url string) (string, error) {
 	return string(body), err
 }
 
-func TestOverridesThatCannotBeAreRefusedByName(t *testing.T) {
+func TestInvalidOverridesAreRefusedByName(t *testing.T) {
 	cases := map[string]struct {
 		override string
 		want     []string
@@ -136,14 +136,14 @@ func TestOverridesThatCannotBeAreRefusedByName(t *testing.T) {
 		"two documents":        {"{}\n---\n{}", []string{"o.yaml", "more than one document"}},
 		"keys":                 {"{1: 2}", []string{"o.yaml"}},
 		"host IP":              {`{node: {cluster: $(HOST_IP)}}`, []string{"o.yaml", "HOST_IP"}},
-		"too large":            {strings.Repeat("#", largest+1), []string{"o.yaml", "4194305 bytes"}},
+		"too large":            {strings.Repeat("#", maxInputSize+1), []string{"o.yaml", "4194305 bytes"}},
 		"alias bomb":           {aliasBomb(), []string{"o.yaml"}},
 	}
 	for name, tc := range cases {
 		t.Run(name, func(t *testing.T) {
 			c := sidecar()
 			c.Override, c.OverrideFile = []byte(tc.override), "o.yaml"
-			refused(t, c, tc.want)
+			expectRefused(t, c, tc.want)
 		})
 	}
 }
@@ -157,7 +157,7 @@ func aliasBomb() string {
 	return b.String()
 }
 
-func refused(t *testing.T, c Config, want []string) {
+func expectRefused(t *testing.T, c Config, want []string) {
 	t.Helper()
 	for name, make := range map[string]func(Config) ([]byte, error){"Encode": Encode, "Render": Render} {
 		_, err := make(c)
@@ -172,7 +172,7 @@ func refused(t *testing.T, c Config, want []string) {
 	}
 }
 
-func TestCustomBootstrapsThatCannotBeAreRefusedByName(t *testing.T) {
+func TestInvalidCustomBootstrapsAreRefusedByName(t *testing.T) {
 	cases := map[string]struct {
 		custom string
 		want   []string
@@ -193,7 +193,7 @@ func TestCustomBootstrapsThatCannotBeAreRefusedByName(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			c := sidecar()
 			c.Custom, c.CustomFile = []byte(tc.custom), "c.json"
-			refused(t, c, tc.want)
+			expectRefused(t, c, tc.want)
 		})
 	}
 }
@@ -212,7 +212,7 @@ func TestACustomBootstrapIsOverriddenToo(t *testing.T) {
 	}
 }
 
-func TestNullAndEntriesOfANameChangeWhatIsThere(t *testing.T) {
+func TestNullRemovesAndEntriesOfTheSameNameMerge(t *testing.T) {
 	c := golden["limited"]()
 	c.Override = []byte(`{
 		node: {metadata: {NAME: null, LABELS: {tier: front}}},
@@ -309,7 +309,7 @@ func FuzzOverrideIsReadOrRefused(f *testing.F) {
 			c.Override = []byte(text)
 		}
 		out, err := Encode(c)
-		if err != nil || !c.changed() {
+		if err != nil || !c.isCustomized() {
 			return
 		}
 		got, err := decode(decodedFile(t, out))
@@ -320,14 +320,14 @@ func FuzzOverrideIsReadOrRefused(f *testing.F) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		if err := protected(got, want, "the override"); err != nil {
+		if err := checkProtected(got, want, "the override"); err != nil {
 			t.Fatal(err)
 		}
 	})
 }
 
-// With a whole bootstrap and an override over it, the file that is at fault is named.
-func TestFileAtFaultIsNamedWhereThereAreTwo(t *testing.T) {
+// With a custom bootstrap and an override, the error names the invalid file.
+func TestErrorNamesTheInvalidOneOfTwoFiles(t *testing.T) {
 	c := sidecar()
 	c.Custom, c.CustomFile = []byte(`{"node": {"id": "someone-else"}}`), "whole.yaml"
 	c.Override, c.OverrideFile = []byte(`{"stats_flush_interval": "6s"}`), "own.yaml"

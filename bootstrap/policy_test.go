@@ -14,7 +14,8 @@ import (
 	"github.com/pilotfish-mesh/pilotfish/internal/tlspolicy"
 )
 
-// TestEnvoyKeepsToTheCompliancePolicy in what it takes of clients; upstreams have the same parameters.
+// TestEnvoyKeepsToTheCompliancePolicy checks the parameters that Envoy accepts from clients. Upstream connections have
+// the same parameters.
 func TestEnvoyKeepsToTheCompliancePolicy(t *testing.T) {
 	only := func(version uint16, curve tls.CurveID) *tls.Config {
 		return &tls.Config{MinVersion: version, MaxVersion: version, CurvePreferences: []tls.CurveID{curve}}
@@ -31,7 +32,7 @@ func TestEnvoyKeepsToTheCompliancePolicy(t *testing.T) {
 		for j, tc := range policies {
 			t.Run(fmt.Sprintf("%s of Envoy %s", tc.policy, version), func(t *testing.T) {
 				t.Parallel()
-				c := on(t, fmt.Sprintf("127.172.%d.%d", i+1, j+1))
+				c := sidecarAt(t, fmt.Sprintf("127.172.%d.%d", i+1, j+1))
 				mesh := testpki.New(t, "mesh")
 				c.TLSPolicy, c.SecureMetricsPort = tc.policy, 15091
 				c.ProxyConfig.EnvoyMetricsService = &meshv1.RemoteService{Address: "127.0.0.1:9", TlsSettings: &networking.ClientTLSSettings{Mode: networking.ClientTLSSettings_ISTIO_MUTUAL}}

@@ -7,44 +7,46 @@ import (
 	"google.golang.org/protobuf/types/known/structpb"
 )
 
-// Flags that depend on the Envoy, or on the rest of its bootstrap.
+// Flags that depend on the Envoy version or on the rest of the bootstrap.
 const (
 	coalesceFlag  = "envoy.reloadable_features.coalesce_lb_rebuilds_on_batch_update"
 	allocatedFlag = "envoy.reloadable_features.fixed_heap_use_allocated"
 )
 
-// firstToCoalesce is the version with which the flag came; an earlier one complains of it.
+// firstToCoalesce is the first Envoy version that knows coalesceFlag. Earlier versions log a warning about it.
 var firstToCoalesce = [2]int{1, 38}
 
-// KnowsAllFlags says whether the Envoy that is to start knows all runtime flags.
+// KnowsAllFlags reports whether the Envoy version to be started knows all runtime flags of the bootstrap.
 func (c Config) KnowsAllFlags() bool {
 	return c.Envoy == [2]int{} || slices.Compare(c.Envoy[:], firstToCoalesce[:]) >= 0
 }
 
-// defaultRuntime are the flags that a mesh proxy needs otherwise than Envoy has them: those of Istio's agent.
+// defaultRuntime returns the runtime flags for which a mesh proxy needs other values than Envoy's defaults, as Istio's
+// agent sets them.
 func defaultRuntime(c Config) map[string]*structpb.Value {
 	flags := map[string]*structpb.Value{
-		// Routes of a mesh are regular expressions that its users write; Envoy's own limit of 100 is too low for them.
+		// Users write the regular expressions in routes. Envoy's default limit of 100 is too low for them.
 		"re2.max_program_size.error_level": structpb.NewStringValue("32768"),
 		// Istio's control plane captures outbound traffic with this field of listeners.
 		"envoy.deprecated_features:envoy.config.listener.v3.Listener.hidden_envoy_deprecated_use_original_dst": structpb.NewBoolValue(true),
-		// A path with a fragment is stripped, not refused, so that clients that send one go on working.
+		// Envoy strips the fragment of a path instead of refusing the request, so clients that send one still work.
 		"envoy.reloadable_features.http_reject_path_with_fragment": structpb.NewBoolValue(false),
 	}
 	if c.KnowsAllFlags() {
-		// Envoy's issue 45212: with it, endpoints that came with others in one update may be left out of load balancing.
+		// Envoy's issue 45212: with the flag, load balancing may omit endpoints that were batched with others in one
+		// update.
 		flags[coalesceFlag] = structpb.NewBoolValue(false)
 	}
 	if c.MemoryLimit == 0 {
-		// For whoever adds a heap monitor of his own. The agent's is to keep the container within its limit, where memory
-		// counts that Envoy has freed and not given back.
+		// This applies to a user's own heap monitor. The agent's monitor protects the container's memory limit, which
+		// includes freed memory that Envoy has not returned.
 		flags[allocatedFlag] = structpb.NewBoolValue(true)
 	}
 	return flags
 }
 
-// layeredRuntime has the defaults under the user's values, and the admin interface over both. An empty value takes a
-// default away. The limit of connections is not a runtime flag here: the overload manager has it.
+// layeredRuntime returns the runtime layers: the defaults with the user's values over them, and the admin interface on
+// top. An empty value removes a default. The overload manager limits connections, so that runtime flag is removed here.
 func layeredRuntime(c Config) *bootstrapv3.LayeredRuntime {
 	flags := defaultRuntime(c)
 	for name, value := range c.ProxyConfig.GetRuntimeValues() {

@@ -17,7 +17,7 @@ import (
 	"google.golang.org/protobuf/types/known/wrapperspb"
 )
 
-// Annotations of a pod that change its proxy's statistics. Each wins over the same setting of ProxyConfig.
+// Pod annotations about the proxy's statistics. Each overrides the same setting of ProxyConfig.
 const (
 	annotationPrefixes  = "sidecar.istio.io/statsInclusionPrefixes"
 	annotationSuffixes  = "sidecar.istio.io/statsInclusionSuffixes"
@@ -29,23 +29,23 @@ const (
 	annotationCompress  = "sidecar.istio.io/statsCompression"
 )
 
-// What is always kept: what the agent's readiness reads, what operators of a mesh rely on, and nothing besides, because
-// each statistic costs memory in every proxy.
+// Statistics that are always included: those that the agent's readiness reads and those that mesh operators rely on.
+// There are no others, because each statistic costs memory in every proxy.
 var (
 	requiredPrefixes = []string{"cluster_manager", "listener_manager", "server", "cluster.xds-grpc", "wasm", "control_plane.connected_state"}
 	requiredSuffixes = []string{"rbac.allowed", "rbac.denied", "shadow_allowed", "shadow_denied", activeConnections, activeRequests, unsentBytes}
 	requiredRegexps  = []string{`vhost\..*\.route\..*`}
 )
 
-// What a proxy that drains waits for: how many connections a listener has, how many requests are under way, and how much of
-// answers is still to be sent.
+// Statistics for which a draining proxy waits: a listener's connections, the active requests, and the unsent bytes of
+// responses.
 const (
 	activeConnections = "downstream_cx_active"
 	activeRequests    = "downstream_rq_active"
 	unsentBytes       = "downstream_cx_tx_bytes_buffered"
 )
 
-// overloadPrefix is that of the statistics which tell how full the heap is and what Envoy does about it.
+// overloadPrefix is the prefix of the statistics about the heap's fill level and Envoy's overload actions.
 const overloadPrefix = "overload."
 
 const podIP = "{pod_ip}"
@@ -63,7 +63,7 @@ func statsConfig(c Config) (*metricsv3.StatsConfig, error) {
 	}, nil
 }
 
-// extraTags are those of ProxyConfig and of the annotation, each once.
+// extraTags returns the tags of ProxyConfig and of the annotation without duplicates.
 func extraTags(c Config) []string {
 	var tags []string
 	all := append(slices.Clone(c.ProxyConfig.GetExtraStatTags()), splitList(c.Annotations[annotationExtraTags])...)
@@ -75,11 +75,11 @@ func extraTags(c Config) []string {
 	return tags
 }
 
-// statsTags are how labels are cut out of statistics' names.
+// statsTags returns the rules that extract labels from the names of statistics.
 func statsTags(extra []string) []*metricsv3.TagSpecifier {
 	const address = `(((?:[_.[:digit:]]*|[_\[\]aAbBcCdDeEfF[:digit:]]*))\.)`
-	// Control planes end the names that they give clusters and listeners with a semicolon, so that dots within are no
-	// riddle; older ones do not.
+	// Control planes end the names of clusters and listeners with a semicolon, so that dots within them are
+	// unambiguous. Older control planes do not.
 	const (
 		cluster    = `((.+(?=;\.)|.+?(\..+?\.svc\.cluster\.local)?);?\.)`
 		connection = `(([\w.:\[\]]+(?=;\.)|[_.[:digit:]]*|[_\[\]aAbBcCdDeEfF[:digit:]]*);?\.)`
@@ -121,13 +121,13 @@ func statsMatcher(c Config) *metricsv3.StatsMatcher {
 	if c.MemoryLimit > 0 {
 		prefixes = append(slices.Clone(prefixes), overloadPrefix)
 	}
-	for _, p := range inclusions(c, annotationPrefixes, configured.GetInclusionPrefixes(), prefixes) {
+	for _, p := range inclusionPatterns(c, annotationPrefixes, configured.GetInclusionPrefixes(), prefixes) {
 		patterns = append(patterns, prefix(p))
 	}
-	for _, s := range inclusions(c, annotationSuffixes, configured.GetInclusionSuffixes(), requiredSuffixes) {
+	for _, s := range inclusionPatterns(c, annotationSuffixes, configured.GetInclusionSuffixes(), requiredSuffixes) {
 		patterns = append(patterns, &matcherv3.StringMatcher{MatchPattern: &matcherv3.StringMatcher_Suffix{Suffix: s}})
 	}
-	for _, r := range inclusions(c, annotationRegexps, configured.GetInclusionRegexps(), requiredRegexps) {
+	for _, r := range inclusionPatterns(c, annotationRegexps, configured.GetInclusionRegexps(), requiredRegexps) {
 		patterns = append(patterns, &matcherv3.StringMatcher{MatchPattern: &matcherv3.StringMatcher_SafeRegex{
 			SafeRegex: &matcherv3.RegexMatcher{Regex: r},
 		}})
@@ -142,9 +142,9 @@ func prefix(p string) *matcherv3.StringMatcher {
 	return &matcherv3.StringMatcher{MatchPattern: &matcherv3.StringMatcher_Prefix{Prefix: p}}
 }
 
-// inclusions are the annotation's patterns, or else ProxyConfig's, and always those required. {pod_ip} stands for each of
-// the proxy's addresses.
-func inclusions(c Config, annotation string, configured, required []string) []string {
+// inclusionPatterns returns the annotation's patterns, or else ProxyConfig's, and always the required ones. {pod_ip} is
+// expanded to each of the proxy's addresses.
+func inclusionPatterns(c Config, annotation string, configured, required []string) []string {
 	wanted := splitList(c.Annotations[annotation])
 	if len(wanted) == 0 {
 		wanted = configured
@@ -172,7 +172,7 @@ func splitList(s string) []string {
 	return strings.Split(s, ",")
 }
 
-// histogramBuckets reads {"prefix": [1, 5, 10], …}.
+// histogramBuckets parses {"prefix": [1, 5, 10], …}.
 func histogramBuckets(annotation string) ([]*metricsv3.HistogramBucketSettings, error) {
 	if annotation == "" {
 		return nil, nil
@@ -192,21 +192,21 @@ func histogramBuckets(annotation string) ([]*metricsv3.HistogramBucketSettings, 
 	return settings, nil
 }
 
-// Envoy's bounds and default of the interval of flushing.
+// Envoy's limits and default of the flush interval.
 const (
-	defaultFlush  = 5 * time.Second
-	shortestFlush = time.Millisecond
-	longestFlush  = 5 * time.Minute // not included
+	defaultFlush = 5 * time.Second
+	minFlush     = time.Millisecond
+	maxFlush     = 5 * time.Minute // exclusive
 )
 
-// statsIntervals sets how often statistics are flushed, and how often idle ones are dropped.
+// statsIntervals sets the intervals of flushing statistics and of evicting idle ones.
 func statsIntervals(c Config, b *bootstrapv3.Bootstrap) error {
 	flush, err := annotationDuration(c, annotationFlush)
 	if err != nil {
 		return err
 	}
 	if flush != 0 {
-		if flush < shortestFlush || flush >= longestFlush {
+		if flush < minFlush || flush >= maxFlush {
 			return fmt.Errorf("annotation %s: %s is not possible; write 1ms or more, and less than 5m", annotationFlush, flush)
 		}
 		b.StatsFlushInterval = durationpb.New(flush)
@@ -223,7 +223,7 @@ func statsIntervals(c Config, b *bootstrapv3.Bootstrap) error {
 	return nil
 }
 
-// annotationDuration is an annotation's duration, or 0 without one.
+// annotationDuration returns the duration in an annotation, or 0 if there is none.
 func annotationDuration(c Config, name string) (time.Duration, error) {
 	text := c.Annotations[name]
 	if text == "" {
@@ -236,8 +236,8 @@ func annotationDuration(c Config, name string) (time.Duration, error) {
 	return d, nil
 }
 
-// statsSinks are where ProxyConfig has statistics sent to.
-func statsSinks(c Config, a *anys) []*metricsv3.StatsSink {
+// statsSinks returns the sinks that ProxyConfig configures.
+func statsSinks(c Config, a *anyBuilder) []*metricsv3.StatsSink {
 	var sinks []*metricsv3.StatsSink
 	if metricsService(c.ProxyConfig).GetAddress() != "" {
 		sinks = append(sinks, metricsServiceSink(a))
@@ -248,7 +248,7 @@ func statsSinks(c Config, a *anys) []*metricsv3.StatsSink {
 	return sinks
 }
 
-func statsdSink(address string, a *anys) *metricsv3.StatsSink {
+func statsdSink(address string, a *anyBuilder) *metricsv3.StatsSink {
 	host, portText, err := net.SplitHostPort(address)
 	port, portErr := strconv.ParseUint(portText, 10, 16)
 	if err != nil || portErr != nil || net.ParseIP(host) == nil {
@@ -257,7 +257,7 @@ func statsdSink(address string, a *anys) *metricsv3.StatsSink {
 	}
 	return &metricsv3.StatsSink{
 		Name: "envoy.stat_sinks.statsd",
-		ConfigType: &metricsv3.StatsSink_TypedConfig{TypedConfig: a.of(&metricsv3.StatsdSink{
+		ConfigType: &metricsv3.StatsSink_TypedConfig{TypedConfig: a.add(&metricsv3.StatsdSink{
 			StatsdSpecifier: &metricsv3.StatsdSink_Address{Address: udp(host, uint32(port))},
 		})},
 	}

@@ -17,7 +17,7 @@ import (
 	"github.com/pilotfish-mesh/pilotfish/internal/testenv"
 )
 
-// collector takes whatever telemetry is sent by HTTP, and remembers the paths and one header.
+// collector is an HTTP server that accepts any telemetry. It records the paths and one header.
 type collector struct {
 	address netip.AddrPort
 	mu      sync.Mutex
@@ -44,8 +44,8 @@ func collect(t *testing.T, ip string) *collector {
 	return c
 }
 
-// got is the header of what came to a path.
-func (c *collector) got(path string) (http.Header, error) {
+// header returns the header of the request to a path.
+func (c *collector) header(path string) (http.Header, error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if h, ok := c.paths[path]; ok {
@@ -95,7 +95,7 @@ func TestTelemetryArrives(t *testing.T) {
 	t.Setenv("API_KEY", "from the environment")
 	for i, tc := range cases {
 		t.Run(tc.name, func(t *testing.T) {
-			c := on(t, fmt.Sprintf("127.101.14.%d", i+1))
+			c := sidecarAt(t, fmt.Sprintf("127.101.14.%d", i+1))
 			to := collect(t, c.Bind.String())
 			tc.change(&c, to.address)
 			c.Override = echo(c, 8080)
@@ -105,7 +105,7 @@ func TestTelemetryArrives(t *testing.T) {
 				if _, err := get("http://" + hostPort(c.Bind.String(), 8080)); err != nil {
 					return err
 				}
-				header, err = to.got(tc.path)
+				header, err = to.header(tc.path)
 				return err
 			})
 			for name, want := range tc.header {
@@ -118,7 +118,7 @@ func TestTelemetryArrives(t *testing.T) {
 }
 
 func TestStatsdGetsStatistics(t *testing.T) {
-	c := on(t, "127.101.15.1")
+	c := sidecarAt(t, "127.101.15.1")
 	to, err := net.ListenPacket("udp", c.Bind.String()+":0")
 	if err != nil {
 		t.Fatal(err)

@@ -14,10 +14,10 @@ import (
 	"github.com/pilotfish-mesh/pilotfish/bootstrap/gotemplate"
 )
 
-// filledIn makes a whole bootstrap of a Go template, as Istio's agent takes them. The options have Istio's names, and the
-// values that this package's own bootstrap has.
-func filledIn(c Config, own tree, name string) ([]byte, error) {
-	if !gotemplate.Is(string(c.Custom)) {
+// executeTemplate executes a custom bootstrap that is a Go template, and returns other text unchanged. The options have the
+// names that Istio's agent uses, and the values of this package's own bootstrap.
+func executeTemplate(c Config, own tree, name string) ([]byte, error) {
+	if !gotemplate.IsTemplate(string(c.Custom)) {
 		return c.Custom, nil
 	}
 	options, err := templateOptions(c, own)
@@ -35,7 +35,7 @@ func filledIn(c Config, own tree, name string) ([]byte, error) {
 	return []byte(text), err
 }
 
-// templateOptions are what a template may name. An option that is not set is nil.
+// templateOptions returns the data of a bootstrap template. An unset option is nil.
 func templateOptions(c Config, own tree) (map[string]any, error) {
 	c, err := c.withDefaults()
 	if err != nil {
@@ -117,7 +117,7 @@ func statsOptions(o map[string]any, c Config, own tree) {
 		tags = append(tags, t)
 	}
 	o["extraStatTags"] = tags
-	o["envoy_metrics_stats_compression"] = len(compressors(c, newAnys())) > 0
+	o["envoy_metrics_stats_compression"] = len(compressors(c, newAnyBuilder())) > 0
 }
 
 func serviceOptions(o map[string]any, c Config, own tree) {
@@ -130,14 +130,14 @@ func serviceOptions(o map[string]any, c Config, own tree) {
 			o["tracing_tls"] = asJSON(socket)
 		}
 	}
-	o["lightstepToken"] = nil // the token is in no file
+	o["lightstepToken"] = nil // the token is not written to a file
 	for _, name := range []string{metricsServiceCluster, accessLogServiceCluster} {
 		o[name+"_address"] = addressOf(cluster(name))
 		o[name+"_tls"] = asJSON(cluster(name)["transport_socket"])
 		o[name+"_tcp_keepalive"] = asJSON(cluster(name)["upstream_connection_options"])
 	}
 	o["statsd"] = socketAddress(c.expand(c.ProxyConfig.GetStatsdUdpAddress()))
-	o["enable_self_discovery"] = c.selfDiscovery()
+	o["enable_self_discovery"] = c.usesSelfDiscovery()
 	o["load_stats_config_json_str"] = nil
 	if text, ok := c.Metadata[loadStatsMetadata].(string); ok && text != "" {
 		o["load_stats_config_json_str"] = gotemplate.Raw(text)
@@ -160,7 +160,7 @@ func otherOptions(o map[string]any, c Config, own tree) {
 	}
 }
 
-// treeAt follows names through objects; a nil tree where one is missing.
+// treeAt returns the object at a path of names, or nil if there is none.
 func treeAt(t tree, names ...string) tree {
 	for _, name := range names {
 		t, _ = t[name].(tree)
@@ -168,7 +168,7 @@ func treeAt(t tree, names ...string) tree {
 	return t
 }
 
-// asJSON is for what templates put in as it is; nil for what is not there.
+// asJSON returns JSON that templates insert verbatim, or nil if there is no value.
 func asJSON(v any) any {
 	if v == nil {
 		return nil
@@ -189,13 +189,13 @@ func socketAddress(hostPort string) any {
 	return asJSON(tree{"address": host, "port_value": number})
 }
 
-// addressOf is the address of a cluster's one endpoint.
+// addressOf returns the address of a cluster's only endpoint.
 func addressOf(cluster tree) any {
 	endpoint := firstOf(firstOf(treeAt(cluster, "load_assignment"), "endpoints"), "lb_endpoints")
 	return asJSON(treeAt(endpoint, "endpoint", "address")["socket_address"])
 }
 
-// goMetadata is the node's metadata by the names of the fields of Istio's type.
+// goMetadata returns the node's metadata under the field names of Istio's Go type.
 func goMetadata(c Config, metadata tree) tree {
 	m := tree{"ProxyConfig": goFields(reflect.ValueOf(c.ProxyConfig).Elem()), "Raw": metadata}
 	ips := []any{}
@@ -215,7 +215,7 @@ func goMetadata(c Config, metadata tree) tree {
 	return m
 }
 
-// goFields is a generated message by the names of its Go fields.
+// goFields returns the fields of a generated message by their Go names.
 func goFields(m reflect.Value) tree {
 	fields := tree{}
 	for i := range m.NumField() {

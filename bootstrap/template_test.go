@@ -29,7 +29,7 @@ func templated(t *testing.T) Config {
 	return c
 }
 
-func TestGoTemplateWithIstiosOptionsMakesABootstrapThatEnvoyTakes(t *testing.T) {
+func TestEnvoyAcceptsBootstrapFromGoTemplateWithIstioOptions(t *testing.T) {
 	c := templated(t)
 	c.Labels = map[string]string{"app": "reviews", "topology.istio.io/locality": "eu/north/a"}
 	c.Annotations = map[string]string{annotationFlush: "10s", annotationBuckets: `{"http": [1, 5]}`}
@@ -64,7 +64,32 @@ func TestGoTemplateWithIstiosOptionsMakesABootstrapThatEnvoyTakes(t *testing.T) 
 	}
 }
 
-// As Istio's own template does, with a comma too many.
+// Bootstraps written for Istio's agent name the admin interface's port.
+func TestAdminSocketReplacesTheDefaultAddressInACustomBootstrap(t *testing.T) {
+	const socket = "./admin/envoy.sock.0"
+	c := templated(t)
+	c.AdminSocket = socket
+	text, err := Encode(c)
+	if err != nil {
+		t.Fatal(err)
+	}
+	got, err := decodeObject(text)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if p := treeAt(got, "admin", "address", "pipe"); p["path"] != socket || fmt.Sprint(p["mode"]) != fmt.Sprint(0o600) {
+		t.Errorf("admin.address is %v", treeAt(got, "admin", "address"))
+	}
+	if strings.Contains(string(text), `"port_value": 15000`) {
+		t.Errorf("port 15000 is still there:\n%s", text)
+	}
+	c.Custom = []byte(strings.ReplaceAll(string(c.Custom), "{{ .config.ProxyAdminPort }}", "15999"))
+	if _, err := Encode(c); err == nil || !strings.Contains(err.Error(), "ENVOY_ADMIN_SOCKET") {
+		t.Errorf("another port: %v", err)
+	}
+}
+
+// Istio's own template has this superfluous comma.
 func TestTemplateForAGatewayBehindABalancer(t *testing.T) {
 	c := templated(t)
 	c.Type = Router
@@ -75,7 +100,7 @@ func TestTemplateForAGatewayBehindABalancer(t *testing.T) {
 	}
 }
 
-// istiosOptions are the names that bootstraps which were written for Istio's agent may use.
+// istiosOptions are the option names in bootstraps for Istio's agent.
 var istiosOptions = strings.Fields(`config pilot_SAN connect_timeout cluster nodeID nodeType xds_type region zone sub_zone meta_json_str
 	runtime_flags discovery_address xds_root_cert localhost additional_localhost wildcard additional_wildcard dual_stack
 	dns_lookup_family outlier_log_path custom_file_path log_json lightstep lightstepToken stackdriver pilot_grpc_address zipkin datadog
@@ -103,7 +128,7 @@ func TestEveryOptionOfIstiosBootstrapIsKnown(t *testing.T) {
 	}
 }
 
-func TestTemplateGetsTheFieldsOfConfigAndMetadataAndTheEnvironment(t *testing.T) {
+func TestTemplateSeesConfigMetadataAndEnvironment(t *testing.T) {
 	c := templated(t)
 	c.ProxyConfig.DrainDuration = durationpb.New(45e9)
 	c.Env = func(name string) string { return map[string]string{"TEAM": "bo\"oks"}[name] }
@@ -119,13 +144,13 @@ func TestTemplateGetsTheFieldsOfConfigAndMetadataAndTheEnvironment(t *testing.T)
 		"{{ .inclusionSuffix }}{{ if .metadata_discovery }}x{{ end }}": "[rbac.allowed rbac.denied shadow_allowed shadow_denied downstream_cx_active downstream_rq_active downstream_cx_tx_bytes_buffered]",
 	} {
 		c.Custom = []byte(text)
-		if got, err := filledIn(c, own, "t"); err != nil || string(got) != want {
+		if got, err := executeTemplate(c, own, "t"); err != nil || string(got) != want {
 			t.Errorf("%s: %s, %v; want %s", text, got, err, want)
 		}
 	}
 }
 
-// A template that leads Envoy elsewhere than to its agent is refused.
+// A template that makes Envoy connect to another agent is refused.
 func TestTemplateThatLeadsToAnotherAgentIsRefused(t *testing.T) {
 	c := templated(t)
 	c.Custom = []byte(strings.ReplaceAll(string(c.Custom), "{{ .config.ConfigPath }}/XDS", "/somewhere/else"))

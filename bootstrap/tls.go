@@ -25,26 +25,27 @@ const (
 	systemRoots    = "system"
 )
 
-// secretPatience is how long what needs a secret may hold up the start of Envoy; it comes later all the same.
-const secretPatience = 5 * time.Second
+// secretFetchTimeout limits how long Envoy waits at start for a secret. Envoy still accepts the secret later.
+const secretFetchTimeout = 5 * time.Second
 
-// transportSocket is how Envoy connects to a remote; nil without TLS. What is wrong with its settings is an error.
-func transportSocket(c Config, r remote, host string, a *anys) (*corev3.TransportSocket, error) {
-	common, files := &tlsv3.CommonTlsContext{TlsParams: tlsParameters(c.TLSPolicy)}, c.filesFrom()
+// transportSocket returns the TLS settings of Envoy's connections to a remote, or nil without TLS. It returns an error
+// if the settings are invalid.
+func transportSocket(c Config, r remote, host string, a *anyBuilder) (*corev3.TransportSocket, error) {
+	common, files := &tlsv3.CommonTlsContext{TlsParams: tlsParameters(c.TLSPolicy)}, c.secretFilesCluster()
 	sni := r.tls.GetSni()
 	switch r.tls.GetMode() {
 	case networking.ClientTLSSettings_DISABLE:
 		return nil, nil
 	case networking.ClientTLSSettings_ISTIO_MUTUAL:
-		own(common)
-		trust(common, secret(rootSecret, sdsCluster), r.tls)
+		setWorkloadCertificate(common)
+		setValidation(common, sdsSecretConfig(rootSecret, sdsCluster), r.tls)
 		common.AlpnProtocols = []string{"istio"}
 	case networking.ClientTLSSettings_MUTUAL:
 		cert, key := r.tls.GetClientCertificate(), r.tls.GetPrivateKey()
 		if cert == "" || key == "" {
 			return nil, fmt.Errorf("%s: tlsSettings of mode MUTUAL have no certificate; give the files clientCertificate and privateKey", r.setting)
 		}
-		common.TlsCertificateSdsSecretConfigs = []*tlsv3.SdsSecretConfig{secret(certFileSecret+cert+"~"+key, files)}
+		common.TlsCertificateSdsSecretConfigs = []*tlsv3.SdsSecretConfig{sdsSecretConfig(certFileSecret+cert+"~"+key, files)}
 		fallthrough
 	case networking.ClientTLSSettings_SIMPLE:
 		if r.tls.GetCredentialName() != "" {
@@ -52,9 +53,9 @@ func transportSocket(c Config, r remote, host string, a *anys) (*corev3.Transpor
 				r.setting, r.tls.GetCredentialName())
 		}
 		if !r.tls.GetInsecureSkipVerify().GetValue() {
-			trust(common, secret(rootFileSecret+orText(r.tls.GetCaCertificates(), systemRoots), files), r.tls)
+			setValidation(common, sdsSecretConfig(rootFileSecret+textOrDefault(r.tls.GetCaCertificates(), systemRoots), files), r.tls)
 		}
-		sni = orText(sni, nameOf(host))
+		sni = textOrDefault(sni, sniName(host))
 	}
 	if r.http2 {
 		common.AlpnProtocols = append(common.AlpnProtocols, "h2")
@@ -62,13 +63,14 @@ func transportSocket(c Config, r remote, host string, a *anys) (*corev3.Transpor
 	return tlsSocket(&tlsv3.UpstreamTlsContext{CommonTlsContext: common, Sni: sni}, a), nil
 }
 
-// own shows the workload's own certificate.
-func own(common *tlsv3.CommonTlsContext) {
-	common.TlsCertificateSdsSecretConfigs = []*tlsv3.SdsSecretConfig{secret(workloadSecret, sdsCluster)}
+// setWorkloadCertificate makes Envoy present the workload's certificate.
+func setWorkloadCertificate(common *tlsv3.CommonTlsContext) {
+	common.TlsCertificateSdsSecretConfigs = []*tlsv3.SdsSecretConfig{sdsSecretConfig(workloadSecret, sdsCluster)}
 }
 
-// trust takes the roots of a secret, for the names of the settings; for every name when they have none.
-func trust(common *tlsv3.CommonTlsContext, roots *tlsv3.SdsSecretConfig, settings *networking.ClientTLSSettings) {
+// setValidation verifies the peer with the root certificates of a secret and the names in the settings. Without names, it
+// accepts every name.
+func setValidation(common *tlsv3.CommonTlsContext, roots *tlsv3.SdsSecretConfig, settings *networking.ClientTLSSettings) {
 	names := &tlsv3.CertificateValidationContext{}
 	for _, san := range settings.GetSubjectAltNames() {
 		for _, kind := range []tlsv3.SubjectAltNameMatcher_SanType{tlsv3.SubjectAltNameMatcher_DNS, tlsv3.SubjectAltNameMatcher_URI} {
@@ -86,8 +88,8 @@ func trust(common *tlsv3.CommonTlsContext, roots *tlsv3.SdsSecretConfig, setting
 	}
 }
 
-// secret is one that Envoy gets, and gets anew, from the agent.
-func secret(name, cluster string) *tlsv3.SdsSecretConfig {
+// sdsSecretConfig returns the configuration of a secret that the agent serves and rotates.
+func sdsSecretConfig(name, cluster string) *tlsv3.SdsSecretConfig {
 	return &tlsv3.SdsSecretConfig{
 		Name: name,
 		SdsConfig: &corev3.ConfigSource{
@@ -97,32 +99,32 @@ func secret(name, cluster string) *tlsv3.SdsSecretConfig {
 				SetNodeOnFirstMessageOnly: true,
 				GrpcServices:              []*corev3.GrpcService{grpcTo(cluster)},
 			}},
-			InitialFetchTimeout: durationpb.New(secretPatience),
+			InitialFetchTimeout: durationpb.New(secretFetchTimeout),
 			ResourceApiVersion:  corev3.ApiVersion_V3,
 		},
 	}
 }
 
-// meshOnly is the server's side of the mesh's mutual TLS.
-func meshOnly(c Config, a *anys) *corev3.TransportSocket {
+// meshOnly returns the server side of the mesh's mutual TLS.
+func meshOnly(c Config, a *anyBuilder) *corev3.TransportSocket {
 	common := &tlsv3.CommonTlsContext{TlsParams: tlsParameters(c.TLSPolicy), AlpnProtocols: []string{"h2", "http/1.1"}}
-	own(common)
-	trust(common, secret(rootSecret, sdsCluster), nil)
+	setWorkloadCertificate(common)
+	setValidation(common, sdsSecretConfig(rootSecret, sdsCluster), nil)
 	return tlsSocket(&tlsv3.DownstreamTlsContext{
 		CommonTlsContext:         common,
 		RequireClientCertificate: wrapperspb.Bool(true),
 	}, a)
 }
 
-func tlsSocket(context proto.Message, a *anys) *corev3.TransportSocket {
+func tlsSocket(context proto.Message, a *anyBuilder) *corev3.TransportSocket {
 	return &corev3.TransportSocket{
 		Name:       "envoy.transport_sockets.tls",
-		ConfigType: &corev3.TransportSocket_TypedConfig{TypedConfig: a.of(context)},
+		ConfigType: &corev3.TransportSocket_TypedConfig{TypedConfig: a.add(context)},
 	}
 }
 
-// tlsParameters lets both sides take TLS 1.3 (Envoy's own upstream maximum is 1.2), unless the policy says otherwise. Stock
-// Envoy is no build that allows no more than FIPS by itself, so all of it is told.
+// tlsParameters allows TLS 1.3 on both sides (Envoy's default upstream maximum is 1.2), unless the policy forbids it. A
+// stock Envoy is not restricted to FIPS, so a FIPS policy is configured completely.
 func tlsParameters(policy tlspolicy.Policy) *tlsv3.TlsParameters {
 	p := &tlsv3.TlsParameters{
 		TlsMinimumProtocolVersion: tlsv3.TlsParameters_TLSv1_2,
@@ -142,15 +144,15 @@ func tlsParameters(policy tlspolicy.Policy) *tlsv3.TlsParameters {
 	return p
 }
 
-// nameOf is the host where it is a name, which alone can stand in SNI.
-func nameOf(host string) string {
+// sniName returns the host for SNI, or "" if it is an IP address, which SNI does not allow.
+func sniName(host string) string {
 	if _, err := netip.ParseAddr(host); err == nil {
 		return ""
 	}
 	return host
 }
 
-func orText(text, otherwise string) string {
+func textOrDefault(text, otherwise string) string {
 	if text == "" {
 		return otherwise
 	}

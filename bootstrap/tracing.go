@@ -15,7 +15,7 @@ import (
 	meshv1 "istio.io/api/mesh/v1alpha1"
 )
 
-// Names of the clusters that spans go to, as Istio has them.
+// Names of the clusters that receive spans, as in Istio's bootstrap.
 const (
 	zipkinCluster        = "zipkin"
 	datadogCluster       = "datadog_agent"
@@ -25,17 +25,18 @@ const (
 
 const lightstepTokenHeader = "lightstep-access-token"
 
-// tracing is one tracer and where its spans go.
-type tracing struct {
-	name   string // of Envoy's tracer
+// tracerConfig is one tracer and the destination of its spans.
+type tracerConfig struct {
+	name   string // Envoy's name of the tracer
 	config proto.Message
 	remote remote
 }
 
-// tracer is the tracer of ProxyConfig, or else of the mesh's default provider; nil when neither names one that Envoy has.
-func tracer(c Config) *tracing {
+// tracer returns the tracer of ProxyConfig, or else of the mesh's default provider. It returns nil if Envoy has no such
+// tracer.
+func tracer(c Config) *tracerConfig {
 	t := c.ProxyConfig.GetTracing()
-	var found *tracing
+	var found *tracerConfig
 	switch kind := t.GetTracer().(type) {
 	case *meshv1.Tracing_Zipkin_:
 		found = zipkin(c.expand(kind.Zipkin.GetAddress()))
@@ -58,8 +59,8 @@ func tracer(c Config) *tracing {
 	return found
 }
 
-func zipkin(address string) *tracing {
-	return &tracing{
+func zipkin(address string) *tracerConfig {
+	return &tracerConfig{
 		name: "envoy.tracers.zipkin",
 		config: &tracev3.ZipkinConfig{
 			CollectorCluster:         zipkinCluster,
@@ -73,8 +74,8 @@ func zipkin(address string) *tracing {
 	}
 }
 
-func datadog(address string, c Config) *tracing {
-	return &tracing{
+func datadog(address string, c Config) *tracerConfig {
+	return &tracerConfig{
 		name: "envoy.tracers.datadog",
 		config: &tracev3.DatadogConfig{
 			CollectorCluster: datadogCluster,
@@ -84,22 +85,22 @@ func datadog(address string, c Config) *tracing {
 	}
 }
 
-// lightstep goes by OpenTelemetry, which Lightstep takes: Envoy has no tracer of its own for it any more.
-func lightstep(address, token string, c Config) *tracing {
+// lightstep uses OpenTelemetry, which Lightstep supports, because Envoy has removed its Lightstep tracer.
+func lightstep(address, token string, c Config) *tracerConfig {
 	service := grpcTo(lightstepCluster)
 	if token != "" {
 		service.InitialMetadata = []*corev3.HeaderValue{{Key: lightstepTokenHeader, Value: token}}
 	}
-	return &tracing{
+	return &tracerConfig{
 		name:   "envoy.tracers.opentelemetry",
 		config: &tracev3.OpenTelemetryConfig{GrpcService: service, ServiceName: nodeCluster(c)},
 		remote: remote{cluster: lightstepCluster, setting: "tracing.lightstep.address", address: address, http2: true},
 	}
 }
 
-// providerTracer is the tracer of the mesh's default provider.
-func providerTracer(c Config) *tracing {
-	var found *tracing
+// providerTracer returns the tracer of the mesh's default provider.
+func providerTracer(c Config) *tracerConfig {
+	var found *tracerConfig
 	switch p := c.TracingProvider.GetProvider().(type) {
 	case *meshv1.MeshConfig_ExtensionProvider_Zipkin:
 		found = zipkinProvider(p.Zipkin)
@@ -118,10 +119,10 @@ func providerTracer(c Config) *tracing {
 	return found
 }
 
-func zipkinProvider(p *meshv1.MeshConfig_ExtensionProvider_ZipkinTracingProvider) *tracing {
+func zipkinProvider(p *meshv1.MeshConfig_ExtensionProvider_ZipkinTracingProvider) *tracerConfig {
 	t := zipkin(serviceAddress(p.GetService(), p.GetPort()))
 	config := t.config.(*tracev3.ZipkinConfig)
-	config.CollectorEndpoint = orText(p.GetPath(), config.CollectorEndpoint)
+	config.CollectorEndpoint = textOrDefault(p.GetPath(), config.CollectorEndpoint)
 	config.TraceId_128Bit = !p.GetEnable_64BitTraceId()
 	if p.GetTraceContextOption() == meshv1.MeshConfig_ExtensionProvider_ZipkinTracingProvider_USE_B3_WITH_W3C_PROPAGATION {
 		config.TraceContextOption = tracev3.ZipkinConfig_USE_B3_WITH_W3C_PROPAGATION
@@ -129,8 +130,8 @@ func zipkinProvider(p *meshv1.MeshConfig_ExtensionProvider_ZipkinTracingProvider
 	return t
 }
 
-// openTelemetry sends spans by gRPC, or by HTTP where the provider says how.
-func openTelemetry(p *meshv1.MeshConfig_ExtensionProvider_OpenTelemetryTracingProvider, c Config) *tracing {
+// openTelemetry sends spans by gRPC, or by HTTP if the provider has HTTP settings.
+func openTelemetry(p *meshv1.MeshConfig_ExtensionProvider_OpenTelemetryTracingProvider, c Config) *tracerConfig {
 	address := serviceAddress(p.GetService(), p.GetPort())
 	config := &tracev3.OpenTelemetryConfig{ServiceName: nodeCluster(c)}
 	if h := p.GetHttp(); h != nil {
@@ -140,7 +141,7 @@ func openTelemetry(p *meshv1.MeshConfig_ExtensionProvider_OpenTelemetryTracingPr
 		config.GrpcService.Timeout = p.GetGrpc().GetTimeout()
 		config.GrpcService.InitialMetadata = metadataHeaders(p.GetGrpc().GetInitialMetadata())
 	}
-	return &tracing{
+	return &tracerConfig{
 		name:   "envoy.tracers.opentelemetry",
 		config: config,
 		remote: remote{cluster: openTelemetryCluster, address: address, http2: p.GetHttp() == nil},
@@ -150,7 +151,7 @@ func openTelemetry(p *meshv1.MeshConfig_ExtensionProvider_OpenTelemetryTracingPr
 func httpTo(cluster, address string, h *meshv1.MeshConfig_ExtensionProvider_HttpService) *corev3.HttpService {
 	timeout := h.GetTimeout()
 	if timeout == nil {
-		timeout = durationpb.New(3 * time.Second) // OTLP's exporters have 10 s, Istio has 3 s
+		timeout = durationpb.New(3 * time.Second) // the default is 10 s for OTLP exporters and 3 s in Istio
 	}
 	service := &corev3.HttpService{HttpUri: &corev3.HttpUri{
 		Uri:              "http://" + address + "/" + strings.TrimPrefix(h.GetPath(), "/"),
@@ -166,12 +167,12 @@ func httpTo(cluster, address string, h *meshv1.MeshConfig_ExtensionProvider_Http
 	return service
 }
 
-// httpHeaders are a provider's. Envoy itself reads what is to come from the environment, so that the value, which may be
-// secret, stands in no file.
+// httpHeaders returns a provider's headers for HTTP. Envoy itself reads values from the environment, so that a secret
+// value is not written to a file.
 func httpHeaders(list []*meshv1.MeshConfig_ExtensionProvider_HttpHeader) []*corev3.HeaderValue {
 	var values []*corev3.HeaderValue
 	for _, h := range list {
-		value := literal(h.GetValue())
+		value := escapePercent(h.GetValue())
 		if h.GetEnvName() != "" {
 			value = "%ENVIRONMENT(" + h.GetEnvName() + ")%"
 		}
@@ -180,8 +181,8 @@ func httpHeaders(list []*meshv1.MeshConfig_ExtensionProvider_HttpHeader) []*core
 	return values
 }
 
-// metadataHeaders are a provider's too. Envoy sends those of gRPC letter by letter, so that what is to come from the
-// environment has been put in by whoever may read it; what has not is left out.
+// metadataHeaders returns a provider's headers for gRPC. Envoy sends them verbatim, so values from the environment must
+// be resolved by a caller that may read them. Headers that are not resolved are omitted.
 func metadataHeaders(list []*meshv1.MeshConfig_ExtensionProvider_HttpHeader) []*corev3.HeaderValue {
 	var values []*corev3.HeaderValue
 	for _, h := range list {
@@ -192,9 +193,9 @@ func metadataHeaders(list []*meshv1.MeshConfig_ExtensionProvider_HttpHeader) []*
 	return values
 }
 
-// sendable refuses what Envoy can send in no way: it looks for a command behind each % of gRPC metadata, and sends two
-// where two stand for one elsewhere.
-func sendable(metadata []*corev3.HeaderValue, setting string) error {
+// checkSendable returns an error if a value contains %, which Envoy cannot send as gRPC metadata: Envoy parses a command
+// after each %, and does not unescape %%.
+func checkSendable(metadata []*corev3.HeaderValue, setting string) error {
 	for _, h := range metadata {
 		if strings.Contains(h.GetValue(), "%") {
 			return fmt.Errorf("%s: the value of %s has a %% in it, which Envoy cannot send by gRPC; use another value, or http",
@@ -204,10 +205,10 @@ func sendable(metadata []*corev3.HeaderValue, setting string) error {
 	return nil
 }
 
-// literal keeps Envoy from taking a part of the text for a command.
-func literal(text string) string { return strings.ReplaceAll(text, "%", "%%") }
+// escapePercent escapes % so that Envoy does not parse a command in the text.
+func escapePercent(text string) string { return strings.ReplaceAll(text, "%", "%%") }
 
-// serviceAddress is the address of a provider's service, which may have its namespace before it.
+// serviceAddress returns the host:port of a provider's service, whose name may have a namespace prefix.
 func serviceAddress(service string, port uint32) string {
 	if _, host, ok := strings.Cut(service, "/"); ok {
 		service = host
@@ -215,21 +216,21 @@ func serviceAddress(service string, port uint32) string {
 	return net.JoinHostPort(service, strconv.FormatUint(uint64(port), 10))
 }
 
-func httpTracing(c Config, a *anys) *tracev3.Tracing {
+func httpTracing(c Config, a *anyBuilder) *tracev3.Tracing {
 	t := tracer(c)
 	if t == nil {
 		return nil
 	}
 	if otel, ok := t.config.(*tracev3.OpenTelemetryConfig); ok {
-		a.fail(sendable(otel.GetGrpcService().GetInitialMetadata(), t.remote.setting))
+		a.fail(checkSendable(otel.GetGrpcService().GetInitialMetadata(), t.remote.setting))
 	}
 	return &tracev3.Tracing{Http: &tracev3.Tracing_Http{
 		Name:       t.name,
-		ConfigType: &tracev3.Tracing_Http_TypedConfig{TypedConfig: a.of(t.config)},
+		ConfigType: &tracev3.Tracing_Http_TypedConfig{TypedConfig: a.add(t.config)},
 	}}
 }
 
-// tracingWarnings tells of tracers that a mesh may still name and no Envoy has any more.
+// tracingWarnings returns warnings about configured tracers that Envoy no longer has.
 func tracingWarnings(c Config) []string {
 	const remedy = "Envoy has no such tracer any more and sends no spans; use zipkin, datadog or an opentelemetry provider"
 	switch c.ProxyConfig.GetTracing().GetTracer().(type) {

@@ -6,7 +6,7 @@ import (
 	"google.golang.org/protobuf/reflect/protorange"
 )
 
-// validateAll holds a message and all that is packed in it against the rules that Envoy's API has for them.
+// validateAll validates a message and its packed messages with the validation rules of Envoy's API.
 func validateAll(m proto.Message) error {
 	type validated interface{ ValidateAll() error }
 	if v, ok := m.(validated); ok {

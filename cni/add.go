@@ -13,15 +13,15 @@ import (
 	"github.com/pilotfish-mesh/pilotfish/iptables"
 )
 
-// Codes of failures that are the plugin's own; the specification leaves 100 and above to plugins.
+// Error codes of the plugin. The CNI specification reserves 100 and above for plugins.
 const (
-	CodeBadPod     = 100 // the pod's settings are refused
-	CodeNotApplied = 101 // the rules could not be put in force
-	CodeNotInForce = 102 // CHECK: what should be in force is not
+	CodeBadPod     = 100 // the pod's settings are invalid
+	CodeNotApplied = 101 // the rules could not be applied
+	CodeNotInForce = 102 // CHECK: expected rules are missing
 )
 
-// add redirects the pod's traffic, or leaves a pod alone that is none of the mesh's, and answers with what the plugins
-// before answered. Anything else is a failure, and the pod does not start.
+// add redirects the pod's traffic, or does nothing for a pod outside the mesh, and prints the result of the previous
+// plugins. On any error the pod does not start.
 func (p *Plugin) add(ctx context.Context, c *call) error {
 	plan, err := p.plan(ctx, c)
 	if err != nil {
@@ -45,7 +45,7 @@ func (p *Plugin) add(ctx context.Context, c *call) error {
 	return nil
 }
 
-// check proves that what ADD put in force is in force still.
+// check verifies that the rules of ADD are still in force.
 func (p *Plugin) check(ctx context.Context, c *call) error {
 	plan, err := p.plan(ctx, c)
 	if err != nil || plan == nil {
@@ -65,17 +65,17 @@ func (p *Plugin) step(name string) {
 	}
 }
 
-// plan is what has to be in force in one sandbox.
+// plan is the set of rules required in one sandbox.
 type plan struct {
 	netns   *os.File
 	options iptables.Options
 	rules   *iptables.RuleSet
 	config  *Config
 	log     *slog.Logger
-	inject  func(step string) error // in tests; nil otherwise
+	inject  func(step string) error // for tests; nil otherwise
 }
 
-// plan finds out what has to be in force; nil where the sandbox is left alone, for which it notes the reason.
+// plan determines the required rules. It returns nil for a sandbox that is not redirected, and logs the reason.
 func (p *Plugin) plan(ctx context.Context, c *call) (*plan, error) {
 	if err := c.config.validate(); err != nil {
 		return nil, err
@@ -97,7 +97,7 @@ func (p *Plugin) plan(ctx context.Context, c *call) (*plan, error) {
 
 func (p *Plugin) planFor(ctx context.Context, c *call, settings *capture.Settings, netns *os.File) (*plan, error) {
 	p.step("before the pod is read")
-	pod, skip, err := p.find(ctx, c)
+	pod, skip, err := p.findPod(ctx, c)
 	if err != nil {
 		return nil, err
 	}
@@ -129,8 +129,8 @@ func (p *Plugin) planFor(ctx context.Context, c *call, settings *capture.Setting
 	return plan, nil
 }
 
-// find gives the pod, from where this node has its pods.
-func (p *Plugin) find(ctx context.Context, c *call) (pod *agentapi.Pod, skip *capture.Skip, err error) {
+// findPod returns the pod from the policy file, the node agent or the API server.
+func (p *Plugin) findPod(ctx context.Context, c *call) (pod *agentapi.Pod, skip *capture.Skip, err error) {
 	if c.config.PolicyFile != "" {
 		policy, err := loadPolicy(c.config.PolicyFile)
 		if err != nil {
@@ -146,9 +146,9 @@ func (p *Plugin) find(ctx context.Context, c *call) (pod *agentapi.Pod, skip *ca
 	if !c.args.isKubernetes() {
 		return nil, &capture.Skip{Word: "no-kubernetes", Reason: "CNI_ARGS names no pod of Kubernetes"}, nil
 	}
-	source := &podSource{agent: c.agent, kubeconfig: c.config.kubeconfig(), patience: p.Patience, firstPause: firstPause}
-	if source.patience == 0 {
-		source.patience = defaultPatience
+	source := &podSource{agent: c.agent, kubeconfig: c.config.kubeconfig(), timeout: p.PodTimeout, firstPause: firstPause}
+	if source.timeout == 0 {
+		source.timeout = defaultPodTimeout
 	}
 	pod, c.result.Source, err = source.pod(ctx, c.args)
 	return pod, nil, err

@@ -29,7 +29,7 @@ func TestPluginAndNodeAgentUnderstandEachOther(t *testing.T) {
 	metrics := node.NewMetrics(cache, nil)
 	results := make(chan agentapi.Result, 10)
 	server, err := node.NewServer(node.ServerConfig{RunDir: h.dir, Pod: cache.Pod, Metrics: metrics, Logger: logger,
-		Health: func() health.Condition { return health.Condition{OK: true} }, Told: func(r agentapi.Result) { results <- r }})
+		Health: func() health.Condition { return health.Condition{OK: true} }, OnResult: func(r agentapi.Result) { results <- r }})
 	if err != nil {
 		t.Fatal(err)
 	}

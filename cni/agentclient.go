@@ -18,20 +18,20 @@ import (
 	"github.com/pilotfish-mesh/pilotfish/cni/agentapi"
 )
 
-// askAgent bounds one question to the node agent, whose answer lies ready, tellAgent all that it is told at the end.
+// queryTimeout limits one query to the node agent. reportTimeout limits the report at the end of a command.
 const (
-	askAgent  = 2 * time.Second
-	tellAgent = 300 * time.Millisecond
+	queryTimeout  = 2 * time.Second
+	reportTimeout = 300 * time.Millisecond
 )
 
-// maxHeader bounds what the agent sends before a body.
+// maxHeader limits the size of a response header, in bytes.
 const maxHeader = 64 << 10
 
-// agentClient speaks with the node agent over its unix socket, on one connection and without goroutines: those of
-// http.Client are a fifth of the processor's time of an ADD.
+// agentClient is an HTTP client for the node agent's unix socket. It uses one connection and no goroutines, because
+// those of http.Client account for a fifth of the CPU time of an ADD.
 type agentClient struct {
 	socket string
-	conn   net.Conn // nil: none yet, or the last one failed
+	conn   net.Conn // nil if not connected
 	limit  *io.LimitedReader
 	from   *bufio.Reader
 }
@@ -40,7 +40,7 @@ func newAgentClient(runDir string) *agentClient {
 	return &agentClient{socket: filepath.Join(runDir, agentapi.SocketName)}
 }
 
-// refusedError is an answer of the agent that is no success.
+// refusedError is a response of the node agent with an error status.
 type refusedError struct {
 	code int
 	text string
@@ -50,7 +50,7 @@ func (e *refusedError) Error() string { return "the node agent says: " + e.text 
 
 func (a *agentClient) pod(ctx context.Context, args *podArgs) (*agentapi.Pod, error) {
 	query := url.Values{"namespace": {args.Namespace}, "name": {args.Name}, "uid": {args.UID}}
-	body, err := a.ask(ctx, agentapi.PodPath+"?"+query.Encode())
+	body, err := a.get(ctx, agentapi.PodPath+"?"+query.Encode())
 	if err != nil {
 		return nil, err
 	}
@@ -62,34 +62,35 @@ func (a *agentClient) pod(ctx context.Context, args *podArgs) (*agentapi.Pod, er
 }
 
 func (a *agentClient) status(ctx context.Context) error {
-	_, err := a.ask(ctx, agentapi.StatusPath)
+	_, err := a.get(ctx, agentapi.StatusPath)
 	return err
 }
 
-func (a *agentClient) ask(ctx context.Context, path string) ([]byte, error) {
-	ctx, cancel := context.WithTimeout(ctx, askAgent)
+func (a *agentClient) get(ctx context.Context, path string) ([]byte, error) {
+	ctx, cancel := context.WithTimeout(ctx, queryTimeout)
 	defer cancel()
-	question, err := request(http.MethodGet, path, nil)
+	query, err := request(http.MethodGet, path, nil)
 	if err != nil {
 		return nil, err
 	}
-	return a.exchange(ctx, question)
+	return a.exchange(ctx, query)
 }
 
-// tell hands the agent what was logged and how the command ended. It is not worth a pod's start: whatever fails is left.
-func (a *agentClient) tell(ctx context.Context, entries []agentapi.LogEntry, result agentapi.Result) {
-	ctx, cancel := context.WithTimeout(ctx, tellAgent)
+// report sends the log lines and the result of the command to the node agent. Errors are ignored, since they must not
+// prevent the pod's start.
+func (a *agentClient) report(ctx context.Context, entries []agentapi.LogEntry, result agentapi.Result) {
+	ctx, cancel := context.WithTimeout(ctx, reportTimeout)
 	defer cancel()
-	var told []*http.Request
+	var requests []*http.Request
 	if len(entries) > 0 {
 		if log, err := request(http.MethodPost, agentapi.LogPath, entries); err == nil {
-			told = append(told, log)
+			requests = append(requests, log)
 		}
 	}
 	if end, err := request(http.MethodPost, agentapi.ResultPath, result); err == nil {
-		told = append(told, end)
+		requests = append(requests, end)
 	}
-	_, _ = a.exchange(ctx, told...)
+	_, _ = a.exchange(ctx, requests...)
 	a.close()
 }
 
@@ -109,7 +110,8 @@ func request(method, path string, message any) (*http.Request, error) {
 	return r, nil
 }
 
-// exchange sends requests at once and reads the answers, of which it gives the last one's body and the first refusal.
+// exchange sends all requests and then reads the responses. It returns the last response's body and the first error
+// status.
 func (a *agentClient) exchange(ctx context.Context, requests ...*http.Request) (body []byte, err error) {
 	var all bytes.Buffer
 	for _, r := range requests {
@@ -118,11 +120,11 @@ func (a *agentClient) exchange(ctx context.Context, requests ...*http.Request) (
 		}
 	}
 	if err := a.connect(ctx); err != nil {
-		return nil, a.silent(err)
+		return nil, a.noResponseError(err)
 	}
 	if _, err := a.conn.Write(all.Bytes()); err != nil {
 		a.close()
-		return nil, a.silent(err)
+		return nil, a.noResponseError(err)
 	}
 	var refused error
 	for _, r := range requests {
@@ -146,20 +148,20 @@ func (a *agentClient) connect(ctx context.Context) (err error) {
 		a.limit = &io.LimitedReader{R: a.conn}
 		a.from = bufio.NewReader(a.limit)
 	}
-	deadline, _ := ctx.Deadline() // each caller sets one
+	deadline, _ := ctx.Deadline() // set by every caller
 	return a.conn.SetDeadline(deadline)
 }
 
-func (a *agentClient) silent(err error) error {
+func (a *agentClient) noResponseError(err error) error {
 	return fmt.Errorf("the node agent does not answer at %s (does its pod run on this node?): %w", a.socket, err)
 }
 
-// read takes one answer. One that is no success leaves the connection as it has to be for the next.
+// read reads one response. After an error status the connection remains usable.
 func (a *agentClient) read(to *http.Request) ([]byte, error) {
 	a.limit.N = agentapi.MaxBody + maxHeader
 	response, err := http.ReadResponse(a.from, to)
 	if err != nil {
-		return nil, a.silent(err)
+		return nil, a.noResponseError(err)
 	}
 	defer func() { _ = response.Body.Close() }()
 	text, err := io.ReadAll(io.LimitReader(response.Body, agentapi.MaxBody+1))
@@ -182,9 +184,9 @@ func (a *agentClient) close() {
 }
 
 func refusal(status string, code int, body []byte) error {
-	told := agentapi.Refusal{}
-	if json.Unmarshal(body, &told) != nil || told.Error == "" {
-		told.Error = status
+	refused := agentapi.Refusal{}
+	if json.Unmarshal(body, &refused) != nil || refused.Error == "" {
+		refused.Error = status
 	}
-	return &refusedError{code, told.Error}
+	return &refusedError{code, refused.Error}
 }

@@ -16,7 +16,7 @@ import (
 	"github.com/pilotfish-mesh/pilotfish/cni/agentapi"
 )
 
-// attachment is one network of a sandbox that ADD has redirected, or was about to.
+// attachment is one network of a sandbox that ADD has redirected or is redirecting.
 type attachment struct {
 	Network     string `json:"network"`
 	ContainerID string `json:"containerID"`
@@ -27,37 +27,37 @@ type attachment struct {
 	noted time.Time
 }
 
-// nsID tells a network namespace from all others that exist at the same time.
+// nsID identifies a network namespace among those that exist at the same time.
 type nsID struct {
 	Device uint64 `json:"device"`
 	Inode  uint64 `json:"inode"`
 }
 
-// attachments are kept in the run directory, a file each, for the GC of a runtime that has forgotten what it made: nobody
-// else knows then where the sandbox is. They go with the node's memory, as sandboxes do. Nothing depends on them: what
-// cannot be written is told, and GC knows less.
+// attachments is a directory with a file per attachment, below the run directory. GC reads it, because a runtime that
+// has lost its state cannot name the sandboxes. The files are lost on reboot, as sandboxes are. Write errors are only
+// logged; GC then finds fewer sandboxes.
 type attachments struct{ dir string }
 
 const (
-	// maxAttachment bounds a file: paths, and names of 63 letters.
+	// maxAttachment limits the size of a file, in bytes. It contains paths and names of up to 63 characters.
 	maxAttachment = 16 << 10
-	// mostAttachments are looked at by one GC.
-	mostAttachments = 10_000
-	// settling is how long a sandbox may take to have its first process. A runtime should not add while it collects; one
-	// that shares the network with another does, or knows less than the other.
-	settling = 10 * time.Minute
+	// maxAttachments limits the attachments that one GC examines.
+	maxAttachments = 10_000
+	// minAttachmentAge is the time within which a sandbox has its first process. A runtime should not run ADD during
+	// GC, but two runtimes may share a network, and one may not know all sandboxes.
+	minAttachmentAge = 10 * time.Minute
 )
 
 func (c *call) attachments() attachments {
 	return attachments{filepath.Join(c.config.RunDir, agentapi.AttachmentsDir)}
 }
 
-// attachment is that of the command, in a namespace.
+// attachment returns the attachment of the command, without the namespace's ID.
 func (c *call) attachment() attachment {
 	return attachment{Network: c.config.Name, ContainerID: c.skel.ContainerID, IfName: c.skel.IfName, NetNS: c.skel.Netns}
 }
 
-// path names an attachment's file whatever letters a runtime gives names.
+// path returns the path of an attachment's file. It hashes the names, since they may contain any character.
 func (s attachments) path(a attachment) string {
 	sum := sha256.Sum256(fmt.Appendf(nil, "%q %q %q", a.Network, a.ContainerID, a.IfName))
 	return filepath.Join(s.dir, fmt.Sprintf("%x", sum[:16]))
@@ -82,9 +82,9 @@ func (s attachments) note(a attachment, netns *os.File) error {
 	return os.Rename(temp, s.path(a))
 }
 
-func (s attachments) forget(a attachment) { _ = os.Remove(s.path(a)) }
+func (s attachments) remove(a attachment) { _ = os.Remove(s.path(a)) }
 
-// all gives those that can be read. Others are what a plugin left that was killed: nobody writes them on.
+// all returns the readable attachments. Unreadable files are incomplete writes of killed plugins.
 func (s attachments) all() ([]attachment, error) {
 	dir, err := os.Open(s.dir)
 	if errors.Is(err, os.ErrNotExist) {
@@ -94,7 +94,7 @@ func (s attachments) all() ([]attachment, error) {
 		return nil, err
 	}
 	defer func() { _ = dir.Close() }()
-	names, err := dir.Readdirnames(mostAttachments)
+	names, err := dir.Readdirnames(maxAttachments)
 	if errors.Is(err, io.EOF) {
 		err = nil
 	}
@@ -117,7 +117,7 @@ func (s attachments) all() ([]attachment, error) {
 }
 
 func readAttachment(path string, info fs.FileInfo) (a attachment, err error) {
-	if !info.Mode().IsRegular() { // who reads a pipe waits for its writer
+	if !info.Mode().IsRegular() { // opening a pipe would block until it has a writer
 		return a, fmt.Errorf("%s is no file", path)
 	}
 	f, err := os.Open(path)
@@ -133,16 +133,17 @@ func readAttachment(path string, info fs.FileInfo) (a attachment, err error) {
 	return a, json.Unmarshal(text, &a)
 }
 
-// stale divides the attachments of one network by whether the runtime knows them. Those of other networks count as known:
-// this runtime's word is for the one alone. So do those that are new: its word may be older.
-func stale(all []attachment, network string, valid []types.GCAttachment, now time.Time) (gone, known []attachment) {
+// partitionAttachments separates the attachments that the runtime no longer knows from the others. Attachments of other
+// networks count as known, since the runtime's list covers one network. So do recent ones, which may be newer than the
+// list.
+func partitionAttachments(all []attachment, network string, valid []types.GCAttachment, now time.Time) (gone, known []attachment) {
 	lives := map[types.GCAttachment]bool{}
 	for _, v := range valid {
 		lives[v] = true
 	}
 	for _, a := range all {
 		lives := lives[types.GCAttachment{ContainerID: a.ContainerID, IfName: a.IfName}]
-		if a.Network == network && !lives && now.Sub(a.noted) > settling {
+		if a.Network == network && !lives && now.Sub(a.noted) > minAttachmentAge {
 			gone = append(gone, a)
 		} else {
 			known = append(known, a)

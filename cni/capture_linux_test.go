@@ -67,12 +67,12 @@ func connect(t testing.TB, ns *testns.Namespace, addresses ...string) {
 	})
 }
 
-// envoyAt stands where Envoy would listen, and answers each connection with the port.
+// envoyAt listens on Envoy's ports and replies to each connection with the port.
 func envoyAt(t testing.TB, ns *testns.Namespace, ports ...int) {
 	t.Helper()
 	for _, port := range ports {
 		var l net.Listener
-		err := ns.Within(func() (err error) {
+		err := ns.Run(func() (err error) {
 			l, err = net.Listen("tcp", fmt.Sprintf("[::]:%d", port))
 			return err
 		})
@@ -93,15 +93,15 @@ func envoyAt(t testing.TB, ns *testns.Namespace, ports ...int) {
 	}
 }
 
-// reach connects from within a namespace, as a user, and gives what answered there. It waits long for what should.
+// reach connects from within a namespace as a user and returns the reply. The timeout is long if a reply is expected.
 func reach(ns *testns.Namespace, uid int, address, want string) string {
 	patience := 300 * time.Millisecond
 	if want != "nothing" {
 		patience = 20 * time.Second
 	}
 	answer := "nothing"
-	_ = ns.Within(func() error {
-		// Rules ask who made the socket; the thread, which is thrown away, makes it as that user.
+	_ = ns.Run(func() error {
+		// Rules match the user who creates the socket. The thread changes its user and is discarded afterwards.
 		if err := errors.Join(unix.Setfsgid(uid), unix.Setfsuid(uid)); err != nil {
 			return err
 		}

@@ -18,7 +18,7 @@ import (
 	"github.com/pilotfish-mesh/pilotfish/internal/testns"
 )
 
-// noted are the names of files that the plugin keeps of sandboxes.
+// noted returns the names of the plugin's attachment files.
 func (h *host) noted() []string {
 	h.t.Helper()
 	names, err := filepath.Glob(filepath.Join(h.dir, agentapi.AttachmentsDir, "*"))
@@ -34,7 +34,7 @@ func (h *host) collect(known ...*agentapi.Pod) {
 	for _, path := range h.noted() {
 		info, err := os.Lstat(path)
 		if err == nil && info.Mode().IsRegular() {
-			err = os.Chtimes(path, time.Time{}, info.ModTime().Add(-2*settling))
+			err = os.Chtimes(path, time.Time{}, info.ModTime().Add(-2*minAttachmentAge))
 		}
 		if err != nil {
 			h.t.Fatal(err)
@@ -104,7 +104,7 @@ func TestSandboxesThatTheRuntimeHasForgottenAreCollected(t *testing.T) {
 	}
 }
 
-// Whoever still runs in a sandbox that was forgotten stays captured.
+// Processes that still run in a forgotten sandbox stay captured.
 func TestNobodyLosesItsProxyByACollection(t *testing.T) {
 	t.Setenv("PRIMARY_VERSION", "1.1.0")
 	pod := meshPod("web")
@@ -146,7 +146,7 @@ func TestNobodyLosesItsProxyWhoIsOneThreadOfAProgram(t *testing.T) {
 		t.Fatal(err)
 	}
 	if os.Getenv("LIVES_IN") != "" {
-		_ = ns.Within(func() error {
+		_ = ns.Run(func() error {
 			fmt.Println("in", stat.Dev, stat.Ino)
 			_, _ = io.Copy(io.Discard, os.Stdin)
 			return nil
@@ -154,7 +154,7 @@ func TestNobodyLosesItsProxyWhoIsOneThreadOfAProgram(t *testing.T) {
 		return
 	}
 	id := nsID{uint64(stat.Dev), stat.Ino}
-	if lives, err := inhabited(id); lives || err != nil {
+	if lives, err := hasProcesses(id); lives || err != nil {
 		t.Fatalf("nobody is there yet: %v", err)
 	}
 	other := exec.Command(os.Args[0], "-test.run=^"+t.Name()+"$")
@@ -174,7 +174,7 @@ func TestNobodyLosesItsProxyWhoIsOneThreadOfAProgram(t *testing.T) {
 	if _, err := fmt.Fscanf(out, "in %d %d\n", &id.Device, &id.Inode); err != nil {
 		t.Fatal(err)
 	}
-	if lives, err := inhabited(id); !lives || err != nil {
+	if lives, err := hasProcesses(id); !lives || err != nil {
 		t.Errorf("a thread is not seen: %v", err)
 	}
 }
@@ -220,7 +220,7 @@ func TestCollectionTakesNothingFromWhoHasASandboxesPathNow(t *testing.T) {
 	}
 }
 
-// Whatever the folder holds a GC ends well, and takes nothing by a word that nobody gave.
+// GC succeeds with any content of the directory, and removes nothing without a valid file.
 func TestCollectionWithoutItsNotesTakesNothing(t *testing.T) {
 	t.Setenv("PRIMARY_VERSION", "1.1.0")
 	pod := meshPod("web")

@@ -1,5 +1,5 @@
-// Package cni is the CNI plugin: it redirects a pod's traffic into its proxy before the pod's first process starts, or
-// keeps the pod from starting. It is chained behind the plugin that makes the pod's network.
+// Package cni is the CNI plugin. It redirects a pod's traffic to its proxy before the pod's first process starts. On an
+// error it prevents the pod's start. It runs after the plugin that creates the pod's network.
 package cni
 
 import (
@@ -19,15 +19,15 @@ import (
 	"github.com/pilotfish-mesh/pilotfish/iptables/backends"
 )
 
-// Config is the plugin's configuration, from the network configuration list. The keys of Istio's plugin have its names and
-// meaning; those below them are ours.
+// Config is the plugin's configuration in the network configuration list. The first group of keys has the names and
+// meaning of Istio's plugin. The second group is specific to pilotfish.
 type Config struct {
 	CNIVersion string          `json:"cniVersion"`
 	Name       string          `json:"name"`
 	Type       string          `json:"type"`
 	PrevResult json.RawMessage `json:"prevResult"`
-	// ValidAttachments are what the runtime knows of this network, at GC; nil where it does not say. Its second name is
-	// that of an earlier text of the specification.
+	// ValidAttachments are the attachments that the runtime knows, for GC; nil if the runtime does not specify them.
+	// Attachments is the key's name in an earlier version of the specification.
 	ValidAttachments *[]types.GCAttachment `json:"cni.dev/valid-attachments"`
 	Attachments      *[]types.GCAttachment `json:"cni.dev/attachments"`
 
@@ -37,15 +37,16 @@ type Config struct {
 	PodNamespace      string   `json:"pod_namespace"`
 	NativeNFTables    *bool    `json:"native_nftables"`
 	AmbientEnabled    bool     `json:"ambient_enabled"`
-	// The keys of ambient mode are known, and mean nothing here.
+	// The keys of ambient mode are accepted and ignored.
 	EnablementSelectors json.RawMessage `json:"enablement_selectors"`
 	AmbientRetry        bool            `json:"enable_ambient_detection_retry"`
 
-	// Kubeconfig is asked when the node agent does not answer; "" is istio-cni-kubeconfig in the run directory.
+	// Kubeconfig is for queries to the API server when the node agent does not respond; "" is istio-cni-kubeconfig in
+	// the run directory.
 	Kubeconfig string `json:"kubeconfig"`
-	// PolicyFile decides on nodes without Kubernetes, in place of agent and API server.
+	// PolicyFile replaces the node agent and API server on nodes without Kubernetes.
 	PolicyFile string `json:"policy_file"`
-	// LogFile is rotated when it has grown to LogFileBytes, once; "" writes none.
+	// LogFile is rotated once it exceeds LogFileBytes, with one old file; "" writes no file.
 	LogFile      string `json:"log_file"`
 	LogFileBytes int64  `json:"log_file_max_bytes"`
 
@@ -53,11 +54,11 @@ type Config struct {
 	InboundListenPort uint16 `json:"proxy_inbound_listen_port"`
 	TunnelPort        uint16 `json:"inbound_tunnel_port"`
 	IPv6              string `json:"ipv6"`
-	// ForceIPTables is "legacy" or "nft" where nftables is not to be used.
+	// ForceIPTables is "legacy" or "nft" to disable native nftables.
 	ForceIPTables string `json:"force_iptables_binary"`
-	// StatusAsksAgent makes STATUS fail while the node agent does not answer. An agent that is itself behind this
-	// network would then never start.
-	StatusAsksAgent bool `json:"status_asks_agent"`
+	// StatusChecksAgent makes STATUS fail while the node agent does not respond. Do not set it if the node agent's pod
+	// uses this network, because it would then never start.
+	StatusChecksAgent bool `json:"status_asks_agent"`
 }
 
 const (
@@ -65,7 +66,7 @@ const (
 	kubeconfigName      = "istio-cni-kubeconfig"
 )
 
-// parseConfig reads the configuration that the runtime hands in, defaults filled in.
+// parseConfig parses the configuration from the runtime and sets defaults.
 func parseConfig(stdin []byte) (*Config, error) {
 	c := &Config{}
 	if err := json.Unmarshal(stdin, c); err != nil {
@@ -76,12 +77,12 @@ func parseConfig(stdin []byte) (*Config, error) {
 	return c, nil
 }
 
-// kubeconfig is the file by which the API server is asked.
+// kubeconfig returns the path of the kubeconfig.
 func (c *Config) kubeconfig() string {
 	return cmp.Or(c.Kubeconfig, filepath.Join(c.RunDir, kubeconfigName))
 }
 
-// validate refuses what would leave a pod unprotected or cannot work, all of it at once.
+// validate returns all errors of settings that cannot work or would leave a pod unprotected.
 func (c *Config) validate() error {
 	var problems []error
 	refuse := func(key string, value any, remedy string) {
@@ -119,8 +120,8 @@ func (c *Config) validate() error {
 	return types.NewError(types.ErrInvalidNetworkConfig, "the plugin's configuration is refused", errors.Join(problems...).Error())
 }
 
-// choice is who puts rules in force. In Istio's plugin native_nftables false means the node's iptables; here they are for
-// kernels without nftables, and for who forces them.
+// choice returns the backend that applies the rules. In Istio's plugin native_nftables=false selects the node's
+// iptables. Here iptables is used for kernels without nftables, or if it is forced.
 func (c *Config) choice() (backends.Choice, error) {
 	choice, err := backends.ParseChoice(c.ForceIPTables, c.NativeNFTables != nil && *c.NativeNFTables)
 	if err != nil {
@@ -131,7 +132,7 @@ func (c *Config) choice() (backends.Choice, error) {
 
 func (c *Config) valid() *[]types.GCAttachment { return cmp.Or(c.ValidAttachments, c.Attachments) }
 
-// settings are the part of the configuration that bears on every pod.
+// settings returns the settings that apply to every pod.
 func (c *Config) settings() capture.Settings {
 	return capture.Settings{
 		ExcludeNamespaces: c.ExcludeNamespaces,
@@ -143,7 +144,7 @@ func (c *Config) settings() capture.Settings {
 	}
 }
 
-// result is what ADD answers: what the plugins before answered, byte for byte. Without them there is nothing to tell.
+// result returns the output of ADD: the result of the previous plugins, byte for byte, or nil without one.
 func (c *Config) result() []byte {
 	if prev := bytes.TrimSpace(c.PrevResult); len(prev) > 0 && !bytes.Equal(prev, []byte("null")) {
 		return prev
@@ -152,7 +153,7 @@ func (c *Config) result() []byte {
 	return text
 }
 
-// logLevel understands the levels of Istio's components and those of log/slog.
+// logLevel parses a level name of Istio's components or of log/slog.
 func logLevel(name string) (slog.Level, error) {
 	switch strings.ToLower(name) {
 	case "debug", "trace":

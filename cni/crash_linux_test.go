@@ -19,7 +19,7 @@ import (
 	"github.com/pilotfish-mesh/pilotfish/iptables/nft"
 )
 
-// inForce gives what rules a namespace has.
+// inForce returns the rules of a namespace.
 func inForce(t testing.TB, ns *testns.Namespace) *iptables.RuleSet {
 	t.Helper()
 	b, err := nft.New(nft.Config{NetNS: int(ns.Handle)})
@@ -63,8 +63,7 @@ func TestKilledPluginLeavesTheOldStateOrTheNew(t *testing.T) {
 	}
 }
 
-// killedAt kills one ADD in a new sandbox before a step, and looks at what is there then. It tells whether there is such a
-// step.
+// killedAt kills one ADD in a new sandbox before a step and checks the state. It reports whether the step exists.
 func (h *host) killedAt(pod *agentapi.Pod, step int, whole *iptables.RuleSet) bool {
 	h.t.Helper()
 	ns := podNetwork(h.t, "10.9.0.5/24")

@@ -17,8 +17,8 @@ import (
 	"github.com/pilotfish-mesh/pilotfish/cni/agentapi"
 )
 
-// journal takes the plugin's log: JSON lines, which go to standard error and to the log file as they are written, and are
-// kept for the node agent.
+// journal is the plugin's logger. It writes JSON lines to standard error and the log file, and buffers them for the
+// node agent.
 type journal struct {
 	*slog.Logger
 	mu    sync.Mutex
@@ -28,23 +28,23 @@ type journal struct {
 	lines [][]byte
 }
 
-// maxLines bounds what is kept for the agent; a command logs a handful.
+// maxLines limits the lines buffered for the node agent; a command logs about five.
 const maxLines = 200
 
 func newJournal(out io.Writer, c *Config) *journal {
 	level, err := logLevel(c.LogLevel)
 	if err != nil {
-		level = slog.LevelInfo // validate tells
+		level = slog.LevelInfo // validate reports the error
 	}
 	j := &journal{out: out, limit: c.LogFileBytes}
-	if filepath.IsAbs(c.LogFile) { // the folder that a runtime starts plugins in is anyone's guess
+	if filepath.IsAbs(c.LogFile) { // the runtime's working directory is unknown
 		j.file = c.LogFile
 	}
 	j.Logger = slog.New(slog.NewJSONHandler(j, &slog.HandlerOptions{Level: level}))
 	return j
 }
 
-// Write takes one line.
+// Write writes one line.
 func (j *journal) Write(line []byte) (int, error) {
 	j.mu.Lock()
 	defer j.mu.Unlock()
@@ -52,7 +52,7 @@ func (j *journal) Write(line []byte) (int, error) {
 	if j.file != "" {
 		if err := appendLimited(j.file, line, j.limit); err != nil {
 			_, _ = io.WriteString(j.out, "log_file: "+err.Error()+"\n")
-			j.file = "" // once is enough
+			j.file = "" // log the error only once
 		}
 	}
 	if len(j.lines) < maxLines {
@@ -61,7 +61,7 @@ func (j *journal) Write(line []byte) (int, error) {
 	return len(line), nil
 }
 
-// entries are the lines in the words of the node agent.
+// entries returns the buffered lines in the node agent's format.
 func (j *journal) entries() (entries []agentapi.LogEntry) {
 	j.mu.Lock()
 	defer j.mu.Unlock()
@@ -82,8 +82,8 @@ func (j *journal) entries() (entries []agentapi.LogEntry) {
 	return entries
 }
 
-// appendLimited appends a line to a file that many processes write, and that is set aside, under its name with ".1", when
-// the line would make it larger than limit.
+// appendLimited appends a line to a file that many processes write. If the file would exceed limit, it is first renamed
+// to its name with the suffix ".1".
 func appendLimited(path string, line []byte, limit int64) error {
 	f, info, err := openLog(path)
 	if err != nil {
@@ -97,8 +97,8 @@ func appendLimited(path string, line []byte, limit int64) error {
 	return err
 }
 
-// openLog opens a file, and nothing else: a pipe that nobody reads would hold up each pod of the node, a second name of
-// another file have lines written into that.
+// openLog opens a regular file. Opening a pipe without a reader would block every pod of the node. A hard link would
+// redirect the lines to another file.
 func openLog(path string) (*os.File, os.FileInfo, error) {
 	f, err := os.OpenFile(path, os.O_WRONLY|os.O_APPEND|os.O_CREATE|unix.O_NOFOLLOW|unix.O_NONBLOCK|unix.O_CLOEXEC, 0o600)
 	if err != nil {
@@ -117,8 +117,8 @@ func openLog(path string) (*os.File, os.FileInfo, error) {
 	return f, info, nil
 }
 
-// appendRotated sets the file aside and begins a new one, unless another process has done so meanwhile: whoever holds the
-// lock looks again.
+// appendRotated renames the file and creates a new one, unless another process has already done so. It checks this
+// again while holding the lock.
 func appendRotated(path string, line []byte, limit int64) error {
 	lock, err := os.OpenFile(path+".lock", os.O_WRONLY|os.O_CREATE|unix.O_NOFOLLOW|unix.O_NONBLOCK|unix.O_CLOEXEC, 0o600)
 	if err != nil {
@@ -142,11 +142,11 @@ func appendRotated(path string, line []byte, limit int64) error {
 	return err
 }
 
-// lockPatience is how long a log line waits for a rotation by another process.
-const lockPatience = 2 * time.Second
+// lockTimeout limits the wait for another process's rotation.
+const lockTimeout = 2 * time.Second
 
 func flock(f *os.File) error {
-	deadline := time.Now().Add(lockPatience)
+	deadline := time.Now().Add(lockTimeout)
 	for {
 		err := unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB)
 		if err != unix.EWOULDBLOCK || time.Now().After(deadline) {

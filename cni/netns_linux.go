@@ -11,8 +11,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// openNetNS opens a sandbox's network namespace. The plugin's own, which is the node's, is refused: rules in there would
-// take the whole node's traffic.
+// openNetNS opens a sandbox's network namespace. It refuses the plugin's own, because rules there would redirect the
+// traffic of the whole node.
 func openNetNS(path string) (*os.File, error) {
 	f, err := os.Open(path)
 	if err != nil {
@@ -34,7 +34,7 @@ func checkNetNS(f *os.File) error {
 	if err := unix.Fstat(int(f.Fd()), &theirs); err != nil {
 		return types.NewError(types.ErrInvalidNetNS, "the sandbox's network namespace cannot be looked at", err.Error())
 	}
-	// /proc/self is the process's first thread, which may be in another namespace than the one that is here.
+	// /proc/self refers to the process's first thread, which may be in another namespace than this thread.
 	if err := unix.Stat("/proc/thread-self/ns/net", &ours); err != nil {
 		return types.NewError(types.ErrInvalidNetNS, "the plugin's own network namespace cannot be looked at", err.Error())
 	}
@@ -54,9 +54,9 @@ func identify(netns *os.File) (nsID, error) {
 	return nsID{uint64(stat.Dev), stat.Ino}, nil
 }
 
-// inhabited says whether a thread of a process of the node is in a network namespace: a virtual machine may be a thread of a
-// program that is elsewhere.
-func inhabited(ns nsID) (bool, error) {
+// hasProcesses reports whether a thread of any process on the node is in a network namespace. It checks threads,
+// because a virtual machine may be a thread of a process in another namespace.
+func hasProcesses(ns nsID) (bool, error) {
 	sees, err := seesProcesses()
 	if err != nil {
 		return false, err
@@ -66,20 +66,20 @@ func inhabited(ns nsID) (bool, error) {
 		return false, err
 	}
 	for _, p := range processes {
-		if pid, err := strconv.Atoi(p.Name()); err != nil || pid == os.Getpid() { // which may have entered it
+		if pid, err := strconv.Atoi(p.Name()); err != nil || pid == os.Getpid() { // another thread of this process may have entered it
 			continue
 		}
 		tasks := filepath.Join("/proc", p.Name(), "task")
 		threads, err := os.ReadDir(tasks)
-		if err != nil && !ended(err) {
+		if err != nil && !isProcessGone(err) {
 			return false, fmt.Errorf("whether process %s lives in it is not known: %w", p.Name(), err)
 		}
 		for _, t := range threads {
 			var stat unix.Stat_t
 			err := unix.Stat(filepath.Join(tasks, t.Name(), "ns/net"), &stat)
 			switch {
-			case ended(err):
-			case sees && errors.Is(err, unix.EACCES): // it is of a user namespace above, where no pod is
+			case isProcessGone(err):
+			case sees && errors.Is(err, unix.EACCES): // the process belongs to a parent user namespace, which contains no pods
 			case err != nil:
 				return false, fmt.Errorf("whether process %s lives in it is not known: %w", p.Name(), err)
 			case nsID{uint64(stat.Dev), stat.Ino} == ns:
@@ -90,10 +90,10 @@ func inhabited(ns nsID) (bool, error) {
 	return false, nil
 }
 
-// ended says whether a process or thread has.
-func ended(err error) bool { return errors.Is(err, unix.ENOENT) || errors.Is(err, unix.ESRCH) }
+// isProcessGone reports whether err means that a process or thread has ended.
+func isProcessGone(err error) bool { return errors.Is(err, unix.ENOENT) || errors.Is(err, unix.ESRCH) }
 
-// seesProcesses says whether this process may look at every other of its user namespace.
+// seesProcesses reports whether this process may inspect every other process of its user namespace.
 func seesProcesses() (bool, error) {
 	header := unix.CapUserHeader{Version: unix.LINUX_CAPABILITY_VERSION_3}
 	var data [2]unix.CapUserData

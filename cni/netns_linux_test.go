@@ -7,7 +7,7 @@ import (
 )
 
 func TestNodesNamespaceIsRefusedOnWhateverThreadItIsAskedFor(t *testing.T) {
-	err := testns.New(t).Within(func() error {
+	err := testns.New(t).Run(func() error {
 		for _, path := range []string{"/proc/thread-self/ns/net", "/proc/1/ns/net"} {
 			if f, err := openNetNS(path); err == nil {
 				_ = f.Close()

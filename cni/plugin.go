@@ -24,35 +24,35 @@ import (
 // Plugin runs one command of a container runtime.
 type Plugin struct {
 	Out, Err io.Writer
-	// Started is when the process began, for the time that the node agent is told.
+	// Started is the start time of the process, for the duration reported to the node agent.
 	Started time.Time
-	// Patience is how long the pod is asked for; 0: 5 s. The kubelet begins anew after a failure.
-	Patience time.Duration
-	// Step is called between the steps of ADD, in tests.
+	// PodTimeout limits the lookup of the pod; 0: 5 s. The kubelet retries after a failure.
+	PodTimeout time.Duration
+	// Step is called between the steps of ADD, for tests.
 	Step func(name string)
 
 	redirector redirector
-	version    string // of the specification, as the runtime speaks it
+	version    string // the specification version that the runtime uses
 }
 
 const (
-	defaultPatience = 5 * time.Second
-	firstPause      = 200 * time.Millisecond
-	// commandTime bounds a command: a node's iptables may hang. The kubelet waits for minutes.
+	defaultPodTimeout = 5 * time.Second
+	firstPause        = 200 * time.Millisecond
+	// commandTime limits a command, since a node's iptables may hang. The kubelet waits for minutes.
 	commandTime = time.Minute
 )
 
-// about is what someone sees who runs the plugin by hand.
+// about is printed to a user who runs the plugin by hand.
 const about = "pilotfish-cni is a CNI plugin: a container runtime runs it, behind the plugin that makes a pod's network, " +
 	"to redirect the pod's traffic into its sidecar. See docs/cni.md."
 
-// Main runs the command that the process was started for and gives its exit code. A failure is told on standard output, in
-// the form that runtimes hand on to the pod's events. An end of a pod (DEL, GC) never fails.
+// Main runs the command for which the runtime started the process and returns its exit code. It prints an error on
+// standard output in the form that runtimes add to the pod's events. DEL and GC never fail.
 func Main(started time.Time) int {
 	umask.SpareOwner()
-	debug.SetGCPercent(400)      // what a few milliseconds leave is not worth collecting
-	runtime.GOMAXPROCS(1)        // one thing is done after the other; processors that look for more cost a quarter of it
-	if os.Getenv("PATH") == "" { // the node's iptables, where they are needed, are in one of these
+	debug.SetGCPercent(400)      // the garbage of a few milliseconds is not worth collecting
+	runtime.GOMAXPROCS(1)        // the work is sequential; idle processors that search for work use a quarter of the CPU time
+	if os.Getenv("PATH") == "" { // directories of the node's iptables
 		_ = os.Setenv("PATH", "/usr/sbin:/usr/bin:/sbin:/bin")
 	}
 	return newPlugin(started).main()
@@ -63,14 +63,14 @@ func newPlugin(started time.Time) *Plugin {
 }
 
 func (p *Plugin) main() int {
-	err := p.takeConfig()
+	err := p.readStdin()
 	if err == nil {
 		err = p.run()
 	}
 	if err == nil {
 		return 0
 	}
-	err.Msg, err.Details = cut(err.Msg, mostMessage), cut(err.Details, mostDetails)
+	err.Msg, err.Details = cut(err.Msg, maxMessage), cut(err.Details, maxDetails)
 	if command := os.Getenv("CNI_COMMAND"); command == "DEL" || command == "GC" {
 		_, _ = fmt.Fprintf(p.Err, "pilotfish-cni: %s goes on in spite of: %v\n", command, err)
 		return 0
@@ -81,9 +81,9 @@ func (p *Plugin) main() int {
 	return 1
 }
 
-// What a failure says may quote the pod's settings, which hold what anybody wrote. It goes into an event, of which people
-// see some hundred letters, and which has no room for 200,000.
-const mostMessage, mostDetails = 1 << 10, 4 << 10
+// An error may quote the pod's settings, which a user controls. It is stored in an event, which shows some hundred
+// characters and cannot hold 200,000.
+const maxMessage, maxDetails = 1 << 10, 4 << 10
 
 func cut(text string, most int) string {
 	if len(text) <= most {
@@ -92,7 +92,7 @@ func cut(text string, most int) string {
 	return strings.ToValidUTF8(text[:most], "") + fmt.Sprintf("… (%d bytes in all)", len(text))
 }
 
-// answer tells a failure in the version of the specification that the runtime speaks.
+// answer prints an error in the specification version that the runtime uses.
 func (p *Plugin) answer(failure *types.Error) error {
 	text, err := json.Marshal(struct {
 		CNIVersion string `json:"cniVersion"`
@@ -104,7 +104,7 @@ func (p *Plugin) answer(failure *types.Error) error {
 	return err
 }
 
-// run answers one command. What panics fails, and says so as any other failure.
+// run runs one command. It converts a panic to an error.
 func (p *Plugin) run() (err *types.Error) {
 	defer func() {
 		if r := recover(); r != nil {
@@ -121,18 +121,18 @@ func (p *Plugin) run() (err *types.Error) {
 	}, version.All, about)
 }
 
-// call is one command at work.
+// call is the state of one command.
 type call struct {
 	*journal
 	config *Config
 	skel   *skel.CmdArgs
 	args   *podArgs
 	agent  *agentClient
-	// result is what the node agent is told.
+	// result is reported to the node agent.
 	result agentapi.Result
 }
 
-// command wraps a command in what all have in common: the configuration is read, and what came of it logged and told.
+// command wraps a command: it reads the configuration, and logs and reports the result.
 func (p *Plugin) command(name string, run func(context.Context, *call) error) func(*skel.CmdArgs) error {
 	return func(cmd *skel.CmdArgs) error {
 		config, err := parseConfig(cmd.StdinData)
@@ -150,16 +150,16 @@ func (p *Plugin) command(name string, run func(context.Context, *call) error) fu
 			c.result.Namespace, c.result.Pod, c.result.UID = c.args.Namespace, c.args.Name, c.args.UID
 			err = run(ctx, c)
 		}
-		c.tell(context.WithoutCancel(ctx), time.Since(p.Started), err)
+		c.reportResult(context.WithoutCancel(ctx), time.Since(p.Started), err)
 		return err
 	}
 }
 
-// tell logs how the command ended, and tells the node agent of it.
-func (c *call) tell(ctx context.Context, took time.Duration, err error) {
+// reportResult logs the result of the command and reports it to the node agent.
+func (c *call) reportResult(ctx context.Context, took time.Duration, err error) {
 	c.result.Seconds = took.Seconds()
 	if err != nil {
-		c.result.Outcome, c.result.Reason = agentapi.Failed, cut(err.Error(), mostDetails)
+		c.result.Outcome, c.result.Reason = agentapi.Failed, cut(err.Error(), maxDetails)
 	}
 	log := c.With("command", c.result.Command, "pod", c.args.name(), "container", c.skel.ContainerID, "outcome", c.result.Outcome,
 		"milliseconds", took.Milliseconds())
@@ -172,29 +172,29 @@ func (c *call) tell(ctx context.Context, took time.Duration, err error) {
 		log.Info("done", "reason", c.result.Reason, "source", c.result.Source)
 	}
 	if c.config.PolicyFile == "" {
-		c.agent.tell(ctx, c.entries(), c.result)
+		c.agent.report(ctx, c.entries(), c.result)
 	}
 }
 
-// del leaves the rules in force: they end with the namespace. Until then whatever still runs in it stays captured, and an
-// end of one of several networks of a pod takes nothing from the others.
+// del does not remove the rules, which end with the namespace. Processes that still run in it stay captured. The
+// removal of one of several networks does not affect the others.
 func (p *Plugin) del(ctx context.Context, c *call) error {
 	c.result.Outcome = agentapi.Removed
-	c.attachments().forget(c.attachment())
+	c.attachments().remove(c.attachment())
 	netns, err := openNetNS(c.skel.Netns)
 	if err != nil {
-		return nil // it is gone, and all that was in it
+		return nil // the namespace no longer exists
 	}
 	defer func() { _ = netns.Close() }()
-	// The rules stay as long as the namespace does: its processes may not have ended yet.
-	if err := p.redirector.heal(ctx, netns); err != nil {
+	// The rules remain as long as the namespace exists: its processes may still run.
+	if err := p.redirector.repairRules(ctx, netns); err != nil {
 		c.Debug("the sandbox is left as it is", "pod", c.args.name(), "error", err)
 	}
 	return nil
 }
 
-// status tells the runtime whether an ADD could succeed. It fails for a configuration that would fail every pod, and, where
-// that is wanted, while the node agent does not answer.
+// status reports whether an ADD can succeed. It fails if the configuration would fail every pod and, if configured,
+// while the node agent does not respond.
 func (p *Plugin) status(cmd *skel.CmdArgs) error {
 	config, err := parseConfig(cmd.StdinData)
 	if err != nil {
@@ -208,7 +208,7 @@ func (p *Plugin) status(cmd *skel.CmdArgs) error {
 		_, err := loadPolicy(config.PolicyFile)
 		return err
 	}
-	if !config.StatusAsksAgent {
+	if !config.StatusChecksAgent {
 		return nil
 	}
 	if err := newAgentClient(config.RunDir).status(context.Background()); err != nil {
@@ -217,7 +217,7 @@ func (p *Plugin) status(cmd *skel.CmdArgs) error {
 	return nil
 }
 
-// asCNI gives an error the form of CNI, with what to do about it.
+// asCNI converts an error to a CNI error with a remedy.
 func asCNI(code uint, message string, err error) error {
 	if known := new(types.Error); errors.As(err, &known) {
 		return known

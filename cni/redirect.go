@@ -5,15 +5,15 @@ import (
 	"os"
 )
 
-// redirector puts rules in force in a sandbox, and proves that they are.
+// redirector applies rules in a sandbox and verifies them.
 type redirector interface {
 	apply(ctx context.Context, p *plan) error
 	check(ctx context.Context, p *plan) error
-	// heal takes away what an apply left that was killed before there were rules.
-	heal(ctx context.Context, netns *os.File) error
-	// clean takes away all that is ours.
+	// repairRules removes the remains of an apply that was killed before it installed rules.
+	repairRules(ctx context.Context, netns *os.File) error
+	// clean removes all of pilotfish's rules and routes.
 	clean(ctx context.Context, netns *os.File) error
 }
 
-// kernel redirects by the kernel's own means.
+// kernel is the redirector that uses the kernel's packet filter.
 type kernel struct{}

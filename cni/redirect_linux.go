@@ -17,7 +17,7 @@ import (
 	"github.com/pilotfish-mesh/pilotfish/iptables/verify"
 )
 
-// addressesIn are the addresses of a network namespace.
+// addressesIn returns the addresses of a network namespace.
 func addressesIn(ns *os.File) ([]netip.Addr, error) {
 	h, err := netlink.NewHandleAt(netns.NsHandle(ns.Fd()), unix.NETLINK_ROUTE)
 	if err != nil {
@@ -45,27 +45,27 @@ func (kernel) backend(p *plan) (iptables.Backend, error) {
 	return backends.New(backends.Config{NetNS: int(p.netns.Fd()), Choice: choice, Logger: p.log, Inject: p.inject})
 }
 
-// apply puts the rules in force and looks whether the kernel has them as they were meant.
+// apply applies the rules and verifies that the kernel has them unchanged.
 func (k kernel) apply(ctx context.Context, p *plan) error {
 	b, err := k.backend(p)
 	if err != nil {
 		return err
 	}
-	return put(ctx, b, p.rules)
+	return applyAndVerify(ctx, b, p.rules)
 }
 
-func put(ctx context.Context, b iptables.Backend, rules *iptables.RuleSet) error {
+func applyAndVerify(ctx context.Context, b iptables.Backend, rules *iptables.RuleSet) error {
 	if err := b.Apply(ctx, rules); err != nil {
 		return err
 	}
-	return same(ctx, b, rules)
+	return compareRules(ctx, b, rules)
 }
 
-// healTime bounds what is done at a pod's end, and cleanTime what is done where nobody lives.
-const healTime, cleanTime = 2 * time.Second, 10 * time.Second
+// repairTimeout limits the repair at a pod's end. cleanTimeout limits the cleanup of a namespace without processes.
+const repairTimeout, cleanTimeout = 2 * time.Second, 10 * time.Second
 
-func (kernel) heal(ctx context.Context, netns *os.File) error {
-	ctx, cancel := context.WithTimeout(ctx, healTime)
+func (kernel) repairRules(ctx context.Context, netns *os.File) error {
+	ctx, cancel := context.WithTimeout(ctx, repairTimeout)
 	defer cancel()
 	b, err := backends.New(backends.Config{NetNS: int(netns.Fd())})
 	if err != nil {
@@ -75,7 +75,7 @@ func (kernel) heal(ctx context.Context, netns *os.File) error {
 }
 
 func (kernel) clean(ctx context.Context, netns *os.File) error {
-	ctx, cancel := context.WithTimeout(ctx, cleanTime)
+	ctx, cancel := context.WithTimeout(ctx, cleanTimeout)
 	defer cancel()
 	b, err := backends.New(backends.Config{NetNS: int(netns.Fd())})
 	if err != nil {
@@ -84,11 +84,11 @@ func (kernel) clean(ctx context.Context, netns *os.File) error {
 	return b.Clean(ctx)
 }
 
-// checkTime bounds CHECK; the packets of a sound namespace arrive at once.
+// checkTime limits CHECK. In a working namespace the test packets arrive immediately.
 const checkTime = 20 * time.Second
 
-// check compares what is in force with what has to be, order included, and proves it with packets, of which the pod's
-// processes and networks see none.
+// check compares the rules in the kernel with the plan, including their order, and verifies them with test packets. The
+// pod's processes and networks do not receive these packets.
 func (kernel) check(ctx context.Context, p *plan) error {
 	ctx, cancel := context.WithTimeoutCause(ctx, checkTime, fmt.Errorf("it took longer than %v", checkTime))
 	defer cancel()
@@ -96,7 +96,7 @@ func (kernel) check(ctx context.Context, p *plan) error {
 	if err != nil {
 		return err
 	}
-	return bounded(ctx, func() error {
+	return runWithTimeout(ctx, func() error {
 		report, err := verify.Run(ctx, verify.Config{Backend: b, Want: p.rules, NetNS: int(p.netns.Fd())})
 		if err != nil {
 			return err
@@ -105,9 +105,9 @@ func (kernel) check(ctx context.Context, p *plan) error {
 	})
 }
 
-// bounded fails when f takes longer than the context has, and leaves it to the end of the process: to think through what
-// thousands of rules do to packets takes minutes.
-func bounded(ctx context.Context, f func() error) error {
+// runWithTimeout runs f and returns an error if it exceeds the context's deadline. f then continues until the process
+// ends: simulating thousands of rules takes minutes.
+func runWithTimeout(ctx context.Context, f func() error) error {
 	done := make(chan error, 1)
 	go func() { done <- f() }()
 	select {
@@ -118,8 +118,8 @@ func bounded(ctx context.Context, f func() error) error {
 	}
 }
 
-// same compares what the kernel has with what it was told: ADD hands out no pod on a promise.
-func same(ctx context.Context, b iptables.Backend, want *iptables.RuleSet) error {
+// compareRules returns an error if the rules in the kernel differ from want. ADD only succeeds if they are equal.
+func compareRules(ctx context.Context, b iptables.Backend, want *iptables.RuleSet) error {
 	got, err := b.Read(ctx)
 	if err != nil {
 		return fmt.Errorf("read back the rules: %w", err)
@@ -129,7 +129,7 @@ func same(ctx context.Context, b iptables.Backend, want *iptables.RuleSet) error
 	}
 	ctx, cancel := context.WithTimeoutCause(ctx, checkTime, fmt.Errorf("it took longer than %v", checkTime))
 	defer cancel()
-	return bounded(ctx, func() error {
+	return runWithTimeout(ctx, func() error {
 		return fmt.Errorf("the kernel has other rules than it was told: %s", iptables.Summary(iptables.Diff(want, got)))
 	})
 }

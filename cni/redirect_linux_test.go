@@ -11,7 +11,7 @@ import (
 	"github.com/pilotfish-mesh/pilotfish/iptables"
 )
 
-// forgetful is a back end that takes every rule set, and has what it has.
+// forgetful is a backend that accepts every rule set and does not apply it.
 type forgetful struct {
 	iptables.Backend
 	has     *iptables.Installed
@@ -34,7 +34,7 @@ func TestPodDoesNotStartOnAPromise(t *testing.T) {
 		}
 		return r
 	}
-	if err := put(t.Context(), &forgetful{has: &iptables.Installed{Rules: rules()}}, rules()); err != nil {
+	if err := applyAndVerify(t.Context(), &forgetful{has: &iptables.Installed{Rules: rules()}}, rules()); err != nil {
 		t.Errorf("as it should be: %v", err)
 	}
 	fewer := rules()
@@ -46,7 +46,7 @@ func TestPodDoesNotStartOnAPromise(t *testing.T) {
 		"something beside": {has: &iptables.Installed{Rules: rules(), Strange: []string{"a rule of others"}}},
 		"silence":          {failure: errors.New("no answer")},
 	} {
-		if err := put(t.Context(), b, rules()); err == nil || !strings.Contains(err.Error(), "rule") {
+		if err := applyAndVerify(t.Context(), b, rules()); err == nil || !strings.Contains(err.Error(), "rule") {
 			t.Errorf("%s: %v", name, err)
 		}
 	}
@@ -56,7 +56,7 @@ func TestPodDoesNotStartOnAPromise(t *testing.T) {
 func TestCheckHasAnEnd(t *testing.T) {
 	ctx, cancel := context.WithCancelCause(t.Context())
 	cancel(errors.New("it took too long"))
-	if err := bounded(ctx, func() error { <-make(chan struct{}); return nil }); err == nil || !strings.Contains(err.Error(), "it took too long") {
+	if err := runWithTimeout(ctx, func() error { <-make(chan struct{}); return nil }); err == nil || !strings.Contains(err.Error(), "it took too long") {
 		t.Errorf("%v", err)
 	}
 }

@@ -11,12 +11,12 @@ import (
 
 var errLinux = errors.New("pods are on Linux: this plugin does nothing elsewhere")
 
-func openNetNS(string) (*os.File, error)             { return nil, errLinux }
-func addressesIn(*os.File) ([]netip.Addr, error)     { return nil, errLinux }
-func (kernel) apply(context.Context, *plan) error    { return errLinux }
-func (kernel) check(context.Context, *plan) error    { return errLinux }
-func (kernel) heal(context.Context, *os.File) error  { return errLinux }
-func (kernel) clean(context.Context, *os.File) error { return errLinux }
+func openNetNS(string) (*os.File, error)                   { return nil, errLinux }
+func addressesIn(*os.File) ([]netip.Addr, error)           { return nil, errLinux }
+func (kernel) apply(context.Context, *plan) error          { return errLinux }
+func (kernel) check(context.Context, *plan) error          { return errLinux }
+func (kernel) repairRules(context.Context, *os.File) error { return errLinux }
+func (kernel) clean(context.Context, *os.File) error       { return errLinux }
 
 func identify(*os.File) (nsID, error) { return nsID{}, errLinux }
 func inhabited(nsID) (bool, error)    { return false, errLinux }

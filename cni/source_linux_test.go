@@ -21,7 +21,7 @@ import (
 	"github.com/pilotfish-mesh/pilotfish/internal/testns"
 )
 
-// apiServer stands for the Kubernetes API; the first answers of it may be failures.
+// apiServer starts a fake Kubernetes API server; its first responses can be failures.
 func (h *host) apiServer(failures int32, pods ...*agentapi.Pod) *atomic.Int32 {
 	h.t.Helper()
 	asked := &atomic.Int32{}

@@ -10,20 +10,21 @@ import (
 	"github.com/containernetworking/cni/pkg/types"
 )
 
-// mostStdin bounds a configuration, with the result of the plugins before ours in it. Runtimes hand over a few KiB; what is
-// larger would only be kept in memory, once for each pod that starts.
-const mostStdin = 4 << 20
+// maxStdin limits the configuration, including the result of the previous plugins. Runtimes pass a few KiB; each
+// starting pod would hold a larger one in memory.
+const maxStdin = 4 << 20
 
-// stdinTime bounds how long a runtime may take to hand it over.
+// stdinTime limits the time to read standard input.
 const stdinTime = 30 * time.Second
 
-// takeConfig reads what the runtime writes, within bounds, and has it read from there: the library would read on for ever.
-func (p *Plugin) takeConfig() *types.Error {
+// readStdin reads the configuration within limits and replaces the process's standard input with it, since the CNI
+// library reads without limits.
+func (p *Plugin) readStdin() *types.Error {
 	switch os.Getenv("CNI_COMMAND") {
-	case "", "VERSION": // to which nothing is handed over
+	case "", "VERSION": // these have no input
 		return nil
 	}
-	text, err := readWithin(os.Stdin, mostStdin, stdinTime)
+	text, err := readWithin(os.Stdin, maxStdin, stdinTime)
 	if err != nil {
 		return types.NewError(types.ErrIOFailure, "the configuration that the runtime hands over cannot be read", err.Error())
 	}
@@ -39,7 +40,7 @@ func (p *Plugin) takeConfig() *types.Error {
 	return nil
 }
 
-// readWithin reads to the end, which has to come within a size and a time.
+// readWithin reads to EOF, and returns an error if that exceeds a size or a time.
 func readWithin(from io.Reader, most int64, limit time.Duration) ([]byte, error) {
 	type outcome struct {
 		text []byte

@@ -27,10 +27,10 @@ import (
 // crashAt makes the plugin that a test starts kill itself before so many steps of ADD are done.
 const crashAt = "PILOTFISH_TEST_CRASH_AT"
 
-// patience is how long the plugin that a test starts asks for a pod.
-const patience = "PILOTFISH_TEST_PATIENCE"
+// podTimeoutEnv is the environment variable with the pod timeout of the plugin that a test starts.
+const podTimeoutEnv = "PILOTFISH_TEST_PATIENCE"
 
-// The test's first thread, which stands for the whole process in /proc, must not stay in a sandbox that a test has entered.
+// The test's first thread represents the process in /proc, so it must not remain in a sandbox that a test has entered.
 func init() {
 	if os.Getenv("CNI_COMMAND") == "" {
 		runtime.LockOSThread()
@@ -48,7 +48,7 @@ func TestMain(m *testing.M) {
 		os.Exit(0)
 	default:
 		p := newPlugin(time.Now())
-		p.Patience, _ = time.ParseDuration(os.Getenv(patience))
+		p.PodTimeout, _ = time.ParseDuration(os.Getenv(podTimeoutEnv))
 		steps := 0
 		p.Step = func(string) {
 			if steps++; strconv.Itoa(steps) == os.Getenv(crashAt) {
@@ -145,7 +145,7 @@ func runtimeConf(p *agentapi.Pod, ns *testns.Namespace) *libcni.RuntimeConf {
 func (h *host) call(command string, p *agentapi.Pod, netns string, config []byte, env ...string) (answer cniAnswer) {
 	h.t.Helper()
 	cmd := exec.Command(filepath.Join(h.bin, "pilotfish-cni"))
-	cmd.Env = append(env, patience+"="+h.patience, "CNI_COMMAND="+command, "CNI_CONTAINERID=c-"+p.Metadata.Name, "CNI_NETNS="+netns, "CNI_IFNAME=eth0",
+	cmd.Env = append(env, podTimeoutEnv+"="+h.patience, "CNI_COMMAND="+command, "CNI_CONTAINERID=c-"+p.Metadata.Name, "CNI_NETNS="+netns, "CNI_IFNAME=eth0",
 		"CNI_PATH="+h.bin, fmt.Sprintf("CNI_ARGS=IgnoreUnknown=1;K8S_POD_NAMESPACE=%s;K8S_POD_NAME=%s;K8S_POD_UID=%s",
 			p.Metadata.Namespace, p.Metadata.Name, p.Metadata.UID))
 	cmd.Stdin = bytes.NewReader(config)
@@ -159,7 +159,7 @@ func (h *host) call(command string, p *agentapi.Pod, netns string, config []byte
 	return answer
 }
 
-// cniAnswer is what a plugin said, and, when it failed, the failure.
+// cniAnswer is the output of a plugin: a result or an error.
 type cniAnswer struct {
 	CNIVersion, Msg, Details string
 	Code                     uint
@@ -176,14 +176,14 @@ func toJSON(t testing.TB, v any) []byte {
 	return text
 }
 
-// fakeAgent is a node agent that knows some pods and keeps what it is told.
+// fakeAgent is a node agent with some pods. It records the log and results that it receives.
 type fakeAgent struct {
 	mu      sync.Mutex
 	pods    map[string]*agentapi.Pod
 	results []agentapi.Result
 	log     []agentapi.LogEntry
 	asked   int
-	down    string // not empty: why it cannot tell
+	down    string // error text of all replies; "" for none
 }
 
 func startAgent(t testing.TB, dir string, pods ...*agentapi.Pod) *fakeAgent {
@@ -236,7 +236,7 @@ func (a *fakeAgent) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	}
 }
 
-// last is the last result that the agent was told.
+// last returns the last result that the agent received.
 func (a *fakeAgent) last() agentapi.Result {
 	a.mu.Lock()
 	defer a.mu.Unlock()

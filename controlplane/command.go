@@ -16,28 +16,38 @@ import (
 	"github.com/pilotfish-mesh/pilotfish/controlplane/ca"
 	"github.com/pilotfish-mesh/pilotfish/controlplane/translate"
 	"github.com/pilotfish-mesh/pilotfish/internal/atomicfile"
+	"github.com/pilotfish-mesh/pilotfish/internal/fetchguard"
+	"github.com/pilotfish-mesh/pilotfish/internal/tlspolicy"
 )
 
-// NewCommand is `pilotfish control-plane`.
+// BlockedKeyNetworksVariable is Istio's environment variable for KeyFetching.Blocked.
+const BlockedKeyNetworksVariable = "BLOCKED_CIDRS_IN_JWKS_URIS"
+
+// TLSPolicyVariable is Istio's environment variable for Config.TLSPolicy.
+const TLSPolicyVariable = "COMPLIANCE_POLICY"
+
+// NewCommand returns the command `pilotfish control-plane`.
 func NewCommand() *cobra.Command {
 	var cfg Config
-	var logLevel string
+	var logLevel, blockedKeyNetworks string
 	cmd := &cobra.Command{
 		Use:   "control-plane --config-dir DIR",
 		Short: "Run the control plane: Istio resources from files, xDS and certificates for proxies",
 		Long: `Runs the control plane in the foreground, until SIGINT or SIGTERM.
 
 It reads Istio resources and Kubernetes Services from a directory that it watches, and serves:
-  15010  xDS, plaintext
-  15012  xDS and the certificate authority, over TLS; callers prove who they are by token or certificate
-  15014  metrics, health and debug pages (/debug lists them)
+  15010  xDS, plaintext; by default only where --address is loopback
+  15012  xDS and the certificate authority, over TLS; callers authenticate with a token or a certificate
+  15014  metrics, health and debug pages (/debug lists them); debug pages require a token or a certificate, except from root
+         and the control plane's user on this machine
   15016  token exchange (RFC 8693) and the keys of its tokens (OpenID Connect discovery), over HTTPS
-on loopback, unless --address says otherwise. A port of -1 takes a free one, -2 leaves it closed.
+on loopback by default; --address changes that. A port of -1 selects a free port, -2 disables the port.
+The environment variable COMPLIANCE_POLICY (fips-140-2, fips-140-3 or pqc) restricts the TLS of 15012 and 15016.
 
-A bad document is refused alone, and its last good version stays in force; the log and /debug/problems say
-where it is wrong and how to mend it. The authority's root and keys are kept in the state directory.
+An invalid document is refused, and its last valid version stays in force; the log and /debug/problems show the
+position of the error and the remedy. The authority's root and keys are stored in the state directory.
 
-Exit codes: 0 after an ordered end, 1 when it could not start or failed, 2 for a wrong command line.`,
+Exit codes: 0 after a graceful stop, 1 if it could not start or failed, 2 for an invalid command line.`,
 		Example: `  pilotfish control-plane --config-dir ./config
   pilotfish token --namespace default --service-account reviews   # for an agent's token file`,
 		Args: cobra.NoArgs,
@@ -47,33 +57,42 @@ Exit codes: 0 after an ordered end, 1 when it could not start or failed, 2 for a
 			if err != nil {
 				return err
 			}
-			cfg.Logger = logger
+			cfg.Logger, cfg.TLSPolicy = logger, tlspolicy.Policy(os.Getenv(TLSPolicyVariable))
+			if cfg.Keys.Blocked, err = fetchguard.ParseNetworks(blockedKeyNetworks); err != nil {
+				return fmt.Errorf("--jwks-blocked-cidrs (%s): %w", BlockedKeyNetworksVariable, err)
+			}
 			return runCommand(cmd.Context(), cfg)
 		},
 	}
 	flags := cmd.Flags()
 	flags.StringSliceVar(&cfg.ConfigDirs, "config-dir", nil, "directory (or file) of YAML documents; may be repeated")
+	flags.Var(&cfg.OnInvalidPolicy, "on-invalid-policy", "how to treat the workloads of a refused AuthorizationPolicy or PeerAuthentication if none of its versions was ever valid")
 	flags.StringVar(&cfg.StateDir, "state-dir", "", "directory of the certificate authority (default "+defaultStateText+")")
 	flags.StringVar(&cfg.Address, "address", "127.0.0.1", "IP address to listen on")
-	flags.IntVar(&cfg.Ports.Plain, "port", 15010, "port for plaintext xDS")
+	flags.IntVar(&cfg.Ports.Plain, "port", 0, "port for plaintext xDS (default 15010, or disabled if --address is not loopback: its clients are unauthenticated)")
 	flags.IntVar(&cfg.Ports.Secure, "secure-port", 15012, "port for xDS and the CA over TLS")
 	flags.IntVar(&cfg.Ports.Monitoring, "monitoring-port", 15014, "port for metrics, health and debug pages")
 	flags.IntVar(&cfg.Ports.Tokens, "token-port", 15016, "port for token exchange over HTTPS")
 	flags.StringVar(&cfg.TokenIssuer, "token-issuer", "", "issuer of exchanged tokens, such as https://mesh.example (default: the address of the token port)")
 	flags.StringVar(&cfg.MeshConfigFile, "mesh-config", "", "file of Istio's MeshConfig, in YAML")
 	flags.StringVar(&cfg.TrustDomain, "trust-domain", "", "trust domain of all identities (default: the mesh configuration's, or cluster.local)")
+	flags.BoolVar(&cfg.NamespaceGatewaySecrets, "namespace-gateway-secrets", false, "let every service account of a namespace that claims a gateway's labels get the gateway's Secrets, not only accounts of known workloads that the Gateway selects")
 	authorityFlags(flags, &cfg.Authority)
-	flags.DurationVar(&cfg.Keys.Refresh, "jwks-refresh", 20*time.Minute, "how often the keys of token issuers are fetched anew")
-	flags.StringVar(&cfg.Keys.RootsFile, "jwks-root-cert", "", "file of roots in PEM that are trusted, beside the system's, when keys of token issuers are fetched")
+	flags.DurationVar(&cfg.Keys.Refresh, "jwks-refresh", 20*time.Minute, "how often to refresh the keys of token issuers")
+	flags.StringVar(&cfg.Keys.RootsFile, "jwks-root-cert", "", "PEM file of roots to trust, in addition to the system's, when fetching keys of token issuers")
+	flags.StringVar(&blockedKeyNetworks, "jwks-blocked-cidrs", os.Getenv(BlockedKeyNetworksVariable), "comma-separated networks from which no keys of token issuers are fetched, in addition to link-local and metadata addresses (default: "+BlockedKeyNetworksVariable+")")
+	flags.BoolVar(&cfg.Keys.AllowLoopback, "jwks-allow-loopback", false, "fetch keys of token issuers from loopback addresses even if --address serves other machines")
 	flags.BoolVar(&cfg.Keys.ByProxy, "jwks-by-proxy", false, "let proxies fetch the keys of token issuers that are services of the mesh")
-	flags.TextVar(&cfg.VirtualAddresses, "virtual-addresses", netip.Prefix{}, "`network` of IPv4, such as 240.240.0.0/16, out of which services without an address get one")
+	flags.TextVar(&cfg.VirtualAddresses, "virtual-addresses", netip.Prefix{}, "IPv4 `network`, such as 240.240.0.0/16, from which services without an address get one")
 	flags.DurationVar(&cfg.Debounce.After, "debounce-after", 10*time.Millisecond, "how long changes have to pause before they are pushed")
-	flags.DurationVar(&cfg.Debounce.Max, "debounce-max", time.Second, "how long a change waits at most before it is pushed")
-	flags.IntVar(&cfg.Admission.Rate, "stream-rate", 500, "how many new streams of proxies are let in a second; negative is no limit")
-	flags.DurationVar(&cfg.Admission.Wait, "stream-wait", 2*time.Second, "how long a new stream waits for its turn at most, before it is refused")
-	flags.IntVar(&cfg.MaxConnections, "max-connections", 0, "how many connections of proxies, and streams, there may be at a time; negative is no limit (default: seven eighths of the files that the process may have open)")
-	flags.BoolVar(&cfg.AutomaticScope, "automatic-scope", false, "have sidecars hold the virtual hosts and clusters that their workloads use, and ask for others when needed")
-	flags.DurationVar(&cfg.OnDemandTimeout, "on-demand-timeout", translate.DefaultOnDemandTimeout, "how long a request waits at most for what its sidecar asks for, while no control plane answers")
+	flags.DurationVar(&cfg.Debounce.Max, "debounce-max", time.Second, "maximum delay of a change before it is pushed")
+	flags.IntVar(&cfg.Admission.Rate, "stream-rate", 500, "how many new streams of proxies are admitted per second; negative: no limit")
+	flags.DurationVar(&cfg.Admission.Wait, "stream-wait", 2*time.Second, "how long a new stream waits for admission before it is refused")
+	flags.IntVar(&cfg.MaxConnections, "max-connections", 0, "maximum number of concurrent connections of proxies, and of streams; negative: no limit (default: seven eighths of the files that the process may have open)")
+	flags.DurationVar(&cfg.AuthTimeout, "auth-timeout", defaultAuthTimeout, "close a connection of a proxy that has no authenticated stream after this time (plaintext port: no stream); negative: never")
+	flags.BoolVar(&cfg.AutomaticScope, "automatic-scope", false, "limit sidecars to the virtual hosts and clusters that their workloads use, and let them request others on demand")
+	flags.DurationVar(&cfg.OnDemandTimeout, "on-demand-timeout", translate.DefaultOnDemandTimeout, "how long a request waits for an on-demand resource while no control plane answers")
+	EndpointFlags(flags, &cfg.Endpoints)
 	flags.StringVar(&logLevel, "log-level", "info", "debug, info, warn or error")
 	_ = cmd.MarkFlagRequired("config-dir") // the flag exists
 	return cmd
@@ -86,7 +105,7 @@ func runCommand(ctx context.Context, cfg Config) error {
 	if cfg.StateDir, err = stateDir(cfg.StateDir); err != nil {
 		return err
 	}
-	go giveBack(ctx)
+	go freeOSMemory(ctx)
 	server, err := New(cfg)
 	if err != nil {
 		return err
@@ -94,17 +113,17 @@ func runCommand(ctx context.Context, cfg Config) error {
 	return server.Run(ctx)
 }
 
-// NewTokenCommand is `pilotfish token`.
+// NewTokenCommand returns the command `pilotfish token`.
 func NewTokenCommand() *cobra.Command {
 	var dir, namespace, serviceAccount, out string
 	var ttl time.Duration
 	cmd := &cobra.Command{
 		Use:   "token --namespace NS --service-account SA",
-		Short: "Issue a token with which an agent proves its workload's service account to the control plane",
+		Short: "Issue a token that proves a workload's service account to the control plane",
 		Long: `Issues a token, signed by the certificate authority in the state directory, and prints it or writes it to a file
 (mode 0600). An agent reads it from ./var/run/secrets/tokens/istio-token.
 
-Whoever has the token gets certificates for that service account until it expires.`,
+A client with the token can request certificates for that service account until the token expires.`,
 		Example: `  pilotfish token --namespace default --service-account reviews --ttl 24h --out istio-token`,
 		Args:    cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
@@ -132,12 +151,12 @@ Whoever has the token gets certificates for that service account until it expire
 	flags.StringVar(&dir, "state-dir", "", "directory of the certificate authority (default "+defaultStateText+")")
 	flags.StringVar(&namespace, "namespace", "default", "namespace of the service account")
 	flags.StringVar(&serviceAccount, "service-account", "default", "service account that the token proves")
-	flags.DurationVar(&ttl, "ttl", time.Hour, "how long the token is good for")
+	flags.DurationVar(&ttl, "ttl", time.Hour, "lifetime of the token")
 	flags.StringVar(&out, "out", "", "file to write the token to, instead of printing it")
 	return cmd
 }
 
-// writeToken replaces the file whole, so that an agent never reads half a token, nor anyone else any of it.
+// writeToken replaces the file atomically, with mode 0600, so that an agent never reads a partial token.
 func writeToken(path, token string) error {
 	if err := atomicfile.Write(path, []byte(token)); err != nil {
 		return fmt.Errorf("writing the token to %s: %w", path, err)
@@ -147,16 +166,16 @@ func writeToken(path, token string) error {
 
 const defaultStateText = "$XDG_STATE_HOME/pilotfish, or ~/.local/state/pilotfish"
 
-func stateDir(given string) (string, error) {
-	if given != "" {
-		return given, nil
+func stateDir(dir string) (string, error) {
+	if dir != "" {
+		return dir, nil
 	}
 	if dir := os.Getenv("XDG_STATE_HOME"); dir != "" {
 		return filepath.Join(dir, "pilotfish"), nil
 	}
 	home, err := os.UserHomeDir()
 	if err != nil {
-		return "", fmt.Errorf("no place for the control plane's state: %w; name one with --state-dir", err)
+		return "", fmt.Errorf("finding the state directory: %w; set --state-dir", err)
 	}
 	return filepath.Join(home, ".local", "state", "pilotfish"), nil
 }

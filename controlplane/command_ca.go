@@ -11,20 +11,21 @@ import (
 )
 
 func authorityFlags(flags *pflag.FlagSet, c *AuthorityConfig) {
-	flags.StringVar(&c.PlugIn, "ca-plug-in", "", "directory with an authority that somebody else made: ca-cert.pem, ca-key.pem, root-cert.pem, cert-chain.pem")
-	flags.DurationVar(&c.TTL, "workload-cert-ttl", ca.DefaultTTL, "life of workloads' certificates that are asked for without one")
-	flags.DurationVar(&c.MaxTTL, "max-workload-cert-ttl", ca.DefaultMaxTTL, "longest life of workloads' certificates")
-	flags.DurationVar(&c.Overlap, "root-overlap", ca.DefaultOverlap, "how long a new root is known to all before it signs")
-	flags.DurationVar(&c.RotateBefore, "rotate-root-before", ca.DefaultRotateBefore, "how long before its end a root is replaced by a new one; negative: never by itself")
-	flags.StringVar(&c.AuditFile, "ca-audit-log", "", "file that gets a line of JSON for each certificate that is issued or refused")
-	flags.StringVar(&c.Issuer, "jwt-issuer", "", "issuer of JWTs that prove service accounts too (subject system:serviceaccount:NAMESPACE:NAME)")
-	flags.StringVar(&c.IssuerKeys, "jwt-issuer-keys", "", "file or address of that issuer's keys, a JWK set (default: by its OpenID Connect discovery document)")
-	flags.StringVar(&c.IssuerAudience, "jwt-audience", "", "what those JWTs are for (default "+ca.TokenAudience+")")
+	flags.StringVar(&c.PlugIn, "ca-plug-in", "", "directory with an externally created CA: ca-cert.pem, ca-key.pem, root-cert.pem, cert-chain.pem")
+	flags.DurationVar(&c.TTL, "workload-cert-ttl", ca.DefaultTTL, "lifetime of workload certificates whose request has none")
+	flags.DurationVar(&c.MaxTTL, "max-workload-cert-ttl", ca.DefaultMaxTTL, "maximum lifetime of workload certificates; longer requests are shortened")
+	flags.DurationVar(&c.Overlap, "root-overlap", ca.DefaultOverlap, "how long a new root is distributed before it signs")
+	flags.DurationVar(&c.RotateBefore, "rotate-root-before", ca.DefaultRotateBefore, "how long before its expiry a root is replaced automatically; negative: never")
+	flags.StringVar(&c.AuditFile, "ca-audit-log", "", "file that receives a JSON line for each issued or refused certificate")
+	flags.StringVar(&c.DenyList, "deny-list", "", "YAML `file` with lists of accounts (NAMESPACE/SERVICE-ACCOUNT) and serials (of certificates, hexadecimal) that get no certificate and no configuration; watched")
+	flags.StringVar(&c.Issuer, "jwt-issuer", "", "issuer of JWTs that also prove service accounts (subject system:serviceaccount:NAMESPACE:NAME)")
+	flags.StringVar(&c.IssuerKeys, "jwt-issuer-keys", "", "file or URL of that issuer's keys, a JWK set (default: from its OpenID Connect discovery document)")
+	flags.StringVar(&c.IssuerAudience, "jwt-audience", "", "audience of those JWTs (default "+ca.TokenAudience+")")
 }
 
-// NewCACommand is `pilotfish ca`.
+// NewCACommand returns the command `pilotfish ca`.
 func NewCACommand() *cobra.Command {
-	cmd := &cobra.Command{Use: "ca", Short: "Look after the mesh's certificate authority"}
+	cmd := &cobra.Command{Use: "ca", Short: "Manage the mesh's certificate authority"}
 	cmd.AddCommand(newRotateCommand())
 	return cmd
 }
@@ -35,17 +36,17 @@ func newRotateCommand() *cobra.Command {
 	var overlap, maxTTL time.Duration
 	cmd := &cobra.Command{
 		Use:   "rotate",
-		Short: "Take the next step of replacing the mesh's root certificate, without an interruption",
-		Long: `Takes the next step of replacing the mesh's root certificate by a new one:
-  announce  makes the new root; the control plane tells every agent to trust it beside the old one
-  activate  has the new root sign (--root-overlap after the announcement at the soonest)
-  retire    ends the trust in the old root (when all that it signed has ended)
+		Short: "Execute the next step of a root certificate rotation, without interruption",
+		Long: `Executes the next step of replacing the mesh's root certificate by a new one:
+  announce  creates the new root; the control plane distributes it to every agent in addition to the old one
+  activate  signs with the new root (not before --root-overlap after the announcement)
+  retire    removes the old root (when all certificates that it signed have expired)
 
-A control plane that runs on the state directory notices each step within seconds, and takes those that follow the
-announcement by itself when they are due. It also begins a rotation by itself, before a root ends.
+A control plane that uses the state directory applies each step within seconds, and executes the steps after the
+announcement automatically when they are due. It also starts a rotation automatically before a root expires.
 
-Agents that connect to the control plane by a file of roots need the new root in that file before the old one is
-retired: it is in every agent's trust bundle from the announcement on.`,
+Agents that verify the control plane with a file of roots need the new root in that file before the old one is
+retired. Every agent's trust bundle contains it from the announcement on.`,
 		Example: `  pilotfish ca rotate --look
   pilotfish ca rotate`,
 		Args: cobra.NoArgs,
@@ -76,9 +77,9 @@ retired: it is in every agent's trust bundle from the announcement on.`,
 	}
 	flags := cmd.Flags()
 	flags.StringVar(&dir, "state-dir", "", "directory of the certificate authority (default "+defaultStateText+")")
-	flags.BoolVar(&force, "force", false, "take the step before it is due")
-	flags.BoolVar(&look, "look", false, "only say which step is next")
-	flags.DurationVar(&overlap, "root-overlap", ca.DefaultOverlap, "how long a new root is known to all before it signs")
-	flags.DurationVar(&maxTTL, "max-workload-cert-ttl", ca.DefaultMaxTTL, "longest life of workloads' certificates")
+	flags.BoolVar(&force, "force", false, "execute the step before it is due")
+	flags.BoolVar(&look, "look", false, "only show the next step")
+	flags.DurationVar(&overlap, "root-overlap", ca.DefaultOverlap, "how long a new root is distributed before it signs")
+	flags.DurationVar(&maxTTL, "max-workload-cert-ttl", ca.DefaultMaxTTL, "maximum lifetime of workload certificates")
 	return cmd
 }

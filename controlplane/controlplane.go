@@ -1,5 +1,5 @@
-// Package controlplane is the embedded control plane: it composes the stores, the registry, the snapshots, the discovery
-// server and the certificate authority into one server.
+// Package controlplane is the embedded control plane. It combines the stores, the registry, the snapshots, the
+// discovery server and the certificate authority into one server.
 package controlplane
 
 import (
@@ -23,103 +23,138 @@ import (
 	"github.com/pilotfish-mesh/pilotfish/controlplane/envoyfilter"
 	"github.com/pilotfish-mesh/pilotfish/controlplane/jwks"
 	"github.com/pilotfish-mesh/pilotfish/controlplane/registration"
+	"github.com/pilotfish-mesh/pilotfish/controlplane/registry"
 	"github.com/pilotfish-mesh/pilotfish/controlplane/snapshot"
 	"github.com/pilotfish-mesh/pilotfish/controlplane/translate"
 	"github.com/pilotfish-mesh/pilotfish/controlplane/xds"
+	"github.com/pilotfish-mesh/pilotfish/internal/loglimit"
+	"github.com/pilotfish-mesh/pilotfish/internal/tlspolicy"
 )
 
-// Debounce says how changes are collected before they become one push. The first change of a quiet time is not collected: it
-// goes at once.
+// Debounce configures how changes are merged into one push. The first change after a quiet time is pushed at once.
 type Debounce struct {
-	After time.Duration // this long after the last change; default 10 ms
-	Max   time.Duration // but this long after the first at most; default 1 s
+	After time.Duration // pause in the changes that starts a push; default 10 ms
+	Max   time.Duration // maximum delay of a change; default 1 s
 }
 
-// quiet is how long no change came for the next one to be the first of a quiet time.
-func (d Debounce) quiet() time.Duration { return 10 * d.After }
+// quietTime returns the time without changes after which the next change is pushed at once.
+func (d Debounce) quietTime() time.Duration { return 10 * d.After }
 
-// Config is all that a control plane can be told. The zero value of a field is its default.
+// Config configures a control plane. Zero values select the defaults.
 type Config struct {
-	// ConfigDirs are directories (or single files) of YAML, watched.
+	// ConfigDirs are directories or single files of YAML documents. Watched.
 	ConfigDirs []string
-	// Stores are read beside the directories.
+	// OnInvalidPolicy selects how workloads of a policy are treated if none of its versions was valid; default: deny.
+	OnInvalidPolicy config.OnInvalidPolicy
+	// Stores are further stores of documents.
 	Stores []config.Store
-	// StateDir keeps the certificate authority, and the last good versions of documents that are refused. Required.
+	// StateDir stores the certificate authority, and the last valid versions of refused documents. Required.
 	StateDir string
 	// Address is the IP address to listen on; default 127.0.0.1.
 	Address string
 	Ports   Ports
-	// Listen opens a port; default: net.Listen. It may do so in another network than this process is in.
+	// HostAddress is the address of the plaintext and monitoring ports in this process's network. It is for meshes
+	// whose workloads can connect to Address, but must not connect to these ports; default: Address.
+	HostAddress string
+	// Listen opens a port, possibly in another network namespace; default: net.Listen.
 	Listen func(network, address string) (net.Listener, error)
-	// VirtualAddresses, when valid, is a network of IPv4 out of which services without an address get one, for a mesh that
-	// captures traffic: by it a service is told from others whose requests cannot be read.
+	// VirtualAddresses, if valid, is an IPv4 network from which services without an address get one. A mesh that
+	// captures traffic needs the address to identify the service of connections whose content is opaque.
 	VirtualAddresses netip.Prefix
-	// StartsProxies: the owner starts the proxies, and asks ProxyConfig what with.
+	// LocalNetworks are the loopback networks that contain the addresses of a local mesh's workloads.
+	LocalNetworks []netip.Prefix
+	// NamespaceGatewaySecrets allows every service account of a Gateway's namespace to read the Gateway's Secrets. By
+	// default only the accounts of known workloads (WorkloadEntries and Workloads) that the Gateway selects may read
+	// them.
+	NamespaceGatewaySecrets bool
+	// Workloads are the workloads that the caller runs, ready or not.
+	Workloads []snapshot.Workload
+	// StartsProxies: the caller starts the proxies, configured by Server.ProxyConfig.
 	StartsProxies bool
-	// MeshConfigFile is a file of Istio's MeshConfig in YAML, watched.
+	// MeshConfigFile is a YAML file with Istio's MeshConfig. Watched.
 	MeshConfigFile string
-	// Mesh is used when there is no MeshConfigFile.
+	// Mesh is used if there is no MeshConfigFile.
 	Mesh *meshconfig.MeshConfig
-	// MeshProblems are what is to be said of Mesh, at its places.
+	// MeshProblems are the findings of Mesh.
 	MeshProblems []config.Problem
-	// TrustDomain of all identities; default: the mesh configuration's, or that of the authority in the state directory,
-	// or cluster.local.
+	// TrustDomain is the trust domain of all identities. Default: the mesh configuration's, or that of the authority in
+	// the state directory, or cluster.local.
 	TrustDomain string
-	// TokenIssuer is the address below which those who verify exchanged tokens find the keys, such as
-	// https://mesh.example; default: the port for tokens itself, or by the name istiod.istio-system.svc when Address is
-	// all of this machine's.
+	// TokenIssuer is the base URL at which verifiers of exchanged tokens find the keys, such as https://mesh.example.
+	// Default: the token port, by the name istiod.istio-system.svc if Address is unspecified (0.0.0.0).
 	TokenIssuer string
-	// Authority says how the certificate authority signs, and who proves to be whom to it.
+	// Authority configures the certificate authority.
 	Authority AuthorityConfig
-	// Keys says how the keys of RequestAuthentications are fetched.
+	// Keys configures how the keys of RequestAuthentications are fetched.
 	Keys     KeyFetching
 	Debounce Debounce
-	// Admission says how new streams of proxies are let in.
+	// Admission limits new streams of proxies.
 	Admission xds.Admission
-	// MaxConnections bounds the connections of proxies, and their streams, at a time; default: as many as leave an eighth of
-	// the files that the process may have open, 64 at least, to all else. Negative is no limit.
+	// MaxConnections limits the simultaneous connections of proxies, and their streams. Default: the limit of open
+	// files minus an eighth, at least 64. Negative means no limit.
 	MaxConnections int
-	// AutomaticScope has sidecars hold the virtual hosts and clusters that their workloads use, and ask for others when they
-	// need them. A node's metadata PILOTFISH_SCOPE (automatic, or all) decides for one.
+	// AuthTimeout is how long a proxy's connection may exist without an authenticated stream, or on the plaintext port
+	// without any stream; default 15 s. Negative disables it.
+	AuthTimeout time.Duration
+	// AutomaticScope limits sidecars to the virtual hosts and clusters that their workloads use; they request further
+	// ones on demand. A node's metadata PILOTFISH_SCOPE (automatic or all) overrides it.
 	AutomaticScope bool
-	// OnDemandTimeout bounds how long a request or connection waits for what its sidecar asks for, which is as long as no
-	// control plane answers; default: translate.DefaultOnDemandTimeout.
+	// OnDemandTimeout limits how long a request or connection waits for an on-demand resource while no control plane
+	// answers; default: translate.DefaultOnDemandTimeout.
 	OnDemandTimeout time.Duration
-	Logger          *slog.Logger
+	// Endpoints restricts the endpoints that documents may use.
+	Endpoints registry.EndpointPolicy
+	// TLSPolicy restricts the TLS of ports 15012 and 15016, and of connections that fetch keys of token issuers. An
+	// unknown policy is logged and ignored, as in Istio.
+	TLSPolicy tlspolicy.Policy
+	Logger    *slog.Logger
 }
 
-// lastGoodFile is in the state directory. Its name has no ending: the state directory may be inside a configuration
-// directory, whose .json files are read.
+// lastGoodFile is a file in the state directory. It has no extension, because the state directory may be inside a
+// configuration directory, whose .json files are read.
 const lastGoodFile = "last-good"
 
-// registeredFile is there too: the workloads that registered themselves.
+// registeredFile, in the state directory, stores the auto-registered workloads.
 const registeredFile = "registered-workloads"
 
-// fewestVirtual is the length of the smallest network that addresses of services are taken out of.
-const fewestVirtual = 24
+// maxVirtualBits is the maximum prefix length of VirtualAddresses.
+const maxVirtualBits = 24
 
-// neverVirtual are networks that no service can have its address in: this host, loopback, link-local and multicast.
-var neverVirtual = []netip.Prefix{
+// reservedNetworks are networks that VirtualAddresses must not overlap: this host, loopback, link-local and multicast.
+var reservedNetworks = []netip.Prefix{
 	netip.MustParsePrefix("0.0.0.0/8"), netip.MustParsePrefix("127.0.0.0/8"), netip.MustParsePrefix("169.254.0.0/16"), netip.MustParsePrefix("224.0.0.0/4"),
+}
+
+func (c Config) gatewayAccounts() *snapshot.GatewayAccounts {
+	if c.NamespaceGatewaySecrets {
+		return nil
+	}
+	return &snapshot.GatewayAccounts{Workloads: c.Workloads}
 }
 
 func (c Config) withDefaults() (Config, error) {
 	if c.StateDir == "" {
-		return c, errors.New("the control plane has no state directory, where its certificate authority is kept")
+		return c, errors.New("the control plane has no state directory for its certificate authority: set Config.StateDir")
 	}
 	if c.Address == "" {
 		c.Address = "127.0.0.1"
 	}
+	if _, err := netip.ParseAddr(c.HostAddress); c.HostAddress != "" && err != nil {
+		return c, fmt.Errorf("the control plane's address for this machine, %q, is not an IP address", c.HostAddress)
+	}
 	if _, err := netip.ParseAddr(c.Address); err != nil {
-		return c, fmt.Errorf("the control plane's address %q is not an IP address: give one of this machine's, or 0.0.0.0 for all", c.Address)
+		return c, fmt.Errorf("the control plane's address %q is not an IP address: use an address of this machine, or 0.0.0.0 for all", c.Address)
 	}
-	if v := c.VirtualAddresses; v != (netip.Prefix{}) && (!v.Addr().Is4() || v.Bits() > fewestVirtual) {
-		return c, fmt.Errorf("%s is no network of IPv4 with room for the addresses of services: give a /%d or larger that nobody uses, such as 240.240.0.0/16", v, fewestVirtual)
+	if v := c.VirtualAddresses; v != (netip.Prefix{}) && (!v.Addr().Is4() || v.Bits() > maxVirtualBits) {
+		return c, fmt.Errorf("%s is not an IPv4 network large enough for the addresses of services: use an unused /%d or larger, such as 240.240.0.0/16", v, maxVirtualBits)
 	}
-	for _, taken := range neverVirtual {
-		if c.VirtualAddresses.Overlaps(taken) {
-			return c, fmt.Errorf("%s has addresses in it that connections do not leave a machine by, or that are nobody's alone (%s): give a network that nobody uses, such as 240.240.0.0/16", c.VirtualAddresses, taken)
+	for _, reserved := range reservedNetworks {
+		if c.VirtualAddresses.Overlaps(reserved) {
+			return c, fmt.Errorf("%s overlaps the reserved network %s: use an unused network, such as 240.240.0.0/16", c.VirtualAddresses, reserved)
 		}
+	}
+	if err := c.Endpoints.Check(); err != nil {
+		return c, err
 	}
 	if c.Listen == nil {
 		c.Listen = net.Listen
@@ -132,64 +167,82 @@ func (c Config) withDefaults() (Config, error) {
 	}
 	if c.MaxConnections == 0 {
 		open := openFiles()
-		c.MaxConnections = max(open-keptFiles(open), 1)
+		c.MaxConnections = max(open-reservedFiles(open), 1)
 	}
-	c.Admission.Most = c.MaxConnections
+	c.Admission.MaxStreams = c.MaxConnections
+	if c.Admission.MaxUnauthenticatedStreams = c.MaxConnections; c.Ports.Secure != NoPort {
+		c.Admission.MaxUnauthenticatedStreams = max(c.MaxConnections/2, min(c.MaxConnections, 1))
+	}
+	if c.AuthTimeout == 0 {
+		c.AuthTimeout = defaultAuthTimeout
+	}
 	if c.OnDemandTimeout <= 0 {
 		c.OnDemandTimeout = translate.DefaultOnDemandTimeout
 	}
 	if c.Logger == nil {
 		c.Logger = slog.New(slog.DiscardHandler)
 	}
+	if err := c.TLSPolicy.Check(); err != nil {
+		c.Logger.Warn(TLSPolicyVariable+" is unknown and ignored: TLS is not restricted", "error", err)
+		c.TLSPolicy = ""
+	}
 	return c, nil
 }
 
-// Status is what the server knows of itself.
+// Status is the state of the server.
 type Status struct {
-	// Problems are what is wrong with the configuration as it is written now.
+	// Problems are the findings of the current configuration.
 	Problems []config.Problem `json:"problems"`
-	// Documents tells what became of each document of the configuration directories.
+	// Documents lists the documents of the configuration directories and their state.
 	Documents []config.Document `json:"documents"`
-	// Pending says that changes are known which no client was told of yet.
+	// Pending reports whether there are changes that are not pushed yet.
 	Pending bool               `json:"pending"`
 	Clients []xds.ClientStatus `json:"clients"`
 }
 
 // Server is one control plane. Its methods are safe for concurrent use.
 type Server struct {
-	cfg       Config
-	log       *slog.Logger
-	authority *ca.Authority
-	dirs      *config.DirStore // nil without directories
-	joined    *config.Joined
-	registrar *registration.Registrar
-	meshFile  *meshFile // nil without a file
-	discovery *xds.Server
-	feed      *feed
-	learned   *learned
-	findings  *findings
-	keys      *jwks.Fetcher
-	// issuerKeys are those of the issuer whose tokens the authority trusts; nil when they are in a file or nowhere.
+	cfg         Config
+	log         *slog.Logger
+	authority   *ca.Authority
+	dirs        *config.DirStore // nil without directories
+	store       *config.MultiStore
+	registrar   *registration.Registrar
+	meshWatcher *meshConfigWatcher // nil without a file
+	discovery   *xds.Server
+	pushLoop    *pushLoop
+	usage       *usageHistory
+	analysis    *analysisLoop
+	keys        *jwks.Fetcher
+	// issuerKeys fetches the keys of Config.Authority.Issuer; nil without an issuer, or if its keys are in a file.
 	issuerKeys *jwks.Fetcher
 	closeAudit func() error
-	registry   *prometheus.Registry
-	ports      *listeners
+	streams    *openStreams
+	denyList   *denyList // nil without a file
+	// revocations are the revocation lists for agents.
+	revocations revocations
+	registry    *prometheus.Registry
+	ports       *listeners
+	// memoryShare is the memory in bytes for the subscriptions of all clients, and for unauthenticated connections.
+	memoryShare int64
 
-	comparing chan struct{} // holds one while documents are compared, which is the most there is
+	compareSlot chan struct{} // semaphore: one comparison of documents at a time
+
+	callerLookup sync.Mutex // held while the local process of a debug caller is looked up
 
 	serving atomic.Bool
 	close   sync.Once
 }
 
-// New loads the certificate authority, reads the configuration and opens the ports; Run serves. A server that is never
-// run has to be closed. The errors say what to mend: an expired authority, a state directory that cannot be written, a
-// port that is in use and by whom.
+// New loads the certificate authority, reads the configuration and opens the ports; Run serves. A server that is not
+// run must be closed. Errors name the remedy, for example for an expired authority, an unwritable state directory, or a
+// port in use.
 func New(cfg Config) (*Server, error) {
 	cfg, err := cfg.withDefaults()
 	if err != nil {
 		return nil, err
 	}
-	s := &Server{cfg: cfg, log: cfg.Logger, registry: prometheus.NewRegistry(), comparing: make(chan struct{}, 1)}
+	s := &Server{cfg: cfg, log: cfg.Logger, registry: prometheus.NewRegistry(), compareSlot: make(chan struct{}, 1), memoryShare: memoryLimit() / clientShare}
 	for _, step := range []func() error{s.readMesh, s.loadAuthority, s.openStores, s.openKeys, s.composeDiscovery, s.openPorts} {
 		if err := step(); err != nil {
 			return nil, err
@@ -200,15 +253,15 @@ func New(cfg Config) (*Server, error) {
 
 func (s *Server) readMesh() (err error) {
 	if s.cfg.MeshConfigFile != "" {
-		s.meshFile, err = openMeshFile(s.cfg.MeshConfigFile, s.log)
+		s.meshWatcher, err = openMeshConfig(s.cfg.MeshConfigFile, s.log)
 	}
 	return err
 }
 
-// mesh is the mesh configuration as it was given; nil is all defaults.
+// mesh returns the configured MeshConfig; nil means all defaults.
 func (s *Server) mesh() *meshconfig.MeshConfig {
-	if s.meshFile != nil {
-		return s.meshFile.mesh()
+	if s.meshWatcher != nil {
+		return s.meshWatcher.mesh()
 	}
 	return s.cfg.Mesh
 }
@@ -222,7 +275,13 @@ func (s *Server) loadAuthority() (err error) {
 	if err != nil {
 		return err
 	}
-	s.authority, err = ca.Load(s.cfg.StateDir, options)
+	if s.authority, err = ca.Load(s.cfg.StateDir, options); err != nil {
+		return err
+	}
+	s.streams = newOpenStreams(s.authority)
+	if s.cfg.Authority.DenyList != "" {
+		s.denyList, err = openDenyList(s.cfg.Authority.DenyList, s.cfg.StateDir, s.authority, s.streams, &s.revocations, s.log)
+	}
 	return err
 }
 
@@ -230,7 +289,7 @@ func (s *Server) openStores() (err error) {
 	var stores []config.Store
 	if len(s.cfg.ConfigDirs) > 0 {
 		s.dirs, err = config.NewDirStore(config.DirConfig{
-			Paths: s.cfg.ConfigDirs, Check: envoyfilter.Check, StartsProxies: s.cfg.StartsProxies, LastGood: filepath.Join(s.cfg.StateDir, lastGoodFile), Logger: s.log,
+			Paths: s.cfg.ConfigDirs, Check: envoyfilter.Check, StartsProxies: s.cfg.StartsProxies, OnInvalidPolicy: s.cfg.OnInvalidPolicy, LastGood: filepath.Join(s.cfg.StateDir, lastGoodFile), Logger: s.log,
 		})
 		if err != nil {
 			return err
@@ -239,70 +298,82 @@ func (s *Server) openStores() (err error) {
 	}
 	documents := append(stores, s.cfg.Stores...)
 	s.registrar = registration.New(registration.Config{
-		Groups: config.Join(documents...), File: filepath.Join(s.cfg.StateDir, registeredFile), Logger: s.log, Registerer: s.registry,
+		Groups: config.NewMultiStore(documents...), File: filepath.Join(s.cfg.StateDir, registeredFile), LocalNetworks: s.cfg.LocalNetworks,
+		Logger: s.log, Registerer: s.registry,
 	})
-	s.joined = config.Join(append(documents, s.registrar)...)
+	s.store = config.NewMultiStore(append(documents, s.registrar)...)
 	return nil
 }
 
 func (s *Server) composeDiscovery() (err error) {
 	s.registry.MustRegister(collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
-	changes := &journal{}
+	changes := &changeLog{}
 	changes.versions.open(filepath.Join(s.cfg.StateDir, filtersFile), s.log)
-	s.learned = openLearned(filepath.Join(s.cfg.StateDir, learnedFile), time.Now, s.log)
+	s.usage = openUsageHistory(filepath.Join(s.cfg.StateDir, usageHistoryFile), time.Now, s.log)
 	s.discovery, err = xds.NewServer(xds.Config{
-		Source: source{
-			log: s.log, registrar: s.registrar, journal: changes, learned: s.learned, scoped: s.cfg.AutomaticScope,
-			onDemandTimeout: s.cfg.OnDemandTimeout, told: func() { s.findings.note() },
+		Source: proxySource{
+			log: s.log, refusals: &loglimit.Limiter{}, registrar: s.registrar, changes: changes, usage: s.usage, onDemandDefault: s.cfg.AutomaticScope,
+			onDemandTimeout: s.cfg.OnDemandTimeout, scheduleAnalysis: func() { s.analysis.schedule() }, revocations: &s.revocations,
 		}, Identify: s.identify, Logger: s.log, Registerer: s.registry,
-		Admission: s.cfg.Admission,
+		Admission: s.cfg.Admission, Memory: s.memoryShare,
 	})
 	if err != nil {
 		return err
 	}
-	s.findings = &findings{store: s.joined, latest: func() *snapshot.Snapshot { return s.feed.snapshot() }, log: s.log, wake: make(chan struct{}, 1), written: s.writtenAndRejected}
-	s.registry.MustRegister(&meshMetrics{latest: s.findings.latest, findings: s.findings.counts, started: time.Now()})
-	s.feed = &feed{
-		findings: s.findings, journal: changes,
-		store: s.joined, mesh: s.mesh, trustDomain: s.authority.TrustDomain(), roots: s.authority.RootPEM, virtual: s.cfg.VirtualAddresses, debounce: s.cfg.Debounce,
-		keys: s.keys, keysByProxy: s.cfg.Keys.ByProxy,
+	s.analysis = &analysisLoop{store: s.store, latest: func() *snapshot.Snapshot { return s.pushLoop.snapshot() }, log: s.log, wake: make(chan struct{}, 1), documentProblems: s.documentAndNACKProblems}
+	s.registry.MustRegister(&meshMetrics{latest: s.analysis.latest, counts: s.analysis.counts, started: time.Now()})
+	s.pushLoop = &pushLoop{
+		analysis: s.analysis, changes: changes,
+		store: s.store, mesh: s.mesh, trustDomain: s.authority.TrustDomain(), roots: s.authority.RootPEM, virtual: s.cfg.VirtualAddresses, debounce: s.cfg.Debounce,
+		keys: s.keys, keysByProxy: s.cfg.Keys.ByProxy, gatewayAccounts: s.cfg.gatewayAccounts(), endpoints: &s.cfg.Endpoints,
 		server: s.discovery, metrics: newMetrics(s.registry), log: s.log,
 		wake: make(chan struct{}, 1), changed: map[config.Key]struct{}{},
 	}
 	return nil
 }
 
-// Run serves until the context ends, and returns nil then. It can be called once; a new Server on the same state
-// directory takes over from a stopped one.
+// Run serves until the context ends, and then returns nil. It can be called once. A new Server may use the same state
+// directory afterwards.
 func (s *Server) Run(ctx context.Context) error {
 	defer s.Close()
 	ctx, stop := context.WithCancel(ctx)
 	defer stop()
-	cancel := s.joined.Subscribe(s.feed.note)
+	cancel := s.store.Subscribe(s.pushLoop.note)
 	defer cancel()
 
 	var background sync.WaitGroup
 	defer background.Wait()
 	defer stop() // before waiting
-	background.Go(func() { s.feed.run(ctx) })
-	background.Go(func() { s.findings.run(ctx) })
-	background.Go(func() { s.learned.run(ctx) })
-	background.Go(func() { s.feed.journal.versions.run(ctx) })
-	background.Go(func() { _ = s.keys.Run(ctx) }) // ends with the context only
+	background.Go(func() { s.pushLoop.run(ctx) })
+	background.Go(func() { s.analysis.run(ctx) })
+	background.Go(func() { s.usage.run(ctx) })
+	background.Go(func() { s.pushLoop.changes.versions.run(ctx) })
+	background.Go(func() { _ = s.keys.Run(ctx) }) // returns only when the context ends
 	if s.issuerKeys != nil {
-		background.Go(func() { _ = s.issuerKeys.Run(ctx) }) // the same
+		background.Go(func() { _ = s.issuerKeys.Run(ctx) }) // likewise
 	}
-	background.Go(func() { s.authority.Run(ctx, authorityInterval, s.feed.noteAll) })
-	background.Go(func() { _ = s.registrar.Run(ctx) }) // it has no errors
+	s.revocations.notify = s.pushLoop.noteRevocations
+	background.Go(func() {
+		s.authority.Run(ctx, authorityInterval, func() {
+			if s.denyList != nil { // the lists first, so that agents receive them together with the roots
+				s.denyList.writeLists()
+			}
+			s.pushLoop.noteAll()
+		})
+	})
+	background.Go(func() { _ = s.registrar.Run(ctx) }) // returns no error
+	if s.denyList != nil {
+		background.Go(func() { s.denyList.run(ctx) })
+	}
 	if s.dirs != nil {
 		background.Go(func() {
 			if err := s.dirs.Run(ctx); err != nil {
-				s.log.Error("the configuration directory is no longer followed", "error", err)
+				s.log.Error("the configuration directory is no longer watched", "error", err)
 			}
 		})
 	}
-	if s.meshFile != nil {
-		background.Go(func() { s.meshFile.run(ctx, s.feed.noteAll) })
+	if s.meshWatcher != nil {
+		background.Go(func() { s.meshWatcher.run(ctx, s.pushLoop.noteAll) })
 	}
 	s.serving.Store(true)
 	defer s.serving.Store(false)
@@ -311,80 +382,80 @@ func (s *Server) Run(ctx context.Context) error {
 	return s.ports.serve(ctx, s.discovery.Stop)
 }
 
-// Close gives the ports back, of a server that was never run. After Run it does nothing.
+// Close closes the ports of a server that was not run. After Run it does nothing.
 func (s *Server) Close() error {
 	s.close.Do(func() {
 		s.ports.close()
 		if s.closeAudit != nil {
-			_ = s.closeAudit() // each line was written when it was logged
+			_ = s.closeAudit() // all lines are already written
 		}
 	})
 	return nil
 }
 
-// Health says whether clients are served, and why not.
+// Health reports whether the server serves clients, and the reason if not.
 func (s *Server) Health() (bool, string) {
 	switch {
 	case !s.serving.Load():
 		return false, "the server is not running"
-	case s.feed.snapshot() == nil:
+	case s.pushLoop.snapshot() == nil:
 		return false, "the first configuration is still being built"
 	}
 	if s.dirs != nil {
 		if ok, reason := s.dirs.Health(); !ok {
-			// What was read before is in force, so clients are served all the same.
+			// The earlier configuration is in force, so clients are still served.
 			return true, reason
 		}
 	}
 	return true, ""
 }
 
-// Status gives the problems of the configuration and the state of every client.
+// Status returns the findings of the configuration and the state of every client.
 func (s *Server) Status() Status {
-	st := Status{Problems: s.problems(), Documents: []config.Document{}, Pending: s.feed.pending(), Clients: s.discovery.Clients()}
+	st := Status{Problems: s.problems(), Documents: []config.Document{}, Pending: s.pushLoop.pending(), Clients: s.discovery.Clients()}
 	if s.dirs != nil {
 		st.Documents = append(st.Documents, s.dirs.Documents()...)
 	}
 	return st
 }
 
-// problems are what is wrong with the documents themselves, with their names across stores, and with what they refer to.
+// problems returns the findings of single documents and of the documents in relation to each other.
 func (s *Server) problems() []config.Problem {
-	return append(s.written(), s.findings.problems()...)
+	return append(s.documentProblems(), s.analysis.problems()...)
 }
 
-// writtenAndRejected are the problems of documents by themselves, and what proxies refuse of what is made of them.
-func (s *Server) writtenAndRejected() []config.Problem {
-	return append(s.written(), rejections(s.discovery.Clients(), s.joined)...)
+// documentAndNACKProblems returns the findings of single documents, and the NACKs of proxies as findings of documents.
+func (s *Server) documentAndNACKProblems() []config.Problem {
+	return append(s.documentProblems(), nackProblems(s.discovery.Clients(), s.store)...)
 }
 
-// written are the problems of the documents by themselves.
-func (s *Server) written() []config.Problem {
+// documentProblems returns the findings of single documents.
+func (s *Server) documentProblems() []config.Problem {
 	all := append([]config.Problem{}, s.cfg.MeshProblems...)
-	if s.meshFile != nil {
-		all = append(all, s.meshFile.problems()...)
+	if s.meshWatcher != nil {
+		all = append(all, s.meshWatcher.problems()...)
 	}
 	if s.dirs != nil {
 		all = append(all, s.dirs.Problems()...)
 	}
-	all = append(all, s.joined.Problems()...)
-	if latest := s.feed.snapshot(); latest != nil {
+	all = append(all, s.store.Problems()...)
+	if latest := s.pushLoop.snapshot(); latest != nil {
 		all = append(all, keyProblems(latest, s.keys.Failures())...)
 	}
-	return config.Unsuppressed(all, s.joined)
+	return config.Unsuppressed(all, s.store)
 }
 
-// Authority is the certificate authority, which also issues tokens.
+// Authority returns the certificate authority, which also issues tokens.
 func (s *Server) Authority() *ca.Authority { return s.authority }
 
-// PlainAddr is where plaintext xDS is served; invalid when that port is closed.
+// PlainAddr returns the address of plaintext xDS; invalid if the port is closed.
 func (s *Server) PlainAddr() netip.AddrPort { return s.ports.plain.address() }
 
-// SecureAddr is where xDS and the CA are served over TLS; invalid when that port is closed.
+// SecureAddr returns the address of xDS and the CA over TLS; invalid if the port is closed.
 func (s *Server) SecureAddr() netip.AddrPort { return s.ports.secure.address() }
 
-// MonitoringAddr is where metrics, health and debug pages are served; invalid when that port is closed.
+// MonitoringAddr returns the address of metrics, health and debug pages; invalid if the port is closed.
 func (s *Server) MonitoringAddr() netip.AddrPort { return s.ports.monitoring.address() }
 
-// TokensAddr is where tokens are exchanged, over HTTPS; invalid when that port is closed.
+// TokensAddr returns the address of the token exchange over HTTPS; invalid if the port is closed.
 func (s *Server) TokensAddr() netip.AddrPort { return s.ports.tokens.address() }

@@ -38,15 +38,15 @@ func serviceEntry(name string) *config.Resource {
 	}
 }
 
-func TestPortInUseIsAnErrorOfNewThatSaysWhich(t *testing.T) {
-	p := startEmpty(t)
+func TestNewReportsThePortInUse(t *testing.T) {
+	p := startServerWithoutConfig(t)
 	_, err := controlplane.New(controlplane.Config{StateDir: t.TempDir(), Ports: p.samePorts()})
 	if err == nil || !strings.Contains(err.Error(), p.PlainAddr().String()) || !strings.Contains(err.Error(), "plaintext xDS") {
 		t.Fatalf("error is %v", err)
 	}
 }
 
-func TestServerThatWasNeverRunGivesItsPortsBack(t *testing.T) {
+func TestCloseOfServerThatWasNotRunClosesItsPorts(t *testing.T) {
 	cfg := controlplane.Config{StateDir: t.TempDir(), Address: "127.68.70.1"}
 	for range 2 {
 		server, err := controlplane.New(cfg)
@@ -54,7 +54,7 @@ func TestServerThatWasNeverRunGivesItsPortsBack(t *testing.T) {
 			t.Fatal(err)
 		}
 		if ok, reason := server.Health(); ok || reason == "" {
-			t.Fatal("a server that does not run says it is healthy")
+			t.Fatal("a server that does not run reports that it is healthy")
 		}
 		if err := server.Close(); err != nil {
 			t.Fatal(err)
@@ -62,10 +62,10 @@ func TestServerThatWasNeverRunGivesItsPortsBack(t *testing.T) {
 	}
 }
 
-func TestFailedNewGivesBackThePortsThatItOpened(t *testing.T) {
+func TestFailedNewClosesItsPorts(t *testing.T) {
 	holder := start(t, controlplane.Config{Address: "127.68.71.1",
 		Ports: controlplane.Ports{Plain: controlplane.NoPort, Secure: controlplane.NoPort, Tokens: controlplane.NoPort}})
-	cfg := controlplane.Config{StateDir: t.TempDir(), Address: "127.68.71.1"} // the last port is taken
+	cfg := controlplane.Config{StateDir: t.TempDir(), Address: "127.68.71.1"} // the last port is in use
 	if _, err := controlplane.New(cfg); err == nil {
 		t.Fatal("two servers have one port")
 	}
@@ -94,21 +94,21 @@ func TestBadSettingsAreRefusedWithTheRemedy(t *testing.T) {
 		"no configuration directory": {controlplane.Config{StateDir: t.TempDir(), ConfigDirs: []string{file + "-none"}}, file + "-none"},
 		"addresses that are none":    {controlplane.Config{StateDir: t.TempDir(), VirtualAddresses: netip.MustParsePrefix("fd00::/64")}, "240.240.0.0/16"},
 		"addresses that are few":     {controlplane.Config{StateDir: t.TempDir(), VirtualAddresses: netip.MustParsePrefix("240.240.0.0/25")}, "/24"},
-		"addresses that are all":     {controlplane.Config{StateDir: t.TempDir(), VirtualAddresses: netip.MustParsePrefix("0.0.0.0/0")}, "nobody uses"},
+		"addresses that are all":     {controlplane.Config{StateDir: t.TempDir(), VirtualAddresses: netip.MustParsePrefix("0.0.0.0/0")}, "unused network"},
 		"addresses of loopback":      {controlplane.Config{StateDir: t.TempDir(), VirtualAddresses: netip.MustParsePrefix("127.1.0.0/16")}, "127.0.0.0/8"},
 		"no mesh configuration":      {controlplane.Config{StateDir: t.TempDir(), MeshConfigFile: file + "-none"}, file + "-none"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			_, err := controlplane.New(c.cfg)
 			if err == nil || !strings.Contains(err.Error(), c.want) {
-				t.Fatalf("error is %v, want it to say %q", err, c.want)
+				t.Fatalf("error is %v, want it to contain %q", err, c.want)
 			}
 		})
 	}
 }
 
 func TestStopEndsStreamsInOrder(t *testing.T) {
-	p := startEmpty(t)
+	p := startServerWithoutConfig(t)
 	conn, err := grpc.NewClient(p.PlainAddr().String(), grpc.WithTransportCredentials(insecure.NewCredentials()))
 	if err != nil {
 		t.Fatal(err)
@@ -123,8 +123,8 @@ func TestStopEndsStreamsInOrder(t *testing.T) {
 	wantCode(t, err, codes.Unavailable, "the control plane is stopping: connect again")
 }
 
-func TestPlaintextPortIsOnLoopbackUnlessToldOtherwise(t *testing.T) {
-	p := startEmpty(t)
+func TestPlaintextPortIsOnLoopbackByDefault(t *testing.T) {
+	p := startServerWithoutConfig(t)
 	if !p.PlainAddr().Addr().IsLoopback() || !p.SecureAddr().Addr().IsLoopback() || !p.MonitoringAddr().Addr().IsLoopback() {
 		t.Fatalf("addresses are %v, %v, %v", p.PlainAddr(), p.SecureAddr(), p.MonitoringAddr())
 	}
@@ -148,8 +148,8 @@ func TestChangesInAStoreBecomeServices(t *testing.T) {
 	has(false)
 }
 
-// TestServicesGetAddressesOutOfTheNetworkThatIsGiven and keep those that they have.
-func TestServicesGetAddressesOutOfTheNetworkThatIsGiven(t *testing.T) {
+// TestServicesGetVirtualAddresses checks that services without an address get one, and other services retain theirs.
+func TestServicesGetVirtualAddresses(t *testing.T) {
 	dir := t.TempDir()
 	write(t, filepath.Join(dir, "a.yaml"), `apiVersion: networking.istio.io/v1
 kind: ServiceEntry
@@ -178,7 +178,7 @@ func TestBurstOfChangesIsOneBatch(t *testing.T) {
 	store := config.NewMemoryStore()
 	p := start(t, controlplane.Config{Ports: freePorts, Stores: []config.Store{store},
 		Debounce: controlplane.Debounce{After: 300 * time.Millisecond, Max: 20 * time.Second}})
-	before := builds(t, p)
+	before := countBuilds(t, p)
 	for i := range 200 {
 		store.Put(serviceEntry(fmt.Sprintf("s%d", i)))
 	}
@@ -188,13 +188,13 @@ func TestBurstOfChangesIsOneBatch(t *testing.T) {
 		}
 		return nil
 	})
-	if n := builds(t, p) - before; n > 5 {
+	if n := countBuilds(t, p) - before; n > 5 {
 		t.Fatalf("200 changes in a row made %d snapshots", n)
 	}
 }
 
-// builds reads how many snapshots were built.
-func builds(t *testing.T, p *plane) int {
+// countBuilds returns the number of snapshots built so far.
+func countBuilds(t *testing.T, p *testServer) int {
 	t.Helper()
 	_, metrics := p.get("/metrics")
 	_, rest, _ := strings.Cut(metrics, "pilot_pushcontext_init_seconds_count ")
@@ -205,7 +205,7 @@ func builds(t *testing.T, p *plane) int {
 	return n
 }
 
-func TestMeshConfigurationIsReadStrictlyAndFollowed(t *testing.T) {
+func TestMeshConfigurationIsReadStrictlyAndWatched(t *testing.T) {
 	file := filepath.Join(t.TempDir(), "mesh.yaml")
 	write(t, file, "trustDomain: shop.test\nproxyHttpPort: 15080\n")
 	cfg := controlplane.Config{Ports: freePorts, StateDir: filepath.Join(t.TempDir(), "state"), MeshConfigFile: file}
@@ -213,15 +213,15 @@ func TestMeshConfigurationIsReadStrictlyAndFollowed(t *testing.T) {
 	if got := p.Authority().TrustDomain(); got != "shop.test" {
 		t.Fatalf("trust domain is %q", got)
 	}
-	before := builds(t, p)
+	before := countBuilds(t, p)
 	write(t, file, "trustDomain: shop.test\nproxyHttpPorrt: 15081\n")
-	p.problem("proxyHttpPorrt")
-	if builds(t, p) != before {
+	p.awaitProblem("proxyHttpPorrt")
+	if countBuilds(t, p) != before {
 		t.Fatal("a refused mesh configuration was built")
 	}
 	write(t, file, "trustDomain: shop.test\nproxyHttpPort: 15081\n")
 	testenv.Eventually(t, "the mesh configuration is in force", func() error {
-		if builds(t, p) == before || len(p.Status().Problems) > 0 {
+		if countBuilds(t, p) == before || len(p.Status().Problems) > 0 {
 			return fmt.Errorf("not built, or problems: %v", p.Status().Problems)
 		}
 		return nil
@@ -233,13 +233,13 @@ func TestMeshConfigurationIsReadStrictlyAndFollowed(t *testing.T) {
 	}
 }
 
-func TestWhatIsSaidOfAMeshConfigurationThatIsGivenIsTold(t *testing.T) {
+func TestFindingsOfGivenMeshConfigurationAreReported(t *testing.T) {
 	said := config.Problem{Code: config.NoEffect, Severity: config.Warning, At: config.Position{File: "mesh.yaml", Line: 4}, Field: "spec.mesh.ingressClass"}
 	p := start(t, controlplane.Config{Ports: freePorts, MeshProblems: []config.Problem{said}})
-	p.problem("spec.mesh.ingressClass")
+	p.awaitProblem("spec.mesh.ingressClass")
 }
 
-// run executes a command as the program does, and gives what it printed.
+// run executes a command like the program, and returns its output.
 func run(ctx context.Context, args ...string) (string, error) {
 	cmd := controlplane.NewCommand()
 	if args[0] == "token" {
@@ -253,7 +253,7 @@ func run(ctx context.Context, args ...string) (string, error) {
 	return out.String(), err
 }
 
-func TestTokenCommandIssuesATokenOfTheAuthorityInTheStateDirectory(t *testing.T) {
+func TestTokenCommandUsesTheAuthorityInTheStateDirectory(t *testing.T) {
 	state := t.TempDir()
 	authority, err := ca.Load(state, ca.Options{})
 	if err != nil {
@@ -277,7 +277,7 @@ func TestTokenCommandIssuesATokenOfTheAuthorityInTheStateDirectory(t *testing.T)
 	}
 }
 
-func TestTokenCommandWithoutAnAuthorityMakesNone(t *testing.T) {
+func TestTokenCommandDoesNotCreateAnAuthority(t *testing.T) {
 	state := filepath.Join(t.TempDir(), "none")
 	if _, err := run(t.Context(), "token", "--state-dir", state); err == nil || !strings.Contains(err.Error(), state) {
 		t.Fatalf("error is %v", err)
@@ -287,7 +287,7 @@ func TestTokenCommandWithoutAnAuthorityMakesNone(t *testing.T) {
 	}
 }
 
-func TestControlPlaneCommandServesUntilItIsToldToStop(t *testing.T) {
+func TestControlPlaneCommandServesUntilStopped(t *testing.T) {
 	ctx, cancel := context.WithCancel(t.Context())
 	ended := make(chan error, 1)
 	go func() {
@@ -312,7 +312,7 @@ func TestControlPlaneCommandServesUntilItIsToldToStop(t *testing.T) {
 	}
 }
 
-func TestControlPlaneCommandWantsADirectory(t *testing.T) {
+func TestControlPlaneCommandRequiresADirectory(t *testing.T) {
 	if _, err := run(t.Context(), "control-plane"); err == nil || !strings.Contains(err.Error(), "config-dir") {
 		t.Fatalf("error is %v", err)
 	}

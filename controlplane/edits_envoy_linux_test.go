@@ -20,31 +20,30 @@ import (
 
 	"github.com/pilotfish-mesh/pilotfish/controlplane"
 	"github.com/pilotfish-mesh/pilotfish/internal/envoytest"
-	"github.com/pilotfish-mesh/pilotfish/internal/meshedit"
+	"github.com/pilotfish-mesh/pilotfish/internal/meshfuzz"
 	"github.com/pilotfish-mesh/pilotfish/internal/testenv"
 )
 
-// edits is how many random edits each of these tests makes; all of them:
-// go test ./controlplane -run RequestFails -edits 1000
+// edits is the number of random edits per test. For more: go test ./controlplane -run RequestFails -edits 1000
 var edits = flag.Int("edits", 100, "random edits under traffic")
 
 const keptServices = 4
 
-// edited is a mesh that is edited under traffic: what it serves, its documents, and a caller's Envoy.
-type edited struct {
+// editedMesh is a mesh that is edited under traffic: what it serves, its documents, and a caller's Envoy.
+type editedMesh struct {
 	t       *testing.T
 	network string // "127.177.1"
 	dir     string
-	config  string // a file: without mutual TLS, for which the caller has no certificate
-	mesh    *meshedit.Mesh
-	last    atomic.Value // the last edit, for the message
+	config  string // MeshConfig file without mutual TLS, because the caller has no certificate
+	mesh    *meshfuzz.Mesh
+	last    atomic.Value // the last edit, for the failure message
 	answers atomic.Int64
 	failed  chan string
 }
 
-func newEdited(t *testing.T, network string) *edited {
-	e := &edited{t: t, network: network, dir: t.TempDir(), failed: make(chan string, 1)}
-	e.mesh = meshedit.New(11, meshedit.Options{Kept: keptServices, Port: 9080, Address: func(service, instance int) string {
+func newEdited(t *testing.T, network string) *editedMesh {
+	e := &editedMesh{t: t, network: network, dir: t.TempDir(), failed: make(chan string, 1)}
+	e.mesh = meshfuzz.New(11, meshfuzz.Options{Kept: keptServices, Port: 9080, Address: func(service, instance int) string {
 		return fmt.Sprintf("%s.%d", network, 10+service%30*4+instance)
 	}})
 	e.config = filepath.Join(t.TempDir(), "mesh.yaml")
@@ -60,7 +59,7 @@ func newEdited(t *testing.T, network string) *edited {
 	return e
 }
 
-func (e *edited) serve(address string) {
+func (e *editedMesh) serve(address string) {
 	e.t.Helper()
 	l, err := net.Listen("tcp", address+":9080")
 	if err != nil {
@@ -73,7 +72,7 @@ func (e *edited) serve(address string) {
 	e.t.Cleanup(s.Close)
 }
 
-func (e *edited) apply(edit meshedit.Edit) {
+func (e *editedMesh) apply(edit meshfuzz.Edit) {
 	e.t.Helper()
 	path := filepath.Join(e.dir, edit.File())
 	e.last.Store(edit.Key.String() + " " + string(edit.Document))
@@ -84,14 +83,15 @@ func (e *edited) apply(edit meshedit.Edit) {
 	write(e.t, path, string(edit.Document))
 }
 
-func (e *edited) envoy(version string, host string, port int) *envoytest.Envoy {
+func (e *editedMesh) startEnvoy(version string, host string, port int) *envoytest.Envoy {
 	e.t.Helper()
 	return envoytest.Start(e.t, testenv.EnvoyOf(e.t, version), e.t.TempDir(),
 		fmt.Sprintf(bootstrap, e.network+".2", e.network+".3", host, port))
 }
 
-// traffic asks kept services through the caller's Envoy, on connections that stay, until stop is closed.
-func (e *edited) traffic(stop chan struct{}) *sync.WaitGroup {
+// traffic sends requests to the kept services through the caller's Envoy, on persistent connections, until stop is
+// closed.
+func (e *editedMesh) traffic(stop chan struct{}) *sync.WaitGroup {
 	var callers sync.WaitGroup
 	sidecar := &url.URL{Scheme: "http", Host: e.network + ".2:15080"}
 	for caller := range 4 {
@@ -119,7 +119,7 @@ func (e *edited) traffic(stop chan struct{}) *sync.WaitGroup {
 	return &callers
 }
 
-func (e *edited) call(client http.Client, host string, n int) error {
+func (e *editedMesh) call(client http.Client, host string, n int) error {
 	request, err := http.NewRequest(http.MethodGet, fmt.Sprintf("http://%s/p%d", host, n%7), nil)
 	if err != nil {
 		return err
@@ -137,8 +137,8 @@ func (e *edited) call(client http.Client, host string, n int) error {
 	return err
 }
 
-// ready waits until all kept services answer.
-func (e *edited) ready() {
+// awaitReady waits until all kept services respond.
+func (e *editedMesh) awaitReady() {
 	e.t.Helper()
 	client := http.Client{Timeout: time.Second, Transport: &http.Transport{
 		Proxy: http.ProxyURL(&url.URL{Scheme: "http", Host: e.network + ".2:15080"}), DisableKeepAlives: true}}
@@ -147,8 +147,8 @@ func (e *edited) ready() {
 	}
 }
 
-// run makes the edits, a few milliseconds apart, while traffic flows; each is told its number.
-func (e *edited) run(each func(n int)) {
+// run applies the edits a few milliseconds apart, during traffic. It calls each with the number of each edit.
+func (e *editedMesh) run(each func(n int)) {
 	e.t.Helper()
 	stop := make(chan struct{})
 	callers := e.traffic(stop)
@@ -175,7 +175,7 @@ func (e *edited) run(each func(n int)) {
 }
 
 // check ends the test when a request failed.
-func (e *edited) check() {
+func (e *editedMesh) check() {
 	e.t.Helper()
 	select {
 	case failure := <-e.failed:
@@ -184,8 +184,8 @@ func (e *edited) check() {
 	}
 }
 
-// done proves that nothing failed afterwards either.
-func (e *edited) done() {
+// checkFinal checks that no request failed after the edits.
+func (e *editedMesh) checkFinal() {
 	e.t.Helper()
 	e.check()
 	e.t.Logf("%d edits, %d requests, none failed", *edits, e.answers.Load())
@@ -196,8 +196,8 @@ func TestNoRequestFailsUnderRandomEdits(t *testing.T) {
 		t.Run(version, func(t *testing.T) {
 			e := newEdited(t, fmt.Sprintf("127.177.%d", 30+i))
 			p := start(t, controlplane.Config{ConfigDirs: []string{e.dir}, MeshConfigFile: e.config, Address: e.network + ".1"})
-			e.envoy(version, e.network+".1", int(p.PlainAddr().Port()))
-			e.ready()
+			e.startEnvoy(version, e.network+".1", int(p.PlainAddr().Port()))
+			e.awaitReady()
 			e.run(func(int) {})
 			testenv.Eventually(t, "Envoy is in sync", func() error {
 				st := p.Status()
@@ -206,21 +206,21 @@ func TestNoRequestFailsUnderRandomEdits(t *testing.T) {
 				}
 				return fmt.Errorf("clients are %+v", st.Clients)
 			})
-			e.ready()
-			e.done()
+			e.awaitReady()
+			e.checkFinal()
 		})
 	}
 }
 
-// killable is a control plane in a process of its own.
-func (e *edited) killable(state, port string) *exec.Cmd {
+// killableServer returns the command of a control plane in a separate process.
+func (e *editedMesh) killableServer(state, port string) *exec.Cmd {
 	e.t.Helper()
 	cmd := exec.Command(testenv.Bin(e.t, "pilotfish"), "control-plane", "--config-dir", e.dir, "--mesh-config", e.config, "--state-dir", state, "--log-level", "error",
-		"--address", e.network+".1", "--port", port, "--secure-port", "-2", "--monitoring-port", "-2", "--token-port", "-2")
+		"--address", e.network+".1", "--port", port, "--allow-local-endpoints", "127.0.0.0/8", "--secure-port", "-2", "--monitoring-port", "-2", "--token-port", "-2")
 	cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
 	started := make(chan error)
 	exited := make(chan struct{})
-	go func() { // the kernel kills the child with the thread that started it, so that thread has to stay
+	go func() { // Pdeathsig kills the child when the thread that started it exits, so that thread must not exit
 		runtime.LockOSThread()
 		err := cmd.Start()
 		started <- err
@@ -236,14 +236,14 @@ func (e *edited) killable(state, port string) *exec.Cmd {
 	return cmd
 }
 
-func TestNoRequestFailsWhenTheControlPlaneIsKilledUnderRandomEdits(t *testing.T) {
+func TestNoRequestFailsWhenTheControlPlaneIsKilled(t *testing.T) {
 	for i, version := range []string{testenv.EnvoyVersion, testenv.OldEnvoyVersion} {
 		t.Run(version, func(t *testing.T) {
 			e := newEdited(t, fmt.Sprintf("127.177.%d", 40+i))
 			state := filepath.Join(t.TempDir(), "state")
-			plane := e.killable(state, "15010")
-			e.envoy(version, e.network+".1", 15010)
-			e.ready()
+			plane := e.killableServer(state, "15010")
+			e.startEnvoy(version, e.network+".1", 15010)
+			e.awaitReady()
 			kills := 0
 			e.run(func(n int) {
 				if n%50 == 25 {
@@ -251,11 +251,11 @@ func TestNoRequestFailsWhenTheControlPlaneIsKilledUnderRandomEdits(t *testing.T)
 					kills++
 				}
 				if n%50 == 35 {
-					plane = e.killable(state, "15010")
+					plane = e.killableServer(state, "15010")
 				}
 			})
-			e.ready()
-			e.done()
+			e.awaitReady()
+			e.checkFinal()
 			t.Logf("the control plane was killed %d times", kills)
 		})
 	}

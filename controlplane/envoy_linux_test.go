@@ -18,8 +18,8 @@ import (
 	"github.com/pilotfish-mesh/pilotfish/internal/testenv"
 )
 
-// The mesh of these tests: a caller's Envoy that gets everything from port 15010, and two services, one of them in two
-// versions. Nobody but the caller has a sidecar, and it has no certificate, so mutual TLS is off.
+// The mesh of these tests: a caller's Envoy that is configured from port 15010, and two services, one of them in two
+// versions. Only the caller has a sidecar, and it has no certificate, so mutual TLS is disabled.
 const (
 	serviceDocuments = `
 apiVersion: v1
@@ -86,21 +86,21 @@ static_resources:
 `
 )
 
-// bookshop is that mesh. Its addresses are in a network of its own.
+// bookshop is that mesh. Each bookshop uses a separate network.
 type bookshop struct {
 	t       testing.TB
 	network string // "127.68.1"
 	dir     string
 	cfg     controlplane.Config
-	plane   *plane
+	plane   *testServer
 	envoy   *envoytest.Envoy
-	// proves: the Envoys that are started later on prove to be the caller's.
+	// proves: Envoys that are started afterwards authenticate as the caller.
 	proves bool
-	// envoyVersion is that of the Envoys that are started later on.
+	// envoyVersion is the version of Envoys that are started afterwards.
 	envoyVersion string
 }
 
-func openBookshop(t *testing.T, network, envoyVersion string) *bookshop {
+func newBookshop(t *testing.T, network, envoyVersion string) *bookshop {
 	t.Helper()
 	b := &bookshop{t: t, network: network, dir: t.TempDir()}
 	workloads := []string{}
@@ -118,7 +118,7 @@ func openBookshop(t *testing.T, network, envoyVersion string) *bookshop {
 	return b
 }
 
-// workload serves a version of a service that answers with its name, and gives its document.
+// workload serves a version of a service that responds with its name, and returns its document.
 func (b *bookshop) workload(name, address string) string {
 	b.t.Helper()
 	l, err := net.Listen("tcp", address+":9080")
@@ -144,7 +144,7 @@ func (b *bookshop) route(subset string) {
 	write(b.t, filepath.Join(b.dir, "route.yaml"), fmt.Sprintf(routeDocument, subset))
 }
 
-// call asks a service as the caller's application does: by its plain name, through its sidecar.
+// call sends a request like the caller's application: by the short name, through its sidecar.
 func (b *bookshop) call(host string) (string, error) {
 	sidecar := &url.URL{Scheme: "http", Host: b.network + ".2:15080"}
 	client := http.Client{Timeout: 5 * time.Second,
@@ -161,7 +161,7 @@ func (b *bookshop) call(host string) (string, error) {
 	return string(body), err
 }
 
-func (b *bookshop) answers(host, want string) {
+func (b *bookshop) awaitBody(host, want string) {
 	b.t.Helper()
 	testenv.Eventually(b.t, host+" is answered by "+want, func() error {
 		got, err := b.call(host)
@@ -172,7 +172,7 @@ func (b *bookshop) answers(host, want string) {
 	})
 }
 
-func (b *bookshop) inSync() {
+func (b *bookshop) awaitSync() {
 	b.t.Helper()
 	testenv.Eventually(b.t, "Envoy is in sync", func() error {
 		st := b.plane.Status()
@@ -200,24 +200,24 @@ func (b *bookshop) counters() map[string]int {
 	return all
 }
 
-// eachEnvoy runs a test with both Envoys, each in a network of its own.
-func eachEnvoy(t *testing.T, network int, test func(*testing.T, *bookshop)) {
+// forEachEnvoy runs a test with each Envoy version, each in a separate network.
+func forEachEnvoy(t *testing.T, network int, test func(*testing.T, *bookshop)) {
 	for i, version := range []string{testenv.EnvoyVersion, testenv.OldEnvoyVersion} {
 		t.Run(version, func(t *testing.T) {
-			test(t, openBookshop(t, fmt.Sprintf("127.68.%d", network+i), version))
+			test(t, newBookshop(t, fmt.Sprintf("127.68.%d", network+i), version))
 		})
 	}
 }
 
 func TestEditedVirtualServiceIsInForceInEnvoy(t *testing.T) {
-	eachEnvoy(t, 10, func(t *testing.T, b *bookshop) {
-		b.answers("reviews", "reviews-v1")
-		b.answers("ratings.default.svc.cluster.local", "ratings-v1")
-		b.inSync()
+	forEachEnvoy(t, 10, func(t *testing.T, b *bookshop) {
+		b.awaitBody("reviews", "reviews-v1")
+		b.awaitBody("ratings.default.svc.cluster.local", "ratings-v1")
+		b.awaitSync()
 		before := b.counters()
 		b.route("v2")
-		b.answers("reviews", "reviews-v2")
-		b.inSync()
+		b.awaitBody("reviews", "reviews-v2")
+		b.awaitSync()
 		for name, count := range b.counters() {
 			if count != before[name] {
 				t.Errorf("an edited route made %s rise from %d to %d", name, before[name], count)
@@ -226,31 +226,31 @@ func TestEditedVirtualServiceIsInForceInEnvoy(t *testing.T) {
 	})
 }
 
-func TestBadEditLeavesTheLastGoodConfigurationInForce(t *testing.T) {
-	b := openBookshop(t, "127.68.20", testenv.EnvoyVersion)
-	b.answers("reviews", "reviews-v1")
+func TestLastValidConfigurationStaysInForceAfterBadEdit(t *testing.T) {
+	b := newBookshop(t, "127.68.20", testenv.EnvoyVersion)
+	b.awaitBody("reviews", "reviews-v1")
 	write(t, filepath.Join(b.dir, "route.yaml"), strings.Replace(fmt.Sprintf(routeDocument, "v2"), "http:", "htpp:", 1))
-	b.plane.problem("route.yaml:7:3")
-	b.inSync()
-	b.answers("reviews", "reviews-v1")
+	b.plane.awaitProblem("route.yaml:7:3")
+	b.awaitSync()
+	b.awaitBody("reviews", "reviews-v1")
 	b.route("v2")
-	b.answers("reviews", "reviews-v2")
+	b.awaitBody("reviews", "reviews-v2")
 }
 
-func TestReferenceToAMissingSubsetIsAProblemWithItsPlace(t *testing.T) {
-	b := openBookshop(t, "127.68.21", testenv.EnvoyVersion)
-	b.answers("reviews", "reviews-v1")
+func TestReferenceToMissingSubsetIsReportedWithPosition(t *testing.T) {
+	b := newBookshop(t, "127.68.21", testenv.EnvoyVersion)
+	b.awaitBody("reviews", "reviews-v1")
 	b.route("v3")
-	b.plane.problem("route.yaml:8")
+	b.plane.awaitProblem("route.yaml:8")
 	if _, body := b.plane.get("/debug/problems"); !strings.Contains(body, "v3") {
-		t.Fatalf("the debug page says %s", body)
+		t.Fatalf("the debug page is %s", body)
 	}
 }
 
 func TestRestartedControlPlaneLeavesEnvoyUndisturbed(t *testing.T) {
-	eachEnvoy(t, 30, func(t *testing.T, b *bookshop) {
-		b.answers("reviews", "reviews-v1")
-		b.inSync()
+	forEachEnvoy(t, 30, func(t *testing.T, b *bookshop) {
+		b.awaitBody("reviews", "reviews-v1")
+		b.awaitSync()
 		before := b.counters()
 		stop, failed := make(chan struct{}), make(chan error, 1)
 		go func() { // traffic
@@ -269,9 +269,9 @@ func TestRestartedControlPlaneLeavesEnvoyUndisturbed(t *testing.T) {
 		}()
 		for range 2 {
 			b.plane.stop()
-			b.answers("reviews", "reviews-v1")
+			b.awaitBody("reviews", "reviews-v1")
 			b.plane = start(t, b.cfg)
-			b.inSync()
+			b.awaitSync()
 		}
 		close(stop)
 		if err, ok := <-failed; ok {
@@ -283,22 +283,22 @@ func TestRestartedControlPlaneLeavesEnvoyUndisturbed(t *testing.T) {
 			}
 		}
 		b.route("v2")
-		b.answers("reviews", "reviews-v2")
+		b.awaitBody("reviews", "reviews-v2")
 	})
 }
 
-func TestWhatChangedWhileTheControlPlaneWasDownIsInForceAfterwards(t *testing.T) {
-	eachEnvoy(t, 40, func(t *testing.T, b *bookshop) {
-		b.answers("reviews", "reviews-v1")
-		b.answers("ratings", "ratings-v1")
-		b.inSync()
+func TestChangesDuringDowntimeTakeEffectAfterRestart(t *testing.T) {
+	forEachEnvoy(t, 40, func(t *testing.T, b *bookshop) {
+		b.awaitBody("reviews", "reviews-v1")
+		b.awaitBody("ratings", "ratings-v1")
+		b.awaitSync()
 		b.plane.stop()
 		b.route("v2")
 		write(t, filepath.Join(b.dir, "services.yaml"), strings.Replace(serviceDocuments, "metadata: {name: ratings}", "metadata: {name: grades}", 1))
 		b.plane = start(t, b.cfg)
-		b.answers("reviews", "reviews-v2")
-		b.answers("grades", "ratings-v1")
-		b.inSync()
+		b.awaitBody("reviews", "reviews-v2")
+		b.awaitBody("grades", "ratings-v1")
+		b.awaitSync()
 		testenv.Eventually(t, "the old service's cluster is gone", func() error {
 			clusters, err := b.envoy.Get("/clusters")
 			if err == nil && strings.Contains(clusters, "ratings.default") {
@@ -310,9 +310,9 @@ func TestWhatChangedWhileTheControlPlaneWasDownIsInForceAfterwards(t *testing.T)
 }
 
 func TestDebugPagesShowAConnectedEnvoy(t *testing.T) {
-	b := openBookshop(t, "127.68.50", testenv.EnvoyVersion)
-	b.answers("reviews", "reviews-v1")
-	b.inSync()
+	b := newBookshop(t, "127.68.50", testenv.EnvoyVersion)
+	b.awaitBody("reviews", "reviews-v1")
+	b.awaitSync()
 	id := b.plane.Status().Clients[0].Node
 	for path, wants := range map[string][]string{
 		"/debug/syncz": {id, `"inSync": true`, "envoy.config.cluster.v3.Cluster"},
@@ -325,11 +325,11 @@ func TestDebugPagesShowAConnectedEnvoy(t *testing.T) {
 		code, body := b.plane.get(path)
 		for _, want := range wants {
 			if code != http.StatusOK || !strings.Contains(body, want) {
-				t.Errorf("%s gives %d without %q:\n%.2000s", path, code, want, body)
+				t.Errorf("%s returns %d without %q:\n%.2000s", path, code, want, body)
 			}
 		}
 	}
-	if code, body := b.plane.get("/debug/config_dump?proxyID=nobody"); code != http.StatusNotFound || !strings.Contains(body, "/debug/syncz") {
-		t.Errorf("an unknown proxy gives %d, %s", code, body)
+	if code, body := b.plane.get("/debug/config_dump?proxyID=unknown"); code != http.StatusNotFound || !strings.Contains(body, "/debug/syncz") {
+		t.Errorf("an unknown proxy returns %d, %s", code, body)
 	}
 }

@@ -27,6 +27,16 @@ metadata: {name: one, namespace: edge%s}
 data: {tls.crt: %s, tls.key: %s}
 ---
 apiVersion: networking.istio.io/v1
+kind: WorkloadEntry
+metadata: {name: edge, namespace: edge}
+spec: {address: 192.0.2.1, labels: {app: edge}, serviceAccount: gateway}
+---
+apiVersion: networking.istio.io/v1
+kind: WorkloadEntry
+metadata: {name: reviews, namespace: edge}
+spec: {address: 192.0.2.2, labels: {app: reviews}, serviceAccount: reviews}
+---
+apiVersion: networking.istio.io/v1
 kind: Gateway
 metadata: {name: edge, namespace: edge}
 spec:
@@ -34,8 +44,8 @@ spec:
   servers: [{port: {number: 443, name: https, protocol: HTTPS}, hosts: ["*"], tls: {mode: SIMPLE, credentialName: one}}]
 `
 
-// withSecret is a control plane with a Gateway and the Secret that it shows.
-func withSecret(t *testing.T, annotations string) (p *plane, dir, key string) {
+// withSecret starts a control plane with a Gateway and its certificate's Secret.
+func withSecret(t *testing.T, annotations string) (p *testServer, dir, key string) {
 	t.Helper()
 	dir = t.TempDir()
 	cert, private := testpki.New(t, "outside").Server(t, "shop.example.com")
@@ -44,7 +54,7 @@ func withSecret(t *testing.T, annotations string) (p *plane, dir, key string) {
 	return start(t, controlplane.Config{ConfigDirs: []string{dir}, Ports: freePorts}), dir, key
 }
 
-// gatewayStream opens a stream for a node with the labels of the gateway, and asks for a type.
+// gatewayStream opens a stream for a node with the labels of the gateway, and requests a type.
 func gatewayStream(ctx context.Context, t *testing.T, conn *grpc.ClientConn, kind, namespace, typeURL string, names ...string) (discoveryv3.AggregatedDiscoveryService_DeltaAggregatedResourcesClient, *discoveryv3.DeltaDiscoveryResponse, error) {
 	t.Helper()
 	stream, err := discoveryv3.NewAggregatedDiscoveryServiceClient(conn).DeltaAggregatedResources(ctx)
@@ -63,11 +73,12 @@ func gatewayStream(ctx context.Context, t *testing.T, conn *grpc.ClientConn, kin
 	return stream, got, err
 }
 
-// TestOnlyProvenGatewaysGetTheirSecrets over real connections: nobody else gets one, whatever their node says.
-func TestOnlyProvenGatewaysGetTheirSecrets(t *testing.T) {
+// TestOnlyAuthenticatedGatewaysGetTheirSecrets uses real connections: other accounts get no Secret, whatever their node
+// claims.
+func TestOnlyAuthenticatedGatewaysGetTheirSecrets(t *testing.T) {
 	p, _, key := withSecret(t, "")
 	restricted, _, _ := withSecret(t, ", annotations: {pilotfish.dev/service-accounts: 'other, gateway'}")
-	plain := func(p *plane) *grpc.ClientConn {
+	plain := func(p *testServer) *grpc.ClientConn {
 		conn, err := grpc.NewClient(p.PlainAddr().String(), grpc.WithTransportCredentials(insecure.NewCredentials()))
 		if err != nil {
 			t.Fatal(err)
@@ -77,13 +88,15 @@ func TestOnlyProvenGatewaysGetTheirSecrets(t *testing.T) {
 	}
 	for _, c := range []struct {
 		as              string
-		p               *plane
+		p               *testServer
 		conn            *grpc.ClientConn
 		namespace, sa   string // of the token; none on a plaintext port
 		kind, claims    string // of the node
 		given, connects bool
 	}{
 		{"its gateway", p, p.dial(), "edge", "gateway", "router", "edge", true, true},
+		{"another service account of the namespace", p, p.dial(), "edge", "reviews", "router", "edge", false, true},
+		{"an account that no workload has", p, p.dial(), "edge", "other", "router", "edge", false, true},
 		{"plaintext", p, plain(p), "", "", "router", "edge", false, true},
 		{"plaintext with a token", p, plain(p), "edge", "gateway", "router", "edge", false, true},
 		{"a sidecar of the namespace", p, p.dial(), "edge", "gateway", "sidecar", "edge", false, true},

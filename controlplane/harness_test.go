@@ -26,24 +26,27 @@ func TestMain(m *testing.M) {
 	}))
 }
 
-// plane is a running control plane.
-type plane struct {
+// testServer is a running control plane.
+type testServer struct {
 	*controlplane.Server
 	t    testing.TB
 	stop func()
 }
 
-// freePorts are those of a control plane that nobody has to find by number.
+// freePorts are free ports, for tests that do not need fixed numbers.
 var freePorts = controlplane.Ports{
 	Plain: controlplane.FreePort, Secure: controlplane.FreePort, Monitoring: controlplane.FreePort,
 	Tokens: controlplane.FreePort,
 }
 
 // start runs a control plane until the test ends or stop is called.
-func start(t testing.TB, cfg controlplane.Config) *plane {
+func start(t testing.TB, cfg controlplane.Config) *testServer {
 	t.Helper()
 	if cfg.StateDir == "" {
 		cfg.StateDir = filepath.Join(t.TempDir(), "state")
+	}
+	if cfg.Endpoints.AllowNetworks == nil { // the tests' workloads use loopback addresses
+		cfg.Endpoints.AllowNetworks = []netip.Prefix{netip.MustParsePrefix("127.0.0.0/8")}
 	}
 	server, err := controlplane.New(cfg)
 	if err != nil {
@@ -52,7 +55,7 @@ func start(t testing.TB, cfg controlplane.Config) *plane {
 	ctx, cancel := context.WithCancel(context.Background())
 	ended := make(chan error, 1)
 	go func() { ended <- server.Run(ctx) }()
-	p := &plane{Server: server, t: t}
+	p := &testServer{Server: server, t: t}
 	p.stop = sync.OnceFunc(func() {
 		cancel()
 		if err := <-ended; err != nil {
@@ -69,8 +72,8 @@ func start(t testing.TB, cfg controlplane.Config) *plane {
 	return p
 }
 
-// get asks the monitoring port.
-func (p *plane) get(path string) (int, string) {
+// get sends a request to the monitoring port.
+func (p *testServer) get(path string) (int, string) {
 	p.t.Helper()
 	client := http.Client{Timeout: 5 * time.Second, Transport: &http.Transport{DisableKeepAlives: true}}
 	resp, err := client.Get("http://" + p.MonitoringAddr().String() + path)
@@ -85,10 +88,10 @@ func (p *plane) get(path string) (int, string) {
 	return resp.StatusCode, string(body)
 }
 
-// problem waits for a problem that says something.
-func (p *plane) problem(text string) {
+// awaitProblem waits for a problem that contains text.
+func (p *testServer) awaitProblem(text string) {
 	p.t.Helper()
-	testenv.Eventually(p.t, "a problem says "+text, func() error {
+	testenv.Eventually(p.t, "a problem contains "+text, func() error {
 		for _, problem := range p.Status().Problems {
 			if strings.Contains(problem.String(), text) {
 				return nil
@@ -98,7 +101,7 @@ func (p *plane) problem(text string) {
 	})
 }
 
-// write puts a file in place as editors do, whole.
+// write replaces a file atomically, like an editor.
 func write(t testing.TB, path, content string) {
 	t.Helper()
 	next := path + "~"
@@ -110,8 +113,8 @@ func write(t testing.TB, path, content string) {
 	}
 }
 
-// samePorts are the ports of a control plane, for the one that follows it.
-func (p *plane) samePorts() controlplane.Ports {
+// samePorts returns the ports of a control plane, for its successor.
+func (p *testServer) samePorts() controlplane.Ports {
 	port := func(a netip.AddrPort) int { return int(a.Port()) }
 	return controlplane.Ports{Plain: port(p.PlainAddr()), Secure: port(p.SecureAddr()), Monitoring: port(p.MonitoringAddr()), Tokens: port(p.TokensAddr())}
 }

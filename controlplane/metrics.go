@@ -11,7 +11,7 @@ import (
 	"github.com/pilotfish-mesh/pilotfish/version"
 )
 
-// metrics bear istiod's names where it has the same thing, so that its dashboards work.
+// metrics have istiod's names where istiod has an equivalent, so that its dashboards work.
 type metrics struct {
 	debounce, snapshot prometheus.Histogram
 	triggers, updates  *prometheus.CounterVec
@@ -23,16 +23,16 @@ func newMetrics(r prometheus.Registerer) *metrics {
 		debounce: prometheus.NewHistogram(prometheus.HistogramOpts{Name: "pilot_debounce_time", Buckets: buckets,
 			Help: "Seconds from the first change of a batch to the beginning of its build."}),
 		snapshot: prometheus.NewHistogram(prometheus.HistogramOpts{Name: "pilot_pushcontext_init_seconds", Buckets: buckets,
-			Help: "Seconds that building a snapshot takes."}),
+			Help: "Seconds to build a snapshot."}),
 		triggers: prometheus.NewCounterVec(prometheus.CounterOpts{Name: "pilot_push_triggers",
-			Help: "Pushes, by what they were made for."}, []string{"type"}),
+			Help: "Pushes, by reason."}, []string{"type"}),
 		updates: prometheus.NewCounterVec(prometheus.CounterOpts{Name: "pilot_inbound_updates",
 			Help: "Documents that were added, changed or removed, by kind."}, []string{"type"}),
 	}
-	build := prometheus.NewGauge(prometheus.GaugeOpts{Name: "pilotfish_build_info", Help: "What was built.",
+	build := prometheus.NewGauge(prometheus.GaugeOpts{Name: "pilotfish_build_info", Help: "Version and commit of the build.",
 		ConstLabels: prometheus.Labels{"version": version.Version, "commit": version.Commit}})
 	build.Set(1)
-	// By this name istiod's dashboards find the versions that run.
+	// istiod's dashboards read the running versions from this metric.
 	info := prometheus.NewGauge(prometheus.GaugeOpts{Name: "pilot_info", Help: "The control plane's version.",
 		ConstLabels: prometheus.Labels{"version": version.Version}})
 	info.Set(1)
@@ -40,8 +40,8 @@ func newMetrics(r prometheus.Registerer) *metrics {
 	return m
 }
 
-// built records one build of a snapshot, which began at start, of changes of which the first came at since.
-func (m *metrics) built(start, since time.Time) {
+// recordBuild records one build of a snapshot. start is its start; since is the time of the first included change.
+func (m *metrics) recordBuild(start, since time.Time) {
 	m.snapshot.Observe(time.Since(start).Seconds())
 	m.debounce.Observe(start.Sub(since).Seconds())
 }

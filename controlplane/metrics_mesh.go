@@ -9,28 +9,28 @@ import (
 	"github.com/pilotfish-mesh/pilotfish/controlplane/snapshot"
 )
 
-// meshMetrics tells of the mesh as it is at the moment of a scrape, by istiod's names where it has the same thing.
+// meshMetrics collects the state of the mesh at each scrape, with istiod's names where istiod has an equivalent.
 type meshMetrics struct {
-	latest   func() *snapshot.Snapshot
-	findings func() map[finding]int
-	started  time.Time
+	latest  func() *snapshot.Snapshot
+	counts  func() map[findingKey]int
+	started time.Time
 }
 
-// finding is what findings are counted by.
-type finding struct {
+// findingKey is the key by which findings are counted.
+type findingKey struct {
 	code     config.Code
 	severity config.Severity
 }
 
 var (
-	servicesDesc   = prometheus.NewDesc("pilot_services", "Services that are known.", nil, nil)
+	servicesDesc   = prometheus.NewDesc("pilot_services", "Known services.", nil, nil)
 	rulesDesc      = prometheus.NewDesc("pilot_virt_services", "VirtualServices in force.", nil, nil)
-	noEndpoints    = prometheus.NewDesc("pilot_eds_no_instances", "Ports of services that have no endpoint.", nil, nil)
-	duplicateHosts = prometheus.NewDesc("pilot_vservice_dup_domain", "Hosts of VirtualServices that an older one has (PF0201).", nil, nil)
-	duplicateSets  = prometheus.NewDesc("pilot_destrule_subsets", "Subsets of DestinationRules that an older one has for the same host (PF0209).", nil, nil)
-	sameAddresses  = prometheus.NewDesc("pilot_conflict_outbound_listener_tcp_over_current_tcp", "Ports of services at an address of another one (PF0207).", nil, nil)
+	noEndpoints    = prometheus.NewDesc("pilot_eds_no_instances", "Service ports without endpoints.", nil, nil)
+	duplicateHosts = prometheus.NewDesc("pilot_vservice_dup_domain", "Hosts of VirtualServices that an older VirtualService already has (PF0201).", nil, nil)
+	duplicateSets  = prometheus.NewDesc("pilot_destrule_subsets", "Subsets of DestinationRules that an older DestinationRule already has for the same host (PF0209).", nil, nil)
+	sameAddresses  = prometheus.NewDesc("pilot_conflict_outbound_listener_tcp_over_current_tcp", "Service ports whose address is also that of another service (PF0207).", nil, nil)
 	samePorts      = prometheus.NewDesc("pilot_conflict_inbound_listener", "Ports of workloads that two services list with different protocols (PF0212).", nil, nil)
-	findingsDesc   = prometheus.NewDesc("pilotfish_findings", "What is wrong with the documents, by code and severity.", []string{"code", "severity"}, nil)
+	findingsDesc   = prometheus.NewDesc("pilotfish_findings", "Findings of the documents, by code and severity.", []string{"code", "severity"}, nil)
 	uptimeDesc     = prometheus.NewDesc("istiod_uptime_seconds", "Seconds since the control plane was started.", nil, nil)
 )
 
@@ -54,18 +54,18 @@ func (m *meshMetrics) Collect(out chan<- prometheus.Metric) {
 	gauge(servicesDesc, len(latest.Registry.Services))
 	gauge(rulesDesc, latest.Count(config.VirtualService))
 	gauge(noEndpoints, latest.PortsWithoutEndpoints())
-	counts := m.findings()
-	gauge(duplicateHosts, counts[finding{config.HostTaken, config.Warning}])
-	gauge(duplicateSets, counts[finding{config.DuplicateSubset, config.Warning}])
-	gauge(sameAddresses, counts[finding{config.SharedAddress, config.Warning}])
-	gauge(samePorts, counts[finding{config.PortProtocols, config.Warning}])
+	counts := m.counts()
+	gauge(duplicateHosts, counts[findingKey{config.HostConflict, config.Warning}])
+	gauge(duplicateSets, counts[findingKey{config.DuplicateSubset, config.Warning}])
+	gauge(sameAddresses, counts[findingKey{config.SharedAddress, config.Warning}])
+	gauge(samePorts, counts[findingKey{config.PortProtocols, config.Warning}])
 	for f, n := range counts {
 		gauge(findingsDesc, n, string(f.code), string(f.severity))
 	}
 }
 
-// triggered counts what pushes were made for, by istiod's names of reasons: a push may have several.
-func (m *metrics) triggered(change snapshot.Change) {
+// countTriggers counts the reasons of a push, by istiod's names. A push may have several.
+func (m *metrics) countTriggers(change snapshot.Change) {
 	for reason, is := range map[string]bool{
 		"global": change.Full, "config": len(change.Resources) > 0, "service": len(change.Services) > 0, "endpoint": len(change.Endpoints) > 0,
 	} {

@@ -12,7 +12,7 @@ import (
 	"github.com/pilotfish-mesh/pilotfish/internal/testenv"
 )
 
-// conflicting are two services of one address, and of one port of the same workloads.
+// conflicting are two services with the same address, and two with the same port of the same workloads.
 const conflicting = `---
 apiVersion: v1
 kind: Service
@@ -25,7 +25,7 @@ metadata: {name: more}
 spec: {clusterIP: 10.9.9.9, selector: {app: same}, ports: [{name: tls, port: 82, targetPort: 8080}, {name: tcp, port: 81, targetPort: 8081}]}
 `
 
-func TestMetricsTellOfTheMeshAndOfWhatIsWrongWithIt(t *testing.T) {
+func TestMetricsCountTheMeshAndItsFindings(t *testing.T) {
 	dir := t.TempDir()
 	write(t, filepath.Join(dir, "a.yaml"), fmt.Sprintf(shopService, "reviews")+fmt.Sprintf(shopRoute, "reviews", "/a")+
 		strings.Replace(fmt.Sprintf(shopRoute, "reviews", "/b"), "{name: reviews,", "{name: second,", 1)+"kind: Nonsense\napiVersion: v1\nmetadata: {name: x}\n"+conflicting)
@@ -36,7 +36,7 @@ func TestMetricsTellOfTheMeshAndOfWhatIsWrongWithIt(t *testing.T) {
 		`pilotfish_findings{code="PF0201",severity="warning"} 1`, `pilotfish_findings{code="PF0002",severity="error"} 1`,
 		`pilot_push_triggers{type="global"} 1`, "istiod_uptime_seconds ", "pilot_info{",
 	}
-	testenv.Eventually(t, "the metrics tell of the mesh", func() error {
+	testenv.Eventually(t, "the metrics describe the mesh", func() error {
 		_, text := p.get("/metrics")
 		for _, want := range wants {
 			if !strings.Contains(text, want) {
@@ -47,8 +47,8 @@ func TestMetricsTellOfTheMeshAndOfWhatIsWrongWithIt(t *testing.T) {
 	})
 }
 
-// Each of our metrics has a row in the documents, and each row a metric.
-func TestEveryMetricIsInTheDocuments(t *testing.T) {
+// Each metric has a row in the documentation, and vice versa.
+func TestEveryMetricIsDocumented(t *testing.T) {
 	text, err := os.ReadFile(filepath.Join(testenv.Root(), "docs", "control-plane.md"))
 	if err != nil {
 		t.Fatal(err)
@@ -57,7 +57,7 @@ func TestEveryMetricIsInTheDocuments(t *testing.T) {
 	_, scraped := p.get("/metrics")
 	for _, m := range regexp.MustCompile(`(?m)^# TYPE ((?:pilot|pilotfish|citadel|istiod|auto_reg)\w*) `).FindAllStringSubmatch(scraped, -1) {
 		if !strings.Contains(string(text), "`"+m[1]) && !strings.Contains(string(text), "…"+m[1][strings.LastIndexByte(m[1], '_'):]) {
-			t.Errorf("docs/control-plane.md does not tell of %s", m[1])
+			t.Errorf("docs/control-plane.md does not mention %s", m[1])
 		}
 	}
 }

@@ -9,38 +9,39 @@ import (
 	"github.com/pilotfish-mesh/pilotfish/controlplane/xds"
 )
 
-// onDemand is which clusters and virtual hosts one proxy holds that asks for them as it needs them: those that its workload
-// was seen to use before, those that it came with, and those that it asked for since. It lets none of them go while it is
-// connected: to Envoy a cluster that was taken away is lost, and a host that it has asked for it never asks for again.
+// onDemand is the set of clusters and virtual hosts of one proxy that requests them on demand: those in its workload's
+// usage history, those that it claimed on reconnect, and those that it has requested since. The set does not shrink
+// while the proxy is connected: Envoy does not request a removed cluster or a resolved host again.
 type onDemand struct {
-	proxy    *translate.Proxy
-	learned  *learned
-	workload string
-	has      map[string]bool
-	vain     int // of these, those that were not there when they were asked for
-	// real are the clusters that its Envoy has, or is about to have, as they were while the mesh had them.
-	real   map[string]bool
-	routes map[string]*heldRoute
+	proxy        *translate.Proxy
+	usage        *usageHistory
+	workload     string
+	clusterNames map[string]bool
+	missingCount int // number of clusters in has that did not exist when they were requested
+	// existing are the clusters that Envoy has, or is about to receive, in a version from when they existed in the
+	// mesh.
+	existing map[string]bool
+	routes   map[string]*routeHostSet
 }
 
-func newOnDemand(p *translate.Proxy, l *learned) *onDemand {
-	o := &onDemand{proxy: p, learned: l, workload: workloadOf(p), has: map[string]bool{}, real: map[string]bool{}, routes: map[string]*heldRoute{}}
-	for _, name := range l.of(o.workload) {
+func newOnDemand(p *translate.Proxy, l *usageHistory) *onDemand {
+	o := &onDemand{proxy: p, usage: l, workload: workloadOf(p), clusterNames: map[string]bool{}, existing: map[string]bool{}, routes: map[string]*routeHostSet{}}
+	for _, name := range l.recentNames(o.workload) {
 		if isOutbound(name) {
-			o.has[name] = true
+			o.clusterNames[name] = true
 		} else {
-			o.holdHost(name)
+			o.addHost(name)
 		}
 	}
 	return o
 }
 
-// workloadOf names what instances of a workload have in common.
+// workloadOf returns the usage history's key, which all instances of a workload share.
 func workloadOf(p *translate.Proxy) string {
 	return p.Namespace + "/" + p.ServiceAccount + "/" + p.Workload
 }
 
-// resume takes up what a proxy that comes back has.
+// resume adds the resources that a reconnecting proxy claims.
 func (o *onDemand) resume(typeURL string, names []string) {
 	if typeURL == xds.VirtualHostType {
 		for _, name := range names {
@@ -53,65 +54,65 @@ func (o *onDemand) resume(typeURL string, names []string) {
 	}
 	for _, name := range names {
 		if isOutbound(name) {
-			o.has[name], o.real[name] = true, true
+			o.clusterNames[name], o.existing[name] = true, true
 		}
 	}
 }
 
-// maxVain bounds the clusters that a proxy asked for and the mesh does not have, which are followed in case it has them later.
-const maxVain = 10_000
+// maxMissingClusters limits the requested clusters that do not exist, which are stored in case they are created later.
+const maxMissingClusters = 10_000
 
-// hold books that the proxy has a cluster.
-func (o *onDemand) hold(name string, real bool) {
+// addCluster adds a cluster to the set.
+func (o *onDemand) addCluster(name string, real bool) {
 	if !real {
-		if o.vain >= maxVain {
+		if o.missingCount >= maxMissingClusters {
 			return
 		}
-		o.vain++
+		o.missingCount++
 	}
-	o.has[strings.Clone(name)] = true
+	o.clusterNames[strings.Clone(name)] = true
 }
 
 func isOutbound(name string) bool { return strings.HasPrefix(name, "outbound|") }
 
-func (o *onDemand) clusters(s *snapshot.Snapshot, wildcard bool, names []string) ([]*xds.Resource, error) {
+func (o *onDemand) generateClusters(s *snapshot.Snapshot, wildcard bool, names []string) ([]*xds.Resource, error) {
 	for _, name := range names {
-		if isOutbound(name) && !o.has[name] {
-			real := translate.HasCluster(s, o.proxy, name) // anything can be asked for
+		if isOutbound(name) && !o.clusterNames[name] {
+			real := translate.HasCluster(s, o.proxy, name) // a proxy can request any name
 			if real {
-				o.learned.note(o.workload, name)
+				o.usage.record(o.workload, name)
 			}
-			o.hold(name, real)
+			o.addCluster(name, real)
 		}
 	}
 	if !wildcard {
-		return translate.AskedClusters(s, o.proxy, o.present(s, names))
+		return translate.RequestedClusters(s, o.proxy, o.withoutRemoved(s, names))
 	}
-	needed, err := translate.NeededClusters(s, o.proxy)
+	needed, err := translate.RequiredClusters(s, o.proxy)
 	if err != nil {
 		return nil, err
 	}
 	for _, name := range needed {
-		o.has[name] = true
+		o.clusterNames[name] = true
 	}
-	held := make([]string, 0, len(o.has))
-	for name := range o.has {
+	held := make([]string, 0, len(o.clusterNames))
+	for name := range o.clusterNames {
 		held = append(held, name)
 	}
 	slices.Sort(held)
-	return translate.HeldClusters(s, o.proxy, o.present(s, held))
+	return translate.HeldClusters(s, o.proxy, o.withoutRemoved(s, held))
 }
 
-// present leaves out clusters of what the mesh has no longer: they are removed, and that goes last. Only then there are others
-// without endpoints in their places.
-func (o *onDemand) present(s *snapshot.Snapshot, names []string) []string {
+// withoutRemoved returns the names without clusters that no longer exist and are still to be removed from Envoy.
+// Removal is last. Only afterwards they are replaced by clusters without endpoints.
+func (o *onDemand) withoutRemoved(s *snapshot.Snapshot, names []string) []string {
 	out := make([]string, 0, len(names))
 	for _, name := range names {
 		switch {
 		case !isOutbound(name):
 		case translate.HasCluster(s, o.proxy, name):
-			o.real[name] = true
-		case o.real[name]:
+			o.existing[name] = true
+		case o.existing[name]:
 			continue
 		}
 		out = append(out, name)
@@ -119,38 +120,38 @@ func (o *onDemand) present(s *snapshot.Snapshot, names []string) []string {
 	return out
 }
 
-// replaces takes note that clusters are about to be removed.
-func (o *onDemand) replaces(names []string) bool {
+// startReplacing records that clusters are about to be removed, and reports whether any of them is in the set.
+func (o *onDemand) startReplacing(names []string) bool {
 	found := false
 	for _, name := range names {
-		if o.has[name] {
-			delete(o.real, name)
+		if o.clusterNames[name] {
+			delete(o.existing, name)
 			found = true
 		}
 	}
 	return found
 }
 
-// affected leaves out what the proxy does not hold, and adds what it has to hold from now on.
-func (o *onDemand) affected(s *snapshot.Snapshot, touches xds.Touches) xds.Touches {
-	o.affectedHosts(s, touches)
-	clusters := touches[xds.ClusterType]
+// filterScope removes clusters and hosts outside the set from a push scope, and adds those that the proxy newly needs.
+func (o *onDemand) filterScope(s *snapshot.Snapshot, scope xds.PushScope) xds.PushScope {
+	o.filterHostScope(s, scope)
+	clusters := scope[xds.ClusterType]
 	if clusters.All {
-		return touches
+		return scope
 	}
-	clusters.Names = slices.DeleteFunc(slices.Clone(clusters.Names), func(name string) bool { return isOutbound(name) && !o.has[name] })
-	if rules := touches[xds.RouteType]; rules.All || len(rules.Names) > 0 || touches[xds.ListenerType].All || len(touches[xds.VirtualHostType].Names) > 0 {
-		needed, err := translate.NeededClusters(s, o.proxy)
+	clusters.Names = slices.DeleteFunc(slices.Clone(clusters.Names), func(name string) bool { return isOutbound(name) && !o.clusterNames[name] })
+	if rules := scope[xds.RouteType]; rules.All || len(rules.Names) > 0 || scope[xds.ListenerType].All || len(scope[xds.VirtualHostType].Names) > 0 {
+		needed, err := translate.RequiredClusters(s, o.proxy)
 		if err != nil {
-			return xds.Everything()
+			return xds.FullPushScope()
 		}
 		for _, name := range needed {
-			if !o.has[name] {
-				o.has[name] = true
+			if !o.clusterNames[name] {
+				o.clusterNames[name] = true
 				clusters.Names = append(clusters.Names, name)
 			}
 		}
 	}
-	touches[xds.ClusterType] = clusters
-	return touches
+	scope[xds.ClusterType] = clusters
+	return scope
 }

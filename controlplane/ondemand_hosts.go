@@ -10,53 +10,53 @@ import (
 	"github.com/pilotfish-mesh/pilotfish/controlplane/xds"
 )
 
-// maxUnknown bounds the hosts that the mesh does not know and a proxy asked for, of one route configuration. A proxy that
-// asks for more is given all hosts of the mesh, and one for all that are not: then it has nothing to ask any more.
-const maxUnknown = 100
+// maxUnknownHosts limits the requested hosts of one route configuration that do not exist in the mesh. A proxy beyond
+// the limit gets all hosts and a catch-all host, and then has no reason to request more.
+const maxUnknownHosts = 100
 
-// maxNamed bounds all names of hosts that a proxy asked for, of one route configuration: known hosts have several, and patterns
-// stand for any number. A proxy that asks by more is given all hosts too.
-const maxNamed = 10_000
+// maxHostNames limits all requested host names of one route configuration: a host may have several names, and wildcards
+// match any number. A proxy beyond the limit also gets all hosts.
+const maxHostNames = 10_000
 
-// heldRoute is which virtual hosts of one route configuration a proxy holds.
-type heldRoute struct {
-	names map[string]bool // that it asked for, or that stand for what it has
-	all   bool
-	sent  map[string]bool // the resources that they led to last; nothing while there are all
+// routeHostSet is the set of virtual hosts of one route configuration that a proxy has.
+type routeHostSet struct {
+	names    map[string]bool // requested, or names of claimed virtual hosts
+	all      bool
+	resolved map[string]bool // resources to which names resolved last; nil if all is set
 }
 
-// holdHost books that the proxy is to have what a name leads to.
-func (o *onDemand) holdHost(name string) {
-	route, host := xds.CutHost(name)
+// addHost adds a name to the set.
+func (o *onDemand) addHost(name string) {
+	route, host := xds.SplitVirtualHostName(name)
 	if route == "" || host == "" {
 		return
 	}
-	if r := o.route(route); !r.all {
+	if r := o.routeHosts(route); !r.all {
 		r.names[strings.Clone(host)] = true
 	}
 }
 
-// resumeHost takes up a virtual host that the proxy has. Only of what it has the name says that it has all: a request may name
-// any host.
+// resumeHost adds a virtual host that a reconnecting proxy claims. A claimed catch-all host shows that the proxy has
+// all hosts; a requested one does not, because a request may name any host.
 func (o *onDemand) resumeHost(name string) {
-	if route, host := xds.CutHost(name); route != "" && translate.ForAllHosts(host) {
-		o.route(route).all = true
+	if route, host := xds.SplitVirtualHostName(name); route != "" && translate.IsCatchAllHost(host) {
+		o.routeHosts(route).all = true
 		return
 	}
-	o.holdHost(name)
+	o.addHost(name)
 }
 
-func (o *onDemand) route(name string) *heldRoute {
+func (o *onDemand) routeHosts(name string) *routeHostSet {
 	r := o.routes[name]
 	if r == nil {
-		r = &heldRoute{names: map[string]bool{}}
+		r = &routeHostSet{names: map[string]bool{}}
 		o.routes[name] = r
 	}
 	return r
 }
 
-// held says what the proxy holds of a route configuration; nil when there is nothing to ask for.
-func (o *onDemand) held(s *snapshot.Snapshot, route string, more ...string) *translate.HeldHosts {
+// heldHosts returns the proxy's virtual hosts of a route configuration; nil if it does not use on-demand hosts.
+func (o *onDemand) heldHosts(s *snapshot.Snapshot, route string, more ...string) *translate.HeldHosts {
 	var names []string
 	all := false
 	if r := o.routes[route]; r != nil {
@@ -65,77 +65,78 @@ func (o *onDemand) held(s *snapshot.Snapshot, route string, more ...string) *tra
 			names = append(names, name)
 		}
 	}
-	return translate.Held(s, o.proxy, route, append(names, more...), all)
+	return translate.NewHeldHosts(s, o.proxy, route, append(names, more...), all)
 }
 
-// ask books virtual hosts that requests need, and has the clusters that they lead to come before them.
-func (o *onDemand) ask(s *snapshot.Snapshot, names []string) (leads map[string]string, before xds.Touches) {
-	leads, before = map[string]string{}, xds.Touches{}
+// resolve resolves requested virtual hosts. It returns their resources' names, and the clusters that must be sent
+// first.
+func (o *onDemand) resolve(s *snapshot.Snapshot, names []string) (targets map[string]string, before xds.PushScope) {
+	targets, before = map[string]string{}, xds.PushScope{}
 	byRoute := map[string][]string{}
 	for _, name := range names {
-		route, host := xds.CutHost(name)
+		route, host := xds.SplitVirtualHostName(name)
 		byRoute[route] = append(byRoute[route], host)
 	}
 	for route, hosts := range byRoute {
-		held := o.askOf(s, route, hosts)
+		held := o.resolveRoute(s, route, hosts)
 		if held == nil {
 			continue
 		}
 		wanted := map[string]bool{}
 		for _, host := range hosts {
-			if lead := held.Lead(host); lead != "" {
-				leads[route+"/"+host] = lead
-				wanted[lead] = true
+			if target := held.ResourceName(host); target != "" {
+				targets[route+"/"+host] = target
+				wanted[target] = true
 			}
 		}
 		if made, err := held.Resources(func(name string) bool { return wanted[name] }); err == nil {
-			before.Add(xds.ClusterType, o.lacking(s, translate.ClustersOf(made))...)
+			before.Add(xds.ClusterType, o.addClusters(s, translate.ReferencedClusters(made))...)
 		}
 	}
-	return leads, before
+	return targets, before
 }
 
-func (o *onDemand) askOf(s *snapshot.Snapshot, route string, hosts []string) *translate.HeldHosts {
-	held := o.held(s, route, hosts...)
+func (o *onDemand) resolveRoute(s *snapshot.Snapshot, route string, hosts []string) *translate.HeldHosts {
+	held := o.heldHosts(s, route, hosts...)
 	if held == nil {
 		return nil
 	}
 	for _, host := range hosts {
-		if held.Lead(host) != "" {
-			o.holdHost(route + "/" + host)
-			o.learned.note(o.workload, route+"/"+host)
+		if held.ResourceName(host) != "" {
+			o.addHost(route + "/" + host)
+			o.usage.record(o.workload, route+"/"+host)
 		}
 	}
-	if r := o.routes[route]; r != nil && !r.all && (held.Unknown() > maxUnknown || len(r.names) > maxNamed) {
+	if r := o.routes[route]; r != nil && !r.all && (held.Unknown() > maxUnknownHosts || len(r.names) > maxHostNames) {
 		r.all = true
 		clear(r.names)
-		return o.held(s, route, hosts...)
+		return o.heldHosts(s, route, hosts...)
 	}
 	return held
 }
 
-// lacking books clusters that the proxy is about to need, and gives those that it does not have.
-func (o *onDemand) lacking(s *snapshot.Snapshot, clusters []string) []string {
+// addClusters adds clusters to the set and returns those that are new and exist.
+func (o *onDemand) addClusters(s *snapshot.Snapshot, clusters []string) []string {
 	return slices.DeleteFunc(clusters, func(name string) bool {
-		if o.has[name] || !translate.HasCluster(s, o.proxy, name) {
+		if o.clusterNames[name] || !translate.HasCluster(s, o.proxy, name) {
 			return true
 		}
-		o.learned.note(o.workload, name)
-		o.hold(name, true)
+		o.usage.record(o.workload, name)
+		o.addCluster(name, true)
 		return false
 	})
 }
 
-// hosts makes the virtual hosts of route configurations that the proxy holds: those that are wanted, or with nil all.
-func (o *onDemand) hosts(s *snapshot.Snapshot, routes []string, wanted map[string]bool) ([]*xds.Resource, error) {
+// generateHosts generates the proxy's virtual hosts of route configurations; a non-nil wanted selects some of them.
+func (o *onDemand) generateHosts(s *snapshot.Snapshot, routes []string, wanted map[string]bool) ([]*xds.Resource, error) {
 	var out []*xds.Resource
 	for _, route := range routes {
-		held := o.held(s, route)
+		held := o.heldHosts(s, route)
 		if held == nil {
 			continue
 		}
 		if wanted == nil {
-			o.route(route).sent = held.Names()
+			o.routeHosts(route).resolved = held.Names()
 		}
 		made, err := held.Resources(func(name string) bool { return wanted == nil || wanted[name] })
 		if err != nil {
@@ -146,52 +147,52 @@ func (o *onDemand) hosts(s *snapshot.Snapshot, routes []string, wanted map[strin
 	return out, nil
 }
 
-// namedHosts makes those of them that are named.
-func (o *onDemand) namedHosts(s *snapshot.Snapshot, names []string) ([]*xds.Resource, error) {
+// generateNamedHosts generates the proxy's virtual hosts with these names.
+func (o *onDemand) generateNamedHosts(s *snapshot.Snapshot, names []string) ([]*xds.Resource, error) {
 	wanted, routes := map[string]bool{}, map[string]bool{}
 	for _, name := range names {
-		route, _ := xds.CutHost(name)
+		route, _ := xds.SplitVirtualHostName(name)
 		wanted[name], routes[route] = true, true
 	}
-	return o.hosts(s, slices.Sorted(maps.Keys(routes)), wanted)
+	return o.generateHosts(s, slices.Sorted(maps.Keys(routes)), wanted)
 }
 
-// affectedHosts leaves out of the virtual hosts what the proxy does not hold, and adds what its names lead to now and did not
-// before.
-func (o *onDemand) affectedHosts(s *snapshot.Snapshot, touches xds.Touches) {
-	touched, ok := touches[xds.VirtualHostType]
-	if !ok || touched.All {
+// filterHostScope removes virtual hosts outside the set from a push scope, and adds those to which the proxy's names
+// newly resolve.
+func (o *onDemand) filterHostScope(s *snapshot.Snapshot, scope xds.PushScope) {
+	hosts, ok := scope[xds.VirtualHostType]
+	if !ok || hosts.All {
 		return
 	}
 	byRoute := map[string][]string{}
-	for _, name := range touched.Names {
-		route, _ := xds.CutHost(name)
+	for _, name := range hosts.Names {
+		route, _ := xds.SplitVirtualHostName(name)
 		byRoute[route] = append(byRoute[route], name)
 	}
 	var names []string
 	for route, changed := range byRoute {
-		r, held := o.route(route), o.held(s, route)
+		r, held := o.routeHosts(route), o.heldHosts(s, route)
 		if held.All() {
 			names = append(names, changed...)
 			continue
 		}
-		now, before := held.Names(), r.sent
+		now, before := held.Names(), r.resolved
 		for _, name := range changed {
 			if now[name] || before[name] {
 				names = append(names, name)
 			}
 		}
-		names = append(names, differing(now, before)...)
-		r.sent = now
+		names = append(names, symmetricDifference(now, before)...)
+		r.resolved = now
 	}
 	if len(names) == 0 {
-		delete(touches, xds.VirtualHostType)
+		delete(scope, xds.VirtualHostType)
 		return
 	}
-	touches[xds.VirtualHostType] = xds.Touched{Names: names}
+	scope[xds.VirtualHostType] = xds.TypeScope{Names: names}
 }
 
-func differing(a, b map[string]bool) []string {
+func symmetricDifference(a, b map[string]bool) []string {
 	var out []string
 	for name := range a {
 		if !b[name] {

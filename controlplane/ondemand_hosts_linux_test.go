@@ -19,8 +19,7 @@ import (
 	"github.com/pilotfish-mesh/pilotfish/internal/testenv"
 )
 
-// virtualHosts are the domains of the virtual hosts that the Envoy has of the routes that its workload's requests go by, of
-// each the first.
+// virtualHosts returns the first domain of each virtual host that the Envoy has in its workload's outbound routes.
 func (b *bookshop) virtualHosts() []string {
 	b.t.Helper()
 	text, err := b.envoy.Get("/config_dump?resource=dynamic_route_configs")
@@ -50,15 +49,15 @@ func (b *bookshop) virtualHosts() []string {
 	return names
 }
 
-func (b *bookshop) holdsHosts(want ...string) {
+func (b *bookshop) expectHosts(want ...string) {
 	b.t.Helper()
 	if got := b.virtualHosts(); !slices.Equal(got, want) {
-		b.t.Errorf("it holds the virtual hosts %q, and should hold %q", got, want)
+		b.t.Errorf("virtual hosts are %q, want %q", got, want)
 	}
 }
 
-// service serves HTTP/1.1 and HTTP/2 at an address of the bookshop's network, and gives the documents of a service of that
-// name, whose port is one of HTTP/2.
+// service serves HTTP/1.1 and HTTP/2 at an address of the bookshop's network, and returns the documents of a service of
+// that name with an HTTP/2 port.
 func (b *bookshop) service(name string, last int) string {
 	b.t.Helper()
 	address := b.serve(name, last, 9080)
@@ -78,7 +77,7 @@ spec: {address: %[2]s, labels: {app: %[1]s}}
 `, name, address)
 }
 
-// serve answers with a name and how much it was sent: its headers before it has read anything.
+// serve responds with a name and the size of the request body. It sends the headers before it reads the body.
 func (b *bookshop) serve(name string, last, port int) (address string) {
 	b.t.Helper()
 	address = fmt.Sprintf("%s.%d", b.network, last)
@@ -99,7 +98,7 @@ func (b *bookshop) serve(name string, last, port int) (address string) {
 	return address
 }
 
-// request is sent to the sidecar for a host, by HTTP/1.1 or HTTP/2.
+// request sends a request for a host to the sidecar, by HTTP/1.1 or HTTP/2.
 func (b *bookshop) request(http2 bool, method, host string, body io.Reader) (string, error) {
 	protocols := &http.Protocols{}
 	protocols.SetHTTP1(!http2)
@@ -119,7 +118,7 @@ func (b *bookshop) request(http2 bool, method, host string, body io.Reader) (str
 	if err != nil {
 		return "", err
 	}
-	if closer, ok := body.(io.Closer); ok { // the answer has begun; now the request may end
+	if closer, ok := body.(io.Closer); ok { // the response has started; now the request may end
 		_ = closer.Close()
 	}
 	defer resp.Body.Close()
@@ -130,20 +129,20 @@ func (b *bookshop) request(http2 bool, method, host string, body io.Reader) (str
 	return string(text), err
 }
 
-// endless is the body of a request that ends when the answer has begun, as a gRPC stream's may: nothing but its first bytes
-// are there before.
-type endless struct {
+// endlessBody is a request body that ends only after the response has started, like that of a gRPC stream. Until then
+// it has only a few bytes.
+type endlessBody struct {
 	io.Reader
 	*io.PipeWriter
 }
 
 func newEndless() io.Reader {
 	r, w := io.Pipe()
-	return endless{io.MultiReader(strings.NewReader("hello"), r), w}
+	return endlessBody{io.MultiReader(strings.NewReader("hello"), r), w}
 }
 
-func TestFirstRequestOfEachKindWaitsForItsHostAndIsAnswered(t *testing.T) {
-	b := openScoped(t, "127.172.103")
+func TestFirstRequestOfEachKindWaitsForItsHostAndSucceeds(t *testing.T) {
+	b := newScopedBookshop(t, "127.172.103")
 	kinds := map[string]struct {
 		http2 bool
 		body  func() io.Reader
@@ -169,8 +168,8 @@ func TestFirstRequestOfEachKindWaitsForItsHostAndIsAnswered(t *testing.T) {
 		}
 		return nil
 	})
-	b.inSync()
-	b.holdsHosts()
+	b.awaitSync()
+	b.expectHosts()
 	for name, kind := range kinds {
 		want := fmt.Sprintf("%s got %d", name, kind.got)
 		if got, err := b.request(kind.http2, http.MethodPost, name+":9080", kind.body()); got != want || err != nil {
@@ -182,9 +181,9 @@ func TestFirstRequestOfEachKindWaitsForItsHostAndIsAnswered(t *testing.T) {
 	}
 }
 
-// TestAnAliasIsHeldAsTheServiceThatItLeadsTo also where it was called before it was there, and when it leads elsewhere.
-func TestAnAliasIsHeldAsTheServiceThatItLeadsTo(t *testing.T) {
-	b := openScoped(t, "127.172.112")
+// TestAliasResolvesToItsService: also if the alias was called before it existed, and after its target changes.
+func TestAliasResolvesToItsService(t *testing.T) {
+	b := newScopedBookshop(t, "127.172.112")
 	const reviews, ratings = "reviews.default.svc.cluster.local:9080", "ratings.default.svc.cluster.local:9080"
 	write(t, filepath.Join(b.dir, "sidecar.yaml"), `
 apiVersion: networking.istio.io/v1
@@ -208,57 +207,57 @@ spec: {type: ExternalName, externalName: %s.default.svc.cluster.local}
 `, to))
 	}
 	leads("reviews")
-	b.answers("other", "reviews-v1")
-	b.holdsHosts(reviews)
-	b.atOnce("other.default", "reviews-v1")
-	b.atOnce("reviews", "reviews-v1")
+	b.awaitBody("other", "reviews-v1")
+	b.expectHosts(reviews)
+	b.expectFirstBody("other.default", "reviews-v1")
+	b.expectFirstBody("reviews", "reviews-v1")
 	leads("ratings")
-	b.answers("other", "ratings-v1")
-	b.holdsHosts(ratings)
-	b.atOnce("reviews", "reviews-v1")
-	b.holdsHosts(ratings, reviews)
+	b.awaitBody("other", "ratings-v1")
+	b.expectHosts(ratings)
+	b.expectFirstBody("reviews", "reviews-v1")
+	b.expectHosts(ratings, reviews)
 }
 
-func TestHostsAreHeldWhenTheyWereUsed(t *testing.T) {
-	b := openScoped(t, "127.172.104")
+func TestUsedHostsAreLoadedAtStart(t *testing.T) {
+	b := newScopedBookshop(t, "127.172.104")
 	b.restartEnvoy(true)
-	b.holdsHosts()
-	b.atOnce("reviews", "reviews-v1")
+	b.expectHosts()
+	b.expectFirstBody("reviews", "reviews-v1")
 	const reviews, ratings = "reviews.default.svc.cluster.local:9080", "ratings.default.svc.cluster.local:9080"
-	b.holdsHosts(reviews)
+	b.expectHosts(reviews)
 
-	// All of a host's names are there with it.
-	b.atOnce("reviews.default.svc.cluster.local", "reviews-v1")
-	b.atOnce("ratings", "ratings-v1")
-	b.holdsHosts(ratings, reviews)
+	// A loaded host has all its names.
+	b.expectFirstBody("reviews.default.svc.cluster.local", "reviews-v1")
+	b.expectFirstBody("ratings", "ratings-v1")
+	b.expectHosts(ratings, reviews)
 
-	// An edit of what it does not hold is none of its business.
-	b.inSync()
-	write(t, filepath.Join(b.dir, "other.yaml"), strings.ReplaceAll(fmt.Sprintf(routeDocument, "v2"), "reviews", "nobody"))
+	// Edits of unloaded hosts are not sent to it.
+	b.awaitSync()
+	write(t, filepath.Join(b.dir, "other.yaml"), strings.ReplaceAll(fmt.Sprintf(routeDocument, "v2"), "reviews", "unused"))
 	b.route("v2")
-	b.answers("reviews", "reviews-v2")
-	b.holdsHosts(ratings, reviews)
+	b.awaitBody("reviews", "reviews-v2")
+	b.expectHosts(ratings, reviews)
 
-	// What a workload used, its next Envoy and the next control plane know.
+	// The usage history of a workload applies to its next Envoy and the next control plane.
 	b.plane.stop()
 	b.plane = start(t, b.cfg)
 	b.route("v1")
-	b.answers("reviews", "reviews-v1")
-	b.holdsHosts(ratings, reviews)
+	b.awaitBody("reviews", "reviews-v1")
+	b.expectHosts(ratings, reviews)
 	b.restartEnvoy(true)
-	b.holdsHosts(ratings, reviews)
-	b.atOnce("reviews", "reviews-v1")
+	b.expectHosts(ratings, reviews)
+	b.expectFirstBody("reviews", "reviews-v1")
 }
 
-func TestHostsThatTheMeshDoesNotKnowAreAnsweredAsEver(t *testing.T) {
-	b := openScoped(t, "127.172.105")
+func TestHostsOutsideTheMeshAreReachable(t *testing.T) {
+	b := newScopedBookshop(t, "127.172.105")
 	outside := b.serve("outside", 50, 8080)
 	if got, err := b.request(false, http.MethodGet, outside+":8080", nil); got != "outside got 0" || err != nil {
 		t.Errorf("a host outside the mesh answers %q, %v", got, err)
 	}
-	b.holdsHosts(outside + ":8080")
+	b.expectHosts(outside + ":8080")
 
-	// Once it is of the mesh, requests go by the mesh's rules.
+	// Once the host belongs to the mesh, the mesh's rules apply to requests.
 	write(t, filepath.Join(b.dir, "entry.yaml"), fmt.Sprintf(`
 apiVersion: networking.istio.io/v1
 kind: ServiceEntry
@@ -284,13 +283,13 @@ spec:
 		})
 	}
 	answer("inside got 0")
-	b.holdsHosts("outside.test:8080")
+	b.expectHosts("outside.test:8080")
 	write(t, filepath.Join(b.dir, "entry.yaml"), "")
 	answer("outside got 0")
 }
 
-func TestAWorkloadThatCallsManyUnknownHostsIsGivenAllAndOneForThese(t *testing.T) {
-	b := openScoped(t, "127.172.106")
+func TestWorkloadBeyondUnknownHostLimitGetsAllHosts(t *testing.T) {
+	b := newScopedBookshop(t, "127.172.106")
 	port := 8080
 	for i := range 110 {
 		last := 100 + i
@@ -300,22 +299,22 @@ func TestAWorkloadThatCallsManyUnknownHostsIsGivenAllAndOneForThese(t *testing.T
 			t.Fatalf("host %d answers %q, %v", i, got, err)
 		}
 	}
-	b.holdsHosts("*", "ratings.default.svc.cluster.local:9080", "reviews.default.svc.cluster.local:9080")
-	b.atOnce("ratings", "ratings-v1")
+	b.expectHosts("*", "ratings.default.svc.cluster.local:9080", "reviews.default.svc.cluster.local:9080")
+	b.expectFirstBody("ratings", "ratings-v1")
 
-	b.plane.stop() // it is answered all the same now
+	b.plane.stop() // it succeeds now
 	address := b.serve("last", 230, port)
 	if got, err := b.request(false, http.MethodGet, fmt.Sprintf("%s:%d", address, port), nil); got != "last got 0" || err != nil {
 		t.Errorf("without a control plane it answers %q, %v", got, err)
 	}
 	b.plane = start(t, b.cfg)
 	b.route("v2")
-	b.answers("reviews", "reviews-v2")
-	b.holdsHosts("*", "ratings.default.svc.cluster.local:9080", "reviews.default.svc.cluster.local:9080")
+	b.awaitBody("reviews", "reviews-v2")
+	b.expectHosts("*", "ratings.default.svc.cluster.local:9080", "reviews.default.svc.cluster.local:9080")
 }
 
-func TestRequestsThatNoRouteIsForAreAnsweredAtOnce(t *testing.T) {
-	b := openScoped(t, "127.172.107")
+func TestRequestsWithoutARouteFailAtOnce(t *testing.T) {
+	b := newScopedBookshop(t, "127.172.107")
 	write(t, filepath.Join(b.dir, "route.yaml"), `
 apiVersion: networking.istio.io/v1
 kind: VirtualService
@@ -339,22 +338,23 @@ spec:
 	})
 }
 
-// TestNamesOfWhatIsForAllHostsAreNoHosts: asked for by a request, they would bring all hosts.
-func TestNamesOfWhatIsForAllHostsAreNoHosts(t *testing.T) {
-	b := openScoped(t, "127.172.111")
+// TestNameOfCatchAllHostDoesNotLoadAllHosts: a request with the name of a catch-all virtual host does not load all
+// hosts.
+func TestNameOfCatchAllHostDoesNotLoadAllHosts(t *testing.T) {
+	b := newScopedBookshop(t, "127.172.111")
 	for _, host := range []string{"allow_any", "Allow_Any", "block_all"} {
 		if got, err := b.request(false, http.MethodGet, host, nil); err == nil || !strings.Contains(err.Error(), "status 404") {
 			t.Errorf("a request for %s is answered by %q, %v", host, got, err)
 		}
 	}
-	b.holdsHosts()
-	b.atOnce("reviews", "reviews-v1")
-	b.holdsHosts("reviews.default.svc.cluster.local:9080")
+	b.expectHosts()
+	b.expectFirstBody("reviews", "reviews-v1")
+	b.expectHosts("reviews.default.svc.cluster.local:9080")
 }
 
-// A pattern that is held is not taken for a host which has rules of its own, and was never called.
-func TestPatternsBringTheHostsThatTheyDoNotStandFor(t *testing.T) {
-	b := openScoped(t, "127.172.108")
+// A wildcard host in the set does not match a host with separate rules that was never called.
+func TestHostWithinLoadedWildcardIsLoadedSeparately(t *testing.T) {
+	b := newScopedBookshop(t, "127.172.108")
 	entry := `
 apiVersion: networking.istio.io/v1
 kind: ServiceEntry
@@ -368,45 +368,45 @@ spec:
 `
 	write(t, filepath.Join(b.dir, "entries.yaml"), fmt.Sprintf(entry, "wide", "*.wild.test", b.serve("wide", 60, 9080))+
 		fmt.Sprintf(entry, "own", "own.wild.test", b.serve("own", 61, 9080))+fmt.Sprintf(entry, "other", "other.test", b.serve("other", 62, 9080)))
-	b.answers("x.wild.test", "wide got 0")
-	b.atOnce("own.wild.test", "own got 0")
-	b.atOnce("y.wild.test", "wide got 0")
+	b.awaitBody("x.wild.test", "wide got 0")
+	b.expectFirstBody("own.wild.test", "own got 0")
+	b.expectFirstBody("y.wild.test", "wide got 0")
 	if got := b.virtualHosts(); slices.Contains(got, "other.test:9080") {
 		t.Errorf("it holds %q, of which one was never called", got)
 	}
 }
 
-func TestWithoutAControlPlaneUnknownRequestsEndInTimeAndSucceedAfterwards(t *testing.T) {
-	b := openScopedWith(t, "127.172.109", testenv.EnvoyVersion, time.Second)
-	b.atOnce("reviews", "reviews-v1")
+func TestOnDemandRequestTimesOutWithoutControlPlane(t *testing.T) {
+	b := newScopedBookshopWith(t, "127.172.109", testenv.EnvoyVersion, time.Second)
+	b.expectFirstBody("reviews", "reviews-v1")
 	b.plane.stop()
-	b.atOnce("reviews", "reviews-v1")
+	b.expectFirstBody("reviews", "reviews-v1")
 	if _, err := b.call("ratings"); err == nil || !strings.Contains(err.Error(), "status 504") {
-		t.Errorf("a request for what it does not hold gives %v", err)
+		t.Errorf("a request for an unloaded host returns %v", err)
 	}
-	// A body that takes longer than that is no reason to end a request whose host is there.
+	// A request to a loaded host does not end because its body is slower than that.
 	slow, w := io.Pipe()
 	go func() {
-		time.Sleep(3 * time.Second) // longer than the bound
+		time.Sleep(3 * time.Second) // longer than the on-demand timeout
 		_ = w.Close()
 	}()
 	if _, err := b.request(true, http.MethodPost, "reviews:9080", io.NopCloser(slow)); err != nil {
 		t.Errorf("a slow request: %v", err)
 	}
 	b.plane = start(t, b.cfg)
-	b.answers("ratings", "ratings-v1")
-	b.atOnce("ratings", "ratings-v1")
+	b.awaitBody("ratings", "ratings-v1")
+	b.expectFirstBody("ratings", "ratings-v1")
 }
 
-// Older Envoys hold everything: one that waited for a virtual host answers a request that has a body with 404.
-func TestOlderEnvoysHoldEverything(t *testing.T) {
+// Older Envoys have all hosts: after waiting for a virtual host they respond 404 to a request with a body.
+func TestOlderEnvoysGetAllHosts(t *testing.T) {
 	for i, version := range []string{testenv.MidEnvoyVersion, testenv.OldEnvoyVersion} {
 		t.Run(version, func(t *testing.T) {
-			b := openScopedWith(t, fmt.Sprint("127.172.", 110+i), version, 0)
-			if n := len(strings.Fields(b.holds())); n < 5 {
-				t.Errorf("it holds %s", b.holds())
+			b := newScopedBookshopWith(t, fmt.Sprint("127.172.", 110+i), version, 0)
+			if n := len(strings.Fields(b.heldClusters())); n < 5 {
+				t.Errorf("it holds %s", b.heldClusters())
 			}
-			b.holdsHosts("*", "ratings.default.svc.cluster.local:9080", "reviews.default.svc.cluster.local:9080")
+			b.expectHosts("*", "ratings.default.svc.cluster.local:9080", "reviews.default.svc.cluster.local:9080")
 			if _, err := b.request(false, http.MethodPost, "reviews:9080", bytes.NewReader(make([]byte, 3<<20))); err != nil {
 				t.Error(err)
 			}

@@ -38,13 +38,13 @@ spec:
   ports: [{name: http, port: 9080}]
 `
 
-// openScoped is a bookshop whose caller holds what it uses, and has a database on 127.x.y.2:5432.
-func openScoped(t *testing.T, network string) *bookshop {
+// newScopedBookshop returns a bookshop with AutomaticScope, in which the caller reaches a database at 127.x.y.2:5432.
+func newScopedBookshop(t *testing.T, network string) *bookshop {
 	t.Helper()
-	return openScopedWith(t, network, testenv.EnvoyVersion, 0)
+	return newScopedBookshopWith(t, network, testenv.EnvoyVersion, 0)
 }
 
-func openScopedWith(t *testing.T, network, envoyVersion string, timeout time.Duration) *bookshop {
+func newScopedBookshopWith(t *testing.T, network, envoyVersion string, timeout time.Duration) *bookshop {
 	t.Helper()
 	b := &bookshop{t: t, network: network, dir: t.TempDir()}
 	workloads := []string{}
@@ -55,7 +55,7 @@ func openScopedWith(t *testing.T, network, envoyVersion string, timeout time.Dur
 	write(t, filepath.Join(b.dir, "workloads.yaml"), strings.Join(workloads, "---"))
 	db, _, _ := strings.Cut(dbDocuments, "---\napiVersion: v1\n")
 	write(t, filepath.Join(b.dir, "db.yaml"), strings.ReplaceAll(db, "NET", network))
-	greet(t, network+".20:5432")
+	serveGreeting(t, network+".20:5432")
 	b.route("v1")
 	b.cfg = controlplane.Config{ConfigDirs: []string{b.dir}, StateDir: filepath.Join(t.TempDir(), "state"), Address: network + ".1", AutomaticScope: true}
 	b.cfg.OnDemandTimeout, b.envoyVersion = timeout, envoyVersion
@@ -64,8 +64,8 @@ func openScopedWith(t *testing.T, network, envoyVersion string, timeout time.Dur
 	return b
 }
 
-// proving has the Envoy of a bootstrap connect to the secure port, with a token of the caller's service account.
-func (b *bookshop) proving(bootstrap string) string {
+// withToken changes a bootstrap: Envoy connects to the secure port, with a token of the caller's service account.
+func (b *bookshop) withToken(bootstrap string) string {
 	for _, with := range [][2]string{
 		{"NAMESPACE: default,", "NAMESPACE: default, SERVICE_ACCOUNT: caller,"},
 		{"[{envoy_grpc: {cluster_name: xds-grpc}}]", fmt.Sprintf(`[{envoy_grpc: {cluster_name: xds-grpc}, initial_metadata: [{key: authorization, value: "Bearer %s"}]}]`,
@@ -87,7 +87,7 @@ func (b *bookshop) startEnvoy() {
 	b.t.Helper()
 	at, bootstrap := b.plane.PlainAddr(), bootstrap
 	if b.proves {
-		at, bootstrap = b.plane.SecureAddr(), b.proving(bootstrap)
+		at, bootstrap = b.plane.SecureAddr(), b.withToken(bootstrap)
 	}
 	with := strings.Replace(bootstrap, "INTERCEPTION_MODE: NONE", fmt.Sprintf(`INTERCEPTION_MODE: NONE, UPSTREAM_LISTENERS: "db.default.svc.cluster.local:5432=%s.2:5432"`, b.network), 1)
 	b.envoy = envoytest.Start(b.t, testenv.EnvoyOf(b.t, b.envoyVersion), b.t.TempDir(), fmt.Sprintf(with, b.network+".2", b.network+".3", at.Addr(), at.Port()))
@@ -99,7 +99,7 @@ func (b *bookshop) startEnvoy() {
 		if err != nil {
 			return err
 		}
-		// A connection to the other one would ask for its cluster.
+		// A connection to the other workload would request its cluster.
 		conn, err := net.Dial("tcp", b.network+".2:15080")
 		if err == nil {
 			_ = conn.Close()
@@ -108,8 +108,8 @@ func (b *bookshop) startEnvoy() {
 	})
 }
 
-// greet is a server that speaks first.
-func greet(t *testing.T, address string) {
+// serveGreeting starts a TCP server that sends first.
+func serveGreeting(t *testing.T, address string) {
 	t.Helper()
 	l, err := net.Listen("tcp", address)
 	if err != nil {
@@ -128,8 +128,8 @@ func greet(t *testing.T, address string) {
 	}()
 }
 
-// holds says which of the services' clusters the Envoy has.
-func (b *bookshop) holds() string {
+// heldClusters returns the services' clusters that the Envoy has.
+func (b *bookshop) heldClusters() string {
 	b.t.Helper()
 	text, err := b.envoy.Get("/clusters")
 	if err != nil {
@@ -144,26 +144,26 @@ func (b *bookshop) holds() string {
 	return strings.Join(names, " ")
 }
 
-// at once: the very first request is answered.
-func (b *bookshop) atOnce(host, want string) {
+// expectFirstBody checks that the first request succeeds.
+func (b *bookshop) expectFirstBody(host, want string) {
 	b.t.Helper()
 	if got, err := b.call(host); err != nil || got != want {
 		b.t.Errorf("a request for %s is answered by %q, %v", host, got, err)
 	}
 }
 
-func TestSidecarHoldsWhatItsWorkloadUses(t *testing.T) {
-	b := openScoped(t, "127.172.100")
-	if got := b.holds(); got != "" {
+func TestSidecarLoadsTheClustersThatItsWorkloadUses(t *testing.T) {
+	b := newScopedBookshop(t, "127.172.100")
+	if got := b.heldClusters(); got != "" {
 		t.Fatalf("before any request it holds %s", got)
 	}
-	b.atOnce("reviews", "reviews-v1")
-	if got := b.holds(); got != "9080|v1|reviews" {
+	b.expectFirstBody("reviews", "reviews-v1")
+	if got := b.heldClusters(); got != "9080|v1|reviews" {
 		t.Errorf("after one request it holds %s", got)
 	}
 	var all sync.WaitGroup
-	for range 20 { // all at the same time are for a cluster that is not there yet
-		all.Go(func() { b.atOnce("ratings", "ratings-v1") })
+	for range 20 { // concurrent requests for a cluster that is not loaded yet
+		all.Go(func() { b.expectFirstBody("ratings", "ratings-v1") })
 	}
 	all.Wait()
 
@@ -176,7 +176,7 @@ func TestSidecarHoldsWhatItsWorkloadUses(t *testing.T) {
 		t.Errorf("the first connection to the database gets %q, %v", line, err)
 	}
 
-	// What an edit leads to is there when the edit is.
+	// The clusters that an edited route refers to are loaded together with the edit.
 	b.route("v2")
 	testenv.Eventually(t, "the edit is in force, and no request fails", func() error {
 		got, err := b.call("reviews")
@@ -189,20 +189,20 @@ func TestSidecarHoldsWhatItsWorkloadUses(t *testing.T) {
 		return nil
 	})
 
-	// A service that comes later is there for the first request for it.
+	// A service that is added later is available to its first request.
 	write(t, filepath.Join(b.dir, "db.yaml"), strings.ReplaceAll(dbDocuments, "NET", b.network))
-	b.answers("late", "ratings-v1")
+	b.awaitBody("late", "ratings-v1")
 }
 
-func TestWhatASidecarHoldsOutlivesTheControlPlaneAndItself(t *testing.T) {
-	b := openScoped(t, "127.172.101")
+func TestUsageHistorySurvivesRestarts(t *testing.T) {
+	b := newScopedBookshop(t, "127.172.101")
 	b.restartEnvoy(true)
-	b.atOnce("reviews", "reviews-v1")
-	b.atOnce("ratings", "ratings-v1")
-	held := b.holds()
+	b.expectFirstBody("reviews", "reviews-v1")
+	b.expectFirstBody("ratings", "ratings-v1")
+	held := b.heldClusters()
 
 	b.plane.stop()
-	b.atOnce("reviews", "reviews-v1")
+	b.expectFirstBody("reviews", "reviews-v1")
 	b.plane = start(t, b.cfg)
 	testenv.Eventually(t, "it is connected again", func() error {
 		if n := len(b.plane.Status().Clients); n != 1 {
@@ -210,27 +210,27 @@ func TestWhatASidecarHoldsOutlivesTheControlPlaneAndItself(t *testing.T) {
 		}
 		return nil
 	})
-	b.route("v2") // asked of the new control plane
-	b.answers("reviews", "reviews-v2")
-	b.atOnce("ratings", "ratings-v1")
-	if got := b.holds(); !strings.Contains(got, "v1|reviews") || !strings.Contains(got, "|ratings") {
+	b.route("v2") // requested from the new control plane
+	b.awaitBody("reviews", "reviews-v2")
+	b.expectFirstBody("ratings", "ratings-v1")
+	if got := b.heldClusters(); !strings.Contains(got, "v1|reviews") || !strings.Contains(got, "|ratings") {
 		t.Errorf("after the restart it holds %s, and before %s", got, held)
 	}
-	// Endpoints of what it came back with are followed.
+	// Changes of the claimed clusters' endpoints are applied.
 	write(t, filepath.Join(b.dir, "workloads.yaml"), b.workload("ratings-v9", b.network+".30")+"---"+b.workload("reviews-v9", b.network+".31"))
-	b.answers("ratings", "ratings-v9")
+	b.awaitBody("ratings", "ratings-v9")
 
 	b.restartEnvoy(false)
-	if got := b.holds(); got != "" {
+	if got := b.heldClusters(); got != "" {
 		t.Errorf("who does not prove to be the workload starts with %s", got)
 	}
 	b.restartEnvoy(true)
-	if got := b.holds(); !strings.Contains(got, "v2|reviews") || !strings.Contains(got, "|ratings") {
+	if got := b.heldClusters(); !strings.Contains(got, "v2|reviews") || !strings.Contains(got, "|ratings") {
 		t.Errorf("a new Envoy of the workload starts with %s", got)
 	}
 }
 
-// restartEnvoy replaces the caller's Envoy by a new one.
+// restartEnvoy replaces the caller's Envoy.
 func (b *bookshop) restartEnvoy(proves bool) {
 	b.t.Helper()
 	if err := b.envoy.Stop(); err != nil {
@@ -240,28 +240,28 @@ func (b *bookshop) restartEnvoy(proves bool) {
 	b.startEnvoy()
 }
 
-// TestNobodyWritesToWhatAWorkloadUses who does not prove to be that workload, as on the plaintext port.
-func TestNobodyWritesToWhatAWorkloadUses(t *testing.T) {
-	b := openScoped(t, "127.172.110")
-	b.atOnce("reviews", "reviews-v1")
+// TestUnauthenticatedClientDoesNotChangeUsageHistory uses the plaintext port.
+func TestUnauthenticatedClientDoesNotChangeUsageHistory(t *testing.T) {
+	b := newScopedBookshop(t, "127.172.110")
+	b.expectFirstBody("reviews", "reviews-v1")
 	b.restartEnvoy(true)
-	if got := b.holds(); got != "" {
-		t.Errorf("the workload starts with %s, which another said that it uses", got)
+	if got := b.heldClusters(); got != "" {
+		t.Errorf("the workload starts with %s, which an unauthenticated client reported", got)
 	}
-	b.atOnce("ratings", "ratings-v1")
+	b.expectFirstBody("ratings", "ratings-v1")
 	b.plane.stop()
 	kept, err := os.ReadFile(filepath.Join(b.cfg.StateDir, "learned"))
 	if err != nil || strings.Contains(string(kept), "reviews") || !strings.Contains(string(kept), `"default/caller/caller"`) {
-		t.Errorf("it is kept that workloads use %s, %v", kept, err)
+		t.Errorf("stored usage is %s, %v", kept, err)
 	}
 }
 
-func TestServiceThatGoesAndComesBackIsFoundAgain(t *testing.T) {
-	b := openScoped(t, "127.172.102")
-	b.atOnce("ratings", "ratings-v1")
+func TestRemovedAndRestoredServiceIsReachable(t *testing.T) {
+	b := newScopedBookshop(t, "127.172.102")
+	b.expectFirstBody("ratings", "ratings-v1")
 	write(t, filepath.Join(b.dir, "services.yaml"), strings.Replace(serviceDocuments, "metadata: {name: ratings}", "metadata: {name: grades}", 1))
-	b.answers("grades", "ratings-v1")
+	b.awaitBody("grades", "ratings-v1")
 	write(t, filepath.Join(b.dir, "services.yaml"), serviceDocuments)
-	b.answers("ratings", "ratings-v1")
-	b.atOnce("ratings", "ratings-v1")
+	b.awaitBody("ratings", "ratings-v1")
+	b.expectFirstBody("ratings", "ratings-v1")
 }

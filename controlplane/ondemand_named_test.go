@@ -16,8 +16,9 @@ import (
 	"github.com/pilotfish-mesh/pilotfish/controlplane/xds"
 )
 
-// A pattern stands for any number of names, and a client can ask by each: then it is given all hosts, and no name is kept.
-func TestClientThatAsksByVeryManyNamesIsGivenAllHosts(t *testing.T) {
+// A wildcard host matches any number of names, and a client can request each. Beyond the limit the client gets all
+// hosts, and no names are stored.
+func TestClientBeyondHostNameLimitGetsAllHosts(t *testing.T) {
 	dir := t.TempDir()
 	write(t, dir+"/entry.yaml", `
 apiVersion: networking.istio.io/v1
@@ -43,7 +44,7 @@ spec: {hosts: ["*.wild.test"], ports: [{name: http, number: 9080, protocol: HTTP
 		Id: "sidecar~127.68.61.2~a.default~default.svc.cluster.local", Metadata: metadata,
 		UserAgentVersionType: &corev3.Node_UserAgentBuildVersion{UserAgentBuildVersion: &corev3.BuildVersion{Version: &typev3.SemanticVersion{MajorNumber: 1, MinorNumber: 40}}},
 	}}
-	// named asks for hosts, and gives the answer to the last one.
+	// named requests hosts, and returns the response to the last one.
 	named := func(from, to int) *discoveryv3.DeltaDiscoveryResponse {
 		request = &discoveryv3.DeltaDiscoveryRequest{TypeUrl: xds.VirtualHostType}
 		for n := from; n < to; n++ {

@@ -15,9 +15,9 @@ import (
 	"github.com/pilotfish-mesh/pilotfish/controlplane/xds"
 )
 
-// Agents that take trust bundles from the control plane are told the authority's root, and those that the mesh's
-// configuration adds.
-func TestAgentsAreToldTheRootsOfTheMesh(t *testing.T) {
+// Agents that receive trust bundles from the control plane get the authority's root and the roots in the mesh
+// configuration.
+func TestAgentsReceiveTheRootsOfTheMesh(t *testing.T) {
 	other := &meshconfig.MeshConfig_CertificateData{CertificateData: &meshconfig.MeshConfig_CertificateData_Pem{Pem: "another root"}}
 	p := start(t, controlplane.Config{Ports: freePorts, Mesh: &meshconfig.MeshConfig{CaCertificates: []*meshconfig.MeshConfig_CertificateData{other}}})
 	conn, err := grpc.NewClient(p.PlainAddr().String(), grpc.WithTransportCredentials(insecure.NewCredentials()))
@@ -42,11 +42,11 @@ func TestAgentsAreToldTheRootsOfTheMesh(t *testing.T) {
 	if err != nil || len(answer.GetResources()) != 1 {
 		t.Fatalf("%v, %v", answer, err)
 	}
-	told := &meshconfig.ProxyConfig{}
-	if err := answer.GetResources()[0].GetResource().UnmarshalTo(told); err != nil {
+	received := &meshconfig.ProxyConfig{}
+	if err := answer.GetResources()[0].GetResource().UnmarshalTo(received); err != nil {
 		t.Fatal(err)
 	}
-	if want := []string{"another root", string(p.Authority().RootPEM())}; !slices.Equal(told.GetCaCertificatesPem(), want) {
-		t.Errorf("roots are %q, want %q", told.GetCaCertificatesPem(), want)
+	if want := []string{"another root", string(p.Authority().RootPEM())}; !slices.Equal(received.GetCaCertificatesPem(), want) {
+		t.Errorf("roots are %q, want %q", received.GetCaCertificatesPem(), want)
 	}
 }

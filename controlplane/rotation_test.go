@@ -30,8 +30,8 @@ import (
 	"github.com/pilotfish-mesh/pilotfish/internal/testenv"
 )
 
-// The command that rotates the root does not talk to the control plane.
-func TestRunningControlPlaneTellsAgentsOfARootThatACommandMade(t *testing.T) {
+// The command that rotates the root does not connect to the control plane.
+func TestControlPlaneDistributesRootCreatedByCommand(t *testing.T) {
 	dir := t.TempDir()
 	p := start(t, controlplane.Config{StateDir: dir, Ports: freePorts})
 	conn, err := grpc.NewClient(p.PlainAddr().String(), grpc.WithTransportCredentials(insecure.NewCredentials()))
@@ -54,7 +54,7 @@ func TestRunningControlPlaneTellsAgentsOfARootThatACommandMade(t *testing.T) {
 	}); err != nil {
 		t.Fatal(err)
 	}
-	told := func() []string {
+	receivedRoots := func() []string {
 		t.Helper()
 		answer, err := stream.Recv()
 		if err != nil {
@@ -69,7 +69,7 @@ func TestRunningControlPlaneTellsAgentsOfARootThatACommandMade(t *testing.T) {
 		}
 		return config.GetCaCertificatesPem()
 	}
-	old := told()
+	old := receivedRoots()
 	command, err := ca.Load(dir, ca.Options{MustExist: true})
 	if err != nil {
 		t.Fatal(err)
@@ -78,10 +78,10 @@ func TestRunningControlPlaneTellsAgentsOfARootThatACommandMade(t *testing.T) {
 		if took, err := command.Rotate(true); err != nil || took != step {
 			t.Fatalf("%s: %v", took, err)
 		}
-		if roots := told(); !slices.Equal(roots, []string{string(command.RootPEM())}) || slices.Equal(roots, old) {
-			t.Errorf("after %s agents are told %q, want %q", step, roots, command.RootPEM())
+		if roots := receivedRoots(); !slices.Equal(roots, []string{string(command.RootPEM())}) || slices.Equal(roots, old) {
+			t.Errorf("after %s agents receive %q, want %q", step, roots, command.RootPEM())
 		}
-		testenv.Eventually(t, "the control plane takes the step up", func() error {
+		testenv.Eventually(t, "the control plane applies the step", func() error {
 			if !bytes.Equal(p.Authority().RootPEM(), command.RootPEM()) {
 				return errors.New("it has other roots")
 			}
@@ -90,8 +90,8 @@ func TestRunningControlPlaneTellsAgentsOfARootThatACommandMade(t *testing.T) {
 	}
 }
 
-// The keys of an issuer whose tokens prove service accounts are fetched from where its discovery document says.
-func TestTokensOfAnIssuerAreTakenByTheKeysThatItPublishes(t *testing.T) {
+// The control plane fetches the keys of a token issuer from the URL in the issuer's discovery document.
+func TestTokensAreVerifiedByTheIssuersPublishedKeys(t *testing.T) {
 	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
 	if err != nil {
 		t.Fatal(err)

@@ -11,32 +11,34 @@ import (
 
 const (
 	headerBytes = 12
-	// staleTTL is what a stale answer says, after RFC 8767.
+	// staleTTL is the TTL of a stale answer in seconds (RFC 8767).
 	staleTTL = 30
-	// longestTTL and longestNegative bound how long an answer is believed.
-	longestTTL      = time.Hour
-	longestNegative = 5 * time.Minute
+	// maxTTL and maxNegative limit how long a positive and a negative answer are cached.
+	maxTTL      = time.Hour
+	maxNegative = 5 * time.Minute
 )
 
-// answer is a resolver's answer as it goes to whoever asks, but for the few bytes that differ each time.
+// answer is a resolver's packed answer. It is sent to every client, with the few bytes replaced that differ between
+// queries.
 type answer struct {
-	wire   []byte // without OPT record
-	ttls   []int  // where TTLs are
+	wire   []byte // without the OPT record
+	ttls   []int  // offsets of the TTLs
 	rcode  int
 	stored time.Time
-	life   time.Duration // for which it may be given again
+	life   time.Duration // how long the answer may be reused
 	server string
 }
 
-// age is how old the answer is, by the clock that ran on while the machine was suspended, or by the one that nobody sets,
-// whichever says more.
+// age returns the age of the answer: the larger one of the monotonic and the wall clock's difference. Only the wall
+// clock advances while the machine is suspended.
 func (a *answer) age(now time.Time) time.Duration {
 	return max(now.Sub(a.stored), now.Round(0).Sub(a.stored.Round(0)), 0)
 }
 
 func (a *answer) fresh(now time.Time) bool { return a.age(now) < a.life }
 
-// newAnswer keeps of a message what a stub resolver reads: the answers and, for those that say no, the SOA record.
+// newAnswer returns the parts of a message that a stub resolver reads: the answer section and, for negative answers,
+// the SOA record.
 func newAnswer(m *dns.Msg, server string, dnssec bool, now time.Time) (*answer, error) {
 	kept := &dns.Msg{MsgHdr: m.MsgHdr, Question: m.Question, Answer: m.Answer, Compress: true}
 	kept.Authoritative, kept.RecursionAvailable, kept.Truncated = false, true, false
@@ -56,8 +58,8 @@ func newAnswer(m *dns.Msg, server string, dnssec bool, now time.Time) (*answer, 
 	return &answer{wire: wire, ttls: ttls, rcode: m.Rcode, stored: now, life: lifetime(m), server: server}, nil
 }
 
-// lifetime is how long an answer may be given again: the least of its TTLs, or what the SOA record says of a negative one
-// (RFC 2308). Failures, and negative answers without it, are not kept.
+// lifetime returns how long an answer may be cached: the minimum of its TTLs or, for a negative answer, the limit in
+// its SOA record (RFC 2308). It returns 0 for failures, and for negative answers without an SOA record.
 func lifetime(m *dns.Msg) time.Duration {
 	if m.Rcode != dns.RcodeSuccess && m.Rcode != dns.RcodeNameError {
 		return 0
@@ -65,19 +67,19 @@ func lifetime(m *dns.Msg) time.Duration {
 	if isNegative(m) {
 		for _, rr := range m.Ns {
 			if soa, ok := rr.(*dns.SOA); ok {
-				return min(time.Duration(min(soa.Minttl, soa.Hdr.Ttl))*time.Second, longestNegative)
+				return min(time.Duration(min(soa.Minttl, soa.Hdr.Ttl))*time.Second, maxNegative)
 			}
 		}
 		return 0
 	}
-	life := longestTTL
+	life := maxTTL
 	for _, rr := range m.Answer {
 		life = min(life, time.Duration(rr.Header().Ttl)*time.Second)
 	}
 	return life
 }
 
-// isNegative also holds for an alias that leads to nothing.
+// isNegative reports whether a message has no record for the question. That includes an alias without a target.
 func isNegative(m *dns.Msg) bool {
 	if m.Rcode == dns.RcodeNameError {
 		return true
@@ -93,7 +95,7 @@ func isNegative(m *dns.Msg) bool {
 
 var errShort = errors.New("the message ends too early")
 
-// findTTLs gives the places of all TTLs in a packed message.
+// findTTLs returns the offsets of all TTLs in a packed message.
 func findTTLs(wire []byte) ([]int, error) {
 	if len(wire) < headerBytes {
 		return nil, errShort
@@ -125,7 +127,7 @@ func findTTLs(wire []byte) ([]int, error) {
 	return ttls, nil
 }
 
-// skipName is where a name ends, or far below zero.
+// skipName returns the end of a name, or a large negative number for an invalid name.
 func skipName(wire []byte, at int) int {
 	for at >= 0 && at < len(wire) {
 		switch n := int(wire[at]); {
@@ -142,12 +144,12 @@ func skipName(wire []byte, at int) int {
 	return -1 << 20
 }
 
-// write makes the message for one who asks: with his id and flags, his spelling of the name, and what is left of the TTLs.
+// write returns the message for a client: with the query's ID, flags and spelling of the name, and the remaining TTLs.
 func (a *answer) write(q *query, now time.Time) []byte {
 	return a.append(make([]byte, 0, len(a.wire)+optBytes), q, now)
 }
 
-// append is write into a buffer that is there already, and empty.
+// append is write into an empty buffer that the caller provides.
 func (a *answer) append(out []byte, q *query, now time.Time) []byte {
 	out = append(out, a.wire...)
 	binary.BigEndian.PutUint16(out, q.id)
@@ -157,7 +159,7 @@ func (a *answer) append(out []byte, q *query, now time.Time) []byte {
 		copy(out[headerBytes:], q.spelling)
 	}
 	age := a.age(now)
-	aged := uint32(min(age, longestTTL) / time.Second)
+	aged := uint32(min(age, maxTTL) / time.Second)
 	stale := age >= a.life && a.life > 0
 	for _, at := range a.ttls {
 		ttl := binary.BigEndian.Uint32(out[at:])
@@ -165,7 +167,7 @@ func (a *answer) append(out []byte, q *query, now time.Time) []byte {
 		case stale:
 			ttl = staleTTL
 		default:
-			ttl = min(ttl, uint32(longestTTL/time.Second)) - min(aged, min(ttl, uint32(longestTTL/time.Second)))
+			ttl = min(ttl, uint32(maxTTL/time.Second)) - min(aged, min(ttl, uint32(maxTTL/time.Second)))
 		}
 		binary.BigEndian.PutUint32(out[at:], ttl)
 	}
@@ -182,13 +184,13 @@ func boolBit(b bool, bit byte) byte {
 	return 0
 }
 
-// appendOPT adds an empty OPT record, which says how large a question may be.
+// appendOPT adds an OPT record without options, which contains the maximum size of a query.
 func appendOPT(wire []byte, dnssec bool) []byte {
 	binary.BigEndian.PutUint16(wire[10:], binary.BigEndian.Uint16(wire[10:])+1)
-	return append(wire, 0, 0, byte(dns.TypeOPT), largestUDP>>8, largestUDP&0xff, 0, 0, boolBit(dnssec, 0x80), 0, 0, 0)
+	return append(wire, 0, 0, byte(dns.TypeOPT), maxUDP>>8, maxUDP&0xff, 0, 0, boolBit(dnssec, 0x80), 0, 0, 0)
 }
 
-// fit truncates what is larger than the one who asks can take; he then comes again by TCP.
+// fit truncates an answer that exceeds the client's maximum size. The client then repeats the query over TCP.
 func fit(wire []byte, q *query) []byte {
 	if len(wire) <= q.size {
 		return wire

@@ -6,14 +6,15 @@ import (
 	"time"
 )
 
-// question is what answers are kept by. They depend on nothing else, and one never serves for another name.
+// question is the key of the cache. Answers depend on nothing else.
 type question struct {
 	name            string // fully qualified, lower case
 	qtype, class    uint16
 	dnssec, nocheck bool // the DO and CD bits
 }
 
-// cache keeps answers until they are of no use even when stale, or others need the room more.
+// cache stores answers until they are too old even as stale answers, or until the least recently used one must be
+// evicted.
 type cache struct {
 	entries, bytes int
 	now            func() time.Time
@@ -21,16 +22,16 @@ type cache struct {
 	mu    sync.Mutex
 	held  int
 	byKey map[question]*list.Element
-	order *list.List // of *cached, the last used first
+	order *list.List // of *cached, most recently used first
 }
 
 type cached struct {
 	key    question
 	answer *answer
-	keep   time.Duration // it is of no use when it is as old as that
+	keep   time.Duration // maximum age of an entry
 }
 
-// entryOverhead is about what an entry takes beside its message and name.
+// entryOverhead is the approximate memory of an entry without its message and name, in bytes.
 const entryOverhead = 300
 
 func (c *cached) size() int { return len(c.key.name) + len(c.answer.wire) + entryOverhead }
@@ -45,14 +46,14 @@ func (c *cache) get(key question) *answer {
 	return c.use(c.byKey[key])
 }
 
-// getBytes is get, for a name that nobody has a string of yet.
+// getBytes is get without the allocation of a string for the name.
 func (c *cache) getBytes(name []byte, key question) *answer {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	return c.use(c.byKey[question{string(name), key.qtype, key.class, key.dnssec, key.nocheck}])
 }
 
-// use notes that an entry, which may be nil, was asked for; the caller holds the lock.
+// use marks an entry as used; at may be nil. The caller holds the lock.
 func (c *cache) use(at *list.Element) *answer {
 	if at == nil {
 		return nil
@@ -83,7 +84,7 @@ func (c *cache) put(key question, a *answer, keep time.Duration) {
 	}
 }
 
-// clear forgets everything: other resolvers may know other names.
+// clear removes all entries. It is called when the resolvers change, because others may know different names.
 func (c *cache) clear() {
 	c.mu.Lock()
 	defer c.mu.Unlock()

@@ -8,40 +8,40 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 )
 
-// Config is what a Server is made of. Zero values mean the defaults that are named.
+// Config is the configuration of a Server. Zero values mean the documented defaults.
 type Config struct {
-	// Listen are addresses as host:port, each for UDP and TCP. The host localhost means both loopback addresses, of which
-	// one may be missing. Port 0 takes a free one.
+	// Listen are addresses as host:port, each for UDP and TCP. The host localhost means both loopback addresses; one of
+	// them may be missing on the machine. Port 0 chooses a free port.
 	Listen []string
-	// ResolvConf is the file that names the resolvers and search domains (default /etc/resolv.conf). It is read again
-	// when it changes.
+	// ResolvConf is the file with the resolvers and search domains (default /etc/resolv.conf). The server reads it
+	// again when it changes.
 	ResolvConf string
-	// Namespace is the workload's own: only its services are known by their first label alone.
+	// Namespace is the workload's namespace. Only services of this namespace are known by their first label alone.
 	Namespace string
-	// Domain is the workload's, such as shop.svc.cluster.local, of which the namespace may be missing. Services of other
-	// domains are known by their full names only: their short forms could be those of services of this one.
+	// Domain is the workload's domain, such as shop.svc.cluster.local; the namespace may be missing. Services of other
+	// domains are known by their full names only, because their short names could be those of services in this domain.
 	Domain string
-	// ForwardWithoutTable has every question forwarded as long as there is no name table. Otherwise they fail, so that no
-	// application learns from elsewhere that a name of the mesh does not exist.
+	// ForwardWithoutTable forwards every query as long as there is no name table. Otherwise such queries fail, so that
+	// no application learns from another resolver that a mesh name does not exist.
 	ForwardWithoutTable bool
-	// AllowFrom are networks that may ask beside this machine's own addresses.
+	// AllowFrom are networks that may send queries, in addition to this machine's own addresses.
 	AllowFrom []netip.Prefix
 
-	// KeepFile is where the last names of the mesh are kept, for a start without a control plane; empty for nowhere. They
-	// are used by the same Owner only, which is a proxy's node id.
+	// KeepFile is the file in which the last name table is stored, for a start without a control plane; empty means
+	// none. A stored table is used only with the same Owner, which is the proxy's node ID.
 	KeepFile, Owner string
 
-	TTL             time.Duration // of names of the mesh (default 30 s)
-	ForwardTimeout  time.Duration // of a forwarded question altogether (default 5 s)
-	ForwardParallel bool          // ask all resolvers at once and take the first good answer
+	TTL             time.Duration // of mesh names (default 30 s)
+	ForwardTimeout  time.Duration // total time of a forwarded query (default 5 s)
+	ForwardParallel bool          // query all resolvers at once and use the first successful answer
 
-	CacheEntries int           // most forwarded answers that are kept (default 10,000)
-	CacheBytes   int           // most memory for them (default 4 MiB)
-	StaleFor     time.Duration // how long an answer is kept beyond its time, for when no resolver answers (default 1 h)
+	CacheEntries int           // maximum number of cached answers (default 10,000)
+	CacheBytes   int           // maximum memory of cached answers (default 4 MiB)
+	StaleFor     time.Duration // how long an expired answer stays cached, for times when no resolver answers (default 1 h)
 
 	Logger     *slog.Logger
 	Registerer prometheus.Registerer // nil registers nothing
-	Now        func() time.Time      // the clock of cache and health (default time.Now)
+	Now        func() time.Time      // the clock of the cache and of health (default time.Now)
 }
 
 func (c Config) withDefaults() Config {

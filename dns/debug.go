@@ -14,8 +14,8 @@ type describedHost struct {
 	AltHosts  []string `json:"alt_hosts,omitempty"`
 }
 
-// NamesHandler tells the names of the mesh as JSON: 404 and {} as long as there are none. Who may ask is for the caller
-// to see to.
+// NamesHandler returns a handler that prints the name table as JSON. Without a table it responds 404 and {}. The caller
+// authorizes requests.
 func (s *Server) NamesHandler() http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
 		w.Header().Set("Content-Type", "application/json")

@@ -10,17 +10,17 @@ import (
 	"google.golang.org/protobuf/encoding/protowire"
 )
 
-// NameTableType is the type by which control planes send the names of the mesh.
+// NameTableType is the type URL of the name table that control planes send.
 const NameTableType = "type.googleapis.com/istio.networking.nds.v1.NameTable"
 
 const (
-	mostTableBytes = 64 << 20
-	mostHosts      = 1 << 20
-	// mostOfHost bounds addresses and other names of one host, each.
-	mostOfHost = 1 << 16
+	maxTableBytes = 64 << 20
+	maxHosts      = 1 << 20
+	// maxOfHost limits the addresses of one host, and its alternative names.
+	maxOfHost = 1 << 16
 )
 
-// Fields of istio.networking.nds.v1.NameTable, its map's entries, and NameInfo.
+// Fields of istio.networking.nds.v1.NameTable, of its map's entries, and of NameInfo.
 const (
 	fieldTable     = 1
 	fieldKey       = 1
@@ -30,24 +30,24 @@ const (
 	fieldShortName = 3
 	fieldNamespace = 4
 	fieldAltHosts  = 5
-	fieldPort      = 1001 // of our own control plane alone
+	fieldPort      = 1001 // sent only by pilotfish's own control plane
 )
 
 var errWire = errors.New("it is not well-formed protobuf")
 
-// DecodeTable reads an istio.networking.nds.v1.NameTable. Unknown fields are passed over; hosts that are no DNS names
-// and addresses that are none are left out and counted, so that one of them does not cost all others.
+// DecodeTable decodes an istio.networking.nds.v1.NameTable. It skips unknown fields. It skips and counts hosts that are
+// not valid DNS names and addresses that are not IP addresses, so that one invalid entry does not invalidate the table.
 func DecodeTable(wire []byte) (*Table, error) {
-	if len(wire) > mostTableBytes {
-		return nil, fmt.Errorf("name table: it has %d bytes, and the most is %d", len(wire), mostTableBytes)
+	if len(wire) > maxTableBytes {
+		return nil, fmt.Errorf("name table: it has %d bytes, and the most is %d", len(wire), maxTableBytes)
 	}
 	t := &Table{Hosts: make(map[string]Entry)}
 	err := eachBytes(wire, func(field protowire.Number, value []byte) error {
 		if field != fieldTable {
 			return nil
 		}
-		if len(t.Hosts) >= mostHosts {
-			return fmt.Errorf("it has more than %d hosts", mostHosts)
+		if len(t.Hosts) >= maxHosts {
+			return fmt.Errorf("it has more than %d hosts", maxHosts)
 		}
 		return t.decodeHost(value)
 	})
@@ -85,7 +85,7 @@ func (t *Table) decodeEntry(e *Entry, wire []byte) error {
 		switch field {
 		case fieldIPs:
 			ip, err := netip.ParseAddr(string(value))
-			if err != nil || len(e.IPs) >= mostOfHost {
+			if err != nil || len(e.IPs) >= maxOfHost {
 				t.Skipped++
 				return nil
 			}
@@ -97,14 +97,14 @@ func (t *Table) decodeEntry(e *Entry, wire []byte) error {
 		case fieldNamespace:
 			e.Namespace = string(value)
 		case fieldAltHosts:
-			if _, ok := canonical(string(value)); !ok || len(e.AltHosts) >= mostOfHost {
+			if _, ok := canonical(string(value)); !ok || len(e.AltHosts) >= maxOfHost {
 				t.Skipped++
 				return nil
 			}
 			e.AltHosts = append(e.AltHosts, string(value))
 		case fieldPort:
 			port, ok := decodePort(string(value))
-			if !ok || len(e.Ports) >= mostOfHost {
+			if !ok || len(e.Ports) >= maxOfHost {
 				t.Skipped++
 				return nil
 			}
@@ -114,7 +114,7 @@ func (t *Table) decodeEntry(e *Entry, wire []byte) error {
 	})
 }
 
-// decodePort reads "_http._tcp 80".
+// decodePort parses "_http._tcp 80".
 func decodePort(text string) (Port, bool) {
 	labels, number, _ := strings.Cut(text, " ")
 	name, protocol, _ := strings.Cut(labels, ".")
@@ -125,7 +125,7 @@ func decodePort(text string) (Port, bool) {
 	return Port{Name: name[1:], Protocol: protocol[1:], Number: uint16(n)}, true
 }
 
-// eachBytes calls a function with each length-delimited field, which are all that name tables have.
+// eachBytes calls a function for each length-delimited field. Name tables have no other fields.
 func eachBytes(wire []byte, do func(protowire.Number, []byte) error) error {
 	for len(wire) > 0 {
 		field, kind, n := protowire.ConsumeTag(wire)

@@ -9,7 +9,7 @@ import (
 	"net/netip"
 )
 
-func TestNameTableOfTheControlPlaneIsRead(t *testing.T) {
+func TestDecodeTable(t *testing.T) {
 	want := meshTable()
 	for host, e := range want.Hosts {
 		e.Ports = nil
@@ -24,7 +24,7 @@ func TestNameTableOfTheControlPlaneIsRead(t *testing.T) {
 	}
 }
 
-func TestWhatIsNoHostOrAddressIsLeftOutAlone(t *testing.T) {
+func TestInvalidHostsAndAddressesAreSkipped(t *testing.T) {
 	wire := encodeTable(&Table{Hosts: map[string]Entry{
 		"good.example":                       {IPs: addresses("10.0.0.1"), AltHosts: []string{"..", "also.example"}},
 		strings.Repeat("a", 64) + ".example": {IPs: addresses("10.0.0.2")},
@@ -40,14 +40,14 @@ func TestWhatIsNoHostOrAddressIsLeftOutAlone(t *testing.T) {
 	}
 }
 
-func TestBrokenNameTableIsAnError(t *testing.T) {
+func TestInvalidNameTableIsAnError(t *testing.T) {
 	whole := encodeTable(&Table{Hosts: map[string]Entry{"good.example": {IPs: addresses("10.0.0.1")}}})
 	for n := 1; n < len(whole); n++ {
 		if _, err := DecodeTable(whole[:n]); err == nil {
 			t.Errorf("%d of %d bytes were taken", n, len(whole))
 		}
 	}
-	if _, err := DecodeTable(make([]byte, mostTableBytes+1)); err == nil || !strings.Contains(err.Error(), "bytes") {
+	if _, err := DecodeTable(make([]byte, maxTableBytes+1)); err == nil || !strings.Contains(err.Error(), "bytes") {
 		t.Error(err)
 	}
 }
@@ -61,7 +61,7 @@ func FuzzDecodeTable(f *testing.F) {
 		if err != nil {
 			return
 		}
-		x := newIndex(table, home{"shop", "svc.cluster.local"}, []string{"shop.svc.cluster.local.", "cluster.local."})
+		x := newIndex(table, workloadDomain{"shop", "svc.cluster.local"}, []string{"shop.svc.cluster.local.", "cluster.local."})
 		for host := range table.Hosts {
 			name, ok := canonical(host)
 			if !ok {

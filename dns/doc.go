@@ -1,3 +1,3 @@
-// Package dns answers the application's DNS questions: names of the mesh from a table that the control plane sends, all
-// else from the resolvers of resolv.conf, through a cache that outlives them.
+// Package dns implements the agent's DNS proxy. It answers mesh names from a table that the control plane sends, and
+// forwards all other queries to the resolvers of resolv.conf, through a cache that serves stale answers when they fail.
 package dns

@@ -16,10 +16,10 @@ import (
 )
 
 const (
-	// mostFlights bounds the questions that are on their way to resolvers.
-	mostFlights = 512
-	// patience is how long one who asks waits before a stale answer will do, after RFC 8767.
-	patience = 1800 * time.Millisecond
+	// maxInflight limits the queries that are being forwarded.
+	maxInflight = 512
+	// staleAfter is how long a client waits before it gets a stale answer (RFC 8767).
+	staleAfter = 1800 * time.Millisecond
 )
 
 var (
@@ -27,9 +27,9 @@ var (
 	errBusy       = errors.New("too many questions are on their way to resolvers")
 )
 
-// forwarder asks resolvers what the mesh does not know.
+// forwarder forwards queries to resolvers. Concurrent queries for the same question share one request (single flight).
 type forwarder struct {
-	ctx      context.Context // of the flights, which go on when those who asked have gone
+	ctx      context.Context // of the requests, which continue when their clients have stopped waiting
 	timeout  time.Duration
 	parallel bool
 	staleFor time.Duration
@@ -39,22 +39,22 @@ type forwarder struct {
 	cache    *cache
 	isOurs   func(netip.AddrPort) bool
 
-	mu      sync.Mutex
-	servers []*upstream
-	rotate  bool
-	flights map[question]*flight
-	flying  sync.WaitGroup
+	mu       sync.Mutex
+	servers  []*upstream
+	rotate   bool
+	inflight map[question]*inflight
+	flying   sync.WaitGroup
 }
 
-// flight is one question on its way; all who ask the same wait for it.
-type flight struct {
+// inflight is a forwarded question. All clients with the same question wait for it.
+type inflight struct {
 	done   chan struct{}
 	answer *answer
 	err    error
 }
 
-// use takes the resolvers of another resolv.conf. Those that stay keep their health. Our own address is left out, or
-// questions would go round for ever.
+// use replaces the resolvers by those of a resolv.conf. Resolvers that are in both retain their health. The server's
+// own address is skipped, because it would cause a loop.
 func (f *forwarder) use(conf resolvConf) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -65,7 +65,7 @@ func (f *forwarder) use(conf resolvConf) {
 	f.servers, f.rotate = nil, conf.rotate
 	for _, address := range conf.servers {
 		if f.isOurs(address) {
-			f.log.Warn("a resolver is this server itself, and is not asked", "resolver", address)
+			f.log.Warn("a resolver is this server itself, and is not queried", "resolver", address)
 			continue
 		}
 		u := known[address]
@@ -76,7 +76,7 @@ func (f *forwarder) use(conf resolvConf) {
 	}
 }
 
-// resolve answers from the cache or by asking. source says which it was.
+// resolve returns an answer from the cache or from a resolver, and its source.
 func (f *forwarder) resolve(ctx context.Context, q question) (a *answer, source string, err error) {
 	held := f.cache.get(q)
 	if held != nil && held.fresh(f.now()) {
@@ -91,7 +91,7 @@ func (f *forwarder) resolve(ctx context.Context, q question) (a *answer, source 
 		if !f.anyUp() {
 			return f.stale(held, errNoResolver)
 		}
-		timer := time.NewTimer(patience)
+		timer := time.NewTimer(staleAfter)
 		defer timer.Stop()
 		enough = timer.C
 	}
@@ -105,7 +105,7 @@ func (f *forwarder) resolve(ctx context.Context, q question) (a *answer, source 
 	if fl.err != nil {
 		return f.stale(held, fl.err)
 	}
-	if held != nil && failed(fl.answer.rcode) {
+	if held != nil && isFailure(fl.answer.rcode) {
 		return held, sourceStale, nil
 	}
 	return fl.answer, sourceResolver, nil
@@ -118,43 +118,43 @@ func (f *forwarder) stale(held *answer, err error) (*answer, string, error) {
 	return nil, sourceFailed, err
 }
 
-// failed holds for answers after which another resolver may know better.
-func failed(rcode int) bool { return rcode != dns.RcodeSuccess && rcode != dns.RcodeNameError }
+// isFailure reports whether another resolver may have a better answer.
+func isFailure(rcode int) bool { return rcode != dns.RcodeSuccess && rcode != dns.RcodeNameError }
 
-// join finds the flight of a question or starts it.
-func (f *forwarder) join(q question) (*flight, error) {
+// join returns the running request for a question, or starts one.
+func (f *forwarder) join(q question) (*inflight, error) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	if fl := f.flights[q]; fl != nil {
+	if fl := f.inflight[q]; fl != nil {
 		return fl, nil
 	}
 	switch {
-	case len(f.flights) >= mostFlights:
+	case len(f.inflight) >= maxInflight:
 		return nil, errBusy
 	case f.ctx.Err() != nil:
 		return nil, f.ctx.Err()
 	}
-	fl := &flight{done: make(chan struct{})}
-	f.flights[q] = fl
+	fl := &inflight{done: make(chan struct{})}
+	f.inflight[q] = fl
 	servers := f.choose()
-	f.flying.Go(func() { f.fly(fl, q, servers) })
+	f.flying.Go(func() { f.start(fl, q, servers) })
 	return fl, nil
 }
 
-func (f *forwarder) fly(fl *flight, q question, servers []*upstream) {
+func (f *forwarder) start(fl *inflight, q question, servers []*upstream) {
 	ctx, cancel := context.WithTimeout(f.ctx, f.timeout)
 	defer cancel()
-	fl.answer, fl.err = f.ask(ctx, q, servers)
+	fl.answer, fl.err = f.query(ctx, q, servers)
 	if fl.err == nil && fl.answer.life > 0 {
 		f.cache.put(q, fl.answer, fl.answer.life+f.staleFor)
 	}
 	f.mu.Lock()
-	delete(f.flights, q)
+	delete(f.inflight, q)
 	f.mu.Unlock()
 	close(fl.done)
 }
 
-// choose gives the resolvers in the order to ask: those that answer first; the caller holds the lock.
+// choose returns the resolvers in the order in which they are queried, healthy ones first. The caller holds the lock.
 func (f *forwarder) choose() []*upstream {
 	servers := slices.Clone(f.servers)
 	if f.rotate {
@@ -162,7 +162,7 @@ func (f *forwarder) choose() []*upstream {
 	}
 	var up, resting []*upstream
 	for _, u := range servers {
-		if u.up() {
+		if u.isUp() {
 			up = append(up, u)
 		} else {
 			resting = append(resting, u)
@@ -174,33 +174,34 @@ func (f *forwarder) choose() []*upstream {
 func (f *forwarder) anyUp() bool {
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	return slices.ContainsFunc(f.servers, (*upstream).up)
+	return slices.ContainsFunc(f.servers, (*upstream).isUp)
 }
 
-func (f *forwarder) ask(ctx context.Context, q question, servers []*upstream) (*answer, error) {
+func (f *forwarder) query(ctx context.Context, q question, servers []*upstream) (*answer, error) {
 	switch {
 	case len(servers) == 0:
 		return nil, errNoResolver
 	case f.parallel && len(servers) > 1:
-		return f.askAll(ctx, q, servers)
+		return f.queryParallel(ctx, q, servers)
 	case len(servers) == 1:
-		servers = append(servers, servers[0]) // a packet may be lost
+		servers = append(servers, servers[0]) // a second attempt, because a packet may be lost
 	}
-	return f.askInTurn(ctx, q, servers)
+	return f.querySequentially(ctx, q, servers)
 }
 
-// askInTurn gives each resolver its share of the time that is left. When none gives a good answer, a bad one will do.
-func (f *forwarder) askInTurn(ctx context.Context, q question, servers []*upstream) (*answer, error) {
+// querySequentially queries one resolver after the other, each with its share of the remaining time. Without a
+// successful answer, it returns a failure that a resolver sent.
+func (f *forwarder) querySequentially(ctx context.Context, q question, servers []*upstream) (*answer, error) {
 	var bad *answer
 	var errs []error
 	deadline, _ := ctx.Deadline()
 	for i, u := range servers {
 		share := time.Until(deadline) / time.Duration(len(servers)-i)
-		a, err := f.askOne(ctx, q, u, share)
+		a, err := f.queryOne(ctx, q, u, share)
 		switch {
 		case err != nil:
 			errs = append(errs, err)
-		case failed(a.rcode):
+		case isFailure(a.rcode):
 			bad = a
 		default:
 			return a, nil
@@ -215,8 +216,8 @@ func (f *forwarder) askInTurn(ctx context.Context, q question, servers []*upstre
 	return nil, errors.Join(errs...)
 }
 
-// askAll takes the first good answer.
-func (f *forwarder) askAll(ctx context.Context, q question, servers []*upstream) (*answer, error) {
+// queryParallel queries all resolvers at once and returns the first successful answer.
+func (f *forwarder) queryParallel(ctx context.Context, q question, servers []*upstream) (*answer, error) {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
 	type outcome struct {
@@ -226,7 +227,7 @@ func (f *forwarder) askAll(ctx context.Context, q question, servers []*upstream)
 	outcomes := make(chan outcome, len(servers))
 	for _, u := range servers {
 		f.flying.Go(func() {
-			a, err := f.askOne(ctx, q, u, f.timeout)
+			a, err := f.queryOne(ctx, q, u, f.timeout)
 			outcomes <- outcome{a, err}
 		})
 	}
@@ -236,7 +237,7 @@ func (f *forwarder) askAll(ctx context.Context, q question, servers []*upstream)
 		switch o := <-outcomes; {
 		case o.err != nil:
 			errs = append(errs, o.err)
-		case failed(o.answer.rcode):
+		case isFailure(o.answer.rcode):
 			bad = o.answer
 		default:
 			return o.answer, nil
@@ -248,22 +249,22 @@ func (f *forwarder) askAll(ctx context.Context, q question, servers []*upstream)
 	return nil, errors.Join(errs...)
 }
 
-func (f *forwarder) askOne(ctx context.Context, q question, u *upstream, timeout time.Duration) (*answer, error) {
+func (f *forwarder) queryOne(ctx context.Context, q question, u *upstream, timeout time.Duration) (*answer, error) {
 	within, cancel := context.WithTimeout(ctx, timeout)
 	defer cancel()
 	started := time.Now()
 	f.metrics.upstreamRequests.Inc()
-	m, err := u.ask(within, q)
+	m, err := u.query(within, q)
 	if errors.Is(ctx.Err(), context.Canceled) {
-		return nil, ctx.Err() // another was faster, which says nothing of this one
+		return nil, ctx.Err() // another resolver was faster; this one has not failed
 	}
 	f.metrics.upstreamTime.Observe(time.Since(started).Seconds())
-	u.note(err)
+	u.recordResult(err)
 	if err != nil {
 		f.metrics.upstreamFailures.Inc()
 		return nil, err
 	}
-	if failed(m.Rcode) {
+	if isFailure(m.Rcode) {
 		f.metrics.upstreamFailures.Inc()
 	}
 	a, err := newAnswer(onTopic(m), u.address.String(), q.dnssec, f.now())
@@ -273,8 +274,8 @@ func (f *forwarder) askOne(ctx context.Context, q question, u *upstream, timeout
 	return a, nil
 }
 
-// onTopic leaves in the answer what the question's name and the aliases that start there lead to: what a lying resolver
-// adds of other names goes nowhere.
+// onTopic removes records of names that the question and its aliases do not lead to, so that a malicious resolver
+// cannot add them.
 func onTopic(m *dns.Msg) *dns.Msg {
 	names := map[string]bool{strings.ToLower(m.Question[0].Name): true}
 	for range 16 {
@@ -296,7 +297,7 @@ func onTopic(m *dns.Msg) *dns.Msg {
 	}
 	m.Answer = slices.DeleteFunc(m.Answer, func(rr dns.RR) bool {
 		if strings.EqualFold(rr.Header().Name, m.Question[0].Name) {
-			rr.Header().Name = m.Question[0].Name // some copy the letters' case that was drawn for the question
+			rr.Header().Name = m.Question[0].Name // some resolvers copy the random case of the query
 		}
 		return !names[strings.ToLower(rr.Header().Name)] || rr.Header().Class != m.Question[0].Qclass
 	})

@@ -21,59 +21,59 @@ import (
 
 var noNames = &Table{Hosts: map[string]Entry{}}
 
-func TestSecondAnswerComesFromTheCacheWithWhatIsLeftOfItsTTL(t *testing.T) {
+func TestCachedAnswerHasRemainingTTL(t *testing.T) {
 	up := newResolver(t, records("x.example. 100 IN A 1.2.3.4"))
 	c := &clock{}
 	s := start(t, Config{ResolvConf: resolvConfOf(t, up), Now: c.now}, noNames)
-	if got := ask(t, s, "x.example.", dns.TypeA); got.Answer[0].Header().Ttl < 99 {
+	if got := exchange(t, s, "x.example.", dns.TypeA); got.Answer[0].Header().Ttl < 99 {
 		t.Error(got)
 	}
 	c.advance(60 * time.Second)
-	if got := ask(t, s, "X.eXample.", dns.TypeA); got.Answer[0].Header().Ttl > 41 || got.Answer[0].Header().Name != "X.eXample." || up.asked.Load() != 1 {
-		t.Errorf("%v after %d questions", got, up.asked.Load())
+	if got := exchange(t, s, "X.eXample.", dns.TypeA); got.Answer[0].Header().Ttl > 41 || got.Answer[0].Header().Name != "X.eXample." || up.queries.Load() != 1 {
+		t.Errorf("%v after %d questions", got, up.queries.Load())
 	}
 	c.advance(60 * time.Second)
-	if got := ask(t, s, "x.example.", dns.TypeA); got.Answer[0].Header().Ttl < 99 || up.asked.Load() != 2 {
-		t.Errorf("%v after %d questions", got, up.asked.Load())
+	if got := exchange(t, s, "x.example.", dns.TypeA); got.Answer[0].Header().Ttl < 99 || up.queries.Load() != 2 {
+		t.Errorf("%v after %d questions", got, up.queries.Load())
 	}
 }
 
-func TestNegativeAnswersAreKeptAsLongAsTheirSOASays(t *testing.T) {
+func TestNegativeAnswersAreCachedByTheirSOA(t *testing.T) {
 	up := newResolver(t, records("x.example. 100 IN A 1.2.3.4"))
 	c := &clock{}
 	s := start(t, Config{ResolvConf: resolvConfOf(t, up), Now: c.now}, noNames)
 	for range 3 {
-		if got := ask(t, s, "missing.example.", dns.TypeA); got.Rcode != dns.RcodeNameError {
+		if got := exchange(t, s, "missing.example.", dns.TypeA); got.Rcode != dns.RcodeNameError {
 			t.Error(got)
 		}
-		if got := ask(t, s, "x.example.", dns.TypeAAAA); got.Rcode != dns.RcodeSuccess || len(got.Answer) != 0 {
+		if got := exchange(t, s, "x.example.", dns.TypeAAAA); got.Rcode != dns.RcodeSuccess || len(got.Answer) != 0 {
 			t.Error(got)
 		}
 	}
-	if n := up.asked.Load(); n != 2 {
+	if n := up.queries.Load(); n != 2 {
 		t.Errorf("%d questions", n)
 	}
 	c.advance(61 * time.Second)
-	ask(t, s, "missing.example.", dns.TypeA)
-	if n := up.asked.Load(); n != 3 {
+	exchange(t, s, "missing.example.", dns.TypeA)
+	if n := up.queries.Load(); n != 3 {
 		t.Errorf("%d questions", n)
 	}
 }
 
-func TestFailuresAndTTLZeroAreNotKept(t *testing.T) {
+func TestFailuresAndTTLZeroAreNotCached(t *testing.T) {
 	up := newResolver(t, records("x.example. 0 IN A 1.2.3.4"))
 	s := start(t, Config{ResolvConf: resolvConfOf(t, up)}, noNames)
-	ask(t, s, "x.example.", dns.TypeA)
-	ask(t, s, "x.example.", dns.TypeA)
-	if n := up.asked.Load(); n != 2 {
+	exchange(t, s, "x.example.", dns.TypeA)
+	exchange(t, s, "x.example.", dns.TypeA)
+	if n := up.queries.Load(); n != 2 {
 		t.Errorf("%d questions", n)
 	}
 	up.become(rcode(dns.RcodeServerFailure))
-	if got := ask(t, s, "y.example.", dns.TypeA); got.Rcode != dns.RcodeServerFailure {
+	if got := exchange(t, s, "y.example.", dns.TypeA); got.Rcode != dns.RcodeServerFailure {
 		t.Error(got)
 	}
 	up.become(records("y.example. 60 IN A 1.2.3.4"))
-	if got := ask(t, s, "y.example.", dns.TypeA); got.Rcode != dns.RcodeSuccess {
+	if got := exchange(t, s, "y.example.", dns.TypeA); got.Rcode != dns.RcodeSuccess {
 		t.Error(got)
 	}
 }
@@ -102,15 +102,15 @@ func TestAnswersAgeWithAndWithoutAMonotonicClock(t *testing.T) {
 	}
 }
 
-func TestStaleAnswersServeWhenAllResolversAreAway(t *testing.T) {
+func TestStaleAnswersAreServedWithoutResolvers(t *testing.T) {
 	up := newResolver(t, records("x.example. 10 IN A 1.2.3.4"))
 	c := &clock{}
 	s := start(t, Config{ResolvConf: resolvConfOf(t, up), Now: c.now, ForwardTimeout: 100 * time.Millisecond}, noNames)
-	ask(t, s, "x.example.", dns.TypeA)
+	exchange(t, s, "x.example.", dns.TypeA)
 	up.become(silent)
 	c.advance(time.Minute)
 	for range 3 {
-		if got := ask(t, s, "x.example.", dns.TypeA); len(got.Answer) != 1 || got.Answer[0].Header().Ttl != staleTTL {
+		if got := exchange(t, s, "x.example.", dns.TypeA); len(got.Answer) != 1 || got.Answer[0].Header().Ttl != staleTTL {
 			t.Fatal(got)
 		}
 	}
@@ -120,7 +120,7 @@ func TestStaleAnswersServeWhenAllResolversAreAway(t *testing.T) {
 	up.become(records("x.example. 10 IN A 5.6.7.8"))
 	c.advance(time.Minute)
 	deadline := time.Now().Add(10 * time.Second)
-	for values(ask(t, s, "x.example.", dns.TypeA))[0] != "5.6.7.8" {
+	for values(exchange(t, s, "x.example.", dns.TypeA))[0] != "5.6.7.8" {
 		if time.Now().After(deadline) {
 			t.Fatal("the resolver that came back is not asked")
 		}
@@ -128,12 +128,12 @@ func TestStaleAnswersServeWhenAllResolversAreAway(t *testing.T) {
 	}
 	up.become(silent)
 	c.advance(3 * time.Hour)
-	if got := ask(t, s, "x.example.", dns.TypeA); got.Rcode != dns.RcodeServerFailure {
+	if got := exchange(t, s, "x.example.", dns.TypeA); got.Rcode != dns.RcodeServerFailure {
 		t.Errorf("after it is too old: %v", got)
 	}
 }
 
-func TestSameQuestionIsAskedOnce(t *testing.T) {
+func TestConcurrentQueriesAreForwardedOnce(t *testing.T) {
 	release := make(chan struct{})
 	answer := records("x.example. 0 IN A 1.2.3.4")
 	up := newResolver(t, func(w dns.ResponseWriter, r *dns.Msg) { <-release; answer(w, r) })
@@ -141,7 +141,7 @@ func TestSameQuestionIsAskedOnce(t *testing.T) {
 	var asking sync.WaitGroup
 	for range 50 {
 		asking.Go(func() {
-			if got := ask(t, s, "x.example.", dns.TypeA); len(got.Answer) != 1 {
+			if got := exchange(t, s, "x.example.", dns.TypeA); len(got.Answer) != 1 {
 				t.Error(got)
 			}
 		})
@@ -155,12 +155,12 @@ func TestSameQuestionIsAskedOnce(t *testing.T) {
 	}
 	close(release)
 	asking.Wait()
-	if n := up.asked.Load(); n > 2 { // one may come as the first ends, since nothing is kept
+	if n := up.queries.Load(); n > 2 { // a second query may start when the first ends, because nothing is cached
 		t.Errorf("%d questions", n)
 	}
 }
 
-func TestLargeAnswersAreFetchedByTCPAndFitWhoAsks(t *testing.T) {
+func TestLargeAnswersAreFetchedOverTCPAndTruncated(t *testing.T) {
 	var zone []string
 	for i := range 200 {
 		zone = append(zone, fmt.Sprintf("big.example. 60 IN A 10.0.0.%d", i))
@@ -179,12 +179,12 @@ func TestLargeAnswersAreFetchedByTCPAndFitWhoAsks(t *testing.T) {
 	if got := put(t, s, "udp", m); got.Truncated || len(got.Answer) != 200 || got.IsEdns0() == nil {
 		t.Errorf("%d answers by EDNS", len(got.Answer))
 	}
-	if up.asked.Load() != 2 || up.byTCP.Load() != 1 {
-		t.Errorf("%d questions, %d by TCP", up.asked.Load(), up.byTCP.Load())
+	if up.queries.Load() != 2 || up.byTCP.Load() != 1 {
+		t.Errorf("%d questions, %d by TCP", up.queries.Load(), up.byTCP.Load())
 	}
 }
 
-func TestNextResolverIsAskedWhenOneFails(t *testing.T) {
+func TestNextResolverIsQueriedWhenOneFails(t *testing.T) {
 	good := records("x.example. 0 IN A 1.2.3.4")
 	for name, behave := range map[string]func(dns.ResponseWriter, *dns.Msg){
 		"silent": silent, "refuses": rcode(dns.RcodeRefused), "fails": rcode(dns.RcodeServerFailure),
@@ -204,7 +204,7 @@ func TestNextResolverIsAskedWhenOneFails(t *testing.T) {
 			t.Run(fmt.Sprintf("%s, parallel %v", name, parallel), func(t *testing.T) {
 				s := start(t, Config{ResolvConf: resolvConfOf(t, newResolver(t, behave), newResolver(t, good)),
 					ForwardParallel: parallel, ForwardTimeout: 2 * time.Second}, noNames)
-				if got := ask(t, s, "x.example.", dns.TypeA); len(got.Answer) != 1 {
+				if got := exchange(t, s, "x.example.", dns.TypeA); len(got.Answer) != 1 {
 					t.Error(got)
 				}
 			})
@@ -212,25 +212,25 @@ func TestNextResolverIsAskedWhenOneFails(t *testing.T) {
 	}
 }
 
-func TestSilentResolverIsNotWaitedForAgain(t *testing.T) {
+func TestSilentResolverIsSkipped(t *testing.T) {
 	away, good := newResolver(t, silent), newResolver(t, records("x.example. 0 IN A 1.2.3.4"))
 	c := &clock{}
 	s := start(t, Config{ResolvConf: resolvConfOf(t, away, good), ForwardTimeout: 400 * time.Millisecond, Now: c.now}, noNames)
 	for range 10 {
-		ask(t, s, "x.example.", dns.TypeA)
+		exchange(t, s, "x.example.", dns.TypeA)
 	}
-	if n := away.asked.Load(); n > 3 { // a busy machine may take a second of rest meanwhile
+	if n := away.queries.Load(); n > 3 { // on a busy machine, a pause of one second may end meanwhile
 		t.Errorf("the silent one was asked %d times", n)
 	}
-	before := away.asked.Load()
+	before := away.queries.Load()
 	c.advance(time.Minute)
-	ask(t, s, "x.example.", dns.TypeA)
-	if away.asked.Load() == before {
+	exchange(t, s, "x.example.", dns.TypeA)
+	if away.queries.Load() == before {
 		t.Error("the silent one is never asked again")
 	}
 }
 
-func TestForgedAnswersAreNotBelieved(t *testing.T) {
+func TestForgedAnswersAreDropped(t *testing.T) {
 	honest := records("x.example. 60 IN A 1.2.3.4")
 	forged := func(r *dns.Msg) *dns.Msg {
 		m := new(dns.Msg).SetReply(r)
@@ -253,14 +253,14 @@ func TestForgedAnswersAreNotBelieved(t *testing.T) {
 				honest(w, r)
 			})
 			s := start(t, Config{ResolvConf: resolvConfOf(t, up)}, noNames)
-			if got := values(ask(t, s, "x.example.", dns.TypeA)); !slices.Equal(got, []string{"1.2.3.4"}) {
+			if got := values(exchange(t, s, "x.example.", dns.TypeA)); !slices.Equal(got, []string{"1.2.3.4"}) {
 				t.Errorf("believed %v", got)
 			}
 		})
 	}
 }
 
-func TestResolverThatKeepsNoCaseAndHasNoTCPIsAskedTwice(t *testing.T) {
+func TestResolverWithoutCaseAndTCPIsQueriedTwice(t *testing.T) {
 	forget := func(w dns.ResponseWriter, r *dns.Msg) {
 		r.Question[0].Name = strings.ToLower(r.Question[0].Name)
 		records("a-name-of-many-letters-is-drawn-alike-by-no-chance.example. 60 IN A 1.2.3.4")(w, r)
@@ -268,22 +268,22 @@ func TestResolverThatKeepsNoCaseAndHasNoTCPIsAskedTwice(t *testing.T) {
 	up := newResolver(t, forget)
 	up.closeTCP()
 	s := start(t, Config{ResolvConf: resolvConfOf(t, up)}, noNames)
-	if got := values(ask(t, s, "a-name-of-many-letters-is-drawn-alike-by-no-chance.example.", dns.TypeA)); !slices.Equal(got, []string{"1.2.3.4"}) || up.asked.Load() != 2 {
-		t.Errorf("got %v after %d questions", got, up.asked.Load())
+	if got := values(exchange(t, s, "a-name-of-many-letters-is-drawn-alike-by-no-chance.example.", dns.TypeA)); !slices.Equal(got, []string{"1.2.3.4"}) || up.queries.Load() != 2 {
+		t.Errorf("got %v after %d questions", got, up.queries.Load())
 	}
 	// A single such answer is not believed.
 	up.become(func(w dns.ResponseWriter, r *dns.Msg) {
-		if up.asked.Load()%2 == 1 {
+		if up.queries.Load()%2 == 1 {
 			forget(w, r)
 		}
 	})
 	s = start(t, Config{ResolvConf: resolvConfOf(t, up), ForwardTimeout: 200 * time.Millisecond}, noNames)
-	if got := ask(t, s, "a-name-of-many-letters-is-drawn-alike-by-no-chance.example.", dns.TypeA); got.Rcode != dns.RcodeServerFailure {
+	if got := exchange(t, s, "a-name-of-many-letters-is-drawn-alike-by-no-chance.example.", dns.TypeA); got.Rcode != dns.RcodeServerFailure {
 		t.Errorf("believed %v", got)
 	}
 }
 
-func TestWhatAResolverAddsOfOtherNamesGoesNowhere(t *testing.T) {
+func TestUnrelatedRecordsOfAResolverAreRemoved(t *testing.T) {
 	up := newResolver(t, func(w dns.ResponseWriter, r *dns.Msg) {
 		m := new(dns.Msg).SetReply(r)
 		for _, line := range []string{"x.example. 60 IN CNAME y.example.", "y.example. 60 IN A 1.2.3.4", "bank.example. 60 IN A 6.6.6.6"} {
@@ -295,13 +295,13 @@ func TestWhatAResolverAddsOfOtherNamesGoesNowhere(t *testing.T) {
 		_ = w.WriteMsg(m)
 	})
 	s := start(t, Config{ResolvConf: resolvConfOf(t, up)}, noNames)
-	got := ask(t, s, "x.example.", dns.TypeA)
+	got := exchange(t, s, "x.example.", dns.TypeA)
 	if want := []string{"y.example.", "1.2.3.4"}; !slices.Equal(values(got), want) || len(got.Extra) != 0 {
 		t.Error(got)
 	}
 }
 
-func TestQuestionsToResolversAreSpeltAndNumberedAtRandom(t *testing.T) {
+func TestForwardedQueriesHaveRandomCaseAndID(t *testing.T) {
 	var mu sync.Mutex
 	names, ids, ports := make(map[string]bool), make(map[uint16]bool), make(map[string]bool)
 	up := newResolver(t, func(w dns.ResponseWriter, r *dns.Msg) {
@@ -312,7 +312,7 @@ func TestQuestionsToResolversAreSpeltAndNumberedAtRandom(t *testing.T) {
 	})
 	s := start(t, Config{ResolvConf: resolvConfOf(t, up)}, noNames)
 	for range 30 {
-		ask(t, s, "a-rather-long-name.example.", dns.TypeA)
+		exchange(t, s, "a-rather-long-name.example.", dns.TypeA)
 	}
 	mu.Lock()
 	defer mu.Unlock()
@@ -326,25 +326,25 @@ func TestResolvConfIsReadAgainWhenItChanges(t *testing.T) {
 	path := resolvConfOf(t, one)
 	c := &clock{}
 	s := start(t, Config{ResolvConf: path, Now: c.now}, noNames)
-	ask(t, s, "x.example.", dns.TypeA)
+	exchange(t, s, "x.example.", dns.TypeA)
 	writeResolvConf(t, path, two, two)
 	c.advance(2 * time.Second)
-	if got := values(ask(t, s, "x.example.", dns.TypeA)); !slices.Equal(got, []string{"2.2.2.2"}) {
+	if got := values(exchange(t, s, "x.example.", dns.TypeA)); !slices.Equal(got, []string{"2.2.2.2"}) {
 		t.Errorf("after the change: %v", got)
 	}
 	writeResolvConf(t, path, one)
 	c.advance(-24 * time.Hour) // the clock is put right
-	if got := values(ask(t, s, "x.example.", dns.TypeA)); !slices.Equal(got, []string{"1.1.1.1"}) {
+	if got := values(exchange(t, s, "x.example.", dns.TypeA)); !slices.Equal(got, []string{"1.1.1.1"}) {
 		t.Errorf("with a clock that was put back: %v", got)
 	}
 	writeResolvConf(t, path, two)
 	c.advance(2 * time.Second)
-	ask(t, s, "x.example.", dns.TypeA)
+	exchange(t, s, "x.example.", dns.TypeA)
 	if err := os.Remove(path); err != nil {
 		t.Fatal(err)
 	}
 	c.advance(2 * time.Minute)
-	if got := values(ask(t, s, "x.example.", dns.TypeA)); !slices.Equal(got, []string{"2.2.2.2"}) {
+	if got := values(exchange(t, s, "x.example.", dns.TypeA)); !slices.Equal(got, []string{"2.2.2.2"}) {
 		t.Errorf("after it is gone: %v", got)
 	}
 	if reason := s.Condition().Reason; !strings.Contains(reason, "resolv.conf") {
@@ -352,7 +352,7 @@ func TestResolvConfIsReadAgainWhenItChanges(t *testing.T) {
 	}
 }
 
-func TestPipeInPlaceOfResolvConfIsNotWaitedFor(t *testing.T) {
+func TestNamedPipeAsResolvConfDoesNotBlock(t *testing.T) {
 	pipe := filepath.Join(t.TempDir(), "resolv.conf")
 	if err := syscall.Mkfifo(pipe, 0o600); err != nil {
 		t.Fatal(err)
@@ -363,16 +363,16 @@ func TestPipeInPlaceOfResolvConfIsNotWaitedFor(t *testing.T) {
 	}
 }
 
-func TestServerDoesNotAskItself(t *testing.T) {
+func TestServerDoesNotQueryItself(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "resolv.conf")
 	s := start(t, Config{ResolvConf: path}, noNames)
 	s.forward.use(parseResolvConf([]byte("nameserver " + s.Addresses()[0].String())))
-	if got := ask(t, s, "x.example.", dns.TypeA); got.Rcode != dns.RcodeServerFailure || testutil.ToFloat64(s.metrics.requests) != 1 {
+	if got := exchange(t, s, "x.example.", dns.TypeA); got.Rcode != dns.RcodeServerFailure || testutil.ToFloat64(s.metrics.requests) != 1 {
 		t.Error(got)
 	}
 }
 
-func TestCacheStaysWithinItsBounds(t *testing.T) {
+func TestCacheLimits(t *testing.T) {
 	c := newCache(100, 50_000, time.Now)
 	now := time.Now()
 	for i := range 1000 {
@@ -394,7 +394,7 @@ func TestCacheStaysWithinItsBounds(t *testing.T) {
 	}
 }
 
-func TestLookupTellsTheWay(t *testing.T) {
+func TestLookupExplains(t *testing.T) {
 	up := newResolver(t, records("x.example. 60 IN A 1.2.3.4"))
 	s := start(t, Config{ResolvConf: resolvConfOf(t, up)}, meshTable())
 	for _, c := range []struct{ name, rrtype, source, answer, why string }{
@@ -425,7 +425,7 @@ func TestLookupTellsTheWay(t *testing.T) {
 	}
 }
 
-func TestNamesAreToldAsJSON(t *testing.T) {
+func TestNamesHandler(t *testing.T) {
 	s := start(t, Config{ResolvConf: resolvConfOf(t)}, nil)
 	w := httptest.NewRecorder()
 	s.NamesHandler().ServeHTTP(w, httptest.NewRequest("GET", "/debug/ndsz", nil))
@@ -445,7 +445,7 @@ func TestAnswersAreCountedBySource(t *testing.T) {
 	registry := prometheus.NewRegistry()
 	s := start(t, Config{ResolvConf: resolvConfOf(t, up), Registerer: registry}, meshTable())
 	for _, name := range []string{"web.", "x.example.", "x.example."} {
-		ask(t, s, name, dns.TypeA)
+		exchange(t, s, name, dns.TypeA)
 	}
 	for source, want := range map[string]float64{sourceMesh: 1, sourceResolver: 1, sourceCache: 1} {
 		if got := testutil.ToFloat64(s.metrics.answers.WithLabelValues(source)); got != want {
@@ -457,8 +457,8 @@ func TestAnswersAreCountedBySource(t *testing.T) {
 	}
 }
 
-// The one answer that takes long holds up no other on its connection, and comes although the client has ended its side.
-func TestAnswersOnAConnectionComeAsTheyAreReady(t *testing.T) {
+// A slow answer delays no other answer on its connection, and is sent although the client has closed its side.
+func TestAnswersOverTCPAreSentOutOfOrder(t *testing.T) {
 	answer, hold := records("slow.example. 0 IN A 10.0.0.1", "quick.example. 0 IN A 10.0.0.2"), make(chan struct{})
 	up := newResolver(t, func(w dns.ResponseWriter, m *dns.Msg) {
 		if strings.HasPrefix(strings.ToLower(m.Question[0].Name), "slow.") {

@@ -9,29 +9,29 @@ import (
 	"github.com/miekg/dns"
 )
 
-// mostPointers bounds the names that a PTR question is answered with.
-const mostPointers = 8
+// maxPointers limits the names in the answer to a PTR query.
+const maxPointers = 8
 
-// index is a table made ready for questions, for one namespace and list of search domains.
+// index is a name table indexed for queries, for one namespace and list of search domains.
 type index struct {
 	table    *Table
 	names    map[string]*record       // fully qualified, lower case
 	wildcard map[string]*record       // by what follows "*."
-	reverse  map[netip.Addr][]*record // the fewest addresses first
-	expand   string                   // the first search domain, with a dot before and after; "" means none
+	reverse  map[netip.Addr][]*record // hosts with the smallest number of addresses first
+	expand   string                   // the first search domain with a leading and a trailing dot; "" means none
 }
 
-// home is where the workload is, on which the short forms depend that it may use.
-type home struct{ namespace, domain string }
+// workloadDomain determines the short names that the workload may use.
+type workloadDomain struct{ namespace, domain string }
 
-// home leaves the namespace out of the domain.
-func (c Config) home() home {
-	return home{c.Namespace, strings.ToLower(strings.Trim(strings.TrimPrefix(c.Domain, c.Namespace+"."), "."))}
+// workloadDomain returns the namespace, and the domain without the namespace.
+func (c Config) workloadDomain() workloadDomain {
+	return workloadDomain{c.Namespace, strings.ToLower(strings.Trim(strings.TrimPrefix(c.Domain, c.Namespace+"."), "."))}
 }
 
-// newIndex goes by the names in order, so that the same table always answers alike. A name that the table has itself goes
-// before one that is derived.
-func newIndex(t *Table, at home, search []string) *index {
+// newIndex adds names in sorted order, so that equal tables give equal answers. Names in the table have precedence over
+// derived names.
+func newIndex(t *Table, at workloadDomain, search []string) *index {
 	x := &index{
 		table: t, names: make(map[string]*record, len(t.Hosts)), wildcard: make(map[string]*record),
 		reverse: make(map[netip.Addr][]*record),
@@ -51,13 +51,13 @@ func newIndex(t *Table, at home, search []string) *index {
 	for i, host := range hosts {
 		if r := records[i]; r != nil {
 			x.derive(r, t.Hosts[host], at, search)
-			x.point(r)
+			x.addPointer(r)
 		}
 	}
 	return x
 }
 
-// add gives a name its record, unless it has one.
+// add assigns a record to a name, unless the name has one.
 func (x *index) add(name string, r *record) {
 	into := x.names
 	if rest, wild := strings.CutPrefix(name, "*."); wild {
@@ -68,8 +68,8 @@ func (x *index) add(name string, r *record) {
 	}
 }
 
-// derive adds the other names of a host.
-func (x *index) derive(r *record, e Entry, at home, search []string) {
+// derive adds the alternative and short names of a host.
+func (x *index) derive(r *record, e Entry, at workloadDomain, search []string) {
 	others := slices.Clone(e.AltHosts)
 	if e.Registry == kubernetes {
 		others = append(others, shortForms(r.host, e, at, search)...)
@@ -81,9 +81,10 @@ func (x *index) derive(r *record, e Entry, at home, search []string) {
 	}
 }
 
-// shortForms are what a pod may write for a service: what one of its search domains completes, name.namespace, and that
-// with the first label of the domain. The name alone means a service of the pod's own namespace only.
-func shortForms(host string, e Entry, at home, search []string) []string {
+// shortForms returns the short names of a service: the names that a search domain completes, name.namespace, and
+// name.namespace with the domain's first label. The service's name alone is short for services of the workload's own
+// namespace only.
+func shortForms(host string, e Entry, at workloadDomain, search []string) []string {
 	var forms []string
 	for _, domain := range search {
 		short, found := strings.CutSuffix(host, "."+domain)
@@ -102,8 +103,8 @@ func shortForms(host string, e Entry, at home, search []string) []string {
 	return append(forms, name, name+"."+first)
 }
 
-// point enters the record for PTR questions.
-func (x *index) point(r *record) {
+// addPointer adds a record for PTR queries.
+func (x *index) addPointer(r *record) {
 	if strings.HasPrefix(r.host, "*.") {
 		return
 	}
@@ -111,25 +112,25 @@ func (x *index) point(r *record) {
 		for _, ip := range ips {
 			all := x.reverse[ip]
 			at, _ := slices.BinarySearchFunc(all, r.addresses(), func(o *record, n int) int { return o.addresses() - n })
-			if all = slices.Insert(all, at, r); len(all) > mostPointers {
-				all = all[:mostPointers]
+			if all = slices.Insert(all, at, r); len(all) > maxPointers {
+				all = all[:maxPointers]
 			}
 			x.reverse[ip] = all
 		}
 	}
 }
 
-// match is why a name is one of the mesh.
+// match is the result of a lookup in the table.
 type match struct {
 	record *record
-	alias  string // the name without the search domain, when that was taken off; the answer goes there by a CNAME
+	alias  string // the name without the search domain, if that was removed; the answer has a CNAME to it
 	rule   string
 }
 
 const ruleName = "name"
 
-// find looks for a name, fully qualified and in lower case: as it stands, without the first search domain (which stub
-// resolvers add to names of few dots before they try them as they are), then by wildcards, the closest first.
+// find looks up a name, fully qualified and in lower case. It tries the name itself, the name without the first search
+// domain (which stub resolvers append first to names with few dots), and then wildcards, the most specific one first.
 func (x *index) find(name string) (match, bool) {
 	if r := x.names[name]; r != nil {
 		return match{record: r, rule: ruleName}, true
@@ -147,7 +148,7 @@ func (x *index) find(name string) (match, bool) {
 	return match{}, false
 }
 
-// unexpanded is the name without the first search domain, or "".
+// unexpanded returns the name without the first search domain, or "" if it does not end in it.
 func (x *index) unexpanded(name string) string {
 	if x.expand == "" {
 		return ""
@@ -171,10 +172,10 @@ func (x *index) covering(name string) *record {
 	return nil
 }
 
-// pointers are the hosts of an address, given as the name that a PTR question asks for. Those that share it with the
-// fewest others are meant: of a headless service, the single pod.
+// pointers returns the hosts of an address for the name of a PTR query. If several hosts have the address, it returns
+// those with the smallest number of addresses: for a headless service, the single pod.
 func (x *index) pointers(name string) []string {
-	ip, ok := reversed(name)
+	ip, ok := parseReverseName(name)
 	if !ok {
 		return nil
 	}
@@ -187,8 +188,8 @@ func (x *index) pointers(name string) []string {
 	return hosts
 }
 
-// reversed reads an address from a name below in-addr.arpa or ip6.arpa.
-func reversed(name string) (netip.Addr, bool) {
+// parseReverseName parses a name below in-addr.arpa or ip6.arpa.
+func parseReverseName(name string) (netip.Addr, bool) {
 	v4, is4 := strings.CutSuffix(name, ".in-addr.arpa.")
 	v6, is6 := strings.CutSuffix(name, ".ip6.arpa.")
 	var text string

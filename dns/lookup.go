@@ -10,7 +10,7 @@ import (
 	"github.com/miekg/dns"
 )
 
-// Explanation is what an application gets for a name, and why.
+// Explanation is the answer that an application gets for a name, with the reasons.
 type Explanation struct {
 	Name    string   `json:"name"`
 	Type    string   `json:"type"`
@@ -21,16 +21,16 @@ type Explanation struct {
 	Steps  []Step `json:"steps"`
 }
 
-// Step is one name that was tried on the way, since stub resolvers add search domains.
+// Step is one queried name: stub resolvers try several because of search domains.
 type Step struct {
-	Asked  string `json:"asked"`
+	Query  string `json:"asked"`
 	Rcode  string `json:"rcode"`
 	Source string `json:"source"`
 	Why    string `json:"why"`
 }
 
-// Lookup resolves a name as a stub resolver with this resolv.conf would by asking this server, and tells how. A name that
-// ends with a dot is asked as it stands. The type is one such as A or AAAA.
+// Lookup resolves a name as a stub resolver with this resolv.conf would through this server, and explains the result. A
+// name that ends with a dot is not completed. rrtype is a record type such as A or AAAA.
 func (s *Server) Lookup(ctx context.Context, name, rrtype string) (Explanation, error) {
 	qtype, ok := dns.StringToType[strings.ToUpper(rrtype)]
 	if !ok || qtype == dns.TypeAXFR || qtype == dns.TypeIXFR {
@@ -39,7 +39,7 @@ func (s *Server) Lookup(ctx context.Context, name, rrtype string) (Explanation, 
 	if _, ok := canonical(name); !ok {
 		return Explanation{}, fmt.Errorf("%q is no DNS name", name)
 	}
-	s.conf.look(s.config.Now())
+	s.conf.check(s.config.Now())
 	e := Explanation{Name: name, Type: dns.TypeToString[qtype]}
 	var bare *Explanation
 	for _, candidate := range s.candidates(name) {
@@ -48,7 +48,7 @@ func (s *Server) Lookup(ctx context.Context, name, rrtype string) (Explanation, 
 		if len(e.Answers) > 0 {
 			return e, nil
 		}
-		// Like a stub resolver: a name that exists without such records is the answer, unless a later one has some.
+		// As in a stub resolver: an existing name without such records is the answer, unless a later name has some.
 		if step := e.Steps[before]; bare == nil && step.Rcode == dns.RcodeToString[dns.RcodeSuccess] {
 			found := e
 			bare = &found
@@ -61,7 +61,7 @@ func (s *Server) Lookup(ctx context.Context, name, rrtype string) (Explanation, 
 	return e, nil
 }
 
-// candidates are the names that are asked, by the rule of ndots.
+// candidates returns the names that a stub resolver queries, by the ndots rule.
 func (s *Server) candidates(name string) []string {
 	if strings.HasSuffix(name, ".") {
 		return []string{name}
@@ -95,10 +95,10 @@ func (e *Explanation) try(ctx context.Context, s *Server, name string, qtype uin
 	for _, rr := range got.Answer {
 		e.Answers = append(e.Answers, strings.ReplaceAll(rr.String(), "\t", " "))
 	}
-	e.Steps = append(e.Steps, Step{Asked: name, Rcode: e.Rcode, Source: source, Why: why})
+	e.Steps = append(e.Steps, Step{Query: name, Rcode: e.Rcode, Source: source, Why: why})
 }
 
-// explain takes the way of local and forwarded, and tells of it.
+// explain answers as answerLocally and forwarded do, and explains the answer.
 func (s *Server) explain(ctx context.Context, q *query) (wire []byte, source, why string) {
 	x := s.index.Load()
 	if x == nil && !s.config.ForwardWithoutTable {
@@ -113,7 +113,7 @@ func (s *Server) explain(ctx context.Context, q *query) (wire []byte, source, wh
 	if err != nil {
 		return s.unanswered(q), source, strings.ReplaceAll(err.Error(), "\n", "; ")
 	}
-	return s.finish(q, a), source, s.provenance(a, source)
+	return s.finish(q, a), source, s.describeSource(a, source)
 }
 
 func (x *index) reason(key question) string {
@@ -139,7 +139,7 @@ func (x *index) reason(key question) string {
 	return why
 }
 
-func (s *Server) provenance(a *answer, source string) string {
+func (s *Server) describeSource(a *answer, source string) string {
 	age := a.age(s.config.Now()).Round(time.Second)
 	switch source {
 	case sourceCache:
@@ -150,8 +150,7 @@ func (s *Server) provenance(a *answer, source string) string {
 	return "not of the mesh; resolver " + a.server + " said so"
 }
 
-// ReverseName gives the name by which an address is asked for, and sets the type to PTR where none is set; every other
-// name stays as it is.
+// ReverseName returns the PTR name of an address, and sets an empty type to PTR. It returns any other name unchanged.
 func ReverseName(name string, rrtype *string) string {
 	ip, err := netip.ParseAddr(name)
 	if err != nil || *rrtype != "" && !strings.EqualFold(*rrtype, "PTR") {

@@ -31,7 +31,7 @@ func meshTable() *Table {
 	}}
 }
 
-func TestNamesOfTheMeshAreAnsweredByTheRules(t *testing.T) {
+func TestMeshNames(t *testing.T) {
 	up := newResolver(t, records(`_http._tcp.api.example.com. 60 IN SRV 1 1 8443 api.example.com.`))
 	s := start(t, Config{ResolvConf: resolvConfOf(t, up)}, meshTable())
 	const ok, no = dns.RcodeSuccess, dns.RcodeNameError
@@ -84,7 +84,7 @@ func TestNamesOfTheMeshAreAnsweredByTheRules(t *testing.T) {
 		{"the root is forwarded", ".", dns.TypeA, no, nil},
 	} {
 		t.Run(c.rule, func(t *testing.T) {
-			got := ask(t, s, c.name, c.qtype)
+			got := exchange(t, s, c.name, c.qtype)
 			found := values(got)
 			slices.Sort(found)
 			want := append([]string{}, c.want...)
@@ -95,17 +95,17 @@ func TestNamesOfTheMeshAreAnsweredByTheRules(t *testing.T) {
 			if !got.RecursionAvailable || got.Truncated {
 				t.Errorf("flags: %v", got.MsgHdr)
 			}
-			// By TCP all questions go the long way.
+			// Queries over TCP never use the fast path.
 			m := new(dns.Msg)
 			m.SetQuestion(c.name, c.qtype)
-			if long := put(t, s, "tcp", m); alike(long) != alike(got) {
-				t.Errorf("by UDP\n%s\nand by TCP\n%s", alike(got), alike(long))
+			if long := put(t, s, "tcp", m); normalize(long) != normalize(got) {
+				t.Errorf("by UDP\n%s\nand by TCP\n%s", normalize(got), normalize(long))
 			}
 		})
 	}
 }
 
-func TestMeshAnswersHaveTheConfiguredTTLAndComeShuffled(t *testing.T) {
+func TestMeshAnswersHaveConfiguredTTLAndRandomOrder(t *testing.T) {
 	table := &Table{Hosts: map[string]Entry{"many.example.com": {}}}
 	e := Entry{}
 	for i := range 8 {
@@ -115,7 +115,7 @@ func TestMeshAnswersHaveTheConfiguredTTLAndComeShuffled(t *testing.T) {
 	s := start(t, Config{ResolvConf: resolvConfOf(t), TTL: 7 * time.Second}, table)
 	first := make(map[string]bool)
 	for range 100 {
-		got := ask(t, s, "many.example.com.", dns.TypeA)
+		got := exchange(t, s, "many.example.com.", dns.TypeA)
 		if len(got.Answer) != 8 || got.Answer[0].Header().Ttl != 7 || !got.Authoritative {
 			t.Fatal(got)
 		}
@@ -126,17 +126,17 @@ func TestMeshAnswersHaveTheConfiguredTTLAndComeShuffled(t *testing.T) {
 	}
 }
 
-func TestBeforeTheFirstTableQuestionsFail(t *testing.T) {
+func TestQueriesFailBeforeTheFirstTable(t *testing.T) {
 	up := newResolver(t, records("x.example. 60 IN A 1.2.3.4"))
 	s := start(t, Config{ResolvConf: resolvConfOf(t, up)}, nil)
-	if got := ask(t, s, "x.example.", dns.TypeA); got.Rcode != dns.RcodeServerFailure {
+	if got := exchange(t, s, "x.example.", dns.TypeA); got.Rcode != dns.RcodeServerFailure {
 		t.Error(got)
 	}
 	if c := s.Condition(); c.OK || !strings.Contains(c.Reason, "no names yet") {
 		t.Errorf("health: %+v", c)
 	}
 	s.SetNames(&Table{Hosts: map[string]Entry{}})
-	if got := ask(t, s, "x.example.", dns.TypeA); got.Rcode != dns.RcodeSuccess {
+	if got := exchange(t, s, "x.example.", dns.TypeA); got.Rcode != dns.RcodeSuccess {
 		t.Error(got)
 	}
 	if c := s.Condition(); !c.OK || c.Reason != "" {
@@ -144,16 +144,16 @@ func TestBeforeTheFirstTableQuestionsFail(t *testing.T) {
 	}
 }
 
-func TestWithoutTableQuestionsAreForwardedWhereToldSo(t *testing.T) {
+func TestForwardWithoutTable(t *testing.T) {
 	up := newResolver(t, records("x.example. 60 IN A 1.2.3.4"))
 	s := start(t, Config{ResolvConf: resolvConfOf(t, up), ForwardWithoutTable: true}, nil)
-	if got := ask(t, s, "x.example.", dns.TypeA); got.Rcode != dns.RcodeSuccess || len(got.Answer) != 1 {
+	if got := exchange(t, s, "x.example.", dns.TypeA); got.Rcode != dns.RcodeSuccess || len(got.Answer) != 1 {
 		t.Error(got)
 	}
 }
 
-// Whoever has seen a name of one table gets none of the table before it for another name.
-func TestTablesAreSwappedInWhole(t *testing.T) {
+// A client that has received an answer of one table receives no answer of an earlier table.
+func TestTablesAreReplacedAtomically(t *testing.T) {
 	const hosts, most = 50, 1 << 16
 	s := start(t, Config{ResolvConf: resolvConfOf(t)}, nil)
 	of := func(generation int) *Table {
@@ -178,7 +178,7 @@ func TestTablesAreSwappedInWhole(t *testing.T) {
 	}()
 	seen, last := map[int]bool{}, -1
 	for i := range 20 * hosts {
-		got := ask(t, s, fmt.Sprintf("h%d.example.", i%hosts), dns.TypeA)
+		got := exchange(t, s, fmt.Sprintf("h%d.example.", i%hosts), dns.TypeA)
 		if len(got.Answer) != 1 {
 			t.Fatal(got)
 		}
@@ -196,7 +196,7 @@ func TestTablesAreSwappedInWhole(t *testing.T) {
 	}
 }
 
-func TestHeadlessServiceOfThousandsIsTruncatedByUDPAndWholeByTCP(t *testing.T) {
+func TestLargeHeadlessServiceIsTruncatedOverUDPOnly(t *testing.T) {
 	e := Entry{}
 	for i := range 6000 {
 		e.IPs = append(e.IPs, netip.AddrFrom4([4]byte{10, 0, byte(i >> 8), byte(i)}))
@@ -222,17 +222,17 @@ func TestHeadlessServiceOfThousandsIsTruncatedByUDPAndWholeByTCP(t *testing.T) {
 	}
 }
 
-func TestServicesOfTheClusterNeedNoResolverToHaveNoOtherRecords(t *testing.T) {
+func TestOtherTypesOfClusterServicesNeedNoResolver(t *testing.T) {
 	up := newResolver(t, rcode(dns.RcodeRefused))
 	gone := newResolver(t, silent)
 	for name, s := range map[string]*Server{
 		"refused": start(t, Config{ResolvConf: resolvConfOf(t, up)}, meshTable()),
 		"silent":  start(t, Config{ResolvConf: resolvConfOf(t, gone), ForwardTimeout: 50 * time.Millisecond}, meshTable()),
 	} {
-		if got := ask(t, s, "web.shop.svc.cluster.local.", dns.TypeHTTPS); got.Rcode != dns.RcodeSuccess || len(got.Answer) != 0 {
+		if got := exchange(t, s, "web.shop.svc.cluster.local.", dns.TypeHTTPS); got.Rcode != dns.RcodeSuccess || len(got.Answer) != 0 {
 			t.Errorf("%s: a service of the cluster: %v", name, got)
 		}
-		if got := ask(t, s, "api.example.com.", dns.TypeTXT); got.Rcode == dns.RcodeSuccess {
+		if got := exchange(t, s, "api.example.com.", dns.TypeTXT); got.Rcode == dns.RcodeSuccess {
 			t.Errorf("%s: a host outside, which may have texts: %v", name, got)
 		}
 	}

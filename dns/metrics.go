@@ -6,7 +6,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 )
 
-// Where answers come from, as the metric's label names them.
+// Sources of answers, as values of the metric's label.
 const (
 	sourceMesh     = "mesh"
 	sourceCache    = "cache"
@@ -16,12 +16,12 @@ const (
 	sourceRefused  = "refused"
 )
 
-// metrics have the names that Istio's agent gives them, where it has them.
+// metrics have the same names as in Istio's agent where it has them.
 type metrics struct {
 	requests, upstreamRequests, upstreamFailures prometheus.Counter
 	upstreamTime                                 prometheus.Histogram
 	answers                                      *prometheus.CounterVec
-	mesh, cached                                 prometheus.Counter // of answers, ready to count
+	mesh, cached                                 prometheus.Counter // answer counters without label lookups
 	dropped                                      *prometheus.CounterVec
 	keepFailures                                 prometheus.Counter
 }
@@ -50,7 +50,7 @@ func newMetrics() *metrics {
 		m.answers.WithLabelValues(source)
 	}
 	m.mesh, m.cached = m.answers.WithLabelValues(sourceMesh), m.answers.WithLabelValues(sourceCache)
-	for _, reason := range []string{dropStranger, dropMalformed, dropCrowd} {
+	for _, reason := range []string{dropSource, dropMalformed, dropFull, dropIdle} {
 		m.dropped.WithLabelValues(reason)
 	}
 	return m

@@ -8,12 +8,12 @@ import (
 )
 
 const (
-	// largestUDP is what we take and give by UDP when asked with EDNS; smallestUDP what everybody can take.
-	largestUDP  = 4096
-	smallestUDP = dns.MinMsgSize
+	// maxUDP is the maximum UDP message size with EDNS. minUDP is the size that every client supports.
+	maxUDP = 4096
+	minUDP = dns.MinMsgSize
 )
 
-// query is a question as it came.
+// query is a received query.
 type query struct {
 	msg      *dns.Msg
 	key      question
@@ -21,12 +21,12 @@ type query struct {
 	recurse  bool
 	edns     bool
 	tcp      bool
-	size     int    // the largest answer that can be taken
-	spelling []byte // the name as it came in the message, since answers give it back letter by letter
+	size     int    // maximum size of the answer
+	spelling []byte // the name as spelled in the query: answers repeat it byte by byte
 }
 
-// parseQuery reads a message. When it is none to be answered in earnest, refusal is what to send back, or nil for
-// nothing: answers to answers would go to and fro for ever.
+// parseQuery parses a message. For a message that is not a valid query, refusal is the response, or nil for none: a
+// response to a response would cause a loop.
 func parseQuery(wire []byte, tcp bool) (q *query, refusal []byte) {
 	if len(wire) < headerBytes || wire[2]&0x80 != 0 {
 		return nil, nil
@@ -45,14 +45,14 @@ func parseQuery(wire []byte, tcp bool) (q *query, refusal []byte) {
 	if asked.Qclass != dns.ClassINET || asked.Qtype == dns.TypeAXFR || asked.Qtype == dns.TypeIXFR {
 		return nil, refuse(wire, dns.RcodeRefused)
 	}
-	q = &query{msg: m, id: m.Id, recurse: m.RecursionDesired, tcp: tcp, size: smallestUDP}
+	q = &query{msg: m, id: m.Id, recurse: m.RecursionDesired, tcp: tcp, size: minUDP}
 	q.key = question{name: strings.ToLower(asked.Name), qtype: asked.Qtype, class: asked.Qclass, nocheck: m.CheckingDisabled}
 	if end := skipName(wire, headerBytes); end > headerBytes {
 		q.spelling = wire[headerBytes:end]
 	}
 	if opt := m.IsEdns0(); opt != nil {
 		q.edns, q.key.dnssec = true, opt.Do()
-		q.size = min(max(int(opt.UDPSize()), smallestUDP), largestUDP)
+		q.size = min(max(int(opt.UDPSize()), minUDP), maxUDP)
 		if opt.Version() != 0 {
 			return nil, q.fail(dns.RcodeBadVers)
 		}
@@ -63,7 +63,7 @@ func parseQuery(wire []byte, tcp bool) (q *query, refusal []byte) {
 	return q, nil
 }
 
-// refuse answers with the header alone, which is never larger than what came.
+// refuse returns a response that consists of the header only, which is never larger than the query.
 func refuse(wire []byte, rcode int) []byte {
 	out := make([]byte, headerBytes)
 	copy(out, wire[:4])
@@ -73,7 +73,7 @@ func refuse(wire []byte, rcode int) []byte {
 	return out
 }
 
-// fail answers with an error.
+// fail returns an error response.
 func (q *query) fail(rcode int) []byte {
 	m := new(dns.Msg)
 	m.SetRcode(q.msg, rcode)
@@ -81,7 +81,7 @@ func (q *query) fail(rcode int) []byte {
 	return q.pack(m)
 }
 
-// truncated answers that it is to be asked by TCP.
+// truncated returns a response that makes the client use TCP.
 func (q *query) truncated() []byte {
 	m := new(dns.Msg)
 	m.SetReply(q.msg)
@@ -91,7 +91,7 @@ func (q *query) truncated() []byte {
 
 func (q *query) pack(m *dns.Msg) []byte {
 	if q.edns {
-		m.SetEdns0(largestUDP, q.key.dnssec)
+		m.SetEdns0(maxUDP, q.key.dnssec)
 		m.IsEdns0().SetExtendedRcode(uint16(m.Rcode))
 	}
 	m.Truncate(q.size)

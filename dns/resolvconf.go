@@ -15,18 +15,19 @@ import (
 	"sync/atomic"
 	"time"
 
-	"github.com/pilotfish-mesh/pilotfish/internal/plainfile"
+	"github.com/pilotfish-mesh/pilotfish/internal/regularfile"
 )
 
 const (
-	mostResolvConfBytes = 64 << 10
-	mostResolvers       = 8
-	mostSearchDomains   = 32
-	// checkEvery is how often the file is looked at, and only while there are questions: nothing wakes up for it.
+	maxResolvConfBytes = 64 << 10
+	maxResolvers       = 8
+	maxSearchDomains   = 32
+	// checkEvery is the minimum time between two checks of the file. Queries trigger the checks, so an idle server does
+	// not wake up.
 	checkEvery = time.Second
 )
 
-// resolvConf is what a resolv.conf says, as far as it matters here.
+// resolvConf contains the supported settings of a resolv.conf.
 type resolvConf struct {
 	servers []netip.AddrPort
 	search  []string // fully qualified, lower case
@@ -35,12 +36,11 @@ type resolvConf struct {
 	useTCP  bool
 }
 
-// parseResolvConf passes over what it does not understand, as resolvers do. As with them, the last of several "search"
-// and "domain" lines counts.
+// parseResolvConf skips unknown lines, as resolvers do. The last "search" or "domain" line counts.
 func parseResolvConf(text []byte) resolvConf {
 	conf := resolvConf{ndots: 1}
 	lines := bufio.NewScanner(bytes.NewReader(text))
-	lines.Buffer(nil, mostResolvConfBytes+1)
+	lines.Buffer(nil, maxResolvConfBytes+1)
 	for lines.Scan() {
 		fields := strings.Fields(lines.Text())
 		if len(fields) < 2 {
@@ -48,7 +48,7 @@ func parseResolvConf(text []byte) resolvConf {
 		}
 		switch fields[0] {
 		case "nameserver":
-			if server, ok := parseServer(fields[1]); ok && len(conf.servers) < mostResolvers {
+			if server, ok := parseServer(fields[1]); ok && len(conf.servers) < maxResolvers {
 				conf.servers = append(conf.servers, server)
 			}
 		case "search", "domain":
@@ -60,7 +60,7 @@ func parseResolvConf(text []byte) resolvConf {
 	return conf
 }
 
-// parseServer also takes an address with a port, which is ours alone.
+// parseServer parses an address. It also accepts a port, which is an extension.
 func parseServer(text string) (netip.AddrPort, bool) {
 	if ip, err := netip.ParseAddr(text); err == nil {
 		return netip.AddrPortFrom(ip, 53), true
@@ -72,7 +72,7 @@ func parseServer(text string) (netip.AddrPort, bool) {
 func searchDomains(fields []string) []string {
 	var domains []string
 	for _, field := range fields {
-		if name, ok := canonical(field); ok && len(domains) < mostSearchDomains {
+		if name, ok := canonical(field); ok && len(domains) < maxSearchDomains {
 			domains = append(domains, name)
 		}
 	}
@@ -99,28 +99,28 @@ func (c resolvConf) equal(o resolvConf) bool {
 		c.ndots == o.ndots && c.rotate == o.rotate && c.useTCP == o.useTCP
 }
 
-// confFile follows the file. Once it was read, it being away or empty changes nothing.
+// confFile watches the file. After the first read, a missing or empty file changes nothing.
 type confFile struct {
 	path string
-	// changed is called with each content that is another one, the first among them.
+	// changed is called with the first content and with each different content.
 	changed func(resolvConf)
 
-	due  atomic.Int64 // when to look next, in nanoseconds of the clock
-	mu   sync.Mutex
-	seen fs.FileInfo
-	last resolvConf
-	err  error
+	nextCheck atomic.Int64 // time of the next check, in nanoseconds of the clock
+	mu        sync.Mutex
+	seen      fs.FileInfo
+	last      resolvConf
+	err       error
 }
 
-// look reads the file if it is time for it and it has changed.
-func (f *confFile) look(now time.Time) {
-	due := f.due.Load()
+// check reads the file if a check is due and the file has changed.
+func (f *confFile) check(now time.Time) {
+	due := f.nextCheck.Load()
 	wait := due - now.UnixNano()
-	if wait > 0 && wait <= int64(checkEvery) { // a longer one is of a clock that was put back since
+	if wait > 0 && wait <= int64(checkEvery) { // a longer time means that the clock was set back
 		return
 	}
-	if !f.due.CompareAndSwap(due, now.Add(checkEvery).UnixNano()) {
-		return // another does it
+	if !f.nextCheck.CompareAndSwap(due, now.Add(checkEvery).UnixNano()) {
+		return // another goroutine checks
 	}
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -147,12 +147,12 @@ func (f *confFile) problem() error {
 }
 
 func readResolvConf(path string) (resolvConf, error) {
-	file, _, err := plainfile.Open(path)
+	file, _, err := regularfile.Open(path)
 	if err != nil {
 		return resolvConf{}, fmt.Errorf("reading the list of resolvers: %w", err)
 	}
 	defer func() { _ = file.Close() }()
-	text, err := io.ReadAll(io.LimitReader(file, mostResolvConfBytes))
+	text, err := io.ReadAll(io.LimitReader(file, maxResolvConfBytes))
 	if err != nil {
 		return resolvConf{}, fmt.Errorf("reading the list of resolvers: %w", err)
 	}

@@ -13,62 +13,63 @@ import (
 )
 
 const (
-	// mostConnections are open at a time, idleConnection is how long one is without a question, and answerWithin how long
-	// it may take to read its answer.
-	mostConnections = 256
-	idleConnection  = 10 * time.Second
-	answerWithin    = 5 * time.Second
+	// maxConnections limits the open connections of one address. A connection is closed after idleConnection without a
+	// query, or when the client does not read an answer within answerWithin.
+	maxConnections = 256
+	idleConnection = 10 * time.Second
+	answerWithin   = 5 * time.Second
 )
 
-// Why something is dropped, as the metric's label names it.
+// Reasons for dropped queries, as values of the metric's label.
 const (
-	dropStranger  = "source"
+	dropSource    = "source"
 	dropMalformed = "malformed"
-	dropCrowd     = "limit"
+	dropFull      = "limit"
+	dropIdle      = "idle"
 )
 
-// serveUDP answers at once what it can; what has to be forwarded waits elsewhere.
+// serveUDP answers local names and cached names at once. Other queries are forwarded by goroutines.
 func (s *Server) serveUDP(ctx context.Context, conn *net.UDPConn) error {
 	var waiting sync.WaitGroup
 	defer waiting.Wait()
-	buffer, room := make([]byte, largestUDP), make([]byte, 0, dns.MaxMsgSize)
+	buffer, room := make([]byte, maxUDP), make([]byte, 0, dns.MaxMsgSize)
 	packets := newPackets(conn)
-	setback := setback{log: s.config.Logger.With("protocol", "udp", "address", conn.LocalAddr())}
+	setback := errorBackoff{log: s.config.Logger.With("protocol", "udp", "address", conn.LocalAddr())}
 	for {
 		n, from, err := packets.read(buffer)
 		if ctx.Err() != nil {
 			return nil
 		}
 		if err != nil {
-			if err := setback.endure(ctx, err); err != nil {
+			if err := setback.wait(ctx, err); err != nil {
 				return fmt.Errorf("DNS by UDP at %s: %w", conn.LocalAddr(), err)
 			}
 			continue
 		}
-		setback.over()
+		setback.reset()
 		if !s.guard.admits(from.address.Addr()) {
-			s.metrics.dropped.WithLabelValues(dropStranger).Inc()
+			s.metrics.dropped.WithLabelValues(dropSource).Inc()
 			continue
 		}
-		s.conf.look(s.config.Now())
-		if out := s.quick(buffer[:n], room); out != nil {
+		s.conf.check(s.config.Now())
+		if out := s.serveFast(buffer[:n], room); out != nil {
 			s.metrics.requests.Inc()
 			packets.write(out, from)
 			continue
 		}
-		q, out := s.take(buffer[:n], false)
+		q, out := s.receive(buffer[:n], false)
 		if q == nil || out != nil {
 			packets.write(out, from)
 			continue
 		}
-		s.later(ctx, packets, q, from, &waiting)
+		s.forwardUDP(ctx, packets, q, from, &waiting)
 	}
 }
 
-// take reads a question and answers it if no resolver is needed.
-func (s *Server) take(wire []byte, tcp bool) (*query, []byte) {
+// receive parses a query, and answers it if no resolver is needed.
+func (s *Server) receive(wire []byte, tcp bool) (*query, []byte) {
 	s.metrics.requests.Inc()
-	s.conf.look(s.config.Now())
+	s.conf.check(s.config.Now())
 	q, refusal := parseQuery(wire, tcp)
 	switch {
 	case q == nil && refusal == nil:
@@ -78,16 +79,16 @@ func (s *Server) take(wire []byte, tcp bool) (*query, []byte) {
 		s.metrics.answers.WithLabelValues(sourceRefused).Inc()
 		return nil, refusal
 	}
-	return q, s.local(q)
+	return q, s.answerLocally(q)
 }
 
-// later forwards a question, unless too many are being forwarded.
-func (s *Server) later(ctx context.Context, packets *packets, q *query, from peer, waiting *sync.WaitGroup) {
+// forwardUDP forwards a query in a goroutine, unless too many queries are being forwarded.
+func (s *Server) forwardUDP(ctx context.Context, packets *packets, q *query, from peer, waiting *sync.WaitGroup) {
 	if !s.enter() {
 		packets.write(q.fail(rcodeBusy), from)
 		return
 	}
-	q.spelling = append([]byte(nil), q.spelling...) // the buffer is used again
+	q.spelling = append([]byte(nil), q.spelling...) // the caller reuses the buffer
 	waiting.Go(func() {
 		defer s.leave()
 		packets.write(s.forwarded(ctx, q), from)
@@ -99,7 +100,7 @@ func (s *Server) enter() bool {
 	case s.slots <- struct{}{}:
 		return true
 	default:
-		s.metrics.dropped.WithLabelValues(dropCrowd).Inc()
+		s.metrics.dropped.WithLabelValues(dropFull).Inc()
 		return false
 	}
 }
@@ -109,8 +110,8 @@ func (s *Server) leave() { <-s.slots }
 func (s *Server) serveTCP(ctx context.Context, listener *net.TCPListener) error {
 	var open sync.WaitGroup
 	defer open.Wait()
-	places := make(chan struct{}, mostConnections)
-	setback := setback{log: s.config.Logger.With("protocol", "tcp", "address", listener.Addr())}
+	limit := &connLimit{conns: map[*clientConn]struct{}{}}
+	setback := errorBackoff{log: s.config.Logger.With("protocol", "tcp", "address", listener.Addr())}
 	for {
 		conn, err := listener.AcceptTCP()
 		if ctx.Err() != nil {
@@ -120,80 +121,85 @@ func (s *Server) serveTCP(ctx context.Context, listener *net.TCPListener) error 
 			return nil
 		}
 		if err != nil {
-			if err := setback.endure(ctx, err); err != nil {
+			if err := setback.wait(ctx, err); err != nil {
 				return fmt.Errorf("DNS by TCP at %s: %w", listener.Addr(), err)
 			}
 			continue
 		}
-		setback.over()
-		if !s.welcome(conn, places) {
+		setback.reset()
+		client := s.admit(conn, limit)
+		if client == nil {
 			_ = conn.Close()
 			continue
 		}
 		open.Go(func() {
-			defer func() { <-places }()
-			s.converse(ctx, conn)
+			defer limit.remove(client)
+			s.serveConn(ctx, client, limit)
 		})
 	}
 }
 
-// welcome takes a place for a connection, if there is one and it comes from where it may.
-func (s *Server) welcome(conn *net.TCPConn, places chan struct{}) bool {
+// admit adds a connection to the limiter. It returns nil when the client's address is not allowed, or no slot is free.
+func (s *Server) admit(conn *net.TCPConn, limit *connLimit) *clientConn {
 	if !s.guard.admits(conn.RemoteAddr().(*net.TCPAddr).AddrPort().Addr()) {
-		s.metrics.dropped.WithLabelValues(dropStranger).Inc()
-		return false
+		s.metrics.dropped.WithLabelValues(dropSource).Inc()
+		return nil
 	}
-	select {
-	case places <- struct{}{}:
-		return true
-	default:
-		s.metrics.dropped.WithLabelValues(dropCrowd).Inc()
-		return false
+	client, evicted := limit.admit(conn)
+	switch {
+	case client == nil:
+		s.metrics.dropped.WithLabelValues(dropFull).Inc()
+	case evicted:
+		s.metrics.dropped.WithLabelValues(dropIdle).Inc()
 	}
+	return client
 }
 
-// besideEachOther is how many questions of one connection are forwarded at once.
-const besideEachOther = 16
+// maxPipelined limits the concurrently forwarded queries of one connection.
+const maxPipelined = 16
 
-// converse answers the questions of a connection: at once those whose answer is known, and beside them those that are
-// forwarded, in the order in which their answers come (RFC 7766, section 6.2.1.1).
-func (s *Server) converse(ctx context.Context, conn *net.TCPConn) {
+// serveConn answers the queries of a TCP connection. It answers local and cached names at once and forwards other
+// queries concurrently, so answers may be out of order (RFC 7766, section 6.2.1.1).
+func (s *Server) serveConn(ctx context.Context, conn *clientConn, limit *connLimit) {
 	defer func() { _ = conn.Close() }()
 	stop := context.AfterFunc(ctx, func() { _ = conn.Close() })
 	defer stop()
-	t := &talk{conn: conn}
+	t := &tcpSession{conn: conn.TCPConn}
 	var forwarding sync.WaitGroup
-	defer forwarding.Wait() // also when the client has no more questions
-	places := make(chan struct{}, besideEachOther)
+	defer forwarding.Wait() // also when the client has closed its side
+	places := make(chan struct{}, maxPipelined)
 	for {
 		_ = conn.SetReadDeadline(time.Now().Add(idleConnection))
 		wire, err := readFramed(conn)
 		if err != nil {
 			return
 		}
-		q, out := s.take(wire, true)
+		q, out := s.receive(wire, true)
 		if q == nil || out != nil {
-			if !t.say(out) {
+			if !t.send(out) {
 				return
 			}
+			limit.touch(conn)
 			continue
 		}
 		places <- struct{}{}
+		limit.begin(conn)
 		forwarding.Go(func() {
 			defer func() { <-places }()
-			t.say(s.forwardedByTCP(ctx, q))
+			defer limit.end(conn)
+			t.send(s.forwardedByTCP(ctx, q))
 		})
 	}
 }
 
-// talk is what is said on one connection.
-type talk struct {
+// tcpSession serializes the answers on one connection.
+type tcpSession struct {
 	mu   sync.Mutex
 	conn *net.TCPConn
 }
 
-// say sends an answer, and ends the connection where there is none or it cannot be sent.
-func (t *talk) say(answer []byte) bool {
+// send sends an answer. It closes the connection if the answer is empty or cannot be sent.
+func (t *tcpSession) send(answer []byte) bool {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	if len(answer) > 0 {
@@ -214,14 +220,14 @@ func (s *Server) forwardedByTCP(ctx context.Context, q *query) []byte {
 	return s.forwarded(ctx, q)
 }
 
-// readFramed reads a message with its length before it. Questions are small: one that is not comes from nobody's resolver.
+// readFramed reads a message with its length prefix. It returns an error for long messages: queries are small.
 func readFramed(r io.Reader) ([]byte, error) {
 	var length [2]byte
 	if _, err := io.ReadFull(r, length[:]); err != nil {
 		return nil, err
 	}
 	n := int(binary.BigEndian.Uint16(length[:]))
-	if n > largestUDP {
+	if n > maxUDP {
 		return nil, fmt.Errorf("a question of %d bytes", n)
 	}
 	wire := make([]byte, n)

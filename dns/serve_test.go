@@ -3,10 +3,12 @@ package dns
 import (
 	"context"
 	"encoding/binary"
+	"errors"
 	"fmt"
 	"io"
 	"net"
 	"net/netip"
+	"os"
 	"runtime"
 	"strings"
 	"sync"
@@ -15,13 +17,15 @@ import (
 
 	"github.com/miekg/dns"
 	"github.com/prometheus/client_golang/prometheus/testutil"
+
+	"github.com/pilotfish-mesh/pilotfish/internal/testenv"
 )
 
-func TestOnlyThisMachineAndWhoIsAllowedMayAsk(t *testing.T) {
+func TestClientACL(t *testing.T) {
 	looked := 0
 	c := &clock{}
 	own := addresses("10.1.2.3", "fd00::3")
-	g := &guard{allowed: []netip.Prefix{netip.MustParsePrefix("192.168.7.0/24")}, now: c.now, own: func() []netip.Addr { looked++; return own }}
+	g := &clientACL{allowed: []netip.Prefix{netip.MustParsePrefix("192.168.7.0/24")}, now: c.now, own: func() []netip.Addr { looked++; return own }}
 	for from, want := range map[string]bool{
 		"127.0.0.1": true, "127.9.9.9": true, "::1": true, "::ffff:127.0.0.1": true,
 		"10.1.2.3": true, "fd00::3": true, "::ffff:10.1.2.3": true, "192.168.7.9": true,
@@ -41,7 +45,7 @@ func TestOnlyThisMachineAndWhoIsAllowedMayAsk(t *testing.T) {
 	}
 }
 
-func TestWhatIsNoQuestionIsRefusedInFewBytes(t *testing.T) {
+func TestInvalidQueriesGetShortRefusals(t *testing.T) {
 	s := start(t, Config{ResolvConf: resolvConfOf(t)}, meshTable())
 	edit := func(change func(*dns.Msg)) []byte {
 		m := new(dns.Msg)
@@ -73,7 +77,7 @@ func TestWhatIsNoQuestionIsRefusedInFewBytes(t *testing.T) {
 			if _, err := conn.Write(c.wire); err != nil {
 				t.Fatal(err)
 			}
-			if c.rcode < 0 { // the next question's answer is the first that comes
+			if c.rcode < 0 { // the first answer must be the one to the next query
 				if _, err := conn.Write(edit(func(m *dns.Msg) { m.Id = 4711 })); err != nil {
 					t.Fatal(err)
 				}
@@ -95,15 +99,15 @@ func TestWhatIsNoQuestionIsRefusedInFewBytes(t *testing.T) {
 	}
 }
 
-func TestAskingForEverythingIsNotForwardedByUDP(t *testing.T) {
+func TestANYIsNotForwardedOverUDP(t *testing.T) {
 	up := newResolver(t, records("x.example. 60 IN A 1.2.3.4"))
 	s := start(t, Config{ResolvConf: resolvConfOf(t, up)}, noNames)
-	if got := ask(t, s, "x.example.", dns.TypeANY); !got.Truncated || len(got.Answer) != 0 || up.asked.Load() != 0 {
+	if got := exchange(t, s, "x.example.", dns.TypeANY); !got.Truncated || len(got.Answer) != 0 || up.queries.Load() != 0 {
 		t.Error(got)
 	}
 }
 
-func TestFloodOfForwardedQuestionsLeavesTheMeshServed(t *testing.T) {
+func TestMeshNamesAreServedDuringFlood(t *testing.T) {
 	up := newResolver(t, silent)
 	s := start(t, Config{ResolvConf: resolvConfOf(t, up), ForwardTimeout: 3 * time.Second}, meshTable())
 	conn := dialUDP(t, s)
@@ -115,52 +119,97 @@ func TestFloodOfForwardedQuestionsLeavesTheMeshServed(t *testing.T) {
 			t.Fatal(err)
 		}
 		if i%100 == 99 {
-			if got := ask(t, s, "web.", dns.TypeA); len(got.Answer) != 1 {
+			if got := exchange(t, s, "web.", dns.TypeA); len(got.Answer) != 1 {
 				t.Fatal(got)
 			}
 		}
 	}
 	s.forward.mu.Lock()
-	flights := len(s.forward.flights)
+	flights := len(s.forward.inflight)
 	s.forward.mu.Unlock()
-	if flights > mostFlights || len(s.slots) > mostWaiting {
+	if flights > maxInflight || len(s.slots) > maxWaiting {
 		t.Errorf("%d flights, %d wait", flights, len(s.slots))
 	}
 }
 
-func TestConnectionsAreBoundedAndAnswerManyQuestions(t *testing.T) {
-	s := start(t, Config{ResolvConf: resolvConfOf(t)}, meshTable())
-	m := new(dns.Msg)
-	m.SetQuestion("web.", dns.TypeA)
-	wire, _ := m.Pack()
-	framed := append(binary.BigEndian.AppendUint16(nil, uint16(len(wire))), wire...)
-	var conns []net.Conn
-	for range mostConnections + 20 {
+func TestNewConnectionsGetTheSlotsOfIdleOnes(t *testing.T) {
+	up := newResolver(t, silent)
+	s := start(t, Config{ResolvConf: resolvConfOf(t, up), ForwardTimeout: 30 * time.Second}, meshTable())
+	query := func(name string) []byte {
+		m := new(dns.Msg)
+		m.SetQuestion(name, dns.TypeA)
+		wire, _ := m.Pack()
+		return append(binary.BigEndian.AppendUint16(nil, uint16(len(wire))), wire...)
+	}
+	dial := func() net.Conn {
 		conn, err := net.Dial("tcp", s.Addresses()[0].String())
 		if err != nil {
 			t.Fatal(err)
 		}
-		defer func() { _ = conn.Close() }()
-		conns = append(conns, conn)
+		t.Cleanup(func() { _ = conn.Close() })
+		return conn
 	}
+	isServed := func(conn net.Conn) error {
+		_, _ = conn.Write(query("web."))
+		_ = conn.SetReadDeadline(time.Now().Add(10 * time.Second))
+		answer, err := readFramed(conn)
+		if err == nil && len(answer) <= len(query("web.")) {
+			err = fmt.Errorf("%d bytes", len(answer))
+		}
+		return err
+	}
+
+	waiting := dial()
+	_, _ = waiting.Write(query("outside.example."))
+	testenv.Eventually(t, "the query waits for the resolver", func() error {
+		if len(s.slots) != 1 {
+			return errors.New("it was not read yet")
+		}
+		return nil
+	})
+	idle, active := dial(), dial()
 	for range 3 {
-		_, _ = conns[0].Write(framed)
-		_ = conns[0].SetReadDeadline(time.Now().Add(10 * time.Second))
-		if answer, err := readFramed(conns[0]); err != nil || len(answer) <= len(wire) {
-			t.Fatal(len(answer), err)
+		if err := isServed(active); err != nil {
+			t.Fatal(err)
 		}
 	}
-	last := conns[len(conns)-1]
-	_ = last.SetReadDeadline(time.Now().Add(10 * time.Second))
-	if _, err := last.Read(make([]byte, 1)); err != io.EOF && !strings.Contains(fmt.Sprint(err), "reset") {
-		t.Errorf("one too many is held: %v", err)
+	for range maxConnections - 3 {
+		dial()
 	}
-	if testutil.ToFloat64(s.metrics.dropped.WithLabelValues(dropCrowd)) == 0 {
-		t.Error("it is not counted")
+	if err := isServed(active); err != nil {
+		t.Fatal(err)
+	}
+	if err := isServed(dial()); err != nil {
+		t.Errorf("a new client without a free slot: %v", err)
+	}
+	_ = idle.SetReadDeadline(time.Now().Add(10 * time.Second))
+	if _, err := idle.Read(make([]byte, 1)); err != io.EOF && !strings.Contains(fmt.Sprint(err), "reset") {
+		t.Errorf("the connection that was idle for longest was not closed: %v", err)
+	}
+	for range maxConnections - 10 { // the connections that are idle by now
+		dial()
+	}
+	if got := testutil.ToFloat64(s.metrics.dropped.WithLabelValues(dropIdle)); got == 0 {
+		t.Error("closed connections are not counted")
+	}
+	_ = waiting.SetReadDeadline(time.Now().Add(50 * time.Millisecond))
+	if _, err := waiting.Read(make([]byte, 1)); !errors.Is(err, os.ErrDeadlineExceeded) {
+		t.Errorf("a connection with a pending query was closed: %v", err)
 	}
 }
 
-func TestLocalhostMeansBothFamiliesAndATakenPortIsTold(t *testing.T) {
+func TestConnectionsWithPendingQueriesAreNotClosedForNewOnes(t *testing.T) {
+	limit := &connLimit{conns: map[*clientConn]struct{}{}}
+	for range maxConnections {
+		c, _ := limit.admit(new(net.TCPConn))
+		limit.begin(c)
+	}
+	if c, evicted := limit.admit(new(net.TCPConn)); c != nil || evicted {
+		t.Error("a connection was admitted without a free slot")
+	}
+}
+
+func TestListenOnLocalhostAndOccupiedPort(t *testing.T) {
 	config := Config{Listen: []string{"localhost:0"}, ResolvConf: resolvConfOf(t)}
 	s, err := New(config)
 	if err != nil {
@@ -189,7 +238,7 @@ func TestLocalhostMeansBothFamiliesAndATakenPortIsTold(t *testing.T) {
 	}
 }
 
-func TestItEndsAtOnceWithQuestionsOnTheirWay(t *testing.T) {
+func TestRunEndsWithPendingQueries(t *testing.T) {
 	up := newResolver(t, silent)
 	s, err := New(Config{Listen: []string{"127.0.0.1:0"}, ResolvConf: resolvConfOf(t, up), ForwardTimeout: time.Hour})
 	if err != nil {
@@ -205,7 +254,7 @@ func TestItEndsAtOnceWithQuestionsOnTheirWay(t *testing.T) {
 		wire, _ := m.Pack()
 		_, _ = dialUDP(t, s).Write(wire)
 	}
-	for deadline := time.Now().Add(10 * time.Second); up.asked.Load() < 10 && time.Now().Before(deadline); {
+	for deadline := time.Now().Add(10 * time.Second); up.queries.Load() < 10 && time.Now().Before(deadline); {
 		time.Sleep(time.Millisecond)
 	}
 	cancel()
@@ -219,7 +268,7 @@ func TestItEndsAtOnceWithQuestionsOnTheirWay(t *testing.T) {
 	}
 }
 
-func FuzzQuestion(f *testing.F) {
+func FuzzQuery(f *testing.F) {
 	for _, name := range []string{"web.", "x.example.", "1.0.96.10.in-addr.arpa.", "_http._tcp.web.", "."} {
 		for _, qtype := range []uint16{dns.TypeA, dns.TypePTR, dns.TypeSRV, dns.TypeANY, dns.TypeHTTPS} {
 			m := new(dns.Msg)
@@ -231,13 +280,13 @@ func FuzzQuestion(f *testing.F) {
 	}
 	s := &Server{config: Config{}.withDefaults(), metrics: newMetrics(), conf: &confFile{path: "/nonexistent"}}
 	s.forward = &forwarder{cache: newCache(10, 1000, time.Now)}
-	s.index.Store(newIndex(meshTable(), home{"shop", "svc.cluster.local"}, []string{"shop.svc.cluster.local."}))
+	s.index.Store(newIndex(meshTable(), workloadDomain{"shop", "svc.cluster.local"}, []string{"shop.svc.cluster.local."}))
 	f.Fuzz(func(t *testing.T, wire []byte, tcp bool) {
-		quick := s.quick(wire, nil)
-		q, out := s.take(wire, tcp)
+		quick := s.serveFast(wire, nil)
+		q, out := s.receive(wire, tcp)
 		if quick != nil && !tcp {
-			if one, other := read(t, quick), read(t, out); alike(one) != alike(other) || len(quick) > q.size {
-				t.Fatalf("the quick way\n%s\nthe long one\n%s", alike(one), alike(other))
+			if one, other := read(t, quick), read(t, out); normalize(one) != normalize(other) || len(quick) > q.size {
+				t.Fatalf("the quick way\n%s\nthe long one\n%s", normalize(one), normalize(other))
 			}
 		}
 		if len(out) == 0 {
@@ -253,7 +302,7 @@ func FuzzQuestion(f *testing.F) {
 	})
 }
 
-func FuzzAnswerOfAResolver(f *testing.F) {
+func FuzzResolverAnswer(f *testing.F) {
 	m := new(dns.Msg)
 	m.SetQuestion("x.example.", dns.TypeA)
 	for _, line := range []string{"x.example. 60 IN CNAME y.example.", "y.example. 60 IN A 1.2.3.4"} {
@@ -275,10 +324,10 @@ func FuzzAnswerOfAResolver(f *testing.F) {
 		if err != nil {
 			return
 		}
-		asked := &query{id: 7, size: smallestUDP, edns: true, spelling: []byte("\x01X\x07example\x00")}
+		asked := &query{id: 7, size: minUDP, edns: true, spelling: []byte("\x01X\x07example\x00")}
 		out := a.write(asked, now.Add(time.Minute))
 		var again dns.Msg
-		if len(out) > smallestUDP || len(out) > 0 && again.Unpack(out) != nil {
+		if len(out) > minUDP || len(out) > 0 && again.Unpack(out) != nil {
 			t.Fatalf("%d bytes: %v", len(out), again)
 		}
 	})
@@ -288,7 +337,7 @@ func FuzzResolvConf(f *testing.F) {
 	f.Add([]byte("# x\nnameserver 10.0.0.1\nnameserver fe80::1%eth0\nsearch a b.c\noptions ndots:5 rotate use-vc\n"))
 	f.Fuzz(func(t *testing.T, text []byte) {
 		conf := parseResolvConf(text)
-		if len(conf.servers) > mostResolvers || len(conf.search) > mostSearchDomains || conf.ndots < 0 || conf.ndots > 15 {
+		if len(conf.servers) > maxResolvers || len(conf.search) > maxSearchDomains || conf.ndots < 0 || conf.ndots > 15 {
 			t.Fatalf("%+v", conf)
 		}
 	})
@@ -302,14 +351,14 @@ func BenchmarkCachedAnswer(b *testing.B) { benchmark(b, "x.example.") }
 func benchmark(b *testing.B, name string) {
 	up := newResolver(b, records("x.example. 3600 IN A 1.2.3.4"))
 	s := start(b, Config{ResolvConf: resolvConfOf(b, up)}, meshTable())
-	ask(b, s, name, dns.TypeA)
+	exchange(b, s, name, dns.TypeA)
 	m := new(dns.Msg)
 	m.SetQuestion(name, dns.TypeA).SetEdns0(1232, false)
 	wire, _ := m.Pack()
 	b.ReportAllocs()
 	room := make([]byte, 0, 4096)
 	for b.Loop() {
-		if out := s.quick(wire, room); len(out) == 0 {
+		if out := s.serveFast(wire, room); len(out) == 0 {
 			b.Fatal("no answer")
 		}
 	}
@@ -337,7 +386,7 @@ func BenchmarkOverUDP(b *testing.B) {
 }
 
 // Who forges the sender's address gets no more sent there than a sender of that kind may expect, and strangers nothing.
-func TestAnswersByUDPAreNoLargerThanAllowedFor(t *testing.T) {
+func TestUDPAnswersFitTheClientsLimit(t *testing.T) {
 	var ips []netip.Addr
 	for i := range 300 {
 		ips = append(ips, netip.AddrFrom4([4]byte{10, 1, byte(i >> 8), byte(i)}))
@@ -383,7 +432,7 @@ func TestAnswersByUDPAreNoLargerThanAllowedFor(t *testing.T) {
 	}
 }
 
-func TestSocketsThatFailForAWhileEndNothing(t *testing.T) {
+func TestSocketErrorsAreRetried(t *testing.T) {
 	s, err := New(Config{Listen: []string{"127.0.0.1:0"}, ResolvConf: resolvConfOf(t)})
 	if err != nil {
 		t.Fatal(err)
@@ -417,7 +466,7 @@ func TestSocketsThatFailForAWhileEndNothing(t *testing.T) {
 	}
 }
 
-func TestAnswersComeFromTheAddressThatWasAsked(t *testing.T) {
+func TestAnswersAreSentFromTheQueriedAddress(t *testing.T) {
 	if runtime.GOOS != "linux" {
 		t.Skip("elsewhere loopback has one address")
 	}

@@ -18,31 +18,31 @@ import (
 	"github.com/pilotfish-mesh/pilotfish/internal/health"
 )
 
-// Server answers DNS questions. Its methods may be called at any time from any goroutine.
+// Server answers DNS queries. Its methods are safe for concurrent use.
 type Server struct {
-	config  Config
-	metrics *metrics
-	guard   *guard
-	sockets []socket
-	conf    *confFile
-	forward *forwarder
-	end     context.CancelFunc // of the forwarder's flights
-	slots   chan struct{}      // of questions that wait for a resolver
-	keeper  *keeper            // nil when names are not kept
+	config    Config
+	metrics   *metrics
+	guard     *clientACL
+	sockets   []socket
+	conf      *confFile
+	forward   *forwarder
+	cancel    context.CancelFunc // ends the forwarder's requests
+	slots     chan struct{}      // for queries that wait for a resolver
+	tableFile *tableFile         // nil when the table is not stored
 
 	index    atomic.Pointer[index] // nil before the first table
-	mu       sync.Mutex            // of those below
+	mu       sync.Mutex            // guards the fields below
 	table    *Table
-	received time.Time // when the table came from the control plane
-	fromDisk bool      // it came from disk, and the control plane has sent none since
+	received time.Time // when the control plane sent the table
+	fromDisk bool      // the table was read from disk, and the control plane has sent none since
 	search   []string
 	ndots    int
 }
 
-// mostWaiting bounds the questions that wait for a resolver; more are told that it failed.
-const mostWaiting = 1024
+// maxWaiting limits the queries that wait for a resolver. Further queries fail.
+const maxWaiting = 1024
 
-// New opens the sockets and reads resolv.conf; nothing is answered before Run.
+// New opens the sockets and reads resolv.conf. The server answers queries when Run is called.
 func New(config Config) (*Server, error) {
 	config = config.withDefaults()
 	if len(config.Listen) == 0 {
@@ -53,18 +53,18 @@ func New(config Config) (*Server, error) {
 		return nil, err
 	}
 	s := &Server{
-		config: config, metrics: newMetrics(), sockets: sockets, slots: make(chan struct{}, mostWaiting), ndots: 1,
-		guard: &guard{allowed: config.AllowFrom, now: config.Now, own: interfaceAddresses},
+		config: config, metrics: newMetrics(), sockets: sockets, slots: make(chan struct{}, maxWaiting), ndots: 1,
+		guard: &clientACL{allowed: config.AllowFrom, now: config.Now, own: interfaceAddresses},
 	}
 	ctx, end := context.WithCancel(context.Background())
-	s.end = end
+	s.cancel = end
 	s.forward = &forwarder{
 		ctx: ctx, timeout: config.ForwardTimeout, parallel: config.ForwardParallel, staleFor: config.StaleFor,
 		now: config.Now, log: config.Logger, metrics: s.metrics, isOurs: s.isOurs,
-		cache: newCache(config.CacheEntries, config.CacheBytes, config.Now), flights: make(map[question]*flight),
+		cache: newCache(config.CacheEntries, config.CacheBytes, config.Now), inflight: make(map[question]*inflight),
 	}
 	s.conf = &confFile{path: config.ResolvConf, changed: s.reconfigure}
-	s.conf.look(config.Now())
+	s.conf.check(config.Now())
 	if err := s.conf.problem(); err != nil {
 		config.Logger.Warn("names outside the mesh cannot be looked up", "error", err)
 	}
@@ -72,8 +72,8 @@ func New(config Config) (*Server, error) {
 		s.Close()
 		return nil, err
 	}
-	if s.keeper = newKeeper(config, s.metrics.keepFailures.Inc); s.keeper != nil {
-		if table, received := s.keeper.load(); table != nil {
+	if s.tableFile = newTableFile(config, s.metrics.keepFailures.Inc); s.tableFile != nil {
+		if table, received := s.tableFile.load(); table != nil {
 			s.swap(table, received, true)
 			config.Logger.Info("the names of the mesh are those that were kept", "hosts", len(table.Hosts), "received", received)
 		}
@@ -81,13 +81,13 @@ func New(config Config) (*Server, error) {
 	return s, nil
 }
 
-// Close gives the addresses back of a server that is not going to run.
+// Close closes the sockets of a server that was not run.
 func (s *Server) Close() {
-	s.end()
+	s.cancel()
 	closeAll(s.sockets)
 }
 
-// Run answers until the context ends. It is to be called once.
+// Run answers queries until the context is cancelled. Call it once.
 func (s *Server) Run(ctx context.Context) error {
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
@@ -96,11 +96,11 @@ func (s *Server) Run(ctx context.Context) error {
 		serving.Go(func() { cancel(s.serveUDP(ctx, socket.udp)) })
 		serving.Go(func() { cancel(s.serveTCP(ctx, socket.tcp)) })
 	}
-	if s.keeper != nil {
-		serving.Go(func() { s.keeper.run(ctx) })
+	if s.tableFile != nil {
+		serving.Go(func() { s.tableFile.run(ctx) })
 	}
 	<-ctx.Done()
-	s.end()
+	s.cancel()
 	closeAll(s.sockets)
 	serving.Wait()
 	s.forward.flying.Wait()
@@ -110,7 +110,7 @@ func (s *Server) Run(ctx context.Context) error {
 	return nil
 }
 
-// Addresses are where the server listens.
+// Addresses returns the listening addresses.
 func (s *Server) Addresses() []netip.AddrPort {
 	var all []netip.AddrPort
 	for _, socket := range s.sockets {
@@ -119,12 +119,12 @@ func (s *Server) Addresses() []netip.AddrPort {
 	return all
 }
 
-// SetNames swaps the names of the mesh, in whole. The table is the server's from then on.
+// SetNames replaces the name table. The caller must not change the table afterwards.
 func (s *Server) SetNames(t *Table) { s.swap(t, s.config.Now(), false) }
 
-// Take swaps in the names of the mesh as the control plane sent them, a NameTable, and keeps them on disk. After an error
-// those from before stay.
-func (s *Server) Take(wire []byte) error {
+// Update decodes a NameTable of the control plane, replaces the name table with it, and stores it on disk. After an
+// error the previous table stays in use.
+func (s *Server) Update(wire []byte) error {
 	t, err := DecodeTable(wire)
 	if err != nil {
 		return err
@@ -134,8 +134,8 @@ func (s *Server) Take(wire []byte) error {
 	}
 	now := s.config.Now()
 	s.swap(t, now, false)
-	if s.keeper != nil {
-		s.keeper.offer(wire, now)
+	if s.tableFile != nil {
+		s.tableFile.enqueue(wire, now)
 	}
 	return nil
 }
@@ -147,7 +147,7 @@ func (s *Server) swap(t *Table, received time.Time, fromDisk bool) {
 	s.rebuild()
 }
 
-// age tells when the table came, and whether it is one that was kept.
+// age returns when the control plane sent the table, and whether the table was read from disk.
 func (s *Server) age() (received time.Time, fromDisk bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -166,12 +166,12 @@ func (s *Server) reconfigure(conf resolvConf) {
 
 func (s *Server) rebuild() {
 	if s.table != nil {
-		s.index.Store(newIndex(s.table, s.config.home(), s.search))
+		s.index.Store(newIndex(s.table, s.config.workloadDomain(), s.search))
 	}
 }
 
-// Condition says whether names can be looked up, or why not. There being no resolver is no ill health as long as the names
-// of the mesh are known, but is told.
+// Condition returns the server's health. Missing resolvers are not unhealthy as long as there is a name table, but they
+// are reported.
 func (s *Server) Condition() health.Condition {
 	if s.index.Load() == nil && !s.config.ForwardWithoutTable {
 		return health.Condition{
@@ -192,12 +192,12 @@ func (s *Server) Condition() health.Condition {
 	return health.Condition{OK: true, Reason: strings.Join(notes, "; ")}
 }
 
-// local answers what needs no resolver; nil means that one has to be asked.
-func (s *Server) local(q *query) []byte {
+// answerLocally answers a query that needs no resolver. It returns nil if a resolver is needed.
+func (s *Server) answerLocally(q *query) []byte {
 	x := s.index.Load()
 	if x == nil {
 		if s.config.ForwardWithoutTable {
-			return s.kept(q)
+			return s.fromCache(q)
 		}
 		s.metrics.answers.WithLabelValues(sourceFailed).Inc()
 		return q.fail(dns.RcodeServerFailure)
@@ -206,11 +206,12 @@ func (s *Server) local(q *query) []byte {
 		s.metrics.mesh.Inc()
 		return q.pack(m)
 	}
-	return s.kept(q)
+	return s.fromCache(q)
 }
 
-// kept answers from the cache. What asks for everything is told to come by TCP, where nobody can feign to be another.
-func (s *Server) kept(q *query) []byte {
+// fromCache answers from the cache. ANY queries over UDP get a truncated answer: over TCP the source address cannot be
+// forged.
+func (s *Server) fromCache(q *query) []byte {
 	if q.key.qtype == dns.TypeANY && !q.tcp {
 		s.metrics.answers.WithLabelValues(sourceRefused).Inc()
 		return q.truncated()
@@ -222,7 +223,7 @@ func (s *Server) kept(q *query) []byte {
 	return nil
 }
 
-// forwarded answers by way of a resolver.
+// forwarded answers with the help of a resolver.
 func (s *Server) forwarded(ctx context.Context, q *query) []byte {
 	a, source, err := s.forward.resolve(ctx, q.key)
 	s.metrics.answers.WithLabelValues(source).Inc()
@@ -233,10 +234,10 @@ func (s *Server) forwarded(ctx context.Context, q *query) []byte {
 	return s.finish(q, a)
 }
 
-// finish writes an answer. That a name of the mesh does not exist would be a lie, and clients would believe it for its
-// addresses too: of what the resolvers do not know, it just has nothing.
+// finish returns the response for an answer. If resolvers do not know a mesh name, it returns an empty answer and not a
+// name error: clients would apply a name error to the name's addresses as well.
 func (s *Server) finish(q *query, a *answer) []byte {
-	if failed(a.rcode) && s.hasNoMore(q.key) {
+	if isFailure(a.rcode) && s.hasNoMore(q.key) {
 		return q.pack(reply(q))
 	}
 	if a.rcode == dns.RcodeNameError {
@@ -249,7 +250,7 @@ func (s *Server) finish(q *query, a *answer) []byte {
 	return a.write(q, s.config.Now())
 }
 
-// unanswered is what is said when no resolver answers.
+// unanswered returns the response when no resolver answers.
 func (s *Server) unanswered(q *query) []byte {
 	if s.hasNoMore(q.key) {
 		return q.pack(reply(q))
@@ -257,8 +258,8 @@ func (s *Server) unanswered(q *query) []byte {
 	return q.fail(dns.RcodeServerFailure)
 }
 
-// hasNoMore is whether a name has nothing but its addresses, so that no resolver is needed to say so: services of the
-// cluster are such, while hosts outside it may well have texts, mail servers and the like.
+// hasNoMore reports whether a name has only addresses, so that no resolver needs to be queried for other types. That
+// holds for services of the cluster. Hosts outside may have TXT and MX records.
 func (s *Server) hasNoMore(key question) bool {
 	x := s.index.Load()
 	if x == nil || key.qtype == dns.TypeSRV {
@@ -277,7 +278,7 @@ func (s *Server) isOurs(address netip.AddrPort) bool {
 	return false
 }
 
-// socket is an address, by UDP and TCP.
+// socket is a listening address for UDP and TCP.
 type socket struct {
 	udp *net.UDPConn
 	tcp *net.TCPListener
@@ -301,7 +302,7 @@ func listenAll(addresses []string) ([]socket, error) {
 	return all, nil
 }
 
-// listen opens an address; for localhost both families, of which IPv6 may be switched off.
+// listen opens an address. localhost means IPv4 and IPv6; IPv6 may be disabled.
 func listen(address string) ([]socket, error) {
 	host, port, err := net.SplitHostPort(address)
 	if err != nil {
@@ -322,7 +323,7 @@ func listen(address string) ([]socket, error) {
 	switch {
 	case err == nil:
 		return []socket{one, other}, nil
-	case errors.Is(err, syscall.EADDRINUSE): // half of the questions would go to whoever has it
+	case errors.Is(err, syscall.EADDRINUSE): // otherwise, half of the queries would reach the other process
 		closeAll([]socket{one})
 		return nil, err
 	}
@@ -331,7 +332,7 @@ func listen(address string) ([]socket, error) {
 
 func listenAt(address string) (socket, error) {
 	var err error
-	for range 10 { // a port that was drawn for TCP may be taken for UDP
+	for range 10 { // the port that was chosen for TCP may be in use for UDP
 		var s socket
 		if s, err = tryListen(address); err == nil {
 			return s, nil
@@ -347,7 +348,7 @@ func listenAt(address string) (socket, error) {
 	return socket{}, fmt.Errorf("DNS at %s: %w; %s", address, err, remedy)
 }
 
-// tryListen has TCP draw the port, if one is to be drawn: many more are taken there, by connections.
+// tryListen lets TCP choose a free port, because TCP connections occupy many more ports than UDP.
 func tryListen(address string) (socket, error) {
 	at, err := net.ResolveTCPAddr("tcp", address)
 	if err != nil {

@@ -27,10 +27,10 @@ type clock struct{ offset atomic.Int64 }
 func (c *clock) now() time.Time          { return time.Now().Add(time.Duration(c.offset.Load())) }
 func (c *clock) advance(d time.Duration) { c.offset.Add(int64(d)) }
 
-// resolver is a fake one, that answers as it is told.
+// resolver is a fake resolver with configurable answers.
 type resolver struct {
 	address string
-	asked   atomic.Int64
+	queries atomic.Int64
 	byTCP   atomic.Int64
 	mu      sync.Mutex
 	behave  func(w dns.ResponseWriter, r *dns.Msg)
@@ -46,7 +46,7 @@ func newResolver(t testing.TB, behave func(dns.ResponseWriter, *dns.Msg)) *resol
 	}
 	r := &resolver{address: s.address().String(), behave: behave, closeTCP: func() { _ = s.tcp.Close() }}
 	handler := dns.HandlerFunc(func(w dns.ResponseWriter, m *dns.Msg) {
-		r.asked.Add(1)
+		r.queries.Add(1)
 		if w.LocalAddr().Network() == "tcp" {
 			r.byTCP.Add(1)
 		}
@@ -148,7 +148,7 @@ func writeResolvConf(t testing.TB, path string, resolvers ...*resolver) {
 	}
 }
 
-// start runs a server with the table of this file, unless the configuration says that there is none.
+// start runs a server with the table of this file, unless the configuration forbids a table.
 func start(t testing.TB, config Config, table *Table) *Server {
 	t.Helper()
 	config.Listen = []string{"127.0.0.1:0"}
@@ -172,7 +172,7 @@ func start(t testing.TB, config Config, table *Table) *Server {
 	return s
 }
 
-func ask(t testing.TB, s *Server, name string, qtype uint16) *dns.Msg {
+func exchange(t testing.TB, s *Server, name string, qtype uint16) *dns.Msg {
 	t.Helper()
 	m := new(dns.Msg)
 	m.SetQuestion(name, qtype)
@@ -252,9 +252,9 @@ func read(t testing.TB, wire []byte) *dns.Msg {
 	return m
 }
 
-// alike is what has to be the same in two answers, whichever way they were made: all but the id, the order of records,
+// normalize is what has to be the same in two answers, whichever way they were made: all but the id, the order of records,
 // the case of letters, and which of them are left of a truncated answer.
-func alike(m *dns.Msg) string {
+func normalize(m *dns.Msg) string {
 	lines := []string{}
 	for _, rr := range m.Answer {
 		lines = append(lines, strings.ToLower(rr.String()))

@@ -8,25 +8,25 @@ import (
 	"github.com/miekg/dns"
 )
 
-// kubernetes is the registry whose services are also known by short names.
+// kubernetes is the registry whose services have short names.
 const kubernetes = "Kubernetes"
 
-// Table are the names of the mesh. It is not to be changed once it is given to a Server.
+// Table is a name table of the mesh. Do not change it after it was passed to a Server.
 type Table struct {
-	// Hosts are entries by host name, in which a first label may be *.
+	// Hosts are the entries by host name, whose first label may be *.
 	Hosts map[string]Entry
-	// Skipped counts what was left out as it came in: hosts that are no names, and addresses that are none.
+	// Skipped is the number of invalid hosts and addresses that the decoder has skipped.
 	Skipped int
 }
 
-// Entry is what a host name stands for.
+// Entry is the data of a host name.
 type Entry struct {
 	IPs       []netip.Addr
-	Registry  string // where the service was found, such as "Kubernetes" or "External"
+	Registry  string // the service registry, such as "Kubernetes" or "External"
 	ShortName string
 	Namespace string
 	AltHosts  []string
-	// Ports answer SRV questions. Istio's control plane does not send them; without any, those questions are forwarded.
+	// Ports answer SRV queries. Istio's control plane does not send them; without ports, SRV queries are forwarded.
 	Ports []Port
 }
 
@@ -37,15 +37,15 @@ type Port struct {
 	Number   uint16
 }
 
-// record is an entry as questions need it.
+// record is an entry in the form that queries need.
 type record struct {
 	host    string // fully qualified, in lower case
-	cluster bool   // it is a service of the cluster
+	cluster bool   // a service of the cluster
 	v4, v6  []netip.Addr
 	ports   []Port
 }
 
-// newRecord leaves out what is there twice: no record may be twice in an answer (RFC 2181).
+// newRecord removes duplicate addresses: an answer must not contain a record twice (RFC 2181).
 func newRecord(host string, e Entry) *record {
 	r := &record{host: host, cluster: e.Registry == kubernetes, ports: e.Ports}
 	for _, ip := range slices.Compact(slices.SortedFunc(slices.Values(e.IPs), netip.Addr.Compare)) {
@@ -60,7 +60,7 @@ func newRecord(host string, e Entry) *record {
 
 func (r *record) addresses() int { return len(r.v4) + len(r.v6) }
 
-// canonical is the name in lower case with its last dot; false means that it is none.
+// canonical returns the name in lower case with a trailing dot. ok is false for an invalid name.
 func canonical(name string) (string, bool) {
 	name = dns.Fqdn(strings.ToLower(name))
 	_, ok := dns.IsDomainName(name)

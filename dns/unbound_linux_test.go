@@ -27,7 +27,7 @@ const (
 	outerZone     = "outer.example."
 )
 
-// transport is a way to ask, with how large an answer may be.
+// transport is a network with a maximum answer size.
 type transport struct {
 	network string
 	edns    uint16
@@ -35,9 +35,9 @@ type transport struct {
 
 var transports = []transport{{"udp", 0}, {"udp", 1232}, {"udp", 4096}, {"tcp", 0}, {"tcp", 1232}}
 
-// Names of the mesh are answered as a name server of the world does with the same data, and what is forwarded to it comes
-// as from itself: codes, records, and what is truncated.
-func TestAnswersAreThoseOfUnbound(t *testing.T) {
+// Answers for mesh names equal those of an authoritative server with the same data, and forwarded answers equal those
+// of the resolver: codes, records and truncation.
+func TestAnswersEqualUnbound(t *testing.T) {
 	unbound := startUnbound(t)
 	mesh := start(t, Config{ResolvConf: resolvConfAt(t, unbound)}, comparedTable())
 	forwarding := start(t, Config{ResolvConf: resolvConfAt(t, unbound)}, &Table{})
@@ -59,15 +59,15 @@ func TestAnswersAreThoseOfUnbound(t *testing.T) {
 	}
 }
 
-// compare asks both, and tells the first few differences.
+// compare queries both servers and reports the first differences.
 func compare(t *testing.T, what string, tr transport, ours, theirs string, questions []dns.Question, exact bool) {
-	a, b := &asker{at: ours, transport: tr}, &asker{at: theirs, transport: tr}
+	a, b := &querier{at: ours, transport: tr}, &querier{at: theirs, transport: tr}
 	defer a.close()
 	defer b.close()
 	differences := 0
 	for _, q := range questions {
-		got, err := a.ask(q)
-		want, err2 := b.ask(q)
+		got, err := a.query(q)
+		want, err2 := b.query(q)
 		if err := errors.Join(err, err2); err != nil {
 			t.Errorf("%s by %v: %s: %v", what, tr, q.String(), err)
 			return
@@ -101,20 +101,20 @@ func summary(m *dns.Msg, exact bool) string {
 	return head + "\n" + strings.Join(lines, "\n")
 }
 
-// asker keeps its connection.
-type asker struct {
+// querier reuses its connection.
+type querier struct {
 	at string
 	transport
 	conn *dns.Conn
 }
 
-func (a *asker) close() {
+func (a *querier) close() {
 	if a.conn != nil {
 		_ = a.conn.Close()
 	}
 }
 
-func (a *asker) ask(q dns.Question) (*dns.Msg, error) {
+func (a *querier) query(q dns.Question) (*dns.Msg, error) {
 	m := new(dns.Msg)
 	m.SetQuestion(q.Name, q.Qtype)
 	if a.edns > 0 {
@@ -308,7 +308,7 @@ server:
 	return at.String()
 }
 
-// run keeps a program running to the end of the test.
+// run runs a program until the end of the test.
 func run(t *testing.T, name string, args ...string) {
 	t.Helper()
 	cmd := exec.Command(name, args...)

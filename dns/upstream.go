@@ -16,34 +16,35 @@ import (
 )
 
 const (
-	// safeUDP is a size of answers that crosses any network in one piece: fragments are easily forged.
+	// safeUDP is an answer size that all networks transport without fragmentation. Fragments are easy to forge.
 	safeUDP = 1232
-	// mostForeign is how many answers that do not fit are passed over before UDP is no longer trusted with a question.
-	mostForeign = 16
-	firstRest   = time.Second
-	longestRest = 30 * time.Second
+	// maxForeign is the number of answers that do not match the query after which the query is repeated over TCP.
+	maxForeign = 16
+	firstRest  = time.Second
+	maxRest    = 30 * time.Second
 )
 
-// upstream is a resolver of resolv.conf, and how it does.
+// upstream is a resolver of resolv.conf with its health.
 type upstream struct {
 	address netip.AddrPort
 	tcpOnly bool
 	now     func() time.Time
 
 	mu       sync.Mutex
-	failures int // in a row
+	failures int // consecutive failures
 	resting  time.Time
 	lastErr  error
 }
 
-// up says whether it is worth asking. After failures a resolver rests, for longer each time; then one question tries it.
-func (u *upstream) up() bool {
+// isUp reports whether the resolver should be queried. After failures it is skipped, for longer each time, and then one
+// query tests it.
+func (u *upstream) isUp() bool {
 	u.mu.Lock()
 	defer u.mu.Unlock()
 	return u.failures == 0 || !u.now().Before(u.resting)
 }
 
-func (u *upstream) note(err error) {
+func (u *upstream) recordResult(err error) {
 	u.mu.Lock()
 	defer u.mu.Unlock()
 	if u.lastErr = err; err == nil {
@@ -51,21 +52,21 @@ func (u *upstream) note(err error) {
 		return
 	}
 	u.failures++
-	u.resting = u.now().Add(min(firstRest<<min(u.failures-1, 10), longestRest))
+	u.resting = u.now().Add(min(firstRest<<min(u.failures-1, 10), maxRest))
 }
 
-// Reasons to ask by TCP instead. One is that the answer was too large, the others that it may be forged.
+// Reasons for a query over TCP: the answer was too large, or it may be forged.
 var (
 	errTruncated = errors.New("the answer was truncated")
 	errCase      = errors.New("the answer does not spell the name as it was asked")
 	errForeign   = errors.New("too many answers came that do not belong to the question")
 )
 
-// ask puts a question, by UDP unless that will not do.
-func (u *upstream) ask(ctx context.Context, q question) (*dns.Msg, error) {
-	m, err := u.askOnce(ctx, q, true)
+// query sends a question over UDP, or over TCP if UDP does not suffice.
+func (u *upstream) query(ctx context.Context, q question) (*dns.Msg, error) {
+	m, err := u.queryOnce(ctx, q, true)
 	if err == nil && (m.Rcode == dns.RcodeFormatError || m.Rcode == dns.RcodeNotImplemented) {
-		m, err = u.askOnce(ctx, q, false) // it may be of before EDNS
+		m, err = u.queryOnce(ctx, q, false) // the resolver may not support EDNS
 	}
 	if err != nil {
 		return nil, fmt.Errorf("resolver %s: %w", u.address, err)
@@ -73,24 +74,24 @@ func (u *upstream) ask(ctx context.Context, q question) (*dns.Msg, error) {
 	return m, nil
 }
 
-func (u *upstream) askOnce(ctx context.Context, q question, edns bool) (*dns.Msg, error) {
+func (u *upstream) queryOnce(ctx context.Context, q question, edns bool) (*dns.Msg, error) {
 	if u.tcpOnly {
 		return u.exchange(ctx, "tcp", q, edns)
 	}
 	m, err := u.exchange(ctx, "udp", q, edns)
 	switch {
 	case errors.Is(err, errCase):
-		return u.doubted(ctx, q, edns)
+		return u.retryCase(ctx, q, edns)
 	case errors.Is(err, errTruncated), errors.Is(err, errForeign):
 		return u.exchange(ctx, "tcp", q, edns)
 	}
 	return m, err
 }
 
-// doubted asks again after an answer that did not keep the case of letters. That is a forged one, or of a resolver that
-// keeps it never; if it cannot be asked by TCP either, a second answer to a question with another id and port will do:
-// whoever forged the first would have to guess all that again.
-func (u *upstream) doubted(ctx context.Context, q question, edns bool) (*dns.Msg, error) {
+// retryCase repeats a query after an answer that did not retain the case of the name. Either the answer is forged, or
+// the resolver never retains the case. Without TCP, it accepts a second answer to a query with another ID and port: an
+// attacker would have to guess both again.
+func (u *upstream) retryCase(ctx context.Context, q question, edns bool) (*dns.Msg, error) {
 	within, cancel := ctx, context.CancelFunc(func() {})
 	if deadline, ok := ctx.Deadline(); ok {
 		within, cancel = context.WithTimeout(ctx, time.Until(deadline)/2)
@@ -107,8 +108,8 @@ func (u *upstream) doubted(ctx context.Context, q question, edns bool) (*dns.Msg
 	return nil, fmt.Errorf("%w, and not by TCP: %w", errCase, err)
 }
 
-// exchange uses a socket of its own, whose port the kernel draws: who would forge an answer has to guess it, the id and
-// the spelling.
+// exchange uses a new socket, whose port the kernel chooses: an attacker who forges an answer must guess the port, the
+// ID and the spelling.
 func (u *upstream) exchange(ctx context.Context, network string, q question, edns bool) (*dns.Msg, error) {
 	conn, err := u.dial(ctx, network)
 	if err != nil {
@@ -117,12 +118,12 @@ func (u *upstream) exchange(ctx context.Context, network string, q question, edn
 	defer func() { _ = conn.Close() }()
 	stop := context.AfterFunc(ctx, func() { _ = conn.SetDeadline(time.Unix(1, 0)) })
 	defer stop()
-	c := &dns.Conn{Conn: conn, UDPSize: largestUDP}
+	c := &dns.Conn{Conn: conn, UDPSize: maxUDP}
 	asked := outgoing(q, edns)
 	if err := c.WriteMsg(asked); err != nil {
 		return nil, err
 	}
-	for range mostForeign {
+	for range maxForeign {
 		m, spelling, err := readMessage(c)
 		if err != nil {
 			if ctx.Err() != nil {
@@ -146,21 +147,21 @@ func (u *upstream) dial(ctx context.Context, network string) (net.Conn, error) {
 	return dialer.DialContext(ctx, network, u.address.String())
 }
 
-// largest are buffers for whatever may come by UDP, of which most is small.
-var largest = sync.Pool{New: func() any { return new([largestUDP]byte) }}
+// udpBuffers are buffers for the maximum UDP message. Most messages are small.
+var udpBuffers = sync.Pool{New: func() any { return new([maxUDP]byte) }}
 
-// readMessage gives nil for one that cannot be read. The question's name, to which other names in the message point, gets
-// lower case letters again: how it was spelt comes beside the message.
+// readMessage returns nil for an invalid message. It converts the question's name, to which other names in the message
+// point, to lower case, and returns the original spelling separately.
 func readMessage(c *dns.Conn) (m *dns.Msg, spelling string, err error) {
 	var buffer []byte
 	if _, isTCP := c.Conn.(*net.TCPConn); isTCP {
 		buffer, err = c.ReadMsgHeader(nil)
 	} else {
-		large := largest.Get().(*[largestUDP]byte)
+		large := udpBuffers.Get().(*[maxUDP]byte)
 		var n int
 		n, err = c.Conn.Read(large[:])
 		buffer = bytes.Clone(large[:max(n, 0)])
-		largest.Put(large)
+		udpBuffers.Put(large)
 	}
 	if err != nil {
 		return nil, "", err
@@ -178,7 +179,8 @@ func readMessage(c *dns.Conn) (m *dns.Msg, spelling string, err error) {
 	return m, spelling, nil
 }
 
-// lower takes the lengths of labels for letters too, which none of them is.
+// lower converts a name in wire format to lower case in place. Length bytes need no special case: they are at most 63,
+// below "A" (65).
 func lower(name []byte) {
 	for i, b := range name {
 		if b >= 'A' && b <= 'Z' {
@@ -191,15 +193,15 @@ func outgoing(q question, edns bool) *dns.Msg {
 	m := new(dns.Msg)
 	m.Id = dns.Id()
 	m.RecursionDesired, m.CheckingDisabled = true, q.nocheck
-	m.Question = []dns.Question{{Name: scramble(q.name), Qtype: q.qtype, Qclass: q.class}}
+	m.Question = []dns.Question{{Name: randomizeCase(q.name), Qtype: q.qtype, Qclass: q.class}}
 	if edns {
 		m.SetEdns0(safeUDP, q.dnssec)
 	}
 	return m
 }
 
-// scramble draws the case of each letter.
-func scramble(name string) string {
+// randomizeCase returns the name with random case of each letter.
+func randomizeCase(name string) string {
 	coins := make([]byte, len(name))
 	_, _ = rand.Read(coins)
 	spelled := []byte(name)

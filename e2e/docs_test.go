@@ -34,7 +34,7 @@ func TestEveryCommandInTheDocumentsExistsWithItsFlags(t *testing.T) {
 			switch program := filepath.Base(words[0]); program {
 			case "pilotfish", "pilotfish-agent":
 				checked++
-				if problem := missing(t, program, words[1:]); problem != "" {
+				if problem := findMissing(t, program, words[1:]); problem != "" {
 					t.Errorf("%s: %s: %s", filepath.Base(document), strings.TrimSpace(line), problem)
 				}
 			case "make":
@@ -50,8 +50,8 @@ func TestEveryCommandInTheDocumentsExistsWithItsFlags(t *testing.T) {
 	}
 }
 
-// missing says what of a command line does not exist.
-func missing(t *testing.T, program string, words []string) string {
+// findMissing returns the part of a command line that does not exist, or "".
+func findMissing(t *testing.T, program string, words []string) string {
 	t.Helper()
 	out, err := exec.Command(testenv.Bin(t, program), words[0], "--help").CombinedOutput()
 	if err != nil || !strings.Contains(string(out), program+" "+words[0]) {

@@ -9,7 +9,8 @@ import (
 	"testing"
 )
 
-// descendants gives the processes below one, each with its start time, which tells it from a later one of its number.
+// descendants returns the processes below one. The start time of each distinguishes it from a later process with its
+// PID.
 func descendants(t *testing.T, root int) map[int]string {
 	t.Helper()
 	stats, err := filepath.Glob("/proc/[0-9]*/stat")
@@ -61,6 +62,6 @@ func startTime(pid int) string {
 }
 
 func commandLine(pid int) string {
-	text, _ := os.ReadFile(fmt.Sprintf("/proc/%d/cmdline", pid)) // gone meanwhile: nothing to tell
+	text, _ := os.ReadFile(fmt.Sprintf("/proc/%d/cmdline", pid)) // empty if the process has ended
 	return strings.ReplaceAll(string(text), "\x00", " ")
 }

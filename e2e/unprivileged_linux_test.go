@@ -29,11 +29,11 @@ const (
 	ordinaryHome  = "/etc/ordinary"
 )
 
-// ownEtc gives a test files of its own in /etc, where there is room for a user's home too. All is gone with its mounts.
+// ownEtc mounts a private copy of /etc for a test, which also holds a user's home. It is removed with its mounts.
 const ownEtc = "mount -t tmpfs tmpfs /mnt && cp -a /etc/. /mnt/ && mount --move /mnt /etc"
 
-// asOrdinaryUser says whether the test runs where there is an ordinary user who may make user namespaces, and has room for
-// what pilotfish makes.
+// asOrdinaryUser creates an ordinary user with home, programs and directories for pilotfish. It skips the test if that user
+// may not create user namespaces. It returns false after it has run the test again in a process with its own mounts.
 func asOrdinaryUser(t *testing.T) bool {
 	t.Helper()
 	if err := mesh.CanCapture(); err != nil {
@@ -53,17 +53,17 @@ func asOrdinaryUser(t *testing.T) bool {
 	appendTo(t, "/etc/passwd", fmt.Sprintf("ordinary:x:%d:%d::%s:/bin/sh\n", ordinaryID, ordinaryID, ordinaryHome))
 	write(t, "/etc/subgid", fmt.Sprintf("somebody:100000:65536\nordinary:%d:1\n", ordinaryGroup))
 	for to, from := range map[string]string{"bin": filepath.Dir(testenv.Bin(t, "pilotfish")), "envoy": filepath.Dir(testenv.Envoy(t))} {
-		ordinaryFolder(t, to)
+		makeUserFolder(t, to)
 		if err := unix.Mount(from, filepath.Join(ordinaryHome, to), "", unix.MS_BIND, ""); err != nil {
 			t.Fatal(err)
 		}
 	}
-	ordinaryFolder(t, "tmp")
-	ordinaryFolder(t, "run")
+	makeUserFolder(t, "tmp")
+	makeUserFolder(t, "run")
 	return true
 }
 
-func ordinaryFolder(t *testing.T, name string) {
+func makeUserFolder(t *testing.T, name string) {
 	t.Helper()
 	path := filepath.Join(ordinaryHome, name)
 	if err := os.MkdirAll(path, 0o700); err != nil {
@@ -92,8 +92,8 @@ func write(t *testing.T, path, text string) {
 	}
 }
 
-// ordinarily is pilotfish as that user runs it.
-func ordinarily(t *testing.T, args ...string) *exec.Cmd {
+// pilotfishAsUser is pilotfish as that user runs it.
+func pilotfishAsUser(t *testing.T, args ...string) *exec.Cmd {
 	t.Helper()
 	cmd := pilotfish(t, args...)
 	cmd.Path, cmd.Dir = filepath.Join(ordinaryHome, "bin", "pilotfish"), ordinaryHome
@@ -105,19 +105,19 @@ func ordinarily(t *testing.T, args ...string) *exec.Cmd {
 	return cmd
 }
 
-// output runs it to its end.
-func output(t *testing.T, wantCode int, args ...string) string {
+// runAsUser runs it to its end.
+func runAsUser(t *testing.T, wantCode int, args ...string) string {
 	t.Helper()
-	out, err := ordinarily(t, args...).CombinedOutput()
+	out, err := pilotfishAsUser(t, args...).CombinedOutput()
 	if code := exitCode(err); code != wantCode {
 		t.Fatalf("pilotfish %s: exit code %d, want %d\n%s", strings.Join(args, " "), code, wantCode, out)
 	}
 	return string(out)
 }
 
-func nothingOrdinaryIsLeft(t *testing.T) {
+func checkNothingLeft(t *testing.T) {
 	t.Helper()
-	waitFor(t, "end of all of the user's processes", nil, func() bool { return len(processesOf(t, ordinaryID)) == 0 })
+	waitFor(t, "end of all of the user's processes", nil, func() bool { return len(listProcesses(t, ordinaryID)) == 0 })
 	for _, name := range []string{"tmp", "run"} {
 		if left := filesBelow(t, filepath.Join(ordinaryHome, name)); len(left) > 0 {
 			t.Errorf("left in the user's %s: %v", name, left)
@@ -125,8 +125,8 @@ func nothingOrdinaryIsLeft(t *testing.T) {
 	}
 }
 
-// processesOf are those of a user that run.
-func processesOf(t *testing.T, uid uint32) (pids []int) {
+// listProcesses are those of a user that run.
+func listProcesses(t *testing.T, uid uint32) (pids []int) {
 	t.Helper()
 	folders, err := filepath.Glob("/proc/[0-9]*")
 	if err != nil {
@@ -141,59 +141,59 @@ func processesOf(t *testing.T, uid uint32) (pids []int) {
 	return pids
 }
 
-func TestTheDemoKeepsEveryPromiseToAnOrdinaryUserWithCapture(t *testing.T) {
+func TestDemoChecksSucceedForOrdinaryUserWithCapture(t *testing.T) {
 	if !asOrdinaryUser(t) {
 		return
 	}
-	out, err := ordinarily(t, "demo", "--check", "--capture", "-o", "json").Output()
-	everyPromiseKept(t, out, err)
-	nothingOrdinaryIsLeft(t)
+	out, err := pilotfishAsUser(t, "demo", "--check", "--capture", "-o", "json").Output()
+	checkDemoResult(t, out, err)
+	checkNothingLeft(t)
 }
 
-func TestACapturedMeshOfAnOrdinaryUserIsUsedAsThatOfRootIs(t *testing.T) {
+func TestCommandsOnCapturedMeshOfOrdinaryUser(t *testing.T) {
 	if !asOrdinaryUser(t) {
 		return
 	}
 	port := testenv.FreePort(t)
-	output(t, 0, "demo", "--write", "shop")
+	runAsUser(t, 0, "demo", "--write", "shop")
 	replaceInFile(t, filepath.Join(ordinaryHome, "shop", "mesh.yaml"), "publish: 8080", "publish: "+strconv.Itoa(port))
-	output(t, 0, "up", "-f", "shop/mesh.yaml", "--capture", "--detach")
-	t.Cleanup(func() { _ = ordinarily(t, "down").Run() }) // down already, when all is well
+	runAsUser(t, 0, "up", "-f", "shop/mesh.yaml", "--capture", "--detach")
+	t.Cleanup(func() { _ = pilotfishAsUser(t, "down").Run() }) // down already, when all is well
 
 	if page := get(t, fmt.Sprintf("http://127.0.0.1:%d/", port)); !strings.Contains(page, "<html") {
 		t.Errorf("the gateway gives this machine no page: %.200s", page)
 	}
-	if said := output(t, 0, "exec", "page-v1", "--", "curl", "-s", "http://reviews:9080/reviews/1"); !strings.Contains(said, "ns/bookshop/sa/page") {
-		t.Errorf("it does not call as the workload: %s", said)
+	if text := runAsUser(t, 0, "exec", "page-v1", "--", "curl", "-s", "http://reviews:9080/reviews/1"); !strings.Contains(text, "ns/bookshop/sa/page") {
+		t.Errorf("it does not call as the workload: %s", text)
 	}
-	said := output(t, 7, "exec", "page-v1", "--", "sh", "-c", "pwd; id -u; id -g; grep CapEff /proc/self/status; exit 7")
-	if want := fmt.Sprintf("%s\n%d\n%d\nCapEff:\t0000000000000000\n", ordinaryHome, ordinaryID, ordinaryID); said != want {
-		t.Errorf("a command runs otherwise than its user runs it: got %q, want %q", said, want)
+	text := runAsUser(t, 7, "exec", "page-v1", "--", "sh", "-c", "pwd; id -u; id -g; grep CapEff /proc/self/status; exit 7")
+	if want := fmt.Sprintf("%s\n%d\n%d\nCapEff:\t0000000000000000\n", ordinaryHome, ordinaryID, ordinaryID); text != want {
+		t.Errorf("a command runs otherwise than its user runs it: got %q, want %q", text, want)
 	}
-	lacking := ordinarily(t, "exec", "page-v1", "--", "/bin/true")
+	lacking := pilotfishAsUser(t, "exec", "page-v1", "--", "/bin/true")
 	lacking.Env = append(lacking.Env, "PATH="+ordinaryHome)
-	if out, err := lacking.CombinedOutput(); exitCode(err) != mesh.ExitNotInside || !strings.Contains(string(out), "util-linux") {
-		t.Errorf("without nsenter: exit code %d, want %d and what to install:\n%s", exitCode(err), mesh.ExitNotInside, out)
+	if out, err := lacking.CombinedOutput(); exitCode(err) != mesh.ExitCannotJoin || !strings.Contains(string(out), "util-linux") {
+		t.Errorf("without nsenter: exit code %d, want %d and what to install:\n%s", exitCode(err), mesh.ExitCannotJoin, out)
 	}
 	outside := httptest.NewServer(http.HandlerFunc(func(http.ResponseWriter, *http.Request) {}))
 	defer outside.Close()
 	_, at, _ := net.SplitHostPort(outside.Listener.Addr().String())
-	if said := output(t, 0, "exec", "page-v1", "--", "curl", "-s", "-o", "/dev/null", "-w", "%{http_code}", "http://"+mesh.HostName+":"+at+"/"); said != "200" {
-		t.Errorf("what listens on this machine's loopback is not reached: %q", said)
+	if text := runAsUser(t, 0, "exec", "page-v1", "--", "curl", "-s", "-o", "/dev/null", "-w", "%{http_code}", "http://"+mesh.HostName+":"+at+"/"); text != "200" {
+		t.Errorf("what listens on this machine's loopback is not reached: %q", text)
 	}
-	if said := output(t, 0, "proxy-status"); !strings.Contains(said, "page-v1.bookshop") {
-		t.Errorf("proxy-status says %s", said)
+	if text := runAsUser(t, 0, "proxy-status"); !strings.Contains(text, "page-v1.bookshop") {
+		t.Errorf("proxy-status says %s", text)
 	}
-	seenFromOutside(t)
-	output(t, 0, "down")
-	nothingOrdinaryIsLeft(t)
+	checkProcessOwners(t)
+	runAsUser(t, 0, "down")
+	checkNothingLeft(t)
 }
 
-// seenFromOutside looks at who the processes of a workload are on this machine.
-func seenFromOutside(t *testing.T) {
+// checkProcessOwners looks at who the processes of a workload are on this machine.
+func checkProcessOwners(t *testing.T) {
 	t.Helper()
 	var status mesh.Status
-	if err := json.Unmarshal([]byte(output(t, 0, "status", "-o", "json")), &status); err != nil {
+	if err := json.Unmarshal([]byte(runAsUser(t, 0, "status", "-o", "json")), &status); err != nil {
 		t.Fatal(err)
 	}
 	if !status.Captured {
@@ -218,39 +218,39 @@ func seenFromOutside(t *testing.T) {
 	}
 }
 
-func TestACapturedMeshEndsWithTheProcessThatAnOrdinaryUserStarted(t *testing.T) {
+func TestCapturedMeshOfOrdinaryUserEndsWithItsProcess(t *testing.T) {
 	if !asOrdinaryUser(t) {
 		return
 	}
-	output(t, 0, "demo", "--write", "shop")
+	runAsUser(t, 0, "demo", "--write", "shop")
 	replaceInFile(t, filepath.Join(ordinaryHome, "shop", "mesh.yaml"), "publish: 8080", "publish: "+strconv.Itoa(testenv.FreePort(t)))
 	for _, how := range []struct {
 		signal syscall.Signal
 		status int
 	}{{syscall.SIGINT, 0}, {syscall.SIGKILL, -1}} {
-		up := ordinarily(t, "up", "-f", "shop/mesh.yaml", "--capture")
-		said := &testenv.Buffer{}
-		up.Stdout, up.Stderr = said, said
+		up := pilotfishAsUser(t, "up", "-f", "shop/mesh.yaml", "--capture")
+		text := &testenv.Buffer{}
+		up.Stdout, up.Stderr = text, text
 		if err := up.Start(); err != nil {
 			t.Fatal(err)
 		}
-		waitFor(t, "mesh", said, func() bool { return strings.Contains(said.String(), "The mesh is up") })
+		waitFor(t, "mesh", text, func() bool { return strings.Contains(text.String(), "The mesh is up") })
 		if err := up.Process.Signal(how.signal); err != nil {
 			t.Fatal(err)
 		}
 		if code := exitCode(up.Wait()); code != how.status {
-			t.Errorf("after %v: exit code %d, want %d\n%s", how.signal, code, how.status, said)
+			t.Errorf("after %v: exit code %d, want %d\n%s", how.signal, code, how.status, text)
 		}
-		nothingOrdinaryIsLeft(t)
+		checkNothingLeft(t)
 	}
 }
 
 // There are two processes of it, and a terminal knows of one alone. It may stop who writes to it from elsewhere.
-func TestACapturedMeshOfAnOrdinaryUserIsUsedAtATerminal(t *testing.T) {
+func TestCapturedMeshOfOrdinaryUserAtTerminal(t *testing.T) {
 	if !asOrdinaryUser(t) {
 		return
 	}
-	output(t, 0, "demo", "--write", "shop")
+	runAsUser(t, 0, "demo", "--write", "shop")
 	replaceInFile(t, filepath.Join(ordinaryHome, "shop", "mesh.yaml"), "publish: 8080", "publish: "+strconv.Itoa(testenv.FreePort(t)))
 	keys, tty := testenv.Terminal(t)
 	modes, err := unix.IoctlGetTermios(int(tty.Fd()), unix.TCGETS)
@@ -261,7 +261,7 @@ func TestACapturedMeshOfAnOrdinaryUserIsUsedAtATerminal(t *testing.T) {
 	if err := unix.IoctlSetTermios(int(tty.Fd()), unix.TCSETS, modes); err != nil {
 		t.Fatal(err)
 	}
-	up := ordinarily(t, "up", "-f", "shop/mesh.yaml", "--capture")
+	up := pilotfishAsUser(t, "up", "-f", "shop/mesh.yaml", "--capture")
 	up.Stdin, up.Stdout, up.Stderr = tty, tty, tty
 	up.SysProcAttr.Setsid, up.SysProcAttr.Setctty = true, true
 	if err := up.Start(); err != nil {
@@ -279,32 +279,32 @@ func TestACapturedMeshOfAnOrdinaryUserIsUsedAtATerminal(t *testing.T) {
 		t.Errorf("after Ctrl-C: %v\n%s", err, screen)
 	}
 	waitFor(t, "last word", screen, func() bool { return strings.Contains(screen.String(), "nothing is left behind") })
-	nothingOrdinaryIsLeft(t)
+	checkNothingLeft(t)
 }
 
-func TestWhatCaptureLacksForAnOrdinaryUserIsToldWithTheRemedy(t *testing.T) {
+func TestMissingCapturePrivilegesAreReportedWithRemedy(t *testing.T) {
 	if !asOrdinaryUser(t) {
 		return
 	}
-	output(t, 0, "demo", "--write", "shop")
+	runAsUser(t, 0, "demo", "--write", "shop")
 	refused := func(path, want string) {
 		t.Helper()
 		for _, args := range [][]string{{"up", "-f", "shop/mesh.yaml", "--capture"}, {"demo", "--capture"}} {
-			cmd := ordinarily(t, args...)
+			cmd := pilotfishAsUser(t, args...)
 			cmd.Env = append(cmd.Env, "PATH="+path)
 			if out, err := cmd.CombinedOutput(); exitCode(err) != 2 || !strings.Contains(string(out), want) {
 				t.Errorf("pilotfish %v: exit code %d, want 2 and %q:\n%s", args, exitCode(err), want, out)
 			}
 		}
-		nothingOrdinaryIsLeft(t)
+		checkNothingLeft(t)
 	}
 	const usual = "/usr/sbin:/usr/bin:/sbin:/bin"
 	refused(ordinaryHome, "install the package uidmap")
 	refusing := filepath.Join(ordinaryHome, "refusing")
-	ordinaryFolder(t, "refusing")
+	makeUserFolder(t, "refusing")
 	testenv.Program(t, filepath.Join(refusing, "newgidmap"), []byte("#!/bin/sh\necho it may not >&2; exit 1\n"))
-	refused(refusing+":"+usual, "newgidmap: exit status 1: it may not: "+refusing+"/newgidmap has no privileges of its own; `sudo setcap cap_setgid=ep")
-	kept := ordinarily(t, "demo", "--capture")
+	refused(refusing+":"+usual, "newgidmap: exit status 1: it may not: "+refusing+"/newgidmap has no privileges; run `sudo setcap cap_setgid=ep")
+	kept := pilotfishAsUser(t, "demo", "--capture")
 	kept.Path, kept.Args = "/usr/bin/setpriv", append([]string{"setpriv", "--no-new-privs", kept.Path}, kept.Args[1:]...)
 	if out, err := kept.CombinedOutput(); exitCode(err) != 2 || !strings.Contains(string(out), "(no_new_privs, as by NoNewPrivileges= of systemd)") {
 		t.Errorf("where nobody gets privileges: exit code %d, want 2 and why:\n%s", exitCode(err), out)

@@ -18,19 +18,19 @@ import (
 
 const (
 	adminTimeout = 5 * time.Second
-	// Answers longer than these are refused rather than read: they would cost the agent more memory than it has.
-	mostAnswer = 1 << 20
-	mostDump   = 64 << 20
+	// Larger responses are rejected, because they could exceed the agent's memory limit.
+	maxResponse = 1 << 20
+	maxDump     = 64 << 20
 )
 
-// Admin talks to an Envoy's admin interface. Each call takes at most 5 seconds, less if its context ends sooner, and a
-// bounded amount of memory. It is safe for concurrent use.
+// Admin is a client of Envoy's admin interface. Each call ends after at most 5 seconds, or when its context ends, and
+// uses a limited amount of memory. It is safe for concurrent use.
 type Admin struct {
 	addr   string
 	client *http.Client
 }
 
-// NewAdmin makes a client for "host:port", or for a unix socket by its path ("/run/admin.sock", "./admin.sock",
+// NewAdmin returns a client for "host:port", or for a unix socket by its path ("/run/admin.sock", "./admin.sock",
 // "unix:admin.sock").
 func NewAdmin(addr string) *Admin {
 	network, target := "tcp", addr
@@ -42,7 +42,7 @@ func NewAdmin(addr string) *Admin {
 			var d net.Dialer
 			return d.DialContext(ctx, network, target)
 		},
-		// One stays for as long as Envoy does: a process at rest is not woken to close it.
+		// One idle connection remains open while Envoy runs, so that no timer wakes the agent to close it.
 		MaxIdleConnsPerHost: 1,
 		DisableCompression:  true,
 	}
@@ -59,10 +59,10 @@ func socketPath(addr string) (string, bool) {
 // Close closes idle connections.
 func (a *Admin) Close() { a.client.CloseIdleConnections() }
 
-// Address is what the client was made for.
+// Address returns the address that was passed to NewAdmin.
 func (a *Admin) Address() string { return a.addr }
 
-// StatusError is an answer of the admin interface that is not 200.
+// StatusError is a response of the admin interface with a status other than 200.
 type StatusError struct {
 	Path   string
 	Status int
@@ -70,12 +70,12 @@ type StatusError struct {
 }
 
 func (e *StatusError) Error() string {
-	return fmt.Sprintf("Envoy's admin answered %s with %d: %s", e.Path, e.Status, e.Body)
+	return fmt.Sprintf("Envoy's admin responded to %s with status %d: %s", e.Path, e.Status, e.Body)
 }
 
-// Ready gives the state that /ready tells: LIVE, PRE_INITIALIZING, INITIALIZING or DRAINING.
-func (a *Admin) Ready(ctx context.Context) (state string, err error) {
-	body, err := a.do(ctx, http.MethodGet, "/ready", nil, mostAnswer)
+// State returns the state that /ready reports: LIVE, PRE_INITIALIZING, INITIALIZING or DRAINING.
+func (a *Admin) State(ctx context.Context) (state string, err error) {
+	body, err := a.do(ctx, http.MethodGet, "/ready", nil, maxResponse)
 	var status *StatusError
 	if errors.As(err, &status) && status.Status == http.StatusServiceUnavailable {
 		return status.Body, nil
@@ -83,7 +83,7 @@ func (a *Admin) Ready(ctx context.Context) (state string, err error) {
 	return strings.TrimSpace(string(body)), err
 }
 
-// ServerInfo is what Envoy tells of itself.
+// ServerInfo describes a running Envoy.
 type ServerInfo struct {
 	Version     string
 	State       string
@@ -94,7 +94,7 @@ type ServerInfo struct {
 	RestartEpoch int
 }
 
-// ServerInfo asks for version, state, age and number of workers.
+// ServerInfo queries version, state, uptime and number of workers.
 func (a *Admin) ServerInfo(ctx context.Context) (ServerInfo, error) {
 	var wire struct {
 		Version string `json:"version"`
@@ -106,7 +106,7 @@ func (a *Admin) ServerInfo(ctx context.Context) (ServerInfo, error) {
 			RestartEpoch int    `json:"restart_epoch"`
 		} `json:"command_line_options"`
 	}
-	if err := a.getJSON(ctx, "/server_info", nil, mostAnswer, &wire); err != nil {
+	if err := a.getJSON(ctx, "/server_info", nil, maxResponse, &wire); err != nil {
 		return ServerInfo{}, err
 	}
 	info := ServerInfo{Version: wire.Version, State: wire.State, Concurrency: wire.Options.Concurrency,
@@ -118,18 +118,18 @@ func (a *Admin) ServerInfo(ctx context.Context) (ServerInfo, error) {
 	return info, nil
 }
 
-// Drain says how to drain listeners.
-type Drain struct {
-	// InboundOnly leaves listeners that are not marked as inbound alone.
+// DrainOptions are the parameters of DrainListeners.
+type DrainOptions struct {
+	// InboundOnly drains only listeners that are marked as inbound.
 	InboundOnly bool
-	// Graceful keeps accepting connections for the drain time while it asks clients to go.
+	// Graceful accepts connections during the drain time while Envoy requests clients to disconnect.
 	Graceful bool
-	// SkipExit keeps the listeners open after the drain time too.
+	// SkipExit leaves the listeners open after the drain time.
 	SkipExit bool
 }
 
-// DrainListeners begins to drain. Envoy answers at once and never ends by itself afterwards.
-func (a *Admin) DrainListeners(ctx context.Context, d Drain) error {
+// DrainListeners starts a drain. Envoy responds immediately and does not exit after the drain.
+func (a *Admin) DrainListeners(ctx context.Context, d DrainOptions) error {
 	var flags []string
 	for _, f := range []struct {
 		name string
@@ -143,11 +143,11 @@ func (a *Admin) DrainListeners(ctx context.Context, d Drain) error {
 	if len(flags) > 0 {
 		path += "?" + strings.Join(flags, "&")
 	}
-	_, err := a.do(ctx, http.MethodPost, path, nil, mostAnswer)
+	_, err := a.do(ctx, http.MethodPost, path, nil, maxResponse)
 	return err
 }
 
-// Stats gives counters and gauges whose names match the RE2 expression; all for an empty one.
+// Stats returns the counters and gauges whose names match the RE2 expression filter; all if filter is empty.
 func (a *Admin) Stats(ctx context.Context, filter string) (map[string]uint64, error) {
 	query := url.Values{"format": {"json"}}
 	if filter != "" {
@@ -156,10 +156,10 @@ func (a *Admin) Stats(ctx context.Context, filter string) (map[string]uint64, er
 	var wire struct {
 		Stats []struct {
 			Name  string `json:"name"`
-			Value any    `json:"value"` // histograms have none, text readouts have a string
+			Value any    `json:"value"` // histograms have no value, text readouts a string
 		} `json:"stats"`
 	}
-	if err := a.getJSON(ctx, "/stats", query, mostDump, &wire); err != nil {
+	if err := a.getJSON(ctx, "/stats", query, maxDump, &wire); err != nil {
 		return nil, err
 	}
 	stats := make(map[string]uint64, len(wire.Stats))
@@ -171,24 +171,24 @@ func (a *Admin) Stats(ctx context.Context, filter string) (map[string]uint64, er
 	return stats, nil
 }
 
-// Certs gives the certificates that Envoy has, as Envoy's own JSON.
+// Certs returns Envoy's certificates as Envoy's JSON.
 func (a *Admin) Certs(ctx context.Context) (json.RawMessage, error) {
-	return a.do(ctx, http.MethodGet, "/certs", nil, mostDump)
+	return a.do(ctx, http.MethodGet, "/certs", nil, maxDump)
 }
 
-// ConfigDump gives the configuration that is in force, as Envoy's own JSON. Resource ("dynamic_listeners", say) narrows it
-// to one field of the dump; empty gives all, endpoints too.
+// ConfigDump returns the configuration in force as Envoy's JSON. resource selects one field of the dump, for example
+// "dynamic_listeners". If it is empty, the dump contains everything, including endpoints.
 func (a *Admin) ConfigDump(ctx context.Context, resource string) (json.RawMessage, error) {
 	query := url.Values{"include_eds": {""}}
 	if resource != "" {
 		query.Set("resource", resource)
 	}
-	return a.do(ctx, http.MethodGet, "/config_dump", query, mostDump)
+	return a.do(ctx, http.MethodGet, "/config_dump", query, maxDump)
 }
 
-// RedactedConfigDump writes a dump as ConfigDump gives it, without its secrets and without endpoints. A dump that is larger
-// than most is an error, and what was written of it then is no JSON.
-func (a *Admin) RedactedConfigDump(ctx context.Context, resource string, most int64, to io.Writer) error {
+// RedactedConfigDump writes a dump as ConfigDump returns it, but without secrets and endpoints. If the dump exceeds
+// limit, it returns an error, and the partial output is not valid JSON.
+func (a *Admin) RedactedConfigDump(ctx context.Context, resource string, limit int64, to io.Writer) error {
 	query := url.Values{}
 	if resource != "" {
 		query.Set("resource", resource)
@@ -201,46 +201,46 @@ func (a *Admin) RedactedConfigDump(ctx context.Context, resource string, most in
 	}
 	defer func() { _ = resp.Body.Close() }()
 	if resp.StatusCode != http.StatusOK {
-		body, _ := io.ReadAll(io.LimitReader(resp.Body, mostVersionOutput))
+		body, _ := io.ReadAll(io.LimitReader(resp.Body, maxVersionOutput))
 		return &StatusError{Path: "/config_dump", Status: resp.StatusCode, Body: firstLine(string(body))}
 	}
-	limited := &io.LimitedReader{R: resp.Body, N: most}
+	limited := &io.LimitedReader{R: resp.Body, N: limit}
 	err = redact.JSON(to, limited)
 	if err != nil && limited.N <= 0 {
-		return fmt.Errorf("the configuration of Envoy is larger than %d bytes", most)
+		return fmt.Errorf("the configuration of Envoy is larger than %d bytes", limit)
 	}
 	return err
 }
 
-// SetLogLevel changes levels at run time: "info" for all components, or "upstream:debug,config:trace" for some.
+// SetLogLevel changes log levels: "info" for all components, or "upstream:debug,config:trace" for some.
 func (a *Admin) SetLogLevel(ctx context.Context, level string) error {
 	query := url.Values{"level": {level}}
 	if strings.Contains(level, ":") {
 		query = url.Values{"paths": {level}}
 	}
-	_, err := a.do(ctx, http.MethodPost, "/logging", query, mostAnswer)
+	_, err := a.do(ctx, http.MethodPost, "/logging", query, maxResponse)
 	return err
 }
 
-// Quit asks Envoy to exit. It cuts all connections.
+// Quit requests Envoy to exit. Envoy closes all connections.
 func (a *Admin) Quit(ctx context.Context) error {
-	_, err := a.do(ctx, http.MethodPost, "/quitquitquit", nil, mostAnswer)
+	_, err := a.do(ctx, http.MethodPost, "/quitquitquit", nil, maxResponse)
 	return err
 }
 
-func (a *Admin) getJSON(ctx context.Context, path string, query url.Values, most int64, into any) error {
-	body, err := a.do(ctx, http.MethodGet, path, query, most)
+func (a *Admin) getJSON(ctx context.Context, path string, query url.Values, limit int64, into any) error {
+	body, err := a.do(ctx, http.MethodGet, path, query, limit)
 	if err != nil {
 		return err
 	}
 	if err := json.Unmarshal(body, into); err != nil {
-		return fmt.Errorf("reading the answer of Envoy's admin (%s) to %s: %w", a.addr, path, err)
+		return fmt.Errorf("reading the response of Envoy's admin (%s) to %s: %w", a.addr, path, err)
 	}
 	return nil
 }
 
-// do calls the admin interface and reads the whole answer, up to most bytes.
-func (a *Admin) do(ctx context.Context, method, path string, query url.Values, most int64) ([]byte, error) {
+// do sends a request and returns the whole response, up to limit bytes.
+func (a *Admin) do(ctx context.Context, method, path string, query url.Values, limit int64) ([]byte, error) {
 	ctx, cancel := context.WithTimeout(ctx, adminTimeout)
 	defer cancel()
 	resp, err := a.send(ctx, method, path, query)
@@ -248,26 +248,26 @@ func (a *Admin) do(ctx context.Context, method, path string, query url.Values, m
 		return nil, err
 	}
 	defer func() { _ = resp.Body.Close() }()
-	body, err := io.ReadAll(io.LimitReader(resp.Body, most+1))
+	body, err := io.ReadAll(io.LimitReader(resp.Body, limit+1))
 	switch {
 	case err != nil:
-		return nil, fmt.Errorf("reading the answer of Envoy's admin (%s) to %s: %w", a.addr, path, err)
-	case int64(len(body)) > most:
-		return nil, fmt.Errorf("the answer of Envoy's admin (%s) to %s is larger than %d bytes", a.addr, path, most)
+		return nil, fmt.Errorf("reading the response of Envoy's admin (%s) to %s: %w", a.addr, path, err)
+	case int64(len(body)) > limit:
+		return nil, fmt.Errorf("the response of Envoy's admin (%s) to %s is larger than %d bytes", a.addr, path, limit)
 	case resp.StatusCode != http.StatusOK:
 		return nil, &StatusError{Path: path, Status: resp.StatusCode, Body: firstLine(string(body))}
 	}
 	return body, nil
 }
 
-// NotListening says whether a call failed because nobody listens on the admin address: Envoy has not got that far, or is
-// gone.
-func NotListening(err error) bool {
+// IsNotListening reports whether a call failed because no process listens on the admin address: Envoy has not opened it
+// yet, or has ended.
+func IsNotListening(err error) bool {
 	return errors.Is(err, syscall.ECONNREFUSED) || errors.Is(err, syscall.ENOENT)
 }
 
-// withoutURL drops the made-up URL from an HTTP client's error.
-func withoutURL(err error) error {
+// unwrapURLError removes the placeholder URL from an HTTP client's error.
+func unwrapURLError(err error) error {
 	var urlErr *url.Error
 	if errors.As(err, &urlErr) {
 		return urlErr.Err
@@ -282,11 +282,11 @@ func (a *Admin) send(ctx context.Context, method, path string, query url.Values)
 	}
 	req, err := http.NewRequestWithContext(ctx, method, target, nil)
 	if err != nil {
-		return nil, fmt.Errorf("asking Envoy's admin for %s: %w", path, err)
+		return nil, fmt.Errorf("requesting %s from Envoy's admin: %w", path, err)
 	}
 	resp, err := a.client.Do(req)
 	if err != nil {
-		return nil, fmt.Errorf("asking Envoy's admin (%s) for %s: %w", a.addr, path, withoutURL(err))
+		return nil, fmt.Errorf("requesting %s from Envoy's admin (%s): %w", path, a.addr, unwrapURLError(err))
 	}
 	return resp, nil
 }

@@ -19,13 +19,13 @@ import (
 	"github.com/pilotfish-mesh/pilotfish/internal/testenv"
 )
 
-func TestAdminTellsAboutBothEnvoys(t *testing.T) {
+func TestAdminReportsInfoOfEachEnvoyVersion(t *testing.T) {
 	for _, v := range []string{testenv.EnvoyVersion, testenv.OldEnvoyVersion} {
 		t.Run(v, func(t *testing.T) {
 			p, admin := startEnvoy(t, staticBootstrap, func(c *Config) { c.Path = testenv.EnvoyOf(t, v) })
-			awaitReady(t, p, admin)
+			waitReady(t, p, admin)
 			ctx := t.Context()
-			if state, err := admin.Ready(ctx); state != "LIVE" || err != nil {
+			if state, err := admin.State(ctx); state != "LIVE" || err != nil {
 				t.Errorf("Ready = %q, %v", state, err)
 			}
 			if info, err := admin.ServerInfo(ctx); err != nil || info.Version != v || info.State != "LIVE" || info.Concurrency != 1 {
@@ -53,36 +53,36 @@ func TestAdminTellsAboutBothEnvoys(t *testing.T) {
 
 func TestQuitEndsEnvoy(t *testing.T) {
 	p, admin := startEnvoy(t, staticBootstrap)
-	awaitReady(t, p, admin)
+	waitReady(t, p, admin)
 	if err := admin.Quit(t.Context()); err != nil {
 		t.Fatal(err)
 	}
 	if e := p.Exit(); e.Reason != Exited || e.ExitCode() != 0 {
 		t.Errorf("Exit = %+v", e)
 	}
-	_, err := admin.Ready(t.Context())
+	_, err := admin.State(t.Context())
 	if !errors.Is(err, syscall.ECONNREFUSED) && !errors.Is(err, syscall.ENOENT) {
 		t.Errorf("afterwards Ready = %v", err)
 	}
 }
 
-// The second order must not undo what the first promised, so each is looked at on an Envoy of its own.
-func TestDrainClosesListenersOrKeepsThemAsAsked(t *testing.T) {
+// A second drain must not cancel the first, so each runs on its own Envoy.
+func TestDrainFollowsItsOptions(t *testing.T) {
 	bootstrap := strings.Replace(staticBootstrap, "- name: echo", "- name: echo\n    traffic_direction: INBOUND", 1)
 	outbound := strings.Replace(staticBootstrap, "- name: echo", "- name: echo\n    traffic_direction: OUTBOUND", 1)
 	for _, c := range []struct {
 		name, bootstrap string
-		drain           Drain
+		drain           DrainOptions
 		closed          bool
 	}{
-		{"all", bootstrap, Drain{}, true},
-		{"inbound only", bootstrap, Drain{InboundOnly: true}, true},
-		{"inbound only, outbound listener", outbound, Drain{InboundOnly: true}, false},
-		{"kept open", bootstrap, Drain{Graceful: true, SkipExit: true}, false},
+		{"all", bootstrap, DrainOptions{}, true},
+		{"inbound only", bootstrap, DrainOptions{InboundOnly: true}, true},
+		{"inbound only, outbound listener", outbound, DrainOptions{InboundOnly: true}, false},
+		{"kept open", bootstrap, DrainOptions{Graceful: true, SkipExit: true}, false},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			p, admin := startEnvoy(t, c.bootstrap)
-			awaitReady(t, p, admin)
+			waitReady(t, p, admin)
 			if err := admin.DrainListeners(t.Context(), c.drain); err != nil {
 				t.Fatal(err)
 			}
@@ -99,10 +99,10 @@ func TestDrainClosesListenersOrKeepsThemAsAsked(t *testing.T) {
 	}
 }
 
-func TestAdminAnswersThatAreTooLongOrLateOrBrokenAreErrors(t *testing.T) {
+func TestInvalidAdminResponsesAreErrors(t *testing.T) {
 	release := make(chan struct{})
 	mux := http.NewServeMux()
-	mux.HandleFunc("/ready", func(w http.ResponseWriter, _ *http.Request) { _, _ = w.Write(make([]byte, mostAnswer+1)) })
+	mux.HandleFunc("/ready", func(w http.ResponseWriter, _ *http.Request) { _, _ = w.Write(make([]byte, maxResponse+1)) })
 	mux.HandleFunc("/server_info", func(w http.ResponseWriter, _ *http.Request) { _, _ = fmt.Fprint(w, "{torn") })
 	mux.HandleFunc("/stats", func(_ http.ResponseWriter, r *http.Request) {
 		select {
@@ -117,7 +117,7 @@ func TestAdminAnswersThatAreTooLongOrLateOrBrokenAreErrors(t *testing.T) {
 	admin := NewAdmin(strings.TrimPrefix(server.URL, "http://"))
 	defer admin.Close()
 
-	if _, err := admin.Ready(t.Context()); err == nil || !strings.Contains(err.Error(), "larger than") {
+	if _, err := admin.State(t.Context()); err == nil || !strings.Contains(err.Error(), "larger than") {
 		t.Errorf("too long: %v", err)
 	}
 	if _, err := admin.ServerInfo(t.Context()); err == nil || !strings.Contains(err.Error(), admin.Address()) {
@@ -134,7 +134,7 @@ func TestAdminAnswersThatAreTooLongOrLateOrBrokenAreErrors(t *testing.T) {
 	}
 }
 
-func TestAdminIsReachedByEveryFormOfAddress(t *testing.T) {
+func TestAdminSupportsEveryAddressForm(t *testing.T) {
 	t.Chdir(t.TempDir())
 	socket, err := net.Listen("unix", "admin.sock")
 	if err != nil {
@@ -151,18 +151,18 @@ func TestAdminIsReachedByEveryFormOfAddress(t *testing.T) {
 	here, _ := os.Getwd()
 	for _, addr := range []string{"unix:admin.sock", "./admin.sock", filepath.Join(here, "admin.sock"), "unix://" + filepath.Join(here, "admin.sock"), tcp.Addr().String()} {
 		admin := NewAdmin(addr)
-		if state, err := admin.Ready(t.Context()); state != "LIVE" || err != nil {
+		if state, err := admin.State(t.Context()); state != "LIVE" || err != nil {
 			t.Errorf("%s: %q, %v", addr, state, err)
 		}
 		admin.Close()
 	}
 }
 
-func TestConfigDumpOfARealEnvoyKeepsItsFormWithoutSecrets(t *testing.T) {
+func TestRedactedConfigDumpHasSameStructure(t *testing.T) {
 	bootstrap := strings.Replace(staticBootstrap, "admin:", `node: {id: a, cluster: b, metadata: {DB_PASSWORD: very-hidden, TEAM: books}}
 admin:`, 1)
 	p, admin := startEnvoy(t, bootstrap)
-	awaitReady(t, p, admin)
+	waitReady(t, p, admin)
 	var out bytes.Buffer
 	if err := admin.RedactedConfigDump(t.Context(), "", 8<<20, &out); err != nil {
 		t.Fatal(err)

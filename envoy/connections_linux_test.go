@@ -12,12 +12,12 @@ import (
 	"github.com/pilotfish-mesh/pilotfish/internal/testns"
 )
 
-// TestAServerThatIsGoneIsToldFromOneThatReadsSlowly: both leave bytes waiting.
-func TestAServerThatIsGoneIsToldFromOneThatReadsSlowly(t *testing.T) {
+// TestUnreachableServerIsDistinguishedFromSlowReader: both have pending bytes.
+func TestUnreachableServerIsDistinguishedFromSlowReader(t *testing.T) {
 	ns := testns.New(t)
 	var server net.Listener
 	var conn net.Conn
-	err := ns.Within(func() (err error) {
+	err := ns.Run(func() (err error) {
 		if server, err = net.Listen("tcp", "127.0.0.1:0"); err == nil {
 			conn, err = net.Dial("tcp", server.Addr().String())
 		}
@@ -32,13 +32,13 @@ func TestAServerThatIsGoneIsToldFromOneThatReadsSlowly(t *testing.T) {
 	look := func(want bool) func() error {
 		return func() error {
 			found := errors.New("no bytes wait")
-			err := ns.Within(func() error {
-				return eachSocket(unix.Gettid(), func(s socket) {
-					if n, _ := net.LookupPort("tcp", port); portOf(s.local) != uint64(n) || s.unsent() < kernelsPart {
+			err := ns.Run(func() error {
+				return forEachSocket(unix.Gettid(), func(s socket) {
+					if n, _ := net.LookupPort("tcp", port); parsePort(s.local) != uint64(n) || s.pendingBytes() < kernelSendBuffer {
 						return
 					}
-					if found = nil; s.unanswered() != want {
-						found = errors.New("it is taken for the other: " + s.resent + " " + s.probes)
+					if found = nil; s.isUnresponsive() != want {
+						found = errors.New("it is taken for the other: " + s.retransmits + " " + s.probes)
 					}
 				})
 			})
@@ -53,5 +53,5 @@ func TestAServerThatIsGoneIsToldFromOneThatReadsSlowly(t *testing.T) {
 		}
 		return h.LinkSetDown(lo)
 	})
-	testenv.Eventually(t, "the server is taken for gone", look(true))
+	testenv.Eventually(t, "the server is considered unreachable", look(true))
 }

@@ -4,17 +4,17 @@ package envoy
 
 import "errors"
 
-// Listens works on Linux only.
-func (p *Process) Listens() (map[uint64]bool, error) {
-	return nil, errors.New("finding where an Envoy listens works on Linux only")
+// ListenPorts works on Linux only.
+func (p *Process) ListenPorts() (map[uint64]bool, error) {
+	return nil, errors.New("listing the listen ports works on Linux only")
 }
 
-// Clients works on Linux only.
-func (p *Process) Clients(map[uint64]bool, ...uint32) (int, error) {
-	return 0, errors.New("counting an Envoy's clients without asking it works on Linux only")
+// CountClients works on Linux only.
+func (p *Process) CountClients(map[uint64]bool, ...uint32) (int, error) {
+	return 0, errors.New("counting the clients of an Envoy works on Linux only")
 }
 
-// Untaken works on Linux only.
-func (p *Process) Untaken() (uint64, error) {
-	return 0, errors.New("looking at an Envoy's connections works on Linux only")
+// PendingUpstreamBytes works on Linux only.
+func (p *Process) PendingUpstreamBytes() (uint64, error) {
+	return 0, errors.New("listing the connections of an Envoy works on Linux only")
 }

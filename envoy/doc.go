@@ -1,3 +1,3 @@
-// Package envoy owns one Envoy process: it finds a fit binary, writes its command line, starts it so that it cannot
-// outlive its owner, talks to its admin interface, stops it by one deadline, and says why it ended.
+// Package envoy manages one Envoy process: it finds a suitable binary, builds the command line, starts Envoy so that it
+// cannot outlive its owner, calls its admin interface, stops it by a deadline, and reports why it ended.
 package envoy

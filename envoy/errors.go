@@ -5,19 +5,19 @@ import (
 	"strings"
 )
 
-const remedy = "run `make envoy` to install a pinned one, or name one with --envoy-path or ENVOY_PATH"
+const installHint = "run `make envoy` to install a pinned one, or specify one with --envoy-path or ENVOY_PATH"
 
-// NotFoundError says that no Envoy was found, and where it was looked for.
+// NotFoundError reports that no Envoy was found.
 type NotFoundError struct {
-	// Looked tells each place and what was there, in the order of the search.
-	Looked []string
+	// Searched describes each searched location and its content, in search order.
+	Searched []string
 }
 
 func (e *NotFoundError) Error() string {
-	return fmt.Sprintf("no Envoy found (looked at %s): %s", strings.Join(e.Looked, "; "), remedy)
+	return fmt.Sprintf("no Envoy found (searched %s): %s", strings.Join(e.Searched, "; "), installHint)
 }
 
-// TooOldError says that an Envoy is older than what works.
+// TooOldError reports an Envoy that is older than MinimumVersion.
 type TooOldError struct {
 	Binary  Binary
 	Minimum Version
@@ -25,14 +25,14 @@ type TooOldError struct {
 
 func (e *TooOldError) Error() string {
 	return fmt.Sprintf("Envoy %s at %s (from %s) is too old, %s or newer is needed: %s",
-		e.Binary.Version, e.Binary.Path, e.Binary.Source, e.Minimum, remedy)
+		e.Binary.Version, e.Binary.Path, e.Binary.Source, e.Minimum, installHint)
 }
 
-// NotEnvoyError says that a file is there and cannot be used as an Envoy.
+// NotEnvoyError reports a file that cannot be used as Envoy.
 type NotEnvoyError struct {
 	Path   string
 	Source Source
-	// Output is the beginning of what it printed when it was asked for its version.
+	// Output is the beginning of its output for --version.
 	Output string
 	Err    error
 }
@@ -42,7 +42,7 @@ func (e *NotEnvoyError) Error() string {
 	if e.Output != "" {
 		s += fmt.Sprintf(" (it printed %q)", e.Output)
 	}
-	return s + ": " + remedy
+	return s + ": " + installHint
 }
 
 func (e *NotEnvoyError) Unwrap() error { return e.Err }

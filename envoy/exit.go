@@ -10,38 +10,38 @@ import (
 type Reason string
 
 const (
-	// Exited: by itself, with Code.
+	// Exited: Envoy exited with Code.
 	Exited Reason = "exited"
-	// Signaled: by a signal that did not come from here.
+	// Signaled: a signal ended Envoy that Process did not send.
 	Signaled Reason = "signaled"
-	// OOMKilled: by the kernel, for lack of memory.
+	// OOMKilled: the kernel killed Envoy, because memory ran out.
 	OOMKilled Reason = "oom-killed"
-	// Stopped: because Stop was called.
+	// Stopped: Stop was called.
 	Stopped Reason = "stopped"
 )
 
-// Exit tells how an Envoy ended.
+// Exit describes how an Envoy ended.
 type Exit struct {
 	Reason Reason
-	// Code is the exit code when the process exited, -1 when a signal ended it.
+	// Code is the exit code, or -1 if a signal ended the process.
 	Code int
-	// Signal is the signal that ended it, or 0.
+	// Signal is the signal that ended the process, or 0.
 	Signal syscall.Signal
-	// CoreDumped is set when the signal made it leave a core file.
+	// CoreDumped reports whether the kernel wrote a core file.
 	CoreDumped bool
-	// Forced is set when Stop had to use SIGKILL because the deadline passed.
+	// Forced reports whether Stop sent SIGKILL, because the deadline had passed.
 	Forced bool
-	// Remains is set when it had still not ended a while after SIGKILL: what the kernel says of its threads.
-	Remains string
-	// Evidence says by what an end for lack of memory is known.
+	// HungThreads describes the threads if the process had not ended killGrace after SIGKILL; otherwise it is empty.
+	HungThreads string
+	// Evidence is the evidence for OOMKilled.
 	Evidence string
-	// Ran is how long the process lived.
+	// Ran is how long the process ran.
 	Ran time.Duration
-	// Tail is its last lines of output, the oldest first.
+	// Tail contains the last lines of output, oldest first.
 	Tail []string
 }
 
-// ExitCode is the process's exit code as a shell would tell it: 128 and the signal's number for a signal.
+// ExitCode returns the exit code as a shell reports it: for a signal, 128 plus its number.
 func (e Exit) ExitCode() int {
 	if e.Signal != 0 {
 		return 128 + int(e.Signal)
@@ -49,13 +49,13 @@ func (e Exit) ExitCode() int {
 	return e.Code
 }
 
-// String tells the end in one line, without the tail.
+// String describes the end in one line, without the tail.
 func (e Exit) String() string {
 	switch {
 	case e.Reason == OOMKilled:
 		return fmt.Sprintf("killed by the kernel for lack of memory after %v (%s); give it a higher memory limit", e.ran(), e.Evidence)
-	case e.Remains != "":
-		return fmt.Sprintf("was given up: its end is not known %v after SIGKILL (%s)", killGrace, e.Remains)
+	case e.HungThreads != "":
+		return fmt.Sprintf("has not ended %v after SIGKILL; no longer waiting for it (%s)", killGrace, e.HungThreads)
 	case e.Reason == Stopped && e.Forced:
 		return "stopped with SIGKILL: it had not ended by the deadline after SIGTERM"
 	case e.Reason == Stopped:
@@ -78,7 +78,7 @@ var signalNames = map[syscall.Signal]string{
 	syscall.SIGSEGV: "SIGSEGV", syscall.SIGTERM: "SIGTERM",
 }
 
-// signalName gives the name that people search for, with what it means: "SIGSEGV (segmentation fault)".
+// signalName returns the name of a signal and its meaning: "SIGSEGV (segmentation fault)".
 func signalName(s syscall.Signal) string {
 	if name, ok := signalNames[s]; ok {
 		return fmt.Sprintf("%s (%s)", name, s)

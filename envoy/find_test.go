@@ -43,7 +43,7 @@ func TestSearchOrderIsFlagEnvironmentCachePath(t *testing.T) {
 	}
 }
 
-func TestRealEnvoysTellTheirVersions(t *testing.T) {
+func TestRealEnvoyVersionsAreFound(t *testing.T) {
 	for _, v := range []string{testenv.EnvoyVersion, testenv.OldEnvoyVersion} {
 		got, err := Find(context.Background(), FindOptions{Path: testenv.EnvoyOf(t, v)})
 		if err != nil || got.Version.String() != v {
@@ -52,7 +52,7 @@ func TestRealEnvoysTellTheirVersions(t *testing.T) {
 	}
 }
 
-func TestNamedEnvoyThatIsUnfitIsAnErrorAndNoReasonToLookFurther(t *testing.T) {
+func TestUnsuitableConfiguredEnvoyEndsTheSearch(t *testing.T) {
 	dir := t.TempDir()
 	fit := filepath.Dir(fakeEnvoy(t, dir, "path/envoy", "1.40.0"))
 	folder, plain := filepath.Join(dir, "folder"), filepath.Join(dir, "plain")
@@ -62,7 +62,7 @@ func TestNamedEnvoyThatIsUnfitIsAnErrorAndNoReasonToLookFurther(t *testing.T) {
 	for _, c := range []struct {
 		name, path string
 		as         any
-		says       []string
+		output     []string
 	}{
 		{"missing", filepath.Join(dir, "none"), new(*NotFoundError), []string{"no such file"}},
 		{"folder", folder, new(*NotFoundError), []string{"is a directory"}},
@@ -80,7 +80,7 @@ func TestNamedEnvoyThatIsUnfitIsAnErrorAndNoReasonToLookFurther(t *testing.T) {
 			if err == nil || !errors.As(err, c.as) {
 				t.Fatalf("Find = %v, want a %T", err, c.as)
 			}
-			for _, want := range append(c.says, c.path, "ENVOY_PATH", "make envoy") {
+			for _, want := range append(c.output, c.path, "ENVOY_PATH", "make envoy") {
 				if !strings.Contains(err.Error(), want) {
 					t.Errorf("error %q does not say %q", err, want)
 				}
@@ -89,7 +89,7 @@ func TestNamedEnvoyThatIsUnfitIsAnErrorAndNoReasonToLookFurther(t *testing.T) {
 	}
 }
 
-func TestSearchPassesOverUnfitEnvoysAndNamesThemWhenNoneIsFit(t *testing.T) {
+func TestSearchSkipsAndReportsUnsuitableEnvoys(t *testing.T) {
 	dir := t.TempDir()
 	script(t, dir, "a/envoy", "echo I am a task runner")
 	o := FindOptions{CacheDir: filepath.Join(dir, "cache"), PathEnv: filepath.Join(dir, "a") + "::" + filepath.Join(dir, "b")}
@@ -98,7 +98,7 @@ func TestSearchPassesOverUnfitEnvoysAndNamesThemWhenNoneIsFit(t *testing.T) {
 	if !errors.As(err, &missing) {
 		t.Fatalf("Find = %v, want a NotFoundError", err)
 	}
-	for _, want := range []string{o.CacheDir, "in PATH", "does not answer as Envoy's", "make envoy"} {
+	for _, want := range []string{o.CacheDir, "in PATH", "is not that of Envoy", "make envoy"} {
 		if !strings.Contains(err.Error(), want) {
 			t.Errorf("error %q does not say %q", err, want)
 		}
@@ -114,15 +114,15 @@ func TestSearchPassesOverUnfitEnvoysAndNamesThemWhenNoneIsFit(t *testing.T) {
 	}
 }
 
-func TestBinaryIsAskedAgainOnlyWhenItHasChanged(t *testing.T) {
+func TestVersionIsQueriedAgainOnlyAfterChange(t *testing.T) {
 	dir := t.TempDir()
-	cache, asked := filepath.Join(dir, "cache"), filepath.Join(dir, "asked")
+	cache, log := filepath.Join(dir, "cache"), filepath.Join(dir, "log")
 	body := func(v string) string {
-		return "echo x >>" + asked + `; echo "envoy  version: 0/` + v + `/Clean/RELEASE/BoringSSL"`
+		return "echo x >>" + log + `; echo "envoy  version: 0/` + v + `/Clean/RELEASE/BoringSSL"`
 	}
 	path := script(t, dir, "cache/1.40.0/envoy", body("1.40.0"))
 	times := func() int {
-		data, _ := os.ReadFile(asked)
+		data, _ := os.ReadFile(log)
 		return strings.Count(string(data), "x")
 	}
 	find := func(want string) {
@@ -134,12 +134,12 @@ func TestBinaryIsAskedAgainOnlyWhenItHasChanged(t *testing.T) {
 	find("1.40.0")
 	find("1.40.0")
 	if times() != 1 {
-		t.Errorf("asked %d times, want once", times())
+		t.Errorf("queried %d times, want once", times())
 	}
 	script(t, dir, "cache/1.40.0/envoy", body("1.40.12"))
 	find("1.40.12")
 	if times() != 2 {
-		t.Errorf("asked %d times, want again after the change", times())
+		t.Errorf("queried %d times, want again after the change", times())
 	}
 	if err := os.WriteFile(filepath.Join(cache, "versions.json"), []byte("{torn"), 0o600); err != nil {
 		t.Fatal(err)
@@ -148,7 +148,7 @@ func TestBinaryIsAskedAgainOnlyWhenItHasChanged(t *testing.T) {
 }
 
 func TestSearchEndsWithItsContext(t *testing.T) {
-	if _, err := Find(ended(), FindOptions{Path: script(t, t.TempDir(), "slow", "sleep 600")}); !errors.Is(err, context.Canceled) {
+	if _, err := Find(expiredContext(), FindOptions{Path: script(t, t.TempDir(), "slow", "sleep 600")}); !errors.Is(err, context.Canceled) {
 		t.Errorf("Find = %v, want context.Canceled", err)
 	}
 }

@@ -16,7 +16,7 @@ import (
 	"github.com/pilotfish-mesh/pilotfish/internal/testenv"
 )
 
-// helloBootstrap answers on one address, and has its admin interface on another.
+// helloBootstrap responds on one address and has its admin interface on another.
 const helloBootstrap = `
 admin: {address: {socket_address: {address: %[1]s, port_value: 15000}}}
 static_resources:
@@ -29,8 +29,8 @@ static_resources:
       route_config: {virtual_hosts: [{name: all, domains: ["*"], routes: [{match: {prefix: /}, direct_response: {status: 200, body: {inline_string: hello}}}]}]}}}]}]
 `
 
-// neverBootstrap waits for ever for a control plane that is not there.
-const neverBootstrap = `
+// unavailableADSBootstrap waits forever for an unavailable control plane.
+const unavailableADSBootstrap = `
 node: {id: a, cluster: b}
 admin: {address: {socket_address: {address: %[1]s, port_value: 15000}}}
 dynamic_resources:
@@ -40,35 +40,35 @@ static_resources:
     typed_extension_protocol_options: {envoy.extensions.upstreams.http.v3.HttpProtocolOptions: {"@type": type.googleapis.com/envoy.extensions.upstreams.http.v3.HttpProtocolOptions, explicit_http_config: {http2_protocol_options: {}}}}}]
 `
 
-// epochs are Envoys that take over from each other.
-type epochs struct {
+// hotRestartChain is a series of Envoys that replace each other.
+type hotRestartChain struct {
 	t       *testing.T
 	dir     string
 	address string
 	HotRestart
 }
 
-func newEpochs(t *testing.T, address string) *epochs {
+func newHotRestartChain(t *testing.T, address string) *hotRestartChain {
 	t.Helper()
 	id, err := NewBaseID()
 	if err != nil {
 		t.Fatal(err)
 	}
-	e := &epochs{t: t, dir: t.TempDir(), address: address}
-	for name, text := range map[string]string{"hello.yaml": helloBootstrap, "never.yaml": neverBootstrap} {
+	e := &hotRestartChain{t: t, dir: t.TempDir(), address: address}
+	for name, text := range map[string]string{"hello.yaml": helloBootstrap, "never.yaml": unavailableADSBootstrap} {
 		if err := os.WriteFile(filepath.Join(e.dir, name), fmt.Appendf(nil, text, address), 0o600); err != nil {
 			t.Fatal(err)
 		}
 	}
 	e.HotRestart = HotRestart{BaseID: id, Dir: e.dir, ParentShutdown: time.Second}
-	if err := e.Possible(); err != nil {
+	if err := e.CheckSupport(); err != nil {
 		t.Fatal(err)
 	}
-	t.Cleanup(func() { _ = e.Remove() })
+	t.Cleanup(func() { _ = e.RemoveFiles() })
 	return e
 }
 
-func (e *epochs) start(version, config string) *Process {
+func (e *hotRestartChain) start(version, config string) *Process {
 	e.t.Helper()
 	args := Options{ConfigPath: config, Concurrency: 1, DrainTime: time.Second, HotRestart: &e.HotRestart}.Args()
 	log := &testenv.Buffer{}
@@ -82,8 +82,8 @@ func (e *epochs) start(version, config string) *Process {
 	return start(e.t, Config{Path: testenv.EnvoyOf(e.t, version), Args: args, Dir: e.dir, Output: output})
 }
 
-// admin waits until the admin interface is the epoch's, in that state.
-func (e *epochs) admin(state string) {
+// admin waits until the admin interface reports the current epoch in the state.
+func (e *hotRestartChain) admin(state string) {
 	e.t.Helper()
 	testenv.Eventually(e.t, fmt.Sprintf("epoch %d is %s", e.Epoch, state), func() error {
 		a := NewAdmin(net.JoinHostPort(e.address, "15000"))
@@ -96,7 +96,7 @@ func (e *epochs) admin(state string) {
 	})
 }
 
-func (e *epochs) hello() {
+func (e *hotRestartChain) hello() {
 	e.t.Helper()
 	client := http.Client{Timeout: 5 * time.Second, Transport: &http.Transport{DisableKeepAlives: true}}
 	r, err := client.Get("http://" + e.address + ":8080/")
@@ -110,18 +110,18 @@ func (e *epochs) hello() {
 	}
 }
 
-func (e *epochs) nothingLeft() {
+func (e *hotRestartChain) checkFilesRemoved() {
 	e.t.Helper()
-	if err := e.Remove(); err != nil {
+	if err := e.RemoveFiles(); err != nil {
 		e.t.Error(err)
 	}
-	sockets, _ := filepath.Glob(e.sockets() + "*")
-	if _, err := os.Stat(e.segment()); len(sockets) > 0 || !errors.Is(err, fs.ErrNotExist) {
-		e.t.Errorf("left behind: %v, %s: %v", sockets, e.segment(), err)
+	sockets, _ := filepath.Glob(e.socketPrefix() + "*")
+	if _, err := os.Stat(e.sharedMemoryFile()); len(sockets) > 0 || !errors.Is(err, fs.ErrNotExist) {
+		e.t.Errorf("left behind: %v, %s: %v", sockets, e.sharedMemoryFile(), err)
 	}
 }
 
-func TestHotRestartVersionIsFoundBesideWarnings(t *testing.T) {
+func TestHotRestartVersionIsFoundAmongWarnings(t *testing.T) {
 	dir := t.TempDir()
 	warns := script(t, dir, "warns", `echo "[2026-11-22 06:28:04.272][350][warning][misc] control groups 1.2" >&2; echo 11.104 >&2; echo`)
 	if v, err := HotRestartVersion(t.Context(), warns); err != nil || v != "11.104" {
@@ -132,7 +132,7 @@ func TestHotRestartVersionIsFoundBesideWarnings(t *testing.T) {
 	}
 }
 
-func TestEnvoysOfAllVersionsTakeOverFromEachOther(t *testing.T) {
+func TestHotRestartBetweenAllVersions(t *testing.T) {
 	newest := testenv.EnvoyVersion
 	for i, pair := range [][2]string{
 		{newest, testenv.OldEnvoyVersion}, {testenv.OldEnvoyVersion, newest}, {newest, testenv.MidEnvoyVersion}, {testenv.MidEnvoyVersion, newest},
@@ -149,11 +149,11 @@ func TestEnvoysOfAllVersionsTakeOverFromEachOther(t *testing.T) {
 			if versions[0] != versions[1] {
 				t.Fatalf("hot restart versions %q", versions)
 			}
-			e := newEpochs(t, fmt.Sprintf("127.42.10.%d", 1+i))
+			e := newHotRestartChain(t, fmt.Sprintf("127.42.10.%d", 1+i))
 			old := e.start(pair[0], "hello.yaml")
 			e.admin("LIVE")
 			e.hello()
-			old.Superseded()
+			old.MarkReplaced()
 			e.Epoch++
 			young := e.start(pair[1], "hello.yaml")
 			e.admin("LIVE")
@@ -161,93 +161,93 @@ func TestEnvoysOfAllVersionsTakeOverFromEachOther(t *testing.T) {
 				t.Errorf("the old one: %+v, want that it was stopped", exit)
 			}
 			e.hello()
-			young.Stop(within(t, 10*time.Second))
-			e.nothingLeft()
+			young.Stop(contextWithTimeout(t, 10*time.Second))
+			e.checkFilesRemoved()
 		})
 	}
 }
 
-func TestHotRestartIsPossibleAgainAfterOneThatFailed(t *testing.T) {
+func TestHotRestartWorksAfterFailedHotRestart(t *testing.T) {
 	for i, v := range []string{testenv.EnvoyVersion, testenv.OldEnvoyVersion} {
 		t.Run(v, func(t *testing.T) {
 			t.Parallel()
-			e := newEpochs(t, fmt.Sprintf("127.42.20.%d", 1+i))
+			e := newHotRestartChain(t, fmt.Sprintf("127.42.20.%d", 1+i))
 			old := e.start(v, "hello.yaml")
 			e.admin("LIVE")
 			e.Epoch++
 			failed := e.start(v, "never.yaml")
 			e.admin("PRE_INITIALIZING")
-			failed.Stop(ended())
+			failed.Stop(expiredContext())
 			e.hello()
 
 			refused := e.start(v, "hello.yaml").Exit()
 			if refused.Code == 0 || !strings.Contains(strings.Join(refused.Tail, " "), "still initializing") {
-				t.Errorf("without mending: %+v", refused)
+				t.Errorf("without clearing the flag: %+v", refused)
 			}
-			if err := e.Mend(); err != nil {
+			if err := e.ClearInitializingFlag(); err != nil {
 				t.Fatal(err)
 			}
-			old.Superseded()
+			old.MarkReplaced()
 			again := e.start(v, "hello.yaml")
 			e.admin("LIVE")
 			e.hello()
 			if exit := old.Exit(); exit.Reason != Stopped {
 				t.Errorf("the old one: %+v", exit)
 			}
-			again.Stop(within(t, 10*time.Second))
-			e.nothingLeft()
+			again.Stop(contextWithTimeout(t, 10*time.Second))
+			e.checkFilesRemoved()
 		})
 	}
 }
 
-func TestUnknownSharedMemoryIsLeftAlone(t *testing.T) {
-	e := newEpochs(t, "127.42.21.1")
-	if err := e.Mend(); !errors.Is(err, fs.ErrNotExist) {
+func TestUnknownSharedMemoryIsNotChanged(t *testing.T) {
+	e := newHotRestartChain(t, "127.42.21.1")
+	if err := e.ClearInitializingFlag(); !errors.Is(err, fs.ErrNotExist) {
 		t.Errorf("without memory: %v", err)
 	}
 	for name, memory := range map[string][]byte{"short": make([]byte, 8), "another layout": make([]byte, 200)} {
-		if err := os.WriteFile(e.segment(), memory, 0o600); err != nil {
+		if err := os.WriteFile(e.sharedMemoryFile(), memory, 0o600); err != nil {
 			t.Fatal(err)
 		}
-		if err := e.Mend(); err == nil {
+		if err := e.ClearInitializingFlag(); err == nil {
 			t.Errorf("%s: mended", name)
 		}
 	}
-	if err := os.WriteFile(e.sockets()+fmt.Sprintf("_parent_%d1", e.BaseID), nil, 0o600); err != nil {
+	if err := os.WriteFile(e.socketPrefix()+fmt.Sprintf("_parent_%d1", e.BaseID), nil, 0o600); err != nil {
 		t.Fatal(err)
 	}
-	if err := RemoveHotRestarts(e.dir); err != nil {
+	if err := RemoveHotRestartFiles(e.dir); err != nil {
 		t.Error(err)
 	}
-	e.nothingLeft()
+	e.checkFilesRemoved()
 	e.Dir = strings.Repeat("d", 100)
-	if err := e.Possible(); err == nil || !strings.Contains(err.Error(), "shorter configPath") {
+	if err := e.CheckSupport(); err == nil || !strings.Contains(err.Error(), "shorter configPath") {
 		t.Errorf("with a directory of a long name: %v", err)
 	}
 }
 
-func TestNewerEnvoyOutlivesAnOlderOneThatDied(t *testing.T) {
-	e := newEpochs(t, "127.42.22.1")
-	e.ParentShutdown = 6 * time.Second // in which the older one dies and is stood in for, on a busy machine too
+func TestChildEnvoySurvivesDeathOfParent(t *testing.T) {
+	e := newHotRestartChain(t, "127.42.22.1")
+	e.ParentShutdown = 6 * time.Second // enough for the parent to die and its socket to be replaced on a busy machine
 	old := e.start(testenv.EnvoyVersion, "hello.yaml")
 	e.admin("LIVE")
 	before := e.HotRestart
 	e.Epoch++
 	young := e.start(testenv.OldEnvoyVersion, "hello.yaml")
 	e.admin("LIVE")
-	old.Stop(ended())
-	end, err := before.StandIn()
+	old.Stop(expiredContext())
+	end, err := before.AbsorbParentMessages()
 	if err != nil {
 		t.Fatal(err)
 	}
 	defer end()
-	// It gives the older one its order to end after that time, and would find it gone.
+	// After that time the child orders its parent to end, and would notice that it has ended.
 	for until := time.Now().Add(e.ParentShutdown + time.Second); time.Now().Before(until); {
 		e.hello()
 		e.admin("LIVE")
 	}
-	if exit := young.Stop(within(t, 10*time.Second)); exit.Forced || exit.Reason != Stopped || strings.Contains(strings.Join(exit.Tail, " "), "refused") {
+	if exit := young.Stop(contextWithTimeout(t, 10*time.Second)); exit.Forced || exit.Reason != Stopped || strings.Contains(strings.Join(exit.Tail, " "), "refused") {
 		t.Errorf("the newer one: %+v", exit)
 	}
-	e.nothingLeft()
+	e.checkFilesRemoved()
 }

@@ -19,7 +19,7 @@ import (
 	"github.com/pilotfish-mesh/pilotfish/internal/testenv"
 )
 
-// helperEnv makes the test binary play another program instead of running tests.
+// helperEnv makes the test binary run a helper program instead of tests.
 const helperEnv = "PILOTFISH_TEST_HELPER"
 
 func TestMain(m *testing.M) {
@@ -31,14 +31,14 @@ func TestMain(m *testing.M) {
 	case "starve":
 		helperStarve()
 	case "hold":
-		helperHold()
+		helperTrace()
 	default:
 		goleak.VerifyTestMain(m)
 	}
 	os.Exit(0)
 }
 
-// helperOwner starts an Envoy, tells its process id, and waits to be killed.
+// helperOwner starts an Envoy, prints its process ID, and waits until it is killed.
 func helperOwner() {
 	p, err := Start(Config{Path: os.Args[1], Args: os.Args[2:]})
 	if err != nil {
@@ -49,7 +49,7 @@ func helperOwner() {
 	select {}
 }
 
-// helperHog takes memory until it is killed.
+// helperHog allocates memory until it is killed.
 func helperHog() {
 	var all [][]byte
 	for range 1024 {
@@ -62,7 +62,7 @@ func helperHog() {
 	fmt.Println(len(all))
 }
 
-// helperStarve joins the cgroup whose cgroup.procs is its argument, starts a hog there, and tells how that ended.
+// helperStarve joins the cgroup whose cgroup.procs is its argument, starts a hog there, and prints how the hog ended.
 func helperStarve() {
 	if err := os.WriteFile(os.Args[1], []byte(fmt.Sprint(os.Getpid())), 0o600); err != nil {
 		fmt.Fprintln(os.Stderr, err)
@@ -77,7 +77,7 @@ func helperStarve() {
 	_ = json.NewEncoder(os.Stdout).Encode(p.Exit())
 }
 
-// helper makes a command that runs the test binary in one of these roles.
+// helper returns a command that runs the test binary in one of these roles.
 func helper(t *testing.T, role string, args ...string) *exec.Cmd {
 	t.Helper()
 	self, err := os.Executable()
@@ -90,7 +90,7 @@ func helper(t *testing.T, role string, args ...string) *exec.Cmd {
 	return cmd
 }
 
-// script writes a shell script to stand in for Envoy.
+// script writes a shell script that replaces Envoy.
 func script(t *testing.T, dir, name, body string) string {
 	t.Helper()
 	path := filepath.Join(dir, name)
@@ -101,31 +101,31 @@ func script(t *testing.T, dir, name, body string) string {
 	return path
 }
 
-// fakeEnvoy is a script that only tells a version.
+// fakeEnvoy writes a script that only reports a version.
 func fakeEnvoy(t *testing.T, dir, name, version string) string {
 	t.Helper()
 	return script(t, dir, name, `echo "$0  version: 0123abcd/`+version+`/Clean/RELEASE/BoringSSL"`)
 }
 
-// start starts a process and makes sure that it does not outlive the test.
+// start starts a process and ends it with the test.
 func start(t *testing.T, c Config) *Process {
 	t.Helper()
 	p, err := Start(c)
 	if err != nil {
 		t.Fatal(err)
 	}
-	t.Cleanup(func() { p.Stop(ended()) })
+	t.Cleanup(func() { p.Stop(expiredContext()) })
 	return p
 }
 
-// ended is a context whose deadline has passed.
-func ended() context.Context {
+// expiredContext returns a cancelled context.
+func expiredContext() context.Context {
 	ctx, cancel := context.WithCancel(context.Background())
 	cancel()
 	return ctx
 }
 
-func within(t *testing.T, d time.Duration) context.Context {
+func contextWithTimeout(t *testing.T, d time.Duration) context.Context {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(context.Background(), d)
 	t.Cleanup(cancel)
@@ -144,8 +144,8 @@ func eventually(t *testing.T, what string, holds func() bool) {
 	}
 }
 
-// gone says whether a process is no more, or a zombie that its new parent has not reaped yet.
-func gone(pid int) bool {
+// hasEnded reports whether a process has ended or is a zombie that its new parent has not reaped yet.
+func hasEnded(pid int) bool {
 	if errors.Is(syscall.Kill(pid, 0), syscall.ESRCH) {
 		return true
 	}

@@ -6,33 +6,32 @@ import (
 	"time"
 )
 
-// oomInterval is how often the kernel's count is looked at while Envoy runs, so that an earlier death in the same
-// cgroup (the agent's neighbours share it) is not taken for Envoy's. Such deaths are rare, and each look wakes a
-// processor in every pod.
+// oomInterval is how often the kernel's OOM kill count is read while Envoy runs. So an earlier kill in the same cgroup,
+// which the agent's other processes share, is not attributed to Envoy. The interval is long, because such kills are
+// rare and each read wakes a CPU in every pod.
 const oomInterval = 5 * time.Minute
 
-// oomCounter tells how many processes of a cgroup were killed for lack of memory, and the file that says so; false where
-// nothing does.
+// oomCounter returns the number of OOM kills in a cgroup and the file with that number; ok is false if there is none.
 type oomCounter func() (count uint64, file string, ok bool)
 
-// oomWatch compares the count at the end with the count shortly before.
-type oomWatch struct {
+// oomWatcher compares the count after the exit with an earlier count.
+type oomWatcher struct {
 	counter oomCounter
 	quit    chan struct{}
-	ended   sync.WaitGroup // of who watches
-	// The count one look ago and at the last look. The older one counts as "before": the last look may have come between
-	// the kill and the end.
-	before, last uint64 // for who watches, and then for who asks
+	done    sync.WaitGroup // waits for run
+	// The counts of the last two reads. compare uses the older one, because the last read may have happened between the
+	// kill and the exit.
+	before, last uint64 // owned by run, and after its end by compare
 }
 
-func watchOOM(c oomCounter, every time.Duration) *oomWatch {
-	w := &oomWatch{counter: c, quit: make(chan struct{})}
-	w.ended.Go(func() { w.follow(every) })
+func startOOMWatcher(c oomCounter, every time.Duration) *oomWatcher {
+	w := &oomWatcher{counter: c, quit: make(chan struct{})}
+	w.done.Go(func() { w.run(every) })
 	return w
 }
 
-func (w *oomWatch) follow(every time.Duration) {
-	if !w.look() {
+func (w *oomWatcher) run(every time.Duration) {
+	if !w.sample() {
 		return
 	}
 	w.before = w.last
@@ -43,12 +42,12 @@ func (w *oomWatch) follow(every time.Duration) {
 		case <-w.quit:
 			return
 		case <-tick.C:
-			w.look()
+			w.sample()
 		}
 	}
 }
 
-func (w *oomWatch) look() bool {
+func (w *oomWatcher) sample() bool {
 	n, _, ok := w.counter()
 	if ok {
 		w.before, w.last = w.last, n
@@ -56,19 +55,19 @@ func (w *oomWatch) look() bool {
 	return ok
 }
 
-// stop ends the watch.
-func (w *oomWatch) stop() { close(w.quit) }
+// stop ends run.
+func (w *oomWatcher) stop() { close(w.quit) }
 
-// evidence is that of a kill for lack of memory, once the watch has ended; nothing where there is none, or the kernel does not
-// tell in time.
-func (w *oomWatch) evidence() string {
-	told := make(chan string, 1)
-	go func() { told <- w.compare() }()
-	return soon(reapGrace, told)
+// evidence returns the evidence of an OOM kill, after stop was called. It is empty if there was none, or if the kernel
+// does not respond within reapGrace.
+func (w *oomWatcher) evidence() string {
+	result := make(chan string, 1)
+	go func() { result <- w.compare() }()
+	return receiveWithin(reapGrace, result)
 }
 
-func (w *oomWatch) compare() string {
-	w.ended.Wait()
+func (w *oomWatcher) compare() string {
+	w.done.Wait()
 	now, file, ok := w.counter()
 	if !ok || now <= w.before {
 		return ""

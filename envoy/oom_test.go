@@ -26,11 +26,11 @@ func TestEnvoyKilledByOOMIsReportedAsOOM(t *testing.T) {
 		t.Errorf("Exit = %+v, want oom-killed with evidence", e)
 	}
 	if !strings.Contains(e.String(), "lack of memory") || !strings.Contains(e.String(), "higher memory limit") {
-		t.Errorf("it is told as %q", e)
+		t.Errorf("it is reported as %q", e)
 	}
 }
 
-// limitedCgroup makes a cgroup with a memory limit and gives the file by which to join it.
+// limitedCgroup creates a cgroup with a memory limit and returns its cgroup.procs.
 func limitedCgroup(t *testing.T, limit int) string {
 	t.Helper()
 	for _, kind := range []struct{ dir, limit, swap string }{
@@ -41,11 +41,11 @@ func limitedCgroup(t *testing.T, limit int) string {
 		if err != nil {
 			continue
 		}
-		if set(filepath.Join(dir, kind.limit), limit) != nil {
+		if writeExisting(filepath.Join(dir, kind.limit), limit) != nil {
 			_ = os.Remove(dir)
 			continue
 		}
-		_ = set(filepath.Join(dir, kind.swap), 0)
+		_ = writeExisting(filepath.Join(dir, kind.swap), 0)
 		t.Cleanup(func() {
 			eventually(t, "an empty cgroup", func() bool { return os.Remove(dir) == nil })
 		})
@@ -55,8 +55,8 @@ func limitedCgroup(t *testing.T, limit int) string {
 	return ""
 }
 
-// set writes to a file that is there: a folder that is no cgroup has none.
-func set(file string, value int) error {
+// writeExisting writes to an existing file. A directory that is not a cgroup does not contain it.
+func writeExisting(file string, value int) error {
 	f, err := os.OpenFile(file, os.O_WRONLY, 0)
 	if err != nil {
 		return err
@@ -65,8 +65,8 @@ func set(file string, value int) error {
 	return errors.Join(err, f.Close())
 }
 
-// counts is a kernel that tells one count after the other, and goes on telling the last; -1 is none.
-func counts(told ...int) oomCounter {
+// fakeCounter returns one count per call, and then repeats the last; -1 means no count.
+func fakeCounter(told ...int) oomCounter {
 	return func() (uint64, string, bool) {
 		n := told[0]
 		if len(told) > 1 {
@@ -84,11 +84,11 @@ func TestSIGKILLWithoutARisenCountIsNotOOM(t *testing.T) {
 	}{
 		{"killed", 4, 5, true},
 		{"as before", 4, 4, false},
-		{"count gone", 4, -1, false},
-		{"a count that appears late", -1, 4, true}, // it starts from 0
+		{"count missing", 4, -1, false},
+		{"a count that appears late", -1, 4, true}, // the counter starts at 0
 	} {
 		t.Run(c.name, func(t *testing.T) {
-			w := watchOOM(counts(c.before, c.after), time.Hour)
+			w := startOOMWatcher(fakeCounter(c.before, c.after), time.Hour)
 			w.stop()
 			if got := w.evidence(); (got != "") != c.oom {
 				t.Errorf("evidence %q, want some: %v", got, c.oom)
@@ -97,24 +97,24 @@ func TestSIGKILLWithoutARisenCountIsNotOOM(t *testing.T) {
 	}
 }
 
-func TestEarlierDeathOfANeighbourIsNotTakenForEnvoys(t *testing.T) {
-	w := &oomWatch{counter: counts(0, 1)}
+func TestEarlierOOMKillInCgroupIsNotAttributedToEnvoy(t *testing.T) {
+	w := &oomWatcher{counter: fakeCounter(0, 1)}
 	for range 2 {
-		w.look()
+		w.sample()
 	}
 	if w.before != 0 {
 		t.Error("a look between the kill and the end would lose the evidence")
 	}
-	w.look()
+	w.sample()
 	if got := w.evidence(); got != "" {
 		t.Errorf("evidence %q of a death two looks ago", got)
 	}
 }
 
-func TestAKernelThatDoesNotTellTheCountHoldsNothingUp(t *testing.T) {
+func TestUnresponsiveKernelCountDoesNotBlock(t *testing.T) {
 	never := make(chan struct{})
 	defer close(never)
-	w := watchOOM(func() (uint64, string, bool) { <-never; return 0, "", false }, time.Hour)
+	w := startOOMWatcher(func() (uint64, string, bool) { <-never; return 0, "", false }, time.Hour)
 	w.stop()
 	if got := w.evidence(); got != "" {
 		t.Errorf("evidence %q", got)

@@ -6,65 +6,66 @@ import (
 	"time"
 )
 
-// Options become Envoy's command line. The zero value of a field leaves its flag out, unless said otherwise.
+// Options is converted to Envoy's command line. The flag of a zero field is omitted, except where documented.
 type Options struct {
-	// Version is the Envoy's that gets the command line: what it does not know is left out. The zero value knows all.
+	// Version is the Envoy's version. Flags that this version does not support are omitted. The zero value supports
+	// all.
 	Version Version
 	// ConfigPath is the bootstrap file.
 	ConfigPath string
 	// ConfigYAML is merged over the bootstrap file.
 	ConfigYAML string
-	// DrainTime is how long listeners drain; whole seconds.
+	// DrainTime is the drain time of listeners; whole seconds.
 	DrainTime time.Duration
-	// DrainStrategy is "immediate" or "gradual"; "immediate" if empty: each response then asks its client to close,
-	// while the gradual way leaves it to chance.
+	// DrainStrategy is "immediate" or "gradual"; default "immediate": each response requests its client to close the
+	// connection. With "gradual", only a random share of the responses does.
 	DrainStrategy string
-	// LocalAddressIPVersion is "v4" or "v6"; "v4" if empty.
+	// LocalAddressIPVersion is "v4" or "v6"; default "v4".
 	LocalAddressIPVersion string
-	// FileFlushInterval is how often access logs are written out; 1 second if zero.
+	// FileFlushInterval is how often access logs are flushed; default 1 second.
 	FileFlushInterval time.Duration
-	// FileFlushMinSizeKB is how much is gathered before access logs are written out.
+	// FileFlushMinSizeKB is the buffer size at which access logs are flushed.
 	FileFlushMinSizeKB int
-	// LogLevel is a level, optionally followed by levels of components: "warning" or "info,upstream:debug". "warning" if empty.
+	// LogLevel is a level, optionally with levels of components: "warning" or "info,upstream:debug". Default "warning".
 	LogLevel string
 	// ComponentLogLevel is "component:level,…".
 	ComponentLogLevel string
-	// LogFormat is in spdlog's syntax.
+	// LogFormat uses spdlog's syntax.
 	LogFormat string
-	// Concurrency is the number of worker threads; 0 lets Envoy take one for each core.
+	// Concurrency is the number of worker threads; 0: one for each core.
 	Concurrency int
-	// EnableCoreDump lets Envoy dump core.
+	// EnableCoreDump enables core dumps.
 	EnableCoreDump bool
-	// HotRestart lets another Envoy take over from this one; nil disables it, as Istio's agent does.
+	// HotRestart configures hot restarts; nil disables them, as Istio's agent does.
 	HotRestart *HotRestart
-	// Extra goes to the end of the command line as it is.
+	// Extra is appended to the command line unchanged.
 	Extra []string
 }
 
-// since is the first release that knows a flag, where that is newer than MinimumVersion: Envoy refuses to start with a flag
-// that it does not know.
-var since = map[string]Version{
+// minFlagVersions contains the first release that supports a flag, if that is newer than MinimumVersion. Envoy does not
+// start with an unknown flag.
+var minFlagVersions = map[string]Version{
 	flushMinSize: {Major: 1, Minor: 37},
 }
 
 const flushMinSize = "--file-flush-min-size-kb"
 
-func (o Options) knows(flag string) bool {
-	return o.Version == (Version{}) || o.Version.Compare(since[flag]) >= 0
+func (o Options) supportsFlag(flag string) bool {
+	return o.Version == (Version{}) || o.Version.Compare(minFlagVersions[flag]) >= 0
 }
 
-// LeftOut names the flags that were asked for and that this version of Envoy does not know.
-func (o Options) LeftOut() []string {
-	if o.FileFlushMinSizeKB > 0 && !o.knows(flushMinSize) {
+// UnsupportedFlags returns the configured flags that this version of Envoy does not support.
+func (o Options) UnsupportedFlags() []string {
+	if o.FileFlushMinSizeKB > 0 && !o.supportsFlag(flushMinSize) {
 		return []string{flushMinSize}
 	}
 	return nil
 }
 
-// JSONLogFormat makes each line of Envoy's log an object, with the names that Istio's agent gives.
+// JSONLogFormat formats each line of Envoy's log as a JSON object with the field names of Istio's agent.
 const JSONLogFormat = `{"level":"%l","time":"%Y-%m-%dT%T.%fZ","scope":"envoy %n","msg":"%j","caller":"%g:%#","thread":"%t"}`
 
-// Args is the command line without the program's name, with the flags that Istio's agent gives.
+// Args returns the command line without the program name, with the flags of Istio's agent.
 func (o Options) Args() []string {
 	level, components := splitLogLevel(orDefault(o.LogLevel, "warning"), o.ComponentLogLevel)
 	args := []string{
@@ -87,7 +88,7 @@ func (o Options) Args() []string {
 		args = append(args, o.HotRestart.args()...)
 	}
 	add(o.DrainTime > 0, "--drain-time-s", strconv.Itoa(int(o.DrainTime.Round(time.Second)/time.Second)))
-	add(o.FileFlushMinSizeKB > 0 && o.knows(flushMinSize), flushMinSize, strconv.Itoa(o.FileFlushMinSizeKB))
+	add(o.FileFlushMinSizeKB > 0 && o.supportsFlag(flushMinSize), flushMinSize, strconv.Itoa(o.FileFlushMinSizeKB))
 	add(components != "", "--component-log-level", components)
 	add(o.LogFormat != "", "--log-format", o.LogFormat)
 	add(o.EnableCoreDump, "--enable-core-dump")
@@ -96,8 +97,8 @@ func (o Options) Args() []string {
 	return append(args, o.Extra...)
 }
 
-// splitLogLevel takes the components' levels out of "level,component:level,…" and puts them before those given apart,
-// since the last one wins.
+// splitLogLevel extracts the components' levels from "level,component:level,…". It puts them before components,
+// because Envoy uses the last one.
 func splitLogLevel(level, components string) (string, string) {
 	base := "warning"
 	var scoped []string

@@ -12,27 +12,27 @@ import (
 )
 
 const (
-	longestLine = 8 << 10 // bytes of a line that are kept
-	tailLines   = 50      // lines that are kept for Exit
-	// outputGrace is how long to wait for the end of the output once Envoy is gone: only a process that left its group
-	// could still hold the pipe.
+	maxLine   = 8 << 10 // bytes of a line that are stored
+	tailLines = 50      // lines that are stored for Exit
+	// outputGrace is how long to wait for the end of the output after Envoy has ended. Only a process outside Envoy's
+	// group can still have the pipe open.
 	outputGrace = 2 * time.Second
 )
 
-// output reads a process's output line by line and keeps the last lines.
-type output struct {
+// outputReader reads a process's output line by line and stores the last lines.
+type outputReader struct {
 	file *os.File
 	done chan struct{}
 
-	mu   sync.Mutex // of tail
+	mu   sync.Mutex // guards tail
 	tail ring
 }
 
-func readOutput(file *os.File, rewrite func(string) (string, bool), each func(string)) *output {
-	o := &output{file: file, done: make(chan struct{})}
+func readOutput(file *os.File, rewrite func(string) (string, bool), each func(string)) *outputReader {
+	o := &outputReader{file: file, done: make(chan struct{})}
 	go func() {
 		defer close(o.done)
-		eachLine(file, func(line string) {
+		forEachLine(file, func(line string) {
 			if rewrite != nil {
 				var ok bool
 				if line, ok = rewrite(line); !ok {
@@ -50,34 +50,35 @@ func readOutput(file *os.File, rewrite func(string) (string, bool), each func(st
 	return o
 }
 
-// finish waits for the end of the output and gives the last lines. It does not wait for ever for whoever takes the lines:
-// how Envoy ended has to be told even when its output goes to a pipe that nobody reads.
-func (o *output) finish() []string {
+// finish waits for the end of the output and returns the last lines. The wait is limited: the exit of Envoy must be
+// reported even if the agent's own output goes to a pipe without a reader.
+func (o *outputReader) finish() []string {
 	_ = o.file.SetReadDeadline(time.Now().Add(outputGrace))
 	select {
 	case <-o.done:
 	case <-time.After(2 * outputGrace):
 	}
 	_ = o.file.Close()
-	return o.last()
+	return o.lastLines()
 }
 
-// last gives the last lines that there are by now.
-func (o *output) last() []string {
+// lastLines returns the last lines so far.
+func (o *outputReader) lastLines() []string {
 	o.mu.Lock()
 	defer o.mu.Unlock()
 	return o.tail.lines()
 }
 
-// eachLine calls f with each line up to longestLine bytes, without its end; the rest of a longer one is counted.
-func eachLine(r io.Reader, f func(string)) {
-	in := bufio.NewReaderSize(r, longestLine)
+// forEachLine calls f with each line, without its newline and up to maxLine bytes. It replaces the rest of a longer
+// line by its length.
+func forEachLine(r io.Reader, f func(string)) {
+	in := bufio.NewReaderSize(r, maxLine)
 	for {
 		line, err := in.ReadSlice('\n')
 		text := string(line)
 		for errors.Is(err, bufio.ErrBufferFull) {
 			var dropped int
-			dropped, err = dropRest(in)
+			dropped, err = discardRest(in)
 			if dropped > 0 {
 				text += fmt.Sprintf(" … (%d bytes more)", dropped)
 			}
@@ -91,8 +92,8 @@ func eachLine(r io.Reader, f func(string)) {
 	}
 }
 
-// dropRest reads to the end of a line and says how many bytes that were, without the end.
-func dropRest(in *bufio.Reader) (n int, err error) {
+// discardRest reads to the end of a line and returns the number of bytes without the newline.
+func discardRest(in *bufio.Reader) (n int, err error) {
 	for {
 		part, err := in.ReadSlice('\n')
 		n += len(part)
@@ -105,21 +106,21 @@ func dropRest(in *bufio.Reader) (n int, err error) {
 	}
 }
 
-// ring keeps the last tailLines lines.
+// ring stores the last tailLines lines.
 type ring struct {
-	kept []string
-	next int
+	buffer []string
+	next   int
 }
 
 func (r *ring) add(line string) {
-	if len(r.kept) < tailLines {
-		r.kept = append(r.kept, line)
+	if len(r.buffer) < tailLines {
+		r.buffer = append(r.buffer, line)
 		return
 	}
-	r.kept[r.next] = line
+	r.buffer[r.next] = line
 	r.next = (r.next + 1) % tailLines
 }
 
 func (r *ring) lines() []string {
-	return append(append([]string(nil), r.kept[r.next:]...), r.kept[:r.next]...)
+	return append(append([]string(nil), r.buffer[r.next:]...), r.buffer[:r.next]...)
 }

@@ -9,8 +9,8 @@ import (
 	"testing"
 )
 
-func TestLongLinesAreCutAndSayByHowMuch(t *testing.T) {
-	long := strings.Repeat("x", longestLine)
+func TestLongLinesAreTruncatedWithTheirLength(t *testing.T) {
+	long := strings.Repeat("x", maxLine)
 	for _, c := range []struct {
 		in   string
 		want []string
@@ -20,17 +20,17 @@ func TestLongLinesAreCutAndSayByHowMuch(t *testing.T) {
 		{"a\r\n\nb", []string{"a", "", "b"}},
 		{long + "\n", []string{long}},
 		{long + "yyy\nz\n", []string{long + " … (3 bytes more)", "z"}},
-		{long + long + long + "yy", []string{long + fmt.Sprintf(" … (%d bytes more)", 2*longestLine+2)}},
+		{long + long + long + "yy", []string{long + fmt.Sprintf(" … (%d bytes more)", 2*maxLine+2)}},
 	} {
 		var got []string
-		eachLine(strings.NewReader(c.in), func(l string) { got = append(got, l) })
+		forEachLine(strings.NewReader(c.in), func(l string) { got = append(got, l) })
 		if !slices.Equal(got, c.want) {
 			t.Errorf("%.20q… gives %.60q, want %.60q", c.in, got, c.want)
 		}
 	}
 }
 
-func TestTailKeepsTheLastLinesInOrder(t *testing.T) {
+func TestTailContainsTheLastLinesInOrder(t *testing.T) {
 	var r ring
 	var want []string
 	for i := range 3*tailLines + 7 {
@@ -46,8 +46,8 @@ func FuzzLines(f *testing.F) {
 	f.Add([]byte("a\nb\r\n\n"), 3)
 	f.Fuzz(func(t *testing.T, data []byte, repeat int) {
 		data = bytes.Repeat(data, max(1, min(repeat, 2000)))
-		eachLine(io.LimitReader(bytes.NewReader(data), 1<<20), func(line string) {
-			if len(line) > longestLine+64 || strings.Contains(line, "\n") {
+		forEachLine(io.LimitReader(bytes.NewReader(data), 1<<20), func(line string) {
+			if len(line) > maxLine+64 || strings.Contains(line, "\n") {
 				t.Fatalf("a line of %d bytes", len(line))
 			}
 		})

@@ -15,76 +15,80 @@ import (
 	"github.com/pilotfish-mesh/pilotfish/internal/owner"
 )
 
-// killGrace is how long an Envoy may take to end, and its end to be told, after SIGKILL. It is longer than what is waited for
-// its output.
+// killGrace is how long to wait for Envoy's end and its report after SIGKILL. It is longer than the wait for its
+// output.
 const killGrace = 3 * outputGrace
 
-// reapGrace is how long the news of an end that is known waits for the process to be taken out of the kernel's table, and for
-// evidence of a lack of memory.
+// reapGrace is how long to wait, after the end is known, until the process is reaped, and for the evidence of an OOM
+// kill.
 const reapGrace = time.Second
 
-// Config says how to start an Envoy.
+// Config configures Start.
 type Config struct {
-	// Path is the binary, Args its arguments (Options.Args makes them), Dir its working directory.
+	// Path is the binary, Args its arguments (see Options.Args), Dir its working directory.
 	Path string
 	Args []string
 	Dir  string
-	// Env is its whole environment, as "name=value"; nil is this process's own.
+	// Env is the whole environment as "name=value"; nil: this process's environment.
 	Env []string
-	// Output is called with each line that Envoy writes to its standard output and error, in order and never
-	// concurrently. Envoy waits while it does not return. Nil drops the lines; the last ones are kept for Exit anyway.
+	// Output is called with each line of Envoy's standard output and error, in order and never concurrently. Envoy
+	// blocks until it returns. nil discards the lines; Exit contains the last ones anyway.
 	Output func(line string)
-	// Rewrite, when set, gives what is kept and told of a line, in order and never concurrently; not ok is nothing.
+	// Rewrite, if set, returns the text to store and to pass to Output for a line, in order and never concurrently. If
+	// ok is false, the line is discarded.
 	Rewrite func(line string) (text string, ok bool)
 	Logger  *slog.Logger
-	// User is who Envoy runs as, for a process that is root; nil is this process's user.
+	// User is the user of Envoy, if this process is root; nil: this process's user.
 	User *owner.Owner
+	// NoNewPrivileges sets no_new_privs: neither Envoy nor a program that it executes gains privileges from a file's
+	// set-user-ID bit or capabilities.
+	NoNewPrivileges bool
 }
 
-// Process is an Envoy that was started. Its methods are safe for concurrent use.
+// Process is a started Envoy. Its methods are safe for concurrent use.
 type Process struct {
-	pid     int
-	cmd     *exec.Cmd
-	log     *slog.Logger
-	started time.Time
-	output  *output
-	oom     *oomWatch
-	done    chan struct{}
-	gone    chan struct{}
-	told    sync.Once // guards exit and the close of done
-	exit    Exit      // written before done is closed
+	pid        int
+	cmd        *exec.Cmd
+	log        *slog.Logger
+	started    time.Time
+	output     *outputReader
+	oom        *oomWatcher
+	done       chan struct{}
+	terminated chan struct{}
+	exitOnce   sync.Once // guards exit and closing done
+	exit       Exit      // written before done is closed
 
-	mu     sync.Mutex
-	ended  bool // the process is a zombie at most: no signal goes to it any more
-	termed bool // Stop sent SIGTERM
-	killed bool // Stop sent SIGKILL
+	mu          sync.Mutex
+	ended       bool // the process is at most a zombie; no signal is sent to it
+	sentSIGTERM bool // Stop sent SIGTERM
+	sentSIGKILL bool // Stop sent SIGKILL
 }
 
-// Start starts an Envoy in a process group of its own, so that a terminal's Ctrl-C does not reach it before its owner has
-// drained it, and so that it dies with this process whichever way that ends.
+// Start starts an Envoy in its own process group, so that Ctrl-C in a terminal does not reach it before its owner has
+// drained it. The kernel kills it when this process ends.
 func Start(c Config) (*Process, error) {
 	if c.Logger == nil {
 		c.Logger = slog.New(slog.DiscardHandler)
 	}
-	p := &Process{log: c.Logger, done: make(chan struct{}), gone: make(chan struct{})}
+	p := &Process{log: c.Logger, done: make(chan struct{}), terminated: make(chan struct{})}
 	read, write, err := os.Pipe()
 	if err != nil {
 		return nil, fmt.Errorf("starting Envoy: a pipe for its output: %w", err)
 	}
 	p.cmd = &exec.Cmd{Path: c.Path, Args: append([]string{c.Path}, c.Args...), Dir: c.Dir, Env: c.Env, Stdout: write, Stderr: write}
 	started := make(chan error)
-	if err := c.User.GiveOpen(write); err != nil { // Envoy opens it by name again, for access logs
+	if err := c.User.GiveOpen(write); err != nil { // Envoy reopens it by name for access logs
 		return nil, fmt.Errorf("starting Envoy: giving its output to user %d: %w", c.User.UID, errors.Join(err, read.Close(), write.Close()))
 	}
-	go p.own(started, c.User)
+	go p.run(started, c)
 	err = <-started
-	_ = write.Close() // the child has its own
+	_ = write.Close() // the child has a copy
 	if err != nil {
 		_ = read.Close()
 		return nil, startError(c, err)
 	}
 	p.output = readOutput(read, c.Rewrite, c.Output)
-	started <- nil // own may now wait for the output's end
+	started <- nil // run now waits for the end
 	p.log.Info("Envoy started", "pid", p.pid, "path", c.Path, "args", c.Args)
 	return p, nil
 }
@@ -96,7 +100,7 @@ func startError(c Config, err error) error {
 		}
 	}
 	if errors.Is(err, syscall.ENOENT) {
-		return &NotFoundError{Looked: []string{c.Path + ": " + reasonOf(err).Error()}}
+		return &NotFoundError{Searched: []string{c.Path + ": " + unwrapPathError(err).Error()}}
 	}
 	if c.User != nil && errors.Is(err, syscall.EACCES) {
 		return fmt.Errorf("starting Envoy as user %d: %w: let that user read and execute %s, and enter the directories that it is in", c.User.UID, err, c.Path)
@@ -104,25 +108,26 @@ func startError(c Config, err error) error {
 	return fmt.Errorf("starting Envoy: %w", err)
 }
 
-// PID is Envoy's process id, and that of its process group.
+// PID returns the process ID of Envoy, which is also its process group ID.
 func (p *Process) PID() int { return p.pid }
 
-// Done is closed when Envoy has ended, its whole process group is gone and its output is read, or when Stop gave up.
+// Done is closed when Envoy and its process group have ended and the output is read, or when Stop gave up.
 func (p *Process) Done() <-chan struct{} { return p.done }
 
-// Gone is closed when Envoy has ended: after Done, where Stop gave up.
-func (p *Process) Gone() <-chan struct{} { return p.gone }
+// Terminated is closed when Envoy has ended. If Stop gave up, that is later than Done.
+func (p *Process) Terminated() <-chan struct{} { return p.terminated }
 
-// Exit tells how Envoy ended. It waits for the end.
+// Exit waits for the end and describes it.
 func (p *Process) Exit() Exit {
 	<-p.done
 	return p.exit
 }
 
-// Stop ends Envoy: SIGTERM to its process group, and when the context ends before that is done, SIGKILL. It returns when
-// Envoy is gone, or when the kernel has not ended it six seconds after SIGKILL, as where a thread of it waits for a disk:
-// it ends with its owner at the latest. Envoy cuts its connections at SIGTERM: drain first (Admin.DrainListeners). Several callers may stop;
-// the first context to end decides. Before SIGKILL its listeners are closed, as by Unlisten.
+// Stop sends SIGTERM to Envoy's process group. If ctx ends first, it closes the listeners (see CloseListeners) and
+// sends SIGKILL. It returns when Envoy has ended. It also returns six seconds after SIGKILL if the kernel has not ended
+// Envoy, for example because a thread waits for a disk; Envoy then ends with its owner at the latest. Envoy closes its
+// connections on SIGTERM: drain first (Admin.DrainListeners). Stop may be called concurrently; the first context to end
+// decides.
 func (p *Process) Stop(ctx context.Context) Exit {
 	if ctx.Err() == nil {
 		p.signal(syscall.SIGTERM)
@@ -133,8 +138,8 @@ func (p *Process) Stop(ctx context.Context) Exit {
 			p.log.Warn("Envoy did not end by the deadline after SIGTERM, killing it", "pid", p.pid)
 		}
 	}
-	if err := p.Unlisten(); err != nil {
-		p.log.Debug("should Envoy outlive SIGKILL, it will keep its ports", "pid", p.pid, "error", err)
+	if err := p.CloseListeners(); err != nil {
+		p.log.Debug("closing the listeners failed; if Envoy survives SIGKILL, it occupies its ports", "pid", p.pid, "error", err)
 	}
 	p.signal(syscall.SIGKILL)
 	timer := time.NewTimer(killGrace)
@@ -143,48 +148,49 @@ func (p *Process) Stop(ctx context.Context) Exit {
 	case <-p.done:
 	case <-timer.C:
 		exit := Exit{
-			Reason: Stopped, Code: -1, Signal: syscall.SIGKILL, Forced: true, Remains: remains(p.pid),
-			Ran: time.Since(p.started), Tail: p.output.last(),
+			Reason: Stopped, Code: -1, Signal: syscall.SIGKILL, Forced: true, HungThreads: describeThreads(p.pid),
+			Ran: time.Since(p.started), Tail: p.output.lastLines(),
 		}
-		if exit.Remains == "" { // it is gone, and only the news of it are not here
+		if exit.HungThreads == "" { // it has ended, but awaitExit has not recorded it yet
 			exit.Code, exit.Signal, exit.Forced = 0, 0, false
 		}
-		p.conclude(exit)
+		p.recordExit(exit)
 	}
 	return p.Exit()
 }
 
-// Unlisten closes the sockets at which Envoy listens, from without and for good, where no other process has them too: one
-// that does not answer, or does not end, would leave unanswered what the kernel gives it of a port that it shares, and keep
-// a port that it does not.
-func (p *Process) Unlisten() error {
+// CloseListeners permanently closes Envoy's listening sockets from outside, except those that other processes share.
+// Use it for an Envoy that hangs: otherwise connections that the kernel assigns to it are not served, and its unshared
+// ports remain occupied.
+func (p *Process) CloseListeners() error {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	if p.ended {
 		return nil
 	}
-	return unlisten(p.pid)
+	return closeListeners(p.pid)
 }
 
-// Lingers says where an Envoy hangs that has been killed, or has crashed, and that the kernel has not ended yet: the states
-// of its threads. It is nothing for all others, and while a core file is written.
-func (p *Process) Lingers() (where string) {
+// HungThreads describes the threads of an Envoy that was killed or has crashed, but that the kernel has not ended yet.
+// It returns "" for other processes, and while a core file is written.
+func (p *Process) HungThreads() (where string) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	if p.ended || !dying(p.pid) {
+	if p.ended || !isDying(p.pid) {
 		return ""
 	}
-	return remains(p.pid)
+	return describeThreads(p.pid)
 }
 
-// Superseded says that another Envoy takes over and will end this one, so that an end without an error counts as Stopped.
-func (p *Process) Superseded() {
+// MarkReplaced records that another Envoy replaces this one and will end it. An exit without an error is then reported
+// as Stopped.
+func (p *Process) MarkReplaced() {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	p.termed = true
+	p.sentSIGTERM = true
 }
 
-// signal sends to the whole process group, unless the process has ended: its id may be another's by then.
+// signal sends a signal to the process group, unless the process has ended: its ID may have been reused.
 func (p *Process) signal(s syscall.Signal) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -192,63 +198,71 @@ func (p *Process) signal(s syscall.Signal) {
 		return
 	}
 	if s == syscall.SIGKILL {
-		p.killed = true
+		p.sentSIGKILL = true
 	} else {
-		p.termed = true
+		p.sentSIGTERM = true
 	}
 	if err := signalGroup(p.pid, s); err != nil {
 		p.log.Warn("signalling Envoy failed", "pid", p.pid, "signal", signalName(s), "error", err)
 	}
 }
 
-// own starts the process, waits for its end, and tells it. It is a goroutine of its own for the sake of the thread: the
-// kernel ends the child when the thread that made it ends, so that thread has to live, and belong to this goroutine, as
-// long as the child does.
-func (p *Process) own(started chan error, user *owner.Owner) {
-	release := holdThread()
-	defer release()
-	dieWithOwner(p.cmd)
-	runAs(p.cmd, user)
+// run starts the process, waits for its end, and records it. It needs its own goroutine, because the kernel kills the
+// child when the thread that created it ends. So this goroutine occupies that thread while the child runs.
+func (p *Process) run(started chan error, c Config) {
+	release := lockThread()
+	if c.NoNewPrivileges {
+		// The child inherits no_new_privs from the thread. The thread must not start other children, so it ends with
+		// this goroutine.
+		if err := setNoNewPrivs(); err != nil {
+			started <- err
+			return
+		}
+	} else {
+		defer release()
+	}
+	setDeathSignal(p.cmd)
+	setCredential(p.cmd, c.User)
 	p.started = time.Now()
 	if err := p.cmd.Start(); err != nil {
 		started <- err
 		return
 	}
 	p.pid = p.cmd.Process.Pid
-	p.oom = watchOOM(cgroup.Self().OOMKills, oomInterval)
+	p.oom = startOOMWatcher(cgroup.Self().OOMKills, oomInterval)
 	started <- nil
 	<-started
-	p.awaitEnd()
+	p.awaitExit()
 }
 
-// awaitEnd looks at the end before it reaps: as long as the zombie keeps the process id, a signal to the group cannot
-// reach strangers.
-func (p *Process) awaitEnd() {
+// awaitExit waits for the end before it reaps the process. While the process is a zombie, its ID is not reused, so a
+// signal to the group cannot reach other processes.
+func (p *Process) awaitExit() {
 	status, known := awaitZombie(p.pid)
 	if known {
 		p.mu.Lock()
 		p.ended = true
-		_ = killGroup(p.pid) // whoever Envoy left behind
+		_ = killGroup(p.pid) // Envoy's remaining children
 		p.mu.Unlock()
 	}
 	reaped := make(chan error, 1)
 	go func() { reaped <- p.cmd.Wait() }()
 	if known {
-		soon(reapGrace, reaped)
+		receiveWithin(reapGrace, reaped)
 	} else {
-		status = p.reaped(<-reaped)
+		status = p.waitStatus(<-reaped)
 	}
 	p.oom.stop()
-	exit := p.verdict(status)
+	exit := p.classifyExit(status)
 	exit.Tail = p.output.finish()
-	if !p.conclude(exit) {
-		p.log.Info("Envoy has ended after all", "pid", p.pid)
+	if !p.recordExit(exit) {
+		p.log.Info("Envoy ended after Stop had given up", "pid", p.pid)
 	}
-	close(p.gone)
+	close(p.terminated)
 }
 
-// reaped is the status of a process whose end was not seen before it was reaped.
-func (p *Process) reaped(err error) syscall.WaitStatus {
+// waitStatus returns the status of a process that was reaped before its end was seen.
+func (p *Process) waitStatus(err error) syscall.WaitStatus {
 	p.mu.Lock()
 	p.ended = true
 	p.mu.Unlock()
@@ -259,9 +273,9 @@ func (p *Process) reaped(err error) syscall.WaitStatus {
 	return statusUnknown
 }
 
-// soon gives what comes by a channel, or nothing when it takes too long. On a crowded machine the end of a process that the
-// kernel did not know any more was seen to go untold for over ten seconds.
-func soon[T any](limit time.Duration, from <-chan T) (value T) {
+// receiveWithin returns the next value of a channel, or the zero value after limit. On an overloaded machine, the wait
+// for a process that the kernel had already removed took over ten seconds.
+func receiveWithin[T any](limit time.Duration, from <-chan T) (value T) {
 	timer := time.NewTimer(limit)
 	defer timer.Stop()
 	select {
@@ -271,20 +285,20 @@ func soon[T any](limit time.Duration, from <-chan T) (value T) {
 	return value
 }
 
-// conclude tells how Envoy ended, unless that was told before.
-func (p *Process) conclude(e Exit) (first bool) {
-	p.told.Do(func() {
+// recordExit records and logs how Envoy ended. It reports false if that was recorded before.
+func (p *Process) recordExit(e Exit) (first bool) {
+	p.exitOnce.Do(func() {
 		first = true
 		p.exit = e
-		p.report()
+		p.logExit()
 		close(p.done)
 	})
 	return first
 }
 
-func (p *Process) report() {
+func (p *Process) logExit() {
 	level := slog.LevelError
-	if p.exit.Reason == Stopped && p.exit.Remains == "" {
+	if p.exit.Reason == Stopped && p.exit.HungThreads == "" {
 		level = slog.LevelInfo
 	}
 	p.log.Log(context.Background(), level, "Envoy "+p.exit.String(), "pid", p.pid, "reason", string(p.exit.Reason), "exitCode", p.exit.ExitCode())

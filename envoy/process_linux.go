@@ -19,26 +19,44 @@ import (
 	"github.com/pilotfish-mesh/pilotfish/internal/owner"
 )
 
-func ownGroup(cmd *exec.Cmd) { cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true} }
+func setProcessGroup(cmd *exec.Cmd) { cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true} }
 
-// dieWithOwner makes the kernel kill the child when the calling thread ends, for whatever reason.
-func dieWithOwner(cmd *exec.Cmd) {
+// setDeathSignal makes the kernel kill the child when the calling thread ends.
+func setDeathSignal(cmd *exec.Cmd) {
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true, Pdeathsig: syscall.SIGKILL}
 }
 
-// runAs has the child run as another user, with no group but that user's.
-func runAs(cmd *exec.Cmd, user *owner.Owner) {
+// setCredential makes the child run as another user, only with that user's group.
+func setCredential(cmd *exec.Cmd, user *owner.Owner) {
 	if user != nil {
 		cmd.SysProcAttr.Credential = &syscall.Credential{Uid: user.UID, Gid: user.GID}
 	}
 }
 
-func holdThread() (release func()) {
+// setNoNewPrivs sets no_new_privs for the calling thread and its child processes. It cannot be undone.
+func setNoNewPrivs() error {
+	if err := unix.Prctl(unix.PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0); err != nil {
+		return fmt.Errorf("setting no_new_privs: %w", err)
+	}
+	return nil
+}
+
+// HasPrivileges reports whether executing a file gives privileges: capabilities, or another user or group.
+func HasPrivileges(path string) bool {
+	size, err := unix.Getxattr(path, "security.capability", nil)
+	if err == nil && size > 0 {
+		return true
+	}
+	info, err := os.Stat(path)
+	return err == nil && info.Mode()&(os.ModeSetuid|os.ModeSetgid) != 0
+}
+
+func lockThread() (release func()) {
 	runtime.LockOSThread()
 	return runtime.UnlockOSThread
 }
 
-// childInfo is what waitid(2) says of a child: siginfo_t of the kernel's asm-generic/siginfo.h.
+// childInfo is the result of waitid(2): siginfo_t of the kernel's asm-generic/siginfo.h.
 type childInfo struct {
 	signo, errno, code int32
 	_                  [unsafe.Sizeof(uintptr(0)) - 4]byte
@@ -48,8 +66,8 @@ type childInfo struct {
 	_                  [128]byte
 }
 
-// awaitZombie waits until the process has ended, without reaping it, and says how. It is not ok where the kernel does not offer
-// that.
+// awaitZombie waits until the process has ended, without reaping it, and returns its status. ok is false if the kernel
+// does not support that.
 func awaitZombie(pid int) (status syscall.WaitStatus, ok bool) {
 	var info childInfo
 	for {
@@ -63,7 +81,7 @@ func awaitZombie(pid int) (status syscall.WaitStatus, ok bool) {
 	}
 }
 
-// waitStatus is the same as wait4(2) tells it.
+// waitStatus returns the status in the format of wait4(2).
 func (i *childInfo) waitStatus() syscall.WaitStatus {
 	const exited, coreDumped = 1, 3 // CLD_EXITED, CLD_DUMPED
 	const coreFlag = 0x80
@@ -91,22 +109,23 @@ const (
 	flagSignaled = 0x400 // ended by a signal
 )
 
-// dying says whether the kernel has begun to end the process, or is to. Who writes a core file is busy with that.
-func dying(pid int) bool {
+// isDying reports whether the kernel is ending the process, or is about to. A process that writes a core file is not
+// dying.
+func isDying(pid int) bool {
 	status, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", pid))
-	if err != nil || statusOf(status, "CoreDumping:") == "1" {
+	if err != nil || statusValue(status, "CoreDumping:") == "1" {
 		return false
 	}
-	pending, _ := strconv.ParseUint(statusOf(status, "SigPnd:"), 16, 64)
+	pending, _ := strconv.ParseUint(statusValue(status, "SigPnd:"), 16, 64)
 	flags := uint64(0)
-	if fields := statOf(fmt.Sprintf("/proc/%d", pid)); len(fields) > 6 {
+	if fields := readStat(fmt.Sprintf("/proc/%d", pid)); len(fields) > 6 {
 		flags, _ = strconv.ParseUint(fields[6], 10, 64)
 	}
 	return pending&(1<<(syscall.SIGKILL-1)) != 0 || flags&(flagExiting|flagSignaled) != 0
 }
 
-// statusOf gives the value of a line of /proc/<pid>/status.
-func statusOf(status []byte, name string) string {
+// statusValue returns the value of a line of /proc/<pid>/status.
+func statusValue(status []byte, name string) string {
 	for line := range strings.Lines(string(status)) {
 		if value, ok := strings.CutPrefix(line, name); ok {
 			return strings.TrimSpace(value)
@@ -115,8 +134,9 @@ func statusOf(status []byte, name string) string {
 	return ""
 }
 
-// statOf gives what follows the name in the stat of a process or thread, beginning with its state; nothing once it is gone.
-func statOf(dir string) []string {
+// readStat returns the fields after the name in the stat file of a process or thread, beginning with its state; nil if
+// it has ended.
+func readStat(dir string) []string {
 	stat, err := os.ReadFile(filepath.Join(dir, "stat"))
 	if err != nil {
 		return nil
@@ -124,19 +144,19 @@ func statOf(dir string) []string {
 	return strings.Fields(string(stat[bytes.LastIndexByte(stat, ')')+1:]))
 }
 
-// remains says what the kernel knows of a process that does not end: the state of each of its threads, and the function in
-// which it waits; nothing when the kernel knows it no more. It reads nothing that needs the process's memory, which may be locked.
-func remains(pid int) string {
-	const most = 20
+// describeThreads returns the state of each thread of a process, and the kernel function in which it waits; "" if the
+// process has ended. It reads nothing that needs the lock of the process's memory.
+func describeThreads(pid int) string {
+	const maxThreads = 20
 	threads, _ := filepath.Glob(fmt.Sprintf("/proc/%d/task/*", pid))
-	var told []string
-	for _, thread := range threads[:min(len(threads), most)] {
-		fields := statOf(thread)
+	var states []string
+	for _, thread := range threads[:min(len(threads), maxThreads)] {
+		fields := readStat(thread)
 		if len(fields) == 0 {
 			continue // it has ended
 		}
 		where, _ := os.ReadFile(filepath.Join(thread, "wchan"))
-		told = append(told, fmt.Sprintf("thread %s is in state %s at %s", filepath.Base(thread), fields[0], cmp.Or(string(where), "?")))
+		states = append(states, fmt.Sprintf("thread %s is in state %s at %s", filepath.Base(thread), fields[0], cmp.Or(string(where), "?")))
 	}
-	return strings.Join(told, ", ")
+	return strings.Join(states, ", ")
 }

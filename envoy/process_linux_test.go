@@ -13,10 +13,10 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// helperHold makes the process whose id is its argument unable to end, whoever kills it, for as long as this one runs: its end
-// stops for the one that traces it, as that of another waits for a disk that does not answer.
-func helperHold() {
-	runtime.LockOSThread() // it is a thread that traces
+// helperTrace traces the process in its argument, so that the process cannot end while this helper runs, even after
+// SIGKILL. The process stops for its tracer when it ends, like one that waits for a hung disk.
+func helperTrace() {
+	runtime.LockOSThread() // the tracer is a thread
 	pid, _ := strconv.Atoi(os.Args[1])
 	if _, _, errno := unix.Syscall6(unix.SYS_PTRACE, unix.PTRACE_SEIZE, uintptr(pid), 0, unix.PTRACE_O_TRACEEXIT, 0, 0); errno != 0 {
 		fmt.Println(errno)
@@ -26,38 +26,38 @@ func helperHold() {
 	select {}
 }
 
-func TestEnvoyThatTheKernelDoesNotEndIsGivenUp(t *testing.T) {
+func TestStopReturnsIfKernelDoesNotEndEnvoy(t *testing.T) {
 	ready := make(chan string, 1)
-	p := start(t, Config{Path: script(t, t.TempDir(), "envoy", "echo ready; exec sleep 1000"), Output: onlyFirst(ready)})
+	p := start(t, Config{Path: script(t, t.TempDir(), "envoy", "echo ready; exec sleep 1000"), Output: sendFirstLine(ready)})
 	<-ready
 	holder := helper(t, "hold", strconv.Itoa(p.PID()))
 	if said := readLine(t, holder); said != "held" {
 		t.Skipf("no process may be traced here: %s", said)
 	}
-	if where := p.Lingers(); where != "" {
+	if where := p.HungThreads(); where != "" {
 		t.Errorf("before its end: %s", where)
 	}
 	if err := syscall.Kill(p.PID(), syscall.SIGKILL); err != nil {
 		t.Fatal(err)
 	}
-	eventually(t, "that it was killed and is still there", func() bool { return strings.Contains(p.Lingers(), "is in state t at ") })
+	eventually(t, "that it was killed and is still there", func() bool { return strings.Contains(p.HungThreads(), "is in state t at ") })
 	began := time.Now()
-	e := p.Stop(ended())
+	e := p.Stop(expiredContext())
 	if took := time.Since(began); took < killGrace {
-		t.Errorf("it was given up after %v, want %v of patience", took, killGrace)
+		t.Errorf("Stop returned after %v, want %v", took, killGrace)
 	}
-	if e.Reason != Stopped || !e.Forced || e.ExitCode() != 128+int(syscall.SIGKILL) || !strings.Contains(e.Remains, "is in state t at ") {
-		t.Errorf("Exit = %+v, want one that was forced and tells where it remains", e)
+	if e.Reason != Stopped || !e.Forced || e.ExitCode() != 128+int(syscall.SIGKILL) || !strings.Contains(e.HungThreads, "is in state t at ") {
+		t.Errorf("Exit = %+v, want one that was forced and describes the threads", e)
 	}
-	if !strings.Contains(e.String(), "not known 6s after SIGKILL (thread ") || len(e.Tail) != 1 {
-		t.Errorf("it is told as %q with the last lines %q", e, e.Tail)
+	if !strings.Contains(e.String(), "has not ended 6s after SIGKILL; no longer waiting for it (thread ") || len(e.Tail) != 1 {
+		t.Errorf("it is reported as %q with the last lines %q", e, e.Tail)
 	}
-	if gone(p.PID()) {
+	if hasEnded(p.PID()) {
 		t.Error("it ended, so there was nothing to give up")
 	}
 	_ = holder.Process.Kill()
-	<-p.Gone()
-	if where := p.Lingers(); where != "" || !gone(p.PID()) {
+	<-p.Terminated()
+	if where := p.HungThreads(); where != "" || !hasEnded(p.PID()) {
 		t.Errorf("after its end: %s", where)
 	}
 }

@@ -11,25 +11,30 @@ import (
 	"github.com/pilotfish-mesh/pilotfish/internal/owner"
 )
 
-// The parts below only let the package compile: without a death signal an Envoy could outlive its owner.
+// The functions below only make the package compile: without a death signal, Envoy could outlive its owner.
 
 func errNotLinux() error { return fmt.Errorf("pilotfish runs on Linux; this is %s", runtime.GOOS) }
 
-func ownGroup(*exec.Cmd) {}
+func setProcessGroup(*exec.Cmd) {}
 
-func dieWithOwner(cmd *exec.Cmd) { cmd.Err = errNotLinux() }
+func setDeathSignal(cmd *exec.Cmd) { cmd.Err = errNotLinux() }
 
-func runAs(*exec.Cmd, *owner.Owner) {}
+func setCredential(*exec.Cmd, *owner.Owner) {}
 
-func holdThread() (release func()) { return func() {} }
+func setNoNewPrivs() error { return errNotLinux() }
+
+// HasPrivileges works on Linux only.
+func HasPrivileges(string) bool { return false }
+
+func lockThread() (release func()) { return func() {} }
 
 func awaitZombie(int) (syscall.WaitStatus, bool) { return 0, false }
 
-func remains(int) string { return errNotLinux().Error() }
+func describeThreads(int) string { return errNotLinux().Error() }
 
-func dying(int) bool { return false }
+func isDying(int) bool { return false }
 
-func unlisten(int) error { return errNotLinux() }
+func closeListeners(int) error { return errNotLinux() }
 
 func signalGroup(int, syscall.Signal) error { return errNotLinux() }
 

@@ -25,7 +25,8 @@ static_resources:
     filter_chains: [{filters: [{name: echo, typed_config: {"@type": type.googleapis.com/envoy.extensions.filters.network.echo.v3.Echo}}]}]
 `
 
-// startEnvoy starts a real Envoy with a bootstrap, its admin interface on a unix socket in its working directory.
+// startEnvoy starts a real Envoy with a bootstrap and with its admin interface on a unix socket in its working
+// directory.
 func startEnvoy(t *testing.T, bootstrap string, change ...func(*Config)) (*Process, *Admin) {
 	t.Helper()
 	dir := t.TempDir()
@@ -42,8 +43,8 @@ func startEnvoy(t *testing.T, bootstrap string, change ...func(*Config)) (*Proce
 	return p, admin
 }
 
-// awaitReady polls until Envoy is ready.
-func awaitReady(t *testing.T, p *Process, a *Admin) {
+// waitReady polls until Envoy is ready.
+func waitReady(t *testing.T, p *Process, a *Admin) {
 	t.Helper()
 	r := NewReadiness(ReadinessConfig{Admin: a})
 	eventually(t, "a ready Envoy", func() bool {
@@ -64,25 +65,25 @@ func TestEnvoyStartsBecomesReadyAndStops(t *testing.T) {
 		c.Args = Options{ConfigPath: "envoy.yaml", LogLevel: "warning,admin:info", Concurrency: 1}.Args()
 		c.Output = func(line string) { mu.Lock(); defer mu.Unlock(); lines = append(lines, line) }
 	})
-	awaitReady(t, p, admin)
-	e := p.Stop(within(t, 10*time.Second))
+	waitReady(t, p, admin)
+	e := p.Stop(contextWithTimeout(t, 10*time.Second))
 	if e.Reason != Stopped || e.ExitCode() != 0 || e.Forced || e.String() != "stopped" {
 		t.Errorf("Exit = %+v (%s), want a clean stop", e, e)
 	}
-	if !gone(p.PID()) {
+	if !hasEnded(p.PID()) {
 		t.Error("the process is still there")
 	}
 	if !slices.Equal(lines, e.Tail) || !strings.Contains(strings.Join(lines, "\n"), "caught ENVOY_SIGTERM") {
 		t.Errorf("Output got %q, Tail is %q; want both to tell of the SIGTERM", lines, e.Tail)
 	}
-	if again := p.Stop(within(t, time.Second)); again.Reason != Stopped {
+	if again := p.Stop(contextWithTimeout(t, time.Second)); again.Reason != Stopped {
 		t.Errorf("a second Stop = %+v", again)
 	}
 }
 
 func TestEnvoyKilledFromOutsideIsReportedAsSignaled(t *testing.T) {
 	p, admin := startEnvoy(t, staticBootstrap)
-	awaitReady(t, p, admin)
+	waitReady(t, p, admin)
 	if err := syscall.Kill(p.PID(), syscall.SIGKILL); err != nil {
 		t.Fatal(err)
 	}
@@ -91,11 +92,11 @@ func TestEnvoyKilledFromOutsideIsReportedAsSignaled(t *testing.T) {
 		t.Errorf("Exit = %+v with exit code %d, want signaled, SIGKILL, 137", e, e.ExitCode())
 	}
 	if !strings.Contains(e.String(), "ended by SIGKILL (killed)") {
-		t.Errorf("it is told as %q", e)
+		t.Errorf("it is reported as %q", e)
 	}
 }
 
-func TestEnvoyThatRefusesItsConfigurationIsReportedWithCodeAndLastLines(t *testing.T) {
+func TestRejectedConfigurationIsReportedWithCodeAndOutput(t *testing.T) {
 	p, _ := startEnvoy(t, "static_resources: {no_such_field: 1}", func(c *Config) {
 		c.Args = slices.DeleteFunc(c.Args, func(a string) bool { return a == "--allow-unknown-static-fields" })
 	})
@@ -108,12 +109,12 @@ func TestEnvoyThatRefusesItsConfigurationIsReportedWithCodeAndLastLines(t *testi
 	}
 }
 
-func TestExitCodeAndCrashSignalAreTold(t *testing.T) {
+func TestExitCodeAndCrashSignalAreReported(t *testing.T) {
 	for _, c := range []struct {
 		body   string
 		reason Reason
 		code   int
-		says   string
+		output string
 	}{
 		{"exit 3", Exited, 3, "exited with code 3"},
 		{"exit 0", Exited, 0, "exited with code 0"},
@@ -122,19 +123,19 @@ func TestExitCodeAndCrashSignalAreTold(t *testing.T) {
 		{"kill -TERM $$", Signaled, 143, "SIGTERM"},
 	} {
 		e := start(t, Config{Path: script(t, t.TempDir(), "envoy", c.body)}).Exit()
-		if e.Reason != c.reason || e.ExitCode() != c.code || !strings.Contains(e.String(), c.says) {
-			t.Errorf("%q ends as %+v (%s), want %s with %d, told as %q", c.body, e, e, c.reason, c.code, c.says)
+		if e.Reason != c.reason || e.ExitCode() != c.code || !strings.Contains(e.String(), c.output) {
+			t.Errorf("%q ends as %+v (%s), want %s with %d, reported as %q", c.body, e, e, c.reason, c.code, c.output)
 		}
 	}
 }
 
-// onlyFirst sends the first line, and drops what a shell says besides.
-func onlyFirst(to chan<- string) func(string) {
+// sendFirstLine sends the first line and discards later ones, which the shell writes.
+func sendFirstLine(to chan<- string) func(string) {
 	var once sync.Once
 	return func(line string) { once.Do(func() { to <- line }) }
 }
 
-func TestTheEndIsToldThoughNobodyTakesTheOutput(t *testing.T) {
+func TestExitIsReportedAlthoughOutputIsNotRead(t *testing.T) {
 	stuck := make(chan struct{})
 	taking := make(chan struct{})
 	p := start(t, Config{
@@ -149,63 +150,63 @@ func TestTheEndIsToldThoughNobodyTakesTheOutput(t *testing.T) {
 	close(stuck)
 }
 
-func TestEnvoyThatExitsOnSIGTERMWithShellsCodeCountsAsStopped(t *testing.T) {
+func TestExitCode143AfterSIGTERMCountsAsStopped(t *testing.T) {
 	ready := make(chan string, 1)
 	p := start(t, Config{
 		Path:   script(t, t.TempDir(), "envoy", `trap 'kill $!; exit 143' TERM; sleep 600 & echo ready; wait`),
-		Output: onlyFirst(ready),
+		Output: sendFirstLine(ready),
 	})
 	<-ready
-	if e := p.Stop(within(t, 10*time.Second)); e.Reason != Stopped || e.ExitCode() != 143 {
+	if e := p.Stop(contextWithTimeout(t, 10*time.Second)); e.Reason != Stopped || e.ExitCode() != 143 {
 		t.Errorf("Exit = %+v, want stopped with 143", e)
 	}
 }
 
-func TestEnvoyThatIgnoresSIGTERMIsKilledAtTheDeadlineWithItsChildren(t *testing.T) {
+func TestEnvoyIgnoringSIGTERMIsKilledWithItsChildren(t *testing.T) {
 	lines := make(chan string, 1)
 	p := start(t, Config{
 		Path:   script(t, t.TempDir(), "envoy", `trap '' TERM; sleep 600 & echo $!; while :; do sleep 600; done`),
-		Output: onlyFirst(lines),
+		Output: sendFirstLine(lines),
 	})
 	child, err := strconv.Atoi(<-lines)
 	if err != nil {
 		t.Fatal(err)
 	}
-	e := p.Stop(within(t, 50*time.Millisecond))
+	e := p.Stop(contextWithTimeout(t, 50*time.Millisecond))
 	if e.Reason != Stopped || !e.Forced || e.Signal != syscall.SIGKILL || e.ExitCode() != 137 {
 		t.Errorf("Exit = %+v, want stopped by force with 137", e)
 	}
-	eventually(t, "the end of the grandchild", func() bool { return gone(child) })
+	eventually(t, "the end of the grandchild", func() bool { return hasEnded(child) })
 }
 
-func TestWhatEnvoyLeavesBehindIsKilledWhenItEndsByItself(t *testing.T) {
+func TestRemainingChildrenAreKilledWhenEnvoyExits(t *testing.T) {
 	lines := make(chan string, 1)
 	p := start(t, Config{
 		Path:   script(t, t.TempDir(), "envoy", `sleep 600 & echo $!; exit 0`),
-		Output: onlyFirst(lines),
+		Output: sendFirstLine(lines),
 	})
 	child, err := strconv.Atoi(<-lines)
 	if err != nil {
 		t.Fatal(err)
 	}
 	<-p.Done()
-	eventually(t, "the end of the child left behind", func() bool { return gone(child) })
+	eventually(t, "the end of the child left behind", func() bool { return hasEnded(child) })
 }
 
-func TestOutputHeldByAnEscapedProcessDoesNotHoldUpTheEnd(t *testing.T) {
+func TestOutputOpenInEscapedProcessDoesNotBlockExit(t *testing.T) {
 	lines := make(chan string, 1)
 	p := start(t, Config{
 		Path:   script(t, t.TempDir(), "envoy", `setsid sleep 600 & echo $!; exec sleep 600`),
-		Output: onlyFirst(lines),
+		Output: sendFirstLine(lines),
 	})
 	child, err := strconv.Atoi(<-lines)
 	if err != nil {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { _ = syscall.Kill(child, syscall.SIGKILL) })
-	// The child has left the group once it is a session's leader.
+	// The child leaves the process group when it becomes a session leader.
 	eventually(t, "a new session", func() bool { group, err := syscall.Getpgid(child); return err != nil || group == child })
-	if e := p.Stop(within(t, 10*time.Second)); e.Reason != Stopped {
+	if e := p.Stop(contextWithTimeout(t, 10*time.Second)); e.Reason != Stopped {
 		t.Errorf("Exit = %+v", e)
 	}
 }
@@ -229,25 +230,25 @@ func TestEnvoyDiesWithItsOwner(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			if gone(pid) {
-				t.Fatal("the Envoy was gone before its owner")
+			if hasEnded(pid) {
+				t.Fatal("the Envoy ended before its owner")
 			}
 			if err := cmd.Process.Kill(); err != nil {
 				t.Fatal(err)
 			}
-			eventually(t, "Envoy's end", func() bool { return gone(pid) })
+			eventually(t, "Envoy's end", func() bool { return hasEnded(pid) })
 		})
 	}
 }
 
-func TestEnvoyLeadsAProcessGroupOfItsOwn(t *testing.T) {
+func TestEnvoyHasItsOwnProcessGroup(t *testing.T) {
 	p := start(t, Config{Path: script(t, t.TempDir(), "envoy", "exec sleep 600")})
 	if group, err := syscall.Getpgid(p.PID()); err != nil || group != p.PID() {
 		t.Errorf("process group %d, %v; want %d", group, err, p.PID())
 	}
 }
 
-func TestStartThatFailsSaysWhatIsMissing(t *testing.T) {
+func TestFailedStartReportsWhatIsMissing(t *testing.T) {
 	dir := t.TempDir()
 	var missing *NotFoundError
 	if _, err := Start(Config{Path: filepath.Join(dir, "none")}); !errors.As(err, &missing) {
@@ -266,10 +267,10 @@ func TestStartThatFailsSaysWhatIsMissing(t *testing.T) {
 	}
 }
 
-func TestSeveralCallersMayStop(t *testing.T) {
+func TestStopMayBeCalledConcurrently(t *testing.T) {
 	p := start(t, Config{Path: script(t, t.TempDir(), "envoy", "trap '' TERM; while :; do sleep 600; done")})
 	var all sync.WaitGroup
-	for _, ctx := range []context.Context{t.Context(), within(t, 20*time.Millisecond), t.Context()} {
+	for _, ctx := range []context.Context{t.Context(), contextWithTimeout(t, 20*time.Millisecond), t.Context()} {
 		all.Go(func() {
 			if e := p.Stop(ctx); e.Reason != Stopped {
 				t.Errorf("Stop = %+v", e)
@@ -279,20 +280,20 @@ func TestSeveralCallersMayStop(t *testing.T) {
 	all.Wait()
 }
 
-// A signal that ends Envoy while it is being stopped, and that Stop did not send, is a crash and is told as one.
-func TestCrashWhileStoppingIsToldAsACrash(t *testing.T) {
+// If a signal that Stop did not send ends Envoy during Stop, this is reported as a crash.
+func TestCrashDuringStopIsReportedAsCrash(t *testing.T) {
 	ready := make(chan string, 1)
 	p := start(t, Config{
 		Path:   script(t, t.TempDir(), "envoy", `ulimit -c 0; trap 'kill -SEGV $$' TERM; echo ready; sleep 600 & wait`),
-		Output: onlyFirst(ready),
+		Output: sendFirstLine(ready),
 	})
 	<-ready
-	if e := p.Stop(within(t, 10*time.Second)); e.Reason != Signaled || e.Signal != syscall.SIGSEGV {
+	if e := p.Stop(contextWithTimeout(t, 10*time.Second)); e.Reason != Signaled || e.Signal != syscall.SIGSEGV {
 		t.Errorf("Exit = %+v, want signaled by SIGSEGV", e)
 	}
 }
 
-func TestDistinctEnvironmentReachesEnvoy(t *testing.T) {
+func TestConfiguredEnvironmentReachesEnvoy(t *testing.T) {
 	p := start(t, Config{Path: script(t, t.TempDir(), "envoy", "env"), Env: []string{"ONLY=this", "PATH=" + os.Getenv("PATH")}})
 	if e := p.Exit(); !slices.Contains(e.Tail, "ONLY=this") || slices.ContainsFunc(e.Tail, func(l string) bool { return strings.HasPrefix(l, "HOME=") }) {
 		t.Errorf("environment = %q", e.Tail)

@@ -11,49 +11,48 @@ import (
 )
 
 const (
-	// freshReady and freshUnready are how long an answer is good for those who ask next: however many ask, Envoy is not
-	// asked more often. They are short beside what a change of Envoy's state takes to matter to anybody.
-	freshReady   = 200 * time.Millisecond
-	freshUnready = 10 * time.Millisecond
-	// questionTime bounds one question to Envoy; kubelets give up after a second.
-	questionTime = 800 * time.Millisecond
-	// silenceAllowed is how long an Envoy that was ready keeps its verdict without an answer. Its main thread answers,
-	// which a large configuration may keep busy for some seconds while its workers serve.
-	silenceAllowed = 10 * time.Second
+	// readyCacheTTL and unreadyCacheTTL are how long a result is cached, which limits the rate of queries to Envoy.
+	// They are short compared to the time in which a change of Envoy's state must be noticed.
+	readyCacheTTL   = 200 * time.Millisecond
+	unreadyCacheTTL = 10 * time.Millisecond
+	// queryTimeout limits one query to Envoy. The kubelet's default timeout is one second.
+	queryTimeout = 800 * time.Millisecond
+	// maxUnresponsive is how long an Envoy that was ready remains ready without a response. Its main thread responds,
+	// which a large configuration can block for some seconds while the workers serve.
+	maxUnresponsive = 10 * time.Second
 )
 
-// ReadinessConfig says what an Envoy has to have before it is ready.
+// ReadinessConfig configures a Readiness.
 type ReadinessConfig struct {
 	Admin *Admin
-	// Dynamic is set when clusters and listeners come from a control plane: each has to have been accepted once.
+	// Dynamic requires that Envoy has accepted clusters and listeners from a control plane.
 	Dynamic bool
-	// Now is the clock of how old an answer is; nil is time.Now.
+	// Now returns the current time; nil: time.Now.
 	Now func() time.Time
 }
 
-// Readiness judges whether one Envoy process is ready, and says why not. It is safe for concurrent use, and asks one
-// question at a time, whose answer all get who ask meanwhile and shortly after.
+// Readiness determines whether one Envoy process is ready, with the reason if not. It is safe for concurrent use. At
+// most one query runs at a time; concurrent and immediately following callers get its result.
 //
-// Configuration and start-up are looked at until they are done, once for each process; after that only Envoy's own state
-// is asked.
+// Until Envoy is ready for the first time, it checks configuration and start-up; later it checks only Envoy's state.
 type Readiness struct {
 	ReadinessConfig
 	mu      sync.Mutex
 	started bool
-	// asking is closed when the question that is under way is answered; nil when there is none.
-	asking  chan struct{}
-	last    health.Condition
-	lastAt  time.Time
-	silence silence
+	// pending is closed when the running query ends; nil if there is none.
+	pending      chan struct{}
+	last         health.Condition
+	lastAt       time.Time
+	unresponsive unresponsiveState
 }
 
-// silence is how long, and how often in a row, Envoy has not answered.
-type silence struct {
-	since time.Time // of the first question that it left unanswered
-	times int
+// unresponsiveState counts the consecutive queries without a response.
+type unresponsiveState struct {
+	since time.Time // start of the first query without a response
+	count int
 }
 
-// NewReadiness makes a judge for one Envoy process; a restarted Envoy needs a new one.
+// NewReadiness returns a Readiness for one Envoy process. A restarted Envoy needs a new one.
 func NewReadiness(c ReadinessConfig) *Readiness {
 	if c.Now == nil {
 		c.Now = time.Now
@@ -61,29 +60,29 @@ func NewReadiness(c ReadinessConfig) *Readiness {
 	return &Readiness{ReadinessConfig: c}
 }
 
-// Check asks Envoy. The reason is for people, and empty when Envoy is ready.
+// Check queries Envoy. reason is for people, and empty if Envoy is ready.
 func (r *Readiness) Check(ctx context.Context) (ok bool, reason string) {
 	c := r.Condition(ctx)
 	return c.OK, c.Reason
 }
 
-// Condition asks Envoy, unless somebody has just done so.
+// Condition queries Envoy, or returns a cached result.
 func (r *Readiness) Condition(ctx context.Context) health.Condition {
 	r.mu.Lock()
 	if r.isFresh() {
 		defer r.mu.Unlock()
 		return r.last
 	}
-	if r.asking == nil {
-		r.asking = make(chan struct{})
-		go r.question(context.WithoutCancel(ctx), r.started) // of which others may wait for the answer, too
+	if r.pending == nil {
+		r.pending = make(chan struct{})
+		go r.query(context.WithoutCancel(ctx), r.started) // not cancelled with ctx: other callers may wait for the result
 	}
-	answered := r.asking
+	answered := r.pending
 	r.mu.Unlock()
 	select {
 	case <-answered:
 	case <-ctx.Done():
-		return r.unanswered(ctx)
+		return r.cancelledCondition(ctx)
 	}
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -92,97 +91,97 @@ func (r *Readiness) Condition(ctx context.Context) health.Condition {
 
 func (r *Readiness) isFresh() bool {
 	age := r.Now().Sub(r.lastAt)
-	return !r.lastAt.IsZero() && age >= 0 && (age < freshUnready || r.last.OK && age < freshReady)
+	return !r.lastAt.IsZero() && age >= 0 && (age < unreadyCacheTTL || r.last.OK && age < readyCacheTTL)
 }
 
-// unanswered is for a caller who does not wait for the end of the question.
-func (r *Readiness) unanswered(ctx context.Context) health.Condition {
+// cancelledCondition returns the condition for a caller whose context ended during the query.
+func (r *Readiness) cancelledCondition(ctx context.Context) health.Condition {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	if r.started && r.last.OK {
 		return r.last
 	}
-	return r.unreachable(ctx.Err())
+	return r.describeUnreachable(ctx.Err())
 }
 
-// Silent says for how long Envoy has not answered, and how many questions in a row; zero when it answered the last one.
-// It asks nothing by itself.
-func (r *Readiness) Silent() (d time.Duration, questions int) {
+// UnresponsiveFor returns how long Envoy has not responded, and to how many consecutive queries; zero if it responded
+// to the last one. It does not query Envoy.
+func (r *Readiness) UnresponsiveFor() (d time.Duration, questions int) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	if r.silence.times == 0 {
+	if r.unresponsive.count == 0 {
 		return 0, 0
 	}
-	return r.Now().Sub(r.silence.since), r.silence.times
+	return r.Now().Sub(r.unresponsive.since), r.unresponsive.count
 }
 
-// question asks Envoy and keeps the answer.
-func (r *Readiness) question(ctx context.Context, started bool) {
-	ctx, cancel := context.WithTimeout(ctx, questionTime)
+// query queries Envoy and caches the result.
+func (r *Readiness) query(ctx context.Context, started bool) {
+	ctx, cancel := context.WithTimeout(ctx, queryTimeout)
 	defer cancel()
-	asked := r.Now()
-	verdict, err := r.judge(ctx, started)
+	start := r.Now()
+	verdict, err := r.evaluate(ctx, started)
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	if !errors.Is(err, context.DeadlineExceeded) {
-		r.silence = silence{}
+		r.unresponsive = unresponsiveState{}
 	} else {
-		if r.silence.times == 0 {
-			r.silence.since = asked
+		if r.unresponsive.count == 0 {
+			r.unresponsive.since = start
 		}
-		r.silence.times++
+		r.unresponsive.count++
 	}
 	if err != nil {
-		verdict = r.failed(err)
+		verdict = r.evaluateError(err)
 	}
 	r.last, r.lastAt = verdict, r.Now()
 	r.started = r.started || verdict.OK
-	close(r.asking)
-	r.asking = nil
+	close(r.pending)
+	r.pending = nil
 }
 
-// failed judges an Envoy that was not reached. r.mu is held.
-func (r *Readiness) failed(err error) health.Condition {
-	silent := r.Now().Sub(r.silence.since)
+// evaluateError returns the condition of an unreachable Envoy. The caller holds r.mu.
+func (r *Readiness) evaluateError(err error) health.Condition {
+	silent := r.Now().Sub(r.unresponsive.since)
 	switch {
-	case r.silence.times == 0 || !r.started:
-		return r.unreachable(err)
-	case silent < silenceAllowed:
-		return health.Condition{OK: true, Reason: fmt.Sprintf("Envoy has not answered on its admin address %s for %s: its main thread is busy",
+	case r.unresponsive.count == 0 || !r.started:
+		return r.describeUnreachable(err)
+	case silent < maxUnresponsive:
+		return health.Condition{OK: true, Reason: fmt.Sprintf("Envoy has not responded on its admin address %s for %s: its main thread is busy",
 			r.Admin.addr, silent.Round(time.Millisecond))}
 	}
-	c := r.unreachable(err)
-	c.Since = r.silence.since
+	c := r.describeUnreachable(err)
+	c.Since = r.unresponsive.since
 	return c
 }
 
-func (r *Readiness) unreachable(err error) health.Condition {
+func (r *Readiness) describeUnreachable(err error) health.Condition {
 	switch {
-	case NotListening(err):
+	case IsNotListening(err):
 		return health.Condition{
-			Reason: fmt.Sprintf("Envoy does not listen on its admin address %s yet, or is gone", r.Admin.addr),
-			Remedy: "see what Envoy says in the agent's log, if this lasts",
+			Reason: fmt.Sprintf("Envoy does not listen on its admin address %s yet, or has ended", r.Admin.addr),
+			Remedy: "if this persists, check Envoy's messages in the agent's log",
 		}
 	case errors.Is(err, context.DeadlineExceeded), errors.Is(err, context.Canceled):
 		return health.Condition{
 			Silent: true,
 			Reason: fmt.Sprintf("Envoy does not answer on its admin address %s in time", r.Admin.addr),
-			Remedy: "see whether Envoy has CPU time (limits, throttling) and is not stopped; restart the proxy if this lasts",
+			Remedy: "check that Envoy gets CPU time (limits, throttling) and is not stopped; if this persists, restart the proxy",
 		}
 	}
-	return health.Condition{Reason: err.Error(), Remedy: "see what listens on Envoy's admin address"}
+	return health.Condition{Reason: err.Error(), Remedy: "check which process listens on Envoy's admin address"}
 }
 
-// judge asks; an error says that there is no answer.
-func (r *Readiness) judge(ctx context.Context, started bool) (health.Condition, error) {
-	state, err := r.Admin.Ready(ctx)
+// evaluate queries Envoy and returns its condition. It fails if Envoy does not respond.
+func (r *Readiness) evaluate(ctx context.Context, started bool) (health.Condition, error) {
+	state, err := r.Admin.State(ctx)
 	switch {
 	case err != nil:
 		return health.Condition{}, err
 	case state == "DRAINING":
 		return health.Condition{
-			Reason: "Envoy is DRAINING: it was told to fail its health checks, or is about to end",
-			Remedy: "POST /healthcheck/ok to Envoy's admin address, if somebody failed them by hand",
+			Reason: "Envoy is DRAINING: its health checks were failed through the admin interface, or it is about to end",
+			Remedy: "POST /healthcheck/ok to Envoy's admin address, if a user failed them",
 		}, nil
 	case state == "LIVE" && started:
 		return health.Well, nil
@@ -191,5 +190,5 @@ func (r *Readiness) judge(ctx context.Context, started bool) (health.Condition, 
 	if err != nil {
 		return health.Condition{}, err
 	}
-	return r.judgeStart(ctx, state, stats), nil
+	return r.evaluateStart(ctx, state, stats), nil
 }

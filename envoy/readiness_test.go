@@ -13,7 +13,7 @@ import (
 	"time"
 )
 
-// dynamicBootstrap has its clusters and listeners from %s; the cluster "dead" leads to a port where nobody listens.
+// dynamicBootstrap has clusters and listeners from %s. No process listens on the port of cluster "dead".
 const dynamicBootstrap = `
 node: {id: test, cluster: test}
 admin: {address: {pipe: {path: admin.sock}}}
@@ -39,11 +39,11 @@ const fromFiles = `
   cds_config: {path_config_source: {path: %s/cds.yaml}}
   lds_config: {path_config_source: {path: %s/lds.yaml}}`
 
-const deadSource = `{api_config_source: {api_type: GRPC, transport_api_version: V3, grpc_services: [{envoy_grpc: {cluster_name: dead}}]}, resource_api_version: V3, initial_fetch_timeout: 600s}`
+const unreachableADS = `{api_config_source: {api_type: GRPC, transport_api_version: V3, grpc_services: [{envoy_grpc: {cluster_name: dead}}]}, resource_api_version: V3, initial_fetch_timeout: 600s}`
 
 const (
 	noResources      = "resources: []\n"
-	clusterNeedsEDS  = "resources:\n- {\"@type\": type.googleapis.com/envoy.config.cluster.v3.Cluster, name: needs-eds, type: EDS, eds_cluster_config: {eds_config: " + deadSource + "}}\n"
+	clusterNeedsEDS  = "resources:\n- {\"@type\": type.googleapis.com/envoy.config.cluster.v3.Cluster, name: needs-eds, type: EDS, eds_cluster_config: {eds_config: " + unreachableADS + "}}\n"
 	listenerNeedsRDS = `resources:
 - "@type": type.googleapis.com/envoy.config.listener.v3.Listener
   name: needs-rds
@@ -54,15 +54,15 @@ const (
       typed_config:
         "@type": type.googleapis.com/envoy.extensions.filters.network.http_connection_manager.v3.HttpConnectionManager
         stat_prefix: x
-        rds: {route_config_name: the-routes, config_source: ` + deadSource + `}
+        rds: {route_config_name: the-routes, config_source: ` + unreachableADS + `}
         http_filters: [{name: router, typed_config: {"@type": type.googleapis.com/envoy.extensions.filters.http.router.v3.Router}}]
 `
 	listenerRefused = "resources:\n- {\"@type\": type.googleapis.com/envoy.config.listener.v3.Listener, name: bad}\n"
 )
 
-func TestReadinessSaysWhatEnvoyWaitsFor(t *testing.T) {
+func TestReadinessReportsWhatEnvoyWaitsFor(t *testing.T) {
 	for _, c := range []struct {
-		name, cds, lds string // files, or ADS without any
+		name, cds, lds string // files, or ADS with none of these resources
 		want           string // "" for ready
 	}{
 		{"no control plane", "", "", "clusters not yet received: no connection to the control plane"},
@@ -98,38 +98,38 @@ func TestReadinessSaysWhatEnvoyWaitsFor(t *testing.T) {
 	}
 }
 
-func TestReadinessOfAnEnvoyThatIsGoneOrDrainsIsTakenBack(t *testing.T) {
+func TestEndedOrDrainingEnvoyIsNotReady(t *testing.T) {
 	p, admin := startEnvoy(t, staticBootstrap)
 	r := NewReadiness(ReadinessConfig{Admin: admin})
-	awaitReady(t, p, admin)
+	waitReady(t, p, admin)
 	if ok, reason := r.Check(t.Context()); !ok {
 		t.Fatal(reason)
 	}
-	if _, err := admin.do(t.Context(), http.MethodPost, "/healthcheck/fail", nil, mostAnswer); err != nil {
+	if _, err := admin.do(t.Context(), http.MethodPost, "/healthcheck/fail", nil, maxResponse); err != nil {
 		t.Fatal(err)
 	}
 	eventually(t, "draining", func() bool {
 		ok, reason := r.Check(t.Context())
 		return !ok && strings.Contains(reason, "DRAINING")
 	})
-	p.Stop(ended())
-	eventually(t, "gone", func() bool {
+	p.Stop(expiredContext())
+	eventually(t, "ended", func() bool {
 		ok, reason := r.Check(t.Context())
 		return !ok && strings.Contains(reason, "does not listen on its admin address")
 	})
 }
 
-// slowEnvoy answers as a ready Envoy does, until it is frozen; then nothing comes any more.
+// slowEnvoy responds like a ready Envoy until it is frozen; then it does not respond.
 type slowEnvoy struct {
-	frozen atomic.Bool
-	asked  atomic.Int64
+	frozen   atomic.Bool
+	requests atomic.Int64
 }
 
 func (e *slowEnvoy) serve(t *testing.T) *Admin {
 	t.Helper()
 	answer := func(text string) http.HandlerFunc {
 		return func(w http.ResponseWriter, r *http.Request) {
-			e.asked.Add(1)
+			e.requests.Add(1)
 			if e.frozen.Load() {
 				<-r.Context().Done()
 				return
@@ -146,13 +146,13 @@ func (e *slowEnvoy) serve(t *testing.T) *Admin {
 	return admin
 }
 
-// clock is time that a test moves.
-type clock struct{ ns atomic.Int64 }
+// fakeClock changes only when the test advances it.
+type fakeClock struct{ ns atomic.Int64 }
 
-func (c *clock) now() time.Time          { return time.Unix(1e9, c.ns.Load()) }
-func (c *clock) advance(d time.Duration) { c.ns.Add(int64(d)) }
+func (c *fakeClock) now() time.Time          { return time.Unix(1e9, c.ns.Load()) }
+func (c *fakeClock) advance(d time.Duration) { c.ns.Add(int64(d)) }
 
-func TestEnvoyThatIsBusyKeepsItsReadinessAndOneThatStartsDoesNotGetIt(t *testing.T) {
+func TestBusyEnvoyStaysReadyOnlyAfterStart(t *testing.T) {
 	var e slowEnvoy
 	admin := e.serve(t)
 	old, fresh := NewReadiness(ReadinessConfig{Admin: admin}), NewReadiness(ReadinessConfig{Admin: admin})
@@ -160,33 +160,33 @@ func TestEnvoyThatIsBusyKeepsItsReadinessAndOneThatStartsDoesNotGetIt(t *testing
 		t.Fatal(reason)
 	}
 	e.frozen.Store(true)
-	if ok, reason := old.Check(within(t, 20e6)); !ok {
-		t.Errorf("a busy Envoy is told as %q", reason)
+	if ok, reason := old.Check(contextWithTimeout(t, 20e6)); !ok {
+		t.Errorf("a busy Envoy is reported as %q", reason)
 	}
-	if ok, reason := fresh.Check(within(t, 20e6)); ok || !strings.Contains(reason, "does not answer") {
+	if ok, reason := fresh.Check(contextWithTimeout(t, 20e6)); ok || !strings.Contains(reason, "does not answer") {
 		t.Errorf("an Envoy that never answered: %v, %q", ok, reason)
 	}
 }
 
-func TestEnvoyThatIsSilentForLongIsNotReadyUntilItAnswersAgain(t *testing.T) {
+func TestUnresponsiveEnvoyIsNotReadyUntilItResponds(t *testing.T) {
 	var e slowEnvoy
-	var c clock
+	var c fakeClock
 	r := NewReadiness(ReadinessConfig{Admin: e.serve(t), Now: c.now})
 	if ok, reason := r.Check(t.Context()); !ok {
 		t.Fatal(reason)
 	}
 	e.frozen.Store(true)
-	c.advance(time.Hour) // in which nobody asked, so that it tells nothing of Envoy
+	c.advance(time.Hour) // without queries, so Envoy's state is unknown
 	if ok, reason := r.Check(t.Context()); !ok || !strings.Contains(reason, "busy") {
 		t.Errorf("after one question: %v, %q", ok, reason)
 	}
 	began := c.now()
-	c.advance(silenceAllowed)
+	c.advance(maxUnresponsive)
 	got := r.Condition(t.Context())
 	if got.OK || !strings.Contains(got.Reason, "does not answer") || got.Remedy == "" || !got.Since.Equal(began) {
-		t.Errorf("after %v: %+v, since %v", silenceAllowed, got, began)
+		t.Errorf("after %v: %+v, since %v", maxUnresponsive, got, began)
 	}
-	if d, n := r.Silent(); d != silenceAllowed || n != 2 {
+	if d, n := r.UnresponsiveFor(); d != maxUnresponsive || n != 2 {
 		t.Errorf("silent for %v, %d questions", d, n)
 	}
 	e.frozen.Store(false)
@@ -194,22 +194,22 @@ func TestEnvoyThatIsSilentForLongIsNotReadyUntilItAnswersAgain(t *testing.T) {
 	if ok, reason := r.Check(t.Context()); !ok || reason != "" {
 		t.Errorf("awake again: %v, %q", ok, reason)
 	}
-	if d, n := r.Silent(); d != 0 || n != 0 {
+	if d, n := r.UnresponsiveFor(); d != 0 || n != 0 {
 		t.Errorf("silent for %v, %d questions, though it answers", d, n)
 	}
 }
 
-func TestBootstrapThatLeavesOutItsStatisticsIsToldAsTheCause(t *testing.T) {
+func TestBootstrapWithoutStatisticsIsReportedAsCause(t *testing.T) {
 	var e slowEnvoy
 	r := NewReadiness(ReadinessConfig{Admin: e.serve(t), Dynamic: true})
-	if c := r.Condition(t.Context()); c.OK || !strings.Contains(c.Reason, "leave out cluster_manager.cds") || !strings.Contains(c.Remedy, "stats_matcher") {
+	if c := r.Condition(t.Context()); c.OK || !strings.Contains(c.Reason, "do not include cluster_manager.cds") || !strings.Contains(c.Remedy, "stats_matcher") {
 		t.Errorf("%+v", c)
 	}
 }
 
-func TestManyProbesAreOneQuestion(t *testing.T) {
+func TestConcurrentProbesShareOneQuery(t *testing.T) {
 	var e slowEnvoy
-	var c clock
+	var c fakeClock
 	r := NewReadiness(ReadinessConfig{Admin: e.serve(t), Now: c.now})
 	ask := func(n int) {
 		var all sync.WaitGroup
@@ -223,18 +223,18 @@ func TestManyProbesAreOneQuestion(t *testing.T) {
 		all.Wait()
 	}
 	ask(1000)
-	if n := e.asked.Load(); n != 2 { // /ready and, the first time, /stats
-		t.Errorf("1000 probes asked Envoy %d times, want 2", n)
+	if n := e.requests.Load(); n != 2 { // /ready and, the first time, /stats
+		t.Errorf("1000 probes queried Envoy %d times, want 2", n)
 	}
-	c.advance(freshReady)
+	c.advance(readyCacheTTL)
 	ask(1000)
-	if n := e.asked.Load(); n != 3 {
-		t.Errorf("1000 probes later it was asked %d times, want 3", n)
+	if n := e.requests.Load(); n != 3 {
+		t.Errorf("1000 probes later it was queried %d times, want 3", n)
 	}
 }
 
-// TestCallerThatLeavesDoesNotSpoilTheAnswerOfTheOthers: the question goes on without who asked first.
-func TestCallerThatLeavesDoesNotSpoilTheAnswerOfTheOthers(t *testing.T) {
+// TestCancelledCallerDoesNotAffectOthers: the query continues after its first caller is cancelled.
+func TestCancelledCallerDoesNotAffectOthers(t *testing.T) {
 	var e slowEnvoy
 	r := NewReadiness(ReadinessConfig{Admin: e.serve(t)})
 	gone, leave := context.WithCancel(t.Context())

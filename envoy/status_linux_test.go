@@ -5,7 +5,7 @@ import (
 	"testing"
 )
 
-func TestTheEndIsTheSameBeforeAndAfterTheProcessIsReaped(t *testing.T) {
+func TestExitStatusIsEqualBeforeAndAfterReaping(t *testing.T) {
 	for _, script := range []string{"exit 0", "exit 3", "exit 255", "kill -TERM $$", "kill -KILL $$", "ulimit -c unlimited; kill -ABRT $$"} {
 		t.Run(script, func(t *testing.T) {
 			cmd := exec.Command("sh", "-c", script)

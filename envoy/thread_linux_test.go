@@ -9,10 +9,10 @@ import (
 	"testing"
 )
 
-func TestEnvoyOutlivesTheThreadThatAskedForIt(t *testing.T) {
+func TestEnvoyOutlivesTheThreadThatCalledStart(t *testing.T) {
 	path := script(t, t.TempDir(), "envoy", "exec sleep 600")
 	var p *Process
-	tid := onDyingThread(func() {
+	tid := runOnEndingThread(func() {
 		var err error
 		if p, err = Start(Config{Path: path}); err != nil {
 			t.Error(err)
@@ -20,21 +20,21 @@ func TestEnvoyOutlivesTheThreadThatAskedForIt(t *testing.T) {
 	})
 	task := filepath.Join("/proc/self/task", strconv.Itoa(tid))
 	eventually(t, "the end of the asking thread", func() bool { _, err := os.Stat(task); return err != nil })
-	if gone(p.PID()) {
+	if hasEnded(p.PID()) {
 		t.Errorf("Envoy ended with the thread: %s", p.Exit())
 	}
-	p.Stop(ended())
+	p.Stop(expiredContext())
 }
 
-// onDyingThread calls f on a thread that ends afterwards, and gives its id. The process's first thread never ends, so a
-// goroutine that finds itself there keeps it occupied and leaves the work to another.
-func onDyingThread(f func()) (tid int) {
+// runOnEndingThread calls f on a thread that ends afterwards, and returns its ID. The process's first thread never
+// ends, so a goroutine on it occupies it and delegates the work to another.
+func runOnEndingThread(f func()) (tid int) {
 	done := make(chan struct{})
 	go func() {
 		defer close(done)
-		runtime.LockOSThread() // and never unlocked: the thread ends with the goroutine
+		runtime.LockOSThread() // never unlocked, so that the thread ends with the goroutine
 		if tid = syscall.Gettid(); tid == os.Getpid() {
-			tid = onDyingThread(f)
+			tid = runOnEndingThread(f)
 			runtime.UnlockOSThread()
 			return
 		}

@@ -11,18 +11,18 @@ import (
 )
 
 const (
-	versionTime  = 10 * time.Second
-	validateTime = 30 * time.Second
-	mostReport   = 64 << 10
-	// drainLimit bounds how long what a binary started may hold its output open after its end: it may be a wrapper. A busy
-	// machine takes a second to read the output of one that has ended well.
-	drainLimit = 10 * time.Second
+	versionTimeout    = 10 * time.Second
+	validateTimeout   = 30 * time.Second
+	maxValidateOutput = 64 << 10
+	// outputWaitDelay limits how long children of a binary may hold its output open after its exit: the binary may be a
+	// wrapper. On a busy machine, reading the output of a normal exit can need a second.
+	outputWaitDelay = 10 * time.Second
 )
 
-// InvalidError says that an Envoy does not take a configuration.
+// InvalidError reports a configuration that Envoy rejects.
 type InvalidError struct {
 	Path, ConfigPath string
-	// Reason is what Envoy says of it.
+	// Reason is Envoy's error message.
 	Reason string
 	Err    error
 }
@@ -33,30 +33,30 @@ func (e *InvalidError) Error() string {
 
 func (e *InvalidError) Unwrap() error { return e.Err }
 
-// Validate asks a binary whether it accepts the bootstrap and the other options. It starts nothing that serves. The error
-// is an *InvalidError when Envoy says no, with its reason.
+// Validate runs a binary to check the bootstrap and the other options. It starts no listeners. If Envoy rejects them,
+// the error is an *InvalidError.
 func Validate(ctx context.Context, path string, o Options) error {
 	o.HotRestart = nil
 	o.Extra = append(o.Extra[:len(o.Extra):len(o.Extra)], "--mode", "validate")
-	ctx, cancel := context.WithTimeout(ctx, validateTime)
+	ctx, cancel := context.WithTimeout(ctx, validateTimeout)
 	defer cancel()
-	out, err := ask(ctx, path, validateTime, o.Args()...)
+	out, err := runBinary(ctx, path, validateTimeout, o.Args()...)
 	if err == nil {
 		return nil
 	}
 	if ctx.Err() != nil {
-		return fmt.Errorf("asking %s to validate %s: %w", path, o.ConfigPath, err)
+		return fmt.Errorf("validating %s with %s: %w", o.ConfigPath, path, err)
 	}
-	return &InvalidError{Path: path, ConfigPath: o.ConfigPath, Reason: complaint(out.String()), Err: err}
+	return &InvalidError{Path: path, ConfigPath: o.ConfigPath, Reason: extractError(out.String()), Err: err}
 }
 
-// linePrefix is what Envoy writes before each message: time, thread, level, component, place in the source.
+// linePrefix matches the prefix of Envoy's log lines: time, thread, level, component, source line.
 var linePrefix = sync.OnceValue(func() *regexp.Regexp {
 	return regexp.MustCompile(`^\[[^\]]*\]\[\d+\]\[(error|critical)\]\[[^\]]*\] (\[[^\]]*\] )?`)
 })
 
-// complaint finds the reason in what a binary wrote: the last error, with the lines that belong to it.
-func complaint(output string) string {
+// extractError returns the last error in a binary's output, with its continuation lines.
+func extractError(output string) string {
 	lines := strings.Split(strings.TrimSpace(output), "\n")
 	for i := len(lines) - 1; i >= 0; i-- {
 		if prefix := linePrefix().FindString(lines[i]); prefix != "" {
@@ -67,19 +67,19 @@ func complaint(output string) string {
 	return firstLine(strings.Join(strings.Fields(output), " "))
 }
 
-// ask runs a binary that answers and ends.
-func ask(ctx context.Context, path string, timeout time.Duration, args ...string) (*headBuffer, error) {
+// runBinary runs a binary until it exits and returns its output.
+func runBinary(ctx context.Context, path string, timeout time.Duration, args ...string) (*headBuffer, error) {
 	ctx, cancel := context.WithTimeout(ctx, timeout)
 	defer cancel()
-	out := &headBuffer{limit: mostReport}
+	out := &headBuffer{limit: maxValidateOutput}
 	cmd := exec.CommandContext(ctx, path, args...)
 	cmd.Stdout, cmd.Stderr = out, out
-	ownGroup(cmd)
+	setProcessGroup(cmd)
 	cmd.Cancel = func() error { return killGroup(cmd.Process.Pid) }
-	cmd.WaitDelay = drainLimit
+	cmd.WaitDelay = outputWaitDelay
 	err := cmd.Run()
 	if ctx.Err() != nil {
-		err = fmt.Errorf("no answer within %v: %w", timeout, context.Cause(ctx))
+		err = fmt.Errorf("no response within %v: %w", timeout, context.Cause(ctx))
 	}
 	return out, err
 }

@@ -10,7 +10,7 @@ import (
 	"github.com/pilotfish-mesh/pilotfish/internal/testenv"
 )
 
-func TestEnvoySaysWhatIsWrongWithABootstrap(t *testing.T) {
+func TestValidateReturnsEnvoysError(t *testing.T) {
 	dir := t.TempDir()
 	write := func(name, text string) string {
 		path := filepath.Join(dir, name)

@@ -7,14 +7,14 @@ import (
 	"strconv"
 )
 
-// Version is the version of an Envoy. The zero value is no version.
+// Version is an Envoy version. The zero value is no version.
 type Version struct {
 	Major, Minor, Patch int
-	// Pre is what follows the numbers in builds that are not releases, as "dev".
+	// Pre is the suffix of builds that are not releases, such as "dev".
 	Pre string
 }
 
-// MinimumVersion is the oldest Envoy that is tested.
+// MinimumVersion is the oldest tested Envoy.
 var MinimumVersion = Version{Major: 1, Minor: 36}
 
 func (v Version) String() string {
@@ -25,8 +25,8 @@ func (v Version) String() string {
 	return s
 }
 
-// Compare orders versions by their numbers: -1, 0 or 1. What precedes a release counts as that release, since a
-// development build of 1.41.0 has what 1.40.0 has.
+// Compare compares the numbers of two versions and returns -1, 0 or 1. A development build counts as its release,
+// because a development build of 1.41.0 contains everything in 1.40.0.
 func (v Version) Compare(o Version) int {
 	return cmp.Or(cmp.Compare(v.Major, o.Major), cmp.Compare(v.Minor, o.Minor), cmp.Compare(v.Patch, o.Patch))
 }
@@ -37,13 +37,13 @@ var (
 	outputPattern = regexp.MustCompile(`version: [0-9A-Za-z-]*/(\d[0-9A-Za-z.-]*)/[A-Za-z]+/[A-Za-z]+/`)
 )
 
-// longestPre bounds what stands after a version's number.
-const longestPre = 64
+// maxPre limits the length of Pre.
+const maxPre = 64
 
-// ParseVersion reads "1.40.0" or "1.41.0-dev".
+// ParseVersion parses "1.40.0" or "1.41.0-dev".
 func ParseVersion(text string) (Version, error) {
 	m := versionPattern.FindStringSubmatch(text)
-	if m == nil || len(m[4]) > longestPre {
+	if m == nil || len(m[4]) > maxPre {
 		return Version{}, fmt.Errorf("%q is not a version such as 1.40.0", text)
 	}
 	var v Version
@@ -54,11 +54,11 @@ func ParseVersion(text string) (Version, error) {
 	return v, nil
 }
 
-// parseVersionOutput reads what `envoy --version` prints.
+// parseVersionOutput parses the output of `envoy --version`.
 func parseVersionOutput(out string) (Version, error) {
 	m := outputPattern.FindStringSubmatch(out)
 	if m == nil {
-		return Version{}, fmt.Errorf("its --version does not answer as Envoy's does")
+		return Version{}, fmt.Errorf("the output of its --version is not that of Envoy")
 	}
 	return ParseVersion(m[1])
 }

@@ -9,7 +9,7 @@ import (
 	"github.com/pilotfish-mesh/pilotfish/mesh"
 )
 
-func TestTheTopologyIsReadWithoutAWord(t *testing.T) {
+func TestTopologyExampleIsReadWithoutFindings(t *testing.T) {
 	data, err := fs.ReadFile(Bookshop(), "mesh.yaml")
 	if err != nil {
 		t.Fatal(err)
@@ -23,7 +23,7 @@ func TestTheTopologyIsReadWithoutAWord(t *testing.T) {
 	}
 }
 
-func TestTheConfigurationIsReadWithoutAWord(t *testing.T) {
+func TestConfigurationExampleIsReadWithoutFindings(t *testing.T) {
 	names, err := fs.Glob(Bookshop(), "config/*.yaml")
 	if err != nil || len(names) == 0 {
 		t.Fatalf("no configuration: %v, %v", names, err)

@@ -30,26 +30,32 @@ func unit(t *testing.T, path string) map[string][]string {
 	return settings
 }
 
-func TestUnitStartsTheAgentAsItIsAndRestartsItAsItShould(t *testing.T) {
+func TestUnitStartsAndRestartsTheAgent(t *testing.T) {
 	u := unit(t, filepath.Join("systemd", "pilotfish-agent.service"))
 	for name, want := range map[string]string{
-		"Type":       "notify",     // ready is when the proxy is
-		"KillMode":   "mixed",      // a signal to Envoy would cut what is to be drained
-		"Restart":    "on-failure", // an end that was asked for is one
+		"Type":       "notify",     // the unit is ready when the proxy is
+		"KillMode":   "mixed",      // a signal to Envoy would interrupt the drain
+		"Restart":    "on-failure", // exit code 0 is a requested stop
 		"UMask":      "0077",
 		"User":       "pilotfish",
-		"OOMPolicy":  "continue", // Envoy's end is the agent's to report and to mend
+		"OOMPolicy":  "continue", // the agent reports and restarts a killed Envoy
 		"ExecReload": "/bin/kill -USR1 $MAINPID",
-		// The codes of wrong configuration and of no Envoy: see `proxy --help`.
+		// The exit codes for invalid configuration and a missing Envoy: see `proxy --help`.
 		"RestartPreventExitStatus": "2 127",
 	} {
 		if got := u[name]; !slices.Equal(got, []string{want}) {
 			t.Errorf("%s=%q, want %q", name, got, want)
 		}
 	}
-	// A Go program that crashes, or that the watchdog ends, would have code 2 otherwise, and stay down.
+	// Otherwise a Go program that crashes, or that the watchdog kills, exits with code 2, and systemd does not restart
+	// it.
 	if !slices.Contains(u["Environment"], "GOTRACEBACK=crash") || !slices.Equal(u["LimitCORE"], []string{"0"}) {
 		t.Errorf("a crash looks like wrong configuration, or writes keys into a core: Environment=%q LimitCORE=%q", u["Environment"], u["LimitCORE"])
+	}
+	for _, setting := range []string{"ENVOY_ADMIN_SOCKET=/run/pilotfish/admin.sock", "STATUS_PORT_USERS=own"} {
+		if !slices.Contains(u["Environment"], setting) {
+			t.Errorf("other users of the machine control the proxy: Environment=%q lacks %s", u["Environment"], setting)
+		}
 	}
 	words := strings.Fields(strings.Join(u["ExecStart"], " "))
 	if len(words) < 3 || words[0] != "/usr/local/bin/pilotfish-agent" {

@@ -2,24 +2,25 @@ package iptables
 
 import "context"
 
-// Backend puts rule sets in force in one network namespace, and tells what is in force there. The implementations are in
-// the packages below this one; each is made for one namespace. Its methods are not called concurrently.
+// Backend installs rule sets in one network namespace and reads back what is installed. The implementations are in the
+// packages below this one; each serves one namespace. Its methods are not safe for concurrent use.
 type Backend interface {
-	// Name is "nftables", "iptables-nft" or "iptables-legacy".
+	// Name returns "nftables", "iptables-nft" or "iptables-legacy".
 	Name() string
-	// Apply replaces whatever this project put in force before, by whichever back end's same name, with the rule set:
-	// wholly, or not at all (on an error the former state is back, routing included). No packet escapes meanwhile.
+	// Apply replaces everything that this project installed earlier, by any back end, with the rule set. It is atomic:
+	// on an error the previous state is restored, including routing. No packet bypasses the rules meanwhile.
 	Apply(ctx context.Context, rules *RuleSet) error
-	// Read gives what is in force: the rules in the kernel's order, decoded into the model.
+	// Read returns the installed rules in the kernel's order, decoded into the model.
 	Read(ctx context.Context) (*Installed, error)
-	// Clean takes everything of ours away, and nothing else.
+	// Clean removes everything that this project installed, and nothing else.
 	Clean(ctx context.Context) error
 }
 
-// Installed is what the kernel holds of ours.
+// Installed is the part of the kernel's state that this project installed.
 type Installed struct {
-	// Rules is nil when nothing of ours is in force. Reasons are absent; IDs are those that the kernel keeps as comments.
+	// Rules is nil when none of our rules is installed. Reasons are absent; IDs are those that the kernel stores as
+	// comments.
 	Rules *RuleSet
-	// Strange are rules in our tables or chains that the model has no words for, as the back end prints them.
+	// Strange lists rules in our tables or chains that the model cannot express, as the back end prints them.
 	Strange []string
 }

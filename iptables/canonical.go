@@ -5,13 +5,13 @@ import (
 	"net/netip"
 	"slices"
 
-	"github.com/pilotfish-mesh/pilotfish/iptables/span"
+	"github.com/pilotfish-mesh/pilotfish/iptables/iprange"
 )
 
-// Canonical gives the one form that all rule sets of the same meaning, rule by rule, have in common, and in which back
-// ends read rules back: lists are sorted and as short as they can be, what follows from something else is left out, and
-// so are reasons. Rules keep their order, but that of neighbours which are each of one family: those of IPv4 come first.
-// Lists that have that form already are not copied.
+// Canonical returns the canonical form, which is the same for all rule sets with the same meaning, rule by rule. Back
+// ends return it when they read rules. Lists are sorted and minimal; implied conditions and reasons are omitted. The
+// order of rules stays, except that among adjacent rules of a single family those of IPv4 are first. Lists that already
+// are canonical are not copied.
 func Canonical(rules *RuleSet) *RuleSet {
 	if rules == nil {
 		return nil
@@ -32,8 +32,8 @@ func Canonical(rules *RuleSet) *RuleSet {
 	return out
 }
 
-// orderFamilies puts rules of IPv4 before those of IPv6 within each run of rules that are of one family: no packet is of
-// both, and back ends may keep the families apart.
+// orderFamilies moves rules of IPv4 before those of IPv6 within each run of rules of a single family. This changes no
+// decision, because a packet has one family and back ends may store the families separately.
 func orderFamilies(rules []Rule) {
 	for i := 0; i < len(rules); {
 		end, ordered := i, true
@@ -48,7 +48,7 @@ func orderFamilies(rules []Rule) {
 	}
 }
 
-// family is the one that the match is for; 0 if it is for both.
+// family returns the one family that the match is limited to, or 0 if it applies to both.
 func (m *Match) family() Families {
 	for _, list := range [][]netip.Prefix{m.Source, m.Destination} {
 		if len(list) > 0 {
@@ -61,7 +61,7 @@ func (m *Match) family() Families {
 	return 0
 }
 
-// tableOrder is that in which a packet meets the tables.
+// tableOrder is the order in which a packet traverses the tables.
 var tableOrder = []Table{Raw, Mangle, NAT, Filter}
 
 func canonicalRouting(r *Routing) *Routing {
@@ -76,7 +76,7 @@ func canonicalRouting(r *Routing) *Routing {
 }
 
 func (m *Match) makeCanonical(all Families) {
-	m.Source, m.Destination = span.Prefixes(m.Source), span.Prefixes(m.Destination)
+	m.Source, m.Destination = iprange.Prefixes(m.Source), iprange.Prefixes(m.Destination)
 	m.wholeFamily(&m.Source, m.NotSource)
 	m.wholeFamily(&m.Destination, m.NotDestination)
 	if m.Families&all == all || len(m.Source)+len(m.Destination) > 0 {
@@ -88,7 +88,7 @@ func (m *Match) makeCanonical(all Families) {
 	m.Mark, m.ConnMark = canonicalMark(m.Mark), canonicalMark(m.ConnMark)
 }
 
-// wholeFamily says of all addresses of a family that they are that family.
+// wholeFamily replaces a condition on all addresses of a family by the condition on that family.
 func (m *Match) wholeFamily(list *[]netip.Prefix, not bool) {
 	if !not && len(*list) == 1 && (*list)[0].Bits() == 0 {
 		m.Families, *list = familyOf((*list)[0].Addr()), nil
@@ -114,7 +114,7 @@ func canonicalMark(m *Mark) *Mark {
 	return &Mark{Value: m.Value & m.Mask, Mask: m.Mask}
 }
 
-// canonicalPorts joins ranges that overlap or touch.
+// canonicalPorts joins ranges that overlap or are adjacent.
 func canonicalPorts(ranges []PortRange) []PortRange {
 	if len(ranges) < 2 {
 		return ranges

@@ -6,7 +6,7 @@ import (
 	"slices"
 )
 
-// The chains of the contract.
+// The names of the chains that Istio defines.
 const (
 	chainInbound    = "ISTIO_INBOUND"
 	chainOutput     = "ISTIO_OUTPUT"
@@ -16,19 +16,21 @@ const (
 	chainDivert     = "ISTIO_DIVERT"
 	chainTProxy     = "ISTIO_TPROXY"
 	chainDrop       = "ISTIO_DROP"
-	// chainVirtual is ours: what virtual interfaces send is outbound traffic, with all that is excluded from it.
+	// chainVirtual is not in Istio: it treats traffic from virtual interfaces as outbound traffic, with the same
+	// exclusions.
 	chainVirtual = "ISTIO_VIRTUAL"
 )
 
 const loopback = "lo"
 
-// PassthroughIPv6 is what Envoy binds for inbound IPv6 connections that it passes on. It is on lo because we put it there.
+// PassthroughIPv6 is the source address that Envoy binds for inbound IPv6 connections that it passes through. Apply
+// adds it to lo.
 var PassthroughIPv6 = netip.MustParsePrefix("::6/128")
 
-// routePriority is before the kernel's main table (32766), and after the first, local (0).
+// routePriority is before the kernel's main table (32766) and after the local table (0).
 const routePriority = 1337
 
-// Compile makes the rules of options. It refuses options that Validate refuses.
+// Compile returns the rule set for the options. It fails if Validate does.
 func Compile(o Options) (*RuleSet, error) {
 	if err := o.Validate(); err != nil {
 		return nil, fmt.Errorf("the options of redirection: %w", err)
@@ -36,12 +38,12 @@ func Compile(o Options) (*RuleSet, error) {
 	c := newCompiler(&o)
 	rules := &RuleSet{Families: c.families | c.refused, Routing: c.routing()}
 	captured := append(c.mangle(), c.nat()...)
-	// Questions to resolvers are told apart in the families that are refused too: an application's must not pass as one
-	// of the agent's that was from the same port.
+	// DNS queries are separated in the refused families too: an application's query must not match the conntrack entry
+	// of an agent's query from the same port.
 	if c.refused != 0 {
-		limit(captured, c.families)
+		limitFamilies(captured, c.families)
 	}
-	rules.Chains = append(c.of(rules.Families).raw(), captured...)
+	rules.Chains = append(c.withFamilies(rules.Families).raw(), captured...)
 	if c.refused != 0 {
 		rules.Chains = append(rules.Chains, c.refusal()...)
 	}
@@ -49,18 +51,18 @@ func Compile(o Options) (*RuleSet, error) {
 	return rules, nil
 }
 
-// compiler holds what the options come to.
+// compiler holds values derived from the options.
 type compiler struct {
 	Options
 	families Families // captured
 	refused  Families
 	dns      bool
-	open     bool     // the agent's resolver is asked by virtual machines too
-	asked    *Options // with the addresses of all families
+	open     bool     // virtual machines query the agent's resolver too
+	original *Options // with the addresses of all families
 }
 
 func newCompiler(o *Options) *compiler {
-	c := &compiler{Options: *o, asked: o}
+	c := &compiler{Options: *o, original: o}
 	c.families, c.refused = o.capture()
 	c.open = o.resolverIsOpen(c.families)
 	c.ProxyUIDs, c.ProxyGIDs = unique(o.ProxyUIDs), unique(o.ProxyGIDs)
@@ -95,14 +97,14 @@ func unique[T comparable](list []T) []T {
 
 func (c *compiler) tproxy() bool { return c.Interception == TProxyMode }
 
-// inbound tells whether any inbound connection is captured.
+// inbound reports whether any inbound connection is captured.
 func (c *compiler) inbound() bool { return c.InboundPorts.All || len(c.InboundPorts.Listed) > 0 }
 
-// local are the addresses that rules name for each captured family.
+// local is the set of local addresses of one captured family that rules match.
 type local struct {
 	name        string // ends the rule's ID
 	loopback    netip.Prefix
-	passthrough netip.Prefix // what Envoy binds for what it passes on to the application
+	passthrough netip.Prefix // the source that Envoy binds for connections that it passes through to the application
 }
 
 func (c *compiler) locals() []local {
@@ -116,7 +118,7 @@ func (c *compiler) locals() []local {
 	return l
 }
 
-// owner is one of the identities of the proxy.
+// owner is one identity (user or group) of the proxy.
 type owner struct {
 	name  string
 	match Match
@@ -133,7 +135,7 @@ func (c *compiler) owners() []owner {
 	return all
 }
 
-// routing is what transparent proxying and the inbound pass-through address of IPv6 need.
+// routing returns the routing that transparent proxying and the inbound passthrough address of IPv6 require.
 func (c *compiler) routing() *Routing {
 	r := &Routing{}
 	if c.tproxy() && c.inbound() {
@@ -148,7 +150,7 @@ func (c *compiler) routing() *Routing {
 	return r
 }
 
-// chain gathers rules.
+// chain is a chain under construction.
 type chain struct{ Chain }
 
 func newChain(t Table, name string) *chain { return &chain{Chain{Table: t, Name: name}} }
@@ -167,8 +169,8 @@ func (c *chain) leave(id string, m Match) {
 	c.add(id, m, Verdict{Action: Return})
 }
 
-// used are the chains that hold rules and are called: a base chain, or one that a used chain jumps to.
-func used(chains ...*chain) []Chain {
+// usedChains returns the chains that have rules and are reachable: base chains, and chains that a used chain jumps to.
+func usedChains(chains ...*chain) []Chain {
 	called := map[string]bool{}
 	var kept []Chain
 	for _, c := range slices.Backward(chains) {
@@ -189,8 +191,8 @@ func used(chains ...*chain) []Chain {
 	return kept
 }
 
-// limit makes the rules hold for the families alone.
-func limit(chains []Chain, f Families) {
+// limitFamilies restricts the rules to the families.
+func limitFamilies(chains []Chain, f Families) {
 	for _, c := range chains {
 		for i := range c.Rules {
 			c.Rules[i].Match.Families = f

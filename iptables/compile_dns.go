@@ -2,14 +2,15 @@ package iptables
 
 import "net/netip"
 
-// The zones of connection tracking that keep apart what has the same addresses and ports: the kernel decides about NAT once
-// for each connection, and to it the agent's question to a resolver and an application's that was redirected look alike.
+// The zones of connection tracking separate flows with the same addresses and ports. The kernel decides about NAT once
+// per connection, and an agent's query to a resolver and an application's redirected query have the same tuple.
 const (
 	zoneResolver = 1 // to resolvers and back
 	zoneAgent    = 2 // applications to the agent and back
 )
 
-// resolvers are the conditions on the resolvers' addresses; one without condition for all.
+// resolvers returns the resolvers' addresses to match. A single invalid prefix means no condition, because all resolvers
+// match.
 func (c *compiler) resolvers() []netip.Prefix {
 	if c.CaptureAllDNS {
 		return []netip.Prefix{{}}
@@ -49,7 +50,7 @@ func (c *compiler) dnsChain() *chain {
 	return n
 }
 
-// raw keeps the zones of DNS over UDP apart. The first zone that a packet gets is its zone.
+// raw returns the chains that assign zones to DNS over UDP. The first zone that is set on a packet is final.
 func (c *compiler) raw() []Chain {
 	if !c.dns {
 		return nil
@@ -57,7 +58,7 @@ func (c *compiler) raw() []Chain {
 	in, out := newBase(Raw, Prerouting), newBase(Raw, Output)
 	in.jump("hook/raw-inbound", Match{Protocol: UDP}, chainInbound)
 	out.jump("hook/raw-outbound", Match{Protocol: UDP}, chainDNS)
-	return used(c.answerZones(), c.questionZones(), in, out)
+	return usedChains(c.answerZones(), c.questionZones(), in, out)
 }
 
 func zone(id uint16) Verdict { return Verdict{Action: Zone, ZoneID: id} }
@@ -77,8 +78,8 @@ func (c *compiler) questionZones() *chain {
 	return n
 }
 
-// toResolvers gives questions that go to resolvers uncaptured the zone that their answers get: those of the resolvers
-// alone, as nobody knows the answers of others from what else comes from such a port.
+// toResolvers assigns to uncaptured queries to resolvers the zone that their responses get. It covers only the
+// configured resolvers: responses of other servers cannot be distinguished from other traffic from port 53.
 func (c *compiler) toResolvers(n *chain, id string, m Match) {
 	for _, resolver := range c.resolvers() {
 		question := dnsQuestion(UDP, resolver)
@@ -87,7 +88,7 @@ func (c *compiler) toResolvers(n *chain, id string, m Match) {
 	}
 }
 
-// uncapturedZones are of those whose questions are not captured.
+// uncapturedZones assigns zones to the queries of processes and interfaces that are not captured.
 func (c *compiler) uncapturedZones(n *chain) {
 	for _, name := range c.ExcludeInterfaces {
 		c.toResolvers(n, "exclude-interface-"+name, Match{OutInterface: name})

@@ -6,9 +6,9 @@ import (
 	"strconv"
 )
 
-// nat are the chains that redirect: outbound connections, inbound ones unless TPROXY takes those, and DNS.
+// nat returns the chains that redirect outbound connections, DNS, and inbound connections unless TPROXY handles those.
 func (c *compiler) nat() []Chain {
-	return used(c.redirectChain(), c.inRedirectChain(), c.dnsChain(), c.inboundChain(), c.virtualChain(), c.outputChain(),
+	return usedChains(c.redirectChain(), c.inRedirectChain(), c.dnsChain(), c.inboundChain(), c.virtualChain(), c.outputChain(),
 		c.natPrerouting(), c.natOutput())
 }
 
@@ -39,7 +39,7 @@ func (c *compiler) natOutput() *chain {
 	return n
 }
 
-// inboundChain is of REDIRECT mode; its rules for ports are those of TPROXY too.
+// inboundChain returns the inbound chain of REDIRECT mode. TPROXY mode uses the same rules for ports.
 func (c *compiler) inboundChain() *chain {
 	n := newChain(NAT, chainInbound)
 	if c.tproxy() || !c.inbound() {
@@ -50,7 +50,7 @@ func (c *compiler) inboundChain() *chain {
 	return n
 }
 
-// inboundExceptions are of both modes.
+// inboundExceptions adds the exceptions from inbound capture, which both modes share.
 func (c *compiler) inboundExceptions(n *chain) {
 	for _, name := range c.ExcludeInterfaces {
 		n.leave("inbound/exclude-interface-"+name, Match{InInterface: name})
@@ -60,7 +60,7 @@ func (c *compiler) inboundExceptions(n *chain) {
 	}
 }
 
-// inboundCapture sends to the chain what the ports say.
+// inboundCapture adds jumps to the chain for the captured ports.
 func (c *compiler) inboundCapture(n *chain, m Match, to string) {
 	at := func(p PortRange) Match {
 		m := m
@@ -82,7 +82,7 @@ func (c *compiler) inboundCapture(n *chain, m Match, to string) {
 	n.jump("inbound/all", m, to)
 }
 
-// virtualChain treats what comes in from a virtual machine as what an application sends.
+// virtualChain returns the chain that treats traffic from a virtual machine as traffic from an application.
 func (c *compiler) virtualChain() *chain {
 	n := newChain(NAT, chainVirtual)
 	if len(c.VirtualInterfaces) == 0 {
@@ -98,8 +98,8 @@ func (c *compiler) virtualChain() *chain {
 	return n
 }
 
-// outputChain decides about what processes of the pod send. Exclusions come first, then the proxy's own traffic, then what
-// stays local, then what is captured.
+// outputChain returns the chain for traffic that processes of the pod send. Exclusions are first, followed by the
+// proxy's own traffic, local traffic, and captured traffic.
 func (c *compiler) outputChain() *chain {
 	n := newChain(NAT, chainOutput)
 	for _, name := range c.ExcludeInterfaces {
@@ -116,17 +116,17 @@ func (c *compiler) outputChain() *chain {
 	return n
 }
 
-// selfCall is a connection of the proxy to its own pod, other than to the application's loopback address. All identities
-// of the proxy have theirs before any is let go, and each of them spares the same ports.
+// selfCall returns the match of a connection from the proxy to its own pod, except to the application's loopback
+// address. The self-call rules of all identities precede the exceptions of any identity, and exclude the same ports.
 func (c *compiler) selfCall(l local, o owner) Match {
 	m := o.match
 	m.Protocol, m.OutInterface = TCP, loopback
 	m.Destination, m.NotDestination = oneNet(l.loopback), true
-	m.DestinationPorts, m.NotDestinationPorts = c.spared(), true
+	m.DestinationPorts, m.NotDestinationPorts = c.exemptPorts(), true
 	return m
 }
 
-func (c *compiler) spared() []PortRange {
+func (c *compiler) exemptPorts() []PortRange {
 	spared := onePort(c.TunnelPort)
 	if c.dns {
 		spared = slices.Insert(spared, 0, PortRange{53, 53})
@@ -135,7 +135,7 @@ func (c *compiler) spared() []PortRange {
 }
 
 func (c *compiler) proxyRules(n *chain) {
-	if !c.tproxy() { // otherwise the mangle table marks them, so that the source address stays
+	if !c.tproxy() { // otherwise the mangle table marks them, so that the source address is preserved
 		c.selfCalls(n)
 	}
 	for _, o := range c.owners() {
@@ -163,7 +163,7 @@ func (c *compiler) groupRules(n *chain) {
 	}
 }
 
-// localRules keep within the pod what one application says to another.
+// localRules leaves traffic between applications of the pod unredirected.
 func (c *compiler) localRules(n *chain) {
 	for _, l := range c.locals() {
 		f := familyOf(l.loopback.Addr())

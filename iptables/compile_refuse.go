@@ -2,10 +2,10 @@ package iptables
 
 import "slices"
 
-// refusal are the chains that refuse of a family what would be captured of it: the same decisions, with another end. They
-// are of the filter table, where alone every back end can refuse.
+// refusal returns the chains that reject traffic of the refused family that would otherwise be captured. The conditions
+// are the same, the verdict differs. They are in the filter table, the only one in which every back end can reject.
 func (c *compiler) refusal() []Chain {
-	f := c.of(c.refused)
+	f := c.withFamilies(c.refused)
 	in, out, through := newBase(Filter, Input), newBase(Filter, Output), newBase(Filter, Forward)
 	fresh := []State{New}
 	for _, name := range f.VirtualInterfaces {
@@ -18,27 +18,28 @@ func (c *compiler) refusal() []Chain {
 	}
 	f.Interception = RedirectMode
 	inbound := f.inboundChain()
-	f.Interception = TProxyMode // in which the proxy's own calls are let go
+	f.Interception = TProxyMode // in this mode the proxy's own calls are not redirected
 	chains := []*chain{f.redirectChain(), f.inRedirectChain(), f.dnsChain(), inbound, f.virtualChain(), f.outputChain()}
 	for _, n := range chains {
-		refuse(n)
+		convertToReject(n)
 	}
-	kept := used(append(chains, in, through, out)...)
-	limit(kept, c.refused)
+	kept := usedChains(append(chains, in, through, out)...)
+	limitFamilies(kept, c.refused)
 	return kept
 }
 
-// of is a compiler of the same options for families.
-func (c *compiler) of(families Families) *compiler {
+// withFamilies returns a compiler with the same options for other families.
+func (c *compiler) withFamilies(families Families) *compiler {
 	f := *c
 	f.families, f.refused = families, 0
-	f.OutboundCIDRs, f.OutboundExcludeCIDRs, f.DNSServers = c.asked.OutboundCIDRs, c.asked.OutboundExcludeCIDRs, c.asked.DNSServers
+	f.OutboundCIDRs, f.OutboundExcludeCIDRs, f.DNSServers = c.original.OutboundCIDRs, c.original.OutboundExcludeCIDRs, c.original.DNSServers
 	f.limitAddresses()
 	return &f
 }
 
-// refuse turns a chain that redirects into one that refuses. What the proxy sends, to itself too, is left alone.
-func refuse(n *chain) {
+// convertToReject converts a chain that redirects into one that rejects. The proxy's own traffic, including self-calls,
+// is accepted.
+func convertToReject(n *chain) {
 	n.Table = Filter
 	for i := range n.Rules {
 		r := &n.Rules[i]

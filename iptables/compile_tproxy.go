@@ -4,7 +4,7 @@ import "slices"
 
 const allBits = 1<<32 - 1
 
-// mangle are the chains that drop what belongs to no connection, and those of transparent proxying.
+// mangle returns the chains that drop invalid packets, and those of transparent proxying.
 func (c *compiler) mangle() []Chain {
 	in, out := newBase(Mangle, Prerouting), newBase(Mangle, Output)
 	if c.DropInvalid {
@@ -12,7 +12,7 @@ func (c *compiler) mangle() []Chain {
 	}
 	in.jump("hook/mangle-inbound", Match{Protocol: TCP}, chainInbound)
 	out.jump("hook/mangle-outbound", Match{Protocol: TCP}, chainOutput)
-	return used(c.dropChain(), c.divertChain(), c.tproxyChain(), c.tproxyInbound(), c.tproxyOutput(), in, out)
+	return usedChains(c.dropChain(), c.divertChain(), c.tproxyChain(), c.tproxyInbound(), c.tproxyOutput(), in, out)
 }
 
 func (c *compiler) dropChain() *chain {
@@ -42,7 +42,8 @@ func (c *compiler) tproxyChain() *chain {
 	return n
 }
 
-// tproxyInbound sees every packet, and those on lo too: connections of the proxy to its own pod come by there.
+// tproxyInbound returns the chain that sees every inbound packet, including those on lo, which carries the proxy's
+// connections to its own pod.
 func (c *compiler) tproxyInbound() *chain {
 	n := newChain(Mangle, chainInbound)
 	if !c.tproxy() || !c.inbound() {
@@ -59,14 +60,14 @@ func (c *compiler) tproxyInbound() *chain {
 	return n
 }
 
-// inboundTProxy captures by ports: first what belongs to a connection already, then new ones. An answer belongs to a connection
-// too, but nothing here captured it: it goes on, to somebody beyond the pod if it answers what was forwarded past the proxy. By
-// sockets answers could not be told from what is captured: of a connection that begins there is no whole one yet.
+// inboundTProxy captures by port: packets of established connections first, then new connections. Replies are excluded:
+// they belong to an established connection that was not captured here, such as one that was forwarded past the proxy. A
+// socket match cannot separate replies from captured packets, because the connection is not established yet.
 func (c *compiler) inboundTProxy(n *chain) {
 	captured := newChain(Mangle, chainInbound)
 	c.inboundCapture(captured, Match{Protocol: TCP}, chainTProxy)
 	n.leave("tproxy/answer", Match{Protocol: TCP, Reply: true})
-	first := slices.IndexFunc(captured.Rules, func(r Rule) bool { return r.Verdict.Action == Jump }) // after what is let go
+	first := slices.IndexFunc(captured.Rules, func(r Rule) bool { return r.Verdict.Action == Jump }) // after the exceptions
 	n.Rules = append(n.Rules, captured.Rules[:first]...)
 	for _, r := range captured.Rules[first:] {
 		n.jump(r.ID+"-established", Match{Protocol: TCP, States: []State{Established, Related}, DestinationPorts: r.Match.DestinationPorts}, chainDivert)
@@ -74,8 +75,8 @@ func (c *compiler) inboundTProxy(n *chain) {
 	n.Rules = append(n.Rules, captured.Rules[first:]...)
 }
 
-// tproxyOutput marks what has to come back as inbound traffic, and answers to clients' addresses. Those belong to the proxy
-// even where the way to the client is by an excluded interface.
+// tproxyOutput returns the chain that marks packets that must return as inbound traffic, and replies to client
+// addresses. These replies belong to the proxy even if the route to the client uses an excluded interface.
 func (c *compiler) tproxyOutput() *chain {
 	n := newChain(Mangle, chainOutput)
 	if !c.tproxy() || !c.inbound() {

@@ -6,7 +6,7 @@ import (
 	"strings"
 )
 
-// DifferenceKind says how what is in force differs from what should be.
+// DifferenceKind states how the installed rules differ from the wanted ones.
 type DifferenceKind string
 
 // The kinds of differences.
@@ -14,18 +14,18 @@ const (
 	Missing DifferenceKind = "missing"
 	Extra   DifferenceKind = "extra"
 	Changed DifferenceKind = "changed"
-	Moved   DifferenceKind = "moved"   // to another place of its chain
-	Foreign DifferenceKind = "foreign" // in our chains, and of no form that we know
+	Moved   DifferenceKind = "moved"   // to another position in its chain
+	Foreign DifferenceKind = "foreign" // in our chains, but not a rule that the model can express
 )
 
-// Difference is one thing that is not as it should be.
+// Difference is one difference between the wanted and the installed rules.
 type Difference struct {
 	Kind  DifferenceKind `json:"kind"`
 	Table Table          `json:"table,omitempty"`
 	Chain string         `json:"chain,omitempty"`
-	// What names the rule and the difference, in a sentence.
+	// What names the rule and the difference, in one sentence.
 	What string `json:"what"`
-	// Consequence is what packets suffer of it; "" if no packet does.
+	// Consequence describes the effect on packets, or is "" if there is none.
 	Consequence string `json:"consequence,omitempty"`
 }
 
@@ -36,11 +36,11 @@ func (d Difference) String() string {
 	return d.What + ": " + d.Consequence
 }
 
-// Diff compares what is in force with what should be, order included. What is wrong with each rule is told by walking
-// packets through the rules with that one thing wrong.
+// Diff compares the installed rules with the wanted ones, including their order. The consequence of each difference is
+// determined by simulating packets through wanted rules with only that difference.
 func Diff(want *RuleSet, got *Installed) []Difference {
 	if got == nil || got.Rules == nil {
-		return []Difference{{Kind: Missing, What: "no rule is in force", Consequence: consequence(want, &RuleSet{Families: want.Families}, samples(sampled(want)))}}
+		return []Difference{{Kind: Missing, What: "no rule is in force", Consequence: consequence(want, &RuleSet{Families: want.Families}, makeSamples(sampledRules(want)))}}
 	}
 	d := differ{want: Canonical(want), got: Canonical(got.Rules)}
 	d.chains()
@@ -61,17 +61,17 @@ type differ struct {
 
 func (d *differ) chains() {
 	for _, c := range d.want.Chains {
-		other, _ := find(d.got, c.Table, c.Name)
+		other, _ := findChain(d.got, c.Table, c.Name)
 		d.chain(c, other)
 	}
 	for _, c := range d.got.Chains {
-		if _, ok := find(d.want, c.Table, c.Name); !ok {
+		if _, ok := findChain(d.want, c.Table, c.Name); !ok {
 			d.chain(Chain{Table: c.Table, Name: c.Name, Hook: c.Hook}, c)
 		}
 	}
 }
 
-func find(r *RuleSet, t Table, name string) (Chain, bool) {
+func findChain(r *RuleSet, t Table, name string) (Chain, bool) {
 	for _, c := range r.Chains {
 		if c.Table == t && c.Name == name {
 			return c, true
@@ -80,32 +80,32 @@ func find(r *RuleSet, t Table, name string) (Chain, bool) {
 	return Chain{Table: t, Name: name}, false
 }
 
-// chain tells the differences of one chain.
+// chain appends the differences of one chain.
 func (d *differ) chain(want, got Chain) {
 	lines := align(want.Rules, got.Rules)
 	for i := range lines {
 		l := &lines[i]
-		if l.both() || l.told {
+		if l.isMatched() || l.reported {
 			continue
 		}
 		diff := Difference{Kind: Missing, Table: want.Table, Chain: want.Name}
 		apply := []int{i}
 		other := counterpart(lines, i)
-		if other >= 0 && l.text == lines[other].text && apart(lines[i+1:other], l.rule().Match.family()) {
-			lines[other].told = true
+		if other >= 0 && l.text == lines[other].text && isOrderIrrelevant(lines[i+1:other], l.rule().Match.family()) {
+			lines[other].reported = true
 			continue
 		}
 		switch {
 		case other >= 0 && l.text == lines[other].text:
 			diff.Kind, diff.What = Moved, "the rule "+name(l.rule())+" stands in another place of its chain"
-			apply, lines[other].told = append(apply, other), true
+			apply, lines[other].reported = append(apply, other), true
 		case other >= 0:
 			old, now := l.rule(), lines[other].rule()
 			if l.want == nil {
 				old, now = now, old
 			}
 			diff.Kind, diff.What = Changed, fmt.Sprintf("the rule %s is %q in place of %q", name(old), now, old)
-			apply, lines[other].told = append(apply, other), true
+			apply, lines[other].reported = append(apply, other), true
 		case l.want == nil:
 			diff.Kind, diff.What = Extra, "the rule "+name(l.got)+" is too many"
 		default:
@@ -116,12 +116,12 @@ func (d *differ) chain(want, got Chain) {
 	}
 }
 
-// apart tells whether no packet of the family meets any of the lines that both have: to stand before or behind them is the
-// same.
-func apart(lines []line, family Families) bool {
+// isOrderIrrelevant reports whether no packet of the family matches any line that both sides have. The position
+// relative to those lines is then irrelevant.
+func isOrderIrrelevant(lines []line, family Families) bool {
 	return family != 0 && !slices.ContainsFunc(lines, func(l line) bool {
 		of := l.rule().Match.family()
-		return l.both() && (of == 0 || of == family)
+		return l.isMatched() && (of == 0 || of == family)
 	})
 }
 
@@ -132,14 +132,14 @@ func name(r *Rule) string {
 	return r.ID
 }
 
-// line is a place of two chains that are laid side by side; one of both may be empty there.
+// line is one row of the alignment of two chains. One of the two rules may be absent.
 type line struct {
 	want, got *Rule
-	text      string // what the rule does; what it is called may differ
-	told      bool
+	text      string // what the rule does, without its ID
+	reported  bool
 }
 
-func (l *line) both() bool { return l.want != nil && l.got != nil }
+func (l *line) isMatched() bool { return l.want != nil && l.got != nil }
 
 func (l *line) rule() *Rule {
 	if l.want != nil {
@@ -148,12 +148,13 @@ func (l *line) rule() *Rule {
 	return l.got
 }
 
-// counterpart is a line where the same rule, or failing that one of the same name, stands on the other side alone.
+// counterpart returns a later line that has the same rule, or otherwise a rule of the same name, on the other side
+// only.
 func counterpart(lines []line, i int) int {
 	byName := -1
 	for j := i + 1; j < len(lines); j++ {
 		a, b := &lines[i], &lines[j]
-		if b.told || b.both() || (a.want == nil) == (b.want == nil) {
+		if b.reported || b.isMatched() || (a.want == nil) == (b.want == nil) {
 			continue
 		}
 		if a.text == b.text {
@@ -166,10 +167,10 @@ func counterpart(lines []line, i int) int {
 	return byName
 }
 
-// align lays two chains side by side, so that as many rules as can be meet their like.
+// align aligns two chains so that as many equal rules as possible share a line.
 func align(want, got []Rule) []line {
 	a, b := ruleTexts(want), ruleTexts(got)
-	meets := alike(a, b)
+	meets := longestCommonSubsequence(a, b)
 	var lines []line
 	j := 0
 	for i := range a {
@@ -198,17 +199,17 @@ func ruleTexts(rules []Rule) []string {
 	return texts
 }
 
-// consequence is that of the differences of some lines alone.
+// consequence returns the effect on packets of the differences of the specified lines only.
 func (d *differ) consequence(c Chain, lines []line, apply []int) string {
 	packets, want := d.packets, d.outcomes
 	switch {
-	case d.long() && len(d.found) >= mostWorkedOut:
+	case d.isLong() && len(d.found) >= maxWorkedOut:
 		return fmt.Sprintf("what packets suffer of it was not worked out, as %d things differ before it", len(d.found))
-	case d.long():
-		packets = samples(ends(d.want), ends(d.got), about(c, lines, apply))
+	case d.isLong():
+		packets = makeSamples(truncateChains(d.want), truncateChains(d.got), selectRules(c, lines, apply))
 		want = outcomes(d.want, packets)
 	case packets == nil:
-		packets = samples(d.want, d.got)
+		packets = makeSamples(d.want, d.got)
 		want = outcomes(d.want, packets)
 		d.packets, d.outcomes = packets, want
 	}
@@ -226,11 +227,11 @@ func (d *differ) consequence(c Chain, lines []line, apply []int) string {
 	damaged := *d.want
 	damaged.Chains = slices.DeleteFunc(slices.Clone(d.want.Chains), func(o Chain) bool { return o.Table == c.Table && o.Name == c.Name })
 	damaged.Chains = append(damaged.Chains, changed)
-	return effects(packets, want, outcomes(&damaged, packets))
+	return describeEffects(packets, want, outcomes(&damaged, packets))
 }
 
 func consequence(want, got *RuleSet, packets []Packet) string {
-	return effects(packets, outcomes(want, packets), outcomes(got, packets))
+	return describeEffects(packets, outcomes(want, packets), outcomes(got, packets))
 }
 
 func (d *differ) routing() {
@@ -266,7 +267,7 @@ func (d *differ) routes(want, got *Routing) {
 	d.found = append(d.found, diff)
 }
 
-// Summary is the differences, a line each.
+// Summary returns the differences as text, one per line.
 func Summary(differences []Difference) string {
 	lines := make([]string, len(differences))
 	for i, d := range differences {

@@ -26,8 +26,8 @@ func TestWhatIsInForceAsItShouldBeHasNoDifference(t *testing.T) {
 	}
 }
 
-// Each set is such that no rule of it only says again what another one says.
-func TestEveryRuleThatIsMissingIsToldWithItsConsequence(t *testing.T) {
+// Each set has no redundant rule, so removing any rule has an effect.
+func TestEveryMissingRuleIsReportedWithItsConsequence(t *testing.T) {
 	for name, more := range map[string][]string{
 		"usual":             {flagInboundExclude, "15020,100-110", flagOutboundExclude, "3306", flagDualStack, "true"},
 		"users":             {flagUID, "1337,0", flagGID, "1337,5", flagDropInvalid, "true", flagInterfaces, "eth9"},
@@ -57,7 +57,7 @@ func TestEveryRuleThatIsMissingIsToldWithItsConsequence(t *testing.T) {
 	}
 }
 
-func TestConsequencesAreSaidInWords(t *testing.T) {
+func TestConsequencesAreDescribedInWords(t *testing.T) {
 	rules := compiled(t, with(usual, flagDualStack, "true", flagInboundExclude, "15020")...)
 	for id, want := range map[string]string{
 		"hook/nat-outbound":          "outbound IPv4 and IPv6 TCP would bypass the proxy, in place of reaching port 15001 (as to 198.51.100.7:443 of uid 1000, gid 1000)",
@@ -107,7 +107,7 @@ func TestLongListsAreComparedInReasonableTime(t *testing.T) {
 	rules := compiled(t, with(usual, flagOutboundExclude, strings.Join(ports, ","), flagDualStack, "true")...)
 	began := time.Now()
 	diff := Diff(rules, &Installed{Rules: without(rules, "outbound/exclude-port-2008")})
-	t.Logf("%d packets took %v", len(samples(rules)), time.Since(began))
+	t.Logf("%d packets took %v", len(makeSamples(rules)), time.Since(began))
 	if len(diff) != 1 || diff[0].Consequence == "" {
 		t.Errorf("%s", Summary(diff))
 	}

@@ -6,41 +6,41 @@ import (
 	"slices"
 )
 
-// End is where a packet ends up.
+// End is the outcome for a packet.
 type End string
 
-// The ends.
+// The outcomes.
 const (
-	Passes      End = "passes"      // to its destination, past the proxy
+	Passes      End = "passes"      // to its destination, bypassing the proxy
 	Redirected  End = "redirected"  // to Port of this namespace
 	Transparent End = "transparent" // to the socket at Port of this namespace, addresses unchanged
 	Dropped     End = "dropped"
 	Refused     End = "refused"
 )
 
-// Step is one rule that the packet met.
+// Step is one rule that was evaluated for the packet.
 type Step struct {
 	Table Table  `json:"table"`
 	Chain string `json:"chain"`
 	Rule  *Rule  `json:"rule"`
-	// Missed is the condition that does not hold; "" if the rule holds.
+	// Missed is the condition that does not hold; "" if the rule matches.
 	Missed string `json:"missed,omitempty"`
 }
 
-// Explanation says what the rules do with a packet, and why.
+// Explanation describes what the rules do with a packet, and why.
 type Explanation struct {
 	End  End    `json:"end"`
 	Port uint16 `json:"port,omitempty"`
 	// Decision is the rule that decides; nil if none does.
 	Decision *Rule  `json:"decision,omitempty"`
-	Zone     uint16 `json:"zone,omitempty"` // of connection tracking; 0 is the usual one
+	Zone     uint16 `json:"zone,omitempty"` // of connection tracking; 0 is the default zone
 	Mark     uint32 `json:"mark,omitempty"` // at the end
 	Steps    []Step `json:"steps"`
-	// Why is the whole in a sentence or two.
+	// Why summarises the decision in a sentence or two.
 	Why string `json:"why"`
 }
 
-// Explain walks the packet through the rules as the kernel does.
+// Explain simulates the kernel's evaluation of the rules for the packet.
 func Explain(rules *RuleSet, p Packet) Explanation {
 	w := walk{rules: rules, index: newIndex(rules), packet: p}
 	w.run()
@@ -49,13 +49,13 @@ func Explain(rules *RuleSet, p Packet) Explanation {
 	return w.e
 }
 
-// place is a rule in its chain.
-type place struct {
+// rulePosition is a position in the rules: a chain and a rule in it.
+type rulePosition struct {
 	chain *Chain
 	rule  *Rule
 }
 
-// walk is one packet's way. Only a copy of the packet changes.
+// walk is the simulation for one packet. It modifies only a copy of the packet.
 type walk struct {
 	rules  *RuleSet
 	index  index
@@ -63,13 +63,13 @@ type walk struct {
 	p      *Packet // packet
 	e      Explanation
 	ended  bool
-	quiet  bool // steps are of no interest
-	// left are the rules by which the packet left chains, callers the rules that led to where it is.
-	left    []place
+	quiet  bool // do not record steps
+	// left lists the rules by which the packet left chains; callers lists the jumps that led to the current chain.
+	left    []rulePosition
 	callers []*Rule
 }
 
-// index finds chains.
+// index maps hooks and names to chains.
 type index map[indexKey][]*Chain
 
 type indexKey struct {
@@ -108,7 +108,7 @@ func (w *walk) run() {
 	}
 	w.hooks(Output, Raw, Mangle, NAT, Filter)
 	if w.p.Interface == loopback {
-		// What goes over lo comes in again, tracked and translated already: raw and nat do not see it.
+		// Packets on lo are received again. They are already tracked and translated, so raw and nat do not see them.
 		w.p.UID, w.p.GID = nil, nil
 		w.hooks(Prerouting, Mangle)
 		w.hooks(Input, Filter)
@@ -126,10 +126,10 @@ func (w *walk) hooks(h Hook, tables ...Table) {
 	}
 }
 
-// maxDepth ends walks through rules that jump in a circle, which the kernel refuses.
+// maxDepth ends walks through circular jumps, which the kernel refuses.
 const maxDepth = 16
 
-// chain tells whether the table's walk goes on.
+// chain evaluates a chain. It reports whether the evaluation of the table continues.
 func (w *walk) chain(c *Chain, h Hook, depth int) bool {
 	for i := range c.Rules {
 		r := &c.Rules[i]
@@ -144,14 +144,14 @@ func (w *walk) chain(c *Chain, h Hook, depth int) bool {
 		case !on:
 			return false
 		case returned:
-			w.left = append(w.left, place{c, r})
+			w.left = append(w.left, rulePosition{c, r})
 			return true
 		}
 	}
 	return true
 }
 
-// verdict tells whether the table's walk goes on, and whether the chain is left.
+// verdict applies a verdict. It reports whether the evaluation of the table continues, and whether the chain was left.
 func (w *walk) verdict(c *Chain, r *Rule, h Hook, depth int) (on, returned bool) {
 	v := &r.Verdict
 	switch v.Action {
@@ -196,7 +196,7 @@ func (w *walk) jump(c *Chain, r *Rule, h Hook, depth int) bool {
 	return on
 }
 
-// targets are chains that only carry out what the rule that jumps to them decides.
+// targets lists chains that only implement the decision of the rule that jumps to them.
 var targets = []string{chainRedirect, chainInRedirect, chainTProxy, chainDivert}
 
 func (w *walk) end(c *Chain, r *Rule, end End) (bool, bool) {
@@ -205,7 +205,7 @@ func (w *walk) end(c *Chain, r *Rule, end End) (bool, bool) {
 	return false, false
 }
 
-// decider is the rule that sent the packet to a target, or the rule itself where that is of another chain.
+// decider returns the rule that jumped to a target chain, or the rule itself if its chain is not a target.
 func (w *walk) decider(c *Chain, r *Rule) *Rule {
 	if slices.Contains(targets, c.Name) && len(w.callers) > 0 {
 		return w.callers[len(w.callers)-1]
@@ -213,9 +213,9 @@ func (w *walk) decider(c *Chain, r *Rule) *Rule {
 	return r
 }
 
-// letGo is the rule by which a packet that passes left our chains: one of nat, which decides about connections, if it left
-// any there.
-func (w *walk) letGo() *Rule {
+// exitRule returns the rule by which a packet that passes left our chains. A rule of nat is preferred, because nat
+// decides about connections.
+func (w *walk) exitRule() *Rule {
 	var last *Rule
 	for _, s := range w.left {
 		if s.chain.Table == NAT {
@@ -238,18 +238,18 @@ func (w *walk) why() string {
 	}
 	if w.e.End == Passes {
 		if w.e.Decision == nil {
-			w.e.Decision = w.letGo()
+			w.e.Decision = w.exitRule()
 		}
 		if w.e.Decision == nil {
 			return fmt.Sprintf("It goes to %s past the proxy: no rule captures it.", w.p.To)
 		}
 		return fmt.Sprintf("It goes to %s directly: %s (%s).", w.p.To, w.e.Decision.Reason, w.e.Decision.ID)
 	}
-	return fmt.Sprintf("It %s: %s (%s).", w.e.where(), w.e.Decision.Reason, w.e.Decision.ID)
+	return fmt.Sprintf("It %s: %s (%s).", w.e.describeEnd(), w.e.Decision.Reason, w.e.Decision.ID)
 }
 
-// where says where the packet ends up, for a sentence that begins with "it".
-func (e *Explanation) where() string {
+// describeEnd describes the outcome for a sentence that begins with "it".
+func (e *Explanation) describeEnd() string {
 	switch e.End {
 	case Redirected:
 		return fmt.Sprintf("is redirected to port %d of this pod", e.Port)
@@ -263,7 +263,7 @@ func (e *Explanation) where() string {
 	return "passes"
 }
 
-// IsLocal tells whether an address is of the namespace itself, given its own ones: packets to it leave by lo.
+// IsLocal reports whether an address belongs to the namespace with the specified addresses. Packets to it leave by lo.
 func IsLocal(a netip.Addr, own []netip.Addr) bool {
 	a = a.Unmap()
 	return a.IsLoopback() || slices.Contains(own, a)

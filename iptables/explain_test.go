@@ -6,7 +6,7 @@ import (
 	"testing"
 )
 
-// where says in one word where a packet ends up.
+// where returns the outcome in one word.
 func where(e Explanation) string {
 	switch e.End {
 	case Redirected, Transparent:
@@ -15,8 +15,8 @@ func where(e Explanation) string {
 	return string(e.End)
 }
 
-// sent is the first packet of a connection that a process begins: "1000 tcp 10.0.0.5 10.2.3.4:443". The process's group is
-// its user's unless there is one behind a slash. The pod has 10.0.0.5 and fd00::5.
+// sent is the first packet of a connection that a process begins: "1000 tcp 10.0.0.5 10.2.3.4:443". The process's group
+// is its user's unless there is one behind a slash. The pod has 10.0.0.5 and fd00::5.
 func sent(t *testing.T, text string) Packet {
 	t.Helper()
 	f := strings.Fields(text)
@@ -42,7 +42,7 @@ func number(t *testing.T, text string) *uint32 {
 	return &n
 }
 
-// came is one that comes in: "tcp 10.9.9.9 10.0.0.5:80", by eth0 unless a fourth word says otherwise.
+// came parses an inbound packet: "tcp 10.9.9.9 10.0.0.5:80", received on eth0 unless a fourth word names an interface.
 func came(text string) Packet {
 	f := append(strings.Fields(text), "eth0")
 	return Packet{Direction: Inbound, Protocol: Protocol(f[0]), From: netip.AddrPortFrom(netip.MustParseAddr(f[1]), 40000),
@@ -55,7 +55,7 @@ func with(base []string, more ...string) []string {
 	return append(append([]string(nil), base...), more...)
 }
 
-func TestEveryConnectionGoesWhereItShould(t *testing.T) {
+func TestEveryConnectionHasTheExpectedOutcome(t *testing.T) {
 	for _, c := range []struct {
 		name    string
 		options []string
@@ -186,7 +186,7 @@ func TestEveryConnectionGoesWhereItShould(t *testing.T) {
 	}
 }
 
-func TestWhatTheProxyPassesOnWithTheClientsAddressReachesTheApplication(t *testing.T) {
+func TestPassthroughWithClientAddressReachesTheApplication(t *testing.T) {
 	rules := compiled(t, with(usual, flagMode, "TPROXY")...)
 	p := sent(t, "0/1337 tcp 10.9.9.9 10.0.0.5:80")
 	p.Mark = 1337

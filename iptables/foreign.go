@@ -6,38 +6,38 @@ import (
 	"net/netip"
 )
 
-// ForeignChain is a chain of somebody else's that packets of the namespace meet.
+// ForeignChain is a chain of another program that packets of the namespace traverse.
 type ForeignChain struct {
 	Table    string // with its family: "ip nat"
 	Name     string
 	Hook     string
 	Priority int
-	// Rules counts those of the chain. Drops says that it drops what none of them decides.
+	// Rules is the number of rules in the chain. Drops reports that the chain's policy is to drop.
 	Rules int
 	Drops bool
-	// Named is what rules of its table speak of.
+	// Named lists the destinations that rules of its table name.
 	Named []Named
 }
 
-// Named is a destination that a rule names; zero values where it names none.
+// Named is a destination that a rule names; a zero value means that the rule does not name it.
 type Named struct {
 	Port    uint16
 	Address netip.Addr
 }
 
-// PortsOfExtension are the destination ports that a match of iptables names, of ranges the first, from its data as the kernel
-// has it: of tcp and udp (struct xt_tcp, struct xt_udp), and multiport (struct xt_multiport_v1).
+// PortsOfExtension returns the destination ports in the data of an iptables match, as the kernel stores it; for a
+// range, the first port. It supports tcp and udp (struct xt_tcp, struct xt_udp) and multiport (struct xt_multiport_v1).
 func PortsOfExtension(match string, data []byte) (all []uint16) {
 	port := func(i int) uint16 { return binary.NativeEndian.Uint16(data[i:]) }
 	switch {
-	case (match == "tcp" || match == "udp") && len(data) >= 8: // two ports of the source come before
+	case (match == "tcp" || match == "udp") && len(data) >= 8: // two source ports precede them
 		if first, last := port(4), port(6); first != 0 || last != 65535 {
 			all = append(all, first)
 		}
-	case match == "multiport" && len(data) >= 48 && data[0] != 0: // 0 is the source's ports
+	case match == "multiport" && len(data) >= 48 && data[0] != 0: // 0 means source ports
 		const ports, ranges, most = 2, 32, 15
 		for i := 0; i < min(int(data[1]), most); i++ {
-			if i == 0 || data[ranges+i-1] == 0 { // else it is the last of a range
+			if i == 0 || data[ranges+i-1] == 0 { // otherwise it is the end of a range
 				all = append(all, port(ports+2*i))
 			}
 		}

@@ -6,9 +6,9 @@ import (
 	"testing"
 )
 
-// Whatever is written in options is refused, or comes to rules that keep their form and never send the proxy's own
-// connections back to it; written again it means the same.
-func FuzzOptionsAreRefusedOrComeToRulesThatLeaveTheProxyAlone(f *testing.F) {
+// All options either are refused or compile to canonical rules that never redirect the proxy's own connections.
+// Formatting and parsing the options again yields the same rules.
+func FuzzOptionsAreRefusedOrCompileToSafeRules(f *testing.F) {
 	f.Add("REDIRECT", "*", "15020,90-99", "*", "10.0.0.0/8,fd00::/8", "80", "53", "eth1", "vif0", "1337,0", "7", "*", "12", "10.0.0.10", "auto", uint8(0))
 	f.Add("TPROXY", "80,90:99", "", "127.0.0.0/8,::1/128", "", "1-65535", "", "", "a,b", "", "0", "5,6", "", "::1,127.0.0.53", "reject", uint8(255))
 	f.Add("REDIRECT", "1-65535", "1", "0.0.0.0/0,::/0", "0.0.0.0/0", "15001", "15006", "lo", "lo", "0", "0", "0", "0", "0.0.0.0", "capture", uint8(3))

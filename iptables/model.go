@@ -1,6 +1,6 @@
-// Package iptables steers a pod's traffic into its Envoy: options become an ordered, typed rule set with a reason for
-// each rule, and everything else (nftables over netlink, iptables-restore, text, prose, explanations, what the kernel is
-// compared with) is made from that rule set.
+// Package iptables redirects a pod's traffic to its Envoy. Options are compiled to an ordered, typed rule set with a
+// reason for each rule. Everything else is derived from that rule set: nftables transactions, iptables-restore input,
+// text, explanations, and the comparison with the kernel's rules.
 package iptables
 
 import (
@@ -8,7 +8,7 @@ import (
 	"strings"
 )
 
-// Table is one of the stages of netfilter that redirection uses. Their order in the path of a packet is raw, mangle, nat,
+// Table is one of the netfilter tables that redirection uses. A packet traverses them in the order raw, mangle, nat,
 // filter.
 type Table string
 
@@ -17,7 +17,7 @@ const (
 	Raw    Table = "raw"    // before connection tracking: zones
 	Mangle Table = "mangle" // marks, transparent proxying, invalid packets
 	NAT    Table = "nat"    // redirection; sees only the first packet of a connection
-	Filter Table = "filter" // refusal of a family that is not captured; nothing else is refused there
+	Filter Table = "filter" // rejection of a family that is not captured; nothing else is rejected there
 )
 
 // Hook is the point of the network stack at which a base chain is called.
@@ -25,43 +25,43 @@ type Hook string
 
 // The hooks.
 const (
-	Prerouting Hook = "PREROUTING" // what comes in from a link, loopback included
-	Output     Hook = "OUTPUT"     // what processes of the namespace send
-	Input      Hook = "INPUT"      // what comes in for the namespace itself; only with Filter
-	Forward    Hook = "FORWARD"    // what goes through to somewhere else; only with Filter
+	Prerouting Hook = "PREROUTING" // packets received from a link, including loopback
+	Output     Hook = "OUTPUT"     // packets sent by processes of the namespace
+	Input      Hook = "INPUT"      // packets for the namespace itself; only with Filter
+	Forward    Hook = "FORWARD"    // forwarded packets; only with Filter
 )
 
-// RuleSet is the whole of what is put in force in one network namespace: chains in the order in which they are made, and
-// what routing needs beside them. The zero value redirects nothing. A RuleSet is not changed once it is made.
+// RuleSet is everything that is installed in one network namespace: chains in the order of their creation, and the
+// routing. The zero value redirects nothing. A RuleSet is immutable.
 type RuleSet struct {
 	Chains []Chain `json:"chains"`
-	// Routing is what else is needed of the namespace; nil if nothing.
+	// Routing is the required routing; nil if none is required.
 	Routing *Routing `json:"routing,omitempty"`
-	// Families are those that the rules are for. Traffic of another one is not looked at.
+	// Families lists the families to which the rules apply. Traffic of other families is not inspected.
 	Families Families `json:"families"`
 }
 
-// Chain is an ordered list of rules. A base chain is called by the kernel at its hook, every other one by a jump from a
-// chain of its table; the chains that a chain jumps to come before it. The rules of base chains are jumps alone, so that
-// what they share a hook with sees every packet that ours let go.
+// Chain is an ordered list of rules. The kernel calls a base chain at its hook; other chains are called by jumps from
+// chains of the same table, and precede their callers. Base chains contain only jumps, so that other programs' chains
+// at the same hook see every packet that our rules do not redirect.
 type Chain struct {
 	Table Table  `json:"table"`
-	Name  string `json:"name"`           // unique in its table; of the contract where it has one: ISTIO_OUTPUT; of a base chain BaseName
+	Name  string `json:"name"`           // unique in its table; Istio's name where it exists, such as ISTIO_OUTPUT; BaseName for a base chain
 	Hook  Hook   `json:"hook,omitempty"` // of a base chain; "" for the others
 	Rules []Rule `json:"rules"`
 }
 
-// BaseName is the name of the base chain of a table and hook, as nat_output.
+// BaseName returns the name of the base chain of a table and hook, such as nat_output.
 func BaseName(t Table, h Hook) string { return strings.ToLower(string(t) + "_" + string(h)) }
 
-// Rule does what its verdict says to the packets that its match holds for.
+// Rule applies its verdict to the packets that meet its match.
 type Rule struct {
 	// ID names the rule in differences, traces and explanations, and in the kernel (as comment). It is unique in its rule
 	// set and stable from version to version: "outbound/proxy-uid-1337".
 	ID      string  `json:"id"`
 	Match   Match   `json:"match,omitzero"`
 	Verdict Verdict `json:"verdict"`
-	// Reason says in a sentence why the rule is there.
+	// Reason explains in a sentence why the rule exists.
 	Reason string `json:"reason,omitempty"`
 }
 
@@ -78,16 +78,16 @@ const (
 // Protocol is a transport protocol, or any.
 type Protocol string
 
-// The protocols that rules tell apart.
+// The protocols that rules can match.
 const (
 	AnyProtocol Protocol = ""
 	TCP         Protocol = "tcp"
 	UDP         Protocol = "udp"
 )
 
-// Match is the conjunction of its conditions; a zero field is no condition. A rule with a condition on addresses holds only
-// for packets of the addresses' family; all addresses of one match are of one family. Compile gives a list more than one
-// entry only where it is negated (NotDestinationPorts, NotGIDs): "any of" is several rules.
+// Match is the conjunction of its conditions; a zero field is no condition. A rule with an address condition applies
+// only to packets of that family; all addresses of one match have the same family. Compile produces lists of several
+// entries only for negated conditions (NotDestinationPorts, NotGIDs): "any of" is compiled to several rules.
 type Match struct {
 	Families Families `json:"families,omitempty"` // 0: those of the rule set
 	Protocol Protocol `json:"protocol,omitempty"`
@@ -105,7 +105,7 @@ type Match struct {
 	DestinationPorts    []PortRange `json:"destinationPorts,omitempty"`
 	NotDestinationPorts bool        `json:"notDestinationPorts,omitempty"`
 
-	// Owner of the sending socket, in base chains of Output and what they jump to.
+	// The owner of the sending socket; valid in base chains of Output and the chains that they jump to.
 	UIDs    []uint32 `json:"uids,omitempty"` // any of
 	NotUIDs bool     `json:"notUids,omitempty"`
 	GIDs    []uint32 `json:"gids,omitempty"`
@@ -117,14 +117,14 @@ type Match struct {
 
 	// States of connection tracking, any of: "new", "established", "related", "invalid".
 	States []State `json:"states,omitempty"`
-	// Reply holds for packets to who began the connection.
+	// Reply matches packets that are sent to the peer that opened the connection.
 	Reply bool `json:"reply,omitempty"`
 }
 
-// PortRange is the ports from First to Last, both included.
+// PortRange is the ports from First to Last, inclusive.
 type PortRange struct{ First, Last uint16 }
 
-// Mark is a value of the bits of Mask.
+// Mark is the value of the bits in Mask.
 type Mark struct{ Value, Mask uint32 }
 
 // State is a state of connection tracking.
@@ -138,25 +138,25 @@ const (
 	Invalid     State = "invalid"
 )
 
-// Action is what a verdict does.
+// Action is the operation of a verdict.
 type Action string
 
-// The actions. Those that end the walk of a packet through the table say so.
+// The actions. The comments state which of them end the evaluation of the table.
 const (
 	Return           Action = "RETURN"       // to the calling chain; from a base chain: accepted
-	Accept           Action = "ACCEPT"       // ends the table's walk
+	Accept           Action = "ACCEPT"       // ends the evaluation of the table
 	Drop             Action = "DROP"         // ends the packet
 	Reject           Action = "REJECT"       // ends the packet with a TCP reset, or for another protocol ICMP's port unreachable
-	Jump             Action = "JUMP"         // to Chain, and on with the next rule if that returns
-	Redirect         Action = "REDIRECT"     // to Port of this host; ends the walk
-	TransparentProxy Action = "TPROXY"       // to Port of this host, marked, destination unchanged; ends the walk
-	SetMark          Action = "MARK"         // of the packet; the walk goes on
-	SaveMark         Action = "SAVE_MARK"    // connection's mark := packet's; goes on
-	RestoreMark      Action = "RESTORE_MARK" // packet's mark := connection's; goes on
-	Zone             Action = "CT_ZONE"      // of connection tracking := ZoneID; goes on; only the first one of a packet counts
+	Jump             Action = "JUMP"         // to Chain; continues with the next rule if that returns
+	Redirect         Action = "REDIRECT"     // to Port of this host; ends the evaluation
+	TransparentProxy Action = "TPROXY"       // to Port of this host, marked, destination unchanged; ends the evaluation
+	SetMark          Action = "MARK"         // of the packet; continues
+	SaveMark         Action = "SAVE_MARK"    // connection's mark := packet's; continues
+	RestoreMark      Action = "RESTORE_MARK" // packet's mark := connection's; continues
+	Zone             Action = "CT_ZONE"      // zone of connection tracking := ZoneID; continues; only the first one of a packet is effective
 )
 
-// Verdict is an action with what it needs.
+// Verdict is an action with its parameters.
 type Verdict struct {
 	Action Action `json:"action"`
 	Chain  string `json:"chain,omitempty"` // of Jump
@@ -165,14 +165,14 @@ type Verdict struct {
 	ZoneID uint16 `json:"zone,omitempty"`  // of Zone
 }
 
-// Routing sends marked packets of any destination to the local host, for sockets that accept them (TPROXY), and gives the
-// loopback link the addresses that Envoy binds.
+// Routing delivers marked packets of any destination to the local host, for transparent sockets (TPROXY), and adds the
+// addresses that Envoy binds to the loopback link.
 type Routing struct {
-	// Mark, Table and Priority are of the policy rule and the route; there is none where Mark is 0.
+	// Mark, Table and Priority belong to the policy rule and the route. If Mark is 0, there are none.
 	Mark  uint32 `json:"mark,omitempty"`
 	Table int    `json:"table,omitempty"`
-	// Priority of the rules, fixed so that a second apply finds them.
+	// Priority of the rules. It is fixed so that a second apply finds them.
 	Priority int `json:"priority,omitempty"`
-	// LoopbackAddresses are added to lo where they are missing (::6, the inbound pass-through address of IPv6).
+	// LoopbackAddresses are added to lo if they are missing (::6, the inbound passthrough address of IPv6).
 	LoopbackAddresses []netip.Prefix `json:"loopbackAddresses,omitempty"`
 }

@@ -9,38 +9,38 @@ import (
 	"strings"
 )
 
-// Interception is how inbound connections reach Envoy.
+// Interception is the method by which inbound connections are delivered to Envoy.
 type Interception string
 
-// The ways of interception.
+// The interception modes.
 const (
-	// RedirectMode rewrites the destination, and Envoy sees its own pod as source of what it forwards.
+	// RedirectMode rewrites the destination. The application sees Envoy's address as the source.
 	RedirectMode Interception = "REDIRECT"
-	// TProxyMode leaves the packet as it is, so that the application sees the client's address.
+	// TProxyMode leaves the packet unchanged, so that the application sees the client's address.
 	TProxyMode Interception = "TPROXY"
 )
 
-// IPv6Policy says what is done with IPv6 traffic.
+// IPv6Policy specifies how IPv6 traffic is handled.
 type IPv6Policy string
 
-// The policies for IPv6. They bear on nothing where the namespace is dual stack by configuration: then it is captured.
+// The policies for IPv6. They have no effect if dual stack is configured: then IPv6 is captured.
 const (
-	// IPv6Auto captures IPv6 if the namespace has addresses of it and none of IPv4, and lets it pass otherwise: the Envoy
-	// of a mesh without dual stack listens on IPv4 alone.
+	// IPv6Auto captures IPv6 if the namespace has IPv6 addresses and no IPv4 addresses. Otherwise IPv6 passes, because
+	// Envoy in a mesh without dual stack listens only on IPv4.
 	IPv6Auto    IPv6Policy = "auto"
 	IPv6Capture IPv6Policy = "capture"
-	IPv6Reject  IPv6Policy = "reject" // what would be captured is refused
-	IPv6Pass    IPv6Policy = "pass"   // IPv6 is not looked at
+	IPv6Reject  IPv6Policy = "reject" // traffic that would be captured is rejected
+	IPv6Pass    IPv6Policy = "pass"   // IPv6 is not inspected
 )
 
-// Options are what a rule set is made of. The zero value is not usable; begin with DefaultOptions.
+// Options specify a rule set. The zero value is not usable; start with DefaultOptions.
 type Options struct {
-	ProxyPort   uint16 // outbound connections go here
-	InboundPort uint16 // inbound connections go here
+	ProxyPort   uint16 // destination of outbound connections
+	InboundPort uint16 // destination of inbound connections
 	TunnelPort  uint16 // HBONE: Envoy listens here itself, nothing is redirected
 	DNSPort     uint16 // the agent's resolver
 
-	// ProxyUIDs and ProxyGIDs are what Envoy and the agent run as; their connections are their own.
+	// ProxyUIDs and ProxyGIDs are the identities of Envoy and the agent; their connections are not captured.
 	ProxyUIDs []uint32
 	ProxyGIDs []uint32
 
@@ -56,31 +56,31 @@ type Options struct {
 	OutboundPorts        []PortRange // captured at any address
 	OutboundExcludePorts []PortRange
 
-	ExcludeInterfaces []string // neither inbound nor outbound traffic of these is touched
-	VirtualInterfaces []string // what comes in from these is outbound traffic: of virtual machines, or inner containers
+	ExcludeInterfaces []string // traffic of these is not touched in either direction
+	VirtualInterfaces []string // traffic from these is outbound traffic of virtual machines or inner containers
 
 	OwnerGroups        Groups // whose outbound traffic is captured
 	ExcludeOwnerGroups []uint32
 
 	RedirectDNS   bool
 	CaptureAllDNS bool         // of any resolver; otherwise of DNSServers
-	DNSServers    []netip.Addr // those of resolv.conf
-	// ResolverAddress is where the agent's resolver listens, host:port; "" is on localhost. Virtual machines' DNS is captured
-	// only where it listens at every address of the families that are captured: a redirected question comes to that of the
-	// interface.
+	DNSServers    []netip.Addr // the servers in resolv.conf
+	// ResolverAddress is the host:port on which the agent's resolver listens; "" means localhost. DNS of virtual
+	// machines is captured only if it listens on all addresses of the captured families, because a redirected query is
+	// delivered to the address of the incoming interface.
 	ResolverAddress string
 
 	DropInvalid bool
-	// LoopbackCIDR is the part of 127.0.0.0/8 that counts as the application's own: connections to it are left alone.
+	// LoopbackCIDR is the part of 127.0.0.0/8 that belongs to the application: connections to it are not redirected.
 	LoopbackCIDR netip.Prefix
 
 	DualStack bool
 	IPv6      IPv6Policy
-	// Addresses are those of the namespace, for IPv6Auto.
+	// Addresses lists the namespace's addresses, for IPv6Auto.
 	Addresses []netip.Addr
 }
 
-// DefaultOptions are those of Istio's command without any flag: nothing is captured but the proxy's calls to itself.
+// DefaultOptions returns the defaults of Istio's command: nothing is captured except the proxy's calls to itself.
 func DefaultOptions() Options {
 	return Options{
 		ProxyPort: 15001, InboundPort: 15006, TunnelPort: 15008, DNSPort: 15053,
@@ -92,25 +92,25 @@ func DefaultOptions() Options {
 	}
 }
 
-// Ports is a choice of ports: all, or those listed.
+// Ports selects ports: all, or the listed ones.
 type Ports struct {
 	All    bool
 	Listed []PortRange
 }
 
-// CIDRs is a choice of addresses: all, or those listed.
+// CIDRs selects addresses: all, or the listed ones.
 type CIDRs struct {
 	All    bool
 	Listed []netip.Prefix
 }
 
-// Groups is a choice of groups of processes: all, or those listed.
+// Groups selects groups of processes: all, or the listed ones.
 type Groups struct {
 	All    bool
 	Listed []uint32
 }
 
-// String is the form in which the options are written: "80" or "80-90".
+// String returns the form that options use: "80" or "80-90".
 func (p PortRange) String() string {
 	if p.First == p.Last {
 		return strconv.Itoa(int(p.First))
@@ -118,10 +118,10 @@ func (p PortRange) String() string {
 	return fmt.Sprintf("%d-%d", p.First, p.Last)
 }
 
-// Contains tells whether the port is of the range.
+// Contains reports whether the port is in the range.
 func (p PortRange) Contains(port uint16) bool { return p.First <= port && port <= p.Last }
 
-// capture says which families are captured, and which are refused.
+// capture returns the families that are captured and those that are refused.
 func (o *Options) capture() (captured, refused Families) {
 	switch {
 	case o.DualStack, o.IPv6 == IPv6Capture:
@@ -137,7 +137,7 @@ func (o *Options) capture() (captured, refused Families) {
 	return IPv4, 0
 }
 
-// families are those that the namespace can speak to others in.
+// families returns the families in which the namespace can reach other hosts.
 func (o *Options) families() (f Families) {
 	for _, a := range o.Addresses {
 		if a = a.Unmap(); a.IsLoopback() || a.IsLinkLocalUnicast() || !a.IsValid() || a == PassthroughIPv6.Addr() {
@@ -155,7 +155,7 @@ func familyOf(a netip.Addr) Families {
 	return IPv6
 }
 
-// Warnings are what a person ought to know of options that are allowed.
+// Warnings returns notes for users about valid but questionable options.
 func (o *Options) Warnings() []string {
 	var w []string
 	captured, refused := o.capture()
@@ -182,7 +182,7 @@ func (o *Options) Warnings() []string {
 	return w
 }
 
-// resolverIsOpen tells whether the agent's resolver listens at every address of the families.
+// resolverIsOpen reports whether the agent's resolver listens on all addresses of the families.
 func (o *Options) resolverIsOpen(of Families) bool {
 	host, _, err := net.SplitHostPort(o.ResolverAddress)
 	return err == nil && (host == "" || host == "::" || host == "0.0.0.0" && of&IPv6 == 0)

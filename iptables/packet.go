@@ -6,37 +6,38 @@ import (
 	"slices"
 )
 
-// Direction is the way of a packet as the namespace sees it.
+// Direction is the direction of a packet, seen from the namespace.
 type Direction string
 
 // The directions.
 const (
-	Outbound Direction = "outbound" // sent by a process of the namespace, to itself too
-	Inbound  Direction = "inbound"  // came in from a link
+	Outbound Direction = "outbound" // sent by a process of the namespace, possibly to the namespace itself
+	Inbound  Direction = "inbound"  // received from a link
 )
 
-// Packet is what rules look at: usually the first packet of a connection.
+// Packet has the properties that rules match. It is usually the first packet of a connection.
 type Packet struct {
 	Direction Direction
 	Protocol  Protocol
 	From, To  netip.AddrPort
-	// Interface that the packet leaves by (lo if it is for the namespace itself) or came in by.
+	// Interface is the outgoing interface (lo for local destinations) or the incoming one.
 	Interface string
-	// Forwarded packets come in, but are for somewhere beyond the namespace, as a virtual machine's are.
+	// Forwarded reports that an inbound packet is for a destination outside the namespace, such as a virtual machine's
+	// packet.
 	Forwarded bool
-	// UID and GID of the process that sends it; nil where no process does.
+	// UID and GID are those of the sending process; nil if no process sends the packet.
 	UID, GID *uint32
 	Mark     uint32
 	ConnMark uint32
 	State    State // "" is New
-	// Reply says that it goes to who began the connection.
+	// Reply reports that the packet is sent to the peer that opened the connection.
 	Reply bool
 }
 
-// Family is that of the destination.
+// Family returns the destination's family.
 func (p *Packet) Family() Families { return familyOf(p.To.Addr()) }
 
-// String says what the packet is, as one would write it for `explain`.
+// String describes the packet in the syntax of `explain`.
 func (p Packet) String() string {
 	text := fmt.Sprintf("%s %s from %s to %s by %s", p.Direction, p.Protocol, p.From, p.To, p.Interface)
 	if p.Forwarded {
@@ -54,7 +55,7 @@ func (p Packet) String() string {
 	return text
 }
 
-// misses tells the first condition of the match that does not hold for the packet at the hook, in words; "" if all hold.
+// misses returns a description of the first condition that the packet does not meet at the hook, or "" if it meets all.
 func (m *Match) misses(p *Packet, hook Hook, of Families) string {
 	families := of
 	if m.Families != 0 {
@@ -67,9 +68,9 @@ func (m *Match) misses(p *Packet, hook Hook, of Families) string {
 		return "another protocol"
 	case !m.interfaces(p, hook):
 		return "another interface"
-	case !within(m.Source, m.NotSource, p.From.Addr()):
+	case !matchesAddress(m.Source, m.NotSource, p.From.Addr()):
 		return "another source"
-	case !within(m.Destination, m.NotDestination, p.To.Addr()):
+	case !matchesAddress(m.Destination, m.NotDestination, p.To.Addr()):
 		return "another destination"
 	case !anyPort(m.SourcePorts, false, p.From.Port()):
 		return "another source port"
@@ -81,13 +82,13 @@ func (m *Match) misses(p *Packet, hook Hook, of Families) string {
 
 func (m *Match) missesOwnerOrState(p *Packet) string {
 	switch {
-	case !owned(m.UIDs, m.NotUIDs, p.UID):
+	case !matchesOwner(m.UIDs, m.NotUIDs, p.UID):
 		return "another user"
-	case !owned(m.GIDs, m.NotGIDs, p.GID):
+	case !matchesOwner(m.GIDs, m.NotGIDs, p.GID):
 		return "another group"
-	case !marked(m.Mark, m.NotMark, p.Mark):
+	case !matchesMark(m.Mark, m.NotMark, p.Mark):
 		return "another mark"
-	case !marked(m.ConnMark, false, p.ConnMark):
+	case !matchesMark(m.ConnMark, false, p.ConnMark):
 		return "another mark of the connection"
 	case len(m.States) > 0 && !slices.Contains(m.States, p.state()):
 		return "another state of the connection"
@@ -115,7 +116,7 @@ func (m *Match) interfaces(p *Packet, hook Hook) bool {
 	return m.OutInterface == "" || (m.OutInterface == out) != m.NotOut
 }
 
-func within(list []netip.Prefix, not bool, a netip.Addr) bool {
+func matchesAddress(list []netip.Prefix, not bool, a netip.Addr) bool {
 	if len(list) == 0 {
 		return true
 	}
@@ -129,11 +130,12 @@ func anyPort(list []PortRange, not bool, port uint16) bool {
 	return len(list) == 0 || slices.ContainsFunc(list, func(r PortRange) bool { return r.Contains(port) }) != not
 }
 
-// owned is false for packets that no process sends, negated or not: the kernel compares nothing then.
-func owned(list []uint32, not bool, id *uint32) bool {
+// matchesOwner reports whether the owner condition holds. It is false for packets without a sending process, even if
+// negated: the kernel then compares nothing.
+func matchesOwner(list []uint32, not bool, id *uint32) bool {
 	return len(list) == 0 || id != nil && slices.Contains(list, *id) != not
 }
 
-func marked(m *Mark, not bool, value uint32) bool {
+func matchesMark(m *Mark, not bool, value uint32) bool {
 	return m == nil || (value&m.Mask == m.Value) != not
 }

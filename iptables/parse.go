@@ -9,13 +9,13 @@ import (
 	"strings"
 )
 
-// Names finds the ids of users and groups. A nil function knows none.
+// Names looks up the IDs of users and groups. A nil function knows no names.
 type Names struct {
 	User  func(name string) (uint32, error)
 	Group func(name string) (uint32, error)
 }
 
-// maxList bounds lists that come from outside; the longest of Istio's documents has some dozens.
+// maxList limits lists from user input; the largest list in Istio's documentation has a few dozen entries.
 const maxList = 1024
 
 func splitList(text string) ([]string, error) {
@@ -30,7 +30,7 @@ func splitList(text string) ([]string, error) {
 	return parts, nil
 }
 
-// parseList reads a list, each entry once.
+// parseList parses a list and removes duplicates.
 func parseList[T comparable](text string, parse func(string) (T, error)) ([]T, error) {
 	parts, err := splitList(text)
 	if err != nil {
@@ -52,7 +52,7 @@ func parseList[T comparable](text string, parse func(string) (T, error)) ([]T, e
 
 var errStar = errors.New(`"*" stands alone: write either "*" or a list`)
 
-// parseChoice reads "*" or a list.
+// parseChoice parses "*" or a list.
 func parseChoice[T comparable](text string, parse func(string) (T, error)) (all bool, list []T, err error) {
 	parts, err := splitList(text)
 	if err != nil {
@@ -76,7 +76,7 @@ func parsePort(text string) (uint16, error) {
 	return uint16(n), nil
 }
 
-// parsePortRange reads both ways of writing a range, as Istio's back ends take one each.
+// parsePortRange parses both notations of a range, because each of Istio's back ends accepts a different one.
 func parsePortRange(text string) (PortRange, error) {
 	first, last, isRange := strings.Cut(text, "-")
 	if !isRange {
@@ -110,7 +110,8 @@ func parseCIDR(text string) (netip.Prefix, error) {
 	return p, nil
 }
 
-// parseInterface keeps to what the kernel takes as a name; "+" at the end would be a pattern in one back end alone.
+// parseInterface accepts only names that the kernel accepts. A trailing "+" is refused: it is a pattern in only one
+// back end.
 func parseInterface(text string) (string, error) {
 	bad := func(r rune) bool { return r <= ' ' || r > '~' || strings.ContainsRune(`/:"'\+*!`, r) }
 	if len(text) > 15 || text == "." || text == ".." || strings.ContainsFunc(text, bad) {
@@ -119,7 +120,7 @@ func parseInterface(text string) (string, error) {
 	return text, nil
 }
 
-// parseID reads a number, or a name that find knows.
+// parseID returns a parser of a number, or of a name that find can resolve.
 func parseID(kind string, find func(string) (uint32, error)) func(string) (uint32, error) {
 	return func(text string) (uint32, error) {
 		if n, err := strconv.ParseUint(text, 10, 32); err == nil && n < 1<<32-1 {

@@ -6,8 +6,8 @@ import (
 	"sync"
 )
 
-// reasons says of each kind of rule why it is there. A rule's ID begins with its kind; the longest that fits counts. What
-// stands in braces is taken from the rule, so that a rule that was read back has its reason too.
+// reasons maps each kind of rule to its purpose. A rule's ID starts with its kind; the longest matching prefix is used.
+// Text in braces is replaced by the rule's values, so rules that were read back have reasons too.
 var reasons = map[string]string{
 	"hook/nat-virtual-":    "what comes in from {in} is outbound traffic of a machine within the pod",
 	"hook/nat-inbound":     "TCP connections that come in are looked at",
@@ -85,8 +85,8 @@ const (
 	refusedReason     = "what would be captured is refused, as the proxy does not take this address family"
 )
 
-// GiveReasons gives each rule of a known kind its reason. Those that Compile makes have theirs; those that a back end read
-// have none until then.
+// GiveReasons sets the reason of each rule of a known kind. Compile sets reasons itself; rules that a back end read
+// have none.
 func GiveReasons(rules *RuleSet) {
 	for _, c := range rules.Chains {
 		for i := range c.Rules {
@@ -109,14 +109,14 @@ func reasonOf(r *Rule) string {
 	case r.Verdict.Chain == chainDivert:
 		return establishedReason
 	}
-	text := filled(reasons[kind], r)
-	if refusing { // the same decision, with another end
+	text := fillReason(reasons[kind], r)
+	if refusing { // the same conditions with a different verdict
 		text = strings.NewReplacer("are captured", "are refused", "is captured", "is refused").Replace(text)
 	}
 	return text
 }
 
-// kindOfRule is the longest kind that the ID begins with.
+// kindOfRule returns the longest kind that is a prefix of the ID.
 func kindOfRule(id string) (kind string) {
 	for k := range reasons {
 		if strings.HasPrefix(id, k) && len(k) > len(kind) {
@@ -128,7 +128,7 @@ func kindOfRule(id string) (kind string) {
 
 var brace = sync.OnceValue(func() *regexp.Regexp { return regexp.MustCompile(`\{[a-z]+\}`) })
 
-func filled(text string, r *Rule) string {
+func fillReason(text string, r *Rule) string {
 	if !strings.Contains(text, "{") {
 		return text
 	}

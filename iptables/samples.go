@@ -5,50 +5,50 @@ import (
 	"slices"
 )
 
-// sampler makes packets that tell rule sets apart: some of each kind, and for each address, port, interface, owner and mark
-// that a rule speaks of, one that it holds for. The most usual come first.
+// sampler creates packets that distinguish rule sets: some of each kind, and one that matches each address, port,
+// interface, owner and mark that a rule names. The most common packets are first.
 type sampler struct {
 	families Families
 	uids     []uint32
 	gids     []uint32
-	owners   []identity // applications first, then who rules speak of
+	owners   []identity // applications first, followed by owners that rules name
 	cidrs    []netip.Prefix
 	sources  []netip.Prefix
 	ports    []PortRange
 	sports   []PortRange
 	out, in  []string
 	marks    []uint32
-	included []uint32 // groups of which one has to be to be captured
+	included []uint32 // captured groups: a process must be in one of them
 	states   []State
 	packets  []Packet
 }
 
-// identity is who sends a packet.
+// identity is the user and group of a sending process.
 type identity struct{ uid, gid uint32 }
 
-// maxIdentities bounds how many owners meet every port.
+// maxIdentities limits how many owners are combined with every port.
 const maxIdentities = 6
 
-// samples are of both rule sets, so that what only one of them speaks of is met too.
-func samples(sets ...*RuleSet) []Packet {
+// makeSamples returns packets for both rule sets, so that conditions of either set are covered.
+func makeSamples(sets ...*RuleSet) []Packet {
 	s := &sampler{ports: []PortRange{{443, 443}, {53, 53}}}
 	for _, set := range sets {
 		s.families |= set.Families
 		for _, c := range set.Chains {
 			for i := range c.Rules {
-				s.learn(&c.Rules[i].Match)
+				s.addMatch(&c.Rules[i].Match)
 			}
 		}
 	}
-	s.families = BothFamilies // a family that no rule set looks at may be what differs
-	s.people()
+	s.families = BothFamilies // the sets may differ only in a family that neither of them names
+	s.addIdentities()
 	s.outbound()
 	s.inbound()
-	s.odd()
+	s.addUnusualPackets()
 	return s.packets
 }
 
-func (s *sampler) learn(m *Match) {
+func (s *sampler) addMatch(m *Match) {
 	s.cidrs = merge(s.cidrs, m.Destination)
 	s.sources = merge(s.sources, m.Source)
 	s.ports = merge(s.ports, m.DestinationPorts)
@@ -82,9 +82,9 @@ func merge[T comparable](to, more []T) []T {
 	return to
 }
 
-// people are an application, each user and group that a rule speaks of, and someone of none of the groups that are captured.
-// Nobody is a user and of a group that rules speak of at once, so that each rule about one of them tells.
-func (s *sampler) people() {
+// addIdentities adds an application, each user and group that a rule names, and a process outside all captured groups.
+// No identity combines a user and a group that rules name, so that each rule is tested by itself.
+func (s *sampler) addIdentities() {
 	stranger := uint32(1000)
 	for slices.Contains(s.uids, stranger) || slices.Contains(s.gids, stranger) || slices.Contains(s.included, stranger) {
 		stranger++
@@ -105,13 +105,13 @@ func (s *sampler) people() {
 	}
 }
 
-// target is a destination and the interface that leads there.
+// target is a destination with its outgoing interface.
 type target struct {
 	addr netip.Addr
 	by   string
 }
 
-// The addresses that samples use: of the namespace, and elsewhere. They are of the blocks for documentation.
+// The sample addresses, of the namespace and of remote hosts. They are from the address blocks for documentation.
 var (
 	sampleOwn    = map[Families]netip.Addr{IPv4: netip.MustParseAddr("192.0.2.5"), IPv6: netip.MustParseAddr("2001:db8::5")}
 	sampleRemote = map[Families]netip.Addr{IPv4: netip.MustParseAddr("198.51.100.7"), IPv6: netip.MustParseAddr("2001:db8:1::7")}
@@ -128,13 +128,13 @@ func (s *sampler) eachFamily(f func(Families)) {
 	}
 }
 
-// usualTargets are those that every owner and port is tried with.
+// usualTargets returns the targets that are combined with every owner and port.
 func usualTargets(f Families) []target {
 	return []target{{sampleRemote[f], sampleInterface}, {sampleOwn[f], loopback}, {sampleLocal[f], loopback}}
 }
 
-// listed are those that rules speak of, and beside them.
-func (s *sampler) listed(f Families) (all []target) {
+// listedTargets returns targets inside the prefixes that rules name, and just outside them.
+func (s *sampler) listedTargets(f Families) (all []target) {
 	if f == IPv4 {
 		all = append(all, target{netip.MustParseAddr("127.0.0.2"), loopback})
 	}
@@ -157,22 +157,22 @@ func (s *sampler) listed(f Families) (all []target) {
 func (s *sampler) outbound() {
 	s.eachFamily(func(f Families) {
 		for _, who := range s.owners {
-			for _, to := range append(usualTargets(f), s.listed(f)...) {
-				s.send(f, who, to, TCP, 443)
-				s.send(f, who, to, TCP, 53)
-				s.send(f, who, to, UDP, 53)
+			for _, to := range append(usualTargets(f), s.listedTargets(f)...) {
+				s.addOutbound(f, who, to, TCP, 443)
+				s.addOutbound(f, who, to, TCP, 53)
+				s.addOutbound(f, who, to, UDP, 53)
 			}
 		}
 		for _, who := range s.owners[:min(len(s.owners), maxIdentities)] {
 			for _, to := range usualTargets(f) {
 				s.eachPort(func(p uint16) {
-					s.send(f, who, to, TCP, p)
-					s.send(f, who, to, UDP, p)
+					s.addOutbound(f, who, to, TCP, p)
+					s.addOutbound(f, who, to, UDP, p)
 				})
 			}
 			for _, by := range s.out {
-				s.send(f, who, target{sampleRemote[f], by}, TCP, 443)
-				s.send(f, who, target{sampleRemote[f], by}, UDP, 53)
+				s.addOutbound(f, who, target{sampleRemote[f], by}, TCP, 443)
+				s.addOutbound(f, who, target{sampleRemote[f], by}, UDP, 53)
 			}
 		}
 	})
@@ -192,7 +192,7 @@ func (s *sampler) eachPort(f func(uint16)) {
 
 const ephemeral = 40000
 
-func (s *sampler) send(f Families, who identity, to target, protocol Protocol, port uint16) {
+func (s *sampler) addOutbound(f Families, who identity, to target, protocol Protocol, port uint16) {
 	from := sampleOwn[f]
 	if to.addr.IsLoopback() {
 		from = sampleLocal[f]
@@ -205,29 +205,29 @@ func (s *sampler) inbound() {
 	s.eachFamily(func(f Families) {
 		for _, by := range merge([]string{sampleInterface}, s.in) {
 			if by == loopback {
-				continue // nothing comes in there that did not go out
+				continue // lo receives only packets that were sent on it
 			}
-			s.eachPort(func(p uint16) { s.receive(f, by, TCP, sampleOwn[f], p) })
-			s.receive(f, by, UDP, sampleOwn[f], 53)
-			for _, to := range s.listed(f) {
-				s.receive(f, by, TCP, to.addr, 443)
-				s.receive(f, by, UDP, to.addr, 53)
+			s.eachPort(func(p uint16) { s.addInbound(f, by, TCP, sampleOwn[f], p) })
+			s.addInbound(f, by, UDP, sampleOwn[f], 53)
+			for _, to := range s.listedTargets(f) {
+				s.addInbound(f, by, TCP, to.addr, 443)
+				s.addInbound(f, by, UDP, to.addr, 53)
 			}
-			s.receive(f, by, TCP, sampleRemote[f], 443)
-			s.receive(f, by, UDP, sampleRemote[f], 53)
+			s.addInbound(f, by, TCP, sampleRemote[f], 443)
+			s.addInbound(f, by, UDP, sampleRemote[f], 53)
 		}
 	})
 }
 
-func (s *sampler) receive(f Families, by string, protocol Protocol, to netip.Addr, port uint16) *Packet {
+func (s *sampler) addInbound(f Families, by string, protocol Protocol, to netip.Addr, port uint16) *Packet {
 	s.packets = append(s.packets, Packet{Direction: Inbound, Protocol: protocol, From: netip.AddrPortFrom(sampleRemote[f], ephemeral),
 		To: netip.AddrPortFrom(to, port), Interface: by, Forwarded: to != sampleOwn[f]})
 	return &s.packets[len(s.packets)-1]
 }
 
-// odd are packets from special sources, with marks, and in the middle of connections.
-func (s *sampler) odd() {
-	// Of a rule set with many ports, some will do.
+// addUnusualPackets adds packets from special sources, with marks, and of established connections.
+func (s *sampler) addUnusualPackets() {
+	// Six ports suffice for rule sets with many ports.
 	some := s.ports[:min(len(s.ports), 6)]
 	for _, p := range slices.Clone(s.packets) {
 		a := p.To.Addr()
@@ -253,22 +253,22 @@ func (s *sampler) odd() {
 			}
 		}
 	}
-	s.answers()
+	s.addReplies()
 }
 
-// answers are of resolvers, and of the agent's.
-func (s *sampler) answers() {
+// addReplies adds responses from resolvers and from the agent.
+func (s *sampler) addReplies() {
 	s.eachFamily(func(f Families) {
 		for _, r := range s.sports {
 			for _, source := range append([]netip.Prefix{netip.PrefixFrom(sampleRemote[f], sampleRemote[f].BitLen())}, s.sources...) {
 				if familyOf(source.Addr()) != f {
 					continue
 				}
-				p := s.receive(f, sampleInterface, UDP, sampleOwn[f], ephemeral)
+				p := s.addInbound(f, sampleInterface, UDP, sampleOwn[f], ephemeral)
 				p.From = netip.AddrPortFrom(source.Addr(), r.First)
 			}
 			for _, who := range s.owners[:min(len(s.owners), maxIdentities)] {
-				s.send(f, who, target{sampleOwn[f], loopback}, UDP, ephemeral)
+				s.addOutbound(f, who, target{sampleOwn[f], loopback}, UDP, ephemeral)
 				p := &s.packets[len(s.packets)-1]
 				p.From = netip.AddrPortFrom(p.From.Addr(), r.First)
 			}

@@ -10,11 +10,11 @@ import (
 	"strings"
 )
 
-// Setting is one option as it is written: in a flag, a variable of the environment, or a saved configuration.
+// Setting is one option as text: a flag, an environment variable, or an entry of a saved configuration.
 type Setting struct {
 	Name      string   // of the flag, or of the variable where there is no flag
 	Shorthand string   // of the flag
-	Env       []string // variables, the first that is set counts
+	Env       []string // variables; the first one that is set is used
 	NoFlag    bool
 	Boolean   bool
 	Help      string
@@ -23,7 +23,7 @@ type Setting struct {
 	set func(*Options, string, Names) error
 }
 
-// The names of flags, which messages use too.
+// The names of flags, which messages also use.
 const (
 	flagProxyPort       = "envoy-port"
 	flagInboundPort     = "inbound-capture-port"
@@ -56,7 +56,7 @@ const (
 	envResolver      = "DNS_PROXY_ADDR"
 )
 
-// settings are in the order in which help and saved configurations list them.
+// settings is in the order in which help and saved configurations list the options.
 var settings = []Setting{
 	port(flagProxyPort, "p", "port of Envoy that outbound connections go to", func(o *Options) *uint16 { return &o.ProxyPort }).noEnv(),
 	port(flagInboundPort, "z", "port of Envoy that inbound connections go to", func(o *Options) *uint16 { return &o.InboundPort }),
@@ -78,7 +78,7 @@ var settings = []Setting{
 		get: func(o *Options) string { return strconv.Itoa(o.TProxyTable) }, set: setTable},
 	{Name: flagInbound, Shorthand: "b", Help: `inbound ports to capture: "*", or a list of ports and ranges (80,8000-8010)`,
 		get: func(o *Options) string {
-			return chosen(o.InboundPorts.All, joined(o.InboundPorts.Listed, PortRange.String))
+			return choiceText(o.InboundPorts.All, joined(o.InboundPorts.Listed, PortRange.String))
 		},
 		set: func(o *Options, text string, _ Names) (err error) {
 			o.InboundPorts.All, o.InboundPorts.Listed, err = parseChoice(text, parsePortRange)
@@ -87,7 +87,7 @@ var settings = []Setting{
 	ports(flagInboundExclude, "d", `inbound ports to take away from "*"`, func(o *Options) *[]PortRange { return &o.InboundExcludePorts }),
 	{Name: flagCIDRs, Shorthand: "i", Help: `destinations to capture: "*", or a list of CIDRs`,
 		get: func(o *Options) string {
-			return chosen(o.OutboundCIDRs.All, joined(o.OutboundCIDRs.Listed, netip.Prefix.String))
+			return choiceText(o.OutboundCIDRs.All, joined(o.OutboundCIDRs.Listed, netip.Prefix.String))
 		},
 		set: func(o *Options, text string, _ Names) (err error) {
 			o.OutboundCIDRs.All, o.OutboundCIDRs.Listed, err = parseChoice(text, parseCIDR)
@@ -115,7 +115,7 @@ var settings = []Setting{
 		func(o *Options) *[]netip.Addr { return &o.Addresses },
 		netip.Addr.String, func(Names) func(string) (netip.Addr, error) { return parseAddress }).noEnv(),
 	{Name: envGroups, Env: []string{envGroups}, NoFlag: true, Help: `groups of processes whose outbound traffic is captured: "*", or a list of at most 64`,
-		get: func(o *Options) string { return chosen(o.OwnerGroups.All, joined(o.OwnerGroups.Listed, decimal)) },
+		get: func(o *Options) string { return choiceText(o.OwnerGroups.All, joined(o.OwnerGroups.Listed, decimal)) },
 		set: func(o *Options, text string, n Names) (err error) {
 			o.OwnerGroups.All, o.OwnerGroups.Listed, err = parseChoice(text, group(n))
 			return err
@@ -130,11 +130,11 @@ var settings = []Setting{
 		}},
 }
 
-// Settings are all options by the names of Istio's flags and variables.
+// Settings returns all options with the names of Istio's flags and variables.
 func Settings() []Setting { return slices.Clone(settings) }
 
-// Set gives the option the value as it is written in a flag or variable. What it can tell alone it refuses, and leaves the
-// option as it is; the rest is for Validate.
+// Set sets the option from the text of a flag or variable. It refuses values that are invalid by themselves and then
+// leaves the option unchanged; Validate checks combinations.
 func (o *Options) Set(name, value string, names Names) error {
 	for i := range settings {
 		if s := &settings[i]; s.Name == name {
@@ -149,7 +149,7 @@ func (o *Options) Set(name, value string, names Names) error {
 	return fmt.Errorf("there is no option %q of redirection", name)
 }
 
-// Get is the value of an option as Set takes it.
+// Get returns the value of an option in the form that Set accepts.
 func (o *Options) Get(name string) string {
 	for i := range settings {
 		if settings[i].Name == name {
@@ -159,7 +159,7 @@ func (o *Options) Get(name string) string {
 	return ""
 }
 
-// Title is the name as a person writes it.
+// Title returns the name as users write it.
 func (s *Setting) Title() string {
 	if s.NoFlag {
 		return s.Name
@@ -190,7 +190,7 @@ func init() {
 	}
 }
 
-func chosen(all bool, list string) string {
+func choiceText(all bool, list string) string {
 	if all {
 		return "*"
 	}

@@ -7,13 +7,13 @@ import (
 	"slices"
 )
 
-// selfCallMark marks the proxy's connections to its own pod under TPROXY; the number is Istio's.
+// selfCallMark marks the proxy's connections to its own pod under TPROXY; Istio uses the same number.
 const selfCallMark = 1338
 
-// maxOwnerGroups is Istio's bound: the groups become conditions of one rule.
+// maxOwnerGroups is Istio's limit: the groups become conditions of one rule.
 const maxOwnerGroups = 64
 
-// Validate tells everything that is wrong with the options, each with the option's name, its value, and what would do.
+// Validate returns all errors of the options, each with the option's name, its value, and the accepted values.
 func (o *Options) Validate() error {
 	var errs []error
 	refuse := func(name, remedy string) {

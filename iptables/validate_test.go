@@ -5,7 +5,7 @@ import (
 	"testing"
 )
 
-func TestLoopbackIsNeitherExcludedFromTransparentProxyingNorAMachines(t *testing.T) {
+func TestLoopbackCannotBeExcludedOrVirtualUnderTProxy(t *testing.T) {
 	for want, pairs := range map[string][]string{
 		`--kube-virt-interfaces "vif0,lo"`:  {flagVirtual, "vif0,lo"},
 		`--istio-exclude-interfaces "lo"`:   {flagMode, "TPROXY", flagInterfaces, "lo"},

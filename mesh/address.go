@@ -7,28 +7,28 @@ import (
 	"strconv"
 )
 
-// The ports of a proxy, which listens on them at its instance's proxy address.
+// Ports on which a proxy listens at its instance's proxy address.
 const (
-	adminPort      = 15000
-	outboundPort   = 15001 // where what the application sends is captured
-	inboundPort    = 15006 // and what is sent to it
+	adminPort      = 15000 // reserved: Envoy's admin interface listens on a unix socket
+	outboundPort   = 15001 // captured outbound connections
+	inboundPort    = 15006 // captured inbound connections
 	statusPort     = 15020
 	readinessPort  = 15021
-	namesPort      = 15053
-	proxyPort      = 15080
+	agentDNSPort   = 15053
+	httpProxyPort  = 15080
 	prometheusPort = 15090
 	tokenPort      = 15463
 )
 
-// The ports of the control plane, at the first address of the mesh's network.
+// Ports of the control plane, at the first address of the mesh's network.
 const (
-	plainPort      = 15010
-	securePort     = 15012
-	monitoringPort = 15014
-	exchangePort   = 15016
+	plaintextPort     = 15010
+	securePort        = 15012
+	monitoringPort    = 15014
+	tokenExchangePort = 15016
 )
 
-// The networks that a mesh looks through for a free one.
+// Second octets of the networks among which a mesh chooses a free one.
 const (
 	firstNetwork = 77
 	lastNetwork  = 126
@@ -37,22 +37,22 @@ const (
 // Instance is one replica of a workload, with its addresses.
 type Instance struct {
 	Name string
-	// Proxy is the instance's address in the mesh, where its proxy listens; App is where the application does.
+	// Proxy is the address in the mesh on which the proxy listens. App is the address on which the application listens.
 	Proxy netip.Addr
 	App   netip.Addr
-	// Proxy6 is its address of IPv6, where it has one.
+	// Proxy6 is the proxy's IPv6 address. It is the zero Addr in a loopback network.
 	Proxy6 netip.Addr
 
 	workload *Workload
-	// own is where the instance's proxy listens for its own application, and for its agent.
-	own netip.Addr
-	// captured says that the application's traffic finds its proxy by itself.
+	// localAddr is the address on which the proxy and its agent listen for the instance's own application.
+	localAddr netip.Addr
+	// captured reports whether the kernel redirects the application's traffic to the proxy.
 	captured bool
-	// upstreams is the network's third octet, which the addresses of TCP upstreams share.
-	upstreams [3]byte
+	// upstreamOctets are the first three octets of the listener addresses of TCP upstreams.
+	upstreamOctets [3]byte
 }
 
-// loopbackNetwork is 127.N.0.0/16.
+// loopbackNetwork returns 127.N.0.0/16.
 func loopbackNetwork(n byte) netip.Prefix {
 	return netip.PrefixFrom(netip.AddrFrom4([4]byte{127, n, 0, 0}), 16)
 }
@@ -62,10 +62,10 @@ func controlPlaneAddress(network netip.Prefix) netip.Addr {
 	return netip.AddrFrom4([4]byte{b[0], b[1], 0, 1})
 }
 
-// placeInstances gives every replica of every workload its addresses: 127.N.i.1 to the proxy, 127.N.i.2 to the
-// application, 127.N.i.16 and up to its TCP upstreams. The order of the file decides i, so that addresses stay the same
-// from run to run.
-func placeInstances(t *Topology, network netip.Prefix) []*Instance {
+// assignAddresses returns an instance for every replica of every workload: 127.N.i.1 is the proxy, 127.N.i.2 the
+// application, and 127.N.i.16 and following are its TCP upstreams. i follows the order of the file, so addresses do not
+// change from run to run.
+func assignAddresses(t *Topology, network netip.Prefix) []*Instance {
 	var out []*Instance
 	b := network.Addr().As4()
 	for _, w := range t.Workloads {
@@ -73,53 +73,51 @@ func placeInstances(t *Topology, network netip.Prefix) []*Instance {
 			i := byte(len(out) + 1)
 			proxy := netip.AddrFrom4([4]byte{b[0], b[1], i, 1})
 			out = append(out, &Instance{
-				Name:      w.instanceName(replica),
-				Proxy:     proxy,
-				App:       netip.AddrFrom4([4]byte{b[0], b[1], i, 2}),
-				own:       proxy,
-				upstreams: [3]byte{b[0], b[1], i},
-				workload:  w,
+				Name:           w.instanceName(replica),
+				Proxy:          proxy,
+				App:            netip.AddrFrom4([4]byte{b[0], b[1], i, 2}),
+				localAddr:      proxy,
+				upstreamOctets: [3]byte{b[0], b[1], i},
+				workload:       w,
 			})
 		}
 	}
 	return out
 }
 
-// Workload is the workload that the instance is one of.
+// Workload returns the workload of the instance.
 func (i *Instance) Workload() *Workload { return i.workload }
 
-// httpProxy is the sidecar as HTTP proxy, which nobody has to be told of where traffic is captured.
-func (i *Instance) httpProxy() string {
+// httpProxyURL returns the URL of the sidecar's HTTP proxy, or "" when traffic is captured.
+func (i *Instance) httpProxyURL() string {
 	if i.captured {
 		return ""
 	}
-	return fmt.Sprintf("http://%s:%d", i.Proxy, proxyPort)
+	return fmt.Sprintf("http://%s:%d", i.Proxy, httpProxyPort)
 }
 
-// dnsAddress is where the sidecar's agent answers DNS questions.
-func (i *Instance) dnsAddress() string { return netip.AddrPortFrom(i.own, namesPort).String() }
+// dnsAddress returns the address of the agent's DNS server.
+func (i *Instance) dnsAddress() string { return netip.AddrPortFrom(i.localAddr, agentDNSPort).String() }
 
-// tokenURL is where the sidecar's agent exchanges tokens.
+// tokenURL returns the URL of the agent's token exchange.
 func (i *Instance) tokenURL() string {
-	return "http://" + netip.AddrPortFrom(i.own, tokenPort).String() + "/token"
+	return "http://" + netip.AddrPortFrom(i.localAddr, tokenPort).String() + "/token"
 }
 
-// upstreamAddress is where the sidecar listens for the n-th TCP upstream.
+// upstreamAddress returns the address on which the sidecar listens for the n-th TCP upstream.
 func (i *Instance) upstreamAddress(n int) netip.AddrPort {
-	addr := netip.AddrFrom4([4]byte{i.upstreams[0], i.upstreams[1], i.upstreams[2], byte(16 + n)})
+	addr := netip.AddrFrom4([4]byte{i.upstreamOctets[0], i.upstreamOctets[1], i.upstreamOctets[2], byte(16 + n)})
 	return netip.AddrPortFrom(addr, i.workload.Upstreams[n].Port)
 }
 
-// upstream is what the application calls for the n-th TCP upstream: its listener, or simply its name.
-func (i *Instance) upstream(n int) string {
+// upstreamTarget returns the address that the application calls for the n-th TCP upstream: the sidecar's listener, or
+// the upstream's host name when traffic is captured.
+func (i *Instance) upstreamTarget(n int) string {
 	if u := i.workload.Upstreams[n]; i.captured {
 		return net.JoinHostPort(u.Host, strconv.Itoa(int(u.Port)))
 	}
 	return i.upstreamAddress(n).String()
 }
 
-// StatusAddress is where the instance's agent answers for its readiness, and takes orders.
-func (i *Instance) StatusAddress() netip.AddrPort { return netip.AddrPortFrom(i.own, statusPort) }
-
-// AdminAddress is Envoy's admin interface.
-func (i *Instance) AdminAddress() netip.AddrPort { return netip.AddrPortFrom(i.own, adminPort) }
+// StatusAddress returns the address of the agent's status server.
+func (i *Instance) StatusAddress() netip.AddrPort { return netip.AddrPortFrom(i.localAddr, statusPort) }

@@ -6,7 +6,7 @@ import (
 	"sync"
 )
 
-// broadcast wakes all who wait for a change.
+// broadcast wakes all goroutines that wait for a change.
 type broadcast struct {
 	mu sync.Mutex
 	ch chan struct{}
@@ -14,21 +14,21 @@ type broadcast struct {
 
 func newBroadcast() *broadcast { return &broadcast{ch: make(chan struct{})} }
 
-// wait gives a channel that is closed at the next change.
+// wait returns a channel that is closed at the next change.
 func (b *broadcast) wait() <-chan struct{} {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	return b.ch
 }
 
-func (b *broadcast) changed() {
+func (b *broadcast) notify() {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	close(b.ch)
 	b.ch = make(chan struct{})
 }
 
-// newRunID tells this run from every other.
+// newRunID returns a random identifier of a run.
 func newRunID() string {
 	var b [8]byte
 	_, _ = rand.Read(b[:])

@@ -10,28 +10,28 @@ import (
 	"testing"
 )
 
-func TestTheAddressesOfACapturedMeshFollowFromItsNetwork(t *testing.T) {
-	plan := planCaptured(78)
-	bridge4, bridge6 := plan.bridge()
-	instances := plan.place(&Topology{Workloads: []*Workload{{Name: "a", Replicas: 2}, {Name: "b", Replicas: 1}}})
+func TestAddressPlanFollowsFromNetwork(t *testing.T) {
+	plan := newAddressPlan(78)
+	bridge4, bridge6 := plan.bridgeAddresses()
+	instances := plan.assignAddresses(&Topology{Workloads: []*Workload{{Name: "a", Replicas: 2}, {Name: "b", Replicas: 1}}})
 	var got []string
 	for _, i := range instances {
-		got = append(got, i.Name+" "+i.Proxy.String()+" "+i.Proxy6.String()+" "+i.AdminAddress().String())
+		got = append(got, i.Name+" "+i.Proxy.String()+" "+i.Proxy6.String()+" "+i.StatusAddress().String())
 	}
 	want := []string{
-		"a-1 10.78.1.1 fd50:494c:4f54:4e::1:1 127.0.0.1:15000", "a-2 10.78.2.1 fd50:494c:4f54:4e::2:1 127.0.0.1:15000",
-		"b 10.78.3.1 fd50:494c:4f54:4e::3:1 127.0.0.1:15000",
+		"a-1 10.78.1.1 fd50:494c:4f54:4e::1:1 127.0.0.1:15020", "a-2 10.78.2.1 fd50:494c:4f54:4e::2:1 127.0.0.1:15020",
+		"b 10.78.3.1 fd50:494c:4f54:4e::3:1 127.0.0.1:15020",
 	}
 	if !slices.Equal(got, want) {
 		t.Errorf("got %q", got)
 	}
-	if bridge4 != netip.MustParseAddr("10.78.0.1") || bridge6 != netip.MustParseAddr("fd50:494c:4f54:4e::1") || plan.host() != netip.MustParseAddr("10.78.0.2") {
-		t.Errorf("the bridge is %s and %s, the machine %s", bridge4, bridge6, plan.host())
+	if bridge4 != netip.MustParseAddr("10.78.0.1") || bridge6 != netip.MustParseAddr("fd50:494c:4f54:4e::1") || plan.hostAddress() != netip.MustParseAddr("10.78.0.2") {
+		t.Errorf("the bridge is %s and %s, the machine %s", bridge4, bridge6, plan.hostAddress())
 	}
 }
 
-func TestAnnotationsSayWhatIsCaptured(t *testing.T) {
-	args := strings.Join(captureArgs(&Workload{Annotations: map[string]string{
+func TestAnnotationsDetermineRedirection(t *testing.T) {
+	args := strings.Join(redirectionArgs(&Workload{Annotations: map[string]string{
 		"traffic.sidecar.istio.io/excludeOutboundPorts":    "3306",
 		"traffic.sidecar.istio.io/excludeInboundPorts":     "9999",
 		"traffic.sidecar.istio.io/includeOutboundIPRanges": "10.0.0.0/8",
@@ -47,8 +47,9 @@ func TestAnnotationsSayWhatIsCaptured(t *testing.T) {
 	}
 }
 
-// A relay hands on the end of one direction while the other goes on, and refuses for whom it cannot reach.
-func TestARelayCarriesWhatBothSidesSayToTheEnd(t *testing.T) {
+// A TCP forwarder forwards the end of one direction while the other continues, and resets connections that it cannot
+// forward.
+func TestTCPForwarderSupportsHalfClose(t *testing.T) {
 	server, front := listen(t), listen(t)
 	accepted := make(chan struct{}, 2)
 	go func() {
@@ -66,25 +67,25 @@ func TestARelayCarriesWhatBothSidesSayToTheEnd(t *testing.T) {
 		}
 	}()
 	address := server.Addr().String()
-	r := newRelay(front, func(ctx context.Context, _ net.Conn) (net.Conn, error) {
+	r := newTCPForwarder(front, func(ctx context.Context, _ net.Conn) (net.Conn, error) {
 		var d net.Dialer
 		return d.DialContext(ctx, "tcp", address)
 	})
 	conn := dial(t, front)
 	_, _ = conn.Write([]byte("hello"))
 	_ = conn.CloseWrite()
-	if said, err := io.ReadAll(conn); err != nil || string(said) != "got hello" {
-		t.Errorf("got %q, %v", said, err)
+	if answer, err := io.ReadAll(conn); err != nil || string(answer) != "got hello" {
+		t.Errorf("got %q, %v", answer, err)
 	}
 	<-accepted
 	open := dial(t, front)
 	<-accepted
 	_ = server.Close()
-	if refused, err := net.Dial("tcp", front.Addr().String()); err == nil { // or ended as soon as it was taken
-		said, err := io.ReadAll(refused)
+	if refused, err := net.Dial("tcp", front.Addr().String()); err == nil { // or reset after it was accepted
+		answer, err := io.ReadAll(refused)
 		_ = refused.Close()
 		if err == nil {
-			t.Errorf("nobody listens, and %q", said)
+			t.Errorf("without a listener: %q", answer)
 		}
 	}
 	if err := r.close(); err != nil {

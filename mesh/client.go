@@ -16,11 +16,11 @@ import (
 	"time"
 )
 
-// NotRunningError says that there is no mesh to talk to.
+// NotRunningError reports that the requested mesh is not running.
 type NotRunningError struct {
-	// Name is the mesh that was asked for; empty: any.
+	// Name is the requested mesh; empty: any.
 	Name string
-	// Running are the meshes that do run.
+	// Running lists the meshes that are running.
 	Running []string
 }
 
@@ -29,22 +29,22 @@ func (e *NotRunningError) Error() string {
 	case e.Name == "" && len(e.Running) == 0:
 		return "no mesh is running: start one with `pilotfish up -f FILE` or `pilotfish demo`"
 	case e.Name == "":
-		return fmt.Sprintf("several meshes are running (%s): say which with --name", strings.Join(e.Running, ", "))
+		return fmt.Sprintf("several meshes are running (%s): select one with --name", strings.Join(e.Running, ", "))
 	case len(e.Running) == 0:
 		return fmt.Sprintf("mesh %q is not running, nor is any other", e.Name)
 	}
-	return fmt.Sprintf("mesh %q is not running; these are: %s", e.Name, strings.Join(e.Running, ", "))
+	return fmt.Sprintf("mesh %q is not running; running meshes: %s", e.Name, strings.Join(e.Running, ", "))
 }
 
-// Client talks to a running mesh over its control socket.
+// Client calls the control socket of a running mesh.
 type Client struct {
 	Name string
 	dir  string
 	http *http.Client
 }
 
-// Running lists the meshes that run with a runtime directory.
-func Running(runtimeDir string) []string {
+// RunningMeshes returns the names of the meshes that run with a runtime directory, sorted.
+func RunningMeshes(runtimeDir string) []string {
 	found, _ := filepath.Glob(filepath.Join(runtimeDir, "*", socketFile))
 	var names []string
 	for _, socket := range found {
@@ -57,9 +57,10 @@ func Running(runtimeDir string) []string {
 	return names
 }
 
-// Connect finds a running mesh; with no name, the only one.
+// Connect returns a client of the named mesh. With no name, exactly one mesh must be running. Otherwise it returns
+// *NotRunningError.
 func Connect(runtimeDir, name string) (*Client, error) {
-	running := Running(runtimeDir)
+	running := RunningMeshes(runtimeDir)
 	if name == "" && len(running) == 1 {
 		name = running[0]
 	}
@@ -81,13 +82,13 @@ func newClient(runtimeDir, name string) *Client {
 	}}}
 }
 
-// Status asks for the mesh's status.
+// Status returns the mesh's status.
 func (c *Client) Status(ctx context.Context) (Status, error) {
 	var s Status
 	return s, c.call(ctx, http.MethodGet, "/status", &s)
 }
 
-// Stop asks the mesh to end, and waits until it has.
+// Stop requests the mesh to stop, and waits until it has ended.
 func (c *Client) Stop(ctx context.Context) error {
 	if err := c.call(ctx, http.MethodPost, "/stop", nil); err != nil {
 		return err
@@ -104,17 +105,17 @@ func (c *Client) Stop(ctx context.Context) error {
 	}
 }
 
-// StopControlPlane and StartControlPlane stop and start the embedded control plane.
+// StopControlPlane stops the embedded control plane.
 func (c *Client) StopControlPlane(ctx context.Context) error {
 	return c.call(ctx, http.MethodPost, "/control-plane/stop", nil)
 }
 
-// StartControlPlane starts the control plane that was stopped, and returns once it serves.
+// StartControlPlane starts a stopped control plane, and returns once it serves clients.
 func (c *Client) StartControlPlane(ctx context.Context) error {
 	return c.call(ctx, http.MethodPost, "/control-plane/start", nil)
 }
 
-// Restart has the application of a workload, or of one instance, started again.
+// Restart requests a restart of the applications of a workload, or of one instance.
 func (c *Client) Restart(ctx context.Context, name string) error {
 	return c.call(ctx, http.MethodPost, "/workloads/"+url.PathEscape(name)+"/restart", nil)
 }
@@ -126,12 +127,12 @@ func (c *Client) call(ctx context.Context, method, path string, into any) error 
 	}
 	res, err := c.http.Do(req)
 	if err != nil {
-		return fmt.Errorf("asking mesh %q: %w", c.Name, cause(err))
+		return fmt.Errorf("calling mesh %q: %w", c.Name, innermostError(err))
 	}
 	defer res.Body.Close()
 	body, err := io.ReadAll(io.LimitReader(res.Body, 64<<20))
 	if err != nil {
-		return fmt.Errorf("reading the answer of mesh %q: %w", c.Name, err)
+		return fmt.Errorf("reading the response of mesh %q: %w", c.Name, err)
 	}
 	if res.StatusCode != http.StatusOK {
 		return fmt.Errorf("mesh %q: %s", c.Name, strings.TrimSpace(string(body)))
@@ -140,10 +141,10 @@ func (c *Client) call(ctx context.Context, method, path string, into any) error 
 		return nil
 	}
 	if err := json.Unmarshal(body, into); err != nil {
-		return fmt.Errorf("reading the answer of mesh %q: %w", c.Name, err)
+		return fmt.Errorf("reading the response of mesh %q: %w", c.Name, err)
 	}
 	return nil
 }
 
-// Close gives the connections back.
+// Close closes idle connections.
 func (c *Client) Close() { c.http.CloseIdleConnections() }

@@ -12,12 +12,12 @@ import (
 	"github.com/pilotfish-mesh/pilotfish/controlplane/config"
 )
 
-func TestARunningMeshAnswersAndObeysOverItsSocket(t *testing.T) {
+func TestControlSocketServesStatusAndCommands(t *testing.T) {
 	cfg := testConfig(t, testTopology(t, oneApp))
 	if _, err := Connect(cfg.RuntimeDir, ""); err == nil || !strings.Contains(err.Error(), "no mesh is running") {
 		t.Errorf("with no mesh: %v", err)
 	}
-	m := bringUp(t, cfg)
+	m := startMesh(t, cfg)
 	m.waitReady()
 	ctx := context.Background()
 	var absent *NotRunningError
@@ -46,7 +46,7 @@ func TestARunningMeshAnswersAndObeysOverItsSocket(t *testing.T) {
 		t.Fatal(err)
 	}
 	if err := c.Restart(ctx, "nobody"); err == nil || !strings.Contains(err.Error(), "nobody") {
-		t.Errorf("restart of nobody: %v", err)
+		t.Errorf("restart of an unknown workload: %v", err)
 	}
 	if err := c.Stop(ctx); err != nil {
 		t.Fatal(err)
@@ -55,12 +55,12 @@ func TestARunningMeshAnswersAndObeysOverItsSocket(t *testing.T) {
 	if m.err != nil {
 		t.Error(m.err)
 	}
-	if running := Running(cfg.RuntimeDir); len(running) != 0 {
+	if running := RunningMeshes(cfg.RuntimeDir); len(running) != 0 {
 		t.Errorf("%v run still", running)
 	}
 }
 
-func TestTheTableSaysWhatIsWrongAndWhy(t *testing.T) {
+func TestStatusTableShowsProblemsAndReasons(t *testing.T) {
 	now := time.Date(2026, 1, 2, 3, 4, 5, 0, time.UTC)
 	s := Status{
 		Mesh: "shop", PID: 42, Started: now.Add(-90 * time.Second), Network: "127.77.0.0/16",

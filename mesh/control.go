@@ -14,47 +14,81 @@ import (
 
 	"github.com/pilotfish-mesh/pilotfish/controlplane"
 	"github.com/pilotfish-mesh/pilotfish/controlplane/config"
+	"github.com/pilotfish-mesh/pilotfish/controlplane/snapshot"
+	"github.com/pilotfish-mesh/pilotfish/internal/fetchguard"
+	"github.com/pilotfish-mesh/pilotfish/internal/tlspolicy"
 )
 
 func (m *Mesh) startControlPlane(ctx context.Context) error {
-	p := newPlane(controlplane.Config{
+	blocked, err := fetchguard.ParseNetworks(lookupEnv(m.cfg.Environ, controlplane.BlockedKeyNetworksVariable))
+	if err != nil {
+		return fmt.Errorf("%s: %w", controlplane.BlockedKeyNetworksVariable, err)
+	}
+	p := newControlPlane(controlplane.Config{
 		ConfigDirs: m.cfg.Topology.Config,
 		Stores:     []config.Store{m.registry},
 		StateDir:   m.stateDir(),
 
-		StartsProxies: true,
+		StartsProxies:   true,
+		OnInvalidPolicy: m.cfg.OnInvalidPolicy,
 
 		Address: m.placement.ControlPlane().String(),
 		Listen:  m.placement.Listen,
 
+		HostAddress: m.placement.Host().String(),
+
 		VirtualAddresses: m.virtualAddresses(),
+		LocalNetworks:    m.localNetworks(),
+		Workloads:        m.workloads(),
 		Mesh:             m.cfg.Topology.Mesh,
 		MeshConfigFile:   m.cfg.Topology.MeshFile,
 		MeshProblems:     m.cfg.Topology.MeshProblems,
-		TrustDomain:      m.cfg.Topology.TrustDomain,
+		// JWKS URLs on loopback are allowed: a local issuer is common here, and the user wrote the documents.
+		Keys:        controlplane.KeyFetching{Blocked: blocked, AllowLoopback: true},
+		TrustDomain: m.cfg.Topology.TrustDomain,
+		Endpoints:   m.endpointPolicy(),
+		TLSPolicy:   tlspolicy.Policy(lookupEnv(m.cfg.Environ, controlplane.TLSPolicyVariable)),
 	}, m.events)
 	if err := p.start(ctx); err != nil {
 		return err
 	}
-	m.onEnd(func() { _ = p.stop() })
+	m.addCleanup(func() { _ = p.stop() })
 	m.mu.Lock()
-	m.plane = p
+	m.controlPlane = p
 	m.mu.Unlock()
 	return nil
 }
 
-// virtualServices are addresses that nobody has: of the class that was never given out.
-var virtualServices = netip.PrefixFrom(netip.AddrFrom4([4]byte{240, 0, 0, 0}), 5)
+// serviceAddresses is the range of virtual service addresses: part of 240.0.0.0/4, which no host uses.
+var serviceAddresses = netip.PrefixFrom(netip.AddrFrom4([4]byte{240, 0, 0, 0}), 5)
 
-// virtualAddresses are for services, where connections are told apart by where they go.
+// virtualAddresses returns the range of virtual addresses, by which captured connections are assigned to services. It
+// is the zero Prefix when traffic is not captured.
 func (m *Mesh) virtualAddresses() netip.Prefix {
 	if m.placement.Captured() {
-		return virtualServices
+		return serviceAddresses
 	}
 	return netip.Prefix{}
 }
 
-// openControlSocket lets other commands of this user ask and order: `status`, `down`.
+// workloads returns the workloads of the topology.
+func (m *Mesh) workloads() []snapshot.Workload {
+	var out []snapshot.Workload
+	for _, w := range m.cfg.Topology.Workloads {
+		out = append(out, snapshot.Workload{Namespace: w.Namespace, ServiceAccount: w.ServiceAccount, Labels: w.Labels})
+	}
+	return out
+}
+
+// localNetworks returns the loopback network of a mesh without capture.
+func (m *Mesh) localNetworks() []netip.Prefix {
+	if p, ok := m.placement.(*loopbackPlacement); ok {
+		return []netip.Prefix{p.network}
+	}
+	return nil
+}
+
+// openControlSocket serves the control socket, through which other commands of this user query and control the mesh.
 func (m *Mesh) openControlSocket(context.Context) error {
 	path := filepath.Join(m.runtime.path, socketFile)
 	l, err := net.Listen("unix", path)
@@ -70,59 +104,59 @@ func (m *Mesh) openControlSocket(context.Context) error {
 		defer close(done)
 		_ = server.Serve(l)
 	}()
-	m.onEnd(func() {
+	m.addCleanup(func() {
 		_ = server.Close()
 		<-done
 	})
 	return nil
 }
 
-// controlHandler is the control socket's API: JSON over HTTP.
+// controlHandler returns the handler of the control socket's API: JSON over HTTP.
 func (m *Mesh) controlHandler() http.Handler {
 	mux := http.NewServeMux()
-	mux.HandleFunc("GET /status", func(w http.ResponseWriter, r *http.Request) { answer(w, m.Status(r.Context())) })
+	mux.HandleFunc("GET /status", func(w http.ResponseWriter, r *http.Request) { writeJSON(w, m.Status(r.Context())) })
 	mux.HandleFunc("GET /events", m.serveEvents)
 	mux.HandleFunc("POST /stop", func(w http.ResponseWriter, _ *http.Request) {
-		answer(w, struct{}{})
-		_ = http.NewResponseController(w).Flush() // the socket closes with the mesh
-		m.Stop("asked by `pilotfish down`")
+		writeJSON(w, struct{}{})
+		_ = http.NewResponseController(w).Flush() // before the mesh closes the socket
+		m.Stop("requested by `pilotfish down`")
 	})
-	mux.HandleFunc("POST /control-plane/stop", order(m.StopControlPlane))
-	mux.HandleFunc("POST /control-plane/start", order(m.StartControlPlane))
+	mux.HandleFunc("POST /control-plane/stop", commandHandler(m.StopControlPlane))
+	mux.HandleFunc("POST /control-plane/start", commandHandler(m.StartControlPlane))
 	mux.HandleFunc("POST /workloads/{name}/restart", func(w http.ResponseWriter, r *http.Request) {
-		order(func(ctx context.Context) error { return m.Restart(ctx, r.PathValue("name")) })(w, r)
+		commandHandler(func(ctx context.Context) error { return m.Restart(ctx, r.PathValue("name")) })(w, r)
 	})
 	mux.HandleFunc("/debug/", m.serveDebug)
-	mux.HandleFunc("/workloads/{name}/envoy/{page...}", m.serveWorkload(envoyPages, (*Instance).AdminAddress))
-	mux.HandleFunc("GET /workloads/{name}/agent/{page...}", m.serveWorkload(agentPages, (*Instance).StatusAddress))
+	mux.HandleFunc("/workloads/{name}/envoy/{page...}", m.serveWorkload(envoyPages, adminHost))
+	mux.HandleFunc("GET /workloads/{name}/agent/{page...}", m.serveWorkload(agentPages, controlHost))
 	mux.HandleFunc("GET /workloads/{name}/inside", func(w http.ResponseWriter, r *http.Request) {
-		in, err := m.inside(r.PathValue("name"))
+		in, err := m.execTarget(r.PathValue("name"))
 		if err != nil {
 			http.Error(w, err.Error(), http.StatusConflict)
 			return
 		}
-		answer(w, in)
+		writeJSON(w, in)
 	})
 	return mux
 }
 
-// order makes a handler of what gives an error or nothing.
-func order(do func(context.Context) error) http.HandlerFunc {
+// commandHandler returns a handler that runs do and responds with its error.
+func commandHandler(do func(context.Context) error) http.HandlerFunc {
 	return func(w http.ResponseWriter, r *http.Request) {
 		if err := do(r.Context()); err != nil {
 			http.Error(w, err.Error(), http.StatusConflict)
 			return
 		}
-		answer(w, struct{}{})
+		writeJSON(w, struct{}{})
 	}
 }
 
-func answer(w http.ResponseWriter, v any) {
+func writeJSON(w http.ResponseWriter, v any) {
 	w.Header().Set("Content-Type", "application/json")
 	_ = json.NewEncoder(w).Encode(v)
 }
 
-// serveEvents streams what happens from now on, one JSON object a line.
+// serveEvents streams events that occur after the request, one JSON object per line.
 func (m *Mesh) serveEvents(w http.ResponseWriter, r *http.Request) {
 	sub := m.Events()
 	defer sub.Close()
@@ -148,11 +182,11 @@ func (m *Mesh) serveEvents(w http.ResponseWriter, r *http.Request) {
 	}
 }
 
-// quitAgent has an agent end without draining: all of the mesh ends, so nobody is left to drain for.
-func (r *runner) quitAgent() {
+// quitAgent stops the agent without draining, because the whole mesh ends.
+func (r *instanceRunner) quitAgent() {
 	ctx, cancel := context.WithTimeout(context.Background(), probeTimeout)
 	defer cancel()
-	req, err := http.NewRequestWithContext(ctx, http.MethodPost, "http://"+r.instance.StatusAddress().String()+"/quitquitquit", nil)
+	req, err := http.NewRequestWithContext(ctx, http.MethodPost, "http://"+controlHost+"/quitquitquit", nil)
 	if err != nil {
 		return
 	}

@@ -2,12 +2,12 @@ package mesh
 
 import (
 	"context"
-	"fmt"
 	"net"
+	"path/filepath"
 )
 
-// Dial connects as the application of an instance does, or, for no instance, as somebody does who is in the mesh's
-// network and has no sidecar. Where traffic is captured, an instance's names are those of the mesh.
+// Dial connects as the application of an instance does. With an empty instance, it connects as a client in the mesh's
+// network without a sidecar. With an instance and captured traffic, the application's resolver resolves names.
 func (m *Mesh) Dial(ctx context.Context, instance, network, address string) (net.Conn, error) {
 	if instance == "" {
 		m.mu.Lock()
@@ -18,10 +18,18 @@ func (m *Mesh) Dial(ctx context.Context, instance, network, address string) (net
 		}
 		return placement.Dial(ctx, network, address)
 	}
-	for _, r := range m.snapshotRunners() {
-		if r.instance.Name == instance {
-			return r.attached.Dial(ctx, network, address)
-		}
+	r, err := m.findRunner(instance)
+	if err != nil {
+		return nil, err
 	}
-	return nil, fmt.Errorf("mesh %s has no workload instance %q", m.Name(), instance)
+	return r.attachment.Dial(ctx, network, address)
+}
+
+// DialAdmin connects to the admin interface of an instance's Envoy.
+func (m *Mesh) DialAdmin(ctx context.Context, instance string) (net.Conn, error) {
+	r, err := m.findRunner(instance)
+	if err != nil {
+		return nil, err
+	}
+	return dialSocket(ctx, filepath.Join(m.agentDir(r.instance), adminSocketPath))
 }

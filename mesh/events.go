@@ -7,58 +7,59 @@ import (
 	"github.com/pilotfish-mesh/pilotfish/controlplane/config"
 )
 
-// EventKind says what happened.
+// EventKind is the type of an event.
 type EventKind string
 
-// The kinds of events, and the fields of Event that they fill besides Time, Instance and Origin.
+// The kinds of events. Each comment ends with the fields of Event that are set in addition to Time, Instance and
+// Origin.
 const (
-	// MeshStarting: the name and the addresses are taken. Message says which.
+	// MeshStarting: the mesh has claimed its name and its addresses. Message (the addresses).
 	MeshStarting EventKind = "mesh-starting"
 	// MeshReady: every instance is ready for the first time. Took.
 	MeshReady EventKind = "mesh-ready"
-	// MeshStopping: the end begins. Message says why.
+	// MeshStopping: the mesh begins to stop. Message (the reason).
 	MeshStopping EventKind = "mesh-stopping"
-	// ControlPlaneUp, ControlPlaneDown: the embedded control plane serves, or serves no more. Message.
+	// ControlPlaneUp, ControlPlaneDown: the embedded control plane serves, or has stopped. Message.
 	ControlPlaneUp   EventKind = "control-plane-up"
 	ControlPlaneDown EventKind = "control-plane-down"
-	// Starting: the instance's processes are being started.
+	// Starting: the instance's processes are started. Message (its address).
 	Starting EventKind = "starting"
-	// Ready: the instance is ready. Took counts from Starting, or from when it was last ready.
+	// Ready: the instance is ready. Took (since Starting, or since it was last ready).
 	Ready EventKind = "ready"
-	// NotReady: an instance that was ready is so no more, or is late. Message gives the reasons.
+	// NotReady: a ready instance is no longer ready, or exceeds its startup timeout. Message (the reasons).
 	NotReady EventKind = "not-ready"
-	// Exited: a process ended unasked. Exit; Message says what is done about it.
+	// Exited: a process ended unexpectedly. Exit; Message (what happens next).
 	Exited EventKind = "exited"
-	// Failed: a process ended and is not started again. Exit; Message says why and what to do.
+	// Failed: a process ended and is not restarted. Exit; Message (the reason and the remedy).
 	Failed EventKind = "failed"
-	// Restarting: a process is started again. Message.
+	// Restarting: a process is restarted on request. Message.
 	Restarting EventKind = "restarting"
-	// ConfigProblem: a document of the configuration is refused, or will not do what its author expects. Problem.
+	// ConfigProblem: a document has an error or a warning. Problem.
 	ConfigProblem EventKind = "config-problem"
-	// ProblemSolved: a problem that was told of is gone. Problem.
+	// ProblemSolved: a reported problem no longer exists. Problem.
 	ProblemSolved EventKind = "problem-solved"
-	// Log: a line of output. Line.
+	// Log: a process wrote a line of output. Line.
 	Log EventKind = "log"
 )
 
-// Origin says which part of the mesh an event is about.
+// Origin is the component of the mesh that an event is about.
 type Origin string
 
-// The parts of a mesh.
+// The components of a mesh.
 const (
 	OriginMesh         Origin = "mesh"
 	OriginControlPlane Origin = "control-plane"
 	// OriginWorkload is an instance's application.
 	OriginWorkload Origin = "workload"
-	// OriginSidecar is an instance's agent, with its Envoy.
+	// OriginSidecar is an instance's agent with its Envoy.
 	OriginSidecar Origin = "sidecar"
 )
 
-// Event is one thing that happened in the mesh.
+// Event is one event of the mesh.
 type Event struct {
 	Time time.Time `json:"time"`
 	Kind EventKind `json:"kind"`
-	// Instance is the workload instance; empty for the mesh itself and the control plane.
+	// Instance is the workload instance; empty for the mesh and the control plane.
 	Instance string          `json:"instance,omitempty"`
 	Origin   Origin          `json:"origin"`
 	Message  string          `json:"message,omitempty"`
@@ -66,35 +67,35 @@ type Event struct {
 	Took     time.Duration   `json:"tookNanoseconds,omitempty"`
 	Exit     *Exit           `json:"exit,omitempty"`
 	Problem  *config.Problem `json:"problem,omitempty"`
-	// Dropped is how many log lines were left out before this event because the subscriber was too slow.
+	// Dropped counts the log lines that were dropped before this event because the subscriber was too slow.
 	Dropped int `json:"dropped,omitempty"`
 }
 
-// maxPendingLines bounds how many log lines wait for a slow subscriber. Other events always wait: there are few.
+// maxPendingLines is the maximum number of queued log lines per subscription. Other events are few, and never dropped.
 const maxPendingLines = 4096
 
-// Subscription is one listener's view of the stream of events.
+// Subscription is the event queue of one subscriber.
 type Subscription struct {
-	stream *stream
+	stream *eventStream
 	wake   chan struct{}
 
-	mu      sync.Mutex
-	pending []Event
-	lines   int
-	dropped int
-	ended   bool
+	mu           sync.Mutex
+	pending      []Event
+	pendingLines int
+	dropped      int
+	ended        bool
 }
 
-// stream hands each event to all subscriptions, without ever waiting for one.
-type stream struct {
+// eventStream sends each event to all subscriptions. It never blocks on a slow one.
+type eventStream struct {
 	mu     sync.Mutex
 	subs   map[*Subscription]bool
 	closed bool
 }
 
-func newStream() *stream { return &stream{subs: map[*Subscription]bool{}} }
+func newEventStream() *eventStream { return &eventStream{subs: map[*Subscription]bool{}} }
 
-func (s *stream) publish(e Event) {
+func (s *eventStream) publish(e Event) {
 	if e.Time.IsZero() {
 		e.Time = time.Now()
 	}
@@ -105,7 +106,7 @@ func (s *stream) publish(e Event) {
 	}
 }
 
-func (s *stream) subscribe() *Subscription {
+func (s *eventStream) subscribe() *Subscription {
 	sub := &Subscription{stream: s, wake: make(chan struct{}, 1)}
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -117,13 +118,13 @@ func (s *stream) subscribe() *Subscription {
 	return sub
 }
 
-// close ends every subscription; what is pending can still be read.
-func (s *stream) close() {
+// close ends every subscription. Queued events can still be read.
+func (s *eventStream) close() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.closed = true
 	for sub := range s.subs {
-		sub.end()
+		sub.markEnded()
 	}
 	s.subs = nil
 }
@@ -132,18 +133,18 @@ func (s *Subscription) add(e Event) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if e.Kind == Log {
-		if s.lines >= maxPendingLines {
+		if s.pendingLines >= maxPendingLines {
 			s.dropped++
 			return
 		}
-		s.lines++
+		s.pendingLines++
 	}
 	e.Dropped, s.dropped = s.dropped, 0
 	s.pending = append(s.pending, e)
 	s.signal()
 }
 
-func (s *Subscription) end() {
+func (s *Subscription) markEnded() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.ended = true
@@ -157,12 +158,12 @@ func (s *Subscription) signal() {
 	}
 }
 
-// Next waits for the next events and gives them in order. It gives none, and ok false, once the mesh has ended (or the
-// subscription was closed) and everything was handed out, and when done is closed first. One goroutine at a time may call it.
+// Next waits for events and returns them in order. It returns ok=false when done is closed, or once the mesh or the
+// subscription has ended and no event is queued. Only one goroutine at a time may call it.
 func (s *Subscription) Next(done <-chan struct{}) (events []Event, ok bool) {
 	for {
 		s.mu.Lock()
-		events, s.pending, s.lines = s.pending, nil, 0
+		events, s.pending, s.pendingLines = s.pending, nil, 0
 		ended := s.ended
 		s.mu.Unlock()
 		if len(events) > 0 {
@@ -184,5 +185,5 @@ func (s *Subscription) Close() {
 	s.stream.mu.Lock()
 	delete(s.stream.subs, s)
 	s.stream.mu.Unlock()
-	s.end()
+	s.markEnded()
 }

@@ -13,41 +13,43 @@ import (
 	"strings"
 )
 
-// Inside is what it takes to run a program as an instance's application is run.
-type Inside struct {
-	// PID is a process that is in the instance's network; 0 where that is the machine's own.
+// ExecTarget describes how to run a program in the environment of an instance's application.
+type ExecTarget struct {
+	// PID is a process in the instance's network; 0 where this is the machine's own network.
 	PID int `json:"pid,omitempty"`
+	// Capabilities are those to which the program is limited, if PID is not 0.
+	Capabilities []uintptr `json:"capabilities,omitempty"`
 	// Env is added to the program's environment.
 	Env []string `json:"env"`
 }
 
-// inside tells others of this user how to get to where an instance's application runs.
-func (m *Mesh) inside(name string) (Inside, error) {
+// execTarget returns the target for `pilotfish exec`.
+func (m *Mesh) execTarget(name string) (ExecTarget, error) {
 	for _, r := range m.snapshotRunners() {
 		if r.instance.Name != name {
 			continue
 		}
-		env, err := m.placeEnv(r.instance, r.attached)
-		in := Inside{Env: env}
+		env, err := m.instanceEnv(r.instance, r.attachment)
+		in := ExecTarget{Env: env}
 		if err == nil && m.placement.Captured() {
-			in.PID = r.agent.snapshot().PID
+			in.PID, in.Capabilities = r.agent.snapshot().PID, r.instance.workload.capabilities()
 			if in.PID == 0 {
-				err = fmt.Errorf("the %s of %s does not run now: see `pilotfish status`", r.agent.what, name)
+				err = fmt.Errorf("the %s of %s does not run now: see `pilotfish status`", r.agent.role, name)
 			}
 		}
 		return in, err
 	}
-	return Inside{}, fmt.Errorf("mesh %s has no workload instance %q: `pilotfish status` lists those it has", m.Name(), name)
+	return ExecTarget{}, fmt.Errorf("mesh %s has no workload instance %q: `pilotfish status` lists those it has", m.Name(), name)
 }
 
-// The exit statuses of a command that could not be run in a workload's place, as of env(1) and shells.
+// Exit statuses of `pilotfish exec` when it cannot run the program, as for env(1) and shells.
 const (
-	ExitNotInside = 125 // there is no such workload, or no way into it now
-	ExitNotRun    = 126 // the program is there, and may not or cannot be run
-	ExitNoProgram = 127 // the program is not there
+	ExitCannotJoin = 125 // there is no such workload, or it cannot be joined now
+	ExitCannotRun  = 126 // the program exists, but cannot be run
+	ExitNotFound   = 127 // the program does not exist
 )
 
-// ExecError says why a program could not be run in a workload's place.
+// ExecError reports why a program cannot be run in a workload's environment.
 type ExecError struct {
 	Status int // one of the exit statuses above
 	Err    error
@@ -55,56 +57,56 @@ type ExecError struct {
 
 func (e *ExecError) Error() string { return e.Err.Error() }
 
-// Unwrap gives what went wrong.
+// Unwrap returns the cause.
 func (e *ExecError) Unwrap() error { return e.Err }
 
-// noProgramError says that a program is not there.
+// noProgramError reports that a program does not exist.
 type noProgramError struct{ error }
 
 func (e noProgramError) Unwrap() error { return e.error }
 
-// notRun is an ExecError of a program.
-func notRun(err error) error {
+// newExecError returns an ExecError for a program that cannot be run.
+func newExecError(err error) error {
 	var missing noProgramError
 	if errors.As(err, &missing) || errors.Is(err, fs.ErrNotExist) {
-		return &ExecError{ExitNoProgram, err}
+		return &ExecError{ExitNotFound, err}
 	}
-	return &ExecError{ExitNotRun, err}
+	return &ExecError{ExitCannotRun, err}
 }
 
-// Exec runs a program in the place of an instance's application, with its network, names and environment, in the place of
-// this process. It returns only on an error, which is an ExecError.
+// Exec replaces this process by a program with the network, names and environment of an instance's application. It
+// returns only on error, with an *ExecError.
 func (c *Client) Exec(ctx context.Context, instance string, args, environ []string) error {
-	var in Inside
+	var in ExecTarget
 	if err := c.call(ctx, http.MethodGet, "/workloads/"+url.PathEscape(instance)+"/inside", &in); err != nil {
-		return &ExecError{ExitNotInside, err}
+		return &ExecError{ExitCannotJoin, err}
 	}
 	env := append(append([]string(nil), environ...), in.Env...)
 	if in.PID == 0 {
-		return execute(args, env)
+		return execProgram(args, env)
 	}
 	dir, err := os.Getwd()
 	if err != nil {
-		return &ExecError{ExitNotInside, fmt.Errorf("finding the working directory: %w", err)}
+		return &ExecError{ExitCannotJoin, fmt.Errorf("finding the working directory: %w", err)}
 	}
-	if inOwnUserNamespace(in.PID) {
+	if inOtherUserNamespace(in.PID) {
 		if _, err := locateProgram([]string{nsenter}, env); err != nil {
-			return &ExecError{ExitNotInside, fmt.Errorf("joining workload %s: %w (of the package util-linux)", instance, err)}
+			return &ExecError{ExitCannotJoin, fmt.Errorf("joining workload %s: %w (of the package util-linux)", instance, err)}
 		}
 		path, err := locateProgram(args, env)
 		if err != nil {
-			return notRun(err)
+			return newExecError(err)
 		}
-		return execute(entering(in.PID, dir, path, args[1:]), env)
+		return execProgram(nsenterArgs(in.PID, dir, path, args[1:]), env)
 	}
-	if err := joinProcess(in.PID, dir); err != nil {
-		return &ExecError{ExitNotInside, fmt.Errorf("joining workload %s: %w", instance, err)}
+	if err := joinProcess(in, dir); err != nil {
+		return &ExecError{ExitCannotJoin, fmt.Errorf("joining workload %s: %w", instance, err)}
 	}
-	return execute(args, env)
+	return execProgram(args, env)
 }
 
-// inOwnUserNamespace says whether a process is in another user namespace than this one.
-func inOwnUserNamespace(pid int) bool {
+// inOtherUserNamespace reports whether a process is in another user namespace than this one.
+func inOtherUserNamespace(pid int) bool {
 	theirs, err := os.Readlink(procFile(pid, "ns/user"))
 	ours, ourErr := os.Readlink("/proc/self/ns/user")
 	return err == nil && ourErr == nil && theirs != ours
@@ -112,28 +114,28 @@ func inOwnUserNamespace(pid int) bool {
 
 const nsenter = "nsenter"
 
-// enterScript is a shell's: it goes to a directory, and runs a program there.
+// enterScript is a shell script that changes the directory and runs a program there.
 const enterScript = `cd -- "$1" || exit 125; shift; exec "$@"`
 
-// entering is the command that runs a program in the user namespace of a process, in its network and with its files. This
-// process cannot go there itself: the kernel takes none that has several threads.
-func entering(pid int, dir, path string, args []string) []string {
+// nsenterArgs returns the command that runs a program in the user, network and mount namespaces of a process. This
+// process cannot join a user namespace itself, because it has several threads.
+func nsenterArgs(pid int, dir, path string, args []string) []string {
 	return append([]string{
 		nsenter, "--target", strconv.Itoa(pid), "--user", "--net", "--mount", "--preserve-credentials",
 		"/bin/sh", "-c", enterScript, "sh", dir, path,
 	}, args...)
 }
 
-// execute puts a program in the place of this process.
-func execute(args, env []string) error {
+// execProgram replaces this process by a program.
+func execProgram(args, env []string) error {
 	path, err := locateProgram(args, env)
 	if err != nil {
-		return notRun(err)
+		return newExecError(err)
 	}
-	return notRun(replaceProcess(path, args, env))
+	return newExecError(replaceProcess(path, args, env))
 }
 
-// locateProgram is the path of a command's program, with a slash.
+// locateProgram returns the path of a command's program. The path contains a slash.
 func locateProgram(args, env []string) (string, error) {
 	path, err := findProgram(command{Args: args, Env: env})
 	if err == nil && !filepath.IsAbs(path) && strings.Contains(path, "/") {

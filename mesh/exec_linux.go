@@ -6,23 +6,26 @@ import (
 	"runtime"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/pilotfish-mesh/pilotfish/mesh/netns"
 )
 
-// joinProcess takes the calling thread, which stays its goroutine's, to the network and the files of a process.
-func joinProcess(pid int, dir string) error {
+// joinProcess moves the calling thread, which stays locked, to the network and mount namespaces of a process, and
+// limits the capabilities of the program that replaces this process.
+func joinProcess(in ExecTarget, dir string) error {
 	runtime.LockOSThread()
 	for _, ns := range []struct {
 		name string
 		kind int
 	}{{"net", unix.CLONE_NEWNET}, {"mnt", unix.CLONE_NEWNS}} {
-		if err := joinNamespace(pid, ns.name, ns.kind); err != nil {
+		if err := joinNamespace(in.PID, ns.name, ns.kind); err != nil {
 			return err
 		}
 	}
 	if err := os.Chdir(dir); err != nil {
-		return fmt.Errorf("going back to the working directory: %w", err)
+		return fmt.Errorf("changing to the working directory: %w", err)
 	}
-	return nil
+	return netns.LimitCapabilities(in.Capabilities...)
 }
 
 func joinNamespace(pid int, name string, kind int) error {
@@ -31,9 +34,9 @@ func joinNamespace(pid int, name string, kind int) error {
 		return err
 	}
 	defer f.Close()
-	if kind == unix.CLONE_NEWNS { // which no thread may that shares its working directory with others
+	if kind == unix.CLONE_NEWNS { // which the kernel refuses to a thread that shares its working directory
 		if err := unix.Unshare(unix.CLONE_FS); err != nil {
-			return fmt.Errorf("leaving the other threads: %w", err)
+			return fmt.Errorf("unsharing the working directory: %w", err)
 		}
 	}
 	if err := unix.Setns(int(f.Fd()), kind); err != nil {

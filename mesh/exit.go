@@ -7,24 +7,24 @@ import (
 	"time"
 )
 
-// Exit is how a process ended.
+// Exit describes how a process ended.
 type Exit struct {
 	Time time.Time `json:"time"`
-	// Code is the exit status; -1 when a signal ended the process or it could not be started.
+	// Code is the exit status; -1 if a signal ended the process or it could not be started.
 	Code int `json:"code"`
 	// Signal is the name of the signal that ended the process.
 	Signal string `json:"signal,omitempty"`
-	// Problem says why the process could not be started.
+	// Problem is the reason why the process could not be started.
 	Problem string `json:"problem,omitempty"`
-	// Remedy says what to do about it, where that can be told.
+	// Remedy describes how to fix the cause, if it is known.
 	Remedy string `json:"remedy,omitempty"`
-	// Tail are the last lines of its output.
+	// Tail contains the last lines of output.
 	Tail []string `json:"tail,omitempty"`
-	// Ran is how long it ran.
+	// Ran is the process's run time.
 	Ran time.Duration `json:"ranNanoseconds"`
 }
 
-// String says it in a few words: "exited with status 1 after 20ms".
+// String returns a short description: "exited with status 1 after 20ms".
 func (e Exit) String() string {
 	after := " after " + roundDuration(e.Ran).String()
 	switch {
@@ -36,7 +36,7 @@ func (e Exit) String() string {
 	return fmt.Sprintf("exited with status %d%s", e.Code, after)
 }
 
-// withRemedy says it with what to do about it.
+// withRemedy returns the description followed by the remedy.
 func (e Exit) withRemedy() string {
 	if e.Remedy == "" {
 		return e.String()
@@ -44,10 +44,10 @@ func (e Exit) withRemedy() string {
 	return e.String() + " (" + e.Remedy + ")"
 }
 
-// Clean says whether the process ended by itself and well.
-func (e Exit) Clean() bool { return e.Code == 0 && e.Signal == "" && e.Problem == "" }
+// IsClean reports whether the process exited with status 0.
+func (e Exit) IsClean() bool { return e.Code == 0 && e.Signal == "" && e.Problem == "" }
 
-func exitOf(state *os.ProcessState, started time.Time, tail []string) Exit {
+func newExit(state *os.ProcessState, started time.Time, tail []string) Exit {
 	e := Exit{Time: time.Now(), Code: state.ExitCode(), Ran: time.Since(started), Tail: tail}
 	if ws, ok := state.Sys().(syscall.WaitStatus); ok && ws.Signaled() {
 		e.Signal = signalName(ws.Signal())
@@ -71,7 +71,7 @@ func signalName(s syscall.Signal) string {
 	return "signal " + s.String()
 }
 
-// roundDuration keeps about three digits, which is what a reader wants.
+// roundDuration rounds to about three digits.
 func roundDuration(d time.Duration) time.Duration {
 	switch {
 	case d >= 10*time.Second:

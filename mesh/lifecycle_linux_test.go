@@ -2,6 +2,7 @@ package mesh
 
 import (
 	"context"
+	"crypto/tls"
 	"errors"
 	"fmt"
 	"os"
@@ -18,8 +19,8 @@ import (
 	"github.com/pilotfish-mesh/pilotfish/internal/testenv"
 )
 
-// running is a mesh under test, with all that it told.
-type running struct {
+// testMesh is a mesh under test, with all of its events.
+type testMesh struct {
 	*Mesh
 	t      *testing.T
 	cancel context.CancelFunc
@@ -37,15 +38,15 @@ func testConfig(t testing.TB, top *Topology) Config {
 	}
 }
 
-// bringUp runs a mesh until the test's end, at the latest.
-func bringUp(t *testing.T, cfg Config) *running {
+// startMesh runs a mesh until the end of the test.
+func startMesh(t *testing.T, cfg Config) *testMesh {
 	t.Helper()
 	m, err := New(cfg)
 	if err != nil {
 		t.Fatal(err)
 	}
 	ctx, cancel := context.WithCancel(context.Background())
-	r := &running{Mesh: m, t: t, cancel: cancel, ended: make(chan struct{})}
+	r := &testMesh{Mesh: m, t: t, cancel: cancel, ended: make(chan struct{})}
 	sub := m.Events()
 	followed := make(chan struct{})
 	go func() {
@@ -69,11 +70,11 @@ func bringUp(t *testing.T, cfg Config) *running {
 	return r
 }
 
-// stop ends the mesh and makes sure that nothing of it is left.
-func (r *running) stop() {
+// stop stops the mesh and checks that it removed everything.
+func (r *testMesh) stop() {
 	r.cancel()
 	<-r.ended
-	if pids := withVariable(runVariable + "=" + r.runID); len(pids) > 0 {
+	if pids := processesWithVariable(runVariable + "=" + r.runID); len(pids) > 0 {
 		r.t.Errorf("processes %v are left", pids)
 	}
 	if _, err := os.Stat(r.RuntimePath()); !errors.Is(err, os.ErrNotExist) {
@@ -81,7 +82,7 @@ func (r *running) stop() {
 	}
 }
 
-func (r *running) waitReady() {
+func (r *testMesh) waitReady() {
 	r.t.Helper()
 	ctx, cancel := context.WithTimeout(context.Background(), 2*time.Minute)
 	defer cancel()
@@ -95,7 +96,7 @@ func (r *running) waitReady() {
 	}
 }
 
-func (r *running) dump() {
+func (r *testMesh) dump() {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	for _, e := range r.events {
@@ -104,7 +105,7 @@ func (r *running) dump() {
 }
 
 // find waits for an event.
-func (r *running) find(what string, is func(Event) bool) Event {
+func (r *testMesh) find(what string, is func(Event) bool) Event {
 	r.t.Helper()
 	var found Event
 	eventually(r.t, what, func() bool {
@@ -119,7 +120,7 @@ func (r *running) find(what string, is func(Event) bool) Event {
 	return found
 }
 
-func (r *running) instance(name string) InstanceStatus {
+func (r *testMesh) instance(name string) InstanceStatus {
 	r.t.Helper()
 	for _, i := range r.Status(context.Background()).Instances {
 		if i.Name == name {
@@ -143,8 +144,8 @@ func eventually(t testing.TB, what string, is func() bool) {
 
 const appPort = "ports: [{name: http, port: 9080, protocol: http}]"
 
-func TestAMeshComesUpIsDescribedAndLeavesNothing(t *testing.T) {
-	m := bringUp(t, testConfig(t, testTopology(t, `
+func TestMeshStartsReportsStatusAndCleansUp(t *testing.T) {
+	m := startMesh(t, testConfig(t, testTopology(t, `
   workloads:
   - {name: a, command: ["${PILOTFISH}", app], replicas: 2, `+appPort+`}
   - {name: gate, namespace: edge, type: gateway, serviceAccount: door}
@@ -185,8 +186,25 @@ func TestAMeshComesUpIsDescribedAndLeavesNothing(t *testing.T) {
 	}
 }
 
-func TestAnAgentFindsItsFilesAsTheContractSays(t *testing.T) {
-	m := bringUp(t, testConfig(t, testTopology(t, `
+func TestMeshWarnsOnceOfVulnerableEnvoy(t *testing.T) {
+	cfg := testConfig(t, testTopology(t, `
+  workloads:
+  - {name: a, command: ["${PILOTFISH}", app], `+appPort+`}
+`))
+	cfg.EnvoyPath = testenv.EnvoyOf(t, testenv.OldEnvoyVersion)
+	m := startMesh(t, cfg)
+	m.find("the warning", func(e Event) bool {
+		return e.Kind == Log && e.Origin == OriginMesh && strings.HasPrefix(e.Line, "warning: Envoy 1.36.4 has known vulnerabilities (CVE-2026-47774: ")
+	})
+	m.waitReady()
+	env, err := os.ReadFile(fmt.Sprintf("/proc/%d/environ", m.instance("a").Agent.PID))
+	if err != nil || !strings.Contains(string(env), "\x00ENVOY_ADVISORY_WARNING=false\x00") {
+		t.Errorf("the workload's agent repeats the warning (%v)", err)
+	}
+}
+
+func TestAgentFilesFollowIstioLayout(t *testing.T) {
+	m := startMesh(t, testConfig(t, testTopology(t, `
   mesh: {accessLogFile: /dev/stdout}
   workloads:
   - {name: a, labels: {version: v1}, annotations: {"b": "x\"y"}, command: ["${PILOTFISH}", app], `+appPort+`}
@@ -212,15 +230,15 @@ func TestAnAgentFindsItsFilesAsTheContractSays(t *testing.T) {
 	}
 }
 
-func TestAnApplicationThatExitsAtOnceIsToldWithItsLastLines(t *testing.T) {
-	m := bringUp(t, testConfig(t, testTopology(t, `
+func TestApplicationExitIsReportedWithLastLines(t *testing.T) {
+	m := startMesh(t, testConfig(t, testTopology(t, `
   workloads:
   - {name: ok, command: ["${PILOTFISH}", app], `+appPort+`}
   - {name: bad, restart: never, command: ["${PILOTFISH}", say, "3", first line, "no such database"], `+appPort+`}
 `)))
 	failed := m.find("the failure", func(e Event) bool { return e.Kind == Failed })
 	if failed.Instance != "bad" || failed.Exit.Code != 3 || !slices.Equal(failed.Exit.Tail, []string{"first line", "no such database"}) {
-		t.Errorf("told %+v of exit %+v", failed, failed.Exit)
+		t.Errorf("got %+v of exit %+v", failed, failed.Exit)
 	}
 	err := m.WaitReady(context.Background())
 	if err == nil || !strings.Contains(err.Error(), "exited with status 3") || !strings.Contains(err.Error(), "no such database") {
@@ -232,18 +250,18 @@ func TestAnApplicationThatExitsAtOnceIsToldWithItsLastLines(t *testing.T) {
 	}
 }
 
-func TestAFailingApplicationIsStartedAgainUntilItWorks(t *testing.T) {
+func TestFailingApplicationIsRestartedUntilItWorks(t *testing.T) {
 	obstacle := filepath.Join(t.TempDir(), "obstacle")
 	if err := os.WriteFile(obstacle, nil, 0o600); err != nil {
 		t.Fatal(err)
 	}
-	m := bringUp(t, testConfig(t, testTopology(t, `
+	m := startMesh(t, testConfig(t, testTopology(t, `
   workloads:
   - {name: a, command: ["${PILOTFISH}", app, "exit-while=`+obstacle+`"], `+appPort+`}
 `)))
 	exited := m.find("an exit", func(e Event) bool { return e.Kind == Exited })
 	if exited.Exit.Code != 4 || !strings.Contains(exited.Message, "starting it again") {
-		t.Errorf("told %+v", exited)
+		t.Errorf("got %+v", exited)
 	}
 	if err := os.Remove(obstacle); err != nil {
 		t.Fatal(err)
@@ -254,8 +272,8 @@ func TestAFailingApplicationIsStartedAgainUntilItWorks(t *testing.T) {
 	}
 }
 
-func TestATaskThatIsDoneIsReady(t *testing.T) {
-	m := bringUp(t, testConfig(t, testTopology(t, `
+func TestFinishedTaskIsReady(t *testing.T) {
+	m := startMesh(t, testConfig(t, testTopology(t, `
   workloads:
   - {name: task, restart: on-failure, command: ["${PILOTFISH}", say, "0", done]}
 `)))
@@ -265,8 +283,8 @@ func TestATaskThatIsDoneIsReady(t *testing.T) {
 	}
 }
 
-func TestAnApplicationWithoutPortsThatExitsIsNeverReady(t *testing.T) {
-	m := bringUp(t, testConfig(t, testTopology(t, `
+func TestExitingApplicationWithoutPortsIsNeverReady(t *testing.T) {
+	m := startMesh(t, testConfig(t, testTopology(t, `
   workloads:
   - {name: a, startupTimeout: 2s, command: ["${PILOTFISH}", say, "3", no licence]}
 `)))
@@ -277,12 +295,12 @@ func TestAnApplicationWithoutPortsThatExitsIsNeverReady(t *testing.T) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	if slices.ContainsFunc(m.events, func(e Event) bool { return e.Kind == Ready || e.Kind == MeshReady }) {
-		t.Error("it was told to be ready")
+		t.Error("it was reported as ready")
 	}
 }
 
-func TestAnApplicationWithoutPortsIsReadyOnceItHasRunForAWhile(t *testing.T) {
-	m := bringUp(t, testConfig(t, testTopology(t, `
+func TestApplicationWithoutPortsIsReadyAfterDelay(t *testing.T) {
+	m := startMesh(t, testConfig(t, testTopology(t, `
   workloads:
   - {name: a, command: [sleep, "60"]}
 `)))
@@ -291,22 +309,22 @@ func TestAnApplicationWithoutPortsIsReadyOnceItHasRunForAWhile(t *testing.T) {
 		t.Errorf("it is ready after %s", time.Since(app.Started))
 	}
 	now := time.Now()
-	for unsteady, want := range map[bool]time.Duration{false: steadyAfter, true: steadyAfterAnEnd} {
-		if got := (ProcessStatus{Started: now, unsteady: unsteady}).unproven(now); got != want {
+	for unsteady, want := range map[bool]time.Duration{false: steadyAfter, true: steadyAfterExit} {
+		if got := (ProcessStatus{Started: now, unsteady: unsteady}).unsteadyFor(now); got != want {
 			t.Errorf("unsteady %v: it is to run for %s, want %s", unsteady, got, want)
 		}
 	}
 }
 
-func TestAnApplicationThatTakesItsSidecarsPortIsToldItsAddress(t *testing.T) {
-	m := bringUp(t, testConfig(t, testTopology(t, `
+func TestPortConflictWithSidecarReportsRemedy(t *testing.T) {
+	m := startMesh(t, testConfig(t, testTopology(t, `
   workloads:
   - {name: a, command: ["${PILOTFISH}", say, "1", "listen tcp :9080: bind: Address already in use"], `+appPort+`}
 `)))
 	exited := m.find("an exit", func(e Event) bool { return e.Kind == Exited })
 	address := "${APP_ADDRESS}, which is " + m.Instances()[0].App.String()
 	if !strings.Contains(exited.Message, address) || !strings.Contains(exited.Exit.Remedy, address) {
-		t.Errorf("told %q with the remedy %q", exited.Message, exited.Exit.Remedy)
+		t.Errorf("got %q with the remedy %q", exited.Message, exited.Exit.Remedy)
 	}
 	eventually(t, "the reason in the status", func() bool {
 		i := m.instance("a")
@@ -314,24 +332,45 @@ func TestAnApplicationThatTakesItsSidecarsPortIsToldItsAddress(t *testing.T) {
 	})
 }
 
-func TestAMeshWithoutWorkloadsIsReadyOnceItsControlPlaneIs(t *testing.T) {
-	m := bringUp(t, testConfig(t, testTopology(t, "  workloads: []\n")))
+func TestMeshWithoutWorkloadsIsReadyWithControlPlane(t *testing.T) {
+	m := startMesh(t, testConfig(t, testTopology(t, "  workloads: []\n")))
 	m.waitReady()
 	if s := m.Status(context.Background()); !s.Ready || !s.Control.Running {
 		t.Errorf("status is %+v", s)
 	}
 }
 
-func TestAControlPlaneThatEndsByItselfIsStartedAgain(t *testing.T) {
-	m := bringUp(t, testConfig(t, testTopology(t, "  workloads: []\n")))
+func TestTLSPolicyVariableRestrictsControlPlane(t *testing.T) {
+	top := testTopology(t, "  workloads: []\n")
+	for policy, refused := range map[string]bool{"": false, "fips-140-2": true} {
+		cfg := testConfig(t, top)
+		cfg.Environ = append(cfg.Environ, "COMPLIANCE_POLICY="+policy)
+		m := startMesh(t, cfg)
+		m.waitReady()
+		m.controlPlane.mu.Lock()
+		at := m.controlPlane.server.SecureAddr().String()
+		m.controlPlane.mu.Unlock()
+		conn, err := tls.Dial("tcp", at, &tls.Config{MinVersion: tls.VersionTLS13, InsecureSkipVerify: true})
+		if err == nil {
+			_ = conn.Close()
+		}
+		if (err != nil) != refused {
+			t.Errorf("COMPLIANCE_POLICY=%s: a client that offers only TLS 1.3 got %v", policy, err)
+		}
+		m.stop()
+	}
+}
+
+func TestFailedControlPlaneIsRestarted(t *testing.T) {
+	m := startMesh(t, testConfig(t, testTopology(t, "  workloads: []\n")))
 	m.waitReady()
-	m.plane.cancel() // as if it had failed: nobody asked for a stop
+	m.controlPlane.cancel() // simulates a failure, because it bypasses stop
 	m.find("its end", func(e Event) bool { return e.Kind == ControlPlaneDown })
 	eventually(t, "the control plane", func() bool { return m.Status(context.Background()).Control.Running })
 }
 
-func TestAnAgentThatDiesIsStartedAgain(t *testing.T) {
-	m := bringUp(t, testConfig(t, testTopology(t, `
+func TestKilledAgentIsRestarted(t *testing.T) {
+	m := startMesh(t, testConfig(t, testTopology(t, `
   workloads:
   - {name: a, command: ["${PILOTFISH}", app], `+appPort+`}
 `)))
@@ -342,7 +381,7 @@ func TestAnAgentThatDiesIsStartedAgain(t *testing.T) {
 	}
 	exited := m.find("the end of the agent", func(e Event) bool { return e.Kind == Exited && e.Origin == OriginSidecar })
 	if !strings.Contains(exited.Exit.Signal, "SIGKILL") {
-		t.Errorf("told %+v", exited.Exit)
+		t.Errorf("got %+v", exited.Exit)
 	}
 	eventually(t, "ready again", func() bool {
 		i := m.instance("a")
@@ -353,8 +392,8 @@ func TestAnAgentThatDiesIsStartedAgain(t *testing.T) {
 	}
 }
 
-func TestAWorkloadThatIsNotReadyGetsNoTraffic(t *testing.T) {
-	m := bringUp(t, testConfig(t, testTopology(t, `
+func TestUnreadyWorkloadGetsNoTraffic(t *testing.T) {
+	m := startMesh(t, testConfig(t, testTopology(t, `
   workloads:
   - {name: a, command: ["${PILOTFISH}", app], `+appPort+`}
 `)))
@@ -363,9 +402,9 @@ func TestAWorkloadThatIsNotReadyGetsNoTraffic(t *testing.T) {
 	if err := os.WriteFile(mark, nil, 0o600); err != nil {
 		t.Fatal(err)
 	}
-	told := m.find("not ready", func(e Event) bool { return e.Kind == NotReady })
-	if !strings.Contains(told.Message, "envoy: no listeners yet") {
-		t.Errorf("told %q", told.Message)
+	event := m.find("not ready", func(e Event) bool { return e.Kind == NotReady })
+	if !strings.Contains(event.Message, "envoy: no listeners yet") {
+		t.Errorf("got %q", event.Message)
 	}
 	if entries := m.registry.List(config.WorkloadEntry); len(entries) != 0 {
 		t.Errorf("the registry still has %d entries", len(entries))
@@ -377,7 +416,7 @@ func TestAWorkloadThatIsNotReadyGetsNoTraffic(t *testing.T) {
 	eventually(t, "its entry", func() bool { return len(m.registry.List(config.WorkloadEntry)) == 1 })
 }
 
-func TestAWorkloadThatTakesTooLongIsTold(t *testing.T) {
+func TestLateWorkloadIsReported(t *testing.T) {
 	for remedy, network := range map[string]Network{"bind ${APP_ADDRESS}": Loopback{}, "listen on this port, at any address": Captured{}} {
 		t.Run(fmt.Sprintf("%T", network), func(t *testing.T) {
 			if _, captured := network.(Captured); captured {
@@ -388,7 +427,7 @@ func TestAWorkloadThatTakesTooLongIsTold(t *testing.T) {
   - {name: slow, startupTimeout: 300ms, command: [sleep, "60"], `+appPort+`}
 `))
 			cfg.Network = network
-			m := bringUp(t, cfg)
+			m := startMesh(t, cfg)
 			err := m.WaitReady(context.Background())
 			if err == nil || !strings.Contains(err.Error(), "does not listen on") || !strings.Contains(err.Error(), remedy) {
 				t.Errorf("WaitReady gives %v", err)
@@ -398,34 +437,34 @@ func TestAWorkloadThatTakesTooLongIsTold(t *testing.T) {
 	}
 }
 
-func TestWhatApplicationsStartEndsWithThem(t *testing.T) {
-	m := bringUp(t, testConfig(t, testTopology(t, `
+func TestDescendantsOfApplicationsAreKilled(t *testing.T) {
+	m := startMesh(t, testConfig(t, testTopology(t, `
   workloads:
   - {name: a, command: ["${PILOTFISH}", app, "child=300", "runaway=300"], `+appPort+`}
 `)))
 	m.waitReady()
-	if pids := withVariable(runVariable + "=" + m.runID); len(pids) != 4 {
+	if pids := processesWithVariable(runVariable + "=" + m.runID); len(pids) != 4 {
 		t.Fatalf("%d processes run, want agent, application and two children", len(pids))
 	}
 	m.stop()
 	m.find("what was ended at last, by name", func(e Event) bool {
-		return e.Line == "ended processes that had outlived what started them (1): sleep"
+		return e.Line == "ended processes that outlived their parent processes (1): sleep"
 	})
 }
 
-func TestAnApplicationThatIgnoresSIGTERMIsKilledAtTheDeadline(t *testing.T) {
+func TestApplicationIgnoringSIGTERMIsKilled(t *testing.T) {
 	cfg := testConfig(t, testTopology(t, `
   workloads:
   - {name: a, command: ["${PILOTFISH}", app, ignore-term], `+appPort+`}
 `))
 	cfg.StopTimeout = 200 * time.Millisecond
-	m := bringUp(t, cfg)
+	m := startMesh(t, cfg)
 	m.waitReady()
 	m.stop()
 }
 
-func TestAnApplicationIsRestartedWhenAsked(t *testing.T) {
-	m := bringUp(t, testConfig(t, testTopology(t, `
+func TestApplicationIsRestartedOnRequest(t *testing.T) {
+	m := startMesh(t, testConfig(t, testTopology(t, `
   workloads:
   - {name: a, command: ["${PILOTFISH}", app], `+appPort+`}
 `)))

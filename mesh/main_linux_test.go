@@ -24,7 +24,7 @@ import (
 	"github.com/pilotfish-mesh/pilotfish/sts"
 )
 
-// The test binary plays the parts of a mesh's processes, when it is started with the name of one.
+// The test binary acts as the mesh's processes when its first argument is one of their roles.
 func TestMain(m *testing.M) {
 	if len(os.Args) > 1 {
 		if play, ok := roles[os.Args[1]]; ok {
@@ -32,7 +32,7 @@ func TestMain(m *testing.M) {
 			os.Exit(0)
 		}
 		if !strings.HasPrefix(os.Args[1], "-") {
-			os.Exit(2) // a command that none of the roles is, for which the tests are not to run
+			os.Exit(2) // an unknown role must not run the tests
 		}
 	}
 	goleak.VerifyTestMain(m)
@@ -44,7 +44,7 @@ var roles = map[string]func(args []string){
 	"fake-agent": playAgent,
 	"app":        playApp,
 	"caller":     playCaller,
-	"say":        playSay,
+	"say":        playPrint,
 	"up":         playUp,
 	"exec":       playExec,
 	"dial":       playDial,
@@ -65,7 +65,7 @@ func playGuard(args []string) {
 	fail(c.Execute())
 }
 
-// playRealAgent is the agent as its own binary runs it.
+// playRealAgent runs the agent as its own binary does.
 func playRealAgent(args []string) {
 	root := &cobra.Command{Use: "agent", SilenceErrors: true, SilenceUsage: true}
 	root.AddCommand(agent.Commands()...)
@@ -77,7 +77,7 @@ func playRealAgent(args []string) {
 	os.Exit(agent.ExitCode(err))
 }
 
-// playCaller is an application that says who called it, and calls others by name when it is asked to.
+// playCaller is an application that returns its client's identity, and calls other services on request.
 func playCaller([]string) {
 	mux := http.NewServeMux()
 	mux.HandleFunc("GET /who", func(w http.ResponseWriter, r *http.Request) {
@@ -111,7 +111,7 @@ func playCaller([]string) {
 	fail(http.Serve(l, mux))
 }
 
-// listenAt listens where the application is told; "::%only" is all addresses of IPv6 and none of IPv4.
+// listenAt listens at the application's address; "::%only" listens on all IPv6 addresses and no IPv4 address.
 func listenAt(port string) (net.Listener, error) {
 	host, only := strings.CutSuffix(os.Getenv("PILOTFISH_APP_ADDRESS"), "%only")
 	if only {
@@ -120,7 +120,7 @@ func listenAt(port string) (net.Listener, error) {
 	return net.Listen("tcp", net.JoinHostPort(host, port))
 }
 
-// greetUDP answers each datagram with who is called, and by whom.
+// greetUDP answers each packet with its own name and the client's address.
 func greetUDP(port string) error {
 	socket, err := net.ListenPacket("udp", ":"+port)
 	if err != nil {
@@ -138,7 +138,7 @@ func greetUDP(port string) error {
 	}
 }
 
-// greetTCP says on each connection who is called, and by whom.
+// greetTCP writes its own name and the client's address on each connection.
 func greetTCP(port string) error {
 	l, err := listenAt(port)
 	if err != nil {
@@ -161,14 +161,14 @@ func callTCP(address string) string {
 	}
 	defer conn.Close()
 	_ = conn.SetDeadline(time.Now().Add(5 * time.Second))
-	said, err := io.ReadAll(conn)
+	answer, err := io.ReadAll(conn)
 	if err != nil {
 		return err.Error()
 	}
-	return string(said)
+	return string(answer)
 }
 
-// callByDNS calls without a proxy, by the address that the sidecar's agent knows for the name.
+// callByDNS calls without a proxy, at the address that the sidecar's agent returns for the name.
 func callByDNS(w http.ResponseWriter, host string) {
 	resolver := net.Resolver{PreferGo: true, Dial: func(ctx context.Context, network, _ string) (net.Conn, error) {
 		var d net.Dialer
@@ -186,7 +186,7 @@ func callByDNS(w http.ResponseWriter, host string) {
 	_, _ = io.Copy(w, res.Body)
 }
 
-// exchangeToken gets a token for the caller's audience by what the application finds in its environment.
+// exchangeToken exchanges a token for the client's audience, with the variables of the application's environment.
 func exchangeToken(w http.ResponseWriter, r *http.Request) {
 	own, err := os.ReadFile(os.Getenv("PILOTFISH_TOKEN_FILE"))
 	if err != nil {
@@ -207,7 +207,7 @@ func exchangeToken(w http.ResponseWriter, r *http.Request) {
 	_, _ = io.Copy(w, res.Body)
 }
 
-// playAgent is an agent without an Envoy: it answers at its status port as the real one does.
+// playAgent is an agent without an Envoy. Its status port responds like the real one.
 func playAgent(args []string) {
 	if len(args) > 0 && args[0] == "iptables" {
 		return
@@ -222,23 +222,27 @@ func playAgent(args []string) {
 		fmt.Fprint(w, `{"ready":true}`)
 	})
 	mux.HandleFunc("POST /quitquitquit", func(http.ResponseWriter, *http.Request) { os.Exit(0) })
+	_ = os.Remove(controlSocketPath) // left by a killed agent
+	control, err := net.Listen("unix", controlSocketPath)
+	fail(err)
+	go func() { fail(http.Serve(control, mux)) }()
 	fail(http.ListenAndServe(net.JoinHostPort(os.Getenv("PROXY_BIND_ADDRESS"), "15020"), mux))
 }
 
-// playApp is an application that listens, and does as its arguments say.
+// playApp is an application that listens, and acts according to its arguments.
 func playApp(args []string) {
 	for _, arg := range args {
 		switch name, value, _ := strings.Cut(arg, "="); name {
 		case "ignore-term":
 			signal.Ignore(syscall.SIGTERM)
-		case "child": // something that outlives its parent
+		case "child": // a process that outlives its parent
 			child := exec.Command("sleep", value)
 			fail(child.Start())
-		case "runaway": // the same, in a session of its own
+		case "runaway": // the same, in its own session
 			child := exec.Command("sleep", value)
 			child.SysProcAttr = &syscall.SysProcAttr{Setsid: true}
 			fail(child.Start())
-		case "exit-while": // exit as long as a file is there
+		case "exit-while": // exit as long as a file exists
 			if _, err := os.Stat(value); err == nil {
 				fmt.Println("not yet")
 				os.Exit(4)
@@ -249,8 +253,8 @@ func playApp(args []string) {
 	fail(http.ListenAndServe(net.JoinHostPort(os.Getenv("PILOTFISH_APP_ADDRESS"), os.Getenv("PORT")), http.NotFoundHandler()))
 }
 
-// playSay prints its arguments as lines, and exits with the status that the first says.
-func playSay(args []string) {
+// playPrint prints its other arguments as lines, and exits with the status in the first one.
+func playPrint(args []string) {
 	code, _ := strconv.Atoi(args[0])
 	for _, line := range args[1:] {
 		fmt.Println(line)
@@ -258,7 +262,7 @@ func playSay(args []string) {
 	os.Exit(code)
 }
 
-// testTopology is a topology file with this spec, in a folder of its own.
+// testTopology returns a topology file with this spec, in its own directory.
 func testTopology(t *testing.T, spec string) *Topology {
 	t.Helper()
 	return writeTopology(t, t.TempDir(), spec)
@@ -279,7 +283,7 @@ func writeTopology(t *testing.T, dir, spec string) *Topology {
 	return top
 }
 
-// shortDir is a folder with a path short enough for sockets.
+// shortDir returns a directory whose path is short enough for sockets.
 func shortDir(t testing.TB) string {
 	t.Helper()
 	dir, err := os.MkdirTemp("/tmp", "pf")

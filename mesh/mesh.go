@@ -19,48 +19,54 @@ import (
 
 const defaultStopTimeout = 5 * time.Second
 
-// startingPerCPU is how many instances start at a time, for each processor: more would only wait for each other.
-const startingPerCPU = 4
+// maxStartingPerCPU is the maximum number of instances per CPU that start concurrently. More would only compete for
+// CPU.
+const maxStartingPerCPU = 4
 
-// Config says how a mesh is run. Only Topology and Environ are required.
+// Config configures a mesh. Only Topology and Environ are required.
 type Config struct {
 	Topology *Topology
-	// Environ is the environment, as of os.Environ. Applications inherit it; Envoy is looked for by its ENVOY_PATH, PATH
-	// and HOME; agents inherit only what they must.
+	// Environ is the environment, in the form of os.Environ. Applications inherit it. ENVOY_PATH, PATH and HOME
+	// determine where Envoy is searched. Agents inherit only inheritedVariables.
 	Environ []string
-	// RuntimeDir is the folder that holds one folder for each running mesh; default: DefaultRuntimeDir.
+	// RuntimeDir contains one directory for each running mesh; default: DefaultRuntimeDir.
 	RuntimeDir string
-	// StateDir keeps the control plane's state (the CA's root) from run to run; empty: it lives in the runtime directory
-	// and ends with the mesh.
+	// StateDir stores the control plane's state (the CA's root) across runs; empty: the state is in the runtime
+	// directory and is removed with the mesh.
 	StateDir string
-	// Network is how workloads reach each other; default: Loopback.
+	// Network determines how workloads reach each other; default: Loopback.
 	Network Network
-	// SelfPath is the executable that ${PILOTFISH} stands for; default: the running one.
+	// SelfPath is the value of ${PILOTFISH}; default: the running executable.
 	SelfPath string
-	// AgentCommand starts the agent; default: see FindAgent.
+	// AgentCommand starts the agent; default: FindAgent.
 	AgentCommand []string
-	// EnvoyPath is an Envoy to use before any other (--envoy-path).
+	// EnvoyPath is the preferred Envoy binary (--envoy-path).
 	EnvoyPath string
-	// GuardCommand starts the process that cleans up should this one be killed (see NewGuardCommand); empty: none. What
-	// the guard needs to know is appended to it.
+	// GuardCommand starts the process that cleans up if this process is killed (see NewGuardCommand); empty: none. The
+	// mesh appends the guard's arguments to it.
 	GuardCommand []string
-	// StopTimeout is how long processes have to end before they are killed; default 5 s.
+	// OnInvalidPolicy selects what happens to the workloads of a policy that never had a valid version; default: deny.
+	OnInvalidPolicy config.OnInvalidPolicy
+	// AllowUnix lists paths of unix sockets, or directories of sockets, that endpoints of documents may use in addition
+	// to the topology's directory and the directory for temporary files.
+	AllowUnix []string
+	// StopTimeout is how long processes may run after a stop request before they are killed; default 5 s.
 	StopTimeout time.Duration
 }
 
 // Mesh is one mesh on this machine.
 type Mesh struct {
 	cfg       Config
-	events    *stream
+	events    *eventStream
 	registry  *config.MemoryStore
 	readiness *broadcast
-	kill      chan struct{} // closed when processes that are stopping have to end at once
+	kill      chan struct{} // closed when stopping processes must be killed at once
 	killOnce  sync.Once
 	runID     string
-	asked     context.Context // ends when Stop is called; its cause is the reason
+	stopCtx   context.Context // canceled by Stop; its cause is the reason
 	stop      context.CancelCauseFunc
 
-	// What Run fills in while it starts; guarded by mu for those who ask meanwhile.
+	// Set by Run during the start; guarded by mu.
 	mu           sync.Mutex
 	started      time.Time
 	envoy        envoy.Binary
@@ -68,14 +74,14 @@ type Mesh struct {
 	runtime      *runtimeDir
 	placement    Placement
 	authority    *ca.Authority
-	ledger       *ledger
-	plane        *plane
-	runners      []*runner
-	ended        chan struct{}
-	undo         []func()
+	record       *runRecord
+	controlPlane *controlPlane
+	runners      []*instanceRunner
+	done         chan struct{}
+	cleanups     []func()
 }
 
-// New checks the configuration. It starts nothing and takes nothing.
+// New validates the configuration. It starts no process and claims no resource.
 func New(cfg Config) (*Mesh, error) {
 	if err := checkPlatform(); err != nil {
 		return nil, err
@@ -109,33 +115,33 @@ func New(cfg Config) (*Mesh, error) {
 		}
 	}
 	m := &Mesh{
-		cfg: cfg, events: newStream(), registry: config.NewMemoryStore(), readiness: newBroadcast(),
-		kill: make(chan struct{}), runID: newRunID(), ended: make(chan struct{}),
+		cfg: cfg, events: newEventStream(), registry: config.NewMemoryStore(), readiness: newBroadcast(),
+		kill: make(chan struct{}), runID: newRunID(), done: make(chan struct{}),
 	}
-	m.asked, m.stop = context.WithCancelCause(context.Background())
+	m.stopCtx, m.stop = context.WithCancelCause(context.Background())
 	return m, nil
 }
 
-// Name is the mesh's name.
+// Name returns the mesh's name.
 func (m *Mesh) Name() string { return m.cfg.Topology.Name }
 
-// RuntimePath is the mesh's own folder for as long as it runs.
+// RuntimePath returns the mesh's directory, which exists while it runs.
 func (m *Mesh) RuntimePath() string { return filepath.Join(m.cfg.RuntimeDir, m.Name()) }
 
-// Run starts the mesh, watches over it, and stops it when ctx ends (or Stop is called), leaving nothing behind. It
-// returns nil after an ordered end, and an error that says what to do when the mesh could not be started. It can be
-// called once.
+// Run starts the mesh, supervises it, and stops it when ctx ends or Stop is called. It then releases all resources. It
+// returns nil after an orderly end, and an error with a remedy if the mesh cannot be started. It may be called only
+// once.
 func (m *Mesh) Run(ctx context.Context) error {
 	defer m.events.close()
-	defer close(m.ended)
-	defer m.unwind()
+	defer close(m.done)
+	defer m.runCleanups()
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
-	defer context.AfterFunc(m.asked, func() { cancel(context.Cause(m.asked)) })()
+	defer context.AfterFunc(m.stopCtx, func() { cancel(context.Cause(m.stopCtx)) })()
 	m.mu.Lock()
 	m.started = time.Now()
 	m.mu.Unlock()
-	for _, step := range m.steps() {
+	for _, step := range m.startSteps() {
 		if err := step(ctx); err != nil && ctx.Err() == nil {
 			return err
 		}
@@ -143,26 +149,26 @@ func (m *Mesh) Run(ctx context.Context) error {
 			return nil
 		}
 	}
-	m.watchOver(ctx)
+	m.runInstances(ctx)
 	return nil
 }
 
-// steps are what it takes to start, in order. Each leaves in m.undo what takes it back.
-func (m *Mesh) steps() []func(context.Context) error {
+// startSteps returns the steps of the start, in order. Each appends its cleanup to m.cleanups.
+func (m *Mesh) startSteps() []func(context.Context) error {
 	return []func(context.Context) error{
-		m.findPrograms, m.startGuard, m.claimName, m.claimNetwork, m.openAuthority, m.openLedger,
+		m.findPrograms, m.startGuard, m.claimName, m.claimNetwork, m.openAuthority, m.openRunRecord,
 		m.prepareInstances, m.startControlPlane, m.openControlSocket,
 	}
 }
 
-// unwind takes back what the steps did, the last first.
-func (m *Mesh) unwind() {
-	for i := len(m.undo) - 1; i >= 0; i-- {
-		m.undo[i]()
+// runCleanups runs the cleanups in reverse order.
+func (m *Mesh) runCleanups() {
+	for i := len(m.cleanups) - 1; i >= 0; i-- {
+		m.cleanups[i]()
 	}
 }
 
-func (m *Mesh) onEnd(f func()) { m.undo = append(m.undo, f) }
+func (m *Mesh) addCleanup(f func()) { m.cleanups = append(m.cleanups, f) }
 
 func (m *Mesh) findPrograms(ctx context.Context) error {
 	found, err := envoy.Find(ctx, m.cfg.envoyOptions())
@@ -184,31 +190,34 @@ func (m *Mesh) claimName(context.Context) error {
 	if err != nil {
 		return err
 	}
-	m.onEnd(dir.remove)
+	m.addCleanup(dir.remove)
 	m.mu.Lock()
 	m.runtime = dir
 	m.mu.Unlock()
-	m.sayEnded(dir.leftovers, "an earlier run of this mesh had left")
+	m.logKilled(dir.leftovers, "an earlier run of this mesh had left")
 	return nil
 }
 
 func (m *Mesh) claimNetwork(context.Context) error {
 	placement, err := m.cfg.Network.Claim(m.cfg.Topology, Resources{
-		Agent: m.agentCommand, Environ: m.inheritedEnv(), Dir: filepath.Join(m.runtime.path, networkDir), Say: m.say,
+		Agent: m.agentCommand, Environ: m.inheritedEnv(), Dir: filepath.Join(m.runtime.path, networkDir), Logf: m.logf,
 	})
 	if err != nil {
-		return fmt.Errorf("taking addresses for the mesh: %w", err)
+		return fmt.Errorf("claiming the mesh's network: %w", err)
 	}
-	m.onEnd(func() { _ = placement.Release() })
+	m.addCleanup(func() { _ = placement.Release() })
 	m.mu.Lock()
 	m.placement = placement
 	m.mu.Unlock()
 	m.events.publish(Event{Kind: MeshStarting, Origin: OriginMesh,
-		Message: fmt.Sprintf("mesh %s at %s%s, Envoy %s", m.Name(), placement.Describe(), howCaptured(placement), m.envoy.Version)})
+		Message: fmt.Sprintf("mesh %s at %s%s, Envoy %s", m.Name(), placement.Describe(), captureSuffix(placement), m.envoy.Version)})
+	if report := m.envoy.Version.Advisories(); !report.IsEmpty() {
+		m.logf("warning: %s", report)
+	}
 	return nil
 }
 
-func howCaptured(p Placement) string {
+func captureSuffix(p Placement) string {
 	if p.Captured() {
 		return " with captured traffic"
 	}
@@ -216,10 +225,10 @@ func howCaptured(p Placement) string {
 }
 
 func (m *Mesh) openAuthority(context.Context) error {
-	// The control plane takes the steps of a rotation; here they are followed.
+	// The control plane performs CA rotations; this process only follows them.
 	authority, err := ca.Load(m.stateDir(), ca.Options{TrustDomain: m.cfg.Topology.TrustDomain, RotateBefore: -1})
 	if err != nil {
-		return err // it names the directory and the remedy
+		return err // it contains the directory and the remedy
 	}
 	m.authority = authority
 	return nil
@@ -232,33 +241,34 @@ func (m *Mesh) stateDir() string {
 	return filepath.Join(m.runtime.path, controlDir)
 }
 
-func (m *Mesh) openLedger(context.Context) (err error) {
-	m.ledger, err = openLedger(m.runtime.path, m.runID)
-	m.onEnd(m.sweep)
+func (m *Mesh) openRunRecord(context.Context) (err error) {
+	m.record, err = newRunRecord(m.runtime.path, m.runID)
+	m.addCleanup(m.killStragglers)
 	return err
 }
 
-// sweep ends what is left of applications and agents: what left their process groups, and Envoys whose agent was killed.
-func (m *Mesh) sweep() {
-	if m.ledger == nil {
+// killStragglers kills remaining processes of applications and agents: those that left their process groups, and Envoys
+// whose agent was killed.
+func (m *Mesh) killStragglers() {
+	if m.record == nil {
 		return
 	}
-	programs, err := m.ledger.run.kill()
+	programs, err := m.record.run.kill()
 	if err != nil {
-		m.say("error: %v", err)
+		m.logf("error: %v", err)
 		return
 	}
-	m.sayEnded(programs, "had outlived what started them")
+	m.logKilled(programs, "outlived their parent processes")
 }
 
-// sayEnded tells of processes that had to be ended, by their programs, since whose they were is the first question.
-func (m *Mesh) sayEnded(programs []string, that string) {
+// logKilled logs processes that had to be killed, by program name, so that the user recognizes them.
+func (m *Mesh) logKilled(programs []string, that string) {
 	if len(programs) > 0 {
-		m.say("ended processes that %s (%d): %s", that, len(programs), strings.Join(slices.Compact(slices.Sorted(slices.Values(programs))), ", "))
+		m.logf("ended processes that %s (%d): %s", that, len(programs), strings.Join(slices.Compact(slices.Sorted(slices.Values(programs))), ", "))
 	}
 }
 
-// prepareInstances lays out every instance's directory and makes sure that its ports are free.
+// prepareInstances creates every instance's directory and checks that its ports are free.
 func (m *Mesh) prepareInstances(context.Context) error {
 	runners, err := m.newRunners(m.placement.Instances())
 	if err != nil {
@@ -266,7 +276,7 @@ func (m *Mesh) prepareInstances(context.Context) error {
 	}
 	var problems []error
 	for _, r := range runners {
-		problems = append(problems, r.attached.Check())
+		problems = append(problems, r.attachment.Check())
 	}
 	if err := errors.Join(problems...); err != nil {
 		return err
@@ -282,10 +292,10 @@ func (m *Mesh) prepareInstances(context.Context) error {
 	return nil
 }
 
-// newRunners makes all of them, some at a time: a network namespace with its rules takes a while.
-func (m *Mesh) newRunners(instances []*Instance) ([]*runner, error) {
-	runners, problems := make([]*runner, len(instances)), make([]error, len(instances))
-	slots := make(chan struct{}, startingPerCPU*runtime.GOMAXPROCS(0))
+// newRunners creates the runners concurrently, because creating a network namespace with its rules is slow.
+func (m *Mesh) newRunners(instances []*Instance) ([]*instanceRunner, error) {
+	runners, problems := make([]*instanceRunner, len(instances)), make([]error, len(instances))
+	slots := make(chan struct{}, maxStartingPerCPU*runtime.GOMAXPROCS(0))
 	var wg sync.WaitGroup
 	for n, i := range instances {
 		slots <- struct{}{}
@@ -295,7 +305,7 @@ func (m *Mesh) newRunners(instances []*Instance) ([]*runner, error) {
 		})
 	}
 	wg.Wait()
-	for _, err := range problems { // one says enough: what is wrong with one is wrong with all
+	for _, err := range problems { // one error is enough: all usually have the same cause
 		if err != nil {
 			return nil, err
 		}
@@ -303,12 +313,12 @@ func (m *Mesh) newRunners(instances []*Instance) ([]*runner, error) {
 	return runners, nil
 }
 
-// watchOver runs all instances until the mesh is to stop, and stops them.
-func (m *Mesh) watchOver(ctx context.Context) {
+// runInstances runs all instances until the mesh is stopped, and stops them.
+func (m *Mesh) runInstances(ctx context.Context) {
 	running, stop := context.WithCancel(context.WithoutCancel(ctx))
 	defer stop()
 	var wg sync.WaitGroup
-	slots := make(chan struct{}, startingPerCPU*runtime.GOMAXPROCS(0))
+	slots := make(chan struct{}, maxStartingPerCPU*runtime.GOMAXPROCS(0))
 	for _, r := range m.runners {
 		wg.Go(func() {
 			select {
@@ -318,13 +328,13 @@ func (m *Mesh) watchOver(ctx context.Context) {
 			}
 		})
 	}
-	m.readiness.changed()
+	m.readiness.notify()
 	wg.Go(func() { m.sampleTraffic(running) })
 	wg.Go(func() { m.authority.Run(running, rootsInterval, func() {}) })
 	wg.Go(func() { m.announceReady(running) })
-	wg.Go(func() { m.plane.keepUp(running) })
+	wg.Go(func() { m.controlPlane.supervise(running) })
 	if m.placement.Captured() {
-		wg.Go(func() { m.leadDatagrams(running) })
+		wg.Go(func() { m.forwardUDP(running) })
 	}
 	<-ctx.Done()
 	m.events.publish(Event{Kind: MeshStopping, Origin: OriginMesh, Message: context.Cause(ctx).Error()})
@@ -334,18 +344,18 @@ func (m *Mesh) watchOver(ctx context.Context) {
 	wg.Wait()
 }
 
-// Events begins a subscription to what happens. Subscribe before Run to miss nothing.
+// Events returns a new subscription to events. Subscribe before Run to receive all of them.
 func (m *Mesh) Events() *Subscription { return m.events.subscribe() }
 
-// Stop ends the mesh as the end of Run's context does. Run returns when it is done.
+// Stop ends the mesh like the end of Run's context. It does not wait; Run returns when the mesh has ended.
 func (m *Mesh) Stop(reason string) {
 	m.stop(errors.New(reason))
 }
 
-// Kill ends the processes of a mesh that is stopping at once, without the rest of their grace.
+// Kill kills the processes of a stopping mesh without waiting for StopTimeout.
 func (m *Mesh) Kill() { m.killOnce.Do(func() { close(m.kill) }) }
 
-// Instances are the instances with their addresses; none before they are placed.
+// Instances returns the instances with their addresses, or nil before the addresses are assigned.
 func (m *Mesh) Instances() []*Instance {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -355,40 +365,40 @@ func (m *Mesh) Instances() []*Instance {
 	return m.placement.Instances()
 }
 
-func (m *Mesh) snapshotRunners() []*runner {
+func (m *Mesh) snapshotRunners() []*instanceRunner {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	return m.runners
 }
 
-// StopControlPlane stops the embedded control plane; proxies go on with what they have.
+// StopControlPlane stops the embedded control plane. Proxies continue with their last accepted configuration.
 func (m *Mesh) StopControlPlane(context.Context) error {
-	p := m.currentPlane()
+	p := m.currentControlPlane()
 	if p == nil {
 		return errNotStarted
 	}
 	return p.stop()
 }
 
-// StartControlPlane starts it again, with the state it had, and returns once it serves.
+// StartControlPlane starts it again with its previous state, and returns once it serves clients.
 func (m *Mesh) StartControlPlane(ctx context.Context) error {
-	p := m.currentPlane()
+	p := m.currentControlPlane()
 	if p == nil {
 		return errNotStarted
 	}
 	return p.start(ctx)
 }
 
-var errNotStarted = errors.New("the mesh has not come so far yet")
+var errNotStarted = errors.New("the mesh is still starting")
 
-func (m *Mesh) currentPlane() *plane {
+func (m *Mesh) currentControlPlane() *controlPlane {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	return m.plane
+	return m.controlPlane
 }
 
-// Restart ends the application of an instance (of a gateway: its proxy), or of all instances of a workload, and starts
-// it again. It does not wait for that.
+// Restart restarts the application of an instance, or of all instances of a workload. For a gateway, it restarts the
+// proxy. It does not wait for the restart.
 func (m *Mesh) Restart(_ context.Context, name string) error {
 	found := false
 	for _, r := range m.snapshotRunners() {
@@ -408,6 +418,6 @@ func (m *Mesh) Restart(_ context.Context, name string) error {
 	return nil
 }
 
-func (m *Mesh) say(format string, args ...any) {
+func (m *Mesh) logf(format string, args ...any) {
 	m.events.publish(Event{Kind: Log, Origin: OriginMesh, Line: fmt.Sprintf(format, args...)})
 }

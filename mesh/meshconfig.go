@@ -12,21 +12,21 @@ import (
 	"google.golang.org/protobuf/reflect/protoreflect"
 
 	"github.com/pilotfish-mesh/pilotfish/controlplane/config"
-	"github.com/pilotfish-mesh/pilotfish/internal/nearest"
 	"github.com/pilotfish-mesh/pilotfish/internal/protoyaml"
+	"github.com/pilotfish-mesh/pilotfish/internal/suggest"
 )
 
-// meshConfig reads Istio's mesh configuration, or the path of a file that has it.
+// meshConfig reads Istio's mesh configuration, or the path of a file that contains it.
 func (v value) meshConfig(t *Topology) {
-	if v.node.Kind == yaml.ScalarNode && !v.null() {
+	if v.node.Kind == yaml.ScalarNode && !v.isNull() {
 		t.MeshFile = v.filePath(t)
 		return
 	}
 	v.message(t.Mesh)
 }
 
-// checkMesh reads the mesh configuration where it is in a file of its own, and refuses one that proxies would. What has no
-// effect in such a file the control plane tells, which follows it.
+// checkMesh reads the mesh configuration from its own file, if there is one, and reports what proxies would refuse. For
+// such a file, the control plane itself reports fields without effect, because it watches the file.
 func (t *Topology) checkMesh(doc *document) {
 	at := t.spec.field("mesh")
 	at.doc = doc
@@ -39,7 +39,7 @@ func (t *Topology) checkMesh(doc *document) {
 		at.problem("", "%v", err)
 	case t.MeshFile == "":
 		for _, p := range problems {
-			p.At = config.Position{File: t.File, Line: config.LineOf(at.node, p.Field)}
+			p.At = config.Position{File: t.File, Line: config.FindLine(at.node, p.Field)}
 			p.Field = at.join(p.Field)
 			t.MeshProblems = append(t.MeshProblems, p)
 		}
@@ -52,29 +52,29 @@ func (t *Topology) readMeshFile(at value) {
 		_, err = protoyaml.Unmarshal(string(text), t.Mesh)
 	}
 	if err != nil {
-		at.problem("write what Istio's MeshConfig has", "%s: %v", t.MeshFile, err)
+		at.problem("use the fields of Istio's MeshConfig", "%s: %v", t.MeshFile, err)
 		return
 	}
 	t.validateTrustDomain()
 }
 
-// message reads a protobuf message from its JSON form. Protobuf's decoder names no place in YAML, so the value is read
-// piece by piece only when it does not decode as a whole, until the piece at fault is found.
+// message decodes a protobuf message from its JSON form. Protobuf's decoder reports no YAML positions. Only when
+// decoding fails does message decode field by field, to find the position of the error.
 func (v value) message(into proto.Message) {
-	if v.null() || v.decode(into) == nil {
+	if v.isNull() || v.decode(into) == nil {
 		return
 	}
 	found := false
 	for _, p := range v.pairs() {
-		found = p.check(into) || found
+		found = p.checkField(into) || found
 	}
 	if !found && len(v.doc.problems) == 0 {
 		v.problem("", "%s", protoMessage(v.decode(into.ProtoReflect().New().Interface())))
 	}
 }
 
-// check finds the problems of one field of a message, and says whether there were any.
-func (p pair) check(parent proto.Message) bool {
+// checkField reports the problems of one field of a message, and whether there were any.
+func (p pair) checkField(parent proto.Message) bool {
 	fields := parent.ProtoReflect().Descriptor().Fields()
 	field := fields.ByJSONName(p.name)
 	if field == nil {
@@ -97,7 +97,7 @@ func (p pair) check(parent proto.Message) bool {
 			items = p.val.list()
 		}
 		for _, item := range items {
-			item.checkMessage(child, field)
+			item.checkMessageField(child, field)
 		}
 	}
 	if len(p.val.doc.problems) == before {
@@ -106,9 +106,9 @@ func (p pair) check(parent proto.Message) bool {
 	return true
 }
 
-// checkMessage looks into a field that is a message itself; well-known types have a JSON form of their own, and are
-// judged as a whole by the caller.
-func (v value) checkMessage(parent protoreflect.Message, field protoreflect.FieldDescriptor) {
+// checkMessageField checks a field whose value is a message. The caller checks well-known types, which have a special
+// JSON form, as a whole.
+func (v value) checkMessageField(parent protoreflect.Message, field protoreflect.FieldDescriptor) {
 	if strings.HasPrefix(string(field.Message().FullName()), "google.protobuf.") {
 		return
 	}
@@ -121,7 +121,7 @@ func (v value) checkMessage(parent protoreflect.Message, field protoreflect.Fiel
 	v.message(m.Interface())
 }
 
-// decodeAs decodes a message that has only this one field.
+// decodeAs decodes a message that contains only this field.
 func (v value) decodeAs(name string, into proto.Message) error {
 	raw, err := v.json()
 	if err != nil {
@@ -150,15 +150,15 @@ func (v value) json() ([]byte, error) {
 	return json.Marshal(plain)
 }
 
-// protoNoise is what protobuf's messages begin with: the place in JSON that nobody wrote. Its space is sometimes a
-// non-breaking one, on purpose.
-var protoNoise = regexp.MustCompile(`^(proto:[\s\x{a0}]*)?(syntax error[\s\x{a0}]*)?(\(line \d+:\d+\): ?)?`)
+// protoErrorPrefix matches the prefix of protobuf's errors: the position in JSON, which is not the user's text. Its
+// space is sometimes a non-breaking one, on purpose.
+var protoErrorPrefix = regexp.MustCompile(`^(proto:[\s\x{a0}]*)?(syntax error[\s\x{a0}]*)?(\(line \d+:\d+\): ?)?`)
 
 func protoMessage(err error) string {
 	if err == nil {
 		return "not valid"
 	}
-	return protoNoise.ReplaceAllString(err.Error(), "")
+	return protoErrorPrefix.ReplaceAllString(err.Error(), "")
 }
 
 func protoRemedy(name string, fields protoreflect.FieldDescriptors) string {
@@ -166,7 +166,7 @@ func protoRemedy(name string, fields protoreflect.FieldDescriptors) string {
 	for i := range known {
 		known[i] = fields.Get(i).JSONName()
 	}
-	if near := nearest.Name(name, known); near != "" {
+	if near := suggest.Name(name, known); near != "" {
 		return "did you mean " + near + "?"
 	}
 	return "see Istio's reference of MeshConfig for the fields there are"

@@ -9,11 +9,11 @@ import (
 	"github.com/pilotfish-mesh/pilotfish/controlplane/config"
 )
 
-func TestMeshConfigurationMayHaveAFileOfItsOwn(t *testing.T) {
+func TestMeshConfigCanBeInSeparateFile(t *testing.T) {
 	for name, c := range map[string]struct{ spec, file, want string }{
 		"read":              {"", "trustDomain: shop.example\naccessLogFile: /dev/stdout\n", ""},
 		"unknown field":     {"", "accesLogFile: /dev/stdout\n", "did you mean accessLogFile"},
-		"two trust domains": {"trustDomain: other.example, ", "trustDomain: shop.example\n", `spec.mesh.trustDomain says "shop.example"`},
+		"two trust domains": {"trustDomain: other.example, ", "trustDomain: shop.example\n", `spec.mesh.trustDomain is "shop.example"`},
 		"no such file":      {"", "", "cannot be read"},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -43,9 +43,8 @@ func TestMeshConfigurationMayHaveAFileOfItsOwn(t *testing.T) {
 	}
 }
 
-// TestWhatHasNoEffectInTheTopologysMeshConfigurationIsToldAtItsPlace where no file of its own has it, which the control plane
-// looks at.
-func TestWhatHasNoEffectInTheTopologysMeshConfigurationIsToldAtItsPlace(t *testing.T) {
+// Fields in a separate file are checked by the control plane, not here.
+func TestMeshConfigFieldsWithoutEffectAreReported(t *testing.T) {
 	topology := filepath.Join(t.TempDir(), "mesh.yaml")
 	text := `apiVersion: pilotfish.dev/v1alpha1
 kind: Mesh
@@ -72,16 +71,16 @@ spec:
 	want := map[string]int{"spec.mesh.ingressClass": 7, "spec.mesh.extensionProviders[0].opentelemetry.resourceDetectors": 13}
 	for _, p := range got.MeshProblems {
 		if p.Code != config.NoEffect || p.At.File != topology || want[p.Field] != p.At.Line {
-			t.Errorf("it says %v of %s", p, p.Field)
+			t.Errorf("got %v for %s", p, p.Field)
 		}
 		delete(want, p.Field)
 	}
 	if len(want) > 0 {
-		t.Errorf("it says nothing of %v", want)
+		t.Errorf("no problem %v", want)
 	}
 }
 
-func TestMeshConfigurationThatProxiesWouldRefuseIsRefusedAtItsPlace(t *testing.T) {
+func TestInvalidMeshConfigIsRefusedWithPosition(t *testing.T) {
 	for name, mesh := range map[string]string{"in the topology": "{proxyHttpPort: 70000}", "in a file": "mesh-config.yaml"} {
 		t.Run(name, func(t *testing.T) {
 			dir := t.TempDir()

@@ -12,72 +12,75 @@ import (
 	"github.com/pilotfish-mesh/pilotfish/internal/portowner"
 )
 
-// Network is how the workloads of a mesh reach their proxies and each other. There are two ways: an address of loopback
-// for each, where an application is told of its proxy (Loopback), and a network namespace for each, where its traffic
-// is captured. The mesh itself needs to know no more of them than this.
+// Network determines how the workloads of a mesh reach their proxies and each other. Loopback assigns loopback
+// addresses, and applications must be configured to use their proxy. Captured uses network namespaces and redirects the
+// traffic.
 type Network interface {
-	// Claim takes what the whole mesh needs, so that no other mesh can, and places the instances.
+	// Claim reserves the mesh's network, exclusively on this machine, and assigns the instances' addresses.
 	Claim(t *Topology, use Resources) (Placement, error)
 }
 
-// Resources are what a network may use of the mesh that it is claimed for.
+// Resources are the mesh's resources that a network may use.
 type Resources struct {
-	// Agent is the command that starts the agent, whose other commands are there too; Environ is their environment.
+	// Agent is the command that starts the agent, whose other commands it contains too. Environ is its environment.
 	Agent   []string
 	Environ []string
-	// Dir is a folder for files, which goes with the mesh. It is made when it is needed.
+	// Dir is a directory for files, which is removed with the mesh. The network creates it on demand.
 	Dir string
-	// Say tells people what they may want to know.
-	Say func(format string, args ...any)
+	// Logf logs a message for the user.
+	Logf func(format string, args ...any)
 }
 
-// Placement is a mesh's place in a network, until it is released.
+// Placement is a claimed network, until it is released.
 type Placement interface {
-	// Describe names the network for people: "127.77.0.0/16".
+	// Describe returns the network for messages: "127.77.0.0/16".
 	Describe() string
-	// Captured says whether the workloads' traffic is captured, so that nobody has to be told of a proxy.
+	// Captured reports whether the kernel redirects the workloads' traffic to their proxies.
 	Captured() bool
-	// Listen listens for the control plane, and Dial connects as somebody does who is in the mesh's network but no part of
-	// the mesh. Addresses are not names.
+	// Listen listens for the control plane. Dial connects as a client in the mesh's network without a sidecar.
+	// Addresses must contain IP addresses.
 	Listen(network, address string) (net.Listener, error)
 	Dial(ctx context.Context, network, address string) (net.Conn, error)
-	// ControlPlane is the address that the control plane listens on, and that every agent can reach.
+	// ControlPlane returns the address on which the control plane listens for agents.
 	ControlPlane() netip.Addr
-	// Instances are all instances of the topology, in its order, with their addresses.
+	// Host returns the loopback address for those control plane ports that workloads must not reach.
+	Host() netip.Addr
+	// Instances returns all instances of the topology, in its order, with their addresses.
 	Instances() []*Instance
-	// Attach readies the network of an instance, once, before its processes start. It may be called concurrently.
+	// Attach prepares the network of an instance, once, before its processes start. It is safe for concurrent use.
 	Attach(i *Instance) (Attachment, error)
-	// Release gives everything back.
+	// Release releases all resources.
 	Release() error
 }
 
-// Attachment is what an instance's processes need to know of its network.
+// Attachment describes how an instance's processes use its network.
 type Attachment struct {
-	// AppEnv and AgentEnv are added to the environment of the application and of the agent.
+	// AppEnv and AgentEnv are added to the environments of the application and the agent.
 	AppEnv   []string
 	AgentEnv []string
-	// EnterApp and EnterAgent take the calling thread, which its goroutine is locked to and nobody else can use after, to
-	// where the application and the agent are started; nil: where the mesh itself is.
+	// EnterApp and EnterAgent move the calling thread to the network of the application or the agent before its start.
+	// The thread must be locked to its goroutine and cannot be used otherwise afterwards; nil: the mesh's own network.
 	EnterApp, EnterAgent func() error
-	// Dial reaches the instance's addresses from the mesh's process, as its application does. Where traffic is captured it
-	// finds names too, by the application's own resolver.
+	// Dial connects from the mesh's process as the instance's application does. With captured traffic it also resolves
+	// names, with the application's resolver.
 	Dial func(ctx context.Context, network, address string) (net.Conn, error)
-	// FindApp makes the application reachable for its sidecar wherever it listens, and LoseApp takes that back before it is
-	// started anew; nil where it has to listen where it is told.
-	FindApp func(context.Context) error
-	LoseApp func() error
-	// LeadDatagrams has what the instance's processes send over UDP to services' addresses arrive where these are served;
-	// nil where no service has an address of its own. It is called anew with all of them when that changes.
-	LeadDatagrams func([]controlplane.DatagramPort) error
-	// Check binds what the instance's processes will bind, and tells who is in the way.
+	// ExposeApp makes the application reachable for its sidecar, on whichever address it listens. UnexposeApp reverts
+	// that before the application is restarted. Both are nil if the application must listen on its assigned address.
+	ExposeApp   func(context.Context) error
+	UnexposeApp func() error
+	// ForwardUDP forwards UDP packets from the instance to services' addresses to the services' endpoints. It replaces
+	// the previous ports; nil if services have no addresses of their own.
+	ForwardUDP func([]controlplane.DatagramPort) error
+	// Check checks that the ports of the instance's processes are free, or opens its published ports. Its error names
+	// the process that uses a port.
 	Check func() error
 }
 
-// Loopback gives each workload addresses of 127.0.0.0/8, which needs no privileges. An application reaches the mesh
-// through its sidecar as HTTP proxy, and TCP services at addresses that it is told.
+// Loopback is the network in which each workload has addresses in 127.0.0.0/8. It needs no privileges. An application
+// reaches the mesh through its sidecar's HTTP proxy, and TCP services through addresses in its environment.
 type Loopback struct{}
 
-// Claim takes the topology's network, or the first that is free.
+// Claim reserves the topology's network, or the first free one.
 func (Loopback) Claim(t *Topology, _ Resources) (Placement, error) {
 	if t.Network.IsValid() {
 		return claimLoopback(t, t.Network)
@@ -101,15 +104,24 @@ type loopbackPlacement struct {
 	claim     net.Listener
 }
 
-// claimLoopback takes one network. An abstract socket stands for it: other meshes of this machine, of whichever user,
-// cannot bind it too, and the kernel gives it back whatever happens to us.
-func claimLoopback(t *Topology, network netip.Prefix) (*loopbackPlacement, error) {
+// claimNetwork reserves a loopback network with an abstract socket. Other meshes on this machine, of any user, cannot
+// bind it too. The kernel releases it when this process ends.
+func claimNetwork(network netip.Prefix) (net.Listener, error) {
 	claim, err := net.Listen("unix", "@pilotfish/"+network.Addr().String())
 	if err != nil {
 		return nil, fmt.Errorf("network %s is taken by another mesh: %w", network, err)
 	}
-	p := &loopbackPlacement{network: network, claim: claim, instances: placeInstances(t, network)}
-	for _, port := range []uint16{securePort, plainPort, monitoringPort, exchangePort} {
+	return claim, nil
+}
+
+// claimLoopback reserves one network and checks that the control plane's ports are free in it.
+func claimLoopback(t *Topology, network netip.Prefix) (*loopbackPlacement, error) {
+	claim, err := claimNetwork(network)
+	if err != nil {
+		return nil, err
+	}
+	p := &loopbackPlacement{network: network, claim: claim, instances: assignAddresses(t, network)}
+	for _, port := range []uint16{securePort, plaintextPort, monitoringPort, tokenExchangePort} {
 		if err := checkPort(netip.AddrPortFrom(p.ControlPlane(), port)); err != nil {
 			return nil, errors.Join(err, claim.Close())
 		}
@@ -120,6 +132,7 @@ func claimLoopback(t *Topology, network netip.Prefix) (*loopbackPlacement, error
 func (p *loopbackPlacement) Describe() string         { return p.network.String() }
 func (p *loopbackPlacement) Captured() bool           { return false }
 func (p *loopbackPlacement) ControlPlane() netip.Addr { return controlPlaneAddress(p.network) }
+func (p *loopbackPlacement) Host() netip.Addr         { return p.ControlPlane() }
 func (p *loopbackPlacement) Instances() []*Instance   { return p.instances }
 func (p *loopbackPlacement) Release() error           { return p.claim.Close() }
 
@@ -133,10 +146,11 @@ func (p *loopbackPlacement) Dial(ctx context.Context, network, address string) (
 }
 
 func (p *loopbackPlacement) Attach(i *Instance) (Attachment, error) {
-	app := []string{"HTTP_PROXY=" + i.httpProxy(), "http_proxy=" + i.httpProxy(), "NO_PROXY=", "no_proxy="}
+	app := []string{"HTTP_PROXY=" + i.httpProxyURL(), "http_proxy=" + i.httpProxyURL(), "NO_PROXY=", "no_proxy="}
 	agent := []string{
 		"ISTIO_META_INTERCEPTION_MODE=NONE",
 		"PROXY_BIND_ADDRESS=" + i.Proxy.String(),
+		"STATUS_PORT_USERS=own", // all users of the machine can reach the address
 	}
 	if i.workload.Type != Gateway {
 		agent = append(agent, "ISTIO_META_APP_ADDRESS="+i.App.String(), "ISTIO_META_ENABLE_DNS_SERVER=true")
@@ -144,14 +158,14 @@ func (p *loopbackPlacement) Attach(i *Instance) (Attachment, error) {
 	if list := i.upstreamListeners(); list != "" {
 		agent = append(agent, "ISTIO_META_UPSTREAM_LISTENERS="+list)
 	}
-	if list := i.published(); list != "" {
+	if list := i.publishedPorts(); list != "" {
 		agent = append(agent, "ISTIO_META_PUBLISH="+list)
 	}
 	return Attachment{AppEnv: app, AgentEnv: agent, Dial: p.Dial, Check: i.checkPorts}, nil
 }
 
-// checkPorts finds ports in use before the processes that would fail for it start, since they tell less about it.
-// Envoy would even share a port with another Envoy in silence.
+// checkPorts detects ports in use before the start, because its error is clearer than that of the failing process.
+// Envoy would even share a port with another Envoy without an error.
 func (i *Instance) checkPorts() error {
 	for _, address := range i.listenAddresses() {
 		if err := checkPort(address); err != nil {
@@ -163,11 +177,11 @@ func (i *Instance) checkPorts() error {
 
 func (i *Instance) listenAddresses() []netip.AddrPort {
 	var all []netip.AddrPort
-	for _, port := range []uint16{adminPort, statusPort, readinessPort, prometheusPort, tokenPort} {
+	for _, port := range []uint16{statusPort, readinessPort, prometheusPort, tokenPort} {
 		all = append(all, netip.AddrPortFrom(i.Proxy, port))
 	}
 	if i.workload.Type != Gateway {
-		all = append(all, netip.AddrPortFrom(i.Proxy, proxyPort), netip.AddrPortFrom(i.Proxy, namesPort))
+		all = append(all, netip.AddrPortFrom(i.Proxy, httpProxyPort), netip.AddrPortFrom(i.Proxy, agentDNSPort))
 	}
 	for _, p := range i.workload.Ports {
 		if p.Protocol == "UDP" {
@@ -188,7 +202,7 @@ func (i *Instance) listenAddresses() []netip.AddrPort {
 	return all
 }
 
-// checkPort says who is in the way of listening at an address.
+// checkPort returns an error that names the process that uses the address.
 func checkPort(at netip.AddrPort) error {
 	l, err := net.Listen("tcp", at.String())
 	if err != nil {
@@ -197,7 +211,7 @@ func checkPort(at netip.AddrPort) error {
 	return l.Close()
 }
 
-// upstreamListeners is what the sidecar is told of the workload's TCP upstreams.
+// upstreamListeners returns the proxy's metadata for listeners of the workload's TCP upstreams.
 func (i *Instance) upstreamListeners() string {
 	list := ""
 	for n, u := range i.workload.Upstreams {
@@ -206,8 +220,8 @@ func (i *Instance) upstreamListeners() string {
 	return trimComma(list)
 }
 
-// published is what a gateway's proxy is told of where its ports are listened on.
-func (i *Instance) published() string {
+// publishedPorts returns the metadata for the addresses of a gateway's published ports.
+func (i *Instance) publishedPorts() string {
 	list := ""
 	for _, p := range i.workload.Ports {
 		if p.Publish.IsValid() {

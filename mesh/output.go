@@ -8,14 +8,15 @@ import (
 )
 
 const (
-	// maxLine bounds a line of output; what is longer is cut, so that a program that prints no newline costs no memory.
+	// maxLine is the maximum length of a line of output. Longer lines are truncated, so that a program that prints no
+	// newline uses no unlimited memory.
 	maxLine = 16 << 10
-	// tailLines is how many of the last lines are kept to be shown when a process ends.
+	// tailLines is the number of last lines that are stored for the report of a process's exit.
 	tailLines = 10
 )
 
-// lines cuts a process's output into lines, hands them on, and remembers the last ones.
-type lines struct {
+// lineWriter splits a process's output into lines, emits them, and stores the last ones.
+type lineWriter struct {
 	emit func(string)
 
 	mu      sync.Mutex
@@ -24,31 +25,31 @@ type lines struct {
 	tail    []string
 }
 
-// Write takes output as it comes.
-func (l *lines) Write(p []byte) (int, error) {
+// Write adds output.
+func (l *lineWriter) Write(p []byte) (int, error) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	n := len(p)
 	for {
 		i := bytes.IndexByte(p, '\n')
 		if i < 0 {
-			l.keep(p)
+			l.append(p)
 			return n, nil
 		}
-		l.keep(p[:i])
+		l.append(p[:i])
 		l.finish()
 		p = p[i+1:]
 	}
 }
 
-func (l *lines) keep(p []byte) {
+func (l *lineWriter) append(p []byte) {
 	if room := maxLine - len(l.partial); len(p) > room {
 		p, l.cut = p[:room], true
 	}
 	l.partial = append(l.partial, p...)
 }
 
-func (l *lines) finish() {
+func (l *lineWriter) finish() {
 	line := strings.ToValidUTF8(string(bytes.TrimRight(l.partial, "\r")), "\uFFFD")
 	if l.cut {
 		line += " … (cut)"
@@ -63,8 +64,8 @@ func (l *lines) finish() {
 	}
 }
 
-// flush hands on a last line that has no end.
-func (l *lines) flush() {
+// flush emits a last line without a newline.
+func (l *lineWriter) flush() {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	if len(l.partial) > 0 {
@@ -72,14 +73,14 @@ func (l *lines) flush() {
 	}
 }
 
-func (l *lines) last() []string {
+func (l *lineWriter) last() []string {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	return append([]string(nil), l.tail...)
 }
 
 // copyLines reads until the end of the output or an error.
-func copyLines(r io.Reader, l *lines) {
+func copyLines(r io.Reader, l *lineWriter) {
 	_, _ = io.CopyBuffer(struct{ io.Writer }{l}, r, make([]byte, 16<<10))
 	l.flush()
 }

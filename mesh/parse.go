@@ -19,10 +19,10 @@ import (
 	"github.com/pilotfish-mesh/pilotfish/controlplane/config"
 )
 
-// maxTopologySize is far above any real topology; a file given by mistake should not be read for minutes.
+// maxTopologySize is far above any real topology. It prevents minutes of reading a wrong file.
 const maxTopologySize = 4 << 20
 
-// InvalidError lists all that is wrong with a topology file.
+// InvalidError lists all problems of a topology file.
 type InvalidError struct {
 	File     string
 	Problems []config.Problem
@@ -52,35 +52,34 @@ func readTopologyFile(path string) ([]byte, error) {
 	return data, nil
 }
 
-// Parse reads the contents of a topology file. It does not look at the disk: whether the files that the topology names
-// exist is for CheckFiles to say.
+// Parse parses the contents of a topology file. It does not access the disk; CheckFiles checks the referenced files.
 func Parse(file string, data []byte) (*Topology, error) {
-	doc, t, err := read(file, data)
+	doc, t, err := parseTopology(file, data)
 	if err != nil {
 		return nil, err
 	}
-	if err := doc.invalid(); err != nil {
+	if err := doc.err(); err != nil {
 		return nil, err
 	}
 	t.fillDefaults()
 	return t, nil
 }
 
-// read reads the topology as far as it can be read; what is wrong with it is in the document.
-func read(file string, data []byte) (*document, *Topology, error) {
+// parseTopology parses the topology as far as possible, and collects problems in the document.
+func parseTopology(file string, data []byte) (*document, *Topology, error) {
 	doc := &document{file: file}
 	root, err := rootNode(file, data)
 	if err != nil {
 		return nil, nil, err
 	}
 	t := doc.topology(value{doc: doc, node: root})
-	doc.onlyNews(t.validate)
+	doc.checkRest(t.validate)
 	return doc, t, nil
 }
 
-// onlyNews has more checks made, and drops what they find where something is wrong already: the field was not read then,
-// and what they say of it would be wrong.
-func (d *document) onlyNews(check func()) {
+// checkRest runs more checks, and drops problems at positions that already have one: that field was not read, so that
+// further problems would be wrong.
+func (d *document) checkRest(check func()) {
 	before := len(d.problems)
 	known := map[config.Position]bool{}
 	for _, p := range d.problems {
@@ -91,8 +90,8 @@ func (d *document) onlyNews(check func()) {
 	d.problems = append(d.problems[:before:before], slices.DeleteFunc(found, func(p config.Problem) bool { return known[p.At] })...)
 }
 
-// invalid is the error that lists the document's problems in the order of the file, if there are any.
-func (d *document) invalid() error {
+// err returns an error that lists the document's problems in the order of the file, or nil.
+func (d *document) err() error {
 	if len(d.problems) == 0 {
 		return nil
 	}
@@ -104,20 +103,20 @@ func (d *document) invalid() error {
 
 var yamlErrorLine = regexp.MustCompile(`^yaml: (?:line (\d+): )?(.*)$`)
 
-// rootNode is the one document of the file.
+// rootNode returns the root of the file's only YAML document.
 func rootNode(file string, data []byte) (*yaml.Node, error) {
 	dec := yaml.NewDecoder(bytes.NewReader(data))
 	var doc, next yaml.Node
 	err := dec.Decode(&doc)
 	if errors.Is(err, io.EOF) {
-		return nil, invalid(config.Position{File: file, Line: 1, Column: 1}, "the file is empty", "see docs/topology.md for what belongs here")
+		return nil, newInvalidError(config.Position{File: file, Line: 1, Column: 1}, "the file is empty", "see docs/topology.md for what belongs here")
 	}
 	if err != nil {
 		return nil, syntaxError(file, err)
 	}
 	switch err := dec.Decode(&next); {
 	case err == nil:
-		return nil, invalid(config.Position{File: file, Line: next.Line, Column: next.Column}, "a second document begins here",
+		return nil, newInvalidError(config.Position{File: file, Line: next.Line, Column: next.Column}, "a second document begins here",
 			"keep the topology alone in its file, and put Istio and Kubernetes documents where spec.config points")
 	case !errors.Is(err, io.EOF):
 		return nil, syntaxError(file, err)
@@ -128,13 +127,13 @@ func rootNode(file string, data []byte) (*yaml.Node, error) {
 func syntaxError(file string, err error) error {
 	m := yamlErrorLine.FindStringSubmatch(strings.SplitN(err.Error(), "\n", 2)[0])
 	if m == nil {
-		return invalid(config.Position{File: file}, "not YAML: "+err.Error(), "")
+		return newInvalidError(config.Position{File: file}, "not YAML: "+err.Error(), "")
 	}
 	line, _ := strconv.Atoi(m[1])
-	return invalid(config.Position{File: file, Line: line}, "not YAML: "+m[2], "look at the indentation and the quotes around this line")
+	return newInvalidError(config.Position{File: file, Line: line}, "not YAML: "+m[2], "look at the indentation and the quotes around this line")
 }
 
-func invalid(at config.Position, message, remedy string) error {
+func newInvalidError(at config.Position, message, remedy string) error {
 	return &InvalidError{File: at.File, Problems: []config.Problem{{
 		Severity: config.Error, At: at, Message: message, Remedy: remedy,
 	}}}
@@ -143,7 +142,7 @@ func invalid(at config.Position, message, remedy string) error {
 func (d *document) topology(v value) *Topology {
 	t := &Topology{File: d.file, Mesh: &meshconfig.MeshConfig{}}
 	var apiVersion, kind string
-	given := v.object(map[string]func(value){
+	present := v.object(map[string]func(value){
 		"apiVersion": func(v value) { v.oneOf(&apiVersion, APIVersion) },
 		"kind":       func(v value) { v.oneOf(&kind, Kind) },
 		"metadata": func(v value) {
@@ -151,20 +150,20 @@ func (d *document) topology(v value) *Topology {
 		},
 		"spec": func(v value) { d.spec(v, t) },
 	})
-	v.require(given, "apiVersion", "apiVersion: "+APIVersion)
-	v.require(given, "kind", "kind: "+Kind)
-	v.require(given, "spec", "spec: with config and workloads")
+	v.require(present, "apiVersion", "apiVersion: "+APIVersion)
+	v.require(present, "kind", "kind: "+Kind)
+	v.require(present, "spec", "spec: with config and workloads")
 	if t.Name == "" && len(d.problems) == 0 {
 		v.problem("add metadata: {name: my-mesh}", "metadata.name is missing")
 	}
 	return t
 }
 
-// require notes the lack of a field.
-func (v value) require(given map[string]bool, field, example string) {
-	if v.node.Kind == yaml.MappingNode && !given[field] {
+// require adds a problem if a field is missing.
+func (v value) require(present map[string]bool, field, example string) {
+	if v.node.Kind == yaml.MappingNode && !present[field] {
 		v.doc.problems = append(v.doc.problems, config.Problem{
-			Severity: config.Error, At: v.at(), Field: v.join(field),
+			Severity: config.Error, At: v.position(), Field: v.join(field),
 			Message: "the field is missing", Remedy: "add " + example,
 		})
 	}
@@ -172,7 +171,7 @@ func (v value) require(given map[string]bool, field, example string) {
 
 func (d *document) spec(v value, t *Topology) {
 	t.spec = v
-	given := v.object(map[string]func(value){
+	present := v.object(map[string]func(value){
 		"config":      func(v value) { v.configPaths(t) },
 		"network":     func(v value) { v.network(&t.Network) },
 		"trustDomain": func(v value) { v.trustDomain(&t.TrustDomain) },
@@ -183,10 +182,10 @@ func (d *document) spec(v value, t *Topology) {
 			}
 		},
 	})
-	v.require(given, "workloads", "workloads: and a list of them")
+	v.require(present, "workloads", "workloads: and a list of them")
 }
 
-// configPaths reads one path or a list of them.
+// configPaths reads one path or a list of paths.
 func (v value) configPaths(t *Topology) {
 	items := []value{v}
 	if v.node.Kind == yaml.SequenceNode {
@@ -199,7 +198,7 @@ func (v value) configPaths(t *Topology) {
 	}
 }
 
-// filePath reads a path, which starts at the topology file's folder; empty when there is none.
+// filePath reads a path, relative to the topology file's directory; empty when there is none.
 func (v value) filePath(t *Topology) string {
 	var path string
 	v.string(&path)
@@ -209,28 +208,28 @@ func (v value) filePath(t *Topology) string {
 	if !filepath.IsAbs(path) {
 		path = filepath.Join(t.baseDir(), path)
 	}
-	t.places = append(t.places, fileReference{v, path})
+	t.fileRefs = append(t.fileRefs, fileReference{v, path})
 	return path
 }
 
-// fileReference is a path that the topology names, and where.
+// fileReference is a path in the topology, with its position.
 type fileReference struct {
 	value
 	file string
 }
 
-// CheckFiles says whether the files and directories that the topology names exist, with the place of each that does not.
+// CheckFiles returns an error that lists the missing files and directories of the topology with their positions.
 func (t *Topology) CheckFiles() error {
 	doc := &document{file: t.File}
 	t.checkFiles(doc)
-	return doc.invalid()
+	return doc.err()
 }
 
 func (t *Topology) checkFiles(doc *document) {
-	for _, ref := range t.places {
+	for _, ref := range t.fileRefs {
 		if _, err := os.Stat(ref.file); err != nil {
 			ref.doc = doc
-			ref.problem("create it, or mend the path: it starts at the topology file's folder", "%s cannot be read: %v", ref.file, errors.Unwrap(err))
+			ref.problem("create it, or fix the path, which is relative to the topology file's directory", "%s cannot be read: %v", ref.file, errors.Unwrap(err))
 		}
 	}
 }

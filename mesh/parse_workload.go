@@ -20,8 +20,8 @@ var (
 )
 
 func (v value) workload() *Workload {
-	w := &Workload{At: v.at()}
-	given := v.object(map[string]func(value){
+	w := &Workload{At: v.position()}
+	present := v.object(map[string]func(value){
 		"name":           func(v value) { v.label(&w.Name, 63) },
 		"namespace":      func(v value) { v.label(&w.Namespace, 63) },
 		"type":           func(v value) { v.oneOf((*string)(&w.Type), string(Service), string(Gateway)) },
@@ -33,10 +33,11 @@ func (v value) workload() *Workload {
 				w.Ports = append(w.Ports, item.workloadPort())
 			}
 		},
-		"command":    func(v value) { v.strings(&w.Command) },
-		"env":        func(v value) { v.environment(&w.Env) },
-		"workingDir": func(v value) { v.string(&w.WorkingDir) },
-		"replicas":   func(v value) { v.integer(&w.Replicas, 1, maxInstances) },
+		"command":         func(v value) { v.strings(&w.Command) },
+		"env":             func(v value) { v.environment(&w.Env) },
+		"workingDir":      func(v value) { v.string(&w.WorkingDir) },
+		"addCapabilities": func(v value) { v.capabilities(&w.AddCapabilities) },
+		"replicas":        func(v value) { v.integer(&w.Replicas, 1, maxInstances) },
 		"restart": func(v value) {
 			v.oneOf((*string)(&w.Restart), string(RestartAlways), string(RestartOnFailure), string(RestartNever))
 		},
@@ -48,20 +49,20 @@ func (v value) workload() *Workload {
 			}
 		},
 	})
-	v.require(given, "name", "name: and a name of its own")
-	v.checkType(w, given)
-	w.origin = v
+	v.require(present, "name", "name: and a name of its own")
+	v.checkType(w, present)
+	w.source = v
 	return w
 }
 
-// checkType refuses fields that the workload's type has no use for: they would be ignored in silence.
-func (v value) checkType(w *Workload, given map[string]bool) {
+// checkType reports fields that do not apply to the workload's type, which would be ignored otherwise.
+func (v value) checkType(w *Workload, present map[string]bool) {
 	if w.Type != Gateway {
-		v.require(given, "command", `command: ["/path/to/program", "argument"]`)
+		v.require(present, "command", `command: ["/path/to/program", "argument"]`)
 		return
 	}
-	for _, field := range []string{"command", "env", "workingDir", "restart", "readiness", "upstreams"} {
-		if given[field] {
+	for _, field := range []string{"command", "env", "workingDir", "addCapabilities", "restart", "readiness", "upstreams"} {
+		if present[field] {
 			v.field(field).problem("leave it out, or make the type "+string(Service), "a gateway has no application, and no use for this")
 		}
 	}
@@ -77,7 +78,7 @@ func (v value) label(into *string, longest int) {
 	*into = s
 }
 
-// maxNameLength bounds a mesh's name, which is part of the path of a socket, which the kernel bounds at 107 bytes.
+// maxNameLength limits a mesh's name, which is part of a socket path that the kernel limits to 107 bytes.
 const maxNameLength = 40
 
 func (v value) meshName(into *string) { v.label(into, maxNameLength) }
@@ -125,17 +126,17 @@ func (v value) environment(into *map[string]string) {
 
 func (v value) workloadPort() Port {
 	var p Port
-	given := v.object(map[string]func(value){
+	present := v.object(map[string]func(value){
 		"name":     func(v value) { v.label(&p.Name, 63) },
 		"port":     func(v value) { v.port(&p.Port) },
 		"protocol": func(v value) { v.protocol(&p.Protocol) },
 		"publish":  func(v value) { v.publish(&p.Publish) },
 	})
-	v.require(given, "port", "port: and its number")
+	v.require(present, "port", "port: and its number")
 	return p
 }
 
-// protocols are those that Istio reads in a port's name or appProtocol.
+// protocols are those that Istio accepts in a port's name or appProtocol.
 var protocols = []string{"HTTP", "HTTP2", "GRPC", "GRPC-WEB", "HTTPS", "TLS", "TCP", "MONGO", "MYSQL", "REDIS", "UDP"}
 
 func (v value) protocol(into *string) {
@@ -170,7 +171,7 @@ func (v value) publish(into *netip.AddrPort) {
 
 func (v value) readiness(into *Readiness) {
 	port := func(v value) { v.port(&into.Port) }
-	given := v.object(map[string]func(value){
+	present := v.object(map[string]func(value){
 		"httpGet": func(v value) {
 			v.object(map[string]func(value){"path": func(v value) { v.httpPath(&into.Path) }, "port": port})
 			if into.Path == "" {
@@ -179,7 +180,7 @@ func (v value) readiness(into *Readiness) {
 		},
 		"tcpSocket": func(v value) { v.object(map[string]func(value){"port": port}) },
 	})
-	if len(given) > 1 {
+	if len(present) > 1 {
 		v.problem("keep one of httpGet and tcpSocket", "an application has one readiness probe")
 	}
 }
@@ -196,18 +197,18 @@ func (v value) httpPath(into *string) {
 
 func (v value) upstream() Upstream {
 	var u Upstream
-	given := v.object(map[string]func(value){
+	present := v.object(map[string]func(value){
 		"name": func(v value) { v.label(&u.Name, 63) },
 		"host": func(v value) { v.dnsName(&u.Host) },
 		"port": func(v value) { v.port(&u.Port) },
 	})
-	v.require(given, "host", "host: and the name of the service")
-	v.require(given, "port", "port: and the service's port")
+	v.require(present, "host", "host: and the name of the service")
+	v.require(present, "port", "port: and the service's port")
 	return u
 }
 
-// absolute is a path of the topology as the operating system needs it: relative ones start at the file's folder.
-func (t *Topology) absolute(path string) string {
+// absolutePath returns a path relative to the file's directory.
+func (t *Topology) absolutePath(path string) string {
 	if filepath.IsAbs(path) {
 		return path
 	}

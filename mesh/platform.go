@@ -8,14 +8,14 @@ import (
 	"syscall"
 )
 
-// UnsupportedError says that a mesh cannot run on this operating system.
+// UnsupportedError reports that a mesh cannot run on this operating system.
 type UnsupportedError struct{ OS string }
 
 func (e *UnsupportedError) Error() string {
 	return fmt.Sprintf("pilotfish runs meshes on Linux; this is %s: use a Linux machine, a virtual machine or a container", e.OS)
 }
 
-// checkPlatform refuses what the mesh's processes, addresses and clean-up cannot work on.
+// checkPlatform returns an error on operating systems other than Linux.
 func checkPlatform() error {
 	if runtime.GOOS != "linux" {
 		return &UnsupportedError{OS: runtime.GOOS}
@@ -23,7 +23,7 @@ func checkPlatform() error {
 	return nil
 }
 
-// EndSignals ask for an ordered end. A hang-up ends it too, unless the user wants it to go on (nohup).
+// EndSignals returns the signals that request an orderly end. SIGHUP is one of them unless it is ignored (nohup).
 func EndSignals() []os.Signal {
 	signals := []os.Signal{os.Interrupt, syscall.SIGTERM}
 	if !signal.Ignored(syscall.SIGHUP) {

@@ -14,29 +14,28 @@ import (
 const (
 	probeTimeout = 2 * time.Second
 	maxAnswer    = 4 << 20
-	// appProbeInterval is how long an application's answer is good for once it is ready: each question is a line in
-	// its log.
+	// appProbeInterval is how long a successful probe of an application is valid. Each probe may be a line in its log.
 	appProbeInterval = 2 * time.Second
 )
 
-// prober asks an instance how it is.
+// prober checks the readiness of an instance.
 type prober struct {
-	instance *Instance
-	dial     func(ctx context.Context, network, address string) (net.Conn, error)
-	client   *http.Client
-	find     func(context.Context) error // where the application listens; nil: where it is told
+	instance  *Instance
+	dial      func(ctx context.Context, network, address string) (net.Conn, error)
+	client    *http.Client
+	exposeApp func(context.Context) error // makes the application reachable; nil: not needed
 
-	answered time.Time // when the application last said that it was ready
+	readyAt time.Time // time of the last successful probe of the application
 }
 
-func newProber(i *Instance, at Attachment) *prober {
-	transport := &http.Transport{DialContext: at.Dial, MaxIdleConnsPerHost: 2, IdleConnTimeout: 5 * time.Second, DisableCompression: true}
-	return &prober{instance: i, dial: at.Dial, find: at.FindApp, client: &http.Client{Transport: transport, Timeout: probeTimeout, CheckRedirect: func(*http.Request, []*http.Request) error {
+func newProber(i *Instance, at Attachment, agentDir string) *prober {
+	transport := &http.Transport{DialContext: dialSockets(agentDir, at.Dial), MaxIdleConnsPerHost: 2, IdleConnTimeout: 5 * time.Second, DisableCompression: true}
+	return &prober{instance: i, dial: at.Dial, exposeApp: at.ExposeApp, client: &http.Client{Transport: transport, Timeout: probeTimeout, CheckRedirect: func(*http.Request, []*http.Request) error {
 		return http.ErrUseLastResponse
 	}}}
 }
 
-// readinessAnswer is what the agent says at /healthz/ready?format=json.
+// readinessAnswer is the agent's response to /healthz/ready?format=json.
 type readinessAnswer struct {
 	Ready   bool `json:"ready"`
 	Reasons []struct {
@@ -47,13 +46,12 @@ type readinessAnswer struct {
 	} `json:"reasons"`
 }
 
-// sidecar gives the reasons why the sidecar is not ready; none when it is. silent says that they are no more than missing
-// answers.
+// sidecar returns why the sidecar is not ready; no reasons when it is. silent reports whether all reasons are timeouts.
 func (p *prober) sidecar(ctx context.Context) (reasons []string, silent bool) {
 	var answer readinessAnswer
 	status, err := p.getJSON(ctx, p.instance.StatusAddress().String(), "/healthz/ready?format=json", &answer)
 	if err != nil {
-		return []string{"sidecar does not answer yet: " + err.Error()}, unanswered(err)
+		return []string{"sidecar does not answer yet: " + err.Error()}, isTimeout(err)
 	}
 	if status == http.StatusOK {
 		return nil, false
@@ -71,20 +69,19 @@ func (p *prober) sidecar(ctx context.Context) (reasons []string, silent bool) {
 	return reasons, silent
 }
 
-// application says why the application is not ready, or nothing when it is, and whether that is no more than a missing
-// answer.
+// application returns why the application is not ready, or "". silent reports whether the reason is a timeout.
 func (p *prober) application(ctx context.Context) (why string, silent bool) {
 	w := p.instance.workload
 	port := w.Readiness.Port
 	if port == 0 {
 		port = w.FirstPort()
 	}
-	if port == 0 || time.Since(p.answered) < appProbeInterval {
+	if port == 0 || time.Since(p.readyAt) < appProbeInterval {
 		return "", false
 	}
-	if p.find != nil {
-		if err := p.find(ctx); err != nil {
-			return "application cannot be reached: " + err.Error(), unanswered(err)
+	if p.exposeApp != nil {
+		if err := p.exposeApp(ctx); err != nil {
+			return "application cannot be reached: " + err.Error(), isTimeout(err)
 		}
 	}
 	address := net.JoinHostPort(p.instance.App.String(), strconv.Itoa(int(port)))
@@ -94,15 +91,15 @@ func (p *prober) application(ctx context.Context) (why string, silent bool) {
 		why, silent = p.probeTCP(ctx, address)
 	}
 	if why == "" {
-		p.answered = time.Now()
+		p.readyAt = time.Now()
 	} else {
-		p.answered = time.Time{}
+		p.readyAt = time.Time{}
 	}
 	return why, silent
 }
 
-// forget has the application asked anew, after it was started again.
-func (p *prober) forget() { p.answered = time.Time{} }
+// reset discards the last result after a restart of the application.
+func (p *prober) reset() { p.readyAt = time.Time{} }
 
 func (w *Workload) protocolOf(port uint16) string {
 	for _, p := range w.Ports {
@@ -118,7 +115,7 @@ func (p *prober) probeTCP(ctx context.Context, address string) (why string, sile
 	defer cancel()
 	conn, err := p.dial(ctx, "tcp", address)
 	if err != nil {
-		return fmt.Sprintf("application does not listen on %s yet (%s): %v", address, p.bound(), cause(err)), unanswered(err)
+		return fmt.Sprintf("application does not listen on %s yet (%s): %v", address, p.bindHint(), innermostError(err)), isTimeout(err)
 	}
 	_ = conn.Close()
 	return "", false
@@ -127,7 +124,7 @@ func (p *prober) probeTCP(ctx context.Context, address string) (why string, sile
 func (p *prober) probeHTTP(ctx context.Context, address, path string) (why string, silent bool) {
 	status, err := p.getJSON(ctx, address, path, nil)
 	if err != nil {
-		return fmt.Sprintf("application does not answer at http://%s%s yet (%s): %v", address, path, p.bound(), err), unanswered(err)
+		return fmt.Sprintf("application does not answer at http://%s%s yet (%s): %v", address, path, p.bindHint(), err), isTimeout(err)
 	}
 	if status < 200 || status > 399 {
 		return fmt.Sprintf("application answers %d at http://%s%s", status, address, path), false
@@ -135,15 +132,16 @@ func (p *prober) probeHTTP(ctx context.Context, address, path string) (why strin
 	return "", false
 }
 
-// bound says where the application has to be for its sidecar.
-func (p *prober) bound() string {
+// bindHint describes on which address the application must listen.
+func (p *prober) bindHint() string {
 	if p.instance.captured {
 		return "it has to listen on this port, at any address"
 	}
 	return "it has to bind ${APP_ADDRESS}:${PORT}"
 }
 
-// getJSON asks and decodes the answer, unless into is nil. An answer of another form is no error: the status counts.
+// getJSON sends a GET request and decodes the response, unless into is nil. Invalid JSON is no error, because the
+// status code is sufficient.
 func (p *prober) getJSON(ctx context.Context, address, path string, into any) (status int, err error) {
 	body, status, err := p.get(ctx, address, path)
 	if err == nil && into != nil {
@@ -159,15 +157,15 @@ func (p *prober) get(ctx context.Context, address, path string) (body []byte, st
 	}
 	res, err := p.client.Do(req)
 	if err != nil {
-		return nil, 0, cause(err)
+		return nil, 0, innermostError(err)
 	}
 	defer res.Body.Close()
 	body, err = io.ReadAll(io.LimitReader(res.Body, maxAnswer))
 	return body, res.StatusCode, err
 }
 
-// cause is the innermost error: what is around it repeats what the message says already.
-func cause(err error) error {
+// innermostError returns the innermost wrapped error. The outer ones repeat the caller's message.
+func innermostError(err error) error {
 	for {
 		inner, ok := err.(interface{ Unwrap() error })
 		if !ok || inner.Unwrap() == nil {

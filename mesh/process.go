@@ -14,20 +14,21 @@ import (
 	"github.com/pilotfish-mesh/pilotfish/mesh/netns"
 )
 
-// outputGrace is how long the output of a process that ended is still read: something it started may hold the pipe open.
+// outputGrace is how long output is read after a process ended, because its descendants may still hold the pipe open.
 const outputGrace = 200 * time.Millisecond
 
-// command is what to start.
+// command describes a process to start.
 type command struct {
 	Args   []string
 	Env    []string
 	Dir    string
 	Output func(line string)
-	// Enter takes the thread that starts it to where the process is to be; nil: where this process is.
+	// Enter moves the starting thread to the namespaces of the process; nil: those of this process.
 	Enter func() error
 }
 
-// process is a running child: the leader of a process group of its own, which dies with us.
+// process is a running child process: the leader of its own process group, which the kernel kills when this process
+// dies.
 type process struct {
 	PID     int
 	Started time.Time
@@ -36,7 +37,7 @@ type process struct {
 	exit Exit
 }
 
-// startProcess starts a child. What it starts itself stays in its group, and is killed when the leader ends.
+// startProcess starts a child process. Its descendants stay in its process group, and are killed when the leader ends.
 func startProcess(c command) (*process, error) {
 	path, err := findProgram(c)
 	if err != nil {
@@ -44,31 +45,31 @@ func startProcess(c command) (*process, error) {
 	}
 	r, w, err := os.Pipe()
 	if err != nil {
-		return nil, fmt.Errorf("making a pipe for the output: %w", err)
+		return nil, fmt.Errorf("creating a pipe for the output: %w", err)
 	}
 	cmd := &exec.Cmd{Path: path, Args: c.Args, Env: c.Env, Dir: c.Dir, Stdout: w, Stderr: w, SysProcAttr: childAttributes()}
 	p := &process{done: make(chan struct{})}
 	result := make(chan error)
-	go p.live(cmd, c, r, w, result)
+	go p.run(cmd, c, r, w, result)
 	if err := <-result; err != nil {
 		return nil, err
 	}
 	return p, nil
 }
 
-// live starts the child and waits for its end, all on one thread: the kernel kills the child when the *thread* that
-// started it ends (see prctl(2), PR_SET_PDEATHSIG), so this thread has to live as long as the child.
-func (p *process) live(cmd *exec.Cmd, c command, r, w *os.File, result chan<- error) {
+// run starts the child and waits for its end on one thread. The kernel kills the child when the *thread* that started
+// it ends (see prctl(2), PR_SET_PDEATHSIG), so this thread must live as long as the child.
+func (p *process) run(cmd *exec.Cmd, c command, r, w *os.File, result chan<- error) {
 	if c.Enter != nil {
-		netns.OnThread(func() { p.liveHere(cmd, c, r, w, result) })
+		netns.OnThread(func() { p.startAndWait(cmd, c, r, w, result) })
 		return
 	}
 	runtime.LockOSThread()
 	defer runtime.UnlockOSThread()
-	p.liveHere(cmd, c, r, w, result)
+	p.startAndWait(cmd, c, r, w, result)
 }
 
-func (p *process) liveHere(cmd *exec.Cmd, c command, r, w *os.File, result chan<- error) {
+func (p *process) startAndWait(cmd *exec.Cmd, c command, r, w *os.File, result chan<- error) {
 	p.Started = time.Now()
 	err := enterAndStart(c.Enter, cmd)
 	_ = w.Close()
@@ -80,11 +81,11 @@ func (p *process) liveHere(cmd *exec.Cmd, c command, r, w *os.File, result chan<
 	p.PID = cmd.Process.Pid
 	result <- nil
 
-	out := &lines{emit: c.Output}
+	out := &lineWriter{emit: c.Output}
 	read := make(chan struct{})
 	go func() { defer close(read); copyLines(r, out) }()
 	awaitExit(p.PID)
-	killGroup(p.PID, syscall.SIGKILL) // what the leader left behind; its number cannot be another's before it is reaped
+	killGroup(p.PID, syscall.SIGKILL) // descendants of the leader; the group ID cannot be reused before the leader is reaped
 	_ = cmd.Wait()
 	select {
 	case <-read:
@@ -93,7 +94,7 @@ func (p *process) liveHere(cmd *exec.Cmd, c command, r, w *os.File, result chan<
 		<-read
 	}
 	_ = r.Close()
-	p.exit = exitOf(cmd.ProcessState, p.Started, out.last())
+	p.exit = newExit(cmd.ProcessState, p.Started, out.last())
 	close(p.done)
 }
 
@@ -106,12 +107,11 @@ func enterAndStart(enter func() error, cmd *exec.Cmd) error {
 	return cmd.Start()
 }
 
-// findProgram resolves the program's name as a shell would in the child's place: by the child's PATH, and from its
-// directory.
+// findProgram resolves the program's name as a shell would: with the child's PATH and working directory.
 func findProgram(c command) (string, error) {
 	name := c.Args[0]
 	if info, err := os.Stat(c.Dir); c.Dir != "" && (err != nil || !info.IsDir()) {
-		return "", fmt.Errorf("the working directory %s is not there: create it, or mend workingDir", c.Dir)
+		return "", fmt.Errorf("the working directory %s does not exist: create it, or fix workingDir", c.Dir)
 	}
 	if filepath.Base(name) != name {
 		path := name
@@ -119,14 +119,14 @@ func findProgram(c command) (string, error) {
 			path = filepath.Join(c.Dir, path)
 		}
 		if info, err := os.Stat(path); err == nil && info.Mode().IsRegular() && info.Mode().Perm()&0o111 == 0 {
-			return "", fmt.Errorf("%s is not executable: make the file executable (`chmod +x`), or mend the command's first item", path)
+			return "", fmt.Errorf("%s is not executable: make the file executable (`chmod +x`), or fix the command's first item", path)
 		}
 		if _, err := exec.LookPath(path); err != nil {
-			return "", fmt.Errorf("%s cannot be run (%w): mend the command's first item, or make the file executable", path, reason(err))
+			return "", fmt.Errorf("%s cannot be run (%w): fix the command's first item, or make the file executable", path, withoutPath(err))
 		}
 		return path, nil
 	}
-	var mayNot string
+	var notExecutable string
 	for _, dir := range filepath.SplitList(lookupEnv(c.Env, "PATH")) {
 		if dir == "" || !filepath.IsAbs(dir) {
 			continue
@@ -135,24 +135,24 @@ func findProgram(c command) (string, error) {
 		if err == nil {
 			return path, nil
 		}
-		if mayNot == "" && errors.Is(err, fs.ErrPermission) && isThere(filepath.Join(dir, name)) {
-			mayNot = filepath.Join(dir, name)
+		if notExecutable == "" && errors.Is(err, fs.ErrPermission) && exists(filepath.Join(dir, name)) {
+			notExecutable = filepath.Join(dir, name)
 		}
 	}
-	if mayNot != "" {
-		return "", fmt.Errorf("%s is not executable: make the file executable (`chmod +x`), or mend the command's first item", mayNot)
+	if notExecutable != "" {
+		return "", fmt.Errorf("%s is not executable: make the file executable (`chmod +x`), or fix the command's first item", notExecutable)
 	}
 	return "", noProgramError{fmt.Errorf("no program %q in PATH: install it, or give its path as the command's first item", name)}
 }
 
-// isThere says whether there is such a file. In a directory that may not be searched none is found.
-func isThere(path string) bool {
+// exists reports whether the file exists. It returns false in a directory without search permission.
+func exists(path string) bool {
 	_, err := os.Stat(path)
 	return err == nil
 }
 
-// reason is the innermost error, without the path that the message around it has already.
-func reason(err error) error {
+// withoutPath returns the inner error of one that contains a path, because the caller's message contains it already.
+func withoutPath(err error) error {
 	if e, ok := err.(*exec.Error); ok {
 		err = e.Err
 	}
@@ -162,7 +162,7 @@ func reason(err error) error {
 	return err
 }
 
-// stop asks the process's group to end, and kills it when kill is closed. It returns when the process has ended.
+// stop sends SIGTERM to the process's group, and SIGKILL when kill is closed. It returns when the process has ended.
 func (p *process) stop(kill <-chan struct{}) Exit {
 	killGroup(p.PID, syscall.SIGTERM)
 	select {
@@ -175,7 +175,7 @@ func (p *process) stop(kill <-chan struct{}) Exit {
 	return p.exit
 }
 
-// lookupEnv is the last value of a variable in an environment.
+// lookupEnv returns the last value of a variable in an environment.
 func lookupEnv(env []string, name string) string {
 	value := ""
 	for _, e := range env {

@@ -7,12 +7,12 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// childAttributes put a child into a process group of its own, and have the kernel kill it when we die.
+// childAttributes starts a child in its own process group, and lets the kernel kill it when its starting thread ends.
 func childAttributes() *syscall.SysProcAttr {
 	return &syscall.SysProcAttr{Setpgid: true, Pdeathsig: syscall.SIGKILL}
 }
 
-// awaitExit waits until the child has ended, and leaves it unreaped: until then nobody else can get its number.
+// awaitExit waits until the child has ended, and does not reap it, so that its process ID cannot be reused yet.
 func awaitExit(pid int) {
 	for {
 		err := unix.Waitid(unix.P_PID, pid, nil, unix.WEXITED|unix.WNOWAIT, nil)
@@ -22,8 +22,8 @@ func awaitExit(pid int) {
 	}
 }
 
-// killGroup signals a process group. That it is gone already is no error: that is what was wanted.
+// killGroup sends a signal to a process group. It ignores a group that no longer exists.
 func killGroup(pid int, signal syscall.Signal) { _ = syscall.Kill(-pid, signal) }
 
-// guardAttributes put the guard into a session of its own: no Ctrl-C and no closed terminal reach it.
+// guardAttributes starts the guard in its own session, so that it receives no SIGINT or SIGHUP from the terminal.
 func guardAttributes() *syscall.SysProcAttr { return &syscall.SysProcAttr{Setsid: true} }

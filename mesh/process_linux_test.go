@@ -11,7 +11,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-func TestADirectoryOfPATHThatMayNotBeSearchedHasNoProgram(t *testing.T) {
+func TestUnsearchablePATHDirectoryHasNoProgram(t *testing.T) {
 	t.Parallel()
 	closed, plain := filepath.Join(t.TempDir(), "closed"), t.TempDir()
 	if err := os.Mkdir(closed, 0); err != nil {
@@ -20,7 +20,7 @@ func TestADirectoryOfPATHThatMayNotBeSearchedHasNoProgram(t *testing.T) {
 	if err := os.WriteFile(filepath.Join(plain, "program"), nil, 0o600); err != nil {
 		t.Fatal(err)
 	}
-	runtime.LockOSThread() // which ends with this test: it cannot get back what it drops
+	runtime.LockOSThread() // permanently: the thread cannot regain its capabilities
 	header := unix.CapUserHeader{Version: unix.LINUX_CAPABILITY_VERSION_3}
 	if err := unix.Capset(&header, &make([]unix.CapUserData, 2)[0]); err != nil {
 		t.Fatal(err)

@@ -9,16 +9,16 @@ import (
 	"strings"
 )
 
-// procInfo identifies a process beyond its number, which the kernel gives to others in time.
+// procInfo identifies a process, although the kernel reuses process IDs.
 type procInfo struct {
 	PID int `json:"pid"`
-	// Start is the clock tick since boot at which it started.
+	// Start is the start time in clock ticks since boot.
 	Start   uint64 `json:"start"`
 	Command string `json:"command"`
 }
 
-// inspect reads what /proc knows of a process; an error when there is none.
-func inspect(pid int) (procInfo, error) {
+// readProcInfo reads a process from /proc. It fails if there is none.
+func readProcInfo(pid int) (procInfo, error) {
 	stat, err := readStat(pid)
 	if err != nil {
 		return procInfo{}, err
@@ -37,7 +37,8 @@ type procStat struct {
 	zombie        bool
 }
 
-// readStat reads /proc/PID/stat (see proc_pid_stat(5)). The second field is a name in brackets that may hold anything.
+// readStat parses /proc/PID/stat (proc_pid_stat(5)). Its second field is a name in parentheses that can contain any
+// character.
 func readStat(pid int) (procStat, error) {
 	raw, err := os.ReadFile(procFile(pid, "stat"))
 	if err != nil {
@@ -58,8 +59,8 @@ func readStat(pid int) (procStat, error) {
 
 func procFile(pid int, name string) string { return filepath.Join("/proc", strconv.Itoa(pid), name) }
 
-// programOf is the base name of what a process runs, for people; its number where that is not known any more.
-func programOf(pid int) string {
+// programName returns the base name of a process's program for messages, or its process ID if that is unknown.
+func programName(pid int) string {
 	raw, _ := os.ReadFile(procFile(pid, "cmdline"))
 	program, _, _ := strings.Cut(string(raw), "\x00")
 	if program == "" {
@@ -68,7 +69,7 @@ func programOf(pid int) string {
 	return filepath.Base(program)
 }
 
-// processIDs lists the processes there are.
+// processIDs returns the IDs of all processes.
 func processIDs() []int {
 	dir, err := os.Open("/proc")
 	if err != nil {
@@ -85,8 +86,8 @@ func processIDs() []int {
 	return pids
 }
 
-// parentsOf maps the parent of every process whose executable has this base name to the process.
-func parentsOf(name string) map[int]int {
+// parentsOfProgram returns the processes whose program has this base name, by their parent process.
+func parentsOfProgram(name string) map[int]int {
 	found := map[int]int{}
 	for _, pid := range processIDs() {
 		raw, err := os.ReadFile(procFile(pid, "cmdline"))
@@ -104,8 +105,9 @@ func parentsOf(name string) map[int]int {
 	return found
 }
 
-// withVariable lists the processes whose environment holds a variable, as far as we may look into them.
-func withVariable(assignment string) []int {
+// processesWithVariable returns the processes whose environment contains the assignment, as far as this user may read
+// them.
+func processesWithVariable(assignment string) []int {
 	var found []int
 	for _, pid := range processIDs() {
 		env, err := os.ReadFile(procFile(pid, "environ"))
@@ -119,7 +121,7 @@ func withVariable(assignment string) []int {
 	return found
 }
 
-// bootID tells this boot of the machine from every other.
+// bootID returns the kernel's identifier of the current boot.
 func bootID() string {
 	id, _ := os.ReadFile("/proc/sys/kernel/random/boot_id")
 	return strings.TrimSpace(string(id))

@@ -37,9 +37,9 @@ spec:
   - {applyTo: BOOTSTRAP, match: {context: GATEWAY}, patch: {operation: MERGE, value: {stats_flush_interval: 9s}}}
 `
 
-// A sidecar starts as ProxyConfigs say: the narrower counts, and what the mesh itself says counts above all. Its bootstrap is as
-// EnvoyFilters say.
-func TestSidecarsStartAsDocumentsSay(t *testing.T) {
+// A sidecar starts with the ProxyConfigs of its workload: the more specific one overrides the other, and the mesh's own
+// settings override both. EnvoyFilters patch its bootstrap.
+func TestSidecarsUseProxyConfigAndEnvoyFilter(t *testing.T) {
 	dir := t.TempDir()
 	if err := os.Mkdir(filepath.Join(dir, "istio"), 0o700); err != nil {
 		t.Fatal(err)
@@ -47,7 +47,7 @@ func TestSidecarsStartAsDocumentsSay(t *testing.T) {
 	if err := os.WriteFile(filepath.Join(dir, "istio", "proxies.yaml"), []byte(threeConfigs+oneBootstrap), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	m := bringUp(t, testConfig(t, writeTopology(t, dir, `
+	m := startMesh(t, testConfig(t, writeTopology(t, dir, `
   config: istio
   workloads:
   - {name: a, command: ["${PILOTFISH}", app], `+appPort+`}
@@ -58,16 +58,16 @@ func TestSidecarsStartAsDocumentsSay(t *testing.T) {
 		"a": {"--concurrency 2 ", "ISTIO_META_FROM=some ", "ISTIO_META_ALSO=mesh ", "POD_NAME=a ", "ISTIO_BOOTSTRAP_OVERRIDE=" + bootstrapPatchPath + " "},
 		"b": {"--concurrency 3 ", "ISTIO_META_FROM=mesh ", "POD_NAME=b "},
 	} {
-		var said string
+		var answer string
 		for _, file := range []string{"cmdline", "environ"} {
 			data, err := os.ReadFile(fmt.Sprintf("/proc/%d/%s", m.instance(name).Agent.PID, file))
 			if err != nil {
 				t.Fatal(err)
 			}
-			said += strings.ReplaceAll(string(data), "\x00", " ")
+			answer += strings.ReplaceAll(string(data), "\x00", " ")
 		}
 		for _, text := range want {
-			if !strings.Contains(said, text) {
+			if !strings.Contains(answer, text) {
 				t.Errorf("the agent of %s has no %q", name, text)
 			}
 		}
@@ -77,6 +77,6 @@ func TestSidecarsStartAsDocumentsSay(t *testing.T) {
 		t.Errorf("%s %v\nwant %s", patch, err, want)
 	}
 	for _, p := range m.Status(t.Context()).Control.Problems {
-		t.Errorf("told: %v", p)
+		t.Errorf("got: %v", p)
 	}
 }

@@ -8,12 +8,12 @@ import (
 	"time"
 )
 
-// ErrEnded is the error of those who wait for something of a mesh that has ended; Run's own error says why it did.
+// ErrEnded is returned by functions that wait when the mesh ends first. Run returns the reason.
 var ErrEnded = errors.New("the mesh has ended")
 
-// announceReady tells when all are ready for the first time.
+// announceReady publishes MeshReady when all instances are ready for the first time.
 func (m *Mesh) announceReady(ctx context.Context) {
-	if m.await(ctx, func() (bool, error) { return m.allReady(), nil }) == nil && m.awaitSpread(ctx) == nil {
+	if m.waitUntil(ctx, func() (bool, error) { return m.allReady(), nil }) == nil && m.waitSynced(ctx) == nil {
 		m.events.publish(Event{Kind: MeshReady, Origin: OriginMesh, Took: time.Since(m.started)})
 	}
 }
@@ -27,8 +27,8 @@ func (m *Mesh) allReady() bool {
 	return m.snapshotRunners() != nil
 }
 
-// await waits until check says that it is done.
-func (m *Mesh) await(ctx context.Context, check func() (bool, error)) error {
+// waitUntil calls check after every change of readiness, until it returns true or an error.
+func (m *Mesh) waitUntil(ctx context.Context, check func() (bool, error)) error {
 	for {
 		changed := m.readiness.wait()
 		if done, err := check(); done || err != nil {
@@ -38,16 +38,17 @@ func (m *Mesh) await(ctx context.Context, check func() (bool, error)) error {
 		case <-changed:
 		case <-ctx.Done():
 			return ctx.Err()
-		case <-m.ended:
+		case <-m.done:
 			return ErrEnded
 		}
 	}
 }
 
-// WaitReady waits until every instance is ready and all proxies know of all. It returns an error, with all the reasons, as soon as what is not ready
-// yet will not be soon: a process failed for good, or is late (startupTimeout), or the mesh ended.
+// WaitReady waits until every instance is ready and all proxies are synchronized. It returns an error with all reasons
+// as soon as none of the unready instances will be ready soon (a process failed for good, or the startupTimeout has
+// passed), or when the mesh has ended.
 func (m *Mesh) WaitReady(ctx context.Context) error {
-	err := m.await(ctx, func() (bool, error) {
+	err := m.waitUntil(ctx, func() (bool, error) {
 		var pending []string
 		hopeless := true
 		runners := m.snapshotRunners()
@@ -72,5 +73,5 @@ func (m *Mesh) WaitReady(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	return m.awaitSpread(ctx)
+	return m.waitSynced(ctx)
 }

@@ -2,24 +2,24 @@ package mesh
 
 import "strings"
 
-// tellRejections tells of configuration that a sidecar rejected where it can be told what to do about it. That it did is
-// in the logs anyway. told is what was told of each instance last.
-func (m *Mesh) tellRejections(told map[string]string) {
-	p := m.currentPlane()
+// logRejections logs configuration that a sidecar rejected, if there is a remedy. Other rejections are only in the logs of
+// the sidecar. logged is the last message of each instance.
+func (m *Mesh) logRejections(logged map[string]string) {
+	p := m.currentControlPlane()
 	if p == nil {
 		return
 	}
 	_, full := p.status()
 	for _, r := range m.snapshotRunners() {
-		name, news := r.instance.Name, ""
+		name, message := r.instance.Name, ""
 		for _, rejection := range configStatus(r.instance, full.Clients, true).Rejected {
 			if rejection.Remedy != "" {
-				news = "its sidecar rejected configuration: " + strings.TrimSpace(rejection.Reason) + ": " + rejection.Remedy
+				message = "its sidecar rejected configuration: " + strings.TrimSpace(rejection.Reason) + ": " + rejection.Remedy
 			}
 		}
-		if news != "" && news != told[name] {
-			m.events.publish(Event{Kind: Log, Origin: OriginMesh, Instance: name, Line: news})
+		if message != "" && message != logged[name] {
+			m.events.publish(Event{Kind: Log, Origin: OriginMesh, Instance: name, Line: message})
 		}
-		told[name] = news
+		logged[name] = message
 	}
 }

@@ -7,7 +7,7 @@ import (
 	"testing"
 )
 
-func TestAnApplicationThatHoldsItsSidecarsPortIsToldItsAddressWhenAServiceComes(t *testing.T) {
+func TestRejectedListenerReportsPortConflictRemedy(t *testing.T) {
 	dir := t.TempDir()
 	if err := os.Mkdir(filepath.Join(dir, "config"), 0o700); err != nil {
 		t.Fatal(err)
@@ -18,7 +18,7 @@ func TestAnApplicationThatHoldsItsSidecarsPortIsToldItsAddressWhenAServiceComes(
   - {name: a, command: ["${PILOTFISH}", app], env: {PILOTFISH_APP_ADDRESS: 0.0.0.0}, ports: [{name: http, port: 9083, protocol: HTTP}]}
 `))
 	cfg.AgentCommand = []string{os.Args[0], "agent"}
-	m := bringUp(t, cfg)
+	m := startMesh(t, cfg)
 	m.waitReady()
 	service := "apiVersion: v1\nkind: Service\nmetadata: {name: a}\nspec: {selector: {app: a}, ports: [{name: http, port: 9083}]}\n"
 	if err := os.WriteFile(filepath.Join(dir, "config", "service.yaml"), []byte(service), 0o600); err != nil {

@@ -8,7 +8,7 @@ import (
 	"syscall"
 )
 
-// withRemedy adds what to do to an error of the file system.
+// withRemedy adds a remedy to a file system error.
 func withRemedy(err error) error {
 	switch {
 	case errors.Is(err, syscall.ENOSPC), errors.Is(err, syscall.EDQUOT):
@@ -23,10 +23,10 @@ func withRemedy(err error) error {
 	return err
 }
 
-// bindRemedy is what to do when something says that an address of the instance's proxy is in use: mostly, it is the
-// instance's own application that takes the port at every address; empty when this is not what was said.
-func (i *Instance) bindRemedy(said ...string) string {
-	for _, line := range said {
+// bindRemedy returns the remedy if a line of text reports that an address is in use. The usual cause is the instance's
+// own application, which listens on all addresses. Otherwise it returns "".
+func (i *Instance) bindRemedy(lines ...string) string {
+	for _, line := range lines {
 		line = strings.ToLower(line)
 		if strings.Contains(line, "address already in use") || strings.Contains(line, "eaddrinuse") || strings.Contains(line, "cannot bind") {
 			if i.captured {

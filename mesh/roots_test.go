@@ -16,8 +16,8 @@ func (i *rotatingIssuer) IssueToken(string, string, time.Duration) (string, erro
 }
 func (i *rotatingIssuer) RootPEM() []byte { return []byte(i.roots) }
 
-// An agent reads its roots for every connection, and never finds half of them.
-func TestAgentsRootsFollowTheAuthoritys(t *testing.T) {
+// An agent reads its roots for every connection, and must never read a partial file.
+func TestAgentRootsFollowCA(t *testing.T) {
 	issuer := &rotatingIssuer{roots: "old"}
 	s := &sidecarFiles{dir: t.TempDir(), instance: &Instance{workload: &Workload{}}, mesh: &meshconfig.MeshConfig{}, issuer: issuer}
 	if err := s.write(); err != nil {

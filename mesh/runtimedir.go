@@ -9,18 +9,18 @@ import (
 	"strings"
 )
 
-// The names in a mesh's runtime directory.
+// File names in a mesh's runtime directory.
 const (
 	lockFile      = "lock"
 	socketFile    = "control.sock"
 	workloadsDir  = "workloads"
 	controlDir    = "control-plane"
 	networkDir    = "network"
-	maxSocketPath = 107 // what the kernel has room for in an address, less the closing zero
+	maxSocketPath = 107 // the kernel's limit for socket addresses, without the terminating zero
 )
 
-// DefaultRuntimeDir is where running meshes are kept: a folder of the user's runtime directory (XDG_RUNTIME_DIR), or
-// one in /tmp where there is none. It is short, because sockets are in it.
+// DefaultRuntimeDir returns the directory of running meshes: in the user's runtime directory (XDG_RUNTIME_DIR), or in
+// /tmp if that is not set. It is short, because it is part of socket paths.
 func DefaultRuntimeDir(xdgRuntimeDir string, uid int) string {
 	if filepath.IsAbs(xdgRuntimeDir) {
 		return filepath.Join(xdgRuntimeDir, "pilotfish")
@@ -28,10 +28,10 @@ func DefaultRuntimeDir(xdgRuntimeDir string, uid int) string {
 	return "/tmp/pilotfish-" + strconv.Itoa(uid)
 }
 
-// AlreadyRunningError says that a mesh of the name runs already.
+// AlreadyRunningError reports that a mesh with this name is running.
 type AlreadyRunningError struct {
 	Name string
-	// PID is the process that runs it; 0 if unknown.
+	// PID is the mesh's process; 0 if unknown.
 	PID int
 }
 
@@ -43,17 +43,17 @@ func (e *AlreadyRunningError) Error() string {
 	return fmt.Sprintf("mesh %q is running already%s: end it with `pilotfish down --name %s`, or give this one another name with --name", e.Name, who, e.Name)
 }
 
-// runtimeDir is a mesh's folder for as long as it runs. Whoever holds the lock in it owns the name.
+// runtimeDir is the directory of a running mesh. The holder of its lock owns the name.
 type runtimeDir struct {
 	path string
 	base string
 	lock *os.File
-	// leftovers are the programs of an earlier run's processes that had to be ended, one for each.
+	// leftovers are the program names of an earlier run's processes that were killed, one for each.
 	leftovers []string
 }
 
-// claimRuntimeDir takes the name of a mesh: it makes the folder, locks it, and clears what a run left there that could
-// not end in order.
+// claimRuntimeDir claims the name of a mesh: it creates and locks the directory, and removes what a killed run left
+// there.
 func claimRuntimeDir(base, name string) (*runtimeDir, error) {
 	d := &runtimeDir{path: filepath.Join(base, name), base: base}
 	if socket := filepath.Join(d.path, socketFile); len(socket) > maxSocketPath {
@@ -62,32 +62,32 @@ func claimRuntimeDir(base, name string) (*runtimeDir, error) {
 	if err := privateDir(base); err != nil {
 		return nil, err
 	}
-	if err := d.claim(name); err != nil {
+	if err := d.lockDir(name); err != nil {
 		return nil, err
 	}
-	if err := d.clear(); err != nil {
+	if err := d.clearLeftovers(); err != nil {
 		_ = d.lock.Close()
-		return nil, fmt.Errorf("clearing %s of an earlier run: %w", d.path, withRemedy(err))
+		return nil, fmt.Errorf("removing files of an earlier run from %s: %w", d.path, withRemedy(err))
 	}
-	if err := d.sign(); err != nil {
+	if err := d.writePID(); err != nil {
 		d.remove()
 		return nil, err
 	}
 	return d, nil
 }
 
-// privateDir makes a folder that is this user's alone, or makes sure that it is: others must not be able to put a
-// folder of theirs in our place, least of all in /tmp.
+// privateDir creates a directory that only this user can access, or checks an existing one, so that other users cannot
+// substitute their own, especially in /tmp.
 func privateDir(path string) error {
 	if err := os.MkdirAll(filepath.Dir(path), 0o700); err != nil {
-		return fmt.Errorf("making the runtime directory: %w", withRemedy(err))
+		return fmt.Errorf("creating the runtime directory: %w", withRemedy(err))
 	}
 	if err := os.Mkdir(path, 0o700); err != nil && !errors.Is(err, os.ErrExist) {
-		return fmt.Errorf("making the runtime directory: %w", withRemedy(err))
+		return fmt.Errorf("creating the runtime directory: %w", withRemedy(err))
 	}
 	info, err := os.Lstat(path)
 	if err != nil {
-		return fmt.Errorf("looking at the runtime directory: %w", err)
+		return fmt.Errorf("checking the runtime directory: %w", err)
 	}
 	if !info.IsDir() || !ownedByUs(info) || info.Mode().Perm()&0o077 != 0 {
 		return fmt.Errorf("the runtime directory %s is not a folder that only this user can use (it is %s): remove it, or set XDG_RUNTIME_DIR to a folder of your own", path, info.Mode())
@@ -95,8 +95,8 @@ func privateDir(path string) error {
 	return nil
 }
 
-// claim locks the folder. It may be removed by a run that ends just now, so it is looked at again once it is locked.
-func (d *runtimeDir) claim(name string) error {
+// lockDir locks the directory. A run that ends at the same time may remove it, so it is checked again after locking.
+func (d *runtimeDir) lockDir(name string) error {
 	for {
 		if err := privateDir(d.path); err != nil {
 			return err
@@ -117,7 +117,7 @@ func (d *runtimeDir) claim(name string) error {
 			defer f.Close()
 			return &AlreadyRunningError{Name: name, PID: readPID(f)}
 		}
-		if sameFile(f) {
+		if isLinked(f) {
 			d.lock = f
 			return nil
 		}
@@ -125,8 +125,8 @@ func (d *runtimeDir) claim(name string) error {
 	}
 }
 
-// sameFile says whether the open file is still the one that its path names.
-func sameFile(f *os.File) bool {
+// isLinked reports whether the path of an open file still refers to this file.
+func isLinked(f *os.File) bool {
 	opened, err := f.Stat()
 	if err != nil {
 		return false
@@ -142,16 +142,16 @@ func readPID(f *os.File) int {
 	return pid
 }
 
-// clear ends the processes of a run that could not end in order, and removes its files.
-func (d *runtimeDir) clear() (err error) {
+// clearLeftovers kills the processes of a killed run, and removes its files.
+func (d *runtimeDir) clearLeftovers() (err error) {
 	if d.leftovers, err = killLeftovers(d.path); err != nil {
 		return err
 	}
-	return d.empty()
+	return d.removeContents()
 }
 
-// empty removes everything but the lock, which others look at.
-func (d *runtimeDir) empty() error {
+// removeContents removes everything except the lock file, which other processes read.
+func (d *runtimeDir) removeContents() error {
 	entries, err := os.ReadDir(d.path)
 	if err != nil {
 		return err
@@ -167,8 +167,8 @@ func (d *runtimeDir) empty() error {
 	return nil
 }
 
-// sign writes who holds the lock into it.
-func (d *runtimeDir) sign() error {
+// writePID writes the process ID of the lock's holder into the lock file.
+func (d *runtimeDir) writePID() error {
 	if err := d.lock.Truncate(0); err != nil {
 		return fmt.Errorf("writing %s: %w", d.lock.Name(), withRemedy(err))
 	}
@@ -178,10 +178,10 @@ func (d *runtimeDir) sign() error {
 	return nil
 }
 
-// remove gives the name back and leaves nothing: the lock goes last, while it is held, and the base folder too when it
-// is empty.
+// remove releases the name and removes the directory: the lock file last, while it is locked, and the base directory if
+// it is empty.
 func (d *runtimeDir) remove() {
-	_ = d.empty()
+	_ = d.removeContents()
 	_ = os.Remove(d.lock.Name())
 	_ = os.Remove(d.path)
 	_ = os.Remove(d.base)

@@ -8,7 +8,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// tryLock takes the lock of a file, unless another process has it. The kernel gives it back when the process ends.
+// tryLock locks a file, unless another process has locked it. The kernel releases the lock when the process ends.
 func tryLock(f *os.File) (bool, error) {
 	err := unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB)
 	if errors.Is(err, unix.EWOULDBLOCK) {

@@ -20,12 +20,12 @@ import (
 	networkingbeta "istio.io/api/networking/v1beta1"
 )
 
-// Where the agent expects its files, from its working directory: the contract of Istio's agent.
+// The agent's files, relative to its working directory, as Istio's agent defines them.
 const (
 	meshConfigPath  = "etc/istio/config/mesh"
 	labelsPath      = "etc/istio/pod/labels"
 	annotationsPath = "etc/istio/pod/annotations"
-	// bootstrapPatchPath is what EnvoyFilters merge into the bootstrap.
+	// bootstrapPatchPath is the patch that EnvoyFilters apply to the bootstrap.
 	bootstrapPatchPath = "etc/istio/config/bootstrap.json"
 	tokenPath          = "var/run/secrets/tokens/istio-token"
 	rootCertPath       = "var/run/secrets/istio/root-cert.pem"
@@ -33,46 +33,48 @@ const (
 )
 
 const (
-	// tokenTTL is short, because a token is a file that others of this user can read; it is renewed at half its life.
+	// tokenTTL is short, because other processes of this user can read the token's file. It is renewed at half its
+	// life.
 	tokenTTL = time.Hour
-	// terminationDrain is how long a sidecar that is stopped alone lets requests finish.
+	// terminationDrain is the drain duration of a sidecar that is stopped while the mesh runs.
 	terminationDrain = time.Second
-	// preDrainDelay is how long it serves on: until readyInterval shows that it ends, and others know.
+	// preDrainDelay is how long it continues to serve, so that a check at readyInterval detects the stop and other
+	// proxies are updated.
 	preDrainDelay = 2 * readyInterval
 )
 
-// issuer signs what proves a workload's identity to the control plane.
-type issuer interface {
+// credentialIssuer issues the credentials with which a workload authenticates to the control plane.
+type credentialIssuer interface {
 	IssueToken(namespace, serviceAccount string, ttl time.Duration) (string, error)
 	RootPEM() []byte
 }
 
-// sidecarFiles are the files of one agent, in its working directory.
+// sidecarFiles writes the files of one agent in its working directory.
 type sidecarFiles struct {
 	dir      string
 	instance *Instance
 	mesh     *meshconfig.MeshConfig
-	issuer   issuer
-	// roots are those that the agent was given.
+	issuer   credentialIssuer
+	// roots are the last written roots.
 	roots []byte
 }
 
-// write lays out the agent's working directory.
+// write creates the agent's working directory and files.
 func (s *sidecarFiles) write() error {
 	for _, path := range []string{meshConfigPath, labelsPath, tokenPath, rootCertPath, identityPath + "/socket", "etc/istio/proxy/XDS"} {
 		if err := os.MkdirAll(filepath.Join(s.dir, filepath.Dir(path)), 0o700); err != nil {
-			return fmt.Errorf("making the agent's directory: %w", withRemedy(err))
+			return fmt.Errorf("creating the agent's directory: %w", withRemedy(err))
 		}
 	}
-	meshFile, err := protojson.Marshal(proxyMesh(s.mesh))
+	meshFile, err := protojson.Marshal(withProxyDefaults(s.mesh))
 	if err != nil {
 		return fmt.Errorf("writing the agent's mesh configuration: %w", err)
 	}
 	w := s.instance.workload
 	for path, data := range map[string][]byte{
 		meshConfigPath:  meshFile,
-		labelsPath:      downwardFile(w.Labels),
-		annotationsPath: downwardFile(w.Annotations),
+		labelsPath:      formatDownwardAPI(w.Labels),
+		annotationsPath: formatDownwardAPI(w.Annotations),
 	} {
 		if err := writeFile(filepath.Join(s.dir, path), data, 0o600); err != nil {
 			return err
@@ -84,8 +86,8 @@ func (s *sidecarFiles) write() error {
 	return s.renewToken()
 }
 
-// renewRoots puts the authority's roots, where they changed, where the agent reads them for every connection. Without that
-// it would take the control plane for a stranger once the root that it started with is retired.
+// renewRoots writes the CA's roots if they changed. The agent reads them for every connection. Without the update, it
+// would not trust the control plane after its first root is retired.
 func (s *sidecarFiles) renewRoots() error {
 	roots := s.issuer.RootPEM()
 	if bytes.Equal(roots, s.roots) {
@@ -98,7 +100,7 @@ func (s *sidecarFiles) renewRoots() error {
 	return nil
 }
 
-// renewToken puts a fresh token where the agent reads it for every call.
+// renewToken writes a new token. The agent reads it for every call.
 func (s *sidecarFiles) renewToken() error {
 	w := s.instance.workload
 	token, err := s.issuer.IssueToken(w.Namespace, w.ServiceAccount, tokenTTL)
@@ -108,8 +110,8 @@ func (s *sidecarFiles) renewToken() error {
 	return writeFile(filepath.Join(s.dir, tokenPath), []byte(token), 0o600)
 }
 
-// proxyMesh is the mesh configuration for proxies: the user's, with defaults that fit many proxies on one machine.
-func proxyMesh(m *meshconfig.MeshConfig) *meshconfig.MeshConfig {
+// withProxyDefaults returns the user's mesh configuration with defaults for many proxies on one machine.
+func withProxyDefaults(m *meshconfig.MeshConfig) *meshconfig.MeshConfig {
 	m = proto.Clone(m).(*meshconfig.MeshConfig)
 	if m.DefaultConfig == nil {
 		m.DefaultConfig = &meshconfig.ProxyConfig{}
@@ -124,8 +126,8 @@ func proxyMesh(m *meshconfig.MeshConfig) *meshconfig.MeshConfig {
 	return m
 }
 
-// downwardFile is a map in the form of Kubernetes' downward API: one key="value" a line, sorted.
-func downwardFile(m map[string]string) []byte {
+// formatDownwardAPI formats a map like Kubernetes' downward API: one key="value" per line, sorted.
+func formatDownwardAPI(m map[string]string) []byte {
 	var b strings.Builder
 	for _, k := range sortedKeys(m) {
 		fmt.Fprintf(&b, "%s=%s\n", k, strconv.Quote(m[k]))
@@ -133,24 +135,24 @@ func downwardFile(m map[string]string) []byte {
 	return []byte(b.String())
 }
 
-// inherited are the variables that an agent keeps of the environment that the mesh was started in. Everything else
-// might change what it does: an ISTIO_META_ variable of the user's, for instance.
-var inherited = []string{"PATH", "HOME", "XDG_CACHE_HOME", "TMPDIR", "LANG", "TZ", "GODEBUG", "GOTRACEBACK", "GOCOVERDIR", "SSL_CERT_FILE", "SSL_CERT_DIR"}
+// inheritedVariables are the variables that agents inherit from the mesh's environment. Others, such as a user's
+// ISTIO_META_ variables, could change an agent's behaviour.
+var inheritedVariables = []string{"PATH", "HOME", "XDG_CACHE_HOME", "TMPDIR", "LANG", "TZ", "GODEBUG", "GOTRACEBACK", "GOCOVERDIR", "SSL_CERT_FILE", "SSL_CERT_DIR"}
 
-// agentDir is the working directory of an instance's agent.
+// agentDir returns the working directory of an instance's agent.
 func (m *Mesh) agentDir(i *Instance) string {
 	return filepath.Join(m.runtime.path, workloadsDir, i.Name)
 }
 
-// agentEnv is the environment of an instance's agent.
+// agentEnv returns the environment of an instance's agent.
 func (m *Mesh) agentEnv(i *Instance, at Attachment) ([]string, error) {
-	bootstrap, err := m.documentedBootstrap(i)
+	bootstrap, err := m.bootstrapEnv(i)
 	if err != nil {
 		return nil, err
 	}
-	env := slices.Concat(m.inheritedEnv(), bootstrap, m.documentedEnv(i))
+	env := slices.Concat(m.inheritedEnv(), bootstrap, m.proxyConfigEnv(i))
 	discovery := fmt.Sprintf("%s:%d", m.placement.ControlPlane(), securePort)
-	proxyConfig, err := m.proxyConfig(discovery)
+	proxyConfig, err := m.proxyConfigJSON(discovery)
 	if err != nil {
 		return nil, err
 	}
@@ -169,11 +171,13 @@ func (m *Mesh) agentEnv(i *Instance, at Attachment) ([]string, error) {
 		"CA_ADDR="+discovery,
 		"PROXY_CONFIG="+proxyConfig,
 		"ECC_SIGNATURE_ALGORITHM=ECDSA",
-		// A new root is known to all as soon as it is announced, and not only when certificates are renewed.
+		// With it, the agent learns a new root when it is announced, not only when its certificate is renewed.
 		"PROXY_CONFIG_XDS_AGENT=true",
-		fmt.Sprintf("TOKEN_EXCHANGE_URL=https://%s:%d/token", m.placement.ControlPlane(), exchangePort),
+		fmt.Sprintf("TOKEN_EXCHANGE_URL=https://%s:%d/token", m.placement.ControlPlane(), tokenExchangePort),
 		"TOKEN_EXCHANGE_ROOT_CA="+rootCertPath,
 		"ENVOY_PATH="+m.envoy.Path,
+		"ENVOY_ADVISORY_WARNING=false", // the mesh logs it once for all
+		"ENVOY_ADMIN_SOCKET="+adminSocketPath,
 		"TERMINATION_GRACE_PERIOD="+defaultStopTimeout.String(),
 		"PRE_DRAIN_DELAY="+preDrainDelay.String(),
 		"ISTIO_META_WORKLOAD_NAME="+w.Name,
@@ -186,9 +190,9 @@ func (m *Mesh) agentEnv(i *Instance, at Attachment) ([]string, error) {
 	return append(env, at.AgentEnv...), nil
 }
 
-// documentedEnv are the variables that ProxyConfigs say; what the mesh itself sets counts above them.
-func (m *Mesh) documentedEnv(i *Instance) []string {
-	of := m.documentedConfig(i).GetEnvironmentVariables()
+// proxyConfigEnv returns the variables from ProxyConfigs. The mesh's own variables override them.
+func (m *Mesh) proxyConfigEnv(i *Instance) []string {
+	of := m.lookupProxyConfig(i).GetEnvironmentVariables()
 	var env []string
 	for _, name := range sortedKeys(of) {
 		env = append(env, name+"="+of[name])
@@ -196,9 +200,9 @@ func (m *Mesh) documentedEnv(i *Instance) []string {
 	return env
 }
 
-// documentedThreads are the arguments for as many of Envoy's threads as ProxyConfigs say: above all else that says so.
-func (m *Mesh) documentedThreads(i *Instance) []string {
-	n := m.documentedConfig(i).GetConcurrency()
+// concurrencyArgs returns the arguments for the concurrency from ProxyConfigs, which overrides all other settings.
+func (m *Mesh) concurrencyArgs(i *Instance) []string {
+	n := m.lookupProxyConfig(i).GetConcurrency()
 	switch {
 	case n == nil:
 		return nil
@@ -208,19 +212,18 @@ func (m *Mesh) documentedThreads(i *Instance) []string {
 	return []string{"--concurrency", strconv.Itoa(int(n.GetValue()))}
 }
 
-// documentedConfig is what ProxyConfigs say of an instance; nothing while there is no control plane.
-func (m *Mesh) documentedConfig(i *Instance) *networkingbeta.ProxyConfig {
-	p := m.currentPlane()
+// lookupProxyConfig returns an instance's merged ProxyConfigs, or nil before the first start of the control plane.
+func (m *Mesh) lookupProxyConfig(i *Instance) *networkingbeta.ProxyConfig {
+	p := m.currentControlPlane()
 	if p == nil {
 		return nil
 	}
 	return p.proxyConfig(i.workload.Namespace, i.workload.Labels)
 }
 
-// documentedBootstrap has the agent merge what EnvoyFilters say of the bootstrap: it writes that into a file, and gives the
-// variable that names it.
-func (m *Mesh) documentedBootstrap(i *Instance) ([]string, error) {
-	p := m.currentPlane()
+// bootstrapEnv writes the bootstrap patch from EnvoyFilters into a file, and returns the variable with its path.
+func (m *Mesh) bootstrapEnv(i *Instance) ([]string, error) {
+	p := m.currentControlPlane()
 	if p == nil {
 		return nil, nil
 	}
@@ -239,7 +242,7 @@ func (m *Mesh) documentedBootstrap(i *Instance) ([]string, error) {
 
 func (m *Mesh) inheritedEnv() []string {
 	var env []string
-	for _, name := range inherited {
+	for _, name := range inheritedVariables {
 		if v := lookupEnv(m.cfg.Environ, name); v != "" {
 			env = append(env, name+"="+v)
 		}
@@ -247,7 +250,7 @@ func (m *Mesh) inheritedEnv() []string {
 	return env
 }
 
-// podPorts are the workload's ports as the control plane reads them of a pod, for Services whose targetPort is a name.
+// podPorts returns the workload's ports in the form of a pod's metadata, for Services with a named targetPort.
 func podPorts(w *Workload) (string, error) {
 	type containerPort struct {
 		Name          string `json:"name"`
@@ -261,11 +264,11 @@ func podPorts(w *Workload) (string, error) {
 	return string(out), err
 }
 
-// statsPrefixes are what status and the mesh's users read of Envoy's statistics, besides the agent's own selection.
+// statsPrefixes are statistics that status and users read, in addition to the agent's default selection.
 var statsPrefixes = []string{"http.", "cluster.outbound", "cluster.inbound"}
 
-// proxyConfig is what only this mesh knows, in the form of Istio's PROXY_CONFIG; it stands above the mesh file.
-func (m *Mesh) proxyConfig(discovery string) (string, error) {
+// proxyConfigJSON returns settings of this mesh in the form of Istio's PROXY_CONFIG, which overrides the mesh file.
+func (m *Mesh) proxyConfigJSON(discovery string) (string, error) {
 	cfg := map[string]any{"discoveryAddress": discovery}
 	if m.cfg.Topology.Mesh.GetDefaultConfig().GetProxyStatsMatcher() == nil {
 		cfg["proxyStatsMatcher"] = map[string]any{"inclusionPrefixes": statsPrefixes}
@@ -274,14 +277,14 @@ func (m *Mesh) proxyConfig(discovery string) (string, error) {
 	return string(out), err
 }
 
-// appEnv is the environment of an instance's application: that of the mesh's own process, and that of its place.
+// appEnv returns the environment of an instance's application: the mesh's own environment and the instance's variables.
 func (m *Mesh) appEnv(i *Instance, at Attachment) ([]string, error) {
-	place, err := m.placeEnv(i, at)
-	return append(append([]string(nil), m.cfg.Environ...), place...), err
+	env, err := m.instanceEnv(i, at)
+	return append(append([]string(nil), m.cfg.Environ...), env...), err
 }
 
-// placeEnv is what an application has to know of its place, and what the topology says.
-func (m *Mesh) placeEnv(i *Instance, at Attachment) ([]string, error) {
+// instanceEnv returns the variables for an instance's application, including those of the topology.
+func (m *Mesh) instanceEnv(i *Instance, at Attachment) ([]string, error) {
 	w := i.workload
 	vars := i.variables(m.cfg.Topology.baseDir(), m.cfg.SelfPath)
 	env := append([]string(nil), at.AppEnv...)
@@ -301,7 +304,7 @@ func (m *Mesh) placeEnv(i *Instance, at Attachment) ([]string, error) {
 		env = append(env, u.variable()+"="+vars[u.variable()])
 	}
 	for _, name := range sortedKeys(w.Env) {
-		value, err := expand(w.Env[name], vars)
+		value, err := expandVariables(w.Env[name], vars)
 		if err != nil {
 			return nil, fmt.Errorf("variable %s of workload %s: %w", name, w.Name, err)
 		}
@@ -310,13 +313,13 @@ func (m *Mesh) placeEnv(i *Instance, at Attachment) ([]string, error) {
 	return env, nil
 }
 
-// appArgs is the application's command with its variables expanded.
+// appArgs returns the application's command with its variables expanded.
 func (m *Mesh) appArgs(i *Instance) ([]string, error) {
 	vars := i.variables(m.cfg.Topology.baseDir(), m.cfg.SelfPath)
 	args := make([]string, len(i.workload.Command))
 	for n, arg := range i.workload.Command {
 		var err error
-		if args[n], err = expand(arg, vars); err != nil {
+		if args[n], err = expandVariables(arg, vars); err != nil {
 			return nil, fmt.Errorf("command of workload %s: %w", i.workload.Name, err)
 		}
 	}

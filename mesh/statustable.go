@@ -6,14 +6,14 @@ import (
 	"strings"
 	"text/tabwriter"
 	"time"
-	"unicode"
 
 	"github.com/pilotfish-mesh/pilotfish/controlplane/config"
+	"github.com/pilotfish-mesh/pilotfish/internal/termtext"
 )
 
-// WriteTable writes the status for people.
+// WriteTable writes the status as a table.
 func (s Status) WriteTable(out io.Writer, now time.Time) error {
-	control := "running for " + ago(now.Sub(s.Control.Since))
+	control := "running for " + formatDuration(now.Sub(s.Control.Since))
 	if !s.Control.Running {
 		control = "stopped"
 	}
@@ -25,7 +25,7 @@ func (s Status) WriteTable(out io.Writer, now time.Time) error {
 		network += ", captured"
 	}
 	fmt.Fprintf(out, "mesh %s  %s  pid %d  up for %s\ncontrol plane %s  %s  configuration: %s\n\n",
-		s.Mesh, network, s.PID, ago(now.Sub(s.Started)), s.Control.Address, control, countProblems(s.Control.Problems))
+		s.Mesh, network, s.PID, formatDuration(now.Sub(s.Started)), s.Control.Address, control, countProblems(s.Control.Problems))
 	w := tabwriter.NewWriter(out, 0, 4, 2, ' ', 0)
 	fmt.Fprintln(w, "\tWORKLOAD\tADDRESS\tAPPLICATION\tSIDECAR\tENVOY\tCERTIFICATE\tCONFIG\tREQ/S")
 	for _, i := range s.Instances {
@@ -40,7 +40,7 @@ func (s Status) WriteTable(out io.Writer, now time.Time) error {
 	}
 	for _, p := range s.Control.Problems {
 		if p.Severity != config.Info {
-			fmt.Fprintf(&notes, "  %s\n", oneLine(p.String()))
+			fmt.Fprintf(&notes, "  %s\n", termtext.OneLine(p.String()))
 		}
 	}
 	if notes.Len() > 0 {
@@ -69,7 +69,7 @@ func (i InstanceStatus) writeRow(w io.Writer, now time.Time) {
 	mark, app := "✗", "-"
 	switch {
 	case i.Ready && i.Config.State == ConfigRejected:
-		mark = "!" // it serves what it had before
+		mark = "!" // serves with its last accepted configuration
 	case i.Ready:
 		mark = "✓"
 	}
@@ -82,13 +82,13 @@ func (i InstanceStatus) writeRow(w io.Writer, now time.Time) {
 	}
 	if c := i.Certificate; c != nil {
 		_, path, _ := strings.Cut(strings.TrimPrefix(c.SPIFFEID, "spiffe://"), "/")
-		certificate = path + ", " + ago(c.Expires.Sub(now)) + " left"
+		certificate = path + ", " + formatDuration(c.Expires.Sub(now)) + " left"
 	}
 	fmt.Fprintf(w, "%s\t%s\t%s\t%s\t%s\t%s\t%s\t%s\t%s\n", mark, i.Name, i.ProxyAddress, app, i.Agent.short(), envoy,
 		certificate, i.Config.State, formatRate(i.RequestsPerSecond))
 }
 
-// short is a process in a table's cell.
+// short returns a process's state for a table cell.
 func (p ProcessStatus) short() string {
 	s := string(p.State)
 	if p.PID != 0 {
@@ -110,10 +110,10 @@ func formatRate(perSecond float64) string {
 	return fmt.Sprintf("%.1f", perSecond)
 }
 
-// writeNotes explains what the row cannot.
+// writeNotes writes details that do not fit into the row.
 func (i InstanceStatus) writeNotes(out *strings.Builder) {
 	if !i.Ready {
-		fmt.Fprintf(out, "  %s is not ready: %s\n", i.Name, oneLine(strings.Join(i.Reasons, "; ")))
+		fmt.Fprintf(out, "  %s is not ready: %s\n", i.Name, termtext.OneLine(strings.Join(i.Reasons, "; ")))
 	}
 	if i.App != nil && i.App.LastExit != nil {
 		fmt.Fprintf(out, "  %s: its application last %s\n", i.Name, i.App.LastExit)
@@ -124,31 +124,31 @@ func (i InstanceStatus) writeNotes(out *strings.Builder) {
 		i.writeTail(out, &i.Agent)
 	}
 	for _, r := range i.Config.Rejected {
-		fmt.Fprintf(out, "  %s rejected %s %s: %s\n", i.Name, r.Type, strings.Join(r.Resources, ", "), oneLine(r.Reason))
+		fmt.Fprintf(out, "  %s rejected %s %s: %s\n", i.Name, r.Type, strings.Join(r.Resources, ", "), termtext.OneLine(r.Reason))
 		for _, b := range r.From {
-			fmt.Fprintf(out, "    made of %s at %s: %s\n", oneLine(b.Document), oneLine(b.At), oneLine(b.Why))
+			fmt.Fprintf(out, "    built from %s at %s: %s\n", termtext.OneLine(b.Document), termtext.OneLine(b.Position), termtext.OneLine(b.Evidence))
 		}
 		if r.Remedy != "" {
-			fmt.Fprintf(out, "    %s\n", oneLine(r.Remedy))
+			fmt.Fprintf(out, "    %s\n", termtext.OneLine(r.Remedy))
 		}
 	}
 	if i.Config.State != ConfigInSync && i.Config.Reason != "" {
-		fmt.Fprintf(out, "  %s: %s\n", i.Name, oneLine(i.Config.Reason))
+		fmt.Fprintf(out, "  %s: %s\n", i.Name, termtext.OneLine(i.Config.Reason))
 	}
 }
 
-// writeTail shows the last lines of a process that keeps its instance from being ready: they mostly say why.
+// writeTail writes the last output lines of an ended process whose instance is not ready.
 func (i InstanceStatus) writeTail(out *strings.Builder, p *ProcessStatus) {
-	if i.Ready || p.LastExit.Clean() {
+	if i.Ready || p.LastExit.IsClean() {
 		return
 	}
 	for _, line := range p.LastExit.Tail {
-		fmt.Fprintf(out, "    │ %s\n", oneLine(line))
+		fmt.Fprintf(out, "    │ %s\n", termtext.OneLine(line))
 	}
 }
 
-// ago says how long something lasts.
-func ago(d time.Duration) string {
+// formatDuration formats a duration in its largest unit.
+func formatDuration(d time.Duration) string {
 	switch {
 	case d < 0:
 		return "0s"
@@ -160,14 +160,4 @@ func ago(d time.Duration) string {
 		return fmt.Sprintf("%dh%02dm", int(d.Hours()), int(d.Minutes())%60)
 	}
 	return fmt.Sprintf("%dd", int(d.Hours()/24))
-}
-
-// oneLine keeps what others wrote from breaking the table, or steering the terminal.
-func oneLine(text string) string {
-	return strings.Map(func(r rune) rune {
-		if unicode.IsControl(r) {
-			return ' '
-		}
-		return r
-	}, text)
 }

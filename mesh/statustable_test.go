@@ -18,10 +18,10 @@ func table(t *testing.T, i InstanceStatus) string {
 	return out.String()
 }
 
-func TestStatusShowsTheLastLinesOfWhatKeepsEnding(t *testing.T) {
+func TestStatusShowsLastLinesOfFailingProcess(t *testing.T) {
 	exit := &Exit{Code: 1, Tail: []string{"connecting", "no such\x1b[2J database"}}
 	i := InstanceStatus{Name: "a", Reasons: []string{"application exited"}, App: &ProcessStatus{State: ProcessBackOff, LastExit: exit}}
-	if got := table(t, i); !strings.Contains(got, "    │ connecting\n    │ no such [2J database\n") {
+	if got := table(t, i); !strings.Contains(got, "    │ connecting\n    │ no such\\u001b[2J database\n") {
 		t.Errorf("printed %s", got)
 	}
 	i.Ready, i.App.State = true, ProcessRunning
@@ -30,7 +30,7 @@ func TestStatusShowsTheLastLinesOfWhatKeepsEnding(t *testing.T) {
 	}
 }
 
-func TestAnInstanceWhoseConfigurationIsRejectedIsNotShownAsInOrder(t *testing.T) {
+func TestStatusMarksRejectedConfiguration(t *testing.T) {
 	i := &Instance{Name: "a", workload: &Workload{Type: Service}, Proxy: netip.MustParseAddr("127.77.1.1"), App: netip.MustParseAddr("127.77.1.2")}
 	client := xds.ClientStatus{Node: "sidecar~127.77.1.1~a.default~default", Types: []xds.TypeStatus{{
 		TypeURL:  "type.googleapis.com/envoy.config.listener.v3.Listener",
@@ -43,6 +43,6 @@ func TestAnInstanceWhoseConfigurationIsRejectedIsNotShownAsInOrder(t *testing.T)
 	}
 	i.workload.Type = Gateway
 	if c := configStatus(i, []xds.ClientStatus{client}, true); c.Rejected[0].Remedy != "" {
-		t.Errorf("a gateway is told %q", c.Rejected[0].Remedy)
+		t.Errorf("a gateway has the remedy %q", c.Rejected[0].Remedy)
 	}
 }

@@ -1,5 +1,5 @@
-// Package mesh runs a whole mesh on one machine: it reads a topology of workloads, gives each an address, a sidecar and
-// its configuration, starts them as processes, watches over them, tells what happens, and leaves nothing behind.
+// Package mesh runs a service mesh on one machine. It reads a topology of workloads, and starts each with an address, a
+// sidecar and its configuration. It supervises the processes, publishes events, and removes everything when it stops.
 package mesh
 
 import (
@@ -13,55 +13,57 @@ import (
 	"github.com/pilotfish-mesh/pilotfish/controlplane/config"
 )
 
-// APIVersion and Kind are the head of a topology file.
+// APIVersion and Kind identify a topology file.
 const (
 	APIVersion = "pilotfish.dev/v1alpha1"
 	Kind       = "Mesh"
 )
 
-// Topology is what a topology file says, with every default filled in. docs/topology.md describes the fields.
+// Topology is a parsed topology file with defaults. docs/topology.md describes the fields.
 type Topology struct {
-	// File is the file it was read from; relative paths in it start at the file's folder.
+	// File is the file it was read from. Relative paths in it are relative to the file's directory.
 	File string
 	Name string
-	// Config are the files and directories of Istio and Kubernetes documents, absolute or relative to the working directory.
+	// Config lists the files and directories of Istio and Kubernetes documents, absolute or relative to the working
+	// directory.
 	Config []string
-	// Network is the /16 of loopback addresses that the mesh asks for; the zero Prefix takes the first that is free.
+	// Network is the /16 of loopback addresses that the mesh uses; the zero Prefix selects the first free one.
 	Network     netip.Prefix
 	TrustDomain string
-	// Mesh is Istio's mesh configuration; never nil. Where it is in a file, MeshFile, it is what that said when it was loaded.
+	// Mesh is Istio's mesh configuration; never nil. If it is in a file, MeshFile, it has that file's contents at load
+	// time.
 	Mesh     *meshconfig.MeshConfig
 	MeshFile string
-	// MeshProblems are what of Mesh has no effect, where it is in the topology file itself.
+	// MeshProblems lists fields of Mesh without effect, if Mesh is in the topology file itself.
 	MeshProblems []config.Problem
 	Workloads    []*Workload
 
-	// places are the paths that the file names, for messages about those that do not exist.
-	places []fileReference
-	spec   value
+	// fileRefs are the paths in the file, to report missing ones.
+	fileRefs []fileReference
+	spec     value
 }
 
-// WorkloadType says what stands behind a workload's proxy.
+// WorkloadType determines whether a workload has an application.
 type WorkloadType string
 
 const (
 	// Service is an application with a sidecar.
 	Service WorkloadType = "service"
-	// Gateway is a proxy of its own, without an application.
+	// Gateway is a proxy without an application.
 	Gateway WorkloadType = "gateway"
 )
 
-// RestartRule says when an application that ended is started again.
+// RestartRule determines when an ended application is restarted.
 type RestartRule string
 
-// The restart rules of an application. A sidecar is always restarted.
+// Restart rules of an application. A sidecar is always restarted.
 const (
 	RestartAlways    RestartRule = "always"
 	RestartOnFailure RestartRule = "on-failure"
 	RestartNever     RestartRule = "never"
 )
 
-// Workload is one entry of spec.workloads: an application, or a gateway, and how many of it.
+// Workload is one entry of spec.workloads: an application or a gateway, with its number of replicas.
 type Workload struct {
 	Name           string
 	Namespace      string
@@ -70,20 +72,22 @@ type Workload struct {
 	Annotations    map[string]string
 	ServiceAccount string
 	Ports          []Port
-	// Command is the argument list, with its variables not yet expanded; empty for a gateway.
+	// Command is the argument list before the expansion of variables; empty for a gateway.
 	Command    []string
 	Env        map[string]string
 	WorkingDir string
-	Replicas   int
-	Restart    RestartRule
-	Upstreams  []Upstream
-	Readiness  Readiness
-	// StartupTimeout is how long an instance may take before it is reported as late.
+	// AddCapabilities are added to the default capabilities of an application in a captured mesh.
+	AddCapabilities []string
+	Replicas        int
+	Restart         RestartRule
+	Upstreams       []Upstream
+	Readiness       Readiness
+	// StartupTimeout is how long an instance may start before it is reported as late.
 	StartupTimeout time.Duration
-	// At is where the workload stands in the file.
+	// At is the workload's position in the file.
 	At config.Position
 
-	origin value
+	source value
 }
 
 // Port is a port that the application (or the gateway's proxy) listens on.
@@ -91,51 +95,52 @@ type Port struct {
 	Name     string
 	Port     uint16
 	Protocol string
-	// Publish is the address outside the mesh's own at which a gateway's port is reached; the zero AddrPort publishes nothing.
+	// Publish is the address on this machine at which a gateway's port is published; the zero AddrPort publishes
+	// nothing.
 	Publish netip.AddrPort
 }
 
-// Upstream is a TCP service that the application reaches at an address of its own.
+// Upstream is a TCP service that the application reaches at its own address.
 type Upstream struct {
 	Name string
 	Host string
 	Port uint16
 }
 
-// Readiness says when the application counts as ready. Path empty: when the port accepts a connection.
+// Readiness determines when the application is ready. With an empty Path: when the port accepts a connection.
 type Readiness struct {
 	Path string
-	// Port is 0 for the workload's first port. A workload without ports is ready once it runs.
+	// Port is 0 for the workload's first port. A workload without ports is ready when it runs.
 	Port uint16
 }
 
-// Load reads a topology file. What is wrong with it comes back as an *InvalidError that lists every problem with its
-// place; a file that cannot be read as an *os.PathError.
+// Load reads a topology file. It returns an *InvalidError that lists every problem with its position, or an error that
+// wraps an *os.PathError if it cannot read the file.
 func Load(path string) (*Topology, error) {
 	data, err := readTopologyFile(path)
 	if err != nil {
 		return nil, err
 	}
-	doc, t, err := read(path, data)
+	doc, t, err := parseTopology(path, data)
 	if err != nil {
 		return nil, err
 	}
 	t.checkFiles(doc)
-	if err := doc.invalid(); err != nil {
+	if err := doc.err(); err != nil {
 		return nil, err
 	}
 	t.checkMesh(doc)
-	if err := doc.invalid(); err != nil {
+	if err := doc.err(); err != nil {
 		return nil, err
 	}
 	t.fillDefaults()
 	return t, nil
 }
 
-// baseDir is the folder that the file's relative paths start at.
+// baseDir returns the directory to which the file's paths are relative.
 func (t *Topology) baseDir() string { return filepath.Dir(t.File) }
 
-// instanceName is the name of a workload's replica; there is no number behind the name of an only one.
+// instanceName returns the name of a workload's replica. A single replica has no number in its name.
 func (w *Workload) instanceName(replica int) string {
 	if w.Replicas <= 1 {
 		return w.Name
@@ -143,7 +148,7 @@ func (w *Workload) instanceName(replica int) string {
 	return fmt.Sprintf("%s-%d", w.Name, replica)
 }
 
-// FirstPort is the port of ${PORT}, or 0 without ports.
+// FirstPort returns the value of ${PORT}, or 0 without ports.
 func (w *Workload) FirstPort() uint16 {
 	if len(w.Ports) == 0 {
 		return 0
@@ -151,7 +156,7 @@ func (w *Workload) FirstPort() uint16 {
 	return w.Ports[0].Port
 }
 
-// Rename gives the mesh another name than its file's, so that it can run beside one that has it.
+// Rename changes the mesh's name, so that it can run in parallel with one of the file's name.
 func (t *Topology) Rename(name string) error {
 	if !dnsLabel.MatchString(name) || len(name) > maxNameLength {
 		return fmt.Errorf("%q is not a name for a mesh: use lower-case letters, digits and dashes, %d characters at most", name, maxNameLength)
@@ -160,7 +165,7 @@ func (t *Topology) Rename(name string) error {
 	return nil
 }
 
-// InstanceNames are the names of all instances, in the order of the file.
+// InstanceNames returns the names of all instances, in the order of the file.
 func (t *Topology) InstanceNames() []string {
 	var names []string
 	for _, w := range t.Workloads {

@@ -42,6 +42,7 @@ func TestEveryFieldOfATopologyIsRead(t *testing.T) {
     command: [./run, "--listen=${APP_ADDRESS}:${PORT}", "$${HOME}", "${PORT_HTTP}"]
     env: {DB: "${UPSTREAM_MYSQL}", N: "$N"}
     workingDir: work
+    addCapabilities: [NET_RAW, CAP_SYS_PTRACE]
     replicas: 3
     restart: on-failure
     readiness: {httpGet: {path: /ready, port: 9081}}
@@ -70,6 +71,7 @@ func TestEveryFieldOfATopologyIsRead(t *testing.T) {
 		{"service account", reviews.ServiceAccount, "reader"},
 		{"port without a name", reviews.Ports[1], Port{Name: "tcp-9081", Port: 9081, Protocol: "TCP"}},
 		{"working directory", reviews.WorkingDir, "dir/work"},
+		{"capabilities", reviews.AddCapabilities, []string{"NET_RAW", "SYS_PTRACE"}},
 		{"restart", reviews.Restart, RestartOnFailure},
 		{"readiness", reviews.Readiness, Readiness{Path: "/ready", Port: 9081}},
 		{"start-up", reviews.StartupTimeout, 90 * time.Second},
@@ -86,7 +88,7 @@ func TestEveryFieldOfATopologyIsRead(t *testing.T) {
 
 const okWorkload = "{name: a, command: [x]}"
 
-func TestWrongTopologiesAreRefusedWithPlaceValueAndRemedy(t *testing.T) {
+func TestInvalidTopologyIsRefusedWithPosition(t *testing.T) {
 	tests := map[string]struct {
 		yaml string
 		want []string // each must be in the message
@@ -94,7 +96,7 @@ func TestWrongTopologiesAreRefusedWithPlaceValueAndRemedy(t *testing.T) {
 		"empty":               {"", []string{"m.yaml:1:1", "empty"}},
 		"only a comment":      {"# nothing\n", []string{"m.yaml:1:1", "empty"}},
 		"not YAML":            {head + "spec: [\n", []string{"m.yaml:5", "not YAML"}},
-		"a list":              {"- a\n", []string{"m.yaml:1:1", "a mapping is wanted here, this is a list"}},
+		"a list":              {"- a\n", []string{"m.yaml:1:1", "a mapping is expected here, but this is a list"}},
 		"two documents":       {head + "spec: {workloads: []}\n---\nkind: Service\n", []string{"m.yaml:6:1", "second document", "spec.config"}},
 		"other kind":          {"apiVersion: pilotfish.dev/v1alpha1\nkind: Service\nmetadata: {name: a}\nspec: {workloads: []}\n", []string{`m.yaml:2:7`, `kind: "Service"`, "use one of Mesh"}},
 		"other version":       {"apiVersion: pilotfish.dev/v1\nkind: Mesh\nmetadata: {name: a}\nspec: {workloads: []}\n", []string{`m.yaml:1:13`, "pilotfish.dev/v1alpha1"}},
@@ -102,10 +104,11 @@ func TestWrongTopologiesAreRefusedWithPlaceValueAndRemedy(t *testing.T) {
 		"bad name":            {"apiVersion: pilotfish.dev/v1alpha1\nkind: Mesh\nmetadata: {name: My_Mesh}\nspec: {workloads: []}\n", []string{`m.yaml:3:18`, `metadata.name: "My_Mesh"`, "lower-case"}},
 		"no workloads":        {head + "spec: {}\n", []string{"spec.workloads", "missing"}},
 		"unknown field":       {head + "spec:\n  workload: []\n  workloads: []\n", []string{"m.yaml:6:3", "spec.workload", "unknown field", "did you mean workloads?"}},
-		"field twice":         {head + "spec:\n  workloads: []\n  workloads: []\n", []string{"m.yaml:7:3", "given twice"}},
-		"wrong type":          {head + "spec: {workloads: {a: b}}\n", []string{"m.yaml:5:19", "a list is wanted here, this is a mapping"}},
+		"field twice":         {head + "spec:\n  workloads: []\n  workloads: []\n", []string{"m.yaml:7:3", "set twice"}},
+		"wrong type":          {head + "spec: {workloads: {a: b}}\n", []string{"m.yaml:5:19", "a list is expected here, but this is a mapping"}},
 		"number for a string": {head + "spec: {workloads: [{name: 12, command: [x]}]}\n", []string{`spec.workloads[0].name: "12"`, "this is a number", `put it in quotes: "12"`}},
-		"string for a number": {head + "spec: {workloads: [{name: a, command: [x], ports: [{port: \"80\"}]}]}\n", []string{"spec.workloads[0].ports[0].port", "a whole number is wanted"}},
+		"string for a number": {head + "spec: {workloads: [{name: a, command: [x], ports: [{port: \"80\"}]}]}\n", []string{"spec.workloads[0].ports[0].port", "a whole number is expected"}},
+		"no capability":       {head + "spec: {workloads: [{name: a, command: [x], addCapabilities: [NET_RAW, root]}]}\n", []string{"spec.workloads[0].addCapabilities[1]", "not a capability", "such as NET_RAW"}},
 		"label not a string":  {head + "spec: {workloads: [{name: a, command: [x], labels: {v: 1}}]}\n", []string{"spec.workloads[0].labels.v", `"1"`, "in quotes"}},
 		"bad label":           {head + "spec: {workloads: [{name: a, command: [x], labels: {v: a b}}]}\n", []string{"spec.workloads[0].labels.v", "not the value of a Kubernetes label"}},
 		"port too large":      {head + "spec: {workloads: [{name: a, command: [x], ports: [{port: 70000}]}]}\n", []string{"from 1 to 65535"}},
@@ -122,7 +125,7 @@ func TestWrongTopologiesAreRefusedWithPlaceValueAndRemedy(t *testing.T) {
 		"too many":            {head + "spec: {workloads: [{name: a, command: [x], replicas: 200}, {name: b, command: [x], replicas: 200}]}\n", []string{"400 instances", "254"}},
 		"no command":          {head + "spec: {workloads: [{name: a}]}\n", []string{"spec.workloads[0].command", "missing"}},
 		"empty command":       {head + "spec: {workloads: [{name: a, command: []}]}\n", []string{"spec.workloads[0].command", "the command is empty"}},
-		"command as a string": {head + "spec: {workloads: [{name: a, command: run me}]}\n", []string{"a list is wanted here, this is a string"}},
+		"command as a string": {head + "spec: {workloads: [{name: a, command: run me}]}\n", []string{"a list is expected here, but this is a string"}},
 		"gateway's command":   {head + "spec: {workloads: [{name: a, type: gateway, command: [x]}]}\n", []string{"spec.workloads[0].command", "a gateway has no application"}},
 		"unknown type":        {head + "spec: {workloads: [{name: a, type: sidecar, command: [x]}]}\n", []string{`"sidecar"`, "service, gateway"}},
 		"unknown restart":     {head + "spec: {workloads: [{name: a, restart: maybe, command: [x]}]}\n", []string{`"maybe"`, "on-failure"}},
@@ -133,7 +136,7 @@ func TestWrongTopologiesAreRefusedWithPlaceValueAndRemedy(t *testing.T) {
 		"env not a string":    {head + "spec: {workloads: [{name: a, command: [x], env: {A: 1}}]}\n", []string{"spec.workloads[0].env.A", "in quotes"}},
 		"two probes":          {head + "spec: {workloads: [{name: a, command: [x], ports: [{port: 80}], readiness: {httpGet: {}, tcpSocket: {port: 80}}}]}\n", []string{"one readiness probe"}},
 		"probe's port":        {head + "spec: {workloads: [{name: a, command: [x], ports: [{port: 80}], readiness: {tcpSocket: {port: 81}}}]}\n", []string{"port 81 is not one of the workload's"}},
-		"probe without port":  {head + "spec: {workloads: [{name: a, command: [x], readiness: {httpGet: {path: /}}}]}\n", []string{"there is no port to ask"}},
+		"probe without port":  {head + "spec: {workloads: [{name: a, command: [x], readiness: {httpGet: {path: /}}}]}\n", []string{"there is no port to probe"}},
 		"probe's path":        {head + "spec: {workloads: [{name: a, command: [x], ports: [{port: 80}], readiness: {httpGet: {path: x}}}]}\n", []string{`"x"`, "/healthz"}},
 		"bad duration":        {head + "spec: {workloads: [{name: a, command: [x], startupTimeout: 30}]}\n", []string{`"30"`, "30s"}},
 		"upstream twice":      {head + "spec: {workloads: [{name: a, command: [x], upstreams: [{host: db, port: 1}, {host: db.other.svc, port: 1}]}]}\n", []string{"spec.workloads[0].upstreams[1]", "two upstreams"}},
@@ -141,7 +144,7 @@ func TestWrongTopologiesAreRefusedWithPlaceValueAndRemedy(t *testing.T) {
 		"bad network":         {head + "spec: {network: 10.0.0.0/16, workloads: []}\n", []string{`"10.0.0.0/16"`, "127.N.0.0/16"}},
 		"localhost's network": {head + "spec: {network: 127.0.0.0/16, workloads: []}\n", []string{"127.N.0.0/16"}},
 		"bad trust domain":    {head + "spec: {trustDomain: Not One, workloads: []}\n", []string{"not a trust domain"}},
-		"two trust domains":   {head + "spec: {trustDomain: a, mesh: {trustDomain: b}, workloads: []}\n", []string{"spec.trustDomain", `spec.mesh.trustDomain says "b"`}},
+		"two trust domains":   {head + "spec: {trustDomain: a, mesh: {trustDomain: b}, workloads: []}\n", []string{"spec.trustDomain", `spec.mesh.trustDomain is "b"`}},
 		"unknown mesh field":  {head + "spec: {workloads: [], mesh: {acessLogFile: x}}\n", []string{"m.yaml:5:30", "spec.mesh.acessLogFile", "did you mean accessLogFile?"}},
 		"deep in mesh":        {head + "spec: {workloads: [], mesh: {defaultConfig: {concurrency: many}}}\n", []string{"m.yaml:5:59", "spec.mesh.defaultConfig.concurrency", `"many"`}},
 		"duration in mesh":    {head + "spec: {workloads: [], mesh: {connectTimeout: 10}}\n", []string{"spec.mesh.connectTimeout", `"10"`}},
@@ -169,7 +172,7 @@ func TestWrongTopologiesAreRefusedWithPlaceValueAndRemedy(t *testing.T) {
 	}
 }
 
-func TestAllProblemsOfATopologyAreToldAtOnce(t *testing.T) {
+func TestAllTopologyProblemsAreReportedTogether(t *testing.T) {
 	_, err := Parse("m.yaml", []byte(head+"spec:\n  nonsense: 1\n  workloads:\n  - {name: A, command: x}\n  - {nam: b}\n"))
 	var invalid *InvalidError
 	if !errors.As(err, &invalid) || len(invalid.Problems) < 5 {
@@ -177,7 +180,7 @@ func TestAllProblemsOfATopologyAreToldAtOnce(t *testing.T) {
 	}
 }
 
-func TestWhatSpansFieldsIsToldBesideWhatIsWrongInOne(t *testing.T) {
+func TestCrossFieldProblemsAreReportedWithFieldProblems(t *testing.T) {
 	file := filepath.Join(t.TempDir(), "mesh.yaml")
 	spec := `spec:
   config: nowhere
@@ -204,11 +207,11 @@ func TestWhatSpansFieldsIsToldBesideWhatIsWrongInOne(t *testing.T) {
 	}
 	want := []string{
 		"spec.config: " + filepath.Join(filepath.Dir(file), "nowhere") + " cannot be read: no such file or directory",
-		"spec.workloads[0].replicas: a whole number is wanted here, this is a string",
-		"spec.workloads[1].name: a workload of this name stands already at " + file + ":8:5",
+		"spec.workloads[0].replicas: a whole number is expected here, but this is a string",
+		"spec.workloads[1].name: there is already a workload of this name at " + file + ":8:5",
 		`spec.workloads[1].command[1]: there is no variable "NOPE"`,
-		"spec.workloads[2].command: a list is wanted here, this is a string",
-		"spec.workloads[2].env.A: a string is wanted here, this is a number",
+		"spec.workloads[2].command: a list is expected here, but this is a string",
+		"spec.workloads[2].env.A: a string is expected here, but this is a number",
 		`spec.workloads[2].env.B: there is no variable "NOT_THIS"`,
 		"spec.workloads[3].nonsense: unknown field",
 		"spec.workloads[3].ports[0].port: must be from 1 to 65535",
@@ -216,7 +219,7 @@ func TestWhatSpansFieldsIsToldBesideWhatIsWrongInOne(t *testing.T) {
 		"spec.workloads[3].ports[1].name: not a name",
 		"spec.workloads[4].name: the field is missing",
 		"spec.workloads[5].name: the field is missing",
-		"spec.workloads[5].ports: a list is wanted here, this is a number",
+		"spec.workloads[5].ports: a list is expected here, but this is a number",
 		"spec.workloads[6].command: the field is missing",
 		"spec.workloads[6].type: not known here",
 		"spec.workloads[6].upstreams[0].host: not a name",
@@ -227,7 +230,7 @@ func TestWhatSpansFieldsIsToldBesideWhatIsWrongInOne(t *testing.T) {
 	}
 }
 
-func TestMissingFilesOfATopologyAreToldWithTheirPlace(t *testing.T) {
+func TestMissingTopologyFilesAreReportedWithPosition(t *testing.T) {
 	file := filepath.Join(t.TempDir(), "mesh.yaml")
 	if err := os.WriteFile(file, []byte(head+"spec:\n  config: nowhere\n  workloads: []\n"), 0o600); err != nil {
 		t.Fatal(err)
@@ -241,12 +244,12 @@ func TestMissingFilesOfATopologyAreToldWithTheirPlace(t *testing.T) {
 	}
 }
 
-func TestVariablesAreExpandedAndOtherDollarSignsKept(t *testing.T) {
+func TestExpansionLeavesOtherDollarSigns(t *testing.T) {
 	vars := map[string]string{"A": "1", "B": "${A}"}
 	for in, want := range map[string]string{
 		"${A}${B}": "1${A}", "$A $ $$ $$A": "$A $ $$ $$A", "$${A} ${A}": "${A} 1", "$${A": "${A", "x${": "x${", "$$${A}": "$${A}",
 	} {
-		got, err := expand(in, vars)
+		got, err := expandVariables(in, vars)
 		if err != nil {
 			t.Errorf("%q: %v", in, err)
 		}
@@ -254,30 +257,30 @@ func TestVariablesAreExpandedAndOtherDollarSignsKept(t *testing.T) {
 			t.Errorf("%q became %q, want %q", in, got, want)
 		}
 	}
-	if _, err := expand("${C}", vars); err == nil {
+	if _, err := expandVariables("${C}", vars); err == nil {
 		t.Error("an unknown variable was accepted")
 	}
 }
 
-func TestEveryInstanceHasAddressesOfItsOwn(t *testing.T) {
+func TestEveryInstanceHasUniqueAddresses(t *testing.T) {
 	top, err := Parse("m.yaml", []byte(head+"spec: {workloads: [{name: a, command: [x], replicas: 2, upstreams: [{host: db, port: 3306}]}, {name: b, type: gateway}]}\n"))
 	if err != nil {
 		t.Fatal(err)
 	}
 	var got []string
-	for _, i := range placeInstances(top, loopbackNetwork(80)) {
+	for _, i := range assignAddresses(top, loopbackNetwork(80)) {
 		got = append(got, i.Name+" "+i.Proxy.String()+" "+i.App.String())
 	}
 	want := []string{"a-1 127.80.1.1 127.80.1.2", "a-2 127.80.2.1 127.80.2.2", "b 127.80.3.1 127.80.3.2"}
 	if diff := cmp.Diff(want, got); diff != "" {
 		t.Fatal(diff)
 	}
-	if got := placeInstances(top, loopbackNetwork(80))[1].upstreamAddress(0).String(); got != "127.80.2.16:3306" {
+	if got := assignAddresses(top, loopbackNetwork(80))[1].upstreamAddress(0).String(); got != "127.80.2.16:3306" {
 		t.Fatalf("upstream at %s", got)
 	}
 }
 
-// FuzzParse looks for files that crash or hang the reader, and for refusals that name no place.
+// FuzzParse searches for files that crash or hang the parser, and for errors without a position.
 func FuzzParse(f *testing.F) {
 	f.Add([]byte(head + "spec: {config: a, network: 127.80.0.0/16, workloads: [" + okWorkload + "]}\n"))
 	f.Add([]byte(head + "spec: {mesh: {defaultConfig: {concurrency: 1}}, workloads: [{name: g, type: gateway, ports: [{port: 1, publish: 2}]}]}\n"))
@@ -295,7 +298,7 @@ func FuzzParse(f *testing.F) {
 	})
 }
 
-func TestTheDocumentedExampleIsATopology(t *testing.T) {
+func TestDocumentedExampleIsValidTopology(t *testing.T) {
 	doc, err := os.ReadFile(filepath.Join("..", "docs", "topology.md"))
 	if err != nil {
 		t.Fatal(err)
@@ -310,8 +313,8 @@ func TestTheDocumentedExampleIsATopology(t *testing.T) {
 	}
 }
 
-// TestGatewaysAreTakenForTheMeshsTLSByRulesOnly: their ports speak what Gateways say, plaintext and the TLS of others too.
-func TestGatewaysAreTakenForTheMeshsTLSByRulesOnly(t *testing.T) {
+// Gateways determine the protocols of their ports, which can be plaintext or another TLS.
+func TestGatewayEntriesHaveNoMeshTLSLabel(t *testing.T) {
 	top, err := Parse("mesh.yaml", []byte(head+`spec:
   workloads:
   - {name: gate, type: gateway, serviceAccount: gate, ports: [{port: 8080}]}

@@ -19,75 +19,75 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Without root, a mesh is captured from a user namespace. Its process stays in the machine's own network, where it may do
-// what its user may, so that ports are published and connections go outside as for root; and it is the master of the
-// network namespaces that it makes. The user namespace has the user's own ids, as which all runs, and the group of the
-// proxies, which the kernel lets only those take whom /etc/subgid gives one of the machine's groups.
+// Without root, a captured mesh runs in a user namespace. Its process stays in the machine's own network, with the
+// user's permissions, so that published ports and connections to outside work as for root. It owns the network
+// namespaces that it creates. The user namespace contains the user's own IDs and the proxies' group. The kernel grants
+// that group only to users with a range in /etc/subgid.
 
-// privileges are the capabilities of the mesh's own process there, over what belongs to that namespace alone. What runs in
-// a workload has none of them.
-var privileges = []uintptr{
+// meshCapabilities are the capabilities of the mesh's process within its user namespace. Workloads have none of them.
+var meshCapabilities = []uintptr{
 	unix.CAP_SYS_ADMIN, unix.CAP_NET_ADMIN, unix.CAP_NET_BIND_SERVICE, unix.CAP_SETGID, unix.CAP_SETPCAP,
-	unix.CAP_SYS_PTRACE, // to see in an agent's environment, whose group is another, which run it belongs to
+	unix.CAP_SYS_PTRACE, // to read the environment of agents, which have another group, and find their run
 }
 
-// awaitLine is a shell's script. The namespace has its groups only when it is there.
-const awaitLine = `read -r _ <&3 && exec "$@" 3<&-`
+// waitScript is a shell script that waits for a line before it runs a command, because the user namespace gets its
+// group mapping after its creation.
+const waitScript = `read -r _ <&3 && exec "$@" 3<&-`
 
-// runInUserNamespace runs this program again, in a user namespace, to its end. The status is that of a shell's when a
-// signal ended it.
+// runInUserNamespace runs this program in a new user namespace until it ends. If a signal ended it, the status is 128
+// plus the signal's number.
 func runInUserNamespace() (status int, err error) {
 	self, err := ownExecutable()
 	if err != nil {
 		return 0, fmt.Errorf("finding the running executable: %w", err)
 	}
-	groups, err := groupMapping()
+	groups, err := newGIDMapping()
 	if err != nil {
 		return 0, err
 	}
 	r, w, err := os.Pipe()
 	if err != nil {
-		return 0, fmt.Errorf("making a pipe: %w", err)
+		return 0, fmt.Errorf("creating a pipe: %w", err)
 	}
 	defer w.Close()
-	runtime.LockOSThread() // with whose end the kernel takes the parent for ended
+	runtime.LockOSThread() // the kernel sends Pdeathsig when this thread ends
 	defer runtime.UnlockOSThread()
 	signals := make(chan os.Signal, 4)
 	signal.Notify(signals, EndSignals()...)
 	defer signal.Stop(signals)
-	// A terminal may be set to stop who writes to it and is not in its foreground (stty tostop). This one is, for both.
+	// With `stty tostop`, a terminal stops background processes that write to it. Both processes ignore that signal.
 	signal.Ignore(syscall.SIGTTOU)
-	cmd := inUserNamespace(append([]string{self}, os.Args[1:]...), r)
+	cmd := userNamespaceCommand(append([]string{self}, os.Args[1:]...), r)
 	err = cmd.Start()
 	_ = r.Close()
 	if err != nil {
-		return 0, fmt.Errorf("making a user namespace: %w%s", err, namespaceRemedy(err))
+		return 0, fmt.Errorf("creating a user namespace: %w%s", err, namespaceRemedy(err))
 	}
 	if err := groups.write(cmd.Process.Pid); err != nil {
-		_ = w.Close() // for which it ends
+		_ = w.Close() // ends the process
 		_ = cmd.Wait()
 		return 0, err
 	}
 	_, _ = w.WriteString("go\n")
-	return waitFor(cmd, signals)
+	return waitWithSignals(cmd, signals)
 }
 
-// inUserNamespace is a command that begins in a user namespace, once there is a line to read.
-func inUserNamespace(args []string, line *os.File) *exec.Cmd {
-	cmd := exec.Command("/bin/sh", append([]string{"-c", awaitLine, "sh"}, args...)...) // #nosec G204 -- ourselves
+// userNamespaceCommand returns a command that starts in a user namespace and waits for a line from a file.
+func userNamespaceCommand(args []string, line *os.File) *exec.Cmd {
+	cmd := exec.Command("/bin/sh", append([]string{"-c", waitScript, "sh"}, args...)...) // #nosec G204 -- ourselves
 	cmd.Stdin, cmd.Stdout, cmd.Stderr, cmd.ExtraFiles = os.Stdin, os.Stdout, os.Stderr, []*os.File{line}
 	cmd.SysProcAttr = &syscall.SysProcAttr{
 		Cloneflags:  unix.CLONE_NEWUSER,
 		UidMappings: []syscall.SysProcIDMap{{ContainerID: os.Getuid(), HostID: os.Getuid(), Size: 1}},
-		AmbientCaps: privileges,
-		Pdeathsig:   syscall.SIGTERM, // for an end in order
-		Setpgid:     true,            // what a terminal sends comes once, by us
+		AmbientCaps: meshCapabilities,
+		Pdeathsig:   syscall.SIGTERM, // for an orderly end
+		Setpgid:     true,            // receives the terminal's signals only from this process
 	}
 	return cmd
 }
 
-// waitFor passes signals on until the process has ended.
-func waitFor(cmd *exec.Cmd, signals <-chan os.Signal) (status int, err error) {
+// waitWithSignals forwards signals to the process until it has ended.
+func waitWithSignals(cmd *exec.Cmd, signals <-chan os.Signal) (status int, err error) {
 	ended := make(chan struct{})
 	defer close(ended)
 	go func() {
@@ -111,10 +111,10 @@ func waitFor(cmd *exec.Cmd, signals <-chan os.Signal) (status int, err error) {
 	return exit.ExitCode(), nil
 }
 
-// mapping gives a user namespace its groups.
-type mapping struct{ tool, proxies string }
+// gidMapping maps groups into a user namespace.
+type gidMapping struct{ tool, proxies string }
 
-func groupMapping() (m mapping, err error) {
+func newGIDMapping() (m gidMapping, err error) {
 	names := []string{strconv.Itoa(os.Getuid())}
 	if u, err := user.Current(); err == nil {
 		names = append(names, u.Username)
@@ -122,22 +122,22 @@ func groupMapping() (m mapping, err error) {
 	f, err := os.Open(subgidPath)
 	if err == nil {
 		defer f.Close()
-		m.proxies = subordinate(f, names)
+		m.proxies = firstSubordinateGroup(f, names)
 	}
 	if m.proxies == "" {
 		who := names[len(names)-1]
-		return m, fmt.Errorf("%s gives user %s no groups: `sudo usermod --add-subgids 100000-165535 %s` does, where these are nobody else's", subgidPath, who, who)
+		return m, fmt.Errorf("%s assigns no groups to user %s: run `sudo usermod --add-subgids 100000-165535 %s` with a range that no other user has", subgidPath, who, who)
 	}
 	if m.tool, err = exec.LookPath("newgidmap"); err != nil {
-		return m, errors.New("newgidmap is not in PATH, which gives a user namespace its groups: install the package uidmap, which some systems call shadow-utils")
+		return m, errors.New("newgidmap, which maps groups into a user namespace, is not in PATH: install the package uidmap, which some systems call shadow-utils")
 	}
 	return m, nil
 }
 
 const subgidPath = "/etc/subgid"
 
-// subordinate is the first group that a user of one of these names is given; see subgid(5).
-func subordinate(subgid io.Reader, names []string) string {
+// firstSubordinateGroup returns the first subordinate group of a user with one of these names; see subgid(5).
+func firstSubordinateGroup(subgid io.Reader, names []string) string {
 	for lines := bufio.NewScanner(subgid); lines.Scan(); {
 		fields := strings.Split(lines.Text(), ":") // NAME:FIRST:COUNT
 		if len(fields) == 3 && slices.Contains(names, fields[0]) && fields[1] != "" && strings.Trim(fields[2], "0") != "" {
@@ -147,49 +147,49 @@ func subordinate(subgid io.Reader, names []string) string {
 	return ""
 }
 
-func (m mapping) write(pid int) error {
+func (m gidMapping) write(pid int) error {
 	own := strconv.Itoa(os.Getgid())
 	out, err := exec.Command(m.tool, strconv.Itoa(pid), own, own, "1", strconv.Itoa(proxyGroup), m.proxies, "1").CombinedOutput() // #nosec G204 -- the system's own
 	if err != nil {
-		return fmt.Errorf("giving a user namespace the groups %s and %s: newgidmap: %w: %s%s", own, m.proxies, err, strings.TrimSpace(string(out)), m.remedy())
+		return fmt.Errorf("mapping the groups %s and %s into a user namespace: newgidmap: %w: %s%s", own, m.proxies, err, strings.TrimSpace(string(out)), m.remedy())
 	}
 	return nil
 }
 
-// remedy is what may be done where newgidmap may not do its work: it has privileges that its user has not.
-func (m mapping) remedy() string {
+// remedy returns a remedy if newgidmap, which needs privileges, cannot have them.
+func (m gidMapping) remedy() string {
 	if kept, err := unix.PrctlRetInt(unix.PR_GET_NO_NEW_PRIVS, 0, 0, 0, 0); err == nil && kept == 1 {
-		return ": no process that is started from here gets privileges (no_new_privs, as by NoNewPrivileges= of systemd): start pilotfish from elsewhere"
+		return ": processes started from here cannot gain privileges (no_new_privs, as by NoNewPrivileges= of systemd): start pilotfish from elsewhere"
 	}
 	info, err := os.Stat(m.tool)
 	_, lacks := unix.Getxattr(m.tool, "security.capability", nil)
 	if err == nil && lacks != nil && info.Mode()&fs.ModeSetuid == 0 {
-		return fmt.Sprintf(": %s has no privileges of its own; `sudo setcap cap_setgid=ep %[1]s` gives it what it takes", m.tool)
+		return fmt.Sprintf(": %s has no privileges; run `sudo setcap cap_setgid=ep %[1]s`", m.tool)
 	}
 	return ""
 }
 
-// namespaceRemedy is what may be done where no user namespace can be made, or one is of no use.
+// namespaceRemedy returns a remedy if user namespaces cannot be created or used.
 func namespaceRemedy(err error) string {
 	switch refused := errors.Is(err, fs.ErrPermission); {
 	case errors.Is(err, syscall.ENOSPC):
-		return ": the limit of their number is reached; `sudo sysctl user.max_user_namespaces=10000` raises it"
-	case refused && setting("kernel/unprivileged_userns_clone") == "0":
-		return ": the kernel lets only root; `sudo sysctl kernel.unprivileged_userns_clone=1` lets everybody"
-	case refused && setting("kernel/apparmor_restrict_unprivileged_userns") == "1":
-		return ": AppArmor lets only root; `sudo sysctl kernel.apparmor_restrict_unprivileged_userns=0` lets everybody"
+		return ": the limit of user namespaces is reached; raise it with `sudo sysctl user.max_user_namespaces=10000`"
+	case refused && sysctl("kernel/unprivileged_userns_clone") == "0":
+		return ": the kernel allows it only to root; run `sudo sysctl kernel.unprivileged_userns_clone=1` to allow it to all users"
+	case refused && sysctl("kernel/apparmor_restrict_unprivileged_userns") == "1":
+		return ": AppArmor allows it only to root; run `sudo sysctl kernel.apparmor_restrict_unprivileged_userns=0` to allow it to all users"
 	}
 	return ""
 }
 
-// setting is a parameter of the kernel; empty where there is none of the name.
-func setting(name string) string {
+// sysctl returns a kernel parameter, or "" if it does not exist.
+func sysctl(name string) string {
 	value, _ := os.ReadFile("/proc/sys/" + name)
 	return strings.TrimSpace(string(value))
 }
 
-// mayMakeNamespaces says whether this process is root, or as good as root in a user namespace.
-func mayMakeNamespaces() bool {
+// canCreateNamespaces reports whether this process has CAP_SYS_ADMIN, as root or in a user namespace.
+func canCreateNamespaces() bool {
 	header := unix.CapUserHeader{Version: unix.LINUX_CAPABILITY_VERSION_3}
 	var sets [2]unix.CapUserData
 	return unix.Capget(&header, &sets[0]) == nil && sets[0].Effective&(1<<unix.CAP_SYS_ADMIN) != 0

@@ -11,21 +11,22 @@ import (
 	meshconfig "istio.io/api/mesh/v1alpha1"
 )
 
-// maxInstances and maxUpstreams follow from the plan of addresses: one third octet an instance, one fourth an upstream.
+// maxInstances and maxUpstreams follow from the address plan: an instance uses one third octet, an upstream one fourth
+// octet.
 const (
 	maxInstances = 254
 	maxUpstreams = 200
 )
 
-// DefaultTrustDomain is the trust domain of a mesh that names none: Istio's.
+// DefaultTrustDomain is the default trust domain, as in Istio.
 const DefaultTrustDomain = "cluster.local"
 
 const defaultStartupTimeout = 30 * time.Second
 
-// reservedPorts are what a proxy listens on besides the workload's own ports.
+// reservedPorts are ports on which a proxy listens in addition to the workload's ports.
 var reservedPorts = map[uint16]string{
 	adminPort: "Envoy's admin interface", statusPort: "the agent's status", readinessPort: "Envoy's readiness",
-	prometheusPort: "Envoy's metrics", proxyPort: "the sidecar's HTTP proxy",
+	prometheusPort: "Envoy's metrics", httpProxyPort: "the sidecar's HTTP proxy",
 	outboundPort: "the sidecar, for captured connections", inboundPort: "the sidecar, for captured connections",
 }
 
@@ -43,12 +44,12 @@ func (v value) network(into *netip.Prefix) {
 	*into = p
 }
 
-// validate checks what spans several fields. Some of them may not have been read, because something is wrong with them.
+// validate checks rules about several fields. Some fields may be missing because of problems.
 func (t *Topology) validate() {
 	names := map[string]*Workload{}
 	total := 0
 	for _, w := range t.Workloads {
-		v := w.origin
+		v := w.source
 		for i := 1; i <= max(w.Replicas, 1); i++ {
 			name := w.instanceName(i)
 			if first := names[name]; first != nil {
@@ -63,7 +64,7 @@ func (t *Topology) validate() {
 		v.validateVariables(w)
 	}
 	if total > maxInstances {
-		t.Workloads[len(t.Workloads)-1].origin.problem("use fewer replicas", "%d instances are more than the %d that a mesh has addresses for", total, maxInstances)
+		t.Workloads[len(t.Workloads)-1].source.problem("use fewer replicas", "%d instances are more than the %d that a mesh has addresses for", total, maxInstances)
 	}
 	t.validatePublished()
 	t.validateTrustDomain()
@@ -72,7 +73,7 @@ func (t *Topology) validate() {
 func (v value) duplicateName(w, first *Workload, name string) {
 	field := v.field("name")
 	if w.Name == first.Name {
-		field.problem("give one of them another name", "a workload of this name stands already at %s", first.At)
+		field.problem("give one of them another name", "there is already a workload of this name at %s", first.At)
 		return
 	}
 	field.problem("give one of them another name", "its instance %s has the name of one of workload %s (%s)", name, first.Name, first.At)
@@ -81,7 +82,7 @@ func (v value) duplicateName(w, first *Workload, name string) {
 func (v value) validatePorts(w *Workload) {
 	numbers, names := map[uint16]bool{}, map[string]bool{}
 	items := v.items("ports")
-	whole, typed := !v.broken("ports"), !v.broken("type")
+	whole, typed := !v.hasProblems("ports"), !v.hasProblems("type")
 	for i, p := range w.Ports {
 		item := items[i]
 		if p.Port != 0 && numbers[p.Port] {
@@ -102,7 +103,7 @@ func (v value) validatePorts(w *Workload) {
 		v.field("readiness").problem("add it to ports", "port %d is not one of the workload's", r)
 	}
 	if w.Readiness.Path != "" && len(w.Ports) == 0 && whole {
-		v.field("readiness").problem("list the port under ports", "there is no port to ask")
+		v.field("readiness").problem("list the port under ports", "there is no port to probe")
 	}
 }
 
@@ -121,17 +122,17 @@ func (v value) validateUpstreams(w *Workload) {
 	}
 }
 
-// validateVariables expands what will be expanded when the workload starts, to find variables that do not exist.
+// validateVariables expands the command and environment, to find undefined variables.
 func (v value) validateVariables(w *Workload) {
-	if v.broken("ports") || v.broken("upstreams") {
-		return // they name variables
+	if v.hasProblems("ports") || v.hasProblems("upstreams") {
+		return // these define variables
 	}
 	known := map[string]string{}
 	for _, name := range w.variableNames() {
 		known[name] = "x"
 	}
 	check := func(at value, text string) {
-		if _, err := expand(text, known); err != nil {
+		if _, err := expandVariables(text, known); err != nil {
 			at.problem("use one of ${"+strings.Join(w.variableNames(), "}, ${")+"}, or write $${…} for a literal ${…}", "%v", err)
 		}
 	}
@@ -152,7 +153,7 @@ func (v value) validateVariables(w *Workload) {
 func (t *Topology) validatePublished() {
 	taken := map[netip.AddrPort]*Workload{}
 	for _, w := range t.Workloads {
-		items := w.origin.items("ports")
+		items := w.source.items("ports")
 		for i, p := range w.Ports {
 			if !p.Publish.IsValid() {
 				continue
@@ -172,11 +173,11 @@ func (t *Topology) validatePublished() {
 func (t *Topology) validateTrustDomain() {
 	inline := t.Mesh.GetTrustDomain()
 	if t.TrustDomain != "" && inline != "" && t.TrustDomain != inline {
-		t.spec.field("trustDomain").problem("keep one of them", "spec.mesh.trustDomain says %q", inline)
+		t.spec.field("trustDomain").problem("keep one of them", "spec.mesh.trustDomain is %q", inline)
 	}
 }
 
-// fillDefaults gives every field that was left out its value.
+// fillDefaults sets the defaults of missing fields.
 func (t *Topology) fillDefaults() {
 	if t.TrustDomain == "" {
 		t.TrustDomain = t.Mesh.GetTrustDomain()
@@ -208,7 +209,7 @@ func (w *Workload) fillDefaults(t *Topology) {
 	if w.Labels["app"] == "" {
 		w.Labels["app"] = w.Name
 	}
-	w.WorkingDir = t.absolute(w.WorkingDir)
+	w.WorkingDir = t.absolutePath(w.WorkingDir)
 	for i := range w.Ports {
 		orDefault(&w.Ports[i].Protocol, "TCP")
 		orDefault(&w.Ports[i].Name, fmt.Sprintf("%s-%d", strings.ToLower(w.Ports[i].Protocol), w.Ports[i].Port))
@@ -226,7 +227,7 @@ func orDefault(s *string, value string) {
 	}
 }
 
-// qualifiedHost completes the short names of Kubernetes services; any other name means itself.
+// qualifiedHost completes the short names of Kubernetes services, and returns other names unchanged.
 func qualifiedHost(host, namespace string) string {
 	switch {
 	case !strings.Contains(host, "."):

@@ -10,55 +10,56 @@ import (
 	"time"
 
 	"github.com/pilotfish-mesh/pilotfish/internal/dial"
-	"github.com/pilotfish-mesh/pilotfish/internal/disks"
+	"github.com/pilotfish-mesh/pilotfish/internal/fstimeout"
 )
 
-// TLS says how a certificate authority is verified. The files are read anew for each connection.
+// TLS configures how a certificate authority is verified. The files are read again for each connection.
 type TLS = dial.TLS
 
-// CAServer says how a certificate authority is reached: Plaintext, TLS, TokenFile (read for each call), ClusterID,
-// Headers.
+// CAServer configures the connection to a certificate authority: Plaintext, TLS, TokenFile (read for each call),
+// ClusterID and Headers.
 type CAServer = dial.Server
 
-// SystemRoots, as TLS.RootFile, stands for the roots of the operating system.
+// SystemRoots as TLS.RootFile selects the roots of the operating system.
 const SystemRoots = dial.SystemRoots
 
-// CASource gets the workload's certificate from a certificate authority that speaks Istio's CreateCertificate API. The
-// private key is made here and leaves only to Envoy. A certificate is served until its successor was signed and checked.
+// CASource obtains the workload's certificate from a certificate authority with Istio's CreateCertificate API. It
+// generates the private key, which is sent only to Envoy. It serves a certificate until the next one is signed and
+// verified.
 type CASource struct {
-	config  CAConfig
-	id      string // SPIFFE ID
-	metrics *caMetrics
-	disks   disks.Disks
-	// trustWake has the trust file followed anew.
+	config    CAConfig
+	id        string // SPIFFE ID
+	metrics   *caMetrics
+	timeoutFS fstimeout.TimeoutFS
+	// trustWake makes watchTrust check the trust file.
 	trustWake chan struct{}
 	subscribers
 
 	warmOnce sync.Once
-	warm     chan struct{} // closed when the attempt of Warm is over; nil without one
+	warm     chan struct{} // closed when Warm's request has ended; nil if Warm was not called
 	stopWarm context.CancelFunc
 
-	// attempts is held by who is asking the authority.
-	attempts sync.Mutex
-	key      *keyPair // made for the next request
+	// renewMu serializes the requests to the CA.
+	renewMu sync.Mutex
+	key     *keyPair // for the next request
 
-	mu       sync.Mutex
-	material Material
-	signed   signed // what the authority gave
-	rotation time.Time
-	problem  error // of the last attempt
-	alarm    alarm
-	trust    trustFile
-	replaced replaced
+	mu            sync.Mutex
+	material      Material
+	issued        issuedCert // the last certificate that the CA signed
+	nextRotation  time.Time
+	problem       error // of the last request
+	renewalLog    renewalLog
+	trust         trustFile
+	replacedRoots replacedRoots
 }
 
-// NewCASource checks the configuration.
+// NewCASource returns a source for config, or an error if config is invalid. It loads the saved certificate.
 func NewCASource(config CAConfig) (*CASource, error) {
 	if err := config.setDefaults(); err != nil {
 		return nil, err
 	}
 	c := &CASource{config: config, id: spiffeID(config), metrics: newCAMetrics(), trustWake: make(chan struct{}, 1)}
-	c.disks.Resumed = func() {
+	c.timeoutFS.OnResume = func() {
 		select {
 		case c.trustWake <- struct{}{}:
 		default:
@@ -67,7 +68,7 @@ func NewCASource(config CAConfig) (*CASource, error) {
 	if err := c.metrics.register(config.Metrics); err != nil {
 		return nil, fmt.Errorf("sds: registering metrics: %w", err)
 	}
-	c.restore()
+	c.restoreSaved()
 	return c, nil
 }
 
@@ -76,43 +77,43 @@ func spiffeID(c CAConfig) string {
 	return u.String()
 }
 
-// SPIFFEID is the identity that is asked for.
+// SPIFFEID returns the identity that the source requests.
 func (c *CASource) SPIFFEID() string { return c.id }
 
-// Name is the authority's address.
+// Name returns "CA" and the CA's address.
 func (c *CASource) Name() string { return "CA " + c.config.Address }
 
-// Subscribe registers a function to be called after each change.
+// Subscribe registers a function that is called after each change.
 func (c *CASource) Subscribe(notify func()) { c.add(notify) }
 
-// Current is the certificate in force.
+// Current returns the certificate in force.
 func (c *CASource) Current() Material {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	return c.material
 }
 
-// NextRotation is when a successor will be asked for.
+// NextRotation returns when the next certificate is requested.
 func (c *CASource) NextRotation() time.Time {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	return c.rotation
+	return c.nextRotation
 }
 
-// Warm makes the key and asks for the first certificate at once, in the background, so that both are there when Envoy
-// asks. Run takes over from there.
+// Warm generates the key and requests the first certificate in the background, before Envoy requests the secret. Run
+// waits for this request.
 func (c *CASource) Warm(ctx context.Context) {
 	c.warmOnce.Do(func() {
 		ctx, c.stopWarm = context.WithCancel(ctx)
 		c.warm = make(chan struct{})
 		go func() {
 			defer close(c.warm)
-			_ = c.attempt(ctx)
+			_ = c.renew(ctx)
 		}()
 	})
 }
 
-// Run gets certificates until the context ends; then it returns nil.
+// Run obtains certificates until ctx ends; then it returns nil.
 func (c *CASource) Run(ctx context.Context) error {
 	var parts sync.WaitGroup
 	defer parts.Wait()
@@ -122,16 +123,16 @@ func (c *CASource) Run(ctx context.Context) error {
 	c.finishWarm(ctx)
 	retry := dial.Backoff{Min: c.config.MinRetry, Max: c.config.MaxRetry}
 	for failed := false; ctx.Err() == nil; {
-		c.dropReplaced()
-		if wait, due := c.untilDue(); !due {
+		c.expireReplacedRoots()
+		if wait, due := c.timeUntilRenewal(); !due {
 			c.pause(ctx, wait)
 			continue
 		}
 		if failed {
 			c.metrics.retries.Inc()
 		}
-		if failed = c.attempt(ctx) != nil; failed {
-			c.pause(ctx, c.boundedBy(retry.Next()))
+		if failed = c.renew(ctx) != nil; failed {
+			c.pause(ctx, c.limitRetryDelay(retry.Next()))
 			continue
 		}
 		retry.Reset()
@@ -139,9 +140,9 @@ func (c *CASource) Run(ctx context.Context) error {
 	return nil
 }
 
-// finishWarm waits for the attempt that Warm began, or ends it with the context.
+// finishWarm waits for the request that Warm started, and cancels it when ctx ends.
 func (c *CASource) finishWarm(ctx context.Context) {
-	c.warmOnce.Do(func() {}) // from here on there is no more warming
+	c.warmOnce.Do(func() {}) // later calls of Warm do nothing
 	if c.warm == nil {
 		return
 	}
@@ -154,8 +155,8 @@ func (c *CASource) finishWarm(ctx context.Context) {
 	}
 }
 
-// longestPause bounds a wait, because a machine that was suspended wakes with timers that did not run.
-const longestPause = time.Minute
+// maxPause limits a wait, because timers do not advance while the machine is suspended.
+const maxPause = time.Minute
 
 func (c *CASource) pause(ctx context.Context, d time.Duration) {
 	if system, ok := c.config.Clock.(SystemClock); ok {
@@ -163,61 +164,61 @@ func (c *CASource) pause(ctx context.Context, d time.Duration) {
 		return
 	}
 	select {
-	case <-c.config.Clock.After(min(d, longestPause)):
+	case <-c.config.Clock.NewTimer(min(d, maxPause)):
 	case <-ctx.Done():
 	}
 }
 
-// untilDue says whether a certificate has to be asked for now, or in how long.
-func (c *CASource) untilDue() (wait time.Duration, due bool) {
+// timeUntilRenewal returns the time until the next request, and whether it is due now.
+func (c *CASource) timeUntilRenewal() (wait time.Duration, due bool) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if c.material.Leaf == nil {
 		return 0, true
 	}
-	wait = c.rotation.Sub(c.config.Clock.Now())
+	wait = c.nextRotation.Sub(c.config.Clock.Now())
 	return wait, wait <= 0
 }
 
-// boundedBy keeps retries frequent enough for a certificate that lives only briefly.
-func (c *CASource) boundedBy(wait time.Duration) time.Duration {
+// limitRetryDelay limits the retry delay to a twentieth of the certificate's lifetime.
+func (c *CASource) limitRetryDelay(wait time.Duration) time.Duration {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	if c.signed.leaf == nil {
+	if c.issued.leaf == nil {
 		return wait
 	}
-	return min(wait, max(c.signed.life()/20, c.config.MinRetry))
+	return min(wait, max(c.issued.lifetime()/20, c.config.MinRetry))
 }
 
-// attempt asks the authority once, and puts a good answer in force.
-func (c *CASource) attempt(ctx context.Context) error {
-	c.attempts.Lock()
-	defer c.attempts.Unlock()
-	answer, key, err := c.sign(ctx)
+// renew sends one request to the CA and installs the certificate if it is valid.
+func (c *CASource) renew(ctx context.Context) error {
+	c.renewMu.Lock()
+	defer c.renewMu.Unlock()
+	answer, key, err := c.obtainCertificate(ctx)
 	if ctx.Err() != nil && err != nil {
 		return err
 	}
 	if err != nil {
-		c.failed(err)
+		c.recordFailure(err)
 		return err
 	}
-	c.adopt(answer, key)
+	c.installCertificate(answer, key)
 	return nil
 }
 
-func (c *CASource) failed(err error) {
+func (c *CASource) recordFailure(err error) {
 	c.metrics.failures.Inc()
 	now := c.config.Clock.Now()
 	c.mu.Lock()
 	c.problem = err
 	var left, life time.Duration
-	if c.signed.leaf != nil {
-		left, life = c.signed.end.Sub(now), c.signed.life()
+	if c.issued.leaf != nil {
+		left, life = c.issued.end.Sub(now), c.issued.lifetime()
 	}
-	level, tell := c.alarm.failed(err, left, life, now)
-	since := c.alarm.since
+	level, shouldLog := c.renewalLog.recordFailure(err, left, life, now)
+	since := c.renewalLog.since
 	c.mu.Unlock()
-	if !tell {
+	if !shouldLog {
 		return
 	}
 	details := []any{"address", c.config.Address, "identity", c.id, "error", err, "failingSince", since}
@@ -227,30 +228,31 @@ func (c *CASource) failed(err error) {
 	c.config.Logger.Log(context.Background(), level, "no certificate from the certificate authority", details...)
 }
 
-// adopt puts a checked certificate in force.
-func (c *CASource) adopt(answer signed, key *keyPair) {
+// installCertificate serves a verified certificate and schedules its renewal.
+func (c *CASource) installCertificate(answer issuedCert, key *keyPair) {
 	c.key = nil
 	now := c.config.Clock.Now()
 	c.mu.Lock()
-	if old := c.signed; old.leaf != nil && !c.config.DropReplacedRoots {
-		c.replaced = c.replaced.add(old.roots, answer.roots, old.leaf.NotAfter)
+	if old := c.issued; old.leaf != nil && !c.config.DropReplacedRoots {
+		c.replacedRoots = c.replacedRoots.add(old.roots, answer.roots, old.leaf.NotAfter)
 	}
-	c.signed = answer
+	c.issued = answer
 	c.material.Chain, c.material.Key, c.material.Leaf = answer.chain, key.pem, answer.leaf
-	c.material.Roots = c.joinRoots()
-	c.rotation = c.rotationTime(answer, now)
+	c.material.Roots = c.mergeRoots()
+	c.nextRotation = c.rotationTime(answer, now)
 	c.problem = nil
-	c.alarm.reset()
-	next := c.rotation
+	c.renewalLog.reset()
+	next := c.nextRotation
 	c.mu.Unlock()
 	c.config.Logger.Info("certificate signed", "identity", c.id, "serial", answer.leaf.SerialNumber.Text(16),
 		"notAfter", answer.end, "nextRotation", next)
 	c.notify()
 }
 
-// rotationTime is the end less the grace period, but never so soon that the authority would be asked without a pause.
-func (c *CASource) rotationTime(answer signed, now time.Time) time.Time {
-	life := answer.life()
+// rotationTime returns the expiry minus the grace period. It is at least a twentieth of the lifetime from now, so that
+// the agent does not send requests in a loop.
+func (c *CASource) rotationTime(answer issuedCert, now time.Time) time.Time {
+	life := answer.lifetime()
 	ratio := c.config.GraceRatio + c.config.GraceJitter*(2*rand.Float64()-1)
 	at := answer.end.Add(-time.Duration(float64(life) * min(max(ratio, 0), 1)))
 	if soonest := now.Add(max(life/20, c.config.MinRetry)); at.Before(soonest) {
@@ -259,7 +261,7 @@ func (c *CASource) rotationTime(answer signed, now time.Time) time.Time {
 	return at
 }
 
-// Health says whether there is a certificate that has not expired.
+// Health reports whether the source has an unexpired certificate.
 func (c *CASource) Health() (ok bool, reason string) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -268,8 +270,8 @@ func (c *CASource) Health() (ok bool, reason string) {
 		problem = fmt.Sprintf("certificate authority %s: %v", c.config.Address, c.problem)
 	}
 	left := time.Duration(0)
-	if c.signed.leaf != nil {
-		left = c.signed.end.Sub(c.config.Clock.Now())
+	if c.issued.leaf != nil {
+		left = c.issued.end.Sub(c.config.Clock.Now())
 	}
 	if problem == "" && c.trust.problem != nil {
 		problem = fmt.Sprintf("the trust file is not used: %v", c.trust.problem)

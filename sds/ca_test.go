@@ -25,7 +25,7 @@ import (
 	"github.com/pilotfish-mesh/pilotfish/internal/testpki"
 )
 
-func TestCertificateIsSignedForTheIdentityAndTheKeyStaysHere(t *testing.T) {
+func TestCertificateIsForTheIdentityAndKeyIsNotSent(t *testing.T) {
 	for _, kind := range []KeyType{ECDSAP256, ECDSAP384, RSA2048, RSA(3072)} {
 		t.Run(string(kind), func(t *testing.T) {
 			ca := newAuthority(t)
@@ -33,12 +33,12 @@ func TestCertificateIsSignedForTheIdentityAndTheKeyStaysHere(t *testing.T) {
 			config := caConfig(address)
 			config.Key = kind
 			var log *testenv.Buffer
-			config.Logger, log = logger(t)
+			config.Logger, log = newLogger(t)
 			source := newSource(t, config)
-			run(t, source)
+			runSource(t, source)
 			nextSerial(t, source, "")
 			m := source.Current()
-			if _, err := parsePair(m.Chain, m.Key); err != nil {
+			if _, err := parseKeyPair(m.Chain, m.Key); err != nil {
 				t.Error(err)
 			}
 			if got := m.Leaf.URIs[0].String(); got != identity {
@@ -59,7 +59,7 @@ func TestCertificateIsSignedForTheIdentityAndTheKeyStaysHere(t *testing.T) {
 	}
 }
 
-func TestBadAnswersChangeNothing(t *testing.T) {
+func TestInvalidCAResponsesAreRejected(t *testing.T) {
 	ca := newAuthority(t)
 	address, _ := ca.listen(t, "127.0.0.1:0", nil)
 	clock := newFakeClock()
@@ -68,7 +68,7 @@ func TestBadAnswersChangeNothing(t *testing.T) {
 	config.MinRetry, config.MaxRetry = time.Second, time.Second
 	config.CallTimeout = 100 * time.Millisecond
 	source := newSource(t, config)
-	run(t, source)
+	runSource(t, source)
 	first := nextSerial(t, source, "")
 	ca.set(func(*x509.CertificateRequest) ([]string, error) {
 		return nil, status.Error(codes.Unavailable, "starting")
@@ -101,19 +101,19 @@ func TestBadAnswersChangeNothing(t *testing.T) {
 			key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
 			csr.PublicKey = key.Public()
 			return []string{ca.sign(ca.root, csr, nil), string(ca.root.PEM())}, err
-		}, "another key"},
+		}, "not for the requested key"},
 		"expired": {func(csr *x509.CertificateRequest) ([]string, error) {
 			edit := func(c *x509.Certificate) {
 				c.NotBefore, c.NotAfter = time.Now().Add(-time.Hour), time.Now().Add(-time.Minute)
 			}
 			return []string{ca.sign(ca.root, csr, edit), string(ca.root.PEM())}, nil
-		}, "look at the clocks, if it is a new one"},
+		}, "check the clocks if the certificate is new"},
 		"from the future": {func(csr *x509.CertificateRequest) ([]string, error) {
 			edit := func(c *x509.Certificate) {
 				c.NotBefore, c.NotAfter = time.Now().Add(5*time.Hour), time.Now().Add(6*time.Hour)
 			}
 			return []string{ca.sign(ca.root, csr, edit), string(ca.root.PEM())}, nil
-		}, "look at the clocks"},
+		}, "check the clocks"},
 		"unknown root": {func(csr *x509.CertificateRequest) ([]string, error) {
 			return []string{ca.sign(other, csr, nil), string(ca.root.PEM())}, nil
 		}, "does not lead to a root"},
@@ -127,7 +127,7 @@ func TestBadAnswersChangeNothing(t *testing.T) {
 		"an authority's certificate": {func(csr *x509.CertificateRequest) ([]string, error) {
 			edit := func(c *x509.Certificate) { c.IsCA, c.BasicConstraintsValid = true, true }
 			return []string{ca.sign(ca.root, csr, edit), string(ca.root.PEM())}, nil
-		}, "not of a workload"},
+		}, "not a workload certificate"},
 		"silence": {func(*x509.CertificateRequest) ([]string, error) { <-release; return nil, nil }, "DeadlineExceeded"},
 	} {
 		ca.set(c.answer)
@@ -151,9 +151,9 @@ func TestBadAnswersChangeNothing(t *testing.T) {
 		}
 	}
 
-	ca.life = 24 * time.Hour // the fake clock has gone ahead of the authority's
+	ca.life = 24 * time.Hour // the fake clock is ahead of the authority's
 	ca.set(ca.good)
-	tick(t, clock, source, first)
+	advanceToRotation(t, clock, source, first)
 	if ok, reason := source.Health(); !ok || reason != "" {
 		t.Errorf("health = %v, %q", ok, reason)
 	}
@@ -166,7 +166,7 @@ func TestCertificateIsRotatedBeforeItExpires(t *testing.T) {
 	config := caConfig(address)
 	config.Clock = clock
 	source := newSource(t, config)
-	run(t, source)
+	runSource(t, source)
 	first := nextSerial(t, source, "")
 	leaf := source.Current().Leaf
 	half := leaf.NotAfter.Sub(leaf.NotBefore) / 2
@@ -175,46 +175,47 @@ func TestCertificateIsRotatedBeforeItExpires(t *testing.T) {
 	}
 	clock.advance(20 * time.Minute)
 	if got := ca.calls.Load(); got != 1 {
-		t.Errorf("asked %d times before it was due", got)
+		t.Errorf("requested %d times before it was due", got)
 	}
 	clock.advance(12 * time.Minute)
-	tick(t, clock, source, first)
+	advanceToRotation(t, clock, source, first)
 }
 
-// TestClockThatJumpsIsNoticedWithinAMinute: forward beyond the certificate's end, as after a night of suspension, and back.
-func TestClockThatJumpsIsNoticedWithinAMinute(t *testing.T) {
+// TestClockJumpIsNoticedWithinAMinute sets the clock past the certificate's expiry, as after a night of suspension, and
+// back.
+func TestClockJumpIsNoticedWithinAMinute(t *testing.T) {
 	ca := newAuthority(t)
 	address, _ := ca.listen(t, "127.0.0.1:0", nil)
 	clock := newFakeClock()
 	config := caConfig(address)
 	config.Clock = clock
 	source := newSource(t, config)
-	run(t, source)
+	runSource(t, source)
 	first := nextSerial(t, source, "")
 	testenv.Eventually(t, "it waits for the rotation", func() error {
-		if !clock.waitedFor() {
+		if !clock.hasWaiters() {
 			return errors.New("not yet")
 		}
 		return nil
 	})
 
 	clock.jump(-365 * 24 * time.Hour)
-	clock.advance(longestPause)
+	clock.advance(maxPause)
 	if ok, reason := source.Health(); !ok || source.Current().Leaf.SerialNumber.String() != first {
 		t.Errorf("after a jump back: %v, %q, or another certificate", ok, reason)
 	}
 	testenv.Eventually(t, "it waits again", func() error {
-		if !clock.waitedFor() {
+		if !clock.hasWaiters() {
 			return errors.New("not yet")
 		}
 		return nil
 	})
-	ca.life = 2 * 365 * 24 * time.Hour // which is still to come when the clock is a year on
+	ca.life = 2 * 365 * 24 * time.Hour // still valid when the clock is a year ahead
 	clock.jump(365*24*time.Hour + 12*time.Hour)
 	if ok, reason := source.Health(); ok || !strings.Contains(reason, "expired") {
 		t.Errorf("after a jump beyond the end: %v, %q", ok, reason)
 	}
-	clock.advance(longestPause)
+	clock.advance(maxPause)
 	if next := nextSerial(t, source, first); next == first {
 		t.Error("no successor within a minute")
 	}
@@ -230,7 +231,7 @@ func TestCertificateThatCannotBeRenewedIsServedAndReported(t *testing.T) {
 	config := caConfig(address)
 	config.Clock = clock
 	source := newSource(t, config)
-	run(t, source)
+	runSource(t, source)
 	first := nextSerial(t, source, "")
 	stop()
 	clock.advance(40 * time.Minute)
@@ -250,22 +251,22 @@ func TestCertificateThatCannotBeRenewedIsServedAndReported(t *testing.T) {
 	}
 	ca.life = 24 * time.Hour
 	ca.listen(t, address, nil)
-	tick(t, clock, source, first)
+	advanceToRotation(t, clock, source, first)
 }
 
-func TestWarmingHasTheCertificateBeforeAnybodyRuns(t *testing.T) {
+func TestWarmObtainsCertificateBeforeRun(t *testing.T) {
 	ca := newAuthority(t)
 	address, _ := ca.listen(t, "127.0.0.1:0", nil)
 	source := newSource(t, caConfig(address))
 	source.Warm(t.Context())
 	nextSerial(t, source, "")
-	run(t, source)
+	runSource(t, source)
 	if got := ca.calls.Load(); got != 1 {
-		t.Errorf("the authority was asked %d times, want once", got)
+		t.Errorf("the authority was requested %d times, want once", got)
 	}
 }
 
-func TestWarmingEndsWithItsRun(t *testing.T) {
+func TestWarmEndsWithRun(t *testing.T) {
 	ca := newAuthority(t)
 	release := make(chan struct{})
 	t.Cleanup(func() { close(release) })
@@ -290,7 +291,7 @@ func TestTokenAndRootsAreReadForEachCall(t *testing.T) {
 	config := caConfig(address)
 	config.CAServer = CAServer{TokenFile: token, TLS: TLS{RootFile: roots, ServerName: "istiod.istio-system.svc"}}
 	source := newSource(t, config)
-	run(t, source)
+	runSource(t, source)
 	expect := func(part string) {
 		t.Helper()
 		testenv.Eventually(t, "the reason says "+part, func() error {
@@ -312,7 +313,7 @@ func TestTokenAndRootsAreReadForEachCall(t *testing.T) {
 	}
 }
 
-func TestTrustFileAddsRootsAndIsFollowed(t *testing.T) {
+func TestTrustFileAddsRootsAndIsWatched(t *testing.T) {
 	dir := t.TempDir()
 	more, later := testpki.New(t, "more"), testpki.New(t, "later")
 	file := filepath.Join(dir, "root-cert.pem")
@@ -323,7 +324,7 @@ func TestTrustFileAddsRootsAndIsFollowed(t *testing.T) {
 	config := caConfig(address)
 	config.TrustFile, config.Debounce = file, time.Millisecond
 	source := newSource(t, config)
-	run(t, source)
+	runSource(t, source)
 	nextSerial(t, source, "")
 	has := func(a *testpki.Authority) bool {
 		return bytes.Contains(source.Current().Roots, bytes.TrimSpace(a.PEM()))
@@ -358,7 +359,7 @@ func TestTrustFileAddsRootsAndIsFollowed(t *testing.T) {
 	}
 }
 
-func TestIntermediatesAreServedBehindTheCertificate(t *testing.T) {
+func TestIntermediatesAreServedAfterTheCertificate(t *testing.T) {
 	ca := newAuthority(t)
 	middle := ca.root.Intermediate(t, "middle")
 	ca.set(func(csr *x509.CertificateRequest) ([]string, error) {
@@ -366,7 +367,7 @@ func TestIntermediatesAreServedBehindTheCertificate(t *testing.T) {
 	})
 	address, _ := ca.listen(t, "127.0.0.1:0", nil)
 	source := newSource(t, caConfig(address))
-	run(t, source)
+	runSource(t, source)
 	nextSerial(t, source, "")
 	m := source.Current()
 	chain, err := parseCertificates(m.Chain)
@@ -375,8 +376,8 @@ func TestIntermediatesAreServedBehindTheCertificate(t *testing.T) {
 	}
 }
 
-// Authorities date certificates back for machines whose clocks are slow; that is no part of the life that is had.
-func TestLifeBeginsWithTheCertificate(t *testing.T) {
+// CAs backdate certificates for machines with slow clocks. The time before the response does not count as lifetime.
+func TestLifetimeStartsAtNotBefore(t *testing.T) {
 	ca := newAuthority(t)
 	ca.set(func(csr *x509.CertificateRequest) ([]string, error) {
 		edit := func(c *x509.Certificate) { c.NotBefore = time.Now().Add(-2 * ca.life) }
@@ -384,14 +385,14 @@ func TestLifeBeginsWithTheCertificate(t *testing.T) {
 	})
 	address, _ := ca.listen(t, "127.0.0.1:0", nil)
 	source := newSource(t, caConfig(address))
-	run(t, source)
+	runSource(t, source)
 	nextSerial(t, source, "")
 	if next := time.Until(source.NextRotation()); next < 25*time.Minute || next > 35*time.Minute {
 		t.Errorf("of an hour's certificate the next rotation is in %v", next)
 	}
 }
 
-// A certificate is of no use without the one that signed it: the end is that of whichever ends first.
+// A certificate is valid only together with its intermediate, so the earliest expiry counts.
 func TestCertificateIsRotatedBeforeItsIntermediateExpires(t *testing.T) {
 	ca := newAuthority(t)
 	ca.life = 24 * time.Hour
@@ -412,12 +413,12 @@ func TestCertificateIsRotatedBeforeItsIntermediateExpires(t *testing.T) {
 	if _, err := New(Config{Socket: "unused", Source: source, Metrics: registry}); err != nil {
 		t.Fatal(err)
 	}
-	run(t, source)
+	runSource(t, source)
 	nextSerial(t, source, "")
 	if next := source.NextRotation().Sub(clock.Now()); next > 15*time.Minute {
 		t.Errorf("the next rotation is in %v", next)
 	}
-	if left := secondsLeft(t, registry); left <= 0 || left > (20*time.Minute).Seconds() {
+	if left := readExpiryMetric(t, registry); left <= 0 || left > (20*time.Minute).Seconds() {
 		t.Errorf("the metric says %v s", left)
 	}
 	ca.set(func(*x509.CertificateRequest) ([]string, error) { return nil, status.Error(codes.Unavailable, "away") })
@@ -445,8 +446,8 @@ func TestCAConfigurationIsChecked(t *testing.T) {
 	}
 }
 
-// FuzzAnswer holds any answer of an authority against the checks: it may be refused, it must not panic.
-func FuzzAnswer(f *testing.F) {
+// FuzzCAResponse verifies arbitrary responses of a CA. They may be rejected, but must not panic.
+func FuzzCAResponse(f *testing.F) {
 	ca := testpki.New(f, "root")
 	cert, _ := ca.Workload(f, identity)
 	f.Add(string(cert), string(ca.PEM()))
@@ -459,7 +460,7 @@ func FuzzAnswer(f *testing.F) {
 		f.Fatal(err)
 	}
 	f.Fuzz(func(t *testing.T, leaf, root string) {
-		if _, err := source.check([]string{leaf, root}); err == nil {
+		if _, err := source.checkResponse([]string{leaf, root}); err == nil {
 			t.Error("an answer for another key is accepted")
 		}
 	})

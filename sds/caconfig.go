@@ -10,43 +10,42 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 )
 
-// CAConfig is what a CASource needs.
+// CAConfig configures a CASource.
 type CAConfig struct {
-	// Address is the certificate authority's, host:port, or several with commas between them, of which the first that answers is.
+	// Address is the CA's host:port, or a comma-separated list; the first that answers is used.
 	Address string
 	CAServer
 
-	// TrustDomain, Namespace and ServiceAccount make the SPIFFE ID that is asked for.
+	// TrustDomain, Namespace and ServiceAccount form the requested SPIFFE ID.
 	TrustDomain, Namespace, ServiceAccount string
-	// Key is the kind of private key; empty is ECDSA P-256.
+	// Key is the type of the private key; default ECDSA P-256.
 	Key KeyType
-	// PKCS8 has keys encoded by PKCS #8, and not by PKCS #1 or SEC 1.
+	// PKCS8 encodes keys as PKCS #8 instead of PKCS #1 or SEC 1.
 	PKCS8 bool
-	// Saved is a directory where the last certificate may lie, with its key and roots, as a Server writes them to its
-	// Output: it is served until the authority has given another. Empty for none.
+	// Saved is the directory of a certificate that an earlier Server wrote to its Output, with key and roots. It is
+	// served until the CA signs another. Empty: none.
 	Saved string
-	// DropReplacedRoots takes a root out of force with the certificate that led to it. Otherwise it stays in force for as
-	// long as that certificate would have been valid, since peers have such certificates too.
+	// DropReplacedRoots removes a root as soon as the CA no longer returns it. Otherwise the root is trusted until the
+	// last certificate below it would have expired, because peers may still use such certificates.
 	DropReplacedRoots bool
-	// TTL is how long certificates are asked to be valid; zero is 24 h.
+	// TTL is the requested validity of certificates; default 24 h.
 	TTL time.Duration
-	// GraceRatio is the part of its life that a certificate has left when it is replaced, and GraceJitter how much that
-	// part differs by chance; both zero is 0.5 and 0.01.
+	// GraceRatio is the fraction of the lifetime that remains at renewal. GraceJitter is its maximum random deviation.
+	// If both are zero, they are 0.5 and 0.01.
 	GraceRatio, GraceJitter float64
-	// TrustFile holds further roots that peers' certificates may lead to, besides the root that the authority names;
-	// it is watched. Empty for none.
+	// TrustFile contains additional roots for peers' certificates. The source watches it. Empty: none.
 	TrustFile string
 
-	// CallTimeout bounds one call; zero is 10 s.
+	// CallTimeout limits one call; default 10 s.
 	CallTimeout time.Duration
-	// MinRetry and MaxRetry bound the wait between attempts; zero is 100 ms and 60 s.
+	// MinRetry and MaxRetry limit the retry delay; default 100 ms and 60 s.
 	MinRetry, MaxRetry time.Duration
-	// Debounce is how long TrustFile has to be quiet after a change before it is read; zero is 100 ms.
+	// Debounce is how long TrustFile must be unchanged before it is read; default 100 ms.
 	Debounce time.Duration
 
 	Logger  *slog.Logger
 	Metrics prometheus.Registerer
-	// Clock is time; nil is the machine's.
+	// Clock defaults to the system clock.
 	Clock Clock
 }
 

@@ -6,14 +6,14 @@ import (
 	"google.golang.org/grpc/mem"
 )
 
-// codec is gRPC's own for protobuf, but for the memory that it reads requests in: that takes a megabyte from a pool for each
-// of more than 32 KiB, which stays with the pool. The first request of each of Envoy's streams is as large, since it lists
-// Envoy's extensions, and is read once in hours.
+// codec is gRPC's protobuf codec with a smaller read buffer. For a request above 32 KiB, gRPC's codec uses a pooled
+// buffer of 1 MiB, which stays allocated. The first request of each of Envoy's streams is that large, because it lists
+// Envoy's extensions, but it arrives only every few hours.
 type codec struct{ encoding.CodecV2 }
 
 func newCodec() codec { return codec{encoding.GetCodecV2(proto.Name)} }
 
-// Unmarshal is that of encoding.CodecV2.
+// Unmarshal implements encoding.CodecV2.
 func (c codec) Unmarshal(data mem.BufferSlice, v any) error {
 	return c.CodecV2.Unmarshal(mem.BufferSlice{mem.SliceBuffer(data.Materialize())}, v)
 }

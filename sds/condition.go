@@ -4,7 +4,7 @@ import (
 	"github.com/pilotfish-mesh/pilotfish/internal/health"
 )
 
-// Condition is Health, with since when and what to do.
+// Condition returns Health with the start of the problem and its remedy.
 func (s *Server) Condition() health.Condition {
 	ok, reason := s.Health()
 	c := health.Condition{OK: ok, Reason: reason}
@@ -20,12 +20,12 @@ func (s *Server) Condition() health.Condition {
 	return c
 }
 
-// Remedy is what a person can do.
+// Remedy returns the user's remedy for a problem of the source.
 func (c *CASource) Remedy() string {
-	return "see that the certificate authority runs and takes the token, and that CA_ADDR and the root certificate are right"
+	return "check that the certificate authority runs and accepts the token, and that CA_ADDR and the root certificate are correct"
 }
 
-// Remedy is what a person can do.
+// Remedy returns the user's remedy for a problem of the source.
 func (s *FileSource) Remedy() string {
-	return "see that the files are there, belong together, and are renewed in time"
+	return "check that the files exist, match, and are renewed in time"
 }

@@ -11,15 +11,15 @@ import (
 	"github.com/pilotfish-mesh/pilotfish/internal/pemtext"
 )
 
-// revocations are lists of certificates that are not to be trusted any more.
+// revocations contains certificate revocation lists (CRLs).
 type revocations struct {
-	text  []byte // as PEM
+	text  []byte // PEM
 	lists []*x509.RevocationList
-	// problem is why the file could not be read last; the rest is then what it held before.
+	// problem is the last read error. The other fields then have their previous content.
 	problem string
 }
 
-// readRevocations reads a file of lists. One that is not there has none; one that is empty is an error, errEmpty.
+// readRevocations reads a CRL file. A missing file yields no lists; an empty one yields errEmpty.
 func readRevocations(path string) (revocations, error) {
 	text, err := readBounded(path)
 	if errors.Is(err, fs.ErrNotExist) {
@@ -57,9 +57,9 @@ func parseRevocations(text []byte) ([]*x509.RevocationList, error) {
 	return lists, nil
 }
 
-// of gives the lists when one of them is of one of the roots. Envoy, once it has any list, refuses certificates of all
-// authorities that it has none of: others' roots must not get ours.
-func (r revocations) of(roots []byte) ([]byte, error) {
+// textForRoots returns the lists if one of them belongs to one of the roots. Once Envoy has any list, it rejects the
+// certificates of every CA without one. So roots without a matching list must not be sent with the lists.
+func (r revocations) textForRoots(roots []byte) ([]byte, error) {
 	if len(r.lists) == 0 {
 		return nil, nil
 	}
@@ -77,11 +77,13 @@ func (r revocations) of(roots []byte) ([]byte, error) {
 	return nil, nil
 }
 
-// inForce says whether there are lists, none of which has ended.
-func (r revocations) inForce(now time.Time) bool { return len(r.lists) > 0 && r.ended(now) == nil }
+// isInForce reports whether there are lists and none has expired.
+func (r revocations) isInForce(now time.Time) bool {
+	return len(r.lists) > 0 && r.findExpired(now) == nil
+}
 
-// ended is a list that is out of date, or nil.
-func (r revocations) ended(now time.Time) *x509.RevocationList {
+// findExpired returns an expired list, or nil.
+func (r revocations) findExpired(now time.Time) *x509.RevocationList {
 	for _, list := range r.lists {
 		if !list.NextUpdate.IsZero() && now.After(list.NextUpdate) {
 			return list
@@ -90,13 +92,14 @@ func (r revocations) ended(now time.Time) *x509.RevocationList {
 	return nil
 }
 
-// health tells of a list that is out of date: Envoy refuses every certificate then.
-func (r revocations) health(path string, now time.Time) string {
+// describeProblem returns the read error, or names an expired list, with which Envoy rejects every certificate of its
+// CA.
+func (r revocations) describeProblem(path string, now time.Time) string {
 	if r.problem != "" {
-		return fmt.Sprintf("the revocation lists cannot be read, and the %d of before count: %s", len(r.lists), r.problem)
+		return fmt.Sprintf("the revocation lists cannot be read; the %d previous lists remain in force: %s", len(r.lists), r.problem)
 	}
-	if list := r.ended(now); list != nil {
-		return fmt.Sprintf("a revocation list in %s, of %s, has ended at %s: put its successor there, or no certificate of that authority is accepted",
+	if list := r.findExpired(now); list != nil {
+		return fmt.Sprintf("the revocation list of %[2]s in %[1]s expired at %[3]s: replace it, or no certificate of that authority is accepted",
 			path, list.Issuer, list.NextUpdate.UTC().Format(time.RFC3339))
 	}
 	return ""

@@ -25,7 +25,7 @@ import (
 	"github.com/pilotfish-mesh/pilotfish/internal/testpki"
 )
 
-// revoke makes a list, in PEM, of the certificates that the authority has taken back.
+// revoke returns a CRL (PEM) with the serials.
 func revoke(t testing.TB, a *testpki.Authority, serials ...*big.Int) []byte {
 	t.Helper()
 
@@ -40,11 +40,11 @@ func revoke(t testing.TB, a *testpki.Authority, serials ...*big.Int) []byte {
 	return pem.EncodeToMemory(&pem.Block{Type: "X509 CRL", Bytes: der})
 }
 
-func TestEnvoyRefusesWhatIsRevoked(t *testing.T) {
+func TestEnvoyRejectsRevokedCertificates(t *testing.T) {
 	dir := t.TempDir()
 	crl := filepath.Join(dir, "crl", "ca-crl.pem")
 	root := testpki.New(t, "root")
-	server := startServer(t, Config{Socket: dir + "/sds", Source: newFixed(material(t, root)), CRLFile: crl})
+	server := startServer(t, Config{Socket: dir + "/sds", Source: newFakeSource(newMaterial(t, root)), CRLFile: crl})
 	backend := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { _, _ = io.WriteString(w, "hello") }))
 	t.Cleanup(backend.Close)
 	port := testenv.FreePort(t)
@@ -57,17 +57,17 @@ func TestEnvoyRefusesWhatIsRevoked(t *testing.T) {
 		return pair
 	}
 	good, bad := client(), client()
-	testenv.Eventually(t, "Envoy lets both in", func() error { return errors.Join(visitWith(port, good), visitWith(port, bad)) })
+	testenv.Eventually(t, "Envoy lets both in", func() error { return errors.Join(connectWith(port, good), connectWith(port, bad)) })
 
 	mkdir(t, filepath.Dir(crl))
 	write(t, crl, revoke(t, root, bad.Leaf.SerialNumber))
 	testenv.Eventually(t, "the revoked certificate is refused", func() error {
-		if visitWith(port, bad) == nil {
+		if connectWith(port, bad) == nil {
 			return errors.New("let in")
 		}
 		return nil
 	})
-	if err := visitWith(port, good); err != nil {
+	if err := connectWith(port, good); err != nil {
 		t.Errorf("the other one: %v", err)
 	}
 	write(t, crl, []byte("half a li"))
@@ -77,23 +77,23 @@ func TestEnvoyRefusesWhatIsRevoked(t *testing.T) {
 		}
 		return nil
 	})
-	if visitWith(port, bad) == nil || visitWith(port, good) != nil {
+	if connectWith(port, bad) == nil || connectWith(port, good) != nil {
 		t.Error("a broken file has changed something")
 	}
 	write(t, crl, revoke(t, root))
-	testenv.Eventually(t, "what is not revoked any more is let in", func() error { return visitWith(port, bad) })
+	testenv.Eventually(t, "what is not revoked any more is let in", func() error { return connectWith(port, bad) })
 }
 
-// Envoy with a list refuses certificates of every authority that the list is not of.
-func TestRevocationListGoesOnlyWithItsAuthority(t *testing.T) {
+// With a CRL, Envoy rejects the certificates of all CAs without one.
+func TestCRLIsServedOnlyWithItsCA(t *testing.T) {
 	dir := t.TempDir()
 	own, public := testpki.New(t, "own"), testpki.New(t, "public")
 	write(t, dir+"/crl", revoke(t, own))
 	write(t, dir+"/own", own.PEM())
 	write(t, dir+"/public", public.PEM())
-	server := startServer(t, Config{Source: newFixed(material(t, own)), CRLFile: dir + "/crl"})
+	server := startServer(t, Config{Source: newFakeSource(newMaterial(t, own)), CRLFile: dir + "/crl"})
 	stream := sotwStream(t, server)
-	stream.ask("", RootName, "file-root:"+dir+"/own", "file-root:"+dir+"/public", "file-root:system")
+	stream.subscribe("", RootName, "file-root:"+dir+"/own", "file-root:"+dir+"/public", "file-root:system")
 	got := map[string]bool{}
 	for _, body := range stream.next().Resources {
 		s := decode(t, body)
@@ -106,33 +106,33 @@ func TestRevocationListGoesOnlyWithItsAuthority(t *testing.T) {
 	}
 }
 
-func TestRevocationListOutOfDateIsReported(t *testing.T) {
+func TestExpiredCRLIsReported(t *testing.T) {
 	root := testpki.New(t, "root")
 	file := filepath.Join(t.TempDir(), "crl")
 	write(t, file, revoke(t, root))
 	clock := newFakeClock()
-	server := startServer(t, Config{Source: newFixed(material(t, root)), CRLFile: file, Clock: clock})
+	server := startServer(t, Config{Source: newFakeSource(newMaterial(t, root)), CRLFile: file, Clock: clock})
 	if _, reason := server.Health(); reason != "" {
 		t.Error(reason)
 	}
 	clock.jump(2 * time.Hour)
-	if ok, reason := server.Health(); !ok || !strings.Contains(reason, "has ended") {
+	if ok, reason := server.Health(); !ok || !strings.Contains(reason, "expired") {
 		t.Errorf("%v, %q", ok, reason)
 	}
 }
 
-// What is revoked stays so while the file is empty, as one is between being cut and being written; but lists that have ended
-// let nobody in, and an empty file takes them away.
-func TestEmptyFileOfRevocationListsTakesNoneAwayThatIsInForce(t *testing.T) {
+// Revoked certificates remain revoked while the file is empty, as between truncation and write. With expired lists,
+// Envoy rejects every certificate, so then an empty file removes them.
+func TestEmptyCRLFileKeepsListsInForce(t *testing.T) {
 	root := testpki.New(t, "root")
 	file := filepath.Join(t.TempDir(), "crl")
 	write(t, file, nil)
 	clock := newFakeClock()
-	s := newStore(Config{Source: newFixed(material(t, root)), CRLFile: file, Clock: clock, Logger: slog.New(slog.DiscardHandler)}, newMetrics())
+	s := newStore(Config{Source: newFakeSource(newMaterial(t, root)), CRLFile: file, Clock: clock, Logger: slog.New(slog.DiscardHandler)}, newMetrics())
 	lists := func(what string, want bool) {
 		t.Helper()
 		s.reload()
-		if got := decode(t, s.get(RootName).body).GetValidationContext().GetCrl() != nil; got != want {
+		if got := decode(t, s.lookup(RootName).body).GetValidationContext().GetCrl() != nil; got != want {
 			t.Errorf("%s: lists %v, want %v", what, got, want)
 		}
 	}
@@ -145,7 +145,7 @@ func TestEmptyFileOfRevocationListsTakesNoneAwayThatIsInForce(t *testing.T) {
 	write(t, file, nil)
 	lists("empty again", true)
 	if got := s.problems(); len(got) != 1 || !strings.Contains(got[0], "empty") {
-		t.Errorf("it is told as %q", got)
+		t.Errorf("it is reported as %q", got)
 	}
 	clock.jump(2 * time.Hour)
 	lists("empty when they have ended", false)
@@ -155,15 +155,15 @@ func TestEmptyFileOfRevocationListsTakesNoneAwayThatIsInForce(t *testing.T) {
 	lists("taken away", false)
 }
 
-// Roots and lists of what they have revoked go by one name; without the lists nobody is trusted.
-func TestListsBesideRootsAreFollowed(t *testing.T) {
+// One resource name contains roots and CRLs. Without the CRLs the roots are not served.
+func TestCRLOfRootsFileIsWatched(t *testing.T) {
 	dir, root := t.TempDir(), testpki.New(t, "root")
 	write(t, dir+"/roots", root.PEM())
 	server := startServer(t, Config{})
 	stream := sotwStream(t, server)
 	name := "file-root:" + dir + "/roots~crl:" + dir + "/crl"
-	stream.ask("", name)
-	testenv.Eventually(t, "the missing lists are told of", func() error {
+	stream.subscribe("", name)
+	testenv.Eventually(t, "the missing lists are reported", func() error {
 		if _, reason := server.Health(); !strings.Contains(reason, dir+"/crl") {
 			return errors.New(reason)
 		}
@@ -176,6 +176,6 @@ func TestListsBesideRootsAreFollowed(t *testing.T) {
 		if !bytes.Equal(context.GetCrl().GetInlineBytes(), list) || !context.GetOnlyVerifyLeafCertCrl() || len(context.GetTrustedCa().GetInlineBytes()) == 0 {
 			t.Errorf("%v", context)
 		}
-		stream.ask(got.Nonce, name)
+		stream.subscribe(got.Nonce, name)
 	}
 }

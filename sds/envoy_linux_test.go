@@ -53,13 +53,13 @@ static_resources:
     load_assignment: {cluster_name: sds-grpc, endpoints: [{lb_endpoints: [{endpoint: {address: {pipe: {path: ./sds}}}}]}]}
 `
 
-func TestEnvoyGetsItsIdentityAndEachSuccessor(t *testing.T) {
+func TestEnvoyReceivesEachRotatedCertificate(t *testing.T) {
 	for _, protocol := range []string{"GRPC", "DELTA_GRPC"} {
-		t.Run(protocol, func(t *testing.T) { t.Parallel(); successors(t, protocol) })
+		t.Run(protocol, func(t *testing.T) { t.Parallel(); testSuccessors(t, protocol) })
 	}
 }
 
-func successors(t *testing.T, protocol string) {
+func testSuccessors(t *testing.T, protocol string) {
 	dir := t.TempDir()
 	ca := newAuthority(t)
 	ca.life = 24 * time.Hour
@@ -84,7 +84,7 @@ func successors(t *testing.T, protocol string) {
 		t.Error("a client of an unknown root was let in")
 	}
 
-	// A certificate authority that refuses is no reason to lose what there is.
+	// After an error of the CA, the current certificate is still served.
 	ca.set(func(*x509.CertificateRequest) ([]string, error) {
 		return nil, status.Error(codes.Unavailable, "starting")
 	})
@@ -100,13 +100,13 @@ func successors(t *testing.T, protocol string) {
 		t.Error(err)
 	}
 
-	// The successor is pushed.
+	// The new certificate is pushed.
 	ca.life = 48 * time.Hour
 	ca.set(ca.good)
-	second := tick(t, clock, source, first)
+	second := advanceToRotation(t, clock, source, first)
 	testenv.Eventually(t, "Envoy serves with the successor", func() error { return expectSerial(visit, ca.root, second) })
 
-	// Envoy keeps its certificate while there is nobody to ask, and is given the next when there is again.
+	// Envoy uses its certificate while the SDS server is down, and receives the next one after its restart.
 	stop()
 	if err := expectSerial(visit, ca.root, second); err != nil {
 		t.Error(err)
@@ -117,10 +117,10 @@ func successors(t *testing.T, protocol string) {
 	testenv.Eventually(t, "Envoy serves with the certificate of the new server", func() error { return expectSerial(visit, ca.root, third) })
 }
 
-func TestEnvoyTrustsARootThatIsAddedWhileItRuns(t *testing.T) {
+func TestEnvoyTrustsRootAddedAtRuntime(t *testing.T) {
 	dir := t.TempDir()
 	root, added := testpki.New(t, "root"), testpki.New(t, "added")
-	source := newFixed(material(t, root))
+	source := newFakeSource(newMaterial(t, root))
 	startServer(t, Config{Socket: dir + "/sds", Source: source})
 	backend := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { _, _ = io.WriteString(w, "hello") }))
 	t.Cleanup(backend.Close)
@@ -137,10 +137,10 @@ func TestEnvoyTrustsARootThatIsAddedWhileItRuns(t *testing.T) {
 	testenv.Eventually(t, "a client of the added root is let in", func() error { _, err := handshake(t, port, added, root); return err })
 }
 
-// A secret that can never be served is told as removed, so that Envoy does not wait for it before it begins at all.
-func TestUnknownSecretDoesNotHoldEnvoyBack(t *testing.T) {
+// A secret that can never be served is sent as removed, so that Envoy does not wait for it before it starts.
+func TestUnknownSecretDoesNotBlockEnvoy(t *testing.T) {
 	dir := t.TempDir()
-	startServer(t, Config{Socket: dir + "/sds", Source: newFixed(material(t, testpki.New(t, "root")))})
+	startServer(t, Config{Socket: dir + "/sds", Source: newFakeSource(newMaterial(t, testpki.New(t, "root")))})
 	bootstrap := strings.Replace(fmt.Sprintf(envoyBootstrap, testenv.FreePort(t), "DELTA_GRPC", 1), "{name: default,", `{name: "kubernetes://x",`, 1)
 	envoy := envoytest.Start(t, testenv.Envoy(t), dir, bootstrap)
 	testenv.Eventually(t, "Envoy is live", func() error {
@@ -154,7 +154,7 @@ func TestUnknownSecretDoesNotHoldEnvoyBack(t *testing.T) {
 // serveUntilStopped runs an SDS server with the source, as the agent does.
 func serveUntilStopped(t *testing.T, dir string, source Source) (stop func()) {
 	t.Helper()
-	log, _ := logger(t)
+	log, _ := newLogger(t)
 	server, err := New(Config{Socket: dir + "/sds", Source: source, Logger: log})
 	if err != nil {
 		t.Fatal(err)
@@ -185,7 +185,7 @@ func expectSerial(visit func(*testpki.Authority) (string, error), client *testpk
 	return err
 }
 
-// handshake makes a request with a certificate of the client's authority, and gives the serial of Envoy's.
+// handshake sends a request with a certificate of the client's authority, and returns the serial number of Envoy's.
 func handshake(t *testing.T, port int, client, server *testpki.Authority) (serial string, err error) {
 	t.Helper()
 	cert, key := client.Workload(t, "spiffe://cluster.local/ns/default/sa/productpage")

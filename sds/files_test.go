@@ -23,16 +23,16 @@ import (
 	"github.com/pilotfish-mesh/pilotfish/internal/testpki"
 )
 
-// A file that is written in place, and slowly, is pushed once, whole.
-func TestFileThatIsWrittenInPieces(t *testing.T) {
+// A file that is written slowly in place is pushed once, when it is complete.
+func TestFileWrittenInPiecesIsReadOnceComplete(t *testing.T) {
 	file := filepath.Join(t.TempDir(), "ca.pem")
 	old := testpki.New(t, "old")
 	write(t, file, old.PEM())
-	server := startServer(t, Config{Debounce: 3 * time.Second}) // so that the quiet part is longer than any pause of this test
+	server := startServer(t, Config{Debounce: 3 * time.Second}) // the quiet time exceeds every pause of this test
 	stream := sotwStream(t, server)
 	name := "file-root:" + file
-	stream.ask("", name)
-	stream.ask(stream.next().Nonce, name)
+	stream.subscribe("", name)
+	stream.subscribe(stream.next().Nonce, name)
 	whole := append(testpki.New(t, "one").PEM(), testpki.New(t, "two").PEM()...)
 	f, err := os.OpenFile(file, os.O_WRONLY|os.O_TRUNC, 0)
 	if err != nil {
@@ -52,18 +52,18 @@ func TestFileThatIsWrittenInPieces(t *testing.T) {
 	}
 }
 
-func TestHalfAFileChangesNothing(t *testing.T) {
+func TestTruncatedFileIsIgnored(t *testing.T) {
 	dir := t.TempDir()
-	m := material(t, testpki.New(t, "root"))
+	m := newMaterial(t, testpki.New(t, "root"))
 	cert, key := filepath.Join(dir, "cert"), filepath.Join(dir, "key")
 	write(t, cert, m.Chain)
 	write(t, key, m.Key)
 	server := startServer(t, Config{})
 	stream := sotwStream(t, server)
 	name := "file-cert:" + cert + "~" + key
-	stream.ask("", name)
+	stream.subscribe("", name)
 	sent := stream.next()
-	stream.ask(sent.Nonce, name)
+	stream.subscribe(sent.Nonce, name)
 	above := testpki.New(t, "root").PEM()
 	for _, spoil := range []func(){
 		func() { write(t, cert, m.Chain[:len(m.Chain)/2]) },
@@ -73,8 +73,8 @@ func TestHalfAFileChangesNothing(t *testing.T) {
 		func() { _ = os.Remove(cert) },
 		func() { _ = os.Remove(key) },
 		func() { _ = os.Remove(cert); mkdir(t, cert) },
-		func() { _ = os.Remove(key); _ = syscall.Mkfifo(key, 0o600) }, // which would hold whoever reads it
-		func() { write(t, cert, make([]byte, mostFile+1)) },
+		func() { _ = os.Remove(key); _ = syscall.Mkfifo(key, 0o600) }, // reading a pipe would block
+		func() { write(t, cert, make([]byte, maxFile+1)) },
 	} {
 		spoil()
 		testenv.Eventually(t, "the damage is reported", func() error {
@@ -94,7 +94,7 @@ func TestHalfAFileChangesNothing(t *testing.T) {
 			return nil
 		})
 	}
-	next := material(t, testpki.New(t, "root"))
+	next := newMaterial(t, testpki.New(t, "root"))
 	write(t, key, next.Key)
 	write(t, cert, next.Chain)
 	if got := decode(t, stream.next().Resources[0]).GetTlsCertificate().CertificateChain.GetInlineBytes(); !bytes.Equal(got, next.Chain) {
@@ -102,9 +102,9 @@ func TestHalfAFileChangesNothing(t *testing.T) {
 	}
 }
 
-func TestCertificateThatIsNotValidDoesNotTakeAGoodOnesPlace(t *testing.T) {
+func TestInvalidCertificateDoesNotReplaceValidOne(t *testing.T) {
 	dir, root, clock := t.TempDir(), testpki.New(t, "root"), newFakeClock()
-	config := Files(dir)
+	config := IdentityFiles(dir)
 	config.Clock, config.Debounce = clock, time.Millisecond
 	put := func(m Material) {
 		write(t, config.RootFile, m.Roots)
@@ -115,8 +115,8 @@ func TestCertificateThatIsNotValidDoesNotTakeAGoodOnesPlace(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	put(material(t, root))
-	run(t, source)
+	put(newMaterial(t, root))
+	runSource(t, source)
 	first := nextSerial(t, source, "")
 	of := func(begin, end time.Duration) Material {
 		key, err := newKeyPair(ECDSAP256, false)
@@ -126,14 +126,15 @@ func TestCertificateThatIsNotValidDoesNotTakeAGoodOnesPlace(t *testing.T) {
 		leaf := root.Sign(t, &x509.Certificate{NotBefore: time.Now().Add(begin), NotAfter: time.Now().Add(end)}, key.signer.Public())
 		return Material{Roots: root.PEM(), Key: key.pem, Chain: testpki.PEM(leaf), Leaf: leaf}
 	}
-	// While a reason is waited for the clock goes on by some seconds: what was heard may have been of the first of the files alone.
+	// The clock advances by some seconds while the test waits for the reason, because the first check may see only one
+	// of the two files.
 	for what, bad := range map[string]Material{"ended": of(-2*time.Hour, -time.Hour), "not begun": of(30*time.Hour, 31*time.Hour)} {
 		put(bad)
 		reason := "valid from " + bad.Leaf.NotBefore.UTC().Format(time.RFC3339)
-		testenv.Eventually(t, "the reason tells of the one that has "+what, func() error {
+		testenv.Eventually(t, "the reason names the certificate that has "+what, func() error {
 			clock.advance(fastPoll)
-			if ok, said := source.Health(); !ok || !strings.Contains(said, reason) {
-				return fmt.Errorf("%v, %q", ok, said)
+			if ok, got := source.Health(); !ok || !strings.Contains(got, reason) {
+				return fmt.Errorf("%v, %q", ok, got)
 			}
 			return nil
 		})
@@ -152,14 +153,14 @@ func TestCertificateThatIsNotValidDoesNotTakeAGoodOnesPlace(t *testing.T) {
 	})
 }
 
-func TestKeyBesideACertificateIsNotServedAsOne(t *testing.T) {
+func TestPrivateKeyInCertificateFileIsNotServed(t *testing.T) {
 	dir := t.TempDir()
 	root := testpki.New(t, "root")
 	cert, key := root.Workload(t, identity)
 	write(t, dir+"/both.pem", slices.Concat(cert, key))
 	write(t, dir+"/roots.pem", slices.Concat(key, root.PEM()))
-	stream := sotwStream(t, startServer(t, Config{Source: newFixed(Material{})}))
-	stream.ask("", "file-cert:"+dir+"/both.pem~"+dir+"/both.pem", "file-root:"+dir+"/roots.pem")
+	stream := sotwStream(t, startServer(t, Config{Source: newFakeSource(Material{})}))
+	stream.subscribe("", "file-cert:"+dir+"/both.pem~"+dir+"/both.pem", "file-root:"+dir+"/roots.pem")
 	for seen := 0; seen < 2; {
 		for _, resource := range stream.next().Resources {
 			seen++
@@ -172,8 +173,8 @@ func TestKeyBesideACertificateIsNotServedAsOne(t *testing.T) {
 	}
 }
 
-// Any link on the way to a file may be the one that is changed.
-func TestLinksOnTheWayAreFollowed(t *testing.T) {
+// Every symbolic link in a file's path may change.
+func TestSymlinksInPathAreWatched(t *testing.T) {
 	base := t.TempDir()
 	cas := map[string]*testpki.Authority{}
 	for _, name := range []string{"a", "b", "c"} {
@@ -199,9 +200,9 @@ func TestLinksOnTheWayAreFollowed(t *testing.T) {
 		if got := decode(t, r.Resources[0]).GetValidationContext().GetTrustedCa().GetInlineBytes(); !bytes.Equal(got, cas[ca].PEM()) {
 			t.Errorf("not the root %s", ca)
 		}
-		stream.ask(r.Nonce, name)
+		stream.subscribe(r.Nonce, name)
 	}
-	stream.ask("", name)
+	stream.subscribe("", name)
 	expect("a")
 	link("b", "current")
 	expect("b")
@@ -209,7 +210,7 @@ func TestLinksOnTheWayAreFollowed(t *testing.T) {
 	expect("c")
 }
 
-func TestTenThousandSubscriptionsComeAndGo(t *testing.T) {
+func TestTenThousandSubscriptionsAreReleased(t *testing.T) {
 	const files, streams, each = 100, 100, 100
 	dir := t.TempDir()
 	root := testpki.New(t, "root").PEM()
@@ -219,7 +220,7 @@ func TestTenThousandSubscriptionsComeAndGo(t *testing.T) {
 		write(t, file, root)
 		all = append(all, "file-root:"+file)
 	}
-	server := startServer(t, Config{Source: newFixed(material(t, testpki.New(t, "mesh")))})
+	server := startServer(t, Config{Source: newFakeSource(newMaterial(t, testpki.New(t, "mesh")))})
 	conn := dialServer(t, server)
 	client := secretv3.NewSecretDiscoveryServiceClient(conn)
 	ctx, cancel := context.WithTimeout(t.Context(), 2*time.Minute)
@@ -231,7 +232,7 @@ func TestTenThousandSubscriptionsComeAndGo(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			// Each name differs from the others' by a path that leads to the same place.
+			// Each name has a different path to the same file.
 			names := make([]string, each)
 			for j := range names {
 				names[j] = fmt.Sprintf("file-root:%s/%s%d", dir, strings.Repeat("./", i), j)
@@ -242,7 +243,7 @@ func TestTenThousandSubscriptionsComeAndGo(t *testing.T) {
 			open = append(open, stream)
 		}
 		for _, stream := range open {
-			// A file that a busy disk does not give within a second comes later.
+			// If a busy disk needs more than a second for a file, its secret arrives later.
 			for got := map[string]bool{}; len(got) < each; {
 				r, err := stream.Recv()
 				if err != nil {
@@ -259,15 +260,15 @@ func TestTenThousandSubscriptionsComeAndGo(t *testing.T) {
 		testenv.Eventually(t, "all are forgotten", func() error {
 			server.secrets.mu.Lock()
 			defer server.secrets.mu.Unlock()
-			if n, m := len(server.secrets.entries), len(server.secrets.streams); n+m > 0 {
+			if n, m := len(server.secrets.fileSecrets), len(server.secrets.streams); n+m > 0 {
 				return fmt.Errorf("%d files and %d streams", n, m)
 			}
 			return nil
 		})
 	}
-	// What comes after them is served as before.
+	// Later subscriptions are served as before.
 	stream := sotwStream(t, server)
-	stream.ask("", DefaultName, all[0])
+	stream.subscribe("", DefaultName, all[0])
 	for got := map[string]bool{}; !got[DefaultName] || !got[all[0]]; {
 		for _, secret := range stream.next().Resources {
 			got[decode(t, secret).Name] = true
@@ -276,7 +277,7 @@ func TestTenThousandSubscriptionsComeAndGo(t *testing.T) {
 }
 
 func TestFetchAnswersOnce(t *testing.T) {
-	source := newFixed(Material{})
+	source := newFakeSource(Material{})
 	server := startServer(t, Config{Source: source})
 	client := secretv3.NewSecretDiscoveryServiceClient(dialServer(t, server))
 	_, err := client.FetchSecrets(t.Context(), &discoveryv3.DiscoveryRequest{TypeUrl: secretType, ResourceNames: []string{"kubernetes://x"}})
@@ -292,27 +293,27 @@ func TestFetchAnswersOnce(t *testing.T) {
 		r, err := client.FetchSecrets(t.Context(), &discoveryv3.DiscoveryRequest{TypeUrl: secretType, ResourceNames: []string{DefaultName}})
 		answered <- result{r, err}
 	}()
-	source.set(material(t, testpki.New(t, "root")))
-	if a := <-answered; a.err != nil || names(t, a.r) != DefaultName {
+	source.set(newMaterial(t, testpki.New(t, "root")))
+	if a := <-answered; a.err != nil || resourceNames(t, a.r) != DefaultName {
 		t.Errorf("%v, %v", a.r, a.err)
 	}
 }
 
-func TestRootsOfOtherDomainsAreAddedAndTakenAway(t *testing.T) {
+func TestFederatedRootsAreAddedAndRemoved(t *testing.T) {
 	root, other := testpki.New(t, "root"), testpki.New(t, "other")
-	server := startServer(t, Config{Source: newFixed(material(t, root))})
+	server := startServer(t, Config{Source: newFakeSource(newMaterial(t, root))})
 	stream := sotwStream(t, server)
 	has := func() bool {
 		t.Helper()
 		r := stream.next()
-		stream.ask(r.Nonce, RootName)
+		stream.subscribe(r.Nonce, RootName)
 		roots := decode(t, r.Resources[0]).GetValidationContext().GetTrustedCa().GetInlineBytes()
 		if !bytes.Contains(roots, bytes.TrimSpace(root.PEM())) {
 			t.Error("the own root is gone")
 		}
 		return bytes.Contains(roots, bytes.TrimSpace(other.PEM()))
 	}
-	stream.ask("", RootName)
+	stream.subscribe("", RootName)
 	if has() {
 		t.Error("trusted before it was added")
 	}
@@ -321,10 +322,10 @@ func TestRootsOfOtherDomainsAreAddedAndTakenAway(t *testing.T) {
 		if want {
 			roots = []string{string(other.PEM()), string(root.PEM())}
 		}
-		if err := server.Trust("mesh", []string{string(other.PEM()), "garbage"}); err == nil {
+		if err := server.SetExtraRoots("mesh", []string{string(other.PEM()), "garbage"}); err == nil {
 			t.Error("garbage is taken")
 		}
-		if err := server.Trust("mesh", roots); err != nil {
+		if err := server.SetExtraRoots("mesh", roots); err != nil {
 			t.Fatal(err)
 		}
 		if got := has(); got != want {

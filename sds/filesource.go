@@ -9,33 +9,33 @@ import (
 	"sync"
 	"time"
 
-	"github.com/pilotfish-mesh/pilotfish/internal/disks"
+	"github.com/pilotfish-mesh/pilotfish/internal/fstimeout"
 )
 
-// FileConfig is what a FileSource needs.
+// FileConfig configures a FileSource.
 type FileConfig struct {
-	// CertFile, KeyFile and RootFile hold the workload's certificate chain, its key, and the roots, in PEM.
+	// CertFile, KeyFile and RootFile contain the workload's certificate chain, its key, and the roots, in PEM.
 	CertFile, KeyFile, RootFile string
-	// Debounce is how long the files have to be quiet after a change before they are read; zero is 100 ms.
+	// Debounce is how long the files must be unchanged before they are read; default 100 ms.
 	Debounce time.Duration
 	Logger   *slog.Logger
-	// Clock is time; nil is the machine's.
+	// Clock defaults to the system clock.
 	Clock Clock
 }
 
-// FileSource takes the workload's identity from files that somebody else renews. Files that are missing, broken, or do
-// not belong together change nothing.
+// FileSource reads the workload's identity from files that another process renews. If files are missing, malformed or
+// do not match, it continues to serve the previous identity.
 type FileSource struct {
 	config FileConfig
 	subscribers
-	disks disks.Disks
+	timeoutFS fstimeout.TimeoutFS
 
 	mu       sync.Mutex
 	material Material
 	problem  error
 }
 
-// NewFileSource checks the configuration; the files need not be there yet.
+// NewFileSource returns a source for config, or an error if config is incomplete. The files may be missing.
 func NewFileSource(config FileConfig) (*FileSource, error) {
 	if config.CertFile == "" || config.KeyFile == "" || config.RootFile == "" {
 		return nil, errors.New("sds: an identity from files needs a certificate, a key and a root file")
@@ -52,47 +52,46 @@ func NewFileSource(config FileConfig) (*FileSource, error) {
 	return &FileSource{config: config}, nil
 }
 
-// Name is the certificate's file.
+// Name returns "file" and the path of the certificate.
 func (s *FileSource) Name() string { return "file " + s.config.CertFile }
 
-// Subscribe registers a function to be called after each change.
+// Subscribe registers a function that is called after each change.
 func (s *FileSource) Subscribe(notify func()) { s.add(notify) }
 
-// NextRotation is not known: somebody else renews the files.
+// NextRotation returns the zero time: another process renews the files.
 func (s *FileSource) NextRotation() time.Time { return time.Time{} }
 
-// Current is what the files held when they were last good.
+// Current returns the last valid content of the files.
 func (s *FileSource) Current() Material {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return s.material
 }
 
-// Run follows the files until the context ends; then it returns nil.
+// Run watches the files until ctx ends; then it returns nil.
 func (s *FileSource) Run(ctx context.Context) error {
-	w := &watch{
+	w := &fileWatcher{
 		debounce: s.config.Debounce, clock: s.config.Clock, log: s.config.Logger, failed: func() {},
 		paths: func() []string { return []string{s.config.CertFile, s.config.KeyFile, s.config.RootFile} },
 		wake:  make(chan struct{}, 1),
-		check: s.check, disks: &s.disks,
+		check: s.reload, timeoutFS: &s.timeoutFS,
 	}
-	s.disks.Resumed = w.poke
+	s.timeoutFS.OnResume = w.trigger
 	w.run(ctx)
 	return nil
 }
 
-func (s *FileSource) check() (well bool) {
-	took := false
-	if err := s.disks.Around(s.config.CertFile, func() { took = s.take(s.read()) }); err != nil {
-		return s.take(Material{}, err)
+func (s *FileSource) reload() (ok bool) {
+	if err := s.timeoutFS.DoFile(s.config.CertFile, func() { ok = s.apply(s.read()) }); err != nil {
+		return s.apply(Material{}, err)
 	}
-	return took
+	return ok
 }
 
-func (s *FileSource) take(m Material, err error) (well bool) {
+func (s *FileSource) apply(m Material, err error) (ok bool) {
 	s.mu.Lock()
 	if err == nil {
-		err = s.worse(m)
+		err = s.checkValidity(m)
 	}
 	repeated := err != nil && s.problem != nil && s.problem.Error() == err.Error()
 	s.problem = err
@@ -111,23 +110,23 @@ func (s *FileSource) take(m Material, err error) (well bool) {
 	return err == nil
 }
 
-// worse refuses a certificate that has ended, as one out of a backup has, or has not begun, while that of before is good:
-// nobody would take it.
-func (s *FileSource) worse(m Material) error {
+// checkValidity returns an error for a certificate that is expired or not yet valid (for example, from a backup) while
+// the current one is valid.
+func (s *FileSource) checkValidity(m Material) error {
 	now, before := s.config.Clock.Now(), s.material.Leaf
-	if before == nil || validAt(m.Leaf, now) || !validAt(before, now) {
+	if before == nil || isValidAt(m.Leaf, now) || !isValidAt(before, now) {
 		return nil
 	}
-	return fmt.Errorf("the certificate in %s is valid from %s to %s, that of before it is good until %s", s.config.CertFile,
+	return fmt.Errorf("the certificate in %s is valid from %s to %s; the previous one, valid until %s, remains in force", s.config.CertFile,
 		m.Leaf.NotBefore.UTC().Format(time.RFC3339), m.Leaf.NotAfter.UTC().Format(time.RFC3339), before.NotAfter.UTC().Format(time.RFC3339))
 }
 
-func validAt(leaf *x509.Certificate, now time.Time) bool {
+func isValidAt(leaf *x509.Certificate, now time.Time) bool {
 	return !now.After(leaf.NotAfter) && !leaf.NotBefore.After(now.Add(clockSkew))
 }
 
 func (s *FileSource) read() (Material, error) {
-	m, err := readPair(s.config.CertFile, s.config.KeyFile)
+	m, err := readKeyPair(s.config.CertFile, s.config.KeyFile)
 	if err != nil {
 		return Material{}, err
 	}
@@ -144,7 +143,7 @@ func (s *FileSource) read() (Material, error) {
 	return m, nil
 }
 
-// Health says whether there is a certificate that has not expired.
+// Health reports whether the source has an unexpired certificate.
 func (s *FileSource) Health() (ok bool, reason string) {
 	s.mu.Lock()
 	defer s.mu.Unlock()

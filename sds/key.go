@@ -14,31 +14,31 @@ import (
 	"strings"
 )
 
-// KeyType is a kind of private key: ECDSAP256, ECDSAP384, or what RSA gives.
+// KeyType is a type of private key: ECDSAP256, ECDSAP384, or the result of RSA.
 type KeyType string
 
-// Kinds of keys.
+// Key types.
 const (
 	ECDSAP256 KeyType = "ECDSA-P256"
 	ECDSAP384 KeyType = "ECDSA-P384"
 	RSA2048   KeyType = "RSA-2048"
 
 	rsaPrefix = "RSA-"
-	// Shorter keys are not secure, longer ones take seconds to make and to use.
-	leastRSA, mostRSA = 2048, 8192
+	// Shorter keys are insecure; longer keys need seconds to generate and use.
+	minRSA, maxRSA = 2048, 8192
 )
 
-// RSA is the kind of RSA keys of a length in bits, from 2048 to 8192.
+// RSA returns the type of RSA keys with the specified length, from 2048 to 8192 bits.
 func RSA(bits int) KeyType { return KeyType(rsaPrefix + strconv.Itoa(bits)) }
 
-// rsaBits is the length of an RSA key; 0 for other kinds.
+// rsaBits returns the length of an RSA key, or 0 for other types.
 func (k KeyType) rsaBits() int {
 	bits, ok := strings.CutPrefix(string(k), rsaPrefix)
 	if !ok {
 		return 0
 	}
 	n, err := strconv.Atoi(bits)
-	if err != nil || n < leastRSA || n > mostRSA {
+	if err != nil || n < minRSA || n > maxRSA {
 		return 0
 	}
 	return n
@@ -48,10 +48,10 @@ func (k KeyType) check() error {
 	if k == ECDSAP256 || k == ECDSAP384 || k.rsaBits() > 0 {
 		return nil
 	}
-	return fmt.Errorf("the key type %q is none of %s, %s and %s%d to %s%d", k, ECDSAP256, ECDSAP384, rsaPrefix, leastRSA, rsaPrefix, mostRSA)
+	return fmt.Errorf("the key type %q is none of %s, %s and %s%d to %s%d", k, ECDSAP256, ECDSAP384, rsaPrefix, minRSA, rsaPrefix, maxRSA)
 }
 
-// keyPair is a private key, as a signer and as Envoy wants it.
+// keyPair is a private key as crypto.Signer and as PEM for Envoy.
 type keyPair struct {
 	signer crypto.Signer
 	pem    PrivateKey
@@ -78,7 +78,7 @@ func newKeyPair(kind KeyType, pkcs8 bool) (*keyPair, error) {
 	return &keyPair{signer: signer, pem: pem.EncodeToMemory(block)}, nil
 }
 
-// encodeKey encodes a key by PKCS #8, or as older programs want it: by PKCS #1 or SEC 1.
+// encodeKey encodes a key as PKCS #8, or as PKCS #1 or SEC 1, which older programs need.
 func encodeKey(signer crypto.Signer, pkcs8 bool) (*pem.Block, error) {
 	switch key := signer.(type) {
 	case *rsa.PrivateKey:
@@ -95,7 +95,7 @@ func encodeKey(signer crypto.Signer, pkcs8 bool) (*pem.Block, error) {
 	return &pem.Block{Type: "PRIVATE KEY", Bytes: der}, err
 }
 
-// csr is a request for a certificate of the key with the SPIFFE ID as its only name, as Istio's authorities expect it.
+// csr returns a certificate signing request with the SPIFFE ID as its only name, as Istio's CA expects.
 func (k *keyPair) csr(id string) (string, error) {
 	uri, err := url.Parse(id)
 	if err != nil {

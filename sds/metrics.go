@@ -4,7 +4,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 )
 
-// metrics are named as Istio's agent names them, where it has them.
+// metrics have the names of the corresponding metrics of Istio's agent, where those exist.
 type metrics struct {
 	watchFailures  prometheus.Counter
 	secretFailures prometheus.Counter
@@ -28,7 +28,7 @@ func newCounter(name, help string) prometheus.Counter {
 }
 
 func (m *metrics) register(registerer prometheus.Registerer, s *Server) error {
-	return registerAll(registerer, m.watchFailures, m.secretFailures, m.nacks, m.outputFailures, m.stalls, &expiry{
+	return registerAll(registerer, m.watchFailures, m.secretFailures, m.nacks, m.outputFailures, m.stalls, &expiryCollector{
 		server: s,
 		desc: prometheus.NewDesc("istio_agent_cert_expiry_seconds",
 			"Seconds until a certificate that is served expires; negative once it has.", []string{"resource_name"}, nil),
@@ -47,15 +47,15 @@ func registerAll(registerer prometheus.Registerer, collectors ...prometheus.Coll
 	return nil
 }
 
-// expiry computes the seconds left when it is asked.
-type expiry struct {
+// expiryCollector computes the remaining seconds at each scrape.
+type expiryCollector struct {
 	server *Server
 	desc   *prometheus.Desc
 }
 
-func (e *expiry) Describe(descs chan<- *prometheus.Desc) { descs <- e.desc }
+func (e *expiryCollector) Describe(descs chan<- *prometheus.Desc) { descs <- e.desc }
 
-func (e *expiry) Collect(values chan<- prometheus.Metric) {
+func (e *expiryCollector) Collect(values chan<- prometheus.Metric) {
 	now := e.server.config.Clock.Now()
 	earliest := make(map[string]float64)
 	for _, info := range e.server.Certificates() {

@@ -13,65 +13,66 @@ import (
 	"time"
 
 	"github.com/pilotfish-mesh/pilotfish/internal/dial"
-	"github.com/pilotfish-mesh/pilotfish/internal/disks"
+	"github.com/pilotfish-mesh/pilotfish/internal/fstimeout"
 )
 
-// Output is a directory to which the identity is written with each change: cert-chain.pem, key.pem and root-cert.pem.
+// Output configures a directory to which the identity is written after each change: cert-chain.pem, key.pem and
+// root-cert.pem.
 type Output struct {
-	// Dir is the directory, which is made where it is missing; empty for none.
+	// Dir is created if it is missing; empty: no output.
 	Dir string
-	// Mode is that of the files; zero is 0600.
+	// Mode is the mode of the files; default 0600.
 	Mode fs.FileMode
 }
 
-// How soon writing is tried again when it failed: the disk may have room again.
+// Limits of the retry delay after a failed write. For example, a full disk may have space later.
 const (
 	minRewrite = time.Second
 	maxRewrite = time.Minute
 )
 
-// outlet writes the identity.
-type outlet struct {
-	output  Output
-	secrets *store
-	clock   Clock
-	log     *slog.Logger
-	metrics *metrics
-	changes chan struct{}
-	disks   *disks.Disks
+// identityWriter writes the identity to the output directory.
+type identityWriter struct {
+	output    Output
+	secrets   *store
+	clock     Clock
+	log       *slog.Logger
+	metrics   *metrics
+	changes   chan struct{}
+	timeoutFS *fstimeout.TimeoutFS
 
 	mu      sync.Mutex
 	problem string
 }
 
-func newOutlet(config Config, secrets *store, m *metrics) *outlet {
-	o := &outlet{
+func newIdentityWriter(config Config, secrets *store, m *metrics) *identityWriter {
+	o := &identityWriter{
 		output: config.Output, secrets: secrets, clock: config.Clock, log: config.Logger, metrics: m,
 		changes: make(chan struct{}, 1),
 	}
-	o.disks = &disks.Disks{Resumed: o.poke, Stood: m.stalls.Inc}
+	o.timeoutFS = &fstimeout.TimeoutFS{OnResume: o.trigger, OnHang: m.stalls.Inc}
 	if o.output.Mode == 0 {
 		o.output.Mode = 0o600
 	}
-	secrets.outlets = append(secrets.outlets, o.poke)
+	secrets.onIdentityChange = append(secrets.onIdentityChange, o.trigger)
 	return o
 }
 
-func (o *outlet) poke() {
+func (o *identityWriter) trigger() {
 	select {
 	case o.changes <- struct{}{}:
 	default:
 	}
 }
 
-func (o *outlet) run(ctx context.Context) {
+func (o *identityWriter) run(ctx context.Context) {
 	retry := dial.Backoff{Min: minRewrite, Max: maxRewrite}
 	for ctx.Err() == nil {
 		var again <-chan time.Time
 		if o.write() {
 			retry.Reset()
 		} else {
-			again = o.clock.After(retry.Next())
+			again = o.clock.NewTimer(retry.Next())
 		}
 		select {
 		case <-o.changes:
@@ -81,16 +82,16 @@ func (o *outlet) run(ctx context.Context) {
 	}
 }
 
-// write brings the files in line with what is served, and says whether they are.
-func (o *outlet) write() bool {
+// write updates the files if they differ from the served identity, and reports success.
+func (o *identityWriter) write() bool {
 	m := o.secrets.source.Current()
 	if m.Leaf == nil || len(m.Roots) == 0 {
 		return true
 	}
 	var failed error
-	err := o.disks.Ask(o.output.Dir, func() {
-		failed = replaceFiles(o.output.Dir, o.output.Mode, []content{
-			{keyFile, m.Key}, {chainFile, m.Chain}, {rootsFile, o.secrets.anchors.join(m.Roots)},
+	err := o.timeoutFS.Do(o.output.Dir, func() {
+		failed = replaceFiles(o.output.Dir, o.output.Mode, []fileContent{
+			{keyFile, m.Key}, {chainFile, m.Chain}, {rootsFile, o.secrets.extraRoots.mergeWith(m.Roots)},
 		})
 	})
 	if err == nil {
@@ -104,13 +105,13 @@ func (o *outlet) write() bool {
 	}
 	o.metrics.outputFailures.Inc()
 	if err.Error() != o.problem {
-		o.log.Warn("the certificate cannot be written for others; its files are as they were", "directory", o.output.Dir, "error", err)
+		o.log.Warn("the identity cannot be written to its directory; the files are unchanged", "directory", o.output.Dir, "error", err)
 	}
 	o.problem = err.Error()
 	return false
 }
 
-func (o *outlet) problems() []string {
+func (o *identityWriter) problems() []string {
 	o.mu.Lock()
 	defer o.mu.Unlock()
 	if o.problem == "" {
@@ -119,19 +120,20 @@ func (o *outlet) problems() []string {
 	return []string{fmt.Sprintf("the certificate in %s is not the one that is served: %s", o.output.Dir, o.problem)}
 }
 
-// content is what a file is to have.
-type content struct {
+// fileContent is the wanted content of a file.
+type fileContent struct {
 	name string
 	text []byte
 }
 
-// replaceFiles writes all files beside the old ones first, so that a full disk changes nothing, and then renames them one
-// right after the other: who reads in between finds a key and a certificate that do not fit, and has to read again.
-func replaceFiles(dir string, mode fs.FileMode, files []content) (err error) {
+// replaceFiles writes all new files next to the old ones, so that a full disk changes nothing, and then renames them in
+// immediate succession. A process that reads in between sees a key and a certificate that do not match, and must read
+// again.
+func replaceFiles(dir string, mode fs.FileMode, files []fileContent) (err error) {
 	var staged []string
 	defer func() {
 		for _, name := range staged {
-			err = errors.Join(err, ignoreMissing(os.Remove(filepath.Join(dir, name+newSuffix))))
+			err = errors.Join(err, ignoreNotExist(os.Remove(filepath.Join(dir, name+newSuffix))))
 		}
 	}()
 	if err := os.MkdirAll(dir, 0o755); err != nil {
@@ -139,11 +141,11 @@ func replaceFiles(dir string, mode fs.FileMode, files []content) (err error) {
 	}
 	for _, f := range files {
 		path := filepath.Join(dir, f.name)
-		if holds(path, mode, f.text) {
+		if hasContent(path, mode, f.text) {
 			continue
 		}
 		staged = append(staged, f.name)
-		if err := writeWhole(path+newSuffix, mode, f.text); err != nil {
+		if err := writeSynced(path+newSuffix, mode, f.text); err != nil {
 			return err
 		}
 	}
@@ -159,7 +161,7 @@ func replaceFiles(dir string, mode fs.FileMode, files []content) (err error) {
 
 const newSuffix = ".new"
 
-func holds(path string, mode fs.FileMode, text []byte) bool {
+func hasContent(path string, mode fs.FileMode, text []byte) bool {
 	info, err := os.Lstat(path)
 	if err != nil || info.Mode() != mode {
 		return false
@@ -168,9 +170,9 @@ func holds(path string, mode fs.FileMode, text []byte) bool {
 	return err == nil && bytes.Equal(old, text)
 }
 
-// writeWhole makes a file of its own, and has it on the disk.
-func writeWhole(path string, mode fs.FileMode, text []byte) error {
-	if err := ignoreMissing(os.Remove(path)); err != nil {
+// writeSynced creates a new file and syncs it to disk.
+func writeSynced(path string, mode fs.FileMode, text []byte) error {
+	if err := ignoreNotExist(os.Remove(path)); err != nil {
 		return err
 	}
 	f, err := os.OpenFile(path, os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o600)
@@ -181,7 +183,7 @@ func writeWhole(path string, mode fs.FileMode, text []byte) error {
 	return errors.Join(err, f.Chmod(mode), f.Sync(), f.Close())
 }
 
-func ignoreMissing(err error) error {
+func ignoreNotExist(err error) error {
 	if errors.Is(err, fs.ErrNotExist) {
 		return nil
 	}

@@ -20,10 +20,10 @@ import (
 	"github.com/pilotfish-mesh/pilotfish/internal/testpki"
 )
 
-// written reads the identity in a directory, as somebody does who does not know when it is replaced.
-func written(dir string) (Material, error) {
-	files := Files(dir)
-	m, err := readPair(files.CertFile, files.KeyFile)
+// readOutput reads the identity in a directory like a process that does not know when it is replaced.
+func readOutput(dir string) (Material, error) {
+	files := IdentityFiles(dir)
+	m, err := readKeyPair(files.CertFile, files.KeyFile)
 	if err != nil {
 		return m, err
 	}
@@ -34,7 +34,7 @@ func written(dir string) (Material, error) {
 func expectWritten(t *testing.T, dir string, want Material) {
 	t.Helper()
 	testenv.Eventually(t, "the identity is written", func() error {
-		got, err := written(dir)
+		got, err := readOutput(dir)
 		if err == nil && !got.equal(Material{Chain: want.Chain, Key: want.Key, Roots: want.Roots}) {
 			err = errors.New("another identity is there")
 		}
@@ -42,11 +42,11 @@ func expectWritten(t *testing.T, dir string, want Material) {
 	})
 }
 
-func TestIdentityIsWrittenWithEachRotationThoughNobodySubscribes(t *testing.T) {
+func TestIdentityIsWrittenOnRotationWithoutSubscribers(t *testing.T) {
 	root := testpki.New(t, "root")
 	for _, mode := range []fs.FileMode{0, 0o644} {
 		dir := filepath.Join(t.TempDir(), "certs")
-		source := newFixed(material(t, root))
+		source := newFakeSource(newMaterial(t, root))
 		startServer(t, Config{Source: source, Output: Output{Dir: dir, Mode: mode}})
 		for range 5 {
 			expectWritten(t, dir, source.Current())
@@ -56,7 +56,7 @@ func TestIdentityIsWrittenWithEachRotationThoughNobodySubscribes(t *testing.T) {
 					t.Errorf("%s: mode %v (%v), want %v", name, info.Mode(), err, want)
 				}
 			}
-			source.set(material(t, root))
+			source.set(newMaterial(t, root))
 		}
 		testenv.Eventually(t, "nothing is left behind", func() error {
 			left, err := filepath.Glob(dir + "/*" + newSuffix)
@@ -68,12 +68,12 @@ func TestIdentityIsWrittenWithEachRotationThoughNobodySubscribes(t *testing.T) {
 	}
 }
 
-func TestRootsThatWereAddedAreWrittenToo(t *testing.T) {
+func TestExtraRootsAreWrittenToOutput(t *testing.T) {
 	dir, more := t.TempDir(), testpki.New(t, "more")
-	source := newFixed(material(t, testpki.New(t, "root")))
+	source := newFakeSource(newMaterial(t, testpki.New(t, "root")))
 	server := startServer(t, Config{Source: source, Output: Output{Dir: dir}})
 	expectWritten(t, dir, source.Current())
-	if err := server.Trust("test", []string{string(more.PEM())}); err != nil {
+	if err := server.SetExtraRoots("test", []string{string(more.PEM())}); err != nil {
 		t.Fatal(err)
 	}
 	want := source.Current()
@@ -81,7 +81,7 @@ func TestRootsThatWereAddedAreWrittenToo(t *testing.T) {
 	expectWritten(t, dir, want)
 }
 
-func TestFullDiskLeavesTheOldFilesAndIsMended(t *testing.T) {
+func TestFullDiskKeepsOldFilesAndWriteIsRetried(t *testing.T) {
 	if os.Geteuid() != 0 {
 		t.Skip("mounting wants root")
 	}
@@ -91,7 +91,7 @@ func TestFullDiskLeavesTheOldFilesAndIsMended(t *testing.T) {
 	}
 	t.Cleanup(func() { _ = unix.Unmount(dir, unix.MNT_DETACH) })
 	root, clock := testpki.New(t, "root"), newFakeClock()
-	source := newFixed(material(t, root))
+	source := newFakeSource(newMaterial(t, root))
 	server := startServer(t, Config{Source: source, Output: Output{Dir: dir}, Clock: clock})
 	first := source.Current()
 	expectWritten(t, dir, first)
@@ -100,7 +100,7 @@ func TestFullDiskLeavesTheOldFilesAndIsMended(t *testing.T) {
 	if err := os.WriteFile(filler, make([]byte, 256<<10), 0o600); err == nil {
 		t.Fatal("the disk is not full")
 	}
-	second := material(t, root)
+	second := newMaterial(t, root)
 	source.set(second)
 	testenv.Eventually(t, "the failure is known", func() error {
 		if ok, reason := server.Health(); !ok || !strings.Contains(reason, "no space") {
@@ -117,7 +117,7 @@ func TestFullDiskLeavesTheOldFilesAndIsMended(t *testing.T) {
 	}
 	testenv.Eventually(t, "it is tried again", func() error {
 		clock.advance(time.Second)
-		got, err := written(dir)
+		got, err := readOutput(dir)
 		if err == nil && !bytes.Equal(got.Chain, second.Chain) {
 			err = errors.New("the old one is still there")
 		}
@@ -131,8 +131,8 @@ func TestFullDiskLeavesTheOldFilesAndIsMended(t *testing.T) {
 	})
 }
 
-// A pod that starts while its authority is away goes on with what it had written, as it was asked to.
-func TestWrittenIdentityIsServedWhileTheAuthorityIsAway(t *testing.T) {
+// A pod that starts while its CA is unreachable uses the saved identity, if configured.
+func TestSavedIdentityIsServedWhileCAIsUnreachable(t *testing.T) {
 	dir := t.TempDir()
 	ca := newAuthority(t)
 	address, stop := ca.listen(t, "127.0.0.1:0", nil)
@@ -158,8 +158,8 @@ func TestWrittenIdentityIsServedWhileTheAuthorityIsAway(t *testing.T) {
 	if leaf := second.Current().Leaf; leaf == nil || leaf.SerialNumber.String() != serial {
 		t.Fatal("the written identity is not served")
 	}
-	run(t, second)
-	testenv.Eventually(t, "the missing authority is told", func() error {
+	runSource(t, second)
+	testenv.Eventually(t, "the unreachable CA is reported", func() error {
 		if ok, reason := second.Health(); !ok || !strings.Contains(reason, "connection refused") {
 			return errors.New(reason)
 		}
@@ -169,7 +169,7 @@ func TestWrittenIdentityIsServedWhileTheAuthorityIsAway(t *testing.T) {
 	nextSerial(t, second, serial)
 }
 
-func TestWrittenIdentityOfSomebodyElseIsNotServed(t *testing.T) {
+func TestSavedIdentityOfAnotherWorkloadIsNotServed(t *testing.T) {
 	root := testpki.New(t, "root")
 	for name, spoil := range map[string]func(dir string){
 		"nothing there": func(dir string) { _ = os.Remove(filepath.Join(dir, chainFile)) },
@@ -197,7 +197,7 @@ func TestWrittenIdentityOfSomebodyElseIsNotServed(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			dir := t.TempDir()
-			m := material(t, root)
+			m := newMaterial(t, root)
 			write(t, filepath.Join(dir, chainFile), m.Chain)
 			write(t, filepath.Join(dir, keyFile), m.Key)
 			write(t, filepath.Join(dir, rootsFile), m.Roots)

@@ -11,8 +11,8 @@ import (
 	"github.com/pilotfish-mesh/pilotfish/internal/pemtext"
 )
 
-// parsePair checks that a certificate and a key in PEM belong together, and gives the certificate.
-func parsePair(chain, key []byte) (*x509.Certificate, error) {
+// parseKeyPair checks that a certificate and a key (PEM) match, and returns the certificate.
+func parseKeyPair(chain, key []byte) (*x509.Certificate, error) {
 	pair, err := tls.X509KeyPair(chain, key)
 	if err != nil {
 		return nil, err
@@ -20,7 +20,7 @@ func parsePair(chain, key []byte) (*x509.Certificate, error) {
 	return pair.Leaf, nil
 }
 
-// parseCertificates reads all certificates of a PEM text; none is an error, and so is one that is not whole.
+// parseCertificates returns all certificates of a PEM text. It fails if there is none or if one is truncated.
 func parseCertificates(text []byte) ([]*x509.Certificate, error) {
 	blocks, err := pemtext.Blocks(text)
 	if err != nil {
@@ -43,7 +43,7 @@ func parseCertificates(text []byte) ([]*x509.Certificate, error) {
 	return certs, nil
 }
 
-// encodeCertificates writes certificates as PEM, each once, in the order given.
+// encodeCertificates encodes certificates as PEM in the same order, without duplicates.
 func encodeCertificates(certs []*x509.Certificate) []byte {
 	var out bytes.Buffer
 	seen := make(map[string]bool)
@@ -56,9 +56,9 @@ func encodeCertificates(certs []*x509.Certificate) []byte {
 	return out.Bytes()
 }
 
-// withoutKeys leaves private keys out of a PEM text, which some keep in one file with the certificates: Envoy shows
-// certificates to whoever asks its admin interface.
-func withoutKeys(text []byte) []byte {
+// removePrivateKeys removes private keys from a PEM text. Some users store them in the certificate's file, and Envoy's
+// admin interface shows certificates without authentication.
+func removePrivateKeys(text []byte) []byte {
 	const keyType = "PRIVATE KEY"
 	if !bytes.Contains(text, []byte(keyType)) {
 		return text

@@ -9,9 +9,9 @@ import (
 	"github.com/pilotfish-mesh/pilotfish/internal/testpki"
 )
 
-// A file that is read while it is being written may end anywhere, and what is missing of it may be a root that is trusted or
-// a certificate that is revoked.
-func TestPEMThatEndsAnywhereIsNotTakenForAllOfIt(t *testing.T) {
+// A file that is read during a write may be truncated anywhere. The missing part may contain a trusted root or a
+// revoked certificate.
+func TestTruncatedPEMIsRejected(t *testing.T) {
 	one, two := testpki.New(t, "one"), testpki.New(t, "two")
 	for what, c := range map[string]struct {
 		first, second []byte
@@ -41,8 +41,8 @@ func TestPEMThatEndsAnywhereIsNotTakenForAllOfIt(t *testing.T) {
 		if got, err := c.read(damaged); err == nil {
 			t.Errorf("%s: %d although the first is damaged", what, got)
 		}
-		told := slices.Concat([]byte("# one:\n"+strings.Repeat("-", 40)+"\n"), c.first, []byte("# and two\n"), c.second, []byte("# end"))
-		if got, err := c.read(told); err != nil || got != 2 {
+		text := slices.Concat([]byte("# one:\n"+strings.Repeat("-", 40)+"\n"), c.first, []byte("# and two\n"), c.second, []byte("# end"))
+		if got, err := c.read(text); err != nil || got != 2 {
 			t.Errorf("%s: with remarks: %d, %v", what, got, err)
 		}
 	}

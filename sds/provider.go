@@ -11,14 +11,14 @@ import (
 	"google.golang.org/protobuf/types/known/durationpb"
 )
 
-// KeyProvider has Envoy use private keys by an accelerator. It is one of Envoy's contributed extensions, which its own
-// releases do not have.
+// KeyProvider configures Envoy to use private keys through an accelerator. This is a contrib extension of Envoy, which
+// Envoy's standard releases do not contain.
 type KeyProvider struct {
 	// Name is cryptomb or qat.
 	Name string
-	// PollDelay is how long the accelerator waits for more work.
+	// PollDelay is how long the accelerator waits for more operations to batch.
 	PollDelay time.Duration
-	// Fallback has Envoy use the key itself where there is no accelerator.
+	// Fallback lets Envoy use the key itself if there is no accelerator.
 	Fallback bool
 }
 
@@ -34,16 +34,16 @@ func (p *KeyProvider) check() error {
 	return nil
 }
 
-// The fields of either type: the key, and the delay.
+// Field numbers of both types.
 const (
 	providerKey   = 1
 	providerDelay = 2
 )
 
-// of wraps a key for the accelerator. The message is written field by field: its Go type is in a module of the contributed
-// extensions, which is large.
-func (p *KeyProvider) of(key PrivateKey) (*tlsv3.PrivateKeyProvider, error) {
-	source, err := proto.Marshal(inline(key))
+// wrapKey returns the provider configuration for a key. It encodes the message by hand, because its Go type is in the
+// large module of Envoy's contrib extensions.
+func (p *KeyProvider) wrapKey(key PrivateKey) (*tlsv3.PrivateKeyProvider, error) {
+	source, err := proto.Marshal(inlineBytes(key))
 	if err != nil {
 		return nil, err
 	}

@@ -17,12 +17,12 @@ import (
 	"github.com/pilotfish-mesh/pilotfish/internal/testpki"
 )
 
-func TestKeysGoToTheAcceleratorThatIsConfigured(t *testing.T) {
+func TestKeysAreSentToConfiguredAccelerator(t *testing.T) {
 	for name, message := range map[string]string{"cryptomb": "CryptoMbPrivateKeyMethodConfig", "qat": "QatPrivateKeyMethodConfig"} {
-		m := material(t, testpki.New(t, "root"))
-		server := startServer(t, Config{Source: newFixed(m), KeyProvider: &KeyProvider{Name: name, PollDelay: 10 * time.Millisecond, Fallback: true}})
+		m := newMaterial(t, testpki.New(t, "root"))
+		server := startServer(t, Config{Source: newFakeSource(m), KeyProvider: &KeyProvider{Name: name, PollDelay: 10 * time.Millisecond, Fallback: true}})
 		stream := sotwStream(t, server)
-		stream.ask("", DefaultName)
+		stream.subscribe("", DefaultName)
 		cert := decode(t, stream.next().Resources[0]).GetTlsCertificate()
 		provider := cert.GetPrivateKeyProvider()
 		switch {
@@ -39,12 +39,12 @@ func TestKeysGoToTheAcceleratorThatIsConfigured(t *testing.T) {
 	}
 }
 
-// Envoy's own releases have no accelerator, and refuse the configuration of one whatever it says of falling back.
-func TestEnvoyWithoutAcceleratorGetsTheKeyWhereThatIsAllowed(t *testing.T) {
+// Envoy's standard releases contain no accelerator, and reject its configuration even with fallback.
+func TestEnvoyWithoutAcceleratorFallsBackToKey(t *testing.T) {
 	for _, fallback := range []bool{true, false} {
 		dir := t.TempDir()
 		root := testpki.New(t, "root")
-		server := startServer(t, Config{Socket: dir + "/sds", Source: newFixed(material(t, root)),
+		server := startServer(t, Config{Socket: dir + "/sds", Source: newFakeSource(newMaterial(t, root)),
 			KeyProvider: &KeyProvider{Name: "cryptomb", PollDelay: time.Millisecond, Fallback: fallback}})
 		backend := backendPort(t)
 		port := testenv.FreePort(t)

@@ -4,16 +4,16 @@ import (
 	"errors"
 	"fmt"
 
-	"github.com/pilotfish-mesh/pilotfish/internal/plainfile"
+	"github.com/pilotfish-mesh/pilotfish/internal/regularfile"
 )
 
-// mostFile is more than any bundle of certificates has.
-const mostFile = 4 << 20
+// maxFile exceeds the size of every certificate bundle.
+const maxFile = 4 << 20
 
-// readBounded reads a plain file of a tolerable size. Anything else, a pipe for instance, would keep the reader, and all
-// who wait for it.
+// readBounded reads a regular file of limited size. It rejects other files: reading a pipe, for example, would block
+// the caller.
 func readBounded(path string) ([]byte, error) {
-	text, err := plainfile.Read(path, mostFile)
+	text, err := regularfile.Read(path, maxFile)
 	if err != nil {
 		return nil, err
 	}

@@ -6,41 +6,41 @@ import (
 	"time"
 )
 
-// mostReplaced bounds the roots that are kept for peers, should an authority make a new one with every certificate.
-const mostReplaced = 8
+// maxReplaced limits the replaced roots, in case a CA creates a new root with every certificate.
+const maxReplaced = 8
 
-// replacedRoot is one that the authority does not name any more, and that peers' certificates may still lead to.
+// replacedRoot is a root that the CA no longer returns, but under which peers may still have certificates.
 type replacedRoot struct {
 	cert  *x509.Certificate
 	until time.Time
 }
 
-// replaced are the roots that stay in force beside those of the newest certificate.
-type replaced []replacedRoot
+// replacedRoots are trusted in addition to the roots of the newest certificate.
+type replacedRoots []replacedRoot
 
-// add keeps those of the old roots that the new ones lack, until the time given.
-func (r replaced) add(old, now []*x509.Certificate, until time.Time) replaced {
+// add adds the old roots that the CA no longer returns; they are trusted until the specified time.
+func (r replacedRoots) add(old, now []*x509.Certificate, until time.Time) replacedRoots {
 	for _, cert := range old {
-		if !contains(now, cert) {
-			r = append(r.without(cert), replacedRoot{cert, until})
+		if !containsCert(now, cert) {
+			r = append(r.removeCert(cert), replacedRoot{cert, until})
 		}
 	}
 	for _, cert := range now {
-		r = r.without(cert)
+		r = r.removeCert(cert)
 	}
-	return r[max(0, len(r)-mostReplaced):]
+	return r[max(0, len(r)-maxReplaced):]
 }
 
-func (r replaced) without(cert *x509.Certificate) replaced {
+func (r replacedRoots) removeCert(cert *x509.Certificate) replacedRoots {
 	return slices.DeleteFunc(slices.Clone(r), func(old replacedRoot) bool { return old.cert.Equal(cert) })
 }
 
-// after gives those that are still in force at the time.
-func (r replaced) after(now time.Time) replaced {
+// stillValid returns the roots that are still trusted at now.
+func (r replacedRoots) stillValid(now time.Time) replacedRoots {
 	return slices.DeleteFunc(slices.Clone(r), func(old replacedRoot) bool { return !now.Before(old.until) || now.After(old.cert.NotAfter) })
 }
 
-func (r replaced) certs() []*x509.Certificate {
+func (r replacedRoots) certs() []*x509.Certificate {
 	var certs []*x509.Certificate
 	for _, old := range r {
 		certs = append(certs, old.cert)
@@ -48,28 +48,27 @@ func (r replaced) certs() []*x509.Certificate {
 	return certs
 }
 
-func contains(certs []*x509.Certificate, cert *x509.Certificate) bool {
+func containsCert(certs []*x509.Certificate, cert *x509.Certificate) bool {
 	return slices.ContainsFunc(certs, cert.Equal)
 }
 
-// joinRoots puts the authority's roots, those that it has replaced, and those of the trust file together. The caller holds
-// the lock.
-func (c *CASource) joinRoots() []byte {
-	return c.trust.join(slices.Concat(c.signed.roots, c.replaced.certs()))
+// mergeRoots returns the CA's roots, the replaced roots and those of the trust file. The caller holds c.mu.
+func (c *CASource) mergeRoots() []byte {
+	return c.trust.mergeWith(slices.Concat(c.issued.roots, c.replacedRoots.certs()))
 }
 
-// dropReplaced takes roots out of force whose time is over.
-func (c *CASource) dropReplaced() {
+// expireReplacedRoots removes the replaced roots whose time has elapsed.
+func (c *CASource) expireReplacedRoots() {
 	c.mu.Lock()
-	left := c.replaced.after(c.config.Clock.Now())
-	changed := len(left) != len(c.replaced)
-	c.replaced = left
+	left := c.replacedRoots.stillValid(c.config.Clock.Now())
+	changed := len(left) != len(c.replacedRoots)
+	c.replacedRoots = left
 	if changed {
-		c.material.Roots = c.joinRoots()
+		c.material.Roots = c.mergeRoots()
 	}
 	c.mu.Unlock()
 	if changed {
-		c.config.Logger.Info("a root that the authority has replaced is not trusted any more", "identity", c.id)
+		c.config.Logger.Info("a root that the authority has replaced is no longer trusted", "identity", c.id)
 		c.notify()
 	}
 }

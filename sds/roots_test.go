@@ -13,12 +13,12 @@ import (
 	"github.com/pilotfish-mesh/pilotfish/internal/testpki"
 )
 
-func trusts(m Material, a *testpki.Authority) bool {
+func hasRoot(m Material, a *testpki.Authority) bool {
 	return bytes.Contains(m.Roots, bytes.TrimSpace(a.PEM()))
 }
 
-// While an authority's root is being replaced, its answers end with both.
-func TestAnswerMayHaveSeveralRoots(t *testing.T) {
+// During a root rotation, the CA's responses end with both roots.
+func TestCAResponseMayContainSeveralRoots(t *testing.T) {
 	ca, next := newAuthority(t), testpki.New(t, "next")
 	middle := ca.root.Intermediate(t, "middle")
 	ca.set(func(csr *x509.CertificateRequest) ([]string, error) {
@@ -26,10 +26,10 @@ func TestAnswerMayHaveSeveralRoots(t *testing.T) {
 	})
 	address, _ := ca.listen(t, "127.0.0.1:0", nil)
 	source := newSource(t, caConfig(address))
-	run(t, source)
+	runSource(t, source)
 	nextSerial(t, source, "")
 	m := source.Current()
-	if !trusts(m, ca.root) || !trusts(m, next) || trusts(m, middle) {
+	if !hasRoot(m, ca.root) || !hasRoot(m, next) || hasRoot(m, middle) {
 		t.Errorf("the roots are\n%s", m.Roots)
 	}
 	if chain, err := parseCertificates(m.Chain); err != nil || len(chain) != 2 {
@@ -37,7 +37,7 @@ func TestAnswerMayHaveSeveralRoots(t *testing.T) {
 	}
 }
 
-func TestReplacedRootStaysAsLongAsItsCertificates(t *testing.T) {
+func TestReplacedRootIsTrustedUntilItsCertificatesExpire(t *testing.T) {
 	for _, drop := range []bool{false, true} {
 		ca, next := newAuthority(t), testpki.New(t, "next")
 		address, _ := ca.listen(t, "127.0.0.1:0", nil)
@@ -45,7 +45,7 @@ func TestReplacedRootStaysAsLongAsItsCertificates(t *testing.T) {
 		config := caConfig(address)
 		config.Clock, config.DropReplacedRoots = clock, drop
 		source := newSource(t, config)
-		run(t, source)
+		runSource(t, source)
 		first := nextSerial(t, source, "")
 		old := source.Current().Leaf
 		ca.life = 24 * time.Hour
@@ -53,33 +53,33 @@ func TestReplacedRootStaysAsLongAsItsCertificates(t *testing.T) {
 			return []string{ca.sign(next, csr, nil), string(next.PEM())}, nil
 		})
 		clock.advance(31 * time.Minute)
-		tick(t, clock, source, first)
-		if m := source.Current(); !trusts(m, next) || trusts(m, ca.root) == drop {
+		advanceToRotation(t, clock, source, first)
+		if m := source.Current(); !hasRoot(m, next) || hasRoot(m, ca.root) == drop {
 			t.Errorf("drop %v: the roots are\n%s", drop, m.Roots)
 		}
 		clock.advance(old.NotAfter.Sub(clock.Now()))
 		testenv.Eventually(t, "the replaced root is dropped in time", func() error {
-			clock.advance(longestPause)
-			if trusts(source.Current(), ca.root) {
+			clock.advance(maxPause)
+			if hasRoot(source.Current(), ca.root) {
 				return errors.New("still there")
 			}
 			return nil
 		})
-		if !trusts(source.Current(), next) {
+		if !hasRoot(source.Current(), next) {
 			t.Error("the newest root is gone")
 		}
 	}
 }
 
-func TestFailingRenewalGrowsLouder(t *testing.T) {
-	var a alarm
+func TestRenewalFailureLogLevelRises(t *testing.T) {
+	var a renewalLog
 	refused, now := errors.New("connection refused"), time.Now()
 	life := 24 * time.Hour
 	for _, c := range []struct {
-		left  time.Duration
-		cause error
-		tell  bool
-		level slog.Level
+		left      time.Duration
+		cause     error
+		shouldLog bool
+		level     slog.Level
 	}{
 		{12 * time.Hour, refused, true, slog.LevelWarn},
 		{11 * time.Hour, refused, false, slog.LevelWarn},
@@ -93,18 +93,18 @@ func TestFailingRenewalGrowsLouder(t *testing.T) {
 		{0, refused, true, slog.LevelError},
 		{-time.Hour, refused, false, slog.LevelError},
 	} {
-		if level, tell := a.failed(c.cause, c.left, life, now); tell != c.tell || tell && level != c.level {
-			t.Errorf("%s left, %v: level %v, told %v; want %v, %v", c.left, c.cause, level, tell, c.level, c.tell)
+		if level, shouldLog := a.recordFailure(c.cause, c.left, life, now); shouldLog != c.shouldLog || shouldLog && level != c.level {
+			t.Errorf("%s left, %v: level %v, logged %v; want %v, %v", c.left, c.cause, level, shouldLog, c.level, c.shouldLog)
 		}
 	}
-	quiet := alarm{}
+	quiet := renewalLog{}
 	for i := range 100 {
-		if _, tell := quiet.failed(fmt.Errorf("failed at %d", i), 12*time.Hour, life, now); tell && i >= mostTold {
-			t.Fatalf("told %d times before anything has become worse", i+1)
+		if _, shouldLog := quiet.recordFailure(fmt.Errorf("failed at %d", i), 12*time.Hour, life, now); shouldLog && i >= maxLogged {
+			t.Fatalf("logged %d times before anything has become worse", i+1)
 		}
 	}
 	a.reset()
-	if _, tell := a.failed(refused, 12*time.Hour, life, now); !tell {
-		t.Error("a failure after a success is not told")
+	if _, shouldLog := a.recordFailure(refused, 12*time.Hour, life, now); !shouldLog {
+		t.Error("a failure after a success is not logged")
 	}
 }

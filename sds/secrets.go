@@ -13,19 +13,19 @@ import (
 	"google.golang.org/protobuf/types/known/anypb"
 )
 
-// secretType is the type URL of every resource served here.
+// secretType is the type URL of all served resources.
 const secretType = "type.googleapis.com/envoy.extensions.transport_sockets.tls.v3.Secret"
 
-// The prefixes of names that stand for files, as Istio's control plane writes them.
+// Prefixes of the resource names of files, as Istio's control plane writes them.
 const (
 	certPrefix = "file-cert:"
 	rootPrefix = "file-root:"
 	systemRoot = "system"
-	// revokedInfix stands between roots and lists of what they have revoked. Istio's control plane has no name for both.
-	revokedInfix = "~crl:"
+	// crlInfix separates the roots from their CRLs. Istio's control plane has no such names.
+	crlInfix = "~crl:"
 )
 
-// systemBundles are where the distributions keep the system's roots.
+// systemBundles are the paths of the system's roots in the Linux distributions.
 var systemBundles = []string{
 	"/etc/ssl/certs/ca-certificates.crt",
 	"/etc/pki/tls/certs/ca-bundle.crt",
@@ -34,7 +34,7 @@ var systemBundles = []string{
 	"/etc/ssl/cert.pem",
 }
 
-// secret is one resource, ready to be sent.
+// secret is one encoded resource.
 type secret struct {
 	name string
 	// version is a hash of the content.
@@ -42,35 +42,33 @@ type secret struct {
 	body    *anypb.Any
 }
 
-func certificateSecret(name string, m Material, provider *KeyProvider) (*secret, error) {
-	cert := &tlsv3.TlsCertificate{CertificateChain: inline(m.Chain)}
+func newCertificateSecret(name string, m Material, provider *KeyProvider) (*secret, error) {
+	cert := &tlsv3.TlsCertificate{CertificateChain: inlineBytes(m.Chain)}
 	if provider == nil {
-		cert.PrivateKey = inline(m.Key)
+		cert.PrivateKey = inlineBytes(m.Key)
 	} else {
 		var err error
-		if cert.PrivateKeyProvider, err = provider.of(m.Key); err != nil {
+		if cert.PrivateKeyProvider, err = provider.wrapKey(m.Key); err != nil {
 			return nil, err
 		}
 	}
 	return newSecret(&tlsv3.Secret{Name: name, Type: &tlsv3.Secret_TlsCertificate{TlsCertificate: cert}})
 }
 
-// rootSecret has the roots, lists of what is revoked, and, where trust domains have roots of their own, which those are.
-func rootSecret(name string, roots, crl []byte, domains map[string][]byte) (*secret, error) {
-	return trustSecret(name, trustedRoots(roots, crl), domains)
-}
-
-func trustedRoots(roots, crl []byte) *tlsv3.CertificateValidationContext {
-	context := &tlsv3.CertificateValidationContext{TrustedCa: inline(roots)}
+// newValidationContext returns a validation context with roots and, if crl is not empty, revocation lists.
+func newValidationContext(roots, crl []byte) *tlsv3.CertificateValidationContext {
+	context := &tlsv3.CertificateValidationContext{TrustedCa: inlineBytes(roots)}
 	if len(crl) > 0 {
-		context.Crl = inline(crl)
+		context.Crl = inlineBytes(crl)
 	}
 	return context
 }
 
-func trustSecret(name string, context *tlsv3.CertificateValidationContext, domains map[string][]byte) (*secret, error) {
+// newValidationSecret returns a secret with context. Unless domains is empty, each trust domain is verified against its
+// own roots.
+func newValidationSecret(name string, context *tlsv3.CertificateValidationContext, domains map[string][]byte) (*secret, error) {
 	if len(domains) > 0 {
-		validator, err := domainValidator(domains)
+		validator, err := newDomainValidator(domains)
 		if err != nil {
 			return nil, err
 		}
@@ -79,13 +77,13 @@ func trustSecret(name string, context *tlsv3.CertificateValidationContext, domai
 	return newSecret(&tlsv3.Secret{Name: name, Type: &tlsv3.Secret_ValidationContext{ValidationContext: context}})
 }
 
-// domainValidator has Envoy hold a certificate against the roots of its own trust domain only: an authority of one domain
-// cannot speak for another.
-func domainValidator(domains map[string][]byte) (*corev3.TypedExtensionConfig, error) {
+// newDomainValidator configures Envoy to verify a certificate only against the roots of its own trust domain. So the CA
+// of one domain cannot issue identities of another.
+func newDomainValidator(domains map[string][]byte) (*corev3.TypedExtensionConfig, error) {
 	config := &tlsv3.SPIFFECertValidatorConfig{}
 	for _, name := range sortedNames(domains) {
 		config.TrustDomains = append(config.TrustDomains,
-			&tlsv3.SPIFFECertValidatorConfig_TrustDomain{Name: name, TrustBundle: inline(domains[name])})
+			&tlsv3.SPIFFECertValidatorConfig_TrustDomain{Name: name, TrustBundle: inlineBytes(domains[name])})
 	}
 	typed, err := anypb.New(config)
 	if err != nil {
@@ -94,7 +92,7 @@ func domainValidator(domains map[string][]byte) (*corev3.TypedExtensionConfig, e
 	return &corev3.TypedExtensionConfig{Name: "envoy.tls.cert_validator.spiffe", TypedConfig: typed}, nil
 }
 
-func inline(b []byte) *corev3.DataSource {
+func inlineBytes(b []byte) *corev3.DataSource {
 	return &corev3.DataSource{Specifier: &corev3.DataSource_InlineBytes{InlineBytes: b}}
 }
 
@@ -107,37 +105,37 @@ func newSecret(s *tlsv3.Secret) (*secret, error) {
 	return &secret{name: s.Name, version: hex.EncodeToString(sum[:12]), body: &anypb.Any{TypeUrl: secretType, Value: value}}, nil
 }
 
-// files are what a name of a file resource stands for.
-type files struct {
+// secretFiles contains the files of a file resource.
+type secretFiles struct {
 	name string
-	// cert and key are set for a certificate, roots for roots, and revoked with them where lists go with those.
-	cert, key, roots, revoked string
+	// A certificate has cert and key. Roots have roots and optionally crl.
+	cert, key, roots, crl string
 }
 
-// parseName takes the name of a file resource apart.
-func parseName(name string) (files, error) {
+// parseName parses the name of a file resource.
+func parseName(name string) (secretFiles, error) {
 	switch {
 	case strings.HasPrefix(name, certPrefix):
 		cert, key, ok := strings.Cut(name[len(certPrefix):], "~")
 		if !ok || cert == "" || key == "" {
-			return files{}, fmt.Errorf("the secret name %q is not %s<certificate>~<key>", name, certPrefix)
+			return secretFiles{}, fmt.Errorf("the secret name %q is not %s<certificate>~<key>", name, certPrefix)
 		}
-		return files{name: name, cert: cert, key: key}, nil
+		return secretFiles{name: name, cert: cert, key: key}, nil
 	case strings.HasPrefix(name, rootPrefix):
-		roots, revoked, listed := strings.Cut(name[len(rootPrefix):], revokedInfix)
+		roots, revoked, listed := strings.Cut(name[len(rootPrefix):], crlInfix)
 		if roots == "" || listed && revoked == "" {
-			return files{}, fmt.Errorf("the secret name %q is not %s<roots> or %[2]s<roots>%s<revocation lists>", name, rootPrefix, revokedInfix)
+			return secretFiles{}, fmt.Errorf("the secret name %q is not %s<roots> or %[2]s<roots>%s<revocation lists>", name, rootPrefix, crlInfix)
 		}
 		if roots == systemRoot {
-			roots = systemBundle()
+			roots = findSystemBundle()
 		}
-		return files{name: name, roots: roots, revoked: revoked}, nil
+		return secretFiles{name: name, roots: roots, crl: revoked}, nil
 	}
-	return files{}, fmt.Errorf("the secret name %q is not known: it is none of %s, %s, %s<certificate>~<key>, %s<roots>, %s%s",
+	return secretFiles{}, fmt.Errorf("the secret name %q is not known: it is none of %s, %s, %s<certificate>~<key>, %s<roots>, %s%s",
 		name, DefaultName, RootName, certPrefix, rootPrefix, rootPrefix, systemRoot)
 }
 
-func systemBundle() string {
+func findSystemBundle() string {
 	for _, path := range systemBundles {
 		if _, err := os.Stat(path); err == nil {
 			return path
@@ -146,33 +144,33 @@ func systemBundle() string {
 	return systemBundles[0]
 }
 
-// paths are the files to watch.
-func (f files) paths() []string {
+// paths returns the files to watch.
+func (f secretFiles) paths() []string {
 	switch {
-	case f.revoked != "":
-		return []string{f.roots, f.revoked}
+	case f.crl != "":
+		return []string{f.roots, f.crl}
 	case f.roots != "":
 		return []string{f.roots}
 	}
 	return []string{f.cert, f.key}
 }
 
-// read reads and checks the files.
-func (f files) read() (Material, error) {
+// read reads and verifies the files.
+func (f secretFiles) read() (Material, error) {
 	if f.roots == "" {
-		return readPair(f.cert, f.key)
+		return readKeyPair(f.cert, f.key)
 	}
 	roots, err := readRoots(f.roots)
-	if err != nil || f.revoked == "" {
+	if err != nil || f.crl == "" {
 		return Material{Roots: roots}, err
 	}
-	// Lists that were asked for and are not there are no reason to trust everybody.
-	lists, err := readBounded(f.revoked)
+	// If the lists are configured but missing, trusting every certificate would be unsafe.
+	lists, err := readBounded(f.crl)
 	if err == nil {
 		_, err = parseRevocations(lists)
 	}
 	if err != nil {
-		return Material{}, fmt.Errorf("%s: %w", f.revoked, err)
+		return Material{}, fmt.Errorf("%s: %w", f.crl, err)
 	}
 	return Material{Roots: roots, Revoked: lists}, nil
 }
@@ -185,12 +183,12 @@ func readRoots(path string) ([]byte, error) {
 	if _, err := parseCertificates(text); err != nil {
 		return nil, fmt.Errorf("%s: %w", path, err)
 	}
-	return withoutKeys(text), nil
+	return removePrivateKeys(text), nil
 }
 
-// readPair reads a certificate and its key. While files are being replaced one by one they may not belong together:
-// then this is an error, and the old pair stays.
-func readPair(cert, key string) (Material, error) {
+// readKeyPair reads a certificate and its key. It fails if they do not match, which happens while they are replaced one
+// after the other; the caller then retains the old pair.
+func readKeyPair(cert, key string) (Material, error) {
 	chain, err := readBounded(cert)
 	if err != nil {
 		return Material{}, err
@@ -199,12 +197,12 @@ func readPair(cert, key string) (Material, error) {
 	if err != nil {
 		return Material{}, err
 	}
-	leaf, err := parsePair(chain, keyText)
+	leaf, err := parseKeyPair(chain, keyText)
 	if err == nil {
-		_, err = parseCertificates(chain) // those behind the first, too
+		_, err = parseCertificates(chain) // verifies the intermediates, too
 	}
 	if err != nil {
 		return Material{}, fmt.Errorf("%s and %s: %w", cert, key, err)
 	}
-	return Material{Chain: withoutKeys(chain), Key: keyText, Leaf: leaf}, nil
+	return Material{Chain: removePrivateKeys(chain), Key: keyText, Leaf: leaf}, nil
 }

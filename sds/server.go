@@ -1,7 +1,7 @@
-// Package sds gives Envoy its certificates: it serves Envoy's secret discovery service on a unix socket, out of sources
-// that get the workload's certificate from a certificate authority by CSR, or from files. What was once good is served
-// until something better has been checked: a certificate authority that is away, slow, or talks nonsense changes
-// nothing.
+// Package sds gives Envoy its certificates. It serves Envoy's secret discovery service (SDS) on a unix socket. Sources
+// obtain the workload's certificate from a certificate authority by CSR, from the SPIFFE Workload API, or from files.
+// The last valid secret is served until a new one is verified: an unreachable, slow or faulty certificate authority
+// changes nothing.
 package sds
 
 import (
@@ -17,49 +17,53 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/keepalive"
+	"google.golang.org/grpc/peer"
+	"google.golang.org/grpc/tap"
 
 	"github.com/pilotfish-mesh/pilotfish/internal/owner"
 	"github.com/pilotfish-mesh/pilotfish/internal/uds"
 )
 
-// The names of the resources that every proxy asks for.
+// Names of the resources that every proxy requests.
 const (
 	DefaultName = "default"
 	RootName    = "ROOTCA"
 )
 
-// Config is what a Server needs.
+// Config configures a Server.
 type Config struct {
 	// Socket is the path of the unix socket that Envoy connects to, relative to the working directory or absolute.
 	Socket string
 	// SocketMode is the mode of the socket; zero is 0600.
 	SocketMode fs.FileMode
-	// SocketOwner is who the socket is to be of; nil is this process's user.
+	// SocketOwner is the owner of the socket; nil: this process's user.
 	SocketOwner *owner.Owner
-	// AllowedUIDs are the users that may connect; nil is this process's own, root, and 1337.
+	// AllowedUIDs are the users that may connect; nil: this process's user, root, and 1337.
 	AllowedUIDs []uint32
-	// Source gives "default" and "ROOTCA"; nil serves files only.
+	// Guard checks the secret in the header of each request; nil: no check.
+	Guard *uds.Guard
+	// Source provides "default" and "ROOTCA"; nil: only files are served.
 	Source Source
-	// Output, when it has a directory, is where the identity is written for programs that do not speak SDS.
+	// Output writes the identity to a directory, for programs without SDS support.
 	Output Output
-	// KeyProvider has Envoy use keys by an accelerator; nil for none.
+	// KeyProvider makes Envoy use keys through an accelerator; nil: none.
 	KeyProvider *KeyProvider
-	// CRLFile holds lists of revoked certificates that go with the roots; it need not be there, and is watched. Empty for
-	// none.
+	// CRLFile contains revocation lists that are served with the roots. It may be missing; the server watches it.
+	// Empty: none.
 	CRLFile string
-	// Debounce is how long files have to be quiet after a change before they are read; zero is 100 ms.
+	// Debounce is how long files must be unchanged before they are read; default 100 ms.
 	Debounce time.Duration
 
 	Logger *slog.Logger
-	// Metrics is where the server's metrics are registered; nil for nowhere.
+	// Metrics registers the server's metrics; nil: not registered.
 	Metrics prometheus.Registerer
-	// Clock is time; nil is the machine's.
+	// Clock defaults to the system clock.
 	Clock Clock
 }
 
 func (c *Config) setDefaults() error {
 	if c.Socket == "" {
-		return errors.New("sds: no socket path given")
+		return errors.New("sds: no socket path is set")
 	}
 	if c.AllowedUIDs == nil {
 		c.AllowedUIDs = uds.DefaultUsers()
@@ -87,10 +91,10 @@ type Server struct {
 	config  Config
 	secrets *store
 	metrics *metrics
-	output  *outlet // nil when the identity is written nowhere
+	output  *identityWriter // nil if the identity is not written to files
 }
 
-// New checks the configuration. It does nothing yet: Run does.
+// New returns a server, or an error if config is invalid. The server starts in Run.
 func New(config Config) (*Server, error) {
 	if err := config.setDefaults(); err != nil {
 		return nil, err
@@ -98,10 +102,10 @@ func New(config Config) (*Server, error) {
 	s := &Server{config: config, metrics: newMetrics()}
 	s.secrets = newStore(config, s.metrics)
 	if source, ok := config.Source.(*FileSource); ok {
-		source.disks.Stood = s.metrics.stalls.Inc
+		source.timeoutFS.OnHang = s.metrics.stalls.Inc
 	}
 	if config.Output.Dir != "" && config.Source != nil {
-		s.output = newOutlet(config, s.secrets, s.metrics)
+		s.output = newIdentityWriter(config, s.secrets, s.metrics)
 	}
 	if err := s.metrics.register(config.Metrics, s); err != nil {
 		return nil, fmt.Errorf("sds: registering metrics: %w", err)
@@ -120,6 +124,7 @@ func (s *Server) Run(ctx context.Context) error {
 	server := grpc.NewServer(
 		grpc.Creds(uds.ServerCredentials(s.config.AllowedUIDs, s.config.Logger)),
 		grpc.ForceServerCodecV2(newCodec()),
+		grpc.InTapHandle(s.checkSecret),
 		grpc.WaitForHandlers(true),
 		grpc.KeepaliveEnforcementPolicy(keepalive.EnforcementPolicy{MinTime: time.Second, PermitWithoutStream: true}),
 	)
@@ -152,8 +157,19 @@ func (s *Server) Run(ctx context.Context) error {
 	return nil
 }
 
-// Health says whether Envoy can be given its identity, and why not. A certificate that cannot be renewed is good until
-// it expires; that it cannot is in the reason.
+// checkSecret checks the secret in the header before the request body is read.
+func (s *Server) checkSecret(ctx context.Context, call *tap.Info) (context.Context, error) {
+	var caller uds.Peer
+	if p, ok := peer.FromContext(ctx); ok {
+		if info, ok := p.AuthInfo.(uds.AuthInfo); ok {
+			caller = info.Peer
+		}
+	}
+	return ctx, s.config.Guard.Check(caller, call.Header[uds.SecretHeader])
+}
+
+// Health reports whether Envoy can get its identity, with the reason if not. A certificate that cannot be renewed is
+// healthy until it expires; reason then describes the failure.
 func (s *Server) Health() (ok bool, reason string) {
 	ok = true
 	if s.config.Source != nil {
@@ -172,7 +188,7 @@ func (s *Server) Health() (ok bool, reason string) {
 	return ok, reason
 }
 
-// Certificates describes what is served: default, the roots, and the files that Envoy asks for.
+// Certificates describes the served certificates: default, the roots, and the files that Envoy has requested.
 func (s *Server) Certificates() []CertificateInfo {
 	infos := []CertificateInfo{}
 	if source := s.config.Source; source != nil {
@@ -182,7 +198,7 @@ func (s *Server) Certificates() []CertificateInfo {
 			info.NextRotation = source.NextRotation()
 			infos = append(infos, info)
 		}
-		if roots, err := parseCertificates(s.secrets.anchors.join(m.Roots)); err == nil {
+		if roots, err := parseCertificates(s.secrets.extraRoots.mergeWith(m.Roots)); err == nil {
 			for _, root := range roots {
 				infos = append(infos, describeCertificate(RootName, source.Name(), root))
 			}

@@ -24,34 +24,34 @@ import (
 	"github.com/pilotfish-mesh/pilotfish/internal/testpki"
 )
 
-// fixed is a source whose material the test sets.
-type fixed struct {
+// fakeSource is a source whose material the test sets.
+type fakeSource struct {
 	subscribers
 	current atomic.Pointer[Material]
 }
 
-func newFixed(m Material) *fixed {
-	f := &fixed{}
+func newFakeSource(m Material) *fakeSource {
+	f := &fakeSource{}
 	f.set(m)
 	return f
 }
 
-func (f *fixed) set(m Material) {
+func (f *fakeSource) set(m Material) {
 	f.current.Store(&m)
 	f.notify()
 }
 
-func (f *fixed) Current() Material             { return *f.current.Load() }
-func (f *fixed) Subscribe(notify func())       { f.add(notify) }
-func (f *fixed) Run(ctx context.Context) error { <-ctx.Done(); return nil }
-func (f *fixed) Health() (bool, string)        { return true, "" }
-func (f *fixed) NextRotation() time.Time       { return time.Time{} }
-func (f *fixed) Name() string                  { return "test" }
+func (f *fakeSource) Current() Material             { return *f.current.Load() }
+func (f *fakeSource) Subscribe(notify func())       { f.add(notify) }
+func (f *fakeSource) Run(ctx context.Context) error { <-ctx.Done(); return nil }
+func (f *fakeSource) Health() (bool, string)        { return true, "" }
+func (f *fakeSource) NextRotation() time.Time       { return time.Time{} }
+func (f *fakeSource) Name() string                  { return "test" }
 
-func material(t *testing.T, a *testpki.Authority) Material {
+func newMaterial(t *testing.T, a *testpki.Authority) Material {
 	t.Helper()
 	cert, key := a.Workload(t, identity)
-	leaf, err := parsePair(cert, key)
+	leaf, err := parseKeyPair(cert, key)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -67,7 +67,7 @@ func decode(t *testing.T, body *anypb.Any) *tlsv3.Secret {
 	return &s
 }
 
-func names(t *testing.T, r *discoveryv3.DiscoveryResponse) string {
+func resourceNames(t *testing.T, r *discoveryv3.DiscoveryResponse) string {
 	t.Helper()
 	var out []string
 	for _, body := range r.Resources {
@@ -90,7 +90,7 @@ func sotwStream(t *testing.T, s *Server) sotwClient {
 	return sotwClient{t, stream}
 }
 
-func (c sotwClient) ask(nonce string, names ...string) {
+func (c sotwClient) subscribe(nonce string, names ...string) {
 	c.t.Helper()
 	if err := c.Send(&discoveryv3.DiscoveryRequest{TypeUrl: secretType, ResponseNonce: nonce, ResourceNames: names}); err != nil {
 		c.t.Fatal(err)
@@ -106,51 +106,51 @@ func (c sotwClient) next() *discoveryv3.DiscoveryResponse {
 	return r
 }
 
-func TestChangedSecretIsPushedAndOnlyThat(t *testing.T) {
+func TestOnlyChangedSecretIsPushed(t *testing.T) {
 	root := testpki.New(t, "root")
-	source := newFixed(material(t, root))
+	source := newFakeSource(newMaterial(t, root))
 	server := startServer(t, Config{Source: source})
 	stream := sotwStream(t, server)
-	stream.ask("", RootName, DefaultName)
+	stream.subscribe("", RootName, DefaultName)
 	first := stream.next()
-	if got := names(t, first); got != "ROOTCA default" {
+	if got := resourceNames(t, first); got != "ROOTCA default" {
 		t.Fatalf("sent %s", got)
 	}
-	stream.ask(first.Nonce, RootName, DefaultName)
+	stream.subscribe(first.Nonce, RootName, DefaultName)
 
-	renewed := material(t, root)
+	renewed := newMaterial(t, root)
 	source.set(renewed)
 	second := stream.next()
-	if got := names(t, second); got != "default" {
+	if got := resourceNames(t, second); got != "default" {
 		t.Errorf("sent %s after a change of the certificate", got)
 	}
 	if got := decode(t, second.Resources[0]).GetTlsCertificate().GetCertificateChain().GetInlineBytes(); !bytes.Equal(got, renewed.Chain) {
 		t.Error("the old certificate was pushed")
 	}
-	stream.ask(second.Nonce, RootName, DefaultName)
+	stream.subscribe(second.Nonce, RootName, DefaultName)
 	renewed.Roots = testpki.New(t, "new").PEM()
 	source.set(renewed)
-	if got := names(t, stream.next()); got != "ROOTCA" {
+	if got := resourceNames(t, stream.next()); got != "ROOTCA" {
 		t.Errorf("sent %s after a change of the roots", got)
 	}
 }
 
-func TestSecretIsSentOnceItIsThere(t *testing.T) {
-	source := newFixed(Material{})
+func TestSecretIsSentWhenItBecomesAvailable(t *testing.T) {
+	source := newFakeSource(Material{})
 	server := startServer(t, Config{Source: source})
 	stream := sotwStream(t, server)
-	stream.ask("", DefaultName)
-	source.set(material(t, testpki.New(t, "root")))
-	if got := names(t, stream.next()); got != DefaultName {
+	stream.subscribe("", DefaultName)
+	source.set(newMaterial(t, testpki.New(t, "root")))
+	if got := resourceNames(t, stream.next()); got != DefaultName {
 		t.Errorf("sent %s", got)
 	}
 }
 
-func TestUnknownNameFailsAlone(t *testing.T) {
-	server := startServer(t, Config{Source: newFixed(material(t, testpki.New(t, "root")))})
+func TestUnknownNameDoesNotAffectOthers(t *testing.T) {
+	server := startServer(t, Config{Source: newFakeSource(newMaterial(t, testpki.New(t, "root")))})
 	stream := sotwStream(t, server)
-	stream.ask("", "kubernetes://secret", "file-cert:only-one", DefaultName)
-	if got := names(t, stream.next()); got != DefaultName {
+	stream.subscribe("", "kubernetes://secret", "file-cert:only-one", DefaultName)
+	if got := resourceNames(t, stream.next()); got != DefaultName {
 		t.Errorf("sent %s", got)
 	}
 
@@ -172,10 +172,10 @@ func TestUnknownNameFailsAlone(t *testing.T) {
 
 func TestRejectedSecretIsNotSentAgainBeforeItChanges(t *testing.T) {
 	root := testpki.New(t, "root")
-	source := newFixed(material(t, root))
+	source := newFakeSource(newMaterial(t, root))
 	server := startServer(t, Config{Source: source})
 	stream := sotwStream(t, server)
-	stream.ask("", DefaultName)
+	stream.subscribe("", DefaultName)
 	first := stream.next()
 	if err := stream.Send(&discoveryv3.DiscoveryRequest{TypeUrl: secretType, ResponseNonce: first.Nonce, ResourceNames: []string{DefaultName},
 		ErrorDetail: &rpcstatus.Status{Message: "no"}}); err != nil {
@@ -187,15 +187,15 @@ func TestRejectedSecretIsNotSentAgainBeforeItChanges(t *testing.T) {
 		}
 		return nil
 	})
-	source.set(material(t, root))
+	source.set(newMaterial(t, root))
 	if second := stream.next(); second.VersionInfo == first.VersionInfo {
 		t.Error("the rejected secret came again")
 	}
 }
 
-func TestDeltaSendsOnlyWhatDiffersAfterAReconnect(t *testing.T) {
+func TestDeltaSendsOnlyChangesAfterReconnect(t *testing.T) {
 	root := testpki.New(t, "root")
-	source := newFixed(material(t, root))
+	source := newFakeSource(newMaterial(t, root))
 	server := startServer(t, Config{Source: source})
 	subscribe := func(known map[string]string) *discoveryv3.DeltaDiscoveryResponse {
 		t.Helper()
@@ -220,14 +220,14 @@ func TestDeltaSendsOnlyWhatDiffersAfterAReconnect(t *testing.T) {
 	if len(known) != 2 {
 		t.Fatalf("sent %v", known)
 	}
-	source.set(material(t, root))
+	source.set(newMaterial(t, root))
 	if again := subscribe(known).Resources; len(again) != 1 || again[0].Name != DefaultName {
 		t.Errorf("sent %d secrets after a reconnect, want the changed one", len(again))
 	}
 }
 
 func TestOtherTypesAreRefused(t *testing.T) {
-	server := startServer(t, Config{Source: newFixed(Material{})})
+	server := startServer(t, Config{Source: newFakeSource(Material{})})
 	stream := sotwStream(t, server)
 	if err := stream.Send(&discoveryv3.DiscoveryRequest{TypeUrl: "type.googleapis.com/envoy.config.cluster.v3.Cluster"}); err != nil {
 		t.Fatal(err)
@@ -237,9 +237,9 @@ func TestOtherTypesAreRefused(t *testing.T) {
 	}
 }
 
-func TestStrangersGetNoSecrets(t *testing.T) {
-	log, said := logger(t)
-	server := startServer(t, Config{Source: newFixed(material(t, testpki.New(t, "root"))), Logger: log,
+func TestOtherUsersCannotConnect(t *testing.T) {
+	log, output := newLogger(t)
+	server := startServer(t, Config{Source: newFakeSource(newMaterial(t, testpki.New(t, "root"))), Logger: log,
 		AllowedUIDs: []uint32{uint32(os.Geteuid()) + 4242}})
 	stream, err := secretv3.NewSecretDiscoveryServiceClient(dialServer(t, server)).StreamSecrets(t.Context())
 	if err == nil {
@@ -248,25 +248,25 @@ func TestStrangersGetNoSecrets(t *testing.T) {
 	if err == nil {
 		t.Error("a user who is not on the list was let in")
 	}
-	if !strings.Contains(said.String(), fmt.Sprintf("of user %d may not connect", os.Geteuid())) {
+	if !strings.Contains(output.String(), fmt.Sprintf("of user %d may not connect", os.Geteuid())) {
 		t.Error("the refusal is not in the log")
 	}
 }
 
-func TestFilesAreServedAndFollowedAsPairs(t *testing.T) {
+func TestFilePairsAreServedAndWatched(t *testing.T) {
 	root, dir := testpki.New(t, "root"), t.TempDir()
 	cert, key := filepath.Join(dir, "cert.pem"), filepath.Join(dir, "key.pem")
-	first, second := material(t, root), material(t, root)
+	first, second := newMaterial(t, root), newMaterial(t, root)
 	write(t, cert, first.Chain)
 	write(t, key, first.Key)
 	server := startServer(t, Config{})
 	stream := sotwStream(t, server)
 	name := "file-cert:" + cert + "~" + key
-	stream.ask("", name)
+	stream.subscribe("", name)
 	sent := stream.next()
-	stream.ask(sent.Nonce, name)
+	stream.subscribe(sent.Nonce, name)
 
-	write(t, cert, second.Chain) // for a moment the two do not fit
+	write(t, cert, second.Chain) // now the certificate and the key do not match
 	testenv.Eventually(t, "the mismatch is reported", func() error {
 		if ok, reason := server.Health(); !ok || !strings.Contains(reason, "does not match") {
 			return fmt.Errorf("%v, %q", ok, reason)
@@ -286,12 +286,12 @@ func TestFilesAreServedAndFollowedAsPairs(t *testing.T) {
 	}
 }
 
-func TestFileThatAppearsLaterIsServedThen(t *testing.T) {
+func TestFileCreatedLaterIsServed(t *testing.T) {
 	dir := filepath.Join(t.TempDir(), "not", "yet")
 	file := filepath.Join(dir, "ca.pem")
 	server := startServer(t, Config{})
 	stream := sotwStream(t, server)
-	stream.ask("", "file-root:"+file)
+	stream.subscribe("", "file-root:"+file)
 	testenv.Eventually(t, "the missing file is reported", func() error {
 		if _, reason := server.Health(); !strings.Contains(reason, file) {
 			return errors.New(reason)
@@ -302,13 +302,13 @@ func TestFileThatAppearsLaterIsServedThen(t *testing.T) {
 		t.Fatal(err)
 	}
 	write(t, file, testpki.New(t, "root").PEM())
-	if got := names(t, stream.next()); got != "file-root:"+file {
+	if got := resourceNames(t, stream.next()); got != "file-root:"+file {
 		t.Errorf("sent %s", got)
 	}
 }
 
-// Kubernetes replaces a mounted secret by renaming a link to a directory beside the files' own links.
-func TestMountedSecretIsFollowedThroughItsLinks(t *testing.T) {
+// Kubernetes updates a mounted secret by renaming a symbolic link in the directory of the files.
+func TestKubernetesSecretMountIsWatched(t *testing.T) {
 	dir := t.TempDir()
 	old, young := testpki.New(t, "old"), testpki.New(t, "young")
 	for name, content := range map[string][]byte{"..1": old.PEM(), "..2": young.PEM()} {
@@ -331,8 +331,8 @@ func TestMountedSecretIsFollowedThroughItsLinks(t *testing.T) {
 	server := startServer(t, Config{})
 	stream := sotwStream(t, server)
 	name := "file-root:" + filepath.Join(dir, "ca.pem")
-	stream.ask("", name)
-	stream.ask(stream.next().Nonce, name)
+	stream.subscribe("", name)
+	stream.subscribe(stream.next().Nonce, name)
 	link("..2", "..data")
 	got := decode(t, stream.next().Resources[0]).GetValidationContext().GetTrustedCa().GetInlineBytes()
 	if !bytes.Equal(got, young.PEM()) {
@@ -341,23 +341,23 @@ func TestMountedSecretIsFollowedThroughItsLinks(t *testing.T) {
 }
 
 func TestSystemRootsAreServed(t *testing.T) {
-	if _, err := os.Stat(systemBundle()); err != nil {
+	if _, err := os.Stat(findSystemBundle()); err != nil {
 		t.Fatalf("this machine has no bundle of roots: install ca-certificates (%v)", err)
 	}
 	server := startServer(t, Config{})
 	stream := sotwStream(t, server)
-	stream.ask("", "file-root:system")
+	stream.subscribe("", "file-root:system")
 	if got := decode(t, stream.next().Resources[0]); len(got.GetValidationContext().GetTrustedCa().GetInlineBytes()) == 0 {
 		t.Error("no roots")
 	}
 }
 
-func TestFilesThatNobodyAsksForAreForgotten(t *testing.T) {
+func TestUnsubscribedFilesAreReleased(t *testing.T) {
 	file := filepath.Join(t.TempDir(), "ca.pem")
 	write(t, file, testpki.New(t, "root").PEM())
 	server := startServer(t, Config{})
 	stream := sotwStream(t, server)
-	stream.ask("", "file-root:"+file)
+	stream.subscribe("", "file-root:"+file)
 	stream.next()
 	if err := stream.CloseSend(); err != nil {
 		t.Fatal(err)
@@ -370,7 +370,7 @@ func TestFilesThatNobodyAsksForAreForgotten(t *testing.T) {
 	})
 }
 
-func TestIdentityFromFilesIsFollowed(t *testing.T) {
+func TestIdentityFilesAreWatched(t *testing.T) {
 	dir, root := t.TempDir(), testpki.New(t, "root")
 	config := FileConfig{CertFile: dir + "/cert.pem", KeyFile: dir + "/key.pem", RootFile: dir + "/root.pem", Debounce: time.Millisecond}
 	source, err := NewFileSource(config)
@@ -381,9 +381,9 @@ func TestIdentityFromFilesIsFollowed(t *testing.T) {
 	if ok, _ := server.Health(); ok {
 		t.Error("healthy without files")
 	}
-	m := material(t, root)
+	m := newMaterial(t, root)
 	stream := sotwStream(t, server)
-	stream.ask("", DefaultName)
+	stream.subscribe("", DefaultName)
 	write(t, config.KeyFile, m.Key)
 	write(t, config.RootFile, m.Roots)
 	write(t, config.CertFile, m.Chain)
@@ -396,16 +396,16 @@ func TestIdentityFromFilesIsFollowed(t *testing.T) {
 func TestExpiryIsAMetric(t *testing.T) {
 	registry := prometheus.NewRegistry()
 	clock := newFakeClock()
-	m := material(t, testpki.New(t, "root"))
-	startServer(t, Config{Source: newFixed(m), Metrics: registry, Clock: clock})
+	m := newMaterial(t, testpki.New(t, "root"))
+	startServer(t, Config{Source: newFakeSource(m), Metrics: registry, Clock: clock})
 	clock.advance(m.Leaf.NotAfter.Sub(clock.Now()) - time.Minute)
-	if left := secondsLeft(t, registry); left != 60 {
+	if left := readExpiryMetric(t, registry); left != 60 {
 		t.Errorf("%v s are left", left)
 	}
 }
 
-// secondsLeft is what the metric says of the identity.
-func secondsLeft(t *testing.T, registry *prometheus.Registry) float64 {
+// readExpiryMetric returns the metric's value for the identity.
+func readExpiryMetric(t *testing.T, registry *prometheus.Registry) float64 {
 	t.Helper()
 	families, err := registry.Gather()
 	if err != nil {
@@ -425,8 +425,8 @@ func secondsLeft(t *testing.T, registry *prometheus.Registry) float64 {
 	return 0
 }
 
-// FuzzName holds any name against the parser: what it accepts has files to watch.
-func FuzzName(f *testing.F) {
+// FuzzSecretName parses arbitrary names. Accepted names have files to watch.
+func FuzzSecretName(f *testing.F) {
 	for _, seed := range []string{"file-cert:a~b", "file-cert:a~b~c", "file-root:", "file-root:system", "file-root:a~crl:b", "file-root:~crl:", "default", "~"} {
 		f.Add(seed)
 	}

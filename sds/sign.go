@@ -15,61 +15,62 @@ import (
 	securityv1 "istio.io/api/security/v1alpha1"
 )
 
-// clockSkew is how far the authority's clock may be ahead of ours.
+// clockSkew is how far the CA's clock may be ahead of the local clock.
 const clockSkew = 2 * time.Minute
 
-// signed is an authority's answer that was found good.
-type signed struct {
+// issuedCert is a verified response of a CA.
+type issuedCert struct {
 	leaf  *x509.Certificate
 	chain []byte // leaf and intermediates
 	roots []*x509.Certificate
-	since time.Time // when it came, or from when on it is valid; authorities date certificates back
-	end   time.Time // when the first certificate of the chain ends, which may be an authority's
+	start time.Time // time of the response, or NotBefore if that is later; CAs backdate certificates
+	end   time.Time // earliest expiry in the chain, which may be that of a CA certificate
 }
 
-// life is how long the certificate can be used with its chain.
-func (s signed) life() time.Duration { return s.end.Sub(s.since) }
+// lifetime returns how long the certificate is usable with its chain.
+func (s issuedCert) lifetime() time.Duration { return s.end.Sub(s.start) }
 
-// sign makes a key, unless one is left from a failed attempt, asks the authority, and checks its answer.
-func (c *CASource) sign(ctx context.Context) (signed, *keyPair, error) {
+// obtainCertificate requests a certificate and verifies the response. It reuses the key of a failed request.
+func (c *CASource) obtainCertificate(ctx context.Context) (issuedCert, *keyPair, error) {
 	if c.key == nil {
 		key, err := newKeyPair(c.config.Key, c.config.PKCS8)
 		if err != nil {
-			return signed{}, nil, err
+			return issuedCert{}, nil, err
 		}
 		c.key = key
 	}
 	csr, err := c.key.csr(c.id)
 	if err != nil {
-		return signed{}, nil, err
+		return issuedCert{}, nil, err
 	}
 	began := c.config.Clock.Now()
 	c.metrics.requests.Inc()
-	answer, err := c.call(ctx, csr)
+	answer, err := c.callCA(ctx, csr)
 	c.metrics.latency.Add(float64(c.config.Clock.Now().Sub(began).Milliseconds()))
 	if err != nil {
-		return signed{}, nil, err
+		return issuedCert{}, nil, err
 	}
-	good, err := c.check(answer)
+	good, err := c.checkResponse(answer)
 	if err != nil {
-		return signed{}, nil, fmt.Errorf("its answer is not used: %w", err)
+		return issuedCert{}, nil, fmt.Errorf("the response is rejected: %w", err)
 	}
 	return good, c.key, nil
 }
 
-// patience bounds one call, so that an authority that says nothing does not take much of a short life.
-func (c *CASource) patience() time.Duration {
+// callTimeout returns the timeout of one call. It is at most a tenth of the certificate's lifetime (but at least 1 s),
+// so that an unresponsive CA does not delay the retries.
+func (c *CASource) callTimeout() time.Duration {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	if c.signed.leaf == nil {
+	if c.issued.leaf == nil {
 		return c.config.CallTimeout
 	}
-	return min(c.config.CallTimeout, max(c.signed.life()/10, time.Second))
+	return min(c.config.CallTimeout, max(c.issued.lifetime()/10, time.Second))
 }
 
-// call makes one call over a connection of its own: there are hours between two.
-func (c *CASource) call(ctx context.Context, csr string) ([]string, error) {
-	patience := c.patience()
+// callCA sends one request. It opens a new connection each time, because calls are hours apart.
+func (c *CASource) callCA(ctx context.Context, csr string) ([]string, error) {
+	patience := c.callTimeout()
 	ctx, cancel := context.WithTimeout(ctx, patience)
 	defer cancel()
 	header, err := c.config.CAServer.Header()
@@ -91,41 +92,41 @@ func (c *CASource) call(ctx context.Context, csr string) ([]string, error) {
 	return answer.CertChain, nil
 }
 
-// check verifies an answer: the certificate is for our key and our identity and no other, is valid now, and leads to
-// a root.
-func (c *CASource) check(answer []string) (signed, error) {
-	own, roots, err := takeApart(answer)
+// checkResponse verifies a response: the certificate has the requested key and identity, is currently valid, and chains
+// to a root.
+func (c *CASource) checkResponse(answer []string) (issuedCert, error) {
+	own, roots, err := splitResponse(answer)
 	if err != nil {
-		return signed{}, err
+		return issuedCert{}, err
 	}
 	if key, ok := c.key.signer.Public().(publicKey); !ok || !key.Equal(own[0].PublicKey) {
-		return signed{}, errors.New("the certificate is for another key than the one it was asked for")
+		return issuedCert{}, errors.New("the certificate is not for the requested key")
 	}
-	return c.checkOwn(own, roots)
+	return c.checkWorkloadChain(own, roots)
 }
 
-// checkOwn verifies that a chain is the workload's own, is valid now, and leads to a root.
-func (c *CASource) checkOwn(own, roots []*x509.Certificate) (signed, error) {
+// checkWorkloadChain verifies that a chain has the workload's identity, is currently valid, and leads to a root.
+func (c *CASource) checkWorkloadChain(own, roots []*x509.Certificate) (issuedCert, error) {
 	leaf := own[0]
 	if err := c.checkIdentity(leaf); err != nil {
-		return signed{}, err
+		return issuedCert{}, err
 	}
-	if err := checkAuthorities(roots); err != nil {
-		return signed{}, err
+	if err := checkCAs(roots); err != nil {
+		return issuedCert{}, err
 	}
 	now := c.config.Clock.Now()
 	if now.After(leaf.NotAfter) {
-		return signed{}, fmt.Errorf("the certificate expired at %s, and here it is %s: look at the clocks, if it is a new one", leaf.NotAfter, now)
+		return issuedCert{}, fmt.Errorf("the certificate expired at %s, and the local time is %s: check the clocks if the certificate is new", leaf.NotAfter, now)
 	}
 	if leaf.NotBefore.After(now.Add(clockSkew)) {
-		return signed{}, fmt.Errorf("the certificate is not valid before %s, and here it is %s: look at the clocks", leaf.NotBefore, now)
+		return issuedCert{}, fmt.Errorf("the certificate is not valid before %s, and the local time is %s: check the clocks", leaf.NotBefore, now)
 	}
 	return c.checkChain(own, roots, now)
 }
 
-// takeApart gives the workload's chain and the roots of an answer. Its last entry is the root, or several while the
-// authority's roots are being replaced; an answer of one entry has none but those that are signed by themselves.
-func takeApart(answer []string) (own, roots []*x509.Certificate, err error) {
+// splitResponse returns the workload's chain and the roots of a response. The last entry contains the root, or several
+// during a root rotation. If there is only one entry, the roots are its self-signed certificates.
+func splitResponse(answer []string) (own, roots []*x509.Certificate, err error) {
 	if last := len(answer) - 1; last > 0 {
 		if roots, err = parseCertificates([]byte(answer[last])); err != nil {
 			return nil, nil, fmt.Errorf("the root: %w", err)
@@ -149,7 +150,7 @@ func takeApart(answer []string) (own, roots []*x509.Certificate, err error) {
 
 func (c *CASource) checkIdentity(leaf *x509.Certificate) error {
 	if leaf.IsCA {
-		return errors.New("the certificate is one of an authority, not of a workload")
+		return errors.New("the certificate is a CA certificate, not a workload certificate")
 	}
 	if len(leaf.URIs) != 1 || leaf.URIs[0].String() != c.id {
 		return fmt.Errorf("the certificate is for %v, not for %s", leaf.URIs, c.id)
@@ -157,34 +158,34 @@ func (c *CASource) checkIdentity(leaf *x509.Certificate) error {
 	return nil
 }
 
-// checkChain holds the chain against the authority's roots and those of the trust file.
-func (c *CASource) checkChain(own, roots []*x509.Certificate, now time.Time) (signed, error) {
-	answer := signed{leaf: own[0], roots: roots, chain: encodeCertificates(own), since: later(now, own[0].NotBefore)}
+// checkChain verifies the chain against the CA's roots and the trust file.
+func (c *CASource) checkChain(own, roots []*x509.Certificate, now time.Time) (issuedCert, error) {
+	answer := issuedCert{leaf: own[0], roots: roots, chain: encodeCertificates(own), start: maxTime(now, own[0].NotBefore)}
 	options := x509.VerifyOptions{
 		Roots: x509.NewCertPool(), Intermediates: x509.NewCertPool(),
-		CurrentTime: later(now, answer.leaf.NotBefore), KeyUsages: []x509.ExtKeyUsage{x509.ExtKeyUsageAny},
+		CurrentTime: maxTime(now, answer.leaf.NotBefore), KeyUsages: []x509.ExtKeyUsage{x509.ExtKeyUsageAny},
 	}
 	for _, cert := range own[1:] {
 		options.Intermediates.AddCert(cert)
 	}
-	trusted := append(c.trusted(), answer.roots...)
+	trusted := append(c.loadTrustedRoots(), answer.roots...)
 	if len(trusted) == 0 {
-		return signed{}, errors.New("the answer has no root certificate, and there is no trust file")
+		return issuedCert{}, errors.New("the response has no root certificate, and there is no trust file")
 	}
 	for _, root := range trusted {
 		options.Roots.AddCert(root)
 	}
 	chains, err := answer.leaf.Verify(options)
 	if err != nil {
-		return signed{}, fmt.Errorf("the certificate does not lead to a root: %w", err)
+		return issuedCert{}, fmt.Errorf("the certificate does not lead to a root: %w", err)
 	}
 	for _, chain := range chains {
-		answer.end = later(answer.end, endOfChain(chain))
+		answer.end = maxTime(answer.end, chainExpiry(chain))
 	}
 	return answer, nil
 }
 
-func endOfChain(chain []*x509.Certificate) time.Time {
+func chainExpiry(chain []*x509.Certificate) time.Time {
 	end := chain[0].NotAfter
 	for _, cert := range chain[1:] {
 		if cert.NotAfter.Before(end) {
@@ -194,29 +195,29 @@ func endOfChain(chain []*x509.Certificate) time.Time {
 	return end
 }
 
-// checkAuthorities refuses roots to which no certificate can lead: Envoy would let nobody in.
-func checkAuthorities(roots []*x509.Certificate) error {
+// checkCAs rejects roots that are not CA certificates: Envoy would reject every peer.
+func checkCAs(roots []*x509.Certificate) error {
 	for _, root := range roots {
-		if !isAuthority(root) {
+		if !isCA(root) {
 			return fmt.Errorf("the root %q is not the certificate of an authority", root.Subject)
 		}
 	}
 	return nil
 }
 
-func isAuthority(c *x509.Certificate) bool {
+func isCA(c *x509.Certificate) bool {
 	if c.BasicConstraintsValid {
 		return c.IsCA
 	}
 	return c.Version < 3
 }
 
-// checkRoots refuses roots that an authority has signed for somebody else than an authority: most likely one stands where
-// its authority's should. Envoy would trust it, and no other that the authority has signed. One that is signed by itself is
-// meant to stand alone.
+// checkRoots rejects non-CA roots that a CA has signed: probably a workload certificate is configured instead of its
+// CA's. Envoy would trust this certificate, and no other of that CA. Self-signed certificates are accepted, because
+// they may be meant to be trusted directly.
 func checkRoots(roots []*x509.Certificate) error {
 	for _, root := range roots {
-		if !isAuthority(root) && !bytes.Equal(root.RawIssuer, root.RawSubject) {
+		if !isCA(root) && !bytes.Equal(root.RawIssuer, root.RawSubject) {
 			return fmt.Errorf("the root %q with the serial number %x is not the certificate of an authority, so that no other leads to it: "+
 				"put that of the authority %q in its place, which has signed it", root.Subject, root.SerialNumber, root.Issuer)
 		}
@@ -224,14 +225,14 @@ func checkRoots(roots []*x509.Certificate) error {
 	return nil
 }
 
-func later(a, b time.Time) time.Time {
+func maxTime(a, b time.Time) time.Time {
 	if b.After(a) {
 		return b
 	}
 	return a
 }
 
-// caMetrics are named as Istio's agent names them.
+// caMetrics have the names of the metrics of Istio's agent.
 type caMetrics struct {
 	requests, failures, retries, latency prometheus.Counter
 }

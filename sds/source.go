@@ -12,38 +12,39 @@ import (
 	"sync"
 	"time"
 
-	"github.com/pilotfish-mesh/pilotfish/internal/wake"
+	"github.com/pilotfish-mesh/pilotfish/internal/timerfd"
 )
 
-// Source gives the workload's identity: the certificate "default" and the roots "ROOTCA". Its methods are safe for
+// Source provides the workload's identity: the certificate "default" and the roots "ROOTCA". Its methods are safe for
 // concurrent use.
 type Source interface {
-	// Run keeps the identity fresh until the context ends; then it returns nil. Server.Run runs it.
+	// Run renews the identity until ctx ends; then it returns nil. Server.Run calls it.
 	Run(ctx context.Context) error
-	// Current is what is in force. Its parts are empty before the first is there, and never again after that.
+	// Current returns the identity in force. It is empty only until the first is available.
 	Current() Material
-	// Subscribe registers a function to be called after each change. It must not block, and comes before Run.
+	// Subscribe registers a function that is called after each change. The function must not block. Call Subscribe
+	// before Run.
 	Subscribe(notify func())
-	// NextRotation is when the certificate will be replaced; zero when the source does not know.
+	// NextRotation returns when the certificate will be replaced, or the zero time if the source does not know it.
 	NextRotation() time.Time
-	// Name is what the source is called in reports.
+	// Name returns the source's name for reports.
 	Name() string
-	// Health says whether the identity can be used, and why not, or what is wrong although it can.
+	// Health reports whether the identity is usable. reason describes a problem, which can exist even if ok is true.
 	Health() (ok bool, reason string)
 }
 
-// Material is an identity and the roots that go with it. It is immutable.
+// Material is an identity with its roots. It is immutable.
 type Material struct {
-	// Chain is the certificate and its intermediates, in PEM, the certificate first.
+	// Chain contains the certificate and then its intermediates, in PEM.
 	Chain []byte
-	// Key is the certificate's private key, in PEM.
+	// Key is the certificate's private key in PEM.
 	Key PrivateKey
-	// Roots are the certificates that peers' have to lead to, in PEM.
+	// Roots are the trusted roots for peers' certificates, in PEM.
 	Roots []byte
-	// Revoked are lists of certificates under Roots that are not to be trusted any more, in PEM; nil where none were asked for.
+	// Revoked contains the CRLs of Roots in PEM; nil if none are configured.
 	Revoked []byte
-	// Domains are the roots by trust domain, in PEM, where a certificate has to lead to one of its own domain's; nil where
-	// any of Roots will do.
+	// Domains contains the roots in PEM by trust domain, if certificates must chain to a root of their own domain. nil:
+	// any of Roots is sufficient.
 	Domains map[string][]byte
 	// Leaf is the first certificate of Chain.
 	Leaf *x509.Certificate
@@ -55,7 +56,7 @@ func (m Material) equal(o Material) bool {
 		maps.EqualFunc(m.Domains, o.Domains, bytes.Equal)
 }
 
-// PrivateKey is a key in PEM, which shows itself to nobody who prints or logs it.
+// PrivateKey is a key in PEM. It is redacted when it is printed or logged.
 type PrivateKey []byte
 
 const redacted = "[redacted]"
@@ -75,27 +76,27 @@ func (PrivateKey) LogValue() slog.Value { return slog.StringValue(redacted) }
 // MarshalText hides the key.
 func (PrivateKey) MarshalText() ([]byte, error) { return []byte(redacted), nil }
 
-// CertificateInfo describes a certificate that is served, without its secrets.
+// CertificateInfo describes a served certificate, without its key.
 type CertificateInfo struct {
-	// Name is the resource's: default, ROOTCA, file-cert:…
+	// Name is the resource name: default, ROOTCA, file-cert:…
 	Name     string `json:"name"`
 	SPIFFEID string `json:"spiffeId,omitempty"`
-	// Subject tells certificates apart that have no SPIFFE ID: roots, for instance.
+	// Subject identifies certificates without a SPIFFE ID, such as roots.
 	Subject string `json:"subject,omitempty"`
-	// Issuer is who signed it.
+	// Issuer is the subject of the CA that signed it.
 	Issuer    string    `json:"issuer,omitempty"`
 	Serial    string    `json:"serial"`
 	NotBefore time.Time `json:"notBefore"`
 	NotAfter  time.Time `json:"notAfter"`
-	// NextRotation is when a successor will be asked for; zero when that is not for us to do.
+	// NextRotation is when the next certificate is requested; zero if another process renews it.
 	NextRotation time.Time `json:"nextRotation,omitzero"`
-	// Chain are the certificates behind it, up to the root, which is not among them.
+	// Chain contains the intermediates, without the root.
 	Chain []ChainLink `json:"chain,omitempty"`
-	// Source is where it came from: the CA's address, or files.
+	// Source is the origin: the CA's address, or files.
 	Source string `json:"source"`
 }
 
-// ChainLink is a certificate between a workload's and a root.
+// ChainLink is an intermediate certificate.
 type ChainLink struct {
 	Subject  string    `json:"subject"`
 	Issuer   string    `json:"issuer"`
@@ -103,11 +104,11 @@ type ChainLink struct {
 	NotAfter time.Time `json:"notAfter"`
 }
 
-// describeChain describes a certificate and what is behind it.
+// describeChain describes a certificate with its intermediates.
 func describeChain(name, source string, m Material) CertificateInfo {
 	info := describeCertificate(name, source, m.Leaf)
 	certs, err := parseCertificates(m.Chain)
-	if err != nil { // which nobody serves
+	if err != nil { // cannot happen for a served chain
 		return info
 	}
 	for _, c := range certs[1:] {
@@ -131,45 +132,46 @@ func describeCertificate(name, source string, c *x509.Certificate) CertificateIn
 	return info
 }
 
-// Clock is time, for tests to hold.
+// Clock returns the time and creates timers. Tests replace it.
 type Clock interface {
 	Now() time.Time
-	// After gives a channel that delivers once the duration has passed.
-	After(d time.Duration) <-chan time.Time
+	// NewTimer returns a channel that receives after d.
+	NewTimer(d time.Duration) <-chan time.Time
 }
 
-// SystemClock is the machine's clock.
+// SystemClock is the system clock.
 type SystemClock struct{}
 
-// Now is time.Now.
+// Now returns time.Now().
 func (SystemClock) Now() time.Time { return time.Now() }
 
-// After is time.After.
-func (SystemClock) After(d time.Duration) <-chan time.Time { return time.After(d) }
+// NewTimer returns time.After(d).
+func (SystemClock) NewTimer(d time.Duration) <-chan time.Time { return time.After(d) }
 
-// Sleep waits until so much time has passed, also while the machine was suspended, or the clock is set, or the context ends.
-func (SystemClock) Sleep(ctx context.Context, d time.Duration) { wake.Sleep(ctx, d) }
+// Sleep waits until d has elapsed, including the time during which the machine was suspended. It returns early if the
+// clock is set or ctx ends.
+func (SystemClock) Sleep(ctx context.Context, d time.Duration) { timerfd.Sleep(ctx, d) }
 
-// subscribers are the functions to call after a change.
+// subscribers calls the registered functions after a change.
 type subscribers struct {
-	mu    sync.Mutex
-	calls []func()
+	mu        sync.Mutex
+	callbacks []func()
 }
 
 func (s *subscribers) add(notify func()) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.calls = append(s.calls, notify)
+	s.callbacks = append(s.callbacks, notify)
 }
 
 func (s *subscribers) notify() {
 	s.mu.Lock()
-	calls := s.calls
+	calls := s.callbacks
 	s.mu.Unlock()
 	for _, call := range calls {
 		call()
 	}
 }
 
-// publicKey is what every standard public key can do.
+// publicKey is implemented by all public keys of the standard library.
 type publicKey interface{ Equal(crypto.PublicKey) bool }

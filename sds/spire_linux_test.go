@@ -30,20 +30,20 @@ import (
 	"github.com/pilotfish-mesh/pilotfish/internal/testpki"
 )
 
-// spireLike serves on one socket what SPIRE's agent serves there, in its forms: the Workload API, and secrets in SotW only, each
-// in a new version with every update, trust domains apart from each other even where there is one, and a stream that ends
-// with the first name that the workload has no right to. It is no SPIRE: that one was not to be had for the tests.
-type spireLike struct {
+// fakeSPIRE imitates the socket of SPIRE's agent. It serves the Workload API, and SDS with these properties: only SotW;
+// a new version with every update; separate trust domains even if there is only one; the stream ends with the first
+// name that the workload may not use. The tests do not use a real SPIRE, because it was not available.
+type fakeSPIRE struct {
 	*workloadAPI
 	secretv3.UnimplementedSecretDiscoveryServiceServer
 }
 
-func (s *spireLike) register(server *grpc.Server) {
+func (s *fakeSPIRE) register(server *grpc.Server) {
 	s.workloadAPI.register(server)
 	secretv3.RegisterSecretDiscoveryServiceServer(server, s)
 }
 
-func (s *spireLike) StreamSecrets(stream grpc.BidiStreamingServer[discoveryv3.DiscoveryRequest, discoveryv3.DiscoveryResponse]) error {
+func (s *fakeSPIRE) StreamSecrets(stream grpc.BidiStreamingServer[discoveryv3.DiscoveryRequest, discoveryv3.DiscoveryResponse]) error {
 	requests := make(chan *discoveryv3.DiscoveryRequest)
 	go func() {
 		defer close(requests)
@@ -59,7 +59,7 @@ func (s *spireLike) StreamSecrets(stream grpc.BidiStreamingServer[discoveryv3.Di
 			}
 		}
 	}()
-	var asked []string
+	var subscribed []string
 	nonce := ""
 	for version := 1; ; version++ {
 		s.mu.Lock()
@@ -71,18 +71,18 @@ func (s *spireLike) StreamSecrets(stream grpc.BidiStreamingServer[discoveryv3.Di
 				if !ok {
 					return nil
 				}
-				if nonce != "" && r.ResponseNonce != nonce || slices.Equal(asked, r.ResourceNames) {
+				if nonce != "" && r.ResponseNonce != nonce || slices.Equal(subscribed, r.ResourceNames) {
 					continue
 				}
-				asked, waiting = r.ResourceNames, false
+				subscribed, waiting = r.ResourceNames, false
 			case <-changes:
-				waiting = asked == nil
+				waiting = subscribed == nil
 				s.mu.Lock()
 				current, changes = s.current, s.changes
 				s.mu.Unlock()
 			}
 		}
-		resources, err := spireSecrets(current, asked)
+		resources, err := spireSecrets(current, subscribed)
 		if err != nil {
 			return err
 		}
@@ -93,7 +93,7 @@ func (s *spireLike) StreamSecrets(stream grpc.BidiStreamingServer[discoveryv3.Di
 	}
 }
 
-// spireSecrets has the names that SPIRE's settings have by default.
+// spireSecrets returns secrets with the default names of SPIRE's configuration.
 func spireSecrets(r *workload.X509SVIDResponse, names []string) (packed []*anypb.Any, err error) {
 	own := r.Svids[0]
 	domain, _ := trustDomain("spiffe://" + strings.Split(own.SpiffeId, "/")[2])
@@ -103,14 +103,14 @@ func spireSecrets(r *workload.X509SVIDResponse, names []string) (packed []*anypb
 		switch name {
 		case DefaultName, own.SpiffeId:
 			made.Type = &tlsv3.Secret_TlsCertificate{TlsCertificate: &tlsv3.TlsCertificate{
-				CertificateChain: inline(pemOf(own.X509Svid)), PrivateKey: inline(pemKey(own.X509SvidKey))}}
+				CertificateChain: inlineBytes(pemOf(own.X509Svid)), PrivateKey: inlineBytes(pemKey(own.X509SvidKey))}}
 		case "ALL", RootName:
 			for id, bundle := range r.FederatedBundles {
 				if name == "ALL" {
 					domains[strings.TrimPrefix(id, "spiffe://")] = pemOf(bundle)
 				}
 			}
-			validator, err := domainValidator(domains)
+			validator, err := newDomainValidator(domains)
 			if err != nil {
 				return nil, err
 			}
@@ -136,20 +136,20 @@ func pemOf(der []byte) []byte {
 	return encodeCertificates(certs)
 }
 
-func TestEnvoyLivesOnASocketThatIsServedAsSPIREServesIts(t *testing.T) {
+func TestEnvoyWorksWithSPIREStyleSDSSocket(t *testing.T) {
 	for _, version := range []string{testenv.EnvoyVersion, testenv.OldEnvoyVersion} {
 		for _, roots := range []string{RootName, "ALL"} {
-			t.Run(version+" "+roots, func(t *testing.T) { t.Parallel(); livesOnSPIRE(t, version, roots) })
+			t.Run(version+" "+roots, func(t *testing.T) { t.Parallel(); testSPIRESocket(t, version, roots) })
 		}
 	}
 }
 
-func livesOnSPIRE(t *testing.T, version, roots string) {
+func testSPIRESocket(t *testing.T, version, roots string) {
 	const own, foreign = "spiffe://cluster.local/ns/default/sa/productpage", "spiffe://other.example/ns/default/sa/productpage"
 	dir, root, other := t.TempDir(), testpki.New(t, "root"), testpki.New(t, "other")
-	spire := &spireLike{workloadAPI: newWorkloadAPI()}
+	spire := &fakeSPIRE{workloadAPI: newWorkloadAPI()}
 	renew := func() (serial string) {
-		one := svid(t, root, identity)
+		one := newSVID(t, root, identity)
 		spire.set(&workload.X509SVIDResponse{Svids: []*workload.X509SVID{one}, FederatedBundles: map[string][]byte{"spiffe://other.example": other.Cert.Raw}})
 		certs, err := x509.ParseCertificates(one.X509Svid)
 		if err != nil {
@@ -159,7 +159,7 @@ func livesOnSPIRE(t *testing.T, version, roots string) {
 	}
 	first := renew()
 	stop := listenUnix(t, dir+"/sds", spire.register)
-	if found := LookOutside(context.Background(), dir+"/sds"); found != OutsideSDS {
+	if found := ProbeSocket(context.Background(), dir+"/sds"); found != ExternalSDS {
 		t.Errorf("found %q", found)
 	}
 	backend := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { _, _ = io.WriteString(w, "hello") }))
@@ -177,16 +177,16 @@ func livesOnSPIRE(t *testing.T, version, roots string) {
 	shows("Envoy serves with the second", renew())
 	last := renew()
 	shows("Envoy serves with the third", last)
-	if err := visitAs(t, port, other, foreign); (err == nil) != (roots == "ALL") {
+	if err := connectAs(t, port, other, foreign); (err == nil) != (roots == "ALL") {
 		t.Errorf("the other domain: %v", err)
 	}
-	if visitAs(t, port, other, own) == nil {
+	if connectAs(t, port, other, own) == nil {
 		t.Error("an authority of the other domain speaks for ours")
 	}
 
 	stop()
 	shows("Envoy serves while nobody listens", last)
-	if err := visitAs(t, port, root, own); err != nil {
+	if err := connectAs(t, port, root, own); err != nil {
 		t.Error(err)
 	}
 	after := renew()
@@ -194,17 +194,17 @@ func livesOnSPIRE(t *testing.T, version, roots string) {
 	shows("Envoy serves with what came meanwhile", after)
 }
 
-// The same socket is a Workload API, from which the agent itself has the identity, where it is told to.
-func TestSocketThatIsServedAsSPIREServesItsGivesTheAgentItsIdentity(t *testing.T) {
+// The same socket serves the Workload API, from which the agent gets the identity if it is configured to.
+func TestAgentUsesWorkloadAPIOfSPIREStyleSocket(t *testing.T) {
 	dir, root, other := t.TempDir(), testpki.New(t, "root"), testpki.New(t, "other")
-	spire := &spireLike{workloadAPI: newWorkloadAPI()}
-	spire.set(&workload.X509SVIDResponse{Svids: []*workload.X509SVID{svid(t, root, identity)}, FederatedBundles: map[string][]byte{"spiffe://other.example": other.Cert.Raw}})
+	spire := &fakeSPIRE{workloadAPI: newWorkloadAPI()}
+	spire.set(&workload.X509SVIDResponse{Svids: []*workload.X509SVID{newSVID(t, root, identity)}, FederatedBundles: map[string][]byte{"spiffe://other.example": other.Cert.Raw}})
 	listenUnix(t, dir+"/agent.sock", spire.register)
 	source := workloadSource(t, dir+"/agent.sock")
 	server := startServer(t, Config{Source: source})
 	nextSerial(t, source, "")
 	stream := sotwStream(t, server)
-	stream.ask("", RootName)
+	stream.subscribe("", RootName)
 	secret := decode(t, stream.next().Resources[0]).GetValidationContext()
 	validator := &tlsv3.SPIFFECertValidatorConfig{}
 	if err := proto.Unmarshal(secret.GetCustomValidatorConfig().GetTypedConfig().GetValue(), validator); err != nil || len(validator.TrustDomains) != 2 {

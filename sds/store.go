@@ -11,33 +11,36 @@ import (
 	"strings"
 	"sync"
 
-	"github.com/pilotfish-mesh/pilotfish/internal/disks"
+	"github.com/pilotfish-mesh/pilotfish/internal/fstimeout"
 )
 
-// mostEntries is more files than any proxy is told of.
-const mostEntries = 20_000
+// maxFileSecrets exceeds the number of files in any proxy's configuration.
+const maxFileSecrets = 20_000
 
-// store holds the secrets that streams ask for, and tells the streams when any has changed.
+// store contains the secrets to which streams subscribe, and notifies the streams of changes.
 type store struct {
-	source  Source
-	log     *slog.Logger
-	metrics *metrics
-	clock   Clock
-	watch   *watch
-	crlFile string
-	anchors anchors
-	disks   *disks.Disks
+	source     Source
+	log        *slog.Logger
+	metrics    *metrics
+	clock      Clock
+	watcher    *fileWatcher
+	crlFile    string
+	extraRoots extraRoots
+	timeoutFS  *fstimeout.TimeoutFS
 
-	mu      sync.Mutex
-	entries map[string]*entry
-	extras  extras
-	made    map[string]*secret // of the source's material, as it is now
-	streams map[chan struct{}]bool
-	// outlets are told of changes of the identity.
-	outlets []func()
+	mu              sync.Mutex
+	fileSecrets     map[string]*fileSecret
+	extras          extras
+	identitySecrets map[string]*secret // cache of the secrets built from the source's current Material
+	streams         map[chan struct{}]bool
+	denied          deniedLists
+	// denyProblem is why denied certificates are accepted; empty if they are rejected.
+	denyProblem string
+	// onIdentityChange are called after each change of the identity.
+	onIdentityChange []func()
 }
 
-// extras are what is added to secrets whatever they are made of. Its generation is another one with each change.
+// extras apply to all secrets. Each change increments generation.
 type extras struct {
 	generation int
 	provider   *KeyProvider
@@ -47,13 +50,13 @@ type extras struct {
 func newStore(config Config, m *metrics) *store {
 	s := &store{
 		source: config.Source, log: config.Logger, metrics: m, clock: config.Clock, crlFile: config.CRLFile,
-		entries: make(map[string]*entry), streams: make(map[chan struct{}]bool), made: make(map[string]*secret),
+		fileSecrets: make(map[string]*fileSecret), streams: make(map[chan struct{}]bool), identitySecrets: make(map[string]*secret),
 		extras: extras{provider: config.KeyProvider},
 	}
-	s.disks = &disks.Disks{Resumed: s.resumed, Stood: m.stalls.Inc}
-	s.watch = &watch{
+	s.timeoutFS = &fstimeout.TimeoutFS{OnResume: s.handleFSResumed, OnHang: m.stalls.Inc}
+	s.watcher = &fileWatcher{
 		debounce: config.Debounce, clock: config.Clock, log: config.Logger, failed: m.watchFailures.Inc,
-		paths: s.paths, check: s.reload, wake: make(chan struct{}, 1), disks: s.disks,
+		paths: s.paths, check: s.reload, wake: make(chan struct{}, 1), timeoutFS: s.timeoutFS,
 	}
 	if s.source != nil {
 		s.source.Subscribe(s.invalidate)
@@ -64,10 +67,10 @@ func newStore(config Config, m *metrics) *store {
 	return s
 }
 
-func (s *store) run(ctx context.Context) { s.watch.run(ctx) }
+func (s *store) run(ctx context.Context) { s.watcher.run(ctx) }
 
-// join gives a channel that receives whenever something has changed.
-func (s *store) join() chan struct{} {
+// addStream returns a channel that receives after each change.
+func (s *store) addStream() chan struct{} {
 	changes := make(chan struct{}, 1)
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -75,26 +78,26 @@ func (s *store) join() chan struct{} {
 	return changes
 }
 
-func (s *store) leave(changes chan struct{}) {
+func (s *store) removeStream(changes chan struct{}) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	delete(s.streams, changes)
 }
 
-// invalidate has the identity's secrets made anew, and tells of it.
+// invalidate clears the cache of the identity's secrets and notifies the subscribers.
 func (s *store) invalidate() {
 	s.mu.Lock()
-	clear(s.made)
-	s.tell()
-	outlets := s.outlets
+	clear(s.identitySecrets)
+	s.notifyStreams()
+	outlets := s.onIdentityChange
 	s.mu.Unlock()
 	for _, outlet := range outlets {
 		outlet()
 	}
 }
 
-// tell wakes the streams. The caller holds the lock.
-func (s *store) tell() {
+// notifyStreams notifies the streams of a change. The caller holds s.mu.
+func (s *store) notifyStreams() {
 	for changes := range s.streams {
 		select {
 		case changes <- struct{}{}:
@@ -103,7 +106,7 @@ func (s *store) tell() {
 	}
 }
 
-// acquire begins to look after a name. An error says that there can never be such a secret.
+// acquire adds a reference to a secret. It fails if the name can never be served.
 func (s *store) acquire(name string) error {
 	if name == DefaultName || name == RootName {
 		if s.source == nil {
@@ -115,64 +118,64 @@ func (s *store) acquire(name string) error {
 	if err != nil {
 		return err
 	}
-	e, fresh, err := s.entry(f)
+	e, fresh, err := s.addReference(f)
 	if err != nil {
 		return err
 	}
 	if fresh {
-		s.load(e)
-		s.watch.poke()
+		s.loadSecret(e)
+		s.watcher.trigger()
 	}
 	return nil
 }
 
-// entry gives what is known of a name. It is fresh while it was never read to the end.
-func (s *store) entry(f files) (e *entry, fresh bool, err error) {
+// addReference adds a reference to the file secret of f. fresh reports whether its files have not been read yet.
+func (s *store) addReference(f secretFiles) (e *fileSecret, fresh bool, err error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if e := s.entries[f.name]; e != nil {
-		e.users++
+	if e := s.fileSecrets[f.name]; e != nil {
+		e.refs++
 		return e, e.secret == nil && e.problem == "", nil
 	}
-	if len(s.entries) >= mostEntries {
-		return nil, false, fmt.Errorf("the secret %q is one more than the %d files that are served", f.name, mostEntries)
+	if len(s.fileSecrets) >= maxFileSecrets {
+		return nil, false, fmt.Errorf("the secret %q is one more than the %d files that are served", f.name, maxFileSecrets)
 	}
-	e = &entry{files: f, users: 1}
-	s.entries[f.name] = e
+	e = &fileSecret{secretFiles: f, refs: 1}
+	s.fileSecrets[f.name] = e
 	return e, true, nil
 }
 
-// release ends what acquire began.
+// release removes the reference that acquire added.
 func (s *store) release(name string) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	e := s.entries[name]
+	e := s.fileSecrets[name]
 	if e == nil {
 		return
 	}
-	if e.users--; e.users == 0 {
-		delete(s.entries, name)
-		s.watch.poke()
+	if e.refs--; e.refs == 0 {
+		delete(s.fileSecrets, name)
+		s.watcher.trigger()
 	}
 }
 
-// get gives a secret, or nil while it is not there.
-func (s *store) get(name string) *secret {
+// lookup returns a secret, or nil if it is not available yet.
+func (s *store) lookup(name string) *secret {
 	if name == DefaultName || name == RootName {
-		return s.identity(name)
+		return s.identitySecret(name)
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if e := s.entries[name]; e != nil {
+	if e := s.fileSecrets[name]; e != nil {
 		return e.secret
 	}
 	return nil
 }
 
-func (s *store) identity(name string) *secret {
+func (s *store) identitySecret(name string) *secret {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if known := s.made[name]; known != nil {
+	if known := s.identitySecrets[name]; known != nil {
 		return known
 	}
 	m := s.source.Current()
@@ -180,29 +183,34 @@ func (s *store) identity(name string) *secret {
 	var err error
 	switch {
 	case name == DefaultName && len(m.Chain) > 0:
-		made, err = certificateSecret(name, m, s.extras.provider)
+		made, err = newCertificateSecret(name, m, s.extras.provider)
 	case name == RootName && len(m.Roots) > 0:
-		made, err = s.rootsOf(m)
+		made, err = s.buildRootsSecret(m)
 	}
 	if err != nil {
 		s.log.Error("making a secret", "name", name, "error", err)
 		return nil
 	}
 	if made != nil {
-		s.made[name] = made
+		s.identitySecrets[name] = made
 	}
 	return made
 }
 
-// rootsOf makes the secret of the roots. The anchors belong to the workload's own domain, where domains are kept apart.
-func (s *store) rootsOf(m Material) (*secret, error) {
+// buildRootsSecret returns the secret of the roots. If m has roots per trust domain, the extra roots are added to the
+// workload's own domain.
+func (s *store) buildRootsSecret(m Material) (*secret, error) {
 	domains := maps.Clone(m.Domains)
 	for domain, roots := range domains {
 		if m.Leaf != nil && m.Leaf.URIs[0].Host == domain {
-			domains[domain] = s.anchors.join(roots)
+			domains[domain] = s.extraRoots.mergeWith(roots)
 		}
 	}
-	return rootSecret(RootName, s.anchors.join(m.Roots), s.extras.revoked.text, domains)
+	roots := s.extraRoots.mergeWith(m.Roots)
+	lists, leafOnly := s.addDenied(roots)
+	context := newValidationContext(roots, lists)
+	context.OnlyVerifyLeafCertCrl = leafOnly
+	return newValidationSecret(RootName, context, domains)
 }
 
 func (s *store) paths() []string {
@@ -212,67 +220,67 @@ func (s *store) paths() []string {
 	if s.crlFile != "" {
 		paths = append(paths, s.crlFile)
 	}
-	for _, e := range s.entries {
+	for _, e := range s.fileSecrets {
 		paths = append(paths, e.paths()...)
 	}
 	return paths
 }
 
-// reload reads the files that were touched and says whether all of them are well.
-func (s *store) reload() (well bool) {
+// reload reads the changed files and reports whether all files are valid.
+func (s *store) reload() (ok bool) {
 	revoked := s.loadRevocations()
 	s.mu.Lock()
-	entries := slices.Collect(maps.Values(s.entries))
+	entries := slices.Collect(maps.Values(s.fileSecrets))
 	s.mu.Unlock()
 	changed := false
 	for _, e := range entries {
-		changed = s.load(e) || changed
+		changed = s.loadSecret(e) || changed
 	}
 	s.mu.Lock()
-	well = s.extras.revoked.problem == ""
-	for _, e := range s.entries {
-		well = well && e.problem == ""
+	ok = s.extras.revoked.problem == ""
+	for _, e := range s.fileSecrets {
+		ok = ok && e.problem == ""
 	}
 	if changed && !revoked {
-		s.tell()
+		s.notifyStreams()
 	}
 	s.mu.Unlock()
 	if revoked {
 		s.invalidate()
 	}
-	return well
+	return ok
 }
 
-// resumed reads what changed while a file system did not answer, and tells of what it has answered.
-func (s *store) resumed() {
+// handleFSResumed runs when a hung file system responds again. It reads what changed meanwhile and notifies the
+// streams.
+func (s *store) handleFSResumed() {
 	s.invalidate()
-	s.watch.poke()
+	s.watcher.trigger()
 }
 
-// loadRevocations reads the revocation lists.
+// loadRevocations reads the CRL file and reports whether the lists changed.
 func (s *store) loadRevocations() (changed bool) {
 	if s.crlFile == "" {
 		return false
 	}
-	took := false
-	if err := s.disks.Around(s.crlFile, func() {
+	if err := s.timeoutFS.DoFile(s.crlFile, func() {
 		read, err := readRevocations(s.crlFile)
 		s.mu.Lock()
 		defer s.mu.Unlock()
-		took = s.revoke(read, err)
+		changed = s.setRevocations(read, err)
 	}); err != nil {
 		s.mu.Lock()
 		defer s.mu.Unlock()
-		return s.revoke(revocations{}, err)
+		return s.setRevocations(revocations{}, err)
 	}
-	return took
+	return changed
 }
 
-// revoke takes revocation lists over, and says whether they are others. An empty file, as one is that is about to be written or
-// for which the disk had no room, takes away none that is in force. The caller holds the lock.
-func (s *store) revoke(read revocations, err error) (changed bool) {
+// setRevocations applies the lists that were read and reports whether they differ. While lists are in force, an empty
+// file is an error: a process may be about to write it, or the disk may be full. The caller holds s.mu.
+func (s *store) setRevocations(read revocations, err error) (changed bool) {
 	old := s.extras.revoked
-	if errors.Is(err, errEmpty) && !old.inForce(s.clock.Now()) {
+	if errors.Is(err, errEmpty) && !old.isInForce(s.clock.Now()) {
 		err = nil
 	}
 	switch {
@@ -293,9 +301,9 @@ func (s *store) revoke(read revocations, err error) (changed bool) {
 	return true
 }
 
-// providerRefused gives Envoy the keys themselves, where that is allowed and it has no such accelerator: Envoy knows how to
-// do without one that it was built for, and refuses others.
-func (s *store) providerRefused(reason string) {
+// disableProvider sends the keys to Envoy without the provider, if Fallback allows it and Envoy does not have this
+// extension. Envoy implements the fallback itself only if it contains the extension; otherwise it rejects the secret.
+func (s *store) disableProvider(reason string) {
 	s.mu.Lock()
 	provider := s.extras.provider
 	if provider == nil || !provider.Fallback || !strings.Contains(reason, "private key provider") {
@@ -310,20 +318,19 @@ func (s *store) providerRefused(reason string) {
 	s.invalidate()
 }
 
-// load reads one resource's files and says whether it changed. What cannot be read, or does not fit together, leaves
-// the last good secret in place. Nobody is kept from the others meanwhile.
-func (s *store) load(e *entry) (changed bool) {
-	took := false
-	if err := s.disks.Around(e.paths()[0], func() { took = s.read(e) }); err != nil {
+// loadSecret reads the files of one resource and reports whether the secret changed. If the files are unreadable or do
+// not match, the last valid secret is served. It does not hold s.mu while it reads.
+func (s *store) loadSecret(e *fileSecret) (changed bool) {
+	if err := s.timeoutFS.DoFile(e.paths()[0], func() { changed = s.readSecret(e) }); err != nil {
 		s.mu.Lock()
 		defer s.mu.Unlock()
-		return s.take(e, false, err)
+		return s.recordResult(e, false, err)
 	}
-	return took
+	return changed
 }
 
-// read is called for one file of a directory at a time.
-func (s *store) read(e *entry) (changed bool) {
+// readSecret implements loadSecret. It runs for one file of a directory at a time.
+func (s *store) readSecret(e *fileSecret) (changed bool) {
 	s.mu.Lock()
 	next, x := *e, s.extras
 	s.mu.Unlock()
@@ -331,15 +338,15 @@ func (s *store) read(e *entry) (changed bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if err == nil {
-		e.material, e.secret, e.stamps, e.extras = next.material, next.secret, next.stamps, next.extras
+		e.material, e.secret, e.stamps, e.extrasGeneration = next.material, next.secret, next.stamps, next.extrasGeneration
 	}
-	return s.take(e, changed, err)
+	return s.recordResult(e, changed, err)
 }
 
-// take notes what came of reading a resource's files. The caller holds the lock.
-func (s *store) take(e *entry, changed bool, err error) bool {
+// recordResult records the result of reading a resource's files. The caller holds s.mu.
+func (s *store) recordResult(e *fileSecret, changed bool, err error) bool {
 	if err != nil {
-		if problem := err.Error(); problem != e.problem { // once a cause, not once an attempt
+		if problem := err.Error(); problem != e.problem { // once per cause, not per attempt
 			e.problem = problem
 			s.metrics.secretFailures.Inc()
 			s.log.Warn("a secret cannot be read from its files", "name", e.name, "error", err, "lastGoodServed", e.secret != nil)
@@ -357,13 +364,16 @@ func (s *store) problems() []string {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	var problems []string
-	for _, e := range s.entries {
+	for _, e := range s.fileSecrets {
 		if e.problem != "" {
 			problems = append(problems, fmt.Sprintf("secret %s: %s", e.name, e.problem))
 		}
 	}
-	if problem := s.extras.revoked.health(s.crlFile, s.clock.Now()); problem != "" {
+	if problem := s.extras.revoked.describeProblem(s.crlFile, s.clock.Now()); problem != "" {
 		problems = append(problems, problem)
+	}
+	if s.denyProblem != "" {
+		problems = append(problems, s.denyProblem)
 	}
 	slices.Sort(problems)
 	return problems
@@ -373,9 +383,9 @@ func (s *store) fileCertificates() []CertificateInfo {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	var infos []CertificateInfo
-	for _, e := range s.entries {
+	for _, e := range s.fileSecrets {
 		switch {
-		case e.secret == nil || e.name == rootPrefix+systemRoot: // the system's roots are more than a hundred
+		case e.secret == nil || e.name == rootPrefix+systemRoot: // more than a hundred roots
 		case e.material.Leaf != nil:
 			infos = append(infos, describeChain(e.name, e.cert, e.material))
 		default:

@@ -17,30 +17,30 @@ import (
 	"google.golang.org/grpc/status"
 )
 
-// service is Envoy's secret discovery service, in both protocols.
+// service implements Envoy's secret discovery service in both xDS variants.
 type service struct {
 	secretv3.UnimplementedSecretDiscoveryServiceServer
 	server *Server
 }
 
-// StreamSecrets serves the state-of-the-world protocol.
+// StreamSecrets serves SotW xDS.
 func (s *service) StreamSecrets(stream secretv3.SecretDiscoveryService_StreamSecretsServer) error {
 	c := newClient(s.server)
 	defer c.close()
 	return serve(stream, c, c.sotwRequest, func() *discoveryv3.DiscoveryResponse { return c.sotwResponse() })
 }
 
-// DeltaSecrets serves the incremental protocol.
+// DeltaSecrets serves delta xDS.
 func (s *service) DeltaSecrets(stream secretv3.SecretDiscoveryService_DeltaSecretsServer) error {
 	c := newClient(s.server)
 	defer c.close()
 	return serve(stream, c, c.deltaRequest, func() *discoveryv3.DeltaDiscoveryResponse { return c.deltaResponse() })
 }
 
-// fetchTime is how long a request without a stream waits for what is not there yet.
-const fetchTime = 5 * time.Second
+// fetchTimeout is how long FetchSecrets waits for the first secret.
+const fetchTimeout = 5 * time.Second
 
-// FetchSecrets answers once, with all that there is of the names.
+// FetchSecrets returns the requested secrets that are available.
 func (s *service) FetchSecrets(ctx context.Context, r *discoveryv3.DiscoveryRequest) (*discoveryv3.DiscoveryResponse, error) {
 	c := newClient(s.server)
 	defer c.close()
@@ -50,7 +50,7 @@ func (s *service) FetchSecrets(ctx context.Context, r *discoveryv3.DiscoveryRequ
 	if len(c.names) == 0 {
 		return nil, status.Errorf(codes.NotFound, "there are no secrets %q", r.ResourceNames)
 	}
-	timeout := time.NewTimer(fetchTime)
+	timeout := time.NewTimer(fetchTimeout)
 	defer timeout.Stop()
 	for {
 		if response := c.sotwResponse(); response != nil {
@@ -59,28 +59,28 @@ func (s *service) FetchSecrets(ctx context.Context, r *discoveryv3.DiscoveryRequ
 		select {
 		case <-c.changes:
 		case <-timeout.C:
-			return nil, status.Errorf(codes.Unavailable, "the secrets %q are not there yet", r.ResourceNames)
+			return nil, status.Errorf(codes.Unavailable, "the secrets %q are not available yet", r.ResourceNames)
 		case <-ctx.Done():
 			return nil, status.FromContextError(ctx.Err()).Err()
 		}
 	}
 }
 
-// bidi is one stream of either protocol.
-type bidi[Req, Resp any] interface {
+// bidiStream is a stream of either xDS variant.
+type bidiStream[Req, Resp any] interface {
 	Recv() (*Req, error)
 	Send(*Resp) error
 }
 
-// serve feeds requests and changes to the client, and sends what it has to say after each.
-func serve[Req, Resp any](stream bidi[Req, Resp], c *client, request func(*Req) error, response func() *Resp) error {
+// serve passes requests to the client state, and sends its response after each request or change.
+func serve[Req, Resp any](stream bidiStream[Req, Resp], c *client, request func(*Req) error, response func() *Resp) error {
 	requests, stop := receive(stream)
 	defer close(stop)
 	for {
 		select {
 		case r := <-requests:
 			if r.err != nil {
-				return endOf(r.err)
+				return streamError(r.err)
 			}
 			if err := request(r.message); err != nil {
 				return err
@@ -100,8 +100,9 @@ type received[Req any] struct {
 	err     error
 }
 
-// receive reads requests in the background until the stream ends. It stops with the handler: its return ends the stream.
-func receive[Req, Resp any](stream bidi[Req, Resp]) (<-chan received[Req], chan<- struct{}) {
+// receive reads requests in the background until the stream ends. The caller closes the returned stop channel when its
+// handler returns, which ends the stream.
+func receive[Req, Resp any](stream bidiStream[Req, Resp]) (<-chan received[Req], chan<- struct{}) {
 	requests := make(chan received[Req])
 	stop := make(chan struct{})
 	go func() {
@@ -120,50 +121,50 @@ func receive[Req, Resp any](stream bidi[Req, Resp]) (<-chan received[Req], chan<
 	return requests, stop
 }
 
-func endOf(err error) error {
+func streamError(err error) error {
 	if errors.Is(err, io.EOF) || status.Code(err) == codes.Canceled {
 		return nil
 	}
 	return err
 }
 
-// client is the state of one stream.
+// client contains the state of one stream.
 type client struct {
 	secrets *store
 	metrics *metrics
 	log     *slog.Logger
 	changes chan struct{}
-	// names are those subscribed to; the value is the version sent last, or empty.
+	// names are the subscribed names. The value is the last sent version, or empty.
 	names map[string]string
-	// unknown are subscribed names that can never be served; said is whether the client was told (delta only).
-	unknown map[string]bool
-	nonce   uint64
+	// unservable are subscribed names that can never be served. The value is whether a removal was sent (delta only).
+	unservable map[string]bool
+	nonce      uint64
 }
 
 func newClient(s *Server) *client {
 	return &client{
-		secrets: s.secrets, metrics: s.metrics, log: s.config.Logger, changes: s.secrets.join(),
-		names: make(map[string]string), unknown: make(map[string]bool),
+		secrets: s.secrets, metrics: s.metrics, log: s.config.Logger, changes: s.secrets.addStream(),
+		names: make(map[string]string), unservable: make(map[string]bool),
 	}
 }
 
 func (c *client) close() {
-	c.secrets.leave(c.changes)
+	c.secrets.removeStream(c.changes)
 	for name := range c.names {
 		c.secrets.release(name)
 	}
 }
 
-// subscribe adds a name. One that cannot be served is remembered as such and harms no other.
+// subscribe adds a name. A name that cannot be served is recorded in unservable and does not affect the others.
 func (c *client) subscribe(name string) {
 	if _, ok := c.names[name]; ok {
 		return
 	}
 	if err := c.secrets.acquire(name); err != nil {
-		if _, told := c.unknown[name]; !told {
-			c.log.Warn("Envoy asks for a secret that cannot be served", "name", name, "error", err)
+		if _, reported := c.unservable[name]; !reported {
+			c.log.Warn("Envoy requested a secret that cannot be served", "name", name, "error", err)
 			c.metrics.secretFailures.Inc()
-			c.unknown[name] = false
+			c.unservable[name] = false
 		}
 		return
 	}
@@ -171,18 +172,18 @@ func (c *client) subscribe(name string) {
 }
 
 func (c *client) unsubscribe(name string) {
-	delete(c.unknown, name)
+	delete(c.unservable, name)
 	if _, ok := c.names[name]; ok {
 		delete(c.names, name)
 		c.secrets.release(name)
 	}
 }
 
-// due gives the subscribed secrets that are there and differ from what was sent, and books them as sent.
-func (c *client) due() []*secret {
+// collectChanged returns the available subscribed secrets that differ from the sent versions, and records them as sent.
+func (c *client) collectChanged() []*secret {
 	var due []*secret
 	for name, version := range c.names {
-		if s := c.secrets.get(name); s != nil && s.version != version {
+		if s := c.secrets.lookup(name); s != nil && s.version != version {
 			c.names[name] = s.version
 			due = append(due, s)
 		}
@@ -198,11 +199,11 @@ func (c *client) nextNonce() string {
 	return c.currentNonce()
 }
 
-// rejected notes a NACK. The secret is not sent again before it changes.
-func (c *client) rejected(detail *rpcstatus.Status) {
+// recordNACK logs and counts a NACK. The secret is not sent again until it changes.
+func (c *client) recordNACK(detail *rpcstatus.Status) {
 	c.metrics.nacks.Inc()
 	c.log.Warn("Envoy rejected a secret", "reason", detail.GetMessage())
-	c.secrets.providerRefused(detail.GetMessage())
+	c.secrets.disableProvider(detail.GetMessage())
 }
 
 func checkType(typeURL string) error {
@@ -217,10 +218,10 @@ func (c *client) sotwRequest(r *discoveryv3.DiscoveryRequest) error {
 		return err
 	}
 	if r.ErrorDetail != nil {
-		c.rejected(r.ErrorDetail)
+		c.recordNACK(r.ErrorDetail)
 	}
 	if r.ResponseNonce != "" && r.ResponseNonce != c.currentNonce() {
-		return nil // an answer to an earlier response: the one to the newest will come
+		return nil // this acknowledges an earlier response; wait for the ACK of the newest
 	}
 	for name := range c.names {
 		if !slices.Contains(r.ResourceNames, name) {
@@ -234,7 +235,7 @@ func (c *client) sotwRequest(r *discoveryv3.DiscoveryRequest) error {
 }
 
 func (c *client) sotwResponse() *discoveryv3.DiscoveryResponse {
-	due := c.due()
+	due := c.collectChanged()
 	if len(due) == 0 {
 		return nil
 	}
@@ -253,13 +254,13 @@ func (c *client) deltaRequest(r *discoveryv3.DeltaDiscoveryRequest) error {
 		return err
 	}
 	if r.ErrorDetail != nil {
-		c.rejected(r.ErrorDetail)
+		c.recordNACK(r.ErrorDetail)
 	}
 	for _, name := range r.ResourceNamesUnsubscribe {
 		c.unsubscribe(name)
 	}
 	for _, name := range r.ResourceNamesSubscribe {
-		c.unsubscribe(name) // who subscribes again wants to be sent it again
+		c.unsubscribe(name) // a second subscription requests the resource again
 		c.subscribe(name)
 		if _, ok := c.names[name]; ok {
 			c.names[name] = r.InitialResourceVersions[name]
@@ -270,12 +271,12 @@ func (c *client) deltaRequest(r *discoveryv3.DeltaDiscoveryRequest) error {
 
 func (c *client) deltaResponse() *discoveryv3.DeltaDiscoveryResponse {
 	r := &discoveryv3.DeltaDiscoveryResponse{TypeUrl: secretType}
-	for _, s := range c.due() {
+	for _, s := range c.collectChanged() {
 		r.Resources = append(r.Resources, &discoveryv3.Resource{Name: s.name, Version: s.version, Resource: s.body})
 	}
-	for name, told := range c.unknown {
-		if !told {
-			c.unknown[name] = true
+	for name, reported := range c.unservable {
+		if !reported {
+			c.unservable[name] = true
 			r.RemovedResources = append(r.RemovedResources, name)
 		}
 	}

@@ -35,8 +35,8 @@ func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
 const identity = "spiffe://cluster.local/ns/default/sa/reviews"
 
-// logger logs to the test's output when it fails, and to the buffer.
-func logger(t *testing.T) (*slog.Logger, *testenv.Buffer) {
+// newLogger returns a logger that writes to the returned buffer. If the test fails, the buffer is logged.
+func newLogger(t *testing.T) (*slog.Logger, *testenv.Buffer) {
 	log := &testenv.Buffer{}
 	t.Cleanup(func() {
 		if t.Failed() {
@@ -46,7 +46,7 @@ func logger(t *testing.T) (*slog.Logger, *testenv.Buffer) {
 	return slog.New(slog.NewTextHandler(log, &slog.HandlerOptions{Level: slog.LevelDebug})), log
 }
 
-// authority is a certificate authority whose answers the test chooses.
+// authority is a CA whose responses the test sets.
 type authority struct {
 	securityv1.UnimplementedIstioCertificateServiceServer
 	t    *testing.T
@@ -75,7 +75,7 @@ func (a *authority) good(csr *x509.CertificateRequest) ([]string, error) {
 	return []string{a.sign(a.root, csr, nil), string(a.root.PEM())}, nil
 }
 
-// sign signs the request's key, with the changes that edit makes.
+// sign signs the request's key. edit changes the template.
 func (a *authority) sign(by *testpki.Authority, csr *x509.CertificateRequest, edit func(*x509.Certificate)) string {
 	template := &x509.Certificate{
 		URIs: csr.URIs, NotBefore: time.Now().Add(-time.Second), NotAfter: time.Now().Add(a.life),
@@ -110,7 +110,7 @@ func (a *authority) CreateCertificate(ctx context.Context, r *securityv1.IstioCe
 func (a *authority) listen(t *testing.T, address string, config *tls.Config) (at string, stop func()) {
 	t.Helper()
 	if address == "127.0.0.1:0" {
-		address = fmt.Sprintf("127.0.0.1:%d", testenv.FreePort(t)) // which stays the test's own after stop
+		address = fmt.Sprintf("127.0.0.1:%d", testenv.FreePort(t)) // remains reserved for the test after stop
 	}
 	var listener net.Listener
 	testenv.Eventually(t, "listening on "+address, func() (err error) {
@@ -140,7 +140,7 @@ func caConfig(address string) CAConfig {
 func newSource(t *testing.T, config CAConfig) *CASource {
 	t.Helper()
 	if config.Logger == nil {
-		config.Logger, _ = logger(t)
+		config.Logger, _ = newLogger(t)
 	}
 	source, err := NewCASource(config)
 	if err != nil {
@@ -149,8 +149,8 @@ func newSource(t *testing.T, config CAConfig) *CASource {
 	return source
 }
 
-// run runs a part until the test ends.
-func run(t *testing.T, part interface{ Run(context.Context) error }) {
+// runSource runs part until the test ends.
+func runSource(t *testing.T, part interface{ Run(context.Context) error }) {
 	t.Helper()
 	ctx, cancel := context.WithCancel(context.Background())
 	result := make(chan error, 1)
@@ -169,7 +169,7 @@ func startServer(t *testing.T, config Config) *Server {
 		config.Socket = filepath.Join(t.TempDir(), "s")
 	}
 	if config.Logger == nil {
-		config.Logger, _ = logger(t)
+		config.Logger, _ = newLogger(t)
 	}
 	if config.Debounce == 0 {
 		config.Debounce = 5 * time.Millisecond
@@ -178,7 +178,7 @@ func startServer(t *testing.T, config Config) *Server {
 	if err != nil {
 		t.Fatal(err)
 	}
-	run(t, server)
+	runSource(t, server)
 	return server
 }
 
@@ -199,7 +199,7 @@ func dialServer(t *testing.T, s *Server) *grpc.ClientConn {
 	return conn
 }
 
-// serial waits for a certificate other than the one given, and gives its serial.
+// nextSerial waits for a certificate with a serial number other than not, and returns its serial number.
 func nextSerial(t *testing.T, source Source, not string) string {
 	t.Helper()
 	var serial string
@@ -241,7 +241,7 @@ func mustParse(t *testing.T, id string) *url.URL {
 	return u
 }
 
-// fakeClock stands still until it is moved.
+// fakeClock changes only when the test advances it.
 type fakeClock struct {
 	mu      sync.Mutex
 	now     time.Time
@@ -261,7 +261,7 @@ func (c *fakeClock) Now() time.Time {
 	return c.now
 }
 
-func (c *fakeClock) After(d time.Duration) <-chan time.Time {
+func (c *fakeClock) NewTimer(d time.Duration) <-chan time.Time {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	ch := make(chan time.Time, 1)
@@ -269,7 +269,7 @@ func (c *fakeClock) After(d time.Duration) <-chan time.Time {
 	return ch
 }
 
-// advance moves the clock and wakes who has waited long enough.
+// advance advances the clock and fires the elapsed timers.
 func (c *fakeClock) advance(d time.Duration) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -285,14 +285,14 @@ func (c *fakeClock) advance(d time.Duration) {
 	c.waiters = left
 }
 
-// waitedFor says whether somebody waits.
-func (c *fakeClock) waitedFor() bool {
+// hasWaiters reports whether a timer is pending.
+func (c *fakeClock) hasWaiters() bool {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	return len(c.waiters) > 0
 }
 
-// jump sets the clock, which timers do not notice: so it is when a machine was suspended, or its clock is put right.
+// jump sets the clock without firing timers, as after a suspension or a correction of the system clock.
 func (c *fakeClock) jump(d time.Duration) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -302,8 +302,8 @@ func (c *fakeClock) jump(d time.Duration) {
 	}
 }
 
-// tick moves the clock on, second by second, until there is a successor.
-func tick(t *testing.T, clock *fakeClock, source Source, not string) (serial string) {
+// advanceToRotation advances the clock in steps of a second until the certificate is replaced.
+func advanceToRotation(t *testing.T, clock *fakeClock, source Source, not string) (serial string) {
 	t.Helper()
 	testenv.Eventually(t, "a successor", func() error {
 		clock.advance(time.Second)

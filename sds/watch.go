@@ -10,56 +10,58 @@ import (
 
 	"github.com/fsnotify/fsnotify"
 
-	"github.com/pilotfish-mesh/pilotfish/internal/disks"
 	"github.com/pilotfish-mesh/pilotfish/internal/filewatch"
+	"github.com/pilotfish-mesh/pilotfish/internal/fstimeout"
 )
 
 const (
 	defaultDebounce = 100 * time.Millisecond
-	// slowPoll is how often files are read although nothing was heard of them, for file systems that may tell nothing;
-	// fastPoll while something is wrong with them, since the event that mends it may have come too early. It doubles up to
-	// slowPoll.
+	// slowPoll is how often files are read without a notification, because some file systems do not notify. After an
+	// error the interval starts at fastPoll and doubles up to slowPoll, because the notification of the repair may have
+	// been missed.
 	slowPoll = time.Minute
 	fastPoll = time.Second
-	// quietPoll is slowPoll where every file system is one that tells: a directory further up may be moved as a whole there.
-	quietPoll = 5 * time.Minute
-	// quietPart of the debounce time without another event is enough: files that are replaced by renaming are complete, and
-	// who writes a file in place hardly pauses for longer.
-	quietPart = 5
+	// localPoll replaces slowPoll if all file systems are local. A move of a parent directory is not notified even
+	// there.
+	localPoll = 5 * time.Minute
+	// The debounce ends early after debounce/quietDivisor without an event. Files that are replaced by renaming are
+	// complete, and a process that writes a file in place rarely pauses longer.
+	quietDivisor = 5
 )
 
-// watch calls a function whenever files may have changed. It watches directories, because files are replaced by
-// renaming, and those that Kubernetes mounts by renaming a link beside them. While there are no files it costs nothing.
-type watch struct {
+// fileWatcher calls a function when files may have changed. It watches directories, because files are replaced by
+// renaming, and Kubernetes updates mounted files by renaming a symbolic link in their directory. Without files it is
+// idle.
+type fileWatcher struct {
 	debounce time.Duration
 	clock    Clock
 	log      *slog.Logger
-	failed   func() // counts failures of the notification system
-	// paths gives the files to watch now; check reads them and says whether all is well.
+	failed   func() // counts failures of inotify
+	// paths returns the files to watch. check reads them and reports whether all are valid.
 	paths func() []string
-	check func() (well bool)
-	// wake asks for the files to be followed anew: the set of them is another one, or a file system answers again.
+	check func() (ok bool)
+	// wake makes the watcher update its watches: the set of files has changed, or a hung file system responds again.
 	wake chan struct{}
-	// disks are asked about the files.
-	disks *disks.Disks
+	// timeoutFS runs all calls to the file systems.
+	timeoutFS *fstimeout.TimeoutFS
 
-	notifier *filewatch.Watcher     // nil while there are no files, or when it cannot be had
-	mute     bool                   // it cannot be had
-	stands   bool                   // it waits for a file system, which keeps it
-	spots    map[spot]bool          // what is waited for
-	watched  map[string]fs.FileInfo // directories, by the names that they had
+	notifier    *filewatch.Watcher     // nil without files, or if unavailable
+	unavailable bool                   // creating the notifier failed, or it hangs
+	hung        bool                   // the notifier hangs in a call to a file system
+	watchPoints map[watchPoint]bool    // names whose events are relevant
+	watched     map[string]fs.FileInfo // watched directories by name
 }
 
-func (w *watch) poke() {
+func (w *fileWatcher) trigger() {
 	select {
 	case w.wake <- struct{}{}:
 	default:
 	}
 }
 
-func (w *watch) run(ctx context.Context) {
+func (w *fileWatcher) run(ctx context.Context) {
 	defer w.close()
-	for unwell := fastPoll; ctx.Err() == nil; {
+	for retryWait := fastPoll; ctx.Err() == nil; {
 		paths := w.paths()
 		if len(paths) == 0 {
 			w.close()
@@ -70,70 +72,71 @@ func (w *watch) run(ctx context.Context) {
 				return
 			}
 		}
-		w.follow(paths)
-		wait := w.poll()
+		w.updateWatches(paths)
+		wait := w.pollInterval()
 		switch {
 		case !w.check():
-			wait, unwell = unwell, min(2*unwell, slowPoll)
-		case w.mute:
+			wait, retryWait = retryWait, min(2*retryWait, slowPoll)
+		case w.unavailable:
 			wait = fastPoll
 		default:
-			unwell = fastPoll
+			retryWait = fastPoll
 		}
-		if w.await(ctx, wait) {
-			unwell = fastPoll
+		if w.waitForChange(ctx, wait) {
+			retryWait = fastPoll
 		}
 	}
 }
 
-// poll is how often files are read although nothing is heard.
-func (w *watch) poll() time.Duration {
+// pollInterval returns how often files are read without a notification.
+func (w *fileWatcher) pollInterval() time.Duration {
 	for dir := range w.watched {
-		var heard bool
-		if w.disks.Ask(dir, func() { heard = tells(dir) }) != nil || !heard {
+		var local bool
+		if w.timeoutFS.Do(dir, func() { local = isLocalFS(dir) }) != nil || !local {
 			return slowPoll
 		}
 	}
-	return quietPoll
+	return localPoll
 }
 
-func (w *watch) close() {
+func (w *fileWatcher) close() {
 	if w.notifier != nil {
 		_ = w.notifier.Close()
 	}
-	w.notifier, w.spots, w.watched = nil, nil, nil
+	w.notifier, w.watchPoints, w.watched = nil, nil, nil
 }
 
-func (w *watch) open() {
-	w.spots, w.watched = make(map[spot]bool), make(map[string]fs.FileInfo)
-	if w.mute {
+func (w *fileWatcher) openNotifier() {
+	w.watchPoints, w.watched = make(map[watchPoint]bool), make(map[string]fs.FileInfo)
+	if w.unavailable {
 		return
 	}
 	notifier, err := filewatch.New()
 	if err != nil {
 		w.log.Warn("file changes are not notified; files are read every second instead", "error", err)
 		w.failed()
-		w.mute = true
+		w.unavailable = true
 		return
 	}
 	w.notifier = notifier
 }
 
-// await waits for a reason to check, and then until the dust has settled. It says whether something was heard.
-func (w *watch) await(ctx context.Context, wait time.Duration) (heard bool) {
+// waitForChange waits for an event, a wake-up or the timeout; after an event it also waits until the events end. It
+// reports whether there was a notification.
+func (w *fileWatcher) waitForChange(ctx context.Context, wait time.Duration) (notified bool) {
 	var events <-chan fsnotify.Event
 	var errs <-chan error
 	if w.notifier != nil {
 		events, errs = w.notifier.Events, w.notifier.Failures
 	}
-	timeout := w.clock.After(wait)
+	timeout := w.clock.NewTimer(wait)
 	for {
 		select {
 		case <-timeout:
 			return false
 		case <-w.wake:
-			w.restore()
-			if w.follow(w.paths()) {
+			w.retryNotifier()
+			if w.updateWatches(w.paths()) {
 				return true
 			}
 		case <-ctx.Done():
@@ -143,23 +146,23 @@ func (w *watch) await(ctx context.Context, wait time.Duration) (heard bool) {
 			w.failed()
 			return true
 		case event := <-events:
-			if w.concerns(event) {
-				w.settle(ctx, events)
+			if w.handleEvent(event) {
+				w.waitQuiet(ctx, events)
 				return true
 			}
 		}
 	}
 }
 
-// settle waits until nothing has been heard for a moment, for the debounce time at most.
-func (w *watch) settle(ctx context.Context, events <-chan fsnotify.Event) {
-	end := w.clock.After(w.debounce)
+// waitQuiet waits until no event arrives for a fraction of the debounce time, or until the debounce time has elapsed.
+func (w *fileWatcher) waitQuiet(ctx context.Context, events <-chan fsnotify.Event) {
+	end := w.clock.NewTimer(w.debounce)
 	for {
-		quiet := time.NewTimer(w.debounce / quietPart)
+		quiet := time.NewTimer(w.debounce / quietDivisor)
 		select {
 		case event := <-events:
 			quiet.Stop()
-			w.concerns(event)
+			w.handleEvent(event)
 		case <-quiet.C:
 			return
 		case <-end:
@@ -172,8 +175,9 @@ func (w *watch) settle(ctx context.Context, events <-chan fsnotify.Event) {
 	}
 }
 
-// concerns says whether an event is about one of the files, or about a directory or link on the way to one.
-func (w *watch) concerns(event fsnotify.Event) bool {
+// handleEvent reports whether an event concerns one of the files, or a directory or symbolic link in their paths. If a
+// watched directory was removed or renamed, it ends its watch.
+func (w *fileWatcher) handleEvent(event fsnotify.Event) bool {
 	if w.watched[event.Name] != nil {
 		if event.Has(fsnotify.Remove) || event.Has(fsnotify.Rename) {
 			_ = w.notifier.Remove(event.Name)
@@ -181,67 +185,68 @@ func (w *watch) concerns(event fsnotify.Event) bool {
 		}
 		return true
 	}
-	return w.spots[spotOf(event.Name)]
+	return w.watchPoints[newWatchPoint(event.Name)]
 }
 
-// add watches a directory, and says whether it was not watched before: another one has its name since one above it was
-// moved, or since something was mounted over it.
-func (w *watch) add(dir string) bool {
-	var is fs.FileInfo // nil where there is none: it may have gone this moment, and is found anew then
-	if w.notifier == nil || w.disks.Ask(dir, func() { is, _ = os.Stat(dir) }) != nil || is == nil {
+// watchDir watches a directory and reports whether it is new. The same name denotes another directory after a parent
+// was moved or a file system was mounted over it.
+func (w *fileWatcher) watchDir(dir string) bool {
+	var info fs.FileInfo // nil if missing: it may just have been removed, and is then detected later
+	if w.notifier == nil || w.timeoutFS.Do(dir, func() { info, _ = os.Stat(dir) }) != nil || info == nil {
 		return false
 	}
-	was := w.watched[dir]
-	if was != nil && os.SameFile(was, is) {
+	old := w.watched[dir]
+	if old != nil && os.SameFile(old, info) {
 		return false
 	}
-	if was != nil {
+	if old != nil {
 		_ = w.notifier.Remove(dir)
 		delete(w.watched, dir)
 	}
 	notifier := w.notifier
 	var err error
-	if w.disks.Ask(dir, func() { err = notifier.Add(dir) }) != nil {
-		w.abandon()
+	if w.timeoutFS.Do(dir, func() { err = notifier.Add(dir) }) != nil {
+		w.abandonNotifier()
 		return false
 	}
 	if err != nil {
 		return false
 	}
-	w.watched[dir] = is
+	w.watched[dir] = info
 	return true
 }
 
-// abandon does without the notifier, which waits for a file system and lets nobody else use it meanwhile.
-func (w *watch) abandon() {
+// abandonNotifier closes the notifier in the background and stops using it, because it hangs in a call to a file
+// system.
+func (w *fileWatcher) abandonNotifier() {
 	go func(notifier *filewatch.Watcher) { _ = notifier.Close() }(w.notifier)
-	w.notifier, w.mute, w.stands = nil, true, true
+	w.notifier, w.unavailable, w.hung = nil, true, true
 }
 
-// restore tries a notifier again, after one that was abandoned: a file system may answer again.
-func (w *watch) restore() {
-	if w.stands {
-		w.mute, w.stands, w.watched = false, false, nil
+// retryNotifier allows a new notifier after a hung one: the file system may respond again.
+func (w *fileWatcher) retryNotifier() {
+	if w.hung {
+		w.unavailable, w.hung, w.watched = false, false, nil
 	}
 }
 
-// follow brings the watched directories in line with the paths, and says whether there are new ones: what happened in
-// those before was not heard.
-func (w *watch) follow(paths []string) (more bool) {
+// updateWatches makes the watched directories match paths, and reports whether there are new ones. Earlier events in
+// new directories were missed.
+func (w *fileWatcher) updateWatches(paths []string) (added bool) {
 	if w.watched == nil {
-		w.open()
+		w.openNotifier()
 	}
 	if w.notifier == nil {
 		return len(paths) > 0
 	}
-	spots, wanted := make(map[spot]bool), make(map[string]bool)
-	for _, s := range w.look(paths) {
+	spots, wanted := make(map[watchPoint]bool), make(map[string]bool)
+	for _, s := range w.resolvePaths(paths) {
 		spots[s], wanted[s.dir] = true, true
 	}
-	w.spots = spots
+	w.watchPoints = spots
 	for dir := range wanted {
-		if w.add(dir) {
-			more = true
+		if w.watchDir(dir) {
+			added = true
 		}
 	}
 	if w.notifier == nil {
@@ -253,17 +258,17 @@ func (w *watch) follow(paths []string) (more bool) {
 			delete(w.watched, dir)
 		}
 	}
-	return more
+	return added
 }
 
-// look finds the places that decide what the paths lead to, but for those that cannot be told at present.
-func (w *watch) look(paths []string) []spot {
-	var all []spot
+// resolvePaths returns the watch points of all paths, without those on hung file systems.
+func (w *fileWatcher) resolvePaths(paths []string) []watchPoint {
+	var all []watchPoint
 	for dir, group := range byDirectory(paths) {
-		var spots []spot
-		if w.disks.Ask(dir, func() {
+		var spots []watchPoint
+		if w.timeoutFS.Do(dir, func() {
 			for _, path := range group {
-				spots = append(spots, spotsOf(path)...)
+				spots = append(spots, findWatchPoints(path)...)
 			}
 		}) == nil {
 			all = append(all, spots...)

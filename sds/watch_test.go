@@ -7,12 +7,12 @@ import (
 	"testing"
 	"time"
 
-	"github.com/pilotfish-mesh/pilotfish/internal/disks"
+	"github.com/pilotfish-mesh/pilotfish/internal/fstimeout"
 )
 
-// A directory that is not watched, since no link is in it, is moved as a whole, and another one put in its place: nothing is
-// heard of that, but the next look follows the new one.
-func TestDirectoryThatCameInAnothersPlaceIsFollowed(t *testing.T) {
+// A directory that is not watched, because its path contains no symbolic link, is replaced by another. There is no
+// notification of this, but the next poll finds the new directory.
+func TestReplacedDirectoryIsWatched(t *testing.T) {
 	root := t.TempDir()
 	above := filepath.Join(root, "above")
 	file := filepath.Join(above, "certs", "ca.pem")
@@ -23,23 +23,23 @@ func TestDirectoryThatCameInAnothersPlaceIsFollowed(t *testing.T) {
 		write(t, file, []byte("text"))
 	}
 	lay()
-	w := &watch{debounce: time.Millisecond, clock: SystemClock{}, log: slog.New(slog.DiscardHandler), failed: func() {}, wake: make(chan struct{}, 1), disks: &disks.Disks{}}
+	w := &fileWatcher{debounce: time.Millisecond, clock: SystemClock{}, log: slog.New(slog.DiscardHandler), failed: func() {}, wake: make(chan struct{}, 1), timeoutFS: &fstimeout.TimeoutFS{}}
 	defer w.close()
-	if !w.follow([]string{file}) {
+	if !w.updateWatches([]string{file}) {
 		t.Fatal("the directory is not watched")
 	}
 	if err := os.Rename(above, above+".old"); err != nil {
 		t.Fatal(err)
 	}
 	lay()
-	if !w.follow([]string{file}) {
+	if !w.updateWatches([]string{file}) {
 		t.Error("nothing new was found")
 	}
-	if w.follow([]string{file}) {
+	if w.updateWatches([]string{file}) {
 		t.Error("something new was found where nothing happened")
 	}
 	write(t, file, []byte("changed"))
-	if !w.await(t.Context(), time.Minute) {
+	if !w.waitForChange(t.Context(), time.Minute) {
 		t.Error("a change in the new directory was not heard")
 	}
 }

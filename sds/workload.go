@@ -22,35 +22,35 @@ import (
 	"github.com/pilotfish-mesh/pilotfish/internal/dial"
 )
 
-// WorkloadConfig is what a WorkloadSource needs.
+// WorkloadConfig configures a WorkloadSource.
 type WorkloadConfig struct {
-	// Target is where the SPIFFE Workload API is, as gRPC names it: unix:/run/spire/agent.sock, or dns:127.0.0.1:8081.
+	// Target is the gRPC target of the SPIFFE Workload API: unix:/run/spire/agent.sock, or dns:127.0.0.1:8081.
 	Target string
-	// SPIFFEID is the identity to take when there are several; the first, when it is not among them.
+	// SPIFFEID selects the identity if there are several. If it is not among them, the first is used.
 	SPIFFEID string
-	// MinRetry and MaxRetry bound the wait between attempts; zero is 100 ms and 60 s.
+	// MinRetry and MaxRetry limit the retry delay; default 100 ms and 60 s.
 	MinRetry, MaxRetry time.Duration
 	Logger             *slog.Logger
-	// Clock is time; nil is the machine's.
+	// Clock defaults to the system clock.
 	Clock Clock
 }
 
-// mostSVIDs bounds one message of the Workload API.
-const mostSVIDs = 8 << 20
+// maxSVIDs limits one message of the Workload API.
+const maxSVIDs = 8 << 20
 
-// WorkloadSource takes the workload's identity, and the roots of its and other trust domains, from the SPIFFE Workload API
-// (SPIRE's agent, for instance), which renews them. What is not good changes nothing, and neither does an end of the stream.
+// WorkloadSource obtains the workload's identity, and the roots of all trust domains, from the SPIFFE Workload API (for
+// example, SPIRE's agent), which renews them. Invalid messages and the end of the stream do not change the identity.
 type WorkloadSource struct {
 	config WorkloadConfig
 	subscribers
 
-	mu       sync.Mutex
-	material Material
-	problem  error
-	alarm    alarm
+	mu         sync.Mutex
+	material   Material
+	problem    error
+	renewalLog renewalLog
 }
 
-// NewWorkloadSource checks the configuration.
+// NewWorkloadSource returns a source for config, or an error if config is invalid.
 func NewWorkloadSource(config WorkloadConfig) (*WorkloadSource, error) {
 	if config.Target == "" {
 		return nil, errors.New("sds: no address of a SPIFFE Workload API")
@@ -70,77 +70,77 @@ func NewWorkloadSource(config WorkloadConfig) (*WorkloadSource, error) {
 	return &WorkloadSource{config: config}, nil
 }
 
-// Name is the API's address.
+// Name returns "SPIFFE Workload API" and the target.
 func (s *WorkloadSource) Name() string { return "SPIFFE Workload API " + s.config.Target }
 
-// Subscribe registers a function to be called after each change.
+// Subscribe registers a function that is called after each change.
 func (s *WorkloadSource) Subscribe(notify func()) { s.add(notify) }
 
-// NextRotation is not known: who serves the API renews the certificate.
+// NextRotation returns the zero time: the API's server renews the certificate.
 func (s *WorkloadSource) NextRotation() time.Time { return time.Time{} }
 
-// Current is the identity in force.
+// Current returns the identity in force.
 func (s *WorkloadSource) Current() Material {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return s.material
 }
 
-// Run follows the API until the context ends; then it returns nil.
+// Run receives identities from the API until ctx ends; then it returns nil.
 func (s *WorkloadSource) Run(ctx context.Context) error {
 	conn, err := grpc.NewClient(s.config.Target, grpc.WithTransportCredentials(insecure.NewCredentials()), grpc.WithIdleTimeout(0),
-		grpc.WithDisableServiceConfig(), grpc.WithNoProxy(), grpc.WithDefaultCallOptions(grpc.MaxCallRecvMsgSize(mostSVIDs)))
+		grpc.WithDisableServiceConfig(), grpc.WithNoProxy(), grpc.WithDefaultCallOptions(grpc.MaxCallRecvMsgSize(maxSVIDs)))
 	if err != nil {
 		return fmt.Errorf("SPIFFE Workload API %s: %w", s.config.Target, err)
 	}
 	defer func() { _ = conn.Close() }()
 	retry := dial.Backoff{Min: s.config.MinRetry, Max: s.config.MaxRetry}
 	for ctx.Err() == nil {
-		err := s.follow(ctx, workload.NewSpiffeWorkloadAPIClient(conn), retry.Reset)
+		err := s.receiveUpdates(ctx, workload.NewSpiffeWorkloadAPIClient(conn), retry.Reset)
 		if ctx.Err() != nil {
 			break
 		}
-		s.failed(err)
+		s.recordFailure(err)
 		select {
-		case <-s.config.Clock.After(retry.Next()):
+		case <-s.config.Clock.NewTimer(retry.Next()):
 		case <-ctx.Done():
 		}
 	}
 	return nil
 }
 
-// follow takes what one stream has to give.
-func (s *WorkloadSource) follow(ctx context.Context, client workload.SpiffeWorkloadAPIClient, good func()) error {
+// receiveUpdates opens a stream and applies its messages until the stream ends. It calls good after each valid message.
+func (s *WorkloadSource) receiveUpdates(ctx context.Context, client workload.SpiffeWorkloadAPIClient, good func()) error {
 	ctx, cancel := context.WithCancel(metadata.AppendToOutgoingContext(ctx, "workload.spiffe.io", "true"))
 	defer cancel()
 	stream, err := client.FetchX509SVID(ctx, &workload.X509SVIDRequest{})
 	if err != nil {
-		return explainWorkload(err)
+		return convertWorkloadError(err)
 	}
 	for {
 		response, err := stream.Recv()
 		if err != nil {
-			return explainWorkload(err)
+			return convertWorkloadError(err)
 		}
-		m, err := s.read(response)
+		m, err := s.parseResponse(response)
 		if err != nil {
-			s.failed(fmt.Errorf("what it sent is not used: %w", err))
+			s.recordFailure(fmt.Errorf("the response is rejected: %w", err))
 			continue
 		}
 		good()
-		s.adopt(m)
+		s.apply(m)
 	}
 }
 
-func explainWorkload(err error) error {
-	said := status.Convert(err)
-	if said.Code() == codes.PermissionDenied {
-		return fmt.Errorf("%s: %s: register the workload there", said.Code(), said.Message())
+func convertWorkloadError(err error) error {
+	s := status.Convert(err)
+	if s.Code() == codes.PermissionDenied {
+		return fmt.Errorf("%s: %s: register the workload there", s.Code(), s.Message())
 	}
-	return fmt.Errorf("%s: %s", said.Code(), said.Message())
+	return fmt.Errorf("%s: %s", s.Code(), s.Message())
 }
 
-func (s *WorkloadSource) failed(err error) {
+func (s *WorkloadSource) recordFailure(err error) {
 	now := s.config.Clock.Now()
 	s.mu.Lock()
 	s.problem = err
@@ -148,19 +148,19 @@ func (s *WorkloadSource) failed(err error) {
 	if leaf := s.material.Leaf; leaf != nil {
 		left, life = leaf.NotAfter.Sub(now), leaf.NotAfter.Sub(leaf.NotBefore)
 	}
-	level, tell := s.alarm.failed(err, left, life, now)
+	level, shouldLog := s.renewalLog.recordFailure(err, left, life, now)
 	s.mu.Unlock()
-	if tell {
+	if shouldLog {
 		s.config.Logger.Log(context.Background(), level, "no certificate from the SPIFFE Workload API", "address", s.config.Target,
 			"error", err, "lastGoodServed", life > 0)
 	}
 }
 
-func (s *WorkloadSource) adopt(m Material) {
+func (s *WorkloadSource) apply(m Material) {
 	s.mu.Lock()
 	changed := !m.equal(s.material)
 	s.material, s.problem = m, nil
-	s.alarm.reset()
+	s.renewalLog.reset()
 	s.mu.Unlock()
 	if changed {
 		s.config.Logger.Info("identity from the SPIFFE Workload API", "identity", m.Leaf.URIs[0], "notAfter", m.Leaf.NotAfter)
@@ -168,9 +168,9 @@ func (s *WorkloadSource) adopt(m Material) {
 	}
 }
 
-// read checks what the API sent, and gives it as it is served.
-func (s *WorkloadSource) read(r *workload.X509SVIDResponse) (Material, error) {
-	svid, err := s.choose(r.Svids)
+// parseResponse verifies a message and converts it to Material.
+func (s *WorkloadSource) parseResponse(r *workload.X509SVIDResponse) (Material, error) {
+	svid, err := s.selectSVID(r.Svids)
 	if err != nil {
 		return Material{}, err
 	}
@@ -186,19 +186,19 @@ func (s *WorkloadSource) read(r *workload.X509SVIDResponse) (Material, error) {
 		Chain: encodeCertificates(certs), Roots: encodeCertificates(roots),
 		Key: pem.EncodeToMemory(&pem.Block{Type: "PRIVATE KEY", Bytes: svid.X509SvidKey}),
 	}
-	if m.Leaf, err = parsePair(m.Chain, m.Key); err != nil {
+	if m.Leaf, err = parseKeyPair(m.Chain, m.Key); err != nil {
 		return Material{}, err
 	}
-	if err := s.check(m.Leaf, certs[1:], roots, svid.SpiffeId); err != nil {
+	if err := s.checkSVID(m.Leaf, certs[1:], roots, svid.SpiffeId); err != nil {
 		return Material{}, err
 	}
-	return m, m.federate(roots, r.FederatedBundles)
+	return m, m.addFederatedRoots(roots, r.FederatedBundles)
 }
 
-// choose takes the wanted identity, or the first.
-func (s *WorkloadSource) choose(svids []*workload.X509SVID) (*workload.X509SVID, error) {
+// selectSVID returns the configured identity, or the first.
+func (s *WorkloadSource) selectSVID(svids []*workload.X509SVID) (*workload.X509SVID, error) {
 	if len(svids) == 0 {
-		return nil, errors.New("there is no identity in it")
+		return nil, errors.New("the response contains no identity")
 	}
 	for _, svid := range svids {
 		if svid.SpiffeId == s.config.SPIFFEID {
@@ -208,7 +208,7 @@ func (s *WorkloadSource) choose(svids []*workload.X509SVID) (*workload.X509SVID,
 	return svids[0], nil
 }
 
-func (s *WorkloadSource) check(leaf *x509.Certificate, others, roots []*x509.Certificate, id string) error {
+func (s *WorkloadSource) checkSVID(leaf *x509.Certificate, others, roots []*x509.Certificate, id string) error {
 	if len(leaf.URIs) != 1 || leaf.URIs[0].String() != id {
 		return fmt.Errorf("the certificate is for %v, not for %q", leaf.URIs, id)
 	}
@@ -218,7 +218,7 @@ func (s *WorkloadSource) check(leaf *x509.Certificate, others, roots []*x509.Cer
 	}
 	options := x509.VerifyOptions{
 		Roots: x509.NewCertPool(), Intermediates: x509.NewCertPool(),
-		CurrentTime: later(now, leaf.NotBefore), KeyUsages: []x509.ExtKeyUsage{x509.ExtKeyUsageAny},
+		CurrentTime: maxTime(now, leaf.NotBefore), KeyUsages: []x509.ExtKeyUsage{x509.ExtKeyUsageAny},
 	}
 	for _, cert := range others {
 		options.Intermediates.AddCert(cert)
@@ -235,8 +235,8 @@ func (s *WorkloadSource) check(leaf *x509.Certificate, others, roots []*x509.Cer
 	return nil
 }
 
-// federate adds the roots of other trust domains.
-func (m *Material) federate(own []*x509.Certificate, bundles map[string][]byte) error {
+// addFederatedRoots adds the roots of other trust domains.
+func (m *Material) addFederatedRoots(own []*x509.Certificate, bundles map[string][]byte) error {
 	if len(bundles) == 0 {
 		return nil
 	}
@@ -272,7 +272,7 @@ func trustDomain(id string) (string, error) {
 	return u.Host, nil
 }
 
-// Health says whether there is a certificate that has not expired.
+// Health reports whether the source has an unexpired certificate.
 func (s *WorkloadSource) Health() (ok bool, reason string) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -291,7 +291,7 @@ func (s *WorkloadSource) Health() (ok bool, reason string) {
 	return true, problem
 }
 
-// Remedy is what a person can do.
+// Remedy returns the user's remedy for a problem of the source.
 func (s *WorkloadSource) Remedy() string {
-	return "see that what serves the SPIFFE Workload API runs, and that the workload is registered there"
+	return "check that the SPIFFE Workload API is running and that the workload is registered there"
 }

@@ -28,11 +28,11 @@ import (
 	"github.com/pilotfish-mesh/pilotfish/internal/testpki"
 )
 
-// workloadAPI is a SPIFFE Workload API whose answers the test chooses.
+// workloadAPI is a SPIFFE Workload API whose responses the test sets.
 type workloadAPI struct {
 	workload.UnimplementedSpiffeWorkloadAPIServer
 	mu      sync.Mutex
-	current *workload.X509SVIDResponse // nil refuses
+	current *workload.X509SVIDResponse // nil: requests are rejected
 	changes chan struct{}
 }
 
@@ -68,7 +68,7 @@ func (w *workloadAPI) FetchX509SVID(_ *workload.X509SVIDRequest, stream grpc.Ser
 	}
 }
 
-// listenUnix serves something on a unix socket until stop is called or the test ends.
+// listenUnix serves on a unix socket until stop is called or the test ends.
 func listenUnix(t *testing.T, path string, register func(*grpc.Server)) (stop func()) {
 	t.Helper()
 	listener, err := net.Listen("unix", path)
@@ -86,8 +86,8 @@ func listenUnix(t *testing.T, path string, register func(*grpc.Server)) (stop fu
 
 func (w *workloadAPI) register(s *grpc.Server) { workload.RegisterSpiffeWorkloadAPIServer(s, w) }
 
-// svid is a workload's identity as the API sends it.
-func svid(t testing.TB, a *testpki.Authority, id string) *workload.X509SVID {
+// newSVID returns a workload's identity in the API's format.
+func newSVID(t testing.TB, a *testpki.Authority, id string) *workload.X509SVID {
 	t.Helper()
 	cert, key := a.Workload(t, id)
 	certBlock, _ := pem.Decode(cert)
@@ -97,7 +97,7 @@ func svid(t testing.TB, a *testpki.Authority, id string) *workload.X509SVID {
 
 func workloadSource(t *testing.T, socket string) *WorkloadSource {
 	t.Helper()
-	log, _ := logger(t)
+	log, _ := newLogger(t)
 	source, err := NewWorkloadSource(WorkloadConfig{Target: "unix:" + socket, SPIFFEID: identity, Logger: log,
 		MinRetry: 5 * time.Millisecond, MaxRetry: 50 * time.Millisecond})
 	if err != nil {
@@ -106,7 +106,7 @@ func workloadSource(t *testing.T, socket string) *WorkloadSource {
 	return source
 }
 
-func TestIdentityFromTheWorkloadAPIIsFollowed(t *testing.T) {
+func TestWorkloadAPIUpdatesAreApplied(t *testing.T) {
 	socket := filepath.Join(t.TempDir(), "agent.sock")
 	api, root := newWorkloadAPI(), testpki.New(t, "root")
 	stop := listenUnix(t, socket, api.register)
@@ -122,23 +122,23 @@ func TestIdentityFromTheWorkloadAPIIsFollowed(t *testing.T) {
 		})
 	}
 	expect(false, "no identity issued")
-	api.set(&workload.X509SVIDResponse{Svids: []*workload.X509SVID{svid(t, root, "spiffe://cluster.local/other"), svid(t, root, identity)}})
+	api.set(&workload.X509SVIDResponse{Svids: []*workload.X509SVID{newSVID(t, root, "spiffe://cluster.local/other"), newSVID(t, root, identity)}})
 	first := nextSerial(t, source, "")
 	if id := source.Current().Leaf.URIs[0].String(); id != identity {
-		t.Errorf("took %s of several identities", id)
+		t.Errorf("selected %s of several identities", id)
 	}
 	stream := sotwStream(t, server)
-	stream.ask("", DefaultName, RootName)
+	stream.subscribe("", DefaultName, RootName)
 	sent := stream.next()
-	stream.ask(sent.Nonce, DefaultName, RootName)
+	stream.subscribe(sent.Nonce, DefaultName, RootName)
 
-	bad := svid(t, root, identity)
+	bad := newSVID(t, root, identity)
 	bad.Bundle = testpki.New(t, "stranger").Cert.Raw
 	for name, r := range map[string]*workload.X509SVIDResponse{
-		"no identity in it":  {},
+		"no identity":        {},
 		"does not lead to a": {Svids: []*workload.X509SVID{bad}},
 		"the certificate":    {Svids: []*workload.X509SVID{{SpiffeId: identity, X509Svid: []byte("garbage")}}},
-		"no trust domain": {Svids: []*workload.X509SVID{svid(t, root, identity)},
+		"no trust domain": {Svids: []*workload.X509SVID{newSVID(t, root, identity)},
 			FederatedBundles: map[string][]byte{"https://x": root.Cert.Raw}},
 	} {
 		api.set(r)
@@ -147,44 +147,44 @@ func TestIdentityFromTheWorkloadAPIIsFollowed(t *testing.T) {
 	if serial := source.Current().Leaf.SerialNumber.String(); serial != first {
 		t.Error("the last good identity is gone")
 	}
-	api.set(&workload.X509SVIDResponse{Svids: []*workload.X509SVID{svid(t, root, identity)}})
-	if got := names(t, stream.next()); got != DefaultName {
+	api.set(&workload.X509SVIDResponse{Svids: []*workload.X509SVID{newSVID(t, root, identity)}})
+	if got := resourceNames(t, stream.next()); got != DefaultName {
 		t.Errorf("pushed %s", got)
 	}
 	second := nextSerial(t, source, first)
 	stop()
 	expect(true, "Unavailable")
-	api.set(&workload.X509SVIDResponse{Svids: []*workload.X509SVID{svid(t, root, identity)}})
+	api.set(&workload.X509SVIDResponse{Svids: []*workload.X509SVID{newSVID(t, root, identity)}})
 	listenUnix(t, socket, api.register)
 	nextSerial(t, source, second)
 	expect(true, "")
 }
 
-// Roots of several trust domains do not speak for each other.
-func TestEnvoyHoldsEachTrustDomainAgainstItsOwnRoots(t *testing.T) {
+// The CA of one trust domain cannot issue identities of another.
+func TestEnvoyVerifiesEachTrustDomainWithItsOwnRoots(t *testing.T) {
 	for _, version := range testenv.EnvoyVersions() {
-		t.Run(version, func(t *testing.T) { t.Parallel(); federation(t, version) })
+		t.Run(version, func(t *testing.T) { t.Parallel(); testFederation(t, version) })
 	}
 }
 
-func federation(t *testing.T, version string) {
+func testFederation(t *testing.T, version string) {
 	dir := t.TempDir()
 	api, root, other := newWorkloadAPI(), testpki.New(t, "root"), testpki.New(t, "other")
 	listenUnix(t, dir+"/agent.sock", api.register)
-	api.set(&workload.X509SVIDResponse{Svids: []*workload.X509SVID{svid(t, root, identity)}})
+	api.set(&workload.X509SVIDResponse{Svids: []*workload.X509SVID{newSVID(t, root, identity)}})
 	source := workloadSource(t, dir+"/agent.sock")
 	startServer(t, Config{Socket: dir + "/sds", Source: source})
 	backend := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { _, _ = io.WriteString(w, "hello") }))
 	t.Cleanup(backend.Close)
 	port := testenv.FreePort(t)
 	envoytest.Start(t, testenv.EnvoyOf(t, version), dir, fmt.Sprintf(envoyBootstrap, port, "DELTA_GRPC", backend.Listener.Addr().(*net.TCPAddr).Port))
-	visit := func(a *testpki.Authority, id string) error { return visitAs(t, port, a, id) }
+	visit := func(a *testpki.Authority, id string) error { return connectAs(t, port, a, id) }
 	const own, foreign = "spiffe://cluster.local/ns/default/sa/productpage", "spiffe://other.example/ns/default/sa/productpage"
 	testenv.Eventually(t, "Envoy serves its own domain", func() error { return visit(root, own) })
 	if visit(other, foreign) == nil {
 		t.Error("the other domain is let in before it is known")
 	}
-	api.set(&workload.X509SVIDResponse{Svids: []*workload.X509SVID{svid(t, root, identity)},
+	api.set(&workload.X509SVIDResponse{Svids: []*workload.X509SVID{newSVID(t, root, identity)},
 		FederatedBundles: map[string][]byte{"spiffe://other.example": other.Cert.Raw}})
 	testenv.Eventually(t, "the other domain is let in", func() error { return visit(other, foreign) })
 	if err := visit(root, own); err != nil {
@@ -198,18 +198,18 @@ func federation(t *testing.T, version string) {
 	}
 }
 
-// visitAs makes a request with a certificate of the identity.
-func visitAs(t *testing.T, port int, a *testpki.Authority, id string) error {
+// connectAs sends a request with a certificate for id.
+func connectAs(t *testing.T, port int, a *testpki.Authority, id string) error {
 	t.Helper()
 	cert, key := a.Workload(t, id)
 	pair, err := tls.X509KeyPair(cert, key)
 	if err != nil {
 		t.Fatal(err)
 	}
-	return visitWith(port, pair)
+	return connectWith(port, pair)
 }
 
-func visitWith(port int, pair tls.Certificate) error {
+func connectWith(port int, pair tls.Certificate) error {
 	transport := &http.Transport{DisableKeepAlives: true, TLSClientConfig: &tls.Config{Certificates: []tls.Certificate{pair}, InsecureSkipVerify: true}}
 	client := http.Client{Timeout: 5 * time.Second, Transport: transport}
 	response, err := client.Get(fmt.Sprintf("https://127.0.0.1:%d/", port))
@@ -224,15 +224,15 @@ func readAll(r io.Reader) error {
 	return err
 }
 
-func TestWhoListensOnTheSocketIsFound(t *testing.T) {
+func TestProbeSocketDetectsTheServer(t *testing.T) {
 	dir := t.TempDir()
 	api := newWorkloadAPI()
 	listenUnix(t, dir+"/workload", api.register)
 	listenUnix(t, dir+"/neither", func(*grpc.Server) {})
 	stop := listenUnix(t, dir+"/dead", func(*grpc.Server) {})
 	stop()
-	startServer(t, Config{Socket: dir + "/sds", Source: newFixed(material(t, testpki.New(t, "root")))})
-	waiting := startServer(t, Config{Socket: dir + "/waiting", Source: newFixed(Material{})})
+	startServer(t, Config{Socket: dir + "/sds", Source: newFakeSource(newMaterial(t, testpki.New(t, "root")))})
+	waiting := startServer(t, Config{Socket: dir + "/waiting", Source: newFakeSource(Material{})})
 	dialServer(t, waiting)
 	silent, err := net.Listen("unix", dir+"/silent")
 	if err != nil {
@@ -240,25 +240,25 @@ func TestWhoListensOnTheSocketIsFound(t *testing.T) {
 	}
 	t.Cleanup(func() { _ = silent.Close() })
 	write(t, dir+"/file", []byte("x"))
-	for name, want := range map[string]Outside{
-		"workload": OutsideWorkloadAPI, "sds": OutsideSDS, "waiting": OutsideSDS, "neither": OutsideSDS, "silent": OutsideSDS,
-		"dead": OutsideNothing, "missing": OutsideNothing, "file": OutsideNothing,
+	for name, want := range map[string]ExternalServer{
+		"workload": ExternalWorkloadAPI, "sds": ExternalSDS, "waiting": ExternalSDS, "neither": ExternalSDS, "silent": ExternalSDS,
+		"dead": ExternalNone, "missing": ExternalNone, "file": ExternalNone,
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			if got := LookOutside(context.Background(), filepath.Join(dir, name)); got != want {
+			if got := ProbeSocket(context.Background(), filepath.Join(dir, name)); got != want {
 				t.Errorf("found %q, want %q", got, want)
 			}
 		})
 	}
 }
 
-// FuzzSVIDs holds any answer of a Workload API against the checks: what is taken is an identity with roots.
+// FuzzSVIDs verifies arbitrary responses of a Workload API. Accepted ones contain an identity with roots.
 func FuzzSVIDs(f *testing.F) {
 	root := testpki.New(f, "root")
 	for _, r := range []*workload.X509SVIDResponse{
-		{Svids: []*workload.X509SVID{svid(f, root, identity)}},
-		{Svids: []*workload.X509SVID{svid(f, root, identity)}, FederatedBundles: map[string][]byte{"spiffe://x": root.Cert.Raw}},
+		{Svids: []*workload.X509SVID{newSVID(f, root, identity)}},
+		{Svids: []*workload.X509SVID{newSVID(f, root, identity)}, FederatedBundles: map[string][]byte{"spiffe://x": root.Cert.Raw}},
 		{},
 	} {
 		seed, err := proto.Marshal(r)
@@ -276,14 +276,14 @@ func FuzzSVIDs(f *testing.F) {
 		if proto.Unmarshal(message, &r) != nil {
 			return
 		}
-		m, err := source.read(&r)
+		m, err := source.parseResponse(&r)
 		if err == nil && (m.Leaf == nil || len(m.Roots) == 0 || len(m.Key) == 0) {
 			t.Errorf("taken: %v", m)
 		}
 	})
 }
 
-// FuzzRevocations holds any text against the parser of revocation lists.
+// FuzzRevocations parses arbitrary text as CRLs.
 func FuzzRevocations(f *testing.F) {
 	root := testpki.New(f, "root")
 	f.Add(revoke(f, root), root.PEM())
@@ -293,6 +293,6 @@ func FuzzRevocations(f *testing.F) {
 		if (err == nil) != (len(lists) > 0) {
 			t.Errorf("%d lists and %v", len(lists), err)
 		}
-		_, _ = revocations{text: text, lists: lists}.of(roots)
+		_, _ = revocations{text: text, lists: lists}.textForRoots(roots)
 	})
 }

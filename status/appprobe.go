@@ -18,40 +18,40 @@ import (
 )
 
 const (
-	// mostProbes of one path are under way at once, and mostWaiting more wait for their turn, which no kubelet comes near.
-	mostProbes  = 16
-	mostWaiting = 256
-	// longestHook bounds what has no timeout, as the hooks of a container's life have none.
-	longestHook = time.Hour
-	// probeMargin is what a caller may take to read the answer.
+	// maxProbes limits the concurrent probes of one path, and maxWaiting the queued ones. Kubelets send far fewer.
+	maxProbes  = 16
+	maxWaiting = 256
+	// maxHook limits requests without a timeout, such as the lifecycle hooks of a container.
+	maxHook = time.Hour
+	// probeMargin is the time for the caller to read the response.
 	probeMargin = 5 * time.Second
 )
 
-// AppProbes are the probes of the pod's containers that the injector redirected to the agent: behind a sidecar that wants
-// mTLS, a kubelet cannot ask the application itself.
+// AppProbes are the probes of the pod's containers that the injector redirected to the agent. A kubelet cannot probe an
+// application behind a sidecar that requires mTLS.
 type AppProbes struct {
-	// Paths has them by the path that the kubelet asks, as "/app-health/web/livez".
+	// Paths are the probes by the path that the kubelet requests, such as "/app-health/web/livez".
 	Paths map[string]probe.Spec
-	// HTTP2 and KeepAlive are those of probe.Config.
+	// HTTP2 and KeepAlive are passed to probe.Config.
 	HTTP2, KeepAlive bool
 }
 
-// appProbes answers for the application.
+// appProbes handles the requests for application probes.
 type appProbes struct {
 	paths  map[string]*appProbe
 	prober *probe.Prober
-	port   string // of the status server
+	port   string // the status server's port
 }
 
-// appProbe is one of them.
+// appProbe handles one path.
 type appProbe struct {
 	spec   probe.Spec
 	logger *slog.Logger
-	// How often it ended so; what its caller gave up is not counted.
+	// Counters of results. A probe whose caller has disconnected is not counted.
 	succeeded, failed, refused prometheus.Counter
 
-	turns chan struct{} // holds one for each probe under way
-	queue chan struct{} // holds one for each that is under way or waits
+	turns chan struct{} // has one element for each running probe
+	queue chan struct{} // has one element for each running or queued probe
 
 	mu      sync.Mutex
 	failing bool
@@ -70,14 +70,14 @@ func newAppProbes(c AppProbes, status net.Addr, results *prometheus.CounterVec, 
 			failed:    results.WithLabelValues(path, "failure"),
 			refused:   results.WithLabelValues(path, "refused"),
 
-			turns: make(chan struct{}, mostProbes),
-			queue: make(chan struct{}, mostProbes+mostWaiting),
+			turns: make(chan struct{}, maxProbes),
+			queue: make(chan struct{}, maxProbes+maxWaiting),
 		}
 	}
 	return a
 }
 
-// refuseSelf ends a circle: an application that redirects to this server would have it probe, and so redirect, forever.
+// refuseSelf refuses redirects to this server, which would cause a loop.
 func (a *appProbes) refuseSelf(to *url.URL) error {
 	if to.Port() == a.port {
 		return errors.New("the application redirects to the agent itself")
@@ -85,7 +85,7 @@ func (a *appProbes) refuseSelf(to *url.URL) error {
 	return nil
 }
 
-// ServeHTTP asks the application what the kubelet asks the agent.
+// ServeHTTP probes the application and returns its response.
 func (a *appProbes) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	p := a.paths[r.URL.Path]
 	if p == nil {
@@ -94,42 +94,42 @@ func (a *appProbes) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	}
 	limit := p.limit()
 	_ = http.NewResponseController(w).SetWriteDeadline(time.Now().Add(limit + probeMargin))
-	ctx, cancel := context.WithTimeoutCause(r.Context(), limit, probe.TooLate(limit))
+	ctx, cancel := context.WithTimeoutCause(r.Context(), limit, probe.TimeoutError(limit))
 	defer cancel()
-	answer, err := p.inTurn(ctx, func() (probe.Answer, error) { return a.ask(ctx, p.spec, r) })
-	p.tell(ctx, answer, err)
+	answer, err := p.runLimited(ctx, func() (probe.Response, error) { return a.probe(ctx, p.spec, r) })
+	p.record(ctx, answer, err)
 	writeAnswer(w, answer, err)
 }
 
-// limit is how long the probe may take; a gRPC probe without a timeout has its own.
+// limit returns the probe's maximum duration. A gRPC probe without a timeout has a default.
 func (p *appProbe) limit() time.Duration {
 	if p.spec.Timeout <= 0 {
-		return longestHook
+		return maxHook
 	}
-	return min(p.spec.Timeout, longestHook)
+	return min(p.spec.Timeout, maxHook)
 }
 
 var errTooMany = errors.New("too many probes of this path are under way")
 
-// inTurn asks when it is the caller's turn.
-func (p *appProbe) inTurn(ctx context.Context, ask func() (probe.Answer, error)) (probe.Answer, error) {
+// runLimited runs a probe within the limits of its path.
+func (p *appProbe) runLimited(ctx context.Context, ask func() (probe.Response, error)) (probe.Response, error) {
 	select {
 	case p.queue <- struct{}{}:
 		defer func() { <-p.queue }()
 	default:
-		return probe.Answer{}, errTooMany
+		return probe.Response{}, errTooMany
 	}
 	select {
 	case p.turns <- struct{}{}:
 		defer func() { <-p.turns }()
 	case <-ctx.Done():
-		return probe.Answer{}, fmt.Errorf("%w: %w", errTooMany, context.Cause(ctx))
+		return probe.Response{}, fmt.Errorf("%w: %w", errTooMany, context.Cause(ctx))
 	}
 	return ask()
 }
 
-func (a *appProbes) ask(ctx context.Context, spec probe.Spec, r *http.Request) (probe.Answer, error) {
-	well := probe.Answer{Code: http.StatusOK}
+func (a *appProbes) probe(ctx context.Context, spec probe.Spec, r *http.Request) (probe.Response, error) {
+	well := probe.Response{Code: http.StatusOK}
 	switch {
 	case spec.HTTP != nil:
 		return a.prober.HTTP(ctx, spec, probe.Request{Header: r.Header, Host: a.host(r.Host, spec.HTTP.Port)})
@@ -140,7 +140,8 @@ func (a *appProbes) ask(ctx context.Context, spec probe.Spec, r *http.Request) (
 	}
 }
 
-// host is what the application is asked for: what the agent was asked for, with the port that the kubelet would have used.
+// host returns the Host header for the application: the one of the kubelet's request, with the port that the kubelet
+// would have used.
 func (a *appProbes) host(asked string, port uint16) string {
 	if host, from, err := net.SplitHostPort(asked); err == nil && from == a.port {
 		return net.JoinHostPort(host, strconv.Itoa(int(port)))
@@ -148,7 +149,7 @@ func (a *appProbes) host(asked string, port uint16) string {
 	return asked
 }
 
-func writeAnswer(w http.ResponseWriter, answer probe.Answer, err error) {
+func writeAnswer(w http.ResponseWriter, answer probe.Response, err error) {
 	switch {
 	case errors.Is(err, errTooMany):
 		http.Error(w, err.Error(), http.StatusServiceUnavailable)
@@ -158,20 +159,20 @@ func writeAnswer(w http.ResponseWriter, answer probe.Answer, err error) {
 		w.Header().Set("Content-Type", "text/plain; charset=utf-8")
 		w.Header().Set("X-Content-Type-Options", "nosniff")
 		w.WriteHeader(answer.Code)
-		_, _ = w.Write(answer.Body) // nothing is sent where the code allows no body
+		_, _ = w.Write(answer.Body) // net/http sends no body for status codes without one
 	}
 }
 
-// tell counts the result, and logs the first failure and the end of failing; the rest is the application's own business.
-func (p *appProbe) tell(ctx context.Context, answer probe.Answer, err error) {
+// record counts the result. It logs the first failure, and the first success after it.
+func (p *appProbe) record(ctx context.Context, answer probe.Response, err error) {
 	if errors.Is(err, errTooMany) {
 		p.refused.Inc()
-		return // it was not asked: that says nothing of the application
+		return // the application was not probed
 	}
 	if ctx.Err() != nil && errors.Is(context.Cause(ctx), context.Canceled) {
-		return // the caller went away
+		return // the caller disconnected
 	}
-	if err == nil && answer.Code < http.StatusBadRequest { // as a kubelet sees it
+	if err == nil && answer.Code < http.StatusBadRequest { // as a kubelet decides
 		p.succeeded.Inc()
 	} else {
 		p.failed.Inc()

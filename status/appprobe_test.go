@@ -28,7 +28,7 @@ import (
 
 const appAddress = "127.106.2.2"
 
-// probed serves HTTP as an application, and gives the probe of a path of it.
+// probed serves HTTP as an application, and returns a function that returns the probe of a path.
 func probed(t testing.TB, h http.HandlerFunc) func(path string) probe.Spec {
 	t.Helper()
 	l, err := net.Listen("tcp", appAddress+":0")
@@ -124,14 +124,14 @@ func TestApplicationProbesAreAnsweredByTheApplication(t *testing.T) {
 		"shop.example": "shop.example", "shop.example:" + port: fmt.Sprintf("shop.example:%d", taken.HTTP.Port),
 		"shop.example:81": "shop.example:81", "[fd00::1]:" + port: fmt.Sprintf("[fd00::1]:%d", taken.HTTP.Port),
 	} {
-		if got := askAs(t, url+"/app-health/web/livez", asked); !strings.HasPrefix(got, "GET "+want+" ") {
+		if got := getAs(t, url+"/app-health/web/livez", asked); !strings.HasPrefix(got, "GET "+want+" ") {
 			t.Errorf("host %s: %q, want %s", asked, got, want)
 		}
 	}
 }
 
-// askAs asks with a Host header and gives the body.
-func askAs(t *testing.T, url, host string) string {
+// getAs sends a request with a Host header and returns the body.
+func getAs(t *testing.T, url, host string) string {
 	t.Helper()
 	req, err := http.NewRequestWithContext(t.Context(), "GET", url, nil)
 	if err != nil {
@@ -165,7 +165,7 @@ func grpcApp(t *testing.T, h *health.Server, service string) probe.Spec {
 	return probe.Spec{GRPC: &probe.GRPC{Host: appAddress, Port: portOf(l), Service: service}, Timeout: 20 * time.Second}
 }
 
-func TestApplicationThatRedirectsToTheAgentIsNotAskedInACircle(t *testing.T) {
+func TestRedirectToTheAgentIsRefused(t *testing.T) {
 	var asked atomic.Int32
 	var agent atomic.Value
 	spec := probed(t, func(w http.ResponseWriter, r *http.Request) {
@@ -179,7 +179,7 @@ func TestApplicationThatRedirectsToTheAgentIsNotAskedInACircle(t *testing.T) {
 	}
 }
 
-func TestHookWithoutATimeoutTakesAsLongAsItsCallerWaits(t *testing.T) {
+func TestHookWithoutTimeoutLastsAsLongAsItsCaller(t *testing.T) {
 	arrived, gone := make(chan struct{}), make(chan struct{})
 	spec := probed(t, func(_ http.ResponseWriter, r *http.Request) {
 		close(arrived)
@@ -214,7 +214,7 @@ func TestHookWithoutATimeoutTakesAsLongAsItsCallerWaits(t *testing.T) {
 	}
 }
 
-func TestProbesBeyondTheirPlacesWaitAndThoseBeyondThatAreTurnedAway(t *testing.T) {
+func TestProbeLimitAndQueue(t *testing.T) {
 	release := make(chan struct{})
 	var under, most atomic.Int32
 	spec := probed(t, func(http.ResponseWriter, *http.Request) {
@@ -227,7 +227,7 @@ func TestProbesBeyondTheirPlacesWaitAndThoseBeyondThatAreTurnedAway(t *testing.T
 	s, url := run(t, Config{AppProbes: AppProbes{Paths: map[string]probe.Spec{"/app-health/web/livez": spec}}})
 	var codes [2]atomic.Int32 // 200, 503
 	var all sync.WaitGroup
-	for range mostProbes + mostWaiting {
+	for range maxProbes + maxWaiting {
 		all.Go(func() {
 			if code := codeOf(t, url+"/app-health/web/livez"); code == 200 {
 				codes[0].Add(1)
@@ -236,7 +236,7 @@ func TestProbesBeyondTheirPlacesWaitAndThoseBeyondThatAreTurnedAway(t *testing.T
 	}
 	p := s.app.paths["/app-health/web/livez"]
 	testenv.Eventually(t, "all places are taken", func() error {
-		if len(p.queue) < mostProbes+mostWaiting {
+		if len(p.queue) < maxProbes+maxWaiting {
 			return fmt.Errorf("%d wait", len(p.queue))
 		}
 		return nil
@@ -248,7 +248,7 @@ func TestProbesBeyondTheirPlacesWaitAndThoseBeyondThatAreTurnedAway(t *testing.T
 	}
 	close(release)
 	all.Wait()
-	if ok, away := codes[0].Load(), codes[1].Load(); ok != mostProbes+mostWaiting || away != 20 || most.Load() > mostProbes {
+	if ok, away := codes[0].Load(), codes[1].Load(); ok != maxProbes+maxWaiting || away != 20 || most.Load() > maxProbes {
 		t.Errorf("%d answered, %d turned away, at most %d at once", ok, away, most.Load())
 	}
 }
@@ -268,7 +268,7 @@ func codeOf(t *testing.T, url string) int {
 	return resp.StatusCode
 }
 
-func TestFailureOfAProbeIsToldOnceAndSoIsItsEnd(t *testing.T) {
+func TestProbeFailureAndRecoveryAreLoggedOnce(t *testing.T) {
 	var well atomic.Bool
 	spec := probed(t, func(w http.ResponseWriter, _ *http.Request) {
 		if !well.Load() {
@@ -294,7 +294,7 @@ func TestFailureOfAProbeIsToldOnceAndSoIsItsEnd(t *testing.T) {
 	}
 }
 
-func TestCallerThatSendsItsBodySlowlyIsAnsweredAllTheSame(t *testing.T) {
+func TestSlowRequestBodyIsIgnored(t *testing.T) {
 	spec := probed(t, func(w http.ResponseWriter, _ *http.Request) { _, _ = io.WriteString(w, "well") })
 	_, url := run(t, Config{AppProbes: AppProbes{Paths: map[string]probe.Spec{"/app-health/web/livez": spec("/")}}})
 	conn, err := net.Dial("tcp", strings.TrimPrefix(url, "http://"))
@@ -310,7 +310,7 @@ func TestCallerThatSendsItsBodySlowlyIsAnsweredAllTheSame(t *testing.T) {
 	}
 }
 
-func TestProbeThatHadNoTurnIsNoFailureOfTheApplication(t *testing.T) {
+func TestQueuedOutProbeIsNotAFailure(t *testing.T) {
 	var log strings.Builder
 	path, spec := "/app-health/web/livez", probe.Spec{}
 	m, err := newMetrics(nil)
@@ -320,8 +320,8 @@ func TestProbeThatHadNoTurnIsNoFailureOfTheApplication(t *testing.T) {
 	app := newAppProbes(AppProbes{Paths: map[string]probe.Spec{path: spec}}, &net.TCPAddr{}, m.probes, slog.New(slog.NewTextHandler(&log, nil)))
 	defer app.prober.Close()
 	p := app.paths[path]
-	p.tell(t.Context(), probe.Answer{}, errTooMany)
-	p.tell(t.Context(), probe.Answer{Code: 200}, nil)
+	p.record(t.Context(), probe.Response{}, errTooMany)
+	p.record(t.Context(), probe.Response{Code: 200}, nil)
 	if log.Len() != 0 {
 		t.Errorf("told: %s", log.String())
 	}

@@ -8,9 +8,9 @@ import (
 	"testing"
 )
 
-// TestTheApplicationsPartIsWrittenWhileEnvoyPutsItsAnswerTogether: Envoy answers only when the scraper has the beginning of
+// TestApplicationIsWrittenBeforeSlowEnvoy: Envoy answers only when the scraper has the beginning of
 // the application's part, and its names are its own all the same.
-func TestTheApplicationsPartIsWrittenWhileEnvoyPutsItsAnswerTogether(t *testing.T) {
+func TestApplicationIsWrittenBeforeSlowEnvoy(t *testing.T) {
 	seen := make(chan struct{})
 	m := envoyAt(fakeEnvoy(t, func(w http.ResponseWriter, r *http.Request) {
 		select {
@@ -19,6 +19,7 @@ func TestTheApplicationsPartIsWrittenWhileEnvoyPutsItsAnswerTogether(t *testing.
 		case <-r.Context().Done():
 		}
 	}))
+	m.AllowReservedNames = true
 	m.Applications = []Application{target(t, "app/metrics", text("# TYPE app_x gauge\n"+series("app_x", 0, 50_000)+
 		"# TYPE envoy_x gauge\nenvoy_x 2\n# TYPE istio_requests_total counter\nistio_requests_total 6\n# TYPE app_last gauge\napp_last 3\n"))}
 	_, url := run(t, Config{Gatherer: agentMetrics(), Metrics: m})
@@ -56,9 +57,10 @@ func TestTheApplicationsPartIsWrittenWhileEnvoyPutsItsAnswerTogether(t *testing.
 	}
 }
 
-// TestAnEnvoyThatDoesNotAnswerLeavesTimeForTheRestOfTheApplication: also where some of it is written already.
-func TestAnEnvoyThatDoesNotAnswerLeavesTimeForTheRestOfTheApplication(t *testing.T) {
+// TestHungEnvoyLeavesTimeForRestOfApplication: also where some of it is written already.
+func TestHungEnvoyLeavesTimeForRestOfApplication(t *testing.T) {
 	m := envoyAt(fakeEnvoy(t, func(_ http.ResponseWriter, r *http.Request) { <-r.Context().Done() }))
+	m.AllowReservedNames = true
 	m.Applications = []Application{target(t, "app/metrics", text("# TYPE app_x gauge\napp_x 1\n# TYPE istio_x gauge\nistio_x 2\n"+
 		"# TYPE app_y gauge\n"+series("app_y", 0, 20_000)+"# TYPE app_last gauge\napp_last 3\n"))}
 	_, url := run(t, Config{Gatherer: agentMetrics(), Metrics: m})
@@ -83,7 +85,7 @@ func TestAnEnvoyThatDoesNotAnswerLeavesTimeForTheRestOfTheApplication(t *testing
 	}
 }
 
-func TestWhoeverRunsTheServerIsToldWhenAScrapeWaitsForEnvoy(t *testing.T) {
+func TestPausedIsCalled(t *testing.T) {
 	paused := make(chan struct{})
 	m := envoyAt(fakeEnvoy(t, func(w http.ResponseWriter, r *http.Request) {
 		select {

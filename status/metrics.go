@@ -7,7 +7,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 )
 
-// metrics are this server's own, by the names that Istio's agent gives them.
+// metrics are this server's own metrics, with the names of Istio's agent.
 type metrics struct {
 	scrapes  prometheus.Counter
 	failures *prometheus.CounterVec
@@ -15,7 +15,7 @@ type metrics struct {
 	probes   *prometheus.CounterVec
 }
 
-// The sources of /metrics, as the failures' label names them.
+// Sources of /metrics, as values of the failure metric's label.
 const (
 	sourceAgent       = "agent"
 	sourceEnvoy       = "envoy"
@@ -38,7 +38,8 @@ func newMetrics(r prometheus.Registerer) (*metrics, error) {
 			Name: "istio_agent_startup_duration_seconds", Help: "Time from the agent's start until it was first found ready.",
 		}),
 	}
-	// Without these a source that never failed has no series, and an alert on its increase misses the first failure.
+	// Without these lines, a source that has never failed has no series, and an alert on an increase misses the first
+	// failure.
 	m.failures.WithLabelValues(sourceAgent)
 	m.failures.WithLabelValues(sourceEnvoy)
 	m.failures.WithLabelValues(sourceApplication)

@@ -10,47 +10,48 @@ import (
 	"github.com/pilotfish-mesh/pilotfish/internal/health"
 )
 
-// Check is a part whose health the agent's readiness or liveness depends on.
+// Check is the health check of a component that the agent's readiness or liveness depends on.
 type Check struct {
-	// Name is the part's: "envoy", "sds", "xds".
+	// Name is the component's name, such as "envoy", "sds" or "xds".
 	Name string
-	// Func says how the part is. It answers soon: a probe waits for it.
+	// Func returns the component's health. It must return quickly, because a probe waits for it.
 	Func health.Check
 }
 
-// Report is what a probe answers in JSON.
+// Report is the JSON response to a probe.
 type Report struct {
 	Ready   bool         `json:"ready"`
 	Reasons []PartReport `json:"reasons"`
 }
 
-// PartReport is one part's share of a Report.
+// PartReport is the health of one component in a Report.
 type PartReport struct {
 	Part  string `json:"part"`
 	Ready bool   `json:"ready"`
-	// Reason says why the part is not ready, or what is worth knowing although it is.
+	// Reason states why the component is not ready, or what is worth knowing about a ready one.
 	Reason string `json:"reason,omitempty"`
-	// Since is when that came to be so. A part that does not know is told since a probe first found it so.
+	// Since is the time since which the state holds. If the component does not know it, it is the time of the first
+	// probe that found the state.
 	Since time.Time `json:"since,omitzero"`
-	// Remedy says what a person can do.
+	// Remedy states what a person can do.
 	Remedy string `json:"remedy,omitempty"`
-	// Silent: the part merely does not answer.
+	// Silent means that the component does not respond, and nothing else is known.
 	Silent bool `json:"silent,omitempty"`
 }
 
-// sightings remember since when each part is found to be well or not.
-type sightings struct {
+// stateTimes records since when each component is healthy or unhealthy.
+type stateTimes struct {
 	mu    sync.Mutex
-	parts map[string]sighting
+	parts map[string]stateTime
 }
 
-type sighting struct {
+type stateTime struct {
 	ok    bool
 	since time.Time
 }
 
-// note gives the time since when the part is found so.
-func (s *sightings) note(part string, ok bool, now time.Time) time.Time {
+// record returns the time since which the component has been in this state.
+func (s *stateTimes) record(part string, ok bool, now time.Time) time.Time {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	last, known := s.parts[part]
@@ -58,13 +59,13 @@ func (s *sightings) note(part string, ok bool, now time.Time) time.Time {
 		return last.since
 	}
 	if s.parts == nil {
-		s.parts = make(map[string]sighting)
+		s.parts = make(map[string]stateTime)
 	}
-	s.parts[part] = sighting{ok: ok, since: now}
+	s.parts[part] = stateTime{ok: ok, since: now}
 	return now
 }
 
-// Readiness asks all parts, as a GET of /healthz/ready does.
+// Readiness runs all checks, as a GET of /healthz/ready does.
 func (s *Server) Readiness() Report {
 	report := s.report("", s.Checks)
 	if report.Ready && s.ready.CompareAndSwap(false, true) && !s.Started.IsZero() {
@@ -77,7 +78,7 @@ func (s *Server) report(kind string, checks []Check) Report {
 	report := Report{Ready: true, Reasons: make([]PartReport, 0, len(checks))}
 	for _, c := range checks {
 		how := c.Func()
-		since := s.seen.note(kind+c.Name, how.OK, time.Now())
+		since := s.seen.record(kind+c.Name, how.OK, time.Now())
 		if how.Since.IsZero() && !how.OK {
 			how.Since = since
 		}
@@ -112,7 +113,7 @@ func serveReport(w http.ResponseWriter, r *http.Request, report Report, word str
 	_, _ = w.Write([]byte(report.text(word)))
 }
 
-// text is the report for people: the verdict, then what is not well, then what is worth knowing besides.
+// text returns the report for people: the verdict, the failures, and then further information.
 func (r Report) text(word string) string {
 	var b strings.Builder
 	if !r.Ready {

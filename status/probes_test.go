@@ -13,7 +13,7 @@ import (
 	"github.com/pilotfish-mesh/pilotfish/internal/health"
 )
 
-func TestReadinessTellsWhyNotSinceWhenAndWhatToDo(t *testing.T) {
+func TestReadinessReportsReasonTimeAndRemedy(t *testing.T) {
 	var condition atomic.Pointer[health.Condition]
 	lost := time.Date(2026, 1, 2, 3, 4, 5, 0, time.UTC)
 	condition.Store(&health.Condition{Reason: "lost", Remedy: "find it", Since: lost})
@@ -71,23 +71,23 @@ func compact(t *testing.T, text string) string {
 	return string(short)
 }
 
-// TestSinceIsWhenAProbeFirstFoundItSo for parts that do not know themselves, whatever the reason says meanwhile.
-func TestSinceIsWhenAProbeFirstFoundItSo(t *testing.T) {
+// TestSinceIsTheFirstProbe: for components that do not report a time, also when the reason changes.
+func TestSinceIsTheFirstProbe(t *testing.T) {
 	s := &Server{}
 	at := time.Unix(1e9, 0)
 	for _, step := range []struct {
 		ok   bool
 		want time.Duration
 	}{{false, 0}, {false, 0}, {true, 2 * time.Second}, {false, 3 * time.Second}, {false, 3 * time.Second}} {
-		if got := s.seen.note("x", step.ok, at); got.Sub(time.Unix(1e9, 0)) != step.want {
+		if got := s.seen.record("x", step.ok, at); got.Sub(time.Unix(1e9, 0)) != step.want {
 			t.Errorf("at %v, ok %v: since %v, want %v", at, step.ok, got, step.want)
 		}
 		at = at.Add(time.Second)
 	}
 }
 
-// TestReadinessIsNotRemembered: a probe tells what is so when it asks.
-func TestReadinessIsNotRemembered(t *testing.T) {
+// TestReadinessIsNotCached: a probe returns the current state.
+func TestReadinessIsNotCached(t *testing.T) {
 	var bad atomic.Bool
 	_, url := run(t, Config{Checks: []Check{{"x", func() health.Condition { return health.Condition{OK: !bad.Load(), Reason: "x"} }}}})
 	for i := range 20 {

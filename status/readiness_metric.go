@@ -7,13 +7,13 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 )
 
-// readinessMetric tells each part's readiness, asked for when it is scraped.
+// readinessMetric is the metric of each component's readiness. It runs the checks when it is scraped.
 type readinessMetric struct {
 	server *Server
 	desc   *prometheus.Desc
 }
 
-// registerReadiness registers the metric; without a registerer it does nothing.
+// registerReadiness registers the metric. Without a registerer it does nothing.
 func (s *Server) registerReadiness(r prometheus.Registerer) error {
 	if r == nil {
 		return nil
@@ -38,14 +38,14 @@ func (m *readinessMetric) Collect(values chan<- prometheus.Metric) {
 	}
 }
 
-// foresight is how long a scrape waits for the parts' readiness, and for its request to Envoy to be on its way, before it goes
-// on without.
-const foresight = 20 * time.Millisecond
+// readinessWait is how long a scrape waits for the components' readiness and for the request to Envoy to be sent,
+// before it continues.
+const readinessWait = 20 * time.Millisecond
 
-// foresee asks for the readiness that the agent's own metrics will tell, before Envoy is asked for its statistics: while
-// Envoy puts those together it answers nobody, and all that the agent has of its own would wait for it. The channel is
-// closed when all parts have answered.
-func (s *Server) foresee() (done <-chan struct{}) {
+// predeclareSeries runs the readiness checks before Envoy is scraped: while Envoy builds its statistics, its admin
+// interface answers no other request, and the readiness metric would wait for it. The channel is closed when all checks
+// have finished.
+func (s *Server) predeclareSeries() (done <-chan struct{}) {
 	known := make(chan struct{})
 	if s.Registerer == nil || s.Metrics.Envoy == nil {
 		close(known)
@@ -55,7 +55,7 @@ func (s *Server) foresee() (done <-chan struct{}) {
 		defer close(known)
 		s.Readiness()
 	}()
-	timer := time.NewTimer(foresight)
+	timer := time.NewTimer(readinessWait)
 	defer timer.Stop()
 	select {
 	case <-known:

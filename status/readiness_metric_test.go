@@ -10,21 +10,21 @@ import (
 	"github.com/pilotfish-mesh/pilotfish/internal/health"
 )
 
-// asked is what was asked of Envoy, in order.
-type asked struct {
+// requests are the requests to Envoy, in order.
+type requests struct {
 	mu   sync.Mutex
 	what []string
 }
 
-func (a *asked) note(what string) {
+func (a *requests) note(what string) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	a.what = append(a.what, what)
 }
 
 // An Envoy that puts its statistics together answers nothing else before it has.
-func TestAScrapeAsksForReadinessBeforeEnvoyIsBusyWithItsStatistics(t *testing.T) {
-	var a asked
+func TestReadinessIsCheckedBeforeEnvoyIsScraped(t *testing.T) {
+	var a requests
 	m := envoyAt(fakeEnvoy(t, func(w http.ResponseWriter, r *http.Request) {
 		a.note("statistics")
 		text("envoy_x 1\n")(w, r)
@@ -41,7 +41,7 @@ func TestAScrapeAsksForReadinessBeforeEnvoyIsBusyWithItsStatistics(t *testing.T)
 	a.mu.Unlock()
 }
 
-func TestAScrapeAsksEnvoyAlthoughAPartDoesNotSayWhetherItIsReady(t *testing.T) {
+func TestHungCheckDoesNotBlockScrape(t *testing.T) {
 	statistics := make(chan struct{})
 	m := envoyAt(fakeEnvoy(t, func(w http.ResponseWriter, r *http.Request) {
 		close(statistics)

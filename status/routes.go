@@ -2,15 +2,13 @@ package status
 
 import (
 	"net/http"
-	"net/netip"
 	"time"
 )
 
-// longestAnswer bounds how long a request may take in all. Profiles have no such bound, which is why the server as a
-// whole has none.
-const longestAnswer = 30 * time.Second
+// maxAnswer limits the duration of a request. Profiles are exempt, so the server has no such limit as a whole.
+const maxAnswer = 30 * time.Second
 
-// handler is the list of all that the server answers.
+// handler returns the routes of the server.
 func (s *Server) handler() http.Handler {
 	mux := http.NewServeMux()
 	mux.HandleFunc("GET /healthz/ready", s.serveReady)
@@ -21,28 +19,24 @@ func (s *Server) handler() http.Handler {
 	}
 	mux.Handle("GET /metrics", scrapes)
 	mux.Handle("GET /stats/prometheus", scrapes)
-	mux.Handle("/drain", onlyLoopback(order("drain", s.Drain, false)))
-	mux.Handle("/quitquitquit", onlyLoopback(order("quit", s.Quit, true)))
-	mux.Handle("GET /debug/certz", onlyLoopback(asJSON(s.Certificates)))
-	mux.Handle("GET /debug/xdsz", onlyLoopback(asJSON(s.XDS)))
-	mux.Handle("GET /debug/xdsz/history", onlyLoopback(asJSON(s.XDSHistory)))
-	mux.Handle("GET /debug/envoyz", onlyLoopback(asJSON(s.Envoy)))
-	mux.Handle("GET /debug/ndsz", onlyLoopback(s.names()))
-	mux.Handle("GET /debug/config", onlyLoopback(asJSON(s.Config.Config)))
 	mux.HandleFunc("GET /{$}", serveIndex)
 
 	top := http.NewServeMux()
-	if !s.NoProfiles {
-		top.Handle("/debug/pprof/", onlyLoopback(profiles()))
+	for pattern, page := range s.privatePages() {
+		into := mux
+		if pattern == profilesPath { // a profile may last longer than maxAnswer
+			into = top
+		}
+		into.Handle(pattern, s.private(page))
 	}
-	top.Handle("/app-health/", s.app) // whose time is the probe's own
+	top.Handle("/app-health/", s.app) // the probe has its own timeout
 	top.Handle("/app-lifecycle/", s.app)
 	top.Handle("/", bounded(mux))
-	return withoutBody(s.told(top))
+	return withoutBody(s.notifyAnswered(top))
 }
 
-// told has Answered called, also after scrapes, of which Scraped has told before.
-func (s *Server) told(next http.Handler) http.Handler {
+// notifyAnswered calls Answered after each request, also after scrapes, for which Scraped was called before.
+func (s *Server) notifyAnswered(next http.Handler) http.Handler {
 	if s.Answered == nil {
 		return next
 	}
@@ -52,12 +46,11 @@ func (s *Server) told(next http.Handler) http.Handler {
 	})
 }
 
-// bodyTime is how long a caller may send what nobody here reads.
+// bodyTime limits how long a client may send a body that the server does not read.
 const bodyTime = time.Second
 
-// withoutBody answers without the request's body, for which nothing here has a use. net/http would read it before it
-// answers, and wait for it as long as its sender likes: a few hundred such requests would keep a kubelet out, and three
-// all scrapes.
+// withoutBody responds without reading the request's body. net/http would read the body before it responds, without a
+// time limit: a few hundred such requests would exclude the kubelet, and three would block all scrapes.
 func withoutBody(next http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		if r.ContentLength != 0 {
@@ -70,24 +63,12 @@ func withoutBody(next http.Handler) http.Handler {
 
 func bounded(next http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		_ = http.NewResponseController(w).SetWriteDeadline(time.Now().Add(longestAnswer))
+		_ = http.NewResponseController(w).SetWriteDeadline(time.Now().Add(maxAnswer))
 		next.ServeHTTP(w, r)
 	})
 }
 
-// onlyLoopback turns away callers from other machines and pods.
-func onlyLoopback(next http.Handler) http.Handler {
-	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		from, err := netip.ParseAddrPort(r.RemoteAddr)
-		if err != nil || !from.Addr().Unmap().IsLoopback() {
-			http.Error(w, "only from the same pod or machine (loopback)", http.StatusForbidden)
-			return
-		}
-		next.ServeHTTP(w, r)
-	})
-}
-
-// names answers as Istio's agent does where it has no name table.
+// names returns the handler of the name table. Without a table it responds as Istio's agent does.
 func (s *Server) names() http.Handler {
 	if s.Names != nil {
 		return s.Names

@@ -18,91 +18,95 @@ import (
 	"github.com/pilotfish-mesh/pilotfish/internal/exposition"
 )
 
-// Metrics says what a scrape of /metrics joins besides the agent's own metrics.
+// Metrics configures the sources of /metrics in addition to the agent's own metrics.
 type Metrics struct {
-	// Envoy gives the address of Envoy's statistics in Prometheus's format, as "http://127.0.0.1:15000/stats/prometheus".
-	// It is asked for each scrape, for Envoys are replaced; "" is none. Nil: never.
+	// Envoy returns the URL of Envoy's Prometheus statistics, such as "http://127.0.0.1:15000/stats/prometheus". It is
+	// called for each scrape, because Envoy processes are replaced. "" means no Envoy. Nil means never.
 	Envoy func() string
-	// Applications are the targets in the pod. The first one's names stay as they are.
+	// Applications are the targets in the pod. The names of the first one stay unchanged.
 	Applications []Application
-	// MaxApplicationBytes is the most that is taken from an application; 0: 64 MiB.
+	// MaxApplicationBytes limits the response of an application; 0 means 64 MiB.
 	MaxApplicationBytes int64
-	// OnlyLoopback turns away scrapers from other machines and pods.
+	// AllowReservedNames allows series of applications with the name prefixes of Envoy and the agent.
+	AllowReservedNames bool
+	// OnlyLoopback refuses scrapers from other machines and pods.
 	OnlyLoopback bool
 }
 
-// Application is a target whose metrics are joined to the proxy's.
+// Application is a target whose metrics are merged with the proxy's.
 type Application struct {
-	// Name is what the target is called in metrics, comments and labels: its port and path, as "9090/metrics".
+	// Name is the target's name in metrics, comments and labels: its port and path, such as "9090/metrics".
 	Name string
-	// URL is where it is asked, over HTTP or HTTPS. The certificate is not verified: the target shares the pod, and its
-	// certificate names anything but that address.
+	// URL is an HTTP or HTTPS URL. The certificate is not verified: the target is in the same pod, and its certificate
+	// does not have that address.
 	URL string
 }
 
 const (
 	defaultApplicationBytes = 64 << 20
-	// mostSpooled is what the second and later applications may have in memory together during a scrape.
-	mostSpooled = 4 << 20
-	// A source may have many series, but names for each of them would cost memory.
-	mostEnvoyFamilies       = 200_000
-	mostApplicationFamilies = 10_000
-	mostRedirects           = 3
+	// maxSpooled limits the memory of the second and further applications together during a scrape.
+	maxSpooled = 4 << 20
+	// The names of families use memory; the number of series is not limited.
+	maxEnvoyFamilies       = 200_000
+	maxApplicationFamilies = 10_000
+	maxRedirects           = 3
 
 	acceptText = "text/plain;version=0.0.4,*/*;q=0.1"
 	acceptBoth = "application/openmetrics-text;version=1.0.0,text/plain;version=0.0.4;q=0.5,*/*;q=0.1"
 )
 
-// newScraper keeps no connections: a scrape a minute is not worth what they hold.
+// newScraper returns a client without idle connections, whose memory is not worth it for one scrape per minute.
 func newScraper() *http.Client {
 	return &http.Client{
 		Transport: &http.Transport{
-			DialContext:            dial.Localhost(&net.Dialer{Timeout: 2 * time.Second}),
+			DialContext:            dial.LocalhostDialer(&net.Dialer{Timeout: 2 * time.Second}),
 			TLSClientConfig:        &tls.Config{InsecureSkipVerify: true}, // see Application.URL
 			DisableKeepAlives:      true,
-			DisableCompression:     true, // on one machine that costs more than it saves
+			DisableCompression:     true, // on one machine, compression costs more than it saves
 			MaxResponseHeaderBytes: 64 << 10,
 		},
 		CheckRedirect: func(r *http.Request, via []*http.Request) error {
-			if r.URL.Host != via[0].URL.Host || len(via) > mostRedirects {
-				return fmt.Errorf("it redirects to %s; a target may redirect %d times, to itself", r.URL.Redacted(), mostRedirects)
+			if r.URL.Host != via[0].URL.Host || len(via) > maxRedirects {
+				return fmt.Errorf("it redirects to %s; a target may redirect %d times, to itself", r.URL.Redacted(), maxRedirects)
 			}
 			return nil
 		},
 	}
 }
 
-// source is one of the sources of a scrape, asked in the background.
+// source is a source of a scrape, requested in the background.
 type source struct {
-	kind   string // as in the metric of failures
+	kind   string // as in the failure metric
 	name   string // of an application
 	limits exposition.Limits
-	until  time.Time
-	stop   context.CancelFunc
+	// reserved are name prefixes that the source must not use.
+	reserved []string
+	until    time.Time
+	stop     context.CancelFunc
 
-	answered chan struct{} // closed when the answer has begun, or there is none
+	answered chan struct{} // closed when the response has begun or the request has failed
 	body     io.ReadCloser
 	format   exposition.Format
 	err      error
 
-	read    chan struct{} // closed when text is there; nil for what is read as it comes
-	text    []byte
-	unwhole error // why text is not all; err is read by others before that is known
+	read       chan struct{} // closed when text is complete; nil for sources that are read while they are written
+	text       []byte
+	incomplete error // why text is incomplete; err may be read before that is known
 
-	late    atomic.Bool // its time was over before that of the scrape
+	late    atomic.Bool // its time ended before the scrape's
 	copying *exposition.Copying
 	copied  exposition.Copied
 }
 
 func (s *source) String() string { return strings.TrimSpace(s.kind + " " + s.name) }
 
-// ask begins to ask a source. What it gets is read until the time is over, by whoever reads it.
-func (s *Server) ask(ctx context.Context, src *source, target, accept string, from http.Header) *source {
+// startRequest starts the request to a source. Its response must be read before the time is over.
+func (s *Server) startRequest(ctx context.Context, src *source, target, accept string, from http.Header) *source {
 	ctx, src.stop = context.WithDeadline(ctx, src.until)
 	src.answered = make(chan struct{})
 	go func() {
 		src.body, src.format, src.err = s.request(ctx, target, accept, from)
-		src.err = src.inTime(src.err)
+		src.err = src.timeoutError(src.err)
 		close(src.answered)
 		if src.read != nil {
 			src.spool()
@@ -112,38 +116,38 @@ func (s *Server) ask(ctx context.Context, src *source, target, accept string, fr
 	return src
 }
 
-// askAhead asks a source that takes long, and waits until the request is on its way: what is done next would take processor
-// time from it, and the answer comes as much later.
-func (s *Server) askAhead(ctx context.Context, src *source, target, accept string) {
+// requestAhead sends the request to a slow source and waits until it is sent: the following work would delay the
+// request, and the response with it.
+func (s *Server) requestAhead(ctx context.Context, src *source, target, accept string) {
 	written := make(chan struct{}, 1)
 	ctx = httptrace.WithClientTrace(ctx, &httptrace.ClientTrace{WroteRequest: func(httptrace.WroteRequestInfo) {
 		select {
 		case written <- struct{}{}:
-		default: // it follows a redirection
+		default: // after a redirect
 		}
 	}})
-	s.ask(ctx, src, target, accept, nil)
-	timer := time.NewTimer(foresight)
+	s.startRequest(ctx, src, target, accept, nil)
+	timer := time.NewTimer(readinessWait)
 	defer timer.Stop()
 	select {
 	case <-written:
-	case <-src.answered: // perhaps nobody was there to be asked
+	case <-src.answered: // the connection may have failed
 	case <-timer.C:
 	}
 }
 
-// spool reads the whole answer, as far as there is room for it.
+// spool reads the whole response, up to the limit.
 func (s *source) spool() {
 	if s.err != nil {
 		return
 	}
-	s.text, s.unwhole = io.ReadAll(io.LimitReader(s.body, s.limits.Bytes+1))
+	s.text, s.incomplete = io.ReadAll(io.LimitReader(s.body, s.limits.Bytes+1))
 	if int64(len(s.text)) > s.limits.Bytes {
-		s.unwhole = &exposition.TooMuchError{What: fmt.Sprintf("%d bytes", s.limits.Bytes)}
+		s.incomplete = &exposition.LimitError{What: fmt.Sprintf("%d bytes", s.limits.Bytes)}
 	}
 }
 
-// close gives up on what is under way, and waits for it to end.
+// close cancels the request and waits for its end.
 func (s *source) close() {
 	s.stop()
 	<-s.answered
@@ -187,7 +191,7 @@ func (s *Server) request(ctx context.Context, target, accept string, from http.H
 	return nil, 0, err
 }
 
-// withoutURL drops the URL, which the report names anyway.
+// withoutURL removes the URL, which the report contains as well.
 func withoutURL(err error) error {
 	var urlErr *url.Error
 	if errors.As(err, &urlErr) {
@@ -198,7 +202,7 @@ func withoutURL(err error) error {
 
 var errSlow = errors.New("it is too slow: the time for it was over")
 
-// endBy ends the source at a time that is before its own, unless it is called off.
+// endBy cancels the source at a time before its own deadline. The returned function revokes that.
 func (s *source) endBy(early time.Time) (off func()) {
 	timer := time.AfterFunc(time.Until(early), func() {
 		s.late.Store(true)
@@ -207,16 +211,16 @@ func (s *source) endBy(early time.Time) (off func()) {
 	return func() { timer.Stop() }
 }
 
-// inTime tells the end of a source's time as that.
-func (s *source) inTime(err error) error {
+// timeoutError replaces the error of a cancelled source by a timeout error.
+func (s *source) timeoutError(err error) error {
 	if errors.Is(err, context.DeadlineExceeded) || s.late.Load() && errors.Is(err, context.Canceled) {
 		return errSlow
 	}
 	return err
 }
 
-// Read is for the merger.
+// Read implements io.Reader for the merger.
 func (s *source) Read(p []byte) (int, error) {
 	n, err := s.body.Read(p)
-	return n, s.inTime(err)
+	return n, s.timeoutError(err)
 }

@@ -93,7 +93,7 @@ func TestScrapersHeadersReachTheApplication(t *testing.T) {
 	}
 }
 
-func TestApplicationIsAskedOverHTTPS(t *testing.T) {
+func TestApplicationIsScrapedOverHTTPS(t *testing.T) {
 	s := httptest.NewUnstartedServer(text("app_x 1\n"))
 	s.TLS = testpki.New(t, "private").ServerConfig(t, "some.name")
 	s.StartTLS()
@@ -107,7 +107,7 @@ func TestApplicationIsAskedOverHTTPS(t *testing.T) {
 	}
 }
 
-func TestApplicationIsAskedAtEitherLoopbackAddress(t *testing.T) {
+func TestApplicationIsScrapedAtEitherLoopbackAddress(t *testing.T) {
 	l, err := net.Listen("tcp", "[::1]:0")
 	if err != nil {
 		t.Fatal(err)
@@ -297,8 +297,8 @@ func series(name string, from, to int) string {
 	return b.String()
 }
 
-// Five million series pass through one scrape, and the server's memory stays where it was: eight bytes of each would show. They
-// have to pass within the minute that a scrape may take.
+// Five million series pass through one scrape without an increase of the server's memory: eight bytes for each would be
+// visible. They must pass within a scrape's maximum of one minute.
 func TestFiveMillionSeriesNeedNoMemory(t *testing.T) {
 	runtime.GC() // of what other tests left
 	app := target(t, "big/metrics", func(w http.ResponseWriter, _ *http.Request) {
@@ -389,18 +389,18 @@ func TestScrapesBeyondTheLimitWaitForTheirTurn(t *testing.T) {
 		text("app_x 1\n")(w, r)
 	})
 	_, url := run(t, Config{Metrics: Metrics{Applications: []Application{app}}})
-	answers := make(chan answer, mostOfOne+1)
-	for range mostOfOne + 1 {
+	answers := make(chan answer, maxScrapesPerClient+1)
+	for range maxScrapesPerClient + 1 {
 		go func() { answers <- call(t, "GET", url+"/metrics", timeoutHeader, "30") }()
 	}
-	for range mostOfOne {
+	for range maxScrapesPerClient {
 		<-asked
 	}
 	if a := call(t, "GET", url+"/metrics", timeoutHeader, "0.05"); a.code != 503 || !strings.Contains(a.body, "too many scrapes") {
 		t.Errorf("%d %q", a.code, a.body)
 	}
 	close(release)
-	for range mostOfOne + 1 {
+	for range maxScrapesPerClient + 1 {
 		if a := <-answers; a.code != 200 || !strings.Contains(a.body, "app_x 1\n") {
 			t.Errorf("%d %q", a.code, a.body)
 		}
@@ -450,8 +450,8 @@ func lint(t *testing.T, body string) map[string]bool {
 	return found
 }
 
-// A series that one application has twice is refused with all the rest by readers of OpenMetrics, and is passed on to others.
-func TestASeriesThatIsThereTwiceIsWrittenOnceInOpenMetrics(t *testing.T) {
+// Readers of OpenMetrics reject a scrape with a repeated series; other readers accept it.
+func TestRepeatedSeriesIsWrittenOnceInOpenMetrics(t *testing.T) {
 	app := target(t, "app", text("# TYPE app_x gauge\napp_x{a=\"b\"} 1\napp_x{a=\"c\"} 1\napp_x{a=\"b\"} 1\n"))
 	_, url := run(t, Config{Metrics: Metrics{Applications: []Application{app}}})
 	for accept, want := range map[string]int{openMetrics: 1, "text/plain": 2} {

@@ -7,6 +7,7 @@ import (
 	"log/slog"
 	"net"
 	"net/http"
+	"net/netip"
 	"strings"
 	"sync/atomic"
 	"time"
@@ -18,69 +19,73 @@ import (
 	"github.com/pilotfish-mesh/pilotfish/internal/uds"
 )
 
-// stopGrace is how long answers that are under way may take once the server is told to stop.
+// stopGrace is how long running requests may last after the server is stopped.
 const stopGrace = 2 * time.Second
 
-// Config says where the server listens and what it tells. Nil functions make their path answer 404.
+// Config is the configuration of the server. A path whose function is nil responds 404.
 type Config struct {
-	// Address is where to listen, as "0.0.0.0:15020", or "unix:" and the path of a socket.
+	// Address is the listening address, such as "0.0.0.0:15020", or "unix:" and the path of a socket.
 	Address string
-	// SocketOwner is who a unix socket is to be of; nil is this process's user.
+	// SocketOwner is the owner of a unix socket; nil means this process's user.
 	SocketOwner *owner.Owner
-	// Checks decide on /healthz/ready: all of them have to be well.
+	// Checks determine /healthz/ready: all must be healthy.
 	Checks []Check
-	// Liveness decides on /healthz/live; without any it answers 200 as long as the agent answers at all.
+	// Liveness determines /healthz/live. Without checks it always responds 200.
 	Liveness []Check
-	// Gatherer holds the agent's metrics, Registerer gets those of this server; nil for none.
+	// Gatherer returns the agent's metrics. Registerer receives the metrics of this server. Both may be nil.
 	Gatherer   prometheus.Gatherer
 	Registerer prometheus.Registerer
-	// Metrics are joined to those of Gatherer at /metrics.
+	// Metrics are merged with those of Gatherer at /metrics.
 	Metrics Metrics
-	// AppProbes are answered under /app-health/ and /app-lifecycle/.
+	// AppProbes are served under /app-health/ and /app-lifecycle/.
 	AppProbes AppProbes
-	// Started is when the agent started, for the metric that tells how long it took to become ready.
+	// Started is when the agent started, for the metric of the time to readiness.
 	Started time.Time
-	// Scraped is called after each scrape that was answered; nil for none.
+	// Scraped is called after each successful scrape; nil for none.
 	Scraped func()
-	// Paused is called in a scrape that has nothing to do until Envoy answers, which may be soon; nil for none.
+	// Paused is called when a scrape is idle until Envoy responds, which may be soon; nil for none.
 	Paused func()
 	// Answered is called after each request; nil for none.
 	Answered func()
-	// NoProfiles leaves /debug/pprof/ out.
+	// NoProfiles disables /debug/pprof/.
 	NoProfiles bool
-	// Drain begins to drain, Quit ends the agent; both on a POST from loopback.
+	// CheckCaller returns an error for a local TCP connection that must not use admin requests and debug pages. It
+	// receives the client's and the server's address; nil accepts all.
+	CheckCaller func(client, server netip.AddrPort) error
+	// Drain starts a drain and Quit stops the agent, both on a POST from loopback.
 	Drain func()
 	Quit  func()
-	// Certificates, XDS and Config give what is shown as JSON under /debug/certz, /debug/xdsz and /debug/config.
+	// Certificates, XDS and Config return the content of /debug/certz, /debug/xdsz and /debug/config, printed as JSON.
 	Certificates func() any
 	XDS          func() any
-	// XDSHistory is shown under /debug/xdsz/history.
+	// XDSHistory returns the content of /debug/xdsz/history.
 	XDSHistory func() any
 	Config     func() any
-	// Envoy gives what is shown under /debug/envoyz.
+	// Envoy returns the content of /debug/envoyz.
 	Envoy func() any
-	// Names answers at /debug/ndsz; nil where there are no names of the mesh, which is told like an empty table.
+	// Names serves /debug/ndsz; nil means that there is no name table, and the page shows an empty one.
 	Names  http.Handler
 	Logger *slog.Logger
 }
 
-// Server answers on the status port.
+// Server is the HTTP server at the status port.
 type Server struct {
 	Config
 	listener net.Listener
 	http     *http.Server
 	metrics  *metrics
-	silent   silent
-	crowd    crowd
+	silent   newConns
+	crowd    connLimiter
 	scraper  *http.Client
-	scrapes  *turns
-	kits     kits
+	scrapes  *scrapeLimiter
+	kits     bufferPool
 	app      *appProbes
-	ready    atomic.Bool // was ready once
-	seen     sightings
+	ready    atomic.Bool // has been ready once
+	seen     stateTimes
+	refusals refusalLog
 }
 
-// New makes the server and takes its port. When that is in use, the error says by which process.
+// New creates the server and opens its port. If the port is in use, the error names the process that holds it.
 func New(c Config) (*Server, error) {
 	if c.Logger == nil {
 		c.Logger = slog.New(slog.DiscardHandler)
@@ -89,7 +94,7 @@ func New(c Config) (*Server, error) {
 	if err != nil {
 		return nil, err
 	}
-	s := &Server{Config: c, metrics: m, scraper: newScraper(), scrapes: newTurns(mostScrapes, mostOfOne, tenure), crowd: crowd{most: mostConnections}}
+	s := &Server{Config: c, metrics: m, scraper: newScraper(), scrapes: newScrapeLimiter(maxScrapes, maxScrapesPerClient, maxHold), crowd: connLimiter{max: maxConnections}}
 	if err := s.registerReadiness(c.Registerer); err != nil {
 		return nil, err
 	}
@@ -110,14 +115,15 @@ func New(c Config) (*Server, error) {
 	return s, nil
 }
 
-// listen takes the port, or the unix socket, at which only the agent's user, root and that of proxies are heard.
+// listen opens the port or the unix socket. A socket accepts connections of the agent's user, root, and the proxy's
+// user only.
 func (c Config) listen() (net.Listener, error) {
 	if path, ok := strings.CutPrefix(c.Address, unixPrefix); ok {
 		l, err := uds.ListenFor(c.SocketOwner, path, 0o600)
 		if err != nil {
 			return nil, err
 		}
-		return uds.Only(l, uds.DefaultUsers(), c.Logger), nil
+		return uds.FilterPeers(l, uds.DefaultUsers(), c.Logger), nil
 	}
 	l, err := net.Listen("tcp", c.Address)
 	if err != nil {
@@ -129,14 +135,15 @@ func (c Config) listen() (net.Listener, error) {
 const unixPrefix = "unix:"
 
 func (s *Server) noteConnection(c net.Conn, state http.ConnState) {
-	s.silent.note(c, state)
-	s.crowd.note(c, state)
+	s.silent.onState(c, state)
+	s.crowd.onState(c, state)
 }
 
-// Addr is where the server listens.
+// Addr returns the listening address.
 func (s *Server) Addr() net.Addr { return s.listener.Addr() }
 
-// Run answers until the context ends; then what is under way gets two seconds. It can be called once.
+// Run serves requests until the context is cancelled, and then waits up to two seconds for running requests. Call it
+// once.
 func (s *Server) Run(ctx context.Context) error {
 	defer s.scraper.CloseIdleConnections()
 	defer s.app.prober.Close()
@@ -159,8 +166,8 @@ func (s *Server) Run(ctx context.Context) error {
 	return nil
 }
 
-// Close gives the port back when Run is never called.
+// Close closes the port of a server that was not run.
 func (s *Server) Close() error { return s.listener.Close() }
 
-// Health says whether the server is well, which it is as long as it runs.
+// Health reports that the server is healthy; it is as long as it runs.
 func (s *Server) Health() (ok bool, reason string) { return true, "" }

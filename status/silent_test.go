@@ -11,11 +11,11 @@ import (
 	"github.com/pilotfish-mesh/pilotfish/internal/testenv"
 )
 
-func TestConnectionThatNeverAskedDoesNotHoldUpTheEnd(t *testing.T) {
-	s := &silent{}
+func TestUnusedConnectionDoesNotDelayShutdown(t *testing.T) {
+	s := &newConns{}
 	accepted := make(chan struct{})
 	server := &http.Server{ConnState: func(c net.Conn, state http.ConnState) {
-		s.note(c, state)
+		s.onState(c, state)
 		if state == http.StateNew {
 			close(accepted)
 		}

@@ -2,9 +2,12 @@ package status
 
 import (
 	"context"
+	"errors"
 	"io"
+	"log/slog"
 	"net"
 	"net/http"
+	"net/netip"
 	"os"
 	"strconv"
 	"strings"
@@ -14,11 +17,12 @@ import (
 	"go.uber.org/goleak"
 
 	"github.com/pilotfish-mesh/pilotfish/internal/health"
+	"github.com/pilotfish-mesh/pilotfish/internal/testenv"
 )
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
-// run runs a server for the length of a test and gives its base URL.
+// run runs a server until the end of a test and returns its base URL.
 func run(t *testing.T, c Config) (s *Server, url string) {
 	t.Helper()
 	if c.Address == "" {
@@ -54,6 +58,9 @@ func call(t *testing.T, method, url string, header ...string) answer {
 		t.Fatal(err)
 	}
 	for i := 0; i+1 < len(header); i += 2 {
+		if header[i] == "Host" {
+			req.Host = header[i+1]
+		}
 		req.Header.Set(header[i], header[i+1])
 	}
 	transport := &http.Transport{DisableKeepAlives: true, DisableCompression: true}
@@ -166,7 +173,7 @@ func TestOnlyLoopbackMayOrderAndLookInside(t *testing.T) {
 		{"GET", "/metrics", "10.0.0.7:4711", 200},
 	} {
 		w := newRecorder()
-		r, _ := http.NewRequestWithContext(t.Context(), c.method, "http://x"+c.path, nil)
+		r, _ := http.NewRequestWithContext(t.Context(), c.method, "http://localhost"+c.path, nil)
 		r.RemoteAddr = c.from
 		s.http.Handler.ServeHTTP(w, r)
 		if w.code != c.code {
@@ -175,7 +182,58 @@ func TestOnlyLoopbackMayOrderAndLookInside(t *testing.T) {
 	}
 }
 
-// recorder keeps the code of an answer.
+func TestPrivatePagesRefuseWebPagesAndCallers(t *testing.T) {
+	private := []struct{ method, path string }{{"POST", "/drain"}, {"GET", "/debug/config"}, {"GET", "/debug/pprof/"}}
+	public := []struct{ method, path string }{{"GET", "/healthz/ready"}, {"GET", "/metrics"}, {"GET", "/stats/prometheus"}}
+	for _, c := range []struct {
+		name   string
+		refuse error
+		header []string
+		code   int // of private pages
+		body   string
+	}{
+		{name: "an operator", code: 200},
+		{name: "a caller that is refused", refuse: errors.New("not you"), code: 403, body: "not you"},
+		{name: "DNS rebinding", header: []string{"Host", "evil.example:15020"}, code: 403, body: "evil.example"},
+		{name: "a foreign origin", header: []string{"Origin", "http://evil.example"}, code: 403, body: "origin"},
+	} {
+		_, url := run(t, Config{
+			Drain: func() {}, Config: func() any { return 1 }, Checks: []Check{{"x", well}},
+			CheckCaller: func(client, server netip.AddrPort) error {
+				if !client.Addr().IsLoopback() || !server.Addr().IsLoopback() || client == server {
+					t.Errorf("client %s, server %s", client, server)
+				}
+				return c.refuse
+			},
+		})
+		for _, page := range private {
+			if a := call(t, page.method, url+page.path, c.header...); a.code != c.code || !strings.Contains(a.body, c.body) {
+				t.Errorf("%s, %s: %d %q", c.name, page.path, a.code, a.body)
+			}
+		}
+		for _, page := range public { // a kubelet or Prometheus may use any name
+			if a := call(t, page.method, url+page.path, c.header...); a.code != 200 {
+				t.Errorf("%s, %s: %d %q", c.name, page.path, a.code, a.body)
+			}
+		}
+	}
+}
+
+func TestRefusedCallersAreLoggedOnceAMinute(t *testing.T) {
+	var log testenv.Buffer
+	_, url := run(t, Config{
+		Logger: slog.New(slog.NewTextHandler(&log, nil)), Drain: func() { t.Error("drained") },
+		CheckCaller: func(netip.AddrPort, netip.AddrPort) error { return errors.New("not you") },
+	})
+	for range 5 {
+		call(t, "POST", url+"/drain")
+	}
+	if n := strings.Count(log.String(), "request refused"); n != 1 || !strings.Contains(log.String(), "path=/drain") {
+		t.Errorf("%d lines:\n%s", n, log.String())
+	}
+}
+
+// recorder stores the status code of a response.
 type recorder struct {
 	header http.Header
 	code   int
@@ -229,7 +287,7 @@ func TestPortInUseIsAnErrorOfNewThatNamesTheHolder(t *testing.T) {
 	}
 }
 
-func TestServerThatNeverRunsGivesItsPortBack(t *testing.T) {
+func TestCloseReleasesPort(t *testing.T) {
 	s, err := New(Config{Address: "127.41.2.1:0"})
 	if err != nil {
 		t.Fatal(err)
@@ -279,7 +337,7 @@ func TestMetricsThatAreRegisteredTwiceAreAnError(t *testing.T) {
 	}
 }
 
-func TestWhoeverRunsTheServerIsToldOfAnswersAndOfScrapes(t *testing.T) {
+func TestAnsweredAndScrapedAreCalled(t *testing.T) {
 	told := make(chan string, 10)
 	_, url := run(t, Config{Scraped: func() { told <- "scraped" }, Answered: func() { told <- "answered" }})
 	for path, want := range map[string][]string{

@@ -10,10 +10,10 @@ import (
 	"time"
 )
 
-// A token that is held, over HTTP on a connection that is kept.
+// A cached token, over HTTP on a reused connection.
 func BenchmarkCachedToken(b *testing.B) {
 	clock := newClock()
-	s, err := New(Config{Address: "127.0.0.1:0", Exchanger: giving(clock, time.Hour), Check: workloadCheck, Now: clock.Now})
+	s, err := New(Config{Address: "127.0.0.1:0", Exchanger: returning(clock, time.Hour), Check: workloadCheck, Now: clock.Now})
 	if err != nil {
 		b.Fatal(err)
 	}
@@ -55,7 +55,7 @@ func postAgain(b *testing.B, address string) {
 // The same for a caller in the process.
 func BenchmarkCachedTokenInProcess(b *testing.B) {
 	clock := newClock()
-	s, err := New(Config{Address: "127.0.0.1:0", Exchanger: giving(clock, time.Hour), Check: workloadCheck, Now: clock.Now})
+	s, err := New(Config{Address: "127.0.0.1:0", Exchanger: returning(clock, time.Hour), Check: workloadCheck, Now: clock.Now})
 	if err != nil {
 		b.Fatal(err)
 	}

@@ -9,23 +9,24 @@ import (
 	"time"
 )
 
-// What the cache keeps to.
+// Limits of the cache.
 const (
-	mostEntries   = 256
-	mostBytes     = 1 << 20
-	mostExchanges = 16 // at a time
-	// exchangeTime bounds an exchange with all its attempts.
+	maxEntries   = 256
+	maxBytes     = 1 << 20
+	maxExchanges = 16 // concurrent exchanges
+	// exchangeTime limits an exchange with all its attempts.
 	exchangeTime = 10 * time.Second
-	// refreshAhead is how long before its end a token is renewed, while it is still given out; urgent is when clients
-	// begin to wait for the new one, since some take a token with less than a minute for expired.
+	// refreshAhead is how long before its expiry a token is renewed, while it is still returned. Within urgent before
+	// the expiry, clients wait for the new token, because some treat a token with less than a minute as expired.
 	refreshAhead = 300 * time.Second
 	urgent       = 60 * time.Second
-	// failurePause is how long a failure is remembered, at first; with a token at hand it doubles up to mostPause.
+	// failurePause is how long a failure is cached at first. While there is a valid token, the pause doubles up to
+	// maxPause.
 	failurePause = time.Second
-	mostPause    = 30 * time.Second
+	maxPause     = 30 * time.Second
 )
 
-// key stands for a request; the tokens in it cannot be got back from it.
+// key is a hash of a request. The tokens cannot be recovered from it.
 type key [sha256.Size]byte
 
 func (r Request) key() key {
@@ -51,34 +52,34 @@ func (r Request) key() key {
 	return key(h.Sum(nil))
 }
 
-// cache keeps tokens until they end, and asks for each at most once at a time. It does nothing by itself: what nobody
-// asks for is not renewed.
+// cache stores tokens until they expire, and runs at most one exchange per request at a time (single flight). It has no
+// goroutine of its own: tokens that no client requests are not renewed.
 type cache struct {
 	now      func() time.Time
 	exchange func(context.Context, Request) (Token, error)
 	slots    chan struct{}
-	// life ends when the exchanges that are under way shall.
-	life    context.Context
-	flights sync.WaitGroup
+	// life is cancelled to end running exchanges.
+	life     context.Context
+	inflight sync.WaitGroup
 
 	mu      sync.Mutex
 	entries map[key]*entry
 	bytes   int
 }
 
-// entry is what is known for one request.
+// entry is the cached state of one request.
 type entry struct {
-	token    Token // Access is empty when there is none
+	token    Token // Access is empty without a token
 	issued   time.Time
 	used     time.Time
-	flight   *flight
+	inflight *inflight
 	failure  error
 	failures int
 	retryAt  time.Time
 }
 
-// flight is an exchange that is under way. Its results are there once done is closed.
-type flight struct {
+// inflight is a running exchange. Its results are valid after done is closed.
+type inflight struct {
 	done  chan struct{}
 	token Token
 	err   error
@@ -87,13 +88,13 @@ type flight struct {
 func newCache(life context.Context, now func() time.Time, exchange func(context.Context, Request) (Token, error)) *cache {
 	return &cache{
 		now: now, exchange: exchange, life: life,
-		slots:   make(chan struct{}, mostExchanges),
+		slots:   make(chan struct{}, maxExchanges),
 		entries: make(map[key]*entry),
 	}
 }
 
-// get gives the token for the request. The exchange goes on when the caller leaves: others may want it, or the caller
-// when it comes back.
+// get returns the token for the request. The exchange continues when the caller stops waiting, because other callers
+// may wait for it.
 func (c *cache) get(ctx context.Context, request Request) (Token, error) {
 	c.mu.Lock()
 	now := c.now()
@@ -103,15 +104,15 @@ func (c *cache) get(ctx context.Context, request Request) (Token, error) {
 		return Token{}, err
 	}
 	e.used = now
-	held, left := e.held(now), e.left(now)
-	if left > e.ahead(refreshAhead, 2) {
+	held, left := e.heldToken(now), e.remaining(now)
+	if left > e.shorten(refreshAhead, 2) {
 		c.mu.Unlock()
 		return held, nil
 	}
-	if e.flight == nil && !now.Before(e.retryAt) {
+	if e.inflight == nil && !now.Before(e.retryAt) {
 		c.start(e, request)
 	}
-	f, failure, wait := e.flight, e.failure, left <= e.ahead(urgent, 10)
+	f, failure, wait := e.inflight, e.failure, left <= e.shorten(urgent, 10)
 	c.mu.Unlock()
 	if wait && f != nil {
 		fresh, err := f.wait(ctx)
@@ -126,7 +127,7 @@ func (c *cache) get(ctx context.Context, request Request) (Token, error) {
 	return Token{}, failure
 }
 
-func (f *flight) wait(ctx context.Context) (Token, error) {
+func (f *inflight) wait(ctx context.Context) (Token, error) {
 	select {
 	case <-f.done:
 		return f.token, f.err
@@ -135,43 +136,44 @@ func (f *flight) wait(ctx context.Context) (Token, error) {
 	}
 }
 
-// held is the token while it is good, and left how long that is.
-func (e *entry) held(now time.Time) Token {
-	if e.left(now) <= 0 {
+// heldToken returns the token while it is valid. left returns its remaining lifetime.
+func (e *entry) heldToken(now time.Time) Token {
+	if e.remaining(now) <= 0 {
 		return Token{}
 	}
 	return e.token
 }
 
-func (e *entry) left(now time.Time) time.Duration {
+func (e *entry) remaining(now time.Time) time.Duration {
 	if e.token.Access == "" {
 		return 0
 	}
 	return max(remaining(e.token.Expires, now), 0)
 }
 
-// remaining is the shorter of what the wall clock and the monotonic one tell: the first may be set back, and the second
-// stands still while the machine sleeps.
+// remaining returns the smaller of the remaining times on the wall clock and the monotonic clock: the first may be set
+// back, and the second stops while the machine is suspended.
 func remaining(expires, now time.Time) time.Duration {
 	return min(expires.Sub(now), expires.Round(0).Sub(now.Round(0)))
 }
 
-// ahead shortens a span for tokens that do not live much longer than it: they would never be fresh.
-func (e *entry) ahead(span time.Duration, part int) time.Duration {
+// shorten shortens a span for tokens whose lifetime is not much longer than the span, which would otherwise never be
+// fresh.
+func (e *entry) shorten(span time.Duration, part int) time.Duration {
 	return min(span, e.token.Expires.Sub(e.issued)/time.Duration(part))
 }
 
 var errBusy = errors.New("too many different exchanges are under way")
 
-// entry finds or makes the entry of a key.
+// entry returns the entry of a key. It creates a missing entry.
 func (c *cache) entry(k key, now time.Time) (*entry, error) {
 	if e := c.entries[k]; e != nil {
 		return e, nil
 	}
-	if len(c.entries) >= mostEntries {
+	if len(c.entries) >= maxEntries {
 		c.sweep(now)
 	}
-	for len(c.entries) >= mostEntries {
+	for len(c.entries) >= maxEntries {
 		if !c.evict(nil) {
 			return nil, errBusy
 		}
@@ -181,21 +183,21 @@ func (c *cache) entry(k key, now time.Time) (*entry, error) {
 	return e, nil
 }
 
-// sweep drops what is of no use any more.
+// sweep removes useless entries.
 func (c *cache) sweep(now time.Time) {
 	for k, e := range c.entries {
-		if e.flight == nil && e.left(now) == 0 && !now.Before(e.retryAt) {
+		if e.inflight == nil && e.remaining(now) == 0 && !now.Before(e.retryAt) {
 			c.drop(k, e)
 		}
 	}
 }
 
-// evict drops the entry that nobody asked for the longest, but for the one given and those under way.
+// evict removes the least recently used entry, except keep and entries with a running exchange.
 func (c *cache) evict(keep *entry) bool {
 	var oldest *entry
 	var of key
 	for k, e := range c.entries {
-		if e != keep && e.flight == nil && (oldest == nil || e.used.Before(oldest.used)) {
+		if e != keep && e.inflight == nil && (oldest == nil || e.used.Before(oldest.used)) {
 			oldest, of = e, k
 		}
 	}
@@ -213,25 +215,25 @@ func (c *cache) drop(k key, e *entry) {
 
 func (t Token) size() int { return len(t.Access) + len(t.Refresh) + len(t.Scope) }
 
-// start begins an exchange; the caller holds the lock.
+// start starts an exchange. The caller holds the lock.
 func (c *cache) start(e *entry, request Request) {
-	f := &flight{done: make(chan struct{})}
-	e.flight = f
-	c.flights.Go(func() {
+	f := &inflight{done: make(chan struct{})}
+	e.inflight = f
+	c.inflight.Go(func() {
 		ctx, cancel := context.WithTimeout(c.life, exchangeTime)
 		defer cancel()
 		begun := c.now()
-		f.token, f.err = c.inTurn(ctx, request)
+		f.token, f.err = c.exchangeLimited(ctx, request)
 		if f.err == nil && !f.token.Expires.IsZero() && !c.now().Before(f.token.Expires) {
 			f.err = errors.New("the exchange server gave a token that has expired already")
 		}
-		c.land(e, f, begun)
+		c.finish(e, f, begun)
 		close(f.done)
 	})
 }
 
-// inTurn exchanges once there is room.
-func (c *cache) inTurn(ctx context.Context, request Request) (Token, error) {
+// exchangeLimited runs an exchange when the number of concurrent exchanges allows it.
+func (c *cache) exchangeLimited(ctx context.Context, request Request) (Token, error) {
 	select {
 	case c.slots <- struct{}{}:
 		defer func() { <-c.slots }()
@@ -241,11 +243,11 @@ func (c *cache) inTurn(ctx context.Context, request Request) (Token, error) {
 	}
 }
 
-// land notes how an exchange ended.
-func (c *cache) land(e *entry, f *flight, begun time.Time) {
+// finish records the result of an exchange.
+func (c *cache) finish(e *entry, f *inflight, begun time.Time) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	e.flight = nil
+	e.inflight = nil
 	now := c.now()
 	if f.err != nil {
 		e.failure, e.retryAt = f.err, now.Add(e.pause(now))
@@ -260,19 +262,19 @@ func (c *cache) land(e *entry, f *flight, begun time.Time) {
 	}
 	e.token, e.issued = f.token, begun
 	c.bytes += e.token.size()
-	for c.bytes > mostBytes && c.evict(e) {
+	for c.bytes > maxBytes && c.evict(e) {
 	}
 }
 
-// pause is how long to leave the exchange server alone after a failure. While a token is held, nobody is in a hurry.
+// pause returns the delay before the next exchange after a failure. It is longer while there is a valid token.
 func (e *entry) pause(now time.Time) time.Duration {
-	if e.left(now) == 0 {
+	if e.remaining(now) == 0 {
 		return failurePause
 	}
-	return min(failurePause<<min(e.failures, 10), mostPause)
+	return min(failurePause<<min(e.failures, 10), maxPause)
 }
 
-// lease is what a held token tells of itself.
+// lease is the metadata of a cached token.
 type lease struct {
 	kind            string
 	issued, expires time.Time
@@ -283,7 +285,7 @@ func (c *cache) leases() (leases []lease) {
 	defer c.mu.Unlock()
 	now := c.now()
 	for _, e := range c.entries {
-		if e.left(now) > 0 {
+		if e.remaining(now) > 0 {
 			leases = append(leases, lease{kind: e.token.IssuedType, issued: e.issued, expires: e.token.Expires})
 		}
 	}

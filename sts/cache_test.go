@@ -16,7 +16,7 @@ import (
 func newTestCache(t *testing.T, clock *clock, from *exchanger) *cache {
 	life, stop := context.WithCancel(context.Background())
 	c := newCache(life, clock.Now, from.Exchange)
-	t.Cleanup(func() { stop(); c.flights.Wait() })
+	t.Cleanup(func() { stop(); c.inflight.Wait() })
 	return c
 }
 
@@ -35,7 +35,7 @@ func (c *cache) settled(t *testing.T) {
 		c.mu.Lock()
 		defer c.mu.Unlock()
 		for _, e := range c.entries {
-			if e.flight != nil {
+			if e.inflight != nil {
 				return errors.New("one is")
 			}
 		}
@@ -43,9 +43,9 @@ func (c *cache) settled(t *testing.T) {
 	})
 }
 
-func TestATokenIsKeptAndRenewedAheadOfItsEnd(t *testing.T) {
+func TestTokenIsCachedAndRenewed(t *testing.T) {
 	clock := newClock()
-	from := giving(clock, time.Hour)
+	from := returning(clock, time.Hour)
 	c := newTestCache(t, clock, from)
 	c.mustGet(t, "access-1")
 	clock.pass(time.Hour - refreshAhead - time.Second)
@@ -59,17 +59,17 @@ func TestATokenIsKeptAndRenewedAheadOfItsEnd(t *testing.T) {
 	c.mustGet(t, "access-2")
 }
 
-func TestClientsWaitForTheNewTokenWhenTheOldOneIsAboutToEnd(t *testing.T) {
+func TestClientsWaitForNewTokenBeforeExpiry(t *testing.T) {
 	clock := newClock()
-	c := newTestCache(t, clock, giving(clock, time.Hour))
+	c := newTestCache(t, clock, returning(clock, time.Hour))
 	c.mustGet(t, "access-1")
 	clock.pass(time.Hour - urgent + time.Second)
 	c.mustGet(t, "access-2")
 }
 
-func TestATokenIsGivenOutUntilItEndsWhileTheServerIsAway(t *testing.T) {
+func TestCachedTokenIsReturnedWhileServerIsUnavailable(t *testing.T) {
 	clock := newClock()
-	from := giving(clock, time.Hour)
+	from := returning(clock, time.Hour)
 	gives, away := from.do, false
 	from.do = func(ctx context.Context, n int, r Request) (Token, error) {
 		if away {
@@ -89,7 +89,7 @@ func TestATokenIsGivenOutUntilItEndsWhileTheServerIsAway(t *testing.T) {
 	if n := from.count(); n < 5 || n > 20 {
 		t.Errorf("%d attempts in five minutes; want a few, further and further apart", n)
 	}
-	clock.pass(mostPause)
+	clock.pass(maxPause)
 	if token, err := c.get(t.Context(), Request{Subject: "s"}); err == nil {
 		t.Errorf("an expired token was given out: %q", string(token.Access))
 	}
@@ -98,9 +98,9 @@ func TestATokenIsGivenOutUntilItEndsWhileTheServerIsAway(t *testing.T) {
 	c.mustGet(t, fmt.Sprintf("access-%d", from.count()+1))
 }
 
-func TestShortLivedTokensAreKeptToo(t *testing.T) {
+func TestShortLivedTokensAreCached(t *testing.T) {
 	clock := newClock()
-	from := giving(clock, 100*time.Second)
+	from := returning(clock, 100*time.Second)
 	c := newTestCache(t, clock, from)
 	for range 40 {
 		c.mustGet(t, "access-1")
@@ -111,7 +111,7 @@ func TestShortLivedTokensAreKeptToo(t *testing.T) {
 	}
 }
 
-func TestATokenWithoutAnEndIsNotKept(t *testing.T) {
+func TestTokenWithoutExpiryIsNotCached(t *testing.T) {
 	from := &exchanger{do: func(_ context.Context, n int, _ Request) (Token, error) {
 		return Token{Access: Secret(fmt.Sprintf("access-%d", n))}, nil
 	}}
@@ -120,17 +120,17 @@ func TestATokenWithoutAnEndIsNotKept(t *testing.T) {
 	c.mustGet(t, "access-2")
 }
 
-func TestATokenThatHasExpiredOnArrivalIsNotGivenOut(t *testing.T) {
+func TestExpiredTokenIsNotReturned(t *testing.T) {
 	clock := newClock()
-	c := newTestCache(t, clock, giving(clock, 0))
+	c := newTestCache(t, clock, returning(clock, 0))
 	if _, err := c.get(t.Context(), Request{}); err == nil || !strings.Contains(err.Error(), "expired already") {
 		t.Errorf("got %v", err)
 	}
 }
 
-func TestOneExchangeIsUnderWayForEachKey(t *testing.T) {
+func TestSingleFlight(t *testing.T) {
 	clock := newClock()
-	from := giving(clock, time.Hour)
+	from := returning(clock, time.Hour)
 	gives, gate := from.do, make(chan struct{})
 	from.do = func(ctx context.Context, n int, r Request) (Token, error) {
 		<-gate
@@ -163,9 +163,9 @@ func TestOneExchangeIsUnderWayForEachKey(t *testing.T) {
 	}
 }
 
-func TestExchangesAtATimeAreBounded(t *testing.T) {
+func TestExchangeLimit(t *testing.T) {
 	clock := newClock()
-	from := giving(clock, time.Hour)
+	from := returning(clock, time.Hour)
 	gives := from.do
 	var mu sync.Mutex
 	now, most := 0, 0
@@ -190,12 +190,12 @@ func TestExchangesAtATimeAreBounded(t *testing.T) {
 		})
 	}
 	clients.Wait()
-	if most > mostExchanges {
+	if most > maxExchanges {
 		t.Errorf("%d at a time", most)
 	}
 }
 
-func TestAFailureIsNotRepeatedAtOnce(t *testing.T) {
+func TestFailureIsNotRetriedAtOnce(t *testing.T) {
 	clock := newClock()
 	from := &exchanger{do: func(context.Context, int, Request) (Token, error) { return Token{}, errors.New("away") }}
 	c := newTestCache(t, clock, from)
@@ -210,7 +210,7 @@ func TestAFailureIsNotRepeatedAtOnce(t *testing.T) {
 	}
 }
 
-func TestTheCacheIsBounded(t *testing.T) {
+func TestCacheLimit(t *testing.T) {
 	clock := newClock()
 	large := strings.Repeat("x", 30<<10)
 	from := &exchanger{do: func(_ context.Context, n int, r Request) (Token, error) {
@@ -220,7 +220,7 @@ func TestTheCacheIsBounded(t *testing.T) {
 		return Token{Access: Secret(large), Expires: clock.Now().Add(time.Hour)}, nil
 	}}
 	c := newTestCache(t, clock, from)
-	for i := range 4 * mostEntries {
+	for i := range 4 * maxEntries {
 		_, _ = c.get(t.Context(), Request{Subject: Secret(fmt.Sprint([]string{"good", "bad"}[i%2], i))})
 		clock.pass(time.Millisecond)
 	}
@@ -230,7 +230,7 @@ func TestTheCacheIsBounded(t *testing.T) {
 	for _, e := range c.entries {
 		held += e.token.size()
 	}
-	if len(c.entries) > mostEntries || c.bytes > mostBytes || c.bytes != held {
+	if len(c.entries) > maxEntries || c.bytes > maxBytes || c.bytes != held {
 		t.Errorf("%d entries of %d bytes, counted as %d", len(c.entries), held, c.bytes)
 	}
 }
@@ -249,7 +249,7 @@ func TestEveryParameterIsPartOfTheKey(t *testing.T) {
 	}
 }
 
-func TestWhatRemainsIsToldWithAndWithoutAMonotonicClock(t *testing.T) {
+func TestRemainingWithBothClocks(t *testing.T) {
 	now := time.Now()
 	if got := remaining(now.Add(time.Minute), now); got != time.Minute {
 		t.Errorf("with both: %s", got)

@@ -28,9 +28,9 @@ func writeToken(t *testing.T) string {
 	return file
 }
 
-func TestAStockGRPCClientGetsItsTokens(t *testing.T) {
+func TestGRPCClientGetsTokens(t *testing.T) {
 	clock := newClock()
-	from := giving(clock, time.Hour)
+	from := returning(clock, time.Hour)
 	_, base, _ := start(t, Config{Exchanger: from, Check: workloadCheck, Now: clock.Now})
 	authority := testpki.New(t, "grpc")
 	headers := make(chan []string, 10)
@@ -65,7 +65,7 @@ func TestAStockGRPCClientGetsItsTokens(t *testing.T) {
 	}
 }
 
-// secureGRPC is a gRPC server with TLS that tells which authorization each call came with.
+// secureGRPC is a gRPC server with TLS that sends the authorization header of each call to headers.
 func secureGRPC(t *testing.T, authority *testpki.Authority, headers chan<- []string) string {
 	t.Helper()
 	tell := func(ctx context.Context) {

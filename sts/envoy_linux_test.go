@@ -35,11 +35,11 @@ dynamic_resources:
             scope: https://www.googleapis.com/auth/cloud-platform
 `
 
-func TestEnvoyGetsItsTokens(t *testing.T) {
+func TestEnvoyGetsTokens(t *testing.T) {
 	for _, version := range testenv.EnvoyVersions() {
 		t.Run(version, func(t *testing.T) {
 			clock := newClock()
-			from := giving(clock, time.Hour)
+			from := returning(clock, time.Hour)
 			_, base, _ := start(t, Config{Exchanger: from, Check: workloadCheck, Now: clock.Now})
 			authority := testpki.New(t, "xds")
 			headers := make(chan []string, 100)

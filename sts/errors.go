@@ -9,7 +9,7 @@ import (
 	"sync"
 )
 
-// Codes of errors, by RFC 6749 section 5.2 and RFC 8693 section 2.2.2.
+// Error codes of RFC 6749 section 5.2 and RFC 8693 section 2.2.2.
 const (
 	CodeInvalidRequest       = "invalid_request"
 	CodeInvalidClient        = "invalid_client"
@@ -20,12 +20,12 @@ const (
 	CodeUnsupportedGrantType = "unsupported_grant_type"
 )
 
-// mostDescription is how long a description may be.
-const mostDescription = 400
+// maxDescription limits the length of a description.
+const maxDescription = 400
 
-// Error is a refusal: what a client is told when it gets no token.
+// Error is the error response to a client.
 type Error struct {
-	// Status is HTTP's, Code one of the above.
+	// Status is the HTTP status. Code is one of the codes above.
 	Status int
 	Code   string
 	// Description is for people.
@@ -34,22 +34,21 @@ type Error struct {
 
 func (e *Error) Error() string { return e.Code + ": " + e.Description }
 
-// refuse tells the client that the request is at fault.
+// refuse returns an error for an invalid request.
 func refuse(code, format string, args ...any) *Error {
 	return &Error{Status: http.StatusBadRequest, Code: code, Description: fmt.Sprintf(format, args...)}
 }
 
 func invalid(format string, args ...any) *Error { return refuse(CodeInvalidRequest, format, args...) }
 
-// with is the refusal under another HTTP status.
-func (e *Error) with(status int) *Error {
+// withStatus changes the HTTP status of the error.
+func (e *Error) withStatus(status int) *Error {
 	e.Status = status
 	return e
 }
 
-// unable is the answer when the exchange failed for a reason that is not the client's: RFC 8693 has the code
-// invalid_target for a server that cannot give a token, and Istio's agent sends it with status 500, at which clients try
-// again.
+// unable returns the response for an exchange that failed for a reason that is not the client's. RFC 8693 has the code
+// invalid_target for a server that cannot issue a token. Istio's agent sends status 500, which clients retry.
 func unable(err error) *Error {
 	return &Error{Status: http.StatusInternalServerError, Code: CodeInvalidTarget, Description: err.Error()}
 }
@@ -68,11 +67,11 @@ func writeJSON(w http.ResponseWriter, status int, v any) {
 	h.Set("Pragma", "no-cache")
 	h.Set("X-Content-Type-Options", "nosniff")
 	w.WriteHeader(status)
-	_ = json.NewEncoder(w).Encode(v) // a client that left needs no answer
+	_ = json.NewEncoder(w).Encode(v) // the client may have disconnected
 }
 
-// run matches what tokens and addresses are made of, and ordinary is what a host's name or a word can be. They are large
-// once they are compiled, and most agents never need them.
+// run matches the characters of tokens and addresses, and ordinary matches host names and words. They are compiled on
+// first use, because they are large and most agents do not need them.
 var (
 	run = sync.OnceValue(func() *regexp.Regexp {
 		return regexp.MustCompile(`[A-Za-z0-9_.~+=/-]{12,}`)
@@ -83,7 +82,7 @@ var (
 	marked = sync.OnceValue(func() *regexp.Regexp { return regexp.MustCompile(`^(eyJ|ya29\.)`) })
 )
 
-// withoutCredentials takes out what could be one.
+// withoutCredentials removes what may be a credential.
 func withoutCredentials(text string) string {
 	return run().ReplaceAllStringFunc(text, func(found string) string {
 		for part := range strings.SplitSeq(found, "/") {
@@ -95,8 +94,8 @@ func withoutCredentials(text string) string {
 	})
 }
 
-// presentable makes a text fit for a description, as RFC 6749 has it: no control characters, quotes, backslashes or
-// letters beyond ASCII; and fit for a log: no credential, and of a bounded length.
+// presentable returns a text that is valid as a description of RFC 6749 (no control characters, quotes, backslashes or
+// non-ASCII letters) and safe to log: without credentials, and of limited length.
 func presentable(text string) string {
 	text = withoutCredentials(text)
 	text = strings.Map(func(r rune) rune {
@@ -108,8 +107,8 @@ func presentable(text string) string {
 		}
 		return r
 	}, text)
-	if len(text) > mostDescription {
-		return text[:mostDescription] + "..."
+	if len(text) > maxDescription {
+		return text[:maxDescription] + "..."
 	}
 	return text
 }

@@ -11,18 +11,18 @@ import (
 	"time"
 
 	"github.com/pilotfish-mesh/pilotfish/internal/dial"
-	"github.com/pilotfish-mesh/pilotfish/internal/disks"
-	"github.com/pilotfish-mesh/pilotfish/internal/plainfile"
+	"github.com/pilotfish-mesh/pilotfish/internal/fstimeout"
+	"github.com/pilotfish-mesh/pilotfish/internal/regularfile"
 )
 
-// mostToken is how long a workload's token may be.
-const mostToken = 32 << 10
+// maxToken limits the length of a workload's token, in bytes.
+const maxToken = 32 << 10
 
-// FileFetcher reads the token from a file each time, as whoever projects it there replaces it.
+// FileFetcher reads the token from a file. It reads the file each time, because the kubelet replaces it.
 type FileFetcher struct{ Path string }
 
-// files may be on file systems that do not answer, which no question for a token waits for for long.
-var files disks.Disks
+// files calls file systems that may hang with a timeout.
+var files fstimeout.TimeoutFS
 
 // Fetch reads the file.
 func (f FileFetcher) Fetch(context.Context) (Secret, error) {
@@ -31,7 +31,7 @@ func (f FileFetcher) Fetch(context.Context) (Secret, error) {
 		err   error
 	}
 	came := make(chan found, 1)
-	if err := files.Around(f.Path, func() {
+	if err := files.DoFile(f.Path, func() {
 		token, err := f.read()
 		came <- found{token, err}
 	}); err != nil {
@@ -42,7 +42,7 @@ func (f FileFetcher) Fetch(context.Context) (Secret, error) {
 }
 
 func (f FileFetcher) read() (Secret, error) {
-	data, err := plainfile.Read(f.Path, mostToken)
+	data, err := regularfile.Read(f.Path, maxToken)
 	if errors.Is(err, fs.ErrNotExist) {
 		return "", fmt.Errorf("the token file %s does not exist: mount the projected service account token there", f.Path)
 	}
@@ -56,42 +56,42 @@ func (f FileFetcher) read() (Secret, error) {
 	return token, nil
 }
 
-// MetadataHost is where Google's machines are told of themselves.
+// MetadataHost is the address of Google Cloud's metadata server.
 const MetadataHost = "169.254.169.254"
 
-// MetadataURL is the address of a metadata server, given as host or host:port.
+// MetadataURL returns the URL of a metadata server, given as host or host:port.
 func MetadataURL(host string) string { return "http://" + host + "/computeMetadata/v1" }
 
-// What a token of the metadata server is kept for: it lives an hour, and is renewed in the last 25 minutes.
+// A token of the metadata server is valid for one hour. It is renewed in the last 25 minutes.
 const (
 	metadataAhead = 25 * time.Minute
 	metadataPause = 10 * time.Second
 )
 
-// MetadataConfig says what the cloud's metadata server is asked for.
+// MetadataConfig configures a MetadataFetcher.
 type MetadataConfig struct {
-	// Audience is whom the token is for.
+	// Audience is the audience of the token.
 	Audience string
-	// URL takes the place of that of MetadataHost.
+	// URL replaces the URL of MetadataHost.
 	URL string
-	// Now is time; nil is the machine's.
+	// Now is the clock; nil means the machine's clock.
 	Now func() time.Time
 }
 
-// MetadataFetcher gets an identity token from the metadata server of Google Cloud, and keeps it until its successor is
-// there or it ends.
+// MetadataFetcher fetches an identity token from Google Cloud's metadata server, and caches it until it is renewed or
+// expires.
 type MetadataFetcher struct {
 	config MetadataConfig
 	url    string
 	*upstream
-	turn chan struct{} // holds one: whose turn it is to look and to ask
+	turn chan struct{} // a lock that can be acquired with a context
 
 	token   Secret
 	expires time.Time
 	retryAt time.Time
 }
 
-// NewMetadataFetcher checks the configuration.
+// NewMetadataFetcher returns a MetadataFetcher, or an error for an invalid configuration.
 func NewMetadataFetcher(config MetadataConfig) (*MetadataFetcher, error) {
 	if config.Audience == "" {
 		return nil, errors.New("sts: no audience for the metadata server's token")
@@ -110,7 +110,7 @@ func NewMetadataFetcher(config MetadataConfig) (*MetadataFetcher, error) {
 	return &MetadataFetcher{config: config, url: address, upstream: newUpstream(dial.TLS{}), turn: make(chan struct{}, 1)}, nil
 }
 
-// Fetch gives the token that is held, or asks for one.
+// Fetch returns the cached token, or fetches one.
 func (f *MetadataFetcher) Fetch(ctx context.Context) (Secret, error) {
 	select {
 	case f.turn <- struct{}{}:
@@ -138,7 +138,7 @@ func (f *MetadataFetcher) Fetch(ctx context.Context) (Secret, error) {
 func (f *MetadataFetcher) fetch(ctx context.Context, now time.Time) (Secret, time.Time, error) {
 	ctx, cancel := context.WithTimeout(ctx, attemptTime)
 	defer cancel()
-	r, err := f.ask(ctx, func(ctx context.Context) (*http.Request, error) {
+	r, err := f.send(ctx, func(ctx context.Context) (*http.Request, error) {
 		get, err := http.NewRequestWithContext(ctx, http.MethodGet, f.url, nil)
 		if err == nil {
 			get.Header.Set("Metadata-Flavor", "Google")

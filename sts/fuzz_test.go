@@ -10,7 +10,7 @@ import (
 	"unicode/utf8"
 )
 
-// What is taken has all that the checks promise, however it was written.
+// Every accepted request satisfies the checks, however it was encoded.
 func FuzzParseRequest(f *testing.F) {
 	f.Add(formType, form(f))
 	f.Add(formType+"; charset=utf-8", form(f, "scope", "a b", "actor_token", "x", "actor_token_type", JWTType)+"&audience=a&audience=b&resource=https%3A%2F%2Fa")
@@ -71,7 +71,7 @@ func FuzzParseToken(f *testing.F) {
 	f.Add([]byte(`{"error":"invalid_grant","error_description":"\u0000\"\\"}`))
 	f.Fuzz(func(t *testing.T, body []byte) {
 		if token, err := parseToken(body, noon); err == nil && (!isCredential(token.Access) || token.Type == "" || token.IssuedType == "" ||
-			(!token.Expires.IsZero() && (token.Expires.Before(noon) || token.Expires.After(noon.Add(longest))))) {
+			(!token.Expires.IsZero() && (token.Expires.Before(noon) || token.Expires.After(noon.Add(maxLifetime))))) {
 			t.Fatalf("taken: %+v of %s", token, body)
 		}
 		for _, status := range []int{200, 400, 500} {
@@ -87,7 +87,7 @@ func FuzzPresentable(f *testing.F) {
 	f.Add("a \"quoted\" \\ line\r\nand " + url.QueryEscape("ü"))
 	f.Fuzz(func(t *testing.T, text string) {
 		got := presentable(text)
-		if len(got) > mostDescription+3 || strings.ContainsFunc(got, func(r rune) bool { return r < ' ' || r > '~' || r == '"' || r == '\\' }) {
+		if len(got) > maxDescription+3 || strings.ContainsFunc(got, func(r rune) bool { return r < ' ' || r > '~' || r == '"' || r == '\\' }) {
 			t.Fatalf("%q became %q", text, got)
 		}
 	})

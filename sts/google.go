@@ -15,7 +15,7 @@ import (
 	"github.com/pilotfish-mesh/pilotfish/internal/tlspolicy"
 )
 
-// Google's addresses and what is asked for when the client does not say.
+// Google's addresses, and the defaults of requests.
 const (
 	googleTokenURL         = "https://sts.googleapis.com/v1/token"
 	googleImpersonationURL = "https://iamcredentials.googleapis.com"
@@ -23,26 +23,25 @@ const (
 	googleLife             = time.Hour
 )
 
-// GoogleConfig says for whom Google is asked.
+// GoogleConfig configures an exchange with Google Cloud.
 type GoogleConfig struct {
 	// Audience is the workload identity provider: "identitynamespace:<trust domain>:<provider>", or
 	// "//iam.googleapis.com/projects/…/providers/…".
 	Audience string
-	// ServiceAccount is the e-mail address of the account whose access token is wanted; empty for the federated token
-	// itself.
+	// ServiceAccount is the e-mail address of the account of the access token; empty for the federated token itself.
 	ServiceAccount string
-	// TokenURL and ImpersonationURL (scheme and host) take the place of Google's.
+	// TokenURL and ImpersonationURL (scheme and host) replace Google's addresses.
 	TokenURL, ImpersonationURL string
-	// RootFile holds the PEM certificates that the servers' have to lead to; empty is the system's.
+	// RootFile is a PEM file with the root certificates of the servers; empty means the system's.
 	RootFile string
-	// Policy narrows what is offered to the server.
+	// Policy restricts the TLS client.
 	Policy tlspolicy.Policy
-	// Now is time; nil is the machine's.
+	// Now is the clock; nil means the machine's clock.
 	Now func() time.Time
 }
 
-// Google exchanges the workload's token for one of Google Cloud: a federated token first, and with it an access token of
-// a service account.
+// Google exchanges the workload's token for one of Google Cloud: first for a federated token, and with that for an
+// access token of a service account.
 type Google struct {
 	config        GoogleConfig
 	tokenURL      *url.URL
@@ -50,7 +49,7 @@ type Google struct {
 	*upstream
 }
 
-// NewGoogle checks the configuration.
+// NewGoogle returns an exchange with Google Cloud, or an error for an invalid configuration.
 func NewGoogle(config GoogleConfig) (*Google, error) {
 	if config.Audience == "" {
 		return nil, fmt.Errorf("sts: no audience for Google's token exchange: write it as identitynamespace:<trust domain>:<provider>")
@@ -75,10 +74,10 @@ func NewGoogle(config GoogleConfig) (*Google, error) {
 	}, nil
 }
 
-// Name is the exchange's address.
-func (g *Google) Name() string { return place(g.tokenURL) }
+// Name returns the exchange's address.
+func (g *Google) Name() string { return withoutQuery(g.tokenURL) }
 
-// Exchange asks Google.
+// Exchange implements Exchanger.
 func (g *Google) Exchange(ctx context.Context, request Request) (Token, error) {
 	if err := g.check(request); err != nil {
 		return Token{}, err
@@ -94,8 +93,8 @@ func (g *Google) Exchange(ctx context.Context, request Request) (Token, error) {
 	return g.impersonate(ctx, federated.Access, scope)
 }
 
-// check refuses what Google's exchange could not honour: a token for something else than what was asked for would do
-// harm.
+// check refuses requests that Google's exchange cannot fulfil: a token for another purpose than the requested one would
+// do harm.
 func (g *Google) check(r Request) error {
 	switch {
 	case r.RequestedType != "" && r.RequestedType != AccessTokenType:
@@ -116,7 +115,7 @@ func (g *Google) federate(ctx context.Context, request Request, scope string) (T
 		Audiences: []string{g.config.Audience}, Scope: scope, RequestedType: AccessTokenType,
 	}.form()
 	asked := g.config.Now()
-	r, err := g.ask(ctx, func(ctx context.Context) (*http.Request, error) { return newForm(ctx, g.tokenURL.String(), form) })
+	r, err := g.send(ctx, func(ctx context.Context) (*http.Request, error) { return newForm(ctx, g.tokenURL.String(), form) })
 	if err != nil {
 		return Token{}, fmt.Errorf("federated token: %w", err)
 	}
@@ -130,7 +129,7 @@ func (g *Google) impersonate(ctx context.Context, federated Secret, scope string
 	if err != nil {
 		return Token{}, err
 	}
-	r, err := g.ask(ctx, func(ctx context.Context) (*http.Request, error) {
+	r, err := g.send(ctx, func(ctx context.Context) (*http.Request, error) {
 		post, err := http.NewRequestWithContext(ctx, http.MethodPost, g.impersonation, strings.NewReader(string(body)))
 		if err != nil {
 			return nil, err
@@ -149,7 +148,7 @@ func (g *Google) impersonate(ctx context.Context, federated Secret, scope string
 	return token, nil
 }
 
-// parseAccessToken reads the answer of Google's generateAccessToken, or its error.
+// parseAccessToken parses the response of Google's generateAccessToken, or its error.
 func parseAccessToken(r reply) (Token, error) {
 	var answer struct {
 		AccessToken string    `json:"accessToken"`

@@ -9,13 +9,13 @@ import (
 	"time"
 )
 
-// TokenPath and StatusPath are where the server answers.
+// TokenPath and StatusPath are the paths of the server.
 const (
 	TokenPath  = "/token"
 	StatusPath = "/stsStatus"
 )
 
-// handler serves by path. A method that a path does not have is answered with 405 by the mux.
+// handler returns the routes. The mux responds 405 to unsupported methods.
 func (s *Server) handler() http.Handler {
 	mux := http.NewServeMux()
 	mux.Handle("POST "+TokenPath, Handler(s.Token, s.config.Now, s.answered))
@@ -23,7 +23,7 @@ func (s *Server) handler() http.Handler {
 	return onlyLoopback(mux)
 }
 
-// onlyLoopback keeps out what a redirection may have sent to the port from elsewhere.
+// onlyLoopback refuses connections that redirection rules may have sent to the port.
 func onlyLoopback(next http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		peer, err := netip.ParseAddrPort(r.RemoteAddr)
@@ -35,7 +35,7 @@ func onlyLoopback(next http.Handler) http.Handler {
 	})
 }
 
-// answer is RFC 8693's, section 2.2.1.
+// answer is the response of RFC 8693, section 2.2.1.
 type answer struct {
 	AccessToken     string `json:"access_token"`
 	IssuedTokenType string `json:"issued_token_type"`
@@ -45,11 +45,12 @@ type answer struct {
 	RefreshToken    string `json:"refresh_token,omitempty"`
 }
 
-// Handler answers token requests: it reads them as strictly as RFC 8693 and RFC 6749 have it, and asks grant for the
-// token. An *Error of grant's is the client's to know; any other error is told as the server's own. answered is told of
-// each request, with nil when a token was given. now is the clock by which a token's expiry is told.
+// Handler returns a handler of token requests. It parses requests as strictly as RFC 8693 and RFC 6749 require, and
+// calls grant for the token. An *Error of grant is sent to the client; any other error is reported as a failure of the
+// server. answered is called after each request, with nil after a success. now is the clock for the expiry in the
+// response.
 //
-// It says nothing of where requests may come from: that is for whoever serves it.
+// The caller restricts the clients.
 func Handler(grant func(context.Context, Request) (Token, error), now func() time.Time, answered func(*Error)) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		request, err := readRequest(w, r)
@@ -68,7 +69,7 @@ func Handler(grant func(context.Context, Request) (Token, error), now func() tim
 	})
 }
 
-// answered counts an answer.
+// answered counts a response.
 func (s *Server) answered(refusal *Error) {
 	if refusal == nil {
 		s.metrics.answered("granted")
@@ -97,13 +98,13 @@ func answerOf(t Token, now time.Time) answer {
 		Scope:           t.Scope,
 		RefreshToken:    string(t.Refresh),
 	}
-	if !t.Expires.IsZero() { // no client takes a token without a whole second left for one that lasts for ever
+	if !t.Expires.IsZero() { // at least 1: some clients treat expires_in 0 as no expiry
 		a.ExpiresIn = max(int64(t.Expires.Sub(now)/time.Second), 1)
 	}
 	return a
 }
 
-// tokenStatus is a token as /stsStatus shows it: without the token, although there is a field for it.
+// tokenStatus is a token at /stsStatus. The page has a field for the token, which stays empty.
 type tokenStatus struct {
 	TokenType  string `json:"token_type"`
 	IssueTime  string `json:"issue_time"`

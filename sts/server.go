@@ -20,29 +20,29 @@ import (
 )
 
 const (
-	// stopGrace is how long answers that are under way may take once the server is told to stop.
+	// stopGrace is how long running requests may last after the server is stopped.
 	stopGrace = 2 * time.Second
-	// mostConnections are open at a time.
-	mostConnections = 128
+	// maxConnections limits the open connections.
+	maxConnections = 128
 )
 
-// Config is what a Server needs.
+// Config configures a Server.
 type Config struct {
-	// Address is where to listen, on loopback: "127.0.0.1:15463".
+	// Address is a loopback address: "127.0.0.1:15463".
 	Address string
-	// Exchanger is where tokens come from. If it is an io.Closer, it is closed when the server ends.
+	// Exchanger issues the tokens. If it is an io.Closer, the server closes it at its end.
 	Exchanger Exchanger
-	// Check says which subject tokens may be sent there.
+	// Check determines which subject tokens may be sent to the exchange server.
 	Check Check
-	// Own gives the workload's token; nil for none. Token exchanges it where a request names no subject. Unless Check
-	// names issuers, a subject token has to be of its issuer and subject, whatever it is for: nobody else's token is the
-	// workload's to exchange.
+	// Own returns the workload's token; nil for none. Token exchanges it for requests without a subject. Unless Check
+	// has issuers, a subject token must have the workload token's issuer and subject, with any audience: the workload
+	// may exchange only its own tokens.
 	Own Fetcher
 
 	Logger *slog.Logger
-	// Metrics is where the server's metrics are registered; nil for nowhere.
+	// Metrics is the registry of the server's metrics; nil for none.
 	Metrics prometheus.Registerer
-	// Now is time; nil is the machine's.
+	// Now is the clock; nil means the machine's clock.
 	Now func() time.Time
 }
 
@@ -57,11 +57,11 @@ type Server struct {
 
 	mu      sync.Mutex
 	open    int
-	trouble error // of the last exchange; nil when it went well
+	trouble error // error of the last exchange; nil after a success
 	since   time.Time
 }
 
-// New makes the server and takes its port.
+// New creates the server and opens its port.
 func New(config Config) (*Server, error) {
 	if config.Exchanger == nil {
 		return nil, errors.New("sts: no exchanger given")
@@ -90,7 +90,8 @@ func New(config Config) (*Server, error) {
 	return s, nil
 }
 
-// checkLoopback: tokens are for what runs beside the agent. A name is taken only if it can mean nothing else.
+// checkLoopback returns an error for other than loopback addresses: tokens are for applications on this machine. The
+// only accepted name is localhost.
 func checkLoopback(address string) error {
 	host, _, err := net.SplitHostPort(address)
 	if err != nil {
@@ -121,14 +122,14 @@ func (s *Server) listen() error {
 	return nil
 }
 
-// noteConnection closes a connection that is one too many.
+// noteConnection closes a connection above the limit.
 func (s *Server) noteConnection(conn net.Conn, state http.ConnState) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	switch state {
 	case http.StateNew:
 		s.open++
-		if s.open > mostConnections {
+		if s.open > maxConnections {
 			_ = conn.Close()
 		}
 	case http.StateClosed, http.StateHijacked:
@@ -136,12 +137,13 @@ func (s *Server) noteConnection(conn net.Conn, state http.ConnState) {
 	}
 }
 
-// Addr is where the server listens.
+// Addr returns the listening address.
 func (s *Server) Addr() net.Addr { return s.listener.Addr() }
 
-// Run answers until the context ends; then what is under way gets two seconds. It can be called once.
+// Run serves requests until the context is cancelled, and then waits up to two seconds for running requests. Call it
+// once.
 func (s *Server) Run(ctx context.Context) error {
-	defer s.end()
+	defer s.stopExchanges()
 	served := make(chan error, 1)
 	go func() { served <- s.http.Serve(s.listener) }()
 	select {
@@ -158,23 +160,23 @@ func (s *Server) Run(ctx context.Context) error {
 	return nil
 }
 
-// Close gives the port back when Run is never called.
+// Close closes the port of a server that was not run.
 func (s *Server) Close() error {
-	defer s.end()
+	defer s.stopExchanges()
 	return s.listener.Close()
 }
 
-// end ends the exchanges that are under way, and leaves nothing running.
-func (s *Server) end() {
+// stopExchanges cancels running exchanges and waits for them.
+func (s *Server) stopExchanges() {
 	s.stop()
-	s.cache.flights.Wait()
+	s.cache.inflight.Wait()
 	if closer, ok := s.config.Exchanger.(io.Closer); ok {
 		_ = closer.Close()
 	}
 }
 
-// Token exchanges a token for a caller in this process, by the same rules. A request without a subject is made for the
-// workload itself.
+// Token exchanges a token for a caller in this process, by the same rules. A request without a subject uses the
+// workload's token.
 func (s *Server) Token(ctx context.Context, request Request) (Token, error) {
 	if request.Subject == "" && s.config.Own != nil {
 		own, err := s.config.Own.Fetch(ctx)
@@ -194,7 +196,7 @@ func (s *Server) Token(ctx context.Context, request Request) (Token, error) {
 	return s.cache.get(ctx, request)
 }
 
-// checkTokens gives whose the subject token is, if it is the workload's own.
+// checkTokens checks the tokens of a request. It returns the owner of the subject token if it is the workload's.
 func (s *Server) checkTokens(ctx context.Context, r Request) (owner string, err error) {
 	now := s.config.Now()
 	subject, err := s.config.Check.verify(r.Subject, now)
@@ -219,8 +221,8 @@ func (s *Server) checkActor(r Request, now time.Time) error {
 	return nil
 }
 
-// checkOwner holds a token to be of whom the workload's own is. It gives whose that is for the very token that the
-// workload has now: any other may say so without its signature having been looked at.
+// checkOwner checks that a token has the same owner as the workload's token. It returns the owner only for exactly the
+// workload's current token: the claims of any other token are not verified by a signature.
 func (s *Server) checkOwner(ctx context.Context, given Secret, got claims) (owner string, err error) {
 	token, err := s.config.Own.Fetch(ctx)
 	if err != nil {
@@ -240,7 +242,7 @@ func (s *Server) checkOwner(ctx context.Context, given Secret, got claims) (owne
 	return owner, nil
 }
 
-// exchange asks the exchanger, and remembers how that went.
+// exchange calls the exchanger and records the result.
 func (s *Server) exchange(ctx context.Context, request Request) (Token, error) {
 	start := time.Now()
 	token, err := s.config.Exchanger.Exchange(ctx, request)
@@ -248,7 +250,7 @@ func (s *Server) exchange(ctx context.Context, request Request) (Token, error) {
 	var refusal *Error
 	if errors.As(err, &refusal) {
 		s.config.Logger.Warn("a token exchange was refused", "by", s.config.Exchanger.Name(), "error", presentable(err.Error()))
-		return Token{}, err // which says that the server is there
+		return Token{}, err // the error shows that the server responds
 	}
 	s.note(err)
 	return token, err
@@ -269,8 +271,8 @@ func (s *Server) note(err error) {
 	s.trouble = err
 }
 
-// Condition is always well while the server runs: whoever needs no token is not held up by an exchange server that is
-// away. That it is, and since when, is in the reason.
+// Condition is healthy while the server runs: an unavailable exchange server must not make workloads unready that need
+// no token. The reason reports it.
 func (s *Server) Condition() health.Condition {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -285,7 +287,7 @@ func (s *Server) Condition() health.Condition {
 	}
 }
 
-// Health is Condition without the remedy.
+// Health returns Condition without the remedy.
 func (s *Server) Health() (ok bool, reason string) {
 	c := s.Condition()
 	return c.OK, c.Reason

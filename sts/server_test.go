@@ -23,7 +23,7 @@ import (
 
 func TestATokenIsExchanged(t *testing.T) {
 	clock := newClock()
-	from := giving(clock, time.Hour)
+	from := returning(clock, time.Hour)
 	_, base, _ := start(t, Config{Exchanger: from, Check: workloadCheck, Now: clock.Now})
 	got := post(t, base, formType, form(t, "scope", "read write", "requested_token_type", AccessTokenType)+
 		"&audience=a&audience=b&resource=https%3A%2F%2Fr.example%2F")
@@ -43,10 +43,10 @@ func TestATokenIsExchanged(t *testing.T) {
 	}
 }
 
-// Each row is one way to ask wrongly; none may reach the exchange server.
-func TestWhatIsWrongIsRefusedAndSentNowhere(t *testing.T) {
+// Each row is an invalid request, which must not reach the exchange server.
+func TestInvalidRequestsAreNotSent(t *testing.T) {
 	clock := newClock()
-	from := giving(clock, time.Hour)
+	from := returning(clock, time.Hour)
 	_, base, _ := start(t, Config{Exchanger: from, Check: workloadCheck, Now: clock.Now})
 	subject := func(changes map[string]any) string {
 		claims := map[string]any{"iss": "https://issuer.example", "aud": "mesh", "exp": noon.Add(time.Hour).Unix()}
@@ -74,7 +74,7 @@ func TestWhatIsWrongIsRefusedAndSentNowhere(t *testing.T) {
 		{"a broken form", formType, form(t) + "&a=%zz", 400, CodeInvalidRequest},
 		{"semicolons", formType, form(t) + ";a=b", 400, CodeInvalidRequest},
 		{"not UTF-8", formType, form(t) + "&scope=%ff", 400, CodeInvalidRequest},
-		{"too long", formType, form(t, "filler", strings.Repeat("x", mostBody)), 413, CodeInvalidRequest},
+		{"too long", formType, form(t, "filler", strings.Repeat("x", maxBody)), 413, CodeInvalidRequest},
 		{"no grant type", formType, form(t, "grant_type", "-"), 400, CodeInvalidRequest},
 		{"an empty grant type", formType, form(t, "grant_type", ""), 400, CodeInvalidRequest},
 		{"another grant type", formType, form(t, "grant_type", "client_credentials"), 400, CodeUnsupportedGrantType},
@@ -121,9 +121,9 @@ func TestWhatIsWrongIsRefusedAndSentNowhere(t *testing.T) {
 	}
 }
 
-func TestWhatRFCsAllowIsTaken(t *testing.T) {
+func TestRequestsAllowedByRFCsAreAccepted(t *testing.T) {
 	clock := newClock()
-	_, base, _ := start(t, Config{Exchanger: giving(clock, time.Hour), Check: workloadCheck, Now: clock.Now})
+	_, base, _ := start(t, Config{Exchanger: returning(clock, time.Hour), Check: workloadCheck, Now: clock.Now})
 	soon := jwt(t, map[string]any{"iss": "https://issuer.example", "aud": "mesh", "exp": noon.Add(-20 * time.Second).Unix(), "nbf": noon.Add(20 * time.Second).Unix()})
 	for name, body := range map[string]string{
 		"parameters that nobody knows":            form(t) + "&client_id=me&x=1",
@@ -141,7 +141,7 @@ func TestWhatRFCsAllowIsTaken(t *testing.T) {
 
 func TestPathsAndMethods(t *testing.T) {
 	clock := newClock()
-	_, base, _ := start(t, Config{Exchanger: giving(clock, time.Hour), Now: clock.Now})
+	_, base, _ := start(t, Config{Exchanger: returning(clock, time.Hour), Now: clock.Now})
 	for _, row := range []struct {
 		method, path string
 		status       int
@@ -155,9 +155,9 @@ func TestPathsAndMethods(t *testing.T) {
 	}
 }
 
-func TestStatusTellsOfTokensWithoutThem(t *testing.T) {
+func TestStatusShowsNoTokens(t *testing.T) {
 	clock := newClock()
-	_, base, _ := start(t, Config{Exchanger: giving(clock, time.Hour), Now: clock.Now})
+	_, base, _ := start(t, Config{Exchanger: returning(clock, time.Hour), Now: clock.Now})
 	if got := send(t, "GET", base+StatusPath, "", ""); strings.TrimSpace(got.raw) != `{"tokens":[]}` {
 		t.Errorf("with no token: %s", got.raw)
 	}
@@ -175,7 +175,7 @@ func TestStatusTellsOfTokensWithoutThem(t *testing.T) {
 	}
 }
 
-func TestTokensAreGivenOutOnLoopbackOnly(t *testing.T) {
+func TestLoopbackOnly(t *testing.T) {
 	for address, ok := range map[string]bool{
 		"127.0.0.1:0": true, "127.110.0.1:0": true, "localhost:0": true, "[::1]:0": true,
 		"0.0.0.0:0": false, ":0": false, "[::]:0": false, "10.0.0.1:0": false, "example.com:0": false, "127.0.0.1": false,
@@ -199,13 +199,13 @@ func TestABusyPortIsExplained(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer func() { _ = taken.Close() }()
-	if _, err := New(Config{Address: taken.Addr().String(), Exchanger: giving(newClock(), 1)}); err == nil || !strings.Contains(err.Error(), "in use") {
+	if _, err := New(Config{Address: taken.Addr().String(), Exchanger: returning(newClock(), 1)}); err == nil || !strings.Contains(err.Error(), "in use") {
 		t.Errorf("got %v", err)
 	}
 }
 
 // Whose fault it is decides on the answer: Istio's agent and RFC 8693 have invalid_target for a server that is unable.
-func TestTheAnswerTellsWhoseFaultItIs(t *testing.T) {
+func TestErrorStatusAndCode(t *testing.T) {
 	for name, row := range map[string]struct {
 		err    error
 		status int
@@ -221,10 +221,10 @@ func TestTheAnswerTellsWhoseFaultItIs(t *testing.T) {
 	}
 }
 
-func TestMetricsAndConditionTellOfTrouble(t *testing.T) {
+func TestMetricsAndConditionReportFailures(t *testing.T) {
 	clock := newClock()
 	failing := true
-	from := giving(clock, time.Hour)
+	from := returning(clock, time.Hour)
 	gives := from.do
 	from.do = func(ctx context.Context, n int, r Request) (Token, error) {
 		if failing {
@@ -274,16 +274,16 @@ func TestMetricsAndConditionTellOfTrouble(t *testing.T) {
 	}
 }
 
-func TestConnectionsAreBounded(t *testing.T) {
+func TestConnectionLimit(t *testing.T) {
 	clock := newClock()
-	_, base, _ := start(t, Config{Exchanger: giving(clock, time.Hour), Now: clock.Now})
+	_, base, _ := start(t, Config{Exchanger: returning(clock, time.Hour), Now: clock.Now})
 	var open []net.Conn
 	defer func() {
 		for _, c := range open {
 			_ = c.Close()
 		}
 	}()
-	for range 2 * mostConnections {
+	for range 2 * maxConnections {
 		c, err := net.Dial("tcp", strings.TrimPrefix(base, "http://"))
 		if err != nil {
 			t.Fatal(err)
@@ -291,14 +291,14 @@ func TestConnectionsAreBounded(t *testing.T) {
 		open = append(open, c)
 	}
 	closed := 0
-	for _, c := range open[mostConnections:] {
+	for _, c := range open[maxConnections:] {
 		_ = c.SetReadDeadline(time.Now().Add(20 * time.Second))
 		if _, err := c.Read(make([]byte, 1)); err != nil && !errors.Is(err, context.DeadlineExceeded) {
 			closed++
 		}
 	}
-	if closed != mostConnections {
-		t.Errorf("%d of %d were closed", closed, mostConnections)
+	if closed != maxConnections {
+		t.Errorf("%d of %d were closed", closed, maxConnections)
 	}
 	for _, c := range open {
 		_ = c.Close()
@@ -313,9 +313,9 @@ func TestConnectionsAreBounded(t *testing.T) {
 	})
 }
 
-func TestTheWorkloadsOwnTokenIsExchangedForTheAgentItself(t *testing.T) {
+func TestTokenWithoutSubjectUsesWorkloadToken(t *testing.T) {
 	clock := newClock()
-	from := giving(clock, time.Hour)
+	from := returning(clock, time.Hour)
 	s, _, _ := start(t, Config{Exchanger: from, Now: clock.Now, Check: workloadCheck, Own: fixed(workloadToken(t))})
 	token, err := s.Token(t.Context(), Request{Scope: "a"})
 	if err != nil || token.Access != "access-1" || string(from.requests[0].Subject) != workloadToken(t) {
@@ -329,7 +329,7 @@ func TestOnlyTheWorkloadsOwnTokensAreExchanged(t *testing.T) {
 		return jwt(t, map[string]any{"iss": issuer, "sub": subject, "aud": "another", "exp": noon.Add(time.Hour).Unix()})
 	}
 	own := fixed(of("https://issuer.example", "system:serviceaccount:shop:web"))
-	_, base, _ := start(t, Config{Exchanger: giving(clock, time.Hour), Now: clock.Now, Own: own})
+	_, base, _ := start(t, Config{Exchanger: returning(clock, time.Hour), Now: clock.Now, Own: own})
 	for token, status := range map[string]int{
 		of("https://issuer.example", "system:serviceaccount:shop:web"): 200,
 		of("https://issuer.example", "system:serviceaccount:shop:db"):  400,
@@ -340,14 +340,14 @@ func TestOnlyTheWorkloadsOwnTokensAreExchanged(t *testing.T) {
 		}
 	}
 	for name, own := range map[string]Fetcher{"missing": FileFetcher{Path: "missing"}, "no JWT": fixed("opaque")} {
-		_, base, _ := start(t, Config{Exchanger: giving(clock, time.Hour), Now: clock.Now, Own: own})
+		_, base, _ := start(t, Config{Exchanger: returning(clock, time.Hour), Now: clock.Now, Own: own})
 		if got := post(t, base, formType, form(t)); got.Status != 500 || !strings.Contains(got.Description, "own token") {
 			t.Errorf("%s: got %d %s", name, got.Status, got.raw)
 		}
 	}
 }
 
-func TestAHeldTokenServesTheSuccessorOfTheWorkloadsTokenAlone(t *testing.T) {
+func TestCachedTokenServesRenewedWorkloadToken(t *testing.T) {
 	clock := newClock()
 	of := func(id string) string {
 		return jwt(t, map[string]any{"iss": "https://issuer.example", "sub": "system:serviceaccount:shop:web", "jti": id, "exp": noon.Add(time.Hour).Unix()})
@@ -358,7 +358,7 @@ func TestAHeldTokenServesTheSuccessorOfTheWorkloadsTokenAlone(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	from := giving(clock, time.Hour)
+	from := returning(clock, time.Hour)
 	_, base, _ := start(t, Config{Exchanger: from, Now: clock.Now, Own: FileFetcher{Path: file}})
 	mount(of("1"))
 	if got := post(t, base, formType, form(t, "subject_token", of("1"))); got.AccessToken != "access-1" {
@@ -379,7 +379,7 @@ func TestAHeldTokenServesTheSuccessorOfTheWorkloadsTokenAlone(t *testing.T) {
 	}
 }
 
-func TestAnEndEndsWhatIsUnderWay(t *testing.T) {
+func TestStopCancelsExchanges(t *testing.T) {
 	asked := make(chan struct{})
 	s, err := New(Config{Address: "127.0.0.1:0", Exchanger: &exchanger{do: func(ctx context.Context, _ int, _ Request) (Token, error) {
 		close(asked)
@@ -406,7 +406,7 @@ type fixed Secret
 
 func (f fixed) Fetch(context.Context) (Secret, error) { return Secret(f), nil }
 
-func TestASecretDoesNotShowHoweverItIsPrinted(t *testing.T) {
+func TestSecretIsNeverPrinted(t *testing.T) {
 	var out testenv.Buffer
 	r := Request{Subject: "hush-hush", Actor: "hush-hush"}
 	for _, verb := range []string{"%v", "%+v", "%#v", "%s", "%q", "%x", "%d", "%t"} {
@@ -421,7 +421,7 @@ func TestASecretDoesNotShowHoweverItIsPrinted(t *testing.T) {
 	}
 }
 
-func TestCredentialsAreTakenOutOfTexts(t *testing.T) {
+func TestWithoutCredentials(t *testing.T) {
 	for text, kept := range map[string]bool{
 		"https://sts.googleapis.com/v1/token: status 403":                                                     true,
 		"service-1234@gcp-sa-meshdataplane.iam.gserviceaccount.com":                                           true,

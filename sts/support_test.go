@@ -45,7 +45,7 @@ func (c *clock) pass(d time.Duration) {
 	c.now = c.now.Add(d)
 }
 
-// jwt is a token with the claims, signed by nobody that matters.
+// jwt returns a token with the claims, signed with a random key.
 func jwt(t testing.TB, claims map[string]any) string {
 	t.Helper()
 	return rawJWT(t, map[string]any{"alg": "RS256", "kid": "k1"}, claims)
@@ -63,7 +63,7 @@ func rawJWT(t testing.TB, header, claims any) string {
 	return encode(header) + "." + encode(claims) + "." + base64.RawURLEncoding.EncodeToString([]byte("signature-of-the-workload"))
 }
 
-// workloadToken is one that the tests' servers take.
+// workloadToken returns a token that the tests' servers accept.
 func workloadToken(t testing.TB) string {
 	return jwt(t, map[string]any{"iss": "https://issuer.example", "aud": []string{"mesh"}, "sub": "system:serviceaccount:shop:web",
 		"exp": noon.Add(100 * 365 * 24 * time.Hour).Unix()})
@@ -71,7 +71,7 @@ func workloadToken(t testing.TB) string {
 
 var workloadCheck = Check{Issuers: []string{"https://issuer.example"}, Audiences: []string{"mesh"}}
 
-// exchanger is one that does as the test says.
+// exchanger is an Exchanger whose behaviour a test sets.
 type exchanger struct {
 	mu       sync.Mutex
 	requests []Request
@@ -94,14 +94,14 @@ func (e *exchanger) count() int {
 	return len(e.requests)
 }
 
-// giving gives tokens named by their number, good for the span.
-func giving(clock *clock, life time.Duration) *exchanger {
+// returning returns an exchanger whose tokens are named by their number and are valid for the span.
+func returning(clock *clock, life time.Duration) *exchanger {
 	return &exchanger{do: func(_ context.Context, n int, _ Request) (Token, error) {
 		return Token{Access: Secret(fmt.Sprintf("access-%d", n)), IssuedType: AccessTokenType, Type: "Bearer", Expires: clock.Now().Add(life)}, nil
 	}}
 }
 
-// start runs a server for the length of the test, and gives its address and what it logged.
+// start runs a server until the end of the test, and returns its address and its log.
 func start(t *testing.T, config Config) (*Server, string, *testenv.Buffer) {
 	t.Helper()
 	logged := &testenv.Buffer{}

@@ -14,25 +14,25 @@ const (
 	AccessTokenType = "urn:ietf:params:oauth:token-type:access_token"
 )
 
-// removed is what a secret is written as.
+// removed replaces a printed secret.
 const removed = "[removed]"
 
-// Secret is a token or part of one. However it is printed, it does not show.
+// Secret is a token or a part of one. No way of printing shows it.
 type Secret string
 
-// Format writes a placeholder, whatever the verb.
+// Format prints a placeholder, whatever the verb.
 func (Secret) Format(f fmt.State, _ rune) { _, _ = f.Write([]byte(removed)) }
 
-// String is a placeholder.
+// String returns a placeholder.
 func (Secret) String() string { return removed }
 
-// LogValue is a placeholder.
+// LogValue returns a placeholder.
 func (Secret) LogValue() slog.Value { return slog.StringValue(removed) }
 
-// MarshalText is a placeholder: what is meant to be sent is converted to a string first.
+// MarshalText returns a placeholder. To send a secret, convert it to a string first.
 func (Secret) MarshalText() ([]byte, error) { return []byte(removed), nil }
 
-// Request is one exchange that is asked for, with RFC 8693's parameters. Empty fields were not given.
+// Request is a request for an exchange with RFC 8693's parameters. Empty fields are missing parameters.
 type Request struct {
 	Subject       Secret
 	SubjectType   string
@@ -43,34 +43,34 @@ type Request struct {
 	Scope         string
 	RequestedType string
 
-	// owner is whose the subject token is, where it is the workload's own; then a held token does for its successors.
+	// owner is the owner of the subject token if it is the workload's. A cached token is then also valid for the
+	// successors of the subject token.
 	owner string
 }
 
-// Token is what an exchange gives.
+// Token is the result of an exchange.
 type Token struct {
-	// Access is the token, IssuedType its type, and Type the way to use it: Bearer.
+	// Access is the token, IssuedType its type, and Type its usage: Bearer.
 	Access     Secret
 	IssuedType string
 	Type       string
-	// Scope is what the token is good for; empty when it is what was asked for.
+	// Scope is the token's scope; empty if it equals the requested scope.
 	Scope string
-	// Refresh is rarely given.
+	// Refresh is a refresh token; rarely present.
 	Refresh Secret
-	// Expires is when the token ends; zero when nobody said, and then it is given out once and not kept.
+	// Expires is the expiry; zero if unknown. A token without an expiry is not cached.
 	Expires time.Time
 }
 
-// Exchanger gets a token for a checked request from somewhere. It is used by several goroutines at a time, returns soon
-// after the context ends, and tells with an *Error what the client did wrong; any other error is a trouble of its own,
-// and may pass.
+// Exchanger issues a token for a checked request. It must be safe for concurrent use and return soon after the context
+// ends. It returns an *Error for an error of the client, and any other error for a failure that may be temporary.
 type Exchanger interface {
-	// Name says where tokens come from, for people.
+	// Name describes the source of the tokens, for people.
 	Name() string
 	Exchange(ctx context.Context, request Request) (Token, error)
 }
 
-// Fetcher gives the workload's own token. It is used by several goroutines at a time.
+// Fetcher returns the workload's own token. It must be safe for concurrent use.
 type Fetcher interface {
 	Fetch(ctx context.Context) (Secret, error)
 }

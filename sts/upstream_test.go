@@ -2,6 +2,7 @@ package sts
 
 import (
 	"context"
+	"crypto/tls"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -20,6 +21,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/pilotfish-mesh/pilotfish/internal/testpki"
+	"github.com/pilotfish-mesh/pilotfish/internal/tlspolicy"
 )
 
 const goodAnswer = `{"access_token":"at","issued_token_type":"urn:ietf:params:oauth:token-type:access_token","token_type":"Bearer","expires_in":60,"scope":"a"}`
@@ -42,7 +44,7 @@ func newTestEndpoint(t *testing.T, config EndpointConfig) *Endpoint {
 	return e
 }
 
-func TestAnEndpointIsAskedForAllThatTheClientAskedFor(t *testing.T) {
+func TestEndpointReceivesAllParameters(t *testing.T) {
 	var got url.Values
 	var user, password string
 	e := newTestEndpoint(t, EndpointConfig{
@@ -74,9 +76,9 @@ func TestAnEndpointIsAskedForAllThatTheClientAskedFor(t *testing.T) {
 	}
 }
 
-func TestOnlyAServersErrorsAreTriedAgain(t *testing.T) {
+func TestOnlyServerErrorsAreRetried(t *testing.T) {
 	for status, attempts := range map[int]int32{
-		500: mostAttempts, 502: mostAttempts, 503: mostAttempts,
+		500: maxAttempts, 502: maxAttempts, 503: maxAttempts,
 		301: 1, 307: 1, 400: 1, 401: 1, 403: 1, 404: 1, 408: 1, 429: 1, 204: 1,
 	} {
 		var n atomic.Int32
@@ -92,7 +94,7 @@ func TestOnlyAServersErrorsAreTriedAgain(t *testing.T) {
 	}
 }
 
-func TestAServerThatComesBackIsAskedOn(t *testing.T) {
+func TestRecoveredServerIsUsed(t *testing.T) {
 	var n atomic.Int32
 	e := newTestEndpoint(t, EndpointConfig{URL: serve(t, func(w http.ResponseWriter, r *http.Request) {
 		switch n.Add(1) {
@@ -109,8 +111,8 @@ func TestAServerThatComesBackIsAskedOn(t *testing.T) {
 	}
 }
 
-// Each row is an answer that gives no token.
-func TestAnswersThatAreNotGoodGiveNoToken(t *testing.T) {
+// Each row is an answer without a usable token.
+func TestInvalidAnswersAreErrors(t *testing.T) {
 	for name, body := range map[string]string{
 		"nothing": "", "text": "hello", "a list": "[]", "half": goodAnswer[:40], "a tail": goodAnswer + "x",
 		"no token":                 `{"token_type":"Bearer"}`,
@@ -120,7 +122,7 @@ func TestAnswersThatAreNotGoodGiveNoToken(t *testing.T) {
 		"two tokens":               `{"access_token":"a","access_token":"b","token_type":"Bearer"}`,
 		"a life below zero":        `{"access_token":"a","token_type":"Bearer","expires_in":-1}`,
 		"a life that is a word":    `{"access_token":"a","token_type":"Bearer","expires_in":"long"}`,
-		"too much":                 `{"access_token":"` + strings.Repeat("a", mostAnswer) + `","token_type":"Bearer"}`,
+		"too much":                 `{"access_token":"` + strings.Repeat("a", maxAnswer) + `","token_type":"Bearer"}`,
 	} {
 		var n atomic.Int32
 		e := newTestEndpoint(t, EndpointConfig{URL: serve(t, func(w http.ResponseWriter, r *http.Request) {
@@ -133,13 +135,13 @@ func TestAnswersThatAreNotGoodGiveNoToken(t *testing.T) {
 	}
 }
 
-func TestAnswersOfLooseServersAreTaken(t *testing.T) {
+func TestLenientAnswersAreAccepted(t *testing.T) {
 	for body, want := range map[string]Token{
 		`{"access_token":"a","token_type":"Bearer","expires_in":"60"}`:           {Expires: noon.Add(time.Minute)},
 		`{"access_token":"a","token_type":"Bearer","expires_in":60.5,"more":{}}`: {Expires: noon.Add(time.Minute)},
 		`{"access_token":"a","token_type":"Bearer"}`:                             {},
 		`{"access_token":"a","token_type":"Bearer","expires_in":null}`:           {},
-		`{"access_token":"a","token_type":"Bearer","expires_in":1e30}`:           {Expires: noon.Add(longest)},
+		`{"access_token":"a","token_type":"Bearer","expires_in":1e30}`:           {Expires: noon.Add(maxLifetime)},
 	} {
 		want.Access, want.Type, want.IssuedType = "a", "Bearer", AccessTokenType
 		if got, err := parseToken([]byte(body), noon); err != nil || got != want {
@@ -148,7 +150,7 @@ func TestAnswersOfLooseServersAreTaken(t *testing.T) {
 	}
 }
 
-// What the client can mend is passed on to it; what is wrong with the agent's own standing is not its fault.
+// Errors that the client can fix are forwarded to it. Errors of the agent's own credentials are not.
 func TestRefusalsOfTheEndpoint(t *testing.T) {
 	for code, passed := range map[string]bool{
 		CodeInvalidRequest: true, CodeInvalidGrant: true, CodeInvalidScope: true, CodeInvalidTarget: true,
@@ -169,8 +171,8 @@ func TestRefusalsOfTheEndpoint(t *testing.T) {
 	}
 }
 
-func TestASilentServerIsLeftWithTheContext(t *testing.T) {
-	asked := make(chan struct{}, mostAttempts)
+func TestHungServerIsCancelledWithTheContext(t *testing.T) {
+	asked := make(chan struct{}, maxAttempts)
 	e := newTestEndpoint(t, EndpointConfig{URL: serve(t, func(w http.ResponseWriter, r *http.Request) {
 		_, _ = io.Copy(io.Discard, r.Body)
 		asked <- struct{}{}
@@ -183,7 +185,7 @@ func TestASilentServerIsLeftWithTheContext(t *testing.T) {
 	}
 }
 
-func TestAnEndpointIsVerifiedByItsRoots(t *testing.T) {
+func TestEndpointIsVerifiedByRoots(t *testing.T) {
 	authority := testpki.New(t, "exchange")
 	server := httptest.NewUnstartedServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { _, _ = io.WriteString(w, goodAnswer) }))
 	server.TLS = authority.ServerConfig(t, "127.0.0.1")
@@ -204,6 +206,37 @@ func TestAnEndpointIsVerifiedByItsRoots(t *testing.T) {
 	write(authority)
 	if _, err := e.Exchange(t.Context(), Request{}); err != nil {
 		t.Errorf("with its root: %v", err)
+	}
+}
+
+func TestEndpointUsesTLSPolicy(t *testing.T) {
+	authority := testpki.New(t, "exchange")
+	roots := filepath.Join(t.TempDir(), "roots.pem")
+	if err := os.WriteFile(roots, authority.PEM(), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	for policy, only := range map[tlspolicy.Policy]*tls.Config{
+		tlspolicy.FIPS1402:    {MinVersion: tls.VersionTLS13},
+		tlspolicy.FIPS1403:    {MaxVersion: tls.VersionTLS12, CipherSuites: []uint16{tls.TLS_ECDHE_ECDSA_WITH_CHACHA20_POLY1305_SHA256}},
+		tlspolicy.PostQuantum: {MaxVersion: tls.VersionTLS12},
+	} {
+		var requests atomic.Int32
+		server := httptest.NewUnstartedServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+			requests.Add(1)
+			_, _ = io.WriteString(w, goodAnswer)
+		}))
+		server.TLS = only
+		server.TLS.Certificates = authority.ServerConfig(t, "127.0.0.1").Certificates
+		server.StartTLS()
+		t.Cleanup(server.Close)
+		narrowed := newTestEndpoint(t, EndpointConfig{URL: server.URL, RootFile: roots, Policy: policy})
+		if _, err := narrowed.Exchange(t.Context(), Request{}); err == nil || requests.Load() != 0 {
+			t.Errorf("%s: a server that offers nothing allowed got %d requests: %v", policy, requests.Load(), err)
+		}
+		open := newTestEndpoint(t, EndpointConfig{URL: server.URL, RootFile: roots})
+		if _, err := open.Exchange(t.Context(), Request{}); err != nil {
+			t.Errorf("without a policy: %v", err)
+		}
 	}
 }
 
@@ -252,7 +285,7 @@ func google(t *testing.T, audience, account string, fail func(path string) (int,
 	}), "/token"), calls
 }
 
-func never(string) (int, string) { return 0, "" }
+func rejectAll(string) (int, string) { return 0, "" }
 
 const (
 	pool    = "identitynamespace:p.svc.id.goog:https://container.example/c"
@@ -269,8 +302,8 @@ func newTestGoogle(t *testing.T, base, account string) *Google {
 	return g
 }
 
-func TestGoogleGivesAnAccessTokenOfTheServiceAccount(t *testing.T) {
-	base, calls := google(t, pool, account, never)
+func TestGoogleServiceAccountToken(t *testing.T) {
+	base, calls := google(t, pool, account, rejectAll)
 	g := newTestGoogle(t, base, account)
 	token, err := g.Exchange(t.Context(), Request{Subject: "subject", SubjectType: JWTType, Scope: "a b", Audiences: []string{pool}})
 	want := Token{Access: "at", Type: "Bearer", IssuedType: AccessTokenType, Expires: noon.Add(time.Hour)}
@@ -282,16 +315,16 @@ func TestGoogleGivesAnAccessTokenOfTheServiceAccount(t *testing.T) {
 	}
 }
 
-func TestGoogleGivesTheFederatedTokenWithoutAServiceAccount(t *testing.T) {
-	base, calls := google(t, pool, account, never)
+func TestGoogleFederatedToken(t *testing.T) {
+	base, calls := google(t, pool, account, rejectAll)
 	token, err := newTestGoogle(t, base, "").Exchange(t.Context(), Request{Subject: "subject", SubjectType: JWTType, Scope: "a"})
 	if err != nil || token.Access != "federated" || !token.Expires.Equal(noon.Add(time.Minute)) || len(*calls) != 1 || (*calls)[0] != "token a" {
 		t.Errorf("got %+v, %v, %v", token, err, *calls)
 	}
 }
 
-func TestWhatGoogleCouldNotHonourIsRefused(t *testing.T) {
-	base, calls := google(t, pool, account, never)
+func TestUnsupportedGoogleRequestsAreRefused(t *testing.T) {
+	base, calls := google(t, pool, account, rejectAll)
 	g := newTestGoogle(t, base, account)
 	for code, r := range map[string]Request{
 		CodeInvalidRequest:       {RequestedType: JWTType},
@@ -310,7 +343,7 @@ func TestWhatGoogleCouldNotHonourIsRefused(t *testing.T) {
 	}
 }
 
-func TestGooglesErrorsAreTold(t *testing.T) {
+func TestGoogleErrors(t *testing.T) {
 	denied := `{"error":{"code":403,"message":"Permission iam.serviceAccounts.getAccessToken denied","status":"PERMISSION_DENIED"}}`
 	for want, row := range map[string]struct {
 		path, body string
@@ -346,7 +379,7 @@ func TestFileFetcher(t *testing.T) {
 	if _, err := fetch(); err == nil || !strings.Contains(err.Error(), "does not exist") {
 		t.Errorf("no file: %v", err)
 	}
-	for content, ok := range map[string]bool{"abc\n": true, "abc": true, "": false, "\n": false, "a b": false, strings.Repeat("a", mostToken+1): false} {
+	for content, ok := range map[string]bool{"abc\n": true, "abc": true, "": false, "\n": false, "a b": false, strings.Repeat("a", maxToken+1): false} {
 		if err := os.WriteFile(file, []byte(content), 0o600); err != nil {
 			t.Fatal(err)
 		}
@@ -359,7 +392,7 @@ func TestFileFetcher(t *testing.T) {
 	}
 }
 
-func TestTheMetadataServersTokenIsKeptUntilItsSuccessorIsThere(t *testing.T) {
+func TestMetadataTokenIsCached(t *testing.T) {
 	clock := newClock()
 	var n, away atomic.Int32
 	base := serve(t, func(w http.ResponseWriter, r *http.Request) {

@@ -1,4 +1,4 @@
-// Package version says what was built. Its variables are set by the linker (see the Makefile).
+// Package version identifies the build. The linker sets its variables (see the Makefile).
 package version
 
 import (

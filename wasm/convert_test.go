@@ -27,7 +27,7 @@ import (
 	"github.com/pilotfish-mesh/pilotfish/internal/testenv"
 )
 
-// plugin runs the module at a URL, with what the control plane says of it in its environment.
+// plugin returns the configuration of a module at a URL, with the control plane's hints in its environment.
 func plugin(url, sum string, environment map[string]string) *wasmv3.PluginConfig {
 	vm := &wasmv3.VmConfig{
 		VmId: "test", Runtime: "envoy.wasm.runtime.v8",
@@ -60,7 +60,7 @@ func extension(t testing.TB, name string, config *anypb.Any) []byte {
 	return b
 }
 
-// rewritten is what Envoy gets of one filter.
+// rewritten returns Envoy's resource of one filter.
 func rewritten(t testing.TB, m *Modules, resource []byte) *anypb.Any {
 	t.Helper()
 	all := [][]byte{resource}
@@ -125,7 +125,7 @@ func TestFiltersLoadTheirModuleFromAFile(t *testing.T) {
 	}
 }
 
-func TestOtherFiltersPassAsTheyCame(t *testing.T) {
+func TestOtherFiltersAreNotChanged(t *testing.T) {
 	local := plugin("", "", nil)
 	local.GetVmConfig().Code = &corev3.AsyncDataSource{Specifier: &corev3.AsyncDataSource_Local{Local: &corev3.DataSource{Specifier: &corev3.DataSource_InlineBytes{InlineBytes: tiny}}}}
 	m := running(t, nil)
@@ -166,7 +166,7 @@ func TestAFilterWithoutItsModuleIsReplacedByItsFailPolicy(t *testing.T) {
 	}
 }
 
-func TestFiltersThatCannotBeUnderstoodAreRejectedWithTheirName(t *testing.T) {
+func TestInvalidFiltersAreRejectedByName(t *testing.T) {
 	m := running(t, nil)
 	for name, c := range map[string]struct {
 		config *anypb.Any
@@ -190,7 +190,7 @@ func FuzzRewrite(f *testing.F) {
 	f.Add(extension(f, "f", loose(f, &httpwasmv3.Wasm{Config: plugin("ftp://nowhere/", noSum, map[string]string{hintSecret: "x"})})))
 	f.Fuzz(func(t *testing.T, resource []byte) {
 		filter, err := readFilter(resource)
-		if err != nil || filter.remote() == nil {
+		if err != nil || filter.remoteSource() == nil {
 			return
 		}
 		if module, err := filter.module(); err == nil && module.URL == "" {
@@ -200,9 +200,9 @@ func FuzzRewrite(f *testing.F) {
 	})
 }
 
-func TestAModuleThatCannotBeHadIsAskedForAgain(t *testing.T) {
+func TestUnavailableModuleIsFetchedAgain(t *testing.T) {
 	o := serve(t, fails(http.StatusNotFound))
-	m := running(t, func(c *Config) { c.Again = time.Millisecond })
+	m := running(t, func(c *Config) { c.RetryInterval = time.Millisecond })
 	filter := func() [][]byte {
 		return [][]byte{extension(t, "named", packed(t, &httpwasmv3.Wasm{Config: plugin(o.URL+"/m.wasm", "nil", nil)}))}
 	}
@@ -229,7 +229,7 @@ func TestAModuleThatCannotBeHadIsAskedForAgain(t *testing.T) {
 
 func TestWaitingForAModuleEnds(t *testing.T) {
 	o := serve(t, fails(http.StatusNotFound))
-	m := running(t, func(c *Config) { c.Again = time.Hour })
+	m := running(t, func(c *Config) { c.RetryInterval = time.Hour })
 	again, err := m.Rewrite(context.Background(), [][]byte{
 		extension(t, "none", packed(t, &httpwasmv3.Wasm{Config: plugin(o.URL, "nil", nil)})),
 		extension(t, "blocked", packed(t, &httpwasmv3.Wasm{Config: plugin("http://169.254.169.254/", "nil", nil)})),
@@ -252,10 +252,11 @@ func TestWaitingForAModuleEnds(t *testing.T) {
 	}
 }
 
-// What is to be asked for each time, and cannot be, is the module from before at first, and the new one when it can be had.
-func TestAModuleThatCannotBeFetchedAnewIsAskedForAgain(t *testing.T) {
+// A module with the policy Always is served from the cache while its source fails, and is replaced when the source
+// recovers.
+func TestCachedModuleIsRefreshedWhenItsSourceRecovers(t *testing.T) {
 	o := serve(t, gives(tiny))
-	m := running(t, func(c *Config) { c.Again = time.Millisecond; c.Retries = -1 })
+	m := running(t, func(c *Config) { c.RetryInterval = time.Millisecond; c.Retries = -1 })
 	convert := func(version string) (resource string, again func(context.Context) error) {
 		t.Helper()
 		hints := map[string]string{hintPolicy: "Always", hintVersion: version}

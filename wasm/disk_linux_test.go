@@ -11,7 +11,7 @@ import (
 	"testing"
 )
 
-// sized is a module of so many bytes, whose content no file system can make smaller.
+// sized returns a module of the specified size, whose content is incompressible.
 func sized(n int) []byte {
 	b := append(bytes.Clone(tiny), make([]byte, n)...)
 	for i := len(tiny); i < len(b); i++ {
@@ -20,7 +20,7 @@ func sized(n int) []byte {
 	return b
 }
 
-func TestAFullDiskCostsWhatNoFilterUses(t *testing.T) {
+func TestFullDiskEvictsOnlyUnusedModules(t *testing.T) {
 	disk := t.TempDir()
 	if err := syscall.Mount("tmpfs", disk, "tmpfs", 0, "size=256k"); err != nil {
 		t.Skipf("no file system of its own can be made here: %v", err)

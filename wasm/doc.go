@@ -1,9 +1,9 @@
-// Package wasm fetches the WebAssembly modules of Envoy's filters. A control plane names a module by a URL; this package
-// fetches it over HTTP, HTTPS or from an OCI registry, checks it, keeps it in a directory, and has Envoy load it from
-// there. What was fetched once goes on working when its source is gone.
+// Package wasm fetches the WebAssembly modules of Envoy's filters. A control plane names a module by a URL. This
+// package fetches it over HTTP, HTTPS or from an OCI registry, verifies it, caches it in a directory, and makes Envoy
+// load it from there. A cached module remains usable when its source is unavailable.
 //
-// Modules come from outside: each fetch is bounded in size, before and after unpacking, and in time, and never goes to
-// addresses of a machine's metadata service.
+// Module sources are untrusted. The size of each module is limited, before and after unpacking, and so is the time of
+// each fetch. The metadata service of a cloud machine is never contacted.
 package wasm
 
 import (
@@ -19,41 +19,43 @@ import (
 	"github.com/pilotfish-mesh/pilotfish/internal/tlspolicy"
 )
 
-// Config is what Modules need.
+// Config configures Modules.
 type Config struct {
-	// Dir is where modules are kept, as <SHA-256 of the URL>/<SHA-256 of the module>.wasm. It is made when the first one
-	// comes, and may hold other things.
+	// Dir is the cache directory. Modules are stored as <SHA-256 of the URL>/<SHA-256 of the module>.wasm. The
+	// directory is created when the first module is requested, and may contain other files.
 	Dir string
-	// Owner is who reads the modules; nil is this process's user.
+	// Owner is the user that reads the modules; nil is this process's user.
 	Owner *owner.Owner
-	// Expiry is how long a module is kept that nobody asked for; zero is 24 h. Each PurgeInterval this is looked at; zero
-	// is 1 h.
+	// Expiry is how long an unused module is cached; zero is 24 h. PurgeInterval is the interval of removing expired
+	// modules; zero is 1 h.
 	Expiry, PurgeInterval time.Duration
-	// Timeout bounds one attempt to fetch a module whose filter says no other; zero is 15 s.
+	// Timeout limits one fetch attempt if the filter has no timeout; zero is 15 s.
 	Timeout time.Duration
-	// Retries is how many attempts follow one that failed; negative for none, zero is 5. Backoff is about the first wait
-	// between them, and is doubled each time; zero is 500 ms.
+	// Retries is the number of retries after a failure; negative means none, zero is 5. Backoff is the approximate
+	// first delay between them, which is doubled each time; zero is 500 ms.
 	Retries int
 	Backoff time.Duration
-	// Again is about how long after all that a module that could not be had is asked for once more, for as long as a filter
-	// is without it; it is doubled each time, up to twenty times. Zero is 30 s.
-	Again time.Duration
-	// MaxSize bounds a module, as it is served and unpacked, in bytes; zero is 256 MiB. MaxTotal bounds all that are kept;
-	// zero is four times that.
+	// RetryInterval is the approximate first delay until a module that could not be fetched is fetched again, while a filter
+	// needs it. The delay is doubled each time, up to twenty times its first value. Zero is 30 s.
+	RetryInterval time.Duration
+	// MaxSize limits the size of a module in bytes, both as served and unpacked; zero is 256 MiB. MaxTotal limits the
+	// size of the cache; zero is four times MaxSize.
 	MaxSize, MaxTotal int64
-	// Insecure are the hosts, with or without a port, that may show any certificate or serve images without TLS; * is all.
+	// Insecure are hosts, with or without a port, whose certificates are not verified and that may serve images without
+	// TLS; * means all.
 	Insecure []string
-	// Blocked are networks that no module is fetched from, besides link-local and metadata addresses.
+	// Blocked are further networks from which no module is fetched. Link-local and metadata addresses are always
+	// blocked.
 	Blocked []netip.Prefix
-	// Roots are what servers are verified against; nil is the system's.
+	// Roots verify the certificates of servers; nil means the system's.
 	Roots *x509.CertPool
-	// Policy narrows what is offered to servers.
+	// Policy restricts the TLS parameters of the client.
 	Policy tlspolicy.Policy
 
 	Logger *slog.Logger
-	// Metrics is where the metrics are registered; nil for nowhere.
+	// Metrics registers the metrics; nil means none are registered.
 	Metrics prometheus.Registerer
-	// Now is the clock by which modules expire; nil is time.Now.
+	// Now is the clock for the expiry of modules; nil is time.Now.
 	Now func() time.Time
 }
 
@@ -76,7 +78,7 @@ func (c *Config) setDefaults() error {
 	orDefault(&c.PurgeInterval, time.Hour)
 	orDefault(&c.Timeout, 15*time.Second)
 	orDefault(&c.Backoff, 500*time.Millisecond)
-	orDefault(&c.Again, 30*time.Second)
+	orDefault(&c.RetryInterval, 30*time.Second)
 	orDefault(&c.MaxSize, defaultMaxSize)
 	orDefault(&c.MaxTotal, 4*c.MaxSize)
 	return nil

@@ -10,8 +10,8 @@ import (
 	"github.com/google/go-containerregistry/pkg/name"
 )
 
-// dockerConfig has what a pull secret of Kubernetes (kubernetes.io/dockerconfigjson) says of registries. Programs that such
-// a file may name for getting credentials are not run.
+// dockerConfig contains the credentials of a Kubernetes pull secret (kubernetes.io/dockerconfigjson), by registry.
+// Credential helper programs that such a file may name are not run.
 type dockerConfig map[string]dockerAuth
 
 type dockerAuth struct {
@@ -24,7 +24,7 @@ type dockerAuth struct {
 
 var errPullSecret = errors.New("its pull secret cannot be read; write a secret of type kubernetes.io/dockerconfigjson")
 
-// parseDockerConfig tells nothing of the content in its error.
+// parseDockerConfig parses a pull secret. Its error does not contain the content.
 func parseDockerConfig(secret []byte) (dockerConfig, error) {
 	var file struct {
 		Auths dockerConfig `json:"auths"`
@@ -52,12 +52,12 @@ func parseDockerConfig(secret []byte) (dockerConfig, error) {
 	return file.Auths, nil
 }
 
-// find takes the entry that says most of where an image is: registry/path before registry.
+// find returns the credentials of the most specific entry for an image: registry/path precedes registry.
 func (c dockerConfig) find(registry, repository string) (authn.AuthConfig, bool) {
 	best, longest := dockerAuth{}, -1
 	for key, auth := range c {
-		place := normalPlace(key)
-		whole := normalRegistry(registry) + "/" + repository + "/"
+		place := canonicalKey(key)
+		whole := canonicalRegistry(registry) + "/" + repository + "/"
 		if strings.HasPrefix(whole, place+"/") && len(place) > longest {
 			best, longest = auth, len(place)
 		}
@@ -67,23 +67,23 @@ func (c dockerConfig) find(registry, repository string) (authn.AuthConfig, bool)
 	}, longest >= 0
 }
 
-// normalPlace is the key of an entry without what old files have around it: a scheme, and the version of a protocol as path.
-func normalPlace(key string) string {
+// canonicalKey returns the key of an entry without the scheme and protocol version that old files contain.
+func canonicalKey(key string) string {
 	key = strings.TrimPrefix(strings.TrimPrefix(key, "https://"), "http://")
 	key = strings.TrimSuffix(key, "/")
 	host, rest, _ := strings.Cut(key, "/")
 	if rest == "v1" || rest == "v2" {
 		rest = ""
 	}
-	host = normalRegistry(host)
+	host = canonicalRegistry(host)
 	if rest == "" {
 		return host
 	}
 	return host + "/" + rest
 }
 
-// normalRegistry gives the registry that names without a host mean the one name that is asked for, of its several.
-func normalRegistry(host string) string {
+// canonicalRegistry returns the canonical name of a registry: Docker Hub, the default registry, has several host names.
+func canonicalRegistry(host string) string {
 	domain := strings.TrimPrefix(name.DefaultRegistry, "index.")
 	if host == domain || host == "registry-1."+domain {
 		return name.DefaultRegistry

@@ -17,43 +17,46 @@ import (
 	"strings"
 	"syscall"
 	"time"
+
+	"github.com/pilotfish-mesh/pilotfish/internal/fetchguard"
 )
 
 var (
-	// errMismatch is of modules that are not what the control plane asked for.
+	// errMismatch means that a module has another checksum than the control plane specifies.
 	errMismatch = errors.New("it has another checksum than the one asked for")
-	// errUnchanged says that the module at hand is still what its source has.
+	// errUnchanged means that the source still has the cached module.
 	errUnchanged = errors.New("unchanged")
 )
 
-// statusError is an answer other than 200.
+// statusError is an HTTP status other than 200.
 type statusError struct{ code int }
 
 func (e statusError) Error() string {
 	return fmt.Sprintf("the server answered %d %s", e.code, http.StatusText(e.code))
 }
 
-// fetched is a module in a file that is not yet at its place.
+// fetched is a fetched module in a temporary file.
 type fetched struct {
 	file string
 	size int64
-	// sum is of the module; digest is that of the image or file that it came in; etag is HTTP's.
+	// sum is the checksum of the module, digest that of its image or served file, and etag the HTTP ETag.
 	sum, digest, etag string
 }
 
-// fetch gets a module, with retries where another attempt may help. Of a module that is known it may say errUnchanged.
+// fetch fetches a module and retries transient failures. If the source still has the module known, it returns
+// errUnchanged.
 func (m *Modules) fetch(ctx context.Context, module Module, known *entry) (*fetched, error) {
 	wait := m.config.Backoff
 	for attempt := 0; ; attempt++ {
 		f, err := m.attempt(ctx, module, known)
 		for isFull(err) && m.store.dropUnused(known) {
-			m.log.Info("a module was removed for another, since the disk is full", "url", module.shown())
+			m.log.Info("a module was removed for another, since the disk is full", "url", module.redactedURL())
 			f, err = m.attempt(ctx, module, known)
 		}
-		if err == nil || attempt >= m.config.Retries || !passing(err) {
+		if err == nil || attempt >= m.config.Retries || !isTransient(err) {
 			return f, err
 		}
-		m.log.Info("fetching a module failed and is tried again", "url", module.shown(), "error", err)
+		m.log.Info("fetching a module failed and is tried again", "url", module.redactedURL(), "error", err)
 		select {
 		case <-time.After(wait/2 + rand.N(wait)):
 		case <-ctx.Done():
@@ -72,14 +75,14 @@ func (m *Modules) attempt(ctx context.Context, module Module, known *entry) (*fe
 	}
 	ctx, cancel := context.WithTimeoutCause(ctx, timeout, fmt.Errorf("no answer in %v", timeout))
 	defer cancel()
-	f, err := m.from(ctx, module, known)
+	f, err := m.fetchByScheme(ctx, module, known)
 	if err != nil && ctx.Err() != nil {
 		return nil, fmt.Errorf("%w: %w", context.Cause(ctx), err)
 	}
 	return f, err
 }
 
-func (m *Modules) from(ctx context.Context, module Module, known *entry) (*fetched, error) {
+func (m *Modules) fetchByScheme(ctx context.Context, module Module, known *entry) (*fetched, error) {
 	u, err := url.Parse(module.URL)
 	if err != nil {
 		return nil, unreadableError{errors.New("its URL cannot be read")}
@@ -93,13 +96,13 @@ func (m *Modules) from(ctx context.Context, module Module, known *entry) (*fetch
 	return nil, unreadableError{fmt.Errorf("its URL has the scheme %q; modules come from http, https or oci", u.Scheme)}
 }
 
-// passing says whether a failure may be gone the next time.
-func passing(err error) bool {
+// isTransient reports whether a retry may succeed after the failure.
+func isTransient(err error) bool {
 	var status statusError
 	var unverified *tls.CertificateVerificationError
 	var unknown x509.UnknownAuthorityError
 	switch {
-	case errors.Is(err, errBlocked), errors.Is(err, errTooLarge), errors.Is(err, errMismatch), errors.Is(err, errUnchanged):
+	case errors.Is(err, fetchguard.ErrBlocked), errors.Is(err, errTooLarge), errors.Is(err, errMismatch), errors.Is(err, errUnchanged):
 		return false
 	case errors.As(err, &unverified), errors.As(err, &unknown):
 		return false
@@ -118,11 +121,11 @@ func (m *Modules) fromServer(ctx context.Context, module Module, known *entry) (
 	if known != nil && known.ETag != "" {
 		request.Header.Set("If-None-Match", known.ETag)
 	}
-	// What was asked for with TLS does not go on without.
+	// A redirect from https to http is refused.
 	client := &http.Client{Transport: m.config.transport(request.URL.Scheme == "https")}
 	response, err := client.Do(request)
 	if err != nil {
-		return nil, withoutURL(err)
+		return nil, redactError(err)
 	}
 	defer response.Body.Close()
 	switch {
@@ -141,21 +144,23 @@ func (m *Modules) fromServer(ctx context.Context, module Module, known *entry) (
 	return f, nil
 }
 
-// withoutURL leaves out the URL, which may hold a password.
-func withoutURL(err error) error {
-	var wrapped *url.Error
-	if errors.As(err, &wrapped) {
-		return wrapped.Err
+// redactError returns an error of a fetch without its URL, which may contain a password, and without text of the server.
+func redactError(err error) error {
+	if plain, ok := errors.AsType[plaintextError](err); ok {
+		return plain
 	}
-	return err
+	if errors.Is(err, errTooLarge) {
+		return errTooLarge
+	}
+	return fetchguard.HideAnswer(err, "its answer is not valid")
 }
 
-// unreadableError is of what was served in full but is no module.
+// unreadableError means that the content was received completely but is not a module.
 type unreadableError struct{ error }
 
 func (e unreadableError) Unwrap() error { return e.error }
 
-// spool unpacks a module into a file, without holding it in memory, and reads the rest of what was served.
+// spool unpacks a module to a file without buffering it in memory, and reads the input to its end.
 func (m *Modules) spool(from io.Reader, name string) (_ *fetched, err error) {
 	file, err := m.store.temporary()
 	if err != nil {
@@ -169,13 +174,13 @@ func (m *Modules) spool(from io.Reader, name string) (_ *fetched, err error) {
 			_ = os.Remove(file.Name())
 		}
 	}()
-	served := &source{from: &capped{from: from, left: m.config.MaxSize + 1<<20}, sum: sha256.New()}
+	served := &hashingReader{from: &limitedReader{from: from, left: m.config.MaxSize + 1<<20}, sum: sha256.New()}
 	sum := sha256.New()
 	if err := unpack(io.MultiWriter(file, sum), served, name, m.config.MaxSize); err != nil {
-		return nil, served.blame(err)
+		return nil, served.classifyError(err)
 	}
 	if _, err := io.Copy(io.Discard, served); err != nil {
-		return nil, err
+		return nil, redactError(err)
 	}
 	size, err := file.Seek(0, io.SeekCurrent)
 	if err != nil {
@@ -184,14 +189,14 @@ func (m *Modules) spool(from io.Reader, name string) (_ *fetched, err error) {
 	return &fetched{file: file.Name(), size: size, sum: hexOf(sum), digest: hexOf(served.sum)}, nil
 }
 
-// source sums up what is read, and remembers whether reading failed.
-type source struct {
+// hashingReader computes the checksum of its input and records a read error.
+type hashingReader struct {
 	from   io.Reader
 	sum    hash.Hash
 	failed error
 }
 
-func (s *source) Read(p []byte) (int, error) {
+func (s *hashingReader) Read(p []byte) (int, error) {
 	n, err := s.from.Read(p)
 	s.sum.Write(p[:n])
 	if err != nil && !errors.Is(err, io.EOF) {
@@ -200,10 +205,13 @@ func (s *source) Read(p []byte) (int, error) {
 	return n, err
 }
 
-// blame tells failures of the source, which may pass, from those of its content.
-func (s *source) blame(err error) error {
-	if s.failed != nil || errors.As(err, new(*os.PathError)) {
+// classifyError distinguishes failures of the source, which are transient, from errors in its content.
+func (s *hashingReader) classifyError(err error) error {
+	switch {
+	case errors.As(err, new(*os.PathError)):
 		return err
+	case s.failed != nil:
+		return redactError(err)
 	}
 	return unreadableError{err}
 }

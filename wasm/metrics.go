@@ -7,7 +7,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 )
 
-// The results of conversions and fetches, by Istio's names.
+// The results of conversions and fetches, with Istio's names.
 const (
 	resultSuccess      = "success"
 	resultNoRemote     = "no_remote_load"
@@ -19,7 +19,7 @@ const (
 	millisecondsPerSec = 1000
 )
 
-// metrics are named as Istio's agent names them.
+// metrics have the names of Istio's agent.
 type metrics struct {
 	lookups     *prometheus.CounterVec
 	fetches     *prometheus.CounterVec
@@ -65,7 +65,7 @@ func (m *metrics) register(registerer prometheus.Registerer, s *store) error {
 	return nil
 }
 
-func (m *metrics) lookup(hit bool) {
+func (m *metrics) countLookup(hit bool) {
 	value := "false"
 	if hit {
 		value = "true"
@@ -73,7 +73,7 @@ func (m *metrics) lookup(hit bool) {
 	m.lookups.WithLabelValues(value).Inc()
 }
 
-func (m *metrics) fetched(err error) {
+func (m *metrics) countFetch(err error) {
 	result := resultSuccess
 	switch {
 	case errors.Is(err, errMismatch):
@@ -84,6 +84,6 @@ func (m *metrics) fetched(err error) {
 	m.fetches.WithLabelValues(result).Inc()
 }
 
-func (m *metrics) took(d time.Duration) {
+func (m *metrics) observeDuration(d time.Duration) {
 	m.duration.Observe(d.Seconds() * millisecondsPerSec)
 }

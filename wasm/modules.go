@@ -15,32 +15,33 @@ import (
 	"time"
 )
 
-// Module says which module a filter is to run.
+// Module specifies the module of a filter.
 type Module struct {
 	// URL has the scheme http, https or oci.
 	URL string
-	// SHA256, in hex, is that of the module or of the file that is served, and of an image its digest; empty for any.
+	// SHA256, in hex, is the checksum of the module or of the served file, or the digest of an image; empty means any.
 	SHA256 string
-	// Secret is a Docker configuration with credentials for the registry; nil for none.
+	// Secret is a Docker configuration with the registry's credentials; nil means none.
 	Secret []byte
-	// Always has the source asked each time, not only when the module is not kept; but not again for the same Version, if
-	// there is one, of the same Resource.
+	// Always means that the source is queried although the module is cached. It is not queried again for the same
+	// nonempty Version of the same Resource.
 	Always            bool
 	Resource, Version string
-	// Timeout bounds one attempt; zero is the configuration's.
+	// Timeout limits one fetch attempt; zero means Config.Timeout.
 	Timeout time.Duration
 }
 
-// place is what the module is kept by. Who has another pull secret, or none, has to get it from the registry.
-func (m Module) place() string {
+// cacheKey returns the module's cache key. It includes the pull secret, so a client with another secret, or none, must
+// fetch the module from the registry.
+func (m Module) cacheKey() string {
 	if len(m.Secret) == 0 {
 		return m.URL
 	}
 	return m.URL + "\n" + hexSum(string(m.Secret))
 }
 
-// shown is the URL without what may be secret: who asks, and how.
-func (m Module) shown() string {
+// redactedURL returns the URL without its user and query, which may be secret.
+func (m Module) redactedURL() string {
 	u, err := url.Parse(m.URL)
 	if err != nil {
 		return "(unreadable)"
@@ -49,39 +50,40 @@ func (m Module) shown() string {
 	return u.String()
 }
 
-// Modules fetches modules and keeps them. Its methods are safe for concurrent use.
+// Modules fetches and caches modules. Its methods are safe for concurrent use.
 type Modules struct {
 	config  Config
 	log     *slog.Logger
 	store   *store
 	metrics *metrics
 
-	// life ends when Run does: a fetch goes on although the stream that asked for it has ended, for it will be asked again.
-	life context.Context
-	end  context.CancelCauseFunc
-	used chan struct{} // closed when the first module is asked for
-	once sync.Once
+	// fetchContext ends when Run returns. A fetch continues after the stream that needs it has closed, because the next stream
+	// needs the same module.
+	fetchContext  context.Context
+	cancelFetches context.CancelCauseFunc
+	used          chan struct{} // closed when the first module is requested
+	once          sync.Once
 
 	mu      sync.Mutex
 	calls   map[fetchKey]*call
-	served  map[string]string // resource name → version that it was served with
+	served  map[string]string // version of the last served module by resource name
 	running sync.WaitGroup
 }
 
-// fetchKey is what makes two fetches the same.
+// fetchKey identifies equal fetches.
 type fetchKey struct {
-	place, sum string
-	always     bool
+	cacheKey, sum string
+	always        bool
 }
 
-// call is one fetch that several may wait for.
+// call is one fetch, for which several callers may wait.
 type call struct {
 	done  chan struct{}
 	entry *entry
 	err   error
 }
 
-// New makes Modules; nothing is opened or made before the first module is asked for.
+// New returns Modules. It opens and creates no files; the first request for a module does.
 func New(c Config) (*Modules, error) {
 	if err := c.setDefaults(); err != nil {
 		return nil, err
@@ -90,17 +92,17 @@ func New(c Config) (*Modules, error) {
 		config: c, log: c.Logger, store: newStore(&c), metrics: newMetrics(), used: make(chan struct{}),
 		calls: map[fetchKey]*call{}, served: map[string]string{},
 	}
-	m.life, m.end = context.WithCancelCause(context.Background())
+	m.fetchContext, m.cancelFetches = context.WithCancelCause(context.Background())
 	return m, m.metrics.register(c.Metrics, m.store)
 }
 
 var errEnded = errors.New("the agent ends")
 
-// Run drops modules that nobody has used in a long time, until the context ends. Fetches end with it.
+// Run removes expired modules until the context ends, and then cancels all fetches.
 func (m *Modules) Run(ctx context.Context) error {
 	defer func() {
 		m.mu.Lock()
-		m.end(errEnded)
+		m.cancelFetches(errEnded)
 		m.mu.Unlock()
 		m.running.Wait()
 	}()
@@ -123,34 +125,34 @@ func (m *Modules) Run(ctx context.Context) error {
 	}
 }
 
-// File is the absolute path of a module in a file, fetched if need be. When the source fails, a module that it gave before
-// is good enough, unless another checksum was asked for.
+// File returns the absolute path of a module's file and fetches the module if necessary. If the source fails, File
+// returns the cached module, unless its checksum is not the specified one.
 func (m *Modules) File(ctx context.Context, module Module) (string, error) {
 	path, _, err := m.file(ctx, module)
 	return path, err
 }
 
-// file is File, and says why the module is one from before, if it is.
+// file is like File. If it returns an earlier version of the module, stale is the reason.
 func (m *Modules) file(ctx context.Context, module Module) (path string, stale, err error) {
 	m.once.Do(func() { close(m.used) })
 	module.SHA256 = strings.ToLower(module.SHA256)
-	known := m.store.find(module.place(), module.SHA256)
-	fresh := known != nil && !m.outdated(module)
-	m.metrics.lookup(fresh)
+	known := m.store.find(module.cacheKey(), module.SHA256)
+	fresh := known != nil && !m.isOutdated(module)
+	m.metrics.countLookup(fresh)
 	if !fresh {
-		e, err := m.shared(ctx, module, known)
+		e, err := m.fetchShared(ctx, module, known)
 		switch {
 		case err == nil:
 			known = e
 		case known == nil || errors.Is(err, errEnded) || ctx.Err() != nil:
-			return "", nil, fmt.Errorf("fetching module %s: %w", module.shown(), err)
+			return "", nil, fmt.Errorf("fetching module %s: %w", module.redactedURL(), err)
 		default:
 			stale = err
 			m.log.Warn("a module could not be fetched anew; the one that was fetched before goes on being used",
-				"url", module.shown(), "fetched", known.Fetched, "error", err)
+				"url", module.redactedURL(), "fetched", known.Fetched, "error", err)
 		}
 	}
-	m.store.use(module.Resource, known.path, false)
+	m.store.recordUse(module.Resource, known.path, false)
 	if stale == nil {
 		m.mu.Lock()
 		m.served[module.Resource] = module.Version
@@ -160,34 +162,34 @@ func (m *Modules) file(ctx context.Context, module Module) (path string, stale, 
 	return path, stale, err
 }
 
-// mostWait is how many times the first wait the longest wait is for a module that cannot be had.
-const mostWait = 20
+// maxWait is the maximum delay between retries of an unavailable module, as a multiple of the first delay.
+const maxWait = 20
 
-// await waits until a module that could not be had can be. It asks for it now and then, ever less often.
-func (m *Modules) await(ctx context.Context, module Module) error {
+// waitForModule waits until a module that could not be fetched can be. It retries with backoff.
+func (m *Modules) waitForModule(ctx context.Context, module Module) error {
 	m.metrics.waiting.Inc()
 	defer m.metrics.waiting.Dec()
-	wait := m.config.Again
+	wait := m.config.RetryInterval
 	for {
 		select {
 		case <-time.After(wait/2 + rand.N(wait)):
 		case <-ctx.Done():
 			return context.Cause(ctx)
-		case <-m.life.Done():
+		case <-m.fetchContext.Done():
 			return errEnded
 		}
 		_, stale, err := m.file(ctx, module)
 		if err = cmp.Or(err, stale); err == nil {
-			m.log.Info("a module can be had after all", "url", module.shown(), "filter", module.Resource)
+			m.log.Info("a module can be had after all", "url", module.redactedURL(), "filter", module.Resource)
 			return nil
 		}
-		m.log.Info("a module still cannot be had", "url", module.shown(), "filter", module.Resource, "error", err)
-		wait = min(2*wait, mostWait*m.config.Again)
+		m.log.Info("a module still cannot be had", "url", module.redactedURL(), "filter", module.Resource, "error", err)
+		wait = min(2*wait, maxWait*m.config.RetryInterval)
 	}
 }
 
-// outdated says whether the source is to be asked although the module is kept.
-func (m *Modules) outdated(module Module) bool {
+// isOutdated reports whether the source must be queried although the module is cached.
+func (m *Modules) isOutdated(module Module) bool {
 	if !module.Always || module.SHA256 != "" {
 		return false
 	}
@@ -197,13 +199,13 @@ func (m *Modules) outdated(module Module) bool {
 	return !ok || module.Version == "" || version != module.Version
 }
 
-// shared fetches, or waits for whoever fetches the same already.
-func (m *Modules) shared(ctx context.Context, module Module, known *entry) (*entry, error) {
-	key := fetchKey{module.place(), module.SHA256, module.Always}
+// fetchShared fetches a module. Concurrent calls for the same module share one fetch.
+func (m *Modules) fetchShared(ctx context.Context, module Module, known *entry) (*entry, error) {
+	key := fetchKey{module.cacheKey(), module.SHA256, module.Always}
 	m.mu.Lock()
 	c := m.calls[key]
 	if c == nil {
-		if m.life.Err() != nil {
+		if m.fetchContext.Err() != nil {
 			m.mu.Unlock()
 			return nil, errEnded
 		}
@@ -228,27 +230,27 @@ func (m *Modules) shared(ctx context.Context, module Module, known *entry) (*ent
 
 // fetchInto fetches a module into the store.
 func (m *Modules) fetchInto(module Module, known *entry) (*entry, error) {
-	f, err := m.fetch(m.life, module, known)
+	f, err := m.fetch(m.fetchContext, module, known)
 	if errors.Is(err, errUnchanged) {
-		m.metrics.fetched(nil)
-		m.store.use(module.Resource, known.path, true)
+		m.metrics.countFetch(nil)
+		m.store.recordUse(module.Resource, known.path, true)
 		return known, nil
 	}
 	if err == nil && module.SHA256 != "" && module.SHA256 != f.sum && module.SHA256 != f.digest {
 		_ = os.Remove(f.file)
 		err = fmt.Errorf("it has the checksum %s: %w", f.sum, errMismatch)
 	}
-	m.metrics.fetched(err)
+	m.metrics.countFetch(err)
 	if err != nil {
 		return nil, err
 	}
-	e, err := m.store.put(module.place(), f)
+	e, err := m.store.put(module.cacheKey(), f)
 	if e == nil {
 		return nil, err
 	}
 	if err != nil {
-		m.log.Warn("a module will not be found again after a restart", "url", module.shown(), "error", err)
+		m.log.Warn("a module will not be found again after a restart", "url", module.redactedURL(), "error", err)
 	}
-	m.log.Info("module fetched", "url", module.shown(), "bytes", f.size, "sha256", f.sum)
+	m.log.Info("module fetched", "url", module.redactedURL(), "bytes", f.size, "sha256", f.sum)
 	return e, nil
 }

@@ -19,6 +19,7 @@ import (
 
 	"github.com/prometheus/client_golang/prometheus/testutil"
 
+	"github.com/pilotfish-mesh/pilotfish/internal/fetchguard"
 	"github.com/pilotfish-mesh/pilotfish/internal/testpki"
 )
 
@@ -27,7 +28,7 @@ func sumOf(content []byte) string {
 	return hex.EncodeToString(sum[:])
 }
 
-func TestAModuleIsFetchedOnceAndKeptByItsChecksum(t *testing.T) {
+func TestModuleIsFetchedOnceAndCachedByChecksum(t *testing.T) {
 	o := serve(t, gives(zipped(tiny)))
 	m := running(t, nil)
 	var all sync.WaitGroup
@@ -68,7 +69,7 @@ func TestAModuleWithAnotherChecksumIsNotUsed(t *testing.T) {
 	}
 }
 
-func TestFailuresThatMayPassAreTriedAgainAndOthersAreNot(t *testing.T) {
+func TestOnlyTransientFailuresAreRetried(t *testing.T) {
 	for _, c := range []struct{ code, asked int }{{503, 4}, {429, 4}, {404, 1}, {401, 1}} {
 		o := serve(t, fails(c.code))
 		m := running(t, nil)
@@ -91,7 +92,7 @@ func TestFailuresThatMayPassAreTriedAgainAndOthersAreNot(t *testing.T) {
 	}
 }
 
-// A source that was away for a while, and a restart of the agent meanwhile: filters go on working.
+// Filters still work if the agent restarts while the source is unavailable.
 func TestAModuleOutlivesItsSourceAndTheAgent(t *testing.T) {
 	o := serve(t, gives(tiny))
 	dir := t.TempDir()
@@ -135,7 +136,7 @@ func TestAFileThatWasChangedIsFetchedAgain(t *testing.T) {
 	}
 }
 
-func TestThePullPolicySaysWhenTheSourceIsAsked(t *testing.T) {
+func TestPullPolicyControlsWhenTheSourceIsQueried(t *testing.T) {
 	var body atomic.Pointer[[]byte]
 	body.Store(&tiny)
 	o := serve(t, func(w http.ResponseWriter, r *http.Request) {
@@ -174,13 +175,13 @@ func TestThePullPolicySaysWhenTheSourceIsAsked(t *testing.T) {
 		"oci://r.example/a:latest": true, "oci://r.example:5000/a": true, "oci://r.example/a:v1": false,
 		"oci://r.example/a@sha256:0": false, "https://r.example/latest": false, "https://r.example/a:latest": false,
 	} {
-		if always("", url) != want {
+		if isAlwaysQueried("", url) != want {
 			t.Errorf("%s: always is %v", url, !want)
 		}
 	}
 }
 
-func TestModulesThatNobodyUsesGoAndThoseInUseStay(t *testing.T) {
+func TestOnlyUnusedModulesExpire(t *testing.T) {
 	o := serve(t, gives(tiny))
 	now := time.Now()
 	var mu sync.Mutex
@@ -216,7 +217,7 @@ func TestModulesThatNobodyUsesGoAndThoseInUseStay(t *testing.T) {
 	}
 }
 
-func TestModulesAreNotFetchedFromAddressesThatTellSecrets(t *testing.T) {
+func TestModulesAreNotFetchedFromMetadataAddresses(t *testing.T) {
 	c := Config{Blocked: []netip.Prefix{netip.MustParsePrefix("10.1.0.0/16")}}
 	for address, want := range map[string]bool{
 		"169.254.169.254": false, "fe80::1": false, "fd00:ec2::254": false, "fd20:ce::254": false, "100.100.100.200": false,
@@ -224,7 +225,7 @@ func TestModulesAreNotFetchedFromAddressesThatTellSecrets(t *testing.T) {
 		"::": false, "::169.254.169.254": false, "224.0.0.1": false, "10.1.2.3": false, "::ffff:10.1.2.3": false, "fe80::1%eth0": false,
 		"10.2.2.3": true, "127.0.0.1": true, "::1": true, "192.0.2.1": true, "2001:db8::1": true, "64:ff9b::c000:201": true,
 	} {
-		if got := c.allowed(netip.MustParseAddr(address)); got != want {
+		if got := (fetchguard.Guard{Blocked: c.Blocked}).Check(netip.MustParseAddr(address)) == nil; got != want {
 			t.Errorf("%s: allowed is %v", address, got)
 		}
 	}
@@ -233,7 +234,7 @@ func TestModulesAreNotFetchedFromAddressesThatTellSecrets(t *testing.T) {
 	blocked := func(c *Config) { c.Blocked = []netip.Prefix{netip.MustParsePrefix("127.0.0.1/32")} }
 	m := running(t, blocked)
 	for _, url := range []string{"http://169.254.169.254/latest", behind.URL, strings.Replace(behind.URL, "127.0.0.1", "localhost", 1), "oci://" + behind.Listener.Addr().String() + "/a:v1"} {
-		if _, err := m.File(context.Background(), Module{URL: url}); !errors.Is(err, errBlocked) {
+		if _, err := m.File(context.Background(), Module{URL: url}); !errors.Is(err, fetchguard.ErrBlocked) {
 			t.Errorf("%s: error %v", url, err)
 		}
 	}
@@ -243,12 +244,12 @@ func TestModulesAreNotFetchedFromAddressesThatTellSecrets(t *testing.T) {
 	front.now(func(w http.ResponseWriter, r *http.Request) {
 		http.Redirect(w, r, "http://169.254.169.254/latest/meta-data", http.StatusFound)
 	})
-	if _, err := running(t, nil).File(context.Background(), Module{URL: front.URL}); !errors.Is(err, errBlocked) || front.asked.Load() != 1 {
+	if _, err := running(t, nil).File(context.Background(), Module{URL: front.URL}); !errors.Is(err, fetchguard.ErrBlocked) || front.asked.Load() != 1 {
 		t.Errorf("redirected: error %v, asked %d times", err, front.asked.Load())
 	}
 }
 
-func TestServersShowACertificateUnlessTheyAreTrustedWithout(t *testing.T) {
+func TestCertificatesAreVerifiedExceptForInsecureHosts(t *testing.T) {
 	authority := testpki.New(t, "web")
 	o := &origin{}
 	o.now(gives(tiny))
@@ -297,8 +298,8 @@ func TestFetchesAreBoundedInSizeAndTime(t *testing.T) {
 	}
 }
 
-// What is in URLs is often a secret.
-func TestPasswordsInURLsAreNotTold(t *testing.T) {
+// URLs often contain secrets.
+func TestPasswordsInURLsAreRedacted(t *testing.T) {
 	o := serve(t, fails(http.StatusForbidden))
 	url := strings.Replace(o.URL, "http://", "http://me:hunter2@", 1) + "/a?token=hunter2"
 	_, err := running(t, nil).File(context.Background(), Module{URL: url})
@@ -312,9 +313,9 @@ func TestPasswordsInURLsAreNotTold(t *testing.T) {
 	}
 }
 
-func TestWhatIsSaidOfAModuleHasNoSecret(t *testing.T) {
+func TestMessagesAboutModulesContainNoSecret(t *testing.T) {
 	for _, url := range []string{"https://tok%65n@example.com/m.wasm?sig=token", "oci://me:token@example.com/m", "https://token@[::1/"} {
-		if text := (Module{URL: url}).shown(); strings.Contains(text, "token") || strings.Contains(text, "tok%65n") {
+		if text := (Module{URL: url}).redactedURL(); strings.Contains(text, "token") || strings.Contains(text, "tok%65n") {
 			t.Errorf("%s is shown as %s", url, text)
 		}
 	}

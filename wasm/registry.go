@@ -6,6 +6,8 @@ import (
 	"fmt"
 	"io"
 	"net/http"
+	"net/url"
+	"os"
 	"strings"
 
 	"github.com/google/go-containerregistry/pkg/authn"
@@ -17,13 +19,13 @@ import (
 )
 
 const (
-	// memberName is the module's name in the layers of images that are not artifacts.
+	// memberName is the module's file name in images that are not artifacts.
 	memberName = "plugin.wasm"
-	// mostLayers bounds the layers of an image that are looked at.
-	mostLayers = 16
+	// maxLayers limits the layers of an image.
+	maxLayers = 16
 )
 
-// wholeModule are the types of layers that are a module, not an archive with one.
+// wholeModule are the media types of layers that are a module, not an archive.
 var wholeModule = []types.MediaType{
 	"application/vnd.module.wasm.content.layer.v1+wasm",
 	"application/wasm",
@@ -34,7 +36,7 @@ var wholeModule = []types.MediaType{
 func (m *Modules) fromRegistry(ctx context.Context, reference string, module Module, known *entry) (*fetched, error) {
 	options := []name.Option{name.WeakValidation}
 	registry, _, _ := strings.Cut(reference, "/")
-	if m.config.trusted(registry) {
+	if m.config.isTrusted(registry) {
 		options = append(options, name.Insecure)
 	}
 	ref, err := name.ParseReference(reference, options...)
@@ -48,8 +50,8 @@ func (m *Modules) fromRegistry(ctx context.Context, reference string, module Mod
 	descriptor, err := remote.Get(ref,
 		remote.WithContext(ctx),
 		remote.WithAuth(auth),
-		remote.WithTransport(smallAnswers{m.config.transport(true)}),
-		remote.WithRetryBackoff(remote.Backoff{Steps: 1}), // retries are fetch's
+		remote.WithTransport(responseLimiter{m.config.transport(true)}),
+		remote.WithRetryBackoff(remote.Backoff{Steps: 1}), // fetch retries
 		remote.WithRetryStatusCodes(),
 	)
 	if err != nil {
@@ -75,45 +77,46 @@ func (m *Modules) fromRegistry(ctx context.Context, reference string, module Mod
 	}
 	f.digest = digest.Hex
 	if module.SHA256 != "" {
-		f.digest = module.SHA256 // the digest of an index, perhaps, under which it will be asked for again
+		f.digest = module.SHA256 // possibly the digest of an index, which the next lookup contains
 	}
 	return f, nil
 }
 
-// largestAnswer bounds what a registry says of an image, as other registries and clients do: it is held in memory.
-const largestAnswer = 4 << 20
+// maxResponse limits a registry's manifest and token responses, which are held in memory. Other registries and clients
+// have the same limit.
+const maxResponse = 4 << 20
 
-// smallAnswers bounds the answers of a registry, but for layers.
-type smallAnswers struct{ next http.RoundTripper }
+// responseLimiter limits the size of a registry's responses, except layers.
+type responseLimiter struct{ next http.RoundTripper }
 
-func (s smallAnswers) RoundTrip(r *http.Request) (*http.Response, error) {
+func (s responseLimiter) RoundTrip(r *http.Request) (*http.Response, error) {
 	response, err := s.next.RoundTrip(r)
 	if err != nil {
 		return nil, err
 	}
 	first := r
-	for first.Response != nil && first.Response.Request != nil { // what it was redirected from
+	for first.Response != nil && first.Response.Request != nil { // the request before redirects
 		first = first.Response.Request
 	}
 	if !strings.Contains(first.URL.Path, "/blobs/") {
-		response.Body = boundedBody{&capped{from: response.Body, left: largestAnswer}, response.Body}
+		response.Body = limitedBody{&limitedReader{from: response.Body, left: maxResponse}, response.Body}
 	}
 	return response, nil
 }
 
-type boundedBody struct {
+type limitedBody struct {
 	io.Reader
 	io.Closer
 }
 
-// fromImage takes the module from the last layer that has one: later layers lie over earlier ones.
+// fromImage returns the module from the last layer that contains one, because later layers override earlier ones.
 func (m *Modules) fromImage(image v1.Image) (*fetched, error) {
 	layers, err := image.Layers()
 	if err != nil {
 		return nil, err
 	}
-	if len(layers) == 0 || len(layers) > mostLayers {
-		return nil, unreadableError{fmt.Errorf("the image has %d layers; a module has 1 to %d", len(layers), mostLayers)}
+	if len(layers) == 0 || len(layers) > maxLayers {
+		return nil, unreadableError{fmt.Errorf("the image has %d layers; a module has 1 to %d", len(layers), maxLayers)}
 	}
 	for i := len(layers) - 1; ; i-- {
 		f, err := m.fromLayer(layers[i])
@@ -149,19 +152,29 @@ func (m *Modules) fromLayer(layer v1.Layer) (*fetched, error) {
 	return m.spool(content, member) // which reads to the end, where the layer's digest is verified
 }
 
+// registryError returns an error of the registry client without text of the registry.
 func registryError(err error) error {
-	var refused *transport.Error
-	if errors.As(err, &refused) {
-		return fmt.Errorf("%w: %w", statusError{refused.StatusCode}, withoutURL(err))
+	if refused, ok := errors.AsType[*transport.Error](err); ok {
+		return statusError{refused.StatusCode}
 	}
-	reason := withoutURL(err)
-	if plain := (plaintextError{}); errors.As(err, &plain) && !errors.As(reason, &plain) {
-		return fmt.Errorf("%w, and %w", reason, plain) // TLS failed, and plain text was tried after it
+	if isLocalError(err) {
+		return err
 	}
-	return reason
+	if plain, ok := errors.AsType[plaintextError](err); ok {
+		if first, ok := errors.AsType[*url.Error](err); ok && !errors.As(first, new(plaintextError)) {
+			return fmt.Errorf("%w, and %w", redactError(first.Err), plain) // TLS failed, and plain text was tried after it
+		}
+		return plain
+	}
+	return redactError(err)
 }
 
-// credentials are those for the registry in a Docker configuration.
+// isLocalError reports whether an error is one of this package, without text of the server.
+func isLocalError(err error) bool {
+	return errors.As(err, new(unreadableError)) || errors.As(err, new(*os.PathError))
+}
+
+// credentials returns the registry's credentials in a Docker configuration.
 func credentials(secret []byte, repository name.Repository) (authn.Authenticator, error) {
 	if len(secret) == 0 {
 		return authn.Anonymous, nil

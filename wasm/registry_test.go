@@ -26,7 +26,7 @@ import (
 	"github.com/pilotfish-mesh/pilotfish/internal/testpki"
 )
 
-// imageRegistry is a registry with TLS that wants a password if it has one.
+// imageRegistry is a registry with TLS and, optionally, a required password.
 type imageRegistry struct {
 	*origin
 	password string
@@ -60,7 +60,7 @@ func newRegistry(t testing.TB) *imageRegistry {
 
 func (r *imageRegistry) host() string { return r.Listener.Addr().String() }
 
-// push puts an image there, and gives its digest in hex.
+// push stores an image in the registry and returns its digest in hex.
 func (r *imageRegistry) push(t testing.TB, at string, image v1.Image) string {
 	t.Helper()
 	ref, err := name.ParseReference(r.host() + "/" + at)
@@ -95,7 +95,7 @@ func artifact(t testing.TB, module []byte) v1.Image {
 	return imageOf(t, types.OCIManifestSchema1, "application/vnd.module.wasm.config.v1+json", static.NewLayer(module, wholeModule[0]))
 }
 
-func TestEachVariantOfAnImageGivesItsModule(t *testing.T) {
+func TestModuleIsReadFromEachVariantOfAnImage(t *testing.T) {
 	r := newRegistry(t)
 	packed := zipped(tarOf("./plugin.wasm", string(tiny)))
 	noise := zipped(tarOf("etc/passwd", "root"))
@@ -139,7 +139,7 @@ func TestAnImageIsPinnedByItsDigest(t *testing.T) {
 	}
 }
 
-func TestAnImageWithATagThatMovesIsFetchedWhenItsDigestIsAnother(t *testing.T) {
+func TestImageIsFetchedAgainWhenItsTagMoves(t *testing.T) {
 	r := newRegistry(t)
 	r.push(t, "a:latest", artifact(t, tiny))
 	m := running(t, r.roots)
@@ -186,8 +186,8 @@ func TestPullSecretsGoToTheirRegistryAndNowhereElse(t *testing.T) {
 	}
 }
 
-// In private networks, a registry library would go on without TLS, with the password.
-func TestRegistriesWithoutTLSAreAskedOnlyIfTheyAreTrusted(t *testing.T) {
+// For registries in private networks, the registry library would fall back to plaintext and send the password.
+func TestPlaintextRegistriesAreUsedOnlyIfInsecureIsSet(t *testing.T) {
 	images := registry.New(registry.Logger(log.New(io.Discard, "", 0)))
 	plain := serve(t, images.ServeHTTP)
 	r := &imageRegistry{origin: plain, roots: func(c *Config) { c.Insecure = []string{"*"} }}
@@ -200,7 +200,7 @@ func TestRegistriesWithoutTLSAreAskedOnlyIfTheyAreTrusted(t *testing.T) {
 	content(t, running(t, func(c *Config) { c.Insecure = []string{r.host()} }), at)
 }
 
-func TestARegistryThatNeverEndsIsNotHeldInMemory(t *testing.T) {
+func TestEndlessRegistryResponseIsNotBuffered(t *testing.T) {
 	var sent atomic.Int64
 	endless := func(w http.ResponseWriter, r *http.Request) {
 		if r.URL.Path == "/v2/" {

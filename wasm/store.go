@@ -21,17 +21,18 @@ import (
 const (
 	indexName  = "wasm-modules.json"
 	tempPrefix = ".wasm-module-"
-	// largestIndex bounds the index that is read: some ten thousand modules.
-	largestIndex = 4 << 20
+	// maxIndex limits the size of the index file, which is enough for some ten thousand modules.
+	maxIndex = 4 << 20
 )
 
-// modulePath is how the files of modules are named, below the store's directory; it is large once it is compiled.
+// modulePath matches the paths of modules below the store's directory. It is compiled on first use, because it is
+// large.
 var modulePath = sync.OnceValue(func() *regexp.Regexp {
 	return regexp.MustCompile(`^[0-9a-f]{64}/[0-9a-f]{64}\.wasm$`)
 })
 
-// store keeps modules in a directory, with an index that outlives the process. Which URLs they came from is in it as a
-// checksum only, for a URL may hold a password.
+// store is a cache of modules in a directory, with an index that survives a restart. It stores only the checksums of
+// the modules' URLs, because a URL may contain a password.
 type store struct {
 	dir     string
 	owner   *owner.Owner
@@ -42,20 +43,20 @@ type store struct {
 
 	mu      sync.Mutex
 	opened  bool
-	entries map[string]*entry // by path below dir
-	// verified are the files whose content was looked at by this process.
+	entries map[string]*entry // key: path below dir
+	// verified are the files whose content this process has verified.
 	verified map[string]bool
-	// users have, by resource of Envoy, the path that it was given last.
+	// users maps the name of an Envoy resource to the path of its current module.
 	users map[string]string
 }
 
-// entry is one module that is kept.
+// entry is one cached module.
 type entry struct {
-	// Digest is that of the image, or of the file as it was served; ETag is HTTP's.
+	// Digest is the digest of the image or of the served file; ETag is the HTTP ETag.
 	Digest string `json:"digest,omitempty"`
 	ETag   string `json:"etag,omitempty"`
 	Size   int64  `json:"size"`
-	// Fetched and Used are when it was fetched, or found to be unchanged, and asked for.
+	// Fetched is when the module was fetched or found unchanged. Used is when it was last requested.
 	Fetched time.Time `json:"fetched"`
 	Used    time.Time `json:"used"`
 
@@ -71,7 +72,7 @@ func newStore(c *Config) *store {
 	}
 }
 
-// open reads the index, the first time. What is not as it should be is left out: it can be fetched again.
+// open reads the index on the first call. It omits invalid entries, because their modules can be fetched again.
 func (s *store) open() {
 	if s.opened {
 		return
@@ -83,7 +84,7 @@ func (s *store) open() {
 	}
 	defer file.Close()
 	var entries map[string]*entry
-	if json.NewDecoder(io.LimitReader(file, largestIndex)).Decode(&entries) != nil {
+	if json.NewDecoder(io.LimitReader(file, maxIndex)).Decode(&entries) != nil {
 		return
 	}
 	for path, e := range entries {
@@ -94,7 +95,8 @@ func (s *store) open() {
 	}
 }
 
-// find is the module that a place last gave, or the one with the given checksum; nil if it is not kept.
+// find returns a copy of the newest entry of a cache key whose checksum or digest is sum; an empty sum matches every
+// entry. It returns nil if there is none.
 func (s *store) find(place, sum string) *entry {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -106,24 +108,25 @@ func (s *store) find(place, sum string) *entry {
 			found = e
 		}
 	}
-	if found == nil || !s.whole(found) {
+	if found == nil || !s.isIntact(found) {
 		return nil
 	}
 	copied := *found
 	return &copied
 }
 
-// show lets Envoy read a module, and change nothing.
-func (s *store) show(path string) error {
+// makeReadable lets Envoy read a module, but not change it.
+func (s *store) makeReadable(path string) error {
 	return cmp.Or(s.owner.Show(s.dir), s.owner.Show(filepath.Join(s.dir, filepath.Dir(path))), s.owner.Show(filepath.Join(s.dir, path)))
 }
 
-// whole looks once whether a file is what its name says, and forgets it otherwise.
-func (s *store) whole(e *entry) bool {
+// isIntact reports whether a file has the checksum in its name, which it computes once per process. It drops an invalid
+// entry.
+func (s *store) isIntact(e *entry) bool {
 	info, err := os.Lstat(filepath.Join(s.dir, e.path))
 	good := err == nil && info.Mode().IsRegular() && info.Size() == e.Size
 	if good && !s.verified[e.path] {
-		good = s.sumOf(e.path) == e.sum() && s.show(e.path) == nil // it may be from before Envoy ran as another user
+		good = s.sumOf(e.path) == e.sum() && s.makeReadable(e.path) == nil // an earlier agent may have run Envoy as another user
 	}
 	s.verified[e.path] = good
 	if !good {
@@ -145,7 +148,7 @@ func (s *store) sumOf(path string) string {
 	return hexOf(sum)
 }
 
-// temporary makes a file for a module that is being fetched.
+// temporary creates a file for a module that is being fetched.
 func (s *store) temporary() (*os.File, error) {
 	if err := s.owner.MkdirAll(s.dir, 0o700); err != nil {
 		return nil, err
@@ -156,7 +159,7 @@ func (s *store) temporary() (*os.File, error) {
 	return os.CreateTemp(s.dir, tempPrefix) // with mode 0600
 }
 
-// put takes over a module that was fetched, and makes room for it.
+// put moves a fetched module into the cache and evicts others if the cache is full.
 func (s *store) put(place string, f *fetched) (*entry, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -167,7 +170,7 @@ func (s *store) put(place string, f *fetched) (*entry, error) {
 		err = os.Rename(f.file, filepath.Join(s.dir, path))
 	}
 	if err == nil {
-		err = s.show(path)
+		err = s.makeReadable(path)
 	}
 	if err != nil {
 		_ = os.Remove(f.file)
@@ -181,8 +184,8 @@ func (s *store) put(place string, f *fetched) (*entry, error) {
 	return &copied, s.save()
 }
 
-// use notes that a resource of Envoy was given a module, and that the module is fresh if it is.
-func (s *store) use(resource, path string, fresh bool) {
+// recordUse records that an Envoy resource uses a module. If fresh is true, the source has just confirmed the module.
+func (s *store) recordUse(resource, path string, fresh bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.open()
@@ -195,16 +198,16 @@ func (s *store) use(resource, path string, fresh bool) {
 	if fresh {
 		e.Fetched = e.Used
 	}
-	_ = s.save() // a use that is forgotten costs a fetch at most
+	_ = s.save() // a lost record causes at most one fetch
 }
 
-// shrink drops the modules that were used longest ago until the rest is small enough, those that no resource uses first.
+// shrink drops the least recently used modules until the cache is small enough. It drops unused ones first.
 func (s *store) shrink(but string) {
 	var total int64
 	for _, e := range s.entries {
 		total += e.Size
 	}
-	for _, e := range s.byAge() {
+	for _, e := range s.sortedByAge() {
 		if total <= s.max {
 			return
 		}
@@ -215,13 +218,13 @@ func (s *store) shrink(but string) {
 	}
 }
 
-// dropUnused drops the module that was used longest ago, of those that no resource uses and but for one, and says whether there was
-// any.
+// dropUnused drops the least recently used module that no resource uses, except one entry, and reports whether it
+// dropped a module.
 func (s *store) dropUnused(but *entry) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.open()
-	for _, e := range s.byAge() {
+	for _, e := range s.sortedByAge() {
 		if s.inUse(e.path) {
 			break
 		}
@@ -233,7 +236,7 @@ func (s *store) dropUnused(but *entry) bool {
 	return false
 }
 
-func (s *store) byAge() []*entry {
+func (s *store) sortedByAge() []*entry {
 	all := make([]*entry, 0, len(s.entries))
 	for _, e := range s.entries {
 		all = append(all, e)
@@ -259,8 +262,8 @@ func (s *store) inUse(path string) bool {
 	return false
 }
 
-// purge drops what nobody has asked for in a long time, counted from this process's start at the earliest: Envoy may have
-// been given modules by an earlier one. Left-overs of fetches that were cut off go too.
+// purge drops unused modules that have expired, and files of interrupted fetches. It drops none within the first expiry
+// period of this process, because Envoy may use modules that an earlier process recorded.
 func (s *store) purge() (dropped int) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -269,7 +272,7 @@ func (s *store) purge() (dropped int) {
 	if s.started.After(limit) {
 		return 0
 	}
-	for _, e := range s.byAge() {
+	for _, e := range s.sortedByAge() {
 		if !s.inUse(e.path) && e.Used.Before(limit) {
 			s.drop(e)
 			dropped++
@@ -282,7 +285,7 @@ func (s *store) purge() (dropped int) {
 	return dropped
 }
 
-// sweep removes old files of modules that the index does not know.
+// sweep removes old module files and temporary files that are not in the index.
 func (s *store) sweep(limit time.Time) {
 	modules, _ := filepath.Glob(filepath.Join(s.dir, "*", "*.wasm"))
 	left, _ := filepath.Glob(filepath.Join(s.dir, tempPrefix+"*"))
@@ -301,19 +304,19 @@ func (s *store) sweep(limit time.Time) {
 
 func (s *store) drop(e *entry) {
 	_ = os.Remove(filepath.Join(s.dir, e.path))
-	_ = os.Remove(filepath.Join(s.dir, filepath.Dir(e.path))) // when it is empty
+	_ = os.Remove(filepath.Join(s.dir, filepath.Dir(e.path))) // fails unless the directory is empty
 	delete(s.entries, e.path)
 	delete(s.verified, e.path)
 }
 
-// save writes the index beside the old one and swaps them.
+// save writes the index to a new file and renames it over the old one.
 func (s *store) save() error {
 	content, err := json.Marshal(s.entries)
 	if err != nil {
 		return err
 	}
 	file := filepath.Join(s.dir, indexName)
-	_ = os.Remove(file + ".new") // which may be a link, if the directory was not always the agent's
+	_ = os.Remove(file + ".new") // may be a link, if another user owned the directory
 	if err := os.WriteFile(file+".new", content, 0o600); err != nil {
 		_ = os.Remove(file + ".new")
 		return fmt.Errorf("keeping the index of modules: %w", err)
@@ -324,7 +327,7 @@ func (s *store) save() error {
 	return nil
 }
 
-// count is how many modules are kept, and their size.
+// count returns the number and total size of the cached modules.
 func (s *store) count() (n int, bytes int64) {
 	s.mu.Lock()
 	defer s.mu.Unlock()

@@ -39,7 +39,7 @@ func zipped(content []byte) []byte {
 	return b.Bytes()
 }
 
-// tarOf makes an archive of names and contents in turn.
+// tarOf returns an archive of alternating names and contents.
 func tarOf(members ...string) []byte {
 	var b bytes.Buffer
 	w := tar.NewWriter(&b)
@@ -51,7 +51,7 @@ func tarOf(members ...string) []byte {
 	return b.Bytes()
 }
 
-// running are Modules until the end of the test; change alters the configuration.
+// running starts Modules until the end of the test; change alters the configuration.
 func running(t testing.TB, change func(*Config)) *Modules {
 	t.Helper()
 	c := Config{Dir: t.TempDir(), Backoff: time.Millisecond, Retries: 3, Metrics: prometheus.NewRegistry()}
@@ -74,7 +74,7 @@ func running(t testing.TB, change func(*Config)) *Modules {
 	return m
 }
 
-// origin is a server of modules that counts what it is asked.
+// origin is an HTTP server of modules that counts its requests.
 type origin struct {
 	*httptest.Server
 	asked  atomic.Int32
@@ -104,7 +104,7 @@ func fails(code int) http.HandlerFunc {
 	return func(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(code) }
 }
 
-// content is that of the file that a module is in.
+// content returns the content of a module's file.
 func content(t testing.TB, m *Modules, module Module) []byte {
 	t.Helper()
 	file, err := m.File(context.Background(), module)

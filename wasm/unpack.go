@@ -11,7 +11,7 @@ import (
 	"path"
 )
 
-// moduleMagic begins every WebAssembly module.
+// moduleMagic are the first bytes of every WebAssembly module.
 var moduleMagic = []byte("\x00asm")
 
 var (
@@ -20,26 +20,26 @@ var (
 )
 
 const (
-	tarMagicAt = 257
-	// deepest is how many wrappings are taken off: a tar in gzip, and one to spare.
-	deepest = 3
-	// mostMembers bounds the files of an archive that are looked at.
-	mostMembers = 10000
+	tarMagicOffset = 257
+	// maxNesting is the maximum nesting of gzip and tar: a tar in gzip, and one more.
+	maxNesting = 3
+	// maxMembers limits the files of an archive that are read.
+	maxMembers = 10000
 )
 
-// errTooLarge is of modules that are larger than they may be, as they come or unpacked.
+// errTooLarge means that a module exceeds the maximum size, packed or unpacked.
 var errTooLarge = errors.New("it is larger than a module may be")
 
-// unpack copies the module that is in the input, as it is, in gzip, in a tar archive, or both. Of an archive it takes the
-// first file of the given base name that is a module, or the first module when the name is empty. It writes no more than max
-// bytes, and looks at no more than that plus the headers of an archive.
+// unpack copies the module in the input, which is plain, gzip, a tar archive, or a tar archive in gzip. From an archive
+// it copies the first module with the base name, or the first module if the name is empty. It writes at most max bytes,
+// and reads only slightly more.
 func unpack(to io.Writer, from io.Reader, name string, max int64) error {
-	return unwrap(to, &capped{from: from, left: max + 1<<20}, name, max, deepest)
+	return unwrap(to, &limitedReader{from: from, left: max + 1<<20}, name, max, maxNesting)
 }
 
 func unwrap(to io.Writer, from io.Reader, name string, max int64, depth int) error {
 	in := bufio.NewReaderSize(from, 32<<10)
-	head, err := in.Peek(tarMagicAt + 5)
+	head, err := in.Peek(tarMagicOffset + 5)
 	if len(head) == 0 {
 		return fmt.Errorf("it is empty: %w", noEOF(err))
 	}
@@ -53,18 +53,18 @@ func unwrap(to io.Writer, from io.Reader, name string, max int64, depth int) err
 		if err != nil {
 			return fmt.Errorf("unpacking gzip: %w", err)
 		}
-		return unwrap(to, &capped{from: unzipped, left: max + 1<<20}, name, max, depth-1)
-	case len(head) > tarMagicAt && bytes.HasPrefix(head[tarMagicAt:], []byte("ustar")):
-		return member(to, tar.NewReader(in), name, max)
+		return unwrap(to, &limitedReader{from: unzipped, left: max + 1<<20}, name, max, depth-1)
+	case len(head) > tarMagicOffset && bytes.HasPrefix(head[tarMagicOffset:], []byte("ustar")):
+		return copyMember(to, tar.NewReader(in), name, max)
 	case bytes.HasPrefix(head, zstdMagic):
 		return errors.New("it is packed with zstd, which is not supported; pack it with gzip")
 	}
-	return fmt.Errorf("it is not a WebAssembly module, nor gzip nor tar: it begins with %q", head[:min(len(head), 8)])
+	return errors.New("it is not a WebAssembly module, nor gzip nor tar")
 }
 
-// member takes a module out of an archive.
-func member(to io.Writer, archive *tar.Reader, name string, max int64) error {
-	for range mostMembers {
+// copyMember copies a module from an archive.
+func copyMember(to io.Writer, archive *tar.Reader, name string, max int64) error {
+	for range maxMembers {
 		header, err := archive.Next()
 		if errors.Is(err, io.EOF) {
 			break
@@ -97,13 +97,13 @@ func copyModule(to io.Writer, from io.Reader, max int64) error {
 	return nil
 }
 
-// capped gives no more than so many bytes, and fails then.
-type capped struct {
+// limitedReader is a reader that fails with errTooLarge after the specified number of bytes.
+type limitedReader struct {
 	from io.Reader
 	left int64
 }
 
-func (c *capped) Read(p []byte) (int, error) {
+func (c *limitedReader) Read(p []byte) (int, error) {
 	if c.left <= 0 {
 		return 0, errTooLarge
 	}

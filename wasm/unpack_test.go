@@ -10,7 +10,7 @@ import (
 	"github.com/google/go-containerregistry/pkg/authn"
 )
 
-func TestAModuleIsFoundInWhatItIsPackedIn(t *testing.T) {
+func TestModuleIsUnpackedFromEachFormat(t *testing.T) {
 	archive := tarOf("README", "no module", "dir/plugin.wasm", string(tiny), "second.wasm", string(other))
 	for name, c := range map[string]struct {
 		content []byte
@@ -31,7 +31,7 @@ func TestAModuleIsFoundInWhatItIsPackedIn(t *testing.T) {
 	}
 }
 
-func TestWhatIsNoModuleIsRefusedWithAReason(t *testing.T) {
+func TestInvalidModuleIsRefusedWithAReason(t *testing.T) {
 	bomb := zipped(append(bytes.Clone(moduleMagic), make([]byte, 8<<20)...))
 	archive := tarOf("plugin.wasm", string(moduleMagic)+strings.Repeat("x", 2<<20))
 	for name, c := range map[string]struct {
@@ -57,8 +57,8 @@ func TestWhatIsNoModuleIsRefusedWithAReason(t *testing.T) {
 	}
 }
 
-// A header may claim any size; what is not there takes no memory and no disk.
-func TestTheSizeThatAnArchiveClaimsIsNotBelieved(t *testing.T) {
+// A header may claim any size. Missing content uses no memory and no disk.
+func TestClaimedSizeOfArchiveMembersIsNotTrusted(t *testing.T) {
 	archive := tarOf("skipped", strings.Repeat("\x00", 3<<20), "plugin.wasm", string(tiny))
 	if err := unpack(io.Discard, bytes.NewReader(zipped(archive)), "", 1<<20); !errors.Is(err, errTooLarge) {
 		t.Errorf("members that are skipped count too: %v", err)

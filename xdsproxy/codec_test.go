@@ -6,10 +6,10 @@ import (
 	"google.golang.org/grpc/mem"
 )
 
-// codec lets gRPC's own clients and servers carry frames.
+// codec is a codec with which gRPC clients and servers exchange frames.
 type codec struct{}
 
-// Marshal gives a reference of its own, since gRPC frees what it sends.
+// Marshal returns another reference, because gRPC frees the buffers that it sends.
 func (codec) Marshal(v any) (mem.BufferSlice, error) {
 	f, ok := v.(*frame)
 	if !ok {

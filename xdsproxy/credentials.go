@@ -12,56 +12,57 @@ import (
 	"github.com/pilotfish-mesh/pilotfish/internal/dial"
 )
 
-// credentialWatch knows when what the relay proves itself with expires. A stream that is open outlives its token, so that
-// nothing else would tell before the next connection is refused.
-type credentialWatch struct {
+// credentialWatcher detects expired credentials of the relay. An open stream outlives its token, so without it the
+// expiry would be noticed only when the next connection is refused.
+type credentialWatcher struct {
 	server Server
 	now    func() time.Time
 	log    *slog.Logger
 
-	mu    sync.Mutex
-	known []dial.Credential
-	told  string // the problems that were logged last
+	mu            sync.Mutex
+	credentials   []dial.Credential
+	loggedProblem string // the problem that was last logged
 }
 
-func newCredentialWatch(config Config) *credentialWatch {
-	return &credentialWatch{server: config.Server, now: config.Now, log: config.Logger}
+func newCredentialWatcher(config Config) *credentialWatcher {
+	return &credentialWatcher{server: config.Server, now: config.Now, log: config.Logger}
 }
 
-// look reads the files anew, logs what is newly wrong, and gives what is wrong.
-func (w *credentialWatch) look() (problem string) {
+// refresh reads the credential files again, logs a change, and returns the problem, or "".
+func (w *credentialWatcher) refresh() (problem string) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	w.known = w.server.Credentials()
-	problem = w.problem()
+	w.credentials = w.server.Credentials()
+	problem = w.findProblem()
 	switch {
-	case problem == w.told:
+	case problem == w.loggedProblem:
 	case problem == "":
-		w.log.Info("the credentials for the control plane are good again")
+		w.log.Info("the credentials for the control plane are valid again")
 	default:
-		w.log.Warn("the credentials for the control plane are not in order, and a new connection may be refused", "reason", problem)
+		w.log.Warn("the credentials for the control plane are not valid; a new connection may be refused", "reason", problem)
 	}
-	w.told = problem
+	w.loggedProblem = problem
 	return problem
 }
 
-// problem of what is known; the caller holds the lock. A missing token is none where a client certificate will do.
-func (w *credentialWatch) problem() string {
+// findProblem returns the problem of the credentials that were read last, or ""; the caller holds mu. A missing token
+// is no problem if there is a valid client certificate.
+func (w *credentialWatcher) findProblem() string {
 	var problems []string
 	now := w.now()
-	for _, c := range w.known {
+	for _, c := range w.credentials {
 		if p := c.Problem(now); p != "" {
 			problems = append(problems, p)
 		}
 	}
-	if len(problems) > 0 && w.server.TLS.HasClientCertificate(now) && w.tokenMissing() {
+	if len(problems) > 0 && w.server.TLS.HasClientCertificate(now) && w.isTokenMissing() {
 		return ""
 	}
 	return strings.Join(problems, "; ")
 }
 
-func (w *credentialWatch) tokenMissing() bool {
-	for _, c := range w.known {
+func (w *credentialWatcher) isTokenMissing() bool {
+	for _, c := range w.credentials {
 		if c.Kind == dial.KindToken && c.Err != nil {
 			return true
 		}
@@ -69,27 +70,28 @@ func (w *credentialWatch) tokenMissing() bool {
 	return false
 }
 
-// wrong is the problem there is, by files that are read anew only when what was read before would be one.
-func (w *credentialWatch) wrong() string {
+// currentProblem returns the problem of the credentials, or "". It reads the files again only if the credentials that
+// were read last have a problem.
+func (w *credentialWatcher) currentProblem() string {
 	w.mu.Lock()
-	problem := w.problem()
+	problem := w.findProblem()
 	w.mu.Unlock()
 	if problem == "" {
 		return ""
 	}
-	return w.look()
+	return w.refresh()
 }
 
-// longestWatch bounds the wait for an expiry, since clocks are set and machines sleep.
-const longestWatch = 6 * time.Hour
+// maxRecheck limits the wait for an expiry, because clocks can be changed and machines suspended.
+const maxRecheck = 6 * time.Hour
 
-// run says so when a credential expires, at that moment.
-func (w *credentialWatch) run(ctx context.Context) {
+// run logs the expiry of a credential when it happens, until ctx ends.
+func (w *credentialWatcher) run(ctx context.Context) {
 	for {
-		problem := w.look()
-		wait := longestWatch
+		problem := w.refresh()
+		wait := maxRecheck
 		if problem != "" {
-			wait = time.Minute // for what renews it
+			wait = time.Minute // time for the renewal
 		}
 		if next := w.nextExpiry(); next > 0 {
 			wait = min(wait, next)
@@ -100,11 +102,11 @@ func (w *credentialWatch) run(ctx context.Context) {
 	}
 }
 
-func (w *credentialWatch) nextExpiry() time.Duration {
+func (w *credentialWatcher) nextExpiry() time.Duration {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	var next time.Duration
-	for _, c := range w.known {
+	for _, c := range w.credentials {
 		if left := c.NotAfter.Sub(w.now()); !c.NotAfter.IsZero() && left > 0 && (next == 0 || left < next) {
 			next = left + time.Second
 		}
@@ -112,19 +114,19 @@ func (w *credentialWatch) nextExpiry() time.Duration {
 	return next
 }
 
-// Describe and Collect make the watch a metric.
+// credentialExpiry describes the metric that the watcher exports as a prometheus.Collector.
 var credentialExpiry = prometheus.NewDesc("pilotfish_xds_credential_expiry_timestamp_seconds",
-	"When what the agent shows to the control plane expires, in seconds since 1970; 0 when it cannot be read.", []string{"credential"}, nil)
+	"Expiry of the agent's credentials for the control plane, in seconds since 1970; 0 if a credential cannot be read.", []string{"credential"}, nil)
 
-func (w *credentialWatch) Describe(descriptions chan<- *prometheus.Desc) {
+func (w *credentialWatcher) Describe(descriptions chan<- *prometheus.Desc) {
 	descriptions <- credentialExpiry
 }
 
-func (w *credentialWatch) Collect(metrics chan<- prometheus.Metric) {
-	w.look()
+func (w *credentialWatcher) Collect(metrics chan<- prometheus.Metric) {
+	w.refresh()
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	for _, c := range w.known {
+	for _, c := range w.credentials {
 		switch {
 		case c.Err != nil:
 			metrics <- prometheus.MustNewConstMetric(credentialExpiry, prometheus.GaugeValue, 0, c.Kind)

@@ -24,18 +24,18 @@ import (
 	"github.com/pilotfish-mesh/pilotfish/internal/testpki"
 )
 
-// tokenUntil is a JWT that ends at the time; nobody here checks its signature.
-func tokenUntil(end time.Time) []byte {
+// newJWT returns a JWT with the expiry. Its signature is not checked.
+func newJWT(end time.Time) []byte {
 	part := func(s string) string { return base64.RawURLEncoding.EncodeToString([]byte(s)) }
 	return []byte(part(`{"alg":"RS256"}`) + "." + part(fmt.Sprintf(`{"exp":%d}`, end.Unix())) + ".c2ln")
 }
 
-// seeing is a control plane over TLS that lets in who has a client certificate of the authority or a token, and tells of each
-// stream what it was shown.
-func seeing(t *testing.T, authority *testpki.Authority) (address string, shown chan string) {
+// newRecordingControlPlane starts a control plane with TLS that accepts a client certificate of the authority or a
+// token. It sends the credentials of each stream to shown.
+func newRecordingControlPlane(t *testing.T, authority *testpki.Authority) (address string, shown chan string) {
 	t.Helper()
 	shown = make(chan string, 100)
-	good := answering([]byte("c"))
+	good := newAnsweringControlPlane([]byte("c"))
 	cp := &upstream{sotw: func(s discoveryv3.AggregatedDiscoveryService_StreamAggregatedResourcesServer) error {
 		md, _ := metadata.FromIncomingContext(s.Context())
 		p, _ := peer.FromContext(s.Context())
@@ -58,7 +58,7 @@ func seeing(t *testing.T, authority *testpki.Authority) (address string, shown c
 	return address, shown
 }
 
-func TestClientCertificateTokenOrBothAreShown(t *testing.T) {
+func TestCertificateTokenOrBothArePresented(t *testing.T) {
 	dir := t.TempDir()
 	authority := testpki.New(t, "root")
 	cert, key := authority.Workload(t, "spiffe://a/ns/b/sa/c")
@@ -67,20 +67,20 @@ func TestClientCertificateTokenOrBothAreShown(t *testing.T) {
 		write(t, name, content)
 		return name
 	}
-	roots, token := file("root-cert.pem", authority.PEM()), file("token", tokenUntil(time.Now().Add(time.Hour)))
+	roots, token := file("root-cert.pem", authority.PEM()), file("token", newJWT(time.Now().Add(time.Hour)))
 	certFile, keyFile := file("cert-chain.pem", cert), file("key.pem", key)
 	for want, server := range map[string]Server{
 		"token":                 {TLS: TLS{RootFile: roots}, TokenFile: token},
 		"certificate":           {TLS: TLS{RootFile: roots, CertFile: certFile, KeyFile: keyFile}, TokenFile: filepath.Join(dir, "none")},
 		"certificate and token": {TLS: TLS{RootFile: roots, CertFile: certFile, KeyFile: keyFile}, TokenFile: token},
 	} {
-		address, shown := seeing(t, authority)
+		address, shown := newRecordingControlPlane(t, authority)
 		relay := start(t, Config{Upstreams: []string{address}, Server: server})
 		stream := sotwStream(t, relay)
 		send(t, stream, &discoveryv3.DiscoveryRequest{TypeUrl: clusterURL})
 		receive(t, stream)
 		if got := <-shown; got != want {
-			t.Errorf("the control plane was shown %q, want %q", got, want)
+			t.Errorf("the control plane received the credentials %q, want %q", got, want)
 		}
 		if c := relay.Condition(0); !c.OK || c.Reason != "" {
 			t.Errorf("with %s: %+v", want, c)
@@ -88,13 +88,13 @@ func TestClientCertificateTokenOrBothAreShown(t *testing.T) {
 	}
 }
 
-func TestCredentialThatExpiresIsSaidSoWhileTheStreamLives(t *testing.T) {
+func TestExpiryIsReportedDuringOpenStream(t *testing.T) {
 	dir := t.TempDir()
 	authority := testpki.New(t, "root")
 	roots, token := filepath.Join(dir, "root-cert.pem"), filepath.Join(dir, "istio-token")
 	write(t, roots, authority.PEM())
-	write(t, token, tokenUntil(time.Now().Add(1500*time.Millisecond)))
-	address, _ := seeing(t, authority)
+	write(t, token, newJWT(time.Now().Add(1500*time.Millisecond)))
+	address, _ := newRecordingControlPlane(t, authority)
 	log, registry := &testenv.Buffer{}, prometheus.NewRegistry()
 	relay := start(t, Config{
 		Upstreams: []string{address}, Server: Server{TLS: TLS{RootFile: roots}, TokenFile: token},
@@ -103,7 +103,7 @@ func TestCredentialThatExpiresIsSaidSoWhileTheStreamLives(t *testing.T) {
 	stream := sotwStream(t, relay)
 	send(t, stream, &discoveryv3.DiscoveryRequest{TypeUrl: clusterURL})
 	receive(t, stream)
-	testenv.Eventually(t, "the log says that the token expired, unasked", func() error {
+	testenv.Eventually(t, "the log reports the expired token without a request", func() error {
 		if !strings.Contains(log.String(), "expired at") {
 			return errors.New(log.String())
 		}
@@ -114,11 +114,11 @@ func TestCredentialThatExpiresIsSaidSoWhileTheStreamLives(t *testing.T) {
 	}
 
 	next := time.Now().Add(time.Hour)
-	write(t, token, tokenUntil(next))
+	write(t, token, newJWT(next))
 	if c := relay.Condition(0); !c.OK || c.Reason != "" {
 		t.Errorf("with a new token: %+v", c)
 	}
-	want := fmt.Sprintf(`# HELP pilotfish_xds_credential_expiry_timestamp_seconds When what the agent shows to the control plane expires, in seconds since 1970; 0 when it cannot be read.
+	want := fmt.Sprintf(`# HELP pilotfish_xds_credential_expiry_timestamp_seconds Expiry of the agent's credentials for the control plane, in seconds since 1970; 0 if a credential cannot be read.
 # TYPE pilotfish_xds_credential_expiry_timestamp_seconds gauge
 pilotfish_xds_credential_expiry_timestamp_seconds{credential="token"} %d
 `, next.Unix())
@@ -127,11 +127,11 @@ pilotfish_xds_credential_expiry_timestamp_seconds{credential="token"} %d
 	}
 }
 
-func TestBothCredentialsAreSaidToHaveExpired(t *testing.T) {
+func TestExpiryOfBothCredentialsIsReported(t *testing.T) {
 	dir := t.TempDir()
 	authority := testpki.New(t, "root")
 	cert, key := authority.Workload(t, "spiffe://a/ns/b/sa/c")
-	files := map[string][]byte{"root": authority.PEM(), "cert": cert, "key": key, "token": tokenUntil(time.Now().Add(time.Hour))}
+	files := map[string][]byte{"root": authority.PEM(), "cert": cert, "key": key, "token": newJWT(time.Now().Add(time.Hour))}
 	for name, content := range files {
 		write(t, filepath.Join(dir, name), content)
 	}
@@ -139,9 +139,9 @@ func TestBothCredentialsAreSaidToHaveExpired(t *testing.T) {
 		TLS:       TLS{RootFile: filepath.Join(dir, "root"), CertFile: filepath.Join(dir, "cert"), KeyFile: filepath.Join(dir, "key")},
 		TokenFile: filepath.Join(dir, "token"),
 	}
-	w := newCredentialWatch(Config{Server: server, Now: func() time.Time { return time.Now().Add(90 * time.Minute) }, Logger: slog.New(slog.DiscardHandler)})
+	w := newCredentialWatcher(Config{Server: server, Now: func() time.Time { return time.Now().Add(90 * time.Minute) }, Logger: slog.New(slog.DiscardHandler)})
 	for _, want := range []string{server.TLS.CertFile, server.TokenFile} {
-		if problem := w.look(); !strings.Contains(problem, want) || !strings.Contains(problem, "expired") {
+		if problem := w.refresh(); !strings.Contains(problem, want) || !strings.Contains(problem, "expired") {
 			t.Errorf("problem %q, want %s in it", problem, want)
 		}
 	}

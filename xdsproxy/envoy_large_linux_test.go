@@ -23,7 +23,7 @@ import (
 	"github.com/pilotfish-mesh/pilotfish/internal/testenv"
 )
 
-// largeClusters are the one that is given and fillers, of some 3 MB together.
+// largeClusters returns the target and fillers of about 3 MB.
 func largeClusters(target proto.Message) []proto.Message {
 	clusters := []proto.Message{target}
 	for i := range 1500 {
@@ -32,77 +32,77 @@ func largeClusters(target proto.Message) []proto.Message {
 	return clusters
 }
 
-// TestEnvoyTakesALargeResponseThatGoesOnInParts: whole, and serves, and what it took is kept.
-func TestEnvoyTakesALargeResponseThatGoesOnInParts(t *testing.T) {
+// TestEnvoyAcceptsLargeChunkedResponse: Envoy serves with it, and it is stored.
+func TestEnvoyAcceptsLargeChunkedResponse(t *testing.T) {
 	for _, version := range testenv.EnvoyVersions() {
 		for _, protocol := range []string{"DELTA_GRPC", "GRPC"} {
-			t.Run(version+" "+protocol, func(t *testing.T) { takesInParts(t, testenv.EnvoyOf(t, version), protocol) })
+			t.Run(version+" "+protocol, func(t *testing.T) { testChunkedResponse(t, testenv.EnvoyOf(t, version), protocol) })
 		}
 	}
 }
 
-func takesInParts(t *testing.T, binary, protocol string) {
+func testChunkedResponse(t *testing.T, binary, protocol string) {
 	dir := t.TempDir()
 	port := portOf(t, freeAddress(t))
-	clusters := largeClusters(clusterTo(t, backend(t, "large")))
-	cp := &snapshot{resources: map[string][]proto.Message{clusterType: clusters, listenerType: {listenerOn(port)}}}
+	clusters := largeClusters(newCluster(t, startBackend(t, "large")))
+	cp := &snapshot{resources: map[string][]proto.Message{clusterType: clusters, listenerType: {newListener(port)}}}
 	address, _ := cp.upstream().listen(t, "127.0.0.1:0", nil)
 	relay := start(t, Config{Socket: dir + "/XDS", Upstreams: []string{address}, Server: Server{Plaintext: true},
 		LastGood: LastGood{Dirs: []string{t.TempDir()}}})
-	keeperOf(t, relay)
+	diskWriterOf(t, relay)
 	envoytest.Start(t, binary, dir, fmt.Sprintf(envoyBootstrap, protocol))
-	testenv.Eventually(t, "it serves", func() error { return says(fmt.Sprintf("http://127.0.0.1:%d", port), "large") })
-	kept(t, relay, time.Time{})
-	if k := relay.Status().LastGood.Kept; k.Bytes < 1500*2000 || relay.unfit.Load() || relay.broken.Load() {
-		t.Errorf("%d bytes are kept; unfit %v, broken %v", k.Bytes, relay.unfit.Load(), relay.broken.Load())
+	testenv.Eventually(t, "it serves", func() error { return checkResponse(fmt.Sprintf("http://127.0.0.1:%d", port), "large") })
+	waitStored(t, relay, time.Time{})
+	if k := relay.Status().LastGood.Storage; k.Bytes < 1500*2000 || relay.isUnchunkable.Load() || relay.isChunkBroken.Load() {
+		t.Errorf("%d bytes are stored; unchunkable %v, broken %v", k.Bytes, relay.isUnchunkable.Load(), relay.isChunkBroken.Load())
 	}
 	if st := typeStatus(relay, clusterType); st.Nacks != 0 || st.LastResources != len(clusters) {
 		t.Errorf("%+v", st)
 	}
 }
 
-// TestEnvoyServesWhileALargeResponseBreaksInTheMiddle: what it had, and then what comes whole, on a second stream, and in the end
-// it has just that.
-func TestEnvoyServesWhileALargeResponseBreaksInTheMiddle(t *testing.T) {
+// TestEnvoyServesWhileLargeResponseIsCutOff: Envoy serves with its former configuration, receives the complete response
+// on a second stream, and then has exactly that.
+func TestEnvoyServesWhileLargeResponseIsCutOff(t *testing.T) {
 	for _, version := range testenv.EnvoyVersions() {
 		for _, protocol := range []string{"DELTA_GRPC", "GRPC"} {
-			t.Run(version+" "+protocol, func(t *testing.T) { servesOverABreak(t, testenv.EnvoyOf(t, version), protocol) })
+			t.Run(version+" "+protocol, func(t *testing.T) { testCutOffResponse(t, testenv.EnvoyOf(t, version), protocol) })
 		}
 	}
 }
 
-func servesOverABreak(t *testing.T, binary, protocol string) {
+func testCutOffResponse(t *testing.T, binary, protocol string) {
 	dir := t.TempDir()
 	port := portOf(t, freeAddress(t))
-	before := map[string][]proto.Message{clusterType: {clusterTo(t, backend(t, "first"))}, listenerType: {listenerOn(port)}}
-	after := map[string][]proto.Message{clusterType: largeClusters(clusterTo(t, backend(t, "second"))), listenerType: {listenerOn(port)}}
-	cp := &breaking{protocol: protocol, before: responses(t, protocol, before), after: responses(t, protocol, after), dies: make(chan struct{}), returns: make(chan struct{})}
+	before := map[string][]proto.Message{clusterType: {newCluster(t, startBackend(t, "first"))}, listenerType: {newListener(port)}}
+	after := map[string][]proto.Message{clusterType: largeClusters(newCluster(t, startBackend(t, "second"))), listenerType: {newListener(port)}}
+	cp := &breakingControlPlane{protocol: protocol, before: encodeResponses(t, protocol, before), breakAfter: encodeResponses(t, protocol, after), failing: make(chan struct{}), recovered: make(chan struct{})}
 	relay := start(t, Config{Socket: dir + "/XDS", Upstreams: []string{cp.listen(t)}, Server: Server{Plaintext: true},
 		LastGood: LastGood{Dirs: []string{t.TempDir()}}})
-	keeperOf(t, relay)
+	diskWriterOf(t, relay)
 	envoy := envoytest.Start(t, binary, dir, fmt.Sprintf(envoyBootstrap, protocol))
 	url := fmt.Sprintf("http://127.0.0.1:%d", port)
-	testenv.Eventually(t, "it serves", func() error { return says(url, "first") })
-	kept(t, relay, time.Time{})
+	testenv.Eventually(t, "it serves", func() error { return checkResponse(url, "first") })
+	waitStored(t, relay, time.Time{})
 
-	load := loadOn(url)
-	close(cp.dies)
+	load := startLoad(url)
+	close(cp.failing)
 	testenv.Eventually(t, "a response breaks in the middle", func() error {
-		if !relay.broken.Load() {
+		if !relay.isChunkBroken.Load() {
 			return errors.New("none has")
 		}
 		return nil
 	})
-	load.more(t, 50)
-	if err := says(url, "first"); err != nil {
+	load.waitMore(t, 50)
+	if err := checkResponse(url, "first"); err != nil {
 		t.Error(err)
 	}
-	close(cp.returns)
-	testenv.Eventually(t, "the new configuration is in force", func() error { return says(url, "second") })
-	if failed := load.end(); failed != 0 {
+	close(cp.recovered)
+	testenv.Eventually(t, "the new configuration is in force", func() error { return checkResponse(url, "second") })
+	if failed := load.stopAndCheck(); failed != 0 {
 		t.Errorf("%d requests failed", failed)
 	}
-	testenv.Eventually(t, "Envoy has the clusters that an undisturbed one has", func() error { return hasClusters(envoy, after[clusterType]) })
+	testenv.Eventually(t, "Envoy has the clusters that an undisturbed one has", func() error { return checkClusters(envoy, after[clusterType]) })
 	streams := 0
 	for _, e := range relay.History().Events {
 		if e.Kind == EventEnvoy {
@@ -114,8 +114,8 @@ func servesOverABreak(t *testing.T, binary, protocol string) {
 	}
 }
 
-// hasClusters says what else an Envoy has than these clusters.
-func hasClusters(envoy *envoytest.Envoy, want []proto.Message) error {
+// checkClusters returns an error if Envoy's clusters differ from want.
+func checkClusters(envoy *envoytest.Envoy, want []proto.Message) error {
 	text, err := envoy.Get("/config_dump?resource=dynamic_active_clusters")
 	if err != nil {
 		return err
@@ -132,7 +132,7 @@ func hasClusters(envoy *envoytest.Envoy, want []proto.Message) error {
 	}
 	for _, one := range dump.Configs {
 		var has clusterv3.Cluster
-		if err := protojson.Unmarshal(anyless(one.Cluster), &has); err != nil {
+		if err := protojson.Unmarshal(withoutType(one.Cluster), &has); err != nil {
 			return err
 		}
 		if !proto.Equal(&has, missing[has.Name]) {
@@ -146,8 +146,8 @@ func hasClusters(envoy *envoytest.Envoy, want []proto.Message) error {
 	return nil
 }
 
-// anyless is a message in JSON without the type that stands beside its fields.
-func anyless(text []byte) []byte {
+// withoutType returns a JSON message without "@type".
+func withoutType(text []byte) []byte {
 	var fields map[string]json.RawMessage
 	if json.Unmarshal(text, &fields) != nil {
 		return text
@@ -157,8 +157,8 @@ func anyless(text []byte) []byte {
 	return text
 }
 
-// responses are responses with these resources, by type, as they stand on the wire.
-func responses(t *testing.T, protocol string, resources map[string][]proto.Message) map[string][]byte {
+// encodeResponses returns encoded responses with the resources, by type.
+func encodeResponses(t *testing.T, protocol string, resources map[string][]proto.Message) map[string][]byte {
 	t.Helper()
 	all := &snapshot{resources: resources}
 	out := make(map[string][]byte)
@@ -177,16 +177,16 @@ func responses(t *testing.T, protocol string, resources map[string][]proto.Messa
 	return out
 }
 
-// breaking is a control plane that dies three quarters into its second response of clusters, and refuses all streams until
-// it returns.
-type breaking struct {
-	protocol      string
-	before, after map[string][]byte
-	dies, returns chan struct{}
-	streams       atomic.Int32
+// breakingControlPlane fails after three quarters of its second response of clusters, and refuses all streams until
+// recovered is closed.
+type breakingControlPlane struct {
+	protocol           string
+	before, breakAfter map[string][]byte
+	failing, recovered chan struct{}
+	streams            atomic.Int32
 }
 
-func (b *breaking) listen(t *testing.T) (address string) {
+func (b *breakingControlPlane) listen(t *testing.T) (address string) {
 	t.Helper()
 	server := rawgrpc.NewServer(map[string]rawgrpc.Handler{delta.method(): b.serve, sotw.method(): b.serve}, 64<<20, nil, slog.New(slog.DiscardHandler))
 	l, err := net.Listen("tcp", "127.0.0.1:0")
@@ -199,26 +199,26 @@ func (b *breaking) listen(t *testing.T) (address string) {
 	return l.Addr().String()
 }
 
-func (b *breaking) serve(s *rawgrpc.ServerStream) error {
+func (b *breakingControlPlane) serve(s *rawgrpc.ServerStream) error {
 	if b.streams.Add(1) == 1 {
 		if err := b.answer(s, b.before, 1); err != nil {
 			return err
 		}
-		<-b.dies
-		clusters := b.after[clusterType]
+		<-b.failing
+		clusters := b.breakAfter[clusterType]
 		part := mem.BufferSlice{mem.SliceBuffer(clusters[:len(clusters)*3/4])}
-		return errors.Join(s.Begin(len(clusters)), s.Continue(part), s.Flush(), errors.New("it dies"))
+		return errors.Join(s.BeginMessage(len(clusters)), s.WritePiece(part), s.Flush(), errors.New("control plane failed"))
 	}
 	select {
-	case <-b.returns:
-		return b.answer(s, b.after, math.MaxInt)
+	case <-b.recovered:
+		return b.answer(s, b.breakAfter, math.MaxInt)
 	default:
-		return errors.New("it is away")
+		return errors.New("control plane is down")
 	}
 }
 
-// answer answers the first request of each type until so many listeners were accepted.
-func (b *breaking) answer(s *rawgrpc.ServerStream, responses map[string][]byte, accepted int) error {
+// answer answers the first request of each type until Envoy has accepted listeners the given number of times.
+func (b *breakingControlPlane) answer(s *rawgrpc.ServerStream, responses map[string][]byte, accepted int) error {
 	v := delta
 	if b.protocol == "GRPC" {
 		v = sotw
@@ -228,7 +228,7 @@ func (b *breaking) answer(s *rawgrpc.ServerStream, responses map[string][]byte, 
 		if _, err := s.Next(); err != nil {
 			return err
 		}
-		data, err := s.Rest(nil)
+		data, err := s.ReadRest(nil)
 		if err != nil {
 			return err
 		}

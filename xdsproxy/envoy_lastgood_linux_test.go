@@ -26,10 +26,10 @@ const routeType = "type.googleapis.com/envoy.config.route.v3.RouteConfiguration"
 var overADS = &corev3.ConfigSource{
 	ConfigSourceSpecifier: &corev3.ConfigSource_Ads{Ads: &corev3.AggregatedConfigSource{}},
 	ResourceApiVersion:    corev3.ApiVersion_V3,
-	InitialFetchTimeout:   durationpb.New(0), // as Istio has it: Envoy waits for ever
+	InitialFetchTimeout:   durationpb.New(0), // as with Istio: Envoy waits without a limit
 }
 
-// edsCluster gets its endpoints by a subscription of its own.
+// edsCluster returns a cluster whose endpoints are requested by EDS.
 func edsCluster(name string) *clusterv3.Cluster {
 	return &clusterv3.Cluster{
 		Name: name, ConnectTimeout: durationpb.New(time.Second),
@@ -38,13 +38,13 @@ func edsCluster(name string) *clusterv3.Cluster {
 	}
 }
 
-func endpointsAt(t *testing.T, cluster, address string) *endpointv3.ClusterLoadAssignment {
-	assignment := proto.Clone(clusterTo(t, address).LoadAssignment).(*endpointv3.ClusterLoadAssignment)
+func newEndpoints(t *testing.T, cluster, address string) *endpointv3.ClusterLoadAssignment {
+	assignment := proto.Clone(newCluster(t, address).LoadAssignment).(*endpointv3.ClusterLoadAssignment)
 	assignment.ClusterName = cluster
 	return assignment
 }
 
-// httpListener gets its routes by a subscription of its own.
+// httpListener returns a listener whose routes are requested by RDS.
 func httpListener(t *testing.T, port uint32) *listenerv3.Listener {
 	t.Helper()
 	pack := func(m proto.Message) *anypb.Any {
@@ -66,7 +66,7 @@ func httpListener(t *testing.T, port uint32) *listenerv3.Listener {
 	}}}
 }
 
-func routesTo(cluster string) *routev3.RouteConfiguration {
+func newRoutes(cluster string) *routev3.RouteConfiguration {
 	return &routev3.RouteConfiguration{Name: "routes", VirtualHosts: []*routev3.VirtualHost{{
 		Name: "all", Domains: []string{"*"}, Routes: []*routev3.Route{{
 			Match:  &routev3.RouteMatch{PathSpecifier: &routev3.RouteMatch_Prefix{Prefix: "/"}},
@@ -75,22 +75,22 @@ func routesTo(cluster string) *routev3.RouteConfiguration {
 	}}}
 }
 
-func TestEnvoyServesWithoutAControlPlaneAfterARestart(t *testing.T) {
+func TestRestartedEnvoyServesWithoutControlPlane(t *testing.T) {
 	for _, version := range testenv.EnvoyVersions() {
 		for _, protocol := range []string{"DELTA_GRPC", "GRPC"} {
-			t.Run(version+" "+protocol, func(t *testing.T) { restartAlone(t, testenv.EnvoyOf(t, version), protocol) })
+			t.Run(version+" "+protocol, func(t *testing.T) { testOfflineRestart(t, testenv.EnvoyOf(t, version), protocol) })
 		}
 	}
 }
 
-func restartAlone(t *testing.T, binary, protocol string) {
-	first, second := backend(t, "first"), backend(t, "second")
+func testOfflineRestart(t *testing.T, binary, protocol string) {
+	first, second := startBackend(t, "first"), startBackend(t, "second")
 	port := portOf(t, freeAddress(t))
 	cp := &snapshot{resources: map[string][]proto.Message{
 		clusterType:  {edsCluster("backend"), edsCluster("other")},
-		endpointType: {endpointsAt(t, "backend", first), endpointsAt(t, "other", second)},
+		endpointType: {newEndpoints(t, "backend", first), newEndpoints(t, "other", second)},
 		listenerType: {httpListener(t, port)},
-		routeType:    {routesTo("backend")},
+		routeType:    {newRoutes("backend")},
 	}}
 	address, stopControlPlane := cp.upstream().listen(t, "127.0.0.1:0", nil)
 	config := Config{Upstreams: []string{address}, Server: Server{Plaintext: true}, LastGood: LastGood{Dirs: []string{t.TempDir()}}}
@@ -107,14 +107,14 @@ func restartAlone(t *testing.T, binary, protocol string) {
 		})
 	}
 	life("first life", func(t *testing.T, relay *Relay) {
-		testenv.Eventually(t, "traffic flows", func() error { return says(url, "first") })
-		kept(t, relay, time.Time{})
-		// One cluster that Envoy cannot take, beside one that it can; and routes that it takes.
+		testenv.Eventually(t, "traffic flows", func() error { return checkResponse(url, "first") })
+		waitStored(t, relay, time.Time{})
+		// An invalid cluster, a valid one, and valid routes.
 		before := time.Now()
 		broken := edsCluster("broken")
 		broken.EdsClusterConfig, broken.LbPolicy = nil, clusterv3.Cluster_CLUSTER_PROVIDED
 		cp.set(clusterType, edsCluster("backend"), edsCluster("other"), edsCluster("third"), broken)
-		cp.set(endpointType, endpointsAt(t, "backend", first), endpointsAt(t, "other", second), endpointsAt(t, "third", second))
+		cp.set(endpointType, newEndpoints(t, "backend", first), newEndpoints(t, "other", second), newEndpoints(t, "third", second))
 		stopControlPlane()
 		_, stopControlPlane = cp.upstream().listen(t, address, nil)
 		testenv.Eventually(t, "the rejection is on the books", func() error {
@@ -123,11 +123,11 @@ func restartAlone(t *testing.T, binary, protocol string) {
 			}
 			return nil
 		})
-		kept(t, relay, before)
+		waitStored(t, relay, before)
 		stopControlPlane()
 	})
 	life("second life", func(t *testing.T, relay *Relay) {
-		testenv.Eventually(t, "traffic flows without a control plane", func() error { return says(url, "first") })
+		testenv.Eventually(t, "traffic flows without a control plane", func() error { return checkResponse(url, "first") })
 		if ok, reason := relay.Health(); !ok || !strings.Contains(reason, "last good configuration") {
 			t.Errorf("health = %v, %q", ok, reason)
 		}
@@ -138,16 +138,16 @@ func restartAlone(t *testing.T, binary, protocol string) {
 		}
 		if protocol == "DELTA_GRPC" {
 			if n := typeStatus(relay, clusterType).LastResources; n != 3 {
-				t.Errorf("Envoy got %d clusters, want the three that it had accepted", n)
+				t.Errorf("Envoy has %d clusters, want the 3 accepted ones", n)
 			}
 		}
 		cp.set(clusterType, edsCluster("backend"), edsCluster("other"))
-		cp.set(routeType, routesTo("other"))
-		load := loadOn(url)
+		cp.set(routeType, newRoutes("other"))
+		load := startLoad(url)
 		cp.upstream().listen(t, address, nil)
-		testenv.Eventually(t, "the new routes are in force", func() error { return says(url, "second") })
-		if failed := load.end(); failed != 0 {
-			t.Errorf("%d requests failed while the control plane came back", failed)
+		testenv.Eventually(t, "the new routes are in force", func() error { return checkResponse(url, "second") })
+		if failed := load.stopAndCheck(); failed != 0 {
+			t.Errorf("%d requests failed during the recovery of the control plane", failed)
 		}
 	})
 }

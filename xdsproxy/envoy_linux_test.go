@@ -46,24 +46,24 @@ static_resources:
 
 func TestEnvoyOutlivesItsControlPlane(t *testing.T) {
 	for _, protocol := range []string{"DELTA_GRPC", "GRPC"} {
-		t.Run(protocol, func(t *testing.T) { t.Parallel(); outlive(t, protocol) })
+		t.Run(protocol, func(t *testing.T) { t.Parallel(); testOutage(t, protocol) })
 	}
 }
 
-func outlive(t *testing.T, protocol string) {
+func testOutage(t *testing.T, protocol string) {
 	dir := t.TempDir()
-	first, second := backend(t, "first"), backend(t, "second")
+	first, second := startBackend(t, "first"), startBackend(t, "second")
 	port := portOf(t, freeAddress(t))
 	cp := &snapshot{resources: map[string][]proto.Message{
-		clusterType: {clusterTo(t, first)}, listenerType: {listenerOn(port)},
+		clusterType: {newCluster(t, first)}, listenerType: {newListener(port)},
 	}}
 	address, stop := cp.upstream().listen(t, "127.0.0.1:0", nil)
 	relay := start(t, Config{Socket: dir + "/XDS", Upstreams: []string{address}, Server: Server{Plaintext: true}})
 	envoytest.Start(t, testenv.Envoy(t), dir, fmt.Sprintf(envoyBootstrap, protocol))
 	url := fmt.Sprintf("http://127.0.0.1:%d/", port)
-	testenv.Eventually(t, "traffic flows", func() error { return says(url, "first") })
+	testenv.Eventually(t, "traffic flows", func() error { return checkResponse(url, "first") })
 
-	load := loadOn(url)
+	load := startLoad(url)
 	stop()
 	testenv.Eventually(t, "the relay notices", func() error {
 		if relay.Status().Connected {
@@ -71,19 +71,20 @@ func outlive(t *testing.T, protocol string) {
 		}
 		return nil
 	})
-	load.more(t, 50)
+	load.waitMore(t, 50)
 
-	cp.set(clusterType, clusterTo(t, second))
+	cp.set(clusterType, newCluster(t, second))
 	_, stop = cp.upstream().listen(t, address, nil)
-	testenv.Eventually(t, "the new configuration is in force", func() error { return says(url, "second") })
-	if failed := load.end(); failed != 0 {
+	testenv.Eventually(t, "the new configuration is in force", func() error { return checkResponse(url, "second") })
+	if failed := load.stopAndCheck(); failed != 0 {
 		t.Errorf("%d requests failed while the control plane was away", failed)
 	}
-	connected(t, relay)
+	waitConnected(t, relay)
 
-	// Another return, with a listener that Envoy cannot accept: the old one goes on, and the reason is on the books.
+	// Another control plane starts, with a listener that Envoy rejects: the old listener stays, and the reason is
+	// recorded.
 	stop()
-	broken := listenerOn(port)
+	broken := newListener(port)
 	broken.FilterChains[0].Filters[0].Name = "broken"
 	broken.FilterChains[0].Filters[0].ConfigType = &listenerv3.Filter_TypedConfig{TypedConfig: &anypb.Any{TypeUrl: "type.googleapis.com/no.such.Filter"}}
 	cp.set(listenerType, broken)
@@ -95,7 +96,7 @@ func outlive(t *testing.T, protocol string) {
 		}
 		return nil
 	})
-	if err := says(url, "second"); err != nil {
+	if err := checkResponse(url, "second"); err != nil {
 		t.Error(err)
 	}
 	if ok, reason := relay.Health(); !ok || !strings.Contains(reason, "rejected") {
@@ -103,8 +104,8 @@ func outlive(t *testing.T, protocol string) {
 	}
 }
 
-// backend is a server that says who it is.
-func backend(t *testing.T, name string) string {
+// startBackend starts a server that responds with its name.
+func startBackend(t *testing.T, name string) string {
 	t.Helper()
 	s := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { _, _ = io.WriteString(w, name) }))
 	t.Cleanup(s.Close)
@@ -124,7 +125,7 @@ func portOf(t *testing.T, address string) uint32 {
 	return uint32(n)
 }
 
-func says(url, want string) error {
+func checkResponse(url, want string) error {
 	client := http.Client{Timeout: 5 * time.Second, Transport: &http.Transport{DisableKeepAlives: true}}
 	response, err := client.Get(url)
 	if err != nil {
@@ -138,15 +139,15 @@ func says(url, want string) error {
 	return err
 }
 
-// load is requests one after the other, until end.
-type load struct {
+// loadGenerator sends requests one after the other until stopAndCheck.
+type loadGenerator struct {
 	done, failed atomic.Int32
 	stop         chan struct{}
 	running      sync.WaitGroup
 }
 
-func loadOn(url string) *load {
-	l := &load{stop: make(chan struct{})}
+func startLoad(url string) *loadGenerator {
+	l := &loadGenerator{stop: make(chan struct{})}
 	l.running.Go(func() {
 		for {
 			select {
@@ -154,7 +155,7 @@ func loadOn(url string) *load {
 				return
 			default:
 			}
-			if says(url, "first") != nil && says(url, "second") != nil {
+			if checkResponse(url, "first") != nil && checkResponse(url, "second") != nil {
 				l.failed.Add(1)
 			}
 			l.done.Add(1)
@@ -163,7 +164,7 @@ func loadOn(url string) *load {
 	return l
 }
 
-func (l *load) more(t *testing.T, n int32) {
+func (l *loadGenerator) waitMore(t *testing.T, n int32) {
 	t.Helper()
 	until := l.done.Load() + n
 	testenv.Eventually(t, "requests pass", func() error {
@@ -174,7 +175,7 @@ func (l *load) more(t *testing.T, n int32) {
 	})
 }
 
-func (l *load) end() int32 {
+func (l *loadGenerator) stopAndCheck() int32 {
 	close(l.stop)
 	l.running.Wait()
 	return l.failed.Load()
@@ -186,7 +187,7 @@ func socketAddress(address string, port uint32) *corev3.Address {
 	}}}
 }
 
-func clusterTo(t *testing.T, address string) *clusterv3.Cluster {
+func newCluster(t *testing.T, address string) *clusterv3.Cluster {
 	t.Helper()
 	return &clusterv3.Cluster{
 		Name: "backend", ConnectTimeout: durationpb.New(time.Second),
@@ -199,7 +200,7 @@ func clusterTo(t *testing.T, address string) *clusterv3.Cluster {
 	}
 }
 
-func listenerOn(port uint32) *listenerv3.Listener {
+func newListener(port uint32) *listenerv3.Listener {
 	proxy, err := anypb.New(&tcpv3.TcpProxy{StatPrefix: "t", ClusterSpecifier: &tcpv3.TcpProxy_Cluster{Cluster: "backend"}})
 	if err != nil {
 		panic(err)
@@ -209,7 +210,7 @@ func listenerOn(port uint32) *listenerv3.Listener {
 	}}}
 }
 
-// snapshot is a small control plane: it sends everything of a type once a stream.
+// snapshot is a minimal control plane that sends all resources of a type once per stream.
 type snapshot struct {
 	mu        sync.Mutex
 	resources map[string][]proto.Message
@@ -238,12 +239,12 @@ func (s *snapshot) get(typeURL string) []*anypb.Any {
 func (s *snapshot) upstream() *upstream {
 	return &upstream{
 		sotw: func(stream discoveryv3.AggregatedDiscoveryService_StreamAggregatedResourcesServer) error {
-			return once(stream.Recv, func(r *discoveryv3.DiscoveryRequest) error {
+			return uniqueResources(stream.Recv, func(r *discoveryv3.DiscoveryRequest) error {
 				return stream.Send(&discoveryv3.DiscoveryResponse{TypeUrl: r.TypeUrl, VersionInfo: "1", Nonce: r.TypeUrl, Resources: s.get(r.TypeUrl)})
 			})
 		},
 		delta: func(stream discoveryv3.AggregatedDiscoveryService_DeltaAggregatedResourcesServer) error {
-			return once(stream.Recv, func(r *discoveryv3.DeltaDiscoveryRequest) error {
+			return uniqueResources(stream.Recv, func(r *discoveryv3.DeltaDiscoveryRequest) error {
 				response := &discoveryv3.DeltaDiscoveryResponse{TypeUrl: r.TypeUrl, Nonce: r.TypeUrl, SystemVersionInfo: "1"}
 				for _, body := range s.get(r.TypeUrl) {
 					response.Resources = append(response.Resources, &discoveryv3.Resource{Name: nameOf(body), Version: "1", Resource: body})
@@ -268,8 +269,8 @@ func nameOf(body *anypb.Any) string {
 	panic(body.TypeUrl)
 }
 
-// once answers the first request of each type.
-func once[R interface{ GetTypeUrl() string }](recv func() (R, error), answer func(R) error) error {
+// uniqueResources answers the first request of each type.
+func uniqueResources[R interface{ GetTypeUrl() string }](recv func() (R, error), answer func(R) error) error {
 	seen := make(map[string]bool)
 	for {
 		request, err := recv()

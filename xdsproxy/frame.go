@@ -2,14 +2,14 @@ package xdsproxy
 
 import "google.golang.org/grpc/mem"
 
-// The aggregated discovery service, as it stands on the wire.
+// The gRPC service and methods of ADS.
 const (
 	service     = "envoy.service.discovery.v3.AggregatedDiscoveryService"
 	sotwMethod  = "StreamAggregatedResources"
 	deltaMethod = "DeltaAggregatedResources"
 )
 
-// variant is which of the two protocols a stream speaks.
+// variant is the xDS protocol variant of a stream.
 type variant int
 
 const (
@@ -31,7 +31,7 @@ func (v variant) method() string {
 	return "/" + service + "/" + sotwMethod
 }
 
-// frame is one message as it came. Who holds a frame holds a reference to its bytes.
+// frame is one encoded message. It owns a reference to its buffers.
 type frame struct{ data mem.BufferSlice }
 
 func (f *frame) free() {

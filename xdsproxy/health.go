@@ -13,14 +13,14 @@ import (
 	"github.com/pilotfish-mesh/pilotfish/internal/rawgrpc"
 )
 
-// healthType is the type URL under which Istio's agents report the health of a workload that no kubelet probes.
+// healthType is the type URL of health reports of VM workloads in Istio.
 const healthType = "type.googleapis.com/istio.v1.HealthInformation"
 
-// healthOfApp is what the control plane is to know of the application's health. The zero value says nothing.
-type healthOfApp struct {
+// appHealth is the application's health that the relay reports to the control plane. The zero value reports nothing.
+type appHealth struct {
 	mu      sync.Mutex
 	report  healthReport
-	changed chan struct{} // closed at the next change; nil while nobody waits
+	changed chan struct{} // closed at the next change; nil while no goroutine waits
 }
 
 type healthReport struct {
@@ -28,14 +28,14 @@ type healthReport struct {
 	message        string
 }
 
-// ReportHealth tells the control plane whether the application is well, and if not, why. It is told on a change only, and
-// again on each new stream, after Envoy's first request for listeners: control planes take a report from a proxy only
-// that they know already. It never blocks.
-func (r *Relay) ReportHealth(healthy bool, message string) { r.report.set(healthy, message) }
+// ReportHealth reports the application's health to the control plane; message is the reason if it is unhealthy. Reports
+// are sent only on a change, and again on each new stream after Envoy's first request for listeners, because control
+// planes accept them only from known proxies. It never blocks.
+func (r *Relay) ReportHealth(healthy bool, message string) { r.appHealth.set(healthy, message) }
 
-// set keeps the first reason for as long as the application is unwell: a probe's error may differ each time (a port of
-// the client, say), and would make every probe a message.
-func (h *healthOfApp) set(healthy bool, message string) {
+// set retains the first reason while the application is unhealthy. The text of a probe's error may differ each time,
+// for example in the client port, and each probe would cause a message.
+func (h *appHealth) set(healthy bool, message string) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	if h.report.known && h.report.healthy == healthy {
@@ -43,7 +43,7 @@ func (h *healthOfApp) set(healthy bool, message string) {
 	}
 	h.report = healthReport{known: true, healthy: healthy}
 	if !healthy {
-		// What an application said need not be UTF-8, and protobuf refuses to carry anything else.
+		// Protobuf strings must be UTF-8, and the application's output may not be.
 		h.report.message = strings.ToValidUTF8(message[:min(len(message), maxString)], "\uFFFD")
 	}
 	if h.changed != nil {
@@ -52,8 +52,8 @@ func (h *healthOfApp) set(healthy bool, message string) {
 	}
 }
 
-// now gives the report, and what is closed when there is another.
-func (h *healthOfApp) now() (healthReport, <-chan struct{}) {
+// current returns the report, and a channel that is closed at the next change.
+func (h *appHealth) current() (healthReport, <-chan struct{}) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	if h.changed == nil {
@@ -62,7 +62,7 @@ func (h *healthOfApp) now() (healthReport, <-chan struct{}) {
 	return h.report, h.changed
 }
 
-// frame is the report as a request of the protocol. Istio's control plane takes one with error_detail for "unhealthy".
+// frame encodes the report as a discovery request. In Istio, error_detail means "unhealthy".
 func (r healthReport) frame(v variant) (*frame, error) {
 	var detail *rpcstatus.Status
 	if !r.healthy {
@@ -79,22 +79,22 @@ func (r healthReport) frame(v variant) (*frame, error) {
 	return &frame{data: mem.BufferSlice{mem.SliceBuffer(data)}}, nil
 }
 
-// healthTeller tells one stream upstream of the application's health.
-type healthTeller struct {
+// healthReporter reports the application's health on one upstream stream.
+type healthReporter struct {
 	relay    *Relay
 	proto    variant
 	upstream *rawgrpc.ClientStream
-	told     healthReport
+	lastSent healthReport
 }
 
-// tell sends what the control plane does not know yet, and gives what is closed when that may have changed. Before Envoy
-// has asked for listeners it sends nothing, and nothing is waited for.
-func (h *healthTeller) tell(listening bool) (<-chan struct{}, error) {
+// report sends a changed report, and returns a channel that is closed at the next change. Before Envoy's first request
+// for listeners it sends nothing and returns nil.
+func (h *healthReporter) report(listening bool) (<-chan struct{}, error) {
 	if !listening {
 		return nil, nil
 	}
-	report, changed := h.relay.report.now()
-	if report == h.told {
+	report, changed := h.relay.appHealth.current()
+	if report == h.lastSent {
 		return changed, nil
 	}
 	f, err := report.frame(h.proto)
@@ -106,7 +106,7 @@ func (h *healthTeller) tell(listening bool) (<-chan struct{}, error) {
 	if err := h.upstream.Send(f.data); err != nil {
 		return nil, err
 	}
-	h.told = report
-	h.relay.log.Info("told the control plane of the application's health", "healthy", report.healthy, "message", report.message)
+	h.lastSent = report
+	h.relay.log.Info("reported the application's health to the control plane", "healthy", report.healthy, "message", report.message)
 	return changed, nil
 }

@@ -11,8 +11,8 @@ import (
 	"github.com/pilotfish-mesh/pilotfish/internal/testenv"
 )
 
-// said is what a control plane heard, in order: the type, and for a report of health its verdict.
-func said(typeURL string, code int32, message string) string {
+// formatRequest describes a received request: its type, and the result of a health report.
+func formatRequest(typeURL string, code int32, message string) string {
 	if typeURL != healthType {
 		return shortType(typeURL)
 	}
@@ -22,16 +22,16 @@ func said(typeURL string, code int32, message string) string {
 	return fmt.Sprintf("%s: %s", codes.Code(code), message)
 }
 
-func expectHeard(t *testing.T, heard <-chan string, want ...string) {
+func expectReceived(t *testing.T, heard <-chan string, want ...string) {
 	t.Helper()
 	for _, w := range want {
 		if got := <-heard; got != w {
-			t.Fatalf("the control plane heard %q, want %q", got, w)
+			t.Fatalf("the control plane received %q, want %q", got, w)
 		}
 	}
 }
 
-func TestHealthIsToldOnChangeAndOnEachNewStream(t *testing.T) {
+func TestHealthIsReportedOnChangeAndOnNewStream(t *testing.T) {
 	heard := make(chan string, 100)
 	cp := &upstream{
 		sotw: func(s discoveryv3.AggregatedDiscoveryService_StreamAggregatedResourcesServer) error {
@@ -40,7 +40,7 @@ func TestHealthIsToldOnChangeAndOnEachNewStream(t *testing.T) {
 				if err != nil {
 					return err
 				}
-				heard <- said(r.GetTypeUrl(), r.GetErrorDetail().GetCode(), r.GetErrorDetail().GetMessage())
+				heard <- formatRequest(r.GetTypeUrl(), r.GetErrorDetail().GetCode(), r.GetErrorDetail().GetMessage())
 			}
 		},
 		delta: func(s discoveryv3.AggregatedDiscoveryService_DeltaAggregatedResourcesServer) error {
@@ -49,7 +49,7 @@ func TestHealthIsToldOnChangeAndOnEachNewStream(t *testing.T) {
 				if err != nil {
 					return err
 				}
-				heard <- said(r.GetTypeUrl(), r.GetErrorDetail().GetCode(), r.GetErrorDetail().GetMessage())
+				heard <- formatRequest(r.GetTypeUrl(), r.GetErrorDetail().GetCode(), r.GetErrorDetail().GetMessage())
 			}
 		},
 	}
@@ -59,14 +59,14 @@ func TestHealthIsToldOnChangeAndOnEachNewStream(t *testing.T) {
 	relay.ReportHealth(true, "")
 	send(t, first, &discoveryv3.DiscoveryRequest{TypeUrl: clusterType})
 	send(t, first, &discoveryv3.DiscoveryRequest{TypeUrl: listenerType})
-	expectHeard(t, heard, "Cluster", "Listener", "healthy")
+	expectReceived(t, heard, "Cluster", "Listener", "healthy")
 
 	relay.ReportHealth(true, "")
 	relay.ReportHealth(false, "GET /ready: 503")
 	relay.ReportHealth(false, "GET /ready: 500")
-	expectHeard(t, heard, "Internal: GET /ready: 503")
+	expectReceived(t, heard, "Internal: GET /ready: 503")
 	send(t, first, &discoveryv3.DiscoveryRequest{TypeUrl: listenerType, ResourceNames: []string{"x"}})
-	expectHeard(t, heard, "Listener")
+	expectReceived(t, heard, "Listener")
 
 	second := deltaStream(t, relay)
 	for _, typeURL := range []string{clusterType, listenerType} {
@@ -74,16 +74,16 @@ func TestHealthIsToldOnChangeAndOnEachNewStream(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	expectHeard(t, heard, "Cluster", "Listener", "Internal: GET /ready: 503")
+	expectReceived(t, heard, "Cluster", "Listener", "Internal: GET /ready: 503")
 	relay.ReportHealth(true, "")
-	expectHeard(t, heard, "healthy")
+	expectReceived(t, heard, "healthy")
 	if s := typeStatus(relay, healthType); s.Requests != 0 {
 		t.Errorf("reports of health are booked as Envoy's requests: %+v", s)
 	}
 }
 
-// TestHealthIsToldAgainAfterTheControlPlaneWasAway: it may be another one, which knows nothing.
-func TestHealthIsToldAgainAfterTheControlPlaneWasAway(t *testing.T) {
+// TestHealthIsReportedAfterReconnect: the next control plane does not know the health.
+func TestHealthIsReportedAfterReconnect(t *testing.T) {
 	heard := make(chan string, 100)
 	cp := &upstream{sotw: func(s discoveryv3.AggregatedDiscoveryService_StreamAggregatedResourcesServer) error {
 		for {
@@ -91,7 +91,7 @@ func TestHealthIsToldAgainAfterTheControlPlaneWasAway(t *testing.T) {
 			if err != nil {
 				return err
 			}
-			heard <- said(r.GetTypeUrl(), r.GetErrorDetail().GetCode(), r.GetErrorDetail().GetMessage())
+			heard <- formatRequest(r.GetTypeUrl(), r.GetErrorDetail().GetCode(), r.GetErrorDetail().GetMessage())
 		}
 	}}
 	address, stop := cp.listen(t, "127.0.0.1:0", nil)
@@ -99,8 +99,8 @@ func TestHealthIsToldAgainAfterTheControlPlaneWasAway(t *testing.T) {
 	relay.ReportHealth(false, "exit code 1\xff")
 	stream := sotwStream(t, relay)
 	send(t, stream, &discoveryv3.DiscoveryRequest{TypeUrl: listenerType})
-	expectHeard(t, heard, "Listener", "Internal: exit code 1\uFFFD")
-	connected(t, relay)
+	expectReceived(t, heard, "Listener", "Internal: exit code 1\uFFFD")
+	waitConnected(t, relay)
 	stop()
 	testenv.Eventually(t, "the loss is noticed", func() error {
 		if relay.Status().Connected {
@@ -110,6 +110,6 @@ func TestHealthIsToldAgainAfterTheControlPlaneWasAway(t *testing.T) {
 	})
 	relay.ReportHealth(true, "")
 	cp.listen(t, address, nil)
-	// The control plane never answered, so that the stream of Envoy goes on, and what it said is said again.
-	expectHeard(t, heard, "Listener", "healthy")
+	// The control plane has never answered, so Envoy's stream continues, and its requests are sent again.
+	expectReceived(t, heard, "Listener", "healthy")
 }

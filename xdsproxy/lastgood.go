@@ -12,44 +12,44 @@ import (
 	"github.com/pilotfish-mesh/pilotfish/xdsproxy/lastgood"
 )
 
-// LastGood says where the last good configuration is kept. The zero value keeps none.
+// LastGood configures where the last good configuration is stored. The zero value disables it.
 type LastGood struct {
-	// Dirs are directories for it alone; the first that can be used is.
+	// Dirs are candidate directories without other files; the first usable one is used.
 	Dirs []string
-	// MaxBytes bounds its size; zero is lastgood.DefaultMaxBytes.
+	// MaxBytes limits the size of the file; zero means lastgood.DefaultMaxBytes.
 	MaxBytes int64
-	// MaxMemory bounds the memory that it is kept in where none of the directories can be written to, or there is none; zero
-	// keeps nothing there.
+	// MaxMemory limits the memory that is used if no directory is writable; zero disables storage in memory.
 	MaxMemory int64
-	// Wait is how long an Envoy that starts waits for a connection to a control plane before it gets the last good
-	// configuration, unless connecting is known to fail; zero is 500 ms. Silence is how long it waits for the first answer on
-	// a connection, or for the next one; zero is 3 s.
-	Wait, Silence time.Duration
+	// ConnectWait is how long a starting Envoy waits for a connection to a control plane before it receives the last
+	// good configuration; zero means 500 ms. It does not wait if the last attempt to connect has failed. SilenceTimeout
+	// limits the wait for the first and each further response on a connection; zero means 3 s.
+	ConnectWait, SilenceTimeout time.Duration
 
-	retry, patience time.Duration
-	stands          time.Duration // after which a disk is given up that does not answer
-	opening         func()        // before a directory is opened
+	retry, loadTimeout time.Duration
+	hangTimeout        time.Duration // after which a disk operation counts as hung
+	beforeOpen         func()        // for tests: called before a directory is opened
 }
 
 func (c *LastGood) setDefaults() {
-	orDefault(&c.Wait, 500*time.Millisecond)
-	orDefault(&c.Silence, 3*time.Second)
-	c.retry = cmp.Or(c.retry, retryKeeping)
-	c.patience = cmp.Or(c.patience, keepPatience)
-	c.stands = cmp.Or(c.stands, keepPatience)
+	orDefault(&c.ConnectWait, 500*time.Millisecond)
+	orDefault(&c.SilenceTimeout, 3*time.Second)
+	c.retry = cmp.Or(c.retry, minRecordRetry)
+	c.loadTimeout = cmp.Or(c.loadTimeout, writeTimeout)
+	c.hangTimeout = cmp.Or(c.hangTimeout, writeTimeout)
 }
 
-// LastGoodStatus is what is known of the last good configuration.
+// LastGoodStatus is the state of the last good configuration.
 type LastGoodStatus struct {
-	// Served says that Envoy got its configuration from there, and no control plane has answered since.
+	// Served reports that Envoy received the last good configuration, and no control plane has answered since.
 	Served bool `json:"served"`
-	// UpToDate is until when what Envoy has was known to be what the control plane has; zero while it is so.
+	// UpToDate is when Envoy's configuration was last known to be that of the control plane. It is zero while that is
+	// the case.
 	UpToDate time.Time `json:"upToDate,omitzero"`
-	// Kept tells where it is; nil where nothing is kept.
-	Kept *lastgood.Status `json:"kept,omitempty"`
+	// Storage is the state of the store, or nil if nothing is stored.
+	Storage *lastgood.Status `json:"kept,omitempty"`
 }
 
-// openLastGood takes the directory. What cannot be kept is no reason not to serve: then there is none.
+// openLastGood opens the store. It logs a failure and returns nil: the relay works without a store.
 func (r *Relay) openLastGood() *lastgood.Store {
 	c := r.config.LastGood
 	config := lastgood.Config{MaxBytes: c.MaxBytes, MaxMemory: c.MaxMemory, Logger: r.log, Now: r.config.Now}
@@ -58,13 +58,13 @@ func (r *Relay) openLastGood() *lastgood.Store {
 		store, err = openMemory(config, c.Dirs, err)
 	}
 	if err != nil {
-		r.log.Warn("the last good configuration is not kept; an Envoy that starts will wait for a control plane",
+		r.log.Warn("the last good configuration is not stored; an Envoy that starts will wait for a control plane",
 			"error", err, "remedy", "make the directory writable, or name another")
 	}
 	return store
 }
 
-// openFirst opens the first of the directories that can be used.
+// openFirst opens a store in the first usable directory.
 func openFirst(config lastgood.Config, dirs []string) (*lastgood.Store, error) {
 	var failed error
 	for _, dir := range dirs {
@@ -78,65 +78,66 @@ func openFirst(config lastgood.Config, dirs []string) (*lastgood.Store, error) {
 	return nil, failed
 }
 
-// openMemory keeps in memory what no directory takes. What one of them has from before can be served all the same.
+// openMemory opens a store in memory. If one of the directories is readable, its configuration can be served.
 func openMemory(config lastgood.Config, dirs []string, why error) (*lastgood.Store, error) {
-	config.ReadOnly, config.Why = true, why
+	config.ReadOnly, config.Reason = true, why
 	if store, _ := openFirst(config, dirs); store != nil {
 		return store, nil
 	}
 	return lastgood.Open(config)
 }
 
-// runKeeper writes until stop is called. It waits for the directory, but not for long.
-func (r *Relay) runKeeper() (stop func()) {
+// startWriter opens the store and starts its writer, which runs until stop is called. If opening hangs, it continues
+// with a spare writer after hangTimeout.
+func (r *Relay) startWriter() (stop func()) {
 	ctx, cancel := context.WithCancel(context.Background())
 	opened := make(chan *lastgood.Store, 1)
 	go func() {
-		if opening := r.config.LastGood.opening; opening != nil {
+		if opening := r.config.LastGood.beforeOpen; opening != nil {
 			opening()
 		}
 		opened <- r.openLastGood()
 	}()
-	timer := time.NewTimer(r.config.LastGood.stands)
+	timer := time.NewTimer(r.config.LastGood.hangTimeout)
 	defer timer.Stop()
-	k, written := r.newKeeper(), make(chan struct{})
+	k, written := r.newDiskWriter(), make(chan struct{})
 	select {
 	case k.store = <-opened:
 		if k.store == nil {
 			cancel()
 			return func() {}
 		}
-		r.setKeeper(k)
-		go k.runUntil(ctx, written)
+		r.setWriter(k)
+		go k.runAndClose(ctx, written)
 	case <-timer.C:
-		k.beginStanding()
-		if k.inForce() != k {
-			r.setKeeper(k)
+		k.startHung()
+		if k.active() != k {
+			r.setWriter(k)
 		}
 		go r.openLate(ctx, k, opened, written)
 	}
 	return func() {
 		cancel()
-		k.end(written)
-		r.setKeeper(nil)
+		k.close(written)
+		r.setWriter(nil)
 	}
 }
 
-func (r *Relay) newKeeper() *keeper {
-	k := newKeeper(r.log)
-	k.standing.patience, k.standing.spare = r.config.LastGood.stands, r.newSpare
-	k.standing.resumed = func() { go r.lookAgain() } // streams may wait for who writes, which is who calls this
+func (r *Relay) newDiskWriter() *lastGoodWriter {
+	k := newLastGoodWriter(r.log)
+	k.hang.timeout, k.hang.newSpare = r.config.LastGood.hangTimeout, r.newSpare
+	k.hang.onResume = func() { go r.retryLastGood() } // asynchronous: sessions may wait for the writer, which calls this
 	return k
 }
 
-func (r *Relay) setKeeper(k *keeper) {
+func (r *Relay) setWriter(k *lastGoodWriter) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	r.keeper = k
+	r.writer = k
 }
 
-// openLate takes over from the spare once the disk has let itself be opened.
-func (r *Relay) openLate(ctx context.Context, k *keeper, opened <-chan *lastgood.Store, written chan<- struct{}) {
+// openLate replaces the spare writer when the hung disk has opened.
+func (r *Relay) openLate(ctx context.Context, k *lastGoodWriter, opened <-chan *lastgood.Store, written chan<- struct{}) {
 	select {
 	case <-ctx.Done():
 		go closeLate(opened)
@@ -146,11 +147,11 @@ func (r *Relay) openLate(ctx context.Context, k *keeper, opened <-chan *lastgood
 	if k.store == nil {
 		return
 	}
-	k.standing.turn.Lock()
-	k.goOn()
-	k.standing.turn.Unlock()
-	r.setKeeper(k)
-	k.runUntil(ctx, written)
+	k.hang.switchMu.Lock()
+	k.resumeDisk()
+	k.hang.switchMu.Unlock()
+	r.setWriter(k)
+	k.runAndClose(ctx, written)
 }
 
 func closeLate(opened <-chan *lastgood.Store) {
@@ -163,40 +164,40 @@ func (r *Relay) nextNonce() string { return strconv.FormatUint(r.nonces.Add(1), 
 
 func (r *Relay) lastGoodStatus() *LastGoodStatus {
 	r.mu.Lock()
-	k := r.keeper
+	k := r.writer
 	r.mu.Unlock()
-	st := r.book.age()
+	st := r.tracker.lastGoodStatus()
 	if k != nil {
-		kept := k.inForce().store.Status()
-		st.Kept = &kept
+		kept := k.active().store.Status()
+		st.Storage = &kept
 	}
 	return &st
 }
 
-func (l *ledger) age() LastGoodStatus {
+func (l *statusTracker) lastGoodStatus() LastGoodStatus {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	if l.isConnected {
 		return LastGoodStatus{}
 	}
-	return LastGoodStatus{Served: l.lastGood, UpToDate: l.current}
+	return LastGoodStatus{Served: l.lastGood, UpToDate: l.upToDate}
 }
 
-// registerLastGood registers what is measured of the last good configuration.
+// registerLastGood registers the metrics of the last good configuration.
 func (r *Relay) registerLastGood(registerer prometheus.Registerer) error {
 	if registerer == nil {
 		return nil
 	}
 	kept := func() lastgood.Status {
-		if st := r.lastGoodStatus(); st.Kept != nil {
-			return *st.Kept
+		if st := r.lastGoodStatus(); st.Storage != nil {
+			return *st.Storage
 		}
 		return lastgood.Status{}
 	}
 	for _, c := range []prometheus.Collector{
 		prometheus.NewGaugeFunc(prometheus.GaugeOpts{
 			Name: "pilotfish_xds_configuration_age_seconds",
-			Help: "How long ago Envoy's configuration was last known to be the control plane's: 0 while it is connected.",
+			Help: "Seconds since Envoy's configuration was last known to be that of the control plane: 0 while it is connected.",
 		}, func() float64 {
 			if since := r.lastGoodStatus().UpToDate; !since.IsZero() {
 				return max(0, r.config.Now().Sub(since).Seconds()) // the clock may have been set back
@@ -204,22 +205,22 @@ func (r *Relay) registerLastGood(registerer prometheus.Registerer) error {
 			return 0
 		}),
 		prometheus.NewGaugeFunc(prometheus.GaugeOpts{
-			Name: "pilotfish_xds_last_good_bytes", Help: "Size of the file that the last good configuration is kept in.",
+			Name: "pilotfish_xds_last_good_bytes", Help: "Size of the file of the last good configuration.",
 		}, func() float64 { return float64(kept().Bytes) }),
 		prometheus.NewGaugeFunc(prometheus.GaugeOpts{
 			Name: "pilotfish_xds_last_good_memory_bytes",
-			Help: "Memory that the last good configuration is kept in, where it cannot be kept on disk: 0 where it is.",
+			Help: "Memory of the last good configuration while it cannot be stored on disk; otherwise 0.",
 		}, func() float64 { return float64(kept().Memory) }),
 		prometheus.NewCounterFunc(prometheus.CounterOpts{
-			Name: "pilotfish_xds_last_good_failures_total", Help: "Times that the last good configuration could not be kept.",
+			Name: "pilotfish_xds_last_good_failures_total", Help: "Failures to store the last good configuration.",
 		}, func() float64 { return float64(kept().Failures) }),
 		prometheus.NewCounterFunc(prometheus.CounterOpts{
 			Name: "pilotfish_xds_last_good_stalls_total",
-			Help: "Times that the disk came to a stand on which the last good configuration is kept.",
-		}, func() float64 { return float64(r.stalls()) }),
+			Help: "Times that the disk of the last good configuration hung.",
+		}, func() float64 { return float64(r.hangCount()) }),
 		prometheus.NewCounterFunc(prometheus.CounterOpts{
-			Name: "pilotfish_xds_last_good_served_total", Help: "Times that an Envoy got the last good configuration, since no control plane answered.",
-		}, func() float64 { return float64(r.served.Load()) }),
+			Name: "pilotfish_xds_last_good_served_total", Help: "Times that an Envoy received the last good configuration, because no control plane answered.",
+		}, func() float64 { return float64(r.lastGoodServed.Load()) }),
 	} {
 		if err := registerer.Register(c); err != nil {
 			return err

@@ -24,45 +24,45 @@ const endpointType = "type.googleapis.com/envoy.config.endpoint.v3.ClusterLoadAs
 
 var testNode = &corev3.Node{Id: "sidecar~10.0.0.1~a.b~b.svc", Cluster: "a.b", UserAgentName: "envoy"}
 
-// keepingControlPlane is a delta control plane that keeps versions: it sends what differs from what the client has.
-type keepingControlPlane struct {
+// versionedControlPlane is a delta control plane that compares versions and sends only changes.
+type versionedControlPlane struct {
 	mu        sync.Mutex
 	resources map[string]map[string]string // type → name → version
-	opened    []*discoveryv3.DeltaDiscoveryRequest
+	requests  []*discoveryv3.DeltaDiscoveryRequest
 }
 
-func newKeepingControlPlane() *keepingControlPlane {
-	return &keepingControlPlane{resources: map[string]map[string]string{
+func newVersionedControlPlane() *versionedControlPlane {
+	return &versionedControlPlane{resources: map[string]map[string]string{
 		clusterType: {"a": "1", "b": "1"}, endpointType: {"a": "1", "b": "1"}, listenerType: {"in": "1"},
 	}}
 }
 
-func (k *keepingControlPlane) set(typeURL, name, version string) {
+func (k *versionedControlPlane) set(typeURL, name, version string) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	k.resources[typeURL][name] = version
 }
 
-func (k *keepingControlPlane) remove(typeURL, name string) {
+func (k *versionedControlPlane) remove(typeURL, name string) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	delete(k.resources[typeURL], name)
 }
 
-// asked are the first requests of each type on each stream, in order.
-func (k *keepingControlPlane) asked() []*discoveryv3.DeltaDiscoveryRequest {
+// firstRequests returns the first request of each type on each stream, in order.
+func (k *versionedControlPlane) firstRequests() []*discoveryv3.DeltaDiscoveryRequest {
 	k.mu.Lock()
 	defer k.mu.Unlock()
-	return append([]*discoveryv3.DeltaDiscoveryRequest(nil), k.opened...)
+	return append([]*discoveryv3.DeltaDiscoveryRequest(nil), k.requests...)
 }
 
-func (k *keepingControlPlane) answer(r *discoveryv3.DeltaDiscoveryRequest, seen map[string]bool) *discoveryv3.DeltaDiscoveryResponse {
+func (k *versionedControlPlane) answer(r *discoveryv3.DeltaDiscoveryRequest, seen map[string]bool) *discoveryv3.DeltaDiscoveryResponse {
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	first := !seen[r.TypeUrl]
 	seen[r.TypeUrl] = true
 	if first {
-		k.opened = append(k.opened, r)
+		k.requests = append(k.requests, r)
 	}
 	if !first && len(r.ResourceNamesSubscribe) == 0 {
 		return nil
@@ -73,7 +73,7 @@ func (k *keepingControlPlane) answer(r *discoveryv3.DeltaDiscoveryRequest, seen 
 			wanted = append(wanted, name)
 		}
 	}
-	// Nonces of different control planes are the same ones.
+	// Different control planes use the same nonces.
 	answer := &discoveryv3.DeltaDiscoveryResponse{TypeUrl: r.TypeUrl, Nonce: fmt.Sprint(len(seen)), SystemVersionInfo: "s"}
 	for _, name := range wanted {
 		if version, ok := k.resources[r.TypeUrl][name]; ok && r.InitialResourceVersions[name] != version {
@@ -88,7 +88,7 @@ func (k *keepingControlPlane) answer(r *discoveryv3.DeltaDiscoveryRequest, seen 
 	return answer
 }
 
-func (k *keepingControlPlane) upstream() *upstream {
+func (k *versionedControlPlane) upstream() *upstream {
 	return &upstream{delta: func(s discoveryv3.AggregatedDiscoveryService_DeltaAggregatedResourcesServer) error {
 		seen := make(map[string]bool)
 		for {
@@ -105,19 +105,19 @@ func (k *keepingControlPlane) upstream() *upstream {
 	}}
 }
 
-// envoyLike is a client that asks as Envoy does, and holds what it gets.
-type envoyLike struct {
-	t      *testing.T
-	stream deltaClient
-	holds  map[string]string // "Cluster a" → version
-	node   *corev3.Node
+// fakeEnvoy is a client that sends requests like Envoy and stores the versions of its resources.
+type fakeEnvoy struct {
+	t         *testing.T
+	stream    deltaClient
+	resources map[string]string // "Cluster a" → version
+	node      *corev3.Node
 }
 
-func newEnvoyLike(t *testing.T, r *Relay) *envoyLike {
-	return &envoyLike{t: t, stream: deltaStream(t, r), holds: make(map[string]string), node: testNode}
+func newFakeEnvoy(t *testing.T, r *Relay) *fakeEnvoy {
+	return &fakeEnvoy{t: t, stream: deltaStream(t, r), resources: make(map[string]string), node: testNode}
 }
 
-func (e *envoyLike) send(r *discoveryv3.DeltaDiscoveryRequest) {
+func (e *fakeEnvoy) send(r *discoveryv3.DeltaDiscoveryRequest) {
 	e.t.Helper()
 	r.Node, e.node = e.node, nil
 	if err := e.stream.Send(r); err != nil {
@@ -125,8 +125,8 @@ func (e *envoyLike) send(r *discoveryv3.DeltaDiscoveryRequest) {
 	}
 }
 
-// take receives a response and accepts it, or rejects it with a reason.
-func (e *envoyLike) take(typeURL, reason string) *discoveryv3.DeltaDiscoveryResponse {
+// accept receives a response and answers with an ACK, or with a NACK if there is a reason.
+func (e *fakeEnvoy) accept(typeURL, reason string) *discoveryv3.DeltaDiscoveryResponse {
 	e.t.Helper()
 	r, err := e.stream.Recv()
 	if err != nil {
@@ -140,39 +140,39 @@ func (e *envoyLike) take(typeURL, reason string) *discoveryv3.DeltaDiscoveryResp
 		answer.ErrorDetail = &rpcstatus.Status{Code: 3, Message: reason}
 	} else {
 		for _, one := range r.Resources {
-			e.holds[shortType(typeURL)+" "+one.Name] = one.Version
+			e.resources[shortType(typeURL)+" "+one.Name] = one.Version
 		}
 		for _, name := range r.RemovedResources {
-			delete(e.holds, shortType(typeURL)+" "+name)
+			delete(e.resources, shortType(typeURL)+" "+name)
 		}
 	}
 	e.send(answer)
 	return r
 }
 
-// start asks for everything, as an Envoy does that has nothing.
-func (e *envoyLike) start(endpoints ...string) {
+// requestAll requests all types, like an Envoy without configuration.
+func (e *fakeEnvoy) requestAll(endpoints ...string) {
 	e.t.Helper()
 	e.send(&discoveryv3.DeltaDiscoveryRequest{TypeUrl: clusterType})
-	e.take(clusterType, "")
+	e.accept(clusterType, "")
 	e.send(&discoveryv3.DeltaDiscoveryRequest{TypeUrl: endpointType, ResourceNamesSubscribe: endpoints})
-	e.take(endpointType, "")
+	e.accept(endpointType, "")
 	e.send(&discoveryv3.DeltaDiscoveryRequest{TypeUrl: listenerType})
-	e.take(listenerType, "")
+	e.accept(listenerType, "")
 }
 
-func (e *envoyLike) expect(what string, want map[string]string) {
+func (e *fakeEnvoy) expect(what string, want map[string]string) {
 	e.t.Helper()
-	if d := cmp.Diff(want, e.holds); d != "" {
+	if d := cmp.Diff(want, e.resources); d != "" {
 		e.t.Errorf("%s: Envoy holds something else (-want +got):\n%s", what, d)
 	}
 }
 
-// kept waits until the relay has kept something whole since a moment.
-func kept(t *testing.T, r *Relay, since time.Time) {
+// waitStored waits until the relay has written a checkpoint after since.
+func waitStored(t *testing.T, r *Relay, since time.Time) {
 	t.Helper()
-	testenv.Eventually(t, "the last good configuration is kept", func() error {
-		if k := r.Status().LastGood.Kept; k == nil || !k.Marked.After(since) {
+	testenv.Eventually(t, "the last good configuration is stored", func() error {
+		if k := r.Status().LastGood.Storage; k == nil || !k.LastCheckpoint.After(since) {
 			return fmt.Errorf("%+v", k)
 		}
 		return nil
@@ -200,29 +200,29 @@ func run(t *testing.T, config Config) (r *Relay, stop func()) {
 			t.Errorf("Run: %v", err)
 		}
 		if t.Failed() {
-			t.Logf("the relay said:\n%s", log)
+			t.Logf("log of the relay:\n%s", log)
 		}
 	})
 	t.Cleanup(stop)
 	return r, stop
 }
 
-func TestAgentThatStartsWithoutAControlPlaneServesTheLastGoodConfiguration(t *testing.T) {
-	cp := newKeepingControlPlane()
+func TestLastGoodIsServedWithoutControlPlane(t *testing.T) {
+	cp := newVersionedControlPlane()
 	address, stopControlPlane := cp.upstream().listen(t, "127.0.0.1:0", nil)
 	config := Config{Upstreams: []string{address}, Server: Server{Plaintext: true}, LastGood: LastGood{Dirs: []string{t.TempDir()}}}
 	relay, stop := run(t, config)
-	envoy := newEnvoyLike(t, relay)
-	envoy.start("a", "b")
+	envoy := newFakeEnvoy(t, relay)
+	envoy.requestAll("a", "b")
 	all := map[string]string{"Cluster a": "1", "Cluster b": "1", "ClusterLoadAssignment a": "1", "ClusterLoadAssignment b": "1", "Listener in": "1"}
 	envoy.expect("at first", all)
-	kept(t, relay, time.Time{})
+	waitStored(t, relay, time.Time{})
 	stop()
 	stopControlPlane()
 
 	relay, _ = run(t, config)
-	envoy = newEnvoyLike(t, relay)
-	envoy.start("a", "b")
+	envoy = newFakeEnvoy(t, relay)
+	envoy.requestAll("a", "b")
 	envoy.expect("without a control plane", all)
 	if ok, reason := relay.Health(); !ok || !strings.Contains(reason, "last good configuration") {
 		t.Errorf("health = %v, %q", ok, reason)
@@ -232,24 +232,24 @@ func TestAgentThatStartsWithoutAControlPlaneServesTheLastGoodConfiguration(t *te
 		t.Errorf("status: %+v", st)
 	}
 
-	// It comes back with a difference, which is all that Envoy gets.
-	before := len(cp.asked())
+	// The control plane starts again with one change, which is all that it sends.
+	before := len(cp.firstRequests())
 	cp.set(clusterType, "b", "2")
 	cp.remove(clusterType, "a")
 	cp.upstream().listen(t, address, nil)
-	got := envoy.take(clusterType, "")
+	got := envoy.accept(clusterType, "")
 	if len(got.Resources) != 1 || got.Resources[0].Name != "b" || len(got.RemovedResources) != 1 || got.RemovedResources[0] != "a" {
-		t.Errorf("after the return Envoy got %v", got)
+		t.Errorf("after the reconnect Envoy received %v", got)
 	}
-	envoy.take(endpointType, "")
-	envoy.take(listenerType, "")
+	envoy.accept(endpointType, "")
+	envoy.accept(listenerType, "")
 	delete(all, "Cluster a")
 	all["Cluster b"] = "2"
 	envoy.expect("after the return", all)
-	connected(t, relay)
+	waitConnected(t, relay)
 	for i, want := range []map[string]string{{"a": "1", "b": "1"}, {"a": "1", "b": "1"}, {"in": "1"}} {
-		if got := cp.asked()[before+i].InitialResourceVersions; !cmp.Equal(got, want) {
-			t.Errorf("request %d says that Envoy has %v, want %v", i, got, want)
+		if got := cp.firstRequests()[before+i].InitialResourceVersions; !cmp.Equal(got, want) {
+			t.Errorf("request %d contains the versions %v, want %v", i, got, want)
 		}
 	}
 	if ok, reason := relay.Health(); !ok || reason != "" || relay.Status().LastGood.Served {
@@ -257,13 +257,13 @@ func TestAgentThatStartsWithoutAControlPlaneServesTheLastGoodConfiguration(t *te
 	}
 }
 
-func TestStreamThatMovesAsksForWhatDiffers(t *testing.T) {
-	cp := newKeepingControlPlane()
+func TestFailoverRequestsOnlyDifferences(t *testing.T) {
+	cp := newVersionedControlPlane()
 	address, stop := cp.upstream().listen(t, "127.0.0.1:0", nil)
 	relay, _ := run(t, Config{Upstreams: []string{address}, Server: Server{Plaintext: true}})
-	envoy := newEnvoyLike(t, relay)
-	envoy.start("a", "b")
-	connected(t, relay)
+	envoy := newFakeEnvoy(t, relay)
+	envoy.requestAll("a", "b")
+	waitConnected(t, relay)
 	stop()
 	testenv.Eventually(t, "the loss is noticed", func() error {
 		if relay.Status().Connected {
@@ -271,70 +271,71 @@ func TestStreamThatMovesAsksForWhatDiffers(t *testing.T) {
 		}
 		return nil
 	})
-	// Meanwhile Envoy wants something else.
+	// Meanwhile Envoy changes its subscription.
 	envoy.send(&discoveryv3.DeltaDiscoveryRequest{TypeUrl: endpointType, ResourceNamesSubscribe: []string{"c"}, ResourceNamesUnsubscribe: []string{"a"}})
-	before := len(cp.asked())
+	before := len(cp.firstRequests())
 	cp.set(endpointType, "c", "7")
 	cp.upstream().listen(t, address, nil)
 	for _, typeURL := range []string{clusterType, endpointType, listenerType} {
-		envoy.take(typeURL, "")
+		envoy.accept(typeURL, "")
 	}
-	delete(envoy.holds, "ClusterLoadAssignment a")
+	delete(envoy.resources, "ClusterLoadAssignment a")
 	envoy.expect("after the move", map[string]string{
 		"Cluster a": "1", "Cluster b": "1", "ClusterLoadAssignment b": "1", "ClusterLoadAssignment c": "7", "Listener in": "1"})
-	asked := cp.asked()[before:]
-	if got := asked[0]; got.GetNode().GetId() != testNode.Id || len(got.ResourceNamesSubscribe) != 0 || len(got.InitialResourceVersions) != 2 {
-		t.Errorf("the first request after the move: %v", got)
+	requested := cp.firstRequests()[before:]
+	if got := requested[0]; got.GetNode().GetId() != testNode.Id || len(got.ResourceNamesSubscribe) != 0 || len(got.InitialResourceVersions) != 2 {
+		t.Errorf("the first request after the failover: %v", got)
 	}
-	if got := asked[1]; !cmp.Equal(got.ResourceNamesSubscribe, []string{"b", "c"}) || !cmp.Equal(got.InitialResourceVersions, map[string]string{"b": "1"}) {
-		t.Errorf("the second request after the move: %v", got)
+	if got := requested[1]; !cmp.Equal(got.ResourceNamesSubscribe, []string{"b", "c"}) || !cmp.Equal(got.InitialResourceVersions, map[string]string{"b": "1"}) {
+		t.Errorf("the second request after the failover: %v", got)
 	}
-	// The new control plane hears answers to its own responses.
+	// The new control plane receives the answers to its own responses.
 	cp.set(endpointType, "d", "1")
 	envoy.send(&discoveryv3.DeltaDiscoveryRequest{TypeUrl: endpointType, ResourceNamesSubscribe: []string{"d"}})
-	envoy.take(endpointType, "")
-	if envoy.holds["ClusterLoadAssignment d"] != "1" {
-		t.Errorf("Envoy holds %v", envoy.holds)
+	envoy.accept(endpointType, "")
+	if envoy.resources["ClusterLoadAssignment d"] != "1" {
+		t.Errorf("Envoy holds %v", envoy.resources)
 	}
 }
 
-func TestRejectedConfigurationIsNeverServedAgain(t *testing.T) {
-	cp := newKeepingControlPlane()
+func TestRejectedConfigurationIsNotStored(t *testing.T) {
+	cp := newVersionedControlPlane()
 	address, stopControlPlane := cp.upstream().listen(t, "127.0.0.1:0", nil)
 	config := Config{Upstreams: []string{address}, Server: Server{Plaintext: true}, LastGood: LastGood{Dirs: []string{t.TempDir()}}}
 	relay, stop := run(t, config)
-	envoy := newEnvoyLike(t, relay)
-	envoy.start("a", "b")
-	kept(t, relay, time.Time{})
+	envoy := newFakeEnvoy(t, relay)
+	envoy.requestAll("a", "b")
+	waitStored(t, relay, time.Time{})
 
-	// Of clusters that come together, the good one counts.
+	// Of two clusters in one response, the valid one is stored.
 	cp.set(clusterType, "a", "bad")
 	cp.set(clusterType, "new", "1")
 	before := time.Now()
 	envoy.send(&discoveryv3.DeltaDiscoveryRequest{TypeUrl: clusterType, ResourceNamesSubscribe: []string{"a", "new"}})
-	envoy.take(clusterType, "Error adding/updating cluster(s) a: no such thing")
+	envoy.accept(clusterType, "Error adding/updating cluster(s) a: no such thing")
 	cp.set(endpointType, "a", "bad")
 	envoy.send(&discoveryv3.DeltaDiscoveryRequest{TypeUrl: endpointType, ResourceNamesSubscribe: []string{"a"}})
-	envoy.take(endpointType, "bad endpoints")
-	kept(t, relay, before)
+	envoy.accept(endpointType, "bad endpoints")
+	waitStored(t, relay, before)
 	stop()
 	stopControlPlane()
 
 	relay, _ = run(t, config)
-	envoy = newEnvoyLike(t, relay)
-	envoy.start("a", "b")
+	envoy = newFakeEnvoy(t, relay)
+	envoy.requestAll("a", "b")
 	envoy.expect("without a control plane", map[string]string{
 		"Cluster a": "1", "Cluster b": "1", "Cluster new": "1", "ClusterLoadAssignment a": "1", "ClusterLoadAssignment b": "1", "Listener in": "1"})
 }
 
-// TestSilentControlPlaneDoesNotKeepEnvoyWaiting: it takes connections, as a process does that is frozen.
-func TestSilentControlPlaneDoesNotKeepEnvoyWaiting(t *testing.T) {
-	cp := newKeepingControlPlane()
+// TestSilentControlPlaneDoesNotBlockEnvoy: the control plane accepts connections and does not answer, like a frozen
+// process.
+func TestSilentControlPlaneDoesNotBlockEnvoy(t *testing.T) {
+	cp := newVersionedControlPlane()
 	address, stopControlPlane := cp.upstream().listen(t, "127.0.0.1:0", nil)
-	config := Config{Upstreams: []string{address}, Server: Server{Plaintext: true}, LastGood: LastGood{Dirs: []string{t.TempDir()}, Silence: 200 * time.Millisecond}}
+	config := Config{Upstreams: []string{address}, Server: Server{Plaintext: true}, LastGood: LastGood{Dirs: []string{t.TempDir()}, SilenceTimeout: 200 * time.Millisecond}}
 	relay, stop := run(t, config)
-	newEnvoyLike(t, relay).start("a", "b")
-	kept(t, relay, time.Time{})
+	newFakeEnvoy(t, relay).requestAll("a", "b")
+	waitStored(t, relay, time.Time{})
 	stop()
 	stopControlPlane()
 
@@ -344,29 +345,29 @@ func TestSilentControlPlaneDoesNotKeepEnvoyWaiting(t *testing.T) {
 	}}
 	_, stopSilent := silent.listen(t, address, nil)
 	relay, _ = run(t, config)
-	envoy := newEnvoyLike(t, relay)
-	envoy.start("a", "b")
+	envoy := newFakeEnvoy(t, relay)
+	envoy.requestAll("a", "b")
 	stopSilent()
 
-	before := len(cp.asked())
+	before := len(cp.firstRequests())
 	cp.remove(listenerType, "in")
 	cp.upstream().listen(t, address, nil)
 	for _, typeURL := range []string{clusterType, endpointType, listenerType} {
-		envoy.take(typeURL, "")
+		envoy.accept(typeURL, "")
 	}
 	envoy.expect("after the return", map[string]string{"Cluster a": "1", "Cluster b": "1", "ClusterLoadAssignment a": "1", "ClusterLoadAssignment b": "1"})
-	if got := cp.asked()[before+2].InitialResourceVersions; !cmp.Equal(got, map[string]string{"in": "1"}) {
-		t.Errorf("the listeners that Envoy has are said to be %v", got)
+	if got := cp.firstRequests()[before+2].InitialResourceVersions; !cmp.Equal(got, map[string]string{"in": "1"}) {
+		t.Errorf("the request contains the listeners %v", got)
 	}
 }
 
-func TestNothingIsServedOfAnotherNodeOrWithoutADirectory(t *testing.T) {
-	cp := newKeepingControlPlane()
+func TestOtherNodeOrNoDirectoryServesNothing(t *testing.T) {
+	cp := newVersionedControlPlane()
 	address, stopControlPlane := cp.upstream().listen(t, "127.0.0.1:0", nil)
 	config := Config{Upstreams: []string{address}, Server: Server{Plaintext: true}, LastGood: LastGood{Dirs: []string{t.TempDir()}}}
 	relay, stop := run(t, config)
-	newEnvoyLike(t, relay).start("a", "b")
-	kept(t, relay, time.Time{})
+	newFakeEnvoy(t, relay).requestAll("a", "b")
+	waitStored(t, relay, time.Time{})
 	stop()
 	stopControlPlane()
 
@@ -378,9 +379,9 @@ func TestNothingIsServedOfAnotherNodeOrWithoutADirectory(t *testing.T) {
 		"no Envoy":     {config.LastGood.Dirs, &corev3.Node{Id: testNode.Id, Cluster: "a.b", UserAgentName: "gRPC Go"}},
 		"switched off": {nil, testNode},
 	} {
-		config.LastGood = LastGood{Dirs: test.dirs, Wait: time.Millisecond}
+		config.LastGood = LastGood{Dirs: test.dirs, ConnectWait: time.Millisecond}
 		relay, stop := run(t, config)
-		envoy := newEnvoyLike(t, relay)
+		envoy := newFakeEnvoy(t, relay)
 		envoy.node = test.node
 		envoy.send(&discoveryv3.DeltaDiscoveryRequest{TypeUrl: clusterType})
 		testenv.Eventually(t, "the request is heard", func() error {
@@ -394,65 +395,65 @@ func TestNothingIsServedOfAnotherNodeOrWithoutADirectory(t *testing.T) {
 		}
 		stop()
 		if _, err := envoy.stream.Recv(); err == nil {
-			t.Errorf("%s: Envoy got something", name)
+			t.Errorf("%s: Envoy received a response", name)
 		}
 	}
 }
 
-func TestDirectoryInUseOrNotWritableIsNoReasonNotToServe(t *testing.T) {
-	address, _ := newKeepingControlPlane().upstream().listen(t, "127.0.0.1:0", nil)
+func TestUnusableDirectoryDoesNotPreventServing(t *testing.T) {
+	address, _ := newVersionedControlPlane().upstream().listen(t, "127.0.0.1:0", nil)
 	dir := t.TempDir()
 	config := Config{Upstreams: []string{address}, Server: Server{Plaintext: true}, LastGood: LastGood{Dirs: []string{dir}}}
 	first, _ := run(t, config)
-	newEnvoyLike(t, first).start("a", "b")
+	newFakeEnvoy(t, first).requestAll("a", "b")
 	second, _ := run(t, config)
-	newEnvoyLike(t, second).start("a", "b")
-	if second.Status().LastGood.Kept != nil {
+	newFakeEnvoy(t, second).requestAll("a", "b")
+	if second.Status().LastGood.Storage != nil {
 		t.Error("two relays keep in one directory")
 	}
 	config.LastGood.Dirs = []string{"/proc/no/such"}
 	third, _ := run(t, config)
-	newEnvoyLike(t, third).start("a", "b")
+	newFakeEnvoy(t, third).requestAll("a", "b")
 	config.LastGood.Dirs, config.LastGood.MaxMemory = append(config.LastGood.Dirs, dir), 1<<20
 	fourth, _ := run(t, config)
-	newEnvoyLike(t, fourth).start("a", "b")
-	kept(t, fourth, time.Time{})
-	if k := fourth.Status().LastGood.Kept; !k.InMemory || !strings.Contains(k.NoDisk, "another process") {
+	newFakeEnvoy(t, fourth).requestAll("a", "b")
+	waitStored(t, fourth, time.Time{})
+	if k := fourth.Status().LastGood.Storage; !k.InMemory || !strings.Contains(k.NoDisk, "another process") {
 		t.Errorf("status: %+v", k)
 	}
 }
 
-// TestAfterAFailureEverythingIsAskedForAnew: what could not be kept can be had from the control plane only.
-func TestAfterAFailureEverythingIsAskedForAnew(t *testing.T) {
-	cp := newKeepingControlPlane()
+// TestWriteFailureRequestsAllResourcesAgain: resources that were not written must be requested from the control plane.
+func TestWriteFailureRequestsAllResourcesAgain(t *testing.T) {
+	cp := newVersionedControlPlane()
 	address, _ := cp.upstream().listen(t, "127.0.0.1:0", nil)
 	relay, _ := run(t, Config{Upstreams: []string{address}, Server: Server{Plaintext: true},
 		LastGood: LastGood{Dirs: []string{t.TempDir()}, MaxBytes: 1000, retry: 50 * time.Millisecond}})
-	envoy := newEnvoyLike(t, relay)
-	envoy.start("a", "b")
+	envoy := newFakeEnvoy(t, relay)
+	envoy.requestAll("a", "b")
 	testenv.Eventually(t, "keeping failed", func() error {
-		if k := relay.Status().LastGood.Kept; k.Failures == 0 {
+		if k := relay.Status().LastGood.Storage; k.Failures == 0 {
 			return fmt.Errorf("%+v", k)
 		}
 		return nil
 	})
-	before := len(cp.asked())
+	before := len(cp.firstRequests())
 	for _, typeURL := range []string{clusterType, endpointType, listenerType} {
-		if got := envoy.take(typeURL, ""); len(got.Resources) == 0 || len(got.RemovedResources) != 0 {
+		if got := envoy.accept(typeURL, ""); len(got.Resources) == 0 || len(got.RemovedResources) != 0 {
 			t.Errorf("got %v", got)
 		}
 	}
-	for _, r := range cp.asked()[before:] {
+	for _, r := range cp.firstRequests()[before:] {
 		for name, version := range r.InitialResourceVersions {
 			if version != "" {
-				t.Errorf("%s %s is said to be there in version %s", r.TypeUrl, name, version)
+				t.Errorf("the request for %s contains %s in version %s", r.TypeUrl, name, version)
 			}
 		}
 	}
 }
 
-func TestSotwConfigurationIsServedAgain(t *testing.T) {
-	address, stopControlPlane := answering(marshal(t, testNode)).listen(t, "127.0.0.1:0", nil)
+func TestSotwLastGoodIsServed(t *testing.T) {
+	address, stopControlPlane := newAnsweringControlPlane(marshal(t, testNode)).listen(t, "127.0.0.1:0", nil)
 	config := Config{Upstreams: []string{address}, Server: Server{Plaintext: true}, LastGood: LastGood{Dirs: []string{t.TempDir()}}}
 	relay, stop := run(t, config)
 	exchange := func(relay *Relay) (versions []string) {
@@ -476,7 +477,7 @@ func TestSotwConfigurationIsServedAgain(t *testing.T) {
 		return versions
 	}
 	want := exchange(relay)
-	kept(t, relay, time.Time{})
+	waitStored(t, relay, time.Time{})
 	stop()
 	stopControlPlane()
 

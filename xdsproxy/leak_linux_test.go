@@ -17,15 +17,15 @@ import (
 	"github.com/pilotfish-mesh/pilotfish/internal/testenv"
 )
 
-// holdings are what a process holds.
-type holdings struct {
+// resourceUsage is the resource usage of the process.
+type resourceUsage struct {
 	heap              uint64 // bytes
 	goroutines, files int
 }
 
-func holdingsNow(t *testing.T) (h holdings) {
+func measureUsage(t *testing.T) (h resourceUsage) {
 	t.Helper()
-	runtime.GC() // twice, for what is in pools
+	runtime.GC() // twice, to empty pools
 	runtime.GC()
 	var m runtime.MemStats
 	runtime.ReadMemStats(&m)
@@ -33,17 +33,17 @@ func holdingsNow(t *testing.T) (h holdings) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	return holdings{heap: m.HeapAlloc, goroutines: runtime.NumGoroutine(), files: len(open)}
+	return resourceUsage{heap: m.HeapAlloc, goroutines: runtime.NumGoroutine(), files: len(open)}
 }
 
-// Large responses leave nothing behind, whether they are completed and accepted, or break in the middle.
-func TestTwoHundredLargeResponsesLeaveNothingBehind(t *testing.T) {
-	if testing.Short() || detector {
+// Neither accepted large responses nor those that are cut off leak memory, files or goroutines.
+func TestLargeResponsesLeakNothing(t *testing.T) {
+	if testing.Short() || hasRaceDetector {
 		t.Skip("moves a gigabyte")
 	}
 	const size = 5 << 20
-	response := large(t, clusterType, clusterType, size)
-	address := slowly(t, response, func(stream int) error {
+	response := newLargeResponse(t, clusterType, clusterType, size)
+	address := startSlowControlPlane(t, response, func(stream int) error {
 		if stream%10 == 0 {
 			return errors.New("it breaks in the middle")
 		}
@@ -51,7 +51,7 @@ func TestTwoHundredLargeResponsesLeaveNothingBehind(t *testing.T) {
 	})
 	dir := t.TempDir()
 	relay := start(t, Config{Upstreams: []string{address}, Server: Server{Plaintext: true}, LastGood: LastGood{Dirs: []string{dir}}})
-	keeperOf(t, relay)
+	diskWriterOf(t, relay)
 	conn, err := net.Dial("unix", relay.config.Socket)
 	if err != nil {
 		t.Fatal(err)
@@ -63,7 +63,7 @@ func TestTwoHundredLargeResponsesLeaveNothingBehind(t *testing.T) {
 	t.Cleanup(func() { _ = client.Close() })
 	whole, broken := 0, 0
 	pass := func() {
-		if passage(t, client, len(response)) == nil {
+		if requestLargeResponse(t, client, len(response)) == nil {
 			whole++
 		} else {
 			broken++
@@ -72,16 +72,16 @@ func TestTwoHundredLargeResponsesLeaveNothingBehind(t *testing.T) {
 	for range 8 {
 		pass()
 	}
-	before := holdingsNow(t)
+	before := measureUsage(t)
 	for range 200 {
 		pass()
 	}
 	t.Logf("%d whole, %d broken", whole, broken)
 	if whole < 100 || broken < 10 {
-		t.Errorf("%d went through whole and %d broke", whole, broken)
+		t.Errorf("%d responses were complete and %d were cut off", whole, broken)
 	}
 	testenv.Eventually(t, "all is given back", func() error {
-		now := holdingsNow(t)
+		now := measureUsage(t)
 		if now.heap > before.heap+size || now.goroutines > before.goroutines || now.files > before.files {
 			return fmt.Errorf("%+v; before %+v", now, before)
 		}
@@ -92,8 +92,8 @@ func TestTwoHundredLargeResponsesLeaveNothingBehind(t *testing.T) {
 	}
 }
 
-// passage asks for a large response on a stream of its own, and accepts it if all of it comes.
-func passage(t *testing.T, client *rawgrpc.Client, size int) error {
+// requestLargeResponse requests a large response on a new stream, and accepts it if it is complete.
+func requestLargeResponse(t *testing.T, client *rawgrpc.Client, size int) error {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 	defer cancel()
@@ -101,19 +101,19 @@ func passage(t *testing.T, client *rawgrpc.Client, size int) error {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if err := s.Send(message(encoded(t, &discoveryv3.DeltaDiscoveryRequest{TypeUrl: clusterType, Node: testNode})).data); err != nil {
+	if err := s.Send(newFrame(encode(t, &discoveryv3.DeltaDiscoveryRequest{TypeUrl: clusterType, Node: testNode})).data); err != nil {
 		t.Fatal(err)
 	}
 	if _, err := s.Next(); err != nil {
 		return err
 	}
-	data, err := s.Rest(nil)
+	data, err := s.ReadRest(nil)
 	if err != nil {
 		return err
 	}
 	defer data.Free()
 	if data.Len() != size {
-		t.Fatalf("%d bytes came", data.Len())
+		t.Fatalf("received %d bytes", data.Len())
 	}
-	return s.Send(message(encoded(t, &discoveryv3.DeltaDiscoveryRequest{TypeUrl: clusterType, ResponseNonce: "n"})).data)
+	return s.Send(newFrame(encode(t, &discoveryv3.DeltaDiscoveryRequest{TypeUrl: clusterType, ResponseNonce: "n"})).data)
 }

@@ -21,8 +21,8 @@ import (
 	"github.com/pilotfish-mesh/pilotfish/xdsproxy/lastgood"
 )
 
-// relayAlone starts such a process.
-func relayAlone(t *testing.T, address string, keep ...string) (socket string, pid int) {
+// startRelayProcess starts a relay in another process.
+func startRelayProcess(t *testing.T, address string, keep ...string) (socket string, pid int) {
 	t.Helper()
 	self, err := os.Executable()
 	if err != nil {
@@ -30,7 +30,7 @@ func relayAlone(t *testing.T, address string, keep ...string) (socket string, pi
 	}
 	socket = filepath.Join(t.TempDir(), "XDS")
 	cmd := exec.Command(self)
-	cmd.Env = append(os.Environ(), aloneEnv+"="+strings.Join(append([]string{socket, address}, keep...), ","))
+	cmd.Env = append(os.Environ(), relayProcessEnv+"="+strings.Join(append([]string{socket, address}, keep...), ","))
 	cmd.Stderr = os.Stderr
 	cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
 	input, err := cmd.StdinPipe()
@@ -49,7 +49,7 @@ func relayAlone(t *testing.T, address string, keep ...string) (socket string, pi
 	return socket, cmd.Process.Pid
 }
 
-// memory reads a line of a process's status, in bytes.
+// memory reads a line of /proc/PID/status, in bytes.
 func memory(t *testing.T, pid int, line string) int {
 	t.Helper()
 	text, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", pid))
@@ -69,7 +69,8 @@ func memory(t *testing.T, pid int, line string) int {
 	return 0
 }
 
-// piecemeal is a control plane that answers every first request with a large response, of which it has one piece only.
+// piecemeal starts a control plane that answers each first request with a large response, of which it has only one
+// piece in memory.
 func piecemeal(t *testing.T, piece []byte, pieces int) string {
 	t.Helper()
 	resource := protowire.AppendTag(nil, 2, protowire.BytesType)
@@ -112,37 +113,38 @@ func piecemeal(t *testing.T, piece []byte, pieces int) string {
 	return l.Addr().String()
 }
 
-func TestTwoHundredMegabytesPassWithoutSeveralCopies(t *testing.T) {
-	if testing.Short() || detector {
+func TestLargeResponseIsNotCopied(t *testing.T) {
+	if testing.Short() || hasRaceDetector {
 		t.Skip("moves 200 MB, and weighs what the race detector has several times")
 	}
-	weigh(t, 200, "", "", 300)
+	measureMemory(t, 200, "", "", 300)
 }
 
-func TestKeepingFiftyMegabytesTakesNoCopyOfThem(t *testing.T) {
-	if testing.Short() || detector {
+func TestStoringLargeResponseDoesNotCopyIt(t *testing.T) {
+	if testing.Short() || hasRaceDetector {
 		t.Skip("moves 50 MB, and weighs what the race detector has several times")
 	}
 	dir := t.TempDir()
-	weigh(t, 50, dir, "", 75)
-	if bytes, err := written(dir); err != nil || bytes < 50<<20 {
-		t.Errorf("kept %d bytes, %v", bytes, err)
+	measureMemory(t, 50, dir, "", 75)
+	if bytes, err := writtenBytes(dir); err != nil || bytes < 50<<20 {
+		t.Errorf("stored %d bytes, %v", bytes, err)
 	}
 }
 
-func TestKeepingFiftyMegabytesThatGoOnInPartsTakesNoCopyOfThem(t *testing.T) {
-	if testing.Short() || detector {
+func TestStoringChunkedResponseDoesNotCopyIt(t *testing.T) {
+	if testing.Short() || hasRaceDetector {
 		t.Skip("moves 50 MB, and weighs what the race detector has several times")
 	}
 	dir := t.TempDir()
-	weigh(t, 50, dir, clusterType, 75)
-	if bytes, err := written(dir); err != nil || bytes < 50<<20 {
-		t.Errorf("kept %d bytes, %v", bytes, err)
+	measureMemory(t, 50, dir, clusterType, 75)
+	if bytes, err := writtenBytes(dir); err != nil || bytes < 50<<20 {
+		t.Errorf("stored %d bytes, %v", bytes, err)
 	}
 }
 
-// written is how long the file is that is written beside what counts: this Envoy never asks for all.
-func written(dir string) (int64, error) {
+// writtenBytes returns the length of the new file. It never becomes the current one, because this Envoy never requests
+// all types.
+func writtenBytes(dir string) (int64, error) {
 	info, err := os.Stat(filepath.Join(dir, "configuration.new"))
 	if err != nil {
 		return 0, err
@@ -150,16 +152,16 @@ func written(dir string) (int64, error) {
 	return info.Size(), nil
 }
 
-func TestLargeResponseThatGoesOnWhileItArrivesIsNeverHeldWhole(t *testing.T) {
-	if testing.Short() || detector {
+func TestChunkedResponseIsNeverInMemoryAsWhole(t *testing.T) {
+	if testing.Short() || hasRaceDetector {
 		t.Skip("moves 100 MB, and weighs what the race detector has several times")
 	}
-	weigh(t, 100, "", clusterType, 50)
+	measureMemory(t, 100, "", clusterType, 50)
 }
 
-// weigh moves a response of so many megabytes, whose resources say that they are of a type, and looks at whether that takes
-// at most so many megabytes of the relay.
-func weigh(t *testing.T, pieces int, dir, typeURL string, most int) {
+// measureMemory sends a response of the given number of megabytes with resources of a type, and checks that the relay's
+// memory stays below the limit in megabytes.
+func measureMemory(t *testing.T, pieces int, dir, typeURL string, most int) {
 	t.Helper()
 	resource := append([]byte{0x0a, 1, 'n'}, appendText(nil, 15, strings.Repeat("x", 1<<20))...)
 	var piece []byte
@@ -172,7 +174,7 @@ func weigh(t *testing.T, pieces int, dir, typeURL string, most int) {
 	if dir != "" {
 		keep = append(keep, dir)
 	}
-	socket, pid := relayAlone(t, address, keep...)
+	socket, pid := startRelayProcess(t, address, keep...)
 	conn := dialRelay(t, &Relay{config: Config{Socket: socket}})
 	before := memory(t, pid, "VmRSS")
 	stream, err := conn.NewStream(t.Context(), &grpc.StreamDesc{ServerStreams: true, ClientStreams: true}, sotw.method(),
@@ -181,7 +183,7 @@ func weigh(t *testing.T, pieces int, dir, typeURL string, most int) {
 		t.Fatal(err)
 	}
 	ask := appendText(appendBytes(nil, sotwNode, marshal(t, testNode)), sotwType, clusterType)
-	if err := stream.SendMsg(message(ask)); err != nil {
+	if err := stream.SendMsg(newFrame(ask)); err != nil {
 		t.Fatal(err)
 	}
 	var f frame
@@ -195,11 +197,11 @@ func weigh(t *testing.T, pieces int, dir, typeURL string, most int) {
 	}
 	if dir != "" {
 		ack := appendText(appendText(appendText(nil, sotwVersion, "1"), sotwType, clusterType), sotwNonce, "n")
-		if err := stream.SendMsg(message(ack)); err != nil {
+		if err := stream.SendMsg(newFrame(ack)); err != nil {
 			t.Fatal(err)
 		}
 		testenv.Eventually(t, "it is written", func() error {
-			bytes, err := written(dir)
+			bytes, err := writtenBytes(dir)
 			if err == nil && bytes < int64(pieces)<<20 {
 				err = fmt.Errorf("%d bytes", bytes)
 			}
@@ -213,9 +215,9 @@ func weigh(t *testing.T, pieces int, dir, typeURL string, most int) {
 	}
 }
 
-// A control plane may send anything. What is larger than the bound is not even read, and Envoy notices nothing of it.
-func TestResponseBeyondTheBoundEndsTheControlPlanesStreamAndNotEnvoys(t *testing.T) {
-	good := answering([]byte("c"))
+// A response above the limit is not read, and Envoy's stream is not affected.
+func TestTooLargeResponseEndsOnlyUpstreamStream(t *testing.T) {
+	good := newAnsweringControlPlane([]byte("c"))
 	var streams atomic.Int32
 	cp := &upstream{sotw: func(s discoveryv3.AggregatedDiscoveryService_StreamAggregatedResourcesServer) error {
 		if streams.Add(1) > 2 {
@@ -235,20 +237,20 @@ func TestResponseBeyondTheBoundEndsTheControlPlanesStreamAndNotEnvoys(t *testing
 	stream := sotwStream(t, relay)
 	send(t, stream, &discoveryv3.DiscoveryRequest{TypeUrl: clusterURL})
 	if r := receive(t, stream); string(r.GetResources()[0].GetValue()) != "c" {
-		t.Errorf("Envoy got %v", r)
+		t.Errorf("Envoy received %v", r)
 	}
 	seen := false
 	for _, e := range relay.History().Events {
 		seen = seen || e.Kind == EventDisconnected && strings.Contains(e.Reason, "larger than max")
 	}
 	if !seen {
-		t.Errorf("the history does not say why: %+v", relay.History().Events)
+		t.Errorf("the history does not contain the reason: %+v", relay.History().Events)
 	}
 }
 
-// What Envoy says is bounded, too.
-func TestRequestBeyondTheBoundIsRefused(t *testing.T) {
-	address, _ := answering([]byte("c")).listen(t, "127.0.0.1:0", nil)
+// Requests of Envoy are limited, too.
+func TestTooLargeRequestIsRefused(t *testing.T) {
+	address, _ := newAnsweringControlPlane([]byte("c")).listen(t, "127.0.0.1:0", nil)
 	relay := start(t, Config{Upstreams: []string{address}, Server: Server{Plaintext: true}, MaxRequest: 1 << 20})
 	stream := sotwStream(t, relay)
 	send(t, stream, &discoveryv3.DiscoveryRequest{TypeUrl: clusterURL, VersionInfo: strings.Repeat("x", 2<<20)})
@@ -260,8 +262,8 @@ func TestRequestBeyondTheBoundIsRefused(t *testing.T) {
 	receive(t, again)
 }
 
-func TestServingFiftyMegabytesOfTheLastGoodConfigurationTakesThemOnce(t *testing.T) {
-	if testing.Short() || detector {
+func TestServingLargeLastGoodUsesMemoryOnce(t *testing.T) {
+	if testing.Short() || hasRaceDetector {
 		t.Skip("moves 50 MB, and weighs what the race detector has several times")
 	}
 	dir := t.TempDir()
@@ -272,14 +274,14 @@ func TestServingFiftyMegabytesOfTheLastGoodConfigurationTakesThemOnce(t *testing
 	store.Begin(lastgood.Identity{Node: testNode.Id, Cluster: testNode.Cluster, Protocol: "sotw"}, true)
 	content := appendText(nil, 2, strings.Repeat("x", 1<<20))
 	for i := range 50 {
-		store.Resource(1, clusterType, fmt.Sprint(i), "", content)
+		store.WriteResource(1, clusterType, fmt.Sprint(i), "", content)
 	}
-	store.Response(1, clusterType, "1", true)
-	store.Accepted(1)
-	store.Mark()
+	store.WriteResponse(1, clusterType, "1", true)
+	store.Accept(1)
+	store.Checkpoint()
 	store.Close()
 
-	socket, pid := relayAlone(t, freeAddress(t), dir)
+	socket, pid := startRelayProcess(t, freeAddress(t), dir)
 	conn := dialRelay(t, &Relay{config: Config{Socket: socket}})
 	before := memory(t, pid, "VmRSS")
 	stream, err := conn.NewStream(t.Context(), &grpc.StreamDesc{ServerStreams: true, ClientStreams: true}, sotw.method(),
@@ -287,7 +289,7 @@ func TestServingFiftyMegabytesOfTheLastGoodConfigurationTakesThemOnce(t *testing
 	if err != nil {
 		t.Fatal(err)
 	}
-	if err := stream.SendMsg(message(appendText(appendBytes(nil, sotwNode, marshal(t, testNode)), sotwType, clusterType))); err != nil {
+	if err := stream.SendMsg(newFrame(appendText(appendBytes(nil, sotwNode, marshal(t, testNode)), sotwType, clusterType))); err != nil {
 		t.Fatal(err)
 	}
 	var f frame

@@ -6,13 +6,13 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 )
 
-// How a stream ended.
+// Values of the "type" label of stream ends.
 const (
 	endError  = "error"
 	endCancel = "cancel"
 )
 
-// metrics are named as Istio's agent names them, where it has them.
+// metrics contains the relay's metrics. Where Istio's agent has the same metric, they have its name.
 type metrics struct {
 	connectFailures prometheus.Counter
 	upstreamEnds    *prometheus.CounterVec
@@ -23,10 +23,10 @@ type metrics struct {
 	nacks           *prometheus.CounterVec
 	responseBytes   *prometheus.CounterVec
 	lastAccepted    *prometheus.GaugeVec
-	largest         prometheus.Gauge
+	requestBytesMax prometheus.Gauge
 
-	mu      sync.Mutex
-	longest int // request so far
+	mu              sync.Mutex
+	maxRequestBytes int // largest request so far
 }
 
 func newMetrics() *metrics {
@@ -39,7 +39,7 @@ func newMetrics() *metrics {
 	ends := func(name, help string) *prometheus.CounterVec {
 		v := vector(name, help)
 		for _, kind := range []string{endError, endCancel} {
-			v.WithLabelValues(kind) // so that the first end is seen as a rise
+			v.WithLabelValues(kind) // start at 0, so that the first end is visible as an increase
 		}
 		return v
 	}
@@ -52,18 +52,18 @@ func newMetrics() *metrics {
 		acks:            vector("pilotfish_xds_acks_total", "Responses that Envoy accepted, by type of resource."),
 		nacks:           vector("pilotfish_xds_nacks_total", "Responses that Envoy rejected, by type of resource."),
 		responseBytes:   vector("pilotfish_xds_response_bytes_total", "Bytes of responses, by type of resource."),
-		largest: prometheus.NewGauge(prometheus.GaugeOpts{
+		requestBytesMax: prometheus.NewGauge(prometheus.GaugeOpts{
 			Name: "istio_agent_pilot_xds_recv_max",
 			Help: "Bytes of the largest discovery request so far.",
 		}),
 		lastAccepted: prometheus.NewGaugeVec(prometheus.GaugeOpts{
 			Name: "pilotfish_xds_last_accepted_timestamp_seconds",
-			Help: "When Envoy last accepted a response, in seconds since 1970, by type of resource.",
+			Help: "Time at which Envoy last accepted a response, in seconds since 1970, by type of resource.",
 		}, []string{"type"}),
 	}
 }
 
-func (m *metrics) register(registerer prometheus.Registerer, book *ledger) error {
+func (m *metrics) register(registerer prometheus.Registerer, book *statusTracker) error {
 	if registerer == nil {
 		return nil
 	}
@@ -80,7 +80,7 @@ func (m *metrics) register(registerer prometheus.Registerer, book *ledger) error
 		return err
 	}
 	for _, c := range []prometheus.Collector{
-		m.connectFailures, m.upstreamEnds, m.envoyEnds, m.requests, m.responses, m.acks, m.nacks, m.responseBytes, m.lastAccepted, m.largest, connected,
+		m.connectFailures, m.upstreamEnds, m.envoyEnds, m.requests, m.responses, m.acks, m.nacks, m.responseBytes, m.lastAccepted, m.requestBytesMax, connected,
 	} {
 		if err := registerer.Register(c); err != nil {
 			return err
@@ -89,24 +89,24 @@ func (m *metrics) register(registerer prometheus.Registerer, book *ledger) error
 	return nil
 }
 
-// begin has the counters of a type at 0: of one that appears with its first rejection nobody sees the increase.
-func (m *metrics) begin(typeURL string) {
+// initType creates the counters of a type at 0, so that the first NACK is visible as an increase.
+func (m *metrics) initType(typeURL string) {
 	m.acks.WithLabelValues(shortType(typeURL))
 	m.nacks.WithLabelValues(shortType(typeURL))
 }
 
-// received measures a request.
-func (m *metrics) received(bytes int) {
+// observeRequest records the size of a request.
+func (m *metrics) observeRequest(bytes int) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	if bytes > m.longest {
-		m.longest = bytes
-		m.largest.Set(float64(bytes))
+	if bytes > m.maxRequestBytes {
+		m.maxRequestBytes = bytes
+		m.requestBytesMax.Set(float64(bytes))
 	}
 }
 
-// ended counts the end of a stream as Istio's agent does: by "error", or "cancel" when it was orderly.
-func (m *metrics) ended(vector *prometheus.CounterVec, err error) {
+// countEnd counts the end of a stream like Istio's agent: "cancel" for an orderly end, "error" otherwise.
+func (m *metrics) countEnd(vector *prometheus.CounterVec, err error) {
 	kind := endError
 	if isOrderly(err) {
 		kind = endCancel
@@ -115,20 +115,20 @@ func (m *metrics) ended(vector *prometheus.CounterVec, err error) {
 }
 
 var rejectedResources = prometheus.NewDesc("pilotfish_xds_rejected_resources",
-	"Resources that Envoy rejects at the moment, as far as it names them, by type.", []string{"type"}, nil)
+	"Resources that Envoy rejects at present, as far as its reasons name them, by type.", []string{"type"}, nil)
 
-// rejectedCollector counts rejected resources when it is asked.
-type rejectedCollector struct{ book *ledger }
+// rejectedCollector counts the rejected resources at each scrape.
+type rejectedCollector struct{ tracker *statusTracker }
 
 func (c rejectedCollector) Describe(descriptions chan<- *prometheus.Desc) {
 	descriptions <- rejectedResources
 }
 
 func (c rejectedCollector) Collect(metrics chan<- prometheus.Metric) {
-	c.book.mu.Lock()
-	defer c.book.mu.Unlock()
+	c.tracker.mu.Lock()
+	defer c.tracker.mu.Unlock()
 	counts := make(map[string]int)
-	for _, a := range c.book.types {
+	for _, a := range c.tracker.types {
 		counts[shortType(a.TypeURL)] += len(a.rejected)
 	}
 	for name, n := range counts {

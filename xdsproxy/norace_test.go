@@ -2,5 +2,5 @@
 
 package xdsproxy
 
-// detector says that the race detector is in this program.
-const detector = false
+// hasRaceDetector reports whether the program was built with the race detector.
+const hasRaceDetector = false

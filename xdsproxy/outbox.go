@@ -2,36 +2,36 @@ package xdsproxy
 
 import "sync"
 
-// maxOwn bounds what the relay has to say itself on one stream upstream and could not say yet. Answers to old responses
-// are dropped first: a control plane goes by the newest.
-const maxOwn = 256
+// maxOutbox limits the relay's own requests that wait to be sent on an upstream stream. The oldest are dropped first,
+// because a control plane uses the newest answer.
+const maxOutbox = 256
 
-// outbox is what the relay has to say itself: answers to responses that are not Envoy's to answer. It never blocks, so
-// that a control plane that sends and does not read cannot stop the relay from reading.
+// outbox queues the relay's own requests, such as answers for local types. It never blocks, so a control plane that
+// does not read cannot stop the relay from reading.
 type outbox struct {
-	filled chan struct{} // holds one while there is something
+	ready  chan struct{} // contains a value while the queue is not empty
 	mu     *sync.Mutex
 	frames *[]*frame
 }
 
 func newOutbox() outbox {
-	return outbox{filled: make(chan struct{}, 1), mu: new(sync.Mutex), frames: new([]*frame)}
+	return outbox{ready: make(chan struct{}, 1), mu: new(sync.Mutex), frames: new([]*frame)}
 }
 
 func (o outbox) put(f *frame) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
-	if len(*o.frames) == maxOwn {
+	if len(*o.frames) == maxOutbox {
 		*o.frames = (*o.frames)[1:]
 	}
 	*o.frames = append(*o.frames, f)
 	select {
-	case o.filled <- struct{}{}:
+	case o.ready <- struct{}{}:
 	default:
 	}
 }
 
-func (o outbox) take() []*frame {
+func (o outbox) drain() []*frame {
 	o.mu.Lock()
 	defer o.mu.Unlock()
 	frames := *o.frames

@@ -2,5 +2,5 @@
 
 package xdsproxy
 
-// detector says that the race detector is in this program.
-const detector = true
+// hasRaceDetector reports whether the program was built with the race detector.
+const hasRaceDetector = true

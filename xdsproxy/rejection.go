@@ -8,42 +8,42 @@ import (
 	"time"
 )
 
-// mostRejected bounds the rejected resources that are told apart, of each type.
-const mostRejected = 64
+// maxRejected limits the rejected resources that are recorded per type.
+const maxRejected = 64
 
-// ResourceNack is a resource that Envoy rejected, and has not accepted in another version since.
+// ResourceNack is a resource that Envoy rejected and has not accepted in another version since.
 type ResourceNack struct {
 	Name string `json:"name"`
-	// Version is the resource's in the delta protocol, and otherwise that of the response it came in.
+	// Version is that of the resource in delta, and that of the response in SotW.
 	Version string `json:"version,omitempty"`
-	// Reason is what Envoy said of this resource, Count how often it rejected it, Since when first.
+	// Reason is Envoy's message about the resource. Count is the number of NACKs, and Since the time of the first.
 	Reason string    `json:"reason"`
 	Count  uint64    `json:"count"`
 	Since  time.Time `json:"since"`
 	Last   time.Time `json:"last"`
 }
 
-// rejectResources finds out which resources of a response Envoy means: it names them in its reason.
-func (a *account) rejectResources(about response, reason string, now time.Time) {
-	for _, m := range mentioned(about.resources, reason) {
+// rejectResources records the resources that Envoy names in the reason of a NACK.
+func (a *typeTracker) rejectResources(about response, reason string, now time.Time) {
+	for _, m := range findMentions(about.resources, reason) {
 		n := a.rejected[m.name]
 		if n == nil {
-			if len(a.rejected) >= mostRejected {
+			if len(a.rejected) >= maxRejected {
 				return
 			}
 			if a.rejected == nil {
 				a.rejected = make(map[string]*ResourceNack)
 			}
-			n = &ResourceNack{Name: shortened(m.name), Since: now}
+			n = &ResourceNack{Name: truncate(m.name), Since: now}
 			a.rejected[m.name] = n
 		}
-		n.Version, n.Reason, n.Last = shortened(cmp.Or(m.version, about.version)), m.reason, now
+		n.Version, n.Reason, n.Last = truncate(cmp.Or(m.version, about.version)), m.reason, now
 		n.Count++
 	}
 }
 
-// acceptResources forgets what was said of resources that came again, or that are gone.
-func (a *account) acceptResources(v variant, about response) {
+// acceptResources removes the NACKs of resources that an accepted response contains or removes.
+func (a *typeTracker) acceptResources(v variant, about response) {
 	if len(a.rejected) == 0 {
 		return
 	}
@@ -59,7 +59,7 @@ func (a *account) acceptResources(v variant, about response) {
 	}
 }
 
-func (a *account) rejectedResources() []ResourceNack {
+func (a *typeTracker) rejectedResources() []ResourceNack {
 	var all []ResourceNack
 	for _, n := range a.rejected {
 		all = append(all, *n)
@@ -69,54 +69,55 @@ func (a *account) rejectedResources() []ResourceNack {
 }
 
 const (
-	// A control plane may send again at once what Envoy rejects, hundreds of times a second. In each loggedAgain the log has
-	// mostLogged rejections of a type at most, and none with the same reason as the one before it.
-	loggedAgain = time.Minute
-	mostLogged  = 10
+	// A control plane may send rejected resources again hundreds of times per second. At most maxLoggedNacks NACKs per
+	// type and nackLogInterval are logged, and none with the same reason as its predecessor.
+	nackLogInterval = time.Minute
+	maxLoggedNacks  = 10
 )
 
-// saidOfRejections is what the log has of the rejections of one type.
-type saidOfRejections struct {
-	began  time.Time
-	lines  int
-	reason string
-	unsaid int
+// nackLogLimiter limits the logged NACKs of one type.
+type nackLogLimiter struct {
+	windowStart time.Time
+	logged      int
+	reason      string
+	suppressed  int
 }
 
-// rejection says whether one is to be logged, and how many were not since the last that was.
-func (s *saidOfRejections) rejection(reason string, now time.Time) (unsaid int, say bool) {
-	if now.Sub(s.began) >= loggedAgain || now.Before(s.began) {
-		s.began, s.lines = now, 0
+// allow reports whether to log a NACK, and how many were suppressed since the last logged one.
+func (s *nackLogLimiter) allow(reason string, now time.Time) (suppressed int, ok bool) {
+	if now.Sub(s.windowStart) >= nackLogInterval || now.Before(s.windowStart) {
+		s.windowStart, s.logged = now, 0
 	}
-	if s.lines == mostLogged || s.lines > 0 && reason == s.reason {
-		s.unsaid++
+	if s.logged == maxLoggedNacks || s.logged > 0 && reason == s.reason {
+		s.suppressed++
 		return 0, false
 	}
-	unsaid = s.unsaid
-	s.lines, s.reason, s.unsaid = s.lines+1, reason, 0
-	return unsaid, true
+	suppressed = s.suppressed
+	s.logged, s.reason, s.suppressed = s.logged+1, reason, 0
+	return suppressed, true
 }
 
-// mention is what a reason says of one resource.
-type mention struct {
+// resourceMention is a resource that Envoy names in a reason, with the part of the reason about it.
+type resourceMention struct {
 	resource
 	reason string
 	at     int
 }
 
-// mentioned are the resources that a reason names. Envoy writes "Error adding/updating cluster(s) a: why, b: why"; of most
-// types it says only why. A response of one resource can mean no other.
-func mentioned(resources []resource, reason string) []mention {
+// findMentions returns the resources that Envoy names in a reason. For clusters and listeners the format is "Error
+// adding/updating cluster(s) a: why, b: why"; for most types there are no names. If the response contains one resource,
+// the reason is about that.
+func findMentions(resources []resource, reason string) []resourceMention {
 	if len(resources) == 1 {
-		return []mention{{resource: resources[0], reason: reason}}
+		return []resourceMention{{resource: resources[0], reason: reason}}
 	}
-	var found []mention
+	var found []resourceMention
 	for _, r := range resources {
 		if at := indexName(reason, r.name); at >= 0 {
-			found = append(found, mention{resource: r, at: at})
+			found = append(found, resourceMention{resource: r, at: at})
 		}
 	}
-	slices.SortFunc(found, func(a, b mention) int { return cmp.Compare(a.at, b.at) })
+	slices.SortFunc(found, func(a, b resourceMention) int { return cmp.Compare(a.at, b.at) })
 	for i := range found {
 		end := len(reason)
 		if i+1 < len(found) {
@@ -128,20 +129,20 @@ func mentioned(resources []resource, reason string) []mention {
 	return found
 }
 
-// indexName finds a name that stands for itself and is no part of a longer one.
+// indexName returns the index of name in text, or -1. An occurrence inside a longer name does not count.
 func indexName(text, name string) int {
-	for start, end := range places(text, name) {
-		if end == len(text) || !inName(text[end]) {
+	for start, end := range nameOccurrences(text, name) {
+		if end == len(text) || !isNameByte(text[end]) {
 			return start
 		}
 	}
 	return -1
 }
 
-// isBlamed says whether a reason tells what is wrong with the resource of that name, and does not only name it, or one with
-// a longer name: "Error adding/updating cluster(s) a: why, b: why".
-func isBlamed(reason, name string) bool {
-	for _, end := range places(reason, name) {
+// hasReasonFor reports whether Envoy's reason contains an error of the resource ("NAME: why"), and not only its name or
+// a longer name.
+func hasReasonFor(reason, name string) bool {
+	for _, end := range nameOccurrences(reason, name) {
 		if strings.HasPrefix(reason[end:], ": ") {
 			return true
 		}
@@ -149,8 +150,8 @@ func isBlamed(reason, name string) bool {
 	return false
 }
 
-// places are where a name begins and ends in a text, but for those where it is the end of a longer one.
-func places(text, name string) iter.Seq2[int, int] {
+// nameOccurrences yields the start and end of each occurrence of name in text, except at the end of a longer name.
+func nameOccurrences(text, name string) iter.Seq2[int, int] {
 	return func(yield func(start, end int) bool) {
 		for from := 0; name != ""; {
 			i := strings.Index(text[from:], name)
@@ -158,7 +159,7 @@ func places(text, name string) iter.Seq2[int, int] {
 				return
 			}
 			start := from + i
-			if (start == 0 || !inName(text[start-1])) && !yield(start, start+len(name)) {
+			if (start == 0 || !isNameByte(text[start-1])) && !yield(start, start+len(name)) {
 				return
 			}
 			from = start + 1
@@ -166,8 +167,8 @@ func places(text, name string) iter.Seq2[int, int] {
 	}
 }
 
-// inName says whether a letter may be of a resource's name: Istio's have all of these.
-func inName(b byte) bool {
+// isNameByte reports whether b can be part of a resource name. Istio uses all of these characters.
+func isNameByte(b byte) bool {
 	return b == '|' || b == '.' || b == '-' || b == '_' || b == '/' || b == '~' ||
 		'0' <= b && b <= '9' || 'a' <= b && b <= 'z' || 'A' <= b && b <= 'Z'
 }

@@ -16,7 +16,7 @@ import (
 	"github.com/pilotfish-mesh/pilotfish/internal/testenv"
 )
 
-func TestResourcesThatAReasonMeans(t *testing.T) {
+func TestFindMentions(t *testing.T) {
 	const a, b = "outbound|80||a.default.svc.cluster.local", "outbound|80||b.default.svc.cluster.local"
 	both := []resource{{name: "outbound|80||b.default.svc"}, {name: b}, {name: a}}
 	for _, c := range []struct {
@@ -31,11 +31,11 @@ func TestResourcesThatAReasonMeans(t *testing.T) {
 		{"listeners", []resource{{name: "0.0.0.0_80"}, {name: "0.0.0.0_8080"}},
 			"Error adding/updating listener(s) 0.0.0.0_8080: cannot bind\n", map[string]string{"0.0.0.0_8080": "cannot bind"}},
 		{"the only one", []resource{{name: a}}, "Only unique names for routes are permitted", map[string]string{a: "Only unique names for routes are permitted"}},
-		{"nobody knows", both, "Proto constraint validation failed", map[string]string{}},
+		{"no resource named", both, "Proto constraint validation failed", map[string]string{}},
 		{"no name", []resource{{}, {}}, "x", map[string]string{}},
 	} {
 		got := map[string]string{}
-		for _, m := range mentioned(c.resources, c.reason) {
+		for _, m := range findMentions(c.resources, c.reason) {
 			got[m.name] = m.reason
 		}
 		if diff := cmp.Diff(c.want, got); diff != "" {
@@ -44,14 +44,14 @@ func TestResourcesThatAReasonMeans(t *testing.T) {
 	}
 }
 
-// The log of a proxy on which somebody insists stays readable, and tells how often it was.
-func TestRejectionsThatComeAgainAndAgainAreLoggedNowAndThen(t *testing.T) {
+// If a control plane repeats a rejected response, the log stays short and contains the number of NACKs.
+func TestRepeatedNacksAreLoggedRarely(t *testing.T) {
 	now := time.Unix(1000, 0)
 	var text strings.Builder
-	l := newLedger(func() time.Time { return now }, slog.New(slog.NewTextHandler(&text, nil)))
+	l := newStatusTracker(func() time.Time { return now }, slog.New(slog.NewTextHandler(&text, nil)))
 	reject := func(typeURL, reason string) {
 		now = now.Add(time.Millisecond)
-		l.request(delta, request{typeURL: typeURL, nonce: "1", rejected: true, reason: reason}, response{})
+		l.recordRequest(delta, request{typeURL: typeURL, nonce: "1", rejected: true, reason: reason}, response{})
 	}
 	lines := func(part string) int { return strings.Count(text.String(), part) }
 	for range 1000 {
@@ -64,43 +64,43 @@ func TestRejectionsThatComeAgainAndAgainAreLoggedNowAndThen(t *testing.T) {
 	for i := range 100 {
 		reject(clusterType, fmt.Sprintf("new %d", i))
 	}
-	if n := lines("reason=\"new "); n != mostLogged-1 || lines("notLogged=999") != 1 {
+	if n := lines("reason=\"new "); n != maxLoggedNacks-1 || lines("notLogged=999") != 1 {
 		t.Errorf("%d of 100 other reasons:\n%s", n, text.String())
 	}
-	now = now.Add(loggedAgain)
+	now = now.Add(nackLogInterval)
 	reject(clusterType, "same")
 	if lines("reason=same notLogged=91") != 1 {
 		t.Errorf("a minute later:\n%s", text.String())
 	}
 }
 
-func TestCountersOfATypeAreThereBeforeItsFirstRejection(t *testing.T) {
-	l := newLedger(time.Now, slog.New(slog.DiscardHandler))
+func TestNackCountersExistBeforeFirstNack(t *testing.T) {
+	l := newStatusTracker(time.Now, slog.New(slog.DiscardHandler))
 	registry := prometheus.NewRegistry()
 	if err := l.metrics.register(registry, l); err != nil {
 		t.Fatal(err)
 	}
-	l.request(delta, request{typeURL: clusterType}, response{})
+	l.recordRequest(delta, request{typeURL: clusterType}, response{})
 	if n, err := testutil.GatherAndCount(registry, "pilotfish_xds_nacks_total", "pilotfish_xds_acks_total"); n != 2 || err != nil {
 		t.Errorf("%d series, %v", n, err)
 	}
 }
 
-func TestRejectionsAreBookedByResourceUntilSomethingBetterComes(t *testing.T) {
+func TestNackIsRecordedUntilResourceIsAccepted(t *testing.T) {
 	now := time.Unix(1000, 0)
-	l := newLedger(func() time.Time { return now }, slog.New(slog.DiscardHandler))
+	l := newStatusTracker(func() time.Time { return now }, slog.New(slog.DiscardHandler))
 	registry := prometheus.NewRegistry()
 	if err := l.metrics.register(registry, l); err != nil {
 		t.Fatal(err)
 	}
 	sent := func(nonce string, resources ...resource) response {
 		r := response{typeURL: clusterType, nonce: nonce, resources: resources}
-		l.response(r, 10)
+		l.recordResponse(r, 10)
 		return r
 	}
 	answer := func(about response, reason string) {
 		now = now.Add(time.Second)
-		l.request(delta, request{typeURL: clusterType, nonce: about.nonce, rejected: reason != "", reason: reason}, about)
+		l.recordRequest(delta, request{typeURL: clusterType, nonce: about.nonce, rejected: reason != "", reason: reason}, about)
 	}
 	rejected := func() (names []string) {
 		for _, r := range l.status().Types[0].Rejected {
@@ -113,7 +113,7 @@ func TestRejectionsAreBookedByResourceUntilSomethingBetterComes(t *testing.T) {
 		if diff := cmp.Diff(names, rejected()); diff != "" {
 			t.Error(diff)
 		}
-		text := fmt.Sprintf("# HELP pilotfish_xds_rejected_resources Resources that Envoy rejects at the moment, as far as it names them, by type.\n"+
+		text := fmt.Sprintf("# HELP pilotfish_xds_rejected_resources Resources that Envoy rejects at present, as far as its reasons name them, by type.\n"+
 			"# TYPE pilotfish_xds_rejected_resources gauge\npilotfish_xds_rejected_resources{type=\"Cluster\"} %d\n", len(names))
 		if err := testutil.GatherAndCompare(registry, strings.NewReader(text), "pilotfish_xds_rejected_resources"); err != nil {
 			t.Error(err)
@@ -126,7 +126,7 @@ func TestRejectionsAreBookedByResourceUntilSomethingBetterComes(t *testing.T) {
 	answer(sent("3", resource{"b", "3"}), "")
 	want("a 1 x1: odd")
 	gone := response{typeURL: clusterType, nonce: "4", removed: []string{"a"}}
-	l.response(gone, 10)
+	l.recordResponse(gone, 10)
 	answer(gone, "")
 	want()
 
@@ -136,17 +136,17 @@ func TestRejectionsAreBookedByResourceUntilSomethingBetterComes(t *testing.T) {
 	}
 }
 
-func TestHistoryIsBoundedAndKeepsRejections(t *testing.T) {
-	l := newLedger(time.Now, slog.New(slog.DiscardHandler))
+func TestHistoryIsLimitedAndRetainsNacks(t *testing.T) {
+	l := newStatusTracker(time.Now, slog.New(slog.DiscardHandler))
 	one := response{typeURL: clusterType, nonce: "first", resources: []resource{{name: "a"}}}
-	l.response(one, 10)
-	l.request(sotw, request{typeURL: clusterType, nonce: "first", rejected: true, reason: "no"}, one)
-	for i := range 3 * mostEvents {
+	l.recordResponse(one, 10)
+	l.recordRequest(sotw, request{typeURL: clusterType, nonce: "first", rejected: true, reason: "no"}, one)
+	for i := range 3 * maxEvents {
 		r := response{typeURL: endpointTypeForTest, nonce: fmt.Sprint(i)}
-		l.response(r, 10)
+		l.recordResponse(r, 10)
 	}
 	h := l.history()
-	if len(h.Events) != mostEvents || h.Events[0].Nonce != fmt.Sprint(2*mostEvents) || h.Events[mostEvents-1].Nonce != fmt.Sprint(3*mostEvents-1) {
+	if len(h.Events) != maxEvents || h.Events[0].Nonce != fmt.Sprint(2*maxEvents) || h.Events[maxEvents-1].Nonce != fmt.Sprint(3*maxEvents-1) {
 		t.Errorf("%d events, from %s to %s", len(h.Events), h.Events[0].Nonce, h.Events[len(h.Events)-1].Nonce)
 	}
 	if len(h.Nacks) != 1 || h.Nacks[0].Reason != "no" {
@@ -156,8 +156,8 @@ func TestHistoryIsBoundedAndKeepsRejections(t *testing.T) {
 
 const endpointTypeForTest = "type.googleapis.com/envoy.config.endpoint.v3.ClusterLoadAssignment"
 
-func TestRejectedResourceIsInStatusAndHistoryOfARelay(t *testing.T) {
-	address, _ := answering([]byte("\n\x07cluster")).listen(t, "127.0.0.1:0", nil)
+func TestRejectedResourceIsInStatusAndHistory(t *testing.T) {
+	address, _ := newAnsweringControlPlane([]byte("\n\x07cluster")).listen(t, "127.0.0.1:0", nil)
 	relay := start(t, Config{Upstreams: []string{address}, Server: Server{Plaintext: true}})
 	stream := sotwStream(t, relay)
 	send(t, stream, &discoveryv3.DiscoveryRequest{TypeUrl: clusterURL})
@@ -190,14 +190,14 @@ func containsInOrder(all, want []string) bool {
 	return len(want) == 0
 }
 
-func TestOnlyWhatEnvoyFindsFaultWithIsBlamed(t *testing.T) {
+func TestHasReasonForRequiresReason(t *testing.T) {
 	const reason = "Error adding/updating cluster(s) outbound|80||ab.c: unknown field, b: needs a and d, e\n0.0.0.0_80: why\n"
 	for name, blamed := range map[string]bool{
 		"outbound|80||ab.c": true, "b": true, "0.0.0.0_80": true,
 		"a": false, "ab.c": false, "c": false, "d": false, "e": false, "0.0.0.0": false, "80": false, "": false,
 	} {
-		if got := isBlamed(reason, name); got != blamed {
-			t.Errorf("%q is blamed: %v, want %v", name, got, blamed)
+		if got := hasReasonFor(reason, name); got != blamed {
+			t.Errorf("hasReasonFor(%q) = %v, want %v", name, got, blamed)
 		}
 	}
 }

@@ -1,10 +1,10 @@
-// Package xdsproxy relays Envoy's aggregated discovery stream to a control plane: Envoy connects to a unix socket, the
-// relay connects to the control plane with TLS and a token, and what the two say to each other passes through as it
-// came. The relay looks only at what it needs: types, names, versions, nonces, rejections.
+// Package xdsproxy relays Envoy's aggregated discovery stream to a control plane. Envoy connects to a Unix socket, and
+// the relay connects to the control plane with TLS and a token. Messages are forwarded unchanged. The relay reads only
+// the types, names, versions, nonces and NACKs.
 //
-// When the control plane goes away, Envoy's stream stays open, and Envoy goes on serving with what it has. The relay knows
-// what Envoy has asked for and which version of each resource it has accepted; it asks the next control plane for the same,
-// so that only what differs is sent.
+// When the control plane fails, Envoy's stream stays open, and Envoy continues with its configuration. The relay
+// records Envoy's subscriptions and the versions that Envoy has accepted. It sends both to the next control plane, so
+// that only changes are transferred.
 package xdsproxy
 
 import (
@@ -28,77 +28,81 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 )
 
-// TLS says how a control plane is verified: RootFile ("SYSTEM" or empty for the system's roots), ServerName, and a
-// client certificate if there is one. The files are read anew for each connection.
+// TLS configures the verification of a control plane: RootFile ("SYSTEM" or empty for the system's roots), ServerName,
+// and an optional client certificate. The files are read again for each connection.
 type TLS = dial.TLS
 
-// Server says how a control plane is reached: Plaintext, TLS, TokenFile (read for every stream), ClusterID, Headers.
+// Server configures the connection to a control plane: Plaintext, TLS, TokenFile (read for each stream), ClusterID,
+// Headers.
 type Server = dial.Server
 
-// SystemRoots, as TLS.RootFile, stands for the roots of the operating system.
+// SystemRoots is the TLS.RootFile that selects the roots of the operating system.
 const SystemRoots = dial.SystemRoots
 
-// Config is what a Relay needs.
+// Config configures a Relay.
 type Config struct {
-	// Socket is the path of the unix socket that Envoy connects to, relative to the working directory or absolute.
+	// Socket is the path of the Unix socket for Envoy.
 	Socket string
-	// SocketMode is the mode of the socket; zero is 0600.
+	// SocketMode is the mode of the socket; zero means 0600.
 	SocketMode fs.FileMode
-	// SocketOwner is who the socket is to be of; nil is this process's user.
+	// SocketOwner is the owner of the socket; nil means the user of this process.
 	SocketOwner *owner.Owner
-	// AllowedUIDs are the users that may connect; nil is this process's own, root, and 1337.
+	// AllowedUIDs are the users that may connect; nil means the user of this process, root, and 1337.
 	AllowedUIDs []uint32
-	// IsEnvoy says whether a process is an Envoy of the agent's; nil holds all for that. Others are applications that
-	// speak xDS themselves: their streams stand beside Envoy's and beside each other, and have no part in what is said of
-	// Envoy. With Proxyless there is no Envoy, and what is said is said of them.
+	// Guard checks the secret of each stream; nil disables the check.
+	Guard *uds.Guard
+	// IsEnvoy reports whether a PID is an Envoy of the agent; nil means that all are. Other clients are applications
+	// that speak xDS themselves. Their streams are independent of Envoy's and of each other, and status and health
+	// exclude them. With Proxyless there is no Envoy, and status and health are those of the applications.
 	IsEnvoy   func(process int32) bool
 	Proxyless bool
 
-	// Upstreams are the control plane's addresses, host:port. All that a name stands for are addresses of the control plane,
-	// looked up anew whenever a connection is to be made; they are tried in an order of chance. The certificate that a
-	// server shows has to be for the name, unless Server says another.
+	// Upstreams are the addresses of the control plane, host:port. Each host is resolved again for each connection, and
+	// all its IP addresses are tried in random order. The server's certificate must match the host, unless Server
+	// configures another name.
 	Upstreams []string
-	// Lookup finds the addresses of a name; nil is the system's resolver.
+	// Lookup resolves a host; nil means the system's resolver.
 	Lookup func(ctx context.Context, host string) ([]netip.Addr, error)
-	// Server says how they are verified, and what the relay shows of itself: TLS or plaintext, token, headers.
+	// Server configures TLS, token and headers of the connection.
 	Server
 
-	// KeepaliveInterval and KeepaliveTimeout detect a control plane that has gone without a word; zero is 30 s and 10 s. It is
-	// asked sooner when Envoy asks it something, or somebody asks for the relay's condition.
+	// KeepaliveInterval and KeepaliveTimeout detect a control plane that fails without closing the connection; zero
+	// means 30 s and 10 s. A ping is sent earlier when Envoy sends a request or Condition is called.
 	KeepaliveInterval time.Duration
 	KeepaliveTimeout  time.Duration
-	// Awake is called when the control plane was heard after a long silence, if it is set: the process is awake then. It must
-	// not block.
-	Awake func()
-	// ConnectTimeout bounds one attempt at one address; zero is 5 s. After Stagger, the next address is tried beside it;
-	// zero is 500 ms.
+	// OnActivity, if set, is called when data of the control plane arrives after a long silence, because the process is
+	// awake then. It must not block.
+	OnActivity func()
+	// ConnectTimeout limits one attempt at one address; zero means 5 s. After Stagger the next address is tried in
+	// parallel; zero means 500 ms.
 	ConnectTimeout, Stagger time.Duration
-	// MinRetry and MaxRetry bound the wait between attempts to connect while nobody answers; zero is 50 ms and 600 ms.
-	// A control plane that answers and refuses is left alone for up to MaxRefused; zero is 5 s.
+	// MinRetry and MaxRetry limit the backoff while no control plane answers; zero means 50 ms and 600 ms. MaxRefused
+	// limits the backoff of a control plane that answers and refuses; zero means 5 s.
 	MinRetry, MaxRetry, MaxRefused time.Duration
-	// LongOutage is how long nobody has to answer for the wait to grow further, up to MaxLongRetry: zero is a minute and 5 s.
-	// An Envoy that starts ends that.
+	// LongOutage is the duration of an outage after which the backoff grows to MaxLongRetry; zero means 1 min and 5 s.
+	// A starting Envoy resets it.
 	LongOutage, MaxLongRetry time.Duration
 
-	// MaxRequest and MaxResponse bound one message of Envoy and one of the control plane, in bytes. Zero is 64 MiB and
-	// 256 MiB: a message is held once at most, while it is passed on.
+	// MaxRequest and MaxResponse limit the size of a message in bytes; zero means 64 MiB and 256 MiB. A message is in
+	// memory at most once while it is forwarded.
 	MaxRequest, MaxResponse int
 
-	// Local are the types of resource that are meant for the agent itself.
+	// Local are the resource types for the agent itself.
 	Local []LocalType
-	// Rewrite has, by type URL, what changes resources before Envoy gets them.
+	// Rewrite contains the rewriters of resources, by type URL.
 	Rewrite map[string]Rewriter
 
-	// LastGood keeps what Envoy accepts, for an Envoy that starts while no control plane answers.
+	// LastGood configures the storage of accepted configuration for an Envoy that starts while no control plane
+	// answers.
 	LastGood LastGood
 
-	// LossLimit is how long the control plane may be lost before that makes the proxy unready; zero is for ever.
+	// LossLimit is the duration of an outage after which the proxy is unready; zero means never.
 	LossLimit time.Duration
 
 	Logger *slog.Logger
-	// Metrics is where the relay's metrics are registered; nil for nowhere.
+	// Metrics is the registry of the relay's metrics; nil disables them.
 	Metrics prometheus.Registerer
-	// Now is the clock of what is reported; nil is time.Now.
+	// Now returns the time for reports; nil means time.Now.
 	Now func() time.Time
 }
 
@@ -150,57 +154,57 @@ func orDefault[T int | time.Duration](d *T, value T) {
 	}
 }
 
-// Relay is the relay between one Envoy and a control plane. Its methods are safe for concurrent use.
+// Relay relays the stream of one Envoy to a control plane. Its methods are safe for concurrent use.
 type Relay struct {
-	config Config
-	log    *slog.Logger
-	book   *ledger
-	uplink *uplink
-	report healthOfApp
-	locals map[string]LocalType
-	// keeper is nil where nothing is kept; served counts how often Envoy got the last good configuration.
-	keeper *keeper
-	served atomic.Uint64
-	nonces atomic.Uint64
-	// broken says that the last response that went on in parts was not completed, and unfit that one was nothing to go on so.
-	broken, unfit atomic.Bool
-	// credentials are what the uplink proves itself with.
-	credentials *credentialWatch
+	config     Config
+	log        *slog.Logger
+	tracker    *statusTracker
+	uplink     *uplink
+	appHealth  appHealth
+	localTypes map[string]LocalType
+	// writer is nil if nothing is stored. lastGoodServed counts how often Envoy received the last good configuration.
+	writer         *lastGoodWriter
+	lastGoodServed atomic.Uint64
+	nonces         atomic.Uint64
+	// isChunkBroken: the last chunked response was cut off. isUnchunkable: a response could not be chunked.
+	isChunkBroken, isUnchunkable atomic.Bool
+	// credentials watches the credentials of the uplink.
+	credentials *credentialWatcher
 	taps        taps
 
-	mu      sync.Mutex
-	current *session // the stream of Envoy in force
-	// applied are the versions of what local types were given, by type and name.
-	applied map[string]map[string]string
-	clients clients
-	order   succession
+	mu            sync.Mutex
+	activeSession *session // Envoy's active stream
+	// appliedVersions are the applied versions of local types, by type URL and name.
+	appliedVersions map[string]map[string]string
+	clients         appStreams
+	handover        envoyHandover
 
-	// streams counts what still runs on behalf of Envoy's streams.
+	// streams counts the goroutines of all sessions.
 	streams sync.WaitGroup
 }
 
-// New checks the configuration. It does nothing yet: Run does.
+// New returns a relay. It fails if the configuration is invalid, and starts nothing.
 func New(config Config) (*Relay, error) {
 	if err := config.setDefaults(); err != nil {
 		return nil, err
 	}
-	locals, err := localTypes(config.Local)
+	locals, err := indexLocalTypes(config.Local)
 	if err != nil {
 		return nil, err
 	}
-	book := newLedger(config.Now, config.Logger)
+	book := newStatusTracker(config.Now, config.Logger)
 	if err := book.metrics.register(config.Metrics, book); err != nil {
 		return nil, fmt.Errorf("xdsproxy: registering metrics: %w", err)
 	}
-	credentials := newCredentialWatch(config)
+	credentials := newCredentialWatcher(config)
 	if config.Metrics != nil {
 		if err := config.Metrics.Register(credentials); err != nil {
 			return nil, fmt.Errorf("xdsproxy: registering metrics: %w", err)
 		}
 	}
 	r := &Relay{
-		config: config, log: config.Logger, book: book, uplink: newUplink(config, book), locals: locals, credentials: credentials,
-		applied: map[string]map[string]string{},
+		config: config, log: config.Logger, tracker: book, uplink: newUplink(config, book), localTypes: locals, credentials: credentials,
+		appliedVersions: map[string]map[string]string{},
 	}
 	if err := r.registerLastGood(config.Metrics); err != nil {
 		return nil, fmt.Errorf("xdsproxy: registering metrics: %w", err)
@@ -208,7 +212,7 @@ func New(config Config) (*Relay, error) {
 	return r, nil
 }
 
-// Run serves Envoy until the context ends; then it returns nil.
+// Run serves Envoy until ctx ends, and then returns nil. It fails if it cannot listen.
 func (r *Relay) Run(ctx context.Context) error {
 	listener, err := uds.ListenFor(r.config.SocketOwner, r.config.Socket, r.config.SocketMode)
 	if err != nil {
@@ -217,7 +221,7 @@ func (r *Relay) Run(ctx context.Context) error {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
 	server := r.server()
-	defer r.runKeeper()()
+	defer r.startWriter()()
 
 	var parts sync.WaitGroup
 	parts.Go(func() { r.uplink.run(ctx) })
@@ -225,7 +229,7 @@ func (r *Relay) Run(ctx context.Context) error {
 	if !r.config.Plaintext {
 		parts.Go(func() { r.credentials.run(ctx) })
 	}
-	err = server.Serve(uds.Only(listener, r.config.AllowedUIDs, r.log))
+	err = server.Serve(uds.FilterPeers(listener, r.config.AllowedUIDs, r.log))
 	stopped := ctx.Err() != nil
 	cancel()
 	parts.Wait()
@@ -237,41 +241,45 @@ func (r *Relay) Run(ctx context.Context) error {
 }
 
 func (r *Relay) server() *rawgrpc.Server {
-	return rawgrpc.NewServer(map[string]rawgrpc.Handler{
+	server := rawgrpc.NewServer(map[string]rawgrpc.Handler{
 		sotw.method():  r.handler(sotw),
 		delta.method(): r.handler(delta),
-	}, r.config.MaxRequest, withProcess, r.log)
+	}, r.config.MaxRequest, withPeer, r.log)
+	server.Admit = func(ctx context.Context, header func(string) []string) error {
+		return r.config.Guard.Check(peerOf(ctx), header(uds.SecretHeader))
+	}
+	return server
 }
 
 func (r *Relay) handler(v variant) rawgrpc.Handler {
 	return func(stream *rawgrpc.ServerStream) error { return r.serve(v, stream) }
 }
 
-// Health says whether Envoy's configuration can be relied on, and why not.
+// Health reports whether Envoy's configuration is reliable, and the reason if it is not.
 func (r *Relay) Health() (ok bool, reason string) {
 	c := r.Condition(0)
 	return c.OK, c.Reason
 }
 
-// Condition says whether the configuration of an Envoy, told by its process id, can be relied on: it has to have got one,
-// and must not have rejected the first of any type. For 0, or a process that has had no stream, it is the Envoy whose
-// stream is in force. Losing the control plane after that is told in the reason, and does no harm before LossLimit,
-// since Envoy goes on with what it has.
+// Condition reports whether the Envoy with the PID has a reliable configuration: it has received one, and has not
+// rejected the first of any type. For PID 0, or a process without a stream, it reports on the Envoy of the active
+// stream. A later loss of the control plane is only part of the reason until LossLimit, because Envoy continues with
+// its configuration.
 func (r *Relay) Condition(process int) health.Condition {
-	r.uplink.ask()
-	return r.withCredentials(r.book.condition(int32(process), r.config.LossLimit))
+	r.uplink.probe()
+	return r.addCredentialProblem(r.tracker.condition(int32(process), r.config.LossLimit))
 }
 
-// ConditionForClients is Condition where the clients are no Envoy but applications, which may be started only when this is
-// OK: until one of them asks, a connection to the control plane is enough.
+// ConditionForClients is Condition for proxyless applications, which may start only when it is OK. Until one of them
+// sends a request, a connection to the control plane is sufficient.
 func (r *Relay) ConditionForClients() health.Condition {
-	return r.withCredentials(r.book.conditionForClients(r.config.LossLimit))
+	return r.addCredentialProblem(r.tracker.conditionForClients(r.config.LossLimit))
 }
 
-// withCredentials adds what is wrong with the credentials to the reason. It makes nobody unready by itself: what is
-// connected serves on.
-func (r *Relay) withCredentials(c health.Condition) health.Condition {
-	problem := r.credentials.wrong()
+// addCredentialProblem adds a problem of the credentials to the reason. It does not change OK, because an open
+// connection still works.
+func (r *Relay) addCredentialProblem(c health.Condition) health.Condition {
+	problem := r.credentials.currentProblem()
 	switch {
 	case problem == "" || strings.Contains(c.Reason, problem):
 	case c.Reason == "":
@@ -282,9 +290,9 @@ func (r *Relay) withCredentials(c health.Condition) health.Condition {
 	return c
 }
 
-// Status reports on the streams and on each type of resource.
+// Status returns the state of the streams and of each resource type.
 func (r *Relay) Status() Status {
-	s := r.book.status()
+	s := r.tracker.status()
 	s.LastGood = r.lastGoodStatus()
 	return s
 }

@@ -31,7 +31,7 @@ import (
 	"github.com/pilotfish-mesh/pilotfish/internal/testenv"
 )
 
-func TestMessagesPassUnchangedWithFieldsThatNobodyKnows(t *testing.T) {
+func TestMessagesWithUnknownFieldsPassUnchanged(t *testing.T) {
 	unknown := []byte{0xc2, 0x3e, 3, 'n', 'e', 'w'} // field 1000
 	got := make(chan *discoveryv3.DeltaDiscoveryRequest, 1)
 	response := &discoveryv3.DeltaDiscoveryResponse{
@@ -79,7 +79,7 @@ func TestMessagesPassUnchangedWithFieldsThatNobodyKnows(t *testing.T) {
 	}
 }
 
-func TestStreamIsHeldUntilAControlPlaneAnswers(t *testing.T) {
+func TestStreamWaitsForControlPlane(t *testing.T) {
 	address := freeAddress(t)
 	relay := start(t, Config{Upstreams: []string{address}, Server: Server{Plaintext: true}})
 	stream := sotwStream(t, relay)
@@ -91,19 +91,19 @@ func TestStreamIsHeldUntilAControlPlaneAnswers(t *testing.T) {
 		return nil
 	})
 
-	answering([]byte("c")).listen(t, address, nil)
+	newAnsweringControlPlane([]byte("c")).listen(t, address, nil)
 	if r := receive(t, stream); r.VersionInfo != "v1" {
 		t.Errorf("got %v", r)
 	}
-	connected(t, relay)
+	waitConnected(t, relay)
 	if ok, reason := relay.Health(); !ok || reason != "" {
 		t.Errorf("health = %v, %q after an answer", ok, reason)
 	}
 }
 
-func TestRefusedStreamIsTriedAgainWithTheSameRequests(t *testing.T) {
+func TestRefusedStreamIsRetriedWithSameRequests(t *testing.T) {
 	var attempts atomic.Int32
-	good := answering([]byte("c"))
+	good := newAnsweringControlPlane([]byte("c"))
 	cp := &upstream{sotw: func(s discoveryv3.AggregatedDiscoveryService_StreamAggregatedResourcesServer) error {
 		if attempts.Add(1) < 4 {
 			if _, err := s.Recv(); err != nil {
@@ -125,14 +125,14 @@ func TestRefusedStreamIsTriedAgainWithTheSameRequests(t *testing.T) {
 	}
 }
 
-func TestLosingTheControlPlaneKeepsStreamAndReadiness(t *testing.T) {
-	address, stop := answering([]byte("c")).listen(t, "127.0.0.1:0", nil)
+func TestLostControlPlaneRetainsStreamAndReadiness(t *testing.T) {
+	address, stop := newAnsweringControlPlane([]byte("c")).listen(t, "127.0.0.1:0", nil)
 	registry := prometheus.NewRegistry()
 	relay := start(t, Config{Upstreams: []string{address}, Server: Server{Plaintext: true}, Metrics: registry})
 	stream := sotwStream(t, relay)
 	send(t, stream, &discoveryv3.DiscoveryRequest{TypeUrl: clusterURL})
 	receive(t, stream)
-	connected(t, relay)
+	waitConnected(t, relay)
 
 	stop()
 	testenv.Eventually(t, "the reason is connection refused", func() error {
@@ -150,10 +150,10 @@ func TestLosingTheControlPlaneKeepsStreamAndReadiness(t *testing.T) {
 		t.Error("Envoy's stream ended with the control plane")
 	}
 
-	answering([]byte("c")).listen(t, address, nil)
+	newAnsweringControlPlane([]byte("c")).listen(t, address, nil)
 	receive(t, stream)
-	connected(t, relay)
-	if got := testutil.ToFloat64(relay.book.metrics.upstreamEnds.WithLabelValues("error")); got != 1 {
+	waitConnected(t, relay)
+	if got := testutil.ToFloat64(relay.tracker.metrics.upstreamEnds.WithLabelValues("error")); got != 1 {
 		t.Errorf("counted %v broken streams, want 1", got)
 	}
 	if problems, err := testutil.GatherAndLint(registry); err != nil {
@@ -161,8 +161,8 @@ func TestLosingTheControlPlaneKeepsStreamAndReadiness(t *testing.T) {
 	}
 }
 
-func TestEnvoysRestartFindsTheConnectionReady(t *testing.T) {
-	address, _ := answering([]byte("c")).listen(t, "127.0.0.1:0", nil)
+func TestRestartedEnvoyFindsConnectionReady(t *testing.T) {
+	address, _ := newAnsweringControlPlane([]byte("c")).listen(t, "127.0.0.1:0", nil)
 	relay := start(t, Config{Upstreams: []string{address}, Server: Server{Plaintext: true}})
 	first := dialRelay(t, relay)
 	stream, err := discoveryv3.NewAggregatedDiscoveryServiceClient(first).StreamAggregatedResources(t.Context())
@@ -171,8 +171,8 @@ func TestEnvoysRestartFindsTheConnectionReady(t *testing.T) {
 	}
 	send(t, stream, &discoveryv3.DiscoveryRequest{TypeUrl: clusterURL})
 	receive(t, stream)
-	_ = first.Close() // as when Envoy is killed
-	testenv.Eventually(t, "the relay notes that Envoy has gone", func() error {
+	_ = first.Close() // as if Envoy was killed
+	testenv.Eventually(t, "the relay records that Envoy has disconnected", func() error {
 		if relay.Status().EnvoyConnected {
 			return errors.New("still there")
 		}
@@ -184,7 +184,7 @@ func TestEnvoysRestartFindsTheConnectionReady(t *testing.T) {
 }
 
 func TestNewStreamDisplacesTheOld(t *testing.T) {
-	address, _ := answering([]byte("c")).listen(t, "127.0.0.1:0", nil)
+	address, _ := newAnsweringControlPlane([]byte("c")).listen(t, "127.0.0.1:0", nil)
 	relay := start(t, Config{Upstreams: []string{address}, Server: Server{Plaintext: true}})
 	old := sotwStream(t, relay)
 	send(t, old, &discoveryv3.DiscoveryRequest{TypeUrl: clusterURL})
@@ -200,7 +200,7 @@ func TestNewStreamDisplacesTheOld(t *testing.T) {
 	}
 }
 
-func TestAcksAndNacksAreOnTheBooks(t *testing.T) {
+func TestAcksAndNacksAreRecorded(t *testing.T) {
 	var nonce atomic.Int32
 	cp := &upstream{sotw: func(s discoveryv3.AggregatedDiscoveryService_StreamAggregatedResourcesServer) error {
 		for {
@@ -258,17 +258,17 @@ func TestAcksAndNacksAreOnTheBooks(t *testing.T) {
 	}
 }
 
-// TestEnvoyWithoutRoutesIsNotReady: it would answer 404 to everything.
+// TestEnvoyWithoutRoutesIsNotReady: Envoy would respond with 404 to all requests.
 func TestEnvoyWithoutRoutesIsNotReady(t *testing.T) {
 	const routeURL = "type.googleapis.com/envoy.config.route.v3.RouteConfiguration"
 	now := time.Now()
-	l := newLedger(func() time.Time { return now }, slog.New(slog.DiscardHandler))
-	l.envoyConnected(sotw, 1)
-	l.reached("127.0.0.1:1")
-	l.connected("127.0.0.1:1")
+	l := newStatusTracker(func() time.Time { return now }, slog.New(slog.DiscardHandler))
+	l.markEnvoyConnected(sotw, 1)
+	l.markReachable("127.0.0.1:1")
+	l.markConnected("127.0.0.1:1")
 	exchange := func(typeURL, nonce, reason string) {
-		l.response(response{typeURL: typeURL, nonce: nonce, version: nonce}, 1)
-		l.request(sotw, request{typeURL: typeURL, nonce: nonce, names: []string{"n"}, rejected: reason != "", reason: reason}, response{})
+		l.recordResponse(response{typeURL: typeURL, nonce: nonce, version: nonce}, 1)
+		l.recordRequest(sotw, request{typeURL: typeURL, nonce: nonce, names: []string{"n"}, rejected: reason != "", reason: reason}, response{})
 	}
 	exchange(clusterURL, "1", "")
 	exchange(routeURL, "2", "http_proxy: response body size is 5000 bytes")
@@ -287,20 +287,20 @@ func TestEnvoyWithoutRoutesIsNotReady(t *testing.T) {
 
 func TestLargeResponsePasses(t *testing.T) {
 	content := bytes.Repeat([]byte("0123456789abcdef"), 50<<20/16)
-	address, _ := answering(content).listen(t, "127.0.0.1:0", nil)
+	address, _ := newAnsweringControlPlane(content).listen(t, "127.0.0.1:0", nil)
 	relay := start(t, Config{Upstreams: []string{address}, Server: Server{Plaintext: true}})
 	stream := sotwStream(t, relay)
 	send(t, stream, &discoveryv3.DiscoveryRequest{TypeUrl: clusterURL})
 	if r := receive(t, stream); !bytes.Equal(r.Resources[0].Value, content) {
-		t.Errorf("got %d bytes, or others than were sent", len(r.Resources[0].Value))
+		t.Errorf("received %d bytes, or different ones", len(r.Resources[0].Value))
 	}
 	if s := typeStatus(relay, clusterURL); s.ResponseBytes < 50<<20 || s.LastResources != 1 {
 		t.Errorf("status = %+v", s)
 	}
 }
 
-// A side that does not read holds the other side back; the relay does not collect what it sends.
-func TestWhoDoesNotReadHoldsTheOtherBack(t *testing.T) {
+// A peer that does not read blocks the other peer; the relay does not buffer messages.
+func TestControlPlaneThatDoesNotReadBlocksEnvoy(t *testing.T) {
 	const piece, pieces, bound = 64 << 10, 1000, 400
 	payload := strings.Repeat("x", piece)
 	read := make(chan struct{})
@@ -317,7 +317,7 @@ func TestWhoDoesNotReadHoldsTheOtherBack(t *testing.T) {
 	address, _ := cp.listen(t, "127.0.0.1:0", nil)
 	relay := start(t, Config{Upstreams: []string{address}, Server: Server{Plaintext: true}})
 	stream := sotwStream(t, relay)
-	connected(t, relay) // what was said before may be said again in another form
+	waitConnected(t, relay) // earlier requests may be sent again in another form
 	done := make(chan error, 1)
 	go func() {
 		for range pieces {
@@ -329,8 +329,8 @@ func TestWhoDoesNotReadHoldsTheOtherBack(t *testing.T) {
 		}
 		done <- nil
 	}()
-	if got := whenQuiet(&sent); got > bound {
-		t.Errorf("%d requests of 64 KiB were taken although nobody reads them", got)
+	if got := waitStable(&sent); got > bound {
+		t.Errorf("%d requests of 64 KiB were accepted although the control plane does not read", got)
 	}
 	close(read)
 	if err := <-done; err != nil {
@@ -344,7 +344,7 @@ func TestWhoDoesNotReadHoldsTheOtherBack(t *testing.T) {
 	})
 }
 
-func TestEnvoyThatDoesNotReadHoldsTheControlPlaneBack(t *testing.T) {
+func TestEnvoyThatDoesNotReadBlocksControlPlane(t *testing.T) {
 	const pieces, bound = 1000, 400
 	content := bytes.Repeat([]byte("x"), 64<<10)
 	var sent atomic.Int32
@@ -361,21 +361,21 @@ func TestEnvoyThatDoesNotReadHoldsTheControlPlaneBack(t *testing.T) {
 	address, _ := cp.listen(t, "127.0.0.1:0", nil)
 	relay := start(t, Config{Upstreams: []string{address}, Server: Server{Plaintext: true}})
 	stream := sotwStream(t, relay)
-	if got := whenQuiet(&sent); got > bound {
-		t.Errorf("%d responses of 64 KiB were taken although Envoy reads none", got)
+	if got := waitStable(&sent); got > bound {
+		t.Errorf("%d responses of 64 KiB were accepted although Envoy does not read", got)
 	}
 	for i := range pieces {
 		if r := receive(t, stream); r.Nonce != fmt.Sprint(i) {
 			t.Fatalf("response %d has nonce %s", i, r.Nonce)
 		}
 	}
-	if pending := len(relay.book.types[clusterURL].pending); pending > maxPending {
+	if pending := len(relay.tracker.types[clusterURL].pending); pending > maxPending {
 		t.Errorf("%d unanswered responses are remembered, want at most %d", pending, maxPending)
 	}
 }
 
-// whenQuiet gives the counter's value once it has begun and then stood still for a while.
-func whenQuiet(counter *atomic.Int32) int32 {
+// waitStable returns the counter's value after it has started and then not changed for a while.
+func waitStable(counter *atomic.Int32) int32 {
 	for last, still := int32(-1), 0; ; {
 		now := counter.Load()
 		if now == last && now > 0 {
@@ -439,20 +439,20 @@ func TestHeadersGoUpstream(t *testing.T) {
 	}
 }
 
-func TestAnyOfSeveralControlPlanesWillDo(t *testing.T) {
-	address, _ := answering([]byte("c")).listen(t, "127.0.0.1:0", nil)
+func TestAnyControlPlaneIsUsed(t *testing.T) {
+	address, _ := newAnsweringControlPlane([]byte("c")).listen(t, "127.0.0.1:0", nil)
 	relay := start(t, Config{Upstreams: []string{freeAddress(t), address, freeAddress(t)}, Server: Server{Plaintext: true}})
 	stream := sotwStream(t, relay)
 	send(t, stream, &discoveryv3.DiscoveryRequest{TypeUrl: clusterURL})
 	receive(t, stream)
-	connected(t, relay)
+	waitConnected(t, relay)
 	if got := relay.Status().Upstream; got != address {
 		t.Errorf("connected to %s, want %s", got, address)
 	}
 }
 
-func TestStrangersAreRefused(t *testing.T) {
-	address, _ := answering([]byte("c")).listen(t, "127.0.0.1:0", nil)
+func TestOtherUsersAreRefused(t *testing.T) {
+	address, _ := newAnsweringControlPlane([]byte("c")).listen(t, "127.0.0.1:0", nil)
 	relay := start(t, Config{Upstreams: []string{address}, Server: Server{Plaintext: true}, AllowedUIDs: []uint32{uint32(os.Geteuid()) + 4242}})
 	stream, err := discoveryv3.NewAggregatedDiscoveryServiceClient(dialRelay(t, relay)).StreamAggregatedResources(t.Context())
 	if err == nil {

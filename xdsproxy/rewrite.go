@@ -12,31 +12,32 @@ import (
 	"github.com/pilotfish-mesh/pilotfish/xdsproxy/lastgood"
 )
 
-// maxRewrites bounds the responses of one type that wait for their rewriting; then the control plane is held back.
+// maxRewrites limits the responses of a type that wait for their rewriter. At the limit the relay stops reading from
+// the control plane.
 const maxRewrites = 8
 
-// Rewriter changes the resources of a response before Envoy gets them: Envoy gets what it returns, which may change the
-// values in place. It may take its time: responses of other types pass meanwhile, those of the same type wait, in order. An
-// error rejects the response towards the control plane, as if Envoy had done it, and Envoy does not get it. The context ends
-// with the stream upstream.
+// Rewriter changes the resources of a response before Envoy receives them. It returns the new resources and may change
+// values in place. It may block: responses of other types pass meanwhile, and those of the same type wait in order. An
+// error rejects the response in Envoy's place, and Envoy does not receive it. ctx ends with the upstream stream.
 type Rewriter func(ctx context.Context, resources []Resource) ([]Resource, error)
 
-// Resource is one resource of a response.
+// Resource is a resource of a response.
 type Resource struct {
-	// Name is empty for a resource of the SotW protocol whose content is not readable.
+	// Name is empty for a SotW resource whose content is not readable.
 	Name string
 	// Type is the type URL of the Any, and Value its content.
 	Type  string
 	Value []byte
-	// Again, of a resource that a Rewriter returns, waits until rewriting the resource once more may give something better;
-	// an error says that it never will. Envoy gets what comes of it, unless the control plane has sent the resource anew.
-	Again func(context.Context) error
+	// Retry is set by a Rewriter whose result is provisional. It blocks until the rewriter may have a better result, or
+	// returns an error if it never will. The result of the next rewrite is sent to Envoy, unless the control plane has
+	// sent the resource again.
+	Retry func(context.Context) error
 }
 
-// rewrites are the rewriters at work on one stream upstream.
-type rewrites struct {
+// rewriteQueues contains the responses that wait for their rewriters on one upstream stream, by type.
+type rewriteQueues struct {
 	queues  map[string]chan rewriteJob
-	running sync.WaitGroup
+	workers sync.WaitGroup
 }
 
 type rewriteJob struct {
@@ -44,8 +45,8 @@ type rewriteJob struct {
 	frame *frame
 }
 
-// put queues a response; it takes over the frame.
-func (w *rewrites) put(a *ascent, rewrite Rewriter, r response, f *frame) error {
+// enqueue queues a response and takes ownership of the frame. It blocks while the queue is full.
+func (w *rewriteQueues) enqueue(a *upstreamStream, rewrite Rewriter, r response, f *frame) error {
 	queue := w.queues[r.typeURL]
 	if queue == nil {
 		if w.queues == nil {
@@ -53,7 +54,7 @@ func (w *rewrites) put(a *ascent, rewrite Rewriter, r response, f *frame) error 
 		}
 		queue = make(chan rewriteJob, maxRewrites)
 		w.queues[r.typeURL] = queue
-		w.running.Go(func() { a.rewriteAll(rewrite, queue) })
+		w.workers.Go(func() { a.rewriteAll(rewrite, queue) })
 	}
 	select {
 	case queue <- rewriteJob{r, f}:
@@ -63,9 +64,9 @@ func (w *rewrites) put(a *ascent, rewrite Rewriter, r response, f *frame) error 
 	return nil
 }
 
-// wait waits for the rewriters to end, which they do with the stream upstream.
-func (w *rewrites) wait() {
-	w.running.Wait()
+// wait retries for the workers, which end with the upstream stream, and frees queued frames.
+func (w *rewriteQueues) wait() {
+	w.workers.Wait()
 	for _, queue := range w.queues {
 		for len(queue) > 0 {
 			(<-queue).frame.free()
@@ -73,7 +74,7 @@ func (w *rewrites) wait() {
 	}
 }
 
-func (a *ascent) rewriteAll(rewrite Rewriter, queue <-chan rewriteJob) {
+func (a *upstreamStream) rewriteAll(rewrite Rewriter, queue <-chan rewriteJob) {
 	for {
 		select {
 		case <-a.ctx.Done():
@@ -89,96 +90,97 @@ func (a *ascent) rewriteAll(rewrite Rewriter, queue <-chan rewriteJob) {
 	}
 }
 
-func (a *ascent) rewrite(rewrite Rewriter, job rewriteJob) error {
-	f, again, err := rewritten(a.ctx, a.proto, rewrite, job)
+func (a *upstreamStream) rewrite(rewrite Rewriter, job rewriteJob) error {
+	f, retries, err := rewriteResponse(a.ctx, a.proto, rewrite, job)
 	switch {
 	case a.ctx.Err() != nil:
 		return nil
 	case err != nil:
-		a.relay.log.Warn("a response was rejected before Envoy got it", "type", job.typeURL, "reason", err)
-		a.refuse(job, err)
+		a.relay.log.Warn("a response was rejected before it was sent to Envoy", "type", job.typeURL, "reason", err)
+		a.rejectResponse(job, err)
 		return nil
 	}
 	kept := job.frame
 	secret := lastgood.HasSecret(job.typeURL, kept.data.Materialize())
 	if secret {
-		kept = f // without what was meant for the rewriter only
+		kept = f // without the secret for the rewriter
 	}
-	a.again.mu.Lock()
-	defer a.again.mu.Unlock()
-	a.again.supersede(job.response)
-	a.again.answered[job.typeURL] = true
+	a.retries.mu.Lock()
+	defer a.retries.mu.Unlock()
+	a.retries.supersede(job.response)
+	a.retries.receivedTypes[job.typeURL] = true
 	if err := a.deliver(a.epoch, job.response, f, kept); err != nil {
 		return err
 	}
-	a.rewriteAgain(rewrite, job, again, secret)
+	a.scheduleRetries(rewrite, job, retries, secret)
 	return nil
 }
 
-// refuse answers a response in Envoy's place.
-func (a *ascent) refuse(job rewriteJob, reason error) {
-	a.book.response(job.response, job.frame.data.Len())
-	a.book.request(a.proto, request{typeURL: job.typeURL, nonce: job.nonce, rejected: true, reason: reason.Error()}, job.response)
+// rejectResponse sends a NACK in Envoy's place.
+func (a *upstreamStream) rejectResponse(job rewriteJob, reason error) {
+	a.tracker.recordResponse(job.response, job.frame.data.Len())
+	a.tracker.recordRequest(a.proto, request{typeURL: job.typeURL, nonce: job.nonce, rejected: true, reason: reason.Error()}, job.response)
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	var version string
 	var names []string
 	if t := a.state.types[job.typeURL]; t != nil {
-		version, names = t.version, sorted(t.names)
+		version, names = t.version, sortedKeys(t.names)
 	}
-	a.own.put(reply(a.proto, job.response, version, names, reason))
+	a.outbox.put(buildReply(a.proto, job.response, version, names, reason))
 }
 
-// rewritten is the response with other resources, and those of the former ones that are to be rewritten again.
-func rewritten(ctx context.Context, v variant, rewrite Rewriter, job rewriteJob) (*frame, []Resource, error) {
-	body := bodyOf(v)
+// rewriteResponse returns the response with rewritten resources, and the original resources whose rewriting is to be
+// retried.
+func rewriteResponse(ctx context.Context, v variant, rewrite Rewriter, job rewriteJob) (*frame, []Resource, error) {
+	body := newResponseBody(v)
 	if err := proto.Unmarshal(job.frame.data.Materialize(), body.message()); err != nil {
 		return nil, nil, fmt.Errorf("reading the response: %w", err)
 	}
-	out, err := rewrite(ctx, body.take(job.response))
+	out, err := rewrite(ctx, body.resources(job.response))
 	if err != nil {
 		return nil, nil, err
 	}
-	body.put(out)
-	f, err := marshalled(body.message())
+	body.setResources(out)
+	f, err := marshalFrame(body.message())
 	if err != nil {
 		return nil, nil, err
 	}
-	again, err := former(v, job, out)
-	return f, again, err
+	retries, err := originalsToRetry(v, job, out)
+	return f, retries, err
 }
 
-// former are the resources as they came of those that are to be rewritten again.
-func former(v variant, job rewriteJob, out []Resource) (again []Resource, err error) {
-	waits := make(map[string]func(context.Context) error)
+// originalsToRetry returns the original resources of those in out that have Retry set.
+func originalsToRetry(v variant, job rewriteJob, out []Resource) (retries []Resource, err error) {
+	retryFuncs := make(map[string]func(context.Context) error)
 	for _, r := range out {
-		if r.Again != nil && r.Name != "" {
-			waits[r.Name] = r.Again
+		if r.Retry != nil && r.Name != "" {
+			retryFuncs[r.Name] = r.Retry
 		}
 	}
-	if len(waits) == 0 {
+	if len(retryFuncs) == 0 {
 		return nil, nil
 	}
-	body := bodyOf(v)
+	body := newResponseBody(v)
 	if err := proto.Unmarshal(job.frame.data.Materialize(), body.message()); err != nil {
 		return nil, fmt.Errorf("reading the response: %w", err)
 	}
-	for _, r := range body.take(job.response) {
-		if r.Again = waits[r.Name]; r.Again != nil {
-			again = append(again, r)
+	for _, r := range body.resources(job.response) {
+		if r.Retry = retryFuncs[r.Name]; r.Retry != nil {
+			retries = append(retries, r)
 		}
 	}
-	return again, nil
+	return retries, nil
 }
 
-// responseBody is a response of either protocol variant.
+// responseBody is a decoded response of either protocol variant.
 type responseBody interface {
 	message() proto.Message
-	take(response) []Resource
-	put([]Resource)
+	resources(response) []Resource
+	setResources([]Resource)
 }
 
-func bodyOf(v variant) responseBody {
+func newResponseBody(v variant) responseBody {
 	if v == sotw {
 		return &sotwBody{}
 	}
@@ -189,7 +191,7 @@ type sotwBody struct{ m discoveryv3.DiscoveryResponse }
 
 func (b *sotwBody) message() proto.Message { return &b.m }
 
-func (b *sotwBody) take(about response) []Resource {
+func (b *sotwBody) resources(about response) []Resource {
 	in := make([]Resource, len(b.m.Resources))
 	for i, r := range b.m.Resources {
 		in[i] = Resource{Type: r.GetTypeUrl(), Value: r.GetValue()}
@@ -200,7 +202,7 @@ func (b *sotwBody) take(about response) []Resource {
 	return in
 }
 
-func (b *sotwBody) put(out []Resource) {
+func (b *sotwBody) setResources(out []Resource) {
 	b.m.Resources = b.m.Resources[:0]
 	for _, r := range out {
 		b.m.Resources = append(b.m.Resources, &anypb.Any{TypeUrl: r.Type, Value: r.Value})
@@ -213,7 +215,7 @@ type deltaBody struct {
 
 func (b *deltaBody) message() proto.Message { return &b.m }
 
-func (b *deltaBody) take(response) []Resource {
+func (b *deltaBody) resources(response) []Resource {
 	in := make([]Resource, len(b.m.Resources))
 	for i, r := range b.m.Resources {
 		in[i] = Resource{Name: r.Name, Type: r.GetResource().GetTypeUrl(), Value: r.GetResource().GetValue()}
@@ -221,7 +223,7 @@ func (b *deltaBody) take(response) []Resource {
 	return in
 }
 
-func (b *deltaBody) put(out []Resource) {
+func (b *deltaBody) setResources(out []Resource) {
 	byName := make(map[string]*discoveryv3.Resource, len(b.m.Resources))
 	for _, r := range b.m.Resources {
 		byName[r.Name] = r
@@ -237,10 +239,10 @@ func (b *deltaBody) put(out []Resource) {
 	}
 }
 
-func marshalled(m proto.Message) (*frame, error) {
+func marshalFrame(m proto.Message) (*frame, error) {
 	b, err := proto.Marshal(m)
 	if err != nil {
 		return nil, err
 	}
-	return message(b), nil
+	return newFrame(b), nil
 }

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"io"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -17,70 +18,70 @@ import (
 )
 
 const (
-	// settled is how long a stream has to live to count as accepted when the control plane has nothing to say on it.
-	settled = time.Second
-	// steady is how long a stream that was answered has to live for its end to be no sign of trouble.
-	steady = 10 * time.Second
+	// acceptedAfter is the lifetime after which an upstream stream without a response counts as accepted.
+	acceptedAfter = time.Second
+	// stableAfter is the lifetime of an answered stream after which its end does not increase the backoff.
+	stableAfter = 10 * time.Second
 )
 
-var errDisplaced = errors.New("a newer stream took its place")
+var errDisplaced = errors.New("a newer stream replaced it")
 
-// session is one stream of Envoy. It outlives the streams upstream that serve it, one after the other.
+// session is one stream of Envoy. It outlives the upstream streams that serve it one after the other.
 type session struct {
 	relay *Relay
 	proto variant
 	envoy *rawgrpc.ServerStream
-	// process is the id of the Envoy that the stream belongs to, or 0.
+	// process is the PID of the stream's client, or 0 if it is unknown.
 	process int32
-	// client is set when the stream is of no Envoy but of an application.
+	// client is set if the stream is that of an application, not of Envoy.
 	client bool
-	// book is where it is kept what becomes of the stream's configuration.
-	book *ledger
-	// uplink gives connections to a control plane.
+	// tracker records the state of the stream's configuration.
+	tracker *statusTracker
+	// uplink provides connections to a control plane.
 	uplink *uplink
-	// keeper keeps what Envoy accepts; nil where nothing is kept.
-	keeper *keeper
-	// disk is the keeper whose spare keeper may be; it is in force again when its disk goes on.
-	disk   *keeper
-	ctx    context.Context // ends with the stream, or when a newer one displaces it
-	cancel context.CancelCauseFunc
-	// requests come from the reader; it is closed when Envoy has nothing more to say.
-	requests chan *frame
-	finished atomic.Bool // Envoy has ended its side
-	// woken holds one when there may be a last good configuration where there was none.
-	woken chan struct{}
-	// trouble grows while control planes answer and end the stream soon.
-	trouble dial.Backoff
-	// silences counts the control planes that were left because nothing came from them. The session's lock guards it.
-	silences int
+	// writer stores accepted resources; nil if nothing is stored.
+	writer *lastGoodWriter
+	// diskWriter is the writer to the disk. writer is the same or its spare.
+	diskWriter *lastGoodWriter
+	ctx        context.Context // ends with the stream, or when a newer stream displaces it
+	cancel     context.CancelCauseFunc
+	// requests contains the frames of the reader. It is closed when Envoy ends its side.
+	requests  chan *frame
+	envoyDone atomic.Bool // Envoy has ended its side
+	// wake contains a value when stored configuration may have become available.
+	wake chan struct{}
+	// endBackoff grows while control planes answer and end the stream soon.
+	endBackoff dial.Backoff
+	// silentUpstreams counts upstream streams that ended with errSilent; guarded by mu.
+	silentUpstreams int
 
-	mu      sync.Mutex
-	state   *streamState
-	keeping keeping
+	mu     sync.Mutex
+	state  *streamState
+	record lastGoodRecord
 
-	again again
+	retries rewriteRetry
 
-	// delivering is held while something is sent to Envoy.
-	delivering sync.Mutex
+	// deliverMu is held while a response is sent to Envoy.
+	deliverMu sync.Mutex
 }
 
-// serve is the handler of one stream of Envoy. What the stream needs runs beside it, because only the handler's return
-// frees who is stuck in sending to an Envoy that does not read.
+// serve handles one stream of Envoy. The work runs in other goroutines, because only the return of the handler unblocks
+// a Send to an Envoy that does not read.
 func (r *Relay) serve(v variant, stream *rawgrpc.ServerStream) error {
 	ctx, cancel := context.WithCancelCause(stream.Context())
 	defer cancel(nil)
 	s := &session{
-		relay: r, proto: v, envoy: stream, process: processOf(stream.Context()), ctx: ctx, cancel: cancel,
-		requests: make(chan *frame), woken: make(chan struct{}, 1), state: newStreamState(v),
-		trouble: dial.Backoff{Min: r.config.MinRetry, Max: r.config.MaxRefused},
+		relay: r, proto: v, envoy: stream, process: peerPID(stream.Context()), ctx: ctx, cancel: cancel,
+		requests: make(chan *frame), wake: make(chan struct{}, 1), state: newStreamState(v),
+		endBackoff: dial.Backoff{Min: r.config.MinRetry, Max: r.config.MaxRefused},
 	}
-	r.tellApart(s)
-	s.state.keeps = s.keeper != nil
-	if err := r.await(s); err != nil {
+	r.classifyStream(s)
+	s.state.storesConfig = s.writer != nil
+	if err := r.activate(s); err != nil {
 		return err
 	}
-	defer r.leave(s)
-	s.uplink.want()
+	defer r.removeSession(s)
+	s.uplink.wakeUp()
 
 	result := make(chan error, 1)
 	r.streams.Go(s.read)
@@ -97,17 +98,17 @@ func (r *Relay) serve(v variant, stream *rawgrpc.ServerStream) error {
 	}
 }
 
-// read receives from Envoy, one message at a time: the next is not read before this one was taken, so that a control
-// plane that does not read holds Envoy back, not memory.
+// read receives requests from Envoy. It reads the next request after the previous one was processed, so a control plane
+// that does not read blocks Envoy and does not fill memory.
 func (s *session) read() {
 	defer close(s.requests)
 	for {
 		f, err := s.receive()
 		if err != nil {
-			s.book.envoyEnded(err)
+			s.tracker.recordEnvoyStreamEnd(err)
 			return
 		}
-		s.book.metrics.received(f.data.Len())
+		s.tracker.metrics.observeRequest(f.data.Len())
 		select {
 		case s.requests <- f:
 		case <-s.ctx.Done():
@@ -121,23 +122,23 @@ func (s *session) receive() (*frame, error) {
 	if _, err := s.envoy.Next(); err != nil {
 		return nil, err
 	}
-	data, err := s.envoy.Rest(nil)
+	data, err := s.envoy.ReadRest(nil)
 	return &frame{data: data}, err
 }
 
-// run relays over one stream upstream after the other until Envoy has had enough.
+// run relays over one upstream stream after the other until Envoy's stream ends.
 func (s *session) run() error {
-	defer s.forget()
-	var calm <-chan time.Time
+	defer s.release()
+	var delay <-chan time.Time
 	for {
-		l, err := s.lease(calm)
+		l, err := s.waitLease(delay)
 		if l == nil {
 			return err
 		}
-		began := time.Now()
-		answered, err := s.over(l)
+		start := time.Now()
+		answered, err := s.runUpstream(l)
 		if answered {
-			s.keepSeen()
+			s.confirmUpToDate()
 		}
 		switch {
 		case s.ctx.Err() != nil:
@@ -146,70 +147,71 @@ func (s *session) run() error {
 		case err == nil:
 			l.release(reusable)
 			return nil
-		case errors.Is(err, errRenewed):
-			s.keeping.due = true
+		case errors.Is(err, errRestarted):
+			s.record.isDue = true
 			l.release(reusable)
-			calm = nil
+			delay = nil
 			continue
 		}
-		s.uplink.ended(err)
-		s.book.streamEnded(l.address, err)
-		s.keeping.due = true
+		s.uplink.onStreamEnd(err)
+		s.tracker.recordStreamEnd(l.address, err)
+		s.record.isDue = true
 		if !answered || errors.Is(err, errSilent) {
 			l.release(refused)
-			calm = nil
+			delay = nil
 			continue
 		}
-		s.offerAgain()
+		s.allowLastGood()
 		l.release(broken)
-		calm = s.pause(time.Since(began))
+		delay = s.nextDelay(time.Since(start))
 	}
 }
 
-// offerAgain lets the last good configuration be looked for again, if Envoy has not had all yet: a control plane has begun to
-// answer and given out.
-func (s *session) offerAgain() {
+// allowLastGood allows the last good configuration to be served again, because a control plane failed after it started
+// to answer.
+func (s *session) allowLastGood() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.keeping.offered = false
+	s.record.isLookedUp = false
 }
 
-// pause is how long the next stream upstream is to wait for, after one that lived so long: not at all, unless control
-// planes keep ending what they have begun to answer.
-func (s *session) pause(lived time.Duration) <-chan time.Time {
-	if lived >= steady {
-		s.trouble.Reset()
+// nextDelay returns a timer for the next upstream stream, after one that lived for the duration. It returns nil for no
+// delay. The delay grows while control planes end the streams that they have started to answer.
+func (s *session) nextDelay(lifetime time.Duration) <-chan time.Time {
+	if lifetime >= stableAfter {
+		s.endBackoff.Reset()
 		return nil
 	}
-	return time.After(s.trouble.Next())
+	return time.After(s.endBackoff.Next())
 }
 
-// lease waits for a connection to a control plane, and listens to Envoy meanwhile. It gives none when Envoy is done.
-func (s *session) lease(calm <-chan time.Time) (*lease, error) {
+// waitLease waits for a connection to a control plane, and processes Envoy's requests meanwhile. It returns nil when
+// Envoy's stream ends.
+func (s *session) waitLease(delay <-chan time.Time) (*lease, error) {
 	ready := s.uplink.ready
-	if calm != nil {
+	if delay != nil {
 		ready = nil
 	}
 	for {
-		offer, err := s.offer()
+		offer, err := s.serveLastGood()
 		if err != nil {
 			return nil, err
 		}
 		select {
 		case <-offer:
-			s.keeping.due = true
-		case <-s.woken:
-		case <-calm:
-			calm, ready = nil, s.uplink.ready
+			s.record.isDue = true
+		case <-s.wake:
+		case <-delay:
+			delay, ready = nil, s.uplink.ready
 		case l := <-ready:
 			return l, nil
 		case f, ok := <-s.requests:
 			if !ok {
 				return nil, nil
 			}
-			forward := s.hear(f, false)
+			forward := s.processRequest(f, false)
 			f.free()
-			if forward != nil { // not readable, and of no use to anybody later
+			if forward != nil { // not parseable, so it cannot be sent later
 				forward.free()
 			}
 		case <-s.ctx.Done():
@@ -218,106 +220,111 @@ func (s *session) lease(calm <-chan time.Time) (*lease, error) {
 	}
 }
 
-// ascent is a session's one stream upstream.
-type ascent struct {
+// upstreamStream is one upstream stream of a session.
+type upstreamStream struct {
 	*session
-	lease    *lease
-	epoch    int
-	upstream *rawgrpc.ClientStream
-	ctx      context.Context
-	own      outbox
-	rewrites rewrites
-	answered atomic.Bool
-	heard    atomic.Int64 // when something came last, as an uptime
+	lease     *lease
+	epoch     int
+	upstream  *rawgrpc.ClientStream
+	ctx       context.Context
+	outbox    outbox
+	rewrites  rewriteQueues
+	answered  atomic.Bool
+	lastHeard atomic.Int64 // uptime when data last arrived
 }
 
-// over relays over one connection until its stream ends. No error means that both sides were done. A control plane from
-// which nothing differs has nothing to answer; that it took the stream has to do.
-func (s *session) over(l *lease) (answered bool, err error) {
+// runUpstream relays over one connection until its stream ends. It returns nil if both sides ended it orderly. A
+// control plane without changes does not answer, so a stream that lives for acceptedAfter counts as answered.
+func (s *session) runUpstream(l *lease) (answered bool, err error) {
 	ctx, cancel := context.WithCancelCause(s.ctx)
 	defer cancel(nil)
-	upstream, err := s.uplink.open(ctx, l, s.proto)
+	upstream, err := s.uplink.openStream(ctx, l, s.proto)
 	if err != nil {
 		return false, err
 	}
 	var lasted atomic.Bool
-	timer := time.AfterFunc(settled, func() {
+	timer := time.AfterFunc(acceptedAfter, func() {
 		if ctx.Err() == nil {
 			lasted.Store(true)
-			s.book.connected(l.address)
+			s.tracker.markConnected(l.address)
 		}
 	})
 	defer timer.Stop()
 
-	a := &ascent{session: s, lease: l, epoch: s.begin(), upstream: upstream, ctx: ctx, own: newOutbox()}
-	var beside sync.WaitGroup
-	beside.Go(a.send)
-	defer beside.Wait()
+	a := &upstreamStream{session: s, lease: l, epoch: s.nextEpoch(), upstream: upstream, ctx: ctx, outbox: newOutbox()}
+	var sender sync.WaitGroup
+	sender.Go(a.send)
+	defer sender.Wait()
 	defer a.rewrites.wait()
 	defer cancel(nil)
-	defer s.watch(a, cancel)()
+	defer s.monitorSilence(a, cancel)()
 	err = a.receive()
-	if cause := context.Cause(ctx); s.ctx.Err() == nil && (cause == errRenewed || cause == errSilent) {
+	if cause := context.Cause(ctx); s.ctx.Err() == nil && (cause == errRestarted || cause == errSilent) {
 		err = cause
 	}
 	return a.answered.Load() || lasted.Load(), err
 }
 
-// begin counts the streams upstream.
-func (s *session) begin() int {
+// nextEpoch returns the number of the next upstream stream.
+func (s *session) nextEpoch() int {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.state.epoch++
-	s.state.blank = s.keeping.refetches()
+	s.state.hideVersions = s.record.needsRefetch()
 	return s.state.epoch
 }
 
-// send carries requests upstream: at first what Envoy has asked for so far, then what it asks for and answers, and what
-// the relay has to say itself. Its errors show in receive.
-func (a *ascent) send() {
-	if !a.sendAll(a.tapAll(a.opening())) {
+// send sends requests upstream: first Envoy's subscriptions so far, then its further requests, and the relay's own
+// requests. receive reports its errors.
+func (a *upstreamStream) send() {
+	if !a.sendAll(a.tapAll(a.initialRequests())) {
 		return
 	}
-	health := healthTeller{relay: a.relay, proto: a.proto, upstream: a.upstream}
-	locals := a.relay.localRequests(a.proto)
+	health := healthReporter{relay: a.relay, proto: a.proto, upstream: a.upstream}
+	locals := a.relay.buildLocalRequests(a.proto, func(l LocalType) bool { return !l.Offered })
+	begun := a.upstream.HeaderReceived()
 	for {
-		listening := a.isListening() && !a.beside() // then Envoy's stream tells and asks
+		listening := a.hasRequestedListeners() && !a.isSecondary() // otherwise Envoy's stream sends the agent's requests
 		if listening {
 			if !a.sendAll(a.tapAll(locals)) {
 				return
 			}
 			locals = nil
 		}
-		changed, err := health.tell(listening)
+		changed, err := health.report(listening)
 		if err != nil {
 			return
 		}
 		select {
 		case <-changed:
-		case <-a.own.filled:
-			if !a.sendAll(a.tapAll(a.own.take())) {
+		case <-begun:
+			begun = nil
+			offers := a.upstream.Header(OfferHeader)
+			locals = append(locals, a.relay.buildLocalRequests(a.proto, func(l LocalType) bool { return l.Offered && slices.Contains(offers, l.TypeURL) })...)
+		case <-a.outbox.ready:
+			if !a.sendAll(a.tapAll(a.outbox.drain())) {
 				return
 			}
 		case f, ok := <-a.requests:
 			if !ok {
-				a.finished.Store(true)
+				a.envoyDone.Store(true)
 				a.upstream.CloseSend()
 				return
 			}
-			forward := a.hear(f, true)
+			forward := a.processRequest(f, true)
 			f.free()
 			if forward != nil && !a.sendAll([]*frame{forward}) {
 				return
 			}
-			a.uplink.ask()
+			a.uplink.probe()
 		case <-a.ctx.Done():
 			return
 		}
 	}
 }
 
-// sendAll sends and frees the frames, and says whether all were sent.
-func (a *ascent) sendAll(frames []*frame) bool {
+// sendAll sends and frees the frames, and reports whether all were sent.
+func (a *upstreamStream) sendAll(frames []*frame) bool {
 	var err error
 	for _, f := range frames {
 		if err == nil {
@@ -328,59 +335,59 @@ func (a *ascent) sendAll(frames []*frame) bool {
 	return err == nil
 }
 
-func (s *session) opening() []*frame {
+func (s *session) initialRequests() []*frame {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	return s.state.opening()
+	return s.state.initialRequests()
 }
 
-func (s *session) isListening() bool {
+func (s *session) hasRequestedListeners() bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	return s.state.listening
+	return s.state.listenersRequested
 }
 
-// hear books a request of Envoy, and gives what is to go upstream.
-func (s *session) hear(f *frame, connected bool) *frame {
-	s.tap(envoySide, planeSide, f)
+// processRequest records a request of Envoy and returns the frame to send upstream, or nil.
+func (s *session) processRequest(f *frame, connected bool) *frame {
+	s.tap(envoySide, controlPlaneSide, f)
 	s.mu.Lock()
-	instead := s.keeping.snapshot != nil
-	forward, h, err := s.state.hear(f, connected && !instead)
+	isServingLastGood := s.record.snapshot != nil
+	forward, h, err := s.state.processRequest(f, connected && !isServingLastGood)
 	if err == nil {
-		s.keepHeard(h)
+		s.recordRequest(h)
 	}
 	s.mu.Unlock()
 	if err != nil {
-		s.relay.log.Warn("a request of Envoy could not be read; it is passed on as it is", "error", err)
+		s.relay.log.Warn("a request of Envoy could not be parsed; it is forwarded unchanged", "error", err)
 		return forward
 	}
-	h.reason = redact.Text(h.reason) // Envoy may cite the configuration
-	s.book.request(s.proto, h.request, h.about.response)
-	if instead && (h.first || h.changed) {
-		s.answerLastGood(h)
+	h.reason = redact.Text(h.reason) // Envoy may quote the configuration
+	s.tracker.recordRequest(s.proto, h.request, h.answered.response)
+	if isServingLastGood && (h.first || h.changed) {
+		s.answerFromLastGood(h)
 		if connected {
-			return s.askAgain(h.typeURL)
+			return s.requestType(h.typeURL)
 		}
 	}
 	return forward
 }
 
-// askAgain asks the control plane for a type of which Envoy got the last good configuration.
-func (s *session) askAgain(typeURL string) *frame {
+// requestType returns the initial request of a type that Envoy received from the last good configuration.
+func (s *session) requestType(typeURL string) *frame {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if t := s.state.types[typeURL]; t != nil {
-		return s.state.ask(t, nil)
+		return s.state.initialRequest(t, nil)
 	}
 	return nil
 }
 
-// receive carries responses to Envoy, and to the agent what is for itself.
-func (a *ascent) receive() error {
+// receive forwards responses to Envoy, and those of local types to the agent.
+func (a *upstreamStream) receive() error {
 	for {
 		_, err := a.upstream.Next()
 		if errors.Is(err, io.EOF) {
-			if a.finished.Load() {
+			if a.envoyDone.Load() {
 				return nil
 			}
 			return errors.New("the control plane ended the stream")
@@ -388,77 +395,79 @@ func (a *ascent) receive() error {
 		if err != nil {
 			return err
 		}
-		if err := a.carry(); err != nil {
+		if err := a.receiveRest(); err != nil {
 			return err
 		}
 	}
 }
 
-// take sees a response to where it belongs, and frees it. Where another one is there already, Envoy gets it together with that.
-func (a *ascent) take(f *frame, more bool) error {
+// dispatch sends a response to Envoy, its rewriter or the agent, and frees it. If more is set, another response has
+// arrived, and the sends to Envoy are combined.
+func (a *upstreamStream) dispatch(f *frame, more bool) error {
 	r, err := peekResponse(a.proto, f.data)
 	if err != nil {
 		defer f.free()
-		a.relay.log.Warn("a response of the control plane could not be read; it is passed on as it is", "error", err)
-		a.delivering.Lock()
-		defer a.delivering.Unlock()
+		a.relay.log.Warn("a response of the control plane could not be parsed; it is forwarded unchanged", "error", err)
+		a.deliverMu.Lock()
+		defer a.deliverMu.Unlock()
 		return a.envoy.Send(f.data, false)
 	}
-	if local, ok := a.relay.locals[r.typeURL]; ok {
+	if local, ok := a.relay.localTypes[r.typeURL]; ok {
 		defer f.free()
-		a.tap(planeSide, agentSide, f)
-		a.own.put(a.applyLocal(local, r, f))
+		a.tap(controlPlaneSide, agentSide, f)
+		a.outbox.put(a.applyLocal(local, r, f))
 		return a.envoy.Flush()
 	}
 	if rewrite, ok := a.relay.config.Rewrite[r.typeURL]; ok {
 		if err := a.envoy.Flush(); err != nil {
 			return err
 		}
-		return a.rewrites.put(a, rewrite, r, f)
+		return a.rewrites.enqueue(a, rewrite, r, f)
 	}
 	defer f.free()
-	return a.pass(a.epoch, r, f, f, more)
+	return a.sendResponse(a.epoch, r, f, f, more)
 }
 
-// deliver sends a response to Envoy, and keeps it as it came.
-func (s *session) deliver(epoch int, r response, f, asItCame *frame) error {
-	return s.pass(epoch, r, f, asItCame, false)
+// deliver sends a response to Envoy and records it as received (original).
+func (s *session) deliver(epoch int, r response, f, original *frame) error {
+	return s.sendResponse(epoch, r, f, original, false)
 }
 
-func (s *session) pass(epoch int, r response, f, asItCame *frame, more bool) error {
-	s.delivering.Lock()
-	defer s.delivering.Unlock()
-	out := s.enter(epoch, r, f, asItCame)
+func (s *session) sendResponse(epoch int, r response, f, original *frame, more bool) error {
+	s.deliverMu.Lock()
+	defer s.deliverMu.Unlock()
+	out := s.prepareResponse(epoch, r, f, original)
 	defer out.free()
 	return s.envoy.Send(out.data, more)
 }
 
-// enter books a response that is about to go to Envoy, and gives it as Envoy is to get it; the caller has a reference.
-func (s *session) enter(epoch int, r response, f, asItCame *frame) (out *frame) {
+// prepareResponse records a response before it is sent to Envoy, and returns it with Envoy's nonce. The caller owns the
+// returned frame.
+func (s *session) prepareResponse(epoch int, r response, f, original *frame) (out *frame) {
 	s.mu.Lock()
-	stage := s.keepResponse(epoch, r, asItCame)
-	nonce := s.state.sent(r, epoch, stage)
-	upToDate := s.keeping.upToDate
+	stage := s.recordResponse(epoch, r, original)
+	nonce := s.state.addPending(r, epoch, stage)
+	upToDate := s.record.upToDate
 	s.mu.Unlock()
 	if nonce != r.nonce {
-		out = f.with(responseNonce, nonce)
+		out = f.withField(responseNonce, nonce)
 		r.nonce = nonce
 	} else {
 		out = f.share()
 	}
 	if epoch == 0 {
-		s.book.servedLastGood(r, upToDate)
+		s.tracker.recordStoredResponse(r, upToDate)
 	} else {
-		s.book.response(r, out.data.Len())
+		s.tracker.recordResponse(r, out.data.Len())
 	}
-	s.tap(planeSide, envoySide, out)
+	s.tap(controlPlaneSide, envoySide, out)
 	return out
 }
 
-// forget frees everything at the end.
-func (s *session) forget() {
+// release frees the resources of the session.
+func (s *session) release() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.state.release()
-	s.keeping.end()
+	s.record.close()
 }

@@ -2,34 +2,35 @@ package xdsproxy
 
 import "time"
 
-// Status is what is known of the relay at one moment.
+// Status is the state of the relay.
 type Status struct {
-	// Connected says that a control plane has answered on the stream in force.
+	// Connected reports whether a control plane has answered on the active stream.
 	Connected bool `json:"connected"`
-	// Upstream is the control plane's address, or the last one that was tried.
+	// Upstream is the address of the control plane, or the last one that was tried.
 	Upstream string `json:"upstream,omitempty"`
 	// Since is when Connected last changed.
 	Since time.Time `json:"since,omitzero"`
-	// Reason says why there is no connection, or nothing.
+	// Reason is why there is no connection, or empty.
 	Reason string `json:"reason,omitempty"`
-	// LastResponse is when a control plane last sent anything.
+	// LastResponse is the time of the last response of a control plane.
 	LastResponse time.Time `json:"lastResponse,omitzero"`
-	// EnvoyConnected says that Envoy has a stream to the relay.
+	// EnvoyConnected reports whether Envoy has a stream.
 	EnvoyConnected bool `json:"envoyConnected"`
-	// Protocol is what Envoy's last stream spoke: "delta" or "sotw".
+	// Protocol is the protocol variant of Envoy's last stream: "delta" or "sotw".
 	Protocol string `json:"protocol,omitempty"`
-	// LastGood tells how old Envoy's configuration is where that is not the control plane's of now.
+	// LastGood reports the age of Envoy's configuration if it is not that of a connected control plane.
 	LastGood *LastGoodStatus `json:"lastGood,omitempty"`
-	// Types are ordered by type URL.
+	// Types are sorted by type URL.
 	Types []TypeStatus `json:"types,omitempty"`
 }
 
-// TypeStatus is what is known of one type of resource. Counts are since the relay's start.
+// TypeStatus is the state of a resource type. Counters start at the start of the relay.
 type TypeStatus struct {
 	TypeURL string `json:"typeUrl"`
-	// State is "acknowledged", "rejected", "pending" (sent, not answered) or "requested" (asked for, not sent).
+	// State is "acknowledged", "rejected", "pending" (sent and not answered) or "requested" (not sent).
 	State string `json:"state"`
-	// Subscribed is how many names Envoy asks for on its stream; Wildcard says that it asks for all there are.
+	// Subscribed is the number of names that Envoy requests on its stream. Wildcard reports that it requests all
+	// resources.
 	Subscribed int  `json:"subscribed"`
 	Wildcard   bool `json:"wildcard,omitempty"`
 
@@ -39,27 +40,27 @@ type TypeStatus struct {
 	Nacks         uint64 `json:"nacks"`
 	ResponseBytes uint64 `json:"responseBytes"`
 
-	// LastResponse and LastResources (how many it carried) are of the last response.
+	// LastResponse is the time of the last response, and LastResources the number of its resources.
 	LastResponse  time.Time `json:"lastResponse,omitzero"`
 	LastResources int       `json:"lastResources"`
-	// LastAck is when Envoy last accepted a response, and Version that response's version.
+	// LastAck is the time of the last ACK, and Version the version of that response.
 	LastAck time.Time `json:"lastAck,omitzero"`
 	Version string    `json:"version,omitempty"`
-	// LastNack is the last rejection, whether or not something better came since.
+	// LastNack is the last NACK, even if Envoy has accepted a response since.
 	LastNack *Nack `json:"lastNack,omitempty"`
-	// Rejected are the resources that Envoy rejects at the moment, as far as it names them.
+	// Rejected are the resources that Envoy rejects at present, as far as its reasons name them.
 	Rejected []ResourceNack `json:"rejected,omitempty"`
 }
 
-// Nack is a response that Envoy rejected.
+// Nack is a rejected response.
 type Nack struct {
 	Time time.Time `json:"time"`
-	// Reason is Envoy's own message; it names the resources.
+	// Reason is Envoy's message. It names the resources.
 	Reason  string `json:"reason"`
 	Version string `json:"version,omitempty"`
 }
 
-// The states of a type.
+// States of a type.
 const (
 	StateAcknowledged = "acknowledged"
 	StateRejected     = "rejected"

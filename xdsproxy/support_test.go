@@ -24,21 +24,21 @@ import (
 
 func TestMain(m *testing.M) {
 	if sockets := os.Getenv(bridgeEnv); sockets != "" {
-		bridge(sockets)
+		runBridge(sockets)
 	}
-	if spec := os.Getenv(aloneEnv); spec != "" {
-		alone(spec)
+	if spec := os.Getenv(relayProcessEnv); spec != "" {
+		runRelayProcess(spec)
 	}
 	goleak.VerifyTestMain(m)
 }
 
-// aloneEnv makes the test binary a relay in a process of its own, which can be weighed: "<its socket>,<control plane>", and
-// where it keeps what was accepted.
-const aloneEnv = "PILOTFISH_TEST_RELAY"
+// relayProcessEnv makes the test binary a relay, whose memory can be measured: "SOCKET,CONTROL-PLANE", and optionally
+// the directory of its last good configuration.
+const relayProcessEnv = "PILOTFISH_TEST_RELAY"
 
 const clusterURL = clusterType
 
-// upstream is a control plane whose streams the test scripts.
+// upstream is a control plane whose stream handlers the test sets.
 type upstream struct {
 	discoveryv3.UnimplementedAggregatedDiscoveryServiceServer
 	sotw  func(discoveryv3.AggregatedDiscoveryService_StreamAggregatedResourcesServer) error
@@ -57,7 +57,7 @@ func (u *upstream) DeltaAggregatedResources(s discoveryv3.AggregatedDiscoverySer
 func (u *upstream) listen(t *testing.T, address string, config *tls.Config) (at string, stop func()) {
 	t.Helper()
 	if address == "127.0.0.1:0" {
-		address = freeAddress(t) // which stays the test's own when this has stopped, and another may serve there then
+		address = freeAddress(t) // reserved for this test, so that another control plane can listen on it later
 	}
 	var listener net.Listener
 	testenv.Eventually(t, "listening on "+address, func() (err error) {
@@ -77,7 +77,7 @@ func (u *upstream) listen(t *testing.T, address string, config *tls.Config) (at 
 	return listener.Addr().String(), stop
 }
 
-// freeAddress is an address where nobody listens.
+// freeAddress returns an address on which no process listens.
 func freeAddress(t *testing.T) string {
 	t.Helper()
 	return fmt.Sprintf("127.0.0.1:%d", testenv.FreePort(t))
@@ -94,7 +94,7 @@ func start(t *testing.T, config Config) *Relay {
 		config.Logger = slog.New(slog.NewTextHandler(log, &slog.HandlerOptions{Level: slog.LevelDebug}))
 		t.Cleanup(func() {
 			if t.Failed() {
-				t.Logf("the relay said:\n%s", log)
+				t.Logf("log of the relay:\n%s", log)
 			}
 		})
 	}
@@ -156,8 +156,8 @@ func deltaStream(t *testing.T, r *Relay) deltaClient {
 	return s
 }
 
-// answering is a SotW control plane that answers each first request with one resource of the content.
-func answering(content []byte) *upstream {
+// newAnsweringControlPlane returns a SotW control plane that answers each first request with one resource.
+func newAnsweringControlPlane(content []byte) *upstream {
 	return &upstream{sotw: func(s discoveryv3.AggregatedDiscoveryService_StreamAggregatedResourcesServer) error {
 		for nonce := 1; ; {
 			request, err := s.Recv()
@@ -195,8 +195,8 @@ func receive(t *testing.T, s sotwClient) *discoveryv3.DiscoveryResponse {
 	return r
 }
 
-// connected waits until the relay reports a control plane.
-func connected(t *testing.T, r *Relay) {
+// waitConnected waits until the relay reports a control plane.
+func waitConnected(t *testing.T, r *Relay) {
 	t.Helper()
 	testenv.Eventually(t, "the relay is connected", func() error {
 		if s := r.Status(); !s.Connected {
@@ -215,8 +215,8 @@ func typeStatus(r *Relay, typeURL string) TypeStatus {
 	return TypeStatus{}
 }
 
-// healthOf is the verdict on the Envoy whose stream is in force.
-func healthOf(l *ledger) (ok bool, reason string) {
+// healthOf returns the condition of the Envoy of the active stream.
+func healthOf(l *statusTracker) (ok bool, reason string) {
 	c := l.condition(0, 0)
 	return c.OK, c.Reason
 }

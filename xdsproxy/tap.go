@@ -13,28 +13,28 @@ import (
 )
 
 const (
-	// mostTaps bounds who listens at a time.
-	mostTaps = 4
-	// mostQueued and mostQueuedBytes bound what waits for a listener who is slow; what is beyond it is left out, and
-	// counted. The relay never waits for a listener.
-	mostQueued      = 256
-	mostQueuedBytes = 32 << 20
+	// maxTaps limits the taps that are open at a time.
+	maxTaps = 4
+	// maxQueued and maxQueuedBytes limit the queue of a tap. Further messages are dropped and counted; the relay never
+	// waits for a tap.
+	maxQueued      = 256
+	maxQueuedBytes = 32 << 20
 )
 
-// ErrTapped says that as many listen already as may.
-var ErrTapped = errors.New("four taps are open already; end one of them")
+// ErrTooManyTaps is returned by OpenTap if maxTaps taps are open.
+var ErrTooManyTaps = errors.New("four taps are open; end one of them")
 
-// TapOptions say what of the streams is of interest.
+// TapOptions selects the messages of a tap.
 type TapOptions struct {
-	// Types are type URLs, the last parts of them ("Cluster"), or the protocol's names ("cds"); none for all.
+	// Types are type URLs, their last parts ("Cluster"), or service names ("cds"). Empty means all.
 	Types []string
-	// Name is a part of the names of the resources to be shown; empty for all.
+	// Name is a substring of resource names. Empty means all.
 	Name string
-	// Contents shows the resources themselves, too, without their secrets.
+	// Contents adds the contents of resources, without secrets.
 	Contents bool
 }
 
-// TapLine is a message of a stream, or one of its resources, which come after it one by one.
+// TapLine describes a message, or one of its resources. The lines of the resources follow that of the message.
 type TapLine struct {
 	Time time.Time `json:"time"`
 	// Kind is one of the constants below.
@@ -42,7 +42,7 @@ type TapLine struct {
 	// From and To are "envoy", "agent" or "control plane".
 	From string `json:"from,omitempty"`
 	To   string `json:"to,omitempty"`
-	// Process is the Envoy whose stream it is of.
+	// Process is the PID of the stream's Envoy.
 	Process  int    `json:"pid,omitempty"`
 	Protocol string `json:"protocol,omitempty"`
 
@@ -50,24 +50,24 @@ type TapLine struct {
 	Version string `json:"version,omitempty"`
 	Nonce   string `json:"nonce,omitempty"`
 	Bytes   int    `json:"bytes,omitempty"`
-	// Resources is how many a response has. Names are those that a request asks for, Unsubscribed those it takes back,
-	// Removed those that a response takes away; of many, the first hundred.
+	// Resources is the number of resources in a response. Names and Unsubscribed are those of a request, Removed those
+	// of a response. Lists contain at most maxNames names.
 	Resources    int      `json:"resources,omitempty"`
 	Names        []string `json:"names,omitempty"`
 	Unsubscribed []string `json:"unsubscribed,omitempty"`
 	Removed      []string `json:"removed,omitempty"`
-	// Known is how many resources a first request says that Envoy has.
+	// Known is the number of resources that Envoy has according to a first request.
 	Known  int    `json:"known,omitempty"`
 	Reason string `json:"reason,omitempty"`
 
-	// Name and Content are of a resource.
+	// Name and Content belong to a resource.
 	Name    string          `json:"name,omitempty"`
 	Content json.RawMessage `json:"content,omitempty"`
-	// Lost is how many messages were left out before this line, because they came faster than they were taken.
+	// Lost is the number of messages that were dropped before this line, because the queue was full.
 	Lost int `json:"lost,omitempty"`
 }
 
-// The kinds of lines.
+// Kinds of lines.
 const (
 	TapRequest  = "request"
 	TapAck      = "ack"
@@ -76,38 +76,38 @@ const (
 	TapResource = "resource"
 )
 
-// Who speaks to whom.
+// Senders and receivers of messages.
 const (
-	envoySide = "envoy"
-	agentSide = "agent"
-	planeSide = "control plane"
+	envoySide        = "envoy"
+	agentSide        = "agent"
+	controlPlaneSide = "control plane"
 )
 
-// Tap is one who listens. It has to be followed, or it stays open.
+// Tap receives copies of messages. The caller must call Follow, which closes it.
 type Tap struct {
 	relay   *Relay
 	options TapOptions
 	*tap
 }
 
-// OpenTap begins to listen.
+// OpenTap starts a tap. It returns ErrTooManyTaps at the limit.
 func (r *Relay) OpenTap(o TapOptions) (*Tap, error) {
-	t := &Tap{relay: r, options: o, tap: &tap{queue: make(chan tapped, mostQueued)}}
+	t := &Tap{relay: r, options: o, tap: &tap{queue: make(chan tapMessage, maxQueued)}}
 	if !r.taps.add(t.tap) {
-		return nil, ErrTapped
+		return nil, ErrTooManyTaps
 	}
 	return t, nil
 }
 
-// Follow gives what passes to the function until the context ends, which is no error, or the function fails. Then the tap is
-// closed.
+// Follow calls emit for each line until ctx ends or emit fails, and closes the tap. It returns the error of emit, and
+// nil if ctx ended.
 func (t *Tap) Follow(ctx context.Context, emit func(TapLine) error) error {
 	defer t.relay.taps.remove(t.tap)
 	for {
 		select {
 		case m := <-t.queue:
 			t.bytes.Add(int64(-m.frame.data.Len()))
-			err := t.options.show(m, int(t.lost.Swap(0)), emit)
+			err := t.options.emitMessage(m, int(t.lost.Swap(0)), emit)
 			m.frame.free()
 			if err != nil {
 				return err
@@ -118,22 +118,22 @@ func (t *Tap) Follow(ctx context.Context, emit func(TapLine) error) error {
 	}
 }
 
-// taps are the listeners there are. The zero value has none.
+// taps are the open taps. The zero value is ready to use.
 type taps struct {
-	any atomic.Bool // nobody listens most of the time, and then nothing is to be paid for it
-	mu  sync.Mutex
-	all []*tap
+	active atomic.Bool // avoids the lock while there is no tap
+	mu     sync.Mutex
+	all    []*tap
 }
 
-// tap is one listener.
+// tap is the queue of one tap.
 type tap struct {
-	queue chan tapped
+	queue chan tapMessage
 	bytes atomic.Int64
 	lost  atomic.Int64
 }
 
-// tapped is a message on its way to a listener, who has a reference to it.
-type tapped struct {
+// tapMessage is a queued message. It owns a reference to the frame.
+type tapMessage struct {
 	at       time.Time
 	from, to string
 	request  bool
@@ -145,18 +145,18 @@ type tapped struct {
 func (t *taps) add(one *tap) bool {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	if len(t.all) == mostTaps {
+	if len(t.all) == maxTaps {
 		return false
 	}
 	t.all = append(t.all, one)
-	t.any.Store(true)
+	t.active.Store(true)
 	return true
 }
 
 func (t *taps) remove(one *tap) {
 	t.mu.Lock()
 	t.all = slices.DeleteFunc(t.all, func(other *tap) bool { return other == one })
-	t.any.Store(len(t.all) > 0)
+	t.active.Store(len(t.all) > 0)
 	t.mu.Unlock()
 	for len(one.queue) > 0 {
 		m := <-one.queue
@@ -164,18 +164,18 @@ func (t *taps) remove(one *tap) {
 	}
 }
 
-// offer shows a message to whoever listens.
-func (t *taps) offer(m tapped) {
+// publish queues a message for all taps.
+func (t *taps) publish(m tapMessage) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	for _, one := range t.all {
-		one.offer(m)
+		one.enqueue(m)
 	}
 }
 
-func (t *tap) offer(m tapped) {
+func (t *tap) enqueue(m tapMessage) {
 	size := int64(m.frame.data.Len())
-	if t.bytes.Load()+size > mostQueuedBytes && len(t.queue) > 0 {
+	if t.bytes.Load()+size > maxQueuedBytes && len(t.queue) > 0 {
 		t.lost.Add(1)
 		return
 	}
@@ -190,33 +190,33 @@ func (t *tap) offer(m tapped) {
 	}
 }
 
-// tap shows a message of this stream to whoever listens. The caller keeps its reference.
+// tap publishes a message of this stream. It does not take ownership of the frame.
 func (s *session) tap(from, to string, f *frame) {
-	if !s.relay.taps.any.Load() {
+	if !s.relay.taps.active.Load() {
 		return
 	}
-	s.relay.taps.offer(tapped{
-		at: s.relay.config.Now(), from: from, to: to, request: to == planeSide, proto: s.proto, process: s.process, frame: f,
+	s.relay.taps.publish(tapMessage{
+		at: s.relay.config.Now(), from: from, to: to, request: to == controlPlaneSide, proto: s.proto, process: s.process, frame: f,
 	})
 }
 
-// tapAll is tap for what the agent says itself.
+// tapAll publishes and returns the agent's own requests.
 func (s *session) tapAll(frames []*frame) []*frame {
 	for _, f := range frames {
-		s.tap(agentSide, planeSide, f)
+		s.tap(agentSide, controlPlaneSide, f)
 	}
 	return frames
 }
 
-// serviceNames are the protocol's own names of types.
+// serviceNames maps discovery service names to types.
 var serviceNames = map[string]string{
 	"cds": "Cluster", "lds": "Listener", "rds": "RouteConfiguration", "eds": "ClusterLoadAssignment", "sds": "Secret",
 	"ecds": "TypedExtensionConfig", "srds": "ScopedRouteConfiguration", "vhds": "VirtualHost", "rtds": "Runtime", "nds": "NameTable",
 	"wds": "Workload", "pcds": "ProxyConfig",
 }
 
-// wants says whether a type is of interest.
-func (o TapOptions) wants(typeURL string) bool {
+// matchesType reports whether the options select the type.
+func (o TapOptions) matchesType(typeURL string) bool {
 	if len(o.Types) == 0 {
 		return true
 	}

@@ -25,7 +25,7 @@ import (
 
 const secretType = "type.googleapis.com/envoy.extensions.transport_sockets.tls.v3.Secret"
 
-func packed(t testing.TB, m proto.Message) *anypb.Any {
+func packAny(t testing.TB, m proto.Message) *anypb.Any {
 	t.Helper()
 	a, err := anypb.New(m)
 	if err != nil {
@@ -34,51 +34,51 @@ func packed(t testing.TB, m proto.Message) *anypb.Any {
 	return a
 }
 
-func inline(text string) *corev3.DataSource {
+func newInlineString(text string) *corev3.DataSource {
 	return &corev3.DataSource{Specifier: &corev3.DataSource_InlineBytes{InlineBytes: []byte(text)}}
 }
 
-// marker is in every secret of secretive, and must be nowhere in what is shown.
+// marker is part of all secrets of newSecretResources, and must not be displayed.
 const marker = "very-hidden"
 
-// secretive has a secret wherever configuration may have one.
-func secretive(t testing.TB) []*anypb.Any {
+// newSecretResources returns resources with secrets in all fields that may contain one.
+func newSecretResources(t testing.TB) []*anypb.Any {
 	key := "-----BEGIN PRIVATE KEY-----\n" + marker + "\n-----END PRIVATE KEY-----\n"
 	tls := &tlsv3.UpstreamTlsContext{CommonTlsContext: &tlsv3.CommonTlsContext{
-		TlsCertificates: []*tlsv3.TlsCertificate{{CertificateChain: inline("chain"), PrivateKey: inline(marker)}},
+		TlsCertificates: []*tlsv3.TlsCertificate{{CertificateChain: newInlineString("chain"), PrivateKey: newInlineString(marker)}},
 	}}
 	metadata, err := structpb.NewStruct(map[string]any{"db_password": marker, "team": "books", "note": key, "url": "https://me:" + marker + "@example.com"})
 	if err != nil {
 		t.Fatal(err)
 	}
 	return []*anypb.Any{
-		packed(t, &tlsv3.Secret{Name: "kubernetes://pair", Type: &tlsv3.Secret_TlsCertificate{
-			TlsCertificate: &tlsv3.TlsCertificate{CertificateChain: inline("chain"), PrivateKey: inline(marker), Password: inline(marker)}}}),
-		packed(t, &tlsv3.Secret{Name: "kubernetes://generic", Type: &tlsv3.Secret_GenericSecret{
-			GenericSecret: &tlsv3.GenericSecret{Secret: inline(marker)}}}),
-		packed(t, &tlsv3.Secret{Name: "tickets", Type: &tlsv3.Secret_SessionTicketKeys{
-			SessionTicketKeys: &tlsv3.TlsSessionTicketKeys{Keys: []*corev3.DataSource{inline(marker)}}}}),
-		packed(t, &clusterv3.Cluster{
+		packAny(t, &tlsv3.Secret{Name: "kubernetes://pair", Type: &tlsv3.Secret_TlsCertificate{
+			TlsCertificate: &tlsv3.TlsCertificate{CertificateChain: newInlineString("chain"), PrivateKey: newInlineString(marker), Password: newInlineString(marker)}}}),
+		packAny(t, &tlsv3.Secret{Name: "kubernetes://generic", Type: &tlsv3.Secret_GenericSecret{
+			GenericSecret: &tlsv3.GenericSecret{Secret: newInlineString(marker)}}}),
+		packAny(t, &tlsv3.Secret{Name: "tickets", Type: &tlsv3.Secret_SessionTicketKeys{
+			SessionTicketKeys: &tlsv3.TlsSessionTicketKeys{Keys: []*corev3.DataSource{newInlineString(marker)}}}}),
+		packAny(t, &clusterv3.Cluster{
 			Name:            "books",
-			TransportSocket: &corev3.TransportSocket{Name: "tls", ConfigType: &corev3.TransportSocket_TypedConfig{TypedConfig: packed(t, tls)}},
+			TransportSocket: &corev3.TransportSocket{Name: "tls", ConfigType: &corev3.TransportSocket_TypedConfig{TypedConfig: packAny(t, tls)}},
 			Metadata:        &corev3.Metadata{FilterMetadata: map[string]*structpb.Struct{"mine": metadata}},
 			TypedExtensionProtocolOptions: map[string]*anypb.Any{
-				"unknown": {TypeUrl: "type.googleapis.com/nobody.Knows", Value: []byte("plain")},
-				"keyed":   {TypeUrl: "type.googleapis.com/nobody.Knows", Value: []byte(key)},
+				"unknown": {TypeUrl: "type.googleapis.com/unknown.Type", Value: []byte("plain")},
+				"keyed":   {TypeUrl: "type.googleapis.com/unknown.Type", Value: []byte(key)},
 				"broken":  {TypeUrl: secretType, Value: []byte{0xff, 0xff}},
 			},
 		}),
-		{TypeUrl: "type.googleapis.com/nobody.Knows", Value: []byte("whole")},
-		{TypeUrl: "type.googleapis.com/nobody.Knows", Value: []byte(key)},
+		{TypeUrl: "type.googleapis.com/unknown.Type", Value: []byte("whole")},
+		{TypeUrl: "type.googleapis.com/unknown.Type", Value: []byte(key)},
 		{TypeUrl: "type.googleapis.com/envoy.extensions.filters.http.api_key_auth.v3.ApiKeyAuth", Value: []byte(marker)},
-		packed(t, &corev3.TypedExtensionConfig{Name: "wasm", TypedConfig: packed(t, plugin(t))}),
+		packAny(t, &corev3.TypedExtensionConfig{Name: "wasm", TypedConfig: packAny(t, newPlugin(t))}),
 	}
 }
 
-// plugin has secrets in the places that an Istio control plane has for them.
-func plugin(t testing.TB) *httpwasmv3.Wasm {
+// newPlugin returns a Wasm filter with secrets in the fields that Istio's control plane sets.
+func newPlugin(t testing.TB) *httpwasmv3.Wasm {
 	return &httpwasmv3.Wasm{Config: &wasmv3.PluginConfig{
-		Configuration: packed(t, wrapperspb.String(`{"basic_auth_rules": [{"credentials": ["`+marker+`"]}]}`)),
+		Configuration: packAny(t, wrapperspb.String(`{"basic_auth_rules": [{"credentials": ["`+marker+`"]}]}`)),
 		Vm: &wasmv3.PluginConfig_VmConfig{VmConfig: &wasmv3.VmConfig{
 			Code: &corev3.AsyncDataSource{Specifier: &corev3.AsyncDataSource_Remote{Remote: &corev3.RemoteDataSource{
 				HttpUri: &corev3.HttpUri{Uri: "https://example.com/m.wasm?X-Amz-Signature=" + marker},
@@ -88,8 +88,8 @@ func plugin(t testing.TB) *httpwasmv3.Wasm {
 	}}
 }
 
-// shown is all that a tap shows of one response.
-func shown(t testing.TB, o TapOptions, v variant, typeURL string, resources []*anypb.Any) (lines []TapLine, text string) {
+// tapContents returns the lines of a tap for one response.
+func tapContents(t testing.TB, o TapOptions, v variant, typeURL string, resources []*anypb.Any) (lines []TapLine, text string) {
 	t.Helper()
 	var m proto.Message = &discoveryv3.DiscoveryResponse{TypeUrl: typeURL, VersionInfo: "v", Nonce: "n", Resources: resources}
 	if v == delta {
@@ -99,11 +99,11 @@ func shown(t testing.TB, o TapOptions, v variant, typeURL string, resources []*a
 		}
 		m = d
 	}
-	f, err := marshalled(m)
+	f, err := marshalFrame(m)
 	if err != nil {
 		t.Fatal(err)
 	}
-	err = o.show(tapped{from: planeSide, to: envoySide, proto: v, frame: f}, 0, func(l TapLine) error {
+	err = o.emitMessage(tapMessage{from: controlPlaneSide, to: envoySide, proto: v, frame: f}, 0, func(l TapLine) error {
 		one, err := json.Marshal(l)
 		lines, text = append(lines, l), text+string(one)+"\n"
 		return err
@@ -114,14 +114,14 @@ func shown(t testing.TB, o TapOptions, v variant, typeURL string, resources []*a
 	return lines, text
 }
 
-func TestTapShowsContentWithoutSecrets(t *testing.T) {
+func TestTapRedactsSecrets(t *testing.T) {
 	for _, v := range []variant{sotw, delta} {
-		resources := secretive(t)
-		lines, text := shown(t, TapOptions{Contents: true}, v, secretType, resources)
+		resources := newSecretResources(t)
+		lines, text := tapContents(t, TapOptions{Contents: true}, v, secretType, resources)
 		if strings.Contains(text, marker) || strings.Contains(text, "dmVyeS1oaWRkZW4") /* in base64 */ {
 			t.Errorf("%s: a secret is shown:\n%s", v, text)
 		}
-		for _, want := range []string{"kubernetes://pair", "Y2hhaW4=" /* the chain */, `"team":"books"`, "cGxhaW4=", "d2hvbGU=", `"size":5`, "there may be a secret in it"} {
+		for _, want := range []string{"kubernetes://pair", "Y2hhaW4=" /* the chain */, `"team":"books"`, "cGxhaW4=", "d2hvbGU=", `"size":5`, "it may contain a secret"} {
 			if !strings.Contains(text, want) {
 				t.Errorf("%s: %s is missing:\n%s", v, want, text)
 			}
@@ -133,7 +133,7 @@ func TestTapShowsContentWithoutSecrets(t *testing.T) {
 }
 
 func TestTapSelectsByTypeAndName(t *testing.T) {
-	resources := []*anypb.Any{packed(t, &clusterv3.Cluster{Name: "books"}), packed(t, &clusterv3.Cluster{Name: "ratings"})}
+	resources := []*anypb.Any{packAny(t, &clusterv3.Cluster{Name: "books"}), packAny(t, &clusterv3.Cluster{Name: "ratings"})}
 	for _, c := range []struct {
 		options TapOptions
 		lines   int
@@ -146,16 +146,16 @@ func TestTapSelectsByTypeAndName(t *testing.T) {
 		{TapOptions{Types: []string{clusterType}}, 1},
 		{TapOptions{Types: []string{"eds"}}, 0},
 		{TapOptions{Name: "book"}, 2},
-		{TapOptions{Name: "nobody"}, 0},
+		{TapOptions{Name: "missing"}, 0},
 	} {
-		if lines, text := shown(t, c.options, sotw, clusterType, resources); len(lines) != c.lines {
+		if lines, text := tapContents(t, c.options, sotw, clusterType, resources); len(lines) != c.lines {
 			t.Errorf("%+v: %d lines, want %d:\n%s", c.options, len(lines), c.lines, text)
 		}
 	}
 }
 
-// tapping collects what a tap shows, until the test ends.
-func tapping(t *testing.T, relay *Relay, o TapOptions) func() []TapLine {
+// startTap opens a tap until the test ends. The returned function returns its lines.
+func startTap(t *testing.T, relay *Relay, o TapOptions) func() []TapLine {
 	t.Helper()
 	ctx, cancel := context.WithCancel(t.Context())
 	var mu sync.Mutex
@@ -187,9 +187,9 @@ func tapping(t *testing.T, relay *Relay, o TapOptions) func() []TapLine {
 }
 
 func TestTapShowsBothDirectionsOfAStream(t *testing.T) {
-	address, _ := answering([]byte("\n\x05books")).listen(t, "127.0.0.1:0", nil)
+	address, _ := newAnsweringControlPlane([]byte("\n\x05books")).listen(t, "127.0.0.1:0", nil)
 	relay := start(t, Config{Upstreams: []string{address}, Server: Server{Plaintext: true}})
-	lines := tapping(t, relay, TapOptions{Types: []string{"cds"}, Contents: true})
+	lines := startTap(t, relay, TapOptions{Types: []string{"cds"}, Contents: true})
 	stream := sotwStream(t, relay)
 	send(t, stream, &discoveryv3.DiscoveryRequest{TypeUrl: clusterURL})
 	r := receive(t, stream)
@@ -206,9 +206,9 @@ func TestTapShowsBothDirectionsOfAStream(t *testing.T) {
 	})
 }
 
-func TestSlowTapIsNeverWaitedFor(t *testing.T) {
+func TestSlowTapDoesNotBlockRelay(t *testing.T) {
 	big := []byte("\n\x05books" + strings.Repeat("x", 4<<20))
-	address, _ := answering(big).listen(t, "127.0.0.1:0", nil)
+	address, _ := newAnsweringControlPlane(big).listen(t, "127.0.0.1:0", nil)
 	relay := start(t, Config{Upstreams: []string{address}, Server: Server{Plaintext: true}})
 	ctx, cancel := context.WithCancel(t.Context())
 	stuck, goOn, done := make(chan struct{}), make(chan struct{}), make(chan error, 1)
@@ -229,11 +229,11 @@ func TestSlowTapIsNeverWaitedFor(t *testing.T) {
 	send(t, stream, &discoveryv3.DiscoveryRequest{TypeUrl: clusterURL})
 	<-stuck
 	receive(t, stream)
-	for range 20 { // five times what may wait
+	for range 20 { // five times the queue limit
 		send(t, stream, &discoveryv3.DiscoveryRequest{TypeUrl: clusterURL})
 		receive(t, stream)
 	}
-	if queued := tap.bytes.Load(); queued > mostQueuedBytes+5<<20 {
+	if queued := tap.bytes.Load(); queued > maxQueuedBytes+5<<20 {
 		t.Errorf("%d bytes wait for the tap", queued)
 	}
 	close(goOn)
@@ -248,30 +248,30 @@ func TestSlowTapIsNeverWaitedFor(t *testing.T) {
 		t.Error(err)
 	}
 	if lost == 0 {
-		t.Error("nothing is told of what was left out")
+		t.Error("no line reports the dropped messages")
 	}
-	if relay.taps.any.Load() {
+	if relay.taps.active.Load() {
 		t.Error("the tap is still open")
 	}
 }
 
-func TestTapsAreBounded(t *testing.T) {
+func TestTapsAreLimited(t *testing.T) {
 	relay, err := New(Config{Socket: "XDS", Upstreams: []string{"127.0.0.1:1"}})
 	if err != nil {
 		t.Fatal(err)
 	}
-	for range mostTaps {
+	for range maxTaps {
 		if _, err := relay.OpenTap(TapOptions{}); err != nil {
 			t.Fatal(err)
 		}
 	}
-	if _, err := relay.OpenTap(TapOptions{}); !errors.Is(err, ErrTapped) {
+	if _, err := relay.OpenTap(TapOptions{}); !errors.Is(err, ErrTooManyTaps) {
 		t.Errorf("one too many: %v", err)
 	}
 }
 
 func FuzzTap(f *testing.F) {
-	response, err := proto.Marshal(&discoveryv3.DiscoveryResponse{TypeUrl: secretType, Resources: secretive(f)})
+	response, err := proto.Marshal(&discoveryv3.DiscoveryResponse{TypeUrl: secretType, Resources: newSecretResources(f)})
 	if err != nil {
 		f.Fatal(err)
 	}
@@ -282,12 +282,12 @@ func FuzzTap(f *testing.F) {
 	}
 	f.Add(request, true, true)
 	f.Fuzz(func(t *testing.T, data []byte, asRequest, asDelta bool) {
-		m := tapped{request: asRequest, frame: message(data)}
+		m := tapMessage{request: asRequest, frame: newFrame(data)}
 		if asDelta {
 			m.proto = delta
 		}
 		for _, o := range []TapOptions{{Contents: true}, {Name: "a"}} {
-			_ = o.show(m, 0, func(l TapLine) error {
+			_ = o.emitMessage(m, 0, func(l TapLine) error {
 				if _, err := json.Marshal(l); err != nil {
 					t.Errorf("%+v: %v", l, err)
 				}

@@ -18,33 +18,33 @@ import (
 )
 
 const (
-	hidden = "[redacted]"
-	// deepest bounds the nesting of what is decoded.
-	deepest = 100
-	// mostOpaque bounds what is shown of content that nobody here can read.
-	mostOpaque = 64 << 10
+	redacted = "[redacted]"
+	// maxDepth limits the nesting of decoded messages.
+	maxDepth = 100
+	// maxOpaque limits the displayed content of unknown types.
+	maxOpaque = 64 << 10
 )
 
-// secretTypes are names of types that are likely to hold secrets, where nobody here knows in which of their fields.
+// secretTypes matches names of unknown types that probably contain secrets.
 var secretTypes = sync.OnceValue(func() *regexp.Regexp {
 	return regexp.MustCompile(`(?i)auth|credential|secret|token|password|api_?key|hmac|session|cookie|inject|signing`)
 })
 
-// opaque is what stands for content of a type that this program does not know.
-type opaque struct {
+// opaqueContent describes the content of an unknown type.
+type opaqueContent struct {
 	Type   string `json:"@type"`
 	Size   int    `json:"size"`
 	Base64 string `json:"base64,omitempty"`
 	Note   string `json:"note,omitempty"`
 }
 
-func opaqueOf(typeURL string, data []byte, size int) opaque {
-	o := opaque{Type: typeURL, Size: size}
+func newOpaqueContent(typeURL string, data []byte, size int) opaqueContent {
+	o := opaqueContent{Type: typeURL, Size: size}
 	switch {
-	case data == nil || len(data) > mostOpaque:
-		o.Note = "too large to be shown"
+	case data == nil || len(data) > maxOpaque:
+		o.Note = "too large to display"
 	case secretTypes().MatchString(typeURL) || lastgood.HasSecret(typeURL, data) || redact.Text(string(data)) != string(data):
-		o.Note = "not shown: there may be a secret in it"
+		o.Note = "not displayed: it may contain a secret"
 	default:
 		o.Base64 = base64.StdEncoding.EncodeToString(data)
 	}
@@ -52,32 +52,32 @@ func opaqueOf(typeURL string, data []byte, size int) opaque {
 }
 
 func opaqueJSON(typeURL string, data []byte, size int) json.RawMessage {
-	text, err := json.Marshal(opaqueOf(typeURL, data, size))
-	if err != nil { // strings and numbers
+	text, err := json.Marshal(newOpaqueContent(typeURL, data, size))
+	if err != nil { // impossible for strings and numbers
 		return nil
 	}
 	return text
 }
 
-// readable is the content of an Any as JSON, with everything that Envoy's API marks as sensitive left out.
-func readable(body *anypb.Any) ([]byte, error) {
+// redactedJSON returns the content of an Any as JSON, without the fields that Envoy's API marks as sensitive.
+func redactedJSON(body *anypb.Any) ([]byte, error) {
 	m, err := body.UnmarshalNew()
 	if err != nil {
 		return nil, err
 	}
-	c := cleaner{}
+	c := redactor{}
 	c.message(m.ProtoReflect(), false, 0)
 	return protojson.MarshalOptions{UseProtoNames: true}.Marshal(m)
 }
 
-// cleaner makes a message fit to be shown: what is sensitive is replaced, and what is of an unknown type is described.
-type cleaner struct{}
+// redactor replaces sensitive values of a message, and contents of unknown types by a description.
+type redactor struct{}
 
-// visible are texts within something sensitive that say where it is, not what it is.
-var visible = map[protoreflect.Name]bool{"filename": true, "path": true, "name": true, "provider_name": true, "environment_variable": true}
+// visibleFields are fields inside sensitive messages that identify the secret and do not contain it.
+var visibleFields = map[protoreflect.Name]bool{"filename": true, "path": true, "name": true, "provider_name": true, "environment_variable": true}
 
-func (c cleaner) message(m protoreflect.Message, secret bool, depth int) {
-	if depth > deepest {
+func (c redactor) message(m protoreflect.Message, secret bool, depth int) {
+	if depth > maxDepth {
 		m.Range(func(fd protoreflect.FieldDescriptor, _ protoreflect.Value) bool { m.Clear(fd); return true })
 		return
 	}
@@ -92,7 +92,7 @@ func (c cleaner) message(m protoreflect.Message, secret bool, depth int) {
 	})
 }
 
-func (c cleaner) field(m protoreflect.Message, fd protoreflect.FieldDescriptor, v protoreflect.Value, secret bool, depth int) {
+func (c redactor) field(m protoreflect.Message, fd protoreflect.FieldDescriptor, v protoreflect.Value, secret bool, depth int) {
 	switch {
 	case fd.IsMap():
 		v.Map().Range(func(k protoreflect.MapKey, one protoreflect.Value) bool {
@@ -114,25 +114,25 @@ func (c cleaner) field(m protoreflect.Message, fd protoreflect.FieldDescriptor, 
 	}
 }
 
-// value gives what is to stand for a value, if that is something else. Messages are changed in place.
-func (c cleaner) value(fd protoreflect.FieldDescriptor, v protoreflect.Value, secret bool, depth int) (protoreflect.Value, bool) {
+// value returns the replacement of a value and true, or false if there is none. It changes messages in place.
+func (c redactor) value(fd protoreflect.FieldDescriptor, v protoreflect.Value, secret bool, depth int) (protoreflect.Value, bool) {
 	switch fd.Kind() {
 	case protoreflect.MessageKind, protoreflect.GroupKind:
 		c.message(v.Message(), secret, depth+1)
 	case protoreflect.StringKind:
-		if secret && !visible[fd.Name()] {
-			return protoreflect.ValueOfString(hidden), true
+		if secret && !visibleFields[fd.Name()] {
+			return protoreflect.ValueOfString(redacted), true
 		}
 	case protoreflect.BytesKind:
 		if secret || redact.Text(string(v.Bytes())) != string(v.Bytes()) {
-			return protoreflect.ValueOfBytes([]byte(hidden)), true
+			return protoreflect.ValueOfBytes([]byte(redacted)), true
 		}
 	}
 	return protoreflect.Value{}, false
 }
 
-// any cleans what an Any holds. What is of no known type gives way to a description of itself.
-func (c cleaner) any(body *anypb.Any, secret bool, depth int) {
+// any redacts the content of an Any. It replaces an unknown type by its description.
+func (c redactor) any(body *anypb.Any, secret bool, depth int) {
 	m, err := body.UnmarshalNew()
 	if err == nil {
 		c.message(m.ProtoReflect(), secret, depth+1)
@@ -146,7 +146,7 @@ func (c cleaner) any(body *anypb.Any, secret bool, depth int) {
 	if secret {
 		value = nil
 	}
-	o := opaqueOf(body.TypeUrl, value, len(body.Value))
+	o := newOpaqueContent(body.TypeUrl, value, len(body.Value))
 	described, err := structpb.NewStruct(map[string]any{"type": o.Type, "size": o.Size, "base64": o.Base64, "note": o.Note})
 	if err == nil {
 		err = body.MarshalFrom(described)

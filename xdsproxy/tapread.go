@@ -16,15 +16,15 @@ import (
 )
 
 const (
-	// mostNames bounds the names that a line lists.
-	mostNames = 100
-	// mostContent bounds a resource that is shown, in bytes: decoded, it takes several times as much.
-	mostContent = 8 << 20
+	// maxNames limits the names in a line.
+	maxNames = 100
+	// maxContent limits the size of a displayed resource, in bytes: decoded, it needs several times as much.
+	maxContent = 8 << 20
 )
 
-// show makes lines of a message. It decodes one resource after the other, so that a large response takes no more memory
-// than its largest resource.
-func (o TapOptions) show(m tapped, lost int, emit func(TapLine) error) error {
+// emitMessage emits the lines of a message. It decodes one resource at a time, so it needs memory only for the largest
+// resource.
+func (o TapOptions) emitMessage(m tapMessage, lost int, emit func(TapLine) error) error {
 	line := TapLine{
 		Time: m.at, From: m.from, To: m.to, Process: int(m.process), Protocol: m.proto.String(), Bytes: m.frame.data.Len(), Lost: lost,
 	}
@@ -35,10 +35,10 @@ func (o TapOptions) show(m tapped, lost int, emit func(TapLine) error) error {
 		err = line.readResponse(m.proto, m.frame)
 	}
 	if err != nil {
-		line.Reason = fmt.Sprintf("this message could not be read: %v", err)
+		line.Reason = fmt.Sprintf("this message could not be parsed: %v", err)
 		return emit(line)
 	}
-	if !o.wants(line.TypeURL) || !o.names(m, line) {
+	if !o.matchesType(line.TypeURL) || !o.matchesName(m, line) {
 		if lost == 0 {
 			return nil
 		}
@@ -47,11 +47,11 @@ func (o TapOptions) show(m tapped, lost int, emit func(TapLine) error) error {
 	if err := emit(line); err != nil || m.request || (!o.Contents && o.Name == "") {
 		return err
 	}
-	return o.resources(m, line.TypeURL, emit)
+	return o.emitResources(m, line.TypeURL, emit)
 }
 
-// names says whether a message has to do with the name that is looked for.
-func (o TapOptions) names(m tapped, line TapLine) bool {
+// matchesName reports whether a message contains the selected name.
+func (o TapOptions) matchesName(m tapMessage, line TapLine) bool {
 	if o.Name == "" || strings.Contains(line.Reason, o.Name) {
 		return true
 	}
@@ -80,7 +80,7 @@ func (l *TapLine) readRequest(v variant, f *frame) error {
 		return err
 	}
 	l.TypeURL, l.Version, l.Nonce, l.Reason = r.typeURL, r.version, r.nonce, redact.Text(r.reason)
-	l.Names, l.Unsubscribed, l.Known = first(append(r.names, r.subscribe...)), first(r.unsubscribe), len(r.known)
+	l.Names, l.Unsubscribed, l.Known = limitNames(append(r.names, r.subscribe...)), limitNames(r.unsubscribe), len(r.known)
 	switch {
 	case r.rejected:
 		l.Kind = TapNack
@@ -98,20 +98,20 @@ func (l *TapLine) readResponse(v variant, f *frame) error {
 		return err
 	}
 	l.Kind, l.TypeURL, l.Version, l.Nonce = TapResponse, r.typeURL, r.version, r.nonce
-	l.Resources, l.Removed = len(r.resources), first(r.removed)
+	l.Resources, l.Removed = len(r.resources), limitNames(r.removed)
 	return nil
 }
 
-func first(names []string) []string { return names[:min(len(names), mostNames)] }
+func limitNames(names []string) []string { return names[:min(len(names), maxNames)] }
 
-// resources makes a line of each resource of a response that is of interest.
-func (o TapOptions) resources(m tapped, typeURL string, emit func(TapLine) error) error {
+// emitResources emits a line for each selected resource of a response.
+func (o TapOptions) emitResources(m tapMessage, typeURL string, emit func(TapLine) error) error {
 	return walk(m.frame.data, func(number protowire.Number, c *cursor, length int) error {
 		if number != 2 {
 			return c.skip(length)
 		}
 		end := c.remaining() - length
-		head, err := peekAhead(m, c, length)
+		head, err := readResource(m, c, length)
 		if err != nil {
 			return err
 		}
@@ -120,7 +120,7 @@ func (o TapOptions) resources(m tapped, typeURL string, emit func(TapLine) error
 			return c.skip(c.remaining() - end)
 		}
 		if o.Contents {
-			if line.Content, err = o.content(m, typeURL, head.bytes, length); err != nil {
+			if line.Content, err = o.resourceJSON(m, typeURL, head.bytes, length); err != nil {
 				return err
 			}
 		}
@@ -128,31 +128,32 @@ func (o TapOptions) resources(m tapped, typeURL string, emit func(TapLine) error
 	})
 }
 
-// resourceHead is a resource as it is found in a response.
-type resourceHead struct {
+// tapResource is a resource of a response.
+type tapResource struct {
 	resource
-	bytes []byte // nil when it is too large to be shown
+	bytes []byte // nil if it is too large to be displayed
 }
 
-// peekAhead reads a resource whole, unless it is too large, and takes its name and version out of it.
-func peekAhead(m tapped, c *cursor, length int) (resourceHead, error) {
-	if length > mostContent {
+// readResource reads a resource with its name and version. It skips the content if that is too large.
+func readResource(m tapMessage, c *cursor, length int) (tapResource, error) {
+	if length > maxContent {
 		r, err := peekResource(m.proto, c, length)
-		return resourceHead{resource: r}, err
+		return tapResource{resource: r}, err
 	}
-	h := resourceHead{bytes: make([]byte, length)}
+	h := tapResource{bytes: make([]byte, length)}
 	if _, err := io.ReadFull(c.reader, h.bytes); err != nil {
 		return h, errMalformed
 	}
-	reader := message(h.bytes).data.Reader()
+	reader := newFrame(h.bytes).data.Reader()
 	defer func() { _ = reader.Close() }()
 	var err error
 	h.resource, err = peekResource(m.proto, &cursor{reader: reader}, length)
 	return h, err
 }
 
-// content is a resource as JSON without its secrets. What cannot be decoded is told by type and size.
-func (o TapOptions) content(m tapped, typeURL string, data []byte, size int) (json.RawMessage, error) {
+// resourceJSON returns a resource as JSON without its secrets. It returns type and size if the resource cannot be
+// decoded.
+func (o TapOptions) resourceJSON(m tapMessage, typeURL string, data []byte, size int) (json.RawMessage, error) {
 	if data == nil {
 		return opaqueJSON(typeURL, nil, size), nil
 	}
@@ -168,7 +169,7 @@ func (o TapOptions) content(m tapped, typeURL string, data []byte, size int) (js
 		}
 		body = anypb.Any{TypeUrl: r.Resource.GetTypeUrl(), Value: r.Resource.GetValue()}
 	}
-	text, err := readable(&body)
+	text, err := redactedJSON(&body)
 	if err != nil {
 		return opaqueJSON(body.TypeUrl, body.Value, size), nil
 	}

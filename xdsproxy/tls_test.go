@@ -19,7 +19,7 @@ import (
 
 func reasonContains(t *testing.T, relay *Relay, parts ...string) {
 	t.Helper()
-	testenv.Eventually(t, "the reason says "+strings.Join(parts, ", "), func() error {
+	testenv.Eventually(t, "the reason contains "+strings.Join(parts, ", "), func() error {
 		ok, reason := relay.Health()
 		for _, part := range parts {
 			if ok || !strings.Contains(reason, part) {
@@ -40,12 +40,12 @@ func write(t *testing.T, file string, content []byte) {
 	}
 }
 
-func TestRootFileIsReadAnewForEachConnection(t *testing.T) {
+func TestRootFileIsReadForEachConnection(t *testing.T) {
 	dir := t.TempDir()
 	old, young := testpki.New(t, "old"), testpki.New(t, "young")
 	roots := filepath.Join(dir, "root-cert.pem")
 	write(t, roots, old.PEM())
-	address, _ := answering([]byte("c")).listen(t, "127.0.0.1:0", young.ServerConfig(t, "istiod.istio-system.svc"))
+	address, _ := newAnsweringControlPlane([]byte("c")).listen(t, "127.0.0.1:0", young.ServerConfig(t, "istiod.istio-system.svc"))
 	relay := start(t, Config{Upstreams: []string{address}, Server: Server{TLS: TLS{RootFile: roots, ServerName: "istiod.istio-system.svc"}}})
 	stream := sotwStream(t, relay)
 	send(t, stream, &discoveryv3.DiscoveryRequest{TypeUrl: clusterURL})
@@ -55,28 +55,28 @@ func TestRootFileIsReadAnewForEachConnection(t *testing.T) {
 	receive(t, stream)
 }
 
-func TestServerOfAnotherNameIsNotTrusted(t *testing.T) {
+func TestCertificateForOtherNameIsNotTrusted(t *testing.T) {
 	authority := testpki.New(t, "root")
 	roots := filepath.Join(t.TempDir(), "root-cert.pem")
 	write(t, roots, authority.PEM())
-	address, _ := answering([]byte("c")).listen(t, "127.0.0.1:0", authority.ServerConfig(t, "somebody.else"))
+	address, _ := newAnsweringControlPlane([]byte("c")).listen(t, "127.0.0.1:0", authority.ServerConfig(t, "somebody.else"))
 	relay := start(t, Config{Upstreams: []string{address}, Server: Server{TLS: TLS{RootFile: roots, ServerName: "istiod.istio-system.svc"}}})
 	sotwStream(t, relay)
 	reasonContains(t, relay, "somebody.else", "istiod.istio-system.svc")
 }
 
-func TestPlaintextPortIsNamedAsTheMistake(t *testing.T) {
-	address, _ := answering([]byte("c")).listen(t, "127.0.0.1:0", nil)
+func TestPlaintextPortIsReportedAsCause(t *testing.T) {
+	address, _ := newAnsweringControlPlane([]byte("c")).listen(t, "127.0.0.1:0", nil)
 	relay := start(t, Config{Upstreams: []string{address}})
 	reasonContains(t, relay, "plaintext")
 }
 
-func TestTokenIsReadForEachStreamAndMissedByName(t *testing.T) {
+func TestTokenIsReadForEachStream(t *testing.T) {
 	dir := t.TempDir()
 	authority := testpki.New(t, "root")
 	roots, token := filepath.Join(dir, "root-cert.pem"), filepath.Join(dir, "istio-token")
 	write(t, roots, authority.PEM())
-	good := answering([]byte("c"))
+	good := newAnsweringControlPlane([]byte("c"))
 	cp := &upstream{sotw: func(s discoveryv3.AggregatedDiscoveryService_StreamAggregatedResourcesServer) error {
 		md, _ := metadata.FromIncomingContext(s.Context())
 		if got := strings.Join(md.Get("authorization"), ","); got != "Bearer second" {
@@ -102,7 +102,7 @@ func TestControlPlaneOfAnOldTLSVersionIsRefused(t *testing.T) {
 	write(t, roots, authority.PEM())
 	config := authority.ServerConfig(t, "127.0.0.1")
 	config.MinVersion, config.MaxVersion = tls.VersionTLS10, tls.VersionTLS11
-	address, _ := answering([]byte("c")).listen(t, "127.0.0.1:0", config)
+	address, _ := newAnsweringControlPlane([]byte("c")).listen(t, "127.0.0.1:0", config)
 	relay := start(t, Config{Upstreams: []string{address}, Server: Server{TLS: TLS{RootFile: roots}}})
 	reasonContains(t, relay, "protocol version")
 }

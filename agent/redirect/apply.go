@@ -15,38 +15,38 @@ import (
 	"github.com/pilotfish-mesh/pilotfish/iptables/backends"
 )
 
-// apply is what the command does by itself.
-type apply struct {
-	common
+// applyCommand is the root command, which applies the rules.
+type applyCommand struct {
+	commonFlags
 	process Process
-	// Of the contract.
+	// Flags of Istio's command.
 	dryRun, skip, validate, reconcile, cleanup, force, native, cni bool
 	binary                                                         string
 	probePort                                                      uint16
 	probeTimeout                                                   time.Duration
-	// Ours.
+	// Flags of this project only.
 	save, dryRunFormat string
-	// Of other releases: they say how, and that is not asked here.
+	// Flags of other releases of Istio, accepted and mostly ignored.
 	logJSON, restoreFormat, trace, nsenter bool
 	logLevel, ignored                      string
 	switches                               []switchFlag
 }
 
-func (a *apply) addTo(f *pflag.FlagSet) {
-	a.common.process = a.process
+func (a *applyCommand) addTo(f *pflag.FlagSet) {
+	a.commonFlags.process = a.process
 	a.probePort, a.probeTimeout, a.restoreFormat = 15002, 5*time.Second, true
 	a.switches = []switchFlag{
-		{"dry-run", "n", "print what would be put in force, and end", &a.dryRun, false},
-		{"skip-rule-apply", "", "put nothing in force; with --run-validation, look whether traffic is captured already", &a.skip, false},
-		{"run-validation", "", "then prove with packets that traffic is captured; exit with 126 if it is not", &a.validate, false},
-		{"iptables-probe-port", "", "of Istio's --run-validation; no port is fixed here", &a.probePort, false},
-		{"probe-timeout", "", "how long --run-validation takes at most", &a.probeTimeout, false},
-		{"cleanup-only", "", "take the rules away, as the command clean does", &a.cleanup, false},
-		{"native-nftables", "", "nftables or nothing; by default iptables takes its place where the kernel has no nftables", &a.native, false},
+		{"dry-run", "n", "print the rules without applying them", &a.dryRun, false},
+		{"skip-rule-apply", "", "apply nothing; with --run-validation, check whether traffic is already captured", &a.skip, false},
+		{"run-validation", "", "afterwards check with packets that traffic is captured; exit with 126 if it is not", &a.validate, false},
+		{"iptables-probe-port", "", "port of Istio's --run-validation; without effect here", &a.probePort, false},
+		{"probe-timeout", "", "timeout of --run-validation", &a.probeTimeout, false},
+		{"cleanup-only", "", "remove the rules, as the command clean does", &a.cleanup, false},
+		{"native-nftables", "", "require nftables; by default iptables is used if the kernel has no nftables", &a.native, false},
 		{"force-iptables-binary", "", "use the host's iptables of this flavour: legacy or nft", &a.binary, false},
-		{"reconcile", "", "replace rules that are there; that is always done", &a.reconcile, false},
-		{"force-apply", "", "apply also if the rules are there; that is always done", &a.force, false},
-		{"cni-mode", "", "applied by a CNI plugin; makes no difference here", &a.cni, false},
+		{"reconcile", "", "replace existing rules; this is always done", &a.reconcile, false},
+		{"force-apply", "", "apply even if the rules exist; this is always done", &a.force, false},
+		{"cni-mode", "", "the CNI plugin runs this command; without effect here", &a.cni, false},
 		{"restore-format", "f", "", &a.restoreFormat, true},
 		{"iptables-trace-logging", "", "", &a.trace, true},
 		{"host-nsenter-exec", "", "", &a.nsenter, true},
@@ -58,30 +58,30 @@ func (a *apply) addTo(f *pflag.FlagSet) {
 		{"vklog", "", "", &a.ignored, true},
 	}
 	addSwitches(f, a.switches)
-	f.StringVar(&a.save, "save", "", "file to save the options in, for --config elsewhere")
-	f.StringVar(&a.dryRunFormat, "dry-run-format", "", "what --dry-run prints: nft, iptables (what iptables-restore reads) or prose (default: by the back end)")
-	a.common.addTo(f, "")
+	f.StringVar(&a.save, "save", "", "file in which to save the options, for --config")
+	f.StringVar(&a.dryRunFormat, "dry-run-format", "", "output of --dry-run: nft, iptables (input of iptables-restore) or prose (default: depends on the backend)")
+	a.commonFlags.addTo(f, "")
 }
 
-func (a *apply) run(cmd *cobra.Command) error {
-	if err := fromEnvironment(cmd.Flags(), a.process, a.switches); err != nil {
+func (a *applyCommand) run(cmd *cobra.Command) error {
+	if err := setFromEnvironment(cmd.Flags(), a.process, a.switches); err != nil {
 		return err
 	}
 	if !slices.Contains([]string{"", formatNFT, formatIPTables, formatProse}, a.dryRunFormat) {
 		return usagef("--dry-run-format %q: use nft, iptables or prose", a.dryRunFormat)
 	}
-	log := logger(cmd.ErrOrStderr(), a.logJSON, a.logLevel)
+	log := newLogger(cmd.ErrOrStderr(), a.logJSON, a.logLevel)
 	choice, err := backends.ParseChoice(a.binary, a.native)
 	if err != nil {
-		return usage(err)
+		return usageError(err)
 	}
-	space, err := a.open()
+	space, err := a.openNamespace()
 	if err != nil {
 		return err
 	}
 	defer space.close()
 	if a.cleanup {
-		return clean(cmd.Context(), a.process, space, choice, log, a.dryRun)
+		return cleanRules(cmd.Context(), a.process, space, choice, log, a.dryRun)
 	}
 	options, rules, err := a.resolve(cmd.Flags(), space)
 	if err != nil {
@@ -93,11 +93,11 @@ func (a *apply) run(cmd *cobra.Command) error {
 	if a.dryRun {
 		return a.print(cmd.OutOrStdout(), rules, choice)
 	}
-	return a.apply(cmd.Context(), log, space, choice, options, rules)
+	return a.applyRules(cmd.Context(), log, space, choice, options, rules)
 }
 
-func (a *apply) apply(ctx context.Context, log *slog.Logger, space namespace, choice backends.Choice, options *resolved, rules *iptables.RuleSet) error {
-	keep, discard, err := a.draft(options)
+func (a *applyCommand) applyRules(ctx context.Context, log *slog.Logger, space namespace, choice backends.Choice, options *resolvedOptions, rules *iptables.RuleSet) error {
+	keep, discard, err := a.prepareSave(options)
 	if err != nil {
 		return err
 	}
@@ -106,58 +106,59 @@ func (a *apply) apply(ctx context.Context, log *slog.Logger, space namespace, ch
 		if err := a.process.checkPrivileges("--istio-inbound-interception-mode " + options.options.Get("istio-inbound-interception-mode")); err != nil {
 			return err
 		}
-		if err := putInForce(ctx, log, space, choice, rules); err != nil {
+		if err := applyRuleSet(ctx, log, space, choice, rules); err != nil {
 			return err
 		}
 	}
 	if err := keep(); err != nil || !a.validate {
 		return err
 	}
-	return a.prove(ctx, log, space, rules)
+	return a.checkTraffic(ctx, log, space, rules)
 }
 
-// draft writes the options down for --save. What is not put in force must not be in the file, and what cannot be saved must
-// not be in force: so it is written before, and kept after.
-func (a *apply) draft(options *resolved) (keep func() error, discard func(), err error) {
+// prepareSave writes the options to a temporary file for --save; keep moves it into place. Only applied options may be
+// saved, and options that cannot be saved must not be applied. Therefore the file is written before applying and moved
+// afterwards.
+func (a *applyCommand) prepareSave(options *resolvedOptions) (keep func() error, discard func(), err error) {
 	if a.save == "" {
 		return func() error { return nil }, func() {}, nil
 	}
-	text, err := newReport(options, nil).json()
+	text, err := newReport(options, nil).encodeJSON()
 	if err != nil {
 		return nil, nil, err
 	}
-	d, err := newDraft(a.save, text)
+	d, err := newPendingFile(a.save, text)
 	if err != nil {
 		return nil, nil, err
 	}
-	return d.keep, d.discard, nil
+	return d.commit, d.discard, nil
 }
 
-func putInForce(ctx context.Context, log *slog.Logger, space namespace, choice backends.Choice, rules *iptables.RuleSet) error {
+func applyRuleSet(ctx context.Context, log *slog.Logger, space namespace, choice backends.Choice, rules *iptables.RuleSet) error {
 	began := time.Now()
 	b, err := newBackend(space, choice, log)
 	if err != nil {
 		return err
 	}
 	if err := b.Apply(ctx, rules); err != nil {
-		return fmt.Errorf("put the rules in force: %w", err)
+		return fmt.Errorf("applying the rules: %w", err)
 	}
 	n := 0
 	for _, c := range rules.Chains {
 		n += len(c.Rules)
 	}
-	log.Info("traffic is redirected", "rules", n, "families", rules.Families.String(), "by", b.Name(), "took", took(began))
+	log.Info("traffic is redirected", "rules", n, "families", rules.Families.String(), "by", b.Name(), "took", elapsed(began))
 	return nil
 }
 
-// print writes what would be put in force; to a file too if DRY_RUN_FILE_PATH names one.
-func (a *apply) print(w io.Writer, rules *iptables.RuleSet, choice backends.Choice) error {
+// print writes the rules that would be applied, also to the file in DRY_RUN_FILE_PATH if it is set.
+func (a *applyCommand) print(w io.Writer, rules *iptables.RuleSet, choice backends.Choice) error {
 	text, err := render(rules, dryRunFormat(a.dryRunFormat, choice))
 	if err != nil {
 		return err
 	}
 	if path := a.process.env("DRY_RUN_FILE_PATH"); path != "" {
-		if err := write(path, []byte(text)); err != nil {
+		if err := writeFile(path, []byte(text)); err != nil {
 			return err
 		}
 	}
@@ -171,41 +172,41 @@ const (
 	formatProse    = "prose"
 )
 
-func dryRunFormat(asked string, c backends.Choice) string {
+func dryRunFormat(requested string, c backends.Choice) string {
 	switch {
-	case asked != "":
-		return asked
+	case requested != "":
+		return requested
 	case usesIPTables(c):
 		return formatIPTables
 	}
 	return formatNFT
 }
 
-const cleanHelp = `Take away every rule, route and address of ours, by whichever back end they are there, and nothing else.`
+const cleanHelp = `Remove all rules, routes and addresses of this program, whichever backend applied them, and nothing else.`
 
 func newCleanCommand(p Process) *cobra.Command {
-	c := &common{process: p}
+	c := &commonFlags{process: p}
 	cmd := &cobra.Command{
 		Use:   "clean",
-		Short: "Take the rules away, and leave the namespace as it was",
+		Short: "Remove the rules, and restore the namespace",
 		Long:  cleanHelp,
 		Args:  noArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			space, err := c.open()
+			space, err := c.openNamespace()
 			if err != nil {
 				return err
 			}
 			defer space.close()
-			return clean(cmd.Context(), p, space, backends.Auto, logger(cmd.ErrOrStderr(), false, ""), false)
+			return cleanRules(cmd.Context(), p, space, backends.Auto, newLogger(cmd.ErrOrStderr(), false, ""), false)
 		},
 	}
 	c.addNamespace(cmd.Flags())
 	return cmd
 }
 
-func clean(ctx context.Context, p Process, space namespace, c backends.Choice, log *slog.Logger, dryRun bool) error {
+func cleanRules(ctx context.Context, p Process, space namespace, c backends.Choice, log *slog.Logger, dryRun bool) error {
 	if dryRun {
-		log.Info("the rules would be taken away")
+		log.Info("the rules would be removed")
 		return nil
 	}
 	if err := p.checkPrivileges("cleaning up"); err != nil {
@@ -217,8 +218,8 @@ func clean(ctx context.Context, p Process, space namespace, c backends.Choice, l
 		err = b.Clean(ctx)
 	}
 	if err != nil {
-		return fmt.Errorf("take the rules away: %w", err)
+		return fmt.Errorf("removing the rules: %w", err)
 	}
-	log.Info("traffic is no longer redirected", "took", took(began))
+	log.Info("traffic is no longer redirected", "took", elapsed(began))
 	return nil
 }

@@ -15,8 +15,8 @@ import (
 	"github.com/pilotfish-mesh/pilotfish/internal/testns"
 )
 
-// pod is a namespace with a link that leads nowhere; its path is what --network-namespace takes.
-func pod(t *testing.T, addresses ...string) string {
+// newPod creates a namespace with an unconnected link, and returns its path for --network-namespace.
+func newPod(t *testing.T, addresses ...string) string {
 	t.Helper()
 	ns := testns.New(t)
 	ns.Links(t, func(h *netlink.Handle) error {
@@ -39,10 +39,10 @@ func pod(t *testing.T, addresses ...string) string {
 	return fmt.Sprintf("/proc/%d/fd/%d", os.Getpid(), int(ns.Handle))
 }
 
-// Which process is no special one is a matter of what is in force, not of options that explain is called with.
-func TestAPacketThatNobodyIsNamedForIsNotOfTheProxyInForce(t *testing.T) {
-	path := pod(t, "10.0.0.5/24")
-	p := machine(t, nil, nil)
+// Whether a user has a rule depends on the installed rules, not on the options of explain.
+func TestLiveExplainDefaultsToUnmatchedUser(t *testing.T) {
+	path := newPod(t, "10.0.0.5/24")
+	p := newMachine(t, nil, nil)
 	for applied, want := range map[string]string{
 		"-u 1000 -g 1001": "sent by uid 1002, gid 1002",
 		"-u 1337":         "sent by uid 1000, gid 1000",
@@ -59,8 +59,8 @@ func TestAPacketThatNobodyIsNamedForIsNotOfTheProxyInForce(t *testing.T) {
 }
 
 func TestApplyShowExplainAndCleanWorkOnTheSameNamespace(t *testing.T) {
-	path := pod(t, "10.0.0.5/24", "fd00::5/64")
-	p := machine(t, nil, nil)
+	path := newPod(t, "10.0.0.5/24", "fd00::5/64")
+	p := newMachine(t, nil, nil)
 	saved := filepath.Join(t.TempDir(), "saved.json")
 	run := func(args ...string) string {
 		t.Helper()
@@ -84,13 +84,13 @@ func TestApplyShowExplainAndCleanWorkOnTheSameNamespace(t *testing.T) {
 		t.Errorf("explained by the saved configuration as\n%s", text)
 	}
 	run("--cleanup-only")
-	if _, _, err := execute(t, p, "show", "--live", "--network-namespace", path); !errors.Is(err, errNothing) {
+	if _, _, err := execute(t, p, "show", "--live", "--network-namespace", path); !errors.Is(err, errNoRules) {
 		t.Errorf("after clean-up: %v", err)
 	}
 }
 
-func TestIPv6IsDecidedByWhatTheNamespaceHasAndNotByTheOrderOfAddresses(t *testing.T) {
-	p := machine(t, nil, nil)
+func TestIPv6DependsOnNamespaceNotAddressOrder(t *testing.T) {
+	p := newMachine(t, nil, nil)
 	for _, c := range []struct {
 		addresses []string
 		args      []string
@@ -105,7 +105,7 @@ func TestIPv6IsDecidedByWhatTheNamespaceHasAndNotByTheOrderOfAddresses(t *testin
 		{[]string{"10.0.0.5/24", "fd00::5/64"}, []string{"--ipv6", "reject"}, "IPv4 and IPv6", false},
 		{nil, nil, "IPv4", false},
 	} {
-		_, log, err := execute(t, p, append([]string{"-b", "*", "-i", "*", "--network-namespace", pod(t, c.addresses...)}, c.args...)...)
+		_, log, err := execute(t, p, append([]string{"-b", "*", "-i", "*", "--network-namespace", newPod(t, c.addresses...)}, c.args...)...)
 		if err != nil || !strings.Contains(log, fmt.Sprintf("families=%q", c.families)) && !strings.Contains(log, "families="+c.families+" ") {
 			t.Errorf("%v %q: %v, %s", c.addresses, c.args, err, log)
 		}
@@ -115,9 +115,9 @@ func TestIPv6IsDecidedByWhatTheNamespaceHasAndNotByTheOrderOfAddresses(t *testin
 	}
 }
 
-func TestPodWithoutRedirectionFailsItsValidationAsIstiosDoes(t *testing.T) {
-	path := pod(t, "10.0.0.5/24")
-	p := machine(t, nil, nil)
+func TestValidationFailsWithoutRedirection(t *testing.T) {
+	path := newPod(t, "10.0.0.5/24")
+	p := newMachine(t, nil, nil)
 	args := []string{"-b", "*", "-i", "*", "--network-namespace", path, "--run-validation", "--probe-timeout", "1s"}
 	_, _, err := execute(t, p, append(args, "--skip-rule-apply")...)
 	if exit := (*ExitError)(nil); !errors.As(err, &exit) || exit.Code != exitNotCaptured {
@@ -131,8 +131,8 @@ func TestPodWithoutRedirectionFailsItsValidationAsIstiosDoes(t *testing.T) {
 	}
 }
 
-// A user namespace that is made together with its network namespace (unshare --user --net) has no users yet when the latter
-// is made, so that some of what is in /proc/net is for the machine's root alone.
+// If a user namespace is created together with its network namespace (unshare --user --net), its users are not mapped
+// yet when the latter is created. Parts of /proc/net then belong to the machine's root.
 func TestRootOfAUserNamespaceRedirectsItsOwnNetwork(t *testing.T) {
 	binary, err := os.Open(testenv.Bin(t, "pilotfish-iptables"))
 	if err != nil {
@@ -141,15 +141,15 @@ func TestRootOfAUserNamespaceRedirectsItsOwnNetwork(t *testing.T) {
 	defer binary.Close()
 	cmd := exec.Command("setpriv", "--reuid", "65534", "--regid", "65534", "--clear-groups", "unshare", "--user", "--map-root-user", "--net",
 		"/proc/self/fd/3", "-b", "*", "-i", "*")
-	cmd.ExtraFiles, cmd.Dir = []*os.File{binary}, "/" // whose folder need not be open to nobody
+	cmd.ExtraFiles, cmd.Dir = []*os.File{binary}, "/" // the unprivileged user may not have access to its directory
 	if out, err := cmd.CombinedOutput(); err != nil || !strings.Contains(string(out), "by=nftables") {
 		t.Errorf("%v: %s", err, out)
 	}
 }
 
-func TestRefusedOptionsTouchNothing(t *testing.T) {
-	path := pod(t, "10.0.0.5/24")
-	p := machine(t, nil, nil)
+func TestRejectedOptionsChangeNothing(t *testing.T) {
+	path := newPod(t, "10.0.0.5/24")
+	p := newMachine(t, nil, nil)
 	if _, _, err := execute(t, p, "-b", "*", "--network-namespace", path); err != nil {
 		t.Fatal(err)
 	}
@@ -165,8 +165,8 @@ func TestRefusedOptionsTouchNothing(t *testing.T) {
 	}
 }
 
-// As an injected pod runs it: by Istio's name, as a file and as a command.
-func TestAgentIsIstioIPTablesByName(t *testing.T) {
+// As in an injected pod: by Istio's name, as a file and as a command.
+func TestBinaryNamedIstioIPTablesRunsCommand(t *testing.T) {
 	agent := testenv.Bin(t, "pilotfish-agent")
 	link := filepath.Join(t.TempDir(), Name)
 	if err := os.Symlink(agent, link); err != nil {

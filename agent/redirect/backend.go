@@ -8,12 +8,12 @@ import (
 	"github.com/pilotfish-mesh/pilotfish/iptables/nft"
 )
 
-// newBackend is who puts rules in force in the namespace, and reads them.
+// newBackend returns the backend that applies and reads rules in the namespace.
 func newBackend(space namespace, choice backends.Choice, log *slog.Logger) (iptables.Backend, error) {
 	return backends.New(backends.Config{NetNS: space.fd(), Choice: choice, Logger: log})
 }
 
-// usesIPTables tells whether iptables is asked for.
+// usesIPTables reports whether the choice is an iptables backend.
 func usesIPTables(c backends.Choice) bool { return c != backends.Auto && c != backends.NFTables }
 
 func nftText(rules *iptables.RuleSet) (string, error) {

@@ -15,27 +15,27 @@ import (
 	"github.com/pilotfish-mesh/pilotfish/iptables"
 )
 
-// Name is what Istio's agent calls the command; a binary of that name is this command alone.
+// Name is the name of Istio's command. A binary of this name runs only this command.
 const Name = "istio-iptables"
 
-const help = `Steer the traffic of this pod into its Envoy: put the rules that the options come to in force, in place of those that
-were there before. It is done wholly or not at all, and no packet escapes meanwhile. The flags are those of
-istio-iptables; each also has a variable of the environment, its name in capitals with underscores (ISTIO_INBOUND_PORTS).
+const help = `Redirect the traffic of this pod to its Envoy: apply the rules that follow from the options, in place of those applied
+before. The change is atomic, and no packet bypasses the rules meanwhile. The flags are those of istio-iptables; each
+also has an environment variable, its name in capitals with underscores (ISTIO_INBOUND_PORTS).
 Nothing is captured without options: an injected pod has -b "*" -i "*" -d 15090,15021,15020.
 
 Exit codes:
   0    done
-  1    something failed, and the former state is back; the last line says what
-  2    wrong flags or options; nothing was touched
+  1    an error, and the previous state was restored; the last line describes it
+  2    wrong flags or options; nothing was changed
   126  --run-validation: traffic is not captured as it should be`
 
-// Command is the command with those below it. Its errors may be an *ExitError.
+// Command returns the command with its subcommands. Its errors may be an *ExitError.
 func Command(p Process) *cobra.Command {
-	a := &apply{process: p}
+	a := &applyCommand{process: p}
 	c := &cobra.Command{
 		Use:     "iptables",
 		Aliases: []string{Name},
-		Short:   "Steer the traffic of this pod into its Envoy",
+		Short:   "Redirect the traffic of this pod to its Envoy",
 		Long:    help,
 		Example: `  pilotfish-agent iptables -b "*" -i "*" -d 15090,15021,15020
   pilotfish-agent iptables -b "*" -i "*" --dry-run
@@ -46,18 +46,18 @@ func Command(p Process) *cobra.Command {
 	a.addTo(c.Flags())
 	c.AddCommand(newShowCommand(p), newExplainCommand(p), newVerifyCommand(p), newTraceCommand(p), newCleanCommand(p))
 	for _, sub := range append(c.Commands(), c) {
-		sub.RunE = endedBySignals(sub.RunE)
+		sub.RunE = withSignals(sub.RunE)
 		sub.Flags().SortFlags = false
 		sub.SetFlagErrorFunc(func(c *cobra.Command, err error) error {
-			return usagef("%w (`%s --help` lists what there is)", err, c.CommandPath())
+			return usagef("%w (see `%s --help`)", err, c.CommandPath())
 		})
 	}
 	return c
 }
 
-// endedBySignals has a command end in order when it is interrupted: what was begun is undone, or told. A second signal ends it
-// at once.
-func endedBySignals(run func(*cobra.Command, []string) error) func(*cobra.Command, []string) error {
+// withSignals cancels the command's context at the first SIGINT or SIGTERM, so that it cleans up. A second signal
+// terminates the process.
+func withSignals(run func(*cobra.Command, []string) error) func(*cobra.Command, []string) error {
 	return func(cmd *cobra.Command, args []string) error {
 		ctx, stop := signal.NotifyContext(cmd.Context(), os.Interrupt, syscall.SIGTERM)
 		defer stop()
@@ -69,24 +69,25 @@ func endedBySignals(run func(*cobra.Command, []string) error) func(*cobra.Comman
 
 func noArgs(cmd *cobra.Command, args []string) error {
 	if len(args) > 0 {
-		return usagef("%q is neither a flag nor a command here (`%s --help` lists what there is)", args[0], cmd.CommandPath())
+		return usagef("%q is neither a flag nor a subcommand (see `%s --help`)", args[0], cmd.CommandPath())
 	}
 	return nil
 }
 
-// common are flags of every command that looks at options.
-type common struct {
+// commonFlags are the flags of all commands that read options.
+type commonFlags struct {
 	process   Process
 	config    string
 	namespace string
 	format    string
 }
 
-// addOutput adds what commands that print have; -o is theirs, and the option of that shorthand has its long name alone.
-func (c *common) addOutput(f *pflag.FlagSet) {
+// addOutput adds the flags of commands that print. There, -o is the output format; the option with this shorthand has
+// only its long name.
+func (c *commonFlags) addOutput(f *pflag.FlagSet) {
 	f.StringVarP(&c.format, "output", "o", "", "json or yaml instead of text")
 	c.addTo(f, "o")
-	// So that the options of apply can be given here as they are: who has the rules in force is found out.
+	// Accepted so that the flags of apply can be repeated here. The backend in use is detected.
 	for _, name := range []string{"force-iptables-binary", "native-nftables"} {
 		f.String(name, "", "without effect here")
 		f.Lookup(name).NoOptDefVal = "true"
@@ -95,22 +96,22 @@ func (c *common) addOutput(f *pflag.FlagSet) {
 	f.Lookup("force-iptables-binary").NoOptDefVal = ""
 }
 
-func (c *common) addTo(f *pflag.FlagSet, taken string) {
-	f.StringVar(&c.config, "config", "", "saved configuration (of --save, or of show -o yaml) in place of the environment")
+func (c *commonFlags) addTo(f *pflag.FlagSet, taken string) {
+	f.StringVar(&c.config, "config", "", "saved configuration (from --save or show -o yaml) instead of the environment")
 	c.addNamespace(f)
 	addOptions(f, taken)
 }
 
-func (c *common) addNamespace(f *pflag.FlagSet) {
-	f.StringVar(&c.namespace, "network-namespace", "", "network namespace to work in: a file, or a name as ip netns has it (default: this process's)")
+func (c *commonFlags) addNamespace(f *pflag.FlagSet) {
+	f.StringVar(&c.namespace, "network-namespace", "", "network namespace: a file, or a name of ip netns (default: that of this process)")
 }
 
-// resolve gives the options, and their rules.
-func (c *common) resolve(f *pflag.FlagSet, space namespace) (*resolved, *iptables.RuleSet, error) {
-	r := resolver{process: c.process, flags: f, space: space}
+// resolve returns the options and the rules that follow from them.
+func (c *commonFlags) resolve(f *pflag.FlagSet, space namespace) (*resolvedOptions, *iptables.RuleSet, error) {
+	r := resolver{process: c.process, flags: f, namespace: space}
 	if c.config != "" {
 		var err error
-		if r.saved, err = read(c.config); err != nil {
+		if r.saved, err = readSaved(c.config); err != nil {
 			return nil, nil, err
 		}
 	}
@@ -120,24 +121,24 @@ func (c *common) resolve(f *pflag.FlagSet, space namespace) (*resolved, *iptable
 	}
 	rules, err := iptables.Compile(out.options)
 	if err != nil {
-		return nil, nil, usage(err)
+		return nil, nil, usageError(err)
 	}
 	return out, rules, nil
 }
 
-func (c *common) open() (namespace, error) {
+func (c *commonFlags) openNamespace() (namespace, error) {
 	name := c.namespace
 	if name == "" {
 		name = c.process.env("NETWORK_NAMESPACE")
 	}
 	n, err := openNamespace(name)
 	if err != nil {
-		return n, usage(err)
+		return n, usageError(err)
 	}
 	return n, nil
 }
 
-// switchFlag is a flag of the contract without bearing on rules, with its variable.
+// switchFlag is a flag of Istio's command that does not affect the rules. It also has an environment variable.
 type switchFlag struct {
 	name, short, help string
 	to                any // *bool, *string, *uint16 or *time.Duration
@@ -160,8 +161,8 @@ func addSwitches(f *pflag.FlagSet, list []switchFlag) {
 	}
 }
 
-// fromEnvironment sets the flags that are not on the command line and have a variable.
-func fromEnvironment(f *pflag.FlagSet, p Process, list []switchFlag) error {
+// setFromEnvironment sets the flags that are missing on the command line from their variables.
+func setFromEnvironment(f *pflag.FlagSet, p Process, list []switchFlag) error {
 	for _, s := range list {
 		variable := strings.ToUpper(strings.ReplaceAll(s.name, "-", "_"))
 		text := p.env(variable)
@@ -174,11 +175,13 @@ func fromEnvironment(f *pflag.FlagSet, p Process, list []switchFlag) error {
 	return nil
 }
 
-func formatError(format string) error {
-	if format != "" && strings.Trim(format, "0123456789,:-") == "" { // -o of the command that applies
+func outputFormatError(format string) error {
+	if format != "" && strings.Trim(format, "0123456789,:-") == "" { // the meaning of -o in apply
 		return usagef("-o is the format of the output here; ports that are not captured are --istio-local-outbound-ports-exclude")
 	}
 	return usagef("output format %q is not known; use json or yaml, or leave it out for text", format)
 }
 
-func took(began time.Time) string { return fmt.Sprint(time.Since(began).Round(10 * time.Microsecond)) }
+func elapsed(began time.Time) string {
+	return fmt.Sprint(time.Since(began).Round(10 * time.Microsecond))
+}

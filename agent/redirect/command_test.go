@@ -15,8 +15,8 @@ import (
 	"github.com/pilotfish-mesh/pilotfish/iptables"
 )
 
-// machine is a process's surroundings: variables, and files below a root of their own.
-func machine(t *testing.T, vars map[string]string, files map[string]string) Process {
+// newMachine returns a Process with variables, and files below its own root.
+func newMachine(t *testing.T, vars map[string]string, files map[string]string) Process {
 	t.Helper()
 	root := t.TempDir()
 	for name, text := range files {
@@ -34,7 +34,7 @@ func machine(t *testing.T, vars map[string]string, files map[string]string) Proc
 	}}
 }
 
-// execute runs a command line, and gives what it prints.
+// execute runs a command line, and returns its output.
 func execute(t *testing.T, p Process, args ...string) (stdout, stderr string, err error) {
 	t.Helper()
 	var out, log bytes.Buffer
@@ -47,7 +47,7 @@ func execute(t *testing.T, p Process, args ...string) (stdout, stderr string, er
 	return out.String(), log.String(), err
 }
 
-func shown(t *testing.T, p Process, args ...string) map[string]value {
+func showValues(t *testing.T, p Process, args ...string) map[string]optionValue {
 	t.Helper()
 	text, _, err := execute(t, p, append([]string{"show", "-o", "json"}, args...)...)
 	if err != nil {
@@ -55,19 +55,19 @@ func shown(t *testing.T, p Process, args ...string) map[string]value {
 	}
 	var r report
 	if err := json.Unmarshal([]byte(text), &struct {
-		Values *[]value `json:"values"`
+		Values *[]optionValue `json:"values"`
 	}{&r.Values}); err != nil {
 		t.Fatal(err)
 	}
-	values := map[string]value{}
+	values := map[string]optionValue{}
 	for _, v := range r.Values {
 		values[v.Name] = v
 	}
 	return values
 }
 
-// contract is Istio's table of options: flag, shorthand, variable, default, and a value to try.
-var contract = []struct{ flag, short, variable, otherwise, try string }{
+// istioOptions is Istio's table of options: flag, shorthand, variable, default, and a test value.
+var istioOptions = []struct{ flag, short, variable, otherwise, try string }{
 	{"envoy-port", "p", "", "15001", "16001"},
 	{"inbound-capture-port", "z", "INBOUND_CAPTURE_PORT", "15006", "16006"},
 	{"inbound-tunnel-port", "e", "INBOUND_TUNNEL_PORT", "15008", "16008"},
@@ -97,23 +97,23 @@ var contract = []struct{ flag, short, variable, otherwise, try string }{
 	{"", "", "ISTIO_OUTBOUND_IPV4_LOOPBACK_CIDR", "127.0.0.1/32", "127.0.0.0/8"},
 }
 
-func TestEveryOptionOfTheContractHasItsFlagVariableAndDefaultAndTheFlagCountsMore(t *testing.T) {
+func TestOptionsHaveIstioFlagsVariablesAndDefaults(t *testing.T) {
 	resolv := map[string]string{"/etc/resolv.conf": "nameserver 10.0.0.10\n"}
-	for _, c := range contract {
+	for _, c := range istioOptions {
 		name := c.flag
 		if name == "" {
 			name = c.variable
 		}
-		if got := shown(t, machine(t, nil, resolv))[name]; got.Value != c.otherwise {
+		if got := showValues(t, newMachine(t, nil, resolv))[name]; got.Value != c.otherwise {
 			t.Errorf("%s is %q by default, want %q", name, got.Value, c.otherwise)
 		}
 		if c.variable != "" {
 			vars := map[string]string{c.variable: c.try}
-			if got := shown(t, machine(t, vars, resolv))[name]; got.Value != c.try || got.Source != "environment "+c.variable {
+			if got := showValues(t, newMachine(t, vars, resolv))[name]; got.Value != c.try || got.Source != "environment "+c.variable {
 				t.Errorf("%s by %s is %q (%s), want %q", name, c.variable, got.Value, got.Source, c.try)
 			}
 			if c.flag != "" && c.otherwise != "" {
-				if got := shown(t, machine(t, vars, resolv), "--"+c.flag+"="+c.otherwise)[name]; got.Value != c.otherwise || got.Source != sourceFlag {
+				if got := showValues(t, newMachine(t, vars, resolv), "--"+c.flag+"="+c.otherwise)[name]; got.Value != c.otherwise || got.Source != sourceFlag {
 					t.Errorf("%s by flag and %s is %q (%s), want the flag's %q", name, c.variable, got.Value, got.Source, c.otherwise)
 				}
 			}
@@ -124,13 +124,13 @@ func TestEveryOptionOfTheContractHasItsFlagVariableAndDefaultAndTheFlagCountsMor
 		if f := Command(Process{}).Flags().Lookup(c.flag); f == nil || f.Shorthand != c.short {
 			t.Errorf("flag --%s with shorthand %q: %+v", c.flag, c.short, f)
 		}
-		if got := shown(t, machine(t, nil, resolv), "--"+c.flag+"="+c.try)[name]; got.Value != c.try {
+		if got := showValues(t, newMachine(t, nil, resolv), "--"+c.flag+"="+c.try)[name]; got.Value != c.try {
 			t.Errorf("--%s %s is %q", c.flag, c.try, got.Value)
 		}
 	}
 }
 
-func TestSwitchesOfTheContractAreThere(t *testing.T) {
+func TestIstioSwitchFlagsExist(t *testing.T) {
 	f := Command(Process{}).Flags()
 	for name, otherwise := range map[string]string{
 		"dry-run": "false", "skip-rule-apply": "false", "run-validation": "false", "reconcile": "false", "cleanup-only": "false",
@@ -146,17 +146,17 @@ func TestSwitchesOfTheContractAreThere(t *testing.T) {
 	}
 }
 
-// As the injector writes it into the init container.
-func TestCommandLineOfAnInjectedPodIsUnderstood(t *testing.T) {
-	text, _, err := execute(t, machine(t, nil, nil), "-p", "15001", "-z", "15006", "-u", "1337", "-m", "REDIRECT", "-i", "*", "-x", "",
+// The command line that the injector writes into the init container.
+func TestInjectedCommandLineIsAccepted(t *testing.T) {
+	text, _, err := execute(t, newMachine(t, nil, nil), "-p", "15001", "-z", "15006", "-u", "1337", "-m", "REDIRECT", "-i", "*", "-x", "",
 		"-b", "*", "-d", "15090,15021,15020", "--log_output_level=default:info", "--dry-run")
 	if err != nil || !strings.Contains(text, `tcp dport 15021 counter return comment "inbound/exclude-port-15021"`) {
 		t.Errorf("%v\n%s", err, text)
 	}
 }
 
-func TestBadOptionsAreRefusedTogetherEachWithNameValueAndRemedy(t *testing.T) {
-	p := machine(t, map[string]string{"ISTIO_LOCAL_EXCLUDE_PORTS": "80,x", "ISTIO_OUTBOUND_OWNER_GROUPS": "*,5"}, map[string]string{"/etc/passwd": "", "/etc/group": ""})
+func TestInvalidOptionsAreReportedTogetherWithRemedy(t *testing.T) {
+	p := newMachine(t, map[string]string{"ISTIO_LOCAL_EXCLUDE_PORTS": "80,x", "ISTIO_OUTBOUND_OWNER_GROUPS": "*,5"}, map[string]string{"/etc/passwd": "", "/etc/group": ""})
 	for _, c := range [][]string{
 		{"-z", "70000", `--inbound-capture-port: "70000" is no port: write a number from 1 to 65535`},
 		{"-p", "15006", `--inbound-capture-port "15006": it is the port of --envoy-port too`},
@@ -190,13 +190,13 @@ func TestBadOptionsAreRefusedTogetherEachWithNameValueAndRemedy(t *testing.T) {
 }
 
 func TestUsersGroupsAndResolversAreLookedUp(t *testing.T) {
-	p := machine(t, map[string]string{"ENVOY_USER": "envoy", "ISTIO_OUTBOUND_OWNER_GROUPS": "wheel,12"}, map[string]string{
+	p := newMachine(t, map[string]string{"ENVOY_USER": "envoy", "ISTIO_OUTBOUND_OWNER_GROUPS": "wheel,12"}, map[string]string{
 		"/etc/passwd":      "root:x:0:0:root:/root:/bin/sh\nenvoy:x:4242:99::/:/bin/false\n",
 		"/etc/group":       "root:x:0:\nwheel:x:10:root\n",
 		"/etc/resolv.conf": "# of the node\nsearch a b\nnameserver 10.0.0.10\nnameserver fe80::1%eth0\n",
 	})
-	got := shown(t, p, "--redirect-dns")
-	for name, want := range map[string]value{
+	got := showValues(t, p, "--redirect-dns")
+	for name, want := range map[string]optionValue{
 		"proxy-uid":                   {"proxy-uid", "4242", "user envoy"},
 		"proxy-gid":                   {"proxy-gid", "4242", "as --proxy-uid"},
 		"dns-servers":                 {"dns-servers", "10.0.0.10,fe80::1", sourceResolv},
@@ -206,32 +206,32 @@ func TestUsersGroupsAndResolversAreLookedUp(t *testing.T) {
 			t.Errorf("%s: %v, want %v", name, got[name], want)
 		}
 	}
-	if _, _, err := execute(t, machine(t, nil, nil), "show", "--redirect-dns"); err == nil || !strings.Contains(err.Error(), "--capture-all-dns") {
+	if _, _, err := execute(t, newMachine(t, nil, nil), "show", "--redirect-dns"); err == nil || !strings.Contains(err.Error(), "--capture-all-dns") {
 		t.Errorf("without resolv.conf: %v", err)
 	}
 }
 
-func TestResolversWithoutEndAreBounded(t *testing.T) {
+func TestResolverCountIsLimited(t *testing.T) {
 	text := ""
 	for i := range 10_000 {
 		text += fmt.Sprintf("nameserver 10.0.%d.%d\n", i>>8, i&255)
 	}
-	got := shown(t, machine(t, nil, map[string]string{"/etc/resolv.conf": text}), "--redirect-dns")["dns-servers"].Value
+	got := showValues(t, newMachine(t, nil, map[string]string{"/etc/resolv.conf": text}), "--redirect-dns")["dns-servers"].Value
 	if n := strings.Count(got, ",") + 1; n != maxResolvers {
 		t.Errorf("%d resolvers are captured", n)
 	}
 }
 
-func TestMissingPrivilegesAreToldBeforeAnythingIsTouched(t *testing.T) {
-	p := machine(t, nil, map[string]string{"/proc/self/status": "Name:\tx\nCapEff:\t00000000a80405fb\n"})
+func TestMissingPrivilegesAreReportedBeforeChanges(t *testing.T) {
+	p := newMachine(t, nil, map[string]string{"/proc/self/status": "Name:\tx\nCapEff:\t00000000a80405fb\n"})
 	_, _, err := execute(t, p, "-m", "TPROXY", "-b", "*")
 	if err == nil || !strings.Contains(err.Error(), "TPROXY: this process lacks the privilege CAP_NET_ADMIN") {
 		t.Errorf("got %v", err)
 	}
 }
 
-func TestWhatIsSavedExplainsElsewhere(t *testing.T) {
-	text, _, err := execute(t, machine(t, map[string]string{"ISTIO_SERVICE_CIDR": "*"}, nil), "show", "-o", "yaml", "--addresses", "10.0.0.5", "-u", "77")
+func TestSavedConfigurationExplainsElsewhere(t *testing.T) {
+	text, _, err := execute(t, newMachine(t, map[string]string{"ISTIO_SERVICE_CIDR": "*"}, nil), "show", "-o", "yaml", "--addresses", "10.0.0.5", "-u", "77")
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -239,7 +239,7 @@ func TestWhatIsSavedExplainsElsewhere(t *testing.T) {
 	if err := os.WriteFile(file, []byte(text), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	elsewhere := machine(t, map[string]string{"ISTIO_SERVICE_CIDR": "10.0.0.0/8"}, nil)
+	elsewhere := newMachine(t, map[string]string{"ISTIO_SERVICE_CIDR": "10.0.0.0/8"}, nil)
 	for _, c := range []struct{ args, want string }{
 		{"--from 10.0.0.5 --uid 1000 --to 11.2.3.4:443/tcp", "It is redirected to port 15001 of this pod: all other outbound connections are captured (outbound/all)."},
 		{"--uid 77 --to 11.2.3.4:443", "the proxy's own traffic is not captured again (outbound/proxy-uid-77)"},
@@ -255,7 +255,7 @@ func TestWhatIsSavedExplainsElsewhere(t *testing.T) {
 	}
 }
 
-func TestWhoSendsAPacketIsToldByItsOwnerInterfaceAndAddresses(t *testing.T) {
+func TestPacketDirectionFromOwnerInterfaceAndAddresses(t *testing.T) {
 	common := []string{"explain", "-b", "*", "-i", "*", "-k", "vif0", "--addresses", "10.0.0.5,fd00::5"}
 	tproxy := "-m TPROXY -u 1337 -g 1337 --uid 0 --gid 1337 "
 	for args, want := range map[string]string{
@@ -269,7 +269,7 @@ func TestWhoSendsAPacketIsToldByItsOwnerInterfaceAndAddresses(t *testing.T) {
 		"--to 0.0.0.0:80":                                          "to 127.0.0.1:80 by lo",
 		"--to [::]:80 --dual-stack":                                "from [::1]:40000 to [::1]:80 by lo",
 	} {
-		out, _, err := execute(t, machine(t, nil, nil), append(common, strings.Fields(args)...)...)
+		out, _, err := execute(t, newMachine(t, nil, nil), append(common, strings.Fields(args)...)...)
 		if err != nil || !strings.Contains(out, want) {
 			t.Errorf("explain %s: %v\n%s\nwant %s", args, err, out, want)
 		}
@@ -281,14 +281,14 @@ func TestSavedConfigurationWithAnUnknownOptionIsRefused(t *testing.T) {
 	if err := os.WriteFile(file, []byte("options:\n  istio-inbound-port: '*'\n  redirect-dns: true\n  envoy-port: 15101\n"), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	_, _, err := execute(t, machine(t, nil, nil), "show", "--config", file)
-	if err == nil || !strings.Contains(err.Error(), `there is no option "istio-inbound-port"`) {
+	_, _, err := execute(t, newMachine(t, nil, nil), "show", "--config", file)
+	if err == nil || !strings.Contains(err.Error(), `unknown option "istio-inbound-port"`) {
 		t.Errorf("got %v", err)
 	}
 }
 
-// In a usage text, what is between backquotes would stand for the flag's value.
-func TestFlagsAreDescribedByTheirOwnWords(t *testing.T) {
+// In usage texts, pflag interprets a backquoted word as the name of the flag's value.
+func TestFlagUsageHasNoBackquotes(t *testing.T) {
 	c := Command(Process{})
 	for _, sub := range append(c.Commands(), c) {
 		sub.Flags().VisitAll(func(f *pflag.Flag) {
@@ -299,35 +299,35 @@ func TestFlagsAreDescribedByTheirOwnWords(t *testing.T) {
 	}
 }
 
-func TestBadQuestionsAreRefused(t *testing.T) {
+func TestInvalidExplainRequestsAreRejected(t *testing.T) {
 	for args, want := range map[string]string{
 		"":                             "--to is missing",
 		"--to 10.0.0.1":                "write an address and a port",
 		"--to 10.0.0.1:80/sctp":        "the protocol is tcp or udp",
-		"--to 10.0.0.1:80 --from ::2":  "two address families",
+		"--to 10.0.0.1:80 --from ::2":  "different address families",
 		"--to 10.0.0.1:80 --from x":    "write an address, with or without a port",
 		"--to 10.0.0.1:80 --state odd": "use new, established, related or invalid",
 		"--to 10.0.0.1:80 --uid x":     `--uid "x"`,
-		"more":                         `"more" is neither a flag nor a command here`,
+		"more":                         `"more" is neither a flag nor a subcommand`,
 		"--to 10.0.0.1:80 -o xml":      `output format "xml" is not known`,
 		"--config /nowhere":            "no such file",
 
 		"--to 10.0.0.1:0":                        "a port from 1 to 65535",
-		"--to 10.0.0.1:80 --inbound --uid 1":     "leave out --uid and --gid",
+		"--to 10.0.0.1:80 --inbound --uid 1":     "omit --uid and --gid",
 		"--to 10.0.0.1:80 -b 80-":                `"80-" is no range of ports: write two numbers`,
 		"--to 10.0.0.1:80 -b -80":                `"-80" is no range of ports: write two numbers`,
 		"--to 10.0.0.1:80 --dry-run-format text": "unknown flag",
 	} {
-		_, _, err := execute(t, machine(t, nil, nil), append([]string{"explain"}, strings.Fields(args)...)...)
+		_, _, err := execute(t, newMachine(t, nil, nil), append([]string{"explain"}, strings.Fields(args)...)...)
 		if err == nil || !strings.Contains(err.Error(), want) {
 			t.Errorf("explain %s: %v, want %s", args, err, want)
 		}
 	}
 }
 
-func TestDryRunPrintsForEachProgramAndToTheFileOfTheContract(t *testing.T) {
+func TestDryRunPrintsEachFormatAndToFile(t *testing.T) {
 	file := filepath.Join(t.TempDir(), "rules")
-	p := machine(t, map[string]string{"DRY_RUN_FILE_PATH": file, "DRY_RUN": "true"}, nil)
+	p := newMachine(t, map[string]string{"DRY_RUN_FILE_PATH": file, "DRY_RUN": "true"}, nil)
 	for _, c := range []struct {
 		args []string
 		want string

@@ -1,3 +1,3 @@
-// Package redirect is the command that steers a pod's traffic into its Envoy: it resolves options from flags, variables and
-// what the namespace is like, and hands them to package iptables.
+// Package redirect implements the command that redirects a pod's traffic to its Envoy. It resolves options from flags,
+// variables and the state of the namespace, and passes them to package iptables.
 package redirect

@@ -15,16 +15,17 @@ import (
 	"github.com/pilotfish-mesh/pilotfish/iptables"
 )
 
-const explainHelp = `Say where a packet ends up, which rule decides, and why. The packet is walked through the rules that the options come
-to, as the kernel walks it; nothing is touched or sent. With --live it is walked through what the kernel has.
+const explainHelp = `Explain how a packet would be redirected, which rule decides, and why. The packet is evaluated against the rules that
+follow from the options, as the kernel would do it; nothing is changed or sent. With --live it is evaluated against the
+installed rules.
 
-A packet to an address of this pod from one that is not comes in, as does one from elsewhere by a virtual machine's
-interface (--by); every other one, and all with --uid or --gid, is sent by a process of this pod. The pod's addresses are
-those of the namespace, of the saved configuration, or of --addresses.`
+A packet is inbound if its destination is an address of this pod and its source is not, or if it arrives from elsewhere
+through a virtual machine's interface (--by). All others, and all with --uid or --gid, are sent by a process of this pod.
+The pod's addresses are those of the namespace, of the saved configuration, or of --addresses.`
 
-// explain is one question.
-type explain struct {
-	common
+// explainCommand explains how one packet would be redirected.
+type explainCommand struct {
+	commonFlags
 	from, to, by       string
 	uid, gid           string
 	mark               uint32
@@ -33,10 +34,10 @@ type explain struct {
 }
 
 func newExplainCommand(p Process) *cobra.Command {
-	e := &explain{common: common{process: p}}
+	e := &explainCommand{commonFlags: commonFlags{process: p}}
 	cmd := &cobra.Command{
 		Use:   "explain --to ADDRESS:PORT[/tcp|udp] [--from ADDRESS[:PORT]] [--uid UID] [--gid GID]",
-		Short: "Say where a packet ends up, and why",
+		Short: "Explain how a packet would be redirected",
 		Long:  explainHelp,
 		Example: `  pilotfish-agent iptables explain --config rules.yaml --from 10.0.0.5 --uid 1000 --to 10.2.3.4:443/tcp
   pilotfish-agent iptables explain --live --to 10.0.0.10:53/udp`,
@@ -46,20 +47,20 @@ func newExplainCommand(p Process) *cobra.Command {
 	f := cmd.Flags()
 	f.StringVar(&e.to, "to", "", "destination, as 10.2.3.4:443/tcp or [fd00::1]:53/udp")
 	f.StringVar(&e.from, "from", "", "source, with or without a port (default: the pod itself)")
-	f.StringVar(&e.uid, "uid", "", "user of the process that sends (default: one that no rule speaks of)")
-	f.StringVar(&e.gid, "gid", "", "its group (default: the number of its user)")
+	f.StringVar(&e.uid, "uid", "", "user of the sending process (default: one that no rule matches)")
+	f.StringVar(&e.gid, "gid", "", "group of the sending process (default: the number of its user)")
 	f.StringVar(&e.by, "by", "", "interface (default: lo for the pod's own addresses, eth0 otherwise)")
-	f.BoolVar(&e.inbound, "inbound", false, "the packet comes in, whatever its addresses")
+	f.BoolVar(&e.inbound, "inbound", false, "the packet is inbound, whatever its addresses")
 	f.Uint32Var(&e.mark, "mark", 0, "mark of the packet")
 	f.StringVar(&e.state, "state", "new", "state of its connection: new, established, related or invalid")
-	f.BoolVar(&e.live, "live", false, "walk it through what is in force")
-	f.BoolVar(&e.all, "all", false, "show every rule that the packet meets, also those that do not hold")
+	f.BoolVar(&e.live, "live", false, "evaluate the installed rules")
+	f.BoolVar(&e.all, "all", false, "show every rule that is evaluated, including those that do not match")
 	e.addOutput(f)
 	return cmd
 }
 
-func (e *explain) run(cmd *cobra.Command) error {
-	space, err := e.open()
+func (e *explainCommand) run(cmd *cobra.Command) error {
+	space, err := e.openNamespace()
 	if err != nil {
 		return err
 	}
@@ -69,32 +70,32 @@ func (e *explain) run(cmd *cobra.Command) error {
 		return err
 	}
 	if e.live {
-		r, err := liveReport(cmd, e.process, space)
+		r, err := readLiveReport(cmd, e.process, space)
 		if err != nil {
 			return err
 		}
 		rules = r.Rules
 	}
-	packet, err := e.packet(&options.options, rules)
+	packet, err := e.buildPacket(&options.options, rules)
 	if err != nil {
-		return usage(err)
+		return usageError(err)
 	}
 	return e.print(cmd.OutOrStdout(), packet, iptables.Explain(rules, packet))
 }
 
-func (e *explain) packet(o *iptables.Options, rules *iptables.RuleSet) (iptables.Packet, error) {
+func (e *explainCommand) buildPacket(o *iptables.Options, rules *iptables.RuleSet) (iptables.Packet, error) {
 	p := iptables.Packet{Direction: iptables.Outbound, Mark: e.mark, State: iptables.State(e.state)}
 	if !slices.Contains([]iptables.State{iptables.New, iptables.Established, iptables.Related, iptables.Invalid}, p.State) {
 		return p, fmt.Errorf("--state %q: use new, established, related or invalid", e.state)
 	}
-	if err := e.addresses(&p, o.Addresses); err != nil {
+	if err := e.setAddresses(&p, o.Addresses); err != nil {
 		return p, err
 	}
 	local := iptables.IsLocal(p.To.Addr(), o.Addresses)
 	machine := slices.Contains(o.VirtualInterfaces, e.by)
 	sent := e.uid != "" || e.gid != ""
 	if e.inbound && sent {
-		return p, errors.New("--inbound: what comes in is sent by no process of this pod: leave out --uid and --gid")
+		return p, errors.New("--inbound: inbound packets have no local sender: omit --uid and --gid")
 	}
 	if foreign := e.from != "" && !iptables.IsLocal(p.From.Addr(), o.Addresses); e.inbound || foreign && !sent && (local || machine) {
 		p.Direction = iptables.Inbound
@@ -111,13 +112,13 @@ func (e *explain) packet(o *iptables.Options, rules *iptables.RuleSet) (iptables
 	if p.Direction == iptables.Inbound {
 		return p, nil
 	}
-	return p, e.owner(&p, rules)
+	return p, e.setOwner(&p, rules)
 }
 
-// addresses are the two ends. A source that nobody gives is the pod's own of the same family.
-func (e *explain) addresses(p *iptables.Packet, own []netip.Addr) error {
+// setAddresses sets source and destination. The default source is an address of the pod of the same family.
+func (e *explainCommand) setAddresses(p *iptables.Packet, own []netip.Addr) error {
 	if e.to == "" {
-		return fmt.Errorf("--to is missing: say where the packet goes, as --to 10.2.3.4:443/tcp")
+		return fmt.Errorf("--to is missing: write the destination, as --to 10.2.3.4:443/tcp")
 	}
 	to, protocol, found := strings.Cut(e.to, "/")
 	if !found {
@@ -130,19 +131,19 @@ func (e *explain) addresses(p *iptables.Packet, own []netip.Addr) error {
 	if p.To, err = netip.ParseAddrPort(to); err != nil {
 		return fmt.Errorf("--to %q: write an address and a port, as 10.2.3.4:443/tcp or [fd00::1]:443", e.to)
 	}
-	p.To = netip.AddrPortFrom(destination(p.To.Addr().Unmap().WithZone("")), p.To.Port())
+	p.To = netip.AddrPortFrom(resolveUnspecified(p.To.Addr().Unmap().WithZone("")), p.To.Port())
 	if p.To.Port() == 0 {
 		return fmt.Errorf("--to %q: write a port from 1 to 65535", e.to)
 	}
-	p.From, err = source(e.from, p.To.Addr(), own)
+	p.From, err = parseSource(e.from, p.To.Addr(), own)
 	if err == nil && p.From.Addr().Is4() != p.To.Addr().Is4() {
-		err = fmt.Errorf("--from %s and --to %s are of two address families", p.From.Addr(), p.To.Addr())
+		err = fmt.Errorf("--from %s and --to %s have different address families", p.From.Addr(), p.To.Addr())
 	}
 	return err
 }
 
-// destination is what the kernel takes 0.0.0.0 and :: for: localhost.
-func destination(a netip.Addr) netip.Addr {
+// resolveUnspecified replaces 0.0.0.0 and :: by the loopback address, as the kernel does for destinations.
+func resolveUnspecified(a netip.Addr) netip.Addr {
 	switch {
 	case !a.IsUnspecified():
 		return a
@@ -152,15 +153,15 @@ func destination(a netip.Addr) netip.Addr {
 	return netip.IPv6Loopback()
 }
 
-// anyPort is a source port that no rule speaks of.
-const anyPort = 40000
+// defaultSourcePort is a source port that no rule matches.
+const defaultSourcePort = 40000
 
-func source(text string, to netip.Addr, own []netip.Addr) (netip.AddrPort, error) {
+func parseSource(text string, to netip.Addr, own []netip.Addr) (netip.AddrPort, error) {
 	if text == "" {
-		return netip.AddrPortFrom(ownSource(to, own), anyPort), nil
+		return netip.AddrPortFrom(defaultSource(to, own), defaultSourcePort), nil
 	}
 	if a, err := netip.ParseAddr(strings.Trim(text, "[]")); err == nil {
-		return netip.AddrPortFrom(a.Unmap().WithZone(""), anyPort), nil
+		return netip.AddrPortFrom(a.Unmap().WithZone(""), defaultSourcePort), nil
 	}
 	a, err := netip.ParseAddrPort(text)
 	if err != nil {
@@ -169,8 +170,8 @@ func source(text string, to netip.Addr, own []netip.Addr) (netip.AddrPort, error
 	return netip.AddrPortFrom(a.Addr().Unmap().WithZone(""), a.Port()), nil
 }
 
-// ownSource is what the kernel would take for the destination.
-func ownSource(to netip.Addr, own []netip.Addr) netip.Addr {
+// defaultSource returns the source address that the kernel would select for a destination.
+func defaultSource(to netip.Addr, own []netip.Addr) netip.Addr {
 	if !to.IsLoopback() {
 		for _, a := range own {
 			if a.Is4() == to.Is4() && !a.IsLinkLocalUnicast() {
@@ -184,23 +185,23 @@ func ownSource(to netip.Addr, own []netip.Addr) netip.Addr {
 	return netip.IPv6Loopback()
 }
 
-func (e *explain) owner(p *iptables.Packet, rules *iptables.RuleSet) error {
+func (e *explainCommand) setOwner(p *iptables.Packet, rules *iptables.RuleSet) error {
 	if e.uid == "" && e.gid == "" {
-		p.UID, p.GID = stranger(rules), stranger(rules)
+		p.UID, p.GID = unmatchedID(rules), unmatchedID(rules)
 		return nil
 	}
-	names := e.process.names()
-	uid, err := id("--uid", e.uid, names.User)
+	names := e.process.nameLookup()
+	uid, err := parseID("--uid", e.uid, names.User)
 	if err != nil {
 		return err
 	}
-	gid, err := id("--gid", e.gid, names.Group)
+	gid, err := parseID("--gid", e.gid, names.Group)
 	if err != nil {
 		return err
 	}
 	switch {
 	case uid == nil:
-		uid = stranger(rules)
+		uid = unmatchedID(rules)
 	case gid == nil:
 		gid = uid
 	}
@@ -208,7 +209,7 @@ func (e *explain) owner(p *iptables.Packet, rules *iptables.RuleSet) error {
 	return nil
 }
 
-func id(flag, text string, find func(string) (uint32, error)) (*uint32, error) {
+func parseID(flag, text string, find func(string) (uint32, error)) (*uint32, error) {
 	if text == "" {
 		return nil, nil
 	}
@@ -223,8 +224,8 @@ func id(flag, text string, find func(string) (uint32, error)) (*uint32, error) {
 	return &id, nil
 }
 
-// stranger is an id that no rule speaks of, or of the groups that alone are captured the first.
-func stranger(rules *iptables.RuleSet) *uint32 {
+// unmatchedID returns an ID that no rule matches. If only some groups are captured, it returns the first of them.
+func unmatchedID(rules *iptables.RuleSet) *uint32 {
 	var known []uint32
 	for _, c := range rules.Chains {
 		for _, r := range c.Rules {
@@ -241,18 +242,18 @@ func stranger(rules *iptables.RuleSet) *uint32 {
 	return &id
 }
 
-// answer is what explain prints.
-type answer struct {
+// explanationReport is the JSON output of explain.
+type explanationReport struct {
 	Packet string `json:"packet"`
 	iptables.Explanation
 }
 
-func (e *explain) print(w io.Writer, p iptables.Packet, x iptables.Explanation) error {
+func (e *explainCommand) print(w io.Writer, p iptables.Packet, x iptables.Explanation) error {
 	if !e.all {
 		x.Steps = slices.DeleteFunc(x.Steps, func(s iptables.Step) bool { return s.Missed != "" })
 	}
 	if e.format != "" {
-		return printAs(w, e.format, answer{p.String(), x})
+		return printAs(w, e.format, explanationReport{p.String(), x})
 	}
 	fmt.Fprintf(w, "%s\n\n%s\n", p, x.Why)
 	if len(x.Steps) == 0 {

@@ -7,23 +7,26 @@ import (
 	"runtime"
 	"runtime/debug"
 
+	"github.com/pilotfish-mesh/pilotfish/internal/termtext"
 	"github.com/pilotfish-mesh/pilotfish/internal/umask"
 )
 
-// Main runs the command line of a binary that is this command alone, and gives the code to exit with. Such a binary starts
-// in a tenth of the time of the agent, and needs a third of its memory.
+// Main runs the command line of the redirection command's own binary and returns the exit code. This binary starts in a
+// tenth of the agent's time and needs a third of its memory.
 func Main(p Process) int {
 	umask.SpareOwner()
-	debug.SetGCPercent(400) // what a few milliseconds leave is not worth collecting
-	runtime.GOMAXPROCS(1)   // one thing is done after the other; processors that look for more cost a quarter of it
+	debug.SetGCPercent(400) // no collection in a run of a few milliseconds
+	runtime.GOMAXPROCS(1)   // the work is sequential; idle processors that look for work cost a quarter of the run time
 	c := Command(p)
 	c.Use, c.Aliases = "pilotfish-iptables", nil
 	c.SilenceErrors, c.SilenceUsage = true, true
+	c.SetOut(termtext.NewWriter(os.Stdout))
+	c.SetErr(termtext.NewWriter(os.Stderr))
 	err := c.Execute()
 	if err == nil {
 		return 0
 	}
-	fmt.Fprintln(os.Stderr, "pilotfish-iptables:", err)
+	fmt.Fprintln(c.ErrOrStderr(), "pilotfish-iptables:", err)
 	if exit := (*ExitError)(nil); errors.As(err, &exit) {
 		return exit.Code
 	}

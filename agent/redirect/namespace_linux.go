@@ -13,10 +13,10 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// namespace is a network namespace; the zero value is that of the process.
+// namespace is a network namespace; the zero value is the namespace of the process.
 type namespace struct{ file *os.File }
 
-// openNamespace takes a path, or a name that `ip netns` knows.
+// openNamespace opens a namespace by path, or by a name of `ip netns`.
 func openNamespace(name string) (namespace, error) {
 	if name == "" {
 		return namespace{}, nil
@@ -36,7 +36,7 @@ func openNamespace(name string) (namespace, error) {
 	return namespace{f}, nil
 }
 
-// fd is the namespace's descriptor, -1 for that of the process.
+// fd returns the namespace's descriptor; -1 for the namespace of the process.
 func (n namespace) fd() int {
 	if n.file == nil {
 		return -1
@@ -50,11 +50,11 @@ func (n namespace) close() {
 	}
 }
 
-// ours is put on lo with the rules.
-var ours = netip.MustParseAddr("::6")
+// markerAddress is the address that the rules add to lo.
+var markerAddress = netip.MustParseAddr("::6")
 
-// addresses are those of the namespace's links.
-func (n namespace) addresses() ([]netip.Addr, error) {
+// listAddresses returns the addresses of the namespace's interfaces, except loopback ones and markerAddress.
+func (n namespace) listAddresses() ([]netip.Addr, error) {
 	ns := netns.None()
 	if n.file != nil {
 		ns = netns.NsHandle(n.fd())
@@ -65,7 +65,7 @@ func (n namespace) addresses() ([]netip.Addr, error) {
 	}
 	defer h.Close()
 	var list []netlink.Addr
-	for range 10 { // a dump during a change is told to be incomplete
+	for range 10 { // a dump that a change interrupts is incomplete
 		if list, err = h.AddrList(nil, netlink.FAMILY_ALL); !errors.Is(err, netlink.ErrDumpInterrupted) {
 			break
 		}
@@ -75,7 +75,7 @@ func (n namespace) addresses() ([]netip.Addr, error) {
 	}
 	var all []netip.Addr
 	for _, a := range list {
-		if ip, ok := netip.AddrFromSlice(a.IP); ok && !ip.Unmap().IsLoopback() && ip != ours {
+		if ip, ok := netip.AddrFromSlice(a.IP); ok && !ip.Unmap().IsLoopback() && ip != markerAddress {
 			all = append(all, ip.Unmap())
 		}
 	}

@@ -18,6 +18,6 @@ func openNamespace(name string) (namespace, error) {
 	return namespace{}, errLinux
 }
 
-func (namespace) fd() int                          { return -1 }
-func (namespace) close()                           {}
-func (namespace) addresses() ([]netip.Addr, error) { return nil, nil }
+func (namespace) fd() int                              { return -1 }
+func (namespace) close()                               {}
+func (namespace) listAddresses() ([]netip.Addr, error) { return nil, nil }

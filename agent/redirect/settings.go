@@ -14,7 +14,7 @@ import (
 	"github.com/pilotfish-mesh/pilotfish/iptables"
 )
 
-// Where values come from.
+// Sources of values.
 const (
 	sourceDefault   = "default"
 	sourceFlag      = "flag"
@@ -30,7 +30,7 @@ const (
 	optionAddresses = "addresses"
 )
 
-// addOptions adds the flags of all options; taken are shorthands that mean something else here.
+// addOptions adds the flags of all options. taken contains the shorthands that this command uses otherwise.
 func addOptions(f *pflag.FlagSet, taken string) {
 	defaults := iptables.DefaultOptions()
 	for _, s := range iptables.Settings() {
@@ -50,7 +50,7 @@ func addOptions(f *pflag.FlagSet, taken string) {
 	}
 }
 
-// defaultText is for help; what is found out has no fixed default.
+// defaultText returns the default in the help text; empty for values that are detected.
 func defaultText(o *iptables.Options, name string) string {
 	if name == optionUID || name == optionGID {
 		return ""
@@ -58,75 +58,75 @@ func defaultText(o *iptables.Options, name string) string {
 	return o.Get(name)
 }
 
-// value is one option's value with where it is from.
-type value struct {
+// optionValue is the value of one option with its source.
+type optionValue struct {
 	Name   string `json:"name"`
 	Value  string `json:"value"`
 	Source string `json:"source"`
 }
 
-// resolved is what the options come to.
-type resolved struct {
+// resolvedOptions are the options after resolution of all sources.
+type resolvedOptions struct {
 	options iptables.Options
-	values  []value
+	values  []optionValue
 }
 
-// resolver finds the values of options, each source over those before it: defaults, a saved configuration or else the
-// environment, flags. What is still open is found out.
+// resolver resolves options. Sources in ascending precedence are: defaults, a saved configuration or else the
+// environment, flags. Remaining options are detected.
 type resolver struct {
-	process Process
-	flags   *pflag.FlagSet
-	saved   map[string]string // instead of the environment
-	space   namespace
-	out     resolved
-	errs    []error
+	process   Process
+	flags     *pflag.FlagSet
+	saved     map[string]string // replaces the environment
+	namespace namespace
+	out       resolvedOptions
+	errs      []error
 }
 
-func (r *resolver) resolve() (*resolved, error) {
+func (r *resolver) resolve() (*resolvedOptions, error) {
 	r.out.options = iptables.DefaultOptions()
 	sources := map[string]string{}
 	r.refuseUnknown()
 	for _, s := range iptables.Settings() {
-		text, source := r.given(&s)
+		text, source := r.lookup(&s)
 		if source == "" {
 			continue
 		}
 		if text == "" && (s.Name == optionUID || s.Name == optionGID) {
-			continue // as Istio's: nothing is the default
+			continue // as in Istio, an empty value means the default
 		}
-		if err := r.out.options.Set(s.Name, text, r.process.names()); err != nil {
-			r.errs = append(r.errs, from(source, err))
+		if err := r.out.options.Set(s.Name, text, r.process.nameLookup()); err != nil {
+			r.errs = append(r.errs, addSource(source, err))
 		}
 		sources[s.Name] = source
 	}
-	r.findOut(sources)
+	r.detect(sources)
 	if err := errors.Join(append(r.errs, r.out.options.Validate())...); err != nil {
-		return nil, usage(err)
+		return nil, usageError(err)
 	}
 	for _, s := range iptables.Settings() {
-		r.out.values = append(r.out.values, value{s.Name, r.out.options.Get(s.Name), cmp.Or(sources[s.Name], sourceDefault)})
+		r.out.values = append(r.out.values, optionValue{s.Name, r.out.options.Get(s.Name), cmp.Or(sources[s.Name], sourceDefault)})
 	}
 	return &r.out, nil
 }
 
-// refuseUnknown tells of what a saved configuration names and nobody reads, which is a slip of whoever wrote it.
+// refuseUnknown adds errors for unknown options in a saved configuration, which are probably typos.
 func (r *resolver) refuseUnknown() {
 	for _, name := range slices.Sorted(maps.Keys(r.saved)) {
 		if !slices.ContainsFunc(iptables.Settings(), func(s iptables.Setting) bool { return s.Name == name }) {
-			r.errs = append(r.errs, from(sourceFile, fmt.Errorf("there is no option %q: `show -o yaml` prints all that there are", name)))
+			r.errs = append(r.errs, addSource(sourceFile, fmt.Errorf("unknown option %q: `show -o yaml` prints all options", name)))
 		}
 	}
 }
 
-func from(source string, err error) error {
+func addSource(source string, err error) error {
 	if source == sourceFlag {
 		return err
 	}
 	return fmt.Errorf("%s: %w", source, err)
 }
 
-// given is what is said of an option; no source where nothing is.
-func (r *resolver) given(s *iptables.Setting) (text, source string) {
+// lookup returns the value of an option and its source; both are empty if it is not set.
+func (r *resolver) lookup(s *iptables.Setting) (text, source string) {
 	if !s.NoFlag {
 		if f := r.flags.Lookup(s.Name); f != nil && f.Changed {
 			return f.Value.String(), sourceFlag
@@ -146,11 +146,11 @@ func (r *resolver) given(s *iptables.Setting) (text, source string) {
 	return "", ""
 }
 
-// findOut fills in what nobody said.
-func (r *resolver) findOut(sources map[string]string) {
+// detect sets options that no source has set.
+func (r *resolver) detect(sources map[string]string) {
 	o := &r.out.options
 	if sources[optionUID] == "" {
-		id, source := r.process.proxyUser()
+		id, source := r.process.lookupProxyUser()
 		o.ProxyUIDs, sources[optionUID] = []uint32{id}, source
 	}
 	if sources[optionGID] == "" {
@@ -160,14 +160,14 @@ func (r *resolver) findOut(sources map[string]string) {
 		return
 	}
 	if sources[optionServers] == "" && o.RedirectDNS && !o.CaptureAllDNS {
-		r.found(optionServers, sourceResolv, &o.DNSServers, sources, r.process.resolvers)
+		r.detectAddresses(optionServers, sourceResolv, &o.DNSServers, sources, r.process.readResolvers)
 	}
 	if sources[optionAddresses] == "" {
-		r.found(optionAddresses, sourceNamespace, &o.Addresses, sources, r.space.addresses)
+		r.detectAddresses(optionAddresses, sourceNamespace, &o.Addresses, sources, r.namespace.listAddresses)
 	}
 }
 
-func (r *resolver) found(name, source string, to *[]netip.Addr, sources map[string]string, find func() ([]netip.Addr, error)) {
+func (r *resolver) detectAddresses(name, source string, to *[]netip.Addr, sources map[string]string, find func() ([]netip.Addr, error)) {
 	list, err := find()
 	if err != nil {
 		r.errs = append(r.errs, err)

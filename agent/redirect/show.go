@@ -14,25 +14,25 @@ import (
 	"github.com/pilotfish-mesh/pilotfish/internal/jsonyaml"
 	"github.com/pilotfish-mesh/pilotfish/iptables"
 	"github.com/pilotfish-mesh/pilotfish/iptables/backends"
-	"github.com/pilotfish-mesh/pilotfish/iptables/xt"
+	"github.com/pilotfish-mesh/pilotfish/iptables/xtables"
 )
 
-const showHelp = `Show the options with where each value comes from, and the rules that they come to, each with its reason. Nothing is
-touched. -o yaml is also a configuration for explain --config; -o nft and -o iptables are what those programs read.
+const showHelp = `Show the options with their sources, and the rules that follow from them, each with its reason. Nothing is changed.
+-o yaml is also a configuration for explain --config; -o nft and -o iptables are the input of those programs.
 
-With --live it is what the kernel has.`
+With --live, show the rules that are installed in the kernel.`
 
-// report is what show prints, and what is saved.
+// report is the output of show, and the content of a saved configuration.
 type report struct {
 	Options  map[string]string `json:"options,omitempty"`
-	Values   []value           `json:"values,omitempty"`
+	Values   []optionValue     `json:"values,omitempty"`
 	Warnings []string          `json:"warnings,omitempty"`
 	Backend  string            `json:"backend,omitempty"`
 	Strange  []string          `json:"strange,omitempty"`
 	Rules    *iptables.RuleSet `json:"rules,omitempty"`
 }
 
-func newReport(r *resolved, rules *iptables.RuleSet) *report {
+func newReport(r *resolvedOptions, rules *iptables.RuleSet) *report {
 	out := &report{Options: map[string]string{}, Values: r.values, Warnings: r.options.Warnings(), Rules: rules}
 	for _, v := range r.values {
 		out.Options[v.Name] = v.Value
@@ -40,14 +40,14 @@ func newReport(r *resolved, rules *iptables.RuleSet) *report {
 	return out
 }
 
-func (r *report) json() ([]byte, error) {
+func (r *report) encodeJSON() ([]byte, error) {
 	var b bytes.Buffer
-	err := encode(&b, r)
+	err := encodeJSON(&b, r)
 	return b.Bytes(), err
 }
 
-// encode leaves <, > and & as they are.
-func encode(w io.Writer, v any) error {
+// encodeJSON writes indented JSON without escaping <, > and &.
+func encodeJSON(w io.Writer, v any) error {
 	e := json.NewEncoder(w)
 	e.SetEscapeHTML(false)
 	e.SetIndent("", "  ")
@@ -58,28 +58,28 @@ func encode(w io.Writer, v any) error {
 func printAs(w io.Writer, format string, v any) error {
 	switch format {
 	case "json":
-		return encode(w, v)
+		return encodeJSON(w, v)
 	case "yaml":
 		var b bytes.Buffer
-		if err := encode(&b, v); err != nil {
+		if err := encodeJSON(&b, v); err != nil {
 			return err
 		}
 		return jsonyaml.Write(w, b.Bytes())
 	}
-	return formatError(format)
+	return outputFormatError(format)
 }
 
 func newShowCommand(p Process) *cobra.Command {
-	c := &common{process: p}
+	c := &commonFlags{process: p}
 	var live bool
 	cmd := &cobra.Command{
 		Use:     "show",
-		Short:   "Show the options and the rules that they come to, each with its reason",
+		Short:   "Show the options and the resulting rules, each with its reason",
 		Long:    showHelp,
 		Example: "  pilotfish-agent iptables show -b \"*\" -i \"*\"\n  pilotfish-agent iptables show --live -o json",
 		Args:    noArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			space, err := c.open()
+			space, err := c.openNamespace()
 			if err != nil {
 				return err
 			}
@@ -90,24 +90,24 @@ func newShowCommand(p Process) *cobra.Command {
 			}
 			r := newReport(options, rules)
 			if live {
-				if r, err = liveReport(cmd, p, space); err != nil {
+				if r, err = readLiveReport(cmd, p, space); err != nil {
 					return err
 				}
 			}
 			return r.print(cmd.OutOrStdout(), c.format)
 		},
 	}
-	cmd.Flags().BoolVar(&live, "live", false, "show what is in force, as the kernel tells it")
+	cmd.Flags().BoolVar(&live, "live", false, "show the installed rules")
 	c.addOutput(cmd.Flags())
 	return cmd
 }
 
-// liveReport is of what is in force.
-func liveReport(cmd *cobra.Command, p Process, space namespace) (*report, error) {
+// readLiveReport reads the installed rules from the kernel and builds the report from them.
+func readLiveReport(cmd *cobra.Command, p Process, space namespace) (*report, error) {
 	if err := p.checkPrivileges("--live"); err != nil {
 		return nil, err
 	}
-	b, err := newBackend(space, backends.Auto, logger(cmd.ErrOrStderr(), false, ""))
+	b, err := newBackend(space, backends.Auto, newLogger(cmd.ErrOrStderr(), false, ""))
 	if err != nil {
 		return nil, err
 	}
@@ -116,18 +116,18 @@ func liveReport(cmd *cobra.Command, p Process, space namespace) (*report, error)
 		return nil, err
 	}
 	if in.Rules == nil {
-		return nil, errNothing
+		return nil, errNoRules
 	}
 	iptables.GiveReasons(in.Rules)
 	return &report{Backend: b.Name(), Rules: in.Rules, Strange: in.Strange}, nil
 }
 
-var errNothing = errors.New("nothing of ours is in force in this namespace: traffic is not redirected")
+var errNoRules = errors.New("no rules are installed in this namespace: traffic is not redirected")
 
 func (r *report) print(w io.Writer, format string) error {
 	switch format {
 	case "":
-		return r.text(w)
+		return r.printText(w)
 	case formatNFT, formatIPTables:
 		text, err := render(r.Rules, format)
 		if err == nil {
@@ -138,7 +138,7 @@ func (r *report) print(w io.Writer, format string) error {
 	return printAs(w, format, r)
 }
 
-func (r *report) text(w io.Writer) error {
+func (r *report) printText(w io.Writer) error {
 	if len(r.Values) > 0 {
 		t := tabwriter.NewWriter(w, 0, 4, 2, ' ', 0)
 		fmt.Fprintln(t, "OPTION\tVALUE\tSOURCE")
@@ -154,7 +154,7 @@ func (r *report) text(w io.Writer) error {
 		fmt.Fprintf(w, "warning: %s\n\n", text)
 	}
 	if r.Backend != "" {
-		fmt.Fprintf(w, "in force by %s, for ", r.Backend)
+		fmt.Fprintf(w, "installed by %s, for ", r.Backend)
 	}
 	fmt.Fprint(w, r.Rules.Prose())
 	for _, text := range r.Strange {
@@ -170,7 +170,7 @@ func orDash(s string) string {
 	return s
 }
 
-// render is the rule set in the words of a program.
+// render returns the rule set in one of the output formats.
 func render(rules *iptables.RuleSet, format string) (string, error) {
 	switch format {
 	case formatProse:
@@ -189,7 +189,7 @@ func iptablesText(rules *iptables.RuleSet) (string, error) {
 		family  iptables.Families
 		program string
 	}{{iptables.IPv4, "iptables-restore"}, {iptables.IPv6, "ip6tables-restore"}} {
-		text, err := xt.Text(rules, f.family)
+		text, err := xtables.Text(rules, f.family)
 		if err != nil {
 			return "", err
 		}
@@ -201,7 +201,7 @@ func iptablesText(rules *iptables.RuleSet) (string, error) {
 	return b.String(), nil
 }
 
-// routingText is what routing needs, as commands in comments.
+// routingText returns the commands for routing rules and addresses, as comments.
 func routingText(rules *iptables.RuleSet) string {
 	r := rules.Routing
 	if r == nil {

@@ -13,15 +13,15 @@ import (
 	"github.com/pilotfish-mesh/pilotfish/iptables/trace"
 )
 
-const traceHelp = `Show what the kernel really does with live packets: every rule that one meets, in the kernel's order and in the words of
-the rules, and where it ends up. What is traced is the first packet of each connection, and every datagram; of all packets
-at most 100 a second. It ends by itself, and leaves nothing behind.
+const traceHelp = `Show how the kernel processes live packets: every rule that a packet meets, in the kernel's order and in the terms of
+the rules, and its destination. It traces the first packet of each connection, and every datagram, at most 100 packets
+a second. It stops by itself and leaves no changes.
 
-Rules that are not ours are shown too, where they meet the packet.`
+Rules of other programs are shown too, if the packet meets them.`
 
-// tracing is one run of the command.
-type tracing struct {
-	common
+// traceCommand shows the path of live packets through the rules.
+type traceCommand struct {
+	commonFlags
 	to, from, protocol, uid string
 	port                    uint16
 	length                  time.Duration
@@ -30,7 +30,7 @@ type tracing struct {
 }
 
 func newTraceCommand(p Process) *cobra.Command {
-	t := &tracing{common: common{process: p}}
+	t := &traceCommand{commonFlags: commonFlags{process: p}}
 	cmd := &cobra.Command{
 		Use:   "trace",
 		Short: "Show what the kernel does with live packets, rule by rule",
@@ -52,28 +52,29 @@ func newTraceCommand(p Process) *cobra.Command {
 	f.BoolVar(&t.all, "all", false, "every packet, not only the first of each connection")
 	f.StringVarP(&t.format, "output", "o", "", "json, a packet a line, instead of text")
 	t.addNamespace(f)
-	cmd.AddCommand(&cobra.Command{Use: guardCommand + " LOGGER...", Hidden: true, Short: "Put packets' loggers back when a trace was killed",
+	cmd.AddCommand(&cobra.Command{Use: guardCommand + " LOGGER...", Hidden: true, Short: "Restore the kernel's packet loggers after a killed trace",
 		RunE: func(_ *cobra.Command, names []string) error { return trace.PutBack(names) }})
 	return cmd
 }
 
-// guardCommand is what a trace starts beside itself, by the name that makes either binary this command.
+// guardCommand is the hidden subcommand of the helper process that a trace starts. It restores the kernel's packet
+// loggers if the trace is killed.
 const guardCommand = "guard"
 
-// mostTraced bounds how many packets are told.
-const mostTraced = 10000
+// maxTracePackets is the maximum of --count.
+const maxTracePackets = 10000
 
-func (t *tracing) run(cmd *cobra.Command) error {
+func (t *traceCommand) run(cmd *cobra.Command) error {
 	filter, err := t.filter()
 	if err != nil {
 		return err
 	}
-	space, err := t.open()
+	space, err := t.openNamespace()
 	if err != nil {
 		return err
 	}
 	defer space.close()
-	live, err := liveReport(cmd, t.process, space)
+	live, err := readLiveReport(cmd, t.process, space)
 	if err != nil {
 		return err
 	}
@@ -81,23 +82,23 @@ func (t *tracing) run(cmd *cobra.Command) error {
 	if err != nil {
 		return err
 	}
-	w, told := cmd.OutOrStdout(), 0
+	w, shown := cmd.OutOrStdout(), 0
 	err = trace.Run(cmd.Context(), trace.Config{NetNS: space.fd(), Rules: live.Rules, Legacy: legacy, Filter: filter,
 		Guard: []string{Name, "trace", guardCommand}, For: t.length, Packets: t.count}, func(p trace.Packet) (err error) {
-		told++
+		shown++
 		if t.format == "json" {
 			return json.NewEncoder(w).Encode(p)
 		}
 		_, err = fmt.Fprintf(w, "%s\n", &p)
 		return err
 	})
-	if err == nil && told == 0 {
+	if err == nil && shown == 0 {
 		fmt.Fprintf(cmd.ErrOrStderr(), "no such packet was seen in %s\n", t.length)
 	}
 	return err
 }
 
-func (t *tracing) filter() (f trace.Filter, err error) {
+func (t *traceCommand) filter() (f trace.Filter, err error) {
 	f = trace.Filter{Protocol: iptables.Protocol(t.protocol), Port: t.port, All: t.all}
 	switch {
 	case t.format != "" && t.format != "json":
@@ -105,23 +106,23 @@ func (t *tracing) filter() (f trace.Filter, err error) {
 	case f.Protocol != iptables.AnyProtocol && f.Protocol != iptables.TCP && f.Protocol != iptables.UDP:
 		return f, usagef("--protocol %q: use tcp or udp", t.protocol)
 	case t.length <= 0 || t.length > trace.Longest:
-		return f, usagef("--for %s: trace for more than nothing, and at most for %s", t.length, trace.Longest)
-	case t.count <= 0 || t.count > mostTraced:
-		return f, usagef("--count %d: trace at least 1 packet, and at most %d", t.count, mostTraced)
+		return f, usagef("--for %s: write a duration above 0, and at most %s", t.length, trace.Longest)
+	case t.count <= 0 || t.count > maxTracePackets:
+		return f, usagef("--count %d: write a number from 1 to %d", t.count, maxTracePackets)
 	}
-	if f.From, err = traced("--from", t.from); err != nil {
+	if f.From, err = parseTracePrefix("--from", t.from); err != nil {
 		return f, err
 	}
-	if f.To, err = traced("--to", t.to); err != nil {
+	if f.To, err = parseTracePrefix("--to", t.to); err != nil {
 		return f, err
 	}
-	if f.UID, err = id("--uid", t.uid, t.process.names().User); err != nil {
-		return f, usage(err)
+	if f.UID, err = parseID("--uid", t.uid, t.process.nameLookup().User); err != nil {
+		return f, usageError(err)
 	}
 	return f, nil
 }
 
-func traced(flag, text string) (netip.Prefix, error) {
+func parseTracePrefix(flag, text string) (netip.Prefix, error) {
 	if text == "" {
 		return netip.Prefix{}, nil
 	}

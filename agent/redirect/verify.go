@@ -13,36 +13,36 @@ import (
 	"github.com/pilotfish-mesh/pilotfish/iptables/verify"
 )
 
-const verifyHelp = `Prove that traffic is redirected as it should be: read back what the kernel has, compare it with what the options come
-to, order included, and then send packets of every kind and see where each arrives. Every difference is told with what
-packets suffer of it.
+const verifyHelp = `Prove that traffic is redirected as it should be: read the installed rules, compare them with the rules that follow from
+the options, including their order, and then send packets of every kind and check where each arrives. Each difference is
+reported with its effect on packets.
 
-The packets are of a network that lasts as long as the tests: none of them leaves the namespace, which needs no network
-of its own, and no process of it sees one, a running Envoy neither. Nothing is left behind.
+The packets belong to a temporary network. None of them leaves the namespace, which needs no network of its own, and no
+process in it receives one, not even a running Envoy. Everything is removed afterwards.
 
-With --live the rules in force are taken as what should be, whatever the options are, and packets show whether they do
-what they say.
+With --live the installed rules are the expectation, whatever the options are, and packets show whether the rules have
+the stated effect.
 
 Exit codes:
   0    all is as it should be
-  1    it is not; the output says what, and with what consequence
+  1    there are differences; the output lists them with their effect
   2    wrong flags or options
-  3    it could not be looked at`
+  3    the verification was not possible`
 
-const exitUnseen = 3
+const exitNotChecked = 3
 
-// verification is one run of the command.
-type verification struct {
-	common
-	live, all, quick bool
-	timeout          time.Duration
+// verifyCommand compares the installed rules with the options and tests them with packets.
+type verifyCommand struct {
+	commonFlags
+	live, all, noPackets bool
+	timeout              time.Duration
 }
 
 func newVerifyCommand(p Process) *cobra.Command {
-	v := &verification{common: common{process: p}, timeout: time.Second}
+	v := &verifyCommand{commonFlags: commonFlags{process: p}, timeout: time.Second}
 	cmd := &cobra.Command{
 		Use:   "verify",
-		Short: "Prove with packets that traffic is redirected as it should be",
+		Short: "Verify with test packets that traffic is redirected correctly",
 		Long:  verifyHelp,
 		Example: `  pilotfish-agent iptables verify -b "*" -i "*" -d 15090,15021,15020
   pilotfish-agent iptables verify --live --all
@@ -51,19 +51,19 @@ func newVerifyCommand(p Process) *cobra.Command {
 		RunE: func(cmd *cobra.Command, _ []string) error { return v.run(cmd) },
 	}
 	f := cmd.Flags()
-	f.BoolVar(&v.live, "live", false, "prove the rules in force, whatever the options")
-	f.BoolVar(&v.all, "all", false, "show every packet, also those that arrive where they should")
-	f.BoolVar(&v.quick, "no-packets", false, "compare the rules only")
-	f.DurationVar(&v.timeout, "probe-timeout", v.timeout, "how long a packet may take")
+	f.BoolVar(&v.live, "live", false, "verify the installed rules, whatever the options")
+	f.BoolVar(&v.all, "all", false, "show every packet, including those with the expected result")
+	f.BoolVar(&v.noPackets, "no-packets", false, "compare the rules only")
+	f.DurationVar(&v.timeout, "probe-timeout", v.timeout, "timeout of a packet")
 	v.addOutput(f)
 	return cmd
 }
 
-func (v *verification) run(cmd *cobra.Command) error {
+func (v *verifyCommand) run(cmd *cobra.Command) error {
 	if v.format != "" && v.format != "json" && v.format != "yaml" {
-		return formatError(v.format)
+		return outputFormatError(v.format)
 	}
-	space, err := v.open()
+	space, err := v.openNamespace()
 	if err != nil {
 		return err
 	}
@@ -72,40 +72,40 @@ func (v *verification) run(cmd *cobra.Command) error {
 	if err != nil {
 		return err
 	}
-	r, err := v.look(cmd, space, rules)
+	r, err := v.verify(cmd, space, rules)
 	if err != nil {
-		return &ExitError{err, exitUnseen}
+		return &ExitError{err, exitNotChecked}
 	}
 	if err := v.print(cmd.OutOrStdout(), r); err != nil {
 		return err
 	}
 	if !r.OK() {
-		return &ExitError{fmt.Errorf("the redirection is not what it should be: %s in the rules, %s gone astray; %s",
+		return &ExitError{fmt.Errorf("the redirection is wrong: %s in the rules, %s with a wrong destination; %s",
 			verify.Count(len(r.Differences), "difference"), verify.Count(len(r.Failed()), "packet"), remedy(r)), 1}
 	}
 	return nil
 }
 
-// remedy says what to do.
+// remedy returns what the user can do about a failed verification.
 func remedy(r *verify.Report) string {
 	if len(r.Differences) > 0 {
-		return "`iptables` with the same options puts our rules right"
+		return "run `iptables` with the same options to restore the rules"
 	}
-	return "our rules are right, so that something else is in the way: rules of others (`iptables trace` shows which a packet meets), routing, or an interface that is down (`ip link set lo up`)"
+	return "the rules are right, so something else interferes: other rules (see `iptables trace`), routing, or an interface that is down (`ip link set lo up`)"
 }
 
-func (v *verification) look(cmd *cobra.Command, space namespace, rules *iptables.RuleSet) (*verify.Report, error) {
+func (v *verifyCommand) verify(cmd *cobra.Command, space namespace, rules *iptables.RuleSet) (*verify.Report, error) {
 	if err := v.process.checkPrivileges("verify"); err != nil {
 		return nil, err
 	}
-	log := logger(cmd.ErrOrStderr(), false, "")
+	log := newLogger(cmd.ErrOrStderr(), false, "")
 	b, err := newBackend(space, backends.Auto, log)
 	if err != nil {
 		return nil, err
 	}
 	if v.live {
-		live, err := liveReport(cmd, v.process, space)
-		if errors.Is(err, errNothing) {
+		live, err := readLiveReport(cmd, v.process, space)
+		if errors.Is(err, errNoRules) {
 			return verify.Run(cmd.Context(), verify.Config{Backend: b, Want: rules, NetNS: space.fd(), NoPackets: true, Log: log})
 		}
 		if err != nil {
@@ -113,10 +113,10 @@ func (v *verification) look(cmd *cobra.Command, space namespace, rules *iptables
 		}
 		rules = live.Rules
 	}
-	return verify.Run(cmd.Context(), verify.Config{Backend: b, Want: rules, NetNS: space.fd(), NoPackets: v.quick, Timeout: v.timeout, Log: log})
+	return verify.Run(cmd.Context(), verify.Config{Backend: b, Want: rules, NetNS: space.fd(), NoPackets: v.noPackets, Timeout: v.timeout, Log: log})
 }
 
-func (v *verification) print(w io.Writer, r *verify.Report) error {
+func (v *verifyCommand) print(w io.Writer, r *verify.Report) error {
 	if v.format != "" {
 		return printAs(w, v.format, r)
 	}

@@ -20,11 +20,11 @@ import (
 	"github.com/pilotfish-mesh/pilotfish/iptables/verify"
 )
 
-// everything are the options of an injected pod.
-var everything = []string{"-b", "*", "-i", "*", "-d", "15090,15021,15020", "-u", "1337", "--dual-stack"}
+// captureAllArgs are the options of an injected pod.
+var captureAllArgs = []string{"-b", "*", "-i", "*", "-d", "15090,15021,15020", "-u", "1337", "--dual-stack"}
 
-// command runs the command in a namespace.
-func command(t *testing.T, ns *testns.Namespace, args ...string) (code int, stdout, stderr string) {
+// runIn runs the command in a namespace.
+func runIn(t *testing.T, ns *testns.Namespace, args ...string) (code int, stdout, stderr string) {
 	t.Helper()
 	var out, errs bytes.Buffer
 	c := Command(Process{})
@@ -43,12 +43,12 @@ func command(t *testing.T, ns *testns.Namespace, args ...string) (code int, stdo
 	return code, out.String(), fmt.Sprint(errs.String(), err)
 }
 
-func with(args []string, more ...string) []string {
+func appendArgs(args []string, more ...string) []string {
 	return append(append([]string{}, args...), more...)
 }
 
-// tracingIn says whether a trace goes on in the namespace.
-func tracingIn(t *testing.T, ns *testns.Namespace) bool {
+// isTracing reports whether a trace is running in the namespace.
+func isTracing(t *testing.T, ns *testns.Namespace) bool {
 	t.Helper()
 	conn, err := nftables.New(nftables.WithNetNSFd(int(ns.Handle)))
 	if err != nil {
@@ -61,17 +61,17 @@ func tracingIn(t *testing.T, ns *testns.Namespace) bool {
 	return slices.ContainsFunc(tables, func(table *nftables.Table) bool { return table.Name == "pilotfish_trace" })
 }
 
-func TestAnInterruptedTraceEndsInOrder(t *testing.T) {
+func TestInterruptedTraceCleansUp(t *testing.T) {
 	ns := testns.New(t)
-	if code, _, said := command(t, ns, everything...); code != 0 {
+	if code, _, said := runIn(t, ns, captureAllArgs...); code != 0 {
 		t.Fatal(said)
 	}
 	ended := make(chan string, 1)
 	go func() {
-		code, _, said := command(t, ns, "trace", "--for", "5m")
+		code, _, said := runIn(t, ns, "trace", "--for", "5m")
 		ended <- fmt.Sprint(code, said)
 	}()
-	for end := time.Now().Add(time.Minute); !tracingIn(t, ns); time.Sleep(5 * time.Millisecond) {
+	for end := time.Now().Add(time.Minute); !isTracing(t, ns); time.Sleep(5 * time.Millisecond) {
 		if time.Now().After(end) {
 			t.Fatal("it does not begin")
 		}
@@ -87,21 +87,21 @@ func TestAnInterruptedTraceEndsInOrder(t *testing.T) {
 	case <-time.After(time.Minute):
 		t.Fatal("it goes on")
 	}
-	if tracingIn(t, ns) {
+	if isTracing(t, ns) {
 		t.Error("its table is left")
 	}
 }
 
-func TestVerifyTellsWhatIsWrongAndEndsSo(t *testing.T) {
+func TestVerifyReportsDifferences(t *testing.T) {
 	ns := testns.New(t)
-	code, out, said := command(t, ns, append([]string{"verify"}, everything...)...)
+	code, out, said := runIn(t, ns, append([]string{"verify"}, captureAllArgs...)...)
 	if code != 1 || !strings.Contains(out, "no rule is in force") || !strings.Contains(out, "bypasses the proxy") || !strings.Contains(said, "1 difference in the rules") {
 		t.Errorf("without rules: exit code %d\n%s%s", code, out, said)
 	}
-	if code, _, said := command(t, ns, everything...); code != 0 {
+	if code, _, said := runIn(t, ns, captureAllArgs...); code != 0 {
 		t.Fatal(said)
 	}
-	code, out, said = command(t, ns, append([]string{"verify", "--output", "json"}, everything...)...)
+	code, out, said = runIn(t, ns, append([]string{"verify", "--output", "json"}, captureAllArgs...)...)
 	var r struct {
 		Proofs   []verify.Proof
 		Unproven []string
@@ -109,10 +109,10 @@ func TestVerifyTellsWhatIsWrongAndEndsSo(t *testing.T) {
 	if err := json.Unmarshal([]byte(out), &r); err != nil || code != 0 || len(r.Proofs) < 30 || !r.Proofs[0].OK || len(r.Unproven) > 0 {
 		t.Errorf("with rules: exit code %d, %v\n%s%s", code, err, out, said)
 	}
-	if code, out, said := command(t, ns, "verify", "--live"); code != 0 {
+	if code, out, said := runIn(t, ns, "verify", "--live"); code != 0 {
 		t.Errorf("the rules in force: exit code %d\n%s%s", code, out, said)
 	}
-	code, out, _ = command(t, ns, append([]string{"verify", "-x", "10.0.0.0/8"}, everything...)...)
+	code, out, _ = runIn(t, ns, append([]string{"verify", "-x", "10.0.0.0/8"}, captureAllArgs...)...)
 	if code != 1 || !strings.Contains(out, "10.0.0.1:30123 from uid 10123, gid 10123 is captured, and should be left alone") {
 		t.Errorf("with other options: exit code %d\n%s", code, out)
 	}
@@ -121,40 +121,40 @@ func TestVerifyTellsWhatIsWrongAndEndsSo(t *testing.T) {
 func TestVerifyRefusesWrongFlags(t *testing.T) {
 	ns := testns.New(t)
 	for _, args := range [][]string{{"-o", "xml"}, {"-b", "70000"}, {"something"}} {
-		if code, _, said := command(t, ns, append([]string{"verify"}, args...)...); code != exitUsage {
+		if code, _, said := runIn(t, ns, append([]string{"verify"}, args...)...); code != exitUsage {
 			t.Errorf("%v: exit code %d, %s", args, code, said)
 		}
 	}
 }
 
-func TestValidationEndsWithTheContractsCode(t *testing.T) {
+func TestValidationFailureExitCode(t *testing.T) {
 	ns := testns.New(t)
-	validation := with(everything, "--skip-rule-apply", "--run-validation", "--probe-timeout", "2s")
-	if code, _, said := command(t, ns, validation...); code != exitNotCaptured {
+	validation := appendArgs(captureAllArgs, "--skip-rule-apply", "--run-validation", "--probe-timeout", "2s")
+	if code, _, said := runIn(t, ns, validation...); code != exitNotCaptured {
 		t.Errorf("without rules: exit code %d, %s", code, said)
 	}
-	if code, _, said := command(t, ns, with(everything, "--run-validation")...); code != 0 {
+	if code, _, said := runIn(t, ns, appendArgs(captureAllArgs, "--run-validation")...); code != 0 {
 		t.Errorf("apply and validate: exit code %d, %s", code, said)
 	}
-	if code, _, said := command(t, ns, validation...); code != 0 {
+	if code, _, said := runIn(t, ns, validation...); code != 0 {
 		t.Errorf("with rules: exit code %d, %s", code, said)
 	}
 }
 
 func TestTraceShowsPacketsAsTheyAre(t *testing.T) {
 	ns := testns.New(t)
-	if code, _, said := command(t, ns, "trace", "--for", "1s"); code != 1 || !strings.Contains(said, errNothing.Error()) {
+	if code, _, said := runIn(t, ns, "trace", "--for", "1s"); code != 1 || !strings.Contains(said, errNoRules.Error()) {
 		t.Errorf("without rules: exit code %d, %s", code, said)
 	}
-	if code, _, said := command(t, ns, everything...); code != 0 {
+	if code, _, said := runIn(t, ns, captureAllArgs...); code != 0 {
 		t.Fatal(said)
 	}
 	ctx, cancel := context.WithCancel(t.Context())
 	ended := make(chan struct{})
 	go func() {
 		defer close(ended)
-		for ctx.Err() == nil { // what is sent before the trace begins is not seen
-			_ = ns.Within(func() error {
+		for ctx.Err() == nil { // packets before the start of the trace are not seen
+			_ = ns.Run(func() error {
 				if c, err := net.DialTimeout("tcp", "127.0.0.1:80", time.Second); err == nil {
 					_ = c.Close()
 				}
@@ -163,7 +163,7 @@ func TestTraceShowsPacketsAsTheyAre(t *testing.T) {
 			time.Sleep(10 * time.Millisecond)
 		}
 	}()
-	code, out, said := command(t, ns, "trace", "--count", "1", "--for", "20s", "--to", "127.0.0.0/8", "--protocol", "tcp", "--port", "80", "--uid", "0")
+	code, out, said := runIn(t, ns, "trace", "--count", "1", "--for", "20s", "--to", "127.0.0.0/8", "--protocol", "tcp", "--port", "80", "--uid", "0")
 	cancel()
 	<-ended
 	if code != 0 || !strings.Contains(out, "outbound/localhost-ipv4") && !strings.Contains(out, "outbound/local-ipv4") ||
@@ -172,24 +172,24 @@ func TestTraceShowsPacketsAsTheyAre(t *testing.T) {
 	}
 }
 
-func TestTraceRefusesWhatHasNoBounds(t *testing.T) {
+func TestTraceRejectsUnlimitedValues(t *testing.T) {
 	ns := testns.New(t)
 	for _, args := range [][]string{{"--for", "24h"}, {"--count", "0"}, {"--protocol", "icmp"}, {"--to", "nowhere"}, {"-o", "yaml"}, {"--uid", "nobody-of-this-name"}} {
-		if code, _, said := command(t, ns, append([]string{"trace"}, args...)...); code != exitUsage {
+		if code, _, said := runIn(t, ns, append([]string{"trace"}, args...)...); code != exitUsage {
 			t.Errorf("%v: exit code %d, %s", args, code, said)
 		}
 	}
 }
 
-func TestOptionsOfApplyAreTakenWhereRulesAreLookedAt(t *testing.T) {
+func TestShowCommandsAcceptApplyFlags(t *testing.T) {
 	ns := testns.New(t)
 	for _, name := range []string{"verify", "show"} {
 		for _, more := range [][]string{{"--force-iptables-binary", "legacy"}, {"--native-nftables"}, {"--native-nftables=false"}} {
-			if code, _, said := command(t, ns, append([]string{name}, more...)...); code == exitUsage {
+			if code, _, said := runIn(t, ns, append([]string{name}, more...)...); code == exitUsage {
 				t.Errorf("%s %v: %s", name, more, said)
 			}
 		}
-		if code, _, said := command(t, ns, name, "-o", "8080,9090"); code != exitUsage || !strings.Contains(said, "--istio-local-outbound-ports-exclude") {
+		if code, _, said := runIn(t, ns, name, "-o", "8080,9090"); code != exitUsage || !strings.Contains(said, "--istio-local-outbound-ports-exclude") {
 			t.Errorf("%s -o 8080,9090: exit code %d, %s", name, code, said)
 		}
 	}

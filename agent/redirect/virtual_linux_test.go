@@ -21,8 +21,8 @@ import (
 
 var errNoAnswer = errors.New("no answer comes")
 
-// join lays a link between two namespaces.
-func join(t *testing.T, a, b *testns.Namespace, nameA, nameB, addressA, addressB string) {
+// joinNamespaces connects two namespaces by a veth pair.
+func joinNamespaces(t *testing.T, a, b *testns.Namespace, nameA, nameB, addressA, addressB string) {
 	t.Helper()
 	a.Links(t, func(h *netlink.Handle) error {
 		return h.LinkAdd(&netlink.Veth{LinkAttrs: netlink.LinkAttrs{Name: nameA}, PeerName: nameB, PeerNamespace: netlink.NsFd(b.Handle)})
@@ -48,15 +48,15 @@ func join(t *testing.T, a, b *testns.Namespace, nameA, nameB, addressA, addressB
 	}
 }
 
-func defaultRoute(t *testing.T, ns *testns.Namespace, gateway string) {
+func addDefaultRoute(t *testing.T, ns *testns.Namespace, gateway string) {
 	t.Helper()
 	ns.Links(t, func(h *netlink.Handle) error { return h.RouteAdd(&netlink.Route{Gw: net.ParseIP(gateway)}) })
 }
 
-// masquerade is what a launcher of virtual machines does in their pod.
-func masquerade(t *testing.T, ns *testns.Namespace) {
+// addMasquerade adds the NAT rules that a launcher of virtual machines installs in their pod.
+func addMasquerade(t *testing.T, ns *testns.Namespace) {
 	t.Helper()
-	err := ns.Within(func() error {
+	err := ns.Run(func() error {
 		if err := os.WriteFile("/proc/sys/net/ipv4/ip_forward", []byte("1"), 0o600); err != nil {
 			return err
 		}
@@ -77,11 +77,11 @@ func masquerade(t *testing.T, ns *testns.Namespace) {
 	}
 }
 
-// echo answers datagrams at port 53 until the test ends.
-func echo(t *testing.T, ns *testns.Namespace) {
+// serveEcho answers datagrams on port 53 until the test ends.
+func serveEcho(t *testing.T, ns *testns.Namespace) {
 	t.Helper()
 	var conn net.PacketConn
-	err := ns.Within(func() (err error) {
+	err := ns.Run(func() (err error) {
 		conn, err = net.ListenPacket("udp4", "0.0.0.0:53")
 		return err
 	})
@@ -103,11 +103,11 @@ func echo(t *testing.T, ns *testns.Namespace) {
 	}()
 }
 
-// ask tells whether an answer comes.
-func ask(t *testing.T, ns *testns.Namespace, server string) bool {
+// queryDNS reports whether a DNS query is answered.
+func queryDNS(t *testing.T, ns *testns.Namespace, server string) bool {
 	t.Helper()
 	var conn net.Conn
-	err := ns.Within(func() (err error) {
+	err := ns.Run(func() (err error) {
 		conn, err = net.Dial("udp4", server)
 		return err
 	})
@@ -125,22 +125,22 @@ func ask(t *testing.T, ns *testns.Namespace, server string) bool {
 	return false
 }
 
-// Without the rule that gives a virtual machine's questions the resolvers' zone, the answers are of another connection
-// than the questions, and no longer find back to the machine.
-func TestVirtualMachineBehindAPodGetsAnswersToItsDNSQuestions(t *testing.T) {
+// One rule assigns a virtual machine's queries to the resolvers' conntrack zone. Without it, responses belong to
+// another connection than the queries and do not reach the machine.
+func TestVirtualMachineGetsDNSAnswers(t *testing.T) {
 	pod, vm, outside := testns.New(t), testns.New(t), testns.New(t)
-	join(t, pod, outside, "eth0", "far0", "10.0.0.5/24", "10.0.0.10/24")
-	join(t, pod, vm, "vif0", "eth0", "10.9.0.1/24", "10.9.0.2/24")
-	defaultRoute(t, vm, "10.9.0.1")
-	masquerade(t, pod)
-	echo(t, outside)
+	joinNamespaces(t, pod, outside, "eth0", "far0", "10.0.0.5/24", "10.0.0.10/24")
+	joinNamespaces(t, pod, vm, "vif0", "eth0", "10.9.0.1/24", "10.9.0.2/24")
+	addDefaultRoute(t, vm, "10.9.0.1")
+	addMasquerade(t, pod)
+	serveEcho(t, outside)
 	answered := func() error {
-		if !ask(t, vm, "10.0.0.10:53") {
+		if !queryDNS(t, vm, "10.0.0.10:53") {
 			return errNoAnswer
 		}
 		return nil
 	}
-	// A link carries packets some time after it is up.
+	// A new link needs some time before it transmits.
 	testenv.Eventually(t, "there are answers without redirection", answered)
 	o := iptables.DefaultOptions()
 	o.InboundPorts.All, o.OutboundCIDRs.All, o.RedirectDNS, o.CaptureAllDNS = true, true, true, true
@@ -163,7 +163,7 @@ func TestVirtualMachineBehindAPodGetsAnswersToItsDNSQuestions(t *testing.T) {
 	if err := b.Apply(t.Context(), rules); err != nil {
 		t.Fatal(err)
 	}
-	if ask(t, vm, "10.0.0.10:53") {
+	if queryDNS(t, vm, "10.0.0.10:53") {
 		t.Error("answers come without the rule too, so it is not needed")
 	}
 }

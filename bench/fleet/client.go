@@ -26,33 +26,33 @@ const (
 	virtualHostType = "type.googleapis.com/envoy.config.route.v3.VirtualHost"
 )
 
-// client is one Envoy as its control plane sees it: it asks for clusters, for the assignments that these name, then for
-// listeners, for the routes that those name, and for virtual hosts where routes are without; and it acknowledges all.
+// client simulates one Envoy. It subscribes to clusters and to their endpoints, then to listeners, to their routes, and
+// to virtual hosts of VHDS routes. It ACKs all responses.
 type client struct {
-	fleet  *Fleet
-	node   *corev3.Node
-	manner manner
+	fleet     *Fleet
+	node      *corev3.Node
+	behaviour behaviour
 
-	// Of the goroutine that reads.
+	// Used only by the reading goroutine.
 	stream grpc.ClientStream
-	types  map[string]*held
-	listed map[uint32][]string // the routes of each listener
-	hosts  map[string]bool     // routes whose virtual hosts come by themselves; true when one has come
+	types  map[string]*typeState
+	listed map[uint32][]string // routes of each listener
+	hosts  map[string]bool     // routes with VHDS; true once a virtual host was received
 
 	mu      sync.Mutex
-	settled time.Time // when it had all that it asked for; zero before
-	marked  time.Time // when the sign was seen
-	latest  time.Time // when anything came
+	settled time.Time // when it had received all its subscriptions; zero before
+	marked  time.Time // when the marker was received
+	latest  time.Time // when the last response was received
 
 	bytes, answers atomic.Int64
 }
 
-// held is what a client has of one type.
-type held struct {
-	asked    bool
-	answered bool
-	wanted   map[string]bool // by name, where names are asked for; true once it was answered
-	versions map[uint32]uint32
+// typeState is a client's state of one resource type.
+type typeState struct {
+	requested bool
+	answered  bool
+	wanted    map[string]bool // subscribed names; true once received
+	versions  map[uint32]uint32
 }
 
 func (f *Fleet) newClient(i int, o Options) (*client, error) {
@@ -69,7 +69,7 @@ func (f *Fleet) newClient(i int, o Options) (*client, error) {
 	}
 	version := &corev3.BuildVersion{Version: &typev3.SemanticVersion{MajorNumber: 1, MinorNumber: o.EnvoyMinor}}
 	return &client{
-		fleet: f, types: map[string]*held{}, listed: map[uint32][]string{}, hosts: map[string]bool{},
+		fleet: f, types: map[string]*typeState{}, listed: map[uint32][]string{}, hosts: map[string]bool{},
 		node: &corev3.Node{
 			Id: fmt.Sprintf("sidecar~%s~%s.%s~%s.svc.cluster.local", address, name, namespace, namespace), Cluster: name, Metadata: metadata,
 			UserAgentName: "envoy", UserAgentVersionType: &corev3.Node_UserAgentBuildVersion{UserAgentBuildVersion: version},
@@ -77,24 +77,24 @@ func (f *Fleet) newClient(i int, o Options) (*client, error) {
 	}, nil
 }
 
-func (c *client) held(typeURL string) *held {
+func (c *client) typeState(typeURL string) *typeState {
 	h := c.types[typeURL]
 	if h == nil {
-		h = &held{wanted: map[string]bool{}, versions: map[uint32]uint32{}}
+		h = &typeState{wanted: map[string]bool{}, versions: map[uint32]uint32{}}
 		c.types[typeURL] = h
 	}
 	return h
 }
 
-// run keeps one stream until the context ends.
+// run maintains one stream until the context ends.
 func (c *client) run(ctx context.Context, address string) error {
 	conn, err := grpc.NewClient(address, grpc.WithTransportCredentials(insecure.NewCredentials()),
-		grpc.WithInitialWindowSize(c.manner.window()), grpc.WithInitialConnWindowSize(c.manner.window()),
+		grpc.WithInitialWindowSize(c.behaviour.window()), grpc.WithInitialConnWindowSize(c.behaviour.window()),
 		grpc.WithDefaultCallOptions(grpc.MaxCallRecvMsgSize(1<<30), grpc.ForceCodecV2(codec{})))
 	if err != nil {
 		return err
 	}
-	defer func() { _ = conn.Close() }() // nobody waits for what is left
+	defer func() { _ = conn.Close() }() // unsent data is not relevant
 	c.stream, err = conn.NewStream(ctx, &grpc.StreamDesc{ServerStreams: true, ClientStreams: true},
 		discoveryv3.AggregatedDiscoveryService_DeltaAggregatedResources_FullMethodName, grpc.WaitForReady(true))
 	if err != nil {
@@ -102,31 +102,31 @@ func (c *client) run(ctx context.Context, address string) error {
 	}
 	r := &response{decoder: c.fleet.decoder}
 	err = c.begin()
-	c.dawdle(ctx)
+	c.delay(ctx)
 	for err == nil {
 		if err = c.stream.RecvMsg(r); err != nil {
 			break
 		}
-		if c.manner == asEnvoys {
-			err = c.take(r)
+		if c.behaviour == asEnvoys {
+			err = c.handle(r)
 		} else {
 			err = c.misbehave(ctx, r)
 		}
 	}
-	if errors.Is(err, io.EOF) { // of a send: why the stream ended is told to who reads
+	if errors.Is(err, io.EOF) { // on EOF of a send, the receive call returns the status
 		err = c.stream.RecvMsg(r)
 	}
 	return err
 }
 
-// begin sends the first requests of a stream: for clusters, and for all that the client has from an earlier stream.
+// begin sends the first requests of a stream: for clusters, and for all resources from an earlier stream.
 func (c *client) begin() error {
 	for _, typeURL := range []string{clusterType, endpointType, listenerType, routeType, virtualHostType} {
-		h := c.held(typeURL)
-		if typeURL != clusterType && !h.asked {
+		h := c.typeState(typeURL)
+		if typeURL != clusterType && !h.requested {
 			continue
 		}
-		h.asked = true
+		h.requested = true
 		r := &discoveryv3.DeltaDiscoveryRequest{Node: c.node, TypeUrl: typeURL, InitialResourceVersions: map[string]string{}}
 		for name := range h.wanted {
 			r.ResourceNamesSubscribe = append(r.ResourceNamesSubscribe, name)
@@ -138,23 +138,23 @@ func (c *client) begin() error {
 			return err
 		}
 	}
-	c.note(time.Time{}, false)
+	c.recordTimes(time.Time{}, false)
 	return nil
 }
 
 func (c *client) send(typeURL string, subscribe, unsubscribe []string) error {
-	c.held(typeURL).asked = true
+	c.typeState(typeURL).requested = true
 	return c.stream.SendMsg(&discoveryv3.DeltaDiscoveryRequest{
 		TypeUrl: typeURL, ResourceNamesSubscribe: subscribe, ResourceNamesUnsubscribe: unsubscribe,
 	})
 }
 
-// take does what Envoy does with a response.
-func (c *client) take(r *response) error {
+// handle processes a response as Envoy does.
+func (c *client) handle(r *response) error {
 	now := time.Now()
 	c.bytes.Add(int64(r.size))
 	c.answers.Add(1)
-	h := c.held(r.typeURL)
+	h := c.typeState(r.typeURL)
 	h.answered = true
 	subscribe, unsubscribe := c.apply(h, r)
 	if err := c.stream.SendMsg(&discoveryv3.DeltaDiscoveryRequest{TypeUrl: r.typeURL, ResponseNonce: r.nonce}); err != nil {
@@ -163,13 +163,13 @@ func (c *client) take(r *response) error {
 	if err := c.follow(r.typeURL, subscribe, unsubscribe); err != nil {
 		return err
 	}
-	c.note(now, r.marked)
+	c.recordTimes(now, r.marked)
 	return nil
 }
 
-// apply books a response, and gives the names that the client now asks for and no longer does.
-func (c *client) apply(h *held, r *response) (subscribe, unsubscribe []string) {
-	want := c.held(referred[r.typeURL])
+// apply records a response, and returns the names to subscribe to and to unsubscribe from.
+func (c *client) apply(h *typeState, r *response) (subscribe, unsubscribe []string) {
+	want := c.typeState(referred[r.typeURL])
 	add := func(name string) {
 		if _, has := want.wanted[name]; !has {
 			want.wanted[name] = false
@@ -179,7 +179,7 @@ func (c *client) apply(h *held, r *response) (subscribe, unsubscribe []string) {
 	for _, it := range r.resources {
 		h.versions[it.name] = it.version
 		name := c.fleet.decoder.text(it.name)
-		if _, asked := h.wanted[name]; asked {
+		if _, subscribed := h.wanted[name]; subscribed {
 			h.wanted[name] = true
 		}
 		switch r.typeURL {
@@ -194,7 +194,7 @@ func (c *client) apply(h *held, r *response) (subscribe, unsubscribe []string) {
 			}
 		case routeType:
 			if it.vhds && !c.hosts[name] {
-				c.hosts[name] = false // known, and none of it has come
+				c.hosts[name] = false // known, no virtual host received yet
 			}
 		case virtualHostType:
 			c.hosts[routeOf(name)] = true
@@ -206,21 +206,21 @@ func (c *client) apply(h *held, r *response) (subscribe, unsubscribe []string) {
 	return subscribe, unsubscribe
 }
 
-// referred is the type whose names resources of a type ask for.
+// referred maps a type to the type of the resources that it refers to.
 var referred = map[string]string{clusterType: endpointType, listenerType: routeType}
 
-func (c *client) drop(h *held, typeURL, name string) (unsubscribe []string) {
+func (c *client) drop(h *typeState, typeURL, name string) (unsubscribe []string) {
 	id := c.fleet.decoder.id([]byte(name))
 	delete(h.versions, id)
-	if _, asked := h.wanted[name]; asked {
+	if _, subscribed := h.wanted[name]; subscribed {
 		h.wanted[name] = true
 	}
-	want := c.held(referred[typeURL]).wanted
+	want := c.typeState(referred[typeURL]).wanted
 	switch typeURL {
 	case clusterType:
 		if _, has := want[name]; has {
 			delete(want, name)
-			delete(c.held(endpointType).versions, id)
+			delete(c.typeState(endpointType).versions, id)
 			unsubscribe = append(unsubscribe, name)
 		}
 	case listenerType:
@@ -229,7 +229,7 @@ func (c *client) drop(h *held, typeURL, name string) (unsubscribe []string) {
 			if !c.isListed(route) {
 				delete(want, route)
 				delete(c.hosts, route)
-				delete(c.held(routeType).versions, c.fleet.decoder.id([]byte(route)))
+				delete(c.typeState(routeType).versions, c.fleet.decoder.id([]byte(route)))
 				unsubscribe = append(unsubscribe, route)
 			}
 		}
@@ -248,7 +248,7 @@ func (c *client) isListed(route string) bool {
 	return false
 }
 
-// routeOf is the route configuration of a virtual host: all before the last slash.
+// routeOf returns the route configuration of a virtual host's name: the part before the last slash.
 func routeOf(name string) string {
 	for i := len(name) - 1; i >= 0; i-- {
 		if name[i] == '/' {
@@ -258,28 +258,28 @@ func routeOf(name string) string {
 	return name
 }
 
-// follow sends the requests that a response leads to.
+// follow sends the requests that result from a response.
 func (c *client) follow(typeURL string, subscribe, unsubscribe []string) error {
 	if len(subscribe)+len(unsubscribe) > 0 {
 		if err := c.send(referred[typeURL], subscribe, unsubscribe); err != nil {
 			return err
 		}
 	}
-	if h := c.held(listenerType); !h.asked && c.has(clusterType) && c.has(endpointType) {
+	if h := c.typeState(listenerType); !h.requested && c.isComplete(clusterType) && c.isComplete(endpointType) {
 		if err := c.send(listenerType, nil, nil); err != nil {
 			return err
 		}
 	}
-	if len(c.hosts) > 0 && !c.held(virtualHostType).asked {
+	if len(c.hosts) > 0 && !c.typeState(virtualHostType).requested {
 		return c.send(virtualHostType, nil, nil)
 	}
 	return nil
 }
 
-// has says whether all that was asked for of a type has come.
-func (c *client) has(typeURL string) bool {
-	h := c.held(typeURL)
-	if h.asked && !h.answered {
+// isComplete reports whether all subscriptions of a type were received.
+func (c *client) isComplete(typeURL string) bool {
+	h := c.typeState(typeURL)
+	if h.requested && !h.answered {
 		return false
 	}
 	for _, answered := range h.wanted {
@@ -287,14 +287,14 @@ func (c *client) has(typeURL string) bool {
 			return false
 		}
 	}
-	return h.asked || typeURL == endpointType || typeURL == routeType || typeURL == virtualHostType
+	return h.requested || typeURL == endpointType || typeURL == routeType || typeURL == virtualHostType
 }
 
-// note keeps the moments that are reported. now is when a response came; zero without one.
-func (c *client) note(now time.Time, marked bool) {
+// recordTimes records the reported times. now is the time of a response, or zero.
+func (c *client) recordTimes(now time.Time, marked bool) {
 	whole := true
 	for _, typeURL := range []string{clusterType, endpointType, listenerType, routeType} {
-		whole = whole && c.has(typeURL)
+		whole = whole && c.isComplete(typeURL)
 	}
 	for _, come := range c.hosts {
 		whole = whole && come

@@ -1,5 +1,5 @@
-// Package fleet is many clients of a control plane that behave as Envoys do, at little cost: what they get is booked, and
-// not decoded but once for all of them.
+// Package fleet simulates many Envoys as clients of a control plane at low cost. It decodes each distinct resource only
+// once for all clients.
 package fleet
 
 import (
@@ -16,57 +16,57 @@ import (
 	"google.golang.org/grpc/status"
 )
 
-// Options say who connects.
+// Options configure the clients.
 type Options struct {
 	Address    string // of the control plane, plaintext
 	Proxies    int
-	Namespaces int    // ns0, ns1, …, which the proxies are spread over
-	EnvoyMinor uint32 // of Envoy 1.x; 40 when zero
-	// Slow and Refusing are how many clients there are besides that read next to nothing of what they get, and that refuse
-	// everything and ask for it again at once.
+	Namespaces int    // the proxies are distributed over ns0, ns1, …
+	EnvoyMinor uint32 // of Envoy 1.x; default 40
+	// Slow and Refusing are numbers of additional clients: those that read almost nothing, and those that NACK every
+	// response and request it again at once.
 	Slow, Refusing int
-	// Patience is how long all may take; a minute when zero.
-	Patience time.Duration
+	// Timeout is the timeout for all operations; default one minute.
+	Timeout time.Duration
 }
 
-// Sign is by what a change is known: a text in responses of some types.
+// Sign is the marker of a change: a text in responses of some types.
 type Sign struct {
 	Text  string
-	Types []string // ends of type URLs, such as Cluster
+	Types []string // suffixes of type URLs, such as Cluster
 }
 
-func (s Sign) of(typeURL string) bool {
+func (s Sign) matches(typeURL string) bool {
 	return slices.ContainsFunc(s.Types, func(t string) bool { return strings.HasSuffix(typeURL, "."+t) })
 }
 
-// Report is what came to the clients.
+// Report contains the clients' measurements.
 type Report struct {
-	Clients   int           // that are done
-	P50, Max  time.Duration // until a client was done
-	Last      time.Duration // until anything came to anyone for the last time
-	Bytes     int64         // of all
+	Clients   int           // clients that completed
+	P50, Max  time.Duration // until a client completed
+	Last      time.Duration // until the last response of any client
+	Bytes     int64         // received by all clients
 	Responses int64
-	Refused   int64 // responses that clients refused since they connected
+	Refused   int64 // NACKs since the clients connected
 }
 
-// Fleet is the clients. Its methods are for net/rpc: it is in a process of its own, so that what the control plane costs
-// can be told from what it costs.
+// Fleet is a set of clients. Its methods are for net/rpc: it runs in its own process, so that the control plane's costs
+// can be separated from the clients'.
 type Fleet struct {
 	decoder *decoder
 
-	mu      sync.Mutex
-	o       Options
-	clients []*client
-	others  []*client // that are not waited for
-	stop    context.CancelFunc
-	running sync.WaitGroup
-	failed  error
+	mu          sync.Mutex
+	o           Options
+	clients     []*client
+	misbehaving []*client // misbehaving clients, which are not waited for
+	stop        context.CancelFunc
+	running     sync.WaitGroup
+	failed      error
 }
 
-// New makes a fleet of nobody.
+// New returns a fleet without clients.
 func New() *Fleet { return &Fleet{decoder: newDecoder(), stop: func() {}} }
 
-// Serve answers another process until it goes.
+// Serve serves another process until it closes the connection.
 func Serve(conn io.ReadWriteCloser) error {
 	server, f := rpc.NewServer(), New()
 	if err := server.Register(f); err != nil {
@@ -77,13 +77,13 @@ func Serve(conn io.ReadWriteCloser) error {
 	return nil
 }
 
-// Connect has new clients connect, in the place of those before, and waits until all have all that they ask for.
+// Connect replaces all clients by new ones, and waits until they have received their subscriptions.
 func (f *Fleet) Connect(o Options, report *Report) error {
 	if o.EnvoyMinor == 0 {
 		o.EnvoyMinor = 40
 	}
-	if o.Patience == 0 {
-		o.Patience = time.Minute
+	if o.Timeout == 0 {
+		o.Timeout = time.Minute
 	}
 	f.halt()
 	f.o, f.clients = o, nil
@@ -95,22 +95,22 @@ func (f *Fleet) Connect(o Options, report *Report) error {
 		f.clients = append(f.clients, c)
 	}
 	var err error
-	if f.others, err = f.bad(o); err != nil {
+	if f.misbehaving, err = f.newMisbehaving(o); err != nil {
 		return err
 	}
 	return f.connect(report)
 }
 
-// Reconnect has all clients lose their connections and come back, with what they have.
+// Reconnect closes all connections, and connects the clients again with their state.
 func (f *Fleet) Reconnect(_ struct{}, report *Report) error {
 	f.halt()
 	return f.connect(report)
 }
 
-// Disconnect has all clients go.
+// Disconnect disconnects all clients.
 func (f *Fleet) Disconnect(_ struct{}, _ *Report) error {
 	f.halt()
-	f.clients, f.others = nil, nil
+	f.clients, f.misbehaving = nil, nil
 	return nil
 }
 
@@ -125,17 +125,17 @@ func (f *Fleet) connect(report *Report) error {
 	f.failed = nil
 	f.reset()
 	began := time.Now()
-	for _, c := range slices.Concat(f.clients, f.others) {
-		f.running.Go(func() { f.keep(ctx, c) })
+	for _, c := range slices.Concat(f.clients, f.misbehaving) {
+		f.running.Go(func() { f.runWithRetry(ctx, c) })
 	}
 	return f.await(began, time.Second, func(c *client) time.Time { return c.settled }, report)
 }
 
-// keep connects again when a control plane says that it has too much to do.
-func (f *Fleet) keep(ctx context.Context, c *client) {
+// runWithRetry reconnects when the control plane rejects a connection because of overload.
+func (f *Fleet) runWithRetry(ctx context.Context, c *client) {
 	for ctx.Err() == nil {
 		err := c.run(ctx, f.o.Address)
-		if code := status.Code(err); code == codes.ResourceExhausted || code == codes.Unavailable || c.manner != asEnvoys {
+		if code := status.Code(err); code == codes.ResourceExhausted || code == codes.Unavailable || c.behaviour != asEnvoys {
 			select {
 			case <-time.After(500 * time.Millisecond):
 			case <-ctx.Done():
@@ -161,7 +161,7 @@ func (f *Fleet) reset() {
 	}
 }
 
-// Expect begins to look for a sign.
+// Expect starts to look for a marker.
 func (f *Fleet) Expect(sign Sign, _ *Report) error {
 	f.reset()
 	f.decoder.mu.Lock()
@@ -170,21 +170,21 @@ func (f *Fleet) Expect(sign Sign, _ *Report) error {
 	return nil
 }
 
-// Await waits until all clients have seen the sign and nothing has come for a while, and tells the times since a moment,
-// in nanoseconds of the clock that all processes have.
+// Await waits until all clients have received the marker and no response was received for a while. It reports the times
+// since a moment, in nanoseconds since 1970.
 func (f *Fleet) Await(since int64, report *Report) error {
 	return f.await(time.Unix(0, since), 500*time.Millisecond, func(c *client) time.Time { return c.marked }, report)
 }
 
-// AwaitAny is Await of anything that comes.
+// AwaitAny is like Await, for any response.
 func (f *Fleet) AwaitAny(since int64, report *Report) error {
 	return f.await(time.Unix(0, since), 500*time.Millisecond, func(c *client) time.Time { return c.latest }, report)
 }
 
 func (f *Fleet) await(since time.Time, quiet time.Duration, done func(*client) time.Time, report *Report) error {
-	deadline := time.Now().Add(f.o.Patience)
+	deadline := time.Now().Add(f.o.Timeout)
 	for {
-		took, latest := f.took(since, done)
+		took, latest := f.latencies(since, done)
 		f.mu.Lock()
 		err := f.failed
 		f.mu.Unlock()
@@ -192,17 +192,17 @@ func (f *Fleet) await(since time.Time, quiet time.Duration, done func(*client) t
 			return err
 		}
 		if len(took) == len(f.clients) && time.Since(latest) > quiet {
-			f.tell(report, took, latest.Sub(since))
+			f.report(report, took, latest.Sub(since))
 			return nil
 		}
 		if time.Now().After(deadline) {
-			return fmt.Errorf("%d clients of %d are done after %v", len(took), len(f.clients), f.o.Patience)
+			return fmt.Errorf("%d clients of %d are done after %v", len(took), len(f.clients), f.o.Timeout)
 		}
-		time.Sleep(20 * time.Millisecond) // the moments are noted by the clients
+		time.Sleep(20 * time.Millisecond) // the clients record the times
 	}
 }
 
-func (f *Fleet) took(since time.Time, done func(*client) time.Time) (took []time.Duration, latest time.Time) {
+func (f *Fleet) latencies(since time.Time, done func(*client) time.Time) (took []time.Duration, latest time.Time) {
 	for _, c := range f.clients {
 		c.mu.Lock()
 		at := done(c)
@@ -219,7 +219,7 @@ func (f *Fleet) took(since time.Time, done func(*client) time.Time) (took []time
 	return took, latest
 }
 
-func (f *Fleet) tell(report *Report, took []time.Duration, last time.Duration) {
+func (f *Fleet) report(report *Report, took []time.Duration, last time.Duration) {
 	slices.Sort(took)
 	report.Clients = len(took)
 	if len(took) > 0 {
@@ -230,8 +230,8 @@ func (f *Fleet) tell(report *Report, took []time.Duration, last time.Duration) {
 		report.Responses += c.answers.Load()
 	}
 	report.Refused = 0
-	for _, c := range f.others {
-		if c.manner == refusing {
+	for _, c := range f.misbehaving {
+		if c.behaviour == refusing {
 			report.Refused += c.answers.Load()
 		}
 	}

@@ -18,9 +18,9 @@ metadata: {name: s%d, namespace: ns0}
 spec: {hosts: [s%[1]d.example.com], resolution: STATIC, ports: [{number: 80, name: http, protocol: HTTP}], endpoints: [{address: %s}]}
 `
 
-// TestFleetIsServedAndTellsOfChanges: what is measured with it is worth no more than that it asks for all that an Envoy
-// asks for, and notices what comes.
-func TestFleetIsServedAndTellsOfChanges(t *testing.T) {
+// The fleet must subscribe to everything that an Envoy subscribes to, and detect changes. Otherwise its measurements
+// would be meaningless.
+func TestFleetReceivesConfigurationAndReportsChanges(t *testing.T) {
 	dir := t.TempDir()
 	write := func(i int, address string) {
 		t.Helper()
@@ -36,7 +36,7 @@ func TestFleetIsServedAndTellsOfChanges(t *testing.T) {
 	f := fleet.New()
 	defer func() { _ = f.Disconnect(struct{}{}, nil) }()
 	var cold, changed, back fleet.Report
-	if err := f.Connect(fleet.Options{Address: address, Proxies: 5, Namespaces: 2, Slow: 1, Refusing: 1, Patience: 30 * time.Second}, &cold); err != nil {
+	if err := f.Connect(fleet.Options{Address: address, Proxies: 5, Namespaces: 2, Slow: 1, Refusing: 1, Timeout: 30 * time.Second}, &cold); err != nil {
 		t.Fatal(err)
 	}
 	if cold.Clients != 5 || cold.Bytes < 5*20*500 {

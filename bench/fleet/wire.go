@@ -14,7 +14,7 @@ import (
 	"google.golang.org/protobuf/proto"
 )
 
-// codec reads responses where they lie: what is measured is the other side, on the same processors.
+// codec parses responses in place, because the measured control plane shares the CPUs with the clients.
 type codec struct{}
 
 func (codec) Name() string { return "proto" }
@@ -30,7 +30,7 @@ func (codec) Unmarshal(data mem.BufferSlice, v any) error {
 	return v.(*response).parse(buffer.ReadOnlyData())
 }
 
-// response is what is needed of a DeltaDiscoveryResponse.
+// response contains the relevant parts of a DeltaDiscoveryResponse.
 type response struct {
 	decoder   *decoder
 	typeURL   string
@@ -38,7 +38,7 @@ type response struct {
 	size      int
 	resources []item
 	removed   []string
-	marked    bool // the text that is looked for is in it
+	marked    bool // it contains the expected marker
 }
 
 // item is one resource.
@@ -47,14 +47,14 @@ type item struct {
 	*body
 }
 
-// body is what a client does because of a resource; nil for nothing.
+// body contains a resource's references to other resources; nil: none.
 type body struct {
-	endpoints string   // the assignment that a cluster asks for
-	routes    []string // the route configurations that a listener asks for
-	vhds      bool     // the route configuration gets virtual hosts by themselves
+	endpoints string   // the endpoint assignment of a cluster
+	routes    []string // the route configurations of a listener
+	vhds      bool     // the route configuration uses VHDS
 }
 
-// The fields of DeltaDiscoveryResponse, of Resource and of Any.
+// Field numbers of DeltaDiscoveryResponse, Resource and Any.
 const (
 	resourcesField, typeURLField, nonceField, removedField = 2, 4, 5, 6
 	versionField, anyField, nameField                      = 1, 2, 3
@@ -82,11 +82,11 @@ func (r *response) parse(b []byte) error {
 	for _, w := range wrapped {
 		r.resources = append(r.resources, r.decoder.item(r.typeURL, w))
 	}
-	r.marked = r.decoder.looksFor(r.typeURL, b)
+	r.marked = r.decoder.setMarker(r.typeURL, b)
 	return nil
 }
 
-// fields gives the fields of a message that have a length.
+// fields calls do for each length-delimited field of a message.
 func fields(b []byte, do func(protowire.Number, []byte)) error {
 	for len(b) > 0 {
 		field, kind, n := protowire.ConsumeTag(b)
@@ -111,7 +111,7 @@ func fields(b []byte, do func(protowire.Number, []byte)) error {
 	return nil
 }
 
-// decoder knows what all clients have seen, so that each distinct thing is kept and read once.
+// decoder caches all received resources, so that each distinct one is stored and decoded once for all clients.
 type decoder struct {
 	seed maphash.Seed
 
@@ -149,11 +149,11 @@ func (d *decoder) text(id uint32) string {
 	return d.texts[id]
 }
 
-func (d *decoder) looksFor(typeURL string, b []byte) bool {
+func (d *decoder) setMarker(typeURL string, b []byte) bool {
 	d.mu.RLock()
 	sign := d.sign
 	d.mu.RUnlock()
-	return sign.Text != "" && sign.of(typeURL) && bytes.Contains(b, []byte(sign.Text))
+	return sign.Text != "" && sign.matches(typeURL) && bytes.Contains(b, []byte(sign.Text))
 }
 
 func (d *decoder) item(typeURL string, wrapped []byte) item {

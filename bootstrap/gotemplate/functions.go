@@ -11,22 +11,23 @@ import (
 	"strings"
 )
 
-// builtins are the functions of text/template, of Istio's bootstrap, and those of sprig that templates of bootstraps use.
+// builtins are the functions of text/template and of Istio's bootstrap, and the sprig functions that bootstrap
+// templates use.
 var builtins = map[string]Func{
-	"not":      func(a ...any) (any, error) { return !truth(at(a, 0)), nil },
+	"not":      func(a ...any) (any, error) { return !isTrue(argOrNil(a, 0)), nil },
 	"len":      length,
 	"index":    index,
 	"eq":       equalToAny,
-	"ne":       func(a ...any) (any, error) { return len(a) == 2 && !equal(a[0], a[1]), need(a, 2) },
-	"lt":       order(func(o int) bool { return o < 0 }),
-	"le":       order(func(o int) bool { return o <= 0 }),
-	"gt":       order(func(o int) bool { return o > 0 }),
-	"ge":       order(func(o int) bool { return o >= 0 }),
-	"print":    func(a ...any) (any, error) { return Raw(fmt.Sprint(plain(a).([]any)...)), nil },
-	"println":  func(a ...any) (any, error) { return Raw(fmt.Sprintln(plain(a).([]any)...)), nil },
+	"ne":       func(a ...any) (any, error) { return len(a) == 2 && !equal(a[0], a[1]), checkArgCount(a, 2) },
+	"lt":       comparison(func(o int) bool { return o < 0 }),
+	"le":       comparison(func(o int) bool { return o <= 0 }),
+	"gt":       comparison(func(o int) bool { return o > 0 }),
+	"ge":       comparison(func(o int) bool { return o >= 0 }),
+	"print":    func(a ...any) (any, error) { return Raw(fmt.Sprint(unwrapRaw(a).([]any)...)), nil },
+	"println":  func(a ...any) (any, error) { return Raw(fmt.Sprintln(unwrapRaw(a).([]any)...)), nil },
 	"printf":   printf,
-	"js":       of1(javaScript),
-	"urlquery": of1(url.QueryEscape),
+	"js":       oneArgFunc(javaScript),
+	"urlquery": oneArgFunc(url.QueryEscape),
 
 	"toJSON":       toJSON,
 	"toJson":       toJSON,
@@ -34,50 +35,58 @@ var builtins = map[string]Func{
 	"toPrettyJson": toPrettyJSON,
 	"fromJson":     fromJSON,
 
-	"default":    func(a ...any) (any, error) { return choose(truth(at(a, 1)), at(a, 1), at(a, 0)), need(a, 2) },
-	"empty":      func(a ...any) (any, error) { return !truth(at(a, 0)), nil },
-	"coalesce":   coalesce,
-	"ternary":    func(a ...any) (any, error) { return choose(truth(at(a, 2)), at(a, 0), at(a, 1)), need(a, 3) },
+	"default": func(a ...any) (any, error) {
+		return choose(isTrue(argOrNil(a, 1)), argOrNil(a, 1), argOrNil(a, 0)), checkArgCount(a, 2)
+	},
+	"empty":    func(a ...any) (any, error) { return !isTrue(argOrNil(a, 0)), nil },
+	"coalesce": coalesce,
+	"ternary": func(a ...any) (any, error) {
+		return choose(isTrue(argOrNil(a, 2)), argOrNil(a, 0), argOrNil(a, 1)), checkArgCount(a, 3)
+	},
 	"quote":      func(a ...any) (any, error) { return Raw(quoted(a)), nil },
-	"squote":     of1(func(s string) string { return "'" + strings.ReplaceAll(s, "'", "''") + "'" }),
-	"upper":      of1(strings.ToUpper),
-	"lower":      of1(strings.ToLower),
-	"trim":       of1(strings.TrimSpace),
-	"toString":   of1(func(s string) string { return s }),
-	"b64enc":     of1(func(s string) string { return base64.StdEncoding.EncodeToString([]byte(s)) }),
+	"squote":     oneArgFunc(func(s string) string { return "'" + strings.ReplaceAll(s, "'", "''") + "'" }),
+	"upper":      oneArgFunc(strings.ToUpper),
+	"lower":      oneArgFunc(strings.ToLower),
+	"trim":       oneArgFunc(strings.TrimSpace),
+	"toString":   oneArgFunc(func(s string) string { return s }),
+	"b64enc":     oneArgFunc(func(s string) string { return base64.StdEncoding.EncodeToString([]byte(s)) }),
 	"b64dec":     base64Decode,
-	"trimPrefix": of2(func(cut, s string) any { return Raw(strings.TrimPrefix(s, cut)) }),
-	"trimSuffix": of2(func(cut, s string) any { return Raw(strings.TrimSuffix(s, cut)) }),
-	"contains":   of2(func(part, s string) any { return strings.Contains(s, part) }),
-	"hasPrefix":  of2(func(start, s string) any { return strings.HasPrefix(s, start) }),
-	"hasSuffix":  of2(func(end, s string) any { return strings.HasSuffix(s, end) }),
-	"splitList":  of2(func(by, s string) any { return parts(strings.Split(s, by)) }),
+	"trimPrefix": twoArgFunc(func(cut, s string) any { return Raw(strings.TrimPrefix(s, cut)) }),
+	"trimSuffix": twoArgFunc(func(cut, s string) any { return Raw(strings.TrimSuffix(s, cut)) }),
+	"contains":   twoArgFunc(func(part, s string) any { return strings.Contains(s, part) }),
+	"hasPrefix":  twoArgFunc(func(start, s string) any { return strings.HasPrefix(s, start) }),
+	"hasSuffix":  twoArgFunc(func(end, s string) any { return strings.HasSuffix(s, end) }),
+	"splitList":  twoArgFunc(func(by, s string) any { return parts(strings.Split(s, by)) }),
 	"replace":    replace,
 	"join":       join,
 	"list":       func(a ...any) (any, error) { return slices.Clone(a), nil },
 	"dict":       dict,
-	"get":        func(a ...any) (any, error) { return entriesIn(at(a, 0))[text(at(a, 1))], need(a, 2) },
-	"hasKey":     hasKey,
-	"keys":       func(a ...any) (any, error) { return parts(slices.Sorted(maps.Keys(entriesIn(at(a, 0))))), need(a, 1) },
-	"first":      func(a ...any) (any, error) { return end(a, false) },
-	"last":       func(a ...any) (any, error) { return end(a, true) },
-	"int":        toInt,
-	"int64":      toInt,
-	"atoi":       toInt,
-	"add":        fold(func(x, y float64) float64 { return x + y }),
-	"sub":        fold(func(x, y float64) float64 { return x - y }),
-	"mul":        fold(func(x, y float64) float64 { return x * y }),
+	"get": func(a ...any) (any, error) {
+		return entriesIn(argOrNil(a, 0))[text(argOrNil(a, 1))], checkArgCount(a, 2)
+	},
+	"hasKey": hasKey,
+	"keys": func(a ...any) (any, error) {
+		return parts(slices.Sorted(maps.Keys(entriesIn(argOrNil(a, 0))))), checkArgCount(a, 1)
+	},
+	"first": func(a ...any) (any, error) { return end(a, false) },
+	"last":  func(a ...any) (any, error) { return end(a, true) },
+	"int":   toInt,
+	"int64": toInt,
+	"atoi":  toInt,
+	"add":   fold(func(x, y float64) float64 { return x + y }),
+	"sub":   fold(func(x, y float64) float64 { return x - y }),
+	"mul":   fold(func(x, y float64) float64 { return x * y }),
 }
 
-// at is an argument, or nil where it is missing.
-func at(args []any, i int) any {
+// argOrNil returns an argument, or nil if it is missing.
+func argOrNil(args []any, i int) any {
 	if i < len(args) {
 		return args[i]
 	}
 	return nil
 }
 
-func need(args []any, n int) error {
+func checkArgCount(args []any, n int) error {
 	if len(args) != n {
 		return fmt.Errorf("it takes %d arguments, and got %d", n, len(args))
 	}
@@ -91,17 +100,19 @@ func choose(first bool, a, b any) any {
 	return b
 }
 
-func of1(f func(string) string) Func {
-	return func(args ...any) (any, error) { return Raw(f(text(at(args, 0)))), need(args, 1) }
+func oneArgFunc(f func(string) string) Func {
+	return func(args ...any) (any, error) { return Raw(f(text(argOrNil(args, 0)))), checkArgCount(args, 1) }
 }
 
-func of2(f func(a, b string) any) Func {
-	return func(args ...any) (any, error) { return f(text(at(args, 0)), text(at(args, 1))), need(args, 2) }
-}
-
-func order(is func(int) bool) Func {
+func twoArgFunc(f func(a, b string) any) Func {
 	return func(args ...any) (any, error) {
-		if err := need(args, 2); err != nil {
+		return f(text(argOrNil(args, 0)), text(argOrNil(args, 1))), checkArgCount(args, 2)
+	}
+}
+
+func comparison(is func(int) bool) Func {
+	return func(args ...any) (any, error) {
+		if err := checkArgCount(args, 2); err != nil {
 			return nil, err
 		}
 		o, err := compare(args[0], args[1])
@@ -114,12 +125,12 @@ func fold(f func(x, y float64) float64) Func {
 		if len(args) == 0 {
 			return nil, errors.New("it takes numbers, and got none")
 		}
-		result, err := number(args[0])
+		result, err := toNumber(args[0])
 		for _, a := range args[1:] {
-			next, nextErr := number(a)
+			next, nextErr := toNumber(a)
 			result, err = f(result, next), errors.Join(err, nextErr)
 		}
-		return integer(result), err
+		return wholeToInt(result), err
 	}
 }
 
@@ -131,21 +142,21 @@ func equalToAny(args ...any) (any, error) {
 }
 
 func length(args ...any) (any, error) {
-	switch v := at(args, 0).(type) {
+	switch v := argOrNil(args, 0).(type) {
 	case nil:
-		return int64(0), need(args, 1)
+		return int64(0), checkArgCount(args, 1)
 	case []any:
-		return int64(len(v)), need(args, 1)
+		return int64(len(v)), checkArgCount(args, 1)
 	case map[string]any:
-		return int64(len(v)), need(args, 1)
+		return int64(len(v)), checkArgCount(args, 1)
 	case string, Raw:
-		return int64(len(text(v))), need(args, 1)
+		return int64(len(text(v))), checkArgCount(args, 1)
 	}
-	return nil, fmt.Errorf("a %s has no length", kind(at(args, 0)))
+	return nil, fmt.Errorf("a %s has no length", kind(argOrNil(args, 0)))
 }
 
 func index(args ...any) (any, error) {
-	value := at(args, 0)
+	value := argOrNil(args, 0)
 	for _, key := range args[min(1, len(args)):] {
 		switch v := value.(type) {
 		case nil:
@@ -183,14 +194,14 @@ func printf(args ...any) (any, error) {
 	}
 	values := make([]any, len(args)-1)
 	for i, a := range args[1:] {
-		values[i] = plain(a)
+		values[i] = unwrapRaw(a)
 	}
-	result := fmt.Sprintf(short(format), values...)
+	result := fmt.Sprintf(limitWidths(format), values...)
 	return Raw(result), nil
 }
 
-// short takes widths that nobody needs out of a format: they would only fill memory.
-func short(format string) string {
+// limitWidths limits widths in a format to three digits, because larger ones would only fill memory.
+func limitWidths(format string) string {
 	digits := 0
 	return strings.Map(func(r rune) rune {
 		if r < '0' || r > '9' {
@@ -210,29 +221,29 @@ var scripts = strings.NewReplacer(`\`, `\\`, `'`, `\'`, `"`, `\"`, "<", `\u003C`
 func javaScript(s string) string { return scripts.Replace(s) }
 
 func toJSON(args ...any) (any, error) {
-	b, err := json.Marshal(plain(at(args, 0)))
-	if at(args, 0) == nil {
+	b, err := json.Marshal(unwrapRaw(argOrNil(args, 0)))
+	if argOrNil(args, 0) == nil {
 		b = []byte("{}")
 	}
-	return Raw(b), errors.Join(err, need(args, 1))
+	return Raw(b), errors.Join(err, checkArgCount(args, 1))
 }
 
 func toPrettyJSON(args ...any) (any, error) {
-	b, err := json.MarshalIndent(plain(at(args, 0)), "", "  ")
-	return Raw(b), errors.Join(err, need(args, 1))
+	b, err := json.MarshalIndent(unwrapRaw(argOrNil(args, 0)), "", "  ")
+	return Raw(b), errors.Join(err, checkArgCount(args, 1))
 }
 
 func fromJSON(args ...any) (any, error) {
 	var value any
-	if err := json.Unmarshal([]byte(text(at(args, 0))), &value); err != nil {
+	if err := json.Unmarshal([]byte(text(argOrNil(args, 0))), &value); err != nil {
 		return nil, err
 	}
-	return value, need(args, 1)
+	return value, checkArgCount(args, 1)
 }
 
 func coalesce(args ...any) (any, error) {
 	for _, a := range args {
-		if truth(a) {
+		if isTrue(a) {
 			return a, nil
 		}
 	}
@@ -243,15 +254,15 @@ func quoted(args []any) string {
 	texts := make([]string, 0, len(args))
 	for _, a := range args {
 		if a != nil {
-			texts = append(texts, `"`+escaped(text(a))+`"`)
+			texts = append(texts, `"`+escapeJSON(text(a))+`"`)
 		}
 	}
 	return strings.Join(texts, " ")
 }
 
 func base64Decode(args ...any) (any, error) {
-	b, err := base64.StdEncoding.DecodeString(text(at(args, 0)))
-	return Raw(b), errors.Join(err, need(args, 1))
+	b, err := base64.StdEncoding.DecodeString(text(argOrNil(args, 0)))
+	return Raw(b), errors.Join(err, checkArgCount(args, 1))
 }
 
 func parts(texts []string) []any {
@@ -263,27 +274,27 @@ func parts(texts []string) []any {
 }
 
 func replace(args ...any) (any, error) {
-	if err := need(args, 3); err != nil {
+	if err := checkArgCount(args, 3); err != nil {
 		return nil, err
 	}
 	old, with, s := text(args[0]), text(args[1]), text(args[2])
-	if n := strings.Count(s, old); n*len(with)+len(s) > mostOutput {
+	if n := strings.Count(s, old); n*len(with)+len(s) > maxOutput {
 		return nil, errors.New("the result would be too large")
 	}
 	return Raw(strings.ReplaceAll(s, old, with)), nil
 }
 
 func join(args ...any) (any, error) {
-	if list, ok := at(args, 1).([]any); ok {
+	if list, ok := argOrNil(args, 1).([]any); ok {
 		return Raw(joined(list, text(args[0]))), nil
 	}
-	return Raw(text(at(args, 1))), need(args, 2)
+	return Raw(text(argOrNil(args, 1))), checkArgCount(args, 2)
 }
 
 func dict(args ...any) (any, error) {
 	m := map[string]any{}
 	for i := 0; i < len(args); i += 2 {
-		m[text(args[i])] = at(args, i+1)
+		m[text(args[i])] = argOrNil(args, i+1)
 	}
 	return m, nil
 }
@@ -294,15 +305,15 @@ func entriesIn(v any) map[string]any {
 }
 
 func hasKey(args ...any) (any, error) {
-	_, has := entriesIn(at(args, 0))[text(at(args, 1))]
-	return has, need(args, 2)
+	_, has := entriesIn(argOrNil(args, 0))[text(argOrNil(args, 1))]
+	return has, checkArgCount(args, 2)
 }
 
 func end(args []any, last bool) (any, error) {
-	list, ok := at(args, 0).([]any)
+	list, ok := argOrNil(args, 0).([]any)
 	switch {
 	case !ok:
-		return nil, fmt.Errorf("it takes a list, and got a %s", kind(at(args, 0)))
+		return nil, fmt.Errorf("it takes a list, and got a %s", kind(argOrNil(args, 0)))
 	case len(list) == 0:
 		return nil, nil
 	case last:
@@ -312,9 +323,9 @@ func end(args []any, last bool) (any, error) {
 }
 
 func toInt(args ...any) (any, error) {
-	f, err := number(at(args, 0))
+	f, err := toNumber(argOrNil(args, 0))
 	if err != nil {
 		return int64(0), nil // as sprig has it
 	}
-	return int64(f), need(args, 1)
+	return int64(f), checkArgCount(args, 1)
 }

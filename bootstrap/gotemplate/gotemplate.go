@@ -1,12 +1,12 @@
-// Package gotemplate fills in Go templates whose data are plain values: maps, lists, texts, numbers and booleans.
+// Package gotemplate executes Go templates whose data are plain values: maps, lists, strings, numbers and booleans.
 //
-// It reads templates with text/template/parse and runs them itself, because text/template calls methods by names that are
-// only known at run time: a program that links it has to keep every method of every type, which makes this one half as
-// large again (9 MB, in every pod).
+// It parses templates with text/template/parse and executes them itself. text/template calls methods by names that are
+// known only at run time, so the linker cannot remove any method of any type. That makes the program half as large
+// again (9 MB, in every pod).
 //
-// It does what text/template does, with these differences. Methods cannot be called. A name that the data do not know is
-// an error where it is used, in place of "<no value>". A text that is written out as it came is escaped as JSON texts are,
-// since templates of JSON put it between quotes; what a function gave is not.
+// It behaves as text/template, with these differences. Methods cannot be called. The use of an unknown name is an
+// error, instead of "<no value>". Strings from the data are escaped as in JSON, because templates of JSON quote them;
+// the results of functions are not escaped.
 package gotemplate
 
 import (
@@ -17,38 +17,38 @@ import (
 	"strings"
 	"text/template/parse"
 
-	"github.com/pilotfish-mesh/pilotfish/internal/nearest"
+	"github.com/pilotfish-mesh/pilotfish/internal/suggest"
 )
 
 const (
-	// mostInput, mostOutput and mostSteps bound what a template may cost.
-	mostInput  = 1 << 20
-	mostOutput = 4 << 20
-	mostSteps  = 1 << 20
-	mostDepth  = 100     // of templates within templates
-	stepBytes  = 1 << 10 // of what a function gives cost as much as a step
+	// maxInput, maxOutput and maxSteps limit the cost of a template.
+	maxInput  = 1 << 20
+	maxOutput = 4 << 20
+	maxSteps  = 1 << 20
+	maxDepth  = 100     // of templates within templates
+	stepBytes = 1 << 10 // of a function's result cost as much as one step
 )
 
-// Func is a function that a template can call. What it gives is written out as it is when it is a Raw, and escaped when it
-// is a string.
+// Func is a function that a template can call. The template writes a result of type Raw verbatim, and escapes a string.
 type Func func(args ...any) (any, error)
 
-// Raw is text that is written out without being escaped.
+// Raw is text that is written without escaping.
 type Raw string
 
-// Is says whether a text has to be filled in: whether there is an action in it.
-func Is(text string) bool { return strings.Contains(text, "{{") }
+// IsTemplate reports whether a text is a template, that is, contains an action.
+func IsTemplate(text string) bool { return strings.Contains(text, "{{") }
 
-// HasOptions says whether a text looks as if it was meant to be filled in, though "{{" may stand in YAML too.
+// HasOptions reports whether a text appears to be a template. It is stricter than Is, because YAML may contain "{{"
+// too.
 func HasOptions(text string) bool {
 	return slices.ContainsFunc([]string{"{{ .", "{{.", "{{-", "{{ if", "{{if"}, func(mark string) bool { return strings.Contains(text, mark) })
 }
 
-// Execute fills in a template. Its name is for errors. The data are the dot; functions come besides those of
-// text/template and those of the sprig library that bootstraps use.
+// Execute executes a template with data as its dot and returns the output. The name is used in errors. Templates can
+// call the specified functions, those of text/template, and those of the sprig library that bootstraps use.
 func Execute(name, text string, data map[string]any, functions map[string]Func) (string, error) {
-	if len(text) > mostInput {
-		return "", fmt.Errorf("%s has %d bytes; templates of more than %d are not filled in", name, len(text), mostInput)
+	if len(text) > maxInput {
+		return "", fmt.Errorf("%s has %d bytes; templates of more than %d are not filled in", name, len(text), maxInput)
 	}
 	all := maps.Clone(builtins)
 	maps.Copy(all, functions)
@@ -82,7 +82,7 @@ func parseAll(name, text string, functions map[string]Func) (map[string]*parse.T
 	return trees, nil
 }
 
-// lazy are functions whose later arguments are only looked at when the earlier ones do not decide.
+// lazy are the functions that evaluate an argument only if the earlier ones do not determine the result.
 var lazy = []string{"and", "or"}
 
 type variable struct {
@@ -90,7 +90,7 @@ type variable struct {
 	value any
 }
 
-// run is one execution.
+// run is the state of one execution.
 type run struct {
 	functions map[string]Func
 	trees     map[string]*parse.Tree
@@ -101,13 +101,13 @@ type run struct {
 	at        parse.Pos
 }
 
-// What ends a loop, or one round of it.
+// Errors that end a loop, or one iteration of it.
 var (
 	errBreak    = errors.New("{{break}} outside of a {{range}}")
 	errContinue = errors.New("{{continue}} outside of a {{range}}")
 )
 
-// line is where the run is.
+// line returns the number of the current line.
 func (r *run) line(text string) int { return 1 + strings.Count(text[:min(int(r.at), len(text))], "\n") }
 
 func (r *run) list(list *parse.ListNode, dot any) error {
@@ -124,15 +124,15 @@ func (r *run) list(list *parse.ListNode, dot any) error {
 
 func (r *run) step(at parse.Pos) error {
 	r.at = at
-	if r.steps++; r.steps > mostSteps {
-		return fmt.Errorf("the template does not end within %d steps", mostSteps)
+	if r.steps++; r.steps > maxSteps {
+		return fmt.Errorf("the template does not end within %d steps", maxSteps)
 	}
 	return nil
 }
 
 func (r *run) write(text string) error {
-	if r.out.Len()+len(text) > mostOutput {
-		return fmt.Errorf("what the template makes has more than %d bytes", mostOutput)
+	if r.out.Len()+len(text) > maxOutput {
+		return fmt.Errorf("what the template makes has more than %d bytes", maxOutput)
 	}
 	r.out.WriteString(text)
 	return nil
@@ -170,16 +170,16 @@ func (r *run) action(n *parse.ActionNode, dot any) error {
 	if err != nil || len(n.Pipe.Decl) > 0 {
 		return err
 	}
-	return r.write(written(value))
+	return r.write(formatOutput(value))
 }
 
 func (r *run) branch(n *parse.BranchNode, dot any, with bool) error {
-	defer r.forget(len(r.vars))
+	defer r.popVariables(len(r.vars))
 	value, err := r.pipe(n.Pipe, dot)
 	switch {
 	case err != nil:
 		return err
-	case !truth(value):
+	case !isTrue(value):
 		return r.list(n.ElseList, dot)
 	case with:
 		return r.list(n.List, value)
@@ -187,11 +187,11 @@ func (r *run) branch(n *parse.BranchNode, dot any, with bool) error {
 	return r.list(n.List, dot)
 }
 
-// forget drops the variables of a block.
-func (r *run) forget(n int) { r.vars = r.vars[:n] }
+// popVariables drops the variables of a block.
+func (r *run) popVariables(n int) { r.vars = r.vars[:n] }
 
 func (r *run) loop(n *parse.RangeNode, dot any) error {
-	defer r.forget(len(r.vars))
+	defer r.popVariables(len(r.vars))
 	value, err := r.value(n.Pipe, dot)
 	if err != nil {
 		return err
@@ -216,7 +216,7 @@ func (r *run) loop(n *parse.RangeNode, dot any) error {
 }
 
 func (r *run) round(n *parse.RangeNode, e entry) error {
-	defer r.forget(len(r.vars))
+	defer r.popVariables(len(r.vars))
 	for i, v := range n.Pipe.Decl {
 		value := e.value
 		if len(n.Pipe.Decl) == 2 && i == 0 {
@@ -238,7 +238,7 @@ func (r *run) template(n *parse.TemplateNode, dot any) error {
 	if tree == nil {
 		return fmt.Errorf("template %q is not defined", n.Name)
 	}
-	if r.depth++; r.depth > mostDepth {
+	if r.depth++; r.depth > maxDepth {
 		return fmt.Errorf("template %q is within itself too often", n.Name)
 	}
 	defer func() { r.depth-- }()
@@ -255,7 +255,7 @@ func (r *run) template(n *parse.TemplateNode, dot any) error {
 	return r.list(tree.Root, data)
 }
 
-// pipe gives the value of a pipeline, and declares or sets its variables.
+// pipe returns the value of a pipeline, and declares or sets its variables.
 func (r *run) pipe(p *parse.PipeNode, dot any) (any, error) {
 	value, err := r.value(p, dot)
 	if err != nil {
@@ -281,7 +281,7 @@ func (r *run) assign(name string, value any) error {
 	return fmt.Errorf("variable %s is not declared", name)
 }
 
-// value gives each command the value of the one before as its last argument.
+// value evaluates the commands of a pipeline. Each result is the last argument of the next command.
 func (r *run) value(p *parse.PipeNode, dot any) (value any, err error) {
 	var before []any
 	for _, c := range p.Cmds {
@@ -308,7 +308,7 @@ func (r *run) command(c *parse.CommandNode, dot any, before []any) (any, error) 
 
 func (r *run) call(name string, args []parse.Node, dot any, before []any) (any, error) {
 	if slices.Contains(lazy, name) {
-		return r.decide(name, args, dot, before)
+		return r.evalLogical(name, args, dot, before)
 	}
 	values := make([]any, 0, len(args)+len(before))
 	for _, a := range args {
@@ -322,17 +322,17 @@ func (r *run) call(name string, args []parse.Node, dot any, before []any) (any, 
 	if err != nil {
 		return nil, fmt.Errorf("%s: %w", name, err)
 	}
-	size := sizeOf(value, mostOutput)
-	if r.steps += size / stepBytes; size >= mostOutput {
-		return nil, fmt.Errorf("%s: what it gives is larger than %d bytes", name, mostOutput)
+	size := sizeOf(value, maxOutput)
+	if r.steps += size / stepBytes; size >= maxOutput {
+		return nil, fmt.Errorf("%s: what it gives is larger than %d bytes", name, maxOutput)
 	}
 	return value, nil
 }
 
-// decide is "and" and "or": the first argument that decides, or the last one.
-func (r *run) decide(name string, args []parse.Node, dot any, before []any) (value any, err error) {
+// evalLogical evaluates "and" and "or". It returns the first argument that determines the result, or the last one.
+func (r *run) evalLogical(name string, args []parse.Node, dot any, before []any) (value any, err error) {
 	for _, a := range args {
-		if value, err = r.argument(a, dot); err != nil || truth(value) == (name == "or") {
+		if value, err = r.argument(a, dot); err != nil || isTrue(value) == (name == "or") {
 			return value, err
 		}
 	}
@@ -386,11 +386,11 @@ func (r *run) variable(n *parse.VariableNode) (any, error) {
 	return nil, fmt.Errorf("variable %s is not declared", n.Ident[0])
 }
 
-// field follows names from a value. Maps have entries by any name that they know; there are no methods.
+// field resolves a chain of names in a value. It looks up each name in a map; methods are not supported.
 func (r *run) field(names []string, value any, at parse.Pos) (any, error) {
 	for i, name := range names {
 		if value == nil {
-			return nil, nil // as an option that is not set
+			return nil, nil // as an unset option
 		}
 		m, ok := value.(map[string]any)
 		if !ok {
@@ -399,7 +399,7 @@ func (r *run) field(names []string, value any, at parse.Pos) (any, error) {
 		next, known := m[name]
 		if !known && i == 0 && len(r.vars) > 0 && sameMap(m, r.vars[0].value) {
 			r.at = at
-			if meant := nearest.Name(name, slices.Sorted(maps.Keys(m))); meant != "" {
+			if meant := suggest.Name(name, slices.Sorted(maps.Keys(m))); meant != "" {
 				return nil, fmt.Errorf(".%s is not known; did you mean .%s?", name, meant)
 			}
 			return nil, fmt.Errorf(".%s is not known", name)

@@ -14,8 +14,8 @@ var data = map[string]any{
 	"raw":    Raw(`{"a": "b"}`),
 }
 
-// What text/template makes of a template is what has to come out here.
-var same = []string{
+// matchingTemplates are templates for which the output must be that of text/template.
+var matchingTemplates = []string{
 	"plain",
 	"{{ .name }} {{ .port }} {{ .ratio }} {{ .on }} {{ .config.ProxyAdminPort }} {{ .config.Meta.k }}",
 	"a {{- .name -}} b",
@@ -40,8 +40,8 @@ var same = []string{
 	`{{ true }}{{ if (and .on (not .off)) }}x{{ end }}`,
 }
 
-func TestTemplatesComeOutAsTheyDoOfTextTemplate(t *testing.T) {
-	for _, text := range same {
+func TestOutputEqualsThatOfTextTemplate(t *testing.T) {
+	for _, text := range matchingTemplates {
 		var want strings.Builder
 		if err := template.Must(template.New("main").Parse(text)).Execute(&want, data); err != nil {
 			t.Fatalf("%s: %v", text, err)
@@ -84,7 +84,7 @@ func TestTextsAreEscapedForTheQuotesAroundThem(t *testing.T) {
 	}
 }
 
-func TestFaultsOfATemplateAreToldWithTheirLine(t *testing.T) {
+func TestTemplateErrorsNameTheLine(t *testing.T) {
 	for text, want := range map[string]string{
 		"a\n{{ .nam }}":          "main:2: .nam is not known; did you mean .name?",
 		"{{ .quite_different }}": ".quite_different is not known",
@@ -104,7 +104,7 @@ func TestFaultsOfATemplateAreToldWithTheirLine(t *testing.T) {
 		`{{ $a := "x" }}{{ range 100 }}{{ $a = print $a $a }}{{ end }}{{ $a }}`:       "larger than",
 		`{{ $a := list 1 }}{{ range 100 }}{{ $a = list $a $a }}{{ end }}{{ $a }}`:     "larger than",
 		`{{ printf "%999999999d" 1 }}{{ range 5000 }}{{ printf "%999d" 1 }}{{ end }}`: "more than",
-		strings.Repeat("x", mostInput+1):                                              "not filled in",
+		strings.Repeat("x", maxInput+1):                                               "not filled in",
 		"{{/**/}}":                                                                    "",
 	} {
 		_, err := Execute("main", text, data, nil)
@@ -115,12 +115,12 @@ func TestFaultsOfATemplateAreToldWithTheirLine(t *testing.T) {
 }
 
 func FuzzExecute(f *testing.F) {
-	for _, text := range same {
+	for _, text := range matchingTemplates {
 		f.Add(text)
 	}
 	f.Fuzz(func(t *testing.T, text string) {
 		out, err := Execute("main", text, data, nil)
-		if len(out) > mostOutput {
+		if len(out) > maxOutput {
 			t.Errorf("%d bytes", len(out))
 		}
 		if err != nil && out != "" {

@@ -13,7 +13,7 @@ import (
 
 type entry struct{ key, value any }
 
-// entriesOf is what a range goes over: maps in the order of their keys.
+// entriesOf returns the entries for a range action. Maps are sorted by key.
 func entriesOf(value any) ([]entry, error) {
 	var all []entry
 	switch v := value.(type) {
@@ -27,7 +27,7 @@ func entriesOf(value any) ([]entry, error) {
 			all = append(all, entry{key, v[key]})
 		}
 	case int64:
-		if v > mostSteps {
+		if v > maxSteps {
 			return nil, fmt.Errorf("a range over %d does not end soon enough", v)
 		}
 		for i := range v {
@@ -39,8 +39,8 @@ func entriesOf(value any) ([]entry, error) {
 	return all, nil
 }
 
-// truth is what text/template holds for true: what is not empty.
-func truth(value any) bool {
+// isTrue reports whether a value is not empty, as in text/template.
+func isTrue(value any) bool {
 	switch v := value.(type) {
 	case nil:
 		return false
@@ -80,28 +80,28 @@ func kind(value any) string {
 	return fmt.Sprintf("%T", value)
 }
 
-// written is a value as an action writes it.
-func written(value any) string {
+// formatOutput returns a value's text in the output of an action.
+func formatOutput(value any) string {
 	if s, ok := value.(string); ok {
-		return escaped(s)
+		return escapeJSON(s)
 	}
 	return text(value)
 }
 
-// escaped is how a text stands between the quotes of JSON, and of YAML.
-func escaped(s string) string {
+// escapeJSON escapes a text for use within quotes in JSON and YAML.
+func escapeJSON(s string) string {
 	if !strings.ContainsFunc(s, func(r rune) bool { return r < ' ' || r == '"' || r == '\\' }) {
 		return s
 	}
 	var b strings.Builder
 	e := json.NewEncoder(&b)
 	e.SetEscapeHTML(false)
-	_ = e.Encode(s) // a text can always be written
+	_ = e.Encode(s) // encoding a string cannot fail
 	quoted := strings.TrimSuffix(b.String(), "\n")
 	return quoted[1 : len(quoted)-1]
 }
 
-// text is a value as fmt prints it.
+// text formats a value as package fmt does.
 func text(value any) string {
 	switch v := value.(type) {
 	case nil:
@@ -132,8 +132,8 @@ func text(value any) string {
 	return fmt.Sprint(value)
 }
 
-// number reads a number, also from a text.
-func number(value any) (float64, error) {
+// toNumber converts a number or a numeric string.
+func toNumber(value any) (float64, error) {
 	switch v := value.(type) {
 	case int64:
 		return float64(v), nil
@@ -147,36 +147,37 @@ func number(value any) (float64, error) {
 	return 0, fmt.Errorf("%.50q is not a number", text(value))
 }
 
-// integer gives whole numbers as such.
-func integer(f float64) any {
+// wholeToInt converts a whole number to int64 and returns other numbers unchanged.
+func wholeToInt(f float64) any {
 	if f == math.Trunc(f) && math.Abs(f) < 1<<53 {
 		return int64(f)
 	}
 	return f
 }
 
-// plain is a value without the marks of this package, for encoding it.
-func plain(value any) any {
+// unwrapRaw replaces each Raw in a value by a string, for encoding.
+func unwrapRaw(value any) any {
 	switch v := value.(type) {
 	case Raw:
 		return string(v)
 	case []any:
 		list := make([]any, len(v))
 		for i, e := range v {
-			list[i] = plain(e)
+			list[i] = unwrapRaw(e)
 		}
 		return list
 	case map[string]any:
 		m := make(map[string]any, len(v))
 		for key, e := range v {
-			m[key] = plain(e)
+			m[key] = unwrapRaw(e)
 		}
 		return m
 	}
 	return value
 }
 
-// sizeOf is about how many bytes a value takes when it is written, up to a bound: a list may have another in it many times.
+// sizeOf returns the approximate size of a value's text. It stops at bound, because a list may contain another many
+// times.
 func sizeOf(value any, bound int) int {
 	size := 1
 	switch v := value.(type) {
@@ -200,13 +201,14 @@ func sizeOf(value any, bound int) int {
 	return size
 }
 
-// compare says whether a is less than, equal to or greater than b. Texts are compared with texts, and numbers with numbers.
+// compare returns a negative number, zero or a positive number if a is less than, equal to or greater than b. It
+// compares strings with strings and numbers with numbers.
 func compare(a, b any) (int, error) {
 	an, bn := isNumber(a), isNumber(b)
 	switch {
 	case an && bn:
-		x, _ := number(a)
-		y, _ := number(b)
+		x, _ := toNumber(a)
+		y, _ := toNumber(b)
 		switch {
 		case x < y:
 			return -1, nil
@@ -224,7 +226,7 @@ func equal(a, b any) bool {
 	if order, err := compare(a, b); err == nil {
 		return order == 0
 	}
-	return reflect.DeepEqual(plain(a), plain(b))
+	return reflect.DeepEqual(unwrapRaw(a), unwrapRaw(b))
 }
 
 func isNumber(v any) bool {

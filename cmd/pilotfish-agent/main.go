@@ -5,7 +5,7 @@ import (
 	"os"
 
 	"github.com/pilotfish-mesh/pilotfish/agent"
-	_ "github.com/pilotfish-mesh/pilotfish/cmd/pilotfish-agent/early" // before what the agent links
+	_ "github.com/pilotfish-mesh/pilotfish/cmd/pilotfish-agent/fastexec" // initialized before the agent's other packages
 )
 
 func main() { os.Exit(agent.Main()) }

@@ -29,7 +29,7 @@ func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 const (
 	daemonSet = "/apis/apps/v1/namespaces/istio-system/daemonsets/pilotfish-cni-node"
 	podUID    = "0f0f1111-2222-3333-4444-555566667777"
-	// primaryPlugin stands for the plugin that makes a network: the network is there already.
+	// primaryPlugin replaces the plugin that creates the network, which already exists.
 	primaryPlugin = `#!/bin/sh
 [ "$CNI_COMMAND" = ADD ] && echo '{"cniVersion":"1.0.0","interfaces":[],"ips":[{"address":"10.77.0.9/24"}]}'
 exit 0
@@ -161,7 +161,7 @@ func (h *host) metric(line string) {
 	})
 }
 
-// network is what a container runtime makes of the node's CNI configuration now.
+// network returns the node's current CNI configuration as a container runtime reads it.
 func (h *host) network() (*libcni.CNIConfig, *libcni.NetworkConfigList) {
 	h.t.Helper()
 	list, err := libcni.ConfListFromFile(h.path("net.d/10-net.conflist"))
@@ -171,7 +171,7 @@ func (h *host) network() (*libcni.CNIConfig, *libcni.NetworkConfigList) {
 	return libcni.NewCNIConfigWithCacheDir([]string{h.path("bin")}, h.root, nil), list
 }
 
-// sandbox has a pod of the mesh on the node, with a network that the primary plugin would have made.
+// sandbox adds a pod of the mesh to the node, with a network as the primary plugin would create it.
 func (h *host) sandbox(name, uid string) (*testns.Namespace, *libcni.RuntimeConf) {
 	h.t.Helper()
 	ns := testns.New(h.t)
@@ -196,7 +196,7 @@ func (h *host) sandbox(name, uid string) (*testns.Namespace, *libcni.RuntimeConf
 	}
 }
 
-// captured says whether our rules are in force in a namespace.
+// captured reports whether the redirection rules exist in a namespace.
 func captured(t *testing.T, ns *testns.Namespace) bool {
 	t.Helper()
 	backend, err := nft.New(nft.Config{NetNS: int(ns.Handle)})
@@ -210,7 +210,7 @@ func captured(t *testing.T, ns *testns.Namespace) bool {
 	return got.Rules != nil
 }
 
-func TestPodIsRedirectedThroughWhatTheAgentInstalled(t *testing.T) {
+func TestInstalledPluginRedirectsPod(t *testing.T) {
 	h := newHost(t)
 	h.start()
 	ns, pod := h.sandbox("web", podUID)
@@ -243,8 +243,8 @@ func TestPodIsRedirectedThroughWhatTheAgentInstalled(t *testing.T) {
 	}
 }
 
-// An agent may ask the API server as somebody else, who may do more than the plugin should.
-func TestPluginAsksAsTheServiceAccountWhoeverTheAgentAsksAs(t *testing.T) {
+// An agent may use another identity for the API server, with more permissions than the plugin should have.
+func TestPluginUsesServiceAccountInsteadOfAgentKubeconfig(t *testing.T) {
 	h := newHost(t)
 	h.api.Shorten(0)
 	h.write("sa/token", "of-the-service-account")
@@ -258,7 +258,7 @@ func TestPluginAsksAsTheServiceAccountWhoeverTheAgentAsksAs(t *testing.T) {
 	}
 }
 
-func TestAgentIsReadyWhileTheAPIServerIsSlowToGiveAToken(t *testing.T) {
+func TestAgentIsReadyDuringSlowTokenRequest(t *testing.T) {
 	h := newHost(t)
 	release := h.api.Hold(kubetest.TokenPath)
 	defer release()
@@ -282,20 +282,20 @@ func TestAgentIsReadyWhileTheAPIServerIsSlowToGiveAToken(t *testing.T) {
 	})
 }
 
-func TestPodThatTheAPIServerDoesNotKnowDoesNotStart(t *testing.T) {
+func TestPodUnknownToAPIServerDoesNotStart(t *testing.T) {
 	h := newHost(t)
 	h.start()
 	_, pod := h.sandbox("web", podUID)
 	h.api.Remove("shop", "web")
 	network, list := h.network()
-	ctx, cancel := context.WithTimeout(t.Context(), testPatience)
+	ctx, cancel := context.WithTimeout(t.Context(), testTimeout)
 	defer cancel()
 	if _, err := network.AddNetworkList(ctx, list, pod); err == nil {
 		t.Error("a pod of which nothing is known was started")
 	}
 }
 
-func TestUpgradeHasNoMomentWithoutProtection(t *testing.T) {
+func TestUpgradeKeepsPodsProtected(t *testing.T) {
 	h := newHost(t)
 	stop := h.start()
 	if err := stop(); err != nil {
@@ -305,14 +305,14 @@ func TestUpgradeHasNoMomentWithoutProtection(t *testing.T) {
 	if types := fmt.Sprint(list.Plugins[len(list.Plugins)-1].Network.Type); types != "pilotfish-cni" {
 		t.Fatalf("the old agent's end took the plugin out: %s", types)
 	}
-	// Between two agents the plugin asks the API server, and without that the pod waits.
+	// Between two agents the plugin queries the API server. If that fails too, the pod waits.
 	ns, pod := h.sandbox("web", podUID)
 	if _, err := network.AddNetworkList(t.Context(), list, pod); err != nil || !captured(t, ns) {
 		t.Errorf("between two agents: %v", err)
 	}
 	h.api.Break(http.StatusServiceUnavailable)
 	other, waits := h.sandbox("other", "0f0f1111-2222-3333-4444-555566660000")
-	ctx, cancel := context.WithTimeout(t.Context(), testPatience)
+	ctx, cancel := context.WithTimeout(t.Context(), testTimeout)
 	defer cancel()
 	if _, err := network.AddNetworkList(ctx, list, waits); err == nil {
 		t.Error("a pod was started although nothing can tell whether it is the mesh's")
@@ -324,7 +324,7 @@ func TestUpgradeHasNoMomentWithoutProtection(t *testing.T) {
 	}
 }
 
-func TestEndOfTheDaemonSetUninstalls(t *testing.T) {
+func TestDaemonSetDeletionUninstallsPlugin(t *testing.T) {
 	h := newHost(t)
 	before := h.tree()
 	stop := h.start()
@@ -334,7 +334,7 @@ func TestEndOfTheDaemonSetUninstalls(t *testing.T) {
 		t.Fatal(err)
 	}
 	testenv.Eventually(t, "the agent's look at its daemon set", func() error {
-		if !strings.Contains(h.log.String(), "daemon set of this agent is seen") {
+		if !strings.Contains(h.log.String(), "found this agent's daemon set") {
 			return errors.New("not yet")
 		}
 		return nil
@@ -350,20 +350,20 @@ func TestEndOfTheDaemonSetUninstalls(t *testing.T) {
 	if _, err := os.Stat(h.path("bin/pilotfish-cni")); err != nil {
 		t.Error("the sandbox that names the plugin cannot end:", err)
 	}
-	// The runtime ends the sandbox by the configuration that it was made with.
+	// The runtime deletes the sandbox with the configuration with which it was created.
 	if err := network.DelNetworkList(t.Context(), list, pod); err != nil {
 		t.Error(err)
 	}
 	if _, err := os.Stat(h.path("run/attachments")); err == nil {
 		t.Error("the plugin's notes of sandboxes are left")
 	}
-	_ = os.Remove(h.path("bin/pilotfish-cni")) // whose memory of sandboxes is the node's, not this test's
+	_ = os.Remove(h.path("bin/pilotfish-cni")) // its cache of sandboxes is the node's, not this test's
 	if after := h.tree(); after != before {
 		t.Errorf("left\n%s\nwas\n%s", after, before)
 	}
 }
 
-func TestDaemonSetThatNeverWasIsNotTakenForOneThatWasDeleted(t *testing.T) {
+func TestMissingDaemonSetIsNotTreatedAsDeleted(t *testing.T) {
 	h := newHost(t)
 	h.env["DAEMONSET_NAME"] = "of-another-name"
 	if err := h.start()(); err != nil {
@@ -373,7 +373,7 @@ func TestDaemonSetThatNeverWasIsNotTakenForOneThatWasDeleted(t *testing.T) {
 		t.Error("a wrong name uninstalls the plugin with each upgrade")
 	}
 	if !strings.Contains(h.log.String(), "daemonset-name") {
-		t.Error("the remedy is not said")
+		t.Error("the remedy is missing")
 	}
 }
 
@@ -388,7 +388,7 @@ func TestUnreachableAPIServerKeepsThePluginInstalled(t *testing.T) {
 		t.Error("the plugin was uninstalled without need")
 	}
 	if !strings.Contains(h.log.String(), "pilotfish-cni-install uninstall") {
-		t.Error("how to uninstall it is not said")
+		t.Error("the uninstall command is missing")
 	}
 	root := command(h.lookup)
 	root.SetArgs([]string{"uninstall"})
@@ -400,7 +400,7 @@ func TestUnreachableAPIServerKeepsThePluginInstalled(t *testing.T) {
 	}
 }
 
-func TestPodThatStartedBeforeThePluginIsMended(t *testing.T) {
+func TestPodStartedBeforePluginIsRepaired(t *testing.T) {
 	h := newHost(t)
 	ns, _ := h.sandbox("web", podUID)
 	process := exec.Command("sleep", "600")
@@ -421,7 +421,7 @@ func TestPodThatStartedBeforeThePluginIsMended(t *testing.T) {
 	h.metric(`pilotfish_cni_drifted_pods 0`)
 }
 
-// tree is the names of all files.
+// tree returns the names of all files.
 func (h *host) tree() string {
 	h.t.Helper()
 	var names []string

@@ -1,5 +1,5 @@
-// Command pilotfish-cni-install is the node agent of the CNI plugin: it installs the plugin and keeps it installed, tells
-// it the node's pods, checks the redirection of those that run, and repairs what slipped past; see docs/cni.md.
+// Command pilotfish-cni-install is the node agent of the CNI plugin. It installs the plugin and repairs the
+// installation, serves the node's pods to it, checks the redirection of running pods, and repairs it; see docs/cni.md.
 package main
 
 import (
@@ -13,6 +13,7 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"github.com/pilotfish-mesh/pilotfish/internal/termtext"
 	"github.com/pilotfish-mesh/pilotfish/internal/umask"
 	"github.com/pilotfish-mesh/pilotfish/version"
 )
@@ -23,17 +24,17 @@ func main() {
 	err := command(os.LookupEnv).ExecuteContext(ctx)
 	stop()
 	if err != nil {
-		fmt.Fprintln(os.Stderr, "pilotfish-cni-install:", err)
+		fmt.Fprintln(termtext.NewWriter(os.Stderr), "pilotfish-cni-install:", err)
 		os.Exit(1)
 	}
 }
 
-// command is the command line. lookup reads the environment.
+// command returns the command line. lookup reads the environment.
 func command(lookup func(string) (string, bool)) *cobra.Command {
 	s := &settings{lookup: lookup}
 	root := &cobra.Command{
 		Use:           "pilotfish-cni-install",
-		Short:         "Install the CNI plugin on this node, serve it, and keep watch over the pods that it redirected",
+		Short:         "Install the CNI plugin on this node, serve it, and check the redirected pods",
 		Args:          cobra.NoArgs,
 		SilenceUsage:  true,
 		SilenceErrors: true,
@@ -48,10 +49,10 @@ func command(lookup func(string) (string, bool)) *cobra.Command {
 	s.register(root.PersistentFlags())
 	root.AddCommand(&cobra.Command{
 		Use:   "uninstall",
-		Short: "Take the plugin away from this node: configuration, kubeconfig, binary",
-		Long: "Take the plugin away from this node, in the order in which no new pod asks for what is gone: its place in the CNI\n" +
-			"configuration, its kubeconfig, its binary. While sandboxes name the plugin a tombstone stays in the binary's place,\n" +
-			"which lets them end. Pods that start from then on are not redirected.",
+		Short: "Uninstall the plugin from this node: configuration, kubeconfig, binary",
+		Long: "Uninstall the plugin from this node in an order that does not fail new pods: its entry in the CNI configuration,\n" +
+			"its kubeconfig, its binary. While sandboxes still refer to the plugin, a tombstone replaces its binary, so that they\n" +
+			"can be removed. Pods that start afterwards are not redirected.",
 		Args: cobra.NoArgs,
 		RunE: func(c *cobra.Command, _ []string) error {
 			if err := s.resolve(c.Root().PersistentFlags()); err != nil {
@@ -67,12 +68,12 @@ func command(lookup func(string) (string, bool)) *cobra.Command {
 	return root
 }
 
-// run is the node agent until the context ends.
+// run runs the node agent until the context ends.
 func run(ctx context.Context, s *settings, logger *slog.Logger) error {
-	a, err := compose(ctx, s, logger)
+	a, err := newNodeAgent(ctx, s, logger)
 	if err != nil {
 		return err
 	}
-	logger.Info("the node agent of the CNI plugin begins", "version", version.Version, "node", s.node, "mode", s.mode, "repair", s.repairMode)
+	logger.Info("the node agent of the CNI plugin starts", "version", version.Version, "node", s.node, "mode", s.mode, "repair", s.repairMode)
 	return a.run(ctx)
 }

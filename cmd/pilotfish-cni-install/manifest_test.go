@@ -18,7 +18,7 @@ import (
 	"github.com/pilotfish-mesh/pilotfish/internal/testenv"
 )
 
-// manifest is what the example's objects have in common, and the daemon set's pod.
+// manifest contains the common fields of the example's objects, and the DaemonSet's pod.
 type manifest struct {
 	Kind     string
 	Metadata struct{ Name, Namespace string }
@@ -48,7 +48,7 @@ func manifests(t *testing.T) map[string]manifest {
 	}
 	all := map[string]manifest{}
 	for decoder := yaml.NewDecoder(bytes.NewReader(text)); ; {
-		// The keys of Kubernetes are in camel case, which the YAML library would want in tags.
+		// Kubernetes' keys are in camel case, for which the YAML library would need tags.
 		var raw map[string]any
 		err := decoder.Decode(&raw)
 		if errors.Is(err, io.EOF) {
@@ -63,7 +63,7 @@ func manifests(t *testing.T) map[string]manifest {
 	}
 }
 
-func TestManifestFitsTheAgentsDefaults(t *testing.T) {
+func TestManifestMatchesAgentDefaults(t *testing.T) {
 	all := manifests(t)
 	pod := all["DaemonSet"].Spec.Template.Spec
 	if !pod.HostNetwork || !pod.HostPID {
@@ -102,7 +102,7 @@ func TestManifestFitsTheAgentsDefaults(t *testing.T) {
 	}
 }
 
-func TestDocumentsNameEverySettingAndMetric(t *testing.T) {
+func TestDocumentationListsEverySettingAndMetric(t *testing.T) {
 	text, err := os.ReadFile(filepath.Join(testenv.Root(), "docs", "cni.md"))
 	if err != nil {
 		t.Fatal(err)

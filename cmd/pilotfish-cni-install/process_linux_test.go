@@ -16,7 +16,7 @@ import (
 	"github.com/pilotfish-mesh/pilotfish/internal/testenv"
 )
 
-// process runs the agent as a process of its own.
+// process runs the agent in its own process.
 func (h *host) process() *exec.Cmd {
 	h.t.Helper()
 	cmd := exec.Command(testenv.Bin(h.t, "pilotfish-cni-install"))
@@ -48,9 +48,9 @@ func (h *host) ready() {
 	})
 }
 
-// Pods start all the time while agents are killed, replaced by others with another version of the plugin, and ended: one
-// may have to wait, but none that starts is unprotected.
-func TestNoPodStartsUnprotectedWhileAgentsComeAndGo(t *testing.T) {
+// Pods start continuously while agents are killed, replaced by agents with another version of the plugin, and stopped.
+// A pod may have to wait, but none may start without redirection.
+func TestNoPodStartsUnprotectedDuringAgentRestarts(t *testing.T) {
 	h := newHost(t)
 	agent := h.process()
 	h.ready()
@@ -62,20 +62,20 @@ func TestNoPodStartsUnprotectedWhileAgentsComeAndGo(t *testing.T) {
 	}
 	for round, signal := range []syscall.Signal{syscall.SIGKILL, syscall.SIGTERM, syscall.SIGKILL} {
 		before := started.Load()
-		h.enough(&started, before+3)
+		h.waitForPods(&started, before+3)
 		h.nextVersion(round)
 		_ = agent.Process.Signal(signal)
 		_ = agent.Wait()
 		agent = h.process()
 		h.ready()
 	}
-	h.enough(&started, started.Load()+3)
+	h.waitForPods(&started, started.Load()+3)
 	cancel()
 	starting.Wait()
 	t.Logf("%d pods started, %d had to wait; the agent has %s resident", started.Load(), waited.Load(), resident(agent.Process.Pid))
 }
 
-// resident is the memory that a process has.
+// resident returns the resident memory of a process.
 func resident(pid int) string {
 	text, _ := os.ReadFile(fmt.Sprintf("/proc/%d/status", pid))
 	for line := range strings.Lines(string(text)) {
@@ -86,7 +86,7 @@ func resident(pid int) string {
 	return "?"
 }
 
-func (h *host) enough(started *atomic.Int32, want int32) {
+func (h *host) waitForPods(started *atomic.Int32, want int32) {
 	h.t.Helper()
 	testenv.Eventually(h.t, "pods start", func() error {
 		if n := started.Load(); n < want {
@@ -96,7 +96,7 @@ func (h *host) enough(started *atomic.Int32, want int32) {
 	})
 }
 
-// nextVersion gives the image another plugin, which does the same.
+// nextVersion replaces the image's plugin by another one with the same behaviour.
 func (h *host) nextVersion(round int) {
 	h.t.Helper()
 	text, err := os.ReadFile(testenv.Bin(h.t, "pilotfish-cni"))
@@ -110,7 +110,7 @@ func (h *host) nextVersion(round int) {
 	}
 }
 
-// startPods does what a container runtime does, again and again, until the context ends.
+// startPods starts pods repeatedly, as a container runtime does, until the context ends.
 func (h *host) startPods(ctx context.Context, worker int, started, waited *atomic.Int32) {
 	for n := 0; ctx.Err() == nil; n++ {
 		ns, pod := h.sandbox(fmt.Sprintf("web-%d-%d", worker, n), fmt.Sprintf("0f0f%04d-2222-3333-4444-%012d", worker, n))

@@ -11,8 +11,8 @@ import (
 	"github.com/pilotfish-mesh/pilotfish/cni/repair"
 )
 
-// testPatience is how long a pod may wait for what it does not get.
-const testPatience = 3 * time.Second
+// testTimeout is how long a pod waits for something that does not happen.
+const testTimeout = 3 * time.Second
 
 func resolve(t *testing.T, env map[string]string, args ...string) (*settings, error) {
 	t.Helper()
@@ -25,7 +25,7 @@ func resolve(t *testing.T, env map[string]string, args ...string) (*settings, er
 	return s, s.resolve(f)
 }
 
-func TestVariablesAreTheFlagsNamesAndFlagsBeatThem(t *testing.T) {
+func TestFlagsOverrideEnvironmentVariables(t *testing.T) {
 	s, err := resolve(t, map[string]string{"CNI_CONF_NAME": "from-env", "REPAIR_DELETE_PODS": "true", "EXCLUDE_NAMESPACES": "a,b", "NODE_NAME": "n1"},
 		"--cni-conf-name=from-flag")
 	if err != nil {
@@ -42,13 +42,13 @@ func TestModesFollowTheFlagsOfIstiosInstaller(t *testing.T) {
 		mode   install.Mode
 		repair repair.Mode
 	}{
-		{"", install.Chained, repair.Mend},
-		{"--chained-cni-plugin=false", install.Standalone, repair.Mend},
-		{"--cni-conf-mode=drop-in", install.DropIn, repair.Mend},
+		{"", install.Chained, repair.Repair},
+		{"--chained-cni-plugin=false", install.Standalone, repair.Repair},
+		{"--cni-conf-mode=drop-in", install.DropIn, repair.Repair},
 		{"--repair-enabled=false --repair-delete-pods", install.Chained, repair.Watch},
 		{"--repair-label-pods", install.Chained, repair.Label},
 		{"--repair-label-pods --repair-delete-pods", install.Chained, repair.Delete},
-		{"--repair-repair-pods --repair-delete-pods", install.Chained, repair.Mend},
+		{"--repair-repair-pods --repair-delete-pods", install.Chained, repair.Repair},
 		{"--repair-repair-pods=false", install.Chained, repair.Watch},
 	} {
 		s, err := resolve(t, nil, strings.Fields(c.args)...)
@@ -58,17 +58,17 @@ func TestModesFollowTheFlagsOfIstiosInstaller(t *testing.T) {
 	}
 }
 
-func TestEverythingThatIsWrongIsToldAtOnce(t *testing.T) {
+func TestAllSettingsErrorsAreReportedTogether(t *testing.T) {
 	_, err := resolve(t, map[string]string{"MONITORING_PORT": "70000"}, "--ipv6=maybe", "--log-level=loud", "--cni-agent-run-dir=run",
 		"--force-iptables-binary=x", "--check-interval=1ms", "--readiness-address=8000")
 	for _, name := range []string{"MONITORING_PORT", "ipv6", "log-level", "cni-agent-run-dir", "force-iptables-binary", "check-interval", "readiness-address"} {
 		if err == nil || !strings.Contains(err.Error(), name) {
-			t.Errorf("%s is not told: %v", name, err)
+			t.Errorf("%s is not logged: %v", name, err)
 		}
 	}
 }
 
-func TestLevelsOfIstiosScopesAreUnderstood(t *testing.T) {
+func TestIstioScopedLogLevelsAreAccepted(t *testing.T) {
 	s, err := resolve(t, map[string]string{"LOG_LEVEL": "default:debug,cni:info"})
 	if err != nil || s.logLevel != "debug" {
 		t.Errorf("%v %v", s, err)

@@ -10,16 +10,16 @@ import (
 )
 
 const (
-	// readyEvery is how often it is looked whether the agent is ready.
-	readyEvery = 500 * time.Millisecond
-	// taintEvery is how often a node is looked at that had no such taint any more: it may have been registered anew.
-	taintEvery = time.Minute
-	// taintTime bounds a look at it.
-	taintTime = 10 * time.Second
+	// readyInterval is how often the agent's readiness is checked.
+	readyInterval = 500 * time.Millisecond
+	// taintInterval is how often a node without the taint is checked. It may be registered again with it.
+	taintInterval = time.Minute
+	// taintTimeout is the timeout of one check of the node.
+	taintTimeout = 10 * time.Second
 )
 
-// untainter takes a taint from this node once the agent is ready: with it a new node has no pods of the mesh before they
-// would be captured.
+// untainter removes a taint from this node once the agent is ready. With the taint, no pods of the mesh are scheduled
+// to a new node before they would be captured.
 type untainter struct {
 	node, taint string
 	api         interface {
@@ -31,21 +31,21 @@ type untainter struct {
 
 func (u *untainter) run(ctx context.Context) error {
 	backoff := &dial.Backoff{Min: time.Second, Max: 30 * time.Second}
-	told := ""
+	logged := ""
 	for {
-		wait := readyEvery
+		wait := readyInterval
 		if u.ready().OK {
-			wait = taintEvery
-			if err := u.once(ctx); err != nil {
+			wait = taintInterval
+			if err := u.removeTaint(ctx); err != nil {
 				wait = backoff.Next()
-				if ctx.Err() == nil && told != err.Error() {
-					told = err.Error()
-					u.logger.Warn("the node keeps its taint, so that pods without a toleration of it stay away", "taint", u.taint, "error", err,
-						"remedy", "give the service account the rights to get and patch nodes, as examples/cni/untaint.yaml does; kubectl taint nodes "+u.node+" "+u.taint+"- takes it away by hand")
+				if ctx.Err() == nil && logged != err.Error() {
+					logged = err.Error()
+					u.logger.Warn("removing the node's taint failed; pods that do not tolerate it are not scheduled here", "taint", u.taint, "error", err,
+						"remedy", "give the service account the rights to get and patch nodes, as examples/cni/untaint.yaml does; kubectl taint nodes "+u.node+" "+u.taint+"- removes it manually")
 				}
 			} else {
 				backoff.Reset()
-				told = ""
+				logged = ""
 			}
 		}
 		select {
@@ -56,12 +56,12 @@ func (u *untainter) run(ctx context.Context) error {
 	}
 }
 
-func (u *untainter) once(ctx context.Context) error {
-	ctx, cancel := context.WithTimeout(ctx, taintTime)
+func (u *untainter) removeTaint(ctx context.Context) error {
+	ctx, cancel := context.WithTimeout(ctx, taintTimeout)
 	defer cancel()
 	removed, err := u.api.RemoveTaints(ctx, u.node, u.taint)
 	if removed {
-		u.logger.Info("the agent is ready, and the node's taint is taken away", "node", u.node, "taint", u.taint)
+		u.logger.Info("the agent is ready; removed the node's taint", "node", u.node, "taint", u.taint)
 	}
 	return err
 }

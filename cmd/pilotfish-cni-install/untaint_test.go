@@ -13,17 +13,17 @@ import (
 	"github.com/pilotfish-mesh/pilotfish/internal/testenv"
 )
 
-// tainted is an API server with one node.
-type tainted struct {
+// fakeTaintedNode is an API server with one node.
+type fakeTaintedNode struct {
 	mu                    sync.Mutex
 	ready, taint, refuses bool
-	asked                 int
+	calls                 int
 }
 
-func (n *tainted) RemoveTaints(_ context.Context, node, name string) (bool, error) {
+func (n *fakeTaintedNode) RemoveTaints(_ context.Context, node, name string) (bool, error) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
-	n.asked++
+	n.calls++
 	if n.refuses || node != "n1" || name != "cni.istio.io/not-ready" {
 		return false, fmt.Errorf("%s of %s: 403", name, node)
 	}
@@ -32,26 +32,26 @@ func (n *tainted) RemoveTaints(_ context.Context, node, name string) (bool, erro
 	return removed, nil
 }
 
-func (n *tainted) health() health.Condition {
+func (n *fakeTaintedNode) health() health.Condition {
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	return health.Condition{OK: n.ready}
 }
 
-func (n *tainted) set(f func()) {
+func (n *fakeTaintedNode) set(f func()) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	f()
 }
 
-func TestTaintGoesOnceTheAgentIsReady(t *testing.T) {
-	n, log := &tainted{taint: true, refuses: true}, &testenv.Buffer{}
+func TestTaintIsRemovedOnceAgentIsReady(t *testing.T) {
+	n, log := &fakeTaintedNode{taint: true, refuses: true}, &testenv.Buffer{}
 	u := &untainter{node: "n1", taint: "cni.istio.io/not-ready", api: n, ready: n.health, logger: slog.New(slog.NewTextHandler(log, nil))}
 	ctx, cancel := context.WithCancel(t.Context())
 	ended := make(chan error, 1)
 	go func() { ended <- u.run(ctx) }()
 	n.set(func() {
-		if n.asked > 0 || !n.taint {
+		if n.calls > 0 || !n.taint {
 			t.Error("the taint went before the agent was ready")
 		}
 		n.ready = true

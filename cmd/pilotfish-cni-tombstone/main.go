@@ -1,5 +1,5 @@
-// Command pilotfish-cni-tombstone takes the place of the CNI plugin when that is uninstalled while sandboxes name it; it
-// goes with the last of them.
+// Command pilotfish-cni-tombstone replaces the CNI plugin when it is uninstalled while sandboxes still refer to it. It
+// is removed with the last of them.
 package main
 
 import (

@@ -1,5 +1,5 @@
-// Command pilotfish-cni is the CNI plugin that redirects pods' traffic into their proxies before the pods start. It is
-// chained behind the plugin that makes the pods' network; see docs/cni.md.
+// Command pilotfish-cni is the CNI plugin that redirects pods' traffic to their proxies before the pods start. It is
+// chained after the plugin that creates the pods' network; see docs/cni.md.
 package main
 
 import (

@@ -1,5 +1,5 @@
-// Command pilotfish-iptables is `pilotfish-agent iptables` by itself: it steers a pod's traffic into its Envoy, and links
-// nothing of the rest of the agent, which would cost an init container more time than its work does.
+// Command pilotfish-iptables is `pilotfish-agent iptables` as a separate binary: it redirects a pod's traffic to its
+// Envoy. It does not link the rest of the agent, whose start would cost an init container more time than the command.
 package main
 
 import (

@@ -10,8 +10,11 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"github.com/pilotfish-mesh/pilotfish/controlplane"
 	"github.com/pilotfish-mesh/pilotfish/controlplane/analysis"
 	"github.com/pilotfish-mesh/pilotfish/controlplane/config"
+	"github.com/pilotfish-mesh/pilotfish/controlplane/registry"
+	"github.com/pilotfish-mesh/pilotfish/internal/termtext"
 	"github.com/pilotfish-mesh/pilotfish/mesh"
 	"github.com/pilotfish-mesh/pilotfish/mesh/console"
 )
@@ -23,26 +26,26 @@ type analyzeOptions struct {
 	suppress                        []string
 	codes                           bool
 	explain                         string
+	endpoints                       registry.EndpointPolicy
 }
 
 func newAnalyzeCommand() *cobra.Command {
 	var o analyzeOptions
 	c := &cobra.Command{
 		Use:   "analyze DIR|FILE|-...",
-		Short: "Say what is wrong with a mesh's documents, without running it",
-		Long: `Read the documents of directories (with all below them), files, or what comes in (-), check each by itself and all
-against each other as a control plane does, and say what is wrong: where, what it means, and how to mend it. Nothing is
-started, and no cluster is asked. Each finding has a code that keeps its meaning; --codes lists them, --explain PF0202
-explains one.
+		Short: "Find problems in a mesh's documents, without running it",
+		Long: `Read the documents of directories (recursively), files, or standard input (-), check each document and their
+combination as a control plane does, and print problems: the position, the meaning, and the remedy. Nothing is started,
+and no cluster is queried. Each finding has a stable code; --codes lists them, --explain PF0202 explains one.
 
-A document accepts findings about itself by the annotation pilotfish.dev/suppress: "PF0202, PF0301" (or "*"); --suppress
-does it from outside. Errors cannot be accepted: a document with one is not in force.
+A document suppresses findings about itself with the annotation pilotfish.dev/suppress: "PF0202, PF0301" (or "*");
+--suppress does so from the command line. Errors cannot be suppressed: a document with an error is not in force.
 
-It ends with status 0 when there is no finding of the severity --fail-on (by default that of --severity) or a graver one,
-1 when there is one, and 2 when the flags are wrong or something named does not exist.`,
+It exits with status 0 without a finding of the severity --fail-on (by default that of --severity) or higher, 1 with one,
+and 2 when the flags are wrong or a file does not exist.`,
 		Example: `  pilotfish analyze ./config
   pilotfish analyze -f mesh.yaml                # the documents of a local mesh, with its workloads
-  kustomize build . | pilotfish analyze -       # what comes in
+  kustomize build . | pilotfish analyze -       # standard input
   pilotfish analyze ./config -o json --severity info
   pilotfish analyze ./config --suppress 'PF0301=AuthorizationPolicy shop/*'`,
 		RunE: func(c *cobra.Command, args []string) error { return o.run(c, args) },
@@ -51,12 +54,13 @@ It ends with status 0 when there is no finding of the severity --fail-on (by def
 	f.StringVarP(&o.topology, "file", "f", "", "a topology file: its documents, its mesh configuration and its workloads")
 	f.StringVar(&o.meshConfig, "mesh-config", "", "file of Istio's MeshConfig, in YAML")
 	f.StringVarP(&o.namespace, "namespace", "n", "default", "namespace of documents that name none")
-	f.StringVar(&o.severity, "severity", "warning", "the least severity that is shown: error, warning or info")
-	f.StringVar(&o.failOn, "fail-on", "", "the least severity that ends it with status 1: error, warning, info or never (default: --severity)")
+	f.StringVar(&o.severity, "severity", "warning", "minimum severity that is shown: error, warning or info")
+	f.StringVar(&o.failOn, "fail-on", "", "minimum severity that causes exit status 1: error, warning, info or never (default: --severity)")
 	f.StringVarP(&o.output, "output", "o", "text", "text, lines (one a line), json or yaml")
 	f.StringArrayVar(&o.suppress, "suppress", nil, "leave out findings: CODE, or 'CODE=Kind namespace/name' with * in it; may be repeated")
-	f.BoolVar(&o.codes, "codes", false, "list the codes of findings, and end")
-	f.StringVar(&o.explain, "explain", "", "explain one code, and end")
+	f.BoolVar(&o.codes, "codes", false, "list all finding codes and exit")
+	controlplane.EndpointFlags(f, &o.endpoints)
+	f.StringVar(&o.explain, "explain", "", "explain one code and exit")
 	c.MarkFlagsMutuallyExclusive("file", "mesh-config")
 	complete(c, "severity", "error", "warning", "info")
 	complete(c, "fail-on", "error", "warning", "info", "never")
@@ -66,7 +70,7 @@ It ends with status 0 when there is no finding of the severity --fail-on (by def
 	return c
 }
 
-// complete offers the values of a flag to the shell.
+// complete adds shell completions for a flag.
 func complete(c *cobra.Command, flag string, values ...string) {
 	_ = c.RegisterFlagCompletionFunc(flag, cobra.FixedCompletions(values, cobra.ShellCompDirectiveNoFileComp))
 }
@@ -100,7 +104,7 @@ func (o analyzeOptions) run(c *cobra.Command, args []string) error {
 		return usageError{err}
 	}
 	failed := failOn != "never" && report.AtLeast(config.Severity(failOn))
-	report.Only(config.Severity(o.severity))
+	report.FilterSeverity(config.Severity(o.severity))
 	if err := o.write(out, report); err != nil {
 		return err
 	}
@@ -132,7 +136,20 @@ func (o analyzeOptions) checkOutput() error {
 }
 
 func (o analyzeOptions) config(c *cobra.Command, args []string) (analysis.Config, error) {
-	cfg := analysis.Config{Paths: args, Stdin: c.InOrStdin(), DefaultNamespace: o.namespace, MeshFile: o.meshConfig}
+	cfg := analysis.Config{}
+	if err := o.endpoints.Check(); err != nil {
+		return cfg, err
+	}
+	if o.topology != "" {
+		t, err := mesh.Load(o.topology)
+		if err != nil {
+			return cfg, err
+		}
+		cfg = topologyDocuments(t, o.endpoints)
+	} else {
+		cfg.MeshFile, cfg.Endpoints = o.meshConfig, o.endpoints
+	}
+	cfg.Paths, cfg.Stdin, cfg.DefaultNamespace = append(args, cfg.Paths...), c.InOrStdin(), o.namespace
 	for _, text := range o.suppress {
 		s, err := analysis.ParseSuppression(text)
 		if err != nil {
@@ -140,18 +157,27 @@ func (o analyzeOptions) config(c *cobra.Command, args []string) (analysis.Config
 		}
 		cfg.Suppress = append(cfg.Suppress, s)
 	}
-	if o.topology != "" {
-		t, err := mesh.Load(o.topology)
-		if err != nil {
-			return cfg, err
-		}
-		cfg.Paths, cfg.Mesh, cfg.MeshFile, cfg.MeshProblems = append(cfg.Paths, t.Config...), t.Mesh, t.MeshFile, t.MeshProblems
-		cfg.Stores = append(cfg.Stores, t.Registry())
-	}
 	if len(cfg.Paths) == 0 {
-		return cfg, errors.New("nothing to look at: name directories or files, - for what comes in, or a topology file with -f")
+		return cfg, errors.New("nothing to analyze: name directories or files, - for standard input, or a topology file with -f")
 	}
 	return cfg, nil
+}
+
+// topologyDocuments returns the documents of a topology file, with its workloads. It also allows the endpoints in more.
+func topologyDocuments(t *mesh.Topology, more registry.EndpointPolicy) analysis.Config {
+	endpoints := t.EndpointPolicy("", "", more.AllowUnix)
+	endpoints.AllowNetworks = more.AllowNetworks
+	if t.Network.IsValid() {
+		endpoints.AllowNetworks = append(endpoints.AllowNetworks, t.Network)
+	}
+	return analysis.Config{
+		Paths: t.Config, Mesh: t.Mesh, MeshFile: t.MeshFile, MeshProblems: t.MeshProblems, Stores: []config.Store{t.Registry()}, Endpoints: endpoints,
+	}
+}
+
+// writeReport writes a report as text.
+func writeReport(out io.Writer, r *analysis.Report) error {
+	return r.WriteText(termtext.Raw(out), console.IsTerminal(out) && os.Getenv("NO_COLOR") == "")
 }
 
 func (o analyzeOptions) write(out io.Writer, r *analysis.Report) error {
@@ -159,7 +185,7 @@ func (o analyzeOptions) write(out io.Writer, r *analysis.Report) error {
 	case "lines":
 		return r.WriteLines(out)
 	case "text":
-		return r.WriteText(out, console.IsTerminal(out) && os.Getenv("NO_COLOR") == "")
+		return writeReport(out, r)
 	}
 	return printAs(out, r, o.output)
 }

@@ -7,10 +7,10 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// detachedAttributes put the background process into a session of its own: it survives its terminal.
+// detachedAttributes starts the background process in its own session, so that it survives its terminal.
 func detachedAttributes() *syscall.SysProcAttr { return &syscall.SysProcAttr{Setsid: true} }
 
-// silence points standard output and error to nowhere, so that whoever waits for the end of the pipe gets it.
+// silence redirects standard output and error to /dev/null, so that the reader of the pipe receives EOF.
 func silence() {
 	null, err := os.OpenFile(os.DevNull, os.O_WRONLY, 0)
 	if err != nil {

@@ -14,11 +14,11 @@ func newEnvoyCommand() *cobra.Command {
 	var path string
 	c := &cobra.Command{
 		Use:   "envoy",
-		Short: "Show which Envoy is used, and why that one",
-		Long: `Show which Envoy a mesh of this machine is run with: its path, its version, and where it was found. It is looked for in
---envoy-path, ENVOY_PATH, the project's cache (which 'make envoy' fills) and PATH, in that order.
+		Short: "Show which Envoy is used, and where it was found",
+		Long: `Show which Envoy a mesh on this machine uses: its path, its version, and where it was found. The search order is
+--envoy-path, ENVOY_PATH, the project's cache (which 'make envoy' fills), and PATH.
 
-It ends with status 0 when there is one that will do, and 1 when there is none.`,
+It exits with status 0 when a usable Envoy was found, and 1 otherwise.`,
 		Args: cobra.NoArgs,
 		RunE: func(c *cobra.Command, _ []string) error {
 			options := envoy.FindOptions{Path: path, EnvPath: os.Getenv("ENVOY_PATH"), PathEnv: os.Getenv("PATH")}
@@ -30,6 +30,9 @@ It ends with status 0 when there is one that will do, and 1 when there is none.`
 				return err
 			}
 			fmt.Fprintf(c.OutOrStdout(), "%s\nversion %s, from %s\n", found.Path, found.Version, found.Source)
+			if report := found.Version.Advisories(); !report.IsEmpty() {
+				fmt.Fprintf(c.ErrOrStderr(), "warning: %s\n", report)
+			}
 			return nil
 		},
 	}

@@ -10,29 +10,29 @@ import (
 	"github.com/pilotfish-mesh/pilotfish/mesh/demo"
 )
 
-// The exit codes of the commands on meshes; exec has those of mesh.ExecError too, and the agent's commands have their own.
+// Exit codes of the commands for meshes. exec additionally has those of mesh.ExecError, and the agent's commands have
+// their own.
 const (
-	exitNotReady = 1 // status: not all is ready; other commands: what was asked for failed
-	exitUsage    = 2 // wrong flags, a wrong topology file, or no mesh to talk to
+	exitNotReady = 1 // status: an instance is not ready; other commands: failure
+	exitUsage    = 2 // wrong flags, invalid topology file, or no running mesh
 )
 
-// usageError says that the command line is wrong.
+// usageError reports a wrong command line.
 type usageError struct{ error }
 
 func (e usageError) Unwrap() error { return e.error }
 
-// errQuiet ends the process with exitNotReady; what there is to say was said already.
+// errQuiet ends the process with exitNotReady and without a message, because the output is already complete.
 var errQuiet = errors.New("not ready")
 
-// exitCode is that of an error of the command: the agent's commands keep the agent's contract, all others have the codes
-// above.
+// exitCode returns the exit code for a command's error. The agent's commands have the agent's exit codes.
 func exitCode(c *cobra.Command, err error) int {
 	var usage usageError
 	var demoUsage demo.UsageError
 	var invalid *mesh.InvalidError
 	var absent *mesh.NotRunningError
 	var notRun *mesh.ExecError
-	var elsewhere mesh.RanElsewhere
+	var elsewhere mesh.ReexecError
 	switch {
 	case err == nil:
 		return 0
@@ -42,14 +42,14 @@ func exitCode(c *cobra.Command, err error) int {
 		return exitUsage
 	case errors.As(err, &notRun):
 		return notRun.Status
-	case ofAgent(c):
+	case isAgentCommand(c):
 		return agent.ExitCode(err)
 	}
 	return exitNotReady
 }
 
-// ofAgent says whether the command is one of the agent's.
-func ofAgent(c *cobra.Command) bool {
+// isAgentCommand reports whether the command is one of the agent's.
+func isAgentCommand(c *cobra.Command) bool {
 	for ; c != nil; c = c.Parent() {
 		if c.GroupID == groupAgent {
 			return true

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"net"
 	"net/http"
 	"strings"
 	"time"
@@ -13,60 +14,70 @@ import (
 	"github.com/pilotfish-mesh/pilotfish/controlplane"
 	"github.com/pilotfish-mesh/pilotfish/controlplane/inspect"
 	"github.com/pilotfish-mesh/pilotfish/controlplane/xds"
+	"github.com/pilotfish-mesh/pilotfish/internal/dial"
 	"github.com/pilotfish-mesh/pilotfish/mesh"
 )
 
-// defaultMonitoring is where the monitoring port of a control plane of its own is, unless told otherwise.
+// defaultMonitoring is the default monitoring address of a standalone control plane.
 const defaultMonitoring = "127.0.0.1:15014"
 
-// inquiry are the flags of commands that ask a control plane.
-type inquiry struct {
-	which   whichMesh
-	address string
-	output  string
+// query contains the flags of commands that query a control plane.
+type query struct {
+	which       whichMesh
+	credentials credentials
+	address     string
+	output      string
 }
 
-func (q *inquiry) flags(c *cobra.Command) {
+func (q *query) flags(c *cobra.Command) {
 	q.which.flags(c)
-	c.Flags().StringVar(&q.address, "control-plane", "", "monitoring port of the control plane to ask (default: that of the mesh that runs here, or "+defaultMonitoring+")")
-	c.Flags().StringVarP(&q.output, "output", "o", "", "json or yaml, in place of a table")
+	q.credentials.flags(c)
+	c.Flags().StringVar(&q.address, "control-plane", "", "control plane to query: its monitoring port, or with credentials its port for tokens (default: the mesh that runs here, or "+defaultMonitoring+")")
+	c.Flags().StringVarP(&q.output, "output", "o", "", "json or yaml, instead of a table")
 	c.MarkFlagsMutuallyExclusive("control-plane", "name")
 	c.MarkFlagsMutuallyExclusive("control-plane", "file")
 	complete(c, "output", "json", "yaml")
 }
 
-func (q *inquiry) checkOutput() error {
+func (q *query) checkOutput() error {
 	if q.output != "" && q.output != "json" && q.output != "yaml" {
 		return usageError{fmt.Errorf("output %q is not known: use json or yaml, or leave it out for a table", q.output)}
 	}
 	return nil
 }
 
-// connect finds the control plane; its mesh is nil when that is none of this machine's.
-func (q *inquiry) connect() (*inspect.Client, *mesh.Client, error) {
+// connect returns a client of the control plane, and of its mesh if that runs on this machine.
+func (q *query) connect() (*inspect.Client, *mesh.Client, error) {
 	if err := q.checkOutput(); err != nil {
 		return nil, nil, err
+	}
+	if q.address == "" && (q.credentials.isSet() || q.credentials.rootCert != "") {
+		return nil, nil, usageError{errors.New("credentials require --control-plane HOST:15016")}
 	}
 	if q.address == "" {
 		running, err := q.which.connect()
 		if err == nil {
 			return &inspect.Client{HTTP: running.HTTP(), Base: "http://mesh"}, running, nil
 		}
-		// Without a mesh there may be a control plane by itself.
+		// Without a mesh, a standalone control plane may be running.
 		if absent, ok := errors.AsType[*mesh.NotRunningError](err); !ok || absent.Name != "" || len(absent.Running) > 0 {
 			return nil, nil, err
 		}
 		q.address = defaultMonitoring
 	}
-	base := strings.TrimSuffix(q.address, "/")
-	if !strings.Contains(base, "://") {
-		base = "http://" + base
+	base, err := q.credentials.base(q.address)
+	if err != nil {
+		return nil, nil, err
 	}
-	return &inspect.Client{HTTP: &http.Client{Timeout: time.Minute}, Base: base}, nil, nil
+	client, err := q.credentials.client(base)
+	if err != nil {
+		return nil, nil, err
+	}
+	return &inspect.Client{HTTP: client, Base: base}, nil, nil
 }
 
-// find gives the client that is meant.
-func (q *inquiry) find(ctx context.Context, name string) (*inspect.Client, *mesh.Client, xds.ClientStatus, error) {
+// find returns the status of the named proxy.
+func (q *query) find(ctx context.Context, name string) (*inspect.Client, *mesh.Client, xds.ClientStatus, error) {
 	client, running, err := q.connect()
 	if err != nil {
 		return nil, nil, xds.ClientStatus{}, err
@@ -82,8 +93,8 @@ func (q *inquiry) find(ctx context.Context, name string) (*inspect.Client, *mesh
 	return client, running, found, err
 }
 
-// completeWorkloads offers the connected proxies to the shell.
-func (q *inquiry) completeWorkloads(c *cobra.Command, args []string, _ string) ([]string, cobra.ShellCompDirective) {
+// completeWorkloads completes the names of connected proxies.
+func (q *query) completeWorkloads(c *cobra.Command, args []string, _ string) ([]string, cobra.ShellCompDirective) {
 	if len(args) > 0 {
 		return nil, cobra.ShellCompDirectiveNoFileComp
 	}
@@ -103,15 +114,15 @@ func (q *inquiry) completeWorkloads(c *cobra.Command, args []string, _ string) (
 }
 
 func newProxyStatusCommand() *cobra.Command {
-	var q inquiry
+	var q query
 	c := &cobra.Command{
 		Use:     "proxy-status [WORKLOAD]",
 		Aliases: []string{"ps"},
-		Short:   "Show how in sync the connected proxies are, and what they rejected",
+		Short:   "Show whether connected proxies are in sync, and what they rejected",
 		Long: `Show, for each connected proxy, how many resources of each type it has; whether it has answered what it was sent; and
-what it rejected, with the reason and the documents that it was made of.
+what it rejected, with the reason and the documents from which it was built.
 
-It ends with status 0 when all that are shown are in sync, 1 when one is not or the control plane does not answer, and 2
+It exits with status 0 when all shown proxies are in sync, 1 when one is not or the control plane does not respond, and 2
 when the flags are wrong or there is no such proxy.`,
 		Args:              cobra.MaximumNArgs(1),
 		ValidArgsFunction: q.completeWorkloads,
@@ -149,13 +160,13 @@ when the flags are wrong or there is no such proxy.`,
 }
 
 func newDescribeCommand() *cobra.Command {
-	var q inquiry
+	var q query
 	c := &cobra.Command{
 		Use:   "describe WORKLOAD",
-		Short: "Say in words which documents apply to a workload, and what that means",
-		Long: `Say in words what the documents come to for the workload of a connected proxy: at which ports of which services it is
-called, and by what its callers go; whether with mutual TLS; who may call it; what it sees of the mesh; and by which rules
-its calls go out. Each document is named with its place.`,
+		Short: "Describe which documents apply to a workload, and their effects",
+		Long: `Describe the effect of the documents on the workload of a connected proxy: the ports and services at which it is
+called, and the routes to it; whether mutual TLS is used; which clients are allowed; which services it sees; and the rules
+for its outbound calls. Each document is named with its position.`,
 		Args:              cobra.ExactArgs(1),
 		ValidArgsFunction: q.completeWorkloads,
 		RunE: func(c *cobra.Command, args []string) error {
@@ -178,21 +189,21 @@ its calls go out. Each document is named with its place.`,
 }
 
 func newDiffCommand() *cobra.Command {
-	var q inquiry
+	var q query
 	var exitCode bool
 	var from string
 	var proxies []string
 	c := &cobra.Command{
 		Use:   "diff DIR|FILE...",
-		Short: "Show what a changed directory would change in each proxy, before it is applied",
-		Long: `Show, for each connected proxy, what would be added, removed and changed in its configuration if these documents took the
-place of those that the control plane reads from files now; and what is to be said of the documents. Nothing is put in
-force. Proxies for which the same changes are told together. Private keys of Kubernetes Secrets are not sent along.
+		Short: "Show what a changed directory would change in each proxy, without applying it",
+		Long: `Show, for each connected proxy, what would be added, removed and changed in its configuration if these documents
+replaced those that the control plane reads from files now; and the documents' problems. Nothing is applied. Proxies with
+the same changes are shown together. Private keys of Kubernetes Secrets are not sent.
 
-With --from, two directories are compared without asking a control plane, for the proxies that --proxy describes.
+With --from, two directories are compared without a control plane, for the proxies that --proxy describes.
 
-It ends with status 0, 1 when it could not be told (with --exit-code also when something would change), and 2 when the
-flags are wrong or something named cannot be read.`,
+It exits with status 0; with 1 after a failure (with --exit-code also when something would change); and with 2 when the
+flags are wrong or a file cannot be read.`,
 		Example: `  pilotfish diff ./config.new
   pilotfish diff ./config.new -o json
   pilotfish diff ./config.new --from ./config --proxy reviews-v1.shop:app=reviews,version=v1 --proxy router/edge.shop:istio=edge`,
@@ -218,15 +229,15 @@ flags are wrong or something named cannot be read.`,
 		},
 	}
 	q.flags(c)
-	c.Flags().StringVar(&from, "from", "", "directory or file to compare with, in place of what a control plane has")
+	c.Flags().StringVar(&from, "from", "", "directory or file to compare with, instead of the control plane's documents")
 	c.Flags().StringArrayVar(&proxies, "proxy", nil, "with --from: a proxy, as [router/]NAME.NAMESPACE:LABEL=VALUE,…; may be repeated")
 	c.MarkFlagsRequiredTogether("from", "proxy")
-	c.Flags().BoolVar(&exitCode, "exit-code", false, "end with status 1 when something would change")
+	c.Flags().BoolVar(&exitCode, "exit-code", false, "exit with status 1 if something would change")
 	return c
 }
 
-// diff asks a control plane, or compares by itself where it is told what with.
-func (q *inquiry) diff(ctx context.Context, files []controlplane.DiffFile, from string, proxies []string) (controlplane.DiffAnswer, error) {
+// diff queries a control plane, or compares with from offline.
+func (q *query) diff(ctx context.Context, files []controlplane.DiffFile, from string, proxies []string) (controlplane.DiffAnswer, error) {
 	if from == "" {
 		client, _, err := q.connect()
 		if err != nil {
@@ -248,14 +259,19 @@ func (q *inquiry) diff(ctx context.Context, files []controlplane.DiffFile, from 
 	return answer, err
 }
 
-// envoyAdmin are the pages of one Envoy: of the mesh that runs here, or at an address.
+// envoyAdmin returns the admin interface of an Envoy, at an address or in the mesh on this machine.
 func envoyAdmin(running *mesh.Client, client xds.ClientStatus, address string) (*inspect.Admin, error) {
 	switch {
 	case address != "":
-		return &inspect.Admin{HTTP: &http.Client{Timeout: time.Minute}, Base: "http://" + address}, nil
+		client := &http.Client{Timeout: time.Minute}
+		if path, ok := strings.CutPrefix(address, "unix:"); ok {
+			client.Transport = &http.Transport{DialContext: dial.LocalhostDialer(&net.Dialer{})}
+			address = dial.SocketHost(path)
+		}
+		return &inspect.Admin{HTTP: client, Base: "http://" + address}, nil
 	case running != nil:
 		name, _, _ := strings.Cut(inspect.Name(client), ".")
 		return &inspect.Admin{HTTP: running.HTTP(), Base: "http://mesh/workloads/" + name + "/envoy"}, nil
 	}
-	return nil, usageError{errors.New("only its Envoy can say that: give the address of its admin interface by --envoy-admin, such as 127.0.0.1:15000")}
+	return nil, usageError{errors.New("only its Envoy has this information: set the address of its admin interface with --envoy-admin, such as 127.0.0.1:15000 or unix:/run/pilotfish/admin.sock")}
 }

@@ -1,4 +1,5 @@
-// Command pilotfish runs a service mesh on one machine, and has all that the agent and the control plane have.
+// Command pilotfish runs a service mesh on one machine. It also contains the commands of the agent and the control
+// plane.
 package main
 
 import (
@@ -10,6 +11,7 @@ import (
 
 	"github.com/pilotfish-mesh/pilotfish/agent"
 	"github.com/pilotfish-mesh/pilotfish/controlplane"
+	"github.com/pilotfish-mesh/pilotfish/internal/termtext"
 	"github.com/pilotfish-mesh/pilotfish/internal/umask"
 	"github.com/pilotfish-mesh/pilotfish/mesh"
 	"github.com/pilotfish-mesh/pilotfish/mesh/demo"
@@ -19,14 +21,16 @@ import (
 func main() {
 	umask.SpareOwner()
 	root := newRoot()
-	understood := false
-	root.PersistentPreRun = func(*cobra.Command, []string) { understood = true }
+	root.SetOut(termtext.NewWriter(os.Stdout))
+	root.SetErr(termtext.NewWriter(os.Stderr))
+	parsed := false
+	root.PersistentPreRun = func(*cobra.Command, []string) { parsed = true }
 	command, err := root.ExecuteC()
-	if err != nil && !understood {
+	if err != nil && !parsed {
 		err = usageError{err}
 	}
-	if err != nil && !errors.Is(err, errQuiet) && !errors.As(err, new(mesh.RanElsewhere)) {
-		fmt.Fprintln(os.Stderr, "pilotfish:", err)
+	if err != nil && !errors.Is(err, errQuiet) && !errors.As(err, new(mesh.ReexecError)) {
+		fmt.Fprintln(root.ErrOrStderr(), "pilotfish:", err)
 	}
 	os.Exit(exitCode(command, err))
 }
@@ -40,21 +44,21 @@ const (
 func newRoot() *cobra.Command {
 	root := &cobra.Command{
 		Use:   "pilotfish",
-		Short: "A service mesh on stock Envoy: on this machine, or beside every pod",
-		Long: `pilotfish runs a whole service mesh on this machine, from ordinary Istio and Kubernetes YAML, and is the agent and
-the control plane of one.`,
-		Example: `  pilotfish demo                 # bring up a book shop, and look around
-  pilotfish up -f mesh.yaml      # bring up a mesh of your own
-  pilotfish status               # see how it is`,
+		Short: "Run a service mesh with stock Envoy, on this machine or in Kubernetes",
+		Long: `pilotfish runs a service mesh on this machine from Istio and Kubernetes YAML. It also contains the agent and the
+control plane.`,
+		Example: `  pilotfish demo                 # start an example mesh: a book shop
+  pilotfish up -f mesh.yaml      # start your own mesh
+  pilotfish status               # show its status`,
 		Version:       version.String(),
 		SilenceErrors: true,
 		SilenceUsage:  true,
 	}
 	root.SetFlagErrorFunc(func(c *cobra.Command, err error) error {
-		if unknown := refuseUnknown(c, c.Flags().Args()); unknown != nil { // the flag may well be one of what was meant
+		if unknown := refuseUnknown(c, c.Flags().Args()); unknown != nil { // the flag may belong to the command that was meant
 			return unknown
 		}
-		return usageError{fmt.Errorf("%w (`%s --help` lists what there is)", err, c.CommandPath())}
+		return usageError{fmt.Errorf("%w (see `%s --help`)", err, c.CommandPath())}
 	})
 	root.AddGroup(
 		&cobra.Group{ID: groupMesh, Title: "A mesh on this machine:"},
@@ -75,7 +79,7 @@ the control plane of one.`,
 	bookshop.Hidden = true
 	root.AddCommand(bookshop, mesh.NewGuardCommand())
 	for _, c := range root.Commands() {
-		if c.HasSubCommands() && !c.Runnable() { // by itself it would answer whatever it is given with its help, as if all were well
+		if c.HasSubCommands() && !c.Runnable() { // cobra would print its help for unknown subcommands without an error
 			c.Args = refuseUnknown
 			c.RunE = func(c *cobra.Command, _ []string) error { return c.Help() }
 		}
@@ -83,12 +87,12 @@ the control plane of one.`,
 	return root
 }
 
-// refuseUnknown refuses what is none of the commands of one that can do nothing by itself.
+// refuseUnknown returns an error for an unknown subcommand of a command that only groups subcommands.
 func refuseUnknown(c *cobra.Command, args []string) error {
 	if len(args) == 0 || !c.HasSubCommands() || c.Args == nil {
 		return nil
 	}
-	return usageError{fmt.Errorf("unknown command %q for %q (`%s --help` lists what there is)", args[0], c.CommandPath(), c.CommandPath())}
+	return usageError{fmt.Errorf("unknown command %q for %q (see `%s --help`)", args[0], c.CommandPath(), c.CommandPath())}
 }
 
 func addGroup(root *cobra.Command, group string, commands ...*cobra.Command) {

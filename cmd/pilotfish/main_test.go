@@ -15,7 +15,7 @@ import (
 	"github.com/pilotfish-mesh/pilotfish/mesh"
 )
 
-// The scripts in testdata type the commands as users do; `pilotfish` in them is this test binary.
+// The scripts in testdata contain commands as users type them; `pilotfish` in them is this test binary.
 func TestMain(m *testing.M) {
 	testscript.Main(m, map[string]func(){"pilotfish": main})
 }
@@ -25,7 +25,7 @@ func TestScripts(t *testing.T) {
 	testscript.Run(t, testscript.Params{
 		Dir: "testdata",
 		Setup: func(e *testscript.Env) error {
-			// The mesh's sockets need a short path, which the script's own folder is not.
+			// The mesh's sockets need a shorter path than the script's own directory.
 			runtime, err := os.MkdirTemp("/tmp", "pf")
 			if err != nil {
 				return err
@@ -40,10 +40,10 @@ func TestScripts(t *testing.T) {
 	})
 }
 
-// end stops what a script that failed left running.
+// end stops the meshes that a failed script left running.
 func end(t *testing.T, runtime string) {
 	dir := filepath.Join(runtime, "pilotfish")
-	for _, name := range mesh.Running(dir) {
+	for _, name := range mesh.RunningMeshes(dir) {
 		c, err := mesh.Connect(dir, name)
 		if err == nil {
 			err = c.Stop(context.Background())
@@ -56,7 +56,7 @@ func end(t *testing.T, runtime string) {
 	_ = os.RemoveAll(runtime)
 }
 
-// exits runs a command and checks its exit status: `exits 2 pilotfish status`. stdout and stderr see its output.
+// exits runs a command and checks its exit status: `exits 2 pilotfish status`. stdout and stderr match its output.
 func exits(ts *testscript.TestScript, neg bool, args []string) {
 	if neg || len(args) < 2 {
 		ts.Fatalf("usage: exits STATUS COMMAND [ARGUMENT…]")
@@ -73,7 +73,7 @@ func exits(ts *testscript.TestScript, neg bool, args []string) {
 	}
 }
 
-func TestTheCommandsCompileForOtherSystems(t *testing.T) {
+func TestCommandsCompileForOtherSystems(t *testing.T) {
 	for _, system := range []string{"darwin"} {
 		build := exec.Command("go", "build", "-o", filepath.Join(t.TempDir(), "pilotfish"), ".")
 		build.Env = append(os.Environ(), "GOOS="+system, "CGO_ENABLED=0")

@@ -15,7 +15,7 @@ import (
 
 // proxyConfigOptions are the flags of `pilotfish proxy-config`.
 type proxyConfigOptions struct {
-	inquiry
+	query
 	admin, from, filter string
 	levels              []string
 }
@@ -25,26 +25,27 @@ func newProxyConfigCommand() *cobra.Command {
 		Use:     "proxy-config PART WORKLOAD",
 		Aliases: []string{"pc"},
 		Short:   "Show the configuration of one proxy: listeners, routes, clusters, endpoints, secrets, bootstrap, log",
-		Long: `Show a part of a proxy's configuration, as a table or, with -o json or yaml, whole. Listeners, routes, clusters and
-endpoints are shown as the control plane would have them (--from control-plane), or as the Envoy really has them
-(--from envoy). Secrets (never their keys), the bootstrap and the levels of the log only the Envoy knows.
+		Long: `Show a part of a proxy's configuration as a table or, with -o json or yaml, in full. Listeners, routes, clusters and
+endpoints are shown as the control plane sends them (--from control-plane), or as Envoy has them (--from envoy). Secrets
+(never their keys), the bootstrap and the log levels are always read from Envoy.
 
-The Envoys of a mesh that runs here are reached by it; for another one give the address of its admin interface by
---envoy-admin, where no control plane is needed.`,
+Envoys of a mesh on this machine are reached through the mesh. For others, set the address of the admin interface with
+--envoy-admin; that needs no control plane.`,
 		Example: `  pilotfish proxy-config routes page-v1
   pilotfish proxy-config clusters page-v1 --from envoy
   pilotfish proxy-config log page-v1 --level router:debug
-  pilotfish proxy-config listeners --envoy-admin 127.0.0.1:15000`,
+  pilotfish proxy-config listeners --envoy-admin 127.0.0.1:15000
+  pilotfish proxy-config listeners --envoy-admin unix:/run/pilotfish/admin.sock`,
 	}
 	for _, part := range []struct{ name, alias, short string }{
-		{"listeners", "listener", "Show where it listens, and what becomes of connections"},
-		{"routes", "route", "Show where its requests go"},
-		{"clusters", "cluster", "Show what it can connect to, and how"},
-		{"endpoints", "endpoint", "Show the addresses behind its clusters"},
+		{"listeners", "listener", "Show its listeners, and how they process connections"},
+		{"routes", "route", "Show its routes"},
+		{"clusters", "cluster", "Show its clusters, and how it connects to them"},
+		{"endpoints", "endpoint", "Show the endpoints of its clusters"},
 		{"secrets", "secret", "Show its certificates and when they expire, never their keys"},
-		{"bootstrap", "", "Show what its Envoy was started with"},
-		{"log", "", "Show, or with --level set, the levels of its Envoy's log"},
-		{"all", "", "Show all that is sent to it"},
+		{"bootstrap", "", "Show the bootstrap of its Envoy"},
+		{"log", "", "Show or, with --level, set the log levels of its Envoy"},
+		{"all", "", "Show all resources that are sent to it"},
 	} {
 		c.AddCommand(newPartCommand(part.name, part.alias, part.short))
 	}
@@ -61,7 +62,7 @@ func newPartCommand(part, alias, short string) *cobra.Command {
 		c.Aliases = []string{alias}
 	}
 	o.flags(c)
-	c.Flags().StringVar(&o.admin, "envoy-admin", "", "address of the Envoy's admin interface")
+	c.Flags().StringVar(&o.admin, "envoy-admin", "", "address of the Envoy's admin interface: host:port, or unix: and a path")
 	if _, ok := inspect.Parts[part]; ok || part == "all" {
 		c.Flags().StringVar(&o.from, "from", "", "control-plane or envoy (default: the control plane, or the Envoy where --envoy-admin is given)")
 		c.Flags().StringVar(&o.filter, "filter", "", "only resources with this in their name")
@@ -90,13 +91,13 @@ func (o *proxyConfigOptions) run(c *cobra.Command, part string, args []string) e
 			return err
 		}
 	case o.admin == "":
-		return usageError{fmt.Errorf("name a workload, or an Envoy by --envoy-admin: `%s --help` says more", c.CommandPath())}
+		return usageError{fmt.Errorf("name a workload, or an Envoy with --envoy-admin: see `%s --help`", c.CommandPath())}
 	}
 	fromEnvoy := o.from == "envoy" || o.admin != "" && o.from == ""
 	_, tabled := inspect.Parts[part]
 	if (tabled || part == "all") && !fromEnvoy {
 		if client == nil {
-			return usageError{fmt.Errorf("name a workload: the control plane has more than one")}
+			return usageError{fmt.Errorf("name a workload: the control plane serves several")}
 		}
 		all, err := client.Resources(c.Context(), found.ID)
 		if err != nil {
@@ -108,10 +109,10 @@ func (o *proxyConfigOptions) run(c *cobra.Command, part string, args []string) e
 	if err != nil {
 		return err
 	}
-	return o.ofEnvoy(c, part, admin)
+	return o.runFromEnvoy(c, part, admin)
 }
 
-func (o *proxyConfigOptions) ofEnvoy(c *cobra.Command, part string, admin *inspect.Admin) error {
+func (o *proxyConfigOptions) runFromEnvoy(c *cobra.Command, part string, admin *inspect.Admin) error {
 	out := c.OutOrStdout()
 	switch part {
 	case "log":
@@ -146,7 +147,7 @@ func (o *proxyConfigOptions) ofEnvoy(c *cobra.Command, part string, admin *inspe
 	return o.write(out, part, all)
 }
 
-// write writes a part of the resources, of those whose names are asked for.
+// write writes the resources of a part whose names match the filter.
 func (o *proxyConfigOptions) write(out io.Writer, part string, all map[string][]inspect.Resource) error {
 	types := inspect.Parts[part]
 	for typeURL, list := range all {

@@ -13,6 +13,11 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"github.com/pilotfish-mesh/pilotfish/controlplane"
+	"github.com/pilotfish-mesh/pilotfish/controlplane/analysis"
+	"github.com/pilotfish-mesh/pilotfish/controlplane/config"
+	"github.com/pilotfish-mesh/pilotfish/controlplane/registry"
+	"github.com/pilotfish-mesh/pilotfish/internal/termtext"
 	"github.com/pilotfish-mesh/pilotfish/mesh"
 	"github.com/pilotfish-mesh/pilotfish/mesh/console"
 )
@@ -26,27 +31,37 @@ type upOptions struct {
 	runtimeDir string
 	verbose    bool
 	detach     bool
+	check      bool
+	onInvalid  config.OnInvalidPolicy
 	capture    mesh.CaptureFlags
-	detached   bool // this is the process that runs on in the background
+	allowUnix  []string
+	detached   bool // this is the background process
 }
 
 func newUpCommand() *cobra.Command {
 	var o upOptions
 	c := &cobra.Command{
 		Use:   "up -f FILE",
-		Short: "Bring up the mesh that a topology file describes",
-		Long: `Bring up the mesh that a topology file describes: a control plane, and for each workload its processes with a
-sidecar that owns an Envoy. Ctrl-C (or 'pilotfish down') stops it all and leaves nothing behind; a second Ctrl-C does so
-at once. The configuration is watched: save a file, and what changed is in force.
+		Short: "Start the mesh that a topology file describes",
+		Long: `Start the mesh that a topology file describes: a control plane, and for each workload its processes with a sidecar
+that runs an Envoy. Ctrl-C (or 'pilotfish down') stops and removes everything; a second Ctrl-C kills it at once. The
+configuration is watched: a changed file takes effect when it is saved.
 
-It ends with status 0 after an ordered stop, 1 when the mesh could not be started, and 2 when the topology file or the
-flags are wrong. With --detach it returns once all workloads are ready (status 0) or one will not be (status 1), and the
-mesh runs on.`,
+It exits with status 0 after an orderly stop, 1 when the mesh could not be started, and 2 when the topology file or the
+flags are wrong. With --detach it exits once all workloads are ready (status 0) or one will not be (status 1), and the
+mesh continues to run.
+
+With --check it starts nothing: it checks the topology file and all documents as 'pilotfish analyze -f FILE' does, and
+exits with status 1 when a document is refused.`,
 		Example: `  pilotfish up -f mesh.yaml
+  pilotfish up -f mesh.yaml --check
   pilotfish up -f mesh.yaml --detach && pilotfish status`,
 		Args: cobra.NoArgs,
 		RunE: func(c *cobra.Command, _ []string) error {
-			if err := o.capture.Elsewhere(); err != nil {
+			if o.check {
+				return o.checkDocuments(c.OutOrStdout())
+			}
+			if err := o.capture.Reexec(); err != nil {
 				return usageError{err}
 			}
 			if o.detach {
@@ -57,20 +72,25 @@ mesh runs on.`,
 	}
 	f := c.Flags()
 	f.StringVarP(&o.file, "file", "f", "mesh.yaml", "topology file (docs/topology.md describes it)")
-	f.StringVar(&o.name, "name", "", "run it under another name than the file's, beside one that runs already")
+	f.StringVar(&o.name, "name", "", "name of the mesh, to run several from one file (default: the file's)")
 	f.StringVar(&o.envoyPath, "envoy-path", "", "Envoy to use (default: ENVOY_PATH, the project's cache, PATH, in that order)")
-	f.StringVar(&o.stateDir, "state-dir", "", "keep the control plane's state (its root certificate) in this folder, from run to run")
+	f.StringVar(&o.stateDir, "state-dir", "", "store the control plane's state (its root certificate) in this directory, across runs")
 	runtimeDirFlag(c, &o.runtimeDir)
 	o.capture.Register(f)
+	controlplane.UnixEndpointFlag(f, &o.allowUnix)
 	f.BoolVarP(&o.verbose, "verbose", "v", false, "show all that sidecars and the control plane log, not only warnings")
-	f.BoolVarP(&o.detach, "detach", "d", false, "return once the workloads are ready; the mesh runs on")
+	f.BoolVarP(&o.detach, "detach", "d", false, "return once the workloads are ready; the mesh continues in the background")
+	f.BoolVar(&o.check, "check", false, "check the topology file and its documents, and start nothing; status 1 when a document is refused")
+	f.Var(&o.onInvalid, "on-invalid-policy", "what happens to the workloads of an AuthorizationPolicy or PeerAuthentication that never had a valid version")
+	c.MarkFlagsMutuallyExclusive("check", "detach")
+	complete(c, "on-invalid-policy", string(config.DenyInvalid), string(config.IgnoreInvalid))
 	f.BoolVar(&o.detached, "detached", false, "")
 	_ = f.MarkHidden("detached")
 	return c
 }
 
 func runtimeDirFlag(c *cobra.Command, into *string) {
-	c.Flags().StringVar(into, "runtime-dir", "", "folder of running meshes (default: $XDG_RUNTIME_DIR/pilotfish, or /tmp/pilotfish-UID)")
+	c.Flags().StringVar(into, "runtime-dir", "", "directory of running meshes (default: $XDG_RUNTIME_DIR/pilotfish, or /tmp/pilotfish-UID)")
 }
 
 // load reads the topology.
@@ -100,16 +120,39 @@ func (o upOptions) newMesh(t *mesh.Topology) (*mesh.Mesh, error) {
 	if err != nil {
 		return nil, usageError{err}
 	}
-	if note != "" && !o.detached { // it was told by the process in the foreground
+	if note != "" && !o.detached { // the foreground process has printed it
 		fmt.Fprintln(os.Stderr, note)
 	}
 	return mesh.New(mesh.Config{
 		Topology: t, Network: network, Environ: os.Environ(), RuntimeDir: o.runtimeDir, StateDir: o.stateDir, EnvoyPath: o.envoyPath,
-		GuardCommand: []string{self, "guard"},
+		GuardCommand: []string{self, "guard"}, OnInvalidPolicy: o.onInvalid, AllowUnix: o.allowUnix,
 	})
 }
 
-// run brings the mesh up in this process, and returns when it has ended.
+// checkDocuments prints the problems of the topology's documents, and fails if one is refused.
+func (o upOptions) checkDocuments(out io.Writer) error {
+	t, err := o.load()
+	if err != nil {
+		return err
+	}
+	cfg := topologyDocuments(t, registry.EndpointPolicy{AllowUnix: o.allowUnix})
+	cfg.OnInvalidPolicy = o.onInvalid
+	report, err := analysis.Analyze(cfg)
+	if err != nil {
+		return usageError{err}
+	}
+	refused := report.AtLeast(config.Error)
+	report.FilterSeverity(config.Warning)
+	if err := writeReport(out, report); err != nil {
+		return err
+	}
+	if refused {
+		return errQuiet
+	}
+	return nil
+}
+
+// run runs the mesh in this process, and returns when it has ended.
 func (o upOptions) run(ctx context.Context, out io.Writer) error {
 	t, err := o.load()
 	if err != nil {
@@ -119,14 +162,14 @@ func (o upOptions) run(ctx context.Context, out io.Writer) error {
 	if err != nil {
 		return err
 	}
-	output := &output{terminal: out}
+	output := &output{terminal: termtext.Raw(out)} // the printer escapes its output itself
 	if o.detached {
 		output.detach(m)
 	}
 	printer := console.New(output, console.IsTerminal(out) && os.Getenv("NO_COLOR") == "", t.InstanceNames()...)
 	printer.Verbose = o.verbose
 	events := m.Events()
-	fmt.Fprintf(output, "Bringing up mesh %s: %d workload instances\n", t.Name, len(t.InstanceNames()))
+	fmt.Fprintf(output, "Starting mesh %s: %d workload instances\n", t.Name, len(t.InstanceNames()))
 	printed, welcomed := make(chan struct{}), make(chan struct{})
 	go func() {
 		defer close(printed)
@@ -149,7 +192,7 @@ func (o upOptions) run(ctx context.Context, out io.Writer) error {
 	return nil
 }
 
-// waitReady waits until all is ready, and until that was said.
+// waitReady waits until all workloads are ready and the welcome message is printed.
 func waitReady(ctx context.Context, m *mesh.Mesh, welcomed <-chan struct{}) error {
 	if err := m.WaitReady(ctx); err != nil {
 		return err
@@ -162,7 +205,7 @@ func waitReady(ctx context.Context, m *mesh.Mesh, welcomed <-chan struct{}) erro
 	}
 }
 
-// untilSignal ends the context at the first signal that asks for the end, and kills at the second.
+// untilSignal stops the mesh at the first termination signal, and kills it at the second.
 func untilSignal(ctx context.Context, m *mesh.Mesh) (context.Context, func()) {
 	ctx, cancel := context.WithCancel(ctx)
 	signals := make(chan os.Signal, 2)
@@ -184,7 +227,7 @@ func untilSignal(ctx context.Context, m *mesh.Mesh) (context.Context, func()) {
 	return ctx, func() { signal.Stop(signals); cancel() }
 }
 
-// welcome says where the mesh can be reached, and what to do next.
+// welcome returns the message with the mesh's published addresses and the next commands.
 func welcome(t *mesh.Topology, p *console.Printer, took time.Duration) string {
 	var b strings.Builder
 	fmt.Fprintf(&b, "\nThe mesh is up after %s.", console.Duration(took))
@@ -195,7 +238,7 @@ func welcome(t *mesh.Topology, p *console.Printer, took time.Duration) string {
 			}
 		}
 	}
-	fmt.Fprintf(&b, "\nSee how it is: pilotfish status --name %s.  Ctrl-C, or pilotfish down --name %s, stops it all.\n\n", t.Name, t.Name)
+	fmt.Fprintf(&b, "\nShow its status: pilotfish status --name %s.  Ctrl-C, or pilotfish down --name %s, stops it all.\n\n", t.Name, t.Name)
 	return b.String()
 }
 

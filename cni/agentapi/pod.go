@@ -2,15 +2,15 @@ package agentapi
 
 import "time"
 
-// Pod is what redirection needs to know of a pod. It has the form of the Kubernetes API, of which it is a part: an answer
-// of the API server is read into it as it stands.
+// Pod contains the fields of a pod that redirection needs. It is a subset of the Kubernetes type, and a response of the
+// API server can be decoded into it.
 type Pod struct {
 	Metadata Metadata  `json:"metadata"`
 	Spec     PodSpec   `json:"spec"`
 	Status   PodStatus `json:"status,omitzero"`
 }
 
-// Metadata are a pod's name and what was written on it.
+// Metadata is a pod's object metadata.
 type Metadata struct {
 	Name              string            `json:"name"`
 	Namespace         string            `json:"namespace"`
@@ -21,7 +21,7 @@ type Metadata struct {
 	DeletionTimestamp *time.Time        `json:"deletionTimestamp,omitempty"`
 }
 
-// PodSpec are a pod's containers and what they may.
+// PodSpec contains a pod's containers and security settings.
 type PodSpec struct {
 	NodeName           string          `json:"nodeName,omitempty"`
 	HostNetwork        bool            `json:"hostNetwork,omitempty"`
@@ -41,19 +41,19 @@ type Container struct {
 	SecurityContext SecurityContext `json:"securityContext,omitzero"`
 }
 
-// EnvVar is a variable whose value is written in the pod itself; those taken from elsewhere have an empty value.
+// EnvVar is an environment variable. The value is empty if the pod references another object for it.
 type EnvVar struct {
 	Name  string `json:"name"`
 	Value string `json:"value,omitempty"`
 }
 
-// SecurityContext is whom a container runs as; nil where it is not said.
+// SecurityContext contains the user and group of a container; nil if not set.
 type SecurityContext struct {
 	RunAsUser  *int64 `json:"runAsUser,omitempty"`
 	RunAsGroup *int64 `json:"runAsGroup,omitempty"`
 }
 
-// PodStatus is how a pod is doing.
+// PodStatus is a pod's status.
 type PodStatus struct {
 	Phase                 string            `json:"phase,omitempty"`
 	PodIP                 string            `json:"podIP,omitempty"`
@@ -67,7 +67,7 @@ type PodIP struct {
 	IP string `json:"ip"`
 }
 
-// ContainerStatus is how a container is doing.
+// ContainerStatus is a container's status.
 type ContainerStatus struct {
 	Name         string         `json:"name"`
 	ContainerID  string         `json:"containerID,omitempty"`
@@ -76,22 +76,22 @@ type ContainerStatus struct {
 	LastState    ContainerState `json:"lastState,omitzero"`
 }
 
-// ContainerState is what a container does, or how it ended.
+// ContainerState is a container's state.
 type ContainerState struct {
 	Terminated *Termination `json:"terminated,omitempty"`
 }
 
-// Termination is how a container ended.
+// Termination is the result of a terminated container.
 type Termination struct {
 	ExitCode int `json:"exitCode"`
 }
 
-// Over says that the pod has ended, or is about to.
+// Over reports whether the pod has ended or is being deleted.
 func (p *Pod) Over() bool {
 	return p.Metadata.DeletionTimestamp != nil || p.Status.Phase == "Succeeded" || p.Status.Phase == "Failed"
 }
 
-// Addresses are the pod's own, as far as they are known.
+// Addresses returns the pod's known IP addresses.
 func (p *Pod) Addresses() []string {
 	var all []string
 	for _, ip := range p.Status.PodIPs {

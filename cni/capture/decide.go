@@ -9,23 +9,25 @@ import (
 	"github.com/pilotfish-mesh/pilotfish/cni/agentapi"
 )
 
-// Settings are the node's, the same for all pods.
+// Settings are the settings of the node, which apply to all pods.
 type Settings struct {
-	// ExcludeNamespaces are those whose pods are never captured.
+	// ExcludeNamespaces are namespaces whose pods are never captured.
 	ExcludeNamespaces []string
-	// AgentNamespace is the node agent's own; its pods there are never captured, as they start before anything answers.
+	// AgentNamespace is the node agent's namespace. Its pods there are never captured, since they start before the
+	// agent can respond.
 	AgentNamespace string
-	// ProxyListenPort and InboundListenPort are the mesh's capture ports, TunnelPort that of HBONE; 0: 15001, 15006, 15008.
+	// ProxyListenPort and InboundListenPort are the mesh's capture ports. TunnelPort is the HBONE port. 0: 15001,
+	// 15006, 15008.
 	ProxyListenPort, InboundListenPort, TunnelPort uint16
 	// IPv6 is the policy for IPv6: auto (also ""), capture, reject or pass.
 	IPv6 string
 }
 
-// Skip is why a pod is left alone: a word that is stable, for metrics, and a sentence for people.
+// Skip is the reason why a pod is not captured: a stable word for metrics, and a sentence for users.
 type Skip struct{ Word, Reason string }
 
-// SkipByName gives the reason for which a pod is left alone whatever it is, or nil. It needs no more than its name, so that
-// the system's own pods start before anything can tell what they are.
+// SkipByName returns the reason to skip a pod because of its name or namespace, or nil. It needs no query, so that
+// system pods can start before the node agent and the API server respond.
 func (s *Settings) SkipByName(namespace, name string) *Skip {
 	switch {
 	case slices.Contains(s.ExcludeNamespaces, namespace):
@@ -40,7 +42,7 @@ func isAgent(name string) bool {
 	return strings.HasPrefix(name, "istio-cni-node-") || strings.HasPrefix(name, "pilotfish-cni-")
 }
 
-// SkipPod gives the reason for which a pod is left alone, or nil for one that has to be captured.
+// SkipPod returns the reason to skip a pod, or nil if it has to be captured.
 func (s *Settings) SkipPod(p *agentapi.Pod) *Skip {
 	if skip := s.SkipByName(p.Metadata.Namespace, p.Metadata.Name); skip != nil {
 		return skip
@@ -58,7 +60,7 @@ func (s *Settings) SkipPod(p *agentapi.Pod) *Skip {
 	if skip := skipProxy(proxy); skip != nil {
 		return skip
 	}
-	if mode, where := interception(p, proxy); mode == "NONE" {
+	if mode, where := interceptionMode(p, proxy); mode == "NONE" {
 		return &Skip{"no-interception", where + " is NONE"}
 	}
 	return skipInjection(p)
@@ -69,7 +71,7 @@ func hasInit(p *agentapi.Pod) bool {
 }
 
 func skipProxy(proxy *agentapi.Container) *Skip {
-	if value, _ := lookup(proxy, "DISABLE_ENVOY"); isTrue(value) {
+	if value, _ := lookupEnv(proxy, "DISABLE_ENVOY"); isTrue(value) {
 		return &Skip{"no-envoy", "its sidecar runs no Envoy (DISABLE_ENVOY)"}
 	}
 	if len(proxy.Args) >= 2 && proxy.Args[0] == "proxy" && proxy.Args[1] != "sidecar" && !strings.HasPrefix(proxy.Args[1], "-") {
@@ -80,8 +82,8 @@ func skipProxy(proxy *agentapi.Container) *Skip {
 
 const injectKey = "sidecar.istio.io/inject"
 
-// skipInjection looks at what injection left on the pod. The label beats the annotation. Injection marks each pod that it
-// changed: a pod with a container of the sidecar's name alone is somebody else's.
+// skipInjection evaluates the marks of sidecar injection. The label overrides the annotation. The injector marks each
+// pod that it changes. A container that only has the sidecar's name is not an injected one.
 func skipInjection(p *agentapi.Pod) *Skip {
 	value, where := p.Metadata.Annotations[injectKey], "annotation"
 	if label, set := p.Metadata.Labels[injectKey]; set {

@@ -13,8 +13,8 @@ import (
 
 const traffic = "traffic.sidecar.istio.io/"
 
-// annotated are the annotations that set one option of redirection each, under the option's name.
-var annotated = []struct{ annotation, option string }{
+// annotationOptions maps annotations to redirection options.
+var annotationOptions = []struct{ annotation, option string }{
 	{traffic + "includeOutboundIPRanges", "istio-service-cidr"},
 	{traffic + "excludeOutboundIPRanges", "istio-service-exclude-cidr"},
 	{traffic + "includeOutboundPorts", "istio-outbound-ports"},
@@ -22,12 +22,12 @@ var annotated = []struct{ annotation, option string }{
 	{traffic + "includeInboundPorts", "istio-inbound-ports"},
 	{traffic + "excludeInboundPorts", "istio-local-exclude-ports"},
 	{traffic + "excludeInterfaces", "istio-exclude-interfaces"},
-	{traffic + "kubevirtInterfaces", "kube-virt-interfaces"}, // the old name of the next
+	{traffic + "kubevirtInterfaces", "kube-virt-interfaces"}, // deprecated name of the next
 	{"istio.io/reroute-virtual-interfaces", "kube-virt-interfaces"},
 }
 
-// fromEnv are the variables of the proxy that the redirection of its traffic has to agree with.
-var fromEnv = []struct{ variable, option string }{
+// envOptions maps environment variables of the proxy to redirection options, which must agree with them.
+var envOptions = []struct{ variable, option string }{
 	{"ISTIO_META_DNS_CAPTURE", "redirect-dns"},
 	{"ISTIO_DUAL_STACK", "dual-stack"},
 	{"DNS_PROXY_ADDR", "DNS_PROXY_ADDR"},
@@ -44,12 +44,12 @@ const (
 	statusPortKey = "status.sidecar.istio.io/port"
 )
 
-// ownPorts serve probes and metrics of the agent and of Envoy, in the clear: they are never captured.
-var ownPorts = []uint16{15020, 15021, 15090}
+// probePorts are the plaintext ports for probes and metrics of the agent and Envoy. They are never captured.
+var probePorts = []uint16{15020, 15021, 15090}
 
-// Options are those of the redirection of a pod that SkipPod lets be captured: its annotations, and what its proxy's
-// container says. addresses are those of the pod's network namespace. All that is wrong is told at once, each with where it
-// stands in the pod.
+// Options returns the redirection options of a pod for which SkipPod returned nil. They derive from its annotations and
+// its proxy's container. addresses are the addresses of the pod's network namespace. The error contains all problems,
+// each with its location in the pod.
 func (s *Settings) Options(p *agentapi.Pod, addresses []netip.Addr) (iptables.Options, error) {
 	o := iptables.DefaultOptions()
 	o.InboundPorts.All, o.OutboundCIDRs.All = true, true
@@ -60,27 +60,27 @@ func (s *Settings) Options(p *agentapi.Pod, addresses []netip.Addr) (iptables.Op
 		return o, fmt.Errorf("the pod has no container %s", ProxyContainer)
 	}
 	var errs []error
-	for _, a := range annotated {
+	for _, a := range annotationOptions {
 		if value, set := p.Metadata.Annotations[a.annotation]; set {
 			errs = append(errs, in("annotation "+a.annotation, o.Set(a.option, value, iptables.Names{})))
 		}
 	}
-	for _, e := range fromEnv {
-		if value, _ := lookup(proxy, e.variable); value != "" {
+	for _, e := range envOptions {
+		if value, _ := lookupEnv(proxy, e.variable); value != "" {
 			errs = append(errs, in("variable "+e.variable+" of "+ProxyContainer, o.Set(e.option, value, iptables.Names{})))
 		}
 	}
-	if mode, where := interception(p, proxy); mode != "" {
+	if mode, where := interceptionMode(p, proxy); mode != "" {
 		err := o.Set("istio-inbound-interception-mode", mode, iptables.Names{})
 		if err == nil && o.Interception != iptables.RedirectMode && o.Interception != iptables.TProxyMode {
 			err = fmt.Errorf("%q is no mode: write REDIRECT or TPROXY, or NONE", mode)
 		}
 		errs = append(errs, in(where, err))
 	}
-	errs = append(errs, runAs(&o, p, proxy), spareOwnPorts(&o, p))
-	o.CaptureAllDNS = o.RedirectDNS // the pod's resolv.conf is not known here
+	errs = append(errs, runAs(&o, p, proxy), excludeProbePorts(&o, p))
+	o.CaptureAllDNS = o.RedirectDNS // the pod's resolv.conf is unknown here
 	if o.DualStack {
-		o.IPv6 = iptables.IPv6Auto // the pod says more than the node
+		o.IPv6 = iptables.IPv6Auto // the pod's setting overrides the node's
 	}
 	if err := errors.Join(errs...); err != nil {
 		return o, err
@@ -109,18 +109,18 @@ func (s *Settings) mesh(o *iptables.Options) {
 	}
 }
 
-// interception is what the pod says of how inbound connections reach Envoy. The variable is what the proxy tells the
-// control plane, which makes its listeners so.
-func interception(p *agentapi.Pod, proxy *agentapi.Container) (mode, where string) {
+// interceptionMode returns the pod's inbound interception mode and its location. The environment variable is the one
+// that the proxy sends to the control plane, which configures the listeners for this mode.
+func interceptionMode(p *agentapi.Pod, proxy *agentapi.Container) (mode, where string) {
 	if mode = p.Metadata.Annotations[modeKey]; mode != "" {
 		return mode, "annotation " + modeKey
 	}
-	mode, _ = lookup(proxy, modeEnv)
+	mode, _ = lookupEnv(proxy, modeEnv)
 	return mode, "variable " + modeEnv + " of " + ProxyContainer
 }
 
-// runAs takes the proxy's ids from its container. Injectors let the proxy run as user 0 for TPROXY, with a group of its
-// own: then the group alone tells it apart, as every process of root would otherwise be taken for the proxy.
+// runAs sets the proxy's IDs from its container. Injectors run the proxy as user 0 for TPROXY, with a separate group.
+// Only the group is then used, since all processes of root would otherwise match.
 func runAs(o *iptables.Options, p *agentapi.Pod, proxy *agentapi.Container) error {
 	uid, gid := ids(p, proxy)
 	root := uid != nil && *uid == 0
@@ -145,14 +145,14 @@ func runAs(o *iptables.Options, p *agentapi.Pod, proxy *agentapi.Container) erro
 	case root:
 		o.ProxyUIDs = nil
 	case uid != nil && gid == nil:
-		o.ProxyGIDs = slices.Clone(o.ProxyUIDs) // as the flags do
+		o.ProxyGIDs = slices.Clone(o.ProxyUIDs) // same default as the flags
 	}
 	return nil
 }
 
-// spareOwnPorts keeps the ports of probes out of what is captured, also of a list that names them.
-func spareOwnPorts(o *iptables.Options, p *agentapi.Pod) error {
-	spare := slices.Clone(ownPorts)
+// excludeProbePorts excludes the probe ports from capture, even if a list contains them.
+func excludeProbePorts(o *iptables.Options, p *agentapi.Pod) error {
+	spare := slices.Clone(probePorts)
 	if value := p.Metadata.Annotations[statusPortKey]; value != "" {
 		port, err := strconv.ParseUint(value, 10, 16)
 		if err != nil {
@@ -164,7 +164,7 @@ func spareOwnPorts(o *iptables.Options, p *agentapi.Pod) error {
 	}
 	if !o.InboundPorts.All {
 		for _, port := range spare {
-			o.InboundPorts.Listed = without(o.InboundPorts.Listed, port)
+			o.InboundPorts.Listed = removePort(o.InboundPorts.Listed, port)
 		}
 		return nil
 	}
@@ -176,8 +176,8 @@ func spareOwnPorts(o *iptables.Options, p *agentapi.Pod) error {
 	return nil
 }
 
-// without takes a port out of a list of ranges.
-func without(list []iptables.PortRange, port uint16) (rest []iptables.PortRange) {
+// removePort removes a port from a list of ranges.
+func removePort(list []iptables.PortRange, port uint16) (rest []iptables.PortRange) {
 	for _, r := range list {
 		if port < r.First || port > r.Last {
 			rest = append(rest, r)
@@ -193,8 +193,8 @@ func without(list []iptables.PortRange, port uint16) (rest []iptables.PortRange)
 	return rest
 }
 
-// Warnings are what a person ought to know of a pod that is captured all the same: containers whose traffic is taken for the
-// proxy's own. Some are made so on purpose, to be left alone.
+// Warnings returns the containers of a captured pod whose traffic is not redirected, because they run with the proxy's
+// IDs. Some pods do this on purpose.
 func Warnings(p *agentapi.Pod) (warnings []string) {
 	proxy := Proxy(p)
 	if proxy == nil {

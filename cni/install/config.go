@@ -9,62 +9,66 @@ import (
 	"time"
 )
 
-// Mode is how the plugin comes into the node's CNI configuration.
+// Mode is how the plugin is added to the node's CNI configuration.
 type Mode string
 
 // The modes.
 const (
-	// Chained puts it at the end of the primary plugin's list.
+	// Chained appends the plugin to the primary network's plugin list.
 	Chained Mode = "chained"
-	// Standalone writes a configuration of its own, for meta plugins that name it (Multus).
+	// Standalone writes a separate configuration, which a meta plugin such as Multus references.
 	Standalone Mode = "standalone"
-	// DropIn writes a file into the primary network's folder, which container runtimes with libcni 1.3 or newer read; the
-	// primary's own file is not touched. That the runtime does so cannot be seen from here.
+	// DropIn writes a file into the primary network's directory, which container runtimes with libcni 1.3 or newer
+	// read. The primary network's own file is not changed. The installer cannot check whether the runtime reads the
+	// directory.
 	DropIn Mode = "drop-in"
 )
 
-// Config is what an Installer needs. Paths are those of this process, where nothing else is said.
+// Config is the configuration of an Installer. Paths are paths of this process unless a field's comment specifies
+// otherwise.
 type Config struct {
-	// Binary is the plugin to install and Tombstone what takes its place when it is uninstalled while sandboxes still
-	// name it; BinDirs are where container runtimes look for plugins. Without a Binary none is installed.
+	// Binary is the plugin to install. Tombstone is the program that replaces it on uninstall while sandboxes still
+	// reference the plugin. BinDirs are the directories in which container runtimes look for plugins. If Binary is
+	// empty, no binary is installed.
 	Binary, Tombstone string
 	BinDirs           []string
 
 	ConfDir  string
-	ConfName string // of the file to use; "": the one that runtimes take
+	ConfName string // file name; "" selects the file that container runtimes use
 	Mode     Mode
-	// Plugin is the plugin's entry in the configuration; its type is set here.
+	// Plugin is the plugin's entry in the configuration; the installer sets its type.
 	Plugin map[string]any
 
-	// Kubeconfig is written where the plugin's entry says that it is; "" for none.
+	// Kubeconfig is the path at which the kubeconfig is written, as referenced by the plugin's entry; "" for none.
 	Kubeconfig     string
 	KubeconfigMode fs.FileMode // 0: 0600
 	Server         string      // URL of the API server
-	TokenFile      string      // of the pod
-	// Token gives the plugin's token; nil: that of TokenFile.
+	TokenFile      string      // the pod's token file
+	// Token returns the plugin's token; nil uses the content of TokenFile.
 	Token func() (string, error)
-	// Renewed has something when Token gives another; nil for never.
+	// Renewed receives a value when Token returns a new token; nil for never.
 	Renewed       <-chan struct{}
 	CAFile        string
 	SkipTLSVerify bool
 
-	// Results is where container runtimes keep what they know of sandboxes; "": /var/lib/cni/results.
+	// Results is the directory of libcni's result cache; "": /var/lib/cni/results.
 	Results string
 
-	// Notes is a folder that the plugin has of its own; "" for none. It goes with the plugin.
+	// Notes is a directory that only the plugin uses; "" for none. Uninstall removes it.
 	Notes string
 
-	// Tell is called after each attempt, for metrics: with "SUCCESS", or the step that failed; nil for none.
-	Tell func(result string)
-	// Fought is called when somebody else has changed or taken away a file of the installation; nil for none.
-	Fought func(file string)
-	Logger *slog.Logger
+	// OnAttempt is called for metrics after the first attempt and each one that failed or changed a file, with "SUCCESS" or
+	// the step that failed; nil for none.
+	OnAttempt func(result string)
+	// OnConflict is called when another program changed or removed a file of the installation; nil for none.
+	OnConflict func(file string)
+	Logger     *slog.Logger
 
-	// Settle is how long changes of files may come before they are looked at, and Recheck how often everything is looked
-	// at whatever is heard; 0: 100 ms and 30 s.
+	// Settle is the debounce after a file change. Recheck is the interval of full checks, regardless of notifications.
+	// 0: 100 ms and 30 s.
 	Settle, Recheck time.Duration
 
-	before func(step, path string) error // of tests
+	before func(step, path string) error // for tests
 }
 
 const (

@@ -16,21 +16,21 @@ import (
 	"strings"
 )
 
-// PluginType is the plugin's name in configurations, which is that of its binary.
+// PluginType is the plugin's type in CNI configurations and the name of its binary.
 const PluginType = "pilotfish-cni"
 
-// oldestList is the first version of the specification that has lists of plugins.
+// oldestList is the first version of the CNI specification that supports plugin lists.
 const oldestList = "0.3.1"
 
 // network is one file of the CNI configuration.
 type network struct {
 	path   string
-	list   bool           // of plugins; else one plugin
-	fields map[string]any // numbers as they were written
+	list   bool           // a list of plugins, not a single plugin
+	fields map[string]any // numbers retain their original text
 	raw    []byte
 }
 
-// parseNetwork reads a configuration without loss of what it does not know.
+// parseNetwork parses a configuration and retains unknown fields.
 func parseNetwork(path string, content []byte) (*network, error) {
 	n := &network{path: path, raw: content}
 	decoder := json.NewDecoder(bytes.NewReader(content))
@@ -69,12 +69,12 @@ func typeOf(fields map[string]any) string {
 	return name
 }
 
-// unchanged fails when the file is no longer what was read of it.
-func (n *network) unchanged() error { return unchanged(n.path, n.raw) }
+// checkUnchanged returns an error if the file has changed since it was read.
+func (n *network) checkUnchanged() error { return checkUnchanged(n.path, n.raw) }
 
 func (n *network) name() string { return n.fields["name"].(string) }
 
-// plugins are the entries, of which a single plugin is one.
+// plugins returns the entries of the list, or the single plugin as the only entry.
 func (n *network) plugins() []map[string]any {
 	if !n.list {
 		return []map[string]any{n.fields}
@@ -87,7 +87,7 @@ func (n *network) plugins() []map[string]any {
 	return all
 }
 
-// types are the names of the plugins other than ours.
+// types returns the types of all plugins except pilotfish's.
 func (n *network) types() []string {
 	var all []string
 	for _, p := range n.plugins() {
@@ -98,8 +98,8 @@ func (n *network) types() []string {
 	return all
 }
 
-// ours is the plugin's entry, or nil.
-func (n *network) ours() map[string]any {
+// pluginEntry returns the entry of pilotfish's plugin, or nil.
+func (n *network) pluginEntry() map[string]any {
 	for _, p := range n.plugins() {
 		if typeOf(p) == PluginType {
 			return p
@@ -108,7 +108,7 @@ func (n *network) ours() map[string]any {
 	return nil
 }
 
-// onlyInlined says that the runtime is not to look for further plugins in the network's folder.
+// onlyInlined reports whether the runtime ignores further plugins in the network's directory.
 func (n *network) onlyInlined() bool {
 	switch v := n.fields["loadOnlyInlinedPlugins"].(type) {
 	case bool:
@@ -119,8 +119,8 @@ func (n *network) onlyInlined() bool {
 	return false
 }
 
-// chained is the network with the plugin as the last of its list.
-func (n *network) chained(entry map[string]any) ([]byte, error) {
+// appendPlugin returns the configuration with the plugin as the last entry of the list.
+func (n *network) appendPlugin(entry map[string]any) ([]byte, error) {
 	fields := maps.Clone(n.fields)
 	var plugins []any
 	if n.list {
@@ -143,8 +143,8 @@ func (n *network) chained(entry map[string]any) ([]byte, error) {
 	return marshal(fields)
 }
 
-// without is the network without the plugin.
-func (n *network) without() ([]byte, error) {
+// removePlugin returns the configuration without the plugin.
+func (n *network) removePlugin() ([]byte, error) {
 	fields := maps.Clone(n.fields)
 	var plugins []any
 	for _, p := range n.plugins() {
@@ -156,8 +156,8 @@ func (n *network) without() ([]byte, error) {
 	return marshal(fields)
 }
 
-// has says that the plugin is in the list, last, and as it should be.
-func (n *network) has(entry map[string]any) bool {
+// hasPlugin reports whether the plugin is the last entry of the list and equals entry.
+func (n *network) hasPlugin(entry map[string]any) bool {
 	plugins := n.plugins()
 	if !n.list || len(plugins) < 2 || !sameJSON(plugins[len(plugins)-1], entry) {
 		return false
@@ -175,7 +175,7 @@ func sameJSON(a, b map[string]any) bool {
 	return json.Unmarshal(one, &x) == nil && json.Unmarshal(two, &y) == nil && reflect.DeepEqual(x, y)
 }
 
-// listVersion is that of a single plugin, or the oldest in which it can be in a list.
+// listVersion returns the version of a single plugin, or oldestList if that version does not support lists.
 func listVersion(version any) string {
 	text, _ := version.(string)
 	parts := strings.Split(text, ".")
@@ -199,11 +199,12 @@ func marshal(fields map[string]any) ([]byte, error) {
 	return b.Bytes(), err
 }
 
-// errNoNetwork says that no other plugin has put its configuration there yet.
+// errNoNetwork reports that no primary plugin has written its configuration yet.
 var errNoNetwork = errors.New("no primary CNI plugin has put its configuration there yet")
 
-// primary finds the configuration that container runtimes take: the first, by name, that can be read and that is not ours
-// alone. A name asks for that one, whether it is of a list yet or of a single plugin.
+// primary returns the configuration that container runtimes use: the first by name that is readable and does not
+// contain only pilotfish's plugin. If name is set, it returns that file, or its other form (plugin list or single
+// plugin).
 func primary(dir, name string) (*network, error) {
 	if name != "" {
 		n, err := readNetwork(filepath.Join(dir, name))
@@ -233,7 +234,7 @@ func primary(dir, name string) (*network, error) {
 	return nil, fmt.Errorf("%w: %s", errNoNetwork, dir)
 }
 
-// otherForm is the name of the file of a list for that of a single plugin, and the other way round.
+// otherForm returns the file name of the plugin list for that of a single plugin, and the reverse.
 func otherForm(name string) string {
 	ext := filepath.Ext(name)
 	if ext == ".conflist" {
@@ -242,14 +243,14 @@ func otherForm(name string) string {
 	return strings.TrimSuffix(name, ext) + ".conflist"
 }
 
-// unreadable is a configuration that cannot be read.
+// unreadable is a configuration file that cannot be read or parsed.
 type unreadable struct {
 	path string
 	err  error
 }
 
-// networks are the configurations of a folder that can be read, in the order of their names, and what is wrong with the
-// first that cannot.
+// networks returns the readable configurations of a directory, sorted by name, and the error of the first unreadable
+// one.
 func networks(dir string) (all []*network, broken *unreadable, err error) {
 	entries, err := os.ReadDir(dir) // sorted
 	if err != nil {
@@ -295,12 +296,12 @@ func readNetwork(path string) (*network, error) {
 	return n, nil
 }
 
-// errShadowed says that runtimes may take another file than the one that has the plugin.
+// errShadowed reports that container runtimes may use another file than the one that contains the plugin.
 var errShadowed = errors.New("container runtimes may take a CNI configuration without the plugin, or none")
 
-// shadowed is an error when a file that cannot be read comes before the one that was taken for the primary's: what runtimes make of it
-// is not known from here.
-func shadowed(dir string) error {
+// checkShadowing returns an error if an unreadable file sorts before the primary's file. How runtimes treat such a file
+// is unknown.
+func checkShadowing(dir string) error {
 	all, broken, err := networks(dir)
 	if err != nil || broken == nil {
 		return err

@@ -1,5 +1,5 @@
-// Package install puts the CNI plugin on a node and keeps it there: its binary, the kubeconfig that it asks the API server
-// with, and its place in the node's CNI configuration, in that order, so that no configuration ever names what is not there
-// yet. It is taken away in the opposite order. Each file changes at once or not at all, and what the configuration was
-// before is kept beside it.
+// Package install installs the CNI plugin on a node and maintains the installation. It installs the binary, the
+// kubeconfig with which the plugin authenticates to the API server, and the entry in the node's CNI configuration. It
+// uses this order so that no configuration references a missing file. Uninstall uses the reverse order. Each file
+// changes atomically, and the original configuration is stored next to it.
 package install

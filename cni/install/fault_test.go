@@ -22,8 +22,7 @@ func failAt(n int, killed bool) (before func(string, string) error, steps *int) 
 	}, &count
 }
 
-// served says whether what new pods would ask for is there: no configuration may name a plugin whose binary or kubeconfig
-// is not.
+// served fails the test if a configuration references a plugin whose binary or kubeconfig is missing.
 func (n *node) served(t *testing.T) {
 	t.Helper()
 	if !strings.Contains(strings.Join(n.chain(), " "), PluginType) {

@@ -12,7 +12,7 @@ import (
 	"github.com/pilotfish-mesh/pilotfish/internal/health"
 )
 
-// The results of attempts, in the words of Istio's metric where it has one.
+// The results of attempts, with the values of Istio's metric where they exist.
 const (
 	resultSuccess    = "SUCCESS"
 	resultBinary     = "COPY_BINARIES_FAILURE"
@@ -20,25 +20,25 @@ const (
 	resultConfig     = "CREATE_CNI_CONFIG_FAILURE"
 )
 
-// Installer puts the plugin on the node. Install, Uninstall and Run are not called concurrently.
+// Installer installs the plugin on the node. Install, Uninstall and Run must not be called concurrently.
 type Installer struct {
 	config Config
 	disk   *disk
 	entry  map[string]any
-	fights fights
-	absent bool              // the last attempt found the configuration without the plugin
-	undone string            // a file of the last attempt that somebody else has changed since ours; ""
-	copied map[string]string // stamps of source and copy, by the copy's path
-	source map[string]string // stamps of the source alone, by the copy's path
+	fights conflictDetector
+	absent bool              // the last attempt found no plugin in the configuration
+	undone string            // a file that another program changed between the last two attempts; "" for none
+	copied map[string]string // fingerprints of source and copy, by the copy's path
+	source map[string]string // fingerprints of the source, by the copy's path
 	known  []byte            // the kubeconfig that was written last
-	// failures is how many attempts in a row were taken back.
+	// failures is the number of consecutive attempts that were rolled back.
 	failures int
 
 	mu        sync.Mutex
 	condition health.Condition
 }
 
-// New checks the configuration; nothing is touched yet.
+// New validates the configuration. It changes no file.
 func New(c Config) (*Installer, error) {
 	if err := c.check(); err != nil {
 		return nil, fmt.Errorf("installing the CNI plugin: %w", err)
@@ -54,31 +54,31 @@ func New(c Config) (*Installer, error) {
 	}, nil
 }
 
-// Health says whether the plugin is installed.
+// Health returns the condition of the installation.
 func (in *Installer) Health() health.Condition {
 	in.mu.Lock()
 	defer in.mu.Unlock()
 	return in.condition
 }
 
-// Install brings everything to where it should be, and says whether anything had to change. It may be repeated. When a
-// step fails what was done is taken back, so that the node is as it was. That there is no primary plugin yet, that another
-// program writes its file at this moment, that one before it cannot be read, or that a kubeconfig that is there cannot be
-// renewed, is an error after which the rest stays.
+// Install brings all files to the desired state and reports whether a file changed. It is idempotent. If a step fails,
+// Install rolls back its changes. The following errors do not roll back: no primary plugin exists yet, another program
+// is writing its file, a file that sorts before the primary's is unreadable, or an existing kubeconfig cannot be
+// renewed.
 func (in *Installer) Install() (changed bool, err error) {
 	done := &changes{disk: in.disk}
 	result, err := in.steps(done)
 	changed = len(done.done) > 0
 	if err == nil || restStays(err) {
-		done.keep()
+		done.commit()
 	} else if undone := done.undo(); undone != nil {
 		err = errors.Join(err, undone)
 	}
-	in.tell(result, err, changed)
+	in.reportResult(result, err, changed)
 	return changed, err
 }
 
-// errNotRenewed says that the kubeconfig is that of before.
+// errNotRenewed reports that the previous kubeconfig is still in use.
 var errNotRenewed = errors.New("that of before stays")
 
 func restStays(err error) bool {
@@ -104,14 +104,14 @@ func (in *Installer) steps(done *changes) (result string, err error) {
 	return resultSuccess, nil
 }
 
-// hasCredentials says that there is a kubeconfig that this installer wrote, or found to be right.
+// hasCredentials reports whether a kubeconfig exists that this installer wrote or verified.
 func (in *Installer) hasCredentials() bool {
 	_, err := os.Stat(in.config.Kubeconfig)
 	return in.known != nil && err == nil
 }
 
-// repair puts the plugin back before it renews its kubeconfig: pods start without the plugin meanwhile, and a token may have
-// to be waited for.
+// repair restores the plugin's configuration before it renews the kubeconfig. Until then pods start without the plugin,
+// and a token may not be available immediately.
 func (in *Installer) repair(done *changes) (result string, err error) {
 	conf := in.configuration(done)
 	if conf != nil {
@@ -129,7 +129,7 @@ func (in *Installer) repair(done *changes) (result string, err error) {
 	return resultSuccess, nil
 }
 
-func (in *Installer) tell(result string, err error, changed bool) {
+func (in *Installer) reportResult(result string, err error, changed bool) {
 	in.mu.Lock()
 	first := !in.condition.OK
 	in.condition = health.Condition{OK: err == nil}
@@ -137,12 +137,12 @@ func (in *Installer) tell(result string, err error, changed bool) {
 		in.condition.Reason = err.Error()
 	}
 	in.mu.Unlock()
-	if in.config.Tell != nil && (err != nil || changed || first) {
-		in.config.Tell(result)
+	if in.config.OnAttempt != nil && (err != nil || changed || first) {
+		in.config.OnAttempt(result)
 	}
 }
 
-// sweep removes what a run that was killed left half written.
+// sweep removes temporary files of a killed process from all directories.
 func (in *Installer) sweep() error {
 	dirs := append([]string{in.config.ConfDir}, in.config.BinDirs...)
 	if in.config.Kubeconfig != "" {
@@ -150,7 +150,7 @@ func (in *Installer) sweep() error {
 	}
 	if all, _, err := networks(in.config.ConfDir); err == nil {
 		for _, n := range all {
-			dirs = append(dirs, filepath.Join(in.config.ConfDir, n.name()), filepath.Dir(behindLink(n.path)))
+			dirs = append(dirs, filepath.Join(in.config.ConfDir, n.name()), filepath.Dir(resolveSymlink(n.path)))
 		}
 	}
 	for _, dir := range dirs {
@@ -173,8 +173,8 @@ func (in *Installer) binaries(done *changes) error {
 	return nil
 }
 
-// binary copies the plugin, unless neither it nor the copy has changed since they were the same: it is large, and looked
-// at often.
+// binary copies the plugin if the fingerprint of source or copy has changed. Comparing contents each time would be
+// expensive.
 func (in *Installer) binary(done *changes, path string) error {
 	if now := stamps(in.config.Binary, path); now != "" && now == in.copied[path] {
 		return nil
@@ -190,7 +190,7 @@ func (in *Installer) binary(done *changes, path string) error {
 	return nil
 }
 
-// stamps tells files from later ones of their names; "" when one is not there.
+// stamps returns a fingerprint that distinguishes files from later files of the same names; "" if one is missing.
 func stamps(paths ...string) string {
 	var all strings.Builder
 	for _, path := range paths {
@@ -232,10 +232,10 @@ func (in *Installer) configuration(done *changes) error {
 	if err != nil || in.config.ConfName != "" {
 		return err
 	}
-	return shadowed(in.config.ConfDir)
+	return checkShadowing(in.config.ConfDir)
 }
 
-// standalone writes a configuration of our own.
+// standalone writes a separate configuration.
 func (in *Installer) standalone(done *changes) error {
 	fields := map[string]any{"name": PluginType, "cniVersion": "1.0.0"}
 	for name, value := range in.entry {
@@ -259,8 +259,8 @@ func (in *Installer) standalone(done *changes) error {
 	return nil
 }
 
-// chain puts the plugin at the end of the primary's list. A single plugin's file becomes a list in a file beside it, and
-// then steps aside: in between runtimes take the old one, whose name comes first.
+// chain appends the plugin to the primary network's list. For a single plugin's file it writes a list into a new file
+// and then removes the old one. In between, runtimes use the old file, because its name sorts first.
 func (in *Installer) chain(done *changes) error {
 	n, err := primary(in.config.ConfDir, in.config.ConfName)
 	if err != nil {
@@ -269,26 +269,26 @@ func (in *Installer) chain(done *changes) error {
 	if err := in.chainInto(done, n); err != nil {
 		return err
 	}
-	return in.leave(done, filepath.Join(in.config.ConfDir, n.name(), dropInName), nil)
+	return in.removeReplaced(done, filepath.Join(in.config.ConfDir, n.name(), dropInName), nil)
 }
 
 func (in *Installer) chainInto(done *changes, n *network) error {
-	if n.has(in.entry) {
+	if n.hasPlugin(in.entry) {
 		return nil
 	}
-	in.absent, in.undone = n.ours() == nil, n.path
-	text, err := n.chained(in.entry)
+	in.absent, in.undone = n.pluginEntry() == nil, n.path
+	text, err := n.appendPlugin(in.entry)
 	if err != nil {
 		return err
 	}
 	if n.list {
-		return in.rewrite(done, n.path, text, 0, n.unchanged)
+		return in.rewrite(done, n.path, text, 0, n.checkUnchanged)
 	}
 	list := strings.TrimSuffix(n.path, filepath.Ext(n.path)) + ".conflist"
-	if err := in.rewrite(done, list, text, modeOf(n.path), n.unchanged); err != nil {
+	if err := in.rewrite(done, list, text, modeOf(n.path), n.checkUnchanged); err != nil {
 		return err
 	}
-	return in.leave(done, n.path, n.unchanged)
+	return in.removeReplaced(done, n.path, n.checkUnchanged)
 }
 
 func modeOf(path string) fs.FileMode {
@@ -299,8 +299,8 @@ func modeOf(path string) fs.FileMode {
 	return info.Mode().Perm()
 }
 
-// dropIn leaves the primary's file alone and writes beside it. An entry of an earlier chained install is taken out after
-// that: for a moment there may be two, which do no more than one.
+// dropIn writes a separate file and does not change the primary's. It then removes the entry of an earlier chained
+// install. For a moment there may be two entries, which have the effect of one.
 func (in *Installer) dropIn(done *changes) error {
 	n, err := primary(in.config.ConfDir, in.config.ConfName)
 	if err != nil {
@@ -320,7 +320,7 @@ func (in *Installer) dropIn(done *changes) error {
 	}
 	path := filepath.Join(in.config.ConfDir, n.name(), dropInName)
 	if _, err := os.Stat(path); errors.Is(err, fs.ErrNotExist) {
-		in.absent = n.ours() == nil
+		in.absent = n.pluginEntry() == nil
 	}
 	before := len(done.done)
 	if err := in.rewrite(done, path, text, 0o644, nil); err != nil {
@@ -329,17 +329,17 @@ func (in *Installer) dropIn(done *changes) error {
 	if len(done.done) > before {
 		in.undone = n.path
 	}
-	if n.ours() == nil {
+	if n.pluginEntry() == nil {
 		return nil
 	}
-	if text, err = n.without(); err != nil {
+	if text, err = n.removePlugin(); err != nil {
 		return err
 	}
-	return in.rewrite(done, n.path, text, 0, n.unchanged)
+	return in.rewrite(done, n.path, text, 0, n.checkUnchanged)
 }
 
-// rewrite changes a configuration file after its former state is in the undo log, unless ready fails; mode 0 keeps the
-// file's.
+// rewrite changes a configuration file after it has stored the former state in the undo log. It does nothing if ready
+// fails. mode 0 preserves the file's mode.
 func (in *Installer) rewrite(done *changes, path string, text []byte, mode fs.FileMode, ready func() error) error {
 	was, err := read(path, maxConf)
 	if err != nil {
@@ -354,12 +354,12 @@ func (in *Installer) rewrite(done *changes, path string, text []byte, mode fs.Fi
 	if err := in.remember(path, was, text); err != nil {
 		return err
 	}
-	_, err = done.writeOver(behindLink(path), text, mode, ready)
+	_, err = done.writeOver(resolveSymlink(path), text, mode, ready)
 	return err
 }
 
-// leave takes a configuration file away that ours stands in for, unless ready fails.
-func (in *Installer) leave(done *changes, path string, ready func() error) error {
+// removeReplaced removes a configuration file that pilotfish's file replaces. It does nothing if ready fails.
+func (in *Installer) removeReplaced(done *changes, path string, ready func() error) error {
 	was, err := read(path, maxConf)
 	if err != nil || !was.exists {
 		return err
@@ -383,9 +383,10 @@ func (in *Installer) remember(path string, was file, wrote []byte) error {
 	if err != nil {
 		return err
 	}
-	// Where the log was lost, or somebody changed the file around us, what was before us is what is there but us.
-	if n, err := parseNetwork(path, was.content); err == nil && n.list && n.ours() != nil && !log.wrote(in.config.ConfDir, path, was) {
-		if was.content, err = n.without(); err != nil {
+	// If the log was lost, or another program changed the file, the original state is the present content without the
+	// plugin.
+	if n, err := parseNetwork(path, was.content); err == nil && n.list && n.pluginEntry() != nil && !log.wrote(in.config.ConfDir, path, was) {
+		if was.content, err = n.removePlugin(); err != nil {
 			return err
 		}
 	}

@@ -383,19 +383,19 @@ func FuzzNetwork(f *testing.F) {
 		if err != nil {
 			return
 		}
-		text, err := n.chained(entry)
+		text, err := n.appendPlugin(entry)
 		if err != nil {
 			return
 		}
 		again, err := parseNetwork("x", text)
-		if err != nil || !again.has(entry) || strings.Join(again.types(), ",") != strings.Join(n.types(), ",") {
+		if err != nil || !again.hasPlugin(entry) || strings.Join(again.types(), ",") != strings.Join(n.types(), ",") {
 			t.Fatalf("%q became %q (%v)", content, text, err)
 		}
-		without, err := again.without()
+		without, err := again.removePlugin()
 		if err != nil {
 			t.Fatal(err)
 		}
-		if last, err := parseNetwork("x", without); err != nil || last.ours() != nil {
+		if last, err := parseNetwork("x", without); err != nil || last.pluginEntry() != nil {
 			t.Fatalf("%q keeps the plugin (%v)", without, err)
 		}
 	})

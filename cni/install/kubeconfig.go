@@ -9,8 +9,8 @@ import (
 	"go.yaml.in/yaml/v3"
 )
 
-// kubeconfig makes the file that the plugin asks the API server with. The token is written into it, since the plugin runs
-// on the host, where the pod's own token cannot be seen.
+// kubeconfig returns the kubeconfig with which the plugin authenticates to the API server. It contains the token
+// itself, because the plugin runs on the host, where the pod's token file is not visible.
 func (in *Installer) kubeconfig() ([]byte, error) {
 	if in.config.Server == "" {
 		return nil, errors.New("the API server's URL is not known (is this a pod? is KUBERNETES_SERVICE_HOST there?)")

@@ -8,20 +8,20 @@ import (
 	"path/filepath"
 )
 
-// undoLogName is in the folder of the CNI configuration, where it outlives reboots as the configuration does. Runtimes
-// read no file without an extension of theirs.
+// undoLogName is a file in the CNI configuration directory, so that it persists across reboots as the configuration
+// does. Runtimes ignore files without a known extension.
 const undoLogName = ".pilotfish-cni-undo"
 
-// undoLog says, on the disk, what the configuration was before the plugin came into it. An entry is written before its
-// change: one whose change never happened does no harm, since nothing is taken back of a file that is not what was written.
+// undoLog stores the state of the configuration before the plugin was added. An entry is written before its change. An
+// entry whose change did not happen is harmless, since only files with the recorded hash are restored.
 type undoLog struct {
 	Entries []undoEntry `json:"entries"`
 }
 
 type undoEntry struct {
-	File  string `json:"file"`            // relative to the folder
-	Wrote string `json:"wrote,omitempty"` // SHA-256 of what we made of it; "" when it was taken away
-	// Was is what it was; nil when it was not there.
+	File  string `json:"file"`            // relative to the configuration directory
+	Wrote string `json:"wrote,omitempty"` // SHA-256 of the content that the installer wrote; "" if it removed the file
+	// Was is the original content; nil if the file did not exist.
 	Was  []byte `json:"was,omitempty"`
 	Mode uint32 `json:"mode,omitempty"`
 }
@@ -49,7 +49,7 @@ func readUndoLog(dir string) (*undoLog, error) {
 	return &log, nil
 }
 
-// wrote says whether a file is as the log says that we left it.
+// wrote reports whether a file is in the state that the log recorded.
 func (l *undoLog) wrote(dir, path string, is file) bool {
 	for _, e := range l.Entries {
 		if filepath.Join(dir, e.File) == path {
@@ -59,8 +59,8 @@ func (l *undoLog) wrote(dir, path string, is file) bool {
 	return false
 }
 
-// note remembers what a file was before the plugin came into it. A file that has the plugin already, from an earlier
-// install, keeps what is remembered of it.
+// note records the state of a file before the plugin was added. If the file already contains the plugin from an earlier
+// install, the earlier record is retained.
 func (l *undoLog) note(dir, path string, was file, wrote []byte) error {
 	name, err := filepath.Rel(dir, path)
 	if err != nil {
@@ -79,7 +79,7 @@ func (l *undoLog) note(dir, path string, was file, wrote []byte) error {
 			continue
 		}
 		if was.exists && old.Wrote == digest(was.content) {
-			e.Was, e.Mode = old.Was, old.Mode // it was ours then, too
+			e.Was, e.Mode = old.Was, old.Mode // the previous state contained the plugin, too
 		}
 		*old = e
 		return nil

@@ -12,12 +12,13 @@ import (
 	"github.com/pilotfish-mesh/pilotfish/internal/health"
 )
 
-// mostTries is how often a configuration is read anew that another program writes meanwhile.
-const mostTries = 10
+// maxTries limits the attempts to edit a configuration that another program is writing.
+const maxTries = 10
 
-// Uninstall takes the plugin away: first its place in the configuration, so that no new pod asks for it; then the
-// kubeconfig; then the binary. While sandboxes name it, whose end would fail without it, the tombstone takes its place,
-// which lets them end and then goes by itself. What fails leaves the rest in a state that works, and can be repeated.
+// Uninstall removes the plugin's entry from the configuration, so that no new pod uses it, then the kubeconfig, then
+// the binary. While sandboxes reference the plugin, their DEL would fail without it. The tombstone therefore replaces
+// the binary until the last of them has ended, and then removes itself. If a step fails, the remaining installation is
+// consistent and can be repaired.
 func (in *Installer) Uninstall() error {
 	in.mu.Lock()
 	in.condition = health.Condition{Reason: "the CNI plugin is being uninstalled"}
@@ -25,9 +26,9 @@ func (in *Installer) Uninstall() error {
 	if err := in.sweep(); err != nil {
 		return err
 	}
-	err := in.takeOut()
-	for tries := 1; errors.Is(err, errChanged) && tries < mostTries; tries++ {
-		err = in.takeOut() // of what is there now
+	err := in.restoreConfig()
+	for tries := 1; errors.Is(err, errChanged) && tries < maxTries; tries++ {
+		err = in.restoreConfig() // reads the present configuration
 	}
 	if err != nil {
 		return fmt.Errorf("taking the plugin out of the CNI configuration: %w", err)
@@ -42,14 +43,15 @@ func (in *Installer) Uninstall() error {
 			return fmt.Errorf("removing the plugin's notes of sandboxes: %w", err)
 		}
 	}
-	if err := in.bury(); err != nil {
+	if err := in.removeBinary(); err != nil {
 		return fmt.Errorf("removing the plugin's binary: %w", err)
 	}
 	return nil
 }
 
-// takeOut brings back what the configuration was. What somebody has changed since keeps that, less the plugin.
-func (in *Installer) takeOut() error {
+// restoreConfig restores the original configuration. From files that another program has changed since, it only removes
+// the plugin.
+func (in *Installer) restoreConfig() error {
 	dir := in.config.ConfDir
 	log, err := readUndoLog(dir)
 	if err != nil {
@@ -61,7 +63,7 @@ func (in *Installer) takeOut() error {
 			return err
 		}
 	}
-	if err := in.takeOutRest(); err != nil {
+	if err := in.removeFromConfigs(); err != nil {
 		return err
 	}
 	return in.disk.remove(filepath.Join(dir, undoLogName))
@@ -75,7 +77,7 @@ func (in *Installer) restore(log *undoLog, e undoEntry) error {
 	}
 	ours := log.wrote(in.config.ConfDir, path, now)
 	if ours && e.Was != nil {
-		return in.disk.replace(behindLink(path), bytes.NewReader(e.Was), fs.FileMode(e.Mode), func() error { return unchanged(path, now.content) })
+		return in.disk.replace(resolveSymlink(path), bytes.NewReader(e.Was), fs.FileMode(e.Mode), func() error { return checkUnchanged(path, now.content) })
 	}
 	if ours {
 		if err := in.disk.remove(path); err != nil {
@@ -88,7 +90,7 @@ func (in *Installer) restore(log *undoLog, e undoEntry) error {
 	return nil
 }
 
-// removeEmpty takes the folder of a network away that nobody else has put anything into.
+// removeEmpty removes the directory of a network if it contains no files of other programs.
 func (in *Installer) removeEmpty(dir string) error {
 	entries, err := os.ReadDir(dir)
 	if errors.Is(err, fs.ErrNotExist) || len(entries) > 0 {
@@ -100,15 +102,15 @@ func (in *Installer) removeEmpty(dir string) error {
 	return in.disk.remove(dir)
 }
 
-// takeOutRest takes the plugin out of every configuration that still names it.
-func (in *Installer) takeOutRest() error {
+// removeFromConfigs removes the plugin from every configuration that still references it.
+func (in *Installer) removeFromConfigs() error {
 	all, _, err := networks(in.config.ConfDir)
 	if err != nil {
 		return err
 	}
 	for _, n := range all {
-		if n.ours() != nil {
-			if err := in.takeOutOf(n); err != nil {
+		if n.pluginEntry() != nil {
+			if err := in.removeFromConfig(n); err != nil {
 				return err
 			}
 		}
@@ -122,19 +124,19 @@ func (in *Installer) takeOutRest() error {
 	return nil
 }
 
-func (in *Installer) takeOutOf(n *network) error {
+func (in *Installer) removeFromConfig(n *network) error {
 	if len(n.types()) == 0 {
 		return in.disk.remove(n.path)
 	}
-	text, err := n.without()
+	text, err := n.removePlugin()
 	if err != nil {
 		return err
 	}
-	return in.disk.replace(behindLink(n.path), bytes.NewReader(text), modeOf(n.path), n.unchanged)
+	return in.disk.replace(resolveSymlink(n.path), bytes.NewReader(text), modeOf(n.path), n.checkUnchanged)
 }
 
-// bury removes the binary, or leaves the tombstone.
-func (in *Installer) bury() error {
+// removeBinary removes the binary, or replaces it with the tombstone.
+func (in *Installer) removeBinary() error {
 	if in.config.Binary == "" {
 		return nil
 	}
@@ -155,7 +157,7 @@ func (in *Installer) bury() error {
 		case err != nil:
 			return err
 		case stays && stone != "" && is.Mode().IsRegular():
-			err = in.place(stone, path)
+			err = in.copyFile(stone, path)
 			in.config.Logger.Info("sandboxes name the CNI plugin: a tombstone stays in its place until they are gone", "path", path, "sandboxes", named)
 			if err != nil {
 				return err
@@ -169,8 +171,8 @@ func (in *Installer) bury() error {
 	return nil
 }
 
-// place copies a file.
-func (in *Installer) place(from, path string) error {
+// copyFile copies a file.
+func (in *Installer) copyFile(from, path string) error {
 	f, err := os.Open(from)
 	if err != nil {
 		return err

@@ -17,7 +17,7 @@ import (
 	"github.com/pilotfish-mesh/pilotfish/internal/testenv"
 )
 
-// run keeps the plugin installed until the test ends.
+// run runs the installer until the test ends.
 func (n *node) run(change ...func(*Config)) *Installer {
 	n.t.Helper()
 	in := n.installer(append([]func(*Config){func(c *Config) { c.Settle = time.Millisecond }}, change...)...)
@@ -40,13 +40,13 @@ func (n *node) eventually(what string, check func() bool) {
 
 func (n *node) installed() bool {
 	p, err := primary(n.config.ConfDir, "")
-	return err == nil && p.ours() != nil
+	return err == nil && p.pluginEntry() != nil
 }
 
 func TestPluginIsPutBackWhateverIsTakenAway(t *testing.T) {
 	n := newNode(t, "", "")
 	var results atomic.Value
-	in := n.run(func(c *Config) { c.Tell = func(r string) { results.Store(r) } })
+	in := n.run(func(c *Config) { c.OnAttempt = func(r string) { results.Store(r) } })
 	n.eventually("the wait for a primary plugin", func() bool { return strings.Contains(in.Health().Reason, errNoNetwork.Error()) })
 
 	n.write("net.d/10-podnet.conflist", bridgeList)
@@ -86,7 +86,7 @@ func TestLostRunDirectoryIsMadeAnew(t *testing.T) {
 	}
 }
 
-func TestModesAreMendedAtOnce(t *testing.T) {
+func TestModesAreRestoredAtOnce(t *testing.T) {
 	n := newNode(t, "10-podnet.conflist", bridgeList)
 	in := n.run(func(c *Config) { c.Recheck = time.Hour })
 	n.eventually("the install", func() bool { return in.Health().OK })
@@ -105,7 +105,7 @@ func TestFightIsToldWithItsLikelyCauseAndSlowedDown(t *testing.T) {
 	var fought atomic.Int32
 	in := n.run(func(c *Config) {
 		c.Logger = slog.New(slog.NewTextHandler(out, nil))
-		c.Fought = func(file string) {
+		c.OnConflict = func(file string) {
 			if file != "10-podnet.conflist" {
 				t.Errorf("a fight about %s", file)
 			}
@@ -125,7 +125,7 @@ func TestFightIsToldWithItsLikelyCauseAndSlowedDown(t *testing.T) {
 }
 
 func TestFightWaitsEverLongerAndForgets(t *testing.T) {
-	var f fights
+	var f conflictDetector
 	now := time.Unix(0, 0)
 	var waits []time.Duration
 	for range quickRounds + 6 {
@@ -133,7 +133,7 @@ func TestFightWaitsEverLongerAndForgets(t *testing.T) {
 		waits = append(waits, wait)
 		now = now.Add(time.Second)
 	}
-	if !slices.IsSorted(waits) || waits[quickRounds-1] != 0 || waits[quickRounds] == 0 || waits[len(waits)-1] != longestTruce {
+	if !slices.IsSorted(waits) || waits[quickRounds-1] != 0 || waits[quickRounds] == 0 || waits[len(waits)-1] != maxTruce {
 		t.Errorf("waits %v", waits)
 	}
 	if _, wait := f.round(now, true); wait > time.Second {
@@ -150,11 +150,11 @@ func TestEveryFighterHasAName(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		if hint := fighter(n); hint == "" || plugin == "bridge" && !strings.Contains(hint, "bridge") {
+		if hint := describeOpponent(n); hint == "" || plugin == "bridge" && !strings.Contains(hint, "bridge") {
 			t.Errorf("%s: %s", plugin, hint)
 		}
 	}
-	if fighter(nil) == "" {
+	if describeOpponent(nil) == "" {
 		t.Error("nobody")
 	}
 }
@@ -195,7 +195,7 @@ func TestPluginIsPutBackBeforeItsTokenIsWaitedFor(t *testing.T) {
 	}
 }
 
-// What is taken back is a change too, and would be heard of at once.
+// A rollback also changes files and would trigger a notification at once.
 func TestWhatWasTakenBackIsTriedAgainEverLater(t *testing.T) {
 	n := newNode(t, "10-podnet.conflist", bridgeList)
 	fails := true
@@ -254,7 +254,7 @@ func TestTruceAboutSomethingElseEndsWhenThePluginIsTakenOut(t *testing.T) {
 			in := n.install(func(c *Config) { c.Mode, c.Settle = mode, time.Millisecond })
 			in.absent = false // it is about something else
 			ended := make(chan error, 1)
-			go func() { ended <- in.truce(t.Context(), time.Hour) }()
+			go func() { ended <- in.waitOut(t.Context(), time.Hour) }()
 			take(n)
 			select {
 			case err := <-ended:

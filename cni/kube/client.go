@@ -18,15 +18,15 @@ import (
 )
 
 const (
-	// maxList bounds a list of a node's pods: 500 of the largest that are usual.
+	// maxList limits the size of one page of pods, in bytes. It allows 500 very large pods.
 	maxList = 64 << 20
-	// requestTimeout bounds every request but a watch.
+	// requestTimeout limits every request except a watch.
 	requestTimeout = 30 * time.Second
-	// A watch is silent for long; that its connection lives is asked so often.
+	// pingEvery is the interval of HTTP/2 pings, since a watch may be idle for long.
 	pingEvery, pingTimeout = 30 * time.Second, 15 * time.Second
 )
 
-// Client asks one API server. Its methods may be called concurrently.
+// Client is a client of one API server. Its methods may be called concurrently.
 type Client struct {
 	base      string
 	token     string
@@ -34,7 +34,7 @@ type Client struct {
 	http      *http.Client
 }
 
-// New makes a client; nothing is asked yet.
+// New returns a client. It sends no request.
 func New(c Config) (*Client, error) {
 	conf := &tls.Config{MinVersion: tls.VersionTLS12, ServerName: c.ServerName, InsecureSkipVerify: c.Insecure}
 	if len(c.CA) > 0 {
@@ -67,20 +67,20 @@ func New(c Config) (*Client, error) {
 				ResponseHeaderTimeout: requestTimeout,
 				IdleConnTimeout:       90 * time.Second,
 				MaxIdleConns:          2,
-				Proxy:                 nil, // of the node's environment, which is not meant for its own control plane
+				Proxy:                 nil, // the node's proxy variables do not apply to its control plane
 			},
-			CheckRedirect: func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse }, // it would take the token along
+			CheckRedirect: func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse }, // a redirect would forward the token
 		},
 	}, nil
 }
 
-// Close ends idle connections.
+// Close closes idle connections.
 func (c *Client) Close() { c.http.CloseIdleConnections() }
 
-// StatusError is an answer of the API server that is no success.
+// StatusError is an error response of the API server.
 type StatusError struct {
-	Code    int    // of HTTP
-	Reason  string // as Kubernetes words it: "NotFound", "Expired"
+	Code    int    // HTTP status
+	Reason  string // Kubernetes' reason: "NotFound", "Expired"
 	Message string
 }
 
@@ -98,10 +98,10 @@ func (e *StatusError) Error() string {
 	return text
 }
 
-// IsNotFound says that the API server knows no such object.
+// IsNotFound reports whether err means that the object does not exist.
 func IsNotFound(err error) bool { return hasCode(err, http.StatusNotFound) }
 
-// IsConflict says that the object is no longer the one that was meant.
+// IsConflict reports whether err means that the object was changed or replaced.
 func IsConflict(err error) bool { return hasCode(err, http.StatusConflict) }
 
 func hasCode(err error, code int) bool {
@@ -122,7 +122,7 @@ func podPath(namespace, name string) string {
 	return "/api/v1/namespaces/" + url.PathEscape(namespace) + "/pods/" + url.PathEscape(name)
 }
 
-// call asks once and decodes the answer into result, unless that is nil.
+// call sends one request and decodes the response into result, unless that is nil.
 func (c *Client) call(ctx context.Context, method, path, contentType string, body, result any, limit int64) error {
 	ctx, cancel := context.WithTimeoutCause(ctx, requestTimeout, fmt.Errorf("no answer within %v", requestTimeout))
 	defer cancel()
@@ -147,7 +147,7 @@ func (c *Client) call(ctx context.Context, method, path, contentType string, bod
 	return nil
 }
 
-// do gives an answer that is a success.
+// do returns a success response, or a StatusError.
 func (c *Client) do(ctx context.Context, method, path, contentType string, body any) (*http.Response, error) {
 	request, err := c.request(ctx, method, path, contentType, body)
 	if err != nil {

@@ -1,6 +1,5 @@
-// Package kube asks a Kubernetes API server for pods: one, those of a node, and what happens to them. It is the small part
-// of a Kubernetes client that a CNI plugin and its node agent need; a whole client would be most of their size and of the
-// time in which they start.
+// Package kube is a small Kubernetes client. It reads and watches the pods of a node. It has only the functions that a
+// CNI plugin and its node agent need; client-go would dominate their size and start time.
 package kube
 
 import (
@@ -15,29 +14,30 @@ import (
 
 	"go.yaml.in/yaml/v3"
 
-	"github.com/pilotfish-mesh/pilotfish/internal/plainfile"
+	"github.com/pilotfish-mesh/pilotfish/internal/regularfile"
 )
 
-// maxFile bounds the files read here: kubeconfigs, tokens, certificates.
+// maxFile limits the size of kubeconfigs, tokens and certificates, in bytes.
 const maxFile = 1 << 20
 
-// ServiceAccountDir is where a pod finds its own token and the cluster's certificate authority.
+// ServiceAccountDir is the directory of a pod's token and the cluster's CA certificate.
 const ServiceAccountDir = "/var/run/secrets/kubernetes.io/serviceaccount"
 
-// Config says where the API server is, how it is known, and who asks.
+// Config is the address of the API server, its CA and the client's credentials.
 type Config struct {
 	Server     string // URL
-	CA         []byte // PEM; none: the system's authorities
+	CA         []byte // PEM; none: the system's CAs
 	ServerName string // in the server's certificate; "" is the URL's host
-	// Insecure trusts whoever answers.
+	// Insecure disables verification of the server's certificate.
 	Insecure bool
-	// Token, or TokenFile, which is read again for each request as tokens are renewed. Neither, with a client certificate.
+	// Token, or TokenFile, which is read for each request, since tokens are renewed. Both are empty with a client
+	// certificate.
 	Token, TokenFile        string
 	Certificate, PrivateKey []byte // PEM
 }
 
-// InCluster is the configuration of a pod: host and port are its variables KUBERNETES_SERVICE_HOST and
-// KUBERNETES_SERVICE_PORT, dir is ServiceAccountDir.
+// InCluster returns the configuration of a pod. host and port are the values of KUBERNETES_SERVICE_HOST and
+// KUBERNETES_SERVICE_PORT; dir is ServiceAccountDir.
 func InCluster(host, port, dir string) (Config, error) {
 	if host == "" {
 		return Config{}, errors.New("KUBERNETES_SERVICE_HOST is not set: this is no pod of a Kubernetes cluster; name a kubeconfig instead")
@@ -53,7 +53,7 @@ func InCluster(host, port, dir string) (Config, error) {
 	}, nil
 }
 
-// kubeconfig is the part of the format of kubectl's configuration files that is used here.
+// kubeconfig contains the supported fields of kubectl's configuration format.
 type kubeconfig struct {
 	CurrentContext string `yaml:"current-context"`
 	Contexts       []struct {
@@ -83,8 +83,8 @@ type kubeconfig struct {
 	}
 }
 
-// Load reads a kubeconfig and takes its current context. Relative paths in it are relative to its folder. Users who need a
-// program or a cloud's plugin to be known are refused.
+// Load reads a kubeconfig and returns its current context. Relative paths in it are relative to its directory. Users
+// with an exec plugin or an auth provider are refused.
 func Load(path string) (Config, error) {
 	text, err := readFile(path)
 	if err != nil {
@@ -122,7 +122,7 @@ func parse(text []byte, dir string) (Config, error) {
 	return c, nil
 }
 
-// withoutValues keeps a YAML error's line numbers and drops the quoted contents, which may be a token.
+// withoutValues removes quoted values, which may contain a token, from a YAML error and retains the line numbers.
 func withoutValues(err error) error {
 	var types *yaml.TypeError
 	if errors.As(err, &types) {
@@ -195,4 +195,4 @@ func absolute(path, dir string) string {
 	return filepath.Join(dir, path)
 }
 
-func readFile(path string) ([]byte, error) { return plainfile.Read(path, maxFile) }
+func readFile(path string) ([]byte, error) { return regularfile.Read(path, maxFile) }

@@ -11,18 +11,18 @@ import (
 	"github.com/pilotfish-mesh/pilotfish/cni/agentapi"
 )
 
-// PodEvent is what people are told of a pod, in its events.
+// PodEvent is the content of a Kubernetes event about a pod.
 type PodEvent struct {
 	Pod     *agentapi.Pod
-	Warning bool   // else it is normal
-	Reason  string // one word, for programs
-	Message string // cut at what an event has room for
+	Warning bool   // otherwise normal
+	Reason  string // one word, machine-readable
+	Message string // truncated to maxMessage
 }
 
-// mostMessage is the most that an event may say.
-const mostMessage = 1024
+// maxMessage is the maximum length of an event's message, in bytes.
+const maxMessage = 1024
 
-// Report writes an event of a pod, as a component of a node.
+// Report writes an event about a pod, with a component on a node as its source.
 func (c *Client) Report(ctx context.Context, component, node string, now time.Time, e PodEvent) error {
 	m := e.Pod.Metadata
 	kind := "Normal"
@@ -48,8 +48,8 @@ func (c *Client) Report(ctx context.Context, component, node string, now time.Ti
 
 func shorten(text string) string {
 	const end = "…"
-	if len(text) <= mostMessage {
+	if len(text) <= maxMessage {
 		return text
 	}
-	return strings.ToValidUTF8(text[:mostMessage-len(end)], "") + end
+	return strings.ToValidUTF8(text[:maxMessage-len(end)], "") + end
 }

@@ -11,8 +11,8 @@ import (
 	"github.com/pilotfish-mesh/pilotfish/cni/agentapi"
 )
 
-// RemoveTaints takes the taints of one name from a node, and says whether there was one. Each goes only if it is still what
-// was read: where somebody else has changed the node's taints meanwhile the API server refuses, and it may be tried again.
+// RemoveTaints removes the taints with one key from a node and reports whether there was one. If another client has
+// changed the node's taints meanwhile, the API server refuses the patch, and the caller may retry.
 func (c *Client) RemoveTaints(ctx context.Context, node, name string) (removed bool, err error) {
 	var read struct {
 		Spec struct {
@@ -33,7 +33,7 @@ func (c *Client) RemoveTaints(ctx context.Context, node, name string) (removed b
 	return true, nil
 }
 
-// taintPatch removes from the end, so that the places of those before stay what they are.
+// taintPatch removes from the end, so that the indexes of earlier taints stay valid.
 func taintPatch(taints []json.RawMessage, name string) (patch []map[string]any) {
 	for i := len(taints) - 1; i >= 0; i-- {
 		var taint struct {

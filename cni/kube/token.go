@@ -15,67 +15,68 @@ import (
 )
 
 const (
-	// TokenLife is what is usually asked for: a node without its agent can start pods for so long. ShortestTokenLife is the
-	// least that API servers give.
-	TokenLife, ShortestTokenLife = 24 * time.Hour, 10 * time.Minute
-	// tokenTime bounds the question. tokenPause is between two that were in vain, each time twice as long, up to longestPause.
-	tokenTime, tokenPause, longestPause = 5 * time.Second, 20 * time.Second, 10 * time.Minute
-	// tokenWait is how long somebody who wants the token waits for the next one. An API server that hangs must not keep a
-	// node agent from putting the plugin back.
+	// TokenLife is the default lifetime. A node without its agent can start pods for this time. MinTokenLife is the
+	// minimum that API servers accept.
+	TokenLife, MinTokenLife = 24 * time.Hour, 10 * time.Minute
+	// tokenTime limits one token request. tokenPause is the delay after a failure; it doubles up to maxPause.
+	tokenTime, tokenPause, maxPause = 5 * time.Second, 20 * time.Second, 10 * time.Minute
+	// tokenWait is how long Token waits for a pending request. An API server that hangs must not prevent the node agent
+	// from restoring the plugin.
 	tokenWait = time.Second
 )
 
-// LastingToken is a token of the service account that a pod runs as, which outlives the pod: the pod's own is refused as
-// soon as the pod is gone. Its methods may be called concurrently, but none after Close.
+// LastingToken is a token of the pod's service account that stays valid after the pod's deletion. The API server
+// refuses the pod's own token as soon as the pod is deleted. Its methods may be called concurrently, but not after
+// Close.
 type LastingToken struct {
-	client  *Client
-	file    string // the pod's own
-	now     func() time.Time
-	logger  *slog.Logger
-	renewed chan struct{}
-	wait    time.Duration
-	asked   time.Duration   // the life of tokens that is asked for
-	context context.Context // of questions, until Close
-	cancel  context.CancelFunc
+	client        *Client
+	file          string // the pod's token
+	now           func() time.Time
+	logger        *slog.Logger
+	renewed       chan struct{}
+	wait          time.Duration
+	requestedLife time.Duration   // requested lifetime of tokens
+	context       context.Context // of requests; canceled by Close
+	cancel        context.CancelFunc
 
-	mu     sync.Mutex
-	asking chan struct{} // closed when the question is answered; nil while there is none
-	token  string
-	of     account
-	given  time.Time
-	life   time.Duration
-	tried  time.Time // when it was asked in vain
-	pause  time.Duration
-	told   string
+	mu         sync.Mutex
+	pending    chan struct{} // closed when the pending request ends; nil without one
+	token      string
+	of         account
+	given      time.Time
+	life       time.Duration
+	tried      time.Time // time of the last failed request
+	pause      time.Duration
+	lastLogged string
 }
 
-// NewLastingToken asks, as the client, for tokens of the service account whose own is in the file, which live as long as is
-// said, or as the API server allows; nothing is asked yet. now may be nil.
+// NewLastingToken returns a LastingToken that requests tokens through the client, for the service account of the token
+// in file. life is the requested lifetime; the API server may shorten it. It sends no request. now may be nil.
 func NewLastingToken(c *Client, file string, life time.Duration, now func() time.Time, logger *slog.Logger) *LastingToken {
 	if now == nil {
 		now = time.Now
 	}
-	l := &LastingToken{client: c, file: file, now: now, logger: logger, pause: tokenPause, renewed: make(chan struct{}, 1), wait: tokenWait, asked: life}
+	l := &LastingToken{client: c, file: file, now: now, logger: logger, pause: tokenPause, renewed: make(chan struct{}, 1), wait: tokenWait, requestedLife: life}
 	l.context, l.cancel = context.WithCancel(context.Background())
 	return l
 }
 
-// Renewed has something when Token gives another than before.
+// Renewed returns a channel that receives a value when Token returns a new token.
 func (l *LastingToken) Renewed() <-chan struct{} { return l.renewed }
 
-// Close ends what is being asked.
+// Close cancels a pending request and waits for its end.
 func (l *LastingToken) Close() {
 	l.cancel()
 	l.mu.Lock()
-	asking := l.asking
+	asking := l.pending
 	l.mu.Unlock()
 	if asking != nil {
 		<-asking
 	}
 }
 
-// Token gives the token, which is renewed when half of its life is over, or when the account has been made anew. Where the
-// API server gives none, or takes its time, it is that of before, and without one the pod's own.
+// Token returns the token. It requests a new one after half of the lifetime, or if the account was recreated. On
+// failure or delay it returns the previous token, or without one the pod's own.
 func (l *LastingToken) Token() (string, error) {
 	token, asking, err := l.current()
 	if err != nil || asking == nil {
@@ -89,7 +90,7 @@ func (l *LastingToken) Token() (string, error) {
 	return token, err
 }
 
-// current is the token of now, and what to wait for where the next one is being asked for.
+// current returns the current token, and the channel of a pending request or nil.
 func (l *LastingToken) current() (token string, asking <-chan struct{}, err error) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -101,24 +102,24 @@ func (l *LastingToken) current() (token string, asking <-chan struct{}, err erro
 	if text == "" {
 		return "", nil, fmt.Errorf("%s is empty", l.file)
 	}
-	// By the clock on the wall: the other one stands still while a machine sleeps.
+	// Use the wall clock, since the monotonic clock stops while a machine is suspended.
 	now := l.now().Round(0)
 	of, err := accountOf(text)
 	switch {
 	case err != nil && l.due(now, of):
-		l.failed(now, err)
-	case err == nil && l.asking == nil && l.due(now, of):
-		l.asking = make(chan struct{})
-		go l.ask(now, of)
+		l.recordFailure(now, err)
+	case err == nil && l.pending == nil && l.due(now, of):
+		l.pending = make(chan struct{})
+		go l.fetch(now, of)
 	}
-	asking = l.asking
+	asking = l.pending
 	if l.token != "" && l.of == of && now.Sub(l.given) < l.life {
 		return l.token, asking, nil
 	}
 	return text, asking, nil
 }
 
-// due says whether it is time to ask. A clock that was put back says nothing of how long ago something was.
+// due reports whether a token must be requested. If the clock was set back, elapsed times are unknown.
 func (l *LastingToken) due(now time.Time, of account) bool {
 	if since := now.Sub(l.tried); since >= 0 && since < l.pause {
 		return false
@@ -127,41 +128,41 @@ func (l *LastingToken) due(now time.Time, of account) bool {
 	return l.token == "" || l.of != of || age < 0 || age >= l.life/2
 }
 
-// ask asks once.
-func (l *LastingToken) ask(now time.Time, of account) {
+// fetch sends one token request.
+func (l *LastingToken) fetch(now time.Time, of account) {
 	ctx, cancel := context.WithTimeoutCause(l.context, tokenTime, fmt.Errorf("no answer within %v", tokenTime))
 	defer cancel()
-	token, life, err := l.client.newToken(ctx, of, l.asked, now)
+	token, life, err := l.client.newToken(ctx, of, l.requestedLife, now)
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	close(l.asking)
-	l.asking = nil
+	close(l.pending)
+	l.pending = nil
 	switch {
 	case err == nil:
-		l.token, l.of, l.given, l.life, l.tried, l.pause, l.told = token, of, now, life, time.Time{}, tokenPause, ""
+		l.token, l.of, l.given, l.life, l.tried, l.pause, l.lastLogged = token, of, now, life, time.Time{}, tokenPause, ""
 		select {
 		case l.renewed <- struct{}{}:
 		default:
 		}
 	case l.context.Err() == nil:
-		l.failed(now, err)
+		l.recordFailure(now, err)
 	}
 }
 
-func (l *LastingToken) failed(now time.Time, err error) {
+func (l *LastingToken) recordFailure(now time.Time, err error) {
 	if !l.tried.IsZero() {
-		l.pause = min(2*l.pause, longestPause)
+		l.pause = min(2*l.pause, maxPause)
 	}
 	l.tried = now
-	if l.told != err.Error() {
-		l.told = err.Error()
+	if l.lastLogged != err.Error() {
+		l.lastLogged = err.Error()
 		l.logger.Warn("the plugin has no token of its own, or cannot have the next: once this agent is gone it cannot ask for pods", "error", err,
 			"remedy", "give the service account the right to create serviceaccounts/token of its own, as the manifest does")
 	}
 }
 
-// newToken asks for a token of a service account, bound to nothing. How long it lives is told as a duration too, which is
-// right whatever the clock of this node says.
+// newToken requests a token of a service account, not bound to an object. It also returns the lifetime, which is
+// correct even if the node's clock is wrong.
 func (c *Client) newToken(ctx context.Context, of account, most time.Duration, now time.Time) (token string, life time.Duration, err error) {
 	request := map[string]any{
 		"apiVersion": "authentication.k8s.io/v1", "kind": "TokenRequest",
@@ -193,10 +194,10 @@ func (c *Client) newToken(ctx context.Context, of account, most time.Duration, n
 	return answer.Status.Token, min(life, most), nil
 }
 
-// account is a service account. One that was made anew has another UID, and tokens of the one before are worth nothing.
+// account is a service account. A recreated account has another UID, and its earlier tokens are invalid.
 type account struct{ namespace, name, uid string }
 
-// accountOf reads whose token it is. Whether it is good is the API server's affair.
+// accountOf returns the account of a token. It does not verify the signature.
 func accountOf(token string) (account, error) {
 	var claims struct {
 		Subject    string `json:"sub"`

@@ -49,7 +49,7 @@ func TestTokenThatOutlivesThePodIsRenewedInTime(t *testing.T) {
 	server := kubetest.New(t)
 	token, ahead, _ := lasting(t, server)
 	for range 2 {
-		if got := token(); got != "lasting-1" || server.Asked("POST", kubetest.TokenPath) != 1 {
+		if got := token(); got != "lasting-1" || server.Requests("POST", kubetest.TokenPath) != 1 {
 			t.Errorf("%s: it is asked for more than once", got)
 		}
 	}
@@ -80,7 +80,7 @@ func TestTokenStaysWhileTheAPIServerGivesNoOther(t *testing.T) {
 	server.Shorten(0)
 	*ahead = 40 * time.Minute
 	for range 2 {
-		if got := token(); got != "lasting-1" || server.Asked("POST", kubetest.TokenPath) != 2 {
+		if got := token(); got != "lasting-1" || server.Requests("POST", kubetest.TokenPath) != 2 {
 			t.Errorf("%s: it is lost, or asked for without a pause", got)
 		}
 	}
@@ -140,7 +140,7 @@ func TestQuestionsInVainBecomeFewer(t *testing.T) {
 		token()
 		*ahead += 30 * time.Second
 	}
-	if asked := server.Asked("POST", kubetest.TokenPath); asked < 100 || asked > 160 {
+	if asked := server.Requests("POST", kubetest.TokenPath); asked < 100 || asked > 160 {
 		t.Errorf("asked %d times in a day", asked)
 	}
 }
@@ -186,7 +186,7 @@ func TestAPIServerThatHangsIsNotWaitedForWithTheToken(t *testing.T) {
 	case <-time.After(time.Minute):
 		t.Fatal("the answer that came late is not told of")
 	}
-	if got, err := l.Token(); err != nil || got != "lasting-1" || server.Asked("POST", kubetest.TokenPath) != 1 {
+	if got, err := l.Token(); err != nil || got != "lasting-1" || server.Requests("POST", kubetest.TokenPath) != 1 {
 		t.Errorf("%q %v", got, err)
 	}
 }

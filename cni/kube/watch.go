@@ -14,23 +14,23 @@ import (
 	"github.com/pilotfish-mesh/pilotfish/cni/agentapi"
 )
 
-// EventType is what happened to a pod.
+// EventType is the type of a change of a pod.
 type EventType string
 
-// What can happen.
+// The event types.
 const (
 	Added    EventType = "ADDED"
 	Modified EventType = "MODIFIED"
 	Deleted  EventType = "DELETED"
 )
 
-// Event is one thing that happened to one pod.
+// Event is one change of one pod.
 type Event struct {
 	Type EventType
 	Pod  *agentapi.Pod
 }
 
-// Pods lists the pods of a node, of all namespaces, and says up to which version of the store that is all.
+// Pods returns the pods of a node in all namespaces, and the resource version of the list.
 func (c *Client) Pods(ctx context.Context, node string) (pods []agentapi.Pod, version string, err error) {
 	more := url.Values{"limit": {strconv.Itoa(pageOfPods)}}
 	for pages := 1; ; pages++ {
@@ -44,8 +44,8 @@ func (c *Client) Pods(ctx context.Context, node string) (pods []agentapi.Pod, ve
 		if err := c.call(ctx, http.MethodGet, podsPath(node, more), "", nil, &list, maxList); err != nil {
 			return nil, "", fmt.Errorf("listing the pods of node %s: %w", node, err)
 		}
-		if pods = append(pods, list.Items...); len(pods) > mostPods || pages > mostPods/pageOfPods {
-			return nil, "", fmt.Errorf("listing the pods of node %s: there are more than %d, or the list has no end", node, mostPods)
+		if pods = append(pods, list.Items...); len(pods) > maxPods || pages > maxPods/pageOfPods {
+			return nil, "", fmt.Errorf("listing the pods of node %s: there are more than %d, or the list has no end", node, maxPods)
 		}
 		if list.Metadata.Continue == "" {
 			return pods, list.Metadata.ResourceVersion, nil
@@ -55,10 +55,10 @@ func (c *Client) Pods(ctx context.Context, node string) (pods []agentapi.Pod, ve
 }
 
 const (
-	// pageOfPods are listed at once: a page is what is held in memory as text.
+	// pageOfPods is the page size of lists. It limits the text in memory.
 	pageOfPods = 100
-	// mostPods bounds a list whose end never comes.
-	mostPods = 20000
+	// maxPods limits the total number of pods in a list.
+	maxPods = 20000
 )
 
 func podsPath(node string, more url.Values) string {
@@ -69,16 +69,16 @@ func podsPath(node string, more url.Values) string {
 	return "/api/v1/pods?" + query.Encode()
 }
 
-// errExpired: the store no longer has the events since a version, so that everything must be listed again.
+// errExpired means that the events since a version are no longer available, so that the client must list again.
 var errExpired = &StatusError{Code: http.StatusGone, Reason: "Expired"}
 
-// IsExpired says that a watch can only go on after a new list.
+// IsExpired reports whether err means that a watch requires a new list.
 func IsExpired(err error) bool { return hasCode(err, http.StatusGone) }
 
-// Watch tells each what happens to the pods of a node after a version, until the server ends it, as it does after at most
-// the time given, or something fails. It gives the version from which to watch on.
+// Watch calls each for every change of the node's pods after a version. It returns when the server ends the watch,
+// after at most the specified time, or on an error. It returns the version at which to resume.
 func (c *Client) Watch(ctx context.Context, node, version string, most time.Duration, each func(Event)) (string, error) {
-	// The server ends the watch by itself; one that does not, and keeps the connection, is left.
+	// The server ends the watch itself. The timeout is for a server that does not.
 	ctx, cancel := context.WithTimeout(ctx, most+requestTimeout)
 	defer cancel()
 	path := podsPath(node, url.Values{
@@ -140,7 +140,7 @@ func nextEvent(decoder *json.Decoder) (version string, event Event, err error) {
 	return pod.Metadata.ResourceVersion, event, nil
 }
 
-// meter fails when one event is larger than any object can be.
+// meter is a reader that fails when one event exceeds the maximum size of an object.
 type meter struct {
 	from io.Reader
 	read int

@@ -19,47 +19,48 @@ import (
 )
 
 const (
-	// watchFor is how long one watch lasts at most.
+	// watchFor is the maximum duration of one watch.
 	watchFor = 10 * time.Minute
-	// shortestWatch is what a watch lasts that was any good: one that ends sooner is followed by a wait.
-	shortestWatch = 5 * time.Second
-	// mostStuck watches may fail from the same version before everything is listed again.
-	mostStuck = 3
+	// minWatch is the minimum duration of a successful watch. A backoff follows a shorter one.
+	minWatch = 5 * time.Second
+	// maxStuck is the number of failed watches at one version after which the cache lists again.
+	maxStuck = 3
 )
 
-// ErrNoSuchPod says that the API server knows no such pod, or another one of its name.
+// ErrNoSuchPod reports that the pod does not exist, or that a pod of the same name has another UID.
 var ErrNoSuchPod = errors.New("there is no such pod")
 
-// API is what the cache asks of Kubernetes; *kube.Client is one.
+// API is the part of the Kubernetes API that the cache uses. *kube.Client implements it.
 type API interface {
 	Pod(ctx context.Context, namespace, name string) (*agentapi.Pod, error)
 	Pods(ctx context.Context, node string) ([]agentapi.Pod, string, error)
 	Watch(ctx context.Context, node, version string, most time.Duration, each func(kube.Event)) (string, error)
 }
 
-// CacheConfig is what a Cache needs.
+// CacheConfig is the configuration of a Cache.
 type CacheConfig struct {
 	API  API
 	Node string
-	// MinWait and MaxWait are between attempts to reach the API server; 0: 500 ms and 30 s.
+	// MinWait and MaxWait are the limits of the backoff; 0: 500 ms and 30 s.
 	MinWait, MaxWait time.Duration
-	// Changed is called after each change, in order, with what is known now of the pod; nil for none. It must not block.
+	// Changed is called after each change, in order, with the cached pod; nil for none. It must not block.
 	Changed func(kube.Event)
 	Logger  *slog.Logger
 }
 
-// Cache knows the pods of one node. What it knows outlives the API server's absence. Its methods may be called concurrently.
+// Cache holds the pods of one node. It remains usable while the API server is unavailable. Its methods may be called
+// concurrently.
 type Cache struct {
 	config CacheConfig
 
 	mu     sync.Mutex
-	pods   map[string]*agentapi.Pod // by namespace/name; never changed, only replaced
-	synced bool                     // everything was listed once
-	lost   time.Time                // since when it is not followed; zero while it is
+	pods   map[string]*agentapi.Pod // by namespace/name; pods are immutable and only replaced
+	synced bool                     // a list has succeeded
+	lost   time.Time                // start of the present interruption; zero without one
 	why    error
 }
 
-// NewCache makes an empty cache.
+// NewCache returns an empty cache.
 func NewCache(c CacheConfig) *Cache {
 	if c.MinWait == 0 {
 		c.MinWait, c.MaxWait = 500*time.Millisecond, 30*time.Second
@@ -67,7 +68,7 @@ func NewCache(c CacheConfig) *Cache {
 	return &Cache{config: c, pods: map[string]*agentapi.Pod{}, lost: time.Now(), why: errors.New("the pods were not listed yet")}
 }
 
-// Run follows the node's pods until the context ends.
+// Run lists and watches the node's pods until the context ends.
 func (c *Cache) Run(ctx context.Context) error {
 	backoff := &dial.Backoff{Min: c.config.MinWait, Max: c.config.MaxWait}
 	version, stuck := "", 0
@@ -79,14 +80,14 @@ func (c *Cache) Run(ctx context.Context) error {
 		}
 		if err != nil {
 			c.lose(err)
-			// What comes next may be what cannot be read, or the store may be an older one that was put back.
+			// The next event may be undecodable, or the store may have been restored from a backup.
 			if stuck++; version != from {
 				stuck = 0
 			}
-			if stuck == mostStuck {
+			if stuck == maxStuck {
 				version, stuck = "", 0
 			}
-		} else if time.Since(began) > shortestWatch {
+		} else if time.Since(began) > minWatch {
 			backoff.Reset()
 			continue
 		}
@@ -98,8 +99,8 @@ func (c *Cache) Run(ctx context.Context) error {
 	return ctx.Err()
 }
 
-// follow lists, unless a version is known to watch on from, and watches once. It gives the version to go on from, which is
-// "" when all has to be listed again.
+// follow lists the pods if version is empty, and watches once. It returns the version at which to resume, or "" if it
+// must list again.
 func (c *Cache) follow(ctx context.Context, version string) (string, error) {
 	if version == "" {
 		pods, listed, err := c.config.API.Pods(ctx, c.config.Node)
@@ -115,7 +116,7 @@ func (c *Cache) follow(ctx context.Context, version string) (string, error) {
 	})
 	switch {
 	case kube.IsExpired(err):
-		return "", nil // nothing is wrong: it was away for long
+		return "", nil // no error: the watch was interrupted for too long
 	case err != nil:
 		return next, err
 	}
@@ -144,11 +145,11 @@ func (c *Cache) found() {
 	c.lost, c.why = time.Time{}, nil
 }
 
-// replace takes a whole list, and tells the differences.
+// replace replaces all pods with a list and reports the differences.
 func (c *Cache) replace(pods []agentapi.Pod) {
 	fresh := make(map[string]*agentapi.Pod, len(pods))
 	for i := range pods {
-		p := slim(&pods[i])
+		p := trimPod(&pods[i])
 		fresh[key(p)] = p
 	}
 	c.mu.Lock()
@@ -173,13 +174,13 @@ func (c *Cache) replace(pods []agentapi.Pod) {
 }
 
 func (c *Cache) apply(e kube.Event) {
-	p := slim(e.Pod)
+	p := trimPod(e.Pod)
 	c.mu.Lock()
 	known := c.pods[key(p)]
 	switch {
 	case e.Type != kube.Deleted:
 		c.pods[key(p)] = p
-	case known != nil && known.Metadata.UID == p.Metadata.UID: // else a new one has taken the name
+	case known != nil && known.Metadata.UID == p.Metadata.UID: // otherwise a new pod has the same name
 		delete(c.pods, key(p))
 	}
 	c.mu.Unlock()
@@ -192,15 +193,15 @@ func (c *Cache) tell(e kube.Event) {
 	}
 }
 
-// Pod gives the pod that the container runtime means; an empty UID, of an old runtime, is that of any. What the cache does
-// not know is asked of the API server, since a pod's sandbox may be made before its event is here. The answer must not be
-// changed.
+// Pod returns the pod with the UID. An empty UID, from an old runtime, matches any. Pod queries the API server for a
+// pod that is not cached, since the runtime may create its sandbox before the event arrives. The caller must not change
+// the result.
 func (c *Cache) Pod(ctx context.Context, namespace, name, uid string) (*agentapi.Pod, error) {
 	c.mu.Lock()
 	known := c.pods[namespace+"/"+name]
 	c.mu.Unlock()
-	// Without a UID nobody can say whether the one that is known is the one that is meant, or one before it, without a
-	// sidecar: then the API server's word is needed.
+	// Without a UID the cached pod may be an earlier pod of the same name, without a sidecar. Only the API server has
+	// the current one.
 	if known != nil && uid != "" && capture.HasUID(known, uid) {
 		return known, nil
 	}
@@ -213,10 +214,10 @@ func (c *Cache) Pod(ctx context.Context, namespace, name, uid string) (*agentapi
 	case !capture.HasUID(asked, uid):
 		return nil, fmt.Errorf("%w as %s/%s of UID %s: it has another UID now", ErrNoSuchPod, namespace, name, uid)
 	}
-	return slim(asked), nil
+	return trimPod(asked), nil
 }
 
-// Pods gives all that are known now, in the order of their names. They must not be changed.
+// Pods returns the cached pods, sorted by name. The caller must not change them.
 func (c *Cache) Pods() []*agentapi.Pod {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -227,8 +228,8 @@ func (c *Cache) Pods() []*agentapi.Pod {
 	return all
 }
 
-// Health is well once all pods were listed; that they are not followed any more is worth telling and no reason to turn
-// callers away, as the API server would have to be asked by them, too.
+// Health returns OK once all pods were listed. An interrupted watch is reported but does not make the cache unhealthy,
+// because the callers would have to query the same API server.
 func (c *Cache) Health() health.Condition {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -240,7 +241,7 @@ func (c *Cache) Health() health.Condition {
 	return condition
 }
 
-// Lag is how long the API server was not heard of; 0 while it is.
+// Lag returns the duration of the present interruption, or 0.
 func (c *Cache) Lag() time.Duration {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -252,9 +253,9 @@ func (c *Cache) Lag() time.Duration {
 
 func key(p *agentapi.Pod) string { return p.Metadata.Namespace + "/" + p.Metadata.Name }
 
-// slim leaves out what bears on nobody's decision, so that a full node's pods are small: environments of the application's
-// containers, which may hold secrets, and annotations of others, of which some hold whole manifests.
-func slim(p *agentapi.Pod) *agentapi.Pod {
+// trimPod removes fields that no decision depends on, so that the pods of a full node need little memory. It removes
+// the environment of application containers, which may contain secrets, and unrelated annotations, which may be large.
+func trimPod(p *agentapi.Pod) *agentapi.Pod {
 	small := *p
 	small.Metadata.Annotations = make(map[string]string, len(p.Metadata.Annotations))
 	for name, value := range p.Metadata.Annotations {

@@ -32,7 +32,7 @@ func pod(name, uid string) agentapi.Pod {
 	}
 }
 
-// events notes what a cache tells.
+// events records the changes that a cache reports.
 type events struct {
 	mu  sync.Mutex
 	all []string
@@ -89,7 +89,7 @@ func TestCacheFollowsThePodsOfItsNodeThroughAllThatCanHappen(t *testing.T) {
 	server.Put(pod("b", "2"))
 	seen.want(t, "ADDED a 1", "ADDED b 2")
 
-	// While nobody watches, a pod is replaced by another of its name; the store has forgotten the events since.
+	// During the interruption a new pod of the same name replaces the pod, and the store discards the events.
 	server.Break(http.StatusServiceUnavailable)
 	testenv.Eventually(t, "the loss", func() error {
 		if c.Lag() == 0 {
@@ -149,7 +149,7 @@ func TestPodOfAnotherUIDIsNeverTaken(t *testing.T) {
 func TestStaticPodIsKnownByTheKubeletsUID(t *testing.T) {
 	p := pod("a", "of-the-mirror")
 	p.Metadata.Annotations = map[string]string{"kubernetes.io/config.mirror": "of-the-kubelet"}
-	if !capture.HasUID(slim(&p), "of-the-kubelet") || !capture.HasUID(&p, "of-the-mirror") || capture.HasUID(&p, "x") {
+	if !capture.HasUID(trimPod(&p), "of-the-kubelet") || !capture.HasUID(&p, "of-the-mirror") || capture.HasUID(&p, "x") {
 		t.Error("the UIDs of a static pod are taken for another's")
 	}
 }
@@ -160,7 +160,7 @@ func TestCacheKeepsNoApplicationsSecrets(t *testing.T) {
 	p.Metadata.Annotations = map[string]string{
 		"kubectl.kubernetes.io/last-applied-configuration": "hunter2", "traffic.sidecar.istio.io/includeInboundPorts": "80",
 	}
-	small := slim(&p)
+	small := trimPod(&p)
 	if text := fmt.Sprintf("%+v", small); strings.Contains(text, "hunter2") || !strings.Contains(text, "ISTIO_META_DNS_CAPTURE") || !strings.Contains(text, "includeInboundPorts") {
 		t.Error(text)
 	}

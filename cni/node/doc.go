@@ -1,3 +1,3 @@
-// Package node is what of the CNI node agent the plugin and people speak to: it knows the pods of its node, tells them to
-// the plugin on a unix socket, takes the plugin's log and results, and answers for its own health and figures.
+// Package node contains the CNI node agent's cache and servers. It caches the pods of the node and serves them to the
+// plugin on a unix socket. It receives the plugin's log and results, and serves health and metrics.
 package node

@@ -9,22 +9,22 @@ import (
 )
 
 const (
-	// waitingEvents are kept while the API server takes its time; more are left out.
+	// waitingEvents is the size of the event queue; further events are dropped.
 	waitingEvents = 256
-	// eventTime bounds the writing of one.
+	// eventTime limits the request that writes one event.
 	eventTime = 10 * time.Second
-	// sameEvent is how long the same is not said again of a pod.
+	// sameEvent is the minimum interval between equal events of a pod.
 	sameEvent = 10 * time.Minute
-	// mostSaid is how many are remembered for that.
-	mostSaid = 4096
+	// maxReported limits the number of events stored for deduplication.
+	maxReported = 4096
 )
 
-// Reporter writes events; *kube.Client is one.
+// Reporter writes events. *kube.Client implements it.
 type Reporter interface {
 	Report(ctx context.Context, component, node string, now time.Time, e kube.PodEvent) error
 }
 
-// EventsConfig is what Events need.
+// EventsConfig is the configuration of Events.
 type EventsConfig struct {
 	API     Reporter
 	Node    string
@@ -33,26 +33,26 @@ type EventsConfig struct {
 	Logger  *slog.Logger
 }
 
-// Events tells people of pods, in the pods' events. Nobody waits for it, and nothing depends on it.
+// Events writes Kubernetes events about pods. It is asynchronous, and errors have no effect on its callers.
 type Events struct {
-	config EventsConfig
-	queue  chan kube.PodEvent
-	said   map[said]time.Time // of Run alone
-	failed string
+	config   EventsConfig
+	queue    chan kube.PodEvent
+	reported map[eventKey]time.Time // used only by Run
+	failed   string
 }
 
-type said struct{ uid, reason, message string }
+type eventKey struct{ uid, reason, message string }
 
-// NewEvents makes one that has nothing to tell yet.
+// NewEvents returns Events with an empty queue.
 func NewEvents(c EventsConfig) *Events {
 	if c.Now == nil {
 		c.Now = time.Now
 	}
-	return &Events{config: c, queue: make(chan kube.PodEvent, waitingEvents), said: map[said]time.Time{}}
+	return &Events{config: c, queue: make(chan kube.PodEvent, waitingEvents), reported: map[eventKey]time.Time{}}
 }
 
-// Tell has an event written soon. It does not block.
-func (e *Events) Tell(event kube.PodEvent) {
+// Enqueue queues an event. It does not block.
+func (e *Events) Enqueue(event kube.PodEvent) {
 	select {
 	case e.queue <- event:
 	default:
@@ -73,8 +73,8 @@ func (e *Events) Run(ctx context.Context) error {
 }
 
 func (e *Events) write(ctx context.Context, event kube.PodEvent) {
-	now, key := e.config.Now(), said{event.Pod.Metadata.UID, event.Reason, event.Message}
-	if before, known := e.said[key]; known && now.Sub(before) < sameEvent && now.After(before) {
+	now, key := e.config.Now(), eventKey{event.Pod.Metadata.UID, event.Reason, event.Message}
+	if before, known := e.reported[key]; known && now.Sub(before) < sameEvent && now.After(before) {
 		return
 	}
 	ctx, cancel := context.WithTimeout(ctx, eventTime)
@@ -87,18 +87,18 @@ func (e *Events) write(ctx context.Context, event kube.PodEvent) {
 		return
 	}
 	e.count("failed")
-	if e.failed == "" { // once, until one succeeds
+	if e.failed == "" { // log once until a write succeeds
 		e.config.Logger.Warn("events of pods cannot be written; this log has them", "error", err,
 			"remedy", "give the service account the right to create events, as the manifest does, or set pod-events=false")
 	}
 	e.failed = err.Error()
 }
 
-func (e *Events) remember(key said, now time.Time) {
-	if len(e.said) >= mostSaid {
-		clear(e.said)
+func (e *Events) remember(key eventKey, now time.Time) {
+	if len(e.reported) >= maxReported {
+		clear(e.reported)
 	}
-	e.said[key] = now
+	e.reported[key] = now
 }
 
 func (e *Events) count(result string) {

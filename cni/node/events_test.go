@@ -54,9 +54,9 @@ func TestEventsAreWrittenOnceAndNobodyWaits(t *testing.T) {
 	b, log := &board{}, &testenv.Buffer{}
 	e := NewEvents(EventsConfig{API: b, Node: "n1", Metrics: NewMetrics(nil, nil), Logger: slog.New(slog.NewTextHandler(log, nil))})
 	say := func(uid, reason string) {
-		e.Tell(kube.PodEvent{Pod: &agentapi.Pod{Metadata: agentapi.Metadata{UID: uid}}, Reason: reason})
+		e.Enqueue(kube.PodEvent{Pod: &agentapi.Pod{Metadata: agentapi.Metadata{UID: uid}}, Reason: reason})
 	}
-	for range waitingEvents + 10 { // nothing takes them yet
+	for range waitingEvents + 10 { // nothing reads the queue yet
 		say("u1", "Drifted")
 	}
 	ctx, cancel := context.WithCancel(t.Context())

@@ -10,27 +10,27 @@ import (
 	"github.com/pilotfish-mesh/pilotfish/internal/health"
 )
 
-// Metrics are the node agent's figures. Where Istio's node agent has one of the same meaning, so it is named.
+// Metrics are the node agent's metrics. They have the names of Istio's node agent where one of the same meaning exists.
 type Metrics struct {
 	registry *prometheus.Registry
 
 	Installs *prometheus.CounterVec // by result
 	Fights   *prometheus.CounterVec // by file
 	Repairs  *prometheus.CounterVec // by type and result
-	Checks   *prometheus.CounterVec // of live pods, by result
-	Events   *prometheus.CounterVec // of pods, by result
+	Checks   *prometheus.CounterVec // checks of live pods, by result
+	Events   *prometheus.CounterVec // events about pods, by result
 	Drifted  prometheus.Gauge
 	Watched  prometheus.Gauge
 
 	commands *prometheus.CounterVec
 	seconds  *prometheus.HistogramVec
-	asked    *prometheus.CounterVec
+	queries  *prometheus.CounterVec
 }
 
-// latencies are of a plugin whose median is under 10 ms and that may have to wait for an API server.
+// latencies are the histogram buckets. The plugin's median is under 10 ms, but it may wait for an API server.
 var latencies = []float64{.0025, .005, .01, .025, .05, .1, .25, .5, 1, 2.5, 5, 10, 30, 60}
 
-// NewMetrics makes the figures, with those of the cache and of the agent's readiness; each may be nil.
+// NewMetrics returns the metrics, including those of the cache and of readiness. Each argument may be nil.
 func NewMetrics(cache *Cache, ready health.Check) *Metrics {
 	m := &Metrics{
 		registry: prometheus.NewRegistry(),
@@ -42,14 +42,14 @@ func NewMetrics(cache *Cache, ready health.Check) *Metrics {
 		Drifted:  gauge("pilotfish_cni_drifted_pods", "Live pods whose rules are not those that they should have."),
 		Watched:  gauge("pilotfish_cni_captured_pods", "Live pods whose rules are checked."),
 		commands: counters("pilotfish_cni_plugin_commands_total", "Commands that the CNI plugin has carried out, by command and result.", "command", "result"),
-		asked:    counters("pilotfish_cni_pod_requests_total", "Questions of the CNI plugin for a pod, by answer.", "result"),
+		queries:  counters("pilotfish_cni_pod_requests_total", "Questions of the CNI plugin for a pod, by answer.", "result"),
 		seconds: prometheus.NewHistogramVec(prometheus.HistogramOpts{
 			Name:    "pilotfish_cni_plugin_command_duration_seconds",
 			Help:    "What the CNI plugin's commands took, by command and result.",
 			Buckets: latencies,
 		}, []string{"command", "result"}),
 	}
-	m.registry.MustRegister(m.Installs, m.Fights, m.Repairs, m.Checks, m.Events, m.Drifted, m.Watched, m.commands, m.asked, m.seconds,
+	m.registry.MustRegister(m.Installs, m.Fights, m.Repairs, m.Checks, m.Events, m.Drifted, m.Watched, m.commands, m.queries, m.seconds,
 		collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
 	if ready != nil {
 		m.registry.MustRegister(prometheus.NewGaugeFunc(prometheus.GaugeOpts{
@@ -79,10 +79,10 @@ func counters(name, help string, labels ...string) *prometheus.CounterVec {
 	return prometheus.NewCounterVec(prometheus.CounterOpts{Name: name, Help: help}, labels)
 }
 
-// Gatherer gives the figures.
+// Gatherer returns the metrics registry.
 func (m *Metrics) Gatherer() prometheus.Gatherer { return m.registry }
 
-// known keeps what a caller says from making time series without end.
+// known replaces unknown label values of a caller, to limit the number of time series.
 func known(word string, words ...string) string {
 	for _, w := range words {
 		if w == word {
@@ -101,7 +101,7 @@ func (m *Metrics) count(r *agentapi.Result) {
 	}
 }
 
-// MetricNames are the names of all figures but those of the Go runtime and the process.
+// MetricNames returns the names of all metrics except those of the Go runtime and the process.
 func MetricNames() []string {
 	return []string{
 		"istio_cni_install_ready", "istio_cni_installs_total", "istio_cni_repair_pods_repaired_total",

@@ -21,37 +21,37 @@ import (
 )
 
 const (
-	// answerWithin bounds the question for a pod, before the plugin's own patience ends.
+	// answerWithin limits a pod query. It is less than the plugin's timeout.
 	answerWithin = 10 * time.Second
-	// mostLines of one delivery of the plugin's log are written.
-	mostLines = 1000
-	// mostText of a line or a value of it.
-	mostText = 8 << 10
+	// maxLines limits the lines of one log request.
+	maxLines = 1000
+	// maxText limits the length of a line or an attribute, in bytes.
+	maxText = 8 << 10
 )
 
-// ServerConfig is what a Server needs.
+// ServerConfig is the configuration of a Server.
 type ServerConfig struct {
 	RunDir string
-	// Pod finds a pod: ErrNoSuchPod, or another error when it cannot be known.
+	// Pod returns a pod, ErrNoSuchPod, or another error if the lookup failed.
 	Pod func(ctx context.Context, namespace, name, uid string) (*agentapi.Pod, error)
-	// Health says whether new pods can be served.
+	// Health reports whether new pods can be served.
 	Health  health.Check
 	Metrics *Metrics
-	// Told is called with each result; nil for none. It must not block.
-	Told func(agentapi.Result)
-	// Recheck is how often it is looked whether the socket's file is still there; 0: 5 s.
+	// OnResult is called with each result; nil for none. It must not block.
+	OnResult func(agentapi.Result)
+	// Recheck is the interval at which the server checks that the socket file exists; 0: 5 s.
 	Recheck time.Duration
 	Logger  *slog.Logger
 }
 
-// Server answers the plugin on the unix socket.
+// Server serves the plugin on the unix socket.
 type Server struct {
 	config   ServerConfig
 	listener net.Listener
 	http     *http.Server
 }
 
-// NewServer listens. Only root and the agent's own user get an answer.
+// NewServer creates the socket. Only root and the agent's own user can connect.
 func NewServer(c ServerConfig) (*Server, error) {
 	if c.Recheck == 0 {
 		c.Recheck = 5 * time.Second
@@ -81,7 +81,7 @@ func (s *Server) listen() (net.Listener, error) {
 	if err != nil {
 		return nil, err
 	}
-	return uds.Only(listener, uds.Users{0, uint32(os.Geteuid())}, s.config.Logger), nil
+	return uds.FilterPeers(listener, uds.Users{0, uint32(os.Geteuid())}, s.config.Logger), nil
 }
 
 func (s *Server) socket() string { return filepath.Join(s.config.RunDir, agentapi.SocketName) }
@@ -95,8 +95,8 @@ func (s *Server) handler() http.Handler {
 	return mux
 }
 
-// Run serves until the context ends, and lets those who are being answered get their answer. A socket whose file is lost
-// with the file system that it was on is made anew.
+// Run serves until the context ends, and then waits for open requests. It recreates the socket if the file is removed
+// with its file system.
 func (s *Server) Run(ctx context.Context) error {
 	failed := make(chan error, 1)
 	var serving sync.WaitGroup
@@ -133,7 +133,7 @@ func (s *Server) Run(ctx context.Context) error {
 	return err
 }
 
-// listenAgain gives a new listener when the socket's file is gone.
+// listenAgain returns a new listener if the socket file does not exist.
 func (s *Server) listenAgain() net.Listener {
 	if _, err := os.Lstat(s.socket()); !errors.Is(err, os.ErrNotExist) {
 		return nil
@@ -163,14 +163,14 @@ func (s *Server) pod(w http.ResponseWriter, r *http.Request) {
 	case err != nil:
 		s.refuse(w, http.StatusServiceUnavailable, "failed", err)
 	default:
-		s.config.Metrics.asked.WithLabelValues("found").Inc()
+		s.config.Metrics.queries.WithLabelValues("found").Inc()
 		w.Header().Set("Content-Type", "application/json")
 		_ = json.NewEncoder(w).Encode(found)
 	}
 }
 
 func (s *Server) refuse(w http.ResponseWriter, code int, result string, err error) {
-	s.config.Metrics.asked.WithLabelValues(result).Inc()
+	s.config.Metrics.queries.WithLabelValues(result).Inc()
 	answer(w, code, err.Error())
 }
 
@@ -180,7 +180,7 @@ func answer(w http.ResponseWriter, code int, text string) {
 	_ = json.NewEncoder(w).Encode(agentapi.Refusal{Error: text})
 }
 
-// read takes a bounded body, and tells the caller what is wrong with it.
+// read decodes a body of limited size. On an error it sends the error response and returns false.
 func read(w http.ResponseWriter, r *http.Request, into any) bool {
 	text, err := io.ReadAll(http.MaxBytesReader(w, r.Body, agentapi.MaxBody))
 	if err == nil {
@@ -197,16 +197,16 @@ func (s *Server) log(w http.ResponseWriter, r *http.Request) {
 	if !read(w, r, &entries) {
 		return
 	}
-	for _, e := range entries[:min(len(entries), mostLines)] {
+	for _, e := range entries[:min(len(entries), maxLines)] {
 		s.write(r.Context(), &e)
 	}
-	if more := len(entries) - mostLines; more > 0 {
+	if more := len(entries) - maxLines; more > 0 {
 		s.config.Logger.Warn("lines of the CNI plugin's log were left out", "lines", more)
 	}
 	w.WriteHeader(http.StatusNoContent)
 }
 
-// write puts a line of the plugin into the agent's log, with the time at which the plugin wrote it.
+// write writes a line of the plugin to the agent's log, with the plugin's timestamp.
 func (s *Server) write(ctx context.Context, e *agentapi.LogEntry) {
 	var level slog.Level
 	if level.UnmarshalText([]byte(e.Level)) != nil {
@@ -234,8 +234,8 @@ func (s *Server) write(ctx context.Context, e *agentapi.LogEntry) {
 }
 
 func cut(text string) string {
-	if len(text) > mostText {
-		return text[:mostText] + "…"
+	if len(text) > maxText {
+		return text[:maxText] + "…"
 	}
 	return text
 }
@@ -246,8 +246,8 @@ func (s *Server) result(w http.ResponseWriter, r *http.Request) {
 		return
 	}
 	s.config.Metrics.count(&result)
-	if s.config.Told != nil {
-		s.config.Told(result)
+	if s.config.OnResult != nil {
+		s.config.OnResult(result)
 	}
 	w.WriteHeader(http.StatusNoContent)
 }

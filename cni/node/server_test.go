@@ -23,7 +23,7 @@ import (
 	"github.com/pilotfish-mesh/pilotfish/internal/testenv"
 )
 
-// serve runs a server and gives a client of its socket.
+// serve runs a server and returns a client of its socket.
 func serve(t *testing.T, c ServerConfig) *http.Client {
 	t.Helper()
 	c.RunDir = t.TempDir()
@@ -109,7 +109,7 @@ func TestPluginIsToldThePodOrWhyNot(t *testing.T) {
 			t.Errorf("%s: %d %s", path, code, text)
 		}
 	}
-	if n := testutil.ToFloat64(m.asked.WithLabelValues("found")); n != 2 {
+	if n := testutil.ToFloat64(m.queries.WithLabelValues("found")); n != 2 {
 		t.Errorf("%v pods were found by the metric", n)
 	}
 }
@@ -117,7 +117,7 @@ func TestPluginIsToldThePodOrWhyNot(t *testing.T) {
 func TestResultsBecomeFiguresOfBoundedKinds(t *testing.T) {
 	m := NewMetrics(nil, nil)
 	var told []agentapi.Result
-	client := serve(t, ServerConfig{Metrics: m, Told: func(r agentapi.Result) { told = append(told, r) }})
+	client := serve(t, ServerConfig{Metrics: m, OnResult: func(r agentapi.Result) { told = append(told, r) }})
 	for _, r := range []agentapi.Result{
 		{Command: "ADD", Outcome: agentapi.Captured, Seconds: .004, UID: "u"},
 		{Command: "ADD", Outcome: agentapi.Failed, Seconds: .5},
@@ -154,7 +154,7 @@ func TestPluginsLogIsWrittenAsItsOwnAndBounded(t *testing.T) {
 	if !strings.Contains(text, `level=WARN msg="something is odd" component=cni-plugin n=3 pod=shop/web`) {
 		t.Error(text[:min(len(text), 500)])
 	}
-	if strings.Contains(text, "too much detail") || len(text) > 4*mostText {
+	if strings.Contains(text, "too much detail") || len(text) > 4*maxText {
 		t.Errorf("%d bytes were written", len(text))
 	}
 	if code := post(t, client, agentapi.LogPath, strings.Repeat("a", agentapi.MaxBody)); code != http.StatusBadRequest {
@@ -216,7 +216,7 @@ func TestLostSocketIsMadeAnew(t *testing.T) {
 
 func TestEveryFigureIsNamed(t *testing.T) {
 	m := NewMetrics(NewCache(CacheConfig{Logger: quiet}), func() health.Condition { return health.Well })
-	for _, vector := range []*prometheus.CounterVec{m.Installs, m.Fights, m.Checks, m.Events, m.asked} {
+	for _, vector := range []*prometheus.CounterVec{m.Installs, m.Fights, m.Checks, m.Events, m.queries} {
 		vector.WithLabelValues("x").Inc()
 	}
 	m.Repairs.WithLabelValues("x", "y").Inc()

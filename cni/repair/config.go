@@ -13,63 +13,64 @@ import (
 	"github.com/pilotfish-mesh/pilotfish/cni/sandbox"
 )
 
-// Mode is what is done with a pod that slipped past.
+// Mode is the action for a pod that the CNI plugin did not redirect.
 type Mode string
 
 // The modes.
 const (
-	Watch  Mode = "watch"  // it is told, no more
-	Mend   Mode = "repair" // its rules are put in force
-	Delete Mode = "delete" // for its controller to make another
-	Label  Mode = "label"  // for a person or a controller to see
+	Watch  Mode = "watch"  // only report it
+	Repair Mode = "repair" // apply the rules
+	Delete Mode = "delete" // delete the pod; its controller creates another
+	Label  Mode = "label"  // label the pod, for a user or a controller
 )
 
-// API changes pods; *kube.Client is one.
+// API changes pods. *kube.Client implements it.
 type API interface {
 	Delete(ctx context.Context, p *agentapi.Pod) error
 	Label(ctx context.Context, p *agentapi.Pod, key, value string) error
 }
 
-// Processes finds the sandbox of a pod; *sandbox.Index is one. hint may be "".
+// Processes finds the sandbox of a pod. *sandbox.Index implements it. hint may be "".
 type Processes interface {
 	Find(p *agentapi.Pod, uids []string, hint string) (*sandbox.Sandbox, error)
 }
 
-// Config is what a Repairer needs.
+// Config is the configuration of a Repairer.
 type Config struct {
 	Mode                 Mode
 	LabelKey, LabelValue string
-	// Drifted deals also with pods whose rules are there and not what they should be; otherwise those are only told.
+	// Drifted also repairs pods with incorrect rules; otherwise those are only reported.
 	Drifted bool
-	// Settings decide which pods have to be captured, and how: those of the plugin's configuration.
+	// Settings are the plugin's settings, which decide which pods are captured, and how.
 	Settings capture.Settings
-	// Pods gives those that are known now.
+	// Pods returns the known pods.
 	Pods        func() []*agentapi.Pod
 	API         API
 	Scan        func() (Processes, error)
 	Redirection Redirection
-	// Memory is a file that keeps what was acted on beyond this process; "" for none. It may be lost at a reboot, after
-	// which all sandboxes are others.
-	Memory string
-	// Every is how often all pods are looked at, Pause the least between two looks at those that changed; 0: 1 min, 2 s.
+	// HistoryFile stores the repaired sandboxes across restarts; "" for none. It may be lost on reboot, after which all
+	// sandboxes are new.
+	HistoryFile string
+	// Every is the interval of checks of all pods. Pause is the minimum interval of checks of changed pods. 0: 1 min, 2
+	// s.
 	Every, Pause time.Duration
-	Tell         Tell
+	Callbacks    Callbacks
 	Logger       *slog.Logger
 }
 
-// Tell is how a Repairer's figures come out; each may be nil.
-type Tell struct {
+// Callbacks are called for metrics and events; each may be nil.
+type Callbacks struct {
 	Checked  func(State)
 	Standing func(captured, drifted int)
 	Acted    func(mode Mode, result string)
-	// Event is for the pod's own events, for people.
+	// Event writes a Kubernetes event about a pod.
 	Event func(e kube.PodEvent)
 }
 
 func (c *Config) check() error {
 	var errs []error
 	switch c.Mode {
-	case Watch, Mend, Delete:
+	case Watch, Repair, Delete:
 	case Label:
 		if c.LabelKey == "" {
 			errs = append(errs, errors.New("pods cannot be labelled without a label's name (repair-broken-pod-label-key)"))

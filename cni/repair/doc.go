@@ -1,4 +1,3 @@
-// Package repair looks into the network namespaces of the pods that run on a node: whether what should redirect their
-// traffic is in force. It tells what differs, and deals once with a pod that slipped past the CNI plugin: by mending it in
-// place, deleting it or labelling it.
+// Package repair checks the redirection rules in the network namespaces of the pods on a node. It reports differences.
+// It repairs, deletes or labels a pod that the CNI plugin did not redirect, once per sandbox.
 package repair

@@ -5,7 +5,7 @@ import (
 	"github.com/pilotfish-mesh/pilotfish/cni/kube"
 )
 
-// The reasons of events.
+// The event reasons.
 const (
 	reasonMissing  = "RedirectionMissing"
 	reasonDrifted  = "RedirectionDrifted"
@@ -18,8 +18,8 @@ const (
 const refused = "its settings for the mesh are refused: "
 
 var (
-	reasons = map[State]string{Missing: reasonMissing, Drifted: reasonDrifted}
-	says    = map[State]string{
+	reasons  = map[State]string{Missing: reasonMissing, Drifted: reasonDrifted}
+	messages = map[State]string{
 		Missing: "its traffic bypasses its proxy; delete it, so that it starts anew: ",
 		Drifted: "its traffic is not redirected as it should be; see who changes rules in it, and start it anew: ",
 	}
@@ -31,7 +31,7 @@ var (
 )
 
 func (r *Repairer) event(p *agentapi.Pod, warning bool, reason, message string) {
-	if r.config.Tell.Event != nil {
-		r.config.Tell.Event(kube.PodEvent{Pod: p, Warning: warning, Reason: reason, Message: message})
+	if r.config.Callbacks.Event != nil {
+		r.config.Callbacks.Event(kube.PodEvent{Pod: p, Warning: warning, Reason: reason, Message: message})
 	}
 }

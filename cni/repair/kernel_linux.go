@@ -15,9 +15,9 @@ import (
 	"github.com/pilotfish-mesh/pilotfish/iptables/verify"
 )
 
-// Kernel is the Redirection by the kernel's own means.
+// Kernel is the Redirection that uses the kernel's packet filter.
 type Kernel struct {
-	Choice backends.Choice // the plugin's
+	Choice backends.Choice // same as the plugin's
 	Logger *slog.Logger
 }
 
@@ -30,7 +30,7 @@ func (k Kernel) plan(s *sandbox.Sandbox, o iptables.Options) (*iptables.RuleSet,
 	return want, backend, err
 }
 
-// Look reads the rules back and compares them with what they have to be.
+// Look reads the installed rules and compares them with the required ones.
 func (k Kernel) Look(ctx context.Context, s *sandbox.Sandbox, o iptables.Options, prove bool) (Evidence, error) {
 	want, backend, err := k.plan(s, o)
 	if err != nil {
@@ -41,8 +41,8 @@ func (k Kernel) Look(ctx context.Context, s *sandbox.Sandbox, o iptables.Options
 	case err != nil:
 		return Evidence{State: Unknown}, fmt.Errorf("reading the rules: %w", err)
 	case got.Rules == nil && len(got.Strange) == 0:
-		return absent(s)
-	case !ours(got.Rules):
+		return classifyMissing(s)
+	case !isOurs(got.Rules):
 		return foreign("chains of iptables that are not ours")
 	}
 	evidence := Evidence{State: Intact}
@@ -56,15 +56,15 @@ func (k Kernel) Look(ctx context.Context, s *sandbox.Sandbox, o iptables.Options
 	return evidence, nil
 }
 
-// ours says whether rules carry the names that we give them, as comments: those of Istio, in chains of the same names, have
-// none.
-func ours(rules *iptables.RuleSet) bool {
+// isOurs reports whether rules carry pilotfish's comments. Istio's rules have chains of the same names without
+// comments.
+func isOurs(rules *iptables.RuleSet) bool {
 	return rules != nil && slices.ContainsFunc(rules.Chains, func(c iptables.Chain) bool {
 		return slices.ContainsFunc(c.Rules, func(r iptables.Rule) bool { return r.ID != "" })
 	})
 }
 
-// prove sends packets through rules that are as they should be.
+// prove sends test packets through correct rules.
 func (k Kernel) prove(ctx context.Context, s *sandbox.Sandbox, want *iptables.RuleSet) (Evidence, error) {
 	report, err := verify.Run(ctx, verify.Config{Want: want, NetNS: int(s.NetNS.Fd()), Log: k.Logger})
 	if err != nil {
@@ -76,8 +76,8 @@ func (k Kernel) prove(ctx context.Context, s *sandbox.Sandbox, want *iptables.Ru
 	return Evidence{State: Intact}, nil
 }
 
-// absent tells a pod that nobody redirects from one that Istio does, by nftables without iptables.
-func absent(s *sandbox.Sandbox) (Evidence, error) {
+// classifyMissing distinguishes a pod without redirection from one that Istio redirects with native nftables.
+func classifyMissing(s *sandbox.Sandbox) (Evidence, error) {
 	conn, err := nftables.New(nftables.WithNetNSFd(int(s.NetNS.Fd())))
 	if err != nil {
 		return Evidence{State: Unknown}, err
@@ -98,8 +98,8 @@ func foreign(what string) (Evidence, error) {
 	return Evidence{State: Foreign, Differences: []string{what + ": somebody else redirects its traffic"}}, nil
 }
 
-// Mend puts the rules in force.
-func (k Kernel) Mend(ctx context.Context, s *sandbox.Sandbox, o iptables.Options) error {
+// Repair applies the rules.
+func (k Kernel) Repair(ctx context.Context, s *sandbox.Sandbox, o iptables.Options) error {
 	want, backend, err := k.plan(s, o)
 	if err != nil {
 		return err

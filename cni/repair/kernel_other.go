@@ -25,5 +25,5 @@ func (Kernel) Look(context.Context, *sandbox.Sandbox, iptables.Options, bool) (E
 	return Evidence{State: Unknown}, errLinux
 }
 
-// Mend works on Linux only.
-func (Kernel) Mend(context.Context, *sandbox.Sandbox, iptables.Options) error { return errLinux }
+// Repair works on Linux only.
+func (Kernel) Repair(context.Context, *sandbox.Sandbox, iptables.Options) error { return errLinux }

@@ -52,8 +52,8 @@ func newNode(t *testing.T, mode Mode) *node {
 	n.config = Config{
 		Mode: mode, LabelKey: "cni.istio.io/uninitialized", LabelValue: "true",
 		Pods: n.pods, API: n.api.Client(t), Scan: func() (Processes, error) { return n, nil },
-		Redirection: n, Memory: filepath.Join(t.TempDir(), "repaired"),
-		Tell: Tell{
+		Redirection: n, HistoryFile: filepath.Join(t.TempDir(), "repaired"),
+		Callbacks: Callbacks{
 			Checked: func(s State) { n.locked(func() { n.checked = append(n.checked, s) }) },
 			Acted:   func(m Mode, result string) { n.locked(func() { n.acted = append(n.acted, string(m)+" "+result) }) },
 			Event: func(e kube.PodEvent) {
@@ -100,10 +100,10 @@ func (n *node) Look(ctx context.Context, s *sandbox.Sandbox, o iptables.Options,
 	return Kernel{Choice: n.choice}.Look(ctx, s, o, prove)
 }
 
-// Mend is the kernel's, counted.
-func (n *node) Mend(ctx context.Context, s *sandbox.Sandbox, o iptables.Options) error {
+// Repair counts the calls and applies the rules in the kernel.
+func (n *node) Repair(ctx context.Context, s *sandbox.Sandbox, o iptables.Options) error {
 	n.locked(func() { n.mends++ })
-	return Kernel{Choice: n.choice}.Mend(ctx, s, o)
+	return Kernel{Choice: n.choice}.Repair(ctx, s, o)
 }
 
 // start has a pod run in a network namespace that the plugin never saw.
@@ -173,7 +173,7 @@ func (n *node) wantEvents(want ...string) {
 }
 
 func TestPodsEventsTellOnceWhatIsWrongAndWhatToDo(t *testing.T) {
-	n := newNode(t, Mend)
+	n := newNode(t, Repair)
 	ns := n.start("web", "u1")
 	r := n.repairer()
 	r.Sweep(t.Context())
@@ -208,8 +208,8 @@ func TestPodsEventsTellWhatIsDoneInEveryMode(t *testing.T) {
 	}
 }
 
-func TestPodThatSlippedPastIsMendedInPlace(t *testing.T) {
-	n := newNode(t, Mend)
+func TestPodWithoutRulesIsRepairedInPlace(t *testing.T) {
+	n := newNode(t, Repair)
 	n.start("web", "u1")
 	if e := n.state("web"); e.State != Missing || len(e.Differences) == 0 {
 		t.Fatalf("%+v", e)
@@ -229,7 +229,7 @@ func TestPodThatSlippedPastIsMendedInPlace(t *testing.T) {
 }
 
 func TestSameSandboxIsNeverRepairedTwiceNorAfterARestart(t *testing.T) {
-	n := newNode(t, Mend)
+	n := newNode(t, Repair)
 	ns := n.start("web", "u1")
 	n.repairer().Sweep(t.Context())
 	flush(t, ns)
@@ -243,7 +243,7 @@ func TestSameSandboxIsNeverRepairedTwiceNorAfterARestart(t *testing.T) {
 }
 
 func TestNewPodOfTheSameNameIsRepairedToo(t *testing.T) {
-	n := newNode(t, Mend)
+	n := newNode(t, Repair)
 	n.start("web", "u1")
 	r := n.repairer()
 	r.Sweep(t.Context())
@@ -256,7 +256,7 @@ func TestNewPodOfTheSameNameIsRepairedToo(t *testing.T) {
 	n.wantActs("repair success", "repair success", "repair success")
 }
 
-// flush takes all rules away, as a person might.
+// flush removes all rules, as an administrator might.
 func flush(t *testing.T, ns *testns.Namespace) {
 	t.Helper()
 	conn, err := nftables.New(nftables.WithNetNSFd(int(ns.Handle)))
@@ -269,7 +269,7 @@ func flush(t *testing.T, ns *testns.Namespace) {
 	}
 }
 
-// damage takes one rule away.
+// damage removes one rule.
 func damage(t *testing.T, ns *testns.Namespace) {
 	t.Helper()
 	conn, err := nftables.New(nftables.WithNetNSFd(int(ns.Handle)))
@@ -294,7 +294,7 @@ func damage(t *testing.T, ns *testns.Namespace) {
 }
 
 func TestDriftIsToldAndLeftAloneUnlessAskedFor(t *testing.T) {
-	n := newNode(t, Mend)
+	n := newNode(t, Repair)
 	ns := n.start("web", "u1")
 	if err := (&Repairer{config: n.config}).do(t.Context(), n.pods()[0], must(n.Find(n.pods()[0], nil, ""))); err != nil {
 		t.Fatal(err)
@@ -356,7 +356,7 @@ func TestPodIsLabelledOnce(t *testing.T) {
 	if p.Metadata.Labels["cni.istio.io/uninitialized"] != "true" || n.mends != 0 {
 		t.Errorf("%+v", p.Metadata.Labels)
 	}
-	if asked := n.api.Asked("PATCH", "/api/v1/namespaces/shop/pods/web"); asked != 1 {
+	if asked := n.api.Requests("PATCH", "/api/v1/namespaces/shop/pods/web"); asked != 1 {
 		t.Errorf("%d requests", asked)
 	}
 }
@@ -369,10 +369,10 @@ func TestActionThatFailsIsTriedAgainAndNotForEver(t *testing.T) {
 	n.config.Pods = func() []*agentapi.Pod { return stale }
 	r.config.Pods = n.config.Pods
 	n.api.Break(500)
-	for range 2 * mostTries {
+	for range 2 * maxTries {
 		r.Sweep(t.Context())
 	}
-	if len(n.acted) != mostTries || n.acted[0] != "label fail" {
+	if len(n.acted) != maxTries || n.acted[0] != "label fail" {
 		t.Errorf("%v", n.acted)
 	}
 }
@@ -387,7 +387,7 @@ func TestPodsOfOthersAreLeftAlone(t *testing.T) {
 			if _, err := exec.LookPath(redirect[0]); err != nil {
 				t.Skip(redirect[0], "is not installed")
 			}
-			n := newNode(t, Mend)
+			n := newNode(t, Repair)
 			ns := n.start("web", "u1")
 			_, done := ns.Start(t, exec.Command(redirect[0], redirect[1:]...))
 			<-done
@@ -404,7 +404,7 @@ func TestEmptyTablesOfLegacyIptablesAreNobodysRedirection(t *testing.T) {
 	if _, err := exec.LookPath("iptables-legacy"); err != nil {
 		t.Skip("iptables is not installed")
 	}
-	n := newNode(t, Mend)
+	n := newNode(t, Repair)
 	ns := n.start("web", "u1")
 	_, done := ns.Start(t, exec.Command("iptables-legacy", "-w", "-t", "nat", "-L", "-n"))
 	<-done
@@ -412,12 +412,12 @@ func TestEmptyTablesOfLegacyIptablesAreNobodysRedirection(t *testing.T) {
 	n.wantActs("repair success")
 }
 
-func TestPodIsMendedByTheBackEndThatIsConfigured(t *testing.T) {
+func TestRepairUsesTheConfiguredBackend(t *testing.T) {
 	for _, choice := range []backends.Choice{backends.IPTablesNFT, backends.IPTablesLegacy} {
 		if _, err := exec.LookPath("iptables-" + string(choice)); err != nil {
 			t.Skip("iptables is not installed")
 		}
-		n := newNode(t, Mend)
+		n := newNode(t, Repair)
 		n.choice = choice
 		n.start("web", "u1")
 		r := n.repairer()
@@ -431,7 +431,7 @@ func TestPodIsMendedByTheBackEndThatIsConfigured(t *testing.T) {
 }
 
 func TestPodsThatNeedNoRedirectionAreNotLookedAt(t *testing.T) {
-	n := newNode(t, Mend)
+	n := newNode(t, Repair)
 	change := map[string]func(*agentapi.Pod){
 		"over":         func(p *agentapi.Pod) { p.Status.Phase = "Succeeded" },
 		"being ended":  func(p *agentapi.Pod) { now := time.Now(); p.Metadata.DeletionTimestamp = &now },
@@ -452,7 +452,7 @@ func TestPodsThatNeedNoRedirectionAreNotLookedAt(t *testing.T) {
 }
 
 func TestChangedPodIsLookedAtSoon(t *testing.T) {
-	n := newNode(t, Mend)
+	n := newNode(t, Repair)
 	n.config.Every, n.config.Pause = time.Hour, time.Millisecond
 	r := n.repairer()
 	ctx, cancel := context.WithCancel(t.Context())

@@ -15,47 +15,48 @@ import (
 	"github.com/pilotfish-mesh/pilotfish/cni/sandbox"
 )
 
-// mostTries is how often an action that failed, and so changed nothing, is tried again on one sandbox.
-const mostTries = 5
+// maxTries limits the attempts of a failing action on one sandbox.
+const maxTries = 5
 
-// mostUnseen is how often no sandbox of a running pod is found before that is told: it may have just ended.
-const mostUnseen = 3
+// maxUnseen is the number of checks without a sandbox of a running pod after which this is reported. The pod may have
+// just ended.
+const maxUnseen = 3
 
-// Repairer looks at the pods of the node.
+// Repairer checks and repairs the pods of the node.
 type Repairer struct {
 	config Config
 	wake   chan struct{}
 
 	mu    sync.Mutex
-	dirty map[string]bool   // namespace/name of pods that changed since the last look
-	hints map[string]string // network namespaces that runtimes told the plugin, by UID
+	dirty map[string]bool   // namespace/name of pods that changed since the last check
+	hints map[string]string // network namespaces that the plugin reported, by UID
 
-	// Of Run alone:
-	memory   *memory
-	tries    map[string]int   // by sandbox
-	standing map[string]State // by UID, of the pods that should be captured
-	told     map[string]string
-	unseen   map[string]int // by UID: how often no sandbox of it was found
+	// Used only by Run:
+	history      *history
+	tries        map[string]int   // by sandbox
+	states       map[string]State // by UID, of the pods that should be captured
+	lastReported map[string]string
+	unseen       map[string]int // by UID: checks without a sandbox
 }
 
-// New checks the configuration and remembers what was acted on before.
+// New validates the configuration and reads the history.
 func New(c Config) (*Repairer, error) {
 	if err := c.check(); err != nil {
 		return nil, err
 	}
-	m, err := openMemory(c.Memory)
+	m, err := openHistory(c.HistoryFile)
 	if err != nil {
 		c.Logger.Warn("which pods were repaired before is not known", "error", err)
 	}
 	return &Repairer{
-		config: c, wake: make(chan struct{}, 1), memory: m,
+		config: c, wake: make(chan struct{}, 1), history: m,
 		dirty: map[string]bool{}, hints: map[string]string{},
-		tries: map[string]int{}, standing: map[string]State{}, told: map[string]string{},
+		tries: map[string]int{}, states: map[string]State{}, lastReported: map[string]string{},
 		unseen: map[string]int{},
 	}, nil
 }
 
-// Changed has a pod looked at soon. It does not block.
+// Changed schedules a check of a pod. It does not block.
 func (r *Repairer) Changed(e kube.Event) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -70,8 +71,8 @@ func (r *Repairer) Changed(e kube.Event) {
 	}
 }
 
-// Told remembers where the plugin was told that a pod's network is. It does not block.
-func (r *Repairer) Told(result agentapi.Result) {
+// HandleResult stores the path of a pod's network namespace from the plugin's result. It does not block.
+func (r *Repairer) HandleResult(result agentapi.Result) {
 	if result.Command != "ADD" || result.UID == "" || result.NetNS == "" {
 		return
 	}
@@ -80,7 +81,7 @@ func (r *Repairer) Told(result agentapi.Result) {
 	r.hints[result.UID] = result.NetNS
 }
 
-// Run looks at all pods from time to time, and at those that change soon after, until the context ends.
+// Run checks all pods periodically, and changed pods after a short delay, until the context ends.
 func (r *Repairer) Run(ctx context.Context) error {
 	every := time.NewTicker(r.config.Every)
 	defer every.Stop()
@@ -93,7 +94,7 @@ func (r *Repairer) Run(ctx context.Context) error {
 			r.Sweep(ctx)
 		case <-r.wake:
 			r.lookAt(ctx, r.takeDirty())
-			select { // processes are scanned once for all that change meanwhile
+			select { // one process scan covers all pods that change meanwhile
 			case <-ctx.Done():
 				return ctx.Err()
 			case <-time.After(r.config.Pause):
@@ -110,17 +111,17 @@ func (r *Repairer) takeDirty() map[string]bool {
 	return dirty
 }
 
-// Sweep looks at all pods once.
+// Sweep checks all pods once.
 func (r *Repairer) Sweep(ctx context.Context) {
 	r.takeDirty()
 	r.lookAt(ctx, nil)
 }
 
-// lookAt looks at some pods, or all for nil.
+// lookAt checks the pods in only, or all pods if it is nil.
 func (r *Repairer) lookAt(ctx context.Context, only map[string]bool) {
 	pods := r.due()
 	if len(pods) == 0 || only != nil && !slices.ContainsFunc(pods, func(p *agentapi.Pod) bool { return only[name(p)] }) {
-		r.forget(pods)
+		r.removeStale(pods)
 		return
 	}
 	processes, err := r.config.Scan()
@@ -128,10 +129,10 @@ func (r *Repairer) lookAt(ctx context.Context, only map[string]bool) {
 		r.config.Logger.Error("live pods cannot be checked", "error", err)
 		for _, p := range pods {
 			if only == nil || only[name(p)] {
-				r.note(p, Evidence{State: Unknown, Differences: []string{err.Error()}})
+				r.recordState(p, Evidence{State: Unknown, Differences: []string{err.Error()}})
 			}
 		}
-		r.forget(pods)
+		r.removeStale(pods)
 		return
 	}
 	for _, p := range pods {
@@ -142,23 +143,23 @@ func (r *Repairer) lookAt(ctx context.Context, only map[string]bool) {
 			r.look(ctx, p, processes)
 		}
 	}
-	r.forget(pods)
+	r.removeStale(pods)
 }
 
-// due are the pods that have to be captured and may have a sandbox.
+// due returns the pods that have to be captured and may have a sandbox.
 func (r *Repairer) due() []*agentapi.Pod {
 	var due []*agentapi.Pod
 	for _, p := range r.config.Pods() {
-		if !p.Over() && r.config.Settings.SkipPod(p) == nil && began(p) {
+		if !p.Over() && r.config.Settings.SkipPod(p) == nil && hasStarted(p) {
 			due = append(due, p)
 		}
 	}
 	return due
 }
 
-// began says whether a container of the pod was made, so that its sandbox was: while the plugin is still at work nothing
-// in there is evidence.
-func began(p *agentapi.Pod) bool {
+// hasStarted reports whether a container of the pod was created. Before that the plugin may still be running, and the
+// state of the sandbox is meaningless.
+func hasStarted(p *agentapi.Pod) bool {
 	for _, list := range [][]agentapi.ContainerStatus{p.Status.InitContainerStatuses, p.Status.ContainerStatuses} {
 		if slices.ContainsFunc(list, func(c agentapi.ContainerStatus) bool { return c.ContainerID != "" }) {
 			return true
@@ -169,33 +170,33 @@ func began(p *agentapi.Pod) bool {
 
 func name(p *agentapi.Pod) string { return p.Metadata.Namespace + "/" + p.Metadata.Name }
 
-// lookTime bounds what one pod takes of the others' time: a node's iptables, or what the kernel is asked, may hang.
-const lookTime = time.Minute
+// lookTimeout limits the check of one pod, since a node's iptables or a kernel query may hang.
+const lookTimeout = time.Minute
 
-// look finds out how one pod is, and deals with what it finds.
+// look checks one pod and acts on the result.
 func (r *Repairer) look(ctx context.Context, p *agentapi.Pod, processes Processes) {
-	ctx, cancel := context.WithTimeoutCause(ctx, lookTime, fmt.Errorf("looking at the pod took longer than %v", lookTime))
+	ctx, cancel := context.WithTimeoutCause(ctx, lookTimeout, fmt.Errorf("looking at the pod took longer than %v", lookTimeout))
 	defer cancel()
 	s, err := processes.Find(p, uids(p), r.hint(p))
 	if err != nil {
-		if r.unseen[p.Metadata.UID]++; errors.Is(err, sandbox.ErrNone) && r.standing[p.Metadata.UID] == "" &&
-			(p.Status.Phase != "Running" || r.unseen[p.Metadata.UID] < mostUnseen) {
-			return // it has no process yet, or no more
+		if r.unseen[p.Metadata.UID]++; errors.Is(err, sandbox.ErrNone) && r.states[p.Metadata.UID] == "" &&
+			(p.Status.Phase != "Running" || r.unseen[p.Metadata.UID] < maxUnseen) {
+			return // it has no process yet or no longer
 		}
-		r.note(p, Evidence{State: Unknown, Differences: []string{err.Error()}})
+		r.recordState(p, Evidence{State: Unknown, Differences: []string{err.Error()}})
 		return
 	}
 	defer s.Close()
 	delete(r.unseen, p.Metadata.UID)
 	evidence := r.inspect(ctx, p, s, false)
-	if r.shouldAct(evidence.State) && r.act(ctx, p, s) && r.config.Mode == Mend {
+	if r.shouldAct(evidence.State) && r.act(ctx, p, s) && r.config.Mode == Repair {
 		evidence = r.inspect(ctx, p, s, true)
-		r.mended(p, evidence)
+		r.reportRepair(p, evidence)
 	}
-	r.note(p, evidence)
+	r.recordState(p, evidence)
 }
 
-// uids are those by which the pod's control groups may be named.
+// uids returns the UIDs that the pod's cgroup names may contain.
 func uids(p *agentapi.Pod) []string {
 	all := []string{p.Metadata.UID}
 	if static := p.Metadata.Annotations["kubernetes.io/config.mirror"]; static != "" {
@@ -231,18 +232,18 @@ func (r *Repairer) inspect(ctx context.Context, p *agentapi.Pod, s *sandbox.Sand
 	return evidence
 }
 
-// note keeps how a pod is, and tells it when that is news.
-func (r *Repairer) note(p *agentapi.Pod, e Evidence) {
-	r.standing[p.Metadata.UID] = e.State
-	if r.config.Tell.Checked != nil {
-		r.config.Tell.Checked(e.State)
+// recordState stores a pod's state and reports it if it has changed.
+func (r *Repairer) recordState(p *agentapi.Pod, e Evidence) {
+	r.states[p.Metadata.UID] = e.State
+	if r.config.Callbacks.Checked != nil {
+		r.config.Callbacks.Checked(e.State)
 	}
 	text := fmt.Sprint(e.State, e.Differences)
-	if r.told[p.Metadata.UID] == text {
+	if r.lastReported[p.Metadata.UID] == text {
 		return
 	}
-	before := r.told[p.Metadata.UID]
-	r.told[p.Metadata.UID] = text
+	before := r.lastReported[p.Metadata.UID]
+	r.lastReported[p.Metadata.UID] = text
 	switch e.State {
 	case Intact:
 		if before != "" {
@@ -250,21 +251,21 @@ func (r *Repairer) note(p *agentapi.Pod, e Evidence) {
 			r.event(p, false, reasonIntact, "its traffic is redirected as it should be again")
 		}
 	case Foreign:
-		r.config.Logger.Info("the traffic of a pod is redirected by somebody else, and left to them", "pod", name(p), "evidence", brief(e.Differences))
+		r.config.Logger.Info("the traffic of a pod is redirected by somebody else, and left to them", "pod", name(p), "evidence", summarize(e.Differences))
 	case Unknown:
-		if strings.HasPrefix(brief(e.Differences), refused) {
-			r.event(p, true, reasonRefused, brief(e.Differences))
+		if strings.HasPrefix(summarize(e.Differences), refused) {
+			r.event(p, true, reasonRefused, summarize(e.Differences))
 		}
-		r.config.Logger.Warn("the redirection of a pod cannot be checked", "pod", name(p), "reason", brief(e.Differences))
+		r.config.Logger.Warn("the redirection of a pod cannot be checked", "pod", name(p), "reason", summarize(e.Differences))
 	default:
-		r.event(p, true, reasons[e.State], says[e.State]+brief(e.Differences))
-		r.config.Logger.Warn("the redirection of a pod is not what it should be", "pod", name(p), "state", e.State, "differences", brief(e.Differences),
+		r.event(p, true, reasons[e.State], messages[e.State]+summarize(e.Differences))
+		r.config.Logger.Warn("the redirection of a pod is not what it should be", "pod", name(p), "state", e.State, "differences", summarize(e.Differences),
 			"remedy", "start the pod anew; see who changes rules in it: pilotfish-agent iptables verify inside it tells what its traffic does")
 	}
 }
 
-// brief keeps a log line short.
-func brief(differences []string) string {
+// summarize joins at most eight differences for a log line.
+func summarize(differences []string) string {
 	const most = 8
 	if more := len(differences) - most; more > 0 {
 		return strings.Join(differences[:most], "; ") + fmt.Sprintf("; and %d more", more)
@@ -272,27 +273,27 @@ func brief(differences []string) string {
 	return strings.Join(differences, "; ")
 }
 
-// forget drops what concerns pods that are gone, and tells how the others stand.
-func (r *Repairer) forget(pods []*agentapi.Pod) {
+// removeStale removes the data of pods that no longer exist, and reports the number of the others.
+func (r *Repairer) removeStale(pods []*agentapi.Pod) {
 	live := map[string]bool{}
 	for _, p := range pods {
 		live[p.Metadata.UID] = true
 	}
 	gone := func(uid string) bool { return !live[uid] }
-	maps.DeleteFunc(r.standing, func(uid string, _ State) bool { return gone(uid) })
+	maps.DeleteFunc(r.states, func(uid string, _ State) bool { return gone(uid) })
 	maps.DeleteFunc(r.unseen, func(uid string, _ int) bool { return gone(uid) })
-	maps.DeleteFunc(r.told, func(uid, _ string) bool { return gone(uid) })
+	maps.DeleteFunc(r.lastReported, func(uid, _ string) bool { return gone(uid) })
 	maps.DeleteFunc(r.tries, func(key string, _ int) bool { return gone(uidOf(key)) })
-	if len(pods) > 0 { // none may mean that they are not known yet
-		r.memory.keep(live)
+	if len(pods) > 0 { // an empty list may mean that the pods are not known yet
+		r.history.retain(live)
 	}
 	drifted := 0
-	for _, state := range r.standing {
+	for _, state := range r.states {
 		if state == Drifted || state == Missing {
 			drifted++
 		}
 	}
-	if r.config.Tell.Standing != nil {
-		r.config.Tell.Standing(len(r.standing), drifted)
+	if r.config.Callbacks.Standing != nil {
+		r.config.Callbacks.Standing(len(r.states), drifted)
 	}
 }

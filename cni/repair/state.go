@@ -7,28 +7,28 @@ import (
 	"github.com/pilotfish-mesh/pilotfish/iptables"
 )
 
-// State is how the redirection of a pod is.
+// State is the state of a pod's redirection.
 type State string
 
 // The states.
 const (
 	Intact  State = "intact"
-	Missing State = "missing" // nothing redirects the pod's traffic: it slipped past
-	Drifted State = "drifted" // something does, and not as it should
-	Foreign State = "foreign" // somebody else redirects it: Istio's CNI plugin or init container
-	Unknown State = "unknown" // it could not be looked at
+	Missing State = "missing" // no rules redirect the pod's traffic
+	Drifted State = "drifted" // the rules differ from the required ones
+	Foreign State = "foreign" // another program redirects it: Istio's CNI plugin or init container
+	Unknown State = "unknown" // the check failed
 )
 
-// Evidence is what was found in a pod's network namespace.
+// Evidence is the result of the check of a pod's network namespace.
 type Evidence struct {
 	State State
-	// Differences say, of a state other than Intact, what is wrong.
+	// Differences are the reasons for a state other than Intact.
 	Differences []string
 }
 
-// Redirection looks at the redirection of one sandbox and puts it in force.
+// Redirection checks and repairs the redirection of one sandbox.
 type Redirection interface {
-	// Look reads what is in force, and with prove sends packets, too, of which the pod's processes see none.
+	// Look reads the installed rules. With prove it also sends test packets, which the pod's processes do not receive.
 	Look(ctx context.Context, s *sandbox.Sandbox, o iptables.Options, prove bool) (Evidence, error)
-	Mend(ctx context.Context, s *sandbox.Sandbox, o iptables.Options) error
+	Repair(ctx context.Context, s *sandbox.Sandbox, o iptables.Options) error
 }

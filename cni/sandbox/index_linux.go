@@ -19,43 +19,42 @@ import (
 	"github.com/pilotfish-mesh/pilotfish/iptables/namespace"
 )
 
-// maxCgroups bounds what is read of one process's control groups.
+// maxCgroups limits the bytes read of one process's cgroup file.
 const maxCgroups = 64 << 10
 
-// Index is the processes of pods at one moment.
+// Index is a snapshot of the processes of pods.
 type Index struct {
 	proc string
 	pids map[string][]int // by the pod's UID, oldest first
-	node []ID             // the node's network namespaces: of its first process, and of this one
-	user []ID             // and its user namespaces
+	node []ID             // network namespaces of the node's first process and of this process
+	user []ID             // their user namespaces
 }
 
-// ID tells a network namespace from all others that exist at the same time.
+// ID identifies a network namespace among those that exist at the same time.
 type ID struct{ Device, Inode uint64 }
 
 func (id ID) String() string { return fmt.Sprintf("%d:%d", id.Device, id.Inode) }
 
-// Sandbox is the network of one pod, until it is closed.
+// Sandbox is the open network namespace of one pod. The caller closes it.
 type Sandbox struct {
 	ID
 	NetNS *os.File
 }
 
-// Lasting names the sandbox's network namespace among all that there were since the node's start: numbers of inodes go to
-// the next namespace as soon as one is gone.
+// Lasting returns a name of the network namespace that is unique since boot. Inode numbers are reused.
 func (s *Sandbox) Lasting() (string, error) {
 	boot, err := os.ReadFile("/proc/sys/kernel/random/boot_id")
 	if err != nil {
 		return "", fmt.Errorf("the node's start is not known: %w", err)
 	}
 	cookie, err := s.cookie()
-	if err != nil { // a kernel older than 5.14
+	if err != nil { // kernel older than 5.14
 		cookie = 0
 	}
 	return fmt.Sprintf("%s:%d:%.8s", s.ID, cookie, boot), nil
 }
 
-// cookie is what the kernel gives a network namespace once.
+// cookie returns the kernel's cookie of the network namespace, which is not reused.
 func (s *Sandbox) cookie() (cookie uint64, err error) {
 	err = namespace.Do(int(s.NetNS.Fd()), func() error {
 		fd, err := unix.Socket(unix.AF_UNIX, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC, 0)
@@ -69,14 +68,14 @@ func (s *Sandbox) cookie() (cookie uint64, err error) {
 	return cookie, err
 }
 
-// Close lets it go.
+// Close closes the namespace.
 func (s *Sandbox) Close() { _ = s.NetNS.Close() }
 
-// Scan looks at all processes of the node. proc is the node's /proc, and node its network namespace, as a path; "" is that
+// Scan reads all processes of the node. proc is the node's /proc. node is the path of its network namespace; "" is that
 // of the node's first process.
 func Scan(proc, node string) (*Index, error) {
 	x := &Index{proc: proc, pids: map[string][]int{}}
-	// /proc/self is the process's first thread, which a goroutine that was locked to it may have left in another namespace.
+	// /proc/self refers to the process's first thread, which a locked goroutine may have left in another namespace.
 	for _, path := range []string{cmp.Or(node, filepath.Join(proc, "1/ns/net")), "/proc/thread-self/ns/net"} {
 		id, err := idOf(path)
 		if err != nil {
@@ -86,7 +85,7 @@ func Scan(proc, node string) (*Index, error) {
 		x.node = append(x.node, id)
 	}
 	for _, path := range []string{filepath.Join(proc, "1/ns/user"), "/proc/thread-self/ns/user"} {
-		if id, err := idOf(path); err == nil { // there are kernels without
+		if id, err := idOf(path); err == nil { // some kernels have no user namespaces
 			x.user = append(x.user, id)
 		}
 	}
@@ -120,7 +119,7 @@ func idOf(path string) (ID, error) {
 func (x *Index) podOf(pid int) string {
 	f, err := os.Open(filepath.Join(x.proc, strconv.Itoa(pid), "cgroup"))
 	if err != nil {
-		return "" // it has ended
+		return "" // the process has ended
 	}
 	defer func() { _ = f.Close() }()
 	text, _ := io.ReadAll(io.LimitReader(f, maxCgroups))
@@ -128,8 +127,8 @@ func (x *Index) podOf(pid int) string {
 }
 
 // Find opens the network namespace of a pod: that of its processes which has the pod's address. hint is a path that the
-// plugin was told by the runtime, tried when no process is to be seen; "" for none. Where two namespaces fit, none is taken:
-// whoever may make control groups on the node could give his own the name of a pod's.
+// runtime passed to the plugin, used if no process is found; "" for none. If two namespaces match, Find returns an
+// error. A user who may create cgroups on the node could otherwise imitate a pod's cgroup.
 func (x *Index) Find(p *agentapi.Pod, uids []string, hint string) (*Sandbox, error) {
 	var found *candidate
 	var errs []error
@@ -145,7 +144,7 @@ func (x *Index) Find(p *agentapi.Pod, uids []string, hint string) (*Sandbox, err
 		}
 		if err == nil {
 			seen[s.ID] = true
-			err = errors.Join(x.trusted(s), s.belongs(p))
+			err = errors.Join(x.checkOwner(s), s.checkAddress(p))
 		}
 		switch {
 		case err != nil:
@@ -169,7 +168,7 @@ func (x *Index) Find(p *agentapi.Pod, uids []string, hint string) (*Sandbox, err
 	return found.Sandbox, nil
 }
 
-// candidate is a namespace that may be a pod's.
+// candidate is a possible network namespace of a pod.
 type candidate struct {
 	*Sandbox
 	from   string
@@ -180,7 +179,7 @@ type candidate struct {
 func (x *Index) candidates(p *agentapi.Pod, uids []string, hint string) (all []candidate) {
 	for _, uid := range uids {
 		for _, pid := range x.pids[uid] {
-			all = append(all, candidate{from: fmt.Sprintf("process %d", pid), open: func() (*Sandbox, error) { return x.of(pid, uid) }})
+			all = append(all, candidate{from: fmt.Sprintf("process %d", pid), open: func() (*Sandbox, error) { return x.openProcessNetNS(pid, uid) }})
 		}
 	}
 	if hint != "" && len(p.Addresses()) > 0 {
@@ -189,8 +188,9 @@ func (x *Index) candidates(p *agentapi.Pod, uids []string, hint string) (all []c
 	return all
 }
 
-// of opens the namespace of a process, which must be the same pod's after that, too: a PID may have gone to another.
-func (x *Index) of(pid int, uid string) (*Sandbox, error) {
+// openProcessNetNS opens the namespace of a process. It then checks again that the process belongs to the pod, since
+// PIDs are reused.
+func (x *Index) openProcessNetNS(pid int, uid string) (*Sandbox, error) {
 	s, err := x.Open(filepath.Join(x.proc, strconv.Itoa(pid), "ns/net"))
 	if err != nil {
 		return nil, err
@@ -202,7 +202,7 @@ func (x *Index) of(pid int, uid string) (*Sandbox, error) {
 	return s, nil
 }
 
-// Open opens a network namespace by its path. The node's own is refused.
+// Open opens a network namespace by its path. It refuses the node's own.
 func (x *Index) Open(path string) (*Sandbox, error) {
 	f, err := os.Open(path)
 	if err != nil {
@@ -233,9 +233,9 @@ func (x *Index) check(s *Sandbox) error {
 	return nil
 }
 
-// belongs says whether the namespace has the pod's address; of a pod whose address is not known yet its processes are
-// enough.
-func (s *Sandbox) belongs(p *agentapi.Pod) error {
+// checkAddress returns an error if the namespace does not have the pod's address. If the address is not known yet, the
+// processes are sufficient.
+func (s *Sandbox) checkAddress(p *agentapi.Pod) error {
 	want := p.Addresses()
 	if len(want) == 0 {
 		return nil
@@ -252,7 +252,7 @@ func (s *Sandbox) belongs(p *agentapi.Pod) error {
 	return fmt.Errorf("network namespace %s has none of the pod's addresses %v", s.ID, want)
 }
 
-// Addresses are those of all the namespace's links.
+// Addresses returns the addresses of all links in the namespace.
 func (s *Sandbox) Addresses() ([]netip.Addr, error) {
 	h, err := netlink.NewHandleAt(netns.NsHandle(s.NetNS.Fd()), unix.NETLINK_ROUTE)
 	if err != nil {

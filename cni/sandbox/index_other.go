@@ -12,15 +12,15 @@ import (
 
 var errLinux = errors.New("pods run on Linux")
 
-// Index is the processes of pods at one moment.
+// Index is a snapshot of the processes of pods.
 type Index struct{}
 
-// ID tells a network namespace from all others that exist at the same time.
+// ID identifies a network namespace among those that exist at the same time.
 type ID struct{ Device, Inode uint64 }
 
 func (id ID) String() string { return "" }
 
-// Sandbox is the network of one pod, until it is closed.
+// Sandbox is the open network namespace of one pod. The caller closes it.
 type Sandbox struct {
 	ID
 	NetNS *os.File
@@ -29,7 +29,7 @@ type Sandbox struct {
 // Lasting works on Linux only.
 func (s *Sandbox) Lasting() (string, error) { return "", errLinux }
 
-// Close lets it go.
+// Close closes the namespace.
 func (s *Sandbox) Close() {}
 
 // Addresses works on Linux only.

@@ -139,7 +139,7 @@ func TestNodesOwnNamespaceIsNeverOpened(t *testing.T) {
 	if _, err := x.Find(thePod(), []string{uid}, ""); !errors.Is(err, ErrNone) {
 		t.Error(err)
 	}
-	// And a PID that went to somebody else since the scan.
+	// A PID that was reused since the scan.
 	x.pids = map[string][]int{"somebody": {cmd.Process.Pid}}
 	if _, err := x.Find(thePod(), []string{"somebody"}, ""); !errors.Is(err, ErrNone) {
 		t.Error(err)

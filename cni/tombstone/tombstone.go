@@ -1,6 +1,5 @@
-// Package tombstone is what stays in a CNI plugin's place after it was uninstalled, while sandboxes name it: their end asks
-// for it, and would fail without it for ever. It does nothing, says so in the way that runtimes understand, and removes
-// itself with the last of them.
+// Package tombstone replaces the uninstalled CNI plugin while sandboxes still reference it, because their DEL would
+// otherwise fail forever. Its commands have no effect and succeed. It removes itself with the last of these sandboxes.
 package tombstone
 
 import (
@@ -14,22 +13,22 @@ import (
 	"strings"
 )
 
-// DefaultResults is where libcni keeps what it knows of sandboxes.
+// DefaultResults is the directory of libcni's result cache.
 const DefaultResults = "/var/lib/cni/results"
 
-// maxInput bounds the network configuration and the files of libcni's cache.
+// maxInput limits the network configuration and the files of libcni's cache, in bytes.
 const maxInput = 4 << 20
 
-// Call is one run of the plugin.
+// Call contains the parameters of one run of the plugin.
 type Call struct {
 	Command, ContainerID string // CNI_COMMAND and CNI_CONTAINERID
 	In                   io.Reader
 	Out                  io.Writer
-	// Self is the tombstone's own file, and Results the folder of libcni's cache.
+	// Self is the tombstone's executable. Results is the directory of libcni's cache.
 	Self, Results string
 }
 
-// Run answers one command and gives the exit code. The plugin is gone: a new sandbox gets what the plugins before it made.
+// Run runs one command and returns the exit code. For ADD it returns the result of the previous plugins unchanged.
 func Run(c Call) int {
 	text, err := io.ReadAll(io.LimitReader(c.In, maxInput))
 	if err != nil {
@@ -55,7 +54,7 @@ func Run(c Call) int {
 			answer = config.PrevResult
 		}
 	case "DEL", "GC":
-		leave(c)
+		removeIfUnused(c)
 	}
 	if answer == nil {
 		return 0
@@ -73,16 +72,15 @@ func fail(out io.Writer, err error) int {
 	return 1
 }
 
-// leave removes the tombstone when no sandbox but the one that ends now names the plugin.
-func leave(c Call) {
+// removeIfUnused removes the tombstone if no sandbox except the one that ends references the plugin.
+func removeIfUnused(c Call) {
 	named, err := References(c.Results, filepath.Base(c.Self), c.ContainerID)
 	if err == nil && named == 0 {
-		_ = os.Remove(c.Self) // at worst it stays, and does no harm
+		_ = os.Remove(c.Self) // on failure the file remains, which is harmless
 	}
 }
 
-// References counts the sandboxes, other than one, that libcni remembers to have been made with a plugin: whose end asks
-// for it.
+// References returns the number of sandboxes, except one, in libcni's cache that reference a plugin. Their DEL runs it.
 func References(results, plugin, but string) (int, error) {
 	entries, err := os.ReadDir(results)
 	if errors.Is(err, fs.ErrNotExist) {
@@ -96,9 +94,9 @@ func References(results, plugin, but string) (int, error) {
 		if !e.Type().IsRegular() {
 			continue
 		}
-		sandbox, names, err := reference(filepath.Join(results, e.Name()), plugin)
+		sandbox, names, err := readReference(filepath.Join(results, e.Name()), plugin)
 		if errors.Is(err, fs.ErrNotExist) {
-			continue // it has ended meanwhile
+			continue // the sandbox has ended meanwhile
 		}
 		if err != nil {
 			return count, err
@@ -110,9 +108,9 @@ func References(results, plugin, but string) (int, error) {
 	return count, nil
 }
 
-// reference says whether a file of libcni's cache, which holds the configuration that a sandbox was made with, names the
+// readReference reports whether a file of libcni's cache, which contains the configuration of a sandbox, references the
 // plugin.
-func reference(path, plugin string) (sandbox string, names bool, err error) {
+func readReference(path, plugin string) (sandbox string, names bool, err error) {
 	f, err := os.Open(path)
 	if err != nil {
 		return "", false, err
@@ -127,7 +125,7 @@ func reference(path, plugin string) (sandbox string, names bool, err error) {
 		Config      []byte `json:"config"`
 	}
 	if json.Unmarshal(text, &cached) != nil {
-		return "", false, nil // not of libcni's
+		return "", false, nil // not a file of libcni
 	}
 	return cached.ContainerID, strings.Contains(string(cached.Config), `"`+plugin+`"`), nil
 }

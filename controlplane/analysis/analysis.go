@@ -1,5 +1,5 @@
-// Package analysis looks at the documents of a mesh without running one: each by itself and against the others, as a
-// control plane does before they are in force.
+// Package analysis validates the documents of a mesh without running it: each document alone and all
+// documents together, as a control plane does before they are in force.
 package analysis
 
 import (
@@ -16,39 +16,44 @@ import (
 
 	"github.com/pilotfish-mesh/pilotfish/controlplane/config"
 	"github.com/pilotfish-mesh/pilotfish/controlplane/envoyfilter"
+	"github.com/pilotfish-mesh/pilotfish/controlplane/registry"
 	"github.com/pilotfish-mesh/pilotfish/controlplane/snapshot"
 )
 
-// Schema names the form of a Report as JSON. Fields may be added; none goes or changes its meaning.
+// Schema identifies the JSON format of a Report. Fields may be added, but are not removed or changed.
 const Schema = "pilotfish.dev/analysis/v1"
 
-// Config says what is looked at.
+// Config configures an analysis.
 type Config struct {
-	// Paths are directories, read with all below them, and files; "-" is Stdin.
+	// Paths lists directories, which are read recursively, and files; "-" is Stdin.
 	Paths []string
 	Stdin io.Reader
-	// DefaultNamespace is the namespace of documents that name none; "default" when empty.
+	// DefaultNamespace is the namespace of documents that specify none; "default" if empty.
 	DefaultNamespace string
-	// Mesh is the mesh's configuration; nil is all defaults. MeshFile is a file that has it instead: where that is refused, all
-	// is looked at as by default.
+	// Mesh is the mesh configuration; nil means all defaults. MeshFile is a file that replaces it. If the file is
+	// refused, the analysis uses the defaults.
 	Mesh     *meshconfig.MeshConfig
 	MeshFile string
-	// MeshProblems are what is to be said of Mesh, at its places.
+	// MeshProblems are the problems of Mesh, with positions.
 	MeshProblems []config.Problem
-	// Stores are read beside the files: the workloads of a topology, for instance.
+	// OnInvalidPolicy selects the effect of a policy of which no version was ever accepted.
+	OnInvalidPolicy config.OnInvalidPolicy
+	// Stores are analyzed in addition to the files, for example the workloads of a topology.
 	Stores []config.Store
-	// Suppress leaves out findings, besides those that documents suppress by themselves.
+	// Endpoints restricts the endpoints in documents.
+	Endpoints registry.EndpointPolicy
+	// Suppress removes findings, in addition to annotations of the documents.
 	Suppress []Suppression
 }
 
-// Suppression names findings that are known and accepted. Errors cannot be suppressed.
+// Suppression selects accepted findings. Errors cannot be suppressed.
 type Suppression struct {
 	Code config.Code
-	// Resource is a pattern for "Kind namespace/name", with * for anything within a part; empty is all.
+	// Resource is a pattern for "Kind namespace/name", in which * matches any text without a slash; empty matches all.
 	Resource string
 }
 
-// ParseSuppression reads "PF0202" or "PF0202=VirtualService shop/*".
+// ParseSuppression parses "PF0202" or "PF0202=VirtualService shop/*".
 func ParseSuppression(text string) (Suppression, error) {
 	code, resource, _ := strings.Cut(text, "=")
 	info, ok := config.ExplainCode(code)
@@ -61,7 +66,7 @@ func ParseSuppression(text string) (Suppression, error) {
 	return Suppression{info.Code, resource}, nil
 }
 
-func (s Suppression) covers(p config.Problem) bool {
+func (s Suppression) matches(p config.Problem) bool {
 	if p.Severity == config.Error || p.Code != s.Code {
 		return false
 	}
@@ -72,15 +77,15 @@ func (s Suppression) covers(p config.Problem) bool {
 	return ok && err == nil
 }
 
-// Report is what was found.
+// Report is the result of an analysis.
 type Report struct {
 	Schema string `json:"schema"`
-	// Documents counts those that were read, InForce those of them that would be in force.
+	// Documents is the number of documents, InForce the number of those that would be in force.
 	Documents int            `json:"documents"`
 	InForce   int            `json:"inForce"`
 	Suppress  int            `json:"suppressed"`
 	Summary   map[string]int `json:"summary"`
-	// Findings are ordered by file and place.
+	// Findings are ordered by file and position.
 	Findings []Finding `json:"findings"`
 }
 
@@ -90,36 +95,36 @@ type Finding struct {
 	config.Problem
 }
 
-// Analyze reads the documents and gives what is to be said of them. Its errors are of what cannot be read at all.
+// Analyze validates the documents and returns a report. It fails if files cannot be read.
 func Analyze(cfg Config) (*Report, error) {
 	if len(cfg.Paths) == 0 {
-		return nil, errors.New("nothing to look at: name directories or files, or - for what comes in")
+		return nil, errors.New("nothing to analyze: specify directories or files, or - for stdin")
 	}
-	r := &reading{cfg: cfg}
-	if err := r.read(); err != nil {
+	r := &reader{cfg: cfg}
+	if err := r.readPaths(); err != nil {
 		return nil, err
 	}
 	if err := r.readMesh(); err != nil {
 		return nil, err
 	}
-	store := config.Join(append(r.stores, cfg.Stores...)...)
-	built := snapshot.Build(nil, snapshot.Inputs{Store: store, Mesh: r.cfg.Mesh}, nil)
+	store := config.NewMultiStore(append(r.stores, cfg.Stores...)...)
+	built := snapshot.Build(nil, snapshot.Inputs{Store: store, Mesh: r.cfg.Mesh, GatewayAccounts: &snapshot.GatewayAccounts{}, Endpoints: &cfg.Endpoints}, nil)
 	problems := slices.Concat(cfg.MeshProblems, r.problems, store.Problems(), built.Problems())
-	return report(cfg, r, problems, store), nil
+	return newReport(cfg, r, problems, store), nil
 }
 
-// reading is the documents that were read.
-type reading struct {
+// reader reads the documents of all inputs.
+type reader struct {
 	cfg                Config
 	stores             []config.Store
 	problems           []config.Problem
 	documents, inForce int
 }
 
-func (r *reading) read() error {
+func (r *reader) readPaths() error {
 	paths := slices.DeleteFunc(slices.Clone(r.cfg.Paths), func(p string) bool { return p == "-" })
 	if len(paths) > 0 {
-		dirs, err := config.NewDirStore(config.DirConfig{Paths: paths, DefaultNamespace: r.cfg.DefaultNamespace, Check: envoyfilter.Check, StartsProxies: len(r.cfg.Stores) > 0})
+		dirs, err := config.NewDirStore(config.DirConfig{Paths: paths, DefaultNamespace: r.cfg.DefaultNamespace, Check: envoyfilter.Check, StartsProxies: len(r.cfg.Stores) > 0, OnInvalidPolicy: r.cfg.OnInvalidPolicy})
 		if err != nil {
 			return err
 		}
@@ -137,19 +142,19 @@ func (r *reading) read() error {
 	return r.readStdin()
 }
 
-func (r *reading) readStdin() error {
+func (r *reader) readStdin() error {
 	if r.cfg.Stdin == nil {
-		return errors.New("there is nothing to read for -")
+		return errors.New("no input for -")
 	}
 	text, err := io.ReadAll(io.LimitReader(r.cfg.Stdin, config.MaxFileSize+1))
 	if err != nil {
-		return fmt.Errorf("reading what comes in: %w", err)
+		return fmt.Errorf("reading stdin: %w", err)
 	}
-	resources, problems := config.Parser{DefaultNamespace: r.cfg.DefaultNamespace, Check: envoyfilter.Check}.Parse("-", text)
+	resources, problems := config.Parser{DefaultNamespace: r.cfg.DefaultNamespace, Check: envoyfilter.Check, OnInvalidPolicy: r.cfg.OnInvalidPolicy}.Parse("-", text)
 	store := config.NewMemoryStore()
 	store.Put(resources...)
 	r.stores, r.problems = append(r.stores, store), append(r.problems, problems...)
-	left := map[config.Key]bool{} // that are not in force
+	left := map[config.Key]bool{} // documents that are not in force
 	for _, p := range problems {
 		if p.Severity == config.Error || p.Code == config.KindNoEffect {
 			left[p.Key] = true
@@ -159,7 +164,7 @@ func (r *reading) readStdin() error {
 	return nil
 }
 
-func (r *reading) readMesh() error {
+func (r *reader) readMesh() error {
 	if r.cfg.MeshFile == "" {
 		return nil
 	}
@@ -172,7 +177,7 @@ func (r *reading) readMesh() error {
 	return nil
 }
 
-func report(cfg Config, r *reading, problems []config.Problem, store config.Store) *Report {
+func newReport(cfg Config, r *reader, problems []config.Problem, store config.Store) *Report {
 	out := &Report{Schema: Schema, Documents: r.documents, InForce: r.inForce, Summary: map[string]int{}, Findings: []Finding{}}
 	for _, s := range []config.Severity{config.Error, config.Warning, config.Info} {
 		out.Summary[string(s)] = 0
@@ -180,7 +185,7 @@ func report(cfg Config, r *reading, problems []config.Problem, store config.Stor
 	all := len(problems)
 	problems = config.Unsuppressed(problems, store)
 	problems = slices.DeleteFunc(problems, func(p config.Problem) bool {
-		return slices.ContainsFunc(cfg.Suppress, func(s Suppression) bool { return s.covers(p) })
+		return slices.ContainsFunc(cfg.Suppress, func(s Suppression) bool { return s.matches(p) })
 	})
 	out.Suppress = all - len(problems)
 	slices.SortStableFunc(problems, func(a, b config.Problem) int {
@@ -194,17 +199,17 @@ func report(cfg Config, r *reading, problems []config.Problem, store config.Stor
 	return out
 }
 
-// rank orders severities.
-func rank(s config.Severity) int {
+// severityRank returns the order of a severity.
+func severityRank(s config.Severity) int {
 	return slices.Index([]config.Severity{config.Info, config.Warning, config.Error}, s)
 }
 
-// AtLeast says whether there is a finding of that severity or a graver one.
+// AtLeast reports whether there is a finding with at least this severity.
 func (r *Report) AtLeast(s config.Severity) bool {
-	return slices.ContainsFunc(r.Findings, func(f Finding) bool { return rank(f.Severity) >= rank(s) })
+	return slices.ContainsFunc(r.Findings, func(f Finding) bool { return severityRank(f.Severity) >= severityRank(s) })
 }
 
-// Only leaves the findings of that severity and graver ones; the summary counts all.
-func (r *Report) Only(s config.Severity) {
-	r.Findings = slices.DeleteFunc(r.Findings, func(f Finding) bool { return rank(f.Severity) < rank(s) })
+// FilterSeverity removes the findings below a severity. The summary still counts all.
+func (r *Report) FilterSeverity(s config.Severity) {
+	r.Findings = slices.DeleteFunc(r.Findings, func(f Finding) bool { return severityRank(f.Severity) < severityRank(s) })
 }

@@ -53,15 +53,15 @@ func codes(r *Report) string {
 	return strings.Join(all, " ")
 }
 
-func TestFilesAndWhatComesInAreLookedAtAlike(t *testing.T) {
+func TestFilesAndStdinHaveEqualFindings(t *testing.T) {
 	file := filepath.Join(t.TempDir(), "a.yaml")
 	if err := os.WriteFile(file, []byte(wrong), 0o600); err != nil {
 		t.Fatal(err)
 	}
 	for name, cfg := range map[string]Config{
-		"file":          {Paths: []string{file}},
-		"directory":     {Paths: []string{filepath.Dir(file)}},
-		"what comes in": {Paths: []string{"-"}, Stdin: strings.NewReader(wrong)},
+		"file":      {Paths: []string{file}},
+		"directory": {Paths: []string{filepath.Dir(file)}},
+		"stdin":     {Paths: []string{"-"}, Stdin: strings.NewReader(wrong)},
 	} {
 		r := analyze(t, cfg)
 		if got := codes(r); got != "PF0202 PF0003 PF0007" || !r.AtLeast(config.Error) || r.Summary["warning"] != 1 || r.InForce != 2 {
@@ -70,7 +70,7 @@ func TestFilesAndWhatComesInAreLookedAtAlike(t *testing.T) {
 	}
 }
 
-func TestDocumentsOfFilesAreComparedWithThoseThatComeIn(t *testing.T) {
+func TestFilesAndStdinAreAnalyzedTogether(t *testing.T) {
 	file := filepath.Join(t.TempDir(), "a.yaml")
 	service, rest, _ := strings.Cut(wrong, "---\n")
 	if err := os.WriteFile(file, []byte(service), 0o600); err != nil {
@@ -82,7 +82,7 @@ func TestDocumentsOfFilesAreComparedWithThoseThatComeIn(t *testing.T) {
 	}
 }
 
-func TestAcceptedFindingsAreLeftOutButErrorsNever(t *testing.T) {
+func TestErrorsCannotBeSuppressed(t *testing.T) {
 	var list []Suppression
 	for _, text := range []string{"PF0202=VirtualService default/*", "pf0007", "PF0003"} {
 		s, err := ParseSuppression(text)
@@ -97,22 +97,22 @@ func TestAcceptedFindingsAreLeftOutButErrorsNever(t *testing.T) {
 	}
 	for _, bad := range []string{"PF9999", "PF0202=[", ""} {
 		if _, err := ParseSuppression(bad); err == nil {
-			t.Errorf("%q is taken", bad)
+			t.Errorf("%q is accepted", bad)
 		}
 	}
 }
 
-func TestReportAsJSONKeepsItsForm(t *testing.T) {
+func TestJSONReportFormatIsStable(t *testing.T) {
 	r := analyze(t, Config{Paths: []string{"-"}, Stdin: strings.NewReader(wrong)})
-	r.Only(config.Warning)
+	r.FilterSeverity(config.Warning)
 	data, err := json.Marshal(r)
 	if err != nil {
 		t.Fatal(err)
 	}
 	const want = `{"schema":"pilotfish.dev/analysis/v1","documents":4,"inForce":2,"suppressed":0,"summary":{"error":1,"info":1,"warning":1},` +
 		`"findings":[{"name":"unreachable route","code":"PF0202","severity":"warning","resource":{"kind":"VirtualService","namespace":"default","name":"routes"},` +
-		`"at":{"file":"-","line":13,"column":5},"field":"spec.http[1]","message":"the route is never reached: spec.http[0] takes all that it matches",` +
-		`"remedy":"move it before the one that takes its requests, or remove it"},` +
+		`"at":{"file":"-","line":13,"column":5},"field":"spec.http[1]","message":"the route is never reached: spec.http[0] matches all its requests",` +
+		`"remedy":"move it before the one that matches its requests, or remove it"},` +
 		`{"name":"no such field","code":"PF0003","severity":"error","resource":{"kind":"DestinationRule","namespace":"default","name":"bad"},` +
 		`"at":{"file":"-","line":18,"column":23},"field":"spec.nonsense","message":"unknown field","remedy":"one of: exportTo, host, subsets, trafficPolicy, workloadSelector"}]}`
 	if string(data) != want {
@@ -120,13 +120,13 @@ func TestReportAsJSONKeepsItsForm(t *testing.T) {
 	}
 }
 
-func TestReportForPeopleIsAlignedAndCannotSteerTheTerminal(t *testing.T) {
+func TestTextReportIsAlignedAndEscaped(t *testing.T) {
 	r := analyze(t, Config{Paths: []string{"-"}, Stdin: strings.NewReader(strings.ReplaceAll(wrong, "nonsense", `"non\x1bsense"`))})
 	var out bytes.Buffer
 	if err := r.WriteText(&out, false); err != nil {
 		t.Fatal(err)
 	}
-	const want = "(what came in)\n  13:5      warning  PF0202  VirtualService default/routes  spec.http[1]: the route is never reached"
+	const want = "(stdin)\n  13:5      warning  PF0202  VirtualService default/routes  spec.http[1]: the route is never reached"
 	if !strings.HasPrefix(out.String(), want) || strings.Contains(out.String(), "\x1b") {
 		t.Errorf("the report is\n%s", out.String())
 	}
@@ -135,15 +135,15 @@ func TestReportForPeopleIsAlignedAndCannotSteerTheTerminal(t *testing.T) {
 	}
 }
 
-func TestWhatCannotBeReadAtAllIsAnError(t *testing.T) {
+func TestUnreadableInputIsAnError(t *testing.T) {
 	for _, cfg := range []Config{{}, {Paths: []string{"/does/not/exist"}}, {Paths: []string{"-"}}} {
 		if _, err := Analyze(cfg); err == nil {
-			t.Errorf("%+v is taken", cfg)
+			t.Errorf("%+v is accepted", cfg)
 		}
 	}
 }
 
-// TestTenThousandDocumentsTakeSeconds is a bound against what grows faster than the documents do, not a measurement.
+// The limit detects superlinear algorithms; the test is not a benchmark.
 func TestTenThousandDocumentsTakeSeconds(t *testing.T) {
 	var text strings.Builder
 	for i := range 10_000 / 4 {

@@ -19,10 +19,10 @@ import (
 	"github.com/pilotfish-mesh/pilotfish/internal/testpki"
 )
 
-// here marks the line that a finding is to name.
+// here marks the line of the expected finding.
 const here = "# here"
 
-// shop is a mesh in which nothing is wrong.
+// shop is a mesh without findings.
 const shop = `apiVersion: v1
 kind: Service
 metadata: {name: reviews, namespace: shop}
@@ -49,7 +49,7 @@ metadata: {name: edge, namespace: shop}
 spec: {selector: {istio: edge}, servers: [{port: {number: 80, name: http, protocol: HTTP}, hosts: ["reviews.example.com"]}]}
 `
 
-// document is one of the namespace shop. The lines of its spec are as they are given.
+// document returns a document of namespace shop. It does not change the lines of spec.
 func document(apiVersion, kind, name, spec string) string {
 	return "---\napiVersion: " + apiVersion + "\nkind: " + kind + "\nmetadata: {name: " + name + ", namespace: shop}\nspec:\n  " +
 		strings.ReplaceAll(strings.TrimSpace(spec), "\n", "\n  ") + "\n"
@@ -63,16 +63,17 @@ func security(kind, name, spec string) string {
 	return document("security.istio.io/v1", kind, name, spec)
 }
 
-// whileRunning are the codes that nobody can tell of without a mesh that runs, each with the test that sees it told.
+// whileRunning maps the codes that only a running mesh can report to the tests that check them.
 var whileRunning = map[config.Code]string{
 	config.KeysNotFetched:  "controlplane: TestKeysThatCannotBeFetchedAreToldAtTheRuleUntilTheyCan",
 	config.RejectedByEnvoy: "controlplane: TestRejectionNamesTheDocumentThatChangedAndTheFieldThatItQuotes",
-	config.PatchLeftOut:    "controlplane/translate: TestPatchesThatEnvoyWouldNotTakeAreLeftOutAndToldOf",
+	config.PatchSkipped:    "controlplane/translate: TestPatchesThatEnvoyWouldRejectAreSkipped",
 }
 
-// findings are documents beside those of the shop, by the code of the finding that they make, at the line that is marked.
+// findings maps each code to documents that cause the finding at the marked line, in addition to those of the shop.
 func findings(t *testing.T) map[config.Code]string {
-	ended, key := endedCertificate(t)
+	ended, key := expiredCertificate(t)
+	certificate, private := testpki.New(t, "public").Server(t, "reviews.example.com")
 	return map[config.Code]string{
 		config.Unreadable: "---\napiVersion: v1\nkind: Service\n metadata: {name: x} # here\n",
 		config.NoSuchKind: "---\napiVersion: networking.istio.io/v1\nkind: VirtualServise # here\nmetadata: {name: x}\n",
@@ -99,7 +100,7 @@ ports:
 url: oci://registry.example/plugin:v1
 selector: {matchLabels: {app: reviews}}
 verificationKey: abc # here`),
-		config.CertificateOut: "---\napiVersion: v1\nkind: Secret\nmetadata: {name: x, namespace: shop}\nstringData:\n  tls.crt: | # here\n    " +
+		config.CertificateNotValid: "---\napiVersion: v1\nkind: Secret\nmetadata: {name: x, namespace: shop}\nstringData:\n  tls.crt: | # here\n    " +
 			indented(ended) + "\n  tls.key: |\n    " + indented(key) + "\n",
 		config.AmbiguousWord: networking("DestinationRule", "x", `
 host: reviews
@@ -162,6 +163,15 @@ servers:
   tls:
     mode: SIMPLE
     credentialName: nothing # here`),
+		config.GatewayAccountUnknown: "---\napiVersion: v1\nkind: Secret\nmetadata: {name: x, namespace: shop}\nstringData:\n  tls.crt: |\n    " +
+			indented(certificate) + "\n  tls.key: |\n    " + indented(private) + "\n" + networking("Gateway", "x", `
+selector: {istio: edge}
+servers:
+- port: {number: 443, name: https, protocol: HTTPS}
+  hosts: ["reviews.example.com"]
+  tls:
+    mode: SIMPLE
+    credentialName: x # here`),
 		config.UnknownIdentity: security("AuthorizationPolicy", "x", `
 selector: {matchLabels: {app: reviews}}
 rules:
@@ -176,7 +186,14 @@ provider:
   name: nobody # here
 rules: [{}]`),
 
-		config.HostTaken: networking("VirtualService", "a", "{hosts: [reviews], http: [{route: [{destination: {host: reviews}}]}]}") + networking("VirtualService", "b", `
+		config.EndpointRefused: networking("ServiceEntry", "x", `
+hosts: [x.example.com]
+resolution: STATIC
+ports: [{number: 80, name: http, protocol: HTTP}]
+endpoints:
+- address: unix:///etc/istio/proxy/XDS # here`),
+
+		config.HostConflict: networking("VirtualService", "a", "{hosts: [reviews], http: [{route: [{destination: {host: reviews}}]}]}") + networking("VirtualService", "b", `
 hosts:
 - reviews # here
 http: [{route: [{destination: {host: reviews}}]}]`),
@@ -205,7 +222,7 @@ servers:
     name: tcp
     protocol: TCP # here
   hosts: ["*"]`),
-		config.ServiceHostTaken: networking("ServiceEntry", "z", `
+		config.ServiceHostConflict: networking("ServiceEntry", "z", `
 hosts: # here
 - reviews.shop.svc.cluster.local
 ports: [{number: 80, name: http, protocol: HTTP}]
@@ -216,7 +233,7 @@ addresses:
 - 10.9.9.9 # here
 ports: [{number: 1, name: tcp, protocol: TCP}]
 resolution: DNS`),
-		config.SeveralOfOne: security("PeerAuthentication", "a", "{selector: {matchLabels: {app: reviews}}, mtls: {mode: PERMISSIVE}}") + security("PeerAuthentication", "b", `
+		config.MultipleForWorkload: security("PeerAuthentication", "a", "{selector: {matchLabels: {app: reviews}}, mtls: {mode: PERMISSIVE}}") + security("PeerAuthentication", "b", `
 selector: # here
   matchLabels: {app: reviews}
 mtls: {mode: PERMISSIVE}`),
@@ -225,7 +242,7 @@ host: reviews
 subsets:
 - name: v1 # here
   labels: {version: v1}`),
-		config.WeightsUnlike: networking("VirtualService", "x", `
+		config.WeightsNot100: networking("VirtualService", "x", `
 hosts: [reviews]
 http:
 - route: # here
@@ -239,11 +256,15 @@ http: [{route: [{destination: {host: reviews}}]}]`),
 		config.PortProtocols: "---\napiVersion: v1\nkind: Service\nmetadata: {name: seen-as-bytes, namespace: shop}\nspec:\n  selector: {app: reviews}\n  ports:\n" +
 			"  - {name: tcp, port: 81, targetPort: 8080} # here\n",
 
+		config.PolicyNeverAccepted: security("PeerAuthentication", "x", `
+selector: {matchLabels: {app: reviews}}
+mtls: {mode: STRICTT} # here`),
+
 		config.SelectsNothing: security("AuthorizationPolicy", "x", `
 selector: # here
   matchLabels: {app: review}
 rules: [{}]`),
-		config.PortOfNobody: security("AuthorizationPolicy", "x", `
+		config.PortNotServed: security("AuthorizationPolicy", "x", `
 selector: {matchLabels: {app: reviews}}
 rules:
 - to:
@@ -285,8 +306,8 @@ rules:
 	}
 }
 
-// endedCertificate gives a certificate that is good no more, and its key, in PEM.
-func endedCertificate(t *testing.T) (certificate, key []byte) {
+// expiredCertificate returns an expired certificate and its key, in PEM.
+func expiredCertificate(t *testing.T) (certificate, key []byte) {
 	signer, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
 	if err != nil {
 		t.Fatal(err)
@@ -295,17 +316,17 @@ func endedCertificate(t *testing.T) (certificate, key []byte) {
 	return testpki.PEM(testpki.New(t, "ended").Sign(t, template, signer.Public())), testpki.KeyPEM(t, signer)
 }
 
-// indented is the text of a block below a field of the document's outermost mapping.
+// indented indents a block scalar below a top-level field.
 func indented(pem []byte) string {
 	return strings.ReplaceAll(strings.TrimSpace(string(pem)), "\n", "\n    ")
 }
 
-// TestEachCodeIsToldWithItsPlaceAndARemedy: a code that no documents make would be a promise that nobody keeps.
-func TestEachCodeIsToldWithItsPlaceAndARemedy(t *testing.T) {
+// Every code must have documents that cause it.
+func TestEachCodeIsReportedWithPositionAndRemedy(t *testing.T) {
 	documents := findings(t)
 	for _, info := range config.Codes() {
 		text, ok := documents[info.Code]
-		if whileRunning[info.Code] != "" || info.Code == config.MeshConfigBad {
+		if whileRunning[info.Code] != "" || info.Code == config.MeshConfigRefused {
 			continue
 		}
 		if !ok {
@@ -321,12 +342,16 @@ func TestEachCodeIsToldWithItsPlaceAndARemedy(t *testing.T) {
 			line := 1 + strings.Count(text[:strings.Index(text, here)], "\n")
 			r := analyze(t, Config{Paths: []string{file}, Mesh: &meshconfig.MeshConfig{RootNamespace: "istio-system"}})
 			i := slices.IndexFunc(r.Findings, func(f Finding) bool { return f.Code == info.Code })
-			if i < 0 || len(r.Findings) != 1 {
+			count := 1
+			if info.Code == config.PolicyNeverAccepted {
+				count++ // a consequence of the finding that refuses the document
+			}
+			if i < 0 || len(r.Findings) != count {
 				t.Fatalf("the findings are %v", r.Findings)
 			}
 			f := r.Findings[i]
 			if f.At.File != file || f.At.Line != line || f.At.Column == 0 && f.Code != config.Unreadable {
-				t.Errorf("it is told at %s, not at line %d: %s", f.At, line, f.Problem)
+				t.Errorf("it is reported at %s, not at line %d: %s", f.At, line, f.Problem)
 			}
 			if f.Message == "" || f.Remedy == "" || f.Name != info.Name {
 				t.Errorf("it lacks words or a remedy: %+v", f)
@@ -335,17 +360,17 @@ func TestEachCodeIsToldWithItsPlaceAndARemedy(t *testing.T) {
 	}
 }
 
-// TestMeshConfigurationIsLookedAt as documents are: a file that would be refused, and what has no effect in one that is not.
-func TestMeshConfigurationIsLookedAt(t *testing.T) {
+// A refused file and fields without effect are reported.
+func TestMeshConfigurationIsAnalyzed(t *testing.T) {
 	for name, tc := range map[string]struct {
 		text, field string
 		code        config.Code
 	}{
-		"unknown field":          {"trustDomain: shop.example\nproxyHttpPorrt: 1 # here\n", "", config.MeshConfigBad},
-		"no YAML":                {"trustDomain: shop.example\nproxyHttpPort: a: 1 # here\n", "", config.MeshConfigBad},
-		"a value out of range":   {"trustDomain: shop.example\nproxyHttpPort: 70000 # here\n", "", config.MeshConfigBad},
-		"a value deeper down":    {"tcpKeepalive:\n  time: 5s\n  interval: -1s # here\n", "", config.MeshConfigBad},
-		"two providers":          {"extensionProviders:\n- {name: a, zipkin: {service: a.b, port: 1}}\n- {name: a, zipkin: {service: a.b, port: 1}} # here\n", "", config.MeshConfigBad},
+		"unknown field":          {"trustDomain: shop.example\nproxyHttpPorrt: 1 # here\n", "", config.MeshConfigRefused},
+		"no YAML":                {"trustDomain: shop.example\nproxyHttpPort: a: 1 # here\n", "", config.MeshConfigRefused},
+		"a value out of range":   {"trustDomain: shop.example\nproxyHttpPort: 70000 # here\n", "", config.MeshConfigRefused},
+		"a value deeper down":    {"tcpKeepalive:\n  time: 5s\n  interval: -1s # here\n", "", config.MeshConfigRefused},
+		"two providers":          {"extensionProviders:\n- {name: a, zipkin: {service: a.b, port: 1}}\n- {name: a, zipkin: {service: a.b, port: 1}} # here\n", "", config.MeshConfigRefused},
 		"field without effect":   {"trustDomain: shop.example\ningressClass: x # here\n", "ingressClass", config.NoEffect},
 		"one deeper down":        {"extensionProviders:\n- name: a\n  opentelemetry:\n    service: a.b\n    port: 1\n    resource_detectors: {environment: {}} # here\n", "extensionProviders[0].opentelemetry.resourceDetectors", config.NoEffect},
 		"a provider of no Envoy": {"extensionProviders:\n- name: a # here\n  lightstep: {service: a.b, port: 1}\n", "extensionProviders[0]", config.NoEffect},
@@ -368,9 +393,9 @@ func TestMeshConfigurationIsLookedAt(t *testing.T) {
 	}
 	known := config.Problem{Code: config.NoEffect, Severity: config.Warning, At: config.Position{File: "mesh.yaml", Line: 4}, Field: "spec.mesh.ingressClass"}
 	if r := analyze(t, Config{Paths: []string{t.TempDir()}, MeshProblems: []config.Problem{known}}); len(r.Findings) != 1 || r.Findings[0].Problem != known {
-		t.Errorf("of a mesh configuration that was read already it says %v", r.Findings)
+		t.Errorf("findings of an already parsed mesh configuration: %v", r.Findings)
 	}
 	if _, err := Analyze(Config{Paths: []string{t.TempDir()}, MeshFile: "/does/not/exist"}); err == nil {
-		t.Error("a file that is not there is taken")
+		t.Error("a missing file is accepted")
 	}
 }

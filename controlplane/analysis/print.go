@@ -4,14 +4,14 @@ import (
 	"fmt"
 	"io"
 	"strings"
-	"unicode"
 
 	"github.com/pilotfish-mesh/pilotfish/controlplane/config"
+	"github.com/pilotfish-mesh/pilotfish/internal/termtext"
 )
 
 var colours = map[config.Severity]string{config.Error: "\x1b[31m", config.Warning: "\x1b[33m", config.Info: "\x1b[2m"}
 
-// WriteText writes the findings for people, file by file, with colours where told so.
+// WriteText writes the findings as text, ordered by file, with optional colours.
 func (r *Report) WriteText(out io.Writer, colour bool) error {
 	var text strings.Builder
 	file := "\x00"
@@ -21,7 +21,7 @@ func (r *Report) WriteText(out io.Writer, colour bool) error {
 				text.WriteByte('\n')
 			}
 			file = f.At.File
-			fmt.Fprintln(&text, painted(colour, "\x1b[1m", plain(fileName(file))))
+			fmt.Fprintln(&text, colourText(colour, "\x1b[1m", termtext.Escape(fileName(file))))
 		}
 		place := ""
 		switch {
@@ -40,24 +40,24 @@ func (r *Report) WriteText(out io.Writer, colour bool) error {
 		case f.Field != "":
 			about = f.Field + ": " + about
 		}
-		fmt.Fprintf(&text, "  %-9s %s %s  %s  %s\n", place, painted(colour, colours[f.Severity], fmt.Sprintf("%-8s", f.Severity)),
-			f.Code, plain(f.named()), plain(about))
+		fmt.Fprintf(&text, "  %-9s %s %s  %s  %s\n", place, colourText(colour, colours[f.Severity], fmt.Sprintf("%-8s", f.Severity)),
+			f.Code, termtext.Escape(f.named()), termtext.Escape(about))
 		if f.Remedy != "" {
-			fmt.Fprintf(&text, "  %28s→ %s\n", "", plain(f.Remedy))
+			fmt.Fprintf(&text, "  %28s→ %s\n", "", termtext.Escape(f.Remedy))
 		}
 	}
 	if len(r.Findings) > 0 {
 		text.WriteByte('\n')
 	}
-	fmt.Fprintf(&text, "%s, %d in force: %s\n", counted(r.Documents, "document"), r.InForce, r.counts())
+	fmt.Fprintf(&text, "%s, %d in force: %s\n", countText(r.Documents, "document"), r.InForce, r.counts())
 	_, err := io.WriteString(out, text.String())
 	return err
 }
 
-// WriteLines writes a finding a line, as compilers do.
+// WriteLines writes one line per finding, in the format of compilers.
 func (r *Report) WriteLines(out io.Writer) error {
 	for _, f := range r.Findings {
-		if _, err := fmt.Fprintln(out, plain(f.Problem.String())); err != nil {
+		if _, err := fmt.Fprintln(out, termtext.Escape(f.Problem.String())); err != nil {
 			return err
 		}
 	}
@@ -75,7 +75,7 @@ func (r *Report) counts() string {
 	var parts []string
 	for _, s := range []config.Severity{config.Error, config.Warning, config.Info} {
 		n := r.Summary[string(s)]
-		parts = append(parts, counted(n, string(s)))
+		parts = append(parts, countText(n, string(s)))
 	}
 	if r.Suppress > 0 {
 		parts = append(parts, fmt.Sprintf("%d suppressed", r.Suppress))
@@ -83,7 +83,7 @@ func (r *Report) counts() string {
 	return strings.Join(parts, ", ")
 }
 
-func counted(n int, what string) string {
+func countText(n int, what string) string {
 	if n != 1 && what != string(config.Info) {
 		what += "s"
 	}
@@ -95,24 +95,14 @@ func fileName(file string) string {
 	case "":
 		return "(no file)"
 	case "-":
-		return "(what came in)"
+		return "(stdin)"
 	}
 	return file
 }
 
-func painted(colour bool, with, text string) string {
+func colourText(colour bool, with, text string) string {
 	if !colour {
 		return text
 	}
 	return with + text + "\x1b[0m"
-}
-
-// plain keeps what is in a document from steering the terminal.
-func plain(text string) string {
-	return strings.Map(func(r rune) rune {
-		if unicode.IsControl(r) {
-			return ' '
-		}
-		return r
-	}, text)
 }

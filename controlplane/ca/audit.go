@@ -21,8 +21,8 @@ func unmarshalKeys(text string, keys *jose.JSONWebKeySet) error {
 	return nil
 }
 
-// AuditFile is a log of issuance in a file that is added to: a line of JSON for each certificate that was issued or
-// refused, without any secret. Close it at the end.
+// AuditFile is a log that is appended to a file: one line of JSON for each issued or refused certificate, without
+// secrets. The caller must close it.
 func AuditFile(path string) (*slog.Logger, func() error, error) {
 	f, err := os.OpenFile(path, os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o600)
 	if err != nil {
@@ -31,16 +31,16 @@ func AuditFile(path string) (*slog.Logger, func() error, error) {
 	return slog.New(slog.NewJSONHandler(f, nil)), f.Close, nil
 }
 
-// issued notes a certificate in the audit log.
-func (a *Authority) issued(address, proof string, caller Identity, cert *x509.Certificate) {
+// logIssued records an issued certificate in the audit log.
+func (a *Authority) logIssued(address, proof string, caller Identity, cert *x509.Certificate) {
 	sum := sha256.Sum256(cert.Raw)
 	a.opts.Audit.Info("issued", "identity", caller.SPIFFEID(), "provedBy", proof, "address", address,
 		"serial", cert.SerialNumber.Text(16), "sha256", hex.EncodeToString(sum[:]), "key", keyName(cert.PublicKey),
 		"notBefore", cert.NotBefore.UTC(), "notAfter", cert.NotAfter.UTC(), "issuer", cert.Issuer.String())
 }
 
-// refused notes that none was issued. caller is empty where nobody proved to be anyone.
-func (a *Authority) refused(address, caller, reason string) {
+// logRefused records a refused request. caller is empty if the client is not authenticated.
+func (a *Authority) logRefused(address, caller, reason string) {
 	a.opts.Audit.Warn("refused", "identity", caller, "address", address, "reason", reason)
 }
 

@@ -9,9 +9,7 @@ import (
 	"time"
 
 	"google.golang.org/grpc/codes"
-	"google.golang.org/grpc/credentials"
 	"google.golang.org/grpc/metadata"
-	"google.golang.org/grpc/peer"
 	"google.golang.org/grpc/status"
 )
 
@@ -20,14 +18,14 @@ var (
 	errNoToken       = errors.New("no token")
 )
 
-// Authenticate finds out who makes a gRPC call: by the client certificate of its connection, or else by the Bearer token
+// Authenticate identifies the client of a gRPC call by the certificate of its connection, or else by the Bearer token
 // in its metadata. The error is a gRPC status, Unauthenticated, with the reason.
 func (a *Authority) Authenticate(ctx context.Context) (Identity, error) {
 	id, _, err := a.authenticate(ctx)
 	return id, err
 }
 
-// authenticate also says what proved it.
+// authenticate also returns the credential that identified the client.
 func (a *Authority) authenticate(ctx context.Context) (id Identity, proof string, err error) {
 	id, certErr := a.byCertificate(ctx)
 	if certErr == nil {
@@ -37,34 +35,30 @@ func (a *Authority) authenticate(ctx context.Context) (id Identity, proof string
 	if tokenErr == nil {
 		return id, proof, nil
 	}
-	return Identity{}, "", status.Error(codes.Unauthenticated, whyNot(certErr, tokenErr))
+	return Identity{}, "", status.Error(codes.Unauthenticated, missingCredentialReason(certErr, tokenErr))
 }
 
-func whyNot(certErr, tokenErr error) string {
+func missingCredentialReason(certErr, tokenErr error) string {
 	switch {
 	case !errors.Is(tokenErr, errNoToken):
 		return tokenErr.Error()
 	case !errors.Is(certErr, errNoCertificate):
 		return certErr.Error()
 	}
-	return "the caller does not say who it is: send a token in the metadata (authorization: Bearer …), or use a client certificate"
+	return "the client is not authenticated: send a token in the metadata (authorization: Bearer …), or use a client certificate"
 }
 
-// byCertificate takes the certificate that the TLS handshake verified.
+// byCertificate identifies the client by the certificate that the TLS handshake verified.
 func (a *Authority) byCertificate(ctx context.Context) (Identity, error) {
-	p, ok := peer.FromContext(ctx)
-	if !ok {
+	cert := clientCertificate(ctx)
+	if cert == nil {
 		return Identity{}, errNoCertificate
 	}
-	info, ok := p.AuthInfo.(credentials.TLSInfo)
-	if !ok || len(info.State.VerifiedChains) == 0 || len(info.State.VerifiedChains[0]) == 0 {
-		return Identity{}, errNoCertificate
-	}
-	return a.identityOf(info.State.VerifiedChains[0][0])
+	return a.identityOf(cert)
 }
 
 func (a *Authority) identityOf(cert *x509.Certificate) (Identity, error) {
-	// A connection may outlive the certificate that it was opened with, and nobody looks again.
+	// A connection may outlive its certificate, and TLS does not verify it again.
 	if now := a.now(); now.After(cert.NotAfter) {
 		return Identity{}, fmt.Errorf("the client certificate expired at %s: connect again with a new one", cert.NotAfter.Format(time.RFC3339))
 	}
@@ -78,7 +72,11 @@ func (a *Authority) identityOf(cert *x509.Certificate) (Identity, error) {
 	if id.TrustDomain != a.trustDomain {
 		return Identity{}, fmt.Errorf("the client certificate is for %s, which is not in trust domain %s", id, a.trustDomain)
 	}
-	return id, nil
+	list := a.denied.Load()
+	if err := list.checkCertificate(cert); err != nil {
+		return Identity{}, err
+	}
+	return id, list.checkAccount(id)
 }
 
 func (a *Authority) byToken(ctx context.Context) (id Identity, proof string, err error) {
@@ -97,8 +95,8 @@ func (a *Authority) byToken(ctx context.Context) (id Identity, proof string, err
 	if token == "" {
 		return Identity{}, "", errNoToken
 	}
-	if issuer := a.issuerOf(token); issuer != nil {
-		id, err = a.verifyForeign(issuer, token)
+	if issuer := a.findIssuer(token); issuer != nil {
+		id, err = a.verifyExternal(issuer, token)
 		return id, "token of " + issuer.Issuer, err
 	}
 	id, err = a.VerifyToken(token)

@@ -19,7 +19,7 @@ import (
 	"time"
 )
 
-// logBook keeps what is logged.
+// logBook is a log in memory.
 type logBook struct {
 	mu   sync.Mutex
 	text bytes.Buffer
@@ -41,7 +41,7 @@ func (b *logBook) logger() *slog.Logger {
 	return slog.New(slog.NewTextHandler(b, &slog.HandlerOptions{Level: slog.LevelDebug}))
 }
 
-// clock is time that a test sets.
+// clock is a clock that the test controls.
 type clock struct {
 	mu  sync.Mutex
 	now time.Time
@@ -79,7 +79,7 @@ func newKey(t testing.TB) *ecdsa.PrivateKey {
 	return key
 }
 
-// newCSR asks for names: SPIFFE IDs and other URIs, IP addresses, e-mail addresses and DNS names.
+// newCSR returns a CSR with names: SPIFFE IDs and other URIs, IP addresses, e-mail addresses and DNS names.
 func newCSR(t testing.TB, key crypto.Signer, names ...string) string {
 	t.Helper()
 	template := &x509.CertificateRequest{}
@@ -109,11 +109,11 @@ func newCSR(t testing.TB, key crypto.Signer, names ...string) string {
 func wantError(t *testing.T, err error, parts ...string) {
 	t.Helper()
 	if err == nil {
-		t.Fatalf("no error; want one that says %q", parts)
+		t.Fatalf("no error; want one that contains %q", parts)
 	}
 	for _, part := range parts {
 		if !strings.Contains(err.Error(), part) {
-			t.Errorf("the error does not say %q: %v", part, err)
+			t.Errorf("the error does not contain %q: %v", part, err)
 		}
 	}
 }
@@ -135,7 +135,7 @@ func TestAuthorityIsTheSameAfterARestart(t *testing.T) {
 	}
 }
 
-func TestTrustDomainIsThatOfTheRootWhenNoneIsGiven(t *testing.T) {
+func TestTrustDomainDefaultsToThatOfTheRoot(t *testing.T) {
 	dir := t.TempDir()
 	load(t, dir, Options{TrustDomain: "mesh.example"})
 	if got := load(t, dir, Options{}).TrustDomain(); got != "mesh.example" {
@@ -153,7 +153,7 @@ func TestRootOfAnotherTrustDomainIsRefused(t *testing.T) {
 	wantError(t, err, dir, `"a.example"`, `"b.example"`, "set the trust domain back", "move that directory away")
 }
 
-func TestTrustDomainThatIsNoneIsRefused(t *testing.T) {
+func TestInvalidTrustDomainIsRefused(t *testing.T) {
 	for _, domain := range []string{"a/b", "spiffe://a", "A.example", "a b", "a:1"} {
 		dir := t.TempDir()
 		if _, err := Load(dir, Options{TrustDomain: domain}); err == nil {
@@ -181,7 +181,7 @@ func TestRootThatIsNotYetValidNamesTheClock(t *testing.T) {
 	wantError(t, err, dir, "not valid before", "set the clock")
 }
 
-func TestRootNearItsEndIsWarnedOfOnceADay(t *testing.T) {
+func TestRootNearExpiryIsWarnedOfOnceADay(t *testing.T) {
 	dir, now := t.TempDir(), newClock()
 	load(t, dir, Options{Clock: now.time})
 	var book logBook
@@ -209,10 +209,10 @@ func TestRootNearItsEndIsWarnedOfOnceADay(t *testing.T) {
 	}
 }
 
-func TestRootIsOnlyAnAuthority(t *testing.T) {
+func TestRootSignsOnlyLeafCertificates(t *testing.T) {
 	a := load(t, t.TempDir(), Options{TrustDomain: "mesh.example"})
 	if !a.signing().issuer.cert.IsCA || a.signing().issuer.cert.MaxPathLen != 0 || !a.signing().issuer.cert.MaxPathLenZero {
-		t.Error("the root is no authority, or lets others be one")
+		t.Error("the root is no authority, or permits intermediate CAs")
 	}
 	if a.signing().issuer.cert.KeyUsage != x509.KeyUsageCertSign|x509.KeyUsageCRLSign {
 		t.Errorf("the root's key usage is %v", a.signing().issuer.cert.KeyUsage)

@@ -1,6 +1,6 @@
-// Package ca is the mesh's certificate authority: a root that is kept in the state directory, certificates of workloads
-// by Istio's CreateCertificate API, the control plane's own server certificate, and the tokens that prove to it which
-// service account a workload runs as.
+// Package ca is the mesh's certificate authority: a root that is stored in the state directory, workload certificates
+// through Istio's CreateCertificate API, the control plane's own server certificate, and tokens that prove the service
+// account of a workload.
 //
 // Identities are SPIFFE IDs of Istio's form, spiffe://TRUST-DOMAIN/ns/NAMESPACE/sa/SERVICE-ACCOUNT.
 package ca
@@ -14,52 +14,57 @@ import (
 	"github.com/go-jose/go-jose/v4"
 	"github.com/prometheus/client_golang/prometheus"
 	securityv1 "istio.io/api/security/v1alpha1"
+
+	"github.com/pilotfish-mesh/pilotfish/internal/loglimit"
+	"github.com/pilotfish-mesh/pilotfish/internal/tlspolicy"
 )
 
-// How long things live, unless Options say otherwise.
+// Default lifetimes.
 const (
 	DefaultTTL    = 24 * time.Hour
-	DefaultMaxTTL = 90 * 24 * time.Hour
+	DefaultMaxTTL = 24 * time.Hour
 
-	// DefaultOverlap is twice the usual life of a certificate: by then every agent has renewed its own, and has got the new
-	// root with it.
+	// DefaultOverlap is twice the default lifetime of a certificate. During that time every agent renews its
+	// certificate and receives the new root with it.
 	DefaultOverlap = 2 * DefaultTTL
-	// DefaultRotateBefore leaves time for certificates of the longest life to end.
-	DefaultRotateBefore = 2 * DefaultMaxTTL
+	// DefaultRotateBefore leaves enough time to replace the agents' root certificate files.
+	DefaultRotateBefore = 180 * 24 * time.Hour
 
 	rootTTL = 10 * 365 * 24 * time.Hour
-	// nearEnd is when an authority begins to warn of its root's end: from here on certificates of the longest TTL
-	// would be cut short.
-	nearEnd = DefaultMaxTTL
-	// backdate lets a certificate be used by machines whose clocks are behind this one's.
+	// expiryWarning is the time before the root's expiry at which the authority begins to warn.
+	expiryWarning = 90 * 24 * time.Hour
+	// backdate makes a certificate valid on machines whose clocks are behind this one's.
 	backdate = 2 * time.Minute
 )
 
-// DefaultTrustDomain is the trust domain of a new root when Options name none, as in Istio.
+// DefaultTrustDomain is the trust domain of a new root if Options specify none, as in Istio.
 const DefaultTrustDomain = "cluster.local"
 
-// Options say how an authority is loaded. The zero value of a field is its default.
+// Options configures an authority. The zero value of a field is its default.
 type Options struct {
-	// TrustDomain of every identity. Default: that of the root in the directory, or DefaultTrustDomain for a new root.
+	// TrustDomain is the trust domain of every identity. Default: that of the root in the directory, or
+	// DefaultTrustDomain for a new root.
 	TrustDomain string
-	// MustExist refuses to make a new authority where there is none, for commands that only use one.
+	// MustExist makes Load fail if there is no authority, for commands that only use one.
 	MustExist bool
-	// TTL is the life of a workload's certificate when the request names none; MaxTTL the longest that a request gets.
+	// TTL is the default lifetime of a workload's certificate, MaxTTL the maximum that a request can specify.
 	TTL, MaxTTL time.Duration
-	// Clock tells the time; default time.Now.
+	// Clock returns the current time; default time.Now.
 	Clock func() time.Time
-	// PlugIn is a directory with the certificate and key of an authority that somebody else made (ca-cert.pem,
-	// ca-key.pem, root-cert.pem, cert-chain.pem, as Istio has them), which signs instead of a root of our own.
+	// PlugIn is a directory with the certificate and key of an external CA (ca-cert.pem, ca-key.pem, root-cert.pem,
+	// cert-chain.pem, as in Istio), which signs instead of a root that this package creates.
 	PlugIn string
-	// Overlap is how long a new root is known before it signs, when roots are rotated by themselves; RotateBefore how long
-	// before a root's end that begins. Negative: never by themselves.
+	// Overlap is how long a new root is announced before it signs in an automatic rotation. RotateBefore is how long
+	// before the root's expiry the rotation begins. Negative: no automatic rotation.
 	Overlap, RotateBefore time.Duration
-	// Issuers are others whose tokens prove who a workload is.
+	// Issuers lists external issuers whose tokens identify workloads.
 	Issuers []TokenIssuer
-	// Audit is told of each certificate that is issued or refused; nil is nobody.
+	// TLSPolicy restricts the TLS of servers that use ServerTLS.
+	TLSPolicy tlspolicy.Policy
+	// Audit records each issued or refused certificate; nil disables the log.
 	Audit  *slog.Logger
 	Logger *slog.Logger
-	// Registerer gets the metrics; nil: there are none. One authority of a process at most may use the same one.
+	// Registerer registers the metrics; nil disables them. Only one authority of a process can use a registerer.
 	Registerer prometheus.Registerer
 }
 
@@ -99,22 +104,27 @@ type Authority struct {
 	dir         string
 	trustDomain string
 
-	// signs is what signs at present.
+	// signs holds the current signing state.
 	signs atomic.Pointer[signing]
 	state state
 
 	tokenKey *ecdsa.PublicKey
 	tokens   jose.Signer
 
+	// denied is the deny list in force; nil denies nothing.
+	denied atomic.Pointer[DenyList]
+
 	metrics *metrics
-	// warned is when the root's end was last warned of, in seconds since 1970.
+	calls   *callLimit
+	// refusals limits the log lines about unauthenticated clients.
+	refusals loglimit.Limiter
+	// warned is the time of the last warning about the root's expiry, in seconds since 1970.
 	warned atomic.Int64
 }
 
-// Load opens the authority in a state directory, and makes one there on first use. When several processes make one at
-// the same time, all of them get the same. An authority that cannot be used (expired root, another trust domain, files
-// that are damaged, missing or readable by others, a directory that cannot be written) is refused with an error that
-// names the directory and the remedy.
+// Load opens the authority in a state directory, and creates it on first use. Several processes that create it at the
+// same time load the same one. Load fails if the authority cannot be used: expired root, other trust domain, damaged or
+// missing files, files readable by other users, or a read-only directory. The error names the directory and the remedy.
 func Load(dir string, opts Options) (*Authority, error) {
 	opts = opts.withDefaults()
 	s := state{dir: dir, log: opts.Logger}
@@ -123,7 +133,8 @@ func Load(dir string, opts Options) (*Authority, error) {
 		return nil, err
 	}
 	a := &Authority{
-		opts: opts, log: opts.Logger, dir: s.path(), trustDomain: m.trustDomain, tokenKey: &m.tokenKey.PublicKey, state: s,
+		calls: newCallLimit(),
+		opts:  opts, log: opts.Logger, dir: s.path(), trustDomain: m.trustDomain, tokenKey: &m.tokenKey.PublicKey, state: s,
 	}
 	if _, err := a.Reload(); err != nil {
 		return nil, err
@@ -137,34 +148,33 @@ func Load(dir string, opts Options) (*Authority, error) {
 	if a.metrics, err = newMetrics(opts.Registerer, func() time.Time { return a.RootNotAfter() }); err != nil {
 		return nil, err
 	}
-	a.warnOfEnd()
+	a.warnOfExpiry()
 	return a, nil
 }
 
-// RootPEM is the root certificates that every member of the mesh has to trust: the one that signs, and while roots are
-// being rotated the other one.
+// RootPEM returns the root certificates that all members of the mesh must trust: the signing one, and during a rotation
+// the other one.
 func (a *Authority) RootPEM() []byte { return append([]byte(nil), a.signing().rootsPEM...) }
 
-// RootNotAfter is when what signs ends, and every certificate with it.
-func (a *Authority) RootNotAfter() time.Time { return a.signing().end() }
+// RootNotAfter returns the expiry of the signing certificate, which limits all issued certificates.
+func (a *Authority) RootNotAfter() time.Time { return a.signing().notAfter() }
 
 func (a *Authority) signing() *signing { return a.signs.Load() }
 
-// TrustDomain is the trust domain of every identity that the authority signs.
+// TrustDomain returns the trust domain of all identities that the authority signs.
 func (a *Authority) TrustDomain() string { return a.trustDomain }
 
 func (a *Authority) now() time.Time { return a.opts.Clock() }
 
-// warnOfEnd warns once a day when the root's end is near: there is no warning from a process that runs for months
-// otherwise.
-func (a *Authority) warnOfEnd() {
+// warnOfExpiry warns once a day when the root's expiry is near, also in a process that runs for months.
+func (a *Authority) warnOfExpiry() {
 	now := a.now()
 	left := a.RootNotAfter().Sub(now)
 	last := a.warned.Load()
-	if left > nearEnd || now.Unix()-last < int64((24*time.Hour).Seconds()) || !a.warned.CompareAndSwap(last, now.Unix()) {
+	if left > expiryWarning || now.Unix()-last < int64((24*time.Hour).Seconds()) || !a.warned.CompareAndSwap(last, now.Unix()) {
 		return
 	}
 	a.log.Warn("the mesh's root certificate ends soon, and all certificates of the mesh with it",
-		"notAfter", a.RootNotAfter(), "left", left.Round(time.Hour), "directory", a.place(),
-		"remedy", a.endRemedy())
+		"notAfter", a.RootNotAfter(), "left", left.Round(time.Hour), "directory", a.directory(),
+		"remedy", a.expiryRemedy())
 }

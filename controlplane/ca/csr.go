@@ -11,17 +11,18 @@ import (
 	"slices"
 )
 
-// Bounds of what a caller may send: an RSA key of 8192 bits makes a CSR of about 3 kB.
+// Limits of a CSR. One with an RSA key of 8192 bits has about 3 kB.
 const (
-	largestCSR = 16 << 10
-	leastRSA   = 2048
-	largestRSA = 8192
+	maxCSR = 16 << 10
+	minRSA = 2048
+	maxRSA = 8192
 )
 
-// parseCSR reads a request in PEM whose signature proves that the sender has the key, and whose key is strong enough.
+// parseCSR parses a PEM request. It fails if the signature does not prove possession of the key or if the key is too
+// weak.
 func parseCSR(data string) (*x509.CertificateRequest, error) {
-	if len(data) > largestCSR {
-		return nil, fmt.Errorf("the CSR has %d bytes; at most %d are allowed", len(data), largestCSR)
+	if len(data) > maxCSR {
+		return nil, fmt.Errorf("the CSR has %d bytes; at most %d are allowed", len(data), maxCSR)
 	}
 	der, err := onlyBlock([]byte(data), "CERTIFICATE REQUEST")
 	if err != nil {
@@ -31,7 +32,7 @@ func parseCSR(data string) (*x509.CertificateRequest, error) {
 	if err != nil {
 		return nil, fmt.Errorf("the CSR: %w", err)
 	}
-	// The key comes first: checking a signature with a huge one would cost much.
+	// The key is checked first, because a signature with a huge key is expensive to verify.
 	if err := checkKey(csr.PublicKey); err != nil {
 		return nil, fmt.Errorf("the CSR: %w", err)
 	}
@@ -44,25 +45,25 @@ func parseCSR(data string) (*x509.CertificateRequest, error) {
 	return csr, nil
 }
 
-// checkKey takes the keys that every Envoy takes. Envoys refuse Ed25519 by default.
+// checkKey accepts the keys that every Envoy supports. Envoy refuses Ed25519 by default.
 func checkKey(key any) error {
 	switch key := key.(type) {
 	case *rsa.PublicKey:
-		if bits := key.N.BitLen(); bits < leastRSA || bits > largestRSA {
-			return fmt.Errorf("an RSA key of %d bits is not accepted; use one of %d to %d", bits, leastRSA, largestRSA)
+		if bits := key.N.BitLen(); bits < minRSA || bits > maxRSA {
+			return fmt.Errorf("an RSA key of %d bits is not accepted; use one of %d to %d", bits, minRSA, maxRSA)
 		}
 	case *ecdsa.PublicKey:
 		if key.Curve != elliptic.P256() && key.Curve != elliptic.P384() && key.Curve != elliptic.P521() {
 			return fmt.Errorf("an ECDSA key of the curve %s is not accepted; use P-256, P-384 or P-521", key.Params().Name)
 		}
 	default:
-		return fmt.Errorf("a key of type %T is not accepted; use ECDSA P-256 or RSA of at least %d bits", key, leastRSA)
+		return fmt.Errorf("a key of type %T is not accepted; use ECDSA P-256 or RSA of at least %d bits", key, minRSA)
 	}
 	return nil
 }
 
-// The extensions that a request may ask for. None but the names is looked at: what a certificate is good for is not the
-// caller's choice.
+// The accepted extensions of a request. Only the names are used, because the authority decides the usage of a
+// certificate.
 var (
 	extensionSANs             = asn1.ObjectIdentifier{2, 5, 29, 17}
 	extensionKeyUsage         = asn1.ObjectIdentifier{2, 5, 29, 15}
@@ -71,13 +72,13 @@ var (
 	extensionBasicConstraints = asn1.ObjectIdentifier{2, 5, 29, 19}
 )
 
-// mostNames bounds the names of a request; a workload has one.
-const mostNames = 16
+// maxNames limits the names of a request; a workload has one.
+const maxNames = 16
 
-// checkExtensions refuses requests for what no workload gets.
+// checkExtensions refuses requests for extensions that workload certificates do not have.
 func checkExtensions(csr *x509.CertificateRequest) error {
-	if n := len(namesOf(csr)); n > mostNames {
-		return fmt.Errorf("it asks for %d names; at most %d are allowed", n, mostNames)
+	if n := len(namesOf(csr)); n > maxNames {
+		return fmt.Errorf("it requests %d names; at most %d are allowed", n, maxNames)
 	}
 	for _, e := range csr.Extensions {
 		switch {
@@ -88,10 +89,10 @@ func checkExtensions(csr *x509.CertificateRequest) error {
 				MaxPathLen int  `asn1:"optional,default:-1"`
 			}
 			if _, err := asn1.Unmarshal(e.Value, &basic); err != nil || basic.IsCA {
-				return errors.New("it asks for the certificate of an authority, which nobody gets")
+				return errors.New("it requests a CA certificate, which is not issued")
 			}
 		default:
-			return fmt.Errorf("it asks for the extension %s, which no workload gets: leave it out", e.Id)
+			return fmt.Errorf("it requests the extension %s, which workload certificates do not have: remove it", e.Id)
 		}
 	}
 	return nil
@@ -104,8 +105,8 @@ func checkSignature(csr *x509.CertificateRequest) error {
 	return csr.CheckSignature()
 }
 
-// foreignName is the first name in a request that is not the caller's own SPIFFE ID; empty when there is none. A request
-// without names is for the caller's own.
+// foreignName returns the first name in a request that is not the client's own SPIFFE ID, or "". A request without
+// names is for the client's own ID.
 func foreignName(csr *x509.CertificateRequest, caller Identity) string {
 	own := caller.SPIFFEID()
 	for _, name := range namesOf(csr) {

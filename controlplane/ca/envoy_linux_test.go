@@ -16,7 +16,7 @@ import (
 	"github.com/pilotfish-mesh/pilotfish/internal/testenv"
 )
 
-// workloadEnvoy lets the caller "page" in and answers with the identity that it saw.
+// workloadEnvoy accepts the client "page" and responds with the identity of the client.
 const workloadEnvoy = `
 static_resources:
   listeners:
@@ -48,14 +48,14 @@ static_resources:
               match_typed_subject_alt_names: [{san_type: URI, matcher: {exact: spiffe://cluster.local/ns/shop/sa/page}}]
 `
 
-func TestEnvoyTakesTheAuthoritysCertificates(t *testing.T) {
+func TestEnvoyAcceptsTheAuthoritysCertificates(t *testing.T) {
 	for _, version := range []string{testenv.EnvoyVersion, testenv.OldEnvoyVersion} {
-		t.Run(version, func(t *testing.T) { envoyTakesCertificates(t, version) })
+		t.Run(version, func(t *testing.T) { testEnvoyAcceptsCertificates(t, version) })
 	}
 }
 
-func envoyTakesCertificates(t *testing.T, version string) {
-	s := serve(t, Options{})
+func testEnvoyAcceptsCertificates(t *testing.T, version string) {
+	s := startServer(t, Options{})
 	dir, port := t.TempDir(), testenv.FreePort(t)
 	writeIdentity(t, dir, s, s.obtain(t, rsaKey(t, 2048), "shop", "reviews", 3600))
 	envoytest.Start(t, testenv.EnvoyOf(t, version), dir, fmt.Sprintf(workloadEnvoy, port))
@@ -64,7 +64,7 @@ func envoyTakesCertificates(t *testing.T, version string) {
 	testenv.Eventually(t, "Envoy lets the caller in and sees who it is", func() error {
 		return expectPeer(s, port, "peer: spiffe://cluster.local/ns/shop/sa/page", page)
 	})
-	stranger := serve(t, Options{})
+	stranger := startServer(t, Options{})
 	for name, certs := range map[string][]tls.Certificate{
 		"no certificate":               nil,
 		"another identity":             {s.obtain(t, newKey(t), "shop", "ratings", 3600)},
@@ -76,7 +76,7 @@ func envoyTakesCertificates(t *testing.T, version string) {
 	}
 }
 
-func writeIdentity(t *testing.T, dir string, s *served, cert tls.Certificate) {
+func writeIdentity(t *testing.T, dir string, s *testServer, cert tls.Certificate) {
 	t.Helper()
 	key, err := x509.MarshalPKCS8PrivateKey(cert.PrivateKey)
 	if err != nil {
@@ -92,11 +92,11 @@ func writeIdentity(t *testing.T, dir string, s *served, cert tls.Certificate) {
 	}
 }
 
-// expectPeer sends a request as the holder of the certificate, and looks for a header in the answer.
-func expectPeer(s *served, port int, header string, certs ...tls.Certificate) error {
+// expectPeer sends a request with the client certificates and checks a header of the response.
+func expectPeer(s *testServer, port int, header string, certs ...tls.Certificate) error {
 	conn, err := tls.Dial("tcp", fmt.Sprintf("127.0.0.1:%d", port), &tls.Config{
 		Certificates:       certs,
-		InsecureSkipVerify: true, // there are no DNS names in a mesh; the chain and the SPIFFE ID are checked here
+		InsecureSkipVerify: true, // certificates have no DNS names; the chain and the SPIFFE ID are checked here
 		VerifyConnection: func(state tls.ConnectionState) error {
 			leaf := state.PeerCertificates[0]
 			if leaf.URIs[0].String() != "spiffe://cluster.local/ns/shop/sa/reviews" {

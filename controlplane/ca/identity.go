@@ -7,25 +7,25 @@ import (
 	"github.com/spiffe/go-spiffe/v2/spiffeid"
 )
 
-// longestName bounds a namespace and a service account: the longest name that Kubernetes gives anything.
-const longestName = 253
+// maxName limits the length of a namespace or service account, as Kubernetes does.
+const maxName = 253
 
-// Identity is who a workload is.
+// Identity is the identity of a workload.
 type Identity struct {
 	TrustDomain, Namespace, ServiceAccount string
 }
 
-// SPIFFEID is the identity as a SPIFFE ID of Istio's form. It is meaningful for identities that Validate accepts, as all
-// are that this package hands out.
+// SPIFFEID returns the identity as a SPIFFE ID of Istio's form. It is valid for identities that Validate accepts. All
+// identities that this package returns are valid.
 func (id Identity) SPIFFEID() string {
 	return "spiffe://" + id.TrustDomain + "/ns/" + id.Namespace + "/sa/" + id.ServiceAccount
 }
 
-// String is the SPIFFE ID.
+// String returns the SPIFFE ID.
 func (id Identity) String() string { return id.SPIFFEID() }
 
-// Validate refuses names that cannot stand in a SPIFFE ID, first of all those that would make it another's: an empty one,
-// or one with a slash.
+// Validate fails for names that are invalid in a SPIFFE ID, in particular an empty name or one with a slash, which
+// would result in the ID of another identity.
 func (id Identity) Validate() error {
 	if err := validateTrustDomain(id.TrustDomain); err != nil {
 		return err
@@ -37,7 +37,7 @@ func (id Identity) Validate() error {
 }
 
 func validateTrustDomain(name string) error {
-	// FromString would take a whole SPIFFE ID as well.
+	// FromString would accept a whole SPIFFE ID too.
 	if strings.ContainsAny(name, ":/") {
 		return fmt.Errorf("the trust domain %q is not a plain name such as %s", name, DefaultTrustDomain)
 	}
@@ -48,16 +48,16 @@ func validateTrustDomain(name string) error {
 }
 
 func validateName(what, name string) error {
-	if len(name) > longestName {
-		return fmt.Errorf("the %s has %d characters; at most %d are allowed", what, len(name), longestName)
+	if len(name) > maxName {
+		return fmt.Errorf("the %s has %d characters; at most %d are allowed", what, len(name), maxName)
 	}
 	if err := spiffeid.ValidatePathSegment(name); err != nil {
-		return fmt.Errorf("the %s %q cannot stand in a SPIFFE ID: %w", what, name, err)
+		return fmt.Errorf("the %s %q is not valid in a SPIFFE ID: %w", what, name, err)
 	}
 	return nil
 }
 
-// ParseSPIFFEID reads a SPIFFE ID of Istio's form, spiffe://TRUST-DOMAIN/ns/NAMESPACE/sa/SERVICE-ACCOUNT.
+// ParseSPIFFEID parses a SPIFFE ID of Istio's form, spiffe://TRUST-DOMAIN/ns/NAMESPACE/sa/SERVICE-ACCOUNT.
 func ParseSPIFFEID(s string) (Identity, error) {
 	id, err := spiffeid.FromString(s)
 	if err != nil {

@@ -5,7 +5,7 @@ import (
 	"testing"
 )
 
-func TestSPIFFEIDIsReadBackAsItWasWritten(t *testing.T) {
+func TestSPIFFEIDRoundTrip(t *testing.T) {
 	for _, id := range []Identity{
 		{"cluster.local", "default", "bookinfo-reviews"},
 		{"mesh-1.example", "istio-system", "istiod"},
@@ -33,7 +33,7 @@ func TestSPIFFEIDsOfOtherFormsAreRefused(t *testing.T) {
 	}
 }
 
-func TestNamesThatWouldMakeAnotherIdentityAreRefused(t *testing.T) {
+func TestNamesInvalidInASPIFFEIDAreRefused(t *testing.T) {
 	for _, id := range []Identity{
 		{"td", "", "b"}, {"td", "a", ""}, {"", "a", "b"}, {"td", "a/sa/admin", "b"}, {"td", "a", "b/c"}, {"td", "..", "b"},
 		{"td/ns/a/sa/b", "a", "b"}, {"td", "a", "b?"}, {"td", "a b", "c"}, {"td", "a", "b:c"}, {"td", "a", "b%2f"},
@@ -54,7 +54,7 @@ func FuzzParseSPIFFEID(f *testing.F) {
 			t.Errorf("%q is read as %q", s, id.SPIFFEID())
 		}
 		if strings.ContainsAny(id.Namespace+id.ServiceAccount, "/ %?#") && err == nil {
-			t.Errorf("%q gives the names %q and %q", s, id.Namespace, id.ServiceAccount)
+			t.Errorf("%q has the names %q and %q", s, id.Namespace, id.ServiceAccount)
 		}
 	})
 }

@@ -8,20 +8,20 @@ import (
 	"time"
 )
 
-// How long who changes the roots waits for another process that does, which takes milliseconds, and how often it looks.
+// Timeout and poll interval for the lock. A rotation step of another process lasts milliseconds.
 const (
-	lockWait = 5 * time.Second
-	lockLook = 10 * time.Millisecond
+	lockTimeout      = 5 * time.Second
+	lockPollInterval = 10 * time.Millisecond
 )
 
-// lock keeps all others that change the roots waiting, also other processes: two that took one step at the same time would
-// take it twice. The lock is on the directory, and ends with the process.
+// lock serializes changes of the roots, also between processes, so that no step is executed twice. The lock is a file
+// lock on the directory, and ends with the process.
 func (s state) lock() (unlock func(), err error) {
 	dir, err := os.Open(s.path())
 	if err != nil {
 		return nil, s.explain("rotating roots", err)
 	}
-	for deadline := time.Now().Add(lockWait); ; time.Sleep(lockLook) {
+	for deadline := time.Now().Add(lockTimeout); ; time.Sleep(lockPollInterval) {
 		err := syscall.Flock(int(dir.Fd()), syscall.LOCK_EX|syscall.LOCK_NB)
 		if err == nil {
 			return func() { _ = dir.Close() }, nil

@@ -5,8 +5,8 @@ import (
 	"testing"
 )
 
-// Two control planes on one directory, and a command beside them: no step is taken twice.
-func TestTwoThatRotateAtTheSameTimeTakeEachStepOnce(t *testing.T) {
+// Two control planes with one directory and a command execute no step twice.
+func TestConcurrentRotationsExecuteEachStepOnce(t *testing.T) {
 	dir := t.TempDir()
 	var wg sync.WaitGroup
 	const processes, steps = 3, 8 // 24 steps are 8 rotations

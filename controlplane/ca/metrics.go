@@ -8,9 +8,9 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 )
 
-// metrics have the names of Istio's authority, which dashboards and alerts know, where it has such a metric.
+// metrics have the names of Istio's CA metrics where these exist, so that existing dashboards and alerts work.
 type metrics struct {
-	requests, signed, unauthenticated, malformed, foreign, failed prometheus.Counter
+	requests, signed, unauthenticated, malformed, otherIdentity, failed prometheus.Counter
 }
 
 func newMetrics(registerer prometheus.Registerer, rootEnd func() time.Time) (*metrics, error) {
@@ -25,7 +25,7 @@ func newMetrics(registerer prometheus.Registerer, rootEnd func() time.Time) (*me
 		signed:          counter("citadel_server_success_cert_issuance_count", "Certificates signed for workloads."),
 		unauthenticated: counter("citadel_server_authentication_failure_count", "Requests whose caller did not prove who it is."),
 		malformed:       counter("citadel_server_csr_parsing_err_count", "Requests whose CSR was malformed or had a weak key."),
-		foreign:         counter("pilotfish_ca_foreign_identity_count", "Requests for another identity than the caller's own."),
+		otherIdentity:   counter("pilotfish_ca_foreign_identity_count", "Requests for another identity than the caller's own."),
 		failed:          counter("citadel_server_csr_sign_err_count", "Requests that were good and could not be signed."),
 	}
 	end := prometheus.NewGaugeFunc(prometheus.GaugeOpts{

@@ -16,7 +16,7 @@ import (
 	"github.com/pilotfish-mesh/pilotfish/internal/pemtext"
 )
 
-// The files of an authority that somebody else made, as Istio names them.
+// Files of an external CA, as in Istio.
 const (
 	plugInCert  = "ca-cert.pem"
 	plugInKey   = "ca-key.pem"
@@ -24,16 +24,16 @@ const (
 	plugInChain = "cert-chain.pem"
 )
 
-// replacePlugIn is the remedy for an authority that somebody else made and that can sign no more.
-const replacePlugIn = "put the certificate of a new authority into that directory; its root first into root-cert.pem, beside the old one"
+// replacePlugIn is the remedy for an external CA that cannot sign any more.
+const replacePlugIn = "put the certificate of a new CA into that directory, after its root was added to root-cert.pem"
 
-// readPlugIn reads an authority that somebody else made. Its certificate has to lead to one of the roots now.
+// readPlugIn reads an external CA. It fails if its certificate does not chain to one of the roots now.
 func readPlugIn(dir string, now time.Time) (*signing, error) {
 	data := map[string][]byte{}
 	for _, name := range []string{plugInCert, plugInKey, plugInRoots, plugInChain} {
 		path := filepath.Join(dir, name)
 		if _, err := os.Stat(path); name == plugInChain && errors.Is(err, fs.ErrNotExist) {
-			continue // the certificate is one of a root
+			continue // the certificate is a root itself
 		}
 		content, err := readFile(path, name == plugInKey, replacePlugIn)
 		if err != nil {
@@ -59,17 +59,17 @@ func readPlugIn(dir string, now time.Time) (*signing, error) {
 	if err != nil {
 		return nil, fmt.Errorf("%s: %w", plugInKey, err)
 	}
-	return plugIn(certs[0], key, between, roots, now)
+	return newPlugInIssuer(certs[0], key, between, roots, now)
 }
 
-func plugIn(cert *x509.Certificate, key crypto.Signer, between, roots []*x509.Certificate, now time.Time) (*signing, error) {
+func newPlugInIssuer(cert *x509.Certificate, key crypto.Signer, between, roots []*x509.Certificate, now time.Time) (*signing, error) {
 	if !cert.IsCA || cert.KeyUsage&x509.KeyUsageCertSign == 0 {
 		return nil, fmt.Errorf("%s is not a certificate of an authority", plugInCert)
 	}
 	if public, ok := cert.PublicKey.(interface{ Equal(crypto.PublicKey) bool }); !ok || !public.Equal(key.Public()) {
 		return nil, fmt.Errorf("%s is not the key of %s", plugInKey, plugInCert)
 	}
-	by := &issuer{cert: cert, key: key, end: cert.NotAfter}
+	by := &issuer{cert: cert, key: key, notAfter: cert.NotAfter}
 	pool, intermediates := x509.NewCertPool(), x509.NewCertPool()
 	for _, root := range roots {
 		pool.AddCert(root)
@@ -82,11 +82,11 @@ func plugIn(cert *x509.Certificate, key crypto.Signer, between, roots []*x509.Ce
 		return nil, fmt.Errorf("%s does not lead to a root in %s: %w", plugInCert, plugInRoots, err)
 	}
 	for _, c := range chains[0] {
-		if c.NotAfter.Before(by.end) {
-			by.end = c.NotAfter
+		if c.NotAfter.Before(by.notAfter) {
+			by.notAfter = c.NotAfter
 		}
 		if root := chains[0][len(chains[0])-1]; !c.Equal(root) {
-			by.between = append(by.between, c)
+			by.intermediates = append(by.intermediates, c)
 		}
 	}
 	return newSigning(by, by, roots), nil
@@ -114,7 +114,7 @@ func parseCertificates(data []byte) ([]*x509.Certificate, error) {
 	return out, nil
 }
 
-// parseAnyKey reads a key of RSA or ECDSA, in any of the forms that OpenSSL writes.
+// parseAnyKey parses an RSA or ECDSA key in any form that OpenSSL writes.
 func parseAnyKey(data []byte) (crypto.Signer, error) {
 	for {
 		var block *pem.Block

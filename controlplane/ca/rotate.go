@@ -17,23 +17,23 @@ import (
 	"time"
 )
 
-// generations say which root does what while roots are rotated: first the next one is announced, so that everyone comes to
-// trust it; then it signs, and the previous one is still trusted until all that it signed has ended. They are one file, so
-// that a step is taken or not.
+// generations is the state of a root rotation. First the next root is announced, so that all members trust it. Then it
+// signs, and the previous one stays trusted until its certificates have expired. It is one file, so that steps are
+// atomic.
 type generations struct {
 	Active    int `json:"active"`
 	Announced int `json:"announced,omitempty"`
-	// Previous is a generation more than its number, as the first is 0; 0 is none.
+	// Previous is the number of the previous generation plus one, because the first number is 0; 0 is none.
 	Previous int `json:"previous,omitempty"`
-	// Since is when the last step was taken.
+	// Since is the time of the last step.
 	Since time.Time `json:"since"`
-	// Retire is when the previous one may go.
+	// Retire is when the previous root can be removed.
 	Retire time.Time `json:"retire,omitzero"`
 }
 
 const generationsFile = "roots.json"
 
-// generationDir is where a root is: the first in the authority's own directory.
+// generationDir returns the directory of a root. The first root is in the authority's own directory.
 func (s state) generationDir(n int) string {
 	if n == 0 {
 		return s.path()
@@ -51,7 +51,7 @@ func (s state) readGenerations() (generations, error) {
 		return g, err
 	}
 	if err := json.Unmarshal(data, &g); err != nil {
-		return g, fmt.Errorf("%s is damaged (%w): restore the directory from a backup, or %s", generationsFile, err, startAnew)
+		return g, fmt.Errorf("%s is damaged (%w): restore the directory from a backup, or %s", generationsFile, err, startAgain)
 	}
 	return g, nil
 }
@@ -62,7 +62,7 @@ func (s state) writeGenerations(g generations) error {
 		return err
 	}
 	draft := filepath.Join(s.path(), "."+generationsFile)
-	_ = os.Remove(draft) // of a process that was killed
+	_ = os.Remove(draft) // left by a killed process
 	if err := writeFile(draft, data); err != nil {
 		return s.explain("rotating roots", err)
 	}
@@ -72,13 +72,13 @@ func (s state) writeGenerations(g generations) error {
 	return syncDir(s.path())
 }
 
-// readIssuer reads a root and its key.
+// readIssuer reads a root certificate and its key.
 func (s state) readIssuer(n int) (*issuer, error) {
-	certPEM, err := readFile(filepath.Join(s.generationDir(n), rootCertFile), false, startAnew)
+	certPEM, err := readFile(filepath.Join(s.generationDir(n), rootCertFile), false, startAgain)
 	if err != nil {
 		return nil, err
 	}
-	keyPEM, err := readFile(filepath.Join(s.generationDir(n), rootKeyFile), true, startAnew)
+	keyPEM, err := readFile(filepath.Join(s.generationDir(n), rootKeyFile), true, startAgain)
 	if err != nil {
 		return nil, err
 	}
@@ -96,7 +96,7 @@ func (s state) readIssuer(n int) (*issuer, error) {
 	return newIssuer(root, key), nil
 }
 
-// readSigning reads what signs by the generations.
+// readSigning reads the signing state of the current generations.
 func (s state) readSigning() (*signing, error) {
 	g, err := s.readGenerations()
 	if err != nil {
@@ -113,18 +113,20 @@ func (s state) readSigning() (*signing, error) {
 		}
 		roots = append(roots, server.root)
 	}
+	var next *issuer
 	if g.Announced > 0 {
-		next, err := s.readIssuer(g.Announced)
-		if err != nil {
+		if next, err = s.readIssuer(g.Announced); err != nil {
 			return nil, err
 		}
 		roots = append(roots, next.root)
 	}
-	return newSigning(by, server, roots), nil
+	signing := newSigning(by, server, roots)
+	signing.next = next
+	return signing, nil
 }
 
-// Reload reads again what signs and whom members have to trust, and says whether that changed. What cannot be used is an
-// error, and what was in use stays.
+// Reload reads the signing state again and reports whether it changed. If it is invalid, Reload fails and the previous
+// state stays in use.
 func (a *Authority) Reload() (changed bool, err error) {
 	var next *signing
 	if a.opts.PlugIn != "" {
@@ -133,49 +135,49 @@ func (a *Authority) Reload() (changed bool, err error) {
 		next, err = a.state.readSigning()
 	}
 	if err != nil {
-		return false, fmt.Errorf("the certificate authority in %s: %w", a.place(), err)
+		return false, fmt.Errorf("the certificate authority in %s: %w", a.directory(), err)
 	}
 	old := a.signs.Swap(next)
-	return old != nil && (!old.issuer.same(next.issuer) || !old.server.same(next.server) || !bytes.Equal(old.rootsPEM, next.rootsPEM)), nil
+	return old != nil && (!old.issuer.isSame(next.issuer) || !old.server.isSame(next.server) || !bytes.Equal(old.rootsPEM, next.rootsPEM)), nil
 }
 
-func (a *Authority) place() string {
+func (a *Authority) directory() string {
 	if a.opts.PlugIn != "" {
 		return a.opts.PlugIn
 	}
 	return a.dir
 }
 
-func (a *Authority) endRemedy() string {
+func (a *Authority) expiryRemedy() string {
 	if a.opts.PlugIn != "" {
 		return replacePlugIn
 	}
 	return "rotate the root: pilotfish ca rotate, which needs no interruption"
 }
 
-// RotationStep is one step of the rotation of roots.
+// RotationStep is one step of a root rotation.
 type RotationStep string
 
-// The steps, in their order.
+// The steps in their order.
 const (
-	// Announce makes a new root, which everyone is told to trust and that signs nothing yet.
+	// Announce creates a new root that members learn to trust, and that does not sign yet.
 	Announce RotationStep = "announce"
-	// Activate has the announced root sign; the one before it is still trusted.
+	// Activate makes the announced root sign; the previous one is still trusted.
 	Activate RotationStep = "activate"
-	// Retire ends the trust in the one before.
+	// Retire removes the trust in the previous root.
 	Retire RotationStep = "retire"
 )
 
-// Rotation is how far a rotation of roots is.
+// Rotation is the progress of a root rotation.
 type Rotation struct {
-	// Next is the step that comes next, and Due when it is safe to take it.
+	// Next is the next step, and Due the time at which it is safe.
 	Next RotationStep `json:"next"`
 	Due  time.Time    `json:"due"`
-	// Since is when the last step was taken; zero when there was none.
+	// Since is the time of the last step; zero if there was none.
 	Since time.Time `json:"since,omitzero"`
 }
 
-// Rotation says how far the rotation of roots is.
+// Rotation returns the progress of the root rotation.
 func (a *Authority) Rotation() (Rotation, error) {
 	g, err := a.state.readGenerations()
 	if err != nil {
@@ -190,11 +192,11 @@ func (a *Authority) Rotation() (Rotation, error) {
 	return Rotation{Next: Announce, Due: a.RootNotAfter().Add(-max(a.opts.RotateBefore, 0)), Since: g.Since}, nil
 }
 
-// Rotate takes the next step of the rotation of roots, and gives which it was. A step before its time is an error, unless
-// it is forced: certificates might then be refused by those who do not know of it yet.
+// Rotate executes the next step of the root rotation and returns it. Before its due time it fails unless forced,
+// because members that do not know the new root yet might refuse certificates.
 func (a *Authority) Rotate(force bool) (RotationStep, error) {
 	if a.opts.PlugIn != "" {
-		return "", fmt.Errorf("the authority in %s is not made here, and its root is not rotated here: %s", a.opts.PlugIn, a.endRemedy())
+		return "", fmt.Errorf("the authority in %s is external, so its root cannot be rotated here: %s", a.opts.PlugIn, a.expiryRemedy())
 	}
 	unlock, err := a.state.lock()
 	if err != nil {
@@ -206,23 +208,23 @@ func (a *Authority) Rotate(force bool) (RotationStep, error) {
 		return "", err
 	}
 	if r.Next != Announce && !force && a.now().Before(r.Due) {
-		return "", fmt.Errorf("the next step, %s, is due at %s: wait until then, or force it where every agent has the trust bundle already",
+		return "", fmt.Errorf("the next step, %s, is due at %s: wait until then, or force it if every agent already has the trust bundle",
 			r.Next, r.Due.UTC().Format(time.RFC3339))
 	}
-	return r.Next, a.step(r.Next)
+	return r.Next, a.executeStep(r.Next)
 }
 
-// step takes a step, of which whoever holds the lock knows that it is the next one.
-func (a *Authority) step(next RotationStep) error {
-	if err := a.take(next); err != nil {
+// executeStep executes the next step and reloads. The caller must hold the lock.
+func (a *Authority) executeStep(next RotationStep) error {
+	if err := a.applyStep(next); err != nil {
 		return err
 	}
-	a.log.Info("the rotation of the mesh's root took a step", "step", next, "directory", a.dir)
+	a.log.Info("executed a step of the mesh's root rotation", "step", next, "directory", a.dir)
 	_, err := a.Reload()
 	return err
 }
 
-func (a *Authority) take(step RotationStep) error {
+func (a *Authority) applyStep(step RotationStep) error {
 	g, err := a.state.readGenerations()
 	if err != nil {
 		return err
@@ -238,12 +240,12 @@ func (a *Authority) take(step RotationStep) error {
 		g.Previous, g.Active, g.Announced = g.Active+1, g.Announced, 0
 		g.Retire = g.Since.Add(a.opts.MaxTTL)
 	case Retire:
-		gone := g.Previous - 1
+		retired := g.Previous - 1
 		g.Previous, g.Retire = 0, time.Time{}
 		if err := a.state.writeGenerations(g); err != nil {
 			return err
 		}
-		return a.state.removeRoot(gone)
+		return a.state.removeRoot(retired)
 	}
 	return a.state.writeGenerations(g)
 }
@@ -251,18 +253,18 @@ func (a *Authority) take(step RotationStep) error {
 func (s state) makeRoot(n int, trustDomain string, now time.Time) error {
 	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
 	if err != nil {
-		return fmt.Errorf("making the root's key: %w", err)
+		return fmt.Errorf("creating the root's key: %w", err)
 	}
 	root, err := newRoot(trustDomain, key, now)
 	if err != nil {
-		return fmt.Errorf("making the root certificate: %w", err)
+		return fmt.Errorf("creating the root certificate: %w", err)
 	}
 	keyPEM, err := encodeKey(key)
 	if err != nil {
 		return err
 	}
 	dir := s.generationDir(n)
-	if err := os.RemoveAll(dir); err != nil { // of a step that was not finished
+	if err := os.RemoveAll(dir); err != nil { // left by an unfinished step
 		return s.explain("rotating roots", err)
 	}
 	if err := os.Mkdir(dir, 0o700); err != nil {
@@ -274,14 +276,14 @@ func (s state) makeRoot(n int, trustDomain string, now time.Time) error {
 	return syncDir(dir)
 }
 
-// removeRoot removes a root that nobody is to trust any more, its key first.
+// removeRoot removes a root that is not trusted any more, its key first.
 func (s state) removeRoot(n int) error {
 	dir := s.generationDir(n)
-	gone := []string{filepath.Join(dir, rootKeyFile), filepath.Join(dir, rootCertFile)}
+	retired := []string{filepath.Join(dir, rootKeyFile), filepath.Join(dir, rootCertFile)}
 	if n > 0 {
-		gone = append(gone, dir)
+		retired = append(retired, dir)
 	}
-	for _, path := range gone {
+	for _, path := range retired {
 		if err := os.Remove(path); err != nil && !errors.Is(err, fs.ErrNotExist) {
 			return s.explain("removing a root that was replaced", err)
 		}
@@ -289,8 +291,8 @@ func (s state) removeRoot(n int) error {
 	return nil
 }
 
-// removeRetired removes what a process that was ended half-way left of roots that were retired. Nobody needs them, and none is
-// made under an old number again, so that it does not matter who else does so.
+// removeRetired removes retired roots that a killed process left behind. Numbers are not reused, so several processes
+// can do this at the same time.
 func (s state) removeRetired() error {
 	g, err := s.readGenerations()
 	if err != nil {
@@ -308,54 +310,54 @@ func (s state) removeRetired() error {
 	return nil
 }
 
-// Run takes up what changes on disk, and takes the steps of a rotation when they are due, until the context ends. changed
-// is called after the roots that members have to trust changed.
+// Run reloads changed files and executes rotation steps when they are due, until ctx ends. It calls changed after the
+// trusted roots changed.
 func (a *Authority) Run(ctx context.Context, interval time.Duration, changed func()) {
 	ticker := time.NewTicker(interval)
 	defer ticker.Stop()
-	complaint := ""
+	lastError := ""
 	for {
 		select {
 		case <-ctx.Done():
 			return
 		case <-ticker.C:
 		}
-		news, err := a.Reload()
-		if news { // by another process or person
+		reloaded, err := a.Reload()
+		if reloaded { // changed by another process or a user
 			by := a.signing()
-			a.log.Info("the certificate authority has changed", "directory", a.place(), "signs", by.issuer.cert.Subject.String(),
-				"serial", by.issuer.cert.SerialNumber.Text(16), "notAfter", by.end(), "roots", len(by.roots))
+			a.log.Info("the certificate authority has changed", "directory", a.directory(), "signs", by.issuer.cert.Subject.String(),
+				"serial", by.issuer.cert.SerialNumber.Text(16), "notAfter", by.notAfter(), "roots", len(by.roots))
 		}
 		if err == nil && a.opts.PlugIn == "" && a.opts.RotateBefore > 0 {
-			news, err = a.rotateWhenDue(news)
+			reloaded, err = a.rotateWhenDue(reloaded)
 		}
-		if err != nil && err.Error() != complaint {
-			a.log.Error("the certificate authority cannot be read again; what was in use stays", "error", err)
+		if err != nil && err.Error() != lastError {
+			a.log.Error("reloading the certificate authority failed; the previous one stays in use", "error", err)
 		}
-		complaint = ""
+		lastError = ""
 		if err != nil {
-			complaint = err.Error()
+			lastError = err.Error()
 		}
-		if news {
+		if reloaded {
 			changed()
 		}
 	}
 }
 
-// rotateWhenDue takes the next step when it is due. Another control plane on the same directory may be about to take the
-// same one, so it is looked at again under the lock.
-func (a *Authority) rotateWhenDue(news bool) (bool, error) {
+// rotateWhenDue executes the next step if it is due. Another control plane with the same directory may execute it
+// first, so the state is read again under the lock.
+func (a *Authority) rotateWhenDue(reloaded bool) (bool, error) {
 	if r, err := a.Rotation(); err != nil || a.now().Before(r.Due) {
-		return news, err
+		return reloaded, err
 	}
 	unlock, err := a.state.lock()
 	if err != nil {
-		return news, err
+		return reloaded, err
 	}
 	defer unlock()
 	r, err := a.Rotation()
 	if err != nil || a.now().Before(r.Due) {
-		return news, err
+		return reloaded, err
 	}
-	return true, a.step(r.Next)
+	return true, a.executeStep(r.Next)
 }

@@ -23,17 +23,17 @@ import (
 	securityv1 "istio.io/api/security/v1alpha1"
 )
 
-// member is a workload with what the authority gave it.
+// member is a workload with its certificate and roots.
 type member struct {
 	chain []*x509.Certificate
 	roots *x509.CertPool
-	count int // of roots
+	count int // root certificates
 }
 
-func (s *served) member(t *testing.T, ctx context.Context, roots *x509.CertPool) member {
+func (s *testServer) member(t *testing.T, ctx context.Context, roots *x509.CertPool) member {
 	t.Helper()
 	served := *s
-	if roots != nil { // it knows no more than its file of roots says
+	if roots != nil { // it uses only its root file
 		served.Authority = &Authority{opts: s.opts}
 		served.signs.Store(&signing{pool: roots})
 	}
@@ -77,11 +77,11 @@ func wantTrust(t *testing.T, now time.Time, members ...member) {
 	}
 }
 
-func TestRootsAreRotatedWithoutAHandshakeThatFails(t *testing.T) {
+func TestRotationCausesNoFailedHandshake(t *testing.T) {
 	clock := newClock()
-	s := serve(t, Options{Clock: clock.time, TTL: 40 * time.Hour, MaxTTL: 48 * time.Hour, Overlap: 24 * time.Hour})
+	s := startServer(t, Options{Clock: clock.time, TTL: 40 * time.Hour, MaxTTL: 48 * time.Hour, Overlap: 24 * time.Hour})
 	token := func() context.Context { return s.withToken(t, "shop", "reviews") }
-	file := s.signing().pool // what agents were given at first, and nobody replaces until the end
+	file := s.signing().pool // the agents' first root file, which is not replaced until the end
 	before := s.member(t, token(), file)
 	step := func(want RotationStep) {
 		t.Helper()
@@ -96,16 +96,16 @@ func TestRootsAreRotatedWithoutAHandshakeThatFails(t *testing.T) {
 	}
 	wantTrust(t, clock.time(), before, told)
 	if _, err := s.Rotate(false); err == nil || !strings.Contains(err.Error(), "due at") {
-		t.Fatalf("a root signs before everyone knows it: %v", err)
+		t.Fatalf("a root signs before all members trust it: %v", err)
 	}
-	clock.advance(25 * time.Hour) // by now all have renewed
+	clock.advance(25 * time.Hour) // all members have renewed
 	step(Activate)
 	after := s.member(t, token(), file)
 	wantTrust(t, clock.time(), told, after)
 	if before.trusts(after, clock.time()) == nil {
 		t.Error("it is still the old root that signs")
 	}
-	// A certificate of before proves who its holder is, to the new one too.
+	// The new issuer accepts a client certificate of the old one.
 	if _, err := s.Rotate(false); err == nil {
 		t.Fatal("a root is retired while what it signed is still good")
 	}
@@ -129,7 +129,7 @@ func TestRootsAreRotatedWithoutAHandshakeThatFails(t *testing.T) {
 	}
 }
 
-func TestAnotherProcessTakesUpARotationAndOldRootsRotateThemselves(t *testing.T) {
+func TestRotationIsReloadedAndAutomatic(t *testing.T) {
 	clock := newClock()
 	dir := t.TempDir()
 	one, two := load(t, dir, Options{Clock: clock.time}), load(t, dir, Options{Clock: clock.time})
@@ -166,7 +166,7 @@ func writePEM(t *testing.T, path, kind string, ders ...[]byte) {
 	}
 }
 
-// plugInDir is an authority of RSA below a root and one between, as a company has it.
+// plugInDir creates an external RSA CA with a root and an intermediate, as in a company.
 func plugInDir(t *testing.T, dir string) (root *x509.Certificate) {
 	t.Helper()
 	make := func(name string, serial int64, parent *x509.Certificate, signer *rsa.PrivateKey) (*x509.Certificate, *rsa.PrivateKey) {
@@ -199,10 +199,10 @@ func plugInDir(t *testing.T, dir string) (root *x509.Certificate) {
 	return root
 }
 
-func TestCertificatesOfAPluggedInAuthorityLeadToItsRoot(t *testing.T) {
+func TestPlugInCertificatesChainToTheirRoot(t *testing.T) {
 	dir := t.TempDir()
 	root := plugInDir(t, dir)
-	s := serve(t, Options{PlugIn: dir})
+	s := startServer(t, Options{PlugIn: dir})
 	pool := x509.NewCertPool()
 	pool.AddCert(root)
 	m := s.member(t, s.withToken(t, "shop", "reviews"), pool)
@@ -213,7 +213,7 @@ func TestCertificatesOfAPluggedInAuthorityLeadToItsRoot(t *testing.T) {
 	if end := m.chain[0].NotAfter; end.After(time.Now().Add(8 * time.Hour)) {
 		t.Errorf("it outlives its issuer: %s", end)
 	}
-	// Another authority takes its place; what is broken does not.
+	// A valid CA replaces it; an invalid one does not.
 	other := t.TempDir()
 	plugInDir(t, other)
 	data, err := os.ReadFile(filepath.Join(other, plugInKey))
@@ -237,8 +237,8 @@ func TestCertificatesOfAPluggedInAuthorityLeadToItsRoot(t *testing.T) {
 	}
 }
 
-// TestAPluggedInAuthorityIsReplacedWhereItIs and not in the state directory, which has nothing to do with it.
-func TestAPluggedInAuthorityIsReplacedWhereItIs(t *testing.T) {
+// The state directory is not involved.
+func TestPlugInIsReplacedInItsOwnDirectory(t *testing.T) {
 	dir, now := t.TempDir(), newClock()
 	plugInDir(t, dir)
 	a := load(t, t.TempDir(), Options{PlugIn: dir, Clock: now.time})
@@ -252,8 +252,8 @@ func TestAPluggedInAuthorityIsReplacedWhereItIs(t *testing.T) {
 	wantError(t, err, dir, plugInRoots+" is missing", replacePlugIn)
 }
 
-// TestAnAuthorityThatChangesIsLogged also where another process changed it.
-func TestAnAuthorityThatChangesIsLogged(t *testing.T) {
+// This includes changes by another process.
+func TestChangedAuthorityIsLogged(t *testing.T) {
 	dir := t.TempDir()
 	var book logBook
 	a := load(t, dir, Options{Logger: book.logger()})
@@ -263,17 +263,17 @@ func TestAnAuthorityThatChangesIsLogged(t *testing.T) {
 	}
 	a.Run(ctx, time.Millisecond, cancel)
 	if text := book.String(); !strings.Contains(text, "the certificate authority has changed") || !strings.Contains(text, "roots=2") {
-		t.Errorf("the log says %s", text)
+		t.Errorf("logged %s", text)
 	}
 }
 
-func TestTokensOfATrustedIssuerProveAServiceAccount(t *testing.T) {
+func TestTokensOfATrustedIssuerIdentifyAServiceAccount(t *testing.T) {
 	key, stranger := newKey(t), newKey(t)
 	set, err := json.Marshal(jose.JSONWebKeySet{Keys: []jose.JSONWebKey{{Key: key.Public(), KeyID: "k"}}})
 	if err != nil {
 		t.Fatal(err)
 	}
-	s := serve(t, Options{Issuers: []TokenIssuer{{Issuer: "https://oidc.example", Audiences: []string{"mesh"}, Keys: func() (string, error) { return string(set), nil }}}})
+	s := startServer(t, Options{Issuers: []TokenIssuer{{Issuer: "https://oidc.example", Audiences: []string{"mesh"}, Keys: func() (string, error) { return string(set), nil }}}})
 	token := func(by any, claims jwt.Claims) context.Context {
 		signer, err := jose.NewSigner(jose.SigningKey{Algorithm: jose.ES256, Key: jose.JSONWebKey{Key: by, KeyID: "k"}}, nil)
 		if err != nil {
@@ -319,7 +319,7 @@ func TestIssuanceIsAuditedWithoutSecrets(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer func() { _ = closeAudit() }()
-	s := serve(t, Options{Audit: audit})
+	s := startServer(t, Options{Audit: audit})
 	ctx := s.withToken(t, "shop", "reviews")
 	cert := s.obtain(t, newKey(t), "shop", "reviews", 3600)
 	_, _ = s.client(t).CreateCertificate(ctx, &securityv1.IstioCertificateRequest{Csr: newCSR(t, newKey(t), "spiffe://cluster.local/ns/bank/sa/boss")})
@@ -348,7 +348,7 @@ func TestIssuanceIsAuditedWithoutSecrets(t *testing.T) {
 	}
 }
 
-func TestRequestForMoreThanAWorkloadGetsIsRefused(t *testing.T) {
+func TestRequestForUnsupportedExtensionsIsRefused(t *testing.T) {
 	authority, err := asn1.Marshal(struct{ IsCA bool }{true})
 	if err != nil {
 		t.Fatal(err)
@@ -362,15 +362,15 @@ func TestRequestForMoreThanAWorkloadGetsIsRefused(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		if _, err := parseCSR(string(pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE REQUEST", Bytes: der}))); err == nil || !strings.Contains(err.Error(), "it asks for") {
+		if _, err := parseCSR(string(pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE REQUEST", Bytes: der}))); err == nil || !strings.Contains(err.Error(), "it requests") {
 			t.Errorf("%s: %v", name, err)
 		}
 	}
 	var names []string
-	for range mostNames + 1 {
+	for range maxNames + 1 {
 		names = append(names, "spiffe://cluster.local/ns/shop/sa/reviews")
 	}
 	if _, err := parseCSR(newCSR(t, newKey(t), names...)); err == nil {
-		t.Error("a request with many names is taken")
+		t.Error("a request with many names is accepted")
 	}
 }

@@ -12,7 +12,7 @@ import (
 	"time"
 )
 
-// shake does a TLS handshake on loopback, and gives what either side made of it.
+// shake performs a TLS handshake on loopback and returns the result of both sides.
 func shake(t *testing.T, server, client *tls.Config) (seen tls.ConnectionState, serverErr, clientErr error) {
 	t.Helper()
 	listener, err := net.Listen("tcp", "127.0.0.1:0")
@@ -36,7 +36,7 @@ func shake(t *testing.T, server, client *tls.Config) (seen tls.ConnectionState, 
 	}()
 	conn, err := tls.Dial("tcp", listener.Addr().String(), client)
 	if err == nil {
-		// With TLS 1.3 the client is told only here that its certificate is refused.
+		// With TLS 1.3 the client learns only here that its certificate is refused.
 		if _, err = conn.Read(make([]byte, 1)); errors.Is(err, io.EOF) {
 			err = nil
 		}
@@ -45,7 +45,7 @@ func shake(t *testing.T, server, client *tls.Config) (seen tls.ConnectionState, 
 	return seen, <-accepted, err
 }
 
-func TestAgentsReachTheControlPlaneByEachOfItsNames(t *testing.T) {
+func TestServerCertificateHasAllControlPlaneNames(t *testing.T) {
 	a := load(t, t.TempDir(), Options{})
 	server := a.ServerTLS("mesh.example", "127.77.0.1", "[fd00::1]", "localhost", "")
 	for _, name := range []string{
@@ -61,7 +61,7 @@ func TestAgentsReachTheControlPlaneByEachOfItsNames(t *testing.T) {
 	wantError(t, err, "not other.example")
 }
 
-func TestControlPlaneSpeaksHTTP2OverTLS12AndNewer(t *testing.T) {
+func TestServerSupportsHTTP2OverTLS12AndNewer(t *testing.T) {
 	a := load(t, t.TempDir(), Options{})
 	server := a.ServerTLS()
 	for version, ok := range map[uint16]bool{tls.VersionTLS10: false, tls.VersionTLS11: false, tls.VersionTLS12: true, tls.VersionTLS13: true} {
@@ -76,13 +76,13 @@ func TestControlPlaneSpeaksHTTP2OverTLS12AndNewer(t *testing.T) {
 	}
 }
 
-func TestWorkloadsReachEachOtherWithTheirCertificates(t *testing.T) {
-	s := serve(t, Options{})
+func TestWorkloadsVerifyEachOther(t *testing.T) {
+	s := startServer(t, Options{})
 	page, reviews := s.obtain(t, newKey(t), "shop", "page", 3600), s.obtain(t, rsaKey(t, 2048), "shop", "reviews", 3600)
 	server := &tls.Config{Certificates: []tls.Certificate{reviews}, ClientAuth: tls.RequireAndVerifyClientCert, ClientCAs: s.signing().pool}
 	client := &tls.Config{
 		Certificates: []tls.Certificate{page},
-		// There is no DNS name to verify in a mesh, so the client checks the chain and the SPIFFE ID, as Envoy does.
+		// Certificates have no DNS names, so the client checks the chain and the SPIFFE ID, as Envoy does.
 		InsecureSkipVerify: true,
 		VerifyConnection: func(state tls.ConnectionState) error {
 			leaf := state.PeerCertificates[0]
@@ -102,8 +102,8 @@ func TestWorkloadsReachEachOtherWithTheirCertificates(t *testing.T) {
 	}
 }
 
-func TestWorkloadCannotPassForTheControlPlane(t *testing.T) {
-	s := serve(t, Options{})
+func TestWorkloadCannotImpersonateTheControlPlane(t *testing.T) {
+	s := startServer(t, Options{})
 	workload := s.obtain(t, newKey(t), "shop", "reviews", 3600)
 	_, _, err := shake(t, &tls.Config{Certificates: []tls.Certificate{workload}},
 		&tls.Config{RootCAs: s.signing().pool, ServerName: "istiod.istio-system.svc"})
@@ -112,7 +112,7 @@ func TestWorkloadCannotPassForTheControlPlane(t *testing.T) {
 	}
 }
 
-func TestServerCertificateIsRenewedBeforeItEnds(t *testing.T) {
+func TestServerCertificateIsRenewedBeforeExpiry(t *testing.T) {
 	now := newClock()
 	a := load(t, t.TempDir(), Options{Clock: now.time})
 	server := a.ServerTLS()
@@ -142,7 +142,7 @@ func TestServerCertificateIsRenewedBeforeItEnds(t *testing.T) {
 	}
 }
 
-func TestServerSaysWhyItHasNoCertificateAfterTheRootsEnd(t *testing.T) {
+func TestServerReportsAnExpiredRoot(t *testing.T) {
 	now := newClock()
 	var book logBook
 	a := load(t, t.TempDir(), Options{Clock: now.time, Logger: book.logger()})

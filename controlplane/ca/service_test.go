@@ -25,16 +25,16 @@ import (
 	securityv1 "istio.io/api/security/v1alpha1"
 )
 
-// served is an authority behind a real gRPC server with TLS.
-type served struct {
+// testServer is an authority behind a real gRPC server with TLS.
+type testServer struct {
 	*Authority
 	addr string
 	book *logBook
 }
 
-func serve(t *testing.T, opts Options) *served {
+func startServer(t *testing.T, opts Options) *testServer {
 	t.Helper()
-	s := &served{book: &logBook{}}
+	s := &testServer{book: &logBook{}}
 	opts.Logger = s.book.logger()
 	s.Authority = load(t, t.TempDir(), opts)
 	listener, err := net.Listen("tcp", "127.0.0.1:0")
@@ -50,8 +50,8 @@ func serve(t *testing.T, opts Options) *served {
 	return s
 }
 
-// client connects as an Istio agent does; with a certificate when there is one.
-func (s *served) client(t *testing.T, certs ...tls.Certificate) securityv1.IstioCertificateServiceClient {
+// client connects like an Istio agent, with optional client certificates.
+func (s *testServer) client(t *testing.T, certs ...tls.Certificate) securityv1.IstioCertificateServiceClient {
 	t.Helper()
 	config := &tls.Config{RootCAs: s.signing().pool, ServerName: "istiod.istio-system.svc", Certificates: certs, Time: s.now}
 	conn, err := grpc.NewClient(s.addr, grpc.WithTransportCredentials(credentials.NewTLS(config)))
@@ -62,7 +62,7 @@ func (s *served) client(t *testing.T, certs ...tls.Certificate) securityv1.Istio
 	return securityv1.NewIstioCertificateServiceClient(conn)
 }
 
-func (s *served) withToken(t *testing.T, namespace, account string) context.Context {
+func (s *testServer) withToken(t *testing.T, namespace, account string) context.Context {
 	t.Helper()
 	token, err := s.IssueToken(namespace, account, time.Hour)
 	if err != nil {
@@ -98,8 +98,8 @@ func parseChain(t *testing.T, chain []string) []*x509.Certificate {
 	return certs
 }
 
-// obtain gets a certificate, which has to work.
-func (s *served) obtain(t *testing.T, key crypto.Signer, namespace, account string, seconds int64) tls.Certificate {
+// obtain requests a certificate and fails the test on an error.
+func (s *testServer) obtain(t *testing.T, key crypto.Signer, namespace, account string, seconds int64) tls.Certificate {
 	t.Helper()
 	answer, err := s.client(t).CreateCertificate(s.withToken(t, namespace, account), &securityv1.IstioCertificateRequest{
 		Csr: newCSR(t, key, Identity{s.trustDomain, namespace, account}.SPIFFEID()), ValidityDuration: seconds})
@@ -118,8 +118,8 @@ func wantStatus(t *testing.T, err error, code codes.Code, parts ...string) {
 	wantError(t, err, parts...)
 }
 
-func TestCallerGetsACertificateForItsOwnIdentity(t *testing.T) {
-	s := serve(t, Options{TrustDomain: "mesh.example"})
+func TestClientReceivesACertificateForItsIdentity(t *testing.T) {
+	s := startServer(t, Options{TrustDomain: "mesh.example"})
 	id := "spiffe://mesh.example/ns/shop/sa/reviews"
 	for name, key := range map[string]crypto.Signer{"ECDSA": newKey(t), "RSA": rsaKey(t, 2048)} {
 		for _, names := range [][]string{{id}, {}} {
@@ -174,8 +174,8 @@ func checkLeaf(t *testing.T, a *Authority, leaf *x509.Certificate, id string, ke
 	}
 }
 
-func TestAnothersIdentityIsRefusedAndLogged(t *testing.T) {
-	s := serve(t, Options{})
+func TestRequestForAnotherIdentityIsRefusedAndLogged(t *testing.T) {
+	s := startServer(t, Options{})
 	_, err := s.client(t).CreateCertificate(s.withToken(t, "shop", "reviews"), &securityv1.IstioCertificateRequest{
 		Csr: newCSR(t, newKey(t), "spiffe://cluster.local/ns/shop/sa/admin")})
 	wantStatus(t, err, codes.PermissionDenied, "spiffe://cluster.local/ns/shop/sa/reviews", "spiffe://cluster.local/ns/shop/sa/admin")
@@ -183,13 +183,14 @@ func TestAnothersIdentityIsRefusedAndLogged(t *testing.T) {
 		"level=WARN", "caller=spiffe://cluster.local/ns/shop/sa/reviews", "requested=spiffe://cluster.local/ns/shop/sa/admin", "address=127.0.0.1:",
 	} {
 		if !strings.Contains(s.book.String(), part) {
-			t.Errorf("the log does not say %q: %s", part, s.book.String())
+			t.Errorf("the log does not contain %q: %s", part, s.book.String())
 		}
 	}
 }
 
-func TestCallerWhoDoesNotProveWhoItIsIsRefusedAndLogged(t *testing.T) {
-	s := serve(t, Options{})
+func TestUnauthenticatedClientIsRefusedAndLogged(t *testing.T) {
+	now := newClock()
+	s := startServer(t, Options{Clock: now.time})
 	other := load(t, t.TempDir(), Options{})
 	foreign, err := other.IssueToken("shop", "reviews", time.Hour)
 	if err != nil {
@@ -204,17 +205,18 @@ func TestCallerWhoDoesNotProveWhoItIsIsRefusedAndLogged(t *testing.T) {
 		ctx  context.Context
 		want string
 	}{
-		"nothing":        {bearer(t), "does not say who it is"},
-		"a password":     {basic, "does not say who it is"},
-		"an empty token": {bearer(t, ""), "does not say who it is"},
+		"nothing":        {bearer(t), "is not authenticated"},
+		"a password":     {basic, "is not authenticated"},
+		"an empty token": {bearer(t, ""), "is not authenticated"},
 		"another CA's":   {bearer(t, foreign), "not signed by this authority"},
 		"two tokens":     {bearer(t, good, foreign), "more than one token"},
 	} {
 		t.Run(name, func(t *testing.T) {
+			now.advance(refusalLogInterval)
 			_, err := s.client(t).CreateCertificate(c.ctx, &securityv1.IstioCertificateRequest{Csr: newCSR(t, newKey(t))})
 			wantStatus(t, err, codes.Unauthenticated, c.want)
 			if !strings.Contains(s.book.String(), c.want) {
-				t.Errorf("the log does not say why: %s", s.book.String())
+				t.Errorf("the log has no reason: %s", s.book.String())
 			}
 		})
 	}
@@ -224,9 +226,9 @@ func TestCallerWhoDoesNotProveWhoItIsIsRefusedAndLogged(t *testing.T) {
 }
 
 func TestBadRequestIsRefusedWithTheReason(t *testing.T) {
-	s := serve(t, Options{})
+	s := startServer(t, Options{})
 	for csr, want := range map[string]string{
-		"": "PEM", newCSR(t, ecKey(t, elliptic.P224())): "P-224 is not accepted", strings.Repeat("x", largestCSR+1): "at most",
+		"": "PEM", newCSR(t, ecKey(t, elliptic.P224())): "P-224 is not accepted", strings.Repeat("x", maxCSR+1): "at most",
 	} {
 		_, err := s.client(t).CreateCertificate(s.withToken(t, "shop", "reviews"), &securityv1.IstioCertificateRequest{Csr: csr})
 		wantStatus(t, err, codes.InvalidArgument, want)
@@ -234,7 +236,7 @@ func TestBadRequestIsRefusedWithTheReason(t *testing.T) {
 }
 
 func TestClientCertificateOfTheMeshProvesItsIdentity(t *testing.T) {
-	s := serve(t, Options{})
+	s := startServer(t, Options{})
 	own := s.obtain(t, newKey(t), "shop", "reviews", 3600)
 	client := s.client(t, own)
 	key := newKey(t)
@@ -248,9 +250,9 @@ func TestClientCertificateOfTheMeshProvesItsIdentity(t *testing.T) {
 	wantStatus(t, err, codes.PermissionDenied, "admin")
 }
 
-func TestCertificateThatExpiredOnAnOpenConnectionProvesNothing(t *testing.T) {
+func TestCertificateExpiredDuringConnectionIsRefused(t *testing.T) {
 	now := newClock()
-	s := serve(t, Options{Clock: now.time})
+	s := startServer(t, Options{Clock: now.time})
 	client := s.client(t, s.obtain(t, newKey(t), "shop", "reviews", 60))
 	request := &securityv1.IstioCertificateRequest{Csr: newCSR(t, newKey(t))}
 	if _, err := client.CreateCertificate(bearer(t), request); err != nil {
@@ -260,20 +262,20 @@ func TestCertificateThatExpiredOnAnOpenConnectionProvesNothing(t *testing.T) {
 	_, err := client.CreateCertificate(bearer(t), request)
 	wantStatus(t, err, codes.Unauthenticated, "client certificate expired")
 	if _, err := client.CreateCertificate(s.withToken(t, "shop", "reviews"), request); err != nil {
-		t.Errorf("with a token besides: %v", err)
+		t.Errorf("with an additional token: %v", err)
 	}
 }
 
-func TestClientCertificateOfAnotherAuthorityGetsNoConnection(t *testing.T) {
-	s, other := serve(t, Options{}), serve(t, Options{})
+func TestClientCertificateOfAnotherCAIsRefused(t *testing.T) {
+	s, other := startServer(t, Options{}), startServer(t, Options{})
 	client := s.client(t, other.obtain(t, newKey(t), "shop", "reviews", 3600))
 	_, err := client.CreateCertificate(s.withToken(t, "shop", "reviews"), &securityv1.IstioCertificateRequest{Csr: newCSR(t, newKey(t))})
 	wantStatus(t, err, codes.Unavailable)
 }
 
-// The control plane's own certificate has no SPIFFE ID, and is for servers only.
-func TestServersCertificateProvesNobody(t *testing.T) {
-	s := serve(t, Options{})
+// The control plane's own certificate has no SPIFFE ID and is valid only for servers.
+func TestServerCertificateIsNotAnIdentity(t *testing.T) {
+	s := startServer(t, Options{})
 	server, err := s.ServerCertificate("localhost")
 	if err != nil {
 		t.Fatal(err)
@@ -281,11 +283,11 @@ func TestServersCertificateProvesNobody(t *testing.T) {
 	_, err = s.client(t, *server).CreateCertificate(bearer(t), &securityv1.IstioCertificateRequest{Csr: newCSR(t, newKey(t))})
 	wantStatus(t, err, codes.Unavailable)
 	if id, err := s.identityOf(server.Leaf); err == nil {
-		t.Errorf("it is taken for %v", id)
+		t.Errorf("it is accepted as %v", id)
 	}
 }
 
-func TestCertificatesWithoutOneIdentityOfTheMeshProveNobody(t *testing.T) {
+func TestCertificatesWithoutExactlyOneIdentityAreRefused(t *testing.T) {
 	a := load(t, t.TempDir(), Options{})
 	for want, names := range map[string][]string{
 		"0 URIs":                          {},
@@ -308,24 +310,24 @@ func TestCertificatesWithoutOneIdentityOfTheMeshProveNobody(t *testing.T) {
 	}
 }
 
-func TestValidityIsWhatWasAskedForWithinBounds(t *testing.T) {
+func TestRequestedValidityIsLimited(t *testing.T) {
 	now := newClock()
 	a := load(t, t.TempDir(), Options{Clock: now.time, TTL: time.Hour, MaxTTL: 48 * time.Hour})
-	for asked, want := range map[int64]time.Duration{
+	for requested, want := range map[int64]time.Duration{
 		0: time.Hour, -5: time.Hour, math.MinInt64: time.Hour, 60: time.Minute, 36 * 3600: 36 * time.Hour,
 		72 * 3600: 48 * time.Hour, math.MaxInt64: 48 * time.Hour,
 	} {
-		leaf, err := a.signWorkload(Identity{"cluster.local", "a", "b"}, newKey(t).Public(), seconds(asked))
+		leaf, err := a.signWorkload(Identity{"cluster.local", "a", "b"}, newKey(t).Public(), seconds(requested))
 		if err != nil {
 			t.Fatal(err)
 		}
 		if got := leaf.NotAfter.Sub(now.time().Truncate(time.Second)); got != want {
-			t.Errorf("asked for %d s: it ends after %s; want %s", asked, got, want)
+			t.Errorf("requested %d s: it expires after %s; want %s", requested, got, want)
 		}
 	}
 }
 
-func TestCertificateIsValidForClocksThatAreALittleBehind(t *testing.T) {
+func TestCertificateIsValidForSlowClocks(t *testing.T) {
 	now := newClock()
 	a := load(t, t.TempDir(), Options{Clock: now.time})
 	leaf, err := a.signWorkload(Identity{"cluster.local", "a", "b"}, newKey(t).Public(), time.Hour)
@@ -367,15 +369,15 @@ func TestSerialNumbersAreNotRepeated(t *testing.T) {
 			t.Fatal(err)
 		}
 		if seen[leaf.SerialNumber.String()] {
-			t.Fatal("a serial number came twice")
+			t.Fatal("a serial number was repeated")
 		}
 		seen[leaf.SerialNumber.String()] = true
 	}
 }
 
-func TestMetricsCountWhatBecameOfRequests(t *testing.T) {
+func TestMetricsCountRequestResults(t *testing.T) {
 	registry := prometheus.NewRegistry()
-	s := serve(t, Options{Registerer: registry})
+	s := startServer(t, Options{Registerer: registry})
 	client := s.client(t)
 	ask := func(ctx context.Context, csr string) {
 		_, _ = client.CreateCertificate(ctx, &securityv1.IstioCertificateRequest{Csr: csr})
@@ -385,7 +387,7 @@ func TestMetricsCountWhatBecameOfRequests(t *testing.T) {
 	ask(s.withToken(t, "a", "b"), newCSR(t, newKey(t), "spiffe://cluster.local/ns/a/sa/c"))
 	ask(s.withToken(t, "a", "b"), newCSR(t, newKey(t)))
 	for c, want := range map[prometheus.Counter]float64{
-		s.metrics.requests: 4, s.metrics.unauthenticated: 1, s.metrics.malformed: 1, s.metrics.foreign: 1, s.metrics.signed: 1, s.metrics.failed: 0,
+		s.metrics.requests: 4, s.metrics.unauthenticated: 1, s.metrics.malformed: 1, s.metrics.otherIdentity: 1, s.metrics.signed: 1, s.metrics.failed: 0,
 	} {
 		if got := testutil.ToFloat64(c); got != want {
 			t.Errorf("%s is %v; want %v", c.Desc(), got, want)
@@ -396,5 +398,29 @@ func TestMetricsCountWhatBecameOfRequests(t *testing.T) {
 	}
 	if _, err := Load(t.TempDir(), Options{Registerer: registry}); err == nil {
 		t.Error("two authorities share their metrics")
+	}
+}
+
+func TestRefusalsOfUnauthenticatedCallersAreLoggedOncePerInterval(t *testing.T) {
+	now := newClock()
+	s := startServer(t, Options{Clock: now.time})
+	call := func(times int) {
+		for range times {
+			_, err := s.client(t).CreateCertificate(bearer(t), &securityv1.IstioCertificateRequest{})
+			wantStatus(t, err, codes.Unauthenticated)
+		}
+	}
+	const line = "the caller did not prove who it is"
+	call(10)
+	if n := strings.Count(s.book.String(), line); n != 1 {
+		t.Fatalf("%d lines for 10 calls:\n%s", n, s.book)
+	}
+	now.advance(refusalLogInterval)
+	call(1)
+	if n := strings.Count(s.book.String(), line); n != 2 || !strings.Contains(s.book.String(), "unlogged=9") {
+		t.Errorf("%d lines after the interval, want 2 and a count of 9:\n%s", n, s.book)
+	}
+	if n := testutil.ToFloat64(s.metrics.unauthenticated); n != 11 {
+		t.Errorf("%v of 11 calls are counted", n)
 	}
 }

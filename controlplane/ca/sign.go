@@ -15,7 +15,7 @@ func encodeCertificate(cert *x509.Certificate) []byte {
 	return pem.EncodeToMemory(&pem.Block{Type: pemCertificate, Bytes: cert.Raw})
 }
 
-// signWorkload makes a certificate whose only name is the SPIFFE ID. Nothing but the key is taken from the request.
+// signWorkload issues a certificate whose only name is the SPIFFE ID. It uses nothing but the key of the request.
 func (a *Authority) signWorkload(id Identity, key crypto.PublicKey, ttl time.Duration) (*x509.Certificate, error) {
 	if err := id.Validate(); err != nil {
 		return nil, err
@@ -30,7 +30,7 @@ func (a *Authority) signWorkload(id Identity, key crypto.PublicKey, ttl time.Dur
 	}, key, a.workloadTTL(ttl))
 }
 
-// workloadTTL is the life that a request gets: what it asks for, within bounds.
+// workloadTTL returns the lifetime of a workload's certificate: the requested one, within limits.
 func (a *Authority) workloadTTL(asked time.Duration) time.Duration {
 	if asked <= 0 {
 		return a.opts.TTL
@@ -38,22 +38,22 @@ func (a *Authority) workloadTTL(asked time.Duration) time.Duration {
 	return min(asked, a.opts.MaxTTL)
 }
 
-// sign completes a certificate and signs it by what signs at present.
+// sign completes a certificate and signs it with the current issuer.
 func (a *Authority) sign(template *x509.Certificate, key crypto.PublicKey, ttl time.Duration) (*x509.Certificate, error) {
 	return a.signWith(a.signing().issuer, template, key, ttl)
 }
 
-// signWith signs a certificate that ends no later than its issuer does.
+// signWith signs a certificate that does not outlive its issuer.
 func (a *Authority) signWith(by *issuer, template *x509.Certificate, key crypto.PublicKey, ttl time.Duration) (*x509.Certificate, error) {
 	now := a.now()
-	if !now.Before(by.end) {
-		remedy := startAnew
+	if !now.Before(by.notAfter) {
+		remedy := startAgain
 		if a.opts.PlugIn != "" {
 			remedy = replacePlugIn
 		}
-		return nil, fmt.Errorf("the authority's certificate in %s expired at %s: %s", a.place(), by.end.Format(time.RFC3339), remedy)
+		return nil, fmt.Errorf("the authority's certificate in %s expired at %s: %s", a.directory(), by.notAfter.Format(time.RFC3339), remedy)
 	}
-	a.warnOfEnd()
+	a.warnOfExpiry()
 	serial, err := newSerial()
 	if err != nil {
 		return nil, err
@@ -63,8 +63,8 @@ func (a *Authority) signWith(by *issuer, template *x509.Certificate, key crypto.
 	if template.NotBefore.Before(by.cert.NotBefore) {
 		template.NotBefore = by.cert.NotBefore
 	}
-	if template.NotAfter.After(by.end) {
-		template.NotAfter = by.end
+	if template.NotAfter.After(by.notAfter) {
+		template.NotAfter = by.notAfter
 	}
 	template.BasicConstraintsValid = true
 	template.KeyUsage = x509.KeyUsageDigitalSignature

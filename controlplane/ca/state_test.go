@@ -14,7 +14,7 @@ import (
 	"testing"
 )
 
-// The test binary is its own second process: TestMain does one thing and ends when one of these is set.
+// The tests run the test binary as a second process. TestMain executes one action and exits if one of these is set.
 const (
 	childLoads = "PILOTFISH_CA_TEST_LOAD" // load the directory, print the root
 	childLimit = "PILOTFISH_CA_TEST_FILE_SIZE"
@@ -37,7 +37,7 @@ func TestMain(m *testing.M) {
 	os.Exit(0)
 }
 
-// limitFileSize lets this process write a few bytes to a file and no more, which a quota or a full disk does as well.
+// limitFileSize limits the size of files that this process writes, which simulates a quota or a full disk.
 func limitFileSize() {
 	signal.Ignore(syscall.SIGXFSZ)
 	if err := syscall.Setrlimit(syscall.RLIMIT_FSIZE, &syscall.Rlimit{Cur: 64, Max: 64}); err != nil {
@@ -52,7 +52,7 @@ func loadInChild(dir string, env ...string) *exec.Cmd {
 	return cmd
 }
 
-func TestProcessesThatMakeAnAuthorityAtOnceGetTheSame(t *testing.T) {
+func TestProcessesCreatingConcurrentlyShareOneAuthority(t *testing.T) {
 	dir := filepath.Join(t.TempDir(), "state")
 	var children []*exec.Cmd
 	for range 6 {
@@ -76,7 +76,7 @@ func TestProcessesThatMakeAnAuthorityAtOnceGetTheSame(t *testing.T) {
 	wantNothingBut(t, dir, authorityDir)
 }
 
-func TestGoroutinesThatMakeAnAuthorityAtOnceGetTheSame(t *testing.T) {
+func TestGoroutinesCreatingConcurrentlyShareOneAuthority(t *testing.T) {
 	dir := t.TempDir()
 	roots := make(chan string, 8)
 	for range cap(roots) {
@@ -134,7 +134,7 @@ func TestOnlyTheOwnerCanReadTheAuthority(t *testing.T) {
 	}
 }
 
-func TestDirectoryThatOthersCanEnterIsClosedWithAWarning(t *testing.T) {
+func TestAccessibleDirectoryIsClosedWithAWarning(t *testing.T) {
 	dir := t.TempDir()
 	load(t, dir, Options{})
 	path := filepath.Join(dir, authorityDir)
@@ -151,7 +151,7 @@ func TestDirectoryThatOthersCanEnterIsClosedWithAWarning(t *testing.T) {
 	}
 }
 
-func TestStateDirectoryThatOthersCanWriteIsWarnedOf(t *testing.T) {
+func TestWritableStateDirectoryCausesAWarning(t *testing.T) {
 	dir := t.TempDir()
 	if err := os.Chmod(dir, 0o777); err != nil {
 		t.Fatal(err)
@@ -163,7 +163,7 @@ func TestStateDirectoryThatOthersCanWriteIsWarnedOf(t *testing.T) {
 	}
 }
 
-func TestKeyThatOthersCanReadIsRefused(t *testing.T) {
+func TestReadableKeyIsRefused(t *testing.T) {
 	for _, name := range []string{rootKeyFile, tokenKeyFile} {
 		dir := t.TempDir()
 		load(t, dir, Options{})
@@ -176,11 +176,11 @@ func TestKeyThatOthersCanReadIsRefused(t *testing.T) {
 		if err := os.Chmod(path, 0o600); err != nil {
 			t.Fatal(err)
 		}
-		load(t, dir, Options{}) // the remedy is one
+		load(t, dir, Options{}) // the remedy in the message works
 	}
 }
 
-func TestMissingOrDamagedFileIsNamedAndNothingIsMadeAnew(t *testing.T) {
+func TestMissingOrDamagedFileIsReportedNotReplaced(t *testing.T) {
 	for _, name := range []string{rootCertFile, rootKeyFile, tokenKeyFile} {
 		dir := t.TempDir()
 		load(t, dir, Options{})
@@ -235,10 +235,10 @@ func TestDiskWithoutSpaceNamesTheDirectoryAndLeavesNothing(t *testing.T) {
 	}
 	wantError(t, errors.New(child.Stderr.(*bytes.Buffer).String()), dir, rootCertFile, "file too large", "free space")
 	wantNothingBut(t, dir)
-	load(t, dir, Options{}) // the directory is good once there is space
+	load(t, dir, Options{}) // the directory works after space is freed
 }
 
-func TestEveryTroubleOfAFileSystemHasItsRemedy(t *testing.T) {
+func TestFileSystemErrorsHaveRemedies(t *testing.T) {
 	for trouble, remedy := range map[error]string{
 		syscall.ENOSPC: "free space", syscall.EDQUOT: "free space", syscall.EROFS: "writable", syscall.EACCES: "writable",
 		syscall.ENOTDIR: "a file", syscall.EIO: "another state directory",
@@ -256,7 +256,7 @@ func TestNoStateDirectoryIsRefused(t *testing.T) {
 	wantError(t, err, "state directory")
 }
 
-func TestAuthorityThatMustExistIsNotMade(t *testing.T) {
+func TestMustExistDoesNotCreateAnAuthority(t *testing.T) {
 	dir := filepath.Join(t.TempDir(), "typo")
 	_, err := Load(dir, Options{MustExist: true})
 	wantError(t, err, dir, "no certificate authority", "control plane's state directory")

@@ -15,14 +15,14 @@ import (
 )
 
 const (
-	// TokenAudience is the audience of the tokens that an Istio agent shows to its authority.
+	// TokenAudience is the audience of the tokens that Istio agents send to their CA.
 	TokenAudience = "istio-ca"
-	// MaxTokenTTL is the longest life of a token. Nobody can take one back.
+	// MaxTokenTTL is the maximum lifetime of a token. Tokens cannot be revoked.
 	MaxTokenTTL = 366 * 24 * time.Hour
 
 	subjectPrefix = "system:serviceaccount:"
-	largestToken  = 8 << 10
-	// tokenSkew is how far ahead of this machine's clock the one may be that issued a token.
+	maxToken      = 8 << 10
+	// tokenSkew is the accepted clock difference to the issuer of a token.
 	tokenSkew = backdate
 )
 
@@ -40,7 +40,7 @@ func newTokenSigner(key *ecdsa.PrivateKey) (jose.Signer, error) {
 	return signer, nil
 }
 
-// keyID names a key by its thumbprint (RFC 7638).
+// keyID returns the thumbprint of a key (RFC 7638).
 func keyID(key *ecdsa.PublicKey) (string, error) {
 	public := jose.JSONWebKey{Key: key}
 	thumbprint, err := public.Thumbprint(crypto.SHA256)
@@ -50,15 +50,15 @@ func keyID(key *ecdsa.PublicKey) (string, error) {
 	return base64.RawURLEncoding.EncodeToString(thumbprint), nil
 }
 
-// IssueToken makes a token that proves a workload's service account to the control plane: a JWT signed with ES256, with
-// the audience and subject of the tokens that Kubernetes mounts for Istio.
+// IssueToken issues a token that proves a workload's service account to the control plane: a JWT signed with ES256,
+// with the audience and subject of the tokens that Kubernetes mounts for Istio.
 func (a *Authority) IssueToken(namespace, serviceAccount string, ttl time.Duration) (string, error) {
 	id := Identity{TrustDomain: a.trustDomain, Namespace: namespace, ServiceAccount: serviceAccount}
 	if err := id.Validate(); err != nil {
 		return "", fmt.Errorf("issuing a token: %w", err)
 	}
 	if ttl <= 0 || ttl > MaxTokenTTL {
-		return "", fmt.Errorf("issuing a token for %s: it cannot live %s; give a time up to %s", id, ttl, MaxTokenTTL)
+		return "", fmt.Errorf("issuing a token for %s: its lifetime cannot be %s; specify up to %s", id, ttl, MaxTokenTTL)
 	}
 	now := a.now()
 	token, err := jwt.Signed(a.tokens).Claims(jwt.Claims{
@@ -76,13 +76,13 @@ func (a *Authority) IssueToken(namespace, serviceAccount string, ttl time.Durati
 	return token, nil
 }
 
-// tokenIssuer binds a token to the trust domain.
+// tokenIssuer returns the issuer claim, which binds a token to the trust domain.
 func (a *Authority) tokenIssuer() string { return "spiffe://" + a.trustDomain }
 
-// VerifyToken finds out whom a token of this authority proves.
+// VerifyToken verifies a token of this authority and returns its identity.
 func (a *Authority) VerifyToken(token string) (Identity, error) {
-	if len(token) > largestToken {
-		return Identity{}, fmt.Errorf("the token has %d bytes; at most %d are allowed", len(token), largestToken)
+	if len(token) > maxToken {
+		return Identity{}, fmt.Errorf("the token has %d bytes; at most %d are allowed", len(token), maxToken)
 	}
 	parsed, err := jwt.ParseSigned(token, []jose.SignatureAlgorithm{jose.ES256})
 	if err != nil {
@@ -91,7 +91,7 @@ func (a *Authority) VerifyToken(token string) (Identity, error) {
 	var claims jwt.Claims
 	if err := parsed.Claims(a.tokenKey, &claims); err != nil {
 		return Identity{}, errors.New("the token was not signed by this authority: it may be from before the authority was " +
-			"made anew, or of another control plane; issue a new one")
+			"created again, or of another control plane; issue a new one")
 	}
 	if err := a.checkClaims(claims); err != nil {
 		return Identity{}, err
@@ -102,7 +102,7 @@ func (a *Authority) VerifyToken(token string) (Identity, error) {
 func (a *Authority) checkClaims(claims jwt.Claims) error {
 	now := a.now()
 	if claims.Expiry == nil {
-		return errors.New("the token does not say when it expires")
+		return errors.New("the token has no expiry")
 	}
 	if end := claims.Expiry.Time(); !now.Before(end) {
 		return fmt.Errorf("the token expired at %s: issue a new one", end.UTC().Format(time.RFC3339))
@@ -124,5 +124,5 @@ func (a *Authority) subjectOf(claims jwt.Claims) (Identity, error) {
 	if err := id.Validate(); err != nil {
 		return Identity{}, fmt.Errorf("the token's subject: %w", err)
 	}
-	return id, nil
+	return id, a.denied.Load().checkAccount(id)
 }

@@ -12,8 +12,8 @@ import (
 	"github.com/go-jose/go-jose/v4/jwt"
 )
 
-// tokenOf signs any claims with any key.
-func tokenOf(t testing.TB, alg jose.SignatureAlgorithm, key any, claims any) string {
+// signToken signs any claims with any key.
+func signToken(t testing.TB, alg jose.SignatureAlgorithm, key any, claims any) string {
 	t.Helper()
 	signer, err := jose.NewSigner(jose.SigningKey{Algorithm: alg, Key: key}, nil)
 	if err != nil {
@@ -26,7 +26,7 @@ func tokenOf(t testing.TB, alg jose.SignatureAlgorithm, key any, claims any) str
 	return token
 }
 
-// tokenKeyOf is the private key that an authority signs tokens with.
+// tokenKeyOf returns the private key that an authority uses to sign tokens.
 func tokenKeyOf(t testing.TB, a *Authority) *ecdsa.PrivateKey {
 	t.Helper()
 	m, err := state{dir: strings.TrimSuffix(a.dir, authorityDir), log: a.log}.read()
@@ -44,7 +44,7 @@ func goodClaims(a *Authority) map[string]any {
 	}
 }
 
-func TestTokenProvesItsServiceAccount(t *testing.T) {
+func TestTokenIdentifiesItsServiceAccount(t *testing.T) {
 	a := load(t, t.TempDir(), Options{TrustDomain: "mesh.example"})
 	token, err := a.IssueToken("shop", "reviews", time.Hour)
 	if err != nil {
@@ -56,8 +56,8 @@ func TestTokenProvesItsServiceAccount(t *testing.T) {
 	}
 }
 
-// Istio's agents and Kubernetes' libraries look into tokens of this form.
-func TestTokenHasTheFormOfKubernetesTokens(t *testing.T) {
+// Istio's agents and Kubernetes' libraries parse tokens of this form.
+func TestTokenHasTheFormatOfKubernetesTokens(t *testing.T) {
 	a := load(t, t.TempDir(), Options{})
 	token, err := a.IssueToken("shop", "reviews", time.Hour)
 	if err != nil {
@@ -87,7 +87,7 @@ func TestTokenHasTheFormOfKubernetesTokens(t *testing.T) {
 	}
 }
 
-func TestTokenEndsWhenItSays(t *testing.T) {
+func TestTokenExpires(t *testing.T) {
 	now := newClock()
 	a := load(t, t.TempDir(), Options{Clock: now.time})
 	token, err := a.IssueToken("shop", "reviews", time.Hour)
@@ -103,7 +103,7 @@ func TestTokenEndsWhenItSays(t *testing.T) {
 	wantError(t, err, "expired at", "issue a new one")
 }
 
-func TestTokenOfAClockThatIsALittleAheadIsAccepted(t *testing.T) {
+func TestTokenFromASlightlyFastClockIsAccepted(t *testing.T) {
 	now := newClock()
 	a := load(t, t.TempDir(), Options{Clock: now.time})
 	now.advance(90 * time.Second)
@@ -117,7 +117,7 @@ func TestTokenOfAClockThatIsALittleAheadIsAccepted(t *testing.T) {
 	}
 }
 
-func TestTokensThatProveNothingAreRefused(t *testing.T) {
+func TestInvalidTokensAreRefused(t *testing.T) {
 	a := load(t, t.TempDir(), Options{})
 	key := tokenKeyOf(t, a)
 	other := load(t, t.TempDir(), Options{})
@@ -130,9 +130,9 @@ func TestTokensThatProveNothingAreRefused(t *testing.T) {
 		if claims[name] = value; value == nil {
 			delete(claims, name)
 		}
-		return tokenOf(t, jose.ES256, key, claims)
+		return signToken(t, jose.ES256, key, claims)
 	}
-	good := tokenOf(t, jose.ES256, key, goodClaims(a))
+	good := signToken(t, jose.ES256, key, goodClaims(a))
 	if _, err := a.VerifyToken(good); err != nil {
 		t.Fatalf("the good one: %v", err)
 	}
@@ -142,11 +142,11 @@ func TestTokensThatProveNothingAreRefused(t *testing.T) {
 	for name, c := range map[string]struct{ token, want string }{
 		"empty":             {"", "no JWT"},
 		"no token":          {"abc", "no JWT"},
-		"too large":         {good + strings.Repeat("A", largestToken), "at most"},
+		"too large":         {good + strings.Repeat("A", maxToken), "at most"},
 		"another CA's":      {foreign, "not signed by this authority"},
-		"the root's key":    {tokenOf(t, jose.ES256, a.signing().issuer.key, goodClaims(a)), "not signed by this authority"},
+		"the root's key":    {signToken(t, jose.ES256, a.signing().issuer.key, goodClaims(a)), "not signed by this authority"},
 		"expired":           {with("exp", now-1), "expired at"},
-		"never expires":     {with("exp", nil), "when it expires"},
+		"never expires":     {with("exp", nil), "no expiry"},
 		"not valid yet":     {with("nbf", now+3600), "not valid yet"},
 		"of the future":     {with("iat", now+3600), "future"},
 		"wrong audience":    {with("aud", "vault"), "audience"},
@@ -164,8 +164,8 @@ func TestTokensThatProveNothingAreRefused(t *testing.T) {
 		"alg none, signed":  {part(`{"alg":"none"}`) + "." + parts[1] + "." + parts[2], "no JWT"},
 		"no signature":      {parts[0] + "." + parts[1] + ".", "not signed by this authority"},
 		"changed":           {parts[0] + "." + part(`{"sub":"system:serviceaccount:shop:admin"}`) + "." + parts[2], "not signed by this authority"},
-		"HMAC, root as key": {tokenOf(t, jose.HS256, a.RootPEM(), goodClaims(a)), "no JWT"},
-		"own key in it":     {tokenWithKeyInside(t, a), "not signed by this authority"},
+		"HMAC, root as key": {signToken(t, jose.HS256, a.RootPEM(), goodClaims(a)), "no JWT"},
+		"own key in it":     {tokenWithEmbeddedKey(t, a), "not signed by this authority"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			id, err := a.VerifyToken(c.token)
@@ -177,8 +177,8 @@ func TestTokensThatProveNothingAreRefused(t *testing.T) {
 	}
 }
 
-// tokenWithKeyInside brings its own key in its header, for verifiers that believe it.
-func tokenWithKeyInside(t testing.TB, a *Authority) string {
+// tokenWithEmbeddedKey contains its own public key in the header, which a verifier must not trust.
+func tokenWithEmbeddedKey(t testing.TB, a *Authority) string {
 	t.Helper()
 	signer, err := jose.NewSigner(jose.SigningKey{Algorithm: jose.ES256, Key: newKey(t)}, &jose.SignerOptions{EmbedJWK: true})
 	if err != nil {
@@ -191,16 +191,16 @@ func tokenWithKeyInside(t testing.TB, a *Authority) string {
 	return token
 }
 
-func TestTokensForOtherAudiencesBesidesAreAccepted(t *testing.T) {
+func TestTokensWithAdditionalAudiencesAreAccepted(t *testing.T) {
 	a := load(t, t.TempDir(), Options{})
 	claims := goodClaims(a)
 	claims["aud"] = []string{"vault", "istio-ca"}
-	if _, err := a.VerifyToken(tokenOf(t, jose.ES256, tokenKeyOf(t, a), claims)); err != nil {
+	if _, err := a.VerifyToken(signToken(t, jose.ES256, tokenKeyOf(t, a), claims)); err != nil {
 		t.Error(err)
 	}
 }
 
-func TestTokensAreNotIssuedForNamesOrTimesThatCannotBe(t *testing.T) {
+func TestTokensWithInvalidNamesOrLifetimesAreNotIssued(t *testing.T) {
 	a := load(t, t.TempDir(), Options{})
 	for _, c := range []struct {
 		namespace, account string

@@ -1,4 +1,5 @@
-// Package compare says what differs for proxies between two states of a mesh, before the second is in force.
+// Package compare returns the configuration differences of proxies between two states of a mesh, before the second is
+// active.
 package compare
 
 import (
@@ -18,10 +19,10 @@ import (
 	"github.com/pilotfish-mesh/pilotfish/controlplane/xds"
 )
 
-// maxLines is how many differing values of one resource are told.
-const maxLines = 40
+// maxValues is the maximum number of differing values per resource.
+const maxValues = 40
 
-// Kind says what becomes of a resource.
+// Kind is the kind of change of a resource.
 type Kind string
 
 // The kinds of changes.
@@ -31,38 +32,38 @@ const (
 	Changed Kind = "changed"
 )
 
-// Change is what becomes of one resource.
+// Change is the change of one resource.
 type Change struct {
 	Type string `json:"type"`
 	Name string `json:"name"`
 	Kind Kind   `json:"kind"`
-	// Values are those that differ in a changed resource.
+	// Values are the differing values of a changed resource.
 	Values []Value `json:"values,omitempty"`
-	// More is how many further values differ.
+	// More is the number of further differing values.
 	More int `json:"more,omitempty"`
 }
 
-// Value is one value of a resource that differs; "" is none.
+// Value is one differing value of a resource; "" means that it does not exist.
 type Value struct {
 	Path   string `json:"path"`
 	Before string `json:"before,omitempty"`
 	After  string `json:"after,omitempty"`
 }
 
-// Group is proxies for which the same changes.
+// Group contains proxies with the same changes.
 type Group struct {
 	Proxies []string `json:"proxies"`
 	Changes []Change `json:"changes"`
 }
 
-// Proxies compares what each proxy has in one snapshot with what it would have in another. Those for which the same
-// changes are told together; those for which nothing does are not told.
+// Proxies compares the resources of each proxy in two snapshots. Proxies with the same changes are grouped; proxies
+// without changes are omitted.
 func Proxies(before, after *snapshot.Snapshot, proxies []*translate.Proxy) ([]Group, error) {
 	var groups []Group
 	byContent := map[string]int{}
-	shown := map[string]Change{} // by what is compared: most proxies have the same resources
+	shown := map[string]Change{} // by compared versions: most proxies share their resources
 	for _, p := range proxies {
-		changes, err := one(before, after, p, shown)
+		changes, err := compareProxy(before, after, p, shown)
 		if err != nil {
 			return nil, fmt.Errorf("proxy %s: %w", p.ID, err)
 		}
@@ -84,18 +85,18 @@ func Proxies(before, after *snapshot.Snapshot, proxies []*translate.Proxy) ([]Gr
 	return groups, nil
 }
 
-func one(before, after *snapshot.Snapshot, p *translate.Proxy, shown map[string]Change) ([]Change, error) {
+func compareProxy(before, after *snapshot.Snapshot, p *translate.Proxy, shown map[string]Change) ([]Change, error) {
 	var changes []Change
-	old, err := All(before, p)
+	old, err := AllResources(before, p)
 	if err != nil {
 		return nil, err
 	}
-	now, err := All(after, p)
+	now, err := AllResources(after, p)
 	if err != nil {
 		return nil, err
 	}
 	for _, typeURL := range xds.Order {
-		list, err := differences(typeURL, old[typeURL], now[typeURL], shown)
+		list, err := compareResources(typeURL, old[typeURL], now[typeURL], shown)
 		if err != nil {
 			return nil, err
 		}
@@ -104,8 +105,8 @@ func one(before, after *snapshot.Snapshot, p *translate.Proxy, shown map[string]
 	return changes, nil
 }
 
-// All are all resources of a proxy, by type, whatever it asks for by name.
-func All(s *snapshot.Snapshot, p *translate.Proxy) (map[string][]*xds.Resource, error) {
+// AllResources returns all resources of a proxy by type, including those that it has not requested.
+func AllResources(s *snapshot.Snapshot, p *translate.Proxy) (map[string][]*xds.Resource, error) {
 	all := map[string][]*xds.Resource{}
 	var err error
 	put := func(typeURL string, list []*xds.Resource, failed error) {
@@ -134,14 +135,14 @@ func All(s *snapshot.Snapshot, p *translate.Proxy) (map[string][]*xds.Resource, 
 	put(xds.SecretType, secrets, failed)
 	extensions, failed := translate.Extensions(s, p, nil)
 	put(xds.ExtensionType, extensions, failed)
-	if p.Type == translate.Sidecar { // the agents of others are asked for no names
+	if p.Type == translate.Sidecar { // agents of gateways request no name table
 		names, failed := translate.NameTable(s, p)
 		put(xds.NameTableType, []*xds.Resource{names}, failed)
 	}
 	return all, err
 }
 
-func differences(typeURL string, before, after []*xds.Resource, shown map[string]Change) ([]Change, error) {
+func compareResources(typeURL string, before, after []*xds.Resource, shown map[string]Change) ([]Change, error) {
 	short := xds.ShortType(typeURL)
 	old := map[string]*xds.Resource{}
 	for _, r := range before {
@@ -159,7 +160,7 @@ func differences(typeURL string, before, after []*xds.Resource, shown map[string
 			c, ok := shown[key]
 			if !ok {
 				var err error
-				if c, err = changed(short, o, r); err != nil {
+				if c, err = compareResource(short, o, r); err != nil {
 					return nil, err
 				}
 				shown[key] = c
@@ -174,13 +175,13 @@ func differences(typeURL string, before, after []*xds.Resource, shown map[string
 	return changes, nil
 }
 
-func changed(short string, before, after *xds.Resource) (Change, error) {
+func compareResource(short string, before, after *xds.Resource) (Change, error) {
 	c := Change{Type: short, Name: after.Name, Kind: Changed}
-	old, err := flat(before)
+	old, err := flattenResource(before)
 	if err != nil {
 		return c, err
 	}
-	now, err := flat(after)
+	now, err := flattenResource(after)
 	if err != nil {
 		return c, err
 	}
@@ -196,7 +197,7 @@ func changed(short string, before, after *xds.Resource) (Change, error) {
 		}
 	}
 	for _, p := range slices.Sorted(maps.Keys(paths)) {
-		if len(c.Values) == maxLines {
+		if len(c.Values) == maxValues {
 			c.More++
 			continue
 		}
@@ -205,10 +206,10 @@ func changed(short string, before, after *xds.Resource) (Change, error) {
 	return c, nil
 }
 
-// flat gives the values of a resource by their paths. Items of lists that have a name go by it, so that one that comes
-// or goes does not make all behind it differ.
-func flat(r *xds.Resource) (map[string]string, error) {
-	data, err := shownAs(r)
+// flattenResource returns the values of a resource by path. Named list items are identified by name, so that an added
+// or removed item does not change the paths of later ones.
+func flattenResource(r *xds.Resource) (map[string]string, error) {
+	data, err := marshalRedacted(r)
 	if err != nil {
 		return nil, fmt.Errorf("resource %q: %w", r.Name, err)
 	}
@@ -221,9 +222,9 @@ func flat(r *xds.Resource) (map[string]string, error) {
 	return out, nil
 }
 
-// shownAs is a resource as JSON, without private keys.
-func shownAs(r *xds.Resource) ([]byte, error) {
-	if r.Body.GetTypeUrl() == xds.NameTableType { // of which there is no type to be had
+// marshalRedacted returns a resource as JSON, without private keys.
+func marshalRedacted(r *xds.Resource) ([]byte, error) {
+	if r.Body.GetTypeUrl() == xds.NameTableType { // no Go type is registered for it
 		return json.Marshal(translate.DescribeNames(r.Body.GetValue()))
 	}
 	message, err := r.Body.UnmarshalNew()
@@ -232,16 +233,16 @@ func shownAs(r *xds.Resource) ([]byte, error) {
 	}
 	if secret, ok := message.(*tlsv3.Secret); ok {
 		return json.Marshal(map[string]string{
-			"certificate": printOf(secret.GetTlsCertificate().GetCertificateChain()),
-			"roots":       printOf(secret.GetValidationContext().GetTrustedCa()), "revoked": printOf(secret.GetValidationContext().GetCrl()),
+			"certificate": fingerprint(secret.GetTlsCertificate().GetCertificateChain()),
+			"roots":       fingerprint(secret.GetValidationContext().GetTrustedCa()), "revoked": fingerprint(secret.GetValidationContext().GetCrl()),
 		})
 	}
-	Hide(message)
+	Redact(message)
 	return protojson.Marshal(message)
 }
 
-// printOf tells certificates apart.
-func printOf(source *corev3.DataSource) string {
+// fingerprint identifies certificates by hash.
+func fingerprint(source *corev3.DataSource) string {
 	if source == nil {
 		return ""
 	}
@@ -275,12 +276,12 @@ func flatten(v any, path string, out map[string]string) {
 	case string:
 		out[path] = v
 	default:
-		data, _ := json.Marshal(v) // of what was JSON
+		data, _ := json.Marshal(v) // v was decoded from JSON, so it can be encoded
 		out[path] = string(data)
 	}
 }
 
-// itemName is what an item of a list goes by.
+// itemName returns the name that identifies a list item, or "".
 func itemName(item any) string {
 	switch item := item.(type) {
 	case string:

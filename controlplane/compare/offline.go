@@ -11,9 +11,9 @@ import (
 	"github.com/pilotfish-mesh/pilotfish/controlplane/translate"
 )
 
-// ParseProxy reads a proxy that is not connected, as people describe it: "NAME.NAMESPACE", and behind a colon its labels,
-// as in "reviews-v1.shop:app=reviews,version=v1"; with "router/" before it, it is a gateway. It is taken to capture its
-// workload's traffic, and to have the newest Envoy.
+// ParseProxy parses the description of a proxy that is not connected: "NAME.NAMESPACE", optionally with labels, as in
+// "reviews-v1.shop:app=reviews,version=v1". The prefix "router/" specifies a gateway. The proxy has redirection and the
+// newest Envoy.
 func ParseProxy(text string) (*translate.Proxy, error) {
 	kind, rest := "sidecar", text
 	if name, ok := strings.CutPrefix(text, "router/"); ok {
@@ -22,7 +22,7 @@ func ParseProxy(text string) (*translate.Proxy, error) {
 	id, list, _ := strings.Cut(rest, ":")
 	name, namespace, ok := strings.Cut(id, ".")
 	if !ok || name == "" || namespace == "" {
-		return nil, fmt.Errorf("proxy %q has not the form NAME.NAMESPACE:LABEL=VALUE,…", text)
+		return nil, fmt.Errorf("proxy %q is not of the form NAME.NAMESPACE:LABEL=VALUE,…", text)
 	}
 	labels := map[string]any{}
 	for item := range strings.SplitSeq(list, ",") {
@@ -47,7 +47,7 @@ func ParseProxy(text string) (*translate.Proxy, error) {
 	if err != nil {
 		return nil, err
 	}
-	p.Proven = true // as it would have to, to have secrets
-	p.HostsApart = p.TakesHostsApart()
+	p.Authenticated = true // required for Secrets
+	p.UseVHDS = p.SupportsVHDS()
 	return p, nil
 }

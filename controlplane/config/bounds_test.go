@@ -7,11 +7,11 @@ import (
 	"testing"
 )
 
-func refusedFor(t *testing.T, text, reason string) {
+func refusedMessage(t *testing.T, text, reason string) {
 	t.Helper()
 	resources, problems := Parse("f.yaml", []byte(text))
 	if len(resources) != 0 {
-		t.Errorf("taken: %v", resources)
+		t.Errorf("accepted: %v", resources)
 	}
 	for _, p := range problems {
 		if p.Severity == Error && strings.Contains(p.Message, reason) && p.Remedy != "" {
@@ -27,7 +27,7 @@ func TestAliasesCannotMultiply(t *testing.T) {
 	for i := 1; i < 30; i++ {
 		fmt.Fprintf(&b, "  a%d: &a%d [%s]\n", i, i, strings.Repeat(fmt.Sprintf("*a%d,", i-1), 10))
 	}
-	refusedFor(t, b.String(), "its aliases make it")
+	refusedMessage(t, b.String(), "its aliases make it")
 }
 
 func TestMergeKeysCannotMultiply(t *testing.T) {
@@ -40,26 +40,26 @@ func TestMergeKeysCannotMultiply(t *testing.T) {
 	for i := range 1000 {
 		fmt.Fprintf(&b, "  b%d: {<<: *a}\n", i)
 	}
-	refusedFor(t, b.String(), "merge keys make it")
+	refusedMessage(t, b.String(), "merge keys make it")
 }
 
 func TestAliasOfItselfIsRefused(t *testing.T) {
-	refusedFor(t, "apiVersion: v1\nkind: Service\nmetadata: {name: x}\nspec: &s {ports: *s}\n", "contains itself")
-	refusedFor(t, "apiVersion: v1\nkind: Service\nmetadata: {name: x}\nspec: &s {<<: *s}\n", "contains itself")
+	refusedMessage(t, "apiVersion: v1\nkind: Service\nmetadata: {name: x}\nspec: &s {ports: *s}\n", "contains itself")
+	refusedMessage(t, "apiVersion: v1\nkind: Service\nmetadata: {name: x}\nspec: &s {<<: *s}\n", "contains itself")
 }
 
 func TestDeepNestingIsRefused(t *testing.T) {
 	deep := strings.Repeat("[", 100) + strings.Repeat("]", 100)
-	refusedFor(t, "apiVersion: v1\nkind: Service\nmetadata: {name: x}\nspec: "+deep+"\n", "nested more than")
-	refusedFor(t, `{"apiVersion": "v1", "kind": "Service", "metadata": {"name": "x"}, "spec": `+deep+"}", "nested more than")
-	refusedFor(t, strings.Repeat("[", 20_000), "not YAML")
+	refusedMessage(t, "apiVersion: v1\nkind: Service\nmetadata: {name: x}\nspec: "+deep+"\n", "nested more than")
+	refusedMessage(t, `{"apiVersion": "v1", "kind": "Service", "metadata": {"name": "x"}, "spec": `+deep+"}", "nested more than")
+	refusedMessage(t, strings.Repeat("[", 20_000), "not YAML")
 }
 
 func TestLargeFilesAreRefused(t *testing.T) {
-	refusedFor(t, string(bytes.Repeat([]byte("# padding\n"), MaxFileSize/10+1)), "larger than 16 MiB")
+	refusedMessage(t, string(bytes.Repeat([]byte("# padding\n"), MaxFileSize/10+1)), "larger than 16 MiB")
 }
 
-func TestTooManyDocumentsAreRefusedAndTheFirstAreTaken(t *testing.T) {
+func TestTooManyDocumentsAreRefusedExceptTheFirst(t *testing.T) {
 	var b strings.Builder
 	for i := range MaxDocuments + 5 {
 		fmt.Fprintf(&b, "---\n{apiVersion: networking.istio.io/v1, kind: WorkloadEntry, metadata: {name: w%d}, spec: {address: 1.1.1.1}}\n", i)
@@ -70,7 +70,7 @@ func TestTooManyDocumentsAreRefusedAndTheFirstAreTaken(t *testing.T) {
 	}
 }
 
-func TestProblemsOfOneDocumentAreBounded(t *testing.T) {
+func TestProblemsOfOneDocumentAreLimited(t *testing.T) {
 	var b strings.Builder
 	b.WriteString("apiVersion: v1\nkind: Service\nmetadata: {name: x}\nspec:\n")
 	for i := range 10_000 {

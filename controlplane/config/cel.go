@@ -7,17 +7,17 @@ import (
 	"slices"
 )
 
-// The bounds of expressions: each is evaluated with every request.
+// Limits of expressions. Envoy evaluates each expression for every request.
 const (
 	maxCEL      = 4096
 	maxCELDepth = 24
 )
 
-// CheckCEL checks that a proxy takes an expression of the Common Expression Language: it is well-formed, and calls only
-// functions that all proxies have. What it asks for need not exist: then it has no value.
+// CheckCEL checks that all supported Envoys accept an expression of the Common Expression Language. The expression must
+// be well-formed and call only functions that all of them have. An attribute that does not exist has no value.
 func CheckCEL(expression string) error {
 	if len(expression) > maxCEL {
-		return fmt.Errorf("it has %d characters; at most %d are taken", len(expression), maxCEL)
+		return fmt.Errorf("it has %d characters; at most %d are allowed", len(expression), maxCEL)
 	}
 	tokens, err := celTokens(expression)
 	if err != nil {
@@ -33,7 +33,7 @@ func CheckCEL(expression string) error {
 	return nil
 }
 
-// celParser reads an expression by recursive descent. It keeps nothing but what it needs to check calls.
+// celParser parses an expression by recursive descent. It stores only what it needs to check calls.
 type celParser struct {
 	tokens []celToken
 	depth  int
@@ -49,7 +49,7 @@ func (p *celParser) next() celToken {
 	return t
 }
 
-// accept takes the next token if it is one of these operators.
+// accept consumes the next token if it is one of the operators.
 func (p *celParser) accept(operators ...string) bool {
 	if t := p.peek(); t.kind == celOperator && slices.Contains(operators, t.text) {
 		p.next()
@@ -65,7 +65,7 @@ func (p *celParser) expect(operator string) error {
 	if p.peek().kind == celEnd {
 		return fmt.Errorf("it ends where %q is expected", operator)
 	}
-	return fmt.Errorf("%q stands where %q is expected", p.peek().text, operator)
+	return fmt.Errorf("found %q, expected %q", p.peek().text, operator)
 }
 
 func (p *celParser) expression() error {
@@ -85,7 +85,7 @@ func (p *celParser) expression() error {
 	return p.expression()
 }
 
-// celOperators are the binary operators, those that bind least first.
+// celOperators lists the binary operators by increasing precedence.
 var celOperators = [][]string{
 	{"||"}, {"&&"}, {"<", "<=", ">", ">=", "==", "!=", "in"}, {"+", "-"}, {"*", "/", "%"},
 }
@@ -133,7 +133,7 @@ func (p *celParser) member() error {
 	return err
 }
 
-// primary reads what stands by itself.
+// primary parses a literal, a name, a list, a map or an expression in parentheses.
 func (p *celParser) primary() error {
 	switch t := p.next(); {
 	case t.kind == celLiteral:
@@ -155,7 +155,7 @@ func (p *celParser) primary() error {
 	case t.text == "{":
 		return p.list("}", p.entry)
 	default:
-		return fmt.Errorf("%q stands where a value is expected", t.text)
+		return fmt.Errorf("found %q, expected a value", t.text)
 	}
 }
 
@@ -183,7 +183,7 @@ func (p *celParser) list(end string, item func() error) error {
 	}
 }
 
-// call reads a call's arguments, and checks that there is such a function.
+// call parses the arguments of a call and checks that the function exists.
 func (p *celParser) call(method bool, name string) error {
 	if err := p.expect("("); err != nil {
 		return err
@@ -201,8 +201,8 @@ func (p *celParser) call(method bool, name string) error {
 	return checkCELCall(method, name, arguments)
 }
 
-// celFunctions are the functions of all proxies, by the number of their arguments; those with a dot are called on a value.
-// Envoy has neither string() nor what goes through lists (all, exists, map, filter).
+// celFunctions maps the functions that all proxies have to their numbers of arguments. Names with a dot are methods of
+// a value. Envoy has neither string() nor the list macros (all, exists, map, filter).
 var celFunctions = map[string][]int{
 	"size": {1}, "int": {1}, "uint": {1}, "double": {1}, "bytes": {1}, "type": {1}, "duration": {1},
 	"timestamp": {1}, "matches": {2}, "has": {1}, "dyn": {1},
@@ -221,7 +221,7 @@ func checkCELCall(method bool, name string, arguments [][]celToken) error {
 	case !known:
 		return fmt.Errorf("proxies have no function %s", name)
 	case !slices.Contains(counts, len(arguments)):
-		return fmt.Errorf("%s does not take %d arguments", name, len(arguments))
+		return fmt.Errorf("%s does not accept %d arguments", name, len(arguments))
 	}
 	return checkCELArguments(name, arguments)
 }
@@ -230,7 +230,7 @@ func checkCELArguments(name string, arguments [][]celToken) error {
 	switch name {
 	case "has":
 		if a := arguments[0]; len(a) < 3 || a[len(a)-1].kind != celName || a[len(a)-2].text != "." {
-			return errors.New("has() asks for a field, as in has(request.useragent)")
+			return errors.New("has() needs a field, as in has(request.useragent)")
 		}
 	case "matches":
 		if a := arguments[len(arguments)-1]; len(a) == 1 && a[0].kind == celLiteral && a[0].value != "" {
@@ -240,7 +240,7 @@ func checkCELArguments(name string, arguments [][]celToken) error {
 	return nil
 }
 
-// maxCELProgram is how large an expression within an expression may be when it is compiled: Envoy's own bound.
+// maxCELProgram is Envoy's limit for the compiled size of a regular expression inside an expression.
 const maxCELProgram = 100
 
 func checkCELRegex(expression string) error {
@@ -253,14 +253,14 @@ func checkCELRegex(expression string) error {
 	return nil
 }
 
-// celRoots are the attributes that proxies know, by the first part of their names.
+// celRoots lists the attributes that proxies know, by the first part of their names.
 var celRoots = []string{
 	"request", "response", "connection", "upstream", "source", "destination", "metadata", "filter_state", "upstream_filter_state",
 	"plugin_name", "plugin_root_id", "plugin_vm_id", "node", "cluster_name", "cluster_metadata", "listener_direction",
 	"listener_metadata", "route_name", "route_metadata", "upstream_host_metadata", "xds",
 }
 
-// unknownCELRoot is the first name in an expression that is no attribute; empty when there is none.
+// unknownCELRoot returns the first name in an expression that is not an attribute, or "".
 func unknownCELRoot(expression string) string {
 	tokens, err := celTokens(expression)
 	if err != nil {

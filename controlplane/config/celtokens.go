@@ -17,11 +17,11 @@ const (
 	celOperator
 )
 
-// celToken is a word of an expression.
+// celToken is one token of an expression.
 type celToken struct {
 	kind celKind
 	text string
-	// value is that of a string literal.
+	// value is the content of a string literal.
 	value string
 }
 
@@ -31,13 +31,13 @@ var (
 	celSigns         = []string{"||", "&&", "<=", ">=", "==", "!=", "<", ">", "+", "-", "*", "/", "%", "!", "?", ":", ".", ",", "(", ")", "[", "]", "{", "}"}
 )
 
-// celReserved are words that CEL keeps for itself.
+// celReserved holds the reserved words of CEL.
 var celReserved = map[string]bool{
 	"as": true, "break": true, "const": true, "continue": true, "else": true, "for": true, "function": true, "if": true,
 	"import": true, "let": true, "loop": true, "package": true, "namespace": true, "return": true, "var": true, "void": true, "while": true,
 }
 
-// celTokens splits an expression. The last token is the end.
+// celTokens splits an expression into tokens. The last token is the end.
 func celTokens(text string) ([]celToken, error) {
 	var out []celToken
 	for {
@@ -90,7 +90,7 @@ func isWordByte(b byte) bool {
 	return b == '_' || b >= '0' && b <= '9' || b >= 'a' && b <= 'z' || b >= 'A' && b <= 'Z'
 }
 
-// celString reads a string literal of one line; its size is 0 when there is none.
+// celString reads a string literal of one line. size is 0 if text does not begin with one.
 func celString(text string) (token celToken, size int, err error) {
 	start := text
 	raw := false
@@ -101,7 +101,7 @@ func celString(text string) (token celToken, size int, err error) {
 		return token, 0, nil
 	}
 	if strings.HasPrefix(text, strings.Repeat(text[:1], 3)) {
-		return token, 0, errors.New("text in triple quotes is not taken: write it in single ones")
+		return token, 0, errors.New("triple-quoted text is not supported: use single quotes")
 	}
 	var value strings.Builder
 	for i := 1; i < len(text); i++ {
@@ -110,7 +110,7 @@ func celString(text string) (token celToken, size int, err error) {
 			size := len(start) - len(text) + i + 1
 			return celToken{kind: celLiteral, text: start[:size], value: value.String()}, size, nil
 		case c == '\n' || c == '\r' || c == 0:
-			return token, 0, errors.New("a text goes over a line's end")
+			return token, 0, errors.New("a string is not closed at the end of its line")
 		case c == '\\' && !raw:
 			if i++; i == len(text) {
 				continue
@@ -127,7 +127,7 @@ func celString(text string) (token celToken, size int, err error) {
 	return token, 0, errors.New("a text has no end")
 }
 
-// celEscapes are the escapes that are taken; those by number are not.
+// celEscapes holds the supported escapes. Numeric escapes are not supported.
 var celEscapes = map[byte]byte{
 	'\\': '\\', '"': '"', '\'': '\'', '`': '`', '?': '?', 'n': '\n', 't': '\t', 'r': '\r', 'a': '\a', 'b': '\b', 'f': '\f', 'v': '\v',
 }

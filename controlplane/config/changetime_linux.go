@@ -6,7 +6,7 @@ import (
 	"time"
 )
 
-// changeTime is when a file or what is said of it was last changed, which nobody but the system sets.
+// changeTime returns when the content or the metadata of a file last changed. Programs cannot set this time.
 func changeTime(info fs.FileInfo) time.Time {
 	stat, ok := info.Sys().(*syscall.Stat_t)
 	if !ok {

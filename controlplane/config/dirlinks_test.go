@@ -10,7 +10,7 @@ import (
 	"time"
 )
 
-// link puts a link in the place of what is there, at once, as programs do that swap whole trees.
+// link atomically replaces path by a link.
 func link(t *testing.T, target, path string) {
 	t.Helper()
 	if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
@@ -24,8 +24,8 @@ func link(t *testing.T, target, path string) {
 	}
 }
 
-// TestWhateverDecidesWhereNamesLeadIsWatched: the regular look at everything is an hour away here.
-func TestWhateverDecidesWhereNamesLeadIsWatched(t *testing.T) {
+// The periodic full scan is an hour away in this test.
+func TestAllPathComponentsAreWatched(t *testing.T) {
 	at := func(dir string, names ...string) string { return filepath.Join(append([]string{dir}, names...)...) }
 	swap := func(t *testing.T, dir string) { link(t, "v2", at(dir, "current")) }
 	for name, c := range map[string]struct {
@@ -59,27 +59,27 @@ func TestWhateverDecidesWhereNamesLeadIsWatched(t *testing.T) {
 			link(t, "v1", at(dir, "current"))
 			c.make(t, dir)
 			root := at(dir, c.root)
-			f := follow(t, root)
-			for round := range 4 { // until nothing is looked at any more because following it has just begun
+			f := startStore(t, root)
+			for round := range 4 { // until no scan is caused by the start of Run any more
 				write(t, at(root, "seen.yaml"), service("seen", 1000+round))
-				f.until("the files are followed", func() bool { return slices.Equal(said(f.DirStore), saidBy(t, root)) })
+				f.waitFor("the files are followed", func() bool { return slices.Equal(resourcesInForce(f.DirStore), listInForceBy(t, root)) })
 			}
 			c.edit(t, dir)
-			f.until(fmt.Sprintf("what is in force is %v", saidBy(t, root)), func() bool { return slices.Equal(said(f.DirStore), saidBy(t, root)) })
+			f.waitFor(fmt.Sprintf("what is in force is %v", listInForceBy(t, root)), func() bool { return slices.Equal(resourcesInForce(f.DirStore), listInForceBy(t, root)) })
 		})
 	}
 }
 
-func saidBy(t *testing.T, root string) []string {
+func listInForceBy(t *testing.T, root string) []string {
 	t.Helper()
 	fresh, err := NewDirStore(DirConfig{Paths: []string{root}})
 	if err != nil {
 		t.Fatal(err)
 	}
-	return said(fresh)
+	return resourcesInForce(fresh)
 }
 
-// TestFilesOfTheSameTimeAndSizeAreReadAgain, as those of archives are in which each file has the same time.
+// Archives restore files with one modification time.
 func TestFilesOfTheSameTimeAndSizeAreReadAgain(t *testing.T) {
 	root := t.TempDir()
 	path := filepath.Join(root, "f.yaml")
@@ -96,13 +96,13 @@ func TestFilesOfTheSameTimeAndSizeAreReadAgain(t *testing.T) {
 	}
 	first := put(1000)
 	if changeTime(first).IsZero() {
-		t.Skip("the system's own time of a change is not asked for here")
+		t.Skip("the system's own change time is not read on this platform")
 	}
 	store, err := NewDirStore(DirConfig{Paths: []string{root}})
 	if err != nil {
 		t.Fatal(err)
 	}
-	for changeTime(put(2000)).Equal(changeTime(first)) { // the clock that the system takes it from is a slow one
+	for changeTime(put(2000)).Equal(changeTime(first)) { // the kernel's clock for file times is coarse
 	}
 	store.scan(nil)
 	if got := store.List(Service)[0].Spec.(*ServiceSpec).Ports[0].Port; got != 2000 {

@@ -13,22 +13,22 @@ import (
 	"time"
 )
 
-// twins are two stores over the same files: one looks only at what was touched, the other at everything each time.
-type twins struct {
-	t       *testing.T
-	rng     *rand.Rand
-	dirs    []string
-	now     time.Time
-	some    *DirStore
-	all     *DirStore
-	tree    *plainTree // of the last look at everything
-	few     int        // looks that did without everything
-	touched map[string]bool
+// storePair is two stores of the same files: one scans only touched files, the other one always scans everything.
+type storePair struct {
+	t            *testing.T
+	rng          *rand.Rand
+	dirs         []string
+	now          time.Time
+	partial      *DirStore
+	full         *DirStore
+	tree         *symlinkFreeTree // of the last full scan
+	partialScans int              // number of scans that were not full
+	touched      map[string]bool
 }
 
-func newTwins(t *testing.T, seed uint64) *twins {
+func newStorePair(t *testing.T, seed uint64) *storePair {
 	root := t.TempDir()
-	w := &twins{t: t, rng: rand.New(rand.NewPCG(seed, 7)), dirs: []string{filepath.Join(root, "a"), filepath.Join(root, "a", "b"), filepath.Join(root, "a-c")}, now: time.Unix(1e9, 0)}
+	w := &storePair{t: t, rng: rand.New(rand.NewPCG(seed, 7)), dirs: []string{filepath.Join(root, "a"), filepath.Join(root, "a", "b"), filepath.Join(root, "a-c")}, now: time.Unix(1e9, 0)}
 	for _, dir := range w.dirs {
 		if err := os.MkdirAll(dir, 0o755); err != nil {
 			t.Fatal(err)
@@ -41,12 +41,12 @@ func newTwins(t *testing.T, seed uint64) *twins {
 		}
 		return store
 	}
-	w.some, w.all = make(), make()
+	w.partial, w.full = make(), make()
 	return w
 }
 
-// document is a good or a bad text of one of a few services.
-func (w *twins) document() string {
+// document returns a valid or invalid text of a random service.
+func (w *storePair) document() string {
 	text := service(fmt.Sprintf("s%d", w.rng.IntN(8)), 1+w.rng.IntN(4))
 	switch w.rng.IntN(8) {
 	case 0:
@@ -57,7 +57,7 @@ func (w *twins) document() string {
 	return text
 }
 
-func (w *twins) text() string {
+func (w *storePair) text() string {
 	switch w.rng.IntN(12) {
 	case 0:
 		return ""
@@ -71,13 +71,13 @@ func (w *twins) text() string {
 	return strings.Join(documents, "---\n")
 }
 
-func (w *twins) path() string {
+func (w *storePair) path() string {
 	names := []string{"a.yaml", "b.yaml", "b-c.yaml", "c.json", "d.txt", ".e.yaml"}
 	return filepath.Join(w.dirs[w.rng.IntN(len(w.dirs))], names[w.rng.IntN(len(names))])
 }
 
-// edit changes something at random, and notes what the system would tell of.
-func (w *twins) edit() {
+// edit applies a random change and records the events that the system would report.
+func (w *storePair) edit() {
 	path, other := w.path(), w.path()
 	w.touched = map[string]bool{path: true}
 	switch w.rng.IntN(10) {
@@ -107,27 +107,27 @@ func (w *twins) edit() {
 	}
 }
 
-func (w *twins) scan() {
+func (w *storePair) scan() {
 	done := false
 	if w.tree != nil {
-		_, done = w.some.scanSome(w.tree, w.touched)
+		_, done = w.partial.scanPaths(w.tree, w.touched)
 	}
 	if !done {
-		found := find(w.some.cfg.Paths)
+		found := listPaths(w.partial.cfg.Paths)
 		watched := map[string]fs.FileInfo{}
 		for _, dir := range found.dirs {
 			watched[dir.path] = dir.info
 		}
-		w.some.scanOf(found, w.touched)
-		w.tree = found.tree(watched)
+		w.partial.scanListing(found, w.touched)
+		w.tree = found.newSymlinkFreeTree(watched)
 	} else {
-		w.few++
+		w.partialScans++
 	}
-	maps.Copy(w.all.looked, w.all.files)
-	w.all.scan(w.touched)
+	maps.Copy(w.full.scanned, w.full.files)
+	w.full.scan(w.touched)
 }
 
-func (w *twins) compare(step int) {
+func (w *storePair) compare(step int) {
 	w.t.Helper()
 	resources := func(s *DirStore) (out []string) {
 		for _, r := range s.List(Service) {
@@ -136,40 +136,40 @@ func (w *twins) compare(step int) {
 		return out
 	}
 	left := func(s *DirStore) (out []string) {
-		for _, d := range s.unsaid() {
+		for _, d := range s.retainedDocuments() {
 			out = append(out, fmt.Sprint(d.path, d.resource.Key, d.since.UnixNano()))
 		}
 		slices.Sort(out)
 		return out
 	}
-	same(w.t, step, "resources", resources(w.some), resources(w.all))
-	same(w.t, step, "order", w.some.order, w.all.order)
-	same(w.t, step, "problems", w.some.Problems(), w.all.Problems())
-	same(w.t, step, "documents", w.some.Documents(), w.all.Documents())
-	same(w.t, step, "count of problems", []int{w.some.told.count}, []int{len(w.all.Problems())})
-	same(w.t, step, "files to look at again", slices.Sorted(maps.Keys(w.some.waiting)), slices.Sorted(maps.Keys(w.all.waiting)))
-	same(w.t, step, "what would be lost in a restart", left(w.some), left(w.all))
+	compareLists(w.t, step, "resources", resources(w.partial), resources(w.full))
+	compareLists(w.t, step, "order", w.partial.order, w.full.order)
+	compareLists(w.t, step, "problems", w.partial.Problems(), w.full.Problems())
+	compareLists(w.t, step, "documents", w.partial.Documents(), w.full.Documents())
+	compareLists(w.t, step, "count of problems", []int{w.partial.report.count}, []int{len(w.full.Problems())})
+	compareLists(w.t, step, "files to look at again", slices.Sorted(maps.Keys(w.partial.rescanSoon)), slices.Sorted(maps.Keys(w.full.rescanSoon)))
+	compareLists(w.t, step, "what would be lost in a restart", left(w.partial), left(w.full))
 }
 
-func same[T comparable](t *testing.T, step int, what string, some, all []T) {
+func compareLists[T comparable](t *testing.T, step int, what string, some, all []T) {
 	t.Helper()
 	for i := range max(len(some), len(all)) {
 		if i >= len(some) || i >= len(all) || some[i] != all[i] {
-			t.Fatalf("step %d: %s differ from number %d on: a look at what was touched gives\n%v\na look at everything\n%v", step, what, i, some[min(i, len(some)):], all[min(i, len(all)):])
+			t.Fatalf("step %d: %s differ from number %d on: a partial scan returns\n%v\na full scan\n%v", step, what, i, some[min(i, len(some)):], all[min(i, len(all)):])
 		}
 	}
 }
 
-func TestLookAtWhatWasTouchedIsAsGoodAsOneAtEverything(t *testing.T) {
+func TestPartialScanEqualsFullScan(t *testing.T) {
 	few := 0
 	for seed := range uint64(12) {
-		w := newTwins(t, seed)
+		w := newStorePair(t, seed)
 		for step := range 60 {
 			w.edit()
 			w.scan()
 			w.compare(step)
 		}
-		few += w.few
+		few += w.partialScans
 	}
 	if few == 0 {
 		t.Error("never did less than everything")

@@ -14,7 +14,7 @@ import (
 	"github.com/pilotfish-mesh/pilotfish/internal/testns"
 )
 
-func TestFileSystemThatIsMountedOverTheDirectoryIsRead(t *testing.T) {
+func TestFileSystemMountedOverTheDirectoryIsRead(t *testing.T) {
 	if !testns.WithOwnMounts(t, "") {
 		return
 	}
@@ -48,7 +48,7 @@ func TestFileSystemThatIsMountedOverTheDirectoryIsRead(t *testing.T) {
 		})
 	}
 	has("below")
-	write(t, filepath.Join(dir, "b.yaml"), service("followed", 2)) // so that all is watched
+	write(t, filepath.Join(dir, "b.yaml"), service("followed", 2)) // so that everything is watched
 	has("below", "followed")
 	if err := unix.Mount("tmpfs", dir, "tmpfs", 0, ""); err != nil {
 		t.Fatal(err)

@@ -12,73 +12,77 @@ import (
 )
 
 const (
-	// settle is how long the files have to be left alone before they are read: writing and renaming comes in bursts.
-	settle = 20 * time.Millisecond
-	// settleMost bounds that, for files that are never left alone.
-	settleMost = 250 * time.Millisecond
-	// vanishGrace is how long a file has to be gone before that is believed: many programs replace a file by removing it
-	// first.
-	vanishGrace = 100 * time.Millisecond
-	// emptyGrace is the same for a file that is empty. Nobody removes documents that way, and a program that empties a
-	// file and then writes it may take its time: a policy should not be gone meanwhile.
+	// debounce is how long the files must not change before they are read, because writes and renames arrive in bursts.
+	debounce = 20 * time.Millisecond
+	// maxDebounce limits the delay for files that change continuously.
+	maxDebounce = 250 * time.Millisecond
+	// removalGrace is how long a file must be missing until its documents are removed. Many programs replace a file by
+	// removing it first.
+	removalGrace = 100 * time.Millisecond
+	// emptyGrace is how long a file must be empty until its documents are removed. A program that truncates a file may
+	// write it seconds later, and its policies must stay in force meanwhile.
 	emptyGrace    = 2 * time.Second
 	defaultRescan = 30 * time.Second
-	// rescanUnwatched is how often files are looked at where the system tells of no changes.
+	// rescanUnwatched is the interval of scans where the system does not report changes.
 	rescanUnwatched = 2 * time.Second
 )
 
-// DirConfig says what a DirStore reads.
+// DirConfig configures a DirStore.
 type DirConfig struct {
-	// Paths are directories, read with all below them, and single files. Only files that end in .yaml, .yml and .json
-	// are read of a directory; names that begin with a dot and what editors leave are passed over.
+	// Paths lists directories, which are read recursively, and files. In a directory only files with the extensions
+	// .yaml, .yml and .json are read. Hidden files and temporary files of editors are skipped.
 	Paths []string
-	// DefaultNamespace is the namespace of documents that name none; "default" when empty.
+	// DefaultNamespace is the namespace of documents that specify none; "default" if empty.
 	DefaultNamespace string
-	// Check looks at each document that is good so far (see Parser).
+	// Check validates each document that has no error so far (see Parser).
 	Check func(*Resource) []Problem
-	// StartsProxies is the parser's (see Parser).
+	// StartsProxies is passed to the Parser.
 	StartsProxies bool
-	// LastGood is a file to keep the last good versions of refused documents in, so that they are in force after a
-	// restart too. There is none while no document is refused. Empty: they are in force until the process ends.
+	// LastGood is the file that stores the last accepted versions of refused documents, so that they stay in force
+	// after a restart. The file exists only while a document is refused. If empty, these versions are in force until
+	// the process ends.
 	LastGood string
-	// Rescan is how often the files are looked at besides, in case a change was not told of; 30 seconds when zero.
+	// OnInvalidPolicy selects the effect of a policy of which no version was ever accepted.
+	OnInvalidPolicy OnInvalidPolicy
+	// Rescan is the interval of full scans, which find changes without an event; 30 seconds if zero.
 	Rescan time.Duration
-	// Logger gets a line for each change and each new problem; nil discards them.
+	// Logger logs each change and each new problem; nil discards them.
 	Logger *slog.Logger
 	// Now is the clock; time.Now when nil.
 	Now func() time.Time
 }
 
-// DirStore is a store that follows the files of directories. A document that becomes bad keeps its last good version in
-// force, through a restart too if there is a file to keep it in; one that is removed is removed.
+// DirStore is a store that watches the files of directories. If a document becomes invalid, its last accepted version
+// stays in force, and also after a restart if DirConfig.LastGood is set. Removed documents are removed from the store.
 type DirStore struct {
-	*table
+	*resourceTable
 	cfg    DirConfig
 	parser Parser
 	log    *slog.Logger
 
-	scanning sync.Mutex // held through a scan, for those below
-	files    map[string]*trackedFile
-	order    []string         // paths of files, in the order of the configured paths and then by name; never changed, only replaced
-	holders  map[Key][]string // paths of the files that have a good version of a document
-	owner    map[Key]string   // path of the file whose document is in force
-	inForce  map[Key]*Resource
-	looked   map[string]*trackedFile // that this scan read, or found gone
-	waiting  map[string]bool         // files to look at again soon
-	unsure   map[string]bool         // files that do not say now what they last said
-	last     lastGood
-	runs     bool // the files are followed; before, nothing is written
+	scanning     sync.Mutex // held during a scan; protects the fields up to mu
+	files        map[string]*trackedFile
+	order        []string         // paths of files, by configured path and then by name; the slice is immutable and only replaced
+	holders      map[Key][]string // paths of the files that have a valid version of a document
+	deniers      map[Key][]string // paths of the files that have a refused version of a policy and no valid one
+	owner        map[Key]string   // path of the file whose document is in force
+	inForce      map[Key]*Resource
+	scanned      map[string]*trackedFile // files that this scan read or found missing
+	rescanSoon   map[string]bool         // files to read again soon
+	withRetained map[string]bool         // files with documents in force that their current text does not contain
+	lastAccepted lastAccepted
+	running      bool // Run was called; before that, no file is written
 
-	mu      sync.Mutex // what is told; only a scan changes it
-	told    told
-	failing string // why the files cannot be read, or ""
+	mu      sync.Mutex // protects report and failure, which only a scan changes
+	report  storeReport
+	failure string // why the files cannot be read, or ""
 }
 
-// NewDirStore reads the files and makes the store of what is in them. A path that does not exist is an error; bad
-// documents are not (see Problems).
+// NewDirStore returns a store with the documents of the files. It fails if a path does not exist. Invalid documents are
+// reported by Problems.
 func NewDirStore(cfg DirConfig) (*DirStore, error) {
 	if len(cfg.Paths) == 0 {
-		return nil, errors.New("no configuration directory is given")
+		return nil, errors.New("no configuration directory is specified")
 	}
 	if cfg.Now == nil {
 		cfg.Now = time.Now
@@ -90,52 +94,52 @@ func NewDirStore(cfg DirConfig) (*DirStore, error) {
 		cfg.Logger = slog.New(slog.DiscardHandler)
 	}
 	s := &DirStore{
-		table: newTable(undated), cfg: cfg, parser: Parser{DefaultNamespace: cfg.DefaultNamespace, Check: cfg.Check, StartsProxies: cfg.StartsProxies}, log: cfg.Logger,
-		files: map[string]*trackedFile{}, holders: map[Key][]string{}, owner: map[Key]string{}, inForce: map[Key]*Resource{},
-		looked: map[string]*trackedFile{}, waiting: map[string]bool{}, unsure: map[string]bool{}, told: told{files: map[string]toldFile{}},
-		last: lastGood{file: cfg.LastGood},
+		resourceTable: newTable(noCreationTime), cfg: cfg, parser: Parser{DefaultNamespace: cfg.DefaultNamespace, Check: cfg.Check, StartsProxies: cfg.StartsProxies, OnInvalidPolicy: cfg.OnInvalidPolicy}, log: cfg.Logger,
+		files: map[string]*trackedFile{}, holders: map[Key][]string{}, deniers: map[Key][]string{}, owner: map[Key]string{}, inForce: map[Key]*Resource{},
+		scanned: map[string]*trackedFile{}, rescanSoon: map[string]bool{}, withRetained: map[string]bool{}, report: storeReport{files: map[string]fileReport{}},
+		lastAccepted: lastAccepted{file: cfg.LastGood},
 	}
-	if found := find(cfg.Paths); found.err != nil {
+	if found := listPaths(cfg.Paths); found.err != nil {
 		return nil, fmt.Errorf("reading configuration: %w; name a directory or file that can be read", found.err)
 	}
 	s.restore()
 	s.scan(nil)
-	s.restored()
+	s.endRestore()
 	return s, nil
 }
 
-// Run follows the files until the context ends.
+// Run watches the files until ctx ends.
 func (s *DirStore) Run(ctx context.Context) error {
 	s.start()
 	watcher, err := filewatch.New()
 	if err != nil {
-		s.log.Warn("the system does not tell of changed files; looking at them regularly instead", "every", rescanUnwatched, "err", err)
+		s.log.Warn("the system does not report changed files; scanning them periodically", "every", rescanUnwatched, "err", err)
 		return s.poll(ctx)
 	}
 	defer watcher.Close()
 	var mounted <-chan struct{}
-	if mounts, err := filewatch.WatchMounts(s.cfg.Paths...); err == nil { // else it is seen when the files are looked at besides
+	if mounts, err := filewatch.WatchMounts(s.cfg.Paths...); err == nil { // on failure, the periodic scan finds mounts
 		defer mounts.Close()
 		mounted = mounts.Changes
 	}
-	f := &follower{store: s, watcher: watcher, every: s.cfg.Rescan}
-	f.scan() // what changed since New
+	f := &dirWatcher{store: s, watcher: watcher, rescanInterval: s.cfg.Rescan}
+	f.scan() // changes since NewDirStore
 	for {
 		select {
 		case <-ctx.Done():
 			return nil
 		case event := <-watcher.Events:
-			if f.concerns(event) {
-				f.gather(ctx, event)
+			if f.isRelevant(event) {
+				f.collectEvents(ctx, event)
 				f.scan()
 			}
 		case err := <-watcher.Failures:
-			// Most likely an overflow: some events are lost, and a look at all files makes up for them.
+			// Probably a queue overflow that lost events; a full scan finds all changes.
 			s.log.Debug("watching the configuration's files", "err", err)
-			f.all = true
+			f.fullScan = true
 			f.scan()
 		case <-mounted:
-			f.all = true
+			f.fullScan = true
 			f.scan()
 		case <-f.timer():
 			f.scan()
@@ -143,12 +147,12 @@ func (s *DirStore) Run(ctx context.Context) error {
 	}
 }
 
-// start allows that what is kept for a restart is written. A store that is only made leaves it alone: it may be that of
-// another process, whose ports this one will not get.
+// start permits writing the file of last accepted versions. A store that does not run must not write it, because the
+// file may belong to a running control plane.
 func (s *DirStore) start() {
 	s.scanning.Lock()
 	defer s.scanning.Unlock()
-	s.runs = true
+	s.running = true
 }
 
 func (s *DirStore) poll(ctx context.Context) error {
@@ -164,29 +168,30 @@ func (s *DirStore) poll(ctx context.Context) error {
 	}
 }
 
-// Health says whether the files can be read. While they cannot, all that they last said stays in force.
+// Health reports whether the files can be read. While they cannot, the last read documents stay in force.
 func (s *DirStore) Health() (ok bool, reason string) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	return s.failing == "", s.failing
+	return s.failure == "", s.failure
 }
 
-// State is what became of a document.
+// State is the result of reading a document.
 type State string
 
-// The states of a document.
+// States of a document.
 const (
-	InForce State = "in force"  // as it is written now
-	Stale   State = "stale"     // what is written now is refused, and the last good version is in force
-	Refused State = "refused"   // nothing of it is in force
-	Inert   State = "no effect" // read, and of a kind that has no effect here
+	InForce State = "in force"  // the current text is in force
+	Stale   State = "stale"     // the current text is refused, and the last accepted version is in force
+	Refused State = "refused"   // no version is in force
+	Denied  State = "denied"    // no version of the policy was accepted: what it selects is denied
+	Inert   State = "no effect" // the kind has no effect here
 )
 
-// Document tells what became of one document of a store's files.
+// Document reports the state of one document of a store's files.
 type Document struct {
 	Key   Key      `json:"resource"`
 	At    Position `json:"at"`
 	State State    `json:"state"`
-	// Since is when what is in force was first read; zero when nothing is.
+	// Since is when the version in force was first read; zero if none is.
 	Since time.Time `json:"since,omitzero"`
 }

@@ -14,8 +14,8 @@ import (
 	"go.uber.org/goleak"
 )
 
-// following is a DirStore that runs for the length of a test.
-type following struct {
+// runningStore is a DirStore that runs during a test.
+type runningStore struct {
 	*DirStore
 	t   *testing.T
 	dir string
@@ -24,13 +24,13 @@ type following struct {
 	changed []Key
 }
 
-func follow(t *testing.T, dir string) *following {
+func startStore(t *testing.T, dir string) *runningStore {
 	t.Helper()
 	store, err := NewDirStore(DirConfig{Paths: []string{dir}, Rescan: time.Hour})
 	if err != nil {
 		t.Fatal(err)
 	}
-	f := &following{DirStore: store, t: t, dir: dir}
+	f := &runningStore{DirStore: store, t: t, dir: dir}
 	cancelSubscription := store.Subscribe(func(keys []Key) {
 		f.mu.Lock()
 		defer f.mu.Unlock()
@@ -60,10 +60,10 @@ func write(t *testing.T, path, text string) {
 	}
 }
 
-func (f *following) write(name, text string) { write(f.t, filepath.Join(f.dir, name), text) }
+func (f *runningStore) write(name, text string) { write(f.t, filepath.Join(f.dir, name), text) }
 
-// until waits for a condition, and says what there was instead when it does not come.
-func (f *following) until(what string, ok func() bool) {
+// waitFor waits for a condition and fails with the store's documents and problems after a timeout.
+func (f *runningStore) waitFor(what string, ok func() bool) {
 	f.t.Helper()
 	for deadline := time.Now().Add(30 * time.Second); !ok(); time.Sleep(2 * time.Millisecond) {
 		if time.Now().After(deadline) {
@@ -85,7 +85,7 @@ func portOf(store Store, name string) uint32 {
 	return 0
 }
 
-func (f *following) document(name string) Document {
+func (f *runningStore) document(name string) Document {
 	for _, d := range f.Documents() {
 		if d.Key == serviceKey(name) {
 			return d
@@ -94,42 +94,42 @@ func (f *following) document(name string) Document {
 	return Document{}
 }
 
-func TestChangedFilesAreFollowed(t *testing.T) {
-	f := follow(t, t.TempDir())
+func TestChangedFilesAreRead(t *testing.T) {
+	f := startStore(t, t.TempDir())
 	f.write("a.yaml", service("a", 80))
-	f.until("a new file is read", func() bool { return portOf(f, "a") == 80 })
+	f.waitFor("a new file is read", func() bool { return portOf(f, "a") == 80 })
 	created := f.Get(serviceKey("a")).Created
 
 	f.write("a.yaml", service("a", 81))
-	f.until("a changed file is read", func() bool { return portOf(f, "a") == 81 })
+	f.waitFor("a changed file is read", func() bool { return portOf(f, "a") == 81 })
 	if !f.Get(serviceKey("a")).Created.Equal(created) {
 		t.Error("a changed document has become younger")
 	}
 
 	f.write("deep/er/b.yml", service("b", 82))
-	f.until("a file of a new directory is read", func() bool { return portOf(f, "b") == 82 })
+	f.waitFor("a file of a new directory is read", func() bool { return portOf(f, "b") == 82 })
 	f.write("deep/er/c.json", `{"apiVersion":"v1","kind":"Service","metadata":{"name":"c"},"spec":{"ports":[{"port":83}]}}`)
-	f.until("a file in a directory below is read", func() bool { return portOf(f, "c") == 83 })
+	f.waitFor("a file in a directory below is read", func() bool { return portOf(f, "c") == 83 })
 
 	if err := os.Remove(filepath.Join(f.dir, "a.yaml")); err != nil {
 		t.Fatal(err)
 	}
-	f.until("a removed file's document is removed", func() bool { return f.Get(serviceKey("a")) == nil })
+	f.waitFor("a removed file's document is removed", func() bool { return f.Get(serviceKey("a")) == nil })
 	if err := os.RemoveAll(filepath.Join(f.dir, "deep")); err != nil {
 		t.Fatal(err)
 	}
-	f.until("a removed directory's documents are removed", func() bool { return len(f.List(Service)) == 0 })
+	f.waitFor("a removed directory's documents are removed", func() bool { return len(f.List(Service)) == 0 })
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	if len(f.changed) != 7 {
-		t.Errorf("told of %v", f.changed)
+		t.Errorf("notified of %v", f.changed)
 	}
 }
 
-func TestEditorsThatRenameAndReplaceAreFollowed(t *testing.T) {
+func TestFilesReplacedByRenameAreRead(t *testing.T) {
 	dir := t.TempDir()
 	write(t, filepath.Join(dir, "a.yaml"), service("a", 80))
-	f := follow(t, dir)
+	f := startStore(t, dir)
 	var gone atomic.Bool
 	defer f.Subscribe(func([]Key) {
 		if f.Get(serviceKey("a")) == nil {
@@ -138,25 +138,25 @@ func TestEditorsThatRenameAndReplaceAreFollowed(t *testing.T) {
 	})()
 	path := filepath.Join(dir, "a.yaml")
 	for port := 81; port < 90; port++ {
-		if port%2 == 0 { // written beside it and renamed over it
+		if port%2 == 0 { // written to a new file and renamed over it
 			f.write(".a.yaml.tmp123", service("a", port))
 			if err := os.Rename(filepath.Join(dir, ".a.yaml.tmp123"), path); err != nil {
 				t.Fatal(err)
 			}
-		} else { // renamed to a backup, and written anew
+		} else { // renamed to a backup and written again
 			if err := os.Rename(path, path+"~"); err != nil {
 				t.Fatal(err)
 			}
 			f.write("a.yaml", service("a", port))
 		}
-		f.until(fmt.Sprintf("port %d is read", port), func() bool { return portOf(f, "a") == uint32(port) })
+		f.waitFor(fmt.Sprintf("port %d is read", port), func() bool { return portOf(f, "a") == uint32(port) })
 	}
 	if gone.Load() {
 		t.Error("the document was gone for a moment")
 	}
 }
 
-func TestFilesBehindLinksAreFollowed(t *testing.T) {
+func TestLinkedFilesAreWatched(t *testing.T) {
 	elsewhere := t.TempDir()
 	target := filepath.Join(elsewhere, "all.yaml")
 	write(t, target, service("a", 1))
@@ -164,7 +164,7 @@ func TestFilesBehindLinksAreFollowed(t *testing.T) {
 	if err := os.Symlink(target, filepath.Join(dir, "all.yaml")); err != nil {
 		t.Fatal(err)
 	}
-	f := follow(t, dir)
+	f := startStore(t, dir)
 	port := func() uint32 {
 		r := f.Get(serviceKey("a"))
 		if r == nil {
@@ -173,17 +173,17 @@ func TestFilesBehindLinksAreFollowed(t *testing.T) {
 		return r.Spec.(*ServiceSpec).Ports[0].Port
 	}
 	write(t, target, service("a", 2)) // in place
-	f.until("the file written in place", func() bool { return port() == 2 })
+	f.waitFor("the file written in place", func() bool { return port() == 2 })
 	write(t, target+".new", service("a", 3))
 	if err := os.Rename(target+".new", target); err != nil {
 		t.Fatal(err)
 	}
-	f.until("the file replaced", func() bool { return port() == 3 })
+	f.waitFor("the file replaced", func() bool { return port() == 3 })
 	write(t, target, service("a", 4))
-	f.until("the file written after it was replaced", func() bool { return port() == 4 })
+	f.waitFor("the file written after it was replaced", func() bool { return port() == 4 })
 }
 
-func TestKubernetesVolumesAreFollowed(t *testing.T) {
+func TestKubernetesVolumesAreWatched(t *testing.T) {
 	dir := t.TempDir()
 	link := func(target, name string) {
 		t.Helper()
@@ -198,44 +198,44 @@ func TestKubernetesVolumesAreFollowed(t *testing.T) {
 	write(t, filepath.Join(dir, "..2024_1", "a.yaml"), service("a", 80))
 	link("..2024_1", "..data")
 	link("..data/a.yaml", "a.yaml")
-	f := follow(t, dir)
+	f := startStore(t, dir)
 	if portOf(f, "a") != 80 || len(f.Problems()) != 0 {
 		t.Fatalf("the first version is not read once: %v", f.Problems())
 	}
 	f.write("..2024_2/a.yaml", service("a", 81))
 	link("..2024_2", "..data")
-	f.until("the replaced volume is read", func() bool { return portOf(f, "a") == 81 })
+	f.waitFor("the replaced volume is read", func() bool { return portOf(f, "a") == 81 })
 }
 
-func TestBadDocumentKeepsItsLastGoodVersion(t *testing.T) {
+func TestRefusedDocumentRetainsLastGoodVersion(t *testing.T) {
 	dir := t.TempDir()
 	write(t, filepath.Join(dir, "a.yaml"), service("a", 80)+"---\n"+service("b", 80))
-	f := follow(t, dir)
+	f := startStore(t, dir)
 	since := f.document("a").Since
 
 	f.write("a.yaml", strings.Replace(service("a", 80), "port:", "prot:", 1)+"---\n"+service("b", 81))
-	f.until("the good document beside it is in force", func() bool { return portOf(f, "b") == 81 })
+	f.waitFor("the other document is in force", func() bool { return portOf(f, "b") == 81 })
 	if portOf(f, "a") != 80 {
 		t.Error("the last good version is not in force any more")
 	}
 	if d := f.document("a"); d.State != Stale || !d.Since.Equal(since) || d.At.Line != 1 {
 		t.Errorf("document is %+v", d)
 	}
-	if p := severe(f.Problems(), Error); len(p) != 1 || p[0].Field != "spec.ports[0].prot" || p[0].At.File != filepath.Join(dir, "a.yaml") {
+	if p := withSeverity(f.Problems(), Error); len(p) != 1 || p[0].Field != "spec.ports[0].prot" || p[0].At.File != filepath.Join(dir, "a.yaml") {
 		t.Errorf("problems are %v", p)
 	}
 
 	f.write("a.yaml", service("b", 81))
-	f.until("the bad document is removed, and its last good version with it", func() bool { return f.Get(serviceKey("a")) == nil })
-	if p := severe(f.Problems(), Error); len(p) != 0 {
+	f.waitFor("the bad document is removed, and its last good version with it", func() bool { return f.Get(serviceKey("a")) == nil })
+	if p := withSeverity(f.Problems(), Error); len(p) != 0 {
 		t.Errorf("problems are %v", p)
 	}
 }
 
-func TestFileThatIsNoYAMLKeepsAllItsLastGoodDocuments(t *testing.T) {
+func TestFileWithSyntaxErrorRetainsAllDocuments(t *testing.T) {
 	dir := t.TempDir()
 	write(t, filepath.Join(dir, "a.yaml"), service("a", 80)+"---\n"+service("b", 80))
-	f := follow(t, dir)
+	f := startStore(t, dir)
 	for name, text := range map[string]string{
 		"one document broken": service("a", 80) + "---\n" + "apiVersion: v1\n  kind: Service\n",
 		"all broken":          "{",
@@ -243,41 +243,41 @@ func TestFileThatIsNoYAMLKeepsAllItsLastGoodDocuments(t *testing.T) {
 		"not UTF-8":           "\xff\xfe",
 	} {
 		f.write("a.yaml", text)
-		f.until(name, func() bool { return f.document("b").State == Stale })
+		f.waitFor(name, func() bool { return f.document("b").State == Stale })
 		if portOf(f, "a") != 80 || portOf(f, "b") != 80 {
 			t.Errorf("%s: %v are in force", name, f.List(Service))
 		}
 		f.write("a.yaml", service("a", 80)+"---\n"+service("b", 80))
-		f.until("mended", func() bool { return f.document("b").State == InForce })
+		f.waitFor("mended", func() bool { return f.document("b").State == InForce })
 	}
 }
 
-func TestUnknownKindBesideADocumentDoesNotKeepItFromBeingRemoved(t *testing.T) {
+func TestUnknownKindDoesNotRetainARemovedDocument(t *testing.T) {
 	dir := t.TempDir()
 	other := "---\napiVersion: example.com/v1\nkind: Widget\nmetadata: {name: w}\n"
 	write(t, filepath.Join(dir, "a.yaml"), service("a", 80)+"---\n"+service("b", 80)+other)
-	f := follow(t, dir)
+	f := startStore(t, dir)
 	f.write("a.yaml", service("b", 80)+other)
-	f.until("the document is removed", func() bool { return f.Get(serviceKey("a")) == nil })
+	f.waitFor("the document is removed", func() bool { return f.Get(serviceKey("a")) == nil })
 	if portOf(f, "b") != 80 {
 		t.Error("the other is gone too")
 	}
 }
 
-func TestDocumentThatMovesAndBreaksKeepsItsLastGoodVersion(t *testing.T) {
+func TestMovedAndRefusedDocumentRetainsLastGoodVersion(t *testing.T) {
 	dir := t.TempDir()
 	write(t, filepath.Join(dir, "a.yaml"), service("a", 80)+"---\n"+service("b", 80))
-	f := follow(t, dir)
+	f := startStore(t, dir)
 	f.write("b.yaml", strings.Replace(service("b", 80), "port:", "prot:", 1))
-	f.until("the second document is refused", func() bool { return len(severe(f.Problems(), Error)) == 1 })
+	f.waitFor("the second document is refused", func() bool { return len(withSeverity(f.Problems(), Error)) == 1 })
 	f.write("a.yaml", service("a", 81))
-	f.until("the file it moved from is read", func() bool { return portOf(f, "a") == 81 })
+	f.waitFor("the file it moved from is read", func() bool { return portOf(f, "a") == 81 })
 	if portOf(f, "b") != 80 {
 		t.Error("the last good version is not in force any more")
 	}
 }
 
-func TestEmptiedFileIsBelievedOnlyWhenItStaysEmpty(t *testing.T) {
+func TestEmptyFileRemovesDocumentsAfterGracePeriod(t *testing.T) {
 	dir := t.TempDir()
 	write(t, filepath.Join(dir, "a.yaml"), service("a", 80))
 	clock := time.Now()
@@ -301,7 +301,7 @@ func TestEmptiedFileIsBelievedOnlyWhenItStaysEmpty(t *testing.T) {
 	}
 }
 
-func TestFileThatIsEmptiedAndThenWrittenKeepsItsDocumentsInForce(t *testing.T) {
+func TestTruncatedAndRewrittenFileRetainsDocuments(t *testing.T) {
 	dir := t.TempDir()
 	write(t, filepath.Join(dir, "a.yaml"), service("a", 80))
 	clock := time.Now()
@@ -311,7 +311,7 @@ func TestFileThatIsEmptiedAndThenWrittenKeepsItsDocumentsInForce(t *testing.T) {
 	}
 	changes := 0
 	defer store.Subscribe(func([]Key) { changes++ })()
-	for port := 81; port < 84; port++ { // each time anew
+	for port := 81; port < 84; port++ { // a new file each time
 		write(t, filepath.Join(dir, "a.yaml"), "")
 		store.scan(nil)
 		clock = clock.Add(emptyGrace - time.Millisecond)
@@ -323,11 +323,11 @@ func TestFileThatIsEmptiedAndThenWrittenKeepsItsDocumentsInForce(t *testing.T) {
 		}
 	}
 	if changes != 3 {
-		t.Errorf("told of %d changes", changes)
+		t.Errorf("notified of %d changes", changes)
 	}
 }
 
-func TestRemovedFileIsBelievedSooner(t *testing.T) {
+func TestRemovedFileHasAShorterGracePeriod(t *testing.T) {
 	dir := t.TempDir()
 	write(t, filepath.Join(dir, "a.yaml"), service("a", 80))
 	clock := time.Now()
@@ -341,18 +341,18 @@ func TestRemovedFileIsBelievedSooner(t *testing.T) {
 	if again := store.scan(nil); !again || portOf(store, "a") != 80 {
 		t.Error("a removed file was believed at once")
 	}
-	clock = clock.Add(vanishGrace)
+	clock = clock.Add(removalGrace)
 	if again := store.scan(nil); again || portOf(store, "a") != 0 {
 		t.Error("a removed file was not believed in the end")
 	}
 }
 
-func TestDuplicateAcrossFilesIsRefusedAndTheOneInForceStays(t *testing.T) {
+func TestDuplicateInAnotherFileIsRefused(t *testing.T) {
 	dir := t.TempDir()
 	write(t, filepath.Join(dir, "b.yaml"), service("a", 80))
-	f := follow(t, dir)
+	f := startStore(t, dir)
 	f.write("a.yaml", service("a", 81))
-	f.until("the duplicate is told of", func() bool { return len(severe(f.Problems(), Error)) == 1 })
+	f.waitFor("the duplicate is reported", func() bool { return len(withSeverity(f.Problems(), Error)) == 1 })
 	p := f.Problems()[0]
 	if portOf(f, "a") != 80 || p.At.File != filepath.Join(dir, "a.yaml") || !strings.Contains(p.Message, filepath.Join(dir, "b.yaml")+":1:1") {
 		t.Errorf("port %d is in force; %s", portOf(f, "a"), p)
@@ -360,13 +360,13 @@ func TestDuplicateAcrossFilesIsRefusedAndTheOneInForceStays(t *testing.T) {
 	if err := os.Remove(filepath.Join(dir, "b.yaml")); err != nil {
 		t.Fatal(err)
 	}
-	f.until("the other takes its place", func() bool { return portOf(f, "a") == 81 })
+	f.waitFor("the other takes its place", func() bool { return portOf(f, "a") == 81 })
 	if len(f.Problems()) != 0 {
 		t.Errorf("problems remain: %v", f.Problems())
 	}
 }
 
-func TestHiddenAndForeignFilesArePassedOver(t *testing.T) {
+func TestHiddenAndForeignFilesAreSkipped(t *testing.T) {
 	dir := t.TempDir()
 	for i, name := range []string{".a.yaml", "a.yaml~", "a.yaml.swp", "#a.yaml#", "a.txt", ".git/a.yaml", "a.yaml.bak", "yaml"} {
 		write(t, filepath.Join(dir, name), service(fmt.Sprintf("a%d", i), 80))
@@ -383,27 +383,27 @@ func TestHiddenAndForeignFilesArePassedOver(t *testing.T) {
 	}
 }
 
-func TestSingleFilesAreFollowedWhateverTheirName(t *testing.T) {
+func TestSingleFilesOfAnyNameAreWatched(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "mesh.conf")
 	write(t, path, service("a", 80))
-	f := follow(t, path)
+	f := startStore(t, path)
 	write(t, path, service("a", 81))
-	f.until("the file is read again", func() bool { return portOf(f, "a") == 81 })
+	f.waitFor("the file is read again", func() bool { return portOf(f, "a") == 81 })
 }
 
-func TestDirectoryThatIsGoneKeepsEverythingAndComesBack(t *testing.T) {
+func TestMissingDirectoryRetainsDocumentsUntilItReturns(t *testing.T) {
 	dir := filepath.Join(t.TempDir(), "config")
 	write(t, filepath.Join(dir, "a.yaml"), service("a", 80))
-	f := follow(t, dir)
+	f := startStore(t, dir)
 	if err := os.Rename(dir, dir+".old"); err != nil {
 		t.Fatal(err)
 	}
-	f.until("the loss is told of", func() bool { ok, _ := f.Health(); return !ok })
+	f.waitFor("the loss is reported", func() bool { ok, _ := f.Health(); return !ok })
 	if _, reason := f.Health(); portOf(f, "a") != 80 || !strings.Contains(reason, dir) {
 		t.Errorf("port %d, reason %q", portOf(f, "a"), reason)
 	}
 	write(t, filepath.Join(dir, "a.yaml"), service("a", 81))
-	f.until("the directory is followed again", func() bool { ok, _ := f.Health(); return ok && portOf(f, "a") == 81 })
+	f.waitFor("the directory is followed again", func() bool { ok, _ := f.Health(); return ok && portOf(f, "a") == 81 })
 }
 
 func TestMissingDirectoryIsAnError(t *testing.T) {
@@ -416,7 +416,7 @@ func TestMissingDirectoryIsAnError(t *testing.T) {
 	}
 }
 
-func TestRescanFindsWhatWasNotToldOf(t *testing.T) {
+func TestRescanFindsChangesWithoutEvents(t *testing.T) {
 	dir := t.TempDir()
 	store, err := NewDirStore(DirConfig{Paths: []string{dir}})
 	if err != nil {
@@ -446,27 +446,27 @@ func TestDocumentsWithoutEffectAreListed(t *testing.T) {
 	}
 }
 
-func TestDocumentThatOnlyMovedTellsNobody(t *testing.T) {
+func TestMovedDocumentCausesNoNotification(t *testing.T) {
 	dir := t.TempDir()
 	write(t, filepath.Join(dir, "a.yaml"), service("a", 80))
-	f := follow(t, dir)
+	f := startStore(t, dir)
 	f.write("a.yaml", "# a comment\n\n"+service("a", 80))
-	f.until("its new place is known", func() bool { return f.Get(serviceKey("a")).Origin.Line == 3 })
+	f.waitFor("its new place is known", func() bool { return f.Get(serviceKey("a")).Origin.Line == 3 })
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	if len(f.changed) != 0 {
-		t.Errorf("told of %v", f.changed)
+		t.Errorf("notified of %v", f.changed)
 	}
 }
 
-// The system's news of the directory that was there before come when the next one is watched already.
-func TestDirectoryThatIsReplacedAgainAndAgainIsFollowed(t *testing.T) {
+// Events of the removed directory arrive when the next one is already watched.
+func TestRepeatedlyReplacedDirectoryIsWatched(t *testing.T) {
 	dir := filepath.Join(t.TempDir(), "mesh")
 	if err := os.MkdirAll(filepath.Join(dir, "below"), 0o755); err != nil {
 		t.Fatal(err)
 	}
 	write(t, filepath.Join(dir, "a.yaml"), service("a", 1000))
-	f := follow(t, dir)
+	f := startStore(t, dir)
 	for round := range uint32(40) {
 		old := dir + "-old"
 		for _, err := range []error{os.Rename(dir, old), os.CopyFS(dir, os.DirFS(old)), os.RemoveAll(old)} {
@@ -475,9 +475,9 @@ func TestDirectoryThatIsReplacedAgainAndAgainIsFollowed(t *testing.T) {
 			}
 		}
 		write(t, filepath.Join(dir, "below", "b.yaml"), service("b", int(2000+round)))
-		if round%4 != 0 { // several replacements follow each other at once
+		if round%4 != 0 { // several immediate replacements
 			continue
 		}
-		f.until("the last replacement is in force", func() bool { return portOf(f, "b") == 2000+round && portOf(f, "a") == 1000 })
+		f.waitFor("the last replacement is in force", func() bool { return portOf(f, "b") == 2000+round && portOf(f, "a") == 1000 })
 	}
 }

@@ -14,61 +14,61 @@ import (
 	"github.com/pilotfish-mesh/pilotfish/internal/filewatch"
 )
 
-// follower turns what the system tells of files into scans.
-type follower struct {
-	store   *DirStore
-	watcher *filewatch.Watcher
-	every   time.Duration
-	dirs    map[string]fs.FileInfo // that were watched when the last look at everything was made
-	tree    *plainTree             // what that look found, if it was so plain; else nil
-	touched map[string]bool        // files that were told of since the last scan
-	linked  map[string]string      // the links that are read, by the file that each leads to, and what decides where these lead
-	soon    bool                   // the last scan wants another one shortly
-	all     bool                   // that is to be one of everything
-	due     time.Time              // when everything is looked at though nothing was told of
-	// stirred counts the scans in a row that found directories not watched. What the system tells of a directory that was
-	// replaced may end the watch of the one in its place, so another look follows; a directory that cannot be watched at
-	// all wants none.
-	stirred int
-	next    <-chan time.Time
+// dirWatcher starts scans when the system reports file changes.
+type dirWatcher struct {
+	store          *DirStore
+	watcher        *filewatch.Watcher
+	rescanInterval time.Duration
+	dirs           map[string]fs.FileInfo // directories watched at the last full scan
+	tree           *symlinkFreeTree       // listing of the last full scan if it has no links, else nil
+	touched        map[string]bool        // files with events since the last scan
+	linkTargets    map[string]string      // path to read by event name: link targets, and components of the paths to them
+	rescanSoon     bool                   // the last scan requested another one
+	fullScan       bool                   // the next scan is a full scan
+	fullScanDue    time.Time              // time of the next full scan without events
+	// unwatchedScans counts consecutive scans that found unwatched directories. An event for a replaced directory may
+	// end the watch of its replacement, so another scan follows. The count limits these scans if a directory cannot be
+	// watched.
+	unwatchedScans int
+	timerC         <-chan time.Time
 }
 
-// scan looks at what was told of, or at everything where that does not do.
-func (f *follower) scan() {
+// scan scans the touched files, or all files if that is not enough.
+func (f *dirWatcher) scan() {
 	if !f.scanTouched() {
 		f.scanAll()
 	}
-	f.touched, f.next = nil, nil
+	f.touched, f.timerC = nil, nil
 }
 
-func (f *follower) scanTouched() (done bool) {
-	if f.tree == nil || f.all || !time.Now().Before(f.due) {
+func (f *dirWatcher) scanTouched() (done bool) {
+	if f.tree == nil || f.fullScan || !time.Now().Before(f.fullScanDue) {
 		return false
 	}
-	f.soon, done = f.store.scanSome(f.tree, f.touched)
+	f.rescanSoon, done = f.store.scanPaths(f.tree, f.touched)
 	return done
 }
 
-func (f *follower) scanAll() {
-	// Directories first: what changes after they are watched is told of, and what changed before is seen by the scan.
-	found := find(f.store.cfg.Paths)
-	news := f.watch(found.dirs)
+func (f *dirWatcher) scanAll() {
+	// Watch first, then scan: changes before the watch are found by the scan, and later changes produce events.
+	found := listPaths(f.store.cfg.Paths)
+	news := f.watchDirs(found.dirs)
 	if f.watchLinks(found) || news {
-		found = find(f.store.cfg.Paths)
+		found = listPaths(f.store.cfg.Paths)
 	}
-	if f.stirred++; !news {
-		f.stirred = 0
+	if f.unwatchedScans++; !news {
+		f.unwatchedScans = 0
 	}
-	f.all = news && f.stirred <= 3
-	f.soon = f.store.scanOf(found, f.touched) || f.all
-	f.tree = found.tree(f.dirs)
-	f.due = time.Now().Add(f.every)
+	f.fullScan = news && f.unwatchedScans <= 3
+	f.rescanSoon = f.store.scanListing(found, f.touched) || f.fullScan
+	f.tree = found.newSymlinkFreeTree(f.dirs)
+	f.fullScanDue = time.Now().Add(f.rescanInterval)
 }
 
-// watch adds directories. Those that are watched already cost nothing, and one that was replaced is watched anew. It says
-// whether any was not watched all the time since the last scan.
-func (f *follower) watch(dirs []foundDir) (news bool) {
-	before, watched := f.dirs, f.watched()
+// watchDirs watches the directories. It skips those that are watched already and watches replaced ones again. unwatched
+// reports whether a directory was not watched during the whole time since the last scan.
+func (f *dirWatcher) watchDirs(dirs []foundDir) (news bool) {
+	before, watched := f.dirs, f.watchedDirs()
 	news = before == nil
 	f.dirs = make(map[string]fs.FileInfo, len(dirs))
 	for _, dir := range dirs {
@@ -77,13 +77,13 @@ func (f *follower) watch(dirs []foundDir) (news bool) {
 		}
 		f.dirs[dir.path] = dir.info
 		if err := f.watcher.Add(dir.path); err != nil {
-			f.store.log.Debug("a directory cannot be watched; looking at it regularly", "dir", dir.path, "err", err)
-			f.every = min(f.every, rescanUnwatched)
+			f.store.log.Debug("a directory cannot be watched; scanning it periodically", "dir", dir.path, "err", err)
+			f.rescanInterval = min(f.rescanInterval, rescanUnwatched)
 			news = true
 		}
 	}
 	for _, root := range f.store.cfg.Paths {
-		// The parent tells when a directory or file that was named is itself replaced.
+		// Events in the parent report that a configured directory or file was replaced.
 		parent := filepath.Dir(filepath.Clean(root))
 		news = news || !watched[parent]
 		_ = f.watcher.Add(parent)
@@ -91,8 +91,8 @@ func (f *follower) watch(dirs []foundDir) (news bool) {
 	return news
 }
 
-// watched are the directories that are watched. Those that were removed since are not among them.
-func (f *follower) watched() map[string]bool {
+// watchedDirs returns the directories that are watched, without removed ones.
+func (f *dirWatcher) watchedDirs() map[string]bool {
 	watched := map[string]bool{}
 	for _, dir := range f.watcher.WatchList() {
 		watched[dir] = true
@@ -100,52 +100,52 @@ func (f *follower) watched() map[string]bool {
 	return watched
 }
 
-// timer is when to scan though nothing was told of.
-func (f *follower) timer() <-chan time.Time {
-	if f.next == nil {
-		wait := time.Until(f.due)
-		if f.soon {
-			wait = min(wait, vanishGrace)
+// timer returns the channel that fires when a scan is due without events.
+func (f *dirWatcher) timer() <-chan time.Time {
+	if f.timerC == nil {
+		wait := time.Until(f.fullScanDue)
+		if f.rescanSoon {
+			wait = min(wait, removalGrace)
 		}
-		f.next = time.After(wait)
+		f.timerC = time.After(wait)
 	}
-	return f.next
+	return f.timerC
 }
 
-// concerns says whether an event is about what is read.
-func (f *follower) concerns(event fsnotify.Event) bool {
-	if f.linked[filepath.Clean(event.Name)] != "" {
+// isRelevant reports whether an event concerns a file that is read.
+func (f *dirWatcher) isRelevant(event fsnotify.Event) bool {
+	if f.linkTargets[filepath.Clean(event.Name)] != "" {
 		return true
 	}
 	name := filepath.Base(event.Name)
-	if isEditorFile(name) && !strings.HasPrefix(name, "..") { // "..data" is how Kubernetes replaces a volume's files
+	if isEditorFile(name) && !strings.HasPrefix(name, "..") { // Kubernetes replaces the files of a volume by renaming "..data"
 		return false
 	}
 	return slices.ContainsFunc(f.store.cfg.Paths, func(root string) bool {
 		root = filepath.Clean(root)
-		return within(root, event.Name) || within(event.Name, root)
+		return isWithin(root, event.Name) || isWithin(event.Name, root)
 	})
 }
 
-func within(dir, path string) bool {
+func isWithin(dir, path string) bool {
 	rel, err := filepath.Rel(dir, path)
 	return err == nil && rel != ".." && !strings.HasPrefix(rel, ".."+string(filepath.Separator))
 }
 
-// gather waits until the files are left alone.
-func (f *follower) gather(ctx context.Context, first fsnotify.Event) {
+// collectEvents records events until the files have not changed for the debounce time.
+func (f *dirWatcher) collectEvents(ctx context.Context, first fsnotify.Event) {
 	f.touched = map[string]bool{}
-	f.touch(first)
-	most := time.NewTimer(settleMost)
+	f.markTouched(first)
+	most := time.NewTimer(maxDebounce)
 	defer most.Stop()
-	quiet := time.NewTimer(settle)
+	quiet := time.NewTimer(debounce)
 	defer quiet.Stop()
 	for {
 		select {
 		case event := <-f.watcher.Events:
-			if f.concerns(event) {
-				f.touch(event)
-				quiet.Reset(settle)
+			if f.isRelevant(event) {
+				f.markTouched(event)
+				quiet.Reset(debounce)
 			}
 		case <-quiet.C:
 			return
@@ -157,11 +157,11 @@ func (f *follower) gather(ctx context.Context, first fsnotify.Event) {
 	}
 }
 
-// touch notes the file that an event is about, by the name by which it is read.
-func (f *follower) touch(event fsnotify.Event) {
+// markTouched records the file of an event under the name by which it is read.
+func (f *dirWatcher) markTouched(event fsnotify.Event) {
 	name := filepath.Clean(event.Name)
 	f.touched[name] = true
-	if link := f.linked[name]; link != "" {
+	if link := f.linkTargets[name]; link != "" {
 		f.touched[link] = true
 	}
 }

@@ -10,12 +10,13 @@ import (
 	"google.golang.org/protobuf/types/known/structpb"
 )
 
-// Encode writes a resource as a document, in JSON, that a Parser reads as the same resource.
+// Encode returns a resource as a JSON document that a Parser reads as the same resource.
 func Encode(r *Resource) ([]byte, error) { return encode(r) }
 
-// encode writes a resource as a document that a Parser reads as the same resource.
+// encode returns a resource as a document that a Parser reads as the same resource.
 //
-// It is the reverse of readSpec, and not protojson, which puts 64-bit numbers in quotes: text, to a Parser.
+// It is the reverse of readSpec. protojson is not suitable, because it quotes 64-bit numbers, which a Parser reads as
+// text.
 func encode(r *Resource) ([]byte, error) {
 	metadata := map[string]any{"name": r.Name, "namespace": r.Namespace}
 	if len(r.Labels) > 0 {

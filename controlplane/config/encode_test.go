@@ -25,7 +25,7 @@ func someCertificate(t *testing.T) string {
 	return string(pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: der}))
 }
 
-// roundTrip checks that a resource is read again as it was written.
+// roundTrip checks that an encoded resource is decoded unchanged.
 func roundTrip(t *testing.T, r *Resource) {
 	t.Helper()
 	text, err := encode(r)
@@ -38,7 +38,7 @@ func roundTrip(t *testing.T, r *Resource) {
 	}
 }
 
-func TestKeptDocumentsAreReadAsTheyWere(t *testing.T) {
+func TestEncodedDocumentsAreDecodedUnchanged(t *testing.T) {
 	for _, name := range samples(t) {
 		resources, _ := Parse(name, readSample(t, name))
 		for _, r := range resources {

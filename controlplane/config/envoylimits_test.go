@@ -6,8 +6,8 @@ import (
 	"testing"
 )
 
-// TestWhatEnvoyWouldRefuseIsRefusedFirst: it would refuse all else that it was sent with it too, or end itself.
-func TestWhatEnvoyWouldRefuseIsRefusedFirst(t *testing.T) {
+// Envoy would reject the whole response or crash.
+func TestValuesThatEnvoyRejectsAreRefused(t *testing.T) {
 	rule := func(fields string) string { return "hosts: [a]\nhttp: [{" + fields + "}]" }
 	to := "route: [{destination: {host: a}}]"
 	long := strings.Repeat("x", 20_000)
@@ -15,47 +15,47 @@ func TestWhatEnvoyWouldRefuseIsRefusedFirst(t *testing.T) {
 	path := func(p string) string { return policy(`to: [{operation: {paths: ["` + p + `"]}}]`) }
 	for name, c := range map[string]struct {
 		kind, spec string
-		want       complaint
+		want       expectedProblem
 	}{
-		"redirect.uri":          {"VirtualService", rule(`redirect: {uri: "/a\r\nb"}`), complaint{Error, "spec.http[0].redirect.uri", "/a\r\nb", "no line breaks"}},
-		"redirect.authority":    {"VirtualService", rule(`redirect: {authority: "a\r\nb"}`), complaint{Error, "spec.http[0].redirect.authority", "a\r\nb", "no line breaks"}},
-		"redirect by prefix":    {"VirtualService", rule(`redirect: {prefixRewrite: "/a\nb"}`), complaint{Error, "spec.http[0].redirect.prefixRewrite", "/a\nb", "no line breaks"}},
-		"rewrite.uri":           {"VirtualService", rule(`rewrite: {uri: "/a\r\nb"}, ` + to), complaint{Error, "spec.http[0].rewrite.uri", "/a\r\nb", "no line breaks"}},
-		"rewrite.authority":     {"VirtualService", rule(`rewrite: {authority: "a\r\nb"}, ` + to), complaint{Error, "spec.http[0].rewrite.authority", "a\r\nb", "no line breaks"}},
-		"rewrite by expression": {"VirtualService", rule(`rewrite: {uriRegexRewrite: {match: a, rewrite: "a\nb"}}, ` + to), complaint{Error, "spec.http[0].rewrite.uriRegexRewrite.rewrite", "a\nb", "no line breaks"}},
-		"long header":           {"VirtualService", rule(`headers: {request: {set: {a: ` + long + `}}}, ` + to), complaint{Error, "spec.http[0].headers.request.set[a]", shorten(long), "at most 16384"}},
-		"percent signs":         {"VirtualService", rule(`headers: {request: {set: {a: "` + strings.Repeat("%", 9_000) + `"}}}, ` + to), complaint{Error, "spec.http[0].headers.request.set[a]", shorten(strings.Repeat("%", 9_000)), "percent signs counted twice"}},
-		"long header's name":    {"VirtualService", rule(`headers: {request: {set: {` + strings.Repeat("x", 1000) + `: a}, remove: [` + long + `]}}, ` + to), complaint{Error, "spec.http[0].headers.request.remove[0]", shorten(long), "at most 16384"}},
-		"cors with a break":     {"VirtualService", rule(`corsPolicy: {allowHeaders: ["a\nb"]}, ` + to), complaint{Error, "spec.http[0].corsPolicy.allowHeaders", "a\nb", "no line breaks"}},
-		"large expression":      {"VirtualService", rule(`match: [{uri: {regex: '[acegikmoqsuwyACEGIKMOQSUWY02468!#%&=@]{1000}'}}], ` + to), complaint{Error, "spec.http[0].match[0].uri.regex", `[acegikmoqsuwyACEGIKMOQSUWY02468!#%&=@]{1000}`, "too large for a proxy"}},
-		"letter beyond a byte":  {"VirtualService", rule(`match: [{uri: {regex: '/\\\x{100}'}}], ` + to), complaint{Error, "spec.http[0].match[0].uri.regex", `/\\\x{100}`, `\x{100} is beyond \xff`}},
-		"classes of Unicode":    {"VirtualService", rule(`match: [{uri: {regex: '\pL{1000}'}}], ` + to), complaint{Error, "spec.http[0].match[0].uri.regex", `\pL{1000}`, "too large for a proxy"}},
-		"octal beyond a byte":   {"VirtualService", rule(`match: [{uri: {regex: '/\400'}}], ` + to), complaint{Error, "spec.http[0].match[0].uri.regex", `/\400`, `\400 is beyond \xff`}},
-		"range of bytes":        {"VirtualService", rule(`match: [{uri: {regex: '[\xff-Ā]'}}], ` + to), complaint{Error, "spec.http[0].match[0].uri.regex", `[\xff-Ā]`, "invalid character class range"}},
-		"nameless parameter":    {"VirtualService", rule(`match: [{queryParams: {"": {exact: a}}}], ` + to), complaint{Error, "spec.http[0].match[0].queryParams[]", "", "needs 1 to 1024"}},
-		"large answer":          {"VirtualService", rule(`directResponse: {status: 200, body: {string: ` + strings.Repeat("x", MaxDirectResponse+1) + `}}`), complaint{Error, "spec.http[0].directResponse.body", "1048577", "more than 1 MiB"}},
-		"hash by no header":     {"DestinationRule", "host: a\ntrafficPolicy: {loadBalancer: {consistentHash: {httpHeaderName: \"a\\nb\"}}}", complaint{Error, "spec.trafficPolicy.loadBalancer.consistentHash.httpHeaderName", "a\nb", "not the name of a header"}},
-		"hash by no parameter":  {"DestinationRule", "host: a\ntrafficPolicy: {loadBalancer: {consistentHash: {httpQueryParameterName: ''}}}", complaint{Error, "spec.trafficPolicy.loadBalancer.consistentHash.httpQueryParameterName", "", "name it"}},
-		"condition on a header": {"AuthorizationPolicy", policy(`when: [{key: "request.headers[a\nb]", values: [x]}]`), complaint{Error, "spec.rules[0].when[0].key", "a\nb", "not the name of a header"}},
-		"long host":             {"AuthorizationPolicy", policy(`to: [{operation: {hosts: [` + long + long + `]}}]`), complaint{Error, "spec.rules[0].to[0].operation.hosts[0]", shorten(long + long), "at most 255"}},
-		"long namespace":        {"AuthorizationPolicy", policy(`from: [{source: {notNamespaces: [` + long + `]}}]`), complaint{Error, "spec.rules[0].from[0].source.notNamespaces[0]", shorten(long), "at most 2048"}},
-		"long condition":        {"AuthorizationPolicy", policy(`when: [{key: source.namespace, notValues: [` + long + `]}]`), complaint{Error, "spec.rules[0].when[0].notValues[0]", shorten(long), "at most 2048"}},
-		"template without root": {"AuthorizationPolicy", path("{**}/x"), complaint{Error, "spec.rules[0].to[0].operation.paths[0]", "{**}/x", "does not begin with a slash"}},
-		"template of a star":    {"AuthorizationPolicy", path("{*}"), complaint{Error, "spec.rules[0].to[0].operation.paths[0]", "{*}", "does not begin with a slash"}},
-		"template of two ends":  {"AuthorizationPolicy", path("/a/{**}/b/{**}"), complaint{Error, "spec.rules[0].to[0].operation.paths[0]", "/a/{**}/b/{**}", "{**} stands behind {**}"}},
-		"template after end":    {"AuthorizationPolicy", path("/{**}/{*}/x"), complaint{Error, "spec.rules[0].to[0].operation.paths[0]", "/{**}/{*}/x", "{*} stands behind {**}"}},
-		"template with space":   {"AuthorizationPolicy", path("/{*}/a b"), complaint{Error, "spec.rules[0].to[0].operation.paths[0]", "/{*}/a b", `the part "a b"`}},
-		"template with pipe":    {"AuthorizationPolicy", path("/{*}/a|b"), complaint{Error, "spec.rules[0].to[0].operation.paths[0]", "/{*}/a|b", `the part "a|b"`}},
-		"template with accent":  {"AuthorizationPolicy", path("/é/{*}"), complaint{Error, "spec.rules[0].to[0].operation.paths[0]", "/é/{*}", `the part "é"`}},
-		"template with a hole":  {"AuthorizationPolicy", path("/a//{*}"), complaint{Error, "spec.rules[0].to[0].operation.paths[0]", "/a//{*}", "an empty part"}},
-		"template, two in one":  {"AuthorizationPolicy", path("/a{*}/x"), complaint{Error, "spec.rules[0].to[0].operation.paths[0]", "/a{*}/x", `the part "a{*}"`}},
-		"long template":         {"AuthorizationPolicy", path("/{*}/" + strings.Repeat("a", 254)), complaint{Error, "spec.rules[0].to[0].operation.paths[0]", shorten("/{*}/" + strings.Repeat("a", 254)), "at most 256"}},
+		"redirect.uri":          {"VirtualService", rule(`redirect: {uri: "/a\r\nb"}`), expectedProblem{Error, "spec.http[0].redirect.uri", "/a\r\nb", "no line breaks"}},
+		"redirect.authority":    {"VirtualService", rule(`redirect: {authority: "a\r\nb"}`), expectedProblem{Error, "spec.http[0].redirect.authority", "a\r\nb", "no line breaks"}},
+		"redirect by prefix":    {"VirtualService", rule(`redirect: {prefixRewrite: "/a\nb"}`), expectedProblem{Error, "spec.http[0].redirect.prefixRewrite", "/a\nb", "no line breaks"}},
+		"rewrite.uri":           {"VirtualService", rule(`rewrite: {uri: "/a\r\nb"}, ` + to), expectedProblem{Error, "spec.http[0].rewrite.uri", "/a\r\nb", "no line breaks"}},
+		"rewrite.authority":     {"VirtualService", rule(`rewrite: {authority: "a\r\nb"}, ` + to), expectedProblem{Error, "spec.http[0].rewrite.authority", "a\r\nb", "no line breaks"}},
+		"rewrite by expression": {"VirtualService", rule(`rewrite: {uriRegexRewrite: {match: a, rewrite: "a\nb"}}, ` + to), expectedProblem{Error, "spec.http[0].rewrite.uriRegexRewrite.rewrite", "a\nb", "no line breaks"}},
+		"long header":           {"VirtualService", rule(`headers: {request: {set: {a: ` + long + `}}}, ` + to), expectedProblem{Error, "spec.http[0].headers.request.set[a]", shorten(long), "at most 16384"}},
+		"percent signs":         {"VirtualService", rule(`headers: {request: {set: {a: "` + strings.Repeat("%", 9_000) + `"}}}, ` + to), expectedProblem{Error, "spec.http[0].headers.request.set[a]", shorten(strings.Repeat("%", 9_000)), "percent signs counted twice"}},
+		"long header's name":    {"VirtualService", rule(`headers: {request: {set: {` + strings.Repeat("x", 1000) + `: a}, remove: [` + long + `]}}, ` + to), expectedProblem{Error, "spec.http[0].headers.request.remove[0]", shorten(long), "at most 16384"}},
+		"cors with a break":     {"VirtualService", rule(`corsPolicy: {allowHeaders: ["a\nb"]}, ` + to), expectedProblem{Error, "spec.http[0].corsPolicy.allowHeaders", "a\nb", "no line breaks"}},
+		"large expression":      {"VirtualService", rule(`match: [{uri: {regex: '[acegikmoqsuwyACEGIKMOQSUWY02468!#%&=@]{1000}'}}], ` + to), expectedProblem{Error, "spec.http[0].match[0].uri.regex", `[acegikmoqsuwyACEGIKMOQSUWY02468!#%&=@]{1000}`, "too large for a proxy"}},
+		"letter beyond a byte":  {"VirtualService", rule(`match: [{uri: {regex: '/\\\x{100}'}}], ` + to), expectedProblem{Error, "spec.http[0].match[0].uri.regex", `/\\\x{100}`, `\x{100} is beyond \xff`}},
+		"classes of Unicode":    {"VirtualService", rule(`match: [{uri: {regex: '\pL{1000}'}}], ` + to), expectedProblem{Error, "spec.http[0].match[0].uri.regex", `\pL{1000}`, "too large for a proxy"}},
+		"octal beyond a byte":   {"VirtualService", rule(`match: [{uri: {regex: '/\400'}}], ` + to), expectedProblem{Error, "spec.http[0].match[0].uri.regex", `/\400`, `\400 is beyond \xff`}},
+		"range of bytes":        {"VirtualService", rule(`match: [{uri: {regex: '[\xff-Ā]'}}], ` + to), expectedProblem{Error, "spec.http[0].match[0].uri.regex", `[\xff-Ā]`, "invalid character class range"}},
+		"nameless parameter":    {"VirtualService", rule(`match: [{queryParams: {"": {exact: a}}}], ` + to), expectedProblem{Error, "spec.http[0].match[0].queryParams[]", "", "needs 1 to 1024"}},
+		"large answer":          {"VirtualService", rule(`directResponse: {status: 200, body: {string: ` + strings.Repeat("x", MaxDirectResponse+1) + `}}`), expectedProblem{Error, "spec.http[0].directResponse.body", "1048577", "more than 1 MiB"}},
+		"hash by no header":     {"DestinationRule", "host: a\ntrafficPolicy: {loadBalancer: {consistentHash: {httpHeaderName: \"a\\nb\"}}}", expectedProblem{Error, "spec.trafficPolicy.loadBalancer.consistentHash.httpHeaderName", "a\nb", "not the name of a header"}},
+		"hash by no parameter":  {"DestinationRule", "host: a\ntrafficPolicy: {loadBalancer: {consistentHash: {httpQueryParameterName: ''}}}", expectedProblem{Error, "spec.trafficPolicy.loadBalancer.consistentHash.httpQueryParameterName", "", "name it"}},
+		"condition on a header": {"AuthorizationPolicy", policy(`when: [{key: "request.headers[a\nb]", values: [x]}]`), expectedProblem{Error, "spec.rules[0].when[0].key", "a\nb", "not the name of a header"}},
+		"long host":             {"AuthorizationPolicy", policy(`to: [{operation: {hosts: [` + long + long + `]}}]`), expectedProblem{Error, "spec.rules[0].to[0].operation.hosts[0]", shorten(long + long), "at most 255"}},
+		"long namespace":        {"AuthorizationPolicy", policy(`from: [{source: {notNamespaces: [` + long + `]}}]`), expectedProblem{Error, "spec.rules[0].from[0].source.notNamespaces[0]", shorten(long), "at most 2048"}},
+		"long condition":        {"AuthorizationPolicy", policy(`when: [{key: source.namespace, notValues: [` + long + `]}]`), expectedProblem{Error, "spec.rules[0].when[0].notValues[0]", shorten(long), "at most 2048"}},
+		"template without root": {"AuthorizationPolicy", path("{**}/x"), expectedProblem{Error, "spec.rules[0].to[0].operation.paths[0]", "{**}/x", "does not begin with a slash"}},
+		"template of a star":    {"AuthorizationPolicy", path("{*}"), expectedProblem{Error, "spec.rules[0].to[0].operation.paths[0]", "{*}", "does not begin with a slash"}},
+		"template of two ends":  {"AuthorizationPolicy", path("/a/{**}/b/{**}"), expectedProblem{Error, "spec.rules[0].to[0].operation.paths[0]", "/a/{**}/b/{**}", "{**} follows {**}"}},
+		"template after end":    {"AuthorizationPolicy", path("/{**}/{*}/x"), expectedProblem{Error, "spec.rules[0].to[0].operation.paths[0]", "/{**}/{*}/x", "{*} follows {**}"}},
+		"template with space":   {"AuthorizationPolicy", path("/{*}/a b"), expectedProblem{Error, "spec.rules[0].to[0].operation.paths[0]", "/{*}/a b", `the part "a b"`}},
+		"template with pipe":    {"AuthorizationPolicy", path("/{*}/a|b"), expectedProblem{Error, "spec.rules[0].to[0].operation.paths[0]", "/{*}/a|b", `the part "a|b"`}},
+		"template with accent":  {"AuthorizationPolicy", path("/é/{*}"), expectedProblem{Error, "spec.rules[0].to[0].operation.paths[0]", "/é/{*}", `the part "é"`}},
+		"template with a hole":  {"AuthorizationPolicy", path("/a//{*}"), expectedProblem{Error, "spec.rules[0].to[0].operation.paths[0]", "/a//{*}", "an empty part"}},
+		"template, two in one":  {"AuthorizationPolicy", path("/a{*}/x"), expectedProblem{Error, "spec.rules[0].to[0].operation.paths[0]", "/a{*}/x", `the part "a{*}"`}},
+		"long template":         {"AuthorizationPolicy", path("/{*}/" + strings.Repeat("a", 254)), expectedProblem{Error, "spec.rules[0].to[0].operation.paths[0]", shorten("/{*}/" + strings.Repeat("a", 254)), "at most 256"}},
 	} {
-		t.Run(name, func(t *testing.T) { check(t, wrap(c.kind, c.spec), c.want) })
+		t.Run(name, func(t *testing.T) { checkProblem(t, wrap(c.kind, c.spec), c.want) })
 	}
 }
 
-func TestTemplatesBecomeEnvoys(t *testing.T) {
+func TestPathTemplatesAreConverted(t *testing.T) {
 	for given, want := range map[string]string{"/{**}": "/**", "/a/{*}": "/a/*", "/{*}/{**}": "/*/**", "/{*}/{*}/b": "/*/*/b", "/a.b/{**}/c:d@e": "/a.b/**/c:d@e"} {
 		if got, err := EnvoyPathTemplate(given); err != nil || got != want {
 			t.Errorf("%s becomes %q, %v", given, got, err)
@@ -63,7 +63,7 @@ func TestTemplatesBecomeEnvoys(t *testing.T) {
 	}
 }
 
-// FuzzPathTemplate: what comes out is of Envoy's grammar, whatever goes in.
+// FuzzPathTemplate checks that every accepted template matches Envoy's grammar.
 func FuzzPathTemplate(f *testing.F) {
 	for _, p := range []string{"/{**}", "/a/{*}/b", "{**}/x", "/a//{*}", "/é/{*}", "/{*}/{**}/{*}"} {
 		f.Add(p)

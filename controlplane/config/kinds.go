@@ -7,7 +7,7 @@ import (
 	"google.golang.org/protobuf/reflect/protoreflect"
 )
 
-// Kinds gives all the kinds that the control plane understands, in a fixed order.
+// Kinds returns the kinds that the control plane supports, in a fixed order.
 func Kinds() []Kind {
 	return []Kind{
 		Service, ServiceEntry, WorkloadEntry, VirtualService, DestinationRule, Gateway, Sidecar,
@@ -16,12 +16,12 @@ func Kinds() []Kind {
 	}
 }
 
-// kindInfo is what there is to know of a kind that has effect.
+// kindInfo describes a kind that has an effect.
 type kindInfo struct {
-	group    string // "" is Kubernetes' core
+	group    string // "" is the Kubernetes core group
 	versions []string
-	message  protoreflect.MessageType // of the spec; nil for a Service
-	validate func(s scope, spec protoreflect.ProtoMessage)
+	message  protoreflect.MessageType // type of the spec; nil for a Service
+	validate func(s validator, spec protoreflect.ProtoMessage)
 }
 
 const (
@@ -58,16 +58,16 @@ var kinds = map[Kind]kindInfo{
 	WasmPlugin:            istioKind(extensionsGroup, extensionsVersions, validateWasmPlugin),
 }
 
-func istioKind[M protoreflect.ProtoMessage](group string, versions []string, validate func(scope, M)) kindInfo {
+func istioKind[M protoreflect.ProtoMessage](group string, versions []string, validate func(validator, M)) kindInfo {
 	var zero M
 	return kindInfo{
 		group: group, versions: versions, message: zero.ProtoReflect().Type(),
-		validate: func(s scope, spec protoreflect.ProtoMessage) { validate(s, spec.(M)) },
+		validate: func(s validator, spec protoreflect.ProtoMessage) { validate(s, spec.(M)) },
 	}
 }
 
-// inertKinds are the kinds that are read past, by API group: they are found beside those above in everyone's files, and
-// have no effect on a mesh here.
+// inertKinds lists kinds that are skipped, by API group. They are common in users' files and have no effect on the
+// mesh.
 var inertKinds = map[string][]string{
 	"": {
 		"Pod", "ServiceAccount", "Namespace", "ConfigMap", "Endpoints", "PersistentVolume", "PersistentVolumeClaim",
@@ -92,7 +92,7 @@ var inertKinds = map[string][]string{
 	"cert-manager.io":              {"Certificate", "Issuer", "ClusterIssuer"},
 }
 
-// unsupportedKinds are those that users expect an effect of on a mesh, and that have none here yet.
+// unsupportedKinds lists kinds that affect a mesh elsewhere and are not supported here yet.
 var unsupportedKinds = map[string][]string{
 	extensionsGroup:    {"TrafficExtension"},
 	"install.istio.io": {"IstioOperator"},
@@ -103,17 +103,17 @@ var unsupportedKinds = map[string][]string{
 	"gateway.networking.x-k8s.io": {"XListenerSet", "XBackendTrafficPolicy", "XMesh"},
 }
 
-// topologyGroup is the project's own: a mesh's topology file may lie beside its configuration.
+// topologyGroup is the project's own group. A topology file may be in the configuration directory.
 const topologyGroup = "pilotfish"
 
-// isInert says whether a kind is one that is read past.
+// isInert reports whether a kind is skipped.
 func isInert(group, kind string) bool {
 	return slices.Contains(inertKinds[group], kind) || kind == "Mesh" && strings.Contains(group, topologyGroup)
 }
 
 func isUnsupported(group, kind string) bool { return slices.Contains(unsupportedKinds[group], kind) }
 
-// kindNames are all names of kinds, for suggestions.
+// kindNames returns the names of all kinds, for suggestions.
 func kindNames() []string {
 	var names []string
 	for _, kind := range Kinds() {
@@ -128,7 +128,7 @@ func kindNames() []string {
 	return slices.Compact(names)
 }
 
-// splitAPIVersion gives the group and version of an apiVersion: "v1" has the group "".
+// splitAPIVersion returns the group and version of an apiVersion. "v1" has the group "".
 func splitAPIVersion(apiVersion string) (group, version string) {
 	if group, version, ok := strings.Cut(apiVersion, "/"); ok {
 		return group, version
@@ -136,7 +136,7 @@ func splitAPIVersion(apiVersion string) (group, version string) {
 	return "", apiVersion
 }
 
-// allowedAPIVersions lists what a kind's apiVersion may be.
+// allowedAPIVersions lists the valid apiVersions of a kind.
 func (k kindInfo) allowedAPIVersions() string {
 	var list []string
 	for _, v := range k.versions {

@@ -9,11 +9,11 @@ import (
 
 	"go.yaml.in/yaml/v3"
 
-	"github.com/pilotfish-mesh/pilotfish/internal/nearest"
+	"github.com/pilotfish-mesh/pilotfish/internal/suggest"
 )
 
-// serviceFields are all fields of a Kubernetes Service's spec, of past versions too. Those that readService does not
-// read are about how a cluster makes a Service reachable, and have no effect on a mesh.
+// serviceFields lists all fields of a Kubernetes Service's spec, including removed ones. Fields that readService does
+// not read concern the cluster's own load balancing and have no effect on a mesh.
 var serviceFields = []string{
 	"type", "clusterIP", "clusterIPs", "externalName", "selector", "ports", "sessionAffinity", "sessionAffinityConfig",
 	"externalIPs", "externalTrafficPolicy", "internalTrafficPolicy", "healthCheckNodePort", "ipFamilies", "ipFamilyPolicy",
@@ -33,28 +33,28 @@ var (
 func (d *document) readService(n *yaml.Node) *ServiceSpec {
 	spec := &ServiceSpec{Type: "ClusterIP"}
 	if n == nil || isNull(n) {
-		d.refuseAt(d.origin, "spec", "", "a Service needs a spec", "give it ports and a selector")
+		d.refuseAt(d.origin, "spec", "", "a Service needs a spec", "set ports and a selector")
 		return spec
 	}
-	d.fields(n, "spec", serviceFields, func(name string, value *yaml.Node, path string) {
+	d.readFields(n, "spec", serviceFields, func(name string, value *yaml.Node, path string) {
 		switch name {
 		case "type":
-			spec.Type = d.oneOf(value, path, serviceTypes)
+			spec.Type = d.checkOneOf(value, path, serviceTypes)
 		case "clusterIP":
-			spec.ClusterIP, _ = d.text(value, path)
+			spec.ClusterIP, _ = d.readText(value, path)
 		case "clusterIPs":
 			d.readClusterIPs(value, path, spec)
 		case "externalName":
-			spec.ExternalName, _ = d.text(value, path)
+			spec.ExternalName, _ = d.readText(value, path)
 		case "selector":
-			if spec.Selector = d.textMap(value, path); len(spec.Selector) == 0 {
+			if spec.Selector = d.readTextMap(value, path); len(spec.Selector) == 0 {
 				spec.Selector = nil
 			}
 		case "ports":
 			spec.Ports = d.readServicePorts(value, path)
 		case "sessionAffinity":
-			if d.oneOf(value, path, sessionAffinity) == "ClientIP" {
-				d.reportAs(NoEffect, Warning, d.at(value), path, value.Value, "has no effect in this version", "remove it")
+			if d.checkOneOf(value, path, sessionAffinity) == "ClientIP" {
+				d.reportAs(NoEffect, Warning, d.nodePosition(value), path, value.Value, "has no effect in this version", "remove it")
 			}
 		}
 	})
@@ -64,19 +64,19 @@ func (d *document) readService(n *yaml.Node) *ServiceSpec {
 	return spec
 }
 
-func (d *document) oneOf(n *yaml.Node, path string, allowed []string) string {
-	text, ok := d.text(n, path)
+func (d *document) checkOneOf(n *yaml.Node, path string, allowed []string) string {
+	text, ok := d.readText(n, path)
 	if ok && !contains(allowed, text) {
-		remedy := "one of: " + list(allowed)
-		if match := nearest.Name(text, allowed); match != "" {
-			remedy = fmt.Sprintf("did you mean %s? Allowed are %s", match, list(allowed))
+		remedy := "one of: " + joinNames(allowed)
+		if match := suggest.Name(text, allowed); match != "" {
+			remedy = fmt.Sprintf("did you mean %s? Allowed are %s", match, joinNames(allowed))
 		}
 		d.refuse(n, path, text, "not a value of this field", remedy)
 	}
 	return text
 }
 
-// readClusterIPs takes the first of the addresses where the older field is not given, as Kubernetes does.
+// readClusterIPs uses the first address if clusterIP is not set, as Kubernetes does.
 func (d *document) readClusterIPs(n *yaml.Node, path string, spec *ServiceSpec) {
 	if !d.isList(n, path) {
 		return
@@ -84,10 +84,10 @@ func (d *document) readClusterIPs(n *yaml.Node, path string, spec *ServiceSpec) 
 	var all []string
 	for i, item := range n.Content {
 		at := fmt.Sprintf("%s[%d]", path, i)
-		item = resolve(item)
-		ip, ok := d.text(item, at)
+		item = followAlias(item)
+		ip, ok := d.readText(item, at)
 		if ok && ip != "None" {
-			d.checkClusterIP(d.at(item), at, ip)
+			d.checkClusterIP(d.nodePosition(item), at, ip)
 		}
 		all = append(all, ip)
 	}
@@ -101,7 +101,7 @@ func (d *document) readClusterIPs(n *yaml.Node, path string, spec *ServiceSpec) 
 
 func (d *document) checkClusterIP(at Position, path, ip string) {
 	if _, err := netip.ParseAddr(ip); err != nil {
-		d.refuseAt(at, path, ip, "not an IP address", "give an address, None for a headless Service, or nothing")
+		d.refuseAt(at, path, ip, "not an IP address", "set an address, None for a headless Service, or nothing")
 	}
 }
 
@@ -112,8 +112,8 @@ func (d *document) readServicePorts(n *yaml.Node, path string) []ServicePort {
 	var ports []ServicePort
 	for i, item := range n.Content {
 		at := fmt.Sprintf("%s[%d]", path, i)
-		item = resolve(item)
-		d.places[at] = d.at(item)
+		item = followAlias(item)
+		d.positions[at] = d.nodePosition(item)
 		ports = append(ports, d.readServicePort(item, at))
 	}
 	return ports
@@ -121,33 +121,33 @@ func (d *document) readServicePorts(n *yaml.Node, path string) []ServicePort {
 
 func (d *document) readServicePort(n *yaml.Node, path string) ServicePort {
 	port := ServicePort{Protocol: "TCP"}
-	d.fields(n, path, servicePortFields, func(name string, value *yaml.Node, path string) {
+	d.readFields(n, path, servicePortFields, func(name string, value *yaml.Node, path string) {
 		switch name {
 		case "name":
-			port.Name, _ = d.text(value, path)
+			port.Name, _ = d.readText(value, path)
 		case "protocol":
-			port.Protocol = d.oneOf(value, path, serviceProtocols)
+			port.Protocol = d.checkOneOf(value, path, serviceProtocols)
 		case "appProtocol":
-			port.AppProtocol, _ = d.text(value, path)
+			port.AppProtocol, _ = d.readText(value, path)
 		case "port":
-			port.Port = d.portNumber(value, path)
+			port.Port = d.readPortNumber(value, path)
 		case "targetPort":
 			d.readTargetPort(value, path, &port)
 		case "nodePort":
-			d.whole(value, path, 0, math.MaxUint16)
+			d.readInt(value, path, 0, math.MaxUint16)
 		}
 	})
 	return port
 }
 
-func (d *document) portNumber(n *yaml.Node, path string) uint32 {
-	number, _ := d.whole(n, path, 1, math.MaxUint16)
+func (d *document) readPortNumber(n *yaml.Node, path string) uint32 {
+	number, _ := d.readInt(n, path, 1, math.MaxUint16)
 	return uint32(number)
 }
 
 func (d *document) readTargetPort(n *yaml.Node, path string, port *ServicePort) {
 	if n.Kind != yaml.ScalarNode || n.ShortTag() != "!!str" {
-		port.TargetPort = d.portNumber(n, path)
+		port.TargetPort = d.readPortNumber(n, path)
 		return
 	}
 	if port.TargetPortName = n.Value; isDigits(n.Value) {
@@ -165,10 +165,10 @@ func (d *document) checkService(spec *ServiceSpec) {
 	if spec.Type == "ExternalName" {
 		d.checkExternalName(spec)
 	} else if len(spec.Ports) == 0 && spec.ClusterIP != "None" {
-		d.refuseAt(d.place("spec.ports"), "spec.ports", "", "a Service needs ports", "list the ports that callers use")
+		d.refuseAt(d.fieldPosition("spec.ports"), "spec.ports", "", "a Service needs ports", "list the ports that callers use")
 	}
 	if ip := spec.ClusterIP; ip != "" && ip != "None" {
-		d.checkClusterIP(d.place("spec.clusterIP"), "spec.clusterIP", ip)
+		d.checkClusterIP(d.fieldPosition("spec.clusterIP"), "spec.clusterIP", ip)
 	}
 	d.checkLabels(spec.Selector, "spec.selector")
 	d.checkServicePorts(spec.Ports)
@@ -177,7 +177,7 @@ func (d *document) checkService(spec *ServiceSpec) {
 func (d *document) checkExternalName(spec *ServiceSpec) {
 	name := strings.TrimSuffix(spec.ExternalName, ".")
 	if !dnsSubdomain.MatchString(name) {
-		d.refuseAt(d.place("spec.externalName"), "spec.externalName", spec.ExternalName, "a Service of type ExternalName needs the name of a host", "give its DNS name in lower case")
+		d.refuseAt(d.fieldPosition("spec.externalName"), "spec.externalName", spec.ExternalName, "a Service of type ExternalName needs the name of a host", "set its DNS name in lower case")
 	}
 }
 
@@ -187,19 +187,19 @@ func (d *document) checkServicePorts(ports []ServicePort) {
 		path := fmt.Sprintf("spec.ports[%d]", i)
 		switch {
 		case p.Port == 0:
-			d.refuseAt(d.place(path), path+".port", "", "a port needs a number", "set port")
+			d.refuseAt(d.fieldPosition(path), path+".port", "", "a port needs a number", "set port")
 			continue
 		case p.Name == "" && len(ports) > 1:
-			d.refuseAt(d.place(path), path+".name", "", "of several ports each needs a name", "name it by what it speaks: http, grpc, tcp-…")
+			d.refuseAt(d.fieldPosition(path), path+".name", "", "of several ports each needs a name", "name it by what it speaks: http, grpc, tcp-…")
 		case p.Name != "" && !dnsLabel.MatchString(p.Name):
-			d.refuseAt(d.place(path+".name"), path+".name", p.Name, "not a port's name", "use lower-case letters, digits and '-'")
+			d.refuseAt(d.fieldPosition(path+".name"), path+".name", p.Name, "not a port's name", "use lower-case letters, digits and '-'")
 		}
 		if first, taken := names[p.Name]; taken && p.Name != "" {
-			d.refuseAt(d.place(path+".name"), path+".name", p.Name, fmt.Sprintf("ports %d and %d have the same name", first, i), "rename one")
+			d.refuseAt(d.fieldPosition(path+".name"), path+".name", p.Name, fmt.Sprintf("ports %d and %d have the same name", first, i), "rename one")
 		}
 		number := fmt.Sprintf("%d/%s", p.Port, p.Protocol)
 		if first, taken := numbers[number]; taken {
-			d.refuseAt(d.place(path+".port"), path+".port", number, fmt.Sprintf("ports %d and %d have the same number", first, i), "remove one")
+			d.refuseAt(d.fieldPosition(path+".port"), path+".port", number, fmt.Sprintf("ports %d and %d have the same number", first, i), "remove one")
 		}
 		names[p.Name], numbers[number] = i, i
 	}

@@ -26,29 +26,30 @@ var (
 	denyKey   = Key{AuthorizationPolicy, "default", "deny"}
 )
 
-// restarts is a directory whose store is stopped and started again.
+// restarts is a directory whose store is restarted.
 type restarts struct {
-	t      *testing.T
-	dir    string
-	kept   string
-	log    bytes.Buffer
-	store  *DirStore
-	cancel context.CancelFunc
-	done   chan error
+	t            *testing.T
+	dir          string
+	lastGoodFile string
+	log          bytes.Buffer
+	store        *DirStore
+	cancel       context.CancelFunc
+	done         chan error
 }
 
 func newRestarts(t *testing.T) *restarts {
-	r := &restarts{t: t, dir: t.TempDir(), kept: filepath.Join(t.TempDir(), "last-good")}
+	r := &restarts{t: t, dir: t.TempDir(), lastGoodFile: filepath.Join(t.TempDir(), "last-good")}
 	t.Cleanup(r.stop)
 	return r
 }
 
 func (r *restarts) write(name, text string) { write(r.t, filepath.Join(r.dir, name), text) }
 
-// start makes the store and follows the files. What is asked of it before until is its first scan's.
+// start creates the store and watches the files. Before the first waitFor, the store contains the result of its first
+// scan.
 func (r *restarts) start() {
 	r.t.Helper()
-	store, err := NewDirStore(DirConfig{Paths: []string{r.dir}, LastGood: r.kept, Rescan: time.Hour, Logger: slog.New(slog.NewTextHandler(&r.log, nil))})
+	store, err := NewDirStore(DirConfig{Paths: []string{r.dir}, LastGood: r.lastGoodFile, Rescan: time.Hour, Logger: slog.New(slog.NewTextHandler(&r.log, nil))})
 	if err != nil {
 		r.t.Fatal(err)
 	}
@@ -72,21 +73,21 @@ func (r *restarts) stop() {
 	r.cancel = nil
 }
 
-func (r *restarts) until(what string, ok func() bool) {
+func (r *restarts) waitFor(what string, ok func() bool) {
 	r.t.Helper()
-	(&following{DirStore: r.store, t: r.t}).until(what, ok)
+	(&runningStore{DirStore: r.store, t: r.t}).waitFor(what, ok)
 }
 
-func (r *restarts) isKept() bool {
-	_, err := os.Stat(r.kept)
+func (r *restarts) hasLastGoodFile() bool {
+	_, err := os.Stat(r.lastGoodFile)
 	if err != nil && !errors.Is(err, fs.ErrNotExist) {
 		r.t.Fatal(err)
 	}
 	return err == nil
 }
 
-// breaks runs a store over good files, puts bad ones in their place, and stops it.
-func (r *restarts) breaks(good, bad map[string]string) {
+// breakFiles runs a store with valid files, replaces them by invalid ones, and stops it.
+func (r *restarts) breakFiles(good, bad map[string]string) {
 	r.t.Helper()
 	for name, text := range good {
 		r.write(name, text)
@@ -96,14 +97,14 @@ func (r *restarts) breaks(good, bad map[string]string) {
 	for name, text := range bad {
 		r.write(name, text)
 	}
-	r.until("the documents are stale and kept", func() bool {
+	r.waitFor("the documents are stale and kept", func() bool {
 		stale := 0
 		for _, d := range r.store.Documents() {
 			if d.State == Stale {
 				stale++
 			}
 		}
-		data, _ := os.ReadFile(r.kept)
+		data, _ := os.ReadFile(r.lastGoodFile)
 		return stale > 0 && bytes.Count(data, []byte(`"since":`)) == stale && stale >= len(bad)
 	})
 	r.stop()
@@ -138,7 +139,7 @@ func (r *restarts) wantStrict() {
 func badStrict() string { return strings.Replace(strictDocument, "STRICT", "STRICTT", 1) }
 func badDeny() string   { return strings.Replace(denyDocument, "spec: {}", "spec: {rulez: []}", 1) }
 
-func TestRestartKeepsTheLastGoodVersionsOfRefusedDocuments(t *testing.T) {
+func TestRestartRetainsLastGoodVersions(t *testing.T) {
 	for name, bad := range map[string]map[string]string{
 		"refused":             {"strict.yaml": badStrict(), "deny.yaml": badDeny()},
 		"unreadable as YAML":  {"strict.yaml": "{", "deny.yaml": "apiVersion: v1\n  kind: x\n"},
@@ -148,7 +149,7 @@ func TestRestartKeepsTheLastGoodVersionsOfRefusedDocuments(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			r := newRestarts(t)
-			r.breaks(map[string]string{"strict.yaml": strictDocument, "deny.yaml": denyDocument}, bad)
+			r.breakFiles(map[string]string{"strict.yaml": strictDocument, "deny.yaml": denyDocument}, bad)
 			before := r.state(strictKey)
 			for range 2 { // a second restart is no different
 				r.start()
@@ -158,45 +159,45 @@ func TestRestartKeepsTheLastGoodVersionsOfRefusedDocuments(t *testing.T) {
 				if after.State != Stale || !after.Since.Equal(before.Since) || after.At != before.At {
 					t.Errorf("the document was %+v, and is %+v", before, after)
 				}
-				if at := r.store.Get(strictKey).Place("spec.mtls.mode"); at.File != filepath.Join(r.dir, "strict.yaml") || at.Line != 1 {
-					t.Errorf("it stands at %s", at)
+				if at := r.store.Get(strictKey).PositionOf("spec.mtls.mode"); at.File != filepath.Join(r.dir, "strict.yaml") || at.Line != 1 {
+					t.Errorf("its position is %s", at)
 				}
 				r.run()
-				r.until("it is told of", func() bool { return len(severe(r.store.Problems(), Error)) >= 2 })
+				r.waitFor("it is reported", func() bool { return len(withSeverity(r.store.Problems(), Error)) >= 2 })
 				r.stop()
 			}
 		})
 	}
 }
 
-func TestMendedDocumentIsInForceAndNothingIsKeptAnyMore(t *testing.T) {
+func TestFixedDocumentRemovesLastGoodFile(t *testing.T) {
 	r := newRestarts(t)
-	r.breaks(map[string]string{"a.yaml": service("a", 80)}, map[string]string{"a.yaml": strings.Replace(service("a", 80), "port:", "prot:", 1)})
+	r.breakFiles(map[string]string{"a.yaml": service("a", 80)}, map[string]string{"a.yaml": strings.Replace(service("a", 80), "port:", "prot:", 1)})
 	r.start()
 	r.run()
 	r.write("a.yaml", service("a", 81))
-	r.until("the mended document is in force", func() bool { return portOf(r.store, "a") == 81 })
-	r.until("nothing is kept", func() bool { return !r.isKept() })
+	r.waitFor("the mended document is in force", func() bool { return portOf(r.store, "a") == 81 })
+	r.waitFor("nothing is kept", func() bool { return !r.hasLastGoodFile() })
 	if d := r.state(serviceKey("a")); d.State != InForce {
 		t.Errorf("document is %+v", d)
 	}
 }
 
-func TestDocumentMendedWhileNobodyLookedIsInForceAtOnce(t *testing.T) {
+func TestDocumentFixedBeforeRestartIsInForce(t *testing.T) {
 	r := newRestarts(t)
-	r.breaks(map[string]string{"a.yaml": service("a", 80)}, map[string]string{"a.yaml": "{"})
+	r.breakFiles(map[string]string{"a.yaml": service("a", 80)}, map[string]string{"a.yaml": "{"})
 	r.write("a.yaml", service("a", 81))
 	r.start()
 	if d := r.state(serviceKey("a")); portOf(r.store, "a") != 81 || d.State != InForce || d.At.Line != 1 {
 		t.Errorf("port %d is in force, document is %+v", portOf(r.store, "a"), d)
 	}
 	r.run()
-	r.until("nothing is kept", func() bool { return !r.isKept() })
+	r.waitFor("nothing is kept", func() bool { return !r.hasLastGoodFile() })
 }
 
-func TestDocumentRemovedWhileNobodyLookedStaysRemoved(t *testing.T) {
+func TestDocumentRemovedBeforeRestartStaysRemoved(t *testing.T) {
 	r := newRestarts(t)
-	r.breaks(map[string]string{"a.yaml": service("a", 80), "b.yaml": service("b", 80)}, map[string]string{"a.yaml": "{", "b.yaml": "{"})
+	r.breakFiles(map[string]string{"a.yaml": service("a", 80), "b.yaml": service("b", 80)}, map[string]string{"a.yaml": "{", "b.yaml": "{"})
 	if err := os.Remove(filepath.Join(r.dir, "a.yaml")); err != nil {
 		t.Fatal(err)
 	}
@@ -204,12 +205,12 @@ func TestDocumentRemovedWhileNobodyLookedStaysRemoved(t *testing.T) {
 	r.start()
 	r.wantInForce(false, serviceKey("a"), serviceKey("b"))
 	r.run()
-	r.until("nothing is kept", func() bool { return !r.isKept() })
+	r.waitFor("nothing is kept", func() bool { return !r.hasLastGoodFile() })
 }
 
-func TestRefusedDocumentThatMovedWhileNobodyLookedKeepsItsLastGoodVersion(t *testing.T) {
+func TestDocumentMovedBeforeRestartRetainsLastGoodVersion(t *testing.T) {
 	r := newRestarts(t)
-	r.breaks(map[string]string{"a.yaml": strictDocument}, map[string]string{"a.yaml": badStrict()})
+	r.breakFiles(map[string]string{"a.yaml": strictDocument}, map[string]string{"a.yaml": badStrict()})
 	since := r.state(strictKey).Since
 	if err := os.Rename(filepath.Join(r.dir, "a.yaml"), filepath.Join(r.dir, "b.yaml")); err != nil {
 		t.Fatal(err)
@@ -221,9 +222,9 @@ func TestRefusedDocumentThatMovedWhileNobodyLookedKeepsItsLastGoodVersion(t *tes
 	}
 }
 
-func TestFileThatIsEmptyAtARestartIsTakenForOneBeingWritten(t *testing.T) {
+func TestFileEmptyAtRestartRetainsDocuments(t *testing.T) {
 	r := newRestarts(t)
-	r.breaks(map[string]string{"a.yaml": strictDocument}, map[string]string{"a.yaml": badStrict()})
+	r.breakFiles(map[string]string{"a.yaml": strictDocument}, map[string]string{"a.yaml": badStrict()})
 	r.write("a.yaml", "")
 	r.start()
 	r.wantStrict()
@@ -232,7 +233,7 @@ func TestFileThatIsEmptyAtARestartIsTakenForOneBeingWritten(t *testing.T) {
 	}
 	r.write("a.yaml", badStrict())
 	r.run()
-	r.until("it is told of", func() bool { return len(severe(r.store.Problems(), Error)) > 0 })
+	r.waitFor("it is reported", func() bool { return len(withSeverity(r.store.Problems(), Error)) > 0 })
 	r.wantStrict()
 }
 
@@ -246,26 +247,26 @@ func TestDamagedLastGoodFileIsAWarning(t *testing.T) {
 			r := newRestarts(t)
 			r.write("a.yaml", badStrict())
 			r.write("b.yaml", service("b", 80))
-			write(t, r.kept, text)
+			write(t, r.lastGoodFile, text)
 			r.start()
 			if portOf(r.store, "b") != 80 {
 				t.Error("the good documents are not in force")
 			}
-			if !strings.Contains(r.log.String(), "level=WARN") || !strings.Contains(r.log.String(), r.kept) {
+			if !strings.Contains(r.log.String(), "level=WARN") || !strings.Contains(r.log.String(), r.lastGoodFile) {
 				t.Errorf("logged %s", r.log.String())
 			}
 		})
 	}
 }
 
-func TestGoodDocumentBesideADamagedOneIsTaken(t *testing.T) {
+func TestDamagedLastGoodDocumentDoesNotAffectOthers(t *testing.T) {
 	r := newRestarts(t)
-	r.breaks(map[string]string{"a.yaml": strictDocument}, map[string]string{"a.yaml": badStrict()})
-	data, err := os.ReadFile(r.kept)
+	r.breakFiles(map[string]string{"a.yaml": strictDocument}, map[string]string{"a.yaml": badStrict()})
+	data, err := os.ReadFile(r.lastGoodFile)
 	if err != nil {
 		t.Fatal(err)
 	}
-	write(t, r.kept, strings.Replace(string(data), `"documents":[`, `"documents":[{"document":{"kind":"Nothing"}},`, 1))
+	write(t, r.lastGoodFile, strings.Replace(string(data), `"documents":[`, `"documents":[{"document":{"kind":"Nothing"}},`, 1))
 	r.start()
 	r.wantStrict()
 	if !strings.Contains(r.log.String(), "Nothing") {
@@ -273,59 +274,59 @@ func TestGoodDocumentBesideADamagedOneIsTaken(t *testing.T) {
 	}
 }
 
-func TestUnreadableOrUnwritableLastGoodFileIsAWarningAndAllStaysInForce(t *testing.T) {
+func TestUnusableLastGoodFileIsAWarning(t *testing.T) {
 	r := newRestarts(t)
-	r.kept = filepath.Join(r.kept, "none", "last-good") // its directory is not there
+	r.lastGoodFile = filepath.Join(r.lastGoodFile, "none", "last-good") // its directory does not exist
 	r.write("a.yaml", strictDocument)
 	r.start()
 	r.run()
 	r.write("a.yaml", badStrict())
-	r.until("it is refused", func() bool { return r.state(strictKey).State == Stale })
+	r.waitFor("it is refused", func() bool { return r.state(strictKey).State == Stale })
 	r.stop()
 	r.wantStrict()
-	if n := strings.Count(r.log.String(), "cannot be kept"); n != 1 || !strings.Contains(r.log.String(), r.kept) {
-		t.Errorf("told %d times: %s", n, r.log.String())
+	if n := strings.Count(r.log.String(), "cannot be stored"); n != 1 || !strings.Contains(r.log.String(), r.lastGoodFile) {
+		t.Errorf("logged %d times: %s", n, r.log.String())
 	}
-	r.kept = r.dir // a directory cannot be read as a file
+	r.lastGoodFile = r.dir // a directory is not readable as a file
 	r.start()
-	if !strings.Contains(r.log.String(), "is lost") {
+	if !strings.Contains(r.log.String(), "was lost") {
 		t.Errorf("logged %s", r.log.String())
 	}
 }
 
-func TestLastGoodFileIsItsOwnersAlone(t *testing.T) {
+func TestLastGoodFileIsPrivate(t *testing.T) {
 	r := newRestarts(t)
-	write(t, r.kept, "{}") // by somebody else, for all to read
-	r.breaks(map[string]string{"a.yaml": strictDocument}, map[string]string{"a.yaml": badStrict()})
-	info, err := os.Stat(r.kept)
+	write(t, r.lastGoodFile, "{}") // by another program, readable for all users
+	r.breakFiles(map[string]string{"a.yaml": strictDocument}, map[string]string{"a.yaml": badStrict()})
+	info, err := os.Stat(r.lastGoodFile)
 	if err != nil || info.Mode().Perm() != 0o600 {
 		t.Errorf("mode %v, %v", info.Mode(), err)
 	}
-	if entries, err := os.ReadDir(filepath.Dir(r.kept)); err != nil || len(entries) != 1 {
-		t.Errorf("beside it are %v, %v", entries, err)
+	if entries, err := os.ReadDir(filepath.Dir(r.lastGoodFile)); err != nil || len(entries) != 1 {
+		t.Errorf("other entries are %v, %v", entries, err)
 	}
 }
 
-func TestStoreThatNeverRunsLeavesTheLastGoodFileAlone(t *testing.T) {
+func TestStoreThatDoesNotRunDoesNotWriteLastGoodFile(t *testing.T) {
 	r := newRestarts(t)
-	r.breaks(map[string]string{"a.yaml": strictDocument}, map[string]string{"a.yaml": badStrict()})
-	if _, err := NewDirStore(DirConfig{Paths: []string{t.TempDir()}, LastGood: r.kept}); err != nil {
+	r.breakFiles(map[string]string{"a.yaml": strictDocument}, map[string]string{"a.yaml": badStrict()})
+	if _, err := NewDirStore(DirConfig{Paths: []string{t.TempDir()}, LastGood: r.lastGoodFile}); err != nil {
 		t.Fatal(err)
 	}
 	r.start()
 	r.wantStrict()
 }
 
-func TestPoliciesAreKeptFirstWhenThereIsNotRoomForAll(t *testing.T) {
-	var documents []unsaid
+func TestPoliciesHavePriorityInAFullLastGoodFile(t *testing.T) {
+	var documents []retainedDocument
 	large := strings.Repeat("x", MaxFileSize/4)
 	for i := range 6 {
 		r := workload(fmt.Sprintf("w%d", i), "1.1.1.1")
 		r.Annotations = map[string]string{"note": large}
-		documents = append(documents, unsaid{held: held{resource: r}})
+		documents = append(documents, retainedDocument{acceptedVersion: acceptedVersion{resource: r}})
 	}
-	documents = append(documents, unsaid{held: held{resource: &Resource{Key: strictKey, Spec: &security.PeerAuthentication{}}}})
-	data, left, err := encodeKept(documents)
+	documents = append(documents, retainedDocument{acceptedVersion: acceptedVersion{resource: &Resource{Key: strictKey, Spec: &security.PeerAuthentication{}}}})
+	data, left, err := encodeLastAccepted(documents)
 	if err != nil || len(data) > MaxFileSize || left != 3 {
 		t.Fatalf("%d bytes, %d left out, %v", len(data), left, err)
 	}
@@ -338,8 +339,8 @@ func FuzzLastGood(f *testing.F) {
 	f.Add([]byte(`{"documents":[{"file":"/a.yaml","at":{"file":"/a.yaml","line":1},"since":"2024-01-01T00:00:00Z","document":{"apiVersion":"v1","kind":"Service","metadata":{"name":"a"},"spec":{"ports":[{"port":80}]}}}]}`))
 	f.Add([]byte(`{"documents":[null]}`))
 	f.Fuzz(func(t *testing.T, data []byte) {
-		var l lastGood
-		l.read(Parser{}, data)
+		var l lastAccepted
+		l.decode(Parser{}, data)
 		for key, h := range l.byKey {
 			if h.resource == nil || h.resource.Key != key || !h.stale {
 				t.Errorf("%s holds %+v", key, h)
@@ -348,21 +349,21 @@ func FuzzLastGood(f *testing.F) {
 	})
 }
 
-func TestRestartKeepsTheDocumentsOfAFileThatCannotBeRead(t *testing.T) {
+func TestRestartRetainsDocumentsOfAnUnreadableFile(t *testing.T) {
 	r := newRestarts(t)
 	r.write("a.yaml", strictDocument)
 	r.start()
 	r.run()
-	// A file of which every read fails, for root too: nothing is mapped at the beginning of a process's memory.
+	// Every read of this file fails, also for root: the first page of a process's memory is not mapped.
 	path := filepath.Join(r.dir, "a.yaml")
 	if err := errors.Join(os.Symlink("/proc/self/mem", path+".new"), os.Rename(path+".new", path)); err != nil {
 		t.Fatal(err)
 	}
-	r.until("the document is kept", r.isKept)
+	r.waitFor("the document is kept", r.hasLastGoodFile)
 	r.stop()
 	r.start()
 	r.wantStrict()
-	if ps := severe(r.store.Problems(), Error); len(ps) != 1 || !strings.Contains(ps[0].Message, "cannot be read") {
+	if ps := withSeverity(r.store.Problems(), Error); len(ps) != 1 || !strings.Contains(ps[0].Message, "cannot be read") {
 		t.Errorf("problems are %v", ps)
 	}
 }

@@ -6,14 +6,14 @@ import (
 	"strings"
 )
 
-// maxLogFormat bounds one text of a log's format.
+// maxLogFormat limits the size of one format text, in bytes.
 const maxLogFormat = 16384
 
-// CheckLogFormat checks a text with commands as access logs have them (%REQ(:METHOD)%): all proxies have to know them, or
-// they would refuse all that the format is for.
+// CheckLogFormat checks a text with access log commands (%REQ(:METHOD)%). All supported Envoys must know the commands,
+// because Envoy refuses the whole resource otherwise.
 func CheckLogFormat(format string) error {
 	if len(format) > maxLogFormat {
-		return fmt.Errorf("it has %d characters; at most %d are taken", len(format), maxLogFormat)
+		return fmt.Errorf("it has %d characters; at most %d are allowed", len(format), maxLogFormat)
 	}
 	for {
 		i := strings.IndexByte(format, '%')
@@ -27,10 +27,10 @@ func CheckLogFormat(format string) error {
 		}
 		command := logCommandPattern.FindStringSubmatch(format)
 		if command == nil {
-			return fmt.Errorf("%q does not begin a command: write a percent sign twice to have one", clip(format, 24))
+			return fmt.Errorf("%q does not begin a command: write a percent sign twice to have one", clipCommand(format, 24))
 		}
 		if err := checkLogCommand(command[1], command[2], command[3]); err != nil {
-			return fmt.Errorf("%s: %w", clip(command[0], 80), err)
+			return fmt.Errorf("%s: %w", clipCommand(command[0], 80), err)
 		}
 		format = format[len(command[0]):]
 	}
@@ -38,7 +38,7 @@ func CheckLogFormat(format string) error {
 
 var logCommandPattern = regexp.MustCompile(`^%([A-Z0-9_]+)(\(.*?\))?(:[0-9]{1,5})?%`)
 
-func clip(text string, most int) string {
+func clipCommand(text string, most int) string {
 	if len(text) > most {
 		return text[:most] + "…"
 	}
@@ -52,17 +52,17 @@ func checkLogCommand(name, arguments, length string) error {
 	case !known:
 		return fmt.Errorf("not all proxies know this command")
 	case takes == noArguments && arguments != "":
-		return fmt.Errorf("it takes no arguments")
+		return fmt.Errorf("it accepts no arguments")
 	case takes == noArguments && length != "":
 		return fmt.Errorf("its length cannot be limited")
 	case takes >= someArguments && inner == "":
 		return fmt.Errorf("it needs arguments")
 	case strings.ContainsAny(arguments, "\r\n\x00"):
 		return fmt.Errorf("its arguments must not have line breaks")
-	case takes == aHeader:
+	case takes == headerArguments:
 		return checkHeaderArgument(inner)
-	case takes == aFilterState && !filterStateArgument.MatchString(inner):
-		return fmt.Errorf("it takes a key, and PLAIN or TYPED behind a colon")
+	case takes == filterStateArguments && !filterStateArgument.MatchString(inner):
+		return fmt.Errorf("it needs a key, and optionally PLAIN or TYPED after a colon")
 	case name == "CEL":
 		return CheckCEL(inner)
 	}
@@ -76,24 +76,24 @@ var (
 
 func checkHeaderArgument(text string) error {
 	if !headerArgument.MatchString(text) {
-		return fmt.Errorf("it takes the name of a header, and of one more behind a question mark")
+		return fmt.Errorf("it needs the name of a header, and optionally a second one after a question mark")
 	}
 	return nil
 }
 
-// What a command takes in parentheses. Those from someArguments on need it.
+// Arguments of a command in parentheses. From someArguments on they are required.
 const (
 	noArguments = iota
-	mayHaveArguments
+	optionalArguments
 	someArguments
-	aHeader
-	aFilterState
+	headerArguments
+	filterStateArguments
 )
 
 var logCommands = map[string]int{
-	"REQ": aHeader, "RESP": aHeader, "TRAILER": aHeader, "DYNAMIC_METADATA": someArguments, "CLUSTER_METADATA": someArguments,
-	"UPSTREAM_METADATA": someArguments, "FILTER_STATE": aFilterState, "ENVIRONMENT": someArguments, "CEL": someArguments,
-	"START_TIME": mayHaveArguments, "DOWNSTREAM_PEER_CERT_V_START": mayHaveArguments, "DOWNSTREAM_PEER_CERT_V_END": mayHaveArguments,
+	"REQ": headerArguments, "RESP": headerArguments, "TRAILER": headerArguments, "DYNAMIC_METADATA": someArguments, "CLUSTER_METADATA": someArguments,
+	"UPSTREAM_METADATA": someArguments, "FILTER_STATE": filterStateArguments, "ENVIRONMENT": someArguments, "CEL": someArguments,
+	"START_TIME": optionalArguments, "DOWNSTREAM_PEER_CERT_V_START": optionalArguments, "DOWNSTREAM_PEER_CERT_V_END": optionalArguments,
 	"PROTOCOL": 0, "UPSTREAM_PROTOCOL": 0, "RESPONSE_CODE": 0, "RESPONSE_CODE_DETAILS": 0, "RESPONSE_FLAGS": 0, "RESPONSE_FLAGS_LONG": 0,
 	"CONNECTION_TERMINATION_DETAILS": 0, "BYTES_RECEIVED": 0, "BYTES_SENT": 0, "UPSTREAM_WIRE_BYTES_SENT": 0,
 	"UPSTREAM_WIRE_BYTES_RECEIVED": 0, "UPSTREAM_HEADER_BYTES_SENT": 0, "UPSTREAM_HEADER_BYTES_RECEIVED": 0,

@@ -7,33 +7,36 @@ import (
 	"go.yaml.in/yaml/v3"
 )
 
-// Bounds on what one file may hold. They are far above what people write, and keep a hostile or mistaken file from
-// costing more than its own size.
+// Limits of one file. They are far above practical sizes, and prevent that an invalid file costs more memory than its
+// size.
 const (
 	MaxFileSize   = 16 << 20 // bytes
-	MaxDocuments  = 20_000   // a file
-	MaxNesting    = 64       // mappings and lists in one another
-	maxExpansion  = 200_000  // values of one document more than are written, once its aliases are followed
-	maxListNested = 4        // documents of kind List in one another
+	MaxDocuments  = 20_000   // per file
+	MaxNesting    = 64       // depth of mappings and lists
+	maxExpansion  = 200_000  // values that aliases may add to one document
+	maxListNested = 4        // depth of documents of kind List
 )
 
-// Parser reads the documents of files.
+// Parser parses and validates the documents of files.
 type Parser struct {
-	// DefaultNamespace is the namespace of documents that name none; "default" when empty.
+	// DefaultNamespace is the namespace of documents that specify none; "default" if empty.
 	DefaultNamespace string
-	// Check looks at each document that is good so far, for what this package cannot know: whether Envoy has what it
-	// speaks of. A problem of severity Error refuses the document. Nil checks nothing.
+	// Check validates each document that has no error so far. It finds what this package cannot know, for example
+	// values that Envoy rejects. A problem of severity Error refuses the document. Nil checks nothing.
 	Check func(*Resource) []Problem
-	// StartsProxies: what ProxyConfigs say is in force when proxies start, since it is the reader who starts them.
+	// StartsProxies is set if the control plane starts the proxies itself, so that ProxyConfigs apply when proxies
+	// start.
 	StartsProxies bool
+	// OnInvalidPolicy selects the effect of a policy of which no version was ever accepted.
+	OnInvalidPolicy OnInvalidPolicy
 }
 
-// Parse reads the documents of one file, as Parser.Parse does, with "default" as the namespace of those that name none.
+// Parse is Parser.Parse with the default namespace "default".
 func Parse(file string, data []byte) ([]*Resource, []Problem) { return Parser{}.Parse(file, data) }
 
-// Parse reads the documents of one file, YAML or JSON, and gives those that are good and what is to be said of all.
-// A bad document (a Problem of severity Error) is left out by itself. Of two documents of one name the first is taken.
-// file is only used to say where something stands.
+// Parse parses the documents of one file, YAML or JSON. It returns the valid resources and the problems of all
+// documents. An invalid document (a Problem of severity Error) does not affect the other ones. Of two documents with
+// one name, the first is returned. file is used only in positions.
 func (p Parser) Parse(file string, data []byte) ([]*Resource, []Problem) {
 	f := p.parse(file, data)
 	var resources []*Resource
@@ -42,24 +45,35 @@ func (p Parser) Parse(file string, data []byte) ([]*Resource, []Problem) {
 			resources = append(resources, d.resource)
 		}
 	}
+	for _, policy := range f.policies {
+		f.problems = append(f.problems, policy.newProblem(p.OnInvalidPolicy, p.isDenied(policy)))
+	}
 	return resources, f.problems
 }
 
-// parsedFile is all that a file says.
+// isDenied reports whether all traffic to a refused policy's workloads is denied while the policy has no accepted version.
+func (p Parser) isDenied(policy *refusedPolicy) bool {
+	return policy.denial != nil && p.OnInvalidPolicy != IgnoreInvalid
+}
+
+// parsedFile is the result of parsing a file.
 type parsedFile struct {
 	documents []parsedDocument
 	problems  []Problem
-	// blind is set when something in the file could not be read so far as to know which resources it holds.
-	blind bool
+	// incomplete is set if the file contains something whose resource is unknown.
+	incomplete bool
+	// unreadable is set if a part of the text could not be parsed.
+	unreadable bool
+	policies   []*refusedPolicy
 }
 
-// parsedDocument is what became of one document. Of those with a name, resource is nil when it was refused.
+// parsedDocument is the result of one document. resource is nil if the document is refused or inert.
 type parsedDocument struct {
-	key      Key
-	at       Position
-	resource *Resource
-	inert    bool // it has no effect here by its kind
-	kindless bool // its kind is not known, and might be meant to be any
+	key         Key
+	at          Position
+	resource    *Resource
+	inert       bool // the kind has no effect here
+	unknownKind bool // the kind is unknown; any kind may be meant
 }
 
 func (p Parser) parse(file string, data []byte) *parsedFile {
@@ -67,40 +81,40 @@ func (p Parser) parse(file string, data []byte) *parsedFile {
 		p.DefaultNamespace = "default"
 	}
 	f := &fileParser{Parser: p, file: file, out: &parsedFile{}, seen: map[Key]Position{}}
-	if problem := f.unreadable(data); problem != nil {
-		f.refuse(*problem)
+	if problem := f.checkText(data); problem != nil {
+		f.addUnreadable(*problem)
 		return f.out
 	}
 	if roots, ok := readJSON(data); ok {
 		for _, root := range roots {
-			f.document(root, 0, 0)
+			f.readDocument(root, 0, 0)
 		}
 		return f.out
 	}
 	for _, c := range splitDocuments(data) {
-		f.chunk(c)
+		f.readChunk(c)
 	}
 	return f.out
 }
 
 type fileParser struct {
 	Parser
-	file  string
-	out   *parsedFile
-	seen  map[Key]Position
-	count int
-	full  bool // MaxDocuments has been told of
+	file          string
+	out           *parsedFile
+	seen          map[Key]Position
+	count         int
+	limitReported bool // exceeding MaxDocuments was reported
 }
 
-// refuse records that something could not be read at all.
-func (f *fileParser) refuse(p Problem) {
+// addUnreadable records that a part of the file cannot be parsed.
+func (f *fileParser) addUnreadable(p Problem) {
 	p.Code, p.Severity = Unreadable, Error
 	p.At.File = f.file
 	f.out.problems = append(f.out.problems, p)
-	f.out.blind = true
+	f.out.incomplete, f.out.unreadable = true, true
 }
 
-func (f *fileParser) unreadable(data []byte) *Problem {
+func (f *fileParser) checkText(data []byte) *Problem {
 	if len(data) > MaxFileSize {
 		return &Problem{
 			Message: fmt.Sprintf("the file is larger than %d MiB", MaxFileSize>>20),
@@ -125,60 +139,73 @@ func (f *fileParser) unreadable(data []byte) *Problem {
 	return &Problem{At: Position{Line: line, Column: column}, Message: "not UTF-8 text", Remedy: "save the file as UTF-8"}
 }
 
-func (f *fileParser) chunk(c chunk) {
+func (f *fileParser) readChunk(c chunk) {
 	nodes, err := readYAML(c.text)
 	for _, node := range nodes {
-		f.document(node, c.line, 0)
+		f.readDocument(node, c.line, 0)
 	}
 	if err != nil {
-		f.refuse(syntaxProblem(c, err))
+		f.addUnreadable(syntaxProblem(c, err))
 	}
 }
 
-// document reads one document, or each of a List.
-func (f *fileParser) document(root *yaml.Node, offset, nested int) {
-	d := &document{file: f.file, offset: offset, places: map[string]Position{}, startsProxies: f.StartsProxies}
+// readDocument reads one document, or each document of a List.
+func (f *fileParser) readDocument(root *yaml.Node, offset, nested int) {
+	d := &document{file: f.file, offset: offset, positions: map[string]Position{}, startsProxies: f.StartsProxies}
 	if f.count++; f.count > MaxDocuments {
-		if !f.full {
-			f.full = true
-			f.refuse(Problem{
-				At:      d.at(root),
+		if !f.limitReported {
+			f.limitReported = true
+			f.addUnreadable(Problem{
+				At:      d.nodePosition(root),
 				Message: fmt.Sprintf("the file has more than %d documents; the rest is not read", MaxDocuments), Remedy: "split it into several files",
 			})
 		}
 		return
 	}
-	if nested == 0 && !d.bounded(root) {
-		f.finish(d, nil)
+	if nested == 0 && !d.checkSize(root) {
+		f.addRefusedPolicy(d, root)
+		f.addDocument(d, nil)
 		return
 	}
-	head := d.readHead(root, f.DefaultNamespace)
+	head := d.readHeader(root, f.DefaultNamespace)
 	if head.items != nil && nested < maxListNested {
-		f.out.problems = append(f.out.problems, d.named()...)
+		f.out.problems = append(f.out.problems, d.sortedProblems()...)
 		for _, item := range head.items.Content {
-			f.document(resolve(item), offset, nested+1)
+			f.readDocument(followAlias(item), offset, nested+1)
 		}
 		return
 	}
-	f.finish(d, d.read(head, f.Check))
+	r := d.read(head, f.Check)
+	f.addRefusedPolicy(d, root)
+	f.addDocument(d, r)
 }
 
-// finish records what became of a document: accepted with a resource, refused without.
-func (f *fileParser) finish(d *document, r *Resource) {
-	if d.key.Name != "" && !d.inert && !d.nameless && !d.kindless {
+// addRefusedPolicy records a refused policy.
+func (f *fileParser) addRefusedPolicy(d *document, root *yaml.Node) {
+	if !d.refused {
+		return
+	}
+	if p := d.readRefusedPolicy(root, f.DefaultNamespace); p != nil {
+		f.out.policies = append(f.out.policies, p)
+	}
+}
+
+// addDocument records the result of a document. r is nil if it is refused.
+func (f *fileParser) addDocument(d *document, r *Resource) {
+	if d.key.Name != "" && !d.inert && !d.invalidName && !d.unknownKind {
 		if first, taken := f.seen[d.key]; taken {
-			d.refuseAs(DuplicateName, d.place("metadata.name"), "metadata.name", d.key.Name, fmt.Sprintf("there is a %s of this name already, at %s, which is the one that counts", d.key.Kind, first),
+			d.refuseAs(DuplicateName, d.fieldPosition("metadata.name"), "metadata.name", d.key.Name, fmt.Sprintf("a %s of this name already exists at %s, and is the one in force", d.key.Kind, first),
 				"rename one of the two, or remove it")
-			f.out.problems = append(f.out.problems, d.named()...)
+			f.out.problems = append(f.out.problems, d.sortedProblems()...)
 			return
 		}
 		f.seen[d.key] = d.origin
 	}
-	f.out.problems = append(f.out.problems, d.named()...)
-	if d.refused && (d.nameless || d.key.Name == "") {
-		f.out.blind = true
+	f.out.problems = append(f.out.problems, d.sortedProblems()...)
+	if d.refused && (d.invalidName || d.key.Name == "") {
+		f.out.incomplete = true
 	}
 	if d.key.Kind != "" || d.key.Name != "" {
-		f.out.documents = append(f.out.documents, parsedDocument{key: d.key, at: d.origin, resource: r, inert: d.inert, kindless: d.kindless})
+		f.out.documents = append(f.out.documents, parsedDocument{key: d.key, at: d.origin, resource: r, inert: d.inert, unknownKind: d.unknownKind})
 	}
 }

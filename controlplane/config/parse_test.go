@@ -36,8 +36,8 @@ func samples(t testing.TB) []string {
 	return names
 }
 
-// severe leaves out the problems below a severity.
-func severe(problems []Problem, severities ...Severity) (out []Problem) {
+// withSeverity returns the problems with one of the severities.
+func withSeverity(problems []Problem, severities ...Severity) (out []Problem) {
 	for _, p := range problems {
 		for _, s := range severities {
 			if p.Severity == s {
@@ -62,7 +62,7 @@ func TestDocumentsOfTheUsualShapeParse(t *testing.T) {
 	for _, name := range samples(t) {
 		t.Run(name, func(t *testing.T) {
 			resources, problems := Parse(name, readSample(t, name))
-			for _, p := range severe(problems, Error) {
+			for _, p := range withSeverity(problems, Error) {
 				t.Error(p)
 			}
 			var keys []string
@@ -76,7 +76,7 @@ func TestDocumentsOfTheUsualShapeParse(t *testing.T) {
 	}
 }
 
-// Istio's own decoder is the judge of what a spec means: both have to agree on every sample.
+// This package and Istio's own decoder must decode every sample equally.
 func TestSpecsMeanWhatIstiosDecoderReads(t *testing.T) {
 	compared := 0
 	for _, name := range samples(t) {
@@ -108,7 +108,7 @@ func rawSpecs(t *testing.T, name string) map[Key][]byte {
 	specs := map[Key][]byte{}
 	dec := yaml.NewDecoder(strings.NewReader(string(readSample(t, name))))
 	if strings.HasSuffix(name, ".json") {
-		return nil // of the same kinds as the others
+		return nil // same kinds as in other samples
 	}
 	for {
 		var doc struct {
@@ -153,7 +153,7 @@ func stringKeys(v any) any {
 
 func TestServiceIsReadAsKubernetesDoes(t *testing.T) {
 	resources, problems := Parse("s.yaml", readSample(t, "bookstore.yaml"))
-	if errs := severe(problems, Error, Warning); len(errs) > 0 {
+	if errs := withSeverity(problems, Error, Warning); len(errs) > 0 {
 		t.Error(errs)
 	}
 	want := &ServiceSpec{
@@ -174,7 +174,7 @@ func TestServiceIsReadAsKubernetesDoes(t *testing.T) {
 	}
 }
 
-func TestPlacesLeadBackToTheText(t *testing.T) {
+func TestPositionsOfFields(t *testing.T) {
 	data := readSample(t, "routing.yaml")
 	resources, _ := Parse("routing.yaml", data)
 	lines := strings.Split(string(data), "\n")
@@ -188,9 +188,9 @@ func TestPlacesLeadBackToTheText(t *testing.T) {
 		"spec.gateways[1]":                        "shop/front-door",
 		"metadata.annotations":                    "annotations:",
 	} {
-		at := resources[0].Place(path)
+		at := resources[0].PositionOf(path)
 		if at.File != "routing.yaml" || at.Line == 0 || !strings.HasPrefix(lines[at.Line-1][at.Column-1:], text) {
-			t.Errorf("%s is said to be at %s", path, at)
+			t.Errorf("%s has position %s", path, at)
 		}
 	}
 	if at := resources[1].Origin; lines[at.Line-1] != "apiVersion: networking.istio.io/v1" {
@@ -227,7 +227,7 @@ func TestBadDocumentIsRefusedAlone(t *testing.T) {
 	}
 }
 
-func TestSyntaxErrorsAreToldAtTheirLine(t *testing.T) {
+func TestSyntaxErrorsHaveLineNumbers(t *testing.T) {
 	for text, want := range map[string]string{
 		"a: 1\nb: 2\nc: d: e\nf: 1\n":   `f.yaml:3: error: "c: d: e": not YAML: a colon where no field can begin`,
 		"a:\n  b: 1\n c: 2\nd: 3\n":     `f.yaml:3: error: "c: 2": not YAML: the indentation does not fit`,
@@ -266,7 +266,7 @@ func TestFilesOfAllFormsParse(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			resources, problems := Parse("f", []byte(text))
-			if errs := severe(problems, Error); len(errs) > 0 || len(resources) == 0 || resources[0].Name != "good" {
+			if errs := withSeverity(problems, Error); len(errs) > 0 || len(resources) == 0 || resources[0].Name != "good" {
 				t.Errorf("resources %v, problems %v", resources, problems)
 			}
 		})
@@ -297,14 +297,14 @@ func TestMergeKeysAndAnchorsAreFollowed(t *testing.T) {
 	}
 }
 
-func TestNamespaceIsTheDefaultWhereNoneIsGiven(t *testing.T) {
+func TestNamespaceDefaults(t *testing.T) {
 	resources, _ := Parser{DefaultNamespace: "shop"}.Parse("f", []byte(good))
 	if len(resources) != 1 || resources[0].Namespace != "shop" {
 		t.Errorf("got %v", resources)
 	}
 }
 
-func TestAgeOfADocumentFromAClusterIsKept(t *testing.T) {
+func TestCreationTimeOfAnExportedDocumentIsUsed(t *testing.T) {
 	resources, _ := Parse("routing.yaml", readSample(t, "routing.yaml"))
 	if got := resources[0].Created.UTC().Format("2006-01-02"); got != "2024-03-01" {
 		t.Errorf("created %s", got)
@@ -314,7 +314,7 @@ func TestAgeOfADocumentFromAClusterIsKept(t *testing.T) {
 	}
 }
 
-func TestSecondDocumentOfANameIsRefusedAndNamesBothPlaces(t *testing.T) {
+func TestDuplicateDocumentProblemNamesBothPositions(t *testing.T) {
 	resources, problems := Parse("f.yaml", []byte(good+"---\n"+good))
 	if len(resources) != 1 || resources[0].Origin.Line != 1 {
 		t.Errorf("resources %v", resources)

@@ -7,26 +7,26 @@ import (
 	"strings"
 )
 
-// templateText is what Envoy takes as the plain text of one part of a template.
+// templateText matches what Envoy accepts as the literal text of one path segment.
 var templateText = regexp.MustCompile(`^[a-zA-Z0-9\-._~%!$&'()+,;:@=]+$`)
 
-// maxTemplate is Envoy's bound of a template.
+// maxTemplate is Envoy's limit for the length of a template.
 const maxTemplate = 256
 
-// EnvoyPathTemplate gives a template of a path, as AuthorizationPolicies write it, in Envoy's form: "/a/{*}/{**}" is
-// "/a/*/**". What is not of Envoy's grammar is an error: an Envoy that gets such a template ends itself.
+// EnvoyPathTemplate converts a path template of an AuthorizationPolicy to Envoy's form: "/a/{*}/{**}" becomes
+// "/a/*/**". It fails if the template does not match Envoy's grammar, because Envoy would crash.
 func EnvoyPathTemplate(p string) (string, error) {
 	rest, ok := strings.CutPrefix(p, "/")
 	if !ok {
 		return "", errors.New("it does not begin with a slash")
 	}
 	parts := strings.Split(rest, "/")
-	last := false // {**} has come
+	last := false // {**} was found
 	for i, part := range parts {
 		switch {
 		case part == "{*}" || part == "{**}":
 			if last {
-				return "", fmt.Errorf("%s stands behind {**}", part)
+				return "", fmt.Errorf("%s follows {**}", part)
 			}
 			last = part == "{**}"
 			parts[i] = strings.Trim(part, "{}")
@@ -38,7 +38,7 @@ func EnvoyPathTemplate(p string) (string, error) {
 	}
 	template := "/" + strings.Join(parts, "/")
 	if len(template) > maxTemplate {
-		return "", fmt.Errorf("without its braces it has %d bytes; at most %d are taken", len(template), maxTemplate)
+		return "", fmt.Errorf("without its braces it has %d bytes; at most %d are allowed", len(template), maxTemplate)
 	}
 	return template, nil
 }

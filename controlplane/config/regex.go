@@ -9,9 +9,9 @@ import (
 	"unicode"
 )
 
-// checkRegex checks an expression as all supported Envoys read it. The language is that of Go's, RE2; but where the older
-// ones go by letters, as Go does, the newer go by bytes: for them every byte of the expression is a letter, and there are
-// none beyond 0xff.
+// checkRegex checks an expression for all supported Envoys. The syntax is RE2, as in Go. Older Envoys match characters,
+// as Go does. Newer ones match bytes: each byte of the expression is a character, and characters above 0xff do not
+// exist.
 func checkRegex(expr string) error {
 	byLetter, err := syntax.Parse(expr, syntax.Perl)
 	if err != nil {
@@ -47,16 +47,16 @@ func checkEscapes(expr string) error {
 				return fmt.Errorf("%s is beyond \\xff, and newer proxies compare bytes: write the letter itself", m[0])
 			}
 		}
-		i++ // what is escaped escapes nothing
+		i++ // skip the escaped character
 	}
 	return nil
 }
 
-// maxProgram is how large an expression an agent's Envoy takes: re2.max_program_size.error_level in its bootstrap.
+// maxProgram is the maximum program size in the bootstrap of an agent's Envoy: re2.max_program_size.error_level.
 const maxProgram = 32768
 
-// programSize estimates from above how many instructions Envoy makes of an expression: one for each of Go's, one for each
-// range of letters, and several for a range beyond ASCII, which is one of sequences of bytes.
+// programSize returns an upper estimate of Envoy's program size: one instruction for each of Go's, one for each
+// character range, and eight more for a range beyond ASCII, which compiles to byte sequences.
 func programSize(parsed *syntax.Regexp) int {
 	program, err := syntax.Compile(parsed.Simplify())
 	if err != nil {

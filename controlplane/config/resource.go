@@ -1,6 +1,6 @@
-// Package config holds the documents that describe a mesh: Istio's resources and Kubernetes Services, as users have
-// them in files. It parses and validates them, keeps them in stores, and tells who watches what changed. It knows
-// nothing of Envoy.
+// Package config contains the documents that describe a mesh: Istio's resources and Kubernetes Services, as users write
+// them in files. It parses and validates them, holds them in stores, and notifies subscribers of changes. It does not
+// depend on Envoy.
 package config
 
 import (
@@ -10,11 +10,11 @@ import (
 	"google.golang.org/protobuf/proto"
 )
 
-// Kind is the kind of a resource, as in its `kind:` field. API versions of one kind are one and the same here:
-// networking.istio.io/v1, v1beta1 and v1alpha3 have the same fields.
+// Kind is the kind of a resource, as in its `kind:` field. API versions are not distinguished: networking.istio.io/v1,
+// v1beta1 and v1alpha3 have the same fields.
 type Kind string
 
-// The kinds that the control plane understands.
+// The kinds that the control plane supports.
 const (
 	Service             Kind = "Service"
 	Secret              Kind = "Secret"
@@ -26,7 +26,7 @@ const (
 	Sidecar             Kind = "Sidecar"
 	PeerAuthentication  Kind = "PeerAuthentication"
 	AuthorizationPolicy Kind = "AuthorizationPolicy"
-	// RequestAuthentication says which tokens of end users are taken.
+	// RequestAuthentication specifies which end-user tokens are accepted.
 	RequestAuthentication Kind = "RequestAuthentication"
 	EnvoyFilter           Kind = "EnvoyFilter"
 	WorkloadGroup         Kind = "WorkloadGroup"
@@ -35,7 +35,7 @@ const (
 	WasmPlugin            Kind = "WasmPlugin"
 )
 
-// Key names one resource.
+// Key identifies one resource.
 type Key struct {
 	Kind      Kind   `json:"kind"`
 	Namespace string `json:"namespace"`
@@ -44,7 +44,7 @@ type Key struct {
 
 func (k Key) String() string { return fmt.Sprintf("%s %s/%s", k.Kind, k.Namespace, k.Name) }
 
-// Position is a place in a file. Line and Column count from 1; 0 is unknown.
+// Position is a position in a file. Line and Column begin with 1; 0 is unknown.
 type Position struct {
 	File   string `json:"file,omitempty"`
 	Line   int    `json:"line,omitempty"`
@@ -63,30 +63,32 @@ func (p Position) String() string {
 	return fmt.Sprintf("%s:%d:%d", p.File, p.Line, p.Column)
 }
 
-// Resource is one document. It is immutable once it is in a store: whoever changes a resource puts a new one.
+// Resource is one document. A resource in a store is immutable; a change puts a new resource.
 type Resource struct {
 	Key
 	APIVersion  string
 	Labels      map[string]string
 	Annotations map[string]string
-	// Created orders resources of which the oldest wins (VirtualServices of one host, for instance); ties are broken by
-	// namespace and name. Documents that were taken from a cluster bring theirs along; other documents of files
-	// have none, and come first; what is put into a store by a program gets the time of that.
+	// Created orders resources of which the oldest wins, for example VirtualServices of one host. Ties are broken by
+	// namespace and name. Documents exported from a cluster have a creation time. Other documents in files have none
+	// and precede them. A program that puts a resource into a MemoryStore without one sets it to the current time.
 	Created time.Time
-	// Origin is where the document begins; empty when it did not come from a file.
+	// Origin is the position of the document; empty if it is not from a file.
 	Origin Position
 	// Spec is a pointer to the kind's own type: *v1alpha3.VirtualService and so on of istio.io/api
 	// (networking/v1alpha3, security/v1beta1), and *ServiceSpec and *SecretSpec for Kubernetes Services and Secrets.
 	Spec any
-	// Places maps a field path of the document ("spec.http[0].route[0].destination.host") to where it stands in the
-	// file, for messages about what only shows later (a host that does not exist). Nil when it did not come from a file.
-	Places map[string]Position
+	// Positions maps a field path of the document ("spec.http[0].route[0].destination.host") to its position in the
+	// file, for problems that are found later (an unknown host). Nil if the document is not from a file.
+	Positions map[string]Position
+	// Denial marks a policy that replaces a refused document and denies what that document selects.
+	Denial bool
 }
 
-// Place is where the field stands, or its nearest parent that is known, or the document.
-func (r *Resource) Place(path string) Position {
+// PositionOf returns the position of a field, or of its nearest known parent, or of the document.
+func (r *Resource) PositionOf(path string) Position {
 	for p := path; p != ""; p = parentPath(p) {
-		if at, ok := r.Places[p]; ok {
+		if at, ok := r.Positions[p]; ok {
 			return at
 		}
 	}
@@ -102,7 +104,7 @@ func parentPath(path string) string {
 	return ""
 }
 
-// Equal says whether two resources mean the same: all but their place and time of creation.
+// Equal reports whether two resources are equal except for their positions and creation times.
 func (r *Resource) Equal(o *Resource) bool {
 	if r == nil || o == nil {
 		return r == o
@@ -136,36 +138,36 @@ func equalMaps(a, b map[string]string) bool {
 	return true
 }
 
-// Severity grades a Problem.
+// Severity is the severity of a Problem.
 type Severity string
 
 const (
-	// Error: the document is refused; the last good one of its name stays in force.
+	// Error: the document is refused; its last accepted version stays in force.
 	Error Severity = "error"
-	// Warning: the document is in force, and something in it will not do what its author expects.
+	// Warning: the document is in force, but a part of it does not have the expected effect.
 	Warning Severity = "warning"
 	// Info: the document was read and has no effect here (a Deployment, for instance).
 	Info Severity = "info"
 )
 
-// ProblemAttr is the attribute that a log record has when it tells of a Problem, for whoever shows problems by other
-// means and wants each only once.
+// ProblemAttr is the attribute of a log record that reports a Problem. A program that displays problems by other means
+// uses it to suppress the duplicate.
 const ProblemAttr = "problem"
 
-// Problem is something wrong with a document, with all that its author needs to mend it.
+// Problem is a problem of a document, with the information that its author needs to fix it.
 type Problem struct {
-	// Code says which kind of finding it is (see Codes).
+	// Code is the kind of finding (see Codes).
 	Code     Code     `json:"code"`
 	Severity Severity `json:"severity"`
-	// Key names the resource as far as it could be read.
+	// Key identifies the resource, as far as it could be read.
 	Key Key      `json:"resource"`
 	At  Position `json:"at"`
-	// Field is the path of the field ("spec.http[0].timeout"); empty when it is the document as a whole.
+	// Field is the path of the field ("spec.http[0].timeout"); empty if the problem concerns the whole document.
 	Field string `json:"field,omitempty"`
-	// Value is the offending value as written.
+	// Value is the invalid value as written.
 	Value   string `json:"value,omitempty"`
 	Message string `json:"message"`
-	// Remedy says what to do.
+	// Remedy describes how to fix the problem.
 	Remedy string `json:"remedy,omitempty"`
 }
 
@@ -190,11 +192,12 @@ func (p Problem) String() string {
 	return s
 }
 
-// Store holds the resources that are in force. All methods are safe for concurrent use.
+// Store contains the resources in force. All methods are safe for concurrent use.
 type Store interface {
-	// List gives the resources of a kind, ordered by namespace and name. The slice is the caller's, the resources are not.
+	// List returns the resources of a kind, ordered by namespace and name. The caller owns the slice, but not the
+	// resources.
 	List(kind Kind) []*Resource
-	// Get gives one resource, or nil.
+	// Get returns one resource, or nil.
 	Get(key Key) *Resource
 	// Subscribe calls notify after each change with the keys that were added, changed or removed, in the order of the
 	// changes and never concurrently. notify must not block. The returned function ends the subscription.

@@ -19,29 +19,28 @@ import (
 	"github.com/pilotfish-mesh/pilotfish/internal/pemtext"
 )
 
-// SecretSpec is what is read of a Kubernetes Secret that has a certificate, the certificates of authorities, or what registries
-// of images ask for. It is never
-// written anywhere but into the file of last good documents: neither its String nor its JSON shows what is in it.
+// SecretSpec is the content of a Kubernetes Secret with a certificate, CA certificates or registry credentials. It is
+// written only to the file of last accepted documents: String and JSON do not reveal it.
 type SecretSpec struct {
-	// Certificate is a chain and Key its private key, in PEM; empty when the Secret has none.
+	// Certificate is a certificate chain and Key its private key, in PEM; empty if the Secret has none.
 	Certificate, Key []byte
-	// Authorities are certificates of authorities, and Revoked lists of what these have revoked, in PEM.
+	// Authorities are CA certificates, and Revoked the certificate revocation lists of these CAs, in PEM.
 	Authorities, Revoked []byte
-	// Registries is what a client of container registries shows to them, in Docker's JSON.
+	// Registries are the credentials for container registries, in Docker's JSON format.
 	Registries []byte
-	// Accounts are the service accounts whose proxies may have it; nil: all of the namespace.
+	// Accounts are the service accounts whose proxies may receive the Secret; nil: all of the namespace.
 	Accounts []string
 }
 
-// AccountsAnnotation names the service accounts whose proxies may have a Secret, with commas between them.
+// AccountsAnnotation lists the service accounts whose proxies may receive a Secret, separated by commas.
 const AccountsAnnotation = "pilotfish.dev/service-accounts"
 
-// For says whether proxies of a service account may have the secret.
-func (s *SecretSpec) For(account string) bool {
+// IsAllowedFor reports whether proxies of a service account may receive the Secret.
+func (s *SecretSpec) IsAllowedFor(account string) bool {
 	return s.Accounts == nil || slices.Contains(s.Accounts, account)
 }
 
-func accountsOf(annotations map[string]string) []string {
+func parseAccounts(annotations map[string]string) []string {
 	text, ok := annotations[AccountsAnnotation]
 	if !ok {
 		return nil
@@ -55,16 +54,16 @@ func accountsOf(annotations map[string]string) []string {
 	return accounts
 }
 
-// String does not show the secret.
+// String does not reveal the secret.
 func (*SecretSpec) String() string { return "(a secret)" }
 
-// GoString does not show the secret.
+// GoString does not reveal the secret.
 func (*SecretSpec) GoString() string { return "(a secret)" }
 
-// MarshalJSON does not show the secret.
+// MarshalJSON does not reveal the secret.
 func (*SecretSpec) MarshalJSON() ([]byte, error) { return []byte(`"(a secret)"`), nil }
 
-// Equal says whether two hold the same.
+// Equal reports whether two specs are equal.
 func (s *SecretSpec) Equal(o *SecretSpec) bool {
 	return bytes.Equal(s.Certificate, o.Certificate) && bytes.Equal(s.Key, o.Key) &&
 		bytes.Equal(s.Authorities, o.Authorities) && bytes.Equal(s.Revoked, o.Revoked) &&
@@ -74,7 +73,7 @@ func (s *SecretSpec) Equal(o *SecretSpec) bool {
 
 var secretFields = []string{"apiVersion", "kind", "metadata", "data", "stringData", "type", "immutable"}
 
-// The names that a Secret's parts have: those of type kubernetes.io/tls first, then those that Istio knows beside them.
+// Keys of a Secret's data: first those of type kubernetes.io/tls, then Istio's alternatives.
 var (
 	certificateNames = []string{"tls.crt", "cert"}
 	keyNames         = []string{"tls.key", "key"}
@@ -82,22 +81,22 @@ var (
 	revokedNames     = []string{"ca.crl", "crl"}
 )
 
-// readSecret reads a Secret; nil when it has nothing that a proxy shows or checks. What is told of it says nothing of its
-// content.
+// readSecret returns the content of a Secret, or nil if it contains nothing that proxies use. Its problems do not
+// reveal the content.
 func (d *document) readSecret(root *yaml.Node) *SecretSpec {
 	content := map[string][]byte{}
 	for i := 0; i+1 < len(root.Content); i += 2 {
-		value := resolve(root.Content[i+1])
+		value := followAlias(root.Content[i+1])
 		switch root.Content[i].Value {
 		case "data":
-			maps.Copy(content, d.secretParts(value, "data", base64.StdEncoding.DecodeString))
-		case "stringData": // counts more than data
-			maps.Copy(content, d.secretParts(value, "stringData", func(s string) ([]byte, error) { return []byte(s), nil }))
+			maps.Copy(content, d.readSecretParts(value, "data", base64.StdEncoding.DecodeString))
+		case "stringData": // has precedence over data
+			maps.Copy(content, d.readSecretParts(value, "stringData", func(s string) ([]byte, error) { return []byte(s), nil }))
 		}
 	}
 	spec := &SecretSpec{
-		Certificate: firstOf(content, certificateNames), Key: firstOf(content, keyNames),
-		Authorities: firstOf(content, authorityNames), Revoked: firstOf(content, revokedNames),
+		Certificate: firstValue(content, certificateNames), Key: firstValue(content, keyNames),
+		Authorities: firstValue(content, authorityNames), Revoked: firstValue(content, revokedNames),
 		Registries: content[registriesName],
 	}
 	if len(spec.Certificate)+len(spec.Key)+len(spec.Authorities)+len(spec.Registries) == 0 {
@@ -109,21 +108,21 @@ func (d *document) readSecret(root *yaml.Node) *SecretSpec {
 	return spec
 }
 
-func (d *document) secretParts(n *yaml.Node, path string, decode func(string) ([]byte, error)) map[string][]byte {
+func (d *document) readSecretParts(n *yaml.Node, path string, decode func(string) ([]byte, error)) map[string][]byte {
 	out := map[string][]byte{}
 	if isNull(n) {
 		return out
 	}
 	if n.Kind != yaml.MappingNode {
-		d.refuseAt(d.at(n), path, "", "expected fields", "write one `name: value` a line below it")
+		d.refuseAt(d.nodePosition(n), path, "", "expected fields", "write one `name: value` a line below it")
 		return out
 	}
 	for i := 0; i+1 < len(n.Content); i += 2 {
-		name, value := n.Content[i].Value, resolve(n.Content[i+1])
+		name, value := n.Content[i].Value, followAlias(n.Content[i+1])
 		at := path + "[" + name + "]"
-		d.mark(at, n.Content[i], value)
+		d.setPosition(at, n.Content[i], value)
 		if !slices.Contains(slices.Concat(certificateNames, keyNames, authorityNames, revokedNames, []string{registriesName}), name) || isNull(value) {
-			continue // of no concern here
+			continue // not used by proxies
 		}
 		text := strings.Join(strings.Fields(value.Value), "")
 		if path == "stringData" {
@@ -131,7 +130,7 @@ func (d *document) secretParts(n *yaml.Node, path string, decode func(string) ([
 		}
 		part, err := decode(text)
 		if value.Kind != yaml.ScalarNode || err != nil {
-			d.refuseAt(d.at(value), at, "", "not base64", "encode it, or write it as it is under stringData")
+			d.refuseAt(d.nodePosition(value), at, "", "not base64", "encode it, or write it as it is under stringData")
 			continue
 		}
 		out[name] = part
@@ -139,7 +138,7 @@ func (d *document) secretParts(n *yaml.Node, path string, decode func(string) ([
 	return out
 }
 
-func firstOf(content map[string][]byte, names []string) []byte {
+func firstValue(content map[string][]byte, names []string) []byte {
 	for _, name := range names {
 		if part := content[name]; len(part) > 0 {
 			return part
@@ -148,9 +147,9 @@ func firstOf(content map[string][]byte, names []string) []byte {
 	return nil
 }
 
-// partField is where one of a Secret's parts stands.
+// partField returns the field path of one of a Secret's parts.
 func partField(places map[string]Position, names []string) string {
-	for _, path := range []string{"stringData", "data"} { // the former counts more
+	for _, path := range []string{"stringData", "data"} { // stringData has precedence
 		for _, name := range names {
 			if _, ok := places[path+"["+name+"]"]; ok {
 				return path + "[" + name + "]"
@@ -160,16 +159,16 @@ func partField(places map[string]Position, names []string) string {
 	return "data"
 }
 
-// CertificateField is where a Secret's certificate stands.
-func CertificateField(r *Resource) string { return partField(r.Places, certificateNames) }
+// CertificateField returns the field path of a Secret's certificate.
+func CertificateField(r *Resource) string { return partField(r.Positions, certificateNames) }
 
-// refusePart refuses a Secret for one of its parts.
+// refusePart refuses a Secret because of one of its parts.
 func (d *document) refusePart(names []string, message, remedy string) {
-	field := partField(d.places, names)
-	d.refuseAt(d.place(field), field, "", message, remedy)
+	field := partField(d.positions, names)
+	d.refuseAt(d.fieldPosition(field), field, "", message, remedy)
 }
 
-// checkSecret checks that what is there can be used. The errors of the parsers are not told: they may quote.
+// checkSecret checks that the content is usable. It does not report the errors of parsers, because they may quote it.
 func (d *document) checkSecret(spec *SecretSpec) {
 	switch {
 	case len(spec.Certificate) > 0 && len(spec.Key) == 0:
@@ -210,7 +209,7 @@ func checkPair(spec *SecretSpec) error {
 	return checkStrength(spec)
 }
 
-// checkCertificates refuses what has a certificate in it that cannot be read, or not all of one: Envoy would refuse all.
+// checkCertificates fails if a certificate of the chain cannot be parsed, because Envoy would refuse the whole chain.
 func checkCertificates(chain []byte) error {
 	blocks, err := pemtext.Blocks(chain)
 	if err != nil {
@@ -229,7 +228,7 @@ func checkCertificates(chain []byte) error {
 	return nil
 }
 
-// checkStrength refuses keys that Envoy does.
+// checkStrength fails for keys that Envoy refuses.
 func checkStrength(spec *SecretSpec) error {
 	pair, err := tls.X509KeyPair(spec.Certificate, spec.Key)
 	if err != nil {
@@ -238,11 +237,11 @@ func checkStrength(spec *SecretSpec) error {
 	switch key := pair.PrivateKey.(type) {
 	case *rsa.PrivateKey:
 		if bits := key.N.BitLen(); bits < 2048 {
-			return fmt.Errorf("an RSA key of %d bits: Envoy takes none below 2048", bits)
+			return fmt.Errorf("an RSA key of %d bits: Envoy accepts none below 2048", bits)
 		}
 	case *ecdsa.PrivateKey:
 		if bits := key.Params().BitSize; bits < 256 {
-			return fmt.Errorf("a key of the curve %s: Envoy takes P-256, P-384 and P-521", key.Params().Name)
+			return fmt.Errorf("a key of the curve %s: Envoy accepts P-256, P-384 and P-521", key.Params().Name)
 		}
 	}
 	return nil
@@ -267,7 +266,7 @@ func (d *document) checkRevoked(spec *SecretSpec) {
 	}
 }
 
-// encodeSecret writes the data of a Secret.
+// encodeSecret returns the data of a Secret.
 func encodeSecret(s *SecretSpec) map[string]any {
 	data := map[string]any{}
 	for name, part := range map[string][]byte{"tls.crt": s.Certificate, "tls.key": s.Key, "ca.crt": s.Authorities, "ca.crl": s.Revoked, registriesName: s.Registries} {

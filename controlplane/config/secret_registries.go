@@ -7,10 +7,10 @@ import (
 	"strings"
 )
 
-// registriesName is the part of a Secret of type kubernetes.io/dockerconfigjson.
+// registriesName is the key in a Secret of type kubernetes.io/dockerconfigjson.
 const registriesName = ".dockerconfigjson"
 
-// checkRegistries says whether agents can read what a client shows to registries. The error quotes nothing of it.
+// checkRegistries checks that agents can parse the registry credentials. The error does not quote them.
 func checkRegistries(content []byte) error {
 	var file struct {
 		Auths map[string]struct {
@@ -22,7 +22,7 @@ func checkRegistries(content []byte) error {
 	}
 	for _, registry := range file.Auths {
 		if registry.Auth == "" {
-			continue // it has its user and password apart, or a token
+			continue // user and password are separate fields, or there is a token
 		}
 		text, err := base64.StdEncoding.DecodeString(registry.Auth)
 		if err != nil {

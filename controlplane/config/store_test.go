@@ -23,14 +23,14 @@ func names(list []*Resource) string {
 	return strings.Join(out, " ")
 }
 
-func TestStoreListsInOrderAndTellsOfEachChangeOnce(t *testing.T) {
+func TestStoreListsInOrderAndNotifiesOnce(t *testing.T) {
 	s := NewMemoryStore()
-	var told []string
-	cancel := s.Subscribe(func(keys []Key) { told = append(told, fmt.Sprint(keys)) })
+	var reported []string
+	cancel := s.Subscribe(func(keys []Key) { reported = append(reported, fmt.Sprint(keys)) })
 	other := workload("a", "1.1.1.3")
 	other.Namespace = "a-namespace"
 	s.Put(workload("b", "1.1.1.1"), workload("a", "1.1.1.2"), other)
-	s.Put(workload("b", "1.1.1.1")) // as it was
+	s.Put(workload("b", "1.1.1.1")) // unchanged
 	s.Put(workload("b", "1.1.1.9"))
 	s.Delete(Key{WorkloadEntry, "default", "a"}, Key{WorkloadEntry, "default", "never"})
 	s.Delete(Key{WorkloadEntry, "default", "never"})
@@ -38,13 +38,13 @@ func TestStoreListsInOrderAndTellsOfEachChangeOnce(t *testing.T) {
 		t.Errorf("listed %s", got)
 	}
 	want := "[WorkloadEntry default/b WorkloadEntry default/a WorkloadEntry a-namespace/a]|[WorkloadEntry default/b]|[WorkloadEntry default/a]"
-	if got := strings.Join(told, "|"); got != want {
-		t.Errorf("told  %s\nwant %s", got, want)
+	if got := strings.Join(reported, "|"); got != want {
+		t.Errorf("got  %s\nwant %s", got, want)
 	}
 	cancel()
 	s.Delete(Key{WorkloadEntry, "default", "b"})
-	if len(told) != 3 {
-		t.Error("told after the subscription ended")
+	if len(reported) != 3 {
+		t.Error("notified after the subscription ended")
 	}
 }
 
@@ -69,12 +69,12 @@ func TestListStaysInOrderThroughChanges(t *testing.T) {
 			t.Fatalf("change %d: listed %s\nwant %s", i, got, strings.Join(want, " "))
 		}
 		if got := names(before); got != was {
-			t.Fatalf("change %d: a list that was given is %s now, and was %s", i, got, was)
+			t.Fatalf("change %d: a returned list is %s now, and was %s", i, got, was)
 		}
 	}
 }
 
-func TestListIsTheCallers(t *testing.T) {
+func TestCallerOwnsTheList(t *testing.T) {
 	s := NewMemoryStore()
 	s.Put(workload("a", "1.1.1.1"), workload("b", "1.1.1.1"))
 	list := s.List(WorkloadEntry)
@@ -84,7 +84,7 @@ func TestListIsTheCallers(t *testing.T) {
 	}
 }
 
-func TestReplacedResourceKeepsItsAge(t *testing.T) {
+func TestReplacedResourceRetainsCreationTime(t *testing.T) {
 	s := NewMemoryStore()
 	s.Put(workload("a", "1.1.1.1"))
 	created := s.Get(Key{WorkloadEntry, "default", "a"}).Created
@@ -106,7 +106,7 @@ func TestReplacedResourceKeepsItsAge(t *testing.T) {
 
 func TestSubscribersAreNeverCalledConcurrently(t *testing.T) {
 	a, b := NewMemoryStore(), NewMemoryStore()
-	joined := Join(a, b)
+	joined := NewMultiStore(a, b)
 	var busy sync.Mutex
 	total := 0
 	defer joined.Subscribe(func(keys []Key) {
@@ -128,13 +128,13 @@ func TestSubscribersAreNeverCalledConcurrently(t *testing.T) {
 	}
 	wait.Wait()
 	if total != 400 {
-		t.Errorf("told of %d changes", total)
+		t.Errorf("notified of %d changes", total)
 	}
 }
 
-func TestFirstOfJoinedStoresWinsAndTheOtherIsToldOf(t *testing.T) {
+func TestMultiStoreReportsHiddenResources(t *testing.T) {
 	a, b := NewMemoryStore(), NewMemoryStore()
-	joined := Join(a, b)
+	joined := NewMultiStore(a, b)
 	a.Put(workload("both", "1.1.1.1"))
 	b.Put(workload("both", "2.2.2.2"), workload("also", "2.2.2.2"))
 	if got := names(joined.List(WorkloadEntry)); got != "default/also default/both" {
@@ -154,6 +154,6 @@ func TestFirstOfJoinedStoresWinsAndTheOtherIsToldOf(t *testing.T) {
 	}
 	a.Delete(Key{WorkloadEntry, "default", "both"})
 	if got := joined.Get(Key{WorkloadEntry, "default", "both"}).Spec.(*networking.WorkloadEntry).Address; got != "2.2.2.2" {
-		t.Errorf("after the first is gone: %s", got)
+		t.Errorf("after the first is removed: %s", got)
 	}
 }

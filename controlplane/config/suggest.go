@@ -5,19 +5,19 @@ import (
 	"slices"
 	"strings"
 
-	"github.com/pilotfish-mesh/pilotfish/internal/nearest"
+	"github.com/pilotfish-mesh/pilotfish/internal/suggest"
 )
 
-// didYouMean is a remedy for a name that does not exist: the nearest that does, or all of them when they are few.
+// didYouMean returns a remedy for an unknown name: the most similar name, or all names if there are few.
 func didYouMean(name string, among []string) string {
-	if match := nearest.Name(name, among); match != "" {
+	if match := suggest.Name(name, among); match != "" {
 		return fmt.Sprintf("did you mean %s?", match)
 	}
-	return "one of: " + list(among)
+	return "one of: " + joinNames(among)
 }
 
-// list names a number of things in order, cut short where there are too many to read.
-func list(names []string) string {
+// joinNames lists names in order, shortened if there are many.
+func joinNames(names []string) string {
 	const most = 16
 	names = slices.Sorted(slices.Values(names))
 	if len(names) > most {

@@ -15,13 +15,13 @@ func rule(name, host string) string {
 	return strings.NewReplacer("NAME", name, "HOST", host).Replace(oneRule)
 }
 
-func TestTextsSayWhatADirectoryOfThemWould(t *testing.T) {
+func TestTextsEqualADirectory(t *testing.T) {
 	now, _ := ReadTexts([]File{{"old/a.yaml", rule("one", "old")}, {"old/b.yaml", rule("two", "old")}, {"old/c.yaml", rule("three", "old")}}, Parser{}, nil)
 	store, problems := ReadTexts([]File{
-		{"new/a.yaml", strings.Replace(rule("one", "new"), "host", "hast", 1)}, // refused: what it was stays
-		{"new/b.yaml", "a: [\n"}, // unreadable: what the file said stays
+		{"new/a.yaml", strings.Replace(rule("one", "new"), "host", "hast", 1)}, // refused: the previous version stays
+		{"new/b.yaml", "a: [\n"}, // unreadable: the file's previous documents stay
 		{"new/d.yaml", rule("four", "first")},
-		{"new/e.yaml", rule("four", "second")}, // a name that is taken
+		{"new/e.yaml", rule("four", "second")}, // a duplicate name
 	}, Parser{}, now)
 	var got []string
 	for _, r := range store.List(DestinationRule) {
@@ -39,7 +39,7 @@ func TestTextsSayWhatADirectoryOfThemWould(t *testing.T) {
 	}
 }
 
-func TestTextsWithoutSecretsHaveAllElse(t *testing.T) {
+func TestRemoveSecretsRetainsOtherDocuments(t *testing.T) {
 	for name, text := range map[string]string{
 		"comment":   "# kind: Secret\n" + rule("kept", "a"),
 		"list":      "kind: List\napiVersion: v1\nitems:\n- kind: Secret\n  apiVersion: v1\n  data: {tls.key: aGlkZGVu}\n- apiVersion: networking.istio.io/v1\n  kind: DestinationRule\n  metadata: {name: kept, namespace: shop}\n  spec: {host: a}\n",
@@ -48,7 +48,7 @@ func TestTextsWithoutSecretsHaveAllElse(t *testing.T) {
 		"alias":     "{x: &k Secret, kind: *k, data: {k: aGlkZGVu}}\n---\n" + rule("kept", "a"),
 		"broken":    "kind: Secret\ndata: [ {tls.key: aGlkZGVu\n---\n" + rule("kept", "a"),
 	} {
-		out := WithoutSecrets([]byte(text))
+		out := RemoveSecrets([]byte(text))
 		if strings.Contains(string(out), "aGlkZGVu") {
 			t.Errorf("%s: the secret is in\n%s", name, out)
 		}
@@ -60,7 +60,7 @@ func TestTextsWithoutSecretsHaveAllElse(t *testing.T) {
 			t.Errorf("%s: the rest has moved to line %d", name, resources[0].Origin.Line)
 		}
 	}
-	if text := rule("kept", "a"); string(WithoutSecrets([]byte(text))) != text {
+	if text := rule("kept", "a"); string(RemoveSecrets([]byte(text))) != text {
 		t.Error("a text without secrets is changed")
 	}
 }

@@ -13,80 +13,84 @@ import (
 	"google.golang.org/protobuf/types/known/durationpb"
 )
 
-// scope is a place in a document that is being validated: what is said of it gets its path and position.
-type scope struct {
+// validator checks one field of a document. It knows the field's path and position, for problems.
+type validator struct {
 	d    *document
 	path string
 }
 
-func (s scope) field(name string) scope    { return scope{s.d, s.path + "." + name} }
-func (s scope) index(i int) scope          { return scope{s.d, s.path + "[" + strconv.Itoa(i) + "]"} }
-func (s scope) key(key string) scope       { return scope{s.d, s.path + "[" + key + "]"} }
-func (s scope) item(f string, i int) scope { return s.field(f).index(i) }
+func (s validator) field(name string) validator { return validator{s.d, s.path + "." + name} }
+func (s validator) index(i int) validator {
+	return validator{s.d, s.path + "[" + strconv.Itoa(i) + "]"}
+}
+func (s validator) key(key string) validator       { return validator{s.d, s.path + "[" + key + "]"} }
+func (s validator) item(f string, i int) validator { return s.field(f).index(i) }
 
-// refuse records an error at this place.
-func (s scope) refuse(value any, message, remedy string) {
-	s.d.refuseAt(s.d.place(s.path), s.path, fmt.Sprint(value), message, remedy)
+// refuse records an error of this field.
+func (s validator) refuse(value any, message, remedy string) {
+	s.d.refuseAt(s.d.fieldPosition(s.path), s.path, fmt.Sprint(value), message, remedy)
 }
 
-// warn records something that will not do what its author expects.
-func (s scope) warn(value any, message, remedy string) {
-	s.d.report(Warning, s.d.place(s.path), s.path, fmt.Sprint(value), message, remedy)
+// warn records that the field does not have the expected effect.
+func (s validator) warn(value any, message, remedy string) {
+	s.d.report(Warning, s.d.fieldPosition(s.path), s.path, fmt.Sprint(value), message, remedy)
 }
 
-// noEffect records something that is not done here.
-func (s scope) noEffect(value any, message, remedy string) {
-	s.d.reportAs(NoEffect, Warning, s.d.place(s.path), s.path, fmt.Sprint(value), message, remedy)
+// warnNoEffect records that the field has no effect here.
+func (s validator) warnNoEffect(value any, message, remedy string) {
+	s.d.reportAs(NoEffect, Warning, s.d.fieldPosition(s.path), s.path, fmt.Sprint(value), message, remedy)
 }
 
-// between checks a number.
-func (s scope) between(value, low, high int64, remedy string) {
+// checkRange checks that low <= value <= high.
+func (s validator) checkRange(value, low, high int64, remedy string) {
 	if value < low || value > high {
-		s.refuse(value, fmt.Sprintf("not between %d and %d", low, high), cmp.Or(remedy, "give a number in this range"))
+		s.refuse(value, fmt.Sprintf("not between %d and %d", low, high), cmp.Or(remedy, "set a number in this range"))
 	}
 }
 
-func (s scope) notNegative(value int32) {
+func (s validator) checkNotNegative(value int32) {
 	if value < 0 {
-		s.refuse(value, "must not be negative", "give 0 or more")
+		s.refuse(value, "must not be negative", "set 0 or more")
 	}
 }
 
-func (s scope) port(number uint32) {
+func (s validator) checkPort(number uint32) {
 	if number < 1 || number > 65535 {
-		s.refuse(number, "not a port number", "give one between 1 and 65535")
+		s.refuse(number, "not a port number", "set one between 1 and 65535")
 	}
 }
 
-// longest is the longest time that is taken; a proxy's clocks count to 292 years.
-const longest = 100 * 365 * 24 * time.Hour
+// maxDuration is the maximum duration. Envoy's clocks overflow after 292 years.
+const maxDuration = 100 * 365 * 24 * time.Hour
 
-// millisecond checks a duration that Envoy or Istio takes in whole milliseconds.
-func (s scope) millisecond(d *durationpb.Duration) {
-	s.atLeast(d, time.Millisecond, "must be at least 1ms")
+// checkMilliseconds checks a duration that Envoy or Istio uses in whole milliseconds.
+func (s validator) checkMilliseconds(d *durationpb.Duration) {
+	s.checkAtLeast(d, time.Millisecond, "must be at least 1ms")
 }
 
-func (s scope) zeroOrMore(d *durationpb.Duration) { s.atLeast(d, 0, "must not be negative") }
+func (s validator) checkZeroOrMore(d *durationpb.Duration) {
+	s.checkAtLeast(d, 0, "must not be negative")
+}
 
-func (s scope) atLeast(d *durationpb.Duration, low time.Duration, message string) {
+func (s validator) checkAtLeast(d *durationpb.Duration, low time.Duration, message string) {
 	switch {
 	case d == nil:
 	case d.AsDuration() < low:
-		s.refuse(d.AsDuration(), message, "give a longer time, as in 500ms or 10s")
-	case d.AsDuration() > longest:
-		s.refuse(d.AsDuration(), "longer than proxies can wait", "give a shorter time, as in 10s or 1h")
+		s.refuse(d.AsDuration(), message, "set a longer time, as in 500ms or 10s")
+	case d.AsDuration() > maxDuration:
+		s.refuse(d.AsDuration(), "longer than proxies can wait", "set a shorter time, as in 10s or 1h")
 	}
 }
 
-func (s scope) percent(value float64) {
+func (s validator) checkPercent(value float64) {
 	if value < 0 || value > 100 {
-		s.refuse(strconv.FormatFloat(value, 'g', -1, 64), "not a percentage", "give a number between 0 and 100")
+		s.refuse(strconv.FormatFloat(value, 'g', -1, 64), "not a percentage", "set a number between 0 and 100")
 	}
 }
 
-func (s scope) regex(expr string) {
+func (s validator) checkRegex(expr string) {
 	if len(expr) > 1024 {
-		s.refuse(expr, fmt.Sprintf("the expression has %d characters; at most 1024 are taken", len(expr)), "match by prefix, or split the rule")
+		s.refuse(expr, fmt.Sprintf("the expression has %d characters; at most 1024 are allowed", len(expr)), "match by prefix, or split the rule")
 		return
 	}
 	switch err := checkRegex(expr); {
@@ -97,11 +101,11 @@ func (s scope) regex(expr string) {
 	}
 }
 
-// labels checks a selector.
-func (s scope) labels(labels map[string]string) { s.d.checkLabels(labels, s.path) }
+// checkLabels checks a selector.
+func (s validator) checkLabels(labels map[string]string) { s.d.checkLabels(labels, s.path) }
 
-// exportTo checks a list of namespaces.
-func (s scope) exportTo(list []string) {
+// checkExportTo checks a list of namespaces.
+func (s validator) checkExportTo(list []string) {
 	for i, namespace := range list {
 		if namespace != "*" && namespace != "." && namespace != "~" && !dnsLabel.MatchString(namespace) {
 			s.index(i).refuse(namespace, "not a namespace", "use a namespace's name, \".\" for this one, or \"*\" for all")
@@ -114,7 +118,7 @@ func (s scope) exportTo(list []string) {
 
 var hostLabel = regexp.MustCompile(`^[a-zA-Z0-9_]([-a-zA-Z0-9_]{0,61}[a-zA-Z0-9_])?$`)
 
-// isHost says whether a name could be a host's.
+// isHost reports whether name is a valid host name.
 func isHost(name string) bool {
 	name = strings.TrimSuffix(name, ".")
 	if name == "" || len(name) > 253 {
@@ -128,7 +132,7 @@ func isHost(name string) bool {
 	return true
 }
 
-// isWildcardHost says whether it is a host, or one with a leading "*." or "*-" as Envoy takes them.
+// isWildcardHost reports whether name is a host, possibly with a leading "*." or "*-", as Envoy supports.
 func isWildcardHost(name string) bool {
 	if name == "*" {
 		return true
@@ -142,8 +146,8 @@ func isWildcardHost(name string) bool {
 	return isHost(name)
 }
 
-// host checks the name of one host. An address passes for one: it is told apart where it matters.
-func (s scope) host(name string) {
+// checkHost checks a host name. It accepts IP addresses; callers distinguish them where necessary.
+func (s validator) checkHost(name string) {
 	switch {
 	case name == "":
 		s.refuse("", "no host", "name one")
@@ -163,8 +167,8 @@ func hostRemedy(name string) string {
 	return "use letters, digits, '-' and '.'"
 }
 
-// wildcardHost checks a host that may have a wildcard as its first part.
-func (s scope) wildcardHost(name string) {
+// checkWildcardHost checks a host whose first label may be a wildcard.
+func (s validator) checkWildcardHost(name string) {
 	switch {
 	case name == "":
 		s.refuse("", "no host", "name one")
@@ -173,7 +177,7 @@ func (s scope) wildcardHost(name string) {
 	case !isWildcardHost(name) && !isIP(name):
 		remedy := hostRemedy(name)
 		if strings.Contains(name, "*") {
-			remedy = "a wildcard stands first and alone, as in *.example.com"
+			remedy = "a wildcard must be the whole first label, as in *.example.com"
 		}
 		s.refuse(name, "not the name of a host", remedy)
 	}
@@ -184,13 +188,13 @@ func isIP(text string) bool {
 	return err == nil
 }
 
-// isCIDR says whether it is an address or a range of addresses.
+// isCIDR reports whether text is an IP address or a CIDR range.
 func isCIDR(text string) bool {
 	_, err := netip.ParsePrefix(text)
 	return err == nil || isIP(text)
 }
 
-func (s scope) cidrs(list []string) {
+func (s validator) checkCIDRs(list []string) {
 	for i, text := range list {
 		if !isCIDR(text) {
 			s.index(i).refuse(text, "not an address or a range of addresses", "as in 10.0.0.1 or 10.0.0.0/8")

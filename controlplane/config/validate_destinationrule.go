@@ -11,33 +11,33 @@ import (
 
 var subsetName = regexp.MustCompile(`^[A-Za-z0-9]([-A-Za-z0-9_.]*[A-Za-z0-9])?$`)
 
-func validateDestinationRule(s scope, dr *networking.DestinationRule) {
-	s.field("host").wildcardHost(dr.GetHost())
-	s.field("trafficPolicy").trafficPolicy(dr.GetTrafficPolicy())
+func validateDestinationRule(s validator, dr *networking.DestinationRule) {
+	s.field("host").checkWildcardHost(dr.GetHost())
+	s.field("trafficPolicy").checkTrafficPolicy(dr.GetTrafficPolicy())
 	names := map[string]int{}
 	for i, subset := range dr.GetSubsets() {
 		at, name := s.item("subsets", i), subset.GetName()
 		switch first, taken := names[name]; {
 		case name == "":
-			at.refuse("", "a subset needs a name", "give it one that VirtualServices can refer to")
+			at.refuse("", "a subset needs a name", "set a name that VirtualServices can refer to")
 		case !subsetName.MatchString(name):
 			at.field("name").refuse(name, "not the name of a subset", "use letters, digits, '-', '_' and '.'")
 		case taken:
 			at.field("name").refuse(name, fmt.Sprintf("subsets %d and %d have the same name", first, i), "rename one")
 		}
 		names[name] = i
-		at.field("labels").labels(subset.GetLabels())
-		at.field("trafficPolicy").trafficPolicy(subset.GetTrafficPolicy())
+		at.field("labels").checkLabels(subset.GetLabels())
+		at.field("trafficPolicy").checkTrafficPolicy(subset.GetTrafficPolicy())
 	}
-	s.field("workloadSelector").field("matchLabels").labels(dr.GetWorkloadSelector().GetMatchLabels())
-	s.field("exportTo").exportTo(dr.GetExportTo())
+	s.field("workloadSelector").field("matchLabels").checkLabels(dr.GetWorkloadSelector().GetMatchLabels())
+	s.field("exportTo").checkExportTo(dr.GetExportTo())
 }
 
-func (s scope) trafficPolicy(p *networking.TrafficPolicy) {
+func (s validator) checkTrafficPolicy(p *networking.TrafficPolicy) {
 	if p == nil {
 		return
 	}
-	s.settings(p)
+	s.checkSettings(p)
 	ports := map[uint32]int{}
 	for i, ps := range p.GetPortLevelSettings() {
 		at := s.item("portLevelSettings", i)
@@ -45,44 +45,44 @@ func (s scope) trafficPolicy(p *networking.TrafficPolicy) {
 		if number == 0 {
 			at.field("port").refuse("", "settings of which port?", "set port.number")
 		} else {
-			at.field("port").field("number").port(number)
+			at.field("port").field("number").checkPort(number)
 		}
 		if first, taken := ports[number]; taken {
 			at.field("port").refuse(number, fmt.Sprintf("settings %d and %d are for the same port", first, i), "join them")
 		}
 		ports[number] = i
-		at.settings(ps)
+		at.checkSettings(ps)
 	}
 	if b := p.GetRetryBudget(); b != nil {
-		s.field("retryBudget").field("percent").percent(b.GetPercent().GetValue())
-		s.field("retryBudget").field("budgetInterval").zeroOrMore(b.GetBudgetInterval())
+		s.field("retryBudget").field("percent").checkPercent(b.GetPercent().GetValue())
+		s.field("retryBudget").field("budgetInterval").checkZeroOrMore(b.GetBudgetInterval())
 	}
 	if t := p.GetTunnel(); t != nil {
 		at := s.field("tunnel")
-		at.field("targetHost").host(t.GetTargetHost())
-		at.field("targetPort").port(t.GetTargetPort())
+		at.field("targetHost").checkHost(t.GetTargetHost())
+		at.field("targetPort").checkPort(t.GetTargetPort())
 		switch strings.ToUpper(t.GetProtocol()) {
 		case "", "CONNECT", "POST":
 		default:
-			at.field("protocol").refuse(t.GetProtocol(), "not a way to ask for a tunnel", "one of: CONNECT, POST")
+			at.field("protocol").refuse(t.GetProtocol(), "not a method that requests a tunnel", "one of: CONNECT, POST")
 		}
 	}
 }
 
-// settings checks what a policy has in common with the settings of one port.
-func (s scope) settings(p interface {
+// checkSettings checks the settings that a policy and a port have in common.
+func (s validator) checkSettings(p interface {
 	GetLoadBalancer() *networking.LoadBalancerSettings
 	GetConnectionPool() *networking.ConnectionPoolSettings
 	GetOutlierDetection() *networking.OutlierDetection
 	GetTls() *networking.ClientTLSSettings
 }) {
-	s.field("loadBalancer").loadBalancer(p.GetLoadBalancer())
-	s.field("connectionPool").connectionPool(p.GetConnectionPool())
-	s.field("outlierDetection").outlierDetection(p.GetOutlierDetection())
-	s.field("tls").clientTLS(p.GetTls())
+	s.field("loadBalancer").checkLoadBalancer(p.GetLoadBalancer())
+	s.field("connectionPool").checkConnectionPool(p.GetConnectionPool())
+	s.field("outlierDetection").checkOutlierDetection(p.GetOutlierDetection())
+	s.field("tls").checkClientTLS(p.GetTls())
 }
 
-func (s scope) loadBalancer(lb *networking.LoadBalancerSettings) {
+func (s validator) checkLoadBalancer(lb *networking.LoadBalancerSettings) {
 	if hash := lb.GetConsistentHash(); hash != nil {
 		at := s.field("consistentHash")
 		if hash.GetHashKey() == nil {
@@ -90,7 +90,7 @@ func (s scope) loadBalancer(lb *networking.LoadBalancerSettings) {
 		}
 		switch key := hash.GetHashKey().(type) {
 		case *networking.LoadBalancerSettings_ConsistentHashLB_HttpHeaderName:
-			at.field("httpHeaderName").headerName(key.HttpHeaderName)
+			at.field("httpHeaderName").checkHeaderName(key.HttpHeaderName)
 		case *networking.LoadBalancerSettings_ConsistentHashLB_HttpQueryParameterName:
 			if key.HttpQueryParameterName == "" {
 				at.field("httpQueryParameterName").refuse("", "the parameter has no name", "name it")
@@ -100,28 +100,28 @@ func (s scope) loadBalancer(lb *networking.LoadBalancerSettings) {
 			if cookie.GetName() == "" {
 				at.field("httpCookie").refuse("", "a cookie needs a name", "set name")
 			}
-			at.field("httpCookie").field("name").headerValue(cookie.GetName())
-			at.field("httpCookie").field("path").headerValue(cookie.GetPath())
+			at.field("httpCookie").field("name").checkHeaderValue(cookie.GetName())
+			at.field("httpCookie").field("path").checkHeaderValue(cookie.GetPath())
 			for i, a := range cookie.GetAttributes() {
-				at.field("httpCookie").item("attributes", i).field("name").headerName(a.GetName())
-				at.field("httpCookie").item("attributes", i).field("value").headerValue(a.GetValue())
+				at.field("httpCookie").item("attributes", i).field("name").checkHeaderName(a.GetName())
+				at.field("httpCookie").item("attributes", i).field("value").checkHeaderValue(a.GetValue())
 			}
-			at.field("httpCookie").field("ttl").zeroOrMore(cookie.GetTtl())
+			at.field("httpCookie").field("ttl").checkZeroOrMore(cookie.GetTtl())
 		}
 	}
-	s.field("warmupDurationSecs").millisecond(lb.GetWarmupDurationSecs())
+	s.field("warmupDurationSecs").checkMilliseconds(lb.GetWarmupDurationSecs())
 	if w := lb.GetWarmup(); w != nil {
-		s.field("warmup").field("duration").millisecond(w.GetDuration())
-		s.field("warmup").field("minimumPercent").percent(w.GetMinimumPercent().GetValue())
+		s.field("warmup").field("duration").checkMilliseconds(w.GetDuration())
+		s.field("warmup").field("minimumPercent").checkPercent(w.GetMinimumPercent().GetValue())
 	}
-	s.field("localityLbSetting").localities(lb.GetLocalityLbSetting())
-	s.zones(lb)
+	s.field("localityLbSetting").checkLocalities(lb.GetLocalityLbSetting())
+	s.checkZones(lb)
 }
 
-// automaticLabels are what zone-aware routing goes by in any case.
+// automaticLabels are the labels that zone-aware routing always uses.
 var automaticLabels = []string{"topology.kubernetes.io/region", "topology.kubernetes.io/zone", "topology.istio.io/subzone"}
 
-func (s scope) zones(lb *networking.LoadBalancerSettings) {
+func (s validator) checkZones(lb *networking.LoadBalancerSettings) {
 	setting := lb.GetZoneAwareLbSetting()
 	if setting == nil {
 		return
@@ -134,21 +134,21 @@ func (s scope) zones(lb *networking.LoadBalancerSettings) {
 		at.warn("", "requests that are hashed go to one endpoint, in whatever zone", "keep one of the two")
 	}
 	if n := setting.GetMinClusterSize(); n != nil && n.GetValue() == 0 {
-		at.field("minClusterSize").refuse(0, "not a number of endpoints", "give 1 or more")
+		at.field("minClusterSize").refuse(0, "not a number of endpoints", "set 1 or more")
 	}
 	for i, f := range setting.GetFailover() {
 		if f.GetFrom() == "" || f.GetTo() == "" || f.GetFrom() == f.GetTo() {
-			at.item("failover", i).refuse(f.GetTo(), "not from one region to another", "give from and to")
+			at.item("failover", i).refuse(f.GetTo(), "not from one region to another", "set from and to")
 		}
 	}
 	for i, label := range setting.GetFailoverPriority() {
 		if key, _, _ := strings.Cut(label, "="); slices.Contains(automaticLabels, key) {
-			at.item("failoverPriority", i).refuse(label, "regions, zones and subzones are told apart in any case", "remove it")
+			at.item("failoverPriority", i).refuse(label, "regions, zones and subzones are always distinguished", "remove it")
 		}
 	}
 }
 
-func (s scope) localities(setting *networking.LocalityLoadBalancerSetting) {
+func (s validator) checkLocalities(setting *networking.LocalityLoadBalancerSetting) {
 	ways := 0
 	for _, n := range []int{len(setting.GetDistribute()), len(setting.GetFailover()), len(setting.GetFailoverPriority())} {
 		if n > 0 {
@@ -164,65 +164,65 @@ func (s scope) localities(setting *networking.LocalityLoadBalancerSetting) {
 			total += int64(share)
 		}
 		if total != 100 {
-			s.item("distribute", i).refuse(total, "the shares do not total 100", "give shares that do")
+			s.item("distribute", i).refuse(total, "the shares do not total 100", "set shares that do")
 		}
 	}
 }
 
-func (s scope) connectionPool(p *networking.ConnectionPoolSettings) {
+func (s validator) checkConnectionPool(p *networking.ConnectionPoolSettings) {
 	if tcp := p.GetTcp(); tcp != nil {
 		at := s.field("tcp")
-		at.field("maxConnections").notNegative(tcp.GetMaxConnections())
-		at.field("connectTimeout").millisecond(tcp.GetConnectTimeout())
-		at.field("maxConnectionDuration").millisecond(tcp.GetMaxConnectionDuration())
-		at.field("idleTimeout").zeroOrMore(tcp.GetIdleTimeout())
-		at.field("tcpKeepalive").field("time").zeroOrMore(tcp.GetTcpKeepalive().GetTime())
-		at.field("tcpKeepalive").field("interval").zeroOrMore(tcp.GetTcpKeepalive().GetInterval())
+		at.field("maxConnections").checkNotNegative(tcp.GetMaxConnections())
+		at.field("connectTimeout").checkMilliseconds(tcp.GetConnectTimeout())
+		at.field("maxConnectionDuration").checkMilliseconds(tcp.GetMaxConnectionDuration())
+		at.field("idleTimeout").checkZeroOrMore(tcp.GetIdleTimeout())
+		at.field("tcpKeepalive").field("time").checkZeroOrMore(tcp.GetTcpKeepalive().GetTime())
+		at.field("tcpKeepalive").field("interval").checkZeroOrMore(tcp.GetTcpKeepalive().GetInterval())
 	}
 	if http := p.GetHttp(); http != nil {
 		at := s.field("http")
-		at.field("http1MaxPendingRequests").notNegative(http.GetHttp1MaxPendingRequests())
-		at.field("http2MaxRequests").notNegative(http.GetHttp2MaxRequests())
-		at.field("maxRequestsPerConnection").between(int64(http.GetMaxRequestsPerConnection()), 0, 536870912, "")
-		at.field("maxRetries").notNegative(http.GetMaxRetries())
-		at.field("maxConcurrentStreams").notNegative(http.GetMaxConcurrentStreams())
-		at.field("idleTimeout").zeroOrMore(http.GetIdleTimeout())
-		at.field("http2KeepAlive").field("interval").millisecond(http.GetHttp2KeepAlive().GetInterval())
-		at.field("http2KeepAlive").field("timeout").millisecond(http.GetHttp2KeepAlive().GetTimeout())
+		at.field("http1MaxPendingRequests").checkNotNegative(http.GetHttp1MaxPendingRequests())
+		at.field("http2MaxRequests").checkNotNegative(http.GetHttp2MaxRequests())
+		at.field("maxRequestsPerConnection").checkRange(int64(http.GetMaxRequestsPerConnection()), 0, 536870912, "")
+		at.field("maxRetries").checkNotNegative(http.GetMaxRetries())
+		at.field("maxConcurrentStreams").checkNotNegative(http.GetMaxConcurrentStreams())
+		at.field("idleTimeout").checkZeroOrMore(http.GetIdleTimeout())
+		at.field("http2KeepAlive").field("interval").checkMilliseconds(http.GetHttp2KeepAlive().GetInterval())
+		at.field("http2KeepAlive").field("timeout").checkMilliseconds(http.GetHttp2KeepAlive().GetTimeout())
 		if http.GetUseClientProtocol() && http.GetH2UpgradePolicy() == networking.ConnectionPoolSettings_HTTPSettings_UPGRADE {
 			at.field("useClientProtocol").refuse(true, "excludes h2UpgradePolicy: UPGRADE", "keep one of the two")
 		}
 	}
 }
 
-func (s scope) outlierDetection(o *networking.OutlierDetection) {
+func (s validator) checkOutlierDetection(o *networking.OutlierDetection) {
 	if o == nil {
 		return
 	}
-	s.field("interval").millisecond(o.GetInterval())
-	s.field("baseEjectionTime").millisecond(o.GetBaseEjectionTime())
+	s.field("interval").checkMilliseconds(o.GetInterval())
+	s.field("baseEjectionTime").checkMilliseconds(o.GetBaseEjectionTime())
 	//lint:ignore SA1019 the field is deprecated, and documents have it
-	s.field("consecutiveErrors").notNegative(o.GetConsecutiveErrors())
+	s.field("consecutiveErrors").checkNotNegative(o.GetConsecutiveErrors())
 	for i, code := range o.GetOutlierDetectionHttpErrorCodes() {
-		s.item("outlierDetectionHttpErrorCodes", i).between(int64(code), 100, 599, "give a status code, as in 503")
+		s.item("outlierDetectionHttpErrorCodes", i).checkRange(int64(code), 100, 599, "set a status code, as in 503")
 	}
-	s.field("maxEjectionPercent").percent(float64(o.GetMaxEjectionPercent()))
-	s.field("minHealthPercent").percent(float64(o.GetMinHealthPercent()))
+	s.field("maxEjectionPercent").checkPercent(float64(o.GetMaxEjectionPercent()))
+	s.field("minHealthPercent").checkPercent(float64(o.GetMinHealthPercent()))
 	if o.GetConsecutiveLocalOriginFailures().GetValue() > 0 && !o.GetSplitExternalLocalOriginErrors() {
 		s.field("consecutiveLocalOriginFailures").refuse(o.GetConsecutiveLocalOriginFailures().GetValue(),
-			"only counts where local errors are told apart", "set splitExternalLocalOriginErrors: true")
+			"has an effect only if local errors are distinguished", "set splitExternalLocalOriginErrors: true")
 	}
 }
 
-func (s scope) clientTLS(t *networking.ClientTLSSettings) {
+func (s validator) checkClientTLS(t *networking.ClientTLSSettings) {
 	if t == nil {
 		return
 	}
-	s.clientRevocations(t)
+	s.checkClientRevocations(t)
 	files := map[string]string{"clientCertificate": t.GetClientCertificate(), "privateKey": t.GetPrivateKey(), "caCertificates": t.GetCaCertificates()}
 	switch t.GetMode() {
 	case networking.ClientTLSSettings_MUTUAL:
-		s.mutualFiles(t)
+		s.checkMutualFiles(t)
 	case networking.ClientTLSSettings_ISTIO_MUTUAL:
 		for name, file := range files {
 			if file != "" {
@@ -238,23 +238,23 @@ func (s scope) clientTLS(t *networking.ClientTLSSettings) {
 	}
 }
 
-// clientRevocations checks that lists of what is revoked are looked at.
-func (s scope) clientRevocations(t *networking.ClientTLSSettings) {
+// checkClientRevocations checks that configured certificate revocation lists are used.
+func (s validator) checkClientRevocations(t *networking.ClientTLSSettings) {
 	at, crl := s.field("caCrl"), t.GetCaCrl()
 	switch {
 	case crl == "":
 	case t.GetCredentialName() != "":
-		at.refuse(crl, "not taken beside credentialName: a certificate that was revoked would be trusted", "put the list into the Secret, as ca.crl")
+		at.refuse(crl, "not supported together with credentialName: a revoked certificate would be trusted", "put the list into the Secret, as ca.crl")
 	case t.GetMode() == networking.ClientTLSSettings_ISTIO_MUTUAL:
-		at.refuse(crl, "not taken for the mesh's own certificates: one that was revoked would be trusted", "give agents the list, as ca-crl.pem")
+		at.refuse(crl, "not supported for the mesh's own certificates: a revoked one would be trusted", "provide the list to agents as ca-crl.pem")
 	case t.GetInsecureSkipVerify().GetValue():
 		at.refuse(crl, "without verification any certificate is trusted, a revoked one too", "remove insecureSkipVerify")
 	default:
-		at.filePath(crl)
+		at.checkFilePath(crl)
 	}
 }
 
-func (s scope) mutualFiles(t *networking.ClientTLSSettings) {
+func (s validator) checkMutualFiles(t *networking.ClientTLSSettings) {
 	if t.GetCredentialName() != "" {
 		if t.GetClientCertificate() != "" || t.GetPrivateKey() != "" || t.GetCaCertificates() != "" {
 			s.field("credentialName").refuse(t.GetCredentialName(), "excludes the files of a certificate", "keep either")

@@ -7,7 +7,7 @@ import (
 	networking "istio.io/api/networking/v1alpha3"
 )
 
-// patchOperations are what can be done to each sort of object.
+// patchOperations lists the supported operations for each object type.
 var patchOperations = map[networking.EnvoyFilter_ApplyTo][]networking.EnvoyFilter_Patch_Operation{
 	networking.EnvoyFilter_LISTENER:            {patchAdd, patchRemove, patchMerge},
 	networking.EnvoyFilter_LISTENER_FILTER:     listPatches,
@@ -34,48 +34,47 @@ var listPatches = []networking.EnvoyFilter_Patch_Operation{
 	networking.EnvoyFilter_Patch_INSERT_BEFORE, networking.EnvoyFilter_Patch_INSERT_AFTER,
 }
 
-// validateEnvoyFilter checks what needs no knowledge of Envoy; the values of patches are for whoever has it (see
-// Parser.Check).
-func validateEnvoyFilter(s scope, filter *networking.EnvoyFilter) {
+// validateEnvoyFilter checks what requires no knowledge of Envoy. Parser.Check validates the values of patches.
+func validateEnvoyFilter(s validator, filter *networking.EnvoyFilter) {
 	if len(filter.GetConfigPatches()) == 0 {
 		s.warn("", "without configPatches it does nothing", "add a patch, or remove the document")
 	}
-	s.field("workloadSelector").field("labels").labels(filter.GetWorkloadSelector().GetLabels())
+	s.field("workloadSelector").field("labels").checkLabels(filter.GetWorkloadSelector().GetLabels())
 	if len(filter.GetTargetRefs()) > 0 && filter.GetWorkloadSelector() != nil {
 		s.field("targetRefs").refuse("", "targetRefs and workloadSelector exclude one another", "keep one of the two")
 	}
 	for i, p := range filter.GetConfigPatches() {
-		s.item("configPatches", i).envoyPatch(p)
+		s.item("configPatches", i).checkEnvoyPatch(p)
 	}
 }
 
-func (s scope) envoyPatch(p *networking.EnvoyFilter_EnvoyConfigObjectPatch) {
+func (s validator) checkEnvoyPatch(p *networking.EnvoyFilter_EnvoyConfigObjectPatch) {
 	op, value := p.GetPatch().GetOperation(), s.field("patch").field("value")
 	allowed, known := patchOperations[p.GetApplyTo()]
 	switch {
 	case !known:
-		s.field("applyTo").refuse(p.GetApplyTo(), "the patch does not say what it is for", "one of LISTENER, FILTER_CHAIN, NETWORK_FILTER, HTTP_FILTER, LISTENER_FILTER, ROUTE_CONFIGURATION, VIRTUAL_HOST, HTTP_ROUTE, CLUSTER, EXTENSION_CONFIG")
+		s.field("applyTo").refuse(p.GetApplyTo(), "the patch has no applyTo", "one of LISTENER, FILTER_CHAIN, NETWORK_FILTER, HTTP_FILTER, LISTENER_FILTER, ROUTE_CONFIGURATION, VIRTUAL_HOST, HTTP_ROUTE, CLUSTER, EXTENSION_CONFIG")
 		return
 	case op == networking.EnvoyFilter_Patch_INVALID:
-		s.field("patch").refuse("", "the patch does not say what to do", fmt.Sprintf("set operation, to one of %v", allowed))
+		s.field("patch").refuse("", "the patch has no operation", fmt.Sprintf("set operation to one of %v", allowed))
 		return
 	case !slices.Contains(allowed, op):
 		s.field("patch").field("operation").refuse(op, fmt.Sprintf("cannot be done to a %s", p.GetApplyTo()), fmt.Sprintf("one of %v", allowed))
 		return
 	case op != patchRemove && len(p.GetPatch().GetValue().GetFields()) == 0:
-		value.refuse("", "the patch has no value", "say what to add or change")
+		value.refuse("", "the patch has no value", "set the value to add or merge")
 	case op == patchAdd && p.GetApplyTo() == networking.EnvoyFilter_LISTENER && p.GetPatch().GetValue().GetFields()["name"].GetStringValue() == "":
-		value.field("name").refuse("", "a listener needs a name", "give it one that no other has")
+		value.field("name").refuse("", "a listener needs a name", "set a unique name")
 	}
-	s.patchWithoutEffect(p)
-	s.patchMatch(p)
-	s.patchTarget(p)
+	s.checkPatchWithoutEffect(p)
+	s.checkPatchMatch(p)
+	s.checkPatchTarget(p)
 	if class := p.GetPatch().GetFilterClass(); class != networking.EnvoyFilter_Patch_UNSPECIFIED && (op != patchAdd || p.GetApplyTo() != networking.EnvoyFilter_HTTP_FILTER) {
 		s.field("patch").field("filterClass").warn(class, "has effect on the ADD of an HTTP_FILTER only", "remove it")
 	}
 }
 
-func (s scope) patchWithoutEffect(p *networking.EnvoyFilter_EnvoyConfigObjectPatch) {
+func (s validator) checkPatchWithoutEffect(p *networking.EnvoyFilter_EnvoyConfigObjectPatch) {
 	const remedy = "remove the patch, or keep it for a mesh that supports it"
 	switch {
 	case p.GetApplyTo() == networking.EnvoyFilter_BOOTSTRAP && s.d.startsProxies:
@@ -84,7 +83,7 @@ func (s scope) patchWithoutEffect(p *networking.EnvoyFilter_EnvoyConfigObjectPat
 		}
 	case p.GetApplyTo() == networking.EnvoyFilter_BOOTSTRAP:
 		s.field("applyTo").warn("BOOTSTRAP", "has no effect: the bootstrap is made by the agent, before it knows this control plane, which does not start it",
-			"give the agent a bootstrap override (ISTIO_BOOTSTRAP_OVERRIDE)")
+			"set a bootstrap override for the agent (ISTIO_BOOTSTRAP_OVERRIDE)")
 	case p.GetMatch().GetContext() == networking.EnvoyFilter_WAYPOINT || p.GetMatch().GetWaypoint() != nil:
 		s.field("match").warn("WAYPOINT", "has no effect: there are no waypoints here", remedy)
 	case p.GetMatch().GetListener().GetPortName() != "":
@@ -92,10 +91,10 @@ func (s scope) patchWithoutEffect(p *networking.EnvoyFilter_EnvoyConfigObjectPat
 	}
 }
 
-// patchMatch checks that what a patch looks for is of the sort that it is for.
-func (s scope) patchMatch(p *networking.EnvoyFilter_EnvoyConfigObjectPatch) {
+// checkPatchMatch checks that the match of a patch fits the object type.
+func (s validator) checkPatchMatch(p *networking.EnvoyFilter_EnvoyConfigObjectPatch) {
 	match := s.field("match")
-	match.field("proxy").field("proxyVersion").regex(p.GetMatch().GetProxy().GetProxyVersion())
+	match.field("proxy").field("proxyVersion").checkRegex(p.GetMatch().GetProxy().GetProxyVersion())
 	wanted := "listener"
 	switch p.GetApplyTo() {
 	case networking.EnvoyFilter_ROUTE_CONFIGURATION, networking.EnvoyFilter_VIRTUAL_HOST, networking.EnvoyFilter_HTTP_ROUTE:
@@ -119,8 +118,8 @@ func (s scope) patchMatch(p *networking.EnvoyFilter_EnvoyConfigObjectPatch) {
 	}
 }
 
-// patchTarget checks that a patch that is for one element of a list says for which.
-func (s scope) patchTarget(p *networking.EnvoyFilter_EnvoyConfigObjectPatch) {
+// checkPatchTarget checks that a patch of a list element specifies the element.
+func (s validator) checkPatchTarget(p *networking.EnvoyFilter_EnvoyConfigObjectPatch) {
 	op := p.GetPatch().GetOperation()
 	if op != patchRemove && op != patchReplace {
 		return
@@ -136,6 +135,6 @@ func (s scope) patchTarget(p *networking.EnvoyFilter_EnvoyConfigObjectPatch) {
 		named, field = p.GetMatch().GetListener().GetListenerFilter() != "", "match.listener.listenerFilter"
 	}
 	if !named {
-		s.field("match").refuse("", fmt.Sprintf("%s does not say of which filter", op), "name it: "+field)
+		s.field("match").refuse("", fmt.Sprintf("%s does not specify the filter", op), "name it: "+field)
 	}
 }

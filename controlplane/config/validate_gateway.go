@@ -7,28 +7,28 @@ import (
 	networking "istio.io/api/networking/v1alpha3"
 )
 
-// gatewayProtocols are those of a Gateway's port.
+// gatewayProtocols lists the protocols of a Gateway's port.
 var gatewayProtocols = []string{"HTTP", "HTTPS", "GRPC", "GRPC-Web", "HTTP2", "MONGO", "TCP", "TLS", "MYSQL", "REDIS"}
 
-func validateGateway(s scope, gw *networking.Gateway) {
+func validateGateway(s validator, gw *networking.Gateway) {
 	if len(gw.GetServers()) == 0 {
-		s.field("servers").refuse("", "a Gateway needs servers", "give it a port and the hosts it takes")
+		s.field("servers").refuse("", "a Gateway needs servers", "add a server with a port and hosts")
 	}
 	if len(gw.GetSelector()) == 0 {
 		s.field("selector").warn("", "without a selector the Gateway is for every gateway workload", "select the workload by its labels, as in istio: ingressgateway")
 	}
-	s.field("selector").labels(gw.GetSelector())
+	s.field("selector").checkLabels(gw.GetSelector())
 	ports, names := map[string]int{}, map[string]int{}
 	for i, server := range gw.GetServers() {
 		at := s.item("servers", i)
-		at.server(server)
-		at.field("port").field("name").unique(ports, server.GetPort().GetName(), i, "servers %d and %d have ports of the same name")
-		at.field("name").unique(names, server.GetName(), i, "servers %d and %d have the same name")
+		at.checkServer(server)
+		at.field("port").field("name").checkUnique(ports, server.GetPort().GetName(), i, "servers %d and %d have ports of the same name")
+		at.field("name").checkUnique(names, server.GetName(), i, "servers %d and %d have the same name")
 	}
 }
 
-// unique checks that no server before the i-th has its name: servers are told apart by them.
-func (s scope) unique(taken map[string]int, name string, i int, message string) {
+// checkUnique checks that no server before the i-th has the same name, because names identify servers.
+func (s validator) checkUnique(taken map[string]int, name string, i int, message string) {
 	if name == "" {
 		return
 	}
@@ -39,39 +39,39 @@ func (s scope) unique(taken map[string]int, name string, i int, message string) 
 	taken[name] = i
 }
 
-func (s scope) server(server *networking.Server) {
+func (s validator) checkServer(server *networking.Server) {
 	port := server.GetPort()
 	if port == nil {
-		s.field("port").refuse("", "a server needs a port", "give it number, name and protocol")
+		s.field("port").refuse("", "a server needs a port", "set number, name and protocol")
 		return
 	}
-	s.field("port").field("number").port(port.GetNumber())
+	s.field("port").field("number").checkPort(port.GetNumber())
 	//lint:ignore SA1019 the field is deprecated, and documents have it
 	if target := port.GetTargetPort(); target != 0 {
-		s.field("port").field("targetPort").port(target)
+		s.field("port").field("targetPort").checkPort(target)
 	}
 	if port.GetName() == "" {
-		s.field("port").field("name").refuse("", "the port has no name", "give it one that no other server of the Gateway has")
+		s.field("port").field("name").refuse("", "the port has no name", "set a name that is unique in the Gateway")
 	}
-	s.field("port").protocol(port.GetProtocol(), gatewayProtocols)
+	s.field("port").checkProtocol(port.GetProtocol(), gatewayProtocols)
 	if len(server.GetHosts()) == 0 {
 		s.field("hosts").refuse("", "a server needs hosts", "list them, or \"*\" for all")
 	}
 	for i, host := range server.GetHosts() {
-		s.item("hosts", i).gatewayHost(host)
+		s.item("hosts", i).checkGatewayHost(host)
 	}
 	if bind := server.GetBind(); bind != "" && !isIP(bind) {
-		s.field("bind").refuse(bind, "not an address that a gateway listens on here", "give an IP address")
+		s.field("bind").refuse(bind, "not an address that a gateway listens on here", "set an IP address")
 	}
-	s.field("defaultEndpoint").endpoint(server.GetDefaultEndpoint())
-	s.serverTLSMatchesPort(server)
-	s.field("tls").serverTLS(server.GetTls())
+	s.field("defaultEndpoint").checkEndpoint(server.GetDefaultEndpoint())
+	s.checkServerTLSMatchesPort(server)
+	s.field("tls").checkServerTLS(server.GetTls())
 }
 
-// protocol checks the protocol of a port; s is the port.
-func (s scope) protocol(protocol string, allowed []string) {
+// checkProtocol checks the protocol of a port; s is the port.
+func (s validator) checkProtocol(protocol string, allowed []string) {
 	if protocol == "" {
-		s.field("protocol").refuse("", "the port does not say what it speaks", "one of: "+list(allowed))
+		s.field("protocol").refuse("", "the port has no protocol", "one of: "+joinNames(allowed))
 		return
 	}
 	for _, known := range allowed {
@@ -82,25 +82,25 @@ func (s scope) protocol(protocol string, allowed []string) {
 	s.field("protocol").refuse(protocol, "unknown protocol", didYouMean(protocol, allowed))
 }
 
-func (s scope) gatewayHost(host string) {
+func (s validator) checkGatewayHost(host string) {
 	namespace, name, ok := strings.Cut(host, "/")
 	if !ok {
-		s.wildcardHost(host)
+		s.checkWildcardHost(host)
 		return
 	}
 	if namespace != "*" && namespace != "." && !dnsLabel.MatchString(namespace) {
 		s.refuse(host, "not a namespace before the slash", "use a namespace's name, \".\" for this one, or \"*\" for all")
 	}
-	s.wildcardHost(name)
+	s.checkWildcardHost(name)
 }
 
-func (s scope) serverTLSMatchesPort(server *networking.Server) {
+func (s validator) checkServerTLSMatchesPort(server *networking.Server) {
 	protocol := strings.ToUpper(server.GetPort().GetProtocol())
 	terminates := protocol == "HTTPS" || protocol == "TLS"
 	tls := server.GetTls()
 	switch {
 	case terminates && tls == nil:
-		s.field("tls").refuse("", "a server of protocol "+protocol+" needs tls", "give it a mode, and a certificate: serverCertificate and privateKey")
+		s.field("tls").refuse("", "a server of protocol "+protocol+" needs tls", "set a mode, and a certificate: serverCertificate and privateKey")
 	case !terminates && tls != nil && !tls.GetHttpsRedirect() && hasCertificate(tls):
 		s.field("tls").refuse("", "tls on a server of protocol "+protocol, "set the port's protocol to HTTPS or TLS")
 	case tls.GetHttpsRedirect() && protocol != "HTTP":
@@ -112,13 +112,13 @@ func hasCertificate(t *networking.ServerTLSSettings) bool {
 	return t.GetServerCertificate() != "" || t.GetCredentialName() != "" || len(t.GetCredentialNames()) > 0 || len(t.GetTlsCertificates()) > 0
 }
 
-func (s scope) serverTLS(t *networking.ServerTLSSettings) {
+func (s validator) checkServerTLS(t *networking.ServerTLSSettings) {
 	if t == nil || t.GetHttpsRedirect() {
 		return
 	}
 	switch t.GetMode() {
 	case networking.ServerTLSSettings_SIMPLE, networking.ServerTLSSettings_MUTUAL, networking.ServerTLSSettings_OPTIONAL_MUTUAL:
-		s.serverFiles(t)
+		s.checkServerFiles(t)
 	case networking.ServerTLSSettings_ISTIO_MUTUAL:
 		if hasCertificate(t) {
 			s.refuse("", "with mode ISTIO_MUTUAL the mesh's own certificates are used", "remove the certificate, or use mode MUTUAL")
@@ -128,20 +128,20 @@ func (s scope) serverTLS(t *networking.ServerTLSSettings) {
 			s.warn("", "a certificate has no effect with mode "+t.GetMode().String(), "remove it, or use mode SIMPLE")
 		}
 	}
-	s.serverRevocations(t)
-	s.field("cipherSuites").ciphers(t.GetCipherSuites())
+	s.checkServerRevocations(t)
+	s.field("cipherSuites").checkCiphers(t.GetCipherSuites())
 	if low, high := t.GetMinProtocolVersion(), t.GetMaxProtocolVersion(); high != 0 && low > high {
 		s.field("minProtocolVersion").refuse(low, "above maxProtocolVersion", "swap them")
 	}
 }
 
-func (s scope) serverFiles(t *networking.ServerTLSSettings) {
+func (s validator) checkServerFiles(t *networking.ServerTLSSettings) {
 	mode := t.GetMode().String()
 	if t.GetCredentialName() != "" || len(t.GetCredentialNames()) > 0 {
 		if t.GetServerCertificate() != "" || t.GetPrivateKey() != "" || len(t.GetTlsCertificates()) > 0 {
 			s.field("credentialName").refuse(t.GetCredentialName(), "excludes the files of a certificate", "keep either")
 		}
-		s.credentials(t)
+		s.checkCredentials(t)
 		return
 	}
 	if len(t.GetTlsCertificates()) == 0 {
@@ -157,11 +157,11 @@ func (s scope) serverFiles(t *networking.ServerTLSSettings) {
 			s.item("tlsCertificates", i).refuse("", "a certificate needs two files", "set serverCertificate and privateKey")
 		}
 	}
-	s.clientAuthorities(t)
+	s.checkClientAuthorities(t)
 }
 
-// serverRevocations checks that lists of what is revoked are looked at.
-func (s scope) serverRevocations(t *networking.ServerTLSSettings) {
+// checkServerRevocations checks that configured certificate revocation lists are used.
+func (s validator) checkServerRevocations(t *networking.ServerTLSSettings) {
 	at, crl := s.field("caCrl"), t.GetCaCrl()
 	mutual := t.GetMode() == networking.ServerTLSSettings_MUTUAL || t.GetMode() == networking.ServerTLSSettings_OPTIONAL_MUTUAL
 	switch {
@@ -169,23 +169,24 @@ func (s scope) serverRevocations(t *networking.ServerTLSSettings) {
 	case !mutual:
 		at.refuse(crl, "only callers with certificates of their own (MUTUAL, OPTIONAL_MUTUAL) are held against it: one that was revoked would be let in", "set the mode, or remove it")
 	case t.GetCaCertificates() == "":
-		at.refuse(crl, "not taken beside Secrets: a caller whose certificate was revoked would be let in", "put the list into the Secret, as ca.crl, beside ca.crt")
+		at.refuse(crl, "not supported together with Secrets: a client with a revoked certificate would be accepted", "put the list into the Secret as ca.crl, together with ca.crt")
 	default:
-		at.filePath(crl)
+		at.checkFilePath(crl)
 	}
 }
 
-// filePath checks the path of a file that an agent is to read.
-func (s scope) filePath(path string) {
+// checkFilePath checks the path of a file that an agent reads.
+func (s validator) checkFilePath(path string) {
 	if strings.ContainsAny(path, "\r\n\x00") {
 		s.refuse(path, "not the path of a file", "write it on one line")
 	}
 }
 
-// maxCredentials is how many certificates a server shows, of which the client's abilities choose: one of each sort of key.
+// maxCredentials limits the certificates of a server: one for each key type, of which Envoy selects by the client's
+// capabilities.
 const maxCredentials = 2
 
-func (s scope) credentials(t *networking.ServerTLSSettings) {
+func (s validator) checkCredentials(t *networking.ServerTLSSettings) {
 	if t.GetCredentialName() != "" && len(t.GetCredentialNames()) > 0 {
 		s.field("credentialNames").refuse("", "credentialName and credentialNames exclude one another", "keep credentialNames")
 	}
@@ -193,39 +194,38 @@ func (s scope) credentials(t *networking.ServerTLSSettings) {
 		s.field("credentialNames").refuse(len(t.GetCredentialNames()), fmt.Sprintf("more than %d", maxCredentials), "name one with an RSA key and one with an ECDSA key")
 	}
 	for i, name := range t.GetCredentialNames() {
-		s.item("credentialNames", i).credential(name)
+		s.item("credentialNames", i).checkCredential(name)
 	}
 	if name := t.GetCredentialName(); name != "" {
-		s.field("credentialName").credential(name)
+		s.field("credentialName").checkCredential(name)
 	}
 	if name := t.GetCaCertCredentialName(); name != "" {
-		s.field("caCertCredentialName").credential(name)
+		s.field("caCertCredentialName").checkCredential(name)
 	}
 	if t.GetCaCertificates() != "" {
-		s.clientAuthorities(t)
+		s.checkClientAuthorities(t)
 	}
 }
 
-// credential checks the name of a Secret of the gateway's own namespace.
-func (s scope) credential(name string) {
+// checkCredential checks the name of a Secret in the gateway's namespace.
+func (s validator) checkCredential(name string) {
 	if !dnsSubdomain.MatchString(name) || len(name) > 253 {
 		s.refuse(name, "not the name of a Secret", "name a Secret of the namespace that the gateway's workload is in")
 	}
 }
 
-// clientAuthorities checks who may sign the certificates of clients: it has to be said, and is never everyone whom the
-// system trusts.
-func (s scope) clientAuthorities(t *networking.ServerTLSSettings) {
+// checkClientAuthorities checks that the CA of client certificates is specified. The system's roots are never used.
+func (s validator) checkClientAuthorities(t *networking.ServerTLSSettings) {
 	at := s.field("caCertificates")
 	switch {
 	case t.GetMode() == networking.ServerTLSSettings_SIMPLE:
 	case t.GetCaCertificates() != "" && t.GetCaCertCredentialName() != "":
 		at.refuse(t.GetCaCertificates(), "caCertificates and caCertCredentialName exclude one another", "keep one of the two")
 	case t.GetCaCertCredentialName() != "":
-		s.field("caCertCredentialName").credential(t.GetCaCertCredentialName())
+		s.field("caCertCredentialName").checkCredential(t.GetCaCertCredentialName())
 	case t.GetCaCertificates() == "":
 		at.refuse("", "mode "+t.GetMode().String()+" needs the certificates of those who sign the clients'", "name their file")
 	case t.GetCaCertificates() == "system":
-		at.refuse("system", "whoever has a certificate of a public authority would be let in", "name the file of your own authority's certificate")
+		at.refuse("system", "any client with a certificate of a public CA would be accepted", "name the file of your own authority's certificate")
 	}
 }

@@ -9,23 +9,23 @@ import (
 	networking "istio.io/api/networking/v1alpha3"
 )
 
-// retryConditions are Envoy's, for HTTP and for gRPC. Status codes are taken beside them.
+// retryConditions lists Envoy's conditions for HTTP and gRPC. Status codes are supported too.
 var retryConditions = []string{
 	"5xx", "gateway-error", "reset", "reset-before-request", "connect-failure", "envoy-ratelimited", "retriable-4xx", "refused-stream",
 	"retriable-status-codes", "retriable-headers", "http3-post-connect-failure",
 	"cancelled", "deadline-exceeded", "internal", "resource-exhausted", "unavailable",
 }
 
-func (s scope) retries(r *networking.HTTPRetry) {
+func (s validator) checkRetries(r *networking.HTTPRetry) {
 	if r == nil {
 		return
 	}
-	s.field("attempts").notNegative(r.GetAttempts())
+	s.field("attempts").checkNotNegative(r.GetAttempts())
 	if r.GetAttempts() == 0 && (r.GetPerTryTimeout() != nil || r.GetRetryOn() != "") {
 		s.warn("", "without attempts nothing is retried", "set attempts")
 	}
-	s.field("perTryTimeout").millisecond(r.GetPerTryTimeout())
-	s.field("backoff").millisecond(r.GetBackoff())
+	s.field("perTryTimeout").checkMilliseconds(r.GetPerTryTimeout())
+	s.field("backoff").checkMilliseconds(r.GetBackoff())
 	if r.GetRetryOn() == "" {
 		return
 	}
@@ -33,7 +33,7 @@ func (s scope) retries(r *networking.HTTPRetry) {
 		condition = strings.TrimSpace(condition)
 		if code, err := strconv.Atoi(condition); err == nil {
 			if code < 100 || code > 599 {
-				s.field("retryOn").refuse(condition, "not a status code", "give one between 100 and 599")
+				s.field("retryOn").refuse(condition, "not a status code", "set one between 100 and 599")
 			}
 		} else if !slices.Contains(retryConditions, condition) {
 			s.field("retryOn").refuse(condition, "not a condition to retry on", didYouMean(condition, retryConditions))
@@ -41,33 +41,33 @@ func (s scope) retries(r *networking.HTTPRetry) {
 	}
 }
 
-func (s scope) fault(f *networking.HTTPFaultInjection) {
+func (s validator) checkFault(f *networking.HTTPFaultInjection) {
 	if f == nil {
 		return
 	}
 	if f.GetDelay() == nil && f.GetAbort() == nil {
-		s.refuse("", "a fault needs a delay or an abort", "give it one, or remove it")
+		s.refuse("", "a fault needs a delay or an abort", "set it, or remove it")
 	}
 	if delay := f.GetDelay(); delay != nil {
 		at := s.field("delay")
 		if delay.GetHttpDelayType() == nil {
 			at.refuse("", "how long?", "set fixedDelay")
 		}
-		at.field("fixedDelay").millisecond(delay.GetFixedDelay())
-		at.field("exponentialDelay").millisecond(delay.GetExponentialDelay())
-		at.field("percentage").percentage(delay.GetPercentage())
+		at.field("fixedDelay").checkMilliseconds(delay.GetFixedDelay())
+		at.field("exponentialDelay").checkMilliseconds(delay.GetExponentialDelay())
+		at.field("percentage").checkPercentage(delay.GetPercentage())
 		//lint:ignore SA1019 the field is deprecated, and documents have it
-		at.field("percent").percent(float64(delay.GetPercent()))
+		at.field("percent").checkPercent(float64(delay.GetPercent()))
 	}
 	if abort := f.GetAbort(); abort != nil {
-		s.field("abort").abort(abort)
+		s.field("abort").checkAbort(abort)
 	}
 }
 
-// percentage checks a share that, unlike most, must be given: Istio injects nothing without it.
-func (s scope) percentage(p *networking.Percent) {
+// checkPercentage checks a percentage that is required: without it Istio injects no fault.
+func (s validator) checkPercentage(p *networking.Percent) {
 	if p != nil {
-		s.field("value").percent(p.GetValue())
+		s.field("value").checkPercent(p.GetValue())
 	}
 }
 
@@ -77,13 +77,13 @@ var grpcStatuses = []string{
 	"UNAUTHENTICATED",
 }
 
-func (s scope) abort(abort *networking.HTTPFaultInjection_Abort) {
-	s.field("percentage").percentage(abort.GetPercentage())
+func (s validator) checkAbort(abort *networking.HTTPFaultInjection_Abort) {
+	s.field("percentage").checkPercentage(abort.GetPercentage())
 	switch e := abort.GetErrorType().(type) {
 	case nil:
 		s.refuse("", "abort with what?", "set httpStatus or grpcStatus")
 	case *networking.HTTPFaultInjection_Abort_HttpStatus:
-		s.field("httpStatus").between(int64(e.HttpStatus), 200, 599, "give a status code, as in 503")
+		s.field("httpStatus").checkRange(int64(e.HttpStatus), 200, 599, "set a status code, as in 503")
 	case *networking.HTTPFaultInjection_Abort_GrpcStatus:
 		if _, err := strconv.ParseUint(e.GrpcStatus, 10, 8); err != nil && !slices.Contains(grpcStatuses, e.GrpcStatus) {
 			s.field("grpcStatus").refuse(e.GrpcStatus, "not a gRPC status", didYouMean(e.GrpcStatus, grpcStatuses))
@@ -93,89 +93,89 @@ func (s scope) abort(abort *networking.HTTPFaultInjection_Abort) {
 	}
 }
 
-func (s scope) mirrors(r *networking.HTTPRoute) {
+func (s validator) checkMirrors(r *networking.HTTPRoute) {
 	if r.GetMirror() != nil {
-		s.field("mirror").destination(r.GetMirror())
+		s.field("mirror").checkDestination(r.GetMirror())
 		if len(r.GetMirrors()) > 0 {
 			s.field("mirrors").refuse("", "mirror and mirrors exclude one another", "list all under mirrors")
 		}
 	}
 	for i, m := range r.GetMirrors() {
-		s.item("mirrors", i).field("destination").destination(m.GetDestination())
-		s.item("mirrors", i).field("percentage").percentage(m.GetPercentage())
+		s.item("mirrors", i).field("destination").checkDestination(m.GetDestination())
+		s.item("mirrors", i).field("percentage").checkPercentage(m.GetPercentage())
 	}
-	s.field("mirrorPercentage").percentage(r.GetMirrorPercentage())
+	s.field("mirrorPercentage").checkPercentage(r.GetMirrorPercentage())
 	//lint:ignore SA1019 the field is deprecated, and documents have it
-	s.field("mirrorPercent").percent(float64(r.GetMirrorPercent().GetValue()))
+	s.field("mirrorPercent").checkPercent(float64(r.GetMirrorPercent().GetValue()))
 	//lint:ignore SA1019 the field is deprecated, and documents have it
 	if r.GetMirror() == nil && (r.GetMirrorPercentage() != nil || r.GetMirrorPercent() != nil) {
 		s.warn("", "a share of requests to mirror, and no mirror", "set mirror")
 	}
 }
 
-func (s scope) headers(h *networking.Headers) {
+func (s validator) checkHeaders(h *networking.Headers) {
 	for name, ops := range map[string]*networking.Headers_HeaderOperations{"request": h.GetRequest(), "response": h.GetResponse()} {
 		at := s.field(name)
 		for header, value := range ops.GetSet() {
-			at.field("set").key(header).headerOperation(header, value)
+			at.field("set").key(header).checkHeaderOperation(header, value)
 		}
 		for header, value := range ops.GetAdd() {
-			at.field("add").key(header).headerOperation(header, value)
+			at.field("add").key(header).checkHeaderOperation(header, value)
 		}
 		for i, header := range ops.GetRemove() {
-			at.item("remove", i).headerOperation(header, "")
+			at.item("remove", i).checkHeaderOperation(header, "")
 		}
 	}
 }
 
-func (s scope) cors(c *networking.CorsPolicy) {
+func (s validator) checkCORS(c *networking.CorsPolicy) {
 	for i, o := range c.GetAllowOrigins() {
-		s.item("allowOrigins", i).stringMatch(o)
+		s.item("allowOrigins", i).checkStringMatch(o)
 	}
-	s.field("allowMethods").headerValue(strings.Join(c.GetAllowMethods(), ","))
-	s.field("allowHeaders").headerValue(strings.Join(c.GetAllowHeaders(), ","))
-	s.field("exposeHeaders").headerValue(strings.Join(c.GetExposeHeaders(), ","))
+	s.field("allowMethods").checkHeaderValue(strings.Join(c.GetAllowMethods(), ","))
+	s.field("allowHeaders").checkHeaderValue(strings.Join(c.GetAllowHeaders(), ","))
+	s.field("exposeHeaders").checkHeaderValue(strings.Join(c.GetExposeHeaders(), ","))
 }
 
-func (s scope) headerOperation(header, value string) {
-	s.headerName(header)
+func (s validator) checkHeaderOperation(header, value string) {
+	s.checkHeaderName(header)
 	if strings.HasPrefix(header, ":") && header != ":authority" {
 		s.refuse(header, "this header is the request's own and cannot be changed here", "use rewrite for the path and the host")
 	}
-	s.headerValue(value)
+	s.checkHeaderValue(value)
 }
 
-// maxHeader is what Envoy takes as a header's value in its configuration.
+// maxHeader is Envoy's limit for a configured header value, in bytes.
 const maxHeader = 16 << 10
 
-// headerValue checks what goes into a header of a request or an answer, as paths and hosts do too.
-func (s scope) headerValue(value string) {
+// checkHeaderValue checks the value of a request or response header; paths and hosts are such values too.
+func (s validator) checkHeaderValue(value string) {
 	if strings.ContainsAny(value, "\r\n\x00") {
 		s.refuse(value, "a header's value has no line breaks", "remove them")
 	}
-	// A percent sign that stands for itself is written twice for Envoy.
+	// A literal percent sign is doubled in Envoy's configuration.
 	if size := len(value) + strings.Count(value, "%"); size > maxHeader {
-		s.refuse(value, fmt.Sprintf("%d bytes for a header, percent signs counted twice; at most %d are taken", size, maxHeader), "shorten it")
+		s.refuse(value, fmt.Sprintf("%d bytes for a header, percent signs counted twice; at most %d are allowed", size, maxHeader), "shorten it")
 	}
 }
 
-func (s scope) rewrite(r *networking.HTTPRewrite) {
-	s.field("uri").headerValue(r.GetUri())
-	s.field("authority").headerValue(r.GetAuthority())
-	s.field("uriRegexRewrite").field("rewrite").headerValue(r.GetUriRegexRewrite().GetRewrite())
+func (s validator) checkRewrite(r *networking.HTTPRewrite) {
+	s.field("uri").checkHeaderValue(r.GetUri())
+	s.field("authority").checkHeaderValue(r.GetAuthority())
+	s.field("uriRegexRewrite").field("rewrite").checkHeaderValue(r.GetUriRegexRewrite().GetRewrite())
 	switch regex := r.GetUriRegexRewrite(); {
 	case r.GetUri() == "" && r.GetAuthority() == "" && regex == nil:
 		s.refuse("", "rewrite to what?", "set uri, authority or uriRegexRewrite")
 	case regex != nil && r.GetUri() != "":
 		s.refuse("", "uri and uriRegexRewrite exclude one another", "keep one")
 	case regex != nil && regex.GetMatch() == "":
-		s.field("uriRegexRewrite").field("match").refuse("", "no expression", "say what to replace")
+		s.field("uriRegexRewrite").field("match").refuse("", "no expression", "set the expression to replace")
 	case regex != nil:
-		s.field("uriRegexRewrite").field("match").regex(regex.GetMatch())
+		s.field("uriRegexRewrite").field("match").checkRegex(regex.GetMatch())
 	}
 }
 
-func (s scope) redirect(r *networking.HTTPRedirect) {
+func (s validator) checkRedirect(r *networking.HTTPRedirect) {
 	switch code := r.GetRedirectCode(); code {
 	case 0, 301, 302, 303, 307, 308:
 	default:
@@ -184,22 +184,22 @@ func (s scope) redirect(r *networking.HTTPRedirect) {
 	if r.GetUri() == "" && r.GetAuthority() == "" && r.GetScheme() == "" && r.GetRedirectPort() == nil && r.GetPrefixRewrite() == "" {
 		s.refuse("", "redirect to where?", "set uri, authority, scheme or port")
 	}
-	s.field("uri").headerValue(r.GetUri())
-	s.field("authority").headerValue(r.GetAuthority())
-	s.field("prefixRewrite").headerValue(r.GetPrefixRewrite())
+	s.field("uri").checkHeaderValue(r.GetUri())
+	s.field("authority").checkHeaderValue(r.GetAuthority())
+	s.field("prefixRewrite").checkHeaderValue(r.GetPrefixRewrite())
 	if port, ok := r.GetRedirectPort().(*networking.HTTPRedirect_Port); ok {
-		s.field("port").port(port.Port)
+		s.field("port").checkPort(port.Port)
 	}
 	if scheme := r.GetScheme(); scheme != "" && scheme != "http" && scheme != "https" {
 		s.field("scheme").refuse(scheme, "not a scheme", "one of: http, https")
 	}
 }
 
-// MaxDirectResponse is the most that a directResponse may have as its body.
+// MaxDirectResponse is the maximum body size of a checkDirectResponse, in bytes.
 const MaxDirectResponse = 1 << 20
 
-func (s scope) directResponse(r *networking.HTTPDirectResponse) {
-	s.field("status").between(int64(r.GetStatus()), 200, 599, "give a status code, as in 503")
+func (s validator) checkDirectResponse(r *networking.HTTPDirectResponse) {
+	s.field("status").checkRange(int64(r.GetStatus()), 200, 599, "set a status code, as in 503")
 	if size := max(len(r.GetBody().GetString_()), len(r.GetBody().GetBytes())); size > MaxDirectResponse {
 		s.field("body").refuse(size, "more than 1 MiB", "serve it from a workload")
 	}

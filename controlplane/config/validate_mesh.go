@@ -9,7 +9,7 @@ import (
 	meshconfig "istio.io/api/mesh/v1alpha1"
 )
 
-// meshEffect are the fields of MeshConfig that have an effect here. docs/configuration.md says which.
+// meshEffect lists the fields of MeshConfig that have an effect. docs/configuration.md documents them.
 var meshEffect = map[protoreflect.Name]bool{
 	"proxy_listen_port": true, "proxy_inbound_listen_port": true, "proxy_http_port": true, "connect_timeout": true,
 	"protocol_detection_timeout": true, "tcp_keepalive": true, "enable_tracing": true, "access_log_file": true,
@@ -18,12 +18,12 @@ var meshEffect = map[protoreflect.Name]bool{
 	"ca_certificates": true, "default_virtual_service_export_to": true, "default_destination_rule_export_to": true,
 	"root_namespace": true, "locality_lb_setting": true, "h2_upgrade_policy": true, "extension_providers": true,
 	"default_providers": true, "path_normalization": true, "default_http_retry_policy": true, "mesh_mTLS": true, "tls_defaults": true,
-	// What follows is in force in any case: listeners have no log of their own, and agents merge metrics.
+	// The following settings are always in force: listeners have no log of their own, and agents merge metrics.
 	"disable_envoy_listener_log": true, "enable_prometheus_merge": true,
 }
 
-// CheckMesh checks a mesh configuration: an error makes it unusable, since proxies would refuse what is made of it.
-// warnings tell of what has no effect.
+// CheckMesh validates a mesh configuration. It fails if proxies would refuse the generated resources. warnings report
+// fields without effect.
 func CheckMesh(mesh *meshconfig.MeshConfig) (warnings []Problem, err error) {
 	if err := checkMeshLog(mesh); err != nil {
 		return nil, err
@@ -52,10 +52,10 @@ func CheckMesh(mesh *meshconfig.MeshConfig) (warnings []Problem, err error) {
 			}
 		}
 	}
-	return meshWithoutEffect(mesh), nil
+	return findIgnoredMeshFields(mesh), nil
 }
 
-func meshWithoutEffect(mesh *meshconfig.MeshConfig) []Problem {
+func findIgnoredMeshFields(mesh *meshconfig.MeshConfig) []Problem {
 	var out []Problem
 	fields := mesh.ProtoReflect().Descriptor().Fields()
 	for i := range fields.Len() {
@@ -66,14 +66,14 @@ func meshWithoutEffect(mesh *meshconfig.MeshConfig) []Problem {
 			})
 		}
 	}
-	out = append(out, tellOfEffects(mesh.ProtoReflect(), "")...)
+	out = append(out, findIgnoredFields(mesh.ProtoReflect(), "")...)
 	for i, p := range mesh.GetExtensionProviders() {
 		switch p.GetProvider().(type) {
 		case *meshconfig.MeshConfig_ExtensionProvider_Stackdriver, *meshconfig.MeshConfig_ExtensionProvider_Opencensus,
 			*meshconfig.MeshConfig_ExtensionProvider_Lightstep, *meshconfig.MeshConfig_ExtensionProvider_Sds:
 			out = append(out, Problem{
 				Severity: Warning, Code: NoEffect, Field: fmt.Sprintf("extensionProviders[%d]", i), Value: p.GetName(),
-				Message: "Envoy has nothing for providers of this sort: what documents send there goes nowhere", Remedy: "use opentelemetry, zipkin, datadog or skywalking",
+				Message: "Envoy does not support this type of provider: telemetry for it is discarded", Remedy: "use opentelemetry, zipkin, datadog or skywalking",
 			})
 		}
 	}
@@ -86,16 +86,16 @@ func checkMeshLog(mesh *meshconfig.MeshConfig) error {
 		return nil
 	}
 	if mesh.GetAccessLogEncoding() == meshconfig.MeshConfig_TEXT {
-		return named("accessLogFormat", CheckLogFormat(format))
+		return hasName("accessLogFormat", CheckLogFormat(format))
 	}
 	fields := &structpb.Struct{}
 	if err := protojson.Unmarshal([]byte(format), fields); err != nil {
 		return fmt.Errorf("accessLogFormat is no JSON object, as accessLogEncoding: JSON needs: %w", err)
 	}
-	return named("accessLogFormat", checkLogValue(structpb.NewStructValue(fields)))
+	return hasName("accessLogFormat", checkLogValue(structpb.NewStructValue(fields)))
 }
 
-func named(field string, err error) error {
+func hasName(field string, err error) error {
 	if err != nil {
 		return fmt.Errorf("%s: %w", field, err)
 	}
@@ -110,15 +110,15 @@ func checkLogProvider(p *meshconfig.MeshConfig_ExtensionProvider) error {
 		}
 		f := p.EnvoyFileAccessLog.GetLogFormat()
 		if err := CheckLogFormat(f.GetText()); err != nil {
-			return named("logFormat.text", err)
+			return hasName("logFormat.text", err)
 		}
-		return named("logFormat.labels", checkLogValue(structpb.NewStructValue(f.GetLabels())))
+		return hasName("logFormat.labels", checkLogValue(structpb.NewStructValue(f.GetLabels())))
 	case *meshconfig.MeshConfig_ExtensionProvider_EnvoyOtelAls:
 		f := p.EnvoyOtelAls.GetLogFormat()
 		if err := CheckLogFormat(f.GetText()); err != nil {
-			return named("logFormat.text", err)
+			return hasName("logFormat.text", err)
 		}
-		return named("logFormat.labels", checkLogValue(structpb.NewStructValue(f.GetLabels())))
+		return hasName("logFormat.labels", checkLogValue(structpb.NewStructValue(f.GetLabels())))
 	}
 	return nil
 }
@@ -130,7 +130,7 @@ func checkLogValue(v *structpb.Value) error {
 	case *structpb.Value_StructValue:
 		for name, field := range k.StructValue.GetFields() {
 			if err := checkLogValue(field); err != nil {
-				return named(name, err)
+				return hasName(name, err)
 			}
 		}
 	case *structpb.Value_ListValue:

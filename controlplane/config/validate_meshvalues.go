@@ -13,11 +13,11 @@ import (
 	"github.com/pilotfish-mesh/pilotfish/internal/pemtext"
 )
 
-// checkMeshValues finds the first value of a mesh configuration that proxies would refuse: what is made of such a one is in
-// everybody's clusters, routes or listeners.
+// checkMeshValues returns an error for the first value that proxies would refuse. Such a value would affect the
+// clusters, routes or listeners of all proxies.
 func checkMeshValues(mesh *meshconfig.MeshConfig) error {
 	d := &document{}
-	scope{d, ""}.meshValues(mesh)
+	validator{d, ""}.checkMeshValues(mesh)
 	for _, p := range d.problems {
 		if p.Severity == Error {
 			return fmt.Errorf("%s: %q: %s: %s", strings.TrimPrefix(p.Field, "."), p.Value, p.Message, p.Remedy)
@@ -26,83 +26,83 @@ func checkMeshValues(mesh *meshconfig.MeshConfig) error {
 	return nil
 }
 
-func (s scope) meshValues(mesh *meshconfig.MeshConfig) {
-	s.field("connectTimeout").millisecond(mesh.GetConnectTimeout())
-	s.field("protocolDetectionTimeout").zeroOrMore(mesh.GetProtocolDetectionTimeout())
-	s.field("tcpKeepalive").field("time").zeroOrMore(mesh.GetTcpKeepalive().GetTime())
-	s.field("tcpKeepalive").field("interval").zeroOrMore(mesh.GetTcpKeepalive().GetInterval())
-	s.field("defaultHttpRetryPolicy").retries(mesh.GetDefaultHttpRetryPolicy())
-	s.field("localityLbSetting").localities(mesh.GetLocalityLbSetting())
-	s.field("defaultConfig").field("tracing").field("sampling").percent(mesh.GetDefaultConfig().GetTracing().GetSampling())
+func (s validator) checkMeshValues(mesh *meshconfig.MeshConfig) {
+	s.field("connectTimeout").checkMilliseconds(mesh.GetConnectTimeout())
+	s.field("protocolDetectionTimeout").checkZeroOrMore(mesh.GetProtocolDetectionTimeout())
+	s.field("tcpKeepalive").field("time").checkZeroOrMore(mesh.GetTcpKeepalive().GetTime())
+	s.field("tcpKeepalive").field("interval").checkZeroOrMore(mesh.GetTcpKeepalive().GetInterval())
+	s.field("defaultHttpRetryPolicy").checkRetries(mesh.GetDefaultHttpRetryPolicy())
+	s.field("localityLbSetting").checkLocalities(mesh.GetLocalityLbSetting())
+	s.field("defaultConfig").field("tracing").field("sampling").checkPercent(mesh.GetDefaultConfig().GetTracing().GetSampling())
 	for i, root := range mesh.GetCaCertificates() {
 		if _, ok := root.GetCertificateData().(*meshconfig.MeshConfig_CertificateData_Pem); ok {
-			s.item("caCertificates", i).field("pem").roots(root.GetPem())
+			s.item("caCertificates", i).field("pem").checkRoots(root.GetPem())
 		}
 	}
-	s.field("meshMTLS").meshTLS(mesh.GetMeshMTLS())
-	s.field("tlsDefaults").meshTLS(mesh.GetTlsDefaults())
-	s.field("accessLogFile").logPath(mesh.GetAccessLogFile())
+	s.field("meshMTLS").checkMeshTLS(mesh.GetMeshMTLS())
+	s.field("tlsDefaults").checkMeshTLS(mesh.GetTlsDefaults())
+	s.field("accessLogFile").checkLogPath(mesh.GetAccessLogFile())
 	for name, port := range map[string]int32{
 		"proxyListenPort": mesh.GetProxyListenPort(), "proxyInboundListenPort": mesh.GetProxyInboundListenPort(), "proxyHttpPort": mesh.GetProxyHttpPort(),
 	} {
-		s.field(name).between(int64(port), 0, 65535, "give a port, or 0 for the usual one")
+		s.field(name).checkRange(int64(port), 0, 65535, "set a port, or 0 for the usual one")
 	}
-	s.differentPorts(mesh)
+	s.checkDistinctPorts(mesh)
 	for i, p := range mesh.GetExtensionProviders() {
-		s.item("extensionProviders", i).providerValues(p)
+		s.item("extensionProviders", i).checkProviderValues(p)
 	}
 }
 
-// differentPorts: no two listeners can be at one.
-func (s scope) differentPorts(mesh *meshconfig.MeshConfig) {
+// checkDistinctPorts checks that no two listeners use one port.
+func (s validator) checkDistinctPorts(mesh *meshconfig.MeshConfig) {
 	out, in := cmp.Or(mesh.GetProxyListenPort(), 15001), cmp.Or(mesh.GetProxyInboundListenPort(), 15006)
 	if out == in {
-		s.field("proxyInboundListenPort").refuse(in, "the port of what goes out, too", "give proxyListenPort and proxyInboundListenPort different ports")
+		s.field("proxyInboundListenPort").refuse(in, "the same as proxyListenPort", "set proxyListenPort and proxyInboundListenPort to different ports")
 	}
 	if web := mesh.GetProxyHttpPort(); web != 0 && (web == out || web == in) {
-		s.field("proxyHttpPort").refuse(web, "the port of another listener, too", "give it a port of its own")
+		s.field("proxyHttpPort").refuse(web, "the port of another listener, too", "set a port of its own")
 	}
 }
 
-func (s scope) providerValues(p *meshconfig.MeshConfig_ExtensionProvider) {
+func (s validator) checkProviderValues(p *meshconfig.MeshConfig_ExtensionProvider) {
 	switch p := p.GetProvider().(type) {
 	case *meshconfig.MeshConfig_ExtensionProvider_EnvoyFileAccessLog:
-		s.field("envoyFileAccessLog").field("path").logPath(p.EnvoyFileAccessLog.GetPath())
+		s.field("envoyFileAccessLog").field("path").checkLogPath(p.EnvoyFileAccessLog.GetPath())
 	case *meshconfig.MeshConfig_ExtensionProvider_Opentelemetry:
-		s.field("opentelemetry").collector(p.Opentelemetry)
+		s.field("opentelemetry").checkCollector(p.Opentelemetry)
 	case *meshconfig.MeshConfig_ExtensionProvider_Zipkin:
-		s.field("zipkin").field("path").headerValue(p.Zipkin.GetPath())
+		s.field("zipkin").field("path").checkHeaderValue(p.Zipkin.GetPath())
 	}
 }
 
-func (s scope) collector(p *meshconfig.MeshConfig_ExtensionProvider_OpenTelemetryTracingProvider) {
+func (s validator) checkCollector(p *meshconfig.MeshConfig_ExtensionProvider_OpenTelemetryTracingProvider) {
 	if h := p.GetHttp(); h != nil {
 		at := s.field("http")
-		at.field("path").headerValue(h.GetPath())
-		at.field("timeout").zeroOrMore(h.GetTimeout())
+		at.field("path").checkHeaderValue(h.GetPath())
+		at.field("timeout").checkZeroOrMore(h.GetTimeout())
 		for i, header := range h.GetHeaders() {
-			at.item("headers", i).providerHeader(header)
+			at.item("headers", i).checkProviderHeader(header)
 		}
 	}
 	if g := p.GetGrpc(); g != nil {
 		at := s.field("grpc")
-		at.field("timeout").zeroOrMore(g.GetTimeout())
+		at.field("timeout").checkZeroOrMore(g.GetTimeout())
 		for i, header := range g.GetInitialMetadata() {
-			at.item("initialMetadata", i).providerHeader(header)
+			at.item("initialMetadata", i).checkProviderHeader(header)
 		}
 	}
 }
 
-func (s scope) providerHeader(h *meshconfig.MeshConfig_ExtensionProvider_HttpHeader) {
+func (s validator) checkProviderHeader(h *meshconfig.MeshConfig_ExtensionProvider_HttpHeader) {
 	if name := h.GetName(); strings.HasPrefix(name, ":") || strings.EqualFold(name, "host") {
 		s.field("name").refuse(name, "this header is the request's own and cannot be changed here", "leave it out")
 	}
-	s.field("name").headerName(h.GetName())
-	s.field("value").headerValue(h.GetValue())
+	s.field("name").checkHeaderName(h.GetName())
+	s.field("value").checkHeaderValue(h.GetValue())
 }
 
-// logPath checks the path of a file that proxies are to open; whether they can is for them to see.
-func (s scope) logPath(file string) {
+// checkLogPath checks the path of a log file of proxies. It does not check whether they can open it.
+func (s validator) checkLogPath(file string) {
 	switch {
 	case strings.ContainsAny(file, "\r\n\x00"):
 		s.refuse(file, "not the path of a file", "write it on one line")
@@ -112,10 +112,11 @@ func (s scope) logPath(file string) {
 	}
 }
 
-// roots are certificates of authorities. Agents take none of the mesh's roots, also not the authority's own, if one is bad.
-func (s scope) roots(text string) {
+// checkRoots checks CA certificates. If one is invalid, agents reject all roots of the mesh, including those of the
+// control plane's own CA.
+func (s validator) checkRoots(text string) {
 	const remedy = "put in certificates of authorities, in PEM"
-	size := fmt.Sprintf("%d bytes", len(text)) // never what is in it: it may be a key
+	size := fmt.Sprintf("%d bytes", len(text)) // the text itself may contain a private key
 	blocks, err := pemtext.Blocks([]byte(text))
 	if err != nil {
 		s.refuse(size, err.Error(), remedy)
@@ -132,7 +133,7 @@ func (s scope) roots(text string) {
 			s.refuse(fmt.Sprintf("certificate %d", n), fmt.Sprintf("it cannot be read: %v", err), remedy)
 			return
 		}
-		old := !cert.BasicConstraintsValid && cert.Version < 3 // says nothing of it
+		old := !cert.BasicConstraintsValid && cert.Version < 3 // X.509 before version 3 has no basic constraints
 		if !cert.IsCA && !old && !bytes.Equal(cert.RawIssuer, cert.RawSubject) {
 			s.refuse(cert.Subject, "it is not the certificate of an authority, so that no other leads to it", "put in that of "+cert.Issuer.String()+", which has signed it")
 			return

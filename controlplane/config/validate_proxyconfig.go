@@ -6,14 +6,14 @@ import (
 	networkingbeta "istio.io/api/networking/v1beta1"
 )
 
-func validateProxyConfig(s scope, p *networkingbeta.ProxyConfig) {
-	s.field("selector").selector(p.GetSelector())
-	s.field("concurrency").between(int64(p.GetConcurrency().GetValue()), 0, 1<<14, "0 is all processors")
+func validateProxyConfig(s validator, p *networkingbeta.ProxyConfig) {
+	s.field("selector").checkSelector(p.GetSelector())
+	s.field("concurrency").checkRange(int64(p.GetConcurrency().GetValue()), 0, 1<<14, "0 is all processors")
 	for name, value := range p.GetEnvironmentVariables() {
 		at := s.field("environmentVariables").key(name)
 		switch {
 		case name == "" || strings.ContainsAny(name, "=\x00"):
-			at.refuse(name, "not the name of a variable", "give one without an equals sign")
+			at.refuse(name, "not the name of a variable", "set one without an equals sign")
 		case strings.ContainsRune(value, 0):
 			at.refuse(value, "not the value of a variable", "leave out the zero byte")
 		}

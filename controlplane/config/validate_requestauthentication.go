@@ -11,26 +11,26 @@ import (
 	typev1beta1 "istio.io/api/type/v1beta1"
 )
 
-// MaxKeySet bounds a set of keys, inline or fetched: it goes to every proxy that is concerned. Sets that are in use have
-// a few kilobytes.
+// MaxKeySet limits the size of a key set, inline or fetched, in bytes. Each proxy that verifies the tokens receives the
+// set. Common sets have a few kilobytes.
 const MaxKeySet = 128 << 10
 
-// maxJWTRules bounds the rules of one document: each costs every request something.
+// maxJWTRules limits the rules of one document, because Envoy evaluates them for every request.
 const maxJWTRules = 64
 
-func validateRequestAuthentication(s scope, p *security.RequestAuthentication) {
-	s.field("selector").selector(p.GetSelector())
-	s.targets(p.GetSelector(), p.GetTargetRef(), p.GetTargetRefs())
+func validateRequestAuthentication(s validator, p *security.RequestAuthentication) {
+	s.field("selector").checkSelector(p.GetSelector())
+	s.checkTargets(p.GetSelector(), p.GetTargetRef(), p.GetTargetRefs())
 	if len(p.GetJwtRules()) > maxJWTRules {
 		s.field("jwtRules").refuse(len(p.GetJwtRules()), fmt.Sprintf("there are more than %d rules", maxJWTRules), "split the document by workload")
 	}
 	for i, rule := range p.GetJwtRules() {
-		s.item("jwtRules", i).jwtRule(rule)
+		s.item("jwtRules", i).checkJWTRule(rule)
 	}
 }
 
-// targets checks what a policy is for.
-func (s scope) targets(selector *typev1beta1.WorkloadSelector, ref *typev1beta1.PolicyTargetReference, refs []*typev1beta1.PolicyTargetReference) {
+// checkTargets checks the selector and target references of a policy.
+func (s validator) checkTargets(selector *typev1beta1.WorkloadSelector, ref *typev1beta1.PolicyTargetReference, refs []*typev1beta1.PolicyTargetReference) {
 	if ref == nil && len(refs) == 0 {
 		return
 	}
@@ -38,16 +38,16 @@ func (s scope) targets(selector *typev1beta1.WorkloadSelector, ref *typev1beta1.
 		s.field("selector").refuse("", "excludes targetRefs", "keep either")
 	}
 	if ref != nil {
-		s.field("targetRef").target(ref)
+		s.field("targetRef").checkTarget(ref)
 	}
 	for i, r := range refs {
-		s.item("targetRefs", i).target(r)
+		s.item("targetRefs", i).checkTarget(r)
 	}
 }
 
-func (s scope) target(ref *typev1beta1.PolicyTargetReference) {
+func (s validator) checkTarget(ref *typev1beta1.PolicyTargetReference) {
 	if ref.GetKind() == "" {
-		s.field("kind").refuse("", "no kind", "say what the policy is for, as in kind: Gateway")
+		s.field("kind").refuse("", "no kind", "set the kind of the target, as in kind: Gateway")
 	}
 	if ref.GetName() == "" {
 		s.field("name").refuse("", "no name", "name what the policy is for")
@@ -57,12 +57,12 @@ func (s scope) target(ref *typev1beta1.PolicyTargetReference) {
 	}
 }
 
-// JWTRuleField is the place of a rule in its document.
+// JWTRuleField returns the field path of a rule in its document.
 func JWTRuleField(i int) string { return fmt.Sprintf("spec.jwtRules[%d]", i) }
 
-// KeysAddress is where the keys of a rule are to be fetched: its jwksUri, or the discovery document of its issuer
-// (OpenID Connect Discovery 1.0). Empty when they are in the rule.
-func KeysAddress(rule *security.JWTRule) string {
+// KeySetURL returns the URL from which the keys of a rule are fetched: its jwksUri, or the discovery document of its
+// issuer (OpenID Connect Discovery 1.0). It returns "" if the rule contains the keys.
+func KeySetURL(rule *security.JWTRule) string {
 	switch {
 	case rule.GetJwks() != "":
 		return ""
@@ -72,23 +72,23 @@ func KeysAddress(rule *security.JWTRule) string {
 	return strings.TrimSuffix(rule.GetIssuer(), "/") + DiscoveryPath
 }
 
-// DiscoveryPath is what follows an issuer in the address of its discovery document.
+// DiscoveryPath is the path of the discovery document, relative to the issuer's URL.
 const DiscoveryPath = "/.well-known/openid-configuration"
 
-func (s scope) jwtRule(rule *security.JWTRule) {
+func (s validator) checkJWTRule(rule *security.JWTRule) {
 	if rule.GetIssuer() == "" {
-		s.field("issuer").refuse("", "no issuer", "give what the tokens have as \"iss\"")
+		s.field("issuer").refuse("", "no issuer", "set what the tokens have as \"iss\"")
 	}
-	s.keys(rule)
+	s.checkKeys(rule)
 	for i, audience := range rule.GetAudiences() {
 		if audience == "" {
-			s.item("audiences", i).refuse("", "an empty audience", "remove it, or the list to take tokens for any audience")
+			s.item("audiences", i).refuse("", "an empty audience", "remove it, or remove the list to accept tokens for any audience")
 		}
 	}
-	s.tokenPlaces(rule)
-	s.tokenOutputs(rule)
+	s.checkTokenSources(rule)
+	s.checkTokenOutputs(rule)
 	if rule.GetTimeout() != nil {
-		s.field("timeout").millisecond(rule.GetTimeout())
+		s.field("timeout").checkMilliseconds(rule.GetTimeout())
 	}
 	for i, claim := range rule.GetSpaceDelimitedClaims() {
 		if claim == "" {
@@ -97,20 +97,20 @@ func (s scope) jwtRule(rule *security.JWTRule) {
 	}
 }
 
-// keys checks where a rule has its keys from.
-func (s scope) keys(rule *security.JWTRule) {
+// checkKeys checks the source of a rule's keys.
+func (s validator) checkKeys(rule *security.JWTRule) {
 	switch {
 	case rule.GetJwks() != "" && rule.GetJwksUri() != "":
 		s.field("jwks").refuse("", "excludes jwksUri", "keep either")
 	case rule.GetJwks() != "":
 		if len(rule.GetJwks()) > MaxKeySet {
-			s.field("jwks").refuse("", fmt.Sprintf("the keys have %d bytes; at most %d are taken", len(rule.GetJwks()), MaxKeySet), "give fewer keys")
+			s.field("jwks").refuse("", fmt.Sprintf("the keys have %d bytes; at most %d are allowed", len(rule.GetJwks()), MaxKeySet), "set fewer keys")
 		} else if _, err := PublicKeys([]byte(rule.GetJwks())); err != nil {
-			// The value is not shown: it may have keys that are nobody's business.
-			s.field("jwks").refuse("", "no set of public keys: "+err.Error(), "give a JWK set (RFC 7517): {\"keys\": [{\"kty\": \"RSA\", …}]}")
+			// The value is not reported, because it may contain private keys.
+			s.field("jwks").refuse("", "no set of public keys: "+err.Error(), "set a JWK set (RFC 7517): {\"keys\": [{\"kty\": \"RSA\", …}]}")
 		}
 	case rule.GetJwksUri() != "":
-		s.field("jwksUri").httpAddress(rule.GetJwksUri())
+		s.field("jwksUri").checkHTTPAddress(rule.GetJwksUri())
 	case !isHTTPAddress(rule.GetIssuer()):
 		s.field("jwksUri").refuse("", "there are no keys, and the issuer is no address below which they could be found", "set jwks or jwksUri")
 	}
@@ -121,20 +121,20 @@ func isHTTPAddress(text string) bool {
 	return err == nil && (u.Scheme == "https" || u.Scheme == "http") && u.Hostname() != "" && u.User == nil && u.Fragment == ""
 }
 
-func (s scope) httpAddress(text string) {
+func (s validator) checkHTTPAddress(text string) {
 	if !isHTTPAddress(text) || len(text) > 2048 {
 		s.refuse(text, "not an address of HTTP or HTTPS", "as in https://issuer.example/keys")
 	}
 }
 
-// tokenPlaces checks where a request may have its token.
-func (s scope) tokenPlaces(rule *security.JWTRule) {
+// checkTokenSources checks the locations of the token in a request.
+func (s validator) checkTokenSources(rule *security.JWTRule) {
 	for i, h := range rule.GetFromHeaders() {
 		at := s.item("fromHeaders", i)
 		if h.GetName() == "" {
 			at.field("name").refuse("", "no header", "name one, as in x-jwt-assertion")
 		} else {
-			at.field("name").headerName(h.GetName())
+			at.field("name").checkHeaderName(h.GetName())
 		}
 		if strings.ContainsAny(h.GetPrefix(), "\r\n\x00") {
 			at.field("prefix").refuse(h.GetPrefix(), "not the beginning of a header's value", "as in \"Bearer \"")
@@ -149,23 +149,23 @@ func (s scope) tokenPlaces(rule *security.JWTRule) {
 	}
 }
 
-// tokenOutputs checks which headers a token becomes.
-func (s scope) tokenOutputs(rule *security.JWTRule) {
+// checkTokenOutputs checks the headers that are set from a token.
+func (s validator) checkTokenOutputs(rule *security.JWTRule) {
 	if header := rule.GetOutputPayloadToHeader(); header != "" {
-		s.field("outputPayloadToHeader").outputHeader(header)
+		s.field("outputPayloadToHeader").checkOutputHeader(header)
 	}
 	for i, o := range rule.GetOutputClaimToHeaders() {
 		at := s.item("outputClaimToHeaders", i)
-		at.field("header").outputHeader(o.GetHeader())
+		at.field("header").checkOutputHeader(o.GetHeader())
 		if o.GetClaim() == "" {
 			at.field("claim").refuse("", "no claim", "name one, as in sub or address.city")
 		}
 	}
 }
 
-// outputHeader checks a header that a proxy sets: one of those that decide where a request goes, or who it is from, is not
-// for a token to say.
-func (s scope) outputHeader(name string) {
+// checkOutputHeader checks a header that a proxy sets from a token. Headers that decide the route or identify the
+// client are refused.
+func (s validator) checkOutputHeader(name string) {
 	lower := strings.ToLower(name)
 	switch {
 	case name == "":
@@ -173,12 +173,12 @@ func (s scope) outputHeader(name string) {
 	case strings.HasPrefix(name, ":") || lower == "host" || lower == "x-forwarded-client-cert" || lower == "x-forwarded-for":
 		s.refuse(name, "a token cannot set this header", "use another, as in x-jwt-claim-sub")
 	default:
-		s.headerName(name)
+		s.checkHeaderName(name)
 	}
 }
 
-// PublicKeys reads a JWK set and gives it with nothing in it but what proxies need: the public keys that they can use, in
-// the set's order. Secret parts are left out; keys that are nothing but secret are refused.
+// PublicKeys returns a JWK set with only the public keys that proxies can use, in the original order. Private parts are
+// removed, and a set with a symmetric key only is refused.
 func PublicKeys(set []byte) ([]byte, error) {
 	keys, err := readKeySet(set)
 	if err != nil {
@@ -189,7 +189,7 @@ func PublicKeys(set []byte) ([]byte, error) {
 
 var errNoKeys = errors.New("there is no key in it that can be used: RSA, EC (P-256, P-384, P-521) or OKP (Ed25519)")
 
-func usable(key jose.JSONWebKey) (jose.JSONWebKey, bool) {
+func isUsableKey(key jose.JSONWebKey) (jose.JSONWebKey, bool) {
 	if key.Use != "" && key.Use != "sig" {
 		return key, false
 	}

@@ -10,45 +10,45 @@ import (
 	security "istio.io/api/security/v1beta1"
 	typev1beta1 "istio.io/api/type/v1beta1"
 
-	"github.com/pilotfish-mesh/pilotfish/internal/nearest"
+	"github.com/pilotfish-mesh/pilotfish/internal/suggest"
 )
 
-func validatePeerAuthentication(s scope, pa *security.PeerAuthentication) {
-	s.field("selector").selector(pa.GetSelector())
+func validatePeerAuthentication(s validator, pa *security.PeerAuthentication) {
+	s.field("selector").checkSelector(pa.GetSelector())
 	ports := pa.GetPortLevelMtls()
 	if len(ports) > 0 && len(pa.GetSelector().GetMatchLabels()) == 0 {
-		s.field("portLevelMtls").refuse("", "ports can only be told apart for selected workloads", "add a selector, or remove it")
+		s.field("portLevelMtls").refuse("", "port-level settings require a selector", "add a selector, or remove it")
 	}
 	for _, port := range slices.Sorted(maps.Keys(ports)) {
-		s.field("portLevelMtls").key(fmt.Sprint(port)).port(port)
+		s.field("portLevelMtls").key(fmt.Sprint(port)).checkPort(port)
 	}
 }
 
-func (s scope) selector(selector *typev1beta1.WorkloadSelector) {
-	s.field("matchLabels").labels(selector.GetMatchLabels())
+func (s validator) checkSelector(selector *typev1beta1.WorkloadSelector) {
+	s.field("matchLabels").checkLabels(selector.GetMatchLabels())
 	for key, value := range selector.GetMatchLabels() {
 		if strings.Contains(value, "*") || strings.Contains(key, "*") {
-			s.field("matchLabels").key(key).refuse(value, "a selector takes no wildcards", "give the label's value")
+			s.field("matchLabels").key(key).refuse(value, "a selector does not support wildcards", "set the label's value")
 		}
 	}
 }
 
-func validateAuthorizationPolicy(s scope, p *security.AuthorizationPolicy) {
-	s.field("selector").selector(p.GetSelector())
-	s.policyAction(p)
-	s.targets(p.GetSelector(), p.GetTargetRef(), p.GetTargetRefs())
+func validateAuthorizationPolicy(s validator, p *security.AuthorizationPolicy) {
+	s.field("selector").checkSelector(p.GetSelector())
+	s.checkPolicyAction(p)
+	s.checkTargets(p.GetSelector(), p.GetTargetRef(), p.GetTargetRefs())
 	for i, rule := range p.GetRules() {
-		s.item("rules", i).rule(rule)
+		s.item("rules", i).checkRule(rule)
 	}
 }
 
-func (s scope) policyAction(p *security.AuthorizationPolicy) {
+func (s validator) checkPolicyAction(p *security.AuthorizationPolicy) {
 	rules := len(p.GetRules())
 	switch p.GetAction() {
 	case security.AuthorizationPolicy_ALLOW:
-		// "spec: {}" is the known way to write "nobody may do anything": its author needs no telling.
+		// "spec: {}" is the common form of "deny everything" and needs no hint.
 		if rules == 0 && proto.Size(p) > 0 {
-			s.d.report(Info, s.d.place("spec.rules"), "spec.rules", "", "a policy that allows and has no rules denies every request", "add a rule, or an empty one to allow all: \"rules: [{}]\"")
+			s.d.report(Info, s.d.fieldPosition("spec.rules"), "spec.rules", "", "an ALLOW policy without rules denies every request", "add a rule, or an empty one to allow all: \"rules: [{}]\"")
 		}
 	case security.AuthorizationPolicy_DENY:
 		if rules == 0 {
@@ -56,44 +56,44 @@ func (s scope) policyAction(p *security.AuthorizationPolicy) {
 		}
 	case security.AuthorizationPolicy_CUSTOM:
 		if p.GetProvider().GetName() == "" {
-			s.field("provider").refuse("", "action CUSTOM needs the provider to ask", "set provider.name")
+			s.field("provider").refuse("", "action CUSTOM needs a provider", "set provider.name")
 		}
 	}
 	if p.GetProvider() != nil && p.GetAction() != security.AuthorizationPolicy_CUSTOM {
-		s.field("provider").refuse(p.GetProvider().GetName(), "only action CUSTOM asks a provider", "remove it, or set action: CUSTOM")
+		s.field("provider").refuse(p.GetProvider().GetName(), "only action CUSTOM uses a provider", "remove it, or set action: CUSTOM")
 	}
 }
 
-func (s scope) rule(rule *security.Rule) {
-	if given(s, "from") && len(rule.GetFrom()) == 0 {
+func (s validator) checkRule(rule *security.Rule) {
+	if hasField(s, "from") && len(rule.GetFrom()) == 0 {
 		s.field("from").refuse("", "an empty list matches nothing", "remove it to match all callers")
 	}
-	if given(s, "to") && len(rule.GetTo()) == 0 {
+	if hasField(s, "to") && len(rule.GetTo()) == 0 {
 		s.field("to").refuse("", "an empty list matches nothing", "remove it to match all operations")
 	}
 	for i, from := range rule.GetFrom() {
 		if from.GetSource() == nil {
-			s.item("from", i).refuse("", "no source", "say who: source with principals or namespaces")
+			s.item("from", i).refuse("", "no source", "add a source with principals or namespaces")
 			continue
 		}
-		s.item("from", i).field("source").source(from.GetSource())
+		s.item("from", i).field("source").checkSource(from.GetSource())
 	}
 	for i, to := range rule.GetTo() {
 		if to.GetOperation() == nil {
-			s.item("to", i).refuse("", "no operation", "say what: operation with methods or paths")
+			s.item("to", i).refuse("", "no operation", "add an operation with methods or paths")
 			continue
 		}
-		s.item("to", i).field("operation").operation(to.GetOperation())
+		s.item("to", i).field("operation").checkOperation(to.GetOperation())
 	}
 	for i, when := range rule.GetWhen() {
-		s.item("when", i).condition(when)
+		s.item("when", i).checkCondition(when)
 	}
 }
 
-// given says whether the document has the field, be it empty.
-func given(s scope, name string) bool { return s.d.places[s.path+"."+name].Line != 0 }
+// hasField reports whether the document contains the field, even if it is empty.
+func hasField(s validator, name string) bool { return s.d.positions[s.path+"."+name].Line != 0 }
 
-func (s scope) source(source *security.Source) {
+func (s validator) checkSource(source *security.Source) {
 	lists := map[string][]string{
 		"principals": source.GetPrincipals(), "notPrincipals": source.GetNotPrincipals(),
 		"requestPrincipals": source.GetRequestPrincipals(), "notRequestPrincipals": source.GetNotRequestPrincipals(),
@@ -103,9 +103,9 @@ func (s scope) source(source *security.Source) {
 		"remoteIpBlocks": source.GetRemoteIpBlocks(), "notRemoteIpBlocks": source.GetNotRemoteIpBlocks(),
 		"trustDomains": source.GetTrustDomains(), "notTrustDomains": source.GetNotTrustDomains(),
 	}
-	s.values(lists)
+	s.checkValues(lists)
 	for _, name := range []string{"ipBlocks", "notIpBlocks", "remoteIpBlocks", "notRemoteIpBlocks"} {
-		s.field(name).cidrs(lists[name])
+		s.field(name).checkCIDRs(lists[name])
 	}
 	for _, name := range []string{"principals", "notPrincipals"} {
 		for i, principal := range lists[name] {
@@ -115,7 +115,7 @@ func (s scope) source(source *security.Source) {
 		}
 	}
 	for _, name := range []string{"requestPrincipals", "notRequestPrincipals"} {
-		s.field(name).requestPrincipals(lists[name])
+		s.field(name).checkRequestPrincipals(lists[name])
 	}
 	if len(lists["serviceAccounts"])+len(lists["notServiceAccounts"]) > 0 &&
 		len(lists["principals"])+len(lists["notPrincipals"])+len(lists["namespaces"])+len(lists["notNamespaces"]) > 0 {
@@ -123,28 +123,28 @@ func (s scope) source(source *security.Source) {
 	}
 }
 
-// requestPrincipals checks values of the form issuer/subject.
-func (s scope) requestPrincipals(list []string) {
+// checkRequestPrincipals checks values of the form issuer/subject.
+func (s validator) checkRequestPrincipals(list []string) {
 	for i, v := range list {
 		switch n := strings.Count(v, "/"); {
 		case n > MaxRequestPrincipalSlashes:
-			s.index(i).refuse(v, fmt.Sprintf("there are %d slashes in it; at most %d are taken", n, MaxRequestPrincipalSlashes), "use a condition on request.auth.claims[iss] and [sub]")
+			s.index(i).refuse(v, fmt.Sprintf("it has %d slashes; at most %d are allowed", n, MaxRequestPrincipalSlashes), "use a condition on request.auth.claims[iss] and [sub]")
 		case n == 0 && !strings.Contains(v, "*"):
 			s.index(i).warn(v, "a request principal is ISSUER/SUBJECT: it will match none", "as in \"https://issuer.example/*\"")
 		}
 	}
 }
 
-func (s scope) operation(op *security.Operation) {
+func (s validator) checkOperation(op *security.Operation) {
 	lists := map[string][]string{
 		"hosts": op.GetHosts(), "notHosts": op.GetNotHosts(), "ports": op.GetPorts(), "notPorts": op.GetNotPorts(),
 		"methods": op.GetMethods(), "notMethods": op.GetNotMethods(), "paths": op.GetPaths(), "notPaths": op.GetNotPaths(),
 	}
-	s.values(lists)
+	s.checkValues(lists)
 	for _, name := range []string{"ports", "notPorts"} {
 		for i, port := range lists[name] {
 			if !isPort(port) {
-				s.item(name, i).refuse(port, "not a port number", "give one between 1 and 65535, in quotes")
+				s.item(name, i).refuse(port, "not a port number", "set one between 1 and 65535, in quotes")
 			}
 		}
 	}
@@ -157,7 +157,7 @@ func (s scope) operation(op *security.Operation) {
 	}
 	for _, name := range []string{"paths", "notPaths"} {
 		for i, p := range lists[name] {
-			s.item(name, i).policyPath(p)
+			s.item(name, i).checkPolicyPath(p)
 		}
 	}
 }
@@ -171,8 +171,8 @@ func isPort(text string) bool {
 	return len(text) > 0 && len(text) <= 5 && text[0] != '0' && (len(text) < 5 || text <= "65535")
 }
 
-// policyPath checks a path, which may have one wildcard at one end, or {*} and {**} for whole parts.
-func (s scope) policyPath(p string) {
+// checkPolicyPath checks a path, which may have one wildcard at one end, or {*} and {**} as whole segments.
+func (s validator) checkPolicyPath(p string) {
 	if strings.ContainsAny(p, "{}") {
 		if _, err := EnvoyPathTemplate(p); err != nil {
 			s.refuse(p, "not a template of a path: "+err.Error(), "as in /api/{*}/items/{**}: parts are {*}, at most one {**} after them, or plain text")
@@ -184,40 +184,40 @@ func (s scope) policyPath(p string) {
 	}
 }
 
-// values checks what all lists of a rule have in common. An empty list would be a condition that no request meets or
-// none at all, depending on the reader: neither is safe to guess.
-func (s scope) values(lists map[string][]string) {
-	said := false
+// checkValues checks what applies to all lists of a rule. An empty list is refused, because its meaning is ambiguous:
+// it may match no request or every request.
+func (s validator) checkValues(lists map[string][]string) {
+	reported := false
 	for _, name := range slices.Sorted(maps.Keys(lists)) {
-		if given(s, name) && len(lists[name]) == 0 {
-			s.field(name).refuse("", "an empty list", "remove it, or give it values")
+		if hasField(s, name) && len(lists[name]) == 0 {
+			s.field(name).refuse("", "an empty list", "remove it, or add values")
 		}
 		for i, value := range lists[name] {
-			said = true
+			reported = true
 			if limit := valueLimit(name); len(value) > limit {
-				s.item(name, i).refuse(value, fmt.Sprintf("the value has %d bytes; at most %d are taken", len(value), limit), "shorten it, or end it with a wildcard")
+				s.item(name, i).refuse(value, fmt.Sprintf("the value has %d bytes; at most %d are allowed", len(value), limit), "shorten it, or end it with a wildcard")
 				continue
 			}
 			if value == "" {
 				s.item(name, i).refuse("", "an empty value", "remove it")
 			} else if strings.Contains(strings.Trim(value, "*"), "*") && !strings.Contains(value, "{") || strings.HasPrefix(value, "*") && strings.HasSuffix(value, "*") && len(value) > 1 {
-				s.item(name, i).refuse(value, "a wildcard only stands for the beginning or the end, or alone", "as in \"/api/*\", \"*/health\" or \"*\"")
+				s.item(name, i).refuse(value, "a wildcard is only supported at the beginning or the end, or alone", "as in \"/api/*\", \"*/health\" or \"*\"")
 			}
 		}
 	}
-	if !said {
-		s.refuse("", "says nothing, and would match everything", "remove it, or fill it")
+	if !reported {
+		s.refuse("", "is empty, and would match everything", "remove it, or fill it")
 	}
 }
 
-// How long the values of an AuthorizationPolicy may be. They become expressions, of which Envoy takes no long ones.
+// Limits of the values in an AuthorizationPolicy. Values become regular expressions, whose size Envoy limits.
 const (
-	// MaxPolicyHost is DNS's limit of a name.
+	// MaxPolicyHost is the DNS limit for a name.
 	MaxPolicyHost = 255
-	// MaxPolicyValue is SPIFFE's limit of an identity.
+	// MaxPolicyValue is the SPIFFE limit for an ID.
 	MaxPolicyValue = 2048
-	// MaxRequestPrincipalSlashes bounds what a request principal is compared with: a slash may be a part of the issuer, or
-	// of the subject, or between them.
+	// MaxRequestPrincipalSlashes limits the slashes of a request principal. Each one may be the separator or a part of
+	// the issuer or the subject, and Envoy compares all alternatives.
 	MaxRequestPrincipalSlashes = 32
 )
 
@@ -228,14 +228,14 @@ func valueLimit(list string) int {
 	return MaxPolicyValue
 }
 
-// conditionKeys are the attributes that a condition can be on; those with a bracket go on with a name and a bracket.
+// conditionKeys lists the attributes of conditions. A name and a closing bracket follow an opening bracket.
 var conditionKeys = []string{
 	"request.headers[", "source.ip", "remote.ip", "source.namespace", "source.principal", "source.serviceAccount", "request.auth.principal",
 	"request.auth.audiences", "request.auth.presenter", "request.auth.claims[", "destination.ip", "destination.port",
 	"connection.sni", "experimental.envoy.filters.",
 }
 
-func (s scope) condition(c *security.Condition) {
+func (s validator) checkCondition(c *security.Condition) {
 	known := slices.ContainsFunc(conditionKeys, func(key string) bool {
 		if strings.HasSuffix(key, "[") {
 			return strings.HasPrefix(c.GetKey(), key) && strings.HasSuffix(c.GetKey(), "]") && len(c.GetKey()) > len(key)+1
@@ -247,30 +247,30 @@ func (s scope) condition(c *security.Condition) {
 		return
 	}
 	if len(c.GetValues())+len(c.GetNotValues()) == 0 {
-		s.refuse("", "a condition without values", "give it values or notValues")
+		s.refuse("", "a condition without values", "set values or notValues")
 	}
 	if name, ok := strings.CutPrefix(c.GetKey(), "request.headers["); ok {
-		s.field("key").headerName(strings.TrimSuffix(name, "]"))
+		s.field("key").checkHeaderName(strings.TrimSuffix(name, "]"))
 	}
 	for name, values := range map[string][]string{"values": c.GetValues(), "notValues": c.GetNotValues()} {
 		for i, value := range values {
 			if limit := valueLimit(name); len(value) > limit {
-				s.item(name, i).refuse(value, fmt.Sprintf("the value has %d bytes; at most %d are taken", len(value), limit), "shorten it, or end it with a wildcard")
+				s.item(name, i).refuse(value, fmt.Sprintf("the value has %d bytes; at most %d are allowed", len(value), limit), "shorten it, or end it with a wildcard")
 			}
 		}
 	}
 	switch c.GetKey() {
 	case "request.auth.principal":
-		s.field("values").requestPrincipals(c.GetValues())
-		s.field("notValues").requestPrincipals(c.GetNotValues())
+		s.field("values").checkRequestPrincipals(c.GetValues())
+		s.field("notValues").checkRequestPrincipals(c.GetNotValues())
 	case "source.ip", "remote.ip", "destination.ip":
-		s.field("values").cidrs(c.GetValues())
-		s.field("notValues").cidrs(c.GetNotValues())
+		s.field("values").checkCIDRs(c.GetValues())
+		s.field("notValues").checkCIDRs(c.GetNotValues())
 	case "destination.port":
 		for name, ports := range map[string][]string{"values": c.GetValues(), "notValues": c.GetNotValues()} {
 			for i, port := range ports {
 				if !isPort(port) {
-					s.item(name, i).refuse(port, "not a port number", "give one between 1 and 65535, in quotes")
+					s.item(name, i).refuse(port, "not a port number", "set one between 1 and 65535, in quotes")
 				}
 			}
 		}
@@ -283,9 +283,9 @@ func conditionRemedy(key string) string {
 	for _, k := range conditionKeys {
 		names = append(names, strings.TrimRight(k, "[."))
 	}
-	match := nearest.Name(before, names)
+	match := suggest.Name(before, names)
 	if match == "" {
-		return "one of: " + list(names)
+		return "one of: " + joinNames(names)
 	}
 	if ok {
 		match += "[" + rest

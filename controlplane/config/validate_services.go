@@ -12,34 +12,34 @@ import (
 
 var entryProtocols = []string{"HTTP", "HTTPS", "GRPC", "GRPC-Web", "HTTP2", "MONGO", "TCP", "TLS", "MYSQL", "REDIS", "UDP"}
 
-func validateServiceEntry(s scope, se *networking.ServiceEntry) {
+func validateServiceEntry(s validator, se *networking.ServiceEntry) {
 	if len(se.GetHosts()) == 0 {
 		s.field("hosts").refuse("", "a ServiceEntry needs hosts", "list the names that callers use")
 	}
 	for i, host := range se.GetHosts() {
-		s.item("hosts", i).wildcardHost(host)
+		s.item("hosts", i).checkWildcardHost(host)
 		if host == "*" {
 			s.item("hosts", i).refuse(host, "all hosts cannot be one service", "name it, or a part of a domain as in *.example.com")
 		}
 	}
-	s.field("addresses").cidrs(se.GetAddresses())
-	s.entryPorts(se)
-	s.entryEndpoints(se)
-	s.resolution(se)
-	s.field("workloadSelector").field("labels").labels(se.GetWorkloadSelector().GetLabels())
-	s.field("exportTo").exportTo(se.GetExportTo())
+	s.field("addresses").checkCIDRs(se.GetAddresses())
+	s.checkEntryPorts(se)
+	s.checkEntryEndpoints(se)
+	s.checkResolution(se)
+	s.field("workloadSelector").field("labels").checkLabels(se.GetWorkloadSelector().GetLabels())
+	s.field("exportTo").checkExportTo(se.GetExportTo())
 }
 
-func (s scope) entryPorts(se *networking.ServiceEntry) {
+func (s validator) checkEntryPorts(se *networking.ServiceEntry) {
 	if len(se.GetPorts()) == 0 {
 		s.field("ports").refuse("", "a ServiceEntry needs ports", "list the ports that callers use")
 	}
 	names, numbers := map[string]int{}, map[uint32]int{}
 	for i, p := range se.GetPorts() {
 		at := s.item("ports", i)
-		at.field("number").port(p.GetNumber())
+		at.field("number").checkPort(p.GetNumber())
 		if p.GetTargetPort() != 0 {
-			at.field("targetPort").port(p.GetTargetPort())
+			at.field("targetPort").checkPort(p.GetTargetPort())
 		}
 		if p.GetName() == "" {
 			at.refuse("", "a port needs a name", "set name")
@@ -50,13 +50,13 @@ func (s scope) entryPorts(se *networking.ServiceEntry) {
 			at.field("number").refuse(p.GetNumber(), fmt.Sprintf("ports %d and %d have the same number", first, i), "remove one")
 		}
 		if p.GetProtocol() != "" {
-			at.protocol(p.GetProtocol(), entryProtocols)
+			at.checkProtocol(p.GetProtocol(), entryProtocols)
 		}
 		names[p.GetName()], numbers[p.GetNumber()] = i, i
 	}
 }
 
-func (s scope) entryEndpoints(se *networking.ServiceEntry) {
+func (s validator) checkEntryEndpoints(se *networking.ServiceEntry) {
 	if len(se.GetEndpoints()) > 0 && se.GetWorkloadSelector() != nil {
 		s.field("workloadSelector").refuse("", "excludes endpoints that are listed", "keep either")
 	}
@@ -66,7 +66,7 @@ func (s scope) entryEndpoints(se *networking.ServiceEntry) {
 	}
 	for i, we := range se.GetEndpoints() {
 		at := s.item("endpoints", i)
-		at.workloadEntry(we)
+		at.checkWorkloadEntry(we)
 		for _, name := range slices.Sorted(maps.Keys(we.GetPorts())) {
 			if !contains(ports, name) {
 				at.field("ports").key(name).refuse(name, "the ServiceEntry has no port of this name", didYouMean(name, ports))
@@ -75,8 +75,8 @@ func (s scope) entryEndpoints(se *networking.ServiceEntry) {
 	}
 }
 
-// resolution checks that the way to find the addresses goes with what is listed.
-func (s scope) resolution(se *networking.ServiceEntry) {
+// checkResolution checks that the resolution fits the listed endpoints.
+func (s validator) checkResolution(se *networking.ServiceEntry) {
 	resolution := se.GetResolution()
 	listed := len(se.GetEndpoints()) > 0
 	switch resolution {
@@ -90,11 +90,11 @@ func (s scope) resolution(se *networking.ServiceEntry) {
 		}
 		for i, we := range se.GetEndpoints() {
 			if address := we.GetAddress(); !isIP(address) && !strings.HasPrefix(address, "unix://") {
-				s.item("endpoints", i).field("address").refuse(address, "not an IP address, which resolution STATIC needs", "give one, or set resolution: DNS")
+				s.item("endpoints", i).field("address").refuse(address, "not an IP address, which resolution STATIC needs", "set one, or set resolution: DNS")
 			}
 		}
 	case networking.ServiceEntry_DNS, networking.ServiceEntry_DNS_ROUND_ROBIN:
-		s.resolvable(se)
+		s.checkResolvable(se)
 	case networking.ServiceEntry_DYNAMIC_DNS:
 		for i, p := range se.GetPorts() {
 			switch strings.ToUpper(p.GetProtocol()) {
@@ -105,11 +105,11 @@ func (s scope) resolution(se *networking.ServiceEntry) {
 		}
 	}
 	if resolution == networking.ServiceEntry_DNS_ROUND_ROBIN && len(se.GetEndpoints()) > 1 {
-		s.field("endpoints").refuse("", "resolution DNS_ROUND_ROBIN takes one endpoint", "keep one, or set resolution: DNS")
+		s.field("endpoints").refuse("", "resolution DNS_ROUND_ROBIN supports one endpoint only", "keep one, or set resolution: DNS")
 	}
 }
 
-func (s scope) resolvable(se *networking.ServiceEntry) {
+func (s validator) checkResolvable(se *networking.ServiceEntry) {
 	for i, we := range se.GetEndpoints() {
 		if strings.HasPrefix(we.GetAddress(), "unix://") {
 			s.item("endpoints", i).field("address").refuse(we.GetAddress(), "a socket has no name to resolve", "set resolution: STATIC")
@@ -125,13 +125,13 @@ func (s scope) resolvable(se *networking.ServiceEntry) {
 	}
 }
 
-func validateWorkloadEntry(s scope, we *networking.WorkloadEntry) { s.workloadEntry(we) }
+func validateWorkloadEntry(s validator, we *networking.WorkloadEntry) { s.checkWorkloadEntry(we) }
 
-func (s scope) workloadEntry(we *networking.WorkloadEntry) {
+func (s validator) checkWorkloadEntry(we *networking.WorkloadEntry) {
 	address := s.field("address")
 	switch a := we.GetAddress(); {
 	case a == "" && we.GetNetwork() == "":
-		address.refuse("", "no address", "give the workload's IP address")
+		address.refuse("", "no address", "set the workload's IP address")
 	case strings.HasPrefix(a, "unix://"):
 		if file := strings.TrimPrefix(a, "unix://"); !path.IsAbs(file) && !strings.HasPrefix(file, "@") {
 			address.refuse(a, "not the path of a socket", "as in unix:///run/app.sock")
@@ -140,29 +140,29 @@ func (s scope) workloadEntry(we *networking.WorkloadEntry) {
 			s.field("ports").refuse("", "a socket has no ports", "remove them")
 		}
 	case a != "" && !isIP(a):
-		address.host(a)
+		address.checkHost(a)
 	}
-	s.workloadFacts(we)
+	s.checkWorkloadFields(we)
 }
 
-// workloadFacts checks all but the address, which a group's template has not.
-func (s scope) workloadFacts(we *networking.WorkloadEntry) {
+// checkWorkloadFields checks all fields except the address, which a group's template does not have.
+func (s validator) checkWorkloadFields(we *networking.WorkloadEntry) {
 	for name, number := range we.GetPorts() {
-		s.field("ports").key(name).port(number)
+		s.field("ports").key(name).checkPort(number)
 		if !dnsLabel.MatchString(strings.ToLower(name)) {
 			s.field("ports").key(name).refuse(name, "not a port's name", "use lower-case letters, digits and '-'")
 		}
 	}
-	s.field("labels").labels(we.GetLabels())
+	s.field("labels").checkLabels(we.GetLabels())
 	if a := we.GetServiceAccount(); a != "" && !dnsSubdomain.MatchString(a) {
-		s.field("serviceAccount").refuse(a, "not the name of a service account", "give its name without a namespace")
+		s.field("serviceAccount").refuse(a, "not the name of a service account", "set its name without a namespace")
 	}
 	if strings.Count(we.GetLocality(), "/") > 2 {
 		s.field("locality").refuse(we.GetLocality(), "more than three parts", "write region/zone/subzone")
 	}
 }
 
-func (s scope) egressHost(host string) {
+func (s validator) checkEgressHost(host string) {
 	namespace, name, ok := strings.Cut(host, "/")
 	switch {
 	case !ok:
@@ -170,7 +170,7 @@ func (s scope) egressHost(host string) {
 	case namespace != "*" && namespace != "." && namespace != "~" && !dnsLabel.MatchString(namespace):
 		s.refuse(host, "not a namespace before the slash", "use a namespace's name, \".\" for this one, \"*\" for all, or \"~\" for none")
 	default:
-		s.wildcardHost(name)
+		s.checkWildcardHost(name)
 		if name != "*" && !strings.Contains(name, ".") {
 			s.warn(host, "a bare name is no service's full name, and matches none", fmt.Sprintf("write %q", namespace+"/"+name+".<namespace>.svc.cluster.local"))
 		}

@@ -7,17 +7,17 @@ import (
 	networking "istio.io/api/networking/v1alpha3"
 )
 
-func validateSidecar(s scope, sc *networking.Sidecar) {
-	s.field("workloadSelector").field("labels").labels(sc.GetWorkloadSelector().GetLabels())
+func validateSidecar(s validator, sc *networking.Sidecar) {
+	s.field("workloadSelector").field("labels").checkLabels(sc.GetWorkloadSelector().GetLabels())
 	if len(sc.GetEgress()) == 0 && len(sc.GetIngress()) == 0 && sc.GetOutboundTrafficPolicy() == nil && sc.GetInboundConnectionPool() == nil {
-		s.warn("", "the Sidecar says nothing", "list what its workloads call: egress with hosts")
+		s.warn("", "the Sidecar is empty", "list what its workloads call: egress with hosts")
 	}
 	for i, listener := range sc.GetEgress() {
-		s.item("egress", i).egress(listener)
+		s.item("egress", i).checkEgress(listener)
 	}
 	ports := map[uint32]bool{}
 	for i, listener := range sc.GetIngress() {
-		s.item("ingress", i).ingress(listener)
+		s.item("ingress", i).checkIngress(listener)
 		number := listener.GetPort().GetNumber()
 		if ports[number] {
 			s.item("ingress", i).field("port").field("number").refuse(number, "another listener has this port", "remove one of the two")
@@ -25,38 +25,38 @@ func validateSidecar(s scope, sc *networking.Sidecar) {
 		ports[number] = true
 	}
 	if proxy := sc.GetOutboundTrafficPolicy().GetEgressProxy(); proxy != nil {
-		s.field("outboundTrafficPolicy").field("egressProxy").egressProxy(proxy)
+		s.field("outboundTrafficPolicy").field("egressProxy").checkEgressProxy(proxy)
 	}
 	if sc.GetInboundConnectionPool() != nil {
-		s.field("inboundConnectionPool").connectionPool(sc.GetInboundConnectionPool())
+		s.field("inboundConnectionPool").checkConnectionPool(sc.GetInboundConnectionPool())
 	}
 }
 
-func (s scope) egress(listener *networking.IstioEgressListener) {
+func (s validator) checkEgress(listener *networking.IstioEgressListener) {
 	if len(listener.GetHosts()) == 0 {
 		s.field("hosts").refuse("", "no hosts", "list those that the workloads call, as in \"./*\"; \"~/*\" is none")
 	}
 	for j, host := range listener.GetHosts() {
-		s.item("hosts", j).egressHost(host)
+		s.item("hosts", j).checkEgressHost(host)
 	}
 	if listener.GetPort() != nil {
-		s.field("port").sidecarPort(listener.GetPort())
+		s.field("port").checkSidecarPort(listener.GetPort())
 	} else if listener.GetBind() != "" {
-		s.field("bind").refuse(listener.GetBind(), "without a port there is nothing to listen on", "give the port")
+		s.field("bind").refuse(listener.GetBind(), "without a port there is nothing to listen on", "set the port")
 	}
-	s.field("bind").bind(listener.GetBind())
+	s.field("bind").checkBind(listener.GetBind())
 }
 
-func (s scope) ingress(listener *networking.IstioIngressListener) {
+func (s validator) checkIngress(listener *networking.IstioIngressListener) {
 	if listener.GetPort() == nil {
-		s.field("port").refuse("", "no port", "give the port to listen on")
+		s.field("port").refuse("", "no port", "set the port to listen on")
 		return
 	}
-	s.field("port").sidecarPort(listener.GetPort())
-	s.field("bind").bind(listener.GetBind())
-	s.field("defaultEndpoint").endpoint(listener.GetDefaultEndpoint())
+	s.field("port").checkSidecarPort(listener.GetPort())
+	s.field("bind").checkBind(listener.GetBind())
+	s.field("defaultEndpoint").checkEndpoint(listener.GetDefaultEndpoint())
 	if listener.GetConnectionPool() != nil {
-		s.field("connectionPool").connectionPool(listener.GetConnectionPool())
+		s.field("connectionPool").checkConnectionPool(listener.GetConnectionPool())
 	}
 	tls := listener.GetTls()
 	if tls == nil {
@@ -68,25 +68,25 @@ func (s scope) ingress(listener *networking.IstioIngressListener) {
 	case tls.GetHttpsRedirect():
 		at.field("httpsRedirect").refuse(true, "is for gateways", "remove it")
 	default:
-		at.serverTLS(tls)
+		at.checkServerTLS(tls)
 	}
 }
 
-func (s scope) sidecarPort(port *networking.SidecarPort) {
-	s.field("number").port(port.GetNumber())
+func (s validator) checkSidecarPort(port *networking.SidecarPort) {
+	s.field("number").checkPort(port.GetNumber())
 	if port.GetProtocol() != "" {
-		s.protocol(port.GetProtocol(), gatewayProtocols)
+		s.checkProtocol(port.GetProtocol(), gatewayProtocols)
 	}
 }
 
-func (s scope) bind(address string) {
+func (s validator) checkBind(address string) {
 	if address != "" && !isIP(address) {
-		s.refuse(address, "not an address that a sidecar listens on here", "give an IP address")
+		s.refuse(address, "not an address that a sidecar listens on here", "set an IP address")
 	}
 }
 
-// endpoint checks an address of the workload.
-func (s scope) endpoint(text string) {
+// checkEndpoint checks an address of the workload.
+func (s validator) checkEndpoint(text string) {
 	if text == "" {
 		return
 	}
@@ -103,9 +103,9 @@ func (s scope) endpoint(text string) {
 	}
 }
 
-func (s scope) egressProxy(proxy *networking.Destination) {
-	s.field("host").host(proxy.GetHost())
+func (s validator) checkEgressProxy(proxy *networking.Destination) {
+	s.field("host").checkHost(proxy.GetHost())
 	if proxy.GetPort().GetNumber() == 0 {
-		s.field("port").refuse("", "no port", "give the port of the proxy: port.number")
+		s.field("port").refuse("", "no port", "set the port of the proxy: port.number")
 	}
 }

@@ -9,25 +9,25 @@ import (
 	telemetry "istio.io/api/telemetry/v1alpha1"
 )
 
-func validateTelemetry(s scope, t *telemetry.Telemetry) {
-	s.field("selector").selector(t.GetSelector())
-	s.targets(t.GetSelector(), t.GetTargetRef(), t.GetTargetRefs())
+func validateTelemetry(s validator, t *telemetry.Telemetry) {
+	s.field("selector").checkSelector(t.GetSelector())
+	s.checkTargets(t.GetSelector(), t.GetTargetRef(), t.GetTargetRefs())
 	for i, rule := range t.GetAccessLogging() {
 		at := s.item("accessLogging", i)
-		at.providers(rule.GetProviders())
+		at.checkProviders(rule.GetProviders())
 		if f := rule.GetFilter(); f != nil {
-			at.field("filter").field("expression").cel(f.GetExpression())
+			at.field("filter").field("expression").checkCEL(f.GetExpression())
 		}
 	}
 	for i, rule := range t.GetTracing() {
-		s.item("tracing", i).tracing(rule)
+		s.item("tracing", i).checkTracing(rule)
 	}
 	for i, rule := range t.GetMetrics() {
-		s.item("metrics", i).metrics(rule)
+		s.item("metrics", i).checkMetrics(rule)
 	}
 }
 
-func (s scope) providers(refs []*telemetry.ProviderRef) {
+func (s validator) checkProviders(refs []*telemetry.ProviderRef) {
 	for i, ref := range refs {
 		if ref.GetName() == "" {
 			s.item("providers", i).field("name").refuse("", "no name", "name one of MeshConfig's extensionProviders")
@@ -35,10 +35,10 @@ func (s scope) providers(refs []*telemetry.ProviderRef) {
 	}
 }
 
-// cel checks an expression.
-func (s scope) cel(expression string) {
+// checkCEL checks an expression.
+func (s validator) checkCEL(expression string) {
 	if err := CheckCEL(expression); err != nil {
-		s.refuse(expression, "not an expression that proxies take: "+err.Error(), "write it in CEL, as in response.code >= 400")
+		s.refuse(expression, "not an expression that proxies accept: "+err.Error(), "write it in CEL, as in response.code >= 400")
 		return
 	}
 	if name := unknownCELRoot(expression); name != "" {
@@ -46,56 +46,56 @@ func (s scope) cel(expression string) {
 	}
 }
 
-func (s scope) tracing(rule *telemetry.Tracing) {
-	s.providers(rule.GetProviders())
+func (s validator) checkTracing(rule *telemetry.Tracing) {
+	s.checkProviders(rule.GetProviders())
 	if len(rule.GetProviders()) > 1 {
 		s.field("providers").refuse("", "traces go to one provider", "keep one")
 	}
 	if p := rule.GetRandomSamplingPercentage(); p != nil {
-		s.field("randomSamplingPercentage").percent(p.GetValue())
+		s.field("randomSamplingPercentage").checkPercent(p.GetValue())
 	}
 	for _, name := range slices.Sorted(maps.Keys(rule.GetCustomTags())) {
 		at := s.field("customTags").key(name)
 		if name == "" {
 			at.refuse("", "a tag without a name", "name it")
 		}
-		at.customTag(rule.GetCustomTags()[name])
+		at.checkCustomTag(rule.GetCustomTags()[name])
 	}
 }
 
-func (s scope) customTag(tag *telemetry.Tracing_CustomTag) {
+func (s validator) checkCustomTag(tag *telemetry.Tracing_CustomTag) {
 	switch t := tag.GetType().(type) {
 	case *telemetry.Tracing_CustomTag_Literal:
-		s.field("literal").field("value").needed(t.Literal.GetValue())
+		s.field("literal").field("value").checkRequired(t.Literal.GetValue())
 	case *telemetry.Tracing_CustomTag_Environment:
-		s.field("environment").field("name").needed(t.Environment.GetName())
+		s.field("environment").field("name").checkRequired(t.Environment.GetName())
 	case *telemetry.Tracing_CustomTag_Header:
-		s.field("header").field("name").headerName(t.Header.GetName())
+		s.field("header").field("name").checkHeaderName(t.Header.GetName())
 	case *telemetry.Tracing_CustomTag_Formatter:
 		at := s.field("formatter").field("value")
-		at.needed(t.Formatter.GetValue())
+		at.checkRequired(t.Formatter.GetValue())
 		if err := CheckLogFormat(t.Formatter.GetValue()); err != nil {
 			at.refuse(t.Formatter.GetValue(), err.Error(), "use the commands of Envoy's access logs")
 		}
 	default:
-		s.refuse("", "a tag without a value", "give it literal, environment, header or formatter")
+		s.refuse("", "a tag without a value", "set literal, environment, header or formatter")
 	}
 }
 
-func (s scope) needed(value string) {
+func (s validator) checkRequired(value string) {
 	if value == "" {
-		s.refuse("", "is needed", "give it")
+		s.refuse("", "is needed", "set it")
 	}
 	if strings.ContainsAny(value, "\r\n\x00") {
 		s.refuse(value, "must not have line breaks", "write it on one line")
 	}
 }
 
-// tagNamePattern is what Prometheus takes for a label's name.
+// tagNamePattern matches a valid Prometheus label name.
 var tagNamePattern = regexp.MustCompile(`^[a-zA-Z_][a-zA-Z0-9_]*$`)
 
-func (s scope) metrics(rule *telemetry.Metrics) {
-	s.providers(rule.GetProviders())
+func (s validator) checkMetrics(rule *telemetry.Metrics) {
+	s.checkProviders(rule.GetProviders())
 	for i, o := range rule.GetOverrides() {
 		at := s.item("overrides", i)
 		if custom := o.GetMatch().GetCustomMetric(); custom != "" {
@@ -103,15 +103,15 @@ func (s scope) metrics(rule *telemetry.Metrics) {
 		}
 		switch metric := o.GetMatch().GetMetric(); metric {
 		case telemetry.MetricSelector_GRPC_REQUEST_MESSAGES, telemetry.MetricSelector_GRPC_RESPONSE_MESSAGES:
-			at.field("match").field("metric").noEffect(metric, "has no effect: messages of gRPC are not counted", "remove it; calls are counted as requests")
+			at.field("match").field("metric").warnNoEffect(metric, "has no effect: messages of gRPC are not counted", "remove it; calls are counted as requests")
 		}
 		for _, tag := range slices.Sorted(maps.Keys(o.GetTagOverrides())) {
-			at.field("tagOverrides").key(tag).tagOverride(tag, o.GetTagOverrides()[tag])
+			at.field("tagOverrides").key(tag).checkTagOverride(tag, o.GetTagOverrides()[tag])
 		}
 	}
 }
 
-func (s scope) tagOverride(tag string, o *telemetry.MetricsOverrides_TagOverride) {
+func (s validator) checkTagOverride(tag string, o *telemetry.MetricsOverrides_TagOverride) {
 	if !tagNamePattern.MatchString(tag) {
 		s.refuse(tag, "not a name that a metric's label can have", "use letters, digits and underscores")
 	}
@@ -121,13 +121,13 @@ func (s scope) tagOverride(tag string, o *telemetry.MetricsOverrides_TagOverride
 			s.field("value").refuse(value, "a tag that is removed has no value", "remove the value, or the operation")
 		}
 	case value == "":
-		s.field("value").refuse("", "a tag needs a value", "give a CEL expression, or set operation: REMOVE")
+		s.field("value").refuse("", "a tag needs a value", "set a CEL expression, or set operation: REMOVE")
 	default:
-		s.field("value").cel(TagExpression(value))
+		s.field("value").checkCEL(TagExpression(value))
 	}
 }
 
-// TagExpression takes string() off a tag's value: tags are text anyhow, and proxies have no such function.
+// TagExpression removes string() from a tag's value. Tags are text in any case, and Envoy does not have this function.
 func TagExpression(value string) string {
 	value = strings.TrimSpace(value)
 	if inner, ok := strings.CutPrefix(value, "string("); ok && strings.HasSuffix(inner, ")") && CheckCEL(inner[:len(inner)-1]) == nil {

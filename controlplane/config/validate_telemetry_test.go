@@ -12,9 +12,8 @@ import (
 	"github.com/pilotfish-mesh/pilotfish/sds"
 )
 
-// TestExpressionsThatProxiesTake: all that pass here were seen to be taken by Envoy 1.36.4 and 1.40.0, and those that do
-// not, refused.
-func TestExpressionsThatProxiesTake(t *testing.T) {
+// Results were compared with Envoy 1.36.4 and 1.40.0.
+func TestExpressionsThatProxiesAccept(t *testing.T) {
 	for _, good := range []string{
 		"response.code >= 400", "size(request.path) > 3", "int(request.size) > 3", "uint(3) == 3u", "double(3) > 1.0", "bytes('a') == b",
 		"type(1) == int", "duration('3s') < duration('4s')", "timestamp('2020-01-01T00:00:00Z') < request.time", "matches(request.path, '^/a')",
@@ -28,9 +27,9 @@ func TestExpressionsThatProxiesTake(t *testing.T) {
 		}
 	}
 	for bad, why := range map[string]string{
-		"": "empty", "a ==": "ends", "a b": "not expected", "(a": "ends", "'a": "no end", "a == 'b\n'": "line's end", "if == 1": "reserved",
+		"": "empty", "a ==": "ends", "a b": "not expected", "(a": "ends", "'a": "no end", "a == 'b\n'": "end of its line", "if == 1": "reserved",
 		"string(a) == 'b'": "no function string", "['a'].all(x, x == 'a')": "no function all", "a.lowerAscii()": "no function", "size()": "0 arguments",
-		"has(a)": "asks for a field", "a.matches('[')": "regular expression", "a.matches('" + strings.Repeat("(a|b)", 60) + "')": "too large",
+		"has(a)": "needs a field", "a.matches('[')": "regular expression", "a.matches('" + strings.Repeat("(a|b)", 60) + "')": "too large",
 		"a @ b": "no meaning", "1.2.3": "not a number", strings.Repeat("(", 200) + "1" + strings.Repeat(")", 200): "nested", "'''a'''": "triple",
 		"a.": "not the name", "{1}": "expected", "[1, ]": "expected", strings.Repeat("a", 5000): "at most",
 	} {
@@ -52,7 +51,7 @@ func FuzzCEL(f *testing.F) {
 	})
 }
 
-func TestLogFormatsThatProxiesTake(t *testing.T) {
+func TestLogFormatsThatProxiesAccept(t *testing.T) {
 	for format, why := range map[string]string{
 		"": "", "plain 100%%": "", "%REQ(:METHOD)% %RESP(X?Y):10% %START_TIME(%Y-%m-%d)%\n": "", "%CEL(request.path.startsWith('a') ? 'b' : 'c')%": "",
 		"100%": "does not begin a command", "%REQ%": "needs arguments", "%REQ(a?b?c)%": "a header", "%NO_SUCH%": "not all proxies", "%PROTOCOL(x)%": "no arguments",
@@ -70,37 +69,37 @@ func FuzzLogFormat(f *testing.F) {
 	f.Fuzz(func(_ *testing.T, format string) { _ = CheckLogFormat(format) })
 }
 
-func TestTelemetryAndPluginsThatCannotBeAreRefused(t *testing.T) {
+func TestInvalidTelemetryAndPluginsAreRefused(t *testing.T) {
 	for name, c := range map[string]struct {
 		kind, spec string
-		want       complaint
+		want       expectedProblem
 	}{
-		"filter":         {"Telemetry", `accessLogging: [{filter: {expression: "response.code >"}}]`, complaint{Error, "spec.accessLogging[0].filter.expression", "response.code >", "not an expression"}},
-		"attribute":      {"Telemetry", `accessLogging: [{filter: {expression: "respons.code > 1"}}]`, complaint{Warning, "spec.accessLogging[0].filter.expression", "respons.code > 1", "respons is no attribute"}},
-		"provider":       {"Telemetry", `accessLogging: [{providers: [{}]}]`, complaint{Error, "spec.accessLogging[0].providers[0].name", "", "no name"}},
-		"sampling":       {"Telemetry", `tracing: [{randomSamplingPercentage: 101}]`, complaint{Error, "spec.tracing[0].randomSamplingPercentage", "101", "not a percentage"}},
-		"two tracers":    {"Telemetry", `tracing: [{providers: [{name: a}, {name: b}]}]`, complaint{Error, "spec.tracing[0].providers", "", "one provider"}},
-		"tag of nothing": {"Telemetry", `tracing: [{customTags: {a: {}}}]`, complaint{Error, "spec.tracing[0].customTags[a]", "", "without a value"}},
-		"header's name":  {"Telemetry", `tracing: [{customTags: {a: {header: {name: "a b"}}}}]`, complaint{Error, "spec.tracing[0].customTags[a].header.name", "a b", "not the name of a header"}},
-		"formatter":      {"Telemetry", `tracing: [{customTags: {a: {formatter: {value: "%X%"}}}}]`, complaint{Error, "spec.tracing[0].customTags[a].formatter.value", "%X%", "not all proxies"}},
-		"label's name":   {"Telemetry", `metrics: [{overrides: [{tagOverrides: {a-b: {value: "'x'"}}}]}]`, complaint{Error, "spec.metrics[0].overrides[0].tagOverrides[a-b]", "a-b", "label"}},
-		"removed":        {"Telemetry", `metrics: [{overrides: [{tagOverrides: {a: {operation: REMOVE, value: x}}}]}]`, complaint{Error, "spec.metrics[0].overrides[0].tagOverrides[a].value", "x", "has no value"}},
-		"without value":  {"Telemetry", `metrics: [{overrides: [{tagOverrides: {a: {}}}]}]`, complaint{Error, "spec.metrics[0].overrides[0].tagOverrides[a].value", "", "needs a value"}},
-		"interval":       {"Telemetry", `metrics: [{reportingInterval: 5s}]`, complaint{Warning, "spec.metrics[0].reportingInterval", "", "no effect"}},
-		"custom metric":  {"Telemetry", `metrics: [{overrides: [{match: {customMetric: x}}]}]`, complaint{Warning, "spec.metrics[0].overrides[0].match.customMetric", "x", "standard metrics only"}},
-		"no module":      {"WasmPlugin", `phase: AUTHN`, complaint{Error, "spec.url", "", "no module"}},
-		"scheme":         {"WasmPlugin", `url: "ftp://a/b"`, complaint{Error, "spec.url", "ftp://a/b", "not fetched by ftp"}},
-		"checksum":       {"WasmPlugin", "url: a\nsha256: abc", complaint{Error, "spec.sha256", "abc", "not a checksum"}},
-		"agent's own":    {"WasmPlugin", "url: a\nvmConfig: {env: [{name: ISTIO_META_WASM_X, value: y}]}", complaint{Error, "spec.vmConfig.env[0].name", "ISTIO_META_WASM_X", "the agent's"}},
-		"twice":          {"WasmPlugin", "url: a\nvmConfig: {env: [{name: X, value: y}, {name: X, value: z}]}", complaint{Error, "spec.vmConfig.env[1].name", "X", "given twice"}},
-		"port":           {"WasmPlugin", "url: a\nmatch: [{ports: [{number: 70000}]}]", complaint{Error, "spec.match[0].ports[0].number", "70000", "not a port"}},
-		"few threads":    {"ProxyConfig", "concurrency: -1", complaint{Error, "spec.concurrency", "-1", "not between 0 and"}},
+		"filter":         {"Telemetry", `accessLogging: [{filter: {expression: "response.code >"}}]`, expectedProblem{Error, "spec.accessLogging[0].filter.expression", "response.code >", "not an expression"}},
+		"attribute":      {"Telemetry", `accessLogging: [{filter: {expression: "respons.code > 1"}}]`, expectedProblem{Warning, "spec.accessLogging[0].filter.expression", "respons.code > 1", "respons is no attribute"}},
+		"provider":       {"Telemetry", `accessLogging: [{providers: [{}]}]`, expectedProblem{Error, "spec.accessLogging[0].providers[0].name", "", "no name"}},
+		"sampling":       {"Telemetry", `tracing: [{randomSamplingPercentage: 101}]`, expectedProblem{Error, "spec.tracing[0].randomSamplingPercentage", "101", "not a percentage"}},
+		"two tracers":    {"Telemetry", `tracing: [{providers: [{name: a}, {name: b}]}]`, expectedProblem{Error, "spec.tracing[0].providers", "", "one provider"}},
+		"tag of nothing": {"Telemetry", `tracing: [{customTags: {a: {}}}]`, expectedProblem{Error, "spec.tracing[0].customTags[a]", "", "without a value"}},
+		"header's name":  {"Telemetry", `tracing: [{customTags: {a: {header: {name: "a b"}}}}]`, expectedProblem{Error, "spec.tracing[0].customTags[a].header.name", "a b", "not the name of a header"}},
+		"formatter":      {"Telemetry", `tracing: [{customTags: {a: {formatter: {value: "%X%"}}}}]`, expectedProblem{Error, "spec.tracing[0].customTags[a].formatter.value", "%X%", "not all proxies"}},
+		"label's name":   {"Telemetry", `metrics: [{overrides: [{tagOverrides: {a-b: {value: "'x'"}}}]}]`, expectedProblem{Error, "spec.metrics[0].overrides[0].tagOverrides[a-b]", "a-b", "label"}},
+		"removed":        {"Telemetry", `metrics: [{overrides: [{tagOverrides: {a: {operation: REMOVE, value: x}}}]}]`, expectedProblem{Error, "spec.metrics[0].overrides[0].tagOverrides[a].value", "x", "has no value"}},
+		"without value":  {"Telemetry", `metrics: [{overrides: [{tagOverrides: {a: {}}}]}]`, expectedProblem{Error, "spec.metrics[0].overrides[0].tagOverrides[a].value", "", "needs a value"}},
+		"interval":       {"Telemetry", `metrics: [{reportingInterval: 5s}]`, expectedProblem{Warning, "spec.metrics[0].reportingInterval", "", "no effect"}},
+		"custom metric":  {"Telemetry", `metrics: [{overrides: [{match: {customMetric: x}}]}]`, expectedProblem{Warning, "spec.metrics[0].overrides[0].match.customMetric", "x", "standard metrics only"}},
+		"no module":      {"WasmPlugin", `phase: AUTHN`, expectedProblem{Error, "spec.url", "", "no module"}},
+		"scheme":         {"WasmPlugin", `url: "ftp://a/b"`, expectedProblem{Error, "spec.url", "ftp://a/b", "not fetched by ftp"}},
+		"checksum":       {"WasmPlugin", "url: a\nsha256: abc", expectedProblem{Error, "spec.sha256", "abc", "not a checksum"}},
+		"agent's own":    {"WasmPlugin", "url: a\nvmConfig: {env: [{name: ISTIO_META_WASM_X, value: y}]}", expectedProblem{Error, "spec.vmConfig.env[0].name", "ISTIO_META_WASM_X", "the agent's"}},
+		"twice":          {"WasmPlugin", "url: a\nvmConfig: {env: [{name: X, value: y}, {name: X, value: z}]}", expectedProblem{Error, "spec.vmConfig.env[1].name", "X", "duplicate name"}},
+		"port":           {"WasmPlugin", "url: a\nmatch: [{ports: [{number: 70000}]}]", expectedProblem{Error, "spec.match[0].ports[0].number", "70000", "not a port"}},
+		"few threads":    {"ProxyConfig", "concurrency: -1", expectedProblem{Error, "spec.concurrency", "-1", "not between 0 and"}},
 	} {
-		t.Run(name, func(t *testing.T) { check(t, wrap(c.kind, c.spec), c.want) })
+		t.Run(name, func(t *testing.T) { checkProblem(t, wrap(c.kind, c.spec), c.want) })
 	}
 }
 
-func TestMeshConfigurationsThatProxiesWouldRefuseAreRefused(t *testing.T) {
+func TestInvalidMeshConfigurationsAreRefused(t *testing.T) {
 	for text, why := range map[string]string{
 		`{"accessLogFormat": "%X%"}`:                                                             "not all proxies",
 		`{"accessLogFormat": "x", "accessLogEncoding": "JSON"}`:                                  "no JSON object",
@@ -144,8 +143,8 @@ func TestMeshConfigurationsThatProxiesWouldRefuseAreRefused(t *testing.T) {
 	}
 }
 
-// Agents take all roots of the mesh or none: one that is none would keep the next root of the authority from them.
-func TestRootsThatAgentsWouldRefuseAreRefused(t *testing.T) {
+// Agents reject all roots if one is invalid, and would not receive the CA's next root.
+func TestInvalidMeshRootsAreRefused(t *testing.T) {
 	authority := testpki.New(t, "mesh")
 	root := string(authority.PEM())
 	leaf, key := authority.Server(t, "a.example")

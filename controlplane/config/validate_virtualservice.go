@@ -9,37 +9,37 @@ import (
 	networking "istio.io/api/networking/v1alpha3"
 )
 
-func validateVirtualService(s scope, vs *networking.VirtualService) {
+func validateVirtualService(s validator, vs *networking.VirtualService) {
 	if len(vs.GetHosts()) == 0 {
-		s.delegate(vs)
+		s.checkDelegate(vs)
 	}
 	for i, host := range vs.GetHosts() {
-		s.item("hosts", i).wildcardHost(host)
+		s.item("hosts", i).checkWildcardHost(host)
 		if host == "*" && len(vs.GetGateways()) == 0 {
 			s.item("hosts", i).refuse(host, "routes for all hosts are only possible at a gateway", "name the hosts, or the gateways it is for")
 		}
 	}
 	for i, gateway := range vs.GetGateways() {
-		s.item("gateways", i).gatewayName(gateway)
+		s.item("gateways", i).checkGatewayName(gateway)
 	}
 	if len(vs.GetHttp())+len(vs.GetTcp())+len(vs.GetTls()) == 0 {
-		s.refuse("", "a VirtualService needs routes", "give it http, tls or tcp")
+		s.refuse("", "a VirtualService needs routes", "set http, tls or tcp")
 	}
 	for i, r := range vs.GetHttp() {
-		s.item("http", i).httpRoute(r)
+		s.item("http", i).checkHTTPRoute(r)
 	}
 	for i, r := range vs.GetTls() {
-		s.item("tls", i).tlsRoute(r)
+		s.item("tls", i).checkTLSRoute(r)
 	}
 	for i, r := range vs.GetTcp() {
-		s.item("tcp", i).tcpRoute(r)
+		s.item("tcp", i).checkTCPRoute(r)
 	}
-	s.field("exportTo").exportTo(vs.GetExportTo())
-	s.claimsAtGateways(vs)
+	s.field("exportTo").checkExportTo(vs.GetExportTo())
+	s.checkClaimsAtGateways(vs)
 }
 
-// claimsAtGateways tells of conditions on tokens where no gateway would look at one before it routes.
-func (s scope) claimsAtGateways(vs *networking.VirtualService) {
+// checkClaimsAtGateways reports conditions on token claims where no gateway verifies a token before routing.
+func (s validator) checkClaimsAtGateways(vs *networking.VirtualService) {
 	if len(vs.GetHosts()) == 0 || slices.ContainsFunc(vs.GetGateways(), func(name string) bool { return name != "mesh" }) {
 		return
 	}
@@ -54,9 +54,9 @@ func (s scope) claimsAtGateways(vs *networking.VirtualService) {
 	}
 }
 
-// delegate checks a VirtualService that others hand requests to, by what it must not have.
-func (s scope) delegate(vs *networking.VirtualService) {
-	const only = "a VirtualService without hosts is for others to delegate to"
+// checkDelegate checks that a delegate VirtualService does not have fields that only a root VirtualService may have.
+func (s validator) checkDelegate(vs *networking.VirtualService) {
+	const only = "a VirtualService without hosts is a delegate"
 	if len(vs.GetHttp()) == 0 {
 		s.field("hosts").refuse("", "a VirtualService needs hosts", "list the names that callers use")
 	}
@@ -68,43 +68,43 @@ func (s scope) delegate(vs *networking.VirtualService) {
 	}
 	for i, r := range vs.GetHttp() {
 		if r.GetDelegate() != nil {
-			s.item("http", i).field("delegate").refuse(r.GetDelegate().GetName(), "a delegate cannot delegate again", "give it the routes themselves")
+			s.item("http", i).field("delegate").refuse(r.GetDelegate().GetName(), "a delegate cannot delegate again", "set the routes directly")
 		}
 	}
 }
 
-func (s scope) gatewayName(name string) {
+func (s validator) checkGatewayName(name string) {
 	namespace, rest, ok := strings.Cut(name, "/")
 	if ok && (!dnsLabel.MatchString(namespace) || !dnsSubdomain.MatchString(rest)) || !ok && !dnsSubdomain.MatchString(name) {
 		s.refuse(name, "not a gateway's name", "write name or namespace/name, or mesh for all sidecars")
 	}
 }
 
-func (s scope) httpRoute(r *networking.HTTPRoute) {
-	s.httpAction(r)
+func (s validator) checkHTTPRoute(r *networking.HTTPRoute) {
+	s.checkHTTPAction(r)
 	for i, m := range r.GetMatch() {
-		s.item("match", i).httpMatch(m)
+		s.item("match", i).checkHTTPMatch(m)
 	}
-	s.httpDestinations(r.GetRoute())
-	s.field("timeout").zeroOrMore(r.GetTimeout())
-	s.field("retries").retries(r.GetRetries())
-	s.field("fault").fault(r.GetFault())
-	s.mirrors(r)
-	s.field("headers").headers(r.GetHeaders())
+	s.checkHTTPDestinations(r.GetRoute())
+	s.field("timeout").checkZeroOrMore(r.GetTimeout())
+	s.field("retries").checkRetries(r.GetRetries())
+	s.field("fault").checkFault(r.GetFault())
+	s.checkMirrors(r)
+	s.field("headers").checkHeaders(r.GetHeaders())
 	if r.GetRewrite() != nil {
-		s.field("rewrite").rewrite(r.GetRewrite())
+		s.field("rewrite").checkRewrite(r.GetRewrite())
 	}
 	if r.GetRedirect() != nil {
-		s.field("redirect").redirect(r.GetRedirect())
+		s.field("redirect").checkRedirect(r.GetRedirect())
 	}
 	if r.GetDirectResponse() != nil {
-		s.field("directResponse").directResponse(r.GetDirectResponse())
+		s.field("directResponse").checkDirectResponse(r.GetDirectResponse())
 	}
-	s.field("corsPolicy").cors(r.GetCorsPolicy())
+	s.field("corsPolicy").checkCORS(r.GetCorsPolicy())
 }
 
-// httpAction checks that a route does one thing.
-func (s scope) httpAction(r *networking.HTTPRoute) {
+// checkHTTPAction checks that a route has one action.
+func (s validator) checkHTTPAction(r *networking.HTTPRoute) {
 	var actions []string
 	for name, has := range map[string]bool{
 		"route": len(r.GetRoute()) > 0, "redirect": r.GetRedirect() != nil,
@@ -116,61 +116,61 @@ func (s scope) httpAction(r *networking.HTTPRoute) {
 	}
 	switch {
 	case len(actions) == 0:
-		s.refuse("", "the route does nothing with a request", "give it route, redirect or directResponse")
+		s.refuse("", "the route does nothing with a request", "set route, redirect or directResponse")
 	case len(actions) > 1:
-		s.refuse("", "only one is possible of "+list(actions), "keep one")
+		s.refuse("", "only one is possible of "+joinNames(actions), "keep one")
 	case r.GetRewrite() != nil && (r.GetRedirect() != nil || r.GetDirectResponse() != nil):
 		s.field("rewrite").refuse("", "a rewrite needs a route to send the request on by", "remove it; a redirect has fields of its own for uri and authority")
 	}
 }
 
-func (s scope) httpMatch(m *networking.HTTPMatchRequest) {
-	s.field("uri").stringMatch(m.GetUri())
-	s.field("scheme").stringMatch(m.GetScheme())
-	s.field("method").stringMatch(m.GetMethod())
-	s.field("authority").stringMatch(m.GetAuthority())
-	s.field("headers").headerMatches(m.GetHeaders())
-	s.field("withoutHeaders").headerMatches(m.GetWithoutHeaders())
+func (s validator) checkHTTPMatch(m *networking.HTTPMatchRequest) {
+	s.field("uri").checkStringMatch(m.GetUri())
+	s.field("scheme").checkStringMatch(m.GetScheme())
+	s.field("method").checkStringMatch(m.GetMethod())
+	s.field("authority").checkStringMatch(m.GetAuthority())
+	s.field("headers").checkHeaderMatches(m.GetHeaders())
+	s.field("withoutHeaders").checkHeaderMatches(m.GetWithoutHeaders())
 	for name, match := range m.GetQueryParams() {
 		at := s.field("queryParams").key(name)
 		if len(name) < 1 || len(name) > 1024 {
 			at.refuse(name, fmt.Sprintf("the parameter's name has %d bytes; it needs 1 to 1024", len(name)), "name the parameter")
 		}
-		at.stringMatch(match)
+		at.checkStringMatch(match)
 	}
 	if m.GetPort() != 0 {
-		s.field("port").port(m.GetPort())
+		s.field("port").checkPort(m.GetPort())
 	}
-	s.field("sourceLabels").labels(m.GetSourceLabels())
+	s.field("sourceLabels").checkLabels(m.GetSourceLabels())
 	for i, gateway := range m.GetGateways() {
-		s.item("gateways", i).gatewayName(gateway)
+		s.item("gateways", i).checkGatewayName(gateway)
 	}
 	if m.GetIgnoreUriCase() && m.GetUri().GetRegex() != "" {
 		s.field("ignoreUriCase").warn("true", "has no effect on a regular expression", "begin the expression with (?i)")
 	}
 }
 
-func (s scope) headerMatches(matches map[string]*networking.StringMatch) {
+func (s validator) checkHeaderMatches(matches map[string]*networking.StringMatch) {
 	for name, match := range matches {
 		at := s.key(name)
 		path, claim := RoutingClaim(name)
 		switch {
 		case !claim:
-			at.headerName(name)
+			at.checkHeaderName(name)
 		case path == nil:
 			at.refuse(name, "names no claim", "write @request.auth.claims.groups, or @request.auth.claims[realm_access][roles] for one in another")
 		case len(name) > maxHeader:
-			at.refuse(name, fmt.Sprintf("%d bytes for a claim's name; at most %d are taken", len(name), maxHeader), "shorten it")
+			at.refuse(name, fmt.Sprintf("%d bytes for a claim's name; at most %d are allowed", len(name), maxHeader), "shorten it")
 		}
 		switch pseudo := strings.ToLower(name); pseudo {
 		case ":path", ":method", ":authority", ":scheme":
 			at.warn(name, "cannot be matched as a header", "use uri, method, authority or scheme")
 		}
-		at.stringMatch(match)
+		at.checkStringMatch(match)
 	}
 }
 
-func (s scope) stringMatch(m *networking.StringMatch) {
+func (s validator) checkStringMatch(m *networking.StringMatch) {
 	if m.GetMatchType() == nil {
 		return
 	}
@@ -179,19 +179,20 @@ func (s scope) stringMatch(m *networking.StringMatch) {
 		if t.Regex == "" {
 			s.field("regex").refuse("", "an empty expression", "use exact or prefix, or leave the match out")
 		}
-		s.field("regex").regex(t.Regex)
+		s.field("regex").checkRegex(t.Regex)
 	case *networking.StringMatch_Prefix:
 		if t.Prefix == "" {
-			s.field("prefix").refuse("", "an empty prefix", "leave the match out to take everything")
+			s.field("prefix").refuse("", "an empty prefix", "omit the match to match everything")
 		}
 	}
 }
 
-// claimPrefix begins the names of matches on headers that are about the token of a request instead.
+// claimPrefix is the prefix of header match names that match a claim of the request's token.
 const claimPrefix = "@request.auth.claims"
 
-// RoutingClaim says whether a match on a header of this name is one on a claim of the request's token, and on which: nil where
-// none is named. Claims within claims are parted by dots, or where their names have dots, each stands in brackets.
+// RoutingClaim parses the name of a header match. claim reports whether it matches a claim of the request's token, and
+// path names the claim; it is nil if the name is incomplete. Nested claims are separated by dots, or, if names contain
+// dots, each is in brackets.
 func RoutingClaim(name string) (path []string, claim bool) {
 	if len(name) < len(claimPrefix) || !strings.EqualFold(name[:len(claimPrefix)], claimPrefix) {
 		return nil, false
@@ -210,60 +211,60 @@ func RoutingClaim(name string) (path []string, claim bool) {
 
 var headerToken = regexp.MustCompile("^:?[!#$%&'*+.^_`|~0-9A-Za-z-]+$")
 
-func (s scope) headerName(name string) {
+func (s validator) checkHeaderName(name string) {
 	switch {
 	case !headerToken.MatchString(name):
 		s.refuse(name, "not the name of a header", "use letters, digits and '-'")
 	case len(name) > maxHeader:
-		s.refuse(name, fmt.Sprintf("%d bytes for a header's name; at most %d are taken", len(name), maxHeader), "shorten it")
+		s.refuse(name, fmt.Sprintf("%d bytes for a header's name; at most %d are allowed", len(name), maxHeader), "shorten it")
 	}
 }
 
-func (s scope) httpDestinations(routes []*networking.HTTPRouteDestination) {
+func (s validator) checkHTTPDestinations(routes []*networking.HTTPRouteDestination) {
 	var weights []int32
 	for i, r := range routes {
 		at := s.item("route", i)
-		at.field("destination").destination(r.GetDestination())
-		at.field("headers").headers(r.GetHeaders())
+		at.field("destination").checkDestination(r.GetDestination())
+		at.field("headers").checkHeaders(r.GetHeaders())
 		weights = append(weights, r.GetWeight())
 	}
-	s.weights(weights)
+	s.checkWeights(weights)
 }
 
-// weights checks the shares of several destinations.
-func (s scope) weights(weights []int32) {
+// checkWeights checks the weights of several destinations.
+func (s validator) checkWeights(weights []int32) {
 	total := int64(0)
 	for i, weight := range weights {
 		if weight < 0 {
-			s.item("route", i).field("weight").refuse(weight, "must not be negative", "give 0 or more")
+			s.item("route", i).field("weight").refuse(weight, "must not be negative", "set 0 or more")
 		}
 		total += int64(weight)
 	}
 	switch {
 	case len(weights) > 1 && total == 0:
-		s.field("route").refuse("", "none of the destinations has a weight", "give them weights, as in 90 and 10")
+		s.field("route").refuse("", "none of the destinations has a weight", "set weights, as in 90 and 10")
 	case total > 1<<31:
 		s.field("route").refuse(total, "the weights are too large together", "use weights that total 100")
-	case len(weights) == 1 && s.d.places[s.item("route", 0).field("weight").path].Line != 0 && total == 0:
+	case len(weights) == 1 && s.d.positions[s.item("route", 0).field("weight").path].Line != 0 && total == 0:
 		s.item("route", 0).field("weight").warn(0, "the only destination gets all requests whatever its weight", "remove it")
 	}
 }
 
-func (s scope) destination(d *networking.Destination) {
+func (s validator) checkDestination(d *networking.Destination) {
 	if d == nil {
 		s.refuse("", "no destination", "name the host to send to")
 		return
 	}
-	s.field("host").serviceHost(d.GetHost())
+	s.field("host").checkServiceHost(d.GetHost())
 	if d.GetPort() != nil {
-		s.field("port").field("number").port(d.GetPort().GetNumber())
+		s.field("port").field("number").checkPort(d.GetPort().GetNumber())
 	}
 	if d.GetSubset() != "" && !subsetName.MatchString(d.GetSubset()) {
 		s.field("subset").refuse(d.GetSubset(), "not the name of a subset", "use letters, digits, '-', '_' and '.'")
 	}
 }
 
-func (s scope) tlsRoute(r *networking.TLSRoute) {
+func (s validator) checkTLSRoute(r *networking.TLSRoute) {
 	if len(r.GetMatch()) == 0 {
 		s.field("match").refuse("", "a TLS route needs a match with sniHosts", "list the server names it is for")
 	}
@@ -273,46 +274,46 @@ func (s scope) tlsRoute(r *networking.TLSRoute) {
 			at.field("sniHosts").refuse("", "no server names", "list those that the route is for")
 		}
 		for j, host := range m.GetSniHosts() {
-			at.item("sniHosts", j).wildcardHost(host)
+			at.item("sniHosts", j).checkWildcardHost(host)
 		}
 		if m.GetPort() != 0 {
-			at.field("port").port(m.GetPort())
+			at.field("port").checkPort(m.GetPort())
 		}
-		at.field("destinationSubnets").cidrs(m.GetDestinationSubnets())
-		at.field("sourceLabels").labels(m.GetSourceLabels())
+		at.field("destinationSubnets").checkCIDRs(m.GetDestinationSubnets())
+		at.field("sourceLabels").checkLabels(m.GetSourceLabels())
 	}
-	s.layer4(r.GetRoute())
+	s.checkLayer4(r.GetRoute())
 }
 
-func (s scope) tcpRoute(r *networking.TCPRoute) {
+func (s validator) checkTCPRoute(r *networking.TCPRoute) {
 	for i, m := range r.GetMatch() {
 		at := s.item("match", i)
 		if m.GetPort() != 0 {
-			at.field("port").port(m.GetPort())
+			at.field("port").checkPort(m.GetPort())
 		}
-		at.field("destinationSubnets").cidrs(m.GetDestinationSubnets())
-		at.field("sourceLabels").labels(m.GetSourceLabels())
+		at.field("destinationSubnets").checkCIDRs(m.GetDestinationSubnets())
+		at.field("sourceLabels").checkLabels(m.GetSourceLabels())
 	}
-	s.layer4(r.GetRoute())
+	s.checkLayer4(r.GetRoute())
 }
 
-func (s scope) layer4(routes []*networking.RouteDestination) {
+func (s validator) checkLayer4(routes []*networking.RouteDestination) {
 	if len(routes) == 0 {
-		s.field("route").refuse("", "the route leads nowhere", "give it a destination")
+		s.field("route").refuse("", "the route leads nowhere", "set a destination")
 	}
 	var weights []int32
 	for i, r := range routes {
-		s.item("route", i).field("destination").destination(r.GetDestination())
+		s.item("route", i).field("destination").checkDestination(r.GetDestination())
 		weights = append(weights, r.GetWeight())
 	}
-	s.weights(weights)
+	s.checkWeights(weights)
 }
 
-// serviceHost checks the name of a service, which may stand for all hosts of a domain.
-func (s scope) serviceHost(name string) {
+// checkServiceHost checks the name of a service, possibly a wildcard for all hosts of a domain.
+func (s validator) checkServiceHost(name string) {
 	if strings.HasPrefix(name, "*.") {
-		s.wildcardHost(name)
+		s.checkWildcardHost(name)
 		return
 	}
-	s.host(name)
+	s.checkHost(name)
 }

@@ -10,20 +10,20 @@ import (
 	extensions "istio.io/api/extensions/v1alpha1"
 )
 
-// WasmHintPrefix begins the names of variables in a module's environment that are for the agent, and not for the module.
+// WasmHintPrefix is the prefix of environment variables of a module that configure the agent.
 const WasmHintPrefix = "ISTIO_META_WASM_"
 
-// WasmPullSecret is the one of them with what registries ask for. Nobody but the agent may see its value.
+// WasmPullSecret is the variable with the registry credentials. Only the agent may read its value.
 const WasmPullSecret = WasmHintPrefix + "IMAGE_PULL_SECRET"
 
 const maxWasmEnv = 256
 
 var sha256Pattern = regexp.MustCompile(`^[0-9a-f]{64}$`)
 
-func validateWasmPlugin(s scope, p *extensions.WasmPlugin) {
-	s.field("selector").selector(p.GetSelector())
-	s.targets(p.GetSelector(), p.GetTargetRef(), p.GetTargetRefs())
-	s.field("url").moduleURL(p.GetUrl())
+func validateWasmPlugin(s validator, p *extensions.WasmPlugin) {
+	s.field("selector").checkSelector(p.GetSelector())
+	s.checkTargets(p.GetSelector(), p.GetTargetRef(), p.GetTargetRefs())
+	s.field("url").checkModuleURL(p.GetUrl())
 	if sum := p.GetSha256(); sum != "" && !sha256Pattern.MatchString(sum) {
 		s.field("sha256").refuse(sum, "not a checksum", "write 64 hexadecimal digits in lower case")
 	}
@@ -32,24 +32,24 @@ func validateWasmPlugin(s scope, p *extensions.WasmPlugin) {
 	}
 	for i, m := range p.GetMatch() {
 		for j, port := range m.GetPorts() {
-			s.item("match", i).item("ports", j).field("number").port(port.GetNumber())
+			s.item("match", i).item("ports", j).field("number").checkPort(port.GetNumber())
 		}
 	}
-	s.field("vmConfig").wasmEnvironment(p.GetVmConfig())
+	s.field("vmConfig").checkWasmEnvironment(p.GetVmConfig())
 }
 
-func (s scope) moduleURL(text string) {
+func (s validator) checkModuleURL(text string) {
 	u, err := url.Parse(text)
 	switch {
 	case text == "":
-		s.refuse("", "no module", "give the URL of one: oci://, https://, http:// or file://")
+		s.refuse("", "no module", "set the URL of one: oci://, https://, http:// or file://")
 	case len(text) > 4096:
 		s.refuse(text, "longer than 4096 characters", "shorten it")
 	case err != nil && strings.Contains(text, "://"):
 		s.refuse(text, "not a URL", "as in oci://registry.example.com/module:1.0")
 	case strings.ContainsAny(text, "\r\n\x00 "):
 		s.refuse(text, "not a URL", "write it without spaces and line breaks")
-	case !strings.Contains(text, "://"): // an image
+	case !strings.Contains(text, "://"): // an OCI image
 	case u.Scheme == "file" && !strings.HasPrefix(u.Path, "/"):
 		s.refuse(text, "not the path of a file", "as in file:///opt/module.wasm")
 	case u.Scheme != "file" && u.Host == "":
@@ -59,20 +59,20 @@ func (s scope) moduleURL(text string) {
 	}
 }
 
-func (s scope) wasmEnvironment(vm *extensions.VmConfig) {
+func (s validator) checkWasmEnvironment(vm *extensions.VmConfig) {
 	if len(vm.GetEnv()) > maxWasmEnv {
-		s.field("env").refuse(len(vm.GetEnv()), "more variables than a module takes", "at most 256")
+		s.field("env").refuse(len(vm.GetEnv()), "too many variables for a module", "at most 256")
 	}
 	seen := map[string]bool{}
 	for i, e := range vm.GetEnv() {
 		at := s.item("env", i)
 		switch name := e.GetName(); {
 		case name == "" || strings.ContainsAny(name, "=\x00"):
-			at.field("name").refuse(name, "not the name of a variable", "give one without an equals sign")
+			at.field("name").refuse(name, "not the name of a variable", "set one without an equals sign")
 		case strings.HasPrefix(name, WasmHintPrefix):
 			at.field("name").refuse(name, "names that begin so are the agent's", "choose another name")
 		case seen[name]:
-			at.field("name").refuse(name, "given twice", "keep one")
+			at.field("name").refuse(name, "duplicate name", "remove one")
 		}
 		seen[e.GetName()] = true
 		if e.GetValueFrom() == extensions.EnvValueSource_HOST && e.GetValue() != "" {
@@ -81,7 +81,7 @@ func (s scope) wasmEnvironment(vm *extensions.VmConfig) {
 	}
 }
 
-// CompactJSON takes the blanks out of JSON.
+// CompactJSON removes insignificant white space from JSON.
 func CompactJSON(text []byte) string {
 	var b bytes.Buffer
 	if json.Compact(&b, text) != nil {

@@ -112,9 +112,8 @@ metadata: {name: page, namespace: shop}
 spec: {selector: {matchLabels: {app: page}}, portLevelMtls: {7000: {mode: DISABLE}}}
 `
 
-// What is said of a workload is what applies to it, and no more: routes of requests nothing at ports of bytes, rules for
-// sidecars nothing at gateways.
-func TestWhatDoesNotApplyIsNotDescribed(t *testing.T) {
+// A description contains only documents that apply: no HTTP routes for TCP ports, and no sidecar rules for gateways.
+func TestOnlyApplicableDocumentsAreDescribed(t *testing.T) {
 	for _, c := range []struct {
 		proxy      translate.Proxy
 		has, lacks []string
@@ -122,15 +121,15 @@ func TestWhatDoesNotApplyIsNotDescribed(t *testing.T) {
 		{
 			proxy: translate.Proxy{Type: translate.Sidecar, Name: "page-1", Namespace: "shop", Labels: map[string]string{"app": "page"}},
 			has: []string{`Serves page.shop.svc.cluster.local:80 (HTTP, at its port 8080, handed to 127.0.0.1:9090)
-  accepts mutual TLS only (STRICT), as PeerAuthentication istio-system/mesh says
+  accepts mutual TLS only (STRICT), as PeerAuthentication istio-system/mesh specifies
   its callers follow VirtualService shop/first  a.yaml:7:1
       requests are redirected to elsewhere.example to "/there"
 
 Serves page.shop.svc.cluster.local:7000 (TCP, at its port 7000)
-  accepts plaintext only (DISABLE), as PeerAuthentication shop/page says
+  accepts plaintext only (DISABLE), as PeerAuthentication shop/page specifies
 
 `, `VirtualService shop/second  a.yaml:12:1
-      has no effect: older rules have page.shop.svc.cluster.local
+      has no effect: an older rule applies to page.shop.svc.cluster.local
 `, "ALLOW_ANY"},
 			lacks: []string{"way-in"},
 		},
@@ -138,13 +137,13 @@ Serves page.shop.svc.cluster.local:7000 (TCP, at its port 7000)
 			proxy: translate.Proxy{Type: translate.Router, Name: "door-1", Namespace: "edge", Labels: map[string]string{"istio": "door"}},
 			has: []string{`Rules for its calls
   VirtualService shop/way-in  a.yaml:17:1
-      what comes to edge/door for page.example
+      requests to edge/door for page.example
       requests go to page:80
 `},
 			lacks: []string{"shop/first", "ALLOW_ANY"},
 		},
 	} {
-		text := words(t, applied, &c.proxy)
+		text := describeText(t, applied, &c.proxy)
 		for _, want := range c.has {
 			if !strings.Contains(text, want) {
 				t.Errorf("the description of %s lacks %q:\n%s", c.proxy.Name, want, text)
@@ -158,9 +157,9 @@ Serves page.shop.svc.cluster.local:7000 (TCP, at its port 7000)
 	}
 }
 
-// TestARuleForAnotherNameOfAServiceIsNoRule for calls, but for the hosts that it has beside that.
-func TestARuleForAnotherNameOfAServiceIsNoRule(t *testing.T) {
-	text := words(t, `
+// The rule has no effect on requests except for its other hosts.
+func TestRuleForAnAliasIsNotDescribed(t *testing.T) {
+	text := describeText(t, `
 apiVersion: v1
 kind: Service
 metadata: {name: page, namespace: shop}
@@ -182,7 +181,7 @@ metadata: {name: both, namespace: shop}
 spec: {hosts: [leaf, page], http: [{directResponse: {status: 418}}]}
 `, &translate.Proxy{Type: translate.Sidecar, Name: "page-1", Namespace: "shop", Labels: map[string]string{"app": "page"}})
 	for _, want := range []string{
-		"VirtualService shop/alias  a.yaml:12:1\n      has no effect: leaf.shop.svc.cluster.local is another name of page.shop.svc.cluster.local, whose rules count\n",
+		"VirtualService shop/alias  a.yaml:12:1\n      has no effect: leaf.shop.svc.cluster.local is an alias of page.shop.svc.cluster.local, whose rules apply\n",
 		"VirtualService shop/both  a.yaml:17:1\n      calls to page.shop.svc.cluster.local\n      requests are answered with 418\n",
 	} {
 		if !strings.Contains(text, want) {
@@ -191,8 +190,8 @@ spec: {hosts: [leaf, page], http: [{directResponse: {status: 418}}]}
 	}
 }
 
-// words is what is said of a proxy's workload in a mesh of these documents.
-func words(t *testing.T, documents string, p *translate.Proxy) string {
+// describeText returns the description of a proxy's workload as text.
+func describeText(t *testing.T, documents string, p *translate.Proxy) string {
 	t.Helper()
 	resources, problems := config.Parse("a.yaml", []byte(documents))
 	for _, p := range problems {
@@ -211,9 +210,9 @@ func words(t *testing.T, documents string, p *translate.Proxy) string {
 	return out.String()
 }
 
-// Each kind of document is described in words, in which what holds together and what holds by itself can be told apart.
+// The text distinguishes conditions that must all match from alternatives.
 func TestDocumentsAreDescribedInWords(t *testing.T) {
-	text := words(t, described, &translate.Proxy{Type: translate.Sidecar, Name: "page-1", Namespace: "shop", Labels: map[string]string{"app": "page"}})
+	text := describeText(t, described, &translate.Proxy{Type: translate.Sidecar, Name: "page-1", Namespace: "shop", Labels: map[string]string{"app": "page"}})
 	for _, want := range []string{
 		`requests with path "/a"… and not a header x-old and query parameter v "2" and port 80 and callers labelled app=b, or path in any case "/B" and scheme "https" and callers of namespace far and arrival by mesh go to page`,
 		"connections with destination 10.0.0.0/8 and port 3306 go to page",
@@ -226,8 +225,8 @@ func TestDocumentsAreDescribedInWords(t *testing.T) {
 		"requests pass the module file:///m.wasm, in phase AUTHN; without the module nothing passes",
 		"only of callers port 80",
 		"MERGE of CLUSTER, SIDECAR_OUTBOUND, service page.shop",
-		"2 threads when the proxy starts",
-		"identities of former.example are taken for those of the mesh's own trust domain",
+		"2 worker threads when the proxy starts",
+		"identities of former.example are treated as those of the mesh's own trust domain",
 	} {
 		if !strings.Contains(text, want) {
 			t.Errorf("the description lacks %q", want)

@@ -11,14 +11,14 @@ import (
 	"github.com/pilotfish-mesh/pilotfish/controlplane/config"
 )
 
-// matchWords say which requests a route is for: those with all conditions of one of its matches.
-func matchWords(r *networking.HTTPRoute) string {
+// matchText describes the requests of a route: those that fulfil all conditions of one of its matches.
+func matchText(r *networking.HTTPRoute) string {
 	if len(r.GetMatch()) == 0 {
 		return "requests "
 	}
 	var ways []string
 	for _, m := range r.GetMatch() {
-		ways = append(ways, allOf(requestConditions(m), "anything"))
+		ways = append(ways, joinAll(requestConditions(m), "anything"))
 	}
 	return "requests with " + strings.Join(ways, ", or ") + " "
 }
@@ -28,36 +28,36 @@ func requestConditions(m *networking.HTTPMatchRequest) []string {
 	if m.GetIgnoreUriCase() {
 		path = "path in any case"
 	}
-	parts := slices.Concat(stringWords(path, m.GetUri()), stringWords("scheme", m.GetScheme()), stringWords("method", m.GetMethod()),
-		stringWords("authority", m.GetAuthority()))
+	parts := slices.Concat(stringMatchText(path, m.GetUri()), stringMatchText("scheme", m.GetScheme()), stringMatchText("method", m.GetMethod()),
+		stringMatchText("authority", m.GetAuthority()))
 	for _, name := range slices.Sorted(maps.Keys(m.GetHeaders())) {
-		parts = append(parts, headerWords(name, m.GetHeaders()[name]))
+		parts = append(parts, headerText(name, m.GetHeaders()[name]))
 	}
 	for _, name := range slices.Sorted(maps.Keys(m.GetWithoutHeaders())) {
-		parts = append(parts, "not "+headerWords(name, m.GetWithoutHeaders()[name]))
+		parts = append(parts, "not "+headerText(name, m.GetWithoutHeaders()[name]))
 	}
 	for _, name := range slices.Sorted(maps.Keys(m.GetQueryParams())) {
-		parts = append(parts, valueWords("query parameter", name, m.GetQueryParams()[name]))
+		parts = append(parts, valueText("query parameter", name, m.GetQueryParams()[name]))
 	}
-	return append(parts, placeWords(m.GetPort(), m.GetSourceLabels(), m.GetSourceNamespace(), m.GetGateways())...)
+	return append(parts, contextText(m.GetPort(), m.GetSourceLabels(), m.GetSourceNamespace(), m.GetGateways())...)
 }
 
-// headerWords are about a header, or the claim of a token that the name stands for.
-func headerWords(name string, m *networking.StringMatch) string {
+// headerText describes a condition on a header or on a token claim.
+func headerText(name string, m *networking.StringMatch) string {
 	if path, claim := config.RoutingClaim(name); claim {
-		return valueWords("claim", strings.Join(path, "."), m)
+		return valueText("claim", strings.Join(path, "."), m)
 	}
-	return valueWords("header", name, m)
+	return valueText("header", name, m)
 }
 
-// placeWords say where requests or connections come from and arrive.
-func placeWords(port uint32, labels map[string]string, namespace string, gateways []string) []string {
+// contextText describes the port, source and gateways of requests or connections.
+func contextText(port uint32, labels map[string]string, namespace string, gateways []string) []string {
 	var parts []string
 	if port != 0 {
 		parts = append(parts, fmt.Sprintf("port %d", port))
 	}
 	if len(labels) > 0 {
-		parts = append(parts, "callers labelled "+labelWords(labels))
+		parts = append(parts, "callers labelled "+labelText(labels))
 	}
 	if namespace != "" {
 		parts = append(parts, "callers of namespace "+namespace)
@@ -68,14 +68,14 @@ func placeWords(port uint32, labels map[string]string, namespace string, gateway
 	return parts
 }
 
-func tcpMatchWords(matches []*networking.L4MatchAttributes) string {
+func tcpMatchText(matches []*networking.L4MatchAttributes) string {
 	var ways []string
 	for _, m := range matches {
 		var parts []string
 		if subnets := m.GetDestinationSubnets(); len(subnets) > 0 {
 			parts = append(parts, "destination "+strings.Join(subnets, " or "))
 		}
-		ways = append(ways, allOf(append(parts, placeWords(m.GetPort(), m.GetSourceLabels(), m.GetSourceNamespace(), m.GetGateways())...), "anything"))
+		ways = append(ways, joinAll(append(parts, contextText(m.GetPort(), m.GetSourceLabels(), m.GetSourceNamespace(), m.GetGateways())...), "anything"))
 	}
 	if len(ways) == 0 {
 		return "connections "
@@ -83,26 +83,26 @@ func tcpMatchWords(matches []*networking.L4MatchAttributes) string {
 	return "connections with " + strings.Join(ways, ", or ") + " "
 }
 
-func tlsMatchWords(matches []*networking.TLSMatchAttributes) string {
+func tlsMatchText(matches []*networking.TLSMatchAttributes) string {
 	var ways []string
 	for _, m := range matches {
 		parts := []string{strings.Join(m.GetSniHosts(), " or ")}
 		if subnets := m.GetDestinationSubnets(); len(subnets) > 0 {
 			parts = append(parts, "destination "+strings.Join(subnets, " or "))
 		}
-		ways = append(ways, allOf(append(parts, placeWords(m.GetPort(), m.GetSourceLabels(), m.GetSourceNamespace(), m.GetGateways())...), "anything"))
+		ways = append(ways, joinAll(append(parts, contextText(m.GetPort(), m.GetSourceLabels(), m.GetSourceNamespace(), m.GetGateways())...), "anything"))
 	}
 	return "TLS for " + strings.Join(ways, ", or ") + " "
 }
 
-func valueWords(what, name string, m *networking.StringMatch) string {
-	if words := stringWords(what+" "+name, m); len(words) > 0 {
+func valueText(what, name string, m *networking.StringMatch) string {
+	if words := stringMatchText(what+" "+name, m); len(words) > 0 {
 		return words[0]
 	}
 	return "a " + what + " " + name
 }
 
-func stringWords(what string, m *networking.StringMatch) []string {
+func stringMatchText(what string, m *networking.StringMatch) []string {
 	switch t := m.GetMatchType().(type) {
 	case *networking.StringMatch_Exact:
 		return []string{fmt.Sprintf("%s %q", what, t.Exact)}
@@ -114,15 +114,15 @@ func stringWords(what string, m *networking.StringMatch) []string {
 	return nil
 }
 
-// allOf joins conditions that hold together; none are what is said instead.
-func allOf(parts []string, none string) string {
+// joinAll joins conditions that must all match. It returns none if there are no conditions.
+func joinAll(parts []string, none string) string {
 	if len(parts) == 0 {
 		return none
 	}
 	return strings.Join(parts, " and ")
 }
 
-func labelWords(labels map[string]string) string {
+func labelText(labels map[string]string) string {
 	var out []string
 	for _, name := range slices.Sorted(maps.Keys(labels)) {
 		out = append(out, name+"="+labels[name])

@@ -8,25 +8,25 @@ import (
 	typev1beta1 "istio.io/api/type/v1beta1"
 )
 
-// policyWords say what an AuthorizationPolicy matches, rule by rule. Of a rule's sources, and of its operations, one has to
-// hold; of what one of these says, all.
-func policyWords(spec *security.AuthorizationPolicy) []string {
+// policyText describes what an AuthorizationPolicy matches, rule by rule. One of a rule's sources and one of its
+// operations must match; in each of these, all conditions must match.
+func policyText(spec *security.AuthorizationPolicy) []string {
 	action := spec.GetAction().String()
 	if provider := spec.GetProvider().GetName(); provider != "" {
 		action += " by " + provider
 	}
 	if len(spec.GetRules()) == 0 {
-		return append(targetWords(spec), action+": nothing, for it has no rules")
+		return append(targetText(spec), action+": nothing, for it has no rules")
 	}
-	out := targetWords(spec)
+	out := targetText(spec)
 	for _, rule := range spec.GetRules() {
-		words := action + ": from " + anyOf(sources(rule), "anyone")
-		if to := anyOf(operations(rule), ""); to != "" {
+		words := action + ": from " + joinAny(sourceText(rule), "any client")
+		if to := joinAny(operationText(rule), ""); to != "" {
 			words += " to " + to
 		}
 		var when []string
 		for _, c := range rule.GetWhen() {
-			when = append(when, strings.Join(conditionWords(c.GetKey()+" is ", c.GetValues(), c.GetNotValues()), " and "))
+			when = append(when, strings.Join(conditionText(c.GetKey()+" is ", c.GetValues(), c.GetNotValues()), " and "))
 		}
 		if len(when) > 0 {
 			words += " when " + strings.Join(when, " and ")
@@ -36,7 +36,7 @@ func policyWords(spec *security.AuthorizationPolicy) []string {
 	return out
 }
 
-func sources(rule *security.Rule) []string {
+func sourceText(rule *security.Rule) []string {
 	var out []string
 	for _, f := range rule.GetFrom() {
 		src := f.GetSource()
@@ -52,14 +52,14 @@ func sources(rule *security.Rule) []string {
 			{"remote address ", src.GetRemoteIpBlocks(), src.GetNotRemoteIpBlocks()},
 			{"end user ", src.GetRequestPrincipals(), src.GetNotRequestPrincipals()},
 		} {
-			parts = append(parts, conditionWords(c.what, c.are, c.none)...)
+			parts = append(parts, conditionText(c.what, c.are, c.none)...)
 		}
-		out = append(out, allOf(parts, "anyone"))
+		out = append(out, joinAll(parts, "any client"))
 	}
 	return out
 }
 
-func operations(rule *security.Rule) []string {
+func operationText(rule *security.Rule) []string {
 	var out []string
 	for _, t := range rule.GetTo() {
 		op := t.GetOperation()
@@ -73,15 +73,15 @@ func operations(rule *security.Rule) []string {
 			{"port ", op.GetPorts(), op.GetNotPorts()},
 			{"", op.GetPaths(), op.GetNotPaths()},
 		} {
-			parts = append(parts, conditionWords(c.what, c.are, c.none)...)
+			parts = append(parts, conditionText(c.what, c.are, c.none)...)
 		}
-		out = append(out, allOf(parts, "anything"))
+		out = append(out, joinAll(parts, "anything"))
 	}
 	return out
 }
 
-// conditionWords say that something is one of some values, and none of others.
-func conditionWords(what string, are, none []string) []string {
+// conditionText describes that an attribute has one of some values and none of others.
+func conditionText(what string, are, none []string) []string {
 	var out []string
 	if len(are) > 0 {
 		out = append(out, what+strings.Join(are, " or "))
@@ -92,8 +92,8 @@ func conditionWords(what string, are, none []string) []string {
 	return out
 }
 
-// anyOf joins what of which one has to hold.
-func anyOf(list []string, none string) string {
+// joinAny joins alternatives. It returns none if there are no alternatives.
+func joinAny(list []string, none string) string {
 	switch len(list) {
 	case 0:
 		return none
@@ -103,15 +103,15 @@ func anyOf(list []string, none string) string {
 	return "(" + strings.Join(list, ") or (") + ")"
 }
 
-// targeted is what documents for some workloads have in common.
+// targeted is implemented by documents that select workloads.
 type targeted interface {
 	GetSelector() *typev1beta1.WorkloadSelector
 	GetTargetRef() *typev1beta1.PolicyTargetReference
 	GetTargetRefs() []*typev1beta1.PolicyTargetReference
 }
 
-// targetWords say for which workloads of its namespace a document is, if not for all.
-func targetWords(t targeted) []string {
+// targetText describes which workloads of its namespace a document selects, if not all.
+func targetText(t targeted) []string {
 	refs := t.GetTargetRefs()
 	if ref := t.GetTargetRef(); ref != nil {
 		refs = append(refs[:len(refs):len(refs)], ref)
@@ -123,12 +123,12 @@ func targetWords(t targeted) []string {
 	if len(names) > 0 {
 		return []string{"for what serves " + strings.Join(names, " or ")}
 	}
-	return selectorWords(t.GetSelector().GetMatchLabels())
+	return selectorText(t.GetSelector().GetMatchLabels())
 }
 
-func selectorWords(labels map[string]string) []string {
+func selectorText(labels map[string]string) []string {
 	if len(labels) == 0 {
 		return nil
 	}
-	return []string{"for workloads labelled " + labelWords(labels)}
+	return []string{"for workloads labelled " + labelText(labels)}
 }

@@ -4,10 +4,11 @@ import (
 	"fmt"
 	"io"
 	"strings"
-	"unicode"
+
+	"github.com/pilotfish-mesh/pilotfish/internal/termtext"
 )
 
-// Write writes the description for people.
+// Write writes the description as text.
 func (d Description) Write(out io.Writer) error {
 	var b strings.Builder
 	fmt.Fprintf(&b, "%s.%s  %s at %s", d.Workload, d.Namespace, d.Type, d.Address)
@@ -19,7 +20,7 @@ func (d Description) Write(out io.Writer) error {
 	}
 	b.WriteByte('\n')
 	if d.Type == "sidecar" && len(d.Inbound) == 0 {
-		b.WriteString("\nNo service selects it: nobody calls it by a name of the mesh.\n")
+		b.WriteString("\nNo service selects it: it has no name in the mesh.\n")
 	}
 	for _, in := range d.Inbound {
 		fmt.Fprintf(&b, "\nServes %s:%d (%s, at its port %d", in.Service, in.Port, in.Protocol, in.Target)
@@ -28,53 +29,43 @@ func (d Description) Write(out io.Writer) error {
 		}
 		fmt.Fprintf(&b, ")\n  accepts %s", in.MTLS)
 		if in.By != "" {
-			fmt.Fprintf(&b, ", as %s says", in.By)
+			fmt.Fprintf(&b, ", as %s specifies", in.By)
 		}
 		b.WriteByte('\n')
-		documents(&b, "  its callers follow ", in.Callers)
+		writeDocuments(&b, "  its callers follow ", in.Callers)
 	}
-	section(&b, "Gateways that it serves", d.Gateways)
+	writeSection(&b, "Gateways that it serves", d.Gateways)
 	b.WriteString("\nWho may call it\n")
-	lines(&b, "  ", d.Access)
-	documents(&b, "  ", d.Policies)
+	writeLines(&b, "  ", d.Access)
+	writeDocuments(&b, "  ", d.Policies)
 	b.WriteString("\nWhat it sees\n")
-	lines(&b, "  ", d.Scope)
-	section(&b, "Rules for its calls", d.Outbound)
-	section(&b, "Other documents that apply to it", d.Others)
-	_, err := io.WriteString(out, plain(b.String()))
+	writeLines(&b, "  ", d.Scope)
+	writeSection(&b, "Rules for its calls", d.Outbound)
+	writeSection(&b, "Other documents that apply to it", d.OtherDocuments)
+	_, err := io.WriteString(out, termtext.EscapeLines(b.String()))
 	return err
 }
 
-func section(b *strings.Builder, title string, list []Document) {
+func writeSection(b *strings.Builder, title string, list []Document) {
 	if len(list) > 0 {
 		fmt.Fprintf(b, "\n%s\n", title)
-		documents(b, "  ", list)
+		writeDocuments(b, "  ", list)
 	}
 }
 
-func documents(b *strings.Builder, before string, list []Document) {
+func writeDocuments(b *strings.Builder, before string, list []Document) {
 	for _, d := range list {
 		fmt.Fprintf(b, "%s%s", before, d.Resource)
 		if d.At != "" {
-			fmt.Fprintf(b, "  %s", d.At)
+			fmt.Fprintf(b, "  %s", termtext.Escape(d.At))
 		}
 		b.WriteByte('\n')
-		lines(b, "      ", d.Says)
+		writeLines(b, "      ", d.Effects)
 	}
 }
 
-func lines(b *strings.Builder, before string, list []string) {
+func writeLines(b *strings.Builder, before string, list []string) {
 	for _, line := range list {
-		fmt.Fprintf(b, "%s%s\n", before, line)
+		fmt.Fprintf(b, "%s%s\n", before, termtext.Escape(line))
 	}
-}
-
-// plain keeps what is in a document from steering the terminal.
-func plain(text string) string {
-	return strings.Map(func(r rune) rune {
-		if unicode.IsControl(r) && r != '\n' {
-			return ' '
-		}
-		return r
-	}, text)
 }

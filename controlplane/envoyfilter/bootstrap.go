@@ -5,11 +5,12 @@ import (
 	networking "istio.io/api/networking/v1alpha3"
 )
 
-// Bootstrap is what the patches merge into the bootstrap of a sidecar, or of a gateway; nil when that is nothing.
+// Bootstrap returns what the patches merge into the bootstrap of a sidecar or gateway; nil if there are no such
+// patches.
 func (s *Set) Bootstrap(gateway bool) *bootstrapv3.Bootstrap {
 	var out *bootstrapv3.Bootstrap
-	for _, p := range s.of(networking.EnvoyFilter_BOOTSTRAP) {
-		if p.on(Gateway) != gateway && p.match.GetContext() != networking.EnvoyFilter_ANY || p.match.GetContext() == networking.EnvoyFilter_WAYPOINT {
+	for _, p := range s.patchesFor(networking.EnvoyFilter_BOOTSTRAP) {
+		if p.appliesTo(Gateway) != gateway && p.match.GetContext() != networking.EnvoyFilter_ANY || p.match.GetContext() == networking.EnvoyFilter_WAYPOINT {
 			continue
 		}
 		if out == nil {

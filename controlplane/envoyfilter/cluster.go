@@ -9,11 +9,11 @@ import (
 	networking "istio.io/api/networking/v1alpha3"
 )
 
-// Cluster says which cluster is patched.
+// Cluster describes a cluster for matching patches.
 type Cluster struct {
 	Side Side
 	Name string
-	// Services are the hosts of the services that it is of.
+	// Services are the hosts of the cluster's services.
 	Services []string
 	Subset   string
 	Port     uint32
@@ -23,20 +23,20 @@ type Cluster struct {
 type ClusterPatches struct {
 	set     *Set
 	patches []*patch
-	// Key is equal for the same patches, and empty when there are none.
+	// Key identifies the patches; it is empty if there are none.
 	Key string
 }
 
-// ForCluster gives the patches of a cluster.
+// ForCluster returns the patches of a cluster.
 func (s *Set) ForCluster(c Cluster) ClusterPatches {
-	patches := s.pick(func(p *patch) bool {
-		return p.to == networking.EnvoyFilter_CLUSTER && p.op != networking.EnvoyFilter_Patch_ADD && p.on(c.Side) && c.matches(p)
+	patches := s.selectPatches(func(p *patch) bool {
+		return p.to == networking.EnvoyFilter_CLUSTER && p.op != networking.EnvoyFilter_Patch_ADD && p.appliesTo(c.Side) && c.matches(p)
 	})
-	return ClusterPatches{set: s, patches: patches, Key: key(patches)}
+	return ClusterPatches{set: s, patches: patches, Key: patchesKey(patches)}
 }
 
-// ClustersKey is equal for sets that patch all clusters alike, and empty for those that patch none.
-func (s *Set) ClustersKey() string { return key(s.of(networking.EnvoyFilter_CLUSTER)) }
+// ClustersKey identifies the cluster patches of a set; it is empty if there are none.
+func (s *Set) ClustersKey() string { return patchesKey(s.patchesFor(networking.EnvoyFilter_CLUSTER)) }
 
 func (c Cluster) matches(p *patch) bool {
 	if p.match.GetObjectTypes() == nil {
@@ -53,19 +53,19 @@ func (c Cluster) matches(p *patch) bool {
 		(m.GetService() == "" || slices.Contains(c.Services, m.GetService()))
 }
 
-// Take is that of the set.
-func (c ClusterPatches) Take() []LeftOut { return c.set.Take() }
+// TakeSkipped calls Set.TakeSkipped.
+func (c ClusterPatches) TakeSkipped() []SkippedPatch { return c.set.TakeSkipped() }
 
-// Removes says whether a patch removes the cluster.
+// Removes reports whether a patch removes the cluster.
 func (c ClusterPatches) Removes() bool {
 	return slices.ContainsFunc(c.patches, func(p *patch) bool { return p.op == networking.EnvoyFilter_Patch_REMOVE })
 }
 
-// Apply gives the cluster with the patches.
+// Apply returns the cluster with the patches applied.
 func (c ClusterPatches) Apply(cluster *clusterv3.Cluster) *clusterv3.Cluster {
 	for _, p := range c.patches {
 		if p.op == networking.EnvoyFilter_Patch_MERGE {
-			cluster = try(c.set, p, "cluster", cluster.GetName(), cluster, soundCluster, p.changeCluster)
+			cluster = tryPatch(c.set, p, "cluster", cluster.GetName(), cluster, checkCluster, p.changeCluster)
 		}
 	}
 	return cluster
@@ -75,7 +75,7 @@ func (p *patch) changeCluster(cluster *clusterv3.Cluster) (bool, error) {
 	value := proto.Clone(p.value).(*clusterv3.Cluster)
 	value.Name = ""
 	if socket := value.GetTransportSocket(); socket != nil && len(cluster.GetTransportSocketMatches()) > 0 {
-		// Which socket a connection gets, its endpoint decides: the patch is for the one of its name.
+		// The endpoint selects the transport socket. The patch applies to the socket with its name.
 		value.TransportSocket = nil
 		for _, m := range cluster.GetTransportSocketMatches() {
 			if m.GetTransportSocket().GetName() == socket.GetName() {
@@ -87,17 +87,17 @@ func (p *patch) changeCluster(cluster *clusterv3.Cluster) (bool, error) {
 	return true, nil
 }
 
-// AddedClusters are the clusters that patches add to a proxy, but for names that are taken.
+// AddedClusters returns the clusters that patches add to a proxy, except those whose name is in use.
 func (s *Set) AddedClusters(router bool, taken func(name string) bool) []*clusterv3.Cluster {
 	var out []*clusterv3.Cluster
 	seen := map[string]bool{}
-	for _, p := range s.of(networking.EnvoyFilter_CLUSTER) {
+	for _, p := range s.patchesFor(networking.EnvoyFilter_CLUSTER) {
 		added, ok := p.value.(*clusterv3.Cluster)
-		if !ok || p.op != networking.EnvoyFilter_Patch_ADD || !p.onProxy(router) || seen[added.GetName()] || taken(added.GetName()) {
+		if !ok || p.op != networking.EnvoyFilter_Patch_ADD || !p.appliesToProxy(router) || seen[added.GetName()] || taken(added.GetName()) {
 			continue
 		}
-		if err := soundCluster(added); err != nil {
-			s.leaveOut(p, "cluster", added.GetName(), err)
+		if err := checkCluster(added); err != nil {
+			s.skip(p, "cluster", added.GetName(), err)
 			continue
 		}
 		seen[added.GetName()] = true
@@ -106,22 +106,22 @@ func (s *Set) AddedClusters(router bool, taken func(name string) bool) []*cluste
 	return out
 }
 
-// Extension is the configuration that patches give a name; nil when none does. Of several the last counts.
+// Extension returns the configuration that patches add under a name, or nil. The last of several patches applies.
 func (s *Set) Extension(router bool, name string) *corev3.TypedExtensionConfig {
 	var found *corev3.TypedExtensionConfig
-	for _, p := range s.of(networking.EnvoyFilter_EXTENSION_CONFIG) {
-		if e, ok := p.value.(*corev3.TypedExtensionConfig); ok && e.GetName() == name && p.onProxy(router) {
+	for _, p := range s.patchesFor(networking.EnvoyFilter_EXTENSION_CONFIG) {
+		if e, ok := p.value.(*corev3.TypedExtensionConfig); ok && e.GetName() == name && p.appliesToProxy(router) {
 			found = e
 		}
 	}
 	return found
 }
 
-// Extensions are the names of all configurations that patches give.
+// Extensions returns the names of all configurations that patches add.
 func (s *Set) Extensions(router bool) []string {
 	var out []string
-	for _, p := range s.of(networking.EnvoyFilter_EXTENSION_CONFIG) {
-		if e, ok := p.value.(*corev3.TypedExtensionConfig); ok && p.onProxy(router) && !slices.Contains(out, e.GetName()) {
+	for _, p := range s.patchesFor(networking.EnvoyFilter_EXTENSION_CONFIG) {
+		if e, ok := p.value.(*corev3.TypedExtensionConfig); ok && p.appliesToProxy(router) && !slices.Contains(out, e.GetName()) {
 			out = append(out, e.GetName())
 		}
 	}

@@ -1,8 +1,8 @@
-// Package envoyfilter reads EnvoyFilters and applies their patches to what was made for a proxy. It is pure: the same
-// patches on the same resource give the same bytes.
+// Package envoyfilter parses EnvoyFilters and applies their patches to the resources of a proxy. It is pure: the same
+// patches on the same resource yield the same bytes.
 //
-// A patch that cannot be read is refused with its document. One that can, and makes something that breaks the rules of
-// Envoy's types, is left out where it does, and told of; the others are applied.
+// An invalid patch is refused with its document. A valid patch that produces an invalid resource is skipped for that
+// resource and reported; the other patches are applied.
 package envoyfilter
 
 import (
@@ -22,30 +22,30 @@ import (
 	"github.com/pilotfish-mesh/pilotfish/controlplane/config"
 )
 
-// Filter is one EnvoyFilter, read. Immutable.
+// Filter is one parsed EnvoyFilter. It is immutable.
 type Filter struct {
 	*config.Resource
 	patches []*patch
 }
 
-// patch is one of its patches.
+// patch is one patch of an EnvoyFilter.
 type patch struct {
 	filter  *Filter
-	field   string // its place in the document
+	field   string // path in the document
 	to      networking.EnvoyFilter_ApplyTo
 	op      networking.EnvoyFilter_Patch_Operation
 	class   networking.EnvoyFilter_Patch_FilterClass
 	match   *networking.EnvoyFilter_EnvoyConfigObjectMatch
 	value   proto.Message // nil for a removal
 	version *regexp.Regexp
-	// youngest is the type within the value that only Envoys from 1.minor on have; empty when all do.
-	youngest protoreflect.FullName
-	minor    uint32
-	// digest is of all that the patch says.
+	// newestType is the type in the value that requires Envoy 1.minMinor; empty if all versions support the value.
+	newestType protoreflect.FullName
+	minMinor   uint32
+	// digest is a hash of the complete patch.
 	digest string
 }
 
-// Read reads an EnvoyFilter. Patches that cannot be read are left out, and told of.
+// Read parses an EnvoyFilter. Invalid patches are omitted and reported as problems.
 func Read(r *config.Resource) (*Filter, []config.Problem) {
 	f := &Filter{Resource: r}
 	var problems []config.Problem
@@ -61,7 +61,7 @@ func Read(r *config.Resource) (*Filter, []config.Problem) {
 	return f, problems
 }
 
-// Check says what of an EnvoyFilter's patches cannot be read; nothing of other kinds. It is for a config.Parser.
+// Check returns the problems of an EnvoyFilter's patches, and nil for other kinds. It is used by config.Parser.
 func Check(r *config.Resource) []config.Problem {
 	if _, ok := r.Spec.(*networking.EnvoyFilter); !ok {
 		return nil
@@ -90,41 +90,41 @@ func (f *Filter) read(field string, p *networking.EnvoyFilter_EnvoyConfigObjectP
 	}
 	out.value = newValue(out.to)
 	if out.value == nil {
-		return nil, f.refuse(field+".applyTo", out.to.String(), "nothing that can be patched", "name one of Envoy's objects, as in HTTP_FILTER")
+		return nil, f.refuse(field+".applyTo", out.to.String(), "this object cannot be patched", "use a supported value, for example HTTP_FILTER")
 	}
 	problem := f.readValue(out, p.GetPatch().GetValue())
-	out.youngest, out.minor = youngest(out.value)
+	out.newestType, out.minMinor = newestType(out.value)
 	return out, problem
 }
 
 func (f *Filter) readValue(p *patch, value *structpb.Struct) *config.Problem {
 	at := p.field + ".patch.value"
 	if len(value.GetFields()) == 0 {
-		return f.refuse(at, "", "the patch has no value", "say what to add or change")
+		return f.refuse(at, "", "the patch has no value", "set what to add or change")
 	}
-	var wrong *misfit
+	var wrong *typeMismatchError
 	if err := readValue(value, p.value); errors.As(err, &wrong) {
 		return f.refuse(at+wrong.path, "", wrong.why, fmt.Sprintf("see Envoy's API, version 3, for %s", p.value.ProtoReflect().Descriptor().FullName()))
 	}
 	if p.op == networking.EnvoyFilter_Patch_MERGE {
-		return nil // only what comes of it has to be whole
+		return nil // only the merged resource must be valid
 	}
-	if err := valid(p.value); err != nil {
-		return f.refuse(at, "", "Envoy would not take it: "+err.Error(), "correct the value")
+	if err := validate(p.value); err != nil {
+		return f.refuse(at, "", "Envoy would reject it: "+err.Error(), "correct the value")
 	}
 	return nil
 }
 
 func (f *Filter) refuse(field, value, message, remedy string) *config.Problem {
-	return &config.Problem{Severity: config.Error, Key: f.Key, At: f.Place(field), Field: field, Value: value, Message: message, Remedy: remedy}
+	return &config.Problem{Severity: config.Error, Key: f.Key, At: f.PositionOf(field), Field: field, Value: value, Message: message, Remedy: remedy}
 }
 
-// problem tells of a patch that was left out for one resource.
-func (p *patch) problem(kind, name string, err error) config.Problem {
+// skippedProblem returns the warning for a patch that was skipped for one resource.
+func (p *patch) skippedProblem(kind, name string, err error) config.Problem {
 	return config.Problem{
-		Code: config.PatchLeftOut, Severity: config.Warning, Key: p.filter.Key, At: p.filter.Place(p.field), Field: p.field, Value: name,
-		Message: fmt.Sprintf("the patch is left out at this %s: what comes of it Envoy would not take: %v", kind, err),
-		Remedy:  "correct the patch, or match what it is for",
+		Code: config.PatchSkipped, Severity: config.Warning, Key: p.filter.Key, At: p.filter.PositionOf(p.field), Field: p.field, Value: name,
+		Message: fmt.Sprintf("the patch is skipped for this %s, because Envoy would reject the result: %v", kind, err),
+		Remedy:  "correct the patch, or match only the resources that it is for",
 	}
 }
 

@@ -11,29 +11,29 @@ import (
 	networking "istio.io/api/networking/v1alpha3"
 )
 
-// Listeners applies the patches to a proxy's listeners. router says that it is a gateway. inbound is the name of the
-// listener, if any, that takes all that comes in: a patch for one port is then for the chains of that port.
+// Listeners applies the patches to a proxy's listeners. router reports whether it is a gateway. inbound is the name of
+// the listener for all inbound connections, if any: patches for a port then apply to its filter chains for that port.
 func (s *Set) Listeners(router bool, inbound string, listeners []*listenerv3.Listener) []*listenerv3.Listener {
-	if len(s.pick(func(p *patch) bool { return forListeners[p.to] })) == 0 {
+	if len(s.selectPatches(func(p *patch) bool { return listenerPatchTypes[p.to] })) == 0 {
 		return listeners
 	}
 	out := make([]*listenerv3.Listener, 0, len(listeners))
 	taken := map[string]bool{}
 	for _, l := range listeners {
-		side := sideOf(router, l)
+		side := listenerSide(router, l)
 		l = s.listener(side, l.GetName() == inbound, l)
 		if l != nil {
 			out = append(out, l)
 			taken[l.GetName()] = true
 		}
 	}
-	for _, p := range s.of(networking.EnvoyFilter_LISTENER) {
+	for _, p := range s.patchesFor(networking.EnvoyFilter_LISTENER) {
 		added, ok := p.value.(*listenerv3.Listener)
-		if p.op != networking.EnvoyFilter_Patch_ADD || !ok || taken[added.GetName()] || !p.onProxy(router) {
+		if p.op != networking.EnvoyFilter_Patch_ADD || !ok || taken[added.GetName()] || !p.appliesToProxy(router) {
 			continue
 		}
-		if err := soundListener(added); err != nil {
-			s.leaveOut(p, "listener", added.GetName(), err)
+		if err := checkListener(added); err != nil {
+			s.skip(p, "listener", added.GetName(), err)
 			continue
 		}
 		taken[added.GetName()] = true
@@ -42,20 +42,20 @@ func (s *Set) Listeners(router bool, inbound string, listeners []*listenerv3.Lis
 	return out
 }
 
-var forListeners = map[networking.EnvoyFilter_ApplyTo]bool{
+var listenerPatchTypes = map[networking.EnvoyFilter_ApplyTo]bool{
 	networking.EnvoyFilter_LISTENER: true, networking.EnvoyFilter_LISTENER_FILTER: true, networking.EnvoyFilter_FILTER_CHAIN: true,
 	networking.EnvoyFilter_NETWORK_FILTER: true, networking.EnvoyFilter_HTTP_FILTER: true,
 }
 
-// onProxy says whether a patch is for any side of a proxy.
-func (p *patch) onProxy(router bool) bool {
+// appliesToProxy reports whether a patch is for any context of a proxy.
+func (p *patch) appliesToProxy(router bool) bool {
 	if router {
-		return p.on(Gateway)
+		return p.appliesTo(Gateway)
 	}
-	return p.on(Inbound) || p.on(Outbound)
+	return p.appliesTo(Inbound) || p.appliesTo(Outbound)
 }
 
-func sideOf(router bool, l *listenerv3.Listener) Side {
+func listenerSide(router bool, l *listenerv3.Listener) Side {
 	switch {
 	case router:
 		return Gateway
@@ -65,21 +65,21 @@ func sideOf(router bool, l *listenerv3.Listener) Side {
 	return Outbound
 }
 
-// listener applies the patches to one listener; nil when one of them removes it.
+// listener applies the patches to one listener. It returns nil if one of them removes it.
 func (s *Set) listener(side Side, everyPort bool, l *listenerv3.Listener) *listenerv3.Listener {
 	for _, to := range []networking.EnvoyFilter_ApplyTo{
 		networking.EnvoyFilter_LISTENER, networking.EnvoyFilter_LISTENER_FILTER, networking.EnvoyFilter_FILTER_CHAIN,
 		networking.EnvoyFilter_NETWORK_FILTER, networking.EnvoyFilter_HTTP_FILTER,
 	} {
-		for _, p := range s.of(to) {
-			if !p.on(side) || !p.matchesListener(everyPort, l) {
+		for _, p := range s.patchesFor(to) {
+			if !p.appliesTo(side) || !p.matchesListener(everyPort, l) {
 				continue
 			}
 			if to == networking.EnvoyFilter_LISTENER && p.op == networking.EnvoyFilter_Patch_REMOVE {
 				return nil
 			}
 			name := l.GetName()
-			l = try(s, p, "listener", name, l, soundListener, func(l *listenerv3.Listener) (bool, error) { return p.change(everyPort, l) })
+			l = tryPatch(s, p, "listener", name, l, checkListener, func(l *listenerv3.Listener) (bool, error) { return p.applyToListener(everyPort, l) })
 		}
 	}
 	return l
@@ -93,7 +93,7 @@ func (p *patch) matchesListener(everyPort bool, l *listenerv3.Listener) bool {
 	if m == nil || m.GetName() != "" && m.GetName() != l.GetName() {
 		return false
 	}
-	// Names of ports are no part of what is made for a proxy.
+	// Listeners of a proxy have no port names.
 	return m.GetPortName() == "" && (everyPort || m.GetPortNumber() == 0 || m.GetPortNumber() == listenerPort(l))
 }
 
@@ -101,8 +101,8 @@ func listenerPort(l *listenerv3.Listener) uint32 {
 	return l.GetAddress().GetSocketAddress().GetPortValue()
 }
 
-// change applies a patch to a listener that it matches.
-func (p *patch) change(everyPort bool, l *listenerv3.Listener) (bool, error) {
+// applyToListener applies a patch to a listener that it matches.
+func (p *patch) applyToListener(everyPort bool, l *listenerv3.Listener) (bool, error) {
 	switch p.to {
 	case networking.EnvoyFilter_LISTENER:
 		if p.op != networking.EnvoyFilter_Patch_MERGE {
@@ -118,7 +118,7 @@ func (p *patch) change(everyPort bool, l *listenerv3.Listener) (bool, error) {
 		return p.changeChains(everyPort, l)
 	}
 	changed := false
-	for _, chain := range chains(l) {
+	for _, chain := range filterChains(l) {
 		if !p.matchesChain(everyPort, chain) {
 			continue
 		}
@@ -131,8 +131,8 @@ func (p *patch) change(everyPort bool, l *listenerv3.Listener) (bool, error) {
 	return changed, nil
 }
 
-// chains are all chains of a listener, with the one for what no other matches.
-func chains(l *listenerv3.Listener) []*listenerv3.FilterChain {
+// filterChains returns all chains of a listener, including the default chain.
+func filterChains(l *listenerv3.Listener) []*listenerv3.FilterChain {
 	out := slices.Clone(l.GetFilterChains())
 	if l.GetDefaultFilterChain() != nil {
 		out = append(out, l.GetDefaultFilterChain())
@@ -142,7 +142,7 @@ func chains(l *listenerv3.Listener) []*listenerv3.FilterChain {
 
 func (p *patch) changeListenerFilters(l *listenerv3.Listener) (changed bool, err error) {
 	wanted := p.match.GetListener().GetListenerFilter()
-	l.ListenerFilters, changed, err = edit(l.GetListenerFilters(), p, wanted != "",
+	l.ListenerFilters, changed, err = editList(l.GetListenerFilters(), p, wanted != "",
 		func(f *listenerv3.ListenerFilter) bool { return f.GetName() == wanted }, func(*listenerv3.ListenerFilter) bool { return false })
 	return changed, err
 }
@@ -158,7 +158,7 @@ func (p *patch) changeChains(everyPort bool, l *listenerv3.Listener) (bool, erro
 		return len(l.FilterChains) != before, nil
 	case networking.EnvoyFilter_Patch_MERGE:
 		changed := false
-		for _, chain := range chains(l) {
+		for _, chain := range filterChains(l) {
 			if p.matchesChain(everyPort, chain) {
 				merge(chain, p.value)
 				changed = true
@@ -192,12 +192,12 @@ func (p *patch) matchesChain(everyPort bool, c *listenerv3.FilterChain) bool {
 	return true
 }
 
-// changeFilters applies a patch for network filters, or for HTTP filters within them, to a chain.
+// changeFilters applies a patch for network filters, or for their HTTP filters, to a chain.
 func (p *patch) changeFilters(chain *listenerv3.FilterChain) (changed bool, err error) {
 	wanted := p.match.GetListener().GetFilterChain().GetFilter()
 	if p.to == networking.EnvoyFilter_NETWORK_FILTER {
-		chain.Filters, changed, err = edit(chain.GetFilters(), p, wanted.GetName() != "",
-			func(f *listenerv3.Filter) bool { return f.GetName() == wanted.GetName() }, terminal)
+		chain.Filters, changed, err = editList(chain.GetFilters(), p, wanted.GetName() != "",
+			func(f *listenerv3.Filter) bool { return f.GetName() == wanted.GetName() }, isTerminal)
 		return changed, err
 	}
 	for _, f := range chain.GetFilters() {
@@ -214,7 +214,7 @@ func (p *patch) changeFilters(chain *listenerv3.FilterChain) (changed bool, err 
 }
 
 func (p *patch) changeHTTPFilters(f *listenerv3.Filter, wanted string) (bool, error) {
-	m, err := manager(f)
+	m, err := connectionManager(f)
 	if m == nil || err != nil {
 		return false, err
 	}
@@ -223,7 +223,7 @@ func (p *patch) changeHTTPFilters(f *listenerv3.Filter, wanted string) (bool, er
 		return false, err
 	}
 	m.HttpFilters = filters
-	content, err := packed(m)
+	content, err := packAny(m)
 	if err != nil {
 		return false, err
 	}
@@ -232,14 +232,14 @@ func (p *patch) changeHTTPFilters(f *listenerv3.Filter, wanted string) (bool, er
 }
 
 func (p *patch) editHTTP(filters []*hcmv3.HttpFilter, wanted string) ([]*hcmv3.HttpFilter, bool, error) {
-	if at := classPlace(p.class, filters); p.op == networking.EnvoyFilter_Patch_ADD && at >= 0 {
+	if at := classIndex(p.class, filters); p.op == networking.EnvoyFilter_Patch_ADD && at >= 0 {
 		return slices.Insert(slices.Clone(filters), at, proto.Clone(p.value).(*hcmv3.HttpFilter)), true, nil
 	}
-	return edit(filters, p, wanted != "", func(f *hcmv3.HttpFilter) bool { return f.GetName() == wanted }, isRouter)
+	return editList(filters, p, wanted != "", func(f *hcmv3.HttpFilter) bool { return f.GetName() == wanted }, isRouter)
 }
 
-// classPlace is where filters of a class belong; -1 where the class does not say.
-func classPlace(class networking.EnvoyFilter_Patch_FilterClass, filters []*hcmv3.HttpFilter) int {
+// classIndex returns the index for inserting filters of a class; -1 for no class.
+func classIndex(class networking.EnvoyFilter_Patch_FilterClass, filters []*hcmv3.HttpFilter) int {
 	before := func(names ...string) int {
 		return max(0, slices.IndexFunc(filters, func(f *hcmv3.HttpFilter) bool {
 			return slices.ContainsFunc(names, func(name string) bool { return strings.HasPrefix(f.GetName(), name) }) || isRouter(f)
@@ -256,8 +256,8 @@ func classPlace(class networking.EnvoyFilter_Patch_FilterClass, filters []*hcmv3
 	return -1
 }
 
-// manager unpacks an HTTP connection manager; nil when the filter is none.
-func manager(f *listenerv3.Filter) (*hcmv3.HttpConnectionManager, error) {
+// connectionManager unpacks an HTTP connection manager. It returns nil for other filters.
+func connectionManager(f *listenerv3.Filter) (*hcmv3.HttpConnectionManager, error) {
 	m := &hcmv3.HttpConnectionManager{}
 	if !f.GetTypedConfig().MessageIs(m) {
 		return nil, nil

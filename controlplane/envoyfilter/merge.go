@@ -6,9 +6,8 @@ import (
 	"google.golang.org/protobuf/types/known/anypb"
 )
 
-// merge puts what src has into dst: fields are replaced, lists are continued, messages are merged. A message within an Any
-// is merged into one of the same type, and replaces one of another. What is one value in the configuration (a duration, a
-// number that may be absent) is replaced as one.
+// merge merges src into dst: fields are replaced, lists are appended, messages are merged. A packed message is merged
+// into one of the same type, and replaces one of another type. Wrapper types and durations are replaced as a whole.
 func merge(dst, src proto.Message) { mergeMessage(dst.ProtoReflect(), src.ProtoReflect()) }
 
 func mergeMessage(dst, src protoreflect.Message) {
@@ -20,8 +19,8 @@ func mergeMessage(dst, src protoreflect.Message) {
 			mergeMap(dst.Mutable(fd).Map(), v.Map(), fd)
 		case fd.Message() == nil:
 			dst.Set(fd, v)
-		case !dst.Has(fd) || single(fd.Message()):
-			dst.Set(fd, cloned(v))
+		case !dst.Has(fd) || isWrapper(fd.Message()):
+			dst.Set(fd, cloneValue(v))
 		default:
 			mergeValue(dst.Mutable(fd).Message(), v.Message())
 		}
@@ -33,7 +32,7 @@ func mergeList(dst, src protoreflect.List, fd protoreflect.FieldDescriptor) {
 	for i := range src.Len() {
 		item := src.Get(i)
 		if fd.Message() != nil {
-			item = cloned(item)
+			item = cloneValue(item)
 		}
 		dst.Append(item)
 	}
@@ -44,8 +43,8 @@ func mergeMap(dst, src protoreflect.Map, fd protoreflect.FieldDescriptor) {
 		switch {
 		case fd.MapValue().Message() == nil:
 			dst.Set(key, v)
-		case !dst.Has(key) || single(fd.MapValue().Message()):
-			dst.Set(key, cloned(v))
+		case !dst.Has(key) || isWrapper(fd.MapValue().Message()):
+			dst.Set(key, cloneValue(v))
 		default:
 			mergeValue(dst.Mutable(key).Message(), v.Message())
 		}
@@ -80,18 +79,18 @@ func mergeAny(dst, src *anypb.Any) (*anypb.Any, error) {
 		return nil, err
 	}
 	merge(to, from)
-	return packed(to)
+	return packAny(to)
 }
 
-// packed is the same bytes for the same message.
-func packed(m proto.Message) (*anypb.Any, error) {
+// packAny packs a message deterministically.
+func packAny(m proto.Message) (*anypb.Any, error) {
 	out := &anypb.Any{}
 	err := anypb.MarshalFrom(out, m, proto.MarshalOptions{Deterministic: true})
 	return out, err
 }
 
-// single says whether a message stands for one value. The zero value of one would else merge to nothing.
-func single(m protoreflect.MessageDescriptor) bool {
+// isWrapper reports whether a message represents a single value. Merging would ignore its zero value.
+func isWrapper(m protoreflect.MessageDescriptor) bool {
 	switch m.FullName() {
 	case "google.protobuf.Duration", "google.protobuf.Timestamp", "google.protobuf.BoolValue", "google.protobuf.StringValue",
 		"google.protobuf.BytesValue", "google.protobuf.Int32Value", "google.protobuf.Int64Value", "google.protobuf.UInt32Value",
@@ -101,6 +100,6 @@ func single(m protoreflect.MessageDescriptor) bool {
 	return false
 }
 
-func cloned(v protoreflect.Value) protoreflect.Value {
+func cloneValue(v protoreflect.Value) protoreflect.Value {
 	return protoreflect.ValueOfMessage(proto.Clone(v.Message().Interface()).ProtoReflect())
 }

@@ -10,21 +10,20 @@ import (
 	networking "istio.io/api/networking/v1alpha3"
 )
 
-// Routes says which route configuration is patched.
+// Routes describes a route configuration for matching patches.
 type Routes struct {
 	Side Side
-	// Name is the route configuration's.
+	// Name of the route configuration.
 	Name string
-	// Port is the port of the services that it is for; 0 when it is for several: then each virtual host's name ends in its
-	// port.
+	// Port is the port of its services. It is 0 for several ports: the virtual hosts' names then end with the port.
 	Port uint32
-	// Gateways are those that it serves, by full name, and PortNames the names of their servers' ports.
+	// Gateways are the full names of the Gateways that it serves, and PortNames the names of their servers' ports.
 	Gateways, PortNames []string
 }
 
-// matches says whether a patch is for some of the route configuration.
+// matches reports whether a patch may apply to a part of the route configuration.
 func (r Routes) matches(p *patch) bool {
-	if !forRoutes[p.to] || !p.on(r.Side) {
+	if !routePatchTypes[p.to] || !p.appliesTo(r.Side) {
 		return false
 	}
 	if p.match.GetObjectTypes() == nil {
@@ -41,17 +40,17 @@ func (r Routes) matches(p *patch) bool {
 	return m.GetPortNumber() == 0 || m.GetPortNumber() == r.Port || r.Port == 0 && p.to != networking.EnvoyFilter_ROUTE_CONFIGURATION
 }
 
-var forRoutes = map[networking.EnvoyFilter_ApplyTo]bool{
+var routePatchTypes = map[networking.EnvoyFilter_ApplyTo]bool{
 	networking.EnvoyFilter_ROUTE_CONFIGURATION: true, networking.EnvoyFilter_VIRTUAL_HOST: true, networking.EnvoyFilter_HTTP_ROUTE: true,
 }
 
-// RoutesKey is equal where the same patches are for a route configuration or parts of it, and empty where none are.
-func (s *Set) RoutesKey(r Routes) string { return key(s.pick(r.matches)) }
+// RoutesKey identifies the patches of a route configuration and its parts; it is empty if there are none.
+func (s *Set) RoutesKey(r Routes) string { return patchesKey(s.selectPatches(r.matches)) }
 
-// RouteConfiguration applies the patches to a route configuration and all virtual hosts that are in it. taken are domains, in
-// lower case, of virtual hosts that it has beside those: none that a patch adds gets them.
+// RouteConfiguration applies the patches to a route configuration and the virtual hosts in it. taken are the lower-case
+// domains of its virtual hosts that are separate resources. Patches cannot add virtual hosts with these domains.
 func (s *Set) RouteConfiguration(r Routes, rc *routev3.RouteConfiguration, taken map[string]bool) *routev3.RouteConfiguration {
-	if len(s.pick(r.matches)) == 0 {
+	if len(s.selectPatches(r.matches)) == 0 {
 		return rc
 	}
 	hosts := make([]*routev3.VirtualHost, 0, len(rc.GetVirtualHosts()))
@@ -63,23 +62,22 @@ func (s *Set) RouteConfiguration(r Routes, rc *routev3.RouteConfiguration, taken
 	patched := s.RouteSettings(r, rc)
 	merged := patched.GetVirtualHosts()
 	patched.VirtualHosts = append(slices.Clip(hosts), merged...)
-	if soundRoutes(taken)(patched) != nil {
+	if newRouteCheck(taken)(patched) != nil {
 		patched.VirtualHosts = hosts
 	}
-	return s.addHosts(r, patched, soundRoutes(taken))
+	return s.addHosts(r, patched, newRouteCheck(taken))
 }
 
-// RouteSettings is a route configuration without virtual hosts but those that patches put there, with the patches for what
-// else it has.
+// RouteSettings returns a route configuration with its patches, without virtual hosts except those that patches add.
 func (s *Set) RouteSettings(r Routes, rc *routev3.RouteConfiguration) *routev3.RouteConfiguration {
 	bare := &routev3.RouteConfiguration{}
 	merge(bare, rc)
 	bare.VirtualHosts = nil
-	for _, p := range s.of(networking.EnvoyFilter_ROUTE_CONFIGURATION) {
+	for _, p := range s.patchesFor(networking.EnvoyFilter_ROUTE_CONFIGURATION) {
 		if p.op != networking.EnvoyFilter_Patch_MERGE || !r.matches(p) {
 			continue
 		}
-		bare = try(s, p, "route configuration", r.Name, bare, nil, func(rc *routev3.RouteConfiguration) (bool, error) {
+		bare = tryPatch(s, p, "route configuration", r.Name, bare, nil, func(rc *routev3.RouteConfiguration) (bool, error) {
 			merge(rc, p.value)
 			rc.Name = r.Name
 			return true, nil
@@ -88,14 +86,14 @@ func (s *Set) RouteSettings(r Routes, rc *routev3.RouteConfiguration) *routev3.R
 	return bare
 }
 
-// addHosts adds the virtual hosts of patches, as far as nobody has their domains.
+// addHosts adds the virtual hosts of patches, unless their domains are in use.
 func (s *Set) addHosts(r Routes, rc *routev3.RouteConfiguration, sound func(*routev3.RouteConfiguration) error) *routev3.RouteConfiguration {
-	for _, p := range s.of(networking.EnvoyFilter_VIRTUAL_HOST) {
-		// One for a port has nowhere to go where there are several.
+	for _, p := range s.patchesFor(networking.EnvoyFilter_VIRTUAL_HOST) {
+		// A virtual host for one port cannot be added to a route configuration for several.
 		if port := p.match.GetRouteConfiguration().GetPortNumber(); p.op != networking.EnvoyFilter_Patch_ADD || !r.matches(p) || port != 0 && port != r.Port {
 			continue
 		}
-		rc = try(s, p, "route configuration", r.Name, rc, sound, func(rc *routev3.RouteConfiguration) (bool, error) {
+		rc = tryPatch(s, p, "route configuration", r.Name, rc, sound, func(rc *routev3.RouteConfiguration) (bool, error) {
 			rc.VirtualHosts = append(rc.VirtualHosts, proto.Clone(p.value).(*routev3.VirtualHost))
 			return true, nil
 		})
@@ -103,17 +101,17 @@ func (s *Set) addHosts(r Routes, rc *routev3.RouteConfiguration, sound func(*rou
 	return rc
 }
 
-// VirtualHost applies the patches to one virtual host and its routes; nil when one of them removes it.
+// VirtualHost applies the patches to one virtual host and its routes. It returns nil if one of them removes it.
 func (s *Set) VirtualHost(r Routes, host *routev3.VirtualHost) *routev3.VirtualHost {
 	for _, to := range []networking.EnvoyFilter_ApplyTo{networking.EnvoyFilter_VIRTUAL_HOST, networking.EnvoyFilter_HTTP_ROUTE} {
-		for _, p := range s.of(to) {
+		for _, p := range s.patchesFor(to) {
 			if p.to == networking.EnvoyFilter_VIRTUAL_HOST && p.op == networking.EnvoyFilter_Patch_ADD || !r.matches(p) || !r.matchesHost(p, host) {
 				continue
 			}
 			if to == networking.EnvoyFilter_VIRTUAL_HOST && p.op == networking.EnvoyFilter_Patch_REMOVE {
 				return nil
 			}
-			host = try(s, p, "virtual host", host.GetName(), host, nil, p.changeHost)
+			host = tryPatch(s, p, "virtual host", host.GetName(), host, nil, p.changeHost)
 		}
 	}
 	return host
@@ -141,7 +139,7 @@ func (p *patch) changeHost(host *routev3.VirtualHost) (changed bool, err error) 
 	if p.to == networking.EnvoyFilter_HTTP_ROUTE {
 		return p.changeRoutes(host)
 	}
-	// What a virtual host is called and which domains are its own depends on all others.
+	// The name and domains must be unique, so patches cannot change them.
 	name, domains := host.GetName(), host.GetDomains()
 	switch p.op {
 	case networking.EnvoyFilter_Patch_MERGE:
@@ -159,11 +157,11 @@ func (p *patch) changeHost(host *routev3.VirtualHost) (changed bool, err error) 
 func (p *patch) changeRoutes(host *routev3.VirtualHost) (changed bool, err error) {
 	want := p.match.GetRouteConfiguration().GetVhost().GetRoute()
 	anchored := want.GetName() != "" || want.GetAction() != networking.EnvoyFilter_RouteConfigurationMatch_RouteMatch_ANY
-	// Without a route that is meant, a change is one of all.
+	// Without a matched route, MERGE and REMOVE apply to all routes.
 	if p.op == networking.EnvoyFilter_Patch_MERGE || p.op == networking.EnvoyFilter_Patch_REMOVE {
 		anchored = true
 	}
-	host.Routes, changed, err = edit(host.GetRoutes(), p, anchored,
+	host.Routes, changed, err = editList(host.GetRoutes(), p, anchored,
 		func(route *routev3.Route) bool { return matchesRoute(want, route) }, func(*routev3.Route) bool { return false })
 	return changed, err
 }

@@ -1,6 +1,7 @@
 package inspect
 
 import (
+	"bytes"
 	"cmp"
 	"context"
 	"encoding/json"
@@ -12,12 +13,13 @@ import (
 	"text/tabwriter"
 
 	"github.com/pilotfish-mesh/pilotfish/controlplane/xds"
+	"github.com/pilotfish-mesh/pilotfish/internal/redact"
 )
 
-// Admin asks the admin interface of one Envoy.
+// Admin is a client of one Envoy's admin interface.
 type Admin struct {
 	HTTP *http.Client
-	// Base is what the pages are below, such as "http://127.0.0.1:15000".
+	// Base is the base URL, such as "http://127.0.0.1:15000".
 	Base string
 }
 
@@ -28,12 +30,12 @@ func (a *Admin) call(ctx context.Context, method, page string) ([]byte, error) {
 	}
 	answer, err := a.HTTP.Do(req)
 	if err != nil {
-		return nil, fmt.Errorf("asking Envoy: %w", inner(err))
+		return nil, fmt.Errorf("querying Envoy: %w", unwrapURLError(err))
 	}
 	defer answer.Body.Close()
-	data, err := io.ReadAll(io.LimitReader(answer.Body, maxAnswer))
+	data, err := io.ReadAll(io.LimitReader(answer.Body, maxResponseSize))
 	if err == nil && answer.StatusCode != http.StatusOK {
-		err = fmt.Errorf("Envoy says: %s", strings.TrimSpace(string(data)))
+		err = fmt.Errorf("Envoy reports: %s", strings.TrimSpace(string(data)))
 	}
 	return data, err
 }
@@ -43,21 +45,25 @@ func (a *Admin) dump(ctx context.Context, query string) ([]tree, error) {
 	if err != nil {
 		return nil, err
 	}
-	t, err := parseTree(data)
+	var clean bytes.Buffer // Envoy does not redact secrets in node metadata and filters
+	if err := redact.JSON(&clean, bytes.NewReader(data)); err != nil {
+		return nil, fmt.Errorf("reading Envoy's configuration: %w", err)
+	}
+	t, err := parseTree(clean.Bytes())
 	if err != nil {
 		return nil, fmt.Errorf("reading Envoy's configuration: %w", err)
 	}
-	return t.at("configs").list(), nil
+	return t.lookup("configs").list(), nil
 }
 
-// place says where resources stand in a dump of Envoy's.
-type place struct {
+// dumpSection locates resources of one type in Envoy's configuration dump.
+type dumpSection struct {
 	dump, list string
 	path       []string
 	typeURL    string
 }
 
-var places = []place{
+var dumpSections = []dumpSection{
 	{"ListenersConfigDump", "dynamicListeners", []string{"activeState", "listener"}, xds.ListenerType},
 	{"ListenersConfigDump", "staticListeners", []string{"listener"}, xds.ListenerType},
 	{"ClustersConfigDump", "dynamicActiveClusters", []string{"cluster"}, xds.ClusterType},
@@ -67,7 +73,8 @@ var places = []place{
 	{"EndpointsConfigDump", "staticEndpointConfigs", []string{"endpointConfig"}, xds.EndpointType},
 }
 
-// Resources are what the Envoy has, by type URL. Virtual hosts that came by themselves are part of their routes there.
+// Resources returns the Envoy's resources by type URL. On-demand virtual hosts are included in their route
+// configuration.
 func (a *Admin) Resources(ctx context.Context) (map[string][]Resource, error) {
 	dumps, err := a.dump(ctx, "?include_eds")
 	if err != nil {
@@ -75,17 +82,17 @@ func (a *Admin) Resources(ctx context.Context) (map[string][]Resource, error) {
 	}
 	all := map[string][]Resource{}
 	for _, d := range dumps {
-		for _, p := range places {
-			if !strings.HasSuffix(d.at("@type").text(), p.dump) {
+		for _, p := range dumpSections {
+			if !strings.HasSuffix(d.lookup("@type").text(), p.dump) {
 				continue
 			}
-			for _, item := range d.at(p.list).list() {
-				body := item.at(p.path...)
+			for _, item := range d.lookup(p.list).list() {
+				body := item.lookup(p.path...)
 				if body.v == nil {
 					continue
 				}
-				name := cmp.Or(body.at("name").text(), body.at("clusterName").text())
-				version := cmp.Or(item.at("versionInfo").text(), item.at("activeState", "versionInfo").text())
+				name := cmp.Or(body.lookup("name").text(), body.lookup("clusterName").text())
+				version := cmp.Or(item.lookup("versionInfo").text(), item.lookup("activeState", "versionInfo").text())
 				all[p.typeURL] = append(all[p.typeURL], Resource{Name: name, Version: version, Body: body.v})
 			}
 		}
@@ -93,21 +100,21 @@ func (a *Admin) Resources(ctx context.Context) (map[string][]Resource, error) {
 	return all, a.addHealth(ctx, all[xds.EndpointType])
 }
 
-// Bootstrap is what the Envoy was started with.
+// Bootstrap returns the Envoy's bootstrap.
 func (a *Admin) Bootstrap(ctx context.Context) (any, error) {
 	dumps, err := a.dump(ctx, "")
 	if err != nil {
 		return nil, err
 	}
 	for _, d := range dumps {
-		if strings.HasSuffix(d.at("@type").text(), "BootstrapConfigDump") {
-			return d.at("bootstrap").v, nil
+		if strings.HasSuffix(d.lookup("@type").text(), "BootstrapConfigDump") {
+			return d.lookup("bootstrap").v, nil
 		}
 	}
-	return nil, fmt.Errorf("Envoy does not tell its bootstrap")
+	return nil, fmt.Errorf("Envoy's configuration dump has no bootstrap")
 }
 
-// Levels sets levels of the log, if any are given, and gives all that are in force.
+// Levels sets log levels and returns all levels in force.
 func (a *Admin) Levels(ctx context.Context, levels []string) (string, error) {
 	for _, l := range levels {
 		logger, level, ok := strings.Cut(l, ":")
@@ -125,7 +132,7 @@ func (a *Admin) Levels(ctx context.Context, levels []string) (string, error) {
 	return string(data), err
 }
 
-// Secret is a certificate, or what certificates are verified by, without any key.
+// Secret describes a certificate or trusted roots, without any key.
 type Secret struct {
 	Name     string `json:"name"`
 	Kind     string `json:"kind"`
@@ -137,7 +144,7 @@ type Secret struct {
 	NotAfter string `json:"notAfter,omitempty"`
 }
 
-// Secrets are what the Envoy was given, and the certificates that it uses.
+// Secrets returns the Envoy's secrets and the certificates in use.
 func (a *Admin) Secrets(ctx context.Context) ([]Secret, error) {
 	dumps, err := a.dump(ctx, "")
 	if err != nil {
@@ -145,16 +152,16 @@ func (a *Admin) Secrets(ctx context.Context) ([]Secret, error) {
 	}
 	out := []Secret{}
 	for _, d := range dumps {
-		if !strings.HasSuffix(d.at("@type").text(), "SecretsConfigDump") {
+		if !strings.HasSuffix(d.lookup("@type").text(), "SecretsConfigDump") {
 			continue
 		}
 		for list, state := range map[string]string{"dynamicActiveSecrets": "active", "dynamicWarmingSecrets": "awaited", "staticSecrets": "static"} {
-			for _, s := range d.at(list).list() {
+			for _, s := range d.lookup(list).list() {
 				kind := "certificate"
-				if s.at("secret").has("validationContext") {
+				if s.lookup("secret").has("validationContext") {
 					kind = "trusted roots"
 				}
-				out = append(out, Secret{Name: s.at("name").text(), Kind: kind, State: state, Version: s.at("versionInfo").text(), Updated: s.at("lastUpdated").text()})
+				out = append(out, Secret{Name: s.lookup("name").text(), Kind: kind, State: state, Version: s.lookup("versionInfo").text(), Updated: s.lookup("lastUpdated").text()})
 			}
 		}
 	}
@@ -173,12 +180,12 @@ func (a *Admin) certificates(ctx context.Context) ([]Secret, error) {
 	}
 	seen := map[string]bool{}
 	var out []Secret
-	for _, c := range (tree{camel(t)}).at("certificates").list() {
+	for _, c := range (tree{camelCaseKeys(t)}).lookup("certificates").list() {
 		for field, kind := range map[string]string{"caCert": "trusted root, in use", "certChain": "certificate, in use"} {
-			for _, one := range c.at(field).list() {
-				s := Secret{Name: one.at("path").text(), Kind: kind, State: "active", Serial: one.at("serialNumber").text(), NotAfter: one.at("expirationTime").text()}
-				for _, name := range one.at("subjectAltNames").list() {
-					s.Subject = cmp.Or(name.at("uri").text(), name.at("dns").text())
+			for _, one := range c.lookup(field).list() {
+				s := Secret{Name: one.lookup("path").text(), Kind: kind, State: "active", Serial: one.lookup("serialNumber").text(), NotAfter: one.lookup("expirationTime").text()}
+				for _, name := range one.lookup("subjectAltNames").list() {
+					s.Subject = cmp.Or(name.lookup("uri").text(), name.lookup("dns").text())
 				}
 				if key := s.Kind + s.Serial; !seen[key] {
 					seen[key] = true
@@ -190,12 +197,12 @@ func (a *Admin) certificates(ctx context.Context) ([]Secret, error) {
 	return out, nil
 }
 
-// WriteSecrets writes secrets for people.
+// WriteSecrets writes secrets as a table.
 func WriteSecrets(out io.Writer, secrets []Secret) error {
 	w := tabwriter.NewWriter(out, 0, 4, 2, ' ', 0)
-	row(w, "NAME", "KIND", "STATE", "SUBJECT", "SERIAL", "NOT AFTER")
+	writeRow(w, "NAME", "KIND", "STATE", "SUBJECT", "SERIAL", "NOT AFTER")
 	for _, s := range secrets {
-		row(w, s.Name, s.Kind, s.State, s.Subject, s.Serial, s.NotAfter)
+		writeRow(w, s.Name, s.Kind, s.State, s.Subject, s.Serial, s.NotAfter)
 	}
 	return w.Flush()
 }

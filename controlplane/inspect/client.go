@@ -1,4 +1,4 @@
-// Package inspect asks a control plane, or an Envoy, what proxies have and lack, and prints it for people.
+// Package inspect queries a control plane or an Envoy for the state of proxies and formats it for users.
 package inspect
 
 import (
@@ -18,12 +18,12 @@ import (
 	"github.com/pilotfish-mesh/pilotfish/controlplane/xds"
 )
 
-// maxAnswer bounds what is read of one answer.
-const maxAnswer = 512 << 20
+// maxResponseSize limits a response, in bytes.
+const maxResponseSize = 512 << 20
 
-// Client asks the debug pages of a control plane.
+// Client is a client of a control plane's debug endpoints.
 type Client struct {
-	// HTTP makes the requests, and Base is what the paths are below, such as "http://127.0.0.1:15014".
+	// HTTP sends the requests, and Base is the base URL, such as "http://127.0.0.1:15014".
 	HTTP *http.Client
 	Base string
 }
@@ -43,62 +43,65 @@ func (c *Client) call(ctx context.Context, method, path string, body, into any) 
 	}
 	answer, err := c.HTTP.Do(req)
 	if err != nil {
-		return fmt.Errorf("asking the control plane: %w; --control-plane says where its monitoring port is", inner(err))
+		return fmt.Errorf("querying the control plane: %w; set --control-plane to its monitoring port", unwrapURLError(err))
 	}
 	defer answer.Body.Close()
-	data, err := io.ReadAll(io.LimitReader(answer.Body, maxAnswer))
+	data, err := io.ReadAll(io.LimitReader(answer.Body, maxResponseSize))
 	if err != nil {
-		return fmt.Errorf("reading the control plane's answer: %w", err)
+		return fmt.Errorf("reading the control plane's response: %w", err)
+	}
+	if answer.StatusCode == http.StatusUnauthorized {
+		return fmt.Errorf("the control plane refuses the client: %s; see --token-file and --cert", strings.TrimSpace(string(data)))
 	}
 	if answer.StatusCode != http.StatusOK {
-		return fmt.Errorf("the control plane says: %s", strings.TrimSpace(string(data)))
+		return fmt.Errorf("the control plane reports: %s", strings.TrimSpace(string(data)))
 	}
 	if err := json.Unmarshal(data, into); err != nil {
-		return fmt.Errorf("reading the control plane's answer: %w; is there a control plane of pilotfish at %s?", err, c.Base)
+		return fmt.Errorf("reading the control plane's response: %w; is there a control plane of pilotfish at %s?", err, c.Base)
 	}
 	return nil
 }
 
-// inner leaves out the method and the address, which the caller knows.
-func inner(err error) error {
+// unwrapURLError removes the method and URL, which the caller knows.
+func unwrapURLError(err error) error {
 	if u, ok := errors.AsType[*url.Error](err); ok {
 		return u.Err
 	}
 	return err
 }
 
-// Clients are the connected clients.
+// Clients returns the connected clients.
 func (c *Client) Clients(ctx context.Context) ([]xds.ClientStatus, error) {
 	var clients []xds.ClientStatus
 	return clients, c.call(ctx, http.MethodGet, "/debug/syncz", nil, &clients)
 }
 
-// Resource is one resource of a proxy, as JSON with the names that its fields have there.
+// Resource is one resource of a proxy, as JSON with camelCase field names.
 type Resource struct {
 	Name    string `json:"name"`
 	Version string `json:"version"`
 	Body    any    `json:"resource"`
 }
 
-// Resources are what a client should have, by type URL.
+// Resources returns the resources that the control plane generates for a client, by type URL.
 func (c *Client) Resources(ctx context.Context, id string) (map[string][]Resource, error) {
 	var all map[string][]Resource
 	return all, c.call(ctx, http.MethodGet, "/debug/config_dump?proxyID="+url.QueryEscape(id), nil, &all)
 }
 
-// Describe says which documents apply to a client.
+// Describe returns a description of the documents that apply to a client.
 func (c *Client) Describe(ctx context.Context, id string) (describe.Description, error) {
 	var d describe.Description
 	return d, c.call(ctx, http.MethodGet, "/debug/describe?proxyID="+url.QueryEscape(id), nil, &d)
 }
 
-// Diff says what files would change. Private keys of Secrets are not sent.
+// Diff returns what the files would change. It does not send private keys of Secrets.
 func (c *Client) Diff(ctx context.Context, files []controlplane.DiffFile) (controlplane.DiffAnswer, error) {
 	var answer controlplane.DiffAnswer
-	return answer, c.call(ctx, http.MethodPost, "/debug/diff", asked(files), &answer)
+	return answer, c.call(ctx, http.MethodPost, "/debug/diff", newDiffRequest(files), &answer)
 }
 
-// Name is the name of a client's workload: "reviews-v1.shop".
+// Name returns the name of a client's workload: "reviews-v1.shop".
 func Name(client xds.ClientStatus) string {
 	if parts := strings.Split(client.Node, "~"); len(parts) == 4 {
 		return parts[2]
@@ -106,8 +109,7 @@ func Name(client xds.ClientStatus) string {
 	return client.Node
 }
 
-// Find gives the client that a person means: by its ID, its node's id, its name with or without the namespace, or the
-// beginning of that, if there is one only.
+// Find returns the client with an ID, a node ID, a name with or without the namespace, or a unique prefix of the name.
 func Find(clients []xds.ClientStatus, what string) (xds.ClientStatus, error) {
 	for _, fits := range []func(xds.ClientStatus) bool{
 		func(c xds.ClientStatus) bool { return c.ID == what || c.Node == what || Name(c) == what },
@@ -118,19 +120,19 @@ func Find(clients []xds.ClientStatus, what string) (xds.ClientStatus, error) {
 		newest := slices.MaxFunc(append(found, xds.ClientStatus{}), func(a, b xds.ClientStatus) int { return a.Connected.Compare(b.Connected) })
 		same := slices.IndexFunc(found, func(c xds.ClientStatus) bool { return c.Node != newest.Node }) < 0
 		switch {
-		case len(found) > 0 && same: // one that is connected twice is the newer one
+		case len(found) > 0 && same: // a node that is connected twice: the newer connection
 			return newest, nil
 		case len(found) > 1:
-			return xds.ClientStatus{}, fmt.Errorf("%q may be any of %s: say which", what, names(found))
+			return xds.ClientStatus{}, fmt.Errorf("%q matches several proxies: %s; use a full name", what, clientNames(found))
 		}
 	}
 	if len(clients) == 0 {
-		return xds.ClientStatus{}, fmt.Errorf("no proxy is connected, so that there is no %q", what)
+		return xds.ClientStatus{}, fmt.Errorf("no proxy %q: no proxy is connected", what)
 	}
-	return xds.ClientStatus{}, fmt.Errorf("no proxy %q is connected; these are: %s", what, names(clients))
+	return xds.ClientStatus{}, fmt.Errorf("no proxy %q is connected; connected proxies: %s", what, clientNames(clients))
 }
 
-func names(clients []xds.ClientStatus) string {
+func clientNames(clients []xds.ClientStatus) string {
 	var list []string
 	for _, c := range clients {
 		list = append(list, Name(c))

@@ -7,20 +7,21 @@ import (
 
 	"github.com/pilotfish-mesh/pilotfish/controlplane/compare"
 	"github.com/pilotfish-mesh/pilotfish/controlplane/config"
+	"github.com/pilotfish-mesh/pilotfish/internal/termtext"
 )
 
-// WriteDiff writes what would change in proxies, and what is to be said of the documents.
+// WriteDiff writes the changes of proxies and the problems of documents.
 func WriteDiff(out io.Writer, proxies int, groups []compare.Group, problems []config.Problem) error {
 	var b strings.Builder
 	for _, p := range problems {
 		if p.Severity != config.Info {
-			fmt.Fprintln(&b, line(p.String()))
+			fmt.Fprintln(&b, termtext.Escape(p.String()))
 		}
 	}
 	touched := 0
 	for _, g := range groups {
 		touched += len(g.Proxies)
-		fmt.Fprintf(&b, "\n%s\n", line(proxyNames(g.Proxies)))
+		fmt.Fprintf(&b, "\n%s\n", termtext.Escape(proxyNames(g.Proxies)))
 		for _, c := range g.Changes {
 			writeChange(&b, c)
 		}
@@ -35,15 +36,15 @@ func WriteDiff(out io.Writer, proxies int, groups []compare.Group, problems []co
 
 func writeChange(b *strings.Builder, c compare.Change) {
 	mark := map[compare.Kind]string{compare.Added: "+", compare.Removed: "-", compare.Changed: "~"}[c.Kind]
-	fmt.Fprintf(b, "  %s %s %s\n", mark, c.Type, line(c.Name))
+	fmt.Fprintf(b, "  %s %s %s\n", mark, c.Type, termtext.Escape(c.Name))
 	for _, v := range c.Values {
 		switch {
 		case v.Before == "":
-			fmt.Fprintf(b, "      + %s: %s\n", line(v.Path), line(v.After))
+			fmt.Fprintf(b, "      + %s: %s\n", termtext.Escape(v.Path), termtext.Escape(v.After))
 		case v.After == "":
-			fmt.Fprintf(b, "      - %s: %s\n", line(v.Path), line(v.Before))
+			fmt.Fprintf(b, "      - %s: %s\n", termtext.Escape(v.Path), termtext.Escape(v.Before))
 		default:
-			fmt.Fprintf(b, "      ~ %s: %s → %s\n", line(v.Path), line(v.Before), line(v.After))
+			fmt.Fprintf(b, "      ~ %s: %s → %s\n", termtext.Escape(v.Path), termtext.Escape(v.Before), termtext.Escape(v.After))
 		}
 	}
 	if c.More > 0 {

@@ -10,7 +10,7 @@ import (
 	"github.com/pilotfish-mesh/pilotfish/controlplane/envoyfilter"
 )
 
-// ReadFiles reads the files of directories, as a control plane does, and single files.
+// ReadFiles reads the configuration files of directories, as a control plane does, and single files.
 func ReadFiles(paths []string) ([]controlplane.DiffFile, error) {
 	names, err := config.FindFiles(paths)
 	if err != nil {
@@ -18,7 +18,7 @@ func ReadFiles(paths []string) ([]controlplane.DiffFile, error) {
 	}
 	var files []controlplane.DiffFile
 	for _, name := range names {
-		text, err := readBounded(name)
+		text, err := readLimited(name)
 		if err != nil {
 			return nil, fmt.Errorf("reading the documents: %w", err)
 		}
@@ -27,8 +27,8 @@ func ReadFiles(paths []string) ([]controlplane.DiffFile, error) {
 	return files, nil
 }
 
-// readBounded reads no more of a file that is too large than shows that it is.
-func readBounded(name string) (string, error) {
+// readLimited reads a file, up to one byte more than the maximum size.
+func readLimited(name string) (string, error) {
 	file, err := os.Open(name)
 	if err != nil {
 		return "", err
@@ -38,9 +38,9 @@ func readBounded(name string) (string, error) {
 	return string(text), err
 }
 
-// asked is the question what files would change. It goes in plaintext: of documents that are Secrets it has the
-// certificates only.
-func asked(files []controlplane.DiffFile) controlplane.DiffRequest {
+// newDiffRequest returns the request for a diff. It is sent in plaintext, so it contains only the certificates of
+// Secrets.
+func newDiffRequest(files []controlplane.DiffFile) controlplane.DiffRequest {
 	out := controlplane.DiffRequest{Files: []controlplane.DiffFile{}}
 	for _, f := range files {
 		resources, _ := config.Parser{Check: envoyfilter.Check}.Parse(f.Name, []byte(f.Text))
@@ -52,7 +52,7 @@ func asked(files []controlplane.DiffFile) controlplane.DiffRequest {
 				})
 			}
 		}
-		out.Files = append(out.Files, controlplane.DiffFile{Name: f.Name, Text: string(config.WithoutSecrets([]byte(f.Text)))})
+		out.Files = append(out.Files, controlplane.DiffFile{Name: f.Name, Text: string(config.RemoveSecrets([]byte(f.Text)))})
 	}
 	return out
 }

@@ -6,9 +6,9 @@ import (
 	"net/http"
 )
 
-// flags are what an Envoy finds out about an endpoint by itself, and the words for it, the gravest first. What it was told
-// of the endpoint's health counts where none of them is set.
-var flags = []struct{ flag, word string }{
+// healthFlags are Envoy's own health results, with their display text, the most severe first. If none is set, the
+// health status of EDS is displayed.
+var healthFlags = []struct{ flag, word string }{
 	{"failedOutlierCheck", "EJECTED"},
 	{"failedActiveHealthCheck", "FAILED CHECK"},
 	{"excludedViaImmediateHcFail", "FAILED CHECK"},
@@ -17,7 +17,7 @@ var flags = []struct{ flag, word string }{
 	{"pendingDynamicRemoval", "LEAVING"},
 }
 
-// addHealth says of endpoints, in the field "health", what the Envoy thinks of them at the moment.
+// addHealth sets the field "health" of endpoints to their current health in Envoy.
 func (a *Admin) addHealth(ctx context.Context, endpoints []Resource) error {
 	data, err := a.call(ctx, http.MethodGet, "clusters?format=json")
 	if err != nil {
@@ -28,15 +28,15 @@ func (a *Admin) addHealth(ctx context.Context, endpoints []Resource) error {
 		return fmt.Errorf("reading what Envoy thinks of its endpoints: %w", err)
 	}
 	seen := map[[2]string]string{} // by cluster and address
-	for _, c := range t.at("clusterStatuses").list() {
-		for _, h := range c.at("hostStatuses").list() {
-			seen[[2]string{c.at("name").text(), h.at("address").address()}] = health(h.at("healthStatus"))
+	for _, c := range t.lookup("clusterStatuses").list() {
+		for _, h := range c.lookup("hostStatuses").list() {
+			seen[[2]string{c.lookup("name").text(), h.lookup("address").address()}] = health(h.lookup("healthStatus"))
 		}
 	}
 	for _, r := range endpoints {
-		for _, group := range (tree{r.Body}).at("endpoints").list() {
-			for _, e := range group.at("lbEndpoints").list() {
-				known := seen[[2]string{r.Name, e.at("endpoint", "address").address()}]
+		for _, group := range (tree{r.Body}).lookup("endpoints").list() {
+			for _, e := range group.lookup("lbEndpoints").list() {
+				known := seen[[2]string{r.Name, e.lookup("endpoint", "address").address()}]
 				if fields, ok := e.v.(map[string]any); ok && known != "" {
 					fields["health"] = known
 				}
@@ -47,10 +47,10 @@ func (a *Admin) addHealth(ctx context.Context, endpoints []Resource) error {
 }
 
 func health(status tree) string {
-	for _, f := range flags {
-		if status.at(f.flag).text() == "true" {
+	for _, f := range healthFlags {
+		if status.lookup(f.flag).text() == "true" {
 			return f.word
 		}
 	}
-	return status.at("edsHealthStatus").text()
+	return status.lookup("edsHealthStatus").text()
 }

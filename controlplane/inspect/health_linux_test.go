@@ -19,7 +19,7 @@ import (
 	"github.com/pilotfish-mesh/pilotfish/internal/testenv"
 )
 
-const judging = `
+const outlierBootstrap = `
 admin: {address: {socket_address: {address: 127.0.0.1, port_value: 0}}}
 static_resources:
   listeners:
@@ -40,13 +40,13 @@ static_resources:
     load_assignment: {cluster_name: both, endpoints: [{lb_endpoints: [%s, %s]}]}
 `
 
-// TestEndpointsAreShownAsTheirEnvoyThinksOfThem: one that fails is ejected there, though whoever told of it knows nothing of it.
-func TestEndpointsAreShownAsTheirEnvoyThinksOfThem(t *testing.T) {
+// Envoy ejects a failing endpoint although EDS reports it as healthy.
+func TestEndpointHealthIsEnvoysView(t *testing.T) {
 	for _, version := range testenv.EnvoyVersions() {
 		t.Run(version, func(t *testing.T) {
 			port := testenv.FreePort(t)
-			good, bad := answering(t, http.StatusOK), answering(t, http.StatusInternalServerError)
-			admin := startEnvoy(t, version, fmt.Sprintf(judging, port, endpointOf(good), endpointOf(bad)))
+			good, bad := startServer(t, http.StatusOK), startServer(t, http.StatusInternalServerError)
+			admin := startEnvoy(t, version, fmt.Sprintf(outlierBootstrap, port, endpointOf(good), endpointOf(bad)))
 			testenv.Eventually(t, "the failing endpoint is shown as ejected", func() error {
 				if answer, err := http.Get(fmt.Sprintf("http://127.0.0.1:%d/", port)); err == nil {
 					answer.Body.Close()
@@ -75,8 +75,8 @@ func TestEndpointsAreShownAsTheirEnvoyThinksOfThem(t *testing.T) {
 	}
 }
 
-// answering is the address of a server that always answers so.
-func answering(t *testing.T, status int) string {
+// startServer returns the address of a server that always responds with a status.
+func startServer(t *testing.T, status int) string {
 	s := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(status) }))
 	t.Cleanup(s.Close)
 	return s.Listener.Addr().String()
@@ -87,7 +87,7 @@ func endpointOf(address string) string {
 	return fmt.Sprintf("{endpoint: {address: {socket_address: {address: %s, port_value: %s}}}}", host, port)
 }
 
-// startEnvoy starts an Envoy of a bootstrap in YAML, and gives its admin interface.
+// startEnvoy starts an Envoy with a YAML bootstrap and returns a client of its admin interface.
 func startEnvoy(t *testing.T, version, bootstrap string) *Admin {
 	dir := t.TempDir()
 	file, at := filepath.Join(dir, "bootstrap.yaml"), filepath.Join(dir, "admin")

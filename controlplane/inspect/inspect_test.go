@@ -1,6 +1,9 @@
 package inspect
 
 import (
+	"fmt"
+	"net/http"
+	"net/http/httptest"
 	"os"
 	"path/filepath"
 	"strings"
@@ -15,7 +18,7 @@ func client(node string, since time.Time) xds.ClientStatus {
 	return xds.ClientStatus{ID: node + "-1", Node: "sidecar~10.0.0.1~" + node + "~x", Connected: since}
 }
 
-func TestAWorkloadIsFoundByWhatPeopleCallIt(t *testing.T) {
+func TestWorkloadIsFoundByNameOrPrefix(t *testing.T) {
 	now := time.Now()
 	clients := []xds.ClientStatus{client("page-v1.shop", now), client("page-v2.shop", now), client("page-v1.test", now), client("db.shop", now), client("db.shop", now.Add(time.Second))}
 	for what, want := range map[string]string{"page-v1.shop": "page-v1.shop", "page-v2": "page-v2.shop", "db": "db.shop", "page-v1.t": "page-v1.test"} {
@@ -24,9 +27,9 @@ func TestAWorkloadIsFoundByWhatPeopleCallIt(t *testing.T) {
 		}
 	}
 	if got, _ := Find(clients, "db"); !got.Connected.After(now) {
-		t.Error("of two connections the older one is taken")
+		t.Error("the older of two connections is returned")
 	}
-	for _, what := range []string{"page-v1", "page", "nobody"} {
+	for _, what := range []string{"page-v1", "page", "unknown"} {
 		if got, err := Find(clients, what); err == nil {
 			t.Errorf("%q is %s", what, Name(got))
 		}
@@ -45,7 +48,7 @@ func TestSecretsDoNotLeaveTheMachine(t *testing.T) {
 	if err != nil || len(files) != 1 {
 		t.Fatalf("%d files, %v", len(files), err)
 	}
-	got := asked(files).Files[0].Text
+	got := newDiffRequest(files).Files[0].Text
 	if strings.Contains(got, "aGlkZGVu") || !strings.Contains(got, "kind: Service") || !strings.Contains(got, "kind: Gateway") {
 		t.Errorf("what is sent is\n%s", got)
 	}
@@ -57,18 +60,18 @@ func TestSecretsDoNotLeaveTheMachine(t *testing.T) {
 	}
 }
 
-func TestEnvoysOwnDumpsReadLikeTheControlPlanes(t *testing.T) {
+func TestEnvoysDumpsHaveTheControlPlanesFormat(t *testing.T) {
 	got, err := parseTree([]byte(`{"dynamic_active_clusters": [{"cluster": {"eds_cluster_config": {}, "metadata": {"filter.a_b": 1}}}]}`))
 	if err != nil {
 		t.Fatal(err)
 	}
-	c := got.at("dynamicActiveClusters").list()[0].at("cluster")
-	if !c.has("edsClusterConfig") || !c.at("metadata").has("filter.a_b") {
+	c := got.lookup("dynamicActiveClusters").list()[0].lookup("cluster")
+	if !c.has("edsClusterConfig") || !c.lookup("metadata").has("filter.a_b") {
 		t.Errorf("the dump is %v", got.v)
 	}
 }
 
-func TestTwoDirectoriesAreComparedWithoutAControlPlane(t *testing.T) {
+func TestOfflineDiffOfTwoDirectories(t *testing.T) {
 	file := func(weight string) []controlplane.DiffFile {
 		return []controlplane.DiffFile{{Name: "a.yaml", Text: "apiVersion: v1\nkind: Service\nmetadata: {name: reviews, namespace: shop}\nspec: {selector: {app: reviews}, ports: [{name: http, port: 80}]}\n---\n" +
 			"apiVersion: networking.istio.io/v1\nkind: VirtualService\nmetadata: {name: reviews, namespace: shop}\nspec: {hosts: [reviews], http: [{timeout: " + weight + ", route: [{destination: {host: reviews}}]}]}\n"}}
@@ -87,13 +90,13 @@ func TestTwoDirectoriesAreComparedWithoutAControlPlane(t *testing.T) {
 	}
 	for _, bad := range []string{"page", "page.shop:app", "."} {
 		if _, err := DiffOffline(nil, nil, []string{bad}); err == nil {
-			t.Errorf("the proxy %q is taken", bad)
+			t.Errorf("the proxy %q is accepted", bad)
 		}
 	}
 }
 
-// A table says what tells two routes or clusters apart.
-func TestTablesSayWhatRoutesAskForAndHowClustersConnect(t *testing.T) {
+// Tables contain the fields that distinguish routes or clusters.
+func TestTablesDescribeRoutesAndUpstreamTLS(t *testing.T) {
 	for _, c := range []struct {
 		part, kind, body string
 		want             []string
@@ -121,5 +124,31 @@ func TestTablesSayWhatRoutesAskForAndHowClustersConnect(t *testing.T) {
 				t.Errorf("the table of %s lacks %q:\n%s", c.part, want, out.String())
 			}
 		}
+	}
+}
+
+func TestSecretsOfEnvoysConfigurationAreNotShown(t *testing.T) {
+	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+		fmt.Fprint(w, `{"configs": [{"@type": "type.googleapis.com/envoy.admin.v3.BootstrapConfigDump", "bootstrap": {"node": {"metadata":
+			{"DB_PASSWORD": "zq1", "REGISTRY_AUTH": "zq2", "NOTE": "Bearer zq3abcdefgh", "CLUSTER_ID": "Kubernetes"}}}}]}`)
+	}))
+	defer server.Close()
+	bootstrap, err := (&Admin{HTTP: server.Client(), Base: server.URL}).Bootstrap(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	if got := fmt.Sprint(bootstrap); strings.Contains(got, "zq") || !strings.Contains(got, "Kubernetes") {
+		t.Errorf("the bootstrap is shown as %s", got)
+	}
+}
+
+func TestProxyNamesCannotControlTheTerminal(t *testing.T) {
+	var out strings.Builder
+	c := xds.ClientStatus{Node: "sidecar~10.0.0.1~a\x1b[2J\u202eb\nforged.default~default.svc.cluster.local", Types: []xds.TypeStatus{{TypeURL: xds.ClusterType, Error: "no\u2066\n"}}}
+	if err := WriteClients(&out, []xds.ClientStatus{c}, time.Now()); err != nil {
+		t.Fatal(err)
+	}
+	if got := out.String(); strings.ContainsAny(got, "\x1b\u202e\u2066") || strings.Contains(got, "\nforged") || !strings.Contains(got, `a\u001b[2J\u202eb\nforged`) {
+		t.Errorf("printed %q", got)
 	}
 }

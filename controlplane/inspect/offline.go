@@ -9,7 +9,7 @@ import (
 	"github.com/pilotfish-mesh/pilotfish/controlplane/translate"
 )
 
-// DiffOffline compares two sets of files for proxies that are described, without asking anyone.
+// DiffOffline compares two sets of files for the described proxies, without a control plane.
 func DiffOffline(before, after []controlplane.DiffFile, described []string) (controlplane.DiffAnswer, error) {
 	answer := controlplane.DiffAnswer{Problems: []config.Problem{}, Groups: []compare.Group{}, Proxies: len(described)}
 	var proxies []*translate.Proxy

@@ -6,15 +6,15 @@ import (
 	"strings"
 	"text/tabwriter"
 	"time"
-	"unicode"
 
 	"github.com/pilotfish-mesh/pilotfish/controlplane/xds"
+	"github.com/pilotfish-mesh/pilotfish/internal/termtext"
 )
 
-// columns are the types that proxies are shown with.
+// columns lists the displayed resource types.
 var columns = []string{xds.ClusterType, xds.EndpointType, xds.ListenerType, xds.RouteType, xds.VirtualHostType, xds.SecretType, xds.ExtensionType, xds.NameTableType}
 
-// WriteClients writes how in sync the proxies are.
+// WriteClients writes the synchronization state of the proxies.
 func WriteClients(out io.Writer, clients []xds.ClientStatus, now time.Time) error {
 	var notes strings.Builder
 	w := tabwriter.NewWriter(out, 0, 4, 2, ' ', 0)
@@ -37,10 +37,10 @@ func WriteClients(out io.Writer, clients []xds.ClientStatus, now time.Time) erro
 			}
 			if t.Error != "" {
 				mark = "✗"
-				fmt.Fprintf(&notes, "  %s: %s cannot be made: %s\n", Name(c), xds.ShortType(t.TypeURL), line(t.Error))
+				fmt.Fprintf(&notes, "  %s: %s cannot be made: %s\n", termtext.Escape(Name(c)), xds.ShortType(t.TypeURL), termtext.OneLine(t.Error))
 			}
 		}
-		fmt.Fprintf(w, "%s\t%s\t%s\t%s\t%s", mark, line(Name(c)), c.Address, now.Sub(c.Connected).Round(time.Second), c.Protocol)
+		fmt.Fprintf(w, "%s\t%s\t%s\t%s\t%s", mark, termtext.Escape(Name(c)), c.Address, now.Sub(c.Connected).Round(time.Second), c.Protocol)
 		for _, typeURL := range columns {
 			t, ok := byType[typeURL]
 			fmt.Fprintf(w, "\t%s", typeState(t, ok))
@@ -72,9 +72,9 @@ func typeState(t xds.TypeStatus, asked bool) string {
 }
 
 func writeRejection(out *strings.Builder, name string, t xds.TypeStatus) {
-	fmt.Fprintf(out, "  %s rejected %s %s: %s\n", name, xds.ShortType(t.TypeURL), line(strings.Join(head(t.Rejected.Resources), ", ")), line(t.Rejected.Reason))
+	fmt.Fprintf(out, "  %s rejected %s %s: %s\n", termtext.Escape(name), xds.ShortType(t.TypeURL), termtext.Escape(strings.Join(head(t.Rejected.Resources), ", ")), termtext.OneLine(t.Rejected.Reason))
 	for _, b := range t.Rejected.From {
-		fmt.Fprintf(out, "    made of %s at %s: %s\n", line(b.Document), line(b.At), line(b.Why))
+		fmt.Fprintf(out, "    made of %s at %s: %s\n", termtext.Escape(b.Document), termtext.Escape(b.Position), termtext.OneLine(b.Evidence))
 	}
 }
 
@@ -84,14 +84,4 @@ func head(list []string) []string {
 		return list
 	}
 	return append(list[:most:most], fmt.Sprintf("… and %d more", len(list)-most))
-}
-
-// line keeps text of others in one line, and from steering the terminal.
-func line(text string) string {
-	return strings.Map(func(r rune) rune {
-		if unicode.IsControl(r) {
-			return ' '
-		}
-		return r
-	}, text)
 }

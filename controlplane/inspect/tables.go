@@ -9,14 +9,15 @@ import (
 	"text/tabwriter"
 
 	"github.com/pilotfish-mesh/pilotfish/controlplane/xds"
+	"github.com/pilotfish-mesh/pilotfish/internal/termtext"
 )
 
-// Parts are the parts of a proxy's configuration that have a table, with the types that they are of.
+// Parts maps the parts of a proxy's configuration that have a table to their resource types.
 var Parts = map[string][]string{
 	"listeners": {xds.ListenerType}, "routes": {xds.RouteType, xds.VirtualHostType}, "clusters": {xds.ClusterType}, "endpoints": {xds.EndpointType},
 }
 
-// WriteTable writes a part of a proxy's configuration for people.
+// WriteTable writes one part of a proxy's configuration as a table.
 func WriteTable(out io.Writer, part string, all map[string][]Resource) error {
 	w := tabwriter.NewWriter(out, 0, 4, 2, ' ', 0)
 	switch part {
@@ -37,103 +38,103 @@ func WriteTable(out io.Writer, part string, all map[string][]Resource) error {
 func trees(list []Resource) []tree {
 	out := make([]tree, len(list))
 	for i, r := range list {
-		out[i] = tree{camel(r.Body)}
+		out[i] = tree{camelCaseKeys(r.Body)}
 	}
-	slices.SortStableFunc(out, func(a, b tree) int { return cmp.Compare(a.at("name").text(), b.at("name").text()) })
+	slices.SortStableFunc(out, func(a, b tree) int { return cmp.Compare(a.lookup("name").text(), b.lookup("name").text()) })
 	return out
 }
 
-func row(w io.Writer, cells ...string) {
+func writeRow(w io.Writer, cells ...string) {
 	for i, c := range cells {
-		cells[i] = line(cmp.Or(c, "-"))
+		cells[i] = termtext.Escape(cmp.Or(c, "-"))
 	}
 	fmt.Fprintln(w, strings.Join(cells, "\t"))
 }
 
 func clusters(w io.Writer, list []tree) {
-	row(w, "SERVICE", "PORT", "SUBSET", "DIRECTION", "TYPE", "TLS")
+	writeRow(w, "SERVICE", "PORT", "SUBSET", "DIRECTION", "TYPE", "TLS")
 	for _, c := range list {
-		name, port, subset, direction := c.at("name").text(), "", "", ""
+		name, port, subset, direction := c.lookup("name").text(), "", "", ""
 		if parts := strings.Split(name, "|"); len(parts) == 4 {
 			direction, port, subset, name = parts[0], parts[1], parts[2], cmp.Or(parts[3], "(its own port)")
 		}
-		kind := cmp.Or(c.at("type").text(), c.at("clusterType", "name").text(), "STATIC")
-		row(w, name, port, subset, direction, kind, upstreamTLS(c))
+		kind := cmp.Or(c.lookup("type").text(), c.lookup("clusterType", "name").text(), "STATIC")
+		writeRow(w, name, port, subset, direction, kind, upstreamTLS(c))
 	}
 }
 
-// upstreamTLS says how a cluster connects.
+// upstreamTLS describes how a cluster connects.
 func upstreamTLS(c tree) string {
 	var ways []string
-	for _, m := range c.at("transportSocketMatches").list() {
-		way := cmp.Or(socketTLS(m.at("transportSocket")), "plaintext")
+	for _, m := range c.lookup("transportSocketMatches").list() {
+		way := cmp.Or(socketTLS(m.lookup("transportSocket")), "plaintext")
 		if way == "mutual TLS" {
 			way += " where there is a sidecar"
 		}
-		ways = append(ways, behindProxyHeader(m.at("transportSocket"), way))
+		ways = append(ways, withProxyHeader(m.lookup("transportSocket"), way))
 	}
 	if len(ways) > 0 {
 		return strings.Join(ways, ", else ")
 	}
-	return behindProxyHeader(c.at("transportSocket"), socketTLS(c.at("transportSocket")))
+	return withProxyHeader(c.lookup("transportSocket"), socketTLS(c.lookup("transportSocket")))
 }
 
-// socketTLS says which TLS a transport socket speaks, or the one within it; "" for none.
+// socketTLS describes the TLS of a transport socket, or of the nested one; "" for none.
 func socketTLS(t tree) string {
-	if inner := t.at("typedConfig", "transportSocket"); inner.v != nil {
+	if inner := t.lookup("typedConfig", "transportSocket"); inner.v != nil {
 		return socketTLS(inner)
 	}
 	switch {
-	case !strings.HasSuffix(t.at("name").text(), "tls"):
+	case !strings.HasSuffix(t.lookup("name").text(), "tls"):
 		return ""
-	case len(t.at("typedConfig", "commonTlsContext", "tlsCertificateSdsSecretConfigs").list()) > 0:
+	case len(t.lookup("typedConfig", "commonTlsContext", "tlsCertificateSdsSecretConfigs").list()) > 0:
 		return "mutual TLS"
 	}
 	return "TLS"
 }
 
-// behindProxyHeader adds that connections begin with a header of the PROXY protocol.
-func behindProxyHeader(t tree, way string) string {
-	if t.at("typedConfig", "transportSocket").v == nil {
+// withProxyHeader adds that connections begin with a PROXY protocol header.
+func withProxyHeader(t tree, way string) string {
+	if t.lookup("typedConfig", "transportSocket").v == nil {
 		return way
 	}
 	return "PROXY protocol, " + cmp.Or(way, "plaintext")
 }
 
 func endpoints(w io.Writer, list []tree) {
-	row(w, "ENDPOINT", "HEALTH", "LOCALITY", "WEIGHT", "PRIORITY", "CLUSTER")
+	writeRow(w, "ENDPOINT", "HEALTH", "LOCALITY", "WEIGHT", "PRIORITY", "CLUSTER")
 	for _, a := range list {
-		for _, group := range a.at("endpoints").list() {
-			l := group.at("locality")
-			locality := strings.TrimRight(strings.Join([]string{l.at("region").text(), l.at("zone").text(), l.at("subZone").text()}, "/"), "/")
-			for _, e := range group.at("lbEndpoints").list() {
-				row(w, e.at("endpoint", "address").address(), cmp.Or(e.at("health").text(), e.at("healthStatus").text(), "HEALTHY"), locality,
-					cmp.Or(e.at("loadBalancingWeight").text(), "1"), cmp.Or(group.at("priority").text(), "0"), a.at("clusterName").text())
+		for _, group := range a.lookup("endpoints").list() {
+			l := group.lookup("locality")
+			locality := strings.TrimRight(strings.Join([]string{l.lookup("region").text(), l.lookup("zone").text(), l.lookup("subZone").text()}, "/"), "/")
+			for _, e := range group.lookup("lbEndpoints").list() {
+				writeRow(w, e.lookup("endpoint", "address").address(), cmp.Or(e.lookup("health").text(), e.lookup("healthStatus").text(), "HEALTHY"), locality,
+					cmp.Or(e.lookup("loadBalancingWeight").text(), "1"), cmp.Or(group.lookup("priority").text(), "0"), a.lookup("clusterName").text())
 			}
 		}
 	}
 }
 
 func routes(w io.Writer, configurations, apart []tree) {
-	row(w, "ROUTE", "VIRTUAL HOST", "DOMAINS", "MATCH", "GOES TO")
+	writeRow(w, "ROUTE", "VIRTUAL HOST", "DOMAINS", "MATCH", "GOES TO")
 	for _, c := range configurations {
-		hosts := c.at("virtualHosts").list()
+		hosts := c.lookup("virtualHosts").list()
 		for _, h := range apart {
-			if route, _ := xds.CutHost(h.at("name").text()); route == c.at("name").text() {
+			if route, _ := xds.SplitVirtualHostName(h.lookup("name").text()); route == c.lookup("name").text() {
 				hosts = append(hosts, h)
 			}
 		}
 		for _, h := range hosts {
-			_, name := xds.CutHost(h.at("name").text())
-			for _, r := range h.at("routes").list() {
-				row(w, c.at("name").text(), name, shortList(h.at("domains").texts()), matchText(r.at("match")), target(r))
+			_, name := xds.SplitVirtualHostName(h.lookup("name").text())
+			for _, r := range h.lookup("routes").list() {
+				writeRow(w, c.lookup("name").text(), name, shortList(h.lookup("domains").texts()), matchText(r.lookup("match")), target(r))
 			}
-			if len(h.at("routes").list()) == 0 {
-				row(w, c.at("name").text(), name, shortList(h.at("domains").texts()), "", "404")
+			if len(h.lookup("routes").list()) == 0 {
+				writeRow(w, c.lookup("name").text(), name, shortList(h.lookup("domains").texts()), "", "404")
 			}
 		}
 		if len(hosts) == 0 {
-			row(w, c.at("name").text(), "", "", "", "404")
+			writeRow(w, c.lookup("name").text(), "", "", "", "404")
 		}
 	}
 }
@@ -148,47 +149,47 @@ func shortList(list []string) string {
 func matchText(m tree) string {
 	var parts []string
 	for _, way := range []struct{ field, text string }{{"prefix", "%s*"}, {"path", "%s"}, {"pathSeparatedPrefix", "%s/*"}} {
-		if v := m.at(way.field).text(); v != "" {
+		if v := m.lookup(way.field).text(); v != "" {
 			parts = append(parts, fmt.Sprintf(way.text, v))
 		}
 	}
-	if v := m.at("safeRegex", "regex").text(); v != "" {
+	if v := m.lookup("safeRegex", "regex").text(); v != "" {
 		parts = append(parts, "~"+v)
 	}
-	for _, h := range m.at("headers").list() {
+	for _, h := range m.lookup("headers").list() {
 		parts = append(parts, headerText(h))
 	}
-	for _, q := range m.at("queryParameters").list() {
-		parts = append(parts, "?"+q.at("name").text()+valueText(q.at("stringMatch")))
+	for _, q := range m.lookup("queryParameters").list() {
+		parts = append(parts, "?"+q.lookup("name").text()+valueText(q.lookup("stringMatch")))
 	}
-	for _, d := range m.at("dynamicMetadata").list() {
+	for _, d := range m.lookup("dynamicMetadata").list() {
 		parts = append(parts, metadataText(d))
 	}
-	if m.at("caseSensitive").text() == "false" {
+	if m.lookup("caseSensitive").text() == "false" {
 		parts = append(parts, "(in any case)")
 	}
 	return strings.Join(parts, " ")
 }
 
 func headerText(h tree) string {
-	text := h.at("name").text() + valueText(h.at("stringMatch"))
-	if h.at("invertMatch").text() == "true" {
+	text := h.lookup("name").text() + valueText(h.lookup("stringMatch"))
+	if h.lookup("invertMatch").text() == "true" {
 		text = "not " + text
 	}
 	return text
 }
 
-// metadataText is what is asked of what filters found out of a request: the claims of its token.
+// metadataText describes a match on dynamic metadata, which contains the claims of a request's token.
 func metadataText(m tree) string {
 	var keys []string
-	for _, segment := range m.at("path").list() {
-		keys = append(keys, segment.at("key").text())
+	for _, segment := range m.lookup("path").list() {
+		keys = append(keys, segment.lookup("key").text())
 	}
 	text := "metadata " + strings.Join(keys, ".")
-	if ways := m.at("value", "orMatch", "valueMatchers").list(); len(ways) > 0 { // a text, or one in a list: alike but for that
-		text += valueText(ways[0].at("stringMatch"))
+	if ways := m.lookup("value", "orMatch", "valueMatchers").list(); len(ways) > 0 { // both forms match the same value: a string, or an item of a list
+		text += valueText(ways[0].lookup("stringMatch"))
 	}
-	if m.at("invert").text() == "true" {
+	if m.lookup("invert").text() == "true" {
 		text = "not " + text
 	}
 	return text
@@ -197,98 +198,98 @@ func metadataText(m tree) string {
 func valueText(m tree) string {
 	switch {
 	case m.has("exact"):
-		return "=" + m.at("exact").text()
+		return "=" + m.lookup("exact").text()
 	case m.has("prefix"):
-		return "=" + m.at("prefix").text() + "*"
+		return "=" + m.lookup("prefix").text() + "*"
 	case m.has("safeRegex"):
-		return "~" + m.at("safeRegex", "regex").text()
+		return "~" + m.lookup("safeRegex", "regex").text()
 	}
 	return ""
 }
 
-// redirectText is what a redirect changes of the request's own address.
+// redirectText describes what a redirect changes in the request's URL.
 func redirectText(r tree) string {
-	to := r.at("hostRedirect").text()
-	if scheme := r.at("schemeRedirect").text(); scheme != "" {
+	to := r.lookup("hostRedirect").text()
+	if scheme := r.lookup("schemeRedirect").text(); scheme != "" {
 		to = scheme + "://" + to
-	} else if r.at("httpsRedirect").text() == "true" {
+	} else if r.lookup("httpsRedirect").text() == "true" {
 		to = "https://" + to
 	}
-	if port := r.at("portRedirect").text(); port != "" {
+	if port := r.lookup("portRedirect").text(); port != "" {
 		to += ":" + port
 	}
-	if prefix := r.at("prefixRewrite").text(); prefix != "" {
+	if prefix := r.lookup("prefixRewrite").text(); prefix != "" {
 		to += prefix + "*"
 	}
-	return strings.TrimRight("redirect "+to+r.at("pathRedirect").text()+r.at("regexRewrite", "substitution").text(), " ")
+	return strings.TrimRight("redirect "+to+r.lookup("pathRedirect").text()+r.lookup("regexRewrite", "substitution").text(), " ")
 }
 
 func target(r tree) string {
 	switch {
 	case r.has("redirect"):
-		return redirectText(r.at("redirect"))
+		return redirectText(r.lookup("redirect"))
 	case r.has("directResponse"):
-		return r.at("directResponse", "status").text()
+		return r.lookup("directResponse", "status").text()
 	}
-	action := r.at("route")
+	action := r.lookup("route")
 	var out []string
-	for _, c := range action.at("weightedClusters", "clusters").list() {
-		out = append(out, cmp.Or(c.at("weight").text(), "0")+" "+c.at("name").text())
+	for _, c := range action.lookup("weightedClusters", "clusters").list() {
+		out = append(out, cmp.Or(c.lookup("weight").text(), "0")+" "+c.lookup("name").text())
 	}
-	text := cmp.Or(action.at("cluster").text(), strings.Join(out, ", "), action.at("clusterHeader").text())
-	if timeout := action.at("timeout").text(); timeout != "" && timeout != "0s" {
+	text := cmp.Or(action.lookup("cluster").text(), strings.Join(out, ", "), action.lookup("clusterHeader").text())
+	if timeout := action.lookup("timeout").text(); timeout != "" && timeout != "0s" {
 		text += " in " + timeout
 	}
 	return text
 }
 
 func listeners(w io.Writer, list []tree) {
-	row(w, "LISTENER", "ADDRESS", "MATCH", "GOES TO")
+	writeRow(w, "LISTENER", "ADDRESS", "MATCH", "GOES TO")
 	for _, l := range list {
-		chains := l.at("filterChains").list()
-		if d := l.at("defaultFilterChain"); d.v != nil {
+		chains := l.lookup("filterChains").list()
+		if d := l.lookup("defaultFilterChain"); d.v != nil {
 			chains = append(chains, d)
 		}
 		for _, chain := range chains {
-			row(w, l.at("name").text(), l.at("address").address(), chainMatch(chain.at("filterChainMatch")), chainTarget(chain))
+			writeRow(w, l.lookup("name").text(), l.lookup("address").address(), chainMatch(chain.lookup("filterChainMatch")), chainTarget(chain))
 		}
 	}
 }
 
 func chainMatch(m tree) string {
 	var parts []string
-	if v := m.at("transportProtocol").text(); v != "" {
+	if v := m.lookup("transportProtocol").text(); v != "" {
 		parts = append(parts, v)
 	}
-	if v := m.at("applicationProtocols").texts(); len(v) > 0 {
+	if v := m.lookup("applicationProtocols").texts(); len(v) > 0 {
 		parts = append(parts, strings.Join(v, ","))
 	}
-	if v := m.at("serverNames").texts(); len(v) > 0 {
+	if v := m.lookup("serverNames").texts(); len(v) > 0 {
 		parts = append(parts, "SNI "+shortList(v))
 	}
-	for _, p := range m.at("prefixRanges").list() {
-		parts = append(parts, p.at("addressPrefix").text()+"/"+p.at("prefixLen").text())
+	for _, p := range m.lookup("prefixRanges").list() {
+		parts = append(parts, p.lookup("addressPrefix").text()+"/"+p.lookup("prefixLen").text())
 	}
-	if v := m.at("destinationPort").text(); v != "" {
+	if v := m.lookup("destinationPort").text(); v != "" {
 		parts = append(parts, ":"+v)
 	}
 	return cmp.Or(strings.Join(parts, " "), "all")
 }
 
 func chainTarget(chain tree) string {
-	for _, f := range chain.at("filters").list() {
-		c := f.at("typedConfig")
+	for _, f := range chain.lookup("filters").list() {
+		c := f.lookup("typedConfig")
 		switch {
 		case c.has("rds"):
-			return "routes " + c.at("rds", "routeConfigName").text()
+			return "routes " + c.lookup("rds", "routeConfigName").text()
 		case c.has("routeConfig"):
-			return "routes of its own: " + c.at("routeConfig", "name").text()
-		case strings.HasSuffix(c.at("@type").text(), "TcpProxy"):
+			return "inline routes: " + c.lookup("routeConfig", "name").text()
+		case strings.HasSuffix(c.lookup("@type").text(), "TcpProxy"):
 			var out []string
-			for _, w := range c.at("weightedClusters", "clusters").list() {
-				out = append(out, w.at("weight").text()+" "+w.at("name").text())
+			for _, w := range c.lookup("weightedClusters", "clusters").list() {
+				out = append(out, w.lookup("weight").text()+" "+w.lookup("name").text())
 			}
-			return cmp.Or(c.at("cluster").text(), strings.Join(out, ", "))
+			return cmp.Or(c.lookup("cluster").text(), strings.Join(out, ", "))
 		}
 	}
 	return "closes"

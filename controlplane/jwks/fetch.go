@@ -2,7 +2,6 @@ package jwks
 
 import (
 	"context"
-	"crypto/tls"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -14,36 +13,68 @@ import (
 	"time"
 
 	"github.com/pilotfish-mesh/pilotfish/controlplane/config"
+	"github.com/pilotfish-mesh/pilotfish/internal/fetchguard"
 )
 
-// largestAnswer bounds what is read: more than a set of keys may have, for sets say more than is kept.
-const largestAnswer = 4 * config.MaxKeySet
+// maxResponseSize limits a response, in bytes. Sets may be larger than their used part.
+const maxResponseSize = 4 * config.MaxKeySet
 
-func newClient(roots *tls.Config) *http.Client {
-	transport := &http.Transport{
-		Proxy:                  http.ProxyFromEnvironment,
-		DialContext:            (&net.Dialer{Timeout: 5 * time.Second}).DialContext,
-		TLSHandshakeTimeout:    5 * time.Second,
-		TLSClientConfig:        roots,
-		ForceAttemptHTTP2:      true,
-		MaxResponseHeaderBytes: 64 << 10,
-		DisableKeepAlives:      true, // minutes pass between two looks
-	}
-	return &http.Client{Transport: transport, CheckRedirect: checkRedirect}
+var (
+	errTooManyRedirects = errors.New("it redirects more than 3 times")
+	errPlainRedirect    = errors.New("it redirects to an address that is not HTTPS")
+)
+
+// transport checks the address of each connection, or of the host to which a proxy will connect.
+type transport struct {
+	guard           fetchguard.Guard
+	direct, proxied *http.Transport
 }
 
-// checkRedirect follows a few redirects, and never from HTTPS into the clear: whoever sits there could give any keys.
+func newClient(cfg Config) *http.Client {
+	dialer := net.Dialer{Timeout: 5 * time.Second}
+	proxied := &http.Transport{
+		Proxy:                  http.ProxyFromEnvironment,
+		DialContext:            dialer.DialContext,
+		TLSHandshakeTimeout:    5 * time.Second,
+		TLSClientConfig:        cfg.TLS,
+		ForceAttemptHTTP2:      true,
+		MaxResponseHeaderBytes: 64 << 10,
+		DisableKeepAlives:      true, // fetches are minutes apart
+	}
+	guarded := dialer
+	guarded.ControlContext = cfg.Guard.Control
+	direct := proxied.Clone()
+	direct.Proxy, direct.DialContext = nil, guarded.DialContext
+	return &http.Client{Transport: &transport{cfg.Guard, direct, proxied}, CheckRedirect: checkRedirect}
+}
+
+func (t *transport) RoundTrip(r *http.Request) (*http.Response, error) {
+	proxy, err := http.ProxyFromEnvironment(r)
+	if err != nil {
+		return nil, err
+	}
+	if proxy == nil {
+		return t.direct.RoundTrip(r)
+	}
+	if err := t.guard.CheckHost(r.Context(), r.URL.Hostname()); err != nil {
+		return nil, err
+	}
+	return t.proxied.RoundTrip(r)
+}
+
+// checkRedirect limits redirects and refuses those from HTTPS to HTTP, because an attacker on the network could replace
+// the keys.
 func checkRedirect(r *http.Request, via []*http.Request) error {
 	switch {
 	case len(via) > 3:
-		return errors.New("more than 3 redirects")
+		return errTooManyRedirects
 	case via[0].URL.Scheme == "https" && r.URL.Scheme != "https":
-		return fmt.Errorf("it redirects to %s, which is not HTTPS", r.URL.Redacted())
+		return errPlainRedirect
 	}
 	return nil
 }
 
-// fetch gets the keys at an address: a JWK set, or the discovery document that says where it is.
+// fetch returns the keys at a URL: a JWK set, or a discovery document that contains its URL.
 func (f *Fetcher) fetch(ctx context.Context, at string) (string, error) {
 	ctx, cancel := context.WithTimeout(ctx, fetchTimeout)
 	defer cancel()
@@ -59,12 +90,12 @@ func (f *Fetcher) fetch(ctx context.Context, at string) (string, error) {
 	}
 	keys, err := config.PublicKeys(body)
 	if err != nil {
-		return "", fmt.Errorf("%s: %w", at, err)
+		return "", err
 	}
 	return string(keys), nil
 }
 
-// discover finds the keys of an issuer (OpenID Connect Discovery 1.0, section 4).
+// discover returns the URL of an issuer's keys (OpenID Connect Discovery 1.0, section 4).
 func (f *Fetcher) discover(ctx context.Context, issuer, at string) (string, error) {
 	body, err := f.get(ctx, at)
 	if err != nil {
@@ -75,38 +106,47 @@ func (f *Fetcher) discover(ctx context.Context, issuer, at string) (string, erro
 		Keys   string `json:"jwks_uri"`
 	}
 	if err := json.Unmarshal(body, &document); err != nil {
-		return "", fmt.Errorf("%s is no discovery document", at)
+		return "", errors.New("it is not a discovery document")
 	}
 	if strings.TrimSuffix(document.Issuer, "/") != issuer {
-		return "", fmt.Errorf("%s is the discovery document of %.200q, and not of the issuer", at, document.Issuer)
+		return "", errors.New("it is the discovery document of another issuer")
 	}
 	keys, err := url.Parse(document.Keys)
 	if err != nil || keys.Host == "" || keys.Scheme != "https" && (keys.Scheme != "http" || strings.HasPrefix(at, "https:")) {
-		return "", fmt.Errorf("%s gives no address of keys that can be used: %.200q", at, document.Keys)
+		return "", errors.New("its discovery document has no jwks_uri that can be used: HTTPS, or HTTP if the document itself was fetched so")
 	}
 	return document.Keys, nil
 }
 
+// get returns the body of a response. Its errors contain nothing that the server sent except the status code. Otherwise
+// the author of a jwksUri could read responses of servers that only the control plane reaches.
 func (f *Fetcher) get(ctx context.Context, at string) ([]byte, error) {
 	req, err := http.NewRequestWithContext(ctx, http.MethodGet, at, nil)
 	if err != nil {
-		return nil, err
+		return nil, errors.New("its address is not a URL")
 	}
 	req.Header.Set("Accept", "application/json, application/jwk-set+json")
 	resp, err := f.client.Do(req)
-	if err != nil {
-		return nil, err
+	switch {
+	case errors.Is(err, errTooManyRedirects):
+		return nil, errTooManyRedirects
+	case errors.Is(err, errPlainRedirect):
+		return nil, errPlainRedirect
+	case err != nil:
+		return nil, fetchguard.HideAnswer(err, invalidResponse)
 	}
 	defer func() { _ = resp.Body.Close() }()
 	if resp.StatusCode != http.StatusOK {
-		return nil, fmt.Errorf("%s answers %s", at, resp.Status)
+		return nil, fmt.Errorf("it answers %d %s", resp.StatusCode, http.StatusText(resp.StatusCode))
 	}
-	body, err := io.ReadAll(io.LimitReader(resp.Body, largestAnswer+1))
+	body, err := io.ReadAll(io.LimitReader(resp.Body, maxResponseSize+1))
 	if err != nil {
-		return nil, fmt.Errorf("%s: %w", at, err)
+		return nil, fetchguard.HideAnswer(err, invalidResponse)
 	}
-	if len(body) > largestAnswer {
-		return nil, fmt.Errorf("%s answers with more than %d bytes", at, largestAnswer)
+	if len(body) > maxResponseSize {
+		return nil, fmt.Errorf("it answers with more than %d bytes", maxResponseSize)
 	}
 	return body, nil
 }
+
+const invalidResponse = "its response is not valid HTTP"

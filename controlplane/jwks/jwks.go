@@ -1,5 +1,5 @@
-// Package jwks fetches the public keys of token issuers, and keeps them fresh. What it last got stays in use however long
-// an issuer is away, also over a restart.
+// Package jwks fetches the public keys of token issuers periodically. The last fetched keys stay in use while an issuer
+// is unavailable, also after a restart.
 package jwks
 
 import (
@@ -12,35 +12,39 @@ import (
 	"slices"
 	"sync"
 	"time"
+
+	"github.com/pilotfish-mesh/pilotfish/internal/fetchguard"
 )
 
 const (
-	// DefaultRefresh is how often a set of keys is fetched anew.
+	// DefaultRefresh is the default interval of fetches.
 	DefaultRefresh = 20 * time.Minute
-	// firstRetry and lastRetry bound the wait after a failure, which doubles.
-	firstRetry = time.Second
-	lastRetry  = time.Minute
-	// fetchTimeout bounds one look, with all its redirects.
+	// minRetry and maxRetry limit the backoff after a failure, which doubles.
+	minRetry = time.Second
+	maxRetry = time.Minute
+	// fetchTimeout limits one fetch, including redirects.
 	fetchTimeout = 10 * time.Second
-	// atOnce bounds how many addresses are asked at the same time, mostAddresses how many there are.
-	atOnce        = 16
-	mostAddresses = 1000
+	// maxConcurrent limits the concurrent fetches, maxAddresses the number of URLs.
+	maxConcurrent = 16
+	maxAddresses  = 1000
 )
 
-// Config says how keys are fetched. The zero value of a field is its default.
+// Config configures a Fetcher. The zero value of a field is its default.
 type Config struct {
-	// Refresh is how often; default DefaultRefresh.
+	// Refresh is the interval of fetches; default DefaultRefresh.
 	Refresh time.Duration
-	// TLS is for addresses of HTTPS; default: the system's roots.
+	// TLS configures HTTPS connections; default: the system's roots.
 	TLS *tls.Config
-	// File keeps what was fetched; empty: nothing is kept.
+	// Guard decides which addresses may be connected to, also after redirects.
+	Guard fetchguard.Guard
+	// File is the cache file; empty disables it.
 	File   string
 	Logger *slog.Logger
 	// Changed is called after keys changed. It must not block.
 	Changed func()
 }
 
-// Fetcher keeps sets of keys. Its methods are safe for concurrent use.
+// Fetcher fetches and caches key sets. Its methods are safe for concurrent use.
 type Fetcher struct {
 	cfg    Config
 	client *http.Client
@@ -48,32 +52,32 @@ type Fetcher struct {
 	wake   chan struct{}
 
 	mu     sync.Mutex
-	wanted map[string]*address
-	sets   map[string]string // replaced, never changed
-	// kept is what was fetched of addresses that are not wanted at present, by this control plane or one before it: a
-	// document that goes and comes back finds its keys, even when their issuer is away.
-	kept map[string]string
+	wanted map[string]*keySource
+	sets   map[string]string // immutable, only replaced
+	// cached holds fetched sets of URLs that are not used now, also from before a restart. If a document is removed and
+	// added again, its keys are available even while the issuer is not.
+	cached map[string]string
 }
 
-// address is one place of keys.
-type address struct {
+// keySource is the state of one URL.
+type keySource struct {
 	due      time.Time
 	failures int
 	reason   string
-	since    time.Time // of the failures
+	since    time.Time // first of the consecutive failures
 	running  bool
 }
 
-// Failure is an address whose keys could not be fetched.
+// Failure describes a URL whose keys could not be fetched.
 type Failure struct {
 	Address string
 	Reason  string
 	Since   time.Time
-	// Known: keys that were fetched before are in use.
+	// Known: previously fetched keys are in use.
 	Known bool
 }
 
-// New makes a fetcher with what was kept; Run fetches.
+// New returns a Fetcher with the cached sets; Run fetches.
 func New(cfg Config) *Fetcher {
 	if cfg.Refresh <= 0 {
 		cfg.Refresh = DefaultRefresh
@@ -85,36 +89,36 @@ func New(cfg Config) *Fetcher {
 		cfg.Changed = func() {}
 	}
 	f := &Fetcher{
-		cfg: cfg, client: newClient(cfg.TLS), log: cfg.Logger, wake: make(chan struct{}, 1),
-		wanted: map[string]*address{}, sets: map[string]string{}, kept: map[string]string{},
+		cfg: cfg, client: newClient(cfg), log: cfg.Logger, wake: make(chan struct{}, 1),
+		wanted: map[string]*keySource{}, sets: map[string]string{}, cached: map[string]string{},
 	}
-	kept, err := readKept(cfg.File)
+	kept, err := readCache(cfg.File)
 	if err != nil {
-		f.log.Warn("keys of token issuers that were fetched earlier cannot be read; they are fetched anew", "file", cfg.File, "error", err)
+		f.log.Warn("the saved keys of token issuers cannot be read; they are fetched again", "file", cfg.File, "error", err)
 	}
-	f.kept = kept
+	f.cached = kept
 	return f
 }
 
-// Want says which addresses are in use; others are no longer fetched.
-func (f *Fetcher) Want(addresses []string) {
-	if f.want(addresses) {
+// SetAddresses sets the URLs to fetch; other ones are no longer fetched.
+func (f *Fetcher) SetAddresses(addresses []string) {
+	if f.setWanted(addresses) {
 		f.cfg.Changed()
 	}
 }
 
-func (f *Fetcher) want(addresses []string) (changed bool) {
+func (f *Fetcher) setWanted(addresses []string) (changed bool) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	if len(addresses) > mostAddresses {
-		f.log.Error("too many addresses of keys; the last ones are not fetched", "addresses", len(addresses), "limit", mostAddresses)
-		addresses = addresses[:mostAddresses]
+	if len(addresses) > maxAddresses {
+		f.log.Error("too many addresses of keys; the last ones are not fetched", "addresses", len(addresses), "limit", maxAddresses)
+		addresses = addresses[:maxAddresses]
 	}
 	news := false
-	next := make(map[string]*address, len(addresses))
+	next := make(map[string]*keySource, len(addresses))
 	for _, at := range addresses {
 		if next[at] = f.wanted[at]; next[at] == nil {
-			next[at], news = &address{}, true
+			next[at], news = &keySource{}, true
 		}
 	}
 	fewer := len(next) < len(f.wanted)
@@ -123,18 +127,18 @@ func (f *Fetcher) want(addresses []string) (changed bool) {
 		return false
 	}
 	sets := map[string]string{}
-	maps.Copy(f.kept, f.sets)
+	maps.Copy(f.cached, f.sets)
 	for at := range next {
-		if set, ok := f.kept[at]; ok {
+		if set, ok := f.cached[at]; ok {
 			sets[at] = set
-			delete(f.kept, at)
+			delete(f.cached, at)
 		}
 	}
-	for at := range f.kept {
-		if len(f.kept) <= mostAddresses {
+	for at := range f.cached {
+		if len(f.cached) <= maxAddresses {
 			break
 		}
-		delete(f.kept, at)
+		delete(f.cached, at)
 	}
 	if changed = !maps.Equal(sets, f.sets); changed {
 		f.sets = sets
@@ -146,15 +150,14 @@ func (f *Fetcher) want(addresses []string) (changed bool) {
 	return changed
 }
 
-// Sets are the keys by address, as JWK sets. The map is not changed after it was given; as long as no key changes, it is
-// the same.
+// Sets returns the JWK sets by URL. The map is immutable, and is the same map until a key changes.
 func (f *Fetcher) Sets() map[string]string {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	return f.sets
 }
 
-// Failures are the addresses that cannot be fetched at present, sorted.
+// Failures returns the URLs that cannot be fetched now, sorted.
 func (f *Fetcher) Failures() []Failure {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -168,12 +171,12 @@ func (f *Fetcher) Failures() []Failure {
 	return out
 }
 
-// Run fetches until the context ends.
+// Run fetches until ctx ends.
 func (f *Fetcher) Run(ctx context.Context) error {
 	var fetches sync.WaitGroup
 	defer fetches.Wait()
-	slots := make(chan struct{}, atOnce)
-	done := make(chan bool, atOnce)
+	slots := make(chan struct{}, maxConcurrent)
+	done := make(chan bool, maxConcurrent)
 	timer := time.NewTimer(0)
 	defer timer.Stop()
 	for {
@@ -184,11 +187,11 @@ func (f *Fetcher) Run(ctx context.Context) error {
 		case <-timer.C:
 		case changed := <-done:
 			if changed {
-				f.keep()
+				f.saveCache()
 				f.cfg.Changed()
 			}
 		}
-		for at := f.next(time.Now()); at != ""; at = f.next(time.Now()) {
+		for at := f.nextDue(time.Now()); at != ""; at = f.nextDue(time.Now()) {
 			select {
 			case slots <- struct{}{}:
 			default:
@@ -201,19 +204,19 @@ func (f *Fetcher) Run(ctx context.Context) error {
 			fetches.Go(func() {
 				defer func() { <-slots }()
 				set, err := f.fetch(ctx, at)
-				changed := ctx.Err() == nil && f.store(at, set, err, time.Now())
+				changed := ctx.Err() == nil && f.storeResult(at, set, err, time.Now())
 				select {
 				case done <- changed:
 				case <-ctx.Done():
 				}
 			})
 		}
-		timer.Reset(f.wait(time.Now()))
+		timer.Reset(f.untilNextDue(time.Now()))
 	}
 }
 
-// next takes an address that is due; "" when none is.
-func (f *Fetcher) next(now time.Time) string {
+// nextDue returns a URL that is due, and marks it as running; "" if none is.
+func (f *Fetcher) nextDue(now time.Time) string {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	first := ""
@@ -236,8 +239,8 @@ func (f *Fetcher) release(at string) {
 	}
 }
 
-// wait is how long until the next address is due; the end of a fetch wakes too.
-func (f *Fetcher) wait(now time.Time) time.Duration {
+// untilNextDue returns the time until the next URL is due.
+func (f *Fetcher) untilNextDue(now time.Time) time.Duration {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	wait := time.Hour
@@ -249,23 +252,23 @@ func (f *Fetcher) wait(now time.Time) time.Duration {
 	return max(wait, 10*time.Millisecond)
 }
 
-// store takes note of a fetch, and says whether keys changed.
-func (f *Fetcher) store(at, set string, err error, now time.Time) (changed bool) {
+// storeResult records the result of a fetch, and reports whether keys changed.
+func (f *Fetcher) storeResult(at, set string, err error, now time.Time) (changed bool) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	a := f.wanted[at]
 	if a == nil {
-		return false // no longer wanted
+		return false // no longer used
 	}
 	a.running = false
 	if err != nil {
-		f.failed(at, a, err, now)
+		f.recordFailure(at, a, err, now)
 		return false
 	}
 	if a.reason != "" {
-		f.log.Info("the keys of a token issuer are there again", "address", at)
+		f.log.Info("the keys of a token issuer are available again", "address", at)
 	}
-	*a = address{due: now.Add(jitter(f.cfg.Refresh))}
+	*a = keySource{due: now.Add(jitter(f.cfg.Refresh))}
 	if old, ok := f.sets[at]; ok && old == set {
 		return false
 	}
@@ -276,7 +279,7 @@ func (f *Fetcher) store(at, set string, err error, now time.Time) (changed bool)
 	return true
 }
 
-func (f *Fetcher) failed(at string, a *address, err error, now time.Time) {
+func (f *Fetcher) recordFailure(at string, a *keySource, err error, now time.Time) {
 	if a.reason != err.Error() {
 		_, known := f.sets[at]
 		f.log.Warn("the keys of a token issuer could not be fetched", "address", at, "error", err, "earlierKeysInUse", known)
@@ -285,9 +288,9 @@ func (f *Fetcher) failed(at string, a *address, err error, now time.Time) {
 		a.since = now
 	}
 	a.reason = err.Error()
-	a.due = now.Add(jitter(min(firstRetry<<min(a.failures, 10), lastRetry)))
+	a.due = now.Add(jitter(min(minRetry<<min(a.failures, 10), maxRetry)))
 	a.failures++
 }
 
-// jitter keeps many fetchers from asking in step.
+// jitter prevents that many fetchers fetch at the same time.
 func jitter(d time.Duration) time.Duration { return d - rand.N(d/10+1) }

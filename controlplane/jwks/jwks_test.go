@@ -22,24 +22,25 @@ import (
 
 	"github.com/pilotfish-mesh/pilotfish/controlplane/config"
 	"github.com/pilotfish-mesh/pilotfish/controlplane/jwks"
+	"github.com/pilotfish-mesh/pilotfish/internal/fetchguard"
 )
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
-// issuer serves what it is told.
+// issuer is an HTTP server with a configurable response.
 type issuer struct {
 	*httptest.Server
-	mu     sync.Mutex
-	answer http.HandlerFunc
-	asked  atomic.Int32
+	mu       sync.Mutex
+	response http.HandlerFunc
+	requests atomic.Int32
 }
 
 func newIssuer(t *testing.T) *issuer {
 	i := &issuer{}
 	i.Server = httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		i.asked.Add(1)
+		i.requests.Add(1)
 		i.mu.Lock()
-		answer := i.answer
+		answer := i.response
 		i.mu.Unlock()
 		answer(w, r)
 	}))
@@ -47,10 +48,10 @@ func newIssuer(t *testing.T) *issuer {
 	return i
 }
 
-func (i *issuer) say(answer http.HandlerFunc) {
+func (i *issuer) setResponse(answer http.HandlerFunc) {
 	i.mu.Lock()
 	defer i.mu.Unlock()
-	i.answer = answer
+	i.response = answer
 }
 
 func text(body string) http.HandlerFunc {
@@ -75,8 +76,8 @@ func keySet(t *testing.T, id string, key any) string {
 	return string(data)
 }
 
-// start runs a fetcher until the test ends.
-func start(t *testing.T, cfg jwks.Config) *jwks.Fetcher {
+// startFetcher runs a fetcher until the test ends.
+func startFetcher(t *testing.T, cfg jwks.Config) *jwks.Fetcher {
 	t.Helper()
 	f := jwks.New(cfg)
 	ctx, cancel := context.WithCancel(context.Background())
@@ -97,15 +98,15 @@ func eventually(t *testing.T, check func() string) {
 	}
 }
 
-func TestKeysAreFetchedRefreshedAndOutliveTheirIssuer(t *testing.T) {
+func TestKeysAreFetchedRefreshedAndRetained(t *testing.T) {
 	i := newIssuer(t)
 	key := newKey(t)
-	i.say(text(keySet(t, "one", key))) // with its secret part
+	i.setResponse(text(keySet(t, "one", key))) // with its private part
 	file := filepath.Join(t.TempDir(), "keys")
 	var changes atomic.Int32
-	f := start(t, jwks.Config{Refresh: 20 * time.Millisecond, File: file, Changed: func() { changes.Add(1) }})
+	f := startFetcher(t, jwks.Config{Refresh: 20 * time.Millisecond, File: file, Changed: func() { changes.Add(1) }})
 	at := i.URL + "/keys"
-	f.Want([]string{at})
+	f.SetAddresses([]string{at})
 	has := func(f *jwks.Fetcher, id string) func() string {
 		return func() string {
 			if set := f.Sets()[at]; !strings.Contains(set, `"kid":"`+id+`"`) {
@@ -116,34 +117,34 @@ func TestKeysAreFetchedRefreshedAndOutliveTheirIssuer(t *testing.T) {
 	}
 	eventually(t, has(f, "one"))
 	if strings.Contains(f.Sets()[at], `"d":`) {
-		t.Error("the secret part of a key was taken")
+		t.Error("the private part of a key was used")
 	}
-	before, asked := f.Sets(), i.asked.Load()
+	before, requests := f.Sets(), i.requests.Load()
 	eventually(t, func() string {
-		if i.asked.Load() < asked+3 {
-			return "the keys are not asked for again"
+		if i.requests.Load() < requests+3 {
+			return "the keys are not fetched again"
 		}
 		return ""
 	})
 	if after := f.Sets(); fmt.Sprintf("%p", before) != fmt.Sprintf("%p", after) || changes.Load() != 1 {
 		t.Errorf("keys that are the same count as changed: %d changes", changes.Load())
 	}
-	i.say(text(keySet(t, "two", newKey(t))))
+	i.setResponse(text(keySet(t, "two", newKey(t))))
 	eventually(t, has(f, "two"))
 
-	// The issuer is gone, says nonsense, or has other things in mind: its keys stay.
+	// If the issuer is unavailable or sends invalid responses, its keys stay in use.
 	for _, bad := range []http.HandlerFunc{
 		func(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(http.StatusBadGateway) },
 		text("<html>"), text(`{"keys":[]}`), text(`{"keys":[{"kty":"oct","k":"c2VjcmV0"}]}`),
 		text(strings.Repeat("x", 5*config.MaxKeySet)),
 		func(w http.ResponseWriter, r *http.Request) { http.Redirect(w, r, "/again", http.StatusFound) },
 	} {
-		i.say(bad)
-		asked := i.asked.Load()
-		f.Want(nil)
-		f.Want([]string{at})
+		i.setResponse(bad)
+		requests := i.requests.Load()
+		f.SetAddresses(nil)
+		f.SetAddresses([]string{at})
 		eventually(t, func() string {
-			if failures := f.Failures(); len(failures) != 1 || !failures[0].Known || i.asked.Load() == asked {
+			if failures := f.Failures(); len(failures) != 1 || !failures[0].Known || i.requests.Load() == requests {
 				return fmt.Sprintf("%v", failures)
 			}
 			return has(f, "two")()
@@ -152,10 +153,10 @@ func TestKeysAreFetchedRefreshedAndOutliveTheirIssuer(t *testing.T) {
 
 	info, err := os.Stat(file)
 	if err != nil || info.Mode().Perm() != 0o600 {
-		t.Errorf("what is kept: %v, %v", info, err)
+		t.Errorf("cache file: %v, %v", info, err)
 	}
-	second := start(t, jwks.Config{File: file})
-	second.Want([]string{at})
+	second := startFetcher(t, jwks.Config{File: file})
+	second.SetAddresses([]string{at})
 	eventually(t, has(second, "two"))
 	eventually(t, func() string {
 		if failures := second.Failures(); len(failures) != 1 || !failures[0].Known {
@@ -169,8 +170,8 @@ func TestKeysAreFoundByTheIssuersDiscoveryDocument(t *testing.T) {
 	i := newIssuer(t)
 	key := newKey(t)
 	var name atomic.Pointer[string]
-	others, own := "https://somebody.else", i.URL+"/realm"
-	i.say(func(w http.ResponseWriter, r *http.Request) {
+	other, own := "https://other.example", i.URL+"/realm"
+	i.setResponse(func(w http.ResponseWriter, r *http.Request) {
 		switch r.URL.Path {
 		case "/realm" + config.DiscoveryPath:
 			fmt.Fprintf(w, `{"issuer": %q, "jwks_uri": %q}`, *name.Load(), i.URL+"/realm/keys")
@@ -180,12 +181,12 @@ func TestKeysAreFoundByTheIssuersDiscoveryDocument(t *testing.T) {
 			http.NotFound(w, r)
 		}
 	})
-	name.Store(&others)
-	f := start(t, jwks.Config{})
+	name.Store(&other)
+	f := startFetcher(t, jwks.Config{})
 	at := i.URL + "/realm" + config.DiscoveryPath
-	f.Want([]string{at})
+	f.SetAddresses([]string{at})
 	eventually(t, func() string {
-		if failures := f.Failures(); len(failures) != 1 || !strings.Contains(failures[0].Reason, "somebody.else") {
+		if failures := f.Failures(); len(failures) != 1 || !strings.Contains(failures[0].Reason, "another issuer") {
 			return fmt.Sprintf("another's document is believed: %v", failures)
 		}
 		return ""
@@ -199,23 +200,78 @@ func TestKeysAreFoundByTheIssuersDiscoveryDocument(t *testing.T) {
 	})
 }
 
-func TestIssuerThatHangsHoldsUpNoOther(t *testing.T) {
+func TestHangingIssuerDoesNotDelayOthers(t *testing.T) {
 	hanging, fine := newIssuer(t), newIssuer(t)
 	release := make(chan struct{})
-	hanging.say(func(_ http.ResponseWriter, r *http.Request) {
+	hanging.setResponse(func(_ http.ResponseWriter, r *http.Request) {
 		select {
 		case <-release:
 		case <-r.Context().Done():
 		}
 	})
-	fine.say(text(keySet(t, "one", newKey(t).Public())))
+	fine.setResponse(text(keySet(t, "one", newKey(t).Public())))
 	defer close(release)
-	f := start(t, jwks.Config{})
-	f.Want([]string{hanging.URL + "/1", hanging.URL + "/2", hanging.URL + "/3", fine.URL})
+	f := startFetcher(t, jwks.Config{})
+	f.SetAddresses([]string{hanging.URL + "/1", hanging.URL + "/2", hanging.URL + "/3", fine.URL})
 	eventually(t, func() string {
 		if f.Sets()[fine.URL] == "" {
 			return fmt.Sprintf("%v", f.Failures())
 		}
 		return ""
 	})
+}
+
+// failure waits for an address to fail and returns the reason.
+func failure(t *testing.T, f *jwks.Fetcher, at string) (reason string) {
+	t.Helper()
+	f.SetAddresses([]string{at})
+	eventually(t, func() string {
+		if failures := f.Failures(); len(failures) == 1 {
+			reason = failures[0].Reason
+			return ""
+		}
+		return "no failure of " + at
+	})
+	return reason
+}
+
+func TestBlockedAddressesAreNotConnectedTo(t *testing.T) {
+	behind, front := newIssuer(t), newIssuer(t)
+	behind.setResponse(text(keySet(t, "one", newKey(t).Public())))
+	front.setResponse(func(w http.ResponseWriter, r *http.Request) { http.Redirect(w, r, behind.URL, http.StatusFound) })
+	f := startFetcher(t, jwks.Config{Guard: fetchguard.Guard{NoLoopback: true}})
+	for _, at := range []string{
+		behind.URL, strings.Replace(behind.URL, "127.0.0.1", "localhost", 1), "http://169.254.169.254/", "http://[fd00:ec2::254]/", "http://0.0.0.0/",
+	} {
+		if reason := failure(t, f, at); !strings.Contains(reason, "nothing is fetched from this address") {
+			t.Errorf("%s: %s", at, reason)
+		}
+	}
+	if behind.requests.Load() > 0 {
+		t.Error("the server received a request")
+	}
+	blocked, err := fetchguard.ParseNetworks("127.0.0.1")
+	if err != nil {
+		t.Fatal(err)
+	}
+	f = startFetcher(t, jwks.Config{Guard: fetchguard.Guard{Blocked: blocked}})
+	front.setResponse(func(w http.ResponseWriter, r *http.Request) {
+		http.Redirect(w, r, "http://100.100.100.200/", http.StatusFound)
+	})
+	if reason := failure(t, f, behind.URL); !strings.Contains(reason, "127.0.0.1 is in a blocked network") {
+		t.Error(reason)
+	}
+	if reason := failure(t, startFetcher(t, jwks.Config{}), front.URL); !strings.Contains(reason, "100.100.100.200 is a link-local, metadata") {
+		t.Error(reason)
+	}
+}
+
+func TestRedirectsFromHTTPSToHTTPAreRefusedWithoutTheirTarget(t *testing.T) {
+	i := httptest.NewTLSServer(http.RedirectHandler("http://secret.example/", http.StatusFound))
+	defer i.Close()
+	trust := i.Client().Transport.(*http.Transport).TLSClientConfig
+	reason := failure(t, startFetcher(t, jwks.Config{TLS: trust}), i.URL)
+	if reason != "it redirects to an address that is not HTTPS" {
+		t.Error(reason)
+	}
 }

@@ -13,7 +13,7 @@ import (
 	"github.com/pilotfish-mesh/pilotfish/controlplane/config"
 )
 
-// The names that Istio's registration uses too.
+// Names that Istio's registration uses too.
 const (
 	groupAnnotation  = "istio.io/autoRegistrationGroup"
 	healthAnnotation = "proxy.istio.io/health-checks-enabled"
@@ -22,38 +22,36 @@ const (
 
 const defaultAccount = "default"
 
-func accountOf(group *networking.WorkloadGroup) string {
+func groupAccount(group *networking.WorkloadGroup) string {
 	return cmp.Or(group.GetTemplate().GetServiceAccount(), defaultAccount)
 }
 
-// key names the workload's entry as Istio does: by its group, address and network.
+// key returns the name of the workload's entry, as in Istio: group, address and network.
 func (w Workload) key() config.Key {
 	name := w.Group + "-" + strings.ReplaceAll(w.Address.String(), ":", "-")
 	if w.Network != "" {
 		name += "-" + w.Network
 	}
-	// A name has 253 characters at most; what tells the members of a group apart is at its end.
+	// A name has at most 253 characters. The end identifies the member of the group.
 	return config.Key{Kind: config.WorkloadEntry, Namespace: w.Namespace, Name: name[max(0, len(name)-253):]}
 }
 
-// entryOf fills in a group's template: what the workload says of itself goes above the group's metadata, and that above
-// the template.
-func entryOf(m *member, group *config.Resource) *config.Resource {
+// newEntry fills in a group's template. Labels of the group's metadata override those of the template, and both
+// override the labels that the group allows its members.
+func newEntry(m *member, group *config.Resource) *config.Resource {
 	spec := group.Spec.(*networking.WorkloadGroup)
 	entry := &networking.WorkloadEntry{}
 	if spec.GetTemplate() != nil {
 		entry = proto.Clone(spec.GetTemplate()).(*networking.WorkloadEntry)
 	}
-	entry.Address, entry.ServiceAccount = m.Address.String(), accountOf(spec)
-	entry.Network = cmp.Or(m.Network, entry.Network)
+	entry.Address, entry.ServiceAccount = m.Address.String(), groupAccount(spec)
+	entry.Network = acceptNetwork(m.Network, group)
 	entry.Locality = cmp.Or(m.Locality, entry.Locality)
 	labels := map[string]string{}
-	if entry.Labels[tlsModeLabel] == "" { // it has connected with a sidecar
-		labels[tlsModeLabel] = "istio"
-	}
-	for _, more := range []map[string]string{entry.Labels, spec.GetMetadata().GetLabels(), m.Labels} {
-		maps.Copy(labels, more)
-	}
+	accepted, _ := acceptLabels(m.Labels, group)
+	maps.Copy(labels, accepted)
+	labels[tlsModeLabel] = "istio" // only workloads with a sidecar connect
+	maps.Copy(labels, groupLabels(spec))
 	entry.Labels = labels
 	annotations := map[string]string{groupAnnotation: group.Name}
 	maps.Copy(annotations, spec.GetMetadata().GetAnnotations())
@@ -66,7 +64,7 @@ func entryOf(m *member, group *config.Resource) *config.Resource {
 	}
 }
 
-// Status is one registered workload, for people and programs.
+// Status describes one registered workload.
 type Status struct {
 	Entry       string    `json:"entry"`
 	Group       string    `json:"group"`
@@ -74,10 +72,12 @@ type Status struct {
 	Connections int       `json:"connections"`
 	InForce     bool      `json:"inForce"`
 	Reason      string    `json:"reason,omitempty"` // why it is not in force
-	Leaves      time.Time `json:"leaves,omitzero"`  // when it is struck out, if nobody connects for it
+	Expires     time.Time `json:"leaves,omitzero"`  // when it is removed unless it connects again
+	// Overridden lists the node's claims that are not in force, with the reasons.
+	Overridden []string `json:"overridden,omitempty"`
 }
 
-// Workloads are the registered ones, ordered by their entries.
+// Workloads returns the registered workloads, ordered by their entries.
 func (r *Registrar) Workloads() []Status {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -85,12 +85,15 @@ func (r *Registrar) Workloads() []Status {
 	for key, m := range r.members {
 		s := Status{
 			Entry: key.Namespace + "/" + key.Name, Group: m.Group, Address: m.Address.String(), Connections: m.connections,
-			InForce: r.Get(key) != nil, Leaves: m.leaves,
+			InForce: r.Get(key) != nil, Expires: m.expires,
 		}
-		if !m.inForce() {
+		for _, o := range m.overrides {
+			s.Overridden = append(s.Overridden, o.String())
+		}
+		if !m.isInForce() {
 			s.Reason = cmp.Or(m.reason, "it is not healthy")
 		} else if !s.InForce {
-			s.Reason = "its WorkloadGroup is gone"
+			s.Reason = "its WorkloadGroup was removed"
 		}
 		out = append(out, s)
 	}

@@ -1,5 +1,5 @@
-// Package registration makes a WorkloadEntry of each workload that connects as a member of a WorkloadGroup, and takes it
-// back when the workload goes. It is a store of its own beside the documents.
+// Package registration creates a WorkloadEntry for each workload that connects as a member of a WorkloadGroup, and
+// removes it after the workload disconnects. It is a store that exists in addition to the documents.
 package registration
 
 import (
@@ -9,6 +9,7 @@ import (
 	"log/slog"
 	"maps"
 	"net/netip"
+	"slices"
 	"sync"
 	"time"
 
@@ -18,31 +19,33 @@ import (
 	"github.com/pilotfish-mesh/pilotfish/controlplane/config"
 )
 
-// ErrRefused is in the errors of workloads that cannot be registered as they are; another try without a change of the
-// documents has no other outcome.
+// ErrRefused is wrapped by errors for workloads that cannot be registered. A retry fails too until the documents
+// change.
 var ErrRefused = errors.New("cannot be registered")
 
-// Config is what a Registrar can be told. Only Groups is required.
+// Config configures a Registrar. Only Groups is required.
 type Config struct {
-	// Groups is where the WorkloadGroups are.
+	// Groups contains the WorkloadGroups.
 	Groups config.Store
-	// File keeps the registrations over a restart of the control plane, mode 0600: until the workloads have connected
-	// again, nobody else is to lose them. Empty keeps nothing.
+	// File persists the registrations over a restart of the control plane, with mode 0600, so that other workloads can
+	// reach the members until these have connected again. Empty persists nothing.
 	File string
 	// Grace is how long a workload stays registered after its last connection; default 10 s.
 	Grace time.Duration
-	// Return is how long workloads of the file have time to connect again; default 1 minute.
-	Return     time.Duration
-	Logger     *slog.Logger
-	Registerer prometheus.Registerer
+	// LocalNetworks lists the loopback networks of a local mesh's workloads.
+	LocalNetworks []netip.Prefix
+	// ReconnectTimeout is how long restored workloads may connect again before they are removed; default 1 minute.
+	ReconnectTimeout time.Duration
+	Logger           *slog.Logger
+	Registerer       prometheus.Registerer
 }
 
 func (c Config) withDefaults() Config {
 	if c.Grace <= 0 {
 		c.Grace = 10 * time.Second
 	}
-	if c.Return <= 0 {
-		c.Return = time.Minute
+	if c.ReconnectTimeout <= 0 {
+		c.ReconnectTimeout = time.Minute
 	}
 	if c.Logger == nil {
 		c.Logger = slog.New(slog.DiscardHandler)
@@ -50,27 +53,29 @@ func (c Config) withDefaults() Config {
 	return c
 }
 
-// Workload is what a proxy says of its workload.
+// Workload is the information that a proxy sends about its workload.
 type Workload struct {
 	// Group is the name of a WorkloadGroup in Namespace.
 	Group     string `json:"group"`
 	Namespace string `json:"namespace"`
-	// ServiceAccount is what the proxy proved.
-	ServiceAccount string            `json:"serviceAccount,omitempty"`
-	Address        netip.Addr        `json:"address"`
-	Labels         map[string]string `json:"labels,omitempty"`
-	Network        string            `json:"network,omitempty"`
-	Locality       string            `json:"locality,omitempty"`
-	// HealthChecked: its agent reports its health, and before the first report it is not healthy.
+	// ServiceAccount is the authenticated service account.
+	ServiceAccount string `json:"serviceAccount,omitempty"`
+	// Address is the claimed address, Source the source address of the connection.
+	Address  netip.Addr        `json:"address"`
+	Source   netip.Addr        `json:"-"`
+	Labels   map[string]string `json:"labels,omitempty"`
+	Network  string            `json:"network,omitempty"`
+	Locality string            `json:"locality,omitempty"`
+	// HealthChecked: the agent reports the workload's health. The workload is unhealthy until the first report.
 	HealthChecked bool `json:"healthChecked,omitempty"`
 }
 
-// Registrar registers workloads. It is a store of their WorkloadEntries. All methods are safe for concurrent use.
+// Registrar registers workloads. It is a store with their WorkloadEntries. All methods are safe for concurrent use.
 type Registrar struct {
 	*config.MemoryStore
 	cfg     Config
 	metrics *metrics
-	changed chan struct{} // the file is behind, or a deadline is nearer; holds one
+	changed chan struct{} // the file is outdated, or a deadline is earlier; capacity 1
 
 	mu      sync.Mutex
 	members map[config.Key]*member
@@ -82,16 +87,17 @@ type member struct {
 	key         config.Key
 	connections int
 	healthy     bool
-	reason      string // why it is not
-	// leaves is when it is struck out, if nobody connects for it before.
-	leaves time.Time
+	reason      string // why it is unhealthy
+	overrides   []override
+	// expires is when the workload is removed unless it connects again; zero while it is connected.
+	expires time.Time
 }
 
-// inForce says whether others are sent to it.
-func (m *member) inForce() bool { return !m.HealthChecked || m.healthy }
+// isInForce reports whether other workloads may connect to it.
+func (m *member) isInForce() bool { return !m.HealthChecked || m.healthy }
 
-// New reads the registrations of before. A file that cannot be read is told of, and otherwise as one that is not there:
-// workloads register again when they connect.
+// New returns a Registrar with the persisted registrations. It logs an error if the file cannot be read; workloads
+// register again when they connect.
 func New(cfg Config) *Registrar {
 	cfg = cfg.withDefaults()
 	r := &Registrar{
@@ -99,7 +105,7 @@ func New(cfg Config) *Registrar {
 		changed: make(chan struct{}, 1), members: map[config.Key]*member{},
 	}
 	if err := r.load(); err != nil {
-		r.cfg.Logger.Error("workloads that registered before are not known until they connect again", "error", err)
+		r.cfg.Logger.Error("previous registrations are lost until the workloads connect again", "error", err)
 	}
 	return r
 }
@@ -109,25 +115,30 @@ type Registration struct {
 	r        *Registrar
 	key      config.Key
 	once     sync.Once
-	workload Workload // as this connection told of it
-	// Labels are the workload's with those of its group.
+	workload Workload // as received on this connection
+	// Labels are the workload's labels, merged with those of its group.
 	Labels map[string]string
+	// Address is the registered address.
+	Address netip.Addr
 }
 
-// Connect registers the workload of a connection, until all its connections have ended. The errors say what to mend.
+// Connect registers the workload of a connection until all its connections have ended. Errors describe what to fix.
 func (r *Registrar) Connect(w Workload) (*Registration, error) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	group, err := r.group(w)
-	if err == nil {
-		w.Address, err = reachable(w.Address)
-	}
+	claimed := w
+	group, overrides, err := r.checkMembership(&w)
 	if err != nil {
 		r.metrics.errors.Inc()
 		return nil, err
 	}
 	key := w.key()
 	m := r.members[key]
+	if m == nil || !slices.Equal(m.overrides, overrides) {
+		for _, o := range overrides {
+			r.cfg.Logger.Warn("claim of a workload is overridden", "entry", key, "claim", o.claim, "reason", o.result)
+		}
+	}
 	if m == nil {
 		m = &member{key: key, reason: "its agent has not reported yet"}
 		r.members[key] = m
@@ -137,60 +148,69 @@ func (r *Registrar) Connect(w Workload) (*Registration, error) {
 		r.metrics.updates.Inc()
 	}
 	if m.connections > 0 && !maps.Equal(m.Labels, w.Labels) {
-		r.cfg.Logger.Warn("two workloads connect as one, with other labels, of which those of the last one are in force: give each an address of its own, unless one is about to go",
+		r.cfg.Logger.Warn("two workloads connect with the same address and different labels; the labels of the last one are in force: use different addresses unless one is about to stop",
 			"entry", key, "address", w.Address, "labels", w.Labels, "before", m.Labels)
 	}
-	m.Workload, m.leaves = w, time.Time{}
+	m.Workload, m.overrides, m.expires = w, overrides, time.Time{}
 	m.connections++
-	entry := entryOf(m, group)
+	entry := newEntry(m, group)
 	r.publish(m, entry)
-	return &Registration{r: r, key: key, workload: w, Labels: entry.Spec.(*networking.WorkloadEntry).GetLabels()}, nil
+	return &Registration{r: r, key: key, workload: claimed, Labels: entry.Spec.(*networking.WorkloadEntry).GetLabels(), Address: w.Address}, nil
 }
 
-// group finds the workload's WorkloadGroup, and checks that the workload may be of it.
-func (r *Registrar) group(w Workload) (*config.Resource, error) {
+// checkMembership checks that the workload may be a member of its group, and replaces its claims by what the group
+// allows. r.mu must be held.
+func (r *Registrar) checkMembership(w *Workload) (*config.Resource, []override, error) {
+	group, err := r.lookupGroup(*w)
+	if err != nil {
+		return nil, nil, err
+	}
+	overrides, err := r.acceptClaims(w, group)
+	if err != nil {
+		return nil, nil, err
+	}
+	if m := r.members[w.key()]; m != nil && m.Group != w.Group {
+		return nil, nil, fmt.Errorf("the workload at %s %w: a member of WorkloadGroup %s has the same entry %s: use a shorter name of the group or the network",
+			w.Address, ErrRefused, m.Group, m.key)
+	}
+	return group, overrides, nil
+}
+
+// lookupGroup returns the workload's WorkloadGroup. It fails if the service account is not the group's.
+func (r *Registrar) lookupGroup(w Workload) (*config.Resource, error) {
 	key := config.Key{Kind: config.WorkloadGroup, Namespace: w.Namespace, Name: w.Group}
 	group := r.cfg.Groups.Get(key)
 	if group == nil {
 		return nil, fmt.Errorf("the workload at %s %w: there is no %s: write that document, or unset ISTIO_META_AUTO_REGISTER_GROUP",
 			w.Address, ErrRefused, key)
 	}
-	want := accountOf(group.Spec.(*networking.WorkloadGroup))
+	want := groupAccount(group.Spec.(*networking.WorkloadGroup))
 	if w.ServiceAccount != want {
 		return nil, fmt.Errorf("the workload at %s %w: it proved service account %q, and members of %s have %q: "+
-			"set the group's template.serviceAccount, or give the workload another token", w.Address, ErrRefused, w.ServiceAccount, key, want)
+			"set the group's template.serviceAccount, or use another token for the workload", w.Address, ErrRefused, w.ServiceAccount, key, want)
 	}
 	return group, nil
 }
 
-// reachable gives the address as others write it. One that is no endpoint's would make Envoys reject the endpoints of all
-// services that the workload is of.
-func reachable(a netip.Addr) (netip.Addr, error) {
-	if a = a.Unmap(); !a.IsValid() || a.Zone() != "" || a.IsUnspecified() || a.IsMulticast() {
-		return a, fmt.Errorf("the workload %w: others cannot call it at %q: set INSTANCE_IP to an address that they reach", ErrRefused, a)
-	}
-	return a, nil
-}
-
-// publish puts the member's entry in force, or takes it out; r.mu is held.
+// publish puts the member's entry in force, or removes it. r.mu must be held.
 func (r *Registrar) publish(m *member, entry *config.Resource) {
-	if m.inForce() {
+	if m.isInForce() {
 		r.Put(entry)
 	} else {
 		r.Delete(m.key)
 	}
-	r.note()
+	r.notifyRun()
 }
 
-func (r *Registrar) note() {
+func (r *Registrar) notifyRun() {
 	select {
 	case r.changed <- struct{}{}:
 	default:
 	}
 }
 
-// Report says how the workload is; reason is why it is not healthy.
-func (g *Registration) Report(healthy bool, reason string) {
+// HandleHealthReport sets the health of the workload. reason describes why it is unhealthy.
+func (g *Registration) HandleHealthReport(healthy bool, reason string) {
 	r := g.r
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -203,15 +223,15 @@ func (g *Registration) Report(healthy bool, reason string) {
 	r.rebuild(m)
 }
 
-// rebuild makes a member's entry by its group as it is now; r.mu is held.
+// rebuild creates a member's entry again from its current group. r.mu must be held.
 func (r *Registrar) rebuild(m *member) {
-	group, err := r.group(m.Workload)
+	group, err := r.lookupGroup(m.Workload)
 	if err != nil {
 		r.Delete(m.key)
-		r.note()
+		r.notifyRun()
 		return
 	}
-	r.publish(m, entryOf(m, group))
+	r.publish(m, newEntry(m, group))
 }
 
 func (r *Registrar) rebuildAll() {
@@ -222,18 +242,22 @@ func (r *Registrar) rebuildAll() {
 	}
 }
 
-// Relabelled says whether the workload would have other labels if it connected now: those of its group were edited. What
-// another connection says of the same workload is no reason: each of two would have the other leave for ever.
-func (g *Registration) Relabelled() bool {
-	group, err := g.r.group(g.workload)
+// IsOutdated reports whether the workload would receive other labels or another address if it connected now, because
+// its group was edited. It ignores claims of other connections of the workload: otherwise two connections would end
+// each other forever.
+func (g *Registration) IsOutdated() bool {
+	group, err := g.r.lookupGroup(g.workload)
 	if err != nil {
 		return false
 	}
-	now := entryOf(&member{Workload: g.workload, key: g.key}, group)
-	return !maps.Equal(now.Labels, g.Labels)
+	now := g.workload
+	if _, err := g.r.acceptClaims(&now, group); err != nil || now.Address != g.Address {
+		return true
+	}
+	return !maps.Equal(newEntry(&member{Workload: now, key: g.key}, group).Labels, g.Labels)
 }
 
-// Disconnect says that the connection has ended. It may be called again.
+// Disconnect ends the registration of the connection. It may be called several times.
 func (g *Registration) Disconnect() {
 	g.once.Do(func() {
 		r := g.r
@@ -244,66 +268,66 @@ func (g *Registration) Disconnect() {
 			return
 		}
 		if m.connections--; m.connections == 0 {
-			m.leaves = time.Now().Add(r.cfg.Grace)
-			r.note()
+			m.expires = time.Now().Add(r.cfg.Grace)
+			r.notifyRun()
 		}
 	})
 }
 
-// Run strikes out workloads that went, follows their groups, and keeps the file, until the context ends. It returns nil.
+// Run removes expired workloads, watches their groups and updates the file until ctx ends. It returns nil.
 func (r *Registrar) Run(ctx context.Context) error {
-	cancel := r.cfg.Groups.Subscribe(r.followGroups)
+	cancel := r.cfg.Groups.Subscribe(r.handleGroupChange)
 	defer cancel()
-	r.rebuildAll() // groups may have changed since they were last looked at
+	r.rebuildAll() // groups may have changed since New
 	timer := time.NewTimer(0)
 	defer timer.Stop()
 	for {
 		select {
 		case <-ctx.Done():
-			r.keep()
+			r.persist()
 			return nil
 		case <-r.changed:
 		case <-timer.C:
 		}
-		if next := r.strikeOut(time.Now()); !next.IsZero() {
+		if next := r.removeExpired(time.Now()); !next.IsZero() {
 			timer.Reset(time.Until(next))
 		}
-		r.keep()
+		r.persist()
 	}
 }
 
-func (r *Registrar) keep() {
+func (r *Registrar) persist() {
 	if err := r.save(); err != nil {
-		r.cfg.Logger.Error("registrations are not kept, and would be lost with this process", "error", err)
+		r.cfg.Logger.Error("registrations cannot be saved, and would be lost in a restart", "error", err)
 	}
 }
 
-// strikeOut removes those whose time is over, and gives the next such time.
-func (r *Registrar) strikeOut(now time.Time) (next time.Time) {
+// removeExpired removes workloads whose time has passed, and returns the time of the next one.
+func (r *Registrar) removeExpired(now time.Time) (next time.Time) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	for key, m := range r.members {
 		switch {
-		case m.leaves.IsZero():
-		case !m.leaves.After(now):
+		case m.expires.IsZero():
+		case !m.expires.After(now):
 			delete(r.members, key)
 			r.Delete(key)
 			r.metrics.deletes.Inc()
-			r.cfg.Logger.Info("workload is gone", "entry", key)
-		case next.IsZero() || m.leaves.Before(next):
-			next = m.leaves
+			r.cfg.Logger.Info("workload removed", "entry", key)
+		case next.IsZero() || m.expires.Before(next):
+			next = m.expires
 		}
 	}
 	return next
 }
 
-// followGroups makes the entries anew of groups that changed.
-func (r *Registrar) followGroups(changed []config.Key) {
+// handleGroupChange rebuilds the entries of changed groups.
+func (r *Registrar) handleGroupChange(changed []config.Key) {
 	groups := map[config.Key]bool{}
 	for _, key := range changed {
 		groups[key] = key.Kind == config.WorkloadGroup
 	}
-	// Entries are told to subscribers, and stores tell one change at a time: those of another store are told by another.
+	// This runs in a notification of the Groups store. It may change entries, because r is a different store.
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	for _, m := range r.members {

@@ -21,7 +21,8 @@ import (
 var groupKey = config.Key{Kind: config.WorkloadGroup, Namespace: "shop", Name: "tills"}
 
 func groupOf(labels map[string]string) *config.Resource {
-	return &config.Resource{Key: groupKey, Spec: &networking.WorkloadGroup{
+	annotations := map[string]string{config.MemberLabelsAnnotation: "version, tier", config.MemberAddressesAnnotation: "10.9.0.0/16"}
+	return &config.Resource{Key: groupKey, Annotations: annotations, Spec: &networking.WorkloadGroup{
 		Metadata: &networking.WorkloadGroup_ObjectMeta{Labels: labels, Annotations: map[string]string{"from": "group"}},
 		Template: &networking.WorkloadEntry{
 			ServiceAccount: "till", Labels: map[string]string{"app": "till", "tier": "template"}, Ports: map[string]uint32{"http": 8080}, Weight: 3,
@@ -29,21 +30,21 @@ func groupOf(labels map[string]string) *config.Resource {
 	}}
 }
 
-// world is a registrar that runs, and its groups.
-type world struct {
+// testRegistrar is a running registrar with its groups.
+type testRegistrar struct {
 	*Registrar
 	groups *config.MemoryStore
 	stop   func()
 }
 
-func newWorld(t *testing.T, file string) *world {
+func newTestRegistrar(t *testing.T, file string) *testRegistrar {
 	t.Helper()
 	groups := config.NewMemoryStore()
 	groups.Put(groupOf(map[string]string{"tier": "group"}))
-	return runOn(t, groups, file)
+	return startRegistrar(t, groups, file)
 }
 
-func runOn(t *testing.T, groups *config.MemoryStore, file string) *world {
+func startRegistrar(t *testing.T, groups *config.MemoryStore, file string) *testRegistrar {
 	t.Helper()
 	r := New(Config{Groups: groups, File: file})
 	ctx, cancel := context.WithCancel(t.Context())
@@ -51,15 +52,16 @@ func runOn(t *testing.T, groups *config.MemoryStore, file string) *world {
 	go func() { defer close(ended); _ = r.Run(ctx) }()
 	stop := func() { cancel(); <-ended }
 	t.Cleanup(stop)
-	synctest.Wait() // until it follows the groups
-	return &world{r, groups, stop}
+	synctest.Wait() // until it watches the groups
+	return &testRegistrar{r, groups, stop}
 }
 
-func till(address string) Workload {
-	return Workload{Group: "tills", Namespace: "shop", ServiceAccount: "till", Address: netip.MustParseAddr(address)}
+func newTillWorkload(address string) Workload {
+	at := netip.MustParseAddr(address)
+	return Workload{Group: "tills", Namespace: "shop", ServiceAccount: "till", Address: at, Source: at}
 }
 
-func (w *world) connect(t *testing.T, workload Workload) *Registration {
+func (w *testRegistrar) connect(t *testing.T, workload Workload) *Registration {
 	t.Helper()
 	registration, err := w.Connect(workload)
 	if err != nil {
@@ -68,8 +70,8 @@ func (w *world) connect(t *testing.T, workload Workload) *Registration {
 	return registration
 }
 
-// entries are the names and addresses in force.
-func (w *world) entries() string {
+// entries lists the names and addresses in force.
+func (w *testRegistrar) entries() string {
 	var out []string
 	for _, r := range w.List(config.WorkloadEntry) {
 		out = append(out, r.Name+"="+r.Spec.(*networking.WorkloadEntry).GetAddress())
@@ -77,7 +79,7 @@ func (w *world) entries() string {
 	return strings.Join(out, " ")
 }
 
-func (w *world) wantEntries(t *testing.T, want string) {
+func (w *testRegistrar) wantEntries(t *testing.T, want string) {
 	t.Helper()
 	if got := w.entries(); got != want {
 		t.Errorf("in force are %q, want %q", got, want)
@@ -86,14 +88,14 @@ func (w *world) wantEntries(t *testing.T, want string) {
 
 func TestWorkloadIsAnEntryOfItsGroupWhileItIsConnected(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		w := newWorld(t, "")
-		one := till("10.0.0.1")
+		w := newTestRegistrar(t, "")
+		one := newTillWorkload("10.0.0.1")
 		one.Labels, one.Network, one.Locality = map[string]string{"version": "v2", "tier": "own"}, "cellar", "r/z"
 		first := w.connect(t, one)
 		w.wantEntries(t, "tills-10.0.0.1-cellar=10.0.0.1")
 		entry := w.List(config.WorkloadEntry)[0]
 		spec := entry.Spec.(*networking.WorkloadEntry)
-		for key, want := range map[string]string{"app": "till", "tier": "own", "version": "v2", "security.istio.io/tlsMode": "istio"} {
+		for key, want := range map[string]string{"app": "till", "tier": "group", "version": "v2", "security.istio.io/tlsMode": "istio"} {
 			if spec.GetLabels()[key] != want || first.Labels[key] != want {
 				t.Errorf("label %s is %q, and for the proxy %q, want %q", key, spec.GetLabels()[key], first.Labels[key], want)
 			}
@@ -103,7 +105,7 @@ func TestWorkloadIsAnEntryOfItsGroupWhileItIsConnected(t *testing.T) {
 			t.Errorf("the entry is %v, annotations %v", spec, entry.Annotations)
 		}
 
-		second := w.connect(t, one) // its next stream is there before the last one is noticed to have ended
+		second := w.connect(t, one) // the next stream connects before the end of the last one is noticed
 		first.Disconnect()
 		first.Disconnect()
 		time.Sleep(time.Minute)
@@ -122,29 +124,29 @@ func TestWorkloadIsAnEntryOfItsGroupWhileItIsConnected(t *testing.T) {
 	})
 }
 
-func TestWorkloadThatComesBackInTimeIsNeverMissed(t *testing.T) {
+func TestReconnectWithinGracePeriodKeepsTheEntry(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		w := newWorld(t, "")
+		w := newTestRegistrar(t, "")
 		changes := 0
 		defer w.Subscribe(func([]config.Key) { changes++ })()
 		for range 5 {
-			w.connect(t, till("10.0.0.1")).Disconnect()
+			w.connect(t, newTillWorkload("10.0.0.1")).Disconnect()
 			time.Sleep(8 * time.Second)
 			synctest.Wait()
 		}
 		if w.wantEntries(t, "tills-10.0.0.1=10.0.0.1"); changes != 1 {
-			t.Errorf("others were told of %d changes", changes)
+			t.Errorf("subscribers were notified of %d changes", changes)
 		}
 	})
 }
 
-func TestTwoConnectionsWithOtherLabelsDoNotHaveEachOtherLeave(t *testing.T) {
+func TestConnectionsWithOtherLabelsDoNotEvictEachOther(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		w := newWorld(t, "")
-		one, two := till("10.0.0.1"), till("10.0.0.1")
+		w := newTestRegistrar(t, "")
+		one, two := newTillWorkload("10.0.0.1"), newTillWorkload("10.0.0.1")
 		one.Labels, two.Labels = map[string]string{"version": "v1"}, map[string]string{"version": "v2"}
 		first, second := w.connect(t, one), w.connect(t, two)
-		if first.Relabelled() || second.Relabelled() {
+		if first.IsOutdated() || second.IsOutdated() {
 			t.Error("one of two is to connect again because of the other")
 		}
 		if got := w.List(config.WorkloadEntry)[0].Labels["version"]; got != "v2" {
@@ -152,7 +154,7 @@ func TestTwoConnectionsWithOtherLabelsDoNotHaveEachOtherLeave(t *testing.T) {
 		}
 		w.groups.Put(groupOf(map[string]string{"tier": "other"}))
 		synctest.Wait()
-		if !first.Relabelled() || !second.Relabelled() {
+		if !first.IsOutdated() || !second.IsOutdated() {
 			t.Error("the group's labels were edited, and not both are to connect again")
 		}
 	})
@@ -161,58 +163,58 @@ func TestTwoConnectionsWithOtherLabelsDoNotHaveEachOtherLeave(t *testing.T) {
 func TestUnhealthyWorkloadIsNotInForce(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		file := filepath.Join(t.TempDir(), "registered")
-		w := newWorld(t, file)
-		probed := till("10.0.0.1")
+		w := newTestRegistrar(t, file)
+		probed := newTillWorkload("10.0.0.1")
 		probed.HealthChecked = true
 		r := w.connect(t, probed)
 		w.wantEntries(t, "")
-		r.Report(true, "")
+		r.HandleHealthReport(true, "")
 		w.wantEntries(t, "tills-10.0.0.1=10.0.0.1")
-		r.Report(false, "GET /: 500")
+		r.HandleHealthReport(false, "GET /: 500")
 		w.wantEntries(t, "")
 		if s := w.Workloads(); len(s) != 1 || s[0].Reason != "GET /: 500" || s[0].InForce {
 			t.Errorf("it is shown as %+v", s)
 		}
 		synctest.Wait()
 		w.stop()
-		next := runOn(t, w.groups, file)
-		next.wantEntries(t, "") // what it last was counts after a restart too
-		next.connect(t, probed).Report(true, "")
+		next := startRegistrar(t, w.groups, file)
+		next.wantEntries(t, "") // the last health report is valid after a restart too
+		next.connect(t, probed).HandleHealthReport(true, "")
 		next.wantEntries(t, "tills-10.0.0.1=10.0.0.1")
 	})
 }
 
-func TestRestartLosesNobody(t *testing.T) {
+func TestRestartRetainsRegistrations(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		file := filepath.Join(t.TempDir(), "registered")
-		w := newWorld(t, file)
-		w.connect(t, till("10.0.0.1"))
-		w.connect(t, till("fd00::2"))
+		w := newTestRegistrar(t, file)
+		w.connect(t, newTillWorkload("10.0.0.1"))
+		w.connect(t, newTillWorkload("fd00::2"))
 		synctest.Wait()
 		w.stop()
 		if info, err := os.Stat(file); err != nil || info.Mode().Perm() != 0o600 {
 			t.Errorf("the file is %v, %v", info, err)
 		}
-		next := runOn(t, w.groups, file)
+		next := startRegistrar(t, w.groups, file)
 		next.wantEntries(t, "tills-10.0.0.1=10.0.0.1 tills-fd00--2=fd00::2")
-		next.connect(t, till("10.0.0.1"))
+		next.connect(t, newTillWorkload("10.0.0.1"))
 		time.Sleep(2 * time.Minute)
 		synctest.Wait()
-		next.wantEntries(t, "tills-10.0.0.1=10.0.0.1") // the other had its time
+		next.wantEntries(t, "tills-10.0.0.1=10.0.0.1") // the other one has expired
 	})
 }
 
 func TestMembersFollowTheirGroup(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		w := newWorld(t, "")
-		w.connect(t, till("10.0.0.1"))
+		w := newTestRegistrar(t, "")
+		w.connect(t, newTillWorkload("10.0.0.1"))
 		w.groups.Put(groupOf(map[string]string{"tier": "changed"}))
 		if got := w.List(config.WorkloadEntry)[0].Spec.(*networking.WorkloadEntry).GetLabels()["tier"]; got != "changed" {
 			t.Errorf("the label is %q", got)
 		}
 		w.groups.Delete(groupKey)
 		w.wantEntries(t, "")
-		if s := w.Workloads(); len(s) != 1 || !strings.Contains(s[0].Reason, "gone") {
+		if s := w.Workloads(); len(s) != 1 || !strings.Contains(s[0].Reason, "removed") {
 			t.Errorf("it is shown as %+v", s)
 		}
 		w.groups.Put(groupOf(nil))
@@ -220,16 +222,16 @@ func TestMembersFollowTheirGroup(t *testing.T) {
 	})
 }
 
-func TestWorkloadThatDoesNotFitItsGroupIsRefused(t *testing.T) {
+func TestWorkloadWithWrongGroupOrAccountIsRefused(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		w := newWorld(t, "")
-		other := till("10.0.0.1")
+		w := newTestRegistrar(t, "")
+		other := newTillWorkload("10.0.0.1")
 		other.ServiceAccount = "thief"
-		unknown := till("10.0.0.1")
+		unknown := newTillWorkload("10.0.0.1")
 		unknown.Group = "safes"
-		nobody := till("10.0.0.1")
+		nobody := newTillWorkload("10.0.0.1")
 		nobody.ServiceAccount = ""
-		for _, workload := range []Workload{other, unknown, nobody, till("0.0.0.0"), till("fe80::1%eth0"), till("224.0.0.1"), till("::ffff:0.0.0.0")} {
+		for _, workload := range []Workload{other, unknown, nobody, newTillWorkload("0.0.0.0"), newTillWorkload("fe80::1%eth0"), newTillWorkload("224.0.0.1"), newTillWorkload("::ffff:0.0.0.0"), newTillWorkload("127.0.0.1"), newTillWorkload("::1"), newTillWorkload("169.254.1.1"), newTillWorkload("fe80::1")} {
 			if _, err := w.Connect(workload); !errors.Is(err, ErrRefused) {
 				t.Errorf("%v: %v", workload, err)
 			}

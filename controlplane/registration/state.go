@@ -15,11 +15,11 @@ import (
 	"github.com/pilotfish-mesh/pilotfish/internal/atomicfile"
 )
 
-// maxFile bounds what is read: some 100,000 workloads.
+// maxFile limits the size of the file, in bytes: some 100,000 workloads.
 const maxFile = 64 << 20
 
-// kept is a workload in the file.
-type kept struct {
+// savedMember is a workload in the file.
+type savedMember struct {
 	Workload
 	Healthy bool   `json:"healthy,omitempty"`
 	Reason  string `json:"reason,omitempty"`
@@ -37,28 +37,28 @@ func (r *Registrar) load() error {
 		return fmt.Errorf("registered workloads: %w", err)
 	}
 	defer func() { _ = file.Close() }()
-	var all []kept
+	var all []savedMember
 	if err := json.NewDecoder(io.LimitReader(file, maxFile)).Decode(&all); err != nil {
 		return fmt.Errorf("registered workloads: %s: %w", r.cfg.File, err)
 	}
-	leaves := time.Now().Add(r.cfg.Return)
+	leaves := time.Now().Add(r.cfg.ReconnectTimeout)
 	for _, k := range all {
 		if !k.Address.IsValid() || k.Group == "" || k.Namespace == "" {
 			return fmt.Errorf("registered workloads: %s: a workload without address, group or namespace", r.cfg.File)
 		}
-		m := &member{Workload: k.Workload, key: k.key(), healthy: k.Healthy, reason: k.Reason, leaves: leaves}
+		m := &member{Workload: k.Workload, key: k.key(), healthy: k.Healthy, reason: k.Reason, expires: leaves}
 		r.members[m.key] = m
 		r.rebuild(m)
 	}
 	return nil
 }
 
-// save writes the file in one step, unless it is as it was.
+// save atomically replaces the file if its content changed.
 func (r *Registrar) save() error {
 	if r.cfg.File == "" {
 		return nil
 	}
-	content, err := r.content()
+	content, err := r.encodeMembers()
 	if err != nil {
 		return err
 	}
@@ -71,16 +71,16 @@ func (r *Registrar) save() error {
 	return nil
 }
 
-func (r *Registrar) content() ([]byte, error) {
+func (r *Registrar) encodeMembers() ([]byte, error) {
 	r.mu.Lock()
 	all := make([]*member, 0, len(r.members))
 	for _, m := range r.members {
 		all = append(all, m)
 	}
 	slices.SortFunc(all, func(a, b *member) int { return strings.Compare(a.key.String(), b.key.String()) })
-	out := make([]kept, 0, len(all))
+	out := make([]savedMember, 0, len(all))
 	for _, m := range all {
-		out = append(out, kept{Workload: m.Workload, Healthy: m.healthy, Reason: m.reason})
+		out = append(out, savedMember{Workload: m.Workload, Healthy: m.healthy, Reason: m.reason})
 	}
 	r.mu.Unlock()
 	content, err := json.MarshalIndent(out, "", " ")

@@ -8,23 +8,23 @@ import (
 	"github.com/pilotfish-mesh/pilotfish/controlplane/config"
 )
 
-// maxAliasSteps bounds how many names lead on to the next, about as resolvers of DNS do: longer ways are circles mostly.
+// maxAliasSteps limits the length of a chain of aliases, about as DNS resolvers do. Longer chains are usually cycles.
 const maxAliasSteps = 8
 
-// nameAliases has Kubernetes Services of type ExternalName, whose name is that of another service, be names of that one, also
-// where one leads to the next. It depends on nothing but which services there are.
+// nameAliases makes Kubernetes Services of type ExternalName aliases of the service that they name, also through a
+// chain. The result depends only on the set of services.
 func nameAliases(sources []*source) []*source {
 	external := map[string]*Service{}
-	each(sources, func(s *Service) {
+	forEachService(sources, func(s *Service) {
 		if s.ExternalName != "" {
 			external[s.Hostname] = s
 		}
 	})
 	inside := internalNames(sources, external)
-	sources = replaced(sources, func(s *Service) *Service {
+	sources = replaceServices(sources, func(s *Service) *Service {
 		of := ""
 		if s.ExternalName != "" {
-			of = aliasOf(s, external, inside)
+			of = resolveAlias(s, external, inside)
 		}
 		if of == s.AliasOf {
 			return s
@@ -34,7 +34,7 @@ func nameAliases(sources []*source) []*source {
 		return &other
 	})
 	aliases := map[string][]*Service{}
-	each(sources, func(s *Service) {
+	forEachService(sources, func(s *Service) {
 		if s.AliasOf != "" {
 			aliases[s.AliasOf] = append(aliases[s.AliasOf], s)
 		}
@@ -42,7 +42,7 @@ func nameAliases(sources []*source) []*source {
 	for _, list := range aliases {
 		slices.SortFunc(list, func(a, b *Service) int { return strings.Compare(a.Hostname, b.Hostname) })
 	}
-	return replaced(sources, func(s *Service) *Service {
+	return replaceServices(sources, func(s *Service) *Service {
 		var own []*Service
 		if s.AliasOf == "" {
 			own = aliases[s.Hostname]
@@ -56,7 +56,7 @@ func nameAliases(sources []*source) []*source {
 	})
 }
 
-// internalNames are those names that Services of type ExternalName lead to which another sort of service has.
+// internalNames maps the external names to whether a service of another type has the name.
 func internalNames(sources []*source, external map[string]*Service) map[string]bool {
 	inside := make(map[string]bool, len(external))
 	for _, s := range external {
@@ -65,7 +65,7 @@ func internalNames(sources []*source, external map[string]*Service) map[string]b
 	if len(inside) == 0 {
 		return inside
 	}
-	each(sources, func(s *Service) {
+	forEachService(sources, func(s *Service) {
 		if _, wanted := inside[s.Hostname]; wanted && s.ExternalName == "" {
 			inside[s.Hostname] = true
 		}
@@ -73,9 +73,9 @@ func internalNames(sources []*source, external map[string]*Service) map[string]b
 	return inside
 }
 
-// aliasOf is the hostname of the service that a Service of type ExternalName is another name of; "" where it leads outside.
-// Where it leads round in a circle, it is that of one that is an alias itself: such names lead nowhere, as in DNS.
-func aliasOf(s *Service, external map[string]*Service, inside map[string]bool) string {
+// resolveAlias returns the hostname of the service that a Service of type ExternalName is an alias of, or "" if it is
+// outside the mesh. For a cycle it returns the hostname of an alias: such names do not resolve, as in DNS.
+func resolveAlias(s *Service, external map[string]*Service, inside map[string]bool) string {
 	at := s
 	for range maxAliasSteps {
 		if inside[at.ExternalName] {
@@ -93,8 +93,8 @@ func aliasOf(s *Service, external map[string]*Service, inside map[string]bool) s
 	return s.ExternalName
 }
 
-// replaced has copies in the place of sources of whose services there is another now.
-func replaced(sources []*source, by func(*Service) *Service) []*source {
+// replaceServices applies replace to all services. It copies the sources whose services change.
+func replaceServices(sources []*source, by func(*Service) *Service) []*source {
 	var out []*source
 	for n, s := range sources {
 		for i, service := range s.services {
@@ -123,48 +123,49 @@ func (s *source) copy() *source {
 	return &other
 }
 
-// aliasProblems says which of the Services of type ExternalName do not lead where their authors may think.
-func (r *Registry) aliasProblems() []config.Problem {
+// checkAliases returns the problems of Services of type ExternalName that do not lead to a service.
+func (r *Registry) checkAliases() []config.Problem {
 	var problems []config.Problem
 	for _, s := range r.sources {
 		for _, service := range s.services {
 			if service.ExternalName != "" {
-				problems = append(problems, r.aliasProblem(s.resource, service)...)
+				problems = append(problems, r.checkAlias(s.resource, service)...)
 			}
 		}
 	}
 	return problems
 }
 
-func (r *Registry) aliasProblem(doc *config.Resource, service *Service) []config.Problem {
+func (r *Registry) checkAlias(doc *config.Resource, service *Service) []config.Problem {
 	const field = "spec.externalName"
 	name := service.ExternalName
 	full, named := r.aliases[name]
 	switch of := r.byHost[service.AliasOf]; {
 	case len(of) > 0:
-		return deadPorts(doc, service, of)
+		return findMissingPorts(doc, service, of)
 	case service.AliasOf != "":
-		return []config.Problem{coded(config.UnknownHost, problemAt(doc, field, name,
-			"the name leads round in a circle, or on through too many others: it is no service's", "give the name of the service that is meant"))}
+		return []config.Problem{withCode(config.UnknownHost, problemAt(doc, field, name,
+			"the name is part of a cycle or a long chain of aliases, and does not lead to a service", "set the name of the service"))}
 	case named:
-		return []config.Problem{problemAt(doc, field, name, "this is a short name, which DNS does not know: it is called as a host outside of the mesh",
+		return []config.Problem{problemAt(doc, field, name, "this is a short name, which DNS does not resolve: it is treated as a host outside the mesh",
 			"write "+full)}
 	case strings.HasSuffix(name, ".svc."+r.opts.Domain):
-		return []config.Problem{coded(config.UnknownHost, problemAt(doc, field, name,
-			"there is no such service: it is called as a host outside of the mesh", "add the Service, or correct the name"))}
+		return []config.Problem{withCode(config.UnknownHost, problemAt(doc, field, name,
+			"there is no such service: it is treated as a host outside the mesh", "add the Service, or correct the name"))}
 	case len(service.Ports) == 0:
 		return []config.Problem{problemAt(doc, "spec.ports", "", "a Service of type ExternalName without ports is not routed", "list the ports that callers use")}
 	}
 	return nil
 }
 
-// deadPorts tells of ports of an alias that the service, which may be there for several namespaces, does not have.
-func deadPorts(doc *config.Resource, alias *Service, of []*Service) []config.Problem {
+// findMissingPorts returns problems for ports of an alias that its service does not have. The service may exist in
+// several namespaces.
+func findMissingPorts(doc *config.Resource, alias *Service, of []*Service) []config.Problem {
 	var problems []config.Problem
 	for i, p := range alias.Ports {
 		if !slices.ContainsFunc(of, func(s *Service) bool { _, has := s.Port(p.Number); return has }) {
-			problems = append(problems, coded(config.UnknownPort, problemAt(doc, fmt.Sprintf("spec.ports[%d].port", i), fmt.Sprint(p.Number),
-				fmt.Sprintf("%s has no such port, and the ports of an alias are those of its service", of[0].Hostname), "remove it, or give it to the service")))
+			problems = append(problems, withCode(config.UnknownPort, problemAt(doc, fmt.Sprintf("spec.ports[%d].port", i), fmt.Sprint(p.Number),
+				fmt.Sprintf("%s has no such port, and an alias has only the ports of its service", of[0].Hostname), "remove it, or add it to the service")))
 		}
 	}
 	return problems

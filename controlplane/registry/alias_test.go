@@ -14,7 +14,7 @@ func externalName(name, namespace, to string, more ...string) string {
 		name, namespace, to, strings.Join(more, ""))
 }
 
-// aliases are the services of a registry that have other names, and these.
+// aliases lists the services of a registry that have aliases, and these.
 func aliases(r *Registry) string {
 	var out []string
 	for _, s := range r.Services {
@@ -25,14 +25,14 @@ func aliases(r *Registry) string {
 	return strings.Join(out, ", ")
 }
 
-func TestAnExternalNameOfAServiceIsAnotherNameOfIt(t *testing.T) {
+func TestExternalNameIsAnAliasOfAService(t *testing.T) {
 	const (
 		httpPort = ", ports: [{name: http, port: 9080}]"
 		entry    = "{apiVersion: networking.istio.io/v1, kind: ServiceEntry, metadata: {name: e}, spec: {hosts: [a.example.com], resolution: DNS, ports: [{number: 80, name: http, protocol: HTTP}]}}"
 	)
 	for name, c := range map[string]struct {
 		documents []string
-		services  int // that there are beside reviews
+		services  int // number of services except reviews
 		aliases   string
 		problem   string
 	}{
@@ -46,7 +46,7 @@ func TestAnExternalNameOfAServiceIsAnotherNameOfIt(t *testing.T) {
 		"of what leads outside": {[]string{externalName("a", "x", "b.y.svc.cluster.local"), externalName("b", "y", "b.example.com", httpPort)}, 1, "a.x is b.y.svc.cluster.local", ""},
 		"outside":               {[]string{externalName("a", "x", "b.example.com", httpPort)}, 1, "", ""},
 		"outside without ports": {[]string{externalName("a", "x", "b.example.com")}, 1, "", "Service x/a: spec.ports"},
-		"of itself":             {[]string{externalName("a", "x", "a.x.svc.cluster.local")}, 0, "", `Service x/a: spec.externalName: "a.x.svc.cluster.local": the name leads round in a circle`},
+		"of itself":             {[]string{externalName("a", "x", "a.x.svc.cluster.local")}, 0, "", `Service x/a: spec.externalName: "a.x.svc.cluster.local": the name is part of a cycle`},
 		"of no service":         {[]string{externalName("a", "x", "b.y.svc.cluster.local", httpPort)}, 1, "", `Service x/a: spec.externalName: "b.y.svc.cluster.local": there is no such service`},
 		"by a short name":       {[]string{externalName("a", "x", "reviews.default.svc", httpPort)}, 1, "", `Service x/a: spec.externalName: "reviews.default.svc": this is a short name`},
 	} {
@@ -65,8 +65,8 @@ func TestAnExternalNameOfAServiceIsAnotherNameOfIt(t *testing.T) {
 	}
 }
 
-// TestAliasesInACircleLeadNowhere as in DNS, and so do those that lead into one.
-func TestAliasesInACircleLeadNowhere(t *testing.T) {
+// Aliases that lead into a cycle do not resolve either.
+func TestCyclicAliasesDoNotResolve(t *testing.T) {
 	documents := []string{reviews, externalName("into", "x", "a0.x.svc.cluster.local")}
 	for i := range 3 {
 		documents = append(documents, externalName(fmt.Sprintf("a%d", i), "x", fmt.Sprintf("a%d.x.svc.cluster.local", (i+1)%3)))
@@ -82,8 +82,8 @@ func TestAliasesInACircleLeadNowhere(t *testing.T) {
 	}
 }
 
-// TestWhatRulesSayOfAnAliasIsNotForTheService: only where they lead is it the same.
-func TestWhatRulesSayOfAnAliasIsNotForTheService(t *testing.T) {
+// The exception is where rules route requests to.
+func TestRulesForAnAliasDoNotApplyToItsService(t *testing.T) {
 	const full = "a.other.svc.cluster.local"
 	r := build(t, reviews, externalName("a", "other", host))
 	for _, c := range [][2]string{{"a", "other"}, {"a.other", "x"}, {"a.other.svc", "x"}, {full, "x"}, {full + ".", "x"}} {
@@ -99,8 +99,8 @@ func TestWhatRulesSayOfAnAliasIsNotForTheService(t *testing.T) {
 	}
 }
 
-// TestOnlyTheServiceOfAnAliasIsAnotherWhenItChanges, and nothing is when the alias is the same.
-func TestOnlyTheServiceOfAnAliasIsAnotherWhenItChanges(t *testing.T) {
+// Nothing changes if the alias is the same.
+func TestAliasChangeReplacesOnlyItsService(t *testing.T) {
 	const second = "ratings.default.svc.cluster.local"
 	store := storeOf(t, reviews, ratings, externalName("a", "other", host))
 	before := Build(nil, store, Options{}, nil)

@@ -8,33 +8,33 @@ import (
 	"github.com/pilotfish-mesh/pilotfish/controlplane/config"
 )
 
-// Build makes the registry of what is in the store. prev is the registry of before, or nil; changed names what may differ
-// from what prev was built of, and nil is everything. What did not change is prev's own: the same *Service, the same
-// slice of endpoints, and prev itself when all is as it was.
+// Build returns the registry of a store. prev is the previous registry, or nil. changed lists the keys that may differ
+// from prev; nil means all. Unchanged parts are shared with prev: *Service values, slices of endpoints, and prev itself
+// if nothing changed.
 func Build(prev *Registry, store config.Store, opts Options, changed []config.Key) *Registry {
 	opts = opts.withDefaults()
 	if prev == nil || prev.opts != opts {
 		prev, changed = &Registry{opts: opts}, nil
 	}
-	b := &builder{prev: prev, store: store, opts: opts, changed: newScope(changed)}
+	b := &builder{prev: prev, store: store, opts: opts, changed: newChangeSet(changed)}
 	b.readWorkloads()
 	b.readSources()
-	b.serve()
-	if prev.sources != nil && !b.differs {
+	b.buildEndpoints()
+	if prev.sources != nil && !b.endpointsDiffer {
 		return prev
 	}
 	return b.registry()
 }
 
-// scope is what may have changed.
-type scope struct {
+// changeSet is the set of possible changes.
+type changeSet struct {
 	all                 bool
 	services, entries   bool
 	workloadsNamespaces map[string]bool
 }
 
-func newScope(changed []config.Key) scope {
-	s := scope{all: changed == nil, workloadsNamespaces: map[string]bool{}}
+func newChangeSet(changed []config.Key) changeSet {
+	s := changeSet{all: changed == nil, workloadsNamespaces: map[string]bool{}}
 	for _, key := range changed {
 		switch key.Kind {
 		case config.Service:
@@ -52,78 +52,78 @@ type builder struct {
 	prev    *Registry
 	store   config.Store
 	opts    Options
-	changed scope
+	changed changeSet
 
-	workloads map[string]*crowd
-	moved     map[string][]*workload // namespace → workloads, old and new, that are not as they were
-	sources   []*source
-	served    map[*Service]*served
-	differs   bool
-	// alike: there are the same services of the same documents as before, and only endpoints can differ.
-	alike bool
+	workloads        map[string]*workloadIndex
+	changedWorkloads map[string][]*workload // namespace → changed workloads, old and new
+	sources          []*source
+	endpoints        map[*Service]*serviceEndpoints
+	endpointsDiffer  bool
+	// sameServices is set if all documents have the same services as before, so that only endpoints can differ.
+	sameServices bool
 }
 
-// readWorkloads indexes the workloads of the namespaces that may have changed. What really changed is found by comparing
-// with before, not taken from the caller's list: the store may be ahead of it.
+// readWorkloads indexes the workloads of the namespaces that may have changed. It finds the actual changes by
+// comparison, because the store may be newer than the caller's list.
 func (b *builder) readWorkloads() {
-	b.workloads, b.moved = b.prev.workloads, map[string][]*workload{}
+	b.workloads, b.changedWorkloads = b.prev.workloads, map[string][]*workload{}
 	if !b.changed.all && len(b.changed.workloadsNamespaces) == 0 {
 		return
 	}
-	b.workloads = map[string]*crowd{}
-	lists := byNamespace(b.store.List(config.WorkloadEntry))
+	b.workloads = map[string]*workloadIndex{}
+	lists := groupByNamespace(b.store.List(config.WorkloadEntry))
 	for namespace, list := range lists {
 		before := b.prev.workloads[namespace]
 		if before != nil && !b.changed.all && !b.changed.workloadsNamespaces[namespace] {
 			b.workloads[namespace] = before
 			continue
 		}
-		b.workloads[namespace], b.moved[namespace] = newCrowd(list, before)
+		b.workloads[namespace], b.changedWorkloads[namespace] = newWorkloadIndex(list, b.opts, before)
 	}
 	for namespace, before := range b.prev.workloads {
 		if b.workloads[namespace] == nil {
-			b.moved[namespace] = before.members()
+			b.changedWorkloads[namespace] = before.members()
 		}
 	}
-	for _, moved := range b.moved {
-		// Also where no service selects them yet: a later service may.
-		b.differs = b.differs || len(moved) > 0
+	for _, moved := range b.changedWorkloads {
+		// Workloads that no service selects count too, because a later service may select them.
+		b.endpointsDiffer = b.endpointsDiffer || len(moved) > 0
 	}
 }
 
 func (b *builder) readSources() {
-	b.alike = true
+	b.sameServices = true
 	if !b.changed.all && !b.changed.services && !b.changed.entries {
 		b.sources = b.prev.sources
 		return
 	}
-	former := formerSources{registry: b.prev}
+	former := previousSources{registry: b.prev}
 	for _, kind := range []config.Kind{config.Service, config.ServiceEntry} {
 		for _, r := range b.store.List(kind) {
-			before := former.of(r)
+			before := former.lookup(r)
 			if before != nil && before.resource == r {
 				b.sources = append(b.sources, before)
 				continue
 			}
-			b.differs = true
+			b.endpointsDiffer = true
 			b.sources = append(b.sources, newSource(r, b.opts, before))
 		}
 	}
 	if len(b.sources) != len(b.prev.sources) {
-		b.differs = true
+		b.endpointsDiffer = true
 	}
-	b.sources = nameAliases(b.opts.partAddresses(b.sources))
-	b.alike = slices.EqualFunc(b.sources, b.prev.sources, (*source).alike)
+	b.sources = nameAliases(b.opts.resolveAddressConflicts(b.sources))
+	b.sameServices = slices.EqualFunc(b.sources, b.prev.sources, (*source).isEquivalent)
 }
 
-// formerSources finds the sources of before for documents in their order, which is that of before too for nearly all.
-type formerSources struct {
+// previousSources looks up the previous sources of documents. The order is usually unchanged.
+type previousSources struct {
 	registry *Registry
 	next     int
 }
 
-func (f *formerSources) of(r *config.Resource) *source {
-	for i := f.next; i < min(f.next+2, len(f.registry.sources)); i++ { // one may have gone
+func (f *previousSources) lookup(r *config.Resource) *source {
+	for i := f.next; i < min(f.next+2, len(f.registry.sources)); i++ { // one document may have been removed
 		if s := f.registry.sources[i]; s.resource == r || s.resource.Key == r.Key {
 			f.next = i + 1
 			return s
@@ -132,96 +132,106 @@ func (f *formerSources) of(r *config.Resource) *source {
 	return f.registry.bySource[r.Key]
 }
 
-// alike says whether two readings of one document have the same services, and go before others in the same way.
-func (s *source) alike(o *source) bool {
+// isEquivalent reports whether two readings of a document have the same services with the same precedence.
+func (s *source) isEquivalent(o *source) bool {
 	return s == o || s.resource.Key == o.resource.Key && s.resource.Created.Equal(o.resource.Created) && slices.Equal(s.services, o.services)
 }
 
-func (b *builder) serve() {
-	b.served = make(map[*Service]*served, len(b.prev.served))
-	if b.alike {
-		b.served = maps.Clone(b.prev.served)
+func (b *builder) buildEndpoints() {
+	b.endpoints = make(map[*Service]*serviceEndpoints, len(b.prev.endpoints))
+	if b.sameServices {
+		b.endpoints = maps.Clone(b.prev.endpoints)
 	}
 	for at, s := range b.sources {
-		if b.alike && s == b.prev.sources[at] && len(b.moved) == 0 {
+		if b.sameServices && s == b.prev.sources[at] && len(b.changedWorkloads) == 0 {
 			continue
 		}
 		fresh := b.prev.bySource[s.resource.Key] != s
 		for i, service := range s.services {
-			before := b.prev.served[service]
-			if before != nil && !fresh && !b.selectsMoved(service) {
-				b.served[service] = before
+			before := b.prev.endpoints[service]
+			if before != nil && !fresh && !b.selectsChanged(service) {
+				b.endpoints[service] = before
 				continue
 			}
-			now := newServed(s, i, b.workloads[service.Namespace], b.servedBefore(service))
-			b.served[service] = now
-			b.differs = b.differs || before == nil || !sameServed(before, now)
+			now := newServiceEndpoints(s, i, b.workloads[service.Namespace], b.previousEndpoints(service))
+			b.endpoints[service] = now
+			b.endpointsDiffer = b.endpointsDiffer || before == nil || !equalEndpoints(before, now)
 		}
 	}
 }
 
-func (b *builder) selectsMoved(service *Service) bool {
-	for _, w := range b.moved[service.Namespace] {
-		if matches(service.Selector, w.labels) {
+func (b *builder) selectsChanged(service *Service) bool {
+	for _, w := range b.changedWorkloads[service.Namespace] {
+		if matchesSelector(service.Selector, w.labels) {
 			return true
 		}
 	}
 	return false
 }
 
-// servedBefore is where the service of that name was served, also when the service itself has changed.
-func (b *builder) servedBefore(service *Service) *served {
+// previousEndpoints returns the previous endpoints of a hostname, even if the service itself changed.
+func (b *builder) previousEndpoints(service *Service) *serviceEndpoints {
 	for _, old := range b.prev.byHost[service.Hostname] {
 		if old.Namespace == service.Namespace {
-			return b.prev.served[old]
+			return b.prev.endpoints[old]
 		}
 	}
 	return nil
 }
 
-func sameServed(a, b *served) bool {
+func equalEndpoints(a, b *serviceEndpoints) bool {
 	return slices.EqualFunc(a.endpoints, b.endpoints, Endpoint.equal) && slices.EqualFunc(a.datagrams, b.datagrams, Endpoint.equal) &&
 		slices.Equal(a.problems, b.problems)
 }
 
 func (b *builder) registry() *Registry {
-	if b.alike && len(b.prev.Problems) == 0 && !b.anyProblems() {
-		return b.withOtherEndpoints()
+	if b.sameServices && len(b.prev.Problems) == 0 && !b.hasNewProblems() {
+		return b.withNewEndpoints()
 	}
 	r := &Registry{
-		byHost: make(map[string][]*Service, len(b.served)), opts: b.opts, aliases: map[string]string{}, targets: map[string]string{},
+		byHost: make(map[string][]*Service, len(b.endpoints)), opts: b.opts, aliases: map[string]string{}, targets: map[string]string{},
 		sources: b.sources, bySource: make(map[config.Key]*source, len(b.sources)),
-		workloads: b.workloads, served: b.served,
+		workloads: b.workloads, endpoints: b.endpoints,
 	}
 	for _, s := range b.sources {
 		r.bySource[s.resource.Key] = s
 		r.Problems = append(r.Problems, s.problems...)
 		for _, service := range s.services {
-			r.Problems = append(r.Problems, b.served[service].problems...)
+			r.Problems = append(r.Problems, b.endpoints[service].problems...)
 		}
 	}
-	r.Problems = append(r.Problems, r.admit(b.sources)...)
-	r.Problems = append(r.Problems, r.aliasProblems()...)
+	for _, namespace := range slices.Sorted(maps.Keys(b.workloads)) {
+		for _, w := range b.workloads[namespace].all {
+			r.Problems = append(r.Problems, w.problems...)
+		}
+	}
+	r.Problems = append(r.Problems, r.addServices(b.sources)...)
+	r.Problems = append(r.Problems, r.checkAliases()...)
 	return r
 }
 
-// anyProblems says whether there are any of documents, and of endpoints, that are not as before.
-func (b *builder) anyProblems() bool {
+// hasNewProblems reports whether a changed document or workload has problems.
+func (b *builder) hasNewProblems() bool {
 	for at, s := range b.sources {
-		if s == b.prev.sources[at] && len(b.moved) == 0 {
+		if s == b.prev.sources[at] && len(b.changedWorkloads) == 0 {
 			continue
 		}
-		if len(s.problems) > 0 || slices.ContainsFunc(s.services, func(service *Service) bool { return len(b.served[service].problems) > 0 }) {
+		if len(s.problems) > 0 || slices.ContainsFunc(s.services, func(service *Service) bool { return len(b.endpoints[service].problems) > 0 }) {
+			return true
+		}
+	}
+	for _, moved := range b.changedWorkloads {
+		if slices.ContainsFunc(moved, func(w *workload) bool { return len(w.problems) > 0 }) {
 			return true
 		}
 	}
 	return false
 }
 
-// withOtherEndpoints is the registry of before, with all its names, but for where services are served.
-func (b *builder) withOtherEndpoints() *Registry {
+// withNewEndpoints returns the previous registry with new endpoints.
+func (b *builder) withNewEndpoints() *Registry {
 	r := *b.prev
-	r.sources, r.workloads, r.served = b.sources, b.workloads, b.served
+	r.sources, r.workloads, r.endpoints = b.sources, b.workloads, b.endpoints
 	r.bySource = b.prev.bySource
 	if len(b.sources) > 0 && &b.sources[0] != &b.prev.sources[0] {
 		r.bySource = maps.Clone(b.prev.bySource)
@@ -234,19 +244,19 @@ func (b *builder) withOtherEndpoints() *Registry {
 	return &r
 }
 
-// admit lists the services of the sources, the older before the younger, and says what is in the way of the others.
-func (r *Registry) admit(sources []*source) []config.Problem {
+// addServices adds the services of the sources, in order of precedence, and returns the problems of conflicting ones.
+func (r *Registry) addServices(sources []*source) []config.Problem {
 	var problems []config.Problem
-	for _, s := range bySeniority(sources) {
+	for _, s := range sortByPrecedence(sources) {
 		for i, service := range s.services {
 			if service.AliasOf != "" {
 				continue
 			}
-			rival := rivalOf(service, r.byHost[service.Hostname])
-			if rival != nil {
-				problems = append(problems, rivalry(s, i, rival, r.bySource[rival.Source]))
+			winner := findConflict(service, r.byHost[service.Hostname])
+			if winner != nil {
+				problems = append(problems, conflictProblem(s, i, winner, r.bySource[winner.Source]))
 			}
-			if rival != nil && rival.Namespace == service.Namespace {
+			if winner != nil && winner.Namespace == service.Namespace {
 				continue
 			}
 			r.byHost[service.Hostname] = append(r.byHost[service.Hostname], service)

@@ -11,24 +11,24 @@ import (
 	"github.com/pilotfish-mesh/pilotfish/controlplane/config"
 )
 
-// tlsModeLabel says on a workload whether a sidecar answers there: "istio" that it does, "disabled" that it does not.
+// tlsModeLabel is the label of a workload that reports whether it has a sidecar: "istio" or "disabled".
 const tlsModeLabel = "security.istio.io/tlsMode"
 
-// served is where a service is served. Immutable.
-type served struct {
+// serviceEndpoints holds the endpoints of a service. It is immutable.
+type serviceEndpoints struct {
 	endpoints []Endpoint
-	// datagrams are the places of ports of UDP: no proxy's, and often of the same number as a TCP port.
+	// datagrams are the endpoints of UDP ports. Proxies do not serve them, and a TCP port often has the same number.
 	datagrams []Endpoint
 	problems  []config.Problem
 }
 
-// newServed joins the endpoints that the service's document lists with those of the workloads it selects. Of before
-// (nil for a new service) each list is used again when it is the same.
-func newServed(s *source, i int, workloads *crowd, before *served) *served {
+// newServiceEndpoints merges the endpoints in the service's document with those of the workloads that it selects.
+// Unchanged lists are shared with before, which is nil for a new service.
+func newServiceEndpoints(s *source, i int, workloads *workloadIndex, before *serviceEndpoints) *serviceEndpoints {
 	service := s.services[i]
-	out := &served{endpoints: s.listed[i]}
+	out := &serviceEndpoints{endpoints: s.listedEndpoints[i]}
 	if len(service.Selector) > 0 && service.Resolution != Passthrough {
-		out = selectEndpoints(s, service, workloads.selected(service.Selector))
+		out = selectEndpoints(s, service, workloads.selectWorkloads(service.Selector))
 	}
 	if before != nil && slices.EqualFunc(before.endpoints, out.endpoints, Endpoint.equal) {
 		out.endpoints = before.endpoints
@@ -39,27 +39,34 @@ func newServed(s *source, i int, workloads *crowd, before *served) *served {
 	return out
 }
 
-func selectEndpoints(s *source, service *Service, workloads []*workload) *served {
-	out := &served{}
+func selectEndpoints(s *source, service *Service, workloads []*workload) *serviceEndpoints {
+	out := &serviceEndpoints{}
 	if n := len(service.Ports) * len(workloads); n > 0 {
 		out.endpoints = make([]Endpoint, 0, n)
 	}
-	usable := out.usable(service, workloads)
+	usable := out.filterUsable(service, workloads)
 	for i, port := range service.Ports {
 		if port.Protocol == UDP {
 			out.datagrams = append(out.datagrams, selectDatagrams(port, usable)...)
 			continue
 		}
 		var lacking []string
+		var refused *workload
 		for _, w := range usable {
-			number, ok := port.on(w.entry.GetPorts())
+			number, ok := port.numberOn(w.entry.GetPorts())
 			if !ok {
 				lacking = append(lacking, w.resource.Name)
 				continue
 			}
 			e := newEndpoint(w.entry, w.labels, w.resource.Namespace, port.Number, number)
 			e.Workload = w.resource.Name
-			out.endpoints = append(out.endpoints, e)
+			before := len(out.endpoints)
+			if out.endpoints = s.opts.appendAllowed(out.endpoints, e); len(out.endpoints) == before && len(w.problems) == 0 {
+				refused = w
+			}
+		}
+		if refused != nil {
+			out.problems = append(out.problems, s.refusedPortProblem(i, port, refused))
 		}
 		if len(lacking) > 0 {
 			out.problems = append(out.problems, unknownTargetPort(s.resource, i, port, lacking, usable))
@@ -68,10 +75,28 @@ func selectEndpoints(s *source, service *Service, workloads []*workload) *served
 	return out
 }
 
+// appendAllowed appends an endpoint unless no proxy connects to it. It marks endpoints that gateways must not use.
+func (o Options) appendAllowed(to []Endpoint, e Endpoint) []Endpoint {
+	refusal := o.Refusal(e.Address, e.Port)
+	if refusal.appliesToAll() {
+		return to
+	}
+	e.NotForGateways = refusal.GatewaysOnly
+	return append(to, e)
+}
+
+// refusedPortProblem returns the finding about a proxy's own port on a workload with an allowed address.
+func (s *source) refusedPortProblem(i int, port Port, w *workload) config.Problem {
+	number, _ := port.numberOn(w.entry.GetPorts())
+	refusal := s.opts.Refusal(w.entry.GetAddress(), number)
+	return withCode(config.EndpointRefused, problemAt(s.resource, fmt.Sprintf("spec.ports[%d]", i), fmt.Sprint(number),
+		fmt.Sprintf("workload %s: %s", w.resource.Name, refusal.Message()), refusal.Remedy))
+}
+
 func selectDatagrams(port Port, workloads []*workload) []Endpoint {
 	var out []Endpoint
 	for _, w := range workloads {
-		if number, ok := port.on(w.entry.GetPorts()); ok {
+		if number, ok := port.numberOn(w.entry.GetPorts()); ok {
 			e := newEndpoint(w.entry, w.labels, w.resource.Namespace, port.Number, number)
 			e.Workload = w.resource.Name
 			out = append(out, e)
@@ -80,8 +105,8 @@ func selectDatagrams(port Port, workloads []*workload) []Endpoint {
 	return out
 }
 
-// usable leaves out the workloads whose address Envoy could not use: with static resolution it takes no names.
-func (out *served) usable(service *Service, workloads []*workload) []*workload {
+// filterUsable removes workloads whose address Envoy cannot use: static resolution does not support names.
+func (out *serviceEndpoints) filterUsable(service *Service, workloads []*workload) []*workload {
 	if service.Resolution != Static {
 		return workloads
 	}
@@ -99,7 +124,7 @@ func (out *served) usable(service *Service, workloads []*workload) []*workload {
 		}
 		out.problems = append(out.problems, problemAt(w.resource, "spec.address", address,
 			fmt.Sprintf("not an IP address, so that %s does not use this workload", service.Hostname),
-			"give its address, or select it by a ServiceEntry with resolution: DNS"))
+			"set its IP address, or select it by a ServiceEntry with resolution: DNS"))
 	}
 	if usable == nil {
 		return workloads
@@ -125,12 +150,12 @@ func unknownTargetPort(r *config.Resource, i int, port Port, lacking []string, a
 	return problemAt(r, fmt.Sprintf("spec.ports[%d].targetPort", i), port.TargetPortName, message, remedy)
 }
 
-// on is the port's number on a workload or listed endpoint that names its ports so. A name that it does not have is
-// not found.
+// numberOn returns the port's number on a workload or listed endpoint with these named ports. ok is false if a named
+// target port is missing.
 //
-// By Istio's rule an endpoint's own number for the service port's name goes before targetPort. But where the endpoint
-// lists the target port's very number, that one is meant, as in Kubernetes.
-func (p Port) on(ports map[string]uint32) (number uint32, ok bool) {
+// As in Istio, an endpoint's number for the service port's name has precedence over targetPort. As in Kubernetes,
+// targetPort is used if the endpoint lists that number.
+func (p Port) numberOn(ports map[string]uint32) (number uint32, ok bool) {
 	if p.TargetPortName != "" {
 		number, ok = ports[p.TargetPortName]
 		return number, ok
@@ -159,7 +184,8 @@ func newEndpoint(we *networking.WorkloadEntry, labels map[string]string, namespa
 	}
 }
 
-// HasSidecar follows Istio: the label tells; without it, a workload that has an identity has a sidecar.
+// HasSidecar reports whether a workload has a sidecar. As in Istio, the label decides; without it, a workload with an
+// identity has a sidecar.
 func HasSidecar(labels map[string]string, serviceAccount string) bool {
 	if mode, ok := labels[tlsModeLabel]; ok {
 		return mode == "istio"
@@ -170,11 +196,11 @@ func HasSidecar(labels map[string]string, serviceAccount string) bool {
 func (e Endpoint) equal(o Endpoint) bool {
 	return e.Address == o.Address && e.Port == o.Port && e.ServicePort == o.ServicePort &&
 		e.Namespace == o.Namespace && e.Workload == o.Workload && e.ServiceAccount == o.ServiceAccount &&
-		e.Network == o.Network && e.Locality == o.Locality && e.Weight == o.Weight && e.MTLS == o.MTLS &&
+		e.Network == o.Network && e.Locality == o.Locality && e.Weight == o.Weight && e.MTLS == o.MTLS && e.NotForGateways == o.NotForGateways &&
 		maps.Equal(e.Labels, o.Labels)
 }
 
-// localityLabels say where a workload is that does not otherwise; label values cannot have slashes.
+// localityLabels specify the locality of a workload without a locality field. Label values cannot contain slashes.
 var localityLabels = []string{"topology.istio.io/locality", "istio-locality"}
 
 func localityOf(written string, labels map[string]string) string {

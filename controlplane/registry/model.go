@@ -1,5 +1,5 @@
-// Package registry knows which services the mesh has, and where each is served: it joins Kubernetes Services,
-// ServiceEntries and WorkloadEntries into services and endpoints. It knows nothing of Envoy.
+// Package registry contains the services of the mesh and their endpoints. It combines Kubernetes Services,
+// ServiceEntries and WorkloadEntries. It does not depend on Envoy.
 package registry
 
 import (
@@ -9,10 +9,10 @@ import (
 	"github.com/pilotfish-mesh/pilotfish/controlplane/config"
 )
 
-// Protocol is what a service port speaks.
+// Protocol is the protocol of a service port.
 type Protocol string
 
-// The protocols that are told apart.
+// The distinguished protocols.
 const (
 	HTTP  Protocol = "HTTP"
 	HTTP2 Protocol = "HTTP2"
@@ -21,39 +21,39 @@ const (
 	TLS   Protocol = "TLS"
 	TCP   Protocol = "TCP"
 	UDP   Protocol = "UDP"
-	// Undeclared: nobody says what the port speaks, so that each connection's first bytes have to tell.
+	// Undeclared: the protocol is not configured, so proxies detect it from the first bytes of each connection.
 	Undeclared Protocol = "UNDECLARED"
 )
 
-// IsHTTP says whether requests can be seen and routed.
+// IsHTTP reports whether requests can be routed individually.
 func (p Protocol) IsHTTP() bool { return p == HTTP || p == HTTP2 || p == GRPC }
 
-// MayBeHTTP says whether requests can be seen and routed, where a connection turns out to have any.
+// MayBeHTTP reports whether a connection may be HTTP, so that requests can be routed individually.
 func (p Protocol) MayBeHTTP() bool { return p.IsHTTP() || p == Undeclared }
 
-// IsHTTP2 says whether the workload itself wants HTTP/2.
+// IsHTTP2 reports whether the workload requires HTTP/2.
 func (p Protocol) IsHTTP2() bool { return p == HTTP2 || p == GRPC }
 
-// Resolution is how a service's addresses are found.
+// Resolution is the method that finds a service's addresses.
 type Resolution int
 
 const (
-	// Static: the endpoints are known here and sent by EDS.
+	// Static: the registry has the endpoints, and EDS sends them.
 	Static Resolution = iota
-	// DNS: Envoy resolves the endpoints' names, and uses all addresses.
+	// DNS: Envoy resolves the endpoints' names and uses all addresses.
 	DNS
-	// DNSRoundRobin: Envoy resolves the name, and uses one address at a time.
+	// DNSRoundRobin: Envoy resolves the name and uses one address at a time.
 	DNSRoundRobin
-	// Passthrough: the caller's original destination is used.
+	// Passthrough: Envoy uses the original destination.
 	Passthrough
 )
 
 var resolutionNames = [...]string{Static: "STATIC", DNS: "DNS", DNSRoundRobin: "DNS_ROUND_ROBIN", Passthrough: "NONE"}
 
-// String is Istio's name of the resolution.
+// String returns Istio's name of the resolution.
 func (r Resolution) String() string { return resolutionNames[r] }
 
-// MarshalText writes Istio's name.
+// MarshalText returns Istio's name of the resolution.
 func (r Resolution) MarshalText() ([]byte, error) { return []byte(r.String()), nil }
 
 // Port is one port of a service.
@@ -61,54 +61,54 @@ type Port struct {
 	Name     string   `json:"name"`
 	Number   uint32   `json:"number"`
 	Protocol Protocol `json:"protocol"`
-	// TargetPort is the port on the workload, when the service fixes one for all; 0 when TargetPortName decides.
+	// TargetPort is the port of the workload if all workloads use the same one; 0 if TargetPortName decides.
 	TargetPort     uint32 `json:"targetPort,omitempty"`
 	TargetPortName string `json:"targetPortName,omitempty"`
 }
 
-// Service is a name that the mesh can route to. Immutable.
+// Service is a routable name of the mesh. It is immutable.
 type Service struct {
 	// Hostname is the fully qualified name: reviews.default.svc.cluster.local, or a ServiceEntry's host (which may be a
 	// wildcard, *.example.com).
 	Hostname  string `json:"hostname"`
 	Name      string `json:"name"` // metadata.name of its document
 	Namespace string `json:"namespace"`
-	// Aliases are the other names it is known by everywhere (reviews.default, reviews.default.svc). The bare name
-	// (reviews) is only an alias for callers of its own namespace and is not in this list.
+	// Aliases lists the other names that are valid in all namespaces (reviews.default, reviews.default.svc). The bare
+	// name (reviews) is valid only in its own namespace and is not included.
 	Aliases   []string     `json:"aliases,omitempty"`
-	Addresses []netip.Addr `json:"addresses,omitempty"` // virtual addresses; empty when it has none
-	// Ranges are blocks of addresses that connections to it go to, besides.
+	Addresses []netip.Addr `json:"addresses,omitempty"` // virtual addresses
+	// Ranges lists networks whose connections belong to the service too.
 	Ranges []netip.Prefix `json:"ranges,omitempty"`
-	// Virtual is the address that its name leads to, where it was given one; it may have had to take the next.
+	// Virtual is the first choice of the allocated virtual address. The actual address differs after a conflict.
 	Virtual netip.Addr `json:"-"`
-	// ByName: requests go to the host that they name, which proxies look up, and not to the address that the caller chose.
+	// ByName: proxies resolve the host of each request and ignore the original destination address.
 	ByName     bool       `json:"byName,omitempty"`
 	Ports      []Port     `json:"ports,omitempty"`
 	Resolution Resolution `json:"resolution"`
-	// ByInstance: it asks for no address (clusterIP: None), and callers know its instances by names below its own.
+	// ByInstance: the Service is headless (clusterIP: None), and its instances have names below its own.
 	ByInstance bool `json:"byInstance,omitempty"`
-	// Kubernetes says that it came from a Kubernetes Service, so that short names apply.
+	// Kubernetes is set for a Kubernetes Service, which has short names.
 	Kubernetes bool `json:"kubernetes,omitempty"`
-	// ExternalName is the host that a Kubernetes Service of type ExternalName leads to; empty for all others.
+	// ExternalName is the host of a Kubernetes Service of type ExternalName; empty for all others.
 	ExternalName string `json:"externalName,omitempty"`
-	// AliasOf is the hostname of the service that such a Service is another name of; empty where it leads outside. Then the
-	// registry does not list it as a service.
+	// AliasOf is the hostname of the service of which such a Service is an alias; empty if the host is outside the
+	// mesh. The registry does not list an alias as a service.
 	AliasOf string `json:"aliasOf,omitempty"`
-	// AliasServices are the Services of type ExternalName that are other names of this one, ordered by hostname. Each has
-	// short names and an exportTo of its own.
+	// AliasServices lists the Services of type ExternalName that are aliases of this one, ordered by hostname. Each has
+	// its own short names and exportTo.
 	AliasServices []*Service `json:"aliasServices,omitempty"`
-	// External is a ServiceEntry with location MESH_EXTERNAL: no mTLS by default.
+	// External marks a ServiceEntry with location MESH_EXTERNAL, which has no mTLS by default.
 	External bool `json:"external,omitempty"`
-	// Selector selects its workloads; nil when its endpoints are listed in place.
+	// Selector selects the workloads; nil if the document lists the endpoints.
 	Selector map[string]string `json:"selector,omitempty"`
-	// ExportTo is the namespaces that may see it; empty or "*" is all, "." is its own.
+	// ExportTo lists the namespaces that can see the service; empty or "*" is all, "." is its own.
 	ExportTo []string `json:"exportTo,omitempty"`
-	// SubjectAltNames, when set, are the identities its endpoints may have.
+	// SubjectAltNames, if set, lists the identities that its endpoints may have.
 	SubjectAltNames []string   `json:"subjectAltNames,omitempty"`
 	Source          config.Key `json:"source,omitempty"`
 }
 
-// WithAliases gives the service and the Services that are other names of it.
+// WithAliases iterates over the service and its AliasServices.
 func (s *Service) WithAliases() iter.Seq[*Service] {
 	return func(yield func(*Service) bool) {
 		if !yield(s) {
@@ -122,8 +122,8 @@ func (s *Service) WithAliases() iter.Seq[*Service] {
 	}
 }
 
-// Port finds a port by its number. Where datagrams have the number too, as DNS and HTTP/3 do, it is the port for
-// connections, whichever is written first.
+// Port returns the port with a number. If a UDP port has the same number, as for DNS and HTTP/3, it returns the TCP
+// port.
 func (s *Service) Port(number uint32) (Port, bool) {
 	var found Port
 	ok := false
@@ -139,12 +139,12 @@ func (s *Service) Port(number uint32) (Port, bool) {
 	return found, ok
 }
 
-// Headless says whether callers find the addresses of the workloads themselves behind the service's name, and choose one.
+// Headless reports whether clients resolve the service's name to the addresses of its workloads and choose one.
 func (s *Service) Headless() bool {
 	return s.Kubernetes && s.Resolution == Static && len(s.Addresses) == 0
 }
 
-// VisibleTo says whether a proxy of the namespace may see the service.
+// VisibleTo reports whether a proxy of the namespace can see the service.
 func (s *Service) VisibleTo(namespace string) bool {
 	if len(s.ExportTo) == 0 {
 		return true
@@ -157,12 +157,12 @@ func (s *Service) VisibleTo(namespace string) bool {
 	return false
 }
 
-// Endpoint is one place where one port of a service is served. Immutable.
+// Endpoint is the address of one port of a service on one workload. It is immutable.
 type Endpoint struct {
 	// Address is an IP address, or a host name for services with DNS resolution, or a unix socket ("unix:///path").
 	Address string `json:"address"`
-	Port    uint32 `json:"port"` // on the endpoint; 0 for a unix socket
-	// ServicePort is the number of the service's port it belongs to.
+	Port    uint32 `json:"port"` // of the endpoint; 0 for a unix socket
+	// ServicePort is the number of the service's port.
 	ServicePort    uint32            `json:"servicePort,omitempty"`
 	Labels         map[string]string `json:"labels,omitempty"`
 	Namespace      string            `json:"namespace"`
@@ -170,31 +170,34 @@ type Endpoint struct {
 	ServiceAccount string            `json:"serviceAccount,omitempty"`
 	Network        string            `json:"network,omitempty"`
 	Locality       string            `json:"locality,omitempty"` // region/zone/subzone
-	Weight         uint32            `json:"weight,omitempty"`   // relative; 0 counts as 1
-	// MTLS says that a sidecar with a mesh identity answers there (label security.istio.io/tlsMode=istio).
+	Weight         uint32            `json:"weight,omitempty"`   // relative; 0 means 1
+	// MTLS is set if the workload has a sidecar with a mesh identity (label security.istio.io/tlsMode=istio).
 	MTLS bool `json:"mtls,omitempty"`
+	// NotForGateways: only sidecars connect to it, because on a gateway's machine the address belongs to the platform.
+	NotForGateways bool `json:"notForGateways,omitempty"`
 }
 
-// Registry is the services and endpoints at one moment. Immutable, safe for concurrent use. Build makes it.
+// Registry contains the services and endpoints at one point in time. It is immutable and safe for concurrent use. Build
+// creates it.
 type Registry struct {
-	// Services are ordered by hostname, then namespace.
+	// Services is ordered by hostname, then namespace.
 	Services []*Service
-	// Problems are the references that lead nowhere, and the like.
+	// Problems lists unresolved references, conflicts and refused endpoints.
 	Problems []config.Problem
 
 	opts    Options
 	byHost  map[string][]*Service
 	aliases map[string]string // other name → hostname
-	targets map[string]string // hostname of an alias → that of the service
+	targets map[string]string // hostname of an alias → hostname of its service
 
-	// What the next Build starts from.
+	// Input of the next Build.
 	sources   []*source
 	bySource  map[config.Key]*source
-	workloads map[string]*crowd // by namespace
-	served    map[*Service]*served
+	workloads map[string]*workloadIndex // by namespace
+	endpoints map[*Service]*serviceEndpoints
 }
 
-// Target is the hostname of the service that a hostname is an alias of, and the hostname itself where it is none.
+// Target returns the hostname of the service of which a hostname is an alias, or the hostname itself.
 func (r *Registry) Target(hostname string) string {
 	if to, ok := r.targets[hostname]; ok && r.byHost[hostname] == nil {
 		return to
@@ -202,26 +205,27 @@ func (r *Registry) Target(hostname string) string {
 	return hostname
 }
 
-// ByHostname gives the services of that exact hostname (one, unless namespaces compete for a ServiceEntry's host).
+// ByHostname returns the services with this exact hostname: one, unless several namespaces have a ServiceEntry for the
+// host.
 func (r *Registry) ByHostname(host string) []*Service { return r.byHost[host] }
 
-// Endpoints gives a service's endpoints, all ports, in a stable order: by the service's ports, then by workload. Nobody
-// may change the slice.
+// Endpoints returns a service's endpoints of all ports, ordered by the service's ports, then by workload. Callers must
+// not modify the slice.
 func (r *Registry) Endpoints(s *Service) []Endpoint {
-	if served := r.served[s]; served != nil {
-		return served.endpoints
+	if found := r.endpoints[s]; found != nil {
+		return found.endpoints
 	}
 	return nil
 }
 
-// Datagrams gives the workloads that serve a service's ports of UDP, which are not among its endpoints. Nobody may change
+// Datagrams returns the endpoints of a service's UDP ports, which Endpoints does not include. Callers must not modify
 // the slice.
 func (r *Registry) Datagrams(s *Service) []Endpoint {
-	if served := r.served[s]; served != nil {
-		return served.datagrams
+	if found := r.endpoints[s]; found != nil {
+		return found.datagrams
 	}
 	return nil
 }
 
-// Options are what the registry was built with.
+// Options returns the options of the registry.
 func (r *Registry) Options() Options { return r.opts }

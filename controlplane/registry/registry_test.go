@@ -12,7 +12,7 @@ import (
 	"github.com/pilotfish-mesh/pilotfish/controlplane/config"
 )
 
-// storeOf makes a store of documents, all of which have to be good.
+// storeOf returns a store of valid documents.
 func storeOf(t testing.TB, documents ...string) *config.MemoryStore {
 	t.Helper()
 	store := config.NewMemoryStore()
@@ -38,10 +38,10 @@ func put(t testing.TB, store *config.MemoryStore, documents ...string) []config.
 
 func build(t testing.TB, documents ...string) *Registry {
 	t.Helper()
-	return Build(nil, storeOf(t, documents...), Options{}, nil)
+	return Build(nil, storeOf(t, documents...), Options{Endpoints: anyEndpoint}, nil)
 }
 
-// service finds the one service of a hostname.
+// service returns the only service of a hostname.
 func service(t testing.TB, r *Registry, host string) *Service {
 	t.Helper()
 	list := r.ByHostname(host)
@@ -51,7 +51,7 @@ func service(t testing.TB, r *Registry, host string) *Service {
 	return list[0]
 }
 
-// endpoints writes a service's endpoints as "servicePort=address:port".
+// endpoints formats a service's endpoints as "servicePort=address:port".
 func endpoints(t testing.TB, r *Registry, host string) string {
 	t.Helper()
 	var out []string
@@ -193,7 +193,7 @@ func TestServiceEntryMakesAServiceOfEachHost(t *testing.T) {
 		t.Error(diff)
 	}
 	if s := r.Services[0]; !s.VisibleTo("ns") || !s.VisibleTo("x") || s.VisibleTo("y") {
-		t.Error("visible to others than exportTo says")
+		t.Error("visible outside exportTo")
 	}
 }
 
@@ -230,7 +230,7 @@ func TestProtocolIsFoundAsDeclared(t *testing.T) {
 	}
 }
 
-func TestSidecarIsToldByLabelOrIdentity(t *testing.T) {
+func TestSidecarIsKnownByLabelOrIdentity(t *testing.T) {
 	for _, c := range []struct {
 		labels  map[string]string
 		account string
@@ -277,7 +277,7 @@ func TestIdentityIsOfTheMeshsTrustDomain(t *testing.T) {
 	}
 }
 
-func TestWhatLeadsNowhereIsAProblem(t *testing.T) {
+func TestUnresolvedReferencesAreProblems(t *testing.T) {
 	for name, c := range map[string]struct {
 		documents []string
 		want      string
@@ -307,8 +307,8 @@ func TestWhatLeadsNowhereIsAProblem(t *testing.T) {
 	}
 }
 
-// TestBlocksOfAddressesAreNoAddresses, but those of one are.
-func TestBlocksOfAddressesAreNoAddresses(t *testing.T) {
+// Networks with a single address are addresses.
+func TestNetworksAreNotAddresses(t *testing.T) {
 	r := build(t, `{apiVersion: networking.istio.io/v1, kind: ServiceEntry, metadata: {name: s}, spec: {hosts: [a.com], addresses: [10.0.0.7/8, 10.1.2.3/32, 10.1.2.4], ports: [{number: 80, name: http, protocol: HTTP}]}}`)
 	s := service(t, r, "a.com")
 	if got := fmt.Sprint(s.Addresses, s.Ranges); got != "[10.1.2.3 10.1.2.4] [10.0.0.0/8]" {
@@ -326,12 +326,12 @@ func TestOlderOfTwoEntriesOfAHostWins(t *testing.T) {
 	if s := service(t, r, "x.com"); s.Name != "b" {
 		t.Errorf("%s won", s.Name)
 	}
-	if got := problems(r); !strings.Contains(got, "ServiceEntry default/a: spec.hosts: \"x.com\": ServiceEntry default/b, at mesh.yaml:3:1, has this host already") {
+	if got := problems(r); !strings.Contains(got, "ServiceEntry default/a: spec.hosts: \"x.com\": ServiceEntry default/b, at mesh.yaml:3:1, has the same host") {
 		t.Errorf("problems: %s", got)
 	}
 }
 
-func TestEntriesOfAHostInTwoNamespacesAreBothThere(t *testing.T) {
+func TestEntriesOfAHostInTwoNamespacesCoexist(t *testing.T) {
 	r := build(t, entryOf("a", "ns1", "x.com", "2024-01-02T00:00:00Z"), entryOf("b", "ns2", "x.com", "2024-01-01T00:00:00Z"))
 	if list := r.ByHostname("x.com"); len(list) != 2 || list[0].Namespace != "ns1" {
 		t.Errorf("services %v", list)
@@ -341,7 +341,7 @@ func TestEntriesOfAHostInTwoNamespacesAreBothThere(t *testing.T) {
 	}
 }
 
-func TestKubernetesServiceGoesBeforeAnEntryOfItsName(t *testing.T) {
+func TestKubernetesServicePrecedesAServiceEntry(t *testing.T) {
 	r := build(t, entryOf("a", "default", host, "2024-01-02T00:00:00Z"), reviews, v1)
 	if s := service(t, r, host); !s.Kubernetes {
 		t.Error("the ServiceEntry won")

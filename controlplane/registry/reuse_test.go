@@ -17,7 +17,7 @@ func sameSlice(a, b []Endpoint) bool {
 
 const ratings = `{apiVersion: v1, kind: Service, metadata: {name: ratings}, spec: {selector: {app: ratings}, ports: [{name: http, port: 9080}]}}`
 
-func TestNothingChangedGivesTheSameRegistry(t *testing.T) {
+func TestBuildWithoutChangesReturnsTheSameRegistry(t *testing.T) {
 	store := storeOf(t, reviews, ratings, v1, v2)
 	before := Build(nil, store, Options{}, nil)
 	if Build(before, store, Options{}, []config.Key{}) != before || Build(before, store, Options{}, nil) != before {
@@ -28,7 +28,7 @@ func TestNothingChangedGivesTheSameRegistry(t *testing.T) {
 	}
 }
 
-func TestChangedWorkloadTouchesOnlyTheServicesThatSelectIt(t *testing.T) {
+func TestWorkloadChangeAffectsOnlyItsServices(t *testing.T) {
 	const ratingsV1 = `{apiVersion: networking.istio.io/v1, kind: WorkloadEntry, metadata: {name: ratings-v1}, spec: {address: 127.77.9.1, labels: {app: ratings}}}`
 	store := storeOf(t, reviews, ratings, v1, v2, ratingsV1)
 	before := Build(nil, store, Options{}, nil)
@@ -49,7 +49,7 @@ func TestChangedWorkloadTouchesOnlyTheServicesThatSelectIt(t *testing.T) {
 	}
 }
 
-func TestWorkloadThatStaysAnEndpointAsItWasKeepsTheSlice(t *testing.T) {
+func TestUnchangedEndpointsShareTheSlice(t *testing.T) {
 	store := storeOf(t, reviews, v1, v2)
 	before := Build(nil, store, Options{}, nil)
 	// A port that no service refers to.
@@ -73,7 +73,7 @@ func TestRelabelledWorkloadMovesBetweenServices(t *testing.T) {
 	}
 }
 
-func TestChangedServiceIsAnotherAndTheOthersStay(t *testing.T) {
+func TestOnlyTheChangedServiceIsReplaced(t *testing.T) {
 	store := storeOf(t, reviews, ratings, v1, v2)
 	before := Build(nil, store, Options{}, nil)
 	changed := put(t, store, strings.Replace(reviews, "port: 9080", "port: 9080, appProtocol: grpc", 1))
@@ -89,7 +89,7 @@ func TestChangedServiceIsAnotherAndTheOthersStay(t *testing.T) {
 	}
 }
 
-func TestWorkloadThatNobodySelectedYetIsFoundByALaterService(t *testing.T) {
+func TestLaterServiceSelectsExistingWorkload(t *testing.T) {
 	store := storeOf(t, reviews)
 	before := Build(nil, store, Options{}, nil)
 	between := Build(before, store, Options{}, put(t, store, strings.Replace(v2, "app: reviews", "app: ratings", 1)))
@@ -99,7 +99,7 @@ func TestWorkloadThatNobodySelectedYetIsFoundByALaterService(t *testing.T) {
 	}
 }
 
-// describe writes down all of a registry.
+// describe formats all fields of a registry.
 func describe(r *Registry) string {
 	var b strings.Builder
 	for _, s := range r.Services {
@@ -114,9 +114,9 @@ func describe(r *Registry) string {
 	return b.String()
 }
 
-// Whatever changes in whatever order, and also when the store is ahead of what Build is told of, building upon the last
-// registry gives what building anew gives.
-func TestBuildingUponTheLastRegistryEqualsBuildingAnew(t *testing.T) {
+// An incremental build must equal a full build after any sequence of changes, also if the store is newer than the list
+// of changes.
+func TestIncrementalBuildEqualsFullBuild(t *testing.T) {
 	random := rand.New(rand.NewPCG(1, 2))
 	store := config.NewMemoryStore()
 	var pending []config.Key
@@ -127,13 +127,13 @@ func TestBuildingUponTheLastRegistryEqualsBuildingAnew(t *testing.T) {
 		if random.IntN(3) == 0 {
 			continue
 		}
-		told := pending
-		if random.IntN(4) == 0 && len(told) > 1 {
-			told, pending = told[:1], told[1:] // the rest comes with the next build
+		reported := pending
+		if random.IntN(4) == 0 && len(reported) > 1 {
+			reported, pending = reported[:1], reported[1:] // the other changes follow in the next build
 		} else {
 			pending = nil
 		}
-		last = Build(last, store, Options{}, append([]config.Key{}, told...))
+		last = Build(last, store, Options{}, append([]config.Key{}, reported...))
 		if len(pending) > 0 {
 			continue
 		}
@@ -175,8 +175,8 @@ func TestBuildIsDeterministic(t *testing.T) {
 	}
 }
 
-// large is a mesh of services with ten endpoints each.
-func large(t testing.TB, services int) *config.MemoryStore {
+// newLargeMesh returns a mesh of services with ten endpoints each.
+func newLargeMesh(t testing.TB, services int) *config.MemoryStore {
 	var b strings.Builder
 	for i := range services {
 		fmt.Fprintf(&b, "---\napiVersion: v1\nkind: Service\nmetadata: {name: s%d}\nspec: {selector: {app: s%d}, ports: [{name: http, port: 80, targetPort: 8080}]}\n", i, i)
@@ -188,16 +188,16 @@ func large(t testing.TB, services int) *config.MemoryStore {
 	return storeOf(t, b.String())
 }
 
-func BenchmarkBuildAnewThousandServices(b *testing.B) {
-	store := large(b, 1000)
+func BenchmarkFullBuildThousandServices(b *testing.B) {
+	store := newLargeMesh(b, 1000)
 	b.ReportAllocs()
 	for b.Loop() {
 		Build(nil, store, Options{}, nil)
 	}
 }
 
-func BenchmarkBuildUponLastThousandServicesOneWorkloadChanged(b *testing.B) {
-	store := large(b, 1000)
+func BenchmarkIncrementalBuildThousandServicesOneWorkloadChanged(b *testing.B) {
+	store := newLargeMesh(b, 1000)
 	last := Build(nil, store, Options{}, nil)
 	doc := "{apiVersion: networking.istio.io/v1, kind: WorkloadEntry, metadata: {name: s5-1}, spec: {address: 10.9.9.%d, labels: {app: s5}}}"
 	states := []*config.Resource{}

@@ -1,6 +1,7 @@
 package registry
 
 import (
+	"fmt"
 	"net/netip"
 	"strings"
 
@@ -12,11 +13,12 @@ var resolutions = map[networking.ServiceEntry_Resolution]Resolution{
 	networking.ServiceEntry_STATIC:          Static,
 	networking.ServiceEntry_DNS:             DNS,
 	networking.ServiceEntry_DNS_ROUND_ROBIN: DNSRoundRobin,
-	// Requests name their host (see Service.ByName); of a connection nothing but the caller's choice is known.
+	// HTTP requests contain their host (see Service.ByName). For other connections only the original destination is
+	// known.
 	networking.ServiceEntry_DYNAMIC_DNS: Passthrough,
 }
 
-// readServiceEntry makes one service of each host.
+// readServiceEntry creates one service for each host.
 func (s *source) readServiceEntry() {
 	entry, ok := s.resource.Spec.(*networking.ServiceEntry)
 	if !ok {
@@ -37,13 +39,38 @@ func (s *source) readServiceEntry() {
 			Resolution:      resolutions[entry.GetResolution()],
 			ByName:          entry.GetResolution() == networking.ServiceEntry_DYNAMIC_DNS,
 			External:        entry.GetLocation() == networking.ServiceEntry_MESH_EXTERNAL,
-			Selector:        orNil(entry.GetWorkloadSelector().GetLabels()),
+			Selector:        nilIfEmpty(entry.GetWorkloadSelector().GetLabels()),
 			ExportTo:        entry.GetExportTo(),
 			SubjectAltNames: entry.GetSubjectAltNames(),
 			Source:          s.resource.Key,
 		}
 		s.services = append(s.services, service)
-		s.listed = append(s.listed, s.entryEndpoints(entry, service))
+		s.listedEndpoints = append(s.listedEndpoints, s.entryEndpoints(entry, service))
+	}
+	s.reportRefusedEndpoints(entry, ports)
+}
+
+// reportRefusedEndpoints records findings about the endpoints of a ServiceEntry, and about its hosts if proxies resolve
+// them.
+func (s *source) reportRefusedEndpoints(entry *networking.ServiceEntry, ports []Port) {
+	for i, we := range entry.GetEndpoints() {
+		var numbers []uint32
+		for _, port := range ports {
+			if number, ok := port.numberOn(we.GetPorts()); ok {
+				numbers = append(numbers, number)
+			}
+		}
+		s.reportRefused(fmt.Sprintf("spec.endpoints[%d].address", i), we.GetAddress(), numbers...)
+	}
+	if entry.GetResolution() == networking.ServiceEntry_STATIC || len(entry.GetEndpoints()) > 0 || entry.GetWorkloadSelector() != nil {
+		return
+	}
+	var numbers []uint32
+	for _, port := range ports {
+		numbers = append(numbers, port.TargetPort)
+	}
+	for i, host := range entry.GetHosts() {
+		s.reportRefused(fmt.Sprintf("spec.hosts[%d]", i), host, numbers...)
 	}
 }
 
@@ -60,7 +87,7 @@ func (s *source) entryPorts(entry *networking.ServiceEntry) []Port {
 	return ports
 }
 
-// entryAddresses parts what stands for one machine from blocks of addresses.
+// entryAddresses separates single addresses from networks.
 func entryAddresses(entry *networking.ServiceEntry) (single []netip.Addr, ranges []netip.Prefix) {
 	for _, text := range entry.GetAddresses() {
 		if addr, err := netip.ParseAddr(text); err == nil {
@@ -68,7 +95,7 @@ func entryAddresses(entry *networking.ServiceEntry) (single []netip.Addr, ranges
 			continue
 		}
 		switch prefix, err := netip.ParsePrefix(text); {
-		case err != nil: // its document was refused
+		case err != nil: // the document was refused
 		case prefix.IsSingleIP():
 			single = append(single, prefix.Addr())
 		default:
@@ -92,11 +119,11 @@ func (s *source) entryEndpoints(entry *networking.ServiceEntry, service *Service
 			continue
 		}
 		for _, we := range listed {
-			number, ok := port.on(we.GetPorts())
+			number, ok := port.numberOn(we.GetPorts())
 			if !ok {
 				continue
 			}
-			out = append(out, newEndpoint(we, we.GetLabels(), service.Namespace, port.Number, number))
+			out = s.opts.appendAllowed(out, newEndpoint(we, we.GetLabels(), service.Namespace, port.Number, number))
 		}
 	}
 	return out

@@ -11,10 +11,10 @@ func hostEntry(host, more string) string {
 	return fmt.Sprintf("{apiVersion: networking.istio.io/v1, kind: ServiceEntry, metadata: {name: %s}, spec: {hosts: [%s], resolution: STATIC, ports: [{number: 80, name: tcp}], endpoints: [{address: 10.0.0.1}]%s}}", host, host, more)
 }
 
-// These two names lead to one address.
+// These two names have the same virtual address.
 const oneName, sameAddress = "n1953.example.test", "n33508.example.test"
 
-func TestAVirtualAddressFollowsFromTheNameAlone(t *testing.T) {
+func TestVirtualAddressDependsOnlyOnTheName(t *testing.T) {
 	o := Options{Virtual: netip.MustParsePrefix("240.0.0.0/5")}
 	for _, documents := range [][]string{{hostEntry(oneName, "")}, {hostEntry("other.example.test", ""), hostEntry(oneName, "")}} {
 		r := Build(nil, storeOf(t, documents...), o, nil)
@@ -58,7 +58,7 @@ func TestServicesNeverShareAVirtualAddress(t *testing.T) {
 	}
 }
 
-func TestServicesPartAndComeBackAsTheOthersComeAndGo(t *testing.T) {
+func TestVirtualAddressConflictsFollowTheServices(t *testing.T) {
 	o := Options{Virtual: netip.MustParsePrefix("240.0.0.0/5")}
 	var r *Registry
 	for _, hosts := range [][]string{{sameAddress}, {sameAddress, oneName}, {sameAddress, oneName, "other.example.test"}, {sameAddress}} {
@@ -77,15 +77,15 @@ func TestServicesPartAndComeBackAsTheOthersComeAndGo(t *testing.T) {
 	}
 }
 
-func TestAServiceThatWantsNoAddressGetsNone(t *testing.T) {
+func TestHeadlessServiceHasNoVirtualAddress(t *testing.T) {
 	o := Options{Virtual: netip.MustParsePrefix("240.0.0.0/5")}
 	r := Build(nil, storeOf(t,
 		"{apiVersion: v1, kind: Service, metadata: {name: headless, namespace: a}, spec: {clusterIP: None, selector: {app: a}, ports: [{port: 80}]}}",
-		"{apiVersion: v1, kind: Service, metadata: {name: silent, namespace: a}, spec: {selector: {app: a}, ports: [{port: 80}]}}"), o, nil)
+		"{apiVersion: v1, kind: Service, metadata: {name: unset, namespace: a}, spec: {selector: {app: a}, ports: [{port: 80}]}}"), o, nil)
 	if headless := service(t, r, "headless.a.svc.cluster.local"); len(headless.Addresses) > 0 || !headless.Headless() {
 		t.Errorf("it has %v", headless.Addresses)
 	}
-	if silent := service(t, r, "silent.a.svc.cluster.local"); len(silent.Addresses) != 1 || silent.Headless() {
-		t.Errorf("one that says nothing has %v", silent.Addresses)
+	if unset := service(t, r, "unset.a.svc.cluster.local"); len(unset.Addresses) != 1 || unset.Headless() {
+		t.Errorf("a service without clusterIP has %v", unset.Addresses)
 	}
 }

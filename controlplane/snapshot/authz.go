@@ -6,13 +6,13 @@ import (
 	"github.com/pilotfish-mesh/pilotfish/controlplane/config"
 )
 
-// Policy is one AuthorizationPolicy.
+// Policy is an AuthorizationPolicy.
 type Policy struct {
 	*config.Resource
 	Spec *security.AuthorizationPolicy
 }
 
-// authz is all AuthorizationPolicies by namespace, each list by name.
+// authz contains all AuthorizationPolicies by namespace, each list sorted by name.
 type authz struct {
 	root        string
 	byNamespace map[string][]Policy
@@ -27,8 +27,8 @@ func newAuthz(resources []*config.Resource, rootNamespace string) *authz {
 	return a
 }
 
-// Policies are the AuthorizationPolicies that apply to a workload with these labels: those of the root namespace, then
-// those of its own, by name.
+// Policies returns the AuthorizationPolicies of a workload: those of the root namespace, then those of its own, sorted
+// by name.
 func (s *Snapshot) Policies(namespace string, labels map[string]string) []Policy {
 	a := s.authz
 	out := selectPolicies(nil, a.byNamespace[a.root], namespace, labels)

@@ -7,16 +7,15 @@ import (
 	"github.com/pilotfish-mesh/pilotfish/controlplane/xds"
 )
 
-// Cache holds resources that were made of snapshots, so that each is made and marshalled once however many proxies get
-// it and however many snapshots it outlives. It is shared by all snapshots that were built from one another, and safe
-// for concurrent use.
+// Cache is an LRU cache of resources, so that each is built and marshalled only once for all proxies and snapshots. All
+// snapshots built from one another share it. It is safe for concurrent use.
 //
-// A key has to hold all that the resource depends on: values, and pointers to what is immutable. Then an entry is never
-// wrong; it can only be no longer asked for, and such entries go when there are more than the mesh can have use for.
+// A key must contain everything the resource depends on: values, and pointers to immutable objects. So an entry is
+// never stale, and unused entries are evicted when the limit is reached.
 type Cache struct {
 	mu      sync.Mutex
 	entries map[any]*list.Element
-	recent  *list.List // of *cacheEntry, the one that was asked for last in front
+	lru     *list.List // of *cacheEntry, the most recently used first
 	limit   int
 }
 
@@ -27,46 +26,46 @@ type cacheEntry struct {
 	err      error
 }
 
-// leastLimit is how many entries are held at any rate.
-const leastLimit = 4096
+// minCacheLimit is the minimum of the entry limit.
+const minCacheLimit = 4096
 
 func newCache() *Cache {
-	return &Cache{entries: map[any]*list.Element{}, recent: list.New(), limit: leastLimit}
+	return &Cache{entries: map[any]*list.Element{}, lru: list.New(), limit: minCacheLimit}
 }
 
-// Get gives the resource of a key, and makes it if it is not there. Concurrent callers of one key wait for the one that
-// makes it.
+// Get returns the resource of a key, and builds it if it is not cached. Concurrent callers with the same key wait for
+// one build.
 func (c *Cache) Get(key any, build func() (*xds.Resource, error)) (*xds.Resource, error) {
-	e := c.entry(key)
+	e := c.lookup(key)
 	e.once.Do(func() { e.resource, e.err = build() })
 	return e.resource, e.err
 }
 
-func (c *Cache) entry(key any) *cacheEntry {
+func (c *Cache) lookup(key any) *cacheEntry {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if at, ok := c.entries[key]; ok {
-		c.recent.MoveToFront(at)
+		c.lru.MoveToFront(at)
 		return at.Value.(*cacheEntry)
 	}
 	for len(c.entries) >= c.limit {
-		oldest := c.recent.Remove(c.recent.Back()).(*cacheEntry)
+		oldest := c.lru.Remove(c.lru.Back()).(*cacheEntry)
 		delete(c.entries, oldest.key)
 	}
 	e := &cacheEntry{key: key}
-	c.entries[key] = c.recent.PushFront(e)
+	c.entries[key] = c.lru.PushFront(e)
 	return e
 }
 
-// expect sets how many entries are held at most, by what a mesh has use for: fewer would be made again and again when
-// many proxies of several scopes come at once. Half of them may be of snapshots before.
-func (c *Cache) expect(use int) {
+// setExpected sets the entry limit from the expected number of entries. With a lower limit, many proxies of several
+// scopes would evict each other's entries. Half of the entries may belong to earlier snapshots.
+func (c *Cache) setExpected(use int) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	c.limit = max(leastLimit, 2*use)
+	c.limit = max(minCacheLimit, 2*use)
 }
 
-// Len is how many resources are held.
+// Len returns the number of cached resources.
 func (c *Cache) Len() int {
 	c.mu.Lock()
 	defer c.mu.Unlock()

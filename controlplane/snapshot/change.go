@@ -11,28 +11,33 @@ import (
 	"github.com/pilotfish-mesh/pilotfish/controlplane/xds"
 )
 
-// Change is what differs between two snapshots, in terms that say who is touched by it. It implements xds.Change.
+// Change describes the difference between two snapshots, so that the affected proxies can be determined. It implements
+// xds.Change.
 type Change struct {
-	// Full: anything may differ (the first snapshot, a change of the mesh configuration).
+	// Full: everything may differ (the first snapshot, or a changed mesh configuration).
 	Full bool
-	// Keys are the resources that were, or are said to be, added, changed or removed.
+	// Keys are the resources that were added, changed or removed, or that the store reported as such.
 	Keys map[config.Key]struct{}
-	// Resources are those of Keys that are rules and policies: each as it was before (unless it is new) and as it is now
-	// (unless it is gone).
+	// Resources are the rules and policies among Keys: the old resource (unless it is new) and the new one (unless it
+	// is removed).
 	Resources map[config.Key][]*config.Resource
-	// Services came, went, or changed in anything but their endpoints: as they were and as they are.
+	// Services were added, removed or changed other than in their endpoints. It contains old and new versions.
 	Services []*registry.Service
 	// Endpoints are the services whose endpoints differ.
 	Endpoints []*registry.Service
-	// Clusters are those of Endpoints whose clusters differ too: who may serve them, whether all endpoints have sidecars,
-	// or addresses that Envoy resolves by itself.
+	// Clusters are the services of Endpoints whose clusters also differ: in the identities, in whether all endpoints
+	// have sidecars, or in addresses that Envoy resolves itself.
 	Clusters []*registry.Service
+	// Workloads are the namespaces whose workloads differ.
+	Workloads []string
+	// Revocations: the revocation lists differ. Snapshots do not contain them.
+	Revocations bool
 }
 
 var _ xds.Change = Change{}
 
-// Diff says what differs between two snapshots. changed names the resources that next was built for; nil is all. prev
-// may be nil.
+// Diff returns the difference between two snapshots. changed are the keys that were passed to Build for next; nil means
+// all. prev may be nil.
 func Diff(prev, next *Snapshot, changed []config.Key) Change {
 	if prev == nil || changed == nil || prev.Mesh != next.Mesh || prev.Domain != next.Domain {
 		return Change{Full: true}
@@ -49,8 +54,8 @@ func Diff(prev, next *Snapshot, changed []config.Key) Change {
 	return c
 }
 
-// diffResources compares what the two snapshots really have, whatever the keys say: a store may be ahead of its own
-// notifications, and what it had lost before it said so would otherwise be in no change at all.
+// diffResources compares the resources of the snapshots regardless of the changed keys. A store may contain changes
+// before it reports them; without this comparison, such a change would be lost.
 func (c *Change) diffResources(prev, next []*config.Resource) {
 	if len(prev) == len(next) && unsafe.SliceData(prev) == unsafe.SliceData(next) {
 		return
@@ -107,6 +112,7 @@ func (c *Change) diffServices(prev, next *Snapshot) {
 	if prev.Registry == next.Registry {
 		return
 	}
+	c.Workloads = next.Registry.ChangedWorkloads(prev.Registry)
 	for _, svc := range prev.Registry.Services {
 		if next.instances[svc] == nil {
 			c.Services = append(c.Services, svc)
@@ -114,7 +120,7 @@ func (c *Change) diffServices(prev, next *Snapshot) {
 	}
 }
 
-// Merge gives the change that covers both; next is the later one.
+// Merge returns a change that covers c and the later change next.
 func (c Change) Merge(next xds.Change) xds.Change {
 	n, ok := next.(Change)
 	if !ok || c.Full || n.Full {
@@ -126,6 +132,9 @@ func (c Change) Merge(next xds.Change) xds.Change {
 		Services:  union(c.Services, n.Services),
 		Endpoints: union(c.Endpoints, n.Endpoints),
 		Clusters:  union(c.Clusters, n.Clusters),
+		Workloads: union(c.Workloads, n.Workloads),
+
+		Revocations: c.Revocations || n.Revocations,
 	}
 	for _, part := range []Change{c, n} {
 		maps.Copy(merged.Keys, part.Keys)

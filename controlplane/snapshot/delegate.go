@@ -11,11 +11,11 @@ import (
 	"github.com/pilotfish-mesh/pilotfish/controlplane/config"
 )
 
-// delegates are the VirtualServices that others may hand a part of their requests to: those without hosts.
+// delegates contains the VirtualServices without hosts, to which others delegate routes.
 type delegates struct {
 	byKey    map[config.Key]*config.Resource
 	resolve  resolver
-	exportTo []string // of those that do not say
+	exportTo []string // default of exportTo
 }
 
 func newDelegates(resources []*config.Resource, resolve resolver, exportTo []string) *delegates {
@@ -28,7 +28,7 @@ func newDelegates(resources []*config.Resource, resolve resolver, exportTo []str
 	return d
 }
 
-// find gives the delegate that a rule names; nil when there is none, or it is not for the rule's namespace.
+// find returns the delegate that a rule names, or nil if it is missing or not exported to the rule's namespace.
 func (d *delegates) find(rule *config.Resource, named *networking.Delegate) *config.Resource {
 	key := config.Key{Kind: config.VirtualService, Namespace: named.GetNamespace(), Name: named.GetName()}
 	if key.Namespace == "" {
@@ -48,7 +48,7 @@ func (d *delegates) find(rule *config.Resource, named *networking.Delegate) *con
 	return found
 }
 
-// expand puts the delegates' routes in the place of those that name them, and says whose they are.
+// expand replaces delegating routes by the delegates' routes, and returns the used delegates.
 func (d *delegates) expand(rule *config.Resource) (*networking.VirtualService, []*config.Resource) {
 	spec := rule.Spec.(*networking.VirtualService)
 	if !slices.ContainsFunc(spec.GetHttp(), func(r *networking.HTTPRoute) bool { return r.GetDelegate() != nil }) {
@@ -68,8 +68,8 @@ func (d *delegates) expand(rule *config.Resource) (*networking.VirtualService, [
 			continue
 		}
 		from = append(from, found)
-		for _, own := range found.Spec.(*networking.VirtualService).GetHttp() {
-			if joined := d.join(r, own, found.Namespace); joined != nil {
+		for _, delegated := range found.Spec.(*networking.VirtualService).GetHttp() {
+			if joined := d.mergeRoute(r, delegated, found.Namespace); joined != nil {
 				out.Http = append(out.Http, joined)
 			}
 		}
@@ -77,28 +77,28 @@ func (d *delegates) expand(rule *config.Resource) (*networking.VirtualService, [
 	return out, from
 }
 
-// join is a delegate's route under the conditions of the route that names the delegate, with what that one says and the
-// delegate's does not; nil where no request can meet the conditions of both.
-func (d *delegates) join(root, own *networking.HTTPRoute, namespace string) *networking.HTTPRoute {
-	if own.GetDelegate() != nil {
-		return nil // one step is all there is
+// mergeRoute returns a delegate's route, restricted to the root route's matches and with the root's settings where the
+// delegate has none. It returns nil if no request matches both.
+func (d *delegates) mergeRoute(root, delegated *networking.HTTPRoute, namespace string) *networking.HTTPRoute {
+	if delegated.GetDelegate() != nil {
+		return nil // nested delegation is not supported
 	}
-	out := proto.Clone(own).(*networking.HTTPRoute)
+	out := proto.Clone(delegated).(*networking.HTTPRoute)
 	d.qualify(out, namespace)
 	var possible bool
-	if out.Match, possible = joinMatches(root.GetMatch(), own.GetMatch()); !possible {
+	if out.Match, possible = mergeMatches(root.GetMatch(), delegated.GetMatch()); !possible {
 		return nil
 	}
 	rest := proto.Clone(root).(*networking.HTTPRoute)
 	rest.Delegate, rest.Match, rest.Name = nil, nil, ""
 	inherit(out, rest)
 	if root.GetName() != "" {
-		out.Name = strings.Trim(root.GetName()+"-"+own.GetName(), "-")
+		out.Name = strings.Trim(root.GetName()+"-"+delegated.GetName(), "-")
 	}
 	return out
 }
 
-// inherit fills in the fields that the delegate's route does not have.
+// inherit copies the fields that are not set in out.
 func inherit(out, rest *networking.HTTPRoute) {
 	to, from := out.ProtoReflect(), rest.ProtoReflect()
 	fields := to.Descriptor().Fields()
@@ -109,7 +109,7 @@ func inherit(out, rest *networking.HTTPRoute) {
 	}
 }
 
-// qualify gives destinations their full names: short ones are meant in the delegate's own namespace.
+// qualify resolves the destinations' short names in the delegate's namespace.
 func (d *delegates) qualify(r *networking.HTTPRoute, namespace string) {
 	full := func(to *networking.Destination) {
 		if to != nil {
@@ -125,17 +125,17 @@ func (d *delegates) qualify(r *networking.HTTPRoute, namespace string) {
 	}
 }
 
-// joinMatches are all pairs of conditions that a request can meet at once. No conditions are no restriction.
-func joinMatches(roots, own []*networking.HTTPMatchRequest) (joined []*networking.HTTPMatchRequest, possible bool) {
+// mergeMatches returns all pairs of matches that one request can meet. An empty list matches everything.
+func mergeMatches(roots, delegated []*networking.HTTPMatchRequest) (joined []*networking.HTTPMatchRequest, possible bool) {
 	switch {
 	case len(roots) == 0:
-		return own, true
-	case len(own) == 0:
+		return delegated, true
+	case len(delegated) == 0:
 		return roots, true
 	}
 	for _, a := range roots {
-		for _, b := range own {
-			if m := joinMatch(a, b); m != nil {
+		for _, b := range delegated {
+			if m := mergeMatch(a, b); m != nil {
 				joined = append(joined, m)
 			}
 		}
@@ -143,15 +143,15 @@ func joinMatches(roots, own []*networking.HTTPMatchRequest) (joined []*networkin
 	return joined, len(joined) > 0
 }
 
-// joinMatch is nil where the two exclude each other, or where one condition could not say both.
-func joinMatch(root, own *networking.HTTPMatchRequest) *networking.HTTPMatchRequest {
-	if !within(root, own) || !bothHold(root.GetScheme(), own.GetScheme()) || !bothHold(root.GetMethod(), own.GetMethod()) ||
-		!bothHold(root.GetAuthority(), own.GetAuthority()) || root.GetPort() != 0 && own.GetPort() != 0 && root.GetPort() != own.GetPort() ||
-		root.GetSourceNamespace() != "" && own.GetSourceNamespace() != "" && root.GetSourceNamespace() != own.GetSourceNamespace() {
+// mergeMatch returns nil if the matches exclude each other, or if a single match cannot express both.
+func mergeMatch(root, delegated *networking.HTTPMatchRequest) *networking.HTTPMatchRequest {
+	if !isURIWithin(root, delegated) || !canBothHold(root.GetScheme(), delegated.GetScheme()) || !canBothHold(root.GetMethod(), delegated.GetMethod()) ||
+		!canBothHold(root.GetAuthority(), delegated.GetAuthority()) || root.GetPort() != 0 && delegated.GetPort() != 0 && root.GetPort() != delegated.GetPort() ||
+		root.GetSourceNamespace() != "" && delegated.GetSourceNamespace() != "" && root.GetSourceNamespace() != delegated.GetSourceNamespace() {
 		return nil
 	}
 	for _, pair := range [][2]map[string]*networking.StringMatch{
-		{root.GetHeaders(), own.GetHeaders()}, {root.GetWithoutHeaders(), own.GetWithoutHeaders()}, {root.GetQueryParams(), own.GetQueryParams()},
+		{root.GetHeaders(), delegated.GetHeaders()}, {root.GetWithoutHeaders(), delegated.GetWithoutHeaders()}, {root.GetQueryParams(), delegated.GetQueryParams()},
 	} {
 		for name, m := range pair[0] {
 			if other, both := pair[1][name]; both && !proto.Equal(m, other) {
@@ -160,32 +160,32 @@ func joinMatch(root, own *networking.HTTPMatchRequest) *networking.HTTPMatchRequ
 		}
 	}
 	for name, value := range root.GetSourceLabels() {
-		if other, both := own.GetSourceLabels()[name]; both && other != value {
+		if other, both := delegated.GetSourceLabels()[name]; both && other != value {
 			return nil
 		}
 	}
 	out := proto.Clone(root).(*networking.HTTPMatchRequest)
-	proto.Merge(out, proto.Clone(own)) // of a field that both have they say the same, but for the delegate's narrower path
+	proto.Merge(out, proto.Clone(delegated)) // fields that both have are equal, except for the delegate's narrower path
 	out.Gateways = slices.Clone(root.GetGateways())
-	if root.GetName() != "" && own.GetName() != "" {
-		out.Name = root.GetName() + "-" + own.GetName()
+	if root.GetName() != "" && delegated.GetName() != "" {
+		out.Name = root.GetName() + "-" + delegated.GetName()
 	}
-	maps.Copy(out.GetHeaders(), own.GetHeaders())
+	maps.Copy(out.GetHeaders(), delegated.GetHeaders())
 	return out
 }
 
-func bothHold(a, b *networking.StringMatch) bool { return a == nil || b == nil || proto.Equal(a, b) }
+func canBothHold(a, b *networking.StringMatch) bool { return a == nil || b == nil || proto.Equal(a, b) }
 
-// within says whether the delegate's path is one of those that the root hands on.
-func within(root, own *networking.HTTPMatchRequest) bool {
-	if root.GetUri() == nil || own.GetUri() == nil || proto.Equal(root.GetUri(), own.GetUri()) {
+// isURIWithin reports whether the delegate's path is within the root's path.
+func isURIWithin(root, delegated *networking.HTTPMatchRequest) bool {
+	if root.GetUri() == nil || delegated.GetUri() == nil || proto.Equal(root.GetUri(), delegated.GetUri()) {
 		return true
 	}
 	prefix, ok := root.GetUri().GetMatchType().(*networking.StringMatch_Prefix)
 	if !ok {
 		return false
 	}
-	switch uri := own.GetUri().GetMatchType().(type) {
+	switch uri := delegated.GetUri().GetMatchType().(type) {
 	case *networking.StringMatch_Prefix:
 		return strings.HasPrefix(uri.Prefix, prefix.Prefix)
 	case *networking.StringMatch_Exact:

@@ -13,13 +13,13 @@ import (
 	"github.com/pilotfish-mesh/pilotfish/controlplane/registry"
 )
 
-// DestinationRule is what all DestinationRules of one namespace say of one host, merged. Immutable.
+// DestinationRule is the merged content of all DestinationRules of one namespace for one host. Immutable.
 type DestinationRule struct {
 	Host      string
 	Namespace string
-	// From are the resources it was merged from, the oldest first.
+	// From are the merged resources, oldest first.
 	From []*config.Resource
-	// Subsets in the order of their documents; of one name the oldest wins.
+	// Subsets are in document order. If a name occurs twice, the oldest wins.
 	Subsets []*networking.Subset
 
 	policy   *networking.TrafficPolicy
@@ -27,19 +27,19 @@ type DestinationRule struct {
 	key      ruleKey
 }
 
-// Traffic is the policy for one port of a host or subset. Nil fields have the defaults.
+// Traffic is the policy of one port of a host or subset. Nil fields have default values.
 type Traffic struct {
 	LoadBalancer     *networking.LoadBalancerSettings
 	ConnectionPool   *networking.ConnectionPoolSettings
 	OutlierDetection *networking.OutlierDetection
 	TLS              *networking.ClientTLSSettings
-	// These are said for all ports alike.
+	// These apply to all ports.
 	ProxyProtocol *networking.TrafficPolicy_ProxyProtocol
 	Tunnel        *networking.TrafficPolicy_TunnelSettings
 	RetryBudget   *networking.TrafficPolicy_RetryBudget
 }
 
-// Subset finds a subset by name; nil when there is none. It may be called on a nil rule.
+// Subset returns a subset by name, or nil. d may be nil.
 func (d *DestinationRule) Subset(name string) *networking.Subset {
 	if d == nil {
 		return nil
@@ -52,7 +52,7 @@ func (d *DestinationRule) Subset(name string) *networking.Subset {
 	return nil
 }
 
-// Traffic is the policy for a port of a subset ("" for the host as a whole). It may be called on a nil rule.
+// Traffic returns the policy of a port of a subset ("" for the host). d may be nil.
 func (d *DestinationRule) Traffic(subset string, port uint32) Traffic {
 	var t Traffic
 	if d == nil {
@@ -65,8 +65,8 @@ func (d *DestinationRule) Traffic(subset string, port uint32) Traffic {
 	return t
 }
 
-// override follows Istio: a field of the more special policy replaces the whole field, and settings of a port inherit
-// nothing from the level they stand on.
+// override applies a more specific policy as Istio does: a set field replaces the whole field. Port-level settings
+// inherit nothing from the policy that contains them.
 func (t *Traffic) override(p *networking.TrafficPolicy, port uint32) {
 	if p == nil {
 		return
@@ -101,26 +101,26 @@ func (t *Traffic) override(p *networking.TrafficPolicy, port uint32) {
 	}
 }
 
-// destinationRules is all DestinationRules.
+// destinationRules contains all DestinationRules.
 type destinationRules struct {
 	root        string
 	byNamespace map[string]*namespaceRules
 	all         []*DestinationRule
-	// hashing: some rule has consistent hashing; connecting: some says what listeners have to know.
-	// credentialed: some names a Secret.
+	// hashing: a rule uses consistent hashing. connecting: a rule has settings that affect listeners. credentialed: a
+	// rule names a Secret.
 	hashing, connecting, credentialed bool
-	// subsets are the names of subsets that any rule has for a host, as the document writes it and by its full name.
+	// subsets contains the subset names of all rules by host, both as written and as the full name.
 	subsets hostTable[[]string]
 }
 
-// namespaceRules are those of one namespace: those that count for callers of their own namespace, and those that count for
-// others. Immutable: an edit elsewhere leaves them as they are.
+// namespaceRules contains the rules of one namespace, for callers of this namespace and for others. Immutable: a change
+// in another namespace does not affect it.
 type namespaceRules struct {
 	from     []*config.Resource
 	all      []*DestinationRule
 	local    hostTable[*DestinationRule]
-	exported hostTable[[]*DestinationRule] // one for each set of namespaces it is exported to
-	// selective are those that count for some callers of their own namespace only.
+	exported hostTable[[]*DestinationRule] // one for each exportTo list
+	// selective are the rules with a workload selector, which apply to some callers of their namespace.
 	selective []*DestinationRule
 
 	hashing, connecting, credentialed bool
@@ -129,8 +129,8 @@ type namespaceRules struct {
 
 var noRules namespaceRules
 
-// of gives the rules of a namespace; never nil.
-func (r *destinationRules) of(namespace string) *namespaceRules {
+// inNamespace returns the rules of a namespace; never nil.
+func (r *destinationRules) inNamespace(namespace string) *namespaceRules {
 	if r != nil {
 		if n := r.byNamespace[namespace]; n != nil {
 			return n
@@ -139,11 +139,11 @@ func (r *destinationRules) of(namespace string) *namespaceRules {
 	return &noRules
 }
 
-// ruleKey is what the documents that are merged into one rule have in common. A rule for some callers only has their labels.
+// ruleKey is common to all documents that are merged into one rule. selector is set for rules with a workload selector.
 type ruleKey struct{ namespace, host, exportTo, selector string }
 
-// newDestinationRules indexes DestinationRules, which come by namespace. sameNames says that what a name in them means is as it was
-// for prev, which may be nil.
+// newDestinationRules indexes DestinationRules, which are sorted by namespace. prev may be nil. sameNames reports
+// whether names in documents resolve as they did for prev.
 func newDestinationRules(prev *destinationRules, resources []*config.Resource, resolve resolver, root string, defaultExportTo []string, sameNames bool) *destinationRules {
 	index := &destinationRules{root: root, byNamespace: map[string]*namespaceRules{}}
 	sameSubsets := true
@@ -152,7 +152,7 @@ func newDestinationRules(prev *destinationRules, resources []*config.Resource, r
 		for n < len(resources) && resources[n].Namespace == namespace {
 			n++
 		}
-		old := prev.of(namespace)
+		old := prev.inNamespace(namespace)
 		rules := old
 		if !sameNames || !equalPointers(old.from, resources[:n]) {
 			rules = newNamespaceRules(old, resources[:n], resolve, defaultExportTo)
@@ -184,34 +184,34 @@ func (r *destinationRules) subsetNames() map[string][]string {
 
 func newNamespaceRules(prev *namespaceRules, resources []*config.Resource, resolve resolver, defaultExportTo []string) *namespaceRules {
 	groups := map[ruleKey]*DestinationRule{}
-	for _, r := range oldestFirst(resources) {
+	for _, r := range sortByAge(resources) {
 		spec := r.Spec.(*networking.DestinationRule)
 		host := resolve(spec.GetHost(), r.Namespace)
 		selector := labelText(spec.GetWorkloadSelector().GetMatchLabels())
 		addRule(groups, ruleKey{r.Namespace, host, localKey, selector}, r, nil)
 		if selector != "" {
-			continue // such a rule is for callers of its own namespace, wherever it is exported to
+			continue // such a rule applies only in its own namespace, regardless of exportTo
 		}
 		exportTo := spec.GetExportTo()
 		if len(exportTo) == 0 {
 			exportTo = defaultExportTo
 		}
-		addRule(groups, ruleKey{r.Namespace, host, canonicalExport(exportTo), ""}, r, exportTo)
+		addRule(groups, ruleKey{r.Namespace, host, exportKey(exportTo), ""}, r, exportTo)
 	}
-	for _, old := range prev.all { // each that was merged from the same documents stays in its place
+	for _, old := range prev.all { // reuse rules that were merged from the same documents
 		if d := groups[old.key]; d != nil && equalPointers(d.From, old.From) {
 			groups[old.key] = old
 		}
 	}
 	rules := indexRules(groups)
-	rules.from = slices.Clone(resources) // and not a part of what else there is now, which is gone before these rules are
+	rules.from = slices.Clone(resources) // a copy, because the rules can outlive the rest of the slice
 	return rules
 }
 
-// localKey sets the rules for callers of the same namespace apart; it is no possible list of namespaces.
+// localKey marks rules for callers of the same namespace. It cannot be a list of namespaces.
 const localKey = "\x00"
 
-func canonicalExport(exportTo []string) string {
+func exportKey(exportTo []string) string {
 	sorted := append([]string(nil), exportTo...)
 	sort.Strings(sorted)
 	return strings.Join(sorted, ",")
@@ -235,7 +235,7 @@ func addRule(groups map[ruleKey]*DestinationRule, key ruleKey, r *config.Resourc
 	}
 }
 
-// indexRules indexes those of one namespace.
+// indexRules indexes the rules of one namespace.
 func indexRules(groups map[ruleKey]*DestinationRule) *namespaceRules {
 	keys := slices.SortedFunc(maps.Keys(groups), func(a, b ruleKey) int {
 		return cmp.Or(cmp.Compare(a.host, b.host), cmp.Compare(a.exportTo, b.exportTo), cmp.Compare(a.selector, b.selector))
@@ -247,9 +247,9 @@ func indexRules(groups map[ruleKey]*DestinationRule) *namespaceRules {
 		index.all = append(index.all, d)
 		for _, r := range d.From {
 			spec := r.Spec.(*networking.DestinationRule)
-			index.hashing = index.hashing || Hashes(spec)
-			index.connecting = index.connecting || Connects(spec)
-			index.credentialed = index.credentialed || Credentialed(spec)
+			index.hashing = index.hashing || UsesConsistentHash(spec)
+			index.connecting = index.connecting || UsesConnectionSettings(spec)
+			index.credentialed = index.credentialed || UsesCredential(spec)
 		}
 		addSubsetNames(index.subsets, d)
 		switch {
@@ -265,10 +265,10 @@ func indexRules(groups map[ruleKey]*DestinationRule) *namespaceRules {
 	return index
 }
 
-// HidesRule says whether a DestinationRule of the namespace for a host stands before a broader one, which those do not follow then
-// either whom it is not exported to.
+// HidesRule reports whether a DestinationRule of the namespace for host takes precedence over one for a broader
+// pattern. Callers to which the specific rule is not exported do not use the broader rule either.
 func (s *Snapshot) HidesRule(namespace, host string) bool {
-	return slices.ContainsFunc(s.world.destinationRules.of(namespace).exported.wild, func(pattern string) bool {
+	return slices.ContainsFunc(s.index.destinationRules.inNamespace(namespace).exported.wild, func(pattern string) bool {
 		return pattern != host && MatchHost(pattern, host)
 	})
 }
@@ -286,10 +286,10 @@ func addSubsetNames(byHost map[string][]string, d *DestinationRule) {
 	}
 }
 
-// SubsetNames are the subsets that any DestinationRule, whoever may see it, speaks of for a service of the present or the
-// past. There may be some twice.
+// SubsetNames returns the subset names that any DestinationRule defines for a current or removed service, regardless of
+// visibility. It may contain duplicates.
 func (s *Snapshot) SubsetNames(svc *registry.Service) []string {
-	table := s.world.destinationRules.subsets
+	table := s.index.destinationRules.subsets
 	names := slices.Clone(table.exact[svc.Hostname])
 	names = append(names, table.exact[svc.Name]...)
 	for _, alias := range svc.Aliases {
@@ -303,17 +303,17 @@ func (s *Snapshot) SubsetNames(svc *registry.Service) []string {
 	return names
 }
 
-// lookup finds the rule for calls from a namespace to a host of a service in serviceNamespace: the caller's own first,
-// then the service's, then the root namespace's. Nil when there is none.
+// lookup returns the rule for calls from a namespace to a host of a service in serviceNamespace, or nil. It searches
+// the caller's namespace, then the service's, then the root namespace.
 func (r *destinationRules) lookup(namespace, host, serviceNamespace string) *DestinationRule {
-	if d, ok := r.of(namespace).local.find(host); ok {
+	if d, ok := r.inNamespace(namespace).local.find(host); ok {
 		return d
 	}
 	for _, ns := range []string{serviceNamespace, r.root} {
 		if ns == namespace {
 			continue
 		}
-		rules, _ := r.of(ns).exported.find(host)
+		rules, _ := r.inNamespace(ns).exported.find(host)
 		for _, d := range rules {
 			if exportedTo(d.exportTo, d.Namespace, namespace) {
 				return d
@@ -323,10 +323,10 @@ func (r *destinationRules) lookup(namespace, host, serviceNamespace string) *Des
 	return nil
 }
 
-// forCaller are the rules that count only for some callers of a namespace, one of whom has these labels, and a name for
-// this choice, which is empty when there are none. Of two for the same host the one that asks for more labels counts.
+// forCaller returns the rules with a workload selector that select a caller with the labels, and an identifier of this
+// set, which is empty if there are none. Of two rules for the same host, the one with more labels wins.
 func (r *destinationRules) forCaller(namespace string, labels map[string]string) (byHost map[string]*DestinationRule, choice string) {
-	for _, d := range r.of(namespace).selective {
+	for _, d := range r.inNamespace(namespace).selective {
 		if !Selects(d.selector(), labels) {
 			continue
 		}
@@ -345,34 +345,34 @@ func (d *DestinationRule) selector() map[string]string {
 	return d.From[0].Spec.(*networking.DestinationRule).GetWorkloadSelector().GetMatchLabels()
 }
 
-// AnyHashing says whether any DestinationRule has consistent hashing.
-func (s *Snapshot) AnyHashing() bool { return s.world.destinationRules.hashing }
+// HasConsistentHashing reports whether any DestinationRule uses consistent hashing.
+func (s *Snapshot) HasConsistentHashing() bool { return s.index.destinationRules.hashing }
 
-// AnyConnecting says whether any DestinationRule says anything of connections that listeners have to know.
-func (s *Snapshot) AnyConnecting() bool { return s.world.destinationRules.connecting }
+// HasConnectionSettings reports whether any DestinationRule has connection settings that affect listeners.
+func (s *Snapshot) HasConnectionSettings() bool { return s.index.destinationRules.connecting }
 
-// AnyCredentialed says whether any DestinationRule names a Secret.
-func (s *Snapshot) AnyCredentialed() bool { return s.world.destinationRules.credentialed }
+// HasCredentials reports whether any DestinationRule names a Secret.
+func (s *Snapshot) HasCredentials() bool { return s.index.destinationRules.credentialed }
 
-// Selective says whether a rule is for some callers of its namespace only. It may be called on a nil rule.
-func (d *DestinationRule) Selective() bool { return d != nil && d.key.selector != "" }
+// IsSelective reports whether the rule has a workload selector. d may be nil.
+func (d *DestinationRule) IsSelective() bool { return d != nil && d.key.selector != "" }
 
-// settings are those of a policy, or of one of its ports.
+// settings are implemented by policies and by their port-level settings.
 type settings interface {
 	GetLoadBalancer() *networking.LoadBalancerSettings
 	GetConnectionPool() *networking.ConnectionPoolSettings
 	GetTls() *networking.ClientTLSSettings
 }
 
-// Hashes says whether a DestinationRule has consistent hashing anywhere.
-func Hashes(spec *networking.DestinationRule) bool {
-	return anywhere(spec, func(s settings) bool { return s.GetLoadBalancer().GetConsistentHash() != nil })
+// UsesConsistentHash reports whether a DestinationRule uses consistent hashing.
+func UsesConsistentHash(spec *networking.DestinationRule) bool {
+	return anyPolicy(spec, func(s settings) bool { return s.GetLoadBalancer().GetConsistentHash() != nil })
 }
 
-// Connects says whether a DestinationRule says anything of connections that callers' listeners have to know: TLS to servers
-// that are not of the mesh, how long a connection may be idle, by what it is balanced, and through what it goes.
-func Connects(spec *networking.DestinationRule) bool {
-	return Hashes(spec) || anywhere(spec, func(s settings) bool {
+// UsesConnectionSettings reports whether a DestinationRule has connection settings that affect the callers' listeners:
+// TLS to servers outside of the mesh, the idle timeout, the hash of load balancing, or a tunnel.
+func UsesConnectionSettings(spec *networking.DestinationRule) bool {
+	return UsesConsistentHash(spec) || anyPolicy(spec, func(s settings) bool {
 		mode := s.GetTls().GetMode()
 		whole, _ := s.(*networking.TrafficPolicy)
 		return mode == networking.ClientTLSSettings_SIMPLE || mode == networking.ClientTLSSettings_MUTUAL ||
@@ -380,12 +380,12 @@ func Connects(spec *networking.DestinationRule) bool {
 	})
 }
 
-// Credentialed says whether a DestinationRule names a Secret anywhere.
-func Credentialed(spec *networking.DestinationRule) bool {
-	return anywhere(spec, func(s settings) bool { return s.GetTls().GetCredentialName() != "" })
+// UsesCredential reports whether a DestinationRule names a Secret.
+func UsesCredential(spec *networking.DestinationRule) bool {
+	return anyPolicy(spec, func(s settings) bool { return s.GetTls().GetCredentialName() != "" })
 }
 
-func anywhere(spec *networking.DestinationRule, is func(settings) bool) bool {
+func anyPolicy(spec *networking.DestinationRule, is func(settings) bool) bool {
 	policies := []*networking.TrafficPolicy{spec.GetTrafficPolicy()}
 	for _, s := range spec.GetSubsets() {
 		policies = append(policies, s.GetTrafficPolicy())

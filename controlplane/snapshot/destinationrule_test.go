@@ -12,8 +12,9 @@ import (
 	"github.com/pilotfish-mesh/pilotfish/controlplane/config"
 )
 
-// TestRulesAreTheSameHoweverTheyCameToBe, edit after edit or all at once, and an edit leaves other namespaces' as they are.
-func TestRulesAreTheSameHoweverTheyCameToBe(t *testing.T) {
+// TestIncrementalRulesEqualFullBuild: incremental builds equal a full build, and a change does not affect other
+// namespaces.
+func TestIncrementalRulesEqualFullBuild(t *testing.T) {
 	namespaces := []string{"a", "b", "c", "istio-system"}
 	for seed := range uint64(20) {
 		r := rand.New(rand.NewPCG(seed, 1))
@@ -34,7 +35,7 @@ func TestRulesAreTheSameHoweverTheyCameToBe(t *testing.T) {
 			switch r.IntN(8) {
 			case 0:
 				store.Delete(key)
-			case 1: // what short names mean changes
+			case 1: // short names resolve differently
 				keys = put(fmt.Sprintf("{apiVersion: v1, kind: Service, metadata: {name: h%d, namespace: %s}, spec: {ports: [{port: %d}]}}", r.IntN(3), ns, 80+r.IntN(3)))
 			default:
 				put(fmt.Sprintf("{apiVersion: networking.istio.io/v1, kind: DestinationRule, metadata: {name: %s, namespace: %s}, spec: {host: %s, exportTo: [%q], subsets: [{name: v%d}], %s}}", name, ns,
@@ -43,9 +44,9 @@ func TestRulesAreTheSameHoweverTheyCameToBe(t *testing.T) {
 			}
 			prev := s
 			s = Build(prev, Inputs{Store: store}, keys)
-			got, want := s.world.destinationRules, Build(nil, Inputs{Store: store}, nil).world.destinationRules
-			if told := describeRules(got); told != describeRules(want) {
-				t.Fatalf("seed %d: edit after edit\n%s\nand all at once\n%s", seed, told, describeRules(want))
+			got, want := s.index.destinationRules, Build(nil, Inputs{Store: store}, nil).index.destinationRules
+			if got := describeRules(got); got != describeRules(want) {
+				t.Fatalf("seed %d: edit after edit\n%s\nand all at once\n%s", seed, got, describeRules(want))
 			}
 			if !reflect.DeepEqual(got.subsets, want.subsets) || got.hashing != want.hashing || got.connecting != want.connecting || got.credentialed != want.credentialed {
 				t.Fatalf("seed %d: %+v\nand all at once %+v", seed, got, want)
@@ -54,7 +55,7 @@ func TestRulesAreTheSameHoweverTheyCameToBe(t *testing.T) {
 				continue
 			}
 			for _, other := range namespaces {
-				if old := prev.world.destinationRules.byNamespace[other]; other != ns && old != got.byNamespace[other] {
+				if old := prev.index.destinationRules.byNamespace[other]; other != ns && old != got.byNamespace[other] {
 					t.Fatalf("seed %d: the rules of %s were made anew for an edit of %s", seed, other, ns)
 				}
 			}
@@ -62,8 +63,9 @@ func TestRulesAreTheSameHoweverTheyCameToBe(t *testing.T) {
 	}
 }
 
-// TestRulesKeepNothingOfOtherNamespaces that is replaced or gone: they outlive it.
-func TestRulesKeepNothingOfOtherNamespaces(t *testing.T) {
+// TestRulesDoNotRetainOtherNamespaces: rules do not reference replaced or removed rules of other namespaces, because
+// they outlive them.
+func TestRulesDoNotRetainOtherNamespaces(t *testing.T) {
 	store := config.NewMemoryStore()
 	put := func(namespace, subset string) config.Key {
 		resources, problems := config.Parser{}.Parse("x.yaml", fmt.Appendf(nil,
@@ -78,7 +80,7 @@ func TestRulesKeepNothingOfOtherNamespaces(t *testing.T) {
 	s := Build(nil, Inputs{Store: store}, edited)
 	old := weak.Make(s.resources[config.DestinationRule][1])
 	edited = []config.Key{put("b", "{name: v2}")}
-	for range 2 { // a snapshot may hold what the one before had
+	for range 2 { // a snapshot may reference parts of its predecessor
 		s = Build(s, Inputs{Store: store}, edited)
 	}
 	for range 3 {
@@ -88,14 +90,14 @@ func TestRulesKeepNothingOfOtherNamespaces(t *testing.T) {
 		t.Error("the rules of namespace a keep a document of namespace b that was replaced")
 	}
 
-	store.Delete(edited[0]) // as another namespace has its first one
+	store.Delete(edited[0]) // the next namespace now has the first index
 	s = Build(s, Inputs{Store: store}, []config.Key{edited[0], put("c", "")})
-	if got := s.world.destinationRules.subsets.exact["h.x.example"]; slices.Contains(got, "v2") {
+	if got := s.index.destinationRules.subsets.exact["h.x.example"]; slices.Contains(got, "v2") {
 		t.Errorf("subsets are %v after the document of v2 was removed", got)
 	}
 }
 
-// describeRules says whose documents are in force for callers of each namespace.
+// describeRules returns the documents in force for callers of each namespace.
 func describeRules(r *destinationRules) (text string) {
 	from := func(d *DestinationRule) string {
 		if d == nil {
@@ -103,7 +105,7 @@ func describeRules(r *destinationRules) (text string) {
 		}
 		text := fmt.Sprintf("%s of %s for %s from", d.Host, d.Namespace, d.key.selector)
 		for _, r := range d.From {
-			text += fmt.Sprintf(" %p", r) // and not a document of the same name from before
+			text += fmt.Sprintf(" %p", r) // distinguishes documents with the same name
 		}
 		return text
 	}

@@ -6,52 +6,52 @@ import (
 	"github.com/pilotfish-mesh/pilotfish/controlplane/registry"
 )
 
-// EgressListener is a listener of a Sidecar for one port.
+// EgressListener is an egress listener of a Sidecar with a port.
 type EgressListener struct {
 	*networking.IstioEgressListener
 	hosts egressHosts
 }
 
-// Bound says whether it listens by itself, and does not take over what is captured.
-func (l EgressListener) Bound() bool {
+// IsBound reports whether the listener has its own socket instead of receiving captured traffic.
+func (l EgressListener) IsBound() bool {
 	return l.GetBind() != "" || l.GetCaptureMode() == networking.CaptureMode_NONE
 }
 
-// SeesFrom says whether callers of one of the Sidecar's listeners see a service.
-func (sc *Scope) SeesFrom(l EgressListener, svc *registry.Service) bool {
-	return sc.seesAmong(l.hosts, svc)
+// IsVisibleFrom reports whether a service is visible to callers of one of the Sidecar's listeners.
+func (sc *Scope) IsVisibleFrom(l EgressListener, svc *registry.Service) bool {
+	return sc.isAmong(l.hosts, svc)
 }
 
-// seeAny says whether the hosts are for a service, by whichever of its names.
-func (e egressHosts) seeAny(svc *registry.Service) bool {
+// containsAny reports whether the hosts contain any name of a service.
+func (e egressHosts) containsAny(svc *registry.Service) bool {
 	for known := range svc.WithAliases() {
-		if e.see(known.Namespace, known.Hostname) {
+		if e.contains(known.Namespace, known.Hostname) {
 			return true
 		}
 	}
 	return false
 }
 
-// seesAmong says whether one of the names of a service is among the hosts.
-func (sc *Scope) seesAmong(hosts egressHosts, svc *registry.Service) bool {
-	for known := range sc.Names(svc) {
-		if hosts.see(known.Namespace, known.Hostname) {
+// isAmong reports whether the hosts contain a visible name of a service.
+func (sc *Scope) isAmong(hosts egressHosts, svc *registry.Service) bool {
+	for known := range sc.VisibleNames(svc) {
+		if hosts.contains(known.Namespace, known.Hostname) {
 			return true
 		}
 	}
 	return false
 }
 
-// perPort is what the egress listeners of a Sidecar let its workloads see by port.
-type perPort struct {
-	listeners []EgressListener // those with a port
+// portEgress describes by port what the egress listeners of a Sidecar make visible.
+type portEgress struct {
+	listeners []EgressListener // listeners with a port
 	captured  map[uint32]egressHosts
-	others    egressHosts // of ports that no listener has
+	others    egressHosts // hosts for ports without a listener
 }
 
-// newPerPort reads the listeners; nil when none has a port: then all that is seen is seen at every port.
-func newPerPort(spec *networking.Sidecar, namespace string) *perPort {
-	p := &perPort{captured: map[uint32]egressHosts{}}
+// newPortEgress returns nil if no listener has a port; then visibility does not depend on the port.
+func newPortEgress(spec *networking.Sidecar, namespace string) *portEgress {
+	p := &portEgress{captured: map[uint32]egressHosts{}}
 	for _, listener := range spec.GetEgress() {
 		one := newEgress(&networking.Sidecar{Egress: []*networking.IstioEgressListener{listener}}, namespace)
 		number := listener.GetPort().GetNumber()
@@ -61,7 +61,7 @@ func newPerPort(spec *networking.Sidecar, namespace string) *perPort {
 		}
 		l := EgressListener{listener, one}
 		p.listeners = append(p.listeners, l)
-		if !l.Bound() {
+		if !l.IsBound() {
 			at := p.captured[number]
 			at.hosts = append(at.hosts, one.hosts...)
 			p.captured[number] = at
@@ -73,23 +73,23 @@ func newPerPort(spec *networking.Sidecar, namespace string) *perPort {
 	return p
 }
 
-// SeesAt says whether captured calls to a port of a service, which is seen, are for it: the Sidecar may have listeners for
-// some ports, which say who is seen there.
-func (sc *Scope) SeesAt(svc *registry.Service, port uint32) bool {
+// IsVisibleAtPort reports whether captured calls to a port of a visible service reach it. A Sidecar can have listeners
+// for some ports, which limit the visible services of these ports.
+func (sc *Scope) IsVisibleAtPort(svc *registry.Service, port uint32) bool {
 	if sc.perPort == nil {
 		return true
 	}
-	if !sc.seesAmong(sc.egress, svc) { // rules lead there
+	if !sc.isAmong(sc.egress, svc) { // visible only as a destination of rules
 		return true
 	}
 	hosts, ok := sc.perPort.captured[port]
 	if !ok {
 		hosts = sc.perPort.others
 	}
-	return sc.seesAmong(hosts, svc)
+	return sc.isAmong(hosts, svc)
 }
 
-// EgressListeners are those of the Sidecar's listeners that have a port.
+// EgressListeners returns the Sidecar's listeners with a port.
 func (sc *Scope) EgressListeners() []EgressListener {
 	if sc.perPort == nil {
 		return nil
@@ -97,7 +97,7 @@ func (sc *Scope) EgressListeners() []EgressListener {
 	return sc.perPort.listeners
 }
 
-// Spec is what the Sidecar says; nil when there is none.
+// Spec returns the Sidecar's spec, or nil.
 func (sc *Scope) Spec() *networking.Sidecar {
 	if sc.Sidecar == nil {
 		return nil
@@ -105,7 +105,8 @@ func (sc *Scope) Spec() *networking.Sidecar {
 	return sc.Sidecar.Spec.(*networking.Sidecar)
 }
 
-// EgressProxy is where calls to unknown hosts go, and the host of it as a full name; nil when they go where they want.
+// EgressProxy returns the destination of calls to unknown hosts and the full name of its host, or nil if these calls go
+// to their original destination.
 func (sc *Scope) EgressProxy() (*networking.Destination, string) {
 	proxy := sc.Spec().GetOutboundTrafficPolicy().GetEgressProxy()
 	if proxy == nil || !sc.AllowAny {

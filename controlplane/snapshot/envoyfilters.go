@@ -11,7 +11,7 @@ import (
 	"github.com/pilotfish-mesh/pilotfish/controlplane/config"
 )
 
-// EnvoyFilter is one EnvoyFilter. It stays the same from snapshot to snapshot as long as its document does.
+// EnvoyFilter is an EnvoyFilter. Snapshots share it as long as its document does not change.
 type EnvoyFilter struct {
 	*config.Resource
 	Spec *networking.EnvoyFilter
@@ -23,20 +23,20 @@ type EnvoyFilter struct {
 	notes map[config.Problem]bool
 }
 
-// NewEnvoyFilter makes one of a document that is not in force itself.
+// NewEnvoyFilter returns an EnvoyFilter for a document that is not in force.
 func NewEnvoyFilter(r *config.Resource) *EnvoyFilter {
 	return &EnvoyFilter{Resource: r, Spec: r.Spec.(*networking.EnvoyFilter)}
 }
 
-// Read gives what make makes of the filter, which it is asked for once.
-func (f *EnvoyFilter) Read(make func(*config.Resource) any) any {
+// Parse returns the result of make for the filter. It calls make once.
+func (f *EnvoyFilter) Parse(make func(*config.Resource) any) any {
 	f.once.Do(func() { f.read = make(f.Resource) })
 	return f.read
 }
 
-// Guards says whether the filter may be what keeps callers out, or what secures calls: it has a part in what comes in at
-// sidecars or gateways, or in how clusters are connected to. To do without it may open what nobody wants open.
-func (f *EnvoyFilter) Guards() bool {
+// IsSecurityRelevant reports whether the filter may restrict callers or secure calls: it affects inbound traffic of
+// sidecars or gateways, or how clusters connect. Without it, access could be open that must not be.
+func (f *EnvoyFilter) IsSecurityRelevant() bool {
 	return slices.ContainsFunc(f.Spec.GetConfigPatches(), func(p *networking.EnvoyFilter_EnvoyConfigObjectPatch) bool {
 		if p.GetApplyTo() == networking.EnvoyFilter_CLUSTER {
 			value := p.GetPatch().GetValue().GetFields()
@@ -51,8 +51,8 @@ func (f *EnvoyFilter) Guards() bool {
 	})
 }
 
-// Note records a problem that shows only when the filter is used, and is there as long as its document is the same. What depends
-// on more than that is for Snapshot.Noted.
+// Note records a problem that depends only on the document and was found when the filter was applied. For other
+// problems use Snapshot.RecordNotes.
 func (f *EnvoyFilter) Note(p config.Problem) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -64,8 +64,8 @@ func (f *EnvoyFilter) Note(p config.Problem) {
 	}
 }
 
-// noted is a copy of what was.
-func (f *EnvoyFilter) noted() map[config.Problem]bool {
+// copyNotes returns a copy of the notes.
+func (f *EnvoyFilter) copyNotes() map[config.Problem]bool {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	out := make(map[config.Problem]bool, len(f.notes))
@@ -73,7 +73,7 @@ func (f *EnvoyFilter) noted() map[config.Problem]bool {
 	return out
 }
 
-// envoyFilters is all EnvoyFilters, in the order in which they are applied within their namespace.
+// envoyFilters contains all EnvoyFilters, in their order within each namespace.
 type envoyFilters struct {
 	root        string
 	all         []*EnvoyFilter
@@ -88,7 +88,7 @@ func newEnvoyFilters(prev *envoyFilters, resources []*config.Resource, root stri
 		}
 	}
 	index := &envoyFilters{root: root, byNamespace: map[string][]*EnvoyFilter{}}
-	for _, r := range oldestFirst(resources) {
+	for _, r := range sortByAge(resources) {
 		f := known[r]
 		if f == nil {
 			f = NewEnvoyFilter(r)
@@ -102,7 +102,7 @@ func newEnvoyFilters(prev *envoyFilters, resources []*config.Resource, root stri
 	return index
 }
 
-// AllEnvoyFilters gives those of all proxies, by their keys.
+// AllEnvoyFilters returns the EnvoyFilters of all proxies by key.
 func (s *Snapshot) AllEnvoyFilters() map[config.Key]*EnvoyFilter {
 	if s == nil || s.envoyFilters == nil {
 		return nil
@@ -114,13 +114,13 @@ func (s *Snapshot) AllEnvoyFilters() map[config.Key]*EnvoyFilter {
 	return all
 }
 
-// SameEnvoyFilters says whether two snapshots have the same ones, at no cost.
+// SameEnvoyFilters reports whether two snapshots share their EnvoyFilters. It compares only pointers.
 func SameEnvoyFilters(a, b *Snapshot) bool {
 	return a != nil && b != nil && a.envoyFilters == b.envoyFilters
 }
 
-// EnvoyFilters are those for a proxy with these labels, in the order in which they are applied: by priority; those of the
-// root namespace before those of its own; then the oldest first.
+// EnvoyFilters returns the filters of a proxy in the order of their application: by priority, then the root namespace
+// before the proxy's own, then oldest first.
 func (s *Snapshot) EnvoyFilters(namespace string, labels map[string]string) []*EnvoyFilter {
 	if s.envoyFilters == nil || len(s.envoyFilters.all) == 0 {
 		return nil
@@ -141,8 +141,8 @@ func (s *Snapshot) EnvoyFilters(namespace string, labels map[string]string) []*E
 	return out
 }
 
-// FilterApplies says whether an EnvoyFilter of the root namespace, or (near) of the workload's own, is for a workload with
-// these labels.
+// FilterApplies reports whether an EnvoyFilter applies to a workload. The filter must be in the root namespace, or
+// (near) in the workload's own.
 func FilterApplies(spec *networking.EnvoyFilter, near bool, labels map[string]string) bool {
 	if len(spec.GetTargetRefs()) == 0 {
 		return Selects(spec.GetWorkloadSelector().GetLabels(), labels)

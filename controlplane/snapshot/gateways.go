@@ -6,17 +6,17 @@ import (
 	"github.com/pilotfish-mesh/pilotfish/controlplane/config"
 )
 
-// Gateway is one Gateway.
+// Gateway is a Gateway.
 type Gateway struct {
 	*config.Resource
 	Spec *networking.Gateway
 }
 
-// FullName is the name by which VirtualServices bind to it: "namespace/name".
+// FullName returns the name that VirtualServices refer to: "namespace/name".
 func (g Gateway) FullName() string { return g.Namespace + "/" + g.Name }
 
-// Gateways are the gateways that a router with these labels serves, the oldest first: where two claim a port and a host,
-// the first has it.
+// Gateways returns the Gateways of a router with the labels, oldest first. If two have the same port and host, the
+// first wins.
 func (s *Snapshot) Gateways(labels map[string]string) []Gateway {
 	var out []Gateway
 	for _, g := range s.gateways {
@@ -29,7 +29,7 @@ func (s *Snapshot) Gateways(labels map[string]string) []Gateway {
 
 func newGateways(resources []*config.Resource) []Gateway {
 	var out []Gateway
-	for _, r := range oldestFirst(resources) {
+	for _, r := range sortByAge(resources) {
 		out = append(out, Gateway{Resource: r, Spec: r.Spec.(*networking.Gateway)})
 	}
 	return out

@@ -4,11 +4,11 @@ import (
 	"sort"
 	"strings"
 
-	"github.com/pilotfish-mesh/pilotfish/internal/nearest"
+	"github.com/pilotfish-mesh/pilotfish/internal/suggest"
 )
 
-// MatchHost says whether a pattern ("reviews.default.svc.cluster.local", "*.example.com", "*") covers a host, which may
-// be a pattern itself.
+// MatchHost reports whether a pattern ("reviews.default.svc.cluster.local", "*.example.com", "*") covers a host, which
+// may be a pattern itself.
 func MatchHost(pattern, host string) bool {
 	if pattern == "*" || pattern == host {
 		return true
@@ -17,13 +17,13 @@ func MatchHost(pattern, host string) bool {
 	return wild && len(host) > len(suffix) && strings.HasSuffix(host, suffix)
 }
 
-// overlapHosts says whether there is a name that both patterns cover.
+// overlapHosts reports whether a name exists that both patterns cover.
 func overlapHosts(a, b string) bool { return MatchHost(a, b) || MatchHost(b, a) }
 
-// hostTable finds the most specific of many patterns that covers a host.
+// hostTable maps hosts to the value of the most specific pattern.
 type hostTable[T any] struct {
 	exact map[string]T
-	// wild holds the patterns with a leading "*", the longest first.
+	// wild contains the patterns with a leading "*", longest first.
 	wild []string
 }
 
@@ -56,7 +56,7 @@ func (t hostTable[T]) find(host string) (T, bool) {
 	return none, false
 }
 
-// Selects says whether labels have all that a selector asks for. An empty selector selects everything.
+// Selects reports whether labels contain all labels of a selector. An empty selector selects everything.
 func Selects(selector, labels map[string]string) bool {
 	for k, v := range selector {
 		if have, ok := labels[k]; !ok || have != v {
@@ -66,7 +66,7 @@ func Selects(selector, labels map[string]string) bool {
 	return true
 }
 
-// exportedTo says whether an exportTo list lets the namespace see what its owner's namespace exports.
+// exportedTo reports whether an exportTo list of a resource in namespace owner includes namespace.
 func exportedTo(exportTo []string, owner, namespace string) bool {
 	if len(exportTo) == 0 {
 		return true
@@ -79,12 +79,12 @@ func exportedTo(exportTo []string, owner, namespace string) bool {
 	return false
 }
 
-// nearestHost gives the host that is closest to what was written, or "" when none is close. Of a host it is the first
-// part that counts: the rest is long, and the same for many.
+// nearestHost returns the candidate most similar to a misspelled host, or "". The allowed distance depends on the first
+// label of the host, because the other labels are long and common to many hosts.
 func nearestHost(written string, candidates []string) string {
 	first, _, _ := strings.Cut(written, ".")
 	if len(first) <= 2 {
-		return nearest.Within(written, candidates, 1)
+		return suggest.ClosestWithin(written, candidates, 1)
 	}
-	return nearest.Within(written, candidates, max(2, len(first)/3))
+	return suggest.ClosestWithin(written, candidates, max(2, len(first)/3))
 }

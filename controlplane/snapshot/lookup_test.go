@@ -8,7 +8,7 @@ import (
 	networking "istio.io/api/networking/v1alpha3"
 )
 
-func TestPeerAuthenticationPortGoesBeforeWorkloadBeforeNamespaceBeforeMesh(t *testing.T) {
+func TestPeerAuthenticationPrecedence(t *testing.T) {
 	m := newTestMesh(t, nil, `
 apiVersion: security.istio.io/v1
 kind: PeerAuthentication
@@ -61,7 +61,7 @@ spec: {host: %q, exportTo: [%s], subsets: [{name: %s}]}
 `, name, namespace, host, exportTo, name)
 }
 
-func TestDestinationRuleOfTheCallersNamespaceGoesBeforeTheServicesBeforeTheRoots(t *testing.T) {
+func TestDestinationRuleNamespacePrecedence(t *testing.T) {
 	const host = "a.service.svc.cluster.local"
 	m := newTestMesh(t, nil, service("a", "service"),
 		rule("own", "caller", host, ""), rule("servers", "service", "a", ""), rule("roots", "istio-system", "*.cluster.local", ""),
@@ -106,7 +106,7 @@ spec: {host: a.one.svc.cluster.local, trafficPolicy: {tls: {mode: SIMPLE}}, subs
 	if got := d.Traffic("", 81); got.LoadBalancer.GetSimple() != networking.LoadBalancerSettings_RANDOM || got.TLS != nil {
 		t.Errorf("the host: %+v", got)
 	}
-	// Settings of a port inherit nothing from beside them; a subset replaces whole fields.
+	// Port-level settings inherit nothing from the policy that contains them; a subset replaces whole fields.
 	if got := d.Traffic("", 80); got.LoadBalancer != nil || got.TLS.GetMode() != networking.ClientTLSSettings_DISABLE {
 		t.Errorf("the host's port: %+v", got)
 	}
@@ -115,7 +115,7 @@ spec: {host: a.one.svc.cluster.local, trafficPolicy: {tls: {mode: SIMPLE}}, subs
 	}
 }
 
-func TestMostSpecificHostAndThenTheOldestRuleWinsForSidecars(t *testing.T) {
+func TestMostSpecificThenOldestRuleWinsForSidecars(t *testing.T) {
 	vs := func(name, host string) string {
 		return fmt.Sprintf(`
 apiVersion: networking.istio.io/v1
@@ -132,7 +132,7 @@ spec: {hosts: [%q], http: [{route: [{destination: {host: a}}]}]}
 	if got := scope.VirtualService("b.one.svc.cluster.local"); got == nil || got.Name != "wide" {
 		t.Errorf("b: %v", got)
 	}
-	// A second rule for a host comes later than the first, and has no effect; that is told.
+	// A second, newer rule for a host has no effect and is reported.
 	m.apply(vs("also", "a"))
 	if got := m.Scope("two", nil).VirtualService("a.one.svc.cluster.local"); got.Name != "exact" {
 		t.Errorf("a, with two rules: %s", got.Name)
@@ -142,7 +142,7 @@ spec: {hosts: [%q], http: [{route: [{destination: {host: a}}]}]}
 	}
 }
 
-func TestSidecarNarrowsWhatAWorkloadSees(t *testing.T) {
+func TestSidecarLimitsVisibleServices(t *testing.T) {
 	m := newTestMesh(t, nil, service("a", "one"), service("b", "two"), service("c", "three"), `
 apiVersion: networking.istio.io/v1
 kind: Sidecar
@@ -205,8 +205,9 @@ func problems(m *testMesh) string {
 	return strings.Join(lines, "\n")
 }
 
-// TestRulesForSomeCallersOnly: they count for the workloads of their namespace that they select, before those for all.
-func TestRulesForSomeCallersOnly(t *testing.T) {
+// TestRulesWithWorkloadSelector: such rules apply to the selected workloads of their namespace, and precede those for
+// all.
+func TestRulesWithWorkloadSelector(t *testing.T) {
 	m := newTestMesh(t, nil, `
 apiVersion: networking.istio.io/v1
 kind: ServiceEntry

@@ -10,26 +10,26 @@ import (
 	"github.com/pilotfish-mesh/pilotfish/controlplane/config"
 )
 
-// Mode is what a workload's port accepts.
+// Mode is the mutual TLS mode of a workload's port.
 type Mode = security.PeerAuthentication_MutualTLS_Mode
 
-// The effective modes. UNSET never is one.
+// The effective modes. UNSET is never effective.
 const (
 	Permissive = security.PeerAuthentication_MutualTLS_PERMISSIVE
 	Strict     = security.PeerAuthentication_MutualTLS_STRICT
 	Disable    = security.PeerAuthentication_MutualTLS_DISABLE
 )
 
-// peerAuth is all PeerAuthentications, indexed. The oldest of a scope wins.
+// peerAuth indexes all PeerAuthentications. The oldest of a scope wins.
 type peerAuth struct {
-	mesh      *config.Resource            // nil when none has a mode
-	namespace map[string]*config.Resource // those that have a mode
+	mesh      *config.Resource            // nil if none has a mode
+	namespace map[string]*config.Resource // those with a mode
 	workload  map[string][]*config.Resource
 }
 
 func newPeerAuth(resources []*config.Resource, rootNamespace string) *peerAuth {
 	p := &peerAuth{namespace: map[string]*config.Resource{}, workload: map[string][]*config.Resource{}}
-	for _, r := range oldestFirst(resources) {
+	for _, r := range sortByAge(resources) {
 		spec := peerSpec(r)
 		set := spec.GetMtls().GetMode() != security.PeerAuthentication_MutualTLS_UNSET
 		switch {
@@ -48,17 +48,17 @@ func peerSpec(r *config.Resource) *security.PeerAuthentication {
 	return r.Spec.(*security.PeerAuthentication)
 }
 
-// mode is what a port of a workload accepts.
+// mode returns the mode of a workload's port.
 func (p *peerAuth) mode(namespace string, labels map[string]string, port uint32) Mode {
-	mode, _ := p.decide(namespace, labels, port)
+	mode, _ := p.effectiveMode(namespace, labels, port)
 	return mode
 }
 
-// decide is that, and the document that says so, which is nil when none does: what is said of the port goes before what is
-// said of the workload, that before the namespace, and that before the mesh.
-func (p *peerAuth) decide(namespace string, labels map[string]string, port uint32) (Mode, *config.Resource) {
-	if r := p.of(namespace, labels); r != nil {
-		// What it leaves open is inherited.
+// effectiveMode returns the mode of a workload's port and the document that sets it, or nil. The precedence is port,
+// workload, namespace, mesh.
+func (p *peerAuth) effectiveMode(namespace string, labels map[string]string, port uint32) (Mode, *config.Resource) {
+	if r := p.forWorkload(namespace, labels); r != nil {
+		// Unset fields are inherited.
 		if m := peerSpec(r).GetPortLevelMtls()[port].GetMode(); m != security.PeerAuthentication_MutualTLS_UNSET {
 			return m, r
 		}
@@ -72,8 +72,8 @@ func (p *peerAuth) decide(namespace string, labels map[string]string, port uint3
 	return Permissive, nil
 }
 
-// of is the policy of a workload's own: the oldest that selects it.
-func (p *peerAuth) of(namespace string, labels map[string]string) *config.Resource {
+// forWorkload returns the oldest policy that selects a workload, or nil.
+func (p *peerAuth) forWorkload(namespace string, labels map[string]string) *config.Resource {
 	for _, r := range p.workload[namespace] {
 		if Selects(peerSpec(r).GetSelector().GetMatchLabels(), labels) {
 			return r
@@ -82,26 +82,26 @@ func (p *peerAuth) of(namespace string, labels map[string]string) *config.Resour
 	return nil
 }
 
-// ports are those for which the workload's own policy has a mode, sorted.
+// ports returns the sorted ports with a mode in the workload's own policy.
 func (p *peerAuth) ports(namespace string, labels map[string]string) []uint32 {
-	if r := p.of(namespace, labels); r != nil {
+	if r := p.forWorkload(namespace, labels); r != nil {
 		return slices.Sorted(maps.Keys(peerSpec(r).GetPortLevelMtls()))
 	}
 	return nil
 }
 
-// MTLSPorts are the ports of a workload with these labels that a policy names, sorted; services need not list them.
+// MTLSPorts returns the sorted ports of a workload that a policy names. Services need not contain them.
 func (s *Snapshot) MTLSPorts(namespace string, labels map[string]string) []uint32 {
 	return s.peerAuth.ports(namespace, labels)
 }
 
-// MTLSMode is what the port (the workload's, not the service's) of a workload with these labels accepts.
+// MTLSMode returns the mode of a workload's port. port is the target port, not the service's port.
 func (s *Snapshot) MTLSMode(namespace string, labels map[string]string, port uint32) Mode {
 	return s.peerAuth.mode(namespace, labels, port)
 }
 
-// PeerAuthentication is the document that decides that; nil when none does.
+// PeerAuthentication returns the document that sets MTLSMode, or nil.
 func (s *Snapshot) PeerAuthentication(namespace string, labels map[string]string, port uint32) *config.Resource {
-	_, by := s.peerAuth.decide(namespace, labels, port)
+	_, by := s.peerAuth.effectiveMode(namespace, labels, port)
 	return by
 }

@@ -16,81 +16,82 @@ import (
 	"github.com/pilotfish-mesh/pilotfish/controlplane/registry"
 )
 
-// Problems are the references that lead nowhere and the parts that have no effect, in a stable order: the registry's
-// first. They are found when they are first asked for; patches that are left out, when resources are made that they are for.
+// Problems returns invalid references and settings without effect, in a stable order: the registry's problems first.
+// The documents are checked at the first call. Skipped patches of EnvoyFilters are added when resources are built.
 func (s *Snapshot) Problems() []config.Problem {
 	s.checked.once.Do(func() {
-		c := checker{s: s, w: s.world, suggestions: maxSuggestions, before: s.checked.before, sound: newSoundness(s)}
-		c.virtualServices()
-		c.destinationRules()
-		c.gateways()
-		c.sidecars()
-		c.policies()
-		c.ruleConflicts()
-		c.gatewayConflicts()
-		c.sharedAddresses()
-		c.portProtocols()
-		c.selectors()
-		c.withoutSidecar()
-		c.peerPorts()
-		c.telemetries()
-		c.pullSecrets()
-		slices.SortStableFunc(c.problems, byPlace)
+		c := checker{s: s, w: s.index, suggestions: maxSuggestions, before: s.checked.previous, clean: newCleanRuleCache(s)}
+		c.checkVirtualServices()
+		c.checkDestinationRules()
+		c.checkGateways()
+		c.checkSidecars()
+		c.checkPolicies()
+		c.checkRuleConflicts()
+		c.checkGatewayConflicts()
+		c.checkSharedAddresses()
+		c.checkPortProtocols()
+		c.checkSelectors()
+		c.checkStrictWithoutSidecar()
+		c.checkPeerPorts()
+		c.checkTelemetries()
+		c.checkPullSecrets()
+		slices.SortStableFunc(c.problems, comparePosition)
 		s.checked.problems = c.problems
-		s.checked.after.Store(c.sound)
+		s.checked.after.Store(c.clean)
 	})
 	ended := checker{s: s}
-	ended.certificates(time.Now()) // which no document has to change for
+	ended.checkCertificates(time.Now()) // expiry does not change a document
 	return slices.Concat(s.Registry.Problems, s.checked.problems, ended.problems, s.notedProblems())
 }
 
-// check is the problems of the rules and policies, once somebody asked for them.
+// check contains the problems of the rules and policies after the first call of Problems.
 type check struct {
 	once     sync.Once
 	problems []config.Problem
-	before   *soundness // of the last snapshot before that was checked; nil for none
-	after    atomic.Pointer[soundness]
+	previous *cleanRuleCache // of the last checked snapshot; nil if there is none
+	after    atomic.Pointer[cleanRuleCache]
 }
 
-// next is that of the snapshot after, of which c may be nil.
+// next returns the check of the next snapshot. c may be nil.
 func (c *check) next() *check {
 	switch {
 	case c == nil:
 		return &check{}
 	case c.after.Load() != nil:
-		return &check{before: c.after.Load()}
+		return &check{previous: c.after.Load()}
 	}
-	return &check{before: c.before}
+	return &check{previous: c.previous}
 }
 
-// maxSuggestions bounds the search for names that someone may have meant: where more is wrong, it is not the spelling.
+// maxSuggestions limits the searches for similar names. A mesh with more unknown names has another cause than
+// misspelling.
 const maxSuggestions = 50
 
 // checker collects problems.
 type checker struct {
 	s        *Snapshot
-	w        *world
+	w        *meshIndex
 	problems []config.Problem
-	// suggestions is how many names may still be searched for.
+	// suggestions is the number of remaining searches for similar names.
 	suggestions int
-	// before is what was found to be sound last time, sound what is found so now.
-	before, sound *soundness
-	differs       *difference // between the two; made when it is first asked for
-	// namespaces are those that something is known of; filled when first asked for.
+	// before contains the rules without problems in the last check, clean those in this one.
+	before, clean *cleanRuleCache
+	changes       *serviceChanges // difference between the two; set at first use
+	// namespaces are the namespaces that occur in the mesh; set at first use.
 	namespaces map[string]bool
-	// byLabel are the services that select workloads, by each of the labels; filled when first asked for.
-	byLabel map[wanted][]*registry.Service
-	// at are the namespaces of the workloads that the Gateway selects which is looked at, as far as any are known.
-	at []string
+	// byLabel contains the services by each label of their selectors; set at first use.
+	byLabel map[labelKey][]*registry.Service
+	// selectedNamespaces are the namespaces of the known workloads of the Gateway that is checked.
+	selectedNamespaces []string
 }
 
-// byPlace orders problems as their authors read them.
-func byPlace(a, b config.Problem) int {
+// comparePosition orders problems by file, line and column.
+func comparePosition(a, b config.Problem) int {
 	return cmp.Or(cmp.Compare(a.At.File, b.At.File), cmp.Compare(a.At.Line, b.At.Line), cmp.Compare(a.At.Column, b.At.Column))
 }
 
-// nearest gives what was probably meant; "" when nothing is like it.
-func (c *checker) nearest(written string, names []string) string {
+// suggestName returns the most similar name, or "".
+func (c *checker) suggestName(written string, names []string) string {
 	if c.suggestions == 0 {
 		return ""
 	}
@@ -98,43 +99,44 @@ func (c *checker) nearest(written string, names []string) string {
 	return nearestHost(written, names)
 }
 
-// warn is for what a document says and is not done as written; what has a code of its own is told by find.
-func (c *checker) warn(r *config.Resource, field, value, message, remedy string) {
-	c.find(config.NoEffect, r, field, value, message, remedy)
+// reportNoEffect reports a setting that has no effect as written. Settings with their own code use reportWarning.
+func (c *checker) reportNoEffect(r *config.Resource, field, value, message, remedy string) {
+	c.reportWarning(config.NoEffect, r, field, value, message, remedy)
 }
 
-func (c *checker) find(code config.Code, r *config.Resource, field, value, message, remedy string) {
-	c.tell(code, config.Warning, r, field, value, message, remedy)
+func (c *checker) reportWarning(code config.Code, r *config.Resource, field, value, message, remedy string) {
+	c.report(code, config.Warning, r, field, value, message, remedy)
 }
 
-// tell records a finding, unless the document accepts it.
-func (c *checker) tell(code config.Code, severity config.Severity, r *config.Resource, field, value, message, remedy string) {
+// report records a finding, unless an annotation of the document suppresses it.
+func (c *checker) report(code config.Code, severity config.Severity, r *config.Resource, field, value, message, remedy string) {
 	p := config.Problem{
-		Code: code, Severity: severity, Key: r.Key, At: r.Place(field), Field: field, Value: value, Message: message, Remedy: remedy,
+		Code: code, Severity: severity, Key: r.Key, At: r.PositionOf(field), Field: field, Value: value, Message: message, Remedy: remedy,
 	}
 	if !config.Suppresses(r.Annotations, p) {
 		c.problems = append(c.problems, p)
 	}
 }
 
-// target is the full name of the service that a document of the namespace means by a host, which may be an alias.
-func (c *checker) target(host, namespace string) string {
+// resolveTarget returns the full name of the service to which a host in a document of the namespace refers. Aliases are
+// resolved.
+func (c *checker) resolveTarget(host, namespace string) string {
 	return c.s.Registry.Target(c.w.resolve(host, namespace))
 }
 
-// service finds what a document of the namespace means by a host; nil when it means nothing that it may see.
-func (c *checker) service(host, namespace string) *registry.Service {
+// lookupService returns the service to which a host in a document of the namespace refers, or nil if it is not visible.
+func (c *checker) lookupService(host, namespace string) *registry.Service {
 	full := c.w.resolve(host, namespace)
 	for _, svc := range c.w.byHost[c.s.Registry.Target(full)] {
-		if knownAs(svc, full, namespace) {
+		if isKnownAs(svc, full, namespace) {
 			return svc
 		}
 	}
 	return nil
 }
 
-// nearestHost gives the remedy for a host that does not exist.
-func (c *checker) nearestHost(host, namespace string) string {
+// suggestHost returns the remedy for an unknown host.
+func (c *checker) suggestHost(host, namespace string) string {
 	var names []string
 	for _, svc := range c.w.services {
 		if !svc.VisibleTo(namespace) {
@@ -147,102 +149,102 @@ func (c *checker) nearestHost(host, namespace string) string {
 			}
 		}
 	}
-	if n := c.nearest(host, names); n != "" {
+	if n := c.suggestName(host, names); n != "" {
 		return fmt.Sprintf("did you mean %q?", n)
 	}
 	return "add a Service or a ServiceEntry of this name, or correct the host"
 }
 
-func (c *checker) virtualServices() {
-	taken := make(map[hostOf]*VirtualService, len(c.w.virtualServices.all))
+func (c *checker) checkVirtualServices() {
+	taken := make(map[exportedHost]*VirtualService, len(c.w.virtualServices.all))
 	for _, v := range c.w.virtualServices.all {
-		c.hosts(v, taken)
-		if c.stillSound(v) {
+		c.checkHosts(v, taken)
+		if c.isStillClean(v) {
 			continue
 		}
 		found, suggestions := len(c.problems), c.suggestions
 		for i, g := range v.Gateways {
-			c.gatewayExists(v, i, g)
+			c.checkGatewayReference(v, i, g)
 		}
-		c.rules(v.asWritten())
+		c.checkRules(v.withoutDelegates())
 		if len(c.problems) == found && c.suggestions == suggestions {
-			c.isSound(v)
+			c.recordClean(v)
 		}
 	}
-	for _, r := range c.w.virtualServices.others.byKey {
-		c.rules(&VirtualService{Resource: r, Spec: r.Spec.(*networking.VirtualService)})
+	for _, r := range c.w.virtualServices.delegates.byKey {
+		c.checkRules(&VirtualService{Resource: r, Spec: r.Spec.(*networking.VirtualService)})
 	}
 }
 
-// rules checks where a document's routes lead.
-func (c *checker) rules(v *VirtualService) {
+// checkRules checks the destinations and delegates of a document's routes.
+func (c *checker) checkRules(v *VirtualService) {
 	for d := range destinations(v.Spec) {
-		c.destination(v, d)
+		c.checkDestination(v, d)
 	}
-	c.routes(v)
+	c.checkRoutes(v)
 	for i, r := range v.Spec.GetHttp() {
 		if r.GetDelegate() == nil {
 			continue
 		}
 		at := fmt.Sprintf("spec.http[%d].delegate", i)
-		to := c.w.virtualServices.others.find(v.Resource, r.GetDelegate())
+		to := c.w.virtualServices.delegates.find(v.Resource, r.GetDelegate())
 		if to == nil {
-			c.find(config.UnknownDelegate, v.Resource, at, r.GetDelegate().GetName(),
+			c.reportWarning(config.UnknownDelegate, v.Resource, at, r.GetDelegate().GetName(),
 				"there is no such VirtualService without hosts, or it is not exported to here: the route is left out", "add it, or correct the name and namespace")
 			continue
 		}
 		for j, own := range to.Spec.(*networking.VirtualService).GetHttp() {
-			if _, possible := joinMatches(r.GetMatch(), own.GetMatch()); !possible {
-				c.find(config.UnreachableRoute, v.Resource, at, r.GetDelegate().GetName(),
+			if _, possible := mergeMatches(r.GetMatch(), own.GetMatch()); !possible {
+				c.reportWarning(config.UnreachableRoute, v.Resource, at, r.GetDelegate().GetName(),
 					fmt.Sprintf("spec.http[%d] of the delegate is left out: its match cannot be joined with that of this route", j),
-					"let the delegate ask for what this route takes: a path that begins with its prefix, the same value of what both name")
+					"make the delegate match what this route matches: a path that begins with its prefix, and the same values of all other conditions")
 			}
 		}
 	}
 }
 
-// asWritten is the rule without what its delegates add, so that places in it are those of its document.
-func (v *VirtualService) asWritten() *VirtualService {
-	own := *v
-	own.Spec = v.Resource.Spec.(*networking.VirtualService)
-	return &own
+// withoutDelegates returns the rule without its delegates' routes, so that field paths refer to its document.
+func (v *VirtualService) withoutDelegates() *VirtualService {
+	written := *v
+	written.Spec = v.Resource.Spec.(*networking.VirtualService)
+	return &written
 }
 
-// hosts warns of names that nothing answers to, and of a second rule for a name, which sidecars do not merge.
-func (c *checker) hosts(v *VirtualService, taken map[hostOf]*VirtualService) {
-	if !v.For(MeshGateway) {
+// checkHosts reports unknown hosts, and hosts that an older rule already has, because sidecars do not merge rules.
+func (c *checker) checkHosts(v *VirtualService, taken map[exportedHost]*VirtualService) {
+	if !v.IsForGateway(MeshGateway) {
 		return
 	}
-	exported := canonicalExport(v.exportTo)
+	exported := exportKey(v.exportTo)
 	for i, host := range v.Hosts {
-		written, of := v.Spec.GetHosts()[i], hostOf{host, exported}
+		written, of := v.Spec.GetHosts()[i], exportedHost{host, exported}
 		if first := taken[of]; first != nil && first != v {
-			c.find(config.HostTaken, v.Resource, fmt.Sprintf("spec.hosts[%d]", i), written,
+			c.reportWarning(config.HostConflict, v.Resource, fmt.Sprintf("spec.hosts[%d]", i), written,
 				fmt.Sprintf("sidecars follow the older %s for this host; this one has no effect on them", first.Key),
 				"put all routes of the host into one VirtualService")
 			continue
 		}
 		taken[of] = v
-		if c.alias(v.Resource, fmt.Sprintf("spec.hosts[%d]", i), written, host) {
+		if c.checkAlias(v.Resource, fmt.Sprintf("spec.hosts[%d]", i), written, host) {
 			continue
 		}
-		if !strings.Contains(written, ".") && written != "*" && c.service(written, v.Namespace) == nil {
-			c.find(config.UnknownHost, v.Resource, fmt.Sprintf("spec.hosts[%d]", i), written, fmt.Sprintf("there is no service %s", host), c.nearestHost(written, v.Namespace))
+		if !strings.Contains(written, ".") && written != "*" && c.lookupService(written, v.Namespace) == nil {
+			c.reportWarning(config.UnknownHost, v.Resource, fmt.Sprintf("spec.hosts[%d]", i), written, fmt.Sprintf("there is no service %s", host), c.suggestHost(written, v.Namespace))
 		}
 	}
 }
 
-// hostOf is a host of VirtualServices that are exported alike.
-type hostOf struct{ host, exportTo string }
+// exportedHost is a host of VirtualServices with the same exportTo.
+type exportedHost struct{ host, exportTo string }
 
-func (c *checker) gatewayExists(v *VirtualService, i int, gateway string) {
+func (c *checker) checkGatewayReference(v *VirtualService, i int, gateway string) {
 	if gateway == MeshGateway {
 		return
 	}
 	var names []string
 	for _, g := range c.s.gateways {
 		if g.FullName() == gateway {
-			c.gatewayHosts(v, i, g)
+			c.checkGatewayHosts(v, i, g)
 			return
 		}
 		names = append(names, g.FullName())
@@ -252,24 +254,24 @@ func (c *checker) gatewayExists(v *VirtualService, i int, gateway string) {
 	}
 	written := v.Spec.GetGateways()[i]
 	remedy := fmt.Sprintf("add the Gateway %s, or correct the name", gateway)
-	if n := c.nearest(written, names); n != "" {
+	if n := c.suggestName(written, names); n != "" {
 		remedy = fmt.Sprintf("did you mean %q?", n)
 	}
-	c.find(config.UnknownGateway, v.Resource, fmt.Sprintf("spec.gateways[%d]", i), written, fmt.Sprintf("there is no Gateway %s: the routes do not apply to it", gateway), remedy)
+	c.reportWarning(config.UnknownGateway, v.Resource, fmt.Sprintf("spec.gateways[%d]", i), written, fmt.Sprintf("there is no Gateway %s: the routes do not apply to it", gateway), remedy)
 }
 
-func (c *checker) destination(v *VirtualService, d placed) {
+func (c *checker) checkDestination(v *VirtualService, d destinationRef) {
 	host := d.destination.GetHost()
-	svc := c.service(host, v.Namespace)
+	svc := c.lookupService(host, v.Namespace)
 	if svc == nil {
-		c.unknownHost(v.Resource, d.path()+".host", host, "what is routed there is answered with 503")
+		c.reportUnknownHost(v.Resource, d.path()+".host", host, "what is routed there is answered with 503")
 		return
 	}
-	c.port(v, d, svc)
-	c.subset(v, d, svc)
+	c.checkPort(v, d, svc)
+	c.checkSubset(v, d, svc)
 }
 
-func (c *checker) port(v *VirtualService, d placed, svc *registry.Service) {
+func (c *checker) checkPort(v *VirtualService, d destinationRef, svc *registry.Service) {
 	number := d.destination.GetPort().GetNumber()
 	if number == 0 {
 		return
@@ -281,23 +283,23 @@ func (c *checker) port(v *VirtualService, d placed, svc *registry.Service) {
 	for i, p := range svc.Ports {
 		ports[i] = fmt.Sprint(p.Number)
 	}
-	c.find(config.UnknownPort, v.Resource, d.path()+".port.number", fmt.Sprint(number), fmt.Sprintf("%s has no port %d: what is routed there is answered with 503", svc.Hostname, number),
+	c.reportWarning(config.UnknownPort, v.Resource, d.path()+".port.number", fmt.Sprint(number), fmt.Sprintf("%s has no port %d: what is routed there is answered with 503", svc.Hostname, number),
 		"its ports are "+strings.Join(ports, ", "))
 }
 
-func (c *checker) subset(v *VirtualService, d placed, svc *registry.Service) {
+func (c *checker) checkSubset(v *VirtualService, d destinationRef, svc *registry.Service) {
 	name := d.destination.GetSubset()
 	if name == "" {
 		return
 	}
 	rule := c.w.destinationRules.lookup(v.Namespace, svc.Hostname, svc.Namespace)
 	if subset := rule.Subset(name); subset != nil {
-		c.emptySubset(v, d, svc, subset)
+		c.checkEmptySubset(v, d, svc, subset)
 		return
 	}
-	for _, some := range c.w.destinationRules.of(v.Namespace).selective {
+	for _, some := range c.w.destinationRules.inNamespace(v.Namespace).selective {
 		if MatchHost(some.Host, svc.Hostname) && some.Subset(name) != nil {
-			return // some callers have it: the rule may be for them only
+			return // some callers see the subset: the rule may be only for them
 		}
 	}
 	remedy := fmt.Sprintf("add the subset to a DestinationRule for %s", svc.Hostname)
@@ -306,48 +308,49 @@ func (c *checker) subset(v *VirtualService, d placed, svc *registry.Service) {
 		for _, s := range rule.Subsets {
 			names = append(names, s.GetName())
 		}
-		if n := c.nearest(name, names); n != "" {
+		if n := c.suggestName(name, names); n != "" {
 			remedy = fmt.Sprintf("did you mean %q?", n)
 		} else if len(names) > 0 {
 			remedy = fmt.Sprintf("%s has the subsets %s", rule.From[0].Key, strings.Join(names, ", "))
 		}
 	}
-	c.find(config.UnknownSubset, v.Resource, d.path()+".subset", name, fmt.Sprintf("%s has no such subset: what is routed there is answered with 503", svc.Hostname), remedy)
+	c.reportWarning(config.UnknownSubset, v.Resource, d.path()+".subset", name, fmt.Sprintf("%s has no such subset: what is routed there is answered with 503", svc.Hostname), remedy)
 }
 
-func (c *checker) destinationRules() {
+func (c *checker) checkDestinationRules() {
 	for _, r := range c.s.resources[config.DestinationRule] {
 		spec := r.Spec.(*networking.DestinationRule)
 		host := c.w.resolve(spec.GetHost(), r.Namespace)
-		if c.alias(r, "spec.host", spec.GetHost(), host) {
+		if c.checkAlias(r, "spec.host", spec.GetHost(), host) {
 			continue
 		}
 		if !c.anyService(host, r.Namespace) {
-			c.unknownHost(r, "spec.host", spec.GetHost(), "the rule has no effect")
+			c.reportUnknownHost(r, "spec.host", spec.GetHost(), "the rule has no effect")
 		}
-		c.callers(r)
-		c.proxyHeaders(r)
-		c.clientCredentials(r, "spec.trafficPolicy", spec.GetTrafficPolicy())
-		c.outliers(r, "spec.trafficPolicy", spec.GetTrafficPolicy(), nil)
+		c.checkCallerTLS(r)
+		c.checkProxyProtocol(r)
+		c.checkClientCredentials(r, "spec.trafficPolicy", spec.GetTrafficPolicy())
+		c.checkOutlierDetection(r, "spec.trafficPolicy", spec.GetTrafficPolicy(), nil)
 		for i, s := range spec.GetSubsets() {
 			at := fmt.Sprintf("spec.subsets[%d].trafficPolicy", i)
-			c.clientCredentials(r, at, s.GetTrafficPolicy())
-			c.outliers(r, at, s.GetTrafficPolicy(), s.GetLabels())
+			c.checkClientCredentials(r, at, s.GetTrafficPolicy())
+			c.checkOutlierDetection(r, at, s.GetTrafficPolicy(), s.GetLabels())
 		}
 	}
 }
 
-// outliers tells of outlier detection that leaves no endpoint out, since all the endpoints there are do not make one by the
-// percentage that may be: Envoy takes it for a limit, and Istio's 10 % is for ten endpoints or more.
-func (c *checker) outliers(r *config.Resource, at string, p *networking.TrafficPolicy, subset map[string]string) {
-	c.leavesNoneOut(r, at+".outlierDetection", p.GetOutlierDetection(), subset)
+// checkOutlierDetection reports outlier detection that ejects no endpoint: with so few endpoints, maxEjectionPercent
+// allows less than one. Envoy treats the percentage as an upper limit. Istio's default of 10 % needs at least ten
+// endpoints.
+func (c *checker) checkOutlierDetection(r *config.Resource, at string, p *networking.TrafficPolicy, subset map[string]string) {
+	c.coversAllRequests(r, at+".outlierDetection", p.GetOutlierDetection(), subset)
 	for i, ps := range p.GetPortLevelSettings() {
-		c.leavesNoneOut(r, fmt.Sprintf("%s.portLevelSettings[%d].outlierDetection", at, i), ps.GetOutlierDetection(), subset)
+		c.coversAllRequests(r, fmt.Sprintf("%s.portLevelSettings[%d].outlierDetection", at, i), ps.GetOutlierDetection(), subset)
 	}
 }
 
-func (c *checker) leavesNoneOut(r *config.Resource, field string, o *networking.OutlierDetection, subset map[string]string) {
-	svc := c.service(r.Spec.(*networking.DestinationRule).GetHost(), r.Namespace)
+func (c *checker) coversAllRequests(r *config.Resource, field string, o *networking.OutlierDetection, subset map[string]string) {
+	svc := c.lookupService(r.Spec.(*networking.DestinationRule).GetHost(), r.Namespace)
 	if o == nil || svc == nil || svc.Resolution != registry.Static {
 		return
 	}
@@ -360,16 +363,16 @@ func (c *checker) leavesNoneOut(r *config.Resource, field string, o *networking.
 	}
 	percent := cmp.Or(o.GetMaxEjectionPercent(), 10)
 	if most > 1 && most*int(percent) < 100 {
-		c.find(config.Questionable, r, field+".maxEjectionPercent", fmt.Sprint(percent),
+		c.reportWarning(config.Questionable, r, field+".maxEjectionPercent", fmt.Sprint(percent),
 			fmt.Sprintf("no endpoint is ever left out: %d%% of the %d that %s has are less than one", percent, most, svc.Hostname),
 			fmt.Sprintf("set maxEjectionPercent to %d or more; 100 where calls may fail over to other localities", (100+most-1)/most))
 	}
 }
 
-// anyService says whether a host, which may be a pattern, covers a service.
+// anyService reports whether a host, which may be a pattern, covers a service.
 func (c *checker) anyService(host, namespace string) bool {
 	if !strings.HasPrefix(host, "*") {
-		return c.service(host, namespace) != nil || c.coveredByWildcard(host, namespace)
+		return c.lookupService(host, namespace) != nil || c.coveredByWildcard(host, namespace)
 	}
 	return slices.ContainsFunc(c.w.services, func(svc *registry.Service) bool {
 		return svc.VisibleTo(namespace) && overlapHosts(host, svc.Hostname)
@@ -382,27 +385,28 @@ func (c *checker) coveredByWildcard(host, namespace string) bool {
 	})
 }
 
-func (c *checker) sidecars() {
+func (c *checker) checkSidecars() {
 	for _, r := range c.s.resources[config.Sidecar] {
 		spec := r.Spec.(*networking.Sidecar)
+		c.checkSidecarEndpoints(r, spec)
 		for i, listener := range spec.GetIngress() {
 			at := fmt.Sprintf("spec.ingress[%d].tls", i)
-			c.serverCredentials(r, at, listener.GetTls())
+			c.checkServerCredentials(r, at, listener.GetTls())
 			if listener.GetTls() != nil {
-				c.ownTLS(r, at, spec.GetWorkloadSelector().GetLabels(), listener.GetPort().GetNumber())
+				c.checkOwnTLS(r, at, spec.GetWorkloadSelector().GetLabels(), listener.GetPort().GetNumber())
 			}
 		}
 		for i, listener := range spec.GetEgress() {
 			for j, host := range listener.GetHosts() {
-				c.egressHost(r, fmt.Sprintf("spec.egress[%d].hosts[%d]", i, j), host)
+				c.checkEgressHost(r, fmt.Sprintf("spec.egress[%d].hosts[%d]", i, j), host)
 			}
-			c.egressPort(r, fmt.Sprintf("spec.egress[%d].port.number", i), listener)
+			c.checkEgressPort(r, fmt.Sprintf("spec.egress[%d].port.number", i), listener)
 		}
 	}
 }
 
-// ownTLS tells of TLS that a Sidecar has end at a port where none of its workloads has the mesh's own disabled.
-func (c *checker) ownTLS(r *config.Resource, field string, labels map[string]string, port uint32) {
+// checkOwnTLS reports TLS termination in a Sidecar's port for which mutual TLS is not disabled in any of its workloads.
+func (c *checker) checkOwnTLS(r *config.Resource, field string, labels map[string]string, port uint32) {
 	mode := c.s.peerAuth.mode(r.Namespace, labels, port)
 	found, _ := c.s.Registry.Workloads(r.Namespace, labels)
 	for _, w := range found {
@@ -412,14 +416,14 @@ func (c *checker) ownTLS(r *config.Resource, field string, labels map[string]str
 		mode = c.s.peerAuth.mode(r.Namespace, registry.WorkloadLabels(w), port)
 	}
 	if mode != Disable {
-		c.warn(r, field, "", fmt.Sprintf("has no effect: the port accepts the mesh's TLS (%s)", mode),
+		c.reportNoEffect(r, field, "", fmt.Sprintf("has no effect: the port accepts the mesh's TLS (%s)", mode),
 			fmt.Sprintf("set portLevelMtls of the workloads' PeerAuthentication to DISABLE for port %d", port))
 	}
 }
 
-// egressHost tells of a host that a Sidecar lets callers see and nobody has. One of the root namespace is for the workloads of
-// all others: "." is theirs, and what may be seen by any of them is no mistake.
-func (c *checker) egressHost(r *config.Resource, field, host string) {
+// checkEgressHost reports unknown hosts in a Sidecar. In the root namespace, a Sidecar applies to the workloads of all
+// namespaces, and "." means each workload's own. So a host is accepted there if any namespace may see it.
+func (c *checker) checkEgressHost(r *config.Resource, field, host string) {
 	ns, pattern, _ := strings.Cut(host, "/")
 	if ns == "~" || strings.HasPrefix(pattern, "*") {
 		return
@@ -431,23 +435,23 @@ func (c *checker) egressHost(r *config.Resource, field, host string) {
 	}
 	egress := newEgress(&networking.Sidecar{Egress: []*networking.IstioEgressListener{{Hosts: []string{seen}}}}, r.Namespace)
 	for _, svc := range c.w.services {
-		if (everybody || svc.VisibleTo(r.Namespace)) && egress.seeAny(svc) {
+		if (everybody || svc.VisibleTo(r.Namespace)) && egress.containsAny(svc) {
 			return
 		}
 	}
-	if c.anyRuleHost(r.Namespace, egress) { // which is called by the rule's name
+	if c.anyRuleHost(r.Namespace, egress) { // callers use the rule's host
 		return
 	}
-	c.find(config.UnknownHost, r, field, host, "there is no such service", c.nearestHost(pattern, r.Namespace))
+	c.reportWarning(config.UnknownHost, r, field, host, "there is no such service", c.suggestHost(pattern, r.Namespace))
 }
 
-// policies warns of actions and conditions that are not enforced as written.
-func (c *checker) policies() {
+// checkPolicies reports AuthorizationPolicies that are not enforced as written.
+func (c *checker) checkPolicies() {
 	for _, ns := range slices.Sorted(maps.Keys(c.s.authz.byNamespace)) {
 		for _, p := range c.s.authz.byNamespace[ns] {
-			c.policy(p)
-			c.defeated(p)
-			c.identities(p)
+			c.checkPolicy(p)
+			c.checkUnreachablePolicy(p)
+			c.checkIdentities(p)
 		}
 	}
 }

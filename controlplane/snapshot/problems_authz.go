@@ -13,41 +13,42 @@ import (
 	"github.com/pilotfish-mesh/pilotfish/controlplane/registry"
 )
 
-// defeated tells of what an AuthorizationPolicy asks for and that other documents, or the protocol, make impossible.
-func (c *checker) defeated(p Policy) {
+// checkUnreachablePolicy reports conditions of an AuthorizationPolicy that cannot be met because of other documents or
+// the protocol.
+func (c *checker) checkUnreachablePolicy(p Policy) {
 	labels := p.Spec.GetSelector().GetMatchLabels()
 	disabled := c.s.peerAuth.mode(p.Namespace, labels, 0) == Disable
-	tokens := c.verifiesTokens(p.Namespace, labels)
+	tokens := c.mayVerifyTokens(p.Namespace, labels)
 	streams := c.tcpServices(p.Namespace, labels)
 	for i, rule := range p.Spec.GetRules() {
 		at := fmt.Sprintf("spec.rules[%d]", i)
-		asks := asked(rule)
-		if asks.peer != "" && disabled {
-			c.find(config.PrincipalsUnprovable, p.Resource, at+asks.peer, "", "mutual TLS is disabled for these workloads: no caller can prove who it is",
+		required := parseRequirements(rule)
+		if required.peer != "" && disabled {
+			c.reportWarning(config.PrincipalsUnprovable, p.Resource, at+required.peer, "", "mutual TLS is disabled for these workloads: no caller can prove who it is",
 				"enable mutual TLS by a PeerAuthentication, or match by ipBlocks")
 		}
-		if asks.token != "" && !tokens {
-			c.find(config.RequestUnverified, p.Resource, at+asks.token, "", "no RequestAuthentication verifies tokens for these workloads: no request has what is asked for",
+		if required.token != "" && !tokens {
+			c.reportWarning(config.RequestUnverified, p.Resource, at+required.token, "", "no RequestAuthentication verifies tokens for these workloads: no request can meet the condition",
 				"add a RequestAuthentication for them")
 		}
-		if asks.http != "" && len(streams) > 0 && !limitsPorts(rule) {
-			c.httpOnTCP(p, at+asks.http, streams)
+		if required.http != "" && len(streams) > 0 && !limitsPorts(rule) {
+			c.checkHTTPOnTCP(p, at+required.http, streams)
 		}
-		if asks.http == "" {
-			c.askedByHTTP(p, at, c.tcpServices(p.Namespace, labels, workloadPorts(rule)...))
+		if required.http == "" {
+			c.checkHTTPRequirements(p, at, c.tcpServices(p.Namespace, labels, workloadPorts(rule)...))
 		}
 		for j, to := range rule.GetTo() {
 			for k, text := range to.GetOperation().GetPorts() {
 				if port, err := strconv.ParseUint(text, 10, 16); err == nil {
-					c.workloadPort(p.Resource, labels, fmt.Sprintf("%s.to[%d].operation.ports[%d]", at, j, k), uint32(port))
+					c.checkWorkloadPort(p.Resource, labels, fmt.Sprintf("%s.to[%d].operation.ports[%d]", at, j, k), uint32(port))
 				}
 			}
 		}
 	}
 }
 
-func (c *checker) httpOnTCP(p Policy, field string, streams []string) {
-	message := "only HTTP has it, and these ports are not HTTP: " + strings.Join(head(streams, 5), ", ") + ": "
+func (c *checker) checkHTTPOnTCP(p Policy, field string, streams []string) {
+	message := "only HTTP has it, and these ports are not HTTP: " + strings.Join(truncateList(streams, 5), ", ") + ": "
 	severity := config.Info
 	switch p.Spec.GetAction() {
 	case security.AuthorizationPolicy_ALLOW:
@@ -58,24 +59,24 @@ func (c *checker) httpOnTCP(p Policy, field string, streams []string) {
 	default:
 		return
 	}
-	c.tell(config.HTTPRuleOnTCP, severity, p.Resource, field, "", message,
+	c.report(config.HTTPRuleOnTCP, severity, p.Resource, field, "", message,
 		"limit the rule to HTTP ports by to.operation.ports, or name the ports for what they speak")
 }
 
-// askedByHTTP tells of connections that nobody can be asked about: providers that are asked by HTTP are shown requests.
-func (c *checker) askedByHTTP(p Policy, field string, streams []string) {
+// checkHTTPRequirements reports TCP ports with an external authorizer over HTTP, which can check only requests.
+func (c *checker) checkHTTPRequirements(p Policy, field string, streams []string) {
 	if p.Spec.GetAction() != security.AuthorizationPolicy_CUSTOM || len(streams) == 0 {
 		return
 	}
 	if FindProvider(c.w.mesh, p.Spec.GetProvider().GetName()).GetEnvoyExtAuthzHttp() == nil {
 		return
 	}
-	c.find(config.HTTPRuleOnTCP, p.Resource, field, "",
-		"the provider is asked by HTTP, about requests, and these ports are not HTTP: "+strings.Join(head(streams, 5), ", ")+": what the rule matches there is denied",
+	c.reportWarning(config.HTTPRuleOnTCP, p.Resource, field, "",
+		"the provider checks HTTP requests, and these ports are not HTTP: "+strings.Join(truncateList(streams, 5), ", ")+": what the rule matches there is denied",
 		"limit the rule to HTTP ports by to.operation.ports, or use a provider with envoyExtAuthzGrpc")
 }
 
-// workloadPorts are the ports that a rule is limited to by its operations; none where it is not.
+// workloadPorts returns the ports in a rule's operations; nil if there is no limit.
 func workloadPorts(rule *security.Rule) []uint32 {
 	var out []uint32
 	for _, to := range rule.GetTo() {
@@ -88,11 +89,11 @@ func workloadPorts(rule *security.Rule) []uint32 {
 	return out
 }
 
-// asks is where a rule asks for what not every connection has; "" where it does not.
-type asks struct{ peer, token, http string }
+// ruleRequirements contains the fields of a rule that require a peer identity, a token or HTTP; "" if not required.
+type ruleRequirements struct{ peer, token, http string }
 
-func asked(rule *security.Rule) asks {
-	var a asks
+func parseRequirements(rule *security.Rule) ruleRequirements {
+	var a ruleRequirements
 	for j, from := range rule.GetFrom() {
 		s, at := from.GetSource(), fmt.Sprintf(".from[%d].source", j)
 		if len(s.GetPrincipals())+len(s.GetNamespaces())+len(s.GetServiceAccounts()) > 0 {
@@ -142,22 +143,22 @@ func limitsPorts(rule *security.Rule) bool {
 	return false
 }
 
-// verifiesTokens says whether a RequestAuthentication may be for these workloads.
-func (c *checker) verifiesTokens(namespace string, labels map[string]string) bool {
+// mayVerifyTokens reports whether a RequestAuthentication may apply to these workloads.
+func (c *checker) mayVerifyTokens(namespace string, labels map[string]string) bool {
 	for _, r := range c.s.resources[config.RequestAuthentication] {
 		if r.Namespace != namespace && r.Namespace != c.s.Mesh.GetRootNamespace() {
 			continue
 		}
 		selector := r.Spec.(*security.RequestAuthentication).GetSelector().GetMatchLabels()
-		if len(selector) == 0 || len(labels) == 0 || !contradict(selector, labels) {
+		if len(selector) == 0 || len(labels) == 0 || !areDisjoint(selector, labels) {
 			return true
 		}
 	}
 	return false
 }
 
-// contradict says whether no workload can have the labels of both.
-func contradict(a, b map[string]string) bool {
+// areDisjoint reports whether no workload can match both label sets.
+func areDisjoint(a, b map[string]string) bool {
 	for k, v := range a {
 		if w, ok := b[k]; ok && v != w {
 			return true
@@ -166,8 +167,8 @@ func contradict(a, b map[string]string) bool {
 	return false
 }
 
-// tcpServices are the ports, of services that these workloads serve, in which no requests can be told apart: all, or those
-// that lead to some ports of the workloads.
+// tcpServices returns the service ports of these workloads with a protocol without visible requests. only limits the
+// result to some target ports.
 func (c *checker) tcpServices(namespace string, labels map[string]string, only ...uint32) []string {
 	var out []string
 	for _, svc := range c.servicesOf(namespace, labels) {
@@ -183,12 +184,12 @@ func (c *checker) tcpServices(namespace string, labels map[string]string, only .
 	return out
 }
 
-// peerPorts tells of ports in a PeerAuthentication that its workloads do not serve.
-func (c *checker) peerPorts() {
+// checkPeerPorts reports ports in a PeerAuthentication that its workloads do not serve.
+func (c *checker) checkPeerPorts() {
 	for _, r := range c.s.resources[config.PeerAuthentication] {
 		spec := r.Spec.(*security.PeerAuthentication)
 		for port := range spec.GetPortLevelMtls() {
-			c.workloadPort(r, spec.GetSelector().GetMatchLabels(), fmt.Sprintf("spec.portLevelMtls[%d]", port), port)
+			c.checkWorkloadPort(r, spec.GetSelector().GetMatchLabels(), fmt.Sprintf("spec.portLevelMtls[%d]", port), port)
 		}
 	}
 }

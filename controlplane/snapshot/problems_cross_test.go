@@ -10,7 +10,7 @@ import (
 	"github.com/pilotfish-mesh/pilotfish/controlplane/config"
 )
 
-// shop is a mesh in which nothing is wrong.
+// shop is a mesh without problems.
 const shop = `apiVersion: v1
 kind: Service
 metadata: {name: reviews, namespace: shop}
@@ -54,17 +54,17 @@ func virtualService(http string) string {
 	return traffic("VirtualService", "x", "{hosts: [reviews], http: ["+http+"]}")
 }
 
-// alias is another name of reviews.
+// alias is an alias of reviews.
 var alias = document("v1", "Service", "other", "shop", "{type: ExternalName, externalName: reviews.shop.svc.cluster.local}")
 
 const toReviews = "route: [{destination: {host: reviews}}]"
 
-// TestDocumentsThatDefeatEachOtherAreTold: each of these is right by itself.
-func TestDocumentsThatDefeatEachOtherAreTold(t *testing.T) {
+// TestConflictingDocumentsAreReported: each of these documents is valid by itself.
+func TestConflictingDocumentsAreReported(t *testing.T) {
 	strict := policy("PeerAuthentication", "default", "{mtls: {mode: STRICT}}")
 	for name, tc := range map[string]struct{ documents, want string }{
-		"a route behind one that takes all": {virtualService("{" + toReviews + "}, {match: [{uri: {prefix: /a}}], " + toReviews + "}"),
-			`spec.http[1]: the route is never reached: spec.http[0] takes all that it matches (move it before the one that takes its requests, or remove it) [PF0202]`},
+		"a route after one that matches all": {virtualService("{" + toReviews + "}, {match: [{uri: {prefix: /a}}], " + toReviews + "}"),
+			`spec.http[1]: the route is never reached: spec.http[0] matches all its requests (move it before the one that matches its requests, or remove it) [PF0202]`},
 		"a match for a gateway that the rule is not for": {virtualService("{match: [{gateways: [edge]}, {uri: {prefix: /a}}], " + toReviews + "}"),
 			`spec.http[0].match[0].gateways: "edge": the match is never reached: the VirtualService is not bound to it`},
 		"a match for the workloads' port": {virtualService("{match: [{port: 8080}], " + toReviews + "}, {match: [{port: 80}], " + toReviews + "}"),
@@ -78,19 +78,19 @@ func TestDocumentsThatDefeatEachOtherAreTold(t *testing.T) {
 		"strict by port without a sidecar": {policy("PeerAuthentication", "db", "{selector: {matchLabels: {app: db}}, portLevelMtls: {5432: {mode: STRICT}}}"),
 			`PeerAuthentication shop/db: spec.portLevelMtls: "STRICT": 1 workloads have no sidecar`},
 		"a longer prefix behind a shorter": {virtualService("{match: [{uri: {prefix: /a}}], " + toReviews + "}, {match: [{uri: {exact: /ab}}, {uri: {prefix: /b}}], " + toReviews + "}"),
-			`spec.http[1].match[0]: the match is never reached: spec.http[0].match[0] takes all of it`},
+			`spec.http[1].match[0]: the match is never reached: spec.http[0].match[0] matches all of it`},
 		"a more special header behind a more general": {virtualService("{match: [{headers: {x: {}}}], " + toReviews + "}, {match: [{headers: {x: {exact: a}, y: {exact: b}}}], " + toReviews + "}"),
 			`spec.http[1]: the route is never reached`},
 		"a server name behind its wildcard": {traffic("VirtualService", "x", `{hosts: ["*.example.com"], gateways: [edge], tls: [{match: [{sniHosts: ["*.example.com"]}], route: [{destination: {host: reviews}}]}, {match: [{sniHosts: [a.example.com]}], route: [{destination: {host: reviews}}]}]}`),
 			`spec.tls[1]: the route is never reached`},
 		"weights unlike 100": {virtualService("{route: [{weight: 1, destination: {host: reviews}}, {weight: 2, destination: {host: db}}]}"),
 			`info: VirtualService shop/x: spec.http[0].route: "3"`},
-		"a subset that nobody is in": {traffic("DestinationRule", "r", "{host: reviews, subsets: [{name: v2, labels: {version: v2}}]}") +
+		"a subset without endpoints": {traffic("DestinationRule", "r", "{host: reviews, subsets: [{name: v2, labels: {version: v2}}]}") +
 			virtualService("{route: [{destination: {host: reviews, subset: v2}}]}"),
 			`spec.http[0].route[0].destination.subset: "v2": none of the endpoints of reviews.shop.svc.cluster.local has the labels version=v2`},
 		"a host that is not exported": {document("networking.istio.io/v1", "ServiceEntry", "s", "other", `{hosts: [a.example.com], exportTo: ["."], ports: [{number: 80, name: http, protocol: HTTP}], resolution: DNS}`) +
 			virtualService("{route: [{destination: {host: a.example.com}}]}"),
-			`a.example.com is not exported to the namespace shop: what is routed there is answered with 503 (add "shop" to exportTo of ServiceEntry other/s, which now says .) [PF0105]`},
+			`a.example.com is not exported to the namespace shop: what is routed there is answered with 503 (add "shop" to exportTo of ServiceEntry other/s, which is now .) [PF0105]`},
 		"two policies of one host": {traffic("DestinationRule", "a", "{host: reviews, trafficPolicy: {connectionPool: {tcp: {maxConnections: 1}}}}") +
 			traffic("DestinationRule", "b", "{host: reviews, trafficPolicy: {connectionPool: {tcp: {maxConnections: 2}}}}"),
 			`DestinationRule shop/b: spec.trafficPolicy: for reviews.shop.svc.cluster.local the policy of the older DestinationRule shop/a`},
@@ -102,10 +102,10 @@ func TestDocumentsThatDefeatEachOtherAreTold(t *testing.T) {
 			`Gateway shop/z: spec.servers[0].hosts: "reviews.example.com": on port 80 the server spec.servers[0] of Gateway shop/edge`},
 		"a gateway that lacks the host": {traffic("VirtualService", "x", `{hosts: [other.example.com], gateways: [edge], http: [{`+toReviews+`}]}`),
 			`spec.gateways[0]: "edge": no server of the Gateway has a host of this VirtualService`},
-		"a policy for nobody": {policy("AuthorizationPolicy", "x", "{selector: {matchLabels: {app: review}}}"),
+		"a policy that selects nothing": {policy("AuthorizationPolicy", "x", "{selector: {matchLabels: {app: review}}}"),
 			`AuthorizationPolicy shop/x: spec.selector: "app=review": no workload of the namespace shop has these labels: the document has no effect`},
 		"two policies of all": {policy("PeerAuthentication", "a", "{mtls: {mode: PERMISSIVE}}") + policy("PeerAuthentication", "b", "{mtls: {mode: PERMISSIVE}}"),
-			`PeerAuthentication shop/b: metadata.name: it is for the same workloads as the older PeerAuthentication shop/a`},
+			`PeerAuthentication shop/b: metadata.name: it selects the same workloads as the older PeerAuthentication shop/a`},
 		"the port of a service in a policy": {policy("AuthorizationPolicy", "x", `{selector: {matchLabels: {app: reviews}}, rules: [{to: [{operation: {ports: ["80"]}}]}]}`),
 			`spec.rules[0].to[0].operation.ports[0]: "80": it is the port of a service; policies are for ports of workloads, and none of these serves it (use 8080`},
 		"a principal of another form": {policy("AuthorizationPolicy", "x", `{rules: [{from: [{source: {principals: ["cluster.local/shop/db"]}}]}]}`),
@@ -114,16 +114,16 @@ func TestDocumentsThatDefeatEachOtherAreTold(t *testing.T) {
 			`info: AuthorizationPolicy shop/x: spec.rules[0].from[0].source.namespaces[0]: "shopp"`},
 		"plaintext to strict": {policy("PeerAuthentication", "default", "{selector: {matchLabels: {app: reviews}}, mtls: {mode: STRICT}}") + traffic("DestinationRule", "x", "{host: reviews, trafficPolicy: {tls: {mode: DISABLE}}}"),
 			`spec.trafficPolicy.tls.mode: "DISABLE": endpoints of reviews.shop.svc.cluster.local accept the mesh's mutual TLS only (STRICT): calls to them fail`},
-		"strict without a sidecar": {strict, `PeerAuthentication shop/default: spec.mtls.mode: "STRICT": 1 workloads have no sidecar, so that nobody keeps it there: shop/db-1`},
-		"mutual TLS to nobody who has it": {traffic("DestinationRule", "x", "{host: db, trafficPolicy: {portLevelSettings: [{port: {number: 5432}, tls: {mode: ISTIO_MUTUAL}}]}}"),
+		"strict without a sidecar": {strict, `PeerAuthentication shop/default: spec.mtls.mode: "STRICT": 1 workloads have no sidecar that would enforce it: shop/db-1`},
+		"mutual TLS to workloads without it": {traffic("DestinationRule", "x", "{host: db, trafficPolicy: {portLevelSettings: [{port: {number: 5432}, tls: {mode: ISTIO_MUTUAL}}]}}"),
 			`spec.trafficPolicy.portLevelSettings[0].tls.mode: "ISTIO_MUTUAL": no endpoint of db.shop.svc.cluster.local speaks the mesh's mutual TLS`},
 		"principals where none can be proved": {policy("PeerAuthentication", "default", "{mtls: {mode: DISABLE}}") + policy("AuthorizationPolicy", "x", `{rules: [{from: [{source: {principals: ["*"]}}]}]}`),
 			`AuthorizationPolicy shop/x: spec.rules[0].from[0].source: mutual TLS is disabled for these workloads`},
-		"claims that nobody verifies": {policy("AuthorizationPolicy", "x", `{selector: {matchLabels: {app: reviews}}, rules: [{when: [{key: "request.auth.claims[iss]", values: [a]}]}]}`),
+		"claims without verification": {policy("AuthorizationPolicy", "x", `{selector: {matchLabels: {app: reviews}}, rules: [{when: [{key: "request.auth.claims[iss]", values: [a]}]}]}`),
 			`no RequestAuthentication verifies tokens for these workloads`},
 		"a method in what a TCP port allows": {policy("AuthorizationPolicy", "x", `{selector: {matchLabels: {app: db}}, rules: [{to: [{operation: {methods: [GET]}}]}]}`),
 			`info: AuthorizationPolicy shop/x: spec.rules[0].to[0].operation: only HTTP has it, and these ports are not HTTP: db.shop.svc.cluster.local:5432: the rule never matches there`},
-		"a listener for a port of nobody": {traffic("Sidecar", "x", "{egress: [{port: {number: 81, protocol: HTTP, name: http}, hosts: [./*]}, {hosts: [./*]}]}"),
+		"a listener for an unknown port": {traffic("Sidecar", "x", "{egress: [{port: {number: 81, protocol: HTTP, name: http}, hosts: [./*]}, {hosts: [./*]}]}"),
 			`warning: Sidecar shop/x: spec.egress[0].port.number: "81": none of the services that the listener is for has the port 81: it leads to none (their ports are 80, 5432) [PF0102]`},
 		"a header of the PROXY protocol towards a sidecar": {traffic("DestinationRule", "x", "{host: reviews, trafficPolicy: {proxyProtocol: {version: V2}}}"),
 			`DestinationRule shop/x: spec.trafficPolicy.proxyProtocol: "V2": sidecars serve reviews.shop.svc.cluster.local, and expect no header of the PROXY protocol: calls to it fail`},
@@ -147,8 +147,8 @@ func TestDocumentsThatDefeatEachOtherAreTold(t *testing.T) {
 		"an alias that is kept from who leads to it": {strings.Replace(document("v1", "Service", "other", "far", "{type: ExternalName, externalName: reviews.shop.svc.cluster.local}"), "namespace: far", `namespace: far, annotations: {networking.istio.io/exportTo: "."}`, 1) +
 			traffic("VirtualService", "v", "{hosts: [x.example], http: [{route: [{destination: {host: other.far}}]}]}"),
 			`VirtualService shop/v: spec.http[0].route[0].destination.host: "other.far": other.far.svc.cluster.local is not exported to the namespace shop`},
-		"an alias in a circle": {document("v1", "Service", "other", "shop", "{type: ExternalName, externalName: other.shop.svc.cluster.local}"),
-			`Service shop/other: spec.externalName: "other.shop.svc.cluster.local": the name leads round in a circle`},
+		"an alias in a cycle": {document("v1", "Service", "other", "shop", "{type: ExternalName, externalName: other.shop.svc.cluster.local}"),
+			`Service shop/other: spec.externalName: "other.shop.svc.cluster.local": the name is part of a cycle`},
 		"two services of one address": {traffic("ServiceEntry", "a", `{hosts: [a.example.com], addresses: [10.9.9.9], ports: [{number: 1, name: tcp, protocol: TCP}], resolution: DNS}`) +
 			traffic("ServiceEntry", "b", `{hosts: [b.example.com], addresses: [10.9.9.9], ports: [{number: 1, name: tcp, protocol: TCP}], resolution: DNS}`),
 			`ServiceEntry shop/b: spec.addresses[0]: "10.9.9.9": a.example.com has the address 10.9.9.9 and the port 1 too`},
@@ -162,8 +162,8 @@ func TestDocumentsThatDefeatEachOtherAreTold(t *testing.T) {
 	}
 }
 
-// TestWhatOnlyLooksLikeAMistakeIsNotTold: a warning for what is right teaches people not to read warnings.
-func TestWhatOnlyLooksLikeAMistakeIsNotTold(t *testing.T) {
+// TestValidDocumentsAreNotReported: wrong warnings teach users to ignore warnings.
+func TestValidDocumentsAreNotReported(t *testing.T) {
 	for name, documents := range map[string]string{
 		"nothing":                         "",
 		"a shorter prefix behind":         virtualService("{match: [{uri: {prefix: /ab}}], " + toReviews + "}, {match: [{uri: {prefix: /a}}], " + toReviews + "}, {" + toReviews + "}"),
@@ -223,16 +223,16 @@ func TestEveryCodeOfAProblemIsExplained(t *testing.T) {
 	}
 }
 
-func TestConnectionsThatAProviderOfRequestsIsAskedAboutAreToldOf(t *testing.T) {
-	asked := &meshconfig.MeshConfig{ExtensionProviders: []*meshconfig.MeshConfig_ExtensionProvider{{
-		Name: "asked", Provider: &meshconfig.MeshConfig_ExtensionProvider_EnvoyExtAuthzHttp{
+func TestHTTPAuthorizerOnTCPPortsIsReported(t *testing.T) {
+	provider := &meshconfig.MeshConfig{ExtensionProviders: []*meshconfig.MeshConfig_ExtensionProvider{{
+		Name: "provider", Provider: &meshconfig.MeshConfig_ExtensionProvider_EnvoyExtAuthzHttp{
 			EnvoyExtAuthzHttp: &meshconfig.MeshConfig_ExtensionProvider_EnvoyExternalAuthorizationHttpProvider{Service: "reviews.shop.svc.cluster.local", Port: 80},
 		},
 	}}}
 	for rules, want := range map[string]bool{`{}`: true, `{to: [{operation: {ports: ["5432"]}}]}`: true, `{to: [{operation: {ports: ["8080"]}}]}`: false} {
-		m := newTestMesh(t, asked, shop+policy("AuthorizationPolicy", "x", `{selector: {matchLabels: {app: db}}, action: CUSTOM, provider: {name: asked}, rules: [`+rules+`]}`))
-		if got := strings.Contains(problems(m), "the provider is asked by HTTP, about requests, and these ports are not HTTP: db.shop.svc.cluster.local:5432: what the rule matches there is denied"); got != want {
-			t.Errorf("%s: told: %v, want %v:\n%s", rules, got, want, problems(m))
+		m := newTestMesh(t, provider, shop+policy("AuthorizationPolicy", "x", `{selector: {matchLabels: {app: db}}, action: CUSTOM, provider: {name: provider}, rules: [`+rules+`]}`))
+		if got := strings.Contains(problems(m), "the provider checks HTTP requests, and these ports are not HTTP: db.shop.svc.cluster.local:5432: what the rule matches there is denied"); got != want {
+			t.Errorf("%s: reported: %v, want %v:\n%s", rules, got, want, problems(m))
 		}
 	}
 }

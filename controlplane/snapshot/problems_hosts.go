@@ -12,26 +12,26 @@ import (
 	"github.com/pilotfish-mesh/pilotfish/controlplane/registry"
 )
 
-// unknownHost tells of a host that a document names and may not see: since nobody has it, or since it is kept from the
-// document's namespace.
-func (c *checker) unknownHost(r *config.Resource, field, host, so string) {
+// reportUnknownHost reports a host in a document that does not exist, or that is not exported to the document's
+// namespace.
+func (c *checker) reportUnknownHost(r *config.Resource, field, host, so string) {
 	full := c.w.resolve(host, r.Namespace)
 	for _, svc := range c.w.byHost[c.s.Registry.Target(full)] {
 		for known := range svc.WithAliases() {
 			if known != svc && known.Hostname != full || known.VisibleTo(r.Namespace) {
 				continue
 			}
-			c.find(config.HiddenHost, r, field, host,
+			c.reportWarning(config.HiddenHost, r, field, host,
 				fmt.Sprintf("%s is not exported to the namespace %s: %s", known.Hostname, r.Namespace, so),
-				fmt.Sprintf("add %q to exportTo of %s, which now says %s", r.Namespace, known.Source, strings.Join(known.ExportTo, ", ")))
+				fmt.Sprintf("add %q to exportTo of %s, which is now %s", r.Namespace, known.Source, strings.Join(known.ExportTo, ", ")))
 			return
 		}
 	}
-	c.find(config.UnknownHost, r, field, host, fmt.Sprintf("there is no service %s: %s", full, so), c.nearestHost(host, r.Namespace))
+	c.reportWarning(config.UnknownHost, r, field, host, fmt.Sprintf("there is no service %s: %s", full, so), c.suggestHost(host, r.Namespace))
 }
 
-// emptySubset tells of a subset that none of the service's endpoints is in, though there are some.
-func (c *checker) emptySubset(v *VirtualService, d placed, svc *registry.Service, subset *networking.Subset) {
+// checkEmptySubset reports a subset without endpoints, if the service has endpoints.
+func (c *checker) checkEmptySubset(v *VirtualService, d destinationRef, svc *registry.Service, subset *networking.Subset) {
 	instances := c.s.Instances(svc)
 	if instances == nil || len(instances.Endpoints) == 0 || len(subset.GetLabels()) == 0 {
 		return
@@ -41,15 +41,15 @@ func (c *checker) emptySubset(v *VirtualService, d placed, svc *registry.Service
 			return
 		}
 	}
-	c.find(config.SubsetWithoutEndpoints, v.Resource, d.path()+".subset", d.destination.GetSubset(),
+	c.reportWarning(config.SubsetWithoutEndpoints, v.Resource, d.path()+".subset", d.destination.GetSubset(),
 		fmt.Sprintf("none of the endpoints of %s has the labels %s: what is routed there is answered with 503", svc.Hostname, labelText(subset.GetLabels())),
 		"correct the labels of the subset or of the workloads")
 }
 
-// egressPort tells of a listener of a Sidecar for a port that none of the services has which it lets callers see.
-func (c *checker) egressPort(r *config.Resource, field string, listener *networking.IstioEgressListener) {
+// checkEgressPort reports a Sidecar's listener for a port that none of its visible services has.
+func (c *checker) checkEgressPort(r *config.Resource, field string, listener *networking.IstioEgressListener) {
 	number := listener.GetPort().GetNumber()
-	if number == 0 || r.Namespace == c.w.mesh.GetRootNamespace() { // whose Sidecar is for other namespaces too
+	if number == 0 || r.Namespace == c.w.mesh.GetRootNamespace() { // its Sidecar applies to other namespaces, too
 		return
 	}
 	hosts := newEgress(&networking.Sidecar{Egress: []*networking.IstioEgressListener{listener}}, r.Namespace)
@@ -58,7 +58,7 @@ func (c *checker) egressPort(r *config.Resource, field string, listener *network
 	}
 	ports := map[uint32]bool{}
 	for _, svc := range c.w.services {
-		if !svc.VisibleTo(r.Namespace) || !hosts.seeAny(svc) {
+		if !svc.VisibleTo(r.Namespace) || !hosts.containsAny(svc) {
 			continue
 		}
 		for _, p := range svc.Ports {
@@ -68,26 +68,26 @@ func (c *checker) egressPort(r *config.Resource, field string, listener *network
 	if len(ports) == 0 || ports[number] {
 		return
 	}
-	var others []string
+	var known []string
 	for _, port := range slices.Sorted(maps.Keys(ports)) {
-		others = append(others, fmt.Sprint(port))
+		known = append(known, fmt.Sprint(port))
 	}
-	c.find(config.UnknownPort, r, field, fmt.Sprint(number), fmt.Sprintf("none of the services that the listener is for has the port %d: it leads to none", number),
-		"their ports are "+strings.Join(head(others, 8), ", "))
+	c.reportWarning(config.UnknownPort, r, field, fmt.Sprint(number), fmt.Sprintf("none of the services that the listener is for has the port %d: it leads to none", number),
+		"their ports are "+strings.Join(truncateList(known, 8), ", "))
 }
 
-// anyRuleHost says whether a VirtualService gives one of the hosts its routes: a host may exist by those alone, at port 80.
+// anyRuleHost reports whether a VirtualService has one of the hosts. Such a host exists without a service, on port 80.
 func (c *checker) anyRuleHost(namespace string, hosts egressHosts) bool {
 	return slices.ContainsFunc(c.w.virtualServices.byGateway[MeshGateway], func(v *VirtualService) bool {
-		return v.VisibleTo(namespace) && slices.ContainsFunc(v.Hosts, func(host string) bool { return hosts.see(v.Namespace, host) })
+		return v.VisibleTo(namespace) && slices.ContainsFunc(v.Hosts, func(host string) bool { return hosts.contains(v.Namespace, host) })
 	})
 }
 
-// alias tells of a rule for a name that a service has of an alias: calls by that name follow the rules for the service.
-func (c *checker) alias(r *config.Resource, field, written, host string) bool {
+// checkAlias reports a rule for an alias of a service, because calls by the alias use the service's rules.
+func (c *checker) checkAlias(r *config.Resource, field, written, host string) bool {
 	to := c.s.Registry.Target(host)
 	if to != host {
-		c.warn(r, field, written, fmt.Sprintf("is another name of %s: sidecars follow the rules for that in calls by either name, and not this one", to), "write the rule for "+to)
+		c.reportNoEffect(r, field, written, fmt.Sprintf("is another name of %s: sidecars follow the rules for that in calls by either name, and not this one", to), "write the rule for "+to)
 	}
 	return to != host
 }

@@ -11,16 +11,16 @@ import (
 	"github.com/pilotfish-mesh/pilotfish/controlplane/registry"
 )
 
-// callersTLS is a setting of a DestinationRule for how callers connect.
+// callersTLS is a TLS setting of a DestinationRule.
 type callersTLS struct {
 	field  string
 	mode   networking.ClientTLSSettings_TLSmode
-	port   uint32 // 0 is all but those that have settings of their own
+	port   uint32 // 0: all ports without their own settings
 	own    []uint32
 	subset map[string]string
 }
 
-// tlsSettings are all such settings of a rule.
+// tlsSettings returns all TLS settings of a rule.
 func tlsSettings(spec *networking.DestinationRule) []callersTLS {
 	out := policyTLS("spec.trafficPolicy", spec.GetTrafficPolicy(), nil)
 	for i, s := range spec.GetSubsets() {
@@ -44,23 +44,23 @@ func policyTLS(at string, p *networking.TrafficPolicy, subset map[string]string)
 	return out
 }
 
-// callers compares how a DestinationRule has callers connect with what the workloads accept.
-func (c *checker) callers(r *config.Resource) {
+// checkCallerTLS compares the callers' TLS mode in a DestinationRule with the modes that the workloads accept.
+func (c *checker) checkCallerTLS(r *config.Resource) {
 	spec := r.Spec.(*networking.DestinationRule)
 	settings := tlsSettings(spec)
 	if len(settings) == 0 {
 		return
 	}
 	host := c.w.resolve(spec.GetHost(), r.Namespace)
-	for _, svc := range c.servicesNamed(host, r.Namespace) {
+	for _, svc := range c.servicesMatching(host, r.Namespace) {
 		for _, t := range settings {
 			c.compareTLS(r, svc, t)
 		}
 	}
 }
 
-// servicesNamed are the services that a host, which may be a pattern, covers.
-func (c *checker) servicesNamed(host, namespace string) []*registry.Service {
+// servicesMatching returns the visible services that a host or pattern covers.
+func (c *checker) servicesMatching(host, namespace string) []*registry.Service {
 	candidates := c.w.byHost[host]
 	if strings.HasPrefix(host, "*") {
 		candidates = c.w.services
@@ -78,7 +78,7 @@ func (c *checker) compareTLS(r *config.Resource, svc *registry.Service, t caller
 	var strict, mutual, plain int
 	for _, e := range c.s.Registry.Endpoints(svc) {
 		if t.port != 0 && e.ServicePort != t.port || slices.Contains(t.own, e.ServicePort) || !Selects(t.subset, e.Labels) || c.isGateway(e.Labels) {
-			continue // what a gateway accepts, its servers say
+			continue // a gateway's servers specify what it accepts
 		}
 		mode := c.s.peerAuth.mode(e.Namespace, e.Labels, e.Port)
 		switch {
@@ -92,46 +92,46 @@ func (c *checker) compareTLS(r *config.Resource, svc *registry.Service, t caller
 	}
 	switch {
 	case t.mode == networking.ClientTLSSettings_ISTIO_MUTUAL && plain > 0 && strict+mutual == 0:
-		c.find(config.MutualToPlaintext, r, t.field, t.mode.String(), fmt.Sprintf("no endpoint of %s speaks the mesh's mutual TLS: calls to it fail", svc.Hostname),
+		c.reportWarning(config.MutualToPlaintext, r, t.field, t.mode.String(), fmt.Sprintf("no endpoint of %s speaks the mesh's mutual TLS: calls to it fail", svc.Hostname),
 			"remove tls, or give its workloads sidecars")
 	case t.mode != networking.ClientTLSSettings_ISTIO_MUTUAL && strict > 0:
-		c.find(config.PlaintextToStrict, r, t.field, t.mode.String(),
+		c.reportWarning(config.PlaintextToStrict, r, t.field, t.mode.String(),
 			fmt.Sprintf("endpoints of %s accept the mesh's mutual TLS only (STRICT): calls to them fail", svc.Hostname),
 			"remove tls, or use ISTIO_MUTUAL; or make the PeerAuthentication PERMISSIVE")
-	case t.mode != networking.ClientTLSSettings_ISTIO_MUTUAL && c.hopedStrict(svc, t):
-		c.find(config.PlaintextToStrict, r, t.field, t.mode.String(),
+	case t.mode != networking.ClientTLSSettings_ISTIO_MUTUAL && c.willBeStrict(svc, t):
+		c.reportWarning(config.PlaintextToStrict, r, t.field, t.mode.String(),
 			fmt.Sprintf("the workloads of %s accept the mesh's mutual TLS only (STRICT): calls to them will fail", svc.Hostname),
 			"remove tls, or use ISTIO_MUTUAL; or make the PeerAuthentication PERMISSIVE")
 	}
 }
 
-// proxyHeaders tells of connections that a DestinationRule has begin with the PROXY protocol, towards sidecars, which take it
-// for part of what the connection is for.
-func (c *checker) proxyHeaders(r *config.Resource) {
+// checkProxyProtocol reports a DestinationRule that sends PROXY protocol headers to sidecars, which treat them as
+// payload.
+func (c *checker) checkProxyProtocol(r *config.Resource) {
 	spec := r.Spec.(*networking.DestinationRule)
 	rule := &DestinationRule{policy: spec.GetTrafficPolicy(), Subsets: spec.GetSubsets()}
-	tell := func(field, subset string, of map[string]string, p *networking.TrafficPolicy) {
+	check := func(field, subset string, of map[string]string, p *networking.TrafficPolicy) {
 		if p.GetProxyProtocol() == nil {
 			return
 		}
-		for _, svc := range c.servicesNamed(c.w.resolve(spec.GetHost(), r.Namespace), r.Namespace) {
-			if c.confusedByHeader(svc, of, func(port uint32) Traffic { return rule.Traffic(subset, port) }) {
-				c.find(config.Questionable, r, field+".proxyProtocol", p.GetProxyProtocol().GetVersion().String(),
+		for _, svc := range c.servicesMatching(c.w.resolve(spec.GetHost(), r.Namespace), r.Namespace) {
+			if c.rejectsProxyHeader(svc, of, func(port uint32) Traffic { return rule.Traffic(subset, port) }) {
+				c.reportWarning(config.Questionable, r, field+".proxyProtocol", p.GetProxyProtocol().GetVersion().String(),
 					fmt.Sprintf("sidecars serve %s, and expect no header of the PROXY protocol: calls to it fail", svc.Hostname),
 					"remove proxyProtocol: with mutual TLS the callee knows who calls")
 				return
 			}
 		}
 	}
-	tell("spec.trafficPolicy", "", nil, spec.GetTrafficPolicy())
+	check("spec.trafficPolicy", "", nil, spec.GetTrafficPolicy())
 	for i, s := range spec.GetSubsets() {
-		tell(fmt.Sprintf("spec.subsets[%d].trafficPolicy", i), s.GetName(), s.GetLabels(), s.GetTrafficPolicy())
+		check(fmt.Sprintf("spec.subsets[%d].trafficPolicy", i), s.GetName(), s.GetLabels(), s.GetTrafficPolicy())
 	}
 }
 
-// confusedByHeader says whether a sidecar among those who serve a service reads the header for something else: for the mesh's
-// mutual TLS, or for a request. Other bytes reach its workload, which may expect them to begin like that.
-func (c *checker) confusedByHeader(svc *registry.Service, subset map[string]string, traffic func(port uint32) Traffic) bool {
+// rejectsProxyHeader reports whether a sidecar of a service would parse the header as mutual TLS or as an HTTP request.
+// Other bytes are forwarded to the workload, which may expect the header.
+func (c *checker) rejectsProxyHeader(svc *registry.Service, subset map[string]string, traffic func(port uint32) Traffic) bool {
 	return !svc.External && slices.ContainsFunc(c.s.Registry.Endpoints(svc), func(e registry.Endpoint) bool {
 		if !e.MTLS || !Selects(subset, e.Labels) || c.isGateway(e.Labels) {
 			return false
@@ -143,8 +143,8 @@ func (c *checker) confusedByHeader(svc *registry.Service, subset map[string]stri
 	})
 }
 
-// hopedStrict says whether the workloads of a service, none of which is known yet, will accept mutual TLS only.
-func (c *checker) hopedStrict(svc *registry.Service, t callersTLS) bool {
+// willBeStrict reports whether the workloads of a service without endpoints will accept only mutual TLS.
+func (c *checker) willBeStrict(svc *registry.Service, t callersTLS) bool {
 	if svc.External || len(svc.Selector) == 0 || len(c.s.Registry.Endpoints(svc)) > 0 {
 		return false
 	}
@@ -159,36 +159,36 @@ func (c *checker) hopedStrict(svc *registry.Service, t callersTLS) bool {
 	return false
 }
 
-// withoutSidecar tells of workloads that a PeerAuthentication asks mutual TLS of, and that have no sidecar to keep it.
-func (c *checker) withoutSidecar() {
+// checkStrictWithoutSidecar reports workloads with a STRICT PeerAuthentication but without a sidecar that enforces it.
+func (c *checker) checkStrictWithoutSidecar() {
 	if len(c.s.resources[config.PeerAuthentication]) == 0 {
 		return
 	}
-	bare := map[*config.Resource]map[string]bool{}
+	withoutSidecar := map[*config.Resource]map[string]bool{}
 	for _, svc := range c.w.services {
 		if svc.External {
 			continue
 		}
 		for _, e := range c.s.Registry.Endpoints(svc) {
-			mode, by := c.s.peerAuth.decide(e.Namespace, e.Labels, e.Port)
+			mode, by := c.s.peerAuth.effectiveMode(e.Namespace, e.Labels, e.Port)
 			if mode != Strict || e.Workload == "" || e.MTLS || c.isGateway(e.Labels) {
 				continue
 			}
-			if bare[by] == nil {
-				bare[by] = map[string]bool{}
+			if withoutSidecar[by] == nil {
+				withoutSidecar[by] = map[string]bool{}
 			}
-			bare[by][e.Namespace+"/"+e.Workload] = true
+			withoutSidecar[by][e.Namespace+"/"+e.Workload] = true
 		}
 	}
 	for _, r := range c.s.resources[config.PeerAuthentication] {
-		if names := bare[r]; len(names) > 0 {
+		if names := withoutSidecar[r]; len(names) > 0 {
 			sorted, field := mapNames(names), "spec.mtls.mode"
 			if peerSpec(r).GetMtls().GetMode() != Strict {
 				field = "spec.portLevelMtls"
 			}
-			c.find(config.StrictWithoutSidecar, r, field, "STRICT",
-				fmt.Sprintf("%d workloads have no sidecar, so that nobody keeps it there: %s", len(names), strings.Join(head(sorted, 5), ", ")),
-				"give them sidecars, or say so if they have one: by a serviceAccount, or the label security.istio.io/tlsMode: istio")
+			c.reportWarning(config.StrictWithoutSidecar, r, field, "STRICT",
+				fmt.Sprintf("%d workloads have no sidecar that would enforce it: %s", len(names), strings.Join(truncateList(sorted, 5), ", ")),
+				"give them sidecars; if they have one, declare it by a serviceAccount or the label security.istio.io/tlsMode: istio")
 		}
 	}
 }

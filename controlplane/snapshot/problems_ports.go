@@ -13,7 +13,7 @@ import (
 	"github.com/pilotfish-mesh/pilotfish/controlplane/registry"
 )
 
-// addressField is where a document says that a service has an address.
+// addressField returns the field of a document that contains a service's address.
 func addressField(r *config.Resource, address netip.Addr) string {
 	switch spec := r.Spec.(type) {
 	case *networking.ServiceEntry:
@@ -33,9 +33,9 @@ func addressField(r *config.Resource, address netip.Addr) string {
 	return "spec"
 }
 
-// portProtocols tells of services for the same workloads that list one of their ports with protocols that proxies treat in
-// different ways: the port speaks one.
-func (c *checker) portProtocols() {
+// checkPortProtocols reports services of the same workloads whose protocols for one port differ in a way that matters
+// to proxies.
+func (c *checker) checkPortProtocols() {
 	type listed struct {
 		namespace, labels, name string
 		number                  uint32
@@ -46,7 +46,7 @@ func (c *checker) portProtocols() {
 	}
 	first := map[listed]by{}
 	for _, namespace := range slices.Sorted(maps.Keys(c.s.selecting)) {
-		for _, svc := range c.s.selecting[namespace] { // by hostname
+		for _, svc := range c.s.selecting[namespace] { // sorted by hostname
 			for _, p := range svc.Ports {
 				if p.Protocol == registry.UDP || p.Protocol == registry.Undeclared {
 					continue
@@ -60,8 +60,8 @@ func (c *checker) portProtocols() {
 					first[at] = by{svc, p}
 					continue
 				}
-				if r := c.s.Registry.Document(svc); r != nil && treatment(before.port.Protocol) != treatment(p.Protocol) {
-					c.find(config.PortProtocols, r, portField(r, p.Number), string(p.Protocol),
+				if r := c.s.Registry.Document(svc); r != nil && protocolGroup(before.port.Protocol) != protocolGroup(p.Protocol) {
+					c.reportWarning(config.PortProtocols, r, portField(r, p.Number), string(p.Protocol),
 						fmt.Sprintf("%s, port %d, is the same port of the workloads, and %s: that counts for both", before.service.Hostname, before.port.Number, before.port.Protocol),
 						"give both the same protocol, by appProtocol or the port's name, or each a port of its own")
 				}
@@ -70,8 +70,8 @@ func (c *checker) portProtocols() {
 	}
 }
 
-// treatment is what proxies treat alike.
-func treatment(p registry.Protocol) string {
+// protocolGroup returns the group of protocols that proxies handle identically.
+func protocolGroup(p registry.Protocol) string {
 	switch {
 	case p.IsHTTP():
 		return "requests"
@@ -81,7 +81,7 @@ func treatment(p registry.Protocol) string {
 	return "bytes"
 }
 
-// portField is where a document lists a port.
+// portField returns the field of a document that contains a port.
 func portField(r *config.Resource, number uint32) string {
 	at := -1
 	switch spec := r.Spec.(type) {

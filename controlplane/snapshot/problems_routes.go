@@ -11,33 +11,33 @@ import (
 	"github.com/pilotfish-mesh/pilotfish/controlplane/registry"
 )
 
-// maxCompared bounds how many of the matches before one are looked at: comparing all with all of a very long list would
-// cost more than it finds.
-const maxCompared = 1000
+// maxComparedRoutes limits the number of earlier matches that are compared with a match, because comparing all pairs of
+// a very long list is too expensive.
+const maxComparedRoutes = 1000
 
-// routes tells of the routes of a VirtualService that no request reaches, and of weights that look like percentages.
-func (c *checker) routes(v *VirtualService) {
+// checkRoutes reports unreachable routes of a VirtualService, and weights that look like wrong percentages.
+func (c *checker) checkRoutes(v *VirtualService) {
 	var before []earlier[*networking.HTTPMatchRequest]
 	for i, r := range v.Spec.GetHttp() {
 		at := routeAt{"http", i}
-		before = unreachable(c, v, at, r.GetMatch(), before, func(a, b *networking.HTTPMatchRequest) bool { return coversHTTP(v, a, b) })
+		before = reportUnreachable(c, v, at, r.GetMatch(), before, func(a, b *networking.HTTPMatchRequest) bool { return coversHTTP(v, a, b) })
 		weights(c, v, at, r.GetRoute())
 	}
 	var l4 []earlier[*networking.L4MatchAttributes]
 	for i, r := range v.Spec.GetTcp() {
 		at := routeAt{"tcp", i}
-		l4 = unreachable(c, v, at, r.GetMatch(), l4, func(a, b *networking.L4MatchAttributes) bool { return coversL4(v, a, b) })
+		l4 = reportUnreachable(c, v, at, r.GetMatch(), l4, func(a, b *networking.L4MatchAttributes) bool { return coversL4(v, a, b) })
 		weights(c, v, at, r.GetRoute())
 	}
 	var tls []earlier[*networking.TLSMatchAttributes]
 	for i, r := range v.Spec.GetTls() {
 		at := routeAt{"tls", i}
-		tls = unreachable(c, v, at, r.GetMatch(), tls, func(a, b *networking.TLSMatchAttributes) bool { return coversTLS(v, a, b) })
+		tls = reportUnreachable(c, v, at, r.GetMatch(), tls, func(a, b *networking.TLSMatchAttributes) bool { return coversTLS(v, a, b) })
 		weights(c, v, at, r.GetRoute())
 	}
 }
 
-// routeAt is the place of a route; its path is made only for who asks.
+// routeAt is the position of a route. The path is formatted only for findings.
 type routeAt struct {
 	list string
 	i    int
@@ -51,16 +51,16 @@ func weights[D interface{ GetWeight() int32 }](c *checker, v *VirtualService, at
 		total += int(d.GetWeight())
 	}
 	if len(to) > 1 && total != 100 {
-		c.tell(config.WeightsUnlike, config.Info, v.Resource, at.String()+".route", fmt.Sprint(total),
-			"the weights do not add up to 100: they are taken as proportions", "make them add up to 100, if percentages were meant")
+		c.report(config.WeightsNot100, config.Info, v.Resource, at.String()+".route", fmt.Sprint(total),
+			"the weights do not add up to 100: they are used as proportions", "make them add up to 100, if percentages were meant")
 	}
 }
 
-// earlier is a match that comes before others.
+// earlier is a match that precedes others.
 type earlier[M any] struct {
 	match M
 	route routeAt
-	at    int // of the match in its route; -1 for a route without, which takes everything
+	at    int // index of the match in its route; -1 for a route without matches, which matches everything
 }
 
 func (e earlier[M]) String() string {
@@ -70,12 +70,12 @@ func (e earlier[M]) String() string {
 	return fmt.Sprintf("%v.match[%d]", e.route, e.at)
 }
 
-// unreachable tells of a route, or of single matches of it, that those before take all of, and gives the longer list of
-// those before.
-func unreachable[M place](c *checker, v *VirtualService, at routeAt, matches []M, before []earlier[M], covers func(a, b M) bool) []earlier[M] {
+// reportUnreachable reports a route, or some of its matches, that earlier matches cover completely. It returns the extended
+// list of earlier matches.
+func reportUnreachable[M matchWithPort](c *checker, v *VirtualService, at routeAt, matches []M, before []earlier[M], covers func(a, b M) bool) []earlier[M] {
 	var own []earlier[M]
 	for j, m := range matches {
-		if e := (earlier[M]{match: m, route: at, at: j}); !c.nowhere(v, m, e) {
+		if e := (earlier[M]{match: m, route: at, at: j}); !c.checkUnreachableMatch(v, m, e) {
 			own = append(own, e)
 		}
 	}
@@ -90,32 +90,32 @@ func unreachable[M place](c *checker, v *VirtualService, at routeAt, matches []M
 			lost++
 		}
 	}
-	const remedy = "move it before the one that takes its requests, or remove it"
+	const remedy = "move it before the one that matches its requests, or remove it"
 	switch {
 	case lost > 0 && lost == len(own) && lost == max(len(matches), 1):
-		c.find(config.UnreachableRoute, v.Resource, at.String(), "", fmt.Sprintf("the route is never reached: %v takes all that it matches", by[0]), remedy)
+		c.reportWarning(config.UnreachableRoute, v.Resource, at.String(), "", fmt.Sprintf("the route is never reached: %v matches all its requests", by[0]), remedy)
 	case lost > 0:
 		for j := range own {
 			if by[j] != nil {
-				c.find(config.UnreachableRoute, v.Resource, own[j].String(), "", fmt.Sprintf("the match is never reached: %v takes all of it", by[j]), remedy)
+				c.reportWarning(config.UnreachableRoute, v.Resource, own[j].String(), "", fmt.Sprintf("the match is never reached: %v matches all of it", by[j]), remedy)
 			}
 		}
 	}
-	if len(before) < maxCompared {
+	if len(before) < maxComparedRoutes {
 		before = append(before, own...)
 	}
 	return before
 }
 
-// place is what all kinds of matches say of who calls, and where that arrives.
-type place interface {
+// matchWithPort is implemented by all kinds of matches.
+type matchWithPort interface {
 	fromSource
 	GetPort() uint32
 }
 
-// nowhere tells of a match that nothing meets: it is for gateways that the rule is not bound to, or for a port that nothing has
-// which it is bound to.
-func (c *checker) nowhere(v *VirtualService, m place, at fmt.Stringer) bool {
+// checkUnreachableMatch reports a match for gateways to which the rule is not bound, or for a port that does not exist
+// there.
+func (c *checker) checkUnreachableMatch(v *VirtualService, m matchWithPort, at fmt.Stringer) bool {
 	if len(v.Gateways) == 0 {
 		return false // a delegate
 	}
@@ -125,22 +125,22 @@ func (c *checker) nowhere(v *VirtualService, m place, at fmt.Stringer) bool {
 			return !slices.ContainsFunc(named, func(name string) bool { return GatewayName(name, v.Namespace) == g })
 		})
 		if len(bound) == 0 {
-			c.find(config.UnreachableRoute, v.Resource, at.String()+".gateways", strings.Join(named, ", "),
+			c.reportWarning(config.UnreachableRoute, v.Resource, at.String()+".gateways", strings.Join(named, ", "),
 				"the match is never reached: the VirtualService is not bound to it", "name it in spec.gateways too, or correct the name")
 			return true
 		}
 	}
-	if port := m.GetPort(); port != 0 && !slices.ContainsFunc(bound, func(g string) bool { return c.mayArrive(v, g, port) }) {
-		c.find(config.UnreachableRoute, v.Resource, at.String()+".port", fmt.Sprint(port),
+	if port := m.GetPort(); port != 0 && !slices.ContainsFunc(bound, func(g string) bool { return c.canArrive(v, g, port) }) {
+		c.reportWarning(config.UnreachableRoute, v.Resource, at.String()+".port", fmt.Sprint(port),
 			"the match is never reached: nothing that the VirtualService is for has this port", "use the port of the Service, not its targetPort; at a gateway, that of the server")
 		return true
 	}
 	return false
 }
 
-// mayArrive says whether something may come to a port of a gateway, or of a rule's hosts at sidecars. Of what is not known
-// nothing bad is supposed.
-func (c *checker) mayArrive(v *VirtualService, gateway string, port uint32) bool {
+// canArrive reports whether traffic can arrive at a port of a gateway, or of a rule's hosts at sidecars. If the gateway
+// or host is unknown, it returns true.
+func (c *checker) canArrive(v *VirtualService, gateway string, port uint32) bool {
 	if gateway != MeshGateway {
 		i := slices.IndexFunc(c.s.gateways, func(g Gateway) bool { return g.FullName() == gateway })
 		return i < 0 || slices.ContainsFunc(c.s.gateways[i].Spec.GetServers(), func(s *networking.Server) bool { return s.GetPort().GetNumber() == port })
@@ -154,7 +154,7 @@ func (c *checker) mayArrive(v *VirtualService, gateway string, port uint32) bool
 	})
 }
 
-// coversHTTP says whether all requests that b takes are taken by a too. In doubt it says no.
+// coversHTTP reports whether a matches all requests that b matches. If this cannot be decided, it returns false.
 func coversHTTP(v *VirtualService, a, b *networking.HTTPMatchRequest) bool {
 	return coversURI(a, b) &&
 		coversString(a.GetScheme(), b.GetScheme(), false) &&
@@ -167,7 +167,7 @@ func coversHTTP(v *VirtualService, a, b *networking.HTTPMatchRequest) bool {
 		coversSource(v, a, b)
 }
 
-// fromSource is what all kinds of matches say of who calls.
+// fromSource contains the conditions on the caller that all kinds of matches have.
 type fromSource interface {
 	GetSourceLabels() map[string]string
 	GetSourceNamespace() string
@@ -206,7 +206,7 @@ func coversURI(a, b *networking.HTTPMatchRequest) bool {
 	return coversString(ua, ub, a.GetIgnoreUriCase())
 }
 
-// coversString says whether all texts that b matches are matched by a. A match that is not there matches all texts.
+// coversString reports whether a matches all strings that b matches. A nil match matches everything.
 func coversString(a, b *networking.StringMatch, fold bool) bool {
 	if a.GetMatchType() == nil {
 		return true
@@ -235,8 +235,8 @@ func coversString(a, b *networking.StringMatch, fold bool) bool {
 	return false
 }
 
-// coversEach compares matches by name: b has to ask for all that a asks for. A name with an empty match asks that it is
-// there.
+// coversEach compares matches by name: b must have all conditions of a. A name with an empty match requires that the
+// name is present.
 func coversEach(a, b map[string]*networking.StringMatch) bool {
 	for name, m := range a {
 		other, ok := b[name]
@@ -247,7 +247,7 @@ func coversEach(a, b map[string]*networking.StringMatch) bool {
 	return true
 }
 
-// coversNot compares what must not be there: b has to exclude all that a excludes.
+// coversNot compares negative conditions: b must exclude everything that a excludes.
 func coversNot(a, b map[string]*networking.StringMatch) bool {
 	for name, m := range a {
 		other, ok := b[name]

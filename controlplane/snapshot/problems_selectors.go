@@ -16,15 +16,15 @@ import (
 	"github.com/pilotfish-mesh/pilotfish/controlplane/registry"
 )
 
-// selection is the selector of a document, and where it stands.
+// selection is the selector of a document with its field.
 type selection struct {
 	labels map[string]string
 	field  string
-	// targeted: the document is for what it names, and not for workloads by their labels.
+	// targeted: the document applies to its target references, not to labels.
 	targeted bool
 }
 
-func selectionOf(r *config.Resource) (s selection, ok bool) {
+func parseSelection(r *config.Resource) (s selection, ok bool) {
 	s.field = "spec.selector"
 	switch spec := r.Spec.(type) {
 	case *security.PeerAuthentication:
@@ -49,29 +49,30 @@ func selectionOf(r *config.Resource) (s selection, ok bool) {
 	return s, true
 }
 
-// selecting are the kinds that select workloads by labels.
+// selectingKinds are the kinds with a workload selector.
 var selectingKinds = []config.Kind{
 	config.PeerAuthentication, config.AuthorizationPolicy, config.RequestAuthentication, config.Telemetry, config.WasmPlugin,
 	config.Sidecar, config.EnvoyFilter, config.DestinationRule,
 }
 
-// singular are those of which one counts for a workload.
-var singular = []config.Kind{config.PeerAuthentication, config.Sidecar, config.Telemetry}
+// exclusiveKinds are the kinds of which only one document applies to a workload.
+var exclusiveKinds = []config.Kind{config.PeerAuthentication, config.Sidecar, config.Telemetry}
 
-// selectors tells of documents that select nothing, and of several where one counts.
-func (c *checker) selectors() {
+// checkSelectors reports documents that select no workload, and several documents of an exclusive kind for the same
+// workloads.
+func (c *checker) checkSelectors() {
 	for _, kind := range selectingKinds {
 		first := map[string]*config.Resource{}
-		for _, r := range oldestFirst(c.s.resources[kind]) {
-			s, ok := selectionOf(r)
+		for _, r := range sortByAge(c.s.resources[kind]) {
+			s, ok := parseSelection(r)
 			if !ok || s.targeted {
 				continue
 			}
-			c.selectsSomething(r, s)
+			c.checkSelects(r, s)
 			key := r.Namespace + "\x00" + labelText(s.labels)
-			if before := first[key]; before != nil && slices.Contains(singular, kind) {
-				c.find(config.SeveralOfOne, r, cmp.Or(labelField(s), "metadata.name"), labelText(s.labels),
-					fmt.Sprintf("it is for the same workloads as the older %s: that one counts", at(before)), "join the two, or tell them apart by selector")
+			if before := first[key]; before != nil && slices.Contains(exclusiveKinds, kind) {
+				c.reportWarning(config.MultipleForWorkload, r, cmp.Or(labelField(s), "metadata.name"), labelText(s.labels),
+					fmt.Sprintf("it selects the same workloads as the older %s which takes effect", describeResource(before)), "merge the two documents, or give them different selectors")
 			}
 			first[key] = cmp.Or(first[key], r)
 		}
@@ -85,7 +86,7 @@ func labelField(s selection) string {
 	return s.field
 }
 
-func (c *checker) selectsSomething(r *config.Resource, s selection) {
+func (c *checker) checkSelects(r *config.Resource, s selection) {
 	if len(s.labels) == 0 {
 		return
 	}
@@ -93,21 +94,21 @@ func (c *checker) selectsSomething(r *config.Resource, s selection) {
 	known := false
 	for _, namespace := range c.namespacesOf(r.Namespace, everywhere) {
 		found, has := c.s.Registry.Workloads(namespace, s.labels)
-		if len(found) > 0 || c.mayMeet(namespace, s.labels) {
+		if len(found) > 0 || c.mayBeSelected(namespace, s.labels) {
 			return
 		}
 		known = known || has || len(c.s.selecting[namespace]) > 0
 	}
 	for _, g := range c.s.gateways {
-		if compatible(g.Spec.GetSelector(), s.labels) {
-			return // the proxies of Gateways are no workloads that are listed anywhere
+		if canOverlap(g.Spec.GetSelector(), s.labels) {
+			return // proxies of Gateways are not in the registry
 		}
 	}
 	severity := config.Warning
-	if !known { // not much of the mesh is to be seen
+	if !known { // the registry has no workloads there, so this may be no mistake
 		severity = config.Info
 	}
-	c.tell(config.SelectsNothing, severity, r, s.field, labelText(s.labels),
+	c.report(config.SelectsNothing, severity, r, s.field, labelText(s.labels),
 		fmt.Sprintf("no workload of %s has these labels: the document has no effect", scopeName(r.Namespace, everywhere)), "correct the labels or the namespace")
 }
 
@@ -132,15 +133,15 @@ func (c *checker) namespacesOf(namespace string, everywhere bool) []string {
 	return slices.Sorted(maps.Keys(names))
 }
 
-// mayMeet says whether a service selects workloads, none of which is known, that may have these labels.
-func (c *checker) mayMeet(namespace string, labels map[string]string) bool {
+// mayBeSelected reports whether a service without endpoints selects workloads that may have these labels.
+func (c *checker) mayBeSelected(namespace string, labels map[string]string) bool {
 	return slices.ContainsFunc(c.servicesOf(namespace, labels), func(svc *registry.Service) bool {
 		return len(c.s.Registry.Endpoints(svc)) == 0
 	})
 }
 
-// compatible says whether there can be a workload with the labels of both, and they have one in common.
-func compatible(a, b map[string]string) bool {
+// canOverlap reports whether a workload can match both selectors and they have a common label.
+func canOverlap(a, b map[string]string) bool {
 	common := false
 	for k, v := range a {
 		if w, ok := b[k]; ok {
@@ -153,7 +154,7 @@ func compatible(a, b map[string]string) bool {
 	return common
 }
 
-// servicesOf are the services of a namespace some of whose workloads a selector may select. An empty one selects all.
+// servicesOf returns the services of a namespace whose workloads a selector may select. An empty selector selects all.
 func (c *checker) servicesOf(namespace string, labels map[string]string) []*registry.Service {
 	if len(labels) == 0 {
 		return c.s.selecting[namespace]
@@ -163,8 +164,8 @@ func (c *checker) servicesOf(namespace string, labels map[string]string) []*regi
 	}
 	var out []*registry.Service
 	for _, key := range slices.Sorted(maps.Keys(labels)) {
-		for _, svc := range c.byLabel[wanted{namespace, key, labels[key]}] {
-			if compatible(svc.Selector, labels) && !slices.Contains(out, svc) {
+		for _, svc := range c.byLabel[labelKey{namespace, key, labels[key]}] {
+			if canOverlap(svc.Selector, labels) && !slices.Contains(out, svc) {
 				out = append(out, svc)
 			}
 		}
@@ -172,23 +173,23 @@ func (c *checker) servicesOf(namespace string, labels map[string]string) []*regi
 	return out
 }
 
-// wanted is a label that a service of a namespace selects by.
-type wanted struct{ namespace, key, value string }
+// labelKey is a label in the selector of a service.
+type labelKey struct{ namespace, key, value string }
 
 func (c *checker) indexSelectors() {
-	c.byLabel = map[wanted][]*registry.Service{}
+	c.byLabel = map[labelKey][]*registry.Service{}
 	for namespace, services := range c.s.selecting {
 		for _, svc := range services {
 			for k, v := range svc.Selector {
-				at := wanted{namespace, k, v}
+				at := labelKey{namespace, k, v}
 				c.byLabel[at] = append(c.byLabel[at], svc)
 			}
 		}
 	}
 }
 
-// workloadPorts tells of ports in policies that the workloads do not serve, but their services do.
-func (c *checker) workloadPort(r *config.Resource, labels map[string]string, field string, port uint32) {
+// checkWorkloadPort reports a port in a policy that is a service port, but not a port of its workloads.
+func (c *checker) checkWorkloadPort(r *config.Resource, labels map[string]string, field string, port uint32) {
 	services := c.servicesOf(r.Namespace, labels)
 	var target uint32
 	for _, svc := range services {
@@ -202,39 +203,39 @@ func (c *checker) workloadPort(r *config.Resource, labels map[string]string, fie
 		}
 	}
 	if target != 0 {
-		c.find(config.PortOfNobody, r, field, fmt.Sprint(port), "it is the port of a service; policies are for ports of workloads, and none of these serves it",
+		c.reportWarning(config.PortNotServed, r, field, fmt.Sprint(port), "it is the port of a service; policies are for ports of workloads, and none of these serves it",
 			fmt.Sprintf("use %d, which is where the workloads listen", target))
 	}
 }
 
-func (c *checker) identities(p Policy) {
+func (c *checker) checkIdentities(p Policy) {
 	for i, rule := range p.Spec.GetRules() {
 		for j, from := range rule.GetFrom() {
 			at := fmt.Sprintf("spec.rules[%d].from[%d].source", i, j)
 			for k, namespace := range from.GetSource().GetNamespaces() {
 				if !strings.Contains(namespace, "*") && !c.knownNamespace(namespace) {
-					c.tell(config.UnknownIdentity, config.Info, p.Resource, fmt.Sprintf("%s.namespaces[%d]", at, k), namespace,
+					c.report(config.UnknownIdentity, config.Info, p.Resource, fmt.Sprintf("%s.namespaces[%d]", at, k), namespace,
 						"nothing is known of this namespace: no caller is of it", "correct the namespace")
 				}
 			}
 			for k, principal := range from.GetSource().GetPrincipals() {
-				c.principal(p, fmt.Sprintf("%s.principals[%d]", at, k), principal)
+				c.checkPrincipal(p, fmt.Sprintf("%s.principals[%d]", at, k), principal)
 			}
 		}
 	}
 }
 
-func (c *checker) principal(p Policy, field, principal string) {
+func (c *checker) checkPrincipal(p Policy, field, principal string) {
 	if strings.Contains(principal, "*") {
 		return
 	}
 	parts := strings.Split(principal, "/")
 	switch {
 	case len(parts) != 5 || parts[1] != "ns" || parts[3] != "sa":
-		c.find(config.UnknownIdentity, p.Resource, field, principal, "no caller has a principal of this form",
+		c.reportWarning(config.UnknownIdentity, p.Resource, field, principal, "no caller has a principal of this form",
 			"write it as TRUST-DOMAIN/ns/NAMESPACE/sa/SERVICE-ACCOUNT, without spiffe://")
 	case !c.knownNamespace(parts[2]):
-		c.tell(config.UnknownIdentity, config.Info, p.Resource, field, principal, fmt.Sprintf("nothing is known of the namespace %s: no caller is of it", parts[2]),
+		c.report(config.UnknownIdentity, config.Info, p.Resource, field, principal, fmt.Sprintf("nothing is known of the namespace %s: no caller is of it", parts[2]),
 			"correct the namespace")
 	}
 }

@@ -9,48 +9,48 @@ import (
 	"github.com/pilotfish-mesh/pilotfish/controlplane/config"
 )
 
-// telemetries warn of providers that there are not, that do something else, or that lead nowhere: what would be told is
-// not, and requests pass all the same.
-func (c *checker) telemetries() {
+// checkTelemetries reports providers that do not exist, have the wrong type, or have no reachable service. Requests are
+// served, but their telemetry is lost.
+func (c *checker) checkTelemetries() {
 	for _, r := range c.s.resources[config.Telemetry] {
 		spec := r.Spec.(*telemetry.Telemetry)
 		for i, rule := range spec.GetAccessLogging() {
-			c.providers(r, fmt.Sprintf("spec.accessLogging[%d]", i), "access logs", rule.GetProviders(), writesLogs)
+			c.checkProviders(r, fmt.Sprintf("spec.accessLogging[%d]", i), "access logs", rule.GetProviders(), isLogProvider)
 		}
 		for i, rule := range spec.GetTracing() {
-			c.providers(r, fmt.Sprintf("spec.tracing[%d]", i), "traces", rule.GetProviders(), takesSpans)
+			c.checkProviders(r, fmt.Sprintf("spec.tracing[%d]", i), "traces", rule.GetProviders(), isTracingProvider)
 		}
 		for i, rule := range spec.GetMetrics() {
-			c.providers(r, fmt.Sprintf("spec.metrics[%d]", i), "metrics", rule.GetProviders(), func(p *ExtensionProvider) bool { return p.GetPrometheus() != nil })
+			c.checkProviders(r, fmt.Sprintf("spec.metrics[%d]", i), "metrics", rule.GetProviders(), func(p *ExtensionProvider) bool { return p.GetPrometheus() != nil })
 		}
 	}
 }
 
-func (c *checker) providers(r *config.Resource, field, what string, refs []*telemetry.ProviderRef, fits func(*ExtensionProvider) bool) {
+func (c *checker) checkProviders(r *config.Resource, field, what string, refs []*telemetry.ProviderRef, fits func(*ExtensionProvider) bool) {
 	for i, ref := range refs {
 		at := fmt.Sprintf("%s.providers[%d].name", field, i)
 		provider := telemetryProvider(c.w.mesh, ref.GetName())
 		service, port := CollectorService(provider)
 		switch {
 		case provider == nil:
-			c.find(config.UnknownProvider, r, at, ref.GetName(), "the mesh configuration has no such extension provider: there are no "+what+" of it",
+			c.reportWarning(config.UnknownProvider, r, at, ref.GetName(), "the mesh configuration has no such extension provider: there are no "+what+" of it",
 				"add it to extensionProviders, or correct the name")
 		case !fits(provider):
-			c.find(config.UnknownProvider, r, at, ref.GetName(), "the extension provider is none of "+what, "name another one")
-		case service != "" && !c.collects(service, port, r.Namespace):
-			c.find(config.UnknownProvider, r, at, ref.GetName(), fmt.Sprintf("its service %s, port %d, is not seen here: there are no %s of it", service, port, what),
+			c.reportWarning(config.UnknownProvider, r, at, ref.GetName(), "the extension provider is none of "+what, "name another one")
+		case service != "" && !c.hasCollector(service, port, r.Namespace):
+			c.reportWarning(config.UnknownProvider, r, at, ref.GetName(), fmt.Sprintf("its service %s, port %d, is not visible here: there are no %s of it", service, port, what),
 				"add a Service or ServiceEntry for it, with the provider's port")
 		}
 	}
 }
 
-// collects says whether there is such a port of such a service.
-func (c *checker) collects(service string, port uint32, from string) bool {
+// hasCollector reports whether the provider's service has the port.
+func (c *checker) hasCollector(service string, port uint32, from string) bool {
 	namespace, host := SplitProviderService(service)
 	if namespace == "" {
 		namespace = from
 	}
-	for _, svc := range c.w.byHost[c.target(host, namespace)] {
+	for _, svc := range c.w.byHost[c.resolveTarget(host, namespace)] {
 		if _, ok := svc.Port(port); ok {
 			return true
 		}
@@ -58,7 +58,7 @@ func (c *checker) collects(service string, port uint32, from string) bool {
 	return false
 }
 
-func writesLogs(p *ExtensionProvider) bool {
+func isLogProvider(p *ExtensionProvider) bool {
 	switch p.GetProvider().(type) {
 	case *meshconfig.MeshConfig_ExtensionProvider_EnvoyFileAccessLog, *meshconfig.MeshConfig_ExtensionProvider_EnvoyHttpAls,
 		*meshconfig.MeshConfig_ExtensionProvider_EnvoyTcpAls, *meshconfig.MeshConfig_ExtensionProvider_EnvoyOtelAls:
@@ -67,7 +67,7 @@ func writesLogs(p *ExtensionProvider) bool {
 	return false
 }
 
-func takesSpans(p *ExtensionProvider) bool {
+func isTracingProvider(p *ExtensionProvider) bool {
 	switch p.GetProvider().(type) {
 	case *meshconfig.MeshConfig_ExtensionProvider_Opentelemetry, *meshconfig.MeshConfig_ExtensionProvider_Zipkin,
 		*meshconfig.MeshConfig_ExtensionProvider_Datadog, *meshconfig.MeshConfig_ExtensionProvider_Skywalking:

@@ -5,8 +5,8 @@ import (
 	"testing"
 )
 
-// TestReferencesThatLeadNowhereAreToldWithPlaceAndRemedy: each of these is a mistake that everything else takes.
-func TestReferencesThatLeadNowhereAreToldWithPlaceAndRemedy(t *testing.T) {
+// TestInvalidReferencesAreReportedWithPositionAndRemedy: no other check finds these mistakes.
+func TestInvalidReferencesAreReportedWithPositionAndRemedy(t *testing.T) {
 	const mesh = `apiVersion: v1
 kind: Service
 metadata: {name: reviews, namespace: shop}

@@ -6,7 +6,7 @@ import (
 	"strings"
 )
 
-// labelText writes labels as kubectl does.
+// labelText formats labels as kubectl does.
 func labelText(labels map[string]string) string {
 	var parts []string
 	for _, k := range slices.Sorted(maps.Keys(labels)) {

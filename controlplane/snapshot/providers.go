@@ -10,7 +10,7 @@ import (
 	"github.com/pilotfish-mesh/pilotfish/controlplane/registry"
 )
 
-// FindProvider finds an extension provider of a mesh configuration by its name; nil when there is none.
+// FindProvider returns the extension provider with a name, or nil.
 func FindProvider(mesh *meshconfig.MeshConfig, name string) *meshconfig.MeshConfig_ExtensionProvider {
 	for _, p := range mesh.GetExtensionProviders() {
 		if p.GetName() == name {
@@ -20,8 +20,8 @@ func FindProvider(mesh *meshconfig.MeshConfig, name string) *meshconfig.MeshConf
 	return nil
 }
 
-// ProviderService is the service and port that an external authorizer is asked at; "" when the provider is of another
-// sort. The service is a host, or namespace/host.
+// ProviderService returns the service and port of an external authorizer; "" for other providers. The service is "host"
+// or "namespace/host".
 func ProviderService(p *meshconfig.MeshConfig_ExtensionProvider) (service string, port uint32) {
 	if g := p.GetEnvoyExtAuthzGrpc(); g != nil {
 		return g.GetService(), g.GetPort()
@@ -30,7 +30,7 @@ func ProviderService(p *meshconfig.MeshConfig_ExtensionProvider) (service string
 	return h.GetService(), h.GetPort()
 }
 
-// SplitProviderService reads "namespace/host" or "host".
+// SplitProviderService parses "namespace/host" or "host".
 func SplitProviderService(service string) (namespace, host string) {
 	if namespace, host, ok := strings.Cut(service, "/"); ok {
 		return namespace, host
@@ -38,7 +38,7 @@ func SplitProviderService(service string) (namespace, host string) {
 	return "", service
 }
 
-// IsProviderService says whether a service, or an alias of it, is the one that a provider names.
+// IsProviderService reports whether a service or one of its aliases is the service of a provider.
 func IsProviderService(svc *registry.Service, service string) bool {
 	namespace, host := SplitProviderService(service)
 	for known := range svc.WithAliases() {
@@ -49,12 +49,12 @@ func IsProviderService(svc *registry.Service, service string) bool {
 	return false
 }
 
-// addProviders lets a narrowed scope see who is to be asked, and told.
-func (w *world) addProviders(sc *Scope) {
+// addProviders adds the services of authorizers and collectors to a scope that a Sidecar limits.
+func (w *meshIndex) addProviders(sc *Scope) {
 	for _, p := range w.mesh.GetExtensionProviders() {
-		asked, _ := ProviderService(p)
-		told, _ := CollectorService(p)
-		for _, service := range []string{asked, told} {
+		authorizer, _ := ProviderService(p)
+		collector, _ := CollectorService(p)
+		for _, service := range []string{authorizer, collector} {
 			if _, host := SplitProviderService(service); host != "" {
 				sc.targets[host] = struct{}{}
 			}
@@ -62,43 +62,41 @@ func (w *world) addProviders(sc *Scope) {
 	}
 }
 
-// DryRun says whether a policy is only tried: what it would do is counted and logged.
-func DryRun(r *config.Resource) bool {
-	return strings.EqualFold(r.Annotations[dryRunAnnotation], "true")
+// IsDryRun reports whether a policy is in dry-run mode: its results are only counted and logged.
+func IsDryRun(r *config.Resource) bool {
+	return strings.EqualFold(r.Annotations[config.DryRunAnnotation], "true")
 }
 
-const dryRunAnnotation = "istio.io/dry-run"
-
-// custom warns of an external authorizer that cannot be asked, so that what would be asked about is denied.
-func (c *checker) custom(p Policy) {
+// checkExternalAuthorizer reports an unusable external authorizer. Requests that match its rules are then denied.
+func (c *checker) checkExternalAuthorizer(p Policy) {
 	name := p.Spec.GetProvider().GetName()
-	say := func(message, remedy string) {
-		c.find(config.UnknownProvider, p.Resource, "spec.provider.name", name, message+": what the rules match is denied", remedy)
+	report := func(message, remedy string) {
+		c.reportWarning(config.UnknownProvider, p.Resource, "spec.provider.name", name, message+": what the rules match is denied", remedy)
 	}
 	provider := FindProvider(c.w.mesh, name)
 	service, port := ProviderService(provider)
 	switch {
 	case provider == nil:
-		say("the mesh configuration has no such extension provider", "add it to extensionProviders, or correct the name")
+		report("the mesh configuration has no such extension provider", "add it to extensionProviders, or correct the name")
 		return
 	case service == "":
-		say("the extension provider is no external authorizer", "use one with envoyExtAuthzGrpc or envoyExtAuthzHttp")
+		report("the extension provider is no external authorizer", "use one with envoyExtAuthzGrpc or envoyExtAuthzHttp")
 		return
 	}
 	_, host := SplitProviderService(service)
 	for _, svc := range c.w.byHost[c.s.Registry.Target(host)] {
-		if !IsProviderService(svc, service) || !knownAs(svc, host, p.Namespace) {
+		if !IsProviderService(svc, service) || !isKnownAs(svc, host, p.Namespace) {
 			continue
 		}
 		if _, ok := svc.Port(port); ok {
 			return
 		}
 	}
-	say("the external authorizer "+service+" is no service that is seen here, or has not that port", "add a Service or ServiceEntry for it, with the provider's port")
+	report("the external authorizer "+service+" is not a service that is visible here, or does not have that port", "add a Service or ServiceEntry for it, with the provider's port")
 }
 
-// knownAs says whether a service, and that it is called so, is seen from a namespace.
-func knownAs(svc *registry.Service, host, namespace string) bool {
+// isKnownAs reports whether a service is visible in a namespace by this host.
+func isKnownAs(svc *registry.Service, host, namespace string) bool {
 	for known := range svc.WithAliases() {
 		if known.Hostname == host && known.VisibleTo(namespace) && svc.VisibleTo(namespace) {
 			return true
@@ -107,12 +105,12 @@ func knownAs(svc *registry.Service, host, namespace string) bool {
 	return false
 }
 
-// policyAction warns of what is not done as the policy's author expects.
-func (c *checker) policyAction(p Policy) {
+// checkPolicyAction reports actions that are not enforced as the author may expect.
+func (c *checker) checkPolicyAction(p Policy) {
 	if p.Spec.GetAction() == security.AuthorizationPolicy_CUSTOM {
-		c.custom(p)
+		c.checkExternalAuthorizer(p)
 	}
-	if enforced := p.Spec.GetAction() == security.AuthorizationPolicy_CUSTOM || p.Spec.GetAction() == security.AuthorizationPolicy_AUDIT; enforced && DryRun(p.Resource) {
-		c.warn(p.Resource, "metadata.annotations", dryRunAnnotation, "only policies that allow or deny can be tried: this one is in force", "remove the annotation, or the policy")
+	if enforced := p.Spec.GetAction() == security.AuthorizationPolicy_CUSTOM || p.Spec.GetAction() == security.AuthorizationPolicy_AUDIT; enforced && IsDryRun(p.Resource) {
+		c.reportNoEffect(p.Resource, "metadata.annotations", config.DryRunAnnotation, "only policies that allow or deny can be tried: this one is in force", "remove the annotation, or the policy")
 	}
 }

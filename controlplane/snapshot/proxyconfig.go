@@ -8,12 +8,12 @@ import (
 	"github.com/pilotfish-mesh/pilotfish/controlplane/config"
 )
 
-// ProxyConfig is what ProxyConfigs say of a workload with these labels: that of the root namespace, that of its own, and that
-// which selects it, each over the one before; of several on one level the oldest counts.
+// ProxyConfig returns the merged ProxyConfigs of a workload: root namespace, own namespace, selector, where later
+// levels override earlier ones. Each level has at most one document: the oldest.
 func (s *Snapshot) ProxyConfig(namespace string, labels map[string]string) *networkingbeta.ProxyConfig {
 	const levels = 3
 	var of [levels]*networkingbeta.ProxyConfig
-	for _, r := range oldestFirst(s.resources[config.ProxyConfig]) {
+	for _, r := range sortByAge(s.resources[config.ProxyConfig]) {
 		spec := r.Spec.(*networkingbeta.ProxyConfig)
 		selector := spec.GetSelector().GetMatchLabels()
 		level := -1

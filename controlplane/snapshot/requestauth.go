@@ -9,14 +9,14 @@ import (
 	"github.com/pilotfish-mesh/pilotfish/controlplane/config"
 )
 
-// TokenRules is one RequestAuthentication.
+// TokenRules is a RequestAuthentication.
 type TokenRules struct {
 	*config.Resource
 	Spec *security.RequestAuthentication
 }
 
-// KeySets are the keys of issuers that were fetched, as JWK sets by the addresses that config.KeysAddress gives.
-// Immutable: a change is another KeySets.
+// KeySets contains the fetched issuer keys as JWK sets, by the URL that config.KeySetURL returns. Immutable: a change
+// creates a new KeySets.
 type KeySets struct{ ByAddress map[string]string }
 
 func (k *KeySets) get(address string) (string, bool) {
@@ -27,11 +27,11 @@ func (k *KeySets) get(address string) (string, bool) {
 	return set, ok
 }
 
-// requestAuth is all RequestAuthentications by namespace, each list by name.
+// requestAuth contains all RequestAuthentications by namespace, each list sorted by name.
 type requestAuth struct {
 	root        string
 	byNamespace map[string][]TokenRules
-	// addresses are where keys are to be fetched, sorted.
+	// addresses are the sorted URLs of the keys.
 	addresses []string
 }
 
@@ -42,7 +42,7 @@ func newRequestAuth(resources []*config.Resource, rootNamespace string) *request
 		spec := r.Spec.(*security.RequestAuthentication)
 		a.byNamespace[r.Namespace] = append(a.byNamespace[r.Namespace], TokenRules{Resource: r, Spec: spec})
 		for _, rule := range spec.GetJwtRules() {
-			if address := config.KeysAddress(rule); address != "" {
+			if address := config.KeySetURL(rule); address != "" {
 				addresses[address] = struct{}{}
 			}
 		}
@@ -51,8 +51,8 @@ func newRequestAuth(resources []*config.Resource, rootNamespace string) *request
 	return a
 }
 
-// TokenRules are the RequestAuthentications that apply to a workload with these labels: those of the root namespace,
-// then those of its own, by name.
+// TokenRules returns the RequestAuthentications of a workload: those of the root namespace, then those of its own,
+// sorted by name.
 func (s *Snapshot) TokenRules(namespace string, labels map[string]string) []TokenRules {
 	a := s.requestAuth
 	var out []TokenRules
@@ -69,25 +69,25 @@ func (s *Snapshot) TokenRules(namespace string, labels map[string]string) []Toke
 	return out
 }
 
-// Keys is the JWK set that was fetched from an address; false when none ever was.
+// Keys returns the JWK set that was fetched from an address; false if none was.
 func (s *Snapshot) Keys(address string) (string, bool) { return s.keys.get(address) }
 
-// KeyAddresses are where the keys are that RequestAuthentications refer to, sorted.
+// KeyAddresses returns the sorted URLs of the keys in RequestAuthentications.
 func (s *Snapshot) KeyAddresses() []string { return s.requestAuth.addresses }
 
-// KeyUser is a rule that takes its keys from an address.
+// KeyUser is a rule that uses the keys of an address.
 type KeyUser struct {
 	*config.Resource
-	// Field is the rule's place in the document.
+	// Field is the rule's field path.
 	Field string
 }
 
-// KeyUsers are the rules that take their keys from an address.
+// KeyUsers returns the rules that use the keys of an address.
 func (s *Snapshot) KeyUsers(address string) []KeyUser {
 	var out []KeyUser
 	for _, r := range s.resources[config.RequestAuthentication] {
 		for i, rule := range r.Spec.(*security.RequestAuthentication).GetJwtRules() {
-			if config.KeysAddress(rule) == address {
+			if config.KeySetURL(rule) == address {
 				out = append(out, KeyUser{r, config.JWTRuleField(i)})
 			}
 		}
@@ -95,14 +95,14 @@ func (s *Snapshot) KeyUsers(address string) []KeyUser {
 	return out
 }
 
-// diffKeys adds the documents whose keys differ.
+// diffKeys adds the documents whose keys changed.
 func (c *Change) diffKeys(prev, next *Snapshot) {
 	if prev.keys == next.keys {
 		return
 	}
 	for _, r := range next.resources[config.RequestAuthentication] {
 		for _, rule := range r.Spec.(*security.RequestAuthentication).GetJwtRules() {
-			address := config.KeysAddress(rule)
+			address := config.KeySetURL(rule)
 			before, had := prev.Keys(address)
 			now, has := next.Keys(address)
 			if address != "" && (had != has || before != now) {

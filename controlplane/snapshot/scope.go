@@ -15,45 +15,45 @@ import (
 	"github.com/pilotfish-mesh/pilotfish/controlplane/registry"
 )
 
-// Scope is what the proxies of one namespace that share a Sidecar resource (or have none) see of the mesh. Immutable:
-// as long as nothing they see changes, except endpoints, the pointer stays the same from snapshot to snapshot.
+// Scope is the visible part of the mesh for the proxies of one namespace with the same Sidecar resource (or none).
+// Immutable: as long as nothing visible changes, except endpoints, snapshots share the pointer.
 type Scope struct {
 	Namespace string
-	// Sidecar is the resource that narrows the scope; nil when none does.
+	// Sidecar is the resource that limits the scope, or nil.
 	Sidecar *config.Resource
-	// AllowAny: calls to hosts that the mesh does not know go out.
+	// AllowAny: calls to unknown hosts go to their original destination.
 	AllowAny bool
-	// Services are those that are seen, by hostname; of one hostname there is one.
+	// Services are the visible services by hostname, one for each hostname.
 	Services []*registry.Service
-	// VirtualServices are those for sidecars, the oldest first.
+	// VirtualServices are the rules for sidecars, oldest first.
 	VirtualServices []*VirtualService
-	// SourceLabels are the labels of callers that those rules ask for, sorted.
+	// SourceLabels are the sorted keys of the caller labels in these rules.
 	SourceLabels []string
 
-	mesh     *meshconfig.MeshConfig
-	resolve  resolver
-	naming   *naming
-	services map[string]*registry.Service // by hostname
-	aliases  map[string]*registry.Service // by the hostnames of aliases that are seen
-	rules    map[*registry.Service]*DestinationRule
-	own      hostTable[*DestinationRule] // rules for some callers only, of whom the scope's proxies are
-	vsByHost hostTable[*VirtualService]
-	egress   egressHosts
-	perPort  *perPort            // where a Sidecar has listeners of ports
-	cache    *Cache              // of what depends on the whole scope
-	memory   sync.Map            // what others derived of the scope, by their keys
-	common   *common             // that it shares with others; nil where it does not
-	targets  map[string]struct{} // hosts that the rules route to, where a Sidecar narrows the scope
+	mesh           *meshconfig.MeshConfig
+	resolve        resolver
+	naming         *nameVersion
+	services       map[string]*registry.Service // by hostname
+	aliases        map[string]*registry.Service // by the hostnames of visible aliases
+	rules          map[*registry.Service]*DestinationRule
+	selectiveRules hostTable[*DestinationRule] // rules with a workload selector that selects the scope's proxies
+	vsByHost       hostTable[*VirtualService]
+	egress         egressHosts
+	perPort        *portEgress         // set if a Sidecar has listeners with ports
+	cache          *Cache              // of resources that depend on the whole scope
+	memos          sync.Map            // derived values by key
+	common         *sharedView         // nil if the scope shares nothing
+	targets        map[string]struct{} // destinations of the rules, if a Sidecar limits the scope
 }
 
-// Memo gives what was derived of the scope under a key, and has it made if it was not. The key has to hold all that it
-// depends on beside the scope.
-func (sc *Scope) Memo(key any, derive func() any) any { return memo(&sc.memory, key, derive) }
+// Memo returns the cached value of a key, and derives it at the first call. The key must contain everything the value
+// depends on, except the scope.
+func (sc *Scope) Memo(key any, derive func() any) any { return loadMemo(&sc.memos, key, derive) }
 
-// Cache holds resources that depend on the scope as a whole, and goes with it.
+// Cache returns the cache of resources that depend on the whole scope. It is released with the scope.
 func (sc *Scope) Cache() *Cache { return sc.cache }
 
-func memo(memory *sync.Map, key any, derive func() any) any {
+func loadMemo(memory *sync.Map, key any, derive func() any) any {
 	made, ok := memory.Load(key)
 	if !ok {
 		made, _ = memory.LoadOrStore(key, sync.OnceValue(derive))
@@ -61,21 +61,22 @@ func memo(memory *sync.Map, key any, derive func() any) any {
 	return made.(func() any)()
 }
 
-// Resolve finds the service that a document of the namespace means by a host, which may be an alias; nil when it is not seen.
+// Resolve returns the service to which a host in a document of the namespace refers, or nil if it is not visible. The
+// host may be an alias.
 func (sc *Scope) Resolve(host, namespace string) *registry.Service {
-	return sc.Named(sc.resolve(host, namespace))
+	return sc.ServiceByName(sc.resolve(host, namespace))
 }
 
-// Named finds a service by its full name or that of an alias; nil when it is not seen.
-func (sc *Scope) Named(hostname string) *registry.Service {
+// ServiceByName returns the visible service with a full name or alias, or nil.
+func (sc *Scope) ServiceByName(hostname string) *registry.Service {
 	if svc := sc.services[hostname]; svc != nil {
 		return svc
 	}
 	return sc.aliases[hostname]
 }
 
-// Names are the services whose names requests for a service may have: itself, and those of its aliases that are seen.
-func (sc *Scope) Names(svc *registry.Service) iter.Seq[*registry.Service] {
+// VisibleNames returns the service and its visible aliases, whose names requests may use.
+func (sc *Scope) VisibleNames(svc *registry.Service) iter.Seq[*registry.Service] {
 	return func(yield func(*registry.Service) bool) {
 		for known := range svc.WithAliases() {
 			if (known == svc || sc.aliases[known.Hostname] == svc) && !yield(known) {
@@ -85,68 +86,68 @@ func (sc *Scope) Names(svc *registry.Service) iter.Seq[*registry.Service] {
 	}
 }
 
-// Hostname gives the full name of a host as a document of the namespace writes it, whether it is seen or not.
+// Hostname returns the full name of a host in a document of the namespace, regardless of visibility.
 func (sc *Scope) Hostname(host, namespace string) string { return sc.resolve(host, namespace) }
 
-// DestinationRule is the rule for calls to a service from here; nil when there is none.
+// DestinationRule returns the rule for calls to a service, or nil.
 func (sc *Scope) DestinationRule(svc *registry.Service) *DestinationRule { return sc.rules[svc] }
 
-// VirtualService is the rule that sidecars follow for a host: the one with the most specific matching name, and of one
-// name the oldest. Nil when there is none.
+// VirtualService returns the sidecar rule for a host, or nil: the one with the most specific matching host, and then
+// the oldest.
 func (sc *Scope) VirtualService(host string) *VirtualService {
 	v, _ := sc.vsByHost.find(host)
 	return v
 }
 
-// world is all that scopes are made of. It stays the same while only endpoints, policies and gateways change.
-type world struct {
+// meshIndex contains the inputs of scopes. Snapshots share it if only endpoints, policies and gateways change.
+type meshIndex struct {
 	mesh             *meshconfig.MeshConfig
 	resolve          resolver
-	naming           *naming
+	naming           *nameVersion
 	services         []*registry.Service
 	byHost           map[string][]*registry.Service
 	virtualServices  *virtualServices
 	destinationRules *destinationRules
-	sidecars         map[string][]*config.Resource // by namespace, the oldest first
+	sidecars         map[string][]*config.Resource // by namespace, oldest first
 
-	cache *Cache // to be told how much there is
+	cache *Cache // for setExpected
 
-	claims claims // read by claimed
+	dependents hostDependents // use hostDependents()
 
 	mu     sync.Mutex
 	scopes map[scopeKey]*Scope
-	// before are the scopes of the world before this one: a scope that turns out equal is taken over.
-	before map[scopeKey]*Scope
-	had    int // how many scopes that one had
+	// previousScopes are the scopes of the previous index. Equal scopes are reused.
+	previousScopes     map[scopeKey]*Scope
+	previousScopeCount int // its number of scopes
 
-	common      *common // read by shared
+	common      *sharedView // use shared()
 	sharedKnown bool
 }
 
 type scopeKey struct {
 	namespace string
 	sidecar   config.Key
-	// callers tells those apart for whom other DestinationRules count than for the rest of the namespace.
+	// callers distinguishes proxies that rules with a workload selector select.
 	callers string
 }
 
-// Scope is the scope of a workload with these labels.
+// Scope returns the scope of a workload.
 func (s *Snapshot) Scope(namespace string, labels map[string]string) *Scope {
-	sidecar := s.world.sidecar(namespace, labels)
+	sidecar := s.index.sidecar(namespace, labels)
 	key := scopeKey{namespace: namespace}
 	if sidecar != nil {
 		key.sidecar = sidecar.Key
 	}
-	return s.world.scope(key, sidecar, labels)
+	return s.index.scope(key, sidecar, labels)
 }
 
-// GatewayScope is the scope of a router with these labels: Sidecar resources do not narrow it.
+// GatewayScope returns the scope of a router, which Sidecar resources do not limit.
 func (s *Snapshot) GatewayScope(namespace string, labels map[string]string) *Scope {
-	return s.world.scope(scopeKey{namespace: namespace, sidecar: config.Key{Kind: config.Gateway}}, nil, labels)
+	return s.index.scope(scopeKey{namespace: namespace, sidecar: config.Key{Kind: config.Gateway}}, nil, labels)
 }
 
-// scope makes a scope when it is first asked for, or takes over an equal one of the world before.
-func (w *world) scope(key scopeKey, sidecar *config.Resource, labels map[string]string) *Scope {
+// scope builds a scope at the first call, or reuses an equal one of the previous index.
+func (w *meshIndex) scope(key scopeKey, sidecar *config.Resource, labels map[string]string) *Scope {
 	own, choice := w.destinationRules.forCaller(key.namespace, labels)
 	key.callers = choice
 	w.mu.Lock()
@@ -155,18 +156,18 @@ func (w *world) scope(key scopeKey, sidecar *config.Resource, labels map[string]
 		return sc
 	}
 	sc := w.newScope(key.namespace, sidecar, own)
-	if old := w.before[key]; old != nil && sc.equal(old) {
+	if old := w.previousScopes[key]; old != nil && sc.equal(old) {
 		sc = old
 	}
-	delete(w.before, key) // or all that was made of it would stay
+	delete(w.previousScopes, key) // so that it can be freed
 	w.scopes[key] = sc
-	// Of each port and subset there are a cluster and its endpoints, and routes in each scope.
-	w.cache.expect(w.parts() * (3 + max(len(w.scopes), w.had)))
+	// Each port and subset has a cluster and endpoints, and routes in each scope.
+	w.cache.setExpected(w.partCount() * (3 + max(len(w.scopes), w.previousScopeCount)))
 	return sc
 }
 
-// parts are the ports of services and the subsets of rules, of which clusters and routes are made.
-func (w *world) parts() int {
+// partCount returns the number of service ports and subsets, which have clusters and routes.
+func (w *meshIndex) partCount() int {
 	n := 0
 	for _, svc := range w.services {
 		n += len(svc.Ports)
@@ -177,8 +178,9 @@ func (w *world) parts() int {
 	return n
 }
 
-// sidecar finds the Sidecar resource of a workload: one that selects it, one of its namespace, or the root namespace's.
-func (w *world) sidecar(namespace string, labels map[string]string) *config.Resource {
+// sidecar returns the Sidecar resource of a workload: one that selects it, one of its namespace, or the root
+// namespace's.
+func (w *meshIndex) sidecar(namespace string, labels map[string]string) *config.Resource {
 	var whole *config.Resource
 	for _, r := range w.sidecars[namespace] {
 		selector := r.Spec.(*networking.Sidecar).GetWorkloadSelector().GetLabels()
@@ -202,29 +204,29 @@ func (w *world) sidecar(namespace string, labels map[string]string) *config.Reso
 	return nil
 }
 
-func (w *world) newScope(namespace string, sidecar *config.Resource, own map[string]*DestinationRule) *Scope {
+func (w *meshIndex) newScope(namespace string, sidecar *config.Resource, own map[string]*DestinationRule) *Scope {
 	sc := &Scope{
-		Namespace: namespace,
-		Sidecar:   sidecar,
-		AllowAny:  w.mesh.GetOutboundTrafficPolicy().GetMode() == meshconfig.MeshConfig_OutboundTrafficPolicy_ALLOW_ANY,
-		mesh:      w.mesh,
-		resolve:   w.resolve,
-		naming:    w.naming,
-		cache:     newCache(),
-		rules:     map[*registry.Service]*DestinationRule{},
-		own:       newHostTable(own),
+		Namespace:      namespace,
+		Sidecar:        sidecar,
+		AllowAny:       w.mesh.GetOutboundTrafficPolicy().GetMode() == meshconfig.MeshConfig_OutboundTrafficPolicy_ALLOW_ANY,
+		mesh:           w.mesh,
+		resolve:        w.resolve,
+		naming:         w.naming,
+		cache:          newCache(),
+		rules:          map[*registry.Service]*DestinationRule{},
+		selectiveRules: newHostTable(own),
 	}
-	egress := everything
+	egress := allHosts
 	if sidecar != nil {
 		spec := sidecar.Spec.(*networking.Sidecar)
-		egress, sc.perPort = newEgress(spec, namespace), newPerPort(spec, namespace)
+		egress, sc.perPort = newEgress(spec, namespace), newPortEgress(spec, namespace)
 		if p := spec.GetOutboundTrafficPolicy(); p != nil {
 			sc.AllowAny = p.GetMode() == networking.OutboundTrafficPolicy_ALLOW_ANY
 		}
 	}
 	sc.egress = egress
 	if c := w.shared(); c != nil && sidecar == nil {
-		w.share(sc, c)
+		w.applyShared(sc, c)
 		return sc
 	}
 	w.addVirtualServices(sc, egress)
@@ -232,7 +234,7 @@ func (w *world) newScope(namespace string, sidecar *config.Resource, own map[str
 	return sc
 }
 
-func (w *world) addVirtualServices(sc *Scope, egress egressHosts) {
+func (w *meshIndex) addVirtualServices(sc *Scope, egress egressHosts) {
 	byHost := map[string]*VirtualService{}
 	for _, v := range w.virtualServices.byGateway[MeshGateway] {
 		if !v.VisibleTo(sc.Namespace) {
@@ -240,7 +242,7 @@ func (w *world) addVirtualServices(sc *Scope, egress egressHosts) {
 		}
 		seen := false
 		for _, h := range v.Hosts {
-			if !egress.see(v.Namespace, h) {
+			if !egress.contains(v.Namespace, h) {
 				continue
 			}
 			seen = true
@@ -274,8 +276,9 @@ func addKeys(set map[string]struct{}, m map[string]string) {
 	}
 }
 
-func (w *world) addServices(sc *Scope) {
-	// What rules route to is seen too, even if the Sidecar does not list it: else the rule would lead nowhere.
+func (w *meshIndex) addServices(sc *Scope) {
+	// Destinations of visible rules are visible even if the Sidecar does not list them. Otherwise the rules would not
+	// work.
 	sc.targets, sc.services, sc.aliases = map[string]struct{}{}, map[string]*registry.Service{}, map[string]*registry.Service{}
 	if sc.Sidecar != nil {
 		for _, v := range sc.VirtualServices {
@@ -292,7 +295,7 @@ func (w *world) addServices(sc *Scope) {
 		host := w.services[i].Hostname
 		var chosen *registry.Service
 		for ; i < len(w.services) && w.services[i].Hostname == host; i++ {
-			if svc := w.services[i]; sc.MaySee(svc) && preferred(svc, chosen, sc.Namespace) {
+			if svc := w.services[i]; sc.CanSee(svc) && isPreferred(svc, chosen, sc.Namespace) {
 				chosen = svc
 			}
 		}
@@ -302,29 +305,30 @@ func (w *world) addServices(sc *Scope) {
 	}
 }
 
-// MaySee says whether a service, present or past, is for the scope's proxies to see (unless another of its hostname is
-// preferred). Who sees an alias of it sees the service.
-func (sc *Scope) MaySee(svc *registry.Service) bool {
+// CanSee reports whether a current or removed service may be visible in the scope (unless another with its hostname is
+// preferred). A visible alias makes the service visible.
+func (sc *Scope) CanSee(svc *registry.Service) bool {
 	if !svc.VisibleTo(sc.Namespace) {
 		return false
 	}
-	return sc.lists(svc) || slices.ContainsFunc(svc.AliasServices, sc.maySeeAlias)
+	return sc.isListed(svc) || slices.ContainsFunc(svc.AliasServices, sc.maySeeAlias)
 }
 
-// maySeeAlias says whether a name of a service is for the scope's proxies, if that is.
+// maySeeAlias reports whether an alias is visible, if its service is.
 func (sc *Scope) maySeeAlias(alias *registry.Service) bool {
-	return alias.VisibleTo(sc.Namespace) && sc.lists(alias)
+	return alias.VisibleTo(sc.Namespace) && sc.isListed(alias)
 }
 
-// lists says whether the Sidecar, if there is one, lists a service, or rules lead there.
-func (sc *Scope) lists(svc *registry.Service) bool {
+// isListed reports whether a service is a destination of rules or listed in the Sidecar. Without Sidecar, all are
+// listed.
+func (sc *Scope) isListed(svc *registry.Service) bool {
 	_, target := sc.targets[svc.Hostname]
-	return target || sc.egress.see(svc.Namespace, svc.Hostname)
+	return target || sc.egress.contains(svc.Namespace, svc.Hostname)
 }
 
-// preferred says whether a service is to be had rather than another of the same hostname: the caller's own namespace
+// isPreferred reports whether a service takes precedence over another with the same hostname: the caller's namespace
 // first, then Kubernetes Services, then the first namespace.
-func preferred(svc, other *registry.Service, namespace string) bool {
+func isPreferred(svc, other *registry.Service, namespace string) bool {
 	switch {
 	case other == nil:
 		return true
@@ -334,7 +338,7 @@ func preferred(svc, other *registry.Service, namespace string) bool {
 	return svc.Kubernetes && !other.Kubernetes
 }
 
-func (w *world) addService(sc *Scope, svc *registry.Service) {
+func (w *meshIndex) addService(sc *Scope, svc *registry.Service) {
 	sc.Services = append(sc.Services, svc)
 	sc.services[svc.Hostname] = svc
 	for _, alias := range svc.AliasServices {
@@ -345,8 +349,8 @@ func (w *world) addService(sc *Scope, svc *registry.Service) {
 	w.addRule(sc, svc)
 }
 
-func (w *world) addRule(sc *Scope, svc *registry.Service) {
-	if d, ok := sc.own.find(svc.Hostname); ok {
+func (w *meshIndex) addRule(sc *Scope, svc *registry.Service) {
+	if d, ok := sc.selectiveRules.find(svc.Hostname); ok {
 		sc.rules[svc] = d
 		return
 	}
@@ -355,7 +359,7 @@ func (w *world) addRule(sc *Scope, svc *registry.Service) {
 	}
 }
 
-// equal says whether two scopes are one and the same to whoever is configured by them.
+// equal reports whether two scopes result in the same configuration.
 func (sc *Scope) equal(o *Scope) bool {
 	if sc.mesh != o.mesh || sc.naming != o.naming || sc.Sidecar != o.Sidecar || sc.AllowAny != o.AllowAny || len(sc.rules) != len(o.rules) ||
 		!equalPointers(sc.Services, o.Services) || !equalPointers(sc.VirtualServices, o.VirtualServices) {
@@ -369,7 +373,7 @@ func (sc *Scope) equal(o *Scope) bool {
 	return true
 }
 
-// egressHosts is what a Sidecar's egress listeners let its workloads see.
+// egressHosts contains the hosts in a Sidecar's egress listeners.
 type egressHosts struct {
 	all   bool
 	hosts []egressHost
@@ -377,11 +381,11 @@ type egressHosts struct {
 
 type egressHost struct{ namespace, host string }
 
-var everything = egressHosts{all: true}
+var allHosts = egressHosts{all: true}
 
 func newEgress(spec *networking.Sidecar, namespace string) egressHosts {
 	if len(spec.GetEgress()) == 0 {
-		return everything
+		return allHosts
 	}
 	var e egressHosts
 	for _, listener := range spec.GetEgress() {
@@ -399,7 +403,7 @@ func newEgress(spec *networking.Sidecar, namespace string) egressHosts {
 	return e
 }
 
-func (e egressHosts) see(namespace, host string) bool {
+func (e egressHosts) contains(namespace, host string) bool {
 	if e.all {
 		return true
 	}
@@ -411,12 +415,12 @@ func (e egressHosts) see(namespace, host string) bool {
 	return false
 }
 
-// Service finds a service by its full name; nil when it is not seen.
+// Service returns the visible service with a full name, or nil.
 func (sc *Scope) Service(hostname string) *registry.Service { return sc.services[hostname] }
 
-// Covers says whether a host of a rule, which may be a pattern, is the name of a service that is seen.
-func (sc *Scope) Covers(host string) bool {
-	if sc.Named(host) != nil {
+// MatchesService reports whether a rule's host, which may be a pattern, matches a visible service.
+func (sc *Scope) MatchesService(host string) bool {
+	if sc.ServiceByName(host) != nil {
 		return true
 	}
 	if !strings.HasPrefix(host, "*") {

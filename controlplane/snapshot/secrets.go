@@ -13,10 +13,10 @@ import (
 	"github.com/pilotfish-mesh/pilotfish/controlplane/config"
 )
 
-// secrets are those Secrets that have a certificate, the certificates of authorities, or what registries ask for.
+// secrets contains the Secrets with a certificate, CA certificates, or registry credentials.
 type secrets struct {
 	byKey map[config.Key]*config.SecretSpec
-	// byName has the names that there are in any namespace.
+	// byName contains the Secrets of all namespaces by name.
 	byName map[string][]*config.SecretSpec
 	all    []*config.Resource
 }
@@ -31,7 +31,7 @@ func newSecrets(resources []*config.Resource) *secrets {
 	return s
 }
 
-// Certificate is the Secret with the certificate and key of a name; nil when there is none.
+// Certificate returns the Secret with a certificate and key, or nil.
 func (s *Snapshot) Certificate(namespace, name string) *config.SecretSpec {
 	secret := s.secrets.byKey[config.Key{Kind: config.Secret, Namespace: namespace, Name: name}]
 	if secret == nil || len(secret.Certificate) == 0 {
@@ -40,13 +40,13 @@ func (s *Snapshot) Certificate(namespace, name string) *config.SecretSpec {
 	return secret
 }
 
-// authoritySuffix is on the name of a Secret that has the certificates of authorities for the one without it.
-const authoritySuffix = "-cacert"
+// caSuffix is the suffix of a Secret with the CA certificates for the Secret without suffix.
+const caSuffix = "-cacert"
 
-// Authorities is the Secret with the certificates of those who sign the clients' certificates for a name: one by itself, or
-// the one that has the server's certificate. Nil when there is none.
-func (s *Snapshot) Authorities(namespace, name string) *config.SecretSpec {
-	for _, candidate := range []string{name + authoritySuffix, name} {
+// CACertificates returns the Secret with the CA certificates for clients, or nil: the Secret with caSuffix, or the one
+// with the server's certificate.
+func (s *Snapshot) CACertificates(namespace, name string) *config.SecretSpec {
+	for _, candidate := range []string{name + caSuffix, name} {
 		secret := s.secrets.byKey[config.Key{Kind: config.Secret, Namespace: namespace, Name: candidate}]
 		if secret != nil && len(secret.Authorities) > 0 {
 			return secret
@@ -55,59 +55,63 @@ func (s *Snapshot) Authorities(namespace, name string) *config.SecretSpec {
 	return nil
 }
 
-// certificates warns of those that nobody takes at this time. Of what is in them nothing is told but when they are good.
-func (c *checker) certificates(now time.Time) {
+// checkCertificates reports expired certificates and those that are not valid yet. It reports no other content of
+// Secrets.
+func (c *checker) checkCertificates(now time.Time) {
 	for _, r := range c.s.secrets.all {
 		block, _ := pem.Decode(r.Spec.(*config.SecretSpec).Certificate)
 		if block == nil {
 			continue
 		}
-		own, err := x509.ParseCertificate(block.Bytes)
+		cert, err := x509.ParseCertificate(block.Bytes)
 		if err != nil {
 			continue
 		}
 		message := ""
 		switch {
-		case now.After(own.NotAfter):
-			message = "the certificate ended at " + own.NotAfter.UTC().Format(time.RFC3339)
-		case now.Before(own.NotBefore):
-			message = "the certificate is not good before " + own.NotBefore.UTC().Format(time.RFC3339)
+		case now.After(cert.NotAfter):
+			message = "the certificate ended at " + cert.NotAfter.UTC().Format(time.RFC3339)
+		case now.Before(cert.NotBefore):
+			message = "the certificate is not good before " + cert.NotBefore.UTC().Format(time.RFC3339)
 		default:
 			continue
 		}
-		c.find(config.CertificateOut, r, config.CertificateField(r), "", message, "put in a certificate that is good now")
+		c.reportWarning(config.CertificateNotValid, r, config.CertificateField(r), "", message, "put in a certificate that is good now")
 	}
 }
 
-// gateways warns of certificates that are nowhere, or where no workload of the Gateway is: which namespace they have to be
-// in, those decide.
-func (c *checker) gateways() {
+// checkGateways reports Secrets that do not exist, or are not in the namespace of the Gateway's workloads, where they
+// must be.
+func (c *checker) checkGateways() {
 	for _, g := range c.s.gateways {
-		c.at = c.workloadNamespaces(g.Spec.GetSelector())
+		c.selectedNamespaces = c.workloadNamespaces(g.Spec.GetSelector())
 		for i, server := range g.Spec.GetServers() {
-			c.serverCredentials(g.Resource, fmt.Sprintf("spec.servers[%d].tls", i), server.GetTls())
+			field := fmt.Sprintf("spec.servers[%d].tls", i)
+			c.checkServerCredentials(g.Resource, field, server.GetTls())
+			c.checkGatewayAccounts(g, field, server.GetTls())
 		}
+		c.checkGatewayEndpoints(g)
 	}
 }
 
-func (c *checker) serverCredentials(r *config.Resource, field string, settings *networking.ServerTLSSettings) {
+func (c *checker) checkServerCredentials(r *config.Resource, field string, settings *networking.ServerTLSSettings) {
 	if name := settings.GetCredentialName(); name != "" {
-		c.serverCredential(r, field+".credentialName", name, "certificate and key")
+		c.checkServerCredential(r, field+".credentialName", name, "certificate and key")
 	}
 	for i, name := range settings.GetCredentialNames() {
-		c.serverCredential(r, fmt.Sprintf("%s.credentialNames[%d]", field, i), name, "certificate and key")
+		c.checkServerCredential(r, fmt.Sprintf("%s.credentialNames[%d]", field, i), name, "certificate and key")
 	}
 	if name := settings.GetCaCertCredentialName(); name != "" {
-		c.serverCredential(r, field+".caCertCredentialName", name, "authorities")
+		c.checkServerCredential(r, field+".caCertCredentialName", name, "authorities")
 		return
 	}
 	mutual := settings.GetMode() == networking.ServerTLSSettings_MUTUAL || settings.GetMode() == networking.ServerTLSSettings_OPTIONAL_MUTUAL
 	if name := settings.GetCredentialName(); mutual && name != "" && settings.GetCaCertificates() == "" {
-		c.serverCredential(r, field+".credentialName", name, "authorities")
+		c.checkServerCredential(r, field+".credentialName", name, "authorities")
 	}
 }
 
-// workloadNamespaces are those where workloads are known that have the labels; nil when there are none.
+// workloadNamespaces returns the namespaces with known workloads that have the labels, or nil.
 func (c *checker) workloadNamespaces(labels map[string]string) []string {
 	var found []string
 	for _, namespace := range c.namespacesOf("", true) {
@@ -118,15 +122,15 @@ func (c *checker) workloadNamespaces(labels map[string]string) []string {
 	return found
 }
 
-// clientCredentials warns of those that a rule names for what its callers show or believe.
-func (c *checker) clientCredentials(r *config.Resource, field string, policy *networking.TrafficPolicy) {
-	c.clientCredential(r, field+".tls", policy.GetTls())
+// checkClientCredentials reports missing Secrets of a DestinationRule.
+func (c *checker) checkClientCredentials(r *config.Resource, field string, policy *networking.TrafficPolicy) {
+	c.checkClientCredential(r, field+".tls", policy.GetTls())
 	for i, ps := range policy.GetPortLevelSettings() {
-		c.clientCredential(r, fmt.Sprintf("%s.portLevelSettings[%d].tls", field, i), ps.GetTls())
+		c.checkClientCredential(r, fmt.Sprintf("%s.portLevelSettings[%d].tls", field, i), ps.GetTls())
 	}
 }
 
-func (c *checker) clientCredential(r *config.Resource, field string, settings *networking.ClientTLSSettings) {
+func (c *checker) checkClientCredential(r *config.Resource, field string, settings *networking.ClientTLSSettings) {
 	name, message := settings.GetCredentialName(), ""
 	switch {
 	case name == "":
@@ -138,46 +142,46 @@ func (c *checker) clientCredential(r *config.Resource, field string, settings *n
 	default:
 		return
 	}
-	c.find(config.UnknownCredential, r, field+".credentialName", name, message+": calls are answered with 503",
+	c.reportWarning(config.UnknownCredential, r, field+".credentialName", name, message+": calls are answered with 503",
 		"add a Secret with tls.crt, tls.key and ca.crt, as far as the mode needs them, to the namespace of the callers")
 }
 
-// anySecret says whether any namespace has a Secret with a certificate, or with authorities, for a name.
+// anySecret reports whether any namespace has a Secret with a certificate, or with CA certificates, for a name.
 func (c *checker) anySecret(name string, authorities bool) bool {
 	candidates := c.s.secrets.byName[name]
 	if authorities {
-		candidates = slices.Concat(candidates, c.s.secrets.byName[strings.TrimSuffix(name, authoritySuffix)], c.s.secrets.byName[name+authoritySuffix])
+		candidates = slices.Concat(candidates, c.s.secrets.byName[strings.TrimSuffix(name, caSuffix)], c.s.secrets.byName[name+caSuffix])
 	}
 	return slices.ContainsFunc(candidates, func(s *config.SecretSpec) bool {
 		return authorities && len(s.Authorities) > 0 || !authorities && len(s.Certificate) > 0
 	})
 }
 
-func (c *checker) serverCredential(r *config.Resource, field, name, part string) {
+func (c *checker) checkServerCredential(r *config.Resource, field, name, part string) {
 	authorities := part == "authorities"
 	if c.anySecret(name, authorities) {
-		c.credentialElsewhere(r, field, name, authorities)
+		c.checkCredentialNamespace(r, field, name, authorities)
 		return
 	}
 	message, remedy := "there is no Secret of this name with a certificate: the server is not served", "add a Secret with tls.crt and tls.key to the namespace of the workload that serves it"
 	if authorities {
-		message, remedy = "no Secret has the certificates of those who sign the clients': the server is not served", "add ca.crt to the Secret, or a Secret "+name+authoritySuffix
+		message, remedy = "no Secret has the certificates of those who sign the clients': the server is not served", "add ca.crt to the Secret, or a Secret "+name+caSuffix
 	}
-	c.find(config.UnknownCredential, r, field, name, message, remedy)
+	c.reportWarning(config.UnknownCredential, r, field, name, message, remedy)
 }
 
-// credentialElsewhere warns where the Secret is in none of the namespaces of the workloads that are known to serve it.
-func (c *checker) credentialElsewhere(r *config.Resource, field, name string, authorities bool) {
+// checkCredentialNamespace reports a Secret that is not in any namespace of the server's known workloads.
+func (c *checker) checkCredentialNamespace(r *config.Resource, field, name string, authorities bool) {
 	has := func(namespace string) bool {
 		if authorities {
-			return c.s.Authorities(namespace, strings.TrimSuffix(name, authoritySuffix)) != nil || c.s.Authorities(namespace, name) != nil
+			return c.s.CACertificates(namespace, strings.TrimSuffix(name, caSuffix)) != nil || c.s.CACertificates(namespace, name) != nil
 		}
 		return c.s.Certificate(namespace, name) != nil
 	}
-	if len(c.at) == 0 || slices.ContainsFunc(c.at, has) {
+	if len(c.selectedNamespaces) == 0 || slices.ContainsFunc(c.selectedNamespaces, has) {
 		return
 	}
-	where := strings.Join(c.at, ", ")
-	c.find(config.UnknownCredential, r, field, name, "the Secret is not in the namespace of the workload that serves it, which is "+where+": the server is not served",
+	where := strings.Join(c.selectedNamespaces, ", ")
+	c.reportWarning(config.UnknownCredential, r, field, name, "the Secret is not in the namespace of the workload that serves it, which is "+where+": the server is not served",
 		"put the Secret into the namespace "+where)
 }

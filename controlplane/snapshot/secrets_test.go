@@ -14,8 +14,8 @@ import (
 	"github.com/pilotfish-mesh/pilotfish/controlplane/config"
 )
 
-// secretOf is a Secret with a certificate that is good between two times.
-func secretOf(t *testing.T, namespace string, from, to time.Time) *config.Resource {
+// newSecret returns a Secret with a certificate that is valid between two times.
+func newSecret(t *testing.T, namespace string, from, to time.Time) *config.Resource {
 	t.Helper()
 	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
 	if err != nil {
@@ -32,7 +32,7 @@ func secretOf(t *testing.T, namespace string, from, to time.Time) *config.Resour
 	}
 }
 
-func TestCertificatesThatNobodyTakesOrFindsAreTold(t *testing.T) {
+func TestInvalidAndMissingCertificatesAreReported(t *testing.T) {
 	const hour = time.Hour
 	now := time.Now()
 	gateway := traffic("Gateway", "tls", "{selector: {istio: edge}, servers: [{port: {number: 443, name: https, protocol: HTTPS}, hosts: [a.example], tls: {mode: SIMPLE, credentialName: edge}}]}")
@@ -49,7 +49,7 @@ func TestCertificatesThatNobodyTakesOrFindsAreTold(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			m := newTestMesh(t, nil, gateway, proxy)
-			secret := secretOf(t, test.namespace, test.from, test.to)
+			secret := newSecret(t, test.namespace, test.from, test.to)
 			m.store.Put(secret)
 			m.rebuild([]config.Key{secret.Key})
 			got := problems(m)

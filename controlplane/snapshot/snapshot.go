@@ -1,5 +1,5 @@
-// Package snapshot is the mesh at one moment, immutable and indexed: who sees which services, which routing rules,
-// policies and gateways apply to whom. A new snapshot is built from the previous one and shares all that did not change.
+// Package snapshot is an immutable, indexed state of the mesh: which services a proxy sees, and which routing rules,
+// policies and gateways apply to it. A new snapshot is built from the previous one and shares all unchanged parts.
 package snapshot
 
 import (
@@ -14,71 +14,78 @@ import (
 	"github.com/pilotfish-mesh/pilotfish/controlplane/registry"
 )
 
-// Inputs are what a snapshot is built from.
+// Inputs contains the inputs of Build.
 type Inputs struct {
-	// Store holds the resources that are in force.
+	// Store contains the resources in force.
 	Store config.Store
-	// Mesh is the mesh's configuration; what it leaves open gets Istio's defaults (see WithDefaults). A changed
-	// configuration has to be another pointer. Nil is all defaults.
+	// Mesh is the mesh configuration. Unset fields have Istio's defaults (see WithDefaults). A changed configuration
+	// must have another pointer. May be nil.
 	Mesh *meshconfig.MeshConfig
-	// Domain is the suffix of Kubernetes Services' names; "cluster.local" when empty.
+	// Domain is the suffix of Kubernetes Services' names; default "cluster.local".
 	Domain string
-	// Virtual is the network of addresses for services without one, if any (see registry.Options).
+	// Virtual is the network for the addresses of services without one (see registry.Options).
 	Virtual netip.Prefix
-	// Keys are those of token issuers that were fetched. A changed set has to be another pointer.
+	// Keys are the fetched keys of token issuers. A changed set must have another pointer.
 	Keys *KeySets
-	// KeysByProxy lets proxies fetch the keys of token issuers that are services of the mesh.
+	// KeysByProxy makes proxies fetch the keys of token issuers that are services of the mesh.
 	KeysByProxy bool
+	// GatewayAccounts limits which accounts may use the Secrets of Gateways. nil: all accounts in the Secret's
+	// namespace.
+	GatewayAccounts *GatewayAccounts
+	// Endpoints limits the endpoints that documents may name. A changed policy must have another pointer.
+	Endpoints *registry.EndpointPolicy
 }
 
-// Snapshot is the mesh at one moment. It is immutable and safe for concurrent use.
+// Snapshot is the state of the mesh at one point in time. It is immutable and safe for concurrent use.
 type Snapshot struct {
-	// Mesh is the mesh's configuration with its defaults filled in.
+	// Mesh is the mesh configuration with defaults.
 	Mesh *meshconfig.MeshConfig
 	// Domain is the suffix of Kubernetes Services' names.
 	Domain   string
 	Registry *registry.Registry
-	// Cache holds what was made of this snapshot and those before it.
+	// Cache contains resources that were built from this snapshot and earlier ones.
 	Cache *Cache
 	// KeysByProxy: proxies fetch the keys of token issuers that are services of the mesh.
 	KeysByProxy bool
-	// Own holds what was made of this snapshot alone.
-	Own *Cache
+	// OwnCache contains resources that were built only from this snapshot.
+	OwnCache *Cache
 
-	given     *meshconfig.MeshConfig // as it was in the inputs
+	given     *meshconfig.MeshConfig // the input, without defaults
 	resources map[config.Kind][]*config.Resource
-	world     *world
+	index     *meshIndex
 	peerAuth  *peerAuth
 	authz     *authz
-	// requestAuth and keys are which tokens are taken, and the keys of their issuers.
+	// requestAuth and keys specify the accepted tokens and their issuers' keys.
 	requestAuth  *requestAuth
 	keys         *KeySets
 	gateways     []Gateway
 	envoyFilters *envoyFilters
 	secrets      *secrets
-	telemetry    *levels[*telemetry.Telemetry]
-	plugins      map[string][]Plugin // by namespace
-	instances    map[*registry.Service]*Instances
-	selecting    map[string][]*registry.Service // services with a selector, by namespace
+	// gatewayAccounts is the input.
+	gatewayAccounts *GatewayAccounts
+	telemetry       *levels[*telemetry.Telemetry]
+	plugins         map[string][]Plugin // by namespace
+	instances       map[*registry.Service]*Instances
+	selecting       map[string][]*registry.Service // services with a selector, by namespace
 
 	notes   *notes
 	checked *check
-	memory  sync.Map // what others derived of this snapshot, by their keys
+	memos   sync.Map // derived values by key
 }
 
-// Memo gives what was derived of the snapshot under a key, and has it made if it was not. The key has to hold all that it
-// depends on beside the snapshot.
-func (s *Snapshot) Memo(key any, derive func() any) any { return memo(&s.memory, key, derive) }
+// Memo returns the cached value of a key, and derives it at the first call. The key must contain everything the value
+// depends on, except the snapshot.
+func (s *Snapshot) Memo(key any, derive func() any) any { return loadMemo(&s.memos, key, derive) }
 
-// indexed are the kinds that are read here; the others are the registry's.
+// indexed are the kinds that this package indexes; the registry reads the others.
 var indexed = []config.Kind{
 	config.VirtualService, config.DestinationRule, config.Gateway, config.Sidecar,
 	config.PeerAuthentication, config.AuthorizationPolicy, config.RequestAuthentication, config.EnvoyFilter,
 	config.ProxyConfig, config.Telemetry, config.WasmPlugin, config.Secret,
 }
 
-// Build makes the snapshot of what is in the inputs. changed names the resources that differ from what prev was built
-// of; only what depends on them is built anew. A nil prev, or a nil changed, builds everything.
+// Build returns the snapshot of the inputs. changed are the keys that differ from the inputs of prev; only parts that
+// depend on them are rebuilt. If prev or changed is nil, everything is built.
 func Build(prev *Snapshot, in Inputs, changed []config.Key) *Snapshot {
 	b := newBuild(prev, in, changed)
 	b.readResources()
@@ -90,23 +97,23 @@ func Build(prev *Snapshot, in Inputs, changed []config.Key) *Snapshot {
 	return b.next
 }
 
-// build is one build of a snapshot.
+// build is the state of one Build call.
 type build struct {
-	prev, next *Snapshot
-	in         Inputs
-	keys       []config.Key
-	touched    map[config.Kind]bool
-	all        bool
-	opts       registry.Options
+	prev, next   *Snapshot
+	in           Inputs
+	keys         []config.Key
+	changedKinds map[config.Kind]bool
+	all          bool
+	opts         registry.Options
 }
 
 func newBuild(prev *Snapshot, in Inputs, changed []config.Key) *build {
 	if in.Domain == "" {
 		in.Domain = "cluster.local"
 	}
-	b := &build{prev: prev, in: in, keys: changed, touched: map[config.Kind]bool{}}
+	b := &build{prev: prev, in: in, keys: changed, changedKinds: map[config.Kind]bool{}}
 	for _, k := range changed {
-		b.touched[k.Kind] = true
+		b.changedKinds[k.Kind] = true
 	}
 	if prev == nil {
 		b.prev = &Snapshot{Cache: newCache(), notes: &notes{byProxy: map[any]*proxyNotes{}}}
@@ -115,18 +122,22 @@ func newBuild(prev *Snapshot, in Inputs, changed []config.Key) *build {
 	if b.all {
 		b.keys = nil
 	}
-	b.next = &Snapshot{Domain: in.Domain, given: in.Mesh, Cache: b.prev.Cache, notes: b.prev.notes, Own: newCache(), Mesh: b.prev.Mesh, keys: in.Keys, KeysByProxy: in.KeysByProxy}
+	b.next = &Snapshot{Domain: in.Domain, given: in.Mesh, Cache: b.prev.Cache, notes: b.prev.notes, OwnCache: newCache(), Mesh: b.prev.Mesh, keys: in.Keys, KeysByProxy: in.KeysByProxy, gatewayAccounts: in.GatewayAccounts}
 	if b.next.Mesh == nil || b.prev.given != in.Mesh {
 		b.next.Mesh = WithDefaults(in.Mesh)
 	}
-	b.opts = registry.Options{Domain: in.Domain, MeshTrustDomain: b.next.Mesh.GetTrustDomain(), Virtual: in.Virtual}
+	proxies := b.next.Mesh.GetDefaultConfig()
+	b.opts = registry.Options{
+		Domain: in.Domain, MeshTrustDomain: b.next.Mesh.GetTrustDomain(), Virtual: in.Virtual,
+		Endpoints: in.Endpoints, AdminPort: uint32(proxies.GetProxyAdminPort()), StatusPort: uint32(proxies.GetStatusPort()),
+	}
 	return b
 }
 
-// changes says whether anything of these kinds may differ.
-func (b *build) changes(kinds ...config.Kind) bool {
+// mayDiffer reports whether resources of these kinds may differ.
+func (b *build) mayDiffer(kinds ...config.Kind) bool {
 	for _, k := range kinds {
-		if b.touched[k] {
+		if b.changedKinds[k] {
 			return true
 		}
 	}
@@ -136,7 +147,7 @@ func (b *build) changes(kinds ...config.Kind) bool {
 func (b *build) readResources() {
 	b.next.resources = make(map[config.Kind][]*config.Resource, len(indexed))
 	for _, kind := range indexed {
-		if b.changes(kind) {
+		if b.mayDiffer(kind) {
 			b.next.resources[kind] = b.in.Store.List(kind)
 		} else {
 			b.next.resources[kind] = b.prev.resources[kind]
@@ -146,7 +157,7 @@ func (b *build) readResources() {
 
 func (b *build) buildRegistry() {
 	b.next.Registry = b.prev.Registry
-	if b.changes(config.Service, config.ServiceEntry, config.WorkloadEntry) {
+	if b.mayDiffer(config.Service, config.ServiceEntry, config.WorkloadEntry) {
 		b.next.Registry = registry.Build(b.prev.Registry, b.in.Store, b.opts, b.keys)
 	}
 }
@@ -155,31 +166,31 @@ func (b *build) buildPolicies() {
 	root := b.next.Mesh.GetRootNamespace()
 	b.next.peerAuth, b.next.authz, b.next.gateways = b.prev.peerAuth, b.prev.authz, b.prev.gateways
 	b.next.requestAuth = b.prev.requestAuth
-	if b.changes(config.RequestAuthentication) {
+	if b.mayDiffer(config.RequestAuthentication) {
 		b.next.requestAuth = newRequestAuth(b.next.resources[config.RequestAuthentication], root)
 	}
-	if b.changes(config.PeerAuthentication) {
+	if b.mayDiffer(config.PeerAuthentication) {
 		b.next.peerAuth = newPeerAuth(b.next.resources[config.PeerAuthentication], root)
 	}
-	if b.changes(config.AuthorizationPolicy) {
+	if b.mayDiffer(config.AuthorizationPolicy) {
 		b.next.authz = newAuthz(b.next.resources[config.AuthorizationPolicy], root)
 	}
 	b.next.telemetry = b.prev.telemetry
 	b.next.plugins = b.prev.plugins
-	if b.changes(config.WasmPlugin) {
+	if b.mayDiffer(config.WasmPlugin) {
 		b.next.plugins = newPlugins(b.next.resources[config.WasmPlugin])
 	}
-	if b.changes(config.Telemetry) {
+	if b.mayDiffer(config.Telemetry) {
 		b.next.telemetry = newLevels[*telemetry.Telemetry](b.next.resources[config.Telemetry], root)
 	}
-	if b.changes(config.Gateway) {
+	if b.mayDiffer(config.Gateway) {
 		b.next.gateways = newGateways(b.next.resources[config.Gateway])
 	}
 	b.next.envoyFilters, b.next.secrets = b.prev.envoyFilters, b.prev.secrets
-	if b.changes(config.Secret) {
+	if b.mayDiffer(config.Secret) {
 		b.next.secrets = newSecrets(b.next.resources[config.Secret])
 	}
-	if b.changes(config.EnvoyFilter) {
+	if b.mayDiffer(config.EnvoyFilter) {
 		b.next.envoyFilters = newEnvoyFilters(b.prev.envoyFilters, b.next.resources[config.EnvoyFilter], root)
 	}
 }
@@ -203,50 +214,50 @@ func (b *build) buildInstances() {
 }
 
 func (b *build) buildWorld() {
-	old := b.prev.world
+	old := b.prev.index
 	services := b.next.Registry.Services
 	same := old != nil && b.next.Registry == b.prev.Registry || old != nil && equalPointers(old.services, services)
-	if same && !b.changes(config.VirtualService, config.DestinationRule, config.Sidecar) {
-		b.next.world, b.next.selecting = old, b.prev.selecting
+	if same && !b.mayDiffer(config.VirtualService, config.DestinationRule, config.Sidecar) {
+		b.next.index, b.next.selecting = old, b.prev.selecting
 		return
 	}
 	if old == nil {
-		old = &world{}
+		old = &meshIndex{}
 	}
-	w := &world{
+	w := &meshIndex{
 		mesh: b.next.Mesh, resolve: b.next.Registry.ResolveHostname, services: services, byHost: old.byHost,
 		virtualServices: old.virtualServices, destinationRules: old.destinationRules, sidecars: old.sidecars,
-		cache: b.next.Cache, scopes: map[scopeKey]*Scope{}, before: old.takeScopes(),
+		cache: b.next.Cache, scopes: map[scopeKey]*Scope{}, previousScopes: old.takeScopes(),
 	}
-	w.had = len(w.before)
-	b.next.world, b.next.selecting = w, b.prev.selecting
+	w.previousScopeCount = len(w.previousScopes)
+	b.next.index, b.next.selecting = w, b.prev.selecting
 	if !same {
 		w.byHost, b.next.selecting = indexServices(services)
 	}
 	b.buildRules(w, same)
-	w.naming = b.naming(old, w)
+	w.naming = b.reuseNameVersion(old, w)
 }
 
-// buildRules indexes the rules. Short names in them mean other hosts when services come and go.
-func (b *build) buildRules(w *world, sameServices bool) {
+// buildRules indexes the rules. Added or removed services can change how their short names resolve.
+func (b *build) buildRules(w *meshIndex, sameServices bool) {
 	mesh := b.next.Mesh
-	if !sameServices || b.changes(config.VirtualService) {
+	if !sameServices || b.mayDiffer(config.VirtualService) {
 		w.virtualServices = newVirtualServices(reusable(b, w.virtualServices), b.next.resources[config.VirtualService],
 			w.resolve, mesh.GetDefaultVirtualServiceExportTo(), sameServices)
 	}
-	if !sameServices || b.changes(config.DestinationRule) {
+	if !sameServices || b.mayDiffer(config.DestinationRule) {
 		w.destinationRules = newDestinationRules(reusable(b, w.destinationRules), b.next.resources[config.DestinationRule],
 			w.resolve, mesh.GetRootNamespace(), mesh.GetDefaultDestinationRuleExportTo(), sameServices)
 	}
-	if b.changes(config.Sidecar) {
+	if b.mayDiffer(config.Sidecar) {
 		w.sidecars = map[string][]*config.Resource{}
-		for _, r := range oldestFirst(b.next.resources[config.Sidecar]) {
+		for _, r := range sortByAge(b.next.resources[config.Sidecar]) {
 			w.sidecars[r.Namespace] = append(w.sidecars[r.Namespace], r)
 		}
 	}
 }
 
-// reusable gives the previous index, unless the settings that it was made with may have changed.
+// reusable returns the previous index, or nil if the settings on which it depends may have changed.
 func reusable[T any](b *build, index *T) *T {
 	if b.prev.given != b.in.Mesh || b.prev.Domain != b.in.Domain {
 		return nil
@@ -254,14 +265,14 @@ func reusable[T any](b *build, index *T) *T {
 	return index
 }
 
-// takeScopes copies the scopes that were made so far: the next world takes over those that stay equal.
-func (w *world) takeScopes() map[scopeKey]*Scope {
+// takeScopes returns a copy of the scopes for the next index, which reuses equal ones.
+func (w *meshIndex) takeScopes() map[scopeKey]*Scope {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	out := make(map[scopeKey]*Scope, len(w.scopes))
-	// Scopes that nobody asked for in this world are kept for the next, within reason: their proxies may be idle or gone.
-	if len(w.before) <= 2*len(w.scopes)+64 {
-		maps.Copy(out, w.before)
+	// Retain a limited number of scopes that were not used in this index: their proxies may be idle.
+	if len(w.previousScopes) <= 2*len(w.scopes)+64 {
+		maps.Copy(out, w.previousScopes)
 	}
 	maps.Copy(out, w.scopes)
 	return out
@@ -278,10 +289,10 @@ func indexServices(services []*registry.Service) (byHost, selecting map[string][
 	return byHost, selecting
 }
 
-// Instances are where a service of this snapshot's registry is served.
+// Instances returns the instances of a service of this snapshot's registry.
 func (s *Snapshot) Instances(svc *registry.Service) *Instances { return s.instances[svc] }
 
-// LocalServices are the services that select a workload with these labels, by hostname.
+// LocalServices returns the services that select a workload, sorted by hostname.
 func (s *Snapshot) LocalServices(namespace string, labels map[string]string) []*registry.Service {
 	var out []*registry.Service
 	for _, svc := range s.selecting[namespace] {

@@ -9,8 +9,8 @@ import (
 	"github.com/pilotfish-mesh/pilotfish/controlplane/xds"
 )
 
-// TestOnlyWhatChangedIsBuiltAnew: what a change does not touch is the very same object in the next snapshot.
-func TestOnlyWhatChangedIsBuiltAnew(t *testing.T) {
+// TestUnchangedPartsAreShared: unchanged parts are the same objects in the next snapshot.
+func TestUnchangedPartsAreShared(t *testing.T) {
 	m := newTestMesh(t, nil, service("a", "one"), service("b", "one"), workload("a-1", "one", "a", "127.0.0.1"), workload("b-1", "one", "b", "127.0.0.2"), `
 apiVersion: networking.istio.io/v1
 kind: VirtualService
@@ -40,7 +40,7 @@ spec: {host: b, subsets: [{name: v1}]}
 	if m.Scope("one", nil) != one || m.Scope("two", nil) != two {
 		t.Error("an endpoint more is a new scope")
 	}
-	if m.peerAuth != before.peerAuth || m.authz != before.authz || m.world != before.world {
+	if m.peerAuth != before.peerAuth || m.authz != before.authz || m.index != before.index {
 		t.Error("an endpoint more built indexes anew that do not depend on it")
 	}
 
@@ -64,7 +64,7 @@ spec: {hosts: [a], exportTo: ["."], http: [{timeout: 1s, route: [{destination: {
 	}
 }
 
-func TestSnapshotIsTheSameWhetherBuiltAtOnceOrStepByStep(t *testing.T) {
+func TestIncrementalSnapshotEqualsFullBuild(t *testing.T) {
 	documents := []string{
 		service("a", "one"), service("b", "two"), workload("a-1", "one", "a", "127.0.0.1"), `
 apiVersion: networking.istio.io/v1
@@ -80,7 +80,7 @@ spec: {mtls: {mode: DISABLE}}
 	whole := newTestMesh(t, nil, documents...)
 	steps := newTestMesh(t, nil)
 	for _, d := range documents {
-		steps.Scope("one", nil) // as a connected proxy would
+		steps.Scope("one", nil) // like a connected proxy
 		steps.apply(d)
 	}
 	for _, m := range []*testMesh{whole, steps} {
@@ -105,7 +105,7 @@ func TestChangeOfMeshConfigurationIsFull(t *testing.T) {
 	}
 }
 
-func TestDiffTellsEndpointsFromClustersFromServices(t *testing.T) {
+func TestDiffDistinguishesEndpointsClustersAndServices(t *testing.T) {
 	m := newTestMesh(t, nil, service("a", "one"), workload("a-1", "one", "a", "127.0.0.1"))
 	c := m.apply(workload("a-2", "one", "a", "127.0.0.2"))
 	if len(c.Endpoints) != 1 || len(c.Clusters) != 0 || len(c.Services) != 0 {
@@ -137,9 +137,9 @@ spec: {mtls: {mode: DISABLE}}
 	}
 }
 
-// TestStoreAheadOfItsNotificationsIsNotMissed: the snapshot for one resource is built while another goes; the notification
-// of that comes later, when the snapshots no longer differ in it.
-func TestStoreAheadOfItsNotificationsIsNotMissed(t *testing.T) {
+// TestChangeBeforeNotificationIsNotMissed: a resource is removed while a snapshot for another one is built. Its
+// notification arrives later, when the snapshots no longer differ in it.
+func TestChangeBeforeNotificationIsNotMissed(t *testing.T) {
 	gateway := func(name string) string {
 		return `
 apiVersion: networking.istio.io/v1
@@ -179,7 +179,7 @@ spec: {selector: {istio: g}, servers: [{port: {number: 80, name: http, protocol:
 	}
 }
 
-func TestFactsSayWhoMayServeAndWhetherAllHaveSidecars(t *testing.T) {
+func TestFactsContainIdentitiesAndAllMTLS(t *testing.T) {
 	m := newTestMesh(t, nil, service("a", "one"), `
 apiVersion: networking.istio.io/v1
 kind: ServiceEntry
@@ -217,26 +217,27 @@ spec: {address: 127.0.0.3, serviceAccount: gate, labels: {app: gate, security.is
 	}
 }
 
-func TestCacheForgetsWhatNobodyAsksForAndKeepsTheRest(t *testing.T) {
+func TestCacheEvictsOnlyUnusedEntries(t *testing.T) {
 	c := newCache()
 	made := 0
 	get := func(key int) { _, _ = c.Get(key, func() (*xds.Resource, error) { made++; return nil, nil }) }
-	for i := range 10 * leastLimit {
-		get(-1) // in use all the time
+	for i := range 10 * minCacheLimit {
+		get(-1) // used continuously
 		get(i)
 	}
-	if made != 10*leastLimit+1 {
-		t.Errorf("the entry in use was made %d times", made-10*leastLimit)
+	if made != 10*minCacheLimit+1 {
+		t.Errorf("the entry in use was made %d times", made-10*minCacheLimit)
 	}
-	if n := c.Len(); n > leastLimit {
+	if n := c.Len(); n > minCacheLimit {
 		t.Errorf("%d entries are kept, of which one is in use", n)
 	}
 }
 
-// TestCacheHoldsWhatAMeshHasUseFor, though nobody asks for it for long: when all proxies come back, nothing is made anew.
-func TestCacheHoldsWhatAMeshHasUseFor(t *testing.T) {
+// TestCacheLimitFollowsExpectedEntries: entries remain cached while they are unused, so that nothing is rebuilt when
+// all proxies reconnect.
+func TestCacheLimitFollowsExpectedEntries(t *testing.T) {
 	c := newCache()
-	c.expect(20_000)
+	c.setExpected(20_000)
 	made := 0
 	for range 3 {
 		for i := range 20_000 {

@@ -11,7 +11,7 @@ import (
 // ExtensionProvider is an entry of MeshConfig's extensionProviders.
 type ExtensionProvider = meshconfig.MeshConfig_ExtensionProvider
 
-// The providers that are there without being configured.
+// Built-in providers.
 const (
 	prometheusProvider = "prometheus"
 	envoyProvider      = "envoy"
@@ -20,32 +20,32 @@ const (
 // MeshLog is the name of the access log that MeshConfig's accessLogFile describes.
 const MeshLog = ""
 
-// Direction is which way traffic passes a workload.
+// Direction is the direction of a workload's traffic.
 type Direction = telemetry.WorkloadMode
 
-// The directions. A gateway's traffic is a client's.
+// The directions. A gateway's traffic has the direction of a client.
 const (
 	AsClient = telemetry.WorkloadMode_CLIENT
 	AsServer = telemetry.WorkloadMode_SERVER
 )
 
-// Telemetry is what is told of a workload's traffic: the documents in force for it, the widest first.
+// Telemetry contains the telemetry settings of a workload: its documents, from mesh to workload.
 type Telemetry struct {
 	mesh  *meshconfig.MeshConfig
 	specs []*telemetry.Telemetry
 }
 
-// Telemetry gives what is told of the traffic of a workload with these labels.
+// Telemetry returns the telemetry settings of a workload.
 func (s *Snapshot) Telemetry(namespace string, labels map[string]string) Telemetry {
 	t := Telemetry{mesh: s.Mesh}
-	for _, d := range s.telemetry.of(namespace, labels) {
+	for _, d := range s.telemetry.forWorkload(namespace, labels) {
 		t.specs = append(t.specs, d.spec)
 	}
 	return t
 }
 
-// Provider finds a provider by its name; nil when there is none. Two exist in every mesh, unless it has others of their
-// names: "prometheus", and "envoy", which writes access logs to the standard output.
+// Provider returns the provider with a name, or nil. Two are built in, unless the mesh configures these names:
+// "prometheus", and "envoy", which writes access logs to standard output.
 func (t Telemetry) Provider(name string) *ExtensionProvider { return telemetryProvider(t.mesh, name) }
 
 func telemetryProvider(mesh *meshconfig.MeshConfig, name string) *ExtensionProvider {
@@ -65,7 +65,7 @@ func telemetryProvider(mesh *meshconfig.MeshConfig, name string) *ExtensionProvi
 	return nil
 }
 
-func concerns(mode, direction Direction) bool {
+func appliesTo(mode, direction Direction) bool {
 	return mode == telemetry.WorkloadMode_CLIENT_AND_SERVER || mode == direction
 }
 
@@ -77,16 +77,16 @@ func providerNames(refs []*telemetry.ProviderRef) []string {
 	return out
 }
 
-// AccessLog is one log that is written.
+// AccessLog is one access log.
 type AccessLog struct {
 	// Provider is the provider's name; MeshLog for MeshConfig's own.
 	Provider string
-	// Filter is a CEL expression of what is logged; empty for everything.
+	// Filter is a CEL expression that selects requests; empty: all.
 	Filter string
 }
 
-// AccessLogs are the logs of the traffic of one direction, by provider. A level that names providers replaces those of
-// the levels above it.
+// AccessLogs returns the access logs of one direction, sorted by provider. A level that names providers replaces those
+// of the previous levels.
 func (t Telemetry) AccessLogs(direction Direction) []AccessLog {
 	parent := t.mesh.GetDefaultProviders().GetAccessLogging()
 	if len(parent) == 0 && t.mesh.GetAccessLogFile() != "" {
@@ -102,7 +102,7 @@ func (t Telemetry) AccessLogs(direction Direction) []AccessLog {
 	for _, spec := range t.specs {
 		named := false
 		for _, rule := range spec.GetAccessLogging() {
-			if !concerns(rule.GetMatch().GetMode(), direction) {
+			if !appliesTo(rule.GetMatch().GetMode(), direction) {
 				continue
 			}
 			names := providerNames(rule.GetProviders())
@@ -131,31 +131,32 @@ func (t Telemetry) AccessLogs(direction Direction) []AccessLog {
 	return out
 }
 
-// Tracing is how the requests of one direction are traced.
+// Tracing contains the tracing settings of one direction.
 type Tracing struct {
-	// Provider is where spans go; nil leaves it to the proxy's bootstrap.
+	// Provider receives the spans; nil: the tracer in the proxy's bootstrap.
 	Provider *ExtensionProvider
-	// Sampling is the percentage of traces begun here; nil when nothing says.
+	// Sampling is the percentage of sampled traces; nil if not set.
 	Sampling *float64
-	// Silent: no spans are reported.
-	Silent bool
-	Tags   map[string]*telemetry.Tracing_CustomTag
-	// UseRequestID: the request's id says whether it is sampled.
+	// SpansDisabled: no spans are reported.
+	SpansDisabled bool
+	Tags          map[string]*telemetry.Tracing_CustomTag
+	// UseRequestID: the sampling decision is taken from the request ID.
 	UseRequestID bool
-	// MeshTags: what the mesh knows of the workload is told too.
+	// MeshTags: spans have tags with the workload's mesh metadata.
 	MeshTags bool
-	// NoPropagation: the trace's context is not passed on.
+	// NoPropagation: the trace context is not propagated.
 	NoPropagation bool
 }
 
-// Tracing is how requests are traced; nil for not at all. What a level leaves open is the level's above it.
+// Tracing returns the tracing settings, or nil if tracing is disabled. Unset fields are inherited from the previous
+// level.
 func (t Telemetry) Tracing(direction Direction) *Tracing {
 	out := &Tracing{UseRequestID: true, MeshTags: true}
 	names := t.mesh.GetDefaultProviders().GetTracing()
 	found := len(names) > 0 || t.mesh.GetEnableTracing()
 	for _, spec := range t.specs {
 		for _, rule := range spec.GetTracing() {
-			if !concerns(rule.GetMatch().GetMode(), direction) {
+			if !appliesTo(rule.GetMatch().GetMode(), direction) {
 				continue
 			}
 			found = true
@@ -182,7 +183,7 @@ func (t *Tracing) merge(rule *telemetry.Tracing) {
 		*t.Sampling = p.GetValue()
 	}
 	if b := rule.GetDisableSpanReporting(); b != nil {
-		t.Silent = b.GetValue()
+		t.SpansDisabled = b.GetValue()
 	}
 	if len(rule.GetCustomTags()) > 0 {
 		t.Tags = rule.GetCustomTags()
@@ -198,17 +199,17 @@ func (t *Tracing) merge(rule *telemetry.Tracing) {
 	}
 }
 
-// Metric is one of the mesh's standard metrics.
+// Metric is a standard metric of the mesh.
 type Metric = telemetry.MetricSelector_IstioMetric
 
-// MetricChange is what documents change of one metric.
+// MetricChange contains the changes of one metric.
 type MetricChange struct {
 	Disabled bool
-	// Tags are those that are changed, by name: a CEL expression, or "" for one that is taken away.
+	// Tags are the changed tags by name: a CEL expression, or "" for a removed tag.
 	Tags map[string]string
 }
 
-// Metrics are the changes to the standard metrics of one direction; none when nothing is measured.
+// Metrics returns the changes of the standard metrics of one direction. measured is false if metrics are disabled.
 func (t Telemetry) Metrics(direction Direction) (changes map[Metric]MetricChange, measured bool) {
 	parent := t.mesh.GetDefaultProviders().GetMetrics()
 	if len(parent) == 0 {
@@ -229,8 +230,8 @@ func (t Telemetry) Metrics(direction Direction) (changes map[Metric]MetricChange
 				continue
 			}
 			for _, o := range rule.GetOverrides() {
-				if concerns(o.GetMatch().GetMode(), direction) {
-					override(changes, o)
+				if appliesTo(o.GetMatch().GetMode(), direction) {
+					applyOverride(changes, o)
 				}
 			}
 		}
@@ -245,7 +246,7 @@ func (t Telemetry) prometheus(names []string) bool {
 	return slices.ContainsFunc(names, func(name string) bool { return t.Provider(name).GetPrometheus() != nil })
 }
 
-func override(changes map[Metric]MetricChange, o *telemetry.MetricsOverrides) {
+func applyOverride(changes map[Metric]MetricChange, o *telemetry.MetricsOverrides) {
 	if o.GetMatch().GetCustomMetric() != "" {
 		return
 	}
@@ -275,8 +276,8 @@ func override(changes map[Metric]MetricChange, o *telemetry.MetricsOverrides) {
 	}
 }
 
-// CollectorService is the service and port that a provider sends logs or spans to; "" when it is of another sort. The
-// service is a host, or namespace/host.
+// CollectorService returns the service and port of a provider of logs or spans; "" for other providers. The service is
+// "host" or "namespace/host".
 func CollectorService(p *ExtensionProvider) (service string, port uint32) {
 	switch p := p.GetProvider().(type) {
 	case *meshconfig.MeshConfig_ExtensionProvider_Zipkin:

@@ -10,25 +10,25 @@ import (
 	"github.com/pilotfish-mesh/pilotfish/controlplane/config"
 )
 
-// MeshGateway is the name by which a VirtualService means all sidecars.
+// MeshGateway is the gateway name for all sidecars in a VirtualService.
 const MeshGateway = "mesh"
 
-// VirtualService is one VirtualService with its names resolved. Immutable.
+// VirtualService is a VirtualService with resolved names. Immutable.
 type VirtualService struct {
 	*config.Resource
-	// Spec is what the document says, with the routes of its delegates in their places.
+	// Spec is the document with its delegates' routes.
 	Spec *networking.VirtualService
-	// Hosts are its hosts as full names, in their order.
+	// Hosts are the full names of its hosts, in document order.
 	Hosts []string
-	// Gateways are the gateways it is for: "mesh", or "namespace/name".
+	// Gateways are the gateways to which it is bound: "mesh", or "namespace/name".
 	Gateways []string
 	exportTo []string
-	// from are the delegates whose routes are among its own.
+	// from are the delegates whose routes it contains.
 	from []*config.Resource
 }
 
-// For says whether the rules are for a gateway ("mesh" for sidecars).
-func (v *VirtualService) For(gateway string) bool {
+// IsForGateway reports whether the rule is bound to a gateway ("mesh" for sidecars).
+func (v *VirtualService) IsForGateway(gateway string) bool {
 	for _, g := range v.Gateways {
 		if g == gateway {
 			return true
@@ -37,13 +37,13 @@ func (v *VirtualService) For(gateway string) bool {
 	return false
 }
 
-// VisibleTo says whether a proxy of the namespace may see it.
+// VisibleTo reports whether the rule is exported to the namespace.
 func (v *VirtualService) VisibleTo(namespace string) bool {
 	return exportedTo(v.exportTo, v.Namespace, namespace)
 }
 
-// AsksNamespace says whether any of its HTTP routes is for callers of some namespace only.
-func (v *VirtualService) AsksNamespace() bool {
+// MatchesSourceNamespace reports whether any of its HTTP routes matches a source namespace.
+func (v *VirtualService) MatchesSourceNamespace() bool {
 	if v == nil {
 		return false
 	}
@@ -52,7 +52,7 @@ func (v *VirtualService) AsksNamespace() bool {
 	})
 }
 
-// RuleVisibleTo says whether a proxy of the namespace may see a VirtualService or DestinationRule, present or past.
+// RuleVisibleTo reports whether a current or removed VirtualService or DestinationRule is exported to the namespace.
 func (s *Snapshot) RuleVisibleTo(r *config.Resource, namespace string) bool {
 	var exportTo, otherwise []string
 	switch spec := r.Spec.(type) {
@@ -67,7 +67,7 @@ func (s *Snapshot) RuleVisibleTo(r *config.Resource, namespace string) bool {
 	return exportedTo(exportTo, r.Namespace, namespace)
 }
 
-// GatewayName gives the full name ("namespace/name") of a gateway as a document of the namespace writes it.
+// GatewayName returns the full name ("namespace/name") of a gateway in a document of the namespace.
 func GatewayName(written, namespace string) string {
 	if written == MeshGateway || strings.Contains(written, "/") {
 		return written
@@ -75,11 +75,11 @@ func GatewayName(written, namespace string) string {
 	return namespace + "/" + written
 }
 
-// resolver gives the full name of a host as a document of the namespace writes it.
+// resolver returns the full name of a host in a document of the namespace.
 type resolver func(host, namespace string) string
 
-func newVirtualService(r *config.Resource, others *delegates, resolve resolver, defaultExportTo []string) *VirtualService {
-	spec, from := others.expand(r)
+func newVirtualService(r *config.Resource, delegates *delegates, resolve resolver, defaultExportTo []string) *VirtualService {
+	spec, from := delegates.expand(r)
 	v := &VirtualService{Resource: r, Spec: spec, exportTo: spec.GetExportTo(), from: from}
 	if len(v.exportTo) == 0 {
 		v.exportTo = defaultExportTo
@@ -96,31 +96,31 @@ func newVirtualService(r *config.Resource, others *delegates, resolve resolver, 
 	return v
 }
 
-// virtualServices is all VirtualServices, the oldest first.
+// virtualServices contains all VirtualServices, oldest first.
 type virtualServices struct {
-	others    *delegates
+	delegates *delegates
 	all       []*VirtualService
 	byGateway map[string][]*VirtualService
 }
 
-// newVirtualServices indexes VirtualServices. sameNames says that what a name in them means is as it was for prev, which may be
-// nil.
+// newVirtualServices indexes VirtualServices. prev may be nil. sameNames reports whether names in documents resolve as
+// they did for prev.
 func newVirtualServices(prev *virtualServices, resources []*config.Resource, resolve resolver, exportTo []string, sameNames bool) *virtualServices {
-	former := formerRules{}
+	former := formerRuleFinder{}
 	if prev != nil {
 		former.all = prev.all
 	}
 	index := &virtualServices{byGateway: map[string][]*VirtualService{}}
-	others := newDelegates(resources, resolve, exportTo)
-	index.others = others
-	for _, r := range oldestFirst(resources) {
+	delegates := newDelegates(resources, resolve, exportTo)
+	index.delegates = delegates
+	for _, r := range sortByAge(resources) {
 		if len(r.Spec.(*networking.VirtualService).GetHosts()) == 0 {
 			continue // a delegate
 		}
-		v := former.of(r)
-		if v == nil || !sameNames || v.delegates() {
-			read := newVirtualService(r, others, resolve, exportTo)
-			if v == nil || !v.same(read) {
+		v := former.findFormer(r)
+		if v == nil || !sameNames || v.hasDelegates() {
+			read := newVirtualService(r, delegates, resolve, exportTo)
+			if v == nil || !v.equal(read) {
 				v = read
 			}
 		}
@@ -132,44 +132,44 @@ func newVirtualServices(prev *virtualServices, resources []*config.Resource, res
 	return index
 }
 
-// formerRules finds the readings of before for documents that come in their order.
-type formerRules struct {
+// formerRuleFinder finds previous VirtualServices for documents in sort order.
+type formerRuleFinder struct {
 	all  []*VirtualService
 	next int
 }
 
-// of gives the reading of before; nil where the document is another one, or new.
-func (f *formerRules) of(r *config.Resource) *VirtualService {
+// findFormer returns the previous VirtualService of the same document, or nil if the document is new or changed.
+func (f *formerRuleFinder) findFormer(r *config.Resource) *VirtualService {
 	for f.next < len(f.all) {
 		v := f.all[f.next]
 		if v.Resource == r {
 			f.next++
 			return v
 		}
-		if older(r, v.Resource) {
+		if isOlder(r, v.Resource) {
 			break
 		}
-		f.next++ // it is gone, or is r as it was
+		f.next++ // it was removed, or is the old version of r
 	}
 	return nil
 }
 
-// delegates says whether the rule is in part what others say.
-func (v *VirtualService) delegates() bool {
+// hasDelegates reports whether the rule delegates routes.
+func (v *VirtualService) hasDelegates() bool {
 	return slices.ContainsFunc(v.Resource.Spec.(*networking.VirtualService).GetHttp(), func(r *networking.HTTPRoute) bool { return r.GetDelegate() != nil })
 }
 
-// same says whether two readings of one document are alike. In what delegates say names of hosts are full, and what a short one
-// means depends on which services there are.
-func (v *VirtualService) same(o *VirtualService) bool {
+// equal reports whether two versions of the same document are equal. In delegates' routes host names are resolved, and
+// the resolution of short names depends on the existing services.
+func (v *VirtualService) equal(o *VirtualService) bool {
 	return slices.Equal(v.Hosts, o.Hosts) && equalPointers(v.from, o.from) && (len(v.from) == 0 || proto.Equal(v.Spec, o.Spec))
 }
 
-// VirtualServicesForGateway are the VirtualServices for a gateway ("namespace/name") that a proxy of the namespace may
-// see, the oldest first.
+// VirtualServicesForGateway returns the VirtualServices of a gateway ("namespace/name") that are exported to the
+// namespace, oldest first.
 func (s *Snapshot) VirtualServicesForGateway(gateway, namespace string) []*VirtualService {
 	var out []*VirtualService
-	for _, v := range s.world.virtualServices.byGateway[gateway] {
+	for _, v := range s.index.virtualServices.byGateway[gateway] {
 		if v.VisibleTo(namespace) {
 			out = append(out, v)
 		}

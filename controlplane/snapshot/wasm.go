@@ -10,14 +10,14 @@ import (
 	"github.com/pilotfish-mesh/pilotfish/controlplane/config"
 )
 
-// Plugin is one WasmPlugin.
+// Plugin is a WasmPlugin.
 type Plugin struct {
 	*config.Resource
 	Spec *extensions.WasmPlugin
 }
 
-// Registries is the Secret with which the module is pulled; nil when the plugin names none, or one that there is not.
-func (s *Snapshot) Registries(p Plugin) *config.SecretSpec {
+// PullSecret returns the Secret for pulling the module, or nil if the plugin names none or it does not exist.
+func (s *Snapshot) PullSecret(p Plugin) *config.SecretSpec {
 	name := p.Spec.GetImagePullSecret()
 	if name == "" {
 		return nil
@@ -29,24 +29,24 @@ func (s *Snapshot) Registries(p Plugin) *config.SecretSpec {
 	return secret
 }
 
-// pullSecrets warns of those that are nowhere.
-func (c *checker) pullSecrets() {
+// checkPullSecrets reports missing Secrets of plugins.
+func (c *checker) checkPullSecrets() {
 	for _, namespace := range slices.Sorted(maps.Keys(c.s.plugins)) {
 		for _, p := range c.s.plugins[namespace] {
-			if name := p.Spec.GetImagePullSecret(); name != "" && c.s.Registries(p) == nil {
-				c.find(config.UnknownCredential, p.Resource, "spec.imagePullSecret", name,
-					"there is no Secret of this name with .dockerconfigjson in the plugin's namespace: the module is asked for without credentials",
+			if name := p.Spec.GetImagePullSecret(); name != "" && c.s.PullSecret(p) == nil {
+				c.reportWarning(config.UnknownCredential, p.Resource, "spec.imagePullSecret", name,
+					"there is no Secret of this name with .dockerconfigjson in the plugin's namespace: the module is requested without credentials",
 					"add a Secret of type kubernetes.io/dockerconfigjson to the namespace "+p.Namespace)
 			}
 		}
 	}
 }
 
-// newPlugins are all WasmPlugins by namespace, in the order in which requests pass them: those of higher priority first,
-// and of one priority the older ones.
+// newPlugins returns all WasmPlugins by namespace in the order of request processing: higher priority first, then older
+// first.
 func newPlugins(resources []*config.Resource) map[string][]Plugin {
 	out := map[string][]Plugin{}
-	for _, r := range oldestFirst(resources) {
+	for _, r := range sortByAge(resources) {
 		out[r.Namespace] = append(out[r.Namespace], Plugin{Resource: r, Spec: r.Spec.(*extensions.WasmPlugin)})
 	}
 	for _, list := range out {
@@ -59,8 +59,8 @@ func byPriority(a, b Plugin) int {
 	return cmp.Compare(b.Spec.GetPriority().GetValue(), a.Spec.GetPriority().GetValue())
 }
 
-// Plugins are the WasmPlugins for a workload with these labels: those of the root namespace and of its own, in the order in
-// which requests pass them.
+// Plugins returns the WasmPlugins of a workload, from the root namespace and its own, in the order of request
+// processing.
 func (s *Snapshot) Plugins(namespace string, labels map[string]string) []Plugin {
 	if len(s.plugins) == 0 {
 		return nil

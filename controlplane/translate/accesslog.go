@@ -12,8 +12,8 @@ import (
 	"github.com/pilotfish-mesh/pilotfish/controlplane/snapshot"
 )
 
-// accessLogs are the logs that are written of a chain's traffic.
-func (v view) accessLogs(c chain) []*accesslogv3.AccessLog {
+// accessLogs returns the access logs of a filter chain, without the loggers that produce metrics.
+func (v proxyView) accessLogs(c chain) []*accesslogv3.AccessLog {
 	var out []*accesslogv3.AccessLog
 	for _, l := range v.telemetry().AccessLogs(c.direction()) {
 		log := v.accessLog(c, l.Provider)
@@ -21,8 +21,8 @@ func (v view) accessLogs(c chain) []*accesslogv3.AccessLog {
 			continue
 		}
 		var filters []*accesslogv3.AccessLogFilter
-		if !c.requests && v.metrics(c.direction()).measured {
-			// For the metrics' sake connections are told of when they begin, too.
+		if !c.requests && v.metrics(c.direction()).enabled {
+			// Metrics enable a flush when a connection is established, so access logs are limited to its end.
 			filters = append(filters, logTypes(datav3.AccessLogType_TcpConnectionEnd))
 		}
 		if l.Filter != "" && config.CheckCEL(l.Filter) == nil {
@@ -37,8 +37,9 @@ func (v view) accessLogs(c chain) []*accesslogv3.AccessLog {
 	return out
 }
 
-// accessLog is the log of one provider; nil when it is none of logs, or leads nowhere.
-func (v view) accessLog(c chain, name string) *accesslogv3.AccessLog {
+// accessLog returns the access log of one provider. It returns nil if the provider has no access log for this traffic
+// or its service is unknown.
+func (v proxyView) accessLog(c chain, name string) *accesslogv3.AccessLog {
 	if name == snapshot.MeshLog {
 		return typedLog("envoy.access_loggers.file", &filev3.FileAccessLog{
 			Path:            v.s.Mesh.GetAccessLogFile(),
@@ -77,7 +78,7 @@ func expressionFilter(expression string) *accesslogv3.AccessLogFilter {
 	}}
 }
 
-// allOf is what passes all filters; nil for none.
+// allOf returns the conjunction of the filters, or nil if there are none.
 func allOf(filters []*accesslogv3.AccessLogFilter) *accesslogv3.AccessLogFilter {
 	switch len(filters) {
 	case 0:

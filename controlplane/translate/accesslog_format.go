@@ -12,14 +12,14 @@ import (
 	"github.com/pilotfish-mesh/pilotfish/controlplane/config"
 )
 
-// textLogFormat is Istio's.
+// textLogFormat is Istio's default text format.
 const textLogFormat = `[%START_TIME%] "%REQ(:METHOD)% %REQ(X-ENVOY-ORIGINAL-PATH?:PATH)% %PROTOCOL%" %RESPONSE_CODE% ` +
 	`%RESPONSE_FLAGS% %RESPONSE_CODE_DETAILS% %CONNECTION_TERMINATION_DETAILS% "%UPSTREAM_TRANSPORT_FAILURE_REASON%" ` +
 	`%BYTES_RECEIVED% %BYTES_SENT% %DURATION% %RESP(X-ENVOY-UPSTREAM-SERVICE-TIME)% "%REQ(X-FORWARDED-FOR)%" ` +
 	`"%REQ(USER-AGENT)%" "%REQ(X-REQUEST-ID)%" "%REQ(:AUTHORITY)%" "%UPSTREAM_HOST%" %UPSTREAM_CLUSTER_RAW% ` +
 	`%UPSTREAM_LOCAL_ADDRESS% %DOWNSTREAM_LOCAL_ADDRESS% %DOWNSTREAM_REMOTE_ADDRESS% %REQUESTED_SERVER_NAME% %ROUTE_NAME%` + "\n"
 
-// jsonLogFields is Istio's.
+// jsonLogFields are the fields of Istio's default JSON format.
 var jsonLogFields = map[string]string{
 	"start_time":                        "%START_TIME%",
 	"method":                            "%REQ(:METHOD)%",
@@ -59,7 +59,7 @@ func meshLogFormat(mesh *meshconfig.MeshConfig) *corev3.SubstitutionFormatString
 	return textFormat(logText(orElse(format, textLogFormat)))
 }
 
-// fileLog writes lines to a file.
+// fileLog returns an access log that is written to a file.
 func fileLog(p *meshconfig.MeshConfig_ExtensionProvider_EnvoyFileAccessLogProvider) *filev3.FileAccessLog {
 	format := textFormat(textLogFormat)
 	switch f := p.GetLogFormat().GetLogFormat().(type) {
@@ -89,7 +89,8 @@ func jsonFormat(fields *structpb.Struct) *corev3.SubstitutionFormatString {
 	return &corev3.SubstitutionFormatString{Format: &corev3.SubstitutionFormatString_JsonFormat{JsonFormat: fields}}
 }
 
-// logText is a format that proxies take: one with a command that they do not know stands for itself.
+// logText returns a format that Envoy accepts. If the format has an unknown command, all of its percent signs are
+// escaped.
 func logText(format string) string {
 	if config.CheckLogFormat(format) != nil {
 		return strings.ReplaceAll(format, "%", "%%")
@@ -97,7 +98,7 @@ func logText(format string) string {
 	return format
 }
 
-// formatStruct is a format of fields that proxies take.
+// formatStruct applies logText to all strings of a JSON format.
 func formatStruct(fields *structpb.Struct) *structpb.Struct {
 	out := &structpb.Struct{Fields: make(map[string]*structpb.Value, len(fields.GetFields()))}
 	for name, value := range fields.GetFields() {

@@ -15,12 +15,12 @@ import (
 	"github.com/pilotfish-mesh/pilotfish/controlplane/snapshot"
 )
 
-// bootstrapLogCluster is the log service of ProxyConfig, which is in the bootstrap.
+// bootstrapLogCluster is the cluster of the log service in ProxyConfig. The agent defines it in the bootstrap.
 const bootstrapLogCluster = "envoy_accesslog_service"
 
-// providerCluster is the cluster of the service that a provider names, as "[namespace/]host"; ok is false when the proxy
-// sees no such port of such a service.
-func (v view) providerCluster(service string, port uint32) (cluster, host string, ok bool) {
+// providerCluster returns the cluster of a provider's service, which is written "[namespace/]host". ok is false if the
+// service or its port is not visible to the proxy.
+func (v proxyView) providerCluster(service string, port uint32) (cluster, host string, ok bool) {
 	namespace, host, qualified := strings.Cut(service, "/")
 	if !qualified {
 		namespace, host = v.p.Namespace, service
@@ -54,8 +54,8 @@ func orElse(value, otherwise string) string {
 	return value
 }
 
-// requestService sends what is logged of requests to a service.
-func (v view) requestService(c chain, p *meshconfig.MeshConfig_ExtensionProvider_EnvoyHttpGrpcV3LogProvider) *accesslogv3.AccessLog {
+// requestService returns the gRPC access log for requests.
+func (v proxyView) requestService(c chain, p *meshconfig.MeshConfig_ExtensionProvider_EnvoyHttpGrpcV3LogProvider) *accesslogv3.AccessLog {
 	cluster, host, ok := v.providerCluster(p.GetService(), p.GetPort())
 	if !ok || !c.requests {
 		return nil
@@ -68,8 +68,8 @@ func (v view) requestService(c chain, p *meshconfig.MeshConfig_ExtensionProvider
 	})
 }
 
-// connectionService sends what is logged of connections to a service.
-func (v view) connectionService(c chain, p *meshconfig.MeshConfig_ExtensionProvider_EnvoyTcpGrpcV3LogProvider) *accesslogv3.AccessLog {
+// connectionService returns the gRPC access log for TCP connections.
+func (v proxyView) connectionService(c chain, p *meshconfig.MeshConfig_ExtensionProvider_EnvoyTcpGrpcV3LogProvider) *accesslogv3.AccessLog {
 	cluster, host, ok := v.providerCluster(p.GetService(), p.GetPort())
 	if !ok || c.requests {
 		return nil
@@ -79,8 +79,8 @@ func (v view) connectionService(c chain, p *meshconfig.MeshConfig_ExtensionProvi
 	})
 }
 
-// bootstrapLogService sends what is logged to the service that the proxy's bootstrap knows.
-func (v view) bootstrapLogService(c chain) *accesslogv3.AccessLog {
+// bootstrapLogService returns the gRPC access log that uses the log service of the bootstrap.
+func (v proxyView) bootstrapLogService(c chain) *accesslogv3.AccessLog {
 	if c.requests {
 		return typedLog("envoy.access_loggers.http_grpc", &grpclogv3.HttpGrpcAccessLogConfig{
 			CommonConfig: logService(bootstrapLogCluster, "", "http_envoy_accesslog", nil),
@@ -91,8 +91,8 @@ func (v view) bootstrapLogService(c chain) *accesslogv3.AccessLog {
 	})
 }
 
-// openTelemetryLog sends records to a collector of OpenTelemetry: a text each, with attributes.
-func (v view) openTelemetryLog(p *meshconfig.MeshConfig_ExtensionProvider_EnvoyOpenTelemetryLogProvider) *accesslogv3.AccessLog {
+// openTelemetryLog returns an access log for an OpenTelemetry collector. Each record has a text body and attributes.
+func (v proxyView) openTelemetryLog(p *meshconfig.MeshConfig_ExtensionProvider_EnvoyOpenTelemetryLogProvider) *accesslogv3.AccessLog {
 	cluster, host, ok := v.providerCluster(p.GetService(), p.GetPort())
 	if !ok {
 		return nil

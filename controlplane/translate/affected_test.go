@@ -14,7 +14,7 @@ import (
 	"github.com/pilotfish-mesh/pilotfish/controlplane/xds"
 )
 
-// versions are those of all resources of a proxy, by type and name.
+// versions returns the versions of all resources of a proxy by type and name.
 func versions(t testing.TB, snap *snapshot.Snapshot, p *translate.Proxy) map[string]map[string]string {
 	t.Helper()
 	out := map[string]map[string]string{}
@@ -100,7 +100,7 @@ func registriesStep(namespace string) string {
 	return "apiVersion: v1\nkind: Secret\nmetadata: {name: images, namespace: " + namespace + "}\nstringData: {.dockerconfigjson: '{\"auths\": {\"registry.example\": {\"password\": \"x\"}}}'}"
 }
 
-// affectedSteps are changes, one after the other; a name alone is a removal.
+// affectedSteps are consecutive changes; a name without a document is a removal.
 var affectedSteps = []string{
 	"apiVersion: networking.istio.io/v1\nkind: WorkloadEntry\nmetadata: {name: a-1, namespace: one}\nspec: {address: 127.203.20.1, serviceAccount: a, ports: {web: 8080}, labels: {app: a, version: v1, security.istio.io/tlsMode: istio}}",
 	"apiVersion: networking.istio.io/v1\nkind: WorkloadEntry\nmetadata: {name: a-2, namespace: one}\nspec: {address: 127.203.29.1, serviceAccount: a, ports: {web: 8081}, labels: {app: a, version: v2, security.istio.io/tlsMode: istio}}",
@@ -182,9 +182,9 @@ func (m *testMesh) step(step string) snapshot.Change {
 	return m.delete(config.Key{Kind: config.Kind(kind), Namespace: namespace, Name: name})
 }
 
-// TestAffectedNeverMissesAType: after each of many changes, and after all of them as one, whatever differs for a proxy is
-// of a type that Affected names.
-func TestAffectedNeverMissesAType(t *testing.T) {
+// TestAffectedResourcesIncludeAllTypes checks many single changes, and all of them as one: each type that differs for a
+// proxy is affected.
+func TestAffectedResourcesIncludeAllTypes(t *testing.T) {
 	m := newTestMesh(t, nil, affectedMesh)
 	first := map[string]map[string]map[string]string{}
 	before := map[string]map[string]map[string]string{}
@@ -203,22 +203,22 @@ func TestAffectedNeverMissesAType(t *testing.T) {
 		for _, description := range affectedProxies {
 			p := proxy(t, description)
 			after := versions(t, m.snap, p)
-			touches := translate.Affected(m.snap, p, change)
+			touches := translate.AffectedResources(m.snap, p, change)
 			checkAffected(t, step+" for "+description, before[description], after, touches)
 			checkNamed(t, step+" for "+description, m.snap, p, after, touches)
-			checkAffected(t, "all until "+step+" for "+description, first[description], after, translate.Affected(m.snap, p, all.(snapshot.Change)))
+			checkAffected(t, "all until "+step+" for "+description, first[description], after, translate.AffectedResources(m.snap, p, all.(snapshot.Change)))
 			before[description] = after
 		}
 	}
 }
 
-// faults are told of what does not hold.
-type faults interface {
+// failureReporter receives failed checks.
+type failureReporter interface {
 	Helper()
 	Errorf(format string, args ...any)
 }
 
-func checkAffected(t faults, what string, before, after map[string]map[string]string, affected xds.Touches) {
+func checkAffected(t failureReporter, what string, before, after map[string]map[string]string, affected xds.PushScope) {
 	t.Helper()
 	for _, typeURL := range xds.Order {
 		touched := affected[typeURL]
@@ -230,8 +230,8 @@ func checkAffected(t faults, what string, before, after map[string]map[string]st
 	}
 }
 
-// checkNamed: what is asked for by name is what there is of that name among all.
-func checkNamed(t faults, what string, snap *snapshot.Snapshot, p *translate.Proxy, after map[string]map[string]string, affected xds.Touches) {
+// checkNamed checks that requests by name return the same resources as a request for all.
+func checkNamed(t failureReporter, what string, snap *snapshot.Snapshot, p *translate.Proxy, after map[string]map[string]string, affected xds.PushScope) {
 	t.Helper()
 	named := map[string]func(*snapshot.Snapshot, *translate.Proxy, []string) ([]*xds.Resource, error){
 		xds.ClusterType: translate.NamedClusters, xds.EndpointType: translate.Endpoints, xds.VirtualHostType: translate.NamedVirtualHosts,
@@ -264,7 +264,7 @@ func checkNamed(t faults, what string, snap *snapshot.Snapshot, p *translate.Pro
 	}
 }
 
-// differing are the names of which there are other versions, or one only before or after.
+// differing returns the names of added, removed and changed resources.
 func differing(before, after map[string]string) []string {
 	var out []string
 	for name, version := range after {
@@ -280,8 +280,8 @@ func differing(before, after map[string]string) []string {
 	return out
 }
 
-// TestChangesTouchNoMoreThanTheyMust for the changes that there are most of.
-func TestChangesTouchNoMoreThanTheyMust(t *testing.T) {
+// TestChangesAffectMinimalResources covers the most frequent changes.
+func TestChangesAffectMinimalResources(t *testing.T) {
 	cds, eds, lds, rds, nds := xds.ClusterType, xds.EndpointType, xds.ListenerType, xds.RouteType, xds.NameTableType
 	sidecar, stranger, router := "sidecar b-1.two 127.203.21.1 app=b", "sidecar narrow.narrow 127.203.22.1 app=narrow", "router edge.edge 127.203.25.1 istio=edge"
 	m := newTestMesh(t, nil, affectedMesh, affectedSteps[3])
@@ -302,7 +302,7 @@ func TestChangesTouchNoMoreThanTheyMust(t *testing.T) {
 		{"a policy of all", affectedSteps[17], sidecar, []string{lds, rds}},
 	} {
 		change := m.step(tc.step)
-		if got := translate.Affected(m.snap, proxy(t, tc.proxy), change).Types(); !slices.Equal(got, tc.want) {
+		if got := translate.AffectedResources(m.snap, proxy(t, tc.proxy), change).Types(); !slices.Equal(got, tc.want) {
 			t.Errorf("%s: %v, not %v", tc.name, got, tc.want)
 		}
 	}
@@ -311,7 +311,7 @@ func TestChangesTouchNoMoreThanTheyMust(t *testing.T) {
 func TestMeshConfigurationAffectsAll(t *testing.T) {
 	m := newTestMesh(t, nil, affectedMesh)
 	m.mesh = &meshconfig.MeshConfig{AccessLogFile: "/dev/null"}
-	if got := translate.Affected(m.snap, proxy(t, affectedProxies[0]), m.rebuild(nil)).Types(); !slices.Equal(got, xds.Order) {
+	if got := translate.AffectedResources(m.snap, proxy(t, affectedProxies[0]), m.rebuild(nil)).Types(); !slices.Equal(got, xds.Order) {
 		t.Errorf("affected: %v", got)
 	}
 }

@@ -17,8 +17,8 @@ import (
 	"github.com/pilotfish-mesh/pilotfish/controlplane/xds"
 )
 
-// A mesh that changes its trust domain has callees of both names for a while.
-func TestCalleeMayProveItsAccountUnderAnAliasOfTheTrustDomain(t *testing.T) {
+// While a mesh changes its trust domain, it has servers of both names.
+func TestServerIdentityUnderTrustDomainAlias(t *testing.T) {
 	mesh := newTestMesh(t, &meshconfig.MeshConfig{TrustDomain: "new.example", TrustDomainAliases: []string{"old.example"}}, `
 apiVersion: networking.istio.io/v1
 kind: ServiceEntry
@@ -47,26 +47,27 @@ spec:
 	}
 }
 
-// TestCertificatesOfAliasesAreTakenForOurs on both sides of a call, and those of other trust domains never, though the same
-// authority signed them.
-func TestCertificatesOfAliasesAreTakenForOurs(t *testing.T) {
-	bothEnvoys(t, 173009, func(t *testing.T, version string, network int) {
-		w := newWorldOf(t, &meshconfig.MeshConfig{TrustDomain: "cluster.local", TrustDomainAliases: []string{"former.example"}}, version, network, pair, strictEverywhere, `
+// TestTrustDomainAliasCertificatesAreAccepted on both sides of a connection. Certificates of other trust domains are
+// rejected, even with the same CA.
+func TestTrustDomainAliasCertificatesAreAccepted(t *testing.T) {
+	forEachEnvoyVersion(t, 173009, func(t *testing.T, version string, network int) {
+		w := newTestEnvWithConfig(t, &meshconfig.MeshConfig{TrustDomain: "cluster.local", TrustDomainAliases: []string{"former.example"}}, version, network, pair, strictEverywhere, `
 apiVersion: security.istio.io/v1
 kind: AuthorizationPolicy
 metadata: {name: some, namespace: back}
 spec: {rules: [{from: [{source: {principals: [cluster.local/ns/front/sa/client]}}]}]}
 `)
-		w.app("NET.2.2:8080", "server", nil)
+		w.serveApp("NET.2.2:8080", "server", nil)
 		for description, id := range map[string]string{clientNode: "spiffe://former.example/ns/front/sa/client", serverNode: "spiffe://former.example/ns/back/sa/server"} {
-			e := w.plane.startEnvoy(version, w.text(description), id)
+			e := w.plane.startEnvoy(version, w.expandNetwork(description), id)
 			w.envoys++
 			w.plane.inSync(w.envoys)
-			e.settled()
+			e.hasSettled()
 		}
-		w.expect(200, "URI=spiffe://former.example/ns/front/sa/client", func() answer { return w.through(clientPort, serverURL) })
+		w.expect(200, "URI=spiffe://former.example/ns/front/sa/client", func() httpResult { return w.request(clientPort, serverURL) })
 
-		// Who has a certificate and no sidecar: an account of the alias that the policy does not name, and foreign ones.
+		// Clients with a certificate and no sidecar: an account of the alias that the policy does not allow, and
+		// foreign accounts.
 		for id, want := range map[string]string{
 			"spiffe://cluster.local/ns/front/sa/client":      "HTTP/1.1 200",
 			"spiffe://former.example/ns/front/sa/client":     "HTTP/1.1 200",
@@ -81,15 +82,16 @@ spec: {rules: [{from: [{source: {principals: [cluster.local/ns/front/sa/client]}
 	})
 }
 
-// statusFor is the first line of what a server's sidecar answers to who proves to be id; empty when it does not let it in.
-func (w *world) statusFor(id string) string {
+// statusFor returns the status line that a server's sidecar sends to a client with this identity; "" if the handshake
+// fails.
+func (w *testEnv) statusFor(id string) string {
 	w.t.Helper()
 	cert, key := w.plane.ca.issue(id)
 	pair, err := tls.X509KeyPair(cert, key)
 	if err != nil {
 		w.t.Fatal(err)
 	}
-	c, err := tls.Dial("tcp", w.text("NET.2.1:8080"), &tls.Config{Certificates: []tls.Certificate{pair}, InsecureSkipVerify: true, NextProtos: []string{"istio-http/1.1", "http/1.1"}})
+	c, err := tls.Dial("tcp", w.expandNetwork("NET.2.1:8080"), &tls.Config{Certificates: []tls.Certificate{pair}, InsecureSkipVerify: true, NextProtos: []string{"istio-http/1.1", "http/1.1"}})
 	if err != nil {
 		w.t.Fatal(err)
 	}

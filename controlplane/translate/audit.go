@@ -8,10 +8,10 @@ import (
 	filev3 "github.com/envoyproxy/go-control-plane/envoy/extensions/access_loggers/file/v3"
 )
 
-// auditLog writes a line for each request or connection that an AuthorizationPolicy of action AUDIT matches, to the mesh's
-// access log, or to standard output where there is none.
-func (v view) auditLog(t traffic, filter string) []*accesslogv3.AccessLog {
-	if t.side == outboundSide || !v.audits() {
+// auditLog writes one line for each request or connection that an AUDIT policy matches. It uses the mesh's access log
+// file, or standard output if there is none.
+func (v proxyView) auditLog(t traffic, filter string) []*accesslogv3.AccessLog {
+	if t.side == outboundSide || !v.hasAuditPolicy() {
 		return nil
 	}
 	fields := map[string]string{

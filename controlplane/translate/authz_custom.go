@@ -23,16 +23,16 @@ import (
 	"github.com/pilotfish-mesh/pilotfish/controlplane/snapshot"
 )
 
-// authorizer is an external authorizer of the mesh that the proxy can ask.
+// authorizer is an external authorizer of the mesh configuration that the proxy can reach.
 type authorizer struct {
 	name, cluster, host string
 	grpc                *meshconfig.MeshConfig_ExtensionProvider_EnvoyExternalAuthorizationGrpcProvider
 	http                *meshconfig.MeshConfig_ExtensionProvider_EnvoyExternalAuthorizationHttpProvider
 }
 
-// authorizers are all that the proxy can ask, in the mesh configuration's order. Their filters are always there, so that a
-// policy needs nothing but routes to be in force: it holds for the very next request, also on connections that are open.
-func (v view) authorizers() []authorizer {
+// authorizers returns all authorizers that the proxy can reach, in the order of the mesh configuration. Their filters
+// are always present, so that a policy changes only routes. It applies to the next request, also on open connections.
+func (v proxyView) authorizers() []authorizer {
 	var out []authorizer
 	for _, p := range v.s.Mesh.GetExtensionProviders() {
 		if a, ok := v.authorizer(p.GetName()); ok && !slices.ContainsFunc(out, func(o authorizer) bool { return o.name == a.name }) {
@@ -42,15 +42,16 @@ func (v view) authorizers() []authorizer {
 	return out
 }
 
-// authorizer finds one by its name; false when there is none, or no service that the proxy sees.
-func (v view) authorizer(name string) (authorizer, bool) {
+// authorizer returns the authorizer of a provider. It returns false if there is no such provider, its service is not
+// visible to the proxy, or its configuration is invalid.
+func (v proxyView) authorizer(name string) (authorizer, bool) {
 	p := snapshot.FindProvider(v.s.Mesh, name)
 	service, port := snapshot.ProviderService(p)
 	if service == "" {
 		return authorizer{}, false
 	}
 	_, host := snapshot.SplitProviderService(service)
-	svc := v.scope.Named(host)
+	svc := v.scope.ServiceByName(host)
 	if svc == nil || !snapshot.IsProviderService(svc, service) {
 		return authorizer{}, false
 	}
@@ -67,8 +68,9 @@ func (v view) authorizer(name string) (authorizer, bool) {
 func customFilterName(provider string) string { return "envoy.filters.http.rbac.custom." + provider }
 func customPrefix(provider string) string     { return "custom_" + provider + "_" }
 
-// customFilters find out whether a request is to be asked about, and ask.
-func (v view) customFilters() []*hcmv3.HttpFilter {
+// customFilters returns two filters for each authorizer: one that marks the requests to check, and one that checks
+// them.
+func (v proxyView) customFilters() []*hcmv3.HttpFilter {
 	var out []*hcmv3.HttpFilter
 	for _, a := range v.authorizers() {
 		out = append(out,
@@ -78,15 +80,15 @@ func (v view) customFilters() []*hcmv3.HttpFilter {
 	return out
 }
 
-// guarded adds to what is denied: what would have to be asked about and was not looked at. Connections that are older than
-// the provider have the filters that they began with, and none of them is the provider's.
-func guarded(deny, rules *rbacv3.RBAC, provider string) *rbacv3.RBAC {
+// denyUnchecked adds to the DENY rules all requests that require a check but were not evaluated. Connections that are
+// older than the provider retain their filters, which do not include the provider's.
+func denyUnchecked(deny, rules *rbacv3.RBAC, provider string) *rbacv3.RBAC {
 	if deny == nil {
 		deny = &rbacv3.RBAC{Action: rbacv3.RBAC_DENY, Policies: map[string]*rbacv3.Policy{}}
 	}
 	unseen := &rbacv3.Principal{Identifier: &rbacv3.Principal_NotId{NotId: &rbacv3.Principal{
 		Identifier: &rbacv3.Principal_SourcedMetadata{SourcedMetadata: &rbacv3.SourcedMetadata{
-			MetadataMatcher: marked("envoy.filters.http.rbac", provider),
+			MetadataMatcher: matchRequiresCheck("envoy.filters.http.rbac", provider),
 		}},
 	}}}
 	for name, policy := range rules.Policies {
@@ -98,15 +100,15 @@ func guarded(deny, rules *rbacv3.RBAC, provider string) *rbacv3.RBAC {
 	return deny
 }
 
-// marked matches what a filter of RBAC found to be asked about.
-func marked(filter, provider string) *matcherv3.MetadataMatcher {
+// matchRequiresCheck matches the dynamic metadata with which an RBAC filter marks requests for the authorizer.
+func matchRequiresCheck(filter, provider string) *matcherv3.MetadataMatcher {
 	return metadataMatcher(filter, []string{customPrefix(provider) + "shadow_engine_result"}, stringValue(exact("denied")))
 }
 
 func (a authorizer) httpConfig() *extauthzv3.ExtAuthz {
 	out := &extauthzv3.ExtAuthz{
 		TransportApiVersion:   corev3.ApiVersion_V3,
-		FilterEnabledMetadata: marked("envoy.filters.http.rbac", a.name),
+		FilterEnabledMetadata: matchRequiresCheck("envoy.filters.http.rbac", a.name),
 		StatPrefix:            a.name,
 	}
 	if a.grpc != nil {
@@ -126,12 +128,12 @@ func (a authorizer) httpConfig() *extauthzv3.ExtAuthz {
 	return out
 }
 
-// askTimeout is Istio's default.
-const askTimeout = 600 * time.Second
+// authzTimeout is Istio's default.
+const authzTimeout = 600 * time.Second
 
-func askFor(d *durationpb.Duration) *durationpb.Duration {
+func authzTimeoutOrDefault(d *durationpb.Duration) *durationpb.Duration {
 	if d == nil {
-		return duration(askTimeout)
+		return duration(authzTimeout)
 	}
 	return d
 }
@@ -139,14 +141,14 @@ func askFor(d *durationpb.Duration) *durationpb.Duration {
 func (a authorizer) grpcService() *corev3.GrpcService {
 	return &corev3.GrpcService{
 		TargetSpecifier: &corev3.GrpcService_EnvoyGrpc_{EnvoyGrpc: &corev3.GrpcService_EnvoyGrpc{ClusterName: a.cluster, Authority: a.host}},
-		Timeout:         askFor(a.grpc.GetTimeout()),
+		Timeout:         authzTimeoutOrDefault(a.grpc.GetTimeout()),
 	}
 }
 
 func (a authorizer) httpService() *extauthzv3.HttpService {
 	out := &extauthzv3.HttpService{
 		ServerUri: &corev3.HttpUri{
-			Uri: "http://" + a.host, HttpUpstreamType: &corev3.HttpUri_Cluster{Cluster: a.cluster}, Timeout: askFor(a.http.GetTimeout()),
+			Uri: "http://" + a.host, HttpUpstreamType: &corev3.HttpUri_Cluster{Cluster: a.cluster}, Timeout: authzTimeoutOrDefault(a.http.GetTimeout()),
 		},
 		PathPrefix:           a.http.GetPathPrefix(),
 		AuthorizationRequest: &extauthzv3.AuthorizationRequest{},
@@ -185,7 +187,7 @@ func bodyInCheck(b *meshconfig.MeshConfig_ExtensionProvider_EnvoyExternalAuthori
 	}
 }
 
-// statusOnError reads a status code; Envoy's own choice, 403, when there is none.
+// statusOnError parses a status code. It returns nil, for which Envoy uses 403, if the text is not a valid code.
 func statusOnError(text string) *typev3.HttpStatus {
 	code, err := strconv.ParseInt(text, 10, 32)
 	if err != nil || code == 0 || typev3.StatusCode_name[int32(code)] == "" {
@@ -194,11 +196,11 @@ func statusOnError(text string) *typev3.HttpStatus {
 	return &typev3.HttpStatus{Code: typev3.StatusCode(code)}
 }
 
-// networkFilter asks about connections.
+// networkFilter returns the filter that checks TCP connections.
 func (a authorizer) networkFilter() *listenerv3.Filter {
 	return networkFilter("envoy.filters.network.ext_authz", &networkauthzv3.ExtAuthz{
 		StatPrefix: "tcp." + a.name, GrpcService: a.grpcService(), FailureModeAllow: a.grpc.GetFailOpen(),
 		TransportApiVersion: corev3.ApiVersion_V3, IncludePeerCertificate: true,
-		FilterEnabledMetadata: marked("envoy.filters.network.rbac", a.name),
+		FilterEnabledMetadata: matchRequiresCheck("envoy.filters.network.rbac", a.name),
 	})
 }

@@ -18,7 +18,7 @@ import (
 	meshconfig "istio.io/api/mesh/v1alpha1"
 )
 
-// checker is an external authorizer that lets in who brings the password.
+// checker is an external authorizer that allows requests with the password.
 type checker struct {
 	authv3.UnimplementedAuthorizationServer
 }
@@ -63,7 +63,7 @@ const authorizerProviders = `{"extensionProviders": [
  {"name": "gone-open", "envoyExtAuthzGrpc": {"service": "authz.example", "port": 9001, "timeout": "0.5s", "failOpen": true}},
  {"name": "nowhere", "envoyExtAuthzGrpc": {"service": "nowhere.example", "port": 9001}}]}`
 
-func (w *world) setMesh(text string) {
+func (w *testEnv) setMesh(text string) {
 	w.t.Helper()
 	w.mesh = &meshconfig.MeshConfig{}
 	if err := protojson.Unmarshal([]byte(text), w.mesh); err != nil {
@@ -81,18 +81,18 @@ spec: {action: CUSTOM, provider: {name: %s}, rules: [%s]}
 ---`, name, provider, rules)
 }
 
-// TestExternalAuthorizersAreAskedAndNothingPassesWithoutThem: about what the rules say and nothing else.
-func TestExternalAuthorizersAreAskedAndNothingPassesWithoutThem(t *testing.T) {
-	bothEnvoys(t, 173003, func(t *testing.T, version string, network int) {
-		w := newWorld(t, version, network, pair, authorizers)
-		w.app("NET.2.2:8080", "server", func(rw http.ResponseWriter, r *http.Request) {
+// TestExternalAuthorizers: exactly the requests that the rules match are checked.
+func TestExternalAuthorizers(t *testing.T) {
+	forEachEnvoyVersion(t, 173003, func(t *testing.T, version string, network int) {
+		w := newTestEnv(t, version, network, pair, authorizers)
+		w.serveApp("NET.2.2:8080", "server", func(rw http.ResponseWriter, r *http.Request) {
 			fmt.Fprintf(rw, "served checked=%s", r.Header.Get("X-Checked"))
 		})
 		g := grpc.NewServer()
 		authv3.RegisterAuthorizationServer(g, checker{})
 		go func() { _ = g.Serve(w.listen("NET.3.1:9000")) }()
 		t.Cleanup(g.Stop)
-		w.app("NET.3.1:8000", "", func(rw http.ResponseWriter, r *http.Request) {
+		w.serveApp("NET.3.1:8000", "", func(rw http.ResponseWriter, r *http.Request) {
 			if r.Header.Get("X-Password") != "sesame" || r.Header.Get("X-Asked-By") != "mesh" || !strings.HasPrefix(r.URL.Path, "/check/http") || r.Header.Get("X-Other") != "" {
 				rw.Header().Set("X-Why", "because")
 				rw.WriteHeader(http.StatusForbidden)
@@ -101,12 +101,12 @@ func TestExternalAuthorizersAreAskedAndNothingPassesWithoutThem(t *testing.T) {
 			rw.Header().Set("X-Checked", "http")
 		})
 		w.proxy(serverNode, "back/server")
-		ask := func(path string, headers ...string) func() answer {
-			return func() answer { return w.through("", "http://NET.2.1:8080"+path, headers...) }
+		ask := func(path string, headers ...string) func() httpResult {
+			return func() httpResult { return w.request("", "http://NET.2.1:8080"+path, headers...) }
 		}
 		w.expect(200, "served", ask("/grpc"))
-		// One connection that stays open all the while.
-		open := w.keep("NET.2.1:8080")
+		// This connection stays open during the test.
+		open := w.dialHTTP("NET.2.1:8080")
 		defer open.Close()
 		if code := open.get("/grpc"); code != 200 {
 			t.Fatalf("without policies: %d", code)
@@ -116,7 +116,7 @@ func TestExternalAuthorizersAreAskedAndNothingPassesWithoutThem(t *testing.T) {
 			custom("five", "nowhere", `{to: [{operation: {paths: [/nowhere]}}]}`) + custom("six", "unknown", `{to: [{operation: {paths: [/unknown]}}]}`)
 		w.change(policies)
 		for _, path := range []string{"/grpc", "/http", "/gone", "/open", "/nowhere", "/unknown"} {
-			w.expect(403, "RBAC", ask(path, "X-Password=sesame")) // nobody is there to be asked
+			w.expect(403, "RBAC", ask(path, "X-Password=sesame")) // the authorizer does not exist
 		}
 		w.expect(200, "served", ask("/other"))
 		w.setMesh(authorizerProviders)
@@ -129,12 +129,13 @@ func TestExternalAuthorizersAreAskedAndNothingPassesWithoutThem(t *testing.T) {
 		w.expect(403, "RBAC", ask("/nowhere", "X-Password=sesame"))
 		w.expect(403, "RBAC", ask("/unknown", "X-Password=sesame"))
 		w.expect(200, "served checked=", ask("/other"))
-		// The connection from before all this has no authorizer, so what is asked about does not pass; the rest does.
+		// The connection from before the authorizer has no filter for it. Requests that require a check are denied,
+		// others pass.
 		if code := open.get("/grpc"); code != 403 && code != 0 {
 			t.Errorf("on a connection that was open before there was an authorizer: %d", code)
 		}
-		// A policy more is in force on a connection that is open.
-		fresh := w.keep("NET.2.1:8080")
+		// A new policy applies to an open connection.
+		fresh := w.dialHTTP("NET.2.1:8080")
 		defer fresh.Close()
 		if code := fresh.get("/other"); code != 200 {
 			t.Errorf("/other: %d", code)
@@ -147,23 +148,23 @@ func TestExternalAuthorizersAreAskedAndNothingPassesWithoutThem(t *testing.T) {
 	})
 }
 
-// kept is a connection of HTTP/1.1 that is kept open.
-type kept struct {
+// persistentConn is an HTTP/1.1 connection for several requests.
+type persistentConn struct {
 	net.Conn
 	r *bufio.Reader
 }
 
-func (w *world) keep(address string) *kept {
+func (w *testEnv) dialHTTP(address string) *persistentConn {
 	w.t.Helper()
-	c, err := net.DialTimeout("tcp", w.text(address), 5*time.Second)
+	c, err := net.DialTimeout("tcp", w.expandNetwork(address), 5*time.Second)
 	if err != nil {
 		w.t.Fatal(err)
 	}
-	return &kept{c, bufio.NewReader(c)}
+	return &persistentConn{c, bufio.NewReader(c)}
 }
 
-// get is the answer's code; 0 when the connection is gone.
-func (k *kept) get(path string) int {
+// get returns the status code, or 0 if the connection is closed.
+func (k *persistentConn) get(path string) int {
 	_ = k.SetDeadline(time.Now().Add(5 * time.Second))
 	fmt.Fprintf(k, "GET %s HTTP/1.1\r\nHost: kept\r\n\r\n", path)
 	resp, err := http.ReadResponse(k.r, nil)
@@ -171,20 +172,20 @@ func (k *kept) get(path string) int {
 		return 0
 	}
 	defer resp.Body.Close()
-	if _, err := bufio.NewReader(resp.Body).WriteTo(discard{}); err != nil {
+	if _, err := bufio.NewReader(resp.Body).WriteTo(discardWriter{}); err != nil {
 		return 0
 	}
 	return resp.StatusCode
 }
 
-type discard struct{}
+type discardWriter struct{}
 
-func (discard) Write(p []byte) (int, error) { return len(p), nil }
+func (discardWriter) Write(p []byte) (int, error) { return len(p), nil }
 
-// TestTriedAndAuditedPoliciesStopNobodyAndAreSeen is for dry-run and AUDIT, of requests and of connections.
-func TestTriedAndAuditedPoliciesStopNobodyAndAreSeen(t *testing.T) {
-	bothEnvoys(t, 173005, func(t *testing.T, version string, network int) {
-		w := newWorld(t, version, network, pair, `
+// TestDryRunAndAuditPolicies covers HTTP requests and TCP connections.
+func TestDryRunAndAuditPolicies(t *testing.T) {
+	forEachEnvoyVersion(t, 173005, func(t *testing.T, version string, network int) {
+		w := newTestEnv(t, version, network, pair, `
 apiVersion: security.istio.io/v1
 kind: AuthorizationPolicy
 metadata: {name: tried, namespace: back, annotations: {istio.io/dry-run: "true"}}
@@ -200,14 +201,14 @@ kind: AuthorizationPolicy
 metadata: {name: watched, namespace: back}
 spec: {action: AUDIT, rules: [{to: [{operation: {paths: [/watched], ports: ["8080"]}}]}, {from: [{source: {principals: ["*"]}}], to: [{operation: {ports: ["3306"]}}]}]}
 `)
-		w.app("NET.2.2:8080", "server", nil)
+		w.serveApp("NET.2.2:8080", "server", nil)
 		w.tcp("NET.2.2:3306", "hello\n")
 		w.proxy(clientNode, "front/client")
 		server := w.proxy(serverNode, "back/server")
-		w.expect(200, "", func() answer { return w.through(clientPort, "http://server.back/tried") })
-		w.expect(200, "", func() answer { return w.through(clientPort, "http://server.back/watched") })
-		w.expect(200, "", func() answer { return w.through(clientPort, "http://server.back/unwatched") })
-		w.expect(200, "hello", func() answer { return w.firstLine("NET.1.16:3306") })
+		w.expect(200, "", func() httpResult { return w.request(clientPort, "http://server.back/tried") })
+		w.expect(200, "", func() httpResult { return w.request(clientPort, "http://server.back/watched") })
+		w.expect(200, "", func() httpResult { return w.request(clientPort, "http://server.back/unwatched") })
+		w.expect(200, "hello", func() httpResult { return w.firstLine("NET.1.16:3306") })
 		eventually(t, func() string {
 			stats := server.get("/stats?filter=dry_run&usedonly")
 			for _, want := range []string{"http.inbound_8080;.rbac.istio_dry_run_deny_.shadow_denied: 1\n", "http.inbound_8080;.rbac.istio_dry_run_allow_.shadow_denied: 3\n"} {
@@ -229,8 +230,8 @@ spec: {action: AUDIT, rules: [{to: [{operation: {paths: [/watched], ports: ["808
 	})
 }
 
-// tcp is a server that speaks first.
-func (w *world) tcp(address, greeting string) {
+// tcp starts a server that sends first.
+func (w *testEnv) tcp(address, greeting string) {
 	w.t.Helper()
 	l := w.listen(address)
 	go func() {

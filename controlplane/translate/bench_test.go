@@ -17,7 +17,7 @@ const (
 	benchProxies   = 100
 )
 
-// benchEntry is one service and its endpoints; n varies them.
+// benchEntry is one service and its endpoints, which depend on n.
 func benchEntry(i, n int) string {
 	var b strings.Builder
 	fmt.Fprintf(&b, `
@@ -76,7 +76,7 @@ func all(b *testing.B, snap *snapshot.Snapshot, p *translate.Proxy, types []stri
 	return bytes
 }
 
-// BenchmarkSnapshot builds the snapshot of 1,000 services of 10 endpoints from nothing.
+// BenchmarkSnapshot builds the snapshot of 1,000 services with 10 endpoints each.
 func BenchmarkSnapshot(b *testing.B) {
 	m, _ := benchMesh(b)
 	for b.Loop() {
@@ -84,7 +84,7 @@ func BenchmarkSnapshot(b *testing.B) {
 	}
 }
 
-// BenchmarkFirstProxy makes everything for one proxy, with nothing made before.
+// BenchmarkFirstProxy builds all resources of one proxy with an empty cache.
 func BenchmarkFirstProxy(b *testing.B) {
 	m, proxies := benchMesh(b)
 	bytes := 0
@@ -97,7 +97,7 @@ func BenchmarkFirstProxy(b *testing.B) {
 	b.ReportMetric(float64(bytes), "bytes/proxy")
 }
 
-// BenchmarkNextProxy makes everything for a proxy of the same namespace.
+// BenchmarkNextProxy builds all resources of another proxy in the namespace.
 func BenchmarkNextProxy(b *testing.B) {
 	m, proxies := benchMesh(b)
 	all(b, m.snap, proxies[0], xds.Order)
@@ -106,7 +106,7 @@ func BenchmarkNextProxy(b *testing.B) {
 	}
 }
 
-// BenchmarkEndpointChange: one service gets other endpoints; the snapshot is built, and 100 proxies get the difference.
+// BenchmarkEndpointChange changes the endpoints of one service, builds the snapshot and the difference for 100 proxies.
 func BenchmarkEndpointChange(b *testing.B) {
 	m, proxies := benchMesh(b)
 	for _, p := range proxies {
@@ -122,7 +122,7 @@ func BenchmarkEndpointChange(b *testing.B) {
 		b.StartTimer()
 		change := m.rebuild([]config.Key{resources[0].Key})
 		for _, p := range proxies {
-			if got := translate.Affected(m.snap, p, change).Types(); len(got) != 2 || got[0] != xds.EndpointType || got[1] != xds.NameTableType {
+			if got := translate.AffectedResources(m.snap, p, change).Types(); len(got) != 2 || got[0] != xds.EndpointType || got[1] != xds.NameTableType {
 				b.Fatalf("affected: %v", got)
 			}
 			if _, err := translate.Endpoints(m.snap, p, names); err != nil {
@@ -132,7 +132,7 @@ func BenchmarkEndpointChange(b *testing.B) {
 	}
 }
 
-// BenchmarkRuleChange: a VirtualService of 1,000 gets another time-out; 100 proxies get new routes.
+// BenchmarkRuleChange changes the timeout of one VirtualService of 1,000, and builds new routes for 100 proxies.
 func BenchmarkRuleChange(b *testing.B) {
 	m, proxies := benchMesh(b)
 	for _, p := range proxies {
@@ -147,7 +147,7 @@ func BenchmarkRuleChange(b *testing.B) {
 		b.StartTimer()
 		change := m.rebuild([]config.Key{resources[0].Key})
 		for _, p := range proxies {
-			if got := translate.Affected(m.snap, p, change).Types(); len(got) != 1 || got[0] != xds.RouteType {
+			if got := translate.AffectedResources(m.snap, p, change).Types(); len(got) != 1 || got[0] != xds.RouteType {
 				b.Fatalf("affected: %v", got)
 			}
 			if _, err := translate.Routes(m.snap, p, []string{"http_proxy"}); err != nil {

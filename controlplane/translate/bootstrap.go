@@ -7,9 +7,9 @@ import (
 	"github.com/pilotfish-mesh/pilotfish/controlplane/snapshot"
 )
 
-// Bootstrap is what EnvoyFilters merge into the bootstrap of a proxy that is yet to start, in JSON with Envoy's names of
-// fields; nothing when none does. Of such a proxy no more is known than its type, namespace and labels: patches that ask for
-// more are not for it.
+// Bootstrap returns the JSON that EnvoyFilters merge into the bootstrap of a proxy, with Envoy's field names. It
+// returns nil if there are no such patches. Before its start only the type, namespace and labels of the proxy are
+// known. Patches with other conditions do not apply.
 func Bootstrap(s *snapshot.Snapshot, p *Proxy) ([]byte, error) {
 	merged := p.patches(s).Bootstrap(p.Type == Router)
 	if merged == nil {

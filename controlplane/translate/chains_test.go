@@ -5,21 +5,21 @@ import (
 	"testing"
 )
 
-// TestNoTwoFilterChainsMatchTheSame where names tell connections to a block of addresses apart that may be of requests too:
-// Envoy would refuse the listener.
-func TestNoTwoFilterChainsMatchTheSame(t *testing.T) {
-	m := newTestMesh(t, nil, alwaysThere)
+// TestFilterChainMatchesAreUnique covers TLS names within an address block of a port without a declared protocol. Envoy
+// would reject a listener with duplicate matches.
+func TestFilterChainMatchesAreUnique(t *testing.T) {
+	m := newTestMesh(t, nil, baseDocuments)
 	m.apply(ofNetworking("VirtualService", "v", "two", "hosts: [b.example], tls: [{match: [{sniHosts: [a.example]}], route: [{destination: {host: c.example}}]}, {match: [{sniHosts: [b.example]}], route: [{destination: {host: d.example}}]}]"))
 	m.apply(ofNetworking("ServiceEntry", "s", "one", "hosts: [b.example], resolution: STATIC, addresses: [240.9.9.0/24], ports: [{number: 80, name: p80, protocol: TLS}, {number: 90, name: p90, protocol: \"\"}]"))
-	sound{}.check(t, "", m.snap, proxy(t, crowdProxies[0]))
+	resourceValidator{}.check(t, "", m.snap, proxy(t, randomMeshProxies[0]))
 }
 
-// TestLastFilterChainIsNotRemoved: Envoy would refuse the listener.
+// TestLastFilterChainIsNotRemoved: Envoy would reject the listener.
 func TestLastFilterChainIsNotRemoved(t *testing.T) {
-	m := newTestMesh(t, nil, alwaysThere)
+	m := newTestMesh(t, nil, baseDocuments)
 	m.apply(envoyFilter("f", "one", "configPatches: [{applyTo: FILTER_CHAIN, match: {context: SIDECAR_OUTBOUND, listener: {portNumber: 81}}, patch: {operation: REMOVE}}]"))
-	sound{}.check(t, "", m.snap, proxy(t, crowdProxies[0]))
-	if told := problemTexts(m.snap); len(told) != 1 || !strings.Contains(told[0], "no filter chain is left") {
-		t.Errorf("told of: %q", told)
+	resourceValidator{}.check(t, "", m.snap, proxy(t, randomMeshProxies[0]))
+	if reported := problemTexts(m.snap); len(reported) != 1 || !strings.Contains(reported[0], "no filter chain is left") {
+		t.Errorf("reported: %q", reported)
 	}
 }

@@ -17,15 +17,15 @@ import (
 	"github.com/pilotfish-mesh/pilotfish/controlplane/xds"
 )
 
-// Clusters are all clusters of the proxy: those of the services it sees, in the order of their names, each followed by
-// its subsets; then those of its workload; then those of no service.
+// Clusters returns all clusters of the proxy. The clusters of visible services are first, sorted by name, each followed
+// by its subsets. The clusters of the workload and the remaining clusters follow.
 func Clusters(s *snapshot.Snapshot, p *Proxy) ([]*xds.Resource, error) {
 	v := newView(s, p)
 	out, err := v.serviceClusters()
 	if err != nil {
 		return nil, err
 	}
-	for _, c := range v.patchOwn(p.capture().ownClusters(s, p)) {
+	for _, c := range v.patchNonServiceClusters(p.interceptionMode().nonServiceClusters(s, p)) {
 		r, err := clusterResource(c)
 		if err != nil {
 			return nil, err
@@ -35,25 +35,24 @@ func Clusters(s *snapshot.Snapshot, p *Proxy) ([]*xds.Resource, error) {
 	added, err := v.addedClusters(func(name string) bool {
 		return slices.ContainsFunc(out, func(r *xds.Resource) bool { return r.Name == name })
 	})
-	v.noted(xds.ClusterType, every, out)
+	v.reportSkippedPatches(xds.ClusterType, matchAll, out)
 	return append(out, added...), err
 }
 
-// NamedClusters are those of the proxy's clusters that are named, in the order of the names; names that lead nowhere are
-// left out.
+// NamedClusters returns the clusters with the specified names, in the order of the names. Unknown names are skipped.
 func NamedClusters(s *snapshot.Snapshot, p *Proxy, names []string) ([]*xds.Resource, error) {
 	v := newView(s, p)
 	out, err := v.namedClusters(names)
-	v.noted(xds.ClusterType, oneOf(names), out)
+	v.reportSkippedPatches(xds.ClusterType, matchNames(names), out)
 	return out, err
 }
 
-func (v view) namedClusters(names []string) ([]*xds.Resource, error) {
+func (v proxyView) namedClusters(names []string) ([]*xds.Resource, error) {
 	s, p := v.s, v.p
 	var out []*xds.Resource
 	own := map[string]bool{}
 	for _, name := range names {
-		c, ok := findOutbound(s, p, name)
+		c, ok := findServiceCluster(s, p, name)
 		if !ok {
 			own[name] = true
 			continue
@@ -71,15 +70,15 @@ func (v view) namedClusters(names []string) ([]*xds.Resource, error) {
 	if v.patches == nil && !slices.ContainsFunc(names, func(name string) bool { return own[name] && !strings.HasPrefix(name, "outbound|") }) {
 		return out, nil
 	}
-	rest, err := v.namedOwn(own)
+	rest, err := v.namedNonServiceClusters(own)
 	return append(out, rest...), err
 }
 
-// namedOwn are those of the clusters that are named which are of no service, in their order.
-func (v view) namedOwn(named map[string]bool) ([]*xds.Resource, error) {
+// namedNonServiceClusters returns the named clusters that do not belong to a service, in their own order.
+func (v proxyView) namedNonServiceClusters(named map[string]bool) ([]*xds.Resource, error) {
 	var out []*xds.Resource
 	taken := map[string]bool{}
-	for _, c := range v.patchOwn(v.p.capture().ownClusters(v.s, v.p)) {
+	for _, c := range v.patchNonServiceClusters(v.p.interceptionMode().nonServiceClusters(v.s, v.p)) {
 		taken[c.Name] = true
 		if !named[c.Name] {
 			continue
@@ -94,133 +93,147 @@ func (v view) namedOwn(named map[string]bool) ([]*xds.Resource, error) {
 	return append(out, added...), err
 }
 
-// findOutbound finds the cluster of a name among those of the services that the proxy sees.
-func findOutbound(s *snapshot.Snapshot, p *Proxy, name string) (outbound, bool) {
+// findServiceCluster finds a cluster by name among those of the visible services.
+func findServiceCluster(s *snapshot.Snapshot, p *Proxy, name string) (serviceCluster, bool) {
 	host, subset, number, ok := parseOutbound(name)
 	if !ok {
-		return outbound{}, false
+		return serviceCluster{}, false
 	}
 	scope := p.scope(s)
 	svc := scope.Service(host)
 	if svc == nil {
-		return outbound{}, false
+		return serviceCluster{}, false
 	}
 	port, found := svc.Port(number)
 	rule := scope.DestinationRule(svc)
 	if !found || port.Protocol == registry.UDP {
-		return outbound{}, false
+		return serviceCluster{}, false
 	}
-	if subset != "" && rule.Subset(subset) == nil && !(subset == theInstance && p.callsInstances(svc, port)) {
-		return outbound{}, false
+	if subset != "" && rule.Subset(subset) == nil && !(subset == instanceSubset && p.hasInstanceCluster(svc, port)) {
+		return serviceCluster{}, false
 	}
-	return newOutbound(s, p, svc, number, rule).of(subset, s, p), true
+	return newServiceCluster(s, p, svc, number, rule).withSubset(subset, s, p), true
 }
 
-// outbound is one cluster of a service's port, and the key of its resource: all that it depends on.
-type outbound struct {
+// serviceCluster is one cluster of a service's port. It is also the cache key of the resource, so it contains
+// everything that the cluster depends on.
+type serviceCluster struct {
 	svc    *registry.Service
 	port   uint32
 	subset string
 	rule   *snapshot.DestinationRule
 	facts  *snapshot.Facts
 	mesh   *meshconfig.MeshConfig
-	// instances is set where the endpoints are part of the cluster, as Envoy resolves their names by itself.
+	// instances is set if the cluster contains its endpoints, because Envoy resolves their host names itself.
 	instances *snapshot.Instances
-	// byAddress: the caller's destination is known as an address (its connection was captured), not as a name.
-	byAddress bool
-	// family is which addresses it looks up, where names are part of the cluster.
+	// originalDst: the cluster uses the original destination address of a captured connection.
+	originalDst bool
+	// family selects the address family for DNS lookups.
 	family clusterv3.Cluster_DnsLookupFamily
-	// credential is what of the Secret that the rule names the caller may have.
+	// credential is the part of the rule's Secret that the caller may use.
 	credential credential
-	// near is where the caller is, if its endpoints are chosen by that.
-	near string
-	// zoned: the caller knows which zones the like of it are in.
-	zoned bool
+	// localityKey identifies the caller's locality or labels if the selection of endpoints depends on them.
+	localityKey string
+	// selfDiscovery: the caller knows the zones of its own service.
+	selfDiscovery bool
+	// refused: the caller does not connect to the requested host.
+	refused bool
 }
 
-// theInstance stands in the place of a subset's name where requests go to the instance of a headless service that the caller
-// connected to. No subset is called so.
-const theInstance = "*"
+// instanceSubset replaces the subset name if requests are sent to the instance of a headless service that the caller
+// connected to. It is not a valid subset name.
+const instanceSubset = "*"
 
-// callsInstances says whether a service's port has a cluster for that beside the one that balances requests to the service.
-func (p *Proxy) callsInstances(svc *registry.Service, port registry.Port) bool {
-	return p.captured() && svc.ByInstance && svc.Headless() && port.Protocol.IsHTTP()
+// hasInstanceCluster reports whether a service's port has an additional cluster for connections to one instance.
+func (p *Proxy) hasInstanceCluster(svc *registry.Service, port registry.Port) bool {
+	return p.isCaptured() && svc.ByInstance && svc.Headless() && port.Protocol.IsHTTP()
 }
 
-func outboundClusters(s *snapshot.Snapshot, p *Proxy) []outbound {
+func listServiceClusters(s *snapshot.Snapshot, p *Proxy) []serviceCluster {
 	scope := p.scope(s)
-	out := make([]outbound, 0, len(scope.Services))
+	out := make([]serviceCluster, 0, len(scope.Services))
 	for _, svc := range scope.Services {
 		rule := scope.DestinationRule(svc)
 		for _, port := range svc.Ports {
 			if port.Protocol == registry.UDP {
 				continue
 			}
-			c := newOutbound(s, p, svc, port.Number, rule)
-			out = append(out, c.of("", s, p))
-			if p.callsInstances(svc, port) {
-				out = append(out, c.of(theInstance, s, p))
+			c := newServiceCluster(s, p, svc, port.Number, rule)
+			out = append(out, c.withSubset("", s, p))
+			if p.hasInstanceCluster(svc, port) {
+				out = append(out, c.withSubset(instanceSubset, s, p))
 			}
 			if rule == nil {
 				continue
 			}
 			for _, subset := range rule.Subsets {
-				out = append(out, c.of(subset.GetName(), s, p))
+				out = append(out, c.withSubset(subset.GetName(), s, p))
 			}
 		}
 	}
 	return out
 }
 
-func newOutbound(s *snapshot.Snapshot, p *Proxy, svc *registry.Service, port uint32, rule *snapshot.DestinationRule) outbound {
-	instances := s.Instances(svc)
-	c := outbound{svc: svc, port: port, rule: rule, mesh: s.Mesh, facts: instances.Facts(port), zoned: p.SelfDiscovery}
+// instances returns the endpoints of a service that the proxy may call.
+func (p *Proxy) instances(s *snapshot.Snapshot, svc *registry.Service) *snapshot.Instances {
+	if p.Type == Router {
+		return s.Instances(svc).ForGateways()
+	}
+	return s.Instances(svc)
+}
+
+func newServiceCluster(s *snapshot.Snapshot, p *Proxy, svc *registry.Service, port uint32, rule *snapshot.DestinationRule) serviceCluster {
+	instances := p.instances(s, svc)
+	c := serviceCluster{svc: svc, port: port, rule: rule, mesh: s.Mesh, facts: instances.Facts(port), selfDiscovery: p.SelfDiscovery}
 	switch svc.Resolution {
 	case registry.DNS, registry.DNSRoundRobin:
 		c.instances, c.family = instances, p.dnsFamily(svc.Resolution)
 	case registry.Passthrough:
 		declared, _ := svc.Port(port)
-		c.byAddress = p.captured() && !(svc.ByName && saysName(declared.Protocol))
+		c.originalDst = p.isCaptured() && !(svc.ByName && carriesHostName(declared.Protocol))
 		c.family = p.dnsFamily(svc.Resolution)
+		refusal := s.Registry.Options().Refusal(svc.Hostname, declared.TargetPort)
+		c.refused = !c.originalDst && refusal.Reason != "" && (p.Type == Router || !refusal.GatewaysOnly)
 	case registry.Static:
-		// Bytes go to the very workload that the caller chose; requests to the service are balanced, as rules for it have it.
+		// TCP connections are sent to the instance that the caller selected. HTTP requests are balanced as the rules
+		// specify.
 		declared, _ := svc.Port(port)
-		c.byAddress = svc.Headless() && !declared.Protocol.IsHTTP() && p.captured()
+		c.originalDst = svc.Headless() && !declared.Protocol.IsHTTP() && p.isCaptured()
 	}
 	return c
 }
 
-// of is the same for a subset, as a proxy calls it.
-func (c outbound) of(subset string, s *snapshot.Snapshot, p *Proxy) outbound {
+// withSubset returns the same cluster for a subset, with the values that depend on the calling proxy.
+func (c serviceCluster) withSubset(subset string, s *snapshot.Snapshot, p *Proxy) serviceCluster {
 	c.subset = subset
-	c.byAddress = c.byAddress || subset == theInstance
-	c.credential = c.credentialOf(s, p)
-	c.near = c.place(p)
+	c.originalDst = c.originalDst || subset == instanceSubset
+	c.credential = c.resolveCredential(s, p)
+	c.localityKey = c.localityKeyFor(p)
 	return c
 }
 
-func (c outbound) name() string { return OutboundCluster(c.svc.Hostname, c.subset, c.port) }
+func (c serviceCluster) name() string { return OutboundCluster(c.svc.Hostname, c.subset, c.port) }
 
-// subsetName is the name of the subset, as a rule has it.
-func (c outbound) subsetName() string { return strings.TrimPrefix(c.subset, theInstance) }
+// subsetName returns the name of the subset in the rule.
+func (c serviceCluster) subsetName() string { return strings.TrimPrefix(c.subset, instanceSubset) }
 
-func (c outbound) resource(s *snapshot.Snapshot, patches envoyfilter.ClusterPatches) (*xds.Resource, error) {
+func (c serviceCluster) resource(s *snapshot.Snapshot, patches envoyfilter.ClusterPatches) (*xds.Resource, error) {
 	if c.instances == nil {
-		c.near = "" // the endpoints come by themselves
+		c.localityKey = "" // EDS delivers the endpoints separately
 	}
-	return s.Cache.Get(outboundKey{c, patches.Key}, func() (*xds.Resource, error) {
+	return s.Cache.Get(serviceClusterKey{c, patches.Key}, func() (*xds.Resource, error) {
 		r, err := clusterResource(patches.Apply(c.build()))
-		return withNotes(patches.Take(), r, err)
+		return attachSkippedPatches(patches.TakeSkipped(), r, err)
 	})
 }
 
-// outboundKey is all that a service's cluster depends on.
-type outboundKey struct {
-	outbound
+// serviceClusterKey contains everything that a service's cluster depends on.
+type serviceClusterKey struct {
+	serviceCluster
 	patches string
 }
 
-func (c outbound) build() *clusterv3.Cluster {
+func (c serviceCluster) build() *clusterv3.Cluster {
 	port, _ := c.svc.Port(c.port)
 	traffic := c.rule.Traffic(c.subset, c.port)
 	cluster := &clusterv3.Cluster{
@@ -230,22 +243,22 @@ func (c outbound) build() *clusterv3.Cluster {
 		CircuitBreakers: circuitBreakers(traffic.ConnectionPool, traffic.RetryBudget),
 		Metadata:        serviceMetadata(c.svc, c.subsetName()),
 	}
-	c.discover(cluster)
+	c.setDiscovery(cluster)
 	if cluster.LbPolicy != clusterv3.Cluster_CLUSTER_PROVIDED {
 		cluster.CommonLbConfig = &clusterv3.Cluster_CommonLbConfig{HealthyPanicThreshold: &typev3.Percent{}}
-		loadBalance(cluster, traffic.LoadBalancer)
-		c.routeByZone(cluster, traffic)
+		setLoadBalancing(cluster, traffic.LoadBalancer)
+		c.setZoneRouting(cluster, traffic)
 		if zoneSetting(traffic) == nil && len(localitySetting(c.mesh, traffic).GetDistribute()) > 0 && cluster.CommonLbConfig != nil {
 			cluster.CommonLbConfig.LocalityConfigSpecifier = &clusterv3.Cluster_CommonLbConfig_LocalityWeightedLbConfig_{
 				LocalityWeightedLbConfig: &clusterv3.Cluster_CommonLbConfig_LocalityWeightedLbConfig{},
 			}
 		}
-		detectOutliers(cluster, traffic.OutlierDetection)
+		setOutlierDetection(cluster, traffic.OutlierDetection)
 	}
-	connect(cluster, traffic.ConnectionPool, c.mesh.GetTcpKeepalive())
+	setConnectionOptions(cluster, traffic.ConnectionPool, c.mesh.GetTcpKeepalive())
 	security := c.security(port, traffic)
-	if security.unusable {
-		return nowhere(cluster)
+	if security.unusable || c.refused {
+		return stripCluster(cluster)
 	}
 	security.apply(cluster)
 	sendProxyHeader(cluster, traffic.ProxyProtocol)
@@ -255,33 +268,33 @@ func (c outbound) build() *clusterv3.Cluster {
 	return cluster
 }
 
-// statName is the cluster's name in statistics. Its semicolon, as in Istio, says where it ends, so that the bootstrap makes a
-// label of the whole: of a host of no cluster.local only what is before the first dot was one, and the rest made families of
-// metrics of its own.
+// statName returns the cluster's name in statistics. As in Istio, a semicolon marks its end, so that the bootstrap's
+// tag extraction matches the whole name. Without it, only the part before the first dot of a host outside cluster.local
+// would become a label, and the rest would create separate metric families.
 func statName(cluster string) string { return cluster + ";" }
 
-// discover says how the cluster gets its endpoints.
-func (c outbound) discover(cluster *clusterv3.Cluster) {
+// setDiscovery sets how Envoy discovers the cluster's endpoints.
+func (c serviceCluster) setDiscovery(cluster *clusterv3.Cluster) {
 	switch c.svc.Resolution {
 	case registry.DNS, registry.DNSRoundRobin:
 		assignment := c.assignment(c.instances)
 		cluster.LoadAssignment = assignment
 		cluster.DnsLookupFamily = c.family
-		refreshNames(cluster)
+		setDNSRefresh(cluster)
 		cluster.ClusterDiscoveryType = &clusterv3.Cluster_Type{Type: clusterv3.Cluster_STRICT_DNS}
-		// Envoy takes a logical DNS cluster with one name only.
+		// Envoy accepts exactly one endpoint in a logical DNS cluster.
 		if c.svc.Resolution == registry.DNSRoundRobin && countEndpoints(assignment) == 1 {
 			cluster.ClusterDiscoveryType = &clusterv3.Cluster_Type{Type: clusterv3.Cluster_LOGICAL_DNS}
 		}
 	case registry.Passthrough:
-		if c.byAddress {
-			originalDestination(cluster)
+		if c.originalDst {
+			setOriginalDst(cluster)
 		} else {
-			forwardByName(cluster, c.family)
+			setDynamicForward(cluster, c.family)
 		}
 	case registry.Static:
-		if c.byAddress {
-			originalDestination(cluster)
+		if c.originalDst {
+			setOriginalDst(cluster)
 			return
 		}
 		cluster.ClusterDiscoveryType = &clusterv3.Cluster_Type{Type: clusterv3.Cluster_EDS}
@@ -289,8 +302,8 @@ func (c outbound) discover(cluster *clusterv3.Cluster) {
 	}
 }
 
-// dnsFamily is which of a name's addresses a proxy wants. Where both families are at hand, the one that answers first is
-// taken; with all addresses as endpoints of their own nothing tells which of them can be reached, and IPv4 is taken first.
+// dnsFamily returns the address families to look up. With both families, Envoy connects to the first address that
+// responds. A cluster that uses each address as an endpoint cannot detect reachability, so IPv4 is preferred there.
 func (p *Proxy) dnsFamily(how registry.Resolution) clusterv3.Cluster_DnsLookupFamily {
 	switch {
 	case !p.IPv4:
@@ -301,21 +314,21 @@ func (p *Proxy) dnsFamily(how registry.Resolution) clusterv3.Cluster_DnsLookupFa
 	return clusterv3.Cluster_V4_PREFERRED
 }
 
-// refreshNames asks again when the answer's time is over, or every minute when it has none. Envoy's newer way to say so is
-// a cluster type that the oldest Envoy served here has only in part.
-func refreshNames(cluster *clusterv3.Cluster) {
+// setDNSRefresh makes Envoy respect the record's TTL, or resolve every minute if there is none. The replacement of
+// these deprecated fields is a cluster type that the oldest supported Envoy implements only partly.
+func setDNSRefresh(cluster *clusterv3.Cluster) {
 	//lint:ignore SA1019 see above
 	cluster.RespectDnsTtl = true
 	//lint:ignore SA1019 see above
 	cluster.DnsRefreshRate = duration(60 * time.Second)
 }
 
-func originalDestination(cluster *clusterv3.Cluster) {
+func setOriginalDst(cluster *clusterv3.Cluster) {
 	cluster.ClusterDiscoveryType = &clusterv3.Cluster_Type{Type: clusterv3.Cluster_ORIGINAL_DST}
 	cluster.LbPolicy = clusterv3.Cluster_CLUSTER_PROVIDED
 }
 
-// serviceMetadata tells whose cluster it is: metrics and logs, and those who read a configuration dump.
+// serviceMetadata returns metadata that identifies the cluster's service in metrics, logs and configuration dumps.
 func serviceMetadata(svc *registry.Service, subset string) *corev3.Metadata {
 	fields := map[string]*structpb.Value{
 		"host":      structpb.NewStringValue(svc.Hostname),
@@ -328,7 +341,7 @@ func serviceMetadata(svc *registry.Service, subset string) *corev3.Metadata {
 	return &corev3.Metadata{FilterMetadata: map[string]*structpb.Struct{"istio": {Fields: fields}}}
 }
 
-// noService has metrics name a cluster of no service by itself, as Istio's do.
-func noService(name string) *corev3.Metadata {
+// clusterNameMetadata makes metrics use the cluster's own name, as Istio does for clusters without a service.
+func clusterNameMetadata(name string) *corev3.Metadata {
 	return filterMetadata("istio", map[string]string{"name": name})
 }

@@ -8,29 +8,30 @@ import (
 	"github.com/pilotfish-mesh/pilotfish/controlplane/snapshot"
 )
 
-// credential is a Secret that a rule names for its callers, and what of it one of them may have. Its name is empty where the
-// rule names none, or is not for this caller: at sidecars only rules count in this that say which.
+// credential is a Secret that a rule specifies for its callers, and the parts that one caller may use. The name is
+// empty if the rule has no Secret or does not apply to this caller. At sidecars only rules with a workloadSelector are
+// considered.
 type credential struct {
 	name                     string
 	certificate, authorities bool
 }
 
-func (c outbound) credentialOf(s *snapshot.Snapshot, p *Proxy) credential {
-	if c.rule == nil || !s.AnyCredentialed() || p.Type == Sidecar && !c.rule.Selective() {
+func (c serviceCluster) resolveCredential(s *snapshot.Snapshot, p *Proxy) credential {
+	if c.rule == nil || !s.HasCredentials() || p.Type == Sidecar && !c.rule.IsSelective() {
 		return credential{}
 	}
 	settings := c.rule.Traffic(c.subset, c.port).TLS
 	name := settings.GetCredentialName()
-	if name == "" || !originates(settings) {
+	if name == "" || !isTLSOrigination(settings) {
 		return credential{}
 	}
-	v := view{s: s, p: p}
-	return credential{name: name, certificate: v.certificate(name) != nil, authorities: v.authorities(name) != nil}
+	v := proxyView{s: s, p: p}
+	return credential{name: name, certificate: v.certificateSecret(name) != nil, authorities: v.caSecret(name) != nil}
 }
 
-// originating is TLS with what the settings name; nil where that cannot be had.
-func (c outbound) originating(settings *networking.ClientTLSSettings) *tlsv3.CommonTlsContext {
-	common := &tlsv3.CommonTlsContext{TlsParams: tlsWithin(c.mesh.GetTlsDefaults())}
+// originationContext returns the TLS context that the settings specify, or nil if its certificates are not available.
+func (c serviceCluster) originationContext(settings *networking.ClientTLSSettings) *tlsv3.CommonTlsContext {
+	common := &tlsv3.CommonTlsContext{TlsParams: tlsParameters(c.mesh.GetTlsDefaults())}
 	mutual, verified := settings.GetMode() == networking.ClientTLSSettings_MUTUAL, !settings.GetInsecureSkipVerify().GetValue()
 	names := exactNames(settings.GetSubjectAltNames())
 	if name := c.credential.name; name != "" {
@@ -61,8 +62,9 @@ func (c outbound) originating(settings *networking.ClientTLSSettings) *tlsv3.Com
 	return common
 }
 
-// nowhere has nobody to call. A cluster that waits for a certificate would hold up all that comes after it.
-func nowhere(c *clusterv3.Cluster) *clusterv3.Cluster {
+// stripCluster returns a cluster without endpoints. A cluster that waits for a certificate would block all later
+// resources.
+func stripCluster(c *clusterv3.Cluster) *clusterv3.Cluster {
 	return &clusterv3.Cluster{
 		Name: c.GetName(), AltStatName: c.GetAltStatName(), ConnectTimeout: c.GetConnectTimeout(), Metadata: c.GetMetadata(),
 		ClusterDiscoveryType: &clusterv3.Cluster_Type{Type: clusterv3.Cluster_STATIC},

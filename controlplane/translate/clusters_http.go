@@ -15,15 +15,14 @@ import (
 
 const httpOptionsName = "envoy.extensions.upstreams.http.v3.HttpProtocolOptions"
 
-// setHTTPOptions says how requests are sent to the cluster's endpoints.
+// setHTTPOptions sets how requests are sent to the cluster's endpoints.
 func setHTTPOptions(cluster *clusterv3.Cluster, options *httpv3.HttpProtocolOptions) {
 	cluster.TypedExtensionProtocolOptions = map[string]*anypb.Any{httpOptionsName: anyOf(options)}
 }
 
-// speaksHTTP2 says whether a cluster speaks HTTP/2 to its endpoints: where the port says so, and between sidecars. One
-// connection then carries many requests, which costs a quarter less than HTTP/1.1, and the callee's sidecar speaks to its
-// workload what the port says.
-func (c outbound) speaksHTTP2(port registry.Port, traffic snapshot.Traffic, security upstreamSecurity) bool {
+// speaksHTTP2 reports whether a cluster uses HTTP/2: if the port is declared so, and between sidecars. Multiplexing on
+// one connection costs a quarter less than HTTP/1.1. The receiving sidecar uses the port's protocol to its workload.
+func (c serviceCluster) speaksHTTP2(port registry.Port, traffic snapshot.Traffic, security upstreamSecurity) bool {
 	switch traffic.ConnectionPool.GetHttp().GetH2UpgradePolicy() {
 	case networking.ConnectionPoolSettings_HTTPSettings_UPGRADE:
 		return true
@@ -33,7 +32,7 @@ func (c outbound) speaksHTTP2(port registry.Port, traffic snapshot.Traffic, secu
 	return port.Protocol.IsHTTP2() || security.meshTLS() && c.facts.AllMTLS
 }
 
-func (c outbound) httpOptions(port registry.Port, traffic snapshot.Traffic, security upstreamSecurity) *httpv3.HttpProtocolOptions {
+func (c serviceCluster) httpOptions(port registry.Port, traffic snapshot.Traffic, security upstreamSecurity) *httpv3.HttpProtocolOptions {
 	settings := traffic.ConnectionPool.GetHttp()
 	options := &httpv3.HttpProtocolOptions{CommonHttpProtocolOptions: commonHTTPOptions(traffic.ConnectionPool)}
 	options.OutlierDetection = errorCodes(traffic.OutlierDetection)
@@ -50,21 +49,21 @@ func (c outbound) httpOptions(port registry.Port, traffic snapshot.Traffic, secu
 	default:
 		options.UpstreamProtocolOptions = explicitHTTP1()
 	}
-	if c.svc.Resolution == registry.Passthrough && !c.byAddress {
-		allowByName(options)
+	if c.svc.Resolution == registry.Passthrough && !c.originalDst {
+		setAutoSNI(options)
 	} else if security.autoSNI {
 		options.UpstreamHttpProtocolOptions = &corev3.UpstreamHttpProtocolOptions{AutoSni: true, AutoSanValidation: security.autoSAN}
 	}
 	if !c.svc.External && !c.facts.AllMTLS {
-		options.HttpFilters = unintroduced()
+		options.HttpFilters = removePeerHeaderFilters()
 	}
 	return options
 }
 
 func commonHTTPOptions(pool *networking.ConnectionPoolSettings) *corev3.HttpProtocolOptions {
 	common := &corev3.HttpProtocolOptions{
-		IdleTimeout:           orDefault(pool.GetHttp().GetIdleTimeout()),
-		MaxConnectionDuration: orDefault(pool.GetTcp().GetMaxConnectionDuration()),
+		IdleTimeout:           nonZeroDuration(pool.GetHttp().GetIdleTimeout()),
+		MaxConnectionDuration: nonZeroDuration(pool.GetTcp().GetMaxConnectionDuration()),
 	}
 	if n := pool.GetHttp().GetMaxRequestsPerConnection(); n > 0 {
 		common.MaxRequestsPerConnection = u32(uint32(n))
@@ -76,14 +75,14 @@ func commonHTTPOptions(pool *networking.ConnectionPoolSettings) *corev3.HttpProt
 }
 
 func http2Options(settings *networking.ConnectionPoolSettings_HTTPSettings) *corev3.Http2ProtocolOptions {
-	// Without CONNECT an upgraded connection (a WebSocket) cannot pass over HTTP/2.
+	// Without CONNECT an upgraded connection, such as a WebSocket, cannot use HTTP/2.
 	o := &corev3.Http2ProtocolOptions{AllowConnect: true}
 	if n := settings.GetMaxConcurrentStreams(); n > 0 {
 		o.MaxConcurrentStreams = u32(uint32(n))
 	}
 	if k := settings.GetHttp2KeepAlive(); k != nil {
-		o.ConnectionKeepalive = &corev3.KeepaliveSettings{Interval: orDefault(k.GetInterval()), Timeout: orDefault(k.GetTimeout())}
-		if o.ConnectionKeepalive.Timeout == nil { // Envoy wants one
+		o.ConnectionKeepalive = &corev3.KeepaliveSettings{Interval: nonZeroDuration(k.GetInterval()), Timeout: nonZeroDuration(k.GetTimeout())}
+		if o.ConnectionKeepalive.Timeout == nil { // Envoy requires a timeout
 			o.ConnectionKeepalive.Timeout = duration(20 * time.Second)
 		}
 	}
@@ -102,7 +101,8 @@ func explicitHTTP2(o *corev3.Http2ProtocolOptions) *httpv3.HttpProtocolOptions_E
 	}}
 }
 
-// plainHTTPOptions are those of a cluster that no rule touches: the workload's own port, or what is outside the mesh.
+// plainHTTPOptions are the options of a cluster that no rule configures: the workload's own port, or destinations
+// outside the mesh.
 func plainHTTPOptions(http2 bool) *httpv3.HttpProtocolOptions {
 	if http2 {
 		return &httpv3.HttpProtocolOptions{UpstreamProtocolOptions: explicitHTTP2(http2Options(nil))}

@@ -14,21 +14,21 @@ import (
 	"github.com/pilotfish-mesh/pilotfish/controlplane/snapshot"
 )
 
-// upstreamSecurity is how connections to a cluster's endpoints are secured.
+// upstreamSecurity specifies how connections to a cluster's endpoints are secured.
 type upstreamSecurity struct {
-	// context is the TLS to use; nil is plaintext.
+	// context is the TLS configuration; nil means plaintext.
 	context *tlsv3.UpstreamTlsContext
-	// auto: only where the endpoint has a sidecar.
+	// auto: TLS is used only for endpoints with a sidecar.
 	auto bool
-	// unusable: they would need a certificate, or authorities to believe, that the caller may not have, or that is not there.
+	// unusable: a required certificate or CA does not exist, or the caller may not use it.
 	unusable bool
-	// mesh: with the mesh's identities.
+	// mesh: TLS uses the mesh's identities.
 	mesh bool
-	// autoSNI names the host of each request in the handshake; autoSAN verifies it too.
+	// autoSNI sets the SNI to the host of each request; autoSAN also verifies the certificate against it.
 	autoSNI, autoSAN bool
 }
 
-// meshTLS says whether connections may have the mesh's mutual TLS.
+// meshTLS reports whether connections may use the mesh's mutual TLS.
 func (u upstreamSecurity) meshTLS() bool { return u.mesh }
 
 func (u upstreamSecurity) apply(cluster *clusterv3.Cluster) {
@@ -46,7 +46,7 @@ func (u upstreamSecurity) apply(cluster *clusterv3.Cluster) {
 	}
 }
 
-// sendProxyHeader has connections begin with who called, in the way of the PROXY protocol.
+// sendProxyHeader makes connections start with a PROXY protocol header.
 func sendProxyHeader(cluster *clusterv3.Cluster, settings *networking.TrafficPolicy_ProxyProtocol) {
 	if settings == nil {
 		return
@@ -88,14 +88,15 @@ func tlsSocket(context *tlsv3.UpstreamTlsContext) *corev3.TransportSocket {
 	}
 }
 
-// security is what the rule says, and without a rule mutual TLS wherever the other side has a sidecar.
-func (c outbound) security(port registry.Port, traffic snapshot.Traffic) upstreamSecurity {
+// security returns the security that the rule specifies. Without a rule, mutual TLS is used if the endpoint has a
+// sidecar.
+func (c serviceCluster) security(port registry.Port, traffic snapshot.Traffic) upstreamSecurity {
 	settings := traffic.TLS
 	if settings == nil {
 		if !c.mesh.GetEnableAutoMtls().GetValue() || c.svc.External || c.svc.Resolution == registry.Passthrough {
 			return upstreamSecurity{}
 		}
-		if c.byAddress { // what is known of an endpoint shows only where the endpoint was chosen here
+		if c.originalDst { // endpoint metadata is available only if Envoy selects the endpoint
 			if !c.facts.AllMTLS {
 				return upstreamSecurity{}
 			}
@@ -109,11 +110,11 @@ func (c outbound) security(port registry.Port, traffic snapshot.Traffic) upstrea
 	case networking.ClientTLSSettings_ISTIO_MUTUAL:
 		return upstreamSecurity{context: c.meshContext(port, traffic, settings), mesh: true}
 	}
-	return c.originate(port, traffic, settings)
+	return c.originateTLS(port, traffic, settings)
 }
 
-// meshContext is TLS with the mesh's identities on both sides.
-func (c outbound) meshContext(port registry.Port, traffic snapshot.Traffic, settings *networking.ClientTLSSettings) *tlsv3.UpstreamTlsContext {
+// meshContext returns TLS with the mesh's identities on both sides.
+func (c serviceCluster) meshContext(port registry.Port, traffic snapshot.Traffic, settings *networking.ClientTLSSettings) *tlsv3.UpstreamTlsContext {
 	sni := settings.GetSni()
 	if sni == "" {
 		sni = sniName(c.svc.Hostname, c.subsetName(), c.port)
@@ -124,13 +125,14 @@ func (c outbound) meshContext(port registry.Port, traffic snapshot.Traffic, sett
 	return &tlsv3.UpstreamTlsContext{CommonTlsContext: common, Sni: sni}
 }
 
-// meshALPN tells the callee's sidecar what is inside the TLS: no listener can look into it beforehand.
-func (c outbound) meshALPN(port registry.Port, traffic snapshot.Traffic) []string {
+// meshALPN returns the protocols that signal the content of the TLS connection to the receiving sidecar, whose listener
+// cannot inspect it.
+func (c serviceCluster) meshALPN(port registry.Port, traffic snapshot.Traffic) []string {
 	if !port.Protocol.MayBeHTTP() {
 		return []string{"istio"}
 	}
 	if traffic.ConnectionPool.GetHttp().GetUseClientProtocol() || port.Protocol == registry.Undeclared {
-		// Nothing that the callee negotiates: its codec then goes by the first bytes.
+		// The receiver does not negotiate any of these, so its codec detects the protocol from the first bytes.
 		return []string{"istio-h2", "istio"}
 	}
 	if c.speaksHTTP2(port, traffic, upstreamSecurity{mesh: true}) {
@@ -139,15 +141,15 @@ func (c outbound) meshALPN(port registry.Port, traffic snapshot.Traffic) []strin
 	return []string{"istio-http/1.1", "istio", "http/1.1"}
 }
 
-// originates says whether settings ask for TLS to a server that is not of the mesh.
-func originates(settings *networking.ClientTLSSettings) bool {
+// isTLSOrigination reports whether the settings specify TLS to a server outside the mesh.
+func isTLSOrigination(settings *networking.ClientTLSSettings) bool {
 	mode := settings.GetMode()
 	return mode == networking.ClientTLSSettings_SIMPLE || mode == networking.ClientTLSSettings_MUTUAL
 }
 
-// originate is TLS to a server that is not of the mesh.
-func (c outbound) originate(port registry.Port, traffic snapshot.Traffic, settings *networking.ClientTLSSettings) upstreamSecurity {
-	common := c.originating(settings)
+// originateTLS returns the security for a server outside the mesh.
+func (c serviceCluster) originateTLS(port registry.Port, traffic snapshot.Traffic, settings *networking.ClientTLSSettings) upstreamSecurity {
+	common := c.originationContext(settings)
 	if common == nil {
 		return upstreamSecurity{unusable: true}
 	}

@@ -16,8 +16,8 @@ import (
 	networking "istio.io/api/networking/v1alpha3"
 )
 
-// circuitBreakers are Istio's: no limit but those that a rule sets. Envoy's own defaults (1,024 connections, 3 retries)
-// surprise everyone who meets them.
+// circuitBreakers returns Istio's limits: none except those of a rule. Envoy's defaults (1,024 connections, 3 retries)
+// are too low for a mesh.
 func circuitBreakers(pool *networking.ConnectionPoolSettings, retries *networking.TrafficPolicy_RetryBudget) *clusterv3.CircuitBreakers {
 	t := &clusterv3.CircuitBreakers_Thresholds{
 		MaxConnections:     u32(math.MaxUint32),
@@ -26,11 +26,11 @@ func circuitBreakers(pool *networking.ConnectionPoolSettings, retries *networkin
 		MaxRetries:         u32(math.MaxUint32),
 		TrackRemaining:     true,
 	}
-	limit(&t.MaxConnections, pool.GetTcp().GetMaxConnections())
-	limit(&t.MaxPendingRequests, pool.GetHttp().GetHttp1MaxPendingRequests())
-	limit(&t.MaxRequests, pool.GetHttp().GetHttp2MaxRequests())
-	limit(&t.MaxRetries, pool.GetHttp().GetMaxRetries())
-	if retries != nil { // in place of a fixed number
+	setLimit(&t.MaxConnections, pool.GetTcp().GetMaxConnections())
+	setLimit(&t.MaxPendingRequests, pool.GetHttp().GetHttp1MaxPendingRequests())
+	setLimit(&t.MaxRequests, pool.GetHttp().GetHttp2MaxRequests())
+	setLimit(&t.MaxRetries, pool.GetHttp().GetMaxRetries())
+	if retries != nil { // replaces the fixed number
 		t.MaxRetries = nil
 		t.RetryBudget = &clusterv3.CircuitBreakers_Thresholds_RetryBudget{
 			BudgetPercent: &typev3.Percent{Value: 20}, MinRetryConcurrency: u32(3), BudgetInterval: retries.GetBudgetInterval(),
@@ -45,14 +45,14 @@ func circuitBreakers(pool *networking.ConnectionPoolSettings, retries *networkin
 	return &clusterv3.CircuitBreakers{Thresholds: []*clusterv3.CircuitBreakers_Thresholds{t}}
 }
 
-func limit(field **wrapperspb.UInt32Value, n int32) {
+func setLimit(field **wrapperspb.UInt32Value, n int32) {
 	if n > 0 {
 		*field = u32(uint32(n))
 	}
 }
 
-// connect sets what is said of the cluster's TCP connections.
-func connect(cluster *clusterv3.Cluster, pool *networking.ConnectionPoolSettings, meshKeepalive *networking.ConnectionPoolSettings_TCPSettings_TcpKeepalive) {
+// setConnectionOptions sets the options of the cluster's TCP connections.
+func setConnectionOptions(cluster *clusterv3.Cluster, pool *networking.ConnectionPoolSettings, meshKeepalive *networking.ConnectionPoolSettings_TCPSettings_TcpKeepalive) {
 	if t := pool.GetTcp().GetConnectTimeout(); t != nil {
 		cluster.ConnectTimeout = t
 	}
@@ -76,7 +76,7 @@ func connect(cluster *clusterv3.Cluster, pool *networking.ConnectionPoolSettings
 	cluster.UpstreamConnectionOptions = &clusterv3.UpstreamConnectionOptions{TcpKeepalive: k}
 }
 
-func loadBalance(cluster *clusterv3.Cluster, lb *networking.LoadBalancerSettings) {
+func setLoadBalancing(cluster *clusterv3.Cluster, lb *networking.LoadBalancerSettings) {
 	cluster.LbPolicy = clusterv3.Cluster_LEAST_REQUEST
 	switch lb.GetSimple() {
 	case networking.LoadBalancerSettings_ROUND_ROBIN:
@@ -84,18 +84,18 @@ func loadBalance(cluster *clusterv3.Cluster, lb *networking.LoadBalancerSettings
 	case networking.LoadBalancerSettings_RANDOM:
 		cluster.LbPolicy = clusterv3.Cluster_RANDOM
 	case networking.LoadBalancerSettings_PASSTHROUGH:
-		originalDestination(cluster)
+		setOriginalDst(cluster)
 		cluster.EdsClusterConfig, cluster.LoadAssignment, cluster.CommonLbConfig = nil, nil, nil
 		return
 	}
 	if hash := lb.GetConsistentHash(); hash != nil {
-		consistentHash(cluster, hash)
+		setConsistentHash(cluster, hash)
 		return
 	}
-	warmUp(cluster, lb)
+	setSlowStart(cluster, lb)
 }
 
-func consistentHash(cluster *clusterv3.Cluster, hash *networking.LoadBalancerSettings_ConsistentHashLB) {
+func setConsistentHash(cluster *clusterv3.Cluster, hash *networking.LoadBalancerSettings_ConsistentHashLB) {
 	if maglev := hash.GetMaglev(); maglev != nil {
 		cluster.LbPolicy = clusterv3.Cluster_MAGLEV
 		if n := primeFrom(maglev.GetTableSize()); n > 0 {
@@ -115,13 +115,13 @@ func consistentHash(cluster *clusterv3.Cluster, hash *networking.LoadBalancerSet
 	cluster.LbConfig = &clusterv3.Cluster_RingHashLbConfig_{RingHashLbConfig: &clusterv3.Cluster_RingHashLbConfig{MinimumRingSize: wrapperspb.UInt64(size)}}
 }
 
-// The sizes that Envoy takes.
+// Envoy's limits of the table sizes.
 const (
 	maxRingSize   = 8 << 20
 	maxMaglevSize = 5_000_011
 )
 
-// primeFrom is the first prime number from n, as Maglev's table wants it; 0 for 0.
+// primeFrom returns the first prime number that is at least n, which Maglev's table size requires. It returns 0 for 0.
 func primeFrom(n uint64) uint64 {
 	if n == 0 {
 		return 0
@@ -137,8 +137,8 @@ func primeFrom(n uint64) uint64 {
 	}
 }
 
-// warmUp lets endpoints that are new get their share of the traffic gradually.
-func warmUp(cluster *clusterv3.Cluster, lb *networking.LoadBalancerSettings) {
+// setSlowStart makes the traffic share of new endpoints grow gradually.
+func setSlowStart(cluster *clusterv3.Cluster, lb *networking.LoadBalancerSettings) {
 	slow := &clusterv3.Cluster_SlowStartConfig{SlowStartWindow: lb.GetWarmupDurationSecs()}
 	if w := lb.GetWarmup(); w != nil {
 		slow.SlowStartWindow = w.GetDuration()
@@ -160,8 +160,9 @@ func warmUp(cluster *clusterv3.Cluster, lb *networking.LoadBalancerSettings) {
 	}
 }
 
-// detectOutliers ejects endpoints by count only, as Istio does: by rate would eject the odd one of a few.
-func detectOutliers(cluster *clusterv3.Cluster, o *networking.OutlierDetection) {
+// setOutlierDetection ejects endpoints only by consecutive errors, as Istio does. Success rates would eject an average
+// endpoint from a small set.
+func setOutlierDetection(cluster *clusterv3.Cluster, o *networking.OutlierDetection) {
 	if o == nil || cluster.CommonLbConfig == nil {
 		return
 	}
@@ -170,11 +171,11 @@ func detectOutliers(cluster *clusterv3.Cluster, o *networking.OutlierDetection) 
 		Interval:             o.GetInterval(),
 		BaseEjectionTime:     o.GetBaseEjectionTime(),
 	}
-	out.Consecutive_5Xx, out.EnforcingConsecutive_5Xx = consecutive(o.GetConsecutive_5XxErrors())
-	out.ConsecutiveGatewayFailure, out.EnforcingConsecutiveGatewayFailure = consecutive(o.GetConsecutiveGatewayErrors())
+	out.Consecutive_5Xx, out.EnforcingConsecutive_5Xx = consecutiveThreshold(o.GetConsecutive_5XxErrors())
+	out.ConsecutiveGatewayFailure, out.EnforcingConsecutiveGatewayFailure = consecutiveThreshold(o.GetConsecutiveGatewayErrors())
 	//lint:ignore SA1019 the field is deprecated, and documents have it
 	if n := o.GetConsecutiveErrors(); n > 0 && o.GetConsecutiveGatewayErrors() == nil {
-		out.ConsecutiveGatewayFailure, out.EnforcingConsecutiveGatewayFailure = consecutive(wrapperspb.UInt32(uint32(n)))
+		out.ConsecutiveGatewayFailure, out.EnforcingConsecutiveGatewayFailure = consecutiveThreshold(wrapperspb.UInt32(uint32(n)))
 	}
 	if n := o.GetMaxEjectionPercent(); n > 0 {
 		out.MaxEjectionPercent = u32(uint32(n))
@@ -183,26 +184,26 @@ func detectOutliers(cluster *clusterv3.Cluster, o *networking.OutlierDetection) 
 		out.SplitExternalLocalOriginErrors = true
 		out.EnforcingLocalOriginSuccessRate = u32(0)
 		if n := o.GetConsecutiveLocalOriginFailures(); n.GetValue() > 0 {
-			out.ConsecutiveLocalOriginFailure, out.EnforcingConsecutiveLocalOriginFailure = consecutive(n)
+			out.ConsecutiveLocalOriginFailure, out.EnforcingConsecutiveLocalOriginFailure = consecutiveThreshold(n)
 		}
 	}
 	cluster.OutlierDetection = out
 	cluster.CommonLbConfig.HealthyPanicThreshold = &typev3.Percent{Value: float64(o.GetMinHealthPercent())}
 }
 
-// consecutive gives the threshold and how much it is enforced; 0 turns it off.
-func consecutive(n *wrapperspb.UInt32Value) (threshold, enforcing *wrapperspb.UInt32Value) {
+// consecutiveThreshold returns the threshold and the percentage of enforcement; 0 disables it.
+func consecutiveThreshold(n *wrapperspb.UInt32Value) (threshold, enforcing *wrapperspb.UInt32Value) {
 	switch {
 	case n == nil:
 		return nil, nil
 	case n.GetValue() == 0:
-		// Envoy wants a threshold of one at least even for what is not enforced.
+		// Envoy requires a threshold of at least one even if it is not enforced.
 		return nil, u32(0)
 	}
 	return u32(n.GetValue()), u32(100)
 }
 
-// errorCodes are the answers that outlier detection counts, where not those from 500 on; nil where the rule names none.
+// errorCodes returns the status codes that outlier detection counts as errors instead of 5xx; nil if the rule has none.
 func errorCodes(o *networking.OutlierDetection) *httpv3.HttpProtocolOptions_OutlierDetection {
 	codes := o.GetOutlierDetectionHttpErrorCodes()
 	if len(codes) == 0 {
@@ -222,8 +223,8 @@ func errorCodes(o *networking.OutlierDetection) *httpv3.HttpProtocolOptions_Outl
 	}}
 }
 
-// orDefault gives a duration, or nil where it is not set or zero.
-func orDefault(d *durationpb.Duration) *durationpb.Duration {
+// nonZeroDuration returns the duration, or nil if it is unset or zero.
+func nonZeroDuration(d *durationpb.Duration) *durationpb.Duration {
 	if d.AsDuration() == 0 {
 		return nil
 	}

@@ -17,23 +17,23 @@ import (
 	"github.com/pilotfish-mesh/pilotfish/controlplane/snapshot"
 )
 
-// raw passes messages as they come, and answers with nothing.
-type raw struct{}
+// rawCodec passes messages unchanged and sends empty responses.
+type rawCodec struct{}
 
-func (raw) Marshal(any) ([]byte, error) { return nil, nil }
-func (raw) Name() string                { return "raw" }
-func (raw) Unmarshal(data []byte, v any) error {
+func (rawCodec) Marshal(any) ([]byte, error) { return nil, nil }
+func (rawCodec) Name() string                { return "raw" }
+func (rawCodec) Unmarshal(data []byte, v any) error {
 	if b, ok := v.(*[]byte); ok {
 		*b = bytes.Clone(data)
 	}
 	return nil
 }
 
-// collector keeps what is sent to it, by gRPC and by HTTP.
+// collector stores what it receives by gRPC and HTTP.
 type collector struct{ got syncBuffer }
 
-func (c *collector) serve(w *world, grpcAddress, httpAddress string) {
-	g := grpc.NewServer(grpc.ForceServerCodec(raw{}), grpc.UnknownServiceHandler(func(_ any, stream grpc.ServerStream) error {
+func (c *collector) serve(w *testEnv, grpcAddress, httpAddress string) {
+	g := grpc.NewServer(grpc.ForceServerCodec(rawCodec{}), grpc.UnknownServiceHandler(func(_ any, stream grpc.ServerStream) error {
 		method, _ := grpc.MethodFromServerStream(stream)
 		for {
 			var message []byte
@@ -48,7 +48,7 @@ func (c *collector) serve(w *world, grpcAddress, httpAddress string) {
 	}))
 	go func(l net.Listener) { _ = g.Serve(l) }(w.listen(grpcAddress))
 	w.t.Cleanup(g.Stop)
-	w.app(httpAddress, "collector", func(rw http.ResponseWriter, r *http.Request) {
+	w.serveApp(httpAddress, "collector", func(rw http.ResponseWriter, r *http.Request) {
 		body, _ := io.ReadAll(r.Body)
 		fmt.Fprintf(&c.got, "%s %s\n", r.URL.Path, body)
 		rw.WriteHeader(http.StatusAccepted)
@@ -62,15 +62,15 @@ const collectors = `{"extensionProviders": [
  {"name": "otel-logs", "envoyOtelAls": {"service": "collector.example", "port": 4317, "logFormat": {"text": "line %REQ(:PATH)%", "labels": {"code": "%RESPONSE_CODE%"}}}},
  {"name": "als", "envoyHttpAls": {"service": "collector.example", "port": 4317}}]}`
 
-// TestTracesAndLogsReachTheirCollectors by each protocol, with the tags that documents give them.
+// TestTracesAndLogsReachTheirCollectors by each protocol, with the tags of the documents.
 func TestTracesAndLogsReachTheirCollectors(t *testing.T) {
-	bothEnvoys(t, 176004, func(t *testing.T, version string, network int) {
-		w := &world{version: version, network: network, plane: newPlane(t)}
+	forEachEnvoyVersion(t, 176004, func(t *testing.T, version string, network int) {
+		w := &testEnv{version: version, network: network, plane: newTestControlPlane(t)}
 		mesh := &meshconfig.MeshConfig{}
 		if err := protojson.Unmarshal([]byte(collectors), mesh); err != nil {
 			t.Fatal(err)
 		}
-		w.testMesh = newTestMesh(t, mesh, w.text(pair), w.text(`
+		w.testMesh = newTestMesh(t, mesh, w.expandNetwork(pair), w.expandNetwork(`
 apiVersion: networking.istio.io/v1
 kind: ServiceEntry
 metadata: {name: collector, namespace: front}
@@ -81,10 +81,10 @@ spec:
   ports: [{number: 4317, name: grpc, protocol: GRPC}, {number: 4318, name: http, protocol: HTTP}]
   endpoints: [{address: NET.9.1}]
 `))
-		w.plane.push(state{snap: w.snap}, snapshot.Change{Full: true})
+		w.plane.push(pushState{snap: w.snap}, snapshot.Change{Full: true})
 		c := &collector{}
 		c.serve(w, "NET.9.1:4317", "NET.9.1:4318")
-		w.app("NET.2.2:8080", "server", nil)
+		w.serveApp("NET.2.2:8080", "server", nil)
 		w.proxy(clientNode, "front/client")
 		w.proxy(serverNode, "back/server")
 		for i, step := range []struct{ fields, path, also string }{
@@ -97,7 +97,7 @@ spec:
 			w.change("apiVersion: telemetry.istio.io/v1\nkind: Telemetry\nmetadata: {name: client, namespace: front}\nspec: {" + step.fields + "}")
 			url := fmt.Sprintf("http://server.back/step%d", i)
 			eventually(t, func() string {
-				if a := w.through(clientPort, url, "X-Mine=from-header"); a.code != 200 {
+				if a := w.request(clientPort, url, "X-Mine=from-header"); a.code != 200 {
 					return a.String()
 				}
 				for line := range strings.SplitSeq(c.got.String(), "\n") {

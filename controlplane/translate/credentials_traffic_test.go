@@ -11,8 +11,9 @@ import (
 	"github.com/pilotfish-mesh/pilotfish/controlplane/config"
 )
 
-// outsideTLS is a server outside of the mesh that wants certificates of the mesh's authority, and says whose it was shown.
-func (w *world) outsideTLS(address string) {
+// serveExternalTLS starts a server outside the mesh that requires a certificate of the mesh's CA and returns its
+// subject.
+func (w *testEnv) serveExternalTLS(address string) {
 	w.t.Helper()
 	cert, key := w.plane.ca.issue("spiffe://outside/server")
 	pair, err := tls.X509KeyPair(cert, key)
@@ -26,7 +27,7 @@ func (w *world) outsideTLS(address string) {
 			fmt.Fprintf(rw, "shown=%s", r.TLS.PeerCertificates[0].SerialNumber)
 		}),
 	}
-	server.SetKeepAlivesEnabled(false) // what it is shown is of the next handshake
+	server.SetKeepAlivesEnabled(false) // a changed certificate is used in the next handshake
 	l := tls.NewListener(w.listen(address), &tls.Config{Certificates: []tls.Certificate{pair}, ClientAuth: tls.RequireAndVerifyClientCert, ClientCAs: roots})
 	go func() { _ = server.Serve(l) }()
 	w.t.Cleanup(func() { _ = server.Close() })
@@ -44,11 +45,11 @@ metadata: {name: outside, namespace: front}
 spec: {host: shop.example.com, workloadSelector: {matchLabels: {app: client}}, trafficPolicy: {tls: {mode: MUTUAL, credentialName: client, sni: shop.example.com}}}
 `
 
-// A sidecar shows the certificate of a Secret to those that a DestinationRule for it names, and ends TLS with one where its
-// Sidecar says so; without the Secret nobody is called and nobody let in.
-func TestSidecarsShowAndEndWithCertificatesOfSecrets(t *testing.T) {
-	bothEnvoys(t, 176003, func(t *testing.T, version string, network int) {
-		w := newWorld(t, version, network, outsideRule, pair, `
+// TestSidecarCertificatesFromSecrets: a sidecar uses the certificate of a Secret for the hosts of a DestinationRule,
+// and terminates TLS with one if its Sidecar specifies that. Without the Secret no connection succeeds.
+func TestSidecarCertificatesFromSecrets(t *testing.T) {
+	forEachEnvoyVersion(t, 176003, func(t *testing.T, version string, network int) {
+		w := newTestEnv(t, version, network, outsideRule, pair, `
 apiVersion: networking.istio.io/v1
 kind: Sidecar
 metadata: {name: server, namespace: back}
@@ -59,11 +60,11 @@ kind: PeerAuthentication
 metadata: {name: server, namespace: back}
 spec: {mtls: {mode: DISABLE}}
 `)
-		w.outsideTLS("NET.9.1:8443")
-		w.app("NET.2.2:8080", "server", nil)
+		w.serveExternalTLS("NET.9.1:8443")
+		w.serveApp("NET.2.2:8080", "server", nil)
 		w.proxy(clientNode, "front/client")
 		w.proxy(serverNode, "back/server")
-		call := func() answer { return w.through(clientPort, "http://shop.example.com/") }
+		call := func() httpResult { return w.request(clientPort, "http://shop.example.com/") }
 		w.expect(503, "", call)
 		authorities := "  ca.crt: |\n" + indent(indent(string(w.plane.ca.pem)))
 		secret := func(name, namespace string, serial int64) string {
@@ -76,11 +77,11 @@ spec: {mtls: {mode: DISABLE}}
 		w.remove(config.Key{Kind: config.Secret, Namespace: "front", Name: "client"})
 		w.expect(503, "", call)
 
-		ask := func(certs ...tls.Certificate) func() answer {
-			return func() answer { return w.httpsAt("NET.2.1:8443", "shop.example.com", "shop.example.com", certs) }
+		ask := func(certs ...tls.Certificate) func() httpResult {
+			return func() httpResult { return w.httpsAt("NET.2.1:8443", "shop.example.com", "shop.example.com", certs) }
 		}
 		w.expect(0, "", ask(w.clientCertificate(51)))
-		if a := w.through("", "http://NET.2.1:8443/x"); a.code == 200 {
+		if a := w.request("", "http://NET.2.1:8443/x"); a.code == 200 {
 			t.Errorf("without the Secret the port is open: %v", a)
 		}
 		w.change(secret("server", "back", 43))

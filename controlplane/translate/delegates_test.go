@@ -38,9 +38,9 @@ var delegatingProxies = []string{
 	"sidecar whole.far 127.193.30.3 INTERCEPTION_MODE=REDIRECT", "sidecar apart.far 127.193.30.4 INTERCEPTION_MODE=REDIRECT HOSTS_APART=yes",
 }
 
-// TestEditsOfDelegatesReachWhoeverFollowsTheirRoots: gateways, to which the root is bound and the delegate is not, and callers
-// whom the root is exported to and the delegate is not.
-func TestEditsOfDelegatesReachWhoeverFollowsTheirRoots(t *testing.T) {
+// TestDelegateChangesReachRootUsers: gateways to which only the root is bound, and clients to which only the root is
+// exported.
+func TestDelegateChangesReachRootUsers(t *testing.T) {
 	m := newTestMesh(t, nil, delegatingMesh, part("root", "one.example"))
 	for _, step := range []string{part("root", "two.example"), part("elsewhere", "two.example"), part("*", "two.example"), "VirtualService parts/part"} {
 		before := m.snap
@@ -54,13 +54,13 @@ func TestEditsOfDelegatesReachWhoeverFollowsTheirRoots(t *testing.T) {
 			if differ == 0 && !strings.Contains(step, `"*"`) && !strings.HasPrefix(step, "VirtualService") {
 				t.Errorf("%s\nfor %s: nothing differs", step, d)
 			}
-			checkAffected(t, step+"\nfor "+d, had, has, translate.Affected(m.snap, p, change))
+			checkAffected(t, step+"\nfor "+d, had, has, translate.AffectedResources(m.snap, p, change))
 		}
 	}
 }
 
-// TestShortNamesInDelegatesAreReadAnewAsServicesComeAndGo, and lead where a control plane that starts now would lead them.
-func TestShortNamesInDelegatesAreReadAnewAsServicesComeAndGo(t *testing.T) {
+// TestDelegateShortNamesFollowServices: the result equals that of a new control plane.
+func TestDelegateShortNamesFollowServices(t *testing.T) {
 	m := newTestMesh(t, nil, delegatingMesh, part("*", "red"))
 	for _, step := range []string{
 		"apiVersion: networking.istio.io/v1\nkind: ServiceEntry\nmetadata: {name: red, namespace: far}\nspec: {hosts: [red], resolution: STATIC, ports: [{number: 80, name: http, protocol: HTTP}]}",
@@ -75,16 +75,16 @@ func TestShortNamesInDelegatesAreReadAnewAsServicesComeAndGo(t *testing.T) {
 			has, want := versions(t, m.snap, p), versions(t, fresh, p)
 			for _, typeURL := range xds.Order {
 				if !maps.Equal(has[typeURL], want[typeURL]) {
-					t.Errorf("%s\nfor %s: %s differ from those made from nothing: %v", step, d, typeURL, slices.Sorted(slices.Values(differing(has[typeURL], want[typeURL]))))
+					t.Errorf("%s\nfor %s: %s differ from those of a full snapshot: %v", step, d, typeURL, slices.Sorted(slices.Values(differing(has[typeURL], want[typeURL]))))
 				}
 			}
-			checkAffected(t, step+"\nfor "+d, versions(t, before, p), has, translate.Affected(m.snap, p, change))
+			checkAffected(t, step+"\nfor "+d, versions(t, before, p), has, translate.AffectedResources(m.snap, p, change))
 		}
 	}
 }
 
-// TestPortsOfDatagramsHideNoneOfConnections of the same number, as services of DNS and HTTP/3 have them, in either order.
-func TestPortsOfDatagramsHideNoneOfConnections(t *testing.T) {
+// TestUDPPortsDoNotHideTCPPorts of the same number, as in DNS and HTTP/3 services, in either order.
+func TestUDPPortsDoNotHideTCPPorts(t *testing.T) {
 	for _, ports := range []string{"{port: 80, name: u, protocol: UDP}, {port: 80, name: http}", "{port: 80, name: http}, {port: 80, name: u, protocol: UDP}"} {
 		m := newTestMesh(t, nil, "apiVersion: v1\nkind: Service\nmetadata: {name: both, namespace: one}\nspec: {clusterIP: 240.9.9.1, ports: ["+ports+"]}")
 		p, name := proxy(t, delegatingProxies[3]), "outbound|80||both.one.svc.cluster.local"
@@ -97,8 +97,8 @@ func TestPortsOfDatagramsHideNoneOfConnections(t *testing.T) {
 	}
 }
 
-// TestRulesThatAreNotSeenTouchThoseWhomTheyHideOthersFrom: the most special DestinationRule of a namespace counts, or none.
-func TestRulesThatAreNotSeenTouchThoseWhomTheyHideOthersFrom(t *testing.T) {
+// TestInvisibleRuleAffectsProxiesThatItHidesRulesFrom: only the most specific DestinationRule of a namespace applies.
+func TestInvisibleRuleAffectsProxiesThatItHidesRulesFrom(t *testing.T) {
 	rule := func(name, more string) string {
 		return "apiVersion: networking.istio.io/v1\nkind: DestinationRule\nmetadata: {name: " + name + ", namespace: root}\nspec: {" + more + "}"
 	}
@@ -111,6 +111,6 @@ func TestRulesThatAreNotSeenTouchThoseWhomTheyHideOthersFrom(t *testing.T) {
 		if len(differing(had[xds.ClusterType], has[xds.ClusterType])) == 0 {
 			t.Errorf("%s: no cluster differs", step)
 		}
-		checkAffected(t, step, had, has, translate.Affected(m.snap, p, change))
+		checkAffected(t, step, had, has, translate.AffectedResources(m.snap, p, change))
 	}
 }

@@ -15,23 +15,23 @@ import (
 	"github.com/pilotfish-mesh/pilotfish/controlplane/xds"
 )
 
-// Endpoints are the load assignments of the named clusters; names that lead nowhere are left out. No names at all: those
-// of every cluster that gets its endpoints by EDS.
+// Endpoints returns the load assignments of the named clusters. Unknown names are skipped. Without names it returns the
+// assignments of all EDS clusters.
 func Endpoints(s *snapshot.Snapshot, p *Proxy, names []string) ([]*xds.Resource, error) {
 	v := newView(s, p)
 	out, err := v.serviceAssignments(names)
 	if err != nil || !p.SelfDiscovery || !slices.Contains(names, localCluster) {
 		return out, err
 	}
-	own, err := v.ownWorkload()
+	own, err := v.localClusterAssignment()
 	return append(slices.Clone(out), own), err
 }
 
-// assignments finds the clusters of the names.
-func assignments(s *snapshot.Snapshot, p *Proxy, names []string) []outbound {
-	var out []outbound
+// findAssignmentClusters returns the EDS clusters with the specified names.
+func findAssignmentClusters(s *snapshot.Snapshot, p *Proxy, names []string) []serviceCluster {
+	var out []serviceCluster
 	if len(names) == 0 {
-		for _, c := range outboundClusters(s, p) {
+		for _, c := range listServiceClusters(s, p) {
 			if c.svc.Resolution == registry.Static {
 				out = append(out, c)
 			}
@@ -39,51 +39,51 @@ func assignments(s *snapshot.Snapshot, p *Proxy, names []string) []outbound {
 		return out
 	}
 	for _, name := range names {
-		if c, ok := findOutbound(s, p, name); ok && c.svc.Resolution == registry.Static {
+		if c, ok := findServiceCluster(s, p, name); ok && c.svc.Resolution == registry.Static {
 			out = append(out, c)
 		}
 	}
 	return out
 }
 
-// assignmentKey is all that a load assignment depends on.
+// assignmentKey contains everything that a load assignment depends on.
 type assignmentKey struct {
 	svc       *registry.Service
 	port      uint32
 	subset    string
-	rule      *snapshot.DestinationRule // nil without a subset: then no rule matters
+	rule      *snapshot.DestinationRule // nil without a subset, because the rule has no effect then
 	instances *snapshot.Instances
-	// near is where the caller is, and mesh what is said for all, where that matters.
+	// localityKey of the caller and the mesh configuration, if the locality matters.
 	near string
 	mesh *meshconfig.MeshConfig
 }
 
-func (c outbound) endpointsResource(s *snapshot.Snapshot) (*xds.Resource, error) {
-	instances := s.Instances(c.svc)
+func (c serviceCluster) endpointsResource(v proxyView) (*xds.Resource, error) {
+	instances := v.p.instances(v.s, c.svc)
 	key := assignmentKey{svc: c.svc, port: c.port, subset: c.subset, instances: instances}
-	if c.subset != "" || c.near != "" {
+	if c.subset != "" || c.localityKey != "" {
 		key.rule = c.rule
 	}
-	if c.near != "" {
-		key.near, key.mesh = c.near, c.mesh
+	if c.localityKey != "" {
+		key.near, key.mesh = c.localityKey, c.mesh
 	}
-	return s.Cache.Get(key, func() (*xds.Resource, error) {
+	return v.s.Cache.Get(key, func() (*xds.Resource, error) {
 		return xds.NewResource(c.name(), c.assignment(instances))
 	})
 }
 
-// assignment is the cluster's endpoints, as the caller's place orders them.
-func (c outbound) assignment(instances *snapshot.Instances) *endpointv3.ClusterLoadAssignment {
+// assignment returns the cluster's endpoints, with priorities or weights for the caller's locality.
+func (c serviceCluster) assignment(instances *snapshot.Instances) *endpointv3.ClusterLoadAssignment {
 	eps := c.endpoints(instances)
 	out := loadAssignment(c.name(), eps)
-	if c.near != "" {
-		c.spread(out, eps)
+	if c.localityKey != "" {
+		c.applyLocality(out, eps)
 	}
 	return out
 }
 
-// endpoints are those of the cluster's port and subset.
-func (c outbound) endpoints(instances *snapshot.Instances) []snapshot.Endpoint {
+// endpoints returns the endpoints of the cluster's port and subset.
+func (c serviceCluster) endpoints(instances *snapshot.Instances) []snapshot.Endpoint {
 	if instances == nil {
 		return nil
 	}
@@ -97,7 +97,7 @@ func (c outbound) endpoints(instances *snapshot.Instances) []snapshot.Endpoint {
 	return out
 }
 
-// loadAssignment groups endpoints by locality, in the order of the localities' names.
+// loadAssignment groups endpoints by locality, sorted by the localities' names.
 func loadAssignment(name string, eps []snapshot.Endpoint) *endpointv3.ClusterLoadAssignment {
 	byLocality := map[string]*endpointv3.LocalityLbEndpoints{}
 	for _, e := range eps {
@@ -130,7 +130,7 @@ func countEndpoints(cla *endpointv3.ClusterLoadAssignment) int {
 	return n
 }
 
-// locality reads "region/zone/subzone".
+// locality parses "region/zone/subzone".
 func locality(s string) *corev3.Locality {
 	if s == "" {
 		return nil
@@ -139,7 +139,7 @@ func locality(s string) *corev3.Locality {
 	return &corev3.Locality{Region: parts[0], Zone: parts[1], SubZone: parts[2]}
 }
 
-// localityName writes it.
+// localityName formats a locality as "region/zone/subzone".
 func localityName(l *corev3.Locality) string {
 	return strings.TrimRight(l.GetRegion()+"/"+l.GetZone()+"/"+l.GetSubZone(), "/")
 }
@@ -156,8 +156,8 @@ func lbEndpoint(e snapshot.Endpoint) *endpointv3.LbEndpoint {
 	}
 }
 
-// endpointMetadata says whether the endpoint takes mutual TLS, and which workload it is (in Istio's form
-// "workload;namespace;app;version;cluster", for logs).
+// endpointMetadata describes an endpoint: whether it accepts mutual TLS, and its workload. For logs, the workload has
+// Istio's format "workload;namespace;app;version;cluster".
 func endpointMetadata(e snapshot.Endpoint) *corev3.Metadata {
 	m := map[string]*structpb.Struct{}
 	if e.MTLS {

@@ -37,13 +37,13 @@ import (
 	"github.com/pilotfish-mesh/pilotfish/internal/testenv"
 )
 
-// patience is how long is waited for what has to come: only a broken promise takes it.
-const patience = 2 * time.Minute
+// defaultTimeout is generous because only failing tests wait this long.
+const defaultTimeout = 2 * time.Minute
 
-// eventually polls until check gives "", or fails with what it gave last.
+// eventually polls until check returns "", or fails with its last result.
 func eventually(t testing.TB, check func() string) {
 	t.Helper()
-	deadline := time.Now().Add(patience)
+	deadline := time.Now().Add(defaultTimeout)
 	for {
 		complaint := check()
 		if complaint == "" {
@@ -56,27 +56,27 @@ func eventually(t testing.TB, check func() string) {
 	}
 }
 
-// state is what the plane pushes: a snapshot, and, if every client is to be taken for one proxy, that.
-type state struct {
+// pushState is the state that the control plane pushes: a snapshot, and optionally a proxy that replaces every client.
+type pushState struct {
 	snap *snapshot.Snapshot
 	as   *translate.Proxy
 }
 
-// plane is a control plane of the real discovery server and the translation.
-type plane struct {
+// testControlPlane consists of the real discovery server and package translate.
+type testControlPlane struct {
 	t      testing.TB
 	server *xds.Server
 	addr   string
 	ca     *authority
 }
 
-func newPlane(t testing.TB) *plane {
+func newTestControlPlane(t testing.TB) *testControlPlane {
 	t.Helper()
 	server, err := xds.NewServer(xds.Config{Source: source{}})
 	if err != nil {
 		t.Fatal(err)
 	}
-	p := &plane{t: t, server: server, ca: newAuthority(t)}
+	p := &testControlPlane{t: t, server: server, ca: newAuthority(t)}
 	p.addr = serveGRPC(t, func(g *grpc.Server) { server.RegisterTo(g) })
 	return p
 }
@@ -94,10 +94,10 @@ func serveGRPC(t testing.TB, register func(*grpc.Server)) string {
 	return l.Addr().String()
 }
 
-func (p *plane) push(s state, change snapshot.Change) { p.server.Push(s, change) }
+func (p *testControlPlane) push(s pushState, change snapshot.Change) { p.server.Push(s, change) }
 
-// inSync waits until every client has accepted all, and fails when one rejects something.
-func (p *plane) inSync(clients int) {
+// inSync waits until every client has accepted all resources, and fails after a NACK.
+func (p *testControlPlane) inSync(clients int) {
 	p.t.Helper()
 	eventually(p.t, func() string {
 		wrong, pending := p.state(clients)
@@ -108,8 +108,8 @@ func (p *plane) inSync(clients int) {
 	})
 }
 
-// state says what clients rejected, and what they have not accepted yet.
-func (p *plane) state(clients int) (wrong, pending string) {
+// state returns what clients have rejected, and what they have not accepted yet.
+func (p *testControlPlane) state(clients int) (wrong, pending string) {
 	all := p.server.Clients()
 	if len(all) != clients {
 		return "", fmt.Sprintf("%d clients instead of %d", len(all), clients)
@@ -135,28 +135,28 @@ type source struct{}
 func (source) Connect(_ context.Context, node *corev3.Node, peer xds.Peer) (xds.Proxy, error) {
 	p, err := translate.ParseProxy(node, peer.Identity)
 	if err == nil {
-		p.Proven = true // as if it had come by the port that has it prove itself
+		p.Authenticated = true // as on the authenticated port
 	}
 	return client{p}, err
 }
 
 type client struct{ p *translate.Proxy }
 
-func (c client) of(s xds.State) (*snapshot.Snapshot, *translate.Proxy) {
-	st := s.(state)
+func (c client) resolve(s xds.State) (*snapshot.Snapshot, *translate.Proxy) {
+	st := s.(pushState)
 	if st.as != nil {
 		return st.snap, st.as
 	}
 	return st.snap, c.p
 }
 
-func (c client) Affected(s xds.State, change xds.Change) xds.Touches {
-	snap, p := c.of(s)
-	return translate.Affected(snap, p, change.(snapshot.Change))
+func (c client) ComputePushScope(s xds.State, change xds.Change) xds.PushScope {
+	snap, p := c.resolve(s)
+	return translate.AffectedResources(snap, p, change.(snapshot.Change))
 }
 
 func (c client) Generate(s xds.State, typeURL string, _ bool, names []string) ([]*xds.Resource, error) {
-	snap, p := c.of(s)
+	snap, p := c.resolve(s)
 	return generate(snap, p, typeURL, names)
 }
 
@@ -225,7 +225,7 @@ func (a *authority) sign(template, parent *x509.Certificate, signer *ecdsa.Priva
 		pem.EncodeToMemory(&pem.Block{Type: "EC PRIVATE KEY", Bytes: keyDER})
 }
 
-// issue gives a certificate for a SPIFFE ID and, for the gateway's sake, a host name.
+// issue returns a certificate for a SPIFFE ID and, for the gateway, a host name.
 func (a *authority) issue(id string) (certPEM, keyPEM []byte) {
 	uri, err := url.Parse(id)
 	if err != nil {
@@ -240,7 +240,7 @@ func (a *authority) issue(id string) (certPEM, keyPEM []byte) {
 	return certPEM, keyPEM
 }
 
-// secrets serves one proxy's certificates, as its agent would.
+// secrets serves one proxy's certificates like its agent.
 type secrets struct {
 	secretv3.UnimplementedSecretDiscoveryServiceServer
 	ca *authority
@@ -290,7 +290,7 @@ func inline(b []byte) *corev3.DataSource {
 	return &corev3.DataSource{Specifier: &corev3.DataSource_InlineBytes{InlineBytes: b}}
 }
 
-// envoy is a running Envoy that gets everything from a plane.
+// envoy is a running Envoy that is connected to a test control plane.
 type envoy struct {
 	t     testing.TB
 	admin string
@@ -317,7 +317,7 @@ func staticCluster(name, addr string) string {
 }
 
 // startEnvoy starts an Envoy for a proxy with an identity.
-func (p *plane) startEnvoy(version, description, id string) *envoy {
+func (p *testControlPlane) startEnvoy(version, description, id string) *envoy {
 	t := p.t
 	t.Helper()
 	sds := serveGRPC(t, func(g *grpc.Server) { secretv3.RegisterSecretDiscoveryServiceServer(g, &secrets{ca: p.ca, id: id}) })
@@ -358,8 +358,8 @@ func (p *plane) startEnvoy(version, description, id string) *envoy {
 	return e
 }
 
-// settled waits until nothing warms, and fails when a listener could not be made.
-func (e *envoy) settled() {
+// hasSettled waits until no resource is warming, and fails if Envoy could not create a listener.
+func (e *envoy) hasSettled() {
 	e.t.Helper()
 	eventually(e.t, func() string {
 		wrong, pending := e.state()
@@ -370,7 +370,7 @@ func (e *envoy) settled() {
 	})
 }
 
-// state says what could not be made, and what is warming.
+// state returns failed and warming resources.
 func (e *envoy) state() (wrong, pending string) {
 	stats := e.get("/stats?filter=warming|create_failure|update_rejected&usedonly")
 	for _, line := range strings.Split(stats, "\n") {

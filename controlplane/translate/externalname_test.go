@@ -52,9 +52,9 @@ metadata: {name: default, namespace: strict}
 spec: {egress: [{hosts: [shop/*]}]}
 `
 
-// TestAliasesAreNamesForThoseWhoSeeThem: in requests, in handshakes and in DNS. Who lists only the alias in a Sidecar sees
-// the service, and who lists only the service knows it by no other name.
-func TestAliasesAreNamesForThoseWhoSeeThem(t *testing.T) {
+// TestAliasesResolveForProxiesThatSeeThem in requests, SNI and DNS. A proxy whose Sidecar lists only the alias sees the
+// service; one that lists only the service sees no alias.
+func TestAliasesResolveForProxiesThatSeeThem(t *testing.T) {
 	m := newTestMesh(t, nil, aliasedMesh)
 	const own = "reviews.shop.svc.cluster.local reviews.shop reviews.shop.svc 10.96.0.1"
 	for namespace, want := range map[string]struct{ domains, names, handshakes string }{
@@ -102,7 +102,7 @@ func TestAliasesAreNamesForThoseWhoSeeThem(t *testing.T) {
 	}
 }
 
-// handshakes are the names that connections are told apart by.
+// handshakes returns the SNI matches of all filter chains.
 func handshakes(t *testing.T, m *testMesh, p *translate.Proxy) []string {
 	t.Helper()
 	resources, err := translate.Listeners(m.snap, p)
@@ -122,8 +122,8 @@ func handshakes(t *testing.T, m *testMesh, p *translate.Proxy) []string {
 	return out
 }
 
-// TestAnAliasHasNoClusterOfItsOwn nor has anything that rules for it say: there is only the service's.
-func TestAnAliasHasNoClusterOfItsOwn(t *testing.T) {
+// TestAliasHasNoOwnCluster, also with rules for the alias: only the service has one.
+func TestAliasHasNoOwnCluster(t *testing.T) {
 	m := newTestMesh(t, nil, aliasedMesh, `
 apiVersion: networking.istio.io/v1
 kind: DestinationRule
@@ -147,8 +147,8 @@ spec: {host: kritik, subsets: [{name: v1, labels: {version: v1}}]}
 	}
 }
 
-// TestAnAuthorizerByAnAliasIsToldWhereItCannotBeAsked: what a policy would ask about is denied where the alias is not seen.
-func TestAnAuthorizerByAnAliasIsToldWhereItCannotBeAsked(t *testing.T) {
+// TestInvisibleAuthorizerAliasDeniesRequests that would require a check.
+func TestInvisibleAuthorizerAliasDeniesRequests(t *testing.T) {
 	mesh := &meshconfig.MeshConfig{}
 	if err := protojson.Unmarshal([]byte(`{"extensionProviders": [
  {"name": "seen", "envoyExtAuthzHttp": {"service": "kritik.books.svc.cluster.local", "port": 80}},
@@ -166,14 +166,14 @@ kind: AuthorizationPolicy
 metadata: {name: two, namespace: shop}
 spec: {action: CUSTOM, provider: {name: hidden}, rules: [{}]}
 `)
-	var told []string
+	var reported []string
 	for _, p := range m.snap.Problems() {
 		if p.Code == config.UnknownProvider {
-			told = append(told, p.Key.Name+": "+p.Message)
+			reported = append(reported, p.Key.Name+": "+p.Message)
 		}
 	}
-	want := "two: the external authorizer private.books.svc.cluster.local is no service that is seen here, or has not that port: what the rules match is denied"
-	if !slices.Equal(told, []string{want}) {
-		t.Errorf("told is %q", told)
+	want := "two: the external authorizer private.books.svc.cluster.local is not a service that is visible here, or does not have that port: what the rules match is denied"
+	if !slices.Equal(reported, []string{want}) {
+		t.Errorf("reported: %q", reported)
 	}
 }

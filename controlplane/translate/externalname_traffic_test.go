@@ -2,11 +2,11 @@ package translate_test
 
 import "testing"
 
-// TestCallsByAnAliasAreCallsOfItsService: with the service's mutual TLS, policies and rules, by whichever of the names, also
-// where a name is that of a name. Where it leads may change while Envoys run.
-func TestCallsByAnAliasAreCallsOfItsService(t *testing.T) {
-	bothEnvoys(t, 179001, func(t *testing.T, version string, network int) {
-		w := newWorld(t, version, network, pair, strictEverywhere, `
+// TestAliasRequestsReachService with the service's mutual TLS, policies and rules, also through an alias of an alias.
+// The alias may change while Envoy runs.
+func TestAliasRequestsReachService(t *testing.T) {
+	forEachEnvoyVersion(t, 179001, func(t *testing.T, version string, network int) {
+		w := newTestEnv(t, version, network, pair, strictEverywhere, `
 apiVersion: v1
 kind: Service
 metadata: {name: books, namespace: front}
@@ -48,12 +48,12 @@ kind: ServiceEntry
 metadata: {name: other, namespace: back}
 spec: {hosts: [other.example], resolution: STATIC, ports: [{number: 80, name: http, protocol: HTTP}], endpoints: [{address: NET.3.1, ports: {http: 8080}}]}
 `)
-		w.app("NET.2.2:8080", "server", nil)
-		w.app("NET.3.1:8080", "other", nil)
+		w.serveApp("NET.2.2:8080", "server", nil)
+		w.serveApp("NET.3.1:8080", "other", nil)
 		w.tcp("NET.2.2:3306", "hello\n")
 		w.proxy("sidecar client.front NET.1.1 app=client UPSTREAM_LISTENERS=shelf.far:3306=NET.1.16:3306", "front/client")
 		w.proxy(serverNode, "back/server")
-		call := func(url string) func() answer { return func() answer { return w.through(clientPort, url) } }
+		call := func(url string) func() httpResult { return func() httpResult { return w.request(clientPort, url) } }
 
 		for _, name := range []string{"server.back", "books", "books.front", "books.front.svc", "books.front.svc.cluster.local", "books.front.svc.cluster.local:80", "shelf.far", "shelf.far.svc.cluster.local"} {
 			w.expect(200, "server HTTP/1.1 /x host="+name, call("http://"+name+"/x"))
@@ -62,7 +62,7 @@ spec: {hosts: [other.example], resolution: STATIC, ports: [{number: 80, name: ht
 			w.expect(418, "", call("http://"+name+"/teapot"))
 			w.expect(503, "", call("http://"+name+"/none"))
 		}
-		w.expect(200, "hello", func() answer { return w.firstLine("NET.1.16:3306") })
+		w.expect(200, "hello", func() httpResult { return w.firstLine("NET.1.16:3306") })
 
 		w.change(`
 apiVersion: v1

@@ -18,23 +18,25 @@ import (
 	"github.com/pilotfish-mesh/pilotfish/controlplane/xds"
 )
 
-// gateway is the way of a router: it listens on the ports of the Gateways that select it.
-type gateway struct{}
+// gatewayMode is the mode of a router. It listens on the ports of the Gateways that select it.
+type gatewayMode struct{}
 
-// server is one server of a Gateway as this router serves it.
+// server is one server of a Gateway on this router.
 type server struct {
 	gw   snapshot.Gateway
 	spec *networking.Server
-	// port is where it listens, behind the port that the Gateway names.
+	// port is the port that the router listens on, which may differ from the port in the Gateway.
 	port uint32
-	// nth is how many servers before it in its Gateway have its port and its name.
+	// nth is the number of earlier servers of the Gateway with the same port and name.
 	nth int
+	// defaultRefused: the router does not connect to the server's defaultEndpoint.
+	defaultRefused bool
 }
 
-// name is what the server's routes go by beside its port.
+// name returns the name that, together with the port, identifies the server's routes.
 func (s server) name() string { return cmp.Or(s.spec.GetName(), s.spec.GetPort().GetName()) }
 
-// hosts are the server's hosts without the namespaces that may bind to them.
+// hosts returns the server's hosts without the namespace prefix.
 func (s server) hosts() []string {
 	out := make([]string, len(s.spec.GetHosts()))
 	for i, h := range s.spec.GetHosts() {
@@ -48,8 +50,9 @@ func (s server) hosts() []string {
 
 func (s server) protocol() string { return strings.ToUpper(s.spec.GetPort().GetProtocol()) }
 
-// plainHTTP: requests arrive as they are. All such servers of a port share its routes.
-func (s server) plainHTTP() bool {
+// isPlainHTTP reports whether the server accepts plaintext HTTP. All such servers of a port share one route
+// configuration.
+func (s server) isPlainHTTP() bool {
 	switch s.protocol() {
 	case "HTTP", "HTTP2", "GRPC", "GRPC-WEB":
 		return !s.terminatesTLS()
@@ -69,8 +72,8 @@ func (s server) terminatesTLS() bool {
 	return true
 }
 
-// httpsHTTP: requests arrive within TLS that ends here.
-func (s server) httpsHTTP() bool {
+// isHTTPS reports whether the server terminates TLS that contains HTTP.
+func (s server) isHTTPS() bool {
 	switch s.protocol() {
 	case "HTTPS", "HTTP", "HTTP2", "GRPC":
 		return s.terminatesTLS()
@@ -78,14 +81,14 @@ func (s server) httpsHTTP() bool {
 	return false
 }
 
-// route is the name of the server's route configuration; empty for a server of connections rather than requests. No two
-// servers within TLS share one: what one of them asks of its callers would not hold for the other's. In the server's name
-// dots are written otherwise, so that no Gateway's name can be taken for a part of it.
-func (s server) route() string {
+// routeName returns the name of the server's route configuration, or "" for a server that accepts TCP connections. TLS
+// servers do not share route configurations, because the client requirements of one would not apply to the other. Dots
+// in the server's name are escaped, so that it cannot be confused with the Gateway's name.
+func (s server) routeName() string {
 	switch {
-	case s.plainHTTP():
+	case s.isPlainHTTP():
 		return fmt.Sprintf("http.%d", s.port)
-	case s.httpsHTTP():
+	case s.isHTTPS():
 		name := fmt.Sprintf("https.%d.%s.%s.%s", s.spec.GetPort().GetNumber(), dotless.Replace(s.name()), s.gw.Name, s.gw.Namespace)
 		if s.nth > 0 {
 			name += fmt.Sprintf("#%d", s.nth+1)
@@ -97,14 +100,15 @@ func (s server) route() string {
 
 var dotless = strings.NewReplacer(".", "%2E", "%", "%25")
 
-// servers are all servers of the router, by the port they listen on; those of one port in the order of their Gateways'
-// age.
-func (v view) servers() []server {
+// servers returns all servers of the router, sorted by listening port. Servers of one port are sorted by their
+// Gateways' age.
+func (v proxyView) servers() []server {
 	var out []server
 	for _, gw := range v.s.Gateways(v.p.Labels) {
 		seen := map[string]int{}
 		for _, spec := range gw.Spec.GetServers() {
 			s := server{gw: gw, spec: spec, port: v.listenPort(spec.GetPort())}
+			s.defaultRefused = v.s.RefuseDefault(spec.GetDefaultEndpoint(), gw.Namespace, v.p.Namespace).Reason != ""
 			key := fmt.Sprint(spec.GetPort().GetNumber(), " ", s.name())
 			s.nth = seen[key]
 			seen[key]++
@@ -115,9 +119,9 @@ func (v view) servers() []server {
 	return out
 }
 
-// listenPort is where what arrives at a server's port is sent to: where the Gateway says, or else the router's own Service;
-// the port itself when neither does.
-func (v view) listenPort(p *networking.Port) uint32 {
+// listenPort returns the port that receives the traffic of a server's port: the Gateway's target port, or that of the
+// router's Service, or the port itself.
+func (v proxyView) listenPort(p *networking.Port) uint32 {
 	number := p.GetNumber()
 	//lint:ignore SA1019 the field is deprecated, and documents have it
 	if target := p.GetTargetPort(); target != 0 {
@@ -133,9 +137,9 @@ func (v view) listenPort(p *networking.Port) uint32 {
 	return number
 }
 
-// listenAddress is where a server listens: what the mesh publishes the port as, what the Gateway says, or the router's
-// own address; all addresses where the router has its network for itself.
-func (v view) listenAddress(s server) netip.AddrPort {
+// listenAddress returns the address of a server: the address that the mesh publishes for the port, the Gateway's bind
+// address, or the router's own. A router with its own network namespace listens on all addresses.
+func (v proxyView) listenAddress(s server) netip.AddrPort {
 	if at, ok := v.p.Publish[s.port]; ok {
 		return at
 	}
@@ -152,7 +156,7 @@ func (v view) listenAddress(s server) netip.AddrPort {
 	return netip.AddrPortFrom(addr, uint16(s.port))
 }
 
-func (gateway) listeners(v view) []*listenerv3.Listener {
+func (gatewayMode) listeners(v proxyView) []*listenerv3.Listener {
 	var order []netip.AddrPort
 	byAddress := map[netip.AddrPort][]server{}
 	for _, s := range v.servers() {
@@ -174,11 +178,11 @@ func (gateway) listeners(v view) []*listenerv3.Listener {
 	return out
 }
 
-// otherFamily is where the servers of all addresses listen too, on a router that has addresses of both families; invalid
-// where somebody says which address it is to be.
-func (v view) otherFamily(at netip.AddrPort, servers []server) netip.AddrPort {
-	said := slices.ContainsFunc(servers, func(s server) bool { return s.spec.GetBind() != "" })
-	if _, published := v.p.Publish[uint32(at.Port())]; said || published || !at.Addr().IsUnspecified() || !v.p.IPv4 || !v.p.IPv6 {
+// otherFamily returns the wildcard address of the second address family, on a router with both families. It is invalid
+// if the address is configured explicitly.
+func (v proxyView) otherFamily(at netip.AddrPort, servers []server) netip.AddrPort {
+	hasBind := slices.ContainsFunc(servers, func(s server) bool { return s.spec.GetBind() != "" })
+	if _, published := v.p.Publish[uint32(at.Port())]; hasBind || published || !at.Addr().IsUnspecified() || !v.p.IPv4 || !v.p.IPv6 {
 		return netip.AddrPort{}
 	}
 	if at.Addr().Is4() {
@@ -187,18 +191,18 @@ func (v view) otherFamily(at netip.AddrPort, servers []server) netip.AddrPort {
 	return netip.AddrPortFrom(netip.IPv4Unspecified(), at.Port())
 }
 
-// gatewayListener joins the servers of one address; nil when none of them can be served.
-func (v view) gatewayListener(at netip.AddrPort, servers []server) *listenerv3.Listener {
+// gatewayListener builds the listener of the servers on one address. It returns nil if none of them can be served.
+func (v proxyView) gatewayListener(at netip.AddrPort, servers []server) *listenerv3.Listener {
 	l := listener(at, corev3.TrafficDirection_OUTBOUND)
-	tls := !servers[0].plainHTTP() && servers[0].protocol() != "TCP"
+	tls := !servers[0].isPlainHTTP() && servers[0].protocol() != "TCP"
 	seen := domains{}
 	for _, s := range servers {
-		// The first server of a port says whether it is one for TLS.
-		if tls == (s.plainHTTP() || s.protocol() == "TCP") {
+		// The first server of a port determines whether the port uses TLS.
+		if tls == (s.isPlainHTTP() || s.protocol() == "TCP") {
 			continue
 		}
 		for _, chain := range v.serverChains(at, s) {
-			if !seen.takeChain(chain) {
+			if !seen.claimChain(chain) {
 				continue
 			}
 			l.FilterChains = append(l.FilterChains, chain)
@@ -207,7 +211,7 @@ func (v view) gatewayListener(at netip.AddrPort, servers []server) *listenerv3.L
 	if len(l.FilterChains) == 0 {
 		return nil
 	}
-	if v.topology().GetProxyProtocol() != nil {
+	if v.gatewayTopology().GetProxyProtocol() != nil {
 		l.ListenerFilters = append(l.ListenerFilters, listenerFilter("envoy.filters.listener.proxy_protocol", &proxyprotocolv3.ProxyProtocol{}))
 	}
 	if tls {
@@ -216,47 +220,47 @@ func (v view) gatewayListener(at netip.AddrPort, servers []server) *listenerv3.L
 	return l
 }
 
-// takeChain says whether no chain before it matches the same: Envoy refuses a listener with two such. Names that an
-// older server has are taken out of the chain.
-func (d domains) takeChain(chain *listenerv3.FilterChain) bool {
+// claimChain reports whether the chain still matches names that no earlier chain has, and removes the others from it.
+// Envoy rejects a listener with two chains that match the same.
+func (d domains) claimChain(chain *listenerv3.FilterChain) bool {
 	match := chain.GetFilterChainMatch()
 	if len(match.GetServerNames()) == 0 {
-		return len(d.take("*")) > 0
+		return len(d.claim("*")) > 0
 	}
-	match.ServerNames = d.take(match.GetServerNames()...)
+	match.ServerNames = d.claim(match.GetServerNames()...)
 	return len(match.ServerNames) > 0
 }
 
-// serverChains are the filter chains of one server.
-func (v view) serverChains(at netip.AddrPort, s server) []*listenerv3.FilterChain {
+// serverChains returns the filter chains of one server.
+func (v proxyView) serverChains(at netip.AddrPort, s server) []*listenerv3.FilterChain {
 	switch {
-	case s.plainHTTP():
-		return []*listenerv3.FilterChain{{Name: s.route(), Filters: v.gatewayHCM(at, s)}}
-	case s.httpsHTTP():
+	case s.isPlainHTTP():
+		return []*listenerv3.FilterChain{{Name: s.routeName(), Filters: v.gatewayHCM(at, s)}}
+	case s.isHTTPS():
 		socket := v.gatewayTLS(s)
 		if socket == nil {
 			return nil
 		}
 		return []*listenerv3.FilterChain{{
-			Name: s.route(), FilterChainMatch: sniMatch(s.hosts()), TransportSocket: socket, Filters: v.gatewayHCM(at, s),
+			Name: s.routeName(), FilterChainMatch: sniMatch(s.hosts()), TransportSocket: socket, Filters: v.gatewayHCM(at, s),
 		}}
 	}
 	return v.connectionChains(s)
 }
 
-func (v view) gatewayHCM(at netip.AddrPort, s server) []*listenerv3.Filter {
+func (v proxyView) gatewayHCM(at netip.AddrPort, s server) []*listenerv3.Filter {
 	t := s.traffic()
 	t.protocol = registry.HTTP
 	t.byName = slices.ContainsFunc(v.scope.Services, func(svc *registry.Service) bool { return svc.Resolution == registry.Passthrough })
-	return []*listenerv3.Filter{v.hcmFilter(hcm{traffic: t, statPrefix: "outbound_" + listenerName(at), rds: s.route()})}
+	return []*listenerv3.Filter{v.hcmFilter(hcmOptions{traffic: t, statPrefix: "outbound_" + listenerName(at), rds: s.routeName()})}
 }
 
-// traffic is what passes the server's chains.
+// traffic returns the traffic of the server's chains.
 func (s server) traffic() traffic {
 	return traffic{side: edgeSide, port: s.port, protocol: registry.TCP}
 }
 
-// sniMatch matches what the caller names in the TLS handshake; nil for any name or none.
+// sniMatch matches the SNI; nil matches all connections.
 func sniMatch(hosts []string) *listenerv3.FilterChainMatch {
 	if len(hosts) == 0 || slices.Contains(hosts, "*") {
 		return nil
@@ -264,34 +268,34 @@ func sniMatch(hosts []string) *listenerv3.FilterChainMatch {
 	return &listenerv3.FilterChainMatch{ServerNames: hosts}
 }
 
-func (gateway) routeNames(v view) []string {
+func (gatewayMode) routeNames(v proxyView) []string {
 	var out []string
 	for _, s := range v.servers() {
-		if name := s.route(); name != "" && !slices.Contains(out, name) {
+		if name := s.routeName(); name != "" && !slices.Contains(out, name) {
 			out = append(out, name)
 		}
 	}
 	return out
 }
 
-// serversOf are those whose requests follow a route configuration.
-func (v view) serversOf(route string) []server {
+// serversOf returns the servers that use a route configuration.
+func (v proxyView) serversOf(route string) []server {
 	var servers []server
 	for _, s := range v.servers() {
-		if route != "" && s.route() == route {
+		if route != "" && s.routeName() == route {
 			servers = append(servers, s)
 		}
 	}
 	return servers
 }
 
-func (gateway) route(v view, name string) (*xds.Resource, error) {
+func (gatewayMode) routeConfiguration(v proxyView, name string) (*xds.Resource, error) {
 	servers := v.serversOf(name)
 	if len(servers) == 0 {
 		return nil, nil
 	}
-	routes := acceptable(v.gatewayRoutes(name, servers))
-	if !v.p.HostsApart {
+	routes := sanitizeRoutes(v.gatewayRoutes(name, servers))
+	if !v.p.UseVHDS {
 		return v.routesResource(routes, nil)
 	}
 	taken := domainsOf(routes.GetVirtualHosts())
@@ -299,9 +303,9 @@ func (gateway) route(v view, name string) (*xds.Resource, error) {
 	return v.routesResource(routes, taken)
 }
 
-func (gateway) hostPlan(view, string) *hostPlan { return nil }
+func (gatewayMode) hostPlan(proxyView, string) *hostPlan { return nil }
 
-func (gateway) ownClusters(s *snapshot.Snapshot, p *Proxy) []*clusterv3.Cluster {
+func (gatewayMode) nonServiceClusters(s *snapshot.Snapshot, p *Proxy) []*clusterv3.Cluster {
 	v := newView(s, p)
-	return append(append(v.autoClusters(), v.defaultClusters()...), blackHole(s))
+	return append(append(v.autoPassthroughClusters(), v.defaultClusters()...), blackHole(s))
 }

@@ -12,25 +12,24 @@ import (
 	"github.com/pilotfish-mesh/pilotfish/controlplane/snapshot"
 )
 
-// A server of mode AUTO_PASSTHROUGH passes the mesh's own TLS on as it is, to the service that the caller's sidecar names in
-// the handshake: no rule is needed for it.
-
-func (s server) autoPassthrough() bool {
+// isAutoPassthrough reports whether the server has mode AUTO_PASSTHROUGH. It then forwards mesh TLS without terminating it, to
+// the service in the SNI. It requires no rule.
+func (s server) isAutoPassthrough() bool {
 	return s.spec.GetTls().GetMode() == networking.ServerTLSSettings_AUTO_PASSTHROUGH && s.protocol() == "TLS"
 }
 
-// named is a cluster of a service's port, as callers name it in the handshake.
-type named struct {
+// autoPassthroughTarget is a cluster of a service's port that is addressed by SNI.
+type autoPassthroughTarget struct {
 	svc    *registry.Service
 	subset string
 	port   uint32
 }
 
-func (n named) sni() string { return sniName(n.svc.Hostname, n.subset, n.port) }
+func (n autoPassthroughTarget) sni() string { return sniName(n.svc.Hostname, n.subset, n.port) }
 
-// passedOn are what servers of that mode lead to: what of the mesh they see.
-func (v view) passedOn(covered func(host string) bool) []named {
-	var out []named
+// autoPassthroughTargets returns the targets of AUTO_PASSTHROUGH servers among the visible services.
+func (v proxyView) autoPassthroughTargets(covered func(host string) bool) []autoPassthroughTarget {
+	var out []autoPassthroughTarget
 	for _, svc := range v.scope.Services {
 		if svc.External || svc.Resolution != registry.Static || !covered(svc.Hostname) {
 			continue
@@ -46,19 +45,19 @@ func (v view) passedOn(covered func(host string) bool) []named {
 				continue
 			}
 			for _, subset := range subsets {
-				out = append(out, named{svc, subset, port.Number})
+				out = append(out, autoPassthroughTarget{svc, subset, port.Number})
 			}
 		}
 	}
 	return out
 }
 
-func (v view) autoChains(s server) []*listenerv3.FilterChain {
+func (v proxyView) autoPassthroughChains(s server) []*listenerv3.FilterChain {
 	var out []*listenerv3.FilterChain
 	covered := func(host string) bool {
 		return slices.ContainsFunc(s.hosts(), func(pattern string) bool { return snapshot.MatchHost(pattern, host) })
 	}
-	for _, n := range v.passedOn(covered) {
+	for _, n := range v.autoPassthroughTargets(covered) {
 		name := n.sni()
 		out = append(out, &listenerv3.FilterChain{
 			Name:             name,
@@ -69,18 +68,19 @@ func (v view) autoChains(s server) []*listenerv3.FilterChain {
 	return out
 }
 
-// passesOn says whether any server is of that mode.
-func (v view) passesOn() bool {
-	return v.p.Type == Router && slices.ContainsFunc(v.servers(), server.autoPassthrough)
+// hasAutoPassthrough reports whether the router has a server of mode AUTO_PASSTHROUGH.
+func (v proxyView) hasAutoPassthrough() bool {
+	return v.p.Type == Router && slices.ContainsFunc(v.servers(), server.isAutoPassthrough)
 }
 
-// autoClusters are those that the TLS of others passes through: the endpoints are those of the service's own clusters.
-func (v view) autoClusters() []*clusterv3.Cluster {
-	if !v.passesOn() {
+// autoPassthroughClusters returns clusters that forward TLS unchanged. They use the endpoints of the services' own
+// clusters.
+func (v proxyView) autoPassthroughClusters() []*clusterv3.Cluster {
+	if !v.hasAutoPassthrough() {
 		return nil
 	}
 	var out []*clusterv3.Cluster
-	for _, n := range v.passedOn(func(string) bool { return true }) {
+	for _, n := range v.autoPassthroughTargets(func(string) bool { return true }) {
 		out = append(out, &clusterv3.Cluster{
 			Name: n.sni(), AltStatName: statName(n.sni()), ConnectTimeout: v.s.Mesh.GetConnectTimeout(), CircuitBreakers: circuitBreakers(nil, nil),
 			ClusterDiscoveryType: &clusterv3.Cluster_Type{Type: clusterv3.Cluster_EDS},

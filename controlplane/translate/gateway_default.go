@@ -9,12 +9,12 @@ import (
 	routev3 "github.com/envoyproxy/go-control-plane/envoy/config/route/v3"
 )
 
-// A server may say where beside the gateway goes what no rule takes.
+// A server's defaultEndpoint is an address next to the gateway that receives the traffic that no rule matches.
 
-// defaultCluster is the name of that place; empty where there is none.
+// defaultCluster returns the name of the defaultEndpoint's cluster, or "".
 func (s server) defaultCluster() string {
 	endpoint := s.spec.GetDefaultEndpoint()
-	if endpoint == "" || s.spec.GetTls().GetHttpsRedirect() || s.autoPassthrough() {
+	if endpoint == "" || s.defaultRefused || s.spec.GetTls().GetHttpsRedirect() || s.isAutoPassthrough() {
 		return ""
 	}
 	return "default|" + endpoint
@@ -22,15 +22,15 @@ func (s server) defaultCluster() string {
 
 func (s server) defaultRoute() *routev3.Route {
 	return &routev3.Route{
-		Name: "default", Match: everyPath(), RequestHeadersToRemove: []string{peerHeader},
+		Name: "default", Match: matchAllPaths(), RequestHeadersToRemove: []string{peerHeader},
 		Action: &routev3.Route_Route{Route: &routev3.RouteAction{
 			ClusterSpecifier: &routev3.RouteAction_Cluster{Cluster: s.defaultCluster()}, Timeout: duration(0),
 		}},
 	}
 }
 
-// defaultChains are for connections rather than requests.
-func (v view) defaultChains(s server) []*listenerv3.FilterChain {
+// defaultChains returns the filter chains that forward TCP connections to the defaultEndpoint.
+func (v proxyView) defaultChains(s server) []*listenerv3.FilterChain {
 	cluster := s.defaultCluster()
 	if cluster == "" {
 		return nil
@@ -50,8 +50,8 @@ func (v view) defaultChains(s server) []*listenerv3.FilterChain {
 	return []*listenerv3.FilterChain{chain}
 }
 
-// defaultClusters are those places of all servers, each once.
-func (v view) defaultClusters() []*clusterv3.Cluster {
+// defaultClusters returns one cluster for each distinct defaultEndpoint.
+func (v proxyView) defaultClusters() []*clusterv3.Cluster {
 	var out []*clusterv3.Cluster
 	seen := map[string]bool{"": true}
 	for _, s := range v.servers() {
@@ -68,7 +68,7 @@ func (v view) defaultClusters() []*clusterv3.Cluster {
 				LbEndpoints: []*endpointv3.LbEndpoint{{HostIdentifier: &endpointv3.LbEndpoint_Endpoint{Endpoint: &endpointv3.Endpoint{Address: to}}}},
 			}}},
 		}
-		setHTTPOptions(c, asCalled())
+		setHTTPOptions(c, downstreamProtocolOptions())
 		out = append(out, c)
 	}
 	return out

@@ -21,7 +21,7 @@ spec:
   - {port: {number: 81, name: bound, protocol: HTTP}, hosts: ["*"], bind: 0.0.0.0}
 `
 
-func TestGatewaysListenForTheFamiliesThatTheyHaveAddressesOf(t *testing.T) {
+func TestGatewayAddressFamilies(t *testing.T) {
 	m := newTestMesh(t, nil, twoServers)
 	const four, six = "192.0.2.9", "2001:db8::9"
 	for addresses, want := range map[string][]string{

@@ -9,9 +9,9 @@ import (
 	"github.com/pilotfish-mesh/pilotfish/controlplane/snapshot"
 )
 
-// bound are the names under which a VirtualService is served by a server: of its hosts and the server's, where they
-// meet, the narrower ones.
-func (s server) bound(vs *snapshot.VirtualService) []string {
+// boundHosts returns the names under which a server serves a VirtualService: the intersection of its hosts and the
+// server's, with the narrower pattern of each match.
+func (s server) boundHosts(vs *snapshot.VirtualService) []string {
 	var out []string
 	for _, h := range s.spec.GetHosts() {
 		namespace, host, ok := strings.Cut(h, "/")
@@ -25,7 +25,7 @@ func (s server) bound(vs *snapshot.VirtualService) []string {
 			continue
 		}
 		for _, wanted := range vs.Hosts {
-			if name, ok := narrower(host, wanted); ok && !slices.Contains(out, name) {
+			if name, ok := intersectHosts(host, wanted); ok && !slices.Contains(out, name) {
 				out = append(out, name)
 			}
 		}
@@ -33,8 +33,8 @@ func (s server) bound(vs *snapshot.VirtualService) []string {
 	return out
 }
 
-// narrower is what two host patterns have in common.
-func narrower(a, b string) (string, bool) {
+// intersectHosts returns the intersection of two host patterns.
+func intersectHosts(a, b string) (string, bool) {
 	switch {
 	case snapshot.MatchHost(a, b):
 		return b, true
@@ -44,8 +44,8 @@ func narrower(a, b string) (string, bool) {
 	return "", false
 }
 
-// gatewayRoutes are the routes of all servers that share a name. Rules for one host are merged, the oldest first.
-func (v view) gatewayRoutes(name string, servers []server) *routev3.RouteConfiguration {
+// gatewayRoutes returns the routes of all servers that share a name. Rules for the same host are merged, oldest first.
+func (v proxyView) gatewayRoutes(name string, servers []server) *routev3.RouteConfiguration {
 	out := &routev3.RouteConfiguration{
 		Name: name, ValidateClusters: boolean(false), IgnorePortInHostMatching: true, TypedPerFilterConfig: v.rbacSettings(),
 	}
@@ -53,7 +53,7 @@ func (v view) gatewayRoutes(name string, servers []server) *routev3.RouteConfigu
 	host := func(h string, s server) *routev3.VirtualHost {
 		key := strings.ToLower(h)
 		if byHost[key] == nil {
-			byHost[key] = virtualHost(h, s.port, []string{h}, nil)
+			byHost[key] = newVirtualHost(h, s.port, []string{h}, nil)
 			out.VirtualHosts = append(out.VirtualHosts, byHost[key])
 		}
 		return byHost[key]
@@ -66,7 +66,7 @@ func (v view) gatewayRoutes(name string, servers []server) *routev3.RouteConfigu
 				host(h, s)
 			}
 			for _, vh := range out.VirtualHosts {
-				if covers(s.hosts(), vh.Domains[0]) {
+				if matchesAnyHost(s.hosts(), vh.Domains[0]) {
 					vh.Routes = append(vh.Routes, s.defaultRoute())
 				}
 			}
@@ -78,7 +78,7 @@ func (v view) gatewayRoutes(name string, servers []server) *routev3.RouteConfigu
 			host(h, s)
 		}
 		for _, vh := range out.VirtualHosts {
-			if covers(s.hosts(), vh.Domains[0]) {
+			if matchesAnyHost(s.hosts(), vh.Domains[0]) {
 				vh.RequireTls = routev3.VirtualHost_ALL
 			}
 		}
@@ -90,9 +90,9 @@ func (v view) gatewayRoutes(name string, servers []server) *routev3.RouteConfigu
 	return out
 }
 
-// bindRules adds the routes of the rules that are bound to a server. done keeps a rule from being added to a host twice
-// where several servers of one Gateway share the port.
-func (v view) bindRules(s server, host func(string, server) *routev3.VirtualHost, done map[string]bool) {
+// bindRules adds the routes of the rules that are bound to a server. done prevents duplicate routes if several servers
+// of one Gateway share the port.
+func (v proxyView) bindRules(s server, host func(string, server) *routev3.VirtualHost, done map[string]bool) {
 	gateway := s.gw.FullName()
 	r := v.routing(gateway, s.spec.GetPort().GetNumber())
 	for _, vs := range v.s.VirtualServicesForGateway(gateway, v.p.Namespace) {
@@ -100,7 +100,7 @@ func (v view) bindRules(s server, host func(string, server) *routev3.VirtualHost
 		if len(routes) == 0 {
 			continue
 		}
-		for _, name := range s.bound(vs) {
+		for _, name := range s.boundHosts(vs) {
 			key := vs.Key.String() + " " + gateway + " " + strings.ToLower(name)
 			if done[key] {
 				continue
@@ -112,12 +112,12 @@ func (v view) bindRules(s server, host func(string, server) *routev3.VirtualHost
 	}
 }
 
-func covers(patterns []string, host string) bool {
+func matchesAnyHost(patterns []string, host string) bool {
 	return slices.ContainsFunc(patterns, func(p string) bool { return snapshot.MatchHost(p, host) })
 }
 
-// catchAllLast puts what matches everything behind what does not, so that of several rules for one host none hides the
-// others; of several such, the first stays.
+// catchAllLast moves the first catch-all route to the end and drops later ones, so that no rule for a host hides
+// another.
 func catchAllLast(routes []*routev3.Route) []*routev3.Route {
 	var out []*routev3.Route
 	var last *routev3.Route

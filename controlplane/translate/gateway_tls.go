@@ -11,14 +11,17 @@ import (
 	"github.com/pilotfish-mesh/pilotfish/controlplane/snapshot"
 )
 
-// gatewayTLS is the TLS that ends at a server; nil when it has no certificate to show, or nobody to sign those of
-// the clients that it asks for.
-func (v view) gatewayTLS(s server) *corev3.TransportSocket {
-	return v.endTLS(s.spec.GetTls(), s.httpsHTTP())
+// gatewayTLS returns the TLS socket of a server. It returns nil if its certificate, or the CA for client certificates
+// that it requires, is not available.
+func (v proxyView) gatewayTLS(s server) *corev3.TransportSocket {
+	if !v.mayServe(s) {
+		return nil
+	}
+	return v.terminateTLS(s.spec.GetTls(), s.isHTTPS())
 }
 
-// endTLS ends TLS as the settings of a server say.
-func (v view) endTLS(settings *networking.ServerTLSSettings, http bool) *corev3.TransportSocket {
+// terminateTLS returns a TLS socket with a server's settings, or nil if a certificate or CA is not available.
+func (v proxyView) terminateTLS(settings *networking.ServerTLSSettings, http bool) *corev3.TransportSocket {
 	common := &tlsv3.CommonTlsContext{TlsParams: v.serverVersions(settings), AlpnProtocols: inboundHTTPProtocol}
 	if !http {
 		common.AlpnProtocols = nil
@@ -36,7 +39,7 @@ func (v view) endTLS(settings *networking.ServerTLSSettings, http bool) *corev3.
 	}
 	switch settings.GetMode() {
 	case networking.ServerTLSSettings_MUTUAL, networking.ServerTLSSettings_OPTIONAL_MUTUAL:
-		root := v.clientAuthorities(settings)
+		root := v.clientCAs(settings)
 		if root == nil {
 			return nil
 		}
@@ -46,12 +49,12 @@ func (v view) endTLS(settings *networking.ServerTLSSettings, http bool) *corev3.
 	return serverTLS(context)
 }
 
-// certificates are those of Kubernetes Secrets, as far as there are any, or of files.
-func (v view) certificates(settings *networking.ServerTLSSettings) []*tlsv3.SdsSecretConfig {
+// certificates returns the available certificates, from Kubernetes Secrets or files.
+func (v proxyView) certificates(settings *networking.ServerTLSSettings) []*tlsv3.SdsSecretConfig {
 	if names := credentialNames(settings); len(names) > 0 {
 		var out []*tlsv3.SdsSecretConfig
 		for _, name := range names {
-			if v.certificate(name) != nil {
+			if v.certificateSecret(name) != nil {
 				out = append(out, kubernetesSecret(name))
 			}
 		}
@@ -67,10 +70,10 @@ func (v view) certificates(settings *networking.ServerTLSSettings) []*tlsv3.SdsS
 	return out
 }
 
-// clientAuthorities are those who sign the certificates of clients; nil when nobody says who that is.
-func (v view) clientAuthorities(settings *networking.ServerTLSSettings) *tlsv3.SdsSecretConfig {
+// clientCAs returns the CAs of client certificates, or nil if none is configured.
+func (v proxyView) clientCAs(settings *networking.ServerTLSSettings) *tlsv3.SdsSecretConfig {
 	if name := authorityName(settings); name != "" {
-		if v.authorities(name) == nil {
+		if v.caSecret(name) == nil {
 			return nil
 		}
 		return kubernetesSecret(name + authoritySuffix)
@@ -78,7 +81,7 @@ func (v view) clientAuthorities(settings *networking.ServerTLSSettings) *tlsv3.S
 	if ca := settings.GetCaCertificates(); ca != "" && ca != systemRoots {
 		return sdsSecret(fileRoot(ca, settings.GetCaCrl()))
 	}
-	return nil // whoever has a public authority's certificate would be let in
+	return nil // public CAs would admit any client with a public certificate
 }
 
 func clientValidation(root *tlsv3.SdsSecretConfig, settings *networking.ServerTLSSettings) *tlsv3.CommonTlsContext_CombinedValidationContext {
@@ -90,11 +93,11 @@ func clientValidation(root *tlsv3.SdsSecretConfig, settings *networking.ServerTL
 	return out
 }
 
-// serverVersions are what a server says of TLS, and where it says nothing, what the mesh does.
-func (v view) serverVersions(settings *networking.ServerTLSSettings) *tlsv3.TlsParameters {
-	out := tlsWithin(v.s.Mesh.GetTlsDefaults())
+// serverVersions returns the TLS parameters of a server; unset values are those of the mesh.
+func (v proxyView) serverVersions(settings *networking.ServerTLSSettings) *tlsv3.TlsParameters {
+	out := tlsParameters(v.s.Mesh.GetTlsDefaults())
 	if settings.GetMode() == networking.ServerTLSSettings_ISTIO_MUTUAL {
-		out = tlsWithin(v.s.Mesh.GetMeshMTLS())
+		out = tlsParameters(v.s.Mesh.GetMeshMTLS())
 	}
 	if v := settings.GetMinProtocolVersion(); v != networking.ServerTLSSettings_TLS_AUTO {
 		out.TlsMinimumProtocolVersion = tlsVersion(v)
@@ -105,7 +108,7 @@ func (v view) serverVersions(settings *networking.ServerTLSSettings) *tlsv3.TlsP
 	if ciphers := settings.GetCipherSuites(); len(ciphers) > 0 {
 		out.CipherSuites = ciphers
 	}
-	out.TlsMinimumProtocolVersion = min(out.TlsMinimumProtocolVersion, out.TlsMaximumProtocolVersion) // the server's own word counts
+	out.TlsMinimumProtocolVersion = min(out.TlsMinimumProtocolVersion, out.TlsMaximumProtocolVersion) // the server's own maximum takes precedence over the mesh's minimum
 	return out
 }
 
@@ -118,16 +121,16 @@ func tlsVersion(v networking.ServerTLSSettings_TLSProtocol) tlsv3.TlsParameters_
 	}[v]
 }
 
-// connectionChains are the chains of a server that passes connections on as they are: by the TLS handshake's server name
-// where TLS passes through, else all to one place.
-func (v view) connectionChains(s server) []*listenerv3.FilterChain {
-	if s.autoPassthrough() {
-		return v.autoChains(s)
+// connectionChains returns the chains of a server that forwards connections unchanged: selected by SNI if TLS passes
+// through, otherwise all to one destination.
+func (v proxyView) connectionChains(s server) []*listenerv3.FilterChain {
+	if s.isAutoPassthrough() {
+		return v.autoPassthroughChains(s)
 	}
 	r := v.routing(s.gw.FullName(), s.spec.GetPort().GetNumber())
 	var out []*listenerv3.FilterChain
 	for _, vs := range v.s.VirtualServicesForGateway(s.gw.FullName(), v.p.Namespace) {
-		if len(s.bound(vs)) == 0 {
+		if len(s.boundHosts(vs)) == 0 {
 			continue
 		}
 		if s.protocol() == "TCP" || s.terminatesTLS() {
@@ -139,7 +142,7 @@ func (v view) connectionChains(s server) []*listenerv3.FilterChain {
 	return append(out, v.defaultChains(s)...)
 }
 
-func (v view) tcpChains(s server, r routing, vs *snapshot.VirtualService) []*listenerv3.FilterChain {
+func (v proxyView) tcpChains(s server, r routing, vs *snapshot.VirtualService) []*listenerv3.FilterChain {
 	chain := &listenerv3.FilterChain{Name: fmt.Sprintf("tcp.%d.%s.%s", s.port, vs.Name, vs.Namespace)}
 	if s.terminatesTLS() {
 		if chain.TransportSocket = v.gatewayTLS(s); chain.TransportSocket == nil {
@@ -149,25 +152,25 @@ func (v view) tcpChains(s server, r routing, vs *snapshot.VirtualService) []*lis
 	}
 	for _, route := range vs.Spec.GetTcp() {
 		if r.matchesTCP(vs, route.GetMatch()) {
-			chain.Filters = v.tcpFilters(s.traffic(), chain.Name, r.shares(vs, route.GetRoute()))
+			chain.Filters = v.tcpFilters(s.traffic(), chain.Name, r.clusterWeights(vs, route.GetRoute()))
 			return []*listenerv3.FilterChain{chain}
 		}
 	}
 	return nil
 }
 
-func (v view) passthroughChains(s server, r routing, vs *snapshot.VirtualService) []*listenerv3.FilterChain {
+func (v proxyView) passthroughChains(s server, r routing, vs *snapshot.VirtualService) []*listenerv3.FilterChain {
 	var out []*listenerv3.FilterChain
 	for i, route := range vs.Spec.GetTls() {
 		for j, m := range route.GetMatch() {
-			if !r.concerns(vs, m.GetGateways(), m.GetSourceLabels(), m.GetSourceNamespace(), m.GetPort()) || len(m.GetDestinationSubnets()) > 0 {
+			if !r.appliesTo(vs, m.GetGateways(), m.GetSourceLabels(), m.GetSourceNamespace(), m.GetPort()) || len(m.GetDestinationSubnets()) > 0 {
 				continue
 			}
 			name := fmt.Sprintf("tls.%d.%s.%s.%d.%d", s.port, vs.Name, vs.Namespace, i, j)
 			out = append(out, &listenerv3.FilterChain{
 				Name:             name,
 				FilterChainMatch: sniMatch(m.GetSniHosts()),
-				Filters:          v.namedFilters(s.traffic(), name, m.GetSniHosts(), r.shares(vs, route.GetRoute())),
+				Filters:          v.tcpFiltersForHosts(s.traffic(), name, m.GetSniHosts(), r.clusterWeights(vs, route.GetRoute())),
 			})
 		}
 	}

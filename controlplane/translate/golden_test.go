@@ -24,17 +24,17 @@ import (
 	"github.com/pilotfish-mesh/pilotfish/internal/testenv"
 )
 
-var update = flag.Bool("update", false, "write the golden files anew")
+var update = flag.Bool("update", false, "rewrite the golden files")
 
-// topic is one file of testdata: a mesh, and proxies of which some types are recorded in the golden file beside it. Its
-// first lines say which:
+// topic is one file of testdata: a mesh, and proxies of which some types are recorded in its golden file. Its first
+// lines select them:
 //
 //	# mesh: {"accessLogFile": "/dev/stdout"}
 //	# proxy: sidecar reviews-v1.default 127.203.1.1 app=reviews
 //	# show: clusters routes
 //	# skip: http_proxy Passthrough
 //
-// What has one of the words after "skip" in its name is left out.
+// Resources with one of the words after "skip" in their names are omitted.
 type topic struct {
 	name    string
 	mesh    *testMesh
@@ -197,7 +197,7 @@ func encode(t *testing.T, n *yaml.Node) string {
 	return b.String()
 }
 
-// abbreviations stand in golden files for what is the same everywhere. abbreviations.golden.yaml says what they mean.
+// abbreviations replace frequent values in golden files. abbreviations.golden.yaml defines them.
 var abbreviations = map[string]string{
 	"$ads":         `{"ads": {}, "resourceApiVersion": "V3"}`,
 	"$unlimited":   `{"thresholds": [{"maxConnections": 4294967295, "maxPendingRequests": 4294967295, "maxRequests": 4294967295, "maxRetries": 4294967295, "trackRemaining": true}]}`,
@@ -225,15 +225,15 @@ func abbreviate(v any) (string, bool) {
 	return "", false
 }
 
-// TestAbbreviationsOfGoldenFilesAreRecorded keeps the legend of the golden files.
-func TestAbbreviationsOfGoldenFilesAreRecorded(t *testing.T) {
+// TestGoldenFileAbbreviations checks the definitions of the abbreviations.
+func TestGoldenFileAbbreviations(t *testing.T) {
 	var b strings.Builder
 	for _, name := range slices.Sorted(maps.Keys(abbreviations)) {
 		var full map[string]any
 		if err := json.Unmarshal([]byte(abbreviations[name]), &full); err != nil {
 			t.Fatal(err)
 		}
-		// Its parts may be abbreviated, it may not.
+		// Only the parts of a definition are abbreviated.
 		n := compactMap(full)
 		fmt.Fprintf(&b, "%s:\n%s", name, indent(encode(t, n)))
 	}
@@ -244,7 +244,7 @@ func indent(s string) string {
 	return "  " + strings.ReplaceAll(strings.TrimSuffix(s, "\n"), "\n", "\n  ") + "\n"
 }
 
-// compact writes what is small on one line.
+// compact encodes small values on one line.
 func compact(v any) *yaml.Node {
 	n := &yaml.Node{}
 	if name, ok := abbreviate(v); ok {
@@ -312,33 +312,33 @@ func sortedKeys(m map[string]any) []string {
 	return out
 }
 
-// TestEnvoysTakeAllGoldenConfigurations gives each proxy of each topic to real Envoys, all on one stream, one after the
-// other: nothing may be rejected, and everything has to come to work.
-func TestEnvoysTakeAllGoldenConfigurations(t *testing.T) {
+// TestEnvoyAcceptsGoldenConfigurations sends the resources of each proxy of each topic to real Envoys, on one stream:
+// Envoy must reject none, and all must become active.
+func TestEnvoyAcceptsGoldenConfigurations(t *testing.T) {
 	for _, version := range []string{testenv.EnvoyVersion, testenv.OldEnvoyVersion} {
 		t.Run(version, func(t *testing.T) {
 			t.Parallel()
-			plane := newPlane(t)
-			plane.push(state{snap: snapshot.Build(nil, newTestMesh(t, nil).inputs(), nil)}, snapshot.Change{Full: true})
+			plane := newTestControlPlane(t)
+			plane.push(pushState{snap: snapshot.Build(nil, newTestMesh(t, nil).inputs(), nil)}, snapshot.Change{Full: true})
 			e := plane.startEnvoy(version, "sidecar taster.default 127.203.250.1", "spiffe://cluster.local/ns/default/sa/taster")
 			plane.inSync(1)
 			for _, tp := range topics(t) {
 				for _, description := range tp.proxies {
 					p := proxy(t, description)
 					t.Logf("%s: %s", tp.name, description)
-					plane.push(state{snap: tp.mesh.snap, as: elsewhere(p, version)}, snapshot.Change{Full: true})
+					plane.push(pushState{snap: tp.mesh.snap, as: onOtherNetwork(p, version)}, snapshot.Change{Full: true})
 					plane.inSync(1)
-					e.settled()
+					e.hasSettled()
 				}
 			}
 		})
 	}
 }
 
-// elsewhere moves a proxy's addresses, so that two Envoys do not fight for them.
-func elsewhere(p *translate.Proxy, version string) *translate.Proxy {
+// onOtherNetwork changes a proxy's addresses, so that two Envoys do not conflict.
+func onOtherNetwork(p *translate.Proxy, version string) *translate.Proxy {
 	moved := *p
-	if p.EnvoyVersion != [3]uint32{} { // what a topic says of the Envoy has to be true of the one that it is given to
+	if p.EnvoyVersion != [3]uint32{} { // a topic's Envoy version must be that of the real Envoy
 		if _, err := fmt.Sscanf(version, "%d.%d.%d", &moved.EnvoyVersion[0], &moved.EnvoyVersion[1], &moved.EnvoyVersion[2]); err != nil {
 			panic(err)
 		}

@@ -18,14 +18,14 @@ import (
 	"github.com/pilotfish-mesh/pilotfish/controlplane/xds"
 )
 
-// grpcServerPrefix begins the name under which a gRPC server asks for its listener; the address that it listens on
-// follows. Istio's agents, and ours, tell it so in the bootstrap.
+// grpcServerPrefix is the prefix of the listener name that a gRPC server subscribes to; its listen address follows.
+// Istio's agents and pilotfish-agent set it in the gRPC bootstrap.
 const grpcServerPrefix = "xds.istio.io/grpc/lds/inbound/"
 
-// Proxyless are the named resources of one type for an application that speaks xDS itself, as gRPC's libraries do. It
-// asks for all by name: a listener for each "service:port" that it calls and for each address that it serves at, and
-// then for what those refer to. A name that means nothing in the mesh gets a resource that leads nowhere, since gRPC
-// waits long for one that does not come.
+// Proxyless returns the named resources of one type for an application that uses xDS directly through a gRPC library.
+// The client subscribes to a listener for each "service:port" that it calls and for each address that it serves, then
+// to the resources that these reference. Unknown names return an empty resource, because gRPC waits long for a missing
+// one.
 func Proxyless(s *snapshot.Snapshot, p *Proxy, typeURL string, names []string) ([]*xds.Resource, error) {
 	v := newView(s, p)
 	build := map[string]func(string) (*xds.Resource, error){
@@ -48,7 +48,7 @@ func Proxyless(s *snapshot.Snapshot, p *Proxy, typeURL string, names []string) (
 	return out, nil
 }
 
-func (v view) grpcListener(name string) (*xds.Resource, error) {
+func (v proxyView) grpcListener(name string) (*xds.Resource, error) {
 	if at, ok := strings.CutPrefix(name, grpcServerPrefix); ok {
 		return v.grpcServer(name, at)
 	}
@@ -65,19 +65,19 @@ func grpcRouter() *hcmv3.HttpFilter {
 	return httpFilter("envoy.filters.http.router", &routerv3.Router{})
 }
 
-// grpcServer is the listener of a server: whether it takes mutual TLS, and whom it lets in. A server cannot tell TLS
-// from plaintext on one port; where the mesh's policy lets it have both, it takes what its callers come with.
-func (v view) grpcServer(name, at string) (*xds.Resource, error) {
+// grpcServer returns the listener of a server: whether it uses mutual TLS, and its RBAC filters. A gRPC server cannot
+// distinguish TLS and plaintext on one port. In permissive mode it uses the protocol that its clients use.
+func (v proxyView) grpcServer(name, at string) (*xds.Resource, error) {
 	addr, err := netip.ParseAddrPort(at)
 	if err != nil {
-		return nil, nil // not an address that anyone can listen on
+		return nil, nil // not a valid listen address
 	}
 	manager := &hcmv3.HttpConnectionManager{
 		HttpFilters: append(v.grpcRBAC(), grpcRouter()),
 		RouteSpecifier: &hcmv3.HttpConnectionManager_RouteConfig{RouteConfig: &routev3.RouteConfiguration{
 			Name: "inbound",
 			VirtualHosts: []*routev3.VirtualHost{{Name: "inbound", Domains: []string{"*"}, Routes: []*routev3.Route{{
-				Match: everyPath(), Action: &routev3.Route_NonForwardingAction{NonForwardingAction: &routev3.NonForwardingAction{}},
+				Match: matchAllPaths(), Action: &routev3.Route_NonForwardingAction{NonForwardingAction: &routev3.NonForwardingAction{}},
 			}}}},
 		}},
 	}
@@ -93,7 +93,7 @@ func (v view) grpcServer(name, at string) (*xds.Resource, error) {
 	})
 }
 
-func (v view) grpcServesTLS(port uint32) bool {
+func (v proxyView) grpcServesTLS(port uint32) bool {
 	switch v.s.MTLSMode(v.p.Namespace, v.p.Labels, port) {
 	case snapshot.Strict:
 		return true
@@ -103,25 +103,25 @@ func (v view) grpcServesTLS(port uint32) bool {
 	return registry.HasSidecar(v.p.Labels, v.p.ServiceAccount)
 }
 
-// grpcRoutesKey is all that the routes of a target depend on.
+// grpcRoutesKey contains everything that the routes of a target depend on.
 type grpcRoutesKey struct{ routesKey }
 
-// grpcRouteConfiguration are the routes of a target, which goes by the name of its listener. They are for any authority:
-// that the target is meant was said by asking for it.
-func (v view) grpcRouteConfiguration(name string) (*xds.Resource, error) {
-	key := grpcRoutesKey{routesKey{name: name, labels: v.askedLabels()}}
+// grpcRouteConfiguration returns the routes of a target, which has the name of its listener. They match any authority,
+// because the client has subscribed to exactly this target.
+func (v proxyView) grpcRouteConfiguration(name string) (*xds.Resource, error) {
+	key := grpcRoutesKey{routesKey{name: name, labels: v.sourceLabels()}}
 	return v.scope.Cache().Get(key, func() (*xds.Resource, error) {
 		config := &routev3.RouteConfiguration{Name: name}
 		if routes := grpcRoutes(v.grpcTargetRoutes(name), name); len(routes) > 0 {
 			config.VirtualHosts = []*routev3.VirtualHost{{Name: name, Domains: []string{"*"}, Routes: routes}}
 		}
-		return xds.NewResource(name, acceptable(config))
+		return xds.NewResource(name, sanitizeRoutes(config))
 	})
 }
 
-// grpcTargetRoutes are the routes for "service:port": those of a service, or of a host that only a rule knows. There are
-// none for what the mesh does not know.
-func (v view) grpcTargetRoutes(target string) []*routev3.Route {
+// grpcTargetRoutes returns the routes for "service:port": those of a service, or of a host that exists only in a rule.
+// It returns nil for unknown targets.
+func (v proxyView) grpcTargetRoutes(target string) []*routev3.Route {
 	host, number, err := net.SplitHostPort(target)
 	if err != nil {
 		return nil

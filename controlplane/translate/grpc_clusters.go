@@ -14,38 +14,38 @@ import (
 	"github.com/pilotfish-mesh/pilotfish/controlplane/xds"
 )
 
-// grpcClusterKey is a cluster as gRPC takes it: of the same as that for Envoy, which has in it all that it depends on.
+// grpcClusterKey is a cluster for gRPC. Envoy's cluster resource contains everything else that it depends on.
 type grpcClusterKey struct {
 	of *xds.Resource
-	// certificates: the client has some of the mesh, and shows them where that is not demanded of it.
+	// certificates: the client has a mesh certificate, and sends it also where mutual TLS is optional.
 	certificates bool
 }
 
-// noEndpoints is the assignment of clusters that lead nowhere.
+// noEndpoints is the name of the empty load assignment.
 const noEndpoints = "none"
 
-// outboundByName finds the cluster of a name; false when the mesh has none.
-func (v view) outboundByName(name string) (outbound, bool) {
+// findGRPCCluster finds the service cluster of a name; false if it does not exist.
+func (v proxyView) findGRPCCluster(name string) (serviceCluster, bool) {
 	host, subset, port, ok := parseOutbound(name)
 	svc := v.scope.Service(host)
 	if !ok || svc == nil {
-		return outbound{}, false
+		return serviceCluster{}, false
 	}
 	rule := v.scope.DestinationRule(svc)
 	if p, found := svc.Port(port); !found || p.Protocol == registry.UDP || subset != "" && rule.Subset(subset) == nil {
-		return outbound{}, false
+		return serviceCluster{}, false
 	}
-	c := newOutbound(v.s, v.p, svc, port, rule)
+	c := newServiceCluster(v.s, v.p, svc, port, rule)
 	c.subset = subset
 	return c, true
 }
 
-func (v view) grpcCluster(name string) (*xds.Resource, error) {
-	c, ok := v.outboundByName(name)
+func (v proxyView) grpcCluster(name string) (*xds.Resource, error) {
+	c, ok := v.findGRPCCluster(name)
 	if !ok {
-		return xds.NewResource(name, grpcNowhere(name))
+		return xds.NewResource(name, emptyGRPCCluster(name))
 	}
-	full, err := c.resource(v.s, envoyfilter.ClusterPatches{}) // patches are for Envoys
+	full, err := c.resource(v.s, envoyfilter.ClusterPatches{}) // patches apply only to Envoy
 	if err != nil {
 		return nil, err
 	}
@@ -54,11 +54,11 @@ func (v view) grpcCluster(name string) (*xds.Resource, error) {
 		if err := full.Body.UnmarshalTo(&cluster); err != nil {
 			return nil, fmt.Errorf("cluster %s: %w", name, err)
 		}
-		return xds.NewResource(name, c.grpc(&cluster, v.p.Certificates))
+		return xds.NewResource(name, c.toGRPC(&cluster, v.p.Certificates))
 	})
 }
 
-func grpcNowhere(name string) *clusterv3.Cluster {
+func emptyGRPCCluster(name string) *clusterv3.Cluster {
 	return &clusterv3.Cluster{
 		Name:                 name,
 		ClusterDiscoveryType: &clusterv3.Cluster_Type{Type: clusterv3.Cluster_EDS},
@@ -66,16 +66,17 @@ func grpcNowhere(name string) *clusterv3.Cluster {
 	}
 }
 
-// grpc makes of a cluster for Envoy one for gRPC, which knows two ways of balancing, circuit breaking by requests,
-// outlier detection, and the mesh's own TLS. A cluster whose TLS it cannot have leads nowhere, rather than to plaintext.
-func (c outbound) grpc(full *clusterv3.Cluster, certificates bool) *clusterv3.Cluster {
+// toGRPC converts a cluster for Envoy to one for gRPC. gRPC supports two load balancing policies, request limits,
+// outlier detection and mesh TLS. If gRPC cannot establish the required TLS, the cluster is empty instead of using
+// plaintext.
+func (c serviceCluster) toGRPC(full *clusterv3.Cluster, certificates bool) *clusterv3.Cluster {
 	port, _ := c.svc.Port(c.port)
 	traffic := c.rule.Traffic(c.subset, c.port)
 	security := c.security(port, traffic)
 	if security.context != nil && !security.meshTLS() {
-		return grpcNowhere(full.GetName())
+		return emptyGRPCCluster(full.GetName())
 	}
-	out := grpcNowhere(full.GetName())
+	out := emptyGRPCCluster(full.GetName())
 	out.ConnectTimeout, out.Metadata = full.GetConnectTimeout(), full.GetMetadata()
 	out.OutlierDetection, out.CircuitBreakers = full.GetOutlierDetection(), full.GetCircuitBreakers()
 	if hash := traffic.LoadBalancer.GetConsistentHash(); hash.GetHashKey() != nil {
@@ -86,35 +87,35 @@ func (c outbound) grpc(full *clusterv3.Cluster, certificates bool) *clusterv3.Cl
 		}
 	}
 	c.grpcDiscovery(out)
-	// Not every endpoint may take mutual TLS, and a client cannot choose by endpoint.
+	// A client cannot select TLS by endpoint, so all endpoints must accept mutual TLS.
 	if security.meshTLS() && (!security.auto || certificates && c.facts.AllMTLS) {
 		out.TransportSocket = grpcClientTLS(security.context.GetSni(), c.identities(traffic))
 	}
 	return out
 }
 
-// grpcDiscovery has gRPC resolve a name where Envoy would; it takes one for a cluster.
-func (c outbound) grpcDiscovery(out *clusterv3.Cluster) {
+// grpcDiscovery makes gRPC resolve a name where Envoy would. gRPC supports one name per cluster.
+func (c serviceCluster) grpcDiscovery(out *clusterv3.Cluster) {
 	switch c.svc.Resolution {
 	case registry.Static:
 		out.EdsClusterConfig.ServiceName = ""
 	case registry.Passthrough:
 		if !strings.HasPrefix(c.svc.Hostname, "*") {
-			grpcResolve(out, namedEndpoint(c.svc.Hostname, c.port))
+			setGRPCLogicalDNS(out, namedEndpoint(c.svc.Hostname, c.port))
 		}
 	default:
 		for _, e := range c.endpoints(c.instances) {
 			if !strings.HasPrefix(e.Address, "unix://") {
-				grpcResolve(out, e)
+				setGRPCLogicalDNS(out, e)
 				return
 			}
 		}
 	}
 }
 
-// identities are those that the endpoints may prove to be, also under an alias of the trust domain, which a mesh has that
-// comes from one name to another; with none, any of the mesh will do.
-func (c outbound) identities(traffic snapshot.Traffic) []string {
+// identities returns the SPIFFE IDs that the endpoints may have, also under the trust domain's aliases, which exist
+// while a mesh changes its trust domain. An empty list accepts any identity of the mesh.
+func (c serviceCluster) identities(traffic snapshot.Traffic) []string {
 	if names := traffic.TLS.GetSubjectAltNames(); len(names) > 0 {
 		return names
 	}
@@ -136,7 +137,7 @@ func namedEndpoint(host string, port uint32) snapshot.Endpoint {
 	return snapshot.Endpoint{Endpoint: &registry.Endpoint{Address: host, Port: port}}
 }
 
-func grpcResolve(out *clusterv3.Cluster, e snapshot.Endpoint) {
+func setGRPCLogicalDNS(out *clusterv3.Cluster, e snapshot.Endpoint) {
 	out.EdsClusterConfig = nil
 	out.ClusterDiscoveryType = &clusterv3.Cluster_Type{Type: clusterv3.Cluster_LOGICAL_DNS}
 	out.LoadAssignment = &endpointv3.ClusterLoadAssignment{
@@ -145,15 +146,15 @@ func grpcResolve(out *clusterv3.Cluster, e snapshot.Endpoint) {
 	}
 }
 
-// grpcAssignmentKey is a load assignment as gRPC takes it.
+// grpcAssignmentKey is the load assignment for gRPC that is derived from one for Envoy.
 type grpcAssignmentKey struct{ of *xds.Resource }
 
-func (v view) grpcAssignment(name string) (*xds.Resource, error) {
-	c, ok := v.outboundByName(name)
+func (v proxyView) grpcAssignment(name string) (*xds.Resource, error) {
+	c, ok := v.findGRPCCluster(name)
 	if !ok || c.svc.Resolution != registry.Static {
 		return xds.NewResource(name, &endpointv3.ClusterLoadAssignment{ClusterName: name})
 	}
-	full, err := c.endpointsResource(v.s)
+	full, err := c.endpointsResource(v)
 	if err != nil {
 		return nil, err
 	}
@@ -167,8 +168,8 @@ func (v view) grpcAssignment(name string) (*xds.Resource, error) {
 	})
 }
 
-// grpcEndpoints leaves out what gRPC refuses a whole assignment for: sockets in the file system, an address that is there
-// twice, a locality without a name, and a gap in the priorities.
+// grpcEndpoints removes what makes gRPC reject a load assignment: Unix sockets, duplicate addresses, localities without
+// a name, and gaps in the priorities.
 func grpcEndpoints(a *endpointv3.ClusterLoadAssignment) {
 	a.Policy = nil
 	seen := map[string]bool{}
@@ -197,7 +198,7 @@ func grpcEndpoints(a *endpointv3.ClusterLoadAssignment) {
 		kept = append(kept, group)
 	}
 	a.Endpoints = kept
-	closeGaps(rank)
+	renumberPriorities(rank)
 	for _, group := range a.Endpoints {
 		group.Priority = rank[group.GetPriority()]
 	}

@@ -12,8 +12,8 @@ import (
 	"google.golang.org/protobuf/types/known/anypb"
 )
 
-// grpcRoutes are routes as gRPC's libraries take them: what they would refuse or misread is left out or said otherwise.
-// They know no redirects, rewrites, headers, mirrors and per-try time-outs, and pay no heed to what of them is there.
+// grpcRoutes converts routes for gRPC. It removes or rewrites what gRPC would reject or misinterpret. gRPC ignores
+// redirects, rewrites, header changes, mirrors and per-try timeouts.
 func grpcRoutes(routes []*routev3.Route, authority string) []*routev3.Route {
 	var out []*routev3.Route
 	for _, route := range routes {
@@ -35,7 +35,7 @@ func grpcRoute(from *routev3.Route, match *routev3.RouteMatch) *routev3.Route {
 	case *routev3.Route_Route:
 		out.Action = &routev3.Route_Route{Route: grpcAction(action.Route)}
 	case *routev3.Route_DirectResponse:
-		// An answer from nowhere is a fault that all requests have.
+		// A direct response is expressed as a fault that aborts all requests.
 		out.TypedPerFilterConfig = map[string]*anypb.Any{faultFilterName: anyOf(&faultv3.HTTPFault{Abort: &faultv3.FaultAbort{
 			ErrorType:  &faultv3.FaultAbort_HttpStatus{HttpStatus: action.DirectResponse.GetStatus()},
 			Percentage: fraction(nil, 100),
@@ -43,7 +43,7 @@ func grpcRoute(from *routev3.Route, match *routev3.RouteMatch) *routev3.Route {
 		out.Action = &routev3.Route_Route{Route: &routev3.RouteAction{
 			ClusterSpecifier: &routev3.RouteAction_Cluster{Cluster: BlackHoleCluster},
 		}}
-	default: // such requests fail, and the reason tells them
+	default: // such requests fail with an error that names the cause
 		out.Action = from.GetAction()
 	}
 	return out
@@ -69,7 +69,7 @@ func grpcAction(from *routev3.RouteAction) *routev3.RouteAction {
 	return out
 }
 
-// grpcHashPolicy has one client stay with one server where Envoy would go by an address or a cookie.
+// grpcHashPolicy hashes by the client's channel where Envoy would use an address or a cookie.
 func grpcHashPolicy(from *routev3.RouteAction_HashPolicy) *routev3.RouteAction_HashPolicy {
 	switch {
 	case from.GetHeader() != nil:
@@ -93,17 +93,17 @@ func grpcRetries(from *routev3.RetryPolicy) *routev3.RetryPolicy {
 	return out
 }
 
-// mostMatches bounds into how many a condition is split.
-const mostMatches = 16
+// maxMatches limits the number of matches into which one condition is split.
+const maxMatches = 16
 
-// grpcMatches are the conditions that together mean what one of Envoy's does. What is asked of a request in general, and
-// not of its metadata, is known beforehand: all are POST, over HTTP, for the target.
+// grpcMatches returns the matches that together are equivalent to one of Envoy's. Conditions on method, scheme and
+// authority are evaluated here: gRPC requests are POST over HTTP, for the target.
 func grpcMatches(from *routev3.RouteMatch, authority string) []*routev3.RouteMatch {
 	if len(from.GetQueryParameters()) > 0 {
-		return nil // no gRPC request has any
+		return nil // gRPC requests have no query parameters
 	}
 	if slices.ContainsFunc(from.GetDynamicMetadata(), func(claim *matcherv3.MetadataMatcher) bool { return !claim.GetInvert() }) {
-		return nil // nobody verifies tokens here
+		return nil // gRPC clients do not verify tokens
 	}
 	known := map[string]string{":method": "POST", ":scheme": "http", ":authority": authority}
 	base := proto.Clone(from).(*routev3.RouteMatch)
@@ -116,19 +116,19 @@ func grpcMatches(from *routev3.RouteMatch, authority string) []*routev3.RouteMat
 			}
 			continue
 		}
-		if !h.GetInvertMatch() || h.GetStringMatch() == nil || len(out) > mostMatches/2 {
-			out = with(out, h)
+		if !h.GetInvertMatch() || h.GetStringMatch() == nil || len(out) > maxMatches/2 {
+			out = withHeader(out, h)
 			continue
 		}
-		// gRPC takes a missing header for no match, inverted or not.
-		out = append(with(out, &routev3.HeaderMatcher{
+		// gRPC never matches a missing header, inverted or not.
+		out = append(withHeader(out, &routev3.HeaderMatcher{
 			Name: h.GetName(), InvertMatch: true, HeaderMatchSpecifier: &routev3.HeaderMatcher_PresentMatch{PresentMatch: true},
-		}), with(out, h)...)
+		}), withHeader(out, h)...)
 	}
 	return out
 }
 
-func with(matches []*routev3.RouteMatch, header *routev3.HeaderMatcher) []*routev3.RouteMatch {
+func withHeader(matches []*routev3.RouteMatch, header *routev3.HeaderMatcher) []*routev3.RouteMatch {
 	out := make([]*routev3.RouteMatch, 0, len(matches))
 	for _, m := range matches {
 		m = proto.Clone(m).(*routev3.RouteMatch)
@@ -142,7 +142,7 @@ func headerMatches(h *routev3.HeaderMatcher, value string) bool {
 	return stringMatches(h.GetStringMatch(), value) != h.GetInvertMatch()
 }
 
-// stringMatches is true without a matcher: then the header has only to be there.
+// stringMatches returns true without a matcher: then the header only has to be present.
 func stringMatches(m *matcherv3.StringMatcher, value string) bool {
 	switch p := m.GetMatchPattern().(type) {
 	case *matcherv3.StringMatcher_Exact:

@@ -11,9 +11,9 @@ import (
 	"github.com/pilotfish-mesh/pilotfish/controlplane/xds"
 )
 
-// TestGRPCServersRefuseWhatTheyCannotSee: an ALLOW rule about it lets nobody in, and a DENY rule refuses everybody. gRPC
-// would take such a header for one that is not there, and the server's name in TLS for an empty one.
-func TestGRPCServersRefuseWhatTheyCannotSee(t *testing.T) {
+// TestGRPCServersDenyUnsupportedConditions: such an ALLOW rule allows nothing, and such a DENY rule denies everything.
+// gRPC treats such a header as missing, and the SNI as empty.
+func TestGRPCServersDenyUnsupportedConditions(t *testing.T) {
 	t.Parallel()
 	const all = `{"permissions":[{"any":true}],"principals":[{"any":true}]}`
 	for _, c := range []struct {
@@ -61,8 +61,8 @@ spec: {action: `+c.action+`, rules: [{when: [`+c.when+`]}]}
 	}
 }
 
-// TestGRPCCallersHaveNoClaims: a route for those of a token is not one for all, as gRPC would take a condition that it does not know.
-func TestGRPCCallersHaveNoClaims(t *testing.T) {
+// TestGRPCOmitsRoutesWithClaims: gRPC would ignore the unknown condition and use the route for all requests.
+func TestGRPCOmitsRoutesWithClaims(t *testing.T) {
 	t.Parallel()
 	m := newTestMesh(t, nil, `
 apiVersion: v1

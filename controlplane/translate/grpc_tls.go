@@ -13,20 +13,20 @@ import (
 	matcherv3 "github.com/envoyproxy/go-control-plane/envoy/type/matcher/v3"
 )
 
-// closeGaps numbers what is there from 0, in order.
-func closeGaps(rank map[uint32]uint32) {
+// renumberPriorities maps the priorities to consecutive numbers from 0, in order.
+func renumberPriorities(rank map[uint32]uint32) {
 	for i, p := range slices.Sorted(maps.Keys(rank)) {
 		rank[p] = uint32(i)
 	}
 }
 
-// grpcCertificates are those of the bootstrap, under the name that agents give them.
+// grpcCertificates refers to the certificate provider that agents define in the gRPC bootstrap.
 func grpcCertificates() *tlsv3.CertificateProviderPluginInstance {
 	return &tlsv3.CertificateProviderPluginInstance{InstanceName: "default"}
 }
 
-// grpcTLS shows the workload's certificate, and wants one of the mesh, with one of the identities if any are given. gRPC
-// reads these from a field that Envoy has another for by now.
+// grpcTLS uses the workload's certificate and verifies the peer's against the mesh's roots and the identities, if any.
+// gRPC reads them from a field that Envoy has deprecated.
 func grpcTLS(identities []string) *tlsv3.CommonTlsContext {
 	validation := &tlsv3.CertificateValidationContext{CaCertificateProviderInstance: grpcCertificates()}
 	var accepted []*matcherv3.StringMatcher
@@ -49,22 +49,22 @@ func grpcServerTLS() *corev3.TransportSocket {
 	return serverTLS(&tlsv3.DownstreamTlsContext{CommonTlsContext: grpcTLS(nil), RequireClientCertificate: boolean(true)})
 }
 
-// grpcRBAC enforce the workload's AuthorizationPolicies, as far as gRPC can look at what they ask. What it cannot look at
-// is not let in by it.
-func (v view) grpcRBAC() []*hcmv3.HttpFilter {
+// grpcRBAC enforces the workload's AuthorizationPolicies. Requests are denied if a policy depends on attributes that
+// gRPC cannot evaluate.
+func (v proxyView) grpcRBAC() []*hcmv3.HttpFilter {
 	var out []*hcmv3.HttpFilter
-	for _, rules := range v.rbac(false) {
+	for _, rules := range v.rbacRules(false) {
 		name, denies := allowFilterName, rules.GetAction() == rbacv3.RBAC_DENY
 		if denies {
 			name = denyFilterName
 		}
 		for _, id := range slices.Sorted(maps.Keys(rules.GetPolicies())) {
-			if grpcTakesPolicy(rules.GetPolicies()[id]) {
+			if grpcSupportsPolicy(rules.GetPolicies()[id]) {
 				continue
 			}
 			delete(rules.GetPolicies(), id)
 			if denies {
-				rules.GetPolicies()[id] = everybody()
+				rules.GetPolicies()[id] = matchAllPolicy()
 			}
 		}
 		out = append(out, httpFilter(name, &httprbacv3.RBAC{Rules: rules}))
@@ -72,31 +72,31 @@ func (v view) grpcRBAC() []*hcmv3.HttpFilter {
 	return out
 }
 
-func everybody() *rbacv3.Policy {
+func matchAllPolicy() *rbacv3.Policy {
 	return &rbacv3.Policy{
 		Permissions: []*rbacv3.Permission{{Rule: &rbacv3.Permission_Any{Any: true}}},
 		Principals:  []*rbacv3.Principal{{Identifier: &rbacv3.Principal_Any{Any: true}}},
 	}
 }
 
-func grpcTakesPolicy(p *rbacv3.Policy) bool {
+func grpcSupportsPolicy(p *rbacv3.Policy) bool {
 	return p.GetCondition() == nil && p.GetCheckedCondition() == nil &&
-		grpcTakesPermissions(p.GetPermissions()) && grpcTakesPrincipals(p.GetPrincipals())
+		grpcSupportsPermissions(p.GetPermissions()) && grpcSupportsPrincipals(p.GetPrincipals())
 }
 
-func grpcTakesPermissions(all []*rbacv3.Permission) bool {
+func grpcSupportsPermissions(all []*rbacv3.Permission) bool {
 	for _, p := range all {
 		ok := true
 		switch rule := p.GetRule().(type) {
 		case *rbacv3.Permission_Any, *rbacv3.Permission_UrlPath, *rbacv3.Permission_DestinationIp, *rbacv3.Permission_DestinationPort:
 		case *rbacv3.Permission_Header:
-			ok = grpcTakesHeader(rule.Header.GetName())
+			ok = grpcSupportsHeader(rule.Header.GetName())
 		case *rbacv3.Permission_AndRules:
-			ok = grpcTakesPermissions(rule.AndRules.GetRules())
+			ok = grpcSupportsPermissions(rule.AndRules.GetRules())
 		case *rbacv3.Permission_OrRules:
-			ok = grpcTakesPermissions(rule.OrRules.GetRules())
+			ok = grpcSupportsPermissions(rule.OrRules.GetRules())
 		case *rbacv3.Permission_NotRule:
-			ok = grpcTakesPermissions([]*rbacv3.Permission{rule.NotRule})
+			ok = grpcSupportsPermissions([]*rbacv3.Permission{rule.NotRule})
 		default:
 			ok = false
 		}
@@ -107,20 +107,20 @@ func grpcTakesPermissions(all []*rbacv3.Permission) bool {
 	return true
 }
 
-func grpcTakesPrincipals(all []*rbacv3.Principal) bool {
+func grpcSupportsPrincipals(all []*rbacv3.Principal) bool {
 	for _, p := range all {
 		ok := true
 		switch id := p.GetIdentifier().(type) {
 		case *rbacv3.Principal_Any, *rbacv3.Principal_Authenticated_, *rbacv3.Principal_DirectRemoteIp, *rbacv3.Principal_RemoteIp,
 			*rbacv3.Principal_UrlPath:
 		case *rbacv3.Principal_Header:
-			ok = grpcTakesHeader(id.Header.GetName())
+			ok = grpcSupportsHeader(id.Header.GetName())
 		case *rbacv3.Principal_AndIds:
-			ok = grpcTakesPrincipals(id.AndIds.GetIds())
+			ok = grpcSupportsPrincipals(id.AndIds.GetIds())
 		case *rbacv3.Principal_OrIds:
-			ok = grpcTakesPrincipals(id.OrIds.GetIds())
+			ok = grpcSupportsPrincipals(id.OrIds.GetIds())
 		case *rbacv3.Principal_NotId:
-			ok = grpcTakesPrincipals([]*rbacv3.Principal{id.NotId})
+			ok = grpcSupportsPrincipals([]*rbacv3.Principal{id.NotId})
 		default:
 			ok = false
 		}
@@ -131,9 +131,9 @@ func grpcTakesPrincipals(all []*rbacv3.Principal) bool {
 	return true
 }
 
-// grpcTakesHeader says whether gRPC's servers see a header as it was sent. Those that they do not see are to them not
-// there, which would be for a DENY never to hold. The name of a server in TLS is the same to them: always empty.
-func grpcTakesHeader(name string) bool {
+// grpcSupportsHeader reports whether gRPC servers see a header as it was sent. Hidden headers count as missing, so a
+// DENY rule on them would never match. The SNI is always empty for the same reason.
+func grpcSupportsHeader(name string) bool {
 	switch name {
 	case ":authority", ":method":
 		return true

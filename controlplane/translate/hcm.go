@@ -14,24 +14,24 @@ import (
 	meshconfig "istio.io/api/mesh/v1alpha1"
 )
 
-// The names of the HTTP filters, which per-route settings refer to.
+// Names of the HTTP filters that per-route configurations refer to.
 const (
 	corsFilterName  = "envoy.filters.http.cors"
 	faultFilterName = "envoy.filters.http.fault"
 )
 
-// hcm is what differs between the HTTP connection managers.
-type hcm struct {
+// hcmOptions are the options that differ between HTTP connection managers.
+type hcmOptions struct {
 	traffic    traffic
 	statPrefix string
-	// rds is the name under which the routes are asked for.
+	// rds is the name of the route configuration.
 	rds string
 }
 
-func (v view) hcmFilter(h hcm) *listenerv3.Filter {
+func (v proxyView) hcmFilter(h hcmOptions) *listenerv3.Filter {
 	mesh := v.s.Mesh
 	m := &hcmv3.HttpConnectionManager{
-		StatPrefix:        h.statPrefix + ";", // its end, by which the bootstrap makes a label of it
+		StatPrefix:        h.statPrefix + ";", // marks the end of the prefix, from which the bootstrap's tag extraction creates a label
 		CodecType:         hcmv3.HttpConnectionManager_AUTO,
 		HttpFilters:       v.httpFilters(h.traffic),
 		UseRemoteAddress:  boolean(h.traffic.side == edgeSide),
@@ -39,43 +39,45 @@ func (v view) hcmFilter(h hcm) *listenerv3.Filter {
 		AccessLog:         append(v.requestLogs(h.traffic), v.auditLog(h.traffic, "envoy.filters.http.rbac")...),
 		StreamIdleTimeout: duration(0),
 		UpgradeConfigs:    []*hcmv3.HttpConnectionManager_UpgradeConfig{{UpgradeType: "websocket"}},
-		// A full name may end with a dot (reviews.shop.svc.cluster.local.). Routes and policies are by the name without.
+		// A fully qualified name may end with a dot (reviews.shop.svc.cluster.local.). Routes and policies use the name
+		// without it.
 		StripTrailingHostDot: true,
 		RouteSpecifier: &hcmv3.HttpConnectionManager_Rds{
 			Rds: &hcmv3.Rds{ConfigSource: ads(), RouteConfigName: h.rds},
 		},
-		// Without CONNECT an upgraded connection cannot come in over HTTP/2.
+		// Without CONNECT an upgraded connection cannot arrive over HTTP/2.
 		Http2ProtocolOptions: &corev3.Http2ProtocolOptions{AllowConnect: true},
 	}
-	// The caller's identity, as its certificate proved it, is told in a header, and nobody else's word taken for it.
+	// Envoy sends the verified identity of the client in a header, and removes that header from client requests.
 	if h.traffic.side != outboundSide {
 		m.ForwardClientCertDetails = hcmv3.HttpConnectionManager_SANITIZE_SET
 		m.SetCurrentClientCertDetails = &hcmv3.HttpConnectionManager_SetCurrentClientCertDetails{Uri: true}
 	}
 	if h.traffic.side == edgeSide {
-		v.behind(m)
+		v.trustFrontProxies(m)
 	}
-	if v.p.OnDemand && h.traffic.side == outboundSide && v.p.capture().hostPlan(v, h.rds) != nil {
-		// All that bounds the wait for a virtual host. The routes that these have say that it is not for them.
+	if v.p.OnDemand && h.traffic.side == outboundSide && v.p.interceptionMode().hostPlan(v, h.rds) != nil {
+		// The idle timeout is the only limit of the wait for a virtual host. The routes of the virtual hosts disable
+		// it.
 		m.StreamIdleTimeout = duration(v.p.OnDemandTimeout)
 	}
-	v.trace(m, h.traffic)
+	v.setTracing(m, h.traffic)
 	normalizePath(m, mesh.GetPathNormalization().GetNormalization())
 	return networkFilter("envoy.filters.network.http_connection_manager", m)
 }
 
-// topology is what is known of the proxies before a gateway.
-func (v view) topology() *meshconfig.Topology {
+// gatewayTopology returns the configuration of the proxies in front of a gateway.
+func (v proxyView) gatewayTopology() *meshconfig.Topology {
 	if v.p.Topology != nil {
 		return v.p.Topology
 	}
 	return v.s.Mesh.GetDefaultConfig().GetGatewayTopology()
 }
 
-// behind has a gateway believe what the proxies before it, which its ProxyConfig tells of, say of callers: whose address is
-// looked for so many places from the end of X-Forwarded-For, and what becomes of their certificates' header.
-func (v view) behind(m *hcmv3.HttpConnectionManager) {
-	topology := v.topology()
+// trustFrontProxies makes a gateway trust the proxies in front of it, as its ProxyConfig specifies: the number of
+// trusted hops in X-Forwarded-For, and how to forward the client certificate header.
+func (v proxyView) trustFrontProxies(m *hcmv3.HttpConnectionManager) {
+	topology := v.gatewayTopology()
 	m.XffNumTrustedHops = topology.GetNumTrustedProxies()
 	if how := topology.GetForwardClientCertDetails(); how != meshconfig.ForwardClientCertDetails_UNDEFINED {
 		m.ForwardClientCertDetails = hcmv3.HttpConnectionManager_ForwardClientCertDetails(
@@ -83,7 +85,7 @@ func (v view) behind(m *hcmv3.HttpConnectionManager) {
 	}
 }
 
-// normalizePath makes one path of the many spellings of it, before policies look at it.
+// normalizePath makes Envoy normalize request paths before policies are evaluated.
 func normalizePath(m *hcmv3.HttpConnectionManager, how meshconfig.MeshConfig_ProxyPathNormalization_NormalizationType) {
 	if how == meshconfig.MeshConfig_ProxyPathNormalization_NONE {
 		return
@@ -98,8 +100,8 @@ func normalizePath(m *hcmv3.HttpConnectionManager, how meshconfig.MeshConfig_Pro
 	}
 }
 
-// httpFilters are all filters of requests, in the order in which these pass them.
-func (v view) httpFilters(t traffic) []*hcmv3.HttpFilter {
+// httpFilters returns all HTTP filters, in processing order.
+func (v proxyView) httpFilters(t traffic) []*hcmv3.HttpFilter {
 	out := v.peerFilters(t)
 	out = append(out, v.pluginFilters(t, extensions.PluginPhase_AUTHN)...)
 	if t.side != outboundSide {
@@ -115,7 +117,7 @@ func (v view) httpFilters(t traffic) []*hcmv3.HttpFilter {
 		out = append(out, callerFilters()...)
 	}
 	if t.byName {
-		out = append(out, v.p.forwardByNameFilters()...)
+		out = append(out, v.p.dynamicForwardFilters()...)
 	}
 	out = append(out, v.pluginFilters(t, extensions.PluginPhase_UNSPECIFIED_PHASE)...)
 	if v.p.OnDemand && t.side == outboundSide {
@@ -124,7 +126,7 @@ func (v view) httpFilters(t traffic) []*hcmv3.HttpFilter {
 	return append(out, httpFilter("envoy.filters.http.router", &routerv3.Router{}))
 }
 
-// callerFilters are the filters on the caller's side, which routes give their settings to.
+// callerFilters returns the outbound filters that routes configure.
 func callerFilters() []*hcmv3.HttpFilter {
 	return []*hcmv3.HttpFilter{
 		httpFilter(corsFilterName, &corsv3.Cors{}),

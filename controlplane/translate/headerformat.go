@@ -5,8 +5,8 @@ import (
 	"strings"
 )
 
-// headerFormat makes a header's value one that Envoy takes: it reads %COMMAND% in it, and refuses all routes for one
-// command that it does not know, or one lonely percent sign. What is no command that it knows is taken literally here.
+// headerFormat returns a header value that Envoy accepts. Envoy interprets %COMMAND% and rejects all routes because of
+// one unknown command or single percent sign. Percent signs that do not start a known command are escaped.
 func headerFormat(value string) string {
 	var b strings.Builder
 	for len(value) > 0 {
@@ -34,8 +34,8 @@ func headerFormat(value string) string {
 
 var formatCommandPattern = regexp.MustCompile(`^%([A-Z0-9_]+)(\([^()]+\))?(:[0-9]{1,4})?%`)
 
-// formatCommand is the command at the beginning of a text, percent signs and all; empty when there is none that all
-// Envoys served here know.
+// formatCommand returns the command at the start of text, including its percent signs. It returns "" unless all
+// supported Envoy versions know the command.
 func formatCommand(text string) string {
 	m := formatCommandPattern.FindStringSubmatch(text)
 	if m == nil {

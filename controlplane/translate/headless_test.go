@@ -18,8 +18,8 @@ metadata: {name: db, namespace: one}
 spec: {clusterIP: None, selector: {app: db}, ports: [{name: tcp-db, port: 3306}]}
 `
 
-// Envoy refuses a listener without filter chains, which would be told as an error of a document that has none.
-func TestAHeadlessServiceThatIsServedNowhereMakesNoListener(t *testing.T) {
+// Envoy rejects a listener without filter chains, and the rejection would be attributed to a valid document.
+func TestHeadlessServiceWithoutEndpointsHasNoListener(t *testing.T) {
 	for what, more := range map[string]string{"nowhere": "", "somewhere": `
 apiVersion: networking.istio.io/v1
 kind: WorkloadEntry
@@ -39,7 +39,7 @@ spec: {address: 127.203.40.2, labels: {app: db}}
 			}
 			found = found || l.Address.GetSocketAddress().GetPortValue() == 3306
 			if len(l.FilterChains) == 0 && l.DefaultFilterChain == nil {
-				t.Errorf("served %s: listener %s has nothing for anybody", what, l.Name)
+				t.Errorf("served %s: listener %s has no filter chains", what, l.Name)
 			}
 		}
 		if found != (what == "somewhere") {
@@ -70,8 +70,9 @@ metadata: {name: syslog-1, namespace: one}
 spec: {address: 127.203.40.3, labels: {app: syslog}}
 `
 
-// No proxy carries datagrams, so that a service that has no other ports has no endpoints: its name leads to it all the same.
-func TestAHeadlessServiceOfDatagramsAloneHasNames(t *testing.T) {
+// TestHeadlessUDPServiceHasNames: proxies do not forward UDP, so a service with only UDP ports has no endpoints in xDS.
+// Its name must resolve nevertheless.
+func TestHeadlessUDPServiceHasNames(t *testing.T) {
 	for _, how := range []string{" INTERCEPTION_MODE=REDIRECT", ""} {
 		proxied := "sidecar a-1.one 127.203.41.1 app=a" + how
 		m := newTestMesh(t, nil, datagramsAlone)
@@ -91,7 +92,7 @@ func TestAHeadlessServiceOfDatagramsAloneHasNames(t *testing.T) {
 		if diff := cmp.Diff(want, names(t, m, proxied)); diff != "" {
 			t.Errorf("%q: %s", how, diff)
 		}
-		// The proxies are told when that changes.
+		// The change affects the proxies.
 		change := m.delete(config.Key{Kind: config.WorkloadEntry, Namespace: "one", Name: "syslog-0"})
 		var changed []string
 		for _, svc := range change.Endpoints {

@@ -22,14 +22,14 @@ import (
 type inboundPort struct {
 	number   uint32
 	protocol registry.Protocol
-	// unlisted: no service lists the port. Number 0 is all ports that have no chains of their own.
+	// unlisted: no service has the port. Number 0 represents all ports without chains of their own.
 	unlisted bool
-	// ingress is what the workload's Sidecar says of the port; nil where it lists no ports.
+	// ingress is the configuration of the port in the workload's Sidecar; nil if the Sidecar has no ingress listeners.
 	ingress *networking.IstioIngressListener
 }
 
-// as is the port where it is known what a connection speaks.
-func (p inboundPort) as(protocol registry.Protocol) inboundPort {
+// withProtocol returns the port with a detected protocol.
+func (p inboundPort) withProtocol(protocol registry.Protocol) inboundPort {
 	p.protocol = protocol
 	return p
 }
@@ -41,17 +41,17 @@ func (p inboundPort) cluster() string {
 	return InboundCluster(p.number)
 }
 
-// route is the name of the port's routes.
-func (p inboundPort) route() string {
+// routeName returns the name of the port's route configuration.
+func (p inboundPort) routeName() string {
 	if p.unlisted {
 		return inboundRouteName(0)
 	}
 	return inboundRouteName(p.number)
 }
 
-// inboundPorts are the workload's ports, by number. Of two services that list one port, the first by name says what it
-// speaks.
-func (v view) inboundPorts() []inboundPort {
+// inboundPorts returns the workload's ports, sorted by number. If several services have the same port, the first by
+// name determines its protocol.
+func (v proxyView) inboundPorts() []inboundPort {
 	if listed := v.ingressPorts(); listed != nil {
 		return listed
 	}
@@ -71,8 +71,8 @@ func (v view) inboundPorts() []inboundPort {
 	return out
 }
 
-// targetPort is the port of the workload behind a service's port; 0 when the service names one that the workload has not.
-func (v view) targetPort(svc *registry.Service, port registry.Port) uint32 {
+// targetPort returns the workload's port behind a service's port, or 0 if the service names a port that does not exist.
+func (v proxyView) targetPort(svc *registry.Service, port registry.Port) uint32 {
 	switch {
 	case port.TargetPort != 0:
 		return port.TargetPort
@@ -82,11 +82,14 @@ func (v view) targetPort(svc *registry.Service, port registry.Port) uint32 {
 	if n := v.p.PodPorts[port.TargetPortName]; n != 0 {
 		return n
 	}
-	instances := v.s.Instances(svc)
+	instances := v.p.instances(v.s, svc)
 	if instances == nil {
 		return 0
 	}
 	own := v.p.Address.String()
+	if v.p.RegisteredAddress.IsValid() {
+		own = v.p.RegisteredAddress.String()
+	}
 	for _, e := range instances.Endpoints {
 		if e.ServicePort == port.Number && e.Address == own {
 			return e.Port
@@ -95,7 +98,7 @@ func (v view) targetPort(svc *registry.Service, port registry.Port) uint32 {
 	return 0
 }
 
-// The ALPN protocols by which sidecars tell each other what is inside mutual TLS.
+// ALPN protocols with which sidecars signal the content of mutual TLS.
 var (
 	meshHTTPProtocols   = []string{"istio-http/1.0", "istio-http/1.1", "istio-h2"}
 	meshTCPProtocols    = []string{"istio", "istio-peer-exchange"}
@@ -104,17 +107,18 @@ var (
 	inboundTCPProtocol  = []string{"istio-peer-exchange", "istio"}
 )
 
-// chainSet is the filter chains of one inbound port.
+// chainSet contains the filter chains of one inbound port.
 type chainSet struct {
 	chains []*listenerv3.FilterChain
-	// sniffTLS, sniffHTTP: they are told apart by looking at the first bytes.
+	// sniffTLS, sniffHTTP: the chains are selected by the first bytes of the connection.
 	sniffTLS, sniffHTTP bool
-	// serverMayTalkFirst: and those may never come.
+	// serverMayTalkFirst: the client may not send any bytes before the server.
 	serverMayTalkFirst bool
 }
 
-// inboundChains are the ways into a port: mutual TLS, plaintext, or both, as the PeerAuthentication in force says.
-func (v view) inboundChains(port inboundPort) chainSet {
+// inboundChains returns the chains of a port: mutual TLS, plaintext or both, as the effective PeerAuthentication
+// specifies.
+func (v proxyView) inboundChains(port inboundPort) chainSet {
 	if port.protocol == registry.Undeclared {
 		return v.sniffedChains(port)
 	}
@@ -124,14 +128,14 @@ func (v view) inboundChains(port inboundPort) chainSet {
 		return chainSet{chains: []*listenerv3.FilterChain{mtls}}
 	case snapshot.Disable:
 		if plain.TransportSocket = v.ingressTLS(port); plain.TransportSocket == nil && port.ingress.GetTls() != nil {
-			plain.Filters = v.tcpFilters(port.traffic(false), BlackHoleCluster, toCluster(BlackHoleCluster)) // not served without its certificate
+			plain.Filters = v.tcpFilters(port.traffic(false), BlackHoleCluster, toCluster(BlackHoleCluster)) // the port is not served without its certificate
 		}
 		return chainSet{chains: []*listenerv3.FilterChain{plain}}
 	}
-	// Only what sidecars offer is taken for the mesh's TLS: the workload's own TLS passes as it is.
+	// Only the ALPN protocols of sidecars select mesh TLS: the application's own TLS is forwarded unchanged.
 	mtls.FilterChainMatch = &listenerv3.FilterChainMatch{TransportProtocol: "tls", ApplicationProtocols: meshProtocols}
 	if port.protocol.IsHTTP2() {
-		// gRPC applications that need no sidecar offer this alone.
+		// Proxyless gRPC clients offer only this protocol.
 		mtls.FilterChainMatch.ApplicationProtocols = append(slices.Clone(meshProtocols), "h2")
 	}
 	if port.protocol.IsHTTP() {
@@ -144,10 +148,10 @@ func (v view) inboundChains(port inboundPort) chainSet {
 	}
 }
 
-// sniffedChains are the ways into a port of which nobody says what it speaks. Inside mutual TLS nobody can look, so there
-// the caller's sidecar tells; of plaintext the first bytes do. All that is no HTTP passes as bytes.
-func (v view) sniffedChains(port inboundPort) chainSet {
-	requests, bytes := port.as(registry.HTTP), port.as(registry.TCP)
+// sniffedChains returns the chains of a port without a declared protocol. In mutual TLS the ALPN of the client's
+// sidecar specifies it; in plaintext the first bytes do. Everything except HTTP is forwarded as TCP.
+func (v proxyView) sniffedChains(port inboundPort) chainSet {
+	requests, bytes := port.withProtocol(registry.HTTP), port.withProtocol(registry.TCP)
 	mtlsTCP, plainTCP, ownTLS := v.mtlsChain("mtls_tcp", bytes, nil), v.plainChain("plaintext_tcp", bytes), v.plainChain("tls", bytes)
 	plainTCP.FilterChainMatch = &listenerv3.FilterChainMatch{TransportProtocol: "raw_buffer"}
 	plainHTTP := v.plainChain("plaintext_http", requests)
@@ -155,7 +159,7 @@ func (v view) sniffedChains(port inboundPort) chainSet {
 	out := chainSet{sniffTLS: true, sniffHTTP: true, serverMayTalkFirst: true}
 	switch v.s.MTLSMode(v.p.Namespace, v.p.Labels, port.number) {
 	case snapshot.Strict:
-		// Callers that are no sidecars may offer HTTP by its usual names.
+		// Clients without a sidecar may offer the standard ALPN protocols of HTTP.
 		mtlsHTTP := v.mtlsChain("mtls_http", requests, append(append([]string{}, meshHTTPProtocols...), inboundHTTPProtocol...))
 		out.chains, out.sniffHTTP = []*listenerv3.FilterChain{mtlsHTTP, mtlsTCP}, false
 	case snapshot.Disable:
@@ -167,8 +171,8 @@ func (v view) sniffedChains(port inboundPort) chainSet {
 	return out
 }
 
-// mtlsChain takes mutual TLS of the mesh; protocols, if any, are those that the caller has to offer.
-func (v view) mtlsChain(name string, port inboundPort, protocols []string) *listenerv3.FilterChain {
+// mtlsChain returns a chain for mesh mutual TLS. If protocols is not nil, the client must offer one of them.
+func (v proxyView) mtlsChain(name string, port inboundPort, protocols []string) *listenerv3.FilterChain {
 	chain := &listenerv3.FilterChain{
 		Name:            fmt.Sprintf("%d_%s", port.number, name),
 		TransportSocket: v.inboundTLS(port),
@@ -180,12 +184,12 @@ func (v view) mtlsChain(name string, port inboundPort, protocols []string) *list
 	return chain
 }
 
-func (v view) plainChain(name string, port inboundPort) *listenerv3.FilterChain {
+func (v proxyView) plainChain(name string, port inboundPort) *listenerv3.FilterChain {
 	return &listenerv3.FilterChain{Name: fmt.Sprintf("%d_%s", port.number, name), Filters: v.inboundFilters(port, false)}
 }
 
-// apply puts the chains into a listener of their own.
-func (c chainSet) apply(v view, l *listenerv3.Listener) {
+// apply sets the chains and their listener filters on a dedicated listener.
+func (c chainSet) apply(v proxyView, l *listenerv3.Listener) {
 	l.FilterChains = c.chains
 	if c.sniffTLS {
 		l.ListenerFilters = append(l.ListenerFilters, tlsInspector())
@@ -194,69 +198,68 @@ func (c chainSet) apply(v view, l *listenerv3.Listener) {
 		l.ListenerFilters = append(l.ListenerFilters, httpInspector())
 	}
 	if len(l.ListenerFilters) > 0 && c.serverMayTalkFirst {
-		v.boundSniffing(l)
+		v.setSniffTimeout(l)
 	}
 }
 
-func (v view) inboundFilters(port inboundPort, mtls bool) []*listenerv3.Filter {
+func (v proxyView) inboundFilters(port inboundPort, mtls bool) []*listenerv3.Filter {
 	cluster := port.cluster()
 	t := port.traffic(mtls)
 	if !port.protocol.IsHTTP() {
 		return v.tcpFilters(t, cluster, toCluster(cluster))
 	}
-	return []*listenerv3.Filter{v.hcmFilter(hcm{
+	return []*listenerv3.Filter{v.hcmFilter(hcmOptions{
 		traffic:    t,
 		statPrefix: fmt.Sprintf("inbound_%d", port.number),
-		rds:        port.route(),
+		rds:        port.routeName(),
 	})}
 }
 
-// traffic is what passes a chain of the port.
+// traffic returns the traffic of the port's chains.
 func (p inboundPort) traffic(mtls bool) traffic {
 	return traffic{side: inboundSide, port: p.number, protocol: p.protocol, mtls: mtls}
 }
 
-// inboundRouteName is the name of the routes of a workload's port.
+// inboundRouteName returns the name of the route configuration of a workload's port.
 func inboundRouteName(port uint32) string { return InboundCluster(port) }
 
-// inboundRoutes are the names of the routes of the workload's HTTP ports.
-func (v view) inboundRoutes() []string {
+// inboundRoutes returns the names of the route configurations of the workload's HTTP ports.
+func (v proxyView) inboundRoutes() []string {
 	var out []string
 	for _, port := range v.inboundPorts() {
 		if port.protocol.MayBeHTTP() {
-			out = append(out, port.route())
+			out = append(out, port.routeName())
 		}
 	}
 	if v.p.Interception == Redirect {
-		out = append(out, inboundPort{unlisted: true}.route())
+		out = append(out, inboundPort{unlisted: true}.routeName())
 	}
 	return out
 }
 
-// inboundRoute sends all requests to the workload's port, as far as its AuthorizationPolicies let them. The policies are
-// here and not in the listener, so that a change of theirs holds for the very next request, also on connections that are
-// open: those keep the listener's filters that they began with.
-func (v view) inboundRoute(name string) (*xds.Resource, error) {
+// inboundRoute sends all requests to the workload's port. It contains the AuthorizationPolicies: a change applies to
+// the next request also on open connections, which retain the filters of their listener.
+func (v proxyView) inboundRoute(name string) (*xds.Resource, error) {
 	ports := v.inboundPorts()
 	if v.p.Interception == Redirect {
 		ports = append(ports, inboundPort{protocol: registry.Undeclared, unlisted: true})
 	}
 	for _, port := range ports {
-		if !port.protocol.MayBeHTTP() || port.route() != name {
+		if !port.protocol.MayBeHTTP() || port.routeName() != name {
 			continue
 		}
 		return v.routesResource(&routev3.RouteConfiguration{
 			Name:                 name,
 			ValidateClusters:     boolean(false),
 			TypedPerFilterConfig: v.rbacSettings(),
-			// What callers say of themselves is not the application's.
+			// The application must not receive the peer metadata of the client.
 			RequestHeadersToRemove: []string{peerHeader},
 			VirtualHosts: []*routev3.VirtualHost{{
 				Name:    fmt.Sprintf("inbound|http|%d", port.number),
 				Domains: []string{"*"},
 				Routes: []*routev3.Route{{
 					Name:  "default",
-					Match: everyPath(),
+					Match: matchAllPaths(),
 					Action: &routev3.Route_Route{Route: &routev3.RouteAction{
 						ClusterSpecifier: &routev3.RouteAction_Cluster{Cluster: port.cluster()},
 						Timeout:          duration(0),
@@ -268,8 +271,8 @@ func (v view) inboundRoute(name string) (*xds.Resource, error) {
 	return nil, nil
 }
 
-// inboundTLS shows the workload's certificate and wants one of the mesh.
-func (v view) inboundTLS(port inboundPort) *corev3.TransportSocket {
+// inboundTLS uses the workload's certificate and requires a client certificate of the mesh.
+func (v proxyView) inboundTLS(port inboundPort) *corev3.TransportSocket {
 	common := meshCertificates(v.s.Mesh)
 	domains := append([]string{v.s.Mesh.GetTrustDomain()}, v.s.Mesh.GetTrustDomainAliases()...)
 	names := make([]*tlsv3.SubjectAltNameMatcher, 0, len(domains))
@@ -284,8 +287,8 @@ func (v view) inboundTLS(port inboundPort) *corev3.TransportSocket {
 	return serverTLS(&tlsv3.DownstreamTlsContext{CommonTlsContext: common, RequireClientCertificate: boolean(true)})
 }
 
-// inboundCluster leads to the workload's port; where to is for the capture to say.
-func inboundCluster(v view, port inboundPort) *clusterv3.Cluster {
+// inboundCluster returns the cluster of the workload's port. The interception mode sets its endpoint.
+func inboundCluster(v proxyView, port inboundPort) *clusterv3.Cluster {
 	c := &clusterv3.Cluster{
 		Name:            InboundCluster(port.number),
 		ConnectTimeout:  v.s.Mesh.GetConnectTimeout(),
@@ -293,10 +296,10 @@ func inboundCluster(v view, port inboundPort) *clusterv3.Cluster {
 	}
 	switch {
 	case port.protocol == registry.Undeclared:
-		setHTTPOptions(c, asCalled())
+		setHTTPOptions(c, downstreamProtocolOptions())
 	case port.protocol.IsHTTP():
 		setHTTPOptions(c, plainHTTPOptions(port.protocol.IsHTTP2()))
 	}
-	bounded(c, port, v.inboundPool(port))
+	applyInboundPool(c, port, v.inboundPool(port))
 	return c
 }

@@ -10,7 +10,7 @@ import (
 	"github.com/pilotfish-mesh/pilotfish/controlplane/snapshot"
 	"github.com/pilotfish-mesh/pilotfish/controlplane/translate"
 	"github.com/pilotfish-mesh/pilotfish/controlplane/xds"
-	"github.com/pilotfish-mesh/pilotfish/internal/meshedit"
+	"github.com/pilotfish-mesh/pilotfish/internal/meshfuzz"
 )
 
 // editedProxies are in the meshes of meshedit.
@@ -24,16 +24,16 @@ var editedProxies = []string{
 	"router proven.ns0 127.203.46.1 istio=edge PROVEN=yes",
 }
 
-// editedMesh is a mesh under edits, and what each proxy has.
+// editedMesh is a mesh under edits, and the versions of each proxy.
 type editedMesh struct {
 	*testMesh
-	edits   *meshedit.Mesh
+	edits   *meshfuzz.Mesh
 	proxies []*translate.Proxy
 	has     []map[string]map[string]string
 }
 
 func newEditedMesh(t *testing.T, seed uint64) *editedMesh {
-	e := &editedMesh{edits: meshedit.New(seed, meshedit.Options{Services: 7, Kept: 2, Wild: true}), testMesh: newTestMesh(t, nil)}
+	e := &editedMesh{edits: meshfuzz.New(seed, meshfuzz.Options{Services: 7, Kept: 2, Wild: true}), testMesh: newTestMesh(t, nil)}
 	var changed []config.Key
 	for _, edit := range e.edits.Documents() {
 		changed = append(changed, e.put(edit))
@@ -47,7 +47,7 @@ func newEditedMesh(t *testing.T, seed uint64) *editedMesh {
 }
 
 // put applies an edit to the store.
-func (e *editedMesh) put(edit meshedit.Edit) config.Key {
+func (e *editedMesh) put(edit meshfuzz.Edit) config.Key {
 	if edit.Document == nil {
 		e.store.Delete(edit.Key)
 	} else {
@@ -56,7 +56,7 @@ func (e *editedMesh) put(edit meshedit.Edit) config.Key {
 	return edit.Key
 }
 
-// step makes some edits that become one change, and checks that the change names all that differs for each proxy.
+// step applies some edits as one change, and checks that the change affects everything that differs for each proxy.
 func (e *editedMesh) step(t *testing.T, what string, edits int) {
 	t.Helper()
 	var changed []config.Key
@@ -68,7 +68,7 @@ func (e *editedMesh) step(t *testing.T, what string, edits int) {
 	change := e.rebuild(changed)
 	for i, p := range e.proxies {
 		after := versions(t, e.snap, p)
-		touches := translate.Affected(e.snap, p, change)
+		touches := translate.AffectedResources(e.snap, p, change)
 		name := what + "\nfor " + editedProxies[i]
 		checkAffected(t, name, e.has[i], after, touches)
 		checkNamed(t, name, e.snap, p, after, touches)
@@ -76,7 +76,7 @@ func (e *editedMesh) step(t *testing.T, what string, edits int) {
 	}
 }
 
-// compare checks that a snapshot that is built from nothing, twice, makes the same resources as that of all the edits.
+// compare checks that two full snapshots yield the same resources as the incremental one.
 func (e *editedMesh) compare(t *testing.T, what string) {
 	t.Helper()
 	for range 2 {
@@ -99,7 +99,7 @@ func checkEdits(t *testing.T, seed uint64, steps int) {
 	e := newEditedMesh(t, seed)
 	for i := range steps {
 		what := fmt.Sprintf("seed %d, step %d", seed, i)
-		e.step(t, what, 1+i%5/3) // one by one mostly
+		e.step(t, what, 1+i%5/3) // mostly one
 		if i%8 == 7 {
 			e.compare(t, what)
 		}
@@ -110,16 +110,16 @@ func checkEdits(t *testing.T, seed uint64, steps int) {
 	e.compare(t, fmt.Sprintf("seed %d, at the end", seed))
 }
 
-// TestIncrementalSnapshotEqualsAFullOne under random edits of all kinds, and what a proxy is sent because of each is all
-// that differs.
-func TestIncrementalSnapshotEqualsAFullOne(t *testing.T) {
+// TestIncrementalSnapshotEqualsFullSnapshot under random edits of all kinds. The affected resources include all
+// differences.
+func TestIncrementalSnapshotEqualsFullSnapshot(t *testing.T) {
 	t.Parallel()
 	for seed := range uint64(6) {
 		checkEdits(t, seed, 48)
 	}
 }
 
-// FuzzEdits is the same for as long as one likes.
+// FuzzEdits runs the same test with any seed.
 func FuzzEdits(f *testing.F) {
 	f.Add(uint64(100))
 	f.Fuzz(func(t *testing.T, seed uint64) { checkEdits(t, seed, 64) })

@@ -19,7 +19,7 @@ import (
 	"github.com/pilotfish-mesh/pilotfish/controlplane/registry"
 )
 
-// How proxies fetch keys, where they do.
+// Timeout and interval for JWKS that proxies fetch.
 const (
 	keysTimeout = 5 * time.Second
 	keysRefresh = 20 * time.Minute
@@ -27,24 +27,24 @@ const (
 
 const (
 	jwtFilterName = "envoy.filters.http.jwt_authn"
-	// tokenPayload is where that filter leaves the claims of a token that it verified, for policies to look at.
+	// tokenPayload is the metadata key under which the filter stores the claims of a verified token for policies.
 	tokenPayload = "payload"
 )
 
-// unknownKeys is a set of one key that nobody has the other half of: what stands for the keys of an issuer until they are
-// known, so that its tokens are refused rather than taken for no tokens. The point's x is one more than the SHA-256 of
-// "nobody has the other half of this key".
-const unknownKeys = `{"keys":[{"kty":"EC","crv":"P-256","alg":"ES256","use":"sig","kid":"unknown",` +
+// placeholderKeys is a key set with one public key whose private key does not exist. It replaces an issuer's keys until
+// they are available, so that Envoy rejects its tokens instead of ignoring them. The point's x is one more than the
+// SHA-256 of `nobody has the other half of this key`.
+const placeholderKeys = `{"keys":[{"kty":"EC","crv":"P-256","alg":"ES256","use":"sig","kid":"unknown",` +
 	`"x":"x2st3ZHV9iWD2UkMfCuIrkFzwQxUTw5gRoY56-DLpSM","y":"dVtnkeID7e_Nlp46n_MeN8N0wpAlzO2LapmMxScDXIE"}]}`
 
-// jwtRule is one rule of a RequestAuthentication, and the name that its provider has in a proxy.
+// jwtRule is one rule of a RequestAuthentication with the name of its Envoy provider.
 type jwtRule struct {
 	*security.JWTRule
 	name string
 }
 
-// jwtRules are those of all RequestAuthentications of the workload.
-func (v view) jwtRules() []jwtRule {
+// jwtRules returns the rules of all RequestAuthentications for the workload.
+func (v proxyView) jwtRules() []jwtRule {
 	var out []jwtRule
 	for _, r := range v.s.TokenRules(v.p.Namespace, v.p.Labels) {
 		for _, rule := range r.Spec.GetJwtRules() {
@@ -54,9 +54,9 @@ func (v view) jwtRules() []jwtRule {
 	return out
 }
 
-// jwtFilters verify the tokens of requests, and refuse a request with one that is no good. A request without any passes:
-// whether that may be is for AuthorizationPolicies to say.
-func (v view) jwtFilters() []*hcmv3.HttpFilter {
+// jwtFilters verify the tokens of requests and reject invalid ones. A request without a token passes:
+// AuthorizationPolicies decide whether a token is required.
+func (v proxyView) jwtFilters() []*hcmv3.HttpFilter {
 	rules := v.jwtRules()
 	if len(rules) == 0 {
 		return nil
@@ -64,20 +64,21 @@ func (v view) jwtFilters() []*hcmv3.HttpFilter {
 	out := &jwtv3.JwtAuthentication{Providers: map[string]*jwtv3.JwtProvider{}, BypassCorsPreflight: true}
 	kept := rules[:0:0]
 	for _, rule := range rules {
-		// A provider that Envoy would refuse is left out, and tokens of its issuer are refused as those of a stranger.
+		// A provider that Envoy would reject is omitted. Tokens of its issuer are rejected like those of an unknown
+		// issuer.
 		if p := v.jwtProvider(rule); p.Validate() == nil {
 			out.Providers[rule.name] = p
 			kept = append(kept, rule)
 		}
 	}
 	out.Rules = []*jwtv3.RequirementRule{{
-		Match:           everyPath(),
+		Match:           matchAllPaths(),
 		RequirementType: &jwtv3.RequirementRule_Requires{Requires: jwtRequirement(kept)},
 	}}
 	return []*hcmv3.HttpFilter{httpFilter(jwtFilterName, out)}
 }
 
-func (v view) jwtProvider(rule jwtRule) *jwtv3.JwtProvider {
+func (v proxyView) jwtProvider(rule jwtRule) *jwtv3.JwtProvider {
 	p := &jwtv3.JwtProvider{
 		Issuer:               rule.GetIssuer(),
 		Audiences:            rule.GetAudiences(),
@@ -86,7 +87,7 @@ func (v view) jwtProvider(rule jwtRule) *jwtv3.JwtProvider {
 		FromCookies:          rule.GetFromCookies(),
 		ForwardPayloadHeader: rule.GetOutputPayloadToHeader(),
 		PayloadInMetadata:    tokenPayload,
-		ClearRouteCache:      v.p.Type == Router, // whose routes may ask for claims
+		ClearRouteCache:      v.p.Type == Router, // a gateway's routes may match claims
 		NormalizePayloadInMetadata: &jwtv3.JwtProvider_NormalizePayload{
 			SpaceDelimitedClaims: spaceDelimited(rule.GetSpaceDelimitedClaims()),
 		},
@@ -101,8 +102,7 @@ func (v view) jwtProvider(rule jwtRule) *jwtv3.JwtProvider {
 	return p
 }
 
-// spaceDelimited are the claims in which one text is a list of words: by RFC 8693 that of the scopes, and what others call
-// their like.
+// spaceDelimited returns the claims whose value is a space-separated list: the scopes of RFC 8693 and similar claims.
 func spaceDelimited(more []string) []string {
 	out := []string{"permission", "scope"}
 	for _, claim := range more {
@@ -113,19 +113,20 @@ func spaceDelimited(more []string) []string {
 	return out
 }
 
-// jwtKeys gives a provider its keys: those of the rule, or those that were fetched, or where the proxy fetches them.
-func (v view) jwtKeys(p *jwtv3.JwtProvider, rule jwtRule) {
+// jwtKeys sets the keys of a provider: those of the rule, those that the control plane fetched, or the URL for the
+// proxy.
+func (v proxyView) jwtKeys(p *jwtv3.JwtProvider, rule jwtRule) {
 	if remote := v.remoteKeys(rule.JWTRule); remote != nil {
 		p.JwksSourceSpecifier = &jwtv3.JwtProvider_RemoteJwks{RemoteJwks: remote}
 		return
 	}
 	p.JwksSourceSpecifier = &jwtv3.JwtProvider_LocalJwks{LocalJwks: &corev3.DataSource{
-		Specifier: &corev3.DataSource_InlineString{InlineString: cmp.Or(v.keys(rule.JWTRule), unknownKeys)},
+		Specifier: &corev3.DataSource_InlineString{InlineString: cmp.Or(v.localKeys(rule.JWTRule), placeholderKeys)},
 	}}
 }
 
-func (v view) keys(rule *security.JWTRule) string {
-	if address := config.KeysAddress(rule); address != "" {
+func (v proxyView) localKeys(rule *security.JWTRule) string {
+	if address := config.KeySetURL(rule); address != "" {
 		keys, _ := v.s.Keys(address)
 		return keys
 	}
@@ -136,9 +137,9 @@ func (v view) keys(rule *security.JWTRule) string {
 	return string(keys)
 }
 
-// remoteKeys lets the proxy fetch the keys, where that is wanted and they are at a service that it sees; nil otherwise.
-// How it speaks to that service is the service's DestinationRule's affair, also for an address of HTTPS.
-func (v view) remoteKeys(rule *security.JWTRule) *jwtv3.RemoteJwks {
+// remoteKeys makes the proxy fetch the keys, if that is enabled and their host is a visible service; otherwise it
+// returns nil. The service's DestinationRule determines whether the connection uses TLS, also for an HTTPS URL.
+func (v proxyView) remoteKeys(rule *security.JWTRule) *jwtv3.RemoteJwks {
 	if !v.s.KeysByProxy || rule.GetJwksUri() == "" {
 		return nil
 	}
@@ -170,18 +171,18 @@ func (v view) remoteKeys(rule *security.JWTRule) *jwtv3.RemoteJwks {
 			Timeout:          timeout,
 		},
 		CacheDuration: duration(keysRefresh),
-		// Without waiting: a listener must not hang on an issuer that is away.
+		// The listener must not wait for an issuer that is unavailable.
 		AsyncFetch: &jwtv3.JwksAsyncFetch{FastListener: true},
 	}
 }
 
-// jwtRequirement is that every token that is there is good. At one place there is one token, which any of the rules may
-// take that look there; where these look at other places too, a second token there is not looked at.
+// jwtRequirement requires that each token is valid. Each location has one token, which any of the rules for that
+// location may accept. If these rules have further locations, a second token there is not verified.
 func jwtRequirement(rules []jwtRule) *jwtv3.JwtRequirement {
 	missing := &jwtv3.JwtRequirement{RequiresType: &jwtv3.JwtRequirement_AllowMissing{AllowMissing: &emptypb.Empty{}}}
 	var all []*jwtv3.JwtRequirement
-	for _, group := range together(rules) {
-		all = append(all, anyToken(group, missing))
+	for _, group := range groupByToken(rules) {
+		all = append(all, requireAnyToken(group, missing))
 	}
 	switch len(all) {
 	case 0:
@@ -194,33 +195,33 @@ func jwtRequirement(rules []jwtRule) *jwtv3.JwtRequirement {
 	}}
 }
 
-// together puts rules that may be about the same token into groups. Envoy refuses a token whose issuer is not that of the
-// rule that finds it, so that rules which find the same one must not all be required.
-func together(rules []jwtRule) [][]jwtRule {
+// groupByToken groups rules that may apply to the same token. Envoy rejects a token whose issuer differs from that of
+// the rule that finds it, so rules that find the same token must not all be required.
+func groupByToken(rules []jwtRule) [][]jwtRule {
 	var groups [][]jwtRule
 	for _, rule := range rules {
-		own, apart := []jwtRule{rule}, groups[:0:0]
+		own, separate := []jwtRule{rule}, groups[:0:0]
 		for _, g := range groups {
-			if slices.ContainsFunc(g, rule.meets) {
+			if slices.ContainsFunc(g, rule.sharesToken) {
 				own = append(slices.Clip(g), own...)
 			} else {
-				apart = append(apart, g)
+				separate = append(separate, g)
 			}
 		}
-		groups = append(apart, own)
+		groups = append(separate, own)
 	}
 	return groups
 }
 
-// meets says whether both may be about one token, or are of one issuer, a token of which is good by either.
-func (r jwtRule) meets(other jwtRule) bool {
-	return r.GetIssuer() == other.GetIssuer() || slices.ContainsFunc(r.tokenPlaces(), func(place string) bool {
-		return slices.Contains(other.tokenPlaces(), place)
+// sharesToken reports whether both rules may apply to one token, or have the same issuer.
+func (r jwtRule) sharesToken(other jwtRule) bool {
+	return r.GetIssuer() == other.GetIssuer() || slices.ContainsFunc(r.tokenLocations(), func(place string) bool {
+		return slices.Contains(other.tokenLocations(), place)
 	})
 }
 
-// tokenPlaces are where a rule looks for its tokens.
-func (r jwtRule) tokenPlaces() []string {
+// tokenLocations returns the locations where a rule looks for tokens.
+func (r jwtRule) tokenLocations() []string {
 	var out []string
 	for _, h := range r.GetFromHeaders() {
 		out = append(out, "header "+strings.ToLower(h.GetName()))
@@ -231,13 +232,13 @@ func (r jwtRule) tokenPlaces() []string {
 	for _, name := range r.GetFromCookies() {
 		out = append(out, "cookie "+name)
 	}
-	if out == nil { // Envoy's own
+	if out == nil { // Envoy's defaults
 		out = []string{"header authorization", "parameter access_token"}
 	}
 	return out
 }
 
-func anyToken(rules []jwtRule, last *jwtv3.JwtRequirement) *jwtv3.JwtRequirement {
+func requireAnyToken(rules []jwtRule, last *jwtv3.JwtRequirement) *jwtv3.JwtRequirement {
 	var list []*jwtv3.JwtRequirement
 	for _, rule := range rules {
 		list = append(list, &jwtv3.JwtRequirement{RequiresType: &jwtv3.JwtRequirement_ProviderName{ProviderName: rule.name}})
@@ -247,7 +248,7 @@ func anyToken(rules []jwtRule, last *jwtv3.JwtRequirement) *jwtv3.JwtRequirement
 	}}
 }
 
-// claimPath reads what stands between the brackets of "request.auth.claims[realm_access][roles]".
+// claimPath parses the bracketed parts of "request.auth.claims[realm_access][roles]".
 func claimPath(key string) []string {
 	rest, ok := strings.CutPrefix(key, "request.auth.claims")
 	if !ok {

@@ -46,7 +46,7 @@ func (i *tokenIssuer) jwks() string {
 	return string(data)
 }
 
-// token is a token of the issuer with these claims beside its own.
+// token returns a token of the issuer with additional claims.
 func (i *tokenIssuer) token(claims map[string]any) string {
 	all := map[string]any{"iss": i.name, "sub": "alice", "exp": time.Now().Add(time.Hour).Unix()}
 	for k, v := range claims {
@@ -68,19 +68,19 @@ spec: {selector: {matchLabels: {app: server}}, jwtRules: [{issuer: %q, jwks: '%s
 `, strings.NewReplacer(".", "-", "/", "-", ":", "-").Replace(i.name), i.name, i.jwks(), more)
 }
 
-// TestTokensOfEndUsersAreVerifiedAndDecideWhoMay: what is signed by whom it should be counts, and nothing else.
-func TestTokensOfEndUsersAreVerifiedAndDecideWhoMay(t *testing.T) {
-	bothEnvoys(t, 173001, func(t *testing.T, version string, network int) {
+// TestRequestAuthentication: only tokens with a valid signature of their issuer are accepted.
+func TestRequestAuthentication(t *testing.T) {
+	forEachEnvoyVersion(t, 173001, func(t *testing.T, version string, network int) {
 		one, two := newTokenIssuer(t, "https://one.example/a"), newTokenIssuer(t, "two")
 		stranger := newTokenIssuer(t, "three")
-		w := newWorld(t, version, network, pair, one.rules(", audiences: [shop], outputClaimToHeaders: [{header: x-sub, claim: sub}]"),
+		w := newTestEnv(t, version, network, pair, one.rules(", audiences: [shop], outputClaimToHeaders: [{header: x-sub, claim: sub}]"),
 			two.rules(", fromHeaders: [{name: x-token, prefix: 'T '}], fromParams: [tok], fromCookies: [crumb], forwardOriginalToken: true, outputPayloadToHeader: x-payload"))
-		w.app("NET.2.2:8080", "server", func(rw http.ResponseWriter, r *http.Request) {
+		w.serveApp("NET.2.2:8080", "server", func(rw http.ResponseWriter, r *http.Request) {
 			fmt.Fprintf(rw, "served sub=%s auth=%q token=%q payload=%q", r.Header.Get("X-Sub"), r.Header.Get("Authorization"), r.Header.Get("X-Token"), r.Header.Get("X-Payload"))
 		})
 		w.proxy(serverNode, "back/server")
-		ask := func(path string, headers ...string) func() answer {
-			return func() answer { return w.through("", "http://NET.2.1:8080"+path, headers...) }
+		ask := func(path string, headers ...string) func() httpResult {
+			return func() httpResult { return w.request("", "http://NET.2.1:8080"+path, headers...) }
 		}
 		bearer := func(i *tokenIssuer, claims map[string]any) string { return "Authorization=Bearer " + i.token(claims) }
 		shop := map[string]any{"aud": "shop"}
@@ -96,7 +96,7 @@ func TestTokensOfEndUsersAreVerifiedAndDecideWhoMay(t *testing.T) {
 		w.expect(200, `token="T `, ask("/", "X-Token=T "+two.token(nil)))
 		w.expect(200, `payload="ey`, ask("/?tok="+two.token(nil)))
 		w.expect(200, `payload="ey`, ask("/", "Cookie=crumb="+two.token(nil)))
-		// Two tokens: a good one does not let a bad one pass.
+		// A valid token does not compensate for an invalid second one.
 		w.expect(200, "sub=alice", ask("/", bearer(one, shop), "X-Token=T "+two.token(nil)))
 		w.expect(401, "", ask("/", bearer(one, shop), "X-Token=T "+stranger.token(nil)))
 
@@ -143,7 +143,7 @@ spec:
 			w.expect(tc.code, "", ask(tc.path, headers...))
 		}
 
-		// Keys that were not fetched yet, and then were; and two rules for one issuer.
+		// Keys that are not fetched yet, then fetched; and two rules for one issuer.
 		remote := newTokenIssuer(t, "https://remote.example")
 		w.change(strings.Replace(one.rules(""), "jwtRules: [", `jwtRules: [{issuer: "https://remote.example", jwksUri: "https://remote.example/keys"}, {issuer: "https://one.example/a", jwksUri: "https://remote.example/others"}, `, 1))
 		w.expect(401, "", ask("/any", bearer(remote, nil)))
@@ -157,12 +157,12 @@ spec:
 	})
 }
 
-// TestKeysAreFetchedByProxiesFromServicesOfTheMesh where they are let: until they are there nobody's token counts, and the
-// keys of addresses that are no service's stay the control plane's affair.
-func TestKeysAreFetchedByProxiesFromServicesOfTheMesh(t *testing.T) {
-	bothEnvoys(t, 173007, func(t *testing.T, version string, network int) {
+// TestProxiesFetchKeysFromMeshServices if that is enabled. Tokens are rejected until the keys are fetched. The control
+// plane fetches the keys of other addresses.
+func TestProxiesFetchKeysFromMeshServices(t *testing.T) {
+	forEachEnvoyVersion(t, 173007, func(t *testing.T, version string, network int) {
 		inside, outside, stranger := newTokenIssuer(t, "inside"), newTokenIssuer(t, "outside"), newTokenIssuer(t, "inside")
-		w := newWorld(t, version, network, pair, `
+		w := newTestEnv(t, version, network, pair, `
 apiVersion: v1
 kind: Service
 metadata: {name: issuer, namespace: back}
@@ -180,37 +180,37 @@ spec: {selector: {matchLabels: {app: server}}, jwtRules: [{issuer: inside, jwksU
 `)
 		w.keysByProxy, w.keys = true, &snapshot.KeySets{ByAddress: map[string]string{"https://outside.example/keys": outside.jwks()}}
 		w.snap = snapshot.Build(nil, w.inputs(), nil)
-		w.plane.push(state{snap: w.snap}, snapshot.Change{Full: true})
-		w.app("NET.2.2:8080", "server", nil)
+		w.plane.push(pushState{snap: w.snap}, snapshot.Change{Full: true})
+		w.serveApp("NET.2.2:8080", "server", nil)
 		w.proxy(serverNode, "back/server")
-		ask := func(i *tokenIssuer) func() answer {
-			return func() answer { return w.through("", "http://NET.2.1:8080/", "Authorization=Bearer "+i.token(nil)) }
+		ask := func(i *tokenIssuer) func() httpResult {
+			return func() httpResult { return w.request("", "http://NET.2.1:8080/", "Authorization=Bearer "+i.token(nil)) }
 		}
 		w.expect(200, "server", ask(outside))
-		w.expect(200, "server", func() answer { return w.through("", "http://NET.2.1:8080/") })
+		w.expect(200, "server", func() httpResult { return w.request("", "http://NET.2.1:8080/") })
 		w.expect(401, "", ask(inside))
 
-		asked := make(chan string, 100)
-		w.app("NET.3.1:8080", "issuer", func(rw http.ResponseWriter, r *http.Request) {
-			asked <- r.Host + r.URL.Path
+		requested := make(chan string, 100)
+		w.serveApp("NET.3.1:8080", "issuer", func(rw http.ResponseWriter, r *http.Request) {
+			requested <- r.Host + r.URL.Path
 			fmt.Fprint(rw, inside.jwks())
 		})
 		w.expect(200, "server", ask(inside))
-		if got := <-asked; got != "issuer.back/keys" {
-			t.Errorf("the proxy asked for %s", got)
+		if got := <-requested; got != "issuer.back/keys" {
+			t.Errorf("the proxy requested %s", got)
 		}
 		w.expect(401, "", ask(stranger))
-		w.expect(200, "server", ask(outside)) // both look for their tokens at the same place
+		w.expect(200, "server", ask(outside)) // both rules use the same token location
 		stranger.name = "another"
 		w.expect(401, "", ask(stranger))
 	})
 }
 
-// TestGatewaysRouteByClaims: by those of tokens that were verified, and by no others.
+// TestGatewaysRouteByClaims of verified tokens only.
 func TestGatewaysRouteByClaims(t *testing.T) {
-	bothEnvoys(t, 173011, func(t *testing.T, version string, network int) {
+	forEachEnvoyVersion(t, 173011, func(t *testing.T, version string, network int) {
 		issuer, stranger := newTokenIssuer(t, "one"), newTokenIssuer(t, "one")
-		w := newWorld(t, version, network, pair, strings.Replace(issuer.rules(""), "app: server", "istio: edge", 1), `
+		w := newTestEnv(t, version, network, pair, strings.Replace(issuer.rules(""), "app: server", "istio: edge", 1), `
 apiVersion: networking.istio.io/v1
 kind: Gateway
 metadata: {name: edge, namespace: back}
@@ -231,8 +231,8 @@ spec:
   - {match: [{uri: {prefix: /anybody}, withoutHeaders: {"@request.auth.claims.sub": {exact: mallory}}}], directResponse: {status: 200, body: {string: anybody}}}
 `)
 		w.proxy("router edge.back NET.5.1 istio=edge", "back/edge")
-		ask := func(path string, headers ...string) func() answer {
-			return func() answer { return w.through("", "http://NET.5.1:8080"+path, headers...) }
+		ask := func(path string, headers ...string) func() httpResult {
+			return func() httpResult { return w.request("", "http://NET.5.1:8080"+path, headers...) }
 		}
 		with := func(claims map[string]any) string { return "Authorization=Bearer " + issuer.token(claims) }
 		for want, claims := range map[string]map[string]any{

@@ -7,20 +7,20 @@ import (
 	networking "istio.io/api/networking/v1alpha3"
 )
 
-func TestHashTablesHaveSizesThatEnvoyTakes(t *testing.T) {
+func TestHashTableSizesAreValid(t *testing.T) {
 	for given, want := range map[uint64]uint64{0: 0, 1: 2, 4: 5, 65537: 65537, 65538: 65539, 1 << 40: 5_000_011} {
 		if got := primeFrom(given); got != want {
 			t.Errorf("a table of %d gets %d, not %d", given, got, want)
 		}
 	}
 	cluster := &clusterv3.Cluster{}
-	consistentHash(cluster, &networking.LoadBalancerSettings_ConsistentHashLB{
+	setConsistentHash(cluster, &networking.LoadBalancerSettings_ConsistentHashLB{
 		HashAlgorithm: &networking.LoadBalancerSettings_ConsistentHashLB_RingHash_{
 			RingHash: &networking.LoadBalancerSettings_ConsistentHashLB_RingHash{MinimumRingSize: 1 << 40},
 		},
 	})
 	if got := cluster.GetRingHashLbConfig().GetMinimumRingSize().GetValue(); got != 8<<20 {
-		t.Errorf("the ring has %d places", got)
+		t.Errorf("the ring has %d entries", got)
 	}
 }
 

@@ -8,9 +8,10 @@ import (
 	"github.com/pilotfish-mesh/pilotfish/controlplane/xds"
 )
 
-// TestNoProxyIsGivenANeighboursCredentials: of proxies of one scope only those that proved who they are, and whose account a
-// Secret is for, call with its certificate. The others get no cluster that waits for it, whoever was served before.
-func TestNoProxyIsGivenANeighboursCredentials(t *testing.T) {
+// TestCredentialsAreNotSharedBetweenProxies: of the proxies of one scope, only those that are authenticated with an
+// account of the Secret use its certificate. The order of the proxies does not matter, and no other cluster waits for
+// it.
+func TestCredentialsAreNotSharedBetweenProxies(t *testing.T) {
 	const may = "sidecar page.shop 127.203.31.1 app=page PROVEN=yes SERVICE_ACCOUNT=page"
 	const other = "sidecar pagetwo.shop 127.203.32.1 app=page PROVEN=yes SERVICE_ACCOUNT=other"
 	const unproven = "sidecar pagethree.shop 127.203.33.1 app=page SERVICE_ACCOUNT=page"
@@ -39,10 +40,10 @@ func callsWithSecret(t *testing.T, snap *snapshot.Snapshot, description string) 
 	return false
 }
 
-// credentialsMesh has a Secret for one account of the namespace shop, whose DestinationRule names it for all callers there.
+// credentialsMesh has a Secret for one account of the namespace shop. Its DestinationRule applies to all callers there.
 func credentialsMesh(t *testing.T) *testMesh {
 	t.Helper()
-	w := &world{testMesh: &testMesh{t: t}, plane: &plane{ca: newAuthority(t)}}
+	w := &testEnv{testMesh: &testMesh{t: t}, plane: &testControlPlane{ca: newAuthority(t)}}
 	secret := w.secretOf("pay", 7, "  ca.crt: |\n"+indent(indent(string(w.plane.ca.pem))))
 	return newTestMesh(t, nil, strings.Replace(secret, "namespace: edge", "namespace: shop, annotations: {pilotfish.dev/service-accounts: page}", 1), `
 apiVersion: networking.istio.io/v1

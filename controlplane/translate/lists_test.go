@@ -10,7 +10,7 @@ import (
 	"github.com/pilotfish-mesh/pilotfish/controlplane/xds"
 )
 
-// turns make another proxy of one, that differs in one respect and may be in the same scope.
+// turns are variations of a proxy that differ in one attribute and may have the same scope.
 var turns = []string{
 	"", " turned=yes", " INTERCEPTION_MODE=REDIRECT", " HOSTS_APART=yes", " LOCALITY=west/b/2", " LOCALITY=east/a/1 HOSTS_APART=yes",
 	" ENVOY_VERSION=1.36.4", " ENVOY_VERSION=1.40.0 INTERCEPTION_MODE=REDIRECT", " ISTIO_VERSION=1.20.0",
@@ -18,9 +18,8 @@ var turns = []string{
 	" PROVEN=yes", " PROVEN=yes SERVICE_ACCOUNT=another",
 }
 
-// TestWhatOthersWereGivenMakesNoDifference: much is made once for many proxies. Whoever has been served before, each gets
-// what it would get if it were alone.
-func TestWhatOthersWereGivenMakesNoDifference(t *testing.T) {
+// TestResultsDoNotDependOnOtherProxies: cached resources of other proxies must not change the result.
+func TestResultsDoNotDependOnOtherProxies(t *testing.T) {
 	for _, tp := range topics(t) {
 		shared := snapshot.Build(nil, tp.mesh.inputs(), nil)
 		var proxies []string
@@ -31,16 +30,16 @@ func TestWhatOthersWereGivenMakesNoDifference(t *testing.T) {
 				}
 			}
 		}
-		asked := askedOf(t, tp)
-		for range 2 { // in this order, and the other way round
+		requested := assignmentNames(t, tp)
+		for range 2 { // in this order, then in reverse
 			for _, description := range proxies {
-				resourcesAsked(t, shared, description, asked)
+				requestedResources(t, shared, description, requested)
 			}
 			slices.Reverse(proxies)
 		}
 		for _, description := range proxies {
 			alone := snapshot.Build(nil, tp.mesh.inputs(), nil)
-			want, got := resourcesAsked(t, alone, description, asked), resourcesAsked(t, shared, description, asked)
+			want, got := requestedResources(t, alone, description, requested), requestedResources(t, shared, description, requested)
 			if !slices.Equal(want, got) {
 				t.Errorf("%s, %s: with others before it is given\n%s", tp.name, description, difference(want, got))
 			}
@@ -48,8 +47,8 @@ func TestWhatOthersWereGivenMakesNoDifference(t *testing.T) {
 	}
 }
 
-// askedOf is one list of names of assignments, long enough to be taken as that of many proxies.
-func askedOf(t *testing.T, tp topic) []string {
+// assignmentNames returns a list of load assignment names that is long enough to be cached.
+func assignmentNames(t *testing.T, tp topic) []string {
 	t.Helper()
 	var names []string
 	for _, description := range tp.proxies {
@@ -68,15 +67,15 @@ func askedOf(t *testing.T, tp topic) []string {
 	return slices.Compact(names)
 }
 
-func resourcesAsked(t *testing.T, snap *snapshot.Snapshot, description string, names []string) []string {
+func requestedResources(t *testing.T, snap *snapshot.Snapshot, description string, names []string) []string {
 	t.Helper()
-	out := resourcesOf(t, snap, description)
+	out := listResources(t, snap, description)
 	endpoints, err := generate(snap, proxy(t, description), xds.EndpointType, names)
 	if err != nil {
 		t.Fatal(err)
 	}
 	for _, r := range endpoints {
-		out = append(out, "asked "+r.Name+" "+r.Version)
+		out = append(out, "requested "+r.Name+" "+r.Version)
 	}
 	return out
 }
@@ -105,7 +104,7 @@ spec:
   configPatches: [{applyTo: CLUSTER, match: {context: SIDECAR_OUTBOUND}, patch: {operation: MERGE, value: {connect_timeout: 77s}}}]
 `
 
-func TestAWorkloadsOwnPatchesOfClustersAreNotItsNeighbours(t *testing.T) {
+func TestClusterPatchesApplyOnlyToTheirWorkload(t *testing.T) {
 	m := newTestMesh(t, nil, affectedMesh, patchOfOne)
 	clusters := func(snap *snapshot.Snapshot, description string) []string {
 		list, err := generate(snap, proxy(t, description), xds.ClusterType, nil)
@@ -136,8 +135,8 @@ spec:
   - {route: [{destination: {host: b.two.svc.cluster.local}}]}
 `
 
-// TestNamespacesShareVirtualHostsUnlessRulesTellThemApart: both what is shared, and what must not be.
-func TestNamespacesShareVirtualHostsUnlessRulesTellThemApart(t *testing.T) {
+// TestNamespacesShareVirtualHostsUnlessRulesDiffer checks what is shared, and what must not be.
+func TestNamespacesShareVirtualHostsUnlessRulesDiffer(t *testing.T) {
 	hosts := func(m *testMesh, description string) map[string]*xds.Resource {
 		list, err := generate(m.snap, proxy(t, description), xds.VirtualHostType, []string{"80"})
 		if err != nil {

@@ -12,7 +12,7 @@ import (
 	"github.com/pilotfish-mesh/pilotfish/controlplane/snapshot"
 )
 
-// The labels that stand for parts of a locality.
+// Labels that specify parts of a locality.
 const (
 	regionLabel  = "topology.kubernetes.io/region"
 	zoneLabel    = "topology.kubernetes.io/zone"
@@ -20,8 +20,8 @@ const (
 	networkLabel = "topology.istio.io/network"
 )
 
-// localitySetting is what is in force for a cluster about localities: the rule's, or the mesh's; nil where they do not
-// matter. Failing over takes that somebody notices failures.
+// localitySetting returns the effective locality setting of a cluster: the rule's or the mesh's. It returns nil if
+// localities do not matter. Failover requires outlier detection.
 func localitySetting(mesh *meshconfig.MeshConfig, t snapshot.Traffic) *networking.LocalityLoadBalancerSetting {
 	setting := t.LoadBalancer.GetLocalityLbSetting()
 	if setting == nil {
@@ -40,8 +40,8 @@ func localitySetting(mesh *meshconfig.MeshConfig, t snapshot.Traffic) *networkin
 	return setting
 }
 
-// place is where a caller is, as far as a cluster's endpoints are chosen by it.
-func (c outbound) place(p *Proxy) string {
+// localityKeyFor returns the caller's locality, as far as the cluster's endpoints depend on it.
+func (c serviceCluster) localityKeyFor(p *Proxy) string {
 	if zones := zoneSetting(c.rule.Traffic(c.subset, c.port)); zones != nil {
 		return zonePlace(p, zones)
 	}
@@ -55,14 +55,14 @@ func (c outbound) place(p *Proxy) string {
 	var b strings.Builder
 	for _, key := range setting.GetFailoverPriority() {
 		if key, _, given := strings.Cut(key, "="); !given {
-			b.WriteString(labelOf(p.Labels, p.Locality, "", key) + "\x00")
+			b.WriteString(workloadLabel(p.Labels, p.Locality, "", key) + "\x00")
 		}
 	}
 	return "is " + b.String()
 }
 
-// labelOf is a label of a workload; those that stand for its place are taken from there.
-func labelOf(labels map[string]string, locality, network, key string) string {
+// workloadLabel returns a label of a workload. Topology labels default to the workload's locality and network.
+func workloadLabel(labels map[string]string, locality, network, key string) string {
 	if v, ok := labels[key]; ok {
 		return v
 	}
@@ -80,35 +80,36 @@ func labelOf(labels map[string]string, locality, network, key string) string {
 	return ""
 }
 
-// spread orders a cluster's localities for a caller, by the setting in force.
-func (c outbound) spread(cla *endpointv3.ClusterLoadAssignment, eps []snapshot.Endpoint) {
-	kind, at, _ := strings.Cut(c.near, " ")
+// applyLocality applies the effective locality setting to a cluster's endpoints, for one caller.
+func (c serviceCluster) applyLocality(cla *endpointv3.ClusterLoadAssignment, eps []snapshot.Endpoint) {
+	kind, at, _ := strings.Cut(c.localityKey, " ")
 	if zones := zoneSetting(c.rule.Traffic(c.subset, c.port)); zones != nil {
-		cla.Endpoints = byPriority(eps, func(e snapshot.Endpoint) int { return zonePriority(e, zones, strings.Split(at, "\x00")) })
+		cla.Endpoints = groupByPriority(eps, func(e snapshot.Endpoint) int { return zonePriority(e, zones, strings.Split(at, "\x00")) })
 		return
 	}
 	setting := localitySetting(c.mesh, c.rule.Traffic(c.subset, c.port))
 	switch {
 	case setting == nil || len(cla.Endpoints) == 0:
 	case len(setting.GetDistribute()) > 0:
-		distribute(cla, setting.GetDistribute(), at)
+		applyDistribute(cla, setting.GetDistribute(), at)
 	case kind == "is":
-		cla.Endpoints = byPriority(eps, func(e snapshot.Endpoint) int {
+		cla.Endpoints = groupByPriority(eps, func(e snapshot.Endpoint) int {
 			return labelPriority(e, setting.GetFailoverPriority(), strings.Split(at, "\x00"))
 		})
 	case at != "":
-		cla.Endpoints = byPriority(eps, func(e snapshot.Endpoint) int { return localityPriority(e.Locality, at, setting.GetFailover()) })
+		cla.Endpoints = groupByPriority(eps, func(e snapshot.Endpoint) int { return localityPriority(e.Locality, at, setting.GetFailover()) })
 	}
 }
 
-// distribute gives each locality its share of the callers' traffic; localities without a share get none.
-func distribute(cla *endpointv3.ClusterLoadAssignment, rules []*networking.LocalityLoadBalancerSetting_Distribute, at string) {
+// applyDistribute sets the weight of each locality to its share of the callers' traffic. Localities without a share are
+// removed.
+func applyDistribute(cla *endpointv3.ClusterLoadAssignment, rules []*networking.LocalityLoadBalancerSetting_Distribute, at string) {
 	for _, rule := range rules {
 		if !localityMatches(rule.GetFrom(), at) {
 			continue
 		}
 		patterns := slices.SortedFunc(maps.Keys(rule.GetTo()), func(a, b string) int {
-			if len(a) != len(b) { // the more special first
+			if len(a) != len(b) { // longer patterns first
 				return len(b) - len(a)
 			}
 			return strings.Compare(a, b)
@@ -126,7 +127,7 @@ func distribute(cla *endpointv3.ClusterLoadAssignment, rules []*networking.Local
 				}
 			}
 			for _, l := range of {
-				// A thousand to the percent, that small parts of a share are not lost.
+				// The factor of 1,000 preserves small fractions of a share.
 				share := uint64(rule.GetTo()[pattern]) * 1000 * uint64(l.GetLoadBalancingWeight().GetValue()) / uint64(total)
 				if share > 0 {
 					l.LoadBalancingWeight = u32(uint32(share))
@@ -140,7 +141,7 @@ func distribute(cla *endpointv3.ClusterLoadAssignment, rules []*networking.Local
 	}
 }
 
-// localityMatches says whether a locality is one of a pattern, "region/zone/*" or a part of it.
+// localityMatches reports whether a locality matches a pattern, "region/zone/*" or a prefix of it.
 func localityMatches(pattern, locality string) bool {
 	if pattern == "*" {
 		return true
@@ -157,8 +158,8 @@ func localityMatches(pattern, locality string) bool {
 	return true
 }
 
-// localityPriority: the same subzone first, then the zone, the region, the region that is named to fail over to, and all
-// else.
+// localityPriority returns 0 for the caller's subzone, then increases for its zone, its region, the failover region and
+// all other regions.
 func localityPriority(endpoint, caller string, failover []*networking.LocalityLoadBalancerSetting_Failover) int {
 	have := append(strings.SplitN(endpoint, "/", 3), "", "", "")
 	want := append(strings.SplitN(caller, "/", 3), "", "", "")
@@ -178,22 +179,22 @@ func localityPriority(endpoint, caller string, failover []*networking.LocalityLo
 	return 0
 }
 
-// labelPriority counts which of the labels an endpoint has as wanted, up to the first that it has not.
+// labelPriority returns the number of labels from the first that the endpoint does not match; 0 if all match.
 func labelPriority(e snapshot.Endpoint, keys, own []string) int {
 	for i, key := range keys {
 		key, want, given := strings.Cut(key, "=")
 		if !given {
 			want, own = own[0], own[1:]
 		}
-		if labelOf(e.Labels, e.Locality, e.Network, key) != want {
+		if workloadLabel(e.Labels, e.Locality, e.Network, key) != want {
 			return len(keys) - i
 		}
 	}
 	return 0
 }
 
-// byPriority groups endpoints by priority and locality. Envoy wants the priorities without gaps.
-func byPriority(eps []snapshot.Endpoint, priority func(snapshot.Endpoint) int) []*endpointv3.LocalityLbEndpoints {
+// groupByPriority groups endpoints by priority and locality. Envoy requires priorities without gaps.
+func groupByPriority(eps []snapshot.Endpoint, priority func(snapshot.Endpoint) int) []*endpointv3.LocalityLbEndpoints {
 	groups := map[int][]snapshot.Endpoint{}
 	for _, e := range eps {
 		n := priority(e)

@@ -11,53 +11,53 @@ import (
 	"github.com/pilotfish-mesh/pilotfish/controlplane/xds"
 )
 
-// places makes localities, and settings that speak of them.
-type places struct{ *rand.Rand }
+// localityGenerator generates localities and settings for them.
+type localityGenerator struct{ *rand.Rand }
 
-func (p places) of(list ...string) string { return list[p.IntN(len(list))] }
+func (p localityGenerator) pick(list ...string) string { return list[p.IntN(len(list))] }
 
-func (p places) part() string { return p.of("a", "b", "c", "*", "") }
+func (p localityGenerator) part() string { return p.pick("a", "b", "c", "*", "") }
 
-func (p places) place() string {
+func (p localityGenerator) randomLocality() string {
 	parts := []string{p.part(), p.part(), p.part()}
 	return strings.Join(parts[:1+p.IntN(3)], "/")
 }
 
-func (p places) shares() string {
+func (p localityGenerator) shares() string {
 	left, out := 100, []string{}
 	for range 1 + p.IntN(3) {
 		share := p.IntN(left + 1)
 		left -= share
-		out = append(out, fmt.Sprintf("%q: %d", p.place(), share))
+		out = append(out, fmt.Sprintf("%q: %d", p.randomLocality(), share))
 	}
-	return strings.Join(append(out, fmt.Sprintf("%q: %d", p.place()+"/*", left)), ", ")
+	return strings.Join(append(out, fmt.Sprintf("%q: %d", p.randomLocality()+"/*", left)), ", ")
 }
 
-func (p places) setting() string {
+func (p localityGenerator) setting() string {
 	switch p.IntN(3) {
 	case 0:
-		return fmt.Sprintf("distribute: [{from: %q, to: {%s}}, {from: %q, to: {%s}}]", p.place(), p.shares(), p.place(), p.shares())
+		return fmt.Sprintf("distribute: [{from: %q, to: {%s}}, {from: %q, to: {%s}}]", p.randomLocality(), p.shares(), p.randomLocality(), p.shares())
 	case 1:
-		return fmt.Sprintf("failover: [{from: %s, to: %s}]", p.of("a", "b"), p.of("c", "b"))
+		return fmt.Sprintf("failover: [{from: %s, to: %s}]", p.pick("a", "b"), p.pick("c", "b"))
 	}
-	return fmt.Sprintf("failoverPriority: [%s]", p.of("topology.kubernetes.io/region, topology.kubernetes.io/zone", "tier, topology.istio.io/subzone", "'tier=x', topology.istio.io/network"))
+	return fmt.Sprintf("failoverPriority: [%s]", p.pick("topology.kubernetes.io/region, topology.kubernetes.io/zone", "tier, topology.istio.io/subzone", "'tier=x', topology.istio.io/network"))
 }
 
-// mesh has a service of so many endpoints in random places.
-func (p places) mesh(setting string, count int) string {
+// mesh returns a service with count endpoints in random localities.
+func (p localityGenerator) mesh(setting string, count int) string {
 	var endpoints []string
 	for i := range count {
-		endpoints = append(endpoints, fmt.Sprintf("{address: 10.0.0.%d, locality: %q, weight: %s, labels: {tier: %s}}", i+1, strings.ReplaceAll(p.place(), "*", "d"), p.of("0", "1", "7", "4000000"), p.of("x", "y")))
+		endpoints = append(endpoints, fmt.Sprintf("{address: 10.0.0.%d, locality: %q, weight: %s, labels: {tier: %s}}", i+1, strings.ReplaceAll(p.randomLocality(), "*", "d"), p.pick("0", "1", "7", "4000000"), p.pick("x", "y")))
 	}
 	return fmt.Sprintf("apiVersion: networking.istio.io/v1\nkind: ServiceEntry\nmetadata: {name: s, namespace: one}\nspec: {hosts: [s.example], resolution: STATIC, ports: [{number: 80, name: http, protocol: HTTP}], endpoints: [%s]}\n---\n"+
 		"apiVersion: networking.istio.io/v1\nkind: DestinationRule\nmetadata: {name: s, namespace: one}\nspec: {host: s.example, trafficPolicy: {outlierDetection: {consecutive5xxErrors: 3}, loadBalancer: {localityLbSetting: {%s}}}}", strings.Join(endpoints, ", "), setting)
 }
 
-// TestWhateverIsSaidOfLocalitiesEnvoyIsGivenPrioritiesWithoutGapsAndNoEndpointTwice, and with failover none is missing.
-func TestWhateverIsSaidOfLocalitiesEnvoyIsGivenPrioritiesWithoutGapsAndNoEndpointTwice(t *testing.T) {
+// TestLocalityPrioritiesHaveNoGaps, and with failover no endpoint is missing or duplicate.
+func TestLocalityPrioritiesHaveNoGaps(t *testing.T) {
 	taken := 0
 	for seed := range uint64(400) {
-		p := places{rand.New(rand.NewPCG(seed, 5))}
+		p := localityGenerator{rand.New(rand.NewPCG(seed, 5))}
 		setting, want := p.setting(), 1+p.IntN(6)
 		text := p.mesh(setting, want)
 		if invalid(text) {
@@ -65,21 +65,21 @@ func TestWhateverIsSaidOfLocalitiesEnvoyIsGivenPrioritiesWithoutGapsAndNoEndpoin
 		}
 		taken++
 		m := newTestMesh(t, nil, text)
-		near := assignment(t, m, "sidecar x.one 127.177.30.1 INTERCEPTION_MODE=REDIRECT LOCALITY="+strings.ReplaceAll(p.place(), "*", "d"))
+		near := assignment(t, m, "sidecar x.one 127.177.30.1 INTERCEPTION_MODE=REDIRECT LOCALITY="+strings.ReplaceAll(p.randomLocality(), "*", "d"))
 		if err := near.ValidateAll(); err != nil {
 			t.Errorf("%s\n%v", text, err)
 		}
-		if got := checkPlaces(t, text, near); got > want || got < want && !strings.HasPrefix(setting, "distribute") {
+		if got := checkPriorities(t, text, near); got > want || got < want && !strings.HasPrefix(setting, "distribute") {
 			t.Errorf("%s\n%d endpoints of %d are there: %v", text, got, want, near)
 		}
 	}
 	if taken < 100 {
-		t.Errorf("%d settings were taken: that tells little", taken)
+		t.Errorf("only %d settings were accepted", taken)
 	}
 }
 
-// checkPlaces counts the endpoints.
-func checkPlaces(t *testing.T, what string, a *endpointv3.ClusterLoadAssignment) int {
+// checkPriorities returns the number of endpoints.
+func checkPriorities(t *testing.T, what string, a *endpointv3.ClusterLoadAssignment) int {
 	t.Helper()
 	seen, priorities, highest := map[string]bool{}, map[uint32]bool{}, uint32(0)
 	for _, l := range a.GetEndpoints() {

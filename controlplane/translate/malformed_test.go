@@ -18,21 +18,21 @@ import (
 	"github.com/pilotfish-mesh/pilotfish/controlplane/snapshot"
 	"github.com/pilotfish-mesh/pilotfish/controlplane/translate"
 	"github.com/pilotfish-mesh/pilotfish/controlplane/xds"
-	"github.com/pilotfish-mesh/pilotfish/internal/meshedit"
+	"github.com/pilotfish-mesh/pilotfish/internal/meshfuzz"
 )
 
-var malformed = flag.Int("malformed", 1500, "how many malformed documents to try")
+var malformed = flag.Int("malformed", 1500, "number of malformed documents")
 
-// breaker makes malformed documents of valid ones of all kinds.
-type breaker struct {
+// documentMutator makes malformed documents from valid ones of all kinds.
+type documentMutator struct {
 	*rand.Rand
 	documents [][]byte
-	values    map[string][]any // that documents have under a name
+	values    map[string][]any // values by field name
 }
 
-func newBreaker(t *testing.T, seed uint64) *breaker {
-	b := &breaker{Rand: rand.New(rand.NewPCG(seed, 3)), values: map[string][]any{}}
-	m := meshedit.New(seed, meshedit.Options{Wild: true})
+func newDocumentMutator(t *testing.T, seed uint64) *documentMutator {
+	b := &documentMutator{Rand: rand.New(rand.NewPCG(seed, 3)), values: map[string][]any{}}
+	m := meshfuzz.New(seed, meshfuzz.Options{Wild: true})
 	for range 300 {
 		if e := m.Edit(); e.Document != nil {
 			b.documents = append(b.documents, e.Document)
@@ -63,7 +63,7 @@ func newBreaker(t *testing.T, seed uint64) *breaker {
 	return b
 }
 
-func (b *breaker) collect(v any) {
+func (b *documentMutator) collect(v any) {
 	switch v := v.(type) {
 	case map[string]any:
 		for _, key := range slices.Sorted(maps.Keys(v)) {
@@ -77,8 +77,8 @@ func (b *breaker) collect(v any) {
 	}
 }
 
-// next breaks a document in one to four places.
-func (b *breaker) next() []byte {
+// next mutates a document in one to four places.
+func (b *documentMutator) next() []byte {
 	document := slices.Clone(b.documents[b.IntN(len(b.documents))])
 	for range 1 + b.IntN(3) {
 		var o any
@@ -90,12 +90,12 @@ func (b *breaker) next() []byte {
 		}
 		document = b.text(document)
 	}
-	// The line between documents is not the document's.
+	// The separator of documents is not mutated.
 	return []byte(strings.ReplaceAll(string(document), "---", "- --"))
 }
 
-// text changes bytes.
-func (b *breaker) text(text []byte) []byte {
+// text mutates bytes.
+func (b *documentMutator) text(text []byte) []byte {
 	if len(text) == 0 {
 		return text
 	}
@@ -118,8 +118,8 @@ func (b *breaker) text(text []byte) []byte {
 
 var oddTexts = []string{"{", "}", "[", "\"", ": ", "\n", "&a ", "*a ", "<<: ", "!!binary ", "|\n", "\x00", "\t", "é", "🐟", "null", "- ", "#", "0x7f", "1e400", "~"}
 
-// value changes one value, somewhere in what is given.
-func (b *breaker) value(v any) any {
+// value mutates one nested value.
+func (b *documentMutator) value(v any) any {
 	if b.IntN(12) == 0 {
 		return b.odd()
 	}
@@ -135,7 +135,7 @@ func (b *breaker) value(v any) any {
 			delete(v, key)
 		case 1:
 			v[key+"x"] = v[key]
-		case 2, 3, 4, 5, 6: // what another document has there
+		case 2, 3, 4, 5, 6: // the value of another document
 			if others := b.values[key]; len(others) > 0 {
 				v[key] = others[b.IntN(len(others))]
 			}
@@ -157,46 +157,46 @@ func (b *breaker) value(v any) any {
 	return v
 }
 
-func (b *breaker) odd() any {
+func (b *documentMutator) odd() any {
 	return []any{
 		nil, true, -1, 0, 1, 65536, 1 << 40, 0.5, 1e300, "", "*", ".", "-1s", "0s", "10000000h", "a/b/c", "*.", "..", strings.Repeat("x", 300),
 		"\n", "(", "%REQ(%", []any{}, []any{nil}, map[string]any{}, map[string]any{"": ""}, "::1", "0.0.0.0/0", "shared.example.net", "s0.ns0.svc.cluster.local",
 	}[b.IntN(30)]
 }
 
-// TestMalformedDocumentsHurtNobody: each is refused or taken by itself, the documents beside it in its file are taken as
-// they are, what is made of it is what Envoy's rules allow, and when it goes nothing of it is left.
-func TestMalformedDocumentsHurtNobody(t *testing.T) {
+// TestMalformedDocumentsAreIsolated: each is refused or accepted alone, other documents in its file are accepted,
+// Envoy's validation rules hold for the resources, and its removal restores the previous state.
+func TestMalformedDocumentsAreIsolated(t *testing.T) {
 	t.Parallel()
-	b := newBreaker(t, 1)
+	b := newDocumentMutator(t, 1)
 	m := newMalformedMesh(t)
 	taken := 0
 	for i := range *malformed {
 		document := b.next()
-		r := m.besideGood(t, i, document)
+		r := m.parseWithValid(t, i, document)
 		if r == nil {
 			continue
 		}
 		taken++
-		m.passThrough(t, i, document, r)
+		m.applyAndRemove(t, i, document, r)
 		if t.Failed() {
 			return
 		}
 	}
-	t.Logf("%d of %d documents were taken", taken, *malformed)
+	t.Logf("%d of %d documents were accepted", taken, *malformed)
 }
 
-// malformedMesh is a mesh that malformed documents come to.
+// malformedMesh is a mesh to which malformed documents are added.
 type malformedMesh struct {
 	*testMesh
 	proxies []*translate.Proxy
 	before  []map[string]map[string]string
-	made    map[string]bool // versions that were checked
+	made    map[string]bool // versions that have been checked
 }
 
 func newMalformedMesh(t *testing.T) *malformedMesh {
 	m := &malformedMesh{testMesh: newTestMesh(t, nil), made: map[string]bool{}}
-	edits := meshedit.New(3, meshedit.Options{Services: 4, Kept: 4})
+	edits := meshfuzz.New(3, meshfuzz.Options{Services: 4, Kept: 4})
 	for _, e := range edits.Documents() {
 		m.store.Put(parse(t, string(e.Document))...)
 	}
@@ -213,8 +213,8 @@ const (
 	goodAfter  = `{apiVersion: networking.istio.io/v1, kind: ServiceEntry, metadata: {name: after, namespace: good}, spec: {hosts: [good.example.com], ports: [{number: 80, name: http, protocol: HTTP}], resolution: DNS}}`
 )
 
-// besideGood reads the document in a file between two good ones, and gives what is taken of it.
-func (m *malformedMesh) besideGood(t *testing.T, i int, document []byte) (taken []*config.Resource) {
+// parseWithValid parses the document in a file between two valid ones, and returns the accepted resources.
+func (m *malformedMesh) parseWithValid(t *testing.T, i int, document []byte) (taken []*config.Resource) {
 	t.Helper()
 	resources, problems := config.Parse("odd.yaml", []byte(goodBefore+"\n---\n"+string(document)+"\n---\n"+goodAfter+"\n"))
 	good := 0
@@ -225,15 +225,15 @@ func (m *malformedMesh) besideGood(t *testing.T, i int, document []byte) (taken 
 			taken = append(taken, r)
 		}
 	}
-	// What is not text at all spoils the file, which is then told of as a whole.
+	// Invalid UTF-8 invalidates the whole file.
 	if good != 2 && !slices.ContainsFunc(problems, func(p config.Problem) bool { return strings.Contains(p.Message, "UTF-8") }) {
-		t.Fatalf("document %d: %d good ones beside it are taken, of 2:\n%s\n%v", i, good, document, problems)
+		t.Fatalf("document %d: %d of 2 valid documents with it are accepted:\n%s\n%v", i, good, document, problems)
 	}
 	return taken
 }
 
-// passThrough has the mesh take the documents, and let go of them.
-func (m *malformedMesh) passThrough(t *testing.T, i int, document []byte, taken []*config.Resource) {
+// applyAndRemove adds the documents to the mesh and removes them.
+func (m *malformedMesh) applyAndRemove(t *testing.T, i int, document []byte, taken []*config.Resource) {
 	t.Helper()
 	defer func() {
 		if p := recover(); p != nil {
@@ -259,13 +259,13 @@ func (m *malformedMesh) passThrough(t *testing.T, i int, document []byte, taken 
 		after := versions(t, m.snap, p)
 		for _, typeURL := range xds.Order {
 			if names := differing(m.before[j][typeURL], after[typeURL]); len(names) > 0 {
-				t.Errorf("document %d, when it is gone: %v differ\n%s", i, names, document)
+				t.Errorf("document %d, after its removal: %v differ\n%s", i, names, document)
 			}
 		}
 	}
 }
 
-// valid checks what is made for a proxy by the rules that Envoy's messages have.
+// valid checks a proxy's resources against the validation rules of Envoy's messages.
 func (m *malformedMesh) valid(t *testing.T, s *snapshot.Snapshot, p *translate.Proxy, what string) {
 	t.Helper()
 	for _, typeURL := range xds.Order {

@@ -16,17 +16,18 @@ import (
 
 	"github.com/pilotfish-mesh/pilotfish/controlplane/config"
 	"github.com/pilotfish-mesh/pilotfish/controlplane/envoyfilter"
+	"github.com/pilotfish-mesh/pilotfish/controlplane/registry"
 	"github.com/pilotfish-mesh/pilotfish/controlplane/snapshot"
 	"github.com/pilotfish-mesh/pilotfish/controlplane/translate"
 )
 
-// testMesh is a store and the snapshots of it.
+// testMesh is a store with its snapshots.
 type testMesh struct {
 	t     testing.TB
 	store *config.MemoryStore
 	mesh  *meshconfig.MeshConfig
 	keys  *snapshot.KeySets
-	// keysByProxy lets proxies fetch the keys of issuers; for the next snapshot.
+	// keysByProxy makes proxies fetch the keys of issuers, from the next snapshot on.
 	keysByProxy bool
 	snap        *snapshot.Snapshot
 }
@@ -42,10 +43,10 @@ func newTestMesh(t testing.TB, mesh *meshconfig.MeshConfig, documents ...string)
 }
 
 func (m *testMesh) inputs() snapshot.Inputs {
-	return snapshot.Inputs{Store: m.store, Mesh: m.mesh, Keys: m.keys, KeysByProxy: m.keysByProxy}
+	return snapshot.Inputs{Store: m.store, Mesh: m.mesh, Keys: m.keys, KeysByProxy: m.keysByProxy, Endpoints: anyEndpoint}
 }
 
-// apply puts documents and builds the next snapshot.
+// apply adds documents and builds the next snapshot.
 func (m *testMesh) apply(document string) snapshot.Change {
 	m.t.Helper()
 	resources := parse(m.t, document)
@@ -92,8 +93,8 @@ func readTestdata(t testing.TB, name string) string {
 	return string(data)
 }
 
-// node describes a proxy as its agent would: "sidecar reviews-v1.default 127.203.1.1 app=reviews version=v1", with
-// metadata in capitals among the labels.
+// node returns the node that an agent would send: "sidecar reviews-v1.default 127.203.1.1 app=reviews version=v1", with
+// upper-case metadata among the labels.
 func node(t testing.TB, description string) *corev3.Node {
 	t.Helper()
 	words := strings.Fields(description)
@@ -120,11 +121,11 @@ func node(t testing.TB, description string) *corev3.Node {
 		t.Fatal(err)
 	}
 	n := &corev3.Node{Cluster: name, Metadata: s, Id: strings.Join([]string{words[0], words[2], words[1], namespace + ".svc.cluster.local"}, "~")}
-	if v, ok := metadata["LOCALITY"].(string); ok { // a field of the node, and not of its metadata
+	if v, ok := metadata["LOCALITY"].(string); ok { // a field of the node, not of its metadata
 		parts := append(strings.SplitN(v, "/", 3), "", "")
 		n.Locality = &corev3.Locality{Region: parts[0], Zone: parts[1], SubZone: parts[2]}
 	}
-	if v, ok := metadata["ENVOY_VERSION"].(string); ok { // the test's own word: Envoy says it otherwise
+	if v, ok := metadata["ENVOY_VERSION"].(string); ok { // used only by tests: Envoy sends its version in another field
 		version := &typev3.SemanticVersion{}
 		if _, err := fmt.Sscanf(v, "%d.%d.%d", &version.MajorNumber, &version.MinorNumber, &version.Patch); err != nil {
 			t.Fatal(err)
@@ -140,8 +141,8 @@ func proxy(t testing.TB, description string) *translate.Proxy {
 	if err != nil {
 		t.Fatal(err)
 	}
-	p.Proven = strings.Contains(description, "PROVEN")
-	p.HostsApart = strings.Contains(description, "HOSTS_APART")
+	p.Authenticated = strings.Contains(description, "PROVEN")
+	p.UseVHDS = strings.Contains(description, "HOSTS_APART")
 	return p
 }
 
@@ -152,3 +153,6 @@ func addrPort(a netip.Addr, port uint16) netip.AddrPort { return netip.AddrPortF
 func sortBy(list []string, rank func(string) string) {
 	slices.SortFunc(list, func(a, b string) int { return strings.Compare(rank(a), rank(b)) })
 }
+
+// anyEndpoint allows gateways of these tests to call workloads on loopback, as in a local mesh.
+var anyEndpoint = &registry.EndpointPolicy{AllowUnix: []string{"/"}, AllowNetworks: []netip.Prefix{netip.MustParsePrefix("127.0.0.0/8")}}

@@ -20,9 +20,9 @@ import (
 
 const edgeNode = "router edge.back NET.4.1 istio=edge"
 
-// shake opens a connection of TLS, after what is to be said before it, and gives the version it has.
-func (w *world) shake(address, before string, config *tls.Config) (*tls.Conn, error) {
-	raw, err := net.DialTimeout("tcp", w.text(address), 10*time.Second)
+// handshakeTLS sends the text in before, opens a TLS connection and returns it.
+func (w *testEnv) handshakeTLS(address, before string, config *tls.Config) (*tls.Conn, error) {
+	raw, err := net.DialTimeout("tcp", w.expandNetwork(address), 10*time.Second)
 	if err != nil {
 		return nil, err
 	}
@@ -36,12 +36,12 @@ func (w *world) shake(address, before string, config *tls.Config) (*tls.Conn, er
 	return conn, conn.Handshake()
 }
 
-// shaken polls until handshakes succeed, or fail, as they should.
-func (w *world) shaken(want bool, address, before string, config *tls.Config) *tls.Conn {
+// shaken polls until a handshake succeeds, or fails if want is false.
+func (w *testEnv) shaken(want bool, address, before string, config *tls.Config) *tls.Conn {
 	w.t.Helper()
 	var conn *tls.Conn
 	eventually(w.t, func() string {
-		c, err := w.shake(address, before, config.Clone())
+		c, err := w.handshakeTLS(address, before, config.Clone())
 		if conn = c; (err == nil) != want {
 			return fmt.Sprintf("handshake with %s: %v", address, err)
 		}
@@ -50,16 +50,16 @@ func (w *world) shaken(want bool, address, before string, config *tls.Config) *t
 	return conn
 }
 
-// meshMTLS holds for the mesh's own TLS and tlsDefaults for all other; behind a proxy that says so, connections to a gateway
-// begin with who called, at the port that the Gateway names as its own.
-func TestMeshSaysWhichTLSAndWhoIsBeforeItsGateways(t *testing.T) {
-	bothEnvoys(t, 176001, func(t *testing.T, version string, network int) {
+// meshMTLS applies to mesh TLS and tlsDefaults to other TLS. If the mesh configures a front proxy, connections to a
+// gateway start with a PROXY protocol header.
+func TestMeshTLSSettingsAndFrontProxies(t *testing.T) {
+	forEachEnvoyVersion(t, 176001, func(t *testing.T, version string, network int) {
 		mesh := snapshot.WithDefaults(nil)
 		mesh.MeshMTLS = &meshconfig.MeshConfig_TLSConfig{MinProtocolVersion: meshconfig.MeshConfig_TLSConfig_TLSV1_3}
 		mesh.TlsDefaults = &meshconfig.MeshConfig_TLSConfig{CipherSuites: []string{"ECDHE-ECDSA-AES256-GCM-SHA384"}, EcdhCurves: []string{"P-384"}}
 		mesh.DefaultConfig = &meshconfig.ProxyConfig{GatewayTopology: &meshconfig.Topology{ProxyProtocol: &meshconfig.Topology_ProxyProtocolConfiguration{}}}
 		lists := filepath.Join(t.TempDir(), "crl")
-		w := newWorldOf(t, mesh, version, network, pair, strings.ReplaceAll(`
+		w := newTestEnvWithConfig(t, mesh, version, network, pair, strings.ReplaceAll(`
 apiVersion: networking.istio.io/v1
 kind: Gateway
 metadata: {name: edge, namespace: back}
@@ -77,14 +77,14 @@ spec: {hosts: [shop.example.com, mutual.example.com], gateways: [edge], http: [{
 		if err := os.WriteFile(lists, w.revoking(77), 0o600); err != nil {
 			t.Fatal(err)
 		}
-		w.app("NET.2.2:8080", "server", func(rw http.ResponseWriter, r *http.Request) {
+		w.serveApp("NET.2.2:8080", "server", func(rw http.ResponseWriter, r *http.Request) {
 			fmt.Fprintf(rw, "for=%s", r.Header.Get("X-Forwarded-For"))
 		})
 		w.proxy(serverNode, "back/server")
 		w.proxy(clientNode, "front/client")
 		w.proxy(edgeNode, "back/edge")
 
-		w.expect(200, "for=", func() answer { return w.through(clientPort, serverURL) }) // sidecars agree
+		w.expect(200, "for=", func() httpResult { return w.request(clientPort, serverURL) }) // both sidecars use the same versions
 		cert, key := w.plane.ca.issue("spiffe://cluster.local/ns/front/sa/client")
 		pair, err := tls.X509KeyPair(cert, key)
 		if err != nil {
@@ -105,9 +105,9 @@ spec: {hosts: [shop.example.com, mutual.example.com], gateways: [edge], http: [{
 		fmt.Fprintf(conn, "GET / HTTP/1.1\r\nHost: shop.example.com\r\nConnection: close\r\n\r\n")
 		body, err := io.ReadAll(bufio.NewReader(conn))
 		if !strings.Contains(string(body), "for=192.0.2.7") {
-			t.Errorf("the application does not hear who called: %v %s", err, body)
+			t.Errorf("the application receives no client identity: %v %s", err, body)
 		}
-		w.shaken(false, "NET.4.1:8443", "", browser) // without the header nobody comes in
+		w.shaken(false, "NET.4.1:8443", "", browser) // connections without the header are refused
 		other := browser.Clone()
 		other.CurvePreferences = []tls.CurveID{tls.CurveP256}
 		w.shaken(false, "NET.4.1:8443", caller, other)
@@ -115,7 +115,7 @@ spec: {hosts: [shop.example.com, mutual.example.com], gateways: [edge], http: [{
 		other.CipherSuites = []uint16{tls.TLS_ECDHE_ECDSA_WITH_AES_128_GCM_SHA256}
 		w.shaken(false, "NET.4.1:8443", caller, other)
 
-		// What the authority has revoked does not come in, and what it has not, does.
+		// Revoked certificates are rejected, others accepted.
 		for serial, want := range map[int64]bool{77: false, 78: true} {
 			member := browser.Clone()
 			member.ServerName, member.Certificates = "mutual.example.com", []tls.Certificate{w.clientCertificate(serial)}

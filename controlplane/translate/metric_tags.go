@@ -10,18 +10,18 @@ import (
 	"github.com/pilotfish-mesh/pilotfish/controlplane/registry"
 )
 
-// unknown is the value of a label that nothing is known of; of a revision that is latest.
+// unknown is the value of a label without information; latest is that of a revision.
 const (
 	unknown = "unknown"
 	latest  = "latest"
 )
 
-// grpcOrHTTP tells the two apart by the content's type.
+// grpcOrHTTP distinguishes gRPC and HTTP by the content type.
 var grpcOrHTTP = tagRules(setTag("http"), startsWith("application/grpc"), "grpc")
 
-// known is a command, or what a listener says of the unknown where it has no value. (Rules that say so too are three times
-// as large, and are asked for every request.)
-func known(command, parameter, otherwise string) string {
+// withFallback returns a format command that yields a default for a missing value. The command reads the default from the
+// listener's metadata, because tag rules for it would be three times as large and would run for each request.
+func withFallback(command, parameter, otherwise string) string {
 	operator := `"` + command + `"`
 	if parameter != "" {
 		operator = `{"command":"` + command + `","param":"` + parameter + `"}`
@@ -43,7 +43,7 @@ func setTag(value string) *xdsmatcherv3.Matcher_OnMatch {
 	}}
 }
 
-// tagRules replace a label's value that matches, and, if otherwise is given, every other.
+// tagRules replace the label value that matches, and all other values if otherwise is not nil.
 func tagRules(otherwise *xdsmatcherv3.Matcher_OnMatch, match *xdsmatcherv3.StringMatcher, value string) *xdsmatcherv3.Matcher {
 	predicate := &xdsmatcherv3.Matcher_MatcherList_Predicate{MatchType: &xdsmatcherv3.Matcher_MatcherList_Predicate_SinglePredicate_{
 		SinglePredicate: &xdsmatcherv3.Matcher_MatcherList_Predicate_SinglePredicate{
@@ -59,9 +59,9 @@ func tagRules(otherwise *xdsmatcherv3.Matcher_OnMatch, match *xdsmatcherv3.Strin
 	}
 }
 
-// tags are the labels of a chain's metrics. opening: they are made when a connection opens, when no more is known of the
-// caller than its address.
-func (v view) tags(c chain, opening bool) []tag {
+// tags returns the labels of a chain's metrics. opening: the metric is recorded when a connection opens, when only the
+// client's address is available.
+func (v proxyView) tags(c chain, opening bool) []tag {
 	var out []tag
 	if c.side == inboundSide {
 		out = append(out, tag{name: "reporter", format: "destination", histograms: true})
@@ -76,7 +76,7 @@ func (v view) tags(c chain, opening bool) []tag {
 	} else {
 		out = append(out, tag{name: "reporter", format: "source", histograms: true})
 		out = append(out, v.ownTags("source")...)
-		out = append(out, calledTags()...)
+		out = append(out, calleeTags()...)
 		out = append(out, tag{name: "connection_security_policy", format: unknown, histograms: true})
 	}
 	if c.side == inboundSide && c.mtls && !opening {
@@ -101,8 +101,8 @@ func protocolTags(c chain) []tag {
 		tag{name: "grpc_response_status", format: "%GRPC_STATUS_NUMBER%"})
 }
 
-// ownTags are those of the proxy's own workload.
-func (v view) ownTags(side string) []tag {
+// ownTags returns the labels of the proxy's own workload.
+func (v proxyView) ownTags(side string) []tag {
 	self := v.p.peer()
 	var out []tag
 	for _, t := range []tag{
@@ -120,8 +120,8 @@ func (v view) ownTags(side string) []tag {
 	return out
 }
 
-// ownServiceTags name the service that a port of the workload belongs to.
-func (v view) ownServiceTags(port uint32) []tag {
+// ownServiceTags returns the labels of the service of a workload's port.
+func (v proxyView) ownServiceTags(port uint32) []tag {
 	host, name, namespace := unknown, unknown, orElse(v.p.Namespace, unknown)
 	if svc := v.inboundService(port); svc != nil {
 		host, name, namespace = svc.Hostname, svc.Name, svc.Namespace
@@ -133,8 +133,8 @@ func (v view) ownServiceTags(port uint32) []tag {
 	}
 }
 
-// inboundService is the first service, by name, that a port of the workload belongs to.
-func (v view) inboundService(number uint32) *registry.Service {
+// inboundService returns the first service, by name, of a workload's port.
+func (v proxyView) inboundService(number uint32) *registry.Service {
 	if number == 0 {
 		return nil
 	}
@@ -148,28 +148,28 @@ func (v view) inboundService(number uint32) *registry.Service {
 	return nil
 }
 
-// calledTags tell what was called, as the endpoints and the clusters say.
-func calledTags() []tag {
+// calleeTags returns the labels of the upstream service, from the metadata of the endpoint and the cluster.
+func calleeTags() []tag {
 	var out []tag
 	for _, f := range peerFields {
-		out = append(out, tag{name: "destination_" + f.label, format: known("UPSTREAM_METADATA", "istio:"+f.endpoint, f.unknown()), histograms: f.histograms})
+		out = append(out, tag{name: "destination_" + f.label, format: withFallback("UPSTREAM_METADATA", "istio:"+f.endpoint, f.unknown()), histograms: f.histograms})
 	}
 	for _, t := range []struct{ name, key string }{{"destination_service", "host"}, {"destination_service_name", "name"}, {"destination_service_namespace", "namespace"}} {
-		out = append(out, tag{name: t.name, format: known("CLUSTER_METADATA", "istio:"+t.key, unknown), histograms: true})
+		out = append(out, tag{name: t.name, format: withFallback("CLUSTER_METADATA", "istio:"+t.key, unknown), histograms: true})
 	}
 	return append(out,
-		tag{name: "destination_principal", format: known("UPSTREAM_PEER_URI_SAN", "", unknown)},
-		tag{name: "source_principal", format: known("UPSTREAM_LOCAL_URI_SAN", "", unknown)})
+		tag{name: "destination_principal", format: withFallback("UPSTREAM_PEER_URI_SAN", "", unknown)},
+		tag{name: "source_principal", format: withFallback("UPSTREAM_LOCAL_URI_SAN", "", unknown)})
 }
 
-// callerTags tell who called: what its certificate proves, and what it says of itself beside that. Nobody's word is taken
-// outside of mutual TLS, nor by Envoys that cannot bound how many names it makes.
-func (v view) callerTags(c chain, opening bool) []tag {
+// callerTags returns the labels of the client: the identity in its certificate, and its peer metadata. Peer metadata is
+// used only within mutual TLS, and by Envoy versions that can limit the number of series.
+func (v proxyView) callerTags(c chain, opening bool) []tag {
 	var out []tag
-	told := v.takesPeer(c.traffic) && c.requests && v.p.atLeast(1, 40)
+	trusted := v.trustsPeerHeader(c.traffic) && c.requests && v.p.isEnvoyAtLeast(1, 40)
 	for _, f := range peerFields {
 		t := tag{name: "source_" + f.label, format: f.unknown(), histograms: f.histograms}
-		if told {
+		if trusted {
 			t.format = "%DYNAMIC_METADATA(" + peerMetadata + ":" + f.key + "):253%"
 		}
 		out = append(out, t)

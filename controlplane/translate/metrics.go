@@ -16,7 +16,7 @@ import (
 	"github.com/pilotfish-mesh/pilotfish/controlplane/config"
 )
 
-// The mesh's standard metrics are made by Envoy's access logger for statistics. Their names are those after "istio_".
+// Envoy's stats access logger records the mesh's standard metrics. These are their names without the prefix "istio_".
 const (
 	requestsTotal    = "requests_total"
 	requestDuration  = "request_duration_milliseconds"
@@ -29,48 +29,48 @@ const (
 	metricsNamespace = "istio"
 )
 
-// mostSeries bounds the series of a workload's callers, whose names are their own claim.
-const mostSeries = 4000
+// maxSeries limits the series of a workload's clients, because clients choose their own label values.
+const maxSeries = 4000
 
-// measure is one standard metric.
-type measure struct {
+// standardMetric is one standard metric.
+type standardMetric struct {
 	metric telemetryv1.MetricSelector_IstioMetric
 	name   string
-	// value is what is added; empty for one.
+	// value is the format of the added value; empty adds one.
 	value string
-	// unit makes it a histogram.
+	// unit is the unit of a histogram; zero for counters.
 	unit statsv3.Config_Histogram_Unit
 }
 
 var (
-	requestMeasures = []measure{
+	requestMetrics = []standardMetric{
 		{metric: telemetryv1.MetricSelector_REQUEST_COUNT, name: requestsTotal},
 		{telemetryv1.MetricSelector_REQUEST_DURATION, requestDuration, "%DURATION%", statsv3.Config_Histogram_Milliseconds},
 		{telemetryv1.MetricSelector_REQUEST_SIZE, requestBytes, "%BYTES_RECEIVED%", statsv3.Config_Histogram_Bytes},
 		{telemetryv1.MetricSelector_RESPONSE_SIZE, responseBytes, "%BYTES_SENT%", statsv3.Config_Histogram_Bytes},
 	}
-	openedMeasures = []measure{{metric: telemetryv1.MetricSelector_TCP_OPENED_CONNECTIONS, name: tcpOpened}}
-	closedMeasures = []measure{
+	tcpOpenedMetrics = []standardMetric{{metric: telemetryv1.MetricSelector_TCP_OPENED_CONNECTIONS, name: tcpOpened}}
+	tcpClosedMetrics = []standardMetric{
 		{metric: telemetryv1.MetricSelector_TCP_CLOSED_CONNECTIONS, name: tcpClosed},
 		{metric: telemetryv1.MetricSelector_TCP_SENT_BYTES, name: tcpSent, value: "%BYTES_SENT%"},
 		{metric: telemetryv1.MetricSelector_TCP_RECEIVED_BYTES, name: tcpReceived, value: "%BYTES_RECEIVED%"},
 	}
 )
 
-// metricLogs measure a chain's traffic.
-func (v view) metricLogs(c chain) []*accesslogv3.AccessLog {
+// metricLogs returns the access loggers that record the metrics of a chain's traffic.
+func (v proxyView) metricLogs(c chain) []*accesslogv3.AccessLog {
 	m := v.metrics(c.direction())
-	if !m.measured {
+	if !m.enabled {
 		return nil
 	}
 	if c.requests {
-		return v.metricLog(c, m, requestMeasures, nil)
+		return v.metricLog(c, m, requestMetrics, nil)
 	}
-	return append(v.metricLog(c, m, openedMeasures, logTypes(datav3.AccessLogType_TcpUpstreamConnected)),
-		v.metricLog(c, m, closedMeasures, logTypes(datav3.AccessLogType_TcpConnectionEnd))...)
+	return append(v.metricLog(c, m, tcpOpenedMetrics, logTypes(datav3.AccessLogType_TcpUpstreamConnected)),
+		v.metricLog(c, m, tcpClosedMetrics, logTypes(datav3.AccessLogType_TcpConnectionEnd))...)
 }
 
-func (v view) metricLog(c chain, m metricsOf, measures []measure, filter *accesslogv3.AccessLogFilter) []*accesslogv3.AccessLog {
+func (v proxyView) metricLog(c chain, m directionMetrics, measures []standardMetric, filter *accesslogv3.AccessLogFilter) []*accesslogv3.AccessLog {
 	out := v.metricScope(c)
 	all := v.tags(c, measures[0].name == tcpOpened)
 	for _, each := range measures {
@@ -90,20 +90,20 @@ func (v view) metricLog(c chain, m metricsOf, measures []measure, filter *access
 
 type metricConfig struct{ *statsv3.Config }
 
-// metricScope is where series are kept: bounded where callers have a part in what they are called.
-func (v view) metricScope(c chain) metricConfig {
-	if !v.p.atLeast(1, 40) {
+// metricScope returns the stats scope of a chain. It is limited if clients choose label values.
+func (v proxyView) metricScope(c chain) metricConfig {
+	if !v.p.isEnvoyAtLeast(1, 40) {
 		//lint:ignore SA1019 older Envoys have nothing else
 		return metricConfig{&statsv3.Config{StatPrefix: metricsNamespace}}
 	}
 	scope := &metricscopev3.Scope{Prefix: metricsNamespace, EnableEviction: true}
 	if c.side == inboundSide {
-		scope.MaxCounters, scope.MaxHistograms = u32(mostSeries), u32(mostSeries)
+		scope.MaxCounters, scope.MaxHistograms = u32(maxSeries), u32(maxSeries)
 	}
 	return metricConfig{&statsv3.Config{StatsScope: scope}}
 }
 
-func (m metricConfig) add(each measure, tags []*statsv3.Config_Tag) {
+func (m metricConfig) add(each standardMetric, tags []*statsv3.Config_Tag) {
 	stat := &statsv3.Config_Stat{Name: each.name, Tags: tags}
 	switch {
 	case each.unit != 0:
@@ -119,11 +119,11 @@ func (m metricConfig) add(each measure, tags []*statsv3.Config_Tag) {
 type tag struct {
 	name, format string
 	rules        *xdsmatcherv3.Matcher
-	// histograms have it too: each label of theirs costs time with every request.
+	// histograms: the label is also in histograms, where each label costs time per request.
 	histograms bool
 }
 
-// changedTags are a metric's tags as documents have them.
+// changedTags returns a metric's labels with the changes of Telemetry documents.
 func changedTags(all []tag, changes map[string]string, histogram bool) []*statsv3.Config_Tag {
 	var out []*statsv3.Config_Tag
 	for _, t := range all {
@@ -140,7 +140,7 @@ func changedTags(all []tag, changes map[string]string, histogram bool) []*statsv
 	return out
 }
 
-// plainAttributes are those that have a command of their own, which is cheaper than an expression.
+// plainAttributes are attributes with an equivalent format command, which is cheaper than an expression.
 var plainAttributes = map[string]string{
 	"request.host": "%REQ(:AUTHORITY)%", "request.method": "%REQ(:METHOD)%", "request.path": "%REQ(:PATH)%",
 	"request.useragent": "%REQ(USER-AGENT)%", "request.id": "%REQ(X-REQUEST-ID)%", "request.referer": "%REQ(REFERER)%",
@@ -149,7 +149,8 @@ var plainAttributes = map[string]string{
 	"connection.uri_san_peer_certificate": "%DOWNSTREAM_PEER_URI_SAN%", "upstream.uri_san_peer_certificate": "%UPSTREAM_PEER_URI_SAN%",
 }
 
-// tagFormat makes the format of a tag of an expression; empty for one that is taken away, or that proxies do not take.
+// tagFormat converts a tag expression to a format. It returns "" for a removed tag and for an expression that Envoy
+// rejects.
 func tagFormat(expression string) string {
 	expression = config.TagExpression(expression)
 	if expression == "" || config.CheckCEL(expression) != nil {
@@ -169,7 +170,7 @@ func tagFormat(expression string) string {
 	return celFormat(expression)
 }
 
-// literal is the text of an expression that is nothing else.
+// literal returns the text of an expression that is a single string literal.
 func literal(expression string) (string, bool) {
 	if len(expression) < 3 {
 		return "", false
@@ -178,7 +179,7 @@ func literal(expression string) (string, bool) {
 	return inner, (quote == '"' || quote == '\'') && expression[len(expression)-1] == quote && !strings.ContainsAny(inner, `"'\`)
 }
 
-// celFormat is the command that evaluates an expression. It ends at the first ")%".
+// celFormat returns the command that evaluates an expression. Envoy ends the command at the first ")%".
 func celFormat(expression string) string {
 	format := "%CEL(" + strings.NewReplacer("\n", " ", "\r", " ").Replace(expression) + ")%"
 	if strings.Count(format, ")%") > 1 || config.CheckLogFormat(format) != nil {

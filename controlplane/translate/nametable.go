@@ -14,48 +14,48 @@ import (
 	"github.com/pilotfish-mesh/pilotfish/controlplane/xds"
 )
 
-// nameTableName is what the one resource is called; Istio's control plane gives it no name.
+// nameTableName is the name of the only resource of its type; Istio's control plane leaves it empty.
 const nameTableName = "names"
 
-// NameTable are the names of the mesh with their addresses, of which a proxy's agent answers DNS questions. What they are
-// depends on how the workload's traffic gets to its sidecar: where connections are redirected, a service's own address
-// will do, and where they are not, only those at which something listens.
+// NameTable returns the addresses of the mesh's host names, from which a proxy's agent answers DNS queries. With
+// redirection it contains the services' own addresses. Without it, it contains only addresses on which a process
+// listens.
 func NameTable(s *snapshot.Snapshot, p *Proxy) (*xds.Resource, error) {
 	v := newView(s, p)
 	if len(p.Upstreams) > 0 {
 		return v.nameTable()
 	}
-	return s.Own.Get(nameTableKey{v.scope, p.Interception, p.takesVirtual()}, v.nameTable)
+	return s.OwnCache.Get(nameTableKey{v.scope, p.Interception, p.capturesVirtualIPs()}, v.nameTable)
 }
 
-// nameTableKey is all that a name table depends on, within one snapshot.
+// nameTableKey contains everything that a name table depends on within one snapshot.
 type nameTableKey struct {
 	scope        *snapshot.Scope
 	interception Interception
 	virtual      bool
 }
 
-// takesVirtual says whether connections of the proxy's workload to an address that stands for a service alone, and is nobody's,
-// come to the proxy.
-func (p *Proxy) takesVirtual() bool { return p.captured() && !p.Proxyless }
+// capturesVirtualIPs reports whether the proxy captures connections to a service's virtual IP, at which no process
+// listens.
+func (p *Proxy) capturesVirtualIPs() bool { return p.isCaptured() && !p.Proxyless }
 
-// ownAddresses are those of a service by which the proxy's workload reaches it.
-func (p *Proxy) ownAddresses(svc *registry.Service) []netip.Addr {
-	if svc.Virtual.IsValid() && !p.takesVirtual() {
+// reachableAddresses returns the service's own addresses that the proxy's workload can reach.
+func (p *Proxy) reachableAddresses(svc *registry.Service) []netip.Addr {
+	if svc.Virtual.IsValid() && !p.capturesVirtualIPs() {
 		return nil
 	}
 	return svc.Addresses
 }
 
-// nameInfo is what the table says of a host.
+// nameInfo is the name table's entry for a host.
 type nameInfo struct {
 	addresses            []netip.Addr
 	registry             string
 	shortName, namespace string
-	ports                []string // "_http._tcp 80"
+	ports                []string // for example "_http._tcp 80"
 }
 
-func (v view) nameTable() (*xds.Resource, error) {
+func (v proxyView) nameTable() (*xds.Resource, error) {
 	table := make(map[string]nameInfo, len(v.scope.Services))
 	for _, svc := range v.scope.Services {
 		v.addNames(table, svc)
@@ -63,30 +63,30 @@ func (v view) nameTable() (*xds.Resource, error) {
 	return xds.NewRawResource(nameTableName, xds.NameTableType, encodeNames(table)), nil
 }
 
-// addNames leaves out services that have no address here, whose names others resolve.
-func (v view) addNames(table map[string]nameInfo, svc *registry.Service) {
+// addNames adds a service's names. Services without an address here are omitted; another resolver resolves them.
+func (v proxyView) addNames(table map[string]nameInfo, svc *registry.Service) {
 	info := nameInfo{registry: "External"}
 	if svc.Kubernetes {
 		info.registry = "Kubernetes"
 	}
-	own := v.p.ownAddresses(svc)
-	switch upstreams := v.upstreamsOf(svc); {
+	own := v.p.reachableAddresses(svc)
+	switch upstreams := v.serviceUpstreams(svc); {
 	case len(upstreams) > 0:
-		info.listeners(svc, upstreams)
+		info.addUpstreams(svc, upstreams)
 	case len(own) > 0 && v.p.Interception != None:
-		info.addresses, info.ports = own, ownPorts(svc)
+		info.addresses, info.ports = own, servicePorts(svc)
 	default:
 		v.addInstances(table, &info, svc)
 	}
-	if len(info.addresses) == 0 { // such as one that is served nowhere yet
-		info.addresses, info.ports = own, ownPorts(svc)
+	if len(info.addresses) == 0 { // for example, a service without instances
+		info.addresses, info.ports = own, servicePorts(svc)
 	}
 	if len(info.addresses) == 0 {
 		return
 	}
-	for known := range v.scope.Names(svc) {
+	for known := range v.scope.VisibleNames(svc) {
 		if known != svc && v.scope.Service(known.Hostname) != nil {
-			continue // it is a ServiceEntry's host
+			continue // the name is the host of a ServiceEntry
 		}
 		if info.shortName, info.namespace = "", ""; known.Kubernetes {
 			info.registry, info.shortName, info.namespace = "Kubernetes", known.Name, known.Namespace
@@ -95,7 +95,7 @@ func (v view) addNames(table map[string]nameInfo, svc *registry.Service) {
 	}
 }
 
-func ownPorts(svc *registry.Service) []string {
+func servicePorts(svc *registry.Service) []string {
 	var ports []string
 	for _, p := range svc.Ports {
 		ports = append(ports, portName(p, p.Number))
@@ -103,7 +103,7 @@ func ownPorts(svc *registry.Service) []string {
 	return ports
 }
 
-// portName is a port as SRV questions are asked.
+// portName returns a port in the form of an SRV query.
 func portName(p registry.Port, number uint32) string {
 	transport := "_tcp"
 	if p.Protocol == registry.UDP {
@@ -112,8 +112,8 @@ func portName(p registry.Port, number uint32) string {
 	return "_" + p.Name + "." + transport + " " + strconv.FormatUint(uint64(number), 10)
 }
 
-// upstreamsOf are the listeners that the sidecar has for the service.
-func (v view) upstreamsOf(svc *registry.Service) []Upstream {
+// serviceUpstreams returns the sidecar's upstream listeners for a service.
+func (v proxyView) serviceUpstreams(svc *registry.Service) []Upstream {
 	var out []Upstream
 	for _, u := range v.p.Upstreams {
 		if _, has := svc.Port(u.Port); has && v.scope.Resolve(u.Host, v.p.Namespace) == svc {
@@ -123,7 +123,7 @@ func (v view) upstreamsOf(svc *registry.Service) []Upstream {
 	return out
 }
 
-func (n *nameInfo) listeners(svc *registry.Service, upstreams []Upstream) {
+func (n *nameInfo) addUpstreams(svc *registry.Service, upstreams []Upstream) {
 	for _, u := range upstreams {
 		if at := u.Listen.Addr(); !slices.Contains(n.addresses, at) {
 			n.addresses = append(n.addresses, at)
@@ -133,10 +133,10 @@ func (n *nameInfo) listeners(svc *registry.Service, upstreams []Upstream) {
 	}
 }
 
-// addInstances has a service stand for the places where it is served, and names each of these too, as Kubernetes does for
-// headless services.
-func (v view) addInstances(table map[string]nameInfo, info *nameInfo, svc *registry.Service) {
-	instances := v.s.Instances(svc)
+// addInstances adds a service's instance addresses, and a name for each instance, as Kubernetes does for headless
+// services.
+func (v proxyView) addInstances(table map[string]nameInfo, info *nameInfo, svc *registry.Service) {
+	instances := v.p.instances(v.s, svc)
 	if svc.Resolution != registry.Static || instances == nil {
 		return
 	}
@@ -164,8 +164,8 @@ func (v view) addInstances(table map[string]nameInfo, info *nameInfo, svc *regis
 	for _, e := range instances.Endpoints {
 		each(e.Endpoint, streams)
 	}
-	for i := range instances.Datagrams {
-		each(&instances.Datagrams[i], datagrams)
+	for i := range instances.UDPEndpoints {
+		each(&instances.UDPEndpoints[i], datagrams)
 	}
 	for _, p := range svc.Ports {
 		ports := streams
@@ -178,7 +178,7 @@ func (v view) addInstances(table map[string]nameInfo, info *nameInfo, svc *regis
 	}
 }
 
-// instancePorts are the numbers at a service's instances of the service's ports; 0 where instances differ.
+// instancePorts maps a service's ports to the ports of its instances; 0 if the instances differ.
 type instancePorts map[uint32]uint32
 
 func (p instancePorts) add(e *registry.Endpoint) {
@@ -189,22 +189,22 @@ func (p instancePorts) add(e *registry.Endpoint) {
 	}
 }
 
-// Fields of istio.networking.nds.v1.NameTable and NameInfo. The last one is our own, and passed over by others: SRV
-// questions cannot be answered without ports.
+// Fields of istio.networking.nds.v1.NameTable and NameInfo. The last is an extension that other agents ignore: SRV
+// answers require ports.
 const (
-	namesField     = 1
-	nameKey        = 1
-	nameValue      = 2
-	nameAddress    = 1
-	nameRegistry   = 2
-	nameShort      = 3
-	nameNamespace  = 4
-	namePort       = 1001
-	bytesOfOneName = 120 // or so
+	namesField    = 1
+	nameKey       = 1
+	nameValue     = 2
+	nameAddress   = 1
+	nameRegistry  = 2
+	nameShort     = 3
+	nameNamespace = 4
+	namePort      = 1001
+	avgNameBytes  = 120 // estimate for allocation
 )
 
 func encodeNames(table map[string]nameInfo) []byte {
-	out := make([]byte, 0, len(table)*bytesOfOneName)
+	out := make([]byte, 0, len(table)*avgNameBytes)
 	for _, host := range slices.Sorted(maps.Keys(table)) {
 		entry := appendText(nil, nameKey, host)
 		entry = appendText(entry, nameValue, string(table[host].encode()))
@@ -235,7 +235,7 @@ func appendText(out []byte, field protowire.Number, text string) []byte {
 	return protowire.AppendString(protowire.AppendTag(out, field, protowire.BytesType), text)
 }
 
-// DescribedName is what a name table says of a host, with the keys of Istio's.
+// DescribedName is the name table's entry of a host, with Istio's JSON keys.
 type DescribedName struct {
 	IPs       []string `json:"ips,omitempty"`
 	Registry  string   `json:"registry,omitempty"`
@@ -244,18 +244,18 @@ type DescribedName struct {
 	Ports     []string `json:"ports,omitempty"`
 }
 
-// DescribeNames reads a name table that was made here, by host name.
+// DescribeNames decodes a name table that NameTable created, by host name.
 func DescribeNames(table []byte) map[string]DescribedName {
 	all := map[string]DescribedName{}
-	eachText(table, func(_ protowire.Number, entry string) {
+	forEachString(table, func(_ protowire.Number, entry string) {
 		var host string
 		var d DescribedName
-		eachText([]byte(entry), func(field protowire.Number, text string) {
+		forEachString([]byte(entry), func(field protowire.Number, text string) {
 			if field == nameKey {
 				host = text
 				return
 			}
-			eachText([]byte(text), d.set)
+			forEachString([]byte(text), d.set)
 		})
 		all[host] = d
 	})
@@ -277,8 +277,8 @@ func (d *DescribedName) set(field protowire.Number, text string) {
 	}
 }
 
-// eachText ends early with what is no message of texts.
-func eachText(wire []byte, do func(protowire.Number, string)) {
+// forEachString calls do for each string field, and stops at the first field of another type.
+func forEachString(wire []byte, do func(protowire.Number, string)) {
 	for len(wire) > 0 {
 		field, kind, n := protowire.ConsumeTag(wire)
 		if n < 0 || kind != protowire.BytesType {

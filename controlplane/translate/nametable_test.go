@@ -70,7 +70,7 @@ func names(t *testing.T, m *testMesh, description string) map[string]translate.D
 	return translate.DescribeNames(r.Body.GetValue())
 }
 
-func TestRedirectedWorkloadsGetTheAddressesOfServices(t *testing.T) {
+func TestNameTableOfRedirectedWorkload(t *testing.T) {
 	m := newTestMesh(t, nil, namedMesh)
 	got := names(t, m, "sidecar a-1.one 127.203.41.1 app=a INTERCEPTION_MODE=REDIRECT")
 	api := translate.DescribedName{IPs: []string{"240.240.0.1", "fd00::1"}, Registry: "External", Ports: []string{"_tls._tcp 443"}}
@@ -88,11 +88,11 @@ func TestRedirectedWorkloadsGetTheAddressesOfServices(t *testing.T) {
 	}
 }
 
-func TestWorkloadsThatNobodyRedirectsGetAddressesWhereSomethingListens(t *testing.T) {
+func TestNameTableWithoutRedirection(t *testing.T) {
 	m := newTestMesh(t, nil, namedMesh)
 	got := names(t, m, "sidecar a-1.two 127.203.41.1 app=a UPSTREAM_LISTENERS=db.one:3306=127.203.41.16:3306")
 	for host, want := range map[string]string{
-		"web.one.svc.cluster.local":         "127.203.40.1", // not the address that leads nowhere without redirection
+		"web.one.svc.cluster.local":         "127.203.40.1", // not the virtual IP, which is unreachable without redirection
 		"db.one.svc.cluster.local":          "127.203.41.16",
 		"private.two.svc.cluster.local":     "10.96.0.2",
 		"api.example.com":                   "1.2.3.4",
@@ -112,7 +112,7 @@ func TestWorkloadsThatNobodyRedirectsGetAddressesWhereSomethingListens(t *testin
 	}
 }
 
-func TestAddressesThatAreGivenOutGoToCapturedWorkloadsOnly(t *testing.T) {
+func TestVirtualIPsAreOnlyForCapturedWorkloads(t *testing.T) {
 	m := newTestMesh(t, nil, namedMesh)
 	inputs := m.inputs()
 	inputs.Virtual = netip.MustParsePrefix("240.240.0.0/16")
@@ -133,7 +133,7 @@ func TestAddressesThatAreGivenOutGoToCapturedWorkloadsOnly(t *testing.T) {
 	}
 }
 
-func TestNameTablesAreMadeOnceForProxiesThatSeeTheSame(t *testing.T) {
+func TestNameTableIsCachedPerScope(t *testing.T) {
 	m := newTestMesh(t, nil, namedMesh)
 	table := func(description string) any {
 		r, err := translate.NameTable(m.snap, proxy(t, description))
@@ -151,7 +151,7 @@ func TestNameTablesAreMadeOnceForProxiesThatSeeTheSame(t *testing.T) {
 	}
 }
 
-func TestNameTableIsTheSameInWhateverOrderTheMeshCameToBe(t *testing.T) {
+func TestNameTableIsDeterministic(t *testing.T) {
 	docs := strings.Split(namedMesh, "---\n")
 	slices.Reverse(docs)
 	description := "sidecar a-1.one 127.203.41.1 app=a INTERCEPTION_MODE=REDIRECT"
@@ -164,7 +164,7 @@ func TestNameTableIsTheSameInWhateverOrderTheMeshCameToBe(t *testing.T) {
 	}
 }
 
-func TestAgentsReadNameTablesWithTheirPorts(t *testing.T) {
+func TestAgentReadsNameTablePorts(t *testing.T) {
 	m := newTestMesh(t, nil, namedMesh)
 	r, err := translate.NameTable(m.snap, proxy(t, "sidecar a-1.one 127.203.41.1 app=a INTERCEPTION_MODE=REDIRECT"))
 	if err != nil {

@@ -16,35 +16,35 @@ import (
 	"github.com/pilotfish-mesh/pilotfish/controlplane/xds"
 )
 
-// DefaultOnDemandTimeout bounds the wait for what is asked for as it is needed. It is only reached while there is no control
-// plane, or, for a cluster, while another one's names are being resolved: until then Envoy asks for no cluster.
+// DefaultOnDemandTimeout limits the wait for an on-demand resource. It expires only without a connection to the control
+// plane or, for a cluster, while the names of another cluster are being resolved: until then Envoy requests no cluster.
 const DefaultOnDemandTimeout = 10 * time.Second
 
-// TakesOnDemand says whether the proxy asks for virtual hosts and clusters of services as it needs them, if it is told to:
-// sidecars whose Envoy is known to, over the protocol that can. Older ones (1.38.3) answer a request that has a body and waited
-// for its virtual host with 404, and ask without end for one that has no route for a request.
-func (p *Proxy) TakesOnDemand() bool {
-	return p.Type == Sidecar && !p.Proxyless && p.HostsApart && p.atLeast(1, 40)
+// SupportsOnDemand reports whether the proxy can request virtual hosts and clusters on demand: sidecars with delta xDS
+// and a suitable Envoy. Older versions (1.38.3) respond 404 to a request with a body that waited for its virtual host,
+// and repeat requests endlessly for one without a matching route.
+func (p *Proxy) SupportsOnDemand() bool {
+	return p.Type == Sidecar && !p.Proxyless && p.UseVHDS && p.isEnvoyAtLeast(1, 40)
 }
 
-// HeldClusters are the clusters of a proxy that asks for more as it needs them: its own, and those that are named.
+// HeldClusters returns the clusters of an on-demand proxy: its own, and the named ones.
 func HeldClusters(s *snapshot.Snapshot, p *Proxy, names []string) ([]*xds.Resource, error) {
 	v := newView(s, p)
 	own := map[string]bool{}
-	for _, c := range p.capture().ownClusters(s, p) {
+	for _, c := range p.interceptionMode().nonServiceClusters(s, p) {
 		own[c.Name] = true
 	}
-	out, err := v.namedOwn(own)
+	out, err := v.namedNonServiceClusters(own)
 	if err != nil {
 		return nil, err
 	}
-	rest, err := AskedClusters(s, p, slices.DeleteFunc(slices.Clone(names), func(n string) bool { return own[n] }))
+	rest, err := RequestedClusters(s, p, slices.DeleteFunc(slices.Clone(names), func(n string) bool { return own[n] }))
 	return append(out, rest...), err
 }
 
-// AskedClusters are the named clusters. Of a service that is not there, or no longer, there is a cluster without
-// endpoints: to Envoy, a cluster that was refused once is one to wait for in vain with each request.
-func AskedClusters(s *snapshot.Snapshot, p *Proxy, names []string) ([]*xds.Resource, error) {
+// RequestedClusters returns the named clusters. For a service that does not exist it returns a cluster without
+// endpoints: Envoy would wait again, with each request, for a cluster that was reported as missing.
+func RequestedClusters(s *snapshot.Snapshot, p *Proxy, names []string) ([]*xds.Resource, error) {
 	out, err := NamedClusters(s, p, names)
 	if err != nil {
 		return nil, err
@@ -70,17 +70,17 @@ func AskedClusters(s *snapshot.Snapshot, p *Proxy, names []string) ([]*xds.Resou
 	return out, nil
 }
 
-// HasCluster says whether the mesh has a cluster of that name for the proxy.
+// HasCluster reports whether the proxy has a cluster of that name for a visible service.
 func HasCluster(s *snapshot.Snapshot, p *Proxy, name string) bool {
-	_, ok := findOutbound(s, p, name)
+	_, ok := findServiceCluster(s, p, name)
 	return ok
 }
 
 var clusterNames = regexp.MustCompile(`outbound\|[0-9]+\|[-A-Za-z0-9._*]*\|[-A-Za-z0-9.*]+`)
 
-// NeededClusters names the clusters that a proxy has to hold although no route is to ask for them: those that filters,
-// logs and traces of its listeners call, and those that get copies of requests.
-func NeededClusters(s *snapshot.Snapshot, p *Proxy) ([]string, error) {
+// RequiredClusters returns the clusters that a proxy needs although no route requests them: those used by filters,
+// access logs and tracers of its listeners, and the targets of mirrored requests.
+func RequiredClusters(s *snapshot.Snapshot, p *Proxy) ([]string, error) {
 	v := newView(s, p)
 	needed := map[string]bool{}
 	listeners, err := Listeners(s, p)
@@ -89,9 +89,9 @@ func NeededClusters(s *snapshot.Snapshot, p *Proxy) ([]string, error) {
 	}
 	for _, l := range listeners {
 		for _, name := range clusterNames.FindAllString(string(l.Body.GetValue()), -1) {
-			// Connections ask for what they lead to; only requests to HTTP ports are made by filters.
-			if c, ok := findOutbound(s, p, name); ok {
-				if port, _ := c.svc.Port(c.port); port.Protocol.IsHTTP() || v.collects(name) {
+			// TCP proxies request their clusters on demand; filters send requests only to HTTP ports.
+			if c, ok := findServiceCluster(s, p, name); ok {
+				if port, _ := c.svc.Port(c.port); port.Protocol.IsHTTP() || v.isCollector(name) {
 					needed[name] = true
 				}
 			}
@@ -100,26 +100,26 @@ func NeededClusters(s *snapshot.Snapshot, p *Proxy) ([]string, error) {
 	for _, vs := range v.scope.VirtualServices {
 		for _, rule := range vs.Spec.GetHttp() {
 			if d := rule.GetMirror(); d != nil {
-				v.needAll(needed, d, vs.Namespace)
+				v.addMirrorClusters(needed, d, vs.Namespace)
 			}
 			for _, m := range rule.GetMirrors() {
-				v.needAll(needed, m.GetDestination(), vs.Namespace)
+				v.addMirrorClusters(needed, m.GetDestination(), vs.Namespace)
 			}
 		}
 	}
 	return slices.Sorted(maps.Keys(needed)), nil
 }
 
-// collects says whether logs or traces may go to a cluster, whatever its port is declared to speak.
-func (v view) collects(cluster string) bool {
+// isCollector reports whether access logs or traces may be sent to a cluster, independent of its port's protocol.
+func (v proxyView) isCollector(cluster string) bool {
 	return slices.ContainsFunc(v.s.Mesh.GetExtensionProviders(), func(p *snapshot.ExtensionProvider) bool {
 		name, _, ok := v.providerCluster(snapshot.CollectorService(p))
 		return ok && name == cluster
 	})
 }
 
-// needAll needs all ports of what is mirrored to, because which it is may depend on the port that was called.
-func (v view) needAll(needed map[string]bool, d *networking.Destination, namespace string) {
+// addMirrorClusters adds all ports of a mirror destination, because the port may depend on the port of the request.
+func (v proxyView) addMirrorClusters(needed map[string]bool, d *networking.Destination, namespace string) {
 	if svc := v.scope.Resolve(d.GetHost(), namespace); svc != nil {
 		for _, port := range svc.Ports {
 			needed[OutboundCluster(svc.Hostname, d.GetSubset(), port.Number)] = true
@@ -127,8 +127,8 @@ func (v view) needAll(needed map[string]bool, d *networking.Destination, namespa
 	}
 }
 
-// ClustersOf are the clusters of services that virtual hosts lead to.
-func ClustersOf(hosts []*xds.Resource) []string {
+// ReferencedClusters returns the service clusters that virtual hosts refer to.
+func ReferencedClusters(hosts []*xds.Resource) []string {
 	named := map[string]bool{}
 	for _, h := range hosts {
 		for _, name := range clusterNames.FindAllString(string(h.Body.GetValue()), -1) {
@@ -138,13 +138,13 @@ func ClustersOf(hosts []*xds.Resource) []string {
 	return slices.Sorted(maps.Keys(named))
 }
 
-// onDemandFilter has requests wait for a virtual host, and then for a cluster, that the proxy does not hold yet.
-func (v view) onDemandFilter() *hcmv3.HttpFilter {
+// onDemandFilter makes requests wait for a virtual host, and then for a cluster, that the proxy does not have.
+func (v proxyView) onDemandFilter() *hcmv3.HttpFilter {
 	return httpFilter("envoy.filters.http.on_demand", &ondemandv3.OnDemand{
 		Odcds: &ondemandv3.OnDemandCds{Source: ads(), Timeout: duration(v.p.OnDemandTimeout)},
 	})
 }
 
-func (v view) tcpOnDemand() *tcpv3.TcpProxy_OnDemand {
+func (v proxyView) tcpOnDemand() *tcpv3.TcpProxy_OnDemand {
 	return &tcpv3.TcpProxy_OnDemand{OdcdsConfig: ads(), Timeout: duration(v.p.OnDemandTimeout)}
 }

@@ -11,34 +11,34 @@ import (
 	"github.com/pilotfish-mesh/pilotfish/controlplane/xds"
 )
 
-// HeldHosts is which virtual hosts of one route configuration a proxy holds that asks for them as it needs them.
+// HeldHosts contains the virtual hosts of one route configuration that an on-demand proxy has requested.
 type HeldHosts struct {
-	v     view
+	v     proxyView
 	route string
 	plan  *hostPlan
-	// leads are the resources that names lead to.
-	leads map[string]string
-	// planned are the virtual hosts of the mesh, by their places in the plan; unknown the hosts that it does not know. All
-	// says that there are all of the mesh, and one for all unknown hosts.
+	// resourceNames maps requested names to resource names.
+	resourceNames map[string]string
+	// planned are indexes of the plan; unknown are hosts outside the mesh. all: the proxy has all planned virtual
+	// hosts, and the catch-all virtual host for unknown hosts.
 	planned map[int]bool
 	unknown map[string]bool
 	all     bool
 }
 
-// Held says which virtual hosts the names of a route configuration lead to. A name is what comes behind the slash of a
-// resource's name: that of a virtual host, or a host as a request names it. Where EnvoyFilters patch the routes, or if all is
-// set, it is all of them. Nil: there are none of the route configuration to ask for.
-func Held(s *snapshot.Snapshot, p *Proxy, route string, names []string, all bool) *HeldHosts {
+// NewHeldHosts resolves requested names of a route configuration to virtual hosts. A name is the part of a resource
+// name after the slash: that of a virtual host, or the host in a request. If EnvoyFilters patch the routes, or if all
+// is set, all virtual hosts are held. It returns nil if the route configuration has no on-demand virtual hosts.
+func NewHeldHosts(s *snapshot.Snapshot, p *Proxy, route string, names []string, all bool) *HeldHosts {
 	if !p.OnDemand {
 		return nil
 	}
 	v := newView(s, p)
-	plan := p.capture().hostPlan(v, route)
+	plan := p.interceptionMode().hostPlan(v, route)
 	if plan == nil {
 		return nil
 	}
 	h := &HeldHosts{
-		v: v, route: route, plan: plan, leads: make(map[string]string, len(names)), planned: map[int]bool{}, unknown: map[string]bool{},
+		v: v, route: route, plan: plan, resourceNames: make(map[string]string, len(names)), planned: map[int]bool{}, unknown: map[string]bool{},
 		all: all || v.patchesOfRoutes(route) != "",
 	}
 	for _, name := range names {
@@ -48,37 +48,38 @@ func Held(s *snapshot.Snapshot, p *Proxy, route string, names []string, all bool
 	return h
 }
 
-// add finds what a name leads to.
+// add resolves one requested name.
 func (h *HeldHosts) add(name string) {
-	if i, ok := h.plan.byName[name]; ok && h.made(i) {
-		h.planned[i], h.leads[name] = true, h.route+"/"+name
+	if i, ok := h.plan.byName[name]; ok && h.exists(i) {
+		h.planned[i], h.resourceNames[name] = true, h.route+"/"+name
 		return
 	}
-	domain := h.v.domainOf(name)
-	if i, ok := h.plan.domains().find(domain, h.made); ok {
-		h.planned[i], h.leads[name] = true, h.route+"/"+h.plan.hosts[i].name()
+	domain := h.v.normalizeHost(name)
+	if i, ok := h.plan.domains().find(domain, h.exists); ok {
+		h.planned[i], h.resourceNames[name] = true, h.route+"/"+h.plan.hosts[i].name()
 		return
 	}
 	switch {
 	case h.all:
-		h.leads[name] = h.route + "/" + h.v.otherHosts().GetName()
-	// A pattern would be for others too, and the name of what is for all hosts would be taken for that later.
-	case domain != "" && !strings.Contains(domain, "*") && !ForAllHosts(domain):
-		h.unknown[domain], h.leads[name] = true, h.route+"/"+domain
+		h.resourceNames[name] = h.route + "/" + h.v.catchAllHost().GetName()
+	// A pattern would match other hosts too, and the name of a catch-all virtual host would later be confused with it.
+	case domain != "" && !strings.Contains(domain, "*") && !IsCatchAllHost(domain):
+		h.unknown[domain], h.resourceNames[name] = true, h.route+"/"+domain
 	}
 }
 
-// made says whether a planned virtual host is there for this caller. Of a service there always is one.
-func (h *HeldHosts) made(i int) bool {
+// exists reports whether a planned virtual host exists for this proxy. A service always has one.
+func (h *HeldHosts) exists(i int) bool {
 	host := h.plan.hosts[i]
 	if host.svc != nil && h.v.patches == nil {
 		return true
 	}
-	r, err := h.v.hostApart(h.route, host)
+	r, err := h.v.virtualHostResource(h.route, host)
 	return r != nil || err != nil
 }
 
-// addCovered adds the hosts that a pattern of one which is held stands for: Envoy would take their requests to that one.
+// addCovered adds the hosts that match a wildcard domain of a held virtual host: Envoy would use that one for their
+// requests.
 func (h *HeldHosts) addCovered() {
 	var patterns []string
 	for i := range h.planned {
@@ -98,16 +99,16 @@ func (h *HeldHosts) addCovered() {
 	}
 }
 
-// Lead is the name of the resource that a name leads to; empty is none.
-func (h *HeldHosts) Lead(name string) string { return h.leads[name] }
+// ResourceName returns the resource name for a requested name, or "".
+func (h *HeldHosts) ResourceName(name string) string { return h.resourceNames[name] }
 
-// Unknown counts the hosts that the mesh does not know.
+// Unknown returns the number of hosts outside the mesh.
 func (h *HeldHosts) Unknown() int { return len(h.unknown) }
 
-// All says whether there are all of the mesh, and one for all unknown hosts.
+// All reports whether the proxy has all virtual hosts, with a catch-all for unknown hosts.
 func (h *HeldHosts) All() bool { return h != nil && h.all }
 
-// Names are those of the resources, unless there are all.
+// Names returns the resource names, or nil if all are held.
 func (h *HeldHosts) Names() map[string]bool {
 	if h == nil || h.all {
 		return nil
@@ -122,25 +123,25 @@ func (h *HeldHosts) Names() map[string]bool {
 	return out
 }
 
-// Resources makes those that are wanted.
+// Resources returns the resources that wanted selects.
 func (h *HeldHosts) Resources(wanted func(name string) bool) ([]*xds.Resource, error) {
 	out, err := h.resources(wanted)
-	h.v.noted(xds.VirtualHostType, func(name string) bool { return strings.HasPrefix(name, h.route+"/") && wanted(name) }, out)
+	h.v.reportSkippedPatches(xds.VirtualHostType, func(name string) bool { return strings.HasPrefix(name, h.route+"/") && wanted(name) }, out)
 	return out, err
 }
 
 func (h *HeldHosts) resources(wanted func(name string) bool) ([]*xds.Resource, error) {
 	if h.all {
-		all, err := h.v.allHostsApart(h.route, h.plan)
+		all, err := h.v.allVirtualHostResources(h.route, h.plan)
 		return slices.DeleteFunc(slices.Clone(all), func(r *xds.Resource) bool { return !wanted(r.Name) }), err
 	}
-	var hosts []planned
+	var hosts []plannedHost
 	for _, i := range slices.Sorted(maps.Keys(h.planned)) {
 		if host := h.plan.hosts[i]; wanted(h.route + "/" + host.name()) {
 			hosts = append(hosts, host)
 		}
 	}
-	out, err := h.v.plannedHostsApart(h.route, hosts)
+	out, err := h.v.plannedHostResources(h.route, hosts)
 	if err != nil {
 		return nil, err
 	}
@@ -148,7 +149,7 @@ func (h *HeldHosts) resources(wanted func(name string) bool) ([]*xds.Resource, e
 		if !wanted(h.route + "/" + domain) {
 			continue
 		}
-		r, err := h.v.unknownApart(h.route, domain)
+		r, err := h.v.unknownHostResource(h.route, domain)
 		if err != nil {
 			return nil, err
 		}
@@ -157,34 +158,35 @@ func (h *HeldHosts) resources(wanted func(name string) bool) ([]*xds.Resource, e
 	return out, nil
 }
 
-// othersApart is what becomes of all unknown hosts; none where an EnvoyFilter takes it away.
-func (v view) othersApart(route string) ([]*xds.Resource, error) {
-	host := acceptable(&routev3.RouteConfiguration{VirtualHosts: []*routev3.VirtualHost{v.otherHosts()}}).VirtualHosts[0]
+// unknownHostsResource returns the catch-all virtual host; none if an EnvoyFilter removes it.
+func (v proxyView) unknownHostsResource(route string) ([]*xds.Resource, error) {
+	host := sanitizeRoutes(&routev3.RouteConfiguration{VirtualHosts: []*routev3.VirtualHost{v.catchAllHost()}}).VirtualHosts[0]
 	if host = v.patchHost(route, host); host == nil {
-		v.patches.Take()
+		v.patches.TakeSkipped()
 		return nil, nil
 	}
-	r, err := v.apartResource(route, host)
+	r, err := v.newVirtualHostResource(route, host)
 	return []*xds.Resource{r}, err
 }
 
-// ForAllHosts says whether a virtual host of that name is the one for all hosts that the mesh does not know.
-func ForAllHosts(name string) bool { return name == allowAny || name == blockAll }
+// IsCatchAllHost reports whether name is that of the virtual host for all hosts outside the mesh.
+func IsCatchAllHost(name string) bool { return name == allowAny || name == blockAll }
 
-// unknownKey is all that the virtual host of an unknown host depends on beside the scope.
-type unknownKey struct{ route, domain string }
+// unknownHostKey contains everything, in addition to the scope, that the virtual host of an unknown host depends on.
+type unknownHostKey struct{ route, domain string }
 
-// unknownApart is what becomes of one.
-func (v view) unknownApart(route, domain string) (*xds.Resource, error) {
-	return v.scope.Cache().Get(unknownKey{route, domain}, func() (*xds.Resource, error) {
-		host := v.otherHosts()
+// unknownHostResource returns the virtual host of one host outside the mesh.
+func (v proxyView) unknownHostResource(route, domain string) (*xds.Resource, error) {
+	return v.scope.Cache().Get(unknownHostKey{route, domain}, func() (*xds.Resource, error) {
+		host := v.catchAllHost()
 		host.Name, host.Domains = domain, []string{domain}
-		return v.apartResource(route, host)
+		return v.newVirtualHostResource(route, host)
 	})
 }
 
-// unhurried has the routes of a proxy that asks for virtual hosts take no notice of what bounds the wait for these.
-func (v view) unhurried(host *routev3.VirtualHost) *routev3.VirtualHost {
+// disableIdleTimeout exempts the routes of an on-demand proxy from the stream idle timeout, which limits the wait for
+// virtual hosts.
+func (v proxyView) disableIdleTimeout(host *routev3.VirtualHost) *routev3.VirtualHost {
 	if !v.p.OnDemand {
 		return host
 	}
@@ -196,8 +198,9 @@ func (v view) unhurried(host *routev3.VirtualHost) *routev3.VirtualHost {
 	return host
 }
 
-// domainOf is a host as virtual hosts have it: where routes are for one port, what a request says of it does not count.
-func (v view) domainOf(host string) string {
+// normalizeHost returns a request's host in the form of virtual host domains: the port is ignored if the routes are for
+// one port.
+func (v proxyView) normalizeHost(host string) string {
 	host = strings.ToLower(host)
 	if v.p.Interception == None {
 		return host
@@ -208,14 +211,14 @@ func (v view) domainOf(host string) string {
 	return host
 }
 
-// domainIndex finds the virtual host for a host as Envoy does.
+// domainIndex finds the virtual host of a host in the same way as Envoy.
 type domainIndex struct {
 	byDomain map[string]int
-	// suffixes are those of patterns, the longest first.
+	// suffixes of wildcard domains, longest first.
 	suffixes []string
 }
 
-func indexDomains(hosts []planned) domainIndex {
+func indexDomains(hosts []plannedHost) domainIndex {
 	out := domainIndex{byDomain: make(map[string]int, len(hosts))}
 	for i, h := range hosts {
 		for _, domain := range h.domains {

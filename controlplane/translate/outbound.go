@@ -11,119 +11,120 @@ import (
 	"github.com/pilotfish-mesh/pilotfish/controlplane/registry"
 )
 
-// gate is one place where captured connections arrive: a port of an address that stands for a service, or a port of all
-// addresses that no other gate has. What arrives is told apart by how it begins, as far as that matters there.
-type gate struct {
-	at netip.AddrPort
-	// routes is the name of the routes that requests go by; empty when none are expected.
+// outboundListener describes one listener for captured connections: a port of a service's address, or a port of all
+// remaining addresses. Filter chains distinguish its connections by their first bytes where necessary.
+type outboundListener struct {
+	addr netip.AddrPort
+	// routes is the name of the route configuration; empty if no HTTP is expected.
 	routes   string
 	requests traffic
-	// sniff: what speaks HTTP there shows only in the first bytes.
+	// sniff: HTTP must be detected from the first bytes.
 	sniff bool
-	// chains are for connections of bytes: those for some addresses or names, and at most one for all others.
-	chains []gateChain
+	// connections are the TCP routes: some match addresses or server names, and at most one matches all others.
+	connections []connectionRoute
 }
 
-// gateChain is where connections of bytes go.
-type gateChain struct {
+// connectionRoute is the destination of TCP connections.
+type connectionRoute struct {
 	name, stat string
 	match      connectionMatch
 	traffic    traffic
-	to         []share
+	to         []clusterWeight
 }
 
-// connectionMatch is which connections are meant; nothing is all.
+// connectionMatch selects connections; the zero value matches all.
 type connectionMatch struct {
-	// names are what the caller names in its TLS handshake.
+	// names are the values of the SNI.
 	names []string
-	// subnets are where the connection was going.
+	// subnets contain the original destination address.
 	subnets []netip.Prefix
 }
 
-func (m connectionMatch) all() bool { return len(m.names)+len(m.subnets) == 0 }
+func (m connectionMatch) matchesAll() bool { return len(m.names)+len(m.subnets) == 0 }
 
-// gates collects them in the order in which they are first wanted.
-type gates struct {
-	order []*gate
-	at    map[netip.AddrPort]*gate
+// outboundListenerSet contains the listeners in the order in which they were added.
+type outboundListenerSet struct {
+	order     []*outboundListener
+	byAddress map[netip.AddrPort]*outboundListener
 }
 
-func (g *gates) open(at netip.AddrPort) *gate {
-	if g.at[at] == nil {
-		g.at[at] = &gate{at: at}
-		g.order = append(g.order, g.at[at])
+func (g *outboundListenerSet) getOrAdd(at netip.AddrPort) *outboundListener {
+	if g.byAddress[at] == nil {
+		g.byAddress[at] = &outboundListener{addr: at}
+		g.order = append(g.order, g.byAddress[at])
 	}
-	return g.at[at]
+	return g.byAddress[at]
 }
 
-// outboundListeners take over what was captured by where it was bound for. They bind nothing themselves.
-func outboundListeners(v view) []*listenerv3.Listener {
-	return v.gateListeners(func(netip.AddrPort) bool { return true })
+// allOutboundListeners returns the listeners that receive captured connections by original destination. They do not
+// bind to a port.
+func allOutboundListeners(v proxyView) []*listenerv3.Listener {
+	return v.buildOutboundListeners(func(netip.AddrPort) bool { return true })
 }
 
-// gateListeners are those of them that are wanted.
-func (v view) gateListeners(wanted func(netip.AddrPort) bool) []*listenerv3.Listener {
-	all := gates{at: map[netip.AddrPort]*gate{}}
+// buildOutboundListeners returns those of them that wanted selects.
+func (v proxyView) buildOutboundListeners(wanted func(netip.AddrPort) bool) []*listenerv3.Listener {
+	all := outboundListenerSet{byAddress: map[netip.AddrPort]*outboundListener{}}
 	for _, svc := range v.scope.Services {
 		for _, port := range svc.Ports {
-			if v.scope.SeesAt(svc, port.Number) {
-				v.openGates(&all, svc, port)
+			if v.scope.IsVisibleAtPort(svc, port.Number) {
+				v.addServicePort(&all, svc, port)
 			}
 		}
 	}
 	out := make([]*listenerv3.Listener, 0, len(all.order))
 	for _, g := range all.order {
-		if wanted(g.at) && (g.routes != "" || len(g.chains) > 0) { // Envoy takes no listener that has nothing for anybody
-			out = append(out, v.gateListener(g))
+		if wanted(g.addr) && (g.routes != "" || len(g.connections) > 0) { // Envoy rejects a listener without filter chains
+			out = append(out, v.buildOutboundListener(g))
 		}
 	}
 	return out
 }
 
-// openGates lets a service's port have what arrives for it. Services of HTTP share the port of all addresses, where the
-// Host header tells them apart; others are told apart by their addresses, and where they have none by the port alone.
-func (v view) openGates(all *gates, svc *registry.Service, port registry.Port) {
+// addServicePort adds the traffic of a service's port. HTTP services share the wildcard listener of the port, where the
+// Host header selects the service. Other services are selected by address, or by port alone if they have no address.
+func (v proxyView) addServicePort(all *outboundListenerSet, svc *registry.Service, port registry.Port) {
 	number := uint16(port.Number)
 	t := traffic{side: outboundSide, port: port.Number, protocol: port.Protocol}
 	switch {
 	case port.Protocol == registry.UDP:
 		return
 	case port.Protocol.IsHTTP():
-		all.open(wildcard(port.Number)).takeRequests(gateRoute(svc, port), t, false)
+		all.getOrAdd(wildcard(port.Number)).setRequests(outboundRouteName(svc, port), t, false)
 		return
 	}
-	for _, at := range gateAddresses(svc, number) {
-		g := all.open(at)
+	for _, at := range listenAddresses(svc, number) {
+		g := all.getOrAdd(at)
 		if port.Protocol == registry.Undeclared {
 			requests := t
 			requests.protocol = registry.HTTP
-			g.takeRequests(gateRoute(svc, port), requests, true)
+			g.setRequests(outboundRouteName(svc, port), requests, true)
 		}
 		for _, c := range v.connectionRoutes(svc, port, t, at) {
-			g.take(c)
+			g.addRoute(c)
 		}
 	}
 	if len(svc.Ranges) > 0 {
-		v.openRanges(all.open(wildcard(port.Number)), svc, port, t)
+		v.addServiceRanges(all.getOrAdd(wildcard(port.Number)), svc, port, t)
 	}
 }
 
-// openRanges lets a service's port have what arrives there for its blocks of addresses.
-func (v view) openRanges(g *gate, svc *registry.Service, port registry.Port, t traffic) {
+// addServiceRanges adds the traffic to a service's address blocks at one port.
+func (v proxyView) addServiceRanges(g *outboundListener, svc *registry.Service, port registry.Port, t traffic) {
 	if port.Protocol == registry.Undeclared {
 		requests := t
 		requests.protocol = registry.HTTP
-		g.takeRequests(strconv.FormatUint(uint64(port.Number), 10), requests, true)
+		g.setRequests(strconv.FormatUint(uint64(port.Number), 10), requests, true)
 	}
-	for _, c := range v.connectionRoutes(svc, port, t, g.at) {
-		if c.match.subnets = narrowed(svc.Ranges, c.match.subnets); len(c.match.subnets) > 0 {
-			g.take(c)
+	for _, c := range v.connectionRoutes(svc, port, t, g.addr) {
+		if c.match.subnets = intersectPrefixes(svc.Ranges, c.match.subnets); len(c.match.subnets) > 0 {
+			g.addRoute(c)
 		}
 	}
 }
 
-// narrowed are the parts of blocks that are within others; no others: all.
-func narrowed(blocks, others []netip.Prefix) []netip.Prefix {
+// intersectPrefixes returns the intersection of two lists of blocks. An empty second list does not limit the first.
+func intersectPrefixes(blocks, others []netip.Prefix) []netip.Prefix {
 	if len(others) == 0 {
 		return blocks
 	}
@@ -141,8 +142,8 @@ func narrowed(blocks, others []netip.Prefix) []netip.Prefix {
 	return out
 }
 
-// gateAddresses are where connections to a port of the service arrive.
-func gateAddresses(svc *registry.Service, number uint16) []netip.AddrPort {
+// listenAddresses returns the addresses at which connections to a port of the service arrive.
+func listenAddresses(svc *registry.Service, number uint16) []netip.AddrPort {
 	var out []netip.AddrPort
 	for _, a := range svc.Addresses {
 		out = append(out, netip.AddrPortFrom(a, number))
@@ -153,24 +154,25 @@ func gateAddresses(svc *registry.Service, number uint16) []netip.AddrPort {
 	return out
 }
 
-// gateRoute is the name of the routes of a service's port: one for all services that share a gate.
-func gateRoute(svc *registry.Service, port registry.Port) string {
+// outboundRouteName returns the name of the route configuration of a service's port. All services of one listener share
+// it.
+func outboundRouteName(svc *registry.Service, port registry.Port) string {
 	if port.Protocol == registry.Undeclared && len(svc.Addresses) > 0 {
 		return upstreamRoute(svc, port.Number)
 	}
 	return strconv.FormatUint(uint64(port.Number), 10)
 }
 
-// gateRoutes are those of all places where what is for a service's port arrives.
-func gateRoutes(svc *registry.Service, port registry.Port) []string {
-	out := []string{gateRoute(svc, port)}
+// outboundRouteNames returns the route configurations of all listeners that receive a service port's traffic.
+func outboundRouteNames(svc *registry.Service, port registry.Port) []string {
+	out := []string{outboundRouteName(svc, port)}
 	if number := strconv.FormatUint(uint64(port.Number), 10); len(svc.Ranges) > 0 && out[0] != number {
 		out = append(out, number)
 	}
 	return out
 }
 
-func (g *gate) takeRequests(routes string, t traffic, sniff bool) {
+func (g *outboundListener) setRequests(routes string, t traffic, sniff bool) {
 	if g.routes != "" {
 		return
 	}
@@ -178,31 +180,31 @@ func (g *gate) takeRequests(routes string, t traffic, sniff bool) {
 	g.sniff = g.sniff || sniff
 }
 
-// take adds a chain for what no other has of its connections: Envoy takes no two for the same.
-func (g *gate) take(c gateChain) {
-	for _, other := range g.chains {
-		if !c.match.without(other.match) {
+// addRoute adds a route without the matches that earlier routes have: Envoy rejects duplicates.
+func (g *outboundListener) addRoute(c connectionRoute) {
+	for _, other := range g.connections {
+		if !c.match.subtract(other.match) {
 			return
 		}
 	}
-	g.chains = append(g.chains, c)
+	g.connections = append(g.connections, c)
 }
 
-// without leaves out what the other has too, and says whether anything is left.
-func (m *connectionMatch) without(o connectionMatch) bool {
-	names, subnets := overlap(m.names, o.names), overlap(m.subnets, o.subnets)
+// subtract removes the matches that o has too, and reports whether any are left.
+func (m *connectionMatch) subtract(o connectionMatch) bool {
+	names, subnets := intersection(m.names, o.names), intersection(m.subnets, o.subnets)
 	if len(m.names) == 0 && len(o.names) > 0 || len(m.names) > 0 && len(names) == 0 || len(m.subnets) == 0 && len(o.subnets) > 0 || len(m.subnets) > 0 && len(subnets) == 0 {
-		return true // nothing is the same
+		return true // no match in common
 	}
 	if len(m.subnets) > 0 && len(names) == len(m.names) || len(m.names) == 0 {
-		m.subnets = less(m.subnets, subnets)
+		m.subnets = difference(m.subnets, subnets)
 		return len(m.subnets) > 0
 	}
-	m.names = less(m.names, names)
+	m.names = difference(m.names, names)
 	return len(m.names) > 0
 }
 
-func overlap[T comparable](a, b []T) []T {
+func intersection[T comparable](a, b []T) []T {
 	var out []T
 	for _, x := range a {
 		if slices.Contains(b, x) {
@@ -212,51 +214,51 @@ func overlap[T comparable](a, b []T) []T {
 	return out
 }
 
-func less[T comparable](a, b []T) []T {
+func difference[T comparable](a, b []T) []T {
 	return slices.DeleteFunc(slices.Clone(a), func(x T) bool { return slices.Contains(b, x) })
 }
 
-// leaveNone adds where connections go to a block of addresses that name none of the names which are wanted there: Envoy looks
-// no further than the chains of the narrowest block.
-func (v view) leaveNone(g *gate) {
-	for _, c := range slices.Clone(g.chains) {
+// addFallbackRoutes adds, for each address block with server names, a route for connections with other names. Envoy
+// considers only the chains of the narrowest block.
+func (v proxyView) addFallbackRoutes(g *outboundListener) {
+	for _, c := range slices.Clone(g.connections) {
 		if len(c.match.names) > 0 && len(c.match.subnets) > 0 {
-			other := v.unknownChain()
+			other := v.unknownDestinationRoute()
 			other.name, other.match.subnets = "other_"+c.name, c.match.subnets
-			g.take(other)
+			g.addRoute(other)
 		}
 	}
 }
 
-func (v view) unknownChain() gateChain {
-	return gateChain{stat: v.unknownCluster(), traffic: traffic{side: outboundSide}, to: toCluster(v.unknownCluster())}
+func (v proxyView) unknownDestinationRoute() connectionRoute {
+	return connectionRoute{stat: v.unknownDestinationCluster(), traffic: traffic{side: outboundSide}, to: toCluster(v.unknownDestinationCluster())}
 }
 
-// gateListener tells what arrives at a gate apart, and looks at its first bytes only where that is needed.
-func (v view) gateListener(g *gate) *listenerv3.Listener {
-	l := listener(g.at, corev3.TrafficDirection_OUTBOUND)
-	if g.at.Addr().IsUnspecified() {
-		v.onAllAddresses(l, uint32(g.at.Port()))
+// buildOutboundListener builds a listener. It inspects the first bytes of connections only if its chains require that.
+func (v proxyView) buildOutboundListener(g *outboundListener) *listenerv3.Listener {
+	l := listener(g.addr, corev3.TrafficDirection_OUTBOUND)
+	if g.addr.Addr().IsUnspecified() {
+		v.bindAllFamilies(l, uint32(g.addr.Port()))
 	}
 	l.BindToPort = boolean(false)
-	v.leaveNone(g)
+	v.addFallbackRoutes(g)
 	names, rest := false, false
-	for _, c := range g.chains {
+	for _, c := range g.connections {
 		names = names || len(c.match.names) > 0
-		rest = rest || c.match.all()
+		rest = rest || c.match.matchesAll()
 	}
-	mixed := g.routes != "" && len(g.chains) > 0
-	if len(g.chains) > 0 && !rest {
-		g.chains = append(g.chains, v.unknownChain())
+	mixed := g.routes != "" && len(g.connections) > 0
+	if len(g.connections) > 0 && !rest {
+		g.connections = append(g.connections, v.unknownDestinationRoute())
 	}
 	if g.routes != "" {
 		l.FilterChains = append(l.FilterChains, v.requestChain(g, l.Name, mixed, names))
 	}
 	withRequests := map[string]bool{}
-	for _, c := range g.chains {
+	for _, c := range g.connections {
 		chain := v.connectionChain(g, l.Name, c)
 		if len(c.match.subnets) > 0 && c.traffic.protocol == registry.Undeclared {
-			// Envoy looks no further than the chains of the narrowest subnet, and refuses two that match the same.
+			// Envoy considers only the chains of the narrowest subnet, and rejects two with the same match.
 			blocks := slices.DeleteFunc(slices.Clone(chain.FilterChainMatch.PrefixRanges), func(b *corev3.CidrRange) bool { return withRequests[b.String()] })
 			for _, b := range blocks {
 				withRequests[b.String()] = true
@@ -268,8 +270,8 @@ func (v view) gateListener(g *gate) *listenerv3.Listener {
 			}
 		}
 		l.FilterChains = append(l.FilterChains, chain)
-		if c.match.all() && mixed && names {
-			l.FilterChains = append(l.FilterChains, plainTwin(chain))
+		if c.match.matchesAll() && mixed && names {
+			l.FilterChains = append(l.FilterChains, plaintextCopy(chain))
 		}
 	}
 	if names {
@@ -279,40 +281,40 @@ func (v view) gateListener(g *gate) *listenerv3.Listener {
 		l.ListenerFilters = append(l.ListenerFilters, httpInspector())
 	}
 	if len(l.ListenerFilters) > 0 {
-		v.boundSniffing(l)
+		v.setSniffTimeout(l)
 	}
 	return l
 }
 
-// plainTwin is the same chain for plaintext. Envoy takes the most special transport that any chain has, and looks no
-// further: what is plaintext and no HTTP finds no other chain once there is one for plaintext that is.
-func plainTwin(chain *listenerv3.FilterChain) *listenerv3.FilterChain {
+// plaintextCopy returns the same chain for plaintext. Envoy selects the most specific transport protocol and considers
+// no other chains. With a plaintext HTTP chain present, plaintext TCP would match no chain.
+func plaintextCopy(chain *listenerv3.FilterChain) *listenerv3.FilterChain {
 	return &listenerv3.FilterChain{
 		Name: chain.GetName() + "_plaintext", Filters: chain.GetFilters(),
 		FilterChainMatch: &listenerv3.FilterChainMatch{TransportProtocol: "raw_buffer"},
 	}
 }
 
-func (v view) requestChain(g *gate, name string, mixed, names bool) *listenerv3.FilterChain {
+func (v proxyView) requestChain(g *outboundListener, name string, mixed, names bool) *listenerv3.FilterChain {
 	requests := g.requests
-	requests.byName = v.anyByName()
-	chain := &listenerv3.FilterChain{Name: name, Filters: []*listenerv3.Filter{v.hcmFilter(hcm{
-		traffic: requests, statPrefix: "outbound_" + listenerName(g.at), rds: g.routes,
+	requests.byName = v.hasDynamicForward()
+	chain := &listenerv3.FilterChain{Name: name, Filters: []*listenerv3.Filter{v.hcmFilter(hcmOptions{
+		traffic: requests, statPrefix: "outbound_" + listenerName(g.addr), rds: g.routes,
 	})}}
 	if mixed {
 		chain.Name += "_http"
 		chain.FilterChainMatch = &listenerv3.FilterChainMatch{ApplicationProtocols: sniffedHTTP}
-		if names { // TLS is told apart, whose protocols have the same names
+		if names { // exclude TLS, which has the same ALPN names
 			chain.FilterChainMatch.TransportProtocol = "raw_buffer"
 		}
 	}
 	return chain
 }
 
-func (v view) connectionChain(g *gate, name string, c gateChain) *listenerv3.FilterChain {
-	chain := &listenerv3.FilterChain{Name: name, Filters: v.namedFilters(c.traffic, c.stat, c.match.names, c.to)}
-	if c.match.all() {
-		if g.routes != "" || len(g.chains) > 1 {
+func (v proxyView) connectionChain(g *outboundListener, name string, c connectionRoute) *listenerv3.FilterChain {
+	chain := &listenerv3.FilterChain{Name: name, Filters: v.tcpFiltersForHosts(c.traffic, c.stat, c.match.names, c.to)}
+	if c.match.matchesAll() {
+		if g.routes != "" || len(g.connections) > 1 {
 			chain.Name += "_tcp"
 		}
 		return chain
@@ -320,16 +322,16 @@ func (v view) connectionChain(g *gate, name string, c gateChain) *listenerv3.Fil
 	chain.Name += "_" + c.name
 	chain.FilterChainMatch = &listenerv3.FilterChainMatch{ServerNames: c.match.names}
 	for _, p := range c.match.subnets {
-		for _, block := range matchable(p) {
+		for _, block := range matchablePrefixes(p) {
 			chain.FilterChainMatch.PrefixRanges = append(chain.FilterChainMatch.PrefixRanges, cidr(block.String()))
 		}
 	}
 	return chain
 }
 
-// matchable is a block as a filter chain matches it. All addresses of a family are its two halves: a block of no bits means to
-// Envoy what no block means, and may lose to the chain that has none.
-func matchable(block netip.Prefix) []netip.Prefix {
+// matchablePrefixes returns the blocks with which a filter chain matches a block. A block of length 0 is split into two
+// halves: Envoy does not distinguish length 0 from no block, and might prefer a chain without one.
+func matchablePrefixes(block netip.Prefix) []netip.Prefix {
 	if block.Bits() > 0 {
 		return []netip.Prefix{block}
 	}
@@ -340,8 +342,8 @@ func matchable(block netip.Prefix) []netip.Prefix {
 	return []netip.Prefix{netip.PrefixFrom(lower, 1), netip.PrefixFrom(upper, 1)}
 }
 
-// unknownCluster is where connections go that no service claims.
-func (v view) unknownCluster() string {
+// unknownDestinationCluster returns the cluster for connections that match no service.
+func (v proxyView) unknownDestinationCluster() string {
 	if !v.scope.AllowAny {
 		return BlackHoleCluster
 	}

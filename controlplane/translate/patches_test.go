@@ -13,30 +13,29 @@ import (
 	"github.com/pilotfish-mesh/pilotfish/controlplane/xds"
 )
 
-// TestPatchesThatEnvoyWouldNotTakeAreLeftOutAndToldOf, and the others are applied.
-func TestPatchesThatEnvoyWouldNotTakeAreLeftOutAndToldOf(t *testing.T) {
+// TestPatchesThatEnvoyWouldRejectAreSkipped, and the others are applied.
+func TestPatchesThatEnvoyWouldRejectAreSkipped(t *testing.T) {
 	m := readTopic(t, "envoy-filters").mesh
 	for _, description := range readTopic(t, "envoy-filters").proxies {
-		resourcesOf(t, m.snap, description)
+		listResources(t, m.snap, description)
 	}
-	var told []string
+	var reported []string
 	for _, p := range m.snap.Problems() {
-		if p.Code == config.PatchLeftOut {
-			told = append(told, p.Field+" "+p.Value+" "+p.Message)
+		if p.Code == config.PatchSkipped {
+			reported = append(reported, p.Field+" "+p.Value+" "+p.Message)
 			if p.At.Line == 0 || p.Key.Name != "second" {
-				t.Errorf("%s does not say where", p)
+				t.Errorf("%s has no position", p)
 			}
 		}
 	}
-	if len(told) != 2 || !strings.Contains(told[0], "configPatches[4] 10.1.0.2_3306") || !strings.Contains(told[0], "ends nothing") ||
-		!strings.Contains(told[1], "configPatches[5] 0.0.0.0_9080") {
-		t.Errorf("told of: %q", told)
+	if len(reported) != 2 || !strings.Contains(reported[0], "configPatches[4] 10.1.0.2_3306") || !strings.Contains(reported[0], "not terminal") ||
+		!strings.Contains(reported[1], "configPatches[5] 0.0.0.0_9080") {
+		t.Errorf("reported: %q", reported)
 	}
 }
 
-// TestPatchesOfOneProxyAreNotInAnothersResources: what is made once for several proxies is made anew for those that have
-// other patches.
-func TestPatchesOfOneProxyAreNotInAnothersResources(t *testing.T) {
+// TestPatchesApplyOnlyToTheirProxy: cached resources are not shared with proxies that have other patches.
+func TestPatchesApplyOnlyToTheirProxy(t *testing.T) {
 	const filter = `
 apiVersion: networking.istio.io/v1alpha3
 kind: EnvoyFilter
@@ -50,15 +49,15 @@ spec:
 `
 	m := newTestMesh(t, nil, affectedMesh)
 	const patched, other = "sidecar x.two 127.203.27.1 app=x", "sidecar y.two 127.203.28.1 app=y"
-	before := resourcesOf(t, m.snap, other)
+	before := listResources(t, m.snap, other)
 	m.apply(filter)
 	differing := 0
-	now := resourcesOf(t, m.snap, patched)
-	for i, r := range resourcesOf(t, m.snap, other) {
+	now := listResources(t, m.snap, patched)
+	for i, r := range listResources(t, m.snap, other) {
 		if r != before[i] {
 			t.Errorf("%s is another than before the patches", r)
 		}
-		if now[i] != r && !strings.Contains(r, "15080") { // each listens at its own address
+		if now[i] != r && !strings.Contains(r, "15080") { // each proxy listens at its own address
 			differing++
 		}
 	}
@@ -77,14 +76,14 @@ spec:
 	}
 }
 
-func TestPatchThatCannotBeReadIsRefusedAtItsPlace(t *testing.T) {
+func TestInvalidPatchIsRefused(t *testing.T) {
 	for value, want := range map[string]string{
 		"{name: x, typed_config: {'@type': type.googleapis.com/istio.stats.Config}}":                                              ".typed_config.@type: no extension of Envoy has this type",
 		"{name: x, typed_config: {'@type': type.googleapis.com/envoy.extensions.filters.http.buffer.v3.Buffer, max: 1}}":          ".typed_config.max: Buffer has no such field",
 		"{name: x, typed_config: {'@type': type.googleapis.com/envoy.config.filter.http.buffer.v2.Buffer, max_request_bytes: 1}}": ".typed_config.@type: no extension of Envoy has this type",
 		"{nam: x}":  ".nam: HttpFilter has no such field",
 		"{name: 1}": ".name",
-		"{name: x, typed_config: {'@type': type.googleapis.com/envoy.extensions.filters.http.buffer.v3.Buffer}}":                                                                "Envoy would not take it",
+		"{name: x, typed_config: {'@type': type.googleapis.com/envoy.extensions.filters.http.buffer.v3.Buffer}}":                                                                "Envoy would reject it",
 		"{name: x, typed_config: {'@type': type.googleapis.com/udpa.type.v1.TypedStruct, type_url: type.googleapis.com/envoy.extensions.filters.http.nothing.v3.X, value: {}}}": ".typed_config.@type",
 	} {
 		document := "apiVersion: networking.istio.io/v1alpha3\nkind: EnvoyFilter\nmetadata: {name: f}\nspec:\n  configPatches:\n  - applyTo: HTTP_FILTER\n    patch:\n      operation: INSERT_FIRST\n      value: " + value + "\n"
@@ -99,8 +98,8 @@ func TestPatchThatCannotBeReadIsRefusedAtItsPlace(t *testing.T) {
 	}
 }
 
-// TestPatchThatAnOlderEnvoyHasNotIsLeftOutForIt alone, and told of; types of Envoy's former API are refused for all.
-func TestPatchThatAnOlderEnvoyHasNotIsLeftOutForIt(t *testing.T) {
+// TestPatchForNewerEnvoyIsSkipped and reported; types of Envoy's v2 API are refused for all versions.
+func TestPatchForNewerEnvoyIsSkipped(t *testing.T) {
 	const filter = `
 apiVersion: networking.istio.io/v1alpha3
 kind: EnvoyFilter
@@ -125,14 +124,14 @@ spec:
 		if strings.Contains(all, "marked") != want || !strings.Contains(all, "other") {
 			t.Errorf("Envoy %s is given the filter: %t", version, !want)
 		}
-		if told := fmt.Sprint(m.snap.Problems()); strings.Contains(told, "from Envoy 1.40 on") == want {
-			t.Errorf("after Envoy %s: %s", version, told)
+		if reported := fmt.Sprint(m.snap.Problems()); strings.Contains(reported, "requires Envoy 1.40 or later") == want {
+			t.Errorf("after Envoy %s: %s", version, reported)
 		}
 	}
 }
 
-// TestPatchLeftOutOfWhatProxiesShareIsToldOfAtItsPlace, though it is made once; and not when no such proxy is there any more.
-func TestPatchLeftOutOfWhatProxiesShareIsToldOfAtItsPlace(t *testing.T) {
+// TestSkippedPatchOfSharedResourceIsReported although the resource is built once, until no such proxy is connected.
+func TestSkippedPatchOfSharedResourceIsReported(t *testing.T) {
 	filter := func(before string) string {
 		return "apiVersion: networking.istio.io/v1alpha3\nkind: EnvoyFilter\nmetadata: {name: one, namespace: two}\nspec:\n  configPatches:\n" + before +
 			"  - {applyTo: CLUSTER, match: {cluster: {service: b.two.svc.cluster.local}}, patch: {operation: MERGE, value: {type: STRICT_DNS}}}\n"
@@ -143,12 +142,12 @@ func TestPatchLeftOutOfWhatProxiesShareIsToldOfAtItsPlace(t *testing.T) {
 	for _, description := range []string{"sidecar x.two 127.203.27.1 app=x", "sidecar y.two 127.203.28.1 app=y"} {
 		ctx, cancel := context.WithCancel(t.Context())
 		p := proxy(t, description)
-		p.Ended = ctx.Done()
+		p.Disconnected = ctx.Done()
 		proxies, leave = append(proxies, p), append(leave, cancel)
 	}
-	told := func() (lines []int) {
+	reported := func() (lines []int) {
 		for _, p := range m.snap.Problems() {
-			if p.Code == config.PatchLeftOut {
+			if p.Code == config.PatchSkipped {
 				lines = append(lines, p.At.Line)
 			}
 		}
@@ -163,21 +162,21 @@ func TestPatchLeftOutOfWhatProxiesShareIsToldOfAtItsPlace(t *testing.T) {
 	}
 	m.apply(filter(""))
 	generateAll()
-	if got := told(); !slices.Equal(got, []int{6}) {
-		t.Fatalf("told of at lines %v", got)
+	if got := reported(); !slices.Equal(got, []int{6}) {
+		t.Fatalf("reported at lines %v", got)
 	}
 	m.apply(filter("  - {applyTo: CLUSTER, match: {cluster: {service: none.example}}, patch: {operation: REMOVE}}\n"))
 	generateAll()
-	if got := told(); !slices.Equal(got, []int{7}) {
-		t.Fatalf("when the document has another patch: told of at lines %v", got)
+	if got := reported(); !slices.Equal(got, []int{7}) {
+		t.Fatalf("with another patch in the document: reported at lines %v", got)
 	}
 	for i := range proxies {
-		if len(told()) == 0 {
-			t.Errorf("not told of any more with %d of %d proxies gone", i, len(proxies))
+		if len(reported()) == 0 {
+			t.Errorf("not reported with %d of %d proxies disconnected", i, len(proxies))
 		}
 		leave[i]()
 	}
-	if got := told(); len(got) != 0 {
-		t.Errorf("told of at lines %v with no proxy there", got)
+	if got := reported(); len(got) != 0 {
+		t.Errorf("reported at lines %v without a proxy", got)
 	}
 }

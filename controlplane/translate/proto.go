@@ -13,8 +13,8 @@ import (
 	"google.golang.org/protobuf/types/known/wrapperspb"
 )
 
-// anyOf packs a message, the same bytes each time. It panics where the message cannot be marshalled: messages are made
-// here, and what comes from documents was valid UTF-8 when it was parsed.
+// anyOf packs a message deterministically. It panics if the message cannot be marshalled: messages are created here,
+// and text from documents is valid UTF-8.
 func anyOf(m proto.Message) *anypb.Any {
 	value, err := proto.MarshalOptions{Deterministic: true}.Marshal(m)
 	if err != nil {
@@ -27,7 +27,7 @@ func u32(n uint32) *wrapperspb.UInt32Value          { return wrapperspb.UInt32(n
 func boolean(b bool) *wrapperspb.BoolValue          { return wrapperspb.Bool(b) }
 func duration(d time.Duration) *durationpb.Duration { return durationpb.New(d) }
 
-// ads says that a resource comes over the stream that everything comes over.
+// ads returns the config source for resources of the ADS stream.
 func ads() *corev3.ConfigSource {
 	return &corev3.ConfigSource{
 		ConfigSourceSpecifier: &corev3.ConfigSource_Ads{Ads: &corev3.AggregatedConfigSource{}},
@@ -57,7 +57,7 @@ func stringStruct(fields map[string]string) *structpb.Struct {
 	return s
 }
 
-// filterMetadata is metadata of one name.
+// filterMetadata returns metadata with one namespace.
 func filterMetadata(name string, fields map[string]string) *corev3.Metadata {
 	return &corev3.Metadata{FilterMetadata: map[string]*structpb.Struct{name: stringStruct(fields)}}
 }

@@ -17,26 +17,26 @@ import (
 	"github.com/pilotfish-mesh/pilotfish/controlplane/snapshot"
 )
 
-// atLeast says whether the proxy's Envoy is of that version or a newer one; one that does not say is not.
-func (p *Proxy) atLeast(major, minor uint32) bool {
+// isEnvoyAtLeast reports whether the proxy's Envoy has at least that version; false if the version is unknown.
+func (p *Proxy) isEnvoyAtLeast(major, minor uint32) bool {
 	v := p.EnvoyVersion
 	return v[0] > major || v[0] == major && v[1] >= minor
 }
 
-// TakesHostsApart says whether the proxy's Envoy takes virtual hosts over the stream that everything comes over.
-func (p *Proxy) TakesHostsApart() bool { return p.atLeast(1, 37) }
+// SupportsVHDS reports whether the proxy's Envoy supports VHDS over ADS.
+func (p *Proxy) SupportsVHDS() bool { return p.isEnvoyAtLeast(1, 37) }
 
-// KeepWhole has the proxy get virtual hosts within their route configurations from then on, if its Envoy takes them by
-// themselves and crashes when it gets them again after it had them within. 1.40 does not.
-func (p *Proxy) KeepWhole() bool {
-	if !p.HostsApart || p.atLeast(1, 40) {
+// DisableVHDS makes the proxy receive virtual hosts in their route configurations, and reports whether that is a
+// change. Envoy before 1.40 crashes if it receives virtual hosts by VHDS after it had them in a route configuration.
+func (p *Proxy) DisableVHDS() bool {
+	if !p.UseVHDS || p.isEnvoyAtLeast(1, 40) {
 		return false
 	}
-	p.HostsApart = false
+	p.UseVHDS = false
 	return true
 }
 
-// Type is what a proxy is for.
+// Type is the type of a proxy.
 type Type string
 
 // The types of proxies.
@@ -47,22 +47,22 @@ const (
 	Router Type = "router"
 )
 
-// Interception is how a sidecar gets its workload's traffic.
+// Interception is the way in which a sidecar receives its workload's traffic.
 type Interception string
 
 // The interception modes, as in the node's metadata.
 const (
-	// None: the workload calls its sidecar by address, as an HTTP proxy or on listeners of its upstreams.
+	// None: the workload connects to its sidecar's address, as an HTTP proxy or on upstream listeners.
 	None Interception = "NONE"
 	// Redirect: the kernel redirects connections to the sidecar.
 	Redirect Interception = "REDIRECT"
 )
 
-// grpcGenerator is what the metadata of those says that need no Envoy; Istio's agents say so too.
+// grpcGenerator is the GENERATOR metadata of proxyless clients, as in Istio.
 const grpcGenerator = "grpc"
 
-// Proxy is one Envoy, as its node describes it. Immutable but for what Instead holds, and
-// for HostsApart, which KeepWhole takes away.
+// Proxy is one Envoy, as its node describes it. It is immutable except for the contents of FilterOverrides, and for
+// UseVHDS, which DisableVHDS clears.
 type Proxy struct {
 	ID             string
 	Type           Type
@@ -70,56 +70,58 @@ type Proxy struct {
 	Namespace      string
 	ServiceAccount string
 	Labels         map[string]string
-	// Address is the address that others reach it by.
+	// Address is the address at which peers reach the proxy.
 	Address netip.Addr
-	// IPv4 and IPv6 are the families that it has addresses of.
+	// IPv4 and IPv6 report the address families of the proxy.
 	IPv4, IPv6 bool
-	// Interception is how a sidecar gets traffic. A router gets it at its own ports; with None it shares its network with
-	// others, and listens on its own address only.
+	// Interception is a sidecar's mode. A router receives traffic at its own ports; with None it shares its network
+	// namespace and listens only on its own address.
 	Interception Interception
-	// AppAddress is where the workload listens, in mode NONE.
+	// AppAddress is the workload's listen address in mode NONE.
 	AppAddress netip.Addr
-	// Upstreams are addresses on which a sidecar in mode NONE offers one port of a service each.
+	// Upstreams are the upstream listeners of a sidecar in mode NONE, each for one port of a service.
 	Upstreams []Upstream
-	// Publish says which address a router's port listens on instead of its own.
+	// Publish maps a router's ports to listen addresses that replace its own.
 	Publish map[uint32]netip.AddrPort
-	// Proxyless: it is no Envoy, but an application that speaks xDS itself, as gRPC's libraries do.
+	// Proxyless: the client is an application with a gRPC library instead of Envoy.
 	Proxyless bool
-	// Certificates: such an application has a certificate of the mesh, and the mesh's roots.
+	// Certificates: a proxyless client has a mesh certificate and the mesh's roots.
 	Certificates bool
-	// Workload is what the proxy's workload is called, as a Deployment is: without what tells its copies apart.
+	// Workload is the name of the proxy's workload, for example of a Deployment, without the instance's suffix.
 	Workload string
-	// OnDemand: it asks for virtual hosts and clusters of services as it needs them, and holds no others. Scope is what its
-	// node says of that: automatic, all, or nothing.
+	// OnDemand: the proxy requests virtual hosts and service clusters on demand, and has no others. Scope is the node's
+	// setting for it: automatic, all or empty.
 	OnDemand bool
 	Scope    string
-	// OnDemandTimeout bounds its wait for what it asks for. It is reached only while nobody answers.
+	// OnDemandTimeout limits the wait for an on-demand resource. It expires only while no control plane responds.
 	OnDemandTimeout time.Duration
-	// EnvoyVersion is what the node says of its Envoy: major, minor, patch; zero when it does not say.
+	// EnvoyVersion is major, minor and patch of the node's Envoy version; zero if unknown.
 	EnvoyVersion [3]uint32
-	// HostsApart: it gets virtual hosts by themselves, and not within their route configurations.
-	HostsApart bool
-	// IstioVersion is the version of the mesh that its agent tells, and Metadata what of its node's metadata is text: what
-	// EnvoyFilters may ask for.
+	// UseVHDS: the proxy receives virtual hosts by VHDS instead of in their route configurations.
+	UseVHDS bool
+	// IstioVersion is the mesh version that the agent reports. Metadata contains the string values of the node's
+	// metadata. EnvoyFilters may match both.
 	IstioVersion string
 	Metadata     map[string]string
-	// Network and Locality (region/zone/subzone) are where it is; empty when the node does not say.
+	// Network and Locality (region/zone/subzone) are empty if the node does not report them.
 	Network, Locality string
-	// AutoRegisterGroup is the WorkloadGroup that the workload is to be registered in, if any; HealthChecked says that its
-	// agent reports its health.
+	// AutoRegisterGroup is the WorkloadGroup for the workload's registration, if any. HealthChecked: its agent reports
+	// health.
 	AutoRegisterGroup string
 	HealthChecked     bool
-	// Topology is what its agent's ProxyConfig says of the proxies before it; nil when it says nothing.
+	// RegisteredAddress is the address of its WorkloadEntry; invalid unless it is registered in a group.
+	RegisteredAddress netip.Addr
+	// Topology is the agent's configuration of the proxies in front of a gateway; nil if there is none.
 	Topology *meshconfig.Topology
-	// Proven: it proved its namespace and service account.
-	Proven bool
-	// Instead is what it has in place of EnvoyFilters that its Envoy refused; nil is nothing.
-	Instead *Instead
+	// Authenticated: the client has proved its namespace and service account.
+	Authenticated bool
+	// FilterOverrides replace EnvoyFilters that its Envoy has rejected; nil means none.
+	FilterOverrides *FilterOverrides
 	// PodPorts are the workload's ports by name, for Services whose targetPort is a name.
 	PodPorts map[string]uint32
-	// Ended is closed when the proxy is no longer connected; nil is never.
-	Ended <-chan struct{}
-	// SelfDiscovery: it asks for where the like of it are, for zone-aware routing.
+	// Disconnected is closed when the proxy disconnects; nil never is.
+	Disconnected <-chan struct{}
+	// SelfDiscovery: the proxy requests the endpoints of its own service, for zone-aware routing.
 	SelfDiscovery bool
 }
 
@@ -130,7 +132,8 @@ type Upstream struct {
 	Listen netip.AddrPort
 }
 
-// metadata is what is read of a node's metadata. All values but LABELS are strings, as the agent's environment has them.
+// metadata contains the supported fields of a node's metadata. All values except LABELS are strings, because agents
+// read them from environment variables.
 type metadata struct {
 	Name           string            `json:"NAME"`
 	Namespace      string            `json:"NAMESPACE"`
@@ -154,12 +157,12 @@ type metadata struct {
 	Scope        string `json:"PILOTFISH_SCOPE"`
 }
 
-// maxMetadataName bounds the names that the node says of its workload, as Kubernetes does.
+// maxMetadataName limits the names in the node's metadata, as Kubernetes does.
 const maxMetadataName = 253
 
-// ParseProxy reads a proxy from the node of its first request. identity is the SPIFFE ID that it proved, or empty on a
-// connection that proves none; a node that claims to be someone else is an error, and so is one that asks for what is
-// not offered.
+// ParseProxy reads a proxy from the node of its first request. identity is the client's verified SPIFFE ID, or empty on
+// a connection without authentication. It returns an error if the node contradicts the identity or requests an
+// unsupported mode.
 func ParseProxy(node *corev3.Node, identity string) (*Proxy, error) {
 	m, err := readMetadata(node.GetMetadata())
 	if err != nil {
@@ -173,11 +176,11 @@ func ParseProxy(node *corev3.Node, identity string) (*Proxy, error) {
 		"NAME": cmp.Or(m.Name, p.Name), "NAMESPACE": cmp.Or(m.Namespace, p.Namespace), "SERVICE_ACCOUNT": m.ServiceAccount, "WORKLOAD_NAME": m.Workload,
 	} {
 		if len(name) > maxMetadataName {
-			return nil, fmt.Errorf("node of %s: metadata %s has %d bytes, and names have %d at most", p.Address, field, len(name), maxMetadataName)
+			return nil, fmt.Errorf("node of %s: metadata %s has %d bytes, the limit is %d", p.Address, field, len(name), maxMetadataName)
 		}
 	}
 	p.ServiceAccount, p.Labels = m.ServiceAccount, m.Labels
-	p.Metadata = textOf(node.GetMetadata())
+	p.Metadata = stringFields(node.GetMetadata())
 	p.IstioVersion = p.Metadata["ISTIO_VERSION"]
 	p.Scope = m.Scope
 	p.SelfDiscovery, _ = strconv.ParseBool(p.Metadata["ENABLE_SELF_DISCOVERY"])
@@ -187,10 +190,10 @@ func ParseProxy(node *corev3.Node, identity string) (*Proxy, error) {
 	p.AutoRegisterGroup, p.HealthChecked = m.RegisterGroup, len(m.ProxyConfig.ReadinessProbe) > 0
 	p.Topology = readTopology(m.ProxyConfig.GatewayTopology)
 	p.EnvoyVersion = [3]uint32{version.GetMajorNumber(), version.GetMinorNumber(), version.GetPatch()}
-	if p.Name, err = agreed("NAME", p.Name, m.Name); err != nil {
+	if p.Name, err = mergeField("NAME", p.Name, m.Name); err != nil {
 		return nil, fmt.Errorf("node %q: %w", p.ID, err)
 	}
-	if p.Namespace, err = agreed("NAMESPACE", p.Namespace, m.Namespace); err != nil {
+	if p.Namespace, err = mergeField("NAMESPACE", p.Namespace, m.Namespace); err != nil {
 		return nil, fmt.Errorf("node %q: %w", p.ID, err)
 	}
 	p.Workload = cmp.Or(m.Workload, p.Name)
@@ -209,8 +212,8 @@ func ParseProxy(node *corev3.Node, identity string) (*Proxy, error) {
 	return p, nil
 }
 
-// readTopology reads what a gateway's agent says of the proxies before it. What cannot be read says nothing: no address that
-// a caller claims is believed then.
+// readTopology parses the gateway topology of the node's metadata. On a parse error it returns nil, so that
+// client-supplied forwarding headers are not trusted.
 func readTopology(text []byte) *meshconfig.Topology {
 	if len(text) == 0 {
 		return nil
@@ -222,8 +225,8 @@ func readTopology(text []byte) *meshconfig.Topology {
 	return out
 }
 
-// textOf is what of a node's metadata is text.
-func textOf(s *structpb.Struct) map[string]string {
+// stringFields returns the string values of a node's metadata.
+func stringFields(s *structpb.Struct) map[string]string {
 	out := map[string]string{}
 	for name, value := range s.GetFields() {
 		if text, ok := value.GetKind().(*structpb.Value_StringValue); ok {
@@ -233,11 +236,11 @@ func textOf(s *structpb.Struct) map[string]string {
 	return out
 }
 
-// agreed is what both the node's id and its metadata say, as far as they say anything. One that contradicts itself would
-// be served as the one and shown as the other.
-func agreed(field, id, metadata string) (string, error) {
+// mergeField returns the value of the node's ID or its metadata. Contradicting values are an error: the proxy would
+// otherwise be served with one and displayed with the other.
+func mergeField(field, id, metadata string) (string, error) {
 	if id != "" && metadata != "" && id != metadata {
-		return "", fmt.Errorf("its id says %q, and its metadata %s %q: the agent sends the same in both", id, field, metadata)
+		return "", fmt.Errorf("its ID has %q, but its metadata %s is %q: both must have the same value", id, field, metadata)
 	}
 	return cmp.Or(id, metadata), nil
 }
@@ -248,7 +251,8 @@ func readMetadata(s *structpb.Struct) (metadata, error) {
 	if err != nil {
 		return m, fmt.Errorf("metadata: %w", err)
 	}
-	// Field by field, for agents send much else, and an odd value of a field that does not matter is no reason to refuse.
+	// Fields are decoded one by one: agents send many more, and an unexpected value of an unused field must not be an
+	// error.
 	var fields map[string]json.RawMessage
 	if err := json.Unmarshal(data, &fields); err != nil {
 		return m, fmt.Errorf("metadata: %w", err)
@@ -264,18 +268,18 @@ func readMetadata(s *structpb.Struct) (metadata, error) {
 	} {
 		if raw, ok := fields[name]; ok && string(raw) != "null" {
 			if err := json.Unmarshal(raw, to); err != nil {
-				return m, fmt.Errorf("metadata %s: %s is not what is expected there: %w", name, raw, err)
+				return m, fmt.Errorf("metadata %s: unexpected value %s: %w", name, raw, err)
 			}
 		}
 	}
 	return m, nil
 }
 
-// parseID reads "sidecar~127.77.1.1~reviews-v1.default~default.svc.cluster.local".
+// parseID parses "sidecar~127.77.1.1~reviews-v1.default~default.svc.cluster.local".
 func parseID(id string) (*Proxy, error) {
 	parts := strings.Split(id, "~")
 	if len(parts) != 4 {
-		return nil, fmt.Errorf("node id %q has not the form type~address~name.namespace~domain: is this an agent of the mesh?", id)
+		return nil, fmt.Errorf("node id %q is not of the form type~address~name.namespace~domain: is this an agent of the mesh?", id)
 	}
 	p := &Proxy{ID: id, Type: Type(parts[0])}
 	if p.Type != Sidecar && p.Type != Router {
@@ -293,8 +297,8 @@ func parseID(id string) (*Proxy, error) {
 	return p, nil
 }
 
-// checkIdentity refuses a proxy that claims another namespace or service account than its identity has: with its
-// configuration goes what that one may see.
+// checkIdentity returns an error if the proxy claims another namespace or service account than its identity has,
+// because these determine which resources it may receive.
 func (p *Proxy) checkIdentity(identity string) error {
 	if identity == "" {
 		return nil
@@ -310,7 +314,7 @@ func (p *Proxy) checkIdentity(identity string) error {
 	if p.ServiceAccount != "" && parts[3] != p.ServiceAccount {
 		return fmt.Errorf("node %q has service account %q, but the caller proved to be %s", p.ID, p.ServiceAccount, identity)
 	}
-	p.ServiceAccount, p.Proven = parts[3], true
+	p.ServiceAccount, p.Authenticated = parts[3], true
 	return nil
 }
 
@@ -323,10 +327,10 @@ func (p *Proxy) readAddresses(m metadata) error {
 		}
 		p.Address = addr
 	}
-	p.noteFamily(p.Address)
+	p.addFamily(p.Address)
 	for _, text := range all {
 		if addr, err := netip.ParseAddr(text); err == nil && !addr.IsLinkLocalUnicast() && !addr.IsLoopback() {
-			p.noteFamily(addr)
+			p.addFamily(addr)
 		}
 	}
 	var err error
@@ -340,7 +344,7 @@ func (p *Proxy) readAddresses(m metadata) error {
 	return p.readInterception(m)
 }
 
-func (p *Proxy) noteFamily(addr netip.Addr) {
+func (p *Proxy) addFamily(addr netip.Addr) {
 	is4 := addr.Unmap().Is4()
 	p.IPv4, p.IPv6 = p.IPv4 || is4, p.IPv6 || !is4
 }
@@ -350,8 +354,8 @@ func (p *Proxy) readInterception(m metadata) error {
 	if p.Interception == "" || p.Proxyless {
 		p.Interception = Redirect
 	}
-	if captures[p.Interception] == nil {
-		return fmt.Errorf("interception mode %q is not offered: set ISTIO_META_INTERCEPTION_MODE to NONE or REDIRECT", m.Interception)
+	if interceptionModes[p.Interception] == nil {
+		return fmt.Errorf("interception mode %q is not supported: set ISTIO_META_INTERCEPTION_MODE to NONE or REDIRECT", m.Interception)
 	}
 	if p.Interception != None {
 		return nil
@@ -372,14 +376,14 @@ func (p *Proxy) readInterception(m metadata) error {
 	return nil
 }
 
-// parseUpstreams reads "mysql.default.svc.cluster.local:3306=127.77.1.16:3306,…".
+// parseUpstreams parses "mysql.default.svc.cluster.local:3306=127.77.1.16:3306,…".
 func parseUpstreams(s string) ([]Upstream, error) {
 	var out []Upstream
 	for _, item := range splitList(s) {
 		target, listen, ok := strings.Cut(item, "=")
 		i := strings.LastIndexByte(target, ':')
 		if !ok || i < 0 {
-			return nil, fmt.Errorf("%q has not the form host:port=address:port", item)
+			return nil, fmt.Errorf("%q is not of the form host:port=address:port", item)
 		}
 		port, err := strconv.ParseUint(target[i+1:], 10, 16)
 		if err != nil {
@@ -394,13 +398,13 @@ func parseUpstreams(s string) ([]Upstream, error) {
 	return out, nil
 }
 
-// parsePublish reads "8080=127.0.0.1:8080,…".
+// parsePublish parses "8080=127.0.0.1:8080,…".
 func parsePublish(s string) (map[uint32]netip.AddrPort, error) {
 	out := map[uint32]netip.AddrPort{}
 	for _, item := range splitList(s) {
 		port, listen, ok := strings.Cut(item, "=")
 		if !ok {
-			return nil, fmt.Errorf("%q has not the form port=address:port", item)
+			return nil, fmt.Errorf("%q is not of the form port=address:port", item)
 		}
 		number, err := strconv.ParseUint(port, 10, 16)
 		if err != nil {
@@ -415,7 +419,7 @@ func parsePublish(s string) (map[uint32]netip.AddrPort, error) {
 	return out, nil
 }
 
-// parsePodPorts reads [{"name":"http","containerPort":9080}], which comes as JSON or as a string of JSON.
+// parsePodPorts parses [{"name":"http","containerPort":9080}], which is JSON or a string that contains JSON.
 func parsePodPorts(raw json.RawMessage) (map[string]uint32, error) {
 	if len(raw) == 0 {
 		return nil, nil
@@ -453,7 +457,7 @@ func splitList(s string) []string {
 	return out
 }
 
-// scope is what the proxy sees of the mesh.
+// scope returns the part of the mesh that is visible to the proxy.
 func (p *Proxy) scope(s *snapshot.Snapshot) *snapshot.Scope {
 	if p.Type == Router {
 		return s.GatewayScope(p.Namespace, p.Labels)

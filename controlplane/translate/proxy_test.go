@@ -11,7 +11,7 @@ import (
 	"github.com/pilotfish-mesh/pilotfish/controlplane/translate"
 )
 
-func TestNodeIsReadAsTheAgentWritesIt(t *testing.T) {
+func TestParseProxyReadsAgentNode(t *testing.T) {
 	n := node(t, "sidecar reviews-v1.shop 127.77.3.1 app=reviews SERVICE_ACCOUNT=reviews UPSTREAM_LISTENERS=mysql.shop:3306=127.77.3.16:3306,b:80=127.77.3.17:81 POD_PORTS=[{\"name\":\"web\",\"containerPort\":9080}]")
 	p, err := translate.ParseProxy(n, "spiffe://cluster.local/ns/shop/sa/reviews")
 	if err != nil {
@@ -30,7 +30,7 @@ func TestNodeIsReadAsTheAgentWritesIt(t *testing.T) {
 	}
 }
 
-func TestProxyThatClaimsToBeSomeoneElseIsRefused(t *testing.T) {
+func TestProxyWithOtherIdentityIsRefused(t *testing.T) {
 	for description, identity := range map[string]string{
 		"sidecar x.shop 127.0.0.9 app=x":                         "spiffe://cluster.local/ns/other/sa/x",
 		"sidecar x.shop 127.0.0.9 app=x SERVICE_ACCOUNT=another": "spiffe://cluster.local/ns/shop/sa/x",
@@ -42,34 +42,34 @@ func TestProxyThatClaimsToBeSomeoneElseIsRefused(t *testing.T) {
 	}
 }
 
-func TestNodeThatCannotBeServedIsToldWhatToDo(t *testing.T) {
+func TestParseProxyErrorsNameRemedy(t *testing.T) {
 	for want, n := range map[string]*corev3.Node{
-		"has not the form type~address~name.namespace~domain":      {Id: "envoy"},
-		"use sidecar or router":                                    {Id: "ztunnel~1.2.3.4~a.b~c"},
-		"ParseAddr":                                                {Id: "sidecar~x~a.b~c"},
-		"sends one as NAMESPACE":                                   {Id: "sidecar~1.2.3.4~a~c"},
-		"set ISTIO_META_INTERCEPTION_MODE to NONE or REDIRECT":     node(t, "sidecar a.b 127.0.0.9 INTERCEPTION_MODE=TPROXY"),
-		"set ISTIO_META_APP_ADDRESS":                               node(t, "sidecar a.b 127.0.0.9 APP_ADDRESS=127.0.0.9"),
-		"metadata APP_ADDRESS":                                     node(t, "sidecar a.b 127.0.0.9 APP_ADDRESS=app"),
-		"has not the form host:port=address:port":                  node(t, "sidecar a.b 127.0.9.1 UPSTREAM_LISTENERS=mysql"),
-		"has not the form port=address:port":                       node(t, "router a.b 127.0.0.9 PUBLISH=8080"),
-		"metadata INSTANCE_IPS":                                    node(t, "router a.b 127.0.0.9 INSTANCE_IPS=host"),
-		"metadata WORKLOAD_NAME has 254 bytes":                     node(t, "sidecar a.b 127.0.9.1 WORKLOAD_NAME="+strings.Repeat("a", 254)),
-		"metadata POD_PORTS":                                       node(t, "sidecar a.b 127.0.9.1 POD_PORTS={"),
-		`its id says "prod", and its metadata NAMESPACE "default"`: {Id: "sidecar~1.2.3.4~x.prod~d", Metadata: &structpb.Struct{Fields: map[string]*structpb.Value{"NAMESPACE": structpb.NewStringValue("default")}}},
-		`its id says "x", and its metadata NAME "y"`:               {Id: "sidecar~1.2.3.4~x.prod~d", Metadata: &structpb.Struct{Fields: map[string]*structpb.Value{"NAME": structpb.NewStringValue("y")}}},
-		"metadata LABELS":                                          {Id: "sidecar~1.2.3.4~a.b~c", Metadata: &structpb.Struct{Fields: map[string]*structpb.Value{"LABELS": structpb.NewStringValue("x")}}},
+		"is not of the form type~address~name.namespace~domain":      {Id: "envoy"},
+		"use sidecar or router":                                      {Id: "ztunnel~1.2.3.4~a.b~c"},
+		"ParseAddr":                                                  {Id: "sidecar~x~a.b~c"},
+		"sends one as NAMESPACE":                                     {Id: "sidecar~1.2.3.4~a~c"},
+		"set ISTIO_META_INTERCEPTION_MODE to NONE or REDIRECT":       node(t, "sidecar a.b 127.0.0.9 INTERCEPTION_MODE=TPROXY"),
+		"set ISTIO_META_APP_ADDRESS":                                 node(t, "sidecar a.b 127.0.0.9 APP_ADDRESS=127.0.0.9"),
+		"metadata APP_ADDRESS":                                       node(t, "sidecar a.b 127.0.0.9 APP_ADDRESS=app"),
+		"is not of the form host:port=address:port":                  node(t, "sidecar a.b 127.0.9.1 UPSTREAM_LISTENERS=mysql"),
+		"is not of the form port=address:port":                       node(t, "router a.b 127.0.0.9 PUBLISH=8080"),
+		"metadata INSTANCE_IPS":                                      node(t, "router a.b 127.0.0.9 INSTANCE_IPS=host"),
+		"metadata WORKLOAD_NAME has 254 bytes":                       node(t, "sidecar a.b 127.0.9.1 WORKLOAD_NAME="+strings.Repeat("a", 254)),
+		"metadata POD_PORTS":                                         node(t, "sidecar a.b 127.0.9.1 POD_PORTS={"),
+		`its ID has "prod", but its metadata NAMESPACE is "default"`: {Id: "sidecar~1.2.3.4~x.prod~d", Metadata: &structpb.Struct{Fields: map[string]*structpb.Value{"NAMESPACE": structpb.NewStringValue("default")}}},
+		`its ID has "x", but its metadata NAME is "y"`:               {Id: "sidecar~1.2.3.4~x.prod~d", Metadata: &structpb.Struct{Fields: map[string]*structpb.Value{"NAME": structpb.NewStringValue("y")}}},
+		"metadata LABELS":                                            {Id: "sidecar~1.2.3.4~a.b~c", Metadata: &structpb.Struct{Fields: map[string]*structpb.Value{"LABELS": structpb.NewStringValue("x")}}},
 	} {
 		if _, err := translate.ParseProxy(n, ""); err == nil || !strings.Contains(err.Error(), want) {
 			t.Errorf("%s: %v, without %q", n.GetId(), err, want)
 		}
 	}
 	if _, err := translate.ParseProxy(nil, ""); err == nil {
-		t.Error("no node at all is taken")
+		t.Error("a missing node is accepted")
 	}
 }
 
-// FuzzNode: whatever a client says of itself gives an error or a proxy that can be served.
+// FuzzNode checks that any node yields an error or a usable proxy.
 func FuzzNode(f *testing.F) {
 	f.Add("sidecar~127.0.0.9~a.b~c", "NONE", "127.0.0.10", "a.b:1=127.0.0.11:1", "8080=127.0.0.1:1", `[{"name":"a","containerPort":1}]`)
 	f.Add("router~::1~a.b~c", "", "", "", "0=[::1]:0", "null")

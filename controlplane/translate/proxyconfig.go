@@ -7,10 +7,10 @@ import (
 	"github.com/pilotfish-mesh/pilotfish/controlplane/xds"
 )
 
-// proxyConfigName is what the one resource is called; Istio's control plane gives it no name.
+// proxyConfigName is the name of the only resource of its type; Istio's control plane leaves it empty.
 const proxyConfigName = "mesh"
 
-// ProxyConfig is what the mesh has to say to all agents: the roots that its members trust.
+// ProxyConfig returns the configuration for all agents: the mesh's trusted roots.
 func ProxyConfig(s *snapshot.Snapshot) (*xds.Resource, error) {
 	return s.Cache.Get(proxyConfigKey{s.Mesh}, func() (*xds.Resource, error) {
 		own := &meshconfig.ProxyConfig{}
@@ -23,5 +23,5 @@ func ProxyConfig(s *snapshot.Snapshot) (*xds.Resource, error) {
 	})
 }
 
-// proxyConfigKey is all that it depends on.
+// proxyConfigKey contains everything that the resource depends on.
 type proxyConfigKey struct{ mesh *meshconfig.MeshConfig }

@@ -32,8 +32,8 @@ metadata: {name: all, namespace: istio-system}
 spec: {url: "oci://registry.example/all:1", imagePullSecret: images}
 `
 
-// TestPullSecretsAreForProvenProxiesOfTheirPluginsAlone, in whatever order proxies ask.
-func TestPullSecretsAreForProvenProxiesOfTheirPluginsAlone(t *testing.T) {
+// TestPullSecretsRequireAuthenticatedProxy in any order of the proxies.
+func TestPullSecretsRequireAuthenticatedProxy(t *testing.T) {
 	const marked = `{"auths": {"registry.example": {"username": "me", "password": "marked-as-secret"}}}`
 	m := newTestMesh(t, nil, string(bytes.ReplaceAll([]byte(pullSecretMesh), []byte("CONTENT"), []byte(base64.StdEncoding.EncodeToString([]byte(marked))))))
 	for range 2 {

@@ -14,33 +14,33 @@ import (
 	"github.com/pilotfish-mesh/pilotfish/controlplane/snapshot"
 )
 
-// The names of the filters that enforce AuthorizationPolicies on requests.
+// Names of the filters that enforce AuthorizationPolicies on requests.
 const (
 	denyFilterName  = "envoy.filters.http.rbac.deny"
 	allowFilterName = "envoy.filters.http.rbac.allow"
 	auditFilterName = "envoy.filters.http.rbac.audit"
 )
 
-// What policies that are only tried or audited would do is counted, and left in the metadata of requests and connections,
-// under names that begin so.
+// Prefixes of statistics, and of the metadata of requests and connections, for policies that are only audited or in dry
+// run.
 const (
 	dryDenyPrefix  = "istio_dry_run_deny_"
 	dryAllowPrefix = "istio_dry_run_allow_"
 	auditPrefix    = "audit_"
 )
 
-// policies are the AuthorizationPolicies of a workload by what they do; nil is none.
+// policies are the AuthorizationPolicies of a workload by action; nil means none.
 type policies struct {
 	deny, allow, dryDeny, dryAllow, audit *rbacv3.RBAC
-	// custom are what is to be asked about, by the provider.
+	// custom are the rules for external authorizers, by provider.
 	custom map[string]*rbacv3.RBAC
 }
 
-// policies compiles the workload's AuthorizationPolicies, for requests or for connections.
-func (v view) policies(tcp bool) policies {
+// policies compiles the workload's AuthorizationPolicies for requests, or for TCP connections.
+func (v proxyView) policies(tcp bool) policies {
 	out := policies{custom: map[string]*rbacv3.RBAC{}}
 	for _, p := range v.s.Policies(v.p.Namespace, v.p.Labels) {
-		dry := snapshot.DryRun(p.Resource)
+		dry := snapshot.IsDryRun(p.Resource)
 		switch p.Spec.GetAction() {
 		case security.AuthorizationPolicy_AUDIT:
 			v.addRules(&out.audit, rbacv3.RBAC_DENY, p, tcp)
@@ -63,8 +63,8 @@ func (v view) policies(tcp bool) policies {
 	return out
 }
 
-// addCustom adds what a provider is to be asked about. Who cannot be asked lets nobody in.
-func (v view) addCustom(out *policies, p snapshot.Policy, tcp bool) {
+// addCustom adds the rules for an external authorizer. If it is unavailable, matching requests are denied.
+func (v proxyView) addCustom(out *policies, p snapshot.Policy, tcp bool) {
 	name := p.Spec.GetProvider().GetName()
 	provider, ok := v.authorizer(name)
 	if !ok || tcp && provider.grpc == nil {
@@ -76,9 +76,9 @@ func (v view) addCustom(out *policies, p snapshot.Policy, tcp bool) {
 	out.custom[name] = rules
 }
 
-// addRules adds a policy's rules to a set, which exists from then on: an ALLOW policy without any rule that can match lets
-// nobody in.
-func (v view) addRules(into **rbacv3.RBAC, action rbacv3.RBAC_Action, p snapshot.Policy, tcp bool) {
+// addRules adds a policy's rules to a set and creates the set if necessary: an ALLOW policy without a matchable rule
+// denies all requests.
+func (v proxyView) addRules(into **rbacv3.RBAC, action rbacv3.RBAC_Action, p snapshot.Policy, tcp bool) {
 	if *into == nil {
 		*into = &rbacv3.RBAC{Action: action, Policies: map[string]*rbacv3.Policy{}}
 	}
@@ -93,21 +93,21 @@ func (v view) addRules(into **rbacv3.RBAC, action rbacv3.RBAC_Action, p snapshot
 	}
 }
 
-// rbacFilters are always there, and let everything pass: what they enforce comes with the routes, by rbacSettings.
-func (v view) rbacFilters() []*hcmv3.HttpFilter {
+// rbacFilters are always present and allow everything by default. The routes contain the rules (see rbacSettings).
+func (v proxyView) rbacFilters() []*hcmv3.HttpFilter {
 	out := []*hcmv3.HttpFilter{
 		httpFilter(denyFilterName, &httprbacv3.RBAC{ShadowRulesStatPrefix: dryDenyPrefix}),
 		httpFilter(allowFilterName, &httprbacv3.RBAC{ShadowRulesStatPrefix: dryAllowPrefix}),
 	}
-	if v.audits() {
+	if v.hasAuditPolicy() {
 		audit := httpFilter(auditFilterName, &httprbacv3.RBAC{ShadowRulesStatPrefix: auditPrefix})
 		out = append([]*hcmv3.HttpFilter{audit}, out...)
 	}
 	return out
 }
 
-// audits says whether a policy of the workload is to be audited.
-func (v view) audits() bool {
+// hasAuditPolicy reports whether the workload has an AUDIT policy.
+func (v proxyView) hasAuditPolicy() bool {
 	for _, p := range v.s.Policies(v.p.Namespace, v.p.Labels) {
 		if p.Spec.GetAction() == security.AuthorizationPolicy_AUDIT {
 			return true
@@ -116,14 +116,14 @@ func (v view) audits() bool {
 	return false
 }
 
-// rbacSettings enforce the workload's AuthorizationPolicies on the requests of a route configuration: what is asked about,
-// then what is denied, then what is allowed, if anything is said about that.
-func (v view) rbacSettings() map[string]*anypb.Any {
+// rbacSettings returns the per-route configuration that enforces the workload's AuthorizationPolicies on requests:
+// external authorization, then DENY, then ALLOW.
+func (v proxyView) rbacSettings() map[string]*anypb.Any {
 	out := map[string]*anypb.Any{}
 	p := v.policies(false)
 	for name, rules := range p.custom {
 		out[customFilterName(name)] = rbacSetting(nil, rules, customPrefix(name))
-		p.deny = guarded(p.deny, rules, name)
+		p.deny = denyUnchecked(p.deny, rules, name)
 	}
 	if p.audit != nil {
 		out[auditFilterName] = rbacSetting(nil, p.audit, auditPrefix)
@@ -141,8 +141,8 @@ func rbacSetting(rules, shadow *rbacv3.RBAC, prefix string) *anypb.Any {
 	return anyOf(&httprbacv3.RBACPerRoute{Rbac: &httprbacv3.RBAC{Rules: rules, ShadowRules: shadow, ShadowRulesStatPrefix: prefix}})
 }
 
-// networkRBAC enforces the policies on connections.
-func (v view) networkRBAC() []*listenerv3.Filter {
+// networkRBAC enforces the policies on TCP connections.
+func (v proxyView) networkRBAC() []*listenerv3.Filter {
 	var out []*listenerv3.Filter
 	add := func(rules, shadow *rbacv3.RBAC, prefix string) {
 		out = append(out, networkFilter("envoy.filters.network.rbac", &networkrbacv3.RBAC{
@@ -168,8 +168,9 @@ func (v view) networkRBAC() []*listenerv3.Filter {
 	return out
 }
 
-// rbac gives what is denied and what is allowed to those that can ask nobody: what there would be to ask about is denied.
-func (v view) rbac(tcp bool) []*rbacv3.RBAC {
+// rbacRules returns the DENY and ALLOW rules for clients without external authorization. Requests that would require it
+// are denied.
+func (v proxyView) rbacRules(tcp bool) []*rbacv3.RBAC {
 	p := v.policies(tcp)
 	for name, rules := range p.custom {
 		if p.deny == nil {

@@ -16,16 +16,16 @@ import (
 	"github.com/pilotfish-mesh/pilotfish/controlplane/config"
 )
 
-// pattern is a value as policies write them: "value", "prefix*", "*suffix", or "*", which is: any that is not empty.
+// pattern is a value in a policy: "value", "prefix*", "*suffix", or "*" for any non-empty value.
 type pattern struct {
-	text                     string
-	isPrefix, isSuffix, some bool
+	text                      string
+	isPrefix, isSuffix, isAny bool
 }
 
 func parsePattern(v string) pattern {
 	switch {
 	case v == "*":
-		return pattern{some: true}
+		return pattern{isAny: true}
 	case strings.HasPrefix(v, "*"):
 		return pattern{text: v[1:], isSuffix: true}
 	case strings.HasSuffix(v, "*"):
@@ -36,7 +36,7 @@ func parsePattern(v string) pattern {
 
 func (p pattern) matcher() *matcherv3.StringMatcher {
 	switch {
-	case p.some:
+	case p.isAny:
 		return regex(".+")
 	case p.isPrefix:
 		return prefix(p.text)
@@ -46,10 +46,10 @@ func (p pattern) matcher() *matcherv3.StringMatcher {
 	return exact(p.text)
 }
 
-// expression is the pattern as a regular expression in which "any" is what the wildcard stands for.
+// expression returns the pattern as a regular expression; any replaces the wildcard.
 func (p pattern) expression(any string) string {
 	switch {
-	case p.some:
+	case p.isAny:
 		return any
 	case p.isPrefix:
 		return regexp.QuoteMeta(p.text) + any
@@ -65,12 +65,12 @@ func authenticated(m *matcherv3.StringMatcher) *rbacv3.Principal {
 	}}
 }
 
-func never() *rbacv3.Principal {
+func noPrincipal() *rbacv3.Principal {
 	return &rbacv3.Principal{Identifier: &rbacv3.Principal_NotId{NotId: andIDs(nil)}}
 }
 
-// principal matches identities without their scheme, "cluster.local/ns/default/sa/reviews". The mesh's own trust domain
-// also goes by its aliases and, as everywhere in Istio, by "cluster.local".
+// principal matches identities without their scheme, "cluster.local/ns/default/sa/reviews". The mesh's trust domain
+// also matches its aliases and, as in Istio, "cluster.local".
 func (c ruleCompiler) principal(v string) *rbacv3.Principal {
 	domain, rest, ok := strings.Cut(v, "/")
 	own := append([]string{c.trustDomain}, c.aliases...)
@@ -87,7 +87,7 @@ func (c ruleCompiler) principal(v string) *rbacv3.Principal {
 func (c ruleCompiler) identity(v string) *rbacv3.Principal {
 	p := parsePattern(v)
 	switch {
-	case p.some:
+	case p.isAny:
 		return authenticated(regex("spiffe://.+"))
 	case p.isSuffix:
 		return authenticated(regex("spiffe://.*" + regexp.QuoteMeta(p.text)))
@@ -96,13 +96,13 @@ func (c ruleCompiler) identity(v string) *rbacv3.Principal {
 	return authenticated(p.matcher())
 }
 
-// namespacePrincipal matches by the namespace in the caller's identity. A prefix matches the bare name too, as in Istio:
-// "prod*" is also prod.
+// namespacePrincipal matches the namespace in the client's identity. A prefix also matches the name itself, as in
+// Istio: "prod*" matches prod.
 func namespacePrincipal(v string) *rbacv3.Principal {
 	return authenticated(regex("spiffe://[^/]+/ns/" + parsePattern(v).expression("[^/]*") + "/.*"))
 }
 
-// serviceAccountPrincipal matches "namespace/account", or "account" of the policy's namespace.
+// serviceAccountPrincipal matches "namespace/account", or "account" in the policy's namespace.
 func (c ruleCompiler) serviceAccountPrincipal(v string) *rbacv3.Principal {
 	namespace, account, ok := strings.Cut(v, "/")
 	if !ok {
@@ -115,7 +115,7 @@ func trustDomainPrincipal(v string) *rbacv3.Principal {
 	return authenticated(regex("spiffe://" + parsePattern(v).expression("[^/]*") + "/.*"))
 }
 
-// cidr reads an address or a block.
+// cidr parses an address or a block.
 func cidr(v string) *corev3.CidrRange {
 	p, err := netip.ParsePrefix(v)
 	if err != nil {
@@ -132,24 +132,24 @@ func connectionPrincipal(v string) *rbacv3.Principal {
 	if block := cidr(v); block != nil {
 		return &rbacv3.Principal{Identifier: &rbacv3.Principal_DirectRemoteIp{DirectRemoteIp: block}}
 	}
-	return never()
+	return noPrincipal()
 }
 
 func remotePrincipal(v string) *rbacv3.Principal {
 	if block := cidr(v); block != nil {
 		return &rbacv3.Principal{Identifier: &rbacv3.Principal_RemoteIp{RemoteIp: block}}
 	}
-	return never()
+	return noPrincipal()
 }
 
 func headerPrincipal(name, v string) *rbacv3.Principal {
 	return &rbacv3.Principal{Identifier: &rbacv3.Principal_Header{Header: headerMatcher(name, v)}}
 }
 
-// headerMatcher has the name in lower case: gRPC's libraries, unlike Envoy, take it as it is written.
+// headerMatcher uses the lower-case name: unlike Envoy, gRPC libraries compare it case-sensitively.
 func headerMatcher(name, v string) *routev3.HeaderMatcher {
 	h := &routev3.HeaderMatcher{Name: strings.ToLower(name)}
-	if p := parsePattern(v); p.some {
+	if p := parsePattern(v); p.isAny {
 		h.HeaderMatchSpecifier = &routev3.HeaderMatcher_PresentMatch{PresentMatch: true}
 	} else {
 		h.HeaderMatchSpecifier = &routev3.HeaderMatcher_StringMatch{StringMatch: p.matcher()}
@@ -184,11 +184,11 @@ func methodPermission(v string) *rbacv3.Permission {
 	return &rbacv3.Permission{Rule: &rbacv3.Permission_Header{Header: headerMatcher(":method", v)}}
 }
 
-// hostPermission matches the Host header without regard to case, and a host without a port at every port: who calls
-// REVIEWS:9080 calls reviews.
+// hostPermission matches the Host header case-insensitively. A host without a port matches every port: REVIEWS:9080
+// matches reviews.
 func hostPermission(v string) *rbacv3.Permission {
 	p := parsePattern(v)
-	if p.some {
+	if p.isAny {
 		return &rbacv3.Permission{Rule: &rbacv3.Permission_Header{Header: headerMatcher(":authority", "*")}}
 	}
 	expression := "(?i)" + p.expression(".*")
@@ -204,8 +204,8 @@ func isTemplate(path string) bool {
 	return strings.Contains(path, "{*}") || strings.Contains(path, "{**}")
 }
 
-// pathFits says whether Envoy takes a path: one of a template that it does not know would be its end.
-func pathFits(v string) bool {
+// isValidPath reports whether Envoy accepts a path. An invalid template would crash Envoy.
+func isValidPath(v string) bool {
 	if !isTemplate(v) {
 		return true
 	}
@@ -213,16 +213,16 @@ func pathFits(v string) bool {
 	return err == nil
 }
 
-// requestPrincipalFits says whether a request principal has so few slashes that each can be the one between its parts.
-func requestPrincipalFits(v string) bool {
+// isValidRequestPrincipal reports whether a request principal has few enough slashes to try each as the separator.
+func isValidRequestPrincipal(v string) bool {
 	return strings.Count(v, "/") <= config.MaxRequestPrincipalSlashes
 }
 
-// hostFits says whether Envoy takes the expression that a host becomes.
-func hostFits(v string) bool { return len(v) <= config.MaxPolicyHost }
+// isValidHost reports whether Envoy accepts the regular expression for a host.
+func isValidHost(v string) bool { return len(v) <= config.MaxPolicyHost }
 
 // pathPermission matches the path without its query: a pattern, or a template with {*} for one segment and {**} for any
-// number of them.
+// number of segments.
 func pathPermission(v string) *rbacv3.Permission {
 	if isTemplate(v) {
 		template, err := config.EnvoyPathTemplate(v)

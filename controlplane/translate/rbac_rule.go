@@ -10,19 +10,18 @@ import (
 	"github.com/pilotfish-mesh/pilotfish/controlplane/config"
 )
 
-// ruleCompiler turns one rule of an AuthorizationPolicy into a policy of Envoy's.
+// ruleCompiler converts one rule of an AuthorizationPolicy to an RBAC policy of Envoy.
 type ruleCompiler struct {
 	trustDomain string
 	aliases     []string
-	// namespace is the policy's.
+	// namespace of the policy.
 	namespace string
-	// tcp: there are connections only, and nothing is known of requests. A DENY rule then matches without regard to what
-	// it says of requests, and an ALLOW rule that says something of them matches nothing: so neither lets in more than
-	// was meant.
+	// tcp: the policy applies to connections, without request attributes. A DENY rule then ignores its conditions on
+	// requests, and an ALLOW rule with such conditions never matches. Neither allows more than intended.
 	tcp, deny bool
 }
 
-// compile gives nil for a rule that can match nothing.
+// compile returns nil for a rule that can never match.
 func (c ruleCompiler) compile(rule *security.Rule) *rbacv3.Policy {
 	conditionPrincipals, conditionPermissions, ok := c.conditions(rule.GetWhen())
 	if !ok {
@@ -48,12 +47,12 @@ func (c ruleCompiler) compile(rule *security.Rule) *rbacv3.Policy {
 	if len(policy.Principals) == 0 || len(policy.Permissions) == 0 {
 		return nil
 	}
-	return c.accepted(policy)
+	return c.validOrFallback(policy)
 }
 
-// accepted is the policy where Envoy takes it. For one that it does not take it would keep all that it was sent with out
-// of force: what denies denies everything then, and what allows allows nothing.
-func (c ruleCompiler) accepted(policy *rbacv3.Policy) *rbacv3.Policy {
+// validOrFallback returns the policy if Envoy accepts it. Envoy would otherwise reject the whole response. An invalid
+// DENY rule denies everything, and an invalid ALLOW rule allows nothing.
+func (c ruleCompiler) validOrFallback(policy *rbacv3.Policy) *rbacv3.Policy {
 	switch {
 	case policy.Validate() == nil:
 		return policy
@@ -63,9 +62,9 @@ func (c ruleCompiler) accepted(policy *rbacv3.Policy) *rbacv3.Policy {
 	return &rbacv3.Policy{Principals: []*rbacv3.Principal{andIDs(nil)}, Permissions: []*rbacv3.Permission{andRules(nil)}}
 }
 
-// fit says whether all values are such as Envoy takes. A condition with another is left out of a rule that denies, and
-// makes one that allows impossible.
-func fit(values, not []string, fits func(string) bool) bool {
+// areValidValues reports whether Envoy accepts all values. A condition with an invalid value is omitted from a DENY
+// rule, and makes an ALLOW rule unmatchable.
+func areValidValues(values, not []string, fits func(string) bool) bool {
 	for _, v := range slices.Concat(values, not) {
 		if len(v) > config.MaxPolicyValue || fits != nil && !fits(v) {
 			return false
@@ -74,32 +73,32 @@ func fit(values, not []string, fits func(string) bool) bool {
 	return true
 }
 
-// source compiles the parts of a source, all of which have to hold; false when that cannot be.
+// source compiles the parts of a source, all of which must match. It returns false if that is impossible.
 func (c ruleCompiler) source(s *security.Source) ([]*rbacv3.Principal, bool) {
-	ids := idList{c: c}
+	ids := principalList{c: c}
 	ids.add(s.GetPrincipals(), s.GetNotPrincipals(), c.principal)
 	ids.add(s.GetNamespaces(), s.GetNotNamespaces(), namespacePrincipal)
 	ids.add(s.GetServiceAccounts(), s.GetNotServiceAccounts(), c.serviceAccountPrincipal)
 	ids.add(s.GetTrustDomains(), s.GetNotTrustDomains(), trustDomainPrincipal)
 	ids.add(s.GetIpBlocks(), s.GetNotIpBlocks(), connectionPrincipal)
 	ids.addRequest(s.GetRemoteIpBlocks(), s.GetNotRemoteIpBlocks(), remotePrincipal)
-	ids.addFitting(s.GetRequestPrincipals(), s.GetNotRequestPrincipals(), requestPrincipalFits, requestPrincipal)
+	ids.addChecked(s.GetRequestPrincipals(), s.GetNotRequestPrincipals(), isValidRequestPrincipal, requestPrincipal)
 	return ids.ids, !ids.impossible
 }
 
-// operation compiles the parts of an operation.
+// operation compiles the parts of an operation. It returns false if they can never match.
 func (c ruleCompiler) operation(o *security.Operation) ([]*rbacv3.Permission, bool) {
-	rules := ruleList{c: c}
+	rules := permissionList{c: c}
 	rules.add(o.GetPorts(), o.GetNotPorts(), portPermission)
-	rules.addFitting(o.GetHosts(), o.GetNotHosts(), hostFits, hostPermission)
+	rules.addChecked(o.GetHosts(), o.GetNotHosts(), isValidHost, hostPermission)
 	rules.addRequest(o.GetMethods(), o.GetNotMethods(), methodPermission)
-	rules.addFitting(o.GetPaths(), o.GetNotPaths(), pathFits, pathPermission)
+	rules.addChecked(o.GetPaths(), o.GetNotPaths(), isValidPath, pathPermission)
 	return rules.rules, !rules.impossible
 }
 
-// conditions compiles the "when" of a rule; false when it can never hold.
+// conditions compiles the "when" of a rule. It returns false if it can never match.
 func (c ruleCompiler) conditions(when []*security.Condition) ([]*rbacv3.Principal, []*rbacv3.Permission, bool) {
-	ids, rules := idList{c: c}, ruleList{c: c}
+	ids, rules := principalList{c: c}, permissionList{c: c}
 	for _, w := range when {
 		key, values, not := w.GetKey(), w.GetValues(), w.GetNotValues()
 		switch {
@@ -112,7 +111,7 @@ func (c ruleCompiler) conditions(when []*security.Condition) ([]*rbacv3.Principa
 		case key == "source.serviceAccount":
 			ids.add(values, not, c.serviceAccountPrincipal)
 		case key == "request.auth.principal":
-			ids.addFitting(values, not, requestPrincipalFits, requestPrincipal)
+			ids.addChecked(values, not, isValidRequestPrincipal, requestPrincipal)
 		case key == "request.auth.audiences":
 			ids.addRequest(values, not, claimPrincipal([]string{"aud"}))
 		case key == "request.auth.presenter":
@@ -139,16 +138,16 @@ func (c ruleCompiler) conditions(when []*security.Condition) ([]*rbacv3.Principa
 	return ids.ids, rules.rules, !ids.impossible && !rules.impossible
 }
 
-// idList collects conditions on the caller.
-type idList struct {
+// principalList collects conditions on the client.
+type principalList struct {
 	c          ruleCompiler
 	ids        []*rbacv3.Principal
 	impossible bool
 }
 
-// add adds: one of the values, and none of the others.
-func (l *idList) add(values, not []string, match func(string) *rbacv3.Principal) {
-	if !fit(values, not, nil) {
+// add requires one of the values, and none of the excluded ones.
+func (l *principalList) add(values, not []string, match func(string) *rbacv3.Principal) {
+	if !areValidValues(values, not, nil) {
 		l.impossible = l.impossible || !l.c.deny
 		return
 	}
@@ -160,8 +159,8 @@ func (l *idList) add(values, not []string, match func(string) *rbacv3.Principal)
 	}
 }
 
-// addRequest is add for what only requests have.
-func (l *idList) addRequest(values, not []string, match func(string) *rbacv3.Principal) {
+// addRequest is add for attributes of requests.
+func (l *principalList) addRequest(values, not []string, match func(string) *rbacv3.Principal) {
 	switch {
 	case len(values)+len(not) == 0:
 	case !l.c.tcp:
@@ -171,33 +170,33 @@ func (l *idList) addRequest(values, not []string, match func(string) *rbacv3.Pri
 	}
 }
 
-// addFitting is addRequest for values of which not all can be matched.
-func (l *idList) addFitting(values, not []string, fits func(string) bool, match func(string) *rbacv3.Principal) {
-	if !fit(values, not, fits) {
+// addChecked is addRequest for values that must pass a check.
+func (l *principalList) addChecked(values, not []string, fits func(string) bool, match func(string) *rbacv3.Principal) {
+	if !areValidValues(values, not, fits) {
 		l.impossible = l.impossible || !l.c.deny
 		return
 	}
 	l.addRequest(values, not, match)
 }
 
-// ruleList collects conditions on what is called.
-type ruleList struct {
+// permissionList collects conditions on the requested operation.
+type permissionList struct {
 	c          ruleCompiler
 	rules      []*rbacv3.Permission
 	impossible bool
 }
 
-// addFitting is addRequest for values of which Envoy does not take all.
-func (l *ruleList) addFitting(values, not []string, fits func(string) bool, match func(string) *rbacv3.Permission) {
-	if !fit(values, not, fits) {
+// addChecked is addRequest for values that must pass a check.
+func (l *permissionList) addChecked(values, not []string, fits func(string) bool, match func(string) *rbacv3.Permission) {
+	if !areValidValues(values, not, fits) {
 		l.impossible = l.impossible || !l.c.deny
 		return
 	}
 	l.addRequest(values, not, match)
 }
 
-func (l *ruleList) add(values, not []string, match func(string) *rbacv3.Permission) {
-	if !fit(values, not, nil) {
+func (l *permissionList) add(values, not []string, match func(string) *rbacv3.Permission) {
+	if !areValidValues(values, not, nil) {
 		l.impossible = l.impossible || !l.c.deny
 		return
 	}
@@ -209,7 +208,7 @@ func (l *ruleList) add(values, not []string, match func(string) *rbacv3.Permissi
 	}
 }
 
-func (l *ruleList) addRequest(values, not []string, match func(string) *rbacv3.Permission) {
+func (l *permissionList) addRequest(values, not []string, match func(string) *rbacv3.Permission) {
 	switch {
 	case len(values)+len(not) == 0:
 	case !l.c.tcp:

@@ -7,7 +7,7 @@ import (
 	matcherv3 "github.com/envoyproxy/go-control-plane/envoy/type/matcher/v3"
 )
 
-// metadataPrincipal matches what a filter left in a request's metadata.
+// metadataPrincipal matches metadata that another filter set.
 func metadataPrincipal(filter string, path []string, value *matcherv3.ValueMatcher) *rbacv3.Principal {
 	return &rbacv3.Principal{Identifier: &rbacv3.Principal_SourcedMetadata{SourcedMetadata: &rbacv3.SourcedMetadata{
 		MetadataMatcher: metadataMatcher(filter, path, value),
@@ -34,7 +34,7 @@ func listValue(m *matcherv3.StringMatcher) *matcherv3.ValueMatcher {
 	}}}
 }
 
-// stringOrList matches a text, or one of a list of them, as claims may be either.
+// stringOrList matches a string, or one element of a list of strings, because claims may be either.
 func stringOrList(m *matcherv3.StringMatcher) *matcherv3.ValueMatcher {
 	return &matcherv3.ValueMatcher{MatchPattern: &matcherv3.ValueMatcher_OrMatch{OrMatch: &matcherv3.OrMatcher{
 		ValueMatchers: []*matcherv3.ValueMatcher{stringValue(m), listValue(m)},
@@ -48,8 +48,8 @@ func claimPrincipal(path []string) func(string) *rbacv3.Principal {
 	}
 }
 
-// requestPrincipal matches "issuer/subject" of the request's token. Both may have slashes of their own, so each slash of
-// the value may be the one between them.
+// requestPrincipal matches "issuer/subject" of the request's token. Both may contain slashes, so each slash of the
+// value may be the separator.
 func requestPrincipal(v string) *rbacv3.Principal {
 	issuer := func(m *matcherv3.StringMatcher) *rbacv3.Principal {
 		return metadataPrincipal(jwtFilterName, []string{tokenPayload, "iss"}, stringValue(m))
@@ -59,7 +59,7 @@ func requestPrincipal(v string) *rbacv3.Principal {
 	}
 	something := func() *matcherv3.StringMatcher { return regex(".+") }
 	p := parsePattern(v)
-	if p.some {
+	if p.isAny {
 		return andIDs([]*rbacv3.Principal{issuer(something()), subject(something())})
 	}
 	var ways []*rbacv3.Principal
@@ -87,12 +87,12 @@ func requestPrincipal(v string) *rbacv3.Principal {
 		both(something(), suffix(p.text))
 	}
 	if len(ways) == 0 {
-		return never()
+		return noPrincipal()
 	}
 	return orPrincipals(ways)
 }
 
-// Envoy takes no empty prefix or suffix.
+// prefixOrAny replaces an empty prefix, which Envoy rejects, by any value.
 func prefixOrAny(s string) *matcherv3.StringMatcher {
 	if s == "" {
 		return regex(".+")
@@ -116,8 +116,8 @@ func orPrincipals(ids []*rbacv3.Principal) *rbacv3.Principal {
 
 const filterMetadataKey = "experimental.envoy.filters."
 
-// metadataPermission matches what another filter left: "experimental.envoy.filters.network.mysql_proxy[db.table]". A value
-// in brackets is one of a list.
+// metadataPermission matches metadata of another filter: "experimental.envoy.filters.network.mysql_proxy[db.table]". A
+// value in brackets matches one element of a list.
 func metadataPermission(key string) func(string) *rbacv3.Permission {
 	filter, name, _ := strings.Cut(strings.TrimSuffix(strings.TrimPrefix(key, "experimental."), "]"), "[")
 	return func(v string) *rbacv3.Permission {

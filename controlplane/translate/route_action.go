@@ -16,11 +16,12 @@ import (
 	"github.com/pilotfish-mesh/pilotfish/controlplane/snapshot"
 )
 
-// defaultRetryOn is Istio's: what surely did not reach the workload, or what says that it may be tried again.
+// defaultRetryOn is Istio's default: failures before the request reached the workload, and responses that allow a
+// retry.
 const defaultRetryOn = "connect-failure,refused-stream,unavailable,cancelled,retriable-status-codes"
 
-// retries is the retry policy of a rule; nil where it says "none".
-func (r routing) retries(in *networking.HTTPRetry) *routev3.RetryPolicy {
+// retryPolicy returns the retry policy of a rule, or nil if the rule disables retries.
+func (r routing) retryPolicy(in *networking.HTTPRetry) *routev3.RetryPolicy {
 	if in == nil {
 		in = r.mesh.GetDefaultHttpRetryPolicy()
 	}
@@ -54,14 +55,14 @@ func (r routing) retries(in *networking.HTTPRetry) *routev3.RetryPolicy {
 	if in.GetRetryOn() != "" {
 		out.RetryOn, out.RetriableStatusCodes = parseRetryOn(in.GetRetryOn())
 	}
-	out.PerTryTimeout = orDefault(in.GetPerTryTimeout())
-	if b := orDefault(in.GetBackoff()); b != nil {
+	out.PerTryTimeout = nonZeroDuration(in.GetPerTryTimeout())
+	if b := nonZeroDuration(in.GetBackoff()); b != nil {
 		out.RetryBackOff = &routev3.RetryPolicy_RetryBackOff{BaseInterval: b}
 	}
 	return out
 }
 
-// parseRetryOn takes status codes out of the list of conditions: Envoy wants them apart.
+// parseRetryOn separates status codes from the other conditions, because Envoy has a separate field for them.
 func parseRetryOn(s string) (string, []uint32) {
 	var conditions []string
 	var codes []uint32
@@ -78,7 +79,7 @@ func parseRetryOn(s string) (string, []uint32) {
 	return strings.Join(conditions, ","), codes
 }
 
-func rewrite(action *routev3.RouteAction, in *networking.HTTPRewrite) {
+func applyRewrite(action *routev3.RouteAction, in *networking.HTTPRewrite) {
 	if in == nil {
 		return
 	}
@@ -95,8 +96,8 @@ func rewrite(action *routev3.RouteAction, in *networking.HTTPRewrite) {
 	}
 }
 
-// mirrors are where copies of the requests go.
-func (r routing) mirrors(vs *snapshot.VirtualService, rule *networking.HTTPRoute) []*routev3.RouteAction_RequestMirrorPolicy {
+// mirrorPolicies returns the destinations of mirrored requests.
+func (r routing) mirrorPolicies(vs *snapshot.VirtualService, rule *networking.HTTPRoute) []*routev3.RouteAction_RequestMirrorPolicy {
 	var out []*routev3.RouteAction_RequestMirrorPolicy
 	add := func(d *networking.Destination, share *corev3.RuntimeFractionalPercent) {
 		if d != nil && share.GetDefaultValue().GetNumerator() > 0 {
@@ -169,7 +170,7 @@ func directResponse(in *networking.HTTPDirectResponse) *routev3.Route_DirectResp
 	return &routev3.Route_DirectResponse{DirectResponse: a}
 }
 
-// hashPolicies say what consistent hashing goes by, where the rule for the destination wants it.
+// hashPolicies returns the hash policy of consistent hashing, if the destination's rule uses it.
 func hashPolicies(t snapshot.Traffic) []*routev3.RouteAction_HashPolicy {
 	hash := t.LoadBalancer.GetConsistentHash()
 	switch key := hash.GetHashKey().(type) {
@@ -201,8 +202,9 @@ func hashCookie(in *networking.LoadBalancerSettings_ConsistentHashLB_HTTPCookie)
 	return c
 }
 
-// unknownHost answers requests to what the mesh does not know, where nothing may go out.
-func unknownHost() *routev3.Route_DirectResponse {
+// unknownHostResponse is the response to requests for hosts outside the mesh if outbound traffic is limited to the
+// registry.
+func unknownHostResponse() *routev3.Route_DirectResponse {
 	body := func(name string) *corev3.DataSource {
 		return &corev3.DataSource{Specifier: &corev3.DataSource_InlineString{InlineString: "this workload sees no service " + name +
 			", and its outboundTrafficPolicy is REGISTRY_ONLY: add a Service or a ServiceEntry for it, " +
@@ -210,7 +212,7 @@ func unknownHost() *routev3.Route_DirectResponse {
 	}
 	return &routev3.Route_DirectResponse{DirectResponse: &routev3.DirectResponseAction{
 		Status: http.StatusBadGateway,
-		// Envoy 1.36 knows no format, and has only the body; later ones have only the format.
+		// Envoy 1.36 ignores the format and uses the body; later versions use only the format.
 		Body: body("of this name"),
 		BodyFormat: &corev3.SubstitutionFormatString{Format: &corev3.SubstitutionFormatString_TextFormatSource{
 			TextFormatSource: body("%REQ(:AUTHORITY)%"),

@@ -16,13 +16,13 @@ import (
 	networking "istio.io/api/networking/v1alpha3"
 )
 
-// filterSettings are a route's settings for the filters before the router.
+// filterSettings returns a route's configuration of HTTP filters.
 func filterSettings(rule *networking.HTTPRoute) map[string]*anypb.Any {
 	out := map[string]*anypb.Any{}
-	if f := fault(rule.GetFault()); f != nil {
+	if f := buildFault(rule.GetFault()); f != nil {
 		out[faultFilterName] = anyOf(f)
 	}
-	if c := cors(rule.GetCorsPolicy()); c != nil {
+	if c := buildCORS(rule.GetCorsPolicy()); c != nil {
 		out[corsFilterName] = anyOf(c)
 	}
 	if len(out) == 0 {
@@ -31,7 +31,7 @@ func filterSettings(rule *networking.HTTPRoute) map[string]*anypb.Any {
 	return out
 }
 
-func fault(in *networking.HTTPFaultInjection) *faultv3.HTTPFault {
+func buildFault(in *networking.HTTPFaultInjection) *faultv3.HTTPFault {
 	if in == nil {
 		return nil
 	}
@@ -44,14 +44,14 @@ func fault(in *networking.HTTPFaultInjection) *faultv3.HTTPFault {
 			Percentage:         share,
 		}
 	}
-	out.Abort = abort(in.GetAbort())
+	out.Abort = buildAbort(in.GetAbort())
 	if out.Delay == nil && out.Abort == nil {
 		return nil
 	}
 	return out
 }
 
-func abort(in *networking.HTTPFaultInjection_Abort) *faultv3.FaultAbort {
+func buildAbort(in *networking.HTTPFaultInjection_Abort) *faultv3.FaultAbort {
 	out := &faultv3.FaultAbort{Percentage: fraction(in.GetPercentage(), 100)}
 	switch e := in.GetErrorType().(type) {
 	case *networking.HTTPFaultInjection_Abort_HttpStatus:
@@ -68,7 +68,7 @@ func abort(in *networking.HTTPFaultInjection_Abort) *faultv3.FaultAbort {
 	return out
 }
 
-// grpcCode reads a gRPC status: "UNAVAILABLE" or "14".
+// grpcCode parses a gRPC status: "UNAVAILABLE" or "14".
 func grpcCode(s string) (uint32, bool) {
 	if n, err := strconv.ParseUint(s, 10, 32); err == nil {
 		return uint32(n), true
@@ -87,7 +87,7 @@ func faultShare(p *networking.Percent, old int32) *typev3.FractionalPercent {
 	return fraction(p, 100)
 }
 
-// fraction is a percentage with four places, as fine as Envoy has it; none is the default.
+// fraction returns a percentage with four decimal places, Envoy's maximum precision; none is the default.
 func fraction(p *networking.Percent, none float64) *typev3.FractionalPercent {
 	if p != nil {
 		none = p.GetValue()
@@ -102,7 +102,7 @@ func runtimeFraction(p *networking.Percent, none float64) *corev3.RuntimeFractio
 	return &corev3.RuntimeFractionalPercent{DefaultValue: fraction(p, none)}
 }
 
-func cors(in *networking.CorsPolicy) *corsv3.CorsPolicy {
+func buildCORS(in *networking.CorsPolicy) *corsv3.CorsPolicy {
 	if in == nil {
 		return nil
 	}

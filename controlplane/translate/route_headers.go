@@ -16,7 +16,7 @@ type headerChanges struct {
 	remove []string
 }
 
-func readChanges(op *networking.Headers_HeaderOperations) headerChanges {
+func readHeaderChanges(op *networking.Headers_HeaderOperations) headerChanges {
 	var c headerChanges
 	for _, name := range slices.Sorted(maps.Keys(op.GetSet())) {
 		if !isAuthority(name) {
@@ -29,7 +29,7 @@ func readChanges(op *networking.Headers_HeaderOperations) headerChanges {
 		}
 	}
 	for _, name := range op.GetRemove() {
-		// Envoy refuses all routes for one that removes these.
+		// Envoy rejects all routes if one removes these headers.
 		if !isAuthority(name) && !strings.HasPrefix(name, ":") {
 			c.remove = append(c.remove, name)
 		}
@@ -45,7 +45,7 @@ func headerOption(name, value string, how corev3.HeaderValueOption_HeaderAppendA
 
 func isAuthority(name string) bool { return strings.EqualFold(name, "host") || name == ":authority" }
 
-// rewrittenAuthority is the value that a rule sets the Host header to: Envoy has a field of its own for that.
+// rewrittenAuthority returns the value to which a rule sets the Host header. Envoy has a separate field for it.
 func rewrittenAuthority(h *networking.Headers) string {
 	set := h.GetRequest().GetSet()
 	for _, name := range slices.Sorted(maps.Keys(set)) {
@@ -57,7 +57,7 @@ func rewrittenAuthority(h *networking.Headers) string {
 }
 
 func addHeaders(route *routev3.Route, h *networking.Headers) {
-	request, response := readChanges(h.GetRequest()), readChanges(h.GetResponse())
+	request, response := readHeaderChanges(h.GetRequest()), readHeaderChanges(h.GetResponse())
 	route.RequestHeadersToAdd = append(route.RequestHeadersToAdd, request.add...)
 	route.RequestHeadersToRemove = append(route.RequestHeadersToRemove, request.remove...)
 	route.ResponseHeadersToAdd = append(route.ResponseHeadersToAdd, response.add...)
@@ -65,7 +65,7 @@ func addHeaders(route *routev3.Route, h *networking.Headers) {
 }
 
 func addClusterHeaders(c *routev3.WeightedCluster_ClusterWeight, h *networking.Headers) {
-	request, response := readChanges(h.GetRequest()), readChanges(h.GetResponse())
+	request, response := readHeaderChanges(h.GetRequest()), readHeaderChanges(h.GetResponse())
 	c.RequestHeadersToAdd, c.RequestHeadersToRemove = request.add, request.remove
 	c.ResponseHeadersToAdd, c.ResponseHeadersToRemove = response.add, response.remove
 	if a := rewrittenAuthority(h); a != "" {

@@ -12,9 +12,9 @@ import (
 	"github.com/pilotfish-mesh/pilotfish/controlplane/config"
 )
 
-// routeMatch is the part of a condition that is about the request.
+// routeMatch returns the part of a condition that depends on the request.
 func routeMatch(m *networking.HTTPMatchRequest) *routev3.RouteMatch {
-	out := everyPath()
+	out := matchAllPaths()
 	if m == nil {
 		return out
 	}
@@ -42,7 +42,7 @@ func routeMatch(m *networking.HTTPMatchRequest) *routev3.RouteMatch {
 		}
 		h := headerMatch(name, m.GetWithoutHeaders()[name])
 		h.InvertMatch = true
-		// A header that is missing has not the value: without this Envoy would not match.
+		// A missing header does not have the value. Without this field Envoy would not match.
 		h.TreatMissingHeaderAsEmpty = h.GetStringMatch() != nil
 		out.Headers = append(out.Headers, h)
 	}
@@ -52,7 +52,8 @@ func routeMatch(m *networking.HTTPMatchRequest) *routev3.RouteMatch {
 	return out
 }
 
-// claimMatch is a match on a claim of the request's token, for a name of a header that stands for one.
+// claimMatch returns a match on a claim of the request's token. It returns false if the header name does not refer to a
+// claim.
 func claimMatch(name string, m *networking.StringMatch) (*matcherv3.MetadataMatcher, bool) {
 	path, ok := config.RoutingClaim(name)
 	if !ok {
@@ -75,14 +76,14 @@ func matchPath(out *routev3.RouteMatch, m *networking.HTTPMatchRequest) {
 		}
 	case *networking.StringMatch_Regex:
 		out.PathSpecifier = &routev3.RouteMatch_SafeRegex{SafeRegex: regexMatcher(uri.Regex)}
-		return // Envoy takes no case_sensitive beside a regular expression
+		return // Envoy rejects case_sensitive together with a regular expression
 	}
 	if m.GetIgnoreUriCase() {
 		out.CaseSensitive = boolean(false)
 	}
 }
 
-// stringMatch is nil for a match without a value, which means: it is there.
+// stringMatch returns nil for a match without a value, which only requires presence.
 func stringMatch(m *networking.StringMatch) *matcherv3.StringMatcher {
 	switch v := m.GetMatchType().(type) {
 	case *networking.StringMatch_Exact:
@@ -119,7 +120,7 @@ func queryMatch(name string, m *networking.StringMatch) *routev3.QueryParameterM
 	return q
 }
 
-// ruleMetadata tells readers of a configuration dump which document a route is from, in Istio's form.
+// ruleMetadata identifies the document of a route in configuration dumps, in Istio's format.
 func ruleMetadata(r *config.Resource) *corev3.Metadata {
 	return filterMetadata("istio", map[string]string{
 		"config": "/apis/networking.istio.io/v1/namespaces/" + r.Namespace + "/virtual-service/" + r.Name,

@@ -12,38 +12,38 @@ import (
 	"github.com/pilotfish-mesh/pilotfish/controlplane/snapshot"
 )
 
-// routing is who routes, and for which port: what the rules' conditions on the caller are checked against here, once,
-// rather than by Envoy with each request.
+// routing identifies the caller and the port. Conditions of rules on the caller are evaluated here once, instead of by
+// Envoy for each request.
 type routing struct {
 	mesh  *meshconfig.MeshConfig
 	scope *snapshot.Scope
-	// gateway is "mesh" for a sidecar, else the full name of the Gateway.
+	// gateway is "mesh" for a sidecar, or the full name of the Gateway.
 	gateway   string
 	namespace string
 	labels    map[string]string
-	// port is the service's port, or the gateway server's.
+	// port of the service, or of the gateway's server.
 	port uint32
-	// captured: where callers wanted to go is known.
+	// captured: the original destination of connections is available.
 	captured bool
 }
 
-func (v view) routing(gateway string, port uint32) routing {
-	return routing{mesh: v.s.Mesh, scope: v.scope, gateway: gateway, namespace: v.p.Namespace, labels: v.p.Labels, port: port, captured: v.p.captured()}
+func (v proxyView) routing(gateway string, port uint32) routing {
+	return routing{mesh: v.s.Mesh, scope: v.scope, gateway: gateway, namespace: v.p.Namespace, labels: v.p.Labels, port: port, captured: v.p.isCaptured()}
 }
 
-// concerns says whether a condition's parts that are about the caller and the port are met.
-func (r routing) concerns(vs *snapshot.VirtualService, gateways []string, labels map[string]string, namespace string, port uint32) bool {
+// appliesTo reports whether a condition's parts that depend on the caller and the port match.
+func (r routing) appliesTo(vs *snapshot.VirtualService, gateways []string, labels map[string]string, namespace string, port uint32) bool {
 	if len(gateways) > 0 && !slices.ContainsFunc(gateways, func(g string) bool {
 		return snapshot.GatewayName(g, vs.Namespace) == r.gateway
 	}) {
 		return false
 	}
-	// At a gateway the caller's labels are not known, and Istio lets the gateway's own stand for them.
+	// At a gateway the client's labels are unknown. As in Istio, the gateway's own labels are used.
 	return (port == 0 || port == r.port) && (namespace == "" || namespace == r.namespace) && snapshot.Selects(labels, r.labels)
 }
 
-// cluster is the name of the cluster of a destination, as a document of the namespace writes it. It may be one that does
-// not exist: then requests are answered with 503, and the snapshot's Problems tell why.
+// cluster returns the name of a destination's cluster; namespace is that of the document. If the cluster does not
+// exist, Envoy responds 503, and the snapshot's Problems contain the cause.
 func (r routing) cluster(d *networking.Destination, namespace string) string {
 	svc, port := r.destination(d, namespace)
 	host := r.scope.Hostname(d.GetHost(), namespace)
@@ -53,8 +53,8 @@ func (r routing) cluster(d *networking.Destination, namespace string) string {
 	return OutboundCluster(host, d.GetSubset(), port)
 }
 
-// destination finds the service and the port that are meant: the port that is named, else the service's only one, else
-// the one that was called.
+// destination returns the service and port of a destination: the specified port, else the service's only port, else the
+// port of the request.
 func (r routing) destination(d *networking.Destination, namespace string) (*registry.Service, uint32) {
 	svc := r.scope.Resolve(d.GetHost(), namespace)
 	switch {
@@ -66,31 +66,31 @@ func (r routing) destination(d *networking.Destination, namespace string) (*regi
 	return svc, r.port
 }
 
-// serviceRoutes are the routes for a port of a service: those of its VirtualService, or all to the service itself.
+// serviceRoutes returns the routes for a port of a service: those of its VirtualService, or one route to the service.
 func (r routing) serviceRoutes(svc *registry.Service) []*routev3.Route {
 	if vs := r.scope.VirtualService(svc.Hostname); vs != nil && len(vs.Spec.GetHttp()) > 0 {
 		return r.routes(vs)
 	}
-	return r.allTo(svc, "")
+	return r.routesTo(svc, "")
 }
 
-// allTo leads all requests to a cluster of the service.
-func (r routing) allTo(svc *registry.Service, subset string) []*routev3.Route {
+// routesTo returns one route that sends all requests to a cluster of the service.
+func (r routing) routesTo(svc *registry.Service, subset string) []*routev3.Route {
 	action := &routev3.RouteAction{
 		ClusterSpecifier: &routev3.RouteAction_Cluster{Cluster: OutboundCluster(svc.Hostname, subset, r.port)},
 		Timeout:          duration(0),
-		RetryPolicy:      r.retries(nil),
+		RetryPolicy:      r.retryPolicy(nil),
 		HashPolicy:       hashPolicies(r.scope.DestinationRule(svc).Traffic("", r.port)),
 	}
-	route := &routev3.Route{Name: "default", Match: everyPath(), Action: &routev3.Route_Route{Route: action}}
-	return []*routev3.Route{r.introduce(r.boundByName(route))}
+	route := &routev3.Route{Name: "default", Match: matchAllPaths(), Action: &routev3.Route_Route{Route: action}}
+	return []*routev3.Route{r.addPeerHeader(r.addForwardTargets(route))}
 }
 
-func everyPath() *routev3.RouteMatch {
+func matchAllPaths() *routev3.RouteMatch {
 	return &routev3.RouteMatch{PathSpecifier: &routev3.RouteMatch_Prefix{Prefix: "/"}}
 }
 
-// routes are those of a VirtualService that concern the caller, in their order, up to the first that matches everything.
+// routes returns the routes of a VirtualService that apply to the caller, in order, up to the first catch-all route.
 func (r routing) routes(vs *snapshot.VirtualService) []*routev3.Route {
 	var out []*routev3.Route
 	for _, rule := range vs.Spec.GetHttp() {
@@ -98,13 +98,13 @@ func (r routing) routes(vs *snapshot.VirtualService) []*routev3.Route {
 			continue
 		}
 		if len(rule.GetMatch()) == 0 {
-			return append(out, r.route(vs, rule, nil))
+			return append(out, r.buildRoute(vs, rule, nil))
 		}
 		for _, m := range rule.GetMatch() {
-			if !r.concerns(vs, m.GetGateways(), m.GetSourceLabels(), m.GetSourceNamespace(), m.GetPort()) {
+			if !r.appliesTo(vs, m.GetGateways(), m.GetSourceLabels(), m.GetSourceNamespace(), m.GetPort()) {
 				continue
 			}
-			route := r.route(vs, rule, m)
+			route := r.buildRoute(vs, rule, m)
 			out = append(out, route)
 			if matchesEverything(route.GetMatch()) {
 				return out
@@ -118,8 +118,8 @@ func matchesEverything(m *routev3.RouteMatch) bool {
 	return m.GetPrefix() == "/" && len(m.GetHeaders()) == 0 && len(m.GetQueryParameters()) == 0 && len(m.GetDynamicMetadata()) == 0
 }
 
-// route is one rule under one of its conditions.
-func (r routing) route(vs *snapshot.VirtualService, rule *networking.HTTPRoute, m *networking.HTTPMatchRequest) *routev3.Route {
+// buildRoute returns the route for one rule and one of its conditions.
+func (r routing) buildRoute(vs *snapshot.VirtualService, rule *networking.HTTPRoute, m *networking.HTTPMatchRequest) *routev3.Route {
 	out := &routev3.Route{
 		Name:       routeName(rule, m),
 		Match:      routeMatch(m),
@@ -132,11 +132,11 @@ func (r routing) route(vs *snapshot.VirtualService, rule *networking.HTTPRoute, 
 	case rule.GetDirectResponse() != nil:
 		out.Action = directResponse(rule.GetDirectResponse())
 	default:
-		out.Action = r.forward(vs, rule, out)
+		out.Action = r.forwardAction(vs, rule, out)
 	}
 	addHeaders(out, rule.GetHeaders())
 	out.TypedPerFilterConfig = filterSettings(rule)
-	return r.introduce(r.boundByName(out))
+	return r.addPeerHeader(r.addForwardTargets(out))
 }
 
 func routeName(rule *networking.HTTPRoute, m *networking.HTTPMatchRequest) string {
@@ -149,16 +149,16 @@ func routeName(rule *networking.HTTPRoute, m *networking.HTTPMatchRequest) strin
 	return fmt.Sprintf("%s.%s", rule.GetName(), m.GetName())
 }
 
-// forward sends requests to one cluster or several.
-func (r routing) forward(vs *snapshot.VirtualService, rule *networking.HTTPRoute, route *routev3.Route) *routev3.Route_Route {
+// forwardAction returns the action that sends requests to one or several clusters.
+func (r routing) forwardAction(vs *snapshot.VirtualService, rule *networking.HTTPRoute, route *routev3.Route) *routev3.Route_Route {
 	action := &routev3.RouteAction{
 		Timeout:               duration(rule.GetTimeout().AsDuration()),
-		RetryPolicy:           r.retries(rule.GetRetries()),
-		RequestMirrorPolicies: r.mirrors(vs, rule),
+		RetryPolicy:           r.retryPolicy(rule.GetRetries()),
+		RequestMirrorPolicies: r.mirrorPolicies(vs, rule),
 	}
-	rewrite(action, rule.GetRewrite())
+	applyRewrite(action, rule.GetRewrite())
 	authority := rewrittenAuthority(rule.GetHeaders())
-	targets := weighted(rule.GetRoute())
+	targets := dropZeroWeights(rule.GetRoute())
 	for _, d := range targets {
 		svc, port := r.destination(d.GetDestination(), vs.Namespace)
 		if svc != nil && action.HashPolicy == nil {
@@ -180,8 +180,8 @@ func (r routing) forward(vs *snapshot.VirtualService, rule *networking.HTTPRoute
 	return &routev3.Route_Route{Route: action}
 }
 
-// weighted leaves out what gets no share. If nothing gets any, nobody said how to share: then all get the same.
-func weighted(routes []*networking.HTTPRouteDestination) []*networking.HTTPRouteDestination {
+// dropZeroWeights removes destinations without a weight. If no destination has a weight, all have the same.
+func dropZeroWeights(routes []*networking.HTTPRouteDestination) []*networking.HTTPRouteDestination {
 	var out []*networking.HTTPRouteDestination
 	for _, d := range routes {
 		if d.GetWeight() > 0 {
@@ -205,7 +205,7 @@ func (r routing) weightedClusters(vs *snapshot.VirtualService, targets []*networ
 		w.Clusters = append(w.Clusters, c)
 	}
 	if len(w.Clusters) == 0 {
-		// A rule without any destination is refused before it gets here; Envoy would refuse all routes for it.
+		// Validation refuses a rule without destinations; Envoy would reject all routes for it.
 		w.Clusters = []*routev3.WeightedCluster_ClusterWeight{{Name: BlackHoleCluster, Weight: u32(1)}}
 	}
 	return &routev3.RouteAction_WeightedClusters{WeightedClusters: w}

@@ -13,45 +13,45 @@ import (
 	"github.com/pilotfish-mesh/pilotfish/controlplane/xds"
 )
 
-// The names under which gateways get what is in Kubernetes Secrets.
+// The scheme and suffix of the resource names under which proxies receive Kubernetes Secrets.
 const (
 	secretScheme    = "kubernetes://"
 	authoritySuffix = "-cacert"
 )
 
-// kubernetesSecret asks the control plane for a certificate, or for the certificates of authorities.
+// kubernetesSecret refers to a certificate or CA certificates from the control plane.
 func kubernetesSecret(name string) *tlsv3.SdsSecretConfig {
 	return &tlsv3.SdsSecretConfig{Name: secretScheme + name, SdsConfig: ads()}
 }
 
-// certificate is the Secret of a name, as far as the proxy may have it: it has to have proved to be of the Secret's
-// namespace.
-func (v view) certificate(name string) *config.SecretSpec {
+// certificateSecret returns the named Secret if the proxy may use it: it must have proved that it belongs to the
+// Secret's namespace.
+func (v proxyView) certificateSecret(name string) *config.SecretSpec {
 	if !v.mayHaveSecrets() {
 		return nil
 	}
-	return v.own(v.s.Certificate(v.p.Namespace, name))
+	return v.allowedSecret(v.s.Certificate(v.p.Namespace, name))
 }
 
-// authorities are the certificates of those who sign the clients', as certificate is.
-func (v view) authorities(name string) *config.SecretSpec {
+// caSecret returns the Secret with CA certificates, under the same condition as certificateSecret.
+func (v proxyView) caSecret(name string) *config.SecretSpec {
 	if !v.mayHaveSecrets() {
 		return nil
 	}
-	return v.own(v.s.Authorities(v.p.Namespace, name))
+	return v.allowedSecret(v.s.CACertificates(v.p.Namespace, name))
 }
 
-// own is the Secret if the proxy's service account may have it.
-func (v view) own(s *config.SecretSpec) *config.SecretSpec {
-	if s == nil || !s.For(v.p.ServiceAccount) {
+// allowedSecret returns the Secret if the proxy's service account may use it, or nil.
+func (v proxyView) allowedSecret(s *config.SecretSpec) *config.SecretSpec {
+	if s == nil || !s.IsAllowedFor(v.p.ServiceAccount) {
 		return nil
 	}
 	return s
 }
 
-func (v view) mayHaveSecrets() bool { return v.p.Proven && !v.p.Proxyless }
+func (v proxyView) mayHaveSecrets() bool { return v.p.Authenticated && !v.p.Proxyless }
 
-// credentialNames are the Secrets with the certificates of a server.
+// credentialNames returns the names of the Secrets with the certificates of a server.
 func credentialNames(settings *networking.ServerTLSSettings) []string {
 	if names := settings.GetCredentialNames(); len(names) > 0 {
 		return names
@@ -62,7 +62,8 @@ func credentialNames(settings *networking.ServerTLSSettings) []string {
 	return nil
 }
 
-// authorityName is the Secret with the authorities of a server's clients; empty when it has none, or has them in a file.
+// authorityName returns the name of the Secret with the CA of a server's clients, or "" if there is none or it is in a
+// file.
 func authorityName(settings *networking.ServerTLSSettings) string {
 	switch settings.GetMode() {
 	case networking.ServerTLSSettings_MUTUAL, networking.ServerTLSSettings_OPTIONAL_MUTUAL:
@@ -78,8 +79,8 @@ func authorityName(settings *networking.ServerTLSSettings) string {
 	return ""
 }
 
-// secretNames are the names of all secrets that the proxy's servers refer to, and the rules for what it calls.
-func (v view) secretNames() []string {
+// secretNames returns the names of all secrets that the proxy's servers, and the rules for its upstreams, refer to.
+func (v proxyView) secretNames() []string {
 	if !v.mayHaveSecrets() {
 		return nil
 	}
@@ -89,7 +90,7 @@ func (v view) secretNames() []string {
 			out = append(out, name)
 		}
 	}
-	for _, settings := range v.ending() {
+	for _, settings := range v.terminatedTLS() {
 		for _, name := range credentialNames(settings) {
 			add(secretScheme + name)
 		}
@@ -97,8 +98,8 @@ func (v view) secretNames() []string {
 			add(secretScheme + name + authoritySuffix)
 		}
 	}
-	if v.s.AnyCredentialed() {
-		for _, c := range outboundClusters(v.s, v.p) {
+	if v.s.HasCredentials() {
+		for _, c := range listServiceClusters(v.s, v.p) {
 			if c.credential.name != "" {
 				add(secretScheme + c.credential.name)
 				add(secretScheme + c.credential.name + authoritySuffix)
@@ -108,12 +109,14 @@ func (v view) secretNames() []string {
 	return out
 }
 
-// ending are the settings of all TLS that ends at the proxy, but for the mesh's own.
-func (v view) ending() []*networking.ServerTLSSettings {
+// terminatedTLS returns the settings of all TLS that the proxy terminates, except mesh TLS.
+func (v proxyView) terminatedTLS() []*networking.ServerTLSSettings {
 	var out []*networking.ServerTLSSettings
 	if v.p.Type == Router {
 		for _, s := range v.servers() {
-			out = append(out, s.spec.GetTls())
+			if v.mayServe(s) {
+				out = append(out, s.spec.GetTls())
+			}
 		}
 		return out
 	}
@@ -123,8 +126,8 @@ func (v view) ending() []*networking.ServerTLSSettings {
 	return out
 }
 
-// Secrets are the named certificates that documents refer to for the proxy; names that lead nowhere are left out. No names at
-// all: all that there are. They are made for each proxy anew: nothing of them is kept.
+// Secrets returns the named certificates that documents refer to for the proxy. Unknown names are skipped. Without
+// names it returns all. They are built for each proxy and never cached.
 func Secrets(s *snapshot.Snapshot, p *Proxy, names []string) ([]*xds.Resource, error) {
 	v := newView(s, p)
 	referred := v.secretNames()
@@ -149,14 +152,14 @@ func Secrets(s *snapshot.Snapshot, p *Proxy, names []string) ([]*xds.Resource, e
 	return out, nil
 }
 
-func (v view) secret(name string) *tlsv3.Secret {
+func (v proxyView) secret(name string) *tlsv3.Secret {
 	bare := strings.TrimPrefix(name, secretScheme)
 	if ca, ok := strings.CutSuffix(bare, authoritySuffix); ok {
-		if found := v.authorities(ca); found != nil {
-			return &tlsv3.Secret{Name: name, Type: &tlsv3.Secret_ValidationContext{ValidationContext: trust(found)}}
+		if found := v.caSecret(ca); found != nil {
+			return &tlsv3.Secret{Name: name, Type: &tlsv3.Secret_ValidationContext{ValidationContext: validationContext(found)}}
 		}
 	}
-	found := v.certificate(bare)
+	found := v.certificateSecret(bare)
 	if found == nil {
 		return nil
 	}
@@ -165,9 +168,9 @@ func (v view) secret(name string) *tlsv3.Secret {
 	}}}
 }
 
-// trust is in the certificates of authorities, but for what they have revoked. Of a chain only the client's own certificate
-// is looked up: who gives a list need not have one for every authority above.
-func trust(s *config.SecretSpec) *tlsv3.CertificateValidationContext {
+// validationContext returns the CA certificates and their revocation lists. Only the client's own certificate is
+// checked for revocation, so that a list is not required for each CA in the chain.
+func validationContext(s *config.SecretSpec) *tlsv3.CertificateValidationContext {
 	out := &tlsv3.CertificateValidationContext{TrustedCa: inlineBytes(s.Authorities)}
 	if len(s.Revoked) > 0 {
 		out.Crl, out.OnlyVerifyLeafCertCrl = inlineBytes(s.Revoked), true

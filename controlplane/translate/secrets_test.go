@@ -24,8 +24,8 @@ import (
 	"github.com/pilotfish-mesh/pilotfish/controlplane/xds"
 )
 
-// TestSecretsAreForProvenGatewaysOfTheirNamespaceAlone, and for those that a Gateway of theirs refers to.
-func TestSecretsAreForProvenGatewaysOfTheirNamespaceAlone(t *testing.T) {
+// TestSecretsRequireAuthenticatedGateway to which a Gateway with the Secret applies.
+func TestSecretsRequireAuthenticatedGateway(t *testing.T) {
 	m := readTopic(t, "gateway-secrets").mesh
 	all := []string{"kubernetes://both", "kubernetes://pair", "kubernetes://both-cacert", "kubernetes://pair-cacert", "kubernetes://password", "both"}
 	for description, want := range map[string]int{
@@ -44,8 +44,8 @@ func TestSecretsAreForProvenGatewaysOfTheirNamespaceAlone(t *testing.T) {
 	}
 }
 
-// TestNothingThatIsSaidOfASecretShowsIt: neither problems nor what it is printed as.
-func TestNothingThatIsSaidOfASecretShowsIt(t *testing.T) {
+// TestSecretProblemsDoNotContainKeys, nor does the printed Secret.
+func TestSecretProblemsDoNotContainKeys(t *testing.T) {
 	const marked = "bWFya2VkLWFzLXNlY3JldA" // no padding: not base64
 	for _, document := range []string{
 		"data: {tls.crt: %s, tls.key: %[1]s}", "data: %s", "data: [%s]", "data:\n  tls.key: %s\n tls.crt: x", "stringData: {tls.crt: %s}",
@@ -63,7 +63,7 @@ func TestNothingThatIsSaidOfASecretShowsIt(t *testing.T) {
 			}
 		}
 		if len(resources) > 0 {
-			t.Errorf("%s: taken", document)
+			t.Errorf("%s: accepted", document)
 		}
 	}
 	for _, kind := range []string{"secret", "Scret"} {
@@ -78,8 +78,8 @@ func TestNothingThatIsSaidOfASecretShowsIt(t *testing.T) {
 	}
 }
 
-// TestSecretsThatEnvoyWouldNotTakeAreRefused: keys that are too weak, and chains that end in something else.
-func TestSecretsThatEnvoyWouldNotTakeAreRefused(t *testing.T) {
+// TestInvalidSecretsAreRefused: weak keys, and chains with other data.
+func TestInvalidSecretsAreRefused(t *testing.T) {
 	weak, err := rsa.GenerateKey(rand.Reader, 1024)
 	if err != nil {
 		t.Fatal(err)
@@ -113,14 +113,14 @@ func TestSecretsThatEnvoyWouldNotTakeAreRefused(t *testing.T) {
 		text := fmt.Sprintf("apiVersion: v1\nkind: Secret\nmetadata: {name: s}\ndata: {tls.crt: %s, tls.key: %s}\n", base64.StdEncoding.EncodeToString(chain),
 			base64.StdEncoding.EncodeToString(pem.EncodeToMemory(&pem.Block{Type: "PRIVATE KEY", Bytes: private})))
 		resources, problems := config.Parse("s.yaml", []byte(text))
-		if told := fmt.Sprint(problems); (len(resources) == 1) != (want == "") || !strings.Contains(told, want) {
-			t.Errorf("%q: %d taken, %s", want, len(resources), told)
+		if reported := fmt.Sprint(problems); (len(resources) == 1) != (want == "") || !strings.Contains(reported, want) {
+			t.Errorf("%q: %d accepted, %s", want, len(resources), reported)
 		}
 	}
 }
 
-// secretOf is a Secret with a certificate of an authority for the gateway, and parts beside it.
-func (w *world) secretOf(name string, serial int64, parts string) string {
+// secretOf returns a Secret with a certificate for the gateway and further parts.
+func (w *testEnv) secretOf(name string, serial int64, parts string) string {
 	_, cert, key := w.plane.ca.sign(&x509.Certificate{
 		SerialNumber: big.NewInt(serial), DNSNames: []string{"shop.example.com"},
 		NotBefore: time.Now().Add(-time.Hour), NotAfter: time.Now().Add(time.Hour),
@@ -130,7 +130,7 @@ func (w *world) secretOf(name string, serial int64, parts string) string {
 		name, indent(indent(string(cert))), indent(indent(string(key))), parts)
 }
 
-func (w *world) handshake(sni string, certs ...tls.Certificate) (serial string, err error) {
+func (w *testEnv) handshake(sni string, certs ...tls.Certificate) (serial string, err error) {
 	c, err := w.dialTLS(sni, certs...)
 	if err != nil {
 		return "", err
@@ -139,9 +139,9 @@ func (w *world) handshake(sni string, certs ...tls.Certificate) (serial string, 
 	return c.ConnectionState().PeerCertificates[0].SerialNumber.String(), nil
 }
 
-func (w *world) dialTLS(sni string, certs ...tls.Certificate) (*tls.Conn, error) {
+func (w *testEnv) dialTLS(sni string, certs ...tls.Certificate) (*tls.Conn, error) {
 	d := &net.Dialer{Timeout: 5 * time.Second}
-	return tls.DialWithDialer(d, "tcp", w.text("NET.1.1:8443"), &tls.Config{InsecureSkipVerify: true, ServerName: sni, Certificates: certs})
+	return tls.DialWithDialer(d, "tcp", w.expandNetwork("NET.1.1:8443"), &tls.Config{InsecureSkipVerify: true, ServerName: sni, Certificates: certs})
 }
 
 const secretGateway = `
@@ -165,17 +165,17 @@ metadata: {name: a, namespace: back}
 spec: {hosts: ["*"], gateways: [edge/edge], http: [{directResponse: {status: 200, body: {string: there}}}]}
 `
 
-// TestGatewayServesSecretsAndTheirSuccessorsWithoutClosingConnections with what authorities revoke.
-func TestGatewayServesSecretsAndTheirSuccessorsWithoutClosingConnections(t *testing.T) {
-	bothEnvoys(t, 175, func(t *testing.T, version string, network int) {
-		w := newWorld(t, version, network, secretGateway)
+// TestGatewaySecretRotationRetainsConnections, also with revocation lists.
+func TestGatewaySecretRotationRetainsConnections(t *testing.T) {
+	forEachEnvoyVersion(t, 175, func(t *testing.T, version string, network int) {
+		w := newTestEnv(t, version, network, secretGateway)
 		w.proxy("router ingress.edge NET.1.1 istio=ingress", "edge/ingress")
 		if _, err := w.handshake("shop.example.com"); err == nil {
 			t.Error("without the Secret it is served")
 		}
 		authorities := "  ca.crt: |\n" + indent(indent(string(w.plane.ca.pem)))
 		w.change(w.secretOf("one", 1, authorities))
-		w.expect(200, "there", func() answer { return w.https("shop.example.com", nil) })
+		w.expect(200, "there", func() httpResult { return w.https("shop.example.com", nil) })
 
 		open, err := w.dialTLS("shop.example.com")
 		if err != nil {
@@ -206,19 +206,25 @@ func TestGatewayServesSecretsAndTheirSuccessorsWithoutClosingConnections(t *test
 		}
 
 		client := w.clientCertificate(77)
-		w.expect(0, "", func() answer { return w.httpsAs("mutual.example.com", "mutual.example.com", nil) })
-		w.expect(200, "there", func() answer { return w.httpsAs("mutual.example.com", "mutual.example.com", []tls.Certificate{client}) })
+		w.expect(0, "", func() httpResult { return w.httpsAs("mutual.example.com", "mutual.example.com", nil) })
+		w.expect(200, "there", func() httpResult {
+			return w.httpsAs("mutual.example.com", "mutual.example.com", []tls.Certificate{client})
+		})
 		w.change(w.secretOf("one", 3, authorities+"\n  ca.crl: |\n"+indent(indent(string(w.revoking(77))))))
-		w.expect(0, "", func() answer { return w.httpsAs("mutual.example.com", "mutual.example.com", []tls.Certificate{client}) })
+		w.expect(0, "", func() httpResult {
+			return w.httpsAs("mutual.example.com", "mutual.example.com", []tls.Certificate{client})
+		})
 		other := w.clientCertificate(78)
-		w.expect(200, "there", func() answer { return w.httpsAs("mutual.example.com", "mutual.example.com", []tls.Certificate{other}) })
+		w.expect(200, "there", func() httpResult {
+			return w.httpsAs("mutual.example.com", "mutual.example.com", []tls.Certificate{other})
+		})
 
 		w.remove(config.Key{Kind: config.Secret, Namespace: "edge", Name: "one"})
-		w.expect(0, "", func() answer { return w.https("shop.example.com", nil) })
+		w.expect(0, "", func() httpResult { return w.https("shop.example.com", nil) })
 	})
 }
 
-func (w *world) clientCertificate(serial int64) tls.Certificate {
+func (w *testEnv) clientCertificate(serial int64) tls.Certificate {
 	_, cert, key := w.plane.ca.sign(&x509.Certificate{
 		SerialNumber: big.NewInt(serial), Subject: pkix.Name{CommonName: "client"},
 		NotBefore: time.Now().Add(-time.Hour), NotAfter: time.Now().Add(time.Hour),
@@ -231,7 +237,7 @@ func (w *world) clientCertificate(serial int64) tls.Certificate {
 	return pair
 }
 
-func (w *world) revoking(serial int64) []byte {
+func (w *testEnv) revoking(serial int64) []byte {
 	der, err := x509.CreateRevocationList(rand.Reader, &x509.RevocationList{
 		Number: big.NewInt(1), ThisUpdate: time.Now().Add(-time.Minute), NextUpdate: time.Now().Add(time.Hour),
 		RevokedCertificateEntries: []x509.RevocationListEntry{{SerialNumber: big.NewInt(serial), RevocationTime: time.Now().Add(-time.Minute)}},

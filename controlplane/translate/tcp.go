@@ -17,38 +17,38 @@ import (
 	"github.com/pilotfish-mesh/pilotfish/controlplane/snapshot"
 )
 
-// share is a cluster and its share of the connections.
-type share struct {
+// clusterWeight is a cluster and its share of the connections.
+type clusterWeight struct {
 	cluster string
 	weight  uint32
 }
 
-func toCluster(name string) []share { return []share{{name, 1}} }
+func toCluster(name string) []clusterWeight { return []clusterWeight{{name, 1}} }
 
-// tcpFilters are all filters of connections, in the order in which these pass them.
-func (v view) tcpFilters(t traffic, statPrefix string, to []share) []*listenerv3.Filter {
+// tcpFilters returns all filters of TCP connections, in processing order.
+func (v proxyView) tcpFilters(t traffic, statPrefix string, to []clusterWeight) []*listenerv3.Filter {
 	out := v.networkPlugins(t, extensions.PluginPhase_AUTHN, extensions.PluginPhase_AUTHZ)
 	if t.side != outboundSide {
 		out = append(out, v.networkRBAC()...)
 	}
 	out = append(out, v.networkPlugins(t, extensions.PluginPhase_STATS, extensions.PluginPhase_UNSPECIFIED_PHASE)...)
-	out = append(out, v.tellsBytes(to)...)
+	out = append(out, v.tcpALPNFilters(to)...)
 	return append(out, v.tcpProxy(t, statPrefix, to))
 }
 
-// blackHoleFilters end connections.
-func (v view) blackHoleFilters(t traffic) []*listenerv3.Filter {
+// blackHoleFilters close connections.
+func (v proxyView) blackHoleFilters(t traffic) []*listenerv3.Filter {
 	return []*listenerv3.Filter{v.tcpProxy(t, BlackHoleCluster, toCluster(BlackHoleCluster))}
 }
 
-// tcpProxy passes connections on to clusters by weight.
-func (v view) tcpProxy(at traffic, statPrefix string, to []share) *listenerv3.Filter {
+// tcpProxy returns the filter that forwards connections to clusters by weight.
+func (v proxyView) tcpProxy(at traffic, statPrefix string, to []clusterWeight) *listenerv3.Filter {
 	t := &tcpv3.TcpProxy{StatPrefix: statPrefix, AccessLog: append(v.connectionLogs(at), v.auditLog(at, "envoy.filters.network.rbac")...)}
-	if v.metrics(at.direction()).measured {
+	if v.metrics(at.direction()).enabled {
 		t.AccessLogOptions = &tcpv3.TcpProxy_TcpAccessLogOptions{FlushAccessLogOnConnected: true}
 	}
 	if at.side != inboundSide {
-		v.ruleConnections(t, to)
+		v.applyConnectionSettings(t, to)
 	}
 	if v.p.OnDemand && at.side == outboundSide {
 		t.OnDemand = v.tcpOnDemand()
@@ -65,24 +65,24 @@ func (v view) tcpProxy(at traffic, statPrefix string, to []share) *listenerv3.Fi
 	return networkFilter("envoy.filters.network.tcp_proxy", t)
 }
 
-// tcpShares is where a sidecar sends connections to a service's port: what the first TCP route of its VirtualService
-// that matches says, or the service itself.
-func (v view) tcpShares(svc *registry.Service, port uint32) []share {
+// tcpClusterWeights returns the destinations of a sidecar's connections to a service's port: those of the first
+// matching TCP route of its VirtualService, or the service itself.
+func (v proxyView) tcpClusterWeights(svc *registry.Service, port uint32) []clusterWeight {
 	declared, _ := svc.Port(port)
 	at := wildcard(port)
 	if len(svc.Addresses) > 0 {
 		at = netip.AddrPortFrom(svc.Addresses[0], uint16(port))
 	}
 	for _, c := range v.connectionRoutes(svc, declared, traffic{}, at) {
-		if c.match.all() {
+		if c.match.matchesAll() {
 			return c.to
 		}
 	}
 	return toCluster(OutboundCluster(svc.Hostname, "", port))
 }
 
-// ruleConnections sets what the rule of the first destination says of connections.
-func (v view) ruleConnections(t *tcpv3.TcpProxy, to []share) {
+// applyConnectionSettings applies the connection settings of the first destination's rule.
+func (v proxyView) applyConnectionSettings(t *tcpv3.TcpProxy, to []clusterWeight) {
 	host, subset, number, ok := parseOutbound(to[0].cluster)
 	if !ok {
 		return
@@ -106,28 +106,27 @@ func (v view) ruleConnections(t *tcpv3.TcpProxy, to []share) {
 	}
 }
 
-// connectionRoutes are where connections to a service's port go that arrive at an address, the special ones before the
-// others: what its VirtualService says for TLS by the name that is called, what it says for TCP, and else to the service
-// itself.
-func (v view) connectionRoutes(svc *registry.Service, port registry.Port, t traffic, at netip.AddrPort) []gateChain {
+// connectionRoutes returns the routes of connections to a service's port that arrive at an address, specific ones
+// first: TLS routes of its VirtualService by SNI, then its TCP routes, then the service itself.
+func (v proxyView) connectionRoutes(svc *registry.Service, port registry.Port, t traffic, at netip.AddrPort) []connectionRoute {
 	r := v.routing(snapshot.MeshGateway, port.Number)
 	own := OutboundCluster(svc.Hostname, "", port.Number)
-	var out []gateChain
-	add := func(match connectionMatch, to []share) {
-		out = append(out, gateChain{name: strconv.Itoa(len(out)) + "_" + svc.Hostname, stat: own, match: match, traffic: t, to: to})
+	var out []connectionRoute
+	add := func(match connectionMatch, to []clusterWeight) {
+		out = append(out, connectionRoute{name: strconv.Itoa(len(out)) + "_" + svc.Hostname, stat: own, match: match, traffic: t, to: to})
 	}
 	if vs := v.scope.VirtualService(svc.Hostname); vs != nil {
 		for _, route := range vs.Spec.GetTls() {
 			for _, m := range route.GetMatch() {
 				if match, ok := r.matchTLS(vs, m, at); ok {
-					add(match, r.shares(vs, route.GetRoute()))
+					add(match, r.clusterWeights(vs, route.GetRoute()))
 				}
 			}
 		}
 		for _, route := range vs.Spec.GetTcp() {
 			for _, match := range r.matchTCP(vs, v.p.Address, route.GetMatch(), at) {
-				add(match, r.shares(vs, route.GetRoute()))
-				if match.all() {
+				add(match, r.clusterWeights(vs, route.GetRoute()))
+				if match.matchesAll() {
 					return out
 				}
 			}
@@ -140,7 +139,7 @@ func (v view) connectionRoutes(svc *registry.Service, port registry.Port, t traf
 		add(connectionMatch{}, toCluster(own))
 	case port.Protocol == registry.TLS || port.Protocol == registry.HTTPS:
 		match := connectionMatch{}
-		for known := range v.scope.Names(svc) {
+		for known := range v.scope.VisibleNames(svc) {
 			match.names = append(match.names, known.Hostname)
 		}
 		add(match, toCluster(own))
@@ -154,10 +153,10 @@ func (v view) connectionRoutes(svc *registry.Service, port registry.Port, t traf
 	return out
 }
 
-// endpointSubnets are the addresses of a service's endpoints, where callers connect to these themselves.
-func (v view) endpointSubnets(svc *registry.Service, port uint32) []netip.Prefix {
+// endpointSubnets returns the addresses of a service's endpoints, to which clients connect directly.
+func (v proxyView) endpointSubnets(svc *registry.Service, port uint32) []netip.Prefix {
 	var out []netip.Prefix
-	if instances := v.s.Instances(svc); instances != nil {
+	if instances := v.p.instances(v.s, svc); instances != nil {
 		for _, e := range instances.Endpoints {
 			if addr, err := netip.ParseAddr(e.Address); err == nil && e.ServicePort == port {
 				out = append(out, netip.PrefixFrom(addr, addr.BitLen()))
@@ -168,12 +167,12 @@ func (v view) endpointSubnets(svc *registry.Service, port uint32) []netip.Prefix
 	return slices.Compact(out)
 }
 
-// matchTLS is what is left of a condition for connections that arrive at an address.
+// matchTLS returns the part of a condition that Envoy must evaluate for connections that arrive at an address.
 func (r routing) matchTLS(vs *snapshot.VirtualService, m *networking.TLSMatchAttributes, at netip.AddrPort) (connectionMatch, bool) {
-	if !r.concerns(vs, m.GetGateways(), m.GetSourceLabels(), m.GetSourceNamespace(), m.GetPort()) {
+	if !r.appliesTo(vs, m.GetGateways(), m.GetSourceLabels(), m.GetSourceNamespace(), m.GetPort()) {
 		return connectionMatch{}, false
 	}
-	subnets, ok := reaching(m.GetDestinationSubnets(), at)
+	subnets, ok := matchDestination(m.GetDestinationSubnets(), at)
 	match := connectionMatch{names: m.GetSniHosts(), subnets: subnets}
 	if slices.Contains(match.names, "*") {
 		match.names = nil
@@ -181,31 +180,31 @@ func (r routing) matchTLS(vs *snapshot.VirtualService, m *networking.TLSMatchAtt
 	return match, ok
 }
 
-// matchTCP are the conditions of a route that connections from an address, which arrive at another, may meet.
+// matchTCP returns the conditions of a route that connections from one address to another may match.
 func (r routing) matchTCP(vs *snapshot.VirtualService, from netip.Addr, matches []*networking.L4MatchAttributes, at netip.AddrPort) []connectionMatch {
 	if len(matches) == 0 {
 		return []connectionMatch{{}}
 	}
 	var out []connectionMatch
 	for _, m := range matches {
-		if !r.concerns(vs, m.GetGateways(), m.GetSourceLabels(), m.GetSourceNamespace(), m.GetPort()) || !within(m.GetSourceSubnet(), from) {
+		if !r.appliesTo(vs, m.GetGateways(), m.GetSourceLabels(), m.GetSourceNamespace(), m.GetPort()) || !isInSubnet(m.GetSourceSubnet(), from) {
 			continue
 		}
-		if subnets, ok := reaching(m.GetDestinationSubnets(), at); ok {
+		if subnets, ok := matchDestination(m.GetDestinationSubnets(), at); ok {
 			out = append(out, connectionMatch{subnets: subnets})
 		}
 	}
 	return out
 }
 
-// reaching says whether connections that arrive at an address can be for one of the subnets; where they arrive from all
-// addresses, Envoy has to look at the subnets that are left.
-func reaching(written []string, at netip.AddrPort) (left []netip.Prefix, ok bool) {
+// matchDestination reports whether connections that arrive at an address may match one of the subnets. For a wildcard
+// address it returns the subnets that Envoy must match.
+func matchDestination(written []string, at netip.AddrPort) (left []netip.Prefix, ok bool) {
 	if len(written) == 0 {
 		return nil, true
 	}
 	for _, text := range written {
-		subnet, valid := subnetOf(text)
+		subnet, valid := parseSubnet(text)
 		switch {
 		case !valid:
 		case at.Addr().IsUnspecified():
@@ -217,16 +216,16 @@ func reaching(written []string, at netip.AddrPort) (left []netip.Prefix, ok bool
 	return left, len(left) > 0
 }
 
-func within(written string, addr netip.Addr) bool {
+func isInSubnet(written string, addr netip.Addr) bool {
 	if written == "" {
 		return true
 	}
-	subnet, ok := subnetOf(written)
+	subnet, ok := parseSubnet(written)
 	return ok && subnet.Contains(addr)
 }
 
-// subnetOf reads an address or a block.
-func subnetOf(text string) (netip.Prefix, bool) {
+// parseSubnet parses an address or a block.
+func parseSubnet(text string) (netip.Prefix, bool) {
 	if addr, err := netip.ParseAddr(text); err == nil {
 		return netip.PrefixFrom(addr, addr.BitLen()), true
 	}
@@ -234,28 +233,28 @@ func subnetOf(text string) (netip.Prefix, bool) {
 	return prefix.Masked(), err == nil
 }
 
-// matchesTCP says whether one of the conditions is met at a gateway, where no subnets are looked at.
+// matchesTCP reports whether one of the conditions matches at a gateway, where conditions with subnets never match.
 func (r routing) matchesTCP(vs *snapshot.VirtualService, matches []*networking.L4MatchAttributes) bool {
 	if len(matches) == 0 {
 		return true
 	}
 	for _, m := range matches {
 		if len(m.GetDestinationSubnets()) == 0 && m.GetSourceSubnet() == "" &&
-			r.concerns(vs, m.GetGateways(), m.GetSourceLabels(), m.GetSourceNamespace(), m.GetPort()) {
+			r.appliesTo(vs, m.GetGateways(), m.GetSourceLabels(), m.GetSourceNamespace(), m.GetPort()) {
 			return true
 		}
 	}
 	return false
 }
 
-// shares reads weighted destinations.
-func (r routing) shares(vs *snapshot.VirtualService, routes []*networking.RouteDestination) []share {
-	var out []share
+// clusterWeights converts weighted destinations.
+func (r routing) clusterWeights(vs *snapshot.VirtualService, routes []*networking.RouteDestination) []clusterWeight {
+	var out []clusterWeight
 	for _, d := range routes {
 		if len(routes) > 1 && d.GetWeight() == 0 {
 			continue
 		}
-		out = append(out, share{r.cluster(d.GetDestination(), vs.Namespace), uint32(max(1, d.GetWeight()))})
+		out = append(out, clusterWeight{r.cluster(d.GetDestination(), vs.Namespace), uint32(max(1, d.GetWeight()))})
 	}
 	if len(out) == 0 {
 		return toCluster(BlackHoleCluster)

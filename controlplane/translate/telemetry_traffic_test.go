@@ -21,7 +21,7 @@ import (
 	"github.com/pilotfish-mesh/pilotfish/internal/testenv"
 )
 
-// series finds the samples of an Envoy's metric whose labels have all of the given ones.
+// series returns the samples of an Envoy's metric with all specified labels.
 func (e *envoy) series(metric string, labels ...string) []string {
 	var out []string
 	for _, line := range strings.Split(e.get("/stats/prometheus?usedonly"), "\n") {
@@ -51,7 +51,7 @@ func (e *envoy) counts(value, metric string, labels ...string) {
 	})
 }
 
-// measuringEnvoys runs a test with the Envoys that have the mesh's standard metrics.
+// measuringEnvoys runs a test with the Envoy versions that support the standard metrics.
 func measuringEnvoys(t *testing.T, network int, run func(t *testing.T, version string, network int)) {
 	for i, version := range []string{testenv.EnvoyVersion, "1.38.3"} {
 		t.Run(version, func(t *testing.T) {
@@ -61,11 +61,11 @@ func measuringEnvoys(t *testing.T, network int, run func(t *testing.T, version s
 	}
 }
 
-// TestStandardMetricsTellWhoCalledWhom from both sides, of requests and connections, as documents change them.
-func TestStandardMetricsTellWhoCalledWhom(t *testing.T) {
+// TestStandardMetricLabels on both sides, for requests and TCP connections, with changes by documents.
+func TestStandardMetricLabels(t *testing.T) {
 	measuringEnvoys(t, 176001, func(t *testing.T, version string, network int) {
-		w := newWorld(t, version, network, pair)
-		w.app("NET.2.2:8080", "server", func(rw http.ResponseWriter, r *http.Request) {
+		w := newTestEnv(t, version, network, pair)
+		w.serveApp("NET.2.2:8080", "server", func(rw http.ResponseWriter, r *http.Request) {
 			if r.URL.Path == "/bad" {
 				rw.WriteHeader(http.StatusTeapot)
 			}
@@ -85,11 +85,11 @@ func TestStandardMetricsTellWhoCalledWhom(t *testing.T) {
 		const known = "client"
 		caller := known
 		if version != testenv.EnvoyVersion {
-			caller = "unknown" // such an Envoy cannot bound what callers say of themselves
+			caller = "unknown" // this Envoy cannot limit the series of clients
 		}
 
-		w.expect(200, `peer=""`, func() answer { return w.through(clientPort, serverURL, "X-Pilotfish-Peer=me;myself;i;and;me;too") })
-		w.expect(418, "", func() answer { return w.through(clientPort, "http://server.back/bad") })
+		w.expect(200, `peer=""`, func() httpResult { return w.request(clientPort, serverURL, "X-Pilotfish-Peer=me;myself;i;and;me;too") })
+		w.expect(418, "", func() httpResult { return w.request(clientPort, "http://server.back/bad") })
 		both := []string{"destination_workload=server-1", "destination_workload_namespace=back", "destination_app=server", "destination_version=v1",
 			"destination_service=server.back.svc.cluster.local", "destination_service_name=server", "destination_service_namespace=back",
 			"destination_canonical_service=server", "destination_canonical_revision=v1", "request_protocol=http", "response_flags=-",
@@ -109,14 +109,15 @@ func TestStandardMetricsTellWhoCalledWhom(t *testing.T) {
 				"destination_service=server.back.svc.cluster.local")
 		}
 
-		// In plaintext nobody's word is taken.
-		w.expect(200, `peer=""`, func() answer { return w.through("", "http://NET.2.1:8080/x", "X-Pilotfish-Peer=a;b;c;d;e;f") })
+		// Peer metadata is ignored in plaintext.
+		w.expect(200, `peer=""`, func() httpResult { return w.request("", "http://NET.2.1:8080/x", "X-Pilotfish-Peer=a;b;c;d;e;f") })
 		server.counts("1", "envoy_istio_requests_total", "connection_security_policy=none", "source_workload=unknown", "source_principal=unknown",
 			"source_cluster=unknown", "source_canonical_revision=latest")
 
-		// Who has a certificate and no sidecar may say anything; what is no name is none, and long ones end.
+		// A client with a certificate and no sidecar can send any peer metadata. Invalid names are dropped, and long
+		// ones are cut.
 		for _, lie := range []string{"a\xffb;c;d;e;f;g", `a"b;c;d;e;f;g`, "nothing of the sort", strings.Repeat("x", 5000) + ";y"} {
-			w.lie(serverURL, "spiffe://cluster.local/ns/front/sa/liar", lie)
+			w.requestAsPeer(serverURL, "spiffe://cluster.local/ns/front/sa/liar", lie)
 		}
 		if caller == known {
 			server.counts("2", "envoy_istio_requests_total", "source_principal=spiffe://cluster.local/ns/front/sa/liar", "source_workload=", "source_workload_namespace=c")
@@ -134,8 +135,8 @@ func TestStandardMetricsTellWhoCalledWhom(t *testing.T) {
 		server.counts("5", "envoy_istio_tcp_received_bytes_total", "source_principal=spiffe://cluster.local/ns/front/sa/client", "connection_security_policy=mutual_tls")
 		server.counts("5", "envoy_istio_tcp_sent_bytes_total", "reporter=destination", "destination_service_name=server")
 
-		// Of what is outside nothing is known but that.
-		w.expect(503, "", func() answer { return w.through(clientPort, "http://NET.5.1:8080/") })
+		// Labels of external destinations are unknown.
+		w.expect(503, "", func() httpResult { return w.request(clientPort, "http://NET.5.1:8080/") })
 		unknown := []string{"destination_workload=unknown", "destination_workload_namespace=unknown", "destination_service=unknown",
 			"destination_service_name=PassthroughCluster", "destination_service_namespace=unknown"}
 		client.counts("1", "envoy_istio_request_bytes_count", append(unknown, "response_code=503")...)
@@ -143,7 +144,7 @@ func TestStandardMetricsTellWhoCalledWhom(t *testing.T) {
 			"destination_canonical_service=unknown", "destination_canonical_revision=latest", "destination_cluster=unknown",
 			"destination_principal=unknown", "source_principal=unknown")...)
 
-		// A document changes labels, and turns one metric off on one side.
+		// A document changes labels, and disables one metric on one side.
 		w.change(`
 apiVersion: telemetry.istio.io/v1
 kind: Telemetry
@@ -155,12 +156,12 @@ spec:
     - match: {metric: REQUEST_COUNT, mode: CLIENT}
       disabled: true
 `)
-		w.expect(200, "", func() answer { return w.through(clientPort, "http://server.back/changed") })
+		w.expect(200, "", func() httpResult { return w.request(clientPort, "http://server.back/changed") })
 		eventually(t, func() string {
 			if len(server.series("envoy_istio_requests_total", "path=/changed", "kind=good", "response_code=200")) == 1 {
 				return ""
 			}
-			_ = w.through(clientPort, "http://server.back/changed")
+			_ = w.request(clientPort, "http://server.back/changed")
 			return strings.Join(server.series("envoy_istio_requests_total"), "\n")
 		})
 		if found := server.series("envoy_istio_requests_total", "path=/changed", "response_flags=-"); len(found) > 0 {
@@ -169,15 +170,15 @@ spec:
 		if found := client.series("envoy_istio_requests_total", "path=/changed"); len(found) > 0 {
 			t.Errorf("a metric that is disabled is there: %v", found)
 		}
-		server.settled()
+		server.hasSettled()
 	})
 }
 
-// talk sends text on a connection, and hears it back.
-func (w *world) talk(address, text string) {
+// talk sends text on a connection and expects it back.
+func (w *testEnv) talk(address, text string) {
 	w.t.Helper()
 	eventually(w.t, func() string {
-		c, err := net.DialTimeout("tcp", w.text(address), 5*time.Second)
+		c, err := net.DialTimeout("tcp", w.expandNetwork(address), 5*time.Second)
 		if err != nil {
 			return err.Error()
 		}
@@ -192,15 +193,15 @@ func (w *world) talk(address, text string) {
 	})
 }
 
-// lie asks a server's sidecar as a caller of the mesh that has a certificate and no sidecar.
-func (w *world) lie(target, id, peer string) {
+// requestAsPeer sends a request to a server's sidecar as a mesh client with a certificate and no sidecar.
+func (w *testEnv) requestAsPeer(target, id, peer string) {
 	w.t.Helper()
 	cert, key := w.plane.ca.issue(id)
 	pair, err := tls.X509KeyPair(cert, key)
 	if err != nil {
 		w.t.Fatal(err)
 	}
-	c, err := tls.Dial("tcp", w.text("NET.2.1:8080"), &tls.Config{Certificates: []tls.Certificate{pair}, InsecureSkipVerify: true, NextProtos: []string{"istio-http/1.1", "http/1.1"}})
+	c, err := tls.Dial("tcp", w.expandNetwork("NET.2.1:8080"), &tls.Config{Certificates: []tls.Certificate{pair}, InsecureSkipVerify: true, NextProtos: []string{"istio-http/1.1", "http/1.1"}})
 	if err != nil {
 		w.t.Fatal(err)
 	}
@@ -213,11 +214,11 @@ func (w *world) lie(target, id, peer string) {
 	}
 }
 
-// TestIntroductionsReachSidecarsOnly: no application and nobody outside of the mesh sees what callers say of themselves.
-func TestIntroductionsReachSidecarsOnly(t *testing.T) {
-	bothEnvoys(t, 197001, func(t *testing.T, version string, network int) {
+// TestPeerHeaderReachesOnlySidecars: applications and external hosts do not receive peer metadata.
+func TestPeerHeaderReachesOnlySidecars(t *testing.T) {
+	forEachEnvoyVersion(t, 197001, func(t *testing.T, version string, network int) {
 		seen := make(chan string, 100)
-		tell := func(name string) http.HandlerFunc {
+		respond := func(name string) http.HandlerFunc {
 			return func(rw http.ResponseWriter, r *http.Request) {
 				seen <- name + r.URL.Path
 				fmt.Fprintf(rw, "%s peer=%q", name, r.Header.Get("X-Pilotfish-Peer"))
@@ -226,9 +227,9 @@ func TestIntroductionsReachSidecarsOnly(t *testing.T) {
 				}
 			}
 		}
-		beside := httptest.NewServer(tell("beside"))
-		t.Cleanup(beside.Close)
-		w := newWorld(t, version, network, pair, strings.ReplaceAll(`
+		external := httptest.NewServer(respond("external"))
+		t.Cleanup(external.Close)
+		w := newTestEnv(t, version, network, pair, strings.ReplaceAll(`
 apiVersion: v1
 kind: Service
 metadata: {name: bare, namespace: back}
@@ -262,7 +263,7 @@ spec:
   selector: {istio: exit}
   servers:
   - {port: {number: 8080, name: http, protocol: HTTP}, hosts: ["*.example.com"]}
-  - {port: {number: 8081, name: beside, protocol: HTTP}, hosts: ["*"], defaultEndpoint: "BESIDE"}
+  - {port: {number: 8081, name: external, protocol: HTTP}, hosts: ["*"], defaultEndpoint: "EXTERNAL_ADDRESS"}
 ---
 apiVersion: networking.istio.io/v1
 kind: VirtualService
@@ -277,21 +278,21 @@ spec:
     route: [{destination: {host: server, port: {number: 80}}}]
     mirrors: [{destination: {host: out.example.com, port: {number: 80}}}]
   - route: [{destination: {host: out.example.com, port: {number: 80}}}]
-`, "BESIDE", strings.TrimPrefix(beside.URL, "http://")))
-		w.app("NET.2.2:8080", "server", tell("server"))
-		w.app("NET.3.1:8080", "bare", tell("bare"))
-		w.app("NET.4.1:8080", "out", tell("out"))
+`, "EXTERNAL_ADDRESS", strings.TrimPrefix(external.URL, "http://")))
+		w.serveApp("NET.2.2:8080", "server", respond("server"))
+		w.serveApp("NET.3.1:8080", "bare", respond("bare"))
+		w.serveApp("NET.4.1:8080", "out", respond("out"))
 		w.proxy(clientNode, "front/client")
 		w.proxy(serverNode, "back/server")
 		w.proxy("router exit.back NET.5.1 istio=exit", "back/exit")
 		for _, url := range []string{"http://bare.back/", "http://bare.back:81/", "http://out.example.com/", serverURL, "http://server.back/copied"} {
-			w.expect(200, `peer=""`, func() answer { return w.through(clientPort, url) })
+			w.expect(200, `peer=""`, func() httpResult { return w.request(clientPort, url) })
 		}
 		for _, url := range []string{"http://NET.5.1:8080/", "http://NET.5.1:8080/copied", "http://NET.5.1:8081/"} {
-			w.expect(200, `peer=""`, func() answer { return w.through("", url, "Host=out.example.com", "X-Pilotfish-Peer=a;b;c;d;e;f") })
+			w.expect(200, `peer=""`, func() httpResult { return w.request("", url, "Host=out.example.com", "X-Pilotfish-Peer=a;b;c;d;e;f") })
 		}
 		for parted := map[string]bool{}; len(parted) < 2; {
-			got := w.through("", "http://NET.5.1:8080/parted", "Host=out.example.com", "X-Pilotfish-Peer=a;b;c;d;e;f")
+			got := w.request("", "http://NET.5.1:8080/parted", "Host=out.example.com", "X-Pilotfish-Peer=a;b;c;d;e;f")
 			if got.code != 200 || !strings.Contains(got.body, `peer=""`) {
 				t.Fatalf("%+v", got)
 			}
@@ -304,14 +305,14 @@ spec:
 					copies++
 				}
 			case <-time.After(10 * time.Second):
-				t.Fatal("no copies came")
+				t.Fatal("no mirrored requests received")
 			}
 		}
 	})
 }
 
-// TestCollectorsAreHeld: a sidecar that asks for clusters as it needs them has those of its collectors, which no route asks for.
-func TestCollectorsAreHeld(t *testing.T) {
+// TestOnDemandSidecarHasCollectorClusters, which no route requests.
+func TestOnDemandSidecarHasCollectorClusters(t *testing.T) {
 	mesh := &meshconfig.MeshConfig{}
 	if err := protojson.Unmarshal([]byte(`{"extensionProviders": [{"name": "p", "opentelemetry": {"service": "collector.back.svc.cluster.local", "port": 4317}}],
 		"defaultProviders": {"tracing": ["p"]}}`), mesh); err != nil {
@@ -323,7 +324,7 @@ kind: Service
 metadata: {name: collector, namespace: back}
 spec: {selector: {app: collector}, ports: [{name: tcp, port: 4317}]}
 `)
-	needed, err := translate.NeededClusters(m.snap, proxy(t, "sidecar client.front 127.197.1.1 app=client INTERCEPTION_MODE=REDIRECT ENVOY_VERSION=1.40.0 HOSTS_APART=yes"))
+	needed, err := translate.RequiredClusters(m.snap, proxy(t, "sidecar client.front 127.197.1.1 app=client INTERCEPTION_MODE=REDIRECT ENVOY_VERSION=1.40.0 HOSTS_APART=yes"))
 	if want := translate.OutboundCluster("collector.back.svc.cluster.local", "", 4317); err != nil || !slices.Contains(needed, want) {
 		t.Errorf("%v %v without %s", needed, err, want)
 	}

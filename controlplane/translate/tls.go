@@ -7,20 +7,20 @@ import (
 	meshconfig "istio.io/api/mesh/v1alpha1"
 )
 
-// The names under which the agent serves the mesh's own certificate and its roots.
+// The names under which the agent serves the workload's certificate and the mesh's roots.
 const (
 	workloadSecret = "default"
 	rootSecret     = "ROOTCA"
-	// systemRoots stands for a file of roots: those that the system trusts.
+	// systemRoots is the value of a roots file that selects the system's roots.
 	systemRoots = "system"
 )
 
-// fileCertificate is the name under which the agent serves a certificate and key from files.
+// fileCertificate returns the name under which the agent serves a certificate and key from files.
 func fileCertificate(certificate, key string) string { return "file-cert:" + certificate + "~" + key }
 
-// fileRoot is the name under which the agent serves roots from a file, or the system's: for servers that are called. No
-// server of ours lets in whom the system trusts (see gatewayTLS).
-// What crl names, if anything, are lists of certificates of theirs that are revoked.
+// fileRoot returns the name under which the agent serves roots from a file, or the system's, to verify upstream
+// servers. It is not used with system roots to verify clients (see gatewayTLS). crl is an optional file with revocation
+// lists.
 func fileRoot(file, crl string) string {
 	if file == "" {
 		file = systemRoots
@@ -31,11 +31,11 @@ func fileRoot(file, crl string) string {
 	return "file-root:" + file + crl
 }
 
-// sdsSecret asks the agent for a certificate or for roots.
+// sdsSecret refers to a certificate or roots from the agent.
 func sdsSecret(name string) *tlsv3.SdsSecretConfig {
 	return &tlsv3.SdsSecretConfig{Name: name, SdsConfig: &corev3.ConfigSource{
 		ResourceApiVersion: corev3.ApiVersion_V3,
-		// No time-out: a connection without the certificate it needs must wait for it, not go on.
+		// No timeout: a connection must not proceed without its certificate.
 		InitialFetchTimeout: duration(0),
 		ConfigSourceSpecifier: &corev3.ConfigSource_ApiConfigSource{ApiConfigSource: &corev3.ApiConfigSource{
 			ApiType:                   corev3.ApiConfigSource_GRPC,
@@ -48,7 +48,7 @@ func sdsSecret(name string) *tlsv3.SdsSecretConfig {
 	}}
 }
 
-// tlsVersions lets both sides take TLS 1.3: Envoy's own upstream maximum is 1.2.
+// tlsVersions enables TLS 1.3 on both sides: Envoy's default maximum for upstream connections is 1.2.
 func tlsVersions() *tlsv3.TlsParameters {
 	return &tlsv3.TlsParameters{
 		TlsMinimumProtocolVersion: tlsv3.TlsParameters_TLSv1_2,
@@ -56,8 +56,8 @@ func tlsVersions() *tlsv3.TlsParameters {
 	}
 }
 
-// tlsWithin are they, as the mesh's configuration narrows them: meshMTLS for its own TLS, tlsDefaults for all other.
-func tlsWithin(c *meshconfig.MeshConfig_TLSConfig) *tlsv3.TlsParameters {
+// tlsParameters returns the TLS parameters of the mesh configuration: meshMTLS for mesh TLS, tlsDefaults for other TLS.
+func tlsParameters(c *meshconfig.MeshConfig_TLSConfig) *tlsv3.TlsParameters {
 	out := tlsVersions()
 	if c.GetMinProtocolVersion() == meshconfig.MeshConfig_TLSConfig_TLSV1_3 {
 		out.TlsMinimumProtocolVersion = tlsv3.TlsParameters_TLSv1_3
@@ -66,15 +66,16 @@ func tlsWithin(c *meshconfig.MeshConfig_TLSConfig) *tlsv3.TlsParameters {
 	return out
 }
 
-// meshCertificates is a TLS context that shows the workload's certificate.
+// meshCertificates returns a TLS context with the workload's certificate.
 func meshCertificates(mesh *meshconfig.MeshConfig) *tlsv3.CommonTlsContext {
 	return &tlsv3.CommonTlsContext{
-		TlsParams:                      tlsWithin(mesh.GetMeshMTLS()),
+		TlsParams:                      tlsParameters(mesh.GetMeshMTLS()),
 		TlsCertificateSdsSecretConfigs: []*tlsv3.SdsSecretConfig{sdsSecret(workloadSecret)},
 	}
 }
 
-// meshValidation accepts certificates of the mesh with one of the identities; with any where none are given.
+// meshValidation accepts certificates of the mesh with one of the identities; without identities, any certificate of
+// the mesh.
 func meshValidation(identities []string) *tlsv3.CommonTlsContext_CombinedValidationContext {
 	matchers := make([]*tlsv3.SubjectAltNameMatcher, 0, len(identities))
 	for _, id := range identities {
@@ -92,7 +93,7 @@ func validateWith(root string, names []*tlsv3.SubjectAltNameMatcher) *tlsv3.Comm
 	}
 }
 
-// exactNames accepts certificates for one of the names, whichever sort of name it is.
+// exactNames accepts certificates with one of the names, of any SAN type.
 func exactNames(names []string) []*tlsv3.SubjectAltNameMatcher {
 	var out []*tlsv3.SubjectAltNameMatcher
 	for _, name := range names {

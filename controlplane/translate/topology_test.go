@@ -11,9 +11,9 @@ import (
 	"github.com/pilotfish-mesh/pilotfish/controlplane/xds"
 )
 
-// Whose address a gateway takes for its caller's, and what becomes of a certificate's header, is for its own ProxyConfig to
-// say, or else for the mesh's; without either nobody is believed.
-func TestGatewayBelievesTheProxiesThatItsConfigurationTellsOf(t *testing.T) {
+// TestGatewayTrustsConfiguredProxies: a gateway's ProxyConfig, or else the mesh's, determines the client address and
+// the handling of the certificate header. Without either, no front proxy is trusted.
+func TestGatewayTrustsConfiguredProxies(t *testing.T) {
 	trusting := map[string]any{"numTrustedProxies": 2.0, "forwardClientCertDetails": "APPEND_FORWARD", "later": true}
 	for _, c := range []struct {
 		name string

@@ -20,11 +20,11 @@ import (
 	"github.com/pilotfish-mesh/pilotfish/controlplane/snapshot"
 )
 
-// defaultSampling is the percentage of requests that are traced when nobody says.
+// defaultSampling is the default percentage of traced requests.
 const defaultSampling = 1
 
-// trace has requests traced, as far as documents and the mesh's configuration say so.
-func (v view) trace(m *hcmv3.HttpConnectionManager, t traffic) {
+// setTracing configures tracing as documents and the mesh configuration specify.
+func (v proxyView) setTracing(m *hcmv3.HttpConnectionManager, t traffic) {
 	how := v.telemetry().Tracing(t.direction())
 	if how == nil {
 		return
@@ -32,7 +32,7 @@ func (v view) trace(m *hcmv3.HttpConnectionManager, t traffic) {
 	if !how.UseRequestID {
 		m.RequestIdExtension = &hcmv3.RequestIDExtension{TypedConfig: anyOf(&uuidv3.UuidRequestIdConfig{UseRequestIdForTraceSampling: boolean(false)})}
 	}
-	if how.Silent {
+	if how.SpansDisabled {
 		return
 	}
 	tracing := &hcmv3.HttpConnectionManager_Tracing{
@@ -42,23 +42,23 @@ func (v view) trace(m *hcmv3.HttpConnectionManager, t traffic) {
 		CustomTags:      v.spanTags(how),
 	}
 	if how.Provider != nil {
-		provider, longest := v.tracer(how.Provider)
+		provider, maxLength := v.tracer(how.Provider)
 		if provider == nil {
 			return
 		}
 		tracing.Provider = provider
-		if longest > 0 {
-			tracing.MaxPathTagLength = u32(longest)
+		if maxLength > 0 {
+			tracing.MaxPathTagLength = u32(maxLength)
 		}
 	}
 	if t.side == edgeSide || how.Provider.GetSkywalking() != nil {
 		tracing.SpawnUpstreamSpan = boolean(true)
 	}
-	tracing.NoContextPropagation = how.NoPropagation && v.p.atLeast(1, 38)
+	tracing.NoContextPropagation = how.NoPropagation && v.p.isEnvoyAtLeast(1, 38)
 	m.Tracing = tracing
 }
 
-func (v view) sampling(how *snapshot.Tracing) float64 {
+func (v proxyView) sampling(how *snapshot.Tracing) float64 {
 	if how.Sampling != nil {
 		return *how.Sampling
 	}
@@ -68,11 +68,11 @@ func (v view) sampling(how *snapshot.Tracing) float64 {
 	return defaultSampling
 }
 
-// spanTags are those that documents want, and what the mesh knows of the workload.
-func (v view) spanTags(how *snapshot.Tracing) []*tracingv3.CustomTag {
+// spanTags returns the tags that documents specify, and those of the workload.
+func (v proxyView) spanTags(how *snapshot.Tracing) []*tracingv3.CustomTag {
 	var out []*tracingv3.CustomTag
 	for _, name := range slices.Sorted(maps.Keys(how.Tags)) {
-		if tag := spanTag(name, how.Tags[name], v.p.atLeast(1, 38)); tag != nil {
+		if tag := spanTag(name, how.Tags[name], v.p.isEnvoyAtLeast(1, 38)); tag != nil {
 			out = append(out, tag)
 		}
 	}
@@ -116,9 +116,9 @@ func spanTag(name string, tag *telemetryv1.Tracing_CustomTag, formatterTags bool
 	return nil
 }
 
-// tracer is Envoy's tracer for a provider, and how much of a path it takes (0 for its default). Nil when the provider is
-// none of traces, or leads nowhere: then requests go untraced rather than not at all.
-func (v view) tracer(p *snapshot.ExtensionProvider) (tracer *tracev3.Tracing_Http, longest uint32) {
+// tracer returns Envoy's tracer for a provider, and its maximum path length (0 for the default). It returns nil if the
+// provider is not a tracer or its service is unknown: requests are then not traced.
+func (v proxyView) tracer(p *snapshot.ExtensionProvider) (tracer *tracev3.Tracing_Http, maxLength uint32) {
 	switch kind := p.GetProvider().(type) {
 	case *meshconfig.MeshConfig_ExtensionProvider_Opentelemetry:
 		return v.openTelemetryTracer(kind.Opentelemetry), kind.Opentelemetry.GetMaxTagLength()
@@ -141,13 +141,13 @@ func typedTracer(name string, config proto.Message) *tracev3.Tracing_Http {
 	return &tracev3.Tracing_Http{Name: name, ConfigType: &tracev3.Tracing_Http_TypedConfig{TypedConfig: anyOf(config)}}
 }
 
-// tracedName is what spans call the workload.
-func (v view) tracedName() string {
+// tracedName returns the workload's service name in spans.
+func (v proxyView) tracedName() string {
 	self := v.p.peer()
 	return self.service + "." + self.namespace
 }
 
-func (v view) openTelemetryTracer(p *meshconfig.MeshConfig_ExtensionProvider_OpenTelemetryTracingProvider) *tracev3.Tracing_Http {
+func (v proxyView) openTelemetryTracer(p *meshconfig.MeshConfig_ExtensionProvider_OpenTelemetryTracingProvider) *tracev3.Tracing_Http {
 	cluster, host, ok := v.providerCluster(p.GetService(), p.GetPort())
 	if !ok {
 		return nil
@@ -177,7 +177,8 @@ func (v view) openTelemetryTracer(p *meshconfig.MeshConfig_ExtensionProvider_Ope
 	return typedTracer("envoy.tracers.opentelemetry", config)
 }
 
-// providerHeaders are those with a value; what is in the control plane's environment is not for every proxy to know.
+// providerHeaders returns the headers with a value. Values from the control plane's environment are not sent to
+// proxies.
 func providerHeaders(headers []*meshconfig.MeshConfig_ExtensionProvider_HttpHeader) []*corev3.HeaderValueOption {
 	var out []*corev3.HeaderValueOption
 	for _, h := range headers {
@@ -191,7 +192,7 @@ func providerHeaders(headers []*meshconfig.MeshConfig_ExtensionProvider_HttpHead
 	return out
 }
 
-func (v view) zipkinTracer(p *meshconfig.MeshConfig_ExtensionProvider_ZipkinTracingProvider) *tracev3.Tracing_Http {
+func (v proxyView) zipkinTracer(p *meshconfig.MeshConfig_ExtensionProvider_ZipkinTracingProvider) *tracev3.Tracing_Http {
 	cluster, host, ok := v.providerCluster(p.GetService(), p.GetPort())
 	if !ok {
 		return nil
@@ -208,7 +209,7 @@ func (v view) zipkinTracer(p *meshconfig.MeshConfig_ExtensionProvider_ZipkinTrac
 	return typedTracer("envoy.tracers.zipkin", config)
 }
 
-func (v view) skywalkingTracer(p *meshconfig.MeshConfig_ExtensionProvider_SkyWalkingTracingProvider) *tracev3.Tracing_Http {
+func (v proxyView) skywalkingTracer(p *meshconfig.MeshConfig_ExtensionProvider_SkyWalkingTracingProvider) *tracev3.Tracing_Http {
 	cluster, host, ok := v.providerCluster(p.GetService(), p.GetPort())
 	if !ok {
 		return nil

@@ -32,15 +32,15 @@ const (
 	serverURL  = "http://server.back/x"
 )
 
-// TestSidecarsSpeakMutualTLSAndHTTP2AndProveWhoCalls is the heart of the mesh: by name, through two sidecars.
-func TestSidecarsSpeakMutualTLSAndHTTP2AndProveWhoCalls(t *testing.T) {
-	bothEnvoys(t, 206, func(t *testing.T, version string, network int) {
-		w := newWorld(t, version, network, pair)
-		w.app("NET.2.2:8080", "server", nil)
+// TestSidecarsUseMutualTLSAndHTTP2 is the basic case: by name, through two sidecars.
+func TestSidecarsUseMutualTLSAndHTTP2(t *testing.T) {
+	forEachEnvoyVersion(t, 206, func(t *testing.T, version string, network int) {
+		w := newTestEnv(t, version, network, pair)
+		w.serveApp("NET.2.2:8080", "server", nil)
 		client, server := w.proxy(clientNode, "front/client"), w.proxy(serverNode, "back/server")
-		call := func() answer { return w.through(clientPort, serverURL) }
+		call := func() httpResult { return w.request(clientPort, serverURL) }
 
-		// The workload hears HTTP/1.1, as its port says, and who called, as the caller's certificate proves.
+		// The workload receives HTTP/1.1, as its port declares, and the client's verified identity.
 		w.expect(200, "server HTTP/1.1 /x host=server.back xfcc=By=spiffe://cluster.local/ns/back/sa/server", call)
 		w.expect(200, "URI=spiffe://cluster.local/ns/front/sa/client", call)
 		if s := client.get("/stats?filter=outbound.80.*server.*upstream_cx_http2_total"); strings.Contains(s, ": 0") || !strings.Contains(s, ":") {
@@ -50,9 +50,9 @@ func TestSidecarsSpeakMutualTLSAndHTTP2AndProveWhoCalls(t *testing.T) {
 			t.Errorf("the callee's sidecar has no statistics by the agreed name: %s", s)
 		}
 
-		// PERMISSIVE: plaintext works, and nobody can claim an identity in it. STRICT: it does not.
-		plain := func() answer {
-			return w.through("", "http://NET.2.1:8080/x", "X-Forwarded-Client-Cert=URI=spiffe://cluster.local/ns/front/sa/client")
+		// PERMISSIVE: plaintext works, without a client identity. STRICT: plaintext fails.
+		plain := func() httpResult {
+			return w.request("", "http://NET.2.1:8080/x", "X-Forwarded-Client-Cert=URI=spiffe://cluster.local/ns/front/sa/client")
 		}
 		w.expect(200, "xfcc=", plain)
 		if a := plain(); strings.Contains(a.body, "spiffe://") {
@@ -62,7 +62,7 @@ func TestSidecarsSpeakMutualTLSAndHTTP2AndProveWhoCalls(t *testing.T) {
 		w.expect(0, "", plain)
 		w.expect(200, "URI=spiffe://cluster.local/ns/front/sa/client", call)
 
-		// DISABLE: plaintext on both sides, and HTTP/1.1.
+		// DISABLE: plaintext and HTTP/1.1 on both sides.
 		w.change(strings.Replace(strictEverywhere, "STRICT", "DISABLE", 1))
 		w.expect(200, "xfcc=", plain)
 		eventually(t, func() string {
@@ -81,29 +81,29 @@ metadata: {name: default, namespace: istio-system}
 spec: {mtls: {mode: STRICT}}
 `
 
-func TestCalleeWithAnotherIdentityIsNotBelieved(t *testing.T) {
-	bothEnvoys(t, 208, func(t *testing.T, version string, network int) {
-		w := newWorld(t, version, network, pair)
-		w.app("NET.2.2:8080", "impostor", nil)
+func TestServerWithOtherIdentityIsRejected(t *testing.T) {
+	forEachEnvoyVersion(t, 208, func(t *testing.T, version string, network int) {
+		w := newTestEnv(t, version, network, pair)
+		w.serveApp("NET.2.2:8080", "impostor", nil)
 		w.proxy(clientNode, "front/client")
 		w.proxy(serverNode, "back/impostor")
-		w.expect(503, "", func() answer { return w.through(clientPort, serverURL) })
+		w.expect(503, "", func() httpResult { return w.request(clientPort, serverURL) })
 	})
 }
 
-func TestAuthorizationPoliciesLetInWhoMayAndNobodyElse(t *testing.T) {
-	bothEnvoys(t, 210, func(t *testing.T, version string, network int) {
-		w := newWorld(t, version, network, pair, strictEverywhere, `
+func TestAuthorizationPoliciesAllowAndDeny(t *testing.T) {
+	forEachEnvoyVersion(t, 210, func(t *testing.T, version string, network int) {
+		w := newTestEnv(t, version, network, pair, strictEverywhere, `
 apiVersion: security.istio.io/v1
 kind: AuthorizationPolicy
 metadata: {name: nobody, namespace: back}
 spec: {}
 `)
-		w.app("NET.2.2:8080", "server", nil)
+		w.serveApp("NET.2.2:8080", "server", nil)
 		w.proxy(clientNode, "front/client")
 		w.proxy(serverNode, "back/server")
-		call := func(path string) func() answer {
-			return func() answer { return w.through(clientPort, "http://server.back"+path) }
+		call := func(path string) func() httpResult {
+			return func() httpResult { return w.request(clientPort, "http://server.back"+path) }
 		}
 		w.expect(403, "RBAC", call("/x"))
 		w.change(`
@@ -131,9 +131,9 @@ spec: {action: DENY, rules: [{to: [{operation: {paths: ["*/secret"]}}]}]}
 	})
 }
 
-func TestRoutingRulesAreFollowed(t *testing.T) {
-	bothEnvoys(t, 212, func(t *testing.T, version string, network int) {
-		w := newWorld(t, version, network, pair, `
+func TestRoutingRules(t *testing.T) {
+	forEachEnvoyVersion(t, 212, func(t *testing.T, version string, network int) {
+		w := newTestEnv(t, version, network, pair, `
 apiVersion: networking.istio.io/v1
 kind: WorkloadEntry
 metadata: {name: server-2, namespace: back}
@@ -145,7 +145,7 @@ metadata: {name: server, namespace: back}
 spec: {host: server, subsets: [{name: v1, labels: {version: v1}}, {name: v2, labels: {version: v2}}]}
 `, routingRules)
 		tries := make(chan struct{}, 100)
-		w.app("NET.2.2:8080", "v1", func(rw http.ResponseWriter, r *http.Request) {
+		w.serveApp("NET.2.2:8080", "v1", func(rw http.ResponseWriter, r *http.Request) {
 			switch r.URL.Path {
 			case "/slow":
 				select {
@@ -160,12 +160,12 @@ spec: {host: server, subsets: [{name: v1, labels: {version: v1}}, {name: v2, lab
 			}
 			fmt.Fprintf(rw, "v1 %s %s", r.URL.Path, r.Header.Get("X-Added"))
 		})
-		w.app("NET.3.2:8080", "v2", nil)
+		w.serveApp("NET.3.2:8080", "v2", nil)
 		w.proxy(clientNode, "front/client")
 		w.proxy(serverNode, "back/server")
 		w.proxy("sidecar server-2.back NET.3.1 app=server version=v2", "back/server")
-		call := func(path string, headers ...string) func() answer {
-			return func() answer { return w.through(clientPort, "http://server.back"+path, headers...) }
+		call := func(path string, headers ...string) func() httpResult {
+			return func() httpResult { return w.request(clientPort, "http://server.back"+path, headers...) }
 		}
 		w.expect(200, "v2", call("/", "x-user=ada"))
 		w.expect(200, "v1 / yes", call("/", "x-user=bob"))
@@ -176,7 +176,7 @@ spec: {host: server, subsets: [{name: v1, labels: {version: v1}}, {name: v2, lab
 		w.expect(504, "timeout", call("/slow"))
 		w.expect(200, "v1 /flaky", call("/flaky"))
 
-		// An edit applies without a restart.
+		// A changed document applies without a restart.
 		w.change(strings.Replace(routingRules, "{exact: ada}", "{exact: bob}", 1))
 		w.expect(200, "v2", call("/", "x-user=bob"))
 		w.remove(config.Key{Kind: config.VirtualService, Namespace: "back", Name: "server"})
@@ -213,17 +213,17 @@ spec:
     route: [{destination: {host: server, subset: v1}, weight: 100}, {destination: {host: server, subset: v2}, weight: 0}]
 `
 
-// TestFullNamesMayEndWithADot: by such a name nobody escapes the mesh's TLS, or a policy.
-func TestFullNamesMayEndWithADot(t *testing.T) {
-	bothEnvoys(t, 226, func(t *testing.T, version string, network int) {
-		w := newWorld(t, version, network, pair)
-		w.app("NET.2.2:8080", "server", nil)
+// TestHostsWithTrailingDot: such a name bypasses neither mutual TLS nor policies.
+func TestHostsWithTrailingDot(t *testing.T) {
+	forEachEnvoyVersion(t, 226, func(t *testing.T, version string, network int) {
+		w := newTestEnv(t, version, network, pair)
+		w.serveApp("NET.2.2:8080", "server", nil)
 		w.proxy(clientNode, "front/client")
 		w.proxy(serverNode, "back/server")
-		w.expect(200, "host=server.back.svc.cluster.local xfcc=By=spiffe://cluster.local/ns/back/sa/server", func() answer {
-			return w.through(clientPort, "http://server.back.svc.cluster.local./x")
+		w.expect(200, "host=server.back.svc.cluster.local xfcc=By=spiffe://cluster.local/ns/back/sa/server", func() httpResult {
+			return w.request(clientPort, "http://server.back.svc.cluster.local./x")
 		})
-		plain := func() answer { return w.through("", "http://NET.2.1:8080/x", "Host=server.back.:80") }
+		plain := func() httpResult { return w.request("", "http://NET.2.1:8080/x", "Host=server.back.:80") }
 		w.expect(200, "server", plain)
 		w.change(`
 apiVersion: security.istio.io/v1
@@ -235,12 +235,12 @@ spec: {action: DENY, rules: [{to: [{operation: {hosts: [server.back, "server.bac
 	})
 }
 
-func TestUnknownHostsGoOutOrAreToldWhyNot(t *testing.T) {
-	bothEnvoys(t, 214, func(t *testing.T, version string, network int) {
-		w := newWorld(t, version, network, pair)
-		w.app("NET.9.9:8888", "outside", nil)
+func TestUnknownHosts(t *testing.T) {
+	forEachEnvoyVersion(t, 214, func(t *testing.T, version string, network int) {
+		w := newTestEnv(t, version, network, pair)
+		w.serveApp("NET.9.9:8888", "outside", nil)
 		w.proxy(clientNode, "front/client")
-		out := func() answer { return w.through(clientPort, "http://NET.9.9:8888/x") }
+		out := func() httpResult { return w.request(clientPort, "http://NET.9.9:8888/x") }
 		w.expect(200, "outside HTTP/1.1 /x", out)
 		w.change(`
 apiVersion: networking.istio.io/v1
@@ -248,19 +248,19 @@ kind: Sidecar
 metadata: {name: closed, namespace: front}
 spec: {outboundTrafficPolicy: {mode: REGISTRY_ONLY}, egress: [{hosts: ["*/*"]}]}
 `)
-		host := w.text("NET.9.9:8888")
+		host := w.expandNetwork("NET.9.9:8888")
 		if version == testenv.OldEnvoyVersion {
-			host = "of this name" // it knows no format that the host could be in
+			host = "of this name" // this version ignores the format with the host
 		}
 		w.expect(502, "this workload sees no service "+host, out)
-		// Known, and nobody there.
-		w.expect(503, "", func() answer { return w.through(clientPort, serverURL) })
+		// The service exists, but has no endpoint.
+		w.expect(503, "", func() httpResult { return w.request(clientPort, serverURL) })
 	})
 }
 
-func TestGatewayTakesTrafficIn(t *testing.T) {
-	bothEnvoys(t, 216, func(t *testing.T, version string, network int) {
-		w := newWorld(t, version, network, pair, strictEverywhere, `
+func TestGatewayIngress(t *testing.T) {
+	forEachEnvoyVersion(t, 216, func(t *testing.T, version string, network int) {
+		w := newTestEnv(t, version, network, pair, strictEverywhere, `
 apiVersion: v1
 kind: Service
 metadata: {name: ingress, namespace: edge}
@@ -289,29 +289,29 @@ spec:
   gateways: [edge/edge]
   http: [{route: [{destination: {host: server, port: {number: 80}}}]}]
 `)
-		w.app("NET.2.2:8080", "server", nil)
+		w.serveApp("NET.2.2:8080", "server", nil)
 		w.proxy("router ingress.edge NET.1.1 istio=ingress PUBLISH=8080=NET.1.9:18080", "edge/ingress")
 		w.proxy(serverNode, "back/server")
-		w.expect(200, "URI=spiffe://cluster.local/ns/edge/sa/ingress", func() answer {
-			return w.through("", "http://NET.1.9:18080/x", "Host=shop.example.com:18080")
+		w.expect(200, "URI=spiffe://cluster.local/ns/edge/sa/ingress", func() httpResult {
+			return w.request("", "http://NET.1.9:18080/x", "Host=shop.example.com:18080")
 		})
-		w.expect(404, "", func() answer { return w.through("", "http://NET.1.9:18080/x", "Host=other.example.com") })
-		w.expect(301, "https://secure.example.com/x", func() answer { return w.through("", "http://NET.1.9:18080/x", "Host=secure.example.com") })
-		w.expect(200, "server", func() answer { return w.https("shop.example.com", nil) })
-		w.expect(0, "", func() answer { return w.https("mutual.example.com", nil) })
+		w.expect(404, "", func() httpResult { return w.request("", "http://NET.1.9:18080/x", "Host=other.example.com") })
+		w.expect(301, "https://secure.example.com/x", func() httpResult { return w.request("", "http://NET.1.9:18080/x", "Host=secure.example.com") })
+		w.expect(200, "server", func() httpResult { return w.https("shop.example.com", nil) })
+		w.expect(0, "", func() httpResult { return w.https("mutual.example.com", nil) })
 		cert, key := w.plane.ca.issue("spiffe://anyone/x")
 		pairOf, err := tls.X509KeyPair(cert, key)
 		if err != nil {
 			t.Fatal(err)
 		}
-		w.expect(200, "server", func() answer { return w.https("mutual.example.com", []tls.Certificate{pairOf}) })
+		w.expect(200, "server", func() httpResult { return w.https("mutual.example.com", []tls.Certificate{pairOf}) })
 	})
 }
 
-// TestConnectionsPassWhenTheServerTalksFirst: MySQL and its like. Waiting for the client's first bytes would hang.
-func TestConnectionsPassWhenTheServerTalksFirst(t *testing.T) {
-	bothEnvoys(t, 218, func(t *testing.T, version string, network int) {
-		w := newWorld(t, version, network, pair)
+// TestServerFirstConnections covers protocols such as MySQL. Waiting for the client's first bytes would hang.
+func TestServerFirstConnections(t *testing.T) {
+	forEachEnvoyVersion(t, 218, func(t *testing.T, version string, network int) {
+		w := newTestEnv(t, version, network, pair)
 		l := w.listen("NET.2.2:3306")
 		go func() {
 			for {
@@ -327,25 +327,25 @@ func TestConnectionsPassWhenTheServerTalksFirst(t *testing.T) {
 		w.proxy(serverNode, "back/server")
 		for _, mode := range []string{"PERMISSIVE", "STRICT", "DISABLE"} {
 			w.change(strings.Replace(strictEverywhere, "STRICT", mode, 1))
-			w.expect(200, "greetings", func() answer { return w.firstLine("NET.1.16:3306") })
+			w.expect(200, "greetings", func() httpResult { return w.firstLine("NET.1.16:3306") })
 		}
 		w.change(strings.Replace(strictEverywhere, "STRICT", "PERMISSIVE", 1))
-		w.expect(200, "greetings", func() answer { return w.firstLine("NET.2.1:3306") })
+		w.expect(200, "greetings", func() httpResult { return w.firstLine("NET.2.1:3306") })
 		w.change(`
 apiVersion: security.istio.io/v1
 kind: AuthorizationPolicy
 metadata: {name: deny, namespace: back}
 spec: {action: DENY, rules: [{from: [{source: {principals: ["*/client"]}}], to: [{operation: {methods: [GET]}}]}]}
 `)
-		w.expect(200, "greetings", func() answer { return w.firstLine("NET.2.1:3306") })
+		w.expect(200, "greetings", func() httpResult { return w.firstLine("NET.2.1:3306") })
 	})
 }
 
-// TestUpgradedConnectionsPassBothSidecars: a WebSocket, over HTTP/2 between them.
+// TestUpgradedConnectionsPassBothSidecars: a WebSocket, over HTTP/2 between the sidecars.
 func TestUpgradedConnectionsPassBothSidecars(t *testing.T) {
-	bothEnvoys(t, 220, func(t *testing.T, version string, network int) {
-		w := newWorld(t, version, network, pair)
-		w.app("NET.2.2:8080", "server", func(rw http.ResponseWriter, r *http.Request) {
+	forEachEnvoyVersion(t, 220, func(t *testing.T, version string, network int) {
+		w := newTestEnv(t, version, network, pair)
+		w.serveApp("NET.2.2:8080", "server", func(rw http.ResponseWriter, r *http.Request) {
 			conn, buffer, err := rw.(http.Hijacker).Hijack()
 			if err != nil {
 				return
@@ -357,6 +357,6 @@ func TestUpgradedConnectionsPassBothSidecars(t *testing.T) {
 		})
 		w.proxy(clientNode, "front/client")
 		w.proxy(serverNode, "back/server")
-		w.expect(101, "echo hello", func() answer { return w.upgrade("server.back", "hello\n") })
+		w.expect(101, "echo hello", func() httpResult { return w.upgrade("server.back", "hello\n") })
 	})
 }

@@ -12,23 +12,23 @@ import (
 	"github.com/pilotfish-mesh/pilotfish/controlplane/xds"
 )
 
-// Listeners are all listeners of the proxy.
+// Listeners returns all listeners of the proxy.
 func Listeners(s *snapshot.Snapshot, p *Proxy) ([]*xds.Resource, error) {
 	v := newView(s, p)
 	inbound := ""
 	if p.Interception == Redirect {
 		inbound = virtualInbound
 	}
-	listeners := v.patches.Listeners(p.Type == Router, inbound, p.signed(p.capture().listeners(v)))
-	v.noted(xds.ListenerType, every, nil)
+	listeners := v.patches.Listeners(p.Type == Router, inbound, p.addPeerMetadata(p.interceptionMode().listeners(v)))
+	v.reportSkippedPatches(xds.ListenerType, matchAll, nil)
 	return listenerResources(listeners)
 }
 
-// NamedListeners are those of the proxy's listeners that are named; names of none are left out.
+// NamedListeners returns the named listeners of the proxy. Unknown names are skipped.
 func NamedListeners(s *snapshot.Snapshot, p *Proxy, names []string) ([]*xds.Resource, error) {
 	v := newView(s, p)
-	if at, ok := v.gatesNamed(names); ok {
-		return listenerResources(p.signed(v.gateListeners(func(gate netip.AddrPort) bool { return at[gate] })))
+	if at, ok := v.parseListenerNames(names); ok {
+		return listenerResources(p.addPeerMetadata(v.buildOutboundListeners(func(gate netip.AddrPort) bool { return at[gate] })))
 	}
 	all, err := Listeners(s, p)
 	return slices.DeleteFunc(all, func(r *xds.Resource) bool { return !slices.Contains(names, r.Name) }), err
@@ -46,17 +46,17 @@ func listenerResources(listeners []*listenerv3.Listener) ([]*xds.Resource, error
 	return out, nil
 }
 
-// Routes are the named route configurations; names that lead nowhere are left out. No names at all: all that the
+// Routes returns the named route configurations. Unknown names are skipped. Without names it returns all that the
 // proxy's listeners refer to.
 func Routes(s *snapshot.Snapshot, p *Proxy, names []string) ([]*xds.Resource, error) {
-	v, c := newView(s, p), p.capture()
-	made := oneOf(names)
+	v, c := newView(s, p), p.interceptionMode()
+	made := matchNames(names)
 	if len(names) == 0 {
-		names, made = c.routeNames(v), every
+		names, made = c.routeNames(v), matchAll
 	}
 	var out []*xds.Resource
 	for _, name := range names {
-		r, err := c.route(v, name)
+		r, err := c.routeConfiguration(v, name)
 		if err != nil {
 			return nil, err
 		}
@@ -64,6 +64,6 @@ func Routes(s *snapshot.Snapshot, p *Proxy, names []string) ([]*xds.Resource, er
 			out = append(out, r)
 		}
 	}
-	v.noted(xds.RouteType, made, out)
+	v.reportSkippedPatches(xds.RouteType, made, out)
 	return out, nil
 }

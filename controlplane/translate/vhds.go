@@ -11,31 +11,31 @@ import (
 	"github.com/pilotfish-mesh/pilotfish/controlplane/xds"
 )
 
-// vhds says that the virtual hosts of a route configuration are resources of their own, named after both.
+// vhds configures a route configuration whose virtual hosts are separate resources.
 func vhds() *routev3.Vhds { return &routev3.Vhds{ConfigSource: ads()} }
 
-// VirtualHosts are all virtual hosts that go by themselves, of the named route configurations. No names at all: of all
-// that the proxy's listeners refer to.
+// VirtualHosts returns all VHDS resources of the named route configurations. Without names it returns those of all
+// route configurations that the proxy's listeners refer to.
 func VirtualHosts(s *snapshot.Snapshot, p *Proxy, routes []string) ([]*xds.Resource, error) {
-	if !p.HostsApart {
+	if !p.UseVHDS {
 		return nil, nil
 	}
 	v := newView(s, p)
 	out, err := v.allHosts(routes)
-	v.noted(xds.VirtualHostType, ofRoutes(routes), out)
+	v.reportSkippedPatches(xds.VirtualHostType, matchRoutes(routes), out)
 	return out, err
 }
 
-func (v view) allHosts(routes []string) ([]*xds.Resource, error) {
+func (v proxyView) allHosts(routes []string) ([]*xds.Resource, error) {
 	if len(routes) == 0 {
-		routes = v.p.capture().routeNames(v)
+		routes = v.p.interceptionMode().routeNames(v)
 	}
 	if len(routes) == 1 {
-		return v.hostsApart(routes[0], nil)
+		return v.virtualHostResources(routes[0], nil)
 	}
 	var out []*xds.Resource
 	for _, route := range routes {
-		hosts, err := v.hostsApart(route, nil)
+		hosts, err := v.virtualHostResources(route, nil)
 		if err != nil {
 			return nil, err
 		}
@@ -44,10 +44,9 @@ func (v view) allHosts(routes []string) ([]*xds.Resource, error) {
 	return out, nil
 }
 
-// NamedVirtualHosts are those of the virtual hosts that go by themselves which are named; names that lead nowhere are left
-// out.
+// NamedVirtualHosts returns the named VHDS resources. Unknown names are skipped.
 func NamedVirtualHosts(s *snapshot.Snapshot, p *Proxy, names []string) ([]*xds.Resource, error) {
-	if !p.HostsApart {
+	if !p.UseVHDS {
 		return nil, nil
 	}
 	v := newView(s, p)
@@ -55,7 +54,7 @@ func NamedVirtualHosts(s *snapshot.Snapshot, p *Proxy, names []string) ([]*xds.R
 	var order []string
 	byRoute := map[string][]string{}
 	for _, name := range names {
-		route, host := xds.CutHost(name)
+		route, host := xds.SplitVirtualHostName(name)
 		if route == "" {
 			continue
 		}
@@ -65,36 +64,36 @@ func NamedVirtualHosts(s *snapshot.Snapshot, p *Proxy, names []string) ([]*xds.R
 		byRoute[route] = append(byRoute[route], host)
 	}
 	for _, route := range order {
-		hosts, err := v.hostsApart(route, byRoute[route])
+		hosts, err := v.virtualHostResources(route, byRoute[route])
 		if err != nil {
 			return nil, err
 		}
 		out = append(out, hosts...)
 	}
-	v.noted(xds.VirtualHostType, oneOf(names), out)
+	v.reportSkippedPatches(xds.VirtualHostType, matchNames(names), out)
 	return out, nil
 }
 
-// hostsApart are the virtual hosts of a route configuration as resources: those that are named, or all.
-func (v view) hostsApart(route string, names []string) ([]*xds.Resource, error) {
-	plan := v.p.capture().hostPlan(v, route)
+// virtualHostResources returns the named virtual hosts of a route configuration as resources, or all if names is nil.
+func (v proxyView) virtualHostResources(route string, names []string) ([]*xds.Resource, error) {
+	plan := v.p.interceptionMode().hostPlan(v, route)
 	if plan == nil {
-		return v.gatewayHostsApart(route, names)
+		return v.gatewayHostResources(route, names)
 	}
 	if names == nil {
-		return v.allHostsApart(route, plan)
+		return v.allVirtualHostResources(route, plan)
 	}
-	var hosts []planned
+	var hosts []plannedHost
 	for _, name := range names {
 		if i, ok := plan.byName[name]; ok {
 			hosts = append(hosts, plan.hosts[i])
 		}
 	}
-	return v.plannedHostsApart(route, hosts)
+	return v.plannedHostResources(route, hosts)
 }
 
-// allHostsKey is all that the virtual hosts of a route configuration depend on together, beside the scope: what the keys
-// of each hold, for which the scope and the plan stand in part.
+// allHostsKey contains everything, except the scope, that the virtual hosts of a route configuration depend on. Scope
+// and plan represent a part of the individual keys.
 type allHostsKey struct {
 	plan      *hostPlan
 	route     string
@@ -106,26 +105,26 @@ type allHostsKey struct {
 	onDemand  bool
 }
 
-// allHostsApart makes the list of all once for all proxies that it is the same for.
-func (v view) allHostsApart(route string, plan *hostPlan) ([]*xds.Resource, error) {
+// allVirtualHostResources builds the list of all virtual hosts once for all proxies with the same key.
+func (v proxyView) allVirtualHostResources(route string, plan *hostPlan) ([]*xds.Resource, error) {
 	key := allHostsKey{
-		plan: plan, route: route, mesh: v.s.Mesh, namespace: v.p.Namespace, labels: v.askedLabels(), patches: v.patchesOfRoutes(route),
-		captured: v.p.captured(), onDemand: v.p.OnDemand,
+		plan: plan, route: route, mesh: v.s.Mesh, namespace: v.p.Namespace, labels: v.sourceLabels(), patches: v.patchesOfRoutes(route),
+		captured: v.p.isCaptured(), onDemand: v.p.OnDemand,
 	}
 	return v.scopeLists().get(key, func() ([]*xds.Resource, error) {
-		hosts, err := v.plannedHostsApart(route, plan.hosts)
+		hosts, err := v.plannedHostResources(route, plan.hosts)
 		if err != nil || !v.p.OnDemand {
 			return hosts, err
 		}
-		others, err := v.othersApart(route)
+		others, err := v.unknownHostsResource(route)
 		return append(hosts, others...), err
 	})
 }
 
-func (v view) plannedHostsApart(route string, hosts []planned) ([]*xds.Resource, error) {
+func (v proxyView) plannedHostResources(route string, hosts []plannedHost) ([]*xds.Resource, error) {
 	out := make([]*xds.Resource, 0, len(hosts))
 	for _, h := range hosts {
-		r, err := v.hostApart(route, h)
+		r, err := v.virtualHostResource(route, h)
 		if err != nil {
 			return nil, err
 		}
@@ -136,8 +135,8 @@ func (v view) plannedHostsApart(route string, hosts []planned) ([]*xds.Resource,
 	return out, nil
 }
 
-// gatewayHostsApart are those of a router.
-func (v view) gatewayHostsApart(route string, names []string) ([]*xds.Resource, error) {
+// gatewayHostResources returns the virtual hosts of a router.
+func (v proxyView) gatewayHostResources(route string, names []string) ([]*xds.Resource, error) {
 	servers := v.serversOf(route)
 	if v.p.Type != Router || len(servers) == 0 {
 		return nil, nil
@@ -147,15 +146,15 @@ func (v view) gatewayHostsApart(route string, names []string) ([]*xds.Resource, 
 		wanted[name] = true
 	}
 	var out []*xds.Resource
-	for _, host := range acceptable(v.gatewayRoutes(route, servers)).GetVirtualHosts() {
+	for _, host := range sanitizeRoutes(v.gatewayRoutes(route, servers)).GetVirtualHosts() {
 		if names != nil && !wanted[host.GetName()] {
 			continue
 		}
 		if host = v.patchHost(route, host); host == nil {
-			v.patches.Take()
+			v.patches.TakeSkipped()
 			continue
 		}
-		r, err := v.apartResource(route, host)
+		r, err := v.newVirtualHostResource(route, host)
 		if err != nil {
 			return nil, err
 		}
@@ -164,14 +163,15 @@ func (v view) gatewayHostsApart(route string, names []string) ([]*xds.Resource, 
 	return out, nil
 }
 
-// apartResource names a virtual host by itself: Envoy removes it by the name inside, and so the two have to be the same.
-func (v view) apartResource(route string, host *routev3.VirtualHost) (*xds.Resource, error) {
+// newVirtualHostResource returns the resource of a virtual host. Envoy removes virtual hosts by their own name, so that
+// must be the resource name.
+func (v proxyView) newVirtualHostResource(route string, host *routev3.VirtualHost) (*xds.Resource, error) {
 	host.Name = route + "/" + host.Name
 	r, err := xds.NewResource(host.Name, host)
-	return withNotes(v.patches.Take(), r, err)
+	return attachSkippedPatches(v.patches.TakeSkipped(), r, err)
 }
 
-// plainHostKey is all that the virtual host of a service without rules depends on.
+// plainHostKey contains everything that the virtual host of a service without rules depends on.
 type plainHostKey struct {
 	route    string
 	svc      *registry.Service
@@ -184,50 +184,51 @@ type plainHostKey struct {
 	onDemand bool
 }
 
-// ruledHostKey is all that a virtual host with rules depends on. Of the scope that is what the rules lead to, or all.
+// ruledHostKey contains everything that a virtual host with rules depends on. Of the scope that is the rules'
+// destinations, or the whole scope.
 type ruledHostKey struct {
 	rule    *snapshot.VirtualService
-	uses    snapshot.Uses
+	uses    snapshot.RouteHosts
 	svc     *registry.Service
-	own     *snapshot.DestinationRule // the service's
+	own     *snapshot.DestinationRule // the service's own rule
 	port    uint32
 	domains string
 	mesh    *meshconfig.MeshConfig
 
-	scope     *snapshot.Scope // nil unless all of it matters
-	namespace string          // the caller's, where the rules ask for it
+	scope     *snapshot.Scope // nil unless the virtual host depends on the whole scope
+	namespace string          // the caller's namespace, if the rules match it
 	route     string
 	name      string
 	labels    string
-	// patches are those of EnvoyFilters.
+	// patches is the key of the EnvoyFilter patches.
 	patches  string
 	captured bool
 	onDemand bool
 }
 
-func (v view) ruledHostKey(route string, h planned) ruledHostKey {
+func (v proxyView) ruledHostKey(route string, h plannedHost) ruledHostKey {
 	key := ruledHostKey{
 		rule: h.rule, svc: h.svc, own: v.scope.DestinationRule(h.svc), port: h.port, domains: strings.Join(h.domains, " "), mesh: v.s.Mesh,
-		route: route, name: h.name(), labels: v.askedLabels(), patches: v.patchesOfRoutes(route), captured: v.p.captured(),
+		route: route, name: h.name(), labels: v.sourceLabels(), patches: v.patchesOfRoutes(route), captured: v.p.isCaptured(),
 		onDemand: v.p.OnDemand,
 	}
-	if h.rule.AsksNamespace() {
+	if h.rule.MatchesSourceNamespace() {
 		key.namespace = v.p.Namespace
 	}
 	var ok bool
-	if key.uses, ok = v.scope.Uses(h.rule); !ok {
+	if key.uses, ok = v.scope.RouteHosts(h.rule); !ok {
 		key.scope = v.scope
 	}
 	return key
 }
 
-// hostApart makes a planned virtual host once for all proxies that it is the same for; nil when its rule has nothing for
-// this caller.
-func (v view) hostApart(route string, h planned) (*xds.Resource, error) {
+// virtualHostResource builds a planned virtual host once for all proxies with the same key. It returns nil if its rule
+// has no routes for this caller.
+func (v proxyView) virtualHostResource(route string, h plannedHost) (*xds.Resource, error) {
 	cache := v.s.Cache
 	var key any = plainHostKey{
 		route: route, svc: h.svc, port: h.port, domains: strings.Join(h.domains, " "),
-		rule: v.scope.DestinationRule(h.svc), mesh: v.s.Mesh, patches: v.patchesOfRoutes(route), captured: v.p.captured(),
+		rule: v.scope.DestinationRule(h.svc), mesh: v.s.Mesh, patches: v.patchesOfRoutes(route), captured: v.p.isCaptured(),
 		onDemand: v.p.OnDemand,
 	}
 	if h.svc == nil || h.rule != nil && len(h.rule.Spec.GetHttp()) > 0 {
@@ -238,30 +239,30 @@ func (v view) hostApart(route string, h planned) (*xds.Resource, error) {
 		key = ruled
 	}
 	return cache.Get(key, func() (*xds.Resource, error) {
-		host := v.virtualHost(h)
+		host := v.buildVirtualHost(h)
 		if host == nil {
 			return nil, nil
 		}
-		host = acceptable(&routev3.RouteConfiguration{VirtualHosts: []*routev3.VirtualHost{host}}).VirtualHosts[0]
+		host = sanitizeRoutes(&routev3.RouteConfiguration{VirtualHosts: []*routev3.VirtualHost{host}}).VirtualHosts[0]
 		if host = v.patchHost(route, host); host == nil {
-			v.patches.Take()
+			v.patches.TakeSkipped()
 			return nil, nil
 		}
-		return v.apartResource(route, host)
+		return v.newVirtualHostResource(route, host)
 	})
 }
 
-// routesOf completes a route configuration: by its virtual hosts, or by saying that they go by themselves. An Envoy that
-// asks for them asks for none where there is one for all.
-func (v view) routesOf(routes *routev3.RouteConfiguration, plan func() *hostPlan) *routev3.RouteConfiguration {
+// setVirtualHosts adds the virtual hosts to a route configuration, or configures VHDS. With an on-demand proxy the
+// route configuration has no catch-all virtual host, because Envoy would then request none.
+func (v proxyView) setVirtualHosts(routes *routev3.RouteConfiguration, plan func() *hostPlan) *routev3.RouteConfiguration {
 	if v.p.OnDemand {
 		routes.Vhds = vhds()
 		return routes
 	}
-	if v.p.HostsApart {
-		routes.Vhds, routes.VirtualHosts = vhds(), []*routev3.VirtualHost{v.otherHosts()}
+	if v.p.UseVHDS {
+		routes.Vhds, routes.VirtualHosts = vhds(), []*routev3.VirtualHost{v.catchAllHost()}
 		return routes
 	}
-	routes.VirtualHosts = v.wholeHosts(plan())
+	routes.VirtualHosts = v.buildVirtualHosts(plan())
 	return routes
 }

@@ -11,7 +11,7 @@ import (
 	"github.com/pilotfish-mesh/pilotfish/controlplane/translate"
 )
 
-// routesOf are the route configurations of a proxy, by name.
+// routesOf returns the route configurations of a proxy by name.
 func routesOf(t *testing.T, m *testMesh, p *translate.Proxy) map[string]*routev3.RouteConfiguration {
 	t.Helper()
 	resources, err := translate.Routes(m.snap, p, nil)
@@ -24,17 +24,16 @@ func routesOf(t *testing.T, m *testMesh, p *translate.Proxy) map[string]*routev3
 		if err := r.Body.UnmarshalTo(routes); err != nil {
 			t.Fatal(err)
 		}
-		if apart := routes.GetVhds() != nil; apart != r.HostsApart {
-			t.Errorf("%s: HostsApart is %v", r.Name, r.HostsApart)
+		if apart := routes.GetVhds() != nil; apart != r.UsesVHDS {
+			t.Errorf("%s: UsesVHDS is %v", r.Name, r.UsesVHDS)
 		}
 		out[r.Name] = routes
 	}
 	return out
 }
 
-// TestVirtualHostsApartAreThoseOfWholeRouteConfigurations: put together, the parts are what an Envoy gets that takes no
-// parts.
-func TestVirtualHostsApartAreThoseOfWholeRouteConfigurations(t *testing.T) {
+// TestVHDSMatchesFullRouteConfigurations: VHDS resources equal the virtual hosts of an Envoy without VHDS.
+func TestVHDSMatchesFullRouteConfigurations(t *testing.T) {
 	m := newTestMesh(t, nil, affectedMesh)
 	apart := 0
 	for i, step := range append([]string{""}, affectedSteps...) {
@@ -43,7 +42,7 @@ func TestVirtualHostsApartAreThoseOfWholeRouteConfigurations(t *testing.T) {
 		}
 		for _, description := range affectedProxies {
 			p := proxy(t, description)
-			if !p.HostsApart {
+			if !p.UseVHDS {
 				continue
 			}
 			whole := routesOf(t, m, proxy(t, strings.Replace(description, " HOSTS_APART=yes", "", 1)))
@@ -64,7 +63,7 @@ func TestVirtualHostsApartAreThoseOfWholeRouteConfigurations(t *testing.T) {
 				host.Name = r.Name[at+1:]
 				routes := parts[r.Name[:at]]
 				if routes.GetVhds() == nil {
-					t.Fatalf("%s is of a route configuration that takes no parts", r.Name)
+					t.Fatalf("%s belongs to a route configuration without VHDS", r.Name)
 				}
 				routes.VirtualHosts = append(routes.VirtualHosts, host)
 				apart++
@@ -84,11 +83,11 @@ func TestVirtualHostsApartAreThoseOfWholeRouteConfigurations(t *testing.T) {
 		}
 	}
 	if apart == 0 {
-		t.Error("no virtual host goes by itself")
+		t.Error("there are no VHDS resources")
 	}
 }
 
-// sortHosts: the order of virtual hosts means nothing.
+// sortHosts sorts the virtual hosts, whose order is irrelevant.
 func sortHosts(routes *routev3.RouteConfiguration) {
 	slices.SortFunc(routes.VirtualHosts, func(a, b *routev3.VirtualHost) int { return strings.Compare(a.GetName(), b.GetName()) })
 }

@@ -14,45 +14,45 @@ import (
 	"github.com/pilotfish-mesh/pilotfish/controlplane/xds"
 )
 
-// routesKey is all that a sidecar's route configuration depends on beside its scope, of which the mesh's configuration is
-// a part.
+// routesKey contains everything that a sidecar's route configuration depends on, except its scope, which includes the
+// mesh configuration.
 type routesKey struct {
 	name   string
-	labels string // those that rules ask for, with their values
-	apart  bool   // without the virtual hosts
-	// onDemand: of a proxy that asks for virtual hosts.
+	labels string // the labels that rules match, with their values
+	vhds   bool   // without virtual hosts
+	// onDemand: the proxy requests virtual hosts on demand.
 	onDemand bool
-	// captured decides what becomes of hosts that are looked up by name.
+	// captured determines how hosts are routed that are resolved by name.
 	captured bool
-	// patches are those of EnvoyFilters.
+	// patches is the key of the EnvoyFilter patches.
 	patches string
 }
 
-// cachedRoutes makes a route configuration once for all proxies that it is the same for.
-func (v view) cachedRoutes(name string, build func() *routev3.RouteConfiguration) (*xds.Resource, error) {
-	key := routesKey{name: name, labels: v.askedLabels(), apart: v.p.HostsApart, onDemand: v.p.OnDemand, captured: v.p.captured(), patches: v.patchesOfRoutes(name)}
+// cachedRoutes builds a route configuration once for all proxies with the same key.
+func (v proxyView) cachedRoutes(name string, build func() *routev3.RouteConfiguration) (*xds.Resource, error) {
+	key := routesKey{name: name, labels: v.sourceLabels(), vhds: v.p.UseVHDS, onDemand: v.p.OnDemand, captured: v.p.isCaptured(), patches: v.patchesOfRoutes(name)}
 	return v.scope.Cache().Get(key, func() (*xds.Resource, error) {
-		return v.routesResource(acceptable(build()), v.domainsApart(name))
+		return v.routesResource(sanitizeRoutes(build()), v.vhdsDomains(name))
 	})
 }
 
-// routesResource is the resource of a route configuration with the proxy's patches. taken are the domains of the virtual
-// hosts that go by themselves.
-func (v view) routesResource(routes *routev3.RouteConfiguration, taken domains) (*xds.Resource, error) {
+// routesResource returns a route configuration with the proxy's patches. taken are the domains of the virtual hosts
+// that VHDS delivers.
+func (v proxyView) routesResource(routes *routev3.RouteConfiguration, taken domains) (*xds.Resource, error) {
 	name, hostsApart := routes.GetName(), routes.GetVhds() != nil
 	routes = v.patchRoutes(name, routes, taken)
 	var r *xds.Resource
 	var err error
-	if v.p.HostsApart {
-		r, err = xds.NewRoutes(name, routes, hostsApart)
+	if v.p.UseVHDS {
+		r, err = xds.NewRouteConfiguration(name, routes, hostsApart)
 	} else {
 		r, err = xds.NewResource(name, routes)
 	}
-	return withNotes(v.patches.Take(), r, err)
+	return attachSkippedPatches(v.patches.TakeSkipped(), r, err)
 }
 
-// askedLabels are the proxy's labels as far as rules ask for the caller's.
-func (v view) askedLabels() string {
+// sourceLabels returns those of the proxy's labels that rules match.
+func (v proxyView) sourceLabels() string {
 	var b strings.Builder
 	for _, name := range v.scope.SourceLabels {
 		if value, ok := v.p.Labels[name]; ok {
@@ -62,10 +62,10 @@ func (v view) askedLabels() string {
 	return b.String()
 }
 
-// domains gives each domain to the first virtual host that wants it: Envoy refuses all for one that is there twice.
+// domains assigns each domain to the first virtual host that claims it: Envoy rejects duplicate domains.
 type domains map[string]bool
 
-func (d domains) take(wanted ...string) []string {
+func (d domains) claim(wanted ...string) []string {
 	var out []string
 	for _, w := range wanted {
 		if key := strings.ToLower(w); !d[key] {
@@ -76,34 +76,34 @@ func (d domains) take(wanted ...string) []string {
 	return out
 }
 
-// planned is a virtual host before its routes are made. What it is called, and which domains are its own, depends on all
-// others of its route configuration; what its routes are does not.
-type planned struct {
+// plannedHost is a virtual host without its routes. Its name and domains depend on the other virtual hosts of the route
+// configuration; its routes do not.
+type plannedHost struct {
 	host    string
 	port    uint32
 	domains []string
-	// svc is whose host it is; nil for the host of a rule that is no service.
+	// svc is the service of the host; nil for a host that exists only in a rule.
 	svc *registry.Service
-	// rule is what its requests follow; nil where a service has none.
+	// rule contains the routes; nil if the service has none.
 	rule *snapshot.VirtualService
-	// instances: it is for the instances of a headless service, by their names.
-	instances bool
+	// forInstances: the virtual host is for the instances of a headless service, by name.
+	forInstances bool
 }
 
-// instancesOf is the host of the instances of a headless service.
-func instancesOf(host string) string { return "*." + host }
+// instanceHost returns the host pattern of a headless service's instances.
+func instanceHost(host string) string { return "*." + host }
 
-func (h planned) name() string { return h.host + ":" + strconv.FormatUint(uint64(h.port), 10) }
+func (h plannedHost) name() string { return h.host + ":" + strconv.FormatUint(uint64(h.port), 10) }
 
-// hostPlan are the virtual hosts of one route configuration, in their order, without the one for unknown hosts.
+// hostPlan contains the virtual hosts of one route configuration, in order, without the catch-all.
 type hostPlan struct {
-	hosts  []planned
+	hosts  []plannedHost
 	byName map[string]int
-	// domains are those of all hosts, and which host has them; told apart when the first proxy asks by them.
+	// domains returns the index of all domains, which is built at first use.
 	domains func() domainIndex
 }
 
-func newHostPlan(hosts []planned) *hostPlan {
+func newHostPlan(hosts []plannedHost) *hostPlan {
 	plan := &hostPlan{hosts: hosts, byName: make(map[string]int, len(hosts))}
 	plan.domains = sync.OnceValue(func() domainIndex { return indexDomains(hosts) })
 	for i, h := range hosts {
@@ -112,64 +112,64 @@ func newHostPlan(hosts []planned) *hostPlan {
 	return plan
 }
 
-// planKey is the name of a route configuration in the memory of a scope.
-type planKey string
+// hostPlanKey is the key of a route configuration's plan in a scope's cache.
+type hostPlanKey string
 
-// plan gives the virtual hosts of a route configuration, told apart once for all proxies that see the same.
-func (v view) plan(route string, tell func() []planned) *hostPlan {
-	return v.scope.MemoOfNames(planKey(route), func() any { return newHostPlan(tell()) }).(*hostPlan)
+// cachedHostPlan returns the plan of a route configuration, built once for all proxies with the same visible names.
+func (v proxyView) cachedHostPlan(route string, build func() []plannedHost) *hostPlan {
+	return v.scope.SharedMemo(hostPlanKey(route), func() any { return newHostPlan(build()) }).(*hostPlan)
 }
 
-// virtualHost makes a planned one; nil when its rule has nothing for this caller.
-func (v view) virtualHost(h planned) *routev3.VirtualHost {
+// buildVirtualHost returns a planned virtual host with its routes, or nil if its rule has no routes for this caller.
+func (v proxyView) buildVirtualHost(h plannedHost) *routev3.VirtualHost {
 	r := v.routing(snapshot.MeshGateway, h.port)
 	switch {
-	case h.instances:
-		return v.unhurried(virtualHost(h.host, h.port, h.domains, r.allTo(h.svc, theInstance)))
+	case h.forInstances:
+		return v.disableIdleTimeout(newVirtualHost(h.host, h.port, h.domains, r.routesTo(h.svc, instanceSubset)))
 	case h.svc != nil:
-		return v.unhurried(virtualHost(h.host, h.port, h.domains, r.serviceRoutes(h.svc)))
+		return v.disableIdleTimeout(newVirtualHost(h.host, h.port, h.domains, r.serviceRoutes(h.svc)))
 	}
 	routes := r.routes(h.rule)
 	if len(routes) == 0 {
 		return nil
 	}
-	return v.unhurried(virtualHost(h.host, h.port, h.domains, routes))
+	return v.disableIdleTimeout(newVirtualHost(h.host, h.port, h.domains, routes))
 }
 
-// wholeHosts makes all of a plan, and the one for unknown hosts.
-func (v view) wholeHosts(plan *hostPlan) []*routev3.VirtualHost {
+// buildVirtualHosts returns all virtual hosts of a plan, and the catch-all.
+func (v proxyView) buildVirtualHosts(plan *hostPlan) []*routev3.VirtualHost {
 	var hosts []*routev3.VirtualHost
 	for _, h := range plan.hosts {
-		if made := v.virtualHost(h); made != nil {
+		if made := v.buildVirtualHost(h); made != nil {
 			hosts = append(hosts, made)
 		}
 	}
-	return append(hosts, v.otherHosts())
+	return append(hosts, v.catchAllHost())
 }
 
-// httpProxyHosts are the virtual hosts for a workload that calls its sidecar as an HTTP proxy: requests to all ports of
-// all services arrive in one place, and are told apart by the port in their Host header.
-func (v view) httpProxyHosts() []planned {
+// httpProxyHosts returns the virtual hosts for a workload that uses its sidecar as an HTTP proxy. Requests to all ports
+// of all services arrive at one listener, and the port in the Host header distinguishes them.
+func (v proxyView) httpProxyHosts() []plannedHost {
 	taken := domains{}
 	full := v.fullNames(taken)
-	var hosts []planned
+	var hosts []plannedHost
 	for _, svc := range v.scope.Services {
 		for _, port := range svc.Ports {
-			if !port.Protocol.MayBeHTTP() || !v.scope.SeesAt(svc, port.Number) {
+			if !port.Protocol.MayBeHTTP() || !v.scope.IsVisibleAtPort(svc, port.Number) {
 				continue
 			}
-			names := append(full[hostPort{svc, port.Number}], taken.take(atPort(v.shortNames(svc), port.Number)...)...)
+			names := append(full[hostPort{svc, port.Number}], taken.claim(authorityForms(v.shortNames(svc), port.Number)...)...)
 			if len(names) == 0 {
 				continue
 			}
-			hosts = append(hosts, v.serviceHost(svc, port.Number, names))
+			hosts = append(hosts, v.planServiceHost(svc, port.Number, names))
 		}
 	}
-	return append(hosts, v.ruleHosts(func(host string) []string { return taken.take(atPort([]string{host}, 80)...) }, 80)...)
+	return append(hosts, v.ruleHosts(func(host string) []string { return taken.claim(authorityForms([]string{host}, 80)...) }, 80)...)
 }
 
-func (v view) serviceHost(svc *registry.Service, port uint32, names []string) planned {
-	return planned{host: svc.Hostname, port: port, domains: names, svc: svc, rule: v.scope.VirtualService(svc.Hostname)}
+func (v proxyView) planServiceHost(svc *registry.Service, port uint32, names []string) plannedHost {
+	return plannedHost{host: svc.Hostname, port: port, domains: names, svc: svc, rule: v.scope.VirtualService(svc.Hostname)}
 }
 
 type hostPort struct {
@@ -177,23 +177,24 @@ type hostPort struct {
 	port uint32
 }
 
-// fullNames gives services their full names before any gets its short ones: no alias may take another's name.
-func (v view) fullNames(taken domains) map[hostPort][]string {
+// fullNames assigns the full names of all services before any short names, so that no alias claims another service's
+// name.
+func (v proxyView) fullNames(taken domains) map[hostPort][]string {
 	out := map[hostPort][]string{}
 	for _, svc := range v.scope.Services {
 		for _, port := range svc.Ports {
-			if port.Protocol.MayBeHTTP() && v.scope.SeesAt(svc, port.Number) {
-				out[hostPort{svc, port.Number}] = taken.take(atPort([]string{svc.Hostname}, port.Number)...)
+			if port.Protocol.MayBeHTTP() && v.scope.IsVisibleAtPort(svc, port.Number) {
+				out[hostPort{svc, port.Number}] = taken.claim(authorityForms([]string{svc.Hostname}, port.Number)...)
 			}
 		}
 	}
 	return out
 }
 
-// shortNames are the names of a service beside its full one, as the proxy's workload knows them: those of its aliases too.
-func (v view) shortNames(svc *registry.Service) []string {
+// shortNames returns the other names of a service for the proxy's workload, including those of its aliases.
+func (v proxyView) shortNames(svc *registry.Service) []string {
 	var out []string
-	for known := range v.scope.Names(svc) {
+	for known := range v.scope.VisibleNames(svc) {
 		if known != svc {
 			out = append(out, known.Hostname)
 		}
@@ -208,60 +209,60 @@ func (v view) shortNames(svc *registry.Service) []string {
 	return out
 }
 
-// atPort gives the forms that names have in a Host header: with the port, and for port 80 without it too.
-func atPort(names []string, port uint32) []string {
+// authorityForms returns the forms of names in a Host header: with the port, and for port 80 also without it.
+func authorityForms(names []string, port uint32) []string {
 	var out []string
 	for _, name := range names {
 		if port == 80 {
-			out = append(out, bracketed(name))
+			out = append(out, bracketIPv6(name))
 		}
 		out = append(out, net.JoinHostPort(name, strconv.FormatUint(uint64(port), 10)))
 	}
 	return out
 }
 
-func bracketed(name string) string {
+func bracketIPv6(name string) string {
 	if strings.Contains(name, ":") {
 		return "[" + name + "]"
 	}
 	return name
 }
 
-func virtualHost(host string, port uint32, names []string, routes []*routev3.Route) *routev3.VirtualHost {
+func newVirtualHost(host string, port uint32, names []string, routes []*routev3.Route) *routev3.VirtualHost {
 	return &routev3.VirtualHost{Name: fmt.Sprintf("%s:%d", host, port), Domains: names, Routes: routes}
 }
 
-// ruleHosts are the hosts of rules that are no service: such a name exists by its rule alone, on one port. take gives the
-// domains for a host, as far as nobody else has them.
-func (v view) ruleHosts(take func(host string) []string, port uint32) []planned {
-	var out []planned
+// ruleHosts returns the hosts that exist only in rules, on one port. take returns the domains of a host that are still
+// available.
+func (v proxyView) ruleHosts(take func(host string) []string, port uint32) []plannedHost {
+	var out []plannedHost
 	for _, vs := range v.scope.VirtualServices {
 		for _, host := range vs.Hosts {
-			if host == "*" || v.scope.Covers(host) || v.scope.VirtualService(host) != vs {
+			if host == "*" || v.scope.MatchesService(host) || v.scope.VirtualService(host) != vs {
 				continue
 			}
 			if names := take(host); len(names) > 0 {
-				out = append(out, planned{host: host, port: port, domains: names, rule: vs})
+				out = append(out, plannedHost{host: host, port: port, domains: names, rule: vs})
 			}
 		}
 	}
 	return out
 }
 
-// The names of the virtual host for them, which EnvoyFilters may name.
+// The names of the catch-all virtual host, which EnvoyFilters may match.
 const (
 	allowAny = "allow_any"
 	blockAll = "block_all"
 )
 
-// otherHosts is what becomes of requests to hosts that the mesh does not know.
-func (v view) otherHosts() *routev3.VirtualHost {
-	route := &routev3.Route{Name: blockAll, Match: everyPath(), Action: unknownHost()}
+// catchAllHost returns the virtual host for hosts outside the mesh.
+func (v proxyView) catchAllHost() *routev3.VirtualHost {
+	route := &routev3.Route{Name: blockAll, Match: matchAllPaths(), Action: unknownHostResponse()}
 	if v.scope.AllowAny {
-		route = &routev3.Route{Name: allowAny, Match: everyPath(), Action: &routev3.Route_Route{Route: &routev3.RouteAction{
-			ClusterSpecifier: &routev3.RouteAction_Cluster{Cluster: v.unknownCluster()},
+		route = &routev3.Route{Name: allowAny, Match: matchAllPaths(), Action: &routev3.Route_Route{Route: &routev3.RouteAction{
+			ClusterSpecifier: &routev3.RouteAction_Cluster{Cluster: v.unknownDestinationCluster()},
 			Timeout:          duration(0),
 		}}}
 	}
-	return v.unhurried(&routev3.VirtualHost{Name: route.Name, Domains: []string{"*"}, Routes: []*routev3.Route{route}})
+	return v.disableIdleTimeout(&routev3.VirtualHost{Name: route.Name, Domains: []string{"*"}, Routes: []*routev3.Route{route}})
 }

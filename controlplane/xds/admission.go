@@ -9,19 +9,21 @@ import (
 	"google.golang.org/grpc/status"
 )
 
-// Admission says how new streams are let in. When all clients come at once, as after a restart, they are let in one after the
-// other, and the first answers of a stream are made while few others' are, so that they take nothing from the clients that
-// are there.
+// Admission limits new streams. When all clients connect at once, as after a restart, the server admits them one after
+// the other. It generates first responses for few streams at a time, so that pushes to connected clients are not
+// delayed.
 type Admission struct {
-	// Rate is how many new streams a second are let in; as many may come at once after a quiet time. Default 500; negative
-	// is no limit.
+	// Rate is the number of new streams admitted per second, and also the burst after an idle time. Default 500;
+	// negative means no limit.
 	Rate int
-	// Wait is how long a stream waits for its turn at most. One whose turn is later is refused at once, and its client comes
-	// back. Default 2 s, which is less than agents wait for a first answer.
+	// Wait is the longest time that a stream waits for admission. A stream that would wait longer is refused at once,
+	// and its client reconnects. Default 2 s, which is less than agents wait for a first response.
 	Wait time.Duration
-	// Most is how many streams there may be at a time; one more is refused. A client has one, but may open many on one
-	// connection. 0 and negative are no limit.
-	Most int
+	// MaxStreams is the maximum number of concurrent streams. A client has one, but may open many on one connection. 0
+	// and negative mean no limit.
+	MaxStreams int
+	// MaxUnauthenticatedStreams is the same limit for streams of clients without an identity.
+	MaxUnauthenticatedStreams int
 }
 
 func (a Admission) withDefaults() Admission {
@@ -34,57 +36,71 @@ func (a Admission) withDefaults() Admission {
 	return a
 }
 
-// door gives new streams their turns, in the order in which they came.
-type door struct {
+// streamLimiter assigns admission times to new streams, in the order of their arrival.
+type streamLimiter struct {
 	Admission
 	mu   sync.Mutex
-	next time.Time // the first turn that nobody has
+	next time.Time // the first free admission time
 }
 
-// turn takes a turn, and says how long it is until then; or none is near enough.
-func (d *door) turn(now time.Time) (in time.Duration, ok bool) {
+// reserve reserves an admission time and returns the wait until then. ok is false if the wait would exceed Wait.
+func (d *streamLimiter) reserve(now time.Time) (wait time.Duration, ok bool) {
 	if d.Rate < 0 {
 		return 0, true
 	}
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	apart := time.Second / time.Duration(d.Rate)
-	if oldest := now.Add(apart - time.Second); d.next.Before(oldest) { // what was not used in the last second
+	interval := time.Second / time.Duration(d.Rate)
+	if oldest := now.Add(interval - time.Second); d.next.Before(oldest) { // the unused rate of the last second
 		d.next = oldest
 	}
-	if in = d.next.Sub(now); in > d.Wait {
+	if wait = d.next.Sub(now); wait > d.Wait {
 		return 0, false
 	}
-	d.next = d.next.Add(apart)
-	return max(0, in), true
+	d.next = d.next.Add(interval)
+	return max(0, wait), true
 }
 
-// seat counts a stream until it leaves, or refuses it.
-func (s *Server) seat() (leave func(), err error) {
-	n := s.seats.Add(1)
-	leave = func() { s.seats.Add(-1) }
-	if most := s.cfg.Admission.Most; most > 0 && n > int64(most) {
+// countStream counts a stream until leave is called. It fails if a limit is reached.
+func (s *Server) countStream(authenticated bool) (leave func(), err error) {
+	n, unauthenticated := s.streams.Add(1), int64(0)
+	if !authenticated {
+		unauthenticated = s.unauthenticatedStreams.Add(1)
+	}
+	leave = func() {
+		s.streams.Add(-1)
+		if !authenticated {
+			s.unauthenticatedStreams.Add(-1)
+		}
+	}
+	maxStreams := s.cfg.Admission.MaxStreams
+	if maxUnauthenticated := s.cfg.Admission.MaxUnauthenticatedStreams; maxUnauthenticated > 0 && unauthenticated > int64(maxUnauthenticated) {
 		leave()
-		s.metrics.turnedAway.Inc()
-		return nil, status.Errorf(codes.ResourceExhausted, "the control plane has %d streams, which is all that it may have (--max-connections)", most)
+		s.metrics.refusedStreams.Inc()
+		return nil, status.Errorf(codes.ResourceExhausted, "the control plane has %d streams of clients without an identity, which is the limit: connect to the port for xDS over TLS, or raise --max-connections", maxUnauthenticated)
+	}
+	if maxStreams > 0 && n > int64(maxStreams) {
+		leave()
+		s.metrics.refusedStreams.Inc()
+		return nil, status.Errorf(codes.ResourceExhausted, "the control plane has %d streams, which is the limit (--max-connections)", maxStreams)
 	}
 	return leave, nil
 }
 
-// admit waits for a new stream's turn.
-func (s *Server) admit(ctx context.Context) error {
-	in, ok := s.door.turn(time.Now())
+// waitForAdmission waits until a new stream is admitted, and fails if it is not.
+func (s *Server) waitForAdmission(ctx context.Context) error {
+	wait, ok := s.limiter.reserve(time.Now())
 	if !ok {
-		s.metrics.turnedAway.Inc()
+		s.metrics.refusedStreams.Inc()
 		return status.Errorf(codes.ResourceExhausted, "too many clients connect at the same time: connect again in a few seconds")
 	}
-	if in == 0 {
+	if wait == 0 {
 		return nil
 	}
-	turn := time.NewTimer(in)
-	defer turn.Stop()
+	timer := time.NewTimer(wait)
+	defer timer.Stop()
 	select {
-	case <-turn.C:
+	case <-timer.C:
 		return nil
 	case <-s.stopping:
 		return errStopping
@@ -93,23 +109,23 @@ func (s *Server) admit(ctx context.Context) error {
 	}
 }
 
-// generator waits until the client's resources may be made, and gives what ends that. The first answers of streams leave
-// room for what clients are pushed that are there.
-func (c *connection) generator() (release func(), err error) {
-	rooms := []chan struct{}{c.server.generators}
-	if c.arriving {
-		rooms = []chan struct{}{c.server.arrivals, c.server.generators}
+// acquireGenerator waits until the client's resources may be generated; the caller calls release afterwards. First
+// responses of streams use only a part of the slots, which leaves slots for pushes to connected clients.
+func (c *connection) acquireGenerator() (release func(), err error) {
+	slots := []chan struct{}{c.server.generators}
+	if c.firstOfType {
+		slots = []chan struct{}{c.server.firstGenerators, c.server.generators}
 	}
-	taken := 0
+	acquired := 0
 	release = func() {
-		for _, room := range rooms[:taken] {
-			<-room
+		for _, slot := range slots[:acquired] {
+			<-slot
 		}
 	}
-	for _, room := range rooms {
+	for _, slot := range slots {
 		select {
-		case room <- struct{}{}:
-			taken++
+		case slot <- struct{}{}:
+			acquired++
 		case <-c.ctx.Done():
 			release()
 			return nil, c.ctx.Err()

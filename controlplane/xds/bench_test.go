@@ -11,12 +11,12 @@ import (
 	"google.golang.org/protobuf/types/known/anypb"
 )
 
-// shared is a Source whose resources are made once for all clients, as the control plane's are.
-type shared struct{}
+// benchSource is a Source whose resources are created once for all clients, as in the control plane.
+type benchSource struct{}
 
-func (s *shared) Connect(context.Context, *corev3.Node, Peer) (Proxy, error) { return s, nil }
-func (s *shared) Affected(State, Change) Touches                             { return Touches{cds: {All: true}} }
-func (s *shared) Generate(state State, _ string, _ bool, _ []string) ([]*Resource, error) {
+func (s *benchSource) Connect(context.Context, *corev3.Node, Peer) (Proxy, error) { return s, nil }
+func (s *benchSource) ComputePushScope(State, Change) PushScope                   { return PushScope{cds: {All: true}} }
+func (s *benchSource) Generate(state State, _ string, _ bool, _ []string) ([]*Resource, error) {
 	return state.([]*Resource), nil
 }
 
@@ -26,12 +26,13 @@ func benchResources(n int) []*Resource {
 	for i := range resources {
 		resources[i] = &Resource{Name: fmt.Sprintf("outbound|80||service-%d.default.svc.cluster.local", i), Version: "1",
 			Body: &anypb.Any{TypeUrl: cds, Value: body}}
-		resources[i].frame = newFrame(resources[i])
+		resources[i].encoded = encodeResource(resources[i])
 	}
 	return resources
 }
 
-// BenchmarkOneOfAThousandResources is the time from a change of one resource of 1,000 to the last client's having it.
+// BenchmarkOneOfAThousandResources measures the time from a change of one resource of 1,000 until the last client has
+// it.
 func BenchmarkOneOfAThousandResources(b *testing.B) {
 	for _, clients := range []int{100, 400} {
 		b.Run(fmt.Sprintf("%d-clients", clients), func(b *testing.B) { benchPush(b, clients) })
@@ -39,9 +40,9 @@ func BenchmarkOneOfAThousandResources(b *testing.B) {
 }
 
 func benchPush(b *testing.B, clients int) {
-	r := newBenchRig(b)
+	r := newBenchServer(b)
 	resources := benchResources(1000)
-	r.Push(resources, changed{cds})
+	r.Push(resources, testChange{cds})
 	var got sync.WaitGroup
 	got.Add(clients)
 	for i := range clients {
@@ -53,23 +54,23 @@ func benchPush(b *testing.B, clients int) {
 		next := append([]*Resource(nil), resources...)
 		changedOne := *next[500]
 		changedOne.Version += "+"
-		changedOne.frame = newFrame(&changedOne)
+		changedOne.encoded = encodeResource(&changedOne)
 		next[500] = &changedOne
 		resources = next
 		got.Add(clients)
-		r.Push(resources, changed{cds})
+		r.Push(resources, testChange{cds})
 		got.Wait()
 	}
 }
 
-func newBenchRig(b *testing.B) *rig {
+func newBenchServer(b *testing.B) *testServer {
 	b.Helper()
-	server, conn := serveInProcess(b, Config{Source: &shared{}})
-	return &rig{Server: server, t: b, conn: conn}
+	server, conn := serveInProcess(b, Config{Source: &benchSource{}})
+	return &testServer{Server: server, t: b, conn: conn}
 }
 
-// benchClient acknowledges all it gets, and says so.
-func benchClient(b *testing.B, r *rig, node string, got *sync.WaitGroup) {
+// benchClient ACKs all responses and reports each to got.
+func benchClient(b *testing.B, r *testServer, node string, got *sync.WaitGroup) {
 	b.Helper()
 	ctx, cancel := context.WithCancel(context.Background())
 	stream, err := discoveryv3.NewAggregatedDiscoveryServiceClient(r.conn).DeltaAggregatedResources(ctx)

@@ -4,41 +4,31 @@ import (
 	discoveryv3 "github.com/envoyproxy/go-control-plane/envoy/service/discovery/v3"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/encoding"
-	_ "google.golang.org/grpc/encoding/proto" // the codec for all else
+	_ "google.golang.org/grpc/encoding/proto" // the codec for all other messages
 	"google.golang.org/grpc/mem"
 	"google.golang.org/protobuf/encoding/protowire"
 	"google.golang.org/protobuf/reflect/protoreflect"
 	"google.golang.org/protobuf/types/known/anypb"
 )
 
-// ServerOptions are for the gRPC servers that a Server is registered to. Without them all works too, but each response is
-// marshalled anew for each client, and is in memory as often as there are clients that read it at a time.
+// ServerOptions returns options for the gRPC servers that a Server is registered to. They are optional: without them
+// each response is marshalled for each client, and is in memory once for each client that is reading it.
 func ServerOptions() []grpc.ServerOption {
 	return []grpc.ServerOption{grpc.ForceServerCodecV2(codec{encoding.GetCodecV2("proto")})}
 }
 
-// codec writes delta responses as the bytes of their resources, which all clients share, and reads delta requests without
-// an allocation for each name. All other messages are the usual codec's.
+// codec writes delta responses from the encoded resources that all clients share. It passes all other messages to the
+// standard codec.
 type codec struct{ encoding.CodecV2 }
 
 func (c codec) Marshal(v any) (mem.BufferSlice, error) {
 	if r, ok := v.(*deltaResponse); ok {
-		return r.buffers(), nil
+		return r.encode(), nil
 	}
 	return c.CodecV2.Marshal(v)
 }
 
-func (c codec) Unmarshal(data mem.BufferSlice, v any) error {
-	r, ok := v.(*deltaRequest)
-	if !ok {
-		return c.CodecV2.Unmarshal(data, v)
-	}
-	buffer := data.MaterializeToBuffer(requestBuffers)
-	defer buffer.Free()
-	return r.read(buffer.ReadOnlyData())
-}
-
-// The fields of DeltaDiscoveryResponse, of its Resource, and of Any.
+// Field numbers of DeltaDiscoveryResponse, of its Resource, and of Any.
 const (
 	responseVersion, responseResources, responseType, responseNonce, responseRemoved = 1, 2, 4, 5, 6
 
@@ -47,11 +37,11 @@ const (
 	anyType, anyValue = 1, 2
 )
 
-// deltaResponse is a response on its way. It is a message for codecs that know nothing of it.
+// deltaResponse is a response to be sent. It implements proto.Message for codecs other than codec.
 type deltaResponse struct{ *response }
 
-// buffers are the response's bytes, those of the resources where they are.
-func (r *deltaResponse) buffers() mem.BufferSlice {
+// encode returns the response's bytes. The bytes of resources are shared, not copied.
+func (r *deltaResponse) encode() mem.BufferSlice {
 	out := make(mem.BufferSlice, 0, len(r.resources)+1)
 	var own []byte
 	own = appendString(own, responseVersion, r.version)
@@ -63,9 +53,9 @@ func (r *deltaResponse) buffers() mem.BufferSlice {
 	}
 	out = append(out, mem.SliceBuffer(own))
 	for _, res := range r.resources {
-		out = append(out, res.framed())
+		out = append(out, res.deltaBuffer())
 	}
-	for _, name := range r.nowhere {
+	for _, name := range r.notFound {
 		answer := protowire.AppendTag(nil, responseResources, protowire.BytesType)
 		answer = protowire.AppendBytes(answer, appendString(appendString(nil, resourceName, name), resourceAliases, name))
 		out = append(out, mem.SliceBuffer(answer))
@@ -80,7 +70,7 @@ func appendString(b []byte, field protowire.Number, text string) []byte {
 	return protowire.AppendString(protowire.AppendTag(b, field, protowire.BytesType), text)
 }
 
-// ProtoReflect makes the message.
+// ProtoReflect returns the response as a DeltaDiscoveryResponse.
 func (r *deltaResponse) ProtoReflect() protoreflect.Message {
 	out := &discoveryv3.DeltaDiscoveryResponse{
 		TypeUrl: r.typeURL, SystemVersionInfo: r.version, Nonce: r.nonce, RemovedResources: r.removed,
@@ -91,26 +81,26 @@ func (r *deltaResponse) ProtoReflect() protoreflect.Message {
 			Name: res.Name, Aliases: res.Aliases, Version: res.Version, Resource: res.Body,
 		})
 	}
-	for _, name := range r.nowhere {
+	for _, name := range r.notFound {
 		out.Resources = append(out.Resources, &discoveryv3.Resource{Name: name, Aliases: []string{name}})
 	}
 	return out.ProtoReflect()
 }
 
-// frame is a resource as a delta response holds it.
-type frame struct {
+// encodedResource is a resource as encoded in a delta response.
+type encodedResource struct {
 	name, version string
 	body          *anypb.Any
 	bytes         mem.Buffer
-	value         []byte // the body's, in the bytes
+	value         []byte // the body's value, a part of bytes
 }
 
-func newFrame(r *Resource) *frame {
+func encodeResource(r *Resource) *encodedResource {
 	b := appendResource(r.Name, r.Version, r.Aliases, r.Body.GetTypeUrl(), r.Body.GetValue())
-	return &frame{name: r.Name, version: r.Version, body: r.Body, bytes: mem.SliceBuffer(b), value: b[len(b)-len(r.Body.GetValue()):]}
+	return &encodedResource{name: r.Name, version: r.Version, body: r.Body, bytes: mem.SliceBuffer(b), value: b[len(b)-len(r.Body.GetValue()):]}
 }
 
-// appendResource makes the field of a response, of the size that it has. The value comes last.
+// appendResource returns the encoded resources field of a response, in a buffer of exactly its size. The value is last.
 func appendResource(name, version string, aliases []string, typeURL string, value []byte) []byte {
 	body := protowire.SizeTag(anyType) + protowire.SizeBytes(len(typeURL)) + protowire.SizeTag(anyValue) + protowire.SizeBytes(len(value))
 	size := protowire.SizeTag(resourceBody) + protowire.SizeBytes(body)

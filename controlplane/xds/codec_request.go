@@ -9,38 +9,34 @@ import (
 	"google.golang.org/grpc/mem"
 	"google.golang.org/protobuf/encoding/protowire"
 	"google.golang.org/protobuf/proto"
-	"google.golang.org/protobuf/reflect/protoreflect"
 )
 
-// requestBuffers are of the sizes that requests have: of gRPC's own, all that is larger than 32 KiB is a megabyte, which
-// hundreds of clients that come back at once make many.
+// requestBuffers has size classes for discovery requests. gRPC's own pool uses 1 MiB for everything above 32 KiB, which
+// is too much when hundreds of clients reconnect at once.
 var requestBuffers = mem.NewTieredBufferPool(1<<10, 16<<10, 64<<10, 128<<10, 256<<10, 512<<10, 1<<20)
 
-// The fields of DeltaDiscoveryRequest of which there may be thousands, and of an entry of a map.
+// Field numbers of DeltaDiscoveryRequest that may have thousands of elements, and of a map entry.
 const (
 	requestSubscribe, requestUnsubscribe, requestInitial = 3, 4, 5
 
 	mapKey, mapValue = 1, 2
 )
 
-// deltaRequest is a request as it came. Codecs that know nothing of it read the message.
+// deltaRequest decodes a request without an allocation for each name.
 type deltaRequest struct {
 	message                discoveryv3.DeltaDiscoveryRequest
 	subscribe, unsubscribe []string
 	initial                map[string]string
 
-	// pages are those that other clients share; nil in tests.
-	pages     *pages
-	asks, has *page // where they hold what the request lists
+	// pages is the cache of pages that all clients share; nil in tests.
+	pages                      *pageCache
+	subscribePage, initialPage *versionPage // cached pages that have the same content as the request's lists
 }
 
-// ProtoReflect gives the message that is read.
-func (r *deltaRequest) ProtoReflect() protoreflect.Message { return r.message.ProtoReflect() }
-
-// read takes the names out of the request, as parts of one string, and leaves the rest to the message. What other clients
-// have listed too is taken from them.
-func (r *deltaRequest) read(b []byte) error {
-	r.expect(b)
+// unmarshal reads the names of the request as substrings of one string, and the other fields into message. Lists that
+// equal a cached page are replaced by that page.
+func (r *deltaRequest) unmarshal(b []byte) error {
+	r.preparePages(b)
 	all, text := b, ""
 	part := func(left []byte, length int) string {
 		if text == "" {
@@ -59,46 +55,46 @@ func (r *deltaRequest) read(b []byte) error {
 		if size < 0 {
 			return protowire.ParseError(size)
 		}
-		whole := b[:n+size]
+		encoded := b[:n+size]
 		b = b[n+size:]
-		if field == requestSubscribe && r.asks != nil || field == requestInitial && r.has != nil {
+		if field == requestSubscribe && r.subscribePage != nil || field == requestInitial && r.initialPage != nil {
 			continue
 		}
 		if kind != protowire.BytesType || field != requestSubscribe && field != requestUnsubscribe && field != requestInitial {
-			rest = append(rest, whole...)
+			rest = append(rest, encoded...)
 			continue
 		}
-		value, _ := protowire.ConsumeBytes(whole[n:])
-		if err := r.take(field, part(b, len(value))); err != nil {
+		value, _ := protowire.ConsumeBytes(encoded[n:])
+		if err := r.addName(field, part(b, len(value))); err != nil {
 			return err
 		}
 	}
 	return proto.Unmarshal(rest, &r.message)
 }
 
-// expect finds those who hold what there may be thousands of, or makes room for it.
-func (r *deltaRequest) expect(b []byte) {
-	names, versions := listed{b, requestSubscribe}, listed{b, requestInitial}
+// preparePages finds the cached pages that equal the request's lists, or allocates the lists.
+func (r *deltaRequest) preparePages(b []byte) {
+	names, versions := entryIterator{b, requestSubscribe}, entryIterator{b, requestInitial}
 	if n, sum := names.sum(); n >= pageSize && r.pages != nil {
-		r.asks = r.pages.holding(n, sum, names.all)
+		r.subscribePage = r.pages.find(n, sum, names.all)
 	} else if n > 0 {
 		r.subscribe = make([]string, 0, n)
 	}
 	if n, sum := versions.sum(); n >= pageSize && r.pages != nil {
-		r.has = r.pages.holding(n, sum, versions.all)
+		r.initialPage = r.pages.find(n, sum, versions.all)
 	} else if n > 0 {
 		r.initial = make(map[string]string, n)
 	}
 }
 
-// listed are the names of one field of a request, and their versions where it has any, as they lie there. It stops where
-// the request is malformed, which is told elsewhere.
-type listed struct {
+// entryIterator iterates over the names, and versions if any, of one field of an encoded request. It stops where the
+// request is malformed; unmarshal reports that error.
+type entryIterator struct {
 	request []byte
 	field   protowire.Number
 }
 
-func (l listed) sum() (n int, sum uint64) {
+func (l entryIterator) sum() (n int, sum uint64) {
 	for name, version := range l.all {
 		n++
 		sum += hashEntry(name, version)
@@ -106,8 +102,8 @@ func (l listed) sum() (n int, sum uint64) {
 	return n, sum
 }
 
-// all gives strings that are only good until the request's bytes are used again.
-func (l listed) all(yield func(name, version string) bool) {
+// all yields strings that are only valid until the request's buffer is reused.
+func (l entryIterator) all(yield func(name, version string) bool) {
 	for b := l.request; len(b) > 0; {
 		field, kind, n := protowire.ConsumeTag(b)
 		if n < 0 {
@@ -121,9 +117,9 @@ func (l listed) all(yield func(name, version string) bool) {
 			value, _ := protowire.ConsumeBytes(b[n:])
 			name, version := value, []byte(nil)
 			if field == requestInitial {
-				name, version = entryOf(value)
+				name, version = parseMapEntry(value)
 			}
-			if !yield(view(name), view(version)) {
+			if !yield(unsafeString(name), unsafeString(version)) {
 				return
 			}
 		}
@@ -131,10 +127,11 @@ func (l listed) all(yield func(name, version string) bool) {
 	}
 }
 
-func view(b []byte) string { return unsafe.String(unsafe.SliceData(b), len(b)) }
+func unsafeString(b []byte) string { return unsafe.String(unsafe.SliceData(b), len(b)) }
 
-// entryOf reads an entry of a map. Of one that is malformed there is less.
-func entryOf(b []byte) (key, value []byte) {
+// parseMapEntry returns the key and value of an encoded map entry. For a malformed entry it returns what precedes the
+// error.
+func parseMapEntry(b []byte) (key, value []byte) {
 	for len(b) > 0 {
 		field, kind, n := protowire.ConsumeTag(b)
 		if n < 0 {
@@ -158,9 +155,9 @@ func entryOf(b []byte) (key, value []byte) {
 	return key, value
 }
 
-func (r *deltaRequest) take(field protowire.Number, value string) error {
+func (r *deltaRequest) addName(field protowire.Number, value string) error {
 	if field == requestInitial {
-		return r.takeInitial(value)
+		return r.addInitialVersion(value)
 	}
 	if !utf8.ValidString(value) {
 		return fmt.Errorf("a resource name is not UTF-8: %q", value)
@@ -173,43 +170,43 @@ func (r *deltaRequest) take(field protowire.Number, value string) error {
 	return nil
 }
 
-// takeInitial reads one entry of the map of versions.
-func (r *deltaRequest) takeInitial(entry string) error {
-	whole := unsafe.Slice(unsafe.StringData(entry), len(entry)) // only read, and what is kept is a part of the text
-	for b := whole; len(b) > 0; {
+// addInitialVersion adds one encoded entry of initial_resource_versions.
+func (r *deltaRequest) addInitialVersion(entry string) error {
+	encoded := unsafe.Slice(unsafe.StringData(entry), len(entry)) // only read; the stored strings are substrings of entry
+	for b := encoded; len(b) > 0; {
 		_, _, n := protowire.ConsumeField(b)
 		if n < 0 {
 			return protowire.ParseError(n)
 		}
 		b = b[n:]
 	}
-	key, value := entryOf(whole)
+	key, value := parseMapEntry(encoded)
 	if !utf8.Valid(key) || !utf8.Valid(value) {
 		return fmt.Errorf("a resource's name or version is not UTF-8: %q %q", key, value)
 	}
 	if r.initial == nil {
 		r.initial = map[string]string{}
 	}
-	r.initial[view(key)] = view(value)
+	r.initial[unsafeString(key)] = unsafeString(value)
 	return nil
 }
 
-// request is what was read, by whichever codec.
-func (r *deltaRequest) request() *request {
+// toRequest returns the decoded request, whichever codec decoded it.
+func (r *deltaRequest) toRequest() *request {
 	m := &r.message
 	out := &request{
-		node: m.GetNode(), typeURL: m.GetTypeUrl(), nonce: m.GetResponseNonce(), refusal: m.GetErrorDetail(),
+		node: m.GetNode(), typeURL: m.GetTypeUrl(), nonce: m.GetResponseNonce(), errorDetail: m.GetErrorDetail(),
 		subscribe: r.subscribe, unsubscribe: r.unsubscribe, initial: r.initial,
 	}
 	if out.subscribe == nil && out.unsubscribe == nil && out.initial == nil {
 		out.subscribe, out.unsubscribe = m.GetResourceNamesSubscribe(), m.GetResourceNamesUnsubscribe()
 		out.initial = m.GetInitialResourceVersions()
 	}
-	if r.asks != nil {
-		out.subscribe, out.asks = r.asks.names, r.asks
+	if r.subscribePage != nil {
+		out.subscribe, out.subscribePage = r.subscribePage.names, r.subscribePage
 	}
-	if r.has != nil {
-		out.initial, out.has = r.has.versions, r.has
+	if r.initialPage != nil {
+		out.initial, out.initialPage = r.initialPage.versions, r.initialPage
 	}
 	out.resumes = len(out.initial) > 0
 	return out

@@ -8,36 +8,34 @@ import (
 	"testing"
 
 	discoveryv3 "github.com/envoyproxy/go-control-plane/envoy/service/discovery/v3"
-	"google.golang.org/grpc/encoding"
-	"google.golang.org/grpc/mem"
 	"google.golang.org/protobuf/proto"
 )
 
-// TestWhatOthersListTooIsReadTheSame: a request that lists what other clients hold shares it with them, and any other is
-// read by itself, however little it differs.
-func TestWhatOthersListTooIsReadTheSame(t *testing.T) {
-	var shared pages
+// TestSharedListsDecodeTheSame: a request whose lists equal a cached page shares it; all other lists are decoded
+// separately.
+func TestSharedListsDecodeTheSame(t *testing.T) {
+	var shared pageCache
 	names, versions := []string{}, map[string]string{}
 	for i := range 200 {
 		names = append(names, fmt.Sprint("n", i))
 		versions[names[i]] = fmt.Sprint("v", i)
 	}
-	var asked, held ledger
-	asked.adopt(&shared, len(names), unversioned(names))
-	held.adopt(&shared, len(versions), maps.All(versions))
-	asked.settle(&shared)
-	held.settle(&shared)
-	if asked.shared == nil || held.shared == nil {
-		t.Fatal("nobody holds a page to be shared")
+	var subscribed, initial versionMap
+	subscribed.addAll(&shared, len(names), withoutVersions(names))
+	initial.addAll(&shared, len(versions), maps.All(versions))
+	subscribed.compact(&shared)
+	initial.compact(&shared)
+	if subscribed.shared == nil || initial.shared == nil {
+		t.Fatal("no page is shared")
 	}
 	swapped, other := maps.Clone(versions), slices.Clone(names)
 	swapped["n1"], swapped["n2"] = versions["n2"], versions["n1"]
 	other[7] = "elsewhere"
 	slices.Reverse(names)
 	for what, c := range map[string]struct {
-		names      []string
-		has        map[string]string
-		asks, held bool
+		names               []string
+		has                 map[string]string
+		subscribed, initial bool
 	}{
 		"the same":                {names, versions, true, true},
 		"another name":            {other, versions, false, true},
@@ -53,18 +51,17 @@ func TestWhatOthersListTooIsReadTheSame(t *testing.T) {
 			t.Fatal(err)
 		}
 		r := deltaRequest{pages: &shared}
-		own := codec{encoding.GetCodecV2("proto")}
-		if err := own.Unmarshal(mem.BufferSlice{mem.SliceBuffer(data)}, &r); err != nil {
+		if err := r.unmarshal(data); err != nil {
 			t.Fatalf("%s: %v", what, err)
 		}
-		clear(data) // nothing of the buffer may be kept
-		got := r.request()
-		if (got.asks != nil) != c.asks || (got.has != nil) != c.held {
-			t.Errorf("%s: names shared %v, versions shared %v", what, got.asks != nil, got.has != nil)
+		clear(data) // no string may alias the buffer
+		got := r.toRequest()
+		if (got.subscribePage != nil) != c.subscribed || (got.initialPage != nil) != c.initial {
+			t.Errorf("%s: names shared %v, versions shared %v", what, got.subscribePage != nil, got.initialPage != nil)
 		}
 		got.subscribe = slices.Sorted(slices.Values(got.subscribe))
 		slices.Sort(m.ResourceNamesSubscribe)
 		sameRequest(t, got, m)
 	}
-	runtime.KeepAlive([]*page{asked.shared, held.shared}) // somebody holds them until here, or they would go
+	runtime.KeepAlive([]*versionPage{subscribed.shared, initial.shared}) // the cache holds pages weakly
 }

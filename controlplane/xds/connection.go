@@ -9,15 +9,17 @@ import (
 	"sync"
 	"time"
 
+	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/metadata"
 	"google.golang.org/grpc/peer"
 	"google.golang.org/grpc/status"
 )
 
 var errStopping = status.Error(codes.Unavailable, "the control plane is stopping: connect again")
 
-// push is one or several merged changes that a client has not been told of.
-type push struct {
+// pendingPush is one or several merged changes that are not processed for a client yet.
+type pendingPush struct {
 	state         State
 	version       string
 	change        Change
@@ -25,82 +27,97 @@ type push struct {
 }
 
 // connection is one client's stream. Its fields below mu are written by the stream's own goroutine only, under mu, so
-// that others can read them for status; that goroutine reads them freely.
+// that status can read them from other goroutines. The stream's goroutine reads them without the lock.
 type connection struct {
-	server    *Server
-	wire      wire
-	ctx       context.Context
-	id, node  string
-	peer      Peer
-	proxy     Proxy
-	connected time.Time
-	log       *slog.Logger
-	requests  chan *request
-	recvErr   chan error
-	wake      chan struct{} // has one element when a push is pending
-	calls     chan func()
-	settle    *time.Timer // running while removals wait for a reconnecting client's other requests
-	settling  bool
-	hold      *time.Timer // running while what is noted waits for the client's answers
-	rest      *time.Timer // running while the client's requests are not read
-	resting   bool
-	deferred  []*request  // of a client that came back, which wait for its request for clusters
-	late      *time.Timer // running while there are any
-	arriving  bool        // what is answered is the first request for a type
-	flushing  bool        // a push was sent whose removals were not
-	since     time.Time   // of the oldest change that is noted
-	owed      []*Resource // clusters whose assignments are to be sent as soon as the client asks for any, whatever it says it has
-	apart     apart
-	arrived   map[string]bool     // route configurations that the client came with, without their virtual hosts, until it asks for these
-	whole     bool                // no virtual hosts are apart, and requests for them are not answered
-	waiting   map[string]*waiting // virtual hosts that requests wait for, by the name that was asked for
-	nonces    uint64
-	state     State
-	version   string
+	server          *Server
+	stream          stream
+	ctx             context.Context
+	id, node        string
+	peer            Peer
+	proxy           Proxy
+	connected       time.Time
+	log             *slog.Logger
+	requests        chan *request
+	recvErr         chan error
+	wake            chan struct{} // has one element when a push is pending
+	calls           chan func()
+	removalTimer    *time.Timer // runs while removals wait for a reconnecting client's other requests
+	removalsDelayed bool
+	ackTimer        *time.Timer // runs while dirty types wait for the client's ACKs
+	nackTimer       *time.Timer // runs while the client's requests are not read
+	readsPaused     bool
+	deferred        []*request  // requests of a reconnected client that wait for its request for clusters
+	deferredTimer   *time.Timer // runs while deferred is not empty
+	firstOfType     bool        // the request being handled is the first one for its type
+	removalsPending bool        // additions were sent, and their removals were not
+	dirtySince      time.Time   // time of the oldest change in dirty
+	// owedClusters are clusters whose assignments are sent when the client first requests assignments, whatever it
+	// claims.
+	owedClusters []*Resource
+	vhds         vhdsState
+	// resumedRoutes are the route configurations without inline virtual hosts that a reconnecting client claims. Nil
+	// after its first request for virtual hosts.
+	resumedRoutes map[string]bool
+	// vhdsDisabled: virtual hosts are sent inline only, and requests for them are not answered.
+	vhdsDisabled     bool
+	onDemandNames    map[string]*onDemandName // names of virtual hosts that requests wait for
+	quota            *quota
+	chargedFootprint footprint // charged to quota
+	heldBytes        int64     // charged or not
+	nodeBytes        int64     // bytes charged for a large node
+	nonces           uint64
+	state            State
+	version          string
 
 	pendingMu sync.Mutex
-	pending   *push
+	pending   *pendingPush
 
 	mu    sync.Mutex
 	subs  map[string]*subscription
-	dirty map[string]Touched // what the client may lack, by type
-	// taking: a push is no longer pending, or an answer no longer awaited, and what it means is not noted or sent yet.
-	taking bool
+	dirty map[string]TypeScope // resources that the client may lack, by type
+	// transitioning is set while a received push or request is being processed, and its effects are not yet in dirty or
+	// sent.
+	transitioning bool
 }
 
 // serve handles one stream from its first request to its end.
-func (s *Server) serve(w wire) error {
+func (s *Server) serve(w stream) error {
 	ctx, cancel := context.WithCancel(w.Context())
 	defer cancel()
 	c := &connection{
-		server: s, wire: w, ctx: ctx, connected: time.Now(), log: s.cfg.Logger,
+		server: s, stream: w, ctx: ctx, connected: time.Now(), log: s.cfg.Logger,
 		requests: make(chan *request), recvErr: make(chan error, 1), wake: make(chan struct{}, 1), calls: make(chan func()),
-		apart: newApart(), subs: map[string]*subscription{}, dirty: map[string]Touched{},
+		vhds: newVHDSState(), subs: map[string]*subscription{}, dirty: map[string]TypeScope{},
 	}
 	identity, err := s.cfg.Identify(ctx)
 	if err != nil {
 		return err
 	}
-	leave, err := s.seat()
+	leave, err := s.countStream(identity != "")
 	if err != nil {
 		return err
 	}
 	defer leave()
-	if err := s.admit(ctx); err != nil {
+	c.peer = Peer{Address: peerAddress(ctx), Identity: identity, Delta: w.protocol() == deltaProtocol}
+	c.quota = s.acquireQuota(c.peer)
+	defer func() { c.quota.release(c.chargedFootprint) }()
+	if err := s.waitForAdmission(ctx); err != nil {
 		return err
 	}
-	c.peer = Peer{Address: peerAddress(ctx), Identity: identity, Delta: w.protocol() == deltaProtocol}
 	go c.receive()
-	first, err := c.first()
+	first, err := c.awaitFirstRequest()
 	if err != nil {
-		return ended(err)
+		return ignoreClientClose(err)
 	}
+	_ = grpc.SendHeader(c.stream.Context(), metadata.Pairs(OfferHeader, RevocationType)) // the stream itself reports errors
 	return c.run(first)
 }
 
-// first awaits the first request. It is a function of its own because a frame that waits for several things holds what it
-// got for as long as it lasts, and the first request of a client that comes back lists all that it has.
-func (c *connection) first() (*request, error) {
+// awaitFirstRequest returns the first request. It is a separate function so that serve's stack frame does not retain
+// the request, which lists all resources of a reconnecting client.
+func (c *connection) awaitFirstRequest() (*request, error) {
+	timer := time.NewTimer(firstRequestTimeout)
+	defer timer.Stop()
 	select {
 	case <-c.server.stopping:
 		return nil, errStopping
@@ -108,6 +125,8 @@ func (c *connection) first() (*request, error) {
 		return nil, err
 	case r := <-c.requests:
 		return r, nil
+	case <-timer.C:
+		return nil, status.Errorf(codes.DeadlineExceeded, "no request arrived within %s", firstRequestTimeout)
 	}
 }
 
@@ -118,17 +137,18 @@ func peerAddress(ctx context.Context) string {
 	return ""
 }
 
-// receive hands requests to the stream's goroutine until the stream ends.
+// receive passes requests to the stream's goroutine until the stream ends.
 func (c *connection) receive() {
 	for {
-		r, err := c.wire.recv()
+		r, err := c.stream.recv(c)
 		if err != nil {
-			c.recvErr <- err
+			c.fail(err)
 			return
 		}
 		select {
 		case c.requests <- r:
 		case <-c.ctx.Done():
+			r.releaseBudget()
 			return
 		}
 	}
@@ -136,15 +156,18 @@ func (c *connection) receive() {
 
 func (c *connection) run(first *request) error {
 	if first.node.GetId() == "" {
-		return status.Error(codes.InvalidArgument, "the first request of a stream has to carry the node with its id")
+		return status.Error(codes.InvalidArgument, "the first request of a stream must contain the node with its id")
 	}
-	if err := checkNode(first); err != nil {
+	if first.release != nil {
+		defer first.release()
+	}
+	if err := c.checkNode(first); err != nil {
 		return err
 	}
 	c.node = first.node.GetId()
 	proxy, err := c.server.cfg.Source.Connect(c.ctx, first.node, c.peer)
 	if err != nil {
-		c.log.Warn("stream refused", "node", c.node, "address", c.peer.Address, "identity", c.peer.Identity, "error", err)
+		c.logRefusal(err)
 		return err
 	}
 	c.proxy = proxy
@@ -152,38 +175,56 @@ func (c *connection) run(first *request) error {
 		return err
 	}
 	defer c.server.remove(c)
-	c.settle = time.NewTimer(time.Hour)
-	defer c.settle.Stop()
-	c.hold = time.NewTimer(time.Hour)
-	defer c.hold.Stop()
-	c.late = time.NewTimer(time.Hour)
-	defer c.late.Stop()
-	c.rest = time.NewTimer(time.Hour)
-	defer c.rest.Stop()
-	c.log.Info("client connected", "identity", c.peer.Identity, "address", c.peer.Address, "protocol", c.wire.protocol())
+	defer c.releaseDeferred()
+	c.removalTimer = time.NewTimer(time.Hour)
+	defer c.removalTimer.Stop()
+	c.ackTimer = time.NewTimer(time.Hour)
+	defer c.ackTimer.Stop()
+	c.deferredTimer = time.NewTimer(time.Hour)
+	defer c.deferredTimer.Stop()
+	c.nackTimer = time.NewTimer(time.Hour)
+	defer c.nackTimer.Stop()
+	c.log.Info("client connected", "identity", c.peer.Identity, "address", c.peer.Address, "protocol", c.stream.protocol())
 	err = c.handle(first)
 	if err == nil {
 		err = c.loop()
 	}
-	err = ended(err)
-	c.log.Info("client gone", "after", time.Since(c.connected).Round(time.Millisecond), "error", err)
+	err = ignoreClientClose(err)
+	c.log.Info("client disconnected", "after", time.Since(c.connected).Round(time.Millisecond), "error", err)
 	return err
 }
 
-// ended makes nil of the ways in which a client ends a stream.
-func ended(err error) error {
+// refusalLogInterval is the minimum time between two log lines about refused clients without an identity.
+const refusalLogInterval = time.Minute
+
+// logRefusal logs that the node was refused. Log lines about clients without an identity are rate-limited.
+func (c *connection) logRefusal(err error) {
+	log := c.log
+	if c.peer.Identity == "" {
+		unlogged, ok := c.server.refusals.Allow(time.Now(), refusalLogInterval)
+		if !ok {
+			return
+		}
+		log = log.With("unlogged", unlogged)
+	}
+	log.Warn("stream refused", "node", c.node, "address", c.peer.Address, "identity", c.peer.Identity, "error", err)
+}
+
+// ignoreClientClose returns nil for errors that only report that the client closed the stream.
+func ignoreClientClose(err error) error {
 	if errors.Is(err, io.EOF) || errors.Is(err, context.Canceled) || status.Code(err) == codes.Canceled {
 		return nil
 	}
 	return err
 }
 
-// loop handles what comes, requests before pushes: a push on top of an unread request would be sent by old subscriptions.
+// loop handles requests and pushes until the stream ends. Requests precede pushes: a push before an unread request
+// would use outdated subscriptions.
 func (c *connection) loop() error {
 	for {
 		err := c.drainRequests()
 		if err == nil {
-			err = c.advance() // what was drained may be the answer that what is noted waits for
+			err = c.advance() // a request just read may be the ACK that dirty types wait for
 		}
 		if err != nil {
 			return err
@@ -194,21 +235,21 @@ func (c *connection) loop() error {
 		case <-c.server.stopping:
 			return errStopping
 		case err = <-c.recvErr:
-		case r := <-c.readable():
-			err = c.rested(r, c.handle)
-		case <-c.rest.C:
-			c.resting = false
+		case r := <-c.readableRequests():
+			err = c.handleWithBackoff(r, c.handle)
+		case <-c.nackTimer.C:
+			c.readsPaused = false
 		case f := <-c.calls:
 			f()
-		case <-c.settle.C:
-			c.settling = false
-			c.flushing = true
-		case <-c.hold.C:
-		case <-c.late.C:
+		case <-c.removalTimer.C:
+			c.removalsDelayed = false
+			c.removalsPending = true
+		case <-c.ackTimer.C:
+		case <-c.deferredTimer.C:
 			err = c.handleDeferred()
 		case <-c.wake:
 			c.takePush()
-			err = c.leave()
+			err = c.checkReconnect()
 		}
 		if err != nil {
 			return err
@@ -216,10 +257,11 @@ func (c *connection) loop() error {
 	}
 }
 
-// leave ends the stream of a client that has to come anew, which keeps what it has and says so when it does.
-func (c *connection) leave() error {
-	if leaver, ok := c.proxy.(Leaver); ok {
-		if reason := leaver.Leave(); reason != nil {
+// checkReconnect returns an error that ends the stream if the client has to reconnect. The client retains its resources
+// and claims them on the next stream.
+func (c *connection) checkReconnect() error {
+	if leaver, ok := c.proxy.(ReconnectChecker); ok {
+		if reason := leaver.ReconnectReason(); reason != nil {
 			return status.Errorf(codes.Unavailable, "%v: connect again", reason)
 		}
 	}
@@ -229,8 +271,8 @@ func (c *connection) leave() error {
 func (c *connection) drainRequests() error {
 	for {
 		select {
-		case r := <-c.readable():
-			if err := c.rested(r, c.handle); err != nil {
+		case r := <-c.readableRequests():
+			if err := c.handleWithBackoff(r, c.handle); err != nil {
 				return err
 			}
 		default:
@@ -240,12 +282,12 @@ func (c *connection) drainRequests() error {
 }
 
 func (c *connection) handle(r *request) error {
-	if c.settling {
-		c.settle.Reset(c.server.cfg.Settle)
+	if c.removalsDelayed {
+		c.removalTimer.Reset(c.server.cfg.Settle)
 	}
-	if c.tooEarly(r) && len(c.deferred) < maxDeferred {
+	if c.shouldDefer(r) && len(c.deferred) < maxDeferred {
 		c.deferred = append(c.deferred, r)
-		c.late.Reset(c.server.cfg.Settle)
+		c.deferredTimer.Reset(c.server.cfg.Settle)
 		return nil
 	}
 	if err := c.handleNow(r); err != nil || r.typeURL != ClusterType {
@@ -255,35 +297,37 @@ func (c *connection) handle(r *request) error {
 }
 
 func (c *connection) handleNow(r *request) error {
-	defer c.take()()
+	defer r.releaseBudget()
+	defer c.charge()
+	defer c.beginTransition()()
 	sub, known := c.subs[r.typeURL]
-	c.arriving = !known || !sub.asked
-	defer func() { c.arriving = false }()
-	if c.wire.protocol() == sotwProtocol {
+	c.firstOfType = !known || !sub.requested
+	defer func() { c.firstOfType = false }()
+	if c.stream.protocol() == sotwProtocol {
 		return c.handleSotw(r)
 	}
 	return c.handleDelta(r)
 }
 
-// tooEarly says whether a client that came back asks for what may lead to clusters before it has asked for these: it would
-// lead traffic to clusters that it does not have yet.
-func (c *connection) tooEarly(r *request) bool {
+// shouldDefer reports whether a reconnected client requests resources that may refer to clusters before it has
+// requested clusters. A response now would route traffic to clusters that the client does not have yet.
+func (c *connection) shouldDefer(r *request) bool {
 	switch r.typeURL {
 	case ListenerType, RouteType, VirtualHostType:
-		if _, asked := c.subs[ClusterType]; asked {
+		if _, requested := c.subs[ClusterType]; requested {
 			return false
 		}
-		_, listens := c.subs[ListenerType] // only what listeners refer to is asked for otherwise
-		return r.resumes || len(c.deferred) > 0 || c.wire.protocol() == deltaProtocol && r.typeURL != ListenerType && !listens
+		_, listens := c.subs[ListenerType] // without listeners, the client only requests resources that its static listeners refer to
+		return r.resumes || len(c.deferred) > 0 || c.stream.protocol() == deltaProtocol && r.typeURL != ListenerType && !listens
 	}
 	return false
 }
 
-// take has nobody believe, until what it returns is called, that nothing waits to be sent.
-func (c *connection) take() (taken func()) {
+// beginTransition makes status report Pushing until the returned function is called.
+func (c *connection) beginTransition() (end func()) {
 	set := func(taking bool) {
 		c.mu.Lock()
-		c.taking = taking
+		c.transitioning = taking
 		c.mu.Unlock()
 	}
 	set(true)
@@ -291,25 +335,32 @@ func (c *connection) take() (taken func()) {
 }
 
 func (c *connection) handleDeferred() error {
-	waited := c.deferred
-	c.deferred = nil
-	for _, r := range waited {
+	for len(c.deferred) > 0 {
+		r := c.deferred[0]
+		c.deferred = c.deferred[1:]
 		if err := c.handleNow(r); err != nil {
 			return err
 		}
 	}
+	c.deferred = nil
 	return nil
 }
 
-// enqueue merges a push into what is pending. It does not block.
-func (c *connection) enqueue(p push) {
+func (c *connection) releaseDeferred() {
+	for _, r := range c.deferred {
+		r.releaseBudget()
+	}
+}
+
+// enqueue merges a push into the pending one. It does not block.
+func (c *connection) enqueue(p pendingPush) {
 	c.pendingMu.Lock()
 	defer c.pendingMu.Unlock()
 	if c.pending == nil {
 		c.pending = &p
 	} else {
 		c.pending.state, c.pending.version = p.state, p.version
-		c.pending.change = merge(c.pending.change, p.change)
+		c.pending.change = mergeChanges(c.pending.change, p.change)
 	}
 	select {
 	case c.wake <- struct{}{}:
@@ -317,14 +368,14 @@ func (c *connection) enqueue(p push) {
 	}
 }
 
-func merge(a, b Change) Change {
+func mergeChanges(a, b Change) Change {
 	if a == nil || b == nil {
-		return nil // nothing is known of what changed
+		return nil // the change is unknown
 	}
 	return a.Merge(b)
 }
 
-func (c *connection) takePending() *push {
+func (c *connection) takePending() *pendingPush {
 	c.pendingMu.Lock()
 	defer c.pendingMu.Unlock()
 	p := c.pending
@@ -332,21 +383,22 @@ func (c *connection) takePending() *push {
 	return p
 }
 
-// do runs f in the stream's goroutine, where the client's state may be read and its Proxy be called.
-func (c *connection) do(ctx context.Context, f func()) error {
+// runInStream runs f in the stream's goroutine, where the client's state and its Proxy may be used. It fails if the
+// stream ends or ctx is done first.
+func (c *connection) runInStream(ctx context.Context, f func()) error {
 	done := make(chan struct{})
 	select {
 	case c.calls <- func() { defer close(done); f() }:
 	case <-ctx.Done():
 		return fmt.Errorf("client %s is busy: %w", c.id, ctx.Err())
 	case <-c.ctx.Done():
-		return fmt.Errorf("client %s is gone", c.id)
+		return fmt.Errorf("client %s has disconnected", c.id)
 	}
 	<-done
 	return nil
 }
 
-// add makes a connection known, so that it gets pushes from the state on that it starts with.
+// add registers a connection, which from then on receives each push after its initial state.
 func (s *Server) add(c *connection) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()

@@ -5,78 +5,88 @@ import (
 	"slices"
 )
 
-// wildcardName subscribes to all that the server has for the client.
+// wildcardName subscribes to all resources that the server has for the client.
 const wildcardName = "*"
 
-// handleDelta books what a delta request says, and answers what it asks.
+// handleDelta records the ACK, NACK and subscriptions of a delta request, and responds to it.
 func (c *connection) handleDelta(r *request) error {
 	switch {
-	case silent(r.typeURL):
-		c.report(r)
+	case isReport(r.typeURL):
+		c.handleReport(r)
 		return nil
-	case !served(r.typeURL):
-		return c.answerNone(r)
+	case !isServed(r.typeURL):
+		return c.answerUnserved(r)
 	}
-	if err := checkClaims(r); err != nil {
+	if err := checkClaims(r, c.availableBytes(r.initialPage)); err != nil {
 		return err
 	}
 	if r.typeURL == RouteType || r.typeURL == VirtualHostType {
-		if err := c.arrive(r); err != nil {
+		if err := c.checkVHDSClient(r); err != nil {
 			return err
 		}
-		if c.whole && r.typeURL == VirtualHostType {
+		if c.vhdsDisabled && r.typeURL == VirtualHostType {
 			return nil
 		}
 	}
 	c.mu.Lock()
 	sub, fresh := c.subscription(r.typeURL)
 	if fresh && r.typeURL == RouteType {
-		// What came when it was no longer asked for is claimed too, and was dropped.
-		r.initial, r.has = maps.Clone(r.initial), nil
+		// Clients also claim route configurations that arrived after their unsubscription, which Envoy dropped.
+		r.initial, r.initialPage = maps.Clone(r.initial), nil
 		maps.DeleteFunc(r.initial, func(name, _ string) bool { return !slices.Contains(r.subscribe, name) })
 	}
 	accepted := sub.ackedAt
-	answer := c.answered(sub, r)
-	excess := sub.bound(r)
+	answer := c.settleResponse(sub, r)
+	excess, invalid := sub.limitNames(r, c.availableBytes(r.subscribePage), c.validName(r.typeURL))
 	a := sub.subscribeDelta(r, fresh)
 	c.mu.Unlock()
-	c.tell(sub, excess)
-	c.settled(sub, answer, r, accepted)
+	c.charge() // before sending, which may wait for the client
+	if r.typeURL == VirtualHostType {
+		excess = append(excess, invalid...)
+	}
+	c.reportExcess(sub, excess)
+	c.notifyProxy(sub, answer, r, accepted)
 	if p, ok := c.proxy.(Resumer); ok && fresh {
-		p.Resume(r.typeURL, r.comesWith())
+		p.Resume(r.typeURL, r.initialNames())
 	}
 	if r.typeURL == RouteType {
 		if fresh {
-			c.apart.came(r.initial)
+			c.vhds.addClaims(r.initial)
 		}
-		c.apart.dropped(r.unsubscribe)
-		return c.answerRoutes(sub, a, r, fresh)
+		c.vhds.removeRoutes(r.unsubscribe)
+		if err := c.answerRoutes(sub, a, r, fresh); err != nil {
+			return err
+		}
+		return c.answerInvalid(sub, invalid)
 	}
 	if r.typeURL == VirtualHostType && answer != nil {
-		if err := c.hostsAnswered(sub, answer, r.refusal != nil); err != nil {
+		if err := c.handleHostsAnswer(sub, answer, r.errorDetail != nil); err != nil {
 			return err
 		}
 	}
-	if err := c.answer(sub, a, fresh); err != nil {
+	if err := c.answerDelta(sub, a, fresh); err != nil {
+		return err
+	}
+	if err := c.answerInvalid(sub, invalid); err != nil {
 		return err
 	}
 	return c.answerExcess(sub, excess)
 }
 
-// comesWith are the names of what the client has, sorted.
-func (r *request) comesWith() []string {
-	if r.has != nil {
-		return r.has.names
+// initialNames returns the names of the resources that the client claims to have, sorted.
+func (r *request) initialNames() []string {
+	if r.initialPage != nil {
+		return r.initialPage.names
 	}
 	return mapKeys(r.initial)
 }
 
-func (c *connection) answer(sub *subscription, a ask, fresh bool) error {
+func (c *connection) answerDelta(sub *subscription, a newSubscriptions, fresh bool) error {
 	switch {
-	case !fresh && a.empty():
+	case !fresh && a.isEmpty():
 		return nil
 	}
-	if err := c.catchUp(sub.typeURL); err != nil {
+	if err := c.sendClustersBefore(sub.typeURL); err != nil {
 		return err
 	}
 	switch {
@@ -88,51 +98,55 @@ func (c *connection) answer(sub *subscription, a ask, fresh bool) error {
 	return c.answerMore(sub, a)
 }
 
-// answerRoutes answers a request for route configurations, and has their virtual hosts follow.
-func (c *connection) answerRoutes(sub *subscription, a ask, r *request, fresh bool) error {
-	if err := c.answer(sub, a, fresh); err != nil {
+// answerRoutes responds to a request for route configurations, then sends their virtual hosts.
+func (c *connection) answerRoutes(sub *subscription, a newSubscriptions, r *request, fresh bool) error {
+	if err := c.answerDelta(sub, a, fresh); err != nil {
 		return err
 	}
-	if !fresh && a.empty() && len(r.unsubscribe) == 0 && r.refusal == nil {
+	if !fresh && a.isEmpty() && len(r.unsubscribe) == 0 && r.errorDetail == nil {
 		return nil
 	}
 	return c.followRoutes()
 }
 
-// ask is what a request newly asks for.
-type ask struct {
-	names    ledger              // to be sent, or said not to exist, whatever the client has
-	doubtful map[string]struct{} // dropped by name while all are subscribed: the client cannot know whether it still has them
-	wildcard bool
-	resumed  bool // the client came with what it has
+// newSubscriptions are the resources that a request newly subscribes to.
+type newSubscriptions struct {
+	names     versionMap          // to be sent, or reported as nonexistent, whatever the client has
+	uncertain map[string]struct{} // unsubscribed by name while the wildcard is subscribed: the client cannot know whether it still has them
+	wildcard  bool
+	resumed   bool // the client claims resources of an earlier stream
 }
 
-func (a ask) empty() bool { return a.names.len() == 0 && len(a.doubtful) == 0 && !a.wildcard }
+func (a newSubscriptions) isEmpty() bool {
+	return a.names.len() == 0 && len(a.uncertain) == 0 && !a.wildcard
+}
 
-// subscribeDelta applies a request's subscriptions.
-func (s *subscription) subscribeDelta(r *request, fresh bool) ask {
-	a := ask{doubtful: map[string]struct{}{}}
+// subscribeDelta applies a request's subscriptions and returns the new ones.
+func (s *subscription) subscribeDelta(r *request, fresh bool) newSubscriptions {
+	a := newSubscriptions{uncertain: map[string]struct{}{}}
 	var has map[string]string
 	if fresh {
 		has = r.initial
 		a.resumed = len(r.initial) > 0
-		if r.has != nil && s.known.len() == 0 {
-			s.known.share(r.has)
+		if r.initialPage != nil && s.known.len() == 0 {
+			s.known.share(r.initialPage)
 		} else {
-			s.known.adopt(s.pages, len(r.initial), maps.All(r.initial))
-			s.known.settle(s.pages)
+			s.known.addAll(s.pages, len(r.initial), maps.All(r.initial))
+			s.known.compact(s.pages)
+			s.known.cloneStrings()
 		}
-		// An empty first request is the older way to ask for all; later on, emptiness means nothing.
+		// An empty first request is the legacy form of a wildcard subscription; in later requests, an empty list means
+		// nothing.
 		s.wildcard = len(r.subscribe) == 0 && impliesWildcard(s.typeURL)
 		a.wildcard = s.wildcard
 	}
-	subscribe := r.subscribe // not changed: it may be that of others too
+	subscribe := r.subscribe // not modified: a page may share the slice
 	if slices.Contains(subscribe, wildcardName) {
 		a.wildcard = a.wildcard || !s.wildcard
 		s.wildcard = true
 		subscribe = slices.DeleteFunc(slices.Clone(subscribe), func(name string) bool { return name == wildcardName })
 	}
-	a.names = s.take(subscribe, r.asks, has)
+	a.names = s.subscribeNames(subscribe, r.subscribePage, has)
 	for _, name := range r.unsubscribe {
 		if name == wildcardName {
 			a.wildcard = false
@@ -141,67 +155,70 @@ func (s *subscription) subscribeDelta(r *request, fresh bool) ask {
 		}
 		s.names.remove(name)
 		a.names.remove(name)
-		s.forget(name)
+		s.removeResource(name)
 		if s.wildcard {
-			a.doubtful[name] = struct{}{}
+			a.uncertain[name] = struct{}{}
 		}
 	}
-	s.names.settle(s.pages)
+	s.names.compact(s.pages)
 	return a
 }
 
-// take subscribes to names, and gives those of them that the client is to be told of: those that it did not come with.
-// held is the page that holds these names, if there is one.
-func (s *subscription) take(names []string, held *page, has map[string]string) (asked ledger) {
+// subscribeNames subscribes to names and returns those that need a response, because the client does not claim them in
+// has. held is the page with these names, if there is one.
+func (s *subscription) subscribeNames(names []string, held *versionPage, has map[string]string) (unclaimed versionMap) {
 	first := s.names.len() == 0
 	if !first || len(names) < pageSize {
-		names = cloned(names)
+		names = cloneNames(names)
 	}
 	if first && held != nil {
 		s.names.share(held)
 	} else {
-		s.names.adopt(s.pages, len(names), unversioned(names))
-		s.names.settle(s.pages)
+		s.names.addAll(s.pages, len(names), withoutVersions(names))
+		s.names.compact(s.pages)
+		if first && len(names) >= pageSize { // not cloned above
+			s.names.cloneStrings()
+		}
 	}
 	if len(has) == 0 && first {
 		return s.names.copy()
 	}
-	var others []string
+	var missing []string
 	for _, name := range names {
-		if _, there := has[name]; !there {
-			others = append(others, name)
+		if _, claimed := has[name]; !claimed {
+			missing = append(missing, name)
 		}
 	}
-	asked.adopt(s.pages, len(others), unversioned(others))
-	return asked
+	unclaimed.addAll(s.pages, len(missing), withoutVersions(missing))
+	return unclaimed
 }
 
 func (s *subscription) dropWildcard() {
 	s.wildcard = false
 	for name := range s.known.all {
 		if !s.names.has(name) {
-			s.forget(name)
+			s.removeResource(name)
 		}
 	}
 }
 
-// answerFirst answers the first request of a type on a stream. A client that comes back with all it should have is left
-// in peace; any other gets an answer, even an empty one, because it waits for it.
-func (c *connection) answerFirst(sub *subscription, a ask) error {
+// answerFirst responds to the first request of a type on a stream. A reconnecting client that has everything gets no
+// response. Any other client gets one, even an empty one, because it waits for it.
+func (c *connection) answerFirst(sub *subscription, a newSubscriptions) error {
 	forced := a.names.copy()
 	if sub.typeURL == EndpointType {
-		c.takeOwed(sub, &forced)
+		c.addOwedAssignments(sub, &forced)
 	}
 	want, err := c.generate(sub, sub.wildcard, sub.names.sorted())
 	if err != nil {
-		return nil // generate has told everybody; silence is better than an answer that takes resources away
+		return nil // generate has logged the error; an incomplete response would remove resources
 	}
 	d := sub.diff(want, forced)
-	missing := without(a.names, want)
-	if removedLast(sub.typeURL) {
-		c.removeLater(sub, d.removed, Touched{All: true})
+	missing := namesWithoutResource(a.names, want)
+	if isRemovedLast(sub.typeURL) {
+		c.removeLater(sub, d.removed, TypeScope{All: true})
 		if len(d.removed) > 0 {
-			c.awaitQuiet()
+			c.delayRemovals()
 		}
 		d.removed = nil
 	}
@@ -209,35 +226,35 @@ func (c *connection) answerFirst(sub *subscription, a ask) error {
 	return c.deliver(sub, d.send, removed, !a.resumed)
 }
 
-// answerMore answers a later request, which subscribes to more.
-func (c *connection) answerMore(sub *subscription, a ask) error {
-	all := a.wildcard || len(a.doubtful) > 0
+// answerMore responds to a later request, which subscribes to more resources.
+func (c *connection) answerMore(sub *subscription, a newSubscriptions) error {
+	all := a.wildcard || len(a.uncertain) > 0
 	want, err := c.generate(sub, all, a.names.sorted())
 	if err != nil {
 		return nil
 	}
 	forced := a.names.copy()
-	for name := range a.doubtful {
+	for name := range a.uncertain {
 		forced.set(name, "")
 	}
-	missing := without(forced, want)
-	d, _ := sub.lacking(want, forced)
+	missing := namesWithoutResource(forced, want)
+	d, _ := sub.findMissing(want, forced)
 	send := d.send
 	if !a.wildcard {
-		send = only(send, forced)
+		send = selectNamed(send, forced)
 	}
 	return c.deliver(sub, send, missing, true)
 }
 
-// without gives the names that no resource has, sorted.
-func without(names ledger, resources []*Resource) []string {
-	there := 0
+// namesWithoutResource returns the names that no resource has, sorted.
+func namesWithoutResource(names versionMap, resources []*Resource) []string {
+	found := 0
 	for _, r := range resources {
 		if names.has(r.Name) {
-			there++
+			found++
 		}
 	}
-	if there == names.len() {
+	if found == names.len() {
 		return nil
 	}
 	left := make(map[string]struct{}, names.len())
@@ -247,10 +264,10 @@ func without(names ledger, resources []*Resource) []string {
 	for _, r := range resources {
 		delete(left, r.Name)
 	}
-	return cloned(mapKeys(left))
+	return cloneNames(mapKeys(left))
 }
 
-func only(resources []*Resource, names ledger) []*Resource {
+func selectNamed(resources []*Resource, names versionMap) []*Resource {
 	var kept []*Resource
 	for _, r := range resources {
 		if names.has(r.Name) {

@@ -9,41 +9,41 @@ import (
 	"google.golang.org/grpc/status"
 )
 
-var small = world{
+var smallState = meshState{
 	cds: {"a": "eds1", "b": "static1"},
 	eds: {"a": "ends1", "b": "ends1"},
 	lds: {"l1": "1", "l2": "1"},
 	rds: {"r1": "1", "r2": "1"},
 }
 
-func startSmall(t *testing.T) (*rig, *deltaClient) {
-	r := newRig(t, Config{})
-	r.push(small)
-	return r, r.delta()
+func startDelta(t *testing.T) (*testServer, *deltaClient) {
+	r := newTestServer(t, Config{})
+	r.push(smallState)
+	return r, r.newDeltaClient()
 }
 
 func TestEmptyFirstRequestSubscribesToAllClustersAndListeners(t *testing.T) {
-	_, c := startSmall(t)
+	_, c := startDelta(t)
 	c.subscribe(cds)
 	c.expect("cds +a=eds1 +b=static1")
 	c.subscribe(lds)
 	c.expect("lds +l1=1 +l2=1")
-	c.silence()
+	c.expectNothing()
 }
 
 func TestEmptyFirstRequestForNamedTypesIsAnsweredEmpty(t *testing.T) {
-	_, c := startSmall(t)
+	_, c := startDelta(t)
 	c.subscribe(eds)
 	c.expect("eds")
 	c.subscribe(rds)
 	c.expect("rds")
-	c.silence()
+	c.expectNothing()
 }
 
-func TestEmptyAnswerIsSentWhenThereIsNothing(t *testing.T) {
-	r := newRig(t, Config{})
-	r.push(world{})
-	c := r.delta()
+func TestFirstRequestIsAnsweredEvenIfEmpty(t *testing.T) {
+	r := newTestServer(t, Config{})
+	r.push(meshState{})
+	c := r.newDeltaClient()
 	c.subscribe(cds)
 	c.expect("cds")
 	c.subscribe(lds)
@@ -51,52 +51,52 @@ func TestEmptyAnswerIsSentWhenThereIsNothing(t *testing.T) {
 }
 
 func TestNamesAddToTheWildcard(t *testing.T) {
-	r, c := startSmall(t)
+	r, c := startDelta(t)
 	c.subscribe(cds)
 	c.expect("cds +a=eds1 +b=static1")
 	c.subscribe(cds, "b", "ghost")
 	c.expect("cds +b=static1 -ghost")
-	r.push(small.with(cds, "c", "static1"), cds)
+	r.push(smallState.withResource(cds, "c", "static1"), cds)
 	c.expect("cds +c=static1")
 }
 
-func TestStarWithNamesIsBoth(t *testing.T) {
-	_, c := startSmall(t)
+func TestStarWithNamesSubscribesToBoth(t *testing.T) {
+	_, c := startDelta(t)
 	c.subscribe(cds, "*", "ghost")
 	c.expect("cds +a=eds1 +b=static1 -ghost")
-	c.silence()
+	c.expectNothing()
 }
 
-func TestNamesAloneAreNoWildcard(t *testing.T) {
-	r, c := startSmall(t)
+func TestNamesWithoutStarAreNoWildcard(t *testing.T) {
+	r, c := startDelta(t)
 	c.subscribe(cds, "b")
 	c.expect("cds +b=static1")
-	r.push(small.with(cds, "a", "eds2"), cds)
-	c.silence()
+	r.push(smallState.withResource(cds, "a", "eds2"), cds)
+	c.expectNothing()
 	c.subscribe(cds, "*")
 	c.expect("cds +a=eds2")
 }
 
 func TestSubscribingAndUnsubscribingTheStarIsNoWildcard(t *testing.T) {
-	r, c := startSmall(t)
+	r, c := startDelta(t)
 	c.send(&discoveryv3.DeltaDiscoveryRequest{TypeUrl: cds, ResourceNamesSubscribe: []string{"*"}, ResourceNamesUnsubscribe: []string{"*"}})
 	c.expect("cds")
-	r.push(small.with(cds, "a", "eds2"), cds)
-	c.silence()
+	r.push(smallState.withResource(cds, "a", "eds2"), cds)
+	c.expectNothing()
 }
 
 func TestUnsubscribingTheStarKeepsNames(t *testing.T) {
-	r, c := startSmall(t)
+	r, c := startDelta(t)
 	c.subscribe(cds, "*", "b")
 	c.expect("cds +a=eds1 +b=static1")
 	c.unsubscribe(cds, "*")
-	c.silence()
-	r.push(small.with(cds, "a", "eds2").with(cds, "b", "static2"), cds)
+	c.expectNothing()
+	r.push(smallState.withResource(cds, "a", "eds2").withResource(cds, "b", "static2"), cds)
 	c.expect("cds +b=static2")
 }
 
 func TestUnsubscribedNameIsSentAgainWhileTheWildcardCoversIt(t *testing.T) {
-	_, c := startSmall(t)
+	_, c := startDelta(t)
 	c.subscribe(cds, "*", "b", "ghost")
 	c.expect("cds +a=eds1 +b=static1 -ghost")
 	c.unsubscribe(cds, "b", "ghost")
@@ -104,17 +104,17 @@ func TestUnsubscribedNameIsSentAgainWhileTheWildcardCoversIt(t *testing.T) {
 }
 
 func TestUnsubscribedNameIsNotPushed(t *testing.T) {
-	r, c := startSmall(t)
+	r, c := startDelta(t)
 	c.subscribe(eds, "a", "b")
 	c.expect("eds +a=ends1 +b=ends1")
 	c.unsubscribe(eds, "a")
-	c.silence()
-	r.push(small.with(eds, "a", "ends2"), eds)
-	c.silence()
+	c.expectNothing()
+	r.push(smallState.withResource(eds, "a", "ends2"), eds)
+	c.expectNothing()
 }
 
 func TestNameSubscribedAgainIsSentAgain(t *testing.T) {
-	_, c := startSmall(t)
+	_, c := startDelta(t)
 	c.subscribe(eds, "a")
 	c.expect("eds +a=ends1")
 	c.subscribe(eds, "a")
@@ -124,70 +124,70 @@ func TestNameSubscribedAgainIsSentAgain(t *testing.T) {
 	c.expect("eds +a=ends1")
 }
 
-func TestMissingNameIsSaidToBeMissingAndSentOnceItExists(t *testing.T) {
-	r, c := startSmall(t)
+func TestMissingNameIsReportedAndSentOnceItExists(t *testing.T) {
+	r, c := startDelta(t)
 	c.subscribe(rds, "r1", "later")
 	c.expect("rds +r1=1 -later")
-	r.push(small.with(rds, "later", "1"), rds)
+	r.push(smallState.withResource(rds, "later", "1"), rds)
 	c.expect("rds +later=1")
 }
 
-func TestOnlyWhatDiffersIsPushed(t *testing.T) {
-	r, c := startSmall(t)
+func TestOnlyDifferencesArePushed(t *testing.T) {
+	r, c := startDelta(t)
 	c.subscribe(lds)
 	c.expect("lds +l1=1 +l2=1")
-	r.push(small, lds)
-	r.push(small.with(lds, "l2", "2"), lds)
+	r.push(smallState, lds)
+	r.push(smallState.withResource(lds, "l2", "2"), lds)
 	c.expect("lds +l2=2")
-	c.silence()
+	c.expectNothing()
 }
 
 func TestUnaffectedTypesAreNotGenerated(t *testing.T) {
-	r, c := startSmall(t)
+	r, c := startDelta(t)
 	c.subscribe(lds)
 	c.expect("lds +l1=1 +l2=1")
-	c.silence()
-	before := r.source.count()
-	r.push(small.with(lds, "l2", "2"))
-	c.silence()
-	r.only("the push", func(s ClientStatus) bool { return !s.Pushing })
-	if r.source.count() != before {
+	c.expectNothing()
+	before := r.source.generateCalls()
+	r.push(smallState.withResource(lds, "l2", "2"))
+	c.expectNothing()
+	r.awaitStatus("the push", func(s ClientStatus) bool { return !s.Pushing })
+	if r.source.generateCalls() != before {
 		t.Fatal("Generate was called although nothing is affected")
 	}
 }
 
 func TestAssignmentFollowsItsClusterEvenUnchanged(t *testing.T) {
-	r, c := startSmall(t)
+	r, c := startDelta(t)
 	c.subscribe(cds)
 	c.expect("cds +a=eds1 +b=static1")
 	c.subscribe(eds, "a")
 	c.expect("eds +a=ends1")
-	r.push(small.with(cds, "a", "eds2"), cds)
-	m := c.next() // without waiting for its acknowledgement, which comes only when the cluster is warm
-	if show(m) != "cds +a=eds2" {
-		t.Fatal(show(m))
+	r.push(smallState.withResource(cds, "a", "eds2"), cds)
+	m := c.next() // without waiting for its ACK, which Envoy sends only when the cluster is warm
+	if describe(m) != "cds +a=eds2" {
+		t.Fatal(describe(m))
 	}
 	c.expect("eds +a=ends1")
-	c.silence()
+	c.expectNothing()
 }
 
-func TestAssignmentOfANewClusterFollowsBeforeItIsAskedFor(t *testing.T) {
-	r, c := startSmall(t)
+func TestAssignmentOfNewClusterIsSentBeforeItsRequest(t *testing.T) {
+	r, c := startDelta(t)
 	c.subscribe(cds)
 	c.expect("cds +a=eds1 +b=static1")
 	c.subscribe(eds, "a")
 	c.expect("eds +a=ends1")
-	r.push(small.with(cds, "n", "eds1").with(eds, "n", "ends1"), cds, eds)
+	r.push(smallState.withResource(cds, "n", "eds1").withResource(eds, "n", "ends1"), cds, eds)
 	c.expect("cds +n=eds1")
 	c.expect("eds +n=ends1")
 	c.subscribe(eds, "n")
 	c.expect("eds +n=ends1")
-	r.push(small.with(cds, "n", "eds1").with(eds, "n", "ends2"), eds)
+	r.push(smallState.withResource(cds, "n", "eds1").withResource(eds, "n", "ends2"), eds)
 	c.expect("eds +n=ends2")
 }
 
-func TestAdditionsGoFirstInOrderAndClustersAreRemovedLast(t *testing.T) {
-	r, c := startSmall(t)
+func TestAdditionsAreSentInOrderAndClustersRemovedLast(t *testing.T) {
+	r, c := startDelta(t)
 	c.subscribe(cds)
 	c.expect("cds +a=eds1 +b=static1")
 	c.subscribe(eds, "a")
@@ -197,8 +197,8 @@ func TestAdditionsGoFirstInOrderAndClustersAreRemovedLast(t *testing.T) {
 	c.subscribe(rds, "r1", "r2")
 	c.expect("rds +r1=1")
 	c.expect("rds +r2=1")
-	next := small.without(cds, "a").without(eds, "a").without(lds, "l1").without(rds, "r1").
-		with(cds, "c", "eds1").with(eds, "c", "ends1").with(lds, "l3", "1").with(rds, "r2", "2")
+	next := smallState.withoutResource(cds, "a").withoutResource(eds, "a").withoutResource(lds, "l1").withoutResource(rds, "r1").
+		withResource(cds, "c", "eds1").withResource(eds, "c", "ends1").withResource(lds, "l3", "1").withResource(rds, "r2", "2")
 	r.push(next, rds, lds, eds, cds)
 	c.expect("cds +c=eds1")
 	c.expect("eds +c=ends1")
@@ -206,83 +206,83 @@ func TestAdditionsGoFirstInOrderAndClustersAreRemovedLast(t *testing.T) {
 	c.expect("rds +r2=2 -r1")
 	c.expect("eds -a")
 	c.expect("cds -a")
-	c.silence()
+	c.expectNothing()
 }
 
-func TestEachRouteConfigurationGoesAlone(t *testing.T) {
-	_, c := startSmall(t)
+func TestEachRouteConfigurationHasItsOwnResponse(t *testing.T) {
+	_, c := startDelta(t)
 	c.subscribe(rds, "r1", "r2", "ghost")
 	c.expect("rds +r1=1")
 	c.expect("rds +r2=1 -ghost")
 }
 
-func TestUnservedTypesAreAnsweredSoThatNobodyWaits(t *testing.T) {
-	r, c := startSmall(t)
+func TestUnservedTypesAreAnswered(t *testing.T) {
+	r, c := startDelta(t)
 	const runtimes = "type.googleapis.com/envoy.service.runtime.v3.Runtime"
 	const secrets = "type.googleapis.com/envoy.extensions.transport_sockets.tls.v3.Secret"
 	c.subscribe(runtimes)
-	if m := c.next(); show(m) != "Runtime" {
-		t.Fatal(show(m))
+	if m := c.next(); describe(m) != "Runtime" {
+		t.Fatal(describe(m))
 	}
 	c.subscribe(secrets, "x", "*")
-	if m := c.next(); show(m) != "sds -x" {
-		t.Fatal(show(m))
+	if m := c.next(); describe(m) != "sds -x" {
+		t.Fatal(describe(m))
 	}
 	c.subscribe(secrets, "y")
 	c.expect("sds -y")
-	r.push(small)
-	c.silence()
-	r.only("in sync although it confirmed nothing", func(s ClientStatus) bool { return s.InSync })
+	r.push(smallState)
+	c.expectNothing()
+	r.awaitStatus("in sync although it confirmed nothing", func(s ClientStatus) bool { return s.InSync })
 }
 
 func TestHealthReportsAreNotAnswered(t *testing.T) {
-	_, c := startSmall(t)
+	_, c := startDelta(t)
 	c.subscribe(healthReportType)
 	c.subscribe(cds)
 	c.expect("cds +a=eds1 +b=static1")
 }
 
 func TestFirstRequestWithoutNodeIsRefused(t *testing.T) {
-	_, c := startSmall(t)
+	_, c := startDelta(t)
 	c.first = false
 	c.subscribe(cds)
-	wantCode(t, c.end(), codes.InvalidArgument)
+	wantCode(t, c.awaitEnd(), codes.InvalidArgument)
 }
 
 func TestSourceMayRefuseAClient(t *testing.T) {
-	r := newRig(t, Config{Source: &fake{refuse: status.Error(codes.PermissionDenied, "not you")}})
-	r.push(small)
-	c := r.delta()
+	r := newTestServer(t, Config{Source: &fakeSource{connectErr: status.Error(codes.PermissionDenied, "not you")}})
+	r.push(smallState)
+	c := r.newDeltaClient()
 	c.subscribe(cds)
-	wantCode(t, c.end(), codes.PermissionDenied)
+	wantCode(t, c.awaitEnd(), codes.PermissionDenied)
 	if len(r.Clients()) != 0 {
 		t.Fatal("a refused client is listed")
 	}
 }
 
 func TestStreamsAreRefusedBeforeTheFirstPush(t *testing.T) {
-	r := newRig(t, Config{})
-	c := r.delta()
+	r := newTestServer(t, Config{})
+	c := r.newDeltaClient()
 	c.subscribe(cds)
-	wantCode(t, c.end(), codes.Unavailable)
-	r.push(small)
-	again := r.delta()
+	wantCode(t, c.awaitEnd(), codes.Unavailable)
+	r.push(smallState)
+	again := r.newDeltaClient()
 	again.subscribe(cds)
 	again.expect("cds +a=eds1 +b=static1")
 }
 
 func TestStopEndsStreamsAndRefusesNewOnes(t *testing.T) {
-	r, c := startSmall(t)
+	r, c := startDelta(t)
 	c.subscribe(cds)
 	c.expect("cds +a=eds1 +b=static1")
 	r.Stop()
-	wantCode(t, c.end(), codes.Unavailable)
-	late := r.delta()
+	wantCode(t, c.awaitEnd(), codes.Unavailable)
+	late := r.newDeltaClient()
 	late.subscribe(cds)
-	wantCode(t, late.end(), codes.Unavailable)
+	wantCode(t, late.awaitEnd(), codes.Unavailable)
 }
 
-func TestFailedGenerationLeavesTheClientAloneAndIsTriedAgain(t *testing.T) {
+func TestFailedGenerationSendsNothingAndIsRetried(t *testing.T) {
 	for name, broken := range map[string]func(string) error{
 		"error": func(typeURL string) error {
 			if typeURL == lds {
@@ -298,23 +298,23 @@ func TestFailedGenerationLeavesTheClientAloneAndIsTriedAgain(t *testing.T) {
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
-			r, c := startSmall(t)
+			r, c := startDelta(t)
 			c.subscribe(cds)
 			c.expect("cds +a=eds1 +b=static1")
 			c.subscribe(lds)
 			c.expect("lds +l1=1 +l2=1")
 			r.source.mu.Lock()
-			r.source.broken = broken
+			r.source.generateErr = broken
 			r.source.mu.Unlock()
-			r.push(small.with(lds, "l1", "2").with(cds, "b", "static2"), cds, lds)
+			r.push(smallState.withResource(lds, "l1", "2").withResource(cds, "b", "static2"), cds, lds)
 			c.expect("cds +b=static2")
-			r.only("the error", func(s ClientStatus) bool { return typeOf(s, lds).Error != "" && !s.InSync })
+			r.awaitStatus("the error", func(s ClientStatus) bool { return typeStatus(s, lds).Error != "" && !s.InSync })
 			r.source.mu.Lock()
-			r.source.broken = nil
+			r.source.generateErr = nil
 			r.source.mu.Unlock()
-			r.push(small.with(lds, "l1", "2").with(cds, "b", "static2")) // which by itself concerns nothing
+			r.push(smallState.withResource(lds, "l1", "2").withResource(cds, "b", "static2")) // the change itself affects nothing
 			c.expect("lds +l1=2")
-			r.only("the error's end", func(s ClientStatus) bool { return s.InSync })
+			r.awaitStatus("the error's end", func(s ClientStatus) bool { return s.InSync })
 		})
 	}
 }

@@ -32,14 +32,14 @@ import (
 	"github.com/pilotfish-mesh/pilotfish/internal/testenv"
 )
 
-// resources is a State: real resources, by type and name.
-type resources map[string]map[string]*Resource
+// envoyState is a State: real resources, by type and name.
+type envoyState map[string]map[string]*Resource
 
-func (r resources) with(t testing.TB, m proto.Message, name string) resources {
+func (r envoyState) withResource(t testing.TB, m proto.Message, name string) envoyState {
 	t.Helper()
 	newResource := NewResource
 	if routes, ok := m.(*routev3.RouteConfiguration); ok && routes.GetVhds() != nil {
-		newResource = func(name string, m proto.Message) (*Resource, error) { return NewRoutes(name, m, true) }
+		newResource = func(name string, m proto.Message) (*Resource, error) { return NewRouteConfiguration(name, m, true) }
 	}
 	made, err := newResource(name, m)
 	if err != nil {
@@ -48,7 +48,7 @@ func (r resources) with(t testing.TB, m proto.Message, name string) resources {
 	if c, ok := m.(*clusterv3.Cluster); ok && c.GetType() == clusterv3.Cluster_EDS {
 		made.Endpoints = name
 	}
-	next := resources{}
+	next := envoyState{}
 	for typeURL, byName := range r {
 		next[typeURL] = map[string]*Resource{}
 		for n, old := range byName {
@@ -63,26 +63,26 @@ func (r resources) with(t testing.TB, m proto.Message, name string) resources {
 	return next
 }
 
-func (r resources) without(t testing.TB, typeURL, name string) resources {
+func (r envoyState) withoutResource(t testing.TB, typeURL, name string) envoyState {
 	t.Helper()
-	next := r.with(t, &corev3.Node{}, "copy")
+	next := r.withResource(t, &corev3.Node{}, "copy")
 	delete(next[typeURL], name)
 	return next
 }
 
-// real is a Source of resources.
-type real struct{}
+// envoySource is a Source of envoyState.
+type envoySource struct{}
 
-func (real) Connect(_ context.Context, node *corev3.Node, _ Peer) (Proxy, error) {
+func (envoySource) Connect(_ context.Context, node *corev3.Node, _ Peer) (Proxy, error) {
 	if v := node.GetUserAgentBuildVersion().GetVersion(); v.GetMajorNumber() == 1 && v.GetMinorNumber() < 40 {
-		return &wholeKeeper{}, nil
+		return &inlineProxy{}, nil
 	}
-	return real{}, nil
+	return envoySource{}, nil
 }
-func (real) Affected(_ State, c Change) Touches { return c.(changed).touches() }
-func (real) Generate(state State, typeURL string, wildcard bool, names []string) ([]*Resource, error) {
+func (envoySource) ComputePushScope(_ State, c Change) PushScope { return c.(testChange).pushScope() }
+func (envoySource) Generate(state State, typeURL string, wildcard bool, names []string) ([]*Resource, error) {
 	var out []*Resource
-	for name, r := range state.(resources)[typeURL] {
+	for name, r := range state.(envoyState)[typeURL] {
 		if typeURL == VirtualHostType && wildcard {
 			if slices.Contains(names, routeOf(name)) {
 				out = append(out, r)
@@ -149,25 +149,25 @@ func pack(t testing.TB, m proto.Message) *anypb.Any {
 	return a
 }
 
-// plane is a discovery server on a TCP address, which can go and come back.
-type plane struct {
+// envoyServer is a discovery server on a TCP address that can be stopped and restarted.
+type envoyServer struct {
 	*Server
 	t    testing.TB
 	addr string
 	stop func()
-	// world is what was pushed last, of the tests that keep it here.
-	world resources
+	// state is the last pushed state, in tests that track it here.
+	state envoyState
 }
 
-// change pushes another world, in which a type differs, or a name of it.
-func (p *plane) change(what string, world resources) {
-	p.world = world
-	p.Push(world, changed{what})
+// change pushes another state, which differs in a type or a resource of it.
+func (p *envoyServer) change(what string, state envoyState) {
+	p.state = state
+	p.Push(state, testChange{what})
 }
 
-func startPlane(t testing.TB, addr string, first resources) *plane {
+func startEnvoyServer(t testing.TB, addr string, first envoyState) *envoyServer {
 	t.Helper()
-	server, err := NewServer(Config{Source: real{}})
+	server, err := NewServer(Config{Source: envoySource{}})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -180,21 +180,21 @@ func startPlane(t testing.TB, addr string, first resources) *plane {
 	server.RegisterTo(gs)
 	served := make(chan struct{})
 	go func() { defer close(served); _ = gs.Serve(l) }()
-	p := &plane{Server: server, t: t, addr: l.Addr().String()}
+	p := &envoyServer{Server: server, t: t, addr: l.Addr().String()}
 	p.stop = sync.OnceFunc(func() { server.Stop(); gs.Stop(); <-served })
 	t.Cleanup(p.stop)
-	server.Push(first, changed(Order))
+	server.Push(first, testChange(Order))
 	return p
 }
 
-// inSync waits until one Envoy has accepted all.
-func (p *plane) inSync() {
+// awaitSync waits until one Envoy has accepted all resources.
+func (p *envoyServer) awaitSync() {
 	p.t.Helper()
-	p.inSyncOf(4)
+	p.awaitSyncOf(4)
 }
 
-// inSyncOf waits until one Envoy has accepted all, of so many types at least.
-func (p *plane) inSyncOf(types int) {
+// awaitSyncOf waits until one Envoy has accepted all resources, of at least n types.
+func (p *envoyServer) awaitSyncOf(types int) {
 	p.t.Helper()
 	testenv.Eventually(p.t, "Envoy is in sync", func() error {
 		clients := p.Clients()
@@ -205,7 +205,7 @@ func (p *plane) inSyncOf(types int) {
 	})
 }
 
-func (p *plane) envoy(version, api string, args ...string) *envoytest.Envoy {
+func (p *envoyServer) startEnvoy(version, api string, args ...string) *envoytest.Envoy {
 	p.t.Helper()
 	host, port, _ := net.SplitHostPort(p.addr)
 	bootstrap := fmt.Sprintf(`
@@ -245,7 +245,7 @@ func stat(t testing.TB, e *envoytest.Envoy, name string) int {
 	return n
 }
 
-// upstream is a server that answers with its name.
+// upstream starts a server that responds with its name.
 func upstream(t testing.TB, name string) string {
 	t.Helper()
 	s := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { _, _ = io.WriteString(w, name) }))
@@ -253,10 +253,10 @@ func upstream(t testing.TB, name string) string {
 	return s.Listener.Addr().String()
 }
 
-var freeHost atomic.Uint32
+var nextHost atomic.Uint32
 
-// freeAddress is an address of this test's own.
-func freeAddress() (string, uint32) { return fmt.Sprintf("127.66.3.%d", freeHost.Add(1)), 18080 }
+// freeAddress returns an unused loopback address.
+func freeAddress() (string, uint32) { return fmt.Sprintf("127.66.3.%d", nextHost.Add(1)), 18080 }
 
 func fetch(host string, port uint32) (string, error) {
 	client := http.Client{Timeout: 5 * time.Second, Transport: &http.Transport{DisableKeepAlives: true}}
@@ -272,7 +272,7 @@ func fetch(host string, port uint32) (string, error) {
 	return string(body), err
 }
 
-func serves(t testing.TB, host string, port uint32, want string) {
+func awaitBody(t testing.TB, host string, port uint32, want string) {
 	t.Helper()
 	testenv.Eventually(t, "requests reach "+want, func() error {
 		got, err := fetch(host, port)
@@ -283,15 +283,15 @@ func serves(t testing.TB, host string, port uint32, want string) {
 	})
 }
 
-// site is one listener that leads to one upstream.
-func site(t testing.TB, up string) (r resources, host string, port uint32) {
+// site returns the resources of one listener that routes to one upstream.
+func site(t testing.TB, up string) (r envoyState, host string, port uint32) {
 	host, port = freeAddress()
-	r = resources{}.with(t, cluster("c1", time.Second), "c1").with(t, assignment("c1", up), "c1").
-		with(t, listener(t, "l1", host, port, "r1"), "l1").with(t, route("r1", "c1"), "r1")
+	r = envoyState{}.withResource(t, cluster("c1", time.Second), "c1").withResource(t, assignment("c1", up), "c1").
+		withResource(t, listener(t, "l1", host, port, "r1"), "l1").withResource(t, route("r1", "c1"), "r1")
 	return r, host, port
 }
 
-func eachEnvoy(t *testing.T, test func(t *testing.T, version, api string)) {
+func forEachEnvoy(t *testing.T, test func(t *testing.T, version, api string)) {
 	for _, version := range []string{testenv.EnvoyVersion, testenv.OldEnvoyVersion} {
 		for _, api := range []string{"DELTA_GRPC", "GRPC"} {
 			t.Run(version+"-"+api, func(t *testing.T) { test(t, version, api) })
@@ -299,14 +299,14 @@ func eachEnvoy(t *testing.T, test func(t *testing.T, version, api string)) {
 	}
 }
 
-func TestChangedClusterOfARealEnvoyIsWarmAtOnce(t *testing.T) {
-	eachEnvoy(t, func(t *testing.T, version, api string) {
+func TestEnvoyWarmsChangedClusterAtOnce(t *testing.T) {
+	forEachEnvoy(t, func(t *testing.T, version, api string) {
 		state, host, port := site(t, upstream(t, "one"))
-		p := startPlane(t, "127.0.0.1:0", state)
-		e := p.envoy(version, api)
-		serves(t, host, port, "one")
-		p.inSync()
-		p.Push(state.with(t, cluster("c1", 2*time.Second), "c1"), changed{cds})
+		p := startEnvoyServer(t, "127.0.0.1:0", state)
+		e := p.startEnvoy(version, api)
+		awaitBody(t, host, port, "one")
+		p.awaitSync()
+		p.Push(state.withResource(t, cluster("c1", 2*time.Second), "c1"), testChange{cds})
 		testenv.Eventually(t, "the cluster is replaced", func() error {
 			dump, err := e.Get("/config_dump?resource=dynamic_active_clusters")
 			if err == nil && !strings.Contains(dump, `"connect_timeout": "2s"`) {
@@ -314,22 +314,22 @@ func TestChangedClusterOfARealEnvoyIsWarmAtOnce(t *testing.T) {
 			}
 			return err
 		})
-		p.inSync()
+		p.awaitSync()
 		if n := stat(t, e, "cluster.c1.init_fetch_timeout"); n != 0 {
 			t.Fatalf("the cluster warmed until its time-out")
 		}
-		serves(t, host, port, "one")
+		awaitBody(t, host, port, "one")
 	})
 }
 
-func TestRealEnvoyIsUndisturbedByARestart(t *testing.T) {
+func TestEnvoyIsUndisturbedByServerRestart(t *testing.T) {
 	for _, version := range []string{testenv.EnvoyVersion, testenv.OldEnvoyVersion} {
 		t.Run(version, func(t *testing.T) {
 			state, host, port := site(t, upstream(t, "one"))
-			p := startPlane(t, "127.0.0.1:0", state)
-			e := p.envoy(version, "DELTA_GRPC")
-			serves(t, host, port, "one")
-			p.inSync()
+			p := startEnvoyServer(t, "127.0.0.1:0", state)
+			e := p.startEnvoy(version, "DELTA_GRPC")
+			awaitBody(t, host, port, "one")
+			p.awaitSync()
 			counters := []string{"cluster_manager.cds.update_success", "listener_manager.lds.update_success",
 				"listener_manager.listener_added", "listener_manager.listener_modified", "cluster.c1.update_success"}
 			before := map[string]int{}
@@ -337,34 +337,34 @@ func TestRealEnvoyIsUndisturbedByARestart(t *testing.T) {
 				before[name] = stat(t, e, name)
 			}
 			p.stop()
-			serves(t, host, port, "one")
-			p = startPlane(t, p.addr, state)
-			p.inSync()
+			awaitBody(t, host, port, "one")
+			p = startEnvoyServer(t, p.addr, state)
+			p.awaitSync()
 			for _, name := range counters {
 				if now := stat(t, e, name); now != before[name] {
 					t.Errorf("%s rose from %d to %d", name, before[name], now)
 				}
 			}
-			p.Push(state.with(t, assignment("c1", upstream(t, "two")), "c1"), changed{eds})
-			serves(t, host, port, "two")
+			p.Push(state.withResource(t, assignment("c1", upstream(t, "two")), "c1"), testChange{eds})
+			awaitBody(t, host, port, "two")
 		})
 	}
 }
 
-func TestRealEnvoyCatchesUpAfterARestart(t *testing.T) {
-	eachEnvoy(t, func(t *testing.T, version, api string) {
+func TestEnvoyCatchesUpAfterServerRestart(t *testing.T) {
+	forEachEnvoy(t, func(t *testing.T, version, api string) {
 		state, host, port := site(t, upstream(t, "one"))
 		oldHost, _ := freeAddress()
-		old := state.with(t, cluster("gone", time.Second), "gone").with(t, assignment("gone", "127.0.0.1:1"), "gone").
-			with(t, listener(t, "old", oldHost, port, "r1"), "old")
-		p := startPlane(t, "127.0.0.1:0", old)
-		e := p.envoy(version, api)
-		serves(t, oldHost, port, "one")
-		p.inSync()
+		old := state.withResource(t, cluster("gone", time.Second), "gone").withResource(t, assignment("gone", "127.0.0.1:1"), "gone").
+			withResource(t, listener(t, "old", oldHost, port, "r1"), "old")
+		p := startEnvoyServer(t, "127.0.0.1:0", old)
+		e := p.startEnvoy(version, api)
+		awaitBody(t, oldHost, port, "one")
+		p.awaitSync()
 		p.stop()
-		// A changed cluster, whose endpoints are the same, has to become warm all the same.
-		p = startPlane(t, p.addr, state.with(t, cluster("c1", 3*time.Second), "c1"))
-		testenv.Eventually(t, "what is gone is gone", func() error {
+		// A changed cluster with unchanged endpoints must still be warmed.
+		p = startEnvoyServer(t, p.addr, state.withResource(t, cluster("c1", 3*time.Second), "c1"))
+		testenv.Eventually(t, "the removed resources are gone", func() error {
 			clusters, err := e.Get("/clusters")
 			if err == nil && strings.Contains(clusters, "gone::") {
 				err = errors.New("the cluster is still there")
@@ -374,46 +374,46 @@ func TestRealEnvoyCatchesUpAfterARestart(t *testing.T) {
 			}
 			return err
 		})
-		p.inSync()
-		serves(t, host, port, "one")
+		p.awaitSync()
+		awaitBody(t, host, port, "one")
 		if stat(t, e, "cluster.c1.init_fetch_timeout") != 0 {
 			t.Fatal("the cluster warmed until its time-out")
 		}
 	})
 }
 
-func TestRealEnvoyRejectsABadListenerAndServesTheGoodOnes(t *testing.T) {
-	eachEnvoy(t, func(t *testing.T, version, api string) {
+func TestEnvoyRejectsBadListenerAndServesTheGoodOnes(t *testing.T) {
+	forEachEnvoy(t, func(t *testing.T, version, api string) {
 		state, host, port := site(t, upstream(t, "one"))
 		bad := listener(t, "bad", "127.0.0.1", 0, "r1")
 		bad.FilterChains[0].Filters[0].Name = "x"
 		bad.FilterChains[0].Filters[0].ConfigType = &listenerv3.Filter_TypedConfig{TypedConfig: pack(t, &corev3.Node{})}
-		p := startPlane(t, "127.0.0.1:0", state.with(t, bad, "bad"))
-		p.envoy(version, api)
-		serves(t, host, port, "one")
+		p := startEnvoyServer(t, "127.0.0.1:0", state.withResource(t, bad, "bad"))
+		p.startEnvoy(version, api)
+		awaitBody(t, host, port, "one")
 		testenv.Eventually(t, "the rejection shows", func() error {
 			clients := p.Clients()
 			if len(clients) == 1 {
-				r := typeOf(clients[0], lds).Rejected
+				r := typeStatus(clients[0], lds).Rejected
 				if r != nil && slices.Equal(r.Resources, []string{"bad"}) && strings.Contains(r.Reason, "bad") {
 					return nil
 				}
 			}
 			return fmt.Errorf("clients are %+v", clients)
 		})
-		p.Push(state, changed{lds})
-		p.inSync()
-		serves(t, host, port, "one")
+		p.Push(state, testChange{lds})
+		p.awaitSync()
+		awaitBody(t, host, port, "one")
 	})
 }
 
-func TestRealEnvoyLosesNoRequestWhenItsClusterIsReplaced(t *testing.T) {
-	eachEnvoy(t, func(t *testing.T, version, api string) {
+func TestEnvoyLosesNoRequestWhenItsClusterIsReplaced(t *testing.T) {
+	forEachEnvoy(t, func(t *testing.T, version, api string) {
 		up := upstream(t, "one")
 		state, host, port := site(t, up)
-		p := startPlane(t, "127.0.0.1:0", state)
-		p.envoy(version, api)
-		serves(t, host, port, "one")
+		p := startEnvoyServer(t, "127.0.0.1:0", state)
+		p.startEnvoy(version, api)
+		awaitBody(t, host, port, "one")
 		stop, failed := make(chan struct{}), make(chan error, 1)
 		go func() {
 			defer close(failed)
@@ -431,10 +431,10 @@ func TestRealEnvoyLosesNoRequestWhenItsClusterIsReplaced(t *testing.T) {
 		}()
 		for i := 2; i < 12; i++ {
 			was, is := fmt.Sprintf("c%d", i-1), fmt.Sprintf("c%d", i)
-			state = state.with(t, cluster(is, time.Second), is).with(t, assignment(is, up), is).with(t, route("r1", is), "r1").
-				without(t, cds, was).without(t, eds, was)
-			p.Push(state, changed(Order))
-			p.inSync()
+			state = state.withResource(t, cluster(is, time.Second), is).withResource(t, assignment(is, up), is).withResource(t, route("r1", is), "r1").
+				withoutResource(t, cds, was).withoutResource(t, eds, was)
+			p.Push(state, testChange(Order))
+			p.awaitSync()
 		}
 		close(stop)
 		if err, ok := <-failed; ok {

@@ -27,12 +27,12 @@ import (
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
-// deadline is how long is waited for what has to come: only a broken promise takes it.
+// deadline is the timeout of all waits. It is generous because only failing tests wait this long.
 const deadline = time.Minute
 
-// world is a State: by type and name, what a resource says. A cluster whose content begins with "eds" has an assignment, and
-// a route configuration whose content begins with "apart" has its virtual hosts apart.
-type world map[string]map[string]string
+// meshState is a State: the content of each resource, by type and name. A cluster whose content begins with "eds" has
+// an assignment. A route configuration whose content begins with "apart" uses VHDS.
+type meshState map[string]map[string]string
 
 // cds, eds, lds, rds and nds shorten tables.
 const (
@@ -43,11 +43,11 @@ const (
 	nds = NameTableType
 )
 
-// wholeTypes are those whose resources stand by themselves.
-var wholeTypes = slices.DeleteFunc(slices.Clone(Order), func(t string) bool { return t == VirtualHostType })
+// independentTypes are the types whose resources do not depend on another subscription.
+var independentTypes = slices.DeleteFunc(slices.Clone(Order), func(t string) bool { return t == VirtualHostType })
 
-func (w world) with(typeURL, name, content string) world {
-	next := world{}
+func (w meshState) withResource(typeURL, name, content string) meshState {
+	next := meshState{}
 	for t, resources := range w {
 		next[t] = maps.Clone(resources)
 	}
@@ -58,84 +58,86 @@ func (w world) with(typeURL, name, content string) world {
 	return next
 }
 
-func (w world) without(typeURL, name string) world {
-	next := w.with(typeURL, name, "")
+func (w meshState) withoutResource(typeURL, name string) meshState {
+	next := w.withResource(typeURL, name, "")
 	delete(next[typeURL], name)
 	return next
 }
 
-func (w world) resource(typeURL, name string) *Resource {
+func (w meshState) resource(typeURL, name string) *Resource {
 	content := w[typeURL][name]
 	r := &Resource{Name: name, Version: content, Body: &anypb.Any{TypeUrl: typeURL, Value: []byte(content)}}
 	if typeURL == cds && strings.HasPrefix(content, "eds") {
 		r.Endpoints = name
 	}
-	r.HostsApart = typeURL == rds && strings.HasPrefix(content, "apart")
+	r.UsesVHDS = typeURL == rds && strings.HasPrefix(content, "apart")
 	return r
 }
 
-// changed is a Change: the types that differ.
-type changed []string
+// testChange is a Change: the types or resources that differ.
+type testChange []string
 
-func (c changed) Merge(next Change) Change { return append(slices.Clone(c), next.(changed)...) }
+func (c testChange) Merge(next Change) Change { return append(slices.Clone(c), next.(testChange)...) }
 
-// touches: a type, or a type and a name of it after a blank.
-func (c changed) touches() Touches {
-	touches := Touches{}
+// pushScope parses the elements: a type, or a type and a resource name after a space.
+func (c testChange) pushScope() PushScope {
+	scope := PushScope{}
 	for _, one := range c {
 		if typeURL, name, named := strings.Cut(one, " "); named {
-			touches.Add(typeURL, name)
+			scope.Add(typeURL, name)
 		} else {
-			touches.AddAll(typeURL)
+			scope.AddAll(typeURL)
 		}
 	}
-	return touches
+	return scope
 }
 
-// fake is a Source, and the Proxy of every client.
-type fake struct {
-	refuse error
-	mu     sync.Mutex
-	calls  int
-	broken func(typeURL string) error
-	nodes  []string
-	blames time.Duration // how long it takes to find what a refused resource was made of
+// fakeSource is a Source, and the Proxy of every client.
+type fakeSource struct {
+	connectErr      error
+	mu              sync.Mutex
+	calls           int
+	generateErr     func(typeURL string) error
+	nodes           []string
+	attributionTime time.Duration // duration of AttributeNACK
 }
 
-func (f *fake) Blame(State, string, []string, string, time.Time) []Blamed {
+func (f *fakeSource) AttributeNACK(State, string, []string, string, time.Time) []SuspectDocument {
 	f.mu.Lock()
-	takes := f.blames
+	takes := f.attributionTime
 	f.mu.Unlock()
 	time.Sleep(takes)
 	return nil
 }
 
-func (f *fake) Connect(_ context.Context, node *corev3.Node, _ Peer) (Proxy, error) {
+func (f *fakeSource) Connect(_ context.Context, node *corev3.Node, _ Peer) (Proxy, error) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	f.nodes = append(f.nodes, node.GetId())
-	return f, f.refuse
+	return f, f.connectErr
 }
 
-func (f *fake) count() int {
+func (f *fakeSource) generateCalls() int {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	return f.calls
 }
 
-func (f *fake) Affected(_ State, change Change) Touches { return change.(changed).touches() }
+func (f *fakeSource) ComputePushScope(_ State, change Change) PushScope {
+	return change.(testChange).pushScope()
+}
 
-func (f *fake) Generate(state State, typeURL string, wildcard bool, names []string) ([]*Resource, error) {
+func (f *fakeSource) Generate(state State, typeURL string, wildcard bool, names []string) ([]*Resource, error) {
 	f.mu.Lock()
 	f.calls++
-	broken := f.broken
+	broken := f.generateErr
 	f.mu.Unlock()
 	if broken != nil {
 		if err := broken(typeURL); err != nil {
 			return nil, err
 		}
 	}
-	w := state.(world)
+	w := state.(meshState)
 	if wildcard {
 		names = append(slices.Clone(names), slices.Collect(maps.Keys(w[typeURL]))...)
 	}
@@ -149,36 +151,36 @@ func (f *fake) Generate(state State, typeURL string, wildcard bool, names []stri
 	return out, nil
 }
 
-// rig is a Server behind gRPC, in this process.
-type rig struct {
+// testServer is a Server behind an in-process gRPC server.
+type testServer struct {
 	*Server
 	t      testing.TB
-	source *fake
+	source *fakeSource
 	conn   *grpc.ClientConn
 }
 
-func newRig(t testing.TB, cfg Config) *rig {
+func newTestServer(t testing.TB, cfg Config) *testServer {
 	t.Helper()
-	var source *fake
+	var source *fakeSource
 	switch s := cfg.Source.(type) {
-	case *fake:
+	case *fakeSource:
 		source = s
-	case *asking:
-		source = &s.fake
-	case *keeping:
-		source = &s.fake
+	case *onDemandSource:
+		source = &s.fakeSource
+	case *vhdsDisablingSource:
+		source = &s.fakeSource
 	default:
-		source = &fake{}
+		source = &fakeSource{}
 		cfg.Source = source
 	}
 	if cfg.Settle == 0 {
 		cfg.Settle = 30 * time.Millisecond
 	}
 	if cfg.Await == 0 {
-		cfg.Await = 10 * time.Millisecond // many of these clients confirm nothing
+		cfg.Await = 10 * time.Millisecond // many of these clients send no ACKs
 	}
 	server, conn := serveInProcess(t, cfg)
-	return &rig{Server: server, t: t, source: source, conn: conn}
+	return &testServer{Server: server, t: t, source: source, conn: conn}
 }
 
 func serveInProcess(t testing.TB, cfg Config) (*Server, *grpc.ClientConn) {
@@ -207,10 +209,10 @@ func serveInProcess(t testing.TB, cfg Config) (*Server, *grpc.ClientConn) {
 	return server, conn
 }
 
-func (r *rig) push(w world, types ...string) { r.Push(w, changed(types)) }
+func (r *testServer) push(w meshState, types ...string) { r.Push(w, testChange(types)) }
 
-// only waits until exactly one client is connected whose status is as wanted.
-func (r *rig) only(what string, ok func(ClientStatus) bool) ClientStatus {
+// awaitStatus waits until exactly one client is connected and ok accepts its status.
+func (r *testServer) awaitStatus(what string, ok func(ClientStatus) bool) ClientStatus {
 	r.t.Helper()
 	var last []ClientStatus
 	for end := time.Now().Add(deadline); time.Now().Before(end); time.Sleep(time.Millisecond) {
@@ -222,8 +224,8 @@ func (r *rig) only(what string, ok func(ClientStatus) bool) ClientStatus {
 	return ClientStatus{}
 }
 
-// typeOf gives one type's status.
-func typeOf(c ClientStatus, typeURL string) TypeStatus {
+// typeStatus returns the status of one type.
+func typeStatus(c ClientStatus, typeURL string) TypeStatus {
 	for _, t := range c.Types {
 		if t.TypeURL == typeURL {
 			return t
@@ -232,7 +234,7 @@ func typeOf(c ClientStatus, typeURL string) TypeStatus {
 	return TypeStatus{}
 }
 
-// deltaClient is one delta stream, driven by hand.
+// deltaClient is one manually driven delta stream.
 type deltaClient struct {
 	t      testing.TB
 	stream discoveryv3.AggregatedDiscoveryService_DeltaAggregatedResourcesClient
@@ -243,11 +245,11 @@ type deltaClient struct {
 	node   string
 }
 
-func (r *rig) delta() *deltaClient {
-	return r.deltaAs("sidecar~1.1.1.1~a.default~default.svc.cluster.local")
+func (r *testServer) newDeltaClient() *deltaClient {
+	return r.newDeltaClientAs("sidecar~1.1.1.1~a.default~default.svc.cluster.local")
 }
 
-func (r *rig) deltaAs(node string) *deltaClient {
+func (r *testServer) newDeltaClientAs(node string) *deltaClient {
 	r.t.Helper()
 	ctx, cancel := context.WithCancel(context.Background())
 	stream, err := discoveryv3.NewAggregatedDiscoveryServiceClient(r.conn).DeltaAggregatedResources(ctx)
@@ -279,7 +281,7 @@ func (c *deltaClient) send(r *discoveryv3.DeltaDiscoveryRequest) {
 		c.first = false
 	}
 	if err := c.stream.Send(r); err != nil && !errors.Is(err, io.EOF) {
-		c.t.Fatal(err) // EOF: the stream has ended, and Recv says why
+		c.t.Fatal(err) // EOF: the stream has ended, and Recv returns its error
 	}
 }
 
@@ -313,28 +315,28 @@ func (c *deltaClient) next() *discoveryv3.DeltaDiscoveryResponse {
 		}
 		return m
 	case <-time.After(deadline):
-		c.t.Fatal("no response came")
+		c.t.Fatal("no response arrived")
 	}
 	return nil
 }
 
-// expect takes the next response, compares it with how show tells it, and acknowledges it.
+// expect receives the next response, compares its description, and ACKs it.
 func (c *deltaClient) expect(want string) *discoveryv3.DeltaDiscoveryResponse {
 	c.t.Helper()
 	m := c.next()
-	if got := show(m); got != want {
+	if got := describe(m); got != want {
 		c.t.Fatalf("response is\n\t%s\nwant\n\t%s", got, want)
 	}
 	c.ack(m)
 	return m
 }
 
-// batch gives all that is sent until the last push is done.
-func (c *deltaClient) batch(r *rig) []*discoveryv3.DeltaDiscoveryResponse {
+// receivePush returns the responses that are sent until the last push is complete.
+func (c *deltaClient) receivePush(r *testServer) []*discoveryv3.DeltaDiscoveryResponse {
 	c.t.Helper()
-	r.only("the push", func(s ClientStatus) bool { return !s.Pushing })
+	r.awaitStatus("the push", func(s ClientStatus) bool { return !s.Pushing })
 	probe := fmt.Sprintf("type.googleapis.com/test.Probe%d", time.Now().UnixNano())
-	c.subscribe(probe) // not served, so that the answer comes at once and is empty
+	c.subscribe(probe) // not served, so the server responds at once with an empty response
 	var all []*discoveryv3.DeltaDiscoveryResponse
 	for {
 		m := c.next()
@@ -345,18 +347,18 @@ func (c *deltaClient) batch(r *rig) []*discoveryv3.DeltaDiscoveryResponse {
 	}
 }
 
-// silence proves that nothing else was sent up to the handling of a request.
-func (c *deltaClient) silence() {
+// expectNothing checks that the server sends nothing else before it responds to another request.
+func (c *deltaClient) expectNothing() {
 	c.t.Helper()
 	probe := fmt.Sprintf("type.googleapis.com/test.Probe%d", time.Now().UnixNano())
 	c.subscribe(probe)
 	if m := c.next(); m.GetTypeUrl() != probe {
-		c.t.Fatalf("unexpected response: %s", show(m))
+		c.t.Fatalf("unexpected response: %s", describe(m))
 	}
 }
 
-// end waits for the end of the stream.
-func (c *deltaClient) end() error {
+// awaitEnd waits for the end of the stream and returns its error.
+func (c *deltaClient) awaitEnd() error {
 	c.t.Helper()
 	for {
 		select {
@@ -365,13 +367,13 @@ func (c *deltaClient) end() error {
 				return c.err
 			}
 		case <-time.After(deadline):
-			c.t.Fatal("the stream goes on")
+			c.t.Fatal("the stream did not end")
 		}
 	}
 }
 
-// show tells a response in one line: "cds +a=1 +b=2 -c".
-func show(m *discoveryv3.DeltaDiscoveryResponse) string {
+// describe describes a response in one line: "cds +a=1 +b=2 -c".
+func describe(m *discoveryv3.DeltaDiscoveryResponse) string {
 	words := []string{ShortType(m.GetTypeUrl())}
 	for _, r := range m.GetResources() {
 		word := "+" + r.GetName() + "=" + string(r.GetResource().GetValue())

@@ -6,31 +6,31 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 )
 
-// metrics bear istiod's names where it has the same thing, so that its dashboards work.
+// metrics have istiod's names where istiod has an equivalent, so that its dashboards work.
 type metrics struct {
 	clients                                                      prometheus.Gauge
-	sendTimeouts, turnedAway                                     prometheus.Counter
+	sendTimeouts, refusedStreams                                 prometheus.Counter
 	queueTime, convergence                                       prometheus.Histogram
 	pushes, rejects, expiredNonces, generateErrors, namesRefused *prometheus.CounterVec
 	generateTime, size                                           *prometheus.HistogramVec
 }
 
-func newMetrics(registerer prometheus.Registerer) (*metrics, error) {
+func newMetrics(registerer prometheus.Registerer, held func() float64) (*metrics, error) {
 	seconds := []float64{.001, .003, .01, .03, .1, .3, 1, 3, 10, 30}
 	m := &metrics{
 		clients: prometheus.NewGauge(prometheus.GaugeOpts{Name: "pilot_xds", Help: "Connected xDS clients."}),
 		sendTimeouts: prometheus.NewCounter(prometheus.CounterOpts{Name: "pilot_xds_write_timeout",
-			Help: "Streams ended because their client took too long to read what it was sent."}),
-		turnedAway: prometheus.NewCounter(prometheus.CounterOpts{Name: "pilotfish_xds_streams_turned_away_total",
-			Help: "Streams refused because too many came at the same time, or were there."}),
+			Help: "Streams ended because their client did not read a response within the send timeout."}),
+		refusedStreams: prometheus.NewCounter(prometheus.CounterOpts{Name: "pilotfish_xds_streams_turned_away_total",
+			Help: "Streams refused because of the limits on new or concurrent streams."}),
 		queueTime: prometheus.NewHistogram(prometheus.HistogramOpts{Name: "pilot_proxy_queue_time",
 			Help: "Seconds that a change waited for its client.", Buckets: seconds}),
 		convergence: prometheus.NewHistogram(prometheus.HistogramOpts{Name: "pilot_proxy_convergence_time",
-			Help: "Seconds from a change to the moment when a client was sent all that it means for it.", Buckets: seconds}),
+			Help: "Seconds from a change until all its effects on a client were sent to it.", Buckets: seconds}),
 		pushes:         counters("pilot_xds_pushes", "Responses sent, by type."),
 		rejects:        counters("pilot_total_xds_rejects", "Responses that clients rejected, by type."),
-		expiredNonces:  counters("pilot_xds_expired_nonce", "Answers to responses that nobody remembers, by type."),
-		namesRefused:   counters("pilotfish_xds_names_refused_total", "Names that clients asked for and that are too long, or too many, to be subscribed to, by type."),
+		expiredNonces:  counters("pilot_xds_expired_nonce", "ACKs and NACKs of unknown responses, by type."),
+		namesRefused:   counters("pilotfish_xds_names_refused_total", "Requested resource names that were not subscribed to because they are too long or too many, by type."),
 		generateErrors: counters("pilot_total_xds_internal_errors", "Resources that could not be generated, by type."),
 		generateTime: prometheus.NewHistogramVec(prometheus.HistogramOpts{Name: "pilot_xds_push_time",
 			Help: "Seconds to generate the resources of one type for one client.", Buckets: seconds}, []string{"type"}),
@@ -40,7 +40,9 @@ func newMetrics(registerer prometheus.Registerer) (*metrics, error) {
 	if registerer == nil {
 		return m, nil
 	}
-	for _, c := range []prometheus.Collector{m.clients, m.sendTimeouts, m.turnedAway, m.queueTime, m.convergence, m.pushes, m.rejects,
+	subscriptions := prometheus.NewGaugeFunc(prometheus.GaugeOpts{Name: "pilotfish_xds_subscriptions_bytes",
+		Help: "Bytes that clients are charged for their subscriptions, without the uncharged part of each stream."}, held)
+	for _, c := range []prometheus.Collector{subscriptions, m.clients, m.sendTimeouts, m.refusedStreams, m.queueTime, m.convergence, m.pushes, m.rejects,
 		m.expiredNonces, m.generateErrors, m.namesRefused, m.generateTime, m.size} {
 		if err := registerer.Register(c); err != nil {
 			return nil, err
@@ -55,10 +57,11 @@ func counters(name, help string) *prometheus.CounterVec {
 
 var shortTypes = map[string]string{
 	ClusterType: "cds", EndpointType: "eds", ListenerType: "lds", RouteType: "rds", VirtualHostType: "vhds",
-	SecretType: "sds", ExtensionType: "ecds", NameTableType: "nds", ProxyConfigType: "pcds",
+	SecretType: "sds", ExtensionType: "ecds", NameTableType: "nds", ProxyConfigType: "pcds", RevocationType: "revocations",
 }
 
-// shortType is a type's name in metrics and logs. What is not served is one label: clients choose the names.
+// shortType returns the name of a type for metrics and logs. All unserved types share one label, because clients choose
+// them.
 func shortType(typeURL string) string {
 	if short, ok := shortTypes[typeURL]; ok {
 		return short
@@ -66,7 +69,7 @@ func shortType(typeURL string) string {
 	return "other"
 }
 
-// ShortType is the name that people use for a type: cds, eds, lds, rds, nds, or the last word of its URL.
+// ShortType returns the common abbreviation of a type (cds, eds, lds, rds, nds), or the last word of its URL.
 func ShortType(typeURL string) string {
 	if short, ok := shortTypes[typeURL]; ok {
 		return short

@@ -14,24 +14,24 @@ import (
 	rpcstatus "google.golang.org/genproto/googleapis/rpc/status"
 )
 
-// memoryWire is a stream without a network: what the server sends waits in a list until the client looks.
-type memoryWire struct {
-	name string
-	ctx  context.Context
-	end  context.CancelFunc
-	in   chan *request
-	out  chan *response
+// memoryStream is an in-memory stream: the server's responses wait in a channel until the client reads them.
+type memoryStream struct {
+	name   string
+	ctx    context.Context
+	cancel context.CancelFunc
+	in     chan *request
+	out    chan *response
 }
 
-func newMemoryWire(name string) *memoryWire {
+func newMemoryStream(name string) *memoryStream {
 	ctx, end := context.WithCancel(context.Background())
-	return &memoryWire{name: name, ctx: ctx, end: end, in: make(chan *request, 1024), out: make(chan *response, 1024)}
+	return &memoryStream{name: name, ctx: ctx, cancel: end, in: make(chan *request, 1024), out: make(chan *response, 1024)}
 }
 
-func (w *memoryWire) Context() context.Context { return w.ctx }
-func (w *memoryWire) protocol() string         { return w.name }
-func (w *memoryWire) send(r *response) error   { w.out <- r; return nil }
-func (w *memoryWire) recv() (*request, error) {
+func (w *memoryStream) Context() context.Context { return w.ctx }
+func (w *memoryStream) protocol() string         { return w.name }
+func (w *memoryStream) send(r *response) error   { w.out <- r; return nil }
+func (w *memoryStream) recv(*connection) (*request, error) {
 	select {
 	case r := <-w.in:
 		return r, nil
@@ -40,41 +40,42 @@ func (w *memoryWire) recv() (*request, error) {
 	}
 }
 
-// envoyModel is a client that does as Envoy does, as far as it has been seen to.
+// envoyModel is a client that models Envoy's observed behaviour.
 type envoyModel struct {
 	rng    *rand.Rand
 	server *Server
-	wire   *memoryWire
+	stream *memoryStream
 	node   string
 	first  bool
 	nonces map[string]string // of the last response, by type (state of the world)
 
-	has    world // what it works with, by type and name
-	claims world // what it says it has when it comes back: by type and name, versions
-	warm   map[string]bool
-	ready  map[string]bool // route configurations whose virtual hosts came, or were said not to exist
-	asks   map[string]map[string]bool
-	left   map[string]bool // route configurations that it asks for again when all is quiet: it lets go of them slowly
-	asked  bool            // for virtual hosts
-	needed map[string]bool // clusters that it asked for, if it does so as it needs them; it never takes that back
-	// hosts are the virtual hosts that it asked for likewise, by the names that it asked by; true while it has no answer.
-	hosts  map[string]bool
-	strict bool // routes must lead to clusters that are there
-	// elsewhere is another control plane, to which it goes now and then; away while it is there.
-	elsewhere *Server
-	away      bool
-	// apart are the route configurations that it has without their virtual hosts. forgotten are those whose virtual hosts it
-	// forgot to end its subscription to when they became whole; once it has let go of them, the next virtual hosts of theirs
-	// crash it: they are in crashes.
-	apart, forgotten, crashes map[string]bool
-	broken                    []string
-	story                     []string
+	has              meshState // resources in use, by type and name
+	claims           meshState // versions that it claims when it reconnects, by type and name
+	warm             map[string]bool
+	ready            map[string]bool // route configurations whose virtual hosts arrived or were reported as nonexistent
+	subscribed       map[string]map[string]bool
+	released         map[string]bool // route configurations that it requests again when idle, because it releases them with a delay
+	hostsRequested   bool            // virtual hosts were requested
+	onDemandClusters map[string]bool // clusters requested on demand; it never unsubscribes from them
+	// onDemandHosts are the names of virtual hosts requested on demand; true until the response.
+	onDemandHosts map[string]bool
+	strict        bool // routes must refer to existing clusters
+	// otherServer is another control plane, to which the client switches at times; onOtherServer is set while it is
+	// connected there.
+	otherServer   *Server
+	onOtherServer bool
+	// vhdsRoutes are its route configurations that use VHDS. leakedRoutes are those with a leaked VHDS subscription,
+	// because they changed to inline virtual hosts. After the client drops such a route configuration, the next VHDS
+	// response for it crashes the client: it is in crashingRoutes.
+	vhdsRoutes, leakedRoutes, crashingRoutes map[string]bool
+	failures                                 []string
+	history                                  []string
 }
 
 func newEnvoyModel(rng *rand.Rand, s *Server, node, protocol string, strict bool) *envoyModel {
-	m := &envoyModel{rng: rng, server: s, node: node, needed: map[string]bool{}, hosts: map[string]bool{}, has: world{}, claims: world{}, warm: map[string]bool{}, ready: map[string]bool{}, strict: strict,
-		asks: map[string]map[string]bool{eds: {}, rds: {}}, nonces: map[string]string{}, left: map[string]bool{},
-		apart: map[string]bool{}, forgotten: map[string]bool{}, crashes: map[string]bool{}}
+	m := &envoyModel{rng: rng, server: s, node: node, onDemandClusters: map[string]bool{}, onDemandHosts: map[string]bool{}, has: meshState{}, claims: meshState{}, warm: map[string]bool{}, ready: map[string]bool{}, strict: strict,
+		subscribed: map[string]map[string]bool{eds: {}, rds: {}}, nonces: map[string]string{}, released: map[string]bool{},
+		vhdsRoutes: map[string]bool{}, leakedRoutes: map[string]bool{}, crashingRoutes: map[string]bool{}}
 	for _, typeURL := range Order {
 		m.has[typeURL], m.claims[typeURL] = map[string]string{}, map[string]string{}
 	}
@@ -82,70 +83,71 @@ func newEnvoyModel(rng *rand.Rand, s *Server, node, protocol string, strict bool
 	return m
 }
 
-func (m *envoyModel) delta() bool { return m.wire.name == deltaProtocol }
+func (m *envoyModel) delta() bool { return m.stream.name == deltaProtocol }
 
-// connect begins a stream, on which it asks for all that it asked for before, in any order.
+// connect opens a stream and sends all its subscriptions in random order.
 func (m *envoyModel) connect(protocol string) {
-	m.wire, m.first, m.nonces = newMemoryWire(protocol), true, map[string]string{}
-	wire, server := m.wire, m.server
-	if m.away {
-		server = m.elsewhere
+	m.stream, m.first, m.nonces = newMemoryStream(protocol), true, map[string]string{}
+	stream, server := m.stream, m.server
+	if m.onOtherServer {
+		server = m.otherServer
 	}
-	go func() { _ = server.serve(wire); wire.end() }()
+	go func() { _ = server.serve(stream); stream.cancel() }()
 	types := []string{cds, lds}
 	for _, typeURL := range []string{eds, rds} {
-		if len(m.asks[typeURL]) > 0 {
+		if len(m.subscribed[typeURL]) > 0 {
 			types = append(types, typeURL)
 		}
 	}
-	if m.asked {
+	if m.hostsRequested {
 		types = append(types, VirtualHostType)
 	}
 	m.rng.Shuffle(len(types), func(i, j int) { types[i], types[j] = types[j], types[i] })
 	for _, typeURL := range types {
 		r := &request{typeURL: typeURL, initial: maps.Clone(m.claims[typeURL]), resumes: len(m.claims[typeURL]) > 0}
-		r.subscribe = slices.Sorted(maps.Keys(m.asks[typeURL]))
-		if typeURL == cds && len(m.needed) > 0 {
-			r.subscribe = append([]string{wildcardName}, slices.Sorted(maps.Keys(m.needed))...)
+		r.subscribe = slices.Sorted(maps.Keys(m.subscribed[typeURL]))
+		if typeURL == cds && len(m.onDemandClusters) > 0 {
+			r.subscribe = append([]string{wildcardName}, slices.Sorted(maps.Keys(m.onDemandClusters))...)
 		}
-		if typeURL == VirtualHostType && len(m.hosts) > 0 {
-			r.subscribe = append([]string{wildcardName}, slices.Sorted(maps.Keys(m.hosts))...)
+		if typeURL == VirtualHostType && len(m.onDemandHosts) > 0 {
+			r.subscribe = append([]string{wildcardName}, slices.Sorted(maps.Keys(m.onDemandHosts))...)
 		}
 		m.request(r)
 	}
 }
 
 func (m *envoyModel) reconnect() {
-	m.wire.end()
-	m.tell("reconnect, elsewhere: %v", m.away)
-	// Of such a client nobody knows which clusters it has, and so they cannot be left to it until it has other routes.
+	m.stream.cancel()
+	m.record("reconnect, elsewhere: %v", m.onOtherServer)
+	// A reconnecting SotW client does not list its clusters, so the server cannot retain removed ones until its routes
+	// have changed.
 	m.strict = m.strict && m.delta()
 	for name := range m.has[eds] {
-		m.warm[name] = true // a cluster that was warming takes the assignment it had, after a while
+		m.warm[name] = true // after a timeout, a warming cluster uses its earlier assignment
 	}
-	m.connect(m.wire.name)
+	m.connect(m.stream.name)
 }
 
 func (m *envoyModel) request(r *request) {
-	if m.away && r.typeURL == VirtualHostType {
-		return // as if it had: nobody answers
+	if m.onOtherServer && r.typeURL == VirtualHostType {
+		return // the other control plane does not respond to it
 	}
 	if m.first {
 		r.node, m.first = &corev3.Node{Id: m.node}, false
 	}
 	if !m.delta() {
-		r.names, r.subscribe, r.unsubscribe, r.initial = slices.Sorted(maps.Keys(m.asks[r.typeURL])), nil, nil, nil
+		r.names, r.subscribe, r.unsubscribe, r.initial = slices.Sorted(maps.Keys(m.subscribed[r.typeURL])), nil, nil, nil
 	}
-	m.tell("-> %s %s +%v -%v has %v refused %v names %v", ShortType(r.typeURL), r.nonce, r.subscribe, r.unsubscribe, r.initial, r.refusal, r.names)
-	m.wire.in <- r
+	m.record("-> %s %s +%v -%v has %v refused %v names %v", ShortType(r.typeURL), r.nonce, r.subscribe, r.unsubscribe, r.initial, r.errorDetail, r.names)
+	m.stream.in <- r
 }
 
-// tell keeps what happened, for when the end is not as it should be.
-func (m *envoyModel) tell(format string, args ...any) {
-	m.story = append(m.story, fmt.Sprintf(format, args...))
+// record records an event for the failure report.
+func (m *envoyModel) record(format string, args ...any) {
+	m.history = append(m.history, fmt.Sprintf(format, args...))
 }
 
-func showResponse(r *response) string {
+func describeResponse(r *response) string {
 	out := ShortType(r.typeURL) + " " + r.nonce
 	for _, res := range r.resources {
 		out += " +" + string(res.Body.GetValue())
@@ -155,31 +157,31 @@ func showResponse(r *response) string {
 			out += fmt.Sprintf(" %s for %v", res.Name, res.Aliases)
 		}
 	}
-	return out + fmt.Sprint(" -", r.removed, " nowhere ", r.nowhere)
+	return out + fmt.Sprint(" -", r.removed, " nowhere ", r.notFound)
 }
 
-// step takes in one response, if there is one.
+// step processes one response and reports whether there was one.
 func (m *envoyModel) step() bool {
 	select {
-	case r := <-m.wire.out:
-		m.take(r)
+	case r := <-m.stream.out:
+		m.process(r)
 		return true
 	default:
 	}
-	if len(m.left) > 0 {
+	if len(m.released) > 0 {
 		synctest.Wait()
-		if len(m.wire.out) > 0 {
+		if len(m.stream.out) > 0 {
 			return true
 		}
-		m.left = map[string]bool{}
-		m.follow()
+		m.released = map[string]bool{}
+		m.updateSubscriptions()
 	}
 	return false
 }
 
-func (m *envoyModel) take(r *response) {
-	m.tell("<- %s", showResponse(r))
-	m.crash(r)
+func (m *envoyModel) process(r *response) {
+	m.record("<- %s", describeResponse(r))
+	m.recordCrash(r)
 	got := map[string]string{}
 	refused := ""
 	for _, res := range r.resources {
@@ -189,39 +191,39 @@ func (m *envoyModel) take(r *response) {
 			refused += res.Name + " is bad; "
 		}
 	}
-	if refused == "" || r.typeURL == cds || r.typeURL == lds { // of these the good ones are taken all the same
+	if refused == "" || r.typeURL == cds || r.typeURL == lds { // Envoy accepts the valid resources of a partly invalid response of these types
 		maps.DeleteFunc(got, func(_, content string) bool { return strings.HasSuffix(content, "bad") })
 		m.apply(r, got)
 	}
 	if refused == "" {
 		for _, res := range r.resources {
-			if names, byName := m.asks[r.typeURL]; !byName || names[res.Name] {
+			if names, byName := m.subscribed[r.typeURL]; !byName || names[res.Name] {
 				m.claims[r.typeURL][res.Name] = res.Version
 			}
 		}
 		for _, name := range r.removed {
 			delete(m.claims[r.typeURL], name)
 		}
-		m.answered(r)
+		m.settleHosts(r)
 	}
 	m.check()
 	answer := &request{typeURL: r.typeURL, nonce: r.nonce}
 	if refused != "" {
-		answer.refusal = &rpcstatus.Status{Code: 3, Message: refused}
+		answer.errorDetail = &rpcstatus.Status{Code: 3, Message: refused}
 	}
 	m.nonces[r.typeURL] = r.nonce
 	m.request(answer)
-	m.follow()
+	m.updateSubscriptions()
 }
 
-// crash notes what an old Envoy does not survive.
-func (m *envoyModel) crash(r *response) {
+// recordCrash records responses that would crash an old Envoy.
+func (m *envoyModel) recordCrash(r *response) {
 	if r.typeURL != VirtualHostType {
 		return
 	}
 	for _, name := range append(namesOf(r.resources), r.removed...) {
-		if m.crashes[routeOf(name)] {
-			m.broken = append(m.broken, "it crashes: "+showResponse(r))
+		if m.crashingRoutes[routeOf(name)] {
+			m.failures = append(m.failures, "it crashes: "+describeResponse(r))
 		}
 	}
 }
@@ -242,17 +244,17 @@ func (m *envoyModel) apply(r *response, got map[string]string) {
 			m.warm[name] = !strings.HasPrefix(content, "eds")
 		case eds:
 			m.warm[name] = true
-			if !m.asks[eds][name] {
+			if !m.subscribed[eds][name] {
 				continue
 			}
 		case rds:
-			if !m.asks[rds][name] {
+			if !m.subscribed[rds][name] {
 				continue
 			}
-			m.becomes(name, slices.ContainsFunc(r.resources, func(res *Resource) bool { return res.Name == name && res.HostsApart }))
+			m.setVHDS(name, slices.ContainsFunc(r.resources, func(res *Resource) bool { return res.Name == name && res.UsesVHDS }))
 		case VirtualHostType:
 			if m.has[rds][routeOf(name)] == "" {
-				continue // it has no place for it, and says nothing
+				continue // Envoy silently drops virtual hosts of unknown route configurations
 			}
 			m.ready[routeOf(name)] = true
 		}
@@ -262,39 +264,40 @@ func (m *envoyModel) apply(r *response, got map[string]string) {
 		if r.typeURL == VirtualHostType {
 			m.ready[routeOf(name)] = true
 		}
-		if r.typeURL != rds { // what still refers to a route configuration keeps it
+		if r.typeURL != rds { // listeners retain the route configurations that they refer to
 			delete(has, name)
 		}
 	}
 }
 
-// untold says whether nothing that it would come back with tells that it must not have virtual hosts apart.
-func (m *envoyModel) untold() bool {
+// isUndetectable reports whether its claims on reconnect do not show that VHDS must be disabled.
+func (m *envoyModel) isUndetectable() bool {
 	for name := range m.claims[VirtualHostType] {
-		if !strings.HasSuffix(strings.TrimSuffix(m.claims[rds][routeOf(name)], provisional), apartMark) {
+		if !strings.HasSuffix(strings.TrimSuffix(m.claims[rds][routeOf(name)], provisionalSuffix), vhdsVersionSuffix) {
 			return false
 		}
 	}
 	for _, version := range m.claims[rds] {
-		if !strings.HasSuffix(strings.TrimSuffix(version, provisional), apartMark) {
+		if !strings.HasSuffix(strings.TrimSuffix(version, provisionalSuffix), vhdsVersionSuffix) {
 			return false
 		}
 	}
-	return slices.Contains(slices.Collect(maps.Values(m.forgotten)), true)
+	return slices.Contains(slices.Collect(maps.Values(m.leakedRoutes)), true)
 }
 
-// becomes has a route configuration have its virtual hosts apart, or whole and without those that were apart.
-func (m *envoyModel) becomes(route string, apart bool) {
-	if m.apart[route] && !apart {
-		m.forgotten[route] = m.node == oldNode
+// setVHDS switches a route configuration to VHDS, or to inline virtual hosts, which drops the VHDS ones.
+func (m *envoyModel) setVHDS(route string, apart bool) {
+	if m.vhdsRoutes[route] && !apart {
+		m.leakedRoutes[route] = m.node == inlineOnlyNode
 		delete(m.ready, route)
 		maps.DeleteFunc(m.has[VirtualHostType], func(host, _ string) bool { return routeOf(host) == route })
 	}
-	m.apart[route] = apart
+	m.vhdsRoutes[route] = apart
 }
 
-// follow asks for what new clusters and listeners refer to, and no longer for what nobody refers to.
-func (m *envoyModel) follow() {
+// updateSubscriptions subscribes to the resources that new clusters and listeners refer to, and unsubscribes from
+// unreferenced ones.
+func (m *envoyModel) updateSubscriptions() {
 	endpoints, routes := map[string]bool{}, map[string]bool{}
 	for name, content := range m.has[cds] {
 		if strings.HasPrefix(content, "eds") {
@@ -303,122 +306,122 @@ func (m *envoyModel) follow() {
 	}
 	for _, content := range m.has[lds] {
 		for _, name := range routesNamed(content) {
-			if !m.left[name] {
+			if !m.released[name] {
 				routes[name] = true
 			}
 		}
 	}
-	m.ask(eds, endpoints)
-	m.ask(rds, routes)
-	m.need()
+	m.subscribe(eds, endpoints)
+	m.subscribe(rds, routes)
+	m.requestClusters()
 	for name := range m.has[rds] {
-		if m.apart[name] && !m.asked {
-			m.asked = true
+		if m.vhdsRoutes[name] && !m.hostsRequested {
+			m.hostsRequested = true
 			m.request(&request{typeURL: VirtualHostType})
 		}
 	}
-	m.needHosts()
+	m.requestHosts()
 }
 
-// answered ends the waits of the names that a response answers.
-func (m *envoyModel) answered(r *response) {
-	names := slices.Concat(r.nowhere, namesOf(r.resources))
+// settleHosts ends the waits of the names that a response answers.
+func (m *envoyModel) settleHosts(r *response) {
+	names := slices.Concat(r.notFound, namesOf(r.resources))
 	for _, res := range r.resources {
 		names = append(names, res.Aliases...)
 	}
 	for _, name := range names {
-		if m.hosts[name] {
-			m.hosts[name] = false
+		if m.onDemandHosts[name] {
+			m.onDemandHosts[name] = false
 		}
 	}
-	for _, name := range r.nowhere {
+	for _, name := range r.notFound {
 		m.claims[r.typeURL][name] = ""
 	}
 }
 
-// needHosts asks for virtual hosts, as if there was a request for each.
-func (m *envoyModel) needHosts() {
-	if m.node != onDemandNode || !m.asked {
+// requestHosts requests virtual hosts on demand, as if there was an HTTP request for each.
+func (m *envoyModel) requestHosts() {
+	if m.node != onDemandNode || !m.hostsRequested {
 		return
 	}
 	for _, route := range slices.Sorted(maps.Keys(m.has[rds])) {
 		for _, name := range []string{"a", "B", "b", "C", "d"} {
 			name = route + "/" + name
-			_, asked := m.hosts[name]
-			if asked || !m.ready[route] || m.has[VirtualHostType][name] != "" || m.rng.IntN(6) > 0 {
+			_, requested := m.onDemandHosts[name]
+			if requested || !m.ready[route] || m.has[VirtualHostType][name] != "" || m.rng.IntN(6) > 0 {
 				continue
 			}
-			m.hosts[name] = true
+			m.onDemandHosts[name] = true
 			m.request(&request{typeURL: VirtualHostType, subscribe: []string{name}})
 		}
 	}
 }
 
-// need asks for clusters that routes lead to, as if there was a request for each.
-func (m *envoyModel) need() {
+// requestClusters requests the clusters of routes on demand, as if there was an HTTP request for each.
+func (m *envoyModel) requestClusters() {
 	if m.node != onDemandNode {
 		return
 	}
 	for _, typeURL := range []string{rds, VirtualHostType} {
 		for _, name := range slices.Sorted(maps.Keys(m.has[typeURL])) {
-			if to := target(m.has[typeURL][name]); to != "" && !m.needed[to] && m.rng.IntN(2) == 0 {
-				m.needed[to] = true
+			if to := routeCluster(m.has[typeURL][name]); to != "" && !m.onDemandClusters[to] && m.rng.IntN(2) == 0 {
+				m.onDemandClusters[to] = true
 				m.request(&request{typeURL: cds, subscribe: []string{to}})
 			}
 		}
 	}
 }
 
-// seen is what of a world the client should see.
-func (m *envoyModel) seen(w world) world {
+// visibleState returns the part of a state that the client should see.
+func (m *envoyModel) visibleState(w meshState) meshState {
 	if m.node != onDemandNode {
 		return w
 	}
 	for name := range w[cds] {
-		if !m.needed[name] {
-			w = w.without(cds, name)
+		if !m.onDemandClusters[name] {
+			w = w.withoutResource(cds, name)
 		}
 	}
 	hosts := map[string]bool{}
-	for name := range m.hosts {
+	for name := range m.onDemandHosts {
 		hosts[strings.ToLower(name)] = true
 	}
-	return withNowhere(withHosts(w, hosts), slices.Sorted(maps.Keys(m.needed)))
+	return withPlaceholders(withHosts(w, hosts), slices.Sorted(maps.Keys(m.onDemandClusters)))
 }
 
-func (m *envoyModel) ask(typeURL string, names map[string]bool) {
-	if maps.Equal(names, m.asks[typeURL]) {
+func (m *envoyModel) subscribe(typeURL string, names map[string]bool) {
+	if maps.Equal(names, m.subscribed[typeURL]) {
 		return
 	}
 	r := &request{typeURL: typeURL, nonce: ""}
 	for _, name := range slices.Sorted(maps.Keys(names)) {
-		if !m.asks[typeURL][name] {
+		if !m.subscribed[typeURL][name] {
 			r.subscribe = append(r.subscribe, name)
 		}
 	}
-	for _, name := range slices.Sorted(maps.Keys(m.asks[typeURL])) {
+	for _, name := range slices.Sorted(maps.Keys(m.subscribed[typeURL])) {
 		if names[name] {
 			continue
 		}
 		r.unsubscribe = append(r.unsubscribe, name)
 		delete(m.has[typeURL], name)
 		delete(m.claims[typeURL], name)
-		if typeURL == rds { // its virtual hosts go with it, and are still claimed
+		if typeURL == rds { // its virtual hosts are dropped with it, and are still claimed
 			delete(m.ready, name)
-			delete(m.apart, name)
-			m.crashes[name] = m.forgotten[name]
-			m.left[name] = m.delta()
+			delete(m.vhdsRoutes, name)
+			m.crashingRoutes[name] = m.leakedRoutes[name]
+			m.released[name] = m.delta()
 			maps.DeleteFunc(m.has[VirtualHostType], func(host, _ string) bool { return routeOf(host) == name })
 		}
 	}
-	m.asks[typeURL] = names
+	m.subscribed[typeURL] = names
 	if !m.delta() {
 		r.nonce = m.nonces[typeURL]
 	}
 	m.request(r)
 }
 
-// check: no request may fail for want of a cluster.
+// check checks that no request fails because its cluster is missing.
 func (m *envoyModel) check() {
 	if !m.strict {
 		return
@@ -426,15 +429,15 @@ func (m *envoyModel) check() {
 	for _, typeURL := range []string{rds, VirtualHostType} {
 		for name, content := range m.has[typeURL] {
 			for _, part := range strings.Split(content, "=") {
-				if to := target(part); to != "" && m.has[cds][to] == "" {
-					m.broken = append(m.broken, fmt.Sprintf("%s %s leads %s, which is not there", ShortType(typeURL), name, part))
+				if to := routeCluster(part); to != "" && m.has[cds][to] == "" {
+					m.failures = append(m.failures, fmt.Sprintf("%s %s leads %s, which is not there", ShortType(typeURL), name, part))
 				}
 			}
 		}
 	}
 }
 
-// state tells what it works with, as effective does.
+// state describes the resources in use, in the format of effective.
 func (m *envoyModel) state() map[string]string {
 	out := map[string]string{}
 	for name, content := range m.has[cds] {
@@ -450,11 +453,11 @@ func (m *envoyModel) state() map[string]string {
 		out["listener "+name] = content
 		for _, route := range routesNamed(content) {
 			routes := m.has[rds][route]
-			out["routes "+route] = routes + hostsOf(m.has[VirtualHostType], route)
-			if m.apart[route] && !m.ready[route] {
+			out["routes "+route] = routes + describeHosts(m.has[VirtualHostType], route)
+			if m.vhdsRoutes[route] && !m.ready[route] {
 				out["routes "+route] = "waiting for virtual hosts"
 			}
-			for name, waits := range m.hosts {
+			for name, waits := range m.onDemandHosts {
 				if waits && routeOf(name) == route {
 					out["routes "+route] = "waiting for " + name
 				}

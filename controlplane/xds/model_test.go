@@ -12,8 +12,8 @@ import (
 	"time"
 )
 
-// explore has clients of each protocol, and one that asks for virtual hosts and clusters as it needs them, live through random changes,
-// answers in any order and at any time, and reconnects, and then compares what both have with what they should. Time is simulated.
+// explore runs a client of each protocol and one on-demand client through random changes, ACKs in random order and at
+// random times, and reconnects. Then it compares their resources with the state. Time is simulated.
 func explore(t *testing.T, seed uint64, faults bool) {
 	synctest.Test(t, func(t *testing.T) {
 		rng := rand.New(rand.NewPCG(seed, map[bool]uint64{true: 1, false: 0}[faults]))
@@ -21,8 +21,8 @@ func explore(t *testing.T, seed uint64, faults bool) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		w := modelFirst()
-		server.Push(w, changed(Order))
+		w := initialState()
+		server.Push(w, testChange(Order))
 		clients := []*envoyModel{
 			newEnvoyModel(rng, server, "model", deltaProtocol, !faults), newEnvoyModel(rng, server, "model", sotwProtocol, !faults),
 			newEnvoyModel(rng, server, onDemandNode, deltaProtocol, false),
@@ -33,9 +33,9 @@ func explore(t *testing.T, seed uint64, faults bool) {
 				var touched []string
 				w, touched = edit(rng, w, n+1, faults)
 				for _, c := range clients {
-					c.tell("push of %v", touched)
+					c.record("push of %v", touched)
 				}
-				server.Push(w, changed(touched))
+				server.Push(w, testChange(touched))
 			case 2:
 				if rng.IntN(3) == 0 {
 					clients[rng.IntN(len(clients))].reconnect()
@@ -50,36 +50,36 @@ func explore(t *testing.T, seed uint64, faults bool) {
 			}
 		}
 		if faults {
-			w = healthy(w)
-			server.Push(w, changed(Order))
+			w = withoutBadContent(w)
+			server.Push(w, testChange(Order))
 		}
-		settle(clients)
-		if faults { // what was refused together with what was bad goes with a later change
-			server.Push(w, changed(Order))
-			settle(clients)
+		processAll(clients)
+		if faults { // resources rejected together with an invalid one are sent with a later change
+			server.Push(w, testChange(Order))
+			processAll(clients)
 		}
 		checkClients(t, clients, w, faults)
 		checkInSync(t, server)
 		for _, c := range clients {
-			c.wire.end()
+			c.stream.cancel()
 		}
 		server.Stop()
 		synctest.Wait()
 	})
 }
 
-// checkClients compares what clients have with what they should have of a world.
-func checkClients(t *testing.T, clients []*envoyModel, w world, faults bool) {
+// checkClients compares the clients' resources with those that they should have in a state.
+func checkClients(t *testing.T, clients []*envoyModel, w meshState, faults bool) {
 	for _, c := range clients {
-		got, want := c.state(), effective(c.seen(w))
-		if faults { // what was new beside a bad one, and went while the client was away, nobody knows of
+		got, want := c.state(), describeEffective(c.visibleState(w))
+		if faults { // the server does not know of resources that arrived with an invalid one and were removed while the client was disconnected
 			maps.DeleteFunc(got, func(what, _ string) bool { return want[what] == "" })
 		}
 		if !maps.Equal(got, want) {
-			c.broken = append(c.broken, fmt.Sprintf("it has\n%s\nand should have\n%s", lines(got), lines(want)))
+			c.failures = append(c.failures, fmt.Sprintf("it has\n%s\nand should have\n%s", formatLines(got), formatLines(want)))
 		}
-		if len(c.broken) > 0 {
-			t.Errorf("the %s client: %s\n%s", c.wire.name, c.broken[0], strings.Join(c.story, "\n"))
+		if len(c.failures) > 0 {
+			t.Errorf("the %s client: %s\n%s", c.stream.name, c.failures[0], strings.Join(c.history, "\n"))
 		}
 	}
 }
@@ -92,38 +92,38 @@ func checkInSync(t *testing.T, server *Server) {
 	}
 }
 
-// roam has a client that must not get virtual hosts apart once it had them whole go to another control plane and back, at
-// any time, while what is there changes.
-func roam(t *testing.T, seed uint64) {
+// exploreSwitches switches a client between two control planes at random times, during changes. The client must not get
+// VHDS after it had inline virtual hosts.
+func exploreSwitches(t *testing.T, seed uint64) {
 	synctest.Test(t, func(t *testing.T) {
 		rng := rand.New(rand.NewPCG(seed, 2))
-		w := modelFirst()
+		w := initialState()
 		var servers []*Server
-		for _, source := range []Source{modelSource{}, wholeSource{}} {
+		for _, source := range []Source{modelSource{}, inlineSource{}} {
 			server, err := NewServer(Config{Source: source})
 			if err != nil {
 				t.Fatal(err)
 			}
-			server.Push(w, changed(Order))
+			server.Push(w, testChange(Order))
 			servers = append(servers, server)
 		}
-		home := newEnvoyModel(rng, servers[0], oldNode, deltaProtocol, false)
-		home.elsewhere = servers[1]
+		home := newEnvoyModel(rng, servers[0], inlineOnlyNode, deltaProtocol, false)
+		home.otherServer = servers[1]
 		clients := []*envoyModel{home}
 		for n := range 100 {
 			switch rng.IntN(10) {
 			case 0, 1:
 				var touched []string
 				w, touched = edit(rng, w, n+1, false)
-				home.tell("push of %v", touched)
+				home.record("push of %v", touched)
 				for _, server := range servers {
-					server.Push(w, changed(touched))
+					server.Push(w, testChange(touched))
 				}
 			case 2:
-				if home.away = rng.IntN(2) == 0; !home.away && home.untold() { // nobody could know that it must not
-					home.wire.end()
-					home = newEnvoyModel(rng, servers[0], oldNode, deltaProtocol, false)
-					home.elsewhere, clients[0] = servers[1], home
+				if home.onOtherServer = rng.IntN(2) == 0; !home.onOtherServer && home.isUndetectable() { // its claims do not show that VHDS must be disabled
+					home.stream.cancel()
+					home = newEnvoyModel(rng, servers[0], inlineOnlyNode, deltaProtocol, false)
+					home.otherServer, clients[0] = servers[1], home
 					continue
 				}
 				home.reconnect()
@@ -136,12 +136,12 @@ func roam(t *testing.T, seed uint64) {
 				synctest.Wait()
 			}
 		}
-		settle(clients)
+		processAll(clients)
 		checkClients(t, clients, w, false)
 		for _, server := range servers {
 			checkInSync(t, server)
 		}
-		home.wire.end()
+		home.stream.cancel()
 		for _, server := range servers {
 			server.Stop()
 		}
@@ -149,8 +149,8 @@ func roam(t *testing.T, seed uint64) {
 	})
 }
 
-// settle lets the clients take in all that comes, until nothing more does.
-func settle(clients []*envoyModel) {
+// processAll lets the clients process all responses until none is left.
+func processAll(clients []*envoyModel) {
 	for quiet := 0; quiet < 3; quiet++ {
 		synctest.Wait()
 		for _, c := range clients {
@@ -163,16 +163,16 @@ func settle(clients []*envoyModel) {
 	}
 }
 
-func healthy(w world) world {
+func withoutBadContent(w meshState) meshState {
 	for typeURL, resources := range w {
 		for name, content := range resources {
-			w = w.with(typeURL, name, strings.TrimSuffix(content, " bad"))
+			w = w.withResource(typeURL, name, strings.TrimSuffix(content, " bad"))
 		}
 	}
 	return w
 }
 
-func lines(m map[string]string) string {
+func formatLines(m map[string]string) string {
 	var out []string
 	for _, k := range slices.Sorted(maps.Keys(m)) {
 		out = append(out, "\t"+k+": "+m[k])
@@ -180,35 +180,35 @@ func lines(m map[string]string) string {
 	return strings.Join(out, "\n")
 }
 
-// explored is how many runs each test makes; more for once: go test ./controlplane/xds -run EveryOrder -explored 20000
-var explored = flag.Uint64("explored", 600, "runs of each exploration of the protocol")
+// explorations is the number of runs of each test. For more: go test ./controlplane/xds -run EveryOrder -explored 20000
+var explorations = flag.Uint64("explored", 600, "runs of each exploration of the protocol")
 
-func TestEveryOrderOfAnswersAndReconnectsEndsInTheSameState(t *testing.T) {
-	for seed := range *explored {
+func TestEveryOrderOfACKsAndReconnectsConverges(t *testing.T) {
+	for seed := range *explorations {
 		if !t.Run(fmt.Sprint(seed), func(t *testing.T) { explore(t, seed, false) }) {
 			break
 		}
 	}
 }
 
-func TestEveryOrderOfGoingElsewhereAndBackEndsInTheSameState(t *testing.T) {
-	for seed := range *explored {
-		if !t.Run(fmt.Sprint(seed), func(t *testing.T) { roam(t, seed) }) {
+func TestEveryOrderOfControlPlaneSwitchesConverges(t *testing.T) {
+	for seed := range *explorations {
+		if !t.Run(fmt.Sprint(seed), func(t *testing.T) { exploreSwitches(t, seed) }) {
 			break
 		}
 	}
 }
 
-func TestEveryOrderWithRejectionsToo(t *testing.T) {
-	for seed := range *explored {
+func TestEveryOrderWithNACKsConverges(t *testing.T) {
+	for seed := range *explorations {
 		if !t.Run(fmt.Sprint(seed), func(t *testing.T) { explore(t, seed, true) }) {
 			break
 		}
 	}
 }
 
-func FuzzEveryOrderEndsInTheSameState(f *testing.F) {
+func FuzzEveryOrderConverges(f *testing.F) {
 	f.Add(uint64(1), false)
-	f.Add(uint64(8233), true) // what a client lets go of is acknowledged after that, and refused when it is asked for again
+	f.Add(uint64(8233), true) // a resource is ACKed after its unsubscription, and rejected when it is subscribed again
 	f.Fuzz(explore)
 }

@@ -7,10 +7,10 @@ import (
 	"time"
 )
 
-// takePush makes the newest state the client's, and notes what it may lack of it. A change that came while others wait to
-// be sent is sent with them.
+// takePush applies the pending push: it makes its state current and marks the affected types dirty. Changes that are
+// already dirty are sent together with it.
 func (c *connection) takePush() {
-	defer c.take()()
+	defer c.beginTransition()()
 	p := c.takePending()
 	if p == nil {
 		return
@@ -19,38 +19,39 @@ func (c *connection) takePush() {
 	c.mu.Lock()
 	c.state, c.version = p.state, p.version
 	c.mu.Unlock()
-	c.note(c.touched(p.change), p.since)
+	c.markDirty(c.pushScope(p.change), p.since)
 }
 
-// note adds to what the client may lack.
-func (c *connection) note(touches Touches, since time.Time) {
+// markDirty adds resources that the client may lack. since is the time of the change.
+func (c *connection) markDirty(scope PushScope, since time.Time) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	for typeURL, sub := range c.subs {
-		t, concerned := touches[typeURL]
-		if !concerned && sub.failed == nil {
+		t, concerned := scope[typeURL]
+		if !concerned && sub.generateErr == nil {
 			continue
 		}
 		if len(c.dirty) == 0 {
-			c.since = since
+			c.dirtySince = since
 		}
-		c.dirty[typeURL] = c.dirty[typeURL].and(t)
+		c.dirty[typeURL] = c.dirty[typeURL].union(t)
 	}
 }
 
-// and is what either concerns.
-func (t Touched) and(other Touched) Touched {
+// union returns the scope that covers both scopes.
+func (t TypeScope) union(other TypeScope) TypeScope {
 	if t.All || other.All {
-		return Touched{All: true}
+		return TypeScope{All: true}
 	}
-	return Touched{Names: append(t.Names, other.Names...)}
+	return TypeScope{Names: append(t.Names, other.Names...)}
 }
 
-// advance sends what is noted, as far as the client keeps up: additions of all types in order, then removals in reverse.
-// Of each type one response is on its way at a time; what refers to clusters waits until the client has those that were
-// sent, and removals until it has stopped referring to what goes. Nothing waits longer than Config.Await.
+// advance sends dirty types as far as the client keeps up: additions of all types in order, then removals in reverse
+// order. Each type has at most one unanswered response. Types that refer to clusters wait until the client has ACKed
+// the sent clusters. Removals wait until the client has ACKed the types that may refer to the removed resources. No
+// wait exceeds Config.Await.
 func (c *connection) advance() error {
-	if len(c.dirty) == 0 && !c.flushing {
+	if len(c.dirty) == 0 && !c.removalsPending {
 		return nil
 	}
 	var held time.Duration
@@ -60,69 +61,69 @@ func (c *connection) advance() error {
 		if !ok {
 			continue
 		}
-		busy := c.busy(sub)
+		busy := c.remainingAckWait(sub)
 		if !dirty || busy > 0 || held > 0 && typeURL != EndpointType {
-			if dirty || referred(typeURL) {
+			if dirty || isReferenced(typeURL) {
 				held = max(held, busy)
 			}
 			continue
 		}
-		c.clean(typeURL)
+		c.clearDirty(typeURL)
 		if err := c.update(sub, t); err != nil {
 			return err
 		}
-		if referred(typeURL) {
-			held = max(held, c.busy(sub))
+		if isReferenced(typeURL) {
+			held = max(held, c.remainingAckWait(sub))
 		}
 	}
-	return c.finish(held)
+	return c.startRemovals(held)
 }
 
-// finish sends removals when nothing is left to send before them.
-func (c *connection) finish(held time.Duration) error {
+// startRemovals sends removals when no additions are left. held is how long the dirty types have to wait.
+func (c *connection) startRemovals(held time.Duration) error {
 	if len(c.dirty) == 0 {
-		if c.flushing && !c.since.IsZero() {
-			c.server.metrics.convergence.Observe(time.Since(c.since).Seconds())
-			c.since = time.Time{}
+		if c.removalsPending && !c.dirtySince.IsZero() {
+			c.server.metrics.convergence.Observe(time.Since(c.dirtySince).Seconds())
+			c.dirtySince = time.Time{}
 		}
 		for _, typeURL := range []string{ListenerType, RouteType, VirtualHostType} {
 			if sub, ok := c.subs[typeURL]; ok {
-				held = max(held, c.busy(sub))
+				held = max(held, c.remainingAckWait(sub))
 			}
 		}
 		switch {
-		case c.settling, !c.anyRemovals():
-			c.flushing = false
+		case c.removalsDelayed, !c.hasRemovals():
+			c.removalsPending = false
 			return nil
 		case held == 0:
-			c.flushing = false
+			c.removalsPending = false
 			return c.flushRemovals()
 		}
 	}
-	c.hold.Reset(held)
+	c.ackTimer.Reset(held)
 	return nil
 }
 
-// clean takes note of a type away.
-func (c *connection) clean(typeURL string) {
+// clearDirty clears the dirty mark of a type that is about to be sent.
+func (c *connection) clearDirty(typeURL string) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	delete(c.dirty, typeURL)
-	c.flushing = true
+	c.removalsPending = true
 }
 
-// busy says for how long still to wait for the client's answer to the last response of a type; 0 is not at all.
-func (c *connection) busy(sub *subscription) time.Duration {
+// remainingAckWait returns how long to wait for the client's ACK of the last response of a type; 0 means no wait.
+func (c *connection) remainingAckWait(sub *subscription) time.Duration {
 	if len(sub.outstanding) == 0 {
 		return 0
 	}
 	return max(0, c.server.cfg.Await-time.Since(sub.outstanding[len(sub.outstanding)-1].at))
 }
 
-// referred says whether other types refer to resources of this one, which the client has to have before them.
-func referred(typeURL string) bool { return typeURL == ClusterType }
+// isReferenced reports whether other types refer to resources of this type, which the client must have first.
+func isReferenced(typeURL string) bool { return typeURL == ClusterType }
 
-func (c *connection) anyRemovals() bool {
+func (c *connection) hasRemovals() bool {
 	for _, sub := range c.subs {
 		if len(sub.removing) > 0 {
 			return true
@@ -131,8 +132,8 @@ func (c *connection) anyRemovals() bool {
 	return false
 }
 
-// catchUp sends what is noted of clusters and their endpoints before something is answered that may refer to them.
-func (c *connection) catchUp(typeURL string) error {
+// sendClustersBefore sends dirty clusters and assignments before a response of a type that may refer to them.
+func (c *connection) sendClustersBefore(typeURL string) error {
 	if typeURL != ListenerType && typeURL != RouteType && typeURL != VirtualHostType {
 		return nil
 	}
@@ -141,7 +142,7 @@ func (c *connection) catchUp(typeURL string) error {
 		if !dirty {
 			continue
 		}
-		c.clean(before)
+		c.clearDirty(before)
 		if err := c.update(c.subs[before], t); err != nil {
 			return err
 		}
@@ -149,65 +150,65 @@ func (c *connection) catchUp(typeURL string) error {
 	return nil
 }
 
-// touched says what a change may concern. What cannot be told is everything.
-func (c *connection) touched(change Change) Touches {
-	touches, err := c.affected(change)
+// pushScope returns the resources that a change may affect. On an error it returns everything.
+func (c *connection) pushScope(change Change) PushScope {
+	scope, err := c.callComputePushScope(change)
 	if err != nil {
-		c.log.Error("cannot tell what a change affects; everything is generated", "error", err)
-		return Everything()
+		c.log.Error("finding the effects of a change failed; generating everything", "error", err)
+		return FullPushScope()
 	}
-	return touches
+	return scope
 }
 
-func (c *connection) affected(change Change) (touches Touches, err error) {
+func (c *connection) callComputePushScope(change Change) (scope PushScope, err error) {
 	if change == nil {
-		return Everything(), nil
+		return FullPushScope(), nil
 	}
 	defer func() {
 		if p := recover(); p != nil {
-			err = fmt.Errorf("finding what is affected for %s: panic: %v\n%s", c.node, p, debug.Stack())
+			err = fmt.Errorf("computing the push scope of %s: panic: %v\n%s", c.node, p, debug.Stack())
 		}
 	}()
-	return c.proxy.Affected(c.state, change), nil
+	return c.proxy.ComputePushScope(c.state, change), nil
 }
 
-// update sends what the client lacks of what was touched of one type, and notes what has to be removed later. A type that
-// could not be generated before is tried again whole.
-func (c *connection) update(sub *subscription, t Touched) error {
+// update sends the resources within scope t that the client lacks, and schedules removals. It retries the whole type if
+// the last generation failed.
+func (c *connection) update(sub *subscription, t TypeScope) error {
 	if sub.typeURL == VirtualHostType {
 		return c.updateHosts(t)
 	}
-	t.All = t.All || sub.failed != nil
-	if c.wire.protocol() == sotwProtocol {
+	t.All = t.All || sub.generateErr != nil
+	if c.stream.protocol() == sotwProtocol {
 		return c.updateSotw(sub, t)
 	}
 	d, err := c.compare(sub, t)
 	if err != nil {
 		return nil
 	}
-	if removedLast(sub.typeURL) {
+	if isRemovedLast(sub.typeURL) {
 		c.removeLater(sub, d.removed, t)
 		d.removed = nil
 	}
 	if err := c.deliver(sub, d.send, d.removed, false); err != nil {
 		return err
 	}
-	if err := c.deliverAgain(sub, d); err != nil || sub.typeURL != RouteType {
+	if err := c.deliverRetries(sub, d); err != nil || sub.typeURL != RouteType {
 		return err
 	}
 	return c.followRoutes()
 }
 
-// compare generates what was touched, as far as the client subscribes to it, and compares it with what the client has.
-func (c *connection) compare(sub *subscription, t Touched) (difference, error) {
+// compare generates the subscribed resources within scope t and returns the difference to what the client has.
+func (c *connection) compare(sub *subscription, t TypeScope) (difference, error) {
 	if t.All {
 		want, err := c.generate(sub, sub.wildcard, sub.names.sorted())
 		if err != nil {
 			return difference{}, err
 		}
-		return sub.diff(want, ledger{}), nil
+		return sub.diff(want, versionMap{}), nil
 	}
-	names := sub.wanted(t.Names)
+	names := sub.selectSubscribed(t.Names)
 	want, err := c.generate(sub, false, names)
 	if err != nil {
 		return difference{}, err
@@ -215,8 +216,8 @@ func (c *connection) compare(sub *subscription, t Touched) (difference, error) {
 	return sub.diffOf(names, want), nil
 }
 
-func (c *connection) deliverAgain(sub *subscription, d difference) error {
-	for _, part := range d.again {
+func (c *connection) deliverRetries(sub *subscription, d difference) error {
+	for _, part := range d.retries {
 		if err := c.deliver(sub, part, nil, false); err != nil {
 			return err
 		}
@@ -224,12 +225,12 @@ func (c *connection) deliverAgain(sub *subscription, d difference) error {
 	return nil
 }
 
-// removedLast says whether resources of the type are removed after the additions of all types, because others refer to
-// them. A listener goes together with what replaces it, which may want the same address.
-func removedLast(typeURL string) bool { return typeURL == ClusterType || typeURL == EndpointType }
+// isRemovedLast reports whether resources of the type are removed after the additions of all types, because other types
+// refer to them. A listener is removed together with the addition of its replacement, which may use the same address.
+func isRemovedLast(typeURL string) bool { return typeURL == ClusterType || typeURL == EndpointType }
 
-// removeLater notes removals for the end of the push, in place of those that were noted before of what was touched.
-func (c *connection) removeLater(sub *subscription, names []string, t Touched) {
+// removeLater schedules removals for the end of the push. It replaces the removals that were scheduled for scope t.
+func (c *connection) removeLater(sub *subscription, names []string, t TypeScope) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if t.All {
@@ -243,46 +244,46 @@ func (c *connection) removeLater(sub *subscription, names []string, t Touched) {
 	}
 }
 
-// awaitQuiet puts the removals off until the client's requests have been answered.
-func (c *connection) awaitQuiet() {
-	c.settling = true
-	c.settle.Reset(c.server.cfg.Settle)
+// delayRemovals delays removals until the client's other requests have been answered.
+func (c *connection) delayRemovals() {
+	c.removalsDelayed = true
+	c.removalTimer.Reset(c.server.cfg.Settle)
 }
 
-// flushRemovals sends the removals that were noted, users before what they use.
+// flushRemovals sends the scheduled removals, referring types before the types that they refer to.
 func (c *connection) flushRemovals() error {
 	for _, typeURL := range slices.Backward(Order) {
 		sub, ok := c.subs[typeURL]
 		if !ok || len(sub.removing) == 0 {
 			continue
 		}
-		if err := c.remove(sub); err != nil {
+		if err := c.sendRemovals(sub); err != nil {
 			return err
 		}
 	}
 	return nil
 }
 
-func (c *connection) remove(sub *subscription) error {
-	if c.wire.protocol() == sotwProtocol {
+func (c *connection) sendRemovals(sub *subscription) error {
+	if c.stream.protocol() == sotwProtocol {
 		return c.removeSotw(sub)
 	}
 	names := mapKeys(sub.removing)
-	instead, err := c.inPlaceOf(sub, names)
+	replacements, err := c.generateReplacements(sub, names)
 	if err != nil {
 		return nil
 	}
-	there := map[string]bool{}
-	for _, r := range instead {
-		there[r.Name] = true
+	replaced := map[string]bool{}
+	for _, r := range replacements {
+		replaced[r.Name] = true
 	}
-	return c.deliver(sub, instead, slices.DeleteFunc(names, func(name string) bool { return there[name] }), false)
+	return c.deliver(sub, replacements, slices.DeleteFunc(names, func(name string) bool { return replaced[name] }), false)
 }
 
-// inPlaceOf makes what the client is given in place of resources that go.
-func (c *connection) inPlaceOf(sub *subscription, names []string) ([]*Resource, error) {
+// generateReplacements generates the resources that replace removed ones, if the client's Proxy has any.
+func (c *connection) generateReplacements(sub *subscription, names []string) ([]*Resource, error) {
 	replacer, ok := c.proxy.(Replacer)
-	if !ok || !replacer.Replaces(sub.typeURL, names) {
+	if !ok || !replacer.StartReplacing(sub.typeURL, names) {
 		return nil, nil
 	}
 	return c.generate(sub, false, names)

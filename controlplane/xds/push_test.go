@@ -14,8 +14,8 @@ import (
 	"google.golang.org/grpc/codes"
 )
 
-// blocked is a delta stream that reads nothing on its own, and whose flow-control window is soon full.
-func (r *rig) blocked(t *testing.T) discoveryv3.AggregatedDiscoveryService_DeltaAggregatedResourcesClient {
+// newBlockedClient returns a delta stream that does not read, so that its flow-control window soon is full.
+func (r *testServer) newBlockedClient(t *testing.T) discoveryv3.AggregatedDiscoveryService_DeltaAggregatedResourcesClient {
 	t.Helper()
 	ctx, cancel := context.WithCancel(context.Background())
 	t.Cleanup(cancel)
@@ -30,18 +30,18 @@ func (r *rig) blocked(t *testing.T) discoveryv3.AggregatedDiscoveryService_Delta
 	return stream
 }
 
-func bigWorld(n int) world {
-	return world{lds: {"l": fmt.Sprintf("%d ", n) + strings.Repeat("x", 300_000)}}
+func newLargeState(n int) meshState {
+	return meshState{lds: {"l": fmt.Sprintf("%d ", n) + strings.Repeat("x", 300_000)}}
 }
 
 func TestPushesMergeWhileAClientIsSlow(t *testing.T) {
-	r := newRig(t, Config{})
-	r.push(bigWorld(0))
-	slow := r.blocked(t)
-	r.only("the slow client", func(s ClientStatus) bool { return len(s.Types) == 1 })
+	r := newTestServer(t, Config{})
+	r.push(newLargeState(0))
+	slow := r.newBlockedClient(t)
+	r.awaitStatus("the slow client", func(s ClientStatus) bool { return len(s.Types) == 1 })
 	const changes = 300
 	for i := 1; i <= changes; i++ {
-		r.push(bigWorld(i), lds)
+		r.push(newLargeState(i), lds)
 	}
 	for received := 1; ; received++ {
 		m, err := slow.Recv()
@@ -57,15 +57,15 @@ func TestPushesMergeWhileAClientIsSlow(t *testing.T) {
 	}
 }
 
-func TestSlowClientHoldsUpNobody(t *testing.T) {
-	r := newRig(t, Config{Generators: 1})
-	r.push(bigWorld(0))
-	r.blocked(t)
-	quick := r.delta()
+func TestSlowClientDoesNotDelayOtherClients(t *testing.T) {
+	r := newTestServer(t, Config{Generators: 1})
+	r.push(newLargeState(0))
+	r.newBlockedClient(t)
+	quick := r.newDeltaClient()
 	quick.subscribe(lds)
 	quick.ack(quick.next())
 	for i := 1; i < 20; i++ {
-		r.push(bigWorld(i), lds)
+		r.push(newLargeState(i), lds)
 		m := quick.next()
 		if !strings.HasPrefix(string(m.GetResources()[0].GetResource().GetValue()), fmt.Sprintf("%d ", i)) {
 			t.Fatalf("the quick client misses change %d", i)
@@ -74,12 +74,12 @@ func TestSlowClientHoldsUpNobody(t *testing.T) {
 	}
 }
 
-func TestClientThatReadsNothingLosesItsStream(t *testing.T) {
-	r := newRig(t, Config{SendTimeout: 50 * time.Millisecond})
-	r.push(bigWorld(0))
-	slow := r.blocked(t)
+func TestClientThatDoesNotReadIsDisconnected(t *testing.T) {
+	r := newTestServer(t, Config{SendTimeout: 50 * time.Millisecond})
+	r.push(newLargeState(0))
+	slow := r.newBlockedClient(t)
 	for i := 1; ; i++ {
-		r.push(bigWorld(i), lds)
+		r.push(newLargeState(i), lds)
 		if i > 3 && len(r.Clients()) == 0 {
 			break
 		}
@@ -98,47 +98,47 @@ func TestResponsesShareTheMarshalledResource(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	first, second := r.framed().ReadOnlyData(), r.framed().ReadOnlyData()
+	first, second := r.deltaBuffer().ReadOnlyData(), r.deltaBuffer().ReadOnlyData()
 	if &first[0] != &second[0] {
-		t.Fatal("the resource is marshalled anew for each response")
+		t.Fatal("the resource is marshalled for each response")
 	}
 	if &first[len(first)-1] != &r.Body.Value[len(r.Body.Value)-1] {
 		t.Fatal("the resource is in memory twice")
 	}
 	renamed := *r
 	renamed.Name = "other"
-	if !bytes.Contains(renamed.framed().ReadOnlyData(), []byte("other")) {
+	if !bytes.Contains(renamed.deltaBuffer().ReadOnlyData(), []byte("other")) {
 		t.Fatal("a copy under another name is sent under the old one")
 	}
 }
 
-func TestResourcesOfAClientCanBeAskedFor(t *testing.T) {
-	r, c := startSmall(t)
+func TestResourcesReturnsWhatAClientShouldHave(t *testing.T) {
+	r, c := startDelta(t)
 	c.subscribe(cds)
 	c.expect("cds +a=eds1 +b=static1")
 	c.subscribe(eds, "a")
 	c.expect("eds +a=ends1")
-	st := r.only("the client", func(s ClientStatus) bool { return len(s.Types) == 2 })
+	st := r.awaitStatus("the client", func(s ClientStatus) bool { return len(s.Types) == 2 })
 	for _, id := range []string{st.ID, st.Node} {
 		got, err := r.Resources(t.Context(), id)
 		if err != nil || len(got[cds]) != 2 || len(got[eds]) != 1 {
 			t.Fatalf("resources of %s are %v, %v", id, got, err)
 		}
 	}
-	if _, err := r.Resources(t.Context(), "nobody"); err == nil || !strings.Contains(err.Error(), "nobody") {
+	if _, err := r.Resources(t.Context(), "unknown"); err == nil || !strings.Contains(err.Error(), "unknown") {
 		t.Fatalf("error is %v", err)
 	}
 }
 
-// model is a client that does as Envoy does: it applies responses, and keeps what it has over a reconnect.
-type model struct {
+// clientModel is a client that behaves like Envoy: it applies responses, and retains its resources across a reconnect.
+type clientModel struct {
 	has map[string]map[string]string
 	*deltaClient
 }
 
-func (m *model) connect(r *rig) {
-	m.deltaClient = r.delta()
-	for _, typeURL := range wholeTypes {
+func (m *clientModel) connect(r *testServer) {
+	m.deltaClient = r.newDeltaClient()
+	for _, typeURL := range independentTypes {
 		var names []string
 		if !impliesWildcard(typeURL) {
 			names = modelNames
@@ -147,10 +147,10 @@ func (m *model) connect(r *rig) {
 	}
 }
 
-// nothing is what a client has at first.
-func nothing() map[string]map[string]string {
+// emptyResources returns the resources of a new client.
+func emptyResources() map[string]map[string]string {
 	has := map[string]map[string]string{}
-	for _, typeURL := range wholeTypes {
+	for _, typeURL := range independentTypes {
 		has[typeURL] = map[string]string{}
 	}
 	return has
@@ -158,8 +158,8 @@ func nothing() map[string]map[string]string {
 
 var modelNames = []string{"n0", "n1", "n2", "n3", "n4", "n5"}
 
-// apply takes in a response; now and then it refuses one that has a bad resource, and has none of it then.
-func (m *model) apply(resp *discoveryv3.DeltaDiscoveryResponse) {
+// apply processes a response. It rejects a response with a bad resource as a whole.
+func (m *clientModel) apply(resp *discoveryv3.DeltaDiscoveryResponse) {
 	for _, res := range resp.GetResources() {
 		if strings.HasSuffix(res.GetVersion(), "bad") {
 			m.nack(resp, res.GetName()+" is bad")
@@ -175,9 +175,9 @@ func (m *model) apply(resp *discoveryv3.DeltaDiscoveryResponse) {
 	m.ack(resp)
 }
 
-// lacks compares what the model has with the state.
-func (m *model) lacks(w world) string {
-	for _, typeURL := range wholeTypes {
+// describeMissing returns the first difference between the model and the state, or "".
+func (m *clientModel) describeMissing(w meshState) string {
+	for _, typeURL := range independentTypes {
 		for name, content := range w[typeURL] {
 			if m.has[typeURL][name] != content {
 				return fmt.Sprintf("%s %s is %q, want %q", ShortType(typeURL), name, m.has[typeURL][name], content)
@@ -192,61 +192,61 @@ func (m *model) lacks(w world) string {
 	return ""
 }
 
-// converge lets the model apply what comes until it has the state. What was refused together with a bad resource comes
-// with a later change, so there are some.
-func (m *model) converge(t *testing.T, r *rig, w world) {
+// converge applies responses until the model has the state. Resources that were rejected together with a bad one are
+// sent with a later change, so it pushes several times.
+func (m *clientModel) converge(t *testing.T, r *testServer, w meshState) {
 	t.Helper()
 	for range 10 {
-		r.push(w, wholeTypes...)
-		for _, resp := range m.batch(r) {
+		r.push(w, independentTypes...)
+		for _, resp := range m.receivePush(r) {
 			m.apply(resp)
 		}
-		r.only("all answers", func(s ClientStatus) bool {
+		r.awaitStatus("all answers", func(s ClientStatus) bool {
 			select {
 			case resp := <-m.got:
 				m.apply(resp)
 			default:
 			}
-			return unanswered(s) == 0
+			return countUnanswered(s) == 0
 		})
-		if m.lacks(w) == "" {
-			r.only("in sync", func(s ClientStatus) bool { return s.InSync })
+		if m.describeMissing(w) == "" {
+			r.awaitStatus("in sync", func(s ClientStatus) bool { return s.InSync })
 			return
 		}
 	}
-	t.Fatalf("the client does not converge: %s", m.lacks(w))
+	t.Fatalf("the client does not converge: %s", m.describeMissing(w))
 }
 
-func unanswered(s ClientStatus) (n int) {
+func countUnanswered(s ClientStatus) (n int) {
 	for _, ts := range s.Types {
 		n += ts.Unanswered + ts.Removing
 	}
 	return n
 }
 
-func randomChange(rng *rand.Rand, w world) (world, []string) {
+func randomChange(rng *rand.Rand, w meshState) (meshState, []string) {
 	var types []string
 	for range 1 + rng.IntN(4) {
-		typeURL, name := wholeTypes[rng.IntN(len(wholeTypes))], modelNames[rng.IntN(len(modelNames))]
+		typeURL, name := independentTypes[rng.IntN(len(independentTypes))], modelNames[rng.IntN(len(modelNames))]
 		types = append(types, typeURL)
 		switch rng.IntN(4) {
 		case 0:
-			w = w.without(typeURL, name)
+			w = w.withoutResource(typeURL, name)
 		case 1:
-			w = w.with(typeURL, name, fmt.Sprintf("%d bad", rng.Uint32()))
+			w = w.withResource(typeURL, name, fmt.Sprintf("%d bad", rng.Uint32()))
 		default:
-			w = w.with(typeURL, name, fmt.Sprintf("eds%d", rng.Uint32()))
+			w = w.withResource(typeURL, name, fmt.Sprintf("eds%d", rng.Uint32()))
 		}
 	}
 	return w, types
 }
 
-// healed makes all that a client refuses acceptable.
-func healed(w world) world {
+// withoutBadResources replaces the contents that clients reject.
+func withoutBadResources(w meshState) meshState {
 	for typeURL, resources := range w {
 		for name, content := range resources {
 			if strings.HasSuffix(content, "bad") {
-				w = w.with(typeURL, name, strings.TrimSuffix(content, " bad"))
+				w = w.withResource(typeURL, name, strings.TrimSuffix(content, " bad"))
 			}
 		}
 	}
@@ -255,10 +255,10 @@ func healed(w world) world {
 
 func checkConvergence(t *testing.T, seed uint64) {
 	rng := rand.New(rand.NewPCG(seed, 0))
-	r := newRig(t, Config{Settle: 5 * time.Millisecond})
-	w := world{}
+	r := newTestServer(t, Config{Settle: 5 * time.Millisecond})
+	w := meshState{}
 	r.push(w)
-	m := &model{has: nothing()}
+	m := &clientModel{has: emptyResources()}
 	m.connect(r)
 	for range 40 {
 		var types []string
@@ -275,14 +275,14 @@ func checkConvergence(t *testing.T, seed uint64) {
 		}
 		if rng.IntN(6) == 0 {
 			m.cancel()
-			_ = m.end()
+			_ = m.awaitEnd()
 			m.connect(r)
 		}
 	}
-	m.converge(t, r, healed(w))
+	m.converge(t, r, withoutBadResources(w))
 }
 
-func TestClientConvergesUnderRandomChangesReconnectsAndRejections(t *testing.T) {
+func TestDeltaClientConvergesAfterRandomEvents(t *testing.T) {
 	for seed := range uint64(60) {
 		t.Run(fmt.Sprint(seed), func(t *testing.T) { checkConvergence(t, seed) })
 	}

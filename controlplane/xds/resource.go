@@ -1,5 +1,5 @@
-// Package xds is the discovery server: it keeps each client's streams, subscriptions and versions, merges pushes, and
-// sends only what differs. It moves resources that others made, and knows nothing of Istio's.
+// Package xds is the discovery server. It manages the clients' streams, subscriptions and versions, merges pushes, and
+// sends only differences. It does not generate resources and does not depend on Istio's API.
 package xds
 
 import (
@@ -15,51 +15,58 @@ import (
 	"google.golang.org/protobuf/types/known/anypb"
 )
 
-// The type URLs of the resources that are served.
+// The type URLs of the served resources.
 const (
 	ClusterType  = "type.googleapis.com/envoy.config.cluster.v3.Cluster"
 	EndpointType = "type.googleapis.com/envoy.config.endpoint.v3.ClusterLoadAssignment"
 	ListenerType = "type.googleapis.com/envoy.config.listener.v3.Listener"
 	RouteType    = "type.googleapis.com/envoy.config.route.v3.RouteConfiguration"
-	// VirtualHostType is a part of a route configuration that is sent by itself (VHDS).
+	// VirtualHostType is a virtual host that is sent separately from its route configuration (VHDS).
 	VirtualHostType = "type.googleapis.com/envoy.config.route.v3.VirtualHost"
-	// SecretType is for certificates that gateways get by name.
+	// SecretType is for certificates that gateways request by name.
 	SecretType = "type.googleapis.com/envoy.extensions.transport_sockets.tls.v3.Secret"
-	// ExtensionType is the configuration of filters that are sent by themselves (ECDS).
+	// ExtensionType is for filter configurations that are sent separately from their listeners (ECDS).
 	ExtensionType = "type.googleapis.com/envoy.config.core.v3.TypedExtensionConfig"
-	// NameTableType is for a proxy's agent and not for its Envoy: the names of the mesh and their addresses.
+	// NameTableType is for a proxy's agent, not for its Envoy: the host names of the mesh and their addresses.
 	NameTableType = "type.googleapis.com/istio.networking.nds.v1.NameTable"
-	// ProxyConfigType is for the agent too: the roots of the mesh.
+	// ProxyConfigType is also for the agent: the root certificates of the mesh.
 	ProxyConfigType = "type.googleapis.com/istio.mesh.v1alpha1.ProxyConfig"
+	// RevocationType is for agents that support OfferHeader: the revocation lists of the deny list, with their root
+	// certificates.
+	RevocationType = "type.googleapis.com/envoy.extensions.transport_sockets.tls.v3.CertificateValidationContext"
 )
 
-// Order is the order in which types are sent when one push touches several: what is referred to goes first.
+// OfferHeader is the response header of each stream that names RevocationType. Agents subscribe to that type only if
+// they receive the header, because other control planes do not serve the type.
+const OfferHeader = "pilotfish-offers"
+
+// Order is the order in which one push sends types: types that are referred to precede the types that refer to them.
 var Order = []string{
 	ClusterType, EndpointType, SecretType, ExtensionType, ListenerType, RouteType, VirtualHostType, NameTableType,
-	ProxyConfigType,
+	RevocationType, ProxyConfigType,
 }
 
-// Resource is one marshalled xDS resource. It is immutable and shared by all connections that are sent it.
+// Resource is one marshalled xDS resource. It is immutable, and all connections share it.
 type Resource struct {
 	Name string
-	// Version is a hash of the content: equal content, equal version, on every control plane and after every restart. That of
-	// NewRoutes ends in what says so.
+	// Version is a hash of the content: equal content has an equal version on every control plane and after every
+	// restart. The versions of NewRouteConfiguration have a suffix, vhdsVersionSuffix.
 	Version string
 	Body    *anypb.Any
-	// Endpoints is set on a cluster that gets its endpoints by EDS: the name of the assignment that has to follow the
-	// cluster on the same stream each time the cluster is sent, or the cluster stays warming.
+	// Endpoints is set on a cluster of type EDS: the name of its assignment. Each time the cluster is sent, the
+	// assignment has to follow on the same stream, or Envoy does not finish warming the cluster.
 	Endpoints string
-	// HostsApart is set on a route configuration whose virtual hosts are resources of their own, and go behind it.
-	HostsApart bool
-	// Aliases are names that the client asked for, and that this resource answers.
+	// UsesVHDS is set on a route configuration whose virtual hosts are separate resources, sent after it.
+	UsesVHDS bool
+	// Aliases are requested names that this resource answers.
 	Aliases []string
-	// Notes are what those who made the resource remember of that; nobody is sent them.
+	// Notes is data of the resource's generator. It is not sent to clients.
 	Notes any
 
-	frame *frame // what delta responses carry: made once, like the body
+	encoded *encodedResource // the resource in delta responses, encoded once
 }
 
-// NewResource marshals a message deterministically.
+// NewResource returns a resource with the message, marshalled deterministically.
 func NewResource(name string, m proto.Message) (*Resource, error) {
 	value, err := proto.MarshalOptions{Deterministic: true}.Marshal(m)
 	if err != nil {
@@ -68,21 +75,21 @@ func NewResource(name string, m proto.Message) (*Resource, error) {
 	return NewRawResource(name, "type.googleapis.com/"+string(m.ProtoReflect().Descriptor().FullName()), value), nil
 }
 
-// NewRoutes makes a route configuration for a client that gets virtual hosts by themselves, which its version tells.
-// hostsApart says that those of this one go behind it: others have theirs within at any client.
-func NewRoutes(name string, m proto.Message, hostsApart bool) (*Resource, error) {
+// NewRouteConfiguration returns a route configuration for a client that supports VHDS; its version has a suffix that
+// shows this. usesVHDS reports whether the virtual hosts are sent separately; otherwise they are inline.
+func NewRouteConfiguration(name string, m proto.Message, usesVHDS bool) (*Resource, error) {
 	r, err := NewResource(name, m)
 	if err != nil {
 		return nil, err
 	}
-	r.HostsApart = hostsApart
-	r.Version += apartMark
-	r.frame = newFrame(r)
-	r.Body.Value = r.frame.value
+	r.UsesVHDS = usesVHDS
+	r.Version += vhdsVersionSuffix
+	r.encoded = encodeResource(r)
+	r.Body.Value = r.encoded.value
 	return r, nil
 }
 
-// NewRawResource makes a resource of a message that is marshalled already.
+// NewRawResource returns a resource with a message that is already marshalled.
 func NewRawResource(name, typeURL string, value []byte) *Resource {
 	sum := sha256.Sum256(value)
 	r := &Resource{
@@ -90,57 +97,59 @@ func NewRawResource(name, typeURL string, value []byte) *Resource {
 		Version: hex.EncodeToString(sum[:12]),
 		Body:    &anypb.Any{TypeUrl: typeURL, Value: value},
 	}
-	r.frame = newFrame(r)
-	r.Body.Value = r.frame.value // the same bytes, once
+	r.encoded = encodeResource(r)
+	r.Body.Value = r.encoded.value // shares the encoded bytes
 	return r
 }
 
-// framed is the resource as a delta response carries it: the bytes that were made once, unless somebody made a resource
-// of his own of this one.
-func (r *Resource) framed() mem.Buffer {
-	if f := r.frame; f != nil && r.Name == f.name && r.Version == f.version && r.Body == f.body {
+// deltaBuffer returns the resource as encoded in a delta response. It encodes again only if the resource is a modified
+// copy.
+func (r *Resource) deltaBuffer() mem.Buffer {
+	if f := r.encoded; f != nil && r.Name == f.name && r.Version == f.version && r.Body == f.body {
 		return f.bytes
 	}
-	return newFrame(r).bytes
+	return encodeResource(r).bytes
 }
 
-// State is one immutable state of the mesh. The server only hands it on.
+// State is one immutable state of the mesh. The server only passes it to a Proxy.
 type State any
 
-// Change says what differs between the last state a client was told of and the newest.
+// Change is the difference between the last state that was processed for a client and the newest state.
 type Change interface {
-	// Merge gives the change that covers both; next is the later one.
+	// Merge returns the change that covers both changes; next is the later one.
 	Merge(next Change) Change
 }
 
-// Peer is who is at the other end of a stream.
+// Peer is the client of a stream.
 type Peer struct {
 	Address string
-	// Identity is the SPIFFE ID that the peer proved by token or certificate; empty on the plaintext port.
+	// Identity is the SPIFFE ID that the client proved by a token or certificate; empty on the plaintext port.
 	Identity string
-	// Delta says which protocol the stream is of. Only in this one can parts of a resource be sent by themselves.
+	// Delta reports whether the stream uses the delta protocol. Only delta supports VHDS.
 	Delta bool
 }
 
-// Source makes resources for clients.
+// Source creates a Proxy for each stream.
 type Source interface {
-	// Connect is called once a stream, with the node of its first request. An error (a gRPC status) refuses the stream.
+	// Connect is called once per stream, with the node of its first request. An error (a gRPC status) refuses the
+	// stream.
 	Connect(ctx context.Context, node *corev3.Node, peer Peer) (Proxy, error)
 }
 
-// Touched is what of one type a change may concern for one client.
-type Touched struct {
-	// All: any resource of the type may differ, come or go.
+// TypeScope is the set of resources of one type that a change may affect for one client.
+type TypeScope struct {
+	// All: every resource of the type may change, appear or disappear.
 	All bool
-	// Names, where not All: only these may differ, come or go. They may be named twice, and there may be none of the name.
+	// Names is used if All is false: only these resources may change, appear or disappear. Names may repeat and may be
+	// names of no resource.
 	Names []string
 }
 
-// Touches is what a change may concern for one client, by type.
-type Touches map[string]Touched
+// PushScope is the set of resources that a change may affect for one client, by type URL.
+type PushScope map[string]TypeScope
 
 // Add adds names of a type.
-func (t Touches) Add(typeURL string, names ...string) {
+func (t PushScope) Add(typeURL string, names ...string) {
 	touched := t[typeURL]
 	if !touched.All {
 		touched.Names = append(touched.Names, names...)
@@ -148,15 +157,15 @@ func (t Touches) Add(typeURL string, names ...string) {
 	t[typeURL] = touched
 }
 
-// AddAll adds all of the types.
-func (t Touches) AddAll(types ...string) {
+// AddAll adds all resources of the types.
+func (t PushScope) AddAll(types ...string) {
 	for _, typeURL := range types {
-		t[typeURL] = Touched{All: true}
+		t[typeURL] = TypeScope{All: true}
 	}
 }
 
-// Types are those of which anything is touched, in the order of sending.
-func (t Touches) Types() []string {
+// Types returns the types with affected resources, in Order.
+func (t PushScope) Types() []string {
 	var types []string
 	for _, typeURL := range Order {
 		if touched := t[typeURL]; touched.All || len(touched.Names) > 0 {
@@ -166,73 +175,74 @@ func (t Touches) Types() []string {
 	return types
 }
 
-// Everything touches all of all types.
-func Everything() Touches {
-	t := Touches{}
+// FullPushScope returns the scope of all resources of all types.
+func FullPushScope() PushScope {
+	t := PushScope{}
 	t.AddAll(Order...)
 	return t
 }
 
-// Blamed is a document that a rejected resource was made of, for people.
-type Blamed struct {
+// SuspectDocument is a document from which a rejected resource was generated.
+type SuspectDocument struct {
 	Document string `json:"document"`
-	// At is where it stands.
-	At string `json:"at,omitempty"`
-	// Field is the one that the reason quotes.
+	// Position is the document's file and line.
+	Position string `json:"at,omitempty"`
+	// Field is the field whose value the reason quotes.
 	Field string `json:"field,omitempty"`
-	// Why says what speaks for its being the cause.
-	Why string `json:"why,omitempty"`
+	// Evidence describes why the document may be the cause.
+	Evidence string `json:"why,omitempty"`
 }
 
-// Blamer is a Proxy that knows what its resources are made of.
-type Blamer interface {
-	// Blame gives what the named resources of a type were made of, the likeliest cause of their rejection first. since is
-	// when the client last accepted anything of the type; zero is never.
-	Blame(state State, typeURL string, names []string, reason string, since time.Time) []Blamed
+// NACKAttributor is a Proxy that can attribute a NACK to documents.
+type NACKAttributor interface {
+	// AttributeNACK returns the documents from which the named resources were generated, the likeliest cause first.
+	// since is the time of the client's last ACK of the type; zero means never.
+	AttributeNACK(state State, typeURL string, names []string, reason string, since time.Time) []SuspectDocument
 }
 
-// Yielder is a Proxy that may do without a part of what its client refuses.
-type Yielder interface {
-	// Refused is called when the client refused resources of a type, as they were sent: meanwhile the state may be another.
-	// It gives what may differ from now on. What was sent once and refused is not sent again, so that it does not matter if
-	// nothing differs. since is when the client last accepted anything of the type; zero is never.
-	Refused(state State, typeURL string, resources []*Resource, reason string, since time.Time) Touches
-	// Accepted is called when the client accepted resources of a type, and removals, and gives what may differ from now on.
-	Accepted(state State, typeURL string, resources []*Resource, removed []string) Touches
+// AckHandler is a Proxy that handles ACKs and NACKs, for example to omit a part that its client rejects.
+type AckHandler interface {
+	// HandleNACK is called when the client rejected resources of a type. resources are as sent; the state may be newer.
+	// It returns the resources that may differ from now on. A rejected version is not sent again, so no difference is
+	// needed. since is the time of the client's last ACK of the type; zero means never.
+	HandleNACK(state State, typeURL string, resources []*Resource, reason string, since time.Time) PushScope
+	// HandleACK is called when the client accepted resources and removals of a type. It returns the resources that may
+	// differ from now on.
+	HandleACK(state State, typeURL string, resources []*Resource, removed []string) PushScope
 }
 
-// Proxy makes the resources of one client. The server calls it from one goroutine at a time.
+// Proxy generates the resources of one client. The server calls it from one goroutine at a time.
 type Proxy interface {
-	// Affected says what may differ for this client after the change; nothing means: nothing to do. What is not named is
-	// neither generated nor removed, so that a change costs what it concerns, and not what there is.
-	Affected(state State, change Change) Touches
-	// Generate gives the resources of a type: all that the client should have when wildcard, and besides those that it
-	// names. A name without a resource is left out. The order is free; names are unique. Of virtual hosts there is no
-	// whole: with wildcard the names are of route configurations, of which all virtual hosts are meant.
+	// ComputePushScope returns the resources that may differ for this client after the change; an empty scope means no
+	// push. Other resources are neither generated nor removed, so the cost depends on the change and not on the mesh.
+	ComputePushScope(state State, change Change) PushScope
+	// Generate returns resources of a type. With wildcard it returns all that the client should have, and also those in
+	// names. Names without a resource are omitted. The order is arbitrary; resource names are unique. For virtual
+	// hosts, wildcard means all virtual hosts of the route configurations in names.
 	Generate(state State, typeURL string, wildcard bool, names []string) ([]*Resource, error)
 }
 
-// Replacer is a Proxy whose client is to have something in place of a resource that goes, but not before it has stopped
-// referring to that.
+// Replacer is a Proxy that replaces removed resources once its client no longer refers to them.
 type Replacer interface {
-	// Replaces is called when resources would be removed. If there is something in place of any, it is generated from then
-	// on, and from now on.
-	Replaces(typeURL string, names []string) bool
+	// StartReplacing is called before resources are removed. It reports whether any of them has a replacement. From
+	// then on, Generate returns the replacements.
+	StartReplacing(typeURL string, names []string) bool
 }
 
-// Resumer is a Proxy that wants to know what its client has when it comes back, before that is compared.
+// Resumer is a Proxy that is notified of the resources that a reconnecting client claims, before they are compared.
 type Resumer interface {
 	Resume(typeURL string, names []string)
 }
 
-// Leaver is a Proxy whose client may have to come anew: what was read of its node when it connected may no longer be so.
-type Leaver interface {
-	// Leave gives the reason, and nil while there is none. It is asked at each push.
-	Leave() error
+// ReconnectChecker is a Proxy whose client may have to reconnect, because a part of its node is outdated.
+type ReconnectChecker interface {
+	// ReconnectReason returns why the client has to reconnect, or nil. It is called at each push.
+	ReconnectReason() error
 }
 
-// Reporter is a Proxy that wants to know how its client's workload is.
-type Reporter interface {
-	// Report is called when the client's agent has found the workload healthy, or not and why. It must not block.
-	Report(healthy bool, reason string)
+// HealthHandler is a Proxy that is notified of its workload's health.
+type HealthHandler interface {
+	// HandleHealthReport is called when the client's agent reports the workload's health; reason is set if the workload
+	// is unhealthy. It must not block.
+	HandleHealthReport(healthy bool, reason string)
 }

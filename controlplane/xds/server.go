@@ -13,32 +13,37 @@ import (
 	discoveryv3 "github.com/envoyproxy/go-control-plane/envoy/service/discovery/v3"
 	"github.com/prometheus/client_golang/prometheus"
 	"google.golang.org/grpc"
+
+	"github.com/pilotfish-mesh/pilotfish/internal/loglimit"
 )
 
-// Config is what a Server needs. Only Source is required.
+// Config configures a Server. Only Source is required.
 type Config struct {
 	Source Source
-	// Identify gives the identity that a stream's peer proved, from the stream's context. A gRPC status error refuses the
-	// stream. Nil: nobody has an identity.
+	// Identify returns the identity that a stream's peer proved, from the stream's context. A gRPC status error refuses
+	// the stream. With nil, no peer has an identity.
 	Identify func(ctx context.Context) (string, error)
-	// SendTimeout bounds one send, which waits until the client has read nearly all that was sent before: one that takes
-	// longer loses its stream, and may come back. Default 5 minutes: an Envoy with thousands of listeners to make, or at a
-	// slow link, needs that, would begin anew after less, and costs little, since what is sent is shared by all streams. A
-	// client that is gone is noticed by the connection's keepalive.
+	// SendTimeout limits one send, which waits until the client has read nearly all earlier data. The server closes a
+	// stream that exceeds it, and the client may reconnect. Default 5 minutes: an Envoy that creates thousands of
+	// listeners or has a slow link needs that and would otherwise start over. A waiting send costs little, since
+	// streams share the resources. The connection's keepalive detects dead clients.
 	SendTimeout time.Duration
-	// Generators bounds how many clients' resources are generated at a time; default two a processor.
+	// Generators limits the number of clients whose resources are generated at a time; default two per processor.
 	Generators int
-	// Admission says how new streams are let in.
+	// Admission limits new streams.
 	Admission Admission
-	// Settle is how long a stream has to be quiet before the resources that a reconnecting client still holds, and should
-	// not, are removed: its other types' requests have to be answered first, or it would lose a cluster while its old
-	// routes still lead there. Default 250 ms.
+	// Memory limits the memory for the subscriptions of all clients, in bytes; default 512 MiB. Clients without an
+	// identity share a quarter of it.
+	Memory int64
+	// Settle is how long a stream must be quiet before the server removes outdated resources of a reconnecting client.
+	// The requests of its other types must be answered first, or it would lose a cluster that its old routes still
+	// refer to. Default 250 ms.
 	Settle time.Duration
-	// Await is how long the next push of a type waits at most for the client's answer to the last one. Clients answer at
-	// once, but for clusters, which they hold back while any of them warms up. Default 1 s.
+	// Await limits the wait of the next push of a type for the client's ACK of the last one. Clients ACK at once,
+	// except for clusters, which Envoy ACKs when all are warmed. Default 1 s.
 	Await  time.Duration
 	Logger *slog.Logger
-	// Registerer takes the metrics; nil registers none.
+	// Registerer registers the metrics; nil registers none.
 	Registerer prometheus.Registerer
 }
 
@@ -50,6 +55,9 @@ func (c Config) withDefaults() Config {
 		c.Generators = 2 * runtime.GOMAXPROCS(0)
 	}
 	c.Admission = c.Admission.withDefaults()
+	if c.Memory <= 0 {
+		c.Memory = defaultMemory
+	}
 	if c.Await <= 0 {
 		c.Await = time.Second
 	}
@@ -65,22 +73,29 @@ func (c Config) withDefaults() Config {
 	return c
 }
 
-// Server serves aggregated discovery, delta and state-of-the-world. Each stream has one goroutine that handles its
-// requests and its pushes, so that nothing of a client's state is shared; what is pushed while that goroutine is busy is
-// merged into one pending push. All methods are safe for concurrent use.
+// Server serves ADS in the delta and state-of-the-world variants. Each stream has one goroutine that handles its
+// requests and pushes, so that client state is not shared. Pushes that arrive while that goroutine is busy are merged
+// into one pending push. All methods are safe for concurrent use.
 type Server struct {
 	discoveryv3.UnimplementedAggregatedDiscoveryServiceServer
 
-	cfg        Config
-	metrics    *metrics
-	generators chan struct{}
-	arrivals   chan struct{} // of the generators, those for first answers
-	door       door
-	seats      atomic.Int64 // streams
-	stopping   chan struct{}
-	started    time.Time
+	cfg             Config
+	metrics         *metrics
+	generators      chan struct{}
+	firstGenerators chan struct{} // slots of generators for first responses
+	limiter         streamLimiter
+	streams         atomic.Int64 // number of streams
+	// unauthenticatedStreams is the number of streams of clients without an identity.
+	unauthenticatedStreams atomic.Int64
+	// refusals limits the rate of log lines about clients without an identity.
+	refusals loglimit.Limiter
+	stopping chan struct{}
+	started  time.Time
 
-	pages pages
+	pages pageCache
+	// Quotas of clients with and without an identity. They are separate so that the latter cannot use up the memory of
+	// the former.
+	authenticated, unauthenticated *quotas
 
 	mu          sync.Mutex
 	stopped     bool
@@ -90,37 +105,40 @@ type Server struct {
 	serial      uint64
 }
 
-// NewServer makes a server that refuses streams until the first Push.
+// NewServer returns a server that refuses streams until the first Push.
 func NewServer(cfg Config) (*Server, error) {
 	if cfg.Source == nil {
 		return nil, errors.New("xds server: Config.Source is missing: there is nothing to serve")
 	}
 	cfg = cfg.withDefaults()
-	m, err := newMetrics(cfg.Registerer)
+	authenticated, unauthenticated := newAccounts(cfg.Memory-cfg.Memory/4), newAccounts(cfg.Memory/4)
+	m, err := newMetrics(cfg.Registerer, func() float64 { return float64(authenticated.totalBytes() + unauthenticated.totalBytes()) })
 	if err != nil {
 		return nil, fmt.Errorf("xds server: registering metrics: %w", err)
 	}
 	return &Server{
-		cfg:         cfg,
-		metrics:     m,
-		generators:  make(chan struct{}, cfg.Generators),
-		arrivals:    make(chan struct{}, max(1, cfg.Generators/2)),
-		door:        door{Admission: cfg.Admission},
-		stopping:    make(chan struct{}),
-		started:     time.Now(),
-		connections: map[string]*connection{},
+		cfg:             cfg,
+		metrics:         m,
+		generators:      make(chan struct{}, cfg.Generators),
+		firstGenerators: make(chan struct{}, max(1, cfg.Generators/2)),
+		limiter:         streamLimiter{Admission: cfg.Admission},
+		stopping:        make(chan struct{}),
+		started:         time.Now(),
+		connections:     map[string]*connection{},
+		authenticated:   authenticated,
+		unauthenticated: unauthenticated,
 	}, nil
 }
 
-// RegisterTo adds the discovery service to a gRPC server. One Server may serve on several.
+// RegisterTo registers the discovery service with a gRPC server. One Server may be registered with several.
 func (s *Server) RegisterTo(registrar grpc.ServiceRegistrar) {
 	discoveryv3.RegisterAggregatedDiscoveryServiceServer(registrar, s)
 }
 
-// Push makes a state the newest, and has every client told of what the change means for it. It does not block.
+// Push makes state the newest state and enqueues the change for every client. It does not block.
 func (s *Server) Push(state State, change Change) { s.PushSince(state, change, time.Now()) }
 
-// PushSince is Push of a change that came about at a known time, from which convergence is measured.
+// PushSince is Push for a change with a known time, from which convergence is measured.
 func (s *Server) PushSince(state State, change Change, since time.Time) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -128,17 +146,17 @@ func (s *Server) PushSince(state State, change Change, since time.Time) {
 	s.pushes++
 	version := s.version()
 	for _, c := range s.connections {
-		c.enqueue(push{state: state, version: version, change: change, since: since, queued: time.Now()})
+		c.enqueue(pendingPush{state: state, version: version, change: change, since: since, queued: time.Now()})
 	}
 }
 
-// version names the newest state, for people; s.mu is held.
+// version returns a readable name of the newest state. The caller holds s.mu.
 func (s *Server) version() string {
 	return fmt.Sprintf("%s/%d", s.started.UTC().Format(time.RFC3339), s.pushes)
 }
 
-// Stop ends all streams, so that the gRPC servers can stop gracefully, and refuses new ones. Clients are told to come
-// back.
+// Stop ends all streams, so that the gRPC servers can stop gracefully, and refuses new ones. The streams' error
+// requests clients to reconnect.
 func (s *Server) Stop() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -150,10 +168,18 @@ func (s *Server) Stop() {
 
 // StreamAggregatedResources serves one state-of-the-world stream.
 func (s *Server) StreamAggregatedResources(stream discoveryv3.AggregatedDiscoveryService_StreamAggregatedResourcesServer) error {
-	return s.serve(sotwWire{stream})
+	messages, err := newMessageReader(stream.Context())
+	if err != nil {
+		return err
+	}
+	return s.serve(sotwStream{stream, messages})
 }
 
 // DeltaAggregatedResources serves one delta stream.
 func (s *Server) DeltaAggregatedResources(stream discoveryv3.AggregatedDiscoveryService_DeltaAggregatedResourcesServer) error {
-	return s.serve(deltaWire{stream, &s.pages})
+	messages, err := newMessageReader(stream.Context())
+	if err != nil {
+		return err
+	}
+	return s.serve(deltaStream{stream, &s.pages, messages})
 }

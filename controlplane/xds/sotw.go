@@ -2,33 +2,35 @@ package xds
 
 import "slices"
 
-// handleSotw books what a state-of-the-world request says, and answers what it asks.
+// handleSotw records the ACK, NACK and subscriptions of a state-of-the-world request, and responds to it.
 func (c *connection) handleSotw(r *request) error {
 	switch {
-	case silent(r.typeURL):
-		c.report(r)
+	case isReport(r.typeURL):
+		c.handleReport(r)
 		return nil
-	case !served(r.typeURL):
-		return c.answerNone(r)
+	case !isServed(r.typeURL):
+		return c.answerUnserved(r)
 	}
 	c.mu.Lock()
 	sub, fresh := c.subscription(r.typeURL)
-	excess := sub.bound(r)
-	// Only the answer to the last response says what the client wants now; an older one is overtaken by another that
-	// is on its way.
+	excess, invalid := sub.limitNames(r, c.availableBytes(nil), c.validName(r.typeURL))
+	excess = append(excess, invalid...) // a state-of-the-world response cannot report them as nonexistent
+	// Only the ACK or NACK of the last response shows the client's current subscription. After an older one, a newer
+	// request is on its way.
 	current := r.nonce == "" || (sub.last != nil && r.nonce == sub.last.nonce)
 	accepted := sub.ackedAt
-	answer := c.answered(sub, r)
+	answer := c.settleResponse(sub, r)
 	if !fresh && !current {
-		sub.dropped(r.names)
+		sub.removeUnlisted(r.names)
 		c.mu.Unlock()
-		c.settled(sub, answer, r, accepted)
+		c.notifyProxy(sub, answer, r, accepted)
 		return nil
 	}
 	added, changed := sub.subscribeSotw(r)
 	c.mu.Unlock()
-	c.tell(sub, excess)
-	c.settled(sub, answer, r, accepted)
+	c.charge() // before sending, which may wait for the client
+	c.reportExcess(sub, excess)
+	c.notifyProxy(sub, answer, r, accepted)
 	switch {
 	case fresh || r.nonce == "":
 		return c.answerSotw(sub, sub.names.sorted(), true)
@@ -40,29 +42,33 @@ func (c *connection) handleSotw(r *request) error {
 	return nil
 }
 
-// dropped takes from the subscription what an overtaken request no longer lists: a client that lists it again in its next
-// one has let go of it in between, and waits for it.
-func (s *subscription) dropped(listed []string) {
+// removeUnlisted unsubscribes the names that an outdated request does not list. If the client's next request lists them
+// again, the client dropped them in between and waits for them.
+func (s *subscription) removeUnlisted(listed []string) {
 	if impliesWildcard(s.typeURL) {
 		return
 	}
-	var gone []string
+	var unlisted []string
+	listedSet := make(map[string]bool, len(listed))
+	for _, name := range listed {
+		listedSet[name] = true
+	}
 	for name := range s.names.all {
-		if !slices.Contains(listed, name) {
-			gone = append(gone, name)
+		if !listedSet[name] {
+			unlisted = append(unlisted, name)
 		}
 	}
-	for _, name := range gone {
+	for _, name := range unlisted {
 		s.names.remove(name)
-		s.forget(name)
+		s.removeResource(name)
 	}
 }
 
-// subscribeSotw replaces the subscription by what a request lists, and gives the names that it did not have.
+// subscribeSotw replaces the subscription by the names that a request lists, and returns the names that are new.
 func (s *subscription) subscribeSotw(r *request) (added []string, changed bool) {
-	var names ledger
+	var names versionMap
 	wildcard := slices.Contains(r.names, wildcardName) ||
-		(len(r.names) == 0 && !s.named && impliesWildcard(s.typeURL))
+		(len(r.names) == 0 && !s.namedOnce && impliesWildcard(s.typeURL))
 	for _, name := range r.names {
 		if name == wildcardName {
 			continue
@@ -72,21 +78,21 @@ func (s *subscription) subscribeSotw(r *request) (added []string, changed bool) 
 			added = append(added, name)
 		}
 	}
-	s.named = s.named || len(r.names) > 0
+	s.namedOnce = s.namedOnce || len(r.names) > 0
 	changed = wildcard != s.wildcard || len(added) > 0 || names.len() != s.names.len()
 	for name := range s.names.all {
 		if !names.has(name) && !wildcard && !impliesWildcard(s.typeURL) {
-			s.forget(name)
+			s.removeResource(name)
 		}
 	}
-	names.settle(s.pages)
+	names.compact(s.pages)
 	s.names, s.wildcard = names, wildcard
 	return added, changed
 }
 
-// answerSotw sends the names of a type; all that the client subscribes to where a response has to be complete.
+// answerSotw sends the names of a type, or all subscribed resources if responses of the type must be complete.
 func (c *connection) answerSotw(sub *subscription, names []string, evenEmpty bool) error {
-	if err := c.catchUp(sub.typeURL); err != nil {
+	if err := c.sendClustersBefore(sub.typeURL); err != nil {
 		return err
 	}
 	wildcard := sub.wildcard
@@ -101,9 +107,9 @@ func (c *connection) answerSotw(sub *subscription, names []string, evenEmpty boo
 	return c.deliver(sub, want, nil, evenEmpty)
 }
 
-// updateSotw sends what changed of one type: the whole type if a response has to be complete, because what is missing
-// from it is removed by that. Clusters that go are listed until the other types no longer refer to them.
-func (c *connection) updateSotw(sub *subscription, t Touched) error {
+// updateSotw sends the changes of one type. If responses of the type must be complete, it sends the whole type, because
+// a missing resource is removed. Removed clusters stay in the responses until other types no longer refer to them.
+func (c *connection) updateSotw(sub *subscription, t TypeScope) error {
 	if !impliesWildcard(sub.typeURL) {
 		d, err := c.compare(sub, t)
 		if err != nil {
@@ -115,25 +121,25 @@ func (c *connection) updateSotw(sub *subscription, t Touched) error {
 	if err != nil {
 		return nil
 	}
-	d := sub.diff(want, ledger{})
+	d := sub.diff(want, versionMap{})
 	switch {
 	case len(d.send) == 0 && len(d.removed) == 0:
 		return nil
-	case !removedLast(sub.typeURL) || len(d.removed) == 0:
-		c.removeLater(sub, nil, Touched{All: true})
+	case !isRemovedLast(sub.typeURL) || len(d.removed) == 0:
+		c.removeLater(sub, nil, TypeScope{All: true})
 		return c.deliver(sub, want, nil, true)
 	}
-	c.removeLater(sub, d.removed, Touched{All: true})
-	if len(d.send) == 0 { // removeSotw does it all
+	c.removeLater(sub, d.removed, TypeScope{All: true})
+	if len(d.send) == 0 { // removeSotw sends the type
 		return nil
 	}
-	return c.deliver(sub, slices.Concat(want, sub.leaving()), nil, true)
+	return c.deliver(sub, slices.Concat(want, sub.resourcesToRemove()), nil, true)
 }
 
-// leaving gives what is to be removed and was sent.
-func (s *subscription) leaving() []*Resource {
+// resourcesToRemove returns the resources of the last full response whose removal is scheduled.
+func (s *subscription) resourcesToRemove() []*Resource {
 	var leaving []*Resource
-	for _, r := range s.full {
+	for _, r := range s.lastFullResponse {
 		if _, ok := s.removing[r.Name]; ok {
 			leaving = append(leaving, r)
 		}
@@ -141,7 +147,7 @@ func (s *subscription) leaving() []*Resource {
 	return leaving
 }
 
-// removeSotw sends a type without what is to be removed.
+// removeSotw sends a type without the resources whose removal is scheduled.
 func (c *connection) removeSotw(sub *subscription) error {
 	want, err := c.generate(sub, sub.wildcard, sub.names.sorted())
 	if err != nil {
@@ -156,11 +162,11 @@ func (c *connection) removeSotw(sub *subscription) error {
 func (c *connection) updateNamedSotw(sub *subscription, d difference) error {
 	c.mu.Lock()
 	for _, name := range d.removed {
-		sub.forget(name) // its absence cannot be said; the client drops it with what refers to it
+		sub.removeResource(name) // SotW cannot express its removal; the client drops it with the resources that refer to it
 	}
 	c.mu.Unlock()
 	if err := c.deliver(sub, d.send, nil, false); err != nil {
 		return err
 	}
-	return c.deliverAgain(sub, d)
+	return c.deliverRetries(sub, d)
 }

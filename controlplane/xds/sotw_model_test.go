@@ -10,20 +10,20 @@ import (
 	discoveryv3 "github.com/envoyproxy/go-control-plane/envoy/service/discovery/v3"
 )
 
-// sotwModel is a client that does as Envoy does: clusters and listeners are replaced by each response, of assignments and
-// routes those in the response. Contents are "name=content" here, because resources have no names in this protocol.
+// sotwModel is a client that behaves like Envoy: a response replaces all clusters or listeners, but only the contained
+// assignments or routes. Contents are "name=content" here, because resources have no names in this variant.
 type sotwModel struct {
 	has map[string]map[string]string
 	*sotwClient
 }
 
-func (m *sotwModel) connect(t *testing.T, r *rig) {
-	m.sotwClient = r.sotw(t)
-	for _, typeURL := range wholeTypes {
+func (m *sotwModel) connect(t *testing.T, r *testServer) {
+	m.sotwClient = r.newSotwClient(t)
+	for _, typeURL := range independentTypes {
 		if impliesWildcard(typeURL) {
-			m.want(typeURL)
+			m.request(typeURL)
 		} else {
-			m.want(typeURL, modelNames...)
+			m.request(typeURL, modelNames...)
 		}
 	}
 }
@@ -36,7 +36,7 @@ func (m *sotwModel) apply(resp *discoveryv3.DiscoveryResponse) {
 	}
 	for _, res := range resp.GetResources() {
 		if strings.HasSuffix(string(res.GetValue()), "bad") {
-			m.answer(resp, "no")
+			m.ack(resp, "no")
 			return
 		}
 	}
@@ -45,11 +45,11 @@ func (m *sotwModel) apply(resp *discoveryv3.DiscoveryResponse) {
 		next[name] = string(res.GetValue())
 	}
 	m.has[typeURL] = next
-	m.answer(resp, "")
+	m.ack(resp, "")
 }
 
-func (m *sotwModel) lacks(w world) string {
-	for _, typeURL := range wholeTypes {
+func (m *sotwModel) describeMissing(w meshState) string {
+	for _, typeURL := range independentTypes {
 		for name, content := range w[typeURL] {
 			if m.has[typeURL][name] != content {
 				return fmt.Sprintf("%s %s is %q, want %q", ShortType(typeURL), name, m.has[typeURL][name], content)
@@ -64,32 +64,32 @@ func (m *sotwModel) lacks(w world) string {
 	return ""
 }
 
-func (m *sotwModel) converge(t *testing.T, r *rig, w world) {
+func (m *sotwModel) converge(t *testing.T, r *testServer, w meshState) {
 	t.Helper()
 	for range 10 {
-		r.push(w, wholeTypes...)
-		r.only("all answers", func(s ClientStatus) bool {
+		r.push(w, independentTypes...)
+		r.awaitStatus("all answers", func(s ClientStatus) bool {
 			select {
 			case resp := <-m.got:
 				m.nonce[resp.GetTypeUrl()] = resp.GetNonce()
 				m.apply(resp)
 			default:
 			}
-			return !s.Pushing && unanswered(s) == 0 && len(s.Types) == len(wholeTypes)
+			return !s.Pushing && countUnanswered(s) == 0 && len(s.Types) == len(independentTypes)
 		})
-		if m.lacks(w) == "" {
+		if m.describeMissing(w) == "" {
 			return
 		}
 	}
-	t.Fatalf("the client does not converge: %s", m.lacks(w))
+	t.Fatalf("the client does not converge: %s", m.describeMissing(w))
 }
 
-// named makes contents tell their names.
-func named(w world) world {
-	out := world{}
+// withNames prefixes each content with its resource's name.
+func withNames(w meshState) meshState {
+	out := meshState{}
 	for typeURL, byName := range w {
 		for name, content := range byName {
-			out = out.with(typeURL, name, "eds "+name+" "+content)
+			out = out.withResource(typeURL, name, "eds "+name+" "+content)
 		}
 	}
 	return out
@@ -97,16 +97,16 @@ func named(w world) world {
 
 func checkSotwConvergence(t *testing.T, seed uint64) {
 	rng := rand.New(rand.NewPCG(seed, 1))
-	r := newRig(t, Config{})
-	w := world{}
+	r := newTestServer(t, Config{})
+	w := meshState{}
 	r.push(w)
-	m := &sotwModel{has: nothing()}
+	m := &sotwModel{has: emptyResources()}
 	m.connect(t, r)
 	for range 40 {
 		for range rng.IntN(3) {
 			var types []string
 			w, types = randomChange(rng, w)
-			r.push(named(w), types...)
+			r.push(withNames(w), types...)
 		}
 		for range rng.IntN(4) {
 			select {
@@ -118,15 +118,15 @@ func checkSotwConvergence(t *testing.T, seed uint64) {
 		}
 		if rng.IntN(8) == 0 {
 			m.cancel()
-			for range m.got { // to its end
+			for range m.got { // until the stream ends
 			}
 			m.connect(t, r)
 		}
 	}
-	m.converge(t, r, named(healed(w)))
+	m.converge(t, r, withNames(withoutBadResources(w)))
 }
 
-func TestSotwClientConvergesUnderRandomChangesReconnectsAndRejections(t *testing.T) {
+func TestSotwClientConvergesAfterRandomEvents(t *testing.T) {
 	for seed := range uint64(40) {
 		t.Run(fmt.Sprint(seed), func(t *testing.T) { checkSotwConvergence(t, seed) })
 	}

@@ -13,7 +13,7 @@ import (
 	"google.golang.org/grpc/codes"
 )
 
-// sotwClient is one state-of-the-world stream, driven by hand.
+// sotwClient is one manually driven state-of-the-world stream.
 type sotwClient struct {
 	t      *testing.T
 	stream discoveryv3.AggregatedDiscoveryService_StreamAggregatedResourcesClient
@@ -24,7 +24,7 @@ type sotwClient struct {
 	nonce  map[string]string
 }
 
-func (r *rig) sotw(t *testing.T) *sotwClient {
+func (r *testServer) newSotwClient(t *testing.T) *sotwClient {
 	t.Helper()
 	ctx, cancel := context.WithCancel(context.Background())
 	stream, err := discoveryv3.NewAggregatedDiscoveryServiceClient(r.conn).StreamAggregatedResources(ctx)
@@ -60,8 +60,8 @@ func (c *sotwClient) send(r *discoveryv3.DiscoveryRequest) {
 	}
 }
 
-// want subscribes a type to names, in place of what it had.
-func (c *sotwClient) want(typeURL string, names ...string) {
+// request replaces the subscription of a type.
+func (c *sotwClient) request(typeURL string, names ...string) {
 	c.t.Helper()
 	c.names[typeURL] = names
 	c.send(&discoveryv3.DiscoveryRequest{TypeUrl: typeURL, ResourceNames: names, ResponseNonce: c.nonce[typeURL]})
@@ -77,12 +77,12 @@ func (c *sotwClient) next() *discoveryv3.DiscoveryResponse {
 		c.nonce[m.GetTypeUrl()] = m.GetNonce()
 		return m
 	case <-time.After(deadline):
-		c.t.Fatal("no response came")
+		c.t.Fatal("no response arrived")
 	}
 	return nil
 }
 
-func (c *sotwClient) answer(m *discoveryv3.DiscoveryResponse, refusal string) {
+func (c *sotwClient) ack(m *discoveryv3.DiscoveryResponse, refusal string) {
 	c.t.Helper()
 	r := &discoveryv3.DiscoveryRequest{TypeUrl: m.GetTypeUrl(), VersionInfo: m.GetVersionInfo(), ResponseNonce: m.GetNonce(),
 		ResourceNames: c.names[m.GetTypeUrl()]}
@@ -95,24 +95,24 @@ func (c *sotwClient) answer(m *discoveryv3.DiscoveryResponse, refusal string) {
 func (c *sotwClient) expect(want string) *discoveryv3.DiscoveryResponse {
 	c.t.Helper()
 	m := c.next()
-	if got := showSotw(m); got != want {
+	if got := describeSotw(m); got != want {
 		c.t.Fatalf("response is\n\t%s\nwant\n\t%s", got, want)
 	}
-	c.answer(m, "")
+	c.ack(m, "")
 	return m
 }
 
-func (c *sotwClient) silence() {
+func (c *sotwClient) expectNothing() {
 	c.t.Helper()
 	probe := "type.googleapis.com/test.Probe"
 	c.send(&discoveryv3.DiscoveryRequest{TypeUrl: probe})
 	if m := c.next(); m.GetTypeUrl() != probe {
-		c.t.Fatalf("unexpected response: %s", showSotw(m))
+		c.t.Fatalf("unexpected response: %s", describeSotw(m))
 	}
 }
 
-// showSotw tells a response by what its resources say; here they have no names.
-func showSotw(m *discoveryv3.DiscoveryResponse) string {
+// describeSotw describes a response by the contents of its resources, which have no names in this variant.
+func describeSotw(m *discoveryv3.DiscoveryResponse) string {
 	var words []string
 	for _, r := range m.GetResources() {
 		words = append(words, string(r.GetValue()))
@@ -121,159 +121,159 @@ func showSotw(m *discoveryv3.DiscoveryResponse) string {
 	return strings.TrimSpace(ShortType(m.GetTypeUrl()) + " " + strings.Join(words, " "))
 }
 
-var sotwWorld = world{
+var sotwState = meshState{
 	cds: {"a": "eds-a1", "b": "static-b1"},
 	eds: {"a": "ends-a1", "b": "ends-b1"},
 	lds: {"l1": "l1-1", "l2": "l2-1"},
 	rds: {"r1": "r1-1", "r2": "r2-1"},
 }
 
-func startSotw(t *testing.T) (*rig, *sotwClient) {
-	r := newRig(t, Config{})
-	r.push(sotwWorld)
-	return r, r.sotw(t)
+func startSotw(t *testing.T) (*testServer, *sotwClient) {
+	r := newTestServer(t, Config{})
+	r.push(sotwState)
+	return r, r.newSotwClient(t)
 }
 
-func TestSotwListenersAndClustersAreSentWhole(t *testing.T) {
+func TestSotwListenersAndClustersAreSentCompletely(t *testing.T) {
 	r, c := startSotw(t)
-	c.want(lds)
+	c.request(lds)
 	c.expect("lds l1-1 l2-1")
-	c.silence()
-	r.push(sotwWorld.with(lds, "l2", "l2-2"), lds)
+	c.expectNothing()
+	r.push(sotwState.withResource(lds, "l2", "l2-2"), lds)
 	c.expect("lds l1-1 l2-2")
-	r.push(sotwWorld.without(lds, "l2"), lds)
+	r.push(sotwState.withoutResource(lds, "l2"), lds)
 	c.expect("lds l1-1")
-	c.silence()
+	c.expectNothing()
 }
 
 func TestSotwUnchangedTypesAreNotSent(t *testing.T) {
 	r, c := startSotw(t)
-	c.want(lds)
+	c.request(lds)
 	c.expect("lds l1-1 l2-1")
-	r.push(sotwWorld, lds)
-	c.silence()
-	r.only("in sync", func(s ClientStatus) bool { return s.InSync && s.Protocol == "sotw" })
+	r.push(sotwState, lds)
+	c.expectNothing()
+	r.awaitStatus("in sync", func(s ClientStatus) bool { return s.InSync && s.Protocol == "sotw" })
 }
 
-func TestSotwNamedTypesAreSentInPart(t *testing.T) {
+func TestSotwNamedTypesAreSentPartially(t *testing.T) {
 	r, c := startSotw(t)
-	c.want(eds, "a", "b")
+	c.request(eds, "a", "b")
 	c.expect("eds ends-a1 ends-b1")
-	c.silence()
-	r.push(sotwWorld.with(eds, "b", "ends-b2"), eds)
+	c.expectNothing()
+	r.push(sotwState.withResource(eds, "b", "ends-b2"), eds)
 	c.expect("eds ends-b2")
-	c.silence()
+	c.expectNothing()
 }
 
 func TestSotwAddedNamesAreSentAndRemovedOnesAreNotAnswered(t *testing.T) {
 	r, c := startSotw(t)
-	c.want(rds, "r1")
+	c.request(rds, "r1")
 	c.expect("rds r1-1")
-	c.want(rds, "r1", "r2")
+	c.request(rds, "r1", "r2")
 	c.expect("rds r2-1")
-	c.want(rds, "r2")
-	c.silence()
-	r.push(sotwWorld.with(rds, "r1", "r1-2"), rds)
-	r.only("the push", func(s ClientStatus) bool { return !s.Pushing })
-	c.silence()
-	c.want(rds, "r1", "r2")
+	c.request(rds, "r2")
+	c.expectNothing()
+	r.push(sotwState.withResource(rds, "r1", "r1-2"), rds)
+	r.awaitStatus("the push", func(s ClientStatus) bool { return !s.Pushing })
+	c.expectNothing()
+	c.request(rds, "r1", "r2")
 	c.expect("rds r1-2")
 }
 
-func TestSotwNamedListenersAreSentWhole(t *testing.T) {
+func TestSotwNamedListenersAreSentCompletely(t *testing.T) {
 	_, c := startSotw(t)
-	c.want(lds, "l1") // as gRPC's own clients do
+	c.request(lds, "l1") // as gRPC's own clients do
 	c.expect("lds l1-1")
-	c.want(lds, "l1", "l2")
+	c.request(lds, "l1", "l2")
 	c.expect("lds l1-1 l2-1")
-	c.want(lds, "l2")
+	c.request(lds, "l2")
 	c.expect("lds l2-1")
-	c.want(lds)
+	c.request(lds)
 	c.expect("lds")
 }
 
 func TestSotwStaleNonceIsNotAnswered(t *testing.T) {
 	r, c := startSotw(t)
-	c.want(rds, "r1")
+	c.request(rds, "r1")
 	first := c.next()
-	r.push(sotwWorld.with(rds, "r1", "r1-2"), rds)
+	r.push(sotwState.withResource(rds, "r1", "r1-2"), rds)
 	second := c.next()
 	c.names[rds] = []string{"r1", "r2"}
-	c.answer(first, "") // overtaken: the client's answer to the second is on its way
-	c.silence()
-	c.answer(second, "")
+	c.ack(first, "") // outdated: the client's ACK of the second is on its way
+	c.expectNothing()
+	c.ack(second, "")
 	c.expect("rds r2-1")
-	r.only("in sync", func(s ClientStatus) bool { return s.InSync })
+	r.awaitStatus("in sync", func(s ClientStatus) bool { return s.InSync })
 }
 
-func TestSotwEmptyNonceIsANewBeginning(t *testing.T) {
+func TestSotwEmptyNonceRestartsTheSubscription(t *testing.T) {
 	_, c := startSotw(t)
-	c.want(lds)
+	c.request(lds)
 	c.expect("lds l1-1 l2-1")
 	c.nonce[lds] = ""
-	c.want(lds)
+	c.request(lds)
 	c.expect("lds l1-1 l2-1")
 }
 
 func TestSotwRejectionIsRecordedAndNotAnswered(t *testing.T) {
 	r, c := startSotw(t)
-	c.want(lds)
+	c.request(lds)
 	c.expect("lds l1-1 l2-1")
-	bad := sotwWorld.with(lds, "l1", "l1-bad")
+	bad := sotwState.withResource(lds, "l1", "l1-bad")
 	r.push(bad, lds)
-	c.answer(c.next(), "l1: bad")
-	c.silence()
+	c.ack(c.next(), "l1: bad")
+	c.expectNothing()
 	r.push(bad, lds)
-	c.silence()
-	st := r.only("rejected", func(s ClientStatus) bool { return typeOf(s, lds).Rejected != nil })
-	if got := typeOf(st, lds).Rejected.Resources; len(got) != 1 || got[0] != "l1" || st.InSync {
+	c.expectNothing()
+	st := r.awaitStatus("rejected", func(s ClientStatus) bool { return typeStatus(s, lds).Rejected != nil })
+	if got := typeStatus(st, lds).Rejected.Resources; len(got) != 1 || got[0] != "l1" || st.InSync {
 		t.Fatalf("rejected are %v", got)
 	}
-	r.push(bad.with(lds, "l1", "l1-2"), lds)
+	r.push(bad.withResource(lds, "l1", "l1-2"), lds)
 	c.expect("lds l1-2 l2-1")
-	r.only("in sync", func(s ClientStatus) bool { return s.InSync })
+	r.awaitStatus("in sync", func(s ClientStatus) bool { return s.InSync })
 }
 
 func TestSotwAssignmentFollowsItsClusterEvenUnchanged(t *testing.T) {
 	r, c := startSotw(t)
-	c.want(cds)
+	c.request(cds)
 	c.expect("cds eds-a1 static-b1")
-	c.want(eds, "a")
+	c.request(eds, "a")
 	c.expect("eds ends-a1")
-	c.silence()
-	r.push(sotwWorld.with(cds, "a", "eds-a2"), cds)
+	c.expectNothing()
+	r.push(sotwState.withResource(cds, "a", "eds-a2"), cds)
 	c.expect("cds eds-a2 static-b1")
 	c.expect("eds ends-a1")
 }
 
-func TestSotwClustersAreLeftOutLast(t *testing.T) {
+func TestSotwClustersAreRemovedLast(t *testing.T) {
 	r, c := startSotw(t)
-	c.want(cds)
+	c.request(cds)
 	c.expect("cds eds-a1 static-b1")
-	c.want(lds)
+	c.request(lds)
 	c.expect("lds l1-1 l2-1")
-	next := sotwWorld.without(cds, "b").with(cds, "c", "static-c1").with(lds, "l1", "l1-2")
+	next := sotwState.withoutResource(cds, "b").withResource(cds, "c", "static-c1").withResource(lds, "l1", "l1-2")
 	r.push(next, cds, lds)
 	c.expect("cds eds-a1 static-b1 static-c1")
 	c.expect("lds l1-2 l2-1")
 	c.expect("cds eds-a1 static-c1")
-	c.silence()
-	r.push(next.without(cds, "c").with(lds, "l1", "l1-3"), cds, lds)
+	c.expectNothing()
+	r.push(next.withoutResource(cds, "c").withResource(lds, "l1", "l1-3"), cds, lds)
 	c.expect("lds l1-3 l2-1")
 	c.expect("cds eds-a1")
-	c.silence()
+	c.expectNothing()
 }
 
 func TestSotwUnservedTypesAreAnsweredEmptyOnce(t *testing.T) {
 	_, c := startSotw(t)
 	const secrets = "type.googleapis.com/envoy.extensions.transport_sockets.tls.v3.Secret"
-	c.want(secrets, "x")
+	c.request(secrets, "x")
 	if m := c.next(); len(m.GetResources()) != 0 {
 		t.Fatal(m)
 	}
-	c.want(secrets, "x")
-	c.silence()
+	c.request(secrets, "x")
+	c.expectNothing()
 	c.send(&discoveryv3.DiscoveryRequest{TypeUrl: healthReportType})
-	c.want(lds)
+	c.request(lds)
 	c.expect("lds l1-1 l2-1")
 }

@@ -4,13 +4,14 @@ import (
 	"cmp"
 	"context"
 	"fmt"
+	"iter"
 	"slices"
 	"time"
 )
 
-// ClientStatus is what is known of one connected client.
+// ClientStatus is the state of one connected client.
 type ClientStatus struct {
-	// ID is the node's id and the number of its stream.
+	// ID consists of the node's id and the number of its stream.
 	ID       string `json:"id"`
 	Node     string `json:"node"`
 	Address  string `json:"address"`
@@ -18,22 +19,24 @@ type ClientStatus struct {
 	// Protocol is "delta" or "sotw".
 	Protocol  string    `json:"protocol"`
 	Connected time.Time `json:"connected"`
-	// Version is the state of the mesh that the client was brought to last.
+	// Version is the last state of the mesh that was processed for the client.
 	Version string `json:"version"`
-	// InSync says that the client has accepted all that it was sent, and that nothing waits to be sent.
+	// InSync reports whether the client has accepted all responses and no change is pending.
 	InSync bool `json:"inSync"`
-	// Pushing says that a change waits for this client, or is being sent to it.
+	// Pushing reports whether a change is pending for this client, or is being sent.
 	Pushing bool         `json:"pushing"`
 	Types   []TypeStatus `json:"types"`
 }
 
-// TypeStatus is the state of one type on one client.
+// TypeStatus is the state of one type of one client.
 type TypeStatus struct {
 	TypeURL string `json:"typeUrl"`
-	// Wildcard: the client wants all that there is for it; Names are those it asks for by name, sorted.
+	// Wildcard reports whether the client subscribes to all its resources; Names are the subscribed names, sorted.
 	Wildcard bool     `json:"wildcard"`
 	Names    []string `json:"names,omitempty"`
-	// Resources counts what the client has.
+	// NamesOmitted counts the names beyond maxStatusNames, which are not listed.
+	NamesOmitted int `json:"namesOmitted,omitempty"`
+	// Resources counts the client's resources.
 	Resources    int       `json:"resources"`
 	SentVersion  string    `json:"sentVersion,omitempty"`
 	SentNonce    string    `json:"sentNonce,omitempty"`
@@ -41,13 +44,13 @@ type TypeStatus struct {
 	AckedVersion string    `json:"ackedVersion,omitempty"`
 	AckedNonce   string    `json:"ackedNonce,omitempty"`
 	AckedAt      time.Time `json:"ackedAt,omitzero"`
-	// Unanswered counts the responses that the client has neither accepted nor rejected yet.
+	// Unanswered counts the responses without an ACK or NACK.
 	Unanswered int `json:"unanswered,omitempty"`
-	// Removing counts the resources that will be removed once the client is quiet after its reconnect.
+	// Removing counts the resources whose removal is scheduled.
 	Removing int `json:"removing,omitempty"`
-	// Rejected is the last rejection of what the client has not accepted since.
+	// Rejected is the last rejection of resources that the client has not accepted since.
 	Rejected *Rejection `json:"rejected,omitempty"`
-	// Error says why the resources could not be generated.
+	// Error is the error of the last generation.
 	Error string `json:"error,omitempty"`
 }
 
@@ -57,25 +60,37 @@ type Rejection struct {
 	Reason  string    `json:"reason"`
 	Nonce   string    `json:"nonce"`
 	Version string    `json:"version"`
-	// Resources are those of the rejected response that the reason names, or all if it names none.
+	// Resources are the resources of the rejected response that the reason names, or all if it names none.
 	Resources []string `json:"resources"`
-	// From is what the resources were made of, the likeliest cause first.
-	From []Blamed `json:"from,omitempty"`
+	// From lists the documents from which the resources were generated, the likeliest cause first.
+	From []SuspectDocument `json:"from,omitempty"`
 
 	named bool // the reason names one of them
 }
 
-// Clients gives the connected clients, ordered by id.
+// maxStatusNames limits the names of one type in a client's status, in bytes: the names of 10,000 services fit.
+const maxStatusNames = 2 << 20
+
+// Clients returns the connected clients, ordered by ID.
 func (s *Server) Clients() []ClientStatus {
 	clients := []ClientStatus{}
-	for _, c := range s.snapshotConnections() {
-		clients = append(clients, c.status())
-	}
-	slices.SortFunc(clients, func(a, b ClientStatus) int { return cmp.Compare(a.ID, b.ID) })
-	return clients
+	return slices.AppendSeq(clients, s.EachClient())
 }
 
-// Proxies gives what was made of the connected clients' nodes, by the clients' IDs.
+// EachClient iterates over the connected clients, ordered by ID.
+func (s *Server) EachClient() iter.Seq[ClientStatus] {
+	connections := s.snapshotConnections()
+	slices.SortFunc(connections, func(a, b *connection) int { return cmp.Compare(a.id, b.id) })
+	return func(yield func(ClientStatus) bool) {
+		for _, c := range connections {
+			if !yield(c.status()) {
+				return
+			}
+		}
+	}
+}
+
+// Proxies returns the Proxy of each connected client, by client ID.
 func (s *Server) Proxies() map[string]Proxy {
 	proxies := map[string]Proxy{}
 	for _, c := range s.snapshotConnections() {
@@ -101,8 +116,8 @@ func (c *connection) status() ClientStatus {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	st := ClientStatus{
-		ID: c.id, Node: c.node, Address: c.peer.Address, Identity: c.peer.Identity, Protocol: c.wire.protocol(),
-		Connected: c.connected, Version: c.version, Pushing: waiting || c.taking || len(c.dirty) > 0, Types: []TypeStatus{},
+		ID: c.id, Node: c.node, Address: c.peer.Address, Identity: c.peer.Identity, Protocol: c.stream.protocol(),
+		Connected: c.connected, Version: c.version, Pushing: waiting || c.transitioning || len(c.dirty) > 0, Types: []TypeStatus{},
 	}
 	st.InSync = !st.Pushing
 	for _, sub := range c.subs {
@@ -111,13 +126,13 @@ func (c *connection) status() ClientStatus {
 		st.Types = append(st.Types, t)
 	}
 	slices.SortFunc(st.Types, func(a, b TypeStatus) int {
-		return cmp.Or(cmp.Compare(rank(a.TypeURL), rank(b.TypeURL)), cmp.Compare(a.TypeURL, b.TypeURL))
+		return cmp.Or(cmp.Compare(typeIndex(a.TypeURL), typeIndex(b.TypeURL)), cmp.Compare(a.TypeURL, b.TypeURL))
 	})
 	return st
 }
 
-// rank is a type's place in the order of sending.
-func rank(typeURL string) int {
+// typeIndex returns a type's index in Order.
+func typeIndex(typeURL string) int {
 	if i := slices.Index(Order, typeURL); i >= 0 {
 		return i
 	}
@@ -125,12 +140,17 @@ func rank(typeURL string) int {
 }
 
 func (s *subscription) status() TypeStatus {
+	names := s.names.sorted()
+	listed, size := 0, 0
+	for ; listed < len(names) && size <= maxStatusNames; listed++ {
+		size += len(names[listed])
+	}
 	st := TypeStatus{
-		TypeURL: s.typeURL, Wildcard: s.wildcard, Names: slices.Clone(s.names.sorted()), Rejected: s.rejected(),
+		TypeURL: s.typeURL, Wildcard: s.wildcard, Names: slices.Clone(names[:listed]), NamesOmitted: len(names) - listed, Rejected: s.currentRejection(),
 		Removing: len(s.removing), Unanswered: len(s.outstanding),
 	}
 	for _, version := range s.known.all {
-		if version != unsure {
+		if version != unknownVersion {
 			st.Resources++
 		}
 	}
@@ -140,20 +160,20 @@ func (s *subscription) status() TypeStatus {
 	if s.acked != nil {
 		st.AckedVersion, st.AckedNonce, st.AckedAt = s.acked.version, s.acked.nonce, s.ackedAt
 	}
-	if s.failed != nil {
-		st.Error = s.failed.Error()
+	if s.generateErr != nil {
+		st.Error = s.generateErr.Error()
 	}
 	return st
 }
 
-// rejected is the newest rejection that is not overcome: one of the resources that it blames was not accepted since, or,
-// if it blames none, nothing was.
-func (s *subscription) rejected() *Rejection {
+// currentRejection returns the newest rejection that is still in effect, or nil. It is in effect until the client
+// accepts all resources that it blames, or, if it blames none, until the client accepts any resource.
+func (s *subscription) currentRejection() *Rejection {
 	var newest *Rejection
 	var names []string
 	for name, r := range s.refused {
 		if r.by.named && !r.suspect {
-			continue // it only came with a bad one; it goes again with the next change
+			continue // only in the same response as a bad one; it is sent again with the next change
 		}
 		if newest == nil || r.by.At.After(newest.At) {
 			newest, names = r.by, nil
@@ -174,8 +194,8 @@ func (s *subscription) rejected() *Rejection {
 	return &left
 }
 
-// Resources generates what a connected client should have now, by type URL in the order of sending; of what it asks
-// for by name, only that. The id is a ClientStatus's ID, or a node's id. It waits while the client's stream is busy.
+// Resources generates the resources that a connected client should have now, by type URL in Order. It includes only
+// subscribed resources. id is a ClientStatus.ID or a node's id. It waits while the client's stream is busy.
 func (s *Server) Resources(ctx context.Context, id string) (map[string][]*Resource, error) {
 	var found *connection
 	for _, c := range s.snapshotConnections() {
@@ -188,7 +208,7 @@ func (s *Server) Resources(ctx context.Context, id string) (map[string][]*Resour
 	}
 	resources := map[string][]*Resource{}
 	var err error
-	doErr := found.do(ctx, func() {
+	doErr := found.runInStream(ctx, func() {
 		for _, typeURL := range Order {
 			sub, ok := found.subs[typeURL]
 			if !ok || err != nil {
@@ -196,7 +216,7 @@ func (s *Server) Resources(ctx context.Context, id string) (map[string][]*Resour
 			}
 			wildcard, names := sub.wildcard, sub.names.sorted()
 			if routes := found.subs[RouteType]; typeURL == VirtualHostType && routes != nil {
-				wildcard, names = true, routes.names.sorted() // they follow the routes, and nobody asks for them by name
+				wildcard, names = true, routes.names.sorted() // virtual hosts follow the routes and are not subscribed to by name
 			}
 			resources[typeURL], err = found.generate(sub, wildcard, names)
 		}

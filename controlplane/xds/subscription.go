@@ -9,88 +9,92 @@ import (
 )
 
 const (
-	// maxOutstanding bounds the responses that are remembered until the client answers them.
+	// maxOutstanding limits the stored responses without an ACK or NACK.
 	maxOutstanding = 512
-	// maxOutstandingNames bounds the names of what these remove, but for the last one's: a client can ask for any.
+	// maxOutstandingNames limits the names that these responses remove, except those of the last response: a client can
+	// request removals of arbitrary names.
 	maxOutstandingNames = 100_000
-	// maxParts is how many responses a refused response's resources are spread over when they are sent again.
-	maxParts = 8
-	// unsure is the version of what the client may or may not have: after a NACK only the client knows.
-	unsure = ""
+	// maxRetryParts is the maximum number of responses into which the resources of a rejected response are split for a
+	// retry.
+	maxRetryParts = 8
+	// unknownVersion is the version of a resource that the client may or may not have, as after a NACK.
+	unknownVersion = ""
 )
 
-// subscription is what one client wants of one type, and what it has of it.
+// subscription is the state of one type for one client: the subscribed names and the resources that the client has.
 type subscription struct {
 	typeURL  string
 	wildcard bool
-	names    ledger
-	// asked says that the client's own request was seen; an assignment may be sent behind its cluster before that.
-	asked bool
-	// named says that a state-of-the-world client named resources once: an empty list is then none, and not all.
-	named bool
-	// known is what the client has, by name: the version that was sent and not refused, or that the client came with.
-	known ledger
-	// refused is what a client refused and does not have in a version that it accepted since.
+	names    versionMap
+	// requested is set by the client's first request. An assignment may be sent after its cluster before that.
+	requested bool
+	// namedOnce: a state-of-the-world client has listed names. From then on an empty list means none, and not all.
+	namedOnce bool
+	// known are the client's resources: the versions that were sent and not rejected, or that the client claims.
+	known versionMap
+	// refused are the resources that the client rejected and has not accepted in any version since.
 	refused map[string]refusal
-	// removing is what has to be removed once all additions of all types are sent.
+	// removing are scheduled removals, sent after the additions of all types.
 	removing map[string]struct{}
-	// failed is the last error in generating the resources; it is tried again at each push.
-	failed error
+	// generateErr is the error of the last generation, which each push retries.
+	generateErr error
 
-	pages       *pages
-	full        []*Resource // the last state-of-the-world response, of a type whose responses are complete
-	outstanding []*sent     // responses without an answer, oldest first
-	last        *sent       // without its resources, as is acked: they are not kept for being told of
-	acked       *sent
-	ackedAt     time.Time
-	rejection   *Rejection // the last one
-	refusals    refusals
-	excessTold  bool // it was told of names that are not subscribed to
+	pages            *pageCache
+	lastFullResponse []*Resource     // of a type whose state-of-the-world responses are complete
+	outstanding      []*sentResponse // responses without an ACK or NACK, oldest first
+	last             *sentResponse   // last and acked are stored without their resources, to save memory
+	acked            *sentResponse
+	ackedAt          time.Time
+	rejection        *Rejection // the last rejection
+	rejectionBytes   int        // size of the names in rejection
+	refusals         nackBackoff
+	excessLogged     bool // excess names have been logged
 }
 
-// sent is a response that was sent.
-type sent struct {
+// sentResponse is a response that was sent.
+type sentResponse struct {
 	nonce, version string
 	at             time.Time
 	resources      []*Resource
 	removed        []string
+	removedBytes   int
 }
 
-// refusal is the refused version of a resource.
+// refusal is a rejected version of a resource.
 type refusal struct {
 	version string
-	// condemned: it was refused in a response of its own, so there is no point in sending that version again.
-	condemned bool
-	// suspect: the client's reason names it.
+	// alone: the response had no other resource, so this version is not sent again.
+	alone bool
+	// suspect: the client's reason names the resource.
 	suspect bool
 	by      *Rejection
 }
 
-func newSubscription(typeURL string, pages *pages) *subscription {
+func newSubscription(typeURL string, pages *pageCache) *subscription {
 	return &subscription{typeURL: typeURL, pages: pages, refused: map[string]refusal{}, removing: map[string]struct{}{}}
 }
 
-// difference is what has to be sent for a client to have what it should.
+// difference is what must be sent so that the client has exactly the resources that it should have.
 type difference struct {
 	send []*Resource
-	// again are resources that were refused together with others: one of those may have been the bad one. They go in
-	// parts, and not together with anything new, so that the bad one is found and holds up nothing else.
-	again   [][]*Resource
+	// retries are resources that were rejected together with other resources, any of which may be the invalid one. They
+	// are sent in parts, and not together with new resources, so that the invalid one is isolated.
+	retries [][]*Resource
 	removed []string
 }
 
-// diff compares all that the client should have with what it has. Forced names are sent although the client has them.
-func (s *subscription) diff(want []*Resource, forced ledger) difference {
-	d, present := s.lacking(want, forced)
+// diff compares all resources that the client should have with those that it has. forced names are sent in any case.
+func (s *subscription) diff(want []*Resource, forced versionMap) difference {
+	d, present := s.findMissing(want, forced)
 	if present < s.known.len() {
-		d.removed = s.absent(want)
+		d.removed = s.findUnwanted(want)
 	}
 	return d
 }
 
-// diffOf compares some names only: want is what there is of them.
+// diffOf compares only the resources in names; want are those of them that exist.
 func (s *subscription) diffOf(names []string, want []*Resource) difference {
-	d, present := s.lacking(want, ledger{})
+	d, present := s.findMissing(want, versionMap{})
 	known := 0
 	if s.known.len() > 0 {
 		for _, name := range names {
@@ -99,23 +103,23 @@ func (s *subscription) diffOf(names []string, want []*Resource) difference {
 			}
 		}
 	}
-	if known == present { // and all of them are among what there is
+	if known == present { // no known name is missing in want
 		return d
 	}
-	there := make(map[string]struct{}, len(want))
+	wanted := make(map[string]struct{}, len(want))
 	for _, r := range want {
-		there[r.Name] = struct{}{}
+		wanted[r.Name] = struct{}{}
 	}
 	for _, name := range names {
-		if _, ok := there[name]; !ok && s.known.has(name) {
+		if _, ok := wanted[name]; !ok && s.known.has(name) {
 			d.removed = append(d.removed, name)
 		}
 	}
 	return d
 }
 
-// wanted gives those of the names that the client subscribes to, each once, sorted.
-func (s *subscription) wanted(names []string) []string {
+// selectSubscribed returns the names that the client subscribes to, sorted and without duplicates.
+func (s *subscription) selectSubscribed(names []string) []string {
 	var out []string
 	for _, name := range names {
 		if s.wildcard || s.names.has(name) {
@@ -126,9 +130,9 @@ func (s *subscription) wanted(names []string) []string {
 	return slices.Compact(out)
 }
 
-// lacking gives what of want has to be sent, and how many of it the client has in some version. Nobody may change what is
-// to be sent: it may be all of want.
-func (s *subscription) lacking(want []*Resource, forced ledger) (d difference, present int) {
+// findMissing returns the resources of want that have to be sent, and the number of resources that the client has in
+// any version. The caller must not modify d.send, which may alias want.
+func (s *subscription) findMissing(want []*Resource, forced versionMap) (d difference, present int) {
 	if s.known.len() == 0 && len(s.refused) == 0 {
 		d.send = slices.Clip(want)
 		return d, 0
@@ -146,35 +150,35 @@ func (s *subscription) lacking(want []*Resource, forced ledger) (d difference, p
 		case known && version == r.Version && !force:
 		case !wasRefused || force:
 			d.send = append(d.send, r)
-		case refused.condemned:
+		case refused.alone:
 		case refused.suspect:
 			suspects = append(suspects, r)
 		default:
 			again = append(again, r)
 		}
 	}
-	d.again = parts(again, maxParts)
-	d.again = append(d.again, parts(suspects, len(suspects))...)
+	d.retries = splitResources(again, maxRetryParts)
+	d.retries = append(d.retries, splitResources(suspects, len(suspects))...)
 	return d, present
 }
 
-// absent gives what the client has and should not, sorted.
-func (s *subscription) absent(want []*Resource) []string {
+// findUnwanted returns the names of the client's resources that are not in want, sorted.
+func (s *subscription) findUnwanted(want []*Resource) []string {
 	wanted := make(map[string]struct{}, len(want))
 	for _, r := range want {
 		wanted[r.Name] = struct{}{}
 	}
-	var gone []string
+	var unwanted []string
 	for name := range s.known.all {
 		if _, ok := wanted[name]; !ok {
-			gone = append(gone, name)
+			unwanted = append(unwanted, name)
 		}
 	}
-	slices.Sort(gone)
-	return gone
+	slices.Sort(unwanted)
+	return unwanted
 }
 
-func parts(resources []*Resource, n int) [][]*Resource {
+func splitResources(resources []*Resource, n int) [][]*Resource {
 	if len(resources) == 0 {
 		return nil
 	}
@@ -182,31 +186,33 @@ func parts(resources []*Resource, n int) [][]*Resource {
 	return slices.Collect(slices.Chunk(resources, size))
 }
 
-// record books a response that is about to be sent; full says that the client drops what is not in it.
-func (s *subscription) record(r *response, full bool) *sent {
-	b := &sent{nonce: r.nonce, version: r.version, at: time.Now(), resources: r.resources, removed: r.removed}
+// record records a response that is about to be sent. full: the client removes all resources that are not in the
+// response.
+func (s *subscription) record(r *response, full bool) *sentResponse {
+	b := &sentResponse{nonce: r.nonce, version: r.version, at: time.Now(), resources: r.resources, removed: r.removed}
 	if full {
-		b.removed = s.absent(r.resources)
-		s.full = r.resources
+		b.removed = s.findUnwanted(r.resources)
+		s.lastFullResponse = r.resources
 	}
-	s.known.adopt(s.pages, len(r.resources), versionsOf(r.resources))
+	s.known.addAll(s.pages, len(r.resources), versionsOf(r.resources))
 	if !full && len(s.removing) > 0 {
 		for _, res := range r.resources {
 			delete(s.removing, res.Name)
 		}
 	}
 	for _, name := range b.removed {
-		s.forget(name)
+		s.removeResource(name)
 	}
-	s.known.settle(s.pages)
-	s.last = b.told()
+	s.known.compact(s.pages)
+	b.removedBytes = sizeOf(b.removed)
+	s.last = b.withoutResources()
 	s.outstanding = append(s.outstanding, b)
-	s.forgetUnanswered()
+	s.trimOutstanding()
 	return b
 }
 
-// forgetUnanswered lets go of the oldest responses, where the client answers none.
-func (s *subscription) forgetUnanswered() {
+// trimOutstanding drops the oldest responses beyond the limits, for clients that send no ACKs.
+func (s *subscription) trimOutstanding() {
 	names, last := 0, len(s.outstanding)-1
 	for i, b := range slices.Backward(s.outstanding) {
 		names += len(b.removed)
@@ -217,18 +223,20 @@ func (s *subscription) forgetUnanswered() {
 	}
 }
 
-func (b *sent) told() *sent { return &sent{nonce: b.nonce, version: b.version, at: b.at} }
+func (b *sentResponse) withoutResources() *sentResponse {
+	return &sentResponse{nonce: b.nonce, version: b.version, at: b.at}
+}
 
-// forget strikes out a resource that the client no longer has or wants.
-func (s *subscription) forget(name string) {
+// removeResource removes a resource that the client no longer has or subscribes to.
+func (s *subscription) removeResource(name string) {
 	s.known.remove(name)
 	delete(s.refused, name)
 	delete(s.removing, name)
 }
 
-// settle takes the response with the nonce out of the outstanding ones, or gives nil. Clients answer in order, so what
-// was sent before it will not be answered any more: the client dropped it.
-func (s *subscription) settle(nonce string) *sent {
+// takeOutstanding removes and returns the outstanding response with the nonce, or returns nil. It also drops older
+// responses: clients ACK in order, so these will not be ACKed any more.
+func (s *subscription) takeOutstanding(nonce string) *sentResponse {
 	for i, b := range s.outstanding {
 		if b.nonce == nonce {
 			s.outstanding = slices.Delete(s.outstanding, 0, i+1)
@@ -238,52 +246,52 @@ func (s *subscription) settle(nonce string) *sent {
 	return nil
 }
 
-func (s *subscription) ack(b *sent) {
-	s.acked, s.ackedAt = b.told(), time.Now()
+func (s *subscription) ack(b *sentResponse) {
+	s.acked, s.ackedAt = b.withoutResources(), time.Now()
 	if len(s.refused) > 0 {
-		s.pardon(b.resources)
+		s.clearRefusals(b.resources)
 	}
 	for _, name := range b.removed {
-		if version, _ := s.known.get(name); version == unsure { // an earlier answer had cast doubt on it, and nothing was sent since
-			s.forget(name)
+		if version, _ := s.known.get(name); version == unknownVersion { // unknown since an earlier NACK, and nothing was sent since
+			s.removeResource(name)
 		}
 	}
 }
 
-// pardon lifts the refusals of what was accepted.
-func (s *subscription) pardon(accepted []*Resource) {
+// clearRefusals removes the refusals of accepted resources.
+func (s *subscription) clearRefusals(accepted []*Resource) {
 	for _, res := range accepted {
 		r, ok := s.refused[res.Name]
 		if !ok {
 			continue
 		}
-		// A newer refusal of the same name is not lifted by the late acknowledgement of an older version.
+		// A late ACK of an older version does not clear a newer refusal of the same name.
 		if known, _ := s.known.get(res.Name); r.version == res.Version || known == res.Version {
 			delete(s.refused, res.Name)
 		}
 	}
 }
 
-func (s *subscription) nack(b *sent, reason string) *Rejection {
-	rejection := &Rejection{At: time.Now(), Reason: bounded(reason), Nonce: b.nonce, Version: b.version}
+func (s *subscription) nack(b *sentResponse, reason string) *Rejection {
+	rejection := &Rejection{At: time.Now(), Reason: truncateReason(reason), Nonce: b.nonce, Version: b.version}
 	alone := len(b.resources) == 1
 	for _, res := range b.resources {
-		suspect := alone || mentions(reason, res.Name)
+		suspect := alone || mentionsName(reason, res.Name)
 		if suspect {
 			rejection.Resources = append(rejection.Resources, res.Name)
 		}
 		current, ok := s.known.get(res.Name)
 		if !ok {
-			continue // it was taken back in the meantime
+			continue // removed in the meantime
 		}
 		if current == res.Version {
-			s.known.set(res.Name, unsure)
+			s.known.set(res.Name, unknownVersion)
 		}
-		s.refused[res.Name] = refusal{version: res.Version, condemned: alone, suspect: suspect, by: rejection}
+		s.refused[res.Name] = refusal{version: res.Version, alone: alone, suspect: suspect, by: rejection}
 	}
 	for _, name := range b.removed {
 		if !s.known.has(name) {
-			s.known.set(name, unsure)
+			s.known.set(name, unknownVersion)
 		}
 	}
 	rejection.named = len(rejection.Resources) > 0
@@ -291,32 +299,32 @@ func (s *subscription) nack(b *sent, reason string) *Rejection {
 		rejection.Resources = append(namesOf(b.resources), b.removed...)
 	}
 	slices.Sort(rejection.Resources)
-	s.rejection = rejection
+	s.rejection, s.rejectionBytes = rejection, sizeOf(rejection.Resources)
 	s.refusals.add(rejection.At)
 	return rejection
 }
 
-// maxReason bounds what is kept of a reason. One of Envoy's names each resource of a response that it refuses, and has what a
-// filter says of its configuration, which may be as long as that.
+// maxReason limits the stored text of a rejection reason. Envoy's reason names each rejected resource and quotes errors
+// of filters, which may be as long as their configuration.
 const maxReason = 16 << 10
 
-// bounded is a reason that can be kept, and shown, for as long as it holds.
-func bounded(reason string) string {
+// truncateReason shortens a reason to maxReason bytes.
+func truncateReason(reason string) string {
 	if len(reason) <= maxReason {
 		return reason
 	}
 	return strings.ToValidUTF8(reason[:maxReason], "") + fmt.Sprintf(" … and %d bytes more", len(reason)-maxReason)
 }
 
-// mentions says whether a reason names the resource, as a word of its own.
-func mentions(reason, name string) bool {
+// mentionsName reports whether a reason contains the resource's name as a whole word.
+func mentionsName(reason, name string) bool {
 	for from := 0; name != "" && from < len(reason); {
 		i := strings.Index(reason[from:], name)
 		if i < 0 {
 			return false
 		}
 		start, end := from+i, from+i+len(name)
-		if (start == 0 || !partOfName(reason[start-1])) && (end == len(reason) || !partOfName(reason[end])) {
+		if (start == 0 || !isNameByte(reason[start-1])) && (end == len(reason) || !isNameByte(reason[end])) {
 			return true
 		}
 		from = start + 1
@@ -324,12 +332,12 @@ func mentions(reason, name string) bool {
 	return false
 }
 
-func partOfName(b byte) bool {
+func isNameByte(b byte) bool {
 	return b == '_' || b == '-' || b == '|' || b == '/' ||
 		'0' <= b && b <= '9' || 'a' <= b && b <= 'z' || 'A' <= b && b <= 'Z'
 }
 
-// versionsOf are the names and versions of resources.
+// versionsOf iterates over the names and versions of resources.
 func versionsOf(resources []*Resource) iter.Seq2[string, string] {
 	return func(yield func(string, string) bool) {
 		for _, r := range resources {

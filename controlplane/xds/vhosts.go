@@ -6,56 +6,56 @@ import (
 	"strings"
 )
 
-// A route configuration may leave its virtual hosts to resources of their own, so that one of them can change without
-// the others. Envoy asks for them once, for all its route configurations: what it should have follows from the route
-// configurations that it was sent. It accepts virtual hosts that it has no place for, drops them, and claims to have them
-// when it comes back; so they are sent behind their route configuration only, and taken back when it is no longer asked
-// for. A route configuration that is new to a client has a provisional version until its virtual hosts are accepted, and
-// is then sent once more, which changes nothing in Envoy: a client that comes back with the provisional one may have got
-// none of them, whatever it claims.
+// With VHDS, the virtual hosts of a route configuration are separate resources, so that one can change alone. Envoy
+// subscribes once, for all its route configurations; the wanted virtual hosts follow from the route configurations that
+// were sent. Envoy accepts virtual hosts of unknown route configurations, drops them, and claims them when it
+// reconnects. So virtual hosts are sent only after their route configuration, and are removed when the client
+// unsubscribes from it. A route configuration that is new to a client has a provisional version until its virtual hosts
+// are accepted. It is then sent once more, which changes nothing in Envoy. A client that reconnects with the
+// provisional version may lack the virtual hosts that it claims.
 
-// provisional ends such a version.
-const provisional = "~"
+// provisionalSuffix ends a provisional version.
+const provisionalSuffix = "~"
 
-// MadeAs is the version that the resource was made with.
-func (r *Resource) MadeAs() string { return strings.TrimSuffix(r.Version, provisional) }
+// BaseVersion returns the version with which the resource was generated, without provisionalSuffix.
+func (r *Resource) BaseVersion() string { return strings.TrimSuffix(r.Version, provisionalSuffix) }
 
-// apart is what is known of the route configurations whose virtual hosts are sent apart.
-type apart struct {
-	routes map[string]bool // the route configurations that are made so, of those generated for the client
-	placed map[string]bool // those whose virtual hosts the client was sent, or has from before
-	fresh  map[string]bool // those that the client did not have when they were sent: they come without virtual hosts
-	// accepted are those that the client has in some version, with the virtual hosts of before. claimed are the versions of
-	// those that it came with: another version may be another control plane's, and whole, which Envoy had in the place of all
-	// virtual hosts that it still claims.
+// vhdsState is a client's state of the route configurations that use VHDS.
+type vhdsState struct {
+	routes     map[string]bool // generated for the client with VHDS
+	sentRoutes map[string]bool // virtual hosts were sent, or the client has them from an earlier stream
+	newRoutes  map[string]bool // new to the client when they were sent: it has no virtual hosts of them
+	// accepted are the route configurations that the client has in some version, with their earlier virtual hosts.
+	// claimed are the versions that a reconnecting client claims. Another version may be from another control plane and
+	// have inline virtual hosts, which replaced the virtual hosts that Envoy still claims.
 	accepted map[string]bool
 	claimed  map[string]string
-	// unsettled are those whose version is provisional.
-	unsettled map[string]bool
+	// provisional are the route configurations with a provisional version.
+	provisional map[string]bool
 }
 
-func newApart() apart {
-	return apart{
-		routes: map[string]bool{}, placed: map[string]bool{}, fresh: map[string]bool{}, accepted: map[string]bool{}, claimed: map[string]string{}, unsettled: map[string]bool{},
+func newVHDSState() vhdsState {
+	return vhdsState{
+		routes: map[string]bool{}, sentRoutes: map[string]bool{}, newRoutes: map[string]bool{}, accepted: map[string]bool{}, claimed: map[string]string{}, provisional: map[string]bool{},
 	}
 }
 
-// CutHost takes the name of a virtual host's resource apart, at its last slash: into the route configuration that it is of, and
-// its own name. Without a slash it is of none.
-func CutHost(name string) (route, host string) {
+// SplitVirtualHostName splits the name of a virtual host's resource at its last slash, into the route configuration and
+// the virtual host. Without a slash, route is empty.
+func SplitVirtualHostName(name string) (route, host string) {
 	i := strings.LastIndexByte(name, '/')
 	return name[:max(0, i)], name[i+1:]
 }
 
 func routeOf(name string) string {
-	route, _ := CutHost(name)
+	route, _ := SplitVirtualHostName(name)
 	return route
 }
 
-// note books which route configurations have their virtual hosts apart.
-func (a *apart) note(routes []*Resource) {
+// addGenerated records which generated route configurations use VHDS.
+func (a *vhdsState) addGenerated(routes []*Resource) {
 	for _, r := range routes {
-		if !r.HostsApart {
+		if !r.UsesVHDS {
 			delete(a.routes, r.Name)
 			continue
 		}
@@ -67,122 +67,124 @@ func (a *apart) note(routes []*Resource) {
 	}
 }
 
-// sending books that a route configuration goes to the client, and gives what is to be sent.
-func (a *apart) sending(r *Resource) *Resource {
-	if !r.HostsApart {
+// prepareRoute records that a route configuration is sent, and returns it with the version to send.
+func (a *vhdsState) prepareRoute(r *Resource) *Resource {
+	if !r.UsesVHDS {
 		return r
 	}
-	if !a.accepted[r.Name] && !a.unsettled[r.Name] {
-		delete(a.placed, r.Name)
-		a.fresh[r.Name], a.unsettled[r.Name] = true, true
+	if !a.accepted[r.Name] && !a.provisional[r.Name] {
+		delete(a.sentRoutes, r.Name)
+		a.newRoutes[r.Name], a.provisional[r.Name] = true, true
 	}
-	if !a.unsettled[r.Name] {
+	if !a.provisional[r.Name] {
 		return r
 	}
-	return &Resource{Name: r.Name, Version: r.Version + provisional, Body: r.Body, HostsApart: true}
+	return &Resource{Name: r.Name, Version: r.Version + provisionalSuffix, Body: r.Body, UsesVHDS: true}
 }
 
-// came books what a client says it has of route configurations when it comes back.
-func (a *apart) came(versions map[string]string) { maps.Copy(a.claimed, versions) }
+// addClaims records the route configurations that a reconnecting client claims.
+func (a *vhdsState) addClaims(versions map[string]string) { maps.Copy(a.claimed, versions) }
 
-// refused books that the client refused route configurations. Where it has none from before it dropped what came behind, and
-// behind the next version, which may be on its way already, all has to come again.
-func (a *apart) refused(routes []*Resource) {
+// resetRefused records that the client rejected route configurations. If it has no earlier version of one, it dropped
+// the virtual hosts that followed. They must be sent again after the next version, which may already be on its way.
+func (a *vhdsState) resetRefused(routes []*Resource) {
 	for _, r := range routes {
 		if !a.accepted[r.Name] {
-			delete(a.placed, r.Name)
-			a.fresh[r.Name] = true
+			delete(a.sentRoutes, r.Name)
+			a.newRoutes[r.Name] = true
 		}
 	}
 }
 
-// has books that the client has route configurations.
-func (a *apart) has(names []string) {
+// addAccepted records that the client has route configurations.
+func (a *vhdsState) addAccepted(names []string) {
 	for _, name := range names {
 		a.accepted[name] = true
 	}
 }
 
-// dropped books that the client has no use for a route configuration any more.
-func (a *apart) dropped(names []string) {
+// removeRoutes records that the client has unsubscribed from route configurations.
+func (a *vhdsState) removeRoutes(names []string) {
 	for _, name := range names {
 		delete(a.accepted, name)
-		delete(a.unsettled, name)
+		delete(a.provisional, name)
 	}
 }
 
-// hosts is the client's subscription to virtual hosts; nil before its first request for any.
-func (c *connection) hosts() *subscription {
-	if sub, ok := c.subs[VirtualHostType]; ok && sub.asked {
+// virtualHosts returns the client's subscription to virtual hosts, or nil before its first request for them.
+func (c *connection) virtualHosts() *subscription {
+	if sub, ok := c.subs[VirtualHostType]; ok && sub.requested {
 		return sub
 	}
 	return nil
 }
 
-// answerHosts answers a request for virtual hosts. The first one asks for those of all route configurations, and of a
-// client that comes back besides for what requests named before.
-func (c *connection) answerHosts(sub *subscription, a ask, fresh bool) error {
-	asks := c.await(a.names.sorted())
+// answerHosts responds to a request for virtual hosts. The first request subscribes to those of all route
+// configurations; a reconnecting client also lists the names that it requested on demand.
+func (c *connection) answerHosts(sub *subscription, a newSubscriptions, fresh bool) error {
+	onDemand := c.addOnDemandNames(a.names.sorted())
 	switch {
-	case !fresh && asks:
-		return c.answerWaiting(sub)
+	case !fresh && onDemand:
+		return c.answerOnDemand(sub)
 	case !fresh:
 		return c.answerMore(sub, a)
 	}
 	if err := c.followRoutes(); err != nil {
 		return err
 	}
-	// What is left over may belong to route configurations that the client has not asked for yet on this stream.
-	var strangers []string
+	// The other claimed virtual hosts may belong to route configurations that the client has not requested yet on this
+	// stream.
+	var unassigned []string
 	for name := range sub.known.all {
-		if !c.apart.placed[routeOf(name)] {
-			strangers = append(strangers, name)
+		if !c.vhds.sentRoutes[routeOf(name)] {
+			unassigned = append(unassigned, name)
 		}
 	}
-	if len(strangers) == 0 {
+	if len(unassigned) == 0 {
 		return nil
 	}
-	c.removeLater(sub, strangers, Touched{All: true})
-	c.awaitQuiet()
+	c.removeLater(sub, unassigned, TypeScope{All: true})
+	c.delayRemovals()
 	return nil
 }
 
-// followRoutes brings the virtual hosts in line with the route configurations that the client has and asks for.
+// followRoutes sends and removes virtual hosts according to the route configurations that the client has and subscribes
+// to.
 func (c *connection) followRoutes() error {
-	hosts, routes := c.hosts(), c.subs[RouteType]
-	if hosts == nil || routes == nil || c.wire.protocol() != deltaProtocol {
+	hosts, routes := c.virtualHosts(), c.subs[RouteType]
+	if hosts == nil || routes == nil || c.stream.protocol() != deltaProtocol {
 		return nil
 	}
-	for _, route := range mapKeys(c.apart.placed) {
+	for _, route := range mapKeys(c.vhds.sentRoutes) {
 		if !routes.names.has(route) {
-			if err := c.takeBack(hosts, route); err != nil {
+			if err := c.removeVirtualHosts(hosts, route); err != nil {
 				return err
 			}
 		}
 	}
-	c.forgive(hosts, routes)
-	if err := c.lookUp(); err != nil { // before what answers the names that wait
+	c.clearUnusedRefusals(hosts, routes)
+	if err := c.resolveOnDemandNames(); err != nil { // before the responses to waiting names
 		return err
 	}
 	for _, route := range routes.names.sorted() {
-		if version, _ := routes.known.get(route); !c.apart.routes[route] || c.apart.placed[route] || version == unsure {
+		if version, _ := routes.known.get(route); !c.vhds.routes[route] || c.vhds.sentRoutes[route] || version == unknownVersion {
 			continue
 		}
-		if err := c.place(hosts, route); err != nil {
+		if err := c.sendVirtualHosts(hosts, route); err != nil {
 			return err
 		}
 	}
-	return c.answerWaiting(hosts)
+	return c.answerOnDemand(hosts)
 }
 
-// forgive forgets what the client refused of route configurations that it has no use for any more, and what came along with
-// that: should it want them again, it gets all of them.
-func (c *connection) forgive(hosts, routes *subscription) {
+// clearUnusedRefusals clears the refusals, and the resources of unknown version, of route configurations that the
+// client no longer uses. If it subscribes to them again, it gets all their virtual hosts.
+func (c *connection) clearUnusedRefusals(hosts, routes *subscription) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	useless := func(name string) bool {
 		route := routeOf(name)
-		return !routes.names.has(route) && !c.apart.placed[route]
+		return !routes.names.has(route) && !c.vhds.sentRoutes[route]
 	}
 	for name := range hosts.refused {
 		if useless(name) {
@@ -190,68 +192,70 @@ func (c *connection) forgive(hosts, routes *subscription) {
 		}
 	}
 	for name, version := range hosts.known.all {
-		if version == unsure && useless(name) {
+		if version == unknownVersion && useless(name) {
 			hosts.known.remove(name)
 		}
 	}
 }
 
-// takeBack removes the virtual hosts of a route configuration that the client no longer has, which it still counts.
-func (c *connection) takeBack(hosts *subscription, route string) error {
-	delete(c.apart.placed, route)
-	delete(c.apart.fresh, route)
-	return c.deliver(hosts, nil, hosts.knownOf(route), false)
+// removeVirtualHosts removes the virtual hosts of a route configuration that the client no longer has. Envoy still
+// claims them.
+func (c *connection) removeVirtualHosts(hosts *subscription, route string) error {
+	delete(c.vhds.sentRoutes, route)
+	delete(c.vhds.newRoutes, route)
+	return c.deliver(hosts, nil, hosts.knownHosts(route), false)
 }
 
-// place sends all virtual hosts of a route configuration that the client lacks. A client that has just got the route
-// configuration waits for them, even if there are none.
-func (c *connection) place(hosts *subscription, route string) error {
+// sendVirtualHosts sends all virtual hosts of a route configuration that the client lacks. It sends a response even if
+// there are none, because a client with a new route configuration waits for it.
+func (c *connection) sendVirtualHosts(hosts *subscription, route string) error {
 	want, err := c.generate(hosts, true, []string{route})
 	if err != nil {
 		return nil
 	}
-	known := hosts.knownOf(route)
+	known := hosts.knownHosts(route)
 	c.mu.Lock()
 	for _, name := range known {
-		delete(hosts.removing, name) // it was nobody's until now
-		if c.apart.fresh[route] {    // whether it has it or not, it gets it, or is told that there is none
-			hosts.known.set(name, unsure)
+		delete(hosts.removing, name) // scheduled while its route was unknown
+		if c.vhds.newRoutes[route] { // send it, or report it as nonexistent, whatever the client has
+			hosts.known.set(name, unknownVersion)
 			delete(hosts.refused, name)
 		}
 	}
 	c.mu.Unlock()
-	c.apart.placed[route] = true
-	delete(c.apart.fresh, route)
+	c.vhds.sentRoutes[route] = true
+	delete(c.vhds.newRoutes, route)
 	if len(want) == 0 && len(known) == 0 {
 		return c.deliver(hosts, nil, []string{route + "/none"}, false)
 	}
 	return c.deliverHosts(hosts, hosts.diffOf(known, want))
 }
 
-// settleRoutes gives route configurations their versions, whose virtual hosts the client has answered.
-func (c *connection) settleRoutes(hosts *subscription, answer *sent) error {
+// confirmRoutes sends route configurations with their final version once the client has answered all their virtual
+// hosts.
+func (c *connection) confirmRoutes(hosts *subscription, answer *sentResponse) error {
 	unanswered := map[string]bool{}
 	for _, b := range hosts.outstanding {
-		for route := range b.routes() {
+		for route := range b.routeNames() {
 			unanswered[route] = true
 		}
 	}
 	routes := c.subs[RouteType]
-	for _, route := range mapKeys(answer.routes()) {
-		if !c.apart.unsettled[route] || !c.apart.placed[route] || unanswered[route] || !routes.names.has(route) {
+	for _, route := range mapKeys(answer.routeNames()) {
+		if !c.vhds.provisional[route] || !c.vhds.sentRoutes[route] || unanswered[route] || !routes.names.has(route) {
 			continue
 		}
-		delete(c.apart.unsettled, route)
-		c.apart.accepted[route] = true
-		if err := c.update(routes, Touched{Names: []string{route}}); err != nil {
+		delete(c.vhds.provisional, route)
+		c.vhds.accepted[route] = true
+		if err := c.update(routes, TypeScope{Names: []string{route}}); err != nil {
 			return err
 		}
 	}
 	return nil
 }
 
-// routes are those of the virtual hosts in a response.
-func (b *sent) routes() map[string]bool {
+// routeNames returns the route configurations of the virtual hosts in a response.
+func (b *sentResponse) routeNames() map[string]bool {
 	routes := map[string]bool{}
 	for _, r := range b.resources {
 		routes[routeOf(r.Name)] = true
@@ -262,14 +266,14 @@ func (b *sent) routes() map[string]bool {
 	return routes
 }
 
-// updateHosts sends what the client lacks of the virtual hosts that were touched.
-func (c *connection) updateHosts(t Touched) error {
-	hosts := c.hosts()
+// updateHosts sends the virtual hosts within scope t that the client lacks.
+func (c *connection) updateHosts(t TypeScope) error {
+	hosts := c.virtualHosts()
 	if hosts == nil {
 		return nil
 	}
-	t.All = t.All || hosts.failed != nil
-	names := mapKeys(c.apart.placed)
+	t.All = t.All || hosts.generateErr != nil
+	names := mapKeys(c.vhds.sentRoutes)
 	if t.All {
 		if len(names) == 0 {
 			return nil
@@ -278,9 +282,9 @@ func (c *connection) updateHosts(t Touched) error {
 		if err != nil {
 			return nil
 		}
-		return c.deliverHosts(hosts, hosts.diff(want, ledger{}))
+		return c.deliverHosts(hosts, hosts.diff(want, versionMap{}))
 	}
-	names = slices.DeleteFunc(slices.Clone(t.Names), func(name string) bool { return !c.apart.placed[routeOf(name)] })
+	names = slices.DeleteFunc(slices.Clone(t.Names), func(name string) bool { return !c.vhds.sentRoutes[routeOf(name)] })
 	slices.Sort(names)
 	names = slices.Compact(names)
 	want, err := c.generate(hosts, false, names)
@@ -290,14 +294,14 @@ func (c *connection) updateHosts(t Touched) error {
 	return c.deliverHosts(hosts, hosts.diffOf(names, want))
 }
 
-// deliverHosts sends one response for each route configuration: Envoy refuses a response whole, and checks the domains of
-// each route configuration together, so that one which moves must be in one response.
+// deliverHosts sends one response for each route configuration. Envoy rejects a response as a whole, and checks the
+// domains of each route configuration together, so a domain that moves between virtual hosts must be in one response.
 func (c *connection) deliverHosts(hosts *subscription, d difference) error {
-	if d.ofOneRoute() {
+	if d.hasSingleRoute() {
 		if err := c.deliver(hosts, d.send, d.removed, false); err != nil {
 			return err
 		}
-		return c.deliverAgain(hosts, d)
+		return c.deliverRetries(hosts, d)
 	}
 	byRoute := map[string]*difference{}
 	of := func(name string) *difference {
@@ -320,11 +324,11 @@ func (c *connection) deliverHosts(hosts *subscription, d difference) error {
 			return err
 		}
 	}
-	return c.deliverAgain(hosts, d)
+	return c.deliverRetries(hosts, d)
 }
 
-// ofOneRoute says whether all virtual hosts are of one route configuration.
-func (d difference) ofOneRoute() bool {
+// hasSingleRoute reports whether all virtual hosts belong to one route configuration.
+func (d difference) hasSingleRoute() bool {
 	route := ""
 	if len(d.send) > 0 {
 		route = routeOf(d.send[0].Name)
@@ -335,40 +339,40 @@ func (d difference) ofOneRoute() bool {
 		!slices.ContainsFunc(d.removed, func(name string) bool { return routeOf(name) != route })
 }
 
-// hostsAnswered goes on after the client's answer.
-func (c *connection) hostsAnswered(hosts *subscription, answer *sent, refused bool) error {
-	c.answeredNames(answer, refused)
+// handleHostsAnswer handles the client's ACK or NACK of virtual hosts.
+func (c *connection) handleHostsAnswer(hosts *subscription, answer *sentResponse, refused bool) error {
+	c.settleOnDemandNames(answer, refused)
 	if refused {
 		if err := c.retryHosts(hosts, answer); err != nil {
 			return err
 		}
-		if err := c.answerWaiting(hosts); err != nil {
+		if err := c.answerOnDemand(hosts); err != nil {
 			return err
 		}
 	}
-	return c.settleRoutes(hosts, answer)
+	return c.confirmRoutes(hosts, answer)
 }
 
-// retryHosts sends the good ones of a refused response again at once, in parts: the bad one among them has kept all
-// virtual hosts of its route configuration away, or as they were.
-func (c *connection) retryHosts(hosts *subscription, refused *sent) error {
-	for _, route := range mapKeys(refused.routes()) {
-		if !c.apart.placed[route] {
+// retryHosts sends the valid virtual hosts of a rejected response again at once, in parts: the invalid one has blocked
+// all virtual hosts of its route configuration.
+func (c *connection) retryHosts(hosts *subscription, refused *sentResponse) error {
+	for _, route := range mapKeys(refused.routeNames()) {
+		if !c.vhds.sentRoutes[route] {
 			continue
 		}
 		want, err := c.generate(hosts, true, []string{route})
 		if err != nil {
 			return nil
 		}
-		if err := c.deliverHosts(hosts, hosts.diffOf(hosts.knownOf(route), want)); err != nil {
+		if err := c.deliverHosts(hosts, hosts.diffOf(hosts.knownHosts(route), want)); err != nil {
 			return err
 		}
 	}
 	return nil
 }
 
-// knownOf gives the virtual hosts of a route configuration that the client has, sorted.
-func (s *subscription) knownOf(route string) []string {
+// knownHosts returns the client's virtual hosts of a route configuration, sorted.
+func (s *subscription) knownHosts(route string) []string {
 	var names []string
 	for _, name := range s.known.sorted() {
 		if routeOf(name) == route {

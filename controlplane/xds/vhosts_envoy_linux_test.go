@@ -15,30 +15,30 @@ import (
 	"github.com/pilotfish-mesh/pilotfish/internal/testenv"
 )
 
-// partsVersions are the Envoys that take virtual hosts over the stream that everything comes over.
-var partsVersions = []string{testenv.EnvoyVersion, testenv.MidEnvoyVersion}
+// vhdsVersions are the Envoy versions that support VHDS over ADS.
+var vhdsVersions = []string{testenv.EnvoyVersion, testenv.MidEnvoyVersion}
 
-func apartRoutes(name string) *routev3.RouteConfiguration {
+func vhdsRoutes(name string) *routev3.RouteConfiguration {
 	return &routev3.RouteConfiguration{Name: name, Vhds: &routev3.Vhds{ConfigSource: ads()}}
 }
 
-// host is a virtual host of a route configuration that answers by itself.
-func host(routes, domain, answer string) *routev3.VirtualHost {
+// newVirtualHost returns a virtual host of a route configuration with a direct response.
+func newVirtualHost(routes, domain, answer string) *routev3.VirtualHost {
 	h := route("", "").VirtualHosts[0]
 	h.Name, h.Domains = routes+"/"+domain, []string{domain}
 	h.Routes[0].Action = &routev3.Route_DirectResponse{DirectResponse: &routev3.DirectResponseAction{Status: 200, Body: &corev3.DataSource{Specifier: &corev3.DataSource_InlineString{InlineString: answer}}}}
 	return h
 }
 
-func (r resources) hosts(t testing.TB, hosts ...*routev3.VirtualHost) resources {
+func (r envoyState) withVirtualHosts(t testing.TB, hosts ...*routev3.VirtualHost) envoyState {
 	t.Helper()
 	for _, h := range hosts {
-		r = r.with(t, h, h.GetName())
+		r = r.withResource(t, h, h.GetName())
 	}
 	return r
 }
 
-// get sends a request for a host to a listener, and gives the answer or the status.
+// get sends a request with the host name to a listener, and returns the body or the status.
 func get(address, hostname string) string {
 	r, err := http.NewRequest(http.MethodGet, "http://"+address+"/", nil)
 	if err != nil {
@@ -58,98 +58,99 @@ func get(address, hostname string) string {
 	return string(body)
 }
 
-func answers(t testing.TB, address string, want map[string]string) {
+func expectBody(t testing.TB, address string, want map[string]string) {
 	t.Helper()
 	testenv.Eventually(t, "the virtual hosts are as they should be", func() error {
 		for hostname, text := range want {
 			if got := get(address, hostname); got != text {
-				return fmt.Errorf("%s gives %q, want %q", hostname, got, text)
+				return fmt.Errorf("%s returned %q, want %q", hostname, got, text)
 			}
 		}
 		return nil
 	})
 }
 
-func eachPartsEnvoy(t *testing.T, first func(listen string) resources, test func(t *testing.T, p *plane, e *envoytest.Envoy, address string)) {
-	for _, version := range partsVersions {
-		t.Run(version, func(t *testing.T) { partsEnvoy(t, version, first, test) })
+func forEachVHDSEnvoy(t *testing.T, first func(listen string) envoyState, test func(t *testing.T, p *envoyServer, e *envoytest.Envoy, address string)) {
+	for _, version := range vhdsVersions {
+		t.Run(version, func(t *testing.T) { newVHDSEnvoy(t, version, first, test) })
 	}
 }
 
-func partsEnvoy(t *testing.T, version string, first func(listen string) resources, test func(t *testing.T, p *plane, e *envoytest.Envoy, address string)) {
+func newVHDSEnvoy(t *testing.T, version string, first func(listen string) envoyState, test func(t *testing.T, p *envoyServer, e *envoytest.Envoy, address string)) {
 	hostname, port := freeAddress()
-	world := first("").with(t, listener(t, "l1", hostname, port, "r1"), "l1")
-	p := startPlane(t, "127.0.0.1:0", world)
-	p.world = world
-	e := p.envoy(version, "DELTA_GRPC", "--drain-time-s", "1")
+	state := first("").withResource(t, listener(t, "l1", hostname, port, "r1"), "l1")
+	p := startEnvoyServer(t, "127.0.0.1:0", state)
+	p.state = state
+	e := p.startEnvoy(version, "DELTA_GRPC", "--drain-time-s", "1")
 	test(t, p, e, fmt.Sprintf("%s:%d", hostname, port))
 }
 
-func twoHosts(t testing.TB) func(string) resources {
-	return func(string) resources {
-		return resources{}.with(t, apartRoutes("r1"), "r1").hosts(t, host("r1", "a.test", "a1"), host("r1", "b.test", "b1"))
+func twoHosts(t testing.TB) func(string) envoyState {
+	return func(string) envoyState {
+		return envoyState{}.withResource(t, vhdsRoutes("r1"), "r1").withVirtualHosts(t, newVirtualHost("r1", "a.test", "a1"), newVirtualHost("r1", "b.test", "b1"))
 	}
 }
 
-func TestEnvoyFollowsVirtualHostsThatChangeByThemselves(t *testing.T) {
-	eachPartsEnvoy(t, twoHosts(t), func(t *testing.T, p *plane, e *envoytest.Envoy, address string) {
-		answers(t, address, map[string]string{"a.test": "a1", "b.test": "b1", "c.test": "404"})
-		p.inSync()
+func TestEnvoyAppliesChangesOfSingleVirtualHosts(t *testing.T) {
+	forEachVHDSEnvoy(t, twoHosts(t), func(t *testing.T, p *envoyServer, e *envoytest.Envoy, address string) {
+		expectBody(t, address, map[string]string{"a.test": "a1", "b.test": "b1", "c.test": "404"})
+		p.awaitSync()
 		before := stat(t, e, "http.l1.rds.r1.update_success")
-		p.change(VirtualHostType+" r1/a.test", p.world.hosts(t, host("r1", "a.test", "a2")))
-		answers(t, address, map[string]string{"a.test": "a2", "b.test": "b1"})
-		p.change(VirtualHostType+" r1/c.test", p.world.hosts(t, host("r1", "c.test", "c1")))
-		answers(t, address, map[string]string{"a.test": "a2", "b.test": "b1", "c.test": "c1"})
-		p.change(VirtualHostType+" r1/b.test", p.world.without(t, VirtualHostType, "r1/b.test"))
-		answers(t, address, map[string]string{"a.test": "a2", "b.test": "404", "c.test": "c1"})
-		p.inSync()
+		p.change(VirtualHostType+" r1/a.test", p.state.withVirtualHosts(t, newVirtualHost("r1", "a.test", "a2")))
+		expectBody(t, address, map[string]string{"a.test": "a2", "b.test": "b1"})
+		p.change(VirtualHostType+" r1/c.test", p.state.withVirtualHosts(t, newVirtualHost("r1", "c.test", "c1")))
+		expectBody(t, address, map[string]string{"a.test": "a2", "b.test": "b1", "c.test": "c1"})
+		p.change(VirtualHostType+" r1/b.test", p.state.withoutResource(t, VirtualHostType, "r1/b.test"))
+		expectBody(t, address, map[string]string{"a.test": "a2", "b.test": "404", "c.test": "c1"})
+		p.awaitSync()
 		if after := stat(t, e, "http.l1.rds.r1.update_success"); after != before {
 			t.Errorf("the route configuration itself was loaded %d times more", after-before)
 		}
-		moved := p.world.without(t, VirtualHostType, "r1/a.test").hosts(t, host("r1", "a.test", "new"))
-		moved[VirtualHostType]["r1/z"] = resources{}.hosts(t, &routev3.VirtualHost{Name: "r1/z", Domains: []string{"a.test"}, Routes: host("r1", "x", "moved").Routes})[VirtualHostType]["r1/z"]
+		moved := p.state.withoutResource(t, VirtualHostType, "r1/a.test").withVirtualHosts(t, newVirtualHost("r1", "a.test", "new"))
+		moved[VirtualHostType]["r1/z"] = envoyState{}.withVirtualHosts(t, &routev3.VirtualHost{Name: "r1/z", Domains: []string{"a.test"}, Routes: newVirtualHost("r1", "x", "moved").Routes})[VirtualHostType]["r1/z"]
 		delete(moved[VirtualHostType], "r1/a.test")
-		p.change(VirtualHostType, moved) // the domain goes from one virtual host to another
-		answers(t, address, map[string]string{"a.test": "moved", "c.test": "c1"})
-		p.inSync()
+		p.change(VirtualHostType, moved) // the domain moves to another virtual host
+		expectBody(t, address, map[string]string{"a.test": "moved", "c.test": "c1"})
+		p.awaitSync()
 	})
 }
 
-func TestEnvoyKeepsItsVirtualHostsOverAReconnect(t *testing.T) {
-	eachPartsEnvoy(t, twoHosts(t), func(t *testing.T, p *plane, e *envoytest.Envoy, address string) {
-		answers(t, address, map[string]string{"a.test": "a1", "b.test": "b1"})
-		testenv.Eventually(t, "the route configuration is there once more, behind its virtual hosts", func() error {
+func TestEnvoyRetainsVirtualHostsAcrossReconnect(t *testing.T) {
+	forEachVHDSEnvoy(t, twoHosts(t), func(t *testing.T, p *envoyServer, e *envoytest.Envoy, address string) {
+		expectBody(t, address, map[string]string{"a.test": "a1", "b.test": "b1"})
+		testenv.Eventually(t, "the route configuration is sent again after its virtual hosts", func() error {
 			if n := stat(t, e, "http.l1.rds.r1.update_success"); n < 2 {
-				return fmt.Errorf("it came %d times", n)
+				return fmt.Errorf("it was sent %d times", n)
 			}
 			return nil
 		})
-		p.inSync()
+		p.awaitSync()
 		p.stop()
-		answers(t, address, map[string]string{"a.test": "a1", "b.test": "b1"})
+		expectBody(t, address, map[string]string{"a.test": "a1", "b.test": "b1"})
 		before := stat(t, e, "http.l1.rds.vhds.r1.update_success")
-		again := startPlane(t, p.addr, p.world)
-		again.world = p.world
-		again.inSync()
-		answers(t, address, map[string]string{"a.test": "a1", "b.test": "b1"})
+		again := startEnvoyServer(t, p.addr, p.state)
+		again.state = p.state
+		again.awaitSync()
+		expectBody(t, address, map[string]string{"a.test": "a1", "b.test": "b1"})
 		if after := stat(t, e, "http.l1.rds.vhds.r1.update_success"); after != before || before == 0 {
 			t.Errorf("virtual hosts that Envoy has were sent again, in %d responses", after-before)
 		}
 		again.stop()
-		changed := p.world.hosts(t, host("r1", "a.test", "a2"), host("r1", "c.test", "c1")).without(t, VirtualHostType, "r1/b.test")
-		third := startPlane(t, p.addr, changed)
-		answers(t, address, map[string]string{"a.test": "a2", "b.test": "404", "c.test": "c1"})
-		third.inSync()
+		changed := p.state.withVirtualHosts(t, newVirtualHost("r1", "a.test", "a2"), newVirtualHost("r1", "c.test", "c1")).withoutResource(t, VirtualHostType, "r1/b.test")
+		third := startEnvoyServer(t, p.addr, changed)
+		expectBody(t, address, map[string]string{"a.test": "a2", "b.test": "404", "c.test": "c1"})
+		third.awaitSync()
 	})
 }
 
-// unasked waits until one Envoy no longer asks for any route configuration, and is not thought to have any virtual hosts.
-func (p *plane) unasked() {
+// awaitUnsubscribed waits until an Envoy has unsubscribed from all route configurations, and the server has no virtual
+// hosts of it.
+func (p *envoyServer) awaitUnsubscribed() {
 	p.t.Helper()
-	testenv.Eventually(p.t, "Envoy no longer asks for the route configuration", func() error {
+	testenv.Eventually(p.t, "Envoy unsubscribes from the route configuration", func() error {
 		for _, ts := range p.Clients()[0].Types {
 			if ts.TypeURL == RouteType && len(ts.Names) > 0 {
-				return fmt.Errorf("it asks for %v", ts.Names)
+				return fmt.Errorf("it subscribes to %v", ts.Names)
 			}
 			if ts.TypeURL == VirtualHostType && ts.Resources > 0 {
 				return fmt.Errorf("it counts %d virtual hosts", ts.Resources)
@@ -159,53 +160,54 @@ func (p *plane) unasked() {
 	})
 }
 
-func TestEnvoyHasItsVirtualHostsWhenAListenerComesBack(t *testing.T) {
-	eachPartsEnvoy(t, twoHosts(t), func(t *testing.T, p *plane, e *envoytest.Envoy, address string) {
-		answers(t, address, map[string]string{"a.test": "a1"})
-		p.inSync()
-		whole := p.world
-		p.change(ListenerType, p.world.without(t, ListenerType, "l1"))
-		answers(t, address, map[string]string{"a.test": "no answer"})
-		p.unasked()
+func TestRestoredListenerHasItsVirtualHosts(t *testing.T) {
+	forEachVHDSEnvoy(t, twoHosts(t), func(t *testing.T, p *envoyServer, e *envoytest.Envoy, address string) {
+		expectBody(t, address, map[string]string{"a.test": "a1"})
+		p.awaitSync()
+		whole := p.state
+		p.change(ListenerType, p.state.withoutResource(t, ListenerType, "l1"))
+		expectBody(t, address, map[string]string{"a.test": "no answer"})
+		p.awaitUnsubscribed()
 		p.change(ListenerType, whole)
-		answers(t, address, map[string]string{"a.test": "a1", "b.test": "b1"})
-		p.change(VirtualHostType+" r1/a.test", whole.hosts(t, host("r1", "a.test", "a2")))
-		answers(t, address, map[string]string{"a.test": "a2", "b.test": "b1"})
-		p.inSync()
+		expectBody(t, address, map[string]string{"a.test": "a1", "b.test": "b1"})
+		p.change(VirtualHostType+" r1/a.test", whole.withVirtualHosts(t, newVirtualHost("r1", "a.test", "a2")))
+		expectBody(t, address, map[string]string{"a.test": "a2", "b.test": "b1"})
+		p.awaitSync()
 	})
 }
 
-func TestListenerWithoutVirtualHostsIsReadyAtOnce(t *testing.T) {
-	empty := func(string) resources { return resources{}.with(t, apartRoutes("r1"), "r1") }
-	eachPartsEnvoy(t, empty, func(t *testing.T, p *plane, e *envoytest.Envoy, address string) {
-		answers(t, address, map[string]string{"a.test": "404"})
+func TestListenerWithoutVirtualHostsIsReadyImmediately(t *testing.T) {
+	empty := func(string) envoyState { return envoyState{}.withResource(t, vhdsRoutes("r1"), "r1") }
+	forEachVHDSEnvoy(t, empty, func(t *testing.T, p *envoyServer, e *envoytest.Envoy, address string) {
+		expectBody(t, address, map[string]string{"a.test": "404"})
 		if late, err := e.Get("/stats?usedonly&filter=init_fetch_timeout"); err != nil || late != "" {
-			t.Errorf("it waited as long as for something that never came: %s, %v", late, err)
+			t.Errorf("it waited until the timeout: %s, %v", late, err)
 		}
-		p.change(VirtualHostType, p.world.hosts(t, host("r1", "a.test", "a1")))
-		answers(t, address, map[string]string{"a.test": "a1"})
-		p.inSync()
+		p.change(VirtualHostType, p.state.withVirtualHosts(t, newVirtualHost("r1", "a.test", "a1")))
+		expectBody(t, address, map[string]string{"a.test": "a1"})
+		p.awaitSync()
 	})
 }
 
-// TestOneBadVirtualHostCostsNoOther: Envoy refuses all that come with a bad one, on its first sight of them and later.
-func TestOneBadVirtualHostCostsNoOther(t *testing.T) {
-	many := func(string) resources {
-		r := resources{}.with(t, apartRoutes("r1"), "r1")
+// TestBadVirtualHostDoesNotBlockOtherOnes: Envoy rejects all virtual hosts in a response with an invalid one, new and
+// known ones.
+func TestBadVirtualHostDoesNotBlockOtherOnes(t *testing.T) {
+	many := func(string) envoyState {
+		r := envoyState{}.withResource(t, vhdsRoutes("r1"), "r1")
 		for i := range 40 {
-			r = r.hosts(t, host("r1", fmt.Sprintf("h%d.test", i), fmt.Sprint("v", i)))
+			r = r.withVirtualHosts(t, newVirtualHost("r1", fmt.Sprintf("h%d.test", i), fmt.Sprint("v", i)))
 		}
-		bad := host("r1", "bad.test", "never")
+		bad := newVirtualHost("r1", "bad.test", "never")
 		bad.Routes[0].Match.PathSpecifier = &routev3.RouteMatch_SafeRegex{}
-		return r.hosts(t, bad)
+		return r.withVirtualHosts(t, bad)
 	}
-	eachPartsEnvoy(t, many, func(t *testing.T, p *plane, e *envoytest.Envoy, address string) {
+	forEachVHDSEnvoy(t, many, func(t *testing.T, p *envoyServer, e *envoytest.Envoy, address string) {
 		want := map[string]string{"bad.test": "404"}
 		for i := range 40 {
 			want[fmt.Sprintf("h%d.test", i)] = fmt.Sprint("v", i)
 		}
-		answers(t, address, want)
-		testenv.Eventually(t, "the bad one is told", func() error {
+		expectBody(t, address, want)
+		testenv.Eventually(t, "the bad one is reported", func() error {
 			for _, ts := range p.Clients()[0].Types {
 				if ts.TypeURL == VirtualHostType && ts.Rejected != nil && strings.Join(ts.Rejected.Resources, " ") == "r1/bad.test" {
 					return nil
@@ -213,9 +215,9 @@ func TestOneBadVirtualHostCostsNoOther(t *testing.T) {
 			}
 			return fmt.Errorf("%+v", p.Clients()[0].Types)
 		})
-		p.change(VirtualHostType+" r1/bad.test", p.world.hosts(t, host("r1", "bad.test", "good")))
+		p.change(VirtualHostType+" r1/bad.test", p.state.withVirtualHosts(t, newVirtualHost("r1", "bad.test", "good")))
 		want["bad.test"] = "good"
-		answers(t, address, want)
-		p.inSync()
+		expectBody(t, address, want)
+		p.awaitSync()
 	})
 }

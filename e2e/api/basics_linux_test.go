@@ -9,10 +9,10 @@ import (
 
 func TestServicesAreReachedByEveryProtocol(t *testing.T) {
 	runRows(t, []row{
-		{name: "http and its other versions", ports: []string{"http", "http2"}, check: func(w *world, host string) error {
+		{name: "http and its other versions", ports: []string{"http", "http2"}, check: func(w *testMesh, host string) error {
 			for _, port := range []string{"80", "82"} {
 				for _, h2 := range []bool{false, true} {
-					got, err := w.ask("client", request{URL: "http://" + host + ":" + port + "/a?b=c", H2: h2})
+					got, err := w.send("client", request{URL: "http://" + host + ":" + port + "/a?b=c", H2: h2})
 					if err != nil {
 						return fmt.Errorf("port %s, h2 %t: %w", port, h2, err)
 					}
@@ -23,14 +23,14 @@ func TestServicesAreReachedByEveryProtocol(t *testing.T) {
 			}
 			return nil
 		}},
-		{name: "tcp and server first", ports: []string{"tcp", "mysql"}, check: func(w *world, host string) error {
+		{name: "tcp and server first", ports: []string{"tcp", "mysql"}, check: func(w *testMesh, host string) error {
 			for port, lines := range map[string]int{"9000": 1, "3306": 2} {
-				heard, err := w.say("client", host+":"+port, "hello", lines)
+				received, err := w.sendLine("client", host+":"+port, "hello", lines)
 				if err != nil {
 					return fmt.Errorf("port %s: %w", port, err)
 				}
-				if last := heard[lines-1]; !strings.HasSuffix(last, "heard hello") {
-					return fmt.Errorf("port %s: %q", port, heard)
+				if last := received[lines-1]; !strings.HasSuffix(last, "heard hello") {
+					return fmt.Errorf("port %s: %q", port, received)
 				}
 			}
 			return nil
@@ -47,18 +47,18 @@ spec:
   - {name: c, port: 81, targetPort: 8081}
   - {name: d, port: 9001}
   - {name: e, port: 3307}
-`, check: func(w *world, host string) error {
+`, check: func(w *testMesh, host string) error {
 			host += "-more"
 			for _, h2 := range []bool{false, true} {
-				got, err := w.ask("client", request{URL: "http://" + host + ":81/", H2: h2})
+				got, err := w.send("client", request{URL: "http://" + host + ":81/", H2: h2})
 				if err != nil || !strings.Contains(got.Echo.Header.Get("X-Forwarded-Client-Cert"), "sa/client") {
 					return fmt.Errorf("h2 %t: %s %v", h2, toJSON(got), err)
 				}
 			}
 			for port, lines := range map[string]int{"9001": 1, "3307": 2} {
-				heard, err := w.say("client", host+":"+port, "hello", lines)
-				if err != nil || !strings.HasSuffix(heard[lines-1], "heard hello") {
-					return fmt.Errorf("port %s: %q %v", port, heard, err)
+				received, err := w.sendLine("client", host+":"+port, "hello", lines)
+				if err != nil || !strings.HasSuffix(received[lines-1], "heard hello") {
+					return fmt.Errorf("port %s: %q %v", port, received, err)
 				}
 			}
 			if server, err := w.checkGRPC("client", host+":7001"); err != nil || server == "" {
@@ -70,26 +70,27 @@ spec:
 			}
 			return err
 		}},
-		{name: "grpc", ports: []string{"grpc"}, check: func(w *world, host string) error {
+		{name: "grpc", ports: []string{"grpc"}, check: func(w *testMesh, host string) error {
 			server, err := w.checkGRPC("client", host+":7000")
 			if err == nil && server != "v1" && server != "v2" {
 				err = fmt.Errorf("%q answered", server)
 			}
 			return err
 		}},
-		{name: "what no service lists", ports: []string{"http"}, docs: ``, check: func(w *world, host string) error {
-			// By the address of the workload, so that nobody tells what the port speaks, nor whether a sidecar is there.
+		{name: "what no service lists", ports: []string{"http"}, docs: ``, check: func(w *testMesh, host string) error {
+			// By the address of the workload: the client's Envoy knows neither the protocol of the port nor whether a
+			// sidecar serves it.
 			to := w.instance("guarded").Proxy.String()
-			if got, err := w.expect(200, "client", "http://"+to+":8082/x"); err != nil || got.Server != "guarded" {
+			if got, err := w.expectStatus(200, "client", "http://"+to+":8082/x"); err != nil || got.Server != "guarded" {
 				return fmt.Errorf("%s %w", toJSON(got), err)
 			}
-			heard, err := w.say("client", to+":9000", "hello", 1)
-			if err == nil && heard[0] != "guarded heard hello" {
-				err = fmt.Errorf("%q", heard)
+			received, err := w.sendLine("client", to+":9000", "hello", 1)
+			if err == nil && received[0] != "guarded heard hello" {
+				err = fmt.Errorf("%q", received)
 			}
 			return err
 		}},
-		{name: "tls of the application", ports: []string{"tls"}, check: func(w *world, host string) error {
+		{name: "tls of the application", ports: []string{"tls"}, check: func(w *testMesh, host string) error {
 			got, err := w.getTLS("client", host+":443", "server.example")
 			if err == nil && got.Server == "" {
 				err = fmt.Errorf("%s", toJSON(got))
@@ -106,8 +107,8 @@ spec:
   resolution: STATIC
   ports: [{number: 80, name: http, protocol: HTTP, targetPort: $OUTSIDE_HTTP}]
   endpoints: [{address: $OUTSIDE}]
-`, check: func(w *world, host string) error {
-			got, err := w.expect(200, "client", "http://"+host+".example/")
+`, check: func(w *testMesh, host string) error {
+			got, err := w.expectStatus(200, "client", "http://"+host+".example/")
 			if err == nil && got.Server != "outside" {
 				err = fmt.Errorf("%s", toJSON(got))
 			}

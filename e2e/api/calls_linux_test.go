@@ -28,7 +28,7 @@ type reply struct {
 	Status int
 	Header http.Header
 	Body   string
-	// Echo is what the server says of the request; zero when none of the servers answered.
+	// Echo is the server's description of the request; zero when none of the servers answered.
 	Echo
 }
 
@@ -39,20 +39,20 @@ type request struct {
 	Host    string // if not the URL's
 	Headers map[string]string
 	Body    string
-	// H2 has it made by HTTP/2.
+	// H2 sends the request over HTTP/2.
 	H2 bool
 }
 
-// get asks for a URL from the place of an instance ("" for an outsider), with headers as pairs.
-func (w *world) get(from, url string, headers ...string) (reply, error) {
+// get requests a URL from the network of an instance ("" for a client outside the mesh). Headers are name/value pairs.
+func (w *testMesh) get(from, url string, headers ...string) (reply, error) {
 	r := request{URL: url, Headers: map[string]string{}}
 	for i := 0; i+1 < len(headers); i += 2 {
 		r.Headers[headers[i]] = headers[i+1]
 	}
-	return w.ask(from, r)
+	return w.send(from, r)
 }
 
-func (w *world) ask(from string, r request) (reply, error) {
+func (w *testMesh) send(from string, r request) (reply, error) {
 	req, err := http.NewRequestWithContext(w.ctx, r.Method, r.URL, strings.NewReader(r.Body))
 	if err != nil {
 		return reply{}, err
@@ -82,8 +82,8 @@ func (w *world) ask(from string, r request) (reply, error) {
 	return got, nil
 }
 
-// expect asks for a URL, and says when the status is another.
-func (w *world) expect(status int, from, url string, headers ...string) (reply, error) {
+// expectStatus requests a URL and fails if the response has another status.
+func (w *testMesh) expectStatus(status int, from, url string, headers ...string) (reply, error) {
 	got, err := w.get(from, url, headers...)
 	if err == nil && got.Status != status {
 		err = fmt.Errorf("%s from %q: %d %s, want %d", url, from, got.Status, got.Body, status)
@@ -91,8 +91,9 @@ func (w *world) expect(status int, from, url string, headers ...string) (reply, 
 	return got, err
 }
 
-// servers asks n times, and counts the answers by server; an answer without a server counts as its status.
-func (w *world) servers(n int, from, url string, headers ...string) (map[string]int, error) {
+// countByServer sends n requests and counts the responses by server. A response without a server counts under its
+// status.
+func (w *testMesh) countByServer(n int, from, url string, headers ...string) (map[string]int, error) {
 	seen := map[string]int{}
 	for range n {
 		got, err := w.get(from, url, headers...)
@@ -108,8 +109,8 @@ func (w *world) servers(n int, from, url string, headers ...string) (map[string]
 	return seen, nil
 }
 
-// count is how many requests with this X-Test reached a server.
-func (w *world) count(server, key string) (int, error) {
+// count returns the number of requests with this X-Test that reached a server.
+func (w *testMesh) count(server, key string) (int, error) {
 	got, err := w.get(server, fmt.Sprintf("http://127.0.0.1:%d/count/%s", portHTTP, key))
 	if err != nil {
 		return 0, err
@@ -117,8 +118,8 @@ func (w *world) count(server, key string) (int, error) {
 	return strconv.Atoi(got.Body)
 }
 
-// say sends a line over TCP, and gives the lines that come back: n of them.
-func (w *world) say(from, address, line string, n int) ([]string, error) {
+// sendLine sends a line over TCP and returns the n lines that the server sends back.
+func (w *testMesh) sendLine(from, address, line string, n int) ([]string, error) {
 	ctx, cancel := context.WithTimeout(w.ctx, requestTimeout)
 	defer cancel()
 	conn, err := w.Dial(ctx, from, "tcp", address)
@@ -126,11 +127,11 @@ func (w *world) say(from, address, line string, n int) ([]string, error) {
 		return nil, err
 	}
 	defer conn.Close()
-	return talk(conn, line, n)
+	return exchangeLines(conn, line, n)
 }
 
-// talk sends a line, and reads n.
-func talk(conn net.Conn, line string, n int) ([]string, error) {
+// exchangeLines sends a line, and reads n.
+func exchangeLines(conn net.Conn, line string, n int) ([]string, error) {
 	_ = conn.SetDeadline(time.Now().Add(requestTimeout))
 	if line != "" {
 		if _, err := fmt.Fprintln(conn, line); err != nil {
@@ -138,18 +139,18 @@ func talk(conn net.Conn, line string, n int) ([]string, error) {
 		}
 	}
 	lines := bufio.NewScanner(conn)
-	var heard []string
-	for len(heard) < n && lines.Scan() {
-		heard = append(heard, lines.Text())
+	var received []string
+	for len(received) < n && lines.Scan() {
+		received = append(received, lines.Text())
 	}
-	if len(heard) < n && lines.Err() == nil {
-		return heard, fmt.Errorf("the connection ended after %q", heard)
+	if len(received) < n && lines.Err() == nil {
+		return received, fmt.Errorf("the connection ended after %q", received)
 	}
-	return heard, lines.Err()
+	return received, lines.Err()
 }
 
-// getTLS asks for / at an address by HTTPS with the name as SNI, and checks the certificate's name, too.
-func (w *world) getTLS(from, address, sni string) (reply, error) {
+// getTLS requests / from an address over HTTPS with the name as SNI, and verifies the certificate's name.
+func (w *testMesh) getTLS(from, address, sni string) (reply, error) {
 	pool := w.ca.Pool()
 	c := &http.Client{Timeout: requestTimeout, Transport: &http.Transport{
 		DisableKeepAlives: true,
@@ -171,8 +172,8 @@ func (w *world) getTLS(from, address, sni string) (reply, error) {
 	return got, json.NewDecoder(res.Body).Decode(&got.Echo)
 }
 
-// checkGRPC makes a call of gRPC, and says which server answered.
-func (w *world) checkGRPC(from, address string, headers ...string) (server string, err error) {
+// checkGRPC makes a gRPC health call and returns the name of the server that answered.
+func (w *testMesh) checkGRPC(from, address string, headers ...string) (server string, err error) {
 	conn, err := grpc.NewClient("passthrough:///"+address, grpc.WithTransportCredentials(insecure.NewCredentials()),
 		grpc.WithContextDialer(func(ctx context.Context, to string) (net.Conn, error) { return w.Dial(ctx, from, "tcp", to) }))
 	if err != nil {
@@ -188,9 +189,9 @@ func (w *world) checkGRPC(from, address string, headers ...string) (server strin
 	return strings.Join(got.Get("x-server"), ","), nil
 }
 
-// stats are the numbers of a workload's Envoy that begin with a prefix, by what follows it.
-func (w *world) stats(at, prefix string) (map[string]int, error) {
-	got, err := w.expect(http.StatusOK, at, "http://127.0.0.1:15000/stats?filter="+url.QueryEscape("^"+regexp.QuoteMeta(prefix)))
+// stats returns the numeric statistics of a workload's Envoy that begin with a prefix, by the rest of their name.
+func (w *testMesh) stats(at, prefix string) (map[string]int, error) {
+	got, err := w.expectStatus(http.StatusOK, at, "http://127.0.0.1:15000/stats?filter="+url.QueryEscape("^"+regexp.QuoteMeta(prefix)))
 	if err != nil {
 		return nil, err
 	}
@@ -204,16 +205,16 @@ func (w *world) stats(at, prefix string) (map[string]int, error) {
 	return out, nil
 }
 
-// callsOf are how many requests a workload made to a cluster, in how many connections.
-func (w *world) callsOf(at, cluster string) (requests, connections int, err error) {
+// countCalls returns the number of requests and connections of a workload's Envoy to a cluster.
+func (w *testMesh) countCalls(at, cluster string) (requests, connections int, err error) {
 	stats, err := w.stats(at, "cluster."+cluster)
 	return stats["upstream_rq_total"], stats["upstream_cx_total"], err
 }
 
-// eventually asks again for as long as rows are patient: for steps of a check, each of which takes its time.
-func eventually(ask func() (reply, error)) (reply, error) {
+// eventually repeats a request until it succeeds or -patience expires. Checks use it for steps that need time.
+func eventually(send func() (reply, error)) (reply, error) {
 	for end := time.Now().Add(*patience); ; time.Sleep(100 * time.Millisecond) {
-		if got, err := ask(); err == nil || time.Now().After(end) {
+		if got, err := send(); err == nil || time.Now().After(end) {
 			return got, err
 		}
 	}

@@ -1,6 +1,6 @@
-// Package api sends real requests through real Envoys for what the documents of Istio's API promise: one captured mesh for
-// each of the oldest and the newest Envoy, to which each row adds its documents while it runs.
+// Package api tests the documents of Istio's API with real requests through real Envoys. It runs one captured mesh for
+// each of the oldest and the newest Envoy version. Each row adds its documents to the mesh while it runs.
 //
-// To add a row, write it into a list in a file of its subject and hand the list to runRows; see row for what it can say,
-// and world for how it makes requests.
+// To add a row, write it into a list in the file of its subject and pass the list to runRows. See row for its fields
+// and testMesh for the helpers that make requests.
 package api

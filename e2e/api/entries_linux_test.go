@@ -31,13 +31,13 @@ spec:
   resolution: DNS_ROUND_ROBIN
   ports: [{number: 9000, name: tcp, targetPort: $OUTSIDE_TCP}]
   endpoints: [{address: host.pilotfish.internal}]
-`, check: func(w *world, host string) error {
-			got, err := w.expect(200, "client", "http://"+host+".example/")
+`, check: func(w *testMesh, host string) error {
+			got, err := w.expectStatus(200, "client", "http://"+host+".example/")
 			if err != nil || got.Server != "outside" {
 				return fmt.Errorf("%s %w", toJSON(got), err)
 			}
-			heard, err := w.say("client", host+".turns.example:9000", "hello", 1)
-			return is(err == nil && heard[0] == "outside heard hello", "%q %v", heard, err)
+			received, err := w.sendLine("client", host+".turns.example:9000", "hello", 1)
+			return checkf(err == nil && received[0] == "outside heard hello", "%q %v", received, err)
 		}},
 		{name: "where callers want to go", ports: []string{"http"}, docs: `
 apiVersion: networking.istio.io/v1
@@ -53,9 +53,9 @@ apiVersion: networking.istio.io/v1
 kind: VirtualService
 metadata: {name: $HOST}
 spec: {hosts: [$HOST.example], http: [{headers: {request: {set: {x-seen: "yes"}}}, route: [{destination: {host: $HOST.example}}]}]}
-`, check: func(w *world, host string) error {
-			got, err := w.ask("client", request{URL: "http://" + w.outsideAddress() + ":" + w.outside[portHTTP] + "/", Host: host + ".example"})
-			return is(err == nil && got.Server == "outside" && got.Echo.Header.Get("X-Seen") == "yes", "%s %v", toJSON(got), err)
+`, check: func(w *testMesh, host string) error {
+			got, err := w.send("client", request{URL: "http://" + w.outsideAddress() + ":" + w.outside[portHTTP] + "/", Host: host + ".example"})
+			return checkf(err == nil && got.Server == "outside" && got.Echo.Header.Get("X-Seen") == "yes", "%s %v", toJSON(got), err)
 		}},
 		{name: "blocks of addresses", ports: []string{"http"}, docs: `
 apiVersion: networking.istio.io/v1
@@ -79,15 +79,15 @@ spec:
   resolution: STATIC
   ports: [{number: 9100, name: tcp, protocol: TCP, targetPort: 9000}]
   endpoints: [{address: $V2}]
-`, check: func(w *world, host string) error {
+`, check: func(w *testMesh, host string) error {
 			for address, server := range map[string]string{"240.66.1.9": "v1", "240.67.0.1": "v1", "240.66.7.9": "v2"} {
-				heard, err := w.say("client", address+":9100", "hello", 1)
-				if err != nil || heard[0] != server+" heard hello" {
-					return fmt.Errorf("%s: %q %w", address, heard, err)
+				received, err := w.sendLine("client", address+":9100", "hello", 1)
+				if err != nil || received[0] != server+" heard hello" {
+					return fmt.Errorf("%s: %q %w", address, received, err)
 				}
 			}
 			for _, address := range []string{"240.66.1.9", "240.67.0.1"} {
-				got, err := w.ask("client", request{URL: "http://" + address + ":9101/", Host: host + ".example:9101"})
+				got, err := w.send("client", request{URL: "http://" + address + ":9101/", Host: host + ".example:9101"})
 				if err != nil || got.Server != "v1" {
 					return fmt.Errorf("%s: %s %w", address, toJSON(got), err)
 				}
@@ -105,10 +105,10 @@ spec:
   resolution: STATIC
   ports: [{number: 9100, name: tcp, protocol: TCP, targetPort: 9000}]
   endpoints: [{address: $V2}]
-`, check: func(w *world, host string) error {
+`, check: func(w *testMesh, host string) error {
 			for _, name := range []string{host + ".one.example", host + ".two.example", "240.68.0.1"} {
-				if heard, err := w.say("client", name+":9100", "hello", 1); err != nil || heard[0] != "v2 heard hello" {
-					return fmt.Errorf("%s: %q %w", name, heard, err)
+				if received, err := w.sendLine("client", name+":9100", "hello", 1); err != nil || received[0] != "v2 heard hello" {
+					return fmt.Errorf("%s: %q %w", name, received, err)
 				}
 			}
 			return nil
@@ -123,15 +123,15 @@ apiVersion: networking.istio.io/v1
 kind: ServiceEntry
 metadata: {name: $HOST-2}
 spec: {hosts: [$HOST.two.example], location: MESH_INTERNAL, resolution: STATIC, ports: [{number: 9000, name: tcp}], endpoints: [{address: $V2, serviceAccount: server}]}
-`, check: func(w *world, host string) error {
+`, check: func(w *testMesh, host string) error {
 			for name, server := range map[string]string{"one": "v1", "two": "v2"} {
-				if heard, err := w.say("client", host+"."+name+".example:9000", "hello", 1); err != nil || heard[0] != server+" heard hello" {
-					return fmt.Errorf("%s: %q %w", name, heard, err)
+				if received, err := w.sendLine("client", host+"."+name+".example:9000", "hello", 1); err != nil || received[0] != server+" heard hello" {
+					return fmt.Errorf("%s: %q %w", name, received, err)
 				}
 			}
 			return nil
 		}},
-		{name: "workloads that register themselves", ports: []string{"http"}, alone: []string{"other"}, docs: `
+		{name: "workloads that register themselves", ports: []string{"http"}, exclusive: []string{"other"}, docs: `
 apiVersion: networking.istio.io/v1
 kind: ServiceEntry
 metadata: {name: $HOST, namespace: other}
@@ -141,62 +141,63 @@ spec:
   resolution: STATIC
   ports: [{number: 80, name: http, protocol: HTTP, targetPort: 8080}]
   workloadSelector: {labels: {guest: "yes"}}
-`, check: func(w *world, host string) error {
-			// It is called, not while it says that it is ill, and again when it is well.
-			if _, err := w.expect(200, "client", "http://"+host+".example/"); err != nil {
+`, check: func(w *testMesh, host string) error {
+			// The workload receives requests while its probe succeeds, none while it fails, and receives them again
+			// afterwards.
+			if _, err := w.expectStatus(200, "client", "http://"+host+".example/"); err != nil {
 				return err
 			}
-			_, sick := w.expect(200, "other", "http://127.0.0.1:8080/health/bad")
-			_, away := eventually(func() (reply, error) { return w.expect(503, "client", "http://"+host+".example/") })
-			_, well := w.expect(200, "other", "http://127.0.0.1:8080/health/good")
-			got, back := eventually(func() (reply, error) { return w.expect(200, "client", "http://"+host+".example/") })
+			_, sick := w.expectStatus(200, "other", "http://127.0.0.1:8080/health/bad")
+			_, away := eventually(func() (reply, error) { return w.expectStatus(503, "client", "http://"+host+".example/") })
+			_, well := w.expectStatus(200, "other", "http://127.0.0.1:8080/health/good")
+			got, back := eventually(func() (reply, error) { return w.expectStatus(200, "client", "http://"+host+".example/") })
 			if err := errors.Join(sick, away, well, back); err != nil {
 				return err
 			}
-			return is(got.Server == "other" && strings.Contains(got.Echo.Header.Get("X-Forwarded-Client-Cert"), "sa/client"), "%s", toJSON(got))
+			return checkf(got.Server == "other" && strings.Contains(got.Echo.Header.Get("X-Forwarded-Client-Cert"), "sa/client"), "%s", toJSON(got))
 		}},
 	})
 }
 
-func TestWhatSidecarsSayOfTheirWorkloads(t *testing.T) {
+func TestWorkloadMetadataOfSidecars(t *testing.T) {
 	runRows(t, []row{
-		{name: "unknown hosts by a proxy of the mesh", ports: []string{"http"}, alone: []string{"other"}, docs: outsideService(`{number: 9000, name: tcp, targetPort: $OUTSIDE_TCP}`) + `
+		{name: "unknown hosts by a proxy of the mesh", ports: []string{"http"}, exclusive: []string{"other"}, docs: outsideService(`{number: 9000, name: tcp, targetPort: $OUTSIDE_TCP}`) + `
 apiVersion: networking.istio.io/v1
 kind: Sidecar
 metadata: {name: $HOST, namespace: other}
 spec:
   outboundTrafficPolicy: {mode: ALLOW_ANY, egressProxy: {host: $HOST.example, port: {number: 9000}}}
   egress: [{hosts: ["default/*"]}]
-`, check: func(w *world, host string) error {
-			heard, err := w.say("other", "192.0.2.77:1234", "hello", 1)
-			return is(err == nil && heard[0] == "outside heard hello", "%q %v", heard, err)
+`, check: func(w *testMesh, host string) error {
+			received, err := w.sendLine("other", "192.0.2.77:1234", "hello", 1)
+			return checkf(err == nil && received[0] == "outside heard hello", "%q %v", received, err)
 		}},
-		{name: "unknown hosts not at all", ports: []string{"http"}, alone: []string{"other"}, docs: `
+		{name: "unknown hosts not at all", ports: []string{"http"}, exclusive: []string{"other"}, docs: `
 apiVersion: networking.istio.io/v1
 kind: Sidecar
 metadata: {name: $HOST, namespace: other}
 spec: {outboundTrafficPolicy: {mode: REGISTRY_ONLY}, egress: [{hosts: ["default/*"]}]}
-`, check: func(w *world, host string) error {
+`, check: func(w *testMesh, host string) error {
 			if got, err := w.get("other", "http://"+w.outsideAddress()+":"+w.outside[portHTTP]+"/"); err == nil && got.Server != "" {
 				return fmt.Errorf("what is not in the registry answers by HTTP: %s", toJSON(got))
 			}
-			if heard, err := w.say("other", w.outsideAddress()+":"+w.outside[portTCP], "hello", 1); err == nil {
-				return fmt.Errorf("what is not in the registry answers: %q", heard)
+			if received, err := w.sendLine("other", w.outsideAddress()+":"+w.outside[portTCP], "hello", 1); err == nil {
+				return fmt.Errorf("what is not in the registry answers: %q", received)
 			}
-			_, err := w.expect(200, "other", "http://"+host+".default/")
+			_, err := w.expectStatus(200, "other", "http://"+host+".default/")
 			return err
 		}},
-		{name: "bootstrap as patches say", ports: []string{"http"}, check: func(w *world, _ string) error {
+		{name: "bootstrap as patches say", ports: []string{"http"}, check: func(w *testMesh, _ string) error {
 			for from, patched := range map[string]bool{"other": true, "guarded": false} {
-				got, err := w.expect(200, from, "http://127.0.0.1:15000/clusters")
+				got, err := w.expectStatus(200, from, "http://127.0.0.1:15000/clusters")
 				if err != nil || strings.Contains(got.Body, "from-a-patch::") != patched || !strings.Contains(got.Body, "xds-grpc::") {
 					return fmt.Errorf("%s: %s %w", from, got.Body, err)
 				}
 			}
 			return nil
 		}},
-		{name: "proxyconfig when a sidecar starts", ports: []string{"http"}, check: func(w *world, _ string) error {
-			got, err := w.expect(200, "other", "http://127.0.0.1:15000/server_info")
+		{name: "proxyconfig when a sidecar starts", ports: []string{"http"}, check: func(w *testMesh, _ string) error {
+			got, err := w.expectStatus(200, "other", "http://127.0.0.1:15000/server_info")
 			if err != nil {
 				return err
 			}
@@ -211,9 +212,9 @@ spec: {outboundTrafficPolicy: {mode: REGISTRY_ONLY}, egress: [{hosts: ["default/
 			if err := json.Unmarshal([]byte(got.Body), &info); err != nil {
 				return err
 			}
-			return is(info.Options.Concurrency == 1 && info.Node.Metadata["SAID_BY"] == "proxyconfig", "%d workers, %v", info.Options.Concurrency, info.Node.Metadata)
+			return checkf(info.Options.Concurrency == 1 && info.Node.Metadata["SAID_BY"] == "proxyconfig", "%d workers, %v", info.Options.Concurrency, info.Node.Metadata)
 		}},
-		{name: "ways into a workload", ports: []string{"http"}, alone: []string{"guarded"}, docs: `
+		{name: "ways into a workload", ports: []string{"http"}, exclusive: []string{"guarded"}, docs: `
 apiVersion: v1
 kind: Service
 metadata: {name: $HOST-in}
@@ -233,12 +234,12 @@ spec:
   - {port: {number: 9443, protocol: HTTPS, name: https}, defaultEndpoint: "127.0.0.1:8080", tls: {mode: SIMPLE, serverCertificate: $DIR/server.crt, privateKey: $DIR/server.key}}
   - {port: {number: 9997, protocol: HTTP, name: socket}, defaultEndpoint: "unix://$DIR/guarded.sock"}
   - {port: {number: 9998, protocol: HTTP, name: own}, bind: 127.0.0.1, captureMode: NONE, defaultEndpoint: "unix://$DIR/guarded.sock"}
-`, check: func(w *world, host string) error {
+`, check: func(w *testMesh, host string) error {
 			if got, err := w.getTLS("", w.guardedAt(9443), "server.example"); err != nil || got.Server != "guarded" {
 				return fmt.Errorf("by TLS: %s %w", toJSON(got), err)
 			}
 			for from, url := range map[string]string{"client": "http://" + host + "-in/", "guarded": "http://127.0.0.1:9998/"} {
-				if got, err := w.expect(200, from, url); err != nil || got.Server != "guarded" || got.Remote != "@" {
+				if got, err := w.expectStatus(200, from, url); err != nil || got.Server != "guarded" || got.Remote != "@" {
 					return fmt.Errorf("from %s: %s %w", from, toJSON(got), err)
 				}
 			}

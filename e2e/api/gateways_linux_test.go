@@ -13,19 +13,19 @@ import (
 	"time"
 )
 
-// edge is the address of a port of the gateway.
-func (w *world) edge(port int) string {
+// edgeAddress is the address of a port of the gateway.
+func (w *testMesh) edgeAddress(port int) string {
 	return net.JoinHostPort(w.instance("gateway").Proxy.String(), fmt.Sprint(port))
 }
 
-// atEdge asks the gateway for a host, as somebody from outside; port 8443 and those above are of TLS.
-func (w *world) atEdge(port int, host string, certificates ...tls.Certificate) (reply, error) {
+// getAtEdge requests a host from the gateway, as a client outside the mesh. Ports from 8443 use TLS.
+func (w *testMesh) getAtEdge(port int, host string, certificates ...tls.Certificate) (reply, error) {
 	settings := &tls.Config{ServerName: host, RootCAs: w.ca.Pool()}
-	if len(certificates) > 0 { // shown whoever the gateway says that it trusts
+	if len(certificates) > 0 { // sent even if the gateway does not list its issuer
 		settings.GetClientCertificate = func(*tls.CertificateRequestInfo) (*tls.Certificate, error) { return &certificates[0], nil }
 	}
 	dial := func(ctx context.Context, network, _ string) (net.Conn, error) {
-		return w.Dial(ctx, "", network, w.edge(port))
+		return w.Dial(ctx, "", network, w.edgeAddress(port))
 	}
 	c := &http.Client{
 		Timeout: requestTimeout, CheckRedirect: func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse },
@@ -52,16 +52,16 @@ func (w *world) atEdge(port int, host string, certificates ...tls.Certificate) (
 	return got, nil
 }
 
-// served says when a server of the row did not answer.
-func served(got reply, err error) error {
+// checkServed fails unless a server of the row answered.
+func checkServed(got reply, err error) error {
 	if err == nil && (got.Status != http.StatusOK || got.Server == "") {
 		err = errors.New(toJSON(got))
 	}
 	return err
 }
 
-// refused says when an answer came.
-func refused(got reply, err error) error {
+// checkRefused fails if the request was answered.
+func checkRefused(got reply, err error) error {
 	if err == nil {
 		return fmt.Errorf("it is let in: %s", toJSON(got))
 	}
@@ -95,35 +95,35 @@ metadata: {name: $HOST, namespace: istio-system}
 type: kubernetes.io/tls
 data: {tls.crt: $SERVER_CRT, tls.key: $SERVER_KEY}
 ---` + edgeDocs(`{port: {number: 8443, name: https, protocol: HTTPS}, hosts: [one.tls.example], tls: {mode: SIMPLE, credentialName: $HOST}}`, toHost),
-			check: func(w *world, _ string) error { return served(w.atEdge(8443, "one.tls.example")) }},
+			check: func(w *testMesh, _ string) error { return checkServed(w.getAtEdge(8443, "one.tls.example")) }},
 		{name: "gateway asks clients for certificates", ports: []string{"http"}, docs: `
 apiVersion: v1
 kind: Secret
 metadata: {name: $HOST, namespace: istio-system}
 data: {tls.crt: $SERVER_CRT, tls.key: $SERVER_KEY, ca.crt: $CA_CRT}
 ---` + edgeDocs(`{port: {number: 8444, name: https, protocol: HTTPS}, hosts: [two.tls.example], tls: {mode: MUTUAL, credentialName: $HOST}}`, toHost),
-			check: func(w *world, _ string) error {
-				if err := served(w.atEdge(8444, "two.tls.example", w.someone)); err != nil {
+			check: func(w *testMesh, _ string) error {
+				if err := checkServed(w.getAtEdge(8444, "two.tls.example", w.trustedClient)); err != nil {
 					return err
 				}
-				return refused(w.atEdge(8444, "two.tls.example"))
+				return checkRefused(w.getAtEdge(8444, "two.tls.example"))
 			}},
 		{name: "gateway passes tls on by name", ports: []string{"tls"}, docs: edgeDocs(
 			`{port: {number: 8445, name: tls, protocol: TLS}, hosts: ["*.tls.example"], tls: {mode: PASSTHROUGH}}`,
 			`tls: [{match: [{sniHosts: [three.tls.example]}], route: [{destination: {host: $HOST, port: {number: 443}}}]}]`),
-			check: func(w *world, _ string) error {
-				if err := served(w.atEdge(8445, "three.tls.example")); err != nil {
+			check: func(w *testMesh, _ string) error {
+				if err := checkServed(w.getAtEdge(8445, "three.tls.example")); err != nil {
 					return err
 				}
-				return refused(w.atEdge(8445, "four.tls.example"))
+				return checkRefused(w.getAtEdge(8445, "four.tls.example"))
 			}},
 		{name: "gateway passes the tls of the mesh on", ports: []string{"http"}, docs: `
 apiVersion: networking.istio.io/v1
 kind: Gateway
 metadata: {name: $HOST}
 spec: {selector: {istio: ingressgateway}, servers: [{port: {number: 8446, name: tls, protocol: TLS}, hosts: ["*.local"], tls: {mode: AUTO_PASSTHROUGH}}]}
-`, check: func(w *world, host string) error {
-			conn, err := w.Dial(w.ctx, "", "tcp", w.edge(8446))
+`, check: func(w *testMesh, host string) error {
+			conn, err := w.Dial(w.ctx, "", "tcp", w.edgeAddress(8446))
 			if err != nil {
 				return err
 			}
@@ -161,12 +161,12 @@ apiVersion: networking.istio.io/v1
 kind: VirtualService
 metadata: {name: $HOST-2}
 spec: {hosts: [second.example], gateways: [$HOST-2], http: [{directResponse: {status: 299}}]}
-`, check: func(w *world, _ string) error {
-			if err := served(w.atEdge(8090, "first.example")); err != nil {
+`, check: func(w *testMesh, _ string) error {
+			if err := checkServed(w.getAtEdge(8090, "first.example")); err != nil {
 				return err
 			}
 			for host, want := range map[string]int{"second.example": 299, "third.example": 301, "fourth.example": 404} {
-				if got, err := w.atEdge(8090, host); err != nil || got.Status != want {
+				if got, err := w.getAtEdge(8090, host); err != nil || got.Status != want {
 					return fmt.Errorf("%s: %s, %w", host, toJSON(got), err)
 				}
 			}
@@ -177,7 +177,7 @@ spec: {hosts: [second.example], gateways: [$HOST-2], http: [{directResponse: {st
 
 func TestEnvoyFilters(t *testing.T) {
 	runRows(t, []row{
-		{name: "envoyfilter puts a script into a sidecar", ports: []string{"http"}, alone: []string{"guarded"}, docs: `
+		{name: "envoyfilter puts a script into a sidecar", ports: []string{"http"}, exclusive: []string{"guarded"}, docs: `
 apiVersion: networking.istio.io/v1alpha3
 kind: EnvoyFilter
 metadata: {name: $HOST}
@@ -193,14 +193,14 @@ spec:
         typed_config:
           "@type": type.googleapis.com/envoy.extensions.filters.http.lua.v3.Lua
           default_source_code: {inline_string: "function envoy_on_response(handle) handle:headers():add('x-script', 'ran') end"}
-`, check: func(w *world, _ string) error {
-			got, err := w.expect(200, "client", "http://guarded/")
+`, check: func(w *testMesh, _ string) error {
+			got, err := w.expectStatus(200, "client", "http://guarded/")
 			if err == nil && got.Header.Get("X-Script") != "ran" {
 				err = errors.New(toJSON(got))
 			}
 			return err
 		}},
-		{name: "envoyfilter changes the routes of one caller", ports: []string{"http"}, alone: []string{"other"}, docs: `
+		{name: "envoyfilter changes the routes of one caller", ports: []string{"http"}, exclusive: []string{"other"}, docs: `
 apiVersion: networking.istio.io/v1alpha3
 kind: EnvoyFilter
 metadata: {name: $HOST, namespace: other}
@@ -215,24 +215,24 @@ spec:
   - applyTo: VIRTUAL_HOST
     match: {context: SIDECAR_OUTBOUND, routeConfiguration: {vhost: {name: "$HOST.default.svc.cluster.local:80"}}}
     patch: {operation: MERGE, value: {response_headers_to_add: [{header: {key: x-merged, value: "yes"}}]}}
-`, check: func(w *world, host string) error {
-			if _, err := w.expect(299, "other", "http://"+host+".default/patched"); err != nil {
+`, check: func(w *testMesh, host string) error {
+			if _, err := w.expectStatus(299, "other", "http://"+host+".default/patched"); err != nil {
 				return err
 			}
-			got, err := w.expect(200, "other", "http://"+host+".default/other")
+			got, err := w.expectStatus(200, "other", "http://"+host+".default/other")
 			if err == nil && got.Header.Get("X-Merged") != "yes" {
 				err = errors.New(toJSON(got))
 			}
 			if err != nil {
 				return err
 			}
-			if got, err := w.ask("other", request{URL: "http://" + host + ".default/", Host: "added.example"}); err != nil || got.Status != 298 {
+			if got, err := w.send("other", request{URL: "http://" + host + ".default/", Host: "added.example"}); err != nil || got.Status != 298 {
 				return fmt.Errorf("%s, %w", toJSON(got), err)
 			}
-			_, err = w.expect(200, "client", "http://"+host+"/patched")
+			_, err = w.expectStatus(200, "client", "http://"+host+"/patched")
 			return err
 		}},
-		{name: "envoyfilter gives a filter its configuration by name", ports: []string{"http"}, alone: []string{"guarded"}, docs: `
+		{name: "envoyfilter gives a filter its configuration by name", ports: []string{"http"}, exclusive: []string{"guarded"}, docs: `
 apiVersion: networking.istio.io/v1alpha3
 kind: EnvoyFilter
 metadata: {name: $HOST}
@@ -256,14 +256,14 @@ spec:
         config_discovery:
           config_source: {ads: {}, resource_api_version: V3}
           type_urls: [type.googleapis.com/envoy.extensions.filters.http.lua.v3.Lua]
-`, check: func(w *world, _ string) error {
-			got, err := w.expect(200, "client", "http://guarded/")
+`, check: func(w *testMesh, _ string) error {
+			got, err := w.expectStatus(200, "client", "http://guarded/")
 			if err == nil && got.Header.Get("X-Extension") != "ran" {
 				err = errors.New(toJSON(got))
 			}
 			return err
 		}},
-		{name: "envoyfilter adds and removes clusters listeners and chains", alone: []string{"guarded", "other"}, ports: []string{"http", "http2"}, docs: `
+		{name: "envoyfilter adds and removes clusters listeners and chains", exclusive: []string{"guarded", "other"}, ports: []string{"http", "http2"}, docs: `
 apiVersion: networking.istio.io/v1alpha3
 kind: EnvoyFilter
 metadata: {name: $HOST, namespace: other}
@@ -316,23 +316,23 @@ spec:
             stat_prefix: added
             route_config: {virtual_hosts: [{name: all, domains: ["*"], routes: [{match: {prefix: /}, direct_response: {status: 297}}]}]}
             http_filters: [{name: router, typed_config: {"@type": type.googleapis.com/envoy.extensions.filters.http.router.v3.Router}}]
-`, check: func(w *world, host string) error {
-			if _, err := w.expect(503, "other", "http://"+host+".default:82/"); err != nil {
+`, check: func(w *testMesh, host string) error {
+			if _, err := w.expectStatus(503, "other", "http://"+host+".default:82/"); err != nil {
 				return fmt.Errorf("a cluster that is removed: %w", err)
 			}
-			if _, err := w.expect(200, "other", "http://"+host+".default/"); err != nil {
+			if _, err := w.expectStatus(200, "other", "http://"+host+".default/"); err != nil {
 				return err
 			}
 			if merged, err := w.stats("other", "cluster.outbound|merged|"+host); err != nil || merged["upstream_rq_total"] == 0 {
 				return fmt.Errorf("a cluster that is changed: %v %w", merged, err)
 			}
-			if got, err := w.expect(200, "other", "http://127.0.0.1:18999/"); err != nil || got.Server != "other" {
+			if got, err := w.expectStatus(200, "other", "http://127.0.0.1:18999/"); err != nil || got.Server != "other" {
 				return fmt.Errorf("a listener that is added: %s %w", toJSON(got), err)
 			}
-			_, err := w.expect(297, "", "http://"+w.guardedAt(18998)+"/")
+			_, err := w.expectStatus(297, "", "http://"+w.guardedAt(18998)+"/")
 			return err
 		}},
-		{name: "envoyfilter that would break a listener is left out", ports: []string{"http"}, alone: []string{"guarded"}, docs: `
+		{name: "envoyfilter that would break a listener is left out", ports: []string{"http"}, exclusive: []string{"guarded"}, docs: `
 apiVersion: networking.istio.io/v1alpha3
 kind: EnvoyFilter
 metadata: {name: $HOST}
@@ -347,22 +347,22 @@ spec:
     patch:
       operation: MERGE
       value: {typed_config: {"@type": type.googleapis.com/envoy.extensions.filters.network.http_connection_manager.v3.HttpConnectionManager, server_name: patched}}
-`, told: "left out", check: func(w *world, _ string) error {
-			got, err := w.expect(200, "client", "http://guarded/")
+`, wantProblem: "skipped", check: func(w *testMesh, _ string) error {
+			got, err := w.expectStatus(200, "client", "http://guarded/")
 			if err == nil && got.Header.Get("Server") == "" {
 				err = errors.New(toJSON(got))
 			}
 			return err
 		}},
-		{name: "envoyfilter of what stock envoy has not is refused", ports: []string{"http"}, told: "no extension of Envoy has this type", docs: `
+		{name: "envoyfilter of what stock envoy has not is refused", ports: []string{"http"}, wantProblem: "no extension of Envoy has this type", docs: `
 apiVersion: networking.istio.io/v1alpha3
 kind: EnvoyFilter
 metadata: {name: $HOST}
 spec:
   configPatches:
   - {applyTo: HTTP_FILTER, patch: {operation: INSERT_FIRST, value: {name: x, typed_config: {"@type": type.googleapis.com/stats.PluginConfig}}}}
-`, check: func(w *world, host string) error {
-			_, err := w.expect(200, "client", "http://"+host+"/")
+`, check: func(w *testMesh, host string) error {
+			_, err := w.expectStatus(200, "client", "http://"+host+"/")
 			return err
 		}},
 	})
@@ -370,7 +370,7 @@ spec:
 
 func TestSidecars(t *testing.T) {
 	runRows(t, []row{
-		{name: "sidecar says where the workload serves a port", ports: []string{"http"}, alone: []string{"guarded"}, docs: `
+		{name: "sidecar says where the workload serves a port", ports: []string{"http"}, exclusive: []string{"guarded"}, docs: `
 apiVersion: v1
 kind: Service
 metadata: {name: $HOST-in}
@@ -383,14 +383,14 @@ spec:
   workloadSelector: {labels: {app: guarded}}
   ingress:
   - {port: {number: 9999, protocol: HTTP, name: web}, defaultEndpoint: "127.0.0.1:8080", connectionPool: {http: {http1MaxPendingRequests: 10}}}
-`, check: func(w *world, host string) error {
-			got, err := w.expect(200, "client", "http://"+host+"-in/")
+`, check: func(w *testMesh, host string) error {
+			got, err := w.expectStatus(200, "client", "http://"+host+"-in/")
 			if err == nil && got.Server != "guarded" {
 				err = errors.New(toJSON(got))
 			}
 			return err
 		}},
-		{name: "sidecar limits what a workload calls and where", ports: []string{"http"}, alone: []string{"other"}, docs: `
+		{name: "sidecar limits what a workload calls and where", ports: []string{"http"}, exclusive: []string{"other"}, docs: `
 apiVersion: networking.istio.io/v1
 kind: Sidecar
 metadata: {name: $HOST, namespace: other}
@@ -405,18 +405,18 @@ apiVersion: v1
 kind: Service
 metadata: {name: $HOST-bound}
 spec: {selector: {app: server}, ports: [{name: tcp, port: 8888, targetPort: 9000}]}
-`, check: func(w *world, host string) error {
-			if _, err := w.expect(200, "other", "http://"+host+".default/"); err != nil {
+`, check: func(w *testMesh, host string) error {
+			if _, err := w.expectStatus(200, "other", "http://"+host+".default/"); err != nil {
 				return err
 			}
 			if got, err := w.get("other", "http://server.default/"); err == nil && got.Status == 200 {
 				return fmt.Errorf("what is not seen at the port answers: %s", toJSON(got))
 			}
-			if _, err := w.say("other", "server.default:9000", "hello", 1); err != nil {
+			if _, err := w.sendLine("other", "server.default:9000", "hello", 1); err != nil {
 				return fmt.Errorf("what is seen at other ports: %w", err)
 			}
-			if heard, err := w.say("other", "127.0.0.1:8888", "hello", 1); err != nil || !strings.HasSuffix(heard[0], "heard hello") {
-				return fmt.Errorf("the listener of its own: %q, %w", heard, err)
+			if received, err := w.sendLine("other", "127.0.0.1:8888", "hello", 1); err != nil || !strings.HasSuffix(received[0], "heard hello") {
+				return fmt.Errorf("the listener of its own: %q, %w", received, err)
 			}
 			return nil
 		}},

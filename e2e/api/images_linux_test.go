@@ -10,13 +10,13 @@ import (
 	"github.com/google/go-containerregistry/pkg/v1/static"
 )
 
-// What the registry of every server asks for, and its image.
+// The credentials that the registry of every server requires, and the path of its image.
 const (
 	registryUser, registryPassword = "puller", "known-to-the-secret-alone"
 	imagePath                      = "/private/answer:v1"
 )
 
-// serveImage is a registry with one image, the module, for who knows the password.
+// serveImage serves a registry with one image, the module. It requires the password.
 func serveImage(w http.ResponseWriter, r *http.Request) {
 	if user, password, _ := r.BasicAuth(); user != registryUser || password != registryPassword {
 		w.Header().Set("WWW-Authenticate", `Basic realm="images"`)
@@ -29,7 +29,7 @@ func serveImage(w http.ResponseWriter, r *http.Request) {
 		http.Error(w, err.Error(), http.StatusInternalServerError)
 		return
 	}
-	content, kind, err := partOf(image, r.URL.Path[strings.LastIndexByte(r.URL.Path, '/')+1:])
+	content, kind, err := readImagePart(image, r.URL.Path[strings.LastIndexByte(r.URL.Path, '/')+1:])
 	if err != nil {
 		http.Error(w, err.Error(), http.StatusInternalServerError)
 		return
@@ -38,8 +38,8 @@ func serveImage(w http.ResponseWriter, r *http.Request) {
 	_, _ = w.Write(content)
 }
 
-// partOf is an image's configuration or layer, by digest, or else its manifest.
-func partOf(image containers.Image, digest string) (content []byte, kind string, err error) {
+// readImagePart returns an image's configuration or layer by digest, or its manifest for any other digest.
+func readImagePart(image containers.Image, digest string) (content []byte, kind string, err error) {
 	manifest, err := image.Manifest()
 	if err != nil {
 		return nil, "", err

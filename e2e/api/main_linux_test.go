@@ -20,7 +20,7 @@ func TestMain(m *testing.M) {
 		_ = f.Value.Set(rowsAtOnce)
 	}
 	code := m.Run()
-	if err := closeWorlds(); err != nil {
+	if err := closeMeshes(); err != nil {
 		fmt.Fprintln(os.Stderr, err)
 		code = 1
 	}

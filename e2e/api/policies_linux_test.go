@@ -6,7 +6,7 @@ import (
 	"testing"
 )
 
-// TestPoliciesOfConnections: what rules say of who is called, and by what, shows in what arrives there.
+// TestPoliciesOfConnections covers connection settings per destination and caller. It observes them at the destination.
 func TestPoliciesOfConnections(t *testing.T) {
 	runRows(t, []row{
 		{name: "rule for some callers", ports: []string{"http"}, docs: `
@@ -14,9 +14,9 @@ apiVersion: networking.istio.io/v1
 kind: DestinationRule
 metadata: {name: $HOST}
 spec: {host: $HOST, workloadSelector: {matchLabels: {app: client}}, trafficPolicy: {tls: {mode: DISABLE}}}
-`, check: func(w *world, host string) error {
+`, check: func(w *testMesh, host string) error {
 			for from, mutual := range map[string]bool{"client": false, "guarded": true, "other": true} {
-				got, err := w.expect(200, from, "http://"+host+".default/")
+				got, err := w.expectStatus(200, from, "http://"+host+".default/")
 				if err != nil || (got.Echo.Header.Get("X-Forwarded-Client-Cert") != "") != mutual {
 					return fmt.Errorf("from %s: %s %v", from, toJSON(got), err)
 				}
@@ -39,9 +39,9 @@ apiVersion: networking.istio.io/v1
 kind: DestinationRule
 metadata: {name: $HOST}
 spec: {host: $HOST.example, trafficPolicy: {proxyProtocol: {version: V1}}}
-`, check: func(w *world, host string) error {
-			heard, err := w.say("client", host+".example:9000", "hello", 2)
-			return is(err == nil && strings.HasPrefix(heard[0], "outside heard PROXY TCP4 ") && heard[1] == "outside heard hello", "%q %v", heard, err)
+`, check: func(w *testMesh, host string) error {
+			received, err := w.sendLine("client", host+".example:9000", "hello", 2)
+			return checkf(err == nil && strings.HasPrefix(received[0], "outside heard PROXY TCP4 ") && received[1] == "outside heard hello", "%q %v", received, err)
 		}},
 		{name: "proxy protocol of version 2", ports: []string{"http"}, docs: `
 apiVersion: networking.istio.io/v1
@@ -59,28 +59,28 @@ apiVersion: networking.istio.io/v1
 kind: DestinationRule
 metadata: {name: $HOST}
 spec: {host: $HOST.example, trafficPolicy: {proxyProtocol: {version: V2}}}
-`, check: func(w *world, host string) error {
-			// The header is no text, and has ends of lines within.
-			heard, err := w.say("client", host+".example:9000", "hello", 5)
-			return is(err == nil && heard[3] == "outside heard QUIT" && strings.HasPrefix(heard[4], "outside heard !\x11"), "%q %v", heard, err)
+`, check: func(w *testMesh, host string) error {
+			// The header is binary and contains line breaks.
+			received, err := w.sendLine("client", host+".example:9000", "hello", 5)
+			return checkf(err == nil && received[3] == "outside heard QUIT" && strings.HasPrefix(received[4], "outside heard !\x11"), "%q %v", received, err)
 		}},
 		{name: "headless", ports: []string{"http"}, docs: `
 apiVersion: v1
 kind: Service
 metadata: {name: $HOST-each}
 spec: {clusterIP: None, selector: {app: server}, ports: [{name: http, port: 8080}, {name: tcp, port: 9000}]}
-`, check: func(w *world, host string) error {
-			if got, err := w.expect(200, "client", "http://"+host+"-each:8080/"); err != nil || !strings.Contains(got.Echo.Header.Get("X-Forwarded-Client-Cert"), "sa/client") {
+`, check: func(w *testMesh, host string) error {
+			if got, err := w.expectStatus(200, "client", "http://"+host+"-each:8080/"); err != nil || !strings.Contains(got.Echo.Header.Get("X-Forwarded-Client-Cert"), "sa/client") {
 				return fmt.Errorf("%s %v", toJSON(got), err)
 			}
 			for _, instance := range []string{"v1", "v2"} {
-				got, err := w.expect(200, "client", "http://"+instance+"."+host+"-each:8080/")
+				got, err := w.expectStatus(200, "client", "http://"+instance+"."+host+"-each:8080/")
 				if err != nil || got.Server != instance || !strings.Contains(got.Echo.Header.Get("X-Forwarded-Client-Cert"), "sa/client") {
 					return fmt.Errorf("%s: %s %v", instance, toJSON(got), err)
 				}
 			}
-			heard, err := w.say("client", host+"-each:9000", "hello", 1)
-			return is(err == nil && strings.HasSuffix(heard[0], "heard hello"), "%q %v", heard, err)
+			received, err := w.sendLine("client", host+"-each:9000", "hello", 1)
+			return checkf(err == nil && strings.HasSuffix(received[0], "heard hello"), "%q %v", received, err)
 		}},
 		{name: "rules of a namespace for itself", ports: []string{"http"}, docs: `
 apiVersion: networking.istio.io/v1
@@ -93,13 +93,13 @@ spec:
   http:
   - {match: [{gateways: [$HOST]}], directResponse: {status: 298}}
   - directResponse: {status: 299}
-`, check: func(w *world, host string) error {
-			if _, err := w.expect(299, "client", "http://"+host+"/"); err != nil {
+`, check: func(w *testMesh, host string) error {
+			if _, err := w.expectStatus(299, "client", "http://"+host+"/"); err != nil {
 				return err
 			}
-			_, err := w.expect(200, "other", "http://"+host+".default/")
+			_, err := w.expectStatus(200, "other", "http://"+host+".default/")
 			return err
-		}, told: "no Gateway"},
+		}, wantProblem: "no Gateway"},
 		{name: "any name of a domain", ports: []string{"tls"}, docs: versions + `
 apiVersion: networking.istio.io/v1
 kind: VirtualService
@@ -109,7 +109,7 @@ spec:
   tls:
   - {match: [{port: 443, sniHosts: ["*.tls.example"]}], route: [{destination: {host: $HOST, subset: v2}}]}
   - {match: [{port: 443, sniHosts: [server.example]}], route: [{destination: {host: $HOST, subset: v1}}]}
-`, check: func(w *world, host string) error {
+`, check: func(w *testMesh, host string) error {
 			for sni, server := range map[string]string{"x.tls.example": "v2", "y.tls.example": "v2", "server.example": "v1"} {
 				if got, err := w.getTLS("client", host+":443", sni); err != nil || got.Server != server {
 					return fmt.Errorf("%s: %s %v", sni, toJSON(got), err)
@@ -126,9 +126,9 @@ spec:
   trafficPolicy:
     loadBalancer: {localityLbSetting: {failoverPriority: ["version=v2"]}}
     outlierDetection: {consecutive5xxErrors: 100, maxEjectionPercent: 100}
-`, check: func(w *world, host string) error {
-			seen, err := w.servers(12, "client", "http://"+host+"/")
-			return is(err == nil && seen["v2"] == 12, "%v %v", seen, err)
+`, check: func(w *testMesh, host string) error {
+			seen, err := w.countByServer(12, "client", "http://"+host+"/")
+			return checkf(err == nil && seen["v2"] == 12, "%v %v", seen, err)
 		}},
 	})
 }

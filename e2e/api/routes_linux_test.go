@@ -15,9 +15,9 @@ spec: {host: $HOST, subsets: [{name: v1, labels: {version: v1}}, {name: v2, labe
 ---
 `
 
-// is makes an error of a promise that is not kept.
-func is(kept bool, format string, args ...any) error {
-	if kept {
+// checkf returns an error with the message unless ok is true.
+func checkf(ok bool, format string, args ...any) error {
+	if ok {
 		return nil
 	}
 	return fmt.Errorf(format, args...)
@@ -48,7 +48,7 @@ spec:
   - headers: {request: {set: {x-set: "yes"}, remove: [x-gone]}, response: {add: {x-back: there}}}
     corsPolicy: {allowOrigins: [{prefix: "https://good."}], allowMethods: [GET, PUT], maxAge: 5s, allowCredentials: true}
     route: [{destination: {host: $HOST, subset: v1}, headers: {request: {add: {x-of: v1}}}}]
-`, check: func(w *world, host string) error {
+`, check: func(w *testMesh, host string) error {
 			u := "http://" + host
 			for _, c := range []struct {
 				path, server string
@@ -60,24 +60,24 @@ spec:
 					return fmt.Errorf("%s %v: %s %v", c.path, c.headers, toJSON(got), err)
 				}
 			}
-			if _, err := w.expect(299, "other", u+".default/"); err != nil {
+			if _, err := w.expectStatus(299, "other", u+".default/"); err != nil {
 				return err
 			}
-			if got, err := w.expect(307, "client", u+"/old"); err != nil || got.Header.Get("Location") != "https://elsewhere.example/new" {
+			if got, err := w.expectStatus(307, "client", u+"/old"); err != nil || got.Header.Get("Location") != "https://elsewhere.example/new" {
 				return fmt.Errorf("%v %v", got.Header, err)
 			}
-			if got, err := w.expect(200, "client", u+"/users/7/cart"); err != nil || got.Path != "/cart/of/7" || got.Host != "inner.example" {
+			if got, err := w.expectStatus(200, "client", u+"/users/7/cart"); err != nil || got.Path != "/cart/of/7" || got.Host != "inner.example" {
 				return fmt.Errorf("%s %v", toJSON(got), err)
 			}
-			got, err := w.expect(200, "client", u+"/", "X-Gone", "1", "Origin", "https://good.example")
+			got, err := w.expectStatus(200, "client", u+"/", "X-Gone", "1", "Origin", "https://good.example")
 			h := got.Echo.Header
 			if err != nil || h.Get("X-Set") != "yes" || h.Get("X-Gone") != "" || h.Get("X-Of") != "v1" ||
 				got.Header.Get("X-Back") != "there" || got.Header.Get("Access-Control-Allow-Origin") != "https://good.example" {
 				return fmt.Errorf("%s %v %v", toJSON(got), got.Header, err)
 			}
-			preflight, err := w.ask("client", request{Method: "OPTIONS", URL: u + "/", Headers: map[string]string{
+			preflight, err := w.send("client", request{Method: "OPTIONS", URL: u + "/", Headers: map[string]string{
 				"Origin": "https://good.example", "Access-Control-Request-Method": "PUT"}})
-			return is(err == nil && preflight.Server == "" && preflight.Header.Get("Access-Control-Max-Age") == "5", "preflight: %v %v", preflight.Header, err)
+			return checkf(err == nil && preflight.Server == "" && preflight.Header.Get("Access-Control-Max-Age") == "5", "preflight: %v %v", preflight.Header, err)
 		}},
 		{name: "time outs retries faults and mirrors", ports: []string{"http"}, docs: versions + `
 apiVersion: networking.istio.io/v1
@@ -97,37 +97,37 @@ spec:
     mirrors: [{destination: {host: $HOST, subset: v2}, percentage: {value: 100}}, {destination: {host: guarded}, percentage: {value: 100}}]
     route: [{destination: {host: $HOST, subset: v1}}]
   - route: [{destination: {host: $HOST, subset: v1}, weight: 25}, {destination: {host: $HOST, subset: v2}, weight: 75}]
-`, check: func(w *world, host string) error {
+`, check: func(w *testMesh, host string) error {
 			u := "http://" + host
-			if _, err := w.expect(504, "client", u+"/slow", "X-Reply-Delay", "3s"); err != nil {
+			if _, err := w.expectStatus(504, "client", u+"/slow", "X-Reply-Delay", "3s"); err != nil {
 				return err
 			}
-			if _, err := w.expect(418, "client", u+"/abort"); err != nil {
+			if _, err := w.expectStatus(418, "client", u+"/abort"); err != nil {
 				return err
 			}
 			start := time.Now()
-			if _, err := w.expect(200, "client", u+"/delay"); err != nil || time.Since(start) < 500*time.Millisecond {
+			if _, err := w.expectStatus(200, "client", u+"/delay"); err != nil || time.Since(start) < 500*time.Millisecond {
 				return fmt.Errorf("delayed by %s: %v", time.Since(start), err)
 			}
 			key := fmt.Sprint(start.UnixNano())
-			if _, err := w.expect(200, "client", u+"/retry", "X-Test", key+"r", "X-Reply-Status", "503", "X-Reply-Fail-First", "3"); err != nil {
+			if _, err := w.expectStatus(200, "client", u+"/retry", "X-Test", key+"r", "X-Reply-Status", "503", "X-Reply-Fail-First", "3"); err != nil {
 				return err
 			}
 			if n, err := w.count("v1", key+"r"); err != nil || n != 4 {
 				return fmt.Errorf("%d tries, %v", n, err)
 			}
-			if _, err := w.expect(503, "client", u+"/once", "X-Test", key+"o", "X-Reply-Status", "503"); err != nil {
+			if _, err := w.expectStatus(503, "client", u+"/once", "X-Test", key+"o", "X-Reply-Status", "503"); err != nil {
 				return err
 			}
 			if n, err := w.count("v1", key+"o"); err != nil || n != 1 {
 				return fmt.Errorf("%d tries where none is to be repeated, %v", n, err)
 			}
-			if _, err := w.expect(200, "client", u+"/mirror", "X-Test", key+"m"); err != nil {
+			if _, err := w.expectStatus(200, "client", u+"/mirror", "X-Test", key+"m"); err != nil {
 				return err
 			}
 			for _, server := range []string{"v2", "guarded"} {
 				n := 0
-				for range 100 { // copies are sent beside the request, not before its answer
+				for range 100 { // copies are sent in parallel to the request, not before its response
 					if n, _ = w.count(server, key+"m"); n > 0 {
 						break
 					}
@@ -137,8 +137,8 @@ spec:
 					return fmt.Errorf("%d copies at %s", n, server)
 				}
 			}
-			seen, err := w.servers(120, "client", u+"/")
-			return is(err == nil && seen["v1"]+seen["v2"] == 120 && seen["v1"] > 10 && seen["v1"] < 55, "shares %v %v", seen, err)
+			seen, err := w.countByServer(120, "client", u+"/")
+			return checkf(err == nil && seen["v1"]+seen["v2"] == 120 && seen["v1"] > 10 && seen["v1"] < 55, "shares %v %v", seen, err)
 		}},
 		{name: "delegates", ports: []string{"http"}, docs: versions + `
 apiVersion: networking.istio.io/v1
@@ -158,21 +158,21 @@ spec:
   - {match: [{uri: {prefix: /elsewhere}}], directResponse: {status: 299}}
   - {match: [{uri: {prefix: /team/two}}], route: [{destination: {host: $HOST.default.svc.cluster.local, subset: v2}}]}
   - {match: [{headers: {x-teapot: {exact: "1"}}}], directResponse: {status: 418}}
-`, check: func(w *world, host string) error {
+`, check: func(w *testMesh, host string) error {
 			u := "http://" + host
-			if got, err := w.expect(200, "client", u+"/team/two/x"); err != nil || got.Server != "v2" || got.Echo.Header.Get("X-Root") != "1" {
+			if got, err := w.expectStatus(200, "client", u+"/team/two/x"); err != nil || got.Server != "v2" || got.Echo.Header.Get("X-Root") != "1" {
 				return fmt.Errorf("%s %v", toJSON(got), err)
 			}
-			if _, err := w.expect(418, "client", u+"/team/one", "X-Teapot", "1"); err != nil {
+			if _, err := w.expectStatus(418, "client", u+"/team/one", "X-Teapot", "1"); err != nil {
 				return err
 			}
-			for _, path := range []string{"/team/one", "/elsewhere"} { // what the delegate does not take goes on
-				if got, err := w.expect(200, "client", u+path); err != nil || got.Server != "v1" {
+			for _, path := range []string{"/team/one", "/elsewhere"} { // what the delegate does not match uses the next route
+				if got, err := w.expectStatus(200, "client", u+path); err != nil || got.Server != "v1" {
 					return fmt.Errorf("%s: %s %v", path, toJSON(got), err)
 				}
 			}
 			return nil
-		}, told: "spec.http[0] of the delegate is left out"},
+		}, wantProblem: "spec.http[0] of the delegate is left out"},
 		{name: "connections by port and weight", ports: []string{"tcp", "tls"}, docs: versions + `
 apiVersion: networking.istio.io/v1
 kind: VirtualService
@@ -185,10 +185,10 @@ spec:
   tls:
   - {match: [{port: 443, sniHosts: [a.tls.example]}], route: [{destination: {host: $HOST, subset: v1}}]}
   - {match: [{port: 443, sniHosts: [b.tls.example]}], route: [{destination: {host: $HOST, subset: v2}}]}
-`, check: func(w *world, host string) error {
+`, check: func(w *testMesh, host string) error {
 			for range 6 {
-				if heard, err := w.say("client", host+":9000", "hello", 1); err != nil || heard[0] != "v2 heard hello" {
-					return fmt.Errorf("%q %v", heard, err)
+				if received, err := w.sendLine("client", host+":9000", "hello", 1); err != nil || received[0] != "v2 heard hello" {
+					return fmt.Errorf("%q %v", received, err)
 				}
 				for sni, server := range map[string]string{"a.tls.example": "v1", "b.tls.example": "v2"} {
 					if got, err := w.getTLS("client", host+":443", sni); err != nil || got.Server != server {
@@ -207,14 +207,14 @@ apiVersion: networking.istio.io/v1
 kind: DestinationRule
 metadata: {name: $HOST}
 spec: {host: $HOST, trafficPolicy: `
-	// stays says whether requests with a header of one value go to one server, and of many values to both.
-	stays := func(header string, value func(i int) string) func(w *world, host string) error {
-		return func(w *world, host string) error {
+	// stays checks that requests with one header value reach one server, and that many values reach both.
+	stays := func(header string, value func(i int) string) func(w *testMesh, host string) error {
+		return func(w *testMesh, host string) error {
 			all := map[string]int{}
 			for i := range 12 {
 				var first string
 				for range 4 {
-					got, err := w.expect(200, "client", "http://"+host+"/?k="+value(i), header, value(i))
+					got, err := w.expectStatus(200, "client", "http://"+host+"/?k="+value(i), header, value(i))
 					if err != nil {
 						return err
 					}
@@ -227,7 +227,7 @@ spec: {host: $HOST, trafficPolicy: `
 				}
 				all[first]++
 			}
-			return is(len(all) == 2, "all go to %v", all)
+			return checkf(len(all) == 2, "all go to %v", all)
 		}
 	}
 	numbered := func(i int) string { return fmt.Sprintf("user-%d", i*7919) }
@@ -263,13 +263,13 @@ apiVersion: networking.istio.io/v1
 kind: DestinationRule
 metadata: {name: $HOST}
 spec: {host: $HOST.aware, trafficPolicy: {loadBalancer: {zoneAwareLbSetting: {minClusterSize: 1}}}}
-`, check: func(w *world, host string) error {
-			near, err := w.servers(20, "client", "http://"+host+".aware/")
+`, check: func(w *testMesh, host string) error {
+			near, err := w.countByServer(20, "client", "http://"+host+".aware/")
 			if err != nil || near["v1"] != 20 {
 				return fmt.Errorf("aware of zones: %v %w", near, err)
 			}
-			both, err := w.servers(20, "client", "http://"+host+".plain/")
-			return is(err == nil && both["v1"] > 0 && both["v2"] > 0, "unaware of them: %v %v", both, err)
+			both, err := w.countByServer(20, "client", "http://"+host+".plain/")
+			return checkf(err == nil && both["v1"] > 0 && both["v2"] > 0, "unaware of them: %v %v", both, err)
 		}},
 		{name: "failover and distribution by locality", ports: []string{"http"}, docs: `
 apiVersion: networking.istio.io/v1
@@ -293,12 +293,12 @@ apiVersion: networking.istio.io/v1
 kind: DestinationRule
 metadata: {name: $HOST-dist}
 spec: {host: $HOST.dist, trafficPolicy: {loadBalancer: {localityLbSetting: {distribute: [{from: "near/*", to: {"near/*": 20, "far/*": 80}}]}}}}
-`, check: func(w *world, host string) error {
-			seen, err := w.servers(100, "client", "http://"+host+".dist/")
+`, check: func(w *testMesh, host string) error {
+			seen, err := w.countByServer(100, "client", "http://"+host+".dist/")
 			if err != nil || seen["v1"] < 5 || seen["v1"] > 45 || seen["v2"] < 50 {
 				return fmt.Errorf("distributed %v %v", seen, err)
 			}
-			seen, err = w.servers(20, "client", "http://"+host+".over/")
+			seen, err = w.countByServer(20, "client", "http://"+host+".over/")
 			if err != nil || seen["v1"] != 20 && seen["v2"] != 20 {
 				return fmt.Errorf("near by %v %v", seen, err)
 			}
@@ -310,11 +310,11 @@ spec: {host: $HOST.dist, trafficPolicy: {loadBalancer: {localityLbSetting: {dist
 			}
 			return nil
 		}},
-		{name: "plaintext by rule", ports: []string{"http"}, docs: policy + `{tls: {mode: DISABLE}}}`, check: func(w *world, host string) error {
-			got, err := w.expect(200, "client", "http://"+host+"/")
-			return is(err == nil && got.Echo.Header.Get("X-Forwarded-Client-Cert") == "", "%s %v", toJSON(got), err)
+		{name: "plaintext by rule", ports: []string{"http"}, docs: policy + `{tls: {mode: DISABLE}}}`, check: func(w *testMesh, host string) error {
+			got, err := w.expectStatus(200, "client", "http://"+host+"/")
+			return checkf(err == nil && got.Echo.Header.Get("X-Forwarded-Client-Cert") == "", "%s %v", toJSON(got), err)
 		}},
-		{name: "pools overflow", ports: []string{"http"}, docs: policy + `{connectionPool: {tcp: {maxConnections: 1}, http: {http1MaxPendingRequests: 1, http2MaxRequests: 1}}}}`, check: func(w *world, host string) error {
+		{name: "pools overflow", ports: []string{"http"}, docs: policy + `{connectionPool: {tcp: {maxConnections: 1}, http: {http1MaxPendingRequests: 1, http2MaxRequests: 1}}}}`, check: func(w *testMesh, host string) error {
 			refused := make(chan bool)
 			for range 6 {
 				go func() {
@@ -328,7 +328,7 @@ spec: {host: $HOST.dist, trafficPolicy: {loadBalancer: {localityLbSetting: {dist
 					n++
 				}
 			}
-			return is(n > 0, "none of six at once was refused")
+			return checkf(n > 0, "none of six at once was refused")
 		}},
 		{name: "tls to a server outside", ports: []string{"http"}, docs: `
 apiVersion: networking.istio.io/v1
@@ -345,9 +345,9 @@ apiVersion: networking.istio.io/v1
 kind: DestinationRule
 metadata: {name: $HOST}
 spec: {host: outside.example, trafficPolicy: {tls: {mode: SIMPLE, caCertificates: $DIR/ca.crt, sni: outside.example, subjectAltNames: [outside.example]}}}
-`, check: func(w *world, _ string) error {
-			got, err := w.expect(200, "client", "http://outside.example/")
-			return is(err == nil && got.Server == "outside", "%s %v", toJSON(got), err)
+`, check: func(w *testMesh, _ string) error {
+			got, err := w.expectStatus(200, "client", "http://outside.example/")
+			return checkf(err == nil && got.Server == "outside", "%s %v", toJSON(got), err)
 		}},
 	})
 }

@@ -20,12 +20,12 @@ import (
 	"github.com/go-jose/go-jose/v4/jwt"
 )
 
-// guardedAt is where who has no sidecar finds a port of the guarded workload.
-func (w *world) guardedAt(port int) string {
+// guardedAt returns the address of a port of the guarded workload, for clients without a sidecar.
+func (w *testMesh) guardedAt(port int) string {
 	return net.JoinHostPort(w.instance("guarded").Proxy.String(), fmt.Sprint(port))
 }
 
-// answer is what a caller is to get; 0 is no answer at all.
+// answer is the response that a caller expects; status 0 means no response.
 type answer struct {
 	from    string
 	status  int
@@ -35,8 +35,9 @@ type answer struct {
 
 const noAnswer = 0
 
-// answers asks the guarded workload, an outsider by its address and others by its name.
-func (w *world) answers(want ...answer) error {
+// checkAnswers sends requests to the guarded workload: from outside the mesh by its address, from instances by its
+// name.
+func (w *testMesh) checkAnswers(want ...answer) error {
 	for _, a := range want {
 		at := "guarded.default"
 		if a.from == "" {
@@ -53,23 +54,23 @@ func (w *world) answers(want ...answer) error {
 	return nil
 }
 
-// hears says whether who sends a line to a port of the guarded workload is answered.
-func (w *world) hears(from string, port int, want bool) error {
+// checkTCP fails unless a line sent to a port of the guarded workload is answered as wanted.
+func (w *testMesh) checkTCP(from string, port int, want bool) error {
 	at := fmt.Sprintf("guarded.default:%d", port)
 	if from == "" {
 		at = w.guardedAt(port)
 	}
-	heard, err := w.say(from, at, "hello", 1)
-	answered := err == nil && strings.HasPrefix(heard[0], "guarded ") // and not by a complaint of TLS
+	received, err := w.sendLine(from, at, "hello", 1)
+	answered := err == nil && strings.HasPrefix(received[0], "guarded ") // and not by a complaint of TLS
 	if answered != want {
-		return fmt.Errorf("from %q at %s: %q %v", from, at, heard, err)
+		return fmt.Errorf("from %q at %s: %q %v", from, at, received, err)
 	}
 	return nil
 }
 
-// handshakes says whether an outsider with its own certificate gets to speak mutual TLS, as sidecars do, with the guarded
-// workload.
-func (w *world) handshakes(certificates ...tls.Certificate) (bool, error) {
+// canHandshake reports whether a client outside the mesh, with its own certificate, can use mutual TLS with the guarded
+// workload, as sidecars do.
+func (w *testMesh) canHandshake(certificates ...tls.Certificate) (bool, error) {
 	ctx, cancel := context.WithTimeout(w.ctx, requestTimeout)
 	defer cancel()
 	conn, err := w.Dial(ctx, "", "tcp", w.guardedAt(portHTTP))
@@ -91,7 +92,7 @@ metadata: {name: $HOST}
 spec: {selector: {matchLabels: {app: guarded}}, mtls: {mode: STRICT}PORTS}
 `
 
-// onlyHTTP is what is told of rules that say something of requests, for ports of TCP.
+// onlyHTTP is part of the finding on rules that match request properties on TCP ports.
 const onlyHTTP = "only HTTP has it"
 
 // policy is an AuthorizationPolicy of the guarded workload.
@@ -103,40 +104,40 @@ metadata: {name: $HOST}
 spec: {selector: {matchLabels: {app: guarded}}, ` + spec + "}\n"
 }
 
-func TestWhoIsNotOfTheMeshIsRefused(t *testing.T) {
+func TestClientsOutsideTheMeshAreRefused(t *testing.T) {
 	runRows(t, []row{
-		{name: "strict refuses plaintext", alone: []string{"guarded"}, docs: strings.Replace(strict, "PORTS", "", 1), check: func(w *world, _ string) error {
-			if err := w.answers(answer{from: "client", status: 200}, answer{from: "other", status: 200}, answer{from: "", status: noAnswer}); err != nil {
+		{name: "strict refuses plaintext", exclusive: []string{"guarded"}, docs: strings.Replace(strict, "PORTS", "", 1), check: func(w *testMesh, _ string) error {
+			if err := w.checkAnswers(answer{from: "client", status: 200}, answer{from: "other", status: 200}, answer{from: "", status: noAnswer}); err != nil {
 				return err
 			}
-			for _, port := range []int{portTCP, portServerFirst, portUndeclared, portUntold} {
-				if err := w.hears("", port, false); err != nil {
+			for _, port := range []int{portTCP, portServerFirst, portUndeclared, portTCP2} {
+				if err := w.checkTCP("", port, false); err != nil {
 					return err
 				}
 			}
 			if _, err := w.getTLS("", w.guardedAt(portTLS), "server.example"); err == nil {
 				return errors.New("TLS of somebody outside of the mesh passes")
 			}
-			for _, certificates := range [][]tls.Certificate{nil, {w.someone}} {
-				if in, err := w.handshakes(certificates...); err != nil || in {
+			for _, certificates := range [][]tls.Certificate{nil, {w.trustedClient}} {
+				if in, err := w.canHandshake(certificates...); err != nil || in {
 					return fmt.Errorf("with %d certificates of others: let in %t, %v", len(certificates), in, err)
 				}
 			}
-			if err := w.hears("client", portTCP, true); err != nil {
+			if err := w.checkTCP("client", portTCP, true); err != nil {
 				return err
 			}
-			return w.hears("client", portServerFirst, true)
+			return w.checkTCP("client", portServerFirst, true)
 		}},
-		{name: "strict but for a port", alone: []string{"guarded"}, docs: strings.Replace(strict, "PORTS", ", portLevelMtls: {8080: {mode: PERMISSIVE}, 9000: {mode: DISABLE}}", 1), check: func(w *world, _ string) error {
-			return errors.Join(w.answers(answer{from: "client", status: 200}, answer{from: "", status: 200}),
-				w.hears("", portTCP, true), w.hears("client", portTCP, true), w.hears("", portServerFirst, false), w.hears("client", portServerFirst, true))
+		{name: "strict but for a port", exclusive: []string{"guarded"}, docs: strings.Replace(strict, "PORTS", ", portLevelMtls: {8080: {mode: PERMISSIVE}, 9000: {mode: DISABLE}}", 1), check: func(w *testMesh, _ string) error {
+			return errors.Join(w.checkAnswers(answer{from: "client", status: 200}, answer{from: "", status: 200}),
+				w.checkTCP("", portTCP, true), w.checkTCP("client", portTCP, true), w.checkTCP("", portServerFirst, false), w.checkTCP("client", portServerFirst, true))
 		}},
-		{name: "permissive asks for certificates of the mesh", alone: []string{"guarded"}, check: func(w *world, _ string) error {
-			if err := w.answers(answer{from: "", status: 200}); err != nil {
+		{name: "permissive asks for certificates of the mesh", exclusive: []string{"guarded"}, check: func(w *testMesh, _ string) error {
+			if err := w.checkAnswers(answer{from: "", status: 200}); err != nil {
 				return err
 			}
-			for _, certificates := range [][]tls.Certificate{nil, {w.someone}} {
-				if in, err := w.handshakes(certificates...); err != nil || in {
+			for _, certificates := range [][]tls.Certificate{nil, {w.trustedClient}} {
+				if in, err := w.canHandshake(certificates...); err != nil || in {
 					return fmt.Errorf("with %d certificates of others: let in %t, %v", len(certificates), in, err)
 				}
 			}
@@ -148,78 +149,78 @@ func TestWhoIsNotOfTheMeshIsRefused(t *testing.T) {
 func TestPoliciesRefuse(t *testing.T) {
 	guarded := []string{"guarded"}
 	runRows(t, []row{
-		{name: "allow by principal", alone: guarded, docs: policy(`rules: [{from: [{source: {principals: [cluster.local/ns/default/sa/client]}}]}]`),
-			check: func(w *world, _ string) error {
+		{name: "allow by principal", exclusive: guarded, docs: policy(`rules: [{from: [{source: {principals: [cluster.local/ns/default/sa/client]}}]}]`),
+			check: func(w *testMesh, _ string) error {
 				forged := []string{"X-Forwarded-Client-Cert", "By=spiffe://cluster.local/ns/default/sa/guarded;URI=spiffe://cluster.local/ns/default/sa/client"}
-				if err := w.answers(answer{from: "client", status: 200}, answer{from: "other", status: 403}, answer{from: "other", status: 403, headers: forged},
+				if err := w.checkAnswers(answer{from: "client", status: 200}, answer{from: "other", status: 403}, answer{from: "other", status: 403, headers: forged},
 					answer{from: "", status: 403}, answer{from: "", status: 403, headers: forged}); err != nil {
 					return err
 				}
-				return errors.Join(w.hears("client", portTCP, true), w.hears("other", portTCP, false), w.hears("", portTCP, false))
+				return errors.Join(w.checkTCP("client", portTCP, true), w.checkTCP("other", portTCP, false), w.checkTCP("", portTCP, false))
 			}},
-		{name: "allow by namespace", alone: guarded, docs: policy(`rules: [{from: [{source: {namespaces: [other]}}]}]`),
-			check: func(w *world, _ string) error {
-				return w.answers(answer{from: "client", status: 403}, answer{from: "other", status: 200}, answer{from: "", status: 403})
+		{name: "allow by namespace", exclusive: guarded, docs: policy(`rules: [{from: [{source: {namespaces: [other]}}]}]`),
+			check: func(w *testMesh, _ string) error {
+				return w.checkAnswers(answer{from: "client", status: 403}, answer{from: "other", status: 200}, answer{from: "", status: 403})
 			}},
-		{name: "allow by service account", alone: guarded, docs: policy(`rules: [{from: [{source: {serviceAccounts: [client]}}]}]`),
-			check: func(w *world, _ string) error {
-				return w.answers(answer{from: "client", status: 200}, answer{from: "other", status: 403}, answer{from: "", status: 403})
+		{name: "allow by service account", exclusive: guarded, docs: policy(`rules: [{from: [{source: {serviceAccounts: [client]}}]}]`),
+			check: func(w *testMesh, _ string) error {
+				return w.checkAnswers(answer{from: "client", status: 200}, answer{from: "other", status: 403}, answer{from: "", status: 403})
 			}},
-		{name: "allow nothing", alone: guarded, docs: policy(``),
-			told: "denies every request", check: func(w *world, _ string) error {
-				return errors.Join(w.answers(answer{from: "client", status: 403}), w.hears("client", portTCP, false))
+		{name: "allow nothing", exclusive: guarded, docs: policy(``),
+			wantProblem: "denies every request", check: func(w *testMesh, _ string) error {
+				return errors.Join(w.checkAnswers(answer{from: "client", status: 403}), w.checkTCP("client", portTCP, false))
 			}},
-		{name: "deny by path however it is written", alone: guarded, docs: policy(`action: DENY, rules: [{to: [{operation: {paths: [/admin, /admin/*]}}]}]`),
-			told: onlyHTTP, check: func(w *world, _ string) error {
+		{name: "deny by path however it is written", exclusive: guarded, docs: policy(`action: DENY, rules: [{to: [{operation: {paths: [/admin, /admin/*]}}]}]`),
+			wantProblem: onlyHTTP, check: func(w *testMesh, _ string) error {
 				for _, path := range []string{"/admin", "/admin?a=b", "/%61dmin", "/x/../admin", "/./admin/y", "/x/%2e%2e/admin", "/admin/%2e/z"} {
-					if err := w.answers(answer{from: "client", path: path, status: 403}); err != nil {
+					if err := w.checkAnswers(answer{from: "client", path: path, status: 403}); err != nil {
 						return err
 					}
 				}
-				return errors.Join(w.answers(answer{from: "client", path: "/administrators", status: 200}), w.hears("client", portTCP, false))
+				return errors.Join(w.checkAnswers(answer{from: "client", path: "/administrators", status: 200}), w.checkTCP("client", portTCP, false))
 			}},
-		{name: "deny by header whatever its case", alone: guarded, docs: policy(`action: DENY, rules: [{when: [{key: "request.headers[X-Secret]", values: ["Yes*"]}], to: [{operation: {ports: ["8080"]}}]}]`),
-			check: func(w *world, _ string) error {
-				got, err := w.ask("client", request{URL: "http://guarded.default", Headers: map[string]string{"x-SECRET": "Yes, please"}, H2: true})
+		{name: "deny by header whatever its case", exclusive: guarded, docs: policy(`action: DENY, rules: [{when: [{key: "request.headers[X-Secret]", values: ["Yes*"]}], to: [{operation: {ports: ["8080"]}}]}]`),
+			check: func(w *testMesh, _ string) error {
+				got, err := w.send("client", request{URL: "http://guarded.default", Headers: map[string]string{"x-SECRET": "Yes, please"}, H2: true})
 				if err != nil || got.Status != 403 {
 					return fmt.Errorf("by HTTP/2: %s %v", toJSON(got), err)
 				}
-				return errors.Join(w.answers(answer{from: "client", status: 403, headers: []string{"x-secret", "Yes"}},
-					answer{from: "client", status: 200, headers: []string{"X-Secret", "no"}}, answer{from: "client", status: 200}), w.hears("client", portTCP, true))
+				return errors.Join(w.checkAnswers(answer{from: "client", status: 403, headers: []string{"x-secret", "Yes"}},
+					answer{from: "client", status: 200, headers: []string{"X-Secret", "no"}}, answer{from: "client", status: 200}), w.checkTCP("client", portTCP, true))
 			}},
-		{name: "allow by method lets no connection in", alone: guarded, docs: policy(`rules: [{to: [{operation: {methods: [GET]}}]}]`),
-			told: onlyHTTP, check: func(w *world, _ string) error {
-				got, err := w.ask("client", request{Method: http.MethodPost, URL: "http://guarded.default"})
+		{name: "allow by method lets no connection in", exclusive: guarded, docs: policy(`rules: [{to: [{operation: {methods: [GET]}}]}]`),
+			wantProblem: onlyHTTP, check: func(w *testMesh, _ string) error {
+				got, err := w.send("client", request{Method: http.MethodPost, URL: "http://guarded.default"})
 				if err != nil || got.Status != 403 {
 					return fmt.Errorf("by POST: %s %v", toJSON(got), err)
 				}
-				return errors.Join(w.answers(answer{from: "client", status: 200}), w.hears("client", portTCP, false))
+				return errors.Join(w.checkAnswers(answer{from: "client", status: 200}), w.checkTCP("client", portTCP, false))
 			}},
-		{name: "audit passes", alone: guarded, docs: policy(`action: AUDIT, rules: [{}]`),
-			check: func(w *world, _ string) error {
-				return errors.Join(w.answers(answer{from: "client", status: 200}, answer{from: "", status: 200}), w.hears("client", portTCP, true))
+		{name: "audit passes", exclusive: guarded, docs: policy(`action: AUDIT, rules: [{}]`),
+			check: func(w *testMesh, _ string) error {
+				return errors.Join(w.checkAnswers(answer{from: "client", status: 200}, answer{from: "", status: 200}), w.checkTCP("client", portTCP, true))
 			}},
-		{name: "custom without an authorizer lets nobody in", alone: guarded, docs: policy(`action: CUSTOM, provider: {name: away}, rules: [{to: [{operation: {paths: [/asked*]}}]}]`),
-			told: "away", check: func(w *world, _ string) error {
-				return w.answers(answer{from: "client", path: "/asked/x", status: 403}, answer{from: "client", status: 200})
+		{name: "custom without an authorizer lets nobody in", exclusive: guarded, docs: policy(`action: CUSTOM, provider: {name: away}, rules: [{to: [{operation: {paths: [/asked*]}}]}]`),
+			wantProblem: "away", check: func(w *testMesh, _ string) error {
+				return w.checkAnswers(answer{from: "client", path: "/asked/x", status: 403}, answer{from: "client", status: 200})
 			}},
-		{name: "custom with an authorizer that is down lets nobody in", alone: guarded, docs: `
+		{name: "custom with an authorizer that is down lets nobody in", exclusive: guarded, docs: `
 apiVersion: networking.istio.io/v1
 kind: ServiceEntry
 metadata: {name: $HOST}
 spec: {hosts: [down.example], addresses: [240.9.9.9], ports: [{name: http, number: 80, protocol: HTTP}], resolution: STATIC, endpoints: [{address: $V1, ports: {http: 1}}]}
 ---` + policy(`action: CUSTOM, provider: {name: down}, rules: [{to: [{operation: {paths: [/asked*]}}]}]`),
-			check: func(w *world, _ string) error {
-				return w.answers(answer{from: "client", path: "/asked/x", status: 403}, answer{from: "client", status: 200})
+			check: func(w *testMesh, _ string) error {
+				return w.checkAnswers(answer{from: "client", path: "/asked/x", status: 403}, answer{from: "client", status: 200})
 			}},
-		{name: "custom asks", alone: guarded, docs: policy(`action: CUSTOM, provider: {name: asked}, rules: [{to: [{operation: {paths: [/asked*]}}]}]`),
-			check: func(w *world, _ string) error {
+		{name: "custom asks", exclusive: guarded, docs: policy(`action: CUSTOM, provider: {name: asked}, rules: [{to: [{operation: {paths: [/asked*]}}]}]`),
+			check: func(w *testMesh, _ string) error {
 				refused := []string{"X-Reply-Status", "401"}
-				return w.answers(answer{from: "client", path: "/asked/x", status: 200}, answer{from: "client", path: "/asked/x", status: 401, headers: refused})
+				return w.checkAnswers(answer{from: "client", path: "/asked/x", status: 200}, answer{from: "client", path: "/asked/x", status: 401, headers: refused})
 			}},
-		{name: "custom over tcp needs somebody to ask", alone: guarded, docs: policy(`action: CUSTOM, provider: {name: asked}, rules: [{to: [{operation: {ports: ["9000"]}}]}]`), told: "the provider is asked by HTTP, about requests",
-			check: func(w *world, _ string) error {
-				return errors.Join(w.hears("client", portTCP, false), w.answers(answer{from: "client", status: 200}))
+		{name: "custom over tcp needs somebody to ask", exclusive: guarded, docs: policy(`action: CUSTOM, provider: {name: asked}, rules: [{to: [{operation: {ports: ["9000"]}}]}]`), wantProblem: "the provider checks HTTP requests",
+			check: func(w *testMesh, _ string) error {
+				return errors.Join(w.checkTCP("client", portTCP, false), w.checkAnswers(answer{from: "client", status: 200}))
 			}},
 	})
 }
@@ -289,11 +290,11 @@ spec: {selector: {matchLabels: {app: guarded}}, jwtRules: [` + strings.Join(rule
 		return answer{from: "client", status: status, headers: headers}
 	}
 	runRows(t, []row{
-		{name: "a token is needed and has to be good", alone: guarded,
+		{name: "a token is needed and has to be good", exclusive: guarded,
 			docs: authentication(rule(good, `, audiences: [shop], outputClaimToHeaders: [{header: x-user, claim: sub}]`)) +
 				policy(`rules: [{from: [{source: {requestPrincipals: ["https://good.example/*"]}}], when: [{key: "request.auth.claims[groups]", values: [staff]}]}]`),
-			told: onlyHTTP, check: func(w *world, _ string) error {
-				if err := w.answers(from(200, good.bearer(nil)), from(403, nil), from(401, good.bearer(map[string]any{"exp": time.Now().Add(-time.Hour).Unix()})),
+			wantProblem: onlyHTTP, check: func(w *testMesh, _ string) error {
+				if err := w.checkAnswers(from(200, good.bearer(nil)), from(403, nil), from(401, good.bearer(map[string]any{"exp": time.Now().Add(-time.Hour).Unix()})),
 					from(401, good.bearer(map[string]any{"nbf": time.Now().Add(time.Hour).Unix()})),
 					from(401, good.bearer(map[string]any{"iss": "https://other.example"})), from(401, second.bearer(nil)), from(401, stranger.bearer(nil)),
 					from(403, good.bearer(map[string]any{"aud": "elsewhere"})), from(403, good.bearer(map[string]any{"groups": "guests"})), from(403, good.bearer(map[string]any{"sub": ""})),
@@ -302,32 +303,32 @@ spec: {selector: {matchLabels: {app: guarded}}, jwtRules: [` + strings.Join(rule
 				); err != nil {
 					return err
 				}
-				return w.hears("client", portTCP, false)
+				return w.checkTCP("client", portTCP, false)
 			}},
-		{name: "tokens of several issuers", alone: guarded,
-			docs: authentication(rule(good, ""), rule(third, ""), rule(second, `, fromHeaders: [{name: x-second}]`)) + policy(`action: DENY, rules: [{from: [{source: {notRequestPrincipals: ["*"]}}]}]`),
-			told: onlyHTTP, check: func(w *world, _ string) error {
+		{name: "tokens of several issuers", exclusive: guarded,
+			docs:        authentication(rule(good, ""), rule(third, ""), rule(second, `, fromHeaders: [{name: x-second}]`)) + policy(`action: DENY, rules: [{from: [{source: {notRequestPrincipals: ["*"]}}]}]`),
+			wantProblem: onlyHTTP, check: func(w *testMesh, _ string) error {
 				header := func(b []string) []string { return []string{"X-Second", strings.TrimPrefix(b[1], "Bearer ")} }
-				return w.answers(from(200, good.bearer(nil)), from(200, third.bearer(nil)), from(200, header(second.bearer(nil))), from(403, nil), from(401, stranger.bearer(nil)), from(401, second.bearer(nil)),
+				return w.checkAnswers(from(200, good.bearer(nil)), from(200, third.bearer(nil)), from(200, header(second.bearer(nil))), from(403, nil), from(401, stranger.bearer(nil)), from(401, second.bearer(nil)),
 					from(401, header(good.bearer(nil))), from(401, append(header(second.bearer(nil)), stranger.bearer(nil)...)))
 			}},
-		{name: "a claim in a header is the token's", alone: guarded, docs: strings.TrimSuffix(authentication(rule(good, `, outputClaimToHeaders: [{header: x-user, claim: sub}]`)), "---"),
-			check: func(w *world, _ string) error {
+		{name: "a claim in a header is the token's", exclusive: guarded, docs: strings.TrimSuffix(authentication(rule(good, `, outputClaimToHeaders: [{header: x-user, claim: sub}]`)), "---"),
+			check: func(w *testMesh, _ string) error {
 				for _, headers := range [][]string{good.bearer(nil), nil} {
 					want := ""
 					if headers != nil {
 						want = "alice"
 					}
-					got, err := w.expect(200, "client", "http://guarded.default", append([]string{"X-User", "mallory"}, headers...)...)
+					got, err := w.expectStatus(200, "client", "http://guarded.default", append([]string{"X-User", "mallory"}, headers...)...)
 					if err != nil || got.Echo.Header.Get("X-User") != want || len(got.Echo.Header.Values("X-User")) > 1 {
 						return fmt.Errorf("the application sees %q, want %q: %v", got.Echo.Header.Values("X-User"), want, err)
 					}
 				}
 				return nil
 			}},
-		{name: "keys that nobody gives refuse tokens", alone: guarded, docs: strings.TrimSuffix(authentication(fmt.Sprintf(`{issuer: %q, jwksUri: "http://127.0.0.1:1/keys"}`, good.name)), "---"),
-			told: "cannot be fetched", check: func(w *world, _ string) error {
-				return w.answers(from(401, good.bearer(nil)), from(200, nil))
+		{name: "keys that nobody gives refuse tokens", exclusive: guarded, docs: strings.TrimSuffix(authentication(fmt.Sprintf(`{issuer: %q, jwksUri: "http://127.0.0.1:1/keys"}`, good.name)), "---"),
+			wantProblem: "cannot be fetched", check: func(w *testMesh, _ string) error {
+				return w.checkAnswers(from(401, good.bearer(nil)), from(200, nil))
 			}},
 	})
 }

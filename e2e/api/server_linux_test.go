@@ -24,19 +24,19 @@ import (
 
 // The ports of a server, by what is spoken there.
 const (
-	portHTTP        = 8080 // HTTP/1.1, and HTTP/2 for who begins with it
-	portUndeclared  = 8081 // the same, and 8082: on ports of their own, since a port speaks one protocol for all services
-	portHTTP2       = 8082
-	portGRPC        = 7000
-	portTCP         = 9000 // says back each line, with the server's name before it
-	portUntold      = 9001 // the same
-	portTLS         = 8443 // HTTPS by a certificate of the server's own
-	portServerFirst = 3306 // greets with the server's name before anybody says anything, then as portTCP
-	portUnsaid      = 3307 // the same
-	portUDP         = 5300 // says back each datagram, with the server's name before it
+	portHTTP         = 8080 // HTTP/1.1, and HTTP/2 for who begins with it
+	portUndeclared   = 8081 // the same, and 8082: on ports of their own, since a port speaks one protocol for all services
+	portHTTP2        = 8082
+	portGRPC         = 7000
+	portTCP          = 9000 // echoes each line with the server's name as a prefix
+	portTCP2         = 9001 // the same
+	portTLS          = 8443 // HTTPS by a certificate of the server's own
+	portServerFirst  = 3306 // sends a line with the server's name first, then as portTCP
+	portServerFirst2 = 3307 // the same
+	portUDP          = 5300 // echoes each datagram with the server's name as a prefix
 )
 
-// Echo is what a server of HTTP says of a request that reached it.
+// Echo is an HTTP server's description of the request that it received.
 type Echo struct {
 	Server string
 	Proto  string
@@ -59,7 +59,7 @@ func serve(name string) error {
 	for _, port := range []int{portHTTP, portUndeclared, portHTTP2} {
 		go func() { failed <- s.serveHTTP(port) }()
 	}
-	for port, first := range map[int]bool{portTCP: false, portUntold: false, portServerFirst: true, portUnsaid: true} {
+	for port, first := range map[int]bool{portTCP: false, portTCP2: false, portServerFirst: true, portServerFirst2: true} {
 		go func() { failed <- s.serveTCP(port, first) }()
 	}
 	return <-failed
@@ -69,21 +69,22 @@ type server struct {
 	name  string
 	mu    sync.Mutex
 	calls map[string]int // by X-Test
-	// collected keeps what is posted to where collectors of traces and logs listen; nil at servers that are none.
+	// collected stores what is posted to the collectors' paths for traces and logs; nil at servers that collect
+	// nothing.
 	collected *collector
-	// ill has /health answer that the server is.
+	// ill makes /health report that the server is unhealthy.
 	ill bool
 }
 
-// ServeHTTP says what was asked. A request can ask for more by its headers:
+// ServeHTTP answers with an Echo of the request. Request headers change the response:
 //
 //	X-Test: KEY             counts the requests with KEY, for GET /count/KEY
 //	X-Reply-Status: 503     answers so; with X-Reply-Fail-First: N only to the first N requests of X-Test
 //	X-Reply-Delay: 2s       answers only then
 //	X-Reply-Header: A=B     adds a header to the answer
 //
-// /health says whether it is well, which /health/bad and /health/good change. To CONNECT it says where to, and goes on as one of
-// lines.
+// /health reports the server's health, which /health/bad and /health/good set. The response to CONNECT names the
+// target; afterwards the connection echoes lines.
 func (s *server) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	if key, ok := strings.CutPrefix(r.URL.Path, "/count/"); ok {
 		fmt.Fprint(w, s.count(key))
@@ -106,11 +107,11 @@ func (s *server) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		return
 	}
 	body, _ := io.ReadAll(r.Body)
-	if s.collected.keeps(r.URL.Path, body) {
+	if s.collected.addPosted(r.URL.Path, body) {
 		w.WriteHeader(http.StatusAccepted)
 		return
 	}
-	n := s.note(r.Header.Get("X-Test"))
+	n := s.countRequest(r.Header.Get("X-Test"))
 	if delay, err := time.ParseDuration(r.Header.Get("X-Reply-Delay")); err == nil {
 		select {
 		case <-time.After(delay):
@@ -131,10 +132,10 @@ func (s *server) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		w.WriteHeader(status)
 	}
 	_ = json.NewEncoder(w).Encode(Echo{Server: s.name, Proto: r.Proto, Method: r.Method, Path: r.URL.RequestURI(), Host: r.Host,
-		Remote: r.RemoteAddr, Peer: peerOf(r), Header: r.Header, Body: string(body)})
+		Remote: r.RemoteAddr, Peer: peerSPIFFEID(r), Header: r.Header, Body: string(body)})
 }
 
-func (s *server) note(key string) int {
+func (s *server) countRequest(key string) int {
 	if key == "" {
 		return 0
 	}
@@ -244,7 +245,7 @@ type healthServer struct {
 func (h *healthServer) Check(ctx context.Context, _ *grpc_health_v1.HealthCheckRequest) (*grpc_health_v1.HealthCheckResponse, error) {
 	in, _ := metadata.FromIncomingContext(ctx)
 	for _, key := range in.Get("x-test") {
-		h.server.note(key)
+		h.server.countRequest(key)
 	}
 	_ = grpc.SetHeader(ctx, metadata.Pairs("x-server", h.server.name))
 	return &grpc_health_v1.HealthCheckResponse{Status: grpc_health_v1.HealthCheckResponse_SERVING}, nil

@@ -12,29 +12,29 @@ import (
 	"github.com/pilotfish-mesh/pilotfish/internal/testenv"
 )
 
-// TestTrafficIsToldOf: what Telemetry documents say shows at the agents, and in the logs.
-func TestTrafficIsToldOf(t *testing.T) {
+// TestTelemetryDocuments verifies their effect in the agents' metrics and in the logs.
+func TestTelemetryDocuments(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "answer.wasm")
 	if err := os.WriteFile(path, answeringModule(), 0o644); err != nil {
 		t.Fatal(err)
 	}
 	runRows(t, []row{
-		{name: "standard metrics at the agents", ports: []string{"http"}, only: []string{testenv.EnvoyVersion}, check: func(w *world, host string) error {
+		{name: "standard metrics at the agents", ports: []string{"http"}, versions: []string{testenv.EnvoyVersion}, check: func(w *testMesh, host string) error {
 			for _, from := range []string{"client", "other"} {
-				if _, err := w.expect(http.StatusOK, from, "http://guarded.default/"); err != nil {
+				if _, err := w.expectStatus(http.StatusOK, from, "http://guarded.default/"); err != nil {
 					return err
 				}
 			}
 			const service = `destination_service="guarded.default.svc.cluster.local"`
-			if err := w.scraped("client", "istio_requests_total", `reporter="source"`, service, `destination_workload="guarded"`, `source_workload="client"`, `response_code="200"`); err != nil {
+			if err := w.checkMetric("client", "istio_requests_total", `reporter="source"`, service, `destination_workload="guarded"`, `source_workload="client"`, `response_code="200"`); err != nil {
 				return err
 			}
-			if err := w.scraped("guarded", "istio_requests_total", `reporter="destination"`, service, `source_workload="other"`, `source_workload_namespace="other"`, `connection_security_policy="mutual_tls"`, `/sa/other"`); err != nil {
+			if err := w.checkMetric("guarded", "istio_requests_total", `reporter="destination"`, service, `source_workload="other"`, `source_workload_namespace="other"`, `connection_security_policy="mutual_tls"`, `/sa/other"`); err != nil {
 				return err
 			}
-			return w.scraped("guarded", "istio_request_duration_milliseconds_count", `reporter="destination"`, `source_workload="client"`)
+			return w.checkMetric("guarded", "istio_request_duration_milliseconds_count", `reporter="destination"`, `source_workload="client"`)
 		}},
-		{name: "access logs by expression", ports: []string{"http"}, alone: []string{"guarded"}, docs: `
+		{name: "access logs by expression", ports: []string{"http"}, exclusive: []string{"guarded"}, docs: `
 apiVersion: telemetry.istio.io/v1
 kind: Telemetry
 metadata: {name: $HOST}
@@ -44,9 +44,9 @@ spec:
   - match: {mode: SERVER}
     providers: [{name: envoy}]
     filter: {expression: "request.url_path.startsWith('/logged')"}
-`, check: func(w *world, _ string) error {
+`, check: func(w *testMesh, _ string) error {
 			for _, path := range []string{"/unlogged", "/logged"} {
-				if _, err := w.expect(http.StatusOK, "client", "http://guarded.default"+path); err != nil {
+				if _, err := w.expectStatus(http.StatusOK, "client", "http://guarded.default"+path); err != nil {
 					return err
 				}
 			}
@@ -61,7 +61,7 @@ spec:
 			}
 			return nil
 		}},
-		{name: "wasm plugin", ports: []string{"http"}, alone: []string{"guarded"}, docs: `
+		{name: "wasm plugin", ports: []string{"http"}, exclusive: []string{"guarded"}, docs: `
 apiVersion: extensions.istio.io/v1alpha1
 kind: WasmPlugin
 metadata: {name: $HOST}
@@ -70,8 +70,8 @@ spec:
   url: file://` + path + `
   phase: AUTHN
   match: [{mode: SERVER, ports: [{number: 8080}]}]
-`, check: func(w *world, _ string) error {
-			got, err := w.expect(http.StatusTeapot, "client", "http://guarded.default/")
+`, check: func(w *testMesh, _ string) error {
+			got, err := w.expectStatus(http.StatusTeapot, "client", "http://guarded.default/")
 			if err == nil && got.Body != "wasm" {
 				err = fmt.Errorf("answered %q", got.Body)
 			}
@@ -80,8 +80,8 @@ spec:
 	})
 }
 
-// scraped says when a metric with these labels is not what an agent tells whoever scrapes it.
-func (w *world) scraped(at, metric string, labels ...string) error {
+// checkMetric fails unless a scrape of the agent contains a metric with these labels.
+func (w *testMesh) checkMetric(at, metric string, labels ...string) error {
 	got, err := w.get(at, "http://127.0.0.1:15020/stats/prometheus")
 	if err != nil {
 		return err

@@ -40,12 +40,12 @@ spec: {clusterIP: 10.96.0.11, selector: {app: web}, ports: [{name: http, port: 9
 apiVersion: networking.istio.io/v1
 kind: WorkloadGroup
 metadata: {name: reviews, namespace: books}
-spec: {template: {serviceAccount: reviews}}
+spec: {template: {serviceAccount: reviews, labels: {app: reviews}}}
 ---
 apiVersion: networking.istio.io/v1
 kind: WorkloadGroup
 metadata: {name: web, namespace: books}
-spec: {template: {serviceAccount: web}}
+spec: {template: {serviceAccount: web, labels: {app: web}}}
 ---
 ` + strict
 
@@ -104,8 +104,8 @@ func (p *plane) token(t testing.TB, account string) string {
 	return strings.TrimSpace(string(token))
 }
 
-// agentOfIstio is Istio's own, and what its image has beside it.
-func agentOfIstio(t testing.TB, name string) string {
+// istioAgent builds Istio's own agent and lays out the files that its image contains.
+func istioAgent(t testing.TB, name string) string {
 	t.Helper()
 	path := filepath.Join(filepath.Dir(istiodBinary(t)), name)
 	if _, err := os.Stat(path); err != nil {
@@ -114,7 +114,7 @@ func agentOfIstio(t testing.TB, name string) string {
 	return path
 }
 
-// newPodAt makes a pod whose mounts are those that Istio's injector asks for; start chooses the agent.
+// newPodAt creates a pod with the mounts that Istio's injector requests; start chooses the agent.
 func newPodAt(t testing.TB, p *plane, name, address string) *pod {
 	t.Helper()
 	made := &pod{node: p.node, name: name, address: netip.MustParseAddr(address), dir: t.TempDir()}
@@ -125,7 +125,7 @@ func newPodAt(t testing.TB, p *plane, name, address string) *pod {
 	made.write(t, "etc/istio/pod/annotations", "")
 	made.write(t, "hosts", fmt.Sprintf("127.0.0.1 localhost\n%s istiod.istio-system.svc\n", p.node.address))
 	made.write(t, "var/lib/istio/data/.keep", "")
-	bootstrap, err := os.ReadFile(agentOfIstio(t, "envoy_bootstrap.json"))
+	bootstrap, err := os.ReadFile(istioAgent(t, "envoy_bootstrap.json"))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -138,7 +138,7 @@ func newPodAt(t testing.TB, p *plane, name, address string) *pod {
 // for Istio's leaves its Envoy behind when it is killed.
 func (p *pod) startAs(t testing.TB, agent, envoy string, extra ...string) *pod {
 	t.Helper()
-	p.cmd = exec.Command("unshare", "--mount", "--pid", "--fork", "--kill-child", "--mount-proc", "sh", "-c", inItsMounts, "sh", agent, "proxy", "sidecar",
+	p.cmd = exec.Command("unshare", "--mount", "--pid", "--fork", "--kill-child", "--mount-proc", "sh", "-c", inMountsScript, "sh", agent, "proxy", "sidecar",
 		"--domain", books+".svc.cluster.local", "--proxyLogLevel=warning", "--proxyComponentLogLevel=misc:error",
 		"--log_output_level=default:info")
 	p.cmd.Dir = p.dir
@@ -169,15 +169,15 @@ func TestAgentOfIstioIsAClientLikeOurOwn(t *testing.T) {
 			n := newNode(t, "10.157.0.1")
 			p := newPlane(t, n)
 			envoy := testenv.EnvoyOf(t, version)
-			theirs := newPodAt(t, p, "web", webAddress).startAs(t, agentOfIstio(t, "pilot-agent"), envoy)
+			theirs := newPodAt(t, p, "web", webAddress).startAs(t, istioAgent(t, "pilot-agent"), envoy)
 			ours := newPodAt(t, p, "reviews", reviewsAddress).startAs(t, testenv.Bin(t, "pilotfish-agent"), envoy)
-			p.registers(t, map[string]bool{"books/web-" + webAddress: false, "books/reviews-" + reviewsAddress: false})
+			p.waitRegistered(t, map[string]bool{"books/web-" + webAddress: false, "books/reviews-" + reviewsAddress: false})
 			theirs.application(t, "web")
 			ours.application(t, "reviews")
 			theirs.waitReady(t, n)
 			ours.waitReady(t, n)
-			p.registers(t, map[string]bool{"books/web-" + webAddress: true, "books/reviews-" + reviewsAddress: true})
-			theirs.gets(t, 200, "URI=spiffe://cluster.local/ns/books/sa/web")
+			p.waitRegistered(t, map[string]bool{"books/web-" + webAddress: true, "books/reviews-" + reviewsAddress: true})
+			theirs.waitAnswer(t, 200, "URI=spiffe://cluster.local/ns/books/sa/web")
 			testenv.Eventually(t, "ours calls theirs", func() error {
 				code, body, err := ours.request("http://10.96.0.11:9080/", "Host", "web:9080")
 				if err != nil || code != 200 || !strings.Contains(string(body), "URI=spiffe://cluster.local/ns/books/sa/reviews") {
@@ -185,8 +185,8 @@ func TestAgentOfIstioIsAClientLikeOurOwn(t *testing.T) {
 				}
 				return nil
 			})
-			theirs.resolves(t, "reviews.books.svc.cluster.local.", reviewsService)
-			theirs.accepts(t, p)
+			theirs.checkResolves(t, "reviews.books.svc.cluster.local.", reviewsService)
+			theirs.waitInSync(t, p)
 			for _, pod := range []*pod{theirs, ours} {
 				if _, _, err := n.request("http://" + pod.address.String() + ":9080/"); err == nil {
 					t.Errorf("%s takes plaintext under STRICT", pod.name)
@@ -196,8 +196,8 @@ func TestAgentOfIstioIsAClientLikeOurOwn(t *testing.T) {
 	}
 }
 
-// registers waits until these workloads have registered, and are in force or not.
-func (p *plane) registers(t testing.TB, want map[string]bool) {
+// waitRegistered waits until these workloads have registered, and are in force or not.
+func (p *plane) waitRegistered(t testing.TB, want map[string]bool) {
 	t.Helper()
 	testenv.Eventually(t, "the workloads register", func() error {
 		var registered []struct {
@@ -219,8 +219,8 @@ func (p *plane) registers(t testing.TB, want map[string]bool) {
 	})
 }
 
-// resolves asks the agent's resolver.
-func (p *pod) resolves(t testing.TB, name, want string) {
+// checkResolves queries the agent's DNS resolver until it returns the wanted address.
+func (p *pod) checkResolves(t testing.TB, name, want string) {
 	t.Helper()
 	testenv.Eventually(t, p.name+" resolves "+name, func() error {
 		conn, err := p.dial(t.Context(), "tcp", "127.0.0.1:15053")
@@ -237,8 +237,8 @@ func (p *pod) resolves(t testing.TB, name, want string) {
 	})
 }
 
-// accepts checks that the control plane knows the pod's proxy to have accepted all that it was sent.
-func (p *pod) accepts(t testing.TB, by *plane) {
+// waitInSync checks that the control plane knows the pod's proxy to have accepted all that it was sent.
+func (p *pod) waitInSync(t testing.TB, by *plane) {
 	t.Helper()
 	testenv.Eventually(t, p.name+" is in sync", func() error {
 		var clients []struct {

@@ -41,8 +41,8 @@ spec:
   http: [{route: [{destination: {host: reviews.books.svc.cluster.local, port: {number: 9080}}}]}]
 `
 
-// TestGatewayOfAnIstioMesh: it takes requests from outside, in the open and with a certificate that istiod sends it, and
-// is a member of the mesh to those within. The certificate's key is nowhere on its disk.
+// TestGatewayOfAnIstioMesh: the gateway accepts requests from outside, in plaintext and with a certificate that istiod
+// sends, and uses mutual TLS inside the mesh. The certificate's key is not on its disk.
 func TestGatewayOfAnIstioMesh(t *testing.T) {
 	t.Parallel()
 	pki := testpki.New(t, "public")
@@ -52,7 +52,7 @@ func TestGatewayOfAnIstioMesh(t *testing.T) {
 		"metadata": object{"name": "shop", "namespace": books, "uid": "9"}, "type": "kubernetes.io/tls",
 		"data": object{"tls.crt": base64.StdEncoding.EncodeToString(cert), "tls.key": base64.StdEncoding.EncodeToString(key)},
 	}}
-	m := newMeshOf(t, known, strict+throughTheGateway)
+	m := newMeshWith(t, known, strict+throughTheGateway)
 	gateway := newGateway(t, m.plane, "gateway", gatewayAddress).start(t)
 	gateway.waitReady(t, m.node)
 
@@ -66,15 +66,15 @@ func TestGatewayOfAnIstioMesh(t *testing.T) {
 		})
 	}
 	gateway.accepted(t)
-	if file := fileWith(t, gateway.dir, key); file != "" {
+	if file := findFileWith(t, gateway.dir, key); file != "" {
 		t.Errorf("the key of the gateway's certificate is in %s", file)
 	}
-	waypointIsToldWhatEnvoyLacks(t, m)
+	checkWaypointFinding(t, m)
 }
 
-// waypointIsToldWhatEnvoyLacks: istiod gives a waypoint its configuration, with a filter that the upstream release of Envoy
-// does not have and that no setting leaves out. What a person then reads names it.
-func waypointIsToldWhatEnvoyLacks(t *testing.T, m *mesh) {
+// checkWaypointFinding verifies that the agent names the filter of a waypoint's configuration that the upstream release
+// of Envoy lacks. No setting of istiod omits that filter.
+func checkWaypointFinding(t *testing.T, m *mesh) {
 	t.Helper()
 	p := newGateway(t, m.plane, "waypoint", waypointAddress)
 	p.cmd = p.command(t, "proxy", "waypoint", "--domain", "books.svc.cluster.local")
@@ -91,7 +91,7 @@ func waypointIsToldWhatEnvoyLacks(t *testing.T, m *mesh) {
 	})
 }
 
-// getAt asks for a URL at an address.
+// getAt requests a URL from an address.
 func (n *namespace) getAt(address, url string, trust *tls.Config) ([]byte, error) {
 	ctx, cancel := context.WithTimeout(context.Background(), 5*time.Second)
 	defer cancel()
@@ -116,8 +116,8 @@ func (n *namespace) getAt(address, url string, trust *tls.Config) ([]byte, error
 	return body, err
 }
 
-// fileWith is a file below the directory that holds the key, as text or as it is on the wire; "" for none.
-func fileWith(t testing.TB, dir string, key []byte) (found string) {
+// findFileWith is a file below the directory that holds the key, as text or as it is on the wire; "" for none.
+func findFileWith(t testing.TB, dir string, key []byte) (found string) {
 	t.Helper()
 	block, _ := pem.Decode(key)
 	lines := bytes.Split(bytes.TrimSpace(key), []byte("\n"))

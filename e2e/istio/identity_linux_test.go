@@ -15,9 +15,9 @@ import (
 	"github.com/pilotfish-mesh/pilotfish/internal/testpki"
 )
 
-// TestCertificateTakesThePlaceOfTheToken: with OUTPUT_CERTS and PROV_CERT, as on machines without a cluster's tokens, an
+// TestCertificateReplacesTheToken: with OUTPUT_CERTS and PROV_CERT, as on machines without a cluster's tokens, an
 // agent that is started again is known to istiod by the certificate that it had from it.
-func TestCertificateTakesThePlaceOfTheToken(t *testing.T) {
+func TestCertificateReplacesTheToken(t *testing.T) {
 	t.Parallel()
 	m := newMesh(t, strict, "OUTPUT_CERTS=./certs")
 	testenv.Eventually(t, "the certificate is written", func() error {
@@ -38,7 +38,7 @@ func TestCertificateTakesThePlaceOfTheToken(t *testing.T) {
 	}
 	m.web.start(t, "OUTPUT_CERTS=./certs", "PROV_CERT=./certs")
 	m.web.waitReady(t, m.node)
-	m.web.gets(t, http.StatusOK, "URI=spiffe://cluster.local/ns/books/sa/web")
+	m.web.waitAnswer(t, http.StatusOK, "URI=spiffe://cluster.local/ns/books/sa/web")
 	testenv.Eventually(t, "istiod has signed another", func() error { // until then the first one is served
 		if second := m.web.certificates(t)["default"]; second.Serial == first.Serial || second.SPIFFEID != first.SPIFFEID {
 			return fmt.Errorf("after %+v it is %+v", first, second)
@@ -47,7 +47,8 @@ func TestCertificateTakesThePlaceOfTheToken(t *testing.T) {
 	})
 }
 
-// TestRootsOfTheMeshReachThePods: those that istiod tells besides its own, in a mesh of several roots.
+// TestRootsOfTheMeshReachThePods: in a mesh with several roots, the pods receive those that istiod sends in addition to
+// its own.
 func TestRootsOfTheMeshReachThePods(t *testing.T) {
 	t.Parallel()
 	other := testpki.New(t, "the root of another cluster")
@@ -65,7 +66,7 @@ func TestRootsOfTheMeshReachThePods(t *testing.T) {
 	})
 }
 
-// certificate is what the agent says of one that it serves.
+// certificate is the agent's report of a certificate that it serves.
 type certificate struct{ Name, SPIFFEID, Serial, Source string }
 
 func (p *pod) certificates(t testing.TB) map[string]certificate {

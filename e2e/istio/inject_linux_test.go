@@ -47,7 +47,7 @@ type injected struct {
 	Spec     struct{ InitContainers, Containers []container }
 }
 
-func (i *injected) container(t testing.TB, name string) container {
+func (i *injected) findContainer(t testing.TB, name string) container {
 	t.Helper()
 	for _, c := range append(i.Spec.InitContainers, i.Spec.Containers...) {
 		if c.Name == name {
@@ -58,7 +58,7 @@ func (i *injected) container(t testing.TB, name string) container {
 	return container{}
 }
 
-// layOutInjector writes what Istio's installation gives the injector, with the values that it has by default.
+// layOutInjector writes the injector's files from Istio's installation, with the default values.
 func (i *istiod) layOutInjector(t testing.TB) {
 	t.Helper()
 	read := func(name string) []byte {
@@ -177,14 +177,14 @@ func arguments(c container, environment []string) (args []string) {
 	return args
 }
 
-// TestPodLivesAsIstioInjectsIt: what the injector asks of the image and of the kubelet is what these tests do, and the
-// agent does its part of it: the application's probe, the hook before the end, the end.
+// TestPodLivesAsIstioInjectsIt: the tests use what the injector requires of the image and the kubelet. The agent does
+// its part: it forwards the application's probe, runs the preStop hook and ends.
 func TestPodLivesAsIstioInjectsIt(t *testing.T) {
 	t.Parallel()
 	m := newMesh(t, strict)
 	p := m.reviews
 
-	init := p.as.container(t, "istio-init")
+	init := p.as.findContainer(t, "istio-init")
 	if got := strings.Join(init.Args, " "); !strings.HasPrefix(got, "istio-iptables -p 15001 -z 15006 -u 1337 -m REDIRECT -i * -x  -b * -d 15090,15021,15020") {
 		t.Errorf("the injector wants another redirection than these tests make: %s", got)
 	}
@@ -194,7 +194,7 @@ func TestPodLivesAsIstioInjectsIt(t *testing.T) {
 		}
 	}
 
-	probe := p.as.container(t, p.name).ReadinessProbe.HTTPGet
+	probe := p.as.findContainer(t, p.name).ReadinessProbe.HTTPGet
 	if fmt.Sprint(probe.Port) != "15020" {
 		t.Fatalf("the injector has the kubelet probe %+v", probe)
 	}

@@ -23,7 +23,7 @@ const (
 // cluster is what Kubernetes knows: two pods, and a service of one of them.
 func cluster() *kube {
 	return &kube{
-		tokens: map[string]string{tokenOf("web"): "books:web", tokenOf("reviews"): "books:reviews", tokenOf("gateway"): "books:gateway", tokenOf("waypoint"): "books:waypoint"},
+		tokens: map[string]string{podToken("web"): "books:web", podToken("reviews"): "books:reviews", podToken("gateway"): "books:gateway", podToken("waypoint"): "books:waypoint"},
 		lists: map[string][]object{
 			"namespaces": {{"metadata": object{"name": "books", "uid": "1"}}, {"metadata": object{"name": "istio-system", "uid": "2"}}},
 			"pods":       {podObject("web", webAddress), podObject("reviews", reviewsAddress), podObject("gateway", gatewayAddress), podObject("waypoint", waypointAddress)},
@@ -69,10 +69,10 @@ type mesh struct {
 // newMesh starts both pods, each with more in its environment, and waits until they are ready.
 func newMesh(t testing.TB, policies string, environment ...string) *mesh {
 	t.Helper()
-	return newMeshOf(t, cluster(), policies, environment...)
+	return newMeshWith(t, cluster(), policies, environment...)
 }
 
-func newMeshOf(t testing.TB, known *kube, policies string, environment ...string) *mesh {
+func newMeshWith(t testing.TB, known *kube, policies string, environment ...string) *mesh {
 	t.Helper()
 	m := &mesh{node: newNode(t, "10.157.0.1")}
 	m.plane = newIstiod(t, m.node, known, policies)
@@ -84,17 +84,17 @@ func newMeshOf(t testing.TB, known *kube, policies string, environment ...string
 	return m
 }
 
-// ask has the pod's application ask the service by its address, as it does without knowing of a proxy.
-func (p *pod) ask(headers ...string) (int, string, error) {
+// requestReviews sends a request from the pod's application to the service's address, without knowledge of a proxy.
+func (p *pod) requestReviews(headers ...string) (int, string, error) {
 	code, body, err := p.request("http://"+reviewsService+":9080/", append([]string{"Host", "reviews:9080"}, headers...)...)
 	return code, string(body), err
 }
 
-// gets waits until the pod gets the answer: a code, and something in the body.
-func (p *pod) gets(t testing.TB, code int, body string, headers ...string) {
+// waitAnswer waits until the pod gets the answer: a code, and something in the body.
+func (p *pod) waitAnswer(t testing.TB, code int, body string, headers ...string) {
 	t.Helper()
 	testenv.Eventually(t, fmt.Sprintf("%s gets %d %q for %q", p.name, code, body, headers), func() error {
-		gotCode, gotBody, err := p.ask(headers...)
+		gotCode, gotBody, err := p.requestReviews(headers...)
 		if err != nil || gotCode != code || !strings.Contains(gotBody, body) {
 			return fmt.Errorf("%d %q, %v", gotCode, gotBody, err)
 		}
@@ -108,22 +108,22 @@ func TestPodsOfAnIstioMeshTalk(t *testing.T) {
 		"delta":                 nil,
 		"SotW":                  {"ISTIO_DELTA_XDS=false"},
 		"elliptic curves":       {"ECC_SIGNATURE_ALGORITHM=ECDSA"},
-		testenv.MidEnvoyVersion: {"ENVOY_PATH=" + testenv.EnvoyOf(t, testenv.MidEnvoyVersion)},
-		testenv.OldEnvoyVersion: {"ENVOY_PATH=" + testenv.EnvoyOf(t, testenv.OldEnvoyVersion)},
+		testenv.MidEnvoyVersion: {"ENVOY_PATH=" + testenv.EnvoyOf(t, testenv.MidEnvoyVersion), "ENVOY_ADVISORY_WARNING=false"},
+		testenv.OldEnvoyVersion: {"ENVOY_PATH=" + testenv.EnvoyOf(t, testenv.OldEnvoyVersion), "ENVOY_ADVISORY_WARNING=false"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			m := newMesh(t, strict, environment...)
-			m.web.gets(t, http.StatusOK, "URI=spiffe://cluster.local/ns/books/sa/web")
+			m.web.waitAnswer(t, http.StatusOK, "URI=spiffe://cluster.local/ns/books/sa/web")
 			m.web.accepted(t)
 			m.reviews.accepted(t)
 			for _, p := range []*pod{m.web, m.reviews} {
-				if said := p.output.String(); strings.Contains(said, "level=WARN") || strings.Contains(said, "level=ERROR") {
-					t.Errorf("%s warns of something:\n%s", p.name, said)
+				if output := p.output.String(); strings.Contains(output, "level=WARN") || strings.Contains(output, "level=ERROR") {
+					t.Errorf("%s warns of something:\n%s", p.name, output)
 				}
 			}
-			m.plane.synced(t, "web.books")
-			m.plane.synced(t, "reviews.books")
+			m.plane.waitSynced(t, "web.books")
+			m.plane.waitSynced(t, "reviews.books")
 		})
 	}
 }
@@ -131,7 +131,7 @@ func TestPodsOfAnIstioMeshTalk(t *testing.T) {
 func TestPoliciesOfIstioHold(t *testing.T) {
 	t.Parallel()
 	m := newMesh(t, strict)
-	m.web.gets(t, http.StatusOK, "reviews")
+	m.web.waitAnswer(t, http.StatusOK, "reviews")
 	t.Run("STRICT mutual TLS", func(t *testing.T) {
 		if code, body, err := m.node.request("http://" + reviewsAddress + ":9080/"); err == nil {
 			t.Errorf("plaintext from outside the mesh is answered with %d %s", code, body)
@@ -139,14 +139,14 @@ func TestPoliciesOfIstioHold(t *testing.T) {
 	})
 	t.Run("an AuthorizationPolicy", func(t *testing.T) {
 		m.plane.write(t, "policies/all.yaml", strict+allowOnly("someone-else"))
-		m.web.gets(t, http.StatusForbidden, "RBAC")
+		m.web.waitAnswer(t, http.StatusForbidden, "RBAC")
 		m.plane.write(t, "policies/all.yaml", strict+allowOnly("web"))
-		m.web.gets(t, http.StatusOK, "reviews")
+		m.web.waitAnswer(t, http.StatusOK, "reviews")
 	})
 	t.Run("a VirtualService", func(t *testing.T) {
 		m.plane.write(t, "policies/all.yaml", strict+teapotForAda)
-		m.web.gets(t, http.StatusTeapot, "", "X-User", "ada")
-		m.web.gets(t, http.StatusOK, "reviews", "X-User", "bob")
+		m.web.waitAnswer(t, http.StatusTeapot, "", "X-User", "ada")
+		m.web.waitAnswer(t, http.StatusOK, "reviews", "X-User", "bob")
 	})
 	m.web.accepted(t)
 	m.reviews.accepted(t)
@@ -176,30 +176,30 @@ spec:
   - route: [{destination: {host: reviews.books.svc.cluster.local}}]
 `
 
-// TestIstiodIsKilledAndComesBack: traffic goes on without it, and a new one's policies hold.
-func TestIstiodIsKilledAndComesBack(t *testing.T) {
+// TestIstiodIsKilledAndRestarted: requests succeed without istiod, and the policies of the new istiod are applied.
+func TestIstiodIsKilledAndRestarted(t *testing.T) {
 	t.Parallel()
 	m := newMesh(t, strict)
-	m.web.gets(t, http.StatusOK, "reviews")
+	m.web.waitAnswer(t, http.StatusOK, "reviews")
 	_ = m.plane.cmd.Process.Kill()
 	<-m.plane.ended
 	for range 100 {
-		if code, body, err := m.web.ask(); code != http.StatusOK {
+		if code, body, err := m.web.requestReviews(); code != http.StatusOK {
 			t.Fatalf("without istiod: %d %s %v", code, body, err)
 		}
 	}
 	envoy := m.web.envoy(t)
 	m.plane.write(t, "policies/all.yaml", strict+teapotForAda)
 	m.plane.start(t)
-	m.web.gets(t, http.StatusTeapot, "", "X-User", "ada")
+	m.web.waitAnswer(t, http.StatusTeapot, "", "X-User", "ada")
 	m.web.accepted(t)
 	if now := m.web.envoy(t); now != envoy {
 		t.Errorf("Envoy was process %s, and is process %s", envoy, now)
 	}
 }
 
-// TestTokenThatTheClusterDoesNotKnowIsSaid: the pod does not become ready, and says why.
-func TestTokenThatTheClusterDoesNotKnowIsSaid(t *testing.T) {
+// TestUnknownTokenIsReported: the pod does not become ready, and the agent reports that the cluster rejects its token.
+func TestUnknownTokenIsReported(t *testing.T) {
 	t.Parallel()
 	n := newNode(t, "10.157.0.1")
 	plane := newIstiod(t, n, cluster(), strict)
@@ -213,7 +213,7 @@ func TestTokenThatTheClusterDoesNotKnowIsSaid(t *testing.T) {
 		}
 		return nil
 	})
-	web.write(t, tokenPath, tokenOf("web")) // as a kubelet replaces it
+	web.write(t, tokenPath, podToken("web")) // as a kubelet replaces it
 	web.waitReady(t, n)
 }
 
@@ -235,8 +235,8 @@ func TestNamesOfAnIstioMeshResolve(t *testing.T) {
 	}
 }
 
-// TestFilterOfAnotherEnvoyIsNamed: where istiod was not told that Envoy is the upstream release, the pod does not become
-// ready, and says which filter is at fault and what to tell istiod.
+// TestFilterOfAnotherEnvoyIsNamed: if istiod is not configured for the upstream release of Envoy, the pod does not
+// become ready. The agent names the filter and the setting of istiod that omits it.
 func TestFilterOfAnotherEnvoyIsNamed(t *testing.T) {
 	t.Parallel()
 	n := newNode(t, "10.157.0.1")

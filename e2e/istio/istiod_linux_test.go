@@ -39,7 +39,7 @@ type istiod struct {
 	node *node
 	kube *kube
 	dir  string
-	// mesh is its MeshConfig, and environment what goes over its usual one.
+	// mesh is its MeshConfig. environment overrides its usual environment.
 	mesh        string
 	environment []string
 
@@ -102,7 +102,7 @@ func (i *istiod) start(t testing.TB) {
 	})
 }
 
-// roots is what istiod gives every namespace for its pods to know it by.
+// roots returns the root certificates that istiod publishes in a namespace for its pods.
 func (i *istiod) roots(t testing.TB, namespace string) (roots string) {
 	t.Helper()
 	testenv.Eventually(t, "istiod writes its roots for the pods", func() error {
@@ -117,8 +117,8 @@ func (i *istiod) roots(t testing.TB, namespace string) (roots string) {
 	return roots
 }
 
-// synced checks that istiod knows the proxy to have accepted all that it was sent last.
-func (i *istiod) synced(t testing.TB, proxy string) {
+// waitSynced checks that istiod knows the proxy to have accepted all that it was sent last.
+func (i *istiod) waitSynced(t testing.TB, proxy string) {
 	t.Helper()
 	testenv.Eventually(t, "istiod counts "+proxy+" as synced", func() error {
 		var clients []map[string]any
@@ -138,7 +138,7 @@ func (i *istiod) synced(t testing.TB, proxy string) {
 	})
 }
 
-// debug asks one of istiod's debug pages.
+// debug reads one of istiod's debug pages.
 func (i *istiod) debug(t testing.TB, page string, into any) {
 	t.Helper()
 	body, err := i.node.get("http://127.0.0.1:15014/debug/" + page)
@@ -150,7 +150,7 @@ func (i *istiod) debug(t testing.TB, page string, into any) {
 	}
 }
 
-// get asks from within the namespace, and wants 200.
+// get requests a URL from within the namespace. Any status but 200 is an error.
 func (n *namespace) get(url string, headers ...string) ([]byte, error) {
 	code, body, err := n.request(url, headers...)
 	if err == nil && code != http.StatusOK {
@@ -159,7 +159,7 @@ func (n *namespace) get(url string, headers ...string) ([]byte, error) {
 	return body, err
 }
 
-// request asks from within the namespace. The host of the URL has to be a number; a header "Host" names another.
+// request requests a URL from within the namespace. The URL's host must be an IP address; a header "Host" overrides it.
 func (n *namespace) request(url string, headers ...string) (code int, body []byte, err error) {
 	ctx, cancel := context.WithTimeout(context.Background(), 5*time.Second)
 	defer cancel()

@@ -68,7 +68,7 @@ func (k *kube) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	}
 }
 
-// parsePath takes /api/v1[/namespaces/N]/RESOURCE[/NAME] and /apis/GROUP/VERSION/… apart.
+// parsePath parses /api/v1[/namespaces/N]/RESOURCE[/NAME] and /apis/GROUP/VERSION/….
 func parsePath(path string) (resource, name string) {
 	parts := strings.Split(strings.Trim(path, "/"), "/")
 	skip := 2
@@ -128,7 +128,7 @@ func (k *kube) create(w http.ResponseWriter, r *http.Request, name string) {
 	reply(w, http.StatusCreated, o)
 }
 
-// review says whose a token is, as a cluster does for tokens that are mounted into its pods.
+// review returns the account of a token, as a cluster does for tokens that are mounted into its pods.
 func (k *kube) review(w http.ResponseWriter, r *http.Request) {
 	var review struct {
 		Kind, APIVersion string

@@ -22,7 +22,7 @@ type namespace struct{ *testns.Namespace }
 func (n *namespace) listen(t testing.TB, address string) net.Listener {
 	t.Helper()
 	var l net.Listener
-	err := n.Within(func() (err error) {
+	err := n.Run(func() (err error) {
 		l, err = net.Listen("tcp", address)
 		return err
 	})
@@ -34,14 +34,14 @@ func (n *namespace) listen(t testing.TB, address string) net.Listener {
 
 // dial connects from within the namespace; the address has to be a number.
 func (n *namespace) dial(ctx context.Context, network, address string) (c net.Conn, err error) {
-	err = n.Within(func() (err error) {
+	err = n.Run(func() (err error) {
 		c, err = (&net.Dialer{}).DialContext(ctx, network, address)
 		return err
 	})
 	return c, err
 }
 
-// node is what pods are on: a bridge, and the control plane beside it.
+// node is the network of the pods: a bridge, with the control plane's namespace.
 type node struct {
 	*namespace
 	address netip.Addr
@@ -57,12 +57,12 @@ func newNode(t testing.TB, address string) *node {
 		if err := h.LinkAdd(&netlink.Bridge{LinkAttrs: netlink.LinkAttrs{Name: n.bridge}}); err != nil {
 			return err
 		}
-		return up(h, n.bridge, n.address)
+		return setUp(h, n.bridge, n.address)
 	})
 	return n
 }
 
-func up(h *netlink.Handle, name string, address netip.Addr) error {
+func setUp(h *netlink.Handle, name string, address netip.Addr) error {
 	link, err := h.LinkByName(name)
 	if err != nil {
 		return err
@@ -90,7 +90,7 @@ func (n *node) sandbox(t testing.TB, address netip.Addr) *namespace {
 		})
 	})
 	pod.Links(t, func(h *netlink.Handle) error {
-		if err := up(h, "eth0", address); err != nil {
+		if err := setUp(h, "eth0", address); err != nil {
 			return err
 		}
 		return h.RouteAdd(&netlink.Route{Gw: n.address.AsSlice()})
@@ -101,7 +101,7 @@ func (n *node) sandbox(t testing.TB, address netip.Addr) *namespace {
 // proxyGroup is the group that the agent and Envoy run as, by which redirection knows their traffic.
 const proxyGroup = 1337
 
-// redirect makes the rules of Istio's init container: what the application sends goes to 15001, what comes in to 15006.
+// redirect installs the rules of Istio's init container: outbound traffic is sent to 15001, inbound traffic to 15006.
 func (n *namespace) redirect(t testing.TB) {
 	t.Helper()
 	c, err := nftables.New(nftables.WithNetNSFd(int(n.Handle)))

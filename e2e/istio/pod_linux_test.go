@@ -47,7 +47,7 @@ func (p *pod) account() string { return p.name }
 // newPod makes a pod with an application and a sidecar, which start starts.
 func newPod(t testing.TB, i *istiod, name, address string) *pod {
 	t.Helper()
-	p := newPodOf(t, i, name, address, nil, object{"name": name, "image": "shop/" + name,
+	p := newPodWith(t, i, name, address, nil, object{"name": name, "image": "shop/" + name,
 		"ports":          []object{{"containerPort": 9080}},
 		"readinessProbe": object{"httpGet": object{"path": "/ready", "port": 9080}},
 	})
@@ -58,11 +58,11 @@ func newPod(t testing.TB, i *istiod, name, address string) *pod {
 // newGateway makes a pod of nothing but a gateway.
 func newGateway(t testing.TB, i *istiod, name, address string) *pod {
 	t.Helper()
-	return newPodOf(t, i, name, address, object{"inject.istio.io/templates": "gateway"}, object{"name": "istio-proxy", "image": "auto"})
+	return newPodWith(t, i, name, address, object{"inject.istio.io/templates": "gateway"}, object{"name": "istio-proxy", "image": "auto"})
 }
 
-// newPodOf makes a pod of a container, as the injector changes it, with what a kubelet mounts.
-func newPodOf(t testing.TB, i *istiod, name, address string, annotations, container object) *pod {
+// newPodWith makes a pod of a container, as the injector changes it, with what a kubelet mounts.
+func newPodWith(t testing.TB, i *istiod, name, address string, annotations, container object) *pod {
 	t.Helper()
 	p := &pod{node: i.node, name: name, address: netip.MustParseAddr(address), dir: t.TempDir()}
 	p.namespace = i.node.sandbox(t, p.address)
@@ -71,8 +71,8 @@ func newPodOf(t testing.TB, i *istiod, name, address string, annotations, contai
 		"metadata": object{"name": name, "namespace": books, "labels": object{"app": name}, "annotations": annotations},
 		"spec":     object{"serviceAccountName": name, "containers": []object{container}},
 	})
-	p.proxy = p.as.container(t, "istio-proxy")
-	p.write(t, tokenPath, tokenOf(name))
+	p.proxy = p.as.findContainer(t, "istio-proxy")
+	p.write(t, tokenPath, podToken(name))
 	p.write(t, rootsPath, i.roots(t, books))
 	p.write(t, "etc/istio/pod/labels", downward(p.as.Metadata.Labels))
 	p.write(t, "etc/istio/pod/annotations", downward(p.as.Metadata.Annotations))
@@ -89,8 +89,8 @@ func (p *pod) write(t testing.TB, name, text string) {
 	}
 }
 
-// inItsMounts runs a program with the pod's own /etc/hosts, no other resolver, and the pod's volume in /var/lib/istio/data.
-const inItsMounts = `mount --bind hosts /etc/hosts && mount --bind /dev/null /etc/resolv.conf && mount --bind var/lib /var/lib && exec "$@"`
+// inMountsScript runs a program with the pod's own /etc/hosts, no other resolver, and the pod's volume in /var/lib/istio/data.
+const inMountsScript = `mount --bind hosts /etc/hosts && mount --bind /dev/null /etc/resolv.conf && mount --bind var/lib /var/lib && exec "$@"`
 
 // downward writes a map as the downward API does.
 func downward(m map[string]string) (text string) {
@@ -103,7 +103,7 @@ func downward(m map[string]string) (text string) {
 // command is one of the agent's in the injected container, with this machine's Envoy and what a kubelet adds.
 func (p *pod) command(t testing.TB, args ...string) *exec.Cmd {
 	t.Helper()
-	cmd := exec.Command("unshare", append([]string{"--mount", "sh", "-c", inItsMounts, "sh", testenv.Bin(t, "pilotfish-agent")}, args...)...)
+	cmd := exec.Command("unshare", append([]string{"--mount", "sh", "-c", inMountsScript, "sh", testenv.Bin(t, "pilotfish-agent")}, args...)...)
 	cmd.Dir = p.dir
 	cmd.Env = append(p.environment(t, p.proxy), "PATH="+os.Getenv("PATH"), "HOME="+p.dir, "ENVOY_PATH="+testenv.Envoy(t),
 		"KUBERNETES_SERVICE_HOST=10.96.0.1", "KUBERNETES_SERVICE_PORT=443", "TERMINATION_MESSAGE_PATH="+p.dir+"/termination-log")
@@ -120,7 +120,7 @@ func (p *pod) start(t testing.TB, extra ...string) *pod {
 	return p
 }
 
-// waitReady asks where a kubelet does.
+// waitReady probes the pod's readiness as a kubelet does.
 func (p *pod) waitReady(t testing.TB, n *node) {
 	t.Helper()
 	testenv.Eventually(t, p.name+" is ready", func() error {
@@ -150,8 +150,8 @@ func (p *pod) application(t testing.TB, answer string) {
 	t.Cleanup(func() { _ = server.Close(); <-ended })
 }
 
-// tokenOf is the token that the cluster gave an account.
-func tokenOf(account string) string { return "token-of-" + account }
+// podToken is the token that the cluster gave an account.
+func podToken(account string) string { return "token-of-" + account }
 
 // accepted checks that Envoy has refused nothing that istiod sent.
 func (p *pod) accepted(t testing.TB) {

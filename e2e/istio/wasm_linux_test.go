@@ -11,7 +11,7 @@ import (
 	"github.com/pilotfish-mesh/pilotfish/internal/testenv"
 )
 
-// module is the smallest that Envoy takes: a version of the interface, malloc and memory.
+// module is the smallest module that Envoy accepts: an ABI version, malloc and memory.
 const module = "AGFzbQEAAAABCQJgAABgAX8BfwMDAgABBQMBAAEHLQMXcHJveHlfYWJpX3ZlcnNpb25fMF8yXzEAAAZtYWxsb2MAAQZtZW1vcnkCAAoJAgIACwQAQQAL"
 
 var running = regexp.MustCompile(`wasm\.envoy\.wasm\.runtime\.v8\.created: [1-9]`)
@@ -48,7 +48,7 @@ func TestWasmModulesOfAnIstioMesh(t *testing.T) {
 	go func() { defer close(ended); _ = files.Serve(listener) }()
 	t.Cleanup(func() { _ = files.Close(); <-ended })
 
-	m.web.gets(t, http.StatusOK, "reviews")
+	m.web.waitAnswer(t, http.StatusOK, "reviews")
 	m.plane.write(t, "policies/all.yaml", strict+plugin("http://10.157.0.1:8000/plugin.wasm", "FAIL_CLOSE"))
 	testenv.Eventually(t, "Envoy runs the module", func() error {
 		body, err := m.reviews.get("http://127.0.0.1:15000/stats?filter=wasm.*created")
@@ -57,11 +57,11 @@ func TestWasmModulesOfAnIstioMesh(t *testing.T) {
 		}
 		return err
 	})
-	m.web.gets(t, http.StatusOK, "reviews")
+	m.web.waitAnswer(t, http.StatusOK, "reviews")
 
 	m.plane.write(t, "policies/all.yaml", strict+plugin("http://10.157.0.1:8000/missing.wasm", "FAIL_CLOSE"))
-	m.web.gets(t, http.StatusForbidden, "RBAC")
+	m.web.waitAnswer(t, http.StatusForbidden, "RBAC")
 	m.plane.write(t, "policies/all.yaml", strict+plugin("http://10.157.0.1:8000/missing.wasm", "FAIL_OPEN"))
-	m.web.gets(t, http.StatusOK, "reviews")
+	m.web.waitAnswer(t, http.StatusOK, "reviews")
 	m.reviews.accepted(t)
 }

@@ -28,11 +28,11 @@ func manifest(t *testing.T, changes ...string) string {
 	return strings.NewReplacer(changes...).Replace(string(text))
 }
 
-// deploy applies the node agent's manifest and waits until it runs as that says.
+// deploy applies the node agent's manifest and waits until its pods run.
 func (c *cluster) deploy(t *testing.T, changes ...string) {
 	t.Helper()
 	c.apply(t, manifest(t, changes...))
-	c.within(t, "the node agent is ready, and none of before is left", func() error {
+	c.waitFor(t, "the node agent is ready, and none of before is left", func() error {
 		out, err := c.kubectl("get", "daemonset", "pilotfish-cni-node", "-n", agentNamespace, "-o",
 			"jsonpath={.metadata.generation} {.status.observedGeneration} {.status.updatedNumberScheduled} {.status.numberReady} {.status.desiredNumberScheduled}")
 		if err != nil {
@@ -60,7 +60,7 @@ func (n *node) conflist(t *testing.T) string {
 }
 
 func TestShippedManifestInstallsThePlugin(t *testing.T) {
-	c := theCluster(t)
+	c := sharedCluster(t)
 	c.deploy(t)
 	if list := c.node.conflist(t); !strings.Contains(list, "pilotfish-cni") {
 		t.Errorf("the CNI configuration: %s", list)

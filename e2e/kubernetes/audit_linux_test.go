@@ -8,8 +8,8 @@ import (
 	"testing"
 )
 
-// audited is how much the API server has noted until now.
-func (c *cluster) audited(t *testing.T) int {
+// auditCount returns the current length of the API server's audit log.
+func (c *cluster) auditCount(t *testing.T) int {
 	t.Helper()
 	text, err := os.ReadFile(c.pki.path("audit.log"))
 	if err != nil {
@@ -18,7 +18,7 @@ func (c *cluster) audited(t *testing.T) int {
 	return len(text)
 }
 
-// audit reads what the API server noted since of the node agents and the plugin: the rights that they used, and what was
+// audit reads the requests of the node agents and the plugin from the audit log: the rights that they used, and what was
 // refused for want of one.
 func (c *cluster) audit(t *testing.T, since int) (used map[string]bool, refused []string) {
 	t.Helper()

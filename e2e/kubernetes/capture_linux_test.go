@@ -6,58 +6,58 @@ import (
 )
 
 func TestTrafficOfAnInjectedPodGoesThroughItsEnvoy(t *testing.T) {
-	c := theCluster(t)
+	c := sharedCluster(t)
 	c.deploy(t)
 	p := pod("web")
-	web, webAddress := c.running(t, injected(p, c.envoySidecar(t, p)))
-	db, dbAddress := c.running(t, pod("db"))
-	c.answers(t, "out of the pod", web, dbAddress, "200 through=[outbound] host=db remote="+webAddress)
-	c.answers(t, "into the pod", db, webAddress, "200 through=[inbound] host=web remote=127.0.0.6")
+	web, webAddress := c.createRunning(t, injected(p, c.envoySidecar(t, p)))
+	db, dbAddress := c.createRunning(t, pod("db"))
+	c.waitAnswer(t, "out of the pod", web, dbAddress, "200 through=[outbound] host=db remote="+webAddress)
+	c.waitAnswer(t, "into the pod", db, webAddress, "200 through=[inbound] host=web remote=127.0.0.6")
 	if answer := c.get(db, dbAddress); !strings.HasPrefix(answer, "200 through=[] host=db") {
 		t.Errorf("within a pod that is not captured: %s", answer)
 	}
 }
 
 func TestBothFamiliesOfAPodGoThroughItsEnvoy(t *testing.T) {
-	c := theCluster(t)
+	c := sharedCluster(t)
 	c.deploy(t)
 	p := pod("web")
-	web, _ := c.running(t, injected(p, dualStack(c.envoySidecar(t, p))))
-	db, _ := c.running(t, pod("db"))
+	web, _ := c.createRunning(t, injected(p, dualStack(c.envoySidecar(t, p))))
+	db, _ := c.createRunning(t, pod("db"))
 	_, webAddress := c.addresses(t, web)
 	_, dbAddress := c.addresses(t, db)
-	c.answers(t, "out of the pod", web, dbAddress, "200 through=[outbound] host=db remote="+webAddress)
-	c.answers(t, "into the pod", db, webAddress, "200 through=[inbound] host=web remote=[::6]")
+	c.waitAnswer(t, "out of the pod", web, dbAddress, "200 through=[outbound] host=db remote="+webAddress)
+	c.waitAnswer(t, "into the pod", db, webAddress, "200 through=[inbound] host=web remote=[::6]")
 	if answer := c.get(db, dbAddress); !strings.HasPrefix(answer, "200 through=[] host=db") {
 		t.Errorf("within a pod that is not captured: %s", answer)
 	}
 }
 
-// TestTransparentPodSeesWhoCalls has a pod captured by TPROXY, whose proxy runs as injectors have it: as root in the
+// TestTransparentPodSeesTheClientAddress has a pod captured by TPROXY, whose proxy runs as injectors have it: as root in the
 // proxy's group.
-func TestTransparentPodSeesWhoCalls(t *testing.T) {
-	c := theCluster(t)
+func TestTransparentPodSeesTheClientAddress(t *testing.T) {
+	c := sharedCluster(t)
 	c.deploy(t)
 	p := pod("web")
 	sidecar := dualStack(c.envoyWith(t, p, transparentConfig()))
 	sidecar["securityContext"] = object{"runAsUser": 0, "runAsGroup": 1337, "capabilities": object{"drop": []string{"ALL"}, "add": []string{"NET_ADMIN"}}}
-	web, webAddress := c.running(t, injected(p, sidecar, "sidecar.istio.io/interceptionMode", "TPROXY"))
-	db, dbAddress := c.running(t, pod("db"))
-	c.answers(t, "out of the pod", web, dbAddress, "200 through=[outbound] host=db remote="+webAddress)
-	c.answers(t, "into the pod", db, webAddress, "200 through=[inbound] host=web remote="+dbAddress)
+	web, webAddress := c.createRunning(t, injected(p, sidecar, "sidecar.istio.io/interceptionMode", "TPROXY"))
+	db, dbAddress := c.createRunning(t, pod("db"))
+	c.waitAnswer(t, "out of the pod", web, dbAddress, "200 through=[outbound] host=db remote="+webAddress)
+	c.waitAnswer(t, "into the pod", db, webAddress, "200 through=[inbound] host=web remote="+dbAddress)
 	_, webAddress = c.addresses(t, web)
 	_, dbAddress = c.addresses(t, db)
-	c.answers(t, "into the pod by IPv6", db, webAddress, "200 through=[inbound] host=web remote="+dbAddress)
+	c.waitAnswer(t, "into the pod by IPv6", db, webAddress, "200 through=[inbound] host=web remote="+dbAddress)
 }
 
-func TestPodThatIsRefusedSaysWhyInItsEvents(t *testing.T) {
-	c := theCluster(t)
+func TestRefusedPodReportsTheReasonInItsEvents(t *testing.T) {
+	c := sharedCluster(t)
 	c.deploy(t)
 	name := c.create(t, injected(pod("bad"), idleSidecar(), "traffic.sidecar.istio.io/includeOutboundIPRanges", "10.0.0.1/8"))
-	c.eventSays(t, name, `pod default/bad is not started, as its settings for the mesh are refused; annotation traffic.sidecar.istio.io/includeOutboundIPRanges: --istio-service-cidr: "10.0.0.1/8" has host bits: write 10.0.0.0/8`)
+	c.waitEvent(t, name, `pod default/bad is not started, as its settings for the mesh are refused; annotation traffic.sidecar.istio.io/includeOutboundIPRanges: --istio-service-cidr: "10.0.0.1/8" has host bits: write 10.0.0.0/8`)
 	if phase := c.mustKubectl(t, "get", "pod", name, "-o", "jsonpath={.status.phase}"); phase != "Pending" {
 		t.Errorf("the pod is %s", phase)
 	}
 	c.mustKubectl(t, "annotate", "pod", name, "--overwrite", "traffic.sidecar.istio.io/includeOutboundIPRanges=10.0.0.0/8")
-	c.within(t, "the pod starts once it is mended", func() error { return c.is("pod/"+name, "{.status.phase}", "Running") })
+	c.waitFor(t, "the pod starts once it is mended", func() error { return c.checkField("pod/"+name, "{.status.phase}", "Running") })
 }

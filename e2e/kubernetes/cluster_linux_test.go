@@ -24,8 +24,8 @@ const (
 	serviceAddress = "10.96.0.1" // of the API server as pods know it; there is no kube-proxy to lead it elsewhere
 )
 
-// patience bounds each wait: a kubelet may back off for minutes.
-const patience = 3 * time.Minute
+// waitTimeout limits each wait: a kubelet may back off for minutes.
+const waitTimeout = 3 * time.Minute
 
 // cluster is a control plane and one node.
 type cluster struct {
@@ -49,8 +49,8 @@ func TestMain(m *testing.M) {
 	os.Exit(code)
 }
 
-// theCluster is the one that all tests share, as it takes a while to start.
-func theCluster(t *testing.T) *cluster {
+// sharedCluster returns the cluster that all tests share, since its start is slow.
+func sharedCluster(t *testing.T) *cluster {
 	t.Helper()
 	if shared == nil {
 		shared = startCluster(t)
@@ -58,7 +58,7 @@ func theCluster(t *testing.T) *cluster {
 	c := shared
 	t.Cleanup(func() {
 		if t.Failed() {
-			c.tellAll(t)
+			c.logOutput(t)
 		}
 	})
 	return c
@@ -73,16 +73,18 @@ func startCluster(t *testing.T) *cluster {
 	c := &cluster{dir: dir, bin: kubernetesBin(t)}
 	defer func() {
 		if t.Failed() {
-			c.tellAll(t)
+			c.logOutput(t)
 			c.close()
 		}
 	}()
 	c.pki = newPKI(t, dir)
-	c.hold(t)
+	c.createNetwork(t)
 	c.startControlPlane(t)
 	c.images = buildImages(t, filepath.Join(dir, "images"))
 	c.node = c.startNode(t, first, c.net, "[]")
-	c.within(t, "the node is ready", func() error { return c.is("node/"+nodeName, `{.status.conditions[?(@.type=="Ready")].status}`, "True") })
+	c.waitFor(t, "the node is ready", func() error {
+		return c.checkField("node/"+nodeName, `{.status.conditions[?(@.type=="Ready")].status}`, "True")
+	})
 	shared = c
 	return c
 }
@@ -104,8 +106,8 @@ func kubernetesBin(t *testing.T) string {
 	return dir
 }
 
-// hold makes the network namespace, with the node's address and that of the API server's service.
-func (c *cluster) hold(t *testing.T) {
+// createNetwork creates the network namespace, with the node's address and that of the API server's service.
+func (c *cluster) createNetwork(t *testing.T) {
 	t.Helper()
 	script := `ip link set lo up && ip link add node0 type bridge && ip addr add ` + nodeAddress + `/24 dev node0 && ip addr add ` +
 		serviceAddress + `/32 dev lo && ip link set node0 up && ip addr add ` + nodeAddress6 + `/64 dev node0 nodad && ip route add default dev node0 && ` +
@@ -113,7 +115,7 @@ func (c *cluster) hold(t *testing.T) {
 	cmd := exec.Command("/bin/sh", "-c", script)
 	cmd.SysProcAttr = &syscall.SysProcAttr{Cloneflags: syscall.CLONE_NEWNET}
 	c.net = c.start(t, "network", cmd)
-	c.within(t, "the network", func() error {
+	c.waitFor(t, "the network", func() error {
 		if !strings.Contains(c.net.output.String(), "ready") {
 			return errors.New(c.net.output.String())
 		}
@@ -121,7 +123,7 @@ func (c *cluster) hold(t *testing.T) {
 	})
 }
 
-// auditPolicy has the API server note what the node agent and the plugin ask for.
+// auditPolicy makes the API server log the requests of the node agent and the plugin.
 const auditPolicy = `{"apiVersion":"audit.k8s.io/v1","kind":"Policy","omitStages":["RequestReceived"],
 "rules":[{"level":"Metadata","users":["system:serviceaccount:pilotfish-system:pilotfish-cni"]},{"level":"None"}]}`
 
@@ -138,7 +140,7 @@ func (c *cluster) startControlPlane(t *testing.T) {
 		"--kubelet-client-certificate="+file("admin.crt"), "--kubelet-client-key="+file("admin.key"),
 		"--profiling=false", "--kubelet-preferred-address-types=InternalIP",
 		"--audit-policy-file="+file("audit.json"), "--audit-log-path="+file("audit.log"), "--audit-log-mode=blocking")
-	c.within(t, "the API server is ready", func() error {
+	c.waitFor(t, "the API server is ready", func() error {
 		out, err := c.kubectl("get", "--raw", "/readyz")
 		return errors.Join(err, c.apiError(out))
 	})
@@ -184,7 +186,7 @@ func (c *cluster) start(t *testing.T, name string, cmd *exec.Cmd) *process {
 	cmd.SysProcAttr.Pdeathsig = syscall.SIGKILL
 	started := make(chan error)
 	go func() {
-		runtime.LockOSThread() // the death of this thread would be taken for that of the test
+		runtime.LockOSThread() // the end of this thread would trigger the parent-death signal
 		started <- cmd.Start()
 		if cmd.Process != nil {
 			_ = cmd.Wait()
@@ -212,11 +214,11 @@ func (c *cluster) startPart(t *testing.T, name string, args ...string) *process 
 }
 
 func (c *cluster) inNetwork(ctx context.Context, args ...string) *exec.Cmd {
-	return within(ctx, c.net, args...)
+	return enterNamespaces(ctx, c.net, args...)
 }
 
-// within runs a program in the network namespace of a process.
-func within(ctx context.Context, p *process, args ...string) *exec.Cmd {
+// enterNamespaces runs a program in the network namespace of a process.
+func enterNamespaces(ctx context.Context, p *process, args ...string) *exec.Cmd {
 	return exec.CommandContext(ctx, "nsenter", append([]string{fmt.Sprintf("--net=/proc/%d/ns/net", p.cmd.Process.Pid), "--"}, args...)...)
 }
 
@@ -253,8 +255,8 @@ func (c *cluster) apply(t *testing.T, manifest string) {
 	}
 }
 
-// is says whether a field of an object has a value.
-func (c *cluster) is(object, path, want string, args ...string) error {
+// checkField returns an error unless a field of an object has the value.
+func (c *cluster) checkField(object, path, want string, args ...string) error {
 	got, err := c.kubectl(append([]string{"get", object, "-o", "jsonpath=" + path}, args...)...)
 	if err == nil && got != want {
 		err = fmt.Errorf("%s of %s is %q, want %q", path, object, got, want)
@@ -262,10 +264,10 @@ func (c *cluster) is(object, path, want string, args ...string) error {
 	return err
 }
 
-// within waits until check returns nil, as long as all parts of the cluster run.
-func (c *cluster) within(t *testing.T, what string, check func() error) {
+// waitFor waits until check returns nil, as long as all parts of the cluster run.
+func (c *cluster) waitFor(t *testing.T, what string, check func() error) {
 	t.Helper()
-	deadline := time.Now().Add(patience)
+	deadline := time.Now().Add(waitTimeout)
 	for {
 		err := check()
 		if err == nil {
@@ -277,7 +279,7 @@ func (c *cluster) within(t *testing.T, what string, check func() error) {
 			}
 		}
 		if time.Now().After(deadline) {
-			t.Fatalf("%s: not within %s: %v", what, patience, err)
+			t.Fatalf("%s: not within %s: %v", what, waitTimeout, err)
 		}
 		time.Sleep(200 * time.Millisecond)
 	}
@@ -294,12 +296,12 @@ func (c *cluster) close() {
 	_ = os.RemoveAll(c.dir)
 }
 
-// tellAll logs the last that each part has said.
-func (c *cluster) tellAll(t *testing.T) {
+// logOutput logs the end of each component's output.
+func (c *cluster) logOutput(t *testing.T) {
 	for _, p := range c.parts {
 		text := p.output.String()
-		if most := 6000; len(text) > most {
-			text = "…" + text[len(text)-most:]
+		if maxLength := 6000; len(text) > maxLength {
+			text = "…" + text[len(text)-maxLength:]
 		}
 		t.Logf("%s said:\n%s", p.name, text)
 	}

@@ -5,8 +5,8 @@ import (
 	"testing"
 )
 
-// withValidation has a pod begin with the init container that Istio's injector gives pods where a CNI plugin redirects: it
-// may do nothing, and only looks whether traffic is redirected.
+// withValidation adds the init container that Istio's injector adds to pods where a CNI plugin redirects. It has no
+// privileges, and only verifies that traffic is redirected.
 func withValidation(p object) object {
 	annotations := p["metadata"].(object)["annotations"].(object)
 	annotations["sidecar.istio.io/status"] = `{"initContainers":["istio-validation"],"containers":["istio-proxy"],"volumes":["istio-envoy"],"imagePullSecrets":null,"revision":"default"}`
@@ -28,18 +28,18 @@ func withValidation(p object) object {
 // TestInjectedPodStartsWhereItIsCapturedAndNotBefore has a pod as Istio's injector leaves it, with this project's image for
 // the sidecar's.
 func TestInjectedPodStartsWhereItIsCapturedAndNotBefore(t *testing.T) {
-	c := theCluster(t)
+	c := sharedCluster(t)
 	c.deploy(t)
 	p := pod("web")
-	web, webAddress := c.running(t, withValidation(injected(p, c.envoySidecar(t, p))))
-	db, dbAddress := c.running(t, pod("db"))
-	c.answers(t, "out of the pod", web, dbAddress, "200 through=[outbound] host=db")
-	c.answers(t, "into the pod", db, webAddress, "200 through=[inbound] host=web")
+	web, webAddress := c.createRunning(t, withValidation(injected(p, c.envoySidecar(t, p))))
+	db, dbAddress := c.createRunning(t, pod("db"))
+	c.waitAnswer(t, "out of the pod", web, dbAddress, "200 through=[outbound] host=db")
+	c.waitAnswer(t, "into the pod", db, webAddress, "200 through=[inbound] host=web")
 	c.remove(t)
 	q := pod("early")
 	early := c.create(t, withValidation(injected(q, c.envoySidecar(t, q))))
 	const code = `{.status.initContainerStatuses[0].state.terminated.exitCode}{.status.initContainerStatuses[0].lastState.terminated.exitCode}`
-	c.within(t, "the pod is held back", func() error {
+	c.waitFor(t, "the pod is held back", func() error {
 		got, err := c.kubectl("get", "pod", early, "-o", "jsonpath="+code)
 		if err == nil && got != "126" && got != "126126" {
 			err = fmt.Errorf("exit code %q", got)
@@ -47,9 +47,9 @@ func TestInjectedPodStartsWhereItIsCapturedAndNotBefore(t *testing.T) {
 		return err
 	})
 	c.deploy(t)
-	c.within(t, "the pod is mended and starts", func() error {
-		return c.is("pod/"+early, `{.status.conditions[?(@.type=="Ready")].status}`, "True")
+	c.waitFor(t, "the pod is mended and starts", func() error {
+		return c.checkField("pod/"+early, `{.status.conditions[?(@.type=="Ready")].status}`, "True")
 	})
-	c.answers(t, "out of the pod", early, dbAddress, "200 through=[outbound] host=db")
-	c.eventSays(t, early, "Normal RedirectionRepaired")
+	c.waitAnswer(t, "out of the pod", early, dbAddress, "200 through=[outbound] host=db")
+	c.waitEvent(t, early, "Normal RedirectionRepaired")
 }

@@ -18,7 +18,7 @@ import (
 // node is a machine of the cluster: a container runtime and a kubelet, with disks of its own that outlive a reboot.
 type node struct {
 	cluster *cluster
-	place
+	nodeConfig
 	net     *process // holds its network namespace
 	dir     string   // its disks: etc, opt and var
 	runtime string   // folder of containerd, runc and the reference plugins
@@ -27,16 +27,16 @@ type node struct {
 	parts   map[string]*process
 }
 
-// place is a node among the others.
-type place struct {
+// nodeConfig is the name and the addresses of a node.
+type nodeConfig struct {
 	name, address, address6, kubelet string // kubelet is the name of its kubeconfig
 	pods, pods6                      string
 }
 
 // The nodes: the first is on the network of the control plane, the second joins in one test.
 var (
-	first  = place{nodeName, nodeAddress, nodeAddress6, "kubelet", "10.88.0.0/16", "fd88::/64"}
-	second = place{"node-2", "10.90.0.2", "fd90::2", "kubelet-2", "10.89.0.0/16", "fd89::/64"}
+	first  = nodeConfig{nodeName, nodeAddress, nodeAddress6, "kubelet", "10.88.0.0/16", "fd88::/64"}
+	second = nodeConfig{"node-2", "10.90.0.2", "fd90::2", "kubelet-2", "10.89.0.0/16", "fd89::/64"}
 )
 
 // network is what a primary CNI plugin leaves.
@@ -59,17 +59,17 @@ const kubeletConfig = `{"apiVersion":"kubelet.config.k8s.io/v1beta1","kind":"Kub
 "syncFrequency":"10s","nodeStatusReportFrequency":"10s","registerWithTaints":TAINTS}`
 
 // list is the node's.
-func (p place) list() string {
+func (p nodeConfig) list() string {
 	return strings.NewReplacer("PODS4", p.pods, "PODS6", p.pods6).Replace(network)
 }
 
-func (c *cluster) startNode(t *testing.T, at place, net *process, taints string) *node {
+func (c *cluster) startNode(t *testing.T, at nodeConfig, net *process, taints string) *node {
 	t.Helper()
 	cache, err := os.UserCacheDir()
 	if err != nil {
 		t.Fatal(err)
 	}
-	n := &node{cluster: c, place: at, net: net, dir: filepath.Join(c.dir, at.name), runtime: filepath.Join(cache, "pilotfish", "containerd", "bin"),
+	n := &node{cluster: c, nodeConfig: at, net: net, dir: filepath.Join(c.dir, at.name), runtime: filepath.Join(cache, "pilotfish", "containerd", "bin"),
 		cgroup: fmt.Sprintf("pilotfish-kube-%d-%s", os.Getpid(), at.name), parts: map[string]*process{}}
 	if _, err := os.Stat(filepath.Join(n.runtime, "containerd")); err != nil {
 		t.Skip("containerd is not here: run `make containerd`")
@@ -146,7 +146,7 @@ while :; do sleep 1000 & wait $!; done`
 		Unshareflags: syscall.CLONE_NEWNS, // makes mounts private
 	}
 	n.init = n.cluster.start(t, n.name, cmd)
-	n.cluster.within(t, "the node's first process", func() error {
+	n.cluster.waitFor(t, "the node's first process", func() error {
 		if !strings.Contains(n.init.output.String(), "ready") {
 			return errors.New(n.init.output.String())
 		}
@@ -160,7 +160,7 @@ while :; do sleep 1000 & wait $!; done`
 func (n *node) startContainerd(t *testing.T) {
 	t.Helper()
 	n.startPart(t, filepath.Join(n.runtime, "containerd"))
-	n.cluster.within(t, "containerd takes images", func() error {
+	n.cluster.waitFor(t, "containerd takes images", func() error {
 		for _, archive := range n.cluster.images {
 			if out, err := n.run("ctr", "--namespace", "k8s.io", "images", "import", archive); err != nil {
 				return fmt.Errorf("%w: %s", err, out)
@@ -178,7 +178,7 @@ func (n *node) enter(ctx context.Context, args ...string) *exec.Cmd {
 	return cmd
 }
 
-// run runs a program on the node and gives what it said.
+// run runs a program on the node and returns its output.
 func (n *node) run(args ...string) (string, error) {
 	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
 	defer cancel()
@@ -196,7 +196,7 @@ func (n *node) startPart(t *testing.T, program string, args ...string) *process 
 	return p
 }
 
-// stopPart kills a part of the node, as nobody is to rely on its end.
+// stopPart kills a component of the node, since no other component may rely on a clean end.
 func (n *node) stopPart(t *testing.T, name string) {
 	t.Helper()
 	n.parts[name].killed = true
@@ -206,7 +206,7 @@ func (n *node) stopPart(t *testing.T, name string) {
 	<-n.parts[name].ended
 }
 
-// kill takes the node's power: all its processes end, and what is in memory is lost.
+// kill simulates a power loss of the node: all its processes end, and the contents of its memory are lost.
 func (n *node) kill() {
 	if n.init == nil {
 		return
@@ -220,5 +220,5 @@ func (n *node) kill() {
 	}
 	ctx, cancel := context.WithTimeout(context.Background(), 10*time.Second)
 	defer cancel()
-	_ = within(ctx, n.net, "ip", "link", "delete", "cni0").Run()
+	_ = enterNamespaces(ctx, n.net, "ip", "link", "delete", "cni0").Run()
 }

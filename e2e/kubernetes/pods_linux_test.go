@@ -12,7 +12,7 @@ import (
 	"github.com/pilotfish-mesh/pilotfish/internal/testenv"
 )
 
-// envoyConfig is as much of a sidecar's as tells by whose hands a request came.
+// envoyConfig is a minimal sidecar configuration that marks requests, so that tests recognize which Envoys they passed.
 const envoyConfig = `
 admin: {address: {socket_address: {address: 127.0.0.1, port_value: 15000}}}
 static_resources:
@@ -81,7 +81,7 @@ func injected(p object, sidecar object, annotations ...string) object {
 	return p
 }
 
-// idleSidecar stands for a proxy that does not listen: what is captured is refused.
+// idleSidecar replaces a proxy and does not listen: captured connections are refused.
 func idleSidecar() object {
 	return object{
 		"name": "istio-proxy", "image": podImage, "command": []string{"/podapp"}, "args": []string{"proxy", "sidecar"}, "imagePullPolicy": "Never",
@@ -89,7 +89,7 @@ func idleSidecar() object {
 	}
 }
 
-// envoySidecar runs a real Envoy, which comes from the test's machine with the libraries that it needs.
+// envoySidecar runs a real Envoy from the test's machine, with the libraries that it needs.
 func (c *cluster) envoySidecar(t *testing.T, p object) object {
 	t.Helper()
 	return c.envoyWith(t, p, envoyConfig)
@@ -129,7 +129,7 @@ func dualStack(sidecar object) object {
 	return sidecar
 }
 
-// create makes a pod and has it gone with the test.
+// create creates a pod and deletes it at the end of the test.
 func (c *cluster) create(t *testing.T, p object) (name string) {
 	t.Helper()
 	text, err := json.Marshal(p)
@@ -146,17 +146,17 @@ func (c *cluster) create(t *testing.T, p object) (name string) {
 	return name
 }
 
-// running creates a pod and waits until all of it runs. It gives the pod's address.
-func (c *cluster) running(t *testing.T, p object) (name, address string) {
+// createRunning creates a pod, waits until all of its containers run, and returns its name and address.
+func (c *cluster) createRunning(t *testing.T, p object) (name, address string) {
 	t.Helper()
 	name = c.create(t, p)
-	c.within(t, "pod "+name+" runs", func() error {
-		return c.is("pod/"+name, `{.status.conditions[?(@.type=="Ready")].status}`, "True")
+	c.waitFor(t, "pod "+name+" runs", func() error {
+		return c.checkField("pod/"+name, `{.status.conditions[?(@.type=="Ready")].status}`, "True")
 	})
 	return name, c.mustKubectl(t, "get", "pod", name, "-o", "jsonpath={.status.podIP}")
 }
 
-// get asks from within a pod, as its application, and gives the answer, or why there is none.
+// get sends a request from a pod, as its application. It returns the response, or the error as text.
 func (c *cluster) get(pod, address string) string {
 	answer, err := c.kubectl("exec", pod, "-c", "app", "--", "/podapp", "get", "http://"+address+":8080/")
 	if err != nil {
@@ -165,7 +165,7 @@ func (c *cluster) get(pod, address string) string {
 	return strings.TrimSpace(answer)
 }
 
-// addresses are those of a pod, an IPv6 one as it stands in a URL.
+// addresses returns the addresses of a pod, the IPv6 one in brackets as in a URL.
 func (c *cluster) addresses(t *testing.T, pod string) (ipv4, ipv6 string) {
 	t.Helper()
 	ips := strings.Fields(c.mustKubectl(t, "get", "pod", pod, "-o", "jsonpath={.status.podIPs[*].ip}"))
@@ -175,10 +175,10 @@ func (c *cluster) addresses(t *testing.T, pod string) (ipv4, ipv6 string) {
 	return ips[0], "[" + ips[1] + "]"
 }
 
-// answers waits until an answer begins like this.
-func (c *cluster) answers(t *testing.T, what, pod, address, want string) {
+// waitAnswer waits until an answer begins like this.
+func (c *cluster) waitAnswer(t *testing.T, what, pod, address, want string) {
 	t.Helper()
-	c.within(t, what, func() error {
+	c.waitFor(t, what, func() error {
 		if answer := c.get(pod, address); !strings.HasPrefix(answer, want) {
 			return errors.New(answer)
 		}
@@ -186,10 +186,10 @@ func (c *cluster) answers(t *testing.T, what, pod, address, want string) {
 	})
 }
 
-// eventSays waits for an event of a pod that has the text.
-func (c *cluster) eventSays(t *testing.T, pod, text string) {
+// waitEvent waits for an event of a pod that has the text.
+func (c *cluster) waitEvent(t *testing.T, pod, text string) {
 	t.Helper()
-	c.within(t, "an event of pod "+pod+" that says "+text, func() error {
+	c.waitFor(t, "an event of pod "+pod+" that says "+text, func() error {
 		out, err := c.kubectl("get", "events", "--field-selector", "involvedObject.name="+pod, "-o", "jsonpath={range .items[*]}{.type} {.reason} {.message}{\"\\n\"}{end}")
 		if err == nil && !strings.Contains(out, text) {
 			err = errors.New(out)

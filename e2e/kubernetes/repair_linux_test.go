@@ -8,27 +8,27 @@ import (
 	"testing"
 )
 
-func TestPodThatStartedBeforeThePluginIsMended(t *testing.T) {
-	c := theCluster(t)
+func TestPodThatStartedBeforeThePluginIsRepaired(t *testing.T) {
+	c := sharedCluster(t)
 	c.deploy(t)
 	c.remove(t)
 	p := pod("early")
-	early, earlyAddress := c.running(t, injected(p, c.envoySidecar(t, p)))
-	db, dbAddress := c.running(t, pod("db"))
+	early, earlyAddress := c.createRunning(t, injected(p, c.envoySidecar(t, p)))
+	db, dbAddress := c.createRunning(t, pod("db"))
 	if answer := c.get(early, dbAddress); !strings.HasPrefix(answer, "200 through=[] host=db") {
 		t.Fatalf("before: %s", answer)
 	}
 	c.deploy(t)
-	c.answers(t, "out of the pod", early, dbAddress, "200 through=[outbound] host=db")
-	c.answers(t, "into the pod", db, earlyAddress, "200 through=[inbound] host=early")
-	c.eventSays(t, early, "Normal RedirectionRepaired its traffic had bypassed its proxy")
+	c.waitAnswer(t, "out of the pod", early, dbAddress, "200 through=[outbound] host=db")
+	c.waitAnswer(t, "into the pod", db, earlyAddress, "200 through=[inbound] host=early")
+	c.waitEvent(t, early, "Normal RedirectionRepaired its traffic had bypassed its proxy")
 	if out := c.mustKubectl(t, "get", "pod", early, "-o", "jsonpath={.status.containerStatuses[*].restartCount}"); out != "0 0" {
 		t.Errorf("restarts of its containers: %s", out)
 	}
 }
 
 func TestPodThatStartedBeforeThePluginIsDeletedForAnother(t *testing.T) {
-	c := theCluster(t)
+	c := sharedCluster(t)
 	c.deploy(t)
 	c.remove(t)
 	template := injected(pod("early"), idleSidecar())
@@ -44,7 +44,7 @@ func TestPodThatStartedBeforeThePluginIsDeletedForAnother(t *testing.T) {
 	c.apply(t, string(set))
 	t.Cleanup(func() { c.mustKubectl(t, "delete", "replicaset", "early", "--cascade=foreground", "--timeout=100s") })
 	one := c.onePod(t, "app=early", "")
-	_, db := c.running(t, pod("db"))
+	_, db := c.createRunning(t, pod("db"))
 	if answer := c.get(one, db); !strings.HasPrefix(answer, "200 through=[] host=db") {
 		t.Fatalf("before: %s", answer)
 	}
@@ -59,7 +59,7 @@ func TestPodThatStartedBeforeThePluginIsDeletedForAnother(t *testing.T) {
 // onePod waits for the one running pod of a label which is another than one.
 func (c *cluster) onePod(t *testing.T, label, than string) (name string) {
 	t.Helper()
-	c.within(t, "one pod runs", func() error {
+	c.waitFor(t, "one pod runs", func() error {
 		out, err := c.kubectl("get", "pods", "-l", label, "-o", `jsonpath={range .items[*]}{.metadata.name} {.status.conditions[?(@.type=="Ready")].status} {end}`)
 		if err != nil {
 			return err
@@ -74,35 +74,36 @@ func (c *cluster) onePod(t *testing.T, label, than string) (name string) {
 }
 
 func TestPodThatStartedBeforeThePluginIsLabelled(t *testing.T) {
-	c := theCluster(t)
+	c := sharedCluster(t)
 	c.deploy(t)
 	c.remove(t)
-	early, _ := c.running(t, injected(pod("early"), idleSidecar()))
+	early, _ := c.createRunning(t, injected(pod("early"), idleSidecar()))
 	c.deploy(t, `{name: REPAIR_REPAIR_PODS, value: "true"}`, `{name: REPAIR_LABEL_PODS, value: "true"}`,
 		"resources: [pods]\n  verbs: [get, list, watch]", "resources: [pods]\n  verbs: [get, list, watch, patch]")
-	c.within(t, "the label", func() error {
-		return c.is("pod/"+early, `{.metadata.labels.cni\.istio\.io/uninitialized}`, "true")
+	c.waitFor(t, "the label", func() error {
+		return c.checkField("pod/"+early, `{.metadata.labels.cni\.istio\.io/uninitialized}`, "true")
 	})
-	_, db := c.running(t, pod("db"))
+	_, db := c.createRunning(t, pod("db"))
 	if answer := c.get(early, db); !strings.HasPrefix(answer, "200 through=[] host=db") {
 		t.Errorf("it is only to be labelled: %s", answer)
 	}
 }
 
-// TestAgentUsesTheRightsThatItHasAndNoOthers compares the manifest's roles with what the API server was asked for.
+// TestAgentUsesTheRightsThatItHasAndNoOthers compares the manifest's roles with the requests that the API server
+// logged.
 func TestAgentUsesTheRightsThatItHasAndNoOthers(t *testing.T) {
-	c := theCluster(t)
+	c := sharedCluster(t)
 	c.deploy(t)
-	since := c.audited(t)
+	since := c.auditCount(t)
 	c.remove(t)
-	early, _ := c.running(t, injected(pod("early"), idleSidecar())) // so that there is something to tell of in events
+	early, _ := c.createRunning(t, injected(pod("early"), idleSidecar())) // so that the agent has something to report in events
 	c.deploy(t)
-	c.eventSays(t, early, "RedirectionRepaired")
-	c.withoutAgent(t) // so that the plugin asks for a pod, and the agent for its daemon set
-	c.running(t, pod("db"))
+	c.waitEvent(t, early, "RedirectionRepaired")
+	c.withoutAgent(t) // so that the plugin requests a pod, and the agent its daemon set
+	c.createRunning(t, pod("db"))
 	var used map[string]bool
 	want := []string{"get pods", "list pods", "watch pods", "get daemonsets", "create serviceaccounts/token", "create events"}
-	c.within(t, "each right is used", func() error {
+	c.waitFor(t, "each right is used", func() error {
 		var refused []string
 		used, refused = c.audit(t, since)
 		if len(refused) > 0 {

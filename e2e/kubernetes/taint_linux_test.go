@@ -12,8 +12,8 @@ import (
 
 const taint = "cni.istio.io/not-ready"
 
-// untaint applies the rights to take the taint away, for the time of the test.
-func (c *cluster) untaint(t *testing.T) {
+// allowUntaint applies the rights to remove the taint, until the end of the test.
+func (c *cluster) allowUntaint(t *testing.T) {
 	t.Helper()
 	path := filepath.Join(testenv.Root(), "examples", "cni", "untaint.yaml")
 	text, err := os.ReadFile(path)
@@ -29,25 +29,25 @@ func (c *cluster) taints(t *testing.T) string {
 	return strings.TrimSpace(c.mustKubectl(t, "get", "node", nodeName, "-o", "jsonpath={.spec.taints[*].key}"))
 }
 
-// TestNewNodeHasNoPodsBeforeItsAgentIsReady has a node that no pod of the mesh may go to until the agent is ready, which
-// then takes the one taint away and no other.
+// TestNewNodeHasNoPodsBeforeItsAgentIsReady uses a node whose taint blocks the pods of the mesh until the agent is
+// ready. The agent then removes that taint and no other.
 func TestNewNodeHasNoPodsBeforeItsAgentIsReady(t *testing.T) {
-	c := theCluster(t)
+	c := sharedCluster(t)
 	c.deploy(t)
 	c.remove(t)
-	c.untaint(t)
+	c.allowUntaint(t)
 	c.mustKubectl(t, "taint", "nodes", nodeName, taint+"=:NoSchedule", "pilotfish.test/other=:PreferNoSchedule")
 	t.Cleanup(func() {
 		_, _ = c.kubectl("taint", "nodes", nodeName, taint+"-")
 		_, _ = c.kubectl("taint", "nodes", nodeName, "pilotfish.test/other-")
 	})
-	_, db := c.running(t, tolerant(pod("db")))
+	_, db := c.createRunning(t, tolerant(pod("db")))
 	name := c.create(t, attempt("attempt", db))
-	c.eventSays(t, name, "untolerated taint")
-	since := c.audited(t)
+	c.waitEvent(t, name, "untolerated taint")
+	since := c.auditCount(t)
 	c.deploy(t, "- {name: DAEMONSET_NAME, value: pilotfish-cni-node}",
 		"- {name: DAEMONSET_NAME, value: pilotfish-cni-node}\n        - {name: NOT_READY_TAINT, value: "+taint+"}")
-	if escaped := c.answered(t, 1); len(escaped) > 0 {
+	if escaped := c.findEscaped(t, 1); len(escaped) > 0 {
 		t.Errorf("pod %s went past its proxy", name)
 	}
 	if left := c.taints(t); left != "pilotfish.test/other" {
@@ -64,11 +64,11 @@ func tolerant(p object) object {
 	return p
 }
 
-// TestRightToUntaintIsForNothingElse uses the node agent's right as somebody would who has its token.
+// TestRightToUntaintIsForNothingElse uses the node agent's token as an attacker would.
 func TestRightToUntaintIsForNothingElse(t *testing.T) {
-	c := theCluster(t)
+	c := sharedCluster(t)
 	c.deploy(t)
-	c.untaint(t)
+	c.allowUntaint(t)
 	agent := strings.TrimSpace(c.mustKubectl(t, "get", "pods", "-n", agentNamespace, "-l", "app=pilotfish-cni-node", "-o", "jsonpath={.items[0].metadata.name}"))
 	bound := strings.TrimSpace(c.mustKubectl(t, "create", "token", "pilotfish-cni", "-n", agentNamespace, "--bound-object-kind=Pod", "--bound-object-name="+agent))
 	free := strings.TrimSpace(c.mustKubectl(t, "create", "token", "pilotfish-cni", "-n", agentNamespace))
@@ -81,7 +81,7 @@ func TestRightToUntaintIsForNothingElse(t *testing.T) {
 		_, err := c.kubectl(append([]string{"--kubeconfig=/dev/null", "--server=https://" + nodeAddress, "--certificate-authority=" + c.pki.path("ca.crt"), "--token=" + token}, args...)...)
 		return err
 	}
-	c.within(t, "the policy is in force", func() error {
+	c.waitFor(t, "the policy is in force", func() error {
 		if as(bound, "label", "node", nodeName, "a=label") == nil {
 			c.mustKubectl(t, "label", "node", nodeName, "a-")
 			return errors.New("the agent may label its node")

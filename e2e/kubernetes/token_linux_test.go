@@ -9,7 +9,7 @@ import (
 	"time"
 )
 
-// pluginToken is what the plugin asks the API server with, and its claims.
+// pluginToken returns the token that the plugin sends to the API server, and the validity in its claims.
 func (c *cluster) pluginToken(t *testing.T) (token string, from, until time.Time) {
 	t.Helper()
 	text, err := c.node.run("cat", "/run/istio-cni/istio-cni-kubeconfig")
@@ -33,14 +33,14 @@ func (c *cluster) pluginToken(t *testing.T) (token string, from, until time.Time
 	return token, time.Unix(claims.Iat, 0), time.Unix(claims.Exp, 0)
 }
 
-// TestPluginsTokenIsRenewedBeforeItEnds takes five minutes: an API server gives no token for less than ten.
+// TestPluginsTokenIsRenewedBeforeItEnds runs for five minutes: an API server issues no token for less than ten.
 func TestPluginsTokenIsRenewedBeforeItEnds(t *testing.T) {
-	c := theCluster(t)
+	c := sharedCluster(t)
 	c.deploy(t, "- {name: DAEMONSET_NAME, value: pilotfish-cni-node}",
 		"- {name: DAEMONSET_NAME, value: pilotfish-cni-node}\n        - {name: PLUGIN_TOKEN_LIFE, value: 10m}")
 	var first string
 	var from, until time.Time
-	c.within(t, "a token of ten minutes", func() error {
+	c.waitFor(t, "a token of ten minutes", func() error {
 		if first, from, until = c.pluginToken(t); until.Sub(from) != 10*time.Minute {
 			return fmt.Errorf("it lives %v", until.Sub(from))
 		}
@@ -49,7 +49,7 @@ func TestPluginsTokenIsRenewedBeforeItEnds(t *testing.T) {
 	time.Sleep(time.Until(from.Add(290 * time.Second))) // what is waited for is a time
 	var next string
 	var later time.Time
-	c.within(t, "another token", func() error {
+	c.waitFor(t, "another token", func() error {
 		if next, later, _ = c.pluginToken(t); next == first {
 			return fmt.Errorf("it is that of %v", from)
 		}
@@ -59,9 +59,9 @@ func TestPluginsTokenIsRenewedBeforeItEnds(t *testing.T) {
 		t.Errorf("a token from %v to %v was followed by one of %v", from, until, later)
 	}
 	c.withoutAgent(t)
-	_, db := c.running(t, pod("db"))
+	_, db := c.createRunning(t, pod("db"))
 	name := c.create(t, attempt("attempt", db))
-	if escaped := c.answered(t, 1); len(escaped) > 0 {
+	if escaped := c.findEscaped(t, 1); len(escaped) > 0 {
 		t.Errorf("pod %s went past its proxy", name)
 	}
 }

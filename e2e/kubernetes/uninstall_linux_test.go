@@ -9,11 +9,11 @@ import (
 	"testing"
 )
 
-// remove deletes the daemon set, upon which its agent takes the plugin away, and waits until it has.
+// remove deletes the daemon set, so that its agent removes the plugin, and waits until the plugin is removed.
 func (c *cluster) remove(t *testing.T) {
 	t.Helper()
 	c.mustKubectl(t, "delete", "daemonset", "pilotfish-cni-node", "-n", agentNamespace, "--ignore-not-found", "--timeout=100s")
-	c.within(t, "the agent's pod is gone", func() error {
+	c.waitFor(t, "the agent's pod is gone", func() error {
 		out, err := c.kubectl("get", "pods", "-n", agentNamespace, "-o", "name")
 		if err == nil && strings.TrimSpace(out) != "" {
 			err = errors.New(out)
@@ -37,10 +37,10 @@ func compact(t *testing.T, text string) string {
 }
 
 func TestDeletedDaemonSetTakesThePluginAlongAndItsPodsEnd(t *testing.T) {
-	c := theCluster(t)
+	c := sharedCluster(t)
 	c.deploy(t)
 	web := c.create(t, injected(pod("web"), idleSidecar()))
-	c.within(t, "the pod runs", func() error { return c.is("pod/"+web, "{.status.phase}", "Running") })
+	c.waitFor(t, "the pod runs", func() error { return c.checkField("pod/"+web, "{.status.phase}", "Running") })
 	c.remove(t)
 	if list := c.node.conflist(t); compact(t, list) != compact(t, c.node.list()) {
 		t.Errorf("the CNI configuration is not what it was: %s", list)
@@ -52,31 +52,31 @@ func TestDeletedDaemonSetTakesThePluginAlongAndItsPodsEnd(t *testing.T) {
 		t.Errorf("the run folder: %s %v", out, err)
 	}
 	c.mustKubectl(t, "delete", "pod", web, "--timeout=100s")
-	_, db := c.running(t, pod("db"))
-	plain, _ := c.running(t, injected(pod("plain"), idleSidecar()))
+	_, db := c.createRunning(t, pod("db"))
+	plain, _ := c.createRunning(t, injected(pod("plain"), idleSidecar()))
 	if answer := c.get(plain, db); !strings.HasPrefix(answer, "200 through=[] host=db") {
 		t.Errorf("a pod without the plugin: %s", answer)
 	}
 }
 
 func TestRemadeDaemonSetProtectsPodsAgain(t *testing.T) {
-	c := theCluster(t)
+	c := sharedCluster(t)
 	c.deploy(t)
 	c.remove(t)
 	c.deploy(t)
-	_, db := c.running(t, pod("db"))
+	_, db := c.createRunning(t, pod("db"))
 	name := c.create(t, attempt("attempt", db))
-	if escaped := c.answered(t, 1); len(escaped) > 0 {
+	if escaped := c.findEscaped(t, 1); len(escaped) > 0 {
 		t.Errorf("pod %s went past its proxy", name)
 	}
 }
 
-// TestNoPodStartsUnprotectedWhenTheAgentsRightsGoWithIt deletes the manifest as a whole: the agent may not ask any more
-// whether another follows.
+// TestNoPodStartsUnprotectedWhenTheAgentsRightsGoWithIt deletes the whole manifest: the agent is no longer permitted to
+// check whether a new daemon set follows.
 func TestNoPodStartsUnprotectedWhenTheAgentsRightsGoWithIt(t *testing.T) {
-	c := theCluster(t)
+	c := sharedCluster(t)
 	c.deploy(t)
-	_, db := c.running(t, pod("db"))
+	_, db := c.createRunning(t, pod("db"))
 	if out, err := c.kubectlWith(manifest(t), "delete", "-f", "-", "--timeout=100s"); err != nil {
 		t.Fatalf("%v\n%s", err, out)
 	}
@@ -84,9 +84,9 @@ func TestNoPodStartsUnprotectedWhenTheAgentsRightsGoWithIt(t *testing.T) {
 		t.Errorf("the plugin is gone, though nobody said that it was to go: %s", list)
 	}
 	name := c.create(t, attempt("attempt", db))
-	c.eventSays(t, name, "see that the node agent runs on this node")
+	c.waitEvent(t, name, "see that the node agent runs on this node")
 	c.deploy(t)
-	if escaped := c.answered(t, 1); len(escaped) > 0 {
+	if escaped := c.findEscaped(t, 1); len(escaped) > 0 {
 		t.Errorf("pod %s went past its proxy", name)
 	}
 }

@@ -10,8 +10,8 @@ import (
 	"time"
 )
 
-// attempt is a pod of the mesh that asks for an address once, as its first deed, and has no proxy that would answer: if it
-// is captured it is refused, and its exit code is 1.
+// attempt returns a pod of the mesh that sends one request to an address immediately after its start. It has no proxy:
+// if the request is captured, it is refused, and the exit code is 1.
 func attempt(name, address string) object {
 	p := injected(pod(name, "/podapp", "get", "http://"+address+":8080/"), idleSidecar())
 	p["spec"].(object)["restartPolicy"] = "Never"
@@ -19,8 +19,8 @@ func attempt(name, address string) object {
 	return p
 }
 
-// attempts makes such pods, one after the other without end, until stopped; it gives their number.
-func (c *cluster) attempts(t *testing.T, address string) (stop func() int) {
+// startAttempts creates such pods one after the other until stop is called, which returns their number.
+func (c *cluster) startAttempts(t *testing.T, address string) (stop func() int) {
 	t.Helper()
 	ctx, cancel := context.WithCancel(t.Context())
 	n, done := 0, make(chan struct{})
@@ -46,11 +46,11 @@ func (c *cluster) attempts(t *testing.T, address string) (stop func() int) {
 	return func() int { cancel(); <-done; return n }
 }
 
-// answered waits until the pods of attempts have all asked, and says how many were answered.
-func (c *cluster) answered(t *testing.T, number int) (escaped []string) {
+// findEscaped waits until the requests of all attempts have ended, and returns the pods whose request was answered.
+func (c *cluster) findEscaped(t *testing.T, number int) (escaped []string) {
 	t.Helper()
 	var refused []string
-	c.within(t, "all pods have asked", func() error {
+	c.waitFor(t, "all pods have asked", func() error {
 		out, err := c.kubectl("get", "pods", "-l", "attempt=true", "-o",
 			`jsonpath={range .items[*]}{.metadata.name}={.status.containerStatuses[?(@.name=="app")].state.terminated.exitCode} {end}`)
 		if err != nil {
@@ -65,12 +65,12 @@ func (c *cluster) answered(t *testing.T, number int) (escaped []string) {
 				refused = append(refused, name)
 			}
 		}
-		if asked := len(escaped) + len(refused); asked != number {
-			return fmt.Errorf("%d of %d: %s", asked, number, out)
+		if ended := len(escaped) + len(refused); ended != number {
+			return fmt.Errorf("%d of %d: %s", ended, number, out)
 		}
 		return nil
 	})
-	for _, name := range refused { // whoever listens there refuses nobody: it was the proxy's port
+	for _, name := range refused { // the requested server accepts every connection: the refusal is from the proxy's port
 		if log := c.mustKubectl(t, "logs", name, "-c", "app"); !strings.Contains(log, "connection refused") {
 			t.Errorf("pod %s was not refused: %s", name, log)
 		}
@@ -79,28 +79,28 @@ func (c *cluster) answered(t *testing.T, number int) (escaped []string) {
 }
 
 func TestNoPodStartsUnprotectedWhileTheAgentIsUpgraded(t *testing.T) {
-	c := theCluster(t)
+	c := sharedCluster(t)
 	c.deploy(t)
-	_, db := c.running(t, pod("db"))
-	stop := c.attempts(t, db)
+	_, db := c.createRunning(t, pod("db"))
+	stop := c.startAttempts(t, db)
 	c.deploy(t, "image: pilotfish/cni", "image: pilotfish/cni:next")
 	c.deploy(t)
 	number := stop()
-	if escaped := c.answered(t, number); len(escaped) > 0 {
+	if escaped := c.findEscaped(t, number); len(escaped) > 0 {
 		t.Errorf("%d of %d pods went past their proxy: %v", len(escaped), number, escaped)
 	}
 	t.Logf("%d pods", number)
 }
 
-// TestPodsStartWhileNoAgentRuns has the plugin ask the API server itself, when the agent's pod is gone and so is all that
-// was bound to it.
+// TestPodsStartWhileNoAgentRuns: without the agent's pod, the plugin queries the API server itself, although everything
+// bound to that pod is deleted.
 func TestPodsStartWhileNoAgentRuns(t *testing.T) {
-	c := theCluster(t)
+	c := sharedCluster(t)
 	c.deploy(t)
 	agent := strings.TrimSpace(c.mustKubectl(t, "get", "pods", "-n", agentNamespace, "-l", "app=pilotfish-cni-node", "-o", "jsonpath={.items[0].metadata.name}"))
 	bound := strings.TrimSpace(c.mustKubectl(t, "create", "token", "pilotfish-cni", "-n", agentNamespace, "--bound-object-kind=Pod", "--bound-object-name="+agent))
 	c.withoutAgent(t)
-	c.within(t, "what was bound to the agent's pod is worthless", func() error {
+	c.waitFor(t, "what was bound to the agent's pod is worthless", func() error {
 		if _, err := c.kubectl("--kubeconfig=/dev/null", "--server=https://"+nodeAddress, "--certificate-authority="+c.pki.path("ca.crt"), "--token="+bound,
 			"get", "pods", "-A"); err == nil || !strings.Contains(err.Error(), "Unauthorized") && !strings.Contains(err.Error(), "logged in") {
 			return fmt.Errorf("the token is taken: %v", err)
@@ -110,9 +110,9 @@ func TestPodsStartWhileNoAgentRuns(t *testing.T) {
 	if list := c.node.conflist(t); !strings.Contains(list, "pilotfish-cni") {
 		t.Errorf("the plugin is gone: %s", list)
 	}
-	_, db := c.running(t, pod("db"))
+	_, db := c.createRunning(t, pod("db"))
 	name := c.create(t, attempt("attempt", db))
-	if escaped := c.answered(t, 1); len(escaped) > 0 {
+	if escaped := c.findEscaped(t, 1); len(escaped) > 0 {
 		t.Errorf("pod %s went past its proxy", name)
 	}
 }
@@ -125,7 +125,7 @@ func (c *cluster) withoutAgent(t *testing.T) {
 	}
 	fit(`"such"`)
 	t.Cleanup(func() { fit("null") })
-	c.within(t, "the agent's pod is gone", func() error {
+	c.waitFor(t, "the agent's pod is gone", func() error {
 		out, err := c.kubectl("get", "pods", "-n", agentNamespace, "-o", "name")
 		if err == nil && strings.TrimSpace(out) != "" {
 			err = errors.New(out)

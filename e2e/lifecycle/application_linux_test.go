@@ -15,10 +15,10 @@ import (
 	testgrpc "google.golang.org/grpc/interop/grpc_testing"
 )
 
-// application is what a pod is there for: a server for each protocol, at the pod's own address.
+// application is the application of a pod: a server for each protocol, at the pod's own address.
 type application struct {
 	stopping atomic.Bool
-	underWay atomic.Int64 // requests of HTTP
+	inFlight atomic.Int64 // requests of HTTP
 	served   sync.WaitGroup
 	close    []func()
 }
@@ -51,11 +51,11 @@ func (a *application) stop() {
 	a.served.Wait()
 }
 
-// serveHTTP answers after the time that the request asks for: GET /?wait=200ms.
+// serveHTTP answers after the delay in the request: GET /?wait=200ms.
 func (a *application) serveHTTP(l net.Listener, protocols func(*http.Protocols)) {
 	s := &http.Server{Protocols: new(http.Protocols), Handler: http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		a.underWay.Add(1)
-		defer a.underWay.Add(-1)
+		a.inFlight.Add(1)
+		defer a.inFlight.Add(-1)
 		if wait, err := time.ParseDuration(r.URL.Query().Get("wait")); err == nil {
 			select {
 			case <-time.After(wait):
@@ -69,7 +69,7 @@ func (a *application) serveHTTP(l net.Listener, protocols func(*http.Protocols))
 	a.close = append(a.close, func() { _ = s.Close() })
 }
 
-// shop answers calls at once, and streams messages at the intervals that it is asked for.
+// shop answers unary calls immediately, and streams messages at the requested intervals.
 type shop struct {
 	testgrpc.UnimplementedTestServiceServer
 }
@@ -99,8 +99,8 @@ func (a *application) serveGRPC(l net.Listener) {
 	a.close = append(a.close, s.Stop)
 }
 
-// serveTCP echoes lines. When the application is about to end, the next answer on each connection is its last, and says
-// so, as protocols with connections of long life do it.
+// serveTCP echoes lines. Once the application is stopping, it marks the next line on each connection as its last, as
+// protocols with long-lived connections do.
 func (a *application) serveTCP(l net.Listener) {
 	ctx, cancel := context.WithCancel(context.Background())
 	a.close = append(a.close, func() { cancel(); _ = l.Close() })

@@ -30,7 +30,7 @@ import (
 // several renewals.
 var shortLived = map[string]string{"SECRET_TTL": "40s", "SECRET_GRACE_PERIOD_RATIO": "0.95", "SECRET_GRACE_PERIOD_RATIO_JITTER": "0.01"}
 
-// certificate is what the pod's agent says of the identity that it serves.
+// certificate is the agent's report of the certificate that it serves.
 type certificate struct {
 	Name      string    `json:"name"`
 	Serial    string    `json:"serial"`
@@ -70,8 +70,8 @@ func (m *mesh) certificates() map[*pod]certificate {
 	return held
 }
 
-// stuck waits until all agents say that their certificate cannot be renewed.
-func (m *mesh) stuck() {
+// waitRenewalFails waits until all agents report that their certificate cannot be renewed.
+func (m *mesh) waitRenewalFails() {
 	m.t.Helper()
 	for _, p := range []*pod{m.pods[0], m.client} {
 		testenv.Eventually(m.t, p.name+" says that its certificate cannot be renewed", func() error {
@@ -84,8 +84,8 @@ func (m *mesh) stuck() {
 	}
 }
 
-// renewed waits until all agents have a certificate of after the outage, before the old one has ended.
-func (m *mesh) renewed(what string, held map[*pod]certificate) {
+// waitRenewed waits until all agents have a new certificate. It fails if the old one expired before.
+func (m *mesh) waitRenewed(what string, held map[*pod]certificate) {
 	m.t.Helper()
 	for p, old := range held {
 		testenv.Eventually(m.t, p.name+" has another certificate", func() error {
@@ -104,42 +104,42 @@ func (m *mesh) renewed(what string, held map[*pod]certificate) {
 	}
 }
 
-// TestAuthorityThatFailsLosesNoRequest: while a certificate is valid it serves, whatever its authority does, and it is
-// renewed as soon as the authority is well.
+// TestAuthorityThatFailsLosesNoRequest: agents serve a certificate while it is valid, and renew it as soon as the
+// authority has recovered.
 func TestAuthorityThatFailsLosesNoRequest(t *testing.T) {
-	far := newFarAway(t)
-	m := newMeshOf(t, far, shortLived, far.SecureAddr().String())
-	m.outageOf("killed", func() (mend func()) {
+	far := newRemotePlanes(t)
+	m := newMeshWith(t, far, shortLived, far.SecureAddr().String())
+	m.runOutage("killed", func() (restore func()) {
 		m.planes[0].kill()
 		return func() { m.planes[0] = m.start(m.inside[0]) }
 	})
-	m.outageOf("frozen", func() (mend func()) {
+	m.runOutage("frozen", func() (restore func()) {
 		m.planes[0].signal(syscall.SIGSTOP)
 		return func() { m.planes[0].signal(syscall.SIGCONT) }
 	})
-	m.outageOf("cut off", m.cut)
-	m.under("slow", func() {
+	m.runOutage("cut off", m.cut)
+	m.runUnderLoad("slow", func() {
 		defer m.slow(10_000)()
-		m.renewed("slow", m.certificates())
+		m.waitRenewed("slow", m.certificates())
 	})
-	m.outageOf("lying", func() (mend func()) {
+	m.runOutage("lying", func() (restore func()) {
 		m.planes[0].kill()
-		stop := m.lie()
+		stop := m.serveInvalidResponses()
 		return func() { stop(); m.planes[0] = m.start(m.inside[0]) }
 	})
-	m.under("swapped for another", func() {
+	m.runUnderLoad("swapped for another", func() {
 		first := m.certificates()[m.client].Issuer
 		m.planes[0].kill()
-		stop := m.inPlace(newSuccessor(t, m.root()))
-		m.signedBy("CN=successor")
+		stop := m.replaceAuthority(newSuccessor(t, m.root()))
+		m.waitSignedBy("CN=successor")
 		stop()
 		m.planes[0] = m.start(m.inside[0])
-		m.signedBy(first)
+		m.waitSignedBy(first)
 	})
 }
 
-// signedBy waits until all agents serve a certificate of the issuer's.
-func (m *mesh) signedBy(issuer string) {
+// waitSignedBy waits until all agents serve a certificate of the issuer's.
+func (m *mesh) waitSignedBy(issuer string) {
 	m.t.Helper()
 	for _, p := range []*pod{m.pods[0], m.client} {
 		testenv.Eventually(m.t, p.name+" has a certificate of "+issuer, func() error {
@@ -152,19 +152,19 @@ func (m *mesh) signedBy(issuer string) {
 	}
 }
 
-// successor is an authority with a root of its own, which its predecessor has signed, so that who has not yet heard of it
-// lets its workloads in.
+// successor is an authority with its own root, which the previous authority cross-signed. Proxies that do not have the
+// new root yet therefore accept its workloads.
 type successor struct {
 	securityv1.UnimplementedIstioCertificateServiceServer
-	t     testing.TB
-	own   *testpki.Authority
-	below *x509.Certificate // its own key under the predecessor's root
+	t           testing.TB
+	root        *testpki.Authority
+	crossSigned *x509.Certificate // its own key under the predecessor's root
 }
 
 func newSuccessor(t testing.TB, old *testpki.Authority) *successor {
-	s := &successor{t: t, own: testpki.New(t, "successor")}
-	s.below = old.Sign(t, &x509.Certificate{Subject: s.own.Cert.Subject, IsCA: true, BasicConstraintsValid: true, KeyUsage: x509.KeyUsageCertSign},
-		s.own.Key.Public())
+	s := &successor{t: t, root: testpki.New(t, "successor")}
+	s.crossSigned = old.Sign(t, &x509.Certificate{Subject: s.root.Cert.Subject, IsCA: true, BasicConstraintsValid: true, KeyUsage: x509.KeyUsageCertSign},
+		s.root.Key.Public())
 	return s
 }
 
@@ -174,8 +174,8 @@ func (s *successor) CreateCertificate(_ context.Context, r *securityv1.IstioCert
 		return nil, err
 	}
 	end := time.Now().Add(time.Duration(r.ValidityDuration) * time.Second)
-	chain := signed(s.t, s.own, &x509.Certificate{URIs: csr.URIs, NotAfter: end, KeyUsage: x509.KeyUsageDigitalSignature}, csr.PublicKey)
-	return &securityv1.IstioCertificateResponse{CertChain: []string{chain[0], string(testpki.PEM(s.below)), chain[1]}}, nil
+	chain := signCertificate(s.t, s.root, &x509.Certificate{URIs: csr.URIs, NotAfter: end, KeyUsage: x509.KeyUsageDigitalSignature}, csr.PublicKey)
+	return &securityv1.IstioCertificateResponse{CertChain: []string{chain[0], string(testpki.PEM(s.crossSigned)), chain[1]}}, nil
 }
 
 func parseRequest(r *securityv1.IstioCertificateRequest) (*x509.CertificateRequest, error) {
@@ -186,20 +186,20 @@ func parseRequest(r *securityv1.IstioCertificateRequest) (*x509.CertificateReque
 	return x509.ParseCertificateRequest(block.Bytes)
 }
 
-// outageOf has the authority fail under traffic until all agents have noticed.
-func (m *mesh) outageOf(what string, disturb func() (mend func())) {
+// runOutage makes the authority fail under traffic until all agents have noticed.
+func (m *mesh) runOutage(what string, disturb func() (restore func())) {
 	m.t.Helper()
-	m.under(what, func() {
-		mend := disturb()
-		m.stuck()
+	m.runUnderLoad(what, func() {
+		restore := disturb()
+		m.waitRenewalFails()
 		held := m.certificates()
-		mend()
-		m.renewed(what, held)
+		restore()
+		m.waitRenewed(what, held)
 	})
 }
 
-// lies are answers of an authority that has gone mad, by what an agent says of them.
-var lies = []struct {
+// invalidResponses are responses of a faulty authority, each with the reason that an agent logs for it.
+var invalidResponses = []struct {
 	reason string
 	answer func(t testing.TB, root *testpki.Authority, csr *x509.CertificateRequest) []string
 }{
@@ -207,38 +207,38 @@ var lies = []struct {
 		return []string{"hello", "world"}
 	}},
 	{"sa/other", func(t testing.TB, root *testpki.Authority, csr *x509.CertificateRequest) []string {
-		return signed(t, root, &x509.Certificate{URIs: []*url.URL{{Scheme: "spiffe", Host: "cluster.local", Path: "/ns/default/sa/other"}}}, csr.PublicKey)
+		return signCertificate(t, root, &x509.Certificate{URIs: []*url.URL{{Scheme: "spiffe", Host: "cluster.local", Path: "/ns/default/sa/other"}}}, csr.PublicKey)
 	}},
-	{"another key", func(t testing.TB, root *testpki.Authority, csr *x509.CertificateRequest) []string {
-		return signed(t, root, &x509.Certificate{URIs: csr.URIs}, root.Key.Public())
+	{"not for the requested key", func(t testing.TB, root *testpki.Authority, csr *x509.CertificateRequest) []string {
+		return signCertificate(t, root, &x509.Certificate{URIs: csr.URIs}, root.Key.Public())
 	}},
 	{"the certificate expired at", func(t testing.TB, root *testpki.Authority, csr *x509.CertificateRequest) []string {
 		past := time.Now().Add(-time.Minute)
-		return signed(t, root, &x509.Certificate{URIs: csr.URIs, NotBefore: past.Add(-time.Minute), NotAfter: past}, csr.PublicKey)
+		return signCertificate(t, root, &x509.Certificate{URIs: csr.URIs, NotBefore: past.Add(-time.Minute), NotAfter: past}, csr.PublicKey)
 	}},
 	{"does not lead to a root", func(t testing.TB, root *testpki.Authority, csr *x509.CertificateRequest) []string {
-		return []string{signed(t, testpki.New(t, "unknown"), &x509.Certificate{URIs: csr.URIs}, csr.PublicKey)[0], string(root.PEM())}
+		return []string{signCertificate(t, testpki.New(t, "unknown"), &x509.Certificate{URIs: csr.URIs}, csr.PublicKey)[0], string(root.PEM())}
 	}},
 	{"ResourceExhausted", func(testing.TB, *testpki.Authority, *x509.CertificateRequest) []string {
 		return []string{strings.Repeat("x", 64<<20)}
 	}},
 }
 
-func signed(t testing.TB, by *testpki.Authority, template *x509.Certificate, key crypto.PublicKey) []string {
+func signCertificate(t testing.TB, by *testpki.Authority, template *x509.Certificate, key crypto.PublicKey) []string {
 	return []string{string(testpki.PEM(by.Sign(t, template, key))), string(by.PEM())}
 }
 
-// madAuthority tells each identity all of the lies in turn, and then the last one for ever.
-type madAuthority struct {
+// faultyAuthority sends each identity all invalidResponses in turn, and then repeats the last one.
+type faultyAuthority struct {
 	securityv1.UnimplementedIstioCertificateServiceServer
 	t    testing.TB
 	root *testpki.Authority
 
 	mu   sync.Mutex
-	told map[string]int // by the key that a certificate is asked for
+	sent map[string]int // number of responses, by the public key of the request
 }
 
-func (a *madAuthority) CreateCertificate(_ context.Context, r *securityv1.IstioCertificateRequest) (*securityv1.IstioCertificateResponse, error) {
+func (a *faultyAuthority) CreateCertificate(_ context.Context, r *securityv1.IstioCertificateRequest) (*securityv1.IstioCertificateResponse, error) {
 	csr, err := parseRequest(r)
 	if err != nil {
 		return nil, err
@@ -246,13 +246,13 @@ func (a *madAuthority) CreateCertificate(_ context.Context, r *securityv1.IstioC
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	key := string(csr.RawSubjectPublicKeyInfo)
-	next := a.told[key]
-	a.told[key] = min(next+1, len(lies)-1)
-	return &securityv1.IstioCertificateResponse{CertChain: lies[next].answer(a.t, a.root, csr)}, nil
+	next := a.sent[key]
+	a.sent[key] = min(next+1, len(invalidResponses)-1)
+	return &securityv1.IstioCertificateResponse{CertChain: invalidResponses[next].answer(a.t, a.root, csr)}, nil
 }
 
-// inPlace serves an authority in the first one's place, with that one's certificate, until stop is called.
-func (m *mesh) inPlace(authority securityv1.IstioCertificateServiceServer) (stop func()) {
+// replaceAuthority serves an authority in the first one's place, with that one's certificate, until stop is called.
+func (m *mesh) replaceAuthority(authority securityv1.IstioCertificateServiceServer) (stop func()) {
 	m.t.Helper()
 	server := grpc.NewServer(grpc.Creds(credentials.NewTLS(m.authority.ServerTLS(m.inside[0].String()))), grpc.MaxSendMsgSize(math.MaxInt32),
 		grpc.WaitForHandlers(true))
@@ -265,17 +265,17 @@ func (m *mesh) inPlace(authority securityv1.IstioCertificateServiceServer) (stop
 	return stop
 }
 
-// lie has an authority in the first one's place tell all lies to all agents, until stop is called. It has the true
-// authority's key.
-func (m *mesh) lie() (stop func()) {
+// serveInvalidResponses replaces the authority by a faulty one with the same key, until stop is called. It waits until
+// all agents have rejected every invalid response.
+func (m *mesh) serveInvalidResponses() (stop func()) {
 	m.t.Helper()
-	stop = m.inPlace(&madAuthority{t: m.t, root: m.root(), told: map[string]int{}})
+	stop = m.replaceAuthority(&faultyAuthority{t: m.t, root: m.root(), sent: map[string]int{}})
 	held := m.certificates()
 	for p, old := range held {
 		testenv.Eventually(m.t, p.name+" has heard all lies", func() error {
-			for _, l := range lies {
+			for _, l := range invalidResponses {
 				if !strings.Contains(p.output.String(), l.reason) {
-					return fmt.Errorf("it has not said %q", l.reason)
+					return fmt.Errorf("it has not reported %q", l.reason)
 				}
 			}
 			return nil
@@ -297,10 +297,10 @@ func (m *mesh) root() *testpki.Authority {
 	return &testpki.Authority{Cert: pair.Leaf, Key: pair.PrivateKey.(crypto.Signer)}
 }
 
-// listen takes the place of the first control plane.
+// listen listens on the address of the first control plane.
 func (m *mesh) listen() (l net.Listener) {
 	m.t.Helper()
-	err := m.namespace.Within(func() (err error) {
+	err := m.namespace.Run(func() (err error) {
 		l, err = net.Listen("tcp", m.SecureAddr().String())
 		return err
 	})

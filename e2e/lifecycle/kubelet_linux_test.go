@@ -17,10 +17,10 @@ import (
 // kubelet drives one pod as a kubelet does: probes on their periods, hooks before signals, the application's end before
 // that of a sidecar of the native kind, and SIGKILL when the grace period is over.
 type kubelet struct {
-	t     testing.TB
-	pod   *pod
-	grace time.Duration
-	told  time.Time // when the sidecar knew that it is to end
+	t          testing.TB
+	pod        *pod
+	grace      time.Duration
+	notifiedAt time.Time // when the sidecar was notified of its end
 
 	mu      sync.Mutex
 	answers []answer
@@ -30,7 +30,7 @@ type kubelet struct {
 type answer struct {
 	path string
 	at   time.Time
-	code int // 0 when nobody answered
+	code int // 0 without a response
 	body string
 }
 
@@ -39,13 +39,13 @@ type container struct {
 	terminate func()
 }
 
-// probe asks every period until the context ends, as a prober of the kubelet.
+// probe sends a probe every period until the context ends, as the kubelet does.
 func (k *kubelet) probe(ctx context.Context, port int, path string, period time.Duration) {
 	for ctx.Err() == nil {
-		asked := time.Now()
+		sentAt := time.Now()
 		code, body, _ := k.pod.probe(port, path, 3*time.Second) // no answer is code 0
 		k.mu.Lock()
-		k.answers = append(k.answers, answer{path: path, at: asked, code: code, body: body})
+		k.answers = append(k.answers, answer{path: path, at: sentAt, code: code, body: body})
 		k.mu.Unlock()
 		select {
 		case <-ctx.Done():
@@ -74,7 +74,7 @@ func (k *kubelet) hook(args ...string) {
 	}
 }
 
-// deletePod ends the pod; what is left at the end of the grace period is killed. It says whether that was needed.
+// deletePod ends the pod. It kills what is left at the end of the grace period, and reports whether that was necessary.
 func (k *kubelet) deletePod(app container, native bool) (killed bool) {
 	k.t.Helper()
 	deadline := time.After(k.grace)
@@ -82,7 +82,7 @@ func (k *kubelet) deletePod(app container, native bool) (killed bool) {
 	go func() { app.terminate(); close(appEnded) }()
 	if native {
 		k.hook("request", "--debug-port=15020", "POST", "drain")
-		k.told = time.Now()
+		k.notifiedAt = time.Now()
 		select {
 		case <-appEnded:
 		case <-deadline:
@@ -92,12 +92,12 @@ func (k *kubelet) deletePod(app container, native bool) (killed bool) {
 	k.pod.signal(k.t, syscall.SIGTERM)
 	if !native {
 		testenv.Eventually(k.t, "the sidecar ends", func() error {
-			if !strings.Contains(k.pod.output.String(), "msg=ending ") {
-				return errors.New("it has not said so")
+			if !strings.Contains(k.pod.output.String(), `msg="shutting down"`) {
+				return errors.New("the sidecar has not logged its shutdown")
 			}
 			return nil
 		})
-		k.told = time.Now()
+		k.notifiedAt = time.Now()
 	}
 	select {
 	case <-k.pod.ended:
@@ -110,8 +110,8 @@ func (k *kubelet) deletePod(app container, native bool) (killed bool) {
 	return killed
 }
 
-// since gives the answers to probes of a path that were asked from some time on.
-func (k *kubelet) since(path string, from time.Time) (all []answer) {
+// answersSince returns the answers to the probes of a path that were sent at or after a time.
+func (k *kubelet) answersSince(path string, from time.Time) (all []answer) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	for _, a := range k.answers {
@@ -122,8 +122,8 @@ func (k *kubelet) since(path string, from time.Time) (all []answer) {
 	return all
 }
 
-// request begins a request to the pod, through its sidecar, that the application takes so long to answer.
-func begin(t testing.TB, p *pod, takes time.Duration) (result chan error) {
+// startRequest sends a request to the pod through its sidecar, which the application answers after the delay.
+func startRequest(t testing.TB, p *pod, takes time.Duration) (result chan error) {
 	t.Helper()
 	result = make(chan error, 1)
 	c := &sidecarHTTP{target: fmt.Sprintf("http://%s:8080/?wait=%s", p.proxy, takes), client: &http.Client{Transport: &http.Transport{}}}
@@ -139,18 +139,18 @@ func begin(t testing.TB, p *pod, takes time.Duration) (result chan error) {
 	return result
 }
 
-// inFlight waits until the application has so many requests under way.
-func inFlight(t testing.TB, a *application, n int64) {
+// waitInFlight waits until the application has so many requests under way.
+func waitInFlight(t testing.TB, a *application, n int64) {
 	t.Helper()
 	testenv.Eventually(t, "requests reach the application", func() error {
-		if got := a.underWay.Load(); got < n {
+		if got := a.inFlight.Load(); got < n {
 			return fmt.Errorf("%d of %d are there", got, n)
 		}
 		return nil
 	})
 }
 
-// Envoys are tested side by side: most of the time is waiting for what takes its time.
+// onEveryEnvoy runs the test with each Envoy version in parallel: the tests mostly wait.
 func onEveryEnvoy(t *testing.T, test func(t *testing.T, envoy string)) {
 	for _, v := range testenv.EnvoyVersions() {
 		t.Run(v, func(t *testing.T) {
@@ -160,21 +160,21 @@ func onEveryEnvoy(t *testing.T, test func(t *testing.T, envoy string)) {
 	}
 }
 
-func TestANativeSidecarServesUntilItsApplicationHasEnded(t *testing.T) {
+func TestNativeSidecarServesUntilItsApplicationEnds(t *testing.T) {
 	onEveryEnvoy(t, func(t *testing.T, envoy string) {
 		p := newPod(t, startPlane(t), "shop").set(map[string]string{"ENVOY_PATH": envoy, "ISTIO_KUBE_APP_PROBERS": appProbes})
 		k := &kubelet{t: t, pod: p, grace: 30 * time.Second}
 		p.start(t)
 		k.startup(15021, "/healthz/ready")
 		app := startApplication(t, p)
-		stopProbes := k.probes()
+		stopProbes := k.startProbes()
 
-		long := begin(t, p, 3*time.Second)
-		inFlight(t, app, 1)
+		long := startRequest(t, p, 3*time.Second)
+		waitInFlight(t, app, 1)
 		deleted := time.Now()
 		killed := k.deletePod(container{terminate: func() {
 			time.Sleep(spread)
-			late := begin(t, p, 10*time.Millisecond) // by somebody who has not heard of it yet
+			late := startRequest(t, p, 10*time.Millisecond) // from a client that does not know of the end yet
 			if err := <-late; err != nil {
 				t.Errorf("a request while the application ends: %v", err)
 			}
@@ -192,18 +192,18 @@ func TestANativeSidecarServesUntilItsApplicationHasEnded(t *testing.T) {
 	})
 }
 
-func TestAClassicSidecarFinishesWhatIsUnderWay(t *testing.T) {
+func TestClassicSidecarFinishesRequestsInFlight(t *testing.T) {
 	onEveryEnvoy(t, func(t *testing.T, envoy string) {
 		p := newPod(t, startPlane(t), "shop").set(map[string]string{"ENVOY_PATH": envoy, "ISTIO_KUBE_APP_PROBERS": appProbes})
 		k := &kubelet{t: t, pod: p, grace: 30 * time.Second}
 		p.start(t)
 		k.hook("wait") // postStart, which holds the application's container
 		app := startApplication(t, p)
-		stopProbes := k.probes()
+		stopProbes := k.startProbes()
 
 		// Longer than terminationDrainDuration, which is 5 s unless set.
-		long := begin(t, p, 8*time.Second)
-		inFlight(t, app, 1)
+		long := startRequest(t, p, 8*time.Second)
+		waitInFlight(t, app, 1)
 		deleted := time.Now()
 		killed := k.deletePod(container{terminate: func() {
 			if err := <-long; err != nil {
@@ -228,8 +228,8 @@ const (
 		`"` + appAlive + `":{"tcpSocket":{"port":8083},"timeoutSeconds":1}}`
 )
 
-// probes asks for the readiness of proxy and application, and for metrics, until stopped.
-func (k *kubelet) probes() (stop func()) {
+// startProbes probes the readiness of proxy and application and scrapes metrics, until stop is called.
+func (k *kubelet) startProbes() (stop func()) {
 	ctx, cancel := context.WithCancel(context.Background())
 	var all sync.WaitGroup
 	all.Go(func() { k.probe(ctx, 15021, "/healthz/ready", 250*time.Millisecond) })
@@ -244,7 +244,7 @@ func (k *kubelet) expectApplicationWell(until time.Time) {
 	k.t.Helper()
 	for _, path := range []string{appReady, appAlive} {
 		well := 0
-		for _, a := range k.since(path, time.Time{}) {
+		for _, a := range k.answersSince(path, time.Time{}) {
 			switch {
 			case a.at.After(until):
 			case a.code == http.StatusOK:
@@ -264,19 +264,19 @@ func (k *kubelet) expectApplicationWell(until time.Time) {
 func (k *kubelet) expectNotReady() {
 	k.t.Helper()
 	refused := 0
-	for _, a := range k.since("/healthz/ready", k.told) {
+	for _, a := range k.answersSince("/healthz/ready", k.notifiedAt) {
 		switch {
 		case a.code == http.StatusOK:
-			k.t.Errorf("ready %v after it knew of its end", a.at.Sub(k.told))
+			k.t.Errorf("ready %v after it knew of its end", a.at.Sub(k.notifiedAt))
 		case a.code == http.StatusServiceUnavailable && strings.Contains(a.body, "drain"):
 			refused++
 		}
 	}
 	if refused == 0 {
-		k.t.Errorf("no readiness probe was refused because of draining: %v", k.since("/healthz/ready", k.told))
+		k.t.Errorf("no readiness probe was refused because of draining: %v", k.answersSince("/healthz/ready", k.notifiedAt))
 	}
 	scraped := 0
-	for _, a := range k.since("/stats/prometheus", k.told) {
+	for _, a := range k.answersSince("/stats/prometheus", k.notifiedAt) {
 		if a.code == http.StatusOK {
 			scraped++
 		}
@@ -286,13 +286,13 @@ func (k *kubelet) expectNotReady() {
 	}
 }
 
-func TestASidecarEndsByItselfBeforeTheGracePeriodDoes(t *testing.T) {
+func TestSidecarEndsWithinTheGracePeriod(t *testing.T) {
 	p := newPod(t, startPlane(t), "shop").set(map[string]string{"TERMINATION_GRACE_PERIOD": "4s"})
 	k := &kubelet{t: t, pod: p, grace: 4 * time.Second}
 	p.start(t).waitReady(t)
 	app := startApplication(t, p)
-	endless := begin(t, p, time.Minute)
-	inFlight(t, app, 1)
+	endless := startRequest(t, p, time.Minute)
+	waitInFlight(t, app, 1)
 	if k.deletePod(container{terminate: func() {}}, false) {
 		t.Error("it had to be killed: a request of a minute held it up past the grace period that it was told")
 	}
@@ -305,7 +305,7 @@ func TestASidecarEndsByItselfBeforeTheGracePeriodDoes(t *testing.T) {
 	}
 }
 
-func TestAJobsSidecarEndsWhenTheJobAsksIt(t *testing.T) {
+func TestSidecarOfJobEndsAtTheJobsRequest(t *testing.T) {
 	p := newPod(t, startPlane(t), "job")
 	p.start(t).waitReady(t)
 	k := &kubelet{t: t, pod: p}

@@ -22,8 +22,8 @@ import (
 	testgrpc "google.golang.org/grpc/interop/grpc_testing"
 )
 
-// requestTime bounds one request of the load. What takes longer is lost.
-const requestTime = 20 * time.Second
+// requestTimeout limits one request of the load. A slower request counts as lost.
+const requestTimeout = 20 * time.Second
 
 // load is a steady load, and what became of it.
 type load struct {
@@ -35,13 +35,13 @@ type load struct {
 	lost   map[string][]string
 }
 
-// caller makes requests of one kind until it is told that the load is over; each call is one request.
+// caller makes requests of one kind; each call is one request. close ends it.
 type caller interface {
 	call(ctx context.Context) error
 	close()
 }
 
-// startLoad makes requests of every kind, some from beside a sidecar and some from clients without one.
+// startLoad makes requests of every kind, from clients with and without a sidecar.
 func startLoad(t testing.TB, client *pod, targets *endpoints) *load {
 	t.Helper()
 	proxy := client.proxy + ":15080"
@@ -78,7 +78,7 @@ func startCallers(kinds []callers) *load {
 func (l *load) work(ctx context.Context, kind string, c caller) {
 	defer c.close()
 	for ctx.Err() == nil {
-		request, cancel := context.WithTimeout(context.Background(), requestTime)
+		request, cancel := context.WithTimeout(context.Background(), requestTimeout)
 		err := c.call(request)
 		cancel()
 		l.mu.Lock()
@@ -92,7 +92,7 @@ func (l *load) work(ctx context.Context, kind string, c caller) {
 	}
 }
 
-// end stops the load once every request has its answer, and gives what was served and lost, by kind.
+// end stops the load once every request has its response. It returns the numbers of served and lost requests by kind.
 func (l *load) end() (served map[string]int, lost map[string][]string) {
 	l.stop()
 	l.workers.Wait()
@@ -153,7 +153,7 @@ func newSidecarHTTP2(proxy, authority, path string) caller {
 	return &sidecarHTTP{target: "http://" + authority + path, client: &http.Client{Transport: transport}}
 }
 
-// grpcCaller makes unary calls, or takes streams of a second.
+// grpcCaller makes unary calls, or receives streams of one second.
 type grpcCaller struct {
 	conn   *grpc.ClientConn
 	stream bool
@@ -195,18 +195,18 @@ func (c *grpcCaller) call(ctx context.Context) error {
 	}
 }
 
-// newTCP is a caller with a connection for each call.
-type newTCP string
+// newTCPCaller is a caller with a connection for each call.
+type newTCPCaller string
 
-func (c newTCP) call(ctx context.Context) error {
+func (c newTCPCaller) call(ctx context.Context) error {
 	one := &tcpCaller{address: string(c)}
 	defer one.close()
 	return one.call(ctx)
 }
 
-func (newTCP) close() {}
+func (newTCPCaller) close() {}
 
-// tcpCaller keeps one connection for as long as its server does.
+// tcpCaller uses one connection until its server closes it.
 type tcpCaller struct {
 	address string
 	conn    net.Conn
@@ -228,20 +228,20 @@ func (c *tcpCaller) call(ctx context.Context) error {
 	line := fmt.Sprintf("line %d", c.n)
 	_, err := fmt.Fprintln(c.conn, line)
 	if err != nil {
-		return c.broken(err)
+		return c.closeOnError(err)
 	}
 	switch answer, err := c.in.ReadString('\n'); {
 	case err != nil:
-		return c.broken(err)
+		return c.closeOnError(err)
 	case answer == line+goodbye:
 		c.close()
 	case answer != line+"\n":
-		return c.broken(fmt.Errorf("the answer to %q was %q", line, answer))
+		return c.closeOnError(fmt.Errorf("the answer to %q was %q", line, answer))
 	}
 	return nil
 }
 
-func (c *tcpCaller) broken(err error) error { c.close(); return err }
+func (c *tcpCaller) closeOnError(err error) error { c.close(); return err }
 
 func (c *tcpCaller) close() {
 	if c.conn != nil {
@@ -271,7 +271,7 @@ func (e *endpoints) list() []string {
 	return slices.Clone(e.addr)
 }
 
-// direct keeps connections to all pods, as a load balancer does, until they leave its list.
+// direct holds connections to all pods, as a load balancer does, until they are removed from its list.
 type direct struct {
 	targets *endpoints
 	clients map[string]*sidecarHTTP

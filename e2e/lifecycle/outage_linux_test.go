@@ -27,33 +27,33 @@ const outage = 4 * time.Second
 
 // mesh is a shop and a caller far away from their control planes.
 type mesh struct {
-	*farAway
+	*remotePlanes
 	t          testing.TB
 	planes     []*planeProcess
 	client     *pod
 	generation int
-	env        map[string]string // of the agents, beside what all have
+	env        map[string]string // of the agents, in addition to their common ones
 }
 
-// newMesh brings up the shop, and a caller that knows the control planes at the addresses given.
-func newMesh(t testing.TB, far *farAway, discovery ...string) *mesh {
+// newMesh starts the shop and a client. The client's control planes are at the specified addresses.
+func newMesh(t testing.TB, far *remotePlanes, discovery ...string) *mesh {
 	t.Helper()
-	return newMeshOf(t, far, nil, discovery...)
+	return newMeshWith(t, far, nil, discovery...)
 }
 
-// newMeshOf does the same with further settings of the agents.
-func newMeshOf(t testing.TB, far *farAway, env map[string]string, discovery ...string) *mesh {
+// newMeshWith does the same with further settings of the agents.
+func newMeshWith(t testing.TB, far *remotePlanes, env map[string]string, discovery ...string) *mesh {
 	t.Helper()
-	m := &mesh{farAway: far, t: t, env: env}
+	m := &mesh{remotePlanes: far, t: t, env: env}
 	for _, at := range m.inside {
 		m.planes = append(m.planes, m.start(at))
 	}
 	// Of the two protocols the shop speaks the older one, and the caller the other.
-	shop := m.pod("shop", m.SecureAddr().String()).set(map[string]string{"ISTIO_DELTA_XDS": "false"})
+	shop := m.newPod("shop", m.SecureAddr().String()).set(map[string]string{"ISTIO_DELTA_XDS": "false"})
 	startApplication(t, shop)
 	m.pods = append(m.pods, shop)
 	m.publish(0)
-	m.client = m.pod("client", discovery...)
+	m.client = m.newPod("client", discovery...)
 	m.client.set(map[string]string{"ISTIO_META_UPSTREAM_LISTENERS": "shop.default.svc.cluster.local:8083=" + m.client.upstream()})
 	for _, p := range []*pod{shop, m.client} {
 		p.start(t).waitReady(t)
@@ -62,7 +62,7 @@ func newMeshOf(t testing.TB, far *farAway, env map[string]string, discovery ...s
 	return m
 }
 
-func (m *mesh) pod(app string, discovery ...string) *pod {
+func (m *mesh) newPod(app string, discovery ...string) *pod {
 	m.t.Helper()
 	p := newPod(m.t, m, app)
 	config, err := json.Marshal(map[string]any{"discoveryAddress": strings.Join(discovery, ","), "concurrency": 1})
@@ -75,8 +75,8 @@ func (m *mesh) pod(app string, discovery ...string) *pod {
 	}).set(m.env)
 }
 
-// seen is the generation of the configuration that the client's answers bear.
-func (m *mesh) seen() (int, error) {
+// readGeneration is the generation of the configuration that the client's answers bear.
+func (m *mesh) readGeneration() (int, error) {
 	client := http.Client{Timeout: 5 * time.Second, Transport: &http.Transport{DisableKeepAlives: true,
 		Proxy: http.ProxyURL(&url.URL{Scheme: "http", Host: m.client.proxy + ":15080"})}}
 	resp, err := client.Get("http://shop:8080/")
@@ -93,7 +93,7 @@ func (m *mesh) seen() (int, error) {
 func (m *mesh) waitFor(generation int) {
 	m.t.Helper()
 	testenv.Eventually(m.t, fmt.Sprintf("generation %d of the configuration is in force", generation), func() error {
-		got, err := m.seen()
+		got, err := m.readGeneration()
 		if err == nil && got != generation {
 			err = fmt.Errorf("it is %d", got)
 		}
@@ -108,9 +108,9 @@ func (m *mesh) edit() {
 	m.publish(m.generation)
 }
 
-// under does something to the control planes while requests are made. None may be lost, and what was edited meanwhile has
+// runUnderLoad does something to the control planes while requests are made. None may be lost, and what was edited meanwhile has
 // to be in force afterwards.
-func (m *mesh) under(what string, disturb func()) {
+func (m *mesh) runUnderLoad(what string, disturb func()) {
 	m.t.Helper()
 	proxy := m.client.proxy + ":15080"
 	calls := startCallers([]callers{
@@ -118,7 +118,7 @@ func (m *mesh) under(what string, disturb func()) {
 		{"HTTP/1.1 new connections", 1, func() caller { return newSidecarHTTP(proxy, "shop:8080/?wait=5ms", true) }},
 		{"gRPC streams", 1, func() caller { return newGRPC(m.t, proxy, "shop:8082", true) }},
 		{"TCP", 1, func() caller { return &tcpCaller{address: m.client.upstream()} }},
-		{"TCP new connections", 1, func() caller { return newTCP(m.client.upstream()) }}, // each with a handshake between the proxies
+		{"TCP new connections", 1, func() caller { return newTCPCaller(m.client.upstream()) }}, // each with a handshake between the proxies
 	})
 	disturb()
 	m.waitFor(m.generation)
@@ -134,8 +134,8 @@ func (m *mesh) under(what string, disturb func()) {
 	m.t.Logf("%s: served %v", what, served)
 }
 
-// endsLikeAnUndisturbedRun compares what Envoy has with what one has that begins now.
-func (m *mesh) endsLikeAnUndisturbedRun() {
+// compareWithUndisturbedRun compares what Envoy has with what one has that begins now.
+func (m *mesh) compareWithUndisturbedRun() {
 	m.t.Helper()
 	disturbed := m.configuration()
 	m.client.signal(m.t, syscall.SIGTERM)
@@ -181,7 +181,7 @@ func (m *mesh) configuration() map[string]string {
 	return all
 }
 
-// collect takes the resources of one kind, without the times at which they came and the names of their versions.
+// collect adds the resources of one kind to all, without their update times and versions.
 func collect(t testing.TB, kind string, list json.RawMessage, all map[string]string) {
 	t.Helper()
 	var entries []map[string]any
@@ -213,14 +213,14 @@ func collect(t testing.TB, kind string, list json.RawMessage, all map[string]str
 // TestControlPlanesThatFailLoseNoRequest: what the old configuration would have served is served, and the end is that of
 // a run without trouble.
 func TestControlPlanesThatFailLoseNoRequest(t *testing.T) {
-	far := newFarAway(t)
+	far := newRemotePlanes(t)
 	m := newMesh(t, far, netip.AddrPortFrom(far.inside[0], securePort).String(), netip.AddrPortFrom(far.inside[1], securePort).String())
 	alone := func(f func()) { // with the other control plane away, there is only the first
 		m.planes[1].kill()
 		f()
 		m.planes[1] = m.start(m.inside[1])
 	}
-	m.under("killed", func() {
+	m.runUnderLoad("killed", func() {
 		alone(func() {
 			m.planes[0].kill()
 			m.edit()
@@ -228,7 +228,7 @@ func TestControlPlanesThatFailLoseNoRequest(t *testing.T) {
 			m.planes[0] = m.start(m.inside[0])
 		})
 	})
-	m.under("frozen", func() {
+	m.runUnderLoad("frozen", func() {
 		alone(func() {
 			m.planes[0].signal(syscall.SIGSTOP)
 			m.edit()
@@ -236,20 +236,20 @@ func TestControlPlanesThatFailLoseNoRequest(t *testing.T) {
 			m.planes[0].signal(syscall.SIGCONT)
 		})
 	})
-	m.under("cut off", func() {
-		mend := m.cut()
+	m.runUnderLoad("cut off", func() {
+		restore := m.cut()
 		m.edit()
 		time.Sleep(outage)
-		mend()
+		restore()
 	})
-	m.under("slow", func() {
-		mend := m.slow(10_000)
+	m.runUnderLoad("slow", func() {
+		restore := m.slow(10_000)
 		m.edit()
 		m.waitFor(m.generation) // slowly
 		time.Sleep(outage)
-		mend()
+		restore()
 	})
-	m.under("swapped for another", func() {
+	m.runUnderLoad("swapped for another", func() {
 		for _, at := range slices.Concat(m.inside, m.inside) {
 			i := slices.Index(m.inside, at)
 			m.planes[i].kill()
@@ -259,5 +259,5 @@ func TestControlPlanesThatFailLoseNoRequest(t *testing.T) {
 			m.planes[i] = m.start(at)
 		}
 	})
-	m.endsLikeAnUndisturbedRun()
+	m.compareWithUndisturbedRun()
 }

@@ -22,7 +22,7 @@ import (
 	"github.com/pilotfish-mesh/pilotfish/internal/testenv"
 )
 
-// pod is one workload: an application in the test's own process, and an agent with its Envoy beside it.
+// pod is one workload: an application in the test's own process, and an agent with its Envoy.
 type pod struct {
 	name  string
 	dir   string // the agent's working directory
@@ -42,14 +42,14 @@ type pod struct {
 // pods are numbered over all tests of the package, so that no two share an address.
 var pods atomic.Int64
 
-// trusted is a control plane, as a pod is told of it.
-type trusted interface {
+// planeAddress is the address and the authority of a control plane, which a pod is configured with.
+type planeAddress interface {
 	Authority() *ca.Authority
 	SecureAddr() netip.AddrPort
 }
 
 // newPod lays out the files that a pod has by contract. Its agent is started by start.
-func newPod(t testing.TB, p trusted, app string) *pod {
+func newPod(t testing.TB, p planeAddress, app string) *pod {
 	t.Helper()
 	n := pods.Add(1)
 	pod := &pod{
@@ -110,7 +110,7 @@ func (p *pod) command(t testing.TB, args ...string) *exec.Cmd {
 	return cmd
 }
 
-// start starts the agent; whatever happens to the test, it is gone at its end.
+// start starts the agent. It ends with the test in any case.
 func (p *pod) start(t testing.TB, args ...string) *pod {
 	t.Helper()
 	p.agent = p.command(t, append([]string{"proxy", "sidecar"}, args...)...)
@@ -174,21 +174,21 @@ func (p *pod) signal(t testing.TB, s syscall.Signal) {
 	}
 }
 
-// wait waits for the agent's end and gives its exit code.
+// wait waits until the agent exits and returns its exit code.
 func (p *pod) wait(t testing.TB, patience time.Duration) int {
 	t.Helper()
 	select {
 	case <-p.ended:
 		return p.code
 	case <-time.After(patience):
-		t.Fatalf("%s has not ended after %v; %s\n%s", p.name, patience, p.stuck(), p.output.String())
+		t.Fatalf("%s has not ended after %v; %s\n%s", p.name, patience, p.dumpStacks(), p.output.String())
 		return -1
 	}
 }
 
-// stuck says where the threads of the agent's children wait in the kernel, and has the agent end with its goroutines' stacks
-// in its output.
-func (p *pod) stuck() string {
+// dumpStacks returns where the threads of the agent's children wait in the kernel. It ends the agent with SIGQUIT, so
+// that the agent writes its goroutines' stacks to its output.
+func (p *pod) dumpStacks() string {
 	var text strings.Builder
 	processes, _ := filepath.Glob("/proc/[0-9]*")
 	for _, process := range processes {

@@ -11,9 +11,9 @@ import (
 
 const (
 	replicas     = 5
-	atOnce       = 5
+	maxParallel  = 5
 	replacements = 50
-	// spread is how long everybody takes to hear that a pod is about to end; as in a cluster, the pod hears it first.
+	// spread is the delay until clients know that a pod is about to end. As in a cluster, the pod is notified first.
 	spread = 200 * time.Millisecond
 )
 
@@ -36,7 +36,7 @@ type deployment struct {
 	targets endpoints
 	envoys  []string
 	env     map[string]string
-	end     func(*replica) // how a replica is told to end
+	end     func(*replica) // ends a replica
 	made    int
 	running []*replica
 }
@@ -67,8 +67,8 @@ func (d *deployment) publish() {
 	d.targets.set(pods)
 }
 
-// replace makes new replicas and ends the oldest ones, as a rolling update does: the signal to end comes first, the news
-// of it later.
+// replace creates new replicas and ends the oldest ones, as a rolling update does: the pods receive SIGTERM before the
+// clients' lists of endpoints change.
 func (d *deployment) replace(n int) {
 	d.t.Helper()
 	old := d.running[:n]
@@ -117,8 +117,8 @@ func newDeployment(t testing.TB, end func(*replica)) (*deployment, *pod) {
 func TestRollingReplacementsLoseNoRequest(t *testing.T) {
 	d, client := newDeployment(t, func(r *replica) { r.signal(t, syscall.SIGTERM) })
 	l := startLoad(t, client, &d.targets)
-	for done := 0; done < replacements; done += atOnce {
-		d.replace(atOnce)
+	for done := 0; done < replacements; done += maxParallel {
+		d.replace(maxParallel)
 	}
 	served, lost := l.end()
 	if n, text := total(lost); n > 0 {
@@ -137,11 +137,11 @@ func TestRollingReplacementsLoseNoRequest(t *testing.T) {
 		}
 	}
 	control := startLoad(t, client, &d.targets)
-	d.replace(atOnce)
+	d.replace(maxParallel)
 	served, lost = control.end()
 	n, text := total(lost)
 	if n == 0 {
 		t.Error("nothing was lost without a drain either: the load proves nothing")
 	}
-	t.Logf("without a drain %d requests were lost in %d replacements, %v were served:%s", n, atOnce, served, text)
+	t.Logf("without a drain %d requests were lost in %d replacements, %v were served:%s", n, maxParallel, served, text)
 }

@@ -8,8 +8,8 @@ import (
 	"github.com/pilotfish-mesh/pilotfish/mesh"
 )
 
-// Main is what the process is for when its first argument is "serve", "idle" or "guard"; it does not return then. serve is
-// given the name of the instance.
+// Main runs the process's role if its first argument is "serve", "idle" or "guard", and does not return then. It calls
+// serve with the name of the instance.
 func Main(serve func(name string) error) {
 	if len(os.Args) < 2 {
 		return

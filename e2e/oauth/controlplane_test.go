@@ -16,7 +16,7 @@ import (
 	"github.com/pilotfish-mesh/pilotfish/controlplane"
 )
 
-// meshControlPlane runs the embedded control plane, and gives a client that trusts its root.
+// meshControlPlane runs the embedded control plane, and returns it with an HTTP client that trusts its root.
 func meshControlPlane(t *testing.T) (*controlplane.Server, *http.Client) {
 	t.Helper()
 	plane, err := controlplane.New(controlplane.Config{StateDir: t.TempDir(), Ports: controlplane.Ports{
@@ -35,7 +35,7 @@ func meshControlPlane(t *testing.T) (*controlplane.Server, *http.Client) {
 	return plane, &http.Client{Timeout: 10 * time.Second, Transport: transport}
 }
 
-func TestControlPlanesTokensSatisfyAVerifierOfAnotherMaker(t *testing.T) {
+func TestControlPlaneTokensPassExternalVerifier(t *testing.T) {
 	plane, http := meshControlPlane(t)
 	issuer := "https://" + plane.TokensAddr().String()
 	own, err := plane.Authority().IssueToken("shop", "web", time.Hour)

@@ -1,3 +1,3 @@
-// Package oauth has the agent's token exchange talk to a whole OAuth server that nobody here wrote. It is a module of
-// its own, so that the project depends on none of that server: `make test` runs it after the others.
+// Package oauth tests the agent's token exchange with a complete OAuth server of another project. It is a separate
+// module, so that the project does not depend on that server: `make test` runs it last.
 package oauth

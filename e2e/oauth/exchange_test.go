@@ -30,7 +30,7 @@ const (
 	wanted   = "https://orders.example/"
 )
 
-// server is zitadel's OpenID provider with its own storage, which takes tokens of the cluster for subjects.
+// server is zitadel's OpenID provider with its own storage, which accepts the cluster's tokens as subject tokens.
 type server struct {
 	*storage.Storage
 	key *rsa.PrivateKey
@@ -74,8 +74,8 @@ func (s *server) GetPrivateClaimsFromTokenExchangeRequest(context.Context, op.To
 	return nil, nil
 }
 
-// provider runs the server, and gives its issuer.
-func provider(t *testing.T) (*server, string) {
+// startProvider runs the server, and returns it with its issuer.
+func startProvider(t *testing.T) (*server, string) {
 	t.Helper()
 	key, err := rsa.GenerateKey(rand.Reader, 2048)
 	if err != nil {
@@ -106,14 +106,14 @@ func (s *server) token(t *testing.T, key *rsa.PrivateKey) string {
 	return token
 }
 
-type fixed sts.Secret
+type fixedSecret sts.Secret
 
-func (f fixed) Fetch(context.Context) (sts.Secret, error) { return sts.Secret(f), nil }
+func (f fixedSecret) Fetch(context.Context) (sts.Secret, error) { return sts.Secret(f), nil }
 
-// agent runs the token exchange, and gives where it answers.
-func agent(t *testing.T, issuer, secret string) string {
+// startExchange runs the token exchange, and returns its URL.
+func startExchange(t *testing.T, issuer, secret string) string {
 	t.Helper()
-	endpoint, err := sts.NewEndpoint(sts.EndpointConfig{URL: issuer + "/oauth/token", ClientID: "agent", ClientSecret: fixed(secret)})
+	endpoint, err := sts.NewEndpoint(sts.EndpointConfig{URL: issuer + "/oauth/token", ClientID: "agent", ClientSecret: fixedSecret(secret)})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -138,7 +138,7 @@ type answer struct {
 	Description string `json:"error_description"`
 }
 
-func ask(t *testing.T, address, token, scope string) (a answer) {
+func exchangeToken(t *testing.T, address, token, scope string) (a answer) {
 	t.Helper()
 	response, err := http.PostForm(address, url.Values{
 		"grant_type": {sts.GrantType}, "subject_token": {token}, "subject_token_type": {sts.JWTType},
@@ -155,20 +155,20 @@ func ask(t *testing.T, address, token, scope string) (a answer) {
 	return a
 }
 
-func TestAWorkloadsTokenBecomesOneOfTheProvider(t *testing.T) {
-	s, issuer := provider(t)
-	got := ask(t, agent(t, issuer, "s3cret"), s.token(t, s.key), "openid")
+func TestWorkloadTokenIsExchangedForProviderToken(t *testing.T) {
+	s, issuer := startProvider(t)
+	got := exchangeToken(t, startExchange(t, issuer, "s3cret"), s.token(t, s.key), "openid")
 	if got.Status != http.StatusOK || got.TokenType != "Bearer" || got.IssuedType != sts.AccessTokenType || got.ExpiresIn < 200 {
 		t.Fatalf("got %+v", got)
 	}
-	claims := verified(t, issuer, got.AccessToken)
+	claims := verifyToken(t, issuer, got.AccessToken)
 	if claims.Issuer != issuer || claims.Subject != workload || !claims.Audience.Contains(wanted) {
 		t.Errorf("the token says %+v", claims)
 	}
 }
 
-// verified checks a token by the keys that the provider's discovery leads to.
-func verified(t *testing.T, issuer, token string) (claims jwt.Claims) {
+// verifyToken checks a token by the keys that the provider's discovery leads to.
+func verifyToken(t *testing.T, issuer, token string) (claims jwt.Claims) {
 	t.Helper()
 	get := func(address string, into any) {
 		response, err := http.Get(address)
@@ -197,7 +197,7 @@ func verified(t *testing.T, issuer, token string) (claims jwt.Claims) {
 }
 
 func TestRefusalsOfTheProvider(t *testing.T) {
-	s, issuer := provider(t)
+	s, issuer := startProvider(t)
 	other, err := rsa.GenerateKey(rand.Reader, 2048)
 	if err != nil {
 		t.Fatal(err)
@@ -211,7 +211,7 @@ func TestRefusalsOfTheProvider(t *testing.T) {
 		"a scope that is not for it":                         {"s3cret", s.token(t, s.key), "admin", 400, sts.CodeInvalidScope},
 		"an agent that is not known, no fault of the client": {"wrong", s.token(t, s.key), "openid", 500, sts.CodeInvalidTarget},
 	} {
-		if got := ask(t, agent(t, issuer, row.secret), row.token, row.scope); got.Status != row.status || got.Error != row.code {
+		if got := exchangeToken(t, startExchange(t, issuer, row.secret), row.token, row.scope); got.Status != row.status || got.Error != row.code {
 			t.Errorf("%s: got %+v, want %d %s", name, got, row.status, row.code)
 		}
 	}

@@ -2,6 +2,8 @@ module github.com/pilotfish-mesh/pilotfish/e2e/oauth
 
 go 1.26.0
 
+toolchain go1.26.8
+
 require (
 	github.com/go-jose/go-jose/v4 v4.1.8
 	github.com/pilotfish-mesh/pilotfish v0.0.0

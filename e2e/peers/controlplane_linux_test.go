@@ -42,7 +42,7 @@ type controlPlane struct {
 	server  *grpc.Server
 }
 
-// anyNode gives all nodes the same snapshot.
+// anyNode maps all nodes to the same snapshot.
 type anyNode struct{}
 
 func (anyNode) ID(*corev3.Node) string { return "" }
@@ -63,19 +63,19 @@ func (c *controlPlane) start(t testing.TB) {
 		listener, err = net.Listen("tcp", c.address)
 		return err
 	})
-	c.server = grpc.NewServer(grpc.Creds(credentials.NewTLS(c.pki.ServerConfig(t, host))), grpc.StreamInterceptor(knownOnly))
+	c.server = grpc.NewServer(grpc.Creds(credentials.NewTLS(c.pki.ServerConfig(t, host))), grpc.StreamInterceptor(requireKnownService))
 	discoveryv3.RegisterAggregatedDiscoveryServiceServer(c.server, server.NewServer(context.Background(), c.cache, nil))
 	go func(s *grpc.Server) { _ = s.Serve(listener) }(c.server)
 }
 
-func knownOnly(srv any, stream grpc.ServerStream, _ *grpc.StreamServerInfo, handler grpc.StreamHandler) error {
+func requireKnownService(srv any, stream grpc.ServerStream, _ *grpc.StreamServerInfo, handler grpc.StreamHandler) error {
 	if md, _ := metadata.FromIncomingContext(stream.Context()); len(md["authorization"]) != 1 || md["authorization"][0] != "Bearer "+token {
 		return status.Error(codes.Unauthenticated, "no token")
 	}
 	return handler(srv, stream)
 }
 
-// Names by which clients ask; both are one service.
+// The names in the clients' requests; both belong to one service.
 const (
 	shop      = "shop.example"
 	otherShop = "other-shop.example"
@@ -109,7 +109,7 @@ func (c *controlPlane) set(t testing.TB, version, address string, more ...types.
 }
 
 func clientListener(t testing.TB, name string) *listenerv3.Listener {
-	return &listenerv3.Listener{Name: name, ApiListener: &listenerv3.ApiListener{ApiListener: packed(t, &hcmv3.HttpConnectionManager{
+	return &listenerv3.Listener{Name: name, ApiListener: &listenerv3.ApiListener{ApiListener: packAny(t, &hcmv3.HttpConnectionManager{
 		RouteSpecifier: &hcmv3.HttpConnectionManager_Rds{Rds: &hcmv3.Rds{ConfigSource: overADS(), RouteConfigName: "shop"}},
 		HttpFilters:    router(t),
 	})}}
@@ -117,7 +117,7 @@ func clientListener(t testing.TB, name string) *listenerv3.Listener {
 
 func serverListener(t testing.TB, address string) *listenerv3.Listener {
 	return &listenerv3.Listener{Name: grpcListener(address), Address: socket(t, address), FilterChains: []*listenerv3.FilterChain{{Name: "all", Filters: []*listenerv3.Filter{{
-		Name: "hcm", ConfigType: &listenerv3.Filter_TypedConfig{TypedConfig: packed(t, &hcmv3.HttpConnectionManager{
+		Name: "hcm", ConfigType: &listenerv3.Filter_TypedConfig{TypedConfig: packAny(t, &hcmv3.HttpConnectionManager{
 			RouteSpecifier: &hcmv3.HttpConnectionManager_RouteConfig{RouteConfig: routeTo(&routev3.Route{Match: everything(), Action: &routev3.Route_NonForwardingAction{}})},
 			HttpFilters:    router(t),
 		})},
@@ -133,7 +133,7 @@ func everything() *routev3.RouteMatch {
 }
 
 func router(t testing.TB) []*hcmv3.HttpFilter {
-	return []*hcmv3.HttpFilter{{Name: "router", ConfigType: &hcmv3.HttpFilter_TypedConfig{TypedConfig: packed(t, &routerv3.Router{})}}}
+	return []*hcmv3.HttpFilter{{Name: "router", ConfigType: &hcmv3.HttpFilter_TypedConfig{TypedConfig: packAny(t, &routerv3.Router{})}}}
 }
 
 func overADS() *corev3.ConfigSource {
@@ -151,7 +151,7 @@ func socket(t testing.TB, address string) *corev3.Address {
 		Address: host, PortSpecifier: &corev3.SocketAddress_PortValue{PortValue: uint32(n)}}}}
 }
 
-func packed(t testing.TB, m proto.Message) *anypb.Any {
+func packAny(t testing.TB, m proto.Message) *anypb.Any {
 	t.Helper()
 	a, err := anypb.New(m)
 	if err != nil {

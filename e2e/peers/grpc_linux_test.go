@@ -98,7 +98,7 @@ func client(in io.Reader, out io.Writer) error {
 	return lines.Err()
 }
 
-// serve is a server whose listener comes from the control plane.
+// serve runs a server whose listener the control plane configures.
 func serve(address string) error {
 	listener, err := net.Listen("tcp", address)
 	if err != nil {
@@ -235,7 +235,7 @@ func (p *proxyless) caller(t testing.TB) func(service string) string {
 	}
 }
 
-func answers(t testing.TB, call func(string) string, service, address string) {
+func checkAnswer(t testing.TB, call func(string) string, service, address string) {
 	t.Helper()
 	testenv.Eventually(t, address+" answers for "+service, func() error {
 		if got := call(service); got != address {
@@ -268,12 +268,12 @@ func TestGRPCApplicationsAreConfiguredThroughTheAgent(t *testing.T) {
 	listen(t, first)
 	listen(t, second)
 	call := agent.caller(t)
-	answers(t, call, shop, first)
+	checkAnswer(t, call, shop, first)
 
 	plane.set(t, "2", second)
-	answers(t, call, shop, second)
+	checkAnswer(t, call, shop, second)
 
-	plane.server.Stop() // what they have goes on
+	plane.server.Stop() // their last configuration remains in use
 	for range 50 {
 		if got := call(shop); got != second {
 			t.Fatalf("without a control plane: %s", got)
@@ -281,9 +281,9 @@ func TestGRPCApplicationsAreConfiguredThroughTheAgent(t *testing.T) {
 	}
 	plane.set(t, "3", first)
 	plane.start(t)
-	answers(t, call, shop, first)
+	checkAnswer(t, call, shop, first)
 
-	// A cluster that gRPC does not take is on the agent's books, and the rest goes on.
+	// The agent reports the cluster that gRPC rejects. The other resources remain in use.
 	plane.set(t, "4", first, &clusterv3.Cluster{Name: "shop", ClusterDiscoveryType: &clusterv3.Cluster_Type{Type: clusterv3.Cluster_STRICT_DNS}})
 	testenv.Eventually(t, "the rejection is on the books", func() error {
 		var books struct {
@@ -323,7 +323,7 @@ func TestGRPCApplicationsDoNotDisturbEachOther(t *testing.T) {
 	for range 20 {
 		for _, call := range []func(string) string{one, other} {
 			for _, service := range []string{shop, otherShop} {
-				answers(t, call, service, address)
+				checkAnswer(t, call, service, address)
 			}
 		}
 	}

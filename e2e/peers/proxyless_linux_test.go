@@ -21,13 +21,14 @@ import (
 	"github.com/pilotfish-mesh/pilotfish/internal/testenv"
 )
 
-// grpcMesh is our own control plane with agents, of applications that speak xDS themselves and of others.
+// grpcMesh is our own control plane with agents, for applications with and without an xDS client.
 type grpcMesh struct {
 	t             testing.TB
 	network       string // 127.x.y
 	config, state string
 	plane         *exec.Cmd
 	output        *testenv.Buffer
+	args          []string // of the control plane
 }
 
 func newGRPCMesh(t testing.TB, network string, documents ...string) *grpcMesh {
@@ -58,8 +59,8 @@ func (m *grpcMesh) write(name, document string) {
 
 func (m *grpcMesh) startPlane() {
 	m.t.Helper()
-	m.plane = exec.Command(testenv.Bin(m.t, "pilotfish"), "control-plane", "--config-dir", m.config, "--state-dir", m.state,
-		"--address", m.address(1), "--log-level", "debug")
+	m.plane = exec.Command(testenv.Bin(m.t, "pilotfish"), append([]string{"control-plane", "--config-dir", m.config, "--state-dir", m.state,
+		"--address", m.address(1), "--log-level", "debug"}, m.args...)...)
 	m.plane.Stdout, m.plane.Stderr = m.output, m.output
 	start(m.t, m.plane)
 	m.t.Cleanup(func() {
@@ -76,7 +77,7 @@ func (m *grpcMesh) startPlane() {
 	})
 }
 
-// workload is an agent of a service account "namespace/account", without Envoy unless env says otherwise.
+// workload starts an agent of a service account "namespace/account", without Envoy unless env specifies otherwise.
 func (m *grpcMesh) workload(address, account, labels string, env ...string) *proxyless {
 	m.t.Helper()
 	namespace, sa, _ := strings.Cut(account, "/")
@@ -109,7 +110,7 @@ func (m *grpcMesh) workload(address, account, labels string, env ...string) *pro
 	p.agent.Stdout, p.agent.Stderr = p.output, p.output
 	p.agent.WaitDelay = time.Second
 	start(m.t, p.agent)
-	m.t.Cleanup(func() { // before it is killed, so that its Envoy goes with it
+	m.t.Cleanup(func() { // before SIGKILL, so that its Envoy ends too
 		_ = p.agent.Process.Signal(syscall.SIGTERM)
 		testenv.Eventually(m.t, "the agent ends", func() error {
 			if p.agent.Process.Signal(syscall.Signal(0)) == nil {
@@ -137,13 +138,13 @@ func (m *grpcMesh) sidecar(address, app, account, labels string) *proxyless {
 		"ISTIO_META_APP_ADDRESS="+app)
 }
 
-// asks makes a call by the HTTP proxy of a sidecar.
-func (p *proxyless) asks(authority string) error {
-	return askHealth(p.address+":15080", grpc.WithAuthority(authority))
+// checkCall makes a call through the HTTP proxy of a sidecar.
+func (p *proxyless) checkCall(authority string) error {
+	return callHealth(p.address+":15080", grpc.WithAuthority(authority))
 }
 
-// askHealth makes one call, in plaintext.
-func askHealth(address string, options ...grpc.DialOption) error {
+// callHealth makes one call, in plaintext.
+func callHealth(address string, options ...grpc.DialOption) error {
 	conn, err := grpc.NewClient("passthrough:///"+address, append(options, grpc.WithTransportCredentials(insecure.NewCredentials()))...)
 	if err != nil {
 		return err
@@ -245,8 +246,8 @@ func always(t testing.TB, call func(string) string, service, answer string) {
 	})
 }
 
-// TestGRPCMembersUseMutualTLS: with each other and with sidecars in both directions, where policy demands it and where it
-// only lets them, and nobody else is let in.
+// TestGRPCMembersUseMutualTLS: applications use mutual TLS with each other and with sidecars in both directions, under
+// STRICT and PERMISSIVE policies. Other clients are refused.
 func TestGRPCMembersUseMutualTLS(t *testing.T) {
 	t.Parallel()
 	m := newGRPCMesh(t, "127.172.2", `
@@ -288,8 +289,8 @@ spec: {address: NET.12, labels: {app: old}, serviceAccount: old}
 		t.Helper()
 		always(t, call, "greeter:7000", toGreeter)
 		always(t, call, "old:7000", toOld)
-		testenv.Eventually(t, "a sidecar reaches the gRPC server, "+mode, func() error { return sidecar.asks("greeter.default.svc.cluster.local:7000") })
-		testenv.Eventually(t, "a sidecar reaches the other, "+mode, func() error { return sidecar.asks("old.default.svc.cluster.local:7000") })
+		testenv.Eventually(t, "a sidecar reaches the gRPC server, "+mode, func() error { return sidecar.checkCall("greeter.default.svc.cluster.local:7000") })
+		testenv.Eventually(t, "a sidecar reaches the other, "+mode, func() error { return sidecar.checkCall("old.default.svc.cluster.local:7000") })
 	}
 	check("permissive")
 	m.write("strict.yaml", `
@@ -299,7 +300,7 @@ metadata: {name: default, namespace: istio-system}
 spec: {mtls: {mode: STRICT}}
 `)
 	check("strict")
-	if err := askHealth(m.address(11) + ":7001"); err == nil {
+	if err := callHealth(m.address(11) + ":7001"); err == nil {
 		t.Error("a gRPC server under STRICT answers plaintext")
 	}
 	m.write("policy.yaml", `
@@ -316,7 +317,7 @@ spec:
 		}
 		return nil
 	})
-	if err := sidecar.asks("greeter.default.svc.cluster.local:7000"); err != nil {
+	if err := sidecar.checkCall("greeter.default.svc.cluster.local:7000"); err != nil {
 		t.Errorf("whom the policy names: %v", err)
 	}
 	m.write("policy.yaml", `

@@ -13,8 +13,8 @@ import (
 	"google.golang.org/grpc/status"
 )
 
-// TestGRPCClientTakesFaultsWeightsRetriesAndTimeouts: in calls of gRPC's own client, as the rules say.
-func TestGRPCClientTakesFaultsWeightsRetriesAndTimeouts(t *testing.T) {
+// TestGRPCClientAppliesFaultsWeightsRetriesAndTimeouts: gRPC's own client applies the rules to its calls.
+func TestGRPCClientAppliesFaultsWeightsRetriesAndTimeouts(t *testing.T) {
 	t.Parallel()
 	m := newGRPCMesh(t, "127.193.3", greeters, `
 apiVersion: networking.istio.io/v1

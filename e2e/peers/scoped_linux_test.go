@@ -13,8 +13,8 @@ import (
 	"github.com/pilotfish-mesh/pilotfish/internal/testenv"
 )
 
-// TestScopedSidecarStartsWithoutAControlPlane: with what it was seen to use, from its agent's last good configuration; and
-// what it asked for in vain meanwhile is there when a control plane is.
+// TestScopedSidecarStartsWithoutAControlPlane: it starts from its agent's last accepted configuration, with the
+// services that it used before. It receives a service that it requests meanwhile once a control plane answers.
 func TestScopedSidecarStartsWithoutAControlPlane(t *testing.T) {
 	t.Parallel()
 	m := newGRPCMesh(t, "127.193.4", `
@@ -38,25 +38,25 @@ spec: {address: NET.11, labels: {app: used, security.istio.io/tlsMode: disabled}
 	s := m.workload(m.address(20), "default/caller", "app=\"caller\"\n", "DISABLE_ENVOY=false", "ENVOY_PATH="+testenv.Envoy(t),
 		"ISTIO_META_INTERCEPTION_MODE=NONE", "ISTIO_META_APP_ADDRESS="+m.address(22), "ISTIO_META_PILOTFISH_SCOPE=automatic",
 	)
-	testenv.Eventually(t, "the sidecar calls", func() error { return s.asks(used) })
-	testenv.Eventually(t, "what it uses is kept", func() error { return keeps(s, "outbound|7000||used.default.svc.cluster.local") })
+	testenv.Eventually(t, "the sidecar calls", func() error { return s.checkCall(used) })
+	testenv.Eventually(t, "what it uses is kept", func() error { return checkStored(s, "outbound|7000||used.default.svc.cluster.local") })
 
 	if err := m.plane.Process.Kill(); err != nil {
 		t.Fatal(err)
 	}
 	s.restart(t)
-	testenv.Eventually(t, "a sidecar that starts without a control plane calls what it used", func() error { return s.asks(used) })
-	if err := s.asks(unused); err == nil {
+	testenv.Eventually(t, "a sidecar that starts without a control plane calls what it used", func() error { return s.checkCall(used) })
+	if err := s.checkCall(unused); err == nil {
 		t.Error("without a control plane there is an answer of what was never used")
 	}
 	m.startPlane()
-	testenv.Eventually(t, "what was asked for in vain is there", func() error { return s.asks(unused) })
-	if err := s.asks(used); err != nil {
+	testenv.Eventually(t, "what was asked for in vain is there", func() error { return s.checkCall(unused) })
+	if err := s.checkCall(used); err != nil {
 		t.Error(err)
 	}
 }
 
-func keeps(p *proxyless, cluster string) error {
+func checkStored(p *proxyless, cluster string) error {
 	kept, err := os.ReadFile(filepath.Join(p.dir, "etc/istio/proxy/last-good/configuration.log"))
 	if err == nil && !bytes.Contains(kept, []byte(cluster)) {
 		err = errors.New("not yet")

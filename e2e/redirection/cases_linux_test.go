@@ -10,27 +10,27 @@ import (
 	"github.com/pilotfish-mesh/pilotfish/internal/testns"
 )
 
-// who are those that connect: where they are, as whom, and from which address if it matters.
-var who = map[string]struct {
+// clients lists the clients: the namespace or role, the owner of the socket, and the source address if it matters.
+var clients = map[string]struct {
 	owner owner
 	from  string
 }{
 	"app":     {owner{1000, 1000}, ""},
 	"proxy":   {owner{1337, 1337}, ""},
-	"uid":     {owner{1337, 1000}, ""}, // the proxy by its user alone
-	"gid":     {owner{0, 1337}, ""},    // the proxy by its group alone
-	"second":  {owner{2000, 2000}, ""}, // another proxy, where options say so
+	"uid":     {owner{1337, 1000}, ""}, // a proxy matched by its user only
+	"gid":     {owner{0, 1337}, ""},    // a proxy matched by its group only
+	"second":  {owner{2000, 2000}, ""}, // another proxy, if the options name it
 	"group":   {owner{1000, 11}, ""},
-	"pass":    {owner{1337, 1337}, "pass"}, // the proxy as it passes an inbound connection on
+	"pass":    {owner{1337, 1337}, "pass"}, // the proxy when it forwards an inbound connection
 	"apppass": {owner{1000, 1000}, "pass"},
 	"peer":    {owner{}, ""},
 	"far":     {owner{}, "far"},
-	"round":   {owner{}, "through1"}, // its packets come in by one interface, and the answers go by another
+	"round":   {owner{}, "through1"}, // packets arrive through one interface, and replies leave through another
 	"machine": {owner{}, ""},
 }
 
-// table says of each connection where it arrives: without any rule, with rules but no option that captures, and with
-// "*" for inbound and outbound. It is the contract's behaviour, less its defects.
+// table lists where each connection arrives: without rules, with rules but no capture option, and with "*" for inbound
+// and outbound. It is the contract's behaviour without its defects.
 const table = `
 app tcp mesh:80         peer      peer      outbound
 app tcp mesh:443        peer      peer      outbound
@@ -153,7 +153,7 @@ func connections() []connection {
 	return out
 }
 
-// inbound tells whether it comes in over a link.
+// inbound reports whether the connection arrives over a link.
 func (c connection) inbound() bool { return c.namespaceName() != "pod" }
 
 func (c connection) namespaceName() string {
@@ -166,14 +166,14 @@ func (c connection) namespaceName() string {
 	return "pod"
 }
 
-func (c connection) namespace(w *world) *testns.Namespace {
+func (c connection) namespace(w *testNetwork) *testns.Namespace {
 	return map[string]*testns.Namespace{"pod": w.pod, "peer": w.peer, "machine": w.machine}[c.namespaceName()]
 }
 
-// probe makes the connection of a family; false if the family has no such one.
+// probe returns the connection for an address family, or false if the family has none.
 func (c connection) probe(family int) (probe, bool) {
 	to := address(c.to, family)
-	w := who[c.who]
+	w := clients[c.who]
 	p := probe{network: c.network, to: netip.AddrPortFrom(to, uint16(c.port)), owner: w.owner}
 	if w.from != "" {
 		p.from = netip.AddrPortFrom(address(w.from, family), 0)
@@ -181,51 +181,52 @@ func (c connection) probe(family int) (probe, bool) {
 	return p, to.IsValid()
 }
 
-// options is a set of options, and where connections arrive with it.
+// options is a set of options, and the places where connections arrive with it.
 type options struct {
 	name  string
 	flags []string // name=value
-	// in and out say whether the table's last column holds for what comes in and goes out, or else the one before it.
+	// in and out select the table's last column for inbound and outbound connections; otherwise the column before
+	// applies.
 	in, out bool
-	// but are exceptions to that: pattern, place, pattern, place; of several the last holds. A pattern may begin with
-	// "v4 " or "v6 ".
-	but []string
-	// ipv6 says what becomes of IPv6: as IPv4 (""), "pass" or "refuse".
+	// exceptions lists exceptions as alternating patterns and places; the last match applies. A pattern may begin with "v4 "
+	// or "v6 ".
+	exceptions []string
+	// ipv6 is the treatment of IPv6: like IPv4 (""), "pass" or "refuse".
 	ipv6 string
-	// transparent: TPROXY.
+	// transparent selects TPROXY.
 	transparent bool
 }
 
-// place is where the connection arrives.
-func (o options) place(c connection, family int) string {
-	asked := c.none
+// expectedPlace returns where the connection should arrive.
+func (o options) expectedPlace(c connection, family int) string {
+	expected := c.none
 	if c.inbound() && o.in || !c.inbound() && o.out {
-		asked = c.all
+		expected = c.all
 	}
-	asked = o.override("", c, asked)
+	expected = o.override("", c, expected)
 	if family == 0 {
-		return o.override("v4 ", c, asked)
+		return o.override("v4 ", c, expected)
 	}
 	switch {
 	case o.ipv6 == "pass":
-		asked = c.natural
-	case o.ipv6 == "refuse" && asked != c.natural && !c.isProxy():
-		asked = "refused"
+		expected = c.natural
+	case o.ipv6 == "refuse" && expected != c.natural && !c.isProxy():
+		expected = "refused"
 	case o.ipv6 == "refuse":
-		asked = c.natural
+		expected = c.natural
 	}
-	return o.override("v6 ", c, asked)
+	return o.override("v6 ", c, expected)
 }
 
-// override looks through the exceptions that are written with the prefix.
+// override applies the exceptions whose patterns have the prefix.
 func (o options) override(prefix string, c connection, place string) string {
-	for i := 0; i < len(o.but); i += 2 {
-		pattern, ok := strings.CutPrefix(o.but[i], prefix)
+	for i := 0; i < len(o.exceptions); i += 2 {
+		pattern, ok := strings.CutPrefix(o.exceptions[i], prefix)
 		if !ok {
 			continue
 		}
 		if ok, _ := path.Match(pattern, c.name); ok {
-			place = o.but[i+1]
+			place = o.exceptions[i+1]
 		}
 	}
 	return place

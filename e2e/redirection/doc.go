@@ -1,4 +1,4 @@
-// Package redirection proves with real connections what the rules of redirection do: for each of many sets of options, and
-// with each back end, every kind of connection is made in network namespaces and has to arrive where a table made by hand
-// says. The table is not made from the model, so that a mistake in the model shows.
+// Package redirection verifies the redirection rules with real connections. For many sets of options and with each
+// backend, it makes every kind of connection in network namespaces and compares where it arrives with a table. The
+// table is written by hand, not derived from the model, so that mistakes in the model are detected.
 package redirection

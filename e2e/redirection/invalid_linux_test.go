@@ -17,12 +17,12 @@ const (
 	closedPort     = 7777
 )
 
-// A packet that belongs to no connection makes the kernel reset it, and with it perhaps a connection that does exist.
-func TestInvalidPacketsAreAnsweredOnlyWhereTheyAreNotDropped(t *testing.T) {
+// For a packet that belongs to no connection, the kernel sends a reset, which can end an existing connection.
+func TestInvalidPacketsAreResetUnlessDropped(t *testing.T) {
 	for name, backend := range backends {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			w := newWorld(t)
+			w := newTestNetwork(t)
 			b := backend(t, w.pod)
 			for i, drop := range []string{"false", "true"} {
 				for j, mode := range []string{"REDIRECT", "TPROXY"} {
@@ -34,7 +34,7 @@ func TestInvalidPacketsAreAnsweredOnlyWhereTheyAreNotDropped(t *testing.T) {
 						t.Fatal(err)
 					}
 					if mode == "TPROXY" && drop == "false" {
-						continue // what comes in is the proxy's then, whose socket lets it be
+						continue // inbound packets reach the proxy's socket, which ignores them
 					}
 					for family := range 2 {
 						if reset := w.strayFIN(t, family, uint16(30000+4*i+2*j+family), drop == "false"); reset == (drop == "true") {
@@ -47,15 +47,15 @@ func TestInvalidPacketsAreAnsweredOnlyWhereTheyAreNotDropped(t *testing.T) {
 	}
 }
 
-// strayFIN sends the pod the end of a connection that there never was, and tells whether that is reset, for which it waits
-// long if it should be.
-func (w *world) strayFIN(t *testing.T, family int, port uint16, expected bool) (reset bool) {
+// strayFIN sends the pod a FIN of a connection that does not exist, and reports whether the kernel sends a reset. If
+// one is expected, it waits longer for it.
+func (w *testNetwork) strayFIN(t *testing.T, family int, port uint16, expected bool) (reset bool) {
 	t.Helper()
-	patience := 300 * time.Millisecond
+	timeout := 300 * time.Millisecond
 	if expected {
-		patience = long
+		timeout = retryTimeout
 	}
-	err := w.peer.Within(func() error {
+	err := w.peer.Run(func() error {
 		domain := []int{unix.AF_INET, unix.AF_INET6}[family]
 		fd, err := unix.Socket(domain, unix.SOCK_RAW|unix.SOCK_CLOEXEC, unix.IPPROTO_TCP)
 		if err != nil {
@@ -66,7 +66,7 @@ func (w *world) strayFIN(t *testing.T, family int, port uint16, expected bool) (
 		if err := unix.Sendto(fd, segment(from, to, port, closedPort, tcpFIN), 0, sockaddr(netip.AddrPortFrom(to, 0))); err != nil {
 			return err
 		}
-		deadline := time.Now().Add(patience)
+		deadline := time.Now().Add(timeout)
 		buffer := make([]byte, 1500)
 		for {
 			if err := wait(fd, unix.POLLIN, deadline); errors.Is(err, errSilence) {
@@ -80,7 +80,7 @@ func (w *world) strayFIN(t *testing.T, family int, port uint16, expected bool) (
 			}
 			got := buffer[:n]
 			if family == 0 {
-				got = got[4*(got[0]&15):] // IPv4 comes with its header
+				got = got[4*(got[0]&15):] // IPv4 packets include their header
 			}
 			if binary.BigEndian.Uint16(got) == closedPort && binary.BigEndian.Uint16(got[2:]) == port && got[13]&tcpRST != 0 {
 				reset = true
@@ -94,7 +94,7 @@ func (w *world) strayFIN(t *testing.T, family int, port uint16, expected bool) (
 	return reset
 }
 
-// segment is a TCP header alone.
+// segment returns a TCP header without data.
 func segment(from, to netip.Addr, sport, dport uint16, flags byte) []byte {
 	h := make([]byte, 20)
 	binary.BigEndian.PutUint16(h, sport)

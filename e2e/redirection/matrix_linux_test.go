@@ -10,10 +10,10 @@ import (
 	"github.com/pilotfish-mesh/pilotfish/internal/testns"
 	"github.com/pilotfish-mesh/pilotfish/iptables"
 	"github.com/pilotfish-mesh/pilotfish/iptables/nft"
-	"github.com/pilotfish-mesh/pilotfish/iptables/xt"
+	"github.com/pilotfish-mesh/pilotfish/iptables/xtables"
 )
 
-// backends are made for a namespace each.
+// backends lists the constructors of the backends, each for one namespace.
 var backends = map[string]func(t testing.TB, ns *testns.Namespace) iptables.Backend{
 	"nftables": func(t testing.TB, ns *testns.Namespace) iptables.Backend {
 		b, err := nft.New(nft.Config{NetNS: int(ns.Handle)})
@@ -22,13 +22,13 @@ var backends = map[string]func(t testing.TB, ns *testns.Namespace) iptables.Back
 		}
 		return b
 	},
-	"iptables-nft":    func(t testing.TB, ns *testns.Namespace) iptables.Backend { return byPrograms(t, ns, xt.NFT) },
-	"iptables-legacy": func(t testing.TB, ns *testns.Namespace) iptables.Backend { return byPrograms(t, ns, xt.Legacy) },
+	"iptables-nft":    func(t testing.TB, ns *testns.Namespace) iptables.Backend { return byPrograms(t, ns, xtables.NFT) },
+	"iptables-legacy": func(t testing.TB, ns *testns.Namespace) iptables.Backend { return byPrograms(t, ns, xtables.Legacy) },
 }
 
-func byPrograms(t testing.TB, ns *testns.Namespace, flavour xt.Flavour) iptables.Backend {
-	installed(t, "iptables-"+string(flavour)+"-restore", "ip6tables-"+string(flavour)+"-restore")
-	b, err := xt.New(t.Context(), xt.Config{NetNS: int(ns.Handle), Flavour: flavour})
+func byPrograms(t testing.TB, ns *testns.Namespace, flavour xtables.Flavour) iptables.Backend {
+	requirePrograms(t, "iptables-"+string(flavour)+"-restore", "ip6tables-"+string(flavour)+"-restore")
+	b, err := xtables.New(t.Context(), xtables.Config{NetNS: int(ns.Handle), Flavour: flavour})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -39,7 +39,7 @@ func TestEveryConnectionArrivesWhereItShould(t *testing.T) {
 	for name, backend := range backends {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			w := newWorld(t)
+			w := newTestNetwork(t)
 			w.serve(t)
 			b := backend(t, w.pod)
 			for _, o := range sets {
@@ -55,7 +55,7 @@ func TestEveryConnectionArrivesWhereItShould(t *testing.T) {
 	}
 }
 
-// parse makes options of "name=value".
+// parse parses flags of the form "name=value".
 func parse(t testing.TB, flags []string) iptables.Options {
 	t.Helper()
 	o := iptables.DefaultOptions()
@@ -68,7 +68,7 @@ func parse(t testing.TB, flags []string) iptables.Options {
 	return o
 }
 
-func (w *world) prove(t *testing.T, b iptables.Backend, o options) {
+func (w *testNetwork) prove(t *testing.T, b iptables.Backend, o options) {
 	parsed := parse(t, o.flags)
 	rules, err := iptables.Compile(parsed)
 	if err != nil {
@@ -85,43 +85,43 @@ func (w *world) prove(t *testing.T, b iptables.Backend, o options) {
 		t.Errorf("read back, it is\n%+v\nstrange: %q\nwant\n%+v", in.Rules, in.Strange, want)
 	}
 	w.explainAll(t, rules, o)
-	w.makeAll(t, parsed, o)
+	w.checkConnections(t, parsed, o)
 }
 
-// makeAll makes all connections that bear on a set of options.
-func (w *world) makeAll(t testing.TB, parsed iptables.Options, o options) {
+// checkConnections makes all connections that are relevant for a set of options.
+func (w *testNetwork) checkConnections(t testing.TB, parsed iptables.Options, o options) {
 	t.Helper()
 	w.mark.Store(int32(parsed.TProxyMark))
 	w.proxy.Store(&owner{1337, 1337})
-	w.connectAll(t, o.place, nil)
-	if parsed.RedirectDNS && len(o.but) > 0 {
+	w.connectAll(t, o.expectedPlace, nil)
+	if parsed.RedirectDNS && len(o.exceptions) > 0 {
 		w.sharePorts(t, o)
 	}
 	if o.transparent {
 		w.fromCapturedPort(t, o)
 	}
-	w.passAll(t, o)
+	w.forwardAll(t, o)
 }
 
 // connectAll makes every connection of the table, of both families.
-func (w *world) connectAll(t testing.TB, place func(connection, int) string, leaveOut []string) {
+func (w *testNetwork) connectAll(t testing.TB, place func(connection, int) string, leaveOut []string) {
 	t.Helper()
-	w.forget(t)
+	w.flushConntrack(t)
 	for _, c := range connections() {
 		for family := range 2 {
 			p, ok := c.probe(family)
-			if !ok || contains(leaveOut, c.who) || c.who == "pass" && family == 1 && !w.has(address("pass", 1)) || c.who == "apppass" && family == 1 && !w.has(address("pass", 1)) {
+			if !ok || contains(leaveOut, c.who) || c.who == "pass" && family == 1 && !w.hasAddress(address("pass", 1)) || c.who == "apppass" && family == 1 && !w.hasAddress(address("pass", 1)) {
 				continue
 			}
 			want, got := place(c, family), w.arrive(p, c.namespace(w), place(c, family))
-			if told := arrival(got); told != want {
-				t.Errorf("%s, IPv%d: arrived at %s (%s), want %s", c.name, 4+2*family, told, got, want)
+			if arrived := arrival(got); arrived != want {
+				t.Errorf("%s, IPv%d: arrived at %s (%s), want %s", c.name, 4+2*family, arrived, got, want)
 				continue
 			}
 			if want == "refused" || want == "silence" || c.network == "udp" {
 				continue
 			}
-			if _, _, meant := fields(got); meant != p.to.String() {
+			if _, _, meant := splitReply(got); meant != p.to.String() {
 				t.Errorf("%s, IPv%d: %s takes it to be meant for %s", c.name, 4+2*family, want, meant)
 			}
 		}
@@ -137,27 +137,27 @@ func contains(list []string, s string) bool {
 	return false
 }
 
-// has tells whether the pod has the address, which is given to it with the rules for IPv6.
-func (w *world) has(a netip.Addr) bool {
-	said := probe{network: "udp", from: netip.AddrPortFrom(a, 0), to: netip.AddrPortFrom(a, 9), owner: owner{}}.run(w.pod)
-	return !strings.Contains(said, "cannot assign")
+// hasAddress reports whether the pod has the address, which the rules for IPv6 add.
+func (w *testNetwork) hasAddress(a netip.Addr) bool {
+	reply := probe{network: "udp", from: netip.AddrPortFrom(a, 0), to: netip.AddrPortFrom(a, 9), owner: owner{}}.run(w.pod)
+	return !strings.Contains(reply, "cannot assign")
 }
 
-func arrival(said string) string {
-	name, _, _ := strings.Cut(said, "|")
+func arrival(reply string) string {
+	name, _, _ := strings.Cut(reply, "|")
 	return name
 }
 
-// fields takes an answer apart.
-func fields(said string) (name, from, meant string) {
-	first, _, _ := strings.Cut(said, ">")
+// splitReply splits a reply.
+func splitReply(reply string) (name, from, meant string) {
+	first, _, _ := strings.Cut(reply, ">")
 	parts := append(strings.Split(first, "|"), "", "", "")
 	return parts[0], parts[1], parts[2]
 }
 
-// passAll has the proxy pass connections on, as Envoy does: what it sends must not come back to it, and with TPROXY the
-// application sees the client's address.
-func (w *world) passAll(t testing.TB, o options) {
+// forwardAll makes the proxy forward connections as Envoy does. The forwarded connections must not be redirected back to
+// the proxy. With TPROXY, the application sees the client's address.
+func (w *testNetwork) forwardAll(t testing.TB, o options) {
 	t.Helper()
 	for family := range 2 {
 		for _, by := range []owner{{1337, 1337}, {0, 1337}, {1337, 0}} {
@@ -174,37 +174,37 @@ func (w *world) passAll(t testing.TB, o options) {
 	}
 }
 
-func (w *world) pass(t testing.TB, o options, c connection, family int, by owner) {
+func (w *testNetwork) pass(t testing.TB, o options, c connection, family int, by owner) {
 	t.Helper()
-	place := o.place(c, family)
+	place := o.expectedPlace(c, family)
 	if place != "inbound" && place != "outbound" {
 		return
 	}
 	p, _ := c.probe(family)
-	p.wish = askThrough
-	// The proxy's own calls cannot be passed on from the address that they came from.
+	p.requestType = requestForwarded
+	// The proxy cannot forward its own calls with their source address.
 	if o.transparent && place == "inbound" && c.who != "proxy" {
-		p.wish = askTransparently
+		p.requestType = requestTransparent
 	}
-	said := w.arrive(p, c.namespace(w), place)
-	_, passed, _ := strings.Cut(said, ">")
-	_, from, meant := fields(passed)
+	reply := w.arrive(p, c.namespace(w), place)
+	_, passed, _ := strings.Cut(reply, ">")
+	_, from, meant := splitReply(passed)
 	want := map[string]string{"inbound": "app", "outbound": "peer"}[place]
 	if arrival(passed) != want || meant != p.to.String() {
-		t.Errorf("%s, IPv%d, passed on as %v: %s, want %s", c.name, 4+2*family, by, said, want)
+		t.Errorf("%s, IPv%d, passed on as %v: %s, want %s", c.name, 4+2*family, by, reply, want)
 		return
 	}
-	_, client, _ := fields(said)
-	if p.wish == askTransparently && host(from) != host(client) {
+	_, client, _ := splitReply(reply)
+	if p.requestType == requestTransparent && host(from) != host(client) {
 		t.Errorf("%s, IPv%d, passed on as %v: the application sees %s, not the client %s", c.name, 4+2*family, by, from, client)
 	}
 }
 
 func host(address string) netip.Addr { return netip.MustParseAddrPort(address).Addr() }
 
-// sharePorts has an application and the agent ask the same resolver from the same port, one soon after the other: the
-// kernel must not take the two for one connection.
-func (w *world) sharePorts(t testing.TB, o options) {
+// sharePorts makes an application and the agent query the same resolver from the same port within a short time. The
+// kernel must not treat the two queries as one connection.
+func (w *testNetwork) sharePorts(t testing.TB, o options) {
 	t.Helper()
 	ask := map[string]connection{}
 	for _, c := range connections() {
@@ -218,7 +218,7 @@ func (w *world) sharePorts(t testing.TB, o options) {
 				c := ask[name+" udp resolver:53"]
 				p, _ := c.probe(family)
 				p.from = netip.AddrPortFrom(address("own", family), port)
-				want, got := o.place(c, family), w.arrive(p, w.pod, o.place(c, family))
+				want, got := o.expectedPlace(c, family), w.arrive(p, w.pod, o.expectedPlace(c, family))
 				if arrival(got) != want {
 					t.Errorf("%s, IPv%d, from a port that %s uses too: %s, want %s", c.name, 4+2*family, strings.Join(pair[:], " and "), got, want)
 				}
@@ -227,12 +227,12 @@ func (w *world) sharePorts(t testing.TB, o options) {
 	}
 }
 
-// capturedPort is one that inbound traffic is captured by, and at which nobody listens.
+// capturedPort is an inbound capture port on which no process listens.
 const capturedPort = 20443
 
-// fromCapturedPort has the proxy connect from a port that inbound traffic is captured by. The answers are to that port, and
-// are not inbound traffic.
-func (w *world) fromCapturedPort(t testing.TB, o options) {
+// fromCapturedPort makes the proxy connect from an inbound capture port. The replies to that port are not inbound
+// traffic.
+func (w *testNetwork) fromCapturedPort(t testing.TB, o options) {
 	t.Helper()
 	for family := range 2 {
 		if family == 1 && o.ipv6 != "" {
@@ -246,8 +246,8 @@ func (w *world) fromCapturedPort(t testing.TB, o options) {
 	}
 }
 
-// explainAll asks the explanation where the connections arrive.
-func (w *world) explainAll(t testing.TB, rules *iptables.RuleSet, o options) {
+// explainAll compares the explanation with where the connections arrive.
+func (w *testNetwork) explainAll(t testing.TB, rules *iptables.RuleSet, o options) {
 	t.Helper()
 	for _, c := range connections() {
 		for family := range 2 {
@@ -257,7 +257,7 @@ func (w *world) explainAll(t testing.TB, rules *iptables.RuleSet, o options) {
 			}
 			packet := c.packet(p, family)
 			e := iptables.Explain(rules, packet)
-			if got, want := explained(e, c), o.place(c, family); got != want {
+			if got, want := explained(e, c), o.expectedPlace(c, family); got != want {
 				t.Errorf("%s, IPv%d: the explanation is that it arrives at %s, and it should at %s: %s", c.name, 4+2*family, got, want, e.Why)
 			}
 		}
@@ -276,7 +276,7 @@ func explained(e iptables.Explanation, c connection) string {
 	return fmt.Sprint(e.End)
 }
 
-// packet is the connection's first packet as the model sees it.
+// packet returns the connection's first packet in the form of the model.
 func (c connection) packet(p probe, family int) iptables.Packet {
 	packet := iptables.Packet{Direction: iptables.Outbound, Protocol: iptables.Protocol(c.network), To: p.to, Interface: c.link()}
 	source := map[string]string{"eth0": "own", "net1": "net1", "lo": c.to}[c.link()]
@@ -287,14 +287,14 @@ func (c connection) packet(p probe, family int) iptables.Packet {
 		uid, gid := uint32(p.owner.uid), uint32(p.owner.gid)
 		packet.UID, packet.GID = &uid, &gid
 	}
-	if from := who[c.who].from; from != "" {
+	if from := clients[c.who].from; from != "" {
 		source = from
 	}
 	packet.From = netip.AddrPortFrom(address(source, family), 40000)
 	return packet
 }
 
-// link is where the pod meets the packet.
+// link returns the pod's interface that the packet passes.
 func (c connection) link() string {
 	switch {
 	case c.who == "machine":

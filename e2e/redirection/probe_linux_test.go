@@ -12,44 +12,45 @@ import (
 	"github.com/pilotfish-mesh/pilotfish/internal/testns"
 )
 
-// owner is whom a socket belongs to.
+// owner is the user and group of a socket.
 type owner struct{ uid, gid int }
 
-// What a connection asks for, by its first byte.
+// The request types: the first byte that a connection sends.
 const (
-	askOnce          = 'n' // who is there
-	askThrough       = 'r' // that, and who is where the proxy passes it on to
-	askTransparently = 't' // the same, passed on with the client's address
+	requestDirect      = 'n' // the identity of the receiver
+	requestForwarded   = 'r' // the identity, and that of the server to which the proxy forwards
+	requestTransparent = 't' // the same, forwarded with the client's address
 )
 
-// probe is one connection, or datagram, that waits for an answer.
+// probe is one connection or datagram that expects a reply.
 type probe struct {
-	network string // tcp, udp
-	from    netip.AddrPort
-	to      netip.AddrPort
-	owner   owner
-	mark    int
-	wish    byte
-	wait    time.Duration // patience, if 0
+	network     string // tcp, udp
+	from        netip.AddrPort
+	to          netip.AddrPort
+	owner       owner
+	mark        int
+	requestType byte
+	wait        time.Duration // 0 means replyTimeout
 }
 
-// patience is less than the second after which the kernel sends a connection's first packet again: a lost one is noticed.
-const patience = 900 * time.Millisecond
+// replyTimeout is the timeout. It is less than the kernel's first retransmission after one second, so that a lost packet is
+// detected.
+const replyTimeout = 900 * time.Millisecond
 
-// run makes the connection in the namespace, and gives the answer, or "refused", "silence", or what else went wrong.
+// run makes the connection in the namespace, and returns the reply, "refused", "silence", or an error text.
 func (p probe) run(ns *testns.Namespace) string {
-	var said string
-	err := ns.Within(func() (err error) {
-		// The thread ends with this, so that nothing else becomes that user's.
+	var reply string
+	err := ns.Run(func() (err error) {
+		// The thread ends with the function, so no other goroutine runs as that user.
 		if err := asOwner(p.owner); err != nil {
 			return err
 		}
-		said, err = p.ask()
+		reply, err = p.request()
 		return err
 	})
 	switch {
 	case err == nil:
-		return said
+		return reply
 	case errors.Is(err, unix.ECONNREFUSED), errors.Is(err, unix.ECONNRESET), errors.Is(err, unix.EPERM):
 		return "refused"
 	case errors.Is(err, errSilence):
@@ -58,28 +59,28 @@ func (p probe) run(ns *testns.Namespace) string {
 	return err.Error()
 }
 
-// long is how long a connection is waited for that did not arrive at first: the machine may have had no time for it.
-const long = 20 * time.Second
+// retryTimeout is the timeout of a retry, which a busy machine may need.
+const retryTimeout = 20 * time.Second
 
-// soon is when nothing has come yet that may come still.
-const soon = 200 * time.Millisecond
+// noReplyTimeout is the time after which a reply that is not expected is no longer awaited.
+const noReplyTimeout = 200 * time.Millisecond
 
-// arrive makes the connection, and once more with more patience if there was no answer though there should be one.
-func (w *world) arrive(p probe, ns *testns.Namespace, want string) string {
-	if w.hasty {
-		p.wait = soon
+// arrive makes the connection. If an expected reply is missing, it retries with a longer timeout.
+func (w *testNetwork) arrive(p probe, ns *testns.Namespace, want string) string {
+	if w.noRetry {
+		p.wait = noReplyTimeout
 	}
-	said := p.run(ns)
-	if said != "silence" || want == "silence" || w.hasty {
-		return said
+	reply := p.run(ns)
+	if reply != "silence" || want == "silence" || w.noRetry {
+		return reply
 	}
-	p.wait = long
+	p.wait = retryTimeout
 	return p.run(ns)
 }
 
 var errSilence = errors.New("silence")
 
-// asOwner makes sockets of this thread the owner's. The kernel goes by the identity for file systems.
+// asOwner makes the owner the creator of this thread's sockets. The kernel uses the file system UID and GID.
 func asOwner(o owner) error {
 	if _, err := unix.SetfsgidRetGid(o.gid); err != nil {
 		return err
@@ -88,7 +89,7 @@ func asOwner(o owner) error {
 	return err
 }
 
-func (p probe) ask() (string, error) {
+func (p probe) request() (string, error) {
 	family, kind := unix.AF_INET, unix.SOCK_STREAM
 	if p.to.Addr().Is6() {
 		family = unix.AF_INET6
@@ -107,26 +108,26 @@ func (p probe) ask() (string, error) {
 	if err := unix.Connect(fd, sockaddr(p.to)); err != nil && !errors.Is(err, unix.EINPROGRESS) {
 		return "", err
 	}
-	deadline := time.Now().Add(cmp.Or(p.wait, patience))
+	deadline := time.Now().Add(cmp.Or(p.wait, replyTimeout))
 	if err := wait(fd, unix.POLLOUT, deadline); err != nil {
 		return "", err
 	}
 	if failed, err := unix.GetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_ERROR); err != nil || failed != 0 {
 		return "", errors.Join(err, unix.Errno(failed))
 	}
-	wish := p.wish
+	wish := p.requestType
 	if wish == 0 {
-		wish = askOnce
+		wish = requestDirect
 	}
 	if _, err := unix.Write(fd, []byte{wish}); err != nil {
 		return "", err
 	}
-	return p.hear(fd, deadline)
+	return p.readReply(fd, deadline)
 }
 
-// prepare needs privileges that the owner has not, so it is done by what the thread may do all the same.
+// prepare sets socket options. They need privileges that the owner lacks but the thread's capabilities allow.
 func (p probe) prepare(fd, family int) error {
-	if p.network == "tcp" { // the end is a reset, which leaves nothing behind in the kernel
+	if p.network == "tcp" { // close with a reset, so that no state remains in the kernel
 		if err := unix.SetsockoptLinger(fd, unix.SOL_SOCKET, unix.SO_LINGER, &unix.Linger{Onoff: 1}); err != nil {
 			return err
 		}
@@ -146,7 +147,7 @@ func (p probe) prepare(fd, family int) error {
 	return unix.Bind(fd, sockaddr(p.from))
 }
 
-func (p probe) hear(fd int, deadline time.Time) (string, error) {
+func (p probe) readReply(fd int, deadline time.Time) (string, error) {
 	var all strings.Builder
 	buffer := make([]byte, 512)
 	for {

@@ -12,7 +12,7 @@ import (
 	"github.com/pilotfish-mesh/pilotfish/iptables"
 )
 
-// What random options are made of: what rules treat apart, and what is next to it.
+// The values of random options: those that rules distinguish, and their neighbours.
 var (
 	somePorts = []string{"1", "22", "53", "52-54", "80", "443", "1-1024", "3306", "8080", "1-65535", "15001", "15006", "15008", "15020", "15053", "65535"}
 	someCIDRs = []string{"0.0.0.0/0", "::/0", "10.0.0.0/8", "10.60.0.0/16", "10.60.0.1/32", "10.55.0.1/32", "10.55.0.0/24", "127.0.0.0/8", "127.0.0.6/32",
@@ -22,7 +22,7 @@ var (
 	someServers    = []string{"10.96.0.10", "fd96::10", "10.96.0.11", "127.0.0.53", "10.55.0.1", "10.60.0.1", "fd60::1"}
 )
 
-// randomFlags are options as a person could write them, most of them allowed.
+// randomFlags returns random flags; most of them are valid.
 func randomFlags(r *rand.Rand) []string {
 	var flags []string
 	set := func(chance float64, name string, value func() string) {
@@ -78,7 +78,7 @@ func randomFlags(r *rand.Rand) []string {
 	return flags
 }
 
-// proxies are those who the options say the proxy is, each by one of its names alone.
+// proxies returns the proxy's users and groups in the options, each as a separate owner.
 func proxies(o iptables.Options) (all []owner) {
 	for _, uid := range o.ProxyUIDs {
 		all = append(all, owner{int(uid), 54321})
@@ -89,9 +89,10 @@ func proxies(o iptables.Options) (all []owner) {
 	return all
 }
 
-// random applies random options, and tells whether they were allowed. Whatever the options, the kernel has to take the
-// rules and give them back, nothing that the proxy sends may come back to it, and connections arrive where that is explained.
-func (w *world) random(t *testing.T, b iptables.Backend, seed uint64) bool {
+// random applies random options, and reports whether they were valid. For all options, the kernel must accept the rules
+// and return the same ones, no packet of the proxy may be redirected back to it, and connections must arrive as
+// explained.
+func (w *testNetwork) random(t *testing.T, b iptables.Backend, seed uint64) bool {
 	r := rand.New(rand.NewPCG(seed, 1))
 	flags := randomFlags(r)
 	o := iptables.DefaultOptions()
@@ -124,18 +125,18 @@ func (w *world) random(t *testing.T, b iptables.Backend, seed uint64) bool {
 	if again := iptables.Canonical(in.Rules); !reflect.DeepEqual(again, iptables.Canonical(rules)) {
 		t.Errorf("seed %d: read back, it is worded in another way:\n%+v\n%+v", seed, again, iptables.Canonical(rules))
 	}
-	w.forget(t)
+	w.flushConntrack(t)
 	for _, by := range proxies(o) {
 		for family := range 2 {
-			w.neverBack(t, o, rules, by, family)
+			w.checkNoLoop(t, o, rules, by, family)
 		}
 	}
-	w.asExplained(t, r, o, rules)
+	w.checkRandomConnections(t, r, o, rules)
 	return true
 }
 
-// neverBack makes what the proxy sends: to others, to resolvers, and on to the application.
-func (w *world) neverBack(t *testing.T, o iptables.Options, rules *iptables.RuleSet, by owner, family int) {
+// checkNoLoop makes the proxy's connections: to peers, to resolvers, and to the application.
+func (w *testNetwork) checkNoLoop(t *testing.T, o iptables.Options, rules *iptables.RuleSet, by owner, family int) {
 	t.Helper()
 	check := func(what string, p probe, want string) {
 		t.Helper()
@@ -154,11 +155,11 @@ func (w *world) neverBack(t *testing.T, o iptables.Options, rules *iptables.Rule
 		check(to+" by UDP", probe{network: "udp", to: netip.AddrPortFrom(address(to, family), 53)}, "peer")
 	}
 	if rules.Routing == nil && family == 1 || family == 1 && !slices.Contains(rules.Routing.LoopbackAddresses, netip.MustParsePrefix("::6/128")) {
-		return // the proxy does nothing with IPv6 then
+		return // the proxy does not handle IPv6 then
 	}
 	own := netip.AddrPortFrom(address("own", family), 80)
 	check("passed on", probe{network: "tcp", from: netip.AddrPortFrom(address("pass", family), 0), to: own}, "app")
-	// No client comes in by an interface that is excluded, nor do its answers leave by one.
+	// Clients do not connect through an excluded interface, and replies to them do not leave through one.
 	if rules.Routing != nil && rules.Routing.Mark != 0 && !slices.Contains(o.ExcludeInterfaces, "eth0") {
 		check("passed on for a client", probe{network: "tcp", from: netip.AddrPortFrom(address("far", family), 0), to: own, mark: int(o.TProxyMark)}, "app")
 	}
@@ -168,7 +169,7 @@ func TestRandomOptionsNeitherFailNorLoop(t *testing.T) {
 	for name, backend := range backends {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			w := newWorld(t)
+			w := newTestNetwork(t)
 			w.serve(t)
 			b := backend(t, w.pod)
 			for seed, allowed := uint64(0), 0; allowed < 25; seed++ {
@@ -185,12 +186,12 @@ func TestRandomOptionsNeitherFailNorLoop(t *testing.T) {
 
 func FuzzOptionsNeitherFailNorLoop(f *testing.F) {
 	type place struct {
-		*world
+		*testNetwork
 		iptables.Backend
 	}
 	var places []place
 	for _, name := range []string{"nftables", "iptables-nft", "iptables-legacy"} {
-		w := newWorld(f)
+		w := newTestNetwork(f)
 		w.serve(f)
 		places = append(places, place{w, backends[name](f, w.pod)})
 	}

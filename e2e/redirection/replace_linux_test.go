@@ -9,13 +9,13 @@ import (
 	owners "github.com/pilotfish-mesh/pilotfish/iptables/backends"
 )
 
-// Whatever replaces what, a connection that both would capture is captured meanwhile too, or waits.
+// During each replacement, a connection that both rule sets capture must be captured or wait.
 func TestNoConnectionEscapesWhileRulesAreReplaced(t *testing.T) {
 	turns := map[string]int{"nftables": 200, "iptables-nft": 12, "iptables-legacy": 12}
 	for name, backend := range backends {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			w := newWorld(t)
+			w := newTestNetwork(t)
 			w.serve(t)
 			b := backend(t, w.pod)
 			all := compiledSets(t, flags(star, dual, tproxy), flags(star, dual, []string{"drop-invalid=true"}), flags(star, dual, tproxy), flags(star, dual, dns),
@@ -25,7 +25,7 @@ func TestNoConnectionEscapesWhileRulesAreReplaced(t *testing.T) {
 					t.Error(err)
 				}
 			}
-			w.whileInsisting(t, func() {
+			w.whileConnecting(t, func() {
 				for turn := range turns[name] {
 					replace(turn)
 				}
@@ -34,15 +34,15 @@ func TestNoConnectionEscapesWhileRulesAreReplaced(t *testing.T) {
 	}
 }
 
-// The same holds where another back end takes over.
-func TestNoConnectionEscapesWhileBackEndsTakeTurns(t *testing.T) {
+// The same holds if another backend replaces the rules.
+func TestNoConnectionEscapesWhileBackendsAlternate(t *testing.T) {
 	for _, family := range []string{"iptables", "ip6tables"} {
-		installed(t, family+"-nft-restore", family+"-legacy-restore")
+		requirePrograms(t, family+"-nft-restore", family+"-legacy-restore")
 	}
 	for mode, set := range map[string][]string{"REDIRECT": flags(star, dual), "TPROXY": flags(star, dual, tproxy)} {
 		t.Run(mode, func(t *testing.T) {
 			t.Parallel()
-			w := newWorld(t)
+			w := newTestNetwork(t)
 			w.serve(t)
 			rules := compiledSets(t, set)[0]
 			takes := func(turn int) {
@@ -55,7 +55,7 @@ func TestNoConnectionEscapesWhileBackEndsTakeTurns(t *testing.T) {
 					t.Errorf("%s: %v", choice, err)
 				}
 			}
-			w.whileInsisting(t, func() {
+			w.whileConnecting(t, func() {
 				for turn := range 9 {
 					takes(turn + 1)
 				}
@@ -64,8 +64,8 @@ func TestNoConnectionEscapesWhileBackEndsTakeTurns(t *testing.T) {
 	}
 }
 
-// whileInsisting does something while connections are made that are to be captured.
-func (w *world) whileInsisting(t *testing.T, do func(), begin func(turn int)) {
+// whileConnecting calls do while clients make connections that must be captured.
+func (w *testNetwork) whileConnecting(t *testing.T, do func(), begin func(turn int)) {
 	t.Helper()
 	begin(0)
 	done := make(chan struct{})
@@ -73,7 +73,7 @@ func (w *world) whileInsisting(t *testing.T, do func(), begin func(turn int)) {
 	for _, c := range connections() {
 		if c.name == "app tcp mesh:80" || c.name == "peer tcp own:8080" {
 			for family := range 2 {
-				clients.Go(func() { w.insist(t, c, family, done) })
+				clients.Go(func() { w.connectRepeatedly(t, c, family, done) })
 			}
 		}
 	}
@@ -93,14 +93,14 @@ func compiledSets(t testing.TB, all ...[]string) (sets []*iptables.RuleSet) {
 	return sets
 }
 
-// insist makes the connection again and again. One that gets no answer at once has not escaped.
-func (w *world) insist(t *testing.T, c connection, family int, done chan struct{}) {
+// connectRepeatedly makes the connection repeatedly. A connection without an immediate reply has not escaped.
+func (w *testNetwork) connectRepeatedly(t *testing.T, c connection, family int, done chan struct{}) {
 	captured := 0
 	end := time.Now().Add(time.Minute)
 	for {
 		select {
 		case <-done:
-			// How often depends on how busy the machine is: what waits takes all of its patience.
+			// The number of attempts depends on the load of the machine: a waiting connection needs its whole timeout.
 			if captured > 0 {
 				return
 			}

@@ -19,8 +19,8 @@ import (
 	"github.com/pilotfish-mesh/pilotfish/internal/testns"
 )
 
-// services are what listens in the pod, by port: as usual, and on ports of a mesh that has others. All else there is the
-// application.
+// services lists the listeners in the pod by port: the usual ports, and those of a mesh with other ports. Every other
+// port belongs to the application.
 var services = map[int]string{
 	15001: "outbound", 15006: "inbound", 15008: "tunnel", 15053: "dns",
 	15101: "outbound", 15106: "inbound", 15108: "tunnel", 15153: "dns",
@@ -39,7 +39,7 @@ func podService(port int) string {
 	return "app"
 }
 
-// serverOwner is the proxy where the service is its, or the agent's.
+// serverOwner returns the proxy's owner for services of the proxy or the agent.
 func serverOwner(name string) owner {
 	if name == "app" || name == "peer" {
 		return owner{}
@@ -47,8 +47,8 @@ func serverOwner(name string) owner {
 	return owner{1337, 1337}
 }
 
-// serve starts everything that connections can arrive at.
-func (w *world) serve(t testing.TB) {
+// serve starts all servers at which connections can arrive.
+func (w *testNetwork) serve(t testing.TB) {
 	t.Helper()
 	for family := range 2 {
 		for _, port := range podPorts {
@@ -57,7 +57,8 @@ func (w *world) serve(t testing.TB) {
 		for _, port := range peerPorts {
 			w.stream(t, w.peer, family, port, "peer")
 		}
-		// A datagram's answer has to come from the address that was asked, so each has its socket.
+		// The reply to a datagram must have the source address that the client queried, so each address has its own
+		// socket.
 		for _, port := range datagrams {
 			for _, name := range []string{"own", "net1", "virtual", "localhost", "loop5"} {
 				w.datagram(t, w.pod, address(name, family), port, podService(port))
@@ -69,26 +70,26 @@ func (w *world) serve(t testing.TB) {
 	}
 }
 
-// An answer is "name|who asked, as seen here|whom they meant to ask".
+// answer returns a reply of the form "name|client address seen by the server|original destination".
 func answer(name string, from, meant netip.AddrPort) string {
 	return fmt.Sprintf("%s|%s|%s", name, from, meant)
 }
 
-func plain(a net.Addr) netip.AddrPort {
+func addrPortOf(a net.Addr) netip.AddrPort {
 	p := netip.MustParseAddrPort(a.String())
 	return netip.AddrPortFrom(p.Addr().Unmap(), p.Port())
 }
 
-func (w *world) stream(t testing.TB, ns *testns.Namespace, family, port int, name string) {
+func (w *testNetwork) stream(t testing.TB, ns *testns.Namespace, family, port int, name string) {
 	t.Helper()
 	network := []string{"tcp4", "tcp6"}[family]
 	config := net.ListenConfig{Control: func(_, _ string, c syscall.RawConn) error {
 		return c.Control(func(fd uintptr) {
-			transparent(int(fd), family) // for TPROXY; it bears on nothing else
+			transparent(int(fd), family) // for TPROXY; otherwise without effect
 		})
 	}}
 	var l net.Listener
-	err := ns.Within(func() (err error) {
+	err := ns.Run(func() (err error) {
 		if err := asOwner(serverOwner(name)); err != nil {
 			return err
 		}
@@ -105,7 +106,7 @@ func (w *world) stream(t testing.TB, ns *testns.Namespace, family, port int, nam
 			if err != nil {
 				return
 			}
-			go w.talk(ns, c.(*net.TCPConn), family, name)
+			go w.serveConnection(ns, c.(*net.TCPConn), family, name)
 		}
 	}()
 }
@@ -118,40 +119,41 @@ func transparent(fd, family int) {
 	_ = unix.SetsockoptInt(fd, unix.SOL_IPV6, unix.IPV6_TRANSPARENT, 1)
 }
 
-// talk answers, or passes the connection on as Envoy would, when it is asked to.
-func (w *world) talk(ns *testns.Namespace, c *net.TCPConn, family int, name string) {
+// serveConnection replies on a connection, or forwards it as Envoy would if the client requests that.
+func (w *testNetwork) serveConnection(ns *testns.Namespace, c *net.TCPConn, family int, name string) {
 	defer c.Close()
 	_ = c.SetDeadline(time.Now().Add(time.Minute))
-	_ = c.SetLinger(0) // no TIME_WAIT: thousands of these are made
+	_ = c.SetLinger(0) // avoids thousands of TIME_WAIT entries
 	wish := make([]byte, 1)
 	if _, err := io.ReadFull(c, wish); err != nil {
 		return
 	}
-	from, meant := plain(c.RemoteAddr()), originalDestination(c, family)
-	said := answer(name, from, meant)
-	if wish[0] != askOnce && (name == "inbound" || name == "outbound") {
-		said += ">" + w.passOn(name, wish[0], from, meant, family)
+	from, meant := addrPortOf(c.RemoteAddr()), originalDestination(c, family)
+	reply := answer(name, from, meant)
+	if wish[0] != requestDirect && (name == "inbound" || name == "outbound") {
+		reply += ">" + w.forward(name, wish[0], from, meant, family)
 	}
-	_, _ = io.WriteString(c, said)
+	_, _ = io.WriteString(c, reply)
 	_ = c.CloseWrite()
-	_, _ = io.Copy(io.Discard, c) // until the asker is done
+	_, _ = io.Copy(io.Discard, c) // until the client closes
 }
 
-// passOn connects as Envoy does, and gives what it is answered.
-func (w *world) passOn(name string, wish byte, from, meant netip.AddrPort, family int) string {
+// forward connects as Envoy does, and returns the reply.
+func (w *testNetwork) forward(name string, wish byte, from, meant netip.AddrPort, family int) string {
 	p := probe{network: "tcp", to: meant, owner: *w.proxy.Load()}
 	if name == "inbound" {
 		p.from = netip.AddrPortFrom(address("pass", family), 0)
-		if wish == askTransparently { // with the client's address; a port of its own keeps the two connections apart
+		if wish == requestTransparent { // with the client's address, and another port to distinguish the two connections
 			p.from, p.mark = netip.AddrPortFrom(from.Addr(), 0), int(w.mark.Load())
 		}
 	}
 	return p.run(w.pod)
 }
 
-// originalDestination is whom the client meant, as Envoy finds out. Without redirection it is the socket's own address.
+// originalDestination returns the client's destination as Envoy determines it. Without redirection, it is the socket's
+// own address.
 func originalDestination(c *net.TCPConn, family int) netip.AddrPort {
-	own := plain(c.LocalAddr())
+	own := addrPortOf(c.LocalAddr())
 	raw, err := c.SyscallConn()
 	if err != nil {
 		return own
@@ -178,13 +180,13 @@ func originalDestination(c *net.TCPConn, family int) netip.AddrPort {
 	return meant
 }
 
-func (w *world) datagram(t testing.TB, ns *testns.Namespace, a netip.Addr, port int, name string) {
+func (w *testNetwork) datagram(t testing.TB, ns *testns.Namespace, a netip.Addr, port int, name string) {
 	t.Helper()
 	if !a.IsValid() {
 		return
 	}
 	var c *net.UDPConn
-	err := ns.Within(func() (err error) {
+	err := ns.Run(func() (err error) {
 		if err := asOwner(serverOwner(name)); err != nil {
 			return err
 		}
@@ -205,7 +207,7 @@ func (w *world) datagram(t testing.TB, ns *testns.Namespace, a netip.Addr, port 
 				}
 				continue
 			}
-			_, _ = c.WriteToUDPAddrPort([]byte(answer(name, netip.AddrPortFrom(from.Addr().Unmap(), from.Port()), plain(c.LocalAddr()))), from)
+			_, _ = c.WriteToUDPAddrPort([]byte(answer(name, netip.AddrPortFrom(from.Addr().Unmap(), from.Port()), addrPortOf(c.LocalAddr()))), from)
 		}
 	}()
 }

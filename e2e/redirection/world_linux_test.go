@@ -16,26 +16,26 @@ import (
 	"github.com/pilotfish-mesh/pilotfish/internal/testns"
 )
 
-// The addresses, of IPv4 and IPv6, by which cases name them.
+// addresses maps the names in test cases to IPv4 and IPv6 addresses.
 var addresses = map[string][2]string{
 	"own":       {"10.55.0.1", "fd55::1"},    // the pod, towards peer
 	"net1":      {"10.56.0.1", "fd56::1"},    // the pod, on its second interface
 	"virtual":   {"10.57.0.1", "fd57::1"},    // the pod, towards its virtual machine
 	"localhost": {"127.0.0.1", "::1"},        //
-	"loop5":     {"127.0.0.5", ""},           // loopback has but one address of IPv6
-	"pass":      {"127.0.0.6", "::6"},        // what Envoy binds for what it passes on to the application
+	"loop5":     {"127.0.0.5", ""},           // IPv6 has only one loopback address
+	"pass":      {"127.0.0.6", "::6"},        // the source address of connections that Envoy forwards to the application
 	"mesh":      {"10.60.0.1", "fd60::1"},    // a service of the mesh, on peer
 	"other":     {"10.70.0.1", "fd70::1"},    // a service elsewhere, on peer
-	"resolver":  {"10.96.0.10", "fd96::10"},  // of resolv.conf, on peer
+	"resolver":  {"10.96.0.10", "fd96::10"},  // the one in resolv.conf, on peer
 	"resolver2": {"10.96.0.11", "fd96::11"},  // another, on peer
 	"outside":   {"10.55.0.2", "fd55::2"},    // peer itself
 	"outside1":  {"10.56.0.2", "fd56::2"},    // peer, beyond the second interface
 	"machine":   {"10.57.0.2", "fd57::2"},    // the virtual machine
-	"far":       {"198.51.100.1", "fdfa::1"}, // peer's, as a client from afar
-	"through1":  {"10.71.0.1", "fd71::1"},    // peer, reached by the second interface
+	"far":       {"198.51.100.1", "fdfa::1"}, // a remote client, on peer
+	"through1":  {"10.71.0.1", "fd71::1"},    // peer, through the second interface
 }
 
-// peers are what peer has besides the addresses of its links.
+// peers lists the addresses of peer other than those of its links.
 var peers = []string{"mesh", "other", "resolver", "resolver2", "far", "through1"}
 
 func address(name string, family int) netip.Addr {
@@ -49,17 +49,17 @@ func address(name string, family int) netip.Addr {
 	return netip.MustParseAddr(a[family])
 }
 
-// world is a pod with two links to a peer and one to a virtual machine that it forwards for.
-type world struct {
+// testNetwork is a pod with two links to a peer, and one to a virtual machine for which it forwards.
+type testNetwork struct {
 	pod, peer, machine *testns.Namespace
-	proxy              atomic.Pointer[owner] // as whom the proxy passes connections on
-	mark               atomic.Int32          // with which it does so transparently
-	hasty              bool                  // silence is taken for an answer at once
+	proxy              atomic.Pointer[owner] // the owner of connections that the proxy forwards
+	mark               atomic.Int32          // the mark of connections that it forwards transparently
+	noRetry            bool                  // a missing reply is not retried
 }
 
-func newWorld(t testing.TB) *world {
+func newTestNetwork(t testing.TB) *testNetwork {
 	t.Helper()
-	w := &world{pod: testns.New(t), peer: testns.New(t), machine: testns.New(t)}
+	w := &testNetwork{pod: testns.New(t), peer: testns.New(t), machine: testns.New(t)}
 	w.link(t, w.pod, "eth0", "own", w.peer, "eth0", "outside")
 	w.link(t, w.pod, "net1", "net1", w.peer, "net1", "outside1")
 	w.link(t, w.pod, "vif0", "virtual", w.machine, "eth0", "machine")
@@ -77,25 +77,25 @@ func newWorld(t testing.TB) *world {
 	for _, ns := range []*testns.Namespace{w.pod, w.peer} {
 		w.settle(t, ns, settings)
 	}
-	w.guard(t)
+	w.installFirewall(t)
 	return w
 }
 
-// firewall is somebody else's in the pod, as there is one on many machines: answers come in if they belong to a question
-// that the kernel knows of.
+// firewall is a third-party firewall in the pod, as many machines have one. It accepts only replies to queries that
+// conntrack knows.
 const firewall = `table inet firewall {
 	chain in { type filter hook input priority filter; iifname != "lo" udp sport 53 ct state new drop; }
 }`
 
-// guard puts the firewall in force, where there is nft.
-func (w *world) guard(t testing.TB) {
+// installFirewall installs the firewall if nft is available.
+func (w *testNetwork) installFirewall(t testing.TB) {
 	t.Helper()
 	nft, err := exec.LookPath("nft")
 	if err != nil {
 		t.Log("without a firewall: nft is not installed")
 		return
 	}
-	err = w.pod.Within(func() error {
+	err = w.pod.Run(func() error {
 		cmd := exec.Command(nft, "-f", "-")
 		cmd.Stdin = strings.NewReader(firewall)
 		return cmd.Run()
@@ -105,9 +105,9 @@ func (w *world) guard(t testing.TB) {
 	}
 }
 
-func (w *world) settle(t testing.TB, ns *testns.Namespace, settings map[string]string) {
+func (w *testNetwork) settle(t testing.TB, ns *testns.Namespace, settings map[string]string) {
 	t.Helper()
-	err := ns.Within(func() error {
+	err := ns.Run(func() error {
 		for name, value := range settings {
 			// /proc/sys shows the namespace of the thread that opens it.
 			if err := os.WriteFile("/proc/sys/"+name, []byte(value), 0o644); err != nil {
@@ -121,7 +121,7 @@ func (w *world) settle(t testing.TB, ns *testns.Namespace, settings map[string]s
 	}
 }
 
-func (w *world) link(t testing.TB, a *testns.Namespace, nameA, addressA string, b *testns.Namespace, nameB, addressB string) {
+func (w *testNetwork) link(t testing.TB, a *testns.Namespace, nameA, addressA string, b *testns.Namespace, nameB, addressB string) {
 	t.Helper()
 	a.Links(t, func(h *netlink.Handle) error {
 		return h.LinkAdd(&netlink.Veth{LinkAttrs: netlink.LinkAttrs{Name: nameA, Flags: net.FlagUp},
@@ -131,8 +131,8 @@ func (w *world) link(t testing.TB, a *testns.Namespace, nameA, addressA string, 
 	w.addAddress(t, b, nameB, addressB, false)
 }
 
-// addAddress gives a link both addresses of a name, to be used at once.
-func (w *world) addAddress(t testing.TB, ns *testns.Namespace, linkName, name string, alone bool) {
+// addAddress adds both addresses of a name to a link, usable immediately.
+func (w *testNetwork) addAddress(t testing.TB, ns *testns.Namespace, linkName, name string, alone bool) {
 	t.Helper()
 	ns.Links(t, func(h *netlink.Handle) error {
 		link, err := h.LinkByName(linkName)
@@ -161,8 +161,8 @@ func (w *world) addAddress(t testing.TB, ns *testns.Namespace, linkName, name st
 	})
 }
 
-// route leads to the addresses of a name, or everywhere.
-func (w *world) route(t testing.TB, ns *testns.Namespace, name string, gateway netip.Addr, family int) {
+// route adds a route to the addresses of a name, or a default route.
+func (w *testNetwork) route(t testing.TB, ns *testns.Namespace, name string, gateway netip.Addr, family int) {
 	t.Helper()
 	ns.Links(t, func(h *netlink.Handle) error {
 		to := netip.PrefixFrom([]netip.Addr{netip.IPv4Unspecified(), netip.IPv6Unspecified()}[family], 0)
@@ -174,14 +174,14 @@ func (w *world) route(t testing.TB, ns *testns.Namespace, name string, gateway n
 	})
 }
 
-// forget makes the pod's kernel forget all connections, so that none of them bears on the next options.
-func (w *world) forget(t testing.TB) {
+// flushConntrack deletes all conntrack entries of the pod, so that they do not affect the next options.
+func (w *testNetwork) flushConntrack(t testing.TB) {
 	t.Helper()
 	w.pod.Links(t, func(h *netlink.Handle) error { return h.ConntrackTableFlush(netlink.ConntrackTable) })
 }
 
-// installed skips the test where a program is missing.
-func installed(t testing.TB, programs ...string) {
+// requirePrograms skips the test if a program is missing.
+func requirePrograms(t testing.TB, programs ...string) {
 	t.Helper()
 	for _, p := range programs {
 		if _, err := exec.LookPath(p); err != nil {
@@ -190,7 +190,7 @@ func installed(t testing.TB, programs ...string) {
 	}
 }
 
-// isPeers tells whether peer has the address of the name.
+// isPeers reports whether peer has the address of the name.
 func isPeers(name string) bool {
 	return slices.Contains(peers, name) || name == "outside" || name == "outside1"
 }

@@ -12,7 +12,7 @@ import (
 	"github.com/pilotfish-mesh/pilotfish/cni/agentapi"
 )
 
-// agent is a node agent that knows the pods that it was given.
+// agent is a node agent that knows the registered pods.
 type agent struct {
 	mu      sync.Mutex
 	pods    map[string]*agentapi.Pod
@@ -57,7 +57,7 @@ func (a *agent) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	}
 }
 
-// meshPod is a pod as an injector leaves it, plainPod one that is none of the mesh's.
+// meshPod returns a pod with the annotations of a sidecar injector.
 func meshPod(name string, annotations ...string) *agentapi.Pod {
 	p := plainPod(name)
 	p.Spec.Containers = append(p.Spec.Containers, agentapi.Container{Name: "istio-proxy", Args: []string{"proxy", "sidecar"}})

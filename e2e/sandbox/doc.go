@@ -1,6 +1,7 @@
-// Package sandbox starts real pod sandboxes, with containerd and runc, behind the CNI plugin: the bridge plugin makes the
-// pod's network, ours follows, and the pod's traffic goes through a real Envoy. It is a module of its own, so that the
-// project does not depend on the interface of container runtimes: `make test` runs it after the others.
+// Package sandbox starts real pod sandboxes with containerd and runc, and the CNI plugin. The bridge plugin creates the
+// pod's network, our plugin runs after it, and a real Envoy handles the pod's traffic. The package is a module of its
+// own, so that the project does not depend on the CRI API. `make test` runs it after the other tests.
 //
-// containerd has its own network, mount and process namespaces, which end with the test and everything in them.
+// containerd has its own network, mount and process namespaces, which the kernel removes with all processes after the
+// test.
 package sandbox

@@ -12,8 +12,8 @@ import (
 	"github.com/pilotfish-mesh/pilotfish/internal/testenv"
 )
 
-// envoyConfig has what a control plane gives a sidecar, as far as capture is concerned: a listener for what leaves the pod
-// and one for what comes to it, each of which sends connections on to where they were meant to go.
+// envoyConfig is the part of a sidecar's configuration that is relevant for capture: an outbound and an inbound
+// listener, which forward connections to their original destination.
 const envoyConfig = `
 admin: {address: {socket_address: {address: 127.0.0.1, port_value: 15000}}}
 static_resources:
@@ -44,15 +44,15 @@ static_resources:
     BIND
 `
 
-// proxy is how a sidecar's Envoy is set up for the way in which its pod is captured.
+// proxy is the setup of a sidecar's Envoy for one interception mode.
 type proxy struct {
 	listen     string
-	tproxy     bool // and then as root in the proxy's group, as injectors do
+	tproxy     bool // as root in the proxy's group, as injectors do
 	user       int64
 	privileges []string
 }
 
-// The proxies of pods that are captured by REDIRECT, by TPROXY, and with both families.
+// Proxies of pods with REDIRECT, with TPROXY, and with both address families.
 var (
 	redirected  = proxy{listen: "0.0.0.0", user: 1337}
 	transparent = proxy{listen: "0.0.0.0", tproxy: true, user: 0, privileges: []string{"NET_ADMIN"}}
@@ -72,7 +72,7 @@ func (p proxy) config() string {
 	return text
 }
 
-// startEnvoy starts a real Envoy as the pod's sidecar. It comes from the test's machine with the libraries that it needs.
+// startEnvoy starts a real Envoy as the pod's sidecar. The binary and its libraries are those of the test machine.
 func (s *sandbox) startEnvoy(t *testing.T, p proxy) (id string) {
 	t.Helper()
 	config := filepath.Join(s.node.dir, s.config.Metadata.Name+"-envoy.yaml")

@@ -2,6 +2,8 @@ module github.com/pilotfish-mesh/pilotfish/e2e/sandbox
 
 go 1.26.0
 
+toolchain go1.26.8
+
 replace github.com/pilotfish-mesh/pilotfish => ../..
 
 require (

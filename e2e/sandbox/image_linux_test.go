@@ -9,7 +9,7 @@ import (
 	"github.com/pilotfish-mesh/pilotfish/internal/testimage"
 )
 
-// importImage makes the one image of the tests, in which there is podapp and nothing else.
+// importImage creates the only image of the tests, which contains only podapp.
 func (n *node) importImage(t *testing.T) {
 	t.Helper()
 	program := filepath.Join(n.dir, "podapp")

@@ -21,22 +21,22 @@ import (
 
 const image = "pilotfish.test/pod:1"
 
-// node is a container runtime with a network of its own.
+// node is a container runtime in its own network namespace.
 type node struct {
 	dir     string
-	cgroup  string // in every hierarchy
+	cgroup  string // the path in every cgroup hierarchy
 	bin     string // containerd, runc and the reference plugins
 	output  *testenv.Buffer
 	process *os.Process
 	runtime cri.RuntimeServiceClient
 }
 
-// newNode starts containerd. conflist is the CNI configuration, in which DIR stands for the node's folder.
+// newNode starts containerd. conflist is the CNI configuration, in which DIR is replaced by the node's directory.
 func newNode(t *testing.T, conflist string) *node {
 	t.Helper()
 	n := &node{bin: containerdBin(t), cgroup: fmt.Sprintf("pilotfish-e2e-%d", os.Getpid())}
 	var err error
-	if n.dir, err = os.MkdirTemp("", "pf-node"); err != nil { // short, for the sockets in it
+	if n.dir, err = os.MkdirTemp("", "pf-node"); err != nil { // short, because socket paths have a maximum length
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { _ = os.RemoveAll(n.dir) })
@@ -82,7 +82,7 @@ state = "DIR/state"
         BinaryName = "BIN/runc"
 `
 
-// prepare lays out the node's files. Plugins are copied: they are changed while the node runs.
+// prepare creates the node's files. Plugins are copied, because tests change them while the node runs.
 func (n *node) prepare(t *testing.T, conflist string) {
 	t.Helper()
 	names := strings.NewReplacer("DIR", n.dir, "BIN", n.bin, "IMAGE", image)
@@ -106,7 +106,7 @@ func (n *node) prepare(t *testing.T, conflist string) {
 	}
 }
 
-// start runs containerd as the first process of its own process namespace: whatever it started ends with it.
+// start runs containerd as PID 1 of a process namespace, so that all its children end with it.
 func (n *node) start(t *testing.T) {
 	t.Helper()
 	script := `mount -t proc proc /proc && mount -t tmpfs tmpfs /run && exec "$0" --config "$1"`

@@ -27,12 +27,12 @@ func (n *node) sandboxConfig(p *agentapi.Pod) *cri.PodSandboxConfig {
 		Metadata:     &cri.PodSandboxMetadata{Name: p.Metadata.Name, Namespace: p.Metadata.Namespace, Uid: p.Metadata.UID},
 		Hostname:     p.Metadata.Name,
 		LogDirectory: filepath.Join(n.dir, "log"),
-		// As a kubelet names it.
+		// The kubelet's naming scheme.
 		Linux: &cri.LinuxPodSandboxConfig{CgroupParent: "/" + n.cgroup + "/kubepods/pod" + p.Metadata.UID},
 	}
 }
 
-// run starts a pod's sandbox, which is where the CNI plugins do their work.
+// run starts a pod's sandbox; the runtime calls the CNI plugins.
 func (n *node) run(ctx context.Context, p *agentapi.Pod) (*sandbox, error) {
 	ctx, cancel := context.WithTimeout(ctx, 30*time.Second)
 	defer cancel()
@@ -69,12 +69,12 @@ func (n *node) mustRun(t *testing.T, p *agentapi.Pod) *sandbox {
 	return s
 }
 
-// container is a program of a pod.
+// container is one container of a pod.
 type container struct {
 	name       string
 	args       []string
 	user       int64
-	group      int64 // 0: as user
+	group      int64 // 0: the same as user
 	privileges []string
 	mounts     []*cri.Mount
 }
@@ -108,7 +108,7 @@ func (s *sandbox) start(t *testing.T, c container) (id string) {
 	return created.ContainerId
 }
 
-// exec runs a program in a container and gives what it printed.
+// exec runs a program in a container and returns its output.
 func (s *sandbox) exec(ctx context.Context, container string, args ...string) (string, error) {
 	answer, err := s.node.runtime.ExecSync(ctx, &cri.ExecSyncRequest{ContainerId: container, Cmd: args, Timeout: 10})
 	if err != nil {
@@ -120,7 +120,7 @@ func (s *sandbox) exec(ctx context.Context, container string, args ...string) (s
 	return string(answer.Stdout), nil
 }
 
-// remove ends the pod, as the kubelet does.
+// remove stops and removes the pod, as the kubelet does.
 func (s *sandbox) remove(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, 30*time.Second)
 	defer cancel()

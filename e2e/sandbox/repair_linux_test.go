@@ -13,11 +13,11 @@ import (
 	"github.com/pilotfish-mesh/pilotfish/internal/testenv"
 )
 
-// alone is a network of the bridge plugin, on a node whose node agent was late.
+// alone is a network with only the bridge plugin, on a node whose node agent started late.
 const alone = `{"cniVersion":"1.0.0","name":"pods","plugins":[{"type":"bridge","bridge":"pods","isGateway":true,
  "ipam":{"type":"host-local","dataDir":"DIR/ipam","ranges":[[{"subnet":"10.88.0.0/16"}]]}}]}`
 
-func TestRealPodThatStartedBeforeThePluginIsMended(t *testing.T) {
+func TestRealPodStartedBeforePluginIsRepaired(t *testing.T) {
 	n := newNode(t, alone)
 	pod, other := meshPod("web"), plainPod("db")
 	pod.Metadata.UID = "0f0f1111-2222-3333-4444-555566667777"
@@ -44,12 +44,12 @@ func TestRealPodThatStartedBeforeThePluginIsMended(t *testing.T) {
 
 	log, acted := &testenv.Buffer{}, ""
 	r, err := repair.New(repair.Config{
-		Mode:        repair.Mend,
+		Mode:        repair.Repair,
 		Pods:        func() []*agentapi.Pod { return []*agentapi.Pod{pod, other} },
 		Scan:        func() (repair.Processes, error) { return podsandbox.Scan("/proc", "/proc/thread-self/ns/net") },
 		Redirection: repair.Kernel{Logger: slog.New(slog.NewTextHandler(log, nil))},
-		Memory:      filepath.Join(n.dir, "repaired"),
-		Tell:        repair.Tell{Acted: func(mode repair.Mode, result string) { acted += string(mode) + " " + result }},
+		HistoryFile: filepath.Join(n.dir, "repaired"),
+		Callbacks:   repair.Callbacks{Acted: func(mode repair.Mode, result string) { acted += string(mode) + " " + result }},
 		Logger:      slog.New(slog.NewTextHandler(log, nil)),
 	})
 	if err != nil {
@@ -59,7 +59,7 @@ func TestRealPodThatStartedBeforeThePluginIsMended(t *testing.T) {
 	if acted != "repair success" {
 		t.Fatalf("acted: %q\n%s", acted, log)
 	}
-	// Envoy was started before and may not listen yet: until then packets are refused, and never pass by it.
+	// Envoy may not listen yet. Until then, connections are refused and do not bypass it.
 	for from, to := range map[*sandbox]string{web: db.at(0, 8080), db: web.at(0, 8080)} {
 		app := map[*sandbox]string{web: webApp, db: dbApp}[from]
 		testenv.Eventually(t, "Envoy to listen", func() error {

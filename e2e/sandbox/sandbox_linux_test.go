@@ -16,12 +16,12 @@ import (
 	"github.com/pilotfish-mesh/pilotfish/internal/testenv"
 )
 
-// chained is a network of the bridge plugin, and ours behind it.
+// chained is a network with the bridge plugin and our plugin after it.
 const chained = `{"cniVersion":"1.0.0","name":"pods","plugins":[{"type":"bridge","bridge":"pods","isGateway":true,
  "ipam":{"type":"host-local","dataDir":"DIR/ipam","ranges":[[{"subnet":"10.88.0.0/16"}],[{"subnet":"fd88::/64"}]]}},
  {"type":"pilotfish-cni","cni_agent_run_dir":"DIR/run","log_file":"DIR/log/cni.log"}]}`
 
-// get asks from within a pod, and gives the answer, or why there is none.
+// get sends a request from within a pod, and returns the response or the error text.
 func (s *sandbox) get(t *testing.T, container, address string) string {
 	t.Helper()
 	answer, err := s.exec(t.Context(), container, "/podapp", "get", "http://"+address+"/")
@@ -35,7 +35,7 @@ func (s *sandbox) at(i, port int) string {
 	return net.JoinHostPort(s.addresses[i].String(), fmt.Sprint(port))
 }
 
-// serve starts a server in the pod, on a port of all its addresses, and waits until it answers there.
+// serve starts a server in the pod, on a port of all addresses, and waits until it responds.
 func (s *sandbox) serve(t *testing.T, port int) (id string) {
 	t.Helper()
 	id = s.start(t, container{name: fmt.Sprintf("app%d", port), args: []string{"/podapp", "serve", fmt.Sprintf(":%d", port)}, user: 1000})
@@ -43,7 +43,7 @@ func (s *sandbox) serve(t *testing.T, port int) (id string) {
 	return id
 }
 
-// waitFor waits until an address answers.
+// waitFor waits until a server responds at the address.
 func (s *sandbox) waitFor(t *testing.T, container, address string) {
 	t.Helper()
 	testenv.Eventually(t, "an answer of "+address, func() error {
@@ -54,7 +54,7 @@ func (s *sandbox) waitFor(t *testing.T, container, address string) {
 	})
 }
 
-func TestTrafficOfARealPodGoesThroughARealEnvoy(t *testing.T) {
+func TestRealPodTrafficPassesRealEnvoy(t *testing.T) {
 	n := newNode(t, chained)
 	agent := n.startAgent(t)
 	agent.knows(meshPod("web", "traffic.sidecar.istio.io/excludeOutboundPorts", "9090", "traffic.sidecar.istio.io/excludeInboundPorts", "9090"),
@@ -90,7 +90,7 @@ func TestTrafficOfARealPodGoesThroughARealEnvoy(t *testing.T) {
 	}
 }
 
-func TestPodBehindATransparentProxySeesItsClientsAddresses(t *testing.T) {
+func TestPodBehindTransparentProxySeesClientAddresses(t *testing.T) {
 	n := newNode(t, chained)
 	pod := meshPod("web", "sidecar.istio.io/interceptionMode", "TPROXY")
 	pod.Spec.Containers[1].SecurityContext = agentapi.SecurityContext{RunAsUser: new(int64(0)), RunAsGroup: new(int64(1337))}
@@ -107,7 +107,7 @@ func TestPodBehindATransparentProxySeesItsClientsAddresses(t *testing.T) {
 	}
 }
 
-func TestPodOfADualStackMeshIsCapturedInBothFamilies(t *testing.T) {
+func TestDualStackPodIsCapturedInBothFamilies(t *testing.T) {
 	n := newNode(t, chained)
 	pod := meshPod("web")
 	pod.Spec.Containers[1].Env = []agentapi.EnvVar{{Name: "ISTIO_DUAL_STACK", Value: "true"}}
@@ -126,7 +126,7 @@ func TestPodOfADualStackMeshIsCapturedInBothFamilies(t *testing.T) {
 	}
 }
 
-func TestPodThatCannotBeProtectedDoesNotStartAndSaysWhy(t *testing.T) {
+func TestUnprotectablePodFailsWithReason(t *testing.T) {
 	n := newNode(t, chained)
 	if _, err := n.run(t.Context(), meshPod("early")); err == nil ||
 		!strings.Contains(err.Error(), "cannot learn whether pod shop/early has a sidecar") || !strings.Contains(err.Error(), "Remedy: see that the node agent runs") {
@@ -149,7 +149,7 @@ func TestPodThatCannotBeProtectedDoesNotStartAndSaysWhy(t *testing.T) {
 	}
 }
 
-// sandboxes counts those that are ready.
+// sandboxes returns the number of sandboxes that are ready.
 func (n *node) sandboxes(ctx context.Context) int {
 	list, err := n.runtime.ListPodSandbox(ctx, &cri.ListPodSandboxRequest{Filter: &cri.PodSandboxFilter{
 		State: &cri.PodSandboxStateValue{State: cri.PodSandboxState_SANDBOX_READY}}})
@@ -159,7 +159,7 @@ func (n *node) sandboxes(ctx context.Context) int {
 	return len(list.Items)
 }
 
-func TestPodEndsAlthoughThePluginIsBroken(t *testing.T) {
+func TestPodIsRemovedAlthoughPluginIsBroken(t *testing.T) {
 	n := newNode(t, chained)
 	n.startAgent(t).knows(meshPod("web"))
 	web := n.mustRun(t, meshPod("web"))

@@ -18,8 +18,8 @@ import (
 
 const callTimeout = 20 * time.Second
 
-// breath is how long each caller pauses between its calls.
-const breath = 2 * time.Millisecond
+// callPause is how long each caller pauses between its calls.
+const callPause = 2 * time.Millisecond
 
 // caller makes one kind of request; n counts them.
 type caller struct {
@@ -29,19 +29,19 @@ type caller struct {
 }
 
 // callers are all kinds: HTTP on connections that stay and on new ones, TCP, and both by way of the gateway.
-func (w *world) callers() []*caller {
+func (w *testMesh) callers() []*caller {
 	kept, fresh, outside := w.client("client", true), w.client("client", false), w.client("", true)
 	host := func(n int) string { return w.edits.Host(n % 2) }
 	return []*caller{
 		{name: "HTTP", call: func(n int) error { return w.get(kept, "http://"+host(n), "", n) }},
 		{name: "HTTP on new connections", call: func(n int) error { return w.get(fresh, "http://"+host(n), "", n) }},
-		{name: "TCP", call: func(n int) error { return w.say("client", fmt.Sprintf("%s:%d", host(n), portTCP)) }},
-		{name: "HTTP at the gateway", call: func(n int) error { return w.get(outside, "http://"+w.edge(8000), "kept.example.com", n) }},
-		{name: "TCP at the gateway", call: func(int) error { return w.say("", w.edge(8001)) }},
+		{name: "TCP", call: func(n int) error { return w.sendLine("client", fmt.Sprintf("%s:%d", host(n), portTCP)) }},
+		{name: "HTTP at the gateway", call: func(n int) error { return w.get(outside, "http://"+w.edgeAddress(8000), "kept.example.com", n) }},
+		{name: "TCP at the gateway", call: func(int) error { return w.sendLine("", w.edgeAddress(8001)) }},
 	}
 }
 
-func (w *world) client(from string, stay bool) *http.Client {
+func (w *testMesh) client(from string, stay bool) *http.Client {
 	return &http.Client{Timeout: callTimeout, Transport: &http.Transport{
 		DisableKeepAlives: !stay,
 		DialContext: func(ctx context.Context, network, address string) (net.Conn, error) {
@@ -50,7 +50,7 @@ func (w *world) client(from string, stay bool) *http.Client {
 	}}
 }
 
-func (w *world) get(client *http.Client, url, host string, n int) error {
+func (w *testMesh) get(client *http.Client, url, host string, n int) error {
 	request, err := http.NewRequest(http.MethodGet, fmt.Sprintf("%s/p%d", url, n%7), nil)
 	if err != nil {
 		return err
@@ -69,7 +69,7 @@ func (w *world) get(client *http.Client, url, host string, n int) error {
 	return err
 }
 
-func (w *world) say(from, address string) error {
+func (w *testMesh) sendLine(from, address string) error {
 	ctx, cancel := context.WithTimeout(w.ctx, callTimeout)
 	defer cancel()
 	conn, err := w.Dial(ctx, from, "tcp", address)
@@ -90,19 +90,19 @@ func (w *world) say(from, address string) error {
 
 // traffic is requests that do not stop until done.
 type traffic struct {
-	w       *world
-	doing   atomic.Value // what is changed, for the message
-	callers []*caller
-	failed  chan string
-	stop    chan struct{}
-	running sync.WaitGroup
+	w        *testMesh
+	activity atomic.Value // what is changed, for the message
+	callers  []*caller
+	failed   chan string
+	stop     chan struct{}
+	running  sync.WaitGroup
 }
 
-// flow begins traffic when all kinds of requests are answered.
-func (w *world) flow() *traffic {
+// startTraffic begins traffic when all kinds of requests are answered.
+func (w *testMesh) startTraffic() *traffic {
 	w.t.Helper()
 	f := &traffic{w: w, callers: w.callers(), failed: make(chan string, 1), stop: make(chan struct{})}
-	f.doing.Store("nothing")
+	f.activity.Store("nothing")
 	for _, c := range f.callers {
 		for n := range 4 {
 			testenv.Eventually(w.t, c.name, func() error { return c.call(n) })
@@ -113,8 +113,8 @@ func (w *world) flow() *traffic {
 	return f
 }
 
-// keepCalling makes one call after another, with a breath between them: callers that take all of the processors leave none for
-// the proxies to take what is changed, and then it is the machine that is tested.
+// keepCalling makes one call after another, with pauses: callers that use all processors would leave none for the
+// proxies to apply changes, and the test would measure the machine.
 func (f *traffic) keepCalling(c *caller) {
 	for n := 0; ; n++ {
 		select {
@@ -127,41 +127,44 @@ func (f *traffic) keepCalling(c *caller) {
 			took := time.Since(began).Round(time.Millisecond)
 			select {
 			case f.failed <- fmt.Sprintf("%s: %v, from %s for %v, after %d answers; what was done: %s\n%s",
-				c.name, err, began.Format(time.StampMilli), took, c.made.Load(), f.doing.Load(), f.w.evidence()):
+				c.name, err, began.Format(time.StampMilli), took, c.made.Load(), f.activity.Load(), f.w.collectStats()):
 			default:
 			}
 			return
 		}
 		c.made.Add(1)
-		time.Sleep(breath)
+		time.Sleep(callPause)
 	}
 }
 
-// telling are the statistics that tell why a connection ended, and how long certificates are good for.
-const telling = `(connect_(fail|timeout)|none_healthy|no_healthy|no_route|no_filter_chain_match|ssl\.(fail|connection_error)\w*|fail_verify_\w+|` +
+// statsFilter selects the statistics on why connections ended, and on how long certificates are valid.
+const statsFilter = `(connect_(fail|timeout)|none_healthy|no_healthy|no_route|no_filter_chain_match|ssl\.(fail|connection_error)\w*|fail_verify_\w+|` +
 	`connection_error|downstream_cx_(overflow|overload)\w*|downstream_pre_cx_timeout|rbac\.\w*denied|listener\..*expiration_unix_time_seconds|rx_reset|flow_timeout|idle_timeout)$`
 
-// evidence is what the proxies counted.
-func (w *world) evidence() string {
+// collectStats is what the proxies counted.
+func (w *testMesh) collectStats() string {
 	counted := make([]string, len(w.Instances()))
-	var asked sync.WaitGroup
+	var wg sync.WaitGroup
 	for n, i := range w.Instances() {
-		asked.Go(func() {
+		wg.Go(func() {
 			var text strings.Builder
-			if err := w.counted(i.Name, &text); err != nil {
+			if err := w.writeStats(i.Name, &text); err != nil {
 				fmt.Fprintf(&text, "%s: %v\n", i.Name, err)
 			}
 			counted[n] = text.String()
 		})
 	}
-	asked.Wait()
+	wg.Wait()
 	return strings.Join(counted, "")
 }
 
-// counted is what tells anything of what one proxy counted.
-func (w *world) counted(instance string, to io.Writer) error {
-	client := w.client(instance, false)
-	response, err := client.Get("http://127.0.0.1:15000/stats?usedonly&filter=" + url.QueryEscape(telling))
+// writeStats writes those statistics of one proxy that are not zero.
+func (w *testMesh) writeStats(instance string, to io.Writer) error {
+	client := http.Client{Timeout: callTimeout, Transport: &http.Transport{
+		DisableKeepAlives: true,
+		DialContext:       func(ctx context.Context, _, _ string) (net.Conn, error) { return w.DialAdmin(ctx, instance) },
+	}}
+	response, err := client.Get("http://admin/stats?usedonly&filter=" + url.QueryEscape(statsFilter))
 	if err != nil {
 		return err
 	}
@@ -194,8 +197,8 @@ func (f *traffic) end() {
 	f.running.Wait()
 }
 
-// enough is how many requests of each kind prove something.
-const enough = 20
+// minRequests is how many requests of each kind prove something.
+const minRequests = 20
 
 // done ends the traffic when there was enough of it, and proves that none of it failed.
 func (f *traffic) done() {
@@ -203,7 +206,7 @@ func (f *traffic) done() {
 	testenv.Eventually(f.w.t, "there is enough traffic", func() error {
 		f.check()
 		for _, c := range f.callers {
-			if c.made.Load() < enough {
+			if c.made.Load() < minRequests {
 				return fmt.Errorf("%s: only %d requests were made", c.name, c.made.Load())
 			}
 		}

@@ -1,3 +1,3 @@
-// Package traffic keeps requests flowing through a captured mesh, with mutual TLS, a gateway and TCP, while what there is
-// to change is changed: documents, the control plane, the roots of all certificates. None may fail.
+// Package traffic sends requests continuously through a captured mesh, with mutual TLS, a gateway and TCP, while it
+// changes documents, the control plane and the root certificates. No request may fail.
 package traffic

@@ -22,7 +22,7 @@ func TestMain(m *testing.M) {
 	os.Exit(m.Run())
 }
 
-// serve says the workload's name over HTTP, and before each line that it says back over TCP.
+// serve answers HTTP requests with the workload's name, and echoes lines over TCP with that name as a prefix.
 func serve(name string) error {
 	l, err := net.Listen("tcp", fmt.Sprintf(":%d", portTCP))
 	if err != nil {

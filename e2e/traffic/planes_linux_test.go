@@ -21,35 +21,35 @@ import (
 
 	"github.com/pilotfish-mesh/pilotfish/controlplane/ca"
 	"github.com/pilotfish-mesh/pilotfish/controlplane/xds"
-	"github.com/pilotfish-mesh/pilotfish/internal/meshedit"
+	"github.com/pilotfish-mesh/pilotfish/internal/meshfuzz"
 	"github.com/pilotfish-mesh/pilotfish/internal/testenv"
 	"github.com/pilotfish-mesh/pilotfish/mesh"
 )
 
-// movedBytes is what a proxy may cost that comes to another control plane with all that it needs.
-const movedBytes = 200
+// maxMovedBytes limits what a control plane may send to a proxy that reconnects to it with an up-to-date configuration.
+const maxMovedBytes = 200
 
-// Two control planes serve a captured mesh, each a process of its own, with files and an authority in common. Whichever is
-// killed, while documents change and while they do not, no request fails, and those that served its proxies come to the
-// other with all that they need.
+// TestNoRequestFailsWhenOneOfTwoControlPlanesIsKilled runs two control planes as separate processes with common files
+// and one authority. It kills each of them, with and without concurrent edits. No request fails, and the proxies
+// reconnect to the other control plane with an up-to-date configuration.
 func TestNoRequestFailsWhenOneOfTwoControlPlanesIsKilled(t *testing.T) {
-	w := lay(t, "planes", meshedit.Options{ClusterIP: func(service int) string { return fmt.Sprintf("240.0.7.%d", 1+service) }})
+	w := layOut(t, "planes", meshfuzz.Options{ClusterIP: func(service int) string { return fmt.Sprintf("240.0.7.%d", 1+service) }})
 	pair := w.planes(2)
-	where := strings.Join([]string{pair[0].inside(), pair[1].inside()}, ",")
+	where := strings.Join([]string{pair[0].meshAddress(), pair[1].meshAddress()}, ",")
 	proxyConfig, err := json.Marshal(map[string]string{"discoveryAddress": where})
 	if err != nil {
 		t.Fatal(err)
 	}
-	w.make(*envoyVersion, "ISTIOD_SAN=istiod.istio-system.svc", "CA_ADDR="+where, "PROXY_CONFIG="+string(proxyConfig))
-	w.placed = w.enter
+	w.newMesh(*envoyVersion, "ISTIOD_SAN=istiod.istio-system.svc", "CA_ADDR="+where, "PROXY_CONFIG="+string(proxyConfig))
+	w.onAddresses = w.writeEntries
 	w.run()
-	if err := w.StopControlPlane(w.ctx); err != nil { // the mesh's own, which nobody asks
+	if err := w.StopControlPlane(w.ctx); err != nil { // the mesh's own, which has no clients
 		t.Fatal(err)
 	}
-	f := w.flow()
-	f.doing.Store("a control plane is killed")
+	f := w.startTraffic()
+	f.activity.Store("a control plane is killed")
 	for _, killed := range []int{0, 1, 0} {
-		w.move(f, pair[killed], pair[1-killed])
+		w.movePlane(f, pair[killed], pair[1-killed])
 	}
 	w.edit(f, func(n int) {
 		switch n % 40 {
@@ -62,23 +62,23 @@ func TestNoRequestFailsWhenOneOfTwoControlPlanesIsKilled(t *testing.T) {
 	for _, p := range pair {
 		p.start()
 	}
-	f.doing.Store("all edits are made, and a control plane is killed")
-	w.move(f, pair[1], pair[0])
-	w.move(f, pair[0], pair[1])
+	f.activity.Store("all edits are made, and a control plane is killed")
+	w.movePlane(f, pair[1], pair[0])
+	w.movePlane(f, pair[0], pair[1])
 	f.done()
 }
 
-// move kills a control plane, waits until all proxies are served by the other one, and has it start again.
-func (w *world) move(f *traffic, from, to *plane) {
+// movePlane kills a control plane, waits until all proxies are served by the other one, and has it start again.
+func (w *testMesh) movePlane(f *traffic, from, to *plane) {
 	w.t.Helper()
 	f.check()
-	w.read(from, to)
-	w.settled(f, from, to)
+	w.waitRead(from, to)
+	w.waitInSync(f, from, to)
 	moving := from.clients()
-	before := to.sent()
+	before := to.bytesSent()
 	from.kill()
-	w.settled(f, to)
-	after := to.sent()
+	w.waitInSync(f, to)
+	after := to.bytesSent()
 	delta := map[string]float64{}
 	for name, sent := range after {
 		if sent != before[name] {
@@ -90,14 +90,14 @@ func (w *world) move(f *traffic, from, to *plane) {
 		bytes += sent
 	}
 	w.t.Logf("%d streams moved to %s, for %v bytes: %v", moving, to.address(), bytes, delta)
-	if bytes > float64(moving*movedBytes) {
+	if bytes > float64(moving*maxMovedBytes) {
 		w.t.Errorf("%d streams moved to another control plane, which sent them %v bytes: %v", moving, bytes, delta)
 	}
 	from.start()
 }
 
-// read waits until these control planes have read all that was written, and sent what there was to send.
-func (w *world) read(planes ...*plane) {
+// waitRead waits until these control planes have read all that was written, and sent what there was to send.
+func (w *testMesh) waitRead(planes ...*plane) {
 	w.t.Helper()
 	w.marks++
 	mark := fmt.Sprintf("mark-%d", w.marks)
@@ -114,9 +114,9 @@ func (w *world) read(planes ...*plane) {
 			return nil
 		})
 		testenv.Eventually(w.t, "nothing more is sent", func() error {
-			before := p.sent()
+			before := p.bytesSent()
 			time.Sleep(time.Second)
-			if after := p.sent(); !maps.Equal(before, after) {
+			if after := p.bytesSent(); !maps.Equal(before, after) {
 				return fmt.Errorf("%v were sent, and then %v", before, after)
 			}
 			return nil
@@ -124,8 +124,8 @@ func (w *world) read(planes ...*plane) {
 	}
 }
 
-// settled waits until all proxies are in sync with these control planes.
-func (w *world) settled(f *traffic, planes ...*plane) {
+// waitInSync waits until all proxies are in sync with these control planes.
+func (w *testMesh) waitInSync(f *traffic, planes ...*plane) {
 	w.t.Helper()
 	testenv.Eventually(w.t, "all proxies are in sync", func() error {
 		f.check()
@@ -141,7 +141,7 @@ func (w *world) settled(f *traffic, planes ...*plane) {
 			}
 			for _, c := range clients {
 				nodes[c.Node] = true
-				// What its agent asks for comes last.
+				// The agent's own subscription is the last one.
 				if !c.InSync || !slices.ContainsFunc(c.Types, func(t struct{ TypeURL string }) bool { return t.TypeURL == xds.ProxyConfigType }) {
 					return fmt.Errorf("%s is not", c.Node)
 				}
@@ -154,8 +154,8 @@ func (w *world) settled(f *traffic, planes ...*plane) {
 	})
 }
 
-// enter writes an entry for each instance that is called, which the mesh's own control plane has without a document.
-func (w *world) enter() {
+// writeEntries writes an entry for each instance that is called, which the mesh's own control plane has without a document.
+func (w *testMesh) writeEntries() {
 	w.t.Helper()
 	for _, i := range w.Instances() {
 		app, version, called := strings.Cut(i.Name, "-")
@@ -178,7 +178,7 @@ spec:
 
 // plane is a control plane in a process of its own, on this machine's loopback.
 type plane struct {
-	w                  *world
+	w                  *testMesh
 	secure, monitoring int
 	state              string
 	cmd                *exec.Cmd
@@ -187,7 +187,7 @@ type plane struct {
 }
 
 // planes starts control planes over the mesh's documents, each with a copy of its authority.
-func (w *world) planes(n int) []*plane {
+func (w *testMesh) planes(n int) []*plane {
 	w.t.Helper()
 	if _, err := ca.Load(w.state, ca.Options{}); err != nil {
 		w.t.Fatal(err)
@@ -198,7 +198,7 @@ func (w *world) planes(n int) []*plane {
 		if err := os.CopyFS(p.state, os.DirFS(w.state)); err != nil {
 			w.t.Fatal(err)
 		}
-		if err := secret(p.state); err != nil {
+		if err := restrictAccess(p.state); err != nil {
 			w.t.Fatal(err)
 		}
 		w.t.Cleanup(p.kill)
@@ -208,8 +208,8 @@ func (w *world) planes(n int) []*plane {
 	return all
 }
 
-// secret takes from others what a copy let them have: the authority refuses keys that they can read.
-func secret(dir string) error {
+// restrictAccess removes the access of other users that a copy granted: the authority refuses keys that they can read.
+func restrictAccess(dir string) error {
 	return filepath.WalkDir(dir, func(path string, entry os.DirEntry, err error) error {
 		if err != nil {
 			return err
@@ -223,8 +223,8 @@ func secret(dir string) error {
 
 func (p *plane) address() string { return fmt.Sprintf("127.0.0.1:%d", p.secure) }
 
-// inside is its address for workloads of the mesh.
-func (p *plane) inside() string { return fmt.Sprintf("%s:%d", mesh.HostName, p.secure) }
+// meshAddress is its address for workloads of the mesh.
+func (p *plane) meshAddress() string { return fmt.Sprintf("%s:%d", mesh.HostName, p.secure) }
 
 // start starts it, if it does not run, and waits until it serves.
 func (p *plane) start() {
@@ -233,7 +233,7 @@ func (p *plane) start() {
 		return
 	}
 	p.cmd = exec.Command(testenv.Bin(p.w.t, "pilotfish"), "control-plane", "--config-dir", filepath.Join(p.w.dir, "istio"), "--state-dir", p.state,
-		"--address", "127.0.0.1", "--port", "-2", "--token-port", "-2", "--log-level", "warn",
+		"--address", "127.0.0.1", "--port", "-2", "--token-port", "-2", "--log-level", "warn", "--allow-local-endpoints", "127.0.0.0/8",
 		"--secure-port", strconv.Itoa(p.secure), "--monitoring-port", strconv.Itoa(p.monitoring))
 	p.cmd.Stderr = &p.output
 	p.cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
@@ -298,8 +298,8 @@ func (p *plane) page(path string, into any) error {
 	return json.Unmarshal(text, into)
 }
 
-// sent is how many bytes of resources it has sent, by type.
-func (p *plane) sent() map[string]float64 {
+// bytesSent is how many bytes of resources it has sent, by type.
+func (p *plane) bytesSent() map[string]float64 {
 	p.w.t.Helper()
 	return p.metric("pilot_xds_config_size_bytes_sum")
 }

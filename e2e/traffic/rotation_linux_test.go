@@ -20,10 +20,10 @@ import (
 	"github.com/pilotfish-mesh/pilotfish/internal/testenv"
 )
 
-// rotate replaces the root of all certificates while requests flow: each step is taken when every Envoy has what it needs.
-// What it gives waits until no Envoy trusts the old root any more, which agents keep for as long as a certificate of theirs
-// was good that it had signed.
-func (w *world) rotate(f *traffic) (onlyNew func()) {
+// rotate replaces the root of all certificates while requests are sent. Each step waits until every Envoy has applied
+// the previous one. onlyNew waits until no Envoy trusts the old root. Agents trust it for as long as a certificate of
+// theirs that it signed was valid.
+func (w *testMesh) rotate(f *traffic) (onlyNew func()) {
 	w.t.Helper()
 	authority, err := ca.Load(w.state, ca.Options{MustExist: true})
 	if err != nil {
@@ -31,7 +31,7 @@ func (w *world) rotate(f *traffic) (onlyNew func()) {
 	}
 	step := func(want ca.RotationStep) {
 		w.t.Helper()
-		f.doing.Store("the roots: " + string(want))
+		f.activity.Store("the roots: " + string(want))
 		if took, err := authority.Rotate(true); err != nil || took != want {
 			w.t.Fatalf("%s: took %s, %v", want, took, err)
 		}
@@ -41,7 +41,7 @@ func (w *world) rotate(f *traffic) (onlyNew func()) {
 		for _, i := range w.Instances() {
 			testenv.Eventually(w.t, i.Name+" "+what, func() error {
 				f.check()
-				roots, leaf, err := w.trust(i.Name)
+				roots, leaf, err := w.readTrust(i.Name)
 				if err != nil {
 					return err
 				}
@@ -52,7 +52,7 @@ func (w *world) rotate(f *traffic) (onlyNew func()) {
 	old := certificates(w.t.Fatal, authority.RootPEM())
 	step(ca.Announce)
 	both := certificates(w.t.Fatal, authority.RootPEM())
-	next := without(both, old[0])
+	next := removeCertificate(both, old[0])
 	if len(old) != 1 || len(next) != 1 {
 		w.t.Fatalf("there were %d roots, and %d are new", len(old), len(next))
 	}
@@ -72,14 +72,15 @@ func (w *world) rotate(f *traffic) (onlyNew func()) {
 	}
 }
 
-// renewed waits until the certificate of every Envoy is good for most of its life. A control plane that is stopped as soon as it
-// serves again renews none, and how long that takes is the machine's affair: certificates are to outlast one stop, not all of them.
-func (w *world) renewed(f *traffic) {
+// waitRenewed waits until the certificate of every Envoy is valid for most of its lifetime. A control plane that is
+// stopped soon after its start renews none, and its start takes long on a busy machine. Certificates must outlast one
+// stop, not several.
+func (w *testMesh) waitRenewed(f *traffic) {
 	w.t.Helper()
 	for _, i := range w.Instances() {
 		testenv.Eventually(w.t, i.Name+" has a certificate that is good for long", func() error {
 			f.check()
-			_, leaf, err := w.trust(i.Name)
+			_, leaf, err := w.readTrust(i.Name)
 			if err != nil {
 				return err
 			}
@@ -91,13 +92,11 @@ func (w *world) renewed(f *traffic) {
 	}
 }
 
-// trust asks an instance's Envoy whom it trusts, and for its own certificate.
-func (w *world) trust(instance string) (roots []*x509.Certificate, leaf *x509.Certificate, err error) {
+// readTrust reads an Envoy's trusted roots and its own certificate from the admin interface.
+func (w *testMesh) readTrust(instance string) (roots []*x509.Certificate, leaf *x509.Certificate, err error) {
 	client := http.Client{Timeout: callTimeout, Transport: &http.Transport{
 		DisableKeepAlives: true,
-		DialContext: func(ctx context.Context, network, _ string) (net.Conn, error) {
-			return w.Dial(ctx, instance, network, "127.0.0.1:15000")
-		},
+		DialContext:       func(ctx context.Context, _, _ string) (net.Conn, error) { return w.DialAdmin(ctx, instance) },
 	}}
 	response, err := client.Get("http://admin/config_dump?resource=dynamic_active_secrets")
 	if err != nil {
@@ -146,7 +145,7 @@ func certificates(fail func(...any), text []byte) []*x509.Certificate {
 	return out
 }
 
-func without(all []*x509.Certificate, one *x509.Certificate) []*x509.Certificate {
+func removeCertificate(all []*x509.Certificate, one *x509.Certificate) []*x509.Certificate {
 	var out []*x509.Certificate
 	for _, c := range all {
 		if !c.Equal(one) {
@@ -159,12 +158,12 @@ func without(all []*x509.Certificate, one *x509.Certificate) []*x509.Certificate
 func sameSet(got, want []*x509.Certificate) error {
 	var missing []string
 	for _, c := range want {
-		if len(without(got, c)) == len(got) {
+		if len(removeCertificate(got, c)) == len(got) {
 			missing = append(missing, c.SerialNumber.String())
 		}
 	}
 	for _, c := range got {
-		if len(without(want, c)) == len(want) {
+		if len(removeCertificate(want, c)) == len(want) {
 			missing = append(missing, "other than "+c.SerialNumber.String())
 		}
 	}

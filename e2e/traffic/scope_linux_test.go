@@ -18,12 +18,12 @@ import (
 
 // Where traffic is captured, the relay of the agent between them, a sidecar that holds what its workload uses begins with
 // nothing, and not one of the first requests and connections fails.
-func TestFirstRequestOfACapturedWorkloadWaitsForItsClusterAndIsAnswered(t *testing.T) {
-	w := start(t, testenv.EnvoyVersion, "ISTIO_META_PILOTFISH_SCOPE=automatic")
-	if held := w.holds("client"); len(held) > 0 {
+func TestFirstRequestWaitsForItsClusterAndIsAnswered(t *testing.T) {
+	w := startMesh(t, testenv.EnvoyVersion, "ISTIO_META_PILOTFISH_SCOPE=automatic")
+	if held := w.listClusters("client"); len(held) > 0 {
 		t.Errorf("before any request the client's sidecar holds %v", held)
 	}
-	if hosts := w.hosts("client"); len(hosts) > 0 {
+	if hosts := w.listHosts("client"); len(hosts) > 0 {
 		t.Errorf("before any request the client's sidecar has the virtual hosts %v", hosts)
 	}
 	var first sync.WaitGroup
@@ -36,19 +36,19 @@ func TestFirstRequestOfACapturedWorkloadWaitsForItsClusterAndIsAnswered(t *testi
 			}
 		})
 		first.Go(func() {
-			if err := w.say("client", fmt.Sprintf("%s:%d", host, portTCP)); err != nil {
+			if err := w.sendLine("client", fmt.Sprintf("%s:%d", host, portTCP)); err != nil {
 				t.Errorf("the first connection to %s: %v", host, err)
 			}
 		})
 	}
 	first.Wait()
-	held := w.holds("client")
+	held := w.listClusters("client")
 	for _, want := range []string{"outbound|9000||s0.ns0.svc.cluster.local", "outbound|9000||s1.ns1.svc.cluster.local"} {
 		if !slices.Contains(held, want) {
 			t.Errorf("then it does not hold %s: %v", want, held)
 		}
 	}
-	if hosts := w.hosts("client"); !slices.Equal(hosts, []string{"s0.ns0.svc.cluster.local", "s1.ns1.svc.cluster.local"}) {
+	if hosts := w.listHosts("client"); !slices.Equal(hosts, []string{"s0.ns0.svc.cluster.local", "s1.ns1.svc.cluster.local"}) {
 		t.Errorf("it has the virtual hosts %v", hosts)
 	}
 	for _, name := range held {
@@ -58,10 +58,10 @@ func TestFirstRequestOfACapturedWorkloadWaitsForItsClusterAndIsAnswered(t *testi
 	}
 }
 
-// holds says which of the services' clusters an instance's Envoy has.
-func (w *world) holds(instance string) []string {
+// listClusters returns the clusters of the services that an instance's Envoy has.
+func (w *testMesh) listClusters(instance string) []string {
 	w.t.Helper()
-	text := w.admin(instance, "/clusters")
+	text := w.readAdmin(instance, "/clusters")
 	var names []string
 	for line := range strings.Lines(text) {
 		if name, _, _ := strings.Cut(line, "::"); strings.HasPrefix(name, "outbound|") && strings.Contains(line, "::added_via_api::") {
@@ -71,8 +71,8 @@ func (w *world) holds(instance string) []string {
 	return names
 }
 
-// hosts are the virtual hosts that an instance's Envoy has of the routes that its requests go by, of each the first domain.
-func (w *world) hosts(instance string) []string {
+// listHosts returns the first domain of each virtual host in the HTTP route configurations of an instance's Envoy.
+func (w *testMesh) listHosts(instance string) []string {
 	w.t.Helper()
 	var dump struct {
 		Configs []struct {
@@ -82,7 +82,7 @@ func (w *world) hosts(instance string) []string {
 			} `json:"route_config"`
 		}
 	}
-	if err := json.Unmarshal([]byte(w.admin(instance, "/config_dump?resource=dynamic_route_configs")), &dump); err != nil {
+	if err := json.Unmarshal([]byte(w.readAdmin(instance, "/config_dump?resource=dynamic_route_configs")), &dump); err != nil {
 		w.t.Fatal(err)
 	}
 	var names []string
@@ -98,14 +98,12 @@ func (w *world) hosts(instance string) []string {
 	return names
 }
 
-// admin asks an instance's Envoy.
-func (w *world) admin(instance, path string) string {
+// readAdmin reads a page of the admin interface of an instance's Envoy.
+func (w *testMesh) readAdmin(instance, path string) string {
 	w.t.Helper()
 	client := http.Client{Timeout: callTimeout, Transport: &http.Transport{
 		DisableKeepAlives: true,
-		DialContext: func(ctx context.Context, network, _ string) (net.Conn, error) {
-			return w.Dial(ctx, instance, network, "127.0.0.1:15000")
-		},
+		DialContext:       func(ctx context.Context, _, _ string) (net.Conn, error) { return w.DialAdmin(ctx, instance) },
 	}}
 	response, err := client.Get("http://admin" + path)
 	if err != nil {
@@ -119,11 +117,11 @@ func (w *world) admin(instance, path string) string {
 	return string(text)
 }
 
-// What a sidecar holds changes with the documents like all else: virtual hosts and clusters that are there because they were
-// used come, go and come back, and no request fails.
-func TestNoRequestOfASidecarThatHoldsWhatItUsesFailsWhateverIsChanged(t *testing.T) {
-	w := start(t, testenv.EnvoyVersion, "ISTIO_META_PILOTFISH_SCOPE=automatic")
-	f := w.flow()
+// TestNoRequestOfAScopedSidecarFailsDuringEdits: the virtual hosts and clusters of a sidecar that were added because it
+// used them are changed, removed and added again by edits. No request fails.
+func TestNoRequestOfAScopedSidecarFailsDuringEdits(t *testing.T) {
+	w := startMesh(t, testenv.EnvoyVersion, "ISTIO_META_PILOTFISH_SCOPE=automatic")
+	f := w.startTraffic()
 	w.edit(f, func(int) {})
 	f.done()
 }

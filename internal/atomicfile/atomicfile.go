@@ -1,4 +1,4 @@
-// Package atomicfile replaces files whole.
+// Package atomicfile replaces files atomically.
 package atomicfile
 
 import (
@@ -7,8 +7,8 @@ import (
 	"path/filepath"
 )
 
-// Write puts data into the file, readable to its owner only (0600). A reader, and a crash, finds what was there before or
-// all of the new, and where it fails nothing is left beside. The errors are those of package os, and name a path.
+// Write replaces the file's content; the file has mode 0600. A reader, also after a crash of the process, finds either
+// the old or the new content. After an error no temporary file remains. Errors are those of package os, with a path.
 func Write(file string, data []byte) error {
 	d, err := NewDraft(file, data, 0o600)
 	if err != nil {
@@ -18,13 +18,14 @@ func Write(file string, data []byte) error {
 	if err := d.Sync(); err != nil {
 		return err
 	}
-	return d.Keep()
+	return d.Commit()
 }
 
-// Draft is a file that is written beside its place, and is not in it yet.
+// Draft is a temporary file in the directory of the file that it will replace.
 type Draft struct{ path, at string }
 
-// NewDraft writes one, with that mode. It fails where the file could not be put in its place, for want of room or rights.
+// NewDraft writes data to a temporary file with the given mode. It fails when the disk is full or permissions are
+// missing.
 func NewDraft(file string, data []byte, mode os.FileMode) (*Draft, error) {
 	f, err := os.CreateTemp(filepath.Dir(file), "."+filepath.Base(file)+"-*") // mode 0600
 	if err != nil {
@@ -42,7 +43,7 @@ func NewDraft(file string, data []byte, mode os.FileMode) (*Draft, error) {
 	return d, nil
 }
 
-// Sync has it outlast a crash of the machine.
+// Sync writes the draft to disk, so that it survives a crash of the machine.
 func (d *Draft) Sync() error {
 	f, err := os.OpenFile(d.at, os.O_WRONLY, 0)
 	if err != nil {
@@ -51,8 +52,8 @@ func (d *Draft) Sync() error {
 	return errors.Join(f.Sync(), f.Close())
 }
 
-// Keep puts it in its place.
-func (d *Draft) Keep() error { return os.Rename(d.at, d.path) }
+// Commit renames the draft to its final path.
+func (d *Draft) Commit() error { return os.Rename(d.at, d.path) }
 
-// Discard removes it, unless it was kept.
+// Discard removes the draft. After Commit it does nothing.
 func (d *Draft) Discard() { _ = os.Remove(d.at) }

@@ -24,7 +24,7 @@ func TestFileIsReplacedWholeForItsOwnerOnly(t *testing.T) {
 	}
 }
 
-func TestNothingIsLeftBesideAFileThatCannotBeReplaced(t *testing.T) {
+func TestFailedWriteLeavesNoTemporaryFile(t *testing.T) {
 	dir := t.TempDir()
 	file := filepath.Join(dir, "f")
 	if err := os.Mkdir(file, 0o755); err != nil {

@@ -1,4 +1,4 @@
-// Package cgroup tells what the kernel lets a process's control group use: memory and processor time, in cgroup v1 and v2.
+// Package cgroup reads the limits of a process's control group: memory and CPU time, in cgroup v1 and v2.
 package cgroup
 
 import (
@@ -8,19 +8,18 @@ import (
 	"strings"
 )
 
-// Group is the control group that a process is in. It is read anew with each question, since limits change while a
-// process runs.
+// Group is the control group of a process. Each method reads it again, because limits can change while a process runs.
 type Group struct {
 	root string
 }
 
-// Self is the group of this process.
-func Self() Group { return At("/") }
+// Self returns the group of this process.
+func Self() Group { return NewGroup("/") }
 
-// At is the group of the process whose /proc/self and whose mounts lie below a directory.
-func At(root string) Group { return Group{root} }
+// NewGroup returns the group of the process whose /proc/self and mounts are below a directory.
+func NewGroup(root string) Group { return Group{root} }
 
-// controller is one kind of limit, with what it is called in v1; v2 has all in one tree.
+// controller is the name of a controller in v1. In v2 all controllers share one tree.
 type controller string
 
 const (
@@ -28,19 +27,18 @@ const (
 	cpu    controller = "cpu"
 )
 
-// unified is the controller of v2's tree.
+// unified is the controller of the v2 tree.
 const unified controller = ""
 
-// dirs are the directories whose limits apply, from the process's own group up to the topmost that can be seen. A limit
-// of any of them binds all below it. They are empty when the machine does not have the tree.
+// dirs returns the directories whose limits apply, from the process's own group up to the topmost visible one. A limit
+// of each of them applies to all groups below it. The result is empty when the machine does not have the tree.
 func (g Group) dirs(c controller) []string {
 	own, ok := groupPath(g.read("/proc/self/cgroup"), c)
 	mount, found := groupMount(g.read("/proc/self/mountinfo"), c)
 	if !ok || !found {
 		return nil
 	}
-	// Without a namespace of its own a container is told the path of its group on the host, while only that group is
-	// mounted for it.
+	// Without a cgroup namespace, a container sees the path of its group on the host, but only that group is mounted.
 	below, inside := cutPath(own, mount.root)
 	if !inside {
 		below = own
@@ -70,13 +68,13 @@ func (g Group) exists(path string) bool {
 	return err == nil
 }
 
-// cutPath is a path without the directories of another; it says whether it lies in them at all.
+// cutPath returns path relative to dir, and reports whether path is in dir.
 func cutPath(path, dir string) (string, bool) {
 	rest, ok := strings.CutPrefix(path, strings.TrimSuffix(dir, "/"))
 	return rest, ok && (rest == "" || rest[0] == '/')
 }
 
-// groupPath finds a controller's path in /proc/self/cgroup ("4:memory:/path"); v2's line has no controller.
+// groupPath returns a controller's path in /proc/self/cgroup ("4:memory:/path"). The line of v2 has no controller.
 func groupPath(groups string, c controller) (string, bool) {
 	for line := range strings.Lines(groups) {
 		parts := strings.SplitN(strings.TrimSuffix(line, "\n"), ":", 3)
@@ -87,10 +85,10 @@ func groupPath(groups string, c controller) (string, bool) {
 	return "", false
 }
 
-// mount says where a tree of groups is mounted, and which of its groups is the root there.
+// mount is the mount point of a tree of groups, and the group that is mounted there.
 type mount struct{ at, root string }
 
-// groupMount finds a controller's tree in /proc/self/mountinfo.
+// groupMount returns the mount of a controller's tree in /proc/self/mountinfo.
 func groupMount(mounts string, c controller) (mount, bool) {
 	for line := range strings.Lines(mounts) {
 		before, after, found := strings.Cut(line, " - ")
@@ -107,5 +105,5 @@ func groupMount(mounts string, c controller) (mount, bool) {
 	return mount{}, false
 }
 
-// unescape undoes what the kernel does to paths in mountinfo.
+// unescape reverses the escapes that the kernel writes in paths of mountinfo.
 var unescape = strings.NewReplacer(`\040`, " ", `\011`, "\t", `\012`, "\n", `\134`, `\`)

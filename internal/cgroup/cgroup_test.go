@@ -6,7 +6,7 @@ import (
 	"testing"
 )
 
-// machine is a root directory with these files.
+// machine returns the group of a process in a root directory with these files.
 func machine(t *testing.T, files map[string]string) Group {
 	t.Helper()
 	root := t.TempDir()
@@ -19,7 +19,7 @@ func machine(t *testing.T, files map[string]string) Group {
 			t.Fatal(err)
 		}
 	}
-	return At(root)
+	return NewGroup(root)
 }
 
 const (

@@ -7,10 +7,11 @@ import (
 	"strings"
 )
 
-// unlimited is what v1 says of memory without a limit, or more: the largest number of whole pages.
+// unlimited is the minimum value with which v1 reports memory without a limit (the largest number of whole pages).
 const unlimited = 1 << 62
 
-// MemoryLimit is how many bytes the process may use together with those in its group; false when there is no limit.
+// MemoryLimit returns the memory in bytes that the processes of the group may use together. ok is false without a
+// limit.
 func (g Group) MemoryLimit() (bytes uint64, ok bool) {
 	bytes = math.MaxUint64
 	for _, at := range []struct {
@@ -26,7 +27,8 @@ func (g Group) MemoryLimit() (bytes uint64, ok bool) {
 	return bytes, bytes < unlimited
 }
 
-// MemoryUsage is how many bytes the process's group uses, caches of files included; false where that is not told.
+// MemoryUsage returns the memory in bytes that the group uses, with the page cache. ok is false where the kernel does
+// not report it.
 func (g Group) MemoryUsage() (bytes uint64, ok bool) {
 	for _, at := range []struct {
 		controller controller
@@ -41,8 +43,7 @@ func (g Group) MemoryUsage() (bytes uint64, ok bool) {
 	return 0, false
 }
 
-// CPULimit is how many processors' time the process may use together with those in its group; false when there is no
-// limit.
+// CPULimit returns the number of CPUs that the processes of the group may use together. ok is false without a limit.
 func (g Group) CPULimit() (cores float64, ok bool) {
 	cores = math.Inf(1)
 	for _, dir := range g.dirs(unified) {
@@ -57,7 +58,7 @@ func (g Group) CPULimit() (cores float64, ok bool) {
 	return cores, !math.IsInf(cores, 1)
 }
 
-// share is a quota of a period; without end when there is none ("max" in v2, -1 in v1).
+// share divides a quota by its period. Without a quota ("max" in v2, -1 in v1) it returns infinity.
 func share(quota, period string) float64 {
 	q, errQuota := strconv.ParseUint(quota, 10, 64)
 	p, errPeriod := strconv.ParseUint(period, 10, 64)

@@ -6,8 +6,8 @@ import (
 	"strings"
 )
 
-// OOMKills is how many processes of the group were killed for lack of memory, and the file in which the kernel counts
-// them; false where it does not.
+// OOMKills returns how many processes of the group the OOM killer has ended, and the file with the kernel's counter. ok
+// is false where the kernel does not count them.
 func (g Group) OOMKills() (count uint64, file string, ok bool) {
 	for _, at := range []struct {
 		controller controller
@@ -23,7 +23,7 @@ func (g Group) OOMKills() (count uint64, file string, ok bool) {
 	return 0, "", false
 }
 
-// parseOOMKills reads the line "oom_kill N".
+// parseOOMKills parses the line "oom_kill N".
 func parseOOMKills(text string) (uint64, bool) {
 	for line := range strings.Lines(text) {
 		if value, ok := strings.CutPrefix(line, "oom_kill "); ok {

@@ -11,7 +11,7 @@ import (
 	"testing"
 )
 
-// asMember makes the test binary tell what it sees of its own group.
+// asMember is an environment variable with which the test binary joins groups and prints their limits.
 const asMember = "PILOTFISH_TEST_CGROUP_MEMBER"
 
 type seen struct {
@@ -22,14 +22,14 @@ type seen struct {
 
 func TestMain(m *testing.M) {
 	if procs := os.Getenv(asMember); procs != "" {
-		tell(filepath.SplitList(procs))
+		printLimits(filepath.SplitList(procs))
 		return
 	}
 	os.Exit(m.Run())
 }
 
-// tell joins groups and says what their limits are.
-func tell(procs []string) {
+// printLimits joins groups and prints their limits.
+func printLimits(procs []string) {
 	for _, file := range procs {
 		if err := write(file, fmt.Sprint(os.Getpid())); err != nil {
 			fmt.Fprintln(os.Stderr, err)
@@ -65,7 +65,8 @@ func TestARealGroupsLimitsAreSeenByItsMember(t *testing.T) {
 	}
 }
 
-// limited makes a group with 256 MiB and 1.5 processors, in v2 or in v1's two trees, and gives the files to join it by.
+// limited creates a group with 256 MiB and 1.5 CPUs, in v2 or in the two trees of v1, and returns the files through
+// which a process joins it.
 func limited(t *testing.T) string {
 	t.Helper()
 	name := fmt.Sprintf("pilotfish-test-cgroup-%d", os.Getpid())
@@ -97,7 +98,7 @@ func makeGroup(t *testing.T, dir string, limits map[string]string) bool {
 	return true
 }
 
-// write writes to a file that is there: a folder that is no cgroup has none.
+// write writes to an existing file: a directory that is not a cgroup has none.
 func write(file, value string) error {
 	f, err := os.OpenFile(file, os.O_WRONLY, 0)
 	if err != nil {
@@ -107,7 +108,7 @@ func write(file, value string) error {
 	return errors.Join(err, f.Close())
 }
 
-func FuzzWhatTheKernelTellsIsReadOrPassedOver(f *testing.F) {
+func FuzzKernelFiles(f *testing.F) {
 	f.Add("0::/a\n", v2Mount, "max", "max 100000")
 	f.Add("4:memory:/a\n1:cpu,cpuacct:/\n", v1Mount, "1", "100000")
 	f.Add("0::/..\n", `1 1 1 \040 \134 - cgroup2 x y`, "-1", "1 0")

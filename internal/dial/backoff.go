@@ -5,14 +5,14 @@ import (
 	"time"
 )
 
-// Backoff gives the waits between attempts: doubling from Min to Max, each cut by a random part of up to a half, so
-// that many agents do not come at one moment. Not for concurrent use.
+// Backoff computes the delays between retries. They double from Min to Max, and each is shortened by a random part of
+// up to half, so that agents do not retry at the same moment. It is not safe for concurrent use.
 type Backoff struct {
 	Min, Max time.Duration
 	next     time.Duration
 }
 
-// Next is the wait before the next attempt.
+// Next returns the delay before the next attempt.
 func (b *Backoff) Next() time.Duration {
 	wait := min(max(b.next, b.Min), b.Max)
 	b.next = min(2*wait, b.Max)
@@ -22,5 +22,5 @@ func (b *Backoff) Next() time.Duration {
 	return wait
 }
 
-// Reset begins anew, after a success.
+// Reset starts again at Min; call it after a success.
 func (b *Backoff) Reset() { b.next = 0 }

@@ -17,26 +17,26 @@ import (
 	"google.golang.org/grpc/metadata"
 )
 
-// Server is a server that the agent calls, and how it proves itself there.
+// Server describes a server that the agent calls, and how the agent authenticates to it.
 type Server struct {
-	// Plaintext connects without TLS, and thus without the token.
+	// Plaintext connects without TLS. The token is then not sent.
 	Plaintext bool
 	TLS       TLS
 	// TokenFile is read for every call; its content is sent as a bearer token. Empty for none.
 	TokenFile string
-	// Token gives a bearer token in place of the file's, as one of a cloud's metadata server; nil for none.
+	// Token, if set, returns the bearer token instead of TokenFile, for example from a cloud's metadata server.
 	Token func(context.Context) (string, error)
 	// ClusterID is sent as the header "ClusterID". Empty for none.
 	ClusterID string
 	// Headers are sent with every call.
 	Headers map[string]string
-	// Pulse watches whether the server lives; nil for nobody.
-	Pulse *Pulse
+	// Keepalive, if set, detects a server that no longer answers.
+	Keepalive *Keepalive
 }
 
-// Connect makes a connection to the address, up to the complete HTTP/2 handshake, within the time given. Unlike gRPC's
-// own it fails at the first failure, and says why. Of several addresses, with commas between them, it is the first that
-// answers, each having its time.
+// Connect opens a connection to address and returns it after the HTTP/2 handshake. In contrast to gRPC's own dialling,
+// it returns the first failure and its cause. If address is a comma-separated list, Connect tries the entries in order,
+// each with its own timeout, and returns the first connection.
 func (s Server) Connect(ctx context.Context, address string, timeout time.Duration, options ...grpc.DialOption) (*grpc.ClientConn, error) {
 	var errs []error
 	for one := range strings.SplitSeq(address, ",") {
@@ -55,8 +55,8 @@ func (s Server) Connect(ctx context.Context, address string, timeout time.Durati
 func (s Server) connect(ctx context.Context, address string, timeout time.Duration, options []grpc.DialOption) (*grpc.ClientConn, error) {
 	ctx, cancel := context.WithTimeout(ctx, timeout)
 	defer cancel()
-	var why cause
-	conn, err := grpc.NewClient("passthrough:///"+address, append(s.options(&why), options...)...)
+	var failure connectFailure
+	conn, err := grpc.NewClient("passthrough:///"+address, append(s.dialOptions(&failure), options...)...)
 	if err != nil {
 		return nil, err
 	}
@@ -64,36 +64,37 @@ func (s Server) connect(ctx context.Context, address string, timeout time.Durati
 	for state := conn.GetState(); state != connectivity.Ready; state = conn.GetState() {
 		if state == connectivity.TransientFailure || !conn.WaitForStateChange(ctx, state) {
 			_ = conn.Close()
-			return nil, why.or(ctx, timeout)
+			return nil, failure.errorOr(ctx, timeout)
 		}
 	}
 	return conn, nil
 }
 
-// Open makes a connection to the address up to where HTTP/2 begins: with TLS, whose certificate has to be for the host of the
-// name unless TLS says another, and with the pulse watched.
+// Open connects to address, performs the TLS handshake unless Plaintext is set, and returns a connection on which
+// HTTP/2 can start. The server's certificate must match the host in name, or TLS.ServerName if that is set. The
+// keepalive monitors the connection.
 func (s Server) Open(ctx context.Context, address, name string) (net.Conn, error) {
 	conn, err := new(net.Dialer).DialContext(ctx, "tcp", address)
 	if err != nil {
 		return nil, err
 	}
 	if !s.Plaintext {
-		secured, err := s.TLS.client(ctx, conn, name)
+		secured, err := s.TLS.handshake(ctx, conn, name)
 		if err != nil {
 			_ = conn.Close()
 			return nil, err
 		}
 		conn = secured
 	}
-	if s.Pulse != nil {
-		conn = s.Pulse.watch(conn)
+	if s.Keepalive != nil {
+		conn = s.Keepalive.wrapConn(conn)
 	}
 	return conn, nil
 }
 
-// client makes the handshake on a connection.
-func (t TLS) client(ctx context.Context, conn net.Conn, name string) (net.Conn, error) {
-	config, err := t.Config(hostOf(name))
+// handshake performs the TLS handshake on conn. It fails if the server does not negotiate HTTP/2.
+func (t TLS) handshake(ctx context.Context, conn net.Conn, name string) (net.Conn, error) {
+	config, err := t.Config(splitHost(name))
 	if err != nil {
 		return nil, err
 	}
@@ -107,7 +108,7 @@ func (t TLS) client(ctx context.Context, conn net.Conn, name string) (net.Conn, 
 	return secured, nil
 }
 
-// Authority is the name under which a server is called that was configured so.
+// Authority returns the :authority of requests to the server that is configured as name.
 func (s Server) Authority(name string) string {
 	if s.TLS.ServerName != "" && !s.Plaintext {
 		return s.TLS.ServerName
@@ -115,20 +116,20 @@ func (s Server) Authority(name string) string {
 	return name
 }
 
-func (s Server) options(why *cause) []grpc.DialOption {
+func (s Server) dialOptions(failure *connectFailure) []grpc.DialOption {
 	creds := credentials.TransportCredentials(insecure.NewCredentials())
 	if !s.Plaintext {
-		creds = s.TLS.clientCredentials(why.set)
+		creds = s.TLS.clientCredentials(failure.set)
 	}
-	if s.Pulse != nil {
-		creds = s.Pulse.over(creds)
+	if s.Keepalive != nil {
+		creds = s.Keepalive.wrapCredentials(creds)
 	}
 	return []grpc.DialOption{
 		grpc.WithTransportCredentials(creds),
 		grpc.WithContextDialer(func(ctx context.Context, address string) (net.Conn, error) {
 			conn, err := new(net.Dialer).DialContext(ctx, "tcp", address)
 			if err != nil {
-				why.set(err)
+				failure.set(err)
 			}
 			return conn, err
 		}),
@@ -137,8 +138,8 @@ func (s Server) options(why *cause) []grpc.DialOption {
 	}
 }
 
-// Header reads the token anew. It is required unless a client certificate can take its place, and never sent in
-// plaintext.
+// Header returns the headers of a call. It reads the token again for each call. A token that cannot be read is an
+// error, unless there is a valid client certificate. In plaintext the token is neither read nor sent.
 func (s Server) Header() (metadata.MD, error) {
 	header := metadata.New(s.Headers)
 	if s.ClusterID != "" {
@@ -147,7 +148,7 @@ func (s Server) Header() (metadata.MD, error) {
 	if s.TokenFile == "" && s.Token == nil || s.Plaintext {
 		return header, nil
 	}
-	token, err := s.token()
+	token, err := s.readToken()
 	if err != nil {
 		if s.TLS.HasClientCertificate(time.Now()) {
 			return header, nil
@@ -158,31 +159,31 @@ func (s Server) Header() (metadata.MD, error) {
 	return header, nil
 }
 
-// tokenTime bounds the question for a token.
-const tokenTime = 10 * time.Second
+// tokenTimeout limits a call of Server.Token.
+const tokenTimeout = 10 * time.Second
 
-func (s Server) token() (string, error) {
+func (s Server) readToken() (string, error) {
 	if s.Token == nil {
 		return ReadToken(s.TokenFile)
 	}
-	ctx, cancel := context.WithTimeout(context.Background(), tokenTime)
+	ctx, cancel := context.WithTimeout(context.Background(), tokenTimeout)
 	defer cancel()
 	return s.Token(ctx)
 }
 
-// cause keeps the reason of a failed connection, which gRPC does not tell.
-type cause struct {
+// connectFailure records why a connection failed, because gRPC does not return the cause.
+type connectFailure struct {
 	mu  sync.Mutex
 	err error
 }
 
-func (c *cause) set(err error) {
+func (c *connectFailure) set(err error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	c.err = err
 }
 
-func (c *cause) or(ctx context.Context, timeout time.Duration) error {
+func (c *connectFailure) errorOr(ctx context.Context, timeout time.Duration) error {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	switch {
@@ -193,5 +194,5 @@ func (c *cause) or(ctx context.Context, timeout time.Duration) error {
 	case ctx.Err() != nil:
 		return ctx.Err()
 	}
-	return errors.New("what answers there does not speak gRPC")
+	return errors.New("the server does not speak gRPC")
 }

@@ -8,35 +8,35 @@ import (
 	"time"
 )
 
-// The kinds of credentials.
+// Kinds of credentials.
 const (
 	KindToken             = "token"
 	KindClientCertificate = "client certificate"
 )
 
-// Credential is one of the ways in which the agent proves itself to a server, as its file is at the moment.
+// Credential describes a credential of the agent, as read from its file.
 type Credential struct {
 	Kind, File string
-	// NotAfter is when it ends to be valid; zero when it does not say so, as a token that is not a JWT.
+	// NotAfter is the expiry. It is zero if the credential does not contain one, for example a token that is not a JWT.
 	NotAfter time.Time
-	// Err says why it cannot be used at all.
+	// Err is the reason why the credential cannot be used, or nil.
 	Err error
 }
 
-// Problem says what is wrong with the credential at the time, and what to do; empty for nothing.
+// Problem returns the reason why the credential cannot be used at time now, with the remedy. It returns "" if it can.
 func (c Credential) Problem(now time.Time) string {
 	switch {
 	case c.Err != nil:
 		return c.Err.Error()
 	case !c.NotAfter.IsZero() && !now.Before(c.NotAfter):
-		return fmt.Sprintf("the %s in %s expired at %s, %s ago: see that what renews it works",
+		return fmt.Sprintf("the %s in %s expired at %s, %s ago; check the process that renews it",
 			c.Kind, c.File, c.NotAfter.UTC().Format(time.RFC3339), now.Sub(c.NotAfter).Round(time.Second))
 	}
 	return ""
 }
 
-// Credentials reads what there is to show to the server: the token, the client certificate, or both. There are none in
-// plaintext.
+// Credentials reads the configured credentials: the token, the client certificate, or both. It returns none if the
+// connection is in plaintext.
 func (s Server) Credentials() []Credential {
 	var found []Credential
 	if s.Plaintext {
@@ -52,7 +52,7 @@ func (s Server) Credentials() []Credential {
 	}
 	if s.TLS.CertFile != "" {
 		c := Credential{Kind: KindClientCertificate, File: s.TLS.CertFile}
-		pair, err := s.TLS.clientCertificate()
+		pair, err := s.TLS.loadClientCertificate()
 		if err != nil {
 			c.Err = fmt.Errorf("client certificate %s with key %s: %w", s.TLS.CertFile, s.TLS.KeyFile, err)
 		} else if pair.Leaf != nil {
@@ -63,11 +63,11 @@ func (s Server) Credentials() []Credential {
 	return found
 }
 
-// maxClaims bounds the part of a token that is looked at.
+// maxClaims limits the length of a JWT's encoded claims.
 const maxClaims = 64 << 10
 
-// tokenExpiry is the time that a JWT says it ends at; zero when it is none. The token is not verified: that is the
-// server's to do.
+// tokenExpiry returns the expiry of a JWT, or zero if token is not a JWT with an expiry. It does not verify the token:
+// the server does.
 func tokenExpiry(token string) time.Time {
 	parts := strings.Split(token, ".")
 	if len(parts) != 3 || len(parts[1]) > maxClaims {

@@ -12,13 +12,13 @@ import (
 	"github.com/pilotfish-mesh/pilotfish/internal/testpki"
 )
 
-// jwt is a token that ends at the time; its signature is none.
-func jwt(end time.Time) string {
+// newJWT returns a token with the given expiry and an invalid signature.
+func newJWT(end time.Time) string {
 	part := func(s string) string { return base64.RawURLEncoding.EncodeToString([]byte(s)) }
 	return part(`{"alg":"RS256"}`) + "." + part(fmt.Sprintf(`{"sub":"me","exp":%d}`, end.Unix())) + ".c2ln"
 }
 
-func put(t *testing.T, file string, content []byte) string {
+func writeFile(t *testing.T, file string, content []byte) string {
 	t.Helper()
 	if err := os.WriteFile(file, content, 0o600); err != nil {
 		t.Fatal(err)
@@ -26,15 +26,15 @@ func put(t *testing.T, file string, content []byte) string {
 	return file
 }
 
-func TestCredentialsSayWhenTheyEnd(t *testing.T) {
+func TestCredentialsReportExpiry(t *testing.T) {
 	dir := t.TempDir()
 	now := time.Now()
 	cert, key := testpki.New(t, "root").Workload(t, "spiffe://a/ns/b/sa/c")
 	server := Server{
-		TokenFile: put(t, filepath.Join(dir, "token"), []byte(jwt(now.Add(-time.Minute))+"\n")),
+		TokenFile: writeFile(t, filepath.Join(dir, "token"), []byte(newJWT(now.Add(-time.Minute))+"\n")),
 		TLS: TLS{
-			CertFile: put(t, filepath.Join(dir, "cert-chain.pem"), cert),
-			KeyFile:  put(t, filepath.Join(dir, "key.pem"), key),
+			CertFile: writeFile(t, filepath.Join(dir, "cert-chain.pem"), cert),
+			KeyFile:  writeFile(t, filepath.Join(dir, "key.pem"), key),
 		},
 	}
 	found := server.Credentials()
@@ -50,7 +50,7 @@ func TestCredentialsSayWhenTheyEnd(t *testing.T) {
 	if p := found[1].Problem(now.Add(48 * time.Hour)); !strings.Contains(p, "expired") || !strings.Contains(p, server.TLS.CertFile) {
 		t.Errorf("the expired certificate: %q", p)
 	}
-	put(t, server.TLS.KeyFile, []byte("no key"))
+	writeFile(t, server.TLS.KeyFile, []byte("no key"))
 	if p := server.Credentials()[1].Problem(now); !strings.Contains(p, server.TLS.KeyFile) {
 		t.Errorf("the certificate without key: %q", p)
 	}
@@ -60,7 +60,7 @@ func TestCredentialsSayWhenTheyEnd(t *testing.T) {
 	}
 }
 
-func TestTokensThatDoNotTellTheirEndHaveNoProblem(t *testing.T) {
+func TestTokensWithoutExpiryHaveNoProblem(t *testing.T) {
 	for _, token := range []string{"opaque", "a.b.c", "..", "a.e30.c", "a." + base64.RawURLEncoding.EncodeToString([]byte(`{"exp":"x"}`)) + ".c"} {
 		if end := tokenExpiry(token); !end.IsZero() {
 			t.Errorf("%q ends at %v", token, end)
@@ -68,9 +68,9 @@ func TestTokensThatDoNotTellTheirEndHaveNoProblem(t *testing.T) {
 	}
 }
 
-func TestConnectTriesAListInTurn(t *testing.T) {
+func TestConnectTriesAddressesInOrder(t *testing.T) {
 	_, err := Server{Plaintext: true}.Connect(t.Context(), "127.152.1.1:1, 127.152.1.2:1", time.Second)
 	if err == nil || !strings.Contains(err.Error(), "127.152.1.1:1") || !strings.Contains(err.Error(), "127.152.1.2:1") {
-		t.Errorf("the error names not both: %v", err)
+		t.Errorf("the error does not name both addresses: %v", err)
 	}
 }

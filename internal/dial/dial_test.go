@@ -16,13 +16,13 @@ import (
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
-func TestBackoffGrowsToItsBoundAndBeginsAnew(t *testing.T) {
+func TestBackoffGrowsToMaxAndResets(t *testing.T) {
 	b := Backoff{Min: 100 * time.Millisecond, Max: time.Second}
 	for round := range 2 {
 		for _, want := range []time.Duration{100, 200, 400, 800, 1000, 1000} {
 			want *= time.Millisecond
 			if got := b.Next(); got > want || got <= want/2 {
-				t.Errorf("round %d: waited %s, want between half of %s and that", round, got, want)
+				t.Errorf("round %d: delay %s, want at most %s and more than half of it", round, got, want)
 			}
 		}
 		b.Reset()
@@ -50,7 +50,7 @@ func TestSilentServerFailsInTime(t *testing.T) {
 	defer func() { _ = l.Close() }()
 	_, err = Server{}.Connect(context.Background(), l.Addr().String(), 50*time.Millisecond)
 	if err == nil {
-		t.Fatal("connected to a server that says nothing")
+		t.Fatal("connected to a silent server")
 	}
 }
 
@@ -58,7 +58,7 @@ func TestClientCertificateOutOfDateIsNotPresented(t *testing.T) {
 	dir := t.TempDir()
 	tls := TLS{CertFile: filepath.Join(dir, "cert"), KeyFile: filepath.Join(dir, "key")}
 	if tls.HasClientCertificate(time.Now()) {
-		t.Error("there is none yet")
+		t.Error("a missing client certificate is reported as valid")
 	}
 	cert, key := testpki.New(t, "root").Workload(t, "spiffe://a/ns/b/sa/c")
 	for file, content := range map[string][]byte{tls.CertFile: cert, tls.KeyFile: key} {
@@ -67,10 +67,10 @@ func TestClientCertificateOutOfDateIsNotPresented(t *testing.T) {
 		}
 	}
 	if !tls.HasClientCertificate(time.Now()) {
-		t.Error("the certificate is not found")
+		t.Error("the valid certificate is not reported")
 	}
 	if tls.HasClientCertificate(time.Now().Add(48 * time.Hour)) {
-		t.Error("the expired certificate counts")
+		t.Error("the expired certificate is reported as valid")
 	}
 	config, err := tls.Config("host")
 	if err != nil || len(config.Certificates) != 1 || config.ServerName != "host" {

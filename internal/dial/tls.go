@@ -1,5 +1,5 @@
-// Package dial is how the agent reaches the control plane and the certificate authority: TLS by a root file that may
-// change, a client certificate that may change, a token file that may change.
+// Package dial connects the agent to the control plane and the certificate authority. Root certificates, client
+// certificate and token are read from files that may change at any time.
 package dial
 
 import (
@@ -16,23 +16,26 @@ import (
 	"github.com/pilotfish-mesh/pilotfish/internal/tlspolicy"
 )
 
-// SystemRoots, as a root file, stands for the roots of the operating system.
+// SystemRoots is the RootFile that selects the roots of the operating system.
 const SystemRoots = "SYSTEM"
 
-// TLS says how a server is verified. Every file is read anew for every connection.
+// TLS configures the verification of a server, and the client certificate. All files are read again for each
+// connection.
 type TLS struct {
-	// RootFile holds the PEM certificates that the server's has to lead to; SystemRoots, or empty, is the system's.
+	// RootFile contains the trusted root certificates in PEM. SystemRoots or empty selects those of the operating
+	// system.
 	RootFile string
-	// ServerName is the name that the server's certificate must have; empty is the host of the address dialled.
+	// ServerName is the name that the server's certificate must contain. Empty means the host of the dialled address.
 	ServerName string
-	// CertFile and KeyFile, when set, are a client certificate. One that is missing or expired is not presented: the
-	// token has to do then.
+	// CertFile and KeyFile, if set, contain the client certificate and its key. A missing or expired certificate is not
+	// presented; the token then has to suffice.
 	CertFile, KeyFile string
-	// Policy narrows what is offered to the server.
+	// Policy restricts the TLS versions and cipher suites.
 	Policy tlspolicy.Policy
 }
 
-// Config reads the files and gives the configuration for one connection to a server of the given name.
+// Config reads the files and returns the TLS configuration of one connection to host. It fails if the roots cannot be
+// read.
 func (t TLS) Config(host string) (*tls.Config, error) {
 	c := &tls.Config{MinVersion: tls.VersionTLS12, ServerName: t.ServerName, NextProtos: []string{"h2"}}
 	if c.ServerName == "" {
@@ -46,7 +49,7 @@ func (t TLS) Config(host string) (*tls.Config, error) {
 		c.RootCAs = roots
 	}
 	if t.HasClientCertificate(time.Now()) {
-		cert, err := t.clientCertificate()
+		cert, err := t.loadClientCertificate()
 		if err == nil {
 			c.Certificates = []tls.Certificate{cert}
 		}
@@ -67,8 +70,8 @@ func readRoots(file string) (*x509.CertPool, error) {
 	return pool, nil
 }
 
-// clientCertificate reads the certificate and its key.
-func (t TLS) clientCertificate() (tls.Certificate, error) {
+// loadClientCertificate reads the client certificate and its key.
+func (t TLS) loadClientCertificate() (tls.Certificate, error) {
 	cert, err := files.ReadFile(t.CertFile)
 	if err != nil {
 		return tls.Certificate{}, err
@@ -80,36 +83,36 @@ func (t TLS) clientCertificate() (tls.Certificate, error) {
 	return tls.X509KeyPair(cert, key)
 }
 
-// HasClientCertificate says whether there is a client certificate that is valid at the time.
+// HasClientCertificate reports whether a client certificate is configured and valid at time now.
 func (t TLS) HasClientCertificate(now time.Time) bool {
 	if t.CertFile == "" || t.KeyFile == "" {
 		return false
 	}
-	cert, err := t.clientCertificate()
+	cert, err := t.loadClientCertificate()
 	return err == nil && cert.Leaf != nil && now.Before(cert.Leaf.NotAfter) && !now.Before(cert.Leaf.NotBefore)
 }
 
-// clientCredentials are gRPC credentials that read the files anew at each handshake, and tell of every handshake that
-// fails: gRPC itself only says so in passing.
+// clientCredentials returns gRPC credentials that read the files again at each handshake. They call failed with the
+// error of each failed handshake, which gRPC does not return.
 func (t TLS) clientCredentials(failed func(error)) credentials.TransportCredentials {
-	return &clientCredentials{tls: t, failed: failed}
+	return &clientCredentials{tls: t, onError: failed}
 }
 
 type clientCredentials struct {
-	tls    TLS
-	failed func(error)
+	tls     TLS
+	onError func(error)
 }
 
 func (c *clientCredentials) ClientHandshake(ctx context.Context, authority string, raw net.Conn) (net.Conn, credentials.AuthInfo, error) {
 	conn, info, err := c.handshake(ctx, authority, raw)
 	if err != nil {
-		c.failed(err)
+		c.onError(err)
 	}
 	return conn, info, err
 }
 
 func (c *clientCredentials) handshake(ctx context.Context, authority string, raw net.Conn) (net.Conn, credentials.AuthInfo, error) {
-	config, err := c.tls.Config(hostOf(authority))
+	config, err := c.tls.Config(splitHost(authority))
 	if err != nil {
 		return nil, nil, err
 	}
@@ -141,7 +144,7 @@ func (t TLS) rootsName() string {
 	return t.RootFile
 }
 
-func hostOf(authority string) string {
+func splitHost(authority string) string {
 	if host, _, err := net.SplitHostPort(authority); err == nil {
 		return host
 	}
@@ -153,7 +156,7 @@ func (c *clientCredentials) ServerHandshake(net.Conn) (net.Conn, credentials.Aut
 }
 
 func (c *clientCredentials) Info() credentials.ProtocolInfo {
-	//lint:ignore SA1019 gRPC verifies by it, for whoever sets no authority
+	//lint:ignore SA1019 gRPC uses it for verification if no authority is set
 	return credentials.ProtocolInfo{SecurityProtocol: "tls", ServerName: c.tls.ServerName}
 }
 

@@ -6,13 +6,14 @@ import (
 	"io/fs"
 	"strings"
 
-	"github.com/pilotfish-mesh/pilotfish/internal/disks"
+	"github.com/pilotfish-mesh/pilotfish/internal/fstimeout"
 )
 
-// files are asked for tokens, roots and client certificates. Whoever connects waits for them, but not for ever.
-var files disks.Disks
+// files reads tokens, roots and client certificates with a timeout, so that a hung file system does not block
+// connections.
+var files fstimeout.TimeoutFS
 
-// ReadToken reads a bearer token from its file. The error says what is missing and what puts it there.
+// ReadToken reads a bearer token from file. Its errors contain the remedy.
 func ReadToken(file string) (string, error) {
 	data, err := files.ReadFile(file)
 	if errors.Is(err, fs.ErrNotExist) {

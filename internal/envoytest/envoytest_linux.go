@@ -1,4 +1,4 @@
-// Package envoytest runs a real Envoy for the tests of one package, with as little around it as can be.
+// Package envoytest runs a real Envoy for the tests of a package.
 package envoytest
 
 import (
@@ -24,8 +24,8 @@ type Envoy struct {
 	exited chan struct{}
 }
 
-// Start runs an Envoy with the bootstrap, to which an admin interface on a free port is added, in the working
-// directory dir, with more arguments if any. It ends with the test.
+// Start runs Envoy in the directory dir with the bootstrap and the arguments. It adds an admin interface at a free port
+// to the bootstrap. Envoy is stopped when the test ends.
 func Start(t testing.TB, path, dir, bootstrap string, args ...string) *Envoy {
 	t.Helper()
 	config := filepath.Join(dir, "envoy.yaml")
@@ -41,7 +41,7 @@ func Start(t testing.TB, path, dir, bootstrap string, args ...string) *Envoy {
 	cmd.Stdout, cmd.Stderr = e.output, e.output
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true, Pdeathsig: syscall.SIGKILL}
 	started := make(chan error)
-	go func() { // the kernel kills the child with the thread that started it, so that thread has to stay
+	go func() { // the kernel kills the child when the thread that started it exits, so the goroutine stays on its thread
 		runtime.LockOSThread()
 		err := cmd.Start()
 		started <- err
@@ -72,7 +72,7 @@ func Start(t testing.TB, path, dir, bootstrap string, args ...string) *Envoy {
 	return e
 }
 
-// Get asks the admin interface.
+// Get returns the body of a GET request to the admin interface.
 func (e *Envoy) Get(path string) (string, error) {
 	client := http.Client{Timeout: 5 * time.Second, Transport: &http.Transport{DisableKeepAlives: true}}
 	response, err := client.Get(e.admin + path)
@@ -84,10 +84,10 @@ func (e *Envoy) Get(path string) (string, error) {
 	return string(body), err
 }
 
-// Output is what Envoy has printed.
+// Output returns what Envoy has printed.
 func (e *Envoy) Output() string { return e.output.String() }
 
-// Stop ends it before the test does.
+// Stop stops Envoy before the test ends.
 func (e *Envoy) Stop() error {
 	client := http.Client{Timeout: 5 * time.Second, Transport: &http.Transport{DisableKeepAlives: true}}
 	response, err := client.Post(e.admin+"/quitquitquit", "", nil)

@@ -1,6 +1,6 @@
-// Package exposition merges metrics that come in Prometheus's text format or in OpenMetrics into one of the two, line by
-// line: it holds a line of what passes through it, and the names of the families that went by. What it writes is valid
-// whatever it reads: lines that are not are left out and counted.
+// Package exposition merges metrics in Prometheus text format or OpenMetrics into one exposition in either format. It
+// works line by line: it holds one line of the input, and the names of the families that it has written. The output is
+// valid for every input: invalid lines are dropped and counted.
 //
-// The formats are those of https://prometheus.io/docs/instrumenting/exposition_formats and of OpenMetrics 1.0.
+// The formats are specified in https://prometheus.io/docs/instrumenting/exposition_formats and in OpenMetrics 1.0.
 package exposition

@@ -5,11 +5,11 @@ import (
 	"strings"
 )
 
-// kind is what a family is.
+// kind is the type of a family.
 type kind uint8
 
 const (
-	unknown kind = iota // untyped, in text
+	unknown kind = iota // "untyped" in text format
 	counter
 	gauge
 	histogram
@@ -18,7 +18,8 @@ const (
 	stateset
 	gaugeHistogram
 
-	// created is no kind of a family: it marks the name of samples that say when a family of that name's beginning began.
+	// created is not a type of a family: it marks names of samples that hold the creation time of the family with the
+	// name before _created.
 	created
 )
 
@@ -27,43 +28,44 @@ var kinds = map[string]kind{
 	"info": info, "stateset": stateset, "gaugehistogram": gaugeHistogram,
 }
 
-// kindOf reads a kind's word, in whatever case.
-func kindOf(word []byte) (k kind, ok bool) {
+// parseKind parses the name of a type, case-insensitively.
+func parseKind(word []byte) (k kind, ok bool) {
 	if k, ok = kinds[string(word)]; !ok {
 		k, ok = kinds[strings.ToLower(string(word))]
 	}
 	return k, ok
 }
 
-// textNames and openNames are the words for a kind. Text has no word for some: they become what holds their values.
+// textNames and openNames are the names of the types. Types that the text format does not have become the type that
+// holds their values.
 var (
 	textNames = [...]string{"untyped", "counter", "gauge", "histogram", "summary", "gauge", "gauge", "histogram"}
 	openNames = [...]string{"unknown", "counter", "gauge", "histogram", "summary", "info", "stateset", "gaugehistogram"}
 )
 
-// suffixes are what samples of a kind add to the family's name. OpenMetrics names counters and infos without their suffix;
-// here, they are named so in both formats.
+// suffixes are the suffixes of sample names by the family's type. OpenMetrics names counters and infos without their
+// suffix; this package uses those names in both formats.
 var suffixes = [...][]string{
 	unknown: {""}, counter: {"_total", "_created"}, gauge: {""},
 	histogram: {"_bucket", "_sum", "_count", "_created"}, summary: {"", "_sum", "_count", "_created"},
 	info: {"_info"}, stateset: {""}, gaugeHistogram: {"_bucket", "_gsum", "_gcount"},
 }
 
-// family is what is known of a family before its first sample.
+// family is the metadata of a family before its first sample.
 type family struct {
-	name       string // as in OpenMetrics
-	header     string // as the source describes it
+	name       string // in OpenMetrics form
+	header     string // as in the source's HELP and TYPE lines
 	kind       kind
 	typed      bool
 	help, unit string
 	helped     bool
-	cut        int // bytes that the source has before its names
-	// plain says that the one sample's name is the family's own whatever its kind: a counter of the text format that does
-	// not end in _total.
+	cut        int // bytes that are cut from the beginning of the source's names
+	// plain: the one sample has the family's name without a suffix, whatever its type. A text-format counter that does
+	// not end in _total is plain.
 	plain bool
 }
 
-// newFamily makes a family from the name and type of a header.
+// newFamily returns a family with the name and type of a TYPE line.
 func newFamily(header string, k kind, f Format) family {
 	fam := family{name: header, header: header, kind: k, typed: true}
 	if k == counter {
@@ -78,7 +80,8 @@ func newFamily(header string, k kind, f Format) family {
 	return fam
 }
 
-// owns says whether a sample of that name belongs to the family, and gives what it adds to the family's name.
+// owns reports whether a sample of that name belongs to the family, and returns the suffix that the sample adds to the
+// family's name.
 func (f *family) owns(name []byte) (suffix string, ok bool) {
 	if len(name) < len(f.name) || string(name[:len(f.name)]) != f.name {
 		return "", false
@@ -95,19 +98,19 @@ func (f *family) owns(name []byte) (suffix string, ok bool) {
 	return "", false
 }
 
-// numbered is the kind of the family as far as its samples have a label that has to be a number.
-func (f *family) numbered() kind {
+// numericLabelKind returns the family's type if its samples have a label whose value must be a number (le, quantile).
+func (f *family) numericLabelKind() kind {
 	if f.plain {
 		return unknown
 	}
 	return f.kind
 }
 
-// described is the family's name in the lines that describe it, and its kind, in a format.
-func (f *family) described(out Format) (name, word string) {
+// typeLine returns the family's name and type in HELP and TYPE lines of a format.
+func (f *family) typeLine(out Format) (name, word string) {
 	switch {
 	case out == OpenMetrics && f.plain:
-		// A counter has to end in _total there, and its samples may not be renamed.
+		// A counter must end in _total in OpenMetrics, and its samples must keep their names.
 		return f.name, openNames[unknown]
 	case out == OpenMetrics:
 		return f.name, openNames[f.kind]
@@ -119,8 +122,9 @@ func (f *family) described(out Format) (name, word string) {
 	return f.name, textNames[f.kind]
 }
 
-// claims are all names that the family takes for itself in a format: no other may have one of them.
-func (f *family) claims(out Format, visit func(suffix string) bool) bool {
+// visitNames calls visit with the suffix of each name that the family occupies in a format, until visit returns false.
+// No other family may have one of these names.
+func (f *family) visitNames(out Format, visit func(suffix string) bool) bool {
 	if out == OpenMetrics || (f.kind != counter && f.kind != info) || f.plain {
 		if !visit("") {
 			return false
@@ -130,7 +134,7 @@ func (f *family) claims(out Format, visit func(suffix string) bool) bool {
 		return true
 	}
 	for _, s := range suffixes[f.kind] {
-		if s == "" || s == "_created" { // which are claimed when they come: in text, they are often families of their own
+		if s == "" || s == "_created" { // claimed by their first sample: in text format they are often separate families
 			continue
 		}
 		if out == Text && (s == "_gsum" || s == "_gcount") {
@@ -143,14 +147,14 @@ func (f *family) claims(out Format, visit func(suffix string) bool) bool {
 	return true
 }
 
-// claim says who has a name.
+// claim records the owner of a name.
 type claim struct {
 	source uint16
 	kind   kind
 	plain  bool
 }
 
-// names remembers which names are taken, by their hashes: 10 bytes or so for each.
+// names stores the hashes of the used names, with about 10 bytes for each.
 type names struct {
 	seed  maphash.Seed
 	taken map[uint64]claim
@@ -163,11 +167,11 @@ func newNames() *names {
 	return n
 }
 
-// mostKept names are what a table may have had that is used again.
-const mostKept = 10_000
+// maxKept is the number of names up to which a table is reused for the next exposition.
+const maxKept = 10_000
 
 func (n *names) forget() {
-	if n.taken == nil || len(n.taken) > mostKept {
+	if n.taken == nil || len(n.taken) > maxKept {
 		n.taken = make(map[uint64]claim, 256)
 	}
 	clear(n.taken)
@@ -178,14 +182,14 @@ func (n *names) hash(name, suffix string) uint64 {
 	return maphash.Bytes(n.seed, n.buf)
 }
 
-// claim takes the family's names, all or none.
+// claim reserves all names of a family, or none if one of them belongs to another family.
 func (n *names) claim(f *family, out Format, source uint16) bool {
-	free := f.claims(out, func(suffix string) bool {
+	free := f.visitNames(out, func(suffix string) bool {
 		_, taken := n.taken[n.hash(f.name, suffix)]
 		return !taken
 	})
 	if free {
-		f.claims(out, func(suffix string) bool {
+		f.visitNames(out, func(suffix string) bool {
 			n.taken[n.hash(f.name, suffix)] = claim{source, f.kind, f.plain}
 			return true
 		})
@@ -193,7 +197,7 @@ func (n *names) claim(f *family, out Format, source uint16) bool {
 	return free
 }
 
-// claimCreated takes the name of a family's samples that say when it began, unless another family has it.
+// claimCreated reserves the name of a family's creation time samples, unless another family has the name.
 func (n *names) claimCreated(family string) bool {
 	h := n.hash(family, "_created")
 	if c, taken := n.taken[h]; taken {
@@ -203,9 +207,9 @@ func (n *names) claimCreated(family string) bool {
 	return true
 }
 
-// owner says whose the name is under which the family is described.
+// owner returns the claim on the name in the family's HELP and TYPE lines.
 func (n *names) owner(f *family, out Format) (claim, bool) {
-	name, _ := f.described(out)
+	name, _ := f.typeLine(out)
 	c, ok := n.taken[n.hash(name, "")]
 	return c, ok
 }

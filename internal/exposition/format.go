@@ -6,10 +6,10 @@ import (
 	"strings"
 )
 
-// Format is one of the two formats.
+// Format is an exposition format.
 type Format uint8
 
-// The formats.
+// The exposition formats.
 const (
 	Text Format = iota
 	OpenMetrics
@@ -17,7 +17,7 @@ const (
 
 const openMetricsType = "application/openmetrics-text"
 
-// ContentType is what an answer in the format is labelled with.
+// ContentType returns the Content-Type of a response in the format.
 func (f Format) ContentType() string {
 	if f == OpenMetrics {
 		return openMetricsType + "; version=1.0.0; charset=utf-8"
@@ -32,7 +32,8 @@ func (f Format) String() string {
 	return "text"
 }
 
-// FormatOf reads the label of an answer. Without a label an answer is text, as it was before labels were asked for.
+// FormatOf returns the format of a Content-Type. An empty Content-Type means text format; ok is false for any other
+// type.
 func FormatOf(contentType string) (f Format, ok bool) {
 	if contentType == "" {
 		return Text, true
@@ -47,13 +48,13 @@ func FormatOf(contentType string) (f Format, ok bool) {
 	return Text, kind == "text/plain"
 }
 
-// Accepted is what a scraper says it takes.
+// Accepted are the formats that a scraper accepts.
 type Accepted struct {
 	Text, OpenMetrics bool
 }
 
-// ParseAccept reads the Accept headers of a scrape. A scraper that says nothing, or nothing that we have, gets text. One
-// that likes text better than OpenMetrics does not get OpenMetrics.
+// ParseAccept parses the Accept headers of a scrape. Without a header, or with unknown types only, the result is text
+// format. OpenMetrics is not used when the scraper prefers text.
 func ParseAccept(headers []string) Accepted {
 	var text, wildcard, open float64
 	for _, header := range headers {

@@ -9,28 +9,28 @@ import (
 
 const (
 	firstBuffer = 128 << 10
-	// longestLine is the longest line that is read; longer ones are left out.
-	longestLine = 256 << 10
+	// maxLine is the length in bytes above which a line is dropped.
+	maxLine = 256 << 10
 )
 
-// lines gives the lines of a stream. It holds the longest of them in memory, and no more.
+// lines splits a stream into lines. It buffers one line.
 type lines struct {
 	from     io.Reader
-	most     int64 // bytes; 0 is no bound
+	limit    int64 // limit in bytes; 0 is no limit
 	buf      []byte
 	at, end  int
 	err      error
-	skipping bool // the rest of a line that is too long
+	skipping bool // within a line that is too long
 
-	// bytes is how much was read, tooLong how many lines were left out.
+	// bytes is the number of bytes read, tooLong the number of lines that were dropped for their length.
 	bytes   int64
 	tooLong int
 }
 
-func newLines(r io.Reader, most int64) *lines { return &lines{from: r, most: most} }
+func newLines(r io.Reader, most int64) *lines { return &lines{from: r, limit: most} }
 
-// next gives the next whole line without its end; it is good until the next call. A last line that does not end is
-// dropped: nobody can tell whether it is whole.
+// next returns the next whole line without its end. The line is valid until the next call. A last line without an end
+// may be incomplete and is dropped.
 func (l *lines) next() ([]byte, bool) {
 	searched := l.at
 	for {
@@ -46,26 +46,26 @@ func (l *lines) next() ([]byte, bool) {
 		if l.err != nil {
 			return nil, false
 		}
-		if l.end-l.at >= longestLine {
+		if l.end-l.at >= maxLine {
 			if !l.skipping {
 				l.skipping = true
 				l.tooLong++
 			}
 			l.at, l.end = 0, 0
 		}
-		l.more()
+		l.fill()
 		searched = l.at
 	}
 }
 
-// ahead is what was read and not given yet; skip leaves out whole lines of it.
-func (l *lines) ahead() []byte { return l.buf[l.at:l.end] }
-func (l *lines) skip(n int)    { l.at += n }
+// buffered returns what was read and not yet returned; skip drops whole lines of it.
+func (l *lines) buffered() []byte { return l.buf[l.at:l.end] }
+func (l *lines) skip(n int)       { l.at += n }
 
-// more reads on. What is left of the last line is moved to the beginning.
-func (l *lines) more() {
-	if l.most > 0 && l.bytes > l.most {
-		l.err = &TooMuchError{fmt.Sprintf("%d bytes", l.most)}
+// fill reads more. It moves the rest of the last line to the beginning of the buffer.
+func (l *lines) fill() {
+	if l.limit > 0 && l.bytes > l.limit {
+		l.err = &LimitError{fmt.Sprintf("%d bytes", l.limit)}
 		return
 	}
 	if l.buf == nil {
@@ -79,10 +79,10 @@ func (l *lines) more() {
 		l.buf = append(l.buf, make([]byte, len(l.buf))...)
 	}
 	room := l.buf[l.end:]
-	if l.most > 0 {
-		room = room[:min(int64(len(room)), l.most-l.bytes+1)]
+	if l.limit > 0 {
+		room = room[:min(int64(len(room)), l.limit-l.bytes+1)]
 	}
-	for range 100 { // a reader may give nothing a few times, but not for ever
+	for range 100 { // an io.Reader may return no bytes, but not forever
 		n, err := l.from.Read(room)
 		l.end += n
 		l.bytes += int64(n)
@@ -94,7 +94,7 @@ func (l *lines) more() {
 	l.err = io.ErrNoProgress
 }
 
-// failure is why the stream ended, when it is not its own end.
+// failure returns why the stream ended, or nil at its regular end.
 func (l *lines) failure() error {
 	if errors.Is(l.err, io.EOF) {
 		return nil

@@ -6,131 +6,136 @@ import (
 	"math"
 )
 
-// renamed is what a family's name gets before it when another source has the name already.
+// renamed is the prefix of a family whose name another source has.
 const renamed = "app_"
 
-// Merger writes the metrics of several sources as one exposition. The sources are copied one after the other; a family
-// is the first source's that has it, see Source for what becomes of others.
+// Merger writes the metrics of several sources as one exposition. It copies the sources one after the other. A family
+// belongs to the first source that has it; Source specifies what happens to the same family of later sources. A Merger
+// is not safe for concurrent use.
 type Merger struct {
 	out    output
 	format Format
 	names  *names
 	seen   *seen
 	source uint16
-	buf    []byte // for what is put together
-	// windows are of sources that were read; two are read at a time where one of them waits.
+	buf    []byte // for lines under construction
+	// windows are read buffers of finished sources, for reuse. Two are in use while one source waits.
 	windows [][]byte
 
-	later []*Spool // whose families go with those of the same name
+	later []*Spool // their families are written with those of the same name
 }
 
-// Source is one of the sources that are merged.
+// Source is the configuration of one source.
 type Source struct {
 	Format Format
 	Limits Limits
-	// Rename lets a family whose name another source has go by the name app_<name>; else it is left out.
+	// Rename writes a family whose name another source has as app_<name>. Without Rename it is dropped.
 	Rename bool
-	// Cut is taken off some names.
+	// Cut is removed from the beginning of some names.
 	Cut Cut
-	// Help describes families that the source does not describe; none if it is empty.
+	// Help is the HELP text of families that the source does not describe. Empty means none.
 	Help string
-	// Once is for a source that may have a series twice: the first is written.
+	// Reserved are name prefixes. Families with such names are dropped.
+	Reserved []string
+	// Once drops repeated samples of a series: the first one is written.
 	Once bool
 }
 
-// Cut says that names that begin with First and Next lose First. The zero Cut leaves all names as they are.
+// Cut removes First from names that begin with First and Next. The zero Cut changes no name.
 type Cut struct{ First, Next string }
 
-// of gives how many bytes of a name are cut off.
-func (c Cut) of(name []byte) int {
+// cutLen returns how many bytes are removed from the beginning of a name.
+func (c Cut) cutLen(name []byte) int {
 	if n := len(c.First); n > 0 && len(name) >= n+len(c.Next) && string(name[:n]) == c.First && string(name[n:n+len(c.Next)]) == c.Next {
 		return n
 	}
 	return 0
 }
 
-// Format is the one that is written.
+// Format returns the format of the output.
 func (m *Merger) Format() Format { return m.format }
 
-// Copied is what came of copying a source.
+// Copied is the result of copying a source.
 type Copied struct {
 	Bytes int64
-	// Families were written. Invalid lines were left out, and so were Duplicates, families whose names were taken, and
-	// Repeated, samples of a series that was there already.
+	// Families is the number of written families. The other counts are of dropped items: Invalid lines, Duplicates
+	// (families whose names belong to another source), and Repeated samples of a series.
 	Families, Invalid, Duplicates, Repeated int
+	// Reserved is the number of families that were dropped because of their names.
+	Reserved int
 }
 
-// NewMerger writes to w in a format.
+// NewMerger returns a Merger that writes to w in the given format.
 func NewMerger(w io.Writer, f Format) *Merger {
 	return &Merger{out: output{to: w}, format: f, names: newNames(), seen: newSeen()}
 }
 
-// Reset has a merger that was closed write another exposition. It reads what it has seen before in less time.
+// Reset prepares a closed Merger for another exposition. Known label sets stay known, so that it is faster.
 func (m *Merger) Reset(w io.Writer, f Format) {
 	m.out.reset(w)
 	m.format, m.source, m.later = f, 0, nil
 	m.names.forget()
 }
 
-// Rest gives up the memory that a merger needs only while it merges. Between two expositions.
-func (m *Merger) Rest() { m.windows, m.out.put, m.buf = nil, nil, nil }
+// FreeBuffers releases the buffers that a merger needs only while it merges. Call it between two expositions.
+func (m *Merger) FreeBuffers() { m.windows, m.out.put, m.buf = nil, nil, nil }
 
-// Reserve keeps names of families from the sources that are copied until Release.
+// Reserve excludes family names from the sources that are copied until Release.
 func (m *Merger) Reserve(names ...string) {
 	for _, name := range names {
 		m.names.taken[m.names.hash(name, "")] = claim{kind: gauge}
 	}
 }
 
-// Release gives reserved names free.
+// Release ends the reservation of names.
 func (m *Merger) Release(names ...string) {
 	for _, name := range names {
 		delete(m.names.taken, m.names.hash(name, ""))
 	}
 }
 
-// Join has the families of the spools written with those of the same name and type of the sources copied next, so that
-// one name is one family. Flush writes what is left of them.
+// Join writes the families of the spools together with families of the same name and type in the sources copied next,
+// so that each name is one family. Flush writes the remaining families of the spools.
 func (m *Merger) Join(spools ...*Spool) { m.later = append(m.later, spools...) }
 
-// Copy writes one source. What is valid of it is written whatever the error, which is the source's; an error of the
-// writer's is told by Close.
+// Copy writes one source. On an error of the source, its valid part is written. Errors of the writer are returned by
+// Close.
 func (m *Merger) Copy(from io.Reader, s Source) (Copied, error) { return m.Begin(from, s).Finish() }
 
-// Copying is a source of which others may be copied in between.
+// Copying is a source that is copied in parts, so that other sources can be copied in between.
 type Copying struct {
 	c *copier
 	r *reader
 }
 
-// Begin is to copy a source as Copy does, in parts.
+// Begin starts copying a source in parts.
 func (m *Merger) Begin(from io.Reader, s Source) *Copying {
 	m.source++
-	c := &copier{Merger: m, id: m.source, from: s.Format, rename: s.Rename, cut: s.Cut, help: s.Help, had: newHad(s.Once)}
-	r := &reader{in: newLines(from, s.Limits.Bytes), format: s.Format, visit: c, most: s.Limits, cut: s.Cut}
+	c := &copier{Merger: m, id: m.source, from: s.Format, rename: s.Rename, cut: s.Cut, help: s.Help, seenSeries: newSeenSeries(s.Once)}
+	r := &reader{in: newLines(from, s.Limits.Bytes), format: s.Format, visit: c, most: s.Limits, cut: s.Cut, reserved: s.Reserved}
 	if n := len(m.windows); n > 0 {
 		r.in.buf, m.windows = m.windows[n-1], m.windows[:n-1]
 	}
 	return &Copying{c, r}
 }
 
-// Until copies up to the first family whose name begins with one of the prefixes. There the source waits for Finish, and
-// another may be copied meanwhile, whose names go before its own.
-func (c *Copying) Until(prefixes ...string) (waits bool) {
+// CopyUntil copies up to the first family whose name begins with one of the prefixes. waits reports whether there is such a
+// family. The source then waits for Finish, and the caller may first copy another source, whose names have precedence.
+func (c *Copying) CopyUntil(prefixes ...string) (waits bool) {
 	c.r.before = prefixes
 	defer func() { c.r.before = nil }()
 	return errors.Is(c.r.read(), errWaits)
 }
 
-// Finish copies the rest.
+// Finish copies the rest of the source.
 func (c *Copying) Finish() (Copied, error) {
 	err := c.r.read()
-	c.c.keep(c.r.in)
+	c.c.recycle(c.r.in)
 	return c.c.result(c.r), err
 }
 
-// keep has the next source read where this one was, unless that had lines of unusual length.
-func (m *Merger) keep(in *lines) {
+// recycle retains a source's read buffer for the next source, unless it has grown.
+func (m *Merger) recycle(in *lines) {
 	if len(in.buf) == firstBuffer {
 		m.windows = append(m.windows, in.buf)
 	}
@@ -138,10 +143,10 @@ func (m *Merger) keep(in *lines) {
 }
 
 func (c *copier) result(r *reader) Copied {
-	return Copied{Bytes: r.in.bytes, Families: c.families, Invalid: r.invalid + r.in.tooLong, Duplicates: c.duplicates, Repeated: c.had.count()}
+	return Copied{Bytes: r.in.bytes, Families: c.families, Invalid: r.invalid + r.in.tooLong, Duplicates: c.duplicates, Repeated: c.seenSeries.count(), Reserved: r.refused}
 }
 
-// Comment writes a line for people, where the format has such lines.
+// Comment writes a comment line, if the format has comments.
 func (m *Merger) Comment(text string) {
 	if m.format == Text {
 		m.buf = appendComment(m.buf[:0], text)
@@ -149,7 +154,7 @@ func (m *Merger) Comment(text string) {
 	}
 }
 
-// Flush writes the families of the spools that were not written with another source's.
+// Flush writes the families of the spools that were not written with those of another source.
 func (m *Merger) Flush() {
 	for i := range m.later {
 		m.flush(i)
@@ -157,7 +162,7 @@ func (m *Merger) Flush() {
 	m.later = nil
 }
 
-// Close ends the exposition. Its error is that of the writer.
+// Close ends the exposition. It returns the first error of the writer.
 func (m *Merger) Close() error {
 	m.Flush()
 	if m.format == OpenMetrics {
@@ -166,7 +171,7 @@ func (m *Merger) Close() error {
 	return m.out.flush()
 }
 
-// copier writes one source's families.
+// copier writes the families of one source.
 type copier struct {
 	*Merger
 	id                   uint16
@@ -174,20 +179,20 @@ type copier struct {
 	rename               bool
 	cut                  Cut
 	help                 string
-	label                *Label // added to each sample
-	had                  *had   // nil for a source that has no series twice
+	label                *Label      // added to each sample
+	seenSeries           *seenSeries // nil unless repeated series are dropped
 	original, current    family
-	numbered             kind // whose samples have a label that is a number
+	numbered             kind // the type whose samples have a label that must be a number
 	prefix               string
 	writing              bool
-	stem                 []byte // what the last line had before its labels, if it passed as it stood; the family's next ones begin so too
+	stem                 []byte // the text before the labels of the last line, if that line was copied unchanged
 	families, duplicates int
 }
 
-// open decides what becomes of a family: its name is free, or it is this source's own from before, or it is renamed, or
-// left out.
+// open decides how a family is written: under its own name, as a continuation of this source's family, renamed, or not
+// at all.
 func (c *copier) open(f *family) {
-	c.original, c.current, c.numbered, c.prefix, c.writing, c.stem = *f, *f, f.numbered(), "", true, c.stem[:0]
+	c.original, c.current, c.numbered, c.prefix, c.writing, c.stem = *f, *f, f.numericLabelKind(), "", true, c.stem[:0]
 	if !f.helped && c.help != "" {
 		c.current.help, c.current.helped = c.help, true
 	}
@@ -195,11 +200,11 @@ func (c *copier) open(f *family) {
 		c.describe()
 		return
 	}
-	if c.again() {
+	if c.continues() {
 		return
 	}
 	if c.format == OpenMetrics && f.kind == counter && !f.plain {
-		// foo and foo_total are two families in text. In OpenMetrics they would be one.
+		// In text format, foo and foo_total are two families. In OpenMetrics they would be one.
 		c.current.name, c.current.plain = f.name+"_total", true
 		if c.names.claim(&c.current, c.format, c.id) {
 			c.describe()
@@ -213,7 +218,7 @@ func (c *copier) open(f *family) {
 			c.describe()
 			return
 		}
-		if c.again() {
+		if c.continues() {
 			return
 		}
 	}
@@ -221,8 +226,9 @@ func (c *copier) open(f *family) {
 	c.duplicates++
 }
 
-// again says whether the source goes on with a family that it left. Text has readers for that, OpenMetrics forbids it.
-func (c *copier) again() bool {
+// continues reports whether the source returns to one of its earlier families. Readers of the text format accept that,
+// OpenMetrics forbids it.
+func (c *copier) continues() bool {
 	owner, ok := c.names.owner(&c.current, c.format)
 	if !ok || c.format != Text || owner.source != c.id || (c.current.typed && owner.kind != c.current.kind) {
 		return false
@@ -233,10 +239,10 @@ func (c *copier) again() bool {
 	return true
 }
 
-// describe writes the lines before a family's first sample.
+// describe writes the HELP, TYPE and UNIT lines of a family.
 func (c *copier) describe() {
 	c.families++
-	name, word := c.current.described(c.format)
+	name, word := c.current.typeLine(c.format)
 	b := c.buf[:0]
 	if c.current.helped {
 		b = append(append(append(append(b, "# HELP "...), name...), ' '), escapedHelp(c.current.help, c.format)...)
@@ -256,20 +262,20 @@ func (c *copier) describe() {
 
 func (c *copier) sample(s *sample, suffix string) bool {
 	if !c.writing {
-		return true // counted as a family
+		return true // counted with the family
 	}
 	if suffix == "_created" && (c.format == Text || c.current.plain || !c.names.claimCreated(c.current.name)) {
-		return true // text has no such samples, nor has a family whose kind was taken from it
+		return true // text format has no such samples; neither has a family whose type was changed
 	}
-	if c.format == OpenMetrics && c.current.kind == counter && !c.current.plain && !countable(s.text(s.value)) {
+	if c.format == OpenMetrics && c.current.kind == counter && !c.current.plain && !isCounterValue(s.text(s.value)) {
 		return false
 	}
 	if !c.validLabels(s) {
 		return false
 	}
 	c.buf = c.appendSeries(c.buf[:0], s, suffix)
-	if c.had.again(c.buf, s.text(s.time)) {
-		c.had.repeated++
+	if c.seenSeries.repeats(c.buf, s.text(s.time)) {
+		c.seenSeries.repeated++
 		return true
 	}
 	c.buf = c.appendPoint(c.buf, s, suffix)
@@ -280,9 +286,9 @@ func (c *copier) sample(s *sample, suffix string) bool {
 	return true
 }
 
-// validLabels checks what depends on the family and on the label that is added.
+// validLabels checks labels against the family's type and the added label.
 func (c *copier) validLabels(s *sample) bool {
-	if name := c.number(); name != "" {
+	if name := c.numericLabel(); name != "" {
 		if p, ok := s.find(name); ok {
 			if _, number := parseFloat(s.text(p.value)); !number {
 				return false
@@ -297,8 +303,8 @@ func (c *copier) validLabels(s *sample) bool {
 	return !has || !exported
 }
 
-// number is the label of the family's samples that has to be a number.
-func (c *copier) number() string {
+// numericLabel returns the name of the label whose value must be a number, or "".
+func (c *copier) numericLabel() string {
 	switch c.numbered {
 	case summary:
 		return "quantile"
@@ -315,8 +321,8 @@ func (c *copier) end() {
 	c.writing = false
 }
 
-// countable says whether a counter may have the value in OpenMetrics.
-func countable(text []byte) bool {
+// isCounterValue reports whether OpenMetrics accepts the value for a counter.
+func isCounterValue(text []byte) bool {
 	if wholeNumber(text, 15) {
 		return true
 	}

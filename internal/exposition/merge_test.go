@@ -13,14 +13,14 @@ import (
 	"github.com/prometheus/common/model"
 )
 
-// given is one source of a merge.
-type given struct {
+// sourceInput is one source of a merge.
+type sourceInput struct {
 	format Format
 	text   string
 	later  string // the label of a source that is merged from memory
 }
 
-func merge(t *testing.T, out Format, sources ...given) (string, []Copied) {
+func merge(t *testing.T, out Format, sources ...sourceInput) (string, []Copied) {
 	t.Helper()
 	var b bytes.Buffer
 	m := NewMerger(&b, out)
@@ -40,7 +40,7 @@ func merge(t *testing.T, out Format, sources ...given) (string, []Copied) {
 	return b.String(), results
 }
 
-// repeated gives the series that a text has twice at one time.
+// repeated returns the series that occur twice in a text with the same timestamp.
 func repeated(text string) (twice []string) {
 	had := make(map[string]bool)
 	for line := range strings.Lines(text) {
@@ -71,58 +71,58 @@ func valid(t *testing.T, f Format, text string) {
 	}
 }
 
-func TestMergeWritesEachRuleAsDocumented(t *testing.T) {
+func TestMerge(t *testing.T) {
 	for _, c := range []struct {
 		name    string
 		out     Format
-		sources []given
+		sources []sourceInput
 		want    string
 	}{
-		{"text stays as it is", Text, []given{{text: "# HELP a It.\n# TYPE a gauge\na{x=\"1\",} 2 3\na 4\n"}},
+		{"text stays as it is", Text, []sourceInput{{text: "# HELP a It.\n# TYPE a gauge\na{x=\"1\",} 2 3\na 4\n"}},
 			"# HELP a It.\n# TYPE a gauge\na{x=\"1\",} 2 3\na 4\n"},
-		{"remarks, blank lines, carriage returns and blanks go", Text, []given{{text: "# hello\n\n  a   1  \r\n\tb\t{ c = \"d\" } \t2\n"}},
+		{"remarks, blank lines, carriage returns and blanks go", Text, []sourceInput{{text: "# hello\n\n  a   1  \r\n\tb\t{ c = \"d\" } \t2\n"}},
 			"a 1\nb{ c = \"d\" } 2\n"},
-		{"what is not valid goes, and only that", Text, []given{{text: "a 1\na{ 2\na{b=\"c\" 3\na x\n9a 1\na{b=\"\xff\"} 1\na{b=\"\\x\"} 1\na{b=\"c\",b=\"d\"} 1\na 1 2 3\na 0x1p3\na 1e999\na{__name__=\"b\"} 1\na 1 1.5\nhalf"}}, "a 1\n"},
+		{"what is not valid goes, and only that", Text, []sourceInput{{text: "a 1\na{ 2\na{b=\"c\" 3\na x\n9a 1\na{b=\"\xff\"} 1\na{b=\"\\x\"} 1\na{b=\"c\",b=\"d\"} 1\na 1 2 3\na 0x1p3\na 1e999\na{__name__=\"b\"} 1\na 1 1.5\nhalf"}}, "a 1\n"},
 		{"counters of text become OpenMetrics where their name allows it", OpenMetrics,
-			[]given{{text: "# TYPE a_total counter\na_total 1\n# TYPE b counter\nb{c=\"d\",} Nan\n# TYPE e untyped\ne{} -Inf 1500\n"}},
+			[]sourceInput{{text: "# TYPE a_total counter\na_total 1\n# TYPE b counter\nb{c=\"d\",} Nan\n# TYPE e untyped\ne{} -Inf 1500\n"}},
 			"# TYPE a counter\na_total 1\n# TYPE b unknown\nb{c=\"d\"} NaN\n# TYPE e unknown\ne -Inf 1.500\n# EOF\n"},
 		{"two families of text that are one name in OpenMetrics", OpenMetrics,
-			[]given{{text: "# TYPE rq counter\nrq{code=\"200\"} 1\n# TYPE rq_total counter\nrq_total 1\n"}},
+			[]sourceInput{{text: "# TYPE rq counter\nrq{code=\"200\"} 1\n# TYPE rq_total counter\nrq_total 1\n"}},
 			"# TYPE rq unknown\nrq{code=\"200\"} 1\n# TYPE rq_total unknown\nrq_total 1\n# EOF\n"},
 		{"numbers in labels are canonical in OpenMetrics", OpenMetrics,
-			[]given{{text: "# TYPE h histogram\nh_bucket{le=\"1\"} 1\nh_bucket{le=\"+Inf\"} 1\nh_sum 1\nh_count 1\n# TYPE s summary\ns{quantile=\"0.5\"} 1\ns{quantile=\"1\"} 1\ns_sum 1\ns_count 1\n# TYPE h_bad histogram\nh_bad_bucket{le=\"x\"} 1\n"}},
+			[]sourceInput{{text: "# TYPE h histogram\nh_bucket{le=\"1\"} 1\nh_bucket{le=\"+Inf\"} 1\nh_sum 1\nh_count 1\n# TYPE s summary\ns{quantile=\"0.5\"} 1\ns{quantile=\"1\"} 1\ns_sum 1\ns_count 1\n# TYPE h_bad histogram\nh_bad_bucket{le=\"x\"} 1\n"}},
 			"# TYPE h histogram\nh_bucket{le=\"1.0\"} 1\nh_bucket{le=\"+Inf\"} 1\nh_sum 1\nh_count 1\n# TYPE s summary\ns{quantile=\"0.5\"} 1\ns{quantile=\"1.0\"} 1\ns_sum 1\ns_count 1\n# TYPE h_bad histogram\n# EOF\n"},
-		{"quotes in help are escaped in OpenMetrics", OpenMetrics, []given{{text: "# HELP a say \"hi\" \\n \\\\ \\x\na 1\n"}},
+		{"quotes in help are escaped in OpenMetrics", OpenMetrics, []sourceInput{{text: "# HELP a say \"hi\" \\n \\\\ \\x\na 1\n"}},
 			"# HELP a say \\\"hi\\\" \\n \\\\ \\\\x\na 1\n# EOF\n"},
-		{"a counter that counts down is not OpenMetrics", OpenMetrics, []given{{text: "# TYPE a_total counter\na_total -1\na_total{b=\"c\"} 1\n"}},
+		{"a counter that counts down is not OpenMetrics", OpenMetrics, []sourceInput{{text: "# TYPE a_total counter\na_total -1\na_total{b=\"c\"} 1\n"}},
 			"# TYPE a counter\na_total{b=\"c\"} 1\n# EOF\n"},
 		{"OpenMetrics stays as it is", OpenMetrics,
-			[]given{{format: OpenMetrics, text: "# TYPE a counter\n# UNIT a seconds\n# TYPE b_seconds counter\n# UNIT b_seconds seconds\n# HELP b_seconds It.\nb_seconds_total 1.0 # {trace_id=\"x\"} 0.5 1.2\nb_seconds_created 1.2e9\n# TYPE i info\ni_info{v=\"1\"} 1\n# EOF\nmore 1\n"}},
+			[]sourceInput{{format: OpenMetrics, text: "# TYPE a counter\n# UNIT a seconds\n# TYPE b_seconds counter\n# UNIT b_seconds seconds\n# HELP b_seconds It.\nb_seconds_total 1.0 # {trace_id=\"x\"} 0.5 1.2\nb_seconds_created 1.2e9\n# TYPE i info\ni_info{v=\"1\"} 1\n# EOF\nmore 1\n"}},
 			"# HELP b_seconds It.\n# TYPE b_seconds counter\n# UNIT b_seconds seconds\nb_seconds_total 1.0 # {trace_id=\"x\"} 0.5 1.2\nb_seconds_created 1.2e9\n# TYPE i info\ni_info{v=\"1\"} 1\n# EOF\n"},
 		{"an exemplar that is not valid goes alone", OpenMetrics,
-			[]given{{format: OpenMetrics, text: "# TYPE b counter\nb_total 1 # {x} 1\nb_total{c=\"d\"} 1 # {x=\"" + strings.Repeat("y", 128) + "\"} 1\n# EOF\n"}},
+			[]sourceInput{{format: OpenMetrics, text: "# TYPE b counter\nb_total 1 # {x} 1\nb_total{c=\"d\"} 1 # {x=\"" + strings.Repeat("y", 128) + "\"} 1\n# EOF\n"}},
 			"# TYPE b counter\nb_total 1\nb_total{c=\"d\"} 1\n# EOF\n"},
 		{"OpenMetrics becomes text", Text,
-			[]given{{format: OpenMetrics, text: "# TYPE b counter\n# HELP b It \\\"is\\\".\nb_total{c=\"d\"} 1 1.25 # {t=\"x\"} 0.5\nb_created{c=\"d\"} 12\n# TYPE i info\ni_info{v=\"1\"} 1\n# TYPE u unknown\nu 1\n# TYPE s stateset\ns{s=\"a\"} 1\n# TYPE g gaugehistogram\ng_bucket{le=\"+Inf\"} 1\ng_gsum 2\ng_gcount 1\n# EOF\n"}},
+			[]sourceInput{{format: OpenMetrics, text: "# TYPE b counter\n# HELP b It \\\"is\\\".\nb_total{c=\"d\"} 1 1.25 # {t=\"x\"} 0.5\nb_created{c=\"d\"} 12\n# TYPE i info\ni_info{v=\"1\"} 1\n# TYPE u unknown\nu 1\n# TYPE s stateset\ns{s=\"a\"} 1\n# TYPE g gaugehistogram\ng_bucket{le=\"+Inf\"} 1\ng_gsum 2\ng_gcount 1\n# EOF\n"}},
 			"# HELP b_total It \"is\".\n# TYPE b_total counter\nb_total{c=\"d\"} 1 1250\n# TYPE i_info gauge\ni_info{v=\"1\"} 1\n# TYPE u untyped\nu 1\n# TYPE s gauge\ns{s=\"a\"} 1\n# TYPE g histogram\ng_bucket{le=\"+Inf\"} 1\ng_sum 2\ng_count 1\n"},
 		{"a name that is taken: the later source's is renamed", Text,
-			[]given{{text: "# TYPE a gauge\na 1\n"}, {text: "# TYPE a gauge\na 2\n# TYPE b gauge\nb 3\n"}},
+			[]sourceInput{{text: "# TYPE a gauge\na 1\n"}, {text: "# TYPE a gauge\na 2\n# TYPE b gauge\nb 3\n"}},
 			"# TYPE a gauge\na 1\n# TYPE app_a gauge\napp_a 2\n# TYPE b gauge\nb 3\n"},
 		{"a name that a histogram's sample has is taken too", Text,
-			[]given{{text: "# TYPE a histogram\na_bucket{le=\"+Inf\"} 1\na_sum 1\na_count 1\n"}, {text: "# TYPE a_count counter\na_count 2\n"}},
+			[]sourceInput{{text: "# TYPE a histogram\na_bucket{le=\"+Inf\"} 1\na_sum 1\na_count 1\n"}, {text: "# TYPE a_count counter\na_count 2\n"}},
 			"# TYPE a histogram\na_bucket{le=\"+Inf\"} 1\na_sum 1\na_count 1\n# TYPE app_a_count counter\napp_a_count 2\n"},
-		{"the first source has nobody to give way to", Text, []given{{text: "# TYPE a gauge\na 1\nb 1\n# TYPE a counter\na 2\n"}}, "# TYPE a gauge\na 1\nb 1\n"},
-		{"a family in pieces is text still", Text, []given{{text: "a 1\nb 1\na{c=\"d\"} 2\n# TYPE h summary\nh{quantile=\"0\"} 1\nb{c=\"d\"} 1\nh_sum 1\n"}},
+		{"the first source has nobody to give way to", Text, []sourceInput{{text: "# TYPE a gauge\na 1\nb 1\n# TYPE a counter\na 2\n"}}, "# TYPE a gauge\na 1\nb 1\n"},
+		{"a family in pieces is text still", Text, []sourceInput{{text: "a 1\nb 1\na{c=\"d\"} 2\n# TYPE h summary\nh{quantile=\"0\"} 1\nb{c=\"d\"} 1\nh_sum 1\n"}},
 			"a 1\nb 1\na{c=\"d\"} 2\n# TYPE h summary\nh{quantile=\"0\"} 1\nb{c=\"d\"} 1\nh_sum 1\n"},
-		{"a family in pieces is no OpenMetrics", OpenMetrics, []given{{text: "a 1\nb 1\na{c=\"d\"} 2\n"}}, "a 1\nb 1\n# EOF\n"},
+		{"a family in pieces is no OpenMetrics", OpenMetrics, []sourceInput{{text: "a 1\nb 1\na{c=\"d\"} 2\n"}}, "a 1\nb 1\n# EOF\n"},
 		{"a series that is there twice is written once", Text,
-			[]given{{text: "# TYPE a gauge\na{x=\"1\"} 1\na{x=\"2\"} 1\na{x=\"1\"} 1\na{x=\"1\"} 2\na 1\na{} 2\na 1 5\na 1 6\na 2 5\n# TYPE b counter\nb 1\nb 2\n# TYPE a gauge\na{x=\"2\"} 3\na{x=\"3\"} 3\n"}},
+			[]sourceInput{{text: "# TYPE a gauge\na{x=\"1\"} 1\na{x=\"2\"} 1\na{x=\"1\"} 1\na{x=\"1\"} 2\na 1\na{} 2\na 1 5\na 1 6\na 2 5\n# TYPE b counter\nb 1\nb 2\n# TYPE a gauge\na{x=\"2\"} 3\na{x=\"3\"} 3\n"}},
 			"# TYPE a gauge\na{x=\"1\"} 1\na{x=\"2\"} 1\na 1\na 1 5\na 1 6\n# TYPE b counter\nb 1\na{x=\"3\"} 3\n"},
 		{"a series that is there twice is no OpenMetrics", OpenMetrics,
-			[]given{{text: "# TYPE h histogram\nh_bucket{le=\"+Inf\"} 1\nh_count 1\nh_bucket{x=\"1\",le=\"+Inf\"} 1\nh_count{x=\"1\"} 1\nh_bucket{le=\"+Inf\"} 1\nh_count 1\na{x=\"1\"} 1\na{ x=\"1\" } 1\n"}},
+			[]sourceInput{{text: "# TYPE h histogram\nh_bucket{le=\"+Inf\"} 1\nh_count 1\nh_bucket{x=\"1\",le=\"+Inf\"} 1\nh_count{x=\"1\"} 1\nh_bucket{le=\"+Inf\"} 1\nh_count 1\na{x=\"1\"} 1\na{ x=\"1\" } 1\n"}},
 			"# TYPE h histogram\nh_bucket{le=\"+Inf\"} 1\nh_count 1\nh_bucket{x=\"1\",le=\"+Inf\"} 1\nh_count{x=\"1\"} 1\na{x=\"1\"} 1\n# EOF\n"},
 		{"several applications: one family, told apart", Text,
-			[]given{
+			[]sourceInput{
 				{text: "# TYPE envoy_a gauge\nenvoy_a 0\n"},
 				{later: "9/m", text: "# TYPE go gauge\ngo 2\ngo 2\n# TYPE own gauge\nown{scrape_target=\"x\"} 3\nown{scrape_target=\"x\",exported_scrape_target=\"y\"} 3\n# TYPE envoy_a gauge\nenvoy_a 4\n"},
 				{later: "8/m", format: OpenMetrics, text: "# TYPE go gauge\ngo{y=\"z\"} 2\n# TYPE own gauge\nown 5\n# TYPE x counter\nx_total 1\n# EOF\n"},
@@ -147,7 +147,7 @@ func TestMergeWritesEachRuleAsDocumented(t *testing.T) {
 }
 
 // mergeJoined is how the status server merges several applications.
-func mergeJoined(t *testing.T, out Format, g []given) string {
+func mergeJoined(t *testing.T, out Format, g []sourceInput) string {
 	t.Helper()
 	var b bytes.Buffer
 	m := NewMerger(&b, out)
@@ -164,7 +164,7 @@ func mergeJoined(t *testing.T, out Format, g []given) string {
 	return b.String()
 }
 
-func TestSourceThatBreaksOffKeepsItsWholeLines(t *testing.T) {
+func TestTruncatedSourceIsWrittenUpToItsLastLine(t *testing.T) {
 	var b bytes.Buffer
 	m := NewMerger(&b, Text)
 	broken := io.MultiReader(strings.NewReader("a 1\na{b=\"c\"} 2\na{b=\"ha"), iotest.ErrReader(errors.New("connection reset")))
@@ -203,14 +203,14 @@ func (e *endless) Read(p []byte) (int, error) {
 	return n, nil
 }
 
-func TestSourceWithoutEndIsCut(t *testing.T) {
+func TestSourceIsLimited(t *testing.T) {
 	for name, e := range map[string]*endless{
 		"series": {line: "a{n=\"%d\"} 1\n"}, "families": {line: "a%d 1\n"}, "one line": {line: "xxxxxxxxxxxxxxxx"}, "nothing": {line: "\n"},
 		"garbage": {line: "{{{{\n"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			m := NewMerger(io.Discard, Text)
-			var much *TooMuchError
+			var much *LimitError
 			limits := Limits{Bytes: 8 << 20, Families: 1000}
 			if _, err := m.Copy(e, Source{Limits: limits}); !errors.As(err, &much) {
 				t.Errorf("err = %v", err)
@@ -222,15 +222,15 @@ func TestSourceWithoutEndIsCut(t *testing.T) {
 	}
 }
 
-func TestLineThatIsTooLongCostsOnlyItself(t *testing.T) {
-	long := "# HELP a " + strings.Repeat("x", 3*longestLine) + "\n"
-	got, results := merge(t, Text, given{text: "a 1\n" + long + "b 2\n"})
+func TestTooLongLineIsDropped(t *testing.T) {
+	long := "# HELP a " + strings.Repeat("x", 3*maxLine) + "\n"
+	got, results := merge(t, Text, sourceInput{text: "a 1\n" + long + "b 2\n"})
 	if got != "a 1\nb 2\n" || results[0].Invalid != 1 {
 		t.Errorf("%q, %+v", got, results)
 	}
 }
 
-func TestMergeHoldsALineOfWhatPassesThrough(t *testing.T) {
+func TestMergeBuffersOneLine(t *testing.T) {
 	// Ten million series of one family, 300 MB, would show.
 	e := &endless{line: "a_family_of_metrics{path=\"/one\",code=\"200\"} 1\n"}
 	m := NewMerger(io.Discard, OpenMetrics)
@@ -244,23 +244,23 @@ func TestMergeHoldsALineOfWhatPassesThrough(t *testing.T) {
 	}
 }
 
-func TestOnlySoManySeriesAreRememberedToBeWrittenOnce(t *testing.T) {
+func TestRepeatedSeriesLimit(t *testing.T) {
 	const more = 1000
 	var lines, out strings.Builder
-	for n := range mostHad + more {
+	for n := range maxSeries + more {
 		fmt.Fprintf(&lines, "a{n=\"%d\"} 1\n", n)
 	}
 	m := NewMerger(&out, Text)
 	copied, err := m.Copy(strings.NewReader(lines.String()+lines.String()), Source{Once: true})
-	if err != nil || copied.Repeated != mostHad || copied.Invalid != 0 {
-		t.Errorf("%+v %v, want %d repeated", copied, err, mostHad)
+	if err != nil || copied.Repeated != maxSeries || copied.Invalid != 0 {
+		t.Errorf("%+v %v, want %d repeated", copied, err, maxSeries)
 	}
-	if err := m.Close(); err != nil || strings.Count(out.String(), "\n") != mostHad+2*more {
-		t.Errorf("%d lines, want %d; %v", strings.Count(out.String(), "\n"), mostHad+2*more, err)
+	if err := m.Close(); err != nil || strings.Count(out.String(), "\n") != maxSeries+2*more {
+		t.Errorf("%d lines, want %d; %v", strings.Count(out.String(), "\n"), maxSeries+2*more, err)
 	}
 }
 
-func TestWhatScraperAcceptsDecides(t *testing.T) {
+func TestParseAccept(t *testing.T) {
 	for accept, want := range map[string]Accepted{
 		"":           {Text: true},
 		"text/plain": {Text: true},
@@ -303,7 +303,7 @@ func FuzzMergeOfTokens(f *testing.F) {
 	}
 	f.Fuzz(func(t *testing.T, a, b, c []byte, bits uint8) {
 		format := func(bit int) Format { return Format(bits >> bit & 1) }
-		out := mergeJoined(t, format(0), []given{{format(1), spell(a), ""}, {format(2), spell(b), "9/m"}, {format(3), spell(c), "8/m"}, {format(4), spell(c) + spell(a) + spell(b), ""}})
+		out := mergeJoined(t, format(0), []sourceInput{{format(1), spell(a), ""}, {format(2), spell(b), "9/m"}, {format(3), spell(c), "8/m"}, {format(4), spell(c) + spell(a) + spell(b), ""}})
 		valid(t, format(0), out)
 		if twice := repeated(out); len(twice) > 0 {
 			t.Errorf("twice: %q in\n%s", twice, out)
@@ -318,7 +318,7 @@ func FuzzMerge(f *testing.F) {
 	f.Add("# TYPE g gaugehistogram\ng_bucket{le=\"+Inf\"} 1\ng_gsum 2\ng_gcount 1\n", "app_g 1\ng 1\n", "# UNIT g_s s\n# TYPE g_s gauge\ng_s 1\n# EOF", uint8(3))
 	f.Fuzz(func(t *testing.T, a, b, c string, bits uint8) {
 		format := func(bit int) Format { return Format(bits >> bit & 1) }
-		out := mergeJoined(t, format(0), []given{{format(1), a, ""}, {format(2), b, "9/m"}, {format(3), c, "8/m"}, {format(4), a + c + b, ""}})
+		out := mergeJoined(t, format(0), []sourceInput{{format(1), a, ""}, {format(2), b, "9/m"}, {format(3), c, "8/m"}, {format(4), a + c + b, ""}})
 		valid(t, format(0), out)
 		if twice := repeated(out); len(twice) > 0 {
 			t.Errorf("twice: %q in\n%s", twice, out)
@@ -326,7 +326,7 @@ func FuzzMerge(f *testing.F) {
 	})
 }
 
-func TestTheFirstPartOfNamesIsCutWhereANameStandsAndNowhereElse(t *testing.T) {
+func TestCutChangesNamesOnly(t *testing.T) {
 	const given = "# HELP first_next_requests_total It.\n# TYPE first_next_requests_total counter\nfirst_next_requests_total{a=\"first_next_b\"} 1\n" +
 		"first_next_requests_total{a=\"first_next_b\"} 2\nfirst_other{a=\"\\nfirst_next_\"} 2\nfirst_next_sum{} 3\nfirst_next 4\nfirst_first_next_x 5\n"
 	const want = "# HELP next_requests_total It.\n# TYPE next_requests_total counter\nnext_requests_total{a=\"first_next_b\"} 1\n" +
@@ -343,7 +343,7 @@ func TestTheFirstPartOfNamesIsCutWhereANameStandsAndNowhereElse(t *testing.T) {
 	}
 }
 
-func TestFamiliesWithoutAHelpTextGetTheSources(t *testing.T) {
+func TestHelpTextIsAdded(t *testing.T) {
 	const given = "# TYPE a counter\na 1\n# HELP b Own.\n# TYPE b gauge\nb 2\nc 3\n# TYPE a counter\na{d=\"e\"} 4\n"
 	for format, want := range map[Format]string{
 		Text:        "# HELP a Of x.\n# TYPE a counter\na 1\n# HELP b Own.\n# TYPE b gauge\nb 2\n# HELP c Of x.\nc 3\na{d=\"e\"} 4\n",
@@ -361,11 +361,11 @@ func TestFamiliesWithoutAHelpTextGetTheSources(t *testing.T) {
 	}
 }
 
-func TestASourceWaitsForAnotherWhoseNamesGoFirst(t *testing.T) {
+func TestUntilWaitsBeforePrefix(t *testing.T) {
 	var out strings.Builder
 	m := NewMerger(&out, Text)
 	app := m.Begin(strings.NewReader("# TYPE app counter\napp 1\n# HELP their_x Mine.\n# TYPE their_x gauge\ntheir_x{a=\"b\"} 2\ntheir_x 3\n# TYPE after gauge\nafter 4\n"), Source{Rename: true})
-	if !app.Until("none", "their_") {
+	if !app.CopyUntil("none", "their_") {
 		t.Error("it does not wait")
 	}
 	if _, err := m.Copy(strings.NewReader("# TYPE their_x counter\ntheir_x 9\nlast 1\n"), Source{}); err != nil {

@@ -40,7 +40,7 @@ type checker struct {
 	done            map[string]bool   // families
 	samples         map[string]string // whose family a sample's name is
 	family, kind    string
-	said            map[string]bool
+	declared        map[string]bool
 	samplesOfFamily int
 }
 
@@ -92,7 +92,7 @@ func (c *checker) begin(family string) error {
 		return fmt.Errorf("the family %s comes again", family)
 	}
 	c.done[family] = true
-	c.family, c.kind, c.said, c.samplesOfFamily = family, "unknown", map[string]bool{}, 0
+	c.family, c.kind, c.declared, c.samplesOfFamily = family, "unknown", map[string]bool{}, 0
 	return nil
 }
 
@@ -102,10 +102,10 @@ func (c *checker) describe(what, family, rest string) error {
 			return err
 		}
 	}
-	if c.said[what] {
+	if c.declared[what] {
 		return fmt.Errorf("%s comes twice", what)
 	}
-	c.said[what] = true
+	c.declared[what] = true
 	switch what {
 	case "TYPE":
 		if allowed[rest] == nil {

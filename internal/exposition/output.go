@@ -2,35 +2,35 @@ package exposition
 
 import "io"
 
-// mostPut is how much is put together before it is written. Sources have much in small pieces: what Envoy says of one
-// statistic is some kilobytes, with a text of the merger's before it.
-const mostPut = 64 << 10
+// maxPut is the number of bytes that are buffered before a write. Sources consist of small pieces: a family of Envoy
+// has a few kilobytes.
+const maxPut = 64 << 10
 
-// output writes in large pieces.
+// output is a buffered writer.
 type output struct {
 	to  io.Writer
 	err error
 	put []byte
 }
 
-// reset begins anew with another writer.
+// reset prepares the output for another writer.
 func (o *output) reset(to io.Writer) { o.to, o.err, o.put = to, nil, o.put[:0] }
 
 func (o *output) write(text []byte) {
 	if o.put == nil {
-		o.put = make([]byte, 0, mostPut)
+		o.put = make([]byte, 0, maxPut)
 	}
 	for len(text) > 0 {
-		n := min(len(text), mostPut-len(o.put))
+		n := min(len(text), maxPut-len(o.put))
 		o.put = append(o.put, text[:n]...)
 		text = text[n:]
-		if len(o.put) == mostPut {
+		if len(o.put) == maxPut {
 			o.flush()
 		}
 	}
 }
 
-// flush writes all that there is. The error is the first there was.
+// flush writes the buffer. It returns the first error of the writer.
 func (o *output) flush() error {
 	if o.err == nil && len(o.put) > 0 {
 		var n int

@@ -8,7 +8,7 @@ import (
 	"testing"
 )
 
-// pieces keeps what is written, and the length of each piece.
+// pieces records what is written, and the length of each write.
 type pieces struct {
 	bytes.Buffer
 	lengths []int
@@ -19,7 +19,7 @@ func (p *pieces) Write(text []byte) (int, error) {
 	return p.Buffer.Write(text)
 }
 
-func TestOutputWritesAllInOrderAndInLargePieces(t *testing.T) {
+func TestOutputBuffersWrites(t *testing.T) {
 	for seed := range uint64(30) {
 		random := rand.New(rand.NewPCG(seed, 1))
 		var got pieces
@@ -41,7 +41,7 @@ func TestOutputWritesAllInOrderAndInLargePieces(t *testing.T) {
 			t.Fatalf("seed %d: %d bytes were written, not the %d that were to be, or others", seed, got.Len(), len(want))
 		}
 		for i, n := range got.lengths {
-			if last := i == len(got.lengths)-1; n > mostPut || n < mostPut && !last || n == 0 {
+			if last := i == len(got.lengths)-1; n > maxPut || n < maxPut && !last || n == 0 {
 				t.Fatalf("seed %d: pieces of %d bytes", seed, got.lengths)
 			}
 		}
@@ -60,23 +60,23 @@ func (c *counted) Write(p []byte) (int, error) {
 	return len(p), nil
 }
 
-func TestOutputTellsTheFirstError(t *testing.T) {
+func TestOutputReportsFirstError(t *testing.T) {
 	to := &counted{most: 1}
 	out := output{to: to}
 	for range 5 {
-		out.write(make([]byte, mostPut+1))
+		out.write(make([]byte, maxPut+1))
 	}
 	if err := out.flush(); !errors.Is(err, errCounted) || to.writes != 2 {
 		t.Errorf("%v after %d writes", err, to.writes)
 	}
 }
 
-// half takes half of what it is given, and says nothing of it.
+// half is a writer that accepts half of the bytes and returns no error.
 type half struct{}
 
 func (half) Write(p []byte) (int, error) { return len(p) / 2, nil }
 
-func TestOutputTellsThatNotAllWasTaken(t *testing.T) {
+func TestOutputReportsShortWrite(t *testing.T) {
 	out := output{to: half{}}
 	out.write([]byte("ab"))
 	if err := out.flush(); !errors.Is(err, io.ErrShortWrite) {

@@ -9,36 +9,36 @@ import (
 	"unicode/utf8"
 )
 
-// ErrNoEOF is the error of an OpenMetrics source that does not say that it is whole.
+// ErrNoEOF is the error of an OpenMetrics source without the final # EOF line.
 var ErrNoEOF = errors.New("it broke off: there is no # EOF at its end")
 
-// TooMuchError is the error of a source that has more than is taken from it.
-type TooMuchError struct {
+// LimitError is the error of a source that exceeds a limit.
+type LimitError struct {
 	What string
 }
 
-func (e *TooMuchError) Error() string { return "it has more than " + e.What + "; the rest is left out" }
+func (e *LimitError) Error() string { return "it has more than " + e.What + "; the rest is left out" }
 
-// Limits bound what is taken from a source; 0 is no bound.
+// Limits are the limits of a source; 0 is no limit.
 type Limits struct {
 	Bytes    int64
 	Families int
 }
 
-// visitor gets what a source consists of.
+// visitor receives the content of a source.
 type visitor interface {
-	// open begins a family, before its first sample. Only what is opened gets samples.
+	// open begins a family, before its first sample. Only opened families receive samples.
 	open(*family)
-	// sample is one value of the family that was opened last; suffix is what it adds to the family's name.
+	// sample receives one value of the current family. suffix is what the sample's name adds to the family's.
 	sample(s *sample, suffix string) (taken bool)
-	// verbatim takes whole lines of the family that was opened last from the beginning of a text, as far as it knows them
-	// to be valid, and gives how many bytes they are.
+	// verbatim copies known valid lines of the current family from the beginning of text. It returns the number of
+	// bytes that it copied.
 	verbatim(text []byte, f *family) (taken int)
-	// end closes the last family.
+	// end closes the current family.
 	end()
 }
 
-// reader takes a source apart.
+// reader parses a source.
 type reader struct {
 	in     *lines
 	format Format
@@ -46,21 +46,25 @@ type reader struct {
 	most   Limits
 	cut    Cut
 	opens  int // families so far
-	line   sample
+	// reserved are name prefixes that the source must not use. refused is the number of its families with such names.
+	reserved    []string
+	refused     int
+	lastRefused string
+	line        sample
 
-	head    family // what is described, or was opened
-	known   bool   // there is a head
+	head    family // the described or opened family
+	known   bool   // head is set
 	opened  bool
 	invalid int
-	whole   bool // # EOF was there
+	whole   bool // # EOF was read
 
-	before []string // beginnings of names before which to wait
-	held   []byte   // the line before which it waits
-	done   bool     // all was read that will be, and over says why no more
+	before []string // name prefixes before which the reader waits
+	held   []byte   // the line before which the reader waits
+	done   bool     // reading has ended, for the reason in over
 	over   error
 }
 
-// errWaits is why reading ended before a family; it goes on when read is called again.
+// errWaits is returned when reading stops before a family. The next call of read continues.
 var errWaits = errors.New("it waits before a family")
 
 func (r *reader) read() error {
@@ -77,7 +81,7 @@ func (r *reader) rest() error {
 		if !ok {
 			break
 		}
-		if err := r.one(line); err != nil {
+		if err := r.readLine(line); err != nil {
 			if !errors.Is(err, errWaits) {
 				r.close()
 			}
@@ -87,7 +91,7 @@ func (r *reader) rest() error {
 			break
 		}
 		if r.opened {
-			r.in.skip(r.visit.verbatim(r.in.ahead(), &r.head))
+			r.in.skip(r.visit.verbatim(r.in.buffered(), &r.head))
 		}
 	}
 	r.close()
@@ -115,8 +119,8 @@ func (r *reader) close() {
 	r.known, r.opened = false, false
 }
 
-// one handles one line.
-func (r *reader) one(line []byte) error {
+// readLine handles one line.
+func (r *reader) readLine(line []byte) error {
 	start := blanks(line, 0)
 	if start == len(line) {
 		return nil
@@ -125,7 +129,7 @@ func (r *reader) one(line []byte) error {
 		r.comment(line[start+1:])
 		return nil
 	}
-	cut := r.cut.of(line[start:])
+	cut := r.cut.cutLen(line[start:])
 	if !r.line.parse(line[start+cut:], r.format) {
 		r.invalid++
 		return nil
@@ -138,13 +142,16 @@ func (r *reader) one(line []byte) error {
 		r.close()
 		r.head, r.known = family{name: string(r.line.text(r.line.name)), cut: cut, plain: true}, true
 	}
+	if !r.opened && r.isReserved() {
+		return nil
+	}
 	if !r.opened {
 		if r.waits(r.head.name) {
 			r.held = line
 			return errWaits
 		}
 		if r.opens++; r.most.Families > 0 && r.opens > r.most.Families {
-			return &TooMuchError{fmt.Sprintf("%d families", r.most.Families)}
+			return &LimitError{fmt.Sprintf("%d families", r.most.Families)}
 		}
 		r.opened = true
 		r.visit.open(&r.head)
@@ -155,11 +162,25 @@ func (r *reader) one(line []byte) error {
 	return nil
 }
 
+// isReserved reports whether the current family has a reserved name, and counts the family once. The name without its
+// suffix is checked as well: a counter "istio" has samples "istio_total".
+func (r *reader) isReserved() bool {
+	name := r.head.name
+	if !slices.ContainsFunc(r.reserved, func(prefix string) bool { return strings.HasPrefix(name+"_", prefix) }) {
+		return false
+	}
+	if name != r.lastRefused {
+		r.lastRefused = name
+		r.refused++
+	}
+	return true
+}
+
 func (r *reader) waits(name string) bool {
 	return slices.ContainsFunc(r.before, func(prefix string) bool { return strings.HasPrefix(name, prefix) })
 }
 
-// comment reads a line that describes a family. What describes none, or says again what was said, is dropped.
+// comment reads a HELP, TYPE or UNIT line. Other comments and repeated lines are dropped.
 func (r *reader) comment(line []byte) {
 	at := blanks(line, 0)
 	end := tokenEnd(line, at)
@@ -178,7 +199,7 @@ func (r *reader) comment(line []byte) {
 		return
 	}
 	name, rest := line[at:end], line[blanks(line, end):]
-	cut := r.cut.of(name)
+	cut := r.cut.cutLen(name)
 	r.describe(keyword, name[cut:], rest)
 	r.head.cut = cut
 }
@@ -187,7 +208,7 @@ func (r *reader) describe(keyword string, name, rest []byte) {
 	same := r.known && r.head.header == string(name)
 	switch {
 	case same && r.opened:
-		return // said too late, or again
+		return // after the family's first sample, or repeated
 	case !same:
 		r.close()
 		named := string(name)
@@ -196,7 +217,7 @@ func (r *reader) describe(keyword string, name, rest []byte) {
 	f := &r.head
 	switch keyword {
 	case "TYPE":
-		k, ok := kindOf(rest[:tokenEnd(rest, 0)])
+		k, ok := parseKind(rest[:tokenEnd(rest, 0)])
 		if !ok {
 			r.invalid++
 		}
@@ -214,11 +235,11 @@ func (r *reader) describe(keyword string, name, rest []byte) {
 	}
 }
 
-// cleanHelp gives the text of a HELP line with escapes that all readers know: \\ and \n. In OpenMetrics a quote is escaped
-// too; writing sees to that.
+// cleanHelp returns the text of a HELP line with the escapes that all readers support: \\ and \n. For OpenMetrics, the
+// writer also escapes quotes.
 func cleanHelp(text []byte) string {
-	if len(text) > longestHelp {
-		text = text[:longestHelp]
+	if len(text) > maxHelp {
+		text = text[:maxHelp]
 	}
 	if utf8.Valid(text) && bytes.IndexByte(text, '\\') < 0 {
 		return string(text)
@@ -241,4 +262,4 @@ func cleanHelp(text []byte) string {
 	return strings.ToValidUTF8(b.String(), "\uFFFD")
 }
 
-const longestHelp = 8 << 10
+const maxHelp = 8 << 10

@@ -7,31 +7,31 @@ import (
 	"unicode/utf8"
 )
 
-// mostLabels bounds the labels of one sample; each is compared with all before it.
-const mostLabels = 128
+// maxLabels limits the labels of a sample. Each label is compared with all labels before it.
+const maxLabels = 128
 
 // span is a part of a line.
 type span struct{ from, to int }
 
-// label is where a label's name and its value, without the quotes, are.
+// label is the position of a label's name, and of its value without the quotes.
 type label struct{ name, value span }
 
-// sample is a line with a value, taken apart. It is used again for line after line.
+// sample is a parsed sample line. It is reused for each line.
 type sample struct {
 	line   []byte
 	name   span
 	labels span // between the braces
 	pairs  []label
-	// loose says that the labels are written in a way that OpenMetrics does not know: with blanks, or a comma at the end.
+	// loose: the labels have spaces or a trailing comma, which OpenMetrics does not allow.
 	loose           bool
 	value, time     span
-	exemplar        span // from its brace
+	exemplar        span // from its opening brace
 	exemplarPresent bool
 }
 
 func (s *sample) text(p span) []byte { return s.line[p.from:p.to] }
 
-// nameByte tells which bytes a name is made of: 1 anywhere, 2 not at the beginning, 4 not in a label's name.
+// nameByte classifies the bytes of a name: 1 is allowed anywhere, 2 not at the beginning, 4 not in a label's name.
 var nameByte = func() (table [256]uint8) {
 	for c := range table {
 		switch {
@@ -46,7 +46,7 @@ var nameByte = func() (table [256]uint8) {
 	return table
 }()
 
-// nameEnd is where the metric's name that begins at from ends; from itself if there is none.
+// nameEnd returns the end of the metric name that begins at from, or from if there is no name.
 func nameEnd(line []byte, from int) int {
 	if from >= len(line) || nameByte[line[from]] == 0 || nameByte[line[from]] == 2 {
 		return from
@@ -83,7 +83,7 @@ func tokenEnd(line []byte, from int) int {
 	return from
 }
 
-// parse takes a line apart, and says whether it is a sample that every reader of the format understands.
+// parse parses a line, and reports whether it is a valid sample for all readers of the format.
 func (s *sample) parse(line []byte, f Format) bool {
 	*s = sample{line: line, pairs: s.pairs[:0]}
 	at := blanks(line, 0)
@@ -108,7 +108,7 @@ func (s *sample) parse(line []byte, f Format) bool {
 	return s.parseRest(f)
 }
 
-// parseRest reads what may follow the value: a time and, in OpenMetrics, an exemplar.
+// parseRest parses the optional parts after the value: a timestamp and, in OpenMetrics, an exemplar.
 func (s *sample) parseRest(f Format) bool {
 	at := blanks(s.line, s.value.to)
 	if at < len(s.line) && s.line[at] != '#' {
@@ -129,7 +129,7 @@ func (s *sample) parseRest(f Format) bool {
 	return s.exemplar.from < s.exemplar.to && s.line[at] == '{'
 }
 
-// parseLabels reads labels from behind the opening brace to behind the closing one.
+// parseLabels parses labels from after the opening brace to after the closing brace.
 func (s *sample) parseLabels(from int) (end int, ok bool) {
 	line, at := s.line, from
 	for {
@@ -161,11 +161,11 @@ func (s *sample) parseLabels(from int) (end int, ok bool) {
 	}
 }
 
-// parseLabel reads name="value".
+// parseLabel parses name="value".
 func (s *sample) parseLabel(at int) (end int, ok bool) {
 	line := s.line
 	name := span{at, labelNameEnd(line, at)}
-	if name.from == name.to || len(s.pairs) == mostLabels {
+	if name.from == name.to || len(s.pairs) == maxLabels {
 		return at, false
 	}
 	if at = blanks(line, name.to); at >= len(line) || line[at] != '=' {
@@ -185,7 +185,7 @@ func (s *sample) parseLabel(at int) (end int, ok bool) {
 	return value.to + 1, true
 }
 
-// newLabel says whether a label's name is not reserved and not there yet.
+// newLabel reports whether a label's name is neither reserved nor repeated.
 func (s *sample) newLabel(name []byte) bool {
 	for _, p := range s.pairs {
 		if bytes.Equal(s.text(p.name), name) {
@@ -195,7 +195,7 @@ func (s *sample) newLabel(name []byte) bool {
 	return string(name) != "__name__"
 }
 
-// quotedEnd finds the quote that ends a text, and checks the escapes before it.
+// quotedEnd returns the position of the closing quote, and checks the escapes before it.
 func quotedEnd(line []byte, from int) (end int, ok bool) {
 	for at := from; ; {
 		n := bytes.IndexByte(line[at:], '"')
@@ -214,7 +214,7 @@ func quotedEnd(line []byte, from int) (end int, ok bool) {
 	}
 }
 
-// find gives the label of a name.
+// find returns the label with a name.
 func (s *sample) find(name string) (label, bool) {
 	for _, p := range s.pairs {
 		if string(s.text(p.name)) == name {
@@ -224,7 +224,7 @@ func (s *sample) find(name string) (label, bool) {
 	return label{}, false
 }
 
-// validValue takes what both formats understand, after value has put it right.
+// validValue reports whether both formats accept the value, after appendValue has normalized it.
 func validValue(text []byte) bool {
 	if wholeNumber(text, 15) {
 		return true
@@ -245,7 +245,7 @@ func wholeNumber(text []byte, digits int) bool {
 	return true
 }
 
-// parseFloat reads decimal numbers, infinities and NaN; not Go's hexadecimal ones, nor those out of range.
+// parseFloat parses decimal numbers, infinities and NaN. It rejects Go's hexadecimal numbers and numbers out of range.
 func parseFloat(text []byte) (float64, bool) {
 	if len(text) == 0 || len(text) > 64 || bytes.ContainsAny(text, "pPxX_") {
 		return 0, false
@@ -254,7 +254,7 @@ func parseFloat(text []byte) (float64, bool) {
 	return v, err == nil
 }
 
-// validTime: text counts whole milliseconds, OpenMetrics seconds.
+// validTime checks a timestamp: whole milliseconds in text format, seconds in OpenMetrics.
 func validTime(text []byte, f Format) bool {
 	if f == Text {
 		_, err := strconv.ParseInt(string(text), 10, 64)

@@ -5,49 +5,49 @@ import (
 	"io"
 )
 
-// Spool is a source that is held in memory whole, so that its families can be written with those of the same name of
-// another source.
+// Spool holds a whole source in memory, so that its families can be written with those of the same name in another
+// source.
 type Spool struct {
-	label    Label
-	format   Format
-	families []*spooled
-	byName   map[string]*spooled
-	current  *spooled
-	had      *had
-	result   Copied
+	label      Label
+	format     Format
+	families   []*spooled
+	byName     map[string]*spooled
+	current    *spooled
+	seenSeries *seenSeries
+	result     Copied
 }
 
-// spooled is a family of a spool, and its lines.
+// spooled is a family of a spool with its lines.
 type spooled struct {
 	family
 	lines   [][]byte
 	written bool
 }
 
-// NewSpool takes apart what was read from a source whose samples are to have a label. What is valid of it is kept whatever
-// the error, which is the source's. The text must not change afterwards.
+// NewSpool parses the text of a source and adds a label to its samples. On an error of the source, the spool has its
+// valid part. The text must not change afterwards.
 func NewSpool(text []byte, l Label, s Source) (*Spool, error) {
-	sp := &Spool{label: l, format: s.Format, byName: make(map[string]*spooled), had: newHad(s.Once)}
-	r := &reader{in: wholeText(text), format: s.Format, visit: sp, most: s.Limits, cut: s.Cut}
+	sp := &Spool{label: l, format: s.Format, byName: make(map[string]*spooled), seenSeries: newSeenSeries(s.Once)}
+	r := &reader{in: wholeText(text), format: s.Format, visit: sp, most: s.Limits, cut: s.Cut, reserved: s.Reserved}
 	err := r.read()
-	sp.result = Copied{Bytes: int64(len(text)), Invalid: r.invalid + r.in.tooLong}
+	sp.result = Copied{Bytes: int64(len(text)), Invalid: r.invalid + r.in.tooLong, Reserved: r.refused}
 	return sp, err
 }
 
-// wholeText gives the lines of a text without copying them.
+// wholeText returns the lines of a text without copying them.
 func wholeText(text []byte) *lines {
 	return &lines{buf: text[:len(text):len(text)], end: len(text), bytes: int64(len(text)), err: io.EOF}
 }
 
-// Result is what came of the spool, once the merger is closed.
+// Result returns the result of the spool. Call it after the merger is closed.
 func (s *Spool) Result() Copied {
-	s.result.Repeated = s.had.count()
+	s.result.Repeated = s.seenSeries.count()
 	return s.result
 }
 
 func (s *Spool) open(f *family) {
 	if s.current = s.byName[f.name]; s.current != nil && (s.current.kind == f.kind || !f.typed) && s.current.plain == f.plain {
-		return // goes on with a family that it left
+		return // continues an earlier family
 	}
 	s.current = &spooled{family: *f}
 	s.families = append(s.families, s.current)
@@ -58,8 +58,8 @@ func (s *Spool) open(f *family) {
 
 func (s *Spool) sample(line *sample, _ string) bool {
 	f := s.current
-	// Lines that follow each other are kept as one piece, to hold less.
-	if n := len(f.lines); n > 0 && adjacent(f.lines[n-1], line.line) {
+	// Consecutive lines are stored as one piece to save memory.
+	if n := len(f.lines); n > 0 && isAdjacent(f.lines[n-1], line.line) {
 		last := f.lines[n-1]
 		f.lines[n-1] = last[:len(last)+1+len(line.line)]
 		return true
@@ -68,26 +68,26 @@ func (s *Spool) sample(line *sample, _ string) bool {
 	return true
 }
 
-// adjacent says whether b comes right after a and the newline that ends it.
-func adjacent(a, b []byte) bool {
+// isAdjacent reports whether b follows directly after a and the newline that ends a.
+func isAdjacent(a, b []byte) bool {
 	return cap(a) > len(a)+len(b) && len(b) > 0 && &a[:len(a)+2][len(a)+1] == &b[0]
 }
 
-// verbatim takes nothing: what is kept is taken apart when it is written.
+// verbatim copies nothing: lines are parsed again when they are written.
 func (s *Spool) verbatim([]byte, *family) int { return 0 }
 
 func (s *Spool) end() {}
 
-// join writes the samples that spools have of a family that was just written, perhaps under another name.
+// join writes the samples that the spools have of the family that was just written, which may have another name there.
 func (m *Merger) join(spools []*Spool, f *family, prefix string) {
 	for _, sp := range spools {
 		if other := sp.byName[f.name]; other != nil && !other.written && other.kind == f.kind && other.plain == f.plain {
-			m.write(&copier{Merger: m, from: sp.format, label: &sp.label, had: sp.had, numbered: other.numbered(), current: *f, prefix: prefix, writing: true}, sp, other)
+			m.write(&copier{Merger: m, from: sp.format, label: &sp.label, seenSeries: sp.seenSeries, numbered: other.numericLabelKind(), current: *f, prefix: prefix, writing: true}, sp, other)
 		}
 	}
 }
 
-// flush writes what is left of a spool, and with each family those of the same name of the spools after it.
+// flush writes the remaining families of a spool, each with the families of the same name in later spools.
 func (m *Merger) flush(i int) {
 	sp := m.later[i]
 	m.source++
@@ -95,7 +95,7 @@ func (m *Merger) flush(i int) {
 		if f.written {
 			continue
 		}
-		c := &copier{Merger: m, id: m.source, from: sp.format, label: &sp.label, had: sp.had, rename: true}
+		c := &copier{Merger: m, id: m.source, from: sp.format, label: &sp.label, seenSeries: sp.seenSeries, rename: true}
 		c.open(&f.family)
 		m.write(c, sp, f)
 		sp.result.Duplicates += c.duplicates

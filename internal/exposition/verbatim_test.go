@@ -7,7 +7,7 @@ import (
 	"testing"
 )
 
-// aLineAtATime gives no more than a line with each read: then nothing is ahead that could pass as it stands.
+// aLineAtATime is a reader that returns at most one line per call, so that no line can be copied without parsing.
 type aLineAtATime struct{ rest string }
 
 func (r *aLineAtATime) Read(p []byte) (int, error) {
@@ -23,7 +23,8 @@ func (r *aLineAtATime) Read(p []byte) (int, error) {
 	return n, nil
 }
 
-// mergedFrom merges two sources, the second of which gives way and perhaps waits at a name, and tells what came of them.
+// mergedFrom merges two sources and returns the output and both results. The second source is copied up to a name in
+// waitAt, and then after the first.
 func mergedFrom(out Format, formats [2]Format, once bool, first, second io.Reader, waitAt ...string) (string, [2]Copied) {
 	var b bytes.Buffer
 	var copied [2]Copied
@@ -31,7 +32,7 @@ func mergedFrom(out Format, formats [2]Format, once bool, first, second io.Reade
 	cut := Cut{First: "a", Next: "b"}
 	copied[0], _ = m.Copy(first, Source{Format: formats[0], Cut: cut, Once: once})
 	parts := m.Begin(second, Source{Format: formats[1], Rename: true, Cut: cut, Once: once})
-	parts.Until(waitAt...)
+	parts.CopyUntil(waitAt...)
 	copied[1], _ = parts.Finish()
 	copied[0].Bytes, copied[1].Bytes = 0, 0 // which depend on how much was read beyond an # EOF
 	_ = m.Close()
@@ -50,7 +51,7 @@ func sameAsParsed(t *testing.T, out Format, formats [2]Format, first, second str
 	}
 }
 
-func TestLinesThatPassAsTheyStandAreThoseThatParsingWrites(t *testing.T) {
+func TestVerbatimCopyEqualsParsing(t *testing.T) {
 	const labels = `{c="x"}`
 	for name, text := range map[string]string{
 		"counters":                               "# TYPE a counter\na" + labels + " 1\na" + labels + " 2\na{c=\"y\"} 2\n# TYPE b counter\nb" + labels + " 1\nb{c=\"y\"} 3\n",
@@ -76,7 +77,7 @@ func TestLinesThatPassAsTheyStandAreThoseThatParsingWrites(t *testing.T) {
 	}
 }
 
-func FuzzLinesThatPassAsTheyStand(f *testing.F) {
+func FuzzVerbatimCopy(f *testing.F) {
 	for i := range 16 {
 		line := []byte{4, byte(9 + i), byte(24 + i%9), byte(9 + i), byte(39 + i), 33, byte(9 + i), byte(39 + i), 33, byte(13 + i%4), 34}
 		f.Add(line, append(line, line...), uint8(37*i))

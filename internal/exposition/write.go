@@ -9,11 +9,11 @@ import (
 
 const exported = "exported_"
 
-// Label is added to the samples of a source, to tell them from others of the same name. A label of that name that a sample
-// has already goes by exported_<name>.
+// Label is added to the samples of a source, to distinguish them from samples of the same name. A sample's own label of
+// that name becomes exported_<name>.
 type Label struct{ Name, Value string }
 
-// appendSeries writes the name and the labels of a sample in the format that is written.
+// appendSeries appends the name and labels of a sample in the output format.
 func (c *copier) appendSeries(b []byte, s *sample, suffix string) []byte {
 	b = append(append(b, c.prefix...), s.text(s.name)...)
 	if c.format == Text && c.current.kind == gaugeHistogram && len(suffix) > 2 && suffix[1] == 'g' {
@@ -22,18 +22,18 @@ func (c *copier) appendSeries(b []byte, s *sample, suffix string) []byte {
 	return c.appendLabels(b, s)
 }
 
-// appendPoint writes what goes after them.
+// appendPoint appends the value, timestamp and exemplar.
 func (c *copier) appendPoint(b []byte, s *sample, suffix string) []byte {
 	b = append(b, ' ')
 	b = appendValue(b, s.text(s.value))
 	return append(c.appendRest(b, s, suffix), '\n')
 }
 
-// appendLabels copies the labels as they are where that will do.
+// appendLabels appends the labels. It copies them unchanged where possible.
 func (c *copier) appendLabels(b []byte, s *sample) []byte {
 	canonical := ""
 	if c.format == OpenMetrics {
-		canonical = c.number()
+		canonical = c.numericLabel()
 	}
 	if len(s.pairs) == 0 && c.label == nil {
 		return b
@@ -61,7 +61,7 @@ func (c *copier) appendLabels(b []byte, s *sample) []byte {
 	return b
 }
 
-// appendRest writes what follows the value.
+// appendRest appends what follows the value.
 func (c *copier) appendRest(b []byte, s *sample, suffix string) []byte {
 	if t := s.text(s.time); len(t) > 0 {
 		b = append(b, ' ')
@@ -80,7 +80,7 @@ func (c *copier) appendRest(b []byte, s *sample, suffix string) []byte {
 	return b
 }
 
-// appendSeconds turns whole milliseconds into seconds.
+// appendSeconds converts whole milliseconds to seconds.
 func appendSeconds(b, milliseconds []byte) []byte {
 	n, err := strconv.ParseInt(string(milliseconds), 10, 64)
 	if err != nil {
@@ -97,7 +97,7 @@ func appendMilliseconds(b, seconds []byte) []byte {
 	return strconv.AppendInt(b, int64(math.Round(v*1000)), 10)
 }
 
-// appendValue writes infinities and NaN as both formats want them.
+// appendValue appends a value, with infinities and NaN in the form that both formats require.
 func appendValue(b, text []byte) []byte {
 	if c := text[len(text)-1]; (c >= '0' && c <= '9') || c == '.' {
 		return append(b, text...)
@@ -121,7 +121,7 @@ func appendQuoted(b []byte, text string) []byte {
 	return append(b, '"')
 }
 
-// appendComment writes text as one line that no reader takes for more than a comment.
+// appendComment appends text as one line that every reader parses as a comment.
 func appendComment(b []byte, text string) []byte {
 	b = append(b, "# pilotfish: "...)
 	for _, r := range strings.ToValidUTF8(text, "\uFFFD") {
@@ -140,15 +140,15 @@ func escapedHelp(text string, f Format) string {
 	return text
 }
 
-// validUnit: a unit is a name, and the end of the family's.
+// validUnit reports whether a unit is a valid name and the end of the family's name.
 func validUnit(name, unit string) bool {
 	return labelNameEnd([]byte(unit), 0) == len(unit) && strings.HasSuffix(name, "_"+unit)
 }
 
-// mostExemplar is how many characters the labels of an exemplar may have, by the standard.
-const mostExemplar = 128
+// maxExemplar is the limit of OpenMetrics for the characters in an exemplar's labels.
+const maxExemplar = 128
 
-// appendExemplar writes an exemplar: it looks like a sample without a name. One that is not valid is left out.
+// appendExemplar appends an exemplar, which has the form of a sample without a name. Invalid exemplars are dropped.
 func appendExemplar(b, text []byte) []byte {
 	var s sample
 	if !s.parse(append([]byte("x"), text...), OpenMetrics) || s.exemplarPresent || s.loose {
@@ -158,7 +158,7 @@ func appendExemplar(b, text []byte) []byte {
 	for _, p := range s.pairs {
 		length += len(bytes.Runes(s.text(p.name))) + len(bytes.Runes(s.text(p.value)))
 	}
-	if length > mostExemplar {
+	if length > maxExemplar {
 		return b
 	}
 	b = append(append(append(b, " # {"...), s.text(s.labels)...), "} "...)

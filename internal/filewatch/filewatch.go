@@ -1,16 +1,16 @@
-// Package filewatch is fsnotify's watcher, made safe to call while it fails.
+// Package filewatch wraps the watcher of fsnotify so that its methods do not block while the kernel reports errors.
 package filewatch
 
 import "github.com/fsnotify/fsnotify"
 
-// Watcher tells of changes of files. Its Errors are taken already; Failures are to be read in their place.
+// Watcher reports changes of files. Read Failures in place of Errors.
 type Watcher struct {
 	*fsnotify.Watcher
-	// Failures keeps the first of the errors that were not read yet; later ones say no more. It is not closed.
+	// Failures receives the first unread error; later errors are dropped until it is read. It is never closed.
 	Failures <-chan error
 }
 
-// New makes a watcher. Close ends all that it began.
+// New returns a watcher. Close releases it.
 func New() (*Watcher, error) {
 	w, err := fsnotify.NewWatcher()
 	if err != nil {
@@ -19,8 +19,8 @@ func New() (*Watcher, error) {
 	return &Watcher{Watcher: w, Failures: drain(w.Errors)}, nil
 }
 
-// drain takes errors off at once and keeps one: a watcher that waits for its error to be read holds the lock that its other
-// methods need, and whoever calls one of them is not there to read.
+// drain reads errors at once and stores one. A watcher whose error is not read holds the lock that its other methods
+// need, and the goroutine that calls one of them cannot read the error.
 func drain(errors <-chan error) <-chan error {
 	kept := make(chan error, 1)
 	go func() {

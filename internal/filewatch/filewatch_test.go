@@ -9,12 +9,12 @@ import (
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
-func TestErrorsThatNobodyReadsHoldNobodyUp(t *testing.T) {
+func TestUnreadErrorsDoNotBlock(t *testing.T) {
 	errs := make(chan error)
 	kept := drain(errs)
 	first := errors.New("first")
 	errs <- first
-	for range 10 { // each would wait for a reader
+	for range 10 { // each error would block until it is read
 		errs <- errors.New("later")
 	}
 	close(errs)

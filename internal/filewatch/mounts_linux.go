@@ -12,23 +12,23 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// mountTable is what the kernel says is mounted in this process's mount namespace. A poll of it tells of each change.
+// mountTable is the kernel's list of mounts in this process's mount namespace. The kernel reports each change to poll.
 const mountTable = "/proc/self/mountinfo"
 
-// Mounts tells of file systems that are put over paths, or over directories above or below them, and taken away: a watch of
-// a directory is told of the first by nobody.
+// Mounts reports mounts and unmounts at paths, and at directories above or below them. A watch of a directory is not
+// notified when something is mounted over it.
 type Mounts struct {
-	// Changes holds one while there is a change that was not read yet; what there is now is to be looked at anew. It is not
-	// closed.
+	// Changes receives a value for a change, and holds it until it is read: the reader then looks at the paths again.
+	// It is never closed.
 	Changes <-chan struct{}
 
 	table, ended *os.File
 	running      sync.WaitGroup
 }
 
-// WatchMounts begins to watch. Close ends it.
+// WatchMounts starts the watch. Close stops it.
 func WatchMounts(paths ...string) (*Mounts, error) {
-	// Not by os.Open: a file is told of each change once, and Go's own poller would be who hears of it.
+	// Not os.Open: the kernel reports each change to one poll, and Go's own poller would receive it.
 	fd, err := unix.Open(mountTable, unix.O_RDONLY|unix.O_CLOEXEC, 0)
 	if err != nil {
 		return nil, &os.PathError{Op: "open", Path: mountTable, Err: err}
@@ -41,7 +41,7 @@ func WatchMounts(paths ...string) (*Mounts, error) {
 	}
 	changes := make(chan struct{}, 1)
 	m := &Mounts{Changes: changes, table: table, ended: ended}
-	// Where links led at first is looked at too: what is mounted above may hide where they lead.
+	// The original targets of links are watched as well: a mount above a link may hide its target.
 	paths = slices.Concat(paths, resolvedAll(paths))
 	before := mountsOn(table, paths)
 	m.running.Go(func() {
@@ -61,7 +61,7 @@ func WatchMounts(paths ...string) (*Mounts, error) {
 	return m, nil
 }
 
-// await waits for a change of the table; false is that nobody wants to know of it any more.
+// await waits for a change of the table. It returns false when the watch is closed.
 func (m *Mounts) await(asked *os.File) bool {
 	for {
 		wanted := []unix.PollFd{{Fd: int32(m.table.Fd()), Events: unix.POLLPRI}, {Fd: int32(asked.Fd()), Events: unix.POLLIN}}
@@ -74,14 +74,14 @@ func (m *Mounts) await(asked *os.File) bool {
 	}
 }
 
-// Close ends the watch, and returns when it has ended.
+// Close stops the watch and waits until it has stopped.
 func (m *Mounts) Close() {
-	_ = m.ended.Close() // which is what tells the watch
+	_ = m.ended.Close() // wakes the watch
 	m.running.Wait()
 	_ = m.table.Close()
 }
 
-// mountsOn are what is mounted on the paths, above them or below them, in the order of mounting.
+// mountsOn returns the mounts at the paths, above them or below them, in the order of mounting.
 func mountsOn(table *os.File, paths []string) (on []string) {
 	if _, err := table.Seek(0, 0); err != nil {
 		return nil
@@ -94,7 +94,7 @@ func mountsOn(table *os.File, paths []string) (on []string) {
 			continue
 		}
 		point := unescaped(fields[4])
-		if slices.ContainsFunc(real, func(path string) bool { return below(path, point) || below(point, path) }) {
+		if slices.ContainsFunc(real, func(path string) bool { return isBelow(path, point) || isBelow(point, path) }) {
 			on = append(on, fields[0]+" "+fields[2]+" "+point)
 		}
 	}
@@ -110,7 +110,7 @@ func resolvedAll(paths []string) (real []string) {
 	return real
 }
 
-// resolved is where a path leads, as far as there is something.
+// resolved returns a path with its links resolved, as far as it exists.
 func resolved(path string) string {
 	if to, err := filepath.EvalSymlinks(path); err == nil || path == filepath.Dir(path) {
 		return filepath.Clean(to)
@@ -118,11 +118,11 @@ func resolved(path string) string {
 	return filepath.Join(resolved(filepath.Dir(path)), filepath.Base(path))
 }
 
-func below(dir, path string) bool {
+func isBelow(dir, path string) bool {
 	return dir == path || strings.HasPrefix(path, strings.TrimSuffix(dir, "/")+"/")
 }
 
-// unescaped is a path as the kernel has it, which writes some bytes of it as \ and three octal digits.
+// unescaped decodes a path of mountinfo, in which the kernel writes some bytes as \ and three octal digits.
 func unescaped(text string) string {
 	if !strings.Contains(text, `\`) {
 		return text

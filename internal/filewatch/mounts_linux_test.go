@@ -11,7 +11,7 @@ import (
 	"github.com/pilotfish-mesh/pilotfish/internal/testns"
 )
 
-func TestMountsThatConcernAPathAreToldOf(t *testing.T) {
+func TestMountsAtAPathAreReported(t *testing.T) {
 	if !testns.WithOwnMounts(t, "") {
 		return
 	}
@@ -32,21 +32,21 @@ func TestMountsThatConcernAPathAreToldOf(t *testing.T) {
 	}
 	defer m.Close()
 	for _, dir := range []string{watched, filepath.Join(watched, "below"), filepath.Dir(watched)} {
-		// What concerns nobody comes first; of that there would be one change too many.
+		// An unrelated mount is first; it must not cause a change.
 		if err := unix.Mount("tmpfs", filepath.Join(root, "other"), "tmpfs", 0, ""); err != nil {
 			t.Fatal(err)
 		}
 		if err := unix.Mount("tmpfs", dir, "tmpfs", 0, ""); err != nil {
 			t.Fatal(err)
 		}
-		told(t, m, dir+" is mounted")
+		expectChange(t, m, dir+" is mounted")
 		unmount(t, dir)
-		told(t, m, dir+" is unmounted")
+		expectChange(t, m, dir+" is unmounted")
 		unmount(t, filepath.Join(root, "other"))
 	}
 }
 
-// unmount asks again where the watch is just looking at what is mounted, for which it is in use.
+// unmount retries while the watch reads the mounts, because the file system is then in use.
 func unmount(t *testing.T, dir string) {
 	t.Helper()
 	for end := time.Now().Add(30 * time.Second); ; time.Sleep(time.Millisecond) {
@@ -60,7 +60,7 @@ func unmount(t *testing.T, dir string) {
 	}
 }
 
-func told(t *testing.T, m *Mounts, what string) {
+func expectChange(t *testing.T, m *Mounts, what string) {
 	t.Helper()
 	select {
 	case <-m.Changes:

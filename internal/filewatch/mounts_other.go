@@ -4,10 +4,10 @@ package filewatch
 
 import "errors"
 
-// Mounts is not there on this system.
+// Mounts is not supported on this system.
 type Mounts struct{ Changes <-chan struct{} }
 
-// WatchMounts says that the system tells nothing of mounts.
+// WatchMounts returns errors.ErrUnsupported.
 func WatchMounts(...string) (*Mounts, error) { return nil, errors.ErrUnsupported }
 
 // Close does nothing.

@@ -1,30 +1,30 @@
-// Package health is the form in which each part of the agent tells how it is, so that a probe's answer can name what is
-// wrong, since when, and what a person can do.
+// Package health defines how each component of the agent reports its health, so that a probe's response can name the
+// failure, its start and the remedy.
 package health
 
 import "time"
 
-// Condition is how one part is at one moment. The zero value is not well, for no reason that is known.
+// Condition is the health of one component. The zero value is unhealthy, without a known reason.
 type Condition struct {
-	// OK says that the part can be relied on.
+	// OK reports whether the component works.
 	OK bool
-	// Reason says what is wrong, or what is worth knowing although the part is well.
+	// Reason states what is wrong, or what is worth knowing about a healthy component.
 	Reason string
-	// Remedy says what a person can do about it; empty where there is nothing to do but to wait.
+	// Remedy states what a person can do; empty if waiting is all.
 	Remedy string
-	// Since is when it came to be so; zero when the part does not know.
+	// Since is the time since which the condition holds; zero if unknown.
 	Since time.Time
-	// Silent: the part does not answer, which on a busy machine tells nothing of how it is.
+	// Silent means that the component does not respond. On a busy machine that does not show a failure.
 	Silent bool
 }
 
-// Well is the condition of a part of which there is nothing to tell.
+// Well is the condition of a healthy component without a reason.
 var Well = Condition{OK: true}
 
-// Check tells a condition. It answers soon: a probe waits for it.
+// Check returns a condition. It must return quickly: a probe waits for it.
 type Check func() Condition
 
-// Plain makes a check of a function that knows no more than a verdict and a reason.
+// Plain converts a function that returns a verdict and a reason to a Check.
 func Plain(f func() (ok bool, reason string)) Check {
 	return func() Condition {
 		ok, reason := f()

@@ -1,5 +1,5 @@
-// Package owner gives files to another user: an agent that runs as root has its Envoy run as somebody who is not. That user
-// is not trusted with more than what is his: where he may have made a link in the place of a file, it is not followed.
+// Package owner changes the owner of files: an agent that runs as root runs its Envoy as an unprivileged user. That
+// user is not trusted: symbolic links that the user may have created in place of a file are not followed.
 package owner
 
 import (
@@ -10,10 +10,11 @@ import (
 	"path/filepath"
 )
 
-// Owner is a user and a group. A nil one is this process's own user, who has what it makes already.
+// Owner is a user and a group. A nil Owner is this process's user; its methods then change no owner.
 type Owner struct{ UID, GID uint32 }
 
-// Give makes a file the owner's. It has to be this process's, or the owner's already, and to have no other name.
+// Give changes a file's owner. The file must belong to this process's user or to the owner, and must have one hard
+// link.
 func (o *Owner) Give(path string) error {
 	if o == nil {
 		return nil
@@ -24,7 +25,7 @@ func (o *Owner) Give(path string) error {
 	return nil
 }
 
-// GiveOpen makes an open file the owner's.
+// GiveOpen changes the owner of an open file.
 func (o *Owner) GiveOpen(f *os.File) error {
 	if o == nil {
 		return nil
@@ -32,8 +33,8 @@ func (o *Owner) GiveOpen(f *os.File) error {
 	return f.Chown(int(o.UID), int(o.GID))
 }
 
-// Show lets the owner's group read a file, or enter and list a directory, that is in a directory of this process's user. The
-// file is this process's, and others may do nothing with it.
+// Show makes a file or directory readable for the owner's group, and for no other user. It must be in a directory of
+// this process's user, and stays owned by this process's user.
 func (o *Owner) Show(path string) error {
 	if o == nil {
 		return nil
@@ -55,8 +56,8 @@ func (o *Owner) Show(path string) error {
 	return os.Chmod(path, mode)
 }
 
-// MkdirAll makes a directory, and those above it that are missing, so that the owner may enter them; with no owner, with
-// that mode.
+// MkdirAll creates a directory and its missing parents, which the owner may enter. Without an owner, the directories
+// have the specified mode.
 func (o *Owner) MkdirAll(dir string, mode fs.FileMode) error {
 	if o == nil {
 		return os.MkdirAll(dir, mode)
@@ -70,7 +71,7 @@ func (o *Owner) MkdirAll(dir string, mode fs.FileMode) error {
 	}
 	err := os.MkdirAll(dir, enterable)
 	for _, at := range made {
-		err = errors.Join(err, os.Chmod(at, enterable)) // whatever the mask took away
+		err = errors.Join(err, os.Chmod(at, enterable)) // the umask may have removed bits
 	}
 	return err
 }

@@ -9,7 +9,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// give holds on to what has the name, so that it is still what was looked at when it is given away.
+// give opens the path first, so that the checked file is the one whose owner changes.
 func give(path string, o *Owner) error {
 	fd, err := unix.Open(path, unix.O_PATH|unix.O_NOFOLLOW|unix.O_CLOEXEC, 0)
 	if err != nil {
@@ -32,14 +32,14 @@ func give(path string, o *Owner) error {
 	return unix.Fchownat(fd, "", int(o.UID), int(o.GID), unix.AT_EMPTY_PATH)
 }
 
-// needed are the capabilities that it takes to run a program as another user, and to end it: without the last it would
-// outlive even the death of this process, since the kernel asks for it then too.
+// needed are the capabilities for running a program as another user and for ending it. Without CAP_KILL, the program
+// would survive this process, because the kernel checks it for the parent-death signal too.
 var needed = []struct {
 	bit  uint
 	name string
 }{{unix.CAP_CHOWN, "CHOWN"}, {unix.CAP_SETGID, "SETGID"}, {unix.CAP_SETUID, "SETUID"}, {unix.CAP_KILL, "KILL"}}
 
-// Possible says why this process cannot run a program as the owner, nil if it can.
+// Possible returns an error if this process cannot run a program as the owner.
 func (o *Owner) Possible() error {
 	if o == nil {
 		return nil
@@ -47,7 +47,7 @@ func (o *Owner) Possible() error {
 	header := unix.CapUserHeader{Version: unix.LINUX_CAPABILITY_VERSION_3}
 	var sets [2]unix.CapUserData
 	if err := unix.Capget(&header, &sets[0]); err != nil {
-		return nil // then it is found out by trying
+		return nil // the attempt itself will show it
 	}
 	var missing []string
 	for _, c := range needed {

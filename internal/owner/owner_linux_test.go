@@ -12,7 +12,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// proxy is some user that is not this test's.
+// proxy is a user that is not the user of the test.
 var proxy = &Owner{UID: 41337, GID: 41337}
 
 func needRoot(t *testing.T) {
@@ -40,7 +40,7 @@ func file(t *testing.T, dir, name string) string {
 	return path
 }
 
-func TestFileIsGivenOnlyIfItIsWhatItSeems(t *testing.T) {
+func TestOwnerIsChangedOnlyForExpectedFiles(t *testing.T) {
 	needRoot(t)
 	dir := t.TempDir()
 	plain, secret := file(t, dir, "plain"), file(t, dir, "secret")
@@ -112,7 +112,7 @@ func TestMissingCapabilitiesAreNamed(t *testing.T) {
 	}
 	told := make(chan error)
 	go func() {
-		runtime.LockOSThread() // for good: the thread ends with the goroutine
+		runtime.LockOSThread() // never unlocked: the thread ends with the goroutine
 		header := unix.CapUserHeader{Version: unix.LINUX_CAPABILITY_VERSION_3}
 		var sets [2]unix.CapUserData
 		_ = unix.Capget(&header, &sets[0])

@@ -6,5 +6,5 @@ import "os"
 
 func give(path string, o *Owner) error { return os.Lchown(path, int(o.UID), int(o.GID)) }
 
-// Possible says why this process cannot run a program as the owner, nil if it can.
+// Possible returns an error if this process cannot run a program as the owner.
 func (o *Owner) Possible() error { return nil }

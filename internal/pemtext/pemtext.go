@@ -1,4 +1,4 @@
-// Package pemtext reads PEM texts as wholes.
+// Package pemtext decodes PEM text strictly.
 package pemtext
 
 import (
@@ -8,12 +8,12 @@ import (
 	"strings"
 )
 
-// begin begins the first line of each block.
+// begin is the beginning of a block's first line.
 const begin = "-----BEGIN"
 
-// Blocks gives the blocks of a text. That one begins and is not whole, as in a file that is being written or was cut off, is
-// an error: encoding/pem passes over it, and what is missing, a root that is trusted or a list of what is revoked, would be
-// missed by nobody.
+// Blocks returns the blocks of a text. It returns an error for an incomplete block, as in a file that is still being
+// written or was truncated. encoding/pem skips such a block, and the loss of a trusted root or a revocation list would
+// remain unnoticed.
 func Blocks(text []byte) ([]*pem.Block, error) {
 	var blocks []*pem.Block
 	for block, rest := pem.Decode(text); block != nil; block, rest = pem.Decode(rest) {
@@ -21,7 +21,7 @@ func Blocks(text []byte) ([]*pem.Block, error) {
 	}
 	begun := 0
 	for line := range bytes.Lines(text) {
-		if bytes.HasPrefix(line, []byte(begin)) || strings.HasPrefix(begin, string(line)) { // the latter is a last line that was cut
+		if bytes.HasPrefix(line, []byte(begin)) || strings.HasPrefix(begin, string(line)) { // the second condition detects a truncated last line
 			begun++
 		}
 	}

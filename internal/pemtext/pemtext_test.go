@@ -38,7 +38,7 @@ func TestDamagedBlockIsMissed(t *testing.T) {
 	first, second := string(block(1)), string(block(2))
 	for _, text := range []string{
 		first[:len(first)/2] + "\n" + second,
-		strings.TrimSpace(first) + second, // without a line's end between them
+		strings.TrimSpace(first) + second, // without a newline between them
 		strings.Replace(first, "AQEB", "AQ*B", 1) + second,
 	} {
 		if got, err := Blocks([]byte(text)); err == nil {

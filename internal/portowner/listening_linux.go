@@ -6,7 +6,8 @@ import (
 	"os"
 )
 
-// Listening are the addresses at which TCP connections are accepted in the network of the calling thread, by whomever.
+// Listening returns the addresses at which any process accepts TCP connections, in the network namespace of the calling
+// thread.
 func Listening() ([]netip.AddrPort, error) {
 	var all []netip.AddrPort
 	for _, file := range []string{"/proc/thread-self/net/tcp", "/proc/thread-self/net/tcp6"} {

@@ -9,9 +9,10 @@ import (
 	"strings"
 )
 
-const longestCommand = 160
+const maxCommand = 160
 
-// lookUp finds the processes that hold a port: the inodes of the sockets in the way, then who has them open.
+// lookUp returns the processes that hold a port. It finds the inodes of the sockets, and then the processes that have
+// them open.
 func lookUp(network string, ip netip.Addr, port uint16) []Holder {
 	protocol := "tcp"
 	if strings.HasPrefix(network, "udp") {
@@ -24,7 +25,7 @@ func lookUp(network string, ip netip.Addr, port uint16) []Holder {
 			continue
 		}
 		for _, s := range parseSockets(f) {
-			if s.inTheWay(ip, port) {
+			if s.blocks(ip, port) {
 				inodes["socket:["+s.inode+"]"] = true
 			}
 		}
@@ -36,7 +37,7 @@ func lookUp(network string, ip netip.Addr, port uint16) []Holder {
 	return owners(inodes)
 }
 
-// owners finds the processes that have one of the sockets open; those of other users cannot be looked into.
+// owners returns the processes that have one of the sockets open. Processes of other users cannot be inspected.
 func owners(links map[string]bool) []Holder {
 	var found []Holder
 	processes, _ := os.ReadDir("/proc")
@@ -65,7 +66,7 @@ func holdsAny(pid int, links map[string]bool) bool {
 	return false
 }
 
-// command is a process's command line on one line, without what could play tricks on a terminal.
+// command returns a process's command line as one line, without terminal control characters.
 func command(pid int) string {
 	raw, err := os.ReadFile(filepath.Join("/proc", strconv.Itoa(pid), "cmdline"))
 	if err != nil {
@@ -77,8 +78,8 @@ func command(pid int) string {
 		}
 		return r
 	}, string(raw)))
-	if len(text) > longestCommand {
-		text = strings.ToValidUTF8(text[:longestCommand], "") + "…"
+	if len(text) > maxCommand {
+		text = strings.ToValidUTF8(text[:maxCommand], "") + "…"
 	}
 	return text
 }

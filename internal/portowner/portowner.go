@@ -1,4 +1,5 @@
-// Package portowner says who is in the way when a port cannot be bound.
+// Package portowner finds the processes that own TCP and UDP sockets of this machine: the process that occupies a port,
+// and the process at the other end of a loopback connection.
 package portowner
 
 import (
@@ -15,7 +16,7 @@ import (
 // Holder is a process that holds a port.
 type Holder struct {
 	PID int
-	// Command is its command line, shortened; empty where it cannot be read.
+	// Command is the command line, shortened; empty where it cannot be read.
 	Command string
 }
 
@@ -30,7 +31,7 @@ func (h Holder) String() string {
 	return fmt.Sprintf("%s (%s)", h.Command, who)
 }
 
-// ConflictError says that an address is taken, and by whom as far as that can be known.
+// ConflictError is the error for an address in use. It names the processes that hold it, if known.
 type ConflictError struct {
 	Network, Address string
 	// Holders is empty where the holder runs as another user or in another container.
@@ -39,12 +40,12 @@ type ConflictError struct {
 }
 
 func (e *ConflictError) Error() string {
-	return fmt.Sprintf("listening on %s %s: the port is taken by %s: %v", e.Network, e.Address, e.who(), e.Err)
+	return fmt.Sprintf("listening on %s %s: the port is taken by %s: %v", e.Network, e.Address, e.holderText(), e.Err)
 }
 
 func (e *ConflictError) Unwrap() error { return e.Err }
 
-func (e *ConflictError) who() string {
+func (e *ConflictError) holderText() string {
 	if len(e.Holders) == 0 {
 		return "a process that cannot be seen from here (`ss -lntup` as root shows it); stop it or choose another address"
 	}
@@ -55,8 +56,9 @@ func (e *ConflictError) who() string {
 	return strings.Join(names, " and ") + "; stop it or choose another address"
 }
 
-// Explain turns the error of a failed net.Listen or net.ListenPacket into one that says what is in the way and what to
-// do about it. Network and addr are what was given to Listen ("tcp", "127.0.0.1:15020"). A nil error stays nil.
+// Explain replaces the error of a failed net.Listen or net.ListenPacket by one that names the process that holds the
+// port and the remedy. network and addr are the arguments of Listen ("tcp", "127.0.0.1:15020"). For a nil error it
+// returns nil.
 func Explain(network, addr string, err error) error {
 	switch {
 	case err == nil:
@@ -71,7 +73,7 @@ func Explain(network, addr string, err error) error {
 	return fmt.Errorf("listening on %s %s: %w", network, addr, err)
 }
 
-// holders finds who holds the address; nothing when the address or /proc cannot be read.
+// holders returns the processes that hold the address, or nothing when the address or /proc cannot be read.
 func holders(network, addr string) []Holder {
 	host, portText, err := net.SplitHostPort(addr)
 	if err != nil {
@@ -84,7 +86,8 @@ func holders(network, addr string) []Holder {
 	return lookUp(network, address(host), uint16(port))
 }
 
-// address gives the unspecified address for a host that is empty or a name: any holder of the port is then of interest.
+// address parses a host. For an empty host or a name it returns the unspecified address, so that any holder of the port
+// matches.
 func address(host string) netip.Addr {
 	ip, err := netip.ParseAddr(host)
 	if err != nil {

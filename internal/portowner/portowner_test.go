@@ -117,7 +117,7 @@ func TestSocketInAnotherStateOrOnAnotherAddressIsNotInTheWay(t *testing.T) {
 		{"[::]:80", stateListen, "0.0.0.0", true},
 	} {
 		s := socket{local: netip.MustParseAddrPort(c.held), state: c.state}
-		if got := s.inTheWay(ip(c.want), 80); got != c.way {
+		if got := s.blocks(ip(c.want), 80); got != c.way {
 			t.Errorf("%s in state %d in the way of %s: %v, want %v", c.held, c.state, c.want, got, c.way)
 		}
 	}

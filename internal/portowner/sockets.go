@@ -11,31 +11,41 @@ import (
 	"strings"
 )
 
-// socket is one line of /proc/net/tcp and its kin.
+// socket is one line of /proc/net/tcp or a similar file.
 type socket struct {
-	local netip.AddrPort
-	state byte
-	inode string
+	local, remote netip.AddrPort
+	state         byte
+	uid           uint32
+	inode         string
 }
 
 const (
 	stateListen = 0x0A
-	stateClose  = 0x07 // what an unconnected UDP socket has
+	stateClose  = 0x07 // the state of an unconnected UDP socket
 )
 
-// parseSockets reads the format of /proc/net/{tcp,tcp6,udp,udp6}; lines that do not have it are passed over.
+// parseSockets parses /proc/net/{tcp,tcp6,udp,udp6}. It skips lines in another format.
 func parseSockets(r io.Reader) []socket {
 	var all []socket
-	lines := bufio.NewScanner(r)
-	for lines.Scan() {
-		if s, err := parseSocket(lines.Text()); err == nil {
-			all = append(all, s)
-		}
-	}
+	findSocket(r, func(s socket) bool {
+		all = append(all, s)
+		return false
+	})
 	return all
 }
 
-// parseSocket reads one line: "sl local_address rem_address st tx:rx tr:when retrnsmt uid timeout inode …".
+// findSocket returns the first socket in that format for which matches returns true.
+func findSocket(r io.Reader, matches func(socket) bool) (socket, bool) {
+	lines := bufio.NewScanner(r)
+	for lines.Scan() {
+		if s, err := parseSocket(lines.Text()); err == nil && matches(s) {
+			return s, true
+		}
+	}
+	return socket{}, false
+}
+
+// parseSocket parses one line: "sl local_address rem_address st tx:rx tr:when retrnsmt uid timeout inode …".
 func parseSocket(line string) (socket, error) {
 	fields := strings.Fields(line)
 	if len(fields) < 10 {
@@ -45,11 +55,19 @@ func parseSocket(line string) (socket, error) {
 	if err != nil {
 		return socket{}, err
 	}
+	remote, err := parseAddrPort(fields[2])
+	if err != nil {
+		return socket{}, err
+	}
 	state, err := strconv.ParseUint(fields[3], 16, 8)
 	if err != nil {
 		return socket{}, fmt.Errorf("state: %w", err)
 	}
-	return socket{local: local, state: byte(state), inode: fields[9]}, nil
+	uid, err := strconv.ParseUint(fields[7], 10, 32)
+	if err != nil {
+		return socket{}, fmt.Errorf("uid: %w", err)
+	}
+	return socket{local: local, remote: remote, state: byte(state), uid: uint32(uid), inode: fields[9]}, nil
 }
 
 func parseAddrPort(text string) (netip.AddrPort, error) {
@@ -73,8 +91,8 @@ func parseAddrPort(text string) (netip.AddrPort, error) {
 	return netip.AddrPortFrom(ip.Unmap(), uint16(port)), nil
 }
 
-// inTheWay says whether a socket keeps an address from being bound.
-func (s socket) inTheWay(ip netip.Addr, port uint16) bool {
+// blocks reports whether a socket prevents a bind to an address.
+func (s socket) blocks(ip netip.Addr, port uint16) bool {
 	if s.local.Port() != port || (s.state != stateListen && s.state != stateClose) {
 		return false
 	}
@@ -82,5 +100,5 @@ func (s socket) inTheWay(ip netip.Addr, port uint16) bool {
 	return held == ip || covers(held, ip) || covers(ip, held)
 }
 
-// covers says whether an unspecified address has the other one in it; that of IPv6 has all of IPv4, too.
+// covers reports whether an unspecified address includes the other address. The one of IPv6 includes IPv4.
 func covers(all, one netip.Addr) bool { return all.IsUnspecified() && (all.Is6() || one.Is4()) }

@@ -8,14 +8,15 @@ import (
 	"syscall"
 )
 
-// Probes come from these addresses. Traffic redirection lets them pass: the probe reaches the application and not Envoy.
+// Probes connect from these addresses. The redirection rules exempt them, so that a probe reaches the application and
+// not Envoy.
 var (
 	sourceV4 = netip.MustParseAddr("127.0.0.6")
 	sourceV6 = netip.MustParseAddr("::6")
 )
 
-// dial connects from the address that marks a probe. The name localhost means both loopback addresses, whatever the
-// machine's own list of names says (RFC 6761).
+// dial connects from the address that marks a probe. The name localhost always means the two loopback addresses,
+// whatever /etc/hosts contains (RFC 6761).
 func dial(ctx context.Context, network, address string) (net.Conn, error) {
 	host, port, err := net.SplitHostPort(address)
 	if err != nil {
@@ -34,8 +35,8 @@ func dial(ctx context.Context, network, address string) (net.Conn, error) {
 	return nil, err
 }
 
-// dialOne connects as usual where the address cannot be had or used: the machine does not have it, or the destination is
-// another machine.
+// dialOne connects from the default address when the marking address does not exist on this machine, or when the
+// destination is on another machine.
 func dialOne(ctx context.Context, network, address, host string) (net.Conn, error) {
 	target, err := netip.ParseAddr(host)
 	if err != nil {
@@ -62,7 +63,7 @@ func cannotBeSource(err error) bool {
 }
 
 func dialer(source netip.Addr) *net.Dialer {
-	d := &net.Dialer{KeepAlive: -1, Control: shareSourcePorts} // a probe is over before TCP would look whether the peer lives
+	d := &net.Dialer{KeepAlive: -1, Control: shareSourcePorts} // a probe ends before a TCP keepalive would be sent
 	if source.IsValid() {
 		d.LocalAddr = net.TCPAddrFromAddrPort(netip.AddrPortFrom(source, 0))
 	}

@@ -6,11 +6,12 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// shareSourcePorts has the source port chosen when the destination is known. Chosen before, it would be the address's only
-// use of that port, and probes that come fast would run out of ports while closed connections still hold theirs.
+// shareSourcePorts lets the kernel choose the source port when it connects, and not when it binds. A port chosen by
+// bind is unusable for every other destination, and frequent probes would exhaust the ports while closed connections
+// still hold theirs.
 func shareSourcePorts(_, _ string, conn syscall.RawConn) error {
 	return conn.Control(func(fd uintptr) {
-		// Without the option a probe works just the same, up to some hundred of them a second.
+		// The error is ignored: without the option, probes work up to some hundreds per second.
 		_ = unix.SetsockoptInt(int(fd), unix.SOL_IP, unix.IP_BIND_ADDRESS_NO_PORT, 1)
 	})
 }

@@ -13,8 +13,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// inNetwork runs a function in a network namespace of its own, where only loopback is. What it starts besides stays
-// outside.
+// inNetwork runs a function in a new network namespace that has only the loopback interface. Threads that the function
+// starts stay in the namespace of the test.
 func inNetwork(t *testing.T, do func()) {
 	t.Helper()
 	done := make(chan error, 1)
@@ -48,7 +48,7 @@ func loopbackUp() error {
 	return unix.IoctlIfreq(fd, unix.SIOCSIFFLAGS, ifr)
 }
 
-// addV6 gives loopback another address, and waits until the kernel lets it be used.
+// addV6 adds an IPv6 address to loopback and waits until the kernel accepts connections from it.
 func addV6(address string) error {
 	fd, err := unix.Socket(unix.AF_INET6, unix.SOCK_DGRAM, 0)
 	if err != nil {
@@ -92,8 +92,8 @@ func addV4(address string) error {
 	return unix.IoctlIfreq(fd, unix.SIOCSIFADDR, ifr)
 }
 
-// asked is who asks an application at the address with TCP.
-func asked(t *testing.T, address string) (from string, err error) {
+// probeSource returns the source address of a TCP probe of the given address.
+func probeSource(t *testing.T, address string) (from string, err error) {
 	l, err := net.Listen("tcp", address)
 	if err != nil {
 		return "", err
@@ -107,7 +107,7 @@ func asked(t *testing.T, address string) (from string, err error) {
 	if err != nil {
 		return "", err
 	}
-	// The side that closes first keeps its port for a while.
+	// The side that closes first holds its port in TIME_WAIT.
 	_, _ = conn.Close(), taken.Close()
 	from, _, err = net.SplitHostPort(conn.LocalAddr().String())
 	return from, err
@@ -124,7 +124,7 @@ func TestProbesComeFromTheAddressThatRedirectionLetsPass(t *testing.T) {
 			{"10.9.8.7", "127.0.0.6"}, {"127.0.0.1", "127.0.0.6"},
 			{"fd00::7", "fd00::7"}, // the pod has no ::6 yet
 		} {
-			if got, err := asked(t, net.JoinHostPort(c.pod, "0")); err != nil || got != c.from {
+			if got, err := probeSource(t, net.JoinHostPort(c.pod, "0")); err != nil || got != c.from {
 				t.Errorf("%s is asked from %s, %v; want %s", c.pod, got, err, c.from)
 			}
 		}
@@ -132,7 +132,7 @@ func TestProbesComeFromTheAddressThatRedirectionLetsPass(t *testing.T) {
 			t.Error(err)
 		}
 		for _, pod := range []string{"fd00::7", "::1"} {
-			got, err := asked(t, net.JoinHostPort(pod, "0"))
+			got, err := probeSource(t, net.JoinHostPort(pod, "0"))
 			if err != nil || got != "::6" {
 				t.Errorf("%s is asked from %s, %v; want ::6", pod, got, err)
 			}
@@ -147,7 +147,7 @@ func TestProbesOfManyPortsShareTheirSourcePorts(t *testing.T) {
 			return
 		}
 		for port := range 200 {
-			if _, err := asked(t, fmt.Sprintf("127.0.0.1:%d", 1000+port)); err != nil {
+			if _, err := probeSource(t, fmt.Sprintf("127.0.0.1:%d", 1000+port)); err != nil {
 				t.Errorf("probe %d: %v", port, err)
 				return
 			}

@@ -36,7 +36,7 @@ func TestCommandIsWellWhenItEndsWithZero(t *testing.T) {
 			if c.want == "" && err != nil || c.want != "" && (err == nil || !strings.Contains(err.Error(), c.want)) {
 				t.Errorf("error %v, want %q", err, c.want)
 			}
-			if err != nil && len(err.Error()) > 2*longestOutput {
+			if err != nil && len(err.Error()) > 2*maxOutput {
 				t.Errorf("the error has %d bytes", len(err.Error()))
 			}
 		})
@@ -45,7 +45,8 @@ func TestCommandIsWellWhenItEndsWithZero(t *testing.T) {
 
 func TestCommandThatIsTooSlowEndsWithAllThatItStarted(t *testing.T) {
 	file := filepath.Join(t.TempDir(), "pid")
-	// The shell itself does not end of its own, and its child has the output open. It has come so far before its time is over.
+	// The shell does not end by itself, and its child process holds the output open. The shell has started the child
+	// before the timeout.
 	spec := command(2*time.Second, "sh", "-c", fmt.Sprintf("sleep 60 & echo $! >%s; wait", file))
 	if err := prober(t, Config{}).Check(t.Context(), spec); err == nil {
 		t.Fatal("it is well")

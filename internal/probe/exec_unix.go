@@ -7,7 +7,8 @@ import (
 	"syscall"
 )
 
-// ownGroup makes the kill at the end of the time reach all that the command started.
+// ownGroup starts the command in its own process group, so that the kill at the timeout reaches all its child
+// processes.
 func ownGroup(cmd *exec.Cmd) {
 	cmd.SysProcAttr = groupAttributes()
 	cmd.Cancel = func() error { return syscall.Kill(-cmd.Process.Pid, syscall.SIGKILL) }

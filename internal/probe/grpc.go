@@ -14,27 +14,27 @@ import (
 	grpcstatus "google.golang.org/grpc/status"
 )
 
-// defaultGRPCTimeout is Kubernetes's, for a gRPC probe that says none.
+// defaultGRPCTimeout is the default of Kubernetes for a gRPC probe without a timeout.
 const defaultGRPCTimeout = time.Second
 
-// GRPC makes a probe that has s.GRPC: the service is SERVING, or the error says why not. userAgent may be empty.
+// GRPC runs the probe of s.GRPC. It returns nil when the health service reports SERVING. userAgent may be empty.
 func (p *Prober) GRPC(ctx context.Context, s Spec, userAgent string) error {
 	if s.Timeout <= 0 {
 		s.Timeout = defaultGRPCTimeout
 	}
-	ctx, cancel := s.within(ctx)
+	ctx, cancel := s.withTimeout(ctx)
 	defer cancel()
 	if userAgent == "" {
-		userAgent = agentOfProbes
+		userAgent = defaultUserAgent
 	}
 	conn, err := grpc.NewClient("passthrough:///"+hostPort(s.GRPC.Host, s.GRPC.Port), grpcOptions(userAgent)...)
 	if err != nil {
-		return s.failed(ctx, err)
+		return s.wrapError(ctx, err)
 	}
 	defer func() { _ = conn.Close() }()
 	answer, err := grpc_health_v1.NewHealthClient(conn).Check(ctx, &grpc_health_v1.HealthCheckRequest{Service: s.GRPC.Service})
 	if err != nil {
-		return s.failed(ctx, explainGRPC(err, s))
+		return s.wrapError(ctx, explainGRPC(err, s))
 	}
 	if got := answer.GetStatus(); got != grpc_health_v1.HealthCheckResponse_SERVING {
 		return fmt.Errorf("%s: the answer is %s", s, got)
@@ -50,8 +50,8 @@ func grpcOptions(userAgent string) []grpc.DialOption {
 		grpc.WithUserAgent(userAgent),
 		grpc.WithDisableServiceConfig(),
 		grpc.WithDisableRetry(),
-		grpc.WithDefaultCallOptions(grpc.MaxCallRecvMsgSize(longestBody)),
-		grpc.WithMaxHeaderListSize(longestHeader),
+		grpc.WithDefaultCallOptions(grpc.MaxCallRecvMsgSize(maxBody)),
+		grpc.WithMaxHeaderListSize(maxHeader),
 		grpc.WithReadBufferSize(4 << 10),
 		grpc.WithWriteBufferSize(4 << 10),
 	}
@@ -63,8 +63,8 @@ func explainGRPC(err error, s Spec) error {
 		return errors.New("the application has no gRPC health service (grpc.health.v1.Health)")
 	case codes.NotFound:
 		return fmt.Errorf("the application's health service does not know the service %q", s.GRPC.Service)
-	case codes.DeadlineExceeded: // told by the server, which knows the time that the probe has
-		return TooLate(s.Timeout)
+	case codes.DeadlineExceeded: // reported by the server, which receives the probe's deadline
+		return TimeoutError(s.Timeout)
 	default:
 		return fmt.Errorf("%s: %s", status.Code(), status.Message())
 	}

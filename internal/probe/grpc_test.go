@@ -67,7 +67,7 @@ func (a answering) Check(ctx context.Context, _ *grpc_health_v1.HealthCheckReque
 	return &grpc_health_v1.HealthCheckResponse{Status: grpc_health_v1.HealthCheckResponse_SERVING}, nil
 }
 
-func TestGRPCProbeSaysWhoAsks(t *testing.T) {
+func TestGRPCProbeSendsUserAgent(t *testing.T) {
 	var from, agent string
 	spec := grpcServer(t, answering{check: func(ctx context.Context) error {
 		p, _ := peer.FromContext(ctx)
@@ -90,7 +90,7 @@ func TestHostileGRPCServersEndInTime(t *testing.T) {
 	defer close(release)
 	slow := answering{check: func(context.Context) error { <-release; return nil }}
 	header := answering{check: func(ctx context.Context) error {
-		_ = grpc.SetHeader(ctx, metadata.Pairs("x", strings.Repeat("y", 2*longestHeader)))
+		_ = grpc.SetHeader(ctx, metadata.Pairs("x", strings.Repeat("y", 2*maxHeader)))
 		return nil
 	}}
 	failing := answering{check: func(context.Context) error { return status.Error(codes.Internal, strings.Repeat("z", 1000)) }}

@@ -41,7 +41,7 @@ func raw(t *testing.T, serve func(net.Conn)) Spec {
 	return httpSpec(addressOf(l), "/")
 }
 
-// forever writes until the other side has gone, and counts.
+// forever writes until the peer closes the connection, and counts the bytes.
 func forever(conn net.Conn, what []byte, written *atomic.Int64) {
 	for {
 		n, err := conn.Write(what)
@@ -107,7 +107,7 @@ func TestHostileAnswersEndInTimeAndCostNothing(t *testing.T) {
 			}
 			got, err := prober(t, Config{HTTP2: true}).HTTP(t.Context(), spec, Request{})
 			switch {
-			case c.code != 0 && (err != nil || got.Code != c.code || len(got.Body) > longestBody):
+			case c.code != 0 && (err != nil || got.Code != c.code || len(got.Body) > maxBody):
 				t.Errorf("%d, %d bytes, %v", got.Code, len(got.Body), err)
 			case c.code == 0 && (err == nil || !strings.Contains(err.Error(), c.err)):
 				t.Errorf("error %v, want one that says %q", err, c.err)
@@ -126,7 +126,7 @@ func TestGzipBombIsNotUnpacked(t *testing.T) {
 		_, _ = w.Write(bomb.Bytes())
 	})
 	got, err := prober(t, Config{}).HTTP(t.Context(), httpSpec(at, "/"), Request{Header: http.Header{"Accept-Encoding": {"gzip"}}})
-	if err != nil || !bytes.Equal(got.Body, bomb.Bytes()[:longestBody]) {
+	if err != nil || !bytes.Equal(got.Body, bomb.Bytes()[:maxBody]) {
 		t.Errorf("%d bytes, %v", len(got.Body), err)
 	}
 }
@@ -148,7 +148,7 @@ func TestEndlessBodiesTakeNoMemoryOverHTTP2Either(t *testing.T) {
 	spec.HTTP.TLS = true
 	p := prober(t, Config{HTTP2: true, KeepAlive: true})
 	ask := func() {
-		if got, err := p.HTTP(t.Context(), spec, Request{}); err != nil || len(got.Body) != longestBody {
+		if got, err := p.HTTP(t.Context(), spec, Request{}); err != nil || len(got.Body) != maxBody {
 			t.Fatalf("%d bytes, %v", len(got.Body), err)
 		}
 	}
@@ -158,7 +158,7 @@ func TestEndlessBodiesTakeNoMemoryOverHTTP2Either(t *testing.T) {
 	for range asked {
 		ask()
 	}
-	// Four megabytes each is what HTTP/2 would take by itself. Half of what is counted here is the server's.
+	// With its defaults, HTTP/2 uses four megabytes per probe. Half of the measured memory belongs to the server.
 	if each := (allocated() - before) / asked; each > 512<<10 {
 		t.Errorf("a probe takes %d KiB", each>>10)
 	}

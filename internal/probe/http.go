@@ -13,34 +13,34 @@ import (
 )
 
 const (
-	// longestBody is how much of an answer is read and told, as by a kubelet.
-	longestBody = 10 << 10
-	// longestHeader bounds an answer's header.
-	longestHeader = 64 << 10
-	// mostRedirects are followed.
-	mostRedirects = 10
-	// agentOfProbes is what a probe calls itself where nobody else asks through it.
-	agentOfProbes = "istio-probe/1.0"
+	// maxBody is the number of bytes of a response body that are read and reported, as by a kubelet.
+	maxBody = 10 << 10
+	// maxHeader limits a response's header, in bytes.
+	maxHeader = 64 << 10
+	// maxRedirects is the number of redirects that are followed.
+	maxRedirects = 10
+	// defaultUserAgent is the User-Agent of a probe whose caller sends none.
+	defaultUserAgent = "istio-probe/1.0"
 )
 
-// Request is what the caller of an HTTP probe adds to it.
+// Request is what the caller of an HTTP probe adds to the request.
 type Request struct {
-	// Header is passed on, except for what concerns only the caller's own connection.
+	// Header is sent to the application, without the hop-by-hop headers of the caller's connection.
 	Header http.Header
-	// Host, if set, is asked for in place of the application's address.
+	// Host, if set, replaces the application's address in the Host header.
 	Host string
 }
 
-// Answer is what an application answered.
-type Answer struct {
-	// Code is the application's own, from 200 to 599; a redirect to another host is 200.
+// Response is an application's response to an HTTP probe.
+type Response struct {
+	// Code is the application's status code, from 200 to 599. A redirect to another host is reported as 200.
 	Code int
-	// Body is its beginning, at most 10 KiB, as it came: compressed if the caller asked for that.
+	// Body is the beginning of the body, at most 10 KiB, as received: compressed if the caller requested that.
 	Body []byte
 }
 
-// Well says whether a kubelet would take the answer for a success.
-func (a Answer) Well() bool { return a.Code >= 200 && a.Code < 400 }
+// IsSuccess reports whether a kubelet would count the response as a success.
+func (a Response) IsSuccess() bool { return a.Code >= 200 && a.Code < 400 }
 
 func newTransport(c Config) *http.Transport {
 	var protocols http.Protocols
@@ -48,17 +48,17 @@ func newTransport(c Config) *http.Transport {
 	protocols.SetHTTP2(c.HTTP2)
 	t := &http.Transport{
 		DialContext:            dial,
-		TLSClientConfig:        &tls.Config{InsecureSkipVerify: true}, // as a kubelet; nothing secret is sent
+		TLSClientConfig:        &tls.Config{InsecureSkipVerify: true}, // as a kubelet; the probe sends no secret
 		TLSHandshakeTimeout:    10 * time.Second,
 		Protocols:              &protocols,
 		DisableKeepAlives:      !c.KeepAlive,
-		DisableCompression:     true, // what nobody unpacks cannot swell
+		DisableCompression:     true, // a compressed body is not expanded, so it cannot exhaust memory
 		MaxIdleConnsPerHost:    1,
 		IdleConnTimeout:        90 * time.Second,
-		MaxResponseHeaderBytes: longestHeader,
+		MaxResponseHeaderBytes: maxHeader,
 		ReadBufferSize:         4 << 10,
 		WriteBufferSize:        4 << 10,
-		// Left to itself, HTTP/2 would take in megabytes that nobody reads.
+		// By default, HTTP/2 buffers megabytes of a body that is not read.
 		HTTP2: &http.HTTP2Config{
 			MaxReceiveBufferPerConnection: 64 << 10,
 			MaxReceiveBufferPerStream:     16 << 10,
@@ -67,20 +67,20 @@ func newTransport(c Config) *http.Transport {
 		},
 	}
 	if !c.KeepAlive {
-		t.RegisterProtocol("http", once{})
+		t.RegisterProtocol("http", oneShotTransport{})
 	}
 	return t
 }
 
-// sameHost follows redirects as a kubelet does: on the same host up to ten times, and never to another one, where a
-// redirect is an answer like any other.
+// sameHost follows up to ten redirects on the same host, as a kubelet does. A redirect to another host is returned as
+// the response.
 func sameHost(refuse func(*url.URL) error) func(*http.Request, []*http.Request) error {
 	return func(next *http.Request, via []*http.Request) error {
 		if next.URL.Hostname() != via[0].URL.Hostname() {
 			return http.ErrUseLastResponse
 		}
-		if len(via) >= mostRedirects {
-			return fmt.Errorf("stopped after %d redirects", mostRedirects)
+		if len(via) >= maxRedirects {
+			return fmt.Errorf("stopped after %d redirects", maxRedirects)
 		}
 		if refuse != nil {
 			return refuse(next.URL)
@@ -89,40 +89,40 @@ func sameHost(refuse func(*url.URL) error) func(*http.Request, []*http.Request) 
 	}
 }
 
-// HTTP makes a probe that has s.HTTP. The error says why there is no answer.
-func (p *Prober) HTTP(ctx context.Context, s Spec, r Request) (Answer, error) {
-	ctx, cancel := s.within(ctx)
+// HTTP runs the probe of s.HTTP. It returns an error when there is no response.
+func (p *Prober) HTTP(ctx context.Context, s Spec, r Request) (Response, error) {
+	ctx, cancel := s.withTimeout(ctx)
 	defer cancel()
 	resp, err := p.client.Do(s.HTTP.request(ctx, r))
 	if err != nil {
 		if wrapped := (*url.Error)(nil); errors.As(err, &wrapped) {
-			err = wrapped.Err // which repeats the address
+			err = wrapped.Err // url.Error repeats the address
 		}
-		return Answer{}, s.failed(ctx, err)
+		return Response{}, s.wrapError(ctx, err)
 	}
 	defer func() { _ = resp.Body.Close() }()
 	answer, err := readAnswer(resp)
 	if err != nil {
-		return Answer{}, s.failed(ctx, err)
+		return Response{}, s.wrapError(ctx, err)
 	}
 	return answer, nil
 }
 
-func readAnswer(resp *http.Response) (Answer, error) {
+func readAnswer(resp *http.Response) (Response, error) {
 	switch code := resp.StatusCode; {
 	case code >= 300 && code < 400:
-		return Answer{Code: http.StatusOK}, nil
+		return Response{Code: http.StatusOK}, nil
 	case code < 200 || code > 599:
-		return Answer{}, fmt.Errorf("the answer's status %d is none of HTTP", code)
+		return Response{}, fmt.Errorf("the answer's status %d is none of HTTP", code)
 	}
-	body, err := io.ReadAll(io.LimitReader(resp.Body, longestBody))
+	body, err := io.ReadAll(io.LimitReader(resp.Body, maxBody))
 	if err != nil {
-		return Answer{}, fmt.Errorf("reading the answer's body: %w", err)
+		return Response{}, fmt.Errorf("reading the answer's body: %w", err)
 	}
-	return Answer{Code: resp.StatusCode, Body: body}, nil
+	return Response{Code: resp.StatusCode, Body: body}, nil
 }
 
-// url is the address asked. A path that is not valid in a URL is asked for as it stands.
+// url returns the requested address. A path that is not valid in a URL is sent unchanged.
 func (h *HTTP) url() *url.URL {
 	path, _, _ := strings.Cut(h.Path, "#")
 	if !strings.HasPrefix(path, "/") {
@@ -150,15 +150,15 @@ func (h *HTTP) request(ctx context.Context, r Request) *http.Request {
 		req.Host = host
 	}
 	if r.Header == nil && req.Header.Get("User-Agent") == "" {
-		req.Header.Set("User-Agent", agentOfProbes)
+		req.Header.Set("User-Agent", defaultUserAgent)
 	} else if _, named := req.Header["User-Agent"]; !named {
-		req.Header["User-Agent"] = []string{""} // net/http would put its own
+		req.Header["User-Agent"] = []string{""} // without it, net/http sends its own
 	}
 	dropHopByHop(req.Header)
 	return req
 }
 
-// dropHopByHop removes what concerns the caller's connection and not the application's (RFC 9110, section 7.6.1).
+// dropHopByHop removes the headers that concern only the caller's connection (RFC 9110, section 7.6.1).
 func dropHopByHop(h http.Header) {
 	for _, line := range h["Connection"] {
 		for name := range strings.SplitSeq(line, ",") {

@@ -1,6 +1,6 @@
-// Package probe asks an application whether it is well, as a kubelet does: by HTTP, HTTPS, HTTP/2, TCP, gRPC or a
-// command. The application is not trusted: nothing that it answers, and nothing that it leaves unanswered, takes more
-// than a bounded share of memory and the time that the probe has.
+// Package probe checks an application's health as a kubelet does: by HTTP, HTTPS, HTTP/2, TCP, gRPC or a command. The
+// application is not trusted: the memory that a response uses is limited, and a missing response ends the probe at its
+// timeout.
 package probe
 
 import (
@@ -14,41 +14,42 @@ import (
 	"time"
 )
 
-// Spec is one probe: exactly one of the first four fields is set.
+// Spec is one probe. Exactly one of the first four fields is set.
 type Spec struct {
 	HTTP *HTTP
 	TCP  *TCP
 	GRPC *GRPC
 	Exec *Exec
-	// Timeout is for all of it, from the connection to the last byte that is read; 0 leaves that to the caller's context.
+	// Timeout limits the whole probe, from the connection to the last byte read. At 0, only the caller's context limits
+	// it.
 	Timeout time.Duration
 }
 
-// HTTP asks with a GET. Any answer from 200 to 399 is well.
+// HTTP sends a GET request. A status code from 200 to 399 is a success.
 type HTTP struct {
-	TLS  bool // whose certificate is not verified, as a kubelet does not
+	TLS  bool // the certificate is not verified, as by a kubelet
 	Host string
 	Port uint16
-	// Path may hold a query.
+	// Path may contain a query.
 	Path string
-	// Header is sent besides what the caller gives; a Host in it is the request's.
+	// Header is sent in addition to the caller's. A Host entry sets the request's host.
 	Header http.Header
 }
 
-// TCP is well when the port takes a connection.
+// TCP succeeds when the port accepts a connection.
 type TCP struct {
 	Host string
 	Port uint16
 }
 
-// GRPC asks the standard health service (grpc.health.v1.Health), without TLS.
+// GRPC calls the standard health service (grpc.health.v1.Health), without TLS.
 type GRPC struct {
 	Host    string
 	Port    uint16
 	Service string
 }
 
-// Exec is well when the command ends with 0.
+// Exec succeeds when the command exits with 0.
 type Exec struct {
 	Command []string
 }
@@ -57,7 +58,7 @@ func hostPort(host string, port uint16) string {
 	return net.JoinHostPort(host, strconv.Itoa(int(port)))
 }
 
-// String says in a few words what is asked.
+// String returns a short description of the probe, for messages.
 func (s Spec) String() string {
 	switch {
 	case s.HTTP != nil:
@@ -72,24 +73,23 @@ func (s Spec) String() string {
 	return "nothing"
 }
 
-// Config says how probes are made.
+// Config is the configuration of a Prober.
 type Config struct {
-	// HTTP2 offers HTTP/2 to an application that is asked with HTTPS.
+	// HTTP2 offers HTTP/2 to applications that are probed with HTTPS.
 	HTTP2 bool
-	// KeepAlive keeps the connection of an HTTP probe for the next one. Kubelets do not.
+	// KeepAlive reuses the connection of an HTTP probe for the next one. Kubelets do not reuse it.
 	KeepAlive bool
-	// Refuse, if set, says which addresses a redirect must not lead to, beside those of other hosts.
+	// Refuse, if set, returns an error for addresses on the same host to which a redirect must not lead.
 	Refuse func(*url.URL) error
 }
 
-// Prober makes probes. It may be used by many goroutines at once, and holds nothing between probes unless connections are
-// kept.
+// Prober runs probes. It is safe for concurrent use. Between probes it holds only idle connections, with KeepAlive.
 type Prober struct {
 	client    *http.Client
 	transport *http.Transport
 }
 
-// New makes a Prober.
+// New returns a Prober.
 func New(c Config) *Prober {
 	transport := newTransport(c)
 	return &Prober{
@@ -98,15 +98,15 @@ func New(c Config) *Prober {
 	}
 }
 
-// Close gives back the connections that were kept.
+// Close closes idle connections.
 func (p *Prober) Close() { p.transport.CloseIdleConnections() }
 
-// Check makes the probe and returns nil when the application is well; otherwise the error says why it is not.
+// Check runs the probe. It returns nil when the application is healthy, and otherwise an error with the reason.
 func (p *Prober) Check(ctx context.Context, s Spec) error {
 	switch {
 	case s.HTTP != nil:
 		answer, err := p.HTTP(ctx, s, Request{})
-		if err == nil && !answer.Well() {
+		if err == nil && !answer.IsSuccess() {
 			err = fmt.Errorf("%s answered %d %s", s, answer.Code, http.StatusText(answer.Code))
 		}
 		return err
@@ -120,21 +120,21 @@ func (p *Prober) Check(ctx context.Context, s Spec) error {
 	return errors.New("the probe asks nothing")
 }
 
-// within gives the probe's own time, and no more than the caller's.
-func (s Spec) within(ctx context.Context) (context.Context, context.CancelFunc) {
+// withTimeout returns a context that ends at the probe's timeout, or earlier with the caller's context.
+func (s Spec) withTimeout(ctx context.Context) (context.Context, context.CancelFunc) {
 	if s.Timeout <= 0 {
 		return context.WithCancel(ctx)
 	}
-	return context.WithTimeoutCause(ctx, s.Timeout, TooLate(s.Timeout))
+	return context.WithTimeoutCause(ctx, s.Timeout, TimeoutError(s.Timeout))
 }
 
-// TooLate is the error of a probe that took longer than it may.
-type TooLate time.Duration
+// TimeoutError is the error of a probe that exceeded its timeout, with the timeout's length.
+type TimeoutError time.Duration
 
-func (t TooLate) Error() string { return "no answer within " + time.Duration(t).String() }
+func (t TimeoutError) Error() string { return "no answer within " + time.Duration(t).String() }
 
-// failed tells the error in terms of the probe, and a timeout by its length.
-func (s Spec) failed(ctx context.Context, err error) error {
+// wrapError adds the probe to an error. After the timeout, the error is the TimeoutError.
+func (s Spec) wrapError(ctx context.Context, err error) error {
 	if cause := context.Cause(ctx); cause != nil {
 		err = cause
 	}

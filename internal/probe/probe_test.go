@@ -18,10 +18,10 @@ import (
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
-// soon is a timeout that only a broken promise, or a test of timeouts, takes.
+// soon is a timeout that expires only when a test fails, or in tests of timeouts.
 const soon = 20 * time.Second
 
-// listen takes a port of this package's own address.
+// listen opens a listener at an address that only this package's tests use.
 func listen(t testing.TB) net.Listener {
 	t.Helper()
 	l, err := net.Listen("tcp", "127.106.1.1:0")
@@ -53,7 +53,7 @@ func prober(t testing.TB, c Config) *Prober {
 	return p
 }
 
-func TestHTTPAnswersAreToldAsAKubeletTakesThem(t *testing.T) {
+func TestHTTPResponsesAreJudgedAsByAKubelet(t *testing.T) {
 	at := application(t, func(w http.ResponseWriter, r *http.Request) {
 		switch r.URL.Path {
 		case "/away":
@@ -79,7 +79,7 @@ func TestHTTPAnswersAreToldAsAKubeletTakesThem(t *testing.T) {
 		case "/query":
 			_, _ = io.WriteString(w, r.URL.RawQuery)
 		case "/long":
-			_, _ = io.WriteString(w, strings.Repeat("x", longestBody+1))
+			_, _ = io.WriteString(w, strings.Repeat("x", maxBody+1))
 		case "/broken":
 			w.Header().Set("Content-Length", "100")
 			_, _ = io.WriteString(w, "half")
@@ -113,7 +113,7 @@ func TestHTTPAnswersAreToldAsAKubeletTakesThem(t *testing.T) {
 		{"/around", 0, "", "stopped after 10 redirects"},
 		{"/portless", 0, "", "127.106.1.1:80: connect"},
 		{"/file", 0, "", "unsupported protocol scheme"},
-		{"/long", 200, strings.Repeat("x", longestBody), ""},
+		{"/long", 200, strings.Repeat("x", maxBody), ""},
 		{"/broken", 0, "", "reading the answer's body"},
 		{"/101", 0, "", "101"},
 	} {
@@ -207,7 +207,7 @@ func TestHTTPSIsNotVerifiedAndHTTP2IsOffered(t *testing.T) {
 	}
 }
 
-func TestConnectionsAreKeptOnlyWhenAskedTo(t *testing.T) {
+func TestConnectionsAreReusedWithKeepAliveOnly(t *testing.T) {
 	for _, keep := range []bool{false, true} {
 		var seen []string
 		at := application(t, func(_ http.ResponseWriter, r *http.Request) { seen = append(seen, r.RemoteAddr) })

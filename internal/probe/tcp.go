@@ -2,14 +2,14 @@ package probe
 
 import "context"
 
-// TCP makes a probe that has s.TCP: the port takes a connection, or the error says why not.
+// TCP connects to the port of s.TCP, and returns an error when the port does not accept the connection.
 func (p *Prober) TCP(ctx context.Context, s Spec) error {
-	ctx, cancel := s.within(ctx)
+	ctx, cancel := s.withTimeout(ctx)
 	defer cancel()
 	conn, err := dial(ctx, "tcp", hostPort(s.TCP.Host, s.TCP.Port))
 	if err != nil {
-		return s.failed(ctx, err)
+		return s.wrapError(ctx, err)
 	}
-	_ = conn.Close() // it was there to be made
+	_ = conn.Close() // only the connection matters
 	return nil
 }

@@ -1,4 +1,4 @@
-// Package protoyaml reads YAML strictly into protobuf messages, with errors that name line, field, value and remedy.
+// Package protoyaml decodes YAML strictly into protobuf messages, with errors that name line, field, value and remedy.
 package protoyaml
 
 import (
@@ -14,27 +14,27 @@ import (
 	"google.golang.org/protobuf/proto"
 	"google.golang.org/protobuf/reflect/protoreflect"
 
-	"github.com/pilotfish-mesh/pilotfish/internal/nearest"
+	"github.com/pilotfish-mesh/pilotfish/internal/suggest"
 )
 
-// Document is a message as its author wrote it: which fields are there matters, also where they are zero.
+// Document is a message as written: fields with zero values are present if the author wrote them.
 type Document map[string]any
 
-// Section is the document below a field; nil when there is none.
+// Section returns the document below a field, or nil.
 func (d Document) Section(name string) Document {
 	s, _ := d[name].(map[string]any)
 	return s
 }
 
-// Unmarshal reads one YAML document into a message of Istio's API, by the rules of protojson, and refuses what the
-// message has no place for. A duration may also be written as Go does (1m30s), as Istio has it. It gives the document,
-// too; nil when it was empty.
+// Unmarshal decodes one YAML document into a message of Istio's API by the rules of protojson, and rejects unknown
+// fields. A duration may also have Go's format (1m30s), as in Istio. It returns the document, which is nil for an empty
+// text.
 func Unmarshal(text string, into proto.Message) (Document, error) {
 	return unmarshal(text, into, nil)
 }
 
-// UnmarshalKnown is Unmarshal for what may have been written for a newer API: fields that the message does not have are
-// left out, and told apart.
+// UnmarshalKnown is Unmarshal for documents that may use a newer API: unknown fields are skipped and returned as errors
+// in unknown.
 func UnmarshalKnown(text string, into proto.Message) (doc Document, unknown []error, err error) {
 	doc, err = unmarshal(text, into, func(f *fault) { unknown = append(unknown, f.describe(text)) })
 	return doc, unknown, err
@@ -46,7 +46,7 @@ func unmarshal(text string, into proto.Message, unknown func(*fault)) (Document,
 		return nil, err
 	}
 	if doc == nil {
-		return nil, nil // empty, or comments alone
+		return nil, nil // empty, or only comments
 	}
 	canonical(doc, into.ProtoReflect().Descriptor(), "", unknown)
 	b, err := json.Marshal(doc)
@@ -62,7 +62,7 @@ func unmarshal(text string, into proto.Message, unknown func(*fault)) (Document,
 	return doc, nil
 }
 
-// fieldOf is the field of a name, by either of its names; nil when there is none.
+// fieldOf returns the field with a JSON or proto name, or nil.
 func fieldOf(m protoreflect.MessageDescriptor, key string) protoreflect.FieldDescriptor {
 	if f := m.Fields().ByJSONName(key); f != nil {
 		return f
@@ -70,8 +70,8 @@ func fieldOf(m protoreflect.MessageDescriptor, key string) protoreflect.FieldDes
 	return m.Fields().ByTextName(key)
 }
 
-// canonical makes of a document what protojson reads: its durations are in seconds then, and where unknown is not nil, what
-// the message has no place for is told and taken away.
+// canonical converts a document to the form that protojson accepts, with durations in seconds. If unknown is not nil,
+// it calls unknown for each unknown field and removes the field.
 func canonical(doc map[string]any, m protoreflect.MessageDescriptor, parent string, unknown func(*fault)) {
 	for _, key := range slices.Sorted(maps.Keys(doc)) {
 		field := fieldOf(m, key)
@@ -93,7 +93,7 @@ func canonicalValue(value any, m protoreflect.MessageDescriptor, path string, un
 			v[i] = canonicalValue(v[i], m, fmt.Sprintf("%s[%d]", path, i), unknown)
 		}
 	case map[string]any:
-		if m.ParentFile().Package() != "google.protobuf" { // the JSON of a Struct, say, is not made of its fields
+		if m.ParentFile().Package() != "google.protobuf" { // the JSON form of google.protobuf.Struct, for example, does not consist of its fields
 			canonical(v, m, path+".", unknown)
 		}
 	case string:
@@ -114,15 +114,16 @@ func inSeconds(d time.Duration) string {
 	return text
 }
 
-// fault is the field that makes a document unreadable.
+// fault is the field that makes a document invalid.
 type fault struct {
 	path, key string
 	value     any
-	field     protoreflect.FieldDescriptor // nil when there is no such field
-	known     []string                     // the fields there are, in that case
+	field     protoreflect.FieldDescriptor // nil for an unknown field
+	known     []string                     // the existing fields, for an unknown field
 }
 
-// findFault looks for it field by field, since the decoder tells places in a JSON that nobody wrote.
+// findFault finds the invalid field by decoding field by field, because the decoder reports positions in generated
+// JSON.
 func findFault(doc map[string]any, m protoreflect.Message, parent string) *fault {
 	for _, key := range slices.Sorted(maps.Keys(doc)) {
 		f := &fault{path: parent + key, key: key, value: doc[key], field: fieldOf(m.Descriptor(), key)}
@@ -130,7 +131,7 @@ func findFault(doc map[string]any, m protoreflect.Message, parent string) *fault
 			f.known = fieldNames(m.Descriptor().Fields())
 			return f
 		}
-		if reads(m, key, doc[key]) {
+		if accepts(m, key, doc[key]) {
 			continue
 		}
 		inner, nested := doc[key].(map[string]any)
@@ -152,8 +153,8 @@ func fieldNames(fields protoreflect.FieldDescriptors) []string {
 	return names
 }
 
-// reads says whether a message takes the value for one of its fields.
-func reads(m protoreflect.Message, key string, value any) bool {
+// accepts reports whether a message accepts the value for one of its fields.
+func accepts(m protoreflect.Message, key string, value any) bool {
 	b, err := json.Marshal(map[string]any{key: value})
 	return err == nil && protojson.Unmarshal(b, m.New().Interface()) == nil
 }
@@ -164,7 +165,7 @@ func (f *fault) describe(text string) error {
 		place = fmt.Sprintf("line %d: ", n)
 	}
 	if f.field == nil {
-		if meant := nearest.Name(f.key, f.known); meant != "" {
+		if meant := suggest.Name(f.key, f.known); meant != "" {
 			return fmt.Errorf("%s%s: unknown field; did you mean %s?", place, f.path, meant)
 		}
 		return fmt.Errorf("%s%s: unknown field", place, f.path)
@@ -172,7 +173,7 @@ func (f *fault) describe(text string) error {
 	return fmt.Errorf("%s%s: %v: %s", place, f.path, f.value, f.wanted())
 }
 
-// wanted says what the field takes.
+// wanted describes the values that the field accepts.
 func (f *fault) wanted() string {
 	if f.field.IsList() {
 		return "write a list"
@@ -210,7 +211,7 @@ func enumNames(e protoreflect.EnumDescriptor) []string {
 	return names
 }
 
-// lineOf is the first line that has the key, or 0.
+// lineOf returns the first line with the key, or 0.
 func lineOf(key, text string) int {
 	n := 0
 	for line := range strings.Lines(text) {

@@ -9,7 +9,7 @@ import (
 	meshconfig "istio.io/api/mesh/v1alpha1"
 )
 
-func TestAFieldThatCannotBeReadIsToldWithLineValueAndRemedy(t *testing.T) {
+func TestInvalidFieldErrorHasLineValueAndRemedy(t *testing.T) {
 	for text, want := range map[string]string{
 		"trustDomain: a\naccesLogFile: x\n":               "line 2: accesLogFile: unknown field; did you mean accessLogFile?",
 		"trustDomain: a\nconnectTimeout: soon\n":          "line 2: connectTimeout: soon: write a duration, as 5s",
@@ -25,7 +25,7 @@ func TestAFieldThatCannotBeReadIsToldWithLineValueAndRemedy(t *testing.T) {
 	}
 }
 
-func TestTheDocumentTellsWhichFieldsWereWritten(t *testing.T) {
+func TestDocumentHasWrittenFields(t *testing.T) {
 	m := &meshconfig.MeshConfig{}
 	doc, err := Unmarshal("enableTracing: false\ndefaultConfig: {concurrency: 0}\n", m)
 	if err != nil {
@@ -63,7 +63,7 @@ func TestDurationsAreWrittenAsIstioTakesThem(t *testing.T) {
 	}
 }
 
-func TestWhatANewerAPIHasIsLeftOutAndTold(t *testing.T) {
+func TestUnknownFieldsAreReported(t *testing.T) {
 	m := &meshconfig.MeshConfig{}
 	doc, unknown, err := UnmarshalKnown("trustDomain: x\nnewer: {a: 1}\ndefaultConfig:\n  concurency: 2\n  drainDuration: 5s\n  proxyMetadata: {any: thing}\nextensionProviders:\n- {name: a, newer: 1}\n", m)
 	if err != nil || m.GetTrustDomain() != "x" || m.GetDefaultConfig().GetDrainDuration().GetSeconds() != 5 || m.GetDefaultConfig().GetProxyMetadata()["any"] != "thing" ||

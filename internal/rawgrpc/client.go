@@ -16,41 +16,41 @@ import (
 )
 
 const (
-	// userAgent is how clients show themselves.
+	// userAgent is the user-agent header of clients.
 	userAgent = "grpc-go-pilotfish"
-	// lastStream is the last stream that is begun on a connection.
+	// lastStream is the highest stream id that is used on a connection.
 	lastStream = 1 << 30
 )
 
 var (
-	errNotHTTP2 = errors.New("what answers there does not speak gRPC")
+	errNotHTTP2 = errors.New("the server does not speak gRPC")
 	errNoStatus = status.Error(codes.Internal, "the server ended the stream without a status")
 	errHalf     = status.Error(codes.Internal, "the server ended the stream in the middle of a message")
 )
 
-// Client is one connection to a server. Its methods are safe for concurrent use.
+// Client is a connection to a server. Its methods are safe for concurrent use.
 type Client struct {
-	link      *link
+	link      *rawConn
 	authority string
 	most      int
 	settled   chan struct{} // closed when the server speaks HTTP/2
 	gone      chan struct{}
-	away      error // what the server said when it wanted no more streams; the link's lock guards it
+	away      error // the server's GOAWAY; guarded by the connection's lock
 }
 
-// NewClient begins HTTP/2 on a connection, and waits until the server has answered in kind. The authority is the name under
-// which the server is called; most bounds one message that is received. The connection is closed if it fails.
+// NewClient starts HTTP/2 on conn and waits for the server's settings. authority is the :authority of requests, and
+// most the size limit of received messages in bytes. On failure it closes conn.
 func NewClient(ctx context.Context, conn net.Conn, authority string, most int) (*Client, error) {
 	c := &Client{authority: authority, most: most, settled: make(chan struct{}), gone: make(chan struct{})}
 	c.link = newLink(conn, c)
-	c.link.control(append([]byte(http2.ClientPreface), beginning(http2.Setting{ID: http2.SettingEnablePush})...))
+	c.link.control(append([]byte(http2.ClientPreface), initialFrames(http2.Setting{ID: http2.SettingEnablePush})...))
 	go func() { _ = c.link.read() }()
 	var err error
 	select {
 	case <-c.settled:
 		return c, nil
 	case <-c.gone:
-		if err = c.link.why(); errors.Is(err, io.ErrUnexpectedEOF) {
+		if err = c.link.closeReason(); errors.Is(err, io.ErrUnexpectedEOF) {
 			err = errNotHTTP2
 		} else if !errors.Is(err, errNotHTTP2) {
 			err = fmt.Errorf("%w: %w", errNotHTTP2, err)
@@ -68,28 +68,28 @@ func (c *Client) closed() { close(c.gone) }
 
 func (c *Client) lastTaken() uint32 { return 0 }
 
-// Close ends the connection and its streams.
+// Close closes the connection and ends its streams.
 func (c *Client) Close() error {
 	c.link.fail(errClosed)
 	return nil
 }
 
-// Gone is closed when the connection is.
-func (c *Client) Gone() <-chan struct{} { return c.gone }
+// Closed returns a channel that is closed when the connection ends.
+func (c *Client) Closed() <-chan struct{} { return c.gone }
 
-// Usable says whether the connection takes another stream.
-func (c *Client) Usable() bool {
+// CanOpenStream reports whether another stream can be opened on the connection.
+func (c *Client) CanOpenStream() bool {
 	c.link.mu.Lock()
 	defer c.link.mu.Unlock()
-	return c.usable()
+	return c.canOpenStream()
 }
 
-func (c *Client) usable() bool {
+func (c *Client) canOpenStream() bool {
 	l := c.link
 	return l.err == nil && c.away == nil && l.last < lastStream && (!l.bounded || len(l.streams) < int(l.most))
 }
 
-// goAway lets the streams go on that the server knows of, and ends the others.
+// goAway processes GOAWAY: streams that the server has processed continue, all others end.
 func (c *Client) goAway(f *http2.GoAwayFrame) {
 	l := c.link
 	l.mu.Lock()
@@ -111,14 +111,14 @@ func (c *Client) goAway(f *http2.GoAwayFrame) {
 	}
 }
 
-// ended closes a connection that takes no more streams after its last one.
-func (c *Client) ended(*stream) {
+// streamEnded closes the connection after its last stream if the server sent GOAWAY.
+func (c *Client) streamEnded(*stream) {
 	if c.away != nil && c.link.err == nil && len(c.link.streams) == 0 {
 		go c.link.fail(c.away)
 	}
 }
 
-// headers begins or ends an answer.
+// headers processes the headers or trailers of a response.
 func (c *Client) headers(f *http2.MetaHeadersFrame) error {
 	l := c.link
 	l.mu.Lock()
@@ -126,6 +126,10 @@ func (c *Client) headers(f *http2.MetaHeadersFrame) error {
 	known := f.StreamID%2 == 1 && f.StreamID <= l.last
 	interim := strings.HasPrefix(f.PseudoValue("status"), "1")
 	if s != nil && !interim {
+		if !s.open {
+			s.fields = f.Fields
+			close(s.begun)
+		}
 		s.open = true
 	}
 	l.mu.Unlock()
@@ -135,7 +139,7 @@ func (c *Client) headers(f *http2.MetaHeadersFrame) error {
 	case s == nil:
 		return nil
 	case f.StreamEnded():
-		c.serverEnded(s, verdict(f))
+		c.serverEnded(s, trailerError(f))
 	case interim:
 	default:
 		if err := fromResponse(f.Fields); err != nil {
@@ -145,7 +149,7 @@ func (c *Client) headers(f *http2.MetaHeadersFrame) error {
 	return nil
 }
 
-// serverEnded ends a stream of which the server has said the last: what is still sent is of no use.
+// serverEnded ends a stream after the server's trailers. Data that is still queued is discarded.
 func (c *Client) serverEnded(s *stream, how error) {
 	s.peerEnded(how)
 	l := c.link
@@ -158,8 +162,8 @@ func (c *Client) serverEnded(s *stream, how error) {
 	}
 }
 
-// verdict is what trailers say of the stream.
-func verdict(f *http2.MetaHeadersFrame) error {
+// trailerError returns the status in the trailers as an error, or io.EOF for OK.
+func trailerError(f *http2.MetaHeadersFrame) error {
 	if err, ok := fromHeader(f.Fields); ok {
 		if err == nil {
 			return io.EOF
@@ -174,32 +178,33 @@ func verdict(f *http2.MetaHeadersFrame) error {
 	return errNoStatus
 }
 
-// ClientStream is a stream of messages both ways. One goroutine may send while another one receives.
+// ClientStream is a bidirectional stream of messages. One goroutine may send while another one receives.
 type ClientStream struct {
 	*stream
-	*Messages // what the server sends
+	*Messages // messages of the server
 	ctx       context.Context
 	client    *Client
 }
 
-// Stream begins a stream, which ends with the context at the latest: then all that it needs is freed.
+// Stream opens a stream. It ends at the latest when ctx ends, which frees its resources.
 func (c *Client) Stream(ctx context.Context, method string, more metadata.MD) (*ClientStream, error) {
 	l := c.link
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	if !c.usable() {
+	if !c.canOpenStream() {
 		return nil, status.Error(codes.Unavailable, "the connection takes no more streams")
 	}
 	l.last += 2 - (l.last+1)%2
 	s := &ClientStream{stream: newStream(l, l.last, errNoStatus), ctx: ctx, client: c}
-	s.Messages = newMessages(&s.in, c.most, s.why)
+	s.begun = make(chan struct{})
+	s.Messages = newMessages(&s.in, c.most, s.receiveError)
 	l.headers(s.id, header(c.authority, method, more), false)
 	l.flush()
 	context.AfterFunc(ctx, s.abandon)
 	return s, nil
 }
 
-// abandon ends a stream of which nobody wants more.
+// abandon resets the stream when its context ends.
 func (s *ClientStream) abandon() {
 	s.in.discard(s.ctx.Err())
 	l := s.link
@@ -213,32 +218,51 @@ func (s *ClientStream) abandon() {
 	l.flush()
 }
 
-// why is what the server says at the end.
-func (s *ClientStream) why(err error) error {
+// receiveError returns the error with which receiving ends.
+func (s *ClientStream) receiveError(err error) error {
 	switch {
 	case err == io.EOF:
 		return io.EOF
-	case s.ctx.Err() == nil && err == io.ErrUnexpectedEOF && s.client.link.why() == nil:
+	case s.ctx.Err() == nil && err == io.ErrUnexpectedEOF && s.client.link.closeReason() == nil:
 		return errHalf
 	}
-	return failure(s.ctx, s.client.because(err))
+	return failure(s.ctx, s.client.connectionError(err))
 }
 
-// because tells what the server said before it closed the connection.
-func (c *Client) because(err error) error {
+// connectionError returns the server's GOAWAY, if there is one, instead of the error of the closed connection.
+func (c *Client) connectionError(err error) error {
 	c.link.mu.Lock()
 	defer c.link.mu.Unlock()
-	if _, said := status.FromError(err); c.away != nil && !said && c.link.err != nil {
+	if _, ok := status.FromError(err); c.away != nil && !ok && c.link.err != nil {
 		return c.away
 	}
 	return err
 }
 
-// Arrived is how many bytes of the server's messages have come so far, of one that is not whole, too.
-func (s *ClientStream) Arrived() int { return s.in.arrived() }
+// HeaderReceived returns a channel that is closed when the server's headers arrive. It is not closed if the stream ends
+// without them.
+func (s *ClientStream) HeaderReceived() <-chan struct{} { return s.begun }
 
-// Send sends a message, and returns when it was taken over. An error says only that the stream has ended: why is told to who
-// receives.
+// Header returns the values of a header field of the server. It returns nil before HeaderReceived is closed.
+func (s *ClientStream) Header(name string) (values []string) {
+	select {
+	case <-s.begun:
+	default:
+		return nil
+	}
+	for _, field := range s.fields {
+		if field.Name == name {
+			values = append(values, field.Value)
+		}
+	}
+	return values
+}
+
+// ReceivedBytes returns the number of message bytes received so far, including those of an incomplete message.
+func (s *ClientStream) ReceivedBytes() int { return s.in.arrived() }
+
+// Send sends a message and returns when it is queued. An error reports only that the stream has ended; receiving
+// returns the cause.
 func (s *ClientStream) Send(data mem.BufferSlice) error {
 	s.sending.Lock()
 	defer s.sending.Unlock()
@@ -248,7 +272,7 @@ func (s *ClientStream) Send(data mem.BufferSlice) error {
 	return s.send(data, false)
 }
 
-// CloseSend says that nothing more will be sent.
+// CloseSend ends the client's side of the stream.
 func (s *ClientStream) CloseSend() {
 	l := s.link
 	l.mu.Lock()

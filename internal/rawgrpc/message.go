@@ -1,11 +1,10 @@
-// Package rawgrpc carries streams of gRPC whose messages are bytes: they can be received piece by piece, while they still
-// arrive, and sent so. It has as much of HTTP/2 as gRPC needs (https://www.rfc-editor.org/rfc/rfc9113), over the frames and
-// the header compression of golang.org/x/net, and what gRPC adds to it, as
-// https://github.com/grpc/grpc/blob/master/doc/PROTOCOL-HTTP2.md has it: paths, headers, the prefix of a message, the
-// status in the trailers. Messages are not compressed.
+// Package rawgrpc implements gRPC streams whose messages are bytes. Messages can be received and sent in pieces while
+// they arrive. It implements the part of HTTP/2 that gRPC needs (https://www.rfc-editor.org/rfc/rfc9113), based on the
+// frames and header compression of golang.org/x/net. It adds gRPC's paths, headers, message prefixes and status
+// trailers (https://github.com/grpc/grpc/blob/master/doc/PROTOCOL-HTTP2.md). Messages are not compressed.
 //
-// Both the standard library's HTTP/2 and gRPC's hand each frame of 16 KB from goroutine to goroutine, and tell the peer of
-// each that it was taken; with large messages, that is much of what a relay costs.
+// The HTTP/2 implementations of the standard library and of gRPC pass each frame of 16 KB between goroutines and
+// acknowledge each one. For large messages this is a large part of a relay's cost.
 package rawgrpc
 
 import (
@@ -18,12 +17,12 @@ import (
 )
 
 const (
-	// prefixSize is what stands before a message: whether it is compressed, and its size.
+	// prefixSize is the length of a message's prefix: compression flag and message length.
 	prefixSize = 5
-	// gather is how much of a large message is waited for at a time: a goroutine that is woken for each frame costs more than
-	// the frame does.
+	// gather is the amount of a large message that is awaited at a time: waking a goroutine for each frame costs more
+	// than the frame.
 	gather = 128 << 10
-	// poolFrom is the size from which pieces are used again.
+	// poolFrom is the minimum size of pooled buffers.
 	poolFrom = 1 << 10
 )
 
@@ -31,19 +30,19 @@ func appendPrefix(b []byte, size int) []byte {
 	return binary.BigEndian.AppendUint32(append(b, 0), uint32(size))
 }
 
-// Messages reads the messages of one direction of a stream. It is for one goroutine at a time.
+// Messages reads the messages of one direction of a stream. It is not safe for concurrent use.
 type Messages struct {
 	from source
 	most int
-	// have is what was taken of the stream and not yet read, and size how much that is.
+	// have contains size bytes that were received and not yet read.
 	have mem.BufferSlice
 	size int
 	rest int
-	// why makes the error of a stream that ended, of the one that reading gave.
+	// why converts a read error to the error of the stream.
 	why func(error) error
 }
 
-// source is where the bytes of the messages come from, as an inbox.
+// source provides the bytes of the messages, for example an inbox.
 type source interface {
 	take(least int) (mem.BufferSlice, error)
 }
@@ -52,7 +51,7 @@ func newMessages(from source, most int, why func(error) error) *Messages {
 	return &Messages{from: from, most: most, why: why}
 }
 
-// fill takes more, until so much is there.
+// fill waits until at least the given number of bytes is available.
 func (m *Messages) fill(least int) error {
 	for m.size < least {
 		more, err := m.from.take(least - m.size)
@@ -72,8 +71,8 @@ func (m *Messages) keep(more mem.BufferSlice) {
 	m.size += more.Len()
 }
 
-// Next begins the next message, of which all has to have been read that came before, and gives its size. An orderly end of
-// the stream is io.EOF, any other one an error with a status.
+// Next waits for the next message and returns its size. The previous message must have been read completely. It returns
+// io.EOF after an orderly end of the stream, and an error with a gRPC status otherwise.
 func (m *Messages) Next() (size int, err error) {
 	if err := m.fill(prefixSize); err != nil {
 		return 0, err
@@ -81,7 +80,7 @@ func (m *Messages) Next() (size int, err error) {
 	compressed, length := m.prefix()
 	switch {
 	case compressed:
-		return 0, status.Error(codes.Unimplemented, "a message is compressed, which was not asked for")
+		return 0, status.Error(codes.Unimplemented, "a message is compressed, which was not negotiated")
 	case uint64(length) > uint64(m.most):
 		return 0, status.Errorf(codes.ResourceExhausted, "received message larger than max (%d vs. %d)", length, m.most)
 	}
@@ -106,7 +105,7 @@ func (m *Messages) prefix() (compressed bool, length uint32) {
 	return head[0] != 0, binary.BigEndian.Uint32(head[1:])
 }
 
-// cut takes the first piece of what is there, and at most so much.
+// cut removes the first piece of the available data, limited to most bytes, and returns it.
 func (m *Messages) cut(most int) mem.Buffer {
 	piece := m.have[0]
 	if piece.Len() > most {
@@ -121,8 +120,9 @@ func (m *Messages) cut(most int) mem.Buffer {
 	return piece
 }
 
-// Piece waits for the next piece of the message, of which the caller has the reference. After the last one it gives io.EOF.
-func (m *Messages) Piece() (mem.Buffer, error) {
+// NextPiece waits for the next piece of the message and returns it; the caller owns it. After the last piece it returns
+// io.EOF.
+func (m *Messages) NextPiece() (mem.Buffer, error) {
 	if m.rest == 0 {
 		return nil, io.EOF
 	}
@@ -136,11 +136,10 @@ func (m *Messages) Piece() (mem.Buffer, error) {
 	return piece, nil
 }
 
-// Rest waits for all that is missing of the message, and appends it to what the caller has of it. What is there is freed when
-// the rest does not come.
-func (m *Messages) Rest(have mem.BufferSlice) (mem.BufferSlice, error) {
+// ReadRest waits for the rest of the message and appends it to have. If that fails, it frees have.
+func (m *Messages) ReadRest(have mem.BufferSlice) (mem.BufferSlice, error) {
 	for {
-		piece, err := m.Piece()
+		piece, err := m.NextPiece()
 		switch {
 		case err == io.EOF:
 			return have, nil
@@ -152,8 +151,8 @@ func (m *Messages) Rest(have mem.BufferSlice) (mem.BufferSlice, error) {
 	}
 }
 
-// Ready says whether the next message is there already, whole.
-func (m *Messages) Ready() bool {
+// HasNext reports whether the next message has arrived completely.
+func (m *Messages) HasNext() bool {
 	if m.rest > 0 {
 		return false
 	}
@@ -165,7 +164,7 @@ func (m *Messages) Ready() bool {
 	return m.holds()
 }
 
-// holds says whether what was taken begins with a whole message.
+// holds reports whether the available data starts with a complete message.
 func (m *Messages) holds() bool {
 	if m.size < prefixSize {
 		return false
@@ -174,8 +173,8 @@ func (m *Messages) holds() bool {
 	return !compressed && uint64(length) <= uint64(min(m.most, m.size-prefixSize))
 }
 
-// Missing is how much of the message was not read yet.
-func (m *Messages) Missing() int { return m.rest }
+// Remaining returns the number of bytes of the message that are not read yet.
+func (m *Messages) Remaining() int { return m.rest }
 
 func newPiece(size int) mem.Buffer {
 	if size < poolFrom {

@@ -8,6 +8,7 @@ import (
 	"log/slog"
 	"net"
 	"net/http"
+	"slices"
 	"strings"
 	"sync"
 	"testing"
@@ -30,7 +31,7 @@ const (
 	patient = 30 * time.Second
 )
 
-// plain lets gRPC's own clients and servers carry bytes.
+// plain is a codec with which gRPC clients and servers exchange bytes.
 type plain struct{}
 
 func (plain) Marshal(v any) (mem.BufferSlice, error) {
@@ -55,8 +56,8 @@ func listen(t *testing.T) net.Listener {
 	return l
 }
 
-// theirs serves with gRPC's own server.
-func theirs(t *testing.T, handler func(grpc.ServerStream) error) (address string, server *grpc.Server) {
+// startGRPCServer starts a server of grpc-go.
+func startGRPCServer(t *testing.T, handler func(grpc.ServerStream) error) (address string, server *grpc.Server) {
 	t.Helper()
 	server = grpc.NewServer(grpc.ForceServerCodecV2(plain{}), grpc.MaxRecvMsgSize(most), grpc.WaitForHandlers(true))
 	d := desc
@@ -69,7 +70,7 @@ func theirs(t *testing.T, handler func(grpc.ServerStream) error) (address string
 	return l.Addr().String(), server
 }
 
-// ours serves with this package's server.
+// ours starts a server of this package.
 func ours(t *testing.T, handler Handler) (address string) {
 	t.Helper()
 	server := NewServer(map[string]Handler{method: handler}, most, nil, slog.New(slog.DiscardHandler))
@@ -112,8 +113,8 @@ func talk(t *testing.T, c *Client) *ClientStream {
 	return s
 }
 
-// their is a stream of gRPC's own client.
-func their(t *testing.T, address, method string) grpc.ClientStream {
+// openGRPCStream opens a stream with a client of grpc-go.
+func openGRPCStream(t *testing.T, address, method string) grpc.ClientStream {
 	t.Helper()
 	conn, err := grpc.NewClient(address, grpc.WithTransportCredentials(insecure.NewCredentials()),
 		grpc.WithDefaultCallOptions(grpc.ForceCodecV2(plain{}), grpc.MaxCallRecvMsgSize(most)))
@@ -130,11 +131,11 @@ func their(t *testing.T, address, method string) grpc.ClientStream {
 	return s
 }
 
-func whole(m *Messages) ([]byte, error) {
+func readWhole(m *Messages) ([]byte, error) {
 	if _, err := m.Next(); err != nil {
 		return nil, err
 	}
-	data, err := m.Rest(nil)
+	data, err := m.ReadRest(nil)
 	if err != nil {
 		return nil, err
 	}
@@ -146,8 +147,8 @@ func pieces(b []byte) mem.BufferSlice { return mem.BufferSlice{mem.SliceBuffer(b
 
 var sizes = []int{0, 1, 300, 5000, 17000, 70000, 3 << 20, 2}
 
-func TestMessagesOfAllSizesPassBothWaysWithAServerOfGRPCsOwn(t *testing.T) {
-	address, _ := theirs(t, func(s grpc.ServerStream) error {
+func TestMessagesOfAllSizesWithGRPCServer(t *testing.T) {
+	address, _ := startGRPCServer(t, func(s grpc.ServerStream) error {
 		if md, _ := metadata.FromIncomingContext(s.Context()); md.Get("who")[0] != "me" {
 			return errors.New("no header")
 		}
@@ -169,7 +170,7 @@ func TestMessagesOfAllSizesPassBothWaysWithAServerOfGRPCsOwn(t *testing.T) {
 		if err := s.Send(pieces(sent)); err != nil {
 			t.Fatal(err)
 		}
-		if got, err := whole(s.Messages); err != nil || !bytes.Equal(got, sent) {
+		if got, err := readWhole(s.Messages); err != nil || !bytes.Equal(got, sent) {
 			t.Fatalf("%d bytes came back as %d, %v", size, len(got), err)
 		}
 	}
@@ -179,22 +180,50 @@ func TestMessagesOfAllSizesPassBothWaysWithAServerOfGRPCsOwn(t *testing.T) {
 	}
 }
 
-func TestMessagesOfAllSizesPassBothWaysWithAClientOfGRPCsOwn(t *testing.T) {
+func TestServerHeadersPrecedeMessages(t *testing.T) {
+	proceed := make(chan struct{})
+	address, _ := startGRPCServer(t, func(s grpc.ServerStream) error {
+		<-proceed
+		if err := s.SendHeader(metadata.Pairs("offers", "a", "offers", "b")); err != nil {
+			return err
+		}
+		<-s.Context().Done()
+		return nil
+	})
+	s := talk(t, client(t, address))
+	if got := s.Header("offers"); got != nil {
+		t.Errorf("before it began: %q", got)
+	}
+	close(proceed)
+	select {
+	case <-s.HeaderReceived():
+	case <-time.After(patient):
+		t.Fatal("the stream does not begin")
+	}
+	if got := s.Header("offers"); !slices.Equal(got, []string{"a", "b"}) {
+		t.Errorf("got %q", got)
+	}
+	if got := s.Header("other"); got != nil {
+		t.Errorf("another header: %q", got)
+	}
+}
+
+func TestMessagesOfAllSizesWithGRPCClient(t *testing.T) {
 	address := ours(t, func(s *ServerStream) error {
 		for {
-			b, err := whole(s.Messages)
+			b, err := readWhole(s.Messages)
 			if err == io.EOF {
 				return status.Error(codes.DataLoss, "100% done, schön")
 			}
 			if err != nil {
 				return err
 			}
-			if err := s.Send(pieces(b), s.Ready()); err != nil {
+			if err := s.Send(pieces(b), s.HasNext()); err != nil {
 				return err
 			}
 		}
 	})
-	s := their(t, address, method)
+	s := openGRPCStream(t, address, method)
 	for _, size := range sizes {
 		sent := bytes.Repeat([]byte{byte(size)}, size)
 		if err := s.SendMsg(&sent); err != nil {
@@ -212,8 +241,8 @@ func TestMessagesOfAllSizesPassBothWaysWithAClientOfGRPCsOwn(t *testing.T) {
 	}
 }
 
-func TestStatusOfAServerIsTold(t *testing.T) {
-	address, _ := theirs(t, func(s grpc.ServerStream) error { return status.Error(codes.Unauthenticated, "no: 100% ü") })
+func TestServerStatusIsReturned(t *testing.T) {
+	address, _ := startGRPCServer(t, func(s grpc.ServerStream) error { return status.Error(codes.Unauthenticated, "no: 100% ü") })
 	_, err := talk(t, client(t, address)).Next()
 	if status.Code(err) != codes.Unauthenticated || status.Convert(err).Message() != "no: 100% ü" {
 		t.Errorf("got %v", err)
@@ -222,14 +251,14 @@ func TestStatusOfAServerIsTold(t *testing.T) {
 
 func TestUnknownMethodIsUnimplemented(t *testing.T) {
 	var got []byte
-	if err := their(t, ours(t, nil), "/test.Service/Other").RecvMsg(&got); status.Code(err) != codes.Unimplemented {
+	if err := openGRPCStream(t, ours(t, nil), "/test.Service/Other").RecvMsg(&got); status.Code(err) != codes.Unimplemented {
 		t.Errorf("got %v", err)
 	}
 }
 
-func TestMessageBeyondTheBoundIsRefused(t *testing.T) {
+func TestTooLargeMessageIsRefused(t *testing.T) {
 	address := ours(t, func(s *ServerStream) error { _, err := s.Next(); return err })
-	s := their(t, address, method)
+	s := openGRPCStream(t, address, method)
 	large := make([]byte, most+1)
 	_ = s.SendMsg(&large)
 	var got []byte
@@ -238,28 +267,28 @@ func TestMessageBeyondTheBoundIsRefused(t *testing.T) {
 	}
 }
 
-func TestMessageThatIsNotCompletedIsNotTakenForOne(t *testing.T) {
+func TestIncompleteMessageIsAnError(t *testing.T) {
 	begun := make(chan struct{})
 	address := ours(t, func(s *ServerStream) error {
-		if err := errors.Join(s.Begin(100000), s.Continue(pieces(make([]byte, 50000)))); err != nil {
+		if err := errors.Join(s.BeginMessage(100000), s.WritePiece(pieces(make([]byte, 50000)))); err != nil {
 			t.Error(err)
 		}
 		<-begun
 		return nil
 	})
-	s := their(t, address, method)
+	s := openGRPCStream(t, address, method)
 	close(begun)
 	var got []byte
 	if err := s.RecvMsg(&got); err == nil || errors.Is(err, io.EOF) {
 		t.Errorf("it was taken: %d bytes, %v", len(got), err)
 	}
 	s2 := talk(t, client(t, address))
-	if _, err := whole(s2.Messages); status.Code(err) != codes.Internal {
+	if _, err := readWhole(s2.Messages); status.Code(err) != codes.Internal {
 		t.Errorf("our client took it with %v", err)
 	}
 }
 
-func TestHandlerEndsAStreamOfAClientThatDoesNotRead(t *testing.T) {
+func TestHandlerEndsStreamOfBlockedClient(t *testing.T) {
 	sent := make(chan error, 1)
 	returned := make(chan struct{})
 	address := ours(t, func(s *ServerStream) error {
@@ -276,7 +305,7 @@ func TestHandlerEndsAStreamOfAClientThatDoesNotRead(t *testing.T) {
 		close(returned)
 		return status.Error(codes.Aborted, "enough")
 	})
-	their(t, address, method)
+	openGRPCStream(t, address, method)
 	<-returned
 	select {
 	case err := <-sent:
@@ -288,9 +317,9 @@ func TestHandlerEndsAStreamOfAClientThatDoesNotRead(t *testing.T) {
 	}
 }
 
-func TestEndOfAContextEndsTheStreamAtBothEnds(t *testing.T) {
+func TestContextEndsStreamAtBothEnds(t *testing.T) {
 	ended := make(chan error, 1)
-	address, _ := theirs(t, func(s grpc.ServerStream) error {
+	address, _ := startGRPCServer(t, func(s grpc.ServerStream) error {
 		var b []byte
 		_ = s.RecvMsg(&b)
 		_ = s.SendMsg(&b)
@@ -306,7 +335,7 @@ func TestEndOfAContextEndsTheStreamAtBothEnds(t *testing.T) {
 	if err := s.Send(pieces([]byte("x"))); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := whole(s.Messages); err != nil {
+	if _, err := readWhole(s.Messages); err != nil {
 		t.Fatal(err)
 	}
 	cancel()
@@ -318,24 +347,24 @@ func TestEndOfAContextEndsTheStreamAtBothEnds(t *testing.T) {
 	}
 }
 
-func TestServerThatStopsTakesNoMoreStreams(t *testing.T) {
-	address, server := theirs(t, func(s grpc.ServerStream) error { <-s.Context().Done(); return nil })
+func TestStoppedServerRefusesStreams(t *testing.T) {
+	address, server := startGRPCServer(t, func(s grpc.ServerStream) error { <-s.Context().Done(); return nil })
 	c := client(t, address)
-	if !c.Usable() {
+	if !c.CanOpenStream() {
 		t.Error("not usable at first")
 	}
 	server.GracefulStop()
 	select {
-	case <-c.Gone():
+	case <-c.Closed():
 	case <-time.After(patient):
 		t.Fatal("its connection stays")
 	}
-	if _, err := c.Stream(t.Context(), method, nil); status.Code(err) != codes.Unavailable || c.Usable() {
+	if _, err := c.Stream(t.Context(), method, nil); status.Code(err) != codes.Unavailable || c.CanOpenStream() {
 		t.Errorf("another stream: %v", err)
 	}
 }
 
-func TestServerOfAnotherProtocolIsTold(t *testing.T) {
+func TestServerOfOtherProtocolIsReported(t *testing.T) {
 	l := listen(t)
 	web := &http.Server{Handler: http.NotFoundHandler()}
 	var serving sync.WaitGroup
@@ -353,7 +382,7 @@ func TestServerOfAnotherProtocolIsTold(t *testing.T) {
 	}
 }
 
-// chopped gives bytes in pieces of three.
+// chopped returns bytes in pieces of three.
 type chopped struct{ rest []byte }
 
 func (c *chopped) take(least int) (pieces mem.BufferSlice, err error) {
@@ -367,7 +396,7 @@ func (c *chopped) take(least int) (pieces mem.BufferSlice, err error) {
 	return pieces, nil
 }
 
-// FuzzMessages: whatever comes, reading ends, and gives no more than there was.
+// FuzzMessages: for any input, reading ends and returns no more bytes than there were.
 func FuzzMessages(f *testing.F) {
 	f.Add([]byte{0, 0, 0, 0, 3, 'a', 'b', 'c', 0, 0, 0, 0, 0})
 	f.Add([]byte{1, 0, 0, 0, 3, 'a', 'b', 'c'})
@@ -376,15 +405,15 @@ func FuzzMessages(f *testing.F) {
 		m := newMessages(&chopped{data}, 1<<16, func(err error) error { return err })
 		total := 0
 		for {
-			ready := m.Ready()
+			ready := m.HasNext()
 			size, err := m.Next()
 			if err != nil {
 				if ready {
-					t.Errorf("a message that was said to be there was not: %v", err)
+					t.Errorf("HasNext is true, but there is no message: %v", err)
 				}
 				return
 			}
-			b, err := m.Rest(nil)
+			b, err := m.ReadRest(nil)
 			if err != nil {
 				return
 			}

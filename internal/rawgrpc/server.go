@@ -19,18 +19,23 @@ import (
 )
 
 const (
-	// mostStreams bounds the streams of one connection.
-	mostStreams = 100
-	// acceptAgain is when a connection is taken after one could not be, as where there are too many files.
+	// maxStreams limits the streams of a connection.
+	maxStreams = 100
+	// acceptAgain is the delay after a failed Accept, for example because of too many open files.
 	acceptAgain = 50 * time.Millisecond
 )
 
-// Handler serves one stream: what it returns is the stream's status. What it began may still use the stream afterwards, to no
-// effect.
+// Handler serves one stream. Its result is the stream's status. Goroutines that it started may use the stream
+// afterwards without effect.
 type Handler func(*ServerStream) error
 
-// Server serves streams. Run Serve, which Stop ends.
+// Server serves streams. Serve runs it until Stop.
 type Server struct {
+	// Admit, if set, is called for each stream before its handler, with the connection's context and a function that
+	// returns the values of a request header. An error refuses the stream and is its status. Set it before Serve. It
+	// must not block.
+	Admit func(ctx context.Context, header func(name string) []string) error
+
 	methods     map[string]Handler
 	most        int
 	connContext func(context.Context, net.Conn) context.Context
@@ -41,21 +46,21 @@ type Server struct {
 
 	mu       sync.Mutex
 	listener net.Listener
-	links    map[*link]struct{}
+	links    map[*rawConn]struct{}
 }
 
-// NewServer serves the methods, whose names are like "/service/method". Most bounds one message that is received. The
-// context of streams is what connContext makes of a connection.
+// NewServer returns a server for the methods, which are named "/service/method". most limits the size of received
+// messages in bytes. connContext returns the base context of a connection's streams.
 func NewServer(methods map[string]Handler, most int, connContext func(context.Context, net.Conn) context.Context, log *slog.Logger) *Server {
 	if connContext == nil {
 		connContext = func(ctx context.Context, _ net.Conn) context.Context { return ctx }
 	}
 	return &Server{
-		methods: methods, most: most, connContext: connContext, log: log, stopped: make(chan struct{}), links: map[*link]struct{}{},
+		methods: methods, most: most, connContext: connContext, log: log, stopped: make(chan struct{}), links: map[*rawConn]struct{}{},
 	}
 }
 
-// Serve serves the listener's connections until the server is stopped, which is no error, and waits for all handlers.
+// Serve serves the listener's connections until Stop, and waits for all handlers. It returns nil after Stop.
 func (s *Server) Serve(l net.Listener) error {
 	defer s.serving.Wait()
 	defer l.Close()
@@ -107,7 +112,7 @@ func (s *Server) Stop() {
 	}
 }
 
-// take serves a connection beside the others.
+// take serves a connection in its own goroutine.
 func (s *Server) take(conn net.Conn) {
 	p := &serverSide{server: s}
 	p.ctx, p.cancel = context.WithCancel(s.connContext(context.Background(), conn))
@@ -125,17 +130,17 @@ func (s *Server) take(conn net.Conn) {
 	s.serving.Go(p.serve)
 }
 
-// serverSide is what a server does with a connection.
+// serverSide is the server's part of a connection.
 type serverSide struct {
 	server   *Server
-	link     *link
+	link     *rawConn
 	ctx      context.Context
 	cancel   context.CancelFunc
-	handlers int // that run; the link's lock guards it
+	handlers int // number of running handlers; guarded by the connection's lock
 }
 
 func (p *serverSide) serve() {
-	p.link.control(beginning(http2.Setting{ID: http2.SettingMaxConcurrentStreams, Val: mostStreams}))
+	p.link.control(initialFrames(http2.Setting{ID: http2.SettingMaxConcurrentStreams, Val: maxStreams}))
 	greeting := make([]byte, len(http2.ClientPreface))
 	_, err := io.ReadFull(p.link.in, greeting)
 	if err == nil && string(greeting) != http2.ClientPreface {
@@ -152,7 +157,7 @@ func (p *serverSide) opened() {}
 
 func (p *serverSide) goAway(*http2.GoAwayFrame) {}
 
-func (p *serverSide) ended(*stream) {}
+func (p *serverSide) streamEnded(*stream) {}
 
 func (p *serverSide) lastTaken() uint32 { return p.link.last }
 
@@ -163,7 +168,7 @@ func (p *serverSide) closed() {
 	delete(p.server.links, p.link)
 }
 
-// headers begins a stream, or ends the client's side of one.
+// headers starts a stream, or ends the client's side of one.
 func (p *serverSide) headers(f *http2.MetaHeadersFrame) error {
 	l := p.link
 	l.mu.Lock()
@@ -179,7 +184,7 @@ func (p *serverSide) headers(f *http2.MetaHeadersFrame) error {
 		return http2.ConnectionError(http2.ErrCodeProtocol)
 	}
 	l.last = f.StreamID
-	if f.Truncated || p.handlers >= mostStreams || l.err != nil {
+	if f.Truncated || p.handlers >= maxStreams || l.err != nil {
 		l.mu.Unlock()
 		return http2.StreamError{StreamID: f.StreamID, Code: http2.ErrCodeRefusedStream}
 	}
@@ -195,27 +200,45 @@ func (p *serverSide) headers(f *http2.MetaHeadersFrame) error {
 			return status.Errorf(codes.Unimplemented, "there is no method %s", path)
 		}
 	}
+	if err := p.admit(f); err != nil {
+		handler = func(*ServerStream) error { return err }
+	}
 	p.server.serving.Go(func() { s.serve(handler) })
 	return nil
 }
 
-// newStream begins a stream; the link's lock is held.
+// admit calls the server's Admit for a new stream.
+func (p *serverSide) admit(f *http2.MetaHeadersFrame) error {
+	if p.server.Admit == nil {
+		return nil
+	}
+	return p.server.Admit(p.ctx, func(name string) (values []string) {
+		for _, field := range f.RegularFields() {
+			if field.Name == name {
+				values = append(values, field.Value)
+			}
+		}
+		return values
+	})
+}
+
+// newStream creates a stream; the connection's lock is held.
 func (p *serverSide) newStream(id uint32) *ServerStream {
 	s := &ServerStream{stream: newStream(p.link, id, io.EOF), side: p}
 	s.ctx, s.cancel = context.WithCancel(p.ctx)
-	s.Messages = newMessages(&s.in, p.server.most, s.why)
+	s.Messages = newMessages(&s.in, p.server.most, s.receiveError)
 	s.in.broken, s.open = s.cancel, true
 	return s
 }
 
-// ServerStream is a stream of messages both ways. One goroutine may receive while others send.
+// ServerStream is a bidirectional stream of messages. One goroutine may receive while others send.
 type ServerStream struct {
 	*stream
-	*Messages // what the client sends
+	*Messages // messages of the client
 	side      *serverSide
 	ctx       context.Context
 	cancel    context.CancelFunc
-	// answered says that the answer's headers were sent. The link's lock guards it.
+	// answered: the response headers were sent; guarded by the connection's lock.
 	answered bool
 }
 
@@ -228,51 +251,51 @@ func (s *ServerStream) serve(handler Handler) {
 	s.finish(handler(s))
 }
 
-// Context ends with the stream.
+// Context returns the stream's context, which ends with the stream.
 func (s *ServerStream) Context() context.Context { return s.ctx }
 
-func (s *ServerStream) why(err error) error {
+func (s *ServerStream) receiveError(err error) error {
 	if err == io.EOF {
 		return io.EOF
 	}
 	return failure(s.ctx, err)
 }
 
-// Send sends a message. Where more is to be sent at once, it may stay behind until then.
+// Send sends a message. If more is set, it may stay in the queue until the next Send or Flush.
 func (s *ServerStream) Send(data mem.BufferSlice, more bool) error {
 	s.sending.Lock()
 	defer s.sending.Unlock()
-	if err := s.begin(data.Len()); err != nil {
+	if err := s.beginMessage(data.Len()); err != nil {
 		return err
 	}
-	return s.told(s.send(data, more))
+	return s.sendError(s.send(data, more))
 }
 
-// Flush sends what stayed behind.
+// Flush sends queued messages.
 func (s *ServerStream) Flush() error {
 	s.link.mu.Lock()
 	defer s.link.mu.Unlock()
 	s.link.flush()
-	return s.told(s.over)
+	return s.sendError(s.over)
 }
 
-// Begin begins a message of that size, which Continue then has to complete: a stream that ends before is reset, so that no
-// client takes what it has for the message.
-func (s *ServerStream) Begin(size int) error {
+// BeginMessage starts a message of size bytes, which WritePiece then has to complete. A stream that ends before is
+// reset, so that no client treats the part as the message.
+func (s *ServerStream) BeginMessage(size int) error {
 	s.sending.Lock()
 	defer s.sending.Unlock()
-	return s.begin(size)
+	return s.beginMessage(size)
 }
 
-// Continue sends more of the message that was begun.
-func (s *ServerStream) Continue(data mem.BufferSlice) error {
+// WritePiece sends the next piece of the message.
+func (s *ServerStream) WritePiece(data mem.BufferSlice) error {
 	s.sending.Lock()
 	defer s.sending.Unlock()
-	return s.told(s.send(data, s.missing > data.Len()))
+	return s.sendError(s.send(data, s.missing > data.Len()))
 }
 
-// begin begins a message; only who sends calls it.
-func (s *ServerStream) begin(size int) error {
+// beginMessage starts a message; the caller holds sending.
+func (s *ServerStream) beginMessage(size int) error {
 	s.link.mu.Lock()
 	defer s.link.mu.Unlock()
 	if s.over == nil && !s.answered {
@@ -280,19 +303,19 @@ func (s *ServerStream) begin(size int) error {
 		s.link.headers(s.id, answerFields, false)
 	}
 	s.missing = prefixSize + size
-	return s.told(s.add(appendPrefix(nil, size)))
+	return s.sendError(s.add(appendPrefix(nil, size)))
 }
 
 var answerFields = []hpack.HeaderField{{Name: ":status", Value: "200"}, {Name: kindHeader, Value: contentType}}
 
-func (s *ServerStream) told(err error) error {
+func (s *ServerStream) sendError(err error) error {
 	if err != nil {
 		err = failure(s.ctx, err)
 	}
 	return err
 }
 
-// finish ends the stream with a status, or resets it where that cannot be said any more.
+// finish ends the stream with a status, or resets it if a message is incomplete.
 func (s *ServerStream) finish(err error) {
 	defer s.cancel()
 	defer s.in.discard(errClosed)
@@ -311,7 +334,7 @@ func (s *ServerStream) finish(err error) {
 			fields = append(append([]hpack.HeaderField{}, answerFields...), fields...)
 		}
 		l.headers(s.id, fields, true)
-		if !s.peerDone { // what it still has to say is of no use
+		if !s.peerDone { // further data of the client is ignored
 			l.out = append(l.out, frameOf(http2.FrameRSTStream, 0, s.id, []byte{0, 0, 0, byte(http2.ErrCodeNo)})...)
 		}
 		s.peerDone = true
@@ -320,7 +343,7 @@ func (s *ServerStream) finish(err error) {
 	l.flush()
 }
 
-// header gives the request's headers that begin a stream at a client.
+// header returns the request headers of a client's stream.
 func header(authority, method string, more map[string][]string) []hpack.HeaderField {
 	fields := []hpack.HeaderField{
 		{Name: ":method", Value: "POST"}, {Name: ":scheme", Value: "https"}, {Name: ":path", Value: method}, {Name: ":authority", Value: authority},

@@ -24,7 +24,7 @@ const (
 	kindHeader    = "content-type"
 )
 
-// value is that of a header that stands for one; empty if it is not there.
+// value returns the value of a header field, or "".
 func value(fields []hpack.HeaderField, name string) string {
 	for _, f := range fields {
 		if f.Name == name {
@@ -34,7 +34,7 @@ func value(fields []hpack.HeaderField, name string) string {
 	return ""
 }
 
-// fromHeader reads the status out of trailers, or out of headers that are trailers as well; ok says that there is one.
+// fromHeader returns the status in trailers or trailers-only headers; ok is false if there is none.
 func fromHeader(h []hpack.HeaderField) (err error, ok bool) {
 	text := value(h, statusHeader)
 	if text == "" {
@@ -50,7 +50,7 @@ func fromHeader(h []hpack.HeaderField) (err error, ok bool) {
 	return status.Error(codes.Code(code), decoded(value(h, messageHeader))), true
 }
 
-// decoded is the message as it was meant; one that is not well encoded is shown as it is.
+// decoded decodes a grpc-message. It returns an invalid encoding unchanged.
 func decoded(message string) string {
 	if plain, err := url.PathUnescape(message); err == nil {
 		return plain
@@ -58,7 +58,7 @@ func decoded(message string) string {
 	return message
 }
 
-// encoded is the message as it may stand in a header.
+// encoded returns the encoding of a message for a header.
 func encoded(message string) string {
 	var b strings.Builder
 	for i := range len(message) {
@@ -71,7 +71,7 @@ func encoded(message string) string {
 	return b.String()
 }
 
-// statusFields are the headers that tell a status.
+// statusFields returns the trailers of a status.
 func statusFields(err error) []hpack.HeaderField {
 	st := status.Convert(err)
 	fields := []hpack.HeaderField{{Name: statusHeader, Value: strconv.Itoa(int(st.Code()))}}
@@ -81,7 +81,7 @@ func statusFields(err error) []hpack.HeaderField {
 	return fields
 }
 
-// fromResponse says what is wrong with the beginning of an answer, if anything is.
+// fromResponse returns an error if the response headers are not those of gRPC.
 func fromResponse(h []hpack.HeaderField) error {
 	if err, ok := fromHeader(h); ok && err != nil {
 		return err
@@ -96,7 +96,8 @@ func fromResponse(h []hpack.HeaderField) error {
 	return nil
 }
 
-// codeOf is what a status of HTTP stands for, by https://github.com/grpc/grpc/blob/master/doc/http-grpc-status-mapping.md.
+// codeOf returns the gRPC code of an HTTP status
+// (https://github.com/grpc/grpc/blob/master/doc/http-grpc-status-mapping.md).
 func codeOf(httpStatus int) codes.Code {
 	switch httpStatus {
 	case http.StatusBadRequest:
@@ -113,7 +114,7 @@ func codeOf(httpStatus int) codes.Code {
 	return codes.Unknown
 }
 
-// failure is the status of a stream that ended without one.
+// failure returns the status of a stream that ended without one.
 func failure(ctx context.Context, err error) error {
 	if ended := ctx.Err(); ended != nil {
 		return status.FromContextError(ended).Err()

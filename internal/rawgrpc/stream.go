@@ -6,37 +6,42 @@ import (
 	"sync"
 
 	"golang.org/x/net/http2"
+	"golang.org/x/net/http2/hpack"
 	"google.golang.org/grpc/mem"
 )
 
-// stream is what the streams of both sides have in common.
+// stream is the common part of client and server streams.
 type stream struct {
-	link *link
+	link *rawConn
 	id   uint32
 	in   inbox
-	// eof is what it means that no more data comes.
+	// eof is the error that the end of the peer's data means.
 	eof error
 	// sending is held while a message is sent.
 	sending sync.Mutex
 
-	// The link's lock guards what follows.
-	window   int64 // what the peer lets be sent
-	open     bool  // the peer's headers have come
-	missing  int   // of the message that was begun
+	// The connection's lock guards the following fields.
+	window   int64 // send window
+	open     bool  // the peer's headers arrived
+	missing  int   // bytes of the started message that are not yet sent
 	over     error // why nothing more is sent
-	done     bool  // all was said from here
-	peerDone bool  // the peer has said all
+	done     bool  // this side ended the stream
+	peerDone bool  // the peer ended the stream
+
+	// fields are the peer's headers. They do not change after begun is closed. Only clients use them.
+	begun  chan struct{}
+	fields []hpack.HeaderField
 }
 
-// newStream begins a stream; the link's lock is held.
-func newStream(l *link, id uint32, eof error) *stream {
+// newStream creates a stream; the connection's lock is held.
+func newStream(l *rawConn, id uint32, eof error) *stream {
 	s := &stream{link: l, id: id, eof: eof, window: l.initial}
 	l.streams[id] = s
 	s.in.init(s.grant)
 	return s
 }
 
-// grant lets the peer send more.
+// grant sends a WINDOW_UPDATE of the stream.
 func (s *stream) grant(more int) {
 	l := s.link
 	l.mu.Lock()
@@ -47,7 +52,7 @@ func (s *stream) grant(more int) {
 	}
 }
 
-// peerEnded is told that the peer has said all, and how that ended.
+// peerEnded records that the peer ended the stream, and its error.
 func (s *stream) peerEnded(err error) {
 	s.in.end(err)
 	l := s.link
@@ -59,7 +64,7 @@ func (s *stream) peerEnded(err error) {
 	}
 }
 
-// endSending says that nothing more is to come; the lock is held.
+// endSending ends this side of the stream; the lock is held.
 func (s *stream) endSending() {
 	s.done = true
 	if s.over == nil {
@@ -71,16 +76,16 @@ func (s *stream) endSending() {
 	s.link.moved.Broadcast()
 }
 
-// remove forgets a stream; the lock is held.
-func (l *link) remove(s *stream) {
+// remove removes a stream; the lock is held.
+func (l *rawConn) remove(s *stream) {
 	if l.streams[s.id] == s {
 		delete(l.streams, s.id)
-		l.side.ended(s)
+		l.side.streamEnded(s)
 	}
 }
 
-// reset ends a stream in disorder, and tells the peer.
-func (l *link) reset(id uint32, code http2.ErrCode, why error) {
+// reset ends a stream with an error and sends RST_STREAM.
+func (l *rawConn) reset(id uint32, code http2.ErrCode, why error) {
 	l.mu.Lock()
 	s := l.streams[id]
 	if s != nil {
@@ -93,8 +98,8 @@ func (l *link) reset(id uint32, code http2.ErrCode, why error) {
 	l.control(frameOf(http2.FrameRSTStream, 0, id, []byte{0, 0, 0, byte(code)}))
 }
 
-// drop forgets a stream that has not been ended from both sides; the lock is held.
-func (l *link) drop(s *stream, why error) {
+// drop removes a stream that was not ended by both sides; the lock is held.
+func (l *rawConn) drop(s *stream, why error) {
 	if s.over == nil {
 		s.over = why
 	}
@@ -102,7 +107,7 @@ func (l *link) drop(s *stream, why error) {
 	l.moved.Broadcast()
 }
 
-func (l *link) peerReset(f *http2.RSTStreamFrame) {
+func (l *rawConn) peerReset(f *http2.RSTStreamFrame) {
 	why := http2.StreamError{StreamID: f.StreamID, Code: f.ErrCode}
 	l.mu.Lock()
 	s := l.streams[f.StreamID]
@@ -115,22 +120,22 @@ func (l *link) peerReset(f *http2.RSTStreamFrame) {
 	}
 }
 
-// joined bounds what small pieces are joined to.
+// joined limits the size of buffers into which small pieces are joined.
 const joined = 4 << 10
 
-// inbox holds what has come of a stream until it is taken.
+// inbox queues the received data of a stream.
 type inbox struct {
 	grant  func(int)
-	broken func() // is called when the stream has ended in disorder, if it is set
+	broken func() // called when the stream ends with an error; may be nil
 
 	mu     sync.Mutex
 	filled *sync.Cond
 	queue  mem.BufferSlice
 	size   int
-	total  int // what has come so far
-	want   int // how much is waited for
-	left   int // what the peer may still send
-	taken  int // what was taken since the peer was last allowed more
+	total  int // bytes received so far
+	want   int // bytes that the reader waits for
+	left   int // receive window
+	taken  int // bytes read since the last WINDOW_UPDATE
 	err    error
 }
 
@@ -141,7 +146,7 @@ func (b *inbox) init(grant func(int)) {
 
 var errFlow = errors.New("the peer sends more than it may")
 
-// put takes a piece over.
+// put queues a piece and takes ownership of it.
 func (b *inbox) put(piece mem.Buffer) error {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -162,7 +167,7 @@ func (b *inbox) put(piece mem.Buffer) error {
 	return nil
 }
 
-// append queues a piece. Small ones are joined, so that a peer that sends a byte at a time costs no more memory than others.
+// append queues a piece. It joins small pieces, so that frames of one byte do not use more memory than larger ones.
 func (b *inbox) append(piece mem.Buffer) {
 	if n := len(b.queue); n > 0 {
 		last, small := b.queue[n-1].(mem.SliceBuffer)
@@ -175,7 +180,7 @@ func (b *inbox) append(piece mem.Buffer) {
 	b.queue = append(b.queue, piece)
 }
 
-// end says that nothing more will come. The first reason counts.
+// end ends the queue with an error. The first error counts.
 func (b *inbox) end(err error) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -188,14 +193,14 @@ func (b *inbox) end(err error) {
 	}
 }
 
-// arrived is how much has come so far, whether it was taken or not.
+// arrived returns the number of bytes received so far.
 func (b *inbox) arrived() int {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	return b.total
 }
 
-// discard ends, and frees what was not taken.
+// discard ends the queue and frees unread data.
 func (b *inbox) discard(err error) {
 	b.end(err)
 	b.mu.Lock()
@@ -204,8 +209,8 @@ func (b *inbox) discard(err error) {
 	b.queue, b.size = nil, 0
 }
 
-// take waits until so much is there, or nothing more will come, and gives all there is; the caller has its references. The
-// error comes after all else was taken.
+// take waits until the given number of bytes is queued or the queue has ended, and returns all queued data; the caller
+// owns it. It returns the error after all data was read.
 func (b *inbox) take(least int) (mem.BufferSlice, error) {
 	b.mu.Lock()
 	for b.want = least; b.size < least && b.err == nil; {

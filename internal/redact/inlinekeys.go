@@ -6,7 +6,8 @@ import (
 	"sync"
 )
 
-// markEnd is where the mark of a private key ends whose label begins at from, less than 0 if it is none.
+// markEnd returns where the PEM mark of a private key ends whose label begins at from, or a negative number if there is
+// none.
 func markEnd(line string, from int) int {
 	at := from
 	for at < len(line) && (line[at] == ' ' || line[at] >= 'A' && line[at] <= 'Z') {
@@ -19,7 +20,8 @@ func markEnd(line string, from int) int {
 	return end
 }
 
-// findMark is where the first mark of a private key is that begins so; from is less than 0 if there is none.
+// findMark returns the position of the first PEM mark of a private key with that beginning. from is negative if there
+// is none.
 func findMark(line, begins string) (from, to int) {
 	for at := 0; ; {
 		n := strings.Index(line[at:], begins)
@@ -33,9 +35,9 @@ func findMark(line, begins string) (from, to int) {
 	}
 }
 
-// withoutKeys leaves out the private keys that are in one line, with whatever stands for the ends of lines. Of one that
-// does not end there it gives what follows its mark. An expression for this costs a hundred times as much, and what an
-// access log says is up to callers.
+// withoutKeys removes the private keys that lie within one line, whatever encodes their line ends. If the last key does
+// not end in the line, open is true and after is the text after its mark. It uses no regular expression, which is a
+// hundred times slower: clients control what an access log contains.
 func withoutKeys(line string) (before, after string, open bool) {
 	var b strings.Builder
 	for {
@@ -53,19 +55,19 @@ func withoutKeys(line string) (before, after string, open bool) {
 	}
 }
 
-// afterMark is what may be shown of what follows a key's first mark in its line.
+// afterMark returns the part of the text after a key's first mark that may be printed.
 func afterMark(after string) string {
 	text := strings.TrimLeft(after, " \t")
 	switch {
 	case trimEnds(after) == "", text[0] == '\\', text[0] == '%': // a key in one line
 		return ""
-	case len(text) < len(after) && pieceAt(text, 0) >= leastKey: // with blanks for the ends of lines
+	case len(text) < len(after) && pieceAt(text, 0) >= minKey: // with spaces in place of line ends
 		return ""
 	}
 	return withoutPieces(after)
 }
 
-// pieceAt is how long the text at a place is that may be a piece of a key's line.
+// pieceAt returns the length of the text at a position that could belong to a line of a key.
 func pieceAt(line string, at int) int {
 	n := 0
 	for at+n < len(line) && base64Byte(line[at+n]) {
@@ -74,8 +76,8 @@ func pieceAt(line string, at int) int {
 	return n
 }
 
-// withoutPieces leaves out of a line what a line of a key left at its ends, or beside what stands for the end of a line: the
-// writes of several writers are cut anywhere.
+// withoutPieces removes parts of a key's line from the ends of a line and from around encoded line ends. Several
+// writers share a log, and their writes can be split anywhere.
 func withoutPieces(line string) string {
 	var b strings.Builder
 	for at := 0; at < len(line); {
@@ -87,8 +89,8 @@ func withoutPieces(line string) string {
 		}
 		end := at + n
 		atEnd := at == 0 || end == len(line) || line[at-1] == '\\' || line[end] == '\\'
-		begins := at == 0 && end < len(line) && (line[end] == '[' || line[end] == '{') // as lines of logs begin
-		if atEnd && n >= leastPiece || begins {
+		begins := at == 0 && end < len(line) && (line[end] == '[' || line[end] == '{') // the beginning of a log line
+		if atEnd && n >= minPiece || begins {
 			b.WriteString(redacted)
 		} else {
 			b.WriteString(line[at:end])
@@ -100,9 +102,9 @@ func withoutPieces(line string) string {
 
 var anyMark = sync.OnceValue(func() *regexp.Regexp { return regexp.MustCompile(`-----(?:BEGIN|END) [A-Z0-9 ]*-----`) })
 
-// ofAnother says whether what marks are in a line are of something else than a private key, like a certificate: that is
-// another's text, and no end of a key.
-func ofAnother(line string) bool {
+// isOtherPEM reports whether all PEM marks in a line belong to something other than a private key, for example a
+// certificate. Such a line does not end a key.
+func isOtherPEM(line string) bool {
 	if !strings.Contains(line, markDashes) {
 		return false
 	}
@@ -114,5 +116,5 @@ func ofAnother(line string) bool {
 		others = true
 		return ""
 	})
-	return others && !strings.Contains(rest, keyBegins) && !strings.Contains(rest, keyEnds) && !restOfMark(rest)
+	return others && !strings.Contains(rest, keyBegins) && !strings.Contains(rest, keyEnds) && !isMarkRest(rest)
 }

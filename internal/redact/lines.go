@@ -8,17 +8,18 @@ import (
 )
 
 const (
-	// mostKeyLines is how long a key may be whose end never comes.
-	mostKeyLines = 2000
-	// mostForeignLines is how many lines of others may come within a key: several threads and processes write to one log,
-	// and an access log in pieces of 64 KiB.
-	mostForeignLines = 1000
-	// leastPiece is how long a text within a key must be to count as a piece of one of its lines by what it is made of alone,
-	// where another's text is glued to it: what is shorter may be a word of that text. Seven letters are 42 bits. Whoever has
-	// so many of the 256 of an elliptic curve's key still has 2^107 to try, and to an RSA key they are no help.
-	leastPiece = 8
-	// leastKey is how long a text must be that begins a key by what it is made of alone, behind a mark and a blank.
-	leastKey   = 16
+	// maxKeyLines limits the lines of a key without an end mark.
+	maxKeyLines = 2000
+	// maxForeignLines limits the lines of other writers within a key. Several threads and processes write to one log,
+	// and Envoy writes an access log in blocks of 64 KiB.
+	maxForeignLines = 1000
+	// minPiece is the minimum length of a text within a key that counts as a part of the key by its characters alone.
+	// Shorter texts may be words of another writer. A part of seven letters reveals 42 bits: 2^107 attempts remain for
+	// the 256-bit key of an elliptic curve, and for an RSA key the part is no help.
+	minPiece = 8
+	// minKey is the minimum length of a text after a mark and a space that counts as the beginning of a key by its
+	// characters alone.
+	minKey     = 16
 	keyBegins  = "-----BEGIN "
 	keyEnds    = "-----END "
 	keyMark    = "PRIVATE KEY-----"
@@ -26,28 +27,28 @@ const (
 )
 
 var (
-	// tornMark is the beginning of a key's first line, cut off between its last dashes; tornEnd that of the last, after END.
+	// tornMark matches a key's first line that is cut within its last dashes. tornEnd matches the last line, after END.
 	tornMark = sync.OnceValue(func() *regexp.Regexp { return regexp.MustCompile(`^-----BEGIN [A-Z ]*PRIVATE KEY(-{0,4})`) })
 	tornEnd  = sync.OnceValue(func() *regexp.Regexp { return regexp.MustCompile(`^[A-Z ]*PRIVATE KEY(-{0,4})`) })
-	// wholeMark is the first or last line of what may be shown, as a public key is.
+	// wholeMark matches the first or last line of a key that may be printed, such as a public key.
 	wholeMark = sync.OnceValue(func() *regexp.Regexp { return regexp.MustCompile(`-----(BEGIN|END) [A-Z ]*KEY-----`) })
 )
 
-// fieldLine is a line of a message that goes over several: a field of a protocol buffer's text, of YAML, or of JSON.
+// fieldLine matches a field in a message of several lines: in protocol buffer text, YAML or JSON.
 var fieldLine = sync.OnceValue(func() *regexp.Regexp { return regexp.MustCompile(`^\s*(?:- )?"?([A-Za-z0-9_.-]+)"?\s*(:?)\s*(.*)$`) })
 
-// Lines leaves secrets out of a text that comes line by line and in which one may go over several of them: a key in PEM,
-// and what is in a field that is named as a secret is. It is for one text, and for one caller at a time.
+// Lines removes secrets from a text that arrives line by line. A secret may extend over several lines: a PEM key, or
+// the value of a field with a secret's name. Use one Lines per text. It is not safe for concurrent use.
 type Lines struct {
-	key     int  // lines of a key so far; 0 is none
-	torn    int  // dashes that the first or last line of a key still lacks, since another's text came before them; 0 is none
-	foreign int  // lines within it that are none of a key
-	hidden  int  // the indentation of the field that is a secret, and one; 0 is none
-	listed  bool // the elements of a list in it may stand as far to the left as its name, as YAML has them
-	header  int  // the indentation of the name of a header that is a secret, and one; 0 is none
+	key     int  // lines of the current key so far; 0 outside a key
+	torn    int  // dashes that another writer's text separated from the key's first or last line; 0 is none
+	foreign int  // lines of other writers within the key
+	hidden  int  // indentation of the secret field plus one; 0 is none
+	listed  bool // the secret field is a YAML list, whose elements may have the field's own indentation
+	header  int  // indentation of the secret header's name plus one; 0 is none
 }
 
-// Begin is for the first line of a message: nothing of the last one goes on, but for a key.
+// Begin redacts the first line of a message. Fields of the previous message end, but an open key continues.
 func (l *Lines) Begin(line string) string {
 	l.hidden, l.listed, l.header = 0, false, 0
 	if end := strings.TrimRight(line, " \t\r"); end != "" && strings.Contains("{[:|>+-", end[len(end)-1:]) {
@@ -58,17 +59,18 @@ func (l *Lines) Begin(line string) string {
 	return inLine(Looks(line))
 }
 
-// lastName is the name of a field that is at the end of a line, and whose value comes on the next ones.
+// lastName matches the name of a field at the end of a line, whose value follows on the next lines.
 var lastName = sync.OnceValue(func() *regexp.Regexp {
 	return regexp.MustCompile(`([A-Za-z0-9_.-]+)\\?"?(?:\s*\{|\s*:\s*[{[|>]?[+-]?)$`)
 })
 
-// inLineField is a field in the midst of a line, with a text or fields of its own, as protocol buffers are written in one.
+// inLineField matches a field within a line whose value is a string or a group of fields, as in single-line protocol
+// buffer text.
 var inLineField = sync.OnceValue(func() *regexp.Regexp {
 	return regexp.MustCompile(`([A-Za-z0-9_.-]+)(\\?"?\s*(?::\s*)?)(\{[^{}]*(?:\{[^{}]*\}[^{}]*)*\}|\\"[^"]*"|"(?:[^"\\]|\\.)*")`)
 })
 
-// inLine leaves fields that are named as secrets out of a line.
+// inLine removes the values of fields with a secret's name from a line.
 func inLine(line string) string {
 	if !strings.Contains(line, `"`) || !mayName(line) {
 		return line
@@ -77,38 +79,38 @@ func inLine(line string) string {
 		m := inLineField().FindStringSubmatch(field)
 		fields := m[3][0] == '{'
 		switch {
-		case !fields && !strings.Contains(m[2], ":"): // words
+		case !fields && !strings.Contains(m[2], ":"): // prose, not a field
 			return field
 		case IsSecret(m[1]):
 			return m[1] + m[2] + redacted
 		case fields:
 			return m[1] + m[2] + "{" + inLine(m[3][1:])
 		}
-		return m[1] + m[2] + m[3][:1] + inLine(m[3][1:]) // JSON of a log has texts with fields
+		return m[1] + m[2] + m[3][:1] + inLine(m[3][1:]) // a string in a JSON log can contain fields
 	})
 }
 
-// stems are in the names of all secrets, in small letters.
+// stems are lower-case words. The name of every secret contains one of them.
 var stems = []string{"pass", "key", "token", "authorization", "cookie", "credential", "secret", "hmac", "ticket"}
 
-// mayName says whether a name of a secret may be in a line. The expression costs fifty times as much.
+// mayName reports whether a line may contain the name of a secret. The regular expression is fifty times slower.
 func mayName(line string) bool {
 	line = strings.ToLower(line)
 	return slices.ContainsFunc(stems, func(stem string) bool { return strings.Contains(line, stem) })
 }
 
-// Key leaves a private key out, whichever lines it goes over, and whatever of others it is glued to in them. It says whether
-// the line is of a key to its end: then there is nothing left of it, unless it is the first.
+// Key removes a private key, also when it extends over several lines and text of other writers is mixed in. all reports
+// whether the whole line belongs to a key; rest is then empty, except in the key's first line.
 func (l *Lines) Key(line string) (rest string, all bool) {
 	if l.key > 0 {
-		return l.within(line)
+		return l.redactInside(line)
 	}
 	if !strings.Contains(line, keyBegins) {
-		return l.outside(line), false
+		return l.redactOutside(line), false
 	}
 	line, after, open := withoutKeys(line)
 	if open {
-		if strings.Contains(after, keyEnds) { // cut off within its last mark
+		if strings.Contains(after, keyEnds) { // cut within its last mark
 			return line, false
 		}
 		l.begin()
@@ -120,75 +122,77 @@ func (l *Lines) Key(line string) (rest string, all bool) {
 	return line, false
 }
 
-// tear remembers a key's first line that another's text comes into between its dashes. The rest may be in the line already.
+// tear records a key's first line that another writer's text cut within its dashes. The missing dashes may already
+// follow in the same line.
 func (l *Lines) tear(line string) {
 	m := tornMark().FindStringSubmatch(line)
 	if m == nil {
-		if restOfMark(line) {
+		if isMarkRest(line) {
 			l.begin()
 		}
 		return
 	}
 	l.torn, l.foreign = len(markDashes)-len(m[1]), 0
-	l.mend(line[len(m[0]):])
+	l.completeMark(line[len(m[0]):])
 }
 
-// outside is for a line before any key: the rest of a torn mark makes the next one a key's.
-func (l *Lines) outside(line string) string {
+// redactOutside redacts a line outside a key. If the line completes a torn mark, the next line belongs to a key.
+func (l *Lines) redactOutside(line string) string {
 	switch {
-	case restOfMark(line):
+	case isMarkRest(line):
 		l.begin()
 	case l.torn > 0:
-		l.mend(line)
+		l.completeMark(line)
 	}
 	return line
 }
 
-// mend looks for the dashes that a torn mark lacks, at the end of a line: what follows them is the key's.
-func (l *Lines) mend(line string) {
-	if l.lacks(line) {
+// completeMark looks for the missing dashes of a torn mark at the end of a line. The lines after them belong to the
+// key.
+func (l *Lines) completeMark(line string) {
+	if l.completesMark(line) {
 		l.begin()
 		return
 	}
-	if l.foreign++; l.foreign > mostForeignLines {
+	if l.foreign++; l.foreign > maxForeignLines {
 		l.torn = 0
 	}
 }
 
-// lacks says whether a line ends with what a torn mark lacks.
-func (l *Lines) lacks(line string) bool {
+// completesMark reports whether a line ends with the missing dashes of a torn mark.
+func (l *Lines) completesMark(line string) bool {
 	return l.torn > 0 && strings.HasSuffix(trimEnds(line), markDashes[:l.torn])
 }
 
 func (l *Lines) begin() { l.key, l.torn, l.foreign = 1, 0, 0 }
 
-func (l *Lines) over() { l.key, l.torn = 0, 0 }
+func (l *Lines) endKey() { l.key, l.torn = 0, 0 }
 
-// within is for a line after a key's first.
-func (l *Lines) within(line string) (rest string, all bool) {
-	another := ofAnother(line)
+// redactInside redacts a line within a key.
+func (l *Lines) redactInside(line string) (rest string, all bool) {
+	another := isOtherPEM(line)
 	if end := strings.Index(line, keyEnds); end >= 0 && !another {
 		return l.end(line[:end], line[end+len(keyEnds):])
 	}
 	if strings.Contains(line, keyBegins) && !another {
-		l.over()
-		return l.Key(line) // another begins
+		l.endKey()
+		return l.Key(line) // the next key begins
 	}
-	if restOfMark(line) {
-		l.over()
+	if isMarkRest(line) {
+		l.endKey()
 		return "", true
 	}
-	if l.lacks(line) {
-		l.over()
+	if l.completesMark(line) {
+		l.endKey()
 		return withoutPieces(line), false
 	}
 	l.key++
-	of := ofKey(line)
+	of := isKeyLine(line)
 	if !of {
 		l.foreign++
 	}
-	if l.key > mostKeyLines || l.foreign > mostForeignLines {
-		l.over()
+	if l.key > maxKeyLines || l.foreign > maxForeignLines {
+		l.endKey()
 		return line, false
 	}
 	if of {
@@ -197,46 +201,47 @@ func (l *Lines) within(line string) (rest string, all bool) {
 	return withoutPieces(line), false
 }
 
-// restOfMark says whether a line ends with the rest of a key's first or last line, of which the beginning was written before
-// another's.
-func restOfMark(line string) bool {
+// isMarkRest reports whether a line ends with the rest of a key's first or last line, whose beginning was written
+// before another writer's text.
+func isMarkRest(line string) bool {
 	return strings.HasSuffix(trimEnds(line), "Y-----") && !wholeMark().MatchString(line)
 }
 
-// end is for a key's last line: before is what it has before the mark of the end, and after what follows the mark's beginning.
+// end redacts a key's last line: before is the text before the end mark, and after is the text after the mark's
+// beginning.
 func (l *Lines) end(before, after string) (rest string, all bool) {
-	if ofKey(before) {
+	if isKeyLine(before) {
 		before = ""
 	}
 	_, behind, whole := strings.Cut(after, "-----")
-	if !whole { // another's text came into the mark, of which the rest is still to come
+	if !whole { // another writer's text is within the mark, and the rest of the mark follows later
 		if m := tornEnd().FindStringSubmatch(after); m != nil {
 			l.torn = len(markDashes) - len(m[1])
-			if l.lacks(after[len(m[0]):]) {
-				l.over()
+			if l.completesMark(after[len(m[0]):]) {
+				l.endKey()
 			}
 		}
 		return withoutPieces(before) + strings.TrimLeft(after, "ABCDEFGHIJKLMNOPQRSTUVWXYZ -"), false
 	}
-	l.over()
+	l.endKey()
 	if trimEnds(behind) == "" {
 		behind = ""
 	}
 	if before+behind == "" {
 		return "", true
 	}
-	return l.Key(withoutPieces(before) + behind) // another may begin
+	return l.Key(withoutPieces(before) + behind) // another key may begin
 }
 
-// trimEnds leaves out what is around the lines of a text that is quoted line by line.
+// trimEnds removes spaces, quotes and commas around a quoted line.
 func trimEnds(line string) string {
 	line = strings.Trim(line, " \t\r\"',")
 	line = strings.TrimSuffix(strings.TrimSuffix(line, `\n`), `\r`)
 	return strings.TrimRight(line, ` \`)
 }
 
-// ofKey says whether a line may be one of a key: base64, or a header of an old format.
-func ofKey(line string) bool {
+// isKeyLine reports whether a line may belong to a key: base64, or a header of an old PEM format.
+func isKeyLine(line string) bool {
 	line = trimEnds(line)
 	if strings.HasPrefix(line, "Proc-Type:") || strings.HasPrefix(line, "DEK-Info:") {
 		return true
@@ -253,7 +258,7 @@ func base64Byte(c byte) bool {
 	return c >= 'a' && c <= 'z' || c >= 'A' && c <= 'Z' || c >= '0' && c <= '9' || c == '+' || c == '/' || c == '='
 }
 
-// Field leaves out of one further line of a message what looks like a secret, and what is named as one.
+// Field redacts a further line of a message: texts that look like secrets, and values of fields with a secret's name.
 func (l *Lines) Field(line string) string {
 	indent := len(line) - len(strings.TrimLeft(line, " \t"))
 	element := strings.HasPrefix(line[indent:], "- ")
@@ -261,14 +266,14 @@ func (l *Lines) Field(line string) string {
 		return hide(line, indent)
 	}
 	l.hidden = 0
-	at, name, value, ok := field(line)
+	at, name, value, ok := parseField(line)
 	ofHeader := l.header == indent+1 && holdsHeader[name]
 	if l.header > indent {
 		l.header = 0
 	}
 	switch {
 	case ok && namesHeader[name] && IsSecret(value):
-		l.header = nameAt(line) + 1 // the other fields of an element of a list are as far to the right as its first
+		l.header = nameAt(line) + 1 // the other fields of a list element have the indentation of its first field
 	case ok && (ofHeader || IsSecret(name)):
 		l.hidden, l.listed = indent+1, !element
 		if opens[value] {
@@ -279,46 +284,45 @@ func (l *Lines) Field(line string) string {
 	return line[:indent] + inLine(Looks(line[indent:]))
 }
 
-// nameAt is where the name of a line's field begins.
+// nameAt returns the column at which the name of a line's field begins.
 func nameAt(line string) int {
 	return len(line) - len(strings.TrimLeft(strings.TrimPrefix(strings.TrimLeft(line, " \t"), "- "), " "))
 }
 
-// Continues says whether a line looks like one of a message that began on a line before: it is indented, a bracket, or a
-// field.
+// Continues reports whether a line looks like the continuation of a message: it is indented, a bracket, or a field.
 func Continues(line string) bool {
 	if line == "" || strings.ContainsAny(line[:1], " \t}])") {
 		return true
 	}
 	if line[0] == '{' || line[0] == '[' {
-		return false // as lines of access logs begin
+		return false // the beginning of an access log line
 	}
-	_, _, _, ok := field(line)
+	_, _, _, ok := parseField(line)
 	return ok
 }
 
-// hide leaves all but names, places and brackets out of a line within a field that is a secret.
+// hide removes everything except names, locations and brackets from a line within a secret field.
 func hide(line string, indent int) string {
 	if strings.Trim(line[indent:], "{}[],") == "" {
 		return line
 	}
-	at, name, value, ok := field(line)
+	at, name, value, ok := parseField(line)
 	switch {
 	case !ok:
 		return line[:indent] + redacted
 	case opens[value]:
 		return line
-	case places[name]:
+	case locations[name]:
 		return line[:at] + Looks(line[at:])
 	}
 	return line[:at] + redacted
 }
 
-// opens are what stands in place of a value that goes over the next lines.
+// opens are the tokens that announce a value on the next lines.
 var opens = map[string]bool{"": true, "{": true, "[": true, "|": true, "|-": true, "|+": true, ">": true, ">-": true, ">+": true}
 
-// field takes a line apart that is one of a message's fields; at is where its value begins.
-func field(line string) (at int, name, value string, ok bool) {
+// parseField splits a line with a field; at is the column at which the value begins.
+func parseField(line string) (at int, name, value string, ok bool) {
 	m := fieldLine().FindStringSubmatchIndex(line)
 	if m == nil {
 		return 0, "", "", false

@@ -18,7 +18,7 @@ func byLine(text string) string {
 	return strings.Join(out, "\n")
 }
 
-func TestSecretsOverSeveralLinesAreLeftOut(t *testing.T) {
+func TestSecretsOfSeveralLinesAreRemoved(t *testing.T) {
 	for name, c := range map[string]struct{ in, want string }{
 		"a key": {"inline:\n-----BEGIN RSA PRIVATE KEY-----\nProc-Type: 4,ENCRYPTED\n\nMIIEvQIBADANBg\n  k0+/aa==\n-----END RSA PRIVATE KEY-----\nafter: x",
 			"inline:\n[redacted]\nafter: x"},
@@ -29,7 +29,7 @@ func TestSecretsOverSeveralLinesAreLeftOut(t *testing.T) {
 		"a key in a text's first line":             {"a: -----BEGIN PRIVATE KEY-----MIIEvQIBADANBgkq\nAAEE\n-----END PRIVATE KEY-----\ny", "a: [redacted][redacted]\ny"},
 		"another's text in lines of a key":         {"-----BEGIN PRIVATE KEY-----\nMIIE[2026] x\nAAEE{\"a\":1}\nGET /x 200MIIEvQIBADANBgkq\nMIIEvQIBADANBgkq by nobody\nBBEE\n-----END PRIVATE KEY-----\ny", "[redacted]\n[redacted][2026] x\n[redacted]{\"a\":1}\nGET /x [redacted]\n[redacted] by nobody\ny"},
 		"another's text in a key's last line":      {"-----BEGIN PRIVATE KEY-----\nMIIE\nBB[2026] x-----END PRIVATE KEY-----[2026] y\nz", "[redacted]\n[redacted][2026] x[2026] y\nz"},
-		"lines after a key without end":            {"-----BEGIN PRIVATE KEY-----\n" + strings.Repeat("a b\n", mostForeignLines+1) + "word", "[redacted]\n" + strings.Repeat("a b\n", mostForeignLines+1) + "word"},
+		"lines after a key without end":            {"-----BEGIN PRIVATE KEY-----\n" + strings.Repeat("a b\n", maxForeignLines+1) + "word", "[redacted]\n" + strings.Repeat("a b\n", maxForeignLines+1) + "word"},
 		"a certificate stays":                      {"-----BEGIN CERTIFICATE-----\nMIIE\n-----END CERTIFICATE-----", "-----BEGIN CERTIFICATE-----\nMIIE\n-----END CERTIFICATE-----"},
 		"a key in one line of a proto":             {`  inline_string: "-----BEGIN PRIVATE KEY-----\nMIIE\n-----END PRIVATE KEY-----\n"`, `  inline_string: "[redacted]\n"`},
 		"a field of a proto":                       {"tls_certificate {\n  private_key {\n    inline_bytes: \"abc\"\n    filename: \"/k\"\n  }\n  name: \"x\"\n}", "tls_certificate {\n  private_key {\n    inline_bytes: [redacted]\n    filename: \"/k\"\n  }\n  name: \"x\"\n}"},
@@ -59,8 +59,8 @@ func wholeKey() string {
 	return "-----BEGIN RSA PRIVATE KEY-----\n" + strings.Join(splitKey, "\n") + "\n-----END RSA PRIVATE KEY-----\n"
 }
 
-// TestKeyThatOthersWriteIntoIsLeftOut wherever its write was cut.
-func TestKeyThatOthersWriteIntoIsLeftOut(t *testing.T) {
+// TestKeyMixedWithOtherLinesIsRemoved wherever its write was cut.
+func TestKeyMixedWithOtherLinesIsRemoved(t *testing.T) {
 	const others = "[2026-11-21 18:10:34.573][7749][debug] all is well\nGET /books 200\n"
 	key := wholeKey()
 	for cut := range key {
@@ -76,9 +76,9 @@ func TestKeyThatOthersWriteIntoIsLeftOut(t *testing.T) {
 	}
 }
 
-// TestKeyThatPiecesOfLinesAreWrittenIntoIsLeftOut but for less than what counts as a piece of one. What goes to a pipe is cut
+// TestKeyMixedWithPartsOfLinesIsRemoved but for less than what counts as a piece of one. What goes to a pipe is cut
 // where its pages end: never twice in one line.
-func TestKeyThatPiecesOfLinesAreWrittenIntoIsLeftOut(t *testing.T) {
+func TestKeyMixedWithPartsOfLinesIsRemoved(t *testing.T) {
 	key := wholeKey()
 	for _, others := range []string{"GET /a ", " /books 20", "0 - -\nGET /boo", "0\n{\"a\":", "\n", "[2026-11-21 18:10:34.573][7749][debug] "} {
 		for cut := range key {
@@ -88,8 +88,8 @@ func TestKeyThatPiecesOfLinesAreWrittenIntoIsLeftOut(t *testing.T) {
 					t.Errorf("%q at %d and %d, more is left out than the key:\n%s", others, cut, again, got)
 				}
 				for _, line := range splitKey[:3] {
-					for at := 0; at+leastPiece <= len(line); at++ {
-						if strings.Contains(got, line[at:at+leastPiece]) {
+					for at := 0; at+minPiece <= len(line); at++ {
+						if strings.Contains(got, line[at:at+minPiece]) {
 							t.Fatalf("%q at %d and %d, some of the key is left:\n%s", others, cut, again, got)
 						}
 					}
@@ -99,8 +99,8 @@ func TestKeyThatPiecesOfLinesAreWrittenIntoIsLeftOut(t *testing.T) {
 	}
 }
 
-// TestKeyInOneLineIsLeftOut whatever comes after it there.
-func TestKeyInOneLineIsLeftOut(t *testing.T) {
+// TestKeyInOneLineIsRemoved whatever comes after it there.
+func TestKeyInOneLineIsRemoved(t *testing.T) {
 	const certificate = `-----BEGIN CERTIFICATE-----\nAAAA\n-----END CERTIFICATE-----`
 	for _, newline := range []string{`\n`, `\r\n`, `\\n`, "%0A", " "} {
 		key := "-----BEGIN RSA PRIVATE KEY-----" + newline + strings.Join(splitKey, newline) + newline
@@ -120,7 +120,7 @@ func TestKeyInOneLineIsLeftOut(t *testing.T) {
 		}
 	}
 	line := "-----BEGIN PRIVATE KEY-----" + strings.Join(splitKey, `\n`) + `\n`
-	if got := byLine("x " + line); strings.Contains(got, splitKey[1][:leastPiece]) {
+	if got := byLine("x " + line); strings.Contains(got, splitKey[1][:minPiece]) {
 		t.Errorf("some of the key is left: %s", got)
 	}
 }
@@ -151,7 +151,7 @@ func TestPublicKeysStay(t *testing.T) {
 	}
 }
 
-func TestSecretsThatBeginInAMessagesFirstLineAreLeftOut(t *testing.T) {
+func TestSecretsInFirstLineAreRemoved(t *testing.T) {
 	for in, want := range map[string]string{
 		"[x] private_key {\n  inline_string: \"abc\"\n}\nname: \"x\"": "[x] private_key {\n  inline_string: [redacted]\n}\nname: \"x\"",
 		"[x] a: \"password\": {\n  \"a\": \"abc\"\n}":                 "[x] a: \"password\": {\n  \"a\": [redacted]\n}",

@@ -1,4 +1,4 @@
-// Package redact leaves secrets out of what people and files get to see.
+// Package redact removes secrets from logs, dumps and printed settings.
 package redact
 
 import (
@@ -13,35 +13,40 @@ import (
 	"sync"
 )
 
-// redacted stands where a secret was.
+// redacted replaces a secret.
 const redacted = "[redacted]"
 
-// deepestJSON bounds the nesting of what is redacted; Envoy's own configuration stays far below. deepestText bounds that of
-// JSON in texts of JSON, which nobody reads.
+// maxJSONDepth limits the nesting of redacted JSON; Envoy's own configuration stays far below. maxTextDepth limits the
+// nesting of JSON in strings of JSON.
 const (
-	deepestJSON = 256
-	deepestText = 4
+	maxJSONDepth = 256
+	maxTextDepth = 4
 )
 
-// secretNames are parts of the names of fields and headers whose values are nobody's business: in Envoy's own
-// configuration, in that of filters, and in what users put into metadata.
+// secretNames matches the names of fields and headers with secret values: in Envoy's configuration, in the
+// configuration of filters, and in user metadata.
 var secretNames = sync.OnceValue(func() *regexp.Regexp {
-	return regexp.MustCompile(`(?i)password|passphrase|passwd|private[_-]?key|token|api[_-]?key|access[_-]?key|authorization|cookie|credential|[a-z0-9_-]secret$|hmac|session[_-]?ticket|secret[_-]?key|signing[_-]?key`)
+	return regexp.MustCompile(`(?i)password|passphrase|passwd|private[_-]?key|token|api[_-]?key|access[_-]?key|authorization|cookie|credential|[a-z0-9_-]secret$|hmac|session[_-]?ticket|secret[_-]?key|signing[_-]?key` +
+		`|encryption[_-]?key|pwd$|[_.-](pass|auth|psk)$|(?-i:SECRET)`)
 })
 
-// secretTexts are secrets by their own looks, wherever they stand: keys as a whole, and signed URLs.
+// secretTexts matches values that are recognizable as secrets in any field: whole keys, and signed URLs.
 var secretTexts = sync.OnceValue(func() *regexp.Regexp {
 	return regexp.MustCompile(`(?is)-----BEGIN [A-Z ]*PRIVATE KEY-----.*?(-----END [A-Z ]*PRIVATE KEY-----|$)` +
 		`|\bbearer [a-z0-9._~+/=-]{8,}|\bbasic [a-z0-9+/=]{8,}|\beyJ[a-z0-9_-]{8,}\.[a-z0-9_-]{8,}\.[a-z0-9_-]*` +
 		`|[a-z][a-z0-9+.-]*://[^/@\s?#"]+@` +
+		// Tokens of well-known services, and private keys in base64.
+		`|(?-i:\b(?:(?:AKIA|ASIA)[A-Z0-9]{16}\b|AIza[0-9A-Za-z_-]{35}|gh[opsur]_[A-Za-z0-9]{20,}|github_pat_[A-Za-z0-9_]{20,}|glpat-[A-Za-z0-9_-]{20,}` +
+		`|xox[abeoprs]-[A-Za-z0-9-]{10,}|[rs]k_(?:live|test)_[A-Za-z0-9]{16,}|sk-[A-Za-z0-9_-]{32,}|hv[bs]\.[A-Za-z0-9_-]{20,}|npm_[A-Za-z0-9]{36}|dckr_pat_[A-Za-z0-9_-]{20,}))` +
+		`|(?-i:LS0tLS1CRUdJTiB(?:QUklWQVRF|SU0EgUFJJVkFUR|FQyBQUklWQVRF|PUEVOU1NIIFBSSVZBVEU|FTkNSWVBURUQgUFJJVkFUR)[A-Za-z0-9+/=]*)` +
 		`|[?&](x-(amz|goog)-(signature|security-token)|sig|signature|[a-z_-]*token|api[_-]?key|password|secret)=[^&\s"'<>]+`)
 })
 
-// places are texts within a secret that say where it is, not what it is.
-var places = map[string]bool{"@type": true, "filename": true, "path": true, "watched_directory": true, "provider_name": true, "name": true}
+// locations are fields within a secret that hold its location, not its value.
+var locations = map[string]bool{"@type": true, "filename": true, "path": true, "watched_directory": true, "provider_name": true, "name": true}
 
-// JSON copies JSON and leaves secrets out: the values of fields and headers that are named as secrets are, and texts that
-// look like them. It holds no more than one value in memory at a time.
+// JSON copies JSON without secrets: values of fields and headers with a secret's name, and strings that look like
+// secrets. It holds one value in memory at a time.
 func JSON(to io.Writer, from io.Reader) error {
 	in := json.NewDecoder(from)
 	in.UseNumber()
@@ -59,15 +64,15 @@ func JSON(to io.Writer, from io.Reader) error {
 type redactor struct {
 	in  *json.Decoder
 	out *bufio.Writer
-	// within counts the texts that the JSON is in; found says that there was a secret.
-	within int
-	found  bool
+	// textDepth is the number of JSON strings around the current JSON; found reports whether it contained a secret.
+	textDepth int
+	found     bool
 }
 
-// value copies one value. The name is that of the field that it is the value of, and hidden says that it is of a secret.
+// value copies one value. name is the name of its field. hidden means that the value belongs to a secret.
 func (r *redactor) value(name string, hidden bool, depth int) error {
-	if depth > deepestJSON {
-		return fmt.Errorf("nested deeper than %d", deepestJSON)
+	if depth > maxJSONDepth {
+		return fmt.Errorf("nested deeper than %d", maxJSONDepth)
 	}
 	t, err := r.in.Token()
 	if err != nil {
@@ -80,7 +85,7 @@ func (r *redactor) value(name string, hidden bool, depth int) error {
 		}
 		return r.object(hidden, depth)
 	case string:
-		if hidden && !places[name] {
+		if hidden && !locations[name] {
 			r.found = true
 			return r.write(redacted)
 		}
@@ -89,9 +94,9 @@ func (r *redactor) value(name string, hidden bool, depth int) error {
 	return r.write(t)
 }
 
-// text is a text that is not of a secret, without those that it holds: filters have configuration that is JSON in a text.
+// text returns a string without the secrets in it. Some filters have JSON configuration in a string.
 func (r *redactor) text(v string) string {
-	if inner, ok := withoutEmbedded(v, r.within); ok {
+	if inner, ok := withoutEmbedded(v, r.textDepth); ok {
 		r.found = true
 		v = inner
 	}
@@ -102,17 +107,18 @@ func (r *redactor) text(v string) string {
 	return v
 }
 
-// withoutEmbedded is the JSON in a text without its secrets, if it is that and has some.
+// withoutEmbedded returns a string that is JSON without its secrets; ok is false if the string is not JSON or has no
+// secrets.
 func withoutEmbedded(text string, within int) (string, bool) {
 	trimmed := strings.TrimSpace(text)
 	if len(trimmed) < 2 || trimmed[0] != '{' && trimmed[0] != '[' || !json.Valid([]byte(trimmed)) {
 		return "", false
 	}
-	if within == deepestText {
+	if within == maxTextDepth {
 		return redacted, true
 	}
 	var clean bytes.Buffer
-	r := &redactor{in: json.NewDecoder(strings.NewReader(trimmed)), out: bufio.NewWriter(&clean), within: within + 1}
+	r := &redactor{in: json.NewDecoder(strings.NewReader(trimmed)), out: bufio.NewWriter(&clean), textDepth: within + 1}
 	r.in.UseNumber()
 	if r.value("", false, 0) != nil || r.out.Flush() != nil {
 		return redacted, true
@@ -120,7 +126,7 @@ func withoutEmbedded(text string, within int) (string, bool) {
 	return clean.String(), r.found
 }
 
-// atEnd makes an error of an end that came too early.
+// atEnd returns an error for JSON that ends too early.
 func atEnd(err error) error {
 	if errors.Is(err, io.EOF) {
 		return io.ErrUnexpectedEOF
@@ -184,7 +190,7 @@ var (
 	holdsHeader = map[string]bool{"value": true, "raw_value": true, "string_value": true, "exact_match": true, "string_match": true}
 )
 
-// headerName copies what may be the name of a header, and says whether that header is a secret.
+// headerName copies a value that may be the name of a header, and reports whether the header is secret.
 func (r *redactor) headerName(depth int) (bool, error) {
 	t, err := r.in.Token()
 	if err != nil {
@@ -209,7 +215,7 @@ func (r *redactor) close(with byte) error {
 	return r.out.WriteByte(with)
 }
 
-// Text leaves out of a text what looks like a secret, and what is named as one if it is JSON.
+// Text returns a text without what looks like a secret. In JSON, it also removes values of fields with a secret's name.
 func Text(text string) string {
 	if clean, ok := withoutEmbedded(text, 0); ok {
 		text = clean
@@ -217,7 +223,7 @@ func Text(text string) string {
 	return Looks(text)
 }
 
-// Looks leaves out of a text what looks like a secret, wherever it stands.
+// Looks returns a text without what looks like a secret.
 func Looks(text string) string {
 	if !mayHold(text) || !secretTexts().MatchString(text) {
 		return text
@@ -225,20 +231,31 @@ func Looks(text string) string {
 	return strings.TrimSpace(secretTexts().ReplaceAllString(text, redacted))
 }
 
-// mayHold says whether a text has what each secret by its looks has: the expression costs a hundred times as much, and Envoy
-// may write thousands of lines a second.
+// mayHold reports whether a text contains a substring that every recognizable secret has. The regular expression is a
+// hundred times slower, and Envoy may write thousands of lines per second.
 func mayHold(text string) bool {
 	return strings.Contains(text, "-----") || strings.Contains(text, "://") && strings.Contains(text, "@") ||
 		strings.Contains(text, "=") && strings.ContainsAny(text, "?&") || hasBeginning(text) ||
-		strings.Contains(text, "\u017f") // which the expression takes for an s
+		strings.Contains(text, "\u017f") // the expression matches it as an s
 }
 
-// beginnings are what credentials begin with, in small letters.
-var beginnings = []string{"bearer ", "basic ", "eyj"}
+// beginnings are the first characters of credentials, in lower case.
+var beginnings = []string{
+	"bearer ", "basic ", "eyj", "akia", "asia", "aiza", "gho_", "ghp_", "ghs_", "ghu_", "ghr_", "github_pat_", "glpat-", "xox", "rk_", "sk_", "sk-",
+	"hvb.", "hvs.", "npm_", "dckr_pat_", "ls0tls1crudjtib", // base64 of "-----BEGIN "
+}
+
+// firstLetters has a bit for the first letter of each beginning.
+var firstLetters = func() (letters uint32) {
+	for _, b := range beginnings {
+		letters |= 1 << (b[0] - 'a')
+	}
+	return letters
+}()
 
 func hasBeginning(text string) bool {
 	for i := range len(text) {
-		if c := text[i] | 0x20; c != 'b' && c != 'e' {
+		if c := text[i] | 0x20; c < 'a' || c > 'z' || firstLetters&(1<<(c-'a')) == 0 {
 			continue
 		}
 		for _, b := range beginnings {
@@ -250,5 +267,27 @@ func hasBeginning(text string) bool {
 	return false
 }
 
-// IsSecret says whether a field or header of that name is one whose value is nobody's business.
+// harmlessNames matches names that mention a secret but have another value, for example its location.
+var harmlessNames = sync.OnceValue(func() *regexp.Regexp {
+	return regexp.MustCompile(`(?i)(name|file|path|dir|directory|ttl|lifetime|audiences?|issuer|type|provider|header|port|signer|enabled)$`)
+})
+
+// IsSecretSetting reports whether a setting, a metadata entry or a label with that name has a secret value.
+func IsSecretSetting(name string) bool {
+	return (IsSecret(name) || strings.Contains(strings.ToLower(name), "secret")) && !harmlessNames().MatchString(name)
+}
+
+// Labels returns labels without secret values, for printing.
+func Labels(labels map[string]string) map[string]string {
+	shown := make(map[string]string, len(labels))
+	for name, value := range labels {
+		shown[name] = Text(value)
+		if value != "" && IsSecretSetting(name) {
+			shown[name] = redacted
+		}
+	}
+	return shown
+}
+
+// IsSecret reports whether a field or header with that name has a secret value.
 func IsSecret(name string) bool { return secretNames().MatchString(name) }

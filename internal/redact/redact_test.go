@@ -2,6 +2,7 @@ package redact
 
 import (
 	"bytes"
+	"encoding/base64"
 	"encoding/json"
 	"strings"
 	"testing"
@@ -18,7 +19,7 @@ func redactedText(t *testing.T, text string) string {
 	return strings.TrimSpace(out.String())
 }
 
-func TestSecretsAreLeftOut(t *testing.T) {
+func TestJSONRemovesSecrets(t *testing.T) {
 	for _, c := range []struct{ in, want string }{
 		{`{"private_key": {"inline_bytes": "c2VjcmV0"}}`, `{"private_key":{"inline_bytes":"[redacted]"}}`},
 		{`{"private_key": {"filename": "/etc/key.pem"}}`, `{"private_key":{"filename":"/etc/key.pem"}}`},
@@ -38,6 +39,8 @@ func TestSecretsAreLeftOut(t *testing.T) {
 		{`{"value": "{ \"team\": \"books\" }"}`, `{"value":"{ \"team\": \"books\" }"}`},
 		{`{"uri": "https://b.s3.example/m.wasm?X-Amz-Date=1&X-Amz-Signature=abcd"}`, `{"uri":"[redacted]"}`},
 		{`{"uri": "https://ghp_abc@example.com/m.wasm", "mail": "https://example.com/@me"}`, `{"uri":"[redacted]","mail":"https://example.com/@me"}`},
+		{`{"metadata": {"DB_PASS": "a", "REGISTRY_AUTH": "b", "DB_SECRET_V2": "c", "CLUSTER_ID": "d", "PUBLIC_KEY": "e", "CERT_SIGNER": "f"}}`,
+			`{"metadata":{"DB_PASS":"[redacted]","REGISTRY_AUTH":"[redacted]","DB_SECRET_V2":"[redacted]","CLUSTER_ID":"d","PUBLIC_KEY":"e","CERT_SIGNER":"f"}}`},
 		{`"plain"`, `"plain"`},
 	} {
 		if got := redactedText(t, c.in); got != c.want {
@@ -46,7 +49,7 @@ func TestSecretsAreLeftOut(t *testing.T) {
 	}
 }
 
-func TestSecretsAreLeftOutOfTexts(t *testing.T) {
+func TestTextRemovesSecrets(t *testing.T) {
 	for in, want := range map[string]string{
 		"rejected: -----BEGIN PRIVATE KEY-----\nMIIE\nabc=\n-----END PRIVATE KEY----- in it": "rejected: [redacted] in it",
 		`rejected: "-----BEGIN RSA PRIVATE KEY-----\nMIIE`:                                   `rejected: "[redacted]`,
@@ -59,6 +62,41 @@ func TestSecretsAreLeftOutOfTexts(t *testing.T) {
 		if got := Text(in); got != want {
 			t.Errorf("%s:\n got %s\nwant %s", in, got, want)
 		}
+	}
+}
+
+func TestLooksRecognizesSecrets(t *testing.T) {
+	const letters = "0123456789abcdefghijABCDEFGHIJ0123456789"
+	for _, secret := range []string{
+		"AKIAIOSFODNN7EXAMPLE", "ASIAIOSFODNN7EXAMPLE", "AIza" + letters[:35], "ghp_" + letters[:36], "gho_" + letters[:36], "github_pat_" + letters[:22],
+		"glpat-" + letters[:20], "xoxb-1234567890-abcdef", "sk_live_" + letters[:24], "rk_test_" + letters[:24], "sk-" + letters, "sk-proj-" + letters,
+		"hvs." + letters[:24], "hvb." + letters[:24], "npm_" + letters[:36], "dckr_pat_" + letters[:27],
+		base64.StdEncoding.EncodeToString([]byte("-----BEGIN PRIVATE KEY-----\nMIIE")),
+		base64.StdEncoding.EncodeToString([]byte("-----BEGIN RSA PRIVATE KEY-----\nMIIE")),
+		base64.StdEncoding.EncodeToString([]byte("-----BEGIN EC PRIVATE KEY-----\nMIIE")),
+		base64.StdEncoding.EncodeToString([]byte("-----BEGIN OPENSSH PRIVATE KEY-----\nMIIE")),
+		base64.StdEncoding.EncodeToString([]byte("-----BEGIN ENCRYPTED PRIVATE KEY-----\nMIIE")),
+	} {
+		if got := Text("value " + secret + ", more"); got != "value [redacted], more" {
+			t.Errorf("%s is shown as %s", secret, got)
+		}
+	}
+	for _, harmless := range []string{
+		"asia-southeast1-docker.pkg.dev", "asiapacificregion1234567", "task-" + letters, "risk-assessment", "Kubernetes", "xoxo", "npm_config_cache",
+		"-----BEGIN PUBLIC KEY-----", "sha256:" + strings.Repeat("0a", 32), "spiffe://cluster.local/ns/default/sa/reviews",
+		base64.StdEncoding.EncodeToString([]byte("-----BEGIN CERTIFICATE-----\nMIIE")), "ghosts", "sk-learn", "glpat", "AKIA",
+	} {
+		if got := Text(harmless); got != harmless {
+			t.Errorf("%s is shown as %s", harmless, got)
+		}
+	}
+}
+
+func TestLabelsWithSecretsAreHidden(t *testing.T) {
+	got := Labels(map[string]string{"app": "reviews", "db-password": "abc", "token-file": "x", "secret-token": "", "note": "ghp_" + strings.Repeat("a1", 18)})
+	want := map[string]string{"app": "reviews", "db-password": "[redacted]", "token-file": "x", "secret-token": "", "note": "[redacted]"}
+	if diff := cmp.Diff(want, got); diff != "" {
+		t.Error(diff)
 	}
 }
 
@@ -128,7 +166,8 @@ func blank(v any) any {
 func FuzzMayHold(f *testing.F) {
 	for _, text := range []string{
 		"-----BEGIN RSA PRIVATE KEY-----\nabc", "a Bearer abcdefghijkl", "BASIC YWxhZGRpbjpv", "x eyJhbGciOiJIUzI1NiJ9.eyJzdWIiOiJ4In0.abc",
-		"https://ann:secret@example.com/", "/v?sig=abc", "a&X-Amz-Signature=abc", "/books?access_token=x", "eyJeyJbearer bearer abcdefghi",
+		"https://ann:secret@example.com/", "LS0tLS1CRUdJTiBQUklWQVRFIEtFWS0tLS0t", "AKIAIOSFODNN7EXAMPLE ghp_0123456789abcdefghij", "xoxb-1234567890 hvs.0123456789abcdefghij",
+		"/v?sig=abc", "a&X-Amz-Signature=abc", "/books?access_token=x", "eyJeyJbearer bearer abcdefghi",
 		"\u017fig", "?\u017fig=x", "ba\u017fic YWxhZGRpbjpv", "?to\u212aen=abc",
 	} {
 		f.Add(text)

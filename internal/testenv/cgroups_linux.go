@@ -10,14 +10,14 @@ import (
 	"time"
 )
 
-// RemoveCgroups takes away a cgroup, of every hierarchy that has it, with all below it: what a container runtime leaves of
-// containers that were killed with it. Their processes are about to end, and are waited for up to patience in all.
-func RemoveCgroups(cgroup string, patience time.Duration) {
+// RemoveCgroups removes a cgroup from every hierarchy, with all cgroups below it: a container runtime leaves them
+// behind when its containers are killed with it. It waits up to timeout for their processes to end.
+func RemoveCgroups(cgroup string, timeout time.Duration) {
 	roots, _ := filepath.Glob("/sys/fs/cgroup/*/" + cgroup)
 	if _, err := os.Stat("/sys/fs/cgroup/" + cgroup); err == nil {
 		roots = append(roots, "/sys/fs/cgroup/"+cgroup)
 	}
-	deadline := time.Now().Add(patience)
+	deadline := time.Now().Add(timeout)
 	for _, root := range roots {
 		var dirs []string
 		_ = filepath.WalkDir(root, func(path string, d fs.DirEntry, err error) error {

@@ -8,9 +8,8 @@ import (
 	"testing"
 )
 
-// FreePort is a TCP port of 127.0.0.1 that nobody listens on now, and that no other caller gets until the test ends. It is none
-// of those that the kernel gives out by itself, to connections and to listeners on port 0 of tests beside this one, which would
-// take it before it is used.
+// FreePort returns a free TCP port of 127.0.0.1 that no other caller gets until the test ends. The port is outside the
+// range from which the kernel chooses ports for connections and for listeners at port 0.
 func FreePort(t testing.TB) int {
 	t.Helper()
 	const first, last = 20000, 32000
@@ -24,8 +23,8 @@ func FreePort(t testing.TB) int {
 	return 0
 }
 
-// reserve keeps a port from all other tests, also those of other processes: who has the UDP port of that number has the TCP port.
-// To listen there, if only to try, would be to be in the way: a program that is started meanwhile has the listener for a moment, too.
+// reserve reserves a port against other tests, also of other processes, by binding the UDP port of the same number. A
+// TCP listener would be in the way: a program that is started meanwhile inherits it for a moment.
 func reserve(t testing.TB, port int) error {
 	address := fmt.Sprintf("127.0.0.1:%d", port)
 	udp, err := net.ListenPacket("udp", address)

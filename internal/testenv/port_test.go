@@ -13,7 +13,7 @@ func TestAPortIsOneTestsAlone(t *testing.T) {
 		if l, err := net.Listen("tcp", fmt.Sprintf("127.0.0.1:%d", port)); err != nil {
 			t.Errorf("it cannot be listened on: %v", err)
 		} else {
-			_ = l.Close() // nobody listens now, and still it is this test's
+			_ = l.Close() // the port has no listener now, and is still reserved
 		}
 		if err := reserve(t, port); err == nil {
 			t.Errorf("%d was given twice", port)

@@ -6,8 +6,9 @@ import (
 	"testing"
 )
 
-// Program writes a file that is to be run. While it is open no other goroutine of the test may start a program: that would
-// have it open, too, for a moment, and what somebody has open for writing cannot be run ("text file busy").
+// Program writes an executable file. While the file is open, no other goroutine of the test may start a program: the
+// child would inherit the open file for a moment, and the kernel refuses to run a file that is open for writing ("text
+// file busy").
 func Program(t testing.TB, path string, text []byte) {
 	t.Helper()
 	syscall.ForkLock.RLock()

@@ -1,4 +1,4 @@
-// Package testenv gives tests what they share: the pinned Envoys and the project's own binaries, built once.
+// Package testenv provides what tests share: the pinned Envoys, and the project's binaries.
 package testenv
 
 import (
@@ -72,8 +72,8 @@ var (
 	buildErr  error
 )
 
-// Bin is the path of one of the project's binaries (pilotfish, pilotfish-agent, pilotfish-cni). `make test` builds them
-// beforehand and says where in PILOTFISH_TEST_BIN; a test that is run by hand builds them here, once a process.
+// Bin returns the path of one of the project's binaries (pilotfish, pilotfish-agent, pilotfish-cni). `make test` builds
+// them first and passes their directory in PILOTFISH_TEST_BIN. Without that variable, Bin builds them once per process.
 func Bin(t testing.TB, name string) string {
 	t.Helper()
 	if dir := os.Getenv("PILOTFISH_TEST_BIN"); dir != "" {

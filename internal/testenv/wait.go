@@ -7,20 +7,20 @@ import (
 	"time"
 )
 
-// patience is how long Eventually waits: long enough for the slowest machine, since only a broken promise takes it.
-const patience = 2 * time.Minute
+// defaultTimeout is the timeout of Eventually. It is generous because only failing tests wait this long.
+const defaultTimeout = 2 * time.Minute
 
-// Eventually waits until check returns nil, and fails the test with what check said last when it does not.
+// Eventually waits until check returns nil. At the timeout it fails the test with the last error of check.
 func Eventually(t testing.TB, what string, check func() error) {
 	t.Helper()
-	deadline := time.Now().Add(patience)
+	deadline := time.Now().Add(defaultTimeout)
 	for {
 		err := check()
 		if err == nil {
 			return
 		}
 		if time.Now().After(deadline) {
-			t.Fatalf("%s: not within %s: %v", what, patience, err)
+			t.Fatalf("%s: not within %s: %v", what, defaultTimeout, err)
 		}
 		time.Sleep(2 * time.Millisecond)
 	}

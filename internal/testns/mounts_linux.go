@@ -10,9 +10,8 @@ import (
 // ownMounts is set in the process that has mounts of its own.
 const ownMounts = "PILOTFISH_TEST_OWN_MOUNTS"
 
-// WithOwnMounts says whether the test runs with mounts of its own, which end with it. Else it has run the test again in a
-// process that has them, in which first may have prepared them (a shell's words; empty is nothing), and the caller returns.
-// The test is skipped for users who may not.
+// WithOwnMounts reports whether the test runs in a mount namespace of its own. If not, it has run the test again in a
+// process with one, after the shell command first, and the caller returns. The test is skipped without the privilege.
 func WithOwnMounts(t *testing.T, first string) bool {
 	t.Helper()
 	if os.Getenv(ownMounts) != "" {

@@ -11,8 +11,8 @@ import (
 // unified is where the one hierarchy of control groups is mounted.
 const unified = "/sys/fs/cgroup/unified"
 
-// JoinPod puts a process into a control group of the name that a kubelet gives a pod's, until the test ends. The test is
-// skipped where that cannot be done.
+// JoinPod moves a process into a cgroup with the name that a kubelet gives to a pod's cgroup, until the test ends. The
+// test is skipped where that is not possible.
 func JoinPod(t testing.TB, pid int, uid string) {
 	t.Helper()
 	root := unified

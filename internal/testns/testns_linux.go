@@ -52,15 +52,15 @@ func Make() (*Namespace, error) {
 	return n, nil
 }
 
-// onThread runs f on a thread that ends with it: the thread's namespace is no longer what Go takes it for. The process's
-// first cannot end, and is what all of the process is taken for in /proc.
+// onThread runs f on a thread that ends with it, because the thread's namespace differs from the process's afterwards.
+// The main thread cannot end, and /proc shows it as the whole process, so f runs on another thread.
 func onThread(f func() error) error {
 	result := make(chan error)
 	go func() {
 		runtime.LockOSThread() // and never unlocked
 		if syscall.Gettid() == os.Getpid() {
 			defer runtime.UnlockOSThread()
-			result <- onThread(f) // on another one, while this one is kept from it
+			result <- onThread(f) // on another thread, while this goroutine occupies the main thread
 			return
 		}
 		result <- f()
@@ -68,8 +68,8 @@ func onThread(f func() error) error {
 	return <-result
 }
 
-// Within runs f on a thread in the namespace, which is of no use to goroutines that f starts.
-func (n *Namespace) Within(f func() error) error {
+// Run runs f on a thread in the namespace, which is of no use to goroutines that f starts.
+func (n *Namespace) Run(f func() error) error {
 	return onThread(func() error {
 		if err := netns.Set(n.Handle); err != nil {
 			return err
@@ -91,8 +91,7 @@ func (n *Namespace) Links(t testing.TB, f func(*netlink.Handle) error) {
 	}
 }
 
-// Start runs a program in the namespace until the test ends, or it does so itself. What it says is logged when the test
-// fails.
+// Start runs a program in the namespace until the program or the test ends. Its output is logged when the test fails.
 func (n *Namespace) Start(t testing.TB, cmd *exec.Cmd) (output *testenv.Buffer, ended <-chan struct{}) {
 	t.Helper()
 	output = &testenv.Buffer{}
@@ -104,7 +103,7 @@ func (n *Namespace) Start(t testing.TB, cmd *exec.Cmd) (output *testenv.Buffer, 
 	started, done := make(chan error), make(chan struct{})
 	go func() { // the kernel kills the child with the thread that started it, so that thread has to stay
 		defer close(done)
-		_ = n.Within(func() error {
+		_ = n.Run(func() error {
 			err := cmd.Start()
 			started <- err
 			if err == nil {

@@ -53,7 +53,7 @@ func (a *Authority) Intermediate(t testing.TB, name string) *Authority {
 // PEM is the authority's own certificate.
 func (a *Authority) PEM() []byte { return PEM(a.Cert) }
 
-// Sign signs what the template says, for the key. Serial and validity have defaults.
+// Sign signs a certificate with the content of the template for the key. Serial number and validity have defaults.
 func (a *Authority) Sign(t testing.TB, template *x509.Certificate, key crypto.PublicKey) *x509.Certificate {
 	t.Helper()
 	if template.SerialNumber == nil {

@@ -1,7 +1,12 @@
 // Package tlspolicy narrows TLS to what a compliance policy allows. Names and meaning are those of Istio's COMPLIANCE_POLICY.
 package tlspolicy
 
-import "crypto/tls"
+import (
+	"crypto/tls"
+	"fmt"
+	"slices"
+	"strings"
+)
 
 // Policy is the name of a policy; empty is none.
 type Policy string
@@ -18,8 +23,16 @@ const (
 // Names are those of all policies.
 func Names() []string { return []string{string(FIPS1402), string(FIPS1403), string(PostQuantum)} }
 
-// Narrow takes out of a configuration what the policy does not allow. Which suites TLS 1.3 uses cannot be chosen in Go: with
-// hardware for AES on both sides it is AES-GCM, and always with GODEBUG=fips140=only.
+// Check returns an error for a policy that does not exist. Its Narrow changes nothing.
+func (p Policy) Check() error {
+	if p == "" || slices.Contains(Names(), string(p)) {
+		return nil
+	}
+	return fmt.Errorf("%q is not a TLS policy: use one of %s", string(p), strings.Join(Names(), ", "))
+}
+
+// Narrow removes from a TLS configuration what the policy does not allow. Go does not let a program choose the cipher
+// suites of TLS 1.3: with AES hardware on both sides, or with GODEBUG=fips140=only, the suite is AES-GCM.
 func (p Policy) Narrow(c *tls.Config) {
 	switch p {
 	case FIPS1402:

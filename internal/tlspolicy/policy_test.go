@@ -8,8 +8,8 @@ import (
 	"github.com/pilotfish-mesh/pilotfish/internal/testpki"
 )
 
-// shake gives what the two ends of a connection agree on.
-func shake(t *testing.T, client, server *tls.Config) (tls.ConnectionState, error) {
+// handshake returns the connection state that a client and a server negotiate.
+func handshake(t *testing.T, client, server *tls.Config) (tls.ConnectionState, error) {
 	t.Helper()
 	a, b := net.Pipe()
 	defer a.Close()
@@ -37,7 +37,7 @@ func TestPoliciesDecideWhatIsAgreedOn(t *testing.T) {
 	} {
 		client := &tls.Config{ServerName: "server.example", RootCAs: authority.Pool(), MinVersion: tls.VersionTLS12}
 		policy.Narrow(client)
-		got, err := shake(t, client, &tls.Config{Certificates: certificates})
+		got, err := handshake(t, client, &tls.Config{Certificates: certificates})
 		if err != nil || got.Version != want.version || got.CurveID != want.curve {
 			t.Errorf("%q: %s with %v, %v", policy, tls.VersionName(got.Version), got.CurveID, err)
 		}
@@ -45,8 +45,21 @@ func TestPoliciesDecideWhatIsAgreedOn(t *testing.T) {
 			continue
 		}
 		want.refused.Certificates = certificates
-		if got, err := shake(t, client, want.refused); err == nil {
+		if got, err := handshake(t, client, want.refused); err == nil {
 			t.Errorf("%q takes %s with %v", policy, tls.VersionName(got.Version), got.CurveID)
 		}
+	}
+}
+
+func TestAnUnknownPolicyIsReportedAndNarrowsNothing(t *testing.T) {
+	for policy, ok := range map[Policy]bool{"": true, FIPS1402: true, FIPS1403: true, PostQuantum: true, "fips": false, "FIPS-140-2": false} {
+		if err := policy.Check(); (err == nil) != ok {
+			t.Errorf("%q: %v", policy, err)
+		}
+	}
+	config := &tls.Config{MinVersion: tls.VersionTLS12}
+	Policy("fips").Narrow(config)
+	if config.MaxVersion != 0 || config.CipherSuites != nil || config.CurvePreferences != nil {
+		t.Errorf("an unknown policy narrows TLS: %+v", config)
 	}
 }

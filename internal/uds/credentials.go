@@ -9,8 +9,8 @@ import (
 	"google.golang.org/grpc/credentials"
 )
 
-// ServerCredentials are gRPC server credentials that let in only the users named, by what the kernel says of the peer.
-// A refused peer is logged.
+// ServerCredentials returns gRPC server credentials that accept only the given users, identified by the kernel's peer
+// credentials. Refused peers are logged.
 func ServerCredentials(users Users, logger *slog.Logger) credentials.TransportCredentials {
 	return &peerCredentials{users: users, logger: logger}
 }
@@ -20,7 +20,7 @@ type peerCredentials struct {
 	logger *slog.Logger
 }
 
-// AuthInfo tells a handler who called.
+// AuthInfo contains the caller's identity.
 type AuthInfo struct {
 	credentials.CommonAuthInfo
 	Peer

@@ -1,4 +1,4 @@
-// Package uds makes the unix sockets on which the agent serves its Envoy, and says who is at the other end.
+// Package uds creates the unix sockets on which the agent serves its Envoy, and identifies their peers.
 package uds
 
 import (
@@ -22,21 +22,21 @@ const ProxyUID = 1337
 // maxPath is the longest path that fits into a socket address on Linux, without its final zero.
 const maxPath = 107
 
-// probeTimeout bounds the question whether somebody still listens on a socket that is already there.
+// probeTimeout limits the connection attempt that shows whether a process still listens on an existing socket.
 const probeTimeout = time.Second
 
-// Listen makes a unix socket with exactly the mode given, in a directory that it makes where it is missing. A socket
-// file that nobody listens on any more is replaced; a live one is an error. The file is removed when the listener is
-// closed, unless another process has put its own in the place since.
+// Listen creates a unix socket with exactly the given mode, and its directory if missing. A socket file without a
+// listening process is replaced; a socket in use is an error. Closing the listener removes the file, unless another
+// process has replaced it since.
 //
-// The socket is made under another name and renamed, so that it never exists with a wider mode than asked for.
+// The socket is created under another name and renamed, so that it never exists with a wider mode.
 func Listen(path string, mode fs.FileMode) (net.Listener, error) { return ListenFor(nil, path, mode) }
 
 // ListenFor is Listen for a socket that is to be another user's.
 func ListenFor(o *owner.Owner, path string, mode fs.FileMode) (net.Listener, error) {
 	staging := path + ".new"
 	if len(staging) > maxPath {
-		return nil, fmt.Errorf("unix socket %s: the path has %d bytes and may have %d: name it relative to the working directory",
+		return nil, fmt.Errorf("unix socket %s: the path has %d bytes, the limit is %d: name it relative to the working directory",
 			path, len(path), maxPath-len(".new"))
 	}
 	if err := o.MkdirAll(filepath.Dir(path), 0o755); err != nil {
@@ -57,7 +57,7 @@ func listen(o *owner.Owner, path, staging string, mode fs.FileMode) (net.Listene
 		return nil, fmt.Errorf("unix socket %s: %w", path, err)
 	}
 	l.SetUnlinkOnClose(false)
-	own, err := place(o, path, staging, mode)
+	own, err := installSocket(o, path, staging, mode)
 	if err != nil {
 		_ = l.Close()
 		_ = os.Remove(staging)
@@ -66,7 +66,7 @@ func listen(o *owner.Owner, path, staging string, mode fs.FileMode) (net.Listene
 	return &listener{UnixListener: l, path: path, own: own}, nil
 }
 
-func place(o *owner.Owner, path, staging string, mode fs.FileMode) (fs.FileInfo, error) {
+func installSocket(o *owner.Owner, path, staging string, mode fs.FileMode) (fs.FileInfo, error) {
 	if err := os.Chmod(staging, mode); err != nil {
 		return nil, err
 	}
@@ -80,7 +80,7 @@ func place(o *owner.Owner, path, staging string, mode fs.FileMode) (fs.FileInfo,
 	return own, os.Rename(staging, path)
 }
 
-// removeStale removes a socket that nobody listens on.
+// removeStale removes a socket on which no process listens.
 func removeStale(path string) error {
 	info, err := os.Lstat(path)
 	if errors.Is(err, fs.ErrNotExist) {
@@ -129,10 +129,11 @@ type Users []uint32
 // DefaultUsers are this process's own user, root, and the user of Envoy in an injected pod.
 func DefaultUsers() Users { return Users{uint32(os.Geteuid()), 0, ProxyUID} }
 
-// Everyone, in a set of users, stands for all of them.
+// Everyone, in a set of users, means all users.
 const Everyone = ^uint32(0)
 
-func (u Users) allow(uid uint32) bool { return slices.Contains(u, uid) || slices.Contains(u, Everyone) }
+// Allow reports whether the set contains the user.
+func (u Users) Allow(uid uint32) bool { return slices.Contains(u, uid) || slices.Contains(u, Everyone) }
 
 func (u Users) String() string {
 	names := make([]string, len(u))

@@ -30,7 +30,7 @@ func TestSocketHasItsModeAndItsDirectory(t *testing.T) {
 	}
 }
 
-func TestSocketThatNobodyListensOnIsReplaced(t *testing.T) {
+func TestStaleSocketIsReplaced(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "socket")
 	dead, err := net.ListenUnix("unix", &net.UnixAddr{Name: path})
 	if err != nil {
@@ -81,7 +81,7 @@ func TestClosingLeavesAnothersSocket(t *testing.T) {
 	}
 }
 
-func TestPathTooLongForASocketSaysSo(t *testing.T) {
+func TestTooLongPathIsExplained(t *testing.T) {
 	_, err := Listen(filepath.Join(t.TempDir(), strings.Repeat("x", 120)), 0o600)
 	if err == nil || !strings.Contains(err.Error(), "relative to the working directory") {
 		t.Errorf("Listen: %v", err)
@@ -132,7 +132,7 @@ func TestOnlyTheUsersNamedGetThrough(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			only := Only(l, c.users, slog.New(slog.DiscardHandler))
+			only := FilterPeers(l, c.users, slog.New(slog.DiscardHandler))
 			accepted := make(chan bool, 1)
 			go func() {
 				conn, err := only.Accept()

@@ -1,5 +1,5 @@
-// Package backends chooses who puts rules in force in a network namespace: nftables where the kernel has it, the host's
-// iptables otherwise. Whoever it is, what the other one has of ours goes.
+// Package backends selects the back end that installs rules in a network namespace: nftables if the kernel supports it,
+// else the host's iptables. It removes our rules from the back end that is not used.
 package backends
 
 import (
@@ -12,22 +12,22 @@ import (
 	"github.com/pilotfish-mesh/pilotfish/iptables/namespace"
 	"github.com/pilotfish-mesh/pilotfish/iptables/nft"
 	"github.com/pilotfish-mesh/pilotfish/iptables/route"
-	"github.com/pilotfish-mesh/pilotfish/iptables/xt"
+	"github.com/pilotfish-mesh/pilotfish/iptables/xtables"
 )
 
-// Choice is who is to put rules in force.
+// Choice selects the back end.
 type Choice string
 
-// The choices. The last two are what --force-iptables-binary takes.
+// The choices. The last two are the values of --force-iptables-binary.
 const (
-	Auto           Choice = ""         // nftables, or iptables where the kernel has no nftables for the rules
-	NFTables       Choice = "nftables" // nothing else
+	Auto           Choice = ""         // nftables, or iptables if the kernel's nftables does not support the rules
+	NFTables       Choice = "nftables" // only nftables
 	IPTables       Choice = "iptables" // of the flavour that is found
 	IPTablesLegacy Choice = "legacy"
 	IPTablesNFT    Choice = "nft"
 )
 
-// ParseChoice reads the settings of the contract: the binary that is forced, and whether nftables is asked for.
+// ParseChoice parses Istio's settings: the forced binary, and whether native nftables is enabled.
 func ParseChoice(forceBinary string, nativeNFTables bool) (Choice, error) {
 	switch c := Choice(forceBinary); {
 	case c != Auto && c != IPTablesLegacy && c != IPTablesNFT:
@@ -41,30 +41,30 @@ func ParseChoice(forceBinary string, nativeNFTables bool) (Choice, error) {
 	}
 }
 
-// Config is what a back end needs to know.
+// Config configures a back end.
 type Config struct {
-	// NetNS is a descriptor of the network namespace, which stays open as long as the back end is used; 0 or less is that
-	// of the calling thread.
+	// NetNS is a descriptor of the network namespace, which must stay open as long as the back end is used; 0 or less
+	// selects the calling thread's.
 	NetNS  int
 	Choice Choice
-	// Logger is told what is chosen and why; nil: nobody.
+	// Logger logs the choice and its reason; nil discards the log.
 	Logger *slog.Logger
-	// Inject is for tests: it is called before each step of a change, which fails where it returns an error.
+	// Inject is for tests. It is called before each step of a change; an error makes the step fail.
 	Inject func(step string) error
 }
 
-// Backend is the one that was chosen, and minds the other.
+// Backend is the selected back end. It also cleans the other one.
 type Backend struct {
-	cfg    Config
-	routes *route.Routes
-	nft    *nft.Backend
-	alone  *nft.Backend // leaves routing alone
-	used   iptables.Backend
+	cfg       Config
+	routes    *route.Routes
+	nft       *nft.Backend
+	rulesOnly *nft.Backend // does not touch routing
+	used      iptables.Backend
 }
 
 var _ iptables.Backend = (*Backend)(nil)
 
-// New gives the back end of a namespace. It looks for no program before it is needed.
+// New returns the back end of a namespace. It does not search for programs until they are needed.
 func New(cfg Config) (*Backend, error) {
 	if cfg.Logger == nil {
 		cfg.Logger = slog.New(slog.DiscardHandler)
@@ -74,37 +74,37 @@ func New(cfg Config) (*Backend, error) {
 	if b.nft, err = nft.New(nft.Config{NetNS: cfg.NetNS, Inject: cfg.Inject}); err != nil {
 		return nil, err
 	}
-	b.alone, err = nft.New(nft.Config{NetNS: cfg.NetNS, RulesOnly: true, Inject: cfg.Inject})
+	b.rulesOnly, err = nft.New(nft.Config{NetNS: cfg.NetNS, RulesOnly: true, Inject: cfg.Inject})
 	return b, err
 }
 
-// turn is the back end in a turn at its namespace.
-type turn struct {
+// lockedBackend is the back end while the namespace lock is held.
+type lockedBackend struct {
 	*Backend
-	*namespace.Turn
+	*namespace.Lock
 	legacy     legacy
 	routes     *route.Routes
 	nft, alone *nft.Backend
 }
 
-func (b *Backend) take(ctx context.Context) (*turn, error) {
-	t := &turn{Backend: b}
+func (b *Backend) take(ctx context.Context) (*lockedBackend, error) {
+	t := &lockedBackend{Backend: b}
 	var err error
-	if t.Turn, err = namespace.Take(ctx, b.cfg.NetNS, t.legacy.open); err != nil {
+	if t.Lock, err = namespace.Take(ctx, b.cfg.NetNS, t.legacy.open); err != nil {
 		t.legacy.close()
 		return nil, err
 	}
-	t.routes, t.nft, t.alone = b.routes.In(t.Turn), b.nft.In(t.Turn), b.alone.In(t.Turn)
+	t.routes, t.nft, t.alone = b.routes.In(t.Lock), b.nft.In(t.Lock), b.rulesOnly.In(t.Lock)
 	return t, nil
 }
 
-// End gives back all that the turn has.
-func (b *turn) End() {
+// End releases the lock and closes everything that was opened under it.
+func (b *lockedBackend) End() {
 	b.legacy.close()
-	b.Turn.End()
+	b.Lock.End()
 }
 
-// Name is that of the back end that was used last; before that, of the one that would be tried first.
+// Name returns the name of the back end that was used last, or of the one that would be tried first.
 func (b *Backend) Name() string {
 	switch {
 	case b.used != nil:
@@ -117,9 +117,9 @@ func (b *Backend) Name() string {
 	return "iptables-" + string(b.cfg.Choice)
 }
 
-// Apply puts the rules in force and takes the other back end's away, which do no harm meanwhile: whoever is first
-// captures a packet. All of it is one turn of the namespace's lock: otherwise two who apply by different back ends could
-// each take away what the other has just put in force.
+// Apply installs the rules and removes those of the other back end, which are harmless meanwhile: the first rule that
+// matches captures a packet. The namespace lock is held throughout. Otherwise two processes that apply with different
+// back ends could each remove what the other has just installed.
 func (b *Backend) Apply(ctx context.Context, rules *iptables.RuleSet) error {
 	t, err := b.take(ctx)
 	if err != nil {
@@ -140,7 +140,7 @@ func (b *Backend) Apply(ctx context.Context, rules *iptables.RuleSet) error {
 	return t.applyIPTables(ctx, rules)
 }
 
-func (b *turn) applyNFTables(ctx context.Context, rules *iptables.RuleSet) error {
+func (b *lockedBackend) applyNFTables(ctx context.Context, rules *iptables.RuleSet) error {
 	there, err := b.hasIPTables(ctx)
 	if err != nil {
 		return err
@@ -158,12 +158,12 @@ func (b *turn) applyNFTables(ctx context.Context, rules *iptables.RuleSet) error
 	}
 	b.used = b.nft
 	if err := b.cleanIPTables(ctx, true); err != nil {
-		return errors.Join(fmt.Errorf("take away the rules that iptables had of ours: %w", err), back(ctx, b.nft, before))
+		return errors.Join(fmt.Errorf("take away the rules that iptables had of ours: %w", err), restoreState(ctx, b.nft, before))
 	}
 	return nil
 }
 
-func (b *turn) applyIPTables(ctx context.Context, rules *iptables.RuleSet) error {
+func (b *lockedBackend) applyIPTables(ctx context.Context, rules *iptables.RuleSet) error {
 	x, err := b.iptables(ctx, flavourOf(b.cfg.Choice), false)
 	if err != nil {
 		return err
@@ -177,30 +177,30 @@ func (b *turn) applyIPTables(ctx context.Context, rules *iptables.RuleSet) error
 	}
 	b.used = x
 	if err := b.alone.Clean(ctx); err != nil && !errors.Is(err, nft.ErrUnsupported) {
-		return errors.Join(fmt.Errorf("take away the rules that nftables had of ours: %w", err), back(ctx, x, before))
+		return errors.Join(fmt.Errorf("take away the rules that nftables had of ours: %w", err), restoreState(ctx, x, before))
 	}
 	return nil
 }
 
-// back puts a back end into the state that it was in.
-func back(ctx context.Context, b iptables.Backend, before *iptables.Installed) error {
+// restoreState restores the previous state of a back end.
+func restoreState(ctx context.Context, b iptables.Backend, before *iptables.Installed) error {
 	if before.Rules == nil {
 		return b.Clean(ctx)
 	}
 	return b.Apply(ctx, before.Rules)
 }
 
-func flavourOf(c Choice) xt.Flavour {
+func flavourOf(c Choice) xtables.Flavour {
 	switch c {
 	case IPTablesLegacy:
-		return xt.Legacy
+		return xtables.Legacy
 	case IPTablesNFT:
-		return xt.NFT
+		return xtables.NFT
 	}
 	return ""
 }
 
-// Read gives what is in force by whichever back end.
+// Read returns the installed rules, of either back end.
 func (b *Backend) Read(ctx context.Context) (*iptables.Installed, error) {
 	t, err := b.take(ctx)
 	if err != nil {
@@ -237,8 +237,8 @@ func (b *Backend) Read(ctx context.Context) (*iptables.Installed, error) {
 	return in, nil
 }
 
-// Foreign tells of chains of others, in nftables and in the legacy flavour of iptables. A kernel that has one of them not
-// has none there.
+// Foreign returns the chains of other programs in nftables and in legacy iptables. An implementation that the kernel
+// lacks has none.
 func (b *Backend) Foreign(ctx context.Context) ([]iptables.ForeignChain, error) {
 	all, err := b.nft.Foreign(ctx)
 	if err != nil && !errors.Is(err, nft.ErrUnsupported) {
@@ -250,14 +250,14 @@ func (b *Backend) Foreign(ctx context.Context) ([]iptables.ForeignChain, error) 
 
 func holdsChains(in *iptables.Installed) bool { return in.Rules != nil && len(in.Rules.Chains) > 0 }
 
-// Clean takes away what either back end has of ours, and routing.
+// Clean removes our rules of both back ends, and our routing.
 func (b *Backend) Clean(ctx context.Context) error {
 	t, err := b.take(ctx)
 	if err != nil {
 		return err
 	}
 	defer t.End()
-	there, err := t.hasIPTables(ctx) // before: the kernel answers late after something was taken away
+	there, err := t.hasIPTables(ctx) // queried first, because the kernel's reply is delayed after a removal
 	if err != nil {
 		return err
 	}
@@ -274,8 +274,8 @@ func (b *Backend) Clean(ctx context.Context) error {
 	return errors.Join(errs...)
 }
 
-// Heal takes away routing that is there without rules, as an Apply leaves it that is killed just then. Rules that are in
-// force stay, with their routing.
+// Heal removes routing without rules, which an Apply leaves behind if it is killed at that point. Installed rules and
+// their routing remain.
 func (b *Backend) Heal(ctx context.Context) error {
 	t, err := b.take(ctx)
 	if err != nil {
@@ -293,16 +293,16 @@ func (b *Backend) Heal(ctx context.Context) error {
 	return err
 }
 
-// iptables looks for the programs.
-func (b *turn) iptables(ctx context.Context, flavour xt.Flavour, rulesOnly bool) (*xt.Backend, error) {
-	return xt.New(ctx, xt.Config{NetNS: b.cfg.NetNS, Flavour: flavour, RulesOnly: rulesOnly, Turn: b.Turn, Logger: b.cfg.Logger, Inject: b.cfg.Inject})
+// iptables finds the programs.
+func (b *lockedBackend) iptables(ctx context.Context, flavour xtables.Flavour, rulesOnly bool) (*xtables.Backend, error) {
+	return xtables.New(ctx, xtables.Config{NetNS: b.cfg.NetNS, Flavour: flavour, RulesOnly: rulesOnly, Turn: b.Lock, Logger: b.cfg.Logger, Inject: b.cfg.Inject})
 }
 
-// ownPrefixes begin the names of our chains.
+// ownPrefixes lists the prefixes of our chains' names.
 var ownPrefixes = []string{"ISTIO_", "PILOTFISH_"}
 
-// hasIPTables says whether iptables may have rules of ours, in either flavour.
-func (b *turn) hasIPTables(ctx context.Context) (bool, error) {
+// hasIPTables reports whether iptables may hold our rules, in either flavour.
+func (b *lockedBackend) hasIPTables(ctx context.Context) (bool, error) {
 	chains, err := b.nft.ChainsOfIPTables(ctx, ownPrefixes...)
 	if err == nil && len(chains) > 0 {
 		return true, nil
@@ -313,8 +313,8 @@ func (b *turn) hasIPTables(ctx context.Context) (bool, error) {
 	return b.legacy.hasRules(b.cfg.NetNS, ownPrefixes...)
 }
 
-// cleanIPTables takes away what iptables has of ours.
-func (b *turn) cleanIPTables(ctx context.Context, rulesOnly bool) error {
+// cleanIPTables removes our rules from iptables.
+func (b *lockedBackend) cleanIPTables(ctx context.Context, rulesOnly bool) error {
 	x, err := b.iptables(ctx, "", rulesOnly)
 	if err != nil {
 		return err

@@ -44,7 +44,7 @@ func open(t testing.TB, ns *testns.Namespace, c Choice) *Backend {
 func state(t testing.TB, ns *testns.Namespace) string {
 	t.Helper()
 	var out []byte
-	err := ns.Within(func() (err error) {
+	err := ns.Run(func() (err error) {
 		out, err = exec.Command("sh", "-c", "nft list ruleset; ip rule; ip -6 rule; ip route show table all; ip addr show lo; cat /proc/self/net/ip_tables_names").CombinedOutput()
 		return err
 	})
@@ -54,7 +54,7 @@ func state(t testing.TB, ns *testns.Namespace) string {
 	return string(out)
 }
 
-func TestAfterAChangeOfBackEndTheFormerOneHasNothingLeft(t *testing.T) {
+func TestChangeOfBackEndCleansThePreviousOne(t *testing.T) {
 	ctx := context.Background()
 	for _, former := range []Choice{IPTablesNFT, IPTablesLegacy, NFTables} {
 		for _, next := range []Choice{Auto, IPTablesNFT, IPTablesLegacy} {
@@ -82,8 +82,8 @@ func TestAfterAChangeOfBackEndTheFormerOneHasNothingLeft(t *testing.T) {
 	}
 }
 
-// listing leaves out which tables the legacy flavour has made, as those stay, empty, and the order of chains, which means
-// nothing.
+// listing leaves out which tables the legacy flavour has made, as those stay, empty, and the order of chains, which
+// means nothing.
 func listing(state string) string {
 	lines := strings.Split(state[:strings.LastIndex(state, "valid_lft")], "\n")
 	slices.Sort(lines)
@@ -166,7 +166,7 @@ func TestSettingsOfTheContractChooseTheBackEnd(t *testing.T) {
 	}
 }
 
-func TestOfTwoWhoApplyAtOnceByDifferentBackEndsOneIsInForce(t *testing.T) {
+func TestConcurrentAppliesByTwoBackEndsInstallOne(t *testing.T) {
 	ns := testns.New(t)
 	want := rules(t, iptables.RedirectMode)
 	for turn := range 5 {
@@ -187,13 +187,13 @@ func TestOfTwoWhoApplyAtOnceByDifferentBackEndsOneIsInForce(t *testing.T) {
 	}
 }
 
-func TestNoProgramIsNeededForLegacyTablesOfOthers(t *testing.T) {
+func TestForeignLegacyTablesNeedNoProgram(t *testing.T) {
 	ctx := context.Background()
 	ns := testns.New(t)
 	b := open(t, ns, Auto)
 	others := func(script string) {
 		t.Helper()
-		err := ns.Within(func() error {
+		err := ns.Run(func() error {
 			out, err := exec.Command("sh", "-ec", "for p in iptables-legacy ip6tables-legacy; do "+script+"; done").CombinedOutput()
 			t.Logf("%s", out)
 			return err

@@ -11,10 +11,10 @@ import (
 	"github.com/pilotfish-mesh/pilotfish/iptables"
 )
 
-// legacyLayout is where in an entry of a table things are (struct ipt_entry, struct ip6t_entry).
+// legacyLayout holds the offsets of fields in a table entry (struct ipt_entry, struct ip6t_entry).
 type legacyLayout struct {
 	family       string
-	destination  int // address, and its mask after as many bytes as both addresses have
+	destination  int // destination address; its mask follows after the size of two addresses
 	size         int // of an address
 	targetOffset int
 	nextOffset   int
@@ -26,7 +26,7 @@ var (
 	layout6 = legacyLayout{family: "ip6", destination: 16, size: 16, targetOffset: 140, nextOffset: 142, matches: 168}
 )
 
-// Of struct xt_entry_match and struct xt_entry_target: the size, the name and a revision are before the data.
+// In struct xt_entry_match and struct xt_entry_target, the size, the name and a revision precede the data.
 const (
 	extensionData = 32
 	extensionName = 2
@@ -38,10 +38,10 @@ var (
 	legacyPriorities = map[string]int{"raw": -300, "mangle": -150, "nat": -100, "filter": 0, "security": 50}
 )
 
-// foreignLegacy tells of what iptables-legacy has of others, which nftables does not know of.
+// foreignLegacy returns the chains of other programs in legacy iptables, which nftables does not list.
 func foreignLegacy(netns int) (all []iptables.ForeignChain, err error) {
 	err = eachLegacy(netns, func(family legacyFamily, table string) error {
-		// What cannot be read is nothing to tell of.
+		// Unreadable tables are skipped.
 		if t, err := readLegacy(family.domain, family.level, table); err == nil {
 			all = append(all, t.foreign(family.layout, table)...)
 		}
@@ -67,7 +67,7 @@ func (t *legacyTable) foreign(at legacyLayout, table string) (all []iptables.For
 				count[hook]++
 			}
 		}
-		named = append(named, namedBy(at, entry)...)
+		named = append(named, namedDestinations(at, entry)...)
 	})
 	for hook, name := range legacyHooks {
 		if t.hooks&(1<<hook) != 0 && (count[hook] > 0 || drops[hook]) {
@@ -78,12 +78,12 @@ func (t *legacyTable) foreign(at legacyLayout, table string) (all []iptables.For
 	return all
 }
 
-// isOurs says whether a chain's name is one of ours.
+// isOurs reports whether the name is that of one of our chains.
 func isOurs(chain string) bool {
 	return slices.ContainsFunc(ownPrefixes, func(p string) bool { return strings.HasPrefix(chain, p) })
 }
 
-// each gives the entries of a table. What is malformed ends them.
+// each calls f for each entry of a table, up to the first malformed one.
 func (t *legacyTable) each(at legacyLayout, f func(offset uint32, entry []byte)) {
 	for offset := 0; offset+at.matches <= len(t.entries); {
 		left := t.entries[offset:]
@@ -96,14 +96,14 @@ func (t *legacyTable) each(at legacyLayout, f func(offset uint32, entry []byte))
 	}
 }
 
-// policyDrops reads the verdict of an entry that is a policy: -1 - NF_DROP, or -1 - NF_ACCEPT.
+// policyDrops decodes the verdict of a policy entry: -1 - NF_DROP, or -1 - NF_ACCEPT.
 func policyDrops(at legacyLayout, entry []byte) bool {
 	target := int(binary.NativeEndian.Uint16(entry[at.targetOffset:]))
 	const drop = ^uint32(0)
 	return target+extensionData+4 <= len(entry) && binary.NativeEndian.Uint32(entry[target+extensionData:]) == drop
 }
 
-// matchesOf gives the matches of an entry, by name, with what they compare. What is malformed ends them.
+// matchesOf iterates over the matches of an entry: the name and the data, up to the first malformed one.
 func matchesOf(at legacyLayout, entry []byte) iter.Seq2[string, []byte] {
 	return func(yield func(string, []byte) bool) {
 		end := min(int(binary.NativeEndian.Uint16(entry[at.targetOffset:])), len(entry))
@@ -121,8 +121,8 @@ func matchesOf(at legacyLayout, entry []byte) iter.Seq2[string, []byte] {
 	}
 }
 
-// namedBy are the destinations that a rule names.
-func namedBy(at legacyLayout, entry []byte) (all []iptables.Named) {
+// namedDestinations returns the destinations that a rule names.
+func namedDestinations(at legacyLayout, entry []byte) (all []iptables.Named) {
 	var address netip.Addr
 	mask := entry[at.destination+2*at.size:][:at.size]
 	if a, ok := netip.AddrFromSlice(entry[at.destination:][:at.size]); ok && len(bytes.Trim(mask, "\x00")) > 0 {

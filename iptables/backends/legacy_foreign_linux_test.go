@@ -11,7 +11,7 @@ import (
 	"github.com/pilotfish-mesh/pilotfish/iptables"
 )
 
-func TestRulesOfOthersByIPTablesLegacyAreToldOf(t *testing.T) {
+func TestForeignLegacyRulesAreReported(t *testing.T) {
 	ns := testns.New(t)
 	b, err := New(Config{NetNS: int(ns.Handle)})
 	if err != nil {
@@ -59,7 +59,7 @@ func legacyCommand(t *testing.T, ns *testns.Namespace, line string) {
 	cmd.Env = append(cmd.Environ(), "XTABLES_LOCKFILE="+filepath.Join(t.TempDir(), "lock"))
 	var output strings.Builder
 	cmd.Stdout, cmd.Stderr = &output, &output
-	if err := ns.Within(cmd.Start); err != nil {
+	if err := ns.Run(cmd.Start); err != nil {
 		t.Fatal(err)
 	}
 	if err := cmd.Wait(); err != nil {
@@ -77,6 +77,6 @@ func FuzzTablesOfIPTablesLegacyAreReadWithoutHarm(f *testing.F) {
 		t := legacyTable{hooks: 31, entries: entries}
 		t.begins[0], t.ends[0] = begin, end
 		t.foreign(at, "filter")
-		t.placed(at, "filter")
+		t.placedRules(at, "filter")
 	})
 }

@@ -14,20 +14,20 @@ import (
 	"github.com/pilotfish-mesh/pilotfish/iptables/namespace"
 )
 
-// What iptables-legacy asks the kernel, of a socket of either family (linux/netfilter_ipv4/ip_tables.h).
+// The socket options with which iptables-legacy queries the kernel (linux/netfilter_ipv4/ip_tables.h).
 const (
 	getInfo    = 64 // IPT_SO_GET_INFO, IP6T_SO_GET_INFO
 	getEntries = 65
 	nameSize   = 32
 	infoSize   = 84
-	entriesAt  = 40       // where the entries begin in the answer
-	mostLegacy = 64 << 20 // bytes of one table
+	entriesAt  = 40       // offset of the entries in the reply
+	maxLegacy  = 64 << 20 // maximum bytes of one table
 	sizeAt     = infoSize - 4
 )
 
-// legacyFamily is how the kernel is asked about the tables of a family.
+// legacyFamily holds the parameters for querying the tables of a family.
 type legacyFamily struct {
-	names         string // file of listsIn that lists them
+	names         string // the file in listsIn that lists the tables
 	domain, level int
 	layout        legacyLayout
 }
@@ -40,16 +40,16 @@ var legacyFamilies = [...]legacyFamily{
 	{"ip6_tables_names", unix.AF_INET6, unix.SOL_IPV6, layout6},
 }
 
-// legacy are the lists of the tables that the legacy flavour has in a namespace, as descriptors.
+// legacy holds descriptors of the lists of legacy tables in a namespace.
 type legacy struct {
 	opened bool
 	lists  [len(legacyFamilies)]int
 	errs   [len(legacyFamilies)]error
 }
 
-// open opens the lists of the calling thread's namespace, whose they stay.
+// open opens the lists of the calling thread's namespace. The descriptors stay bound to that namespace.
 func (l *legacy) open() {
-	runtime.LockOSThread() // /proc/thread-self is of this one
+	runtime.LockOSThread() // /proc/thread-self refers to this thread
 	defer runtime.UnlockOSThread()
 	l.opened = true
 	directory, err := unix.Open(listsIn, unix.O_PATH|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
@@ -71,8 +71,9 @@ func (l *legacy) close() {
 	}
 }
 
-// hasRules says whether there may be chains whose names begin so. The tables that there are the kernel lists (to ask for
-// another would make it), and what is in them it gives without a program: other people's tables are no reason to need one.
+// hasRules reports whether there may be chains with one of the prefixes. It queries only listed tables, because a query
+// for another one would create it. It reads their content from the kernel without a program, so that foreign tables do
+// not require the programs.
 func (l *legacy) hasRules(netns int, prefixes ...string) (found bool, err error) {
 	for i, family := range legacyFamilies {
 		tables, err := listed(l.lists[i], l.errs[i])
@@ -85,7 +86,7 @@ func (l *legacy) hasRules(netns int, prefixes ...string) (found bool, err error)
 				in, err = readLegacy(family.domain, family.level, table)
 				return err
 			})
-			// What cannot be looked at may be ours; the programs will tell.
+			// An unreadable table may hold our rules; the programs will report it.
 			found = found || err != nil || containsAny(in.entries, prefixes)
 		}
 	}
@@ -95,10 +96,10 @@ func (l *legacy) hasRules(netns int, prefixes ...string) (found bool, err error)
 func listed(fd int, err error) ([]string, error) {
 	var data []byte
 	if err == nil {
-		data, err = content(fd)
+		data, err = readSmallFile(fd)
 	}
-	// The kernel has no such flavour, or not yet; or the namespace is of a user namespace that had no users when both were
-	// made (unshare --user --net), and then the list is for the machine's root alone.
+	// The kernel lacks this flavour or has not loaded it. Or the namespace belongs to a user namespace that had no
+	// mapped users at its creation (unshare --user --net), and only the machine's root can read the list.
 	if errors.Is(err, os.ErrNotExist) || errors.Is(err, os.ErrPermission) {
 		return nil, nil
 	}
@@ -112,8 +113,8 @@ func listed(fd int, err error) ([]string, error) {
 	return names, nil
 }
 
-// content reads a small file, from its beginning whatever was read before.
-func content(fd int) ([]byte, error) {
+// readSmallFile reads a small file from its start, regardless of the file offset.
+func readSmallFile(fd int) ([]byte, error) {
 	var buffer [4096]byte
 	data := buffer[:]
 	for size := 0; ; {
@@ -139,11 +140,11 @@ func containsAny(data []byte, prefixes []string) bool {
 	return false
 }
 
-// legacyTable is one as the kernel has it (struct ipt_getinfo, struct ipt_get_entries).
+// legacyTable is a table in the kernel's format (struct ipt_getinfo, struct ipt_get_entries).
 type legacyTable struct {
-	hooks        uint32    // those that it has chains of, as bits
-	begins, ends [5]uint32 // where in the entries the chain of a hook begins, and where its policy is
-	entries      []byte    // the rules; names of chains are in them
+	hooks        uint32    // bit set of the hooks with chains
+	begins, ends [5]uint32 // for each hook, the offsets of the first entry and of the policy
+	entries      []byte    // the rules, including chain names
 }
 
 func readLegacy(domain, level int, name string) (*legacyTable, error) {
@@ -158,7 +159,7 @@ func readLegacy(domain, level int, name string) (*legacyTable, error) {
 		return nil, err
 	}
 	size := binary.NativeEndian.Uint32(info[sizeAt:])
-	if size > mostLegacy {
+	if size > maxLegacy {
 		return nil, fmt.Errorf("the table %s has %d bytes", name, size)
 	}
 	entries := make([]byte, entriesAt+int(size))

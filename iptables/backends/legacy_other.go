@@ -14,5 +14,5 @@ func (*legacy) hasRules(int, ...string) (bool, error) { return false, nil }
 
 func foreignLegacy(int) ([]iptables.ForeignChain, error) { return nil, nil }
 
-// LegacyRules are none.
+// LegacyRules returns no rules on this system.
 func LegacyRules(int) ([]iptables.PlacedRule, error) { return nil, nil }

@@ -9,20 +9,20 @@ import (
 	"github.com/pilotfish-mesh/pilotfish/iptables/namespace"
 )
 
-// LegacyRules are the rules that iptables-legacy has in a namespace, of whomever, numbered as the kernel numbers them when
-// it traces packets.
+// LegacyRules returns all rules of iptables-legacy in a namespace, including foreign ones. They have the numbers that
+// the kernel reports when it traces packets.
 func LegacyRules(netns int) (all []iptables.PlacedRule, err error) {
 	err = eachLegacy(netns, func(family legacyFamily, table string) error {
 		t, err := readLegacy(family.domain, family.level, table)
 		if err == nil {
-			all = append(all, t.placed(family.layout, table)...)
+			all = append(all, t.placedRules(family.layout, table)...)
 		}
 		return err
 	})
 	return all, err
 }
 
-// eachLegacy visits the tables that iptables-legacy has in a namespace, from within it.
+// eachLegacy calls visit for each legacy table of a namespace, on a thread in the namespace.
 func eachLegacy(netns int, visit func(family legacyFamily, table string) error) error {
 	return namespace.Do(netns, func() error {
 		var l legacy
@@ -45,7 +45,7 @@ func eachLegacy(netns int, visit func(family legacyFamily, table string) error) 
 
 // legacyTarget is an entry's target.
 type legacyTarget struct {
-	name string // "" is a verdict
+	name string // "" for a verdict
 	data []byte
 }
 
@@ -58,11 +58,12 @@ func targetOf(at legacyLayout, entry []byte) (t legacyTarget, ok bool) {
 	return legacyTarget{string(name), entry[offset+extensionData:]}, true
 }
 
-// chainHead is the name of the target that begins a chain of a user's, whose name it holds, and that ends a table.
+// chainHead is the target at the start of a user-defined chain, which holds the chain's name, and at the end of a
+// table.
 const chainHead = "ERROR"
 
-// placed are the rules, each with its chain and number.
-func (t *legacyTable) placed(at legacyLayout, table string) (all []iptables.PlacedRule) {
+// placedRules returns the rules, each with its chain and number.
+func (t *legacyTable) placedRules(at legacyLayout, table string) (all []iptables.PlacedRule) {
 	t.eachRule(at, func(_ uint32, _ []byte, r iptables.PlacedRule) {
 		r.Table = table
 		all = append(all, r)
@@ -70,7 +71,7 @@ func (t *legacyTable) placed(at legacyLayout, table string) (all []iptables.Plac
 	return all
 }
 
-// eachRule gives the rules with their offsets and entries, and what ends chains.
+// eachRule calls f for each rule and each chain end, with the offset and the entry.
 func (t *legacyTable) eachRule(at legacyLayout, f func(offset uint32, entry []byte, r iptables.PlacedRule)) {
 	family := iptables.IPv4
 	if at.size == 16 {
@@ -103,7 +104,7 @@ func headName(t legacyTarget) string {
 	return string(name)
 }
 
-// chainsByOffset names the chains of users by where their first rule is, which is where jumps lead.
+// chainsByOffset returns the names of user-defined chains by the offset of their first rule, to which jumps refer.
 func (t *legacyTable) chainsByOffset(at legacyLayout) map[uint32]string {
 	chains := map[uint32]string{}
 	t.each(at, func(offset uint32, entry []byte) {
@@ -114,7 +115,8 @@ func (t *legacyTable) chainsByOffset(at legacyLayout) map[uint32]string {
 	return chains
 }
 
-// endsChain says whether the entry of a size is the last of its chain: a hook's, or before the head of the next one.
+// endsChain reports whether the entry is the last of its chain: a hook's policy, or the entry before the next chain's
+// head.
 func (t *legacyTable) endsChain(at legacyLayout, offset uint32, size int) bool {
 	for hook := range legacyHooks {
 		if t.hooks&(1<<hook) != 0 && offset == t.ends[hook] {
@@ -154,7 +156,7 @@ func (t legacyTarget) verdict(chains map[uint32]string) string {
 	}
 }
 
-// commentOf is what the match "comment" of an entry says.
+// commentOf returns the text of an entry's comment match.
 func commentOf(at legacyLayout, entry []byte) string {
 	for name, data := range matchesOf(at, entry) {
 		if name == "comment" {

@@ -1,6 +1,6 @@
-// Package conntrack has the kernel forget decisions of former rules. It decides about NAT once for a connection, and keeps
-// the decision while it remembers the connection: for seconds to minutes after its end, in which the same addresses and
-// ports may be used again, and for questions by UDP as long as they come.
+// Package conntrack deletes connection tracking entries with decisions of previous rules. The kernel decides about NAT
+// once per connection. It retains the decision for seconds to minutes after the connection's end, when the same
+// addresses and ports may be reused, and for UDP as long as packets arrive.
 package conntrack
 
 import (
@@ -9,24 +9,25 @@ import (
 	"github.com/pilotfish-mesh/pilotfish/iptables"
 )
 
-// Stale is what is to be forgotten.
+// Stale selects the entries to delete.
 type Stale struct {
-	// Ended are TCP connections that have ended, or were aborted. The kernel takes the first packet of a new one with the
-	// same addresses and ports for one of these, if the other side aborted it.
+	// Ended selects TCP connections that were closed or aborted. If the peer aborted one, the kernel assigns the first
+	// packet of a new connection with the same addresses and ports to it.
 	Ended bool
-	// DNS is UDP to port 53: a resolver's socket would go on with where it went before.
+	// DNS selects UDP to port 53: packets of a resolver's socket would still be sent to the previous destination.
 	DNS bool
 }
 
-// After tells what is stale after a change of rules in canonical form; nil are no rules. Living connections go on as they are.
+// After returns what is stale after a change of rules in canonical form; nil means no rules. Open connections are not
+// affected.
 func After(before, after *iptables.RuleSet) Stale {
 	return Stale{
 		Ended: !reflect.DeepEqual(chains(before), chains(after)),
-		DNS:   !reflect.DeepEqual(aboutUDP(before), aboutUDP(after)),
+		DNS:   !reflect.DeepEqual(udpRules(before), udpRules(after)),
 	}
 }
 
-// chains are what decides; routing is not.
+// chains returns the chains, without routing.
 func chains(rules *iptables.RuleSet) []iptables.Chain {
 	if rules == nil {
 		return nil
@@ -34,8 +35,8 @@ func chains(rules *iptables.RuleSet) []iptables.Chain {
 	return rules.Chains
 }
 
-// aboutUDP are the rules that hold for UDP alone.
-func aboutUDP(rules *iptables.RuleSet) (list []iptables.Rule) {
+// udpRules returns the rules that match only UDP.
+func udpRules(rules *iptables.RuleSet) (list []iptables.Rule) {
 	if rules == nil {
 		return nil
 	}
@@ -49,5 +50,5 @@ func aboutUDP(rules *iptables.RuleSet) (list []iptables.Rule) {
 	return list
 }
 
-// Any says whether anything is stale.
+// Any reports whether anything is stale.
 func (s Stale) Any() bool { return s.Ended || s.DNS }

@@ -9,11 +9,11 @@ import (
 	"github.com/mdlayher/netlink"
 	"golang.org/x/sys/unix"
 
-	"github.com/pilotfish-mesh/pilotfish/iptables/kernel"
 	"github.com/pilotfish-mesh/pilotfish/iptables/namespace"
+	"github.com/pilotfish-mesh/pilotfish/iptables/nlsocket"
 )
 
-// Numbers of linux/netfilter/nfnetlink_conntrack.h and nf_conntrack_tcp.h that x/sys/unix does not have.
+// Constants of linux/netfilter/nfnetlink_conntrack.h and nf_conntrack_tcp.h that x/sys/unix does not define.
 const (
 	ipctnlGet    = 1
 	ipctnlDelete = 2
@@ -37,30 +37,30 @@ const (
 	portDNS = 53
 )
 
-// deleteAtOnce is how many messages go in a datagram.
+// deleteAtOnce is the maximum number of messages in a datagram.
 const deleteAtOnce = 256
 
-// Forget has the namespace of a descriptor (0 or less: the calling thread's) forget what is stale. A kernel that does not
-// let itself be asked about connections (without the module nf_conntrack_netlink) forgets nothing, and that is no error.
+// Forget deletes the stale entries in the namespace of a descriptor (0 or less: the calling thread's). It does nothing
+// if the kernel cannot list connections, because it lacks the module nf_conntrack_netlink.
 func Forget(netns int, stale Stale) error {
 	if !stale.Any() {
 		return nil
 	}
-	var s *kernel.Socket
+	var s *nlsocket.Socket
 	err := namespace.Do(netns, func() (err error) {
-		s, err = kernel.Dial(unix.NETLINK_NETFILTER, time.Time{})
+		s, err = nlsocket.Dial(unix.NETLINK_NETFILTER, time.Time{})
 		return err
 	})
 	if err != nil {
 		return fmt.Errorf("open a netlink socket to connection tracking: %w", err)
 	}
-	// The kernel holds who closes such a socket until rules that were taken away before are gone for every processor.
+	// The kernel blocks the close of such a socket until no processor uses removed rules.
 	defer func() { go func() { _ = s.Close() }() }()
 	return ForgetBy(s, stale)
 }
 
-// ForgetBy has the namespace of a socket of NETLINK_NETFILTER forget what is stale.
-func ForgetBy(s *kernel.Socket, stale Stale) error {
+// ForgetBy deletes the stale entries in the namespace of a NETLINK_NETFILTER socket.
+func ForgetBy(s *nlsocket.Socket, stale Stale) error {
 	if !stale.Any() {
 		return nil
 	}
@@ -68,10 +68,10 @@ func ForgetBy(s *kernel.Socket, stale Stale) error {
 	if err != nil || !some {
 		return err
 	}
-	var flows []kernel.Reply
+	var flows []nlsocket.Reply
 	for range attempts {
-		flows, err = s.Ask(unix.NFNL_SUBSYS_CTNETLINK<<8|ipctnlGet, unix.NLM_F_DUMP, anyFamily)
-		if !errors.Is(err, kernel.ErrInterrupted) {
+		flows, err = s.Request(unix.NFNL_SUBSYS_CTNETLINK<<8|ipctnlGet, unix.NLM_F_DUMP, anyFamily)
+		if !errors.Is(err, nlsocket.ErrInterrupted) {
 			break
 		}
 	}
@@ -81,15 +81,15 @@ func ForgetBy(s *kernel.Socket, stale Stale) error {
 	return remove(s, flows, stale)
 }
 
-// attempts bounds how often connections are listed while they change.
+// attempts limits how often connections are listed while they change.
 const attempts = 10
 
 // anyFamily is struct nfgenmsg.
 var anyFamily = []byte{unix.AF_UNSPEC, unix.NFNETLINK_V0, 0, 0}
 
-// tracksAny asks whether the namespace has tracked connections. To list none takes the kernel 5 ms, as it keeps those of all
-// namespaces in one table.
-func tracksAny(s *kernel.Socket) (bool, error) {
+// tracksAny reports whether the namespace has tracked connections. The check avoids a dump: the kernel stores
+// connections of all namespaces in one table, so that even an empty dump needs 5 ms.
+func tracksAny(s *nlsocket.Socket) (bool, error) {
 	answer, err := s.Get(unix.NFNL_SUBSYS_CTNETLINK<<8|ipctnlStats, anyFamily)
 	if errors.Is(err, unix.EINVAL) || errors.Is(err, unix.EOPNOTSUPP) || errors.Is(err, unix.ENOENT) {
 		return false, nil
@@ -100,17 +100,17 @@ func tracksAny(s *kernel.Socket) (bool, error) {
 	if len(answer.Data) < len(anyFamily) {
 		return true, nil
 	}
-	count := within(answer.Data[len(anyFamily):], ctaStatsGlobalEntries)
+	count := nestedAttribute(answer.Data[len(anyFamily):], ctaStatsGlobalEntries)
 	return len(count) != 4 || binary.BigEndian.Uint32(count) > 0, nil
 }
 
-// remove sends the deletions, many at a time. One that has gone by itself meanwhile is no loss.
-func remove(s *kernel.Socket, flows []kernel.Reply, stale Stale) error {
+// remove sends the deletions in batches. Entries that have expired meanwhile are ignored.
+func remove(s *nlsocket.Socket, flows []nlsocket.Reply, stale Stale) error {
 	var batch []byte
 	n := 0
 	for i, f := range flows {
 		if data, is := deletion(f.Data, stale); is {
-			batch = kernel.Append(batch, unix.NFNL_SUBSYS_CTNETLINK<<8|ipctnlDelete, 0, s.Next(), data)
+			batch = nlsocket.Append(batch, unix.NFNL_SUBSYS_CTNETLINK<<8|ipctnlDelete, 0, s.Next(), data)
 			n++
 		}
 		if n == deleteAtOnce || (i == len(flows)-1 && n > 0) {
@@ -123,8 +123,8 @@ func remove(s *kernel.Socket, flows []kernel.Reply, stale Stale) error {
 	return nil
 }
 
-// deletion is the request to delete a connection of a dump, if it is stale. Its number is named, as another one may have
-// the same addresses and ports by then.
+// deletion returns the request to delete a dumped connection, if it is stale. The request includes the entry's ID,
+// because another connection may have the same addresses and ports by then.
 func deletion(flow []byte, stale Stale) (data []byte, is bool) {
 	if len(flow) < 4 {
 		return nil, false
@@ -152,8 +152,8 @@ func deletion(flow []byte, stale Stale) (data []byte, is bool) {
 	return append([]byte{flow[0], unix.NFNETLINK_V0, 0, 0}, body...), err == nil
 }
 
-// within finds a nested attribute.
-func within(data []byte, kind uint16) []byte {
+// nestedAttribute returns the content of a nested attribute.
+func nestedAttribute(data []byte, kind uint16) []byte {
 	attrs, err := netlink.UnmarshalAttributes(data)
 	if err != nil {
 		return nil
@@ -167,12 +167,12 @@ func within(data []byte, kind uint16) []byte {
 }
 
 func isDNS(tuple []byte) bool {
-	proto := within(tuple, ctaTupleProto)
-	number, port := within(proto, ctaProtoNum), within(proto, ctaProtoDstPort)
+	proto := nestedAttribute(tuple, ctaTupleProto)
+	number, port := nestedAttribute(proto, ctaProtoNum), nestedAttribute(proto, ctaProtoDstPort)
 	return len(number) == 1 && number[0] == unix.IPPROTO_UDP && len(port) == 2 && binary.BigEndian.Uint16(port) == portDNS
 }
 
 func hasEnded(info []byte) bool {
-	state := within(within(info, ctaProtoInfoTCP), ctaProtoInfoTCPStat)
+	state := nestedAttribute(nestedAttribute(info, ctaProtoInfoTCP), ctaProtoInfoTCPStat)
 	return len(state) == 1 && (state[0] == tcpTimeWait || state[0] == tcpClose)
 }

@@ -17,7 +17,7 @@ func rules(t *testing.T, change func(*iptables.Options)) *iptables.RuleSet {
 	return r
 }
 
-func TestOnlyWhatAChangeOfRulesMakesStaleIsForgotten(t *testing.T) {
+func TestOnlyStaleEntriesAreDeleted(t *testing.T) {
 	all := rules(t, func(o *iptables.Options) { o.OutboundCIDRs.All = true })
 	dns := rules(t, func(o *iptables.Options) { o.OutboundCIDRs.All, o.RedirectDNS, o.CaptureAllDNS = true, true, true })
 	dnsAndInbound := rules(t, func(o *iptables.Options) {

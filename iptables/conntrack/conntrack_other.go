@@ -2,5 +2,5 @@
 
 package conntrack
 
-// Forget has nothing to forget.
+// Forget does nothing on this system.
 func Forget(int, Stale) error { return nil }

@@ -10,36 +10,37 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Do calls f on a thread that is in the namespace of a descriptor; on the calling thread if it is 0 or less. Goroutines
-// that f starts are elsewhere.
+// Do calls f on a thread in the namespace of a descriptor, or on the calling thread if the descriptor is 0 or less.
+// Goroutines that f starts run in other namespaces.
 func Do(fd int, f func() error) error {
 	if fd <= 0 {
 		return f()
 	}
 	runtime.LockOSThread()
 	defer runtime.UnlockOSThread()
-	home, err := here()
+	home, err := openCurrent()
 	if err != nil {
-		return elsewhere(fd, f)
+		return doOnThread(fd, f)
 	}
 	defer unix.Close(home)
-	// Who may enter where it is already may come back. Others lack privileges over their own namespace alone (a process
-	// of a user namespace that has joined no network namespace of it).
+	// A thread that may enter its current namespace again can return to it. Other threads lack privileges over their
+	// own namespace (a process of a user namespace that has not joined one of its network namespaces).
 	if unix.Setns(home, unix.CLONE_NEWNET) != nil {
-		return elsewhere(fd, f)
+		return doOnThread(fd, f)
 	}
 	if err := enter(fd); err != nil {
 		return err
 	}
-	defer comeBack(home)
+	defer returnTo(home)
 	return f()
 }
 
-// socketNamespace is SIOCGSKNS of linux/sockios.h, which gives the network namespace of a socket.
+// socketNamespace is SIOCGSKNS of linux/sockios.h, which returns the network namespace of a socket.
 const socketNamespace = 0x894c
 
-// here opens the network namespace of the calling thread: of a socket, as to walk /proc takes the kernel five times as long.
-func here() (int, error) {
+// openCurrent opens the network namespace of the calling thread through a socket, because a lookup in /proc is five
+// times slower.
+func openCurrent() (int, error) {
 	s, err := unix.Socket(unix.AF_UNIX, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC, 0)
 	if err != nil {
 		return -1, err
@@ -55,8 +56,8 @@ func enter(fd int) error {
 	return nil
 }
 
-// elsewhere calls f on a thread that ends with it. To have another thread work costs more than entering and coming back.
-func elsewhere(fd int, f func() error) error {
+// doOnThread calls f on a new thread that ends with it. This is slower than entering the namespace and returning.
+func doOnThread(fd int, f func() error) error {
 	return OnThread(func() error {
 		if err := enter(fd); err != nil {
 			return err
@@ -65,15 +66,15 @@ func elsewhere(fd int, f func() error) error {
 	})
 }
 
-// OnThread calls f on a thread that ends with it, so that f may change what belongs to a thread. It is never the process's
-// first: that one cannot end, and is what all of the process is taken for in /proc.
+// OnThread calls f on a thread that ends with it, so that f may change thread attributes. The thread is never the
+// process's main thread, which cannot end and represents the process in /proc.
 func OnThread(f func() error) error {
 	done := make(chan error, 1)
 	go func() {
-		runtime.LockOSThread() // for good
+		runtime.LockOSThread() // never unlocked
 		if unix.Gettid() == unix.Getpid() {
 			defer runtime.UnlockOSThread()
-			done <- OnThread(f) // on another one, while this one is kept from it
+			done <- OnThread(f) // on another thread, while this one is occupied
 			return
 		}
 		done <- f()
@@ -81,11 +82,12 @@ func OnThread(f func() error) error {
 	return <-done
 }
 
-// comeBack has the thread be where it was. It was allowed to just before, so that only memory can be wanting. A program that
-// would go on in somebody else's namespace had better not go on, whoever recovers from panics in it.
-func comeBack(home int) {
+// returnTo returns the thread to its namespace. This was permitted just before, so that it can fail only for lack of
+// memory. The program then exits, because it must not continue in a foreign namespace, even if a caller recovers
+// panics.
+func returnTo(home int) {
 	err := unix.Setns(home, unix.CLONE_NEWNET)
-	for end := time.Now().Add(Patience); errors.Is(err, unix.ENOMEM) && time.Now().Before(end); {
+	for end := time.Now().Add(LockTimeout); errors.Is(err, unix.ENOMEM) && time.Now().Before(end); {
 		time.Sleep(time.Millisecond)
 		err = unix.Setns(home, unix.CLONE_NEWNET)
 	}
@@ -95,8 +97,8 @@ func comeBack(home int) {
 	}
 }
 
-// try asks for the name, which belongs to the namespace that the socket was made in.
-func try(socket int) (free bool, err error) {
+// tryLock binds the address, which belongs to the socket's namespace, and reports whether it was free.
+func tryLock(socket int) (free bool, err error) {
 	err = unix.Bind(socket, &unix.SockaddrUnix{Name: lockName})
 	if errors.Is(err, unix.EADDRINUSE) {
 		return false, nil
@@ -104,9 +106,9 @@ func try(socket int) (free bool, err error) {
 	return err == nil, err
 }
 
-// wait asks again and again.
-func wait(ctx context.Context, socket int) error {
-	end := time.NewTimer(Patience)
+// waitForLock retries until the address is free.
+func waitForLock(ctx context.Context, socket int) error {
+	end := time.NewTimer(LockTimeout)
 	defer end.Stop()
 	for pause := 500 * time.Microsecond; ; pause = min(2*pause, 20*time.Millisecond) {
 		select {
@@ -116,7 +118,7 @@ func wait(ctx context.Context, socket int) error {
 			return nil
 		case <-time.After(pause):
 		}
-		if free, err := try(socket); free || err != nil {
+		if free, err := tryLock(socket); free || err != nil {
 			return err
 		}
 	}

@@ -56,7 +56,7 @@ func TestTheCallerStaysWhereItIs(t *testing.T) {
 	}
 }
 
-func TestAnotherThreadGoesWhereTheCallerCouldNotComeBackFrom(t *testing.T) {
+func TestDoUsesAnotherThreadIfTheCallerCannotReturn(t *testing.T) {
 	ns := testns.New(t)
 	link := func() (at string, err error) {
 		at, err = os.Readlink("/proc/thread-self/ns/net")
@@ -67,7 +67,7 @@ func TestAnotherThreadGoesWhereTheCallerCouldNotComeBackFrom(t *testing.T) {
 		t.Fatal(err)
 	}
 	var within string
-	if err := elsewhere(int(ns.Handle), func() (err error) { within, err = link(); return err }); err != nil {
+	if err := doOnThread(int(ns.Handle), func() (err error) { within, err = link(); return err }); err != nil {
 		t.Fatal(err)
 	}
 	if after, err := link(); err != nil || within == before || after != before {
@@ -75,7 +75,7 @@ func TestAnotherThreadGoesWhereTheCallerCouldNotComeBackFrom(t *testing.T) {
 	}
 }
 
-func TestAProgramThatCannotComeBackEndsWhoeverRecovers(t *testing.T) {
+func TestProgramThatCannotReturnToItsNamespaceExits(t *testing.T) {
 	ns := testns.New(t)
 	if os.Getenv("CANNOT_COME_BACK") != "" {
 		defer func() { _ = recover() }()
@@ -102,10 +102,10 @@ func closeAll(namespace unix.Stat_t) {
 	}
 }
 
-func TestThreadThatIsLeftElsewhereIsNeverTheFirstOfTheProcess(t *testing.T) {
+func TestOnThreadNeverUsesTheMainThread(t *testing.T) {
 	ns := testns.New(t)
 	for range 200 {
-		if err := elsewhere(int(ns.Handle), func() error { return nil }); err != nil {
+		if err := doOnThread(int(ns.Handle), func() error { return nil }); err != nil {
 			t.Fatal(err)
 		}
 	}

@@ -10,17 +10,17 @@ import (
 
 var errLinux = errors.New("network namespaces are of Linux")
 
-// Do fails.
+// Do always fails on this system.
 func Do(int, func() error) error { return errLinux }
 
-// Turn is of Linux.
-type Turn struct{}
+// Lock is not available on this system.
+type Lock struct{}
 
-// Take fails.
-func Take(context.Context, int, ...func()) (*Turn, error) { return nil, errLinux }
+// Take always fails on this system.
+func Take(context.Context, int, ...func()) (*Lock, error) { return nil, errLinux }
 
-// Held is nothing.
-func (*Turn) Held() *os.File { return nil }
+// Held returns nil.
+func (*Lock) Held() *os.File { return nil }
 
-// End has nothing to end.
-func (*Turn) End() {}
+// End does nothing.
+func (*Lock) End() {}

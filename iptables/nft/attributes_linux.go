@@ -7,19 +7,19 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"github.com/pilotfish-mesh/pilotfish/iptables/kernel"
+	"github.com/pilotfish-mesh/pilotfish/iptables/nlsocket"
 )
 
-// Netlink attributes are in the order of bytes of the machine, nftables' numbers in them are big-endian.
+// Netlink attributes use the machine's byte order; numbers of nftables in them are big-endian.
 
-// writer puts attributes behind each other. What holds others is opened and closed, as its size is known at the end.
+// writer appends attributes. Nested attributes are opened and closed, because their size is known only at the end.
 type writer struct {
 	out     []byte
-	failure error // of the library's
+	failure error // error of the library
 }
 
-// room gives n bytes more to write, all of which are to be written.
-func (w *writer) room(n int) []byte {
+// grow appends n bytes and returns them; the caller must write all of them.
+func (w *writer) grow(n int) []byte {
 	at := len(w.out)
 	if at+n > cap(w.out) {
 		w.out = slices.Grow(w.out, n)
@@ -28,9 +28,9 @@ func (w *writer) room(n int) []byte {
 	return w.out[at:]
 }
 
-// attribute begins one of n bytes, which are to be written.
+// attribute starts an attribute of n bytes and returns them; the caller must write all of them.
 func (w *writer) attribute(kind uint16, n int) []byte {
-	b := w.room(unix.NLA_HDRLEN + (n+3)&^3)
+	b := w.grow(unix.NLA_HDRLEN + (n+3)&^3)
 	binary.NativeEndian.PutUint16(b, uint16(unix.NLA_HDRLEN+n))
 	binary.NativeEndian.PutUint16(b[2:], kind)
 	return b[unix.NLA_HDRLEN:]
@@ -75,13 +75,13 @@ func text(kind uint16, s string) []byte {
 	return w.out
 }
 
-// attributes are the top level of a message or of a nested attribute, read.
+// attributes are the decoded attributes at one level of a message.
 type attributes []struct {
 	kind uint16
 	data []byte
 }
 
-// parse reads attributes; what is malformed ends the list.
+// parse decodes attributes. A malformed attribute ends the list.
 func parse(b []byte) attributes {
 	var out attributes
 	for len(b) >= 4 {
@@ -99,7 +99,7 @@ func parse(b []byte) attributes {
 	return out
 }
 
-// get gives the first attribute of a kind, nil without.
+// get returns the first attribute of a kind, or nil.
 func (a attributes) get(kind uint16) []byte {
 	for _, x := range a {
 		if x.kind == kind {
@@ -121,8 +121,8 @@ func (a attributes) number(kind uint16) (uint32, bool) {
 	return binary.BigEndian.Uint32(b), true
 }
 
-// bodyOf are the attributes of an nftables message, behind its struct nfgenmsg.
-func bodyOf(r kernel.Reply) attributes {
+// bodyOf returns the attributes of an nftables message, which follow its struct nfgenmsg.
+func bodyOf(r nlsocket.Reply) attributes {
 	if len(r.Data) < 4 {
 		return nil
 	}

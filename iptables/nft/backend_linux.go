@@ -13,30 +13,30 @@ import (
 	"github.com/pilotfish-mesh/pilotfish/iptables/route"
 )
 
-// Backend is that of one namespace. It keeps nothing open between calls.
+// Backend is the nftables back end of one namespace. It holds nothing open between calls.
 type Backend struct {
 	cfg    Config
 	routes *route.Routes
-	turn   *namespace.Turn // nil: each call takes one
+	turn   *namespace.Lock // nil: each call acquires the lock
 }
 
-// New gives the back end of a namespace.
+// New returns the back end of a namespace.
 func New(cfg Config) (*Backend, error) {
 	return &Backend{cfg: cfg, routes: route.New(route.Config{NetNS: cfg.NetNS, Leave: cfg.RulesOnly, Inject: cfg.Inject})}, nil
 }
 
-// Name is "nftables".
+// Name returns "nftables".
 func (*Backend) Name() string { return Name }
 
-// In gives the back end that works in a turn at the namespace that its caller has.
-func (b *Backend) In(t *namespace.Turn) *Backend {
+// In returns a back end that works under a namespace lock that the caller holds.
+func (b *Backend) In(t *namespace.Lock) *Backend {
 	in := *b
 	in.turn, in.routes = t, b.routes.In(t)
 	return &in
 }
 
-// within runs f in a turn at the namespace.
-func (b *Backend) within(ctx context.Context, f func(*Backend, *conn) error) error {
+// withLock runs f with the namespace lock held.
+func (b *Backend) withLock(ctx context.Context, f func(*Backend, *conn) error) error {
 	if b.turn == nil {
 		t, err := namespace.Take(ctx, b.cfg.NetNS)
 		if err != nil {
@@ -52,14 +52,14 @@ func (b *Backend) within(ctx context.Context, f func(*Backend, *conn) error) err
 	return f(b, c)
 }
 
-// Apply replaces what is in force. What routing needs is added before the rules that use it, and what it no longer
-// needs goes after them.
+// Apply replaces the installed rules. Required routing is added before the rules that use it; obsolete routing is
+// removed after them.
 func (b *Backend) Apply(ctx context.Context, rules *iptables.RuleSet) error {
 	rules = iptables.Canonical(rules)
 	if rules == nil {
 		return errors.New("there is no rule set to apply; Clean takes away what is there")
 	}
-	return b.within(ctx, func(b *Backend, c *conn) error {
+	return b.withLock(ctx, func(b *Backend, c *conn) error {
 		undoAdd, err := b.routes.Add(rules.Routing, rules.Families)
 		if err != nil {
 			return fmt.Errorf("add what transparent proxying needs: %w", err)
@@ -78,7 +78,7 @@ func (b *Backend) Apply(ctx context.Context, rules *iptables.RuleSet) error {
 	})
 }
 
-// replace puts the rules in force in one transaction, and gives what was there.
+// replace installs the rules in one transaction and returns the previous rules.
 func (b *Backend) replace(c *conn, rules *iptables.RuleSet) (before *iptables.RuleSet, err error) {
 	return before, b.transact(c, "replace the rules", func(old *state) (*batch, error) {
 		before = decode(old).Rules
@@ -87,7 +87,7 @@ func (b *Backend) replace(c *conn, rules *iptables.RuleSet) (before *iptables.Ru
 	})
 }
 
-// restore puts back what replace found.
+// restore reinstalls the rules that replace returned.
 func (b *Backend) restore(c *conn, before *iptables.RuleSet) error {
 	err := b.transact(c, "restore the rules", func(old *state) (*batch, error) {
 		next := newBatch(old.generation)
@@ -105,10 +105,11 @@ func (b *Backend) restore(c *conn, before *iptables.RuleSet) error {
 	return nil
 }
 
-// transact makes a batch from the present state and commits it, again if somebody was faster.
+// transact builds a batch from the current state and commits it. It retries if another process changed the rules
+// meanwhile.
 func (b *Backend) transact(c *conn, step string, make func(*state) (*batch, error)) error {
-	for range attempts {
-		old, err := c.look(true)
+	for range maxAttempts {
+		old, err := c.readState(true)
 		if err != nil {
 			return err
 		}
@@ -122,22 +123,22 @@ func (b *Backend) transact(c *conn, step string, make func(*state) (*batch, erro
 			}
 		}
 		if old.exists {
-			// After something was taken away the kernel holds the last one that closes its socket until no processor can see
-			// it any more, which takes 10 ms and more; nobody has to wait for that.
+			// After a removal, the kernel blocks the last close of a socket until no processor uses the removed
+			// objects, which takes 10 ms and more. The socket is therefore closed in the background.
 			c.turn.Leave(unix.NETLINK_NETFILTER)
 		}
 		if err := c.commit(next); !errors.Is(err, unix.ERESTART) {
 			return err
 		}
 	}
-	return fmt.Errorf("others changed rules of the namespace %d times meanwhile: try again", attempts)
+	return fmt.Errorf("others changed rules of the namespace %d times meanwhile: try again", maxAttempts)
 }
 
-// Read gives what is in force, in canonical form.
+// Read returns the installed rules in canonical form.
 func (b *Backend) Read(ctx context.Context) (*iptables.Installed, error) {
 	var out *iptables.Installed
-	err := b.within(ctx, func(b *Backend, c *conn) error {
-		s, err := c.look(true)
+	err := b.withLock(ctx, func(b *Backend, c *conn) error {
+		s, err := c.readState(true)
 		if err != nil {
 			return err
 		}
@@ -147,9 +148,9 @@ func (b *Backend) Read(ctx context.Context) (*iptables.Installed, error) {
 	return out, err
 }
 
-// Clean takes the table away, and then what routing has of ours.
+// Clean removes the table, and then our routing.
 func (b *Backend) Clean(ctx context.Context) error {
-	return b.within(ctx, func(b *Backend, c *conn) error {
+	return b.withLock(ctx, func(b *Backend, c *conn) error {
 		var before *iptables.RuleSet
 		err := b.transact(c, "remove the rules", func(old *state) (*batch, error) {
 			before = decode(old).Rules

@@ -10,31 +10,31 @@ import (
 	"github.com/pilotfish-mesh/pilotfish/iptables/namespace"
 )
 
-// Backend is of Linux.
+// Backend is not available on this system.
 type Backend struct{}
 
 var errLinux = errors.Join(ErrUnsupported, errors.New("redirection works on Linux only"))
 
-// New fails.
+// New always fails on this system.
 func New(Config) (*Backend, error) { return nil, errLinux }
 
-// In gives the same.
-func (b *Backend) In(*namespace.Turn) *Backend { return b }
+// In returns b.
+func (b *Backend) In(*namespace.Lock) *Backend { return b }
 
-// Name is "nftables".
+// Name returns "nftables".
 func (*Backend) Name() string { return Name }
 
-// Apply fails.
+// Apply always fails on this system.
 func (*Backend) Apply(context.Context, *iptables.RuleSet) error { return errLinux }
 
-// Read fails.
+// Read always fails on this system.
 func (*Backend) Read(context.Context) (*iptables.Installed, error) { return nil, errLinux }
 
-// Clean fails.
+// Clean always fails on this system.
 func (*Backend) Clean(context.Context) error { return errLinux }
 
-// ChainsOfIPTables fails.
+// ChainsOfIPTables always fails on this system.
 func (*Backend) ChainsOfIPTables(context.Context, ...string) ([]string, error) { return nil, errLinux }
 
-// Foreign fails.
+// Foreign always fails on this system.
 func (*Backend) Foreign(context.Context) ([]iptables.ForeignChain, error) { return nil, errLinux }

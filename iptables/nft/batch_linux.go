@@ -9,32 +9,31 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/pilotfish-mesh/pilotfish/iptables"
-	"github.com/pilotfish-mesh/pilotfish/iptables/kernel"
+	"github.com/pilotfish-mesh/pilotfish/iptables/nlsocket"
 )
 
-// batch is a transaction in the making: a datagram whose messages have no numbers yet.
+// batch is a transaction under construction: a datagram whose messages have no sequence numbers yet.
 type batch struct {
 	writer
 	parts []part
-	sets  uint32 // how many there are, the last one's number
-	rule  string // ID of the one that is being made, for errors
-	body  writer // expressions of that rule
+	sets  uint32 // the number of sets, which is the ID of the last one
+	rule  string // ID of the current rule, for errors
+	body  writer // expressions of the current rule
 }
 
-// part is what a message is about, for errors: "rule", "outbound/x".
+// part describes the object of a message for errors: "rule", "outbound/x".
 type part struct{ what, name string }
 
-// usual is what most batches have, in bytes and in messages, and most rules.
+// The initial capacities: bytes and messages of a batch, and bytes of a rule. They suffice for most batches.
 const (
-	usual      = 16 << 10
+	usualBytes = 16 << 10
 	usualParts = 64
 	usualRule  = 1 << 10
 )
 
-// newBatch begins a transaction that the kernel refuses if its rules are no longer of the generation. 0 is any: there is no
-// such one.
+// newBatch starts a transaction. The kernel refuses it if its generation differs; 0 accepts any generation.
 func newBatch(generation uint32) *batch {
-	b := &batch{writer: writer{out: make([]byte, 0, usual)}, parts: make([]part, 0, usualParts), body: writer{out: make([]byte, 0, usualRule)}}
+	b := &batch{writer: writer{out: make([]byte, 0, usualBytes)}, parts: make([]part, 0, usualParts), body: writer{out: make([]byte, 0, usualRule)}}
 	at := b.begin(unix.NFNL_MSG_BATCH_BEGIN, 0, unix.AF_UNSPEC, unix.NFNL_SUBSYS_NFTABLES)
 	b.number(unix.NFNL_BATCH_GENID, generation)
 	b.end(at)
@@ -43,7 +42,7 @@ func newBatch(generation uint32) *batch {
 
 func (b *batch) begin(kind, flags uint16, family byte, resource uint16) (at int) {
 	at = len(b.out)
-	b.out = kernel.Append(b.out, kind, flags, 0)
+	b.out = nlsocket.Append(b.out, kind, flags, 0)
 	b.out = binary.BigEndian.AppendUint16(append(b.out, family, unix.NFNETLINK_V0), resource)
 	return at
 }
@@ -52,13 +51,14 @@ func (b *batch) end(at int) {
 	binary.NativeEndian.PutUint32(b.out[at:], uint32(len(b.out)-at))
 }
 
-// message begins one of the transaction's.
+// message starts a message of the transaction.
 func (b *batch) message(kind, flags uint16, about part) (at int) {
 	b.parts = append(b.parts, about)
 	return b.begin(unix.NFNL_SUBSYS_NFTABLES<<8|kind, flags, unix.NFPROTO_INET, 0)
 }
 
-// finish ends the datagram and numbers its messages. The last of them is acknowledged, as that tells that all is done.
+// finish completes the datagram and numbers its messages. Only the last one requests an ACK, which confirms the whole
+// transaction.
 func (b *batch) finish(first uint32) []byte {
 	b.end(b.begin(unix.NFNL_MSG_BATCH_END, 0, unix.AF_UNSPEC, unix.NFNL_SUBSYS_NFTABLES))
 	left := b.out
@@ -73,14 +73,14 @@ func (b *batch) finish(first uint32) []byte {
 	return b.out
 }
 
-// replace adds what makes the table hold the rule set and nothing else, from what it holds. Base chains that stay are
-// filled anew and not made anew: a packet walks a chain wholly before the transaction or wholly after it, but it would
-// see the new chain before and the old one after.
+// replace adds messages that change the table from its current state to exactly the rule set. Base chains that remain
+// are flushed and refilled, not recreated: a packet evaluates a chain wholly before or wholly after the transaction.
+// With recreated chains it could evaluate both.
 func (b *batch) replace(rules *iptables.RuleSet, old *state) error {
 	if err := checkChains(rules); err != nil {
 		return err
 	}
-	if old.flags != 0 { // a dormant one lets everything by: nothing escapes that did not
+	if old.flags != 0 { // the kernel skips a dormant table, so no packet bypasses rules that it did not bypass before
 		b.remove()
 		old = &state{}
 	}
@@ -101,7 +101,7 @@ func (b *batch) replace(rules *iptables.RuleSet, old *state) error {
 	return nil
 }
 
-// prune adds what takes all rules away, and the chains that do not stay.
+// prune adds messages that delete all rules, and the chains that do not remain. It returns the remaining chains.
 func (b *batch) prune(rules *iptables.RuleSet, old *state) (stay map[string]bool) {
 	stay = map[string]bool{}
 	if !old.exists {
@@ -133,7 +133,7 @@ func (b *batch) prune(rules *iptables.RuleSet, old *state) (stay map[string]bool
 	return stay
 }
 
-// remove adds what takes the table away.
+// remove adds the message that deletes the table.
 func (b *batch) remove() {
 	at := b.message(unix.NFT_MSG_DELTABLE, 0, part{"table", Table})
 	b.text(unix.NFTA_TABLE_NAME, Table)
@@ -143,7 +143,7 @@ func (b *batch) remove() {
 // nfAccept is NF_ACCEPT of linux/netfilter.h, as a policy of a base chain.
 const nfAccept = 1
 
-// chain adds a chain, a base chain where it has a kind.
+// chain adds a chain; it is a base chain if the base has a kind.
 func (b *batch) chain(name string, of base) {
 	at := b.message(unix.NFT_MSG_NEWCHAIN, unix.NLM_F_CREATE, part{"chain", name})
 	defer b.end(at)
@@ -179,7 +179,7 @@ func (b *batch) fill(rules *iptables.RuleSet, c iptables.Chain) error {
 	return nil
 }
 
-// ruleOf adds a rule of the model, in canonical form.
+// ruleOf adds a rule of the model in canonical form.
 func (b *batch) ruleOf(chain string, table iptables.Table, r iptables.Rule) error {
 	if len(r.ID) > maxComment {
 		return fmt.Errorf("its ID is longer than %d characters", maxComment)
@@ -194,25 +194,25 @@ func (b *batch) ruleOf(chain string, table iptables.Table, r iptables.Rule) erro
 	if err := b.expressions(table, r, iptables.Verdict{Action: iptables.Drop}); err != nil {
 		return err
 	}
-	b.append(chain, r.ID+unheard)
+	b.append(chain, r.ID+dropSuffix)
 	return nil
 }
 
-// expressions makes those of a rule, the sets that they name before.
+// expressions writes the expressions of a rule, preceded by the sets that they name.
 func (b *batch) expressions(table iptables.Table, r iptables.Rule, v iptables.Verdict) error {
 	b.body.restart()
 	c := conditions{&b.body, b}
 	if err := c.match(r.Match); err != nil {
 		return err
 	}
-	c.counter(expr.Counter{}) // for people: nft list table inet pilotfish
-	if err := c.then(table, v, r.Match); err != nil {
+	c.counter(expr.Counter{}) // for users: nft list table inet pilotfish
+	if err := c.addVerdict(table, v, r.Match); err != nil {
 		return err
 	}
 	return c.failure
 }
 
-// append adds a rule of the kernel's at the end of a chain, with the expressions that were made.
+// append adds a kernel rule with the current expressions at the end of a chain.
 func (b *batch) append(chain, comment string) {
 	at := b.message(unix.NFT_MSG_NEWRULE, unix.NLM_F_CREATE|unix.NLM_F_APPEND, part{"rule", comment})
 	b.text(unix.NFTA_RULE_TABLE, Table)
@@ -224,7 +224,7 @@ func (b *batch) append(chain, comment string) {
 	b.end(at)
 }
 
-// comment writes a rule's, in its user data: a list of type, length and value, whose text ends with a zero.
+// comment writes a rule's comment to its user data: a list of type, length and value, whose text ends with a zero.
 func (b *batch) comment(s string) {
 	at := b.open(unix.NFTA_RULE_USERDATA)
 	b.out = append(b.out, byte(userdata.TypeComment), byte(len(s)+1))

@@ -32,8 +32,8 @@ func TestLongListsAreOneTransaction(t *testing.T) {
 	}
 }
 
-// Whoever makes the table dormant takes its rules out of force and leaves each where it was.
-func TestADormantTableIsToldAndWakes(t *testing.T) {
+// A dormant table keeps its rules but does not apply them.
+func TestDormantTableIsReportedAndReactivated(t *testing.T) {
 	t.Parallel()
 	ns := testns.New(t)
 	b := backend(t, Config{NetNS: int(ns.Handle)})
@@ -41,7 +41,7 @@ func TestADormantTableIsToldAndWakes(t *testing.T) {
 	if err := b.Apply(context.Background(), rules); err != nil {
 		t.Fatal(err)
 	}
-	err := ns.Within(func() error {
+	err := ns.Run(func() error {
 		return exec.Command("nft", "add table inet pilotfish { flags dormant; }").Run()
 	})
 	if err != nil {

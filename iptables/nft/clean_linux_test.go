@@ -8,12 +8,12 @@ import (
 	"github.com/pilotfish-mesh/pilotfish/internal/testns"
 )
 
-// snapshot is all of the namespace that redirection could change. The routes that the kernel makes of addresses are left
-// out, as it takes its time for them.
+// snapshot returns all state of the namespace that redirection could change. Routes that the kernel derives from
+// addresses are omitted, because it adds them asynchronously.
 func snapshot(t testing.TB, ns *testns.Namespace) string {
 	t.Helper()
 	var all []byte
-	err := ns.Within(func() (err error) {
+	err := ns.Run(func() (err error) {
 		all, err = exec.Command("sh", "-c", "nft -s list ruleset; ip rule; ip -6 rule; (ip route show table all; ip -6 route show table all) | grep -v 'proto kernel'; ip -details addr show").CombinedOutput()
 		return err
 	})
@@ -34,10 +34,10 @@ add rule ip nat output tcp dport 99 redirect to :98
 add set inet filter pilotfish { type ipv4_addr; }
 `
 
-// foreignThings are of somebody else, and like ours.
+// foreignThings creates objects of another program that resemble ours.
 func foreignThings(t *testing.T, ns *testns.Namespace) {
 	t.Helper()
-	err := ns.Within(func() error {
+	err := ns.Run(func() error {
 		return exec.Command("sh", "-c", `set -e
 			echo '`+foreign+`' | nft -f -
 			ip addr add 192.0.2.1/32 dev lo; ip -6 addr add ::7/128 dev lo nodad
@@ -52,7 +52,7 @@ func foreignThings(t *testing.T, ns *testns.Namespace) {
 
 func removeForeignRoute(t *testing.T, ns *testns.Namespace) {
 	t.Helper()
-	err := ns.Within(func() error {
+	err := ns.Run(func() error {
 		return exec.Command("ip", "route", "del", "192.0.2.0/24", "dev", "lo", "table", "133").Run()
 	})
 	if err != nil {
@@ -87,7 +87,7 @@ func TestCleaningLeavesWhatWasThereBefore(t *testing.T) {
 func nftCommand(t testing.TB, ns *testns.Namespace, command string) {
 	t.Helper()
 	var out []byte
-	err := ns.Within(func() (err error) {
+	err := ns.Run(func() (err error) {
 		out, err = exec.Command("nft", command).CombinedOutput()
 		return err
 	})

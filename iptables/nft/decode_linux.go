@@ -12,7 +12,7 @@ import (
 	"github.com/pilotfish-mesh/pilotfish/iptables"
 )
 
-// decode makes a rule set, in canonical form, of what the kernel holds.
+// decode converts the kernel's state to a rule set in canonical form.
 func decode(s *state) *iptables.Installed {
 	out := &iptables.Installed{}
 	if !s.exists {
@@ -53,19 +53,20 @@ func (k kernelChain) describe() string {
 	return fmt.Sprintf("of type %s at hook %d, priority %d, policy %s", k.base.kind, k.base.hook, k.base.priority, policy)
 }
 
-// guards says whether the chain is one that begins with the rule that tells the families.
-func (k kernelChain) guards() bool { return k.base != nil && modelChain(k.name).Hook != "" }
+// hasFamilyGuard reports whether the chain starts with the rule that selects the families.
+func (k kernelChain) hasFamilyGuard() bool { return k.base != nil && modelChain(k.name).Hook != "" }
 
-// familiesOf looks for the rule that every base chain begins with, if the rule set is for one family.
+// familiesOf returns the families of the rule set. If it is for one family, every base chain starts with a rule that
+// accepts the other.
 func familiesOf(s *state) iptables.Families {
 	found := iptables.Families(0)
 	for _, k := range s.chains {
-		if !k.guards() {
+		if !k.hasFamilyGuard() {
 			continue
 		}
 		f := iptables.BothFamilies
 		if len(k.rules) > 0 {
-			f = guarded(k.rules[0])
+			f = guardedFamily(k.rules[0])
 		}
 		if found != 0 && f != found {
 			return iptables.BothFamilies
@@ -78,13 +79,13 @@ func familiesOf(s *state) iptables.Families {
 	return found
 }
 
-// guarded tells which family a rule leaves for the rules behind it.
-func guarded(r kernelRule) iptables.Families {
+// guardedFamily returns the family that a rule leaves to the rules after it.
+func guardedFamily(r kernelRule) iptables.Families {
 	if r.comment == familiesID && len(r.exprs) == 3 {
 		var load expr.Meta
 		var cmp expr.Cmp
 		then, ok := verdictOf(r.exprs[2])
-		if ok && r.exprs[0].into("meta", &load) && r.exprs[1].into("cmp", &cmp) && load.Key == expr.MetaKeyNFPROTO && cmp.Op == expr.CmpOpNeq && len(cmp.Data) == 1 && then.Kind == expr.VerdictAccept {
+		if ok && r.exprs[0].decodeAs("meta", &load) && r.exprs[1].decodeAs("cmp", &cmp) && load.Key == expr.MetaKeyNFPROTO && cmp.Op == expr.CmpOpNeq && len(cmp.Data) == 1 && then.Kind == expr.VerdictAccept {
 			return familyOfNumber(cmp.Data[0])
 		}
 	}
@@ -101,16 +102,16 @@ func familyOfNumber(n byte) iptables.Families {
 	return iptables.BothFamilies
 }
 
-// decodeChain reads a chain's rules, without the one that the families are told by.
+// decodeChain decodes a chain's rules, except the one that selects the families.
 func decodeChain(s *state, k kernelChain, families iptables.Families) (rules []iptables.Rule, strange []string) {
 	list := k.rules
-	if k.guards() && families != iptables.BothFamilies {
+	if k.hasFamilyGuard() && families != iptables.BothFamilies {
 		list = list[1:]
 	}
 	for i := 0; i < len(list); i++ {
 		r, err := decodeRule(s, k.name, list[i])
 		if err == nil && r.Verdict.Action == iptables.TransparentProxy {
-			if i+1 == len(list) || list[i+1].comment != r.ID+unheard {
+			if i+1 == len(list) || list[i+1].comment != r.ID+dropSuffix {
 				err = errors.New("what it finds no listener for is not dropped")
 			} else {
 				i++
@@ -144,12 +145,12 @@ func decodeRule(s *state, chain string, k kernelRule) (iptables.Rule, error) {
 	return r, nil
 }
 
-// decoder walks the expressions of a rule as the kernel does, with the one register that we use.
+// decoder evaluates the expressions of a rule as the kernel does, with the one register that we use.
 type decoder struct {
 	sets     map[string]kernelSet
 	table    iptables.Table
 	register any    // *expr.Meta, *expr.Payload, *expr.Ct, *expr.Immediate
-	mask     []byte // and-ed to it
+	mask     []byte // ANDed with the register
 	xor      []byte
 	match    iptables.Match
 	verdict  iptables.Verdict
@@ -158,8 +159,8 @@ type decoder struct {
 
 var errWords = errors.New("the model has no words for it")
 
-// into decodes an expression of a name.
-func (e kernelExpr) into(name string, to expr.Any) bool {
+// decodeAs decodes the expression if it has the name, and reports whether it did.
+func (e kernelExpr) decodeAs(name string, to expr.Any) bool {
 	return e.name == name && expr.Unmarshal(unix.NFPROTO_INET, e.data, to) == nil
 }
 
@@ -185,13 +186,13 @@ func (d *decoder) step(e kernelExpr) error {
 	return errWords
 }
 
-// load puts something of the packet into the register, or the register into the packet.
+// load loads a property of the packet into the register, or stores the register in the packet.
 func (d *decoder) load(e kernelExpr) error {
 	var from any
 	switch e.name {
 	case "meta":
 		x := &expr.Meta{}
-		if !e.into(e.name, x) {
+		if !e.decodeAs(e.name, x) {
 			return errWords
 		}
 		if x.SourceRegister {
@@ -200,16 +201,16 @@ func (d *decoder) load(e kernelExpr) error {
 		from = x
 	case "ct":
 		x := &expr.Ct{}
-		if !e.into(e.name, x) {
+		if !e.decodeAs(e.name, x) {
 			return errWords
 		}
-		if parse(e.data).get(unix.NFTA_CT_SREG) != nil { // the library reads no such expression
+		if parse(e.data).get(unix.NFTA_CT_SREG) != nil { // the library does not decode this expression
 			return d.storeConnection(x)
 		}
 		from = x
 	case "payload":
 		x := &expr.Payload{}
-		if !e.into(e.name, x) || x.OperationType != expr.PayloadLoad {
+		if !e.decodeAs(e.name, x) || x.OperationType != expr.PayloadLoad {
 			return errWords
 		}
 		from = x
@@ -220,7 +221,7 @@ func (d *decoder) load(e kernelExpr) error {
 
 func (d *decoder) bitwise(e kernelExpr) error {
 	x := &expr.Bitwise{}
-	if !e.into(e.name, x) || d.mask != nil || d.register == nil || len(x.Mask) == 0 || len(x.Mask) != len(x.Xor) {
+	if !e.decodeAs(e.name, x) || d.mask != nil || d.register == nil || len(x.Mask) == 0 || len(x.Mask) != len(x.Xor) {
 		return errWords
 	}
 	d.mask, d.xor = x.Mask, x.Xor
@@ -229,7 +230,7 @@ func (d *decoder) bitwise(e kernelExpr) error {
 
 func (d *decoder) immediate(e kernelExpr) error {
 	x := &expr.Immediate{}
-	if !e.into(e.name, x) {
+	if !e.decodeAs(e.name, x) {
 		return errWords
 	}
 	if x.Register == unix.NFT_REG_VERDICT {
@@ -239,7 +240,7 @@ func (d *decoder) immediate(e kernelExpr) error {
 	return nil
 }
 
-// verdictOf reads a verdict here, as the library trusts its length.
+// verdictOf decodes a verdict. The library is not used because it does not check the length.
 func verdictOf(e kernelExpr) (v expr.Verdict, ok bool) {
 	if e.name != "immediate" {
 		return v, false
@@ -260,23 +261,23 @@ func (d *decoder) decide(e kernelExpr) error {
 	}
 	switch v.Kind {
 	case expr.VerdictReturn:
-		return d.conclude(iptables.Verdict{Action: iptables.Return})
+		return d.setVerdict(iptables.Verdict{Action: iptables.Return})
 	case expr.VerdictAccept:
-		return d.conclude(iptables.Verdict{Action: iptables.Accept})
+		return d.setVerdict(iptables.Verdict{Action: iptables.Accept})
 	case expr.VerdictDrop:
-		return d.conclude(iptables.Verdict{Action: iptables.Drop})
+		return d.setVerdict(iptables.Verdict{Action: iptables.Drop})
 	case expr.VerdictJump:
 		to := modelChain(v.Chain)
 		if to.Table != d.table || to.Hook != "" {
 			return fmt.Errorf("a jump to %s, of another table", v.Chain)
 		}
-		return d.conclude(iptables.Verdict{Action: iptables.Jump, Chain: to.Name})
+		return d.setVerdict(iptables.Verdict{Action: iptables.Jump, Chain: to.Name})
 	}
 	return errWords
 }
 
-// conclude notes the verdict, of which there can be one.
-func (d *decoder) conclude(v iptables.Verdict) error {
+// setVerdict sets the verdict; a rule has only one.
+func (d *decoder) setVerdict(v iptables.Verdict) error {
 	if d.verdict.Action != "" {
 		return fmt.Errorf("%s after %s", v.Action, d.verdict.Action)
 	}
@@ -284,7 +285,7 @@ func (d *decoder) conclude(v iptables.Verdict) error {
 	return nil
 }
 
-// constant is the number that the register was loaded with.
+// constant returns the number that was loaded into the register.
 func (d *decoder) constant(size int) ([]byte, bool) {
 	x, ok := d.register.(*expr.Immediate)
 	if !ok || len(x.Data) < size || d.mask != nil {
@@ -296,15 +297,15 @@ func (d *decoder) constant(size int) ([]byte, bool) {
 func (d *decoder) redirect(e kernelExpr) error {
 	x := &expr.Redir{}
 	port, ok := d.constant(2)
-	if !e.into(e.name, x) || !ok || x.RegisterProtoMin == 0 || (x.RegisterProtoMax != 0 && x.RegisterProtoMax != x.RegisterProtoMin) {
+	if !e.decodeAs(e.name, x) || !ok || x.RegisterProtoMin == 0 || (x.RegisterProtoMax != 0 && x.RegisterProtoMax != x.RegisterProtoMin) {
 		return errWords
 	}
-	return d.conclude(iptables.Verdict{Action: iptables.Redirect, Port: binary.BigEndian.Uint16(port)})
+	return d.setVerdict(iptables.Verdict{Action: iptables.Redirect, Port: binary.BigEndian.Uint16(port)})
 }
 
 func (d *decoder) reject(e kernelExpr) error {
 	x := &expr.Reject{}
-	if !e.into(e.name, x) {
+	if !e.decodeAs(e.name, x) {
 		return errWords
 	}
 	switch {
@@ -313,7 +314,7 @@ func (d *decoder) reject(e kernelExpr) error {
 	default:
 		return errors.New("a refusal of another kind")
 	}
-	return d.conclude(iptables.Verdict{Action: iptables.Reject})
+	return d.setVerdict(iptables.Verdict{Action: iptables.Reject})
 }
 
 func (d *decoder) tproxy(e kernelExpr) error {
@@ -321,7 +322,7 @@ func (d *decoder) tproxy(e kernelExpr) error {
 	if a := parse(e.data); !ok || a.get(expr.NFTA_TPROXY_REG_ADDR) != nil || a.get(expr.NFTA_TPROXY_REG_PORT) == nil {
 		return errWords
 	}
-	return d.conclude(iptables.Verdict{Action: iptables.TransparentProxy, Port: binary.BigEndian.Uint16(port)})
+	return d.setVerdict(iptables.Verdict{Action: iptables.TransparentProxy, Port: binary.BigEndian.Uint16(port)})
 }
 
 func (d *decoder) storeMark(x *expr.Meta) error {
@@ -329,7 +330,7 @@ func (d *decoder) storeMark(x *expr.Meta) error {
 		return errWords
 	}
 	if from, ok := d.register.(*expr.Ct); ok && from.Key == expr.CtKeyMARK && d.mask == nil {
-		return d.conclude(iptables.Verdict{Action: iptables.RestoreMark})
+		return d.setVerdict(iptables.Verdict{Action: iptables.RestoreMark})
 	}
 	m, ok := d.markValue()
 	if !ok {
@@ -339,10 +340,10 @@ func (d *decoder) storeMark(x *expr.Meta) error {
 		d.verdict.Mark = m
 		return nil
 	}
-	return d.conclude(iptables.Verdict{Action: iptables.SetMark, Mark: m})
+	return d.setVerdict(iptables.Verdict{Action: iptables.SetMark, Mark: m})
 }
 
-// markValue is what is stored as mark: a constant, or the former one with some bits changed.
+// markValue returns the mark that is stored: a constant, or the previous mark with some bits changed.
 func (d *decoder) markValue() (iptables.Mark, bool) {
 	if b, ok := d.constant(4); ok {
 		return iptables.Mark{Value: binary.NativeEndian.Uint32(b), Mask: ^uint32(0)}, true
@@ -358,15 +359,15 @@ func (d *decoder) storeConnection(x *expr.Ct) error {
 	switch x.Key {
 	case expr.CtKeyMARK:
 		if from, ok := d.register.(*expr.Meta); ok && from.Key == expr.MetaKeyMARK && d.mask == nil {
-			return d.conclude(iptables.Verdict{Action: iptables.SaveMark})
+			return d.setVerdict(iptables.Verdict{Action: iptables.SaveMark})
 		}
 	case expr.CtKeyZONE:
 		if b, ok := d.constant(2); ok {
-			return d.conclude(iptables.Verdict{Action: iptables.Zone, ZoneID: binary.NativeEndian.Uint16(b)})
+			return d.setVerdict(iptables.Verdict{Action: iptables.Zone, ZoneID: binary.NativeEndian.Uint16(b)})
 		}
 	}
 	return errWords
 }
 
-// trimmed is a name of an interface.
+// trimmed returns an interface name without trailing zeros.
 func trimmed(b []byte) string { return strings.TrimRight(string(b), "\x00") }

@@ -7,14 +7,14 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// The library writes expressions too, and does so here where they are seldom: by a dozen allocations each, which together
-// took as long as the kernel takes to put the rules in force.
+// Frequent expressions are written here, rare ones by the library. The library needs a dozen allocations for each,
+// which in total took as long as the kernel's installation of the rules.
 
-// restart forgets what was written.
+// restart discards the written bytes.
 func (w *writer) restart() { w.out, w.failure = w.out[:0], nil }
 
-// other writes an expression by the library.
-func (w *writer) other(e expr.Any) {
+// addExpression writes an expression with the library.
+func (w *writer) addExpression(e expr.Any) {
 	at := w.nest(unix.NFTA_LIST_ELEM)
 	data, err := expr.Marshal(unix.NFPROTO_INET, e)
 	if err != nil {
@@ -24,8 +24,8 @@ func (w *writer) other(e expr.Any) {
 	w.close(at)
 }
 
-// called begins an expression of a name.
-func (w *writer) called(name string) (whole, about int) {
+// openExpression starts an expression with a name.
+func (w *writer) openExpression(name string) (whole, about int) {
 	whole = w.nest(unix.NFTA_LIST_ELEM)
 	w.text(unix.NFTA_EXPR_NAME, name)
 	return whole, w.nest(unix.NFTA_EXPR_DATA)
@@ -36,7 +36,7 @@ func (w *writer) done(whole, about int) {
 	w.close(whole)
 }
 
-// value writes an attribute that holds one.
+// value writes an attribute with data.
 func (w *writer) value(kind uint16, data []byte) {
 	at := w.nest(kind)
 	w.bytes(unix.NFTA_DATA_VALUE, data)
@@ -44,7 +44,7 @@ func (w *writer) value(kind uint16, data []byte) {
 }
 
 func (w *writer) meta(e expr.Meta) {
-	whole, about := w.called("meta")
+	whole, about := w.openExpression("meta")
 	w.number(unix.NFTA_META_KEY, uint32(e.Key))
 	if e.SourceRegister {
 		w.number(unix.NFTA_META_SREG, e.Register)
@@ -55,7 +55,7 @@ func (w *writer) meta(e expr.Meta) {
 }
 
 func (w *writer) payload(e expr.Payload) {
-	whole, about := w.called("payload")
+	whole, about := w.openExpression("payload")
 	w.number(unix.NFTA_PAYLOAD_DREG, e.DestRegister)
 	w.number(unix.NFTA_PAYLOAD_BASE, uint32(e.Base))
 	w.number(unix.NFTA_PAYLOAD_OFFSET, e.Offset)
@@ -64,7 +64,7 @@ func (w *writer) payload(e expr.Payload) {
 }
 
 func (w *writer) cmp(e expr.Cmp) {
-	whole, about := w.called("cmp")
+	whole, about := w.openExpression("cmp")
 	w.number(unix.NFTA_CMP_SREG, e.Register)
 	w.number(unix.NFTA_CMP_OP, uint32(e.Op))
 	w.value(unix.NFTA_CMP_DATA, e.Data)
@@ -72,7 +72,7 @@ func (w *writer) cmp(e expr.Cmp) {
 }
 
 func (w *writer) between(e expr.Range) {
-	whole, about := w.called("range")
+	whole, about := w.openExpression("range")
 	w.number(unix.NFTA_RANGE_SREG, e.Register)
 	w.number(unix.NFTA_RANGE_OP, uint32(e.Op))
 	w.value(unix.NFTA_RANGE_FROM_DATA, e.FromData)
@@ -81,28 +81,28 @@ func (w *writer) between(e expr.Range) {
 }
 
 func (w *writer) counter(e expr.Counter) {
-	whole, about := w.called("counter")
+	whole, about := w.openExpression("counter")
 	w.number64(unix.NFTA_COUNTER_BYTES, e.Bytes)
 	w.number64(unix.NFTA_COUNTER_PACKETS, e.Packets)
 	w.done(whole, about)
 }
 
 func (w *writer) immediate(e expr.Immediate) {
-	whole, about := w.called("immediate")
+	whole, about := w.openExpression("immediate")
 	w.number(unix.NFTA_IMMEDIATE_DREG, e.Register)
 	w.value(unix.NFTA_IMMEDIATE_DATA, e.Data)
 	w.done(whole, about)
 }
 
-// redirect is to the port in register 1.
+// redirect writes a redirect to the port in register 1.
 func (w *writer) redirect() {
-	whole, about := w.called("redir")
+	whole, about := w.openExpression("redir")
 	w.number(unix.NFTA_REDIR_REG_PROTO_MIN, 1)
 	w.done(whole, about)
 }
 
 func (w *writer) verdict(e expr.Verdict) {
-	whole, about := w.called("immediate")
+	whole, about := w.openExpression("immediate")
 	w.number(unix.NFTA_IMMEDIATE_DREG, unix.NFT_REG_VERDICT)
 	data := w.nest(unix.NFTA_IMMEDIATE_DATA)
 	verdict := w.nest(unix.NFTA_DATA_VERDICT)

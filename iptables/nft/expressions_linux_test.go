@@ -29,7 +29,7 @@ func TestExpressionsAreWrittenAsTheLibraryWritesThem(t *testing.T) {
 		{func(w *writer) { w.immediate(data) }, &data},
 		{func(w *writer) { w.verdict(back) }, &back}, {func(w *writer) { w.verdict(jump) }, &jump},
 		{(*writer).redirect, &expr.Redir{RegisterProtoMin: 1}},
-		{func(w *writer) { w.other(&expr.TProxy{RegPort: 1}) }, &expr.TProxy{RegPort: 1}},
+		{func(w *writer) { w.addExpression(&expr.TProxy{RegPort: 1}) }, &expr.TProxy{RegPort: 1}},
 	} {
 		t.Run(fmt.Sprintf("%T", c.whole), func(t *testing.T) {
 			want, err := expr.Marshal(unix.NFPROTO_INET, c.whole)

@@ -14,11 +14,12 @@ import (
 	"github.com/pilotfish-mesh/pilotfish/iptables"
 )
 
-// Foreign tells of the base chains of others, iptables-nft's among them, that packets of the namespace meet, and of what
-// their rules name: who tests with packets of other ports and addresses would not see what these rules do.
+// Foreign returns the base chains of other programs, including iptables-nft, that packets of the namespace traverse. It
+// also returns the destinations that their rules name: test packets to other destinations would not reveal what these
+// rules do.
 func (b *Backend) Foreign(ctx context.Context) (all []iptables.ForeignChain, err error) {
-	err = b.within(ctx, func(_ *Backend, c *conn) error {
-		for range attempts {
+	err = b.withLock(ctx, func(_ *Backend, c *conn) error {
+		for range maxAttempts {
 			if all, err = c.foreign(); !errors.Is(err, errInterrupted) {
 				return err
 			}
@@ -28,33 +29,33 @@ func (b *Backend) Foreign(ctx context.Context) (all []iptables.ForeignChain, err
 	return all, err
 }
 
-// owner is what a chain of any table is known by.
+// owner identifies a chain of any table.
 type owner struct {
 	family       byte
 	table, chain string
 }
 
 func (c *conn) foreign() ([]iptables.ForeignChain, error) {
-	chains, err := c.ask(message{kind: unix.NFT_MSG_GETCHAIN, flags: unix.NLM_F_DUMP, family: anyFamily})
+	chains, err := c.request(message{kind: unix.NFT_MSG_GETCHAIN, flags: unix.NLM_F_DUMP, family: anyFamily})
 	if err != nil {
 		return nil, err
 	}
-	rules, err := c.ask(message{kind: unix.NFT_MSG_GETRULE, flags: unix.NLM_F_DUMP, family: anyFamily})
+	rules, err := c.request(message{kind: unix.NFT_MSG_GETRULE, flags: unix.NLM_F_DUMP, family: anyFamily})
 	if err != nil {
 		return nil, err
 	}
-	named := map[owner][]iptables.Named{} // by table: rules of chains that base chains jump to count for these
+	named := map[owner][]iptables.Named{} // by table, because base chains jump to other chains of the table
 	count := map[owner]int{}
 	for _, r := range rules {
 		a := bodyOf(r)
 		at := owner{family: familyByte(r.Data), table: a.text(unix.NFTA_RULE_TABLE), chain: a.text(unix.NFTA_RULE_CHAIN)}
 		rule := kernelRuleOf(a)
-		if !foreignTable(at) || oursByIPTables(at.chain, rule) {
+		if !isForeignTable(at) || isOurIPTablesRule(at.chain, rule) {
 			continue
 		}
 		count[at]++
 		table := owner{family: at.family, table: at.table}
-		named[table] = append(named[table], c.names(at, rule)...)
+		named[table] = append(named[table], c.namedDestinations(at, rule)...)
 	}
 	var all []iptables.ForeignChain
 	for _, r := range chains {
@@ -62,7 +63,7 @@ func (c *conn) foreign() ([]iptables.ForeignChain, error) {
 		at := owner{family: familyByte(r.Data), table: a.text(unix.NFTA_CHAIN_TABLE), chain: a.text(unix.NFTA_CHAIN_NAME)}
 		hook := a.get(unix.NFTA_CHAIN_HOOK)
 		policy, _ := a.number(unix.NFTA_CHAIN_POLICY)
-		if hook == nil || !foreignTable(at) || count[at] == 0 && policy == nfAccept {
+		if hook == nil || !isForeignTable(at) || count[at] == 0 && policy == nfAccept {
 			continue
 		}
 		all = append(all, foreignChain(at, hook, a, count[at], named[owner{family: at.family, table: at.table}]))
@@ -90,14 +91,14 @@ func familyByte(data []byte) byte {
 	return data[0]
 }
 
-// foreignTable leaves out our tables, and those of families that connections have nothing to do with.
-func foreignTable(at owner) bool {
+// isForeignTable reports whether the table is not ours and its family can affect connections.
+func isForeignTable(at owner) bool {
 	return slices.Contains([]byte{unix.NFPROTO_IPV4, unix.NFPROTO_IPV6, unix.NFPROTO_INET}, at.family) &&
 		(at.family != unix.NFPROTO_INET || at.table != Table && !strings.HasPrefix(at.table, Table+"_"))
 }
 
-// oursByIPTables are rules that iptables-nft has of ours: those of our chains, and the jumps there.
-func oursByIPTables(chain string, rule kernelRule) bool {
+// isOurIPTablesRule reports whether a rule of iptables-nft is ours: it is in one of our chains, or jumps to one.
+func isOurIPTablesRule(chain string, rule kernelRule) bool {
 	ours := func(name string) bool {
 		return strings.HasPrefix(name, "PILOTFISH_") || strings.HasPrefix(name, "ISTIO_")
 	}
@@ -107,8 +108,9 @@ func oursByIPTables(chain string, rule kernelRule) bool {
 	})
 }
 
-// names are the ports and addresses that a rule speaks of: each port with each address, a zero value where it speaks of none.
-func (c *conn) names(at owner, rule kernelRule) []iptables.Named {
+// namedDestinations returns the ports and addresses that a rule names: each port with each address; a zero value if it
+// names none.
+func (c *conn) namedDestinations(at owner, rule kernelRule) []iptables.Named {
 	var ports []uint16
 	var addresses []netip.Addr
 	var loaded expr.Payload
@@ -118,7 +120,7 @@ func (c *conn) names(at owner, rule kernelRule) []iptables.Named {
 			loaded = expr.Payload{}
 			_ = expr.Unmarshal(at.family, e.data, &loaded)
 		case "cmp", "range", "lookup":
-			for _, v := range c.compared(at, e) {
+			for _, v := range c.comparedValues(at, e) {
 				if isPort(loaded) && len(v) == 2 {
 					ports = append(ports, binary.BigEndian.Uint16(v))
 				}
@@ -127,7 +129,7 @@ func (c *conn) names(at owner, rule kernelRule) []iptables.Named {
 				}
 			}
 			loaded = expr.Payload{}
-		case "match": // of iptables: the name, and struct xt_tcp or xt_udp
+		case "match": // an iptables match: the name, and struct xt_tcp or xt_udp
 			ports = append(ports, portOfMatch(e)...)
 		}
 	}
@@ -141,7 +143,8 @@ func isPort(p expr.Payload) bool {
 	return p.Base == expr.PayloadBaseTransportHeader && p.Offset == 2 && p.Len == 2
 }
 
-// destination is the address that a value compared with is, or begins: for a network of whole bytes no more are loaded.
+// destination returns the address in a comparison of the destination. For prefixes of whole bytes, only these bytes are
+// compared.
 func destination(p expr.Payload, value []byte) (a netip.Addr, ok bool) {
 	size := map[uint32]int{16: 4, 24: 16}[p.Offset]
 	if p.Base != expr.PayloadBaseNetworkHeader || len(value) == 0 || len(value) > size {
@@ -155,34 +158,34 @@ func portOfMatch(e kernelExpr) []uint16 {
 	return iptables.PortsOfExtension(a.text(unix.NFTA_MATCH_NAME), a.get(unix.NFTA_MATCH_INFO))
 }
 
-// compared are values that a condition names: the first of a range, and some of a set.
-func (c *conn) compared(at owner, e kernelExpr) (values [][]byte) {
+// comparedValues returns values that a condition names: the first of a range, and some of a set.
+func (c *conn) comparedValues(at owner, e kernelExpr) (values [][]byte) {
 	switch e.name {
 	case "cmp":
-		if x := (&expr.Cmp{}); e.into(e.name, x) {
+		if x := (&expr.Cmp{}); e.decodeAs(e.name, x) {
 			return [][]byte{x.Data}
 		}
 	case "range":
-		if x := (&expr.Range{}); e.into(e.name, x) {
+		if x := (&expr.Range{}); e.decodeAs(e.name, x) {
 			return [][]byte{x.FromData}
 		}
 	case "lookup":
 		x := &expr.Lookup{}
-		if !e.into(e.name, x) {
+		if !e.decodeAs(e.name, x) {
 			return nil
 		}
-		elements, _ := c.elementsOf(int(at.family), at.table, x.SetName) // what cannot be read names nothing
+		elements, _ := c.elementsOf(int(at.family), at.table, x.SetName) // an unreadable set names nothing
 		for _, v := range elements {
 			if !v.end {
 				values = append(values, v.value)
 			}
 		}
 	}
-	return values[:min(len(values), mostOfSet)]
+	return values[:min(len(values), maxSetElements)]
 }
 
-// Bounds of what is looked at of foreign rules.
-const mostOfSet = 8
+// Limits for the inspection of foreign rules.
+const maxSetElements = 8
 
 func combine(ports []uint16, addresses []netip.Addr) (all []iptables.Named) {
 	if len(ports) == 0 {

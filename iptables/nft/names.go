@@ -9,14 +9,14 @@ import (
 )
 
 const (
-	// Comments of rules that the model does not have.
-	familiesID = "pilotfish/families"   // of the rule that lets pass what the rule set is not for
-	unheard    = " (nobody listens)"    // behind the ID of the second rule of TPROXY
-	maxComment = 128 - len(unheard) - 1 // nft's limit
+	// Comments of kernel rules that the model does not have.
+	familiesID = "pilotfish/families"      // of the rule that accepts families to which the rule set does not apply
+	dropSuffix = " (nobody listens)"       // appended to the ID of the second rule of TPROXY
+	maxComment = 128 - len(dropSuffix) - 1 // nft's limit
 )
 
-// base is what the kernel has to know of a base chain beside its rules. The numbers are those of linux/netfilter.h and
-// linux/netfilter_ipv4.h.
+// base is what the kernel requires for a base chain in addition to its rules. The numbers are those of
+// linux/netfilter.h and linux/netfilter_ipv4.h.
 type base struct {
 	kind     string
 	hook     uint32
@@ -28,8 +28,8 @@ type stage struct {
 	hook  iptables.Hook
 }
 
-// bases are the base chains that there can be. mangle's of OUTPUT is of kind "route", so that the kernel looks for a
-// route again after a mark has been set.
+// bases lists the possible base chains. mangle's OUTPUT chain has type "route", so that the kernel repeats the route
+// lookup after a mark was set.
 var bases = map[stage]base{
 	{iptables.Raw, iptables.Prerouting}:    {"filter", 0, -300},
 	{iptables.Raw, iptables.Output}:        {"filter", 3, -300},
@@ -42,12 +42,12 @@ var bases = map[stage]base{
 	{iptables.Filter, iptables.Output}:     {"filter", 3, 0},
 }
 
-// hooks are those of base chains, as iptables.BaseName writes them.
+// hooks maps the hook names of iptables.BaseName.
 var hooks = map[string]iptables.Hook{
 	"prerouting": iptables.Prerouting, "input": iptables.Input, "forward": iptables.Forward, "output": iptables.Output,
 }
 
-// chainName is a chain's name in the kernel, where chains of all stages share one table.
+// chainName returns a chain's name in the kernel, where chains of all tables of the model share one table.
 func chainName(c iptables.Chain) string {
 	if c.Hook != "" {
 		return iptables.BaseName(c.Table, c.Hook)
@@ -62,7 +62,7 @@ func jumpName(table iptables.Table, name string) string {
 	return string(table) + "_" + name
 }
 
-// modelChain is the reverse: a chain without its rules.
+// modelChain is the inverse of chainName: it returns a chain without rules.
 func modelChain(kernel string) iptables.Chain {
 	if prefix, after, found := strings.Cut(kernel, "_"); found {
 		t := iptables.Table(prefix)
@@ -79,7 +79,7 @@ func modelChain(kernel string) iptables.Chain {
 	return iptables.Chain{Table: iptables.NAT, Name: kernel}
 }
 
-// checkChains refuses what has no place in one table.
+// checkChains fails for chains that one table cannot hold.
 func checkChains(rules *iptables.RuleSet) error {
 	if rules.Families == 0 && len(rules.Chains) > 0 {
 		return errors.New("the rule set is for no family of addresses")

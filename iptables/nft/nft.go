@@ -1,10 +1,10 @@
-// Package nft puts rule sets in force by nftables over netlink: one table of family inet, changed in one transaction of
-// the kernel's, without a program of the host.
+// Package nft installs rule sets with nftables over netlink: one table of family inet, changed in one kernel
+// transaction, without a program of the host.
 //
-// A rule of the model is a rule of the kernel, whose comment is its ID. (A TPROXY rule is two: the second drops what the
-// first finds no listener for, which nftables alone would let through.) A list of several addresses, ports or ids is an
-// anonymous set. Base chains are named for table and hook, nat_output; the others have their name of the contract, with
-// the table before it when that is not nat: mangle_ISTIO_INBOUND.
+// A rule of the model is one kernel rule, whose comment is its ID. (A TPROXY rule is two: the second drops packets for
+// which the first finds no listener, which nftables would otherwise accept.) A list of several addresses, ports or IDs
+// is an anonymous set. Base chains are named by table and hook, such as nat_output. Other chains have Istio's name,
+// with the table as prefix if that is not nat: mangle_ISTIO_INBOUND.
 package nft
 
 import (
@@ -16,21 +16,21 @@ import (
 // Table is the name of our table, of family inet.
 const Table = "pilotfish"
 
-// Name is that of this back end.
+// Name is the name of this back end.
 const Name = "nftables"
 
-// ErrUnsupported is in the chain of errors that come from a kernel without nftables, or without a part of it that the
-// rule set needs. Nothing was changed then; iptables may do.
+// ErrUnsupported is wrapped by errors from a kernel without nftables, or without a feature of it that the rule set
+// needs. Nothing was changed then; iptables may work.
 var ErrUnsupported = errors.New("the kernel has no nftables for this")
 
-// Config is what a back end needs to know.
+// Config configures a back end.
 type Config struct {
-	// NetNS is a descriptor of the network namespace, which stays open as long as the back end is used; 0 or less is that
-	// of the calling thread.
+	// NetNS is a descriptor of the network namespace, which must stay open as long as the back end is used; 0 or less
+	// selects the calling thread's.
 	NetNS int
-	// RulesOnly leaves routing to somebody else: Apply and Clean do not touch it, Read does not look.
+	// RulesOnly leaves routing unchanged by Apply and Clean, and unread by Read.
 	RulesOnly bool
-	// Inject is for tests: it is called before each step of a change, which fails where it returns an error.
+	// Inject is for tests. It is called before each step of a change; an error makes the step fail.
 	Inject func(step string) error
 }
 

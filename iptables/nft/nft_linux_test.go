@@ -114,7 +114,7 @@ func TestWhatIsReadIsWhatWasApplied(t *testing.T) {
 }
 
 func logState(t *testing.T, ns *testns.Namespace) {
-	_ = ns.Within(func() error {
+	_ = ns.Run(func() error {
 		out, err := exec.Command("sh", "-c", "nft list ruleset; ip rule; ip -6 rule; ip route show table all; ip addr show lo").CombinedOutput()
 		t.Logf("%s %v", out, err)
 		return nil

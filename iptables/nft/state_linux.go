@@ -10,19 +10,19 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// state is what our table holds in the kernel.
+// state is the kernel's state of our table.
 type state struct {
 	generation uint32
 	exists     bool
 	flags      uint32 // of the table; ours has none
 	chains     []kernelChain
 	sets       map[string]kernelSet
-	named      []string // sets that are not anonymous: none is ours
+	named      []string // sets that are not anonymous; none is ours
 }
 
 type kernelChain struct {
 	name    string
-	base    *base // nil of others
+	base    *base // nil for other chains
 	accepts bool  // policy of a base chain
 	rules   []kernelRule
 }
@@ -57,22 +57,22 @@ func (s *state) chain(name string) *kernelChain {
 	return nil
 }
 
-// attempts bounds how often the state is read while others change rules of the namespace.
-const attempts = 20
+// maxAttempts limits how often the state is read while other processes change rules of the namespace.
+const maxAttempts = 20
 
-// look reads the state, at one moment.
-func (c *conn) look(full bool) (*state, error) {
-	for range attempts {
-		s, err := c.lookOnce(full)
+// readState reads a consistent snapshot of the state.
+func (c *conn) readState(full bool) (*state, error) {
+	for range maxAttempts {
+		s, err := c.readStateOnce(full)
 		if errors.Is(err, errInterrupted) {
 			continue
 		}
 		return s, err
 	}
-	return nil, fmt.Errorf("read table %s: %w %d times", Table, errInterrupted, attempts)
+	return nil, fmt.Errorf("read table %s: %w %d times", Table, errInterrupted, maxAttempts)
 }
 
-func (c *conn) lookOnce(full bool) (*state, error) {
+func (c *conn) readStateOnce(full bool) (*state, error) {
 	generation, err := c.generation()
 	if err != nil {
 		return nil, err
@@ -98,7 +98,7 @@ func (c *conn) lookOnce(full bool) (*state, error) {
 	return s, nil
 }
 
-// table looks for our table, and for flags that somebody gave it.
+// table looks up our table and its flags.
 func (c *conn) table() (exists bool, flags uint32, err error) {
 	answer, err := c.get(message{kind: unix.NFT_MSG_GETTABLE, body: text(unix.NFTA_TABLE_NAME, Table)})
 	if errors.Is(err, unix.ENOENT) {
@@ -166,7 +166,7 @@ func kernelRuleOf(a attributes) kernelRule {
 	return k
 }
 
-// comment finds the comment in a rule's user data, which is a list of type, length and value.
+// comment returns the comment in a rule's user data, which is a list of type, length and value.
 func comment(data []byte) string {
 	for len(data) >= 2 && len(data) >= 2+int(data[1]) {
 		kind, value := data[0], data[2:2+int(data[1])]
@@ -205,9 +205,9 @@ func (c *conn) readElements(set string) ([]kernelElement, error) {
 	return c.elementsOf(unix.NFPROTO_INET, Table, set)
 }
 
-// elementsOf reads a set of any table.
+// elementsOf reads the elements of a set of any table.
 func (c *conn) elementsOf(family int, table, set string) ([]kernelElement, error) {
-	replies, err := c.ask(message{kind: unix.NFT_MSG_GETSETELEM, flags: unix.NLM_F_DUMP, family: family, body: append(
+	replies, err := c.request(message{kind: unix.NFT_MSG_GETSETELEM, flags: unix.NLM_F_DUMP, family: family, body: append(
 		text(unix.NFTA_SET_ELEM_LIST_TABLE, table), text(unix.NFTA_SET_ELEM_LIST_SET, set)...)})
 	if errors.Is(err, unix.ENOENT) {
 		return nil, errInterrupted

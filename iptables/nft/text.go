@@ -9,8 +9,7 @@ import (
 	"github.com/pilotfish-mesh/pilotfish/iptables"
 )
 
-// Text is the rule set in the words of the program nft, for people to read; `nft -f` puts the same in force as Apply,
-// routing aside.
+// Text returns the rule set in the syntax of nft; `nft -f` installs the same rules as Apply, except routing.
 func Text(rules *iptables.RuleSet) (string, error) {
 	if err := checkChains(rules); err != nil {
 		return "", err
@@ -48,11 +47,11 @@ func writeRule(b *strings.Builder, table iptables.Table, r *iptables.Rule) {
 	}
 	fmt.Fprintf(b, "\t\t%scounter %s comment %q\n", conditions, verdictWords(table, r), r.ID)
 	if r.Verdict.Action == iptables.TransparentProxy {
-		fmt.Fprintf(b, "\t\t%scounter drop comment %q\n", conditions, r.ID+unheard)
+		fmt.Fprintf(b, "\t\t%scounter drop comment %q\n", conditions, r.ID+dropSuffix)
 	}
 }
 
-// words are the conditions, in the order in which Apply has them.
+// words returns the conditions, in the order in which Apply writes them.
 func words(m *iptables.Match) []string {
 	var w []string
 	add := func(holds bool, format string, args ...any) {
@@ -103,7 +102,7 @@ func addressWord(list []netip.Prefix) string {
 	return "ip6"
 }
 
-// set writes one value as it is, and several as an anonymous set.
+// set formats one value as itself, and several as an anonymous set.
 func set[T any](list []T, text func(T) string) string {
 	parts := make([]string, len(list))
 	for i, v := range list {
@@ -154,7 +153,7 @@ func verdictWords(table iptables.Table, r *iptables.Rule) string {
 	return strings.ToLower(string(v.Action))
 }
 
-// tproxyFamily is said where the conditions are about addresses of one family, or nft takes it for a conflict.
+// tproxyFamily returns the family keyword that nft requires if the conditions name addresses of one family.
 func tproxyFamily(m *iptables.Match) string {
 	switch {
 	case len(m.Source) > 0:

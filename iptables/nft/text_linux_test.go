@@ -50,7 +50,7 @@ func TestTextPutsInForceWhatApplyDoes(t *testing.T) {
 func nft(t *testing.T, ns *testns.Namespace, program, input string, args ...string) string {
 	t.Helper()
 	var out []byte
-	err := ns.Within(func() (err error) {
+	err := ns.Run(func() (err error) {
 		cmd := exec.Command(program, args...)
 		cmd.Stdin = strings.NewReader(input)
 		out, err = cmd.CombinedOutput()

@@ -23,7 +23,7 @@ import (
 // wire is a pod's namespace and one beyond it, where what escapes arrives.
 type wire struct {
 	pod, beyond *testns.Namespace
-	// captured and escaped count what arrived at the proxy's ports, and at others.
+	// captured and escaped count the packets that arrived at the proxy's ports, and at other ports.
 	captured, escaped atomic.Int64
 }
 
@@ -34,7 +34,7 @@ const (
 	beyondAddr6   = "fd77::2"
 )
 
-// inEach tells both families' addresses apart from the rest of a test.
+// inEach holds the addresses for tests that run once for each family.
 var inEach = []struct{ pod, beyond string }{{podAddress, beyondAddress}, {podAddress6, beyondAddr6}}
 
 func newWire(t testing.TB) *wire {
@@ -74,14 +74,14 @@ func (w *wire) listen(t testing.TB, ns *testns.Namespace, address string, count 
 	t.Helper()
 	lc := net.ListenConfig{Control: func(_, _ string, c syscall.RawConn) error {
 		var err error
-		_ = c.Control(func(fd uintptr) { // TPROXY needs a socket that takes any address
+		_ = c.Control(func(fd uintptr) { // TPROXY requires a socket that accepts any address
 			err = errors.Join(unix.SetsockoptInt(int(fd), unix.SOL_IP, unix.IP_TRANSPARENT, 1),
 				unix.SetsockoptInt(int(fd), unix.SOL_IPV6, unix.IPV6_TRANSPARENT, 1))
 		})
 		return err
 	}}
 	var l net.Listener
-	err := ns.Within(func() (err error) {
+	err := ns.Run(func() (err error) {
 		l, err = lc.Listen(context.Background(), "tcp", address)
 		return err
 	})
@@ -113,7 +113,7 @@ func closeAtOnce(c net.Conn) {
 
 // connect opens connections one after the other until the context ends, and leaves the machine some time for the rest.
 func (w *wire) connect(ctx context.Context, from *testns.Namespace, to string) {
-	_ = from.Within(func() error {
+	_ = from.Run(func() error {
 		d := net.Dialer{Timeout: 3 * time.Second}
 		pace := time.NewTicker(2 * time.Millisecond)
 		defer pace.Stop()

@@ -66,13 +66,13 @@ func TestAFailedApplyLeavesWhatWasThereBefore(t *testing.T) {
 					t.Fatalf("after failing to %s, before:\n%s\nafter:\n%s", fail.failed, before, after)
 				}
 			}
-			removeForeignRoute(t, ns) // in a table of ours, it is told of
+			removeForeignRoute(t, ns) // in our table it is reported
 			checkInForce(t, backend(t, Config{NetNS: int(ns.Handle)}), compile(t, choices()[c[1]]))
 		})
 	}
 }
 
-func TestWhatOthersChangeBetweenLookingAndReplacingIsSeen(t *testing.T) {
+func TestConcurrentChangeIsDetectedBeforeReplace(t *testing.T) {
 	for name, apply := range map[string]bool{"with rules of ours": true, "without": false} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
@@ -118,7 +118,7 @@ func TestAFailedCleaningLeavesWhatWasThereBefore(t *testing.T) {
 	}
 }
 
-func TestWhateverWasAppliedBeforeTheResultIsThatOfAFreshNamespace(t *testing.T) {
+func TestApplyOverOldRulesEqualsAFreshApply(t *testing.T) {
 	ctx := context.Background()
 	ns := testns.New(t)
 	b := backend(t, Config{NetNS: int(ns.Handle)})
@@ -149,7 +149,7 @@ func canonical(t testing.TB, name string) *iptables.RuleSet {
 	return iptables.Canonical(compile(t, choices()[name]))
 }
 
-func TestTwoWhoApplyAtOnceDoNotHurtEachOther(t *testing.T) {
+func TestConcurrentAppliesDoNotConflict(t *testing.T) {
 	ctx := context.Background()
 	ns := testns.New(t)
 	sets := []string{"tproxy dual", "dual stack", "all", "tproxy"}

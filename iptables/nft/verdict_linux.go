@@ -11,8 +11,8 @@ import (
 	"github.com/pilotfish-mesh/pilotfish/iptables"
 )
 
-// then writes the expressions of a verdict in a chain of a table.
-func (w *writer) then(table iptables.Table, v iptables.Verdict, m iptables.Match) error {
+// addVerdict writes the expressions of a verdict in a chain of a table.
+func (w *writer) addVerdict(table iptables.Table, v iptables.Verdict, m iptables.Match) error {
 	switch v.Action {
 	case iptables.Return:
 		w.verdict(expr.Verdict{Kind: expr.VerdictReturn})
@@ -30,21 +30,21 @@ func (w *writer) then(table iptables.Table, v iptables.Verdict, m iptables.Match
 		w.setMark(v.Mark)
 	case iptables.SaveMark:
 		w.load(expr.MetaKeyMARK)
-		w.other(&expr.Ct{Key: expr.CtKeyMARK, Register: 1, SourceRegister: true})
+		w.addExpression(&expr.Ct{Key: expr.CtKeyMARK, Register: 1, SourceRegister: true})
 	case iptables.RestoreMark:
-		w.other(&expr.Ct{Key: expr.CtKeyMARK, Register: 1})
+		w.addExpression(&expr.Ct{Key: expr.CtKeyMARK, Register: 1})
 		w.meta(expr.Meta{Key: expr.MetaKeyMARK, Register: 1, SourceRegister: true})
 	case iptables.Zone:
-		w.put(binary.NativeEndian.AppendUint16(nil, v.ZoneID))
-		w.other(&expr.Ct{Key: expr.CtKeyZONE, Register: 1, SourceRegister: true})
+		w.loadData(binary.NativeEndian.AppendUint16(nil, v.ZoneID))
+		w.addExpression(&expr.Ct{Key: expr.CtKeyZONE, Register: 1, SourceRegister: true})
 	default:
 		return fmt.Errorf("action %q is unknown", v.Action)
 	}
 	return nil
 }
 
-// put writes register 1.
-func (w *writer) put(data []byte) { w.immediate(expr.Immediate{Register: 1, Data: data}) }
+// loadData loads the data into register 1.
+func (w *writer) loadData(data []byte) { w.immediate(expr.Immediate{Register: 1, Data: data}) }
 
 func (w *writer) capture(v iptables.Verdict, m iptables.Match) error {
 	if m.Protocol == iptables.AnyProtocol {
@@ -52,12 +52,12 @@ func (w *writer) capture(v iptables.Verdict, m iptables.Match) error {
 	}
 	var port [2]byte
 	binary.BigEndian.PutUint16(port[:], v.Port)
-	w.put(port[:])
+	w.loadData(port[:])
 	if v.Action == iptables.Redirect {
 		w.redirect()
 		return nil
 	}
-	w.other(&expr.TProxy{RegPort: 1})
+	w.addExpression(&expr.TProxy{RegPort: 1})
 	w.setMark(v.Mark)
 	w.verdict(expr.Verdict{Kind: expr.VerdictAccept})
 	return nil
@@ -69,9 +69,9 @@ const icmpxPortUnreachable = 1
 func (w *writer) reject(m iptables.Match) error {
 	switch m.Protocol {
 	case iptables.TCP:
-		w.other(&expr.Reject{Type: unix.NFT_REJECT_TCP_RST})
+		w.addExpression(&expr.Reject{Type: unix.NFT_REJECT_TCP_RST})
 	case iptables.UDP:
-		w.other(&expr.Reject{Type: unix.NFT_REJECT_ICMPX_UNREACH, Code: icmpxPortUnreachable})
+		w.addExpression(&expr.Reject{Type: unix.NFT_REJECT_ICMPX_UNREACH, Code: icmpxPortUnreachable})
 	default:
 		return errors.New("a refusal needs a protocol")
 	}
@@ -80,10 +80,10 @@ func (w *writer) reject(m iptables.Match) error {
 
 func (w *writer) setMark(m iptables.Mark) {
 	if m.Mask == ^uint32(0) {
-		w.put(host(m.Value))
+		w.loadData(host(m.Value))
 	} else {
 		w.load(expr.MetaKeyMARK)
-		w.other(masked(^m.Mask, m.Value&m.Mask))
+		w.addExpression(masked(^m.Mask, m.Value&m.Mask))
 	}
 	w.meta(expr.Meta{Key: expr.MetaKeyMARK, Register: 1, SourceRegister: true})
 }

@@ -14,20 +14,20 @@ import (
 	"github.com/pilotfish-mesh/pilotfish/iptables"
 )
 
-// ifaProto is IFA_PROTO of linux/if_addr.h, since Linux 5.18, which the netlink library does not know. An older kernel
-// forgets it.
+// ifaProto is IFA_PROTO of linux/if_addr.h (Linux 5.18), which the netlink library does not define. Older kernels
+// discard it.
 const ifaProto = 11
 
-// address is one on lo.
+// address is an address on lo.
 type address struct {
 	prefix    netip.Prefix
 	protocol  uint8
-	tentative bool // nobody can bind it yet
+	tentative bool // cannot be bound yet
 }
 
-// addresses lists what lo has.
+// addresses lists the addresses of lo.
 func (k *session) addresses() ([]address, error) {
-	out, err := again(k.addressesOnce)
+	out, err := retryDump(k.addressesOnce)
 	if err != nil {
 		return nil, fmt.Errorf("read the addresses of lo: %w", err)
 	}
@@ -35,7 +35,7 @@ func (k *session) addresses() ([]address, error) {
 }
 
 func (k *session) addressesOnce() ([]address, error) {
-	messages, err := k.Ask(unix.RTM_GETADDR, unix.NLM_F_DUMP, nl.NewIfAddrmsg(unix.AF_UNSPEC).Serialize())
+	messages, err := k.Request(unix.RTM_GETADDR, unix.NLM_F_DUMP, nl.NewIfAddrmsg(unix.AF_UNSPEC).Serialize())
 	if err != nil {
 		return nil, err
 	}
@@ -82,21 +82,21 @@ func (k *session) change(kind, flags uint16, p netip.Prefix) error {
 	msg := nl.NewIfAddrmsg(family)
 	msg.Index, msg.Prefixlen = uint32(loopback), uint8(p.Bits())
 	if family == unix.AF_INET6 {
-		msg.Flags = unix.IFA_F_NODAD // nobody else is on lo, and Envoy could not bind it until the kernel is sure of that
+		msg.Flags = unix.IFA_F_NODAD // lo needs no duplicate address detection, and Envoy could not bind the address until it ends
 	}
 	ip := p.Addr().AsSlice()
 	parts := [][]byte{msg.Serialize(), nl.NewRtAttr(unix.IFA_LOCAL, ip).Serialize(), nl.NewRtAttr(unix.IFA_ADDRESS, ip).Serialize()}
 	if kind == unix.RTM_NEWADDR {
 		parts = append(parts, nl.NewRtAttr(ifaProto, []byte{Protocol}).Serialize())
 	}
-	_, err := k.Ask(kind, flags, parts...)
+	_, err := k.Request(kind, flags, parts...)
 	if errors.Is(err, unix.EACCES) && family == unix.AF_INET6 {
 		return fmt.Errorf("%w: %s", err, disabledIPv6)
 	}
 	return err
 }
 
-// disabledIPv6 is why the kernel takes neither an address nor a route of it.
+// disabledIPv6 is the cause if the kernel refuses both an IPv6 address and an IPv6 route.
 const disabledIPv6 = "IPv6 is disabled on lo (sysctl net.ipv6.conf.lo.disable_ipv6), so the proxy cannot take it; leave IPv6 out (--ipv6 pass, and no --dual-stack)"
 
 func (k *session) addAddress(p netip.Prefix) error {
@@ -105,19 +105,19 @@ func (k *session) addAddress(p netip.Prefix) error {
 
 func (k *session) deleteAddress(p netip.Prefix) error { return k.change(unix.RTM_DELADDR, 0, p) }
 
-// surplusAddress is the change that takes an address away.
+// surplusAddress returns the change that removes an address.
 func (k *session) surplusAddress(p netip.Prefix) change {
 	return change{fmt.Sprintf("remove the address %s on lo", p),
-		func() error { return k.on(func(k *session) error { return k.deleteAddress(p) }) },
-		func() error { return k.on(func(k *session) error { return k.addAddress(p) }) }}
+		func() error { return k.withConnection(func(k *session) error { return k.deleteAddress(p) }) },
+		func() error { return k.withConnection(func(k *session) error { return k.addAddress(p) }) }}
 }
 
-// missingAddress is the change that adds an address if it is not there, which the kernel is asked by adding it.
+// missingAddress returns the change that adds an address unless it exists, which the kernel detects.
 func (k *session) missingAddress(p netip.Prefix) change {
 	added := false
 	return change{"add the address " + p.String() + " on lo",
 		func() error {
-			return k.on(func(k *session) error {
+			return k.withConnection(func(k *session) error {
 				err := k.addAddress(p)
 				added = err == nil
 				if errors.Is(err, unix.EEXIST) {
@@ -130,7 +130,7 @@ func (k *session) missingAddress(p netip.Prefix) change {
 			if !added {
 				return nil
 			}
-			return k.on(func(k *session) error { return k.deleteAddress(p) })
+			return k.withConnection(func(k *session) error { return k.deleteAddress(p) })
 		}}
 }
 
@@ -142,7 +142,7 @@ func (k *session) missingAddresses(list []netip.Prefix, of iptables.Families) (o
 }
 
 func (k *session) surplusAddresses(wanted map[netip.Prefix]bool) ([]change, error) {
-	ours, err := k.settled()
+	ours, err := k.waitForAddresses()
 	var out []change
 	for _, p := range ours {
 		if !wanted[p] {
@@ -152,7 +152,7 @@ func (k *session) surplusAddresses(wanted map[netip.Prefix]bool) ([]change, erro
 	return out, err
 }
 
-// oursOf are those that Add added, and whether the kernel is not done with one of them.
+// oursOf returns the addresses that Add added, and whether one of them is tentative.
 func oursOf(have []address) (ours []netip.Prefix, pending bool) {
 	for _, a := range have {
 		if a.protocol == Protocol {
@@ -163,25 +163,25 @@ func oursOf(have []address) (ours []netip.Prefix, pending bool) {
 	return ours, pending
 }
 
-// settling bounds the wait for addresses; the kernel needs less than a millisecond if it has a processor.
-const settling = 50 * time.Millisecond
+// maxAddressWait limits the wait for tentative addresses; the kernel needs less than a millisecond on an idle processor.
+const maxAddressWait = 50 * time.Millisecond
 
-// settled are our addresses when the kernel is done with them. It takes an address of IPv6 over some time after it was
-// added, and until then the proxy could not bind it.
-func (k *session) settled() ([]netip.Prefix, error) {
-	end := time.Now().Add(settling)
+// waitForAddresses returns our addresses after the kernel has finished adding them. A new IPv6 address is tentative for
+// a short time, in which the proxy cannot bind it.
+func (k *session) waitForAddresses() ([]netip.Prefix, error) {
+	end := time.Now().Add(maxAddressWait)
 	for pause := 50 * time.Microsecond; ; pause *= 2 {
 		have, err := k.addresses()
 		ours, pending := oursOf(have)
-		if err != nil || !pending || time.Now().After(end) || !k.up() {
+		if err != nil || !pending || time.Now().After(end) || !k.isUp() {
 			return ours, err
 		}
 		time.Sleep(pause)
 	}
 }
 
-// up says whether lo is. Addresses of an interface that is not are left as they are.
-func (k *session) up() bool {
+// isUp reports whether lo is up. Addresses of an interface that is down stay tentative.
+func (k *session) isUp() bool {
 	ask := nl.NewIfInfomsg(unix.AF_UNSPEC)
 	ask.Index = loopback
 	lo, err := k.Get(unix.RTM_GETLINK, ask.Serialize())

@@ -1,6 +1,6 @@
-// Package route gives a network namespace what transparent proxying needs beside rules: policy rules and routes that
-// take marked packets to the local host, and addresses of loopback. What it adds carries a protocol number of its own in
-// the kernel, by which it is found again; what was there before it, and happens to be the same, is left alone.
+// Package route adds to a network namespace what transparent proxying needs in addition to rules: policy rules and
+// routes that deliver marked packets to the local host, and loopback addresses. Its objects are identified by a
+// protocol number of their own. Equal objects that existed before are not touched.
 package route
 
 import (
@@ -8,31 +8,31 @@ import (
 	"fmt"
 )
 
-// Protocol marks rules, routes and addresses as ours: "ip rule show" prints it as "proto 80". It is not in
-// /etc/iproute2/rt_protos, nor does another program use it that is known to us.
+// Protocol marks our rules, routes and addresses: "ip rule show" prints "proto 80". The number is not in
+// /etc/iproute2/rt_protos, and no other program is known to use it.
 const Protocol = 80
 
-// Config is what Routes need to know.
+// Config configures Routes.
 type Config struct {
-	// NetNS is a descriptor of the network namespace, which stays open as long as Routes are used; 0 or less is that of the
-	// calling thread.
+	// NetNS is a descriptor of the network namespace, which must stay open as long as Routes are used; 0 or less
+	// selects the calling thread's.
 	NetNS int
-	// Leave has nothing done, and nothing found.
+	// Leave disables all changes and reads.
 	Leave bool
-	// Inject is for tests: it is called before each step, which fails where it returns an error.
+	// Inject is for tests. It is called before each step; an error makes the step fail.
 	Inject func(step string) error
 }
 
-// Undo takes back what was done; it is never nil, and is called once at most.
+// Undo reverts the changes. It is never nil and must be called at most once.
 type Undo func() error
 
-// change is a step with its reverse.
+// change is a step with its inverse.
 type change struct {
 	what     string
 	do, undo func() error
 }
 
-// run makes the changes in order. After a failure it takes back those that were made.
+// run makes the changes in order. After a failure it reverts the completed ones.
 func run(changes []change, inject func(string) error) (Undo, error) {
 	done := 0
 	undo := func() error {

@@ -13,28 +13,29 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/pilotfish-mesh/pilotfish/iptables"
-	"github.com/pilotfish-mesh/pilotfish/iptables/kernel"
 	"github.com/pilotfish-mesh/pilotfish/iptables/namespace"
+	"github.com/pilotfish-mesh/pilotfish/iptables/nlsocket"
 )
 
-// Routes are those of one namespace. Calls are not concurrent.
+// Routes manages the routing of one namespace. It is not safe for concurrent use.
 type Routes struct {
 	cfg  Config
-	turn *namespace.Turn // nil: each call opens sockets of its own
+	turn *namespace.Lock // nil: each call opens its own sockets
 }
 
-// New gives the routes of a namespace.
+// New returns the Routes of a namespace.
 func New(cfg Config) *Routes { return &Routes{cfg: cfg} }
 
-// In gives the routes in a turn at the namespace that its caller has.
-func (r *Routes) In(t *namespace.Turn) *Routes { return &Routes{cfg: r.cfg, turn: t} }
+// In returns Routes that work under a namespace lock that the caller holds.
+func (r *Routes) In(t *namespace.Lock) *Routes { return &Routes{cfg: r.cfg, turn: t} }
 
-// loopback is the index of lo, which is the first interface of every namespace.
+// loopback is the index of lo, the first interface of every namespace.
 const loopback = 1
 
-// session is a connection to rules, routes and addresses. The library's, for what is seldom, is opened when it is used.
+// session is a connection for rules, routes and addresses. The library's connection, for rare requests, is opened on
+// first use.
 type session struct {
-	*kernel.Socket
+	*nlsocket.Socket
 	origin  *Routes
 	library *netlink.Handle
 	closed  bool
@@ -47,7 +48,7 @@ func (r *Routes) open() (*session, error) {
 		s.Socket, err = r.turn.Socket(unix.NETLINK_ROUTE)
 	} else {
 		err = namespace.Do(r.cfg.NetNS, func() (err error) {
-			s.Socket, err = kernel.Dial(unix.NETLINK_ROUTE, time.Time{})
+			s.Socket, err = nlsocket.Dial(unix.NETLINK_ROUTE, time.Time{})
 			return err
 		})
 	}
@@ -67,7 +68,7 @@ func (s *session) close() {
 	}
 }
 
-// handle is the library's.
+// handle returns the library's connection.
 func (s *session) handle() (_ *netlink.Handle, err error) {
 	if s.library != nil {
 		return s.library, nil
@@ -83,7 +84,7 @@ func (s *session) handle() (_ *netlink.Handle, err error) {
 	return s.library, nil
 }
 
-// family is a family of addresses in the kernel's terms.
+// family is an address family in the kernel's terms.
 type family struct {
 	name   string
 	number int
@@ -101,15 +102,15 @@ func families(f iptables.Families) []family {
 	return out
 }
 
-// steered are the families whose marked packets the host takes.
-func steered(want *iptables.Routing, of iptables.Families) []family {
+// steeredFamilies returns the families whose marked packets are delivered to the local host.
+func steeredFamilies(want *iptables.Routing, of iptables.Families) []family {
 	if want.Mark == 0 {
 		return nil
 	}
 	return families(of)
 }
 
-// Add adds what is missing of what transparent proxying of the families needs, nothing if want is nil.
+// Add adds what is missing for transparent proxying of the families; nothing if want is nil.
 func (r *Routes) Add(want *iptables.Routing, of iptables.Families) (Undo, error) {
 	if want == nil || r.cfg.Leave {
 		return run(nil, nil)
@@ -120,13 +121,13 @@ func (r *Routes) Add(want *iptables.Routing, of iptables.Families) (Undo, error)
 	}
 	defer k.close()
 	var changes []change
-	for _, f := range steered(want, of) {
-		changes = append(changes, k.missing(want, f)...)
+	for _, f := range steeredFamilies(want, of) {
+		changes = append(changes, k.missingRouting(want, f)...)
 	}
 	return r.run(append(changes, k.missingAddresses(want.LoopbackAddresses, of)...))
 }
 
-// Prune takes away what is ours and not wanted, all that is ours if want is nil.
+// Prune removes our objects that are not wanted, or all of ours if want is nil.
 func (r *Routes) Prune(want *iptables.Routing, of iptables.Families) (Undo, error) {
 	if r.cfg.Leave {
 		return run(nil, nil)
@@ -145,12 +146,12 @@ func (r *Routes) Prune(want *iptables.Routing, of iptables.Families) (Undo, erro
 	}
 	var changes []change
 	var all []family
-	if !asWanted(ours, want, of) {
+	if !isWanted(ours, want, of) {
 		all = families(iptables.BothFamilies)
 	}
 	for _, f := range all {
-		keep := len(steered(want, of&familyBit(f))) > 0
-		more, err := k.surplus(want, f, keep)
+		keep := len(steeredFamilies(want, of&familyBit(f))) > 0
+		more, err := k.surplusRouting(want, f, keep)
 		if err != nil {
 			return nil, err
 		}
@@ -163,7 +164,7 @@ func (r *Routes) Prune(want *iptables.Routing, of iptables.Families) (Undo, erro
 	return r.run(append(changes, more...))
 }
 
-// run makes changes, which open the namespace themselves when they are undone later.
+// run makes changes; a later undo opens the namespace itself.
 func (r *Routes) run(changes []change) (Undo, error) {
 	return run(changes, r.cfg.Inject)
 }
@@ -175,8 +176,8 @@ func familyBit(f family) iptables.Families {
 	return iptables.IPv6
 }
 
-// on does something on the connection, or on one of its own: an undo does not find that open any more.
-func (k *session) on(f func(*session) error) error {
+// withConnection calls f with the connection, or with a new one if it is closed, as it is for an undo.
+func (k *session) withConnection(f func(*session) error) error {
 	if !k.closed {
 		return f(k)
 	}
@@ -188,8 +189,8 @@ func (k *session) on(f func(*session) error) error {
 	return f(fresh)
 }
 
-// by does something by the library.
-func by(f func(*netlink.Handle) error) func(*session) error {
+// withLibrary adapts a function that uses the library's connection.
+func withLibrary(f func(*netlink.Handle) error) func(*session) error {
 	return func(k *session) error {
 		h, err := k.handle()
 		if err != nil {
@@ -199,12 +200,12 @@ func by(f func(*netlink.Handle) error) func(*session) error {
 	}
 }
 
-// toggle is a change by adding and its reverse by deleting.
+// toggle returns a change that adds something, and whose undo deletes it.
 func (k *session) toggle(what string, add, del func(*session) error) change {
-	return change{"add " + what, func() error { return k.on(add) }, func() error { return k.on(del) }}
+	return change{"add " + what, func() error { return k.withConnection(add) }, func() error { return k.withConnection(del) }}
 }
 
-// reverse is the change that takes away what toggle would add.
+// reverse returns the inverse change.
 func (c change) reverse(what string) change {
 	return change{"remove " + what, c.undo, c.do}
 }
@@ -219,8 +220,8 @@ func policyRule(want *iptables.Routing, f family) *netlink.Rule {
 func (k *session) ruleChange(rule *netlink.Rule, name string) (string, change) {
 	what := fmt.Sprintf("the %s rule %d: fwmark %#x lookup %d", name, rule.Priority, rule.Mark, rule.Table)
 	return what, k.toggle(what,
-		by(func(h *netlink.Handle) error { return h.RuleAdd(rule) }),
-		by(func(h *netlink.Handle) error { return h.RuleDel(rule) }))
+		withLibrary(func(h *netlink.Handle) error { return h.RuleAdd(rule) }),
+		withLibrary(func(h *netlink.Handle) error { return h.RuleDel(rule) }))
 }
 
 func (k *session) localRoute(table int, f family) *netlink.Route {
@@ -231,8 +232,8 @@ func (k *session) localRoute(table int, f family) *netlink.Route {
 func (k *session) routeChange(route *netlink.Route, name string) (string, change) {
 	what := fmt.Sprintf("the %s route: local default dev lo table %d", name, route.Table)
 	return what, k.toggle(what,
-		by(func(h *netlink.Handle) error { return explainRoute(h.RouteAdd(route), route.Table) }),
-		by(func(h *netlink.Handle) error { return h.RouteDel(route) }))
+		withLibrary(func(h *netlink.Handle) error { return explainRoute(h.RouteAdd(route), route.Table) }),
+		withLibrary(func(h *netlink.Handle) error { return h.RouteDel(route) }))
 }
 
 func explainRoute(err error, table int) error {
@@ -241,15 +242,14 @@ func explainRoute(err error, table int) error {
 		return fmt.Errorf("%w: table %d has a default route of somebody else's; name a free table (--istio-inbound-tproxy-route-table)", err, table)
 	case errors.Is(err, unix.ENETDOWN), errors.Is(err, unix.ENETUNREACH):
 		return fmt.Errorf("%w: the interface lo is down in this network namespace (ip link set lo up)", err)
-	case errors.Is(err, unix.EACCES): // of a missing capability the kernel says EPERM
+	case errors.Is(err, unix.EACCES): // for a missing capability the kernel returns EPERM
 		return fmt.Errorf("%w: %s", err, disabledIPv6)
 	}
 	return err
 }
 
-// surplus gives the changes that take away routes and rules of ours, but for those that are wanted, in the order that leftOver
-// relies on.
-func (k *session) surplus(want *iptables.Routing, f family, keep bool) ([]change, error) {
+// surplusRouting returns the changes that remove our unwanted routes and rules, in the order that leftOver requires.
+func (k *session) surplusRouting(want *iptables.Routing, f family, keep bool) ([]change, error) {
 	rules, err := k.rules(f)
 	if err != nil {
 		return nil, err
@@ -284,7 +284,7 @@ func matches(r netlink.Rule, want *iptables.Routing) bool {
 	return r.Priority == want.Priority && r.Table == want.Table && r.Mark == want.Mark && selectsMarkAlone(r)
 }
 
-// selectsMarkAlone is true of rules without another condition than a whole mark.
+// selectsMarkAlone reports whether the only condition of the rule is a whole mark.
 func selectsMarkAlone(r netlink.Rule) bool {
 	return (r.Mask == nil || *r.Mask == ^uint32(0)) && r.Src == nil && r.Dst == nil && r.IifName == "" && r.OifName == "" &&
 		!r.Invert && r.Tos == 0 && r.IPProto == 0 && r.Sport == nil && r.Dport == nil && r.UIDRange == nil
@@ -310,11 +310,11 @@ func isLocalDefault(r netlink.Route) bool {
 	return ones == 0
 }
 
-// again repeats a dump that somebody's change interrupted.
-func again[T any](dump func() (T, error)) (T, error) {
+// retryDump repeats a dump that a concurrent change interrupted.
+func retryDump[T any](dump func() (T, error)) (T, error) {
 	for range 10 {
 		out, err := dump()
-		if !errors.Is(err, netlink.ErrDumpInterrupted) && !errors.Is(err, kernel.ErrInterrupted) {
+		if !errors.Is(err, netlink.ErrDumpInterrupted) && !errors.Is(err, nlsocket.ErrInterrupted) {
 			return out, err
 		}
 	}
@@ -326,9 +326,9 @@ func (k *session) rules(f family) ([]netlink.Rule, error) {
 	if err != nil {
 		return nil, err
 	}
-	rules, err := again(func() ([]netlink.Rule, error) { return h.RuleList(f.number) })
+	rules, err := retryDump(func() ([]netlink.Rule, error) { return h.RuleList(f.number) })
 	if errors.Is(err, unix.EAFNOSUPPORT) || errors.Is(err, unix.EOPNOTSUPP) {
-		return nil, nil // a kernel without IPv6, or without policy routing: adding will say so
+		return nil, nil // the kernel lacks IPv6 or policy routing; adding will report it
 	}
 	if err != nil {
 		return nil, fmt.Errorf("read the %s policy rules: %w", f.name, err)
@@ -336,13 +336,13 @@ func (k *session) rules(f family) ([]netlink.Rule, error) {
 	return rules, nil
 }
 
-// routes gives those of a table, or of all tables.
+// routes returns the routes of a table, or of all tables.
 func (k *session) routes(table int, f family) ([]netlink.Route, error) {
 	h, err := k.handle()
 	if err != nil {
 		return nil, err
 	}
-	routes, err := again(func() ([]netlink.Route, error) {
+	routes, err := retryDump(func() ([]netlink.Route, error) {
 		return h.RouteListFiltered(f.number, &netlink.Route{Table: table}, netlink.RT_FILTER_TABLE)
 	})
 	if errors.Is(err, unix.EAFNOSUPPORT) || errors.Is(err, unix.EOPNOTSUPP) {
@@ -354,8 +354,8 @@ func (k *session) routes(table int, f family) ([]netlink.Route, error) {
 	return routes, nil
 }
 
-// Complete adds to the rules in force the routing that is: all that transparent proxying needs, or nothing. What is there of
-// ours but is not all, or not the same for each family, or without rules, is told in words.
+// Complete sets the installed routing: everything that transparent proxying needs, or nil. Our routing that is
+// incomplete, differs between families, or lacks rules is reported as strange.
 func (r *Routes) Complete(in *iptables.Installed) error {
 	if r.cfg.Leave {
 		return nil
@@ -382,7 +382,8 @@ func (r *Routes) Complete(in *iptables.Installed) error {
 	return nil
 }
 
-// readAll reads what there is of ours for the families and, beside rules, the address that they need, whoever added it.
+// readAll reads our routing of the families. If there are rules, it also reads the address that they need, even if
+// another program added it.
 func (k *session) readAll(of iptables.Families, rules bool) (*iptables.Routing, []string, error) {
 	var found []*iptables.Routing
 	var words []string
@@ -410,10 +411,10 @@ func (k *session) readAll(of iptables.Families, rules bool) (*iptables.Routing, 
 	if rules && of&iptables.IPv6 != 0 && slices.ContainsFunc(onLo, isPassthrough) {
 		addresses = append(addresses, iptables.PassthroughIPv6)
 	}
-	if len(words) == 0 && anyOf(found) && common(found) == nil {
+	if len(words) == 0 && anyOf(found) && commonRouting(found) == nil {
 		words = append(words, "the families' policy rules and routes are not alike")
 	}
-	routing := common(found)
+	routing := commonRouting(found)
 	if routing == nil && len(addresses) > 0 {
 		routing = &iptables.Routing{}
 	}
@@ -432,8 +433,8 @@ func anyOf(list []*iptables.Routing) bool {
 	return false
 }
 
-// common is what all families have, nil if they differ.
-func common(list []*iptables.Routing) *iptables.Routing {
+// commonRouting returns the routing if it is the same for all families, or nil.
+func commonRouting(list []*iptables.Routing) *iptables.Routing {
 	for _, r := range list {
 		if r == nil || list[0] == nil || r.Mark != list[0].Mark || r.Table != list[0].Table || r.Priority != list[0].Priority {
 			return nil
@@ -445,7 +446,7 @@ func common(list []*iptables.Routing) *iptables.Routing {
 	return list[0]
 }
 
-// read finds a family's rule of ours, and its route.
+// read returns our rule of a family, and its route.
 func (k *session) read(f family) (*iptables.Routing, []string, error) {
 	rules, err := k.rules(f)
 	if err != nil {
@@ -473,7 +474,7 @@ func (k *session) read(f family) (*iptables.Routing, []string, error) {
 	if out == nil {
 		return nil, words, nil
 	}
-	astray, err := k.astray(out, f)
+	astray, err := k.misroutedMarks(out, f)
 	return out, append(words, astray...), err
 }
 

@@ -19,7 +19,7 @@ var wanted = &iptables.Routing{Mark: 1337, Table: 133, Priority: 1337, LoopbackA
 func show(t testing.TB, ns *testns.Namespace) string {
 	t.Helper()
 	var out []byte
-	err := ns.Within(func() (err error) {
+	err := ns.Run(func() (err error) {
 		out, err = exec.Command("sh", "-c", "ip rule; ip -6 rule; (ip route show table all; ip -6 route show table all) | grep -v 'proto kernel'; ip addr").CombinedOutput()
 		return err
 	})
@@ -31,13 +31,13 @@ func show(t testing.TB, ns *testns.Namespace) string {
 
 func run1(t testing.TB, ns *testns.Namespace, script string) {
 	t.Helper()
-	err := ns.Within(func() error { return exec.Command("sh", "-ec", script).Run() })
+	err := ns.Run(func() error { return exec.Command("sh", "-ec", script).Run() })
 	if err != nil {
 		t.Fatalf("%s: %v", script, err)
 	}
 }
 
-// read tells the routing that rules of the families have.
+// read returns the routing of rules for the families.
 func read(r *Routes, of iptables.Families) (*iptables.Routing, []string, error) {
 	in := &iptables.Installed{Rules: &iptables.RuleSet{Families: of}}
 	err := r.Complete(in)
@@ -71,8 +71,9 @@ func TestAddingTwiceAddsOnceAndUndoingLeavesNothing(t *testing.T) {
 	}
 }
 
-// A route or an address that is there will do, whoever added it. A rule will not: it would go with its owner.
-func TestWhatOthersHaveThatIsTheSameStaysAndIsNotTakenForOurs(t *testing.T) {
+// An existing route or address is used, regardless of its owner. An existing rule is not, because its owner may remove
+// it.
+func TestEqualForeignObjectsStayAndAreNotOurs(t *testing.T) {
 	ns := testns.New(t)
 	run1(t, ns, `ip rule add fwmark 1337 lookup 133 priority 1337; ip route add local default dev lo table 133; ip -6 addr add ::6/128 dev lo nodad;
 		ip -6 rule add fwmark 1337 lookup 133 priority 1337; ip -6 route add local default dev lo table 133`)
@@ -112,7 +113,7 @@ func TestWhatOthersHaveThatIsTheSameStaysAndIsNotTakenForOurs(t *testing.T) {
 	}
 }
 
-func TestOurRuleOutlivesAnotherThatIsTheSame(t *testing.T) {
+func TestOurRuleOutlivesAnEqualForeignRule(t *testing.T) {
 	ns := testns.New(t)
 	run1(t, ns, `ip rule add fwmark 1337 lookup 133 priority 1337`)
 	r := New(Config{NetNS: int(ns.Handle)})
@@ -179,7 +180,7 @@ func TestAFailureOnTheWayIsUndone(t *testing.T) {
 	}
 }
 
-// Whoever is killed on the way leaves nothing that is not found by our rules.
+// A kill at any step leaves nothing that cannot be found through our rules.
 func TestNoRouteOfOursIsEverWithoutItsRule(t *testing.T) {
 	ns := testns.New(t)
 	steps := 0
@@ -195,13 +196,13 @@ func TestNoRouteOfOursIsEverWithoutItsRule(t *testing.T) {
 	if _, err := r.Prune(nil, 0); err != nil {
 		t.Fatal(err)
 	}
-	if steps != 10 { // a rule and a route of each family and ::6, there and gone
+	if steps != 10 { // a rule and a route of each family and ::6, added and removed
 		t.Errorf("%d steps", steps)
 	}
 }
 
-// A route whose rule somebody else took away leads nothing, and goes when all goes.
-func TestARouteAloneGoesWithTheRest(t *testing.T) {
+// A route is unused after another program removed its rule. Removing everything removes it too.
+func TestRouteWithoutRuleIsRemovedWithTheRest(t *testing.T) {
 	ns := testns.New(t)
 	before := show(t, ns)
 	r := New(Config{NetNS: int(ns.Handle)})
@@ -217,7 +218,7 @@ func TestARouteAloneGoesWithTheRest(t *testing.T) {
 	}
 }
 
-func TestHalfOfTheRoutingIsToldOf(t *testing.T) {
+func TestIncompleteRoutingIsReported(t *testing.T) {
 	ns := testns.New(t)
 	r := New(Config{NetNS: int(ns.Handle)})
 	if _, err := r.Add(wanted, iptables.BothFamilies); err != nil {
@@ -233,7 +234,7 @@ func TestHalfOfTheRoutingIsToldOf(t *testing.T) {
 	}
 }
 
-func TestWhoTakesMarkedPacketsElsewhereIsToldOf(t *testing.T) {
+func TestMisroutedMarkedPacketsAreReported(t *testing.T) {
 	for name, one := range map[string]struct{ script, told string }{
 		"a rule before ours":                   {`ip rule add fwmark 0x539 lookup 99 priority 100; ip route add default dev eth0 table 99`, "another policy rule comes before rule 1337"},
 		"a rule before ours for one address":   {`ip rule add from 10.1.0.1 lookup 99 priority 100; ip route add default dev eth0 table 99`, "another policy rule comes before rule 1337"},
@@ -258,7 +259,7 @@ func TestWhoTakesMarkedPacketsElsewhereIsToldOf(t *testing.T) {
 	}
 }
 
-// What is as it should be is known of one list of rules and one of routes; of anything else, more is asked.
+// A correct state is recognised with one list of rules and one of routes; other states need further queries.
 func TestWhatIsAsItShouldBeIsSeenAtALook(t *testing.T) {
 	ns := testns.New(t)
 	r := New(Config{NetNS: int(ns.Handle)})
@@ -273,7 +274,7 @@ func TestWhatIsAsItShouldBeIsSeenAtALook(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		return asWanted(ours, want, of)
+		return isWanted(ours, want, of)
 	}
 	if !is(&iptables.Routing{}, 0) {
 		t.Error("nothing is ours, and more is asked")
@@ -310,7 +311,7 @@ func TestWhatIsAsItShouldBeIsSeenAtALook(t *testing.T) {
 }
 
 // To the kernel a rule for all marks but one is the same as that for the one.
-func TestARuleForAllOtherMarksIsNotTakenForOurs(t *testing.T) {
+func TestRuleForAllOtherMarksIsNotOurs(t *testing.T) {
 	ns := testns.New(t)
 	run1(t, ns, `ip rule add not from all fwmark 1337 lookup 133 priority 1337 proto 80`)
 	before := show(t, ns)

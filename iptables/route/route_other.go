@@ -9,22 +9,22 @@ import (
 	"github.com/pilotfish-mesh/pilotfish/iptables/namespace"
 )
 
-// Routes are of Linux.
+// Routes is not available on this system.
 type Routes struct{}
 
 var errLinux = errors.New("policy routing is of Linux")
 
-// New gives routes that fail.
+// New returns Routes whose methods fail.
 func New(Config) *Routes { return &Routes{} }
 
-// In gives the same.
-func (r *Routes) In(*namespace.Turn) *Routes { return r }
+// In returns r.
+func (r *Routes) In(*namespace.Lock) *Routes { return r }
 
-// Complete fails.
+// Complete always fails on this system.
 func (*Routes) Complete(*iptables.Installed) error { return errLinux }
 
-// Add fails.
+// Add always fails on this system.
 func (*Routes) Add(*iptables.Routing, iptables.Families) (Undo, error) { return nil, errLinux }
 
-// Prune fails.
+// Prune always fails on this system.
 func (*Routes) Prune(*iptables.Routing, iptables.Families) (Undo, error) { return nil, errLinux }

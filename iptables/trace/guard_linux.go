@@ -14,22 +14,23 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// The guard is a process that outlives a trace that was killed. It holds the read end of a pipe, and the files that loggers
-// are put back by. When the trace ends, however that happens, the pipe ends; unless the trace said before that all is in
-// order, the guard puts back what was there.
+// The guard is a process that restores the loggers if the trace is killed. It holds the read end of a pipe and the
+// files through which the loggers are restored. When the trace ends for any reason, the pipe is closed. Unless the
+// trace has written guardDismissed before, the guard restores the loggers.
 
-// inOrder is what a trace writes into the pipe before its end.
-const inOrder = "in order\n"
+// guardDismissed is what a trace writes into the pipe before it ends.
+const guardDismissed = "in order\n"
 
-// firstFile is the descriptor of the first file that a guard is handed.
+// firstFile is the descriptor of the first file that a guard inherits.
 const firstFile = 3
 
-// A guard needs the log group for itself. The kernel frees that of a killed trace a moment after the pipe's end; but another
-// trace may have begun meanwhile, which would hear nothing any more if the logger were put back, and which does not know what
-// that was before. So the guard waits for as long as a trace may take.
+// The guard must own the log group before it restores the loggers. The kernel releases the group of a killed trace
+// shortly after the pipe is closed. Another trace may have started in the meantime. It would receive no more messages
+// if the logger were restored, and it does not know the previous logger. So the guard waits for the maximum duration of
+// a trace.
 const (
-	freeing      = Longest + time.Minute
-	freeingPause = 20 * time.Millisecond
+	guardTimeout = Longest + time.Minute
+	guardPause   = 20 * time.Millisecond
 )
 
 type guard struct {
@@ -37,13 +38,13 @@ type guard struct {
 	pipe io.WriteCloser
 }
 
-// startGuard starts a guard in the namespace of the calling thread, for all that was noted of loggers.
-func startGuard(args []string, given []formerLogger) (g *guard, err error) {
+// startGuard starts a guard for the previous loggers, in the namespace of the calling thread.
+func startGuard(args []string, given []previousLogger) (g *guard, err error) {
 	g = &guard{cmd: &exec.Cmd{Path: "/proc/self/exe", Args: slices.Clone(args)}}
 	for _, former := range given {
 		g.cmd.Args, g.cmd.ExtraFiles = append(g.cmd.Args, former.name), append(g.cmd.ExtraFiles, former.file)
 	}
-	g.cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: true} // a terminal's interrupt is for the trace alone
+	g.cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: true} // the terminal's SIGINT reaches only the trace
 	if g.pipe, err = g.cmd.StdinPipe(); err != nil {
 		return nil, err
 	}
@@ -53,17 +54,17 @@ func startGuard(args []string, given []formerLogger) (g *guard, err error) {
 	return g, nil
 }
 
-// dismiss ends the guard. What was to be put back was, so that it does not matter if the guard was killed before.
+// dismiss ends the guard. The loggers have been restored by then, so it does not matter if the guard was killed
+// earlier.
 func (g *guard) dismiss() {
-	_, _ = io.WriteString(g.pipe, inOrder)
+	_, _ = io.WriteString(g.pipe, guardDismissed)
 	_ = g.pipe.Close()
 	_ = g.cmd.Wait()
 }
 
-// PutBack is the work of a guard, with the names of the loggers that it was started with. It returns when the trace has
-// ended.
+// PutBack is the main function of a guard; names are those of the previous loggers. It waits for the end of the trace.
 func PutBack(names []string) error {
-	if said, _ := io.ReadAll(os.Stdin); string(said) == inOrder {
+	if input, _ := io.ReadAll(os.Stdin); string(input) == guardDismissed {
 		return nil
 	}
 	conn, err := netlink.Dial(unix.NETLINK_NETFILTER, nil)
@@ -71,8 +72,8 @@ func PutBack(names []string) error {
 		return err
 	}
 	defer conn.Close()
-	switch err := takeGroup(conn, freeing, freeingPause); {
-	case isTaken(err): // who logs packets for so long is no trace, and has the logger that he needs
+	switch err := bindGroup(conn, guardTimeout, guardPause); {
+	case isGroupBusy(err): // the owner of the group is not a trace, and its logger must remain
 		return nil
 	case err != nil:
 		return err

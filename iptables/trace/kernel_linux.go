@@ -14,9 +14,9 @@ import (
 	"github.com/pilotfish-mesh/pilotfish/iptables/namespace"
 )
 
-// Run traces until ctx ends, the time is over or as many packets were told as there may be. Each packet is told when its
-// way is over. It needs CAP_NET_ADMIN in the namespace.
-func Run(ctx context.Context, cfg Config, tell func(Packet) error) error {
+// Run traces packets until ctx ends, cfg.For has passed or cfg.Packets packets were reported. It calls report for each
+// packet whose trace is complete. It needs CAP_NET_ADMIN in the namespace.
+func Run(ctx context.Context, cfg Config, report func(Packet) error) error {
 	if cfg.For <= 0 {
 		cfg.For = 10 * time.Second
 	}
@@ -29,19 +29,19 @@ func Run(ctx context.Context, cfg Config, tell func(Packet) error) error {
 	}
 	ctx, cancel := context.WithTimeout(ctx, cfg.For)
 	defer cancel()
-	return errors.Join(k.listen(ctx, cfg.Packets, tell), k.close())
+	return errors.Join(k.listen(ctx, cfg.Packets, report), k.close())
 }
 
-// kernel is the conversation with it.
+// kernel receives trace and log messages from the kernel.
 type kernel struct {
-	*gatherer
-	events   *netlink.Conn // its trace messages
-	selector *selector     // the rules that choose packets
-	logger   *logger       // nil where iptables-legacy has no rules
+	*assembler
+	events   *netlink.Conn // trace messages
+	selector *selector     // the rules that select packets
+	logger   *logger       // nil if iptables-legacy has no rules
 	links    map[uint32]string
 }
 
-// open makes all sockets in the namespace, where they stay.
+// open opens all sockets in the namespace; they stay in it.
 func open(cfg Config) (k *kernel, err error) {
 	k = &kernel{links: map[uint32]string{}}
 	err = namespace.Do(cfg.NetNS, func() error {
@@ -49,7 +49,7 @@ func open(cfg Config) (k *kernel, err error) {
 		if err != nil {
 			return fmt.Errorf("list the rules in force: %w", err)
 		}
-		k.gatherer = newGatherer(cfg.Rules, names, k.link, time.Now)
+		k.assembler = newAssembler(cfg.Rules, names, k.link, time.Now)
 		k.legacy = legacyNames(cfg.Legacy)
 		links, err := net.Interfaces()
 		if err != nil {
@@ -61,7 +61,7 @@ func open(cfg Config) (k *kernel, err error) {
 		if k.events, err = netlink.Dial(unix.NETLINK_NETFILTER, &netlink.Config{Groups: 1 << (unix.NFNLGRP_NFTRACE - 1)}); err != nil {
 			return fmt.Errorf("listen to the kernel's trace: %w", err)
 		}
-		_ = k.events.SetReadBuffer(1 << 20) // as much as it gives
+		_ = k.events.SetReadBuffer(1 << 20) // the kernel may limit it
 		if len(cfg.Legacy) > 0 {
 			if k.logger, err = newLogger(cfg.Guard); err != nil {
 				return err
@@ -97,84 +97,85 @@ func (k *kernel) close() error {
 	return errors.Join(errs...)
 }
 
-// ErrLost is returned when the kernel said more than could be listened to. What was told is true.
+// ErrLost is returned when messages were lost. The packets reported before are complete.
 var ErrLost = errors.New("the kernel traced more packets than could be kept up with: choose fewer")
 
-// listen tells packets until it is enough.
-func (k *kernel) listen(ctx context.Context, most int, tell func(Packet) error) error {
-	told := 0
-	report := func(done []Packet) error {
+// listen reports packets until their maximum number or the end of ctx.
+func (k *kernel) listen(ctx context.Context, maxPackets int, report func(Packet) error) error {
+	reported := 0
+	reportAll := func(done []Packet) error {
 		for _, p := range done {
-			if told == most {
+			if reported == maxPackets {
 				return nil
 			}
-			told++
-			if err := tell(p); err != nil {
+			reported++
+			if err := report(p); err != nil {
 				return err
 			}
 		}
 		return nil
 	}
-	for told < most && ctx.Err() == nil {
+	for reported < maxPackets && ctx.Err() == nil {
 		now := time.Now()
-		wait := now.Add(quiet / 2) // not long: somebody may be done
+		wait := now.Add(quietPeriod / 2) // short, because a trace may be complete by then
 		if end, ok := ctx.Deadline(); ok && end.Before(wait) {
 			wait = end
 		}
-		all, err := k.hearSome(wait)
+		all, err := k.processMessages(wait)
 		if err != nil {
-			return errors.Join(report(k.over(now, true)), err)
+			return errors.Join(reportAll(k.removeFinished(now, true)), err)
 		}
 		if !all {
 			continue
 		}
-		if err := report(k.over(now, false)); err != nil {
+		if err := reportAll(k.removeFinished(now, false)); err != nil {
 			return err
 		}
 	}
-	err := k.hearRest()
-	return errors.Join(report(k.over(time.Now(), true)), err)
+	err := k.drain()
+	return errors.Join(reportAll(k.removeFinished(time.Now(), true)), err)
 }
 
-// lastWords bounds how long is heard what the kernel has said of packets by the end; it may go on saying more.
-const lastWords = 2 * time.Second
+// drainTimeout limits the time for reading the remaining messages at the end; the kernel may continue to send them.
+const drainTimeout = 2 * time.Second
 
-// atOnce is how long something is waited for that should be there.
-const atOnce = time.Millisecond
+// pollTimeout is the timeout for messages that should already be queued.
+const pollTimeout = time.Millisecond
 
-// hearRest takes what the kernel has said.
-func (k *kernel) hearRest() error {
-	for end := time.Now().Add(lastWords); ; {
-		if all, err := k.hearSome(time.Now().Add(atOnce)); all || err != nil || time.Now().After(end) {
+// drain processes the queued messages.
+func (k *kernel) drain() error {
+	for end := time.Now().Add(drainTimeout); ; {
+		if all, err := k.processMessages(time.Now().Add(pollTimeout)); all || err != nil || time.Now().After(end) {
 			return err
 		}
 	}
 }
 
-// hearSome waits for messages until a time, takes what was logged so far too, and says whether that is all there was by then.
-func (k *kernel) hearSome(until time.Time) (all bool, err error) {
-	all, err = take(k.events, until, "the kernel's trace", unix.NFNL_SUBSYS_NFTABLES<<8|unix.NFT_MSG_TRACE, func(data []byte) {
-		if heard, err := decode(data); err == nil { // a kernel that says it otherwise says it of all packets
-			k.hear(heard)
+// processMessages processes trace messages until a time, and the log messages queued by then. It reports whether the
+// queues were empty.
+func (k *kernel) processMessages(until time.Time) (all bool, err error) {
+	all, err = receiveUntil(k.events, until, "the kernel's trace", unix.NFNL_SUBSYS_NFTABLES<<8|unix.NFT_MSG_TRACE, func(data []byte) {
+		if heard, err := decode(data); err == nil { // if the kernel used another format, no message could be decoded
+			k.addMessage(heard)
 		}
 	})
 	if err != nil || k.logger == nil {
 		return all, err
 	}
-	k.joinWaiting() // what was logged before what will be
-	allLogged, err := take(k.logger.conn, time.Now().Add(atOnce), "what iptables-legacy does", unix.NFNL_SUBSYS_ULOG<<8|logMessage, func(data []byte) {
+	k.retryWaiting() // before newer log messages, to preserve the order
+	allLogged, err := receiveUntil(k.logger.conn, time.Now().Add(pollTimeout), "what iptables-legacy does", unix.NFNL_SUBSYS_ULOG<<8|logMessage, func(data []byte) {
 		if heard, ok := decodeLog(data); ok {
-			k.hearLog(heard)
+			k.addLog(heard)
 		}
 	})
-	k.joinWaiting()
+	k.retryWaiting()
 	return all && allLogged, err
 }
 
-// take waits for messages until a time, and gives those of a type, with what else is there by then; it says whether that was
-// all. What names their source in errors.
-func take(conn *netlink.Conn, until time.Time, what string, kind netlink.HeaderType, to func(data []byte)) (all bool, err error) {
-	for enough := until.Add(quiet / 2); ; until = time.Now().Add(atOnce) {
+// receiveUntil waits for messages until a time and passes those of one type to a function. Then it drains the queue for
+// a limited time and reports whether the queue was empty. what names the source in errors.
+func receiveUntil(conn *netlink.Conn, until time.Time, what string, kind netlink.HeaderType, to func(data []byte)) (all bool, err error) {
+	for enough := until.Add(quietPeriod / 2); ; until = time.Now().Add(pollTimeout) {
 		received, err := receive(conn, until)
 		switch {
 		case errors.Is(err, os.ErrDeadlineExceeded):
@@ -195,8 +196,8 @@ func take(conn *netlink.Conn, until time.Time, what string, kind netlink.HeaderT
 	}
 }
 
-// receive waits for messages until a time. On a busy machine this may be asked for, or go on, after that time, when a
-// connection with a deadline gives nothing, whatever is there.
+// receive waits for messages until a time. On a busy machine it may run after that time. A connection with an expired
+// deadline returns nothing even if messages are queued, so receive then reads without a deadline.
 func receive(conn *netlink.Conn, until time.Time) ([]netlink.Message, error) {
 	if err := conn.SetReadDeadline(until); err != nil {
 		return nil, err
@@ -211,7 +212,7 @@ func receive(conn *netlink.Conn, until time.Time) ([]netlink.Message, error) {
 	return conn.Receive()
 }
 
-// hasMore says whether there is something to be received, if only an error.
+// hasMore reports whether a message or an error is queued.
 func hasMore(conn *netlink.Conn) bool {
 	raw, err := conn.SyscallConn()
 	if err != nil {

@@ -7,10 +7,10 @@ import (
 	"errors"
 )
 
-// Run fails: only Linux has what it asks.
+// Run returns an error, because tracing needs Linux.
 func Run(context.Context, Config, func(Packet) error) error {
 	return errors.New("packets can be traced on Linux only")
 }
 
-// PutBack fails, as Run.
+// PutBack returns an error, because tracing needs Linux.
 func PutBack([]string) error { return errors.New("packets can be traced on Linux only") }

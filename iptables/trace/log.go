@@ -19,7 +19,7 @@ const (
 	logPrefix  = 10
 )
 
-// logged is one thing that iptables-legacy says of a packet. It does not say which one, so that the headers have to do.
+// logged is one log message of iptables-legacy. It has no packet ID, so it is matched by the packet's headers.
 type logged struct {
 	at      legacyPlace
 	mark    uint32
@@ -27,14 +27,14 @@ type logged struct {
 	heard   time.Time
 }
 
-// legacyPlace is where a rule of iptables-legacy is.
+// legacyPlace identifies a rule of iptables-legacy.
 type legacyPlace struct {
 	family       iptables.Families
 	table, chain string
 	number       int
 }
 
-// decodeLog reads a message: its nfgenmsg, and attributes.
+// decodeLog parses a message: nfgenmsg and attributes.
 func decodeLog(data []byte) (l logged, ok bool) {
 	if len(data) < 4 {
 		return l, false
@@ -55,7 +55,7 @@ func decodeLog(data []byte) (l logged, ok bool) {
 			prefix = d.String()
 		}
 	}
-	l.headers = headersOf(packet)
+	l.headers = packetHeaders(packet)
 	l.at, ok = parsePrefix(prefix)
 	l.at.family = iptables.IPv4
 	if l.headers.from.Addr().Is6() {
@@ -64,8 +64,8 @@ func decodeLog(data []byte) (l logged, ok bool) {
 	return l, ok && l.headers.known && d.Err() == nil
 }
 
-// parsePrefix reads "TRACE: nat:ISTIO_OUTPUT:rule:5 ". What stands for "rule" is "return" or "policy" for rules without a
-// condition too; the number tells.
+// parsePrefix parses "TRACE: nat:ISTIO_OUTPUT:rule:5 ". The third field can also be "return" or "policy", even for
+// rules without a condition, so only the number is used.
 func parsePrefix(s string) (at legacyPlace, ok bool) {
 	rest, ok := strings.CutPrefix(strings.TrimSpace(s), "TRACE: ")
 	parts := strings.Split(rest, ":")
@@ -79,8 +79,8 @@ func parsePrefix(s string) (at legacyPlace, ok bool) {
 	return at, err == nil
 }
 
-// headersOf reads a packet from its network header on.
-func headersOf(packet []byte) headers {
+// packetHeaders parses a packet that starts with its network header.
+func packetHeaders(packet []byte) headers {
 	if len(packet) < 20 {
 		return headers{}
 	}
@@ -91,7 +91,7 @@ func headersOf(packet []byte) headers {
 	return decodeHeaders(0, packet[:min(size, len(packet))], packet[min(size, len(packet)):])
 }
 
-// legacyNames are the rules by their places.
+// legacyNames returns the rules by place.
 func legacyNames(rules []iptables.PlacedRule) map[legacyPlace]iptables.PlacedRule {
 	names := map[legacyPlace]iptables.PlacedRule{}
 	for _, r := range rules {
@@ -100,50 +100,50 @@ func legacyNames(rules []iptables.PlacedRule) map[legacyPlace]iptables.PlacedRul
 	return names
 }
 
-// maxWaiting bounds what was logged of packets that are not known yet.
+// maxWaiting limits the log messages of packets that are not known yet.
 const maxWaiting = 1000
 
-// hearLog takes one thing that was logged. The kernel's trace of the packet, which comes another way, may be later.
-func (g *gatherer) hearLog(l logged) {
+// addLog processes one log message. The trace message of its packet arrives through another socket, possibly later.
+func (g *assembler) addLog(l logged) {
 	l.heard = g.now()
-	if !g.join(l) && len(g.waiting) < maxWaiting {
+	if !g.addToPacket(l) && len(g.waiting) < maxWaiting {
 		g.waiting = append(g.waiting, l)
 	}
 }
 
-// joinWaiting looks for the packets of what was logged before.
-func (g *gatherer) joinWaiting() {
+// retryWaiting retries to match earlier log messages with packets.
+func (g *assembler) retryWaiting() {
 	left := g.waiting[:0]
 	for _, l := range g.waiting {
-		if !g.join(l) && g.now().Sub(l.heard) < quiet {
+		if !g.addToPacket(l) && g.now().Sub(l.heard) < quietPeriod {
 			left = append(left, l)
 		}
 	}
 	g.waiting = left
 }
 
-// join adds what was logged to the way of its packet.
-func (g *gatherer) join(l logged) bool {
-	w := g.whose(l.headers)
+// addToPacket adds a log message to its packet. It returns false if the packet is not known.
+func (g *assembler) addToPacket(l logged) bool {
+	w := g.findByHeaders(l.headers)
 	if w == nil {
 		return false
 	}
 	w.last = g.now()
-	w.had[l.headers] = true
+	w.seenHeaders[l.headers] = true
 	if s, is := g.legacyStep(l); is && len(w.Steps) < maxSteps {
-		w.step(s)
+		w.addStep(s)
 	}
 	return true
 }
 
-// whose is the way of the youngest packet that had these headers; or that has another destination, as one has that was
-// redirected.
-func (g *gatherer) whose(h headers) (of *way) {
+// findByHeaders returns the most recent packet that had these headers. If there is none, it returns one with the same
+// source and another destination, as redirection changes the destination.
+func (g *assembler) findByHeaders(h headers) (of *packetTrace) {
 	exact := false
-	for _, w := range g.ways {
-		same := w.had[h]
+	for _, w := range g.traces {
+		same := w.seenHeaders[h]
 		switch {
-		case w.told || !same && (exact || w.End != "" || w.From != h.from || w.protocol != h.protocol):
+		case w.reported || !same && (exact || w.End != "" || w.From != h.from || w.protocol != h.protocol):
 		case of == nil || same && !exact || w.Time.After(of.Time):
 			of, exact = w, same
 		}
@@ -151,8 +151,9 @@ func (g *gatherer) whose(h headers) (of *way) {
 	return of
 }
 
-// legacyStep is the rule that the packet met; none if it came to the end of a chain that lets it go on.
-func (g *gatherer) legacyStep(l logged) (Step, bool) {
+// legacyStep returns the step of the rule that the packet matched. It returns false at the end of a chain with policy
+// ACCEPT.
+func (g *assembler) legacyStep(l logged) (Step, bool) {
 	r := g.legacy[l.at]
 	s := Step{Table: l.at.table, Chain: l.at.chain, Mark: l.mark}
 	switch own, ours := g.rules[r.Comment]; {

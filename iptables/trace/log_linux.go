@@ -13,41 +13,42 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// What iptables-legacy does with a packet that is traced, the kernel tells the logger of the namespace. That is its own log
-// usually, and nobody's outside of the machine's own namespace. For the time of the trace it is nfnetlink_log, which
-// tells those who listen to its group 0.
+// For iptables-legacy, the kernel sends trace messages to the namespace's packet logger. By default that is the kernel
+// log in the initial namespace, and none in others. During the trace it is nfnetlink_log, which sends them to the
+// listeners of group 0.
 
-// Numbers of linux/netfilter/nfnetlink_log.h.
+// Constants of linux/netfilter/nfnetlink_log.h.
 const (
 	logMessage = 0
 	logConfig  = 1
 
-	logCommand = 1 // attribute of a configuration
+	logCommand = 1 // an attribute of a configuration message
 
-	commandBind   = 1 // of a group
-	commandPFBind = 3 // of a family to the logger
+	commandBind   = 1 // binds a group
+	commandPFBind = 3 // binds the logger to a family
 
-	logGroup = 0 // of what is logged without naming one
+	logGroup = 0 // the default group
 
 	loggerName = "nfnetlink_log"
 )
 
-// logger has the namespace's packets logged to a socket.
+// logger receives the namespace's log messages.
 type logger struct {
-	conn  *netlink.Conn
-	given []formerLogger
-	guard *guard
+	conn     *netlink.Conn
+	previous []previousLogger
+	guard    *guard
 }
 
-// formerLogger is a family's before, and the file that it is put back by.
-type formerLogger struct {
+// previousLogger is a family's previous logger, and the file through which it is restored.
+type previousLogger struct {
 	family byte
 	name   string
 	file   *os.File
 }
 
-// newLogger is called on a thread in the namespace, where the guard is started, too. Who has the group may change the
-// loggers, as the one of two traces that came later would put back what the other's has replaced.
+// newLogger must be called on a thread in the namespace; it starts the guard there. Only the owner of the log group may
+// change the loggers. Otherwise the second of two traces would later restore the logger that the first one has
+// replaced.
 func newLogger(guard []string) (l *logger, err error) {
 	defer func() {
 		if err != nil {
@@ -59,12 +60,12 @@ func newLogger(guard []string) (l *logger, err error) {
 		return nil, err
 	}
 	l = &logger{conn: conn}
-	_ = conn.SetReadBuffer(1 << 20) // as much as it gives
-	if err = takeGroup(conn, passing, atOnce); isTaken(err) {
+	_ = conn.SetReadBuffer(1 << 20) // the kernel may limit it
+	if err = bindGroup(conn, groupTimeout, pollTimeout); isGroupBusy(err) {
 		err = fmt.Errorf("%w: another program of this namespace listens to the log group %d (another trace, or ulogd); stop it for the time of the trace", err, logGroup)
 	}
 	if err == nil {
-		err = l.takeAll(guard)
+		err = l.replaceLoggers(guard)
 	}
 	if err != nil {
 		return nil, errors.Join(err, l.Close())
@@ -72,40 +73,41 @@ func newLogger(guard []string) (l *logger, err error) {
 	return l, nil
 }
 
-// passing is how long the group is waited for, which a guard has for a moment.
-const passing = 200 * time.Millisecond
+// groupTimeout is how long newLogger waits for a group that a guard holds.
+const groupTimeout = 200 * time.Millisecond
 
-// takeGroup binds the log group to a socket, trying again while another has it, for as long as that may take.
-func takeGroup(conn *netlink.Conn, within, pause time.Duration) error {
+// bindGroup binds the log group to a socket. While another socket owns the group, it retries until the time is over.
+func bindGroup(conn *netlink.Conn, within, pause time.Duration) error {
 	for end := time.Now().Add(within); ; time.Sleep(pause) {
 		err := command(conn, unix.AF_UNSPEC, commandBind)
-		if !isTaken(err) || time.Now().After(end) {
+		if !isGroupBusy(err) || time.Now().After(end) {
 			return err
 		}
 	}
 }
 
-// isTaken says whether the log group is somebody else's.
-func isTaken(err error) bool { return errors.Is(err, unix.EBUSY) || errors.Is(err, unix.EPERM) }
+// isGroupBusy reports whether the error means that another socket owns the log group.
+func isGroupBusy(err error) bool { return errors.Is(err, unix.EBUSY) || errors.Is(err, unix.EPERM) }
 
-// takeAll asks by a socket of its own: the other one may hear of packets already.
-func (l *logger) takeAll(guard []string) error {
+// replaceLoggers sets nfnetlink_log as the logger of both families. It uses a second socket, because the first one may
+// already receive log messages.
+func (l *logger) replaceLoggers(guard []string) error {
 	conn, err := netlink.Dial(unix.NETLINK_NETFILTER, nil)
 	if err != nil {
 		return err
 	}
 	defer conn.Close()
 	for _, family := range []byte{unix.AF_INET, unix.AF_INET6} {
-		if err := l.note(family); err != nil {
+		if err := l.openPreviousLogger(family); err != nil {
 			return err
 		}
 	}
-	if len(l.given) > 0 && len(guard) > 0 {
-		if l.guard, err = startGuard(guard, l.given); err != nil {
+	if len(l.previous) > 0 && len(guard) > 0 {
+		if l.guard, err = startGuard(guard, l.previous); err != nil {
 			return err
 		}
 	}
-	for _, g := range l.given {
+	for _, g := range l.previous {
 		if err := command(conn, g.family, commandPFBind); err != nil {
 			return err
 		}
@@ -113,9 +115,9 @@ func (l *logger) takeAll(guard []string) error {
 	return nil
 }
 
-// note keeps by what the logger of a family is put back, if it is another.
-func (l *logger) note(family byte) error {
-	name, err := loggerOf(family)
+// openPreviousLogger opens the file through which a family's logger is restored, if it is not nfnetlink_log already.
+func (l *logger) openPreviousLogger(family byte) error {
+	name, err := readLogger(family)
 	if err != nil || name == loggerName {
 		return err
 	}
@@ -123,12 +125,12 @@ func (l *logger) note(family byte) error {
 	if err != nil {
 		return fmt.Errorf("the packets' logger is %s, and could not be put back: %w (run trace where /proc/sys can be written, with --network-namespace)", name, err)
 	}
-	l.given = append(l.given, formerLogger{family, name, file})
+	l.previous = append(l.previous, previousLogger{family, name, file})
 	return nil
 }
 
-// loggerOf is the name of a family's, "NONE" without: " 2 nf_log_ipv4 (nf_log_ipv4,nfnetlink_log)".
-func loggerOf(family byte) (string, error) {
+// readLogger returns the name of a family's logger, or "NONE". A line is " 2 nf_log_ipv4 (nf_log_ipv4,nfnetlink_log)".
+func readLogger(family byte) (string, error) {
 	file, err := os.Open("/proc/thread-self/net/netfilter/nf_log")
 	if err != nil {
 		return "", err
@@ -154,10 +156,10 @@ func command(conn *netlink.Conn, family, command byte) error {
 	return err
 }
 
-// Close puts back what was there. The group is free when the socket is closed.
+// Close restores the loggers and releases the group.
 func (l *logger) Close() error {
 	var errs []error
-	for _, g := range l.given {
+	for _, g := range l.previous {
 		_, err := g.file.WriteString(g.name)
 		errs = append(errs, err, g.file.Close())
 	}

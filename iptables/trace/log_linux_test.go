@@ -15,7 +15,7 @@ import (
 	"github.com/pilotfish-mesh/pilotfish/iptables/backends"
 )
 
-func TestPacketsAreLoggedAfterATraceAsTheyWereBefore(t *testing.T) {
+func TestLoggerIsRestoredAfterTrace(t *testing.T) {
 	ns, cfg := legacy(t)
 	cfg.Legacy, cfg.For = placed(t, ns), 100*time.Millisecond
 	before := loggers(t, ns)
@@ -32,9 +32,9 @@ func TestPacketsAreLoggedAfterATraceAsTheyWereBefore(t *testing.T) {
 // loggers are the names of a namespace's, by family.
 func loggers(t *testing.T, ns *testns.Namespace) (names [2]string) {
 	t.Helper()
-	err := ns.Within(func() (err error) {
+	err := ns.Run(func() (err error) {
 		for i, family := range []byte{syscall.AF_INET, syscall.AF_INET6} {
-			name, failure := loggerOf(family)
+			name, failure := readLogger(family)
 			names[i], err = name, errors.Join(err, failure)
 		}
 		return err
@@ -45,7 +45,7 @@ func loggers(t *testing.T, ns *testns.Namespace) (names [2]string) {
 	return names
 }
 
-func TestPacketsAreLoggedAsTheyWereAfterATraceThatWasKilled(t *testing.T) {
+func TestLoggerIsRestoredAfterKilledTrace(t *testing.T) {
 	if os.Getenv("TRACE_UNTIL_KILLED") != "" {
 		rules, err := backends.LegacyRules(0)
 		if err != nil || len(rules) == 0 {
@@ -75,7 +75,7 @@ func TestPacketsAreLoggedAsTheyWereAfterATraceThatWasKilled(t *testing.T) {
 }
 
 // Who is refused must not put back the logger that the other one has replaced, which would hear nothing from then on.
-func TestOfTwoTracesAtOnceTheRefusedOneTakesNothingFromTheOther(t *testing.T) {
+func TestRefusedTraceDoesNotDisturbRunningOne(t *testing.T) {
 	ns := testns.New(t)
 	for range 20 {
 		var loggers [2]*logger
@@ -83,16 +83,16 @@ func TestOfTwoTracesAtOnceTheRefusedOneTakesNothingFromTheOther(t *testing.T) {
 		var both sync.WaitGroup
 		for i := range loggers {
 			both.Go(func() {
-				_ = ns.Within(func() error { loggers[i], errs[i] = newLogger(nil); return nil })
+				_ = ns.Run(func() error { loggers[i], errs[i] = newLogger(nil); return nil })
 			})
 		}
 		both.Wait()
 		if (errs[0] == nil) == (errs[1] == nil) {
 			t.Fatalf("not one of two has the log: %v", errs)
 		}
-		err := ns.Within(func() error {
-			name4, err4 := loggerOf(syscall.AF_INET)
-			name6, err6 := loggerOf(syscall.AF_INET6)
+		err := ns.Run(func() error {
+			name4, err4 := readLogger(syscall.AF_INET)
+			name6, err6 := readLogger(syscall.AF_INET6)
 			if name4 != loggerName || name6 != loggerName {
 				t.Errorf("%s and %s while one traces", name4, name6)
 			}
@@ -109,7 +109,7 @@ func TestOfTwoTracesAtOnceTheRefusedOneTakesNothingFromTheOther(t *testing.T) {
 	}
 }
 
-func TestATraceSaysWhoHasTheLogOfPackets(t *testing.T) {
+func TestBusyLogGroupIsReported(t *testing.T) {
 	ns, cfg := legacy(t)
 	cfg.Legacy, cfg.For = placed(t, ns), time.Minute
 	ctx, cancel := context.WithCancel(t.Context())

@@ -28,11 +28,11 @@ const (
 	verdictChain = 2
 )
 
-// Kinds of messages.
+// Message kinds.
 const (
 	kindPolicy = 1 // the end of a base chain
 	kindReturn = 2 // the end of another chain
-	kindRule   = 3 // a rule that holds
+	kindRule   = 3 // a matching rule
 )
 
 // Verdicts.
@@ -45,22 +45,22 @@ const (
 	verdictReturn   = -5
 )
 
-// message is one thing that the kernel says of a packet.
+// message is one trace message about a packet.
 type message struct {
-	id           uint32 // of the packet
+	id           uint32 // the packet's trace ID
 	family       byte   // of the table
 	table, chain string
 	handle       uint64
 	kind         uint32
 	verdict      int32
-	to           string // of a jump
+	to           string // the jump target
 	policy       uint32
 	mark         uint32
-	in, out      uint32 // indexes of interfaces
+	in, out      uint32 // interface indexes
 	headers      headers
 }
 
-// headers are what of a packet's headers was said; the zero value if nothing was.
+// headers has the parts of a packet's headers that the tracer uses; the zero value if the message has none.
 type headers struct {
 	protocol byte
 	from, to netip.AddrPort
@@ -69,7 +69,7 @@ type headers struct {
 
 var errShort = errors.New("the message is too short")
 
-// decode reads a message: its nfgenmsg, and attributes.
+// decode parses a message: nfgenmsg and attributes.
 func decode(data []byte) (message, error) {
 	if len(data) < 4 {
 		return message{}, errShort
@@ -136,7 +136,7 @@ func (m *message) decodeVerdict(d *netlink.AttributeDecoder) error {
 	return d.Err()
 }
 
-// decodeHeaders reads addresses and ports. The protocol is a number of NFPROTO; 0 if it was not said.
+// decodeHeaders parses addresses and ports. The protocol is an NFPROTO number; 0 if unknown.
 func decodeHeaders(protocol uint32, network, transport []byte) headers {
 	var h headers
 	var from, to netip.Addr

@@ -7,8 +7,8 @@ import (
 	"github.com/mdlayher/netlink"
 )
 
-// said is a message as the kernel writes it.
-func said(t testing.TB, attributes ...netlink.Attribute) []byte {
+// traceMessage returns a message as the kernel sends it.
+func traceMessage(t testing.TB, attributes ...netlink.Attribute) []byte {
 	t.Helper()
 	b, err := netlink.MarshalAttributes(attributes)
 	if err != nil {
@@ -28,13 +28,13 @@ func aRule(t testing.TB) []byte {
 	}
 	network := append([]byte{0x45, 8: 64, 9: 6}, make([]byte, 10)...)
 	copy(network[12:], []byte{10, 0, 0, 5, 10, 2, 3, 4})
-	return said(t, netlink.Attribute{Type: attributeTable, Data: []byte("pilotfish\x00")}, netlink.Attribute{Type: attributeChain, Data: []byte("nat_output\x00")},
+	return traceMessage(t, netlink.Attribute{Type: attributeTable, Data: []byte("pilotfish\x00")}, netlink.Attribute{Type: attributeChain, Data: []byte("nat_output\x00")},
 		netlink.Attribute{Type: attributeHandle, Data: binary.BigEndian.AppendUint64(nil, 42)}, number(attributeKind, kindRule), number(attributeID, 7),
 		netlink.Attribute{Type: attributeVerdict, Data: verdict}, netlink.Attribute{Type: attributeNetwork, Data: network},
 		netlink.Attribute{Type: attributeTransport, Data: []byte{0x80, 0, 1, 0xbb}}, number(attributeMark, 1337))
 }
 
-func TestMessageOfTheKernelIsRead(t *testing.T) {
+func TestKernelMessageIsDecoded(t *testing.T) {
 	m, err := decode(aRule(t))
 	if err != nil {
 		t.Fatal(err)

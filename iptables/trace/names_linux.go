@@ -8,9 +8,9 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// ruleNames are the comments of all rules of the namespace, which are the IDs of ours. Rules of iptables-nft keep theirs
-// in an expression, the others in data that the kernel does not look at.
-func ruleNames() (map[place]string, error) {
+// ruleNames returns the comments of all rules of the namespace; those of our rules are their IDs. iptables-nft stores a
+// comment in an expression. The other backends store it in the rule's user data, which the kernel ignores.
+func ruleNames() (map[rulePlace]string, error) {
 	conn, err := netlink.Dial(unix.NETLINK_NETFILTER, nil)
 	if err != nil {
 		return nil, err
@@ -23,16 +23,16 @@ func ruleNames() (map[place]string, error) {
 	if err != nil {
 		return nil, err
 	}
-	names := map[place]string{}
+	names := map[rulePlace]string{}
 	for _, r := range replies {
-		if at, name, err := nameOf(r.Data); err == nil && name != "" {
+		if at, name, err := parseRuleName(r.Data); err == nil && name != "" {
 			names[at] = name
 		}
 	}
 	return names, nil
 }
 
-func nameOf(data []byte) (at place, name string, err error) {
+func parseRuleName(data []byte) (at rulePlace, name string, err error) {
 	if len(data) < 4 {
 		return at, "", errShort
 	}
@@ -50,9 +50,9 @@ func nameOf(data []byte) (at place, name string, err error) {
 		case unix.NFTA_RULE_HANDLE:
 			at.handle = d.Uint64()
 		case unix.NFTA_RULE_USERDATA:
-			name = comment(d.Bytes())
+			name = userDataComment(d.Bytes())
 		case unix.NFTA_RULE_EXPRESSIONS:
-			if c := commentOf(d.Bytes()); c != "" {
+			if c := xtablesComment(d.Bytes()); c != "" {
 				name = c
 			}
 		}
@@ -60,8 +60,8 @@ func nameOf(data []byte) (at place, name string, err error) {
 	return at, name, d.Err()
 }
 
-// comment finds the comment in user data: a list of type, length and value, where type 0 is the comment.
-func comment(data []byte) string {
+// userDataComment returns the comment in user data: a list of type, length and value, where type 0 is the comment.
+func userDataComment(data []byte) string {
 	for len(data) >= 2 && len(data) >= 2+int(data[1]) {
 		kind, value := data[0], data[2:2+int(data[1])]
 		if kind == 0 {
@@ -77,8 +77,8 @@ func terminated(b []byte) string {
 	return string(text)
 }
 
-// commentOf finds a comment of xtables among expressions.
-func commentOf(list []byte) string {
+// xtablesComment returns the xtables comment in a list of expressions.
+func xtablesComment(list []byte) string {
 	elements, err := netlink.UnmarshalAttributes(list)
 	if err != nil {
 		return ""

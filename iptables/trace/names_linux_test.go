@@ -3,13 +3,13 @@ package trace
 import "testing"
 
 func FuzzRulesNameIsReadOrRefused(f *testing.F) {
-	f.Add(said(f, number(1, 7)))
+	f.Add(traceMessage(f, number(1, 7)))
 	f.Add([]byte{1, 0, 0, 0, 8, 0, 7, 0, 0, 3, 'a', 'b'})
 	f.Fuzz(func(t *testing.T, data []byte) {
-		if _, name, _ := nameOf(data); len(name) > len(data) {
+		if _, name, _ := parseRuleName(data); len(name) > len(data) {
 			t.Errorf("%q", name)
 		}
-		_ = comment(data)
-		_ = commentOf(data)
+		_ = userDataComment(data)
+		_ = xtablesComment(data)
 	})
 }

@@ -1,5 +1,6 @@
-// Package trace shows what the kernel does with live packets: each rule that one meets, in the words of the rule set, and
-// where it ends up. It asks the kernel by rules of its own, in a table that lasts as long as the trace.
+// Package trace reports how the kernel handles live packets: each matching rule, with the names of the rule set, and
+// where the packet ends up. It enables the kernel's tracing with rules in a table of its own, which exists only during
+// the trace.
 package trace
 
 import (
@@ -11,56 +12,57 @@ import (
 	"github.com/pilotfish-mesh/pilotfish/iptables"
 )
 
-// Longest is how long a trace may take; it costs every packet of the namespace some time.
+// Longest is the maximum duration of a trace, because tracing delays every packet of the namespace.
 const Longest = 10 * time.Minute
 
-// Config is what is traced, and for how long.
+// Config configures a trace.
 type Config struct {
 	// NetNS is a file descriptor of the namespace; 0 or less: that of the calling thread.
 	NetNS int
-	// Rules give the words for what is in force; nil: the names that the kernel keeps have to do.
+	// Rules describes the installed rules; if it is nil, the comments in the kernel are used.
 	Rules *iptables.RuleSet
-	// Legacy are the rules that iptables-legacy has in the namespace. If there are any, the kernel's logger for packets is
-	// ours meanwhile.
+	// Legacy lists the rules of iptables-legacy in the namespace. If there are any, the trace replaces the kernel's
+	// packet logger until it ends.
 	Legacy []iptables.PlacedRule
-	// Guard are the arguments, its own name first, with which this program calls PutBack for the words behind them. So it is
-	// started where the logger is changed, to put it back should this process be killed; without them a killed trace leaves it.
+	// Guard is the command line, starting with the program name, with which this program calls PutBack; logger names
+	// are appended. Run starts it when it changes the logger, so that the logger is restored if this process is killed.
+	// If Guard is empty, a killed trace leaves the logger changed.
 	Guard  []string
 	Filter Filter
-	// For is how long at most, up to Longest; 10 seconds if it is 0.
+	// For is the duration, at most Longest; 0 means 10 seconds.
 	For time.Duration
-	// Packets is how many at most; 20 if it is 0.
+	// Packets is the maximum number of packets; 0 means 20.
 	Packets int
 }
 
-// Filter chooses packets by what they have when they enter the namespace or are sent; a zero field chooses all.
+// Filter selects packets by their headers when they enter the namespace or are sent. Zero fields match every packet.
 type Filter struct {
 	Protocol iptables.Protocol
 	From, To netip.Prefix
-	Port     uint16  // of the destination
-	UID      *uint32 // only what processes of the user send
-	// All are the packets of connections that exist too. Redirection decides about the first one.
+	Port     uint16  // destination port
+	UID      *uint32 // only packets sent by processes of the user
+	// All includes packets of established connections. Redirection decides about the first packet of a connection.
 	All bool
 }
 
-// Packet is what became of one packet.
+// Packet is the trace of one packet.
 type Packet struct {
 	Time     time.Time          `json:"time"`
 	Protocol string             `json:"protocol"`
 	From     netip.AddrPort     `json:"from"`
 	To       netip.AddrPort     `json:"to"`
 	Way      iptables.Direction `json:"direction"`
-	// Interface is the one that it came in by, or was to leave by at first.
+	// Interface is the interface through which the packet arrived, or was first routed to leave.
 	Interface string `json:"interface"`
 	Steps     []Step `json:"steps"`
 	End       string `json:"end"`
 }
 
-// Step is one rule that the packet met, in the kernel's order.
+// Step is one rule that the packet matched. Steps are in the kernel's order.
 type Step struct {
 	Table string `json:"table"`
 	Chain string `json:"chain"`
-	// Rule is the ID of a rule of ours, or what identifies a foreign one.
+	// Rule is the ID of one of our rules, or identifies a foreign one.
 	Rule    string `json:"rule"`
 	Foreign bool   `json:"foreign,omitempty"`
 	Verdict string `json:"verdict"`
@@ -68,7 +70,7 @@ type Step struct {
 	Mark    uint32 `json:"mark,omitempty"`
 }
 
-// String is the packet's way for a person.
+// String returns the trace as text.
 func (p *Packet) String() string {
 	var b strings.Builder
 	way := "sent here"

@@ -21,8 +21,8 @@ import (
 	"github.com/pilotfish-mesh/pilotfish/iptables"
 	"github.com/pilotfish-mesh/pilotfish/iptables/backends"
 	"github.com/pilotfish-mesh/pilotfish/iptables/nft"
-	"github.com/pilotfish-mesh/pilotfish/iptables/packets"
-	"github.com/pilotfish-mesh/pilotfish/iptables/xt"
+	"github.com/pilotfish-mesh/pilotfish/iptables/packettest"
+	"github.com/pilotfish-mesh/pilotfish/iptables/xtables"
 )
 
 func TestMain(m *testing.M) {
@@ -101,7 +101,7 @@ func begin(t *testing.T, ns *testns.Namespace, network, to string, uid int) {
 	} else {
 		family, peer = unix.AF_INET6, &unix.SockaddrInet6{Addr: address.Addr().As16(), Port: int(address.Port())}
 	}
-	err := ns.Within(func() error {
+	err := ns.Run(func() error {
 		if uid != 0 {
 			if err := syscall.Setfsuid(uid); err != nil {
 				return err
@@ -126,8 +126,8 @@ func begin(t *testing.T, ns *testns.Namespace, network, to string, uid int) {
 	}
 }
 
-// traced runs a trace until as many packets as there may be were told.
-func traced(t *testing.T, cfg Config, traffic func()) []Packet {
+// runTrace runs a trace until cfg.Packets packets were reported.
+func runTrace(t *testing.T, cfg Config, traffic func()) []Packet {
 	t.Helper()
 	var all []Packet
 	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
@@ -157,7 +157,7 @@ func steps(p Packet) string {
 	return strings.Join(ids, " ")
 }
 
-func TestWayOfAPacketIsToldInTheWordsOfTheRules(t *testing.T) {
+func TestPacketTraceUsesRuleNames(t *testing.T) {
 	proxy := uint32(1337)
 	for _, c := range []struct {
 		name, network, to string
@@ -174,7 +174,7 @@ func TestWayOfAPacketIsToldInTheWordsOfTheRules(t *testing.T) {
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			ns, rules := captured(t)
-			all := traced(t, Config{NetNS: int(ns.Handle), Rules: rules, Filter: c.filter, Packets: 1, For: 10 * time.Second},
+			all := runTrace(t, Config{NetNS: int(ns.Handle), Rules: rules, Filter: c.filter, Packets: 1, For: 10 * time.Second},
 				func() { begin(t, ns, c.network, c.to, c.uid) })
 			if len(all) != 1 {
 				t.Fatalf("%d packets were told", len(all))
@@ -192,19 +192,19 @@ func TestWayOfAPacketIsToldInTheWordsOfTheRules(t *testing.T) {
 	}
 }
 
-func TestRulesOfIPTablesAreTracedByTheSameWords(t *testing.T) {
+func TestIPTablesRulesAreTracedWithSameNames(t *testing.T) {
 	if _, err := exec.LookPath("iptables-nft-restore"); err != nil {
 		t.Skip("iptables is not installed; scripts/iptables.sh does that")
 	}
 	ns, rules := linked(t), capture(t, iptables.RedirectMode)
-	b, err := xt.New(t.Context(), xt.Config{NetNS: int(ns.Handle), Flavour: xt.NFT})
+	b, err := xtables.New(t.Context(), xtables.Config{NetNS: int(ns.Handle), Flavour: xtables.NFT})
 	if err != nil {
 		t.Fatal(err)
 	}
 	if err := b.Apply(t.Context(), rules); err != nil {
 		t.Fatal(err)
 	}
-	all := traced(t, Config{NetNS: int(ns.Handle), Rules: rules, Filter: Filter{Port: 443}, Packets: 1},
+	all := runTrace(t, Config{NetNS: int(ns.Handle), Rules: rules, Filter: Filter{Port: 443}, Packets: 1},
 		func() { begin(t, ns, "tcp", "203.0.113.7:443", 0) })
 	t.Logf("%s", &all[0])
 	if got := steps(all[0]); !strings.Contains(got, "outbound/all redirect/outbound") || all[0].End != "arrives at 127.0.0.1:15001 of this namespace, by lo" {
@@ -212,7 +212,7 @@ func TestRulesOfIPTablesAreTracedByTheSameWords(t *testing.T) {
 	}
 }
 
-func TestPacketThatComesInIsTraced(t *testing.T) {
+func TestInboundPacketIsTraced(t *testing.T) {
 	ns, rules := linked(t), capture(t, iptables.TProxyMode)
 	b, err := nft.New(nft.Config{NetNS: int(ns.Handle)})
 	if err != nil {
@@ -221,13 +221,13 @@ func TestPacketThatComesInIsTraced(t *testing.T) {
 	if err := b.Apply(t.Context(), rules); err != nil {
 		t.Fatal(err)
 	}
-	lab, err := packets.Open(t.Context(), packets.Config{NetNS: int(ns.Handle), TransparentMark: iptables.Mark{Value: 1337, Mask: 1<<32 - 1}, TransparentPort: 15006})
+	lab, err := packettest.Open(t.Context(), packettest.Config{NetNS: int(ns.Handle), TransparentMark: iptables.Mark{Value: 1337, Mask: 1<<32 - 1}, TransparentPort: 15006})
 	if err != nil {
 		t.Fatal(err)
 	}
 	defer func() { _ = lab.Close() }()
-	all := traced(t, Config{NetNS: int(ns.Handle), Rules: rules, Filter: Filter{Port: 8080, Protocol: iptables.TCP}, Packets: 1}, func() {
-		_, _ = lab.Send(t.Context(), []packets.Packet{{Inbound: true, Protocol: iptables.TCP, Destination: netip.MustParseAddrPort("10.9.8.7:8080")}})
+	all := runTrace(t, Config{NetNS: int(ns.Handle), Rules: rules, Filter: Filter{Port: 8080, Protocol: iptables.TCP}, Packets: 1}, func() {
+		_, _ = lab.Send(t.Context(), []packettest.Packet{{Inbound: true, Protocol: iptables.TCP, Destination: netip.MustParseAddrPort("10.9.8.7:8080")}})
 	})
 	t.Logf("%s", &all[0])
 	if got := steps(all[0]); all[0].Way != iptables.Inbound || !strings.Contains(got, "inbound/all tproxy/inbound-ipv4") ||
@@ -236,7 +236,7 @@ func TestPacketThatComesInIsTraced(t *testing.T) {
 	}
 }
 
-func TestTraceEndsInTimeAndLeavesNothing(t *testing.T) {
+func TestTraceEndsInTimeAndLeavesNothingBehind(t *testing.T) {
 	ns, rules := captured(t)
 	err := Run(t.Context(), Config{NetNS: int(ns.Handle), Rules: rules, For: 100 * time.Millisecond}, func(Packet) error { return nil })
 	if err != nil {
@@ -255,8 +255,8 @@ func TestTraceEndsInTimeAndLeavesNothing(t *testing.T) {
 	}
 }
 
-// Who interrupts a trace sees what the kernel had said by then.
-func TestWhatIsInTheQueueAtTheEndIsTold(t *testing.T) {
+// An interrupted trace reports the messages that the kernel had sent by then.
+func TestQueuedMessagesAreReportedAtEnd(t *testing.T) {
 	for name, make := range map[string]func() (*testns.Namespace, Config){
 		"nftables": func() (*testns.Namespace, Config) {
 			ns, rules := captured(t)
@@ -298,7 +298,7 @@ func TestWhatIsInTheQueueAtTheEndIsTold(t *testing.T) {
 	}
 }
 
-func TestASecondTraceOfANamespaceIsToldOfTheFirst(t *testing.T) {
+func TestSecondTraceOfNamespaceIsRefused(t *testing.T) {
 	ns, rules := captured(t)
 	cfg := Config{NetNS: int(ns.Handle), Rules: rules, For: time.Millisecond}
 	first, err := open(cfg)
@@ -331,7 +331,7 @@ func legacy(t *testing.T) (*testns.Namespace, Config) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	b, err := xt.New(t.Context(), xt.Config{NetNS: int(ns.Handle), Flavour: xt.Legacy})
+	b, err := xtables.New(t.Context(), xtables.Config{NetNS: int(ns.Handle), Flavour: xtables.Legacy})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -350,7 +350,7 @@ func placed(t *testing.T, ns *testns.Namespace) []iptables.PlacedRule {
 	return all
 }
 
-func TestRulesOfLegacyIPTablesAreTracedByTheSameWords(t *testing.T) {
+func TestLegacyRulesAreTracedWithSameNames(t *testing.T) {
 	proxy := uint32(1337)
 	for _, c := range []struct {
 		name, network, to string
@@ -370,7 +370,7 @@ func TestRulesOfLegacyIPTablesAreTracedByTheSameWords(t *testing.T) {
 		t.Run(c.name, func(t *testing.T) {
 			ns, cfg := legacy(t)
 			cfg.Filter, cfg.Legacy = c.filter, placed(t, ns)
-			all := traced(t, cfg, func() { begin(t, ns, c.network, c.to, c.uid) })
+			all := runTrace(t, cfg, func() { begin(t, ns, c.network, c.to, c.uid) })
 			if len(all) != 1 {
 				t.Fatalf("%d packets were told", len(all))
 			}
@@ -387,7 +387,7 @@ func TestRulesOfLegacyIPTablesAreTracedByTheSameWords(t *testing.T) {
 	}
 }
 
-func TestRulesOfOthersInLegacyIPTablesAreTracedToo(t *testing.T) {
+func TestForeignLegacyRulesAreTraced(t *testing.T) {
 	for _, c := range []struct{ name, rule, want string }{
 		{"a rule", "-A OUTPUT -p tcp --dport 15001 -j DROP", "dropped by rule 1"},
 		{"a rule without a condition, in a chain", "-N THEIRS\n-A OUTPUT -j THEIRS\n-A THEIRS -j DROP", "dropped by rule 1"},
@@ -398,11 +398,11 @@ func TestRulesOfOthersInLegacyIPTablesAreTracedToo(t *testing.T) {
 			restore := exec.Command("iptables-legacy-restore", "--noflush")
 			restore.Env = []string{"XTABLES_LOCKFILE=" + t.TempDir() + "/lock"}
 			restore.Stdin = strings.NewReader("*filter\n" + c.rule + "\nCOMMIT\n")
-			if err := ns.Within(restore.Run); err != nil {
+			if err := ns.Run(restore.Run); err != nil {
 				t.Fatal(err)
 			}
 			cfg.Filter, cfg.Legacy = Filter{Port: 443}, placed(t, ns)
-			all := traced(t, cfg, func() { begin(t, ns, "tcp", "203.0.113.7:443", 0) })
+			all := runTrace(t, cfg, func() { begin(t, ns, "tcp", "203.0.113.7:443", 0) })
 			t.Logf("%s", &all[0])
 			last := all[0].Steps[len(all[0].Steps)-1]
 			if all[0].End != c.want || !last.Foreign || !strings.Contains(steps(all[0]), "outbound/all redirect/outbound") {

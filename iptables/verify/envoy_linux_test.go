@@ -36,7 +36,7 @@ static_resources:
   listeners:` + fmt.Sprintf(aListener, "outbound", false, 15001) + fmt.Sprintf(aListener, "inbound", transparent, 15006)
 }
 
-func TestEnvoyThatRunsSeesNoneOfThePackets(t *testing.T) {
+func TestRunningEnvoySeesNoTestPackets(t *testing.T) {
 	for _, name := range []string{"all", "transparent"} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
@@ -48,10 +48,10 @@ func TestEnvoyThatRunsSeesNoneOfThePackets(t *testing.T) {
 			}
 			ns.Start(t, exec.Command(testenv.Envoy(t), "-c", bootstrap, "--concurrency", "2", "--disable-hot-restart", "-l", "warn"))
 			transport := &http.Transport{DisableKeepAlives: true, DialContext: func(context.Context, string, string) (conn net.Conn, err error) {
-				err = ns.Within(func() error { conn, err = net.Dial("tcp", "127.0.0.1:15000"); return err })
+				err = ns.Run(func() error { conn, err = net.Dial("tcp", "127.0.0.1:15000"); return err })
 				return conn, err
 			}}
-			ask := func(path string) (string, error) {
+			get := func(path string) (string, error) {
 				resp, err := (&http.Client{Transport: transport}).Get("http://envoy" + path)
 				if err != nil {
 					return "", err
@@ -63,12 +63,12 @@ func TestEnvoyThatRunsSeesNoneOfThePackets(t *testing.T) {
 				}
 				return string(text), err
 			}
-			testenv.Eventually(t, "Envoy is ready", func() error { _, err := ask("/ready"); return err })
+			testenv.Eventually(t, "Envoy is ready", func() error { _, err := get("/ready"); return err })
 
 			if r := report(t, ns, b, rules); !r.OK() || r.Proven() < 30 {
 				t.Errorf("%s", r)
 			}
-			stats, err := ask("/stats?filter=^listener\\..*downstream_cx_total")
+			stats, err := get("/stats?filter=^listener\\..*downstream_cx_total")
 			if err != nil {
 				t.Fatal(err)
 			}

@@ -9,9 +9,8 @@ import (
 	"github.com/pilotfish-mesh/pilotfish/iptables"
 )
 
-// Packets are sent where rules of others lead too: a rule for one port decides nothing about the packets that our own rules
-// speak of.
-func TestForeignRulesForFewDestinationsAreFoundByPackets(t *testing.T) {
+// Packets are also sent to the destinations that foreign rules name. Those packets match none of our own rules.
+func TestForeignRulesForFewDestinationsAreDetected(t *testing.T) {
 	for name, c := range map[string]struct{ script, consequence string }{
 		"a port": {`add table ip x; add chain ip x o { type nat hook output priority -101; }; add rule ip x o tcp dport 443 redirect to :99`,
 			":443 from uid 10123, gid 10123 reaches port 99"},
@@ -44,8 +43,8 @@ func TestForeignRulesForFewDestinationsAreFoundByPackets(t *testing.T) {
 	}
 }
 
-// Firewalls let DHCP by so: nobody connects there, so that nothing is wrong with the redirection.
-func TestAddressesOfAllOnANetworkThatRulesOfOthersNameAreNoFault(t *testing.T) {
+// Firewalls allow DHCP with such rules. No application connects to these addresses, so redirection is not affected.
+func TestForeignRulesForBroadcastAddressesAreNoFault(t *testing.T) {
 	want := compile(t, nil)
 	ns, b := inForce(t, want)
 	nftRun(t, ns, `add table ip x; add chain ip x o { type filter hook output priority -300; }; add rule ip x o ip daddr { 255.255.255.255, 127.255.255.255 } accept`)
@@ -58,7 +57,7 @@ func TestAddressesOfAllOnANetworkThatRulesOfOthersNameAreNoFault(t *testing.T) {
 	}
 }
 
-func TestRulesOfOursByIPTablesAreNotForeign(t *testing.T) {
+func TestOwnIPTablesRulesAreNotForeign(t *testing.T) {
 	want := compile(t, nil)
 	ns, b := inForce(t, want)
 	nftRun(t, ns, `add table ip nat; add chain ip nat PILOTFISH_OUTPUT; add rule ip nat PILOTFISH_OUTPUT tcp dport 80 return;
@@ -67,14 +66,14 @@ add chain ip nat OUTPUT { type nat hook output priority -100; }; add rule ip nat
 	if err != nil || len(all) > 0 {
 		t.Errorf("%v %v", all, err)
 	}
-	if named := named([]iptables.ForeignChain{{Named: []iptables.Named{{Port: 1}, {Port: 1}}}}); len(named) != 1 {
+	if named := foreignDestinations([]iptables.ForeignChain{{Named: []iptables.Named{{Port: 1}, {Port: 1}}}}); len(named) != 1 {
 		t.Errorf("a destination is tried twice: %v", named)
 	}
 }
 
 func nftRun(t *testing.T, ns *testns.Namespace, script string) {
 	t.Helper()
-	err := ns.Within(func() error {
+	err := ns.Run(func() error {
 		cmd := exec.Command("nft", "-f", "-")
 		if words := strings.Fields(script); words[0] == "iptables-nft" {
 			cmd = exec.Command(words[0], words[1:]...)

@@ -17,7 +17,7 @@ import (
 	"github.com/pilotfish-mesh/pilotfish/iptables"
 )
 
-// attach gives the namespace an interface with addresses, whose other end is in one of its own.
+// attach adds an interface with addresses to the namespace. Its peer is in a new namespace, which attach returns.
 func attach(t *testing.T, ns *testns.Namespace, name string, addresses ...string) (beyond *testns.Namespace) {
 	t.Helper()
 	beyond = testns.New(t)
@@ -48,11 +48,11 @@ func attach(t *testing.T, ns *testns.Namespace, name string, addresses ...string
 	return beyond
 }
 
-// watched gives a count of the TCP and UDP packets that got to where an interface leads.
-func watched(t *testing.T, beyond *testns.Namespace) (packets func() int) {
+// countPackets returns a function that counts the TCP and UDP packets that reach the namespace behind an interface.
+func countPackets(t *testing.T, beyond *testns.Namespace) (packets func() int) {
 	t.Helper()
 	fd := -1
-	if err := beyond.Within(func() (err error) {
+	if err := beyond.Run(func() (err error) {
 		fd, err = unix.Socket(unix.AF_PACKET, unix.SOCK_DGRAM|unix.SOCK_NONBLOCK|unix.SOCK_CLOEXEC, int(binary.NativeEndian.Uint16([]byte{unix.ETH_P_ALL >> 8, unix.ETH_P_ALL})))
 		return err
 	}); err != nil {
@@ -93,12 +93,12 @@ func interfaces(change func(*iptables.Options)) func(*iptables.Options) {
 // withInterfaces is a namespace that has them.
 func withInterfaces(t *testing.T) (ns *testns.Namespace, packets func() int) {
 	ns = testns.New(t)
-	one := watched(t, attach(t, ns, "net1", "192.168.99.5/24", "fd99::5/64"))
-	two := watched(t, attach(t, ns, "vif0", "192.168.122.1/24", "fd98::1/64"))
+	one := countPackets(t, attach(t, ns, "net1", "192.168.99.5/24", "fd99::5/64"))
+	two := countPackets(t, attach(t, ns, "vif0", "192.168.122.1/24", "fd98::1/64"))
 	return ns, func() int { return one() + two() }
 }
 
-func TestTrafficOfInterfacesIsProven(t *testing.T) {
+func TestInterfaceTrafficIsVerified(t *testing.T) {
 	for name, change := range map[string]func(*iptables.Options){
 		"redirected": nil, "dns": choices()["dns"],
 		"transparent": func(o *iptables.Options) { o.Interception = iptables.TProxyMode },
@@ -123,7 +123,7 @@ func TestTrafficOfInterfacesIsProven(t *testing.T) {
 				t.Errorf("%s", r.Long())
 			}
 			for _, by := range []string{"net1", "vif0"} {
-				if !slices.ContainsFunc(r.Proofs, func(p Proof) bool { return p.OK && p.by == by }) {
+				if !slices.ContainsFunc(r.Proofs, func(p Proof) bool { return p.OK && p.via == by }) {
 					t.Errorf("no packet shows what becomes of traffic of %s:\n%s", by, r.Long())
 				}
 			}
@@ -157,7 +157,7 @@ func TestTrafficOfInterfacesIsProven(t *testing.T) {
 	}
 }
 
-func TestEachRuleAboutAnInterfaceThatIsMissingIsShownByPackets(t *testing.T) {
+func TestMissingInterfaceRulesAreDetectedByPackets(t *testing.T) {
 	rules := compile(t, interfaces(nil))
 	of := 0
 	for _, c := range rules.Chains {
@@ -170,7 +170,7 @@ func TestEachRuleAboutAnInterfaceThatIsMissingIsShownByPackets(t *testing.T) {
 			t.Run(r.ID, func(t *testing.T) {
 				ns, packets := withInterfaces(t)
 				b := backend(t, ns)
-				if err := b.Apply(context.Background(), without(rules, r)); err != nil {
+				if err := b.Apply(context.Background(), withoutRule(rules, r)); err != nil {
 					t.Fatal(err)
 				}
 				report, err := Run(t.Context(), Config{Backend: b, Want: rules, NetNS: int(ns.Handle)})
@@ -181,7 +181,7 @@ func TestEachRuleAboutAnInterfaceThatIsMissingIsShownByPackets(t *testing.T) {
 					t.Errorf("%s", report)
 				}
 				needless := strings.Contains(report.String(), "it changes nothing for any packet") // as another rule does the same
-				if !needless && !slices.ContainsFunc(report.Failed(), func(p Proof) bool { return p.by != "" }) {
+				if !needless && !slices.ContainsFunc(report.Failed(), func(p Proof) bool { return p.via != "" }) {
 					t.Errorf("no packet shows it:\n%s", report.Long())
 				}
 				if n := packets(); n > 0 {
@@ -195,7 +195,7 @@ func TestEachRuleAboutAnInterfaceThatIsMissingIsShownByPackets(t *testing.T) {
 	}
 }
 
-func TestInterfacesThatAreNotThereAreTold(t *testing.T) {
+func TestMissingInterfacesAreReported(t *testing.T) {
 	ns := testns.New(t)
 	attach(t, ns, "net1")
 	ns.Links(t, func(h *netlink.Handle) error {
@@ -221,11 +221,12 @@ func TestInterfacesThatAreNotThereAreTold(t *testing.T) {
 	}
 }
 
-// An interface without IPv6, into which only comes what its routes lead back, leaves what can be shown of it.
-func TestWhatOfAnInterfaceCanBeShownIs(t *testing.T) {
+// The interface has no IPv6 and accepts only packets from sources to which its routes lead back. The rest is still
+// verified.
+func TestInterfaceIsVerifiedAsFarAsPossible(t *testing.T) {
 	ns := testns.New(t)
-	packets := watched(t, attach(t, ns, "net1", "192.168.99.5/24"))
-	if err := ns.Within(func() error {
+	packets := countPackets(t, attach(t, ns, "net1", "192.168.99.5/24"))
+	if err := ns.Run(func() error {
 		return errors.Join(os.WriteFile("/proc/sys/net/ipv4/conf/net1/rp_filter", []byte("1"), 0),
 			os.WriteFile("/proc/sys/net/ipv6/conf/net1/disable_ipv6", []byte("1"), 0))
 	}); err != nil {
@@ -242,7 +243,7 @@ func TestWhatOfAnInterfaceCanBeShownIs(t *testing.T) {
 	}
 	var shown []string
 	for _, p := range r.Proofs {
-		if p.OK && p.by != "" {
+		if p.OK && p.via != "" {
 			shown = append(shown, p.Rule)
 		}
 	}
@@ -255,8 +256,8 @@ func TestWhatOfAnInterfaceCanBeShownIs(t *testing.T) {
 	}
 }
 
-// The kernel has nowhere to redirect to, and drops; what is not redirected comes in all the same.
-func TestAVirtualInterfaceWithoutAnAddressIsToldAsTheReason(t *testing.T) {
+// The kernel has no address to redirect to and drops the packet. Packets that are not redirected still arrive.
+func TestVirtualInterfaceWithoutAddressIsReported(t *testing.T) {
 	ns := testns.New(t)
 	attach(t, ns, "vif0", "fd98::1/64")
 	rules := compile(t, func(o *iptables.Options) {
@@ -272,7 +273,7 @@ func TestAVirtualInterfaceWithoutAnAddressIsToldAsTheReason(t *testing.T) {
 		t.Error("nothing fails")
 	}
 	for _, p := range r.Failed() {
-		if p.by != "vif0" || !strings.Contains(p.Subject, "IPv4") || !strings.Contains(p.Consequence, "does not get through: ") || !strings.HasSuffix(p.Consequence, why) {
+		if p.via != "vif0" || !strings.Contains(p.Subject, "IPv4") || !strings.Contains(p.Consequence, "does not get through: ") || !strings.HasSuffix(p.Consequence, why) {
 			t.Errorf("%+v", p)
 		}
 	}
@@ -289,11 +290,11 @@ func TestAVirtualInterfaceWithoutAnAddressIsToldAsTheReason(t *testing.T) {
 	}
 }
 
-// What would come in by a port of a bridge is the bridge's, which passes it on to its other ports.
-func TestNothingIsLedIntoAnInterfaceThatDoesNotTakeItForTheNamespace(t *testing.T) {
+// Packets that arrive at a port of a bridge belong to the bridge, which forwards them to its other ports.
+func TestNoPacketIsInjectedThroughUnsuitableInterface(t *testing.T) {
 	for name, one := range map[string]struct {
-		make func(t *testing.T, ns, beyond *testns.Namespace)
-		told string
+		make   func(t *testing.T, ns, beyond *testns.Namespace)
+		reason string
 	}{
 		"port of a bridge": {func(t *testing.T, ns, _ *testns.Namespace) {
 			ns.Links(t, func(h *netlink.Handle) error {
@@ -325,7 +326,7 @@ func TestNothingIsLedIntoAnInterfaceThatDoesNotTakeItForTheNamespace(t *testing.
 		t.Run(name, func(t *testing.T) {
 			ns := testns.New(t)
 			beyond := attach(t, ns, "net1")
-			first, second := watched(t, beyond), watched(t, attach(t, ns, "net2"))
+			first, second := countPackets(t, beyond), countPackets(t, attach(t, ns, "net2"))
 			one.make(t, ns, beyond)
 			rules := compile(t, func(o *iptables.Options) { o.ExcludeInterfaces = []string{"net1"} })
 			b := backend(t, ns)
@@ -336,8 +337,8 @@ func TestNothingIsLedIntoAnInterfaceThatDoesNotTakeItForTheNamespace(t *testing.
 			if err != nil || !r.OK() {
 				t.Errorf("%v\n%s", err, r.Long())
 			}
-			if !slices.ContainsFunc(r.Unproven, func(text string) bool { return strings.HasSuffix(text, one.told) }) {
-				t.Errorf("%q is not in %q", one.told, r.Unproven)
+			if !slices.ContainsFunc(r.Unproven, func(text string) bool { return strings.HasSuffix(text, one.reason) }) {
+				t.Errorf("%q is not in %q", one.reason, r.Unproven)
 			}
 			if n := first() + second(); n > 0 {
 				t.Errorf("%d packets of the tests got to a network", n)

@@ -8,31 +8,31 @@ import (
 	"github.com/pilotfish-mesh/pilotfish/iptables"
 )
 
-// Report is what was found.
+// Report is the result of a verification.
 type Report struct {
-	// Backend is the one that the rules were read back from.
+	// Backend is the name of the backend that read the installed rules.
 	Backend string `json:"backend"`
-	// Families are those whose traffic is looked at.
+	// Families are the address families whose traffic the rules handle.
 	Families iptables.Families `json:"families"`
-	// Differences are between what should be in force and what the kernel has.
+	// Differences lists how the installed rules differ from the expected ones.
 	Differences []iptables.Difference `json:"differences,omitempty"`
-	// Proofs are the packets that were sent.
+	// Proofs are the results of the test packets.
 	Proofs []Proof `json:"proofs,omitempty"`
-	// Notes are what a person ought to know although it is as the rules want it.
+	// Notes are remarks that do not indicate a fault.
 	Notes []string `json:"notes,omitempty"`
-	// Unproven says what could not be shown with packets, and why.
+	// Unproven lists what could not be verified with packets, and why.
 	Unproven []string      `json:"unproven,omitempty"`
 	Took     time.Duration `json:"took_ns"`
 
 	foreign []iptables.ForeignChain
 }
 
-// OK tells that nothing is otherwise than it should be.
+// OK reports whether there are neither differences nor failed proofs.
 func (r *Report) OK() bool {
 	return len(r.Differences) == 0 && len(r.Failed()) == 0
 }
 
-// Failed are the proofs that packets do not go where they should.
+// Failed returns the proofs of packets that arrived at a wrong place.
 func (r *Report) Failed() (failed []Proof) {
 	for _, p := range r.Proofs {
 		if !p.OK && p.Unproven == "" {
@@ -42,7 +42,7 @@ func (r *Report) Failed() (failed []Proof) {
 	return failed
 }
 
-// Proven counts the packets that arrived where they should.
+// Proven returns the number of packets that arrived as expected.
 func (r *Report) Proven() (n int) {
 	for _, p := range r.Proofs {
 		if p.OK {
@@ -52,7 +52,7 @@ func (r *Report) Proven() (n int) {
 	return n
 }
 
-// Err says in one sentence or a few what is wrong; nil if nothing is.
+// Err returns a *Mismatch with all differences and failed proofs, or nil if there are none.
 func (r *Report) Err() error {
 	if r.OK() {
 		return nil
@@ -67,26 +67,26 @@ func (r *Report) Err() error {
 	return &Mismatch{parts}
 }
 
-// Mismatch is the error of a namespace whose redirection is not what it should be.
+// Mismatch is the error of a namespace whose redirection differs from the expected one.
 type Mismatch struct{ Findings []string }
 
-// mostTold bounds what an error says; the report has it all.
-const mostTold = 5
+// maxErrorFindings is the maximum number of findings in the error text; the report contains all.
+const maxErrorFindings = 5
 
 func (m *Mismatch) Error() string {
-	told := m.Findings
+	shown := m.Findings
 	more := ""
-	if len(told) > mostTold {
-		more = fmt.Sprintf("; and %d more", len(told)-mostTold)
-		told = told[:mostTold]
+	if len(shown) > maxErrorFindings {
+		more = fmt.Sprintf("; and %d more", len(shown)-maxErrorFindings)
+		shown = shown[:maxErrorFindings]
 	}
-	return "the redirection is not what it should be: " + strings.Join(told, "; ") + more
+	return "the redirection is not what it should be: " + strings.Join(shown, "; ") + more
 }
 
-// String is the report for a person. What is as it should be is counted, unless all is wanted.
+// String returns the report as text. It counts the packets that arrived as expected and lists only the others.
 func (r *Report) String() string { return r.text(false) }
 
-// Long is the report with every packet.
+// Long returns the report as text with every packet.
 func (r *Report) Long() string { return r.text(true) }
 
 func (r *Report) text(all bool) string {
@@ -107,9 +107,9 @@ func (r *Report) text(all bool) string {
 		switch {
 		case p.Unproven != "":
 		case !p.OK:
-			fmt.Fprintf(&b, "  WRONG  %s\n         want %s, got %s%s\n", p.Consequence, p.Want, p.Got, by(p.Rule))
+			fmt.Fprintf(&b, "  WRONG  %s\n         want %s, got %s%s\n", p.Consequence, p.Want, p.Got, ruleSuffix(p.Rule))
 		case all:
-			fmt.Fprintf(&b, "  ok     %s → %s%s\n", p.Subject, p.Got, by(p.Rule))
+			fmt.Fprintf(&b, "  ok     %s → %s%s\n", p.Subject, p.Got, ruleSuffix(p.Rule))
 		}
 	}
 	for _, n := range r.Notes {
@@ -121,14 +121,14 @@ func (r *Report) text(all bool) string {
 	return b.String()
 }
 
-func by(rule string) string {
+func ruleSuffix(rule string) string {
 	if rule == "" {
 		return ""
 	}
 	return " (" + rule + ")"
 }
 
-// Count says how many there are of something.
+// Count returns a number with its noun, in the plural unless n is 1.
 func Count(n int, what string) string {
 	if n == 1 {
 		return "1 " + what

@@ -8,17 +8,17 @@ import (
 	"slices"
 
 	"github.com/pilotfish-mesh/pilotfish/iptables"
-	"github.com/pilotfish-mesh/pilotfish/iptables/packets"
+	"github.com/pilotfish-mesh/pilotfish/iptables/packettest"
 )
 
-// place is where samples are sent: the addresses that there are.
-type place struct {
-	link      string // by which packets come in, and by which those to the outside leave
+// endpoints holds the link and the addresses that samples use.
+type endpoints struct {
+	link      string // through which packets arrive, and through which those to the outside leave
 	own       map[iptables.Families]netip.Addr
 	near, far map[iptables.Families]netip.Addr
 }
 
-func (p *place) families() (all []iptables.Families) {
+func (p *endpoints) families() (all []iptables.Families) {
 	for _, f := range []iptables.Families{iptables.IPv4, iptables.IPv6} {
 		if p.own[f].IsValid() {
 			all = append(all, f)
@@ -27,93 +27,95 @@ func (p *place) families() (all []iptables.Families) {
 	return all
 }
 
-// sample is a packet to send, and the rule that it was made for: "" if it was made for none.
+// sample is a packet to send, and the ID of the rule that it tests; "" if it tests none.
 type sample struct {
 	iptables.Packet
 	rule       string
-	sourcePort uint16         // 0: any
-	by         string         // the interface of the namespace that it passes; "": the test's own, or lo
-	own        bool           // it is for the pod itself
-	answered   bool           // who gets it outside answers
-	answerer   *packets.Owner // who gets it in the namespace, and answers
+	sourcePort uint16            // 0: any
+	via        string            // the interface of the namespace that it passes; "": the test's own, or lo
+	own        bool              // the destination is the pod itself
+	answered   bool              // the receiver outside replies
+	answerer   *packettest.Owner // the process in the namespace that receives the packet and replies
 }
 
-// sampler makes packets that show what rules do. What a sample is not about is chosen so that no rule names it.
+// sampler generates packets that show the effect of rules. Properties that a sample does not test have values that no
+// rule names.
 type sampler struct {
-	place
+	endpoints
 	rules *iptables.RuleSet
 	port  uint16
 	user  uint32
 	group uint32
-	// foreign is what rules of others name.
+	// foreign lists the destinations that rules of other programs name.
 	foreign []iptables.Named
-	// alone says that user and group are this process's own, and that it cannot send as anybody else.
-	alone bool
-	// indoors says that packets from outside cannot be sent, and those that leave not be seen.
-	indoors bool
+	// singleUser: user and group are those of this process, which cannot send as another user.
+	singleUser bool
+	// socketsOnly: packets from outside cannot be sent, and packets that leave cannot be observed.
+	socketsOnly bool
 }
 
-// sends tells whether the packet can be sent, and where it arrives be seen.
-func (s *sampler) sends(p *iptables.Packet) bool {
+// canSend reports whether the packet can be sent and its arrival be observed.
+func (s *sampler) canSend(p *iptables.Packet) bool {
 	if p.Interface != s.link && p.Interface != "lo" {
-		return s.passes(p)
+		return s.canTraverse(p)
 	}
 	if p.Direction == iptables.Inbound {
-		return !s.indoors
+		return !s.socketsOnly
 	}
-	if s.alone && (*p.UID != s.user || *p.GID != s.group) {
+	if s.singleUser && (*p.UID != s.user || *p.GID != s.group) {
 		return false
 	}
-	if !s.indoors || wanted(iptables.Explain(s.rules, *p)).end != iptables.Passes {
+	if !s.socketsOnly || expectedOutcome(iptables.Explain(s.rules, *p)).end != iptables.Passes {
 		return true
 	}
-	return p.Interface == "lo" && p.To.Port() == s.port // which is nobody's, and open to every user
+	return p.Interface == "lo" && p.To.Port() == s.port // no process uses this port, and every user can open it
 }
 
-// passes tells whether a packet of one of the namespace's interfaces can be sent. What comes in by one for somebody else,
-// and is not captured, would go out into a network.
-func (s *sampler) passes(p *iptables.Packet) bool {
+// canTraverse reports whether a packet through one of the namespace's interfaces can be sent. A packet that arrives for
+// another host and is not captured would be forwarded into a network, so it is not sent.
+func (s *sampler) canTraverse(p *iptables.Packet) bool {
 	switch {
-	case s.indoors:
+	case s.socketsOnly:
 		return false
 	case p.Direction == iptables.Outbound:
-		return !s.alone || *p.UID == s.user && *p.GID == s.group
+		return !s.singleUser || *p.UID == s.user && *p.GID == s.group
 	}
-	return p.To.Addr() == s.own[p.Family()] || wanted(iptables.Explain(s.rules, *p)).end != iptables.Passes
+	return p.To.Addr() == s.own[p.Family()] || expectedOutcome(iptables.Explain(s.rules, *p)).end != iptables.Passes
 }
 
-// maxSamples bounds the packets of one run.
+// maxSamples is the maximum number of packets of one run.
 const maxSamples = 300
 
-func newSampler(rules *iptables.RuleSet, at place, by packets.Sender) *sampler {
-	s := &sampler{place: at, rules: rules}
-	s.port, s.user, s.group = s.unnamed()
+func newSampler(rules *iptables.RuleSet, at endpoints, by packettest.Sender) *sampler {
+	s := &sampler{endpoints: at, rules: rules}
+	s.port, s.user, s.group = s.chooseUnnamed()
 	if !by.Anybody {
-		s.alone, s.user, s.group = true, by.UID, by.GID
+		s.singleUser, s.user, s.group = true, by.UID, by.GID
 	}
 	return s
 }
 
-// samples are packets of each kind, and for each rule one that would arrive elsewhere without it, or meets it at least.
-// left tells how many rules there was no room for, or no time.
+// samples returns packets of each kind, and one for each rule: a packet that would arrive elsewhere without the rule,
+// or at least matches it. left is the number of rules without a packet, because of maxSamples, maxWork or the end of
+// ctx.
 func (s *sampler) samples(ctx context.Context) (all []sample, left int) {
 	seen := map[string]bool{}
 	add := func(one sample) {
 		one.own = one.To.Addr() == s.own[one.Family()]
 		if one.Interface != s.link && one.Interface != "lo" {
-			one.by = one.Interface
+			one.via = one.Interface
 		}
 		if key := one.String(); !seen[key] {
 			seen[key] = true
 			all = append(all, one)
 		}
 	}
-	for _, p := range slices.Concat(s.kinds(), s.strangers(), s.passedOn()) {
-		if s.sends(&p) {
+	for _, p := range slices.Concat(s.basicPackets(), s.foreignPackets(), s.forwardedPackets()) {
+		if s.canSend(&p) {
 			add(sample{Packet: p})
 		}
 	}
-	found, left := s.telling(ctx)
+	found, left := s.findSamples(ctx)
 	for _, one := range found {
 		if len(all) < maxSamples {
 			add(one)
@@ -124,8 +126,8 @@ func (s *sampler) samples(ctx context.Context) (all []sample, left int) {
 	return all, left
 }
 
-// unnamed are a port, a user and a group that no rule speaks of.
-func (s *sampler) unnamed() (port uint16, user, group uint32) {
+// chooseUnnamed returns a port, a user and a group that no rule names.
+func (s *sampler) chooseUnnamed() (port uint16, user, group uint32) {
 	port, user, group = 30123, 10123, 10123
 	var ports []iptables.PortRange
 	var ids, included []uint32
@@ -149,26 +151,27 @@ func (s *sampler) unnamed() (port uint16, user, group uint32) {
 		user, group = user+1, group+1
 	}
 	if len(included) > 0 {
-		group = included[0] // whoever is of none of them is not captured
+		group = included[0] // processes outside these groups are not captured
 	}
 	return port, user, group
 }
 
-// outside is an address of documentation that no rule names, or names together with all others.
-func (s *sampler) outside(f iptables.Families) netip.Addr {
+// outsideAddress returns an address outside the pod, preferably from a documentation range, that no rule names except
+// by a prefix of all addresses.
+func (s *sampler) outsideAddress(f iptables.Families) netip.Addr {
 	candidates := []string{"203.0.113.77", "198.51.100.77", "192.0.2.77", "100.64.7.7", "10.77.7.7"}
 	if f == iptables.IPv6 {
 		candidates = []string{"2001:db8:77::7", "3fff:77::7", "fd77:7::7", "2600:77::7"}
 	}
 	for _, c := range candidates {
-		if a := netip.MustParseAddr(c); !s.names(a) {
+		if a := netip.MustParseAddr(c); !s.isNamed(a) {
 			return a
 		}
 	}
 	return netip.MustParseAddr(candidates[0])
 }
 
-func (s *sampler) names(a netip.Addr) bool {
+func (s *sampler) isNamed(a netip.Addr) bool {
 	for _, c := range s.rules.Chains {
 		for _, r := range c.Rules {
 			if slices.ContainsFunc(r.Match.Destination, func(p netip.Prefix) bool { return p.Bits() > 0 && p.Contains(a) }) {
@@ -179,7 +182,7 @@ func (s *sampler) names(a netip.Addr) bool {
 	return false
 }
 
-// loopback is the address of the family that applications call themselves by.
+// loopback returns the family's address of localhost.
 func loopback(f iptables.Families) netip.Addr {
 	if f == iptables.IPv6 {
 		return netip.IPv6Loopback()
@@ -187,50 +190,51 @@ func loopback(f iptables.Families) netip.Addr {
 	return netip.MustParseAddr("127.0.0.1")
 }
 
-// kinds are packets that no rule has to speak of.
-func (s *sampler) kinds() (all []iptables.Packet) {
+// basicPackets returns packets that no rule needs to name.
+func (s *sampler) basicPackets() (all []iptables.Packet) {
 	for _, f := range s.families() {
 		for _, protocol := range []iptables.Protocol{iptables.TCP, iptables.UDP} {
-			for _, to := range []netip.Addr{s.outside(f), s.own[f], loopback(f)} {
+			for _, to := range []netip.Addr{s.outsideAddress(f), s.own[f], loopback(f)} {
 				all = append(all, s.outbound(protocol, to, s.port))
 			}
-			all = append(all, s.inbound(f, protocol, s.port), s.outbound(protocol, s.outside(f), 53))
+			all = append(all, s.inbound(f, protocol, s.port), s.outbound(protocol, s.outsideAddress(f), 53))
 		}
 	}
 	return all
 }
 
-// maxForeign bounds the destinations of others' rules that are tried.
+// maxForeign is the maximum number of destinations of foreign rules that are tested.
 const maxForeign = 30
 
-// named are the destinations that rules of others speak of, each once.
-func named(chains []iptables.ForeignChain) (all []iptables.Named) {
+// foreignDestinations returns the destinations that foreign rules name, without duplicates.
+func foreignDestinations(chains []iptables.ForeignChain) (all []iptables.Named) {
 	for _, c := range chains {
 		for _, n := range c.Named {
 			if len(all) < maxForeign {
-				all = once(all, n)
+				all = appendUnique(all, n)
 			}
 		}
 	}
 	return all
 }
 
-// strangers are connections and questions to where rules of others name, and connections from outside.
-func (s *sampler) strangers() (all []iptables.Packet) {
-	uids := s.named().uids
+// foreignPackets returns TCP and UDP packets to the destinations that foreign rules name, and TCP connections from
+// outside.
+func (s *sampler) foreignPackets() (all []iptables.Packet) {
+	uids := s.collectNames().uids
 	for _, n := range s.foreign {
 		port := cmp.Or(n.Port, s.port)
 		for _, f := range s.families() {
 			to := n.Address
 			if !to.IsValid() || to.IsUnspecified() || to.IsMulticast() || to.IsLinkLocalUnicast() {
-				to = s.outside(f)
+				to = s.outsideAddress(f)
 			}
-			if family(to) != f || s.rules.Families&f == 0 {
+			if familyOf(to) != f || s.rules.Families&f == 0 {
 				continue
 			}
 			p := s.outbound(iptables.TCP, to, port)
 			all = append(all, p, s.outbound(iptables.UDP, to, port))
-			if len(uids) > 0 { // the proxy passes on to there
+			if len(uids) > 0 { // the proxy forwards to that destination
 				p.UID = &uids[0]
 				all = append(all, p)
 			}
@@ -242,11 +246,12 @@ func (s *sampler) strangers() (all []iptables.Packet) {
 	return all
 }
 
-// passedOn are connections of a transparent proxy to the pod, with the client's address: they come about if the answers find
-// back to the proxy, by the marks of the connection. They are to the Lab's address, so that answers astray get no further.
-func (s *sampler) passedOn() (all []iptables.Packet) {
-	mark, uids := transparent(s.rules).Mark.Value, s.named().uids
-	if mark == 0 || len(uids) == 0 || s.indoors {
+// forwardedPackets returns connections of a transparent proxy to the pod with the client's address. They are
+// established only if the connection's marks lead the replies back to the proxy. Their destination is the harness's
+// address, so that misrouted replies stay in the harness.
+func (s *sampler) forwardedPackets() (all []iptables.Packet) {
+	mark, uids := transparentVerdict(s.rules).Mark.Value, s.collectNames().uids
+	if mark == 0 || len(uids) == 0 || s.socketsOnly {
 		return nil
 	}
 	for _, f := range s.families() {
@@ -259,9 +264,9 @@ func (s *sampler) passedOn() (all []iptables.Packet) {
 	return all
 }
 
-// outbound is a packet of an application.
+// outbound returns a packet of an application.
 func (s *sampler) outbound(protocol iptables.Protocol, to netip.Addr, port uint16) iptables.Packet {
-	f := family(to)
+	f := familyOf(to)
 	p := iptables.Packet{
 		Direction: iptables.Outbound, Protocol: protocol, Interface: s.link, UID: &s.user, GID: &s.group,
 		From: netip.AddrPortFrom(s.near[f], 0), To: netip.AddrPortFrom(to, port),
@@ -279,39 +284,39 @@ func (s *sampler) inbound(f iptables.Families, protocol iptables.Protocol, port 
 	}
 }
 
-func family(a netip.Addr) iptables.Families {
+func familyOf(a netip.Addr) iptables.Families {
 	if a.Is4() {
 		return iptables.IPv4
 	}
 	return iptables.IPv6
 }
 
-// subject says whose packet it is, for reports.
+// subject describes the packet and its sender for reports.
 func (s *sample) subject() string {
-	kind := fmt.Sprintf("%s %s", family(s.To.Addr()), upper(s.Protocol))
+	kind := fmt.Sprintf("%s %s", familyOf(s.To.Addr()), protocolName(s.Protocol))
 	switch {
 	case s.Mark != 0:
 		return fmt.Sprintf("%s that the proxy passes on to the pod with the client's address", kind)
-	case s.Direction == iptables.Inbound && s.by != "" && !s.own:
-		return fmt.Sprintf("%s to %s that comes in by %s", kind, s.To, s.by)
+	case s.Direction == iptables.Inbound && s.via != "" && !s.own:
+		return fmt.Sprintf("%s to %s that comes in by %s", kind, s.To, s.via)
 	case s.Direction == iptables.Inbound:
-		return fmt.Sprintf("inbound %s to port %d%s", kind, s.To.Port(), s.way())
+		return fmt.Sprintf("inbound %s to port %d%s", kind, s.To.Port(), s.interfaceSuffix())
 	case s.To.Addr().IsLoopback():
-		return fmt.Sprintf("%s within the pod to %s from %s", kind, s.To, s.owner())
+		return fmt.Sprintf("%s within the pod to %s from %s", kind, s.To, s.ownerText())
 	case s.Interface == "lo":
-		return fmt.Sprintf("%s to the pod's own address, port %d, from %s", kind, s.To.Port(), s.owner())
+		return fmt.Sprintf("%s to the pod's own address, port %d, from %s", kind, s.To.Port(), s.ownerText())
 	}
-	return fmt.Sprintf("outbound %s to %s%s from %s", kind, s.To, s.way(), s.owner())
+	return fmt.Sprintf("outbound %s to %s%s from %s", kind, s.To, s.interfaceSuffix(), s.ownerText())
 }
 
-func (s *sample) way() string {
-	if s.by == "" {
+func (s *sample) interfaceSuffix() string {
+	if s.via == "" {
 		return ""
 	}
-	return " by " + s.by
+	return " by " + s.via
 }
 
-func (s *sample) owner() string {
+func (s *sample) ownerText() string {
 	text := fmt.Sprintf("uid %d, gid %d", *s.UID, *s.GID)
 	if s.From.Addr().IsValid() && s.Interface == "lo" && s.From.Addr() != s.To.Addr() {
 		text += ", source " + s.From.Addr().String()
@@ -319,23 +324,23 @@ func (s *sample) owner() string {
 	return text
 }
 
-func upper(p iptables.Protocol) string {
+func protocolName(p iptables.Protocol) string {
 	if p == iptables.UDP {
 		return "UDP"
 	}
 	return "TCP"
 }
 
-// unseen says what cannot be shown.
-func (s *sampler) unseen() (all []string) {
-	if s.indoors {
+// unverifiable describes what cannot be verified, and the missing privileges.
+func (s *sampler) unverifiable() (all []string) {
+	if s.socketsOnly {
 		all = append(all, "inbound traffic: only who has CAP_NET_ADMIN and CAP_NET_RAW can send packets from outside")
 	}
-	if !s.alone {
+	if !s.singleUser {
 		return all
 	}
-	captured := func(p iptables.Packet) bool { return p.Interface != "lo" && s.sends(&p) }
-	if s.indoors && !slices.ContainsFunc(s.kinds(), captured) {
+	captured := func(p iptables.Packet) bool { return p.Interface != "lo" && s.canSend(&p) }
+	if s.socketsOnly && !slices.ContainsFunc(s.basicPackets(), captured) {
 		return append(all, fmt.Sprintf("outbound traffic of applications: the rules treat the user %d and the group %d of this process otherwise; "+
 			"run it as an application's user, or with CAP_NET_ADMIN, CAP_NET_RAW, CAP_SETUID and CAP_SETGID", s.user, s.group))
 	}

@@ -7,11 +7,11 @@ import (
 	"testing"
 
 	"github.com/pilotfish-mesh/pilotfish/iptables"
-	"github.com/pilotfish-mesh/pilotfish/iptables/packets"
+	"github.com/pilotfish-mesh/pilotfish/iptables/packettest"
 )
 
-// Whoever writes a pod's annotations chooses how much there is to think of for whoever looks at the pod.
-func TestTheLongestListsLeaveNoMoreWorkThanIsDone(t *testing.T) {
+// The author of a pod's annotations determines how much work the verification of the pod requires.
+func TestLongestListsStayWithinWorkLimit(t *testing.T) {
 	rules := compile(t, func(o *iptables.Options) {
 		for i := range 1024 {
 			o.OutboundExcludeCIDRs = append(o.OutboundExcludeCIDRs, netip.PrefixFrom(netip.AddrFrom4([4]byte{10, byte(i / 256), byte(i), 0}), 24))
@@ -19,19 +19,19 @@ func TestTheLongestListsLeaveNoMoreWorkThanIsDone(t *testing.T) {
 			o.ExcludeInterfaces = append(o.ExcludeInterfaces, fmt.Sprint("net", i))
 		}
 	})
-	at := place{link: "near0", own: map[iptables.Families]netip.Addr{}, near: map[iptables.Families]netip.Addr{}, far: map[iptables.Families]netip.Addr{}}
+	at := endpoints{link: "near0", own: map[iptables.Families]netip.Addr{}, near: map[iptables.Families]netip.Addr{}, far: map[iptables.Families]netip.Addr{}}
 	for f, net := range map[iptables.Families]string{iptables.IPv4: "198.18.0.%d", iptables.IPv6: "fd00::%d"} {
 		at.own[f] = netip.MustParseAddr(fmt.Sprintf(net, 1))
 		at.near[f] = netip.MustParseAddr(fmt.Sprintf(net, 2))
 		at.far[f] = netip.MustParseAddr(fmt.Sprintf(net, 3))
 	}
-	s := newSampler(rules, at, packets.Sender{Anybody: true})
+	s := newSampler(rules, at, packettest.Sender{Anybody: true})
 	if all, left := s.samples(t.Context()); left == 0 || len(all) > maxSamples {
 		t.Errorf("%d packets, and %d rules left", len(all), left)
 	}
 	over, cancel := context.WithCancel(t.Context())
 	cancel()
-	if all, left := s.telling(over); left != count(rules) || len(all) != 0 {
-		t.Errorf("nobody waits any more: %d packets, and %d of %d rules left", len(all), left, count(rules))
+	if all, left := s.findSamples(over); left != countRules(rules) || len(all) != 0 {
+		t.Errorf("nobody waits any more: %d packets, and %d of %d rules left", len(all), left, countRules(rules))
 	}
 }

@@ -8,16 +8,17 @@ import (
 	"time"
 
 	"github.com/pilotfish-mesh/pilotfish/iptables"
-	"github.com/pilotfish-mesh/pilotfish/iptables/packets"
+	"github.com/pilotfish-mesh/pilotfish/iptables/packettest"
 )
 
-// NotCaptured is the exit code of a validator that finds traffic not captured. Those who repair pods look for it.
+// NotCaptured is the exit code of a validator that finds traffic not captured. Controllers that repair pods look for
+// it.
 const NotCaptured = 126
 
-// Validate proves with packets alone that traffic is captured as the rule set says, for an init container that runs before
-// the proxy. It does so as well as it is allowed to: with CAP_NET_ADMIN and CAP_NET_RAW all is proven, without any
-// privileges what sockets of the process's own user can show. It fails if a packet arrives where it should not, or if
-// nothing at all could be proven.
+// Validate verifies with packets alone that traffic is captured as the rule set defines, for an init container that
+// runs before the proxy. What it can verify depends on its privileges: with CAP_NET_ADMIN and CAP_NET_RAW everything,
+// without them only what sockets of the process's own user can show. Report.Captured returns an error if a packet
+// arrived at a wrong place or if nothing could be verified.
 func Validate(ctx context.Context, cfg Config) (*Report, error) {
 	began := time.Now()
 	cfg.Backend = nil
@@ -34,7 +35,7 @@ func Validate(ctx context.Context, cfg Config) (*Report, error) {
 	return r, nil
 }
 
-// Captured is nil if the report proves that traffic is captured.
+// Captured returns nil if the report proves that traffic is captured.
 func (r *Report) Captured() error {
 	if err := r.Err(); err != nil {
 		return err
@@ -45,33 +46,33 @@ func (r *Report) Captured() error {
 	return nil
 }
 
-// proveBySockets shows what can be without privileges.
+// proveBySockets verifies what needs no privileges.
 func (r *Report) proveBySockets(ctx context.Context, cfg Config) error {
-	sockets, err := packets.OpenSockets(cfg.lab(), captures(cfg.Want))
+	sockets, err := packettest.OpenSockets(cfg.lab(), capturePorts(cfg.Want))
 	if err != nil {
 		return fmt.Errorf("send packets: %w", err)
 	}
-	at, err := placeOf(sockets)
+	at, err := labEndpoints(sockets)
 	if err != nil {
 		return errors.Join(err, sockets.Close())
 	}
-	s := newSampler(cfg.Want, at, packets.SenderIn(cfg.NetNS))
-	s.indoors = true
+	s := newSampler(cfg.Want, at, packettest.SenderIn(cfg.NetNS))
+	s.socketsOnly = true
 	all, _ := s.samples(ctx)
 	proofs, err := send(ctx, cfg.Want, sockets, all)
 	if err == nil {
-		err = again(ctx, cfg.Want, sockets, all, proofs)
+		err = retryFailed(ctx, cfg.Want, sockets, all, proofs)
 	}
 	r.Proofs = append(r.Proofs, proofs...)
 	for i := range r.Proofs {
-		r.Proofs[i].unwatched(all[i])
+		r.Proofs[i].judgeUnwatched(all[i])
 	}
-	r.Unproven = append(unproven(cfg.Want, r.Proofs), s.unseen()...) // that there is no Lab is in them
+	r.Unproven = append(unprovenReasons(cfg.Want, r.Proofs), s.unverifiable()...) // replaces the reason why there is no harness
 	return errors.Join(err, sockets.Close())
 }
 
-// captures are the ports that redirection leads to.
-func captures(rules *iptables.RuleSet) (all []uint16) {
+// capturePorts returns the ports to which the rules redirect.
+func capturePorts(rules *iptables.RuleSet) (all []uint16) {
 	for _, c := range rules.Chains {
 		for _, r := range c.Rules {
 			if r.Verdict.Port != 0 && !slices.Contains(all, r.Verdict.Port) {
@@ -82,10 +83,10 @@ func captures(rules *iptables.RuleSet) (all []uint16) {
 	return all
 }
 
-// unwatched judges a packet that arrived at none of the sockets. One for a transparent proxy is dropped by the kernel, as
-// no socket may be opened for it: that it did not arrive elsewhere is what can be seen of capture. One to the outside that
-// should have been captured went there.
-func (p *Proof) unwatched(s sample) {
+// judgeUnwatched completes the proof of a packet that arrived at none of the sockets. The kernel drops a packet for a
+// transparent proxy, because no socket may be opened for it. That it did not arrive elsewhere is the only sign of its
+// capture. A packet to the outside that should have been captured was sent there.
+func (p *Proof) judgeUnwatched(s sample) {
 	if p.Unproven != "" || p.got.end != iptables.Dropped && p.got.end != iptables.Refused {
 		return
 	}
@@ -94,6 +95,6 @@ func (p *Proof) unwatched(s sample) {
 		p.OK, p.Consequence, p.Got = true, "", "kept for the transparent proxy"
 	case p.want.end == iptables.Redirected && s.Interface != "lo":
 		p.Got = "not seen at that port"
-		p.Consequence = p.Subject + " " + consequence(p.Rule, p.want, fate{end: iptables.Passes})
+		p.Consequence = p.Subject + " " + describeConsequence(p.Rule, p.want, outcome{end: iptables.Passes})
 	}
 }

@@ -40,8 +40,8 @@ func validator(name string) int {
 	return 0
 }
 
-// addressed is a namespace that others can reach, as a pod is.
-func addressed(t *testing.T) *testns.Namespace {
+// newReachableNamespace returns a namespace that is reachable from outside, like a pod.
+func newReachableNamespace(t *testing.T) *testns.Namespace {
 	t.Helper()
 	ns := testns.New(t)
 	ns.Links(t, func(h *netlink.Handle) error {
@@ -81,8 +81,8 @@ func addressed(t *testing.T) *testns.Namespace {
 	return ns
 }
 
-// validate runs a validator in the namespace, as a user, by a command line that runs what it is given.
-func validate(t *testing.T, ns *testns.Namespace, name string, uid uint32, through ...string) (code int, said string) {
+// validate runs a validator in the namespace, as a user, through the command line prefix if there is one.
+func validate(t *testing.T, ns *testns.Namespace, name string, uid uint32, through ...string) (code int, output string) {
 	t.Helper()
 	self, err := os.Executable()
 	if err != nil {
@@ -99,7 +99,7 @@ func validate(t *testing.T, ns *testns.Namespace, name string, uid uint32, throu
 	return cmd.ProcessState.ExitCode(), out.String()
 }
 
-func TestValidatorProvesCaptureWithWhatItIsAllowed(t *testing.T) {
+func TestValidatorUsesItsPrivileges(t *testing.T) {
 	istioInit := []string{"setpriv", "--bounding-set=-all,+net_admin,+net_raw", "--inh-caps=-all"}
 	for _, c := range []struct {
 		name, options string
@@ -124,30 +124,31 @@ func TestValidatorProvesCaptureWithWhatItIsAllowed(t *testing.T) {
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			t.Parallel()
-			ns := addressed(t)
-			code, said := validate(t, ns, c.options, c.uid, c.through...)
-			if code != NotCaptured || !strings.Contains(said, "bypasses the proxy") {
-				t.Errorf("without rules: exit code %d\n%s", code, said)
+			ns := newReachableNamespace(t)
+			code, output := validate(t, ns, c.options, c.uid, c.through...)
+			if code != NotCaptured || !strings.Contains(output, "bypasses the proxy") {
+				t.Errorf("without rules: exit code %d\n%s", code, output)
 			}
 			if err := backend(t, ns).Apply(context.Background(), compile(t, choices()[c.options])); err != nil {
 				t.Fatal(err)
 			}
-			code, said = validate(t, ns, c.options, c.uid, c.through...)
+			code, output = validate(t, ns, c.options, c.uid, c.through...)
 			if code != 0 {
 				t.Errorf("with rules: exit code %d", code)
 			}
 			for _, want := range append(c.proves, c.leaves...) {
-				if !strings.Contains(said, want) {
+				if !strings.Contains(output, want) {
 					t.Errorf("it does not say %q", want)
 				}
 			}
-			t.Log(said)
+			t.Log(output)
 		})
 	}
 }
 
-// A pod with users of its own has the ids of rules there; what others send to test it is of none of them.
-func TestPodWithUsersOfItsOwnIsNotSaidToBeWrong(t *testing.T) {
+// In a pod with its own user namespace, the rules contain IDs of that namespace. A test packet from outside has none of
+// them.
+func TestPodWithUserNamespaceIsNotReportedAsWrong(t *testing.T) {
 	if os.Geteuid() != 0 {
 		t.Skip("only root can make user namespaces for others")
 	}

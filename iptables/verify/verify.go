@@ -1,5 +1,5 @@
-// Package verify proves that a namespace's redirection is what it should be: it reads back what the kernel has, compares
-// it with the rule set, and sends packets of every kind to see where they arrive.
+// Package verify verifies a namespace's redirection: it reads the rules from the kernel, compares them with the
+// expected rule set, and sends packets of every kind to see where they arrive.
 package verify
 
 import (
@@ -13,29 +13,29 @@ import (
 	"time"
 
 	"github.com/pilotfish-mesh/pilotfish/iptables"
-	"github.com/pilotfish-mesh/pilotfish/iptables/packets"
+	"github.com/pilotfish-mesh/pilotfish/iptables/packettest"
 )
 
-// refused is what the kernel tells a socket whose connection was refused.
-const refused = syscall.ECONNREFUSED
+// errRefused is the error of a socket whose connection was refused.
+const errRefused = syscall.ECONNREFUSED
 
-// Config is what is verified.
+// Config configures a verification.
 type Config struct {
-	// Backend reads what is in force. Without one, packets alone tell.
+	// Backend reads the installed rules. If it is nil, Run only sends packets.
 	Backend iptables.Backend
-	// Want is what should be in force.
+	// Want is the rule set that should be installed.
 	Want *iptables.RuleSet
 	// NetNS is a file descriptor of the namespace; 0 or less: that of the calling thread.
 	NetNS int
-	// NoPackets leaves it at what can be read.
+	// NoPackets skips the test packets.
 	NoPackets bool
-	// Timeout is how long a packet may take; 1 second if it is 0.
+	// Timeout is the maximum time until a packet arrives; 0 means 1 second.
 	Timeout time.Duration
 	Log     *slog.Logger
 }
 
-// Run verifies a namespace. Whatever it finds is in the report; an error says that it could not look. It leaves nothing
-// behind, and processes of the namespace see none of its packets.
+// Run verifies a namespace. The report contains all results; an error means that the verification could not be done.
+// Run leaves nothing behind, and processes of the namespace see none of its packets.
 func Run(ctx context.Context, cfg Config) (*Report, error) {
 	began := time.Now()
 	r := &Report{Families: cfg.Want.Families}
@@ -45,7 +45,7 @@ func Run(ctx context.Context, cfg Config) (*Report, error) {
 		}
 	}
 	if !cfg.NoPackets {
-		if err := r.prove(ctx, cfg); err != nil {
+		if err := r.sendPackets(ctx, cfg); err != nil {
 			return nil, err
 		}
 	}
@@ -58,14 +58,14 @@ func (r *Report) read(ctx context.Context, cfg Config) error {
 	if err != nil {
 		return fmt.Errorf("read what is in force: %w", err)
 	}
-	r.Backend = cfg.Backend.Name() // which may be known only now
+	r.Backend = cfg.Backend.Name() // may be known only after Read
 	if in.Rules != nil || len(cfg.Want.Chains) > 0 || len(in.Strange) > 0 {
 		r.Differences = iptables.Diff(cfg.Want, in)
 	}
 	return r.readForeign(ctx, cfg)
 }
 
-// readForeign notes the chains of others, if the back end knows of them.
+// readForeign reads the rules of other programs and adds notes on them, if the backend supports that.
 func (r *Report) readForeign(ctx context.Context, cfg Config) (err error) {
 	sees, ok := cfg.Backend.(interface {
 		Foreign(context.Context) ([]iptables.ForeignChain, error)
@@ -82,37 +82,37 @@ func (r *Report) readForeign(ctx context.Context, cfg Config) (err error) {
 	return nil
 }
 
-// lab sends packets.
+// lab sends packets and observes their arrival.
 type lab interface {
 	Families() []iptables.Families
 	Own(iptables.Families) ([]netip.Addr, error)
 	Ends(iptables.Families) (near, far netip.Addr)
 	Link() string
-	Send(context.Context, []packets.Packet) ([]packets.Arrival, error)
+	Send(context.Context, []packettest.Packet) ([]packettest.Arrival, error)
 	Close() error
 }
 
-// prove sends packets.
-func (r *Report) prove(ctx context.Context, cfg Config) error {
-	lab, err := packets.Open(ctx, cfg.lab())
-	if errors.Is(err, packets.ErrNotPermitted) {
+// sendPackets sends packets through a harness. Without the permission to create one, it only records that in Unproven.
+func (r *Report) sendPackets(ctx context.Context, cfg Config) error {
+	lab, err := packettest.Open(ctx, cfg.lab())
+	if errors.Is(err, packettest.ErrNotPermitted) {
 		r.Unproven = append(r.Unproven, "no packets were sent: "+err.Error())
 		return nil
 	}
 	if err != nil {
 		return fmt.Errorf("send packets: %w", err)
 	}
-	err = r.proveIn(ctx, cfg, lab)
+	err = r.sendPacketsIn(ctx, cfg, lab)
 	return errors.Join(err, lab.Close())
 }
 
-func (cfg *Config) lab() packets.Config {
-	v := transparent(cfg.Want)
-	return packets.Config{NetNS: cfg.NetNS, Timeout: cfg.Timeout, Log: cfg.Log, TransparentMark: v.Mark, TransparentPort: v.Port}
+func (cfg *Config) lab() packettest.Config {
+	v := transparentVerdict(cfg.Want)
+	return packettest.Config{NetNS: cfg.NetNS, Timeout: cfg.Timeout, Log: cfg.Log, TransparentMark: v.Mark, TransparentPort: v.Port}
 }
 
-// transparent is what the rules do with what goes to a transparent proxy; a zero value if they do not.
-func transparent(rules *iptables.RuleSet) (v iptables.Verdict) {
+// transparentVerdict returns the verdict that redirects to a transparent proxy, or the zero value if there is none.
+func transparentVerdict(rules *iptables.RuleSet) (v iptables.Verdict) {
 	for _, chain := range rules.Chains {
 		for _, r := range chain.Rules {
 			if r.Verdict.Action == iptables.TransparentProxy {
@@ -123,14 +123,14 @@ func transparent(rules *iptables.RuleSet) (v iptables.Verdict) {
 	return v
 }
 
-func (r *Report) proveIn(ctx context.Context, cfg Config, lab lab) error {
-	at, err := placeOf(lab)
+func (r *Report) sendPacketsIn(ctx context.Context, cfg Config, lab lab) error {
+	at, err := labEndpoints(lab)
 	if err != nil {
 		return err
 	}
-	r.Notes = append(r.Notes, passing(cfg.Want, at)...)
-	s := newSampler(cfg.Want, at, packets.SenderIn(cfg.NetNS))
-	s.foreign = named(r.foreign)
+	r.Notes = append(r.Notes, uncapturedFamilies(cfg.Want, at)...)
+	s := newSampler(cfg.Want, at, packettest.SenderIn(cfg.NetNS))
+	s.foreign = foreignDestinations(r.foreign)
 	all, left := s.samples(ctx)
 	if ctx.Err() != nil {
 		return context.Cause(ctx)
@@ -142,21 +142,22 @@ func (r *Report) proveIn(ctx context.Context, cfg Config, lab lab) error {
 	if err != nil {
 		return err
 	}
-	if err := again(ctx, cfg.Want, lab, all, proofs); err != nil {
+	if err := retryFailed(ctx, cfg.Want, lab, all, proofs); err != nil {
 		return err
 	}
-	zoned, err := s.zoned(ctx, lab)
+	zoned, err := s.proveZones(ctx, lab)
 	if err != nil {
 		return err
 	}
 	proofs = append(proofs, zoned...)
 	r.Proofs = append(r.Proofs, proofs...)
-	r.Unproven = append(append(r.Unproven, unproven(cfg.Want, proofs)...), s.unseen()...)
+	r.Unproven = append(append(r.Unproven, unprovenReasons(cfg.Want, proofs)...), s.unverifiable()...)
 	return nil
 }
 
-// passing are the families that the namespace has addresses of its own of, and that the rules do not look at.
-func passing(want *iptables.RuleSet, at place) (all []string) {
+// uncapturedFamilies returns a note for each family in which the namespace has its own address but that the rules do
+// not handle.
+func uncapturedFamilies(want *iptables.RuleSet, at endpoints) (all []string) {
 	for _, f := range at.families() {
 		if want.Families&f == 0 && at.own[f] != at.near[f] {
 			all = append(all, fmt.Sprintf("%s traffic bypasses the proxy: the namespace has the address %s, and the rules are for %s alone", f, at.own[f], want.Families))
@@ -165,8 +166,8 @@ func passing(want *iptables.RuleSet, at place) (all []string) {
 	return all
 }
 
-func placeOf(lab lab) (place, error) {
-	p := place{link: lab.Link(), own: map[iptables.Families]netip.Addr{}, near: map[iptables.Families]netip.Addr{},
+func labEndpoints(lab lab) (endpoints, error) {
+	p := endpoints{link: lab.Link(), own: map[iptables.Families]netip.Addr{}, near: map[iptables.Families]netip.Addr{},
 		far: map[iptables.Families]netip.Addr{}}
 	for _, f := range lab.Families() {
 		own, err := lab.Own(f)
@@ -179,9 +180,9 @@ func placeOf(lab lab) (place, error) {
 	return p, nil
 }
 
-// send sends the samples and judges what became of them.
+// send sends the samples and compares their outcomes with the rules.
 func send(ctx context.Context, want *iptables.RuleSet, lab lab, all []sample) ([]Proof, error) {
-	sent := make([]packets.Packet, len(all))
+	sent := make([]packettest.Packet, len(all))
 	for i, s := range all {
 		sent[i] = s.packet()
 	}
@@ -196,9 +197,9 @@ func send(ctx context.Context, want *iptables.RuleSet, lab lab, all []sample) ([
 	return proofs, nil
 }
 
-// again sends once more what did not arrive as it should: a busy machine may take its time, and a rule that is wrong is so
-// twice.
-func again(ctx context.Context, want *iptables.RuleSet, lab lab, all []sample, proofs []Proof) error {
+// retryFailed resends the packets that did not arrive as expected. A busy machine can cause a timeout, whereas a wrong
+// rule fails twice.
+func retryFailed(ctx context.Context, want *iptables.RuleSet, lab lab, all []sample, proofs []Proof) error {
 	var failed []sample
 	var at []int
 	for i, p := range proofs {
@@ -216,8 +217,8 @@ func again(ctx context.Context, want *iptables.RuleSet, lab lab, all []sample, p
 	return err
 }
 
-func (s *sample) packet() packets.Packet {
-	p := packets.Packet{Inbound: s.Direction == iptables.Inbound, Protocol: s.Protocol, Destination: s.To, SourcePort: s.sourcePort, Interface: s.by,
+func (s *sample) packet() packettest.Packet {
+	p := packettest.Packet{Inbound: s.Direction == iptables.Inbound, Protocol: s.Protocol, Destination: s.To, SourcePort: s.sourcePort, Interface: s.via,
 		Answered: s.answered, Answerer: s.answerer}
 	if p.Inbound {
 		return p
@@ -229,8 +230,8 @@ func (s *sample) packet() packets.Packet {
 	return p
 }
 
-// unproven are the reasons why packets could not be sent, each once, and the interfaces that none were sent by.
-func unproven(want *iptables.RuleSet, proofs []Proof) (all []string) {
+// unprovenReasons returns the distinct reasons why packets could not be sent, and the interfaces without test packets.
+func unprovenReasons(want *iptables.RuleSet, proofs []Proof) (all []string) {
 	add := func(text string) {
 		if !slices.Contains(all, text) {
 			all = append(all, text)
@@ -244,7 +245,7 @@ func unproven(want *iptables.RuleSet, proofs []Proof) (all []string) {
 	for _, c := range want.Chains {
 		for _, r := range c.Rules {
 			for _, name := range []string{r.Match.InInterface, r.Match.OutInterface} {
-				if name != "" && name != "lo" && !slices.ContainsFunc(proofs, func(p Proof) bool { return p.by == name }) {
+				if name != "" && name != "lo" && !slices.ContainsFunc(proofs, func(p Proof) bool { return p.via == name }) {
 					add("traffic of the interface " + name + ": no packets were sent as if they were its")
 				}
 			}

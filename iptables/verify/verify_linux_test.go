@@ -79,7 +79,7 @@ func choices() map[string]func(*iptables.Options) {
 	}
 }
 
-func TestRulesInForceAreProven(t *testing.T) {
+func TestInstalledRulesAreVerified(t *testing.T) {
 	for name, change := range choices() {
 		t.Run(name, func(t *testing.T) {
 			ns := testns.New(t)
@@ -100,20 +100,20 @@ func TestRulesInForceAreProven(t *testing.T) {
 	}
 }
 
-// beyondPackets are rules whose effect is not on where a connection's first packet arrives, or that another one makes
-// needless. All that tells of them is what is read back.
-var beyondPackets = map[string]bool{
+// undetectableByPackets lists rules that do not affect where a connection's first packet arrives, or that another rule
+// makes redundant. Only the comparison of the rules detects their loss.
+var undetectableByPackets = map[string]bool{
 	"tproxy/mark-established": true, "tproxy/established": true,
 	"inbound/all-established": true, "mark/from-proxy": true, "tproxy/answer": true,
 }
 
-// beyondZones tells whether no packet shows the loss of a rule about zones, as those of the proxy's group, in whose place nobody
-// asks and answers.
-func beyondZones(id string) bool {
+// isUndetectableZoneRule reports whether no packet shows the loss of a zone rule, such as those of the proxy's group,
+// with which no test process sends queries or replies.
+func isUndetectableZoneRule(id string) bool {
 	return strings.HasPrefix(id, "zone/answer-of-proxy-gid-") || strings.HasPrefix(id, "zone/question-of-proxy-gid-")
 }
 
-func TestEachRuleThatIsMissingIsFoundWithItsConsequence(t *testing.T) {
+func TestMissingRulesAreReportedWithConsequence(t *testing.T) {
 	tried := map[string]bool{}
 	for _, name := range []string{"all", "transparent", "dns", "dns of resolvers", "lists", "groups", "no ipv6"} {
 		rules := compile(t, choices()[name])
@@ -128,7 +128,7 @@ func TestEachRuleThatIsMissingIsFoundWithItsConsequence(t *testing.T) {
 					t.Parallel()
 					ns := testns.New(t)
 					b := backend(t, ns)
-					if err := b.Apply(context.Background(), without(rules, r)); err != nil {
+					if err := b.Apply(context.Background(), withoutRule(rules, r)); err != nil {
 						t.Fatal(err)
 					}
 					report, err := Run(t.Context(), Config{Backend: b, Want: rules, NetNS: int(ns.Handle)})
@@ -138,7 +138,7 @@ func TestEachRuleThatIsMissingIsFoundWithItsConsequence(t *testing.T) {
 					if len(report.Differences) != 1 || !strings.Contains(report.Differences[0].What, r.ID+" is missing") {
 						t.Errorf("%s", report)
 					}
-					if len(report.Failed()) == 0 && !beyondPackets[r.ID] && !beyondZones(r.ID) {
+					if len(report.Failed()) == 0 && !undetectableByPackets[r.ID] && !isUndetectableZoneRule(r.ID) {
 						t.Errorf("no packet shows it:\n%s", report)
 					}
 				})

@@ -1,5 +1,5 @@
-// Package console prints what happens in a mesh for a person at a terminal: a line for each workload as it becomes
-// ready, what goes wrong, and the output of all processes, each line marked with whose it is.
+// Package console prints a mesh's events on a terminal: a line for each workload when it becomes ready, problems, and
+// the output of all processes, each line with the name of its source.
 package console
 
 import (
@@ -9,15 +9,15 @@ import (
 	"regexp"
 	"strings"
 	"time"
-	"unicode"
 
 	"golang.org/x/term"
 
 	"github.com/pilotfish-mesh/pilotfish/controlplane/config"
+	"github.com/pilotfish-mesh/pilotfish/internal/termtext"
 	"github.com/pilotfish-mesh/pilotfish/mesh"
 )
 
-// The escape sequences of a terminal that are used here.
+// Terminal escape sequences.
 const (
 	reset = "\x1b[0m"
 	bold  = "\x1b[1m"
@@ -27,24 +27,25 @@ const (
 	amber = "\x1b[33m"
 )
 
-// palette holds the colours of workloads; red is kept for what is wrong.
+// palette contains the colours of workloads; red is reserved for errors.
 var palette = []string{"\x1b[36m", "\x1b[35m", "\x1b[34m", "\x1b[32m", "\x1b[33m", "\x1b[96m", "\x1b[95m", "\x1b[94m", "\x1b[92m", "\x1b[93m"}
 
 // Printer writes events. It is not safe for concurrent use.
 type Printer struct {
-	// Verbose shows what sidecars and the control plane log when all is well, too.
+	// Verbose also prints the info logs of sidecars and the control plane.
 	Verbose bool
 
-	out      io.Writer
-	stopping bool // what sidecars say while they are stopped is of no interest
-	colours  bool
-	width    int // of the names
-	chosen   map[string]string
+	out         io.Writer
+	stopping    bool // sidecars' logs during the stop are not printed
+	colours     bool
+	width       int // of the name column
+	nameColours map[string]string
 }
 
-// New prints to out, with colours where told so. Names are the instances', to line up what follows them.
+// New returns a printer. It escapes its output itself, so it bypasses a termtext.Writer. The instances' names determine
+// the width of the first column.
 func New(out io.Writer, colours bool, names ...string) *Printer {
-	p := &Printer{out: out, colours: colours, chosen: map[string]string{}}
+	p := &Printer{out: termtext.Raw(out), colours: colours, nameColours: map[string]string{}}
 	for _, name := range names {
 		p.width = max(p.width, len(name))
 		p.colourOf(name)
@@ -52,38 +53,38 @@ func New(out io.Writer, colours bool, names ...string) *Printer {
 	return p
 }
 
-// IsTerminal says whether a person reads what is written there.
+// IsTerminal reports whether out is a terminal.
 func IsTerminal(out io.Writer) bool {
-	f, ok := out.(*os.File)
+	f, ok := termtext.Raw(out).(*os.File)
 	return ok && term.IsTerminal(int(f.Fd()))
 }
 
-// Print writes one event. Log lines are left out unless logs is set; what is wrong is always told.
+// Print writes one event. It omits log lines unless logs is set; problems are always printed.
 func (p *Printer) Print(e mesh.Event, logs bool) {
 	if e.Dropped > 0 {
-		p.line("", p.paint(dim, fmt.Sprintf("(%d lines of output left out: they came too fast)", e.Dropped)))
+		p.writeLine("", p.paint(dim, fmt.Sprintf("(%d lines of output dropped: the terminal was too slow)", e.Dropped)))
 	}
 	switch e.Kind {
 	case mesh.MeshStarting:
-		p.line("", p.paint(dim, clean(e.Message)))
+		p.writeLine("", p.paint(dim, sanitize(e.Message)))
 	case mesh.Ready:
-		p.line(e.Instance, p.paint(green, "✓")+" ready in "+Duration(e.Took))
+		p.writeLine(e.Instance, p.paint(green, "✓")+" ready in "+Duration(e.Took))
 	case mesh.NotReady:
-		p.line(e.Instance, p.paint(amber, "!")+" "+clean(e.Message))
+		p.writeLine(e.Instance, p.paint(amber, "!")+" "+sanitize(e.Message))
 	case mesh.Exited, mesh.Failed:
 		p.exit(e, logs)
 	case mesh.Restarting:
-		p.line(e.Instance, p.paint(dim, e.Message))
+		p.writeLine(e.Instance, p.paint(dim, sanitize(e.Message)))
 	case mesh.MeshStopping:
 		p.stopping = true
-		p.line("", p.paint(dim, "stopping: "+clean(e.Message)))
+		p.writeLine("", p.paint(dim, "stopping: "+sanitize(e.Message)))
 	case mesh.ConfigProblem, mesh.ProblemSolved:
 		p.problem(e)
 	case mesh.ControlPlaneDown:
 		if p.stopping && !p.Verbose {
 			return
 		}
-		p.line(controlPlane, p.paint(amber, "!")+" "+clean(e.Message))
+		p.writeLine(controlPlaneLabel, p.paint(amber, "!")+" "+sanitize(e.Message))
 	case mesh.Log:
 		if logs || e.Origin == mesh.OriginMesh {
 			p.log(e)
@@ -95,71 +96,71 @@ func (p *Printer) problem(e mesh.Event) {
 	if e.Problem == nil || (e.Problem.Severity == config.Info && !p.Verbose) {
 		return
 	}
-	text := clean(e.Problem.String())
+	text := sanitize(e.Problem.String())
 	switch {
 	case e.Kind == mesh.ProblemSolved:
-		text = p.paint(green, "✓") + " mended: " + text
+		text = p.paint(green, "✓") + " solved: " + text
 	case e.Problem.Severity == config.Error:
 		text = p.paint(red, "✗") + " " + text
 	default:
 		text = p.paint(amber, "!") + " " + text
 	}
-	p.line("configuration", text)
+	p.writeLine("configuration", text)
 }
 
-// exit tells how a process ended, with the last lines it wrote, which mostly say why, unless they were seen already.
+// exit prints the exit of a process and its last output lines, unless they are printed already as logs.
 func (p *Printer) exit(e mesh.Event, logs bool) {
 	mark := p.paint(amber, "!")
 	if e.Kind == mesh.Failed {
 		mark = p.paint(red, "✗")
 	}
-	p.line(e.Instance, mark+" "+clean(e.Message))
-	if e.Exit == nil || e.Exit.Clean() || (logs && e.Origin == mesh.OriginWorkload) {
+	p.writeLine(e.Instance, mark+" "+sanitize(e.Message))
+	if e.Exit == nil || e.Exit.IsClean() || (logs && e.Origin == mesh.OriginWorkload) {
 		return
 	}
 	for _, tail := range e.Exit.Tail {
-		p.line(e.Instance, p.paint(dim, "  "+clean(tail)))
+		p.writeLine(e.Instance, p.paint(dim, "  "+sanitize(tail)))
 	}
 }
 
-// routine recognises what agent and control plane (log/slog) and Envoy log when all is well.
-var routine = regexp.MustCompile(`^time=\S+ level=(INFO|DEBUG)|"level":"(INFO|DEBUG)"|^\[[^\]]*\]\[[^\]]*\]\[(info|debug|trace)\]`)
+// routineLog matches info logs of the agent, the control plane (log/slog) and Envoy.
+var routineLog = regexp.MustCompile(`^time=\S+ level=(INFO|DEBUG)|"level":"(INFO|DEBUG)"|^\[[^\]]*\]\[[^\]]*\]\[(info|debug|trace)\]`)
 
 func (p *Printer) log(e mesh.Event) {
-	text := clean(e.Line)
+	text := sanitize(e.Line)
 	if e.Origin != mesh.OriginWorkload {
-		if !p.Verbose && (p.stopping && e.Origin != mesh.OriginMesh || routine.MatchString(text)) {
+		if !p.Verbose && (p.stopping && e.Origin != mesh.OriginMesh || routineLog.MatchString(text)) {
 			return
 		}
 		text = p.paint(dim, text)
 	}
 	name := e.Instance
 	if e.Origin == mesh.OriginControlPlane {
-		name = controlPlane
+		name = controlPlaneLabel
 	}
-	p.line(name, text)
+	p.writeLine(name, text)
 }
 
-// controlPlane stands where a workload's name would.
-const controlPlane = "control plane"
+// controlPlaneLabel is the control plane's name in the first column.
+const controlPlaneLabel = "control plane"
 
-// line writes text behind the name of whose it is.
-func (p *Printer) line(name, text string) {
+// writeLine writes text after the name of its source.
+func (p *Printer) writeLine(name, text string) {
 	if name == "" {
 		name = "mesh"
 	}
-	fmt.Fprintf(p.out, "%s %s\n", p.paint(p.colourOf(name), fmt.Sprintf("%-*s │", p.width, name)), text)
+	fmt.Fprintf(p.out, "%s %s\n", p.paint(p.colourOf(name), fmt.Sprintf("%-*s │", p.width, sanitize(name))), text)
 }
 
-// colourOf gives each name a colour of its own as long as there are some.
+// colourOf returns the colour of a name. Colours repeat after all have been used.
 func (p *Printer) colourOf(name string) string {
-	if _, ok := p.chosen[name]; !ok {
-		p.chosen[name] = palette[len(p.chosen)%len(palette)]
+	if _, ok := p.nameColours[name]; !ok {
+		p.nameColours[name] = palette[len(p.nameColours)%len(palette)]
 	}
-	return p.chosen[name]
+	return p.nameColours[name]
 }
 
-// Bold is text that stands out.
+// Bold returns text in bold.
 func (p *Printer) Bold(text string) string { return p.paint(bold, text) }
 
 func (p *Printer) paint(colour, text string) string {
@@ -169,23 +170,19 @@ func (p *Printer) paint(colour, text string) string {
 	return colour + text + reset
 }
 
-// escape is a control sequence, such as a colour: without its first character it would be noise.
+// escape matches a control sequence, such as a colour. Only removing its first character would leave the rest as text.
 var escape = regexp.MustCompile("\x1b(\\[[0-9;?]*[ -/]*[@-~]|[^\\[])?")
 
-// clean keeps the output of a process from steering the terminal.
-func clean(line string) string {
+// sanitize returns a line that cannot control the terminal. It removes control sequences and escapes other unsafe
+// characters.
+func sanitize(line string) string {
 	if strings.ContainsRune(line, '\x1b') {
 		line = escape.ReplaceAllString(line, "")
 	}
-	return strings.Map(func(r rune) rune {
-		if unicode.IsControl(r) && r != '\t' {
-			return -1
-		}
-		return r
-	}, line)
+	return termtext.EscapeLines(strings.ReplaceAll(strings.TrimRight(line, "\r"), "\n", " "))
 }
 
-// Duration is a time as a person wants it: "87 ms", "1.24 s", "2m5s".
+// Duration formats a duration for messages: "87 ms", "1.24 s", "2m5s".
 func Duration(d time.Duration) string {
 	switch {
 	case d < time.Second:

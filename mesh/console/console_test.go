@@ -9,7 +9,7 @@ import (
 	"github.com/pilotfish-mesh/pilotfish/mesh"
 )
 
-func TestEachLineIsMarkedWithWhoseItIs(t *testing.T) {
+func TestEachLineHasSourceName(t *testing.T) {
 	var out bytes.Buffer
 	p := New(&out, false, "page-v1", "ingressgateway")
 	p.Print(mesh.Event{Kind: mesh.Ready, Instance: "page-v1", Took: 1240 * time.Millisecond}, true)
@@ -21,7 +21,7 @@ func TestEachLineIsMarkedWithWhoseItIs(t *testing.T) {
 	}
 }
 
-func TestAnApplicationThatExitsIsShownWithItsLastLines(t *testing.T) {
+func TestApplicationExitIsShownWithLastLines(t *testing.T) {
 	var out bytes.Buffer
 	New(&out, false).Print(mesh.Event{
 		Kind: mesh.Failed, Instance: "page-v1", Origin: mesh.OriginWorkload, Message: "the application exited with status 3 after 1s, and is not started again",
@@ -34,7 +34,7 @@ func TestAnApplicationThatExitsIsShownWithItsLastLines(t *testing.T) {
 	}
 }
 
-func TestOutputCannotSteerTheTerminal(t *testing.T) {
+func TestControlSequencesAreRemoved(t *testing.T) {
 	var out bytes.Buffer
 	New(&out, false, "a").Print(mesh.Event{Kind: mesh.Log, Instance: "a", Line: "x\x1b[2Jy\rz"}, true)
 	if strings.ContainsAny(out.String(), "\x1b\r") {
@@ -53,7 +53,7 @@ func TestColoursOnlyWhereWanted(t *testing.T) {
 	}
 }
 
-func TestDurationsAreForPeople(t *testing.T) {
+func TestDurationFormat(t *testing.T) {
 	for d, want := range map[time.Duration]string{87 * time.Millisecond: "87 ms", 1240 * time.Millisecond: "1.24 s", 125 * time.Second: "2m5s"} {
 		if got := Duration(d); got != want {
 			t.Errorf("Duration(%d) = %q, want %q", d, got, want)

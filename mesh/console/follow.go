@@ -2,12 +2,13 @@ package console
 
 import "github.com/pilotfish-mesh/pilotfish/mesh"
 
-// maxHeld bounds the lines that wait for the workloads to be ready.
-const maxHeld = 2000
+// maxBuffered is the maximum number of lines that are buffered until the workloads are ready.
+const maxBuffered = 2000
 
-// Follow prints until the mesh has ended or done is closed. Output of processes is held back until all workloads are
-// ready, so that their readiness can be seen at a glance; when something goes wrong before, it is shown at once, for it
-// mostly says why. ready, if not nil, is called when all are ready, before the output is shown.
+// Follow prints events until the mesh has ended or done is closed. It buffers the processes' output until all workloads
+// are ready, so that their readiness is visible at a glance. On a failure it prints the buffered output at once,
+// because it usually contains the cause. ready, if not nil, is called when all are ready, before the buffered output is
+// printed.
 func (p *Printer) Follow(events *mesh.Subscription, done <-chan struct{}, ready func(mesh.Event)) {
 	var held []mesh.Event
 	holding := true
@@ -25,7 +26,7 @@ func (p *Printer) Follow(events *mesh.Subscription, done <-chan struct{}, ready 
 		}
 		for _, e := range batch {
 			if holding && e.Kind == mesh.Log && e.Origin != mesh.OriginMesh {
-				if len(held) < maxHeld {
+				if len(held) < maxBuffered {
 					held = append(held, e)
 				}
 				continue

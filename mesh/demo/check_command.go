@@ -18,11 +18,11 @@ type outcome struct {
 	OK      bool           `json:"ok"`
 	Seconds float64        `json:"seconds"`
 	Checks  []check.Result `json:"checks"`
-	// Logs is the folder in which the output of all processes was kept: a check has failed, or it was asked for.
+	// Logs is the directory with the output of all processes, written after a failed check or with --logs.
 	Logs string `json:"logs,omitempty"`
 }
 
-// runCheck brings the shop up, checks it, and ends it.
+// runCheck starts the shop, checks it, and stops it.
 func (o options) runCheck(ctx context.Context, out io.Writer) error {
 	start := time.Now()
 	if o.port == 0 {
@@ -35,15 +35,15 @@ func (o options) runCheck(ctx context.Context, out io.Writer) error {
 	if err != nil {
 		return err
 	}
-	kept := keep(s.Events())
+	events := collectEvents(s.Events())
 	s.start(context.WithoutCancel(ctx))
 	report := o.report(out)
 	results := check.Run(ctx, &check.Target{
 		Mesh: s.Mesh, Gateway: s.url(), ConfigDir: s.configDir(), Folders: []string{s.folder},
 		WaitReady: s.WaitReady, Stop: s.stop,
 	}, report)
-	<-kept.done
-	if len(kept.events) == 0 && s.err != nil { // it never began, so there is nothing to check and nothing to keep
+	<-events.done
+	if len(events.events) == 0 && s.err != nil { // it never started, so there are no results and no logs
 		return s.err
 	}
 	result := outcome{OK: true, Seconds: time.Since(start).Seconds(), Checks: results}
@@ -55,8 +55,8 @@ func (o options) runCheck(ctx context.Context, out io.Writer) error {
 		}
 	}
 	if (!result.OK && ctx.Err() == nil) || o.logs != "" {
-		if result.Logs, err = kept.write(o.logs, results); err != nil {
-			fmt.Fprintf(os.Stderr, "the logs could not be kept: %v\n", err)
+		if result.Logs, err = events.write(o.logs, results); err != nil {
+			fmt.Fprintf(os.Stderr, "writing the logs: %v\n", err)
 		}
 	}
 	if err := o.printOutcome(out, result); err != nil {
@@ -64,7 +64,7 @@ func (o options) runCheck(ctx context.Context, out io.Writer) error {
 	}
 	switch {
 	case ctx.Err() != nil:
-		return errors.New("interrupted before all was checked")
+		return errors.New("interrupted before all checks ran")
 	case failed > 0:
 		return fmt.Errorf("%d of %d checks failed; the output of all processes is in %s", failed, len(results), result.Logs)
 	}
@@ -73,7 +73,7 @@ func (o options) runCheck(ctx context.Context, out io.Writer) error {
 
 func (o options) report(out io.Writer) check.Report {
 	if o.output == "json" {
-		return silent{}
+		return noReport{}
 	}
 	t := newTable(out, console.IsTerminal(out))
 	t.head()
@@ -92,8 +92,8 @@ func (o options) printOutcome(out io.Writer, r outcome) error {
 	return nil
 }
 
-// silent reports nothing on the way.
-type silent struct{}
+// noReport ignores the progress of checks.
+type noReport struct{}
 
-func (silent) Begin(string)     {}
-func (silent) End(check.Result) {}
+func (noReport) Begin(string)     {}
+func (noReport) End(check.Result) {}

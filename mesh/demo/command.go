@@ -13,9 +13,9 @@ import (
 	"github.com/pilotfish-mesh/pilotfish/mesh"
 )
 
-// options are what the flags of `pilotfish demo` say.
+// options are the flags of `pilotfish demo`.
 type options struct {
-	port       uint16 // 0: as in the topology
+	port       uint16 // 0: the topology's port
 	dir, write string
 	envoyPath  string
 	runtimeDir string
@@ -26,23 +26,23 @@ type options struct {
 	capture    mesh.CaptureFlags
 }
 
-// UsageError says that the command line is wrong.
+// UsageError reports a wrong command line.
 type UsageError struct{ error }
 
-// Unwrap gives what is wrong with it.
+// Unwrap returns the cause.
 func (e UsageError) Unwrap() error { return e.error }
 
-// NewCommand is `pilotfish demo`.
+// NewCommand returns `pilotfish demo`.
 func NewCommand() *cobra.Command {
 	var o options
 	c := &cobra.Command{
 		Use:   "demo",
-		Short: "Bring up a book shop as a mesh on this machine, to look at or to check",
-		Long: `Bring up a book shop as a mesh on this machine: a gateway and services in several versions, each a process with a
-sidecar that owns an Envoy, under configuration that is ordinary Istio YAML.
+		Short: "Run a book shop as a mesh on this machine, to try it out or to check it",
+		Long: `Run a book shop as a mesh on this machine: a gateway and services in several versions, each a process with a sidecar
+that runs an Envoy, configured with Istio YAML.
 
-With --check, try out what the mesh promises by real requests, print a table of what was seen, and end with status 0
-when every promise was kept, 1 when one was not or the mesh could not be started, and 2 for wrong flags.`,
+With --check, check the mesh with real requests, print a table of the results, and exit with status 0 when every check
+passed, 1 when one failed or the mesh could not be started, and 2 for wrong flags.`,
 		Example: `  pilotfish demo
   pilotfish demo --check
   pilotfish demo --write shop && pilotfish demo --dir shop`,
@@ -52,21 +52,21 @@ when every promise was kept, 1 when one was not or the mesh could not be started
 		RunE: func(c *cobra.Command, _ []string) error {
 			ctx, stop := signal.NotifyContext(c.Context(), mesh.EndSignals()...)
 			defer stop()
-			context.AfterFunc(ctx, stop) // a second signal ends the program the hard way
+			context.AfterFunc(ctx, stop) // a second signal kills the program
 			return o.run(ctx, c.OutOrStdout())
 		},
 	}
 	f := c.Flags()
-	f.Uint16Var(&o.port, "port", 0, "port of 127.0.0.1 at which the shop is found (default: 8080, as in the topology; with --check, any free one)")
-	f.StringVar(&o.dir, "dir", "", "use the files in this folder (see --write) in place of the example as it comes")
-	f.StringVar(&o.write, "write", "", "write the example's files into this folder, and do no more")
+	f.Uint16Var(&o.port, "port", 0, "port of 127.0.0.1 at which the shop is published (default: 8080, as in the topology; with --check, any free one)")
+	f.StringVar(&o.dir, "dir", "", "use the files in this directory (see --write) instead of the original example")
+	f.StringVar(&o.write, "write", "", "write the example's files into this directory, and exit")
 	f.StringVar(&o.envoyPath, "envoy-path", "", "Envoy to use (default: ENVOY_PATH, the project's cache, PATH, in that order)")
-	f.StringVar(&o.runtimeDir, "runtime-dir", "", "folder in which running meshes keep their files (default: as `pilotfish up`)")
-	f.BoolVar(&o.check, "check", false, "check what the mesh promises, unattended, and say what was seen")
+	f.StringVar(&o.runtimeDir, "runtime-dir", "", "directory for the files of running meshes (default: as `pilotfish up`)")
+	f.BoolVar(&o.check, "check", false, "check the mesh with real requests, unattended, and print the evidence")
 	o.capture.Register(f)
 	f.BoolVarP(&o.verbose, "verbose", "v", false, "show all that sidecars and the control plane log, not only warnings")
 	f.StringVarP(&o.output, "output", "o", "", "with --check: print the result as json")
-	f.StringVar(&o.logs, "logs", "", "with --check: keep the output of all processes in this folder, whatever comes of it (default: only of a failure)")
+	f.StringVar(&o.logs, "logs", "", "with --check: always write the output of all processes into this directory (default: only after a failure, into a temporary one)")
 	c.MarkFlagsMutuallyExclusive("dir", "write")
 	c.MarkFlagsMutuallyExclusive("check", "write")
 	c.MarkFlagsMutuallyExclusive("check", "dir")
@@ -78,11 +78,11 @@ func (o options) run(ctx context.Context, out io.Writer) error {
 	case o.output != "" && o.output != "json":
 		return UsageError{fmt.Errorf("--output %q is not known: use json, or leave it out for text", o.output)}
 	case (o.output != "" || o.logs != "") && !o.check:
-		return UsageError{errors.New("--output and --logs go with --check: the demo itself is for people")}
+		return UsageError{errors.New("--output and --logs require --check")}
 	case o.write != "":
 		return o.writeOut(out)
 	}
-	if err := o.capture.Elsewhere(); err != nil {
+	if err := o.capture.Reexec(); err != nil {
 		return UsageError{err}
 	}
 	if o.check {

@@ -15,7 +15,7 @@ import (
 	"github.com/pilotfish-mesh/pilotfish/mesh/demo/check"
 )
 
-func TestTheWrittenExampleIsATopologyAndOverwritesNothing(t *testing.T) {
+func TestWriteExampleIsValidAndOverwritesNothing(t *testing.T) {
 	dir := filepath.Join(t.TempDir(), "shop")
 	var out bytes.Buffer
 	if err := (options{write: dir}).run(context.Background(), &out); err != nil {
@@ -42,7 +42,7 @@ func TestTheWrittenExampleIsATopologyAndOverwritesNothing(t *testing.T) {
 	}
 }
 
-func TestPathsToCopyFromTheScreenAreWordsForAShell(t *testing.T) {
+func TestShellWordQuotesPaths(t *testing.T) {
 	for path, want := range map[string]string{
 		"/tmp/a-b_1/reviews.yaml": "/tmp/a-b_1/reviews.yaml", "/tmp/my files/a": "'/tmp/my files/a'", "it's $HOME": `'it'\''s $HOME'`, "": "''",
 	} {
@@ -52,7 +52,7 @@ func TestPathsToCopyFromTheScreenAreWordsForAShell(t *testing.T) {
 	}
 }
 
-func TestAPortInUseIsToldWithItsHolderAndTheFlag(t *testing.T) {
+func TestPortInUseNamesOwnerAndFlag(t *testing.T) {
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
 		t.Fatal(err)
@@ -76,7 +76,7 @@ func TestAPortInUseIsToldWithItsHolderAndTheFlag(t *testing.T) {
 	}
 }
 
-func TestTheGatewayMovesToTheAskedPort(t *testing.T) {
+func TestGatewayUsesRequestedPort(t *testing.T) {
 	dir := filepath.Join(t.TempDir(), "shop")
 	if err := writeExample(dir); err != nil {
 		t.Fatal(err)
@@ -89,13 +89,13 @@ func TestTheGatewayMovesToTheAskedPort(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	address, err := publish(topology, port)
+	address, err := publishGateway(topology, port)
 	if err != nil || address.Port() != port || topology.Workloads[0].Ports[0].Publish != address {
 		t.Errorf("published at %v, %v", address, err)
 	}
 }
 
-func TestInAPipeARowIsALineAndNothingMoves(t *testing.T) {
+func TestTableInPipeHasOneLinePerRow(t *testing.T) {
 	var out bytes.Buffer
 	table := newTable(&out, false)
 	table.head()
@@ -111,7 +111,7 @@ func TestInAPipeARowIsALineAndNothingMoves(t *testing.T) {
 	}
 }
 
-func TestOnATerminalLongEvidenceIsFolded(t *testing.T) {
+func TestTableOnTerminalWrapsEvidence(t *testing.T) {
 	got := fold("one two three four five six seven eight nine ten eleven twelve", 10, 42)
 	want := "one two three four five six\n          seven eight nine ten eleven\n          twelve"
 	if got != want {
@@ -119,7 +119,7 @@ func TestOnATerminalLongEvidenceIsFolded(t *testing.T) {
 	}
 }
 
-func TestFlagsThatDoNotGoTogetherAreRefused(t *testing.T) {
+func TestIncompatibleFlagsAreRefused(t *testing.T) {
 	for _, args := range [][]string{{"-o", "json"}, {"--logs", "x"}, {"--check", "-o", "xml"}, {"--check", "--dir", "x"}, {"--dir", "x", "--write", "y"}, {"more"}} {
 		c := NewCommand()
 		c.SetArgs(args)
@@ -130,9 +130,9 @@ func TestFlagsThatDoNotGoTogetherAreRefused(t *testing.T) {
 	}
 }
 
-func TestLogsAreKeptWithTheResultsWhenWanted(t *testing.T) {
+func TestLogsAreWrittenOnRequest(t *testing.T) {
 	t.Setenv("TMPDIR", t.TempDir())
-	k := &keeper{events: []mesh.Event{{Kind: mesh.Log, Instance: "page-v1", Origin: mesh.OriginWorkload, Line: "answered"}}}
+	k := &eventLog{events: []mesh.Event{{Kind: mesh.Log, Instance: "page-v1", Origin: mesh.OriginWorkload, Line: "answered"}}}
 	dir, err := k.write("", []check.Result{{Check: "clean end"}})
 	if err != nil {
 		t.Fatal(err)

@@ -1,3 +1,3 @@
-// Package demo is `pilotfish demo`: it brings up the book shop of the examples folder as a mesh on this machine, shows
-// it to a person, or checks it with real requests and says what it found.
+// Package demo implements `pilotfish demo`: it runs the book shop of the examples directory as a mesh on this machine,
+// interactively or to check it with real requests.
 package demo

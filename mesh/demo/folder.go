@@ -10,10 +10,10 @@ import (
 	"github.com/pilotfish-mesh/pilotfish/examples"
 )
 
-// topologyFile is the name of the topology in the example's folder.
+// topologyFile is the name of the topology in the example's directory.
 const topologyFile = "mesh.yaml"
 
-// writeExample writes the example's files into a folder, which it makes. It overwrites nothing.
+// writeExample creates a directory with the example's files. It overwrites no file.
 func writeExample(dir string) error {
 	example := examples.Bookshop()
 	return fs.WalkDir(example, ".", func(name string, entry fs.DirEntry, err error) error {
@@ -35,7 +35,7 @@ func writeExample(dir string) error {
 func writeNew(path string, data []byte) error {
 	f, err := os.OpenFile(path, os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o644)
 	if errors.Is(err, fs.ErrExist) {
-		return fmt.Errorf("%s is there already, and is not overwritten: name a folder that is empty or new", path)
+		return fmt.Errorf("%s already exists and is not overwritten: name an empty or new directory", path)
 	}
 	if err != nil {
 		return err
@@ -47,11 +47,11 @@ func writeNew(path string, data []byte) error {
 	return f.Close()
 }
 
-// privateExample writes the example into a temporary folder that only this user can read.
+// privateExample writes the example into a temporary directory that only this user can read.
 func privateExample() (dir string, err error) {
 	dir, err = os.MkdirTemp("", "pilotfish-demo-")
 	if err != nil {
-		return "", fmt.Errorf("a temporary folder for the example: %w (TMPDIR names another place)", err)
+		return "", fmt.Errorf("creating a temporary directory for the example: %w (TMPDIR selects another location)", err)
 	}
 	if err := writeExample(dir); err != nil {
 		os.RemoveAll(dir)

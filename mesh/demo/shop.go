@@ -19,15 +19,15 @@ import (
 type shop struct {
 	*mesh.Mesh
 	topology *mesh.Topology
-	address  netip.AddrPort // where the gateway is published
-	folder   string         // temporary, and removed at the end; empty when the files are the user's
+	address  netip.AddrPort // published address of the gateway
+	folder   string         // temporary directory, removed at the end; empty with the user's files
 
 	cancel context.CancelCauseFunc
-	ended  chan struct{}
-	err    error // how the mesh ended, once ended is closed
+	done   chan struct{}
+	err    error // result of Run, once done is closed
 }
 
-// newShop reads the topology and prepares the mesh. It starts nothing.
+// newShop reads the topology and prepares the mesh. It starts no process.
 func newShop(o options) (*shop, error) {
 	dir, folder := o.dir, ""
 	if dir == "" {
@@ -51,13 +51,13 @@ func newShop(o options) (*shop, error) {
 func openShop(o options, dir, folder string) (*shop, error) {
 	topology, err := mesh.Load(filepath.Join(dir, topologyFile))
 	if errors.Is(err, fs.ErrNotExist) {
-		return nil, UsageError{fmt.Errorf("%w: --dir names a folder that `pilotfish demo --write` made", err)}
+		return nil, UsageError{fmt.Errorf("%w: --dir must name a directory that `pilotfish demo --write` created", err)}
 	}
 	if err != nil {
 		return nil, err
 	}
-	s := &shop{topology: topology, ended: make(chan struct{})}
-	if s.address, err = publish(topology, o.port); err != nil {
+	s := &shop{topology: topology, done: make(chan struct{})}
+	if s.address, err = publishGateway(topology, o.port); err != nil {
 		return nil, err
 	}
 	self, err := os.Executable()
@@ -75,14 +75,15 @@ func openShop(o options, dir, folder string) (*shop, error) {
 		Topology:     topology,
 		Network:      network,
 		Environ:      os.Environ(),
-		RuntimeDir:   o.runtimeFolder(),
+		RuntimeDir:   o.runtimeDirectory(),
 		EnvoyPath:    o.envoyPath,
 		GuardCommand: guardCommand(self, folder),
 	})
 	return s, err
 }
 
-// guardCommand starts the mesh's guard, which removes the temporary folder too should this process be killed.
+// guardCommand returns the command of the mesh's guard, which also removes the temporary directory if this process is
+// killed.
 func guardCommand(self, folder string) []string {
 	if folder == "" {
 		return []string{self, "guard"}
@@ -90,18 +91,17 @@ func guardCommand(self, folder string) []string {
 	return []string{self, "guard", "--remove", folder}
 }
 
-// runtimeFolder is where the mesh keeps its files while it runs; empty for the usual place. A check has a place of its
-// own, so that it can run beside a demo: nobody asks for its status. It is not in the temporary folder, whose path may
-// be too long for sockets.
-func (o options) runtimeFolder() string {
+// runtimeDirectory returns the mesh's runtime directory; empty: the default. A check has its own, so that it can run at
+// the same time as a demo. It is not in the temporary directory, whose path may be too long for sockets.
+func (o options) runtimeDirectory() string {
 	if o.check && o.runtimeDir == "" {
 		return fmt.Sprintf("%s-check-%d", mesh.DefaultRuntimeDir(os.Getenv("XDG_RUNTIME_DIR"), os.Getuid()), os.Getpid())
 	}
 	return o.runtimeDir
 }
 
-// publish finds where the gateway is published, and moves it to the port that was asked for (0: as in the file).
-func publish(t *mesh.Topology, port uint16) (netip.AddrPort, error) {
+// publishGateway returns the address at which the gateway is published, with the requested port (0: the file's).
+func publishGateway(t *mesh.Topology, port uint16) (netip.AddrPort, error) {
 	for _, w := range t.Workloads {
 		for i := range w.Ports {
 			p := &w.Ports[i].Publish
@@ -117,8 +117,8 @@ func publish(t *mesh.Topology, port uint16) (netip.AddrPort, error) {
 	return netip.AddrPort{}, fmt.Errorf("%s publishes no gateway's port: add `publish: 8080` to one", t.File)
 }
 
-// freePort finds a port that nobody listens on now, and that the kernel, as it is set by default, gives to no connection before
-// the gateway listens on it.
+// freePort returns a free port. It is below the kernel's default range for outgoing connections, so that none uses it
+// before the gateway listens on it.
 func freePort() (port uint16, err error) {
 	const first, last = 20000, 32000
 	for range 100 {
@@ -132,10 +132,10 @@ func freePort() (port uint16, err error) {
 	return 0, fmt.Errorf("finding a free port from %d to %d: %w", first, last, err)
 }
 
-// url is where a browser finds the shop.
+// url returns the shop's URL.
 func (s *shop) url() string { return "http://" + s.address.String() }
 
-// configDir is the first directory of configuration.
+// configDir returns the first configuration directory.
 func (s *shop) configDir() string {
 	if len(s.topology.Config) == 0 {
 		return ""
@@ -143,49 +143,49 @@ func (s *shop) configDir() string {
 	return s.topology.Config[0]
 }
 
-// errAsked is why an ordered end comes, as the mesh tells it.
-var errAsked = errors.New("as asked")
+// errRequested is the reason of an orderly end, for messages.
+var errRequested = errors.New("on request")
 
 // start runs the mesh until stop.
 func (s *shop) start(ctx context.Context) {
 	ctx, s.cancel = context.WithCancelCause(ctx)
 	go func() {
-		defer close(s.ended)
+		defer close(s.done)
 		s.err = s.explain(s.Mesh.Run(ctx))
 	}()
 }
 
-// explain adds to the mesh's errors what the demo's user can do about them.
+// explain adds remedies for the demo's user to the mesh's errors.
 func (s *shop) explain(err error) error {
 	var running *mesh.AlreadyRunningError
 	var conflict *portowner.ConflictError
 	switch {
 	case errors.As(err, &running):
-		return fmt.Errorf("a demo is running already (pid %d): end it with Ctrl-C where it runs, or with `pilotfish down --name %s`", running.PID, running.Name)
+		return fmt.Errorf("a demo is running already (pid %d): stop it with Ctrl-C where it runs, or with `pilotfish down --name %s`", running.PID, running.Name)
 	case errors.As(err, &conflict) && conflict.Address == s.address.String():
-		return fmt.Errorf("the shop cannot open at %s: %w, or have the shop elsewhere with --port", s.url(), err)
+		return fmt.Errorf("the shop cannot open at %s: %w, or select another port with --port", s.url(), err)
 	}
 	return err
 }
 
-// WaitReady waits for every workload. When the mesh could not even be started, that is the error.
+// WaitReady waits for every workload. If the mesh could not be started, it returns the error of Run.
 func (s *shop) WaitReady(ctx context.Context) error {
 	err := s.Mesh.WaitReady(ctx)
 	if !errors.Is(err, mesh.ErrEnded) {
 		return err
 	}
-	if <-s.ended; s.err != nil {
+	if <-s.done; s.err != nil {
 		return s.err
 	}
 	return err
 }
 
-// stop ends the mesh, waits until it has ended, and removes the temporary files.
+// stop stops the mesh, waits until it has ended, and removes the temporary files.
 func (s *shop) stop(ctx context.Context) error {
 	if s.cancel != nil {
-		s.cancel(errAsked)
+		s.cancel(errRequested)
 		select {
-		case <-s.ended:
+		case <-s.done:
 		case <-ctx.Done():
 			return fmt.Errorf("the mesh has not ended: %w", ctx.Err())
 		}

@@ -17,10 +17,10 @@ import (
 	"github.com/pilotfish-mesh/pilotfish/mesh/console"
 )
 
-// stopTime is how long an ordered end may take.
-const stopTime = 20 * time.Second
+// stopTimeout is the maximum duration of an orderly end.
+const stopTimeout = 20 * time.Second
 
-// show brings the shop up for a person, and ends it when ctx ends.
+// show runs the shop interactively until ctx ends.
 func (o options) show(ctx context.Context, out io.Writer) error {
 	s, err := newShop(o)
 	if err != nil {
@@ -31,9 +31,9 @@ func (o options) show(ctx context.Context, out io.Writer) error {
 	events := s.Events()
 	s.start(context.WithoutCancel(ctx))
 	failed := make(chan error, 1)
-	go func() { failed <- s.attend(ctx) }()
+	go func() { failed <- s.superviseEnd(ctx) }()
 	printer.Follow(events, nil, func(e mesh.Event) { s.welcome(out, printer, e.Took) })
-	limited, cancel := context.WithTimeout(context.WithoutCancel(ctx), stopTime)
+	limited, cancel := context.WithTimeout(context.WithoutCancel(ctx), stopTimeout)
 	defer cancel()
 	if err := errors.Join(s.stop(limited), <-failed); err != nil {
 		return err
@@ -42,37 +42,37 @@ func (o options) show(ctx context.Context, out io.Writer) error {
 	return nil
 }
 
-// attend begins the end of the mesh: when ctx ends, or when a workload will not become ready, which is its error. A
-// signal after that takes what is left of the processes' grace.
-func (s *shop) attend(ctx context.Context) error {
+// superviseEnd stops the mesh when ctx ends, or when a workload will not become ready, and returns that error. A
+// further signal kills remaining processes.
+func (s *shop) superviseEnd(ctx context.Context) error {
 	err := s.Mesh.WaitReady(ctx)
 	if ctx.Err() != nil || errors.Is(err, mesh.ErrEnded) {
-		err = nil // the end was asked for, or stop will say why it came
+		err = nil // the user requested the end, or stop returns the cause
 	}
 	if err == nil {
 		select {
 		case <-ctx.Done():
-		case <-s.ended:
+		case <-s.done:
 			return nil
 		}
 	}
-	s.cancel(cmp.Or(err, errAsked))
+	s.cancel(cmp.Or(err, errRequested))
 	again := make(chan os.Signal, 1)
 	signal.Notify(again, mesh.EndSignals()...)
 	defer signal.Stop(again)
 	select {
 	case <-again:
 		s.Kill()
-	case <-s.ended:
+	case <-s.done:
 	}
 	return err
 }
 
-// welcome says where the shop is, and what to try.
+// welcome prints the shop's URL, and what to try.
 func (s *shop) welcome(out io.Writer, p *console.Printer, took time.Duration) {
 	fmt.Fprintf(out, `
 The book shop is open after %[1]s:  %[2]s
-Look at it in a browser, and reload: three versions of reviews take turns.
+Look at it in a browser, and reload: three versions of reviews alternate.
 
 Three things to try:
   1. Sign in as ada, who always gets version 2:
@@ -82,15 +82,15 @@ Three things to try:
   3. See how every sidecar is:
        %[5]s status
 
-Ctrl-C closes the shop. Here is what its workloads say:
+Ctrl-C closes the shop. The output of its workloads:
 
 `, console.Duration(took), p.Bold(s.url()), s.url(), shellWord(filepath.Join(s.configDir(), "reviews.yaml")), shellWord(os.Args[0]))
 }
 
-// plainWord is what a shell takes for one word as it stands.
+// plainWord matches text that a shell reads as one word without quotes.
 var plainWord = regexp.MustCompile(`^[A-Za-z0-9_@%+=:,./-]+$`)
 
-// shellWord is text as one word for a shell, to be copied from the screen.
+// shellWord quotes text as one word for a shell.
 func shellWord(text string) string {
 	if plainWord.MatchString(text) {
 		return text

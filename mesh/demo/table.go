@@ -8,11 +8,12 @@ import (
 
 	"golang.org/x/term"
 
+	"github.com/pilotfish-mesh/pilotfish/internal/termtext"
 	"github.com/pilotfish-mesh/pilotfish/mesh/demo/check"
 )
 
-// table prints a row for each check as it ends. On a terminal it shows which is under way, colours the marks, and folds
-// long evidence; in a pipe a row is a line, and nothing moves.
+// table prints a row for each check when it ends. On a terminal it shows the running check, colours the marks, and
+// wraps long evidence. Otherwise each row is one line.
 type table struct {
 	out      io.Writer
 	terminal bool
@@ -21,6 +22,7 @@ type table struct {
 }
 
 func newTable(out io.Writer, terminal bool) *table {
+	out = termtext.Raw(out) // End escapes the evidence itself
 	t := &table{out: out, terminal: terminal, colours: terminal && os.Getenv("NO_COLOR") == ""}
 	if f, ok := out.(*os.File); ok && terminal {
 		if columns, _, err := term.GetSize(int(f.Fd())); err == nil {
@@ -30,14 +32,14 @@ func newTable(out io.Writer, terminal bool) *table {
 	return t
 }
 
-// indent is where the evidence begins.
+// indent returns the column of the evidence.
 func (t *table) indent() int { return check.NameWidth() + 5 }
 
 func (t *table) head() {
 	fmt.Fprintf(t.out, "%-*s     EVIDENCE\n", check.NameWidth(), "CHECK")
 }
 
-// Begin shows what is under way.
+// Begin shows the running check.
 func (t *table) Begin(name string) {
 	if t.terminal {
 		fmt.Fprintf(t.out, "\r\x1b[K%-*s  …", check.NameWidth(), name)
@@ -56,11 +58,11 @@ func (t *table) End(r check.Result) {
 	if t.colours {
 		mark = colour + mark + "\x1b[0m"
 	}
-	evidence := strings.Join(strings.Fields(r.Evidence), " ")
+	evidence := termtext.Escape(strings.Join(strings.Fields(r.Evidence), " "))
 	fmt.Fprintf(t.out, "%-*s  %s  %s\n", check.NameWidth(), r.Check, mark, fold(evidence, t.indent(), t.columns))
 }
 
-// fold breaks text between words so that it fits a terminal of that many columns (0: do not break).
+// fold wraps text between words to the terminal's number of columns (0: no wrapping).
 func fold(text string, indent, columns int) string {
 	room := columns - indent
 	if columns == 0 || room < 30 {

@@ -10,16 +10,17 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// bridgeName is what the bridge is called in its namespace.
+// bridgeName is the name of the bridge in its namespace.
 const bridgeName = "mesh"
 
-// Bridge joins namespaces: its own namespace holds a bridge, and each of the others a link to it.
+// Bridge connects namespaces. Its own namespace contains the bridge; each other namespace is connected with a veth
+// pair.
 type Bridge struct {
 	*Namespace
 	link netlink.Link
 }
 
-// NewBridge makes a namespace with a bridge that has the addresses.
+// NewBridge creates a namespace with a bridge that has the addresses.
 func NewBridge(addresses ...netip.Prefix) (*Bridge, error) {
 	n, err := New()
 	if err != nil {
@@ -27,18 +28,18 @@ func NewBridge(addresses ...netip.Prefix) (*Bridge, error) {
 	}
 	b := &Bridge{Namespace: n}
 	err = n.Netlink(func(h *netlink.Handle) error {
-		// Without an address of its own the bridge has the least of its links', and changes it as links come and go, of
-		// which neighbours know nothing.
+		// Without a fixed MAC address the bridge uses the lowest one of its ports. That would change when ports are
+		// added or removed, and neighbours would not notice.
 		attrs := netlink.NewLinkAttrs()
 		attrs.Name, attrs.HardwareAddr = bridgeName, net.HardwareAddr{0x02, 0x70, 0x66, 0, 0, 1}
 		if err := h.LinkAdd(&netlink.Bridge{LinkAttrs: attrs}); err != nil {
-			return fmt.Errorf("making a bridge: %w", err)
+			return fmt.Errorf("creating a bridge: %w", err)
 		}
 		var err error
 		if b.link, err = h.LinkByName(bridgeName); err != nil {
 			return err
 		}
-		return raise(h, b.link, addresses)
+		return configureLink(h, b.link, addresses)
 	})
 	if err != nil {
 		return nil, errors.Join(err, n.Close())
@@ -46,16 +47,16 @@ func NewBridge(addresses ...netip.Prefix) (*Bridge, error) {
 	return b, nil
 }
 
-// Plug joins a namespace to the bridge, by a link of that name, with the addresses there and routes for all else by the
-// gateways.
-func (b *Bridge) Plug(n *Namespace, name string, addresses []netip.Prefix, gateways []netip.Addr) error {
+// Connect connects a namespace to the bridge with a veth pair. The interface in the namespace has the name, the
+// addresses, and default routes through the gateways.
+func (b *Bridge) Connect(n *Namespace, name string, addresses []netip.Prefix, gateways []netip.Addr) error {
 	peer := fmt.Sprintf("port%d", n.FD())
 	err := b.Netlink(func(h *netlink.Handle) error {
 		attrs := netlink.NewLinkAttrs()
 		attrs.Name, attrs.MasterIndex = peer, b.link.Attrs().Index
 		veth := &netlink.Veth{LinkAttrs: attrs, PeerName: name, PeerNamespace: netlink.NsFd(n.FD())}
 		if err := h.LinkAdd(veth); err != nil {
-			return fmt.Errorf("making a link: %w", err)
+			return fmt.Errorf("creating a veth pair: %w", err)
 		}
 		return h.LinkSetUp(veth)
 	})
@@ -65,9 +66,9 @@ func (b *Bridge) Plug(n *Namespace, name string, addresses []netip.Prefix, gatew
 	return n.Netlink(func(h *netlink.Handle) error {
 		link, err := h.LinkByName(name)
 		if err != nil {
-			return fmt.Errorf("the end of a link: %w", err)
+			return fmt.Errorf("finding the veth interface: %w", err)
 		}
-		if err := raise(h, link, addresses); err != nil {
+		if err := configureLink(h, link, addresses); err != nil {
 			return err
 		}
 		for _, gateway := range gateways {
@@ -79,8 +80,9 @@ func (b *Bridge) Plug(n *Namespace, name string, addresses []netip.Prefix, gatew
 	})
 }
 
-// raise gives a link its addresses and sets it up. An address of IPv6 is of use at once: nobody else can have it here.
-func raise(h *netlink.Handle, link netlink.Link, addresses []netip.Prefix) error {
+// configureLink sets a link up and adds its addresses. IPv6 addresses skip duplicate address detection, because no
+// other host can have them.
+func configureLink(h *netlink.Handle, link netlink.Link, addresses []netip.Prefix) error {
 	if err := h.LinkSetUp(link); err != nil {
 		return fmt.Errorf("setting up %s: %w", link.Attrs().Name, err)
 	}

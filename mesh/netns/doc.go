@@ -1,4 +1,3 @@
-// Package netns makes network namespaces that belong to nobody but this process: no name in the file system stands for
-// one, so that the kernel takes each back, with all links in it, when this process and those it started there have ended,
-// however they ended.
+// Package netns creates unnamed network namespaces. The kernel removes each namespace, with all links in it, when this
+// process and the processes in it have ended, even after SIGKILL.
 package netns

@@ -13,26 +13,26 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Namespace is a network namespace, for as long as it is open or a process is in it. Its methods may be called
-// concurrently.
+// Namespace is a network namespace, which exists while it is open or contains a process. Its methods are safe for
+// concurrent use.
 type Namespace struct{ handle netns.NsHandle }
 
-// New makes a namespace whose loopback is up. It needs CAP_SYS_ADMIN and CAP_NET_ADMIN.
+// New creates a namespace with an active loopback interface. It needs CAP_SYS_ADMIN and CAP_NET_ADMIN.
 func New() (*Namespace, error) {
 	n := &Namespace{handle: netns.None()}
-	if err := n.make(); err != nil {
+	if err := n.create(); err != nil {
 		return nil, err
 	}
 	if err := n.Netlink(loopbackUp); err != nil {
-		return nil, errors.Join(fmt.Errorf("loopback of a network namespace: %w", err), n.Close())
+		return nil, errors.Join(fmt.Errorf("setting up loopback in a network namespace: %w", err), n.Close())
 	}
 	return n, nil
 }
 
-func (n *Namespace) make() (err error) {
+func (n *Namespace) create() (err error) {
 	OnThread(func() {
 		if err = unix.Unshare(unix.CLONE_NEWNET); err != nil {
-			err = fmt.Errorf("making a network namespace: %w", err)
+			err = fmt.Errorf("creating a network namespace: %w", err)
 		} else if n.handle, err = netns.Get(); err != nil {
 			err = fmt.Errorf("opening a network namespace: %w", err)
 		}
@@ -48,27 +48,27 @@ func loopbackUp(h *netlink.Handle) error {
 	return h.LinkSetUp(lo)
 }
 
-// Close lets go of the namespace.
+// Close closes the namespace's file descriptor.
 func (n *Namespace) Close() error { return n.handle.Close() }
 
-// FD is the namespace for calls of the kernel and for netlink; it is the namespace's own, and ends with Close.
+// FD returns the namespace's file descriptor for system calls and netlink. The namespace owns it; Close closes it.
 func (n *Namespace) FD() int { return int(n.handle) }
 
-// Do runs f on a thread that is in the namespace. What f starts in other goroutines is not.
+// Do runs f on a thread in the namespace. Goroutines that f starts do not run there.
 func (n *Namespace) Do(f func() error) error {
 	var err error
-	onThread(func() (clean bool) {
-		clean, err = n.visit(f)
+	onLockedThread(func() (clean bool) {
+		clean, err = n.runOnThread(f)
 		return clean
 	})
 	return err
 }
 
-// visit runs f on this thread, and says whether the thread is back where it was.
-func (n *Namespace) visit(f func() error) (back bool, err error) {
+// runOnThread runs f on this thread, and reports whether the thread is back in its original namespace.
+func (n *Namespace) runOnThread(f func() error) (back bool, err error) {
 	home, err := netns.Get()
 	if err != nil {
-		return true, fmt.Errorf("the thread's network namespace: %w", err)
+		return true, fmt.Errorf("opening the thread's network namespace: %w", err)
 	}
 	defer home.Close()
 	if err := n.EnterThread(); err != nil {
@@ -78,7 +78,7 @@ func (n *Namespace) visit(f func() error) (back bool, err error) {
 	return netns.Set(home) == nil, err
 }
 
-// EnterThread moves the calling thread into the namespace, for good; the goroutine has to be locked to it.
+// EnterThread moves the calling thread into the namespace permanently. The goroutine must be locked to it.
 func (n *Namespace) EnterThread() error {
 	if err := netns.Set(n.handle); err != nil {
 		return fmt.Errorf("entering a network namespace: %w", err)
@@ -86,10 +86,10 @@ func (n *Namespace) EnterThread() error {
 	return nil
 }
 
-// The libraries' own ways into a namespace would lose track of a thread that may not go back, as one of an ordinary user may
-// not; so their sockets are opened by Do.
+// The netlink libraries' own support for namespaces loses track of a thread that may not switch back, which is the case
+// for ordinary users. So their sockets are opened with Do.
 
-// Netlink has f talk to the kernel in the namespace by these protocols, or by all.
+// Netlink calls f with a netlink handle in the namespace, for the protocols or, without any, for all.
 func (n *Namespace) Netlink(f func(*netlink.Handle) error, protocols ...int) error {
 	var h *netlink.Handle
 	err := n.Do(func() (err error) {
@@ -97,14 +97,14 @@ func (n *Namespace) Netlink(f func(*netlink.Handle) error, protocols ...int) err
 		return err
 	})
 	if err != nil {
-		return fmt.Errorf("netlink of a network namespace: %w", err)
+		return fmt.Errorf("opening netlink in a network namespace: %w", err)
 	}
 	defer h.Close()
 	return f(h)
 }
 
-// Filter puts in force in the namespace what f says of tables of nftables.
-func (n *Namespace) Filter(f func(*nftables.Conn)) error {
+// Nftables applies the changes that f makes to nftables in the namespace.
+func (n *Namespace) Nftables(f func(*nftables.Conn)) error {
 	return n.Do(func() error {
 		c, err := nftables.New()
 		if err != nil {
@@ -115,7 +115,7 @@ func (n *Namespace) Filter(f func(*nftables.Conn)) error {
 	})
 }
 
-// Dial connects from within the namespace to an address, which is not a name.
+// Dial connects from the namespace to an address, which must not contain a host name.
 func (n *Namespace) Dial(ctx context.Context, network, address string) (conn net.Conn, err error) {
 	var dialer net.Dialer
 	err = n.Do(func() (err error) {
@@ -134,7 +134,7 @@ func (n *Namespace) Listen(network, address string) (l net.Listener, err error) 
 	return l, err
 }
 
-// ListenPacket opens a socket for datagrams in the namespace.
+// ListenPacket opens a packet socket in the namespace.
 func (n *Namespace) ListenPacket(network, address string) (c net.PacketConn, err error) {
 	err = n.Do(func() (err error) {
 		c, err = net.ListenPacket(network, address)
@@ -143,7 +143,7 @@ func (n *Namespace) ListenPacket(network, address string) (c net.PacketConn, err
 	return c, err
 }
 
-// Set sets a parameter below /proc/sys/net, which each namespace has its own of.
+// Set sets a parameter below /proc/sys/net, of which each namespace has its own.
 func (n *Namespace) Set(parameter, value string) error {
 	return n.Do(func() error { return os.WriteFile("/proc/sys/net/"+parameter, []byte(value), 0o644) })
 }

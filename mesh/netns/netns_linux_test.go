@@ -24,8 +24,8 @@ func newNamespace(t *testing.T) *Namespace {
 	return n
 }
 
-// The main thread is what others, and this process itself, take the whole process for in /proc.
-func TestTheMainThreadNeverLeavesItsNamespace(t *testing.T) {
+// The main thread represents the process in /proc, for other processes and for this one.
+func TestMainThreadNeverLeavesItsNamespace(t *testing.T) {
 	n := newNamespace(t)
 	before, err := os.Readlink("/proc/self/ns/net")
 	if err != nil {
@@ -63,7 +63,7 @@ func TestTheMainThreadNeverLeavesItsNamespace(t *testing.T) {
 	}
 }
 
-func TestNamespacesOnABridgeReachEachOtherByBothFamilies(t *testing.T) {
+func TestBridgeConnectsNamespacesWithBothFamilies(t *testing.T) {
 	gateway4, gateway6 := netip.MustParsePrefix("10.9.0.1/16"), netip.MustParsePrefix("fd00:9::1/64")
 	bridge, err := NewBridge(gateway4, gateway6)
 	if err != nil {
@@ -76,7 +76,7 @@ func TestNamespacesOnABridgeReachEachOtherByBothFamilies(t *testing.T) {
 		{netip.MustParsePrefix("10.9.2.1/16"), netip.MustParsePrefix("fd00:9::2:1/64")},
 	} {
 		n := newNamespace(t)
-		if err := bridge.Plug(n, "eth0", addresses, []netip.Addr{gateway4.Addr(), gateway6.Addr()}); err != nil {
+		if err := bridge.Connect(n, "eth0", addresses, []netip.Addr{gateway4.Addr(), gateway6.Addr()}); err != nil {
 			t.Fatal(err)
 		}
 		spaces = append(spaces, n)
@@ -97,14 +97,14 @@ func TestNamespacesOnABridgeReachEachOtherByBothFamilies(t *testing.T) {
 	}
 }
 
-func TestAProcessFindsItsOwnFilesAndGroupAndNoCapabilities(t *testing.T) {
+func TestProcessIsolationLimitsFilesGroupsCapabilities(t *testing.T) {
 	n := newNamespace(t)
 	own := filepath.Join(t.TempDir(), "resolv.conf")
 	if err := os.WriteFile(own, []byte("its own\n"), 0o644); err != nil {
 		t.Fatal(err)
 	}
 	before, _ := os.ReadFile("/etc/resolv.conf")
-	around := Surroundings{Files: map[string]string{"/etc/resolv.conf": own, "/etc/not-there": own}, Hide: []string{"/usr/games", "/not-there"}, Group: 1337}
+	around := ProcessIsolation{Files: map[string]string{"/etc/resolv.conf": own, "/etc/not-there": own}, Hide: []string{"/usr/games", "/not-there"}, Group: 1337, Capabilities: []uintptr{unix.CAP_NET_BIND_SERVICE}}
 	var out []byte
 	var err error
 	OnThread(func() {

@@ -5,49 +5,53 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"slices"
 
 	"golang.org/x/sys/unix"
 )
 
-// Surroundings are what a process started from a thread finds beside its network. They are the thread's for good, so that
-// the thread is of no use for anything else.
-type Surroundings struct {
-	// Files take the place of others: path → the file that stands there instead. A path that is not there is left out.
+// ProcessIsolation describes files and privileges of a process that is started from a thread. They apply to the thread
+// permanently, so that it cannot be reused.
+type ProcessIsolation struct {
+	// Files replaces files: path → replacement. Paths that do not exist are ignored.
 	Files map[string]string
-	// Hide are directories that are empty.
+	// Hide lists directories that appear empty.
 	Hide []string
-	// Group, when it is not 0, is the only group; capabilities are given up but for binding low ports, and no process
-	// that is started gets others back.
+	// Capabilities are those to which processes started from the thread are limited; nil: no limit.
+	Capabilities []uintptr
+	// Group, if not 0, is the only group.
 	Group int
 }
 
-// Enter puts the surroundings in force on the calling thread, to which its goroutine has to be locked.
-func (s Surroundings) Enter() error {
-	if err := s.mount(); err != nil {
+// Enter applies the isolation to the calling thread. Its goroutine must be locked to it.
+func (s ProcessIsolation) Enter() error {
+	if err := s.mountPrivate(); err != nil {
 		return err
 	}
-	if err := inheritNothing(); err != nil || s.Group == 0 {
-		return err
+	limit := clearInheritable
+	if s.Capabilities != nil {
+		limit = func() error { return LimitCapabilities(s.Capabilities...) }
 	}
-	if err := giveUpCapabilities(unix.CAP_NET_BIND_SERVICE); err != nil {
+	if err := limit(); err != nil || s.Group == 0 {
 		return err
 	}
 	return setGroup(s.Group)
 }
 
-// mount works in mounts of the thread's own. What others mount later is seen there too, and nothing of this elsewhere.
-func (s Surroundings) mount() error {
+// mountPrivate creates a private mount namespace for the thread, with slave propagation: later host mounts appear
+// inside, and its own mounts do not propagate out.
+func (s ProcessIsolation) mountPrivate() error {
 	if len(s.Files)+len(s.Hide) == 0 {
 		return nil
 	}
 	if err := unix.Unshare(unix.CLONE_NEWNS); err != nil {
-		return fmt.Errorf("making a mount namespace: %w", err)
+		return fmt.Errorf("creating a mount namespace: %w", err)
 	}
 	if err := unix.Mount("", "/", "", unix.MS_REC|unix.MS_SLAVE, ""); err != nil {
-		return fmt.Errorf("keeping mounts to a namespace: %w", err)
+		return fmt.Errorf("making mounts private to a namespace: %w", err)
 	}
 	for path, file := range s.Files {
-		if err := replace(path, file); err != nil {
+		if err := bindMount(path, file); err != nil {
 			return err
 		}
 	}
@@ -62,8 +66,8 @@ func (s Surroundings) mount() error {
 	return nil
 }
 
-// replace mounts a file over another, or over what a link to one leads to.
-func replace(path, file string) error {
+// bindMount mounts a file over another one. It follows symbolic links.
+func bindMount(path, file string) error {
 	target, err := filepath.EvalSymlinks(path)
 	if errors.Is(err, os.ErrNotExist) {
 		return nil
@@ -72,29 +76,29 @@ func replace(path, file string) error {
 		return fmt.Errorf("replacing %s: %w", path, err)
 	}
 	if err := unix.Mount(file, target, "", unix.MS_BIND, ""); err != nil {
-		return fmt.Errorf("putting %s in the place of %s: %w", file, target, err)
+		return fmt.Errorf("mounting %s over %s: %w", file, target, err)
 	}
 	return nil
 }
 
-// giveUpCapabilities leaves what the thread starts no way to any capability but one. The thread itself keeps what it has,
-// which is lost with the next program.
-func giveUpCapabilities(but uintptr) error {
+// LimitCapabilities removes all other capabilities from the bounding set of the calling thread, and clears its
+// inheritable and ambient sets. Programs that the thread executes then get no others. The thread itself loses none.
+func LimitCapabilities(allowed ...uintptr) error {
 	for c := uintptr(0); c <= unix.CAP_LAST_CAP; c++ {
-		if c == but {
+		if slices.Contains(allowed, c) {
 			continue
 		}
 		err := unix.Prctl(unix.PR_CAPBSET_DROP, c, 0, 0, 0)
-		if err != nil && !errors.Is(err, unix.EINVAL) { // one that this kernel does not know
-			return fmt.Errorf("giving up capability %d: %w", c, err)
+		if err != nil && !errors.Is(err, unix.EINVAL) { // unknown to this kernel
+			return fmt.Errorf("dropping capability %d: %w", c, err)
 		}
 	}
-	return nil
+	return clearInheritable()
 }
 
-// inheritNothing empties the sets that the capabilities of the next program are chosen from beside the bounding one: what
-// it may inherit, and with that what is handed on to an ordinary user's (the ambient ones). Root's has its own all the same.
-func inheritNothing() error {
+// clearInheritable clears the inheritable set, and with it the ambient set, from which ordinary users' programs get
+// capabilities. Programs of root are not affected.
+func clearInheritable() error {
 	header := unix.CapUserHeader{Version: unix.LINUX_CAPABILITY_VERSION_3}
 	var sets [2]unix.CapUserData
 	if err := unix.Capget(&header, &sets[0]); err != nil {
@@ -102,19 +106,19 @@ func inheritNothing() error {
 	}
 	sets[0].Inheritable, sets[1].Inheritable = 0, 0
 	if err := unix.Capset(&header, &sets[0]); err != nil {
-		return fmt.Errorf("giving up inheritable capabilities: %w", err)
+		return fmt.Errorf("dropping inheritable capabilities: %w", err)
 	}
 	return nil
 }
 
-// setGroup changes the groups of the calling thread alone, where those of the standard library change every thread's.
+// setGroup changes the groups of the calling thread only. The functions of package syscall change those of all threads.
 func setGroup(group int) error {
 	if _, _, e := unix.RawSyscall(unix.SYS_SETGROUPS, 0, 0, 0); e != 0 {
-		return fmt.Errorf("giving up groups: %w", e)
+		return fmt.Errorf("dropping groups: %w", e)
 	}
 	id := uintptr(group)
 	if _, _, e := unix.RawSyscall(unix.SYS_SETRESGID, id, id, id); e != 0 {
-		return fmt.Errorf("taking group %d: %w", group, e)
+		return fmt.Errorf("setting group %d: %w", group, e)
 	}
 	return nil
 }

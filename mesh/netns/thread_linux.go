@@ -6,24 +6,24 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// OnThread runs f on a thread of its own, which ends with it, and returns when that is done. f may change the thread as it
-// likes.
+// OnThread runs f on a new thread, which ends afterwards, and returns when f is done. f may change any state of the
+// thread.
 func OnThread(f func()) {
-	onThread(func() bool {
+	onLockedThread(func() bool {
 		f()
 		return false
 	})
 }
 
-// onThread runs f on a thread that nothing else runs on meanwhile. It goes on to be used if f says that it is as it was.
-// It is never the main thread: that one cannot end, and is what all of the process is taken for in /proc.
-func onThread(f func() (clean bool)) {
+// onLockedThread runs f exclusively on one thread. The thread is reused if f reports that it is unchanged. It never
+// uses the main thread, which cannot end and represents the process in /proc.
+func onLockedThread(f func() (clean bool)) {
 	done := make(chan struct{})
 	go func() {
 		defer close(done)
 		runtime.LockOSThread()
 		if unix.Gettid() == unix.Getpid() {
-			onThread(f) // on another one, while this one is kept from it
+			onLockedThread(f) // on another thread, while this one is locked
 			runtime.UnlockOSThread()
 			return
 		}

@@ -4,7 +4,7 @@ package netns
 
 import "runtime"
 
-// OnThread runs f on a thread of its own.
+// OnThread runs f on a new thread.
 func OnThread(f func()) {
 	done := make(chan struct{})
 	go func() {

@@ -1,14 +1,15 @@
-// Package lastgood keeps the configuration that an Envoy has accepted, so that it outlives its source: an Envoy that starts
-// while no control plane answers gets it again.
+// Package lastgood stores the configuration that Envoy has accepted. An Envoy that starts while no control plane
+// answers receives it again.
 //
-// It is a log. What Envoy is sent is written when it is sent, and counts once Envoy has accepted it; what it rejected never
-// counts. From time to time the writer marks the log, when what counts fits together, and what is read is the state at the
-// last mark: a log that ends in the middle of something is as good as one that ends before it. When the log has become
-// much longer than what it says, it is written anew, beside the old one, and takes its place.
+// The file is a log. Each response is written when it is sent to Envoy. It takes effect when Envoy accepts it; rejected
+// responses have no effect. The writer appends a checkpoint when the accepted resources are consistent, and a reader
+// restores the state at the last checkpoint. A truncated log is therefore as good as one that ends earlier. When the
+// log is much longer than its content, it is rewritten to a second file, which then replaces it.
 //
-// Where a disk cannot be written to, the log is kept in memory, packed, and is written to the disk once that can be done.
+// If the disk cannot be written, the log is stored compressed in memory. It is written to the disk when that is possible
+// again.
 //
-// Nothing secret is written: resources of type Secret are not, and neither is a resource that has a private key in it.
+// Secrets are not stored: neither resources of type Secret, nor resources that contain a private key or a password.
 package lastgood
 
 import (
@@ -17,47 +18,47 @@ import (
 	"time"
 )
 
-// DefaultMaxBytes is how large the file may become.
+// DefaultMaxBytes is the default size limit of the file.
 const DefaultMaxBytes = 256 << 20
 
-// DefaultMaxMemory is how much memory it may take where no disk can be written to.
+// DefaultMaxMemory is the default limit of memory if no disk can be written.
 const DefaultMaxMemory = 32 << 20
 
-// Config is what a Store needs.
+// Config configures a Store.
 type Config struct {
-	// Dir is the directory that the file is kept in, with nothing else; it is made, with mode 0700.
+	// Dir is the directory of the file. It must not contain other files. It is created with mode 0700 if it does not
+	// exist.
 	Dir string
-	// MaxBytes bounds the file; zero is DefaultMaxBytes.
+	// MaxBytes limits the size of the file; zero means DefaultMaxBytes.
 	MaxBytes int64
-	// MaxMemory bounds the memory that it may be kept in where the directory cannot be written to, or none is given; zero
-	// keeps nothing there.
+	// MaxMemory limits the memory that is used if Dir cannot be written or is empty; zero disables storage in memory.
 	MaxMemory int64
-	// ReadOnly says that the directory cannot be written to at present, and Why that is so, or that none is given.
+	// ReadOnly specifies that Dir cannot be written at present or is not set. Reason is the cause.
 	ReadOnly bool
-	Why      error
+	Reason   error
 	Logger   *slog.Logger
-	// Now is the clock; nil is time.Now.
+	// Now returns the current time; nil means time.Now.
 	Now func() time.Time
 }
 
-// Identity is whose configuration it is. That of another is of no use.
+// Identity identifies the proxy. A proxy does not use the configuration of another identity.
 type Identity struct {
-	// Node and Cluster are the node's id and cluster.
+	// Node and Cluster are the id and cluster of the xDS node.
 	Node    string `json:"node"`
 	Cluster string `json:"cluster,omitempty"`
-	// Protocol is "delta" or "sotw": what versions are of differs.
+	// Protocol is "delta" or "sotw". Versions belong to resources in delta, and to types in SotW.
 	Protocol string `json:"protocol"`
 }
 
-// sotw is the protocol in which a type has one version for all its resources.
+// sotw is the protocol with one version for all resources of a type.
 const sotw = "sotw"
 
-// Reasons that there is nothing to be had from a file.
+// Reasons why a file cannot be used.
 var (
 	ErrForeign = errors.New("it is the configuration of another proxy")
 	ErrCorrupt = errors.New("it is damaged")
-	ErrFormat  = errors.New("it has another format, of another version of this program")
-	ErrEmpty   = errors.New("there is nothing whole in it")
-	ErrLocked  = errors.New("another process keeps its configuration there")
+	ErrFormat  = errors.New("it has the format of another version of this program")
+	ErrEmpty   = errors.New("it contains no complete configuration")
+	ErrLocked  = errors.New("another process uses the directory")
 	ErrTooBig  = errors.New("the configuration is larger than the limit")
 )

@@ -10,7 +10,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// lockFile takes a file for this process, until it is closed.
+// lockFile locks f exclusively until it is closed. It returns ErrLocked if another process holds the lock.
 func lockFile(f *os.File) error {
 	err := unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB)
 	if errors.Is(err, unix.EWOULDBLOCK) {
@@ -19,7 +19,7 @@ func lockFile(f *os.File) error {
 	return err
 }
 
-// openRegular opens a file for reading that is a file, and waits for no writer of a pipe.
+// openRegular opens a regular file for reading. It does not block on a pipe and does not follow symbolic links.
 func openRegular(path string) (*os.File, error) {
 	f, err := os.OpenFile(path, os.O_RDONLY|unix.O_NONBLOCK|unix.O_NOFOLLOW|unix.O_CLOEXEC, 0)
 	if err != nil {

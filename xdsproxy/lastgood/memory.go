@@ -9,24 +9,25 @@ import (
 	"slices"
 )
 
-// blockSize is how much is compressed at a time. To read a resource, its blocks are unpacked.
+// blockSize is the amount of data that is compressed at a time. To read a resource, its blocks are decompressed.
 const blockSize = 32 << 10
 
-// memory keeps files where no disk does. Configuration says much the same over and over: compressed, it takes a small part
-// of what it says.
+// memory stores files compressed in memory. Configuration is repetitive and compresses well.
 type memory struct {
-	most  int64
-	files map[string]*memoryFile
-	// packer is there while something is written: it takes most of a megabyte.
-	packer *flate.Writer
+	maxBytes int64
+	files    map[string]*memoryFile
+	// compressor exists only while data is written, because it uses most of a megabyte.
+	compressor *flate.Writer
 }
 
-func newMemory(most int64) *memory { return &memory{most: most, files: make(map[string]*memoryFile)} }
+func newMemory(maxBytes int64) *memory {
+	return &memory{maxBytes: maxBytes, files: make(map[string]*memoryFile)}
+}
 
-// held is how much memory the files take.
-func (m *memory) held() (bytes int64) {
+// usage returns the memory that the files use, in bytes.
+func (m *memory) usage() (bytes int64) {
 	for _, f := range m.files {
-		bytes += f.held + int64(cap(f.tail))
+		bytes += f.blockBytes + int64(cap(f.tail))
 	}
 	return bytes
 }
@@ -37,8 +38,8 @@ func (m *memory) create(name string) (file, error) {
 	return f, nil
 }
 
-// read gives what is there at the moment; what is written later has no influence on it.
-func (m *memory) read() (source, error) {
+// openCurrent returns the present content of the file; later writes do not change it.
+func (m *memory) openCurrent() (source, error) {
 	f := m.files[fileName]
 	if f == nil {
 		return nil, os.ErrNotExist
@@ -46,7 +47,7 @@ func (m *memory) read() (source, error) {
 	return &memorySource{blocks: slices.Clone(f.blocks), tail: slices.Clone(f.tail)}, nil
 }
 
-func (m *memory) resume(at int64) (file, error) {
+func (m *memory) openAppend(at int64) (file, error) {
 	f := m.files[fileName]
 	if f == nil {
 		return nil, os.ErrNotExist
@@ -55,16 +56,16 @@ func (m *memory) resume(at int64) (file, error) {
 }
 
 func (m *memory) replace() error {
-	if f := m.files[newName]; f != nil {
+	if f := m.files[newFileName]; f != nil {
 		m.files[fileName] = f
-		delete(m.files, newName)
+		delete(m.files, newFileName)
 	}
 	return nil
 }
 
 func (m *memory) remove(name string) { delete(m.files, name) }
 
-func (m *memory) has() bool { return m.files[fileName] != nil }
+func (m *memory) hasFile() bool { return m.files[fileName] != nil }
 
 func (m *memory) size() int64 {
 	if f := m.files[fileName]; f != nil {
@@ -73,25 +74,25 @@ func (m *memory) size() int64 {
 	return 0
 }
 
-func (m *memory) settle() { m.packer = nil }
+func (m *memory) releaseBuffers() { m.compressor = nil }
 
 func (m *memory) close() {
 	clear(m.files)
-	m.packer = nil
+	m.compressor = nil
 }
 
-// memoryFile is blocks of the same size, and what is not yet one.
+// memoryFile consists of blocks of the same size, and a tail that is shorter than a block.
 type memoryFile struct {
-	memory *memory
-	blocks []block
-	tail   []byte
-	held   int64 // by the blocks
+	memory     *memory
+	blocks     []block
+	tail       []byte
+	blockBytes int64 // memory of the blocks
 }
 
-// block is blockSize bytes, packed if that makes them fewer. It does not change.
+// block contains blockSize bytes, compressed if that is shorter. It is immutable.
 type block struct {
-	data   []byte
-	packed bool
+	data       []byte
+	compressed bool
 }
 
 func (f *memoryFile) size() int64 { return int64(len(f.blocks))*blockSize + int64(len(f.tail)) }
@@ -105,7 +106,7 @@ func (f *memoryFile) Write(p []byte) (written int, err error) {
 		f.tail = append(f.tail, p[:n]...)
 		p, written = p[n:], written+n
 		if len(f.tail) == blockSize {
-			if err := f.seal(); err != nil {
+			if err := f.sealBlock(); err != nil {
 				return written, err
 			}
 		}
@@ -113,51 +114,51 @@ func (f *memoryFile) Write(p []byte) (written int, err error) {
 	return written, nil
 }
 
-// seal makes a block of the tail.
-func (f *memoryFile) seal() error {
-	b, err := f.memory.pack(f.tail)
+// sealBlock compresses the tail into a block. It returns ErrTooBig if that exceeds the memory limit.
+func (f *memoryFile) sealBlock() error {
+	b, err := f.memory.compress(f.tail)
 	if err != nil {
 		return err
 	}
-	if f.memory.held()+int64(len(b.data)) > f.memory.most {
-		return fmt.Errorf("%w of %d bytes for what is kept in memory", ErrTooBig, f.memory.most)
+	if f.memory.usage()+int64(len(b.data)) > f.memory.maxBytes {
+		return fmt.Errorf("%w of %d bytes of memory", ErrTooBig, f.memory.maxBytes)
 	}
 	f.blocks = append(f.blocks, b)
-	f.held += int64(len(b.data))
+	f.blockBytes += int64(len(b.data))
 	f.tail = f.tail[:0]
 	return nil
 }
 
-func (m *memory) pack(content []byte) (block, error) {
+func (m *memory) compress(content []byte) (block, error) {
 	var packed bytes.Buffer
-	if m.packer == nil {
+	if m.compressor == nil {
 		var err error
-		if m.packer, err = flate.NewWriter(&packed, flate.BestSpeed); err != nil {
+		if m.compressor, err = flate.NewWriter(&packed, flate.BestSpeed); err != nil {
 			return block{}, err
 		}
 	} else {
-		m.packer.Reset(&packed)
+		m.compressor.Reset(&packed)
 	}
-	if _, err := m.packer.Write(content); err != nil {
+	if _, err := m.compressor.Write(content); err != nil {
 		return block{}, err
 	}
-	if err := m.packer.Close(); err != nil {
+	if err := m.compressor.Close(); err != nil {
 		return block{}, err
 	}
 	if packed.Len() >= len(content) {
 		return block{data: bytes.Clone(content)}, nil
 	}
-	return block{data: bytes.Clone(packed.Bytes()), packed: true}, nil
+	return block{data: bytes.Clone(packed.Bytes()), compressed: true}, nil
 }
 
-// unpacker gives the content of blocks, one after the other.
-type unpacker struct {
+// decompressor decompresses blocks one at a time. Its result is valid until the next call.
+type decompressor struct {
 	reader  io.ReadCloser
 	content []byte
 }
 
-func (u *unpacker) unpack(b block) ([]byte, error) {
-	if !b.packed {
+func (u *decompressor) decompress(b block) ([]byte, error) {
+	if !b.compressed {
 		return b.data, nil
 	}
 	if u.reader == nil {
@@ -170,51 +171,51 @@ func (u *unpacker) unpack(b block) ([]byte, error) {
 	return u.content, err
 }
 
-// Truncate shortens the file.
+// Truncate shortens the file to size bytes.
 func (f *memoryFile) Truncate(size int64) error {
-	whole := int(size / blockSize)
+	block := int(size / blockSize)
 	switch {
 	case size > f.size():
-		return fmt.Errorf("%d bytes are less than %d", f.size(), size)
-	case whole >= len(f.blocks):
+		return fmt.Errorf("cannot truncate %d bytes to %d", f.size(), size)
+	case block >= len(f.blocks):
 		f.tail = f.tail[:size-int64(len(f.blocks))*blockSize]
 		return nil
 	}
-	tail, err := new(unpacker).unpack(f.blocks[whole])
+	tail, err := new(decompressor).decompress(f.blocks[block])
 	if err != nil {
 		return err
 	}
-	for _, b := range f.blocks[whole:] {
-		f.held -= int64(len(b.data))
+	for _, b := range f.blocks[block:] {
+		f.blockBytes -= int64(len(b.data))
 	}
-	f.blocks = slices.Clone(f.blocks[:whole])
+	f.blocks = slices.Clone(f.blocks[:block])
 	f.tail = append(make([]byte, 0, blockSize), tail[:size%blockSize]...)
 	return nil
 }
 
-// Sync has nothing to do: what is in memory ends with it.
+// Sync does nothing.
 func (f *memoryFile) Sync() error { return nil }
 
-// Close leaves the file where it is.
+// Close does nothing: the file stays in memory.
 func (f *memoryFile) Close() error { return nil }
 
-// memorySource reads a file as it was. It is not safe for concurrent use.
+// memorySource reads the content of a file at one point in time. It is not safe for concurrent use.
 type memorySource struct {
 	blocks []block
 	tail   []byte
-	// unpacked is the block of that number, counted from 1.
-	unpacked []byte
-	number   int
-	unpacker unpacker
+	// cached is the content of the block cachedNumber, which counts from 1.
+	cached       []byte
+	cachedNumber int
+	decompressor decompressor
 }
 
-// Size is how much there is to read.
+// Size returns the number of bytes.
 func (s *memorySource) Size() int64 { return int64(len(s.blocks))*blockSize + int64(len(s.tail)) }
 
-// ReadAt reads like a file.
+// ReadAt implements io.ReaderAt.
 func (s *memorySource) ReadAt(p []byte, offset int64) (read int, err error) {
 	for read < len(p) {
-		from, err := s.block(int(offset / blockSize))
+		from, err := s.loadBlock(int(offset / blockSize))
 		if err != nil {
 			return read, err
 		}
@@ -228,24 +229,24 @@ func (s *memorySource) ReadAt(p []byte, offset int64) (read int, err error) {
 	return read, nil
 }
 
-func (s *memorySource) block(number int) (_ []byte, err error) {
+func (s *memorySource) loadBlock(number int) (_ []byte, err error) {
 	switch {
 	case number == len(s.blocks):
 		return s.tail, nil
 	case number > len(s.blocks):
 		return nil, io.EOF
-	case number+1 == s.number:
-		return s.unpacked, nil
+	case number+1 == s.cachedNumber:
+		return s.cached, nil
 	}
-	s.number = 0
-	if s.unpacked, err = s.unpacker.unpack(s.blocks[number]); err != nil {
+	s.cachedNumber = 0
+	if s.cached, err = s.decompressor.decompress(s.blocks[number]); err != nil {
 		return nil, err
 	}
-	s.number = number + 1
-	return s.unpacked, nil
+	s.cachedNumber = number + 1
+	return s.cached, nil
 }
 
-// Close frees the blocks.
+// Close releases the blocks.
 func (s *memorySource) Close() error {
 	*s = memorySource{}
 	return nil

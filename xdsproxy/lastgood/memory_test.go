@@ -21,35 +21,35 @@ func openMemory(t testing.TB, maxBytes, maxMemory int64) *Store {
 	return s
 }
 
-// TestMemoryKeepsWhatADiskWouldKeep does the same to both, by chance.
-func TestMemoryKeepsWhatADiskWouldKeep(t *testing.T) {
+// TestMemoryAndDiskStoreTheSameConfiguration applies the same random operations to both.
+func TestMemoryAndDiskStoreTheSameConfiguration(t *testing.T) {
 	random := rand.New(rand.NewPCG(1, 2))
-	both := []*Store{open(t, t.TempDir(), 0), openMemory(t, 0, 64<<20)}
+	both := []*Store{openStore(t, t.TempDir(), 0), openMemory(t, 0, 64<<20)}
 	each := func(do func(*Store)) {
 		for _, s := range both {
 			do(s)
 		}
 	}
-	each(func(s *Store) { s.Begin(me, true) })
+	each(func(s *Store) { s.Begin(testIdentity, true) })
 	for stage := range uint64(2000) {
 		name, size := fmt.Sprint(random.IntN(50)), random.IntN(20<<10)
 		content := strings.Repeat(fmt.Sprint(stage, " "), size/5)
 		switch random.IntN(20) {
 		case 0:
-			anew := random.IntN(2) == 0
-			each(func(s *Store) { s.Begin(me, anew) })
+			replace := random.IntN(2) == 0
+			each(func(s *Store) { s.Begin(testIdentity, replace) })
 		case 1:
-			each(func(s *Store) { s.Dropped(clusters, name) })
+			each(func(s *Store) { s.Unsubscribe(clusters, name) })
 		case 2:
-			each(func(s *Store) { s.Resource(stage, clusters, name, "bad", []byte(content)); s.Rejected(stage) })
+			each(func(s *Store) { s.WriteResource(stage, clusters, name, "bad", []byte(content)); s.Reject(stage) })
 		case 3, 4, 5, 6:
-			each((*Store).Mark)
+			each((*Store).Checkpoint)
 		default:
-			each(func(s *Store) { accept(s, stage, clusters, name, fmt.Sprint(stage), content) })
+			each(func(s *Store) { writeAccepted(s, stage, clusters, name, fmt.Sprint(stage), content) })
 		}
 		if stage%50 == 0 {
-			if disk, memory := kept(t, both[0], me), kept(t, both[1], me); disk != memory {
-				t.Fatalf("after %d steps the disk has %d bytes, and memory %d", stage, len(disk), len(memory))
+			if disk, memory := loadText(t, both[0], testIdentity), loadText(t, both[1], testIdentity); disk != memory {
+				t.Fatalf("after %d steps: %d bytes on disk, %d bytes in memory", stage, len(disk), len(memory))
 			}
 		}
 	}
@@ -62,7 +62,7 @@ func TestMemoryKeepsWhatADiskWouldKeep(t *testing.T) {
 	}
 }
 
-func TestFileInMemoryReadsAsItWasWritten(t *testing.T) {
+func TestMemoryFileReturnsWrittenContent(t *testing.T) {
 	random := rand.New(rand.NewPCG(3, 4))
 	m := newMemory(64 << 20)
 	f, err := m.create(fileName)
@@ -74,7 +74,7 @@ func TestFileInMemoryReadsAsItWasWritten(t *testing.T) {
 	var seen [][]byte
 	for range 300 {
 		piece := make([]byte, random.IntN(30<<10))
-		if random.IntN(2) == 0 { // else it is nothing but zeroes
+		if random.IntN(2) == 0 { // otherwise the chunk contains only zeroes
 			for i := range piece {
 				piece[i] = byte(random.Uint32())
 			}
@@ -86,11 +86,11 @@ func TestFileInMemoryReadsAsItWasWritten(t *testing.T) {
 		switch random.IntN(10) {
 		case 0:
 			want = want[:random.IntN(len(want)+1)]
-			if f, err = m.resume(int64(len(want))); err != nil {
+			if f, err = m.openAppend(int64(len(want))); err != nil {
 				t.Fatal(err)
 			}
 		case 1:
-			view, err := m.read()
+			view, err := m.openCurrent()
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -112,38 +112,38 @@ func TestFileInMemoryReadsAsItWasWritten(t *testing.T) {
 	}
 }
 
-func TestMemoryThatIsKeptInIsBounded(t *testing.T) {
-	const most = 300 << 10
-	s := openMemory(t, 0, most)
-	s.Begin(me, true)
-	accept(s, 1, clusters, "a", "1", "A")
-	s.Mark()
+func TestMemoryLimitIsEnforced(t *testing.T) {
+	const maxMemory = 300 << 10
+	s := openMemory(t, 0, maxMemory)
+	s.Begin(testIdentity, true)
+	writeAccepted(s, 1, clusters, "a", "1", "A")
+	s.Checkpoint()
 	random := rand.New(rand.NewPCG(5, 6))
 	for i := range uint64(100) {
-		content := make([]byte, 8<<10) // which cannot be packed
+		content := make([]byte, 8<<10) // random, thus incompressible
 		for j := range content {
 			content[j] = byte(random.Uint32())
 		}
-		accept(s, i+2, clusters, fmt.Sprint(i), "1", string(content))
-		if st := s.Status(); st.Memory > most+2*blockSize {
+		writeAccepted(s, i+2, clusters, fmt.Sprint(i), "1", string(content))
+		if st := s.Status(); st.Memory > maxMemory+2*blockSize {
 			t.Fatalf("status: %+v", st)
 		}
 	}
-	s.Mark()
+	s.Checkpoint()
 	if st := s.Status(); st.Failures != 1 || !strings.Contains(st.Reason, ErrTooBig.Error()) {
 		t.Errorf("status: %+v", st)
 	}
-	expectKept(t, s, "a=1:A")
+	expectStored(t, s, "a=1:A")
 }
 
-func TestNoSecretIsKeptInMemory(t *testing.T) {
+func TestSecretsAreNotStoredInMemory(t *testing.T) {
 	s := openMemory(t, 0, 1<<20)
-	s.Begin(me, true)
-	accept(s, 1, clusters, "a", "1", "A")
-	accept(s, 2, clusters, "b", "1", "-----BEGIN PRIVATE KEY-----")
-	accept(s, 3, secretType, "c", "1", "secret")
-	s.Mark()
-	expectKept(t, s, "a=1:A")
+	s.Begin(testIdentity, true)
+	writeAccepted(s, 1, clusters, "a", "1", "A")
+	writeAccepted(s, 2, clusters, "b", "1", "-----BEGIN PRIVATE KEY-----")
+	writeAccepted(s, 3, secretType, "c", "1", "secret")
+	s.Checkpoint()
+	expectStored(t, s, "a=1:A")
 	f := s.memory.files[fileName]
 	for _, secret := range []string{"PRIVATE KEY", "secret"} {
 		if bytes.Contains(f.tail, []byte(secret)) {
@@ -152,14 +152,14 @@ func TestNoSecretIsKeptInMemory(t *testing.T) {
 	}
 }
 
-func TestStoreWithoutAnyPlaceIsRefused(t *testing.T) {
+func TestStoreWithoutDirectoryAndMemoryIsRefused(t *testing.T) {
 	if _, err := Open(Config{}); err == nil {
 		t.Error("opened")
 	}
 }
 
-// TestDiskThatFailsIsTriedAgainLater: until then it is memory that what Envoy accepts is kept in.
-func TestDiskThatFailsIsTriedAgainLater(t *testing.T) {
+// TestFailedDiskIsRetriedWithBackoff: until the retry, accepted resources are stored in memory.
+func TestFailedDiskIsRetriedWithBackoff(t *testing.T) {
 	now := time.Now()
 	dir := t.TempDir()
 	s, err := Open(Config{Dir: dir, MaxMemory: 1 << 20, Now: func() time.Time { return now }})
@@ -167,27 +167,27 @@ func TestDiskThatFailsIsTriedAgainLater(t *testing.T) {
 		t.Fatal(err)
 	}
 	t.Cleanup(s.Close)
-	s.Begin(me, true)
-	accept(s, 1, clusters, "a", "1", "A")
-	s.Mark()
-	accept(s, 2, clusters, "b", "1", "B") // the disk fails before Envoy has all
+	s.Begin(testIdentity, true)
+	writeAccepted(s, 1, clusters, "a", "1", "A")
+	s.Checkpoint()
+	writeAccepted(s, 2, clusters, "b", "1", "B") // the disk fails before the next checkpoint
 	s.mu.Lock()
-	s.fail(errors.New("input/output error"))
-	s.unlock()
-	expectKept(t, s, "a=1:A")
-	s.Begin(me, false)
-	accept(s, 3, clusters, "c", "1", "C")
-	s.Mark()
-	expectKept(t, s, "a=1:A c=1:C")
+	s.disable(errors.New("input/output error"))
+	s.publishAndUnlock()
+	expectStored(t, s, "a=1:A")
+	s.Begin(testIdentity, false)
+	writeAccepted(s, 3, clusters, "c", "1", "C")
+	s.Checkpoint()
+	expectStored(t, s, "a=1:A c=1:C")
 	if st := s.Status(); !st.InMemory || st.Reason != "" || st.NoDisk != "input/output error" || st.File != "" {
 		t.Errorf("status: %+v", st)
 	}
-	now = now.Add(retryDisk)
-	accept(s, 4, clusters, "d", "1", "D")
-	s.Mark()
+	now = now.Add(minDiskRetry)
+	writeAccepted(s, 4, clusters, "d", "1", "D")
+	s.Checkpoint()
 	if st := s.Status(); st.InMemory || st.Memory != 0 || st.NoDisk != "" || st.File == "" {
-		t.Errorf("status after the return: %+v", st)
+		t.Errorf("status after the retry: %+v", st)
 	}
 	s.Close()
-	expectKept(t, open(t, dir, 0), "a=1:A c=1:C d=1:D")
+	expectStored(t, openStore(t, dir, 0), "a=1:A c=1:C d=1:D")
 }

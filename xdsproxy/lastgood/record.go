@@ -11,41 +11,41 @@ import (
 	"time"
 )
 
-// The file begins with magic and a header: a length, JSON, and a checksum. Then come records: a kind, a length, that many
-// bytes, and a checksum over all of it.
+// The file starts with magic and a header: length, JSON, checksum. Records follow: kind, length, content, and a
+// checksum of all three.
 const (
 	magic     = "pilotfish last good configuration 1\n"
 	maxHeader = 16 << 10
-	// maxRecord bounds one record; a resource is one.
+	// maxRecord limits the length of a record, and thus of a resource.
 	maxRecord = 1 << 30
-	// maxField bounds the length of names, types and versions.
+	// maxField limits the length of names, types and versions.
 	maxField = 64 << 10
 
-	recordHead = 1 + 4
-	recordTail = 4
+	recordHeaderLen = 1 + 4
+	checksumLen     = 4
 )
 
 type kind byte
 
 const (
-	// kindBegin begins anew: nothing of what came before is there any more, once there is a mark. Only earlier versions of
-	// the agent wrote it.
-	kindBegin kind = 1 + iota
+	// kindReset removes everything before it, once a checkpoint follows. Only earlier versions of the agent write it.
+	kindReset kind = 1 + iota
 	// kindResource: stage, type, name, version, content.
 	kindResource
 	// kindRemoved: stage, type, name.
 	kindRemoved
-	// kindResponse ends a stage's records: stage, type, version, and whether it was all there is of the type.
+	// kindResponse ends the records of a stage: stage, type, version, and whether the response contains all resources
+	// of the type.
 	kindResponse
-	// kindAccepted: stage, and the names of the resources that were not.
+	// kindAccepted: stage, and the names of the resources that Envoy did not accept.
 	kindAccepted
-	// kindDropped: type, name. It is not asked for any more.
-	kindDropped
-	// kindMark: time. What counts by now fits together.
-	kindMark
-	// kindSeen: time. What is there was up to date until then.
-	kindSeen
-	// kindRejected: stage. It never counts, and its number may be another's.
+	// kindUnsubscribed: type, name. Envoy no longer requests the resource.
+	kindUnsubscribed
+	// kindCheckpoint: time. The resources accepted before it are consistent.
+	kindCheckpoint
+	// kindUpToDate: time. The configuration was up to date until then.
+	kindUpToDate
+	// kindRejected: stage. The response has no effect, and the number can be used for another stage.
 	kindRejected
 )
 
@@ -80,7 +80,7 @@ func readHeader(r io.Reader) (h header, size int64, err error) {
 	if length > maxHeader {
 		return h, 0, ErrCorrupt
 	}
-	rest := make([]byte, length+recordTail)
+	rest := make([]byte, length+checksumLen)
 	if _, err := io.ReadFull(r, rest); err != nil {
 		return h, 0, ErrCorrupt
 	}
@@ -94,7 +94,7 @@ func readHeader(r io.Reader) (h header, size int64, err error) {
 	return h, int64(len(head) + len(rest)), nil
 }
 
-func fields(number uint64, texts ...string) []byte {
+func encodeFields(number uint64, texts ...string) []byte {
 	b := binary.AppendUvarint(nil, number)
 	for _, t := range texts {
 		b = binary.AppendUvarint(b, uint64(len(t)))
@@ -103,39 +103,40 @@ func fields(number uint64, texts ...string) []byte {
 	return b
 }
 
-// reader reads records, and checks them.
-type reader struct {
-	in     *bufio.Reader
-	sum    hash.Hash32
-	offset int64 // of what comes next
-	left   int64 // of this record's bytes
+// recordReader reads records and verifies their checksums.
+type recordReader struct {
+	in        *bufio.Reader
+	sum       hash.Hash32
+	offset    int64 // position in the file
+	remaining int64 // bytes of this record that are not yet read
 }
 
-func newReader(from source, offset int64) *reader {
+func newRecordReader(from source, offset int64) *recordReader {
 	r := io.NewSectionReader(from, offset, from.Size()-offset)
-	return &reader{in: bufio.NewReaderSize(r, 64<<10), sum: crc32.New(castagnoli), offset: offset}
+	return &recordReader{in: bufio.NewReaderSize(r, 64<<10), sum: crc32.New(castagnoli), offset: offset}
 }
 
-// next begins a record. io.EOF is the end between two of them.
-func (r *reader) next() (kind, error) {
-	var head [recordHead]byte
+// nextRecord reads the header of the next record. It returns io.EOF at the end of the file, and ErrCorrupt inside a
+// header.
+func (r *recordReader) nextRecord() (kind, error) {
+	var head [recordHeaderLen]byte
 	if n, err := io.ReadFull(r.in, head[:]); err != nil {
 		if n == 0 {
 			return 0, io.EOF
 		}
 		return 0, ErrCorrupt
 	}
-	r.offset += recordHead
+	r.offset += recordHeaderLen
 	r.sum.Reset()
 	_, _ = r.sum.Write(head[:])
-	r.left = int64(binary.BigEndian.Uint32(head[1:]))
-	if r.left > maxRecord {
+	r.remaining = int64(binary.BigEndian.Uint32(head[1:]))
+	if r.remaining > maxRecord {
 		return 0, ErrCorrupt
 	}
 	return kind(head[0]), nil
 }
 
-func (r *reader) number() (uint64, error) {
+func (r *recordReader) readUvarint() (uint64, error) {
 	n, err := binary.ReadUvarint(r)
 	if err != nil {
 		return 0, ErrCorrupt
@@ -143,50 +144,50 @@ func (r *reader) number() (uint64, error) {
 	return n, nil
 }
 
-// ReadByte reads one byte of the record.
-func (r *reader) ReadByte() (byte, error) {
-	if r.left == 0 {
+// ReadByte returns the next byte of the record.
+func (r *recordReader) ReadByte() (byte, error) {
+	if r.remaining == 0 {
 		return 0, ErrCorrupt
 	}
 	b, err := r.in.ReadByte()
 	if err != nil {
 		return 0, ErrCorrupt
 	}
-	r.left--
+	r.remaining--
 	r.offset++
 	_, _ = r.sum.Write([]byte{b})
 	return b, nil
 }
 
-func (r *reader) text() (string, error) {
-	n, err := r.number()
-	if err != nil || n > maxField || int64(n) > r.left {
+func (r *recordReader) readString() (string, error) {
+	n, err := r.readUvarint()
+	if err != nil || n > maxField || int64(n) > r.remaining {
 		return "", ErrCorrupt
 	}
 	b := make([]byte, n)
 	if _, err := io.ReadFull(r.in, b); err != nil {
 		return "", ErrCorrupt
 	}
-	r.left -= int64(n)
+	r.remaining -= int64(n)
 	r.offset += int64(n)
 	_, _ = r.sum.Write(b)
 	return string(b), nil
 }
 
-// end passes over the rest of the record, and checks it. It tells where that rest is.
-func (r *reader) end() (rest place, err error) {
-	rest = place{offset: r.offset, length: r.left}
-	if _, err := io.CopyN(r.sum, r.in, r.left); err != nil {
+// finish skips the rest of the record, verifies the checksum, and returns the position of the rest.
+func (r *recordReader) finish() (rest span, err error) {
+	rest = span{offset: r.offset, length: r.remaining}
+	if _, err := io.CopyN(r.sum, r.in, r.remaining); err != nil {
 		return rest, ErrCorrupt
 	}
-	var tail [recordTail]byte
+	var tail [checksumLen]byte
 	if _, err := io.ReadFull(r.in, tail[:]); err != nil || binary.BigEndian.Uint32(tail[:]) != r.sum.Sum32() {
 		return rest, ErrCorrupt
 	}
-	r.offset += r.left + recordTail
-	r.left = 0
+	r.offset += r.remaining + checksumLen
+	r.remaining = 0
 	return rest, nil
 }
 
-// place is where in the file something is.
-type place struct{ offset, length int64 }
+// span is a range of bytes in the file.
+type span struct{ offset, length int64 }

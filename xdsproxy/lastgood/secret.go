@@ -2,12 +2,12 @@ package lastgood
 
 import "bytes"
 
-// secretType are resources that are nothing but secrets.
+// secretType is the type URL of secrets, which are never stored.
 const secretType = "type.googleapis.com/envoy.extensions.transport_sockets.tls.v3.Secret"
 
-// marks of secrets that stand in a resource itself. Envoy takes private keys as PEM or PKCS#12; the others are filters that
-// have passwords or keys in their configuration.
-var secretMarks = []struct {
+// secretPatterns find secrets inside other resources. Envoy supports private keys in PEM and PKCS #12; the other
+// patterns are filters with passwords or keys in their configuration.
+var secretPatterns = []struct {
 	pattern []byte
 	what    string
 }{
@@ -20,15 +20,15 @@ var secretMarks = []struct {
 	{[]byte("ISTIO_META_WASM_IMAGE_PULL_SECRET"), "a pull secret is in it"},
 }
 
-// HasSecret says whether there is something secret in a resource, or in a message with resources.
-func HasSecret(typeURL string, content []byte) bool { return secretIn(typeURL, content) != "" }
+// HasSecret reports whether a resource, or a message with resources, contains a secret.
+func HasSecret(typeURL string, content []byte) bool { return findSecret(typeURL, content) != "" }
 
-// secretIn says what is secret in a resource, or nothing.
-func secretIn(typeURL string, content []byte) string {
+// findSecret describes the secret in a resource, or returns "".
+func findSecret(typeURL string, content []byte) string {
 	if typeURL == secretType {
 		return "it is a secret"
 	}
-	for _, m := range secretMarks {
+	for _, m := range secretPatterns {
 		if bytes.Contains(content, m.pattern) {
 			return m.what
 		}

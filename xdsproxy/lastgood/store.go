@@ -17,60 +17,61 @@ import (
 )
 
 const (
-	fileName = "configuration.log"
-	newName  = "configuration.new"
-	// rewriteAt is how long the log has to be at least to be written anew.
-	rewriteAt = 1 << 20
-	// writeSize is how much is written at a time.
-	writeSize = 64 << 10
+	fileName    = "configuration.log"
+	newFileName = "configuration.new"
+	// minRewriteSize is the minimum length of a log that is rewritten.
+	minRewriteSize = 1 << 20
+	// writeBufferSize is the size of the write buffer.
+	writeBufferSize = 64 << 10
 )
 
-// Store writes the log of one proxy. Its methods are safe for concurrent use, and none but Open and Load returns an error:
-// a store that cannot write says so once, keeps what it has, and goes on when it is told to Begin.
+// Store writes the log of one proxy. Its methods are safe for concurrent use. Only Open and Load return errors: if
+// writing fails, the store logs a warning, retains the last checkpoint, and ignores writes until the next Begin.
 type Store struct {
 	config Config
 
 	mu sync.Mutex
-	// disk and memory are nil where there is none, and at is the one of them that is written to.
-	disk     *disk
-	memory   *memory
-	at       shelf
-	retry    waiting // for the disk
-	file     file    // nil while nothing is written
-	out      *bufio.Writer
-	size     int64 // of the file and what is still to be written
-	marked   int64 // where the last mark ends; 0 for none
-	fresh    bool  // the file is beside the one that counts, and takes its place with its first mark
-	limit    int64 // at which the log is written anew
-	identity Identity
-	open     map[uint64]struct{} // stages without an answer
-	status   Status
-	told     atomic.Pointer[Status]
+	// disk and memory are nil if not configured. active is the one that is written.
+	disk          *disk
+	memory        *memory
+	active        storage
+	retry         diskBackoff // of the disk
+	file          file        // nil if the store does not write
+	out           *bufio.Writer
+	size          int64 // of the file, including buffered data
+	checkpointEnd int64 // position after the last checkpoint; 0 if there is none
+	isNew         bool  // the file replaces the current one at its first checkpoint
+	rewriteSize   int64 // size from which the log is rewritten
+	identity      Identity
+	pending       map[uint64]struct{} // stages without an ACK or NACK
+	status        Status
+	published     atomic.Pointer[Status]
 }
 
-// Status is what is known of a store.
+// Status is the state of a store.
 type Status struct {
-	// File is where it is kept on disk, if it is, and Bytes how long that is.
+	// File is the path of the file, or empty if it is not on disk. Bytes is its length.
 	File  string `json:"file,omitempty"`
 	Bytes int64  `json:"bytes"`
-	// InMemory says that it is kept in memory, for as long as this process lives, Memory how much it takes there, and NoDisk
-	// why it is not on disk.
+	// InMemory reports that the file is in memory and is lost when this process ends. Memory is its size there in
+	// bytes. NoDisk is the reason why it is not on disk.
 	InMemory bool   `json:"inMemory,omitempty"`
 	Memory   int64  `json:"memory,omitempty"`
 	NoDisk   string `json:"noDisk,omitempty"`
-	// Marked is when it was last whole.
-	Marked time.Time `json:"marked,omitzero"`
-	// Reason says why nothing is kept at present, or nothing.
+	// LastCheckpoint is the time of the last checkpoint.
+	LastCheckpoint time.Time `json:"marked,omitzero"`
+	// Reason is why nothing is stored at present, or empty.
 	Reason string `json:"reason,omitempty"`
-	// Failures counts how often that has happened.
+	// Failures counts the write failures.
 	Failures uint64 `json:"failures"`
-	// Withheld are resources, the newest of them at most, that are not kept because of what is in them.
+	// Withheld are the last maxWithheld resources that are not stored because of secrets or too long names.
 	Withheld []string `json:"withheld,omitempty"`
 }
 
 const maxWithheld = 16
 
-// Open takes the directory, if one is given; without, or where it is for reading, all is kept in memory. It reads nothing yet.
+// Open locks and checks the directory. Without a directory, or with ReadOnly, the store writes to memory. Open does not
+// read the file.
 func Open(c Config) (*Store, error) {
 	c.MaxBytes = cmp.Or(c.MaxBytes, DefaultMaxBytes)
 	if c.Now == nil {
@@ -85,23 +86,23 @@ func Open(c Config) (*Store, error) {
 		if err != nil {
 			return nil, err
 		}
-		s.disk, s.at = d, d
+		s.disk, s.active = d, d
 	}
 	if c.MaxMemory > 0 {
 		s.memory = newMemory(c.MaxMemory)
 	}
 	if s.disk == nil || c.ReadOnly {
 		if s.memory == nil {
-			return nil, errors.New("neither a directory nor memory is given to keep the last good configuration in")
+			return nil, errors.New("neither a directory nor memory is configured for the last good configuration")
 		}
-		s.leaveDisk(c.Why)
+		s.switchToMemory(c.Reason)
 	}
-	s.status.Bytes = s.keptSize()
-	s.tell()
+	s.status.Bytes = s.currentSize()
+	s.publishStatus()
 	return s, nil
 }
 
-// Close ends the use of the directory.
+// Close writes buffered data, closes the file and unlocks the directory.
 func (s *Store) Close() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -119,11 +120,12 @@ func (s *Store) closeFile() {
 		s.flush()
 	}
 	if s.file != nil {
-		s.dropFile()
+		s.discardFile()
 	}
 }
 
-// Load reads what is kept for an identity. When there is none it gives nil; the error says why what is there is of no use.
+// Load returns the stored configuration of id, or nil if there is none. The error is the reason why the file cannot be
+// used.
 func (s *Store) Load(id Identity) (*Snapshot, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -134,11 +136,11 @@ func (s *Store) Load(id Identity) (*Snapshot, error) {
 }
 
 func (s *Store) load(id Identity) (*Snapshot, error) {
-	from := s.kept()
+	from := s.currentStorage()
 	if from == nil {
 		return nil, nil
 	}
-	f, err := from.read()
+	f, err := from.openCurrent()
 	if errors.Is(err, os.ErrNotExist) {
 		return nil, nil
 	}
@@ -149,51 +151,52 @@ func (s *Store) load(id Identity) (*Snapshot, error) {
 		_ = f.Close()
 		return nil, ErrTooBig
 	}
-	return read(f, id)
+	return replayFile(f, id)
 }
 
-// Begin starts to write for an identity. Anew means that what comes is all there is, and that what was kept counts until the
-// first mark; otherwise it adds to what is kept.
-func (s *Store) Begin(id Identity, anew bool) {
+// Begin starts to write for id. If replace is set, all resources follow, and the file replaces the current one at its
+// first checkpoint. Otherwise the store appends to the current file.
+func (s *Store) Begin(id Identity, replace bool) {
 	s.mu.Lock()
-	defer s.unlock()
+	defer s.publishAndUnlock()
 	s.closeFile()
-	s.identity, s.open = id, make(map[uint64]struct{})
+	s.identity, s.pending = id, make(map[uint64]struct{})
 	s.status.Reason = ""
-	begin := s.resume
-	if anew {
-		begin = s.beside
+	begin := s.resumeFile
+	if replace {
+		begin = s.createReplacement
 	}
 	err := begin()
-	if err != nil && s.canLeaveDisk(err) {
-		s.leaveDisk(err)
+	if err != nil && s.canSwitchToMemory(err) {
+		s.switchToMemory(err)
 		err = begin()
 	}
 	if err != nil {
-		s.fail(err)
+		s.disable(err)
 	}
 }
 
-// Resource writes a resource that Envoy is sent in a response. How many bytes there are by now is told with the next flush:
-// there are thousands of resources in a response.
-func (s *Store) Resource(stage uint64, typeURL, name, version string, content []byte) {
+// WriteResource writes a resource of a response that is sent to Envoy. It does not update the status, because a
+// response may have thousands of resources; the next Flush does.
+func (s *Store) WriteResource(stage uint64, typeURL, name, version string, content []byte) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.stage(stage)
-	why, remedy := secretIn(typeURL, content), "let it refer to a secret of its own, by SDS"
+	s.addPending(stage)
+	why, remedy := findSecret(typeURL, content), "move the secret to an SDS resource and refer to it"
 	if why == "" && (len(name) > maxField || len(version) > maxField) {
 		why, remedy = fmt.Sprintf("its name or version is longer than %d bytes", maxField), "shorten it"
 	}
 	if why != "" {
-		s.withhold(stage, typeURL, name, why, remedy)
+		s.withholdResource(stage, typeURL, name, why, remedy)
 		return
 	}
-	s.write(kindResource, fields(stage, typeURL, name, version), content)
+	s.write(kindResource, encodeFields(stage, typeURL, name, version), content)
 }
 
-// withhold leaves a resource out: also an older one of that name, since it is not what Envoy has.
-func (s *Store) withhold(stage uint64, typeURL, name, why, remedy string) {
-	s.removed(stage, typeURL, name)
+// withholdResource records that a resource is not stored. It also removes an older version, which is not what Envoy
+// has.
+func (s *Store) withholdResource(stage uint64, typeURL, name, why, remedy string) {
+	s.writeRemoval(stage, typeURL, name)
 	if typeURL == secretType {
 		return
 	}
@@ -203,46 +206,46 @@ func (s *Store) withhold(stage uint64, typeURL, name, why, remedy string) {
 			return
 		}
 	}
-	s.config.Logger.Warn("a resource is not kept, and an Envoy that starts while no control plane answers will lack it",
+	s.config.Logger.Warn("a resource is not stored; an Envoy that starts while no control plane answers will lack it",
 		"resource", what, "reason", why, "remedy", remedy)
 	if len(s.status.Withheld) == maxWithheld {
 		s.status.Withheld = s.status.Withheld[1:]
 	}
 	s.status.Withheld = append(s.status.Withheld, what)
-	s.tell()
+	s.publishStatus()
 }
 
-func (s *Store) stage(stage uint64) {
+func (s *Store) addPending(stage uint64) {
 	if s.file != nil {
-		s.open[stage] = struct{}{}
+		s.pending[stage] = struct{}{}
 	}
 }
 
-// Removed writes that a response takes a resource away.
-func (s *Store) Removed(stage uint64, typeURL, name string) {
+// WriteRemoval writes that a response removes a resource.
+func (s *Store) WriteRemoval(stage uint64, typeURL, name string) {
 	s.mu.Lock()
-	defer s.unlock()
-	s.stage(stage)
-	s.removed(stage, typeURL, name)
+	defer s.publishAndUnlock()
+	s.addPending(stage)
+	s.writeRemoval(stage, typeURL, name)
 }
 
-// removed writes that a resource is none of those that are kept; one whose name is too long is never kept.
-func (s *Store) removed(stage uint64, typeURL, name string) {
+// writeRemoval writes the removal of a resource. Resources with a too long name are never stored.
+func (s *Store) writeRemoval(stage uint64, typeURL, name string) {
 	if len(name) <= maxField {
-		s.write(kindRemoved, fields(stage, typeURL, name), nil)
+		s.write(kindRemoved, encodeFields(stage, typeURL, name), nil)
 	}
 }
 
-// Response ends what is written of a response. Whole says that there are no other resources of its type.
-func (s *Store) Response(stage uint64, typeURL, version string, whole bool) {
+// WriteResponse ends the records of a response. If complete is set, the response contains all resources of its type.
+func (s *Store) WriteResponse(stage uint64, typeURL, version string, complete bool) {
 	s.mu.Lock()
-	defer s.unlock()
-	s.stage(stage)
+	defer s.publishAndUnlock()
+	s.addPending(stage)
 	if len(version) > maxField {
-		version = "" // then all is asked for again
+		version = "" // an empty version requests all resources
 	}
-	b := fields(stage, typeURL, version)
-	if whole {
+	b := encodeFields(stage, typeURL, version)
+	if complete {
 		b = append(b, 1)
 	} else {
 		b = append(b, 0)
@@ -250,106 +253,107 @@ func (s *Store) Response(stage uint64, typeURL, version string, whole bool) {
 	s.write(kindResponse, b, nil)
 }
 
-// Accepted lets a response count, but for the resources of these names.
-func (s *Store) Accepted(stage uint64, except ...string) {
+// Accept records that Envoy accepted a response, except for the resources in except.
+func (s *Store) Accept(stage uint64, except ...string) {
 	s.mu.Lock()
-	defer s.unlock()
-	if _, ok := s.open[stage]; ok {
-		delete(s.open, stage)
+	defer s.publishAndUnlock()
+	if _, ok := s.pending[stage]; ok {
+		delete(s.pending, stage)
 		except = slices.DeleteFunc(except, func(name string) bool { return len(name) > maxField })
-		s.write(kindAccepted, fields(stage, except...), nil)
+		s.write(kindAccepted, encodeFields(stage, except...), nil)
 	}
 }
 
-// Rejected forgets a response.
-func (s *Store) Rejected(stage uint64) {
+// Reject records that Envoy rejected a response.
+func (s *Store) Reject(stage uint64) {
 	s.mu.Lock()
-	defer s.unlock()
-	if _, ok := s.open[stage]; ok {
-		delete(s.open, stage)
-		s.write(kindRejected, fields(stage), nil)
+	defer s.publishAndUnlock()
+	if _, ok := s.pending[stage]; ok {
+		delete(s.pending, stage)
+		s.write(kindRejected, encodeFields(stage), nil)
 	}
 }
 
-// Dropped forgets a resource that is not asked for any more.
-func (s *Store) Dropped(typeURL, name string) {
+// Unsubscribe removes a resource that Envoy no longer requests.
+func (s *Store) Unsubscribe(typeURL, name string) {
 	s.mu.Lock()
-	defer s.unlock()
+	defer s.publishAndUnlock()
 	if len(name) <= maxField {
-		s.write(kindDropped, fields(0, typeURL, name), nil)
+		s.write(kindUnsubscribed, encodeFields(0, typeURL, name), nil)
 	}
 }
 
-// Mark says that what counts fits together.
-func (s *Store) Mark() {
+// Checkpoint appends a checkpoint. Readers restore the state at the last checkpoint, so call it only when the accepted
+// resources are consistent. If no stage is pending, it also rewrites a long log and retries a failed disk.
+func (s *Store) Checkpoint() {
 	s.mu.Lock()
-	defer s.unlock()
+	defer s.publishAndUnlock()
 	now := s.config.Now()
-	s.write(kindMark, fields(uint64(now.UnixMilli())), nil)
+	s.write(kindCheckpoint, encodeFields(uint64(now.UnixMilli())), nil)
 	s.flush()
-	if s.file != nil && s.fresh {
-		if err := s.replace(); err != nil {
-			s.fail(err)
+	if s.file != nil && s.isNew {
+		if err := s.replaceFile(); err != nil {
+			s.disable(err)
 		}
 	}
 	if s.file == nil {
 		return
 	}
-	s.marked, s.status.Marked = s.size, now
-	if len(s.open) == 0 {
-		s.tidy()
+	s.checkpointEnd, s.status.LastCheckpoint = s.size, now
+	if len(s.pending) == 0 {
+		s.maintain()
 	}
-	s.at.settle()
+	s.active.releaseBuffers()
 }
 
-// tidy is for a moment at which all that is written counts.
-func (s *Store) tidy() {
-	if s.size > s.limit {
+// maintain rewrites a long log and retries a failed disk. It must be called only while no stage is pending.
+func (s *Store) maintain() {
+	if s.size > s.rewriteSize {
 		s.rewrite()
 	}
-	if !s.onDisk() && s.disk != nil && s.retry.isOver(s.config.Now()) {
-		s.returnToDisk()
+	if !s.isOnDisk() && s.disk != nil && s.retry.isDue(s.config.Now()) {
+		s.switchToDisk()
 	}
 }
 
-// Seen says that what counts was up to date until now.
-func (s *Store) Seen() {
+// ConfirmUpToDate records that the accepted configuration is still that of the control plane.
+func (s *Store) ConfirmUpToDate() {
 	s.mu.Lock()
-	defer s.unlock()
-	s.write(kindSeen, fields(uint64(s.config.Now().UnixMilli())), nil)
+	defer s.publishAndUnlock()
+	s.write(kindUpToDate, encodeFields(uint64(s.config.Now().UnixMilli())), nil)
 	s.flush()
 }
 
-// Flush writes what waits to be written.
+// Flush writes buffered data.
 func (s *Store) Flush() {
 	s.mu.Lock()
-	defer s.unlock()
+	defer s.publishAndUnlock()
 	s.flush()
 }
 
-// Status reports. It does not wait for a disk that has come to a stand.
-func (s *Store) Status() Status { return *s.told.Load() }
+// Status returns the state. It does not block on a hung disk.
+func (s *Store) Status() Status { return *s.published.Load() }
 
-// unlock tells the status to those who ask, and ends a method.
-func (s *Store) unlock() {
-	s.tell()
+// publishAndUnlock updates the status and unlocks the mutex at the end of a method.
+func (s *Store) publishAndUnlock() {
+	s.publishStatus()
 	s.mu.Unlock()
 }
 
-func (s *Store) tell() {
+func (s *Store) publishStatus() {
 	st := s.status
 	st.Withheld = slices.Clone(st.Withheld)
 	if s.file != nil {
 		st.Bytes = s.size
 	}
-	st.InMemory = !s.onDisk()
+	st.InMemory = !s.isOnDisk()
 	if s.disk != nil && !st.InMemory {
 		st.File = s.disk.path(fileName)
 	}
 	if s.memory != nil {
-		st.Memory = s.memory.held()
+		st.Memory = s.memory.usage()
 	}
-	s.told.Store(&st)
+	s.published.Store(&st)
 }
 
 func (s *Store) write(k kind, fields, content []byte) {
@@ -357,15 +361,15 @@ func (s *Store) write(k kind, fields, content []byte) {
 		return
 	}
 	length := len(fields) + len(content)
-	if s.size+int64(length)+recordHead+recordTail > s.config.MaxBytes || length > maxRecord {
-		s.fail(fmt.Errorf("%w of %d bytes", ErrTooBig, s.config.MaxBytes))
+	if s.size+int64(length)+recordHeaderLen+checksumLen > s.config.MaxBytes || length > maxRecord {
+		s.disable(fmt.Errorf("%w of %d bytes", ErrTooBig, s.config.MaxBytes))
 		return
 	}
 	if err := writeRecord(s.out, k, fields, content); err != nil {
-		s.fail(err)
+		s.disable(err)
 		return
 	}
-	s.size += int64(length) + recordHead + recordTail
+	s.size += int64(length) + recordHeaderLen + checksumLen
 }
 
 func writeRecord(w io.Writer, k kind, fields, content []byte) error {
@@ -386,36 +390,36 @@ func (s *Store) flush() {
 		return
 	}
 	if err := s.out.Flush(); err != nil {
-		s.fail(err)
+		s.disable(err)
 	}
 }
 
-// fail stops writing. What was kept until the last mark stays.
-func (s *Store) fail(err error) {
-	s.config.Logger.Warn("the last good configuration cannot be kept; what was kept before stays, and Envoy gets its configuration as before",
-		"place", s.place(), "error", err, "remedy", "make room, or set another directory or limit")
+// disable stops writing after an error. The state at the last checkpoint is retained.
+func (s *Store) disable(err error) {
+	s.config.Logger.Warn("the last good configuration cannot be stored; the last checkpoint is retained, and Envoy still receives its configuration",
+		"place", s.location(), "error", err, "remedy", "free disk space, or set another directory or limit")
 	s.status.Failures++
 	s.status.Reason = err.Error()
 	if s.file != nil {
-		if !s.fresh {
-			_ = s.file.Truncate(s.marked)
+		if !s.isNew {
+			_ = s.file.Truncate(s.checkpointEnd)
 		}
-		s.dropFile()
-		clear(s.open)
+		s.discardFile()
+		clear(s.pending)
 	}
-	if s.canLeaveDisk(err) {
-		s.leaveDisk(err)
+	if s.canSwitchToMemory(err) {
+		s.switchToMemory(err)
 	}
-	s.tell()
+	s.publishStatus()
 }
 
-// dropFile ends the use of the file, and removes it if it never came to count.
-func (s *Store) dropFile() {
+// discardFile closes the file, and removes it if it has not become the current one.
+func (s *Store) discardFile() {
 	_ = s.file.Close()
-	if s.fresh {
-		s.at.remove(newName)
+	if s.isNew {
+		s.active.remove(newFileName)
 	}
-	s.file, s.fresh = nil, false
-	s.status.Bytes = s.keptSize()
-	s.at.settle()
+	s.file, s.isNew = nil, false
+	s.status.Bytes = s.currentSize()
+	s.active.releaseBuffers()
 }

@@ -1,6 +1,6 @@
 package lastgood
 
-// How a Store comes to the file that it writes; callers hold its lock.
+// Methods that open and replace the file of a Store; callers hold mu.
 
 import (
 	"bufio"
@@ -8,51 +8,52 @@ import (
 	"errors"
 )
 
-// beside makes a file beside the one that counts.
-func (s *Store) beside() error {
-	f, size, err := s.newFile(s.at, newName)
+// createReplacement creates a file that replaces the current one at its first checkpoint.
+func (s *Store) createReplacement() error {
+	f, size, err := s.createWithHeader(s.active, newFileName)
 	if err == nil {
-		s.use(f, size, 0)
-		s.fresh = true
+		s.setFile(f, size, 0)
+		s.isNew = true
 	}
 	return err
 }
 
-// replace lets a file that was begun beside the old one take its place.
-func (s *Store) replace() error {
+// replaceFile replaces the current file by the new one.
+func (s *Store) replaceFile() error {
 	err := s.file.Sync()
 	if err == nil {
-		err = s.at.replace()
+		err = s.active.replace()
 	}
-	s.fresh = s.fresh && err != nil
+	s.isNew = s.isNew && err != nil
 	return err
 }
 
-// resume opens the file for writing after its last mark, or makes a new one.
-func (s *Store) resume() error {
+// resumeFile opens the file for writing after its last checkpoint. It creates a new file if there is none or it cannot
+// be used.
+func (s *Store) resumeFile() error {
 	old, err := s.load(s.identity)
-	if err != nil && s.onDisk() && !isUseless(err) {
+	if err != nil && s.isOnDisk() && !isUseless(err) {
 		return err
 	}
 	if old == nil {
-		return s.create()
+		return s.createFile()
 	}
-	end, unanswered := old.end, old.open
+	end, unanswered := old.checkpointEnd, old.pending
 	_ = old.Close()
-	if s.kept() != s.at { // it is on the disk that was left
-		f, size, err := s.copied(s.at)
+	if s.currentStorage() != s.active { // the file is on the disk that failed
+		f, size, err := s.copyTo(s.active)
 		if err == nil {
-			s.use(f, size, size)
+			s.setFile(f, size, size)
 		}
 		return err
 	}
-	f, err := s.at.resume(end)
+	f, err := s.active.openAppend(end)
 	if err != nil {
 		return err
 	}
-	s.use(f, end, end)
-	for _, stage := range unanswered { // its number is given to another one now
-		s.write(kindRejected, fields(stage), nil)
+	s.setFile(f, end, end)
+	for _, stage := range unanswered { // the numbers are used again
+		s.write(kindRejected, encodeFields(stage), nil)
 	}
 	return nil
 }
@@ -61,16 +62,16 @@ func isUseless(err error) bool {
 	return errors.Is(err, ErrForeign) || errors.Is(err, ErrCorrupt) || errors.Is(err, ErrFormat) || errors.Is(err, ErrEmpty) || errors.Is(err, ErrTooBig)
 }
 
-func (s *Store) create() error {
-	f, size, err := s.newFile(s.at, fileName)
+func (s *Store) createFile() error {
+	f, size, err := s.createWithHeader(s.active, fileName)
 	if err == nil {
-		s.use(f, size, 0)
+		s.setFile(f, size, 0)
 	}
 	return err
 }
 
-// newFile makes a file that has nothing but its header.
-func (s *Store) newFile(at shelf, name string) (file, int64, error) {
+// createWithHeader creates a file that contains only its header.
+func (s *Store) createWithHeader(at storage, name string) (file, int64, error) {
 	var head bytes.Buffer
 	if err := writeHeader(&head, header{Identity: s.identity, Written: s.config.Now()}); err != nil {
 		return nil, 0, err
@@ -86,8 +87,8 @@ func (s *Store) newFile(at shelf, name string) (file, int64, error) {
 	return f, int64(head.Len()), nil
 }
 
-func (s *Store) use(f file, size, marked int64) {
-	s.file, s.out, s.size, s.marked, s.fresh = f, bufio.NewWriterSize(f, writeSize), size, marked, false
-	s.limit = min(max(rewriteAt, 2*size), (size+s.config.MaxBytes)/2)
+func (s *Store) setFile(f file, size, marked int64) {
+	s.file, s.out, s.size, s.checkpointEnd, s.isNew = f, bufio.NewWriterSize(f, writeBufferSize), size, marked, false
+	s.rewriteSize = min(max(minRewriteSize, 2*size), (size+s.config.MaxBytes)/2)
 	s.status.Bytes = size
 }

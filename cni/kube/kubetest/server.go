@@ -1,5 +1,5 @@
-// Package kubetest is a Kubernetes API server for tests, as far as the client of package kube asks one: pods are kept in
-// memory, listed, watched, deleted with preconditions and patched. It is no proof of what a real one does.
+// Package kubetest is a fake Kubernetes API server for tests of package kube's client. It holds pods in memory and
+// supports list, watch, delete with preconditions, and patch. It does not prove the behavior of a real API server.
 package kubetest
 
 import (
@@ -19,13 +19,13 @@ import (
 	"github.com/pilotfish-mesh/pilotfish/cni/kube"
 )
 
-// Token is one that the server takes: that of a pod of service account pilotfish-system/pilotfish-cni.
+// Token is the token that the server accepts: that of a pod with service account pilotfish-system/pilotfish-cni.
 const Token = "e30.eyJzdWIiOiJzeXN0ZW06c2VydmljZWFjY291bnQ6cGlsb3RmaXNoLXN5c3RlbTpwaWxvdGZpc2gtY25pIn0.signature"
 
-// TokenPath is where that service account asks for others.
+// TokenPath is the path of that service account's token requests.
 const TokenPath = "/api/v1/namespaces/pilotfish-system/serviceaccounts/pilotfish-cni/token"
 
-// Server is the API server.
+// Server is the fake API server.
 type Server struct {
 	*httptest.Server
 
@@ -34,12 +34,12 @@ type Server struct {
 	pods     map[string]agentapi.Pod
 	events   []event
 	changed  chan struct{} // closed at each change
-	broken   int           // answer everything with this code; 0: work
-	asked    map[string]int
+	broken   int           // status code of all responses; 0 for normal operation
+	requests map[string]int
 	objects  map[string]string // other objects by path: daemon sets
 	expiring bool
-	tokens   []string                 // that were given
-	held     map[string]chan struct{} // paths whose answers wait
+	tokens   []string                 // all issued tokens
+	held     map[string]chan struct{} // paths whose responses are delayed
 	life     time.Duration
 }
 
@@ -49,9 +49,9 @@ type event struct {
 	pod     agentapi.Pod
 }
 
-// New starts a server for the time of the test.
+// New starts a server and stops it at the end of the test.
 func New(t testing.TB) *Server {
-	s := &Server{pods: map[string]agentapi.Pod{}, changed: make(chan struct{}), asked: map[string]int{}, objects: map[string]string{}, life: time.Hour}
+	s := &Server{pods: map[string]agentapi.Pod{}, changed: make(chan struct{}), requests: map[string]int{}, objects: map[string]string{}, life: time.Hour}
 	s.Server = httptest.NewTLSServer(http.HandlerFunc(s.serve))
 	t.Cleanup(func() {
 		s.CloseClientConnections()
@@ -60,17 +60,17 @@ func New(t testing.TB) *Server {
 	return s
 }
 
-// CA is the certificate that the server is known by, in PEM.
+// CA returns the server's certificate, in PEM.
 func (s *Server) CA() []byte {
 	return pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: s.Certificate().Raw})
 }
 
-// Config is how a client reaches it.
+// Config returns the configuration of a client.
 func (s *Server) Config() kube.Config {
 	return kube.Config{Server: s.URL, CA: s.CA(), Token: Token}
 }
 
-// Client is one for the time of the test.
+// Client returns a client and closes it at the end of the test.
 func (s *Server) Client(t testing.TB) *kube.Client {
 	t.Helper()
 	c, err := kube.New(s.Config())
@@ -107,7 +107,7 @@ func (s *Server) happened(kind kube.EventType, p agentapi.Pod) {
 	s.changed = make(chan struct{})
 }
 
-// Remove takes a pod away.
+// Remove removes a pod.
 func (s *Server) Remove(namespace, name string) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -125,7 +125,7 @@ func (s *Server) remove(name string) {
 	s.happened(kube.Deleted, p)
 }
 
-// Pod gives a pod as it is now.
+// Pod returns the current state of a pod.
 func (s *Server) Pod(namespace, name string) (agentapi.Pod, bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -133,14 +133,14 @@ func (s *Server) Pod(namespace, name string) (agentapi.Pod, bool) {
 	return p, known
 }
 
-// SetObject makes another object readable at a path; "" takes it away.
+// SetObject sets the object at a path; "" removes it.
 func (s *Server) SetObject(path, text string) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.objects[path] = text
 }
 
-// Break has everything answered with an HTTP status, and watches ended; 0 mends it.
+// Break makes the server respond to all requests with an HTTP status and end all watches; 0 restores normal operation.
 func (s *Server) Break(code int) {
 	s.mu.Lock()
 	s.broken = code
@@ -148,7 +148,7 @@ func (s *Server) Break(code int) {
 	s.CloseClientConnections()
 }
 
-// Expire forgets all events, as a store does after compaction: who watches has to list again.
+// Expire discards all events, as compaction of the store does. Clients must list again.
 func (s *Server) Expire() {
 	s.mu.Lock()
 	s.events, s.expiring = nil, true
@@ -156,16 +156,16 @@ func (s *Server) Expire() {
 	s.CloseClientConnections()
 }
 
-// Asked counts requests by method and path.
-func (s *Server) Asked(method, path string) int {
+// Requests returns the number of requests by method and path.
+func (s *Server) Requests(method, path string) int {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	return s.asked[method+" "+path]
+	return s.requests[method+" "+path]
 }
 
 func (s *Server) serve(w http.ResponseWriter, r *http.Request) {
 	s.mu.Lock()
-	s.asked[r.Method+" "+r.URL.Path]++
+	s.requests[r.Method+" "+r.URL.Path]++
 	broken, object, held := s.broken, s.objects[r.URL.Path], s.held[r.URL.Path]
 	s.mu.Unlock()
 	if held != nil {
@@ -193,7 +193,7 @@ func (s *Server) serve(w http.ResponseWriter, r *http.Request) {
 	}
 }
 
-// Hold has questions at a path wait for their answer until release, which may be called again.
+// Hold delays the responses at a path until release is called. release may be called again.
 func (s *Server) Hold(path string) (release func()) {
 	held := make(chan struct{})
 	s.mu.Lock()
@@ -207,7 +207,7 @@ func (s *Server) Hold(path string) (release func()) {
 	})
 }
 
-// Shorten bounds the life of tokens that are given from now on, of which 0 is none: then they are refused.
+// Shorten limits the lifetime of new tokens; with 0 token requests are refused.
 func (s *Server) Shorten(life time.Duration) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -297,7 +297,7 @@ func (s *Server) watch(w http.ResponseWriter, r *http.Request) {
 	}
 }
 
-// one answers for one pod.
+// one handles requests for one pod.
 func (s *Server) one(w http.ResponseWriter, r *http.Request) {
 	parts := strings.Split(r.URL.Path, "/") // "", api, v1, namespaces, NS, pods, NAME
 	if len(parts) != 7 || parts[5] != "pods" {

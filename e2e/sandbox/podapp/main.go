@@ -1,4 +1,5 @@
-// Command podapp is all that runs in the pods of the tests, beside Envoy: what a sandbox waits with, a server and a client.
+// Command podapp runs in the pods of the tests, alongside Envoy: as the pause process of a sandbox, as a server or as a
+// client.
 package main
 
 import (
@@ -29,11 +30,11 @@ func run(args []string) error {
 	case len(args) == 2 && args[0] == "get":
 		return get(ctx, args[1])
 	}
-	<-ctx.Done() // a sandbox's own process
+	<-ctx.Done() // the pause process
 	return nil
 }
 
-// serve answers each request with who asked, and by whose hands the request came.
+// serve responds to each request with the client's address and the forwarding proxies.
 func serve(ctx context.Context, address string) error {
 	server := &http.Server{Addr: address, Handler: http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		fmt.Fprintf(w, "host=%s remote=%s via=%s\n", os.Getenv("HOSTNAME"), r.RemoteAddr, r.Header.Get("x-through"))
@@ -48,7 +49,7 @@ func serve(ctx context.Context, address string) error {
 	return nil
 }
 
-// get prints the answer of a server, and the headers by which Envoys are known.
+// get prints a server's response, and the headers that Envoy adds.
 func get(ctx context.Context, url string) error {
 	client := &http.Client{Timeout: 5 * time.Second, Transport: &http.Transport{
 		DialContext: (&net.Dialer{Timeout: 2 * time.Second}).DialContext, DisableKeepAlives: true}}

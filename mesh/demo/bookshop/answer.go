@@ -6,19 +6,19 @@ import (
 	"strings"
 )
 
-// Answer is what a service says of itself and of what it saw; every JSON answer of the shop is one.
+// Answer is the JSON response of every service of the shop: the service, and what it observed.
 type Answer struct {
 	Service  string `json:"service"`
 	Version  string `json:"version"`
 	Instance string `json:"instance"`
-	// Caller is the SPIFFE ID that the sidecar proved for whoever called; empty when nobody was proved.
+	// Caller is the client's SPIFFE ID as authenticated by the sidecar; empty if it is unknown.
 	Caller string `json:"caller,omitempty"`
-	// User is the x-user header as it came through the services before.
+	// User is the x-user header, which the services propagate.
 	User string `json:"user,omitempty"`
 
 	Book    *Book          `json:"book,omitempty"`
 	Reviews []Review       `json:"reviews,omitempty"`
-	Stars   string         `json:"stars,omitempty"` // colour of this version's stars; empty when it shows none
+	Stars   string         `json:"stars,omitempty"` // colour of this version's stars; empty: no stars
 	Ratings map[string]int `json:"ratings,omitempty"`
 
 	// Method and Headers are set by /echo.
@@ -34,16 +34,16 @@ type Answer struct {
 type Call struct {
 	Name   string  `json:"name"`
 	URL    string  `json:"url"`
-	Status int     `json:"status,omitempty"` // 0: no answer came
+	Status int     `json:"status,omitempty"` // 0: no response
 	Error  string  `json:"error,omitempty"`
 	Millis float64 `json:"ms"`
 	Answer *Answer `json:"answer,omitempty"`
 }
 
-// OK says whether the upstream did its work.
+// OK reports whether the upstream responded successfully.
 func (c Call) OK() bool { return c.Status == http.StatusOK && c.Answer != nil }
 
-// Upstream gives the call to the upstream of that name, or nil.
+// Upstream returns the call to the upstream of that name, or nil.
 func (a *Answer) Upstream(name string) *Call {
 	if a == nil {
 		return nil
@@ -56,7 +56,7 @@ func (a *Answer) Upstream(name string) *Call {
 	return nil
 }
 
-// Book is what details knows.
+// Book is the data of details.
 type Book struct {
 	Title     string `json:"title"`
 	Author    string `json:"author"`
@@ -65,15 +65,15 @@ type Book struct {
 	Blurb     string `json:"blurb"`
 }
 
-// Review is what reviews knows, with the stars of ratings where the version asks for them.
+// Review is the data of reviews, with stars from ratings if this version requests them.
 type Review struct {
 	Reviewer string `json:"reviewer"`
 	Text     string `json:"text"`
 	Stars    int    `json:"stars,omitempty"`
 }
 
-// Caller reads the SPIFFE ID of the direct caller from the header that the sidecar sets, x-forwarded-client-cert. The
-// last element is the one that our own sidecar added.
+// Caller returns the SPIFFE ID of the direct client from the x-forwarded-client-cert header. Its last element is the
+// one that the service's sidecar added.
 func Caller(h http.Header) string {
 	elements := strings.Split(h.Get("X-Forwarded-Client-Cert"), ",")
 	for _, pair := range strings.Split(elements[len(elements)-1], ";") {
@@ -84,7 +84,7 @@ func Caller(h http.Header) string {
 	return ""
 }
 
-// shortCaller is the service account of a SPIFFE ID of the mesh, for people.
+// shortCaller returns the service account of a SPIFFE ID for messages.
 func shortCaller(id string) string {
 	if id == "" {
 		return "unknown"
@@ -92,17 +92,17 @@ func shortCaller(id string) string {
 	return id[strings.LastIndex(id, "/")+1:]
 }
 
-// answer begins an answer with what every service says.
-func (s *Server) answer(r *http.Request) *Answer {
+// newAnswer returns an answer with the fields that every service sets.
+func (s *Server) newAnswer(r *http.Request) *Answer {
 	return &Answer{
 		Service: s.config.Service, Version: s.config.Version, Instance: s.config.Instance,
 		Caller: Caller(r.Header), User: r.Header.Get("X-User"),
 	}
 }
 
-// write sends an answer. An upstream that failed is shown, not fatal, unless the request says with `x-strict: yes` that
-// half an answer is none: then the status is 502.
-func (s *Server) write(w http.ResponseWriter, r *http.Request, a *Answer) {
+// writeAnswer sends an answer. A failed upstream is included in it. With `x-strict: yes` in the request, the status is
+// then 502.
+func (s *Server) writeAnswer(w http.ResponseWriter, r *http.Request, a *Answer) {
 	status := http.StatusOK
 	for _, c := range a.Upstreams {
 		if !c.OK() && r.Header.Get("X-Strict") == "yes" {
@@ -117,10 +117,10 @@ func (s *Server) write(w http.ResponseWriter, r *http.Request, a *Answer) {
 	w.WriteHeader(status)
 	encoder := json.NewEncoder(w)
 	encoder.SetIndent("", "  ")
-	_ = encoder.Encode(a) // whoever hung up does not want it
+	_ = encoder.Encode(a) // fails only if the client closed the connection
 }
 
-// wantsHTML tells a browser from a program: ?format= decides, and else the Accept header.
+// wantsHTML reports whether the client is a browser, by ?format= or else by the Accept header.
 func wantsHTML(r *http.Request) bool {
 	switch r.URL.Query().Get("format") {
 	case "html":

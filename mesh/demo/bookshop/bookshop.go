@@ -1,5 +1,5 @@
-// Package bookshop is the program that the demo's workloads run: a small book shop in services that call each other by
-// plain name, and report what they saw. It knows nothing of the mesh but that an HTTP proxy leads to its upstreams.
+// Package bookshop is the program of the demo's workloads: a small book shop of services that call each other by plain
+// name, and report what they observed. Its only link to the mesh is the HTTP proxy for its upstreams.
 package bookshop
 
 import (
@@ -16,19 +16,19 @@ import (
 	"time"
 )
 
-// Config says which service to be and where. Service is needed; the rest has defaults.
+// Config configures a service. Only Service is required.
 type Config struct {
-	// Service is one of Names; Version is "v1" when empty; Instance names this process in answers (service-version).
+	// Service is one of ServiceNames; Version defaults to "v1"; Instance names this process in answers (service-version).
 	Service, Version, Instance string
 	// Listen is host:port.
 	Listen string
-	// Proxy is where requests to upstreams go; nil asks the upstreams' names directly.
+	// Proxy is the HTTP proxy for requests to upstreams; nil: direct requests.
 	Proxy *url.URL
-	// Log gets a line for each request, for people to read; nil drops them.
+	// Log receives a line for each request; nil: none.
 	Log *log.Logger
 }
 
-// services holds what each service adds to the paths that all have.
+// services maps each service to the function that adds its paths.
 var services = map[string]func(*Server, *http.ServeMux){
 	"page":    (*Server).routePage,
 	"details": (*Server).routeDetails,
@@ -37,8 +37,8 @@ var services = map[string]func(*Server, *http.ServeMux){
 	"crawler": (*Server).routeCrawler,
 }
 
-// Names lists the services, for messages.
-func Names() string {
+// ServiceNames returns the names of the services for messages.
+func ServiceNames() string {
 	names := make([]string, 0, len(services))
 	for name := range services {
 		names = append(names, name)
@@ -56,11 +56,11 @@ type Server struct {
 	counters counters
 }
 
-// New listens, so that a port in use is an error here; Run serves.
+// New opens the listener, so that it returns an error when the port is in use; Run serves.
 func New(c Config) (*Server, error) {
 	route, ok := services[c.Service]
 	if !ok {
-		return nil, fmt.Errorf("--service %q is not a service of the book shop; it has %s", c.Service, Names())
+		return nil, fmt.Errorf("--service %q is not a service of the book shop; it has %s", c.Service, ServiceNames())
 	}
 	if c.Version == "" {
 		c.Version = "v1"
@@ -79,14 +79,14 @@ func New(c Config) (*Server, error) {
 	mux := http.NewServeMux()
 	s.routeTests(mux)
 	route(s, mux)
-	s.handler = s.observed(mux)
+	s.handler = s.observe(mux)
 	return s, nil
 }
 
-// Addr is where the service listens.
+// Addr returns the address on which the service listens.
 func (s *Server) Addr() net.Addr { return s.listener.Addr() }
 
-// Run serves until the context ends, lets requests under way finish for a moment, and returns nil then.
+// Run serves until ctx ends, waits up to two seconds for active requests, and returns nil.
 func (s *Server) Run(ctx context.Context) error {
 	server := &http.Server{Handler: s.handler, ReadHeaderTimeout: 10 * time.Second}
 	failed := make(chan error, 1)
@@ -101,7 +101,7 @@ func (s *Server) Run(ctx context.Context) error {
 	grace, cancel := context.WithTimeout(context.WithoutCancel(ctx), 2*time.Second)
 	defer cancel()
 	if err := server.Shutdown(grace); err != nil {
-		server.Close() // whoever is still being answered has had his time
+		server.Close() // closes the remaining connections
 	}
 	if err := <-failed; !errors.Is(err, http.ErrServerClosed) {
 		return fmt.Errorf("serving %s: %w", s.config.Instance, err)
@@ -109,21 +109,22 @@ func (s *Server) Run(ctx context.Context) error {
 	return nil
 }
 
-// observed counts and logs each request, and says in a header who answered.
-func (s *Server) observed(next *http.ServeMux) http.Handler {
+// observe counts and logs each request, and sets a header with the instance's name.
+func (s *Server) observe(next *http.ServeMux) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		start := time.Now()
 		rec := &statusRecorder{ResponseWriter: w, status: http.StatusOK}
 		w.Header().Set("X-Served-By", s.config.Instance)
 		next.ServeHTTP(rec, r)
-		s.counters.add(fmt.Sprintf("%s %d", pathOf(r.Pattern), rec.status))
+		s.counters.add(fmt.Sprintf("%s %d", counterName(r.Pattern), rec.status))
 		s.config.Log.Printf("%s %s → %d in %d ms, for %s", r.Method, r.URL.Path, rec.status,
 			time.Since(start).Milliseconds(), shortCaller(Caller(r.Header)))
 	})
 }
 
-// pathOf makes a bounded counter name of a mux pattern: paths that no pattern knows count together.
-func pathOf(pattern string) string {
+// counterName returns the path of a mux pattern, so that the number of counters is limited. Requests without a pattern
+// count as "other".
+func counterName(pattern string) string {
 	if pattern == "" {
 		return "other"
 	}

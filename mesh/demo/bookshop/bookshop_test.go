@@ -14,11 +14,11 @@ import (
 	"go.uber.org/goleak"
 )
 
-// shop is all services, joined by a proxy that stands in for the sidecars: it knows services by plain name, and says
-// who called as a sidecar would.
+// shop contains all services, connected by a proxy that replaces the sidecars: it resolves services by plain name, and
+// adds the client's identity as a sidecar would.
 type shop struct {
 	services map[string]*Server
-	// status, when set for a service, is the answer instead of the service's own.
+	// status overrides the response status of a service.
 	status map[string]int
 }
 
@@ -85,7 +85,7 @@ func (s *shop) get(t *testing.T, service, path string, header ...string) (int, s
 	return response.StatusCode, string(body)
 }
 
-func (s *shop) ask(t *testing.T, service, path string, header ...string) (int, *Answer) {
+func (s *shop) sendRequest(t *testing.T, service, path string, header ...string) (int, *Answer) {
 	t.Helper()
 	status, body := s.get(t, service, path, header...)
 	var a Answer
@@ -97,9 +97,9 @@ func (s *shop) ask(t *testing.T, service, path string, header ...string) (int, *
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
-func TestAPageReportsWhatEveryServiceSaw(t *testing.T) {
+func TestPageReportsObservationsOfEveryService(t *testing.T) {
 	s := newShop(t, "v3")
-	status, page := s.ask(t, "page", "/", "X-User", "ada")
+	status, page := s.sendRequest(t, "page", "/", "X-User", "ada")
 	if status != http.StatusOK || page.Book == nil || page.Stars != "red" || len(page.Reviews) != 2 || page.Reviews[0].Stars == 0 {
 		t.Fatalf("got %d %+v", status, page)
 	}
@@ -113,15 +113,15 @@ func TestAPageReportsWhatEveryServiceSaw(t *testing.T) {
 	}
 }
 
-func TestV1OfReviewsAsksNobodyForStars(t *testing.T) {
+func TestReviewsV1DoesNotCallRatings(t *testing.T) {
 	s := newShop(t, "v1")
-	_, page := s.ask(t, "page", "/")
+	_, page := s.sendRequest(t, "page", "/")
 	if page.Stars != "" || page.Upstream("reviews").Answer.Upstream("ratings") != nil {
 		t.Errorf("got stars: %+v", page)
 	}
 }
 
-func TestABrowserGetsAPage(t *testing.T) {
+func TestBrowserGetsHTML(t *testing.T) {
 	s := newShop(t, "v2")
 	status, body := s.get(t, "page", "/", "Accept", "text/html,application/xhtml+xml,*/*;q=0.8", "X-User", "<b>ada</b>")
 	for _, part := range []string{"<h1>" + book.Title, "★★★", `class="stars black"`, "caller-of-ratings", "signed in as &lt;b&gt;ada"} {
@@ -134,10 +134,10 @@ func TestABrowserGetsAPage(t *testing.T) {
 	}
 }
 
-func TestAFailedUpstreamIsShownAndNotFatal(t *testing.T) {
+func TestFailedUpstreamIsShownAndNotFatal(t *testing.T) {
 	s := newShop(t, "v2")
 	s.status["ratings"] = http.StatusServiceUnavailable
-	status, page := s.ask(t, "page", "/")
+	status, page := s.sendRequest(t, "page", "/")
 	call := page.Upstream("reviews").Answer.Upstream("ratings")
 	if status != http.StatusOK || call.Status != 503 || call.Error != "fault filter abort" || len(page.Reviews) != 2 {
 		t.Errorf("got %d, ratings %+v, %d reviews", status, call, len(page.Reviews))
@@ -151,31 +151,31 @@ func TestAFailedUpstreamIsShownAndNotFatal(t *testing.T) {
 	}
 }
 
-func TestAStrictRequestFailsWithItsUpstream(t *testing.T) {
+func TestStrictRequestFailsWithUpstream(t *testing.T) {
 	s := newShop(t, "v2")
 	s.status["ratings"] = http.StatusServiceUnavailable
-	if status, _ := s.ask(t, "reviews", "/reviews/1", "X-Strict", "yes"); status != http.StatusBadGateway {
+	if status, _ := s.sendRequest(t, "reviews", "/reviews/1", "X-Strict", "yes"); status != http.StatusBadGateway {
 		t.Errorf("reviews answered %d", status)
 	}
-	status, page := s.ask(t, "page", "/", "X-Strict", "yes")
+	status, page := s.sendRequest(t, "page", "/", "X-Strict", "yes")
 	if status != http.StatusBadGateway || page.Upstream("reviews").Answer.Upstream("ratings").Status != 503 {
 		t.Errorf("the page answered %d: %+v", status, page)
 	}
-	if _, counters := s.ask(t, "reviews", "/counters"); counters.Counters["upstream ratings 503"] != 2 || counters.Counters["/reviews/{id} 502"] != 2 {
+	if _, counters := s.sendRequest(t, "reviews", "/counters"); counters.Counters["upstream ratings 503"] != 2 || counters.Counters["/reviews/{id} 502"] != 2 {
 		t.Errorf("counters are %v", counters.Counters)
 	}
 }
 
-func TestTheCrawlerReportsWhoLetItIn(t *testing.T) {
+func TestCrawlerReportsAllowedServices(t *testing.T) {
 	s := newShop(t, "v1")
 	s.status["reviews"] = http.StatusForbidden
-	_, visit := s.ask(t, "crawler", "/visit")
+	_, visit := s.sendRequest(t, "crawler", "/visit")
 	if visit.Upstream("details").Status != 200 || visit.Upstream("reviews").Status != 403 {
 		t.Errorf("got %+v", visit.Upstreams)
 	}
 }
 
-func TestTestPathsDoAsTold(t *testing.T) {
+func TestFaultAndDelayPaths(t *testing.T) {
 	s := newShop(t, "v1")
 	for _, c := range []struct {
 		path   string
@@ -188,12 +188,12 @@ func TestTestPathsDoAsTold(t *testing.T) {
 			t.Errorf("%s answered %d %s, want %d", c.path, status, body, c.status)
 		}
 	}
-	if _, echo := s.ask(t, "ratings", "/echo", "X-Anything", "yes"); echo.Method != "GET" || echo.Headers["X-Anything"][0] != "yes" {
+	if _, echo := s.sendRequest(t, "ratings", "/echo", "X-Anything", "yes"); echo.Method != "GET" || echo.Headers["X-Anything"][0] != "yes" {
 		t.Errorf("echo gave %+v", echo)
 	}
 }
 
-func TestTheCallerIsWhoTheOwnSidecarProved(t *testing.T) {
+func TestCallerIsTakenFromOwnSidecar(t *testing.T) {
 	for header, want := range map[string]string{
 		"": "",
 		"By=spiffe://td/ns/a/sa/b;Hash=ab;URI=spiffe://td/ns/c/sa/d":          "spiffe://td/ns/c/sa/d",
@@ -207,7 +207,7 @@ func TestTheCallerIsWhoTheOwnSidecarProved(t *testing.T) {
 	}
 }
 
-func TestAnUnknownServiceOrAPortInUseIsToldAtOnce(t *testing.T) {
+func TestUnknownServiceAndPortInUseAreErrors(t *testing.T) {
 	if _, err := New(Config{Service: "till", Listen: "127.0.0.1:0"}); err == nil || !strings.Contains(err.Error(), "crawler, details, page") {
 		t.Errorf("got %v", err)
 	}

@@ -14,7 +14,7 @@ var pageTemplate = template.Must(template.New("page").Funcs(template.FuncMap{
 	"stars": func(n int) string { return strings.Repeat("★", n) + strings.Repeat("☆", max(0, 5-n)) },
 }).Parse(pageSource))
 
-// hop is one request of those that made the page, for the table of who called whom.
+// hop is one request for the page, in the table of calls.
 type hop struct {
 	From, To, Identity string
 	Call
@@ -24,12 +24,12 @@ func writeHTML(w http.ResponseWriter, status int, a *Answer) {
 	w.Header().Set("Content-Type", "text/html; charset=utf-8")
 	w.Header().Set("Cache-Control", "no-store")
 	w.WriteHeader(status)
-	_ = pageTemplate.Execute(w, map[string]any{ // whoever hung up does not want it
+	_ = pageTemplate.Execute(w, map[string]any{ // fails only if the client closed the connection
 		"Page": a, "Details": a.Upstream("details"), "Reviews": a.Upstream("reviews"), "Hops": hops(a),
 	})
 }
 
-// hops lists all calls below an answer, callers first.
+// hops lists all calls of an answer, callers first.
 func hops(a *Answer) []hop {
 	var all []hop
 	for _, c := range a.Upstreams {

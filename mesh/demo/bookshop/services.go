@@ -17,18 +17,18 @@ var reviews = []Review{
 
 var ratings = map[string]int{"Ned": 3, "Conseil": 5}
 
-// starsOf says in which colour a version of reviews shows stars; v1 shows none, and asks nobody for them.
-var starsOf = map[string]string{"v2": "black", "v3": "red"}
+// starColours maps versions of reviews to the colour of their stars; v1 shows none and does not call ratings.
+var starColours = map[string]string{"v2": "black", "v3": "red"}
 
-// routePage adds the page, the only service that answers browsers. It asks details and reviews at the same time.
+// routePage adds the page, the only service for browsers. It calls details and reviews concurrently.
 func (s *Server) routePage(mux *http.ServeMux) {
 	mux.HandleFunc("GET /{$}", func(w http.ResponseWriter, r *http.Request) {
-		a := s.answer(r)
+		a := s.newAnswer(r)
 		calls := make([]Call, 2)
-		var asked sync.WaitGroup
-		asked.Go(func() { calls[0] = s.call(r, "details", "/details/1") })
-		asked.Go(func() { calls[1] = s.call(r, "reviews", "/reviews/1") })
-		asked.Wait()
+		var pending sync.WaitGroup
+		pending.Go(func() { calls[0] = s.callUpstream(r, "details", "/details/1") })
+		pending.Go(func() { calls[1] = s.callUpstream(r, "reviews", "/reviews/1") })
+		pending.Wait()
 		a.Upstreams = calls
 		if c := a.Upstream("details"); c.OK() {
 			a.Book = c.Answer.Book
@@ -36,31 +36,31 @@ func (s *Server) routePage(mux *http.ServeMux) {
 		if c := a.Upstream("reviews"); c.OK() {
 			a.Reviews, a.Stars = c.Answer.Reviews, c.Answer.Stars
 		}
-		s.write(w, r, a)
+		s.writeAnswer(w, r, a)
 	})
 }
 
 func (s *Server) routeDetails(mux *http.ServeMux) {
 	mux.HandleFunc("GET /details/{id}", func(w http.ResponseWriter, r *http.Request) {
-		a := s.answer(r)
+		a := s.newAnswer(r)
 		a.Book = &book
-		s.write(w, r, a)
+		s.writeAnswer(w, r, a)
 	})
 }
 
 func (s *Server) routeReviews(mux *http.ServeMux) {
 	mux.HandleFunc("GET /reviews/{id}", func(w http.ResponseWriter, r *http.Request) {
-		a := s.answer(r)
+		a := s.newAnswer(r)
 		a.Reviews = append(a.Reviews, reviews...)
-		if colour, ok := starsOf[s.config.Version]; ok {
-			c := s.call(r, "ratings", "/ratings/"+r.PathValue("id"))
+		if colour, ok := starColours[s.config.Version]; ok {
+			c := s.callUpstream(r, "ratings", "/ratings/"+r.PathValue("id"))
 			a.Upstreams = []Call{c}
 			if c.OK() {
 				a.Stars = colour
 				addStars(a.Reviews, c.Answer.Ratings)
 			}
 		}
-		s.write(w, r, a)
+		s.writeAnswer(w, r, a)
 	})
 }
 
@@ -72,18 +72,18 @@ func addStars(reviews []Review, stars map[string]int) {
 
 func (s *Server) routeRatings(mux *http.ServeMux) {
 	mux.HandleFunc("GET /ratings/{id}", func(w http.ResponseWriter, r *http.Request) {
-		a := s.answer(r)
+		a := s.newAnswer(r)
 		a.Ratings = ratings
-		s.write(w, r, a)
+		s.writeAnswer(w, r, a)
 	})
 }
 
-// routeCrawler adds a visitor of another house, who may read some of the shop: on /visit it asks both services that the
-// page asks, and reports which let it in.
+// routeCrawler adds an external visitor with limited access: /visit calls the same services as the page, and reports
+// which of them allow it.
 func (s *Server) routeCrawler(mux *http.ServeMux) {
 	mux.HandleFunc("GET /visit", func(w http.ResponseWriter, r *http.Request) {
-		a := s.answer(r)
-		a.Upstreams = []Call{s.call(r, "details", "/details/1"), s.call(r, "reviews", "/reviews/1")}
-		s.write(w, r, a)
+		a := s.newAnswer(r)
+		a.Upstreams = []Call{s.callUpstream(r, "details", "/details/1"), s.callUpstream(r, "reviews", "/reviews/1")}
+		s.writeAnswer(w, r, a)
 	})
 }

@@ -10,46 +10,46 @@ import (
 	"time"
 )
 
-// maxSlow bounds /slow, so that a typing error does not hold a connection for hours.
+// maxSlow limits /slow, so that a mistyped number does not hold a connection for hours.
 const maxSlow = time.Minute
 
-// routeTests adds the paths that every service has, for trying out what a mesh does with answers.
+// routeTests adds paths for tests to every service.
 func (s *Server) routeTests(mux *http.ServeMux) {
-	var asked atomic.Int64
+	var requests atomic.Int64
 	mux.HandleFunc("GET /healthz", func(w http.ResponseWriter, _ *http.Request) { fmt.Fprintln(w, "ok") })
 	mux.HandleFunc("/echo", func(w http.ResponseWriter, r *http.Request) {
-		a := s.answer(r)
+		a := s.newAnswer(r)
 		a.Method, a.Headers = r.Method, r.Header
-		s.write(w, r, a)
+		s.writeAnswer(w, r, a)
 	})
 	mux.HandleFunc("GET /counters", func(w http.ResponseWriter, r *http.Request) {
-		a := s.answer(r)
-		a.Counters = s.counters.all()
-		s.write(w, r, a)
+		a := s.newAnswer(r)
+		a.Counters = s.counters.snapshot()
+		s.writeAnswer(w, r, a)
 	})
 	mux.HandleFunc("GET /slow", func(w http.ResponseWriter, r *http.Request) {
 		ms, err := strconv.Atoi(r.URL.Query().Get("ms"))
 		if err != nil || ms < 0 || time.Duration(ms)*time.Millisecond > maxSlow {
-			http.Error(w, "ask for /slow?ms=N, with N milliseconds from 0 to 60000", http.StatusBadRequest)
+			http.Error(w, "use /slow?ms=N, with N milliseconds from 0 to 60000", http.StatusBadRequest)
 			return
 		}
 		select {
 		case <-time.After(time.Duration(ms) * time.Millisecond):
-			s.write(w, r, s.answer(r))
+			s.writeAnswer(w, r, s.newAnswer(r))
 		case <-r.Context().Done():
 		}
 	})
 	mux.HandleFunc("GET /flaky", func(w http.ResponseWriter, r *http.Request) {
 		every, err := strconv.ParseInt(r.URL.Query().Get("every"), 10, 64)
 		if err != nil || every < 1 {
-			http.Error(w, "ask for /flaky?every=N: every Nth request fails, the first among them", http.StatusBadRequest)
+			http.Error(w, "use /flaky?every=N: every Nth request fails, the first among them", http.StatusBadRequest)
 			return
 		}
-		if (asked.Add(1)-1)%every == 0 {
+		if (requests.Add(1)-1)%every == 0 {
 			http.Error(w, "flaky: this one fails", http.StatusServiceUnavailable)
 			return
 		}
-		s.write(w, r, s.answer(r))
+		s.writeAnswer(w, r, s.newAnswer(r))
 	})
 }
 
@@ -68,7 +68,7 @@ func (c *counters) add(name string) {
 	c.byName[name]++
 }
 
-func (c *counters) all() map[string]int64 {
+func (c *counters) snapshot() map[string]int64 {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	return maps.Clone(c.byName)

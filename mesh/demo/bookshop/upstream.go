@@ -11,18 +11,17 @@ import (
 	"time"
 )
 
-// passedOn are the headers that a service hands from its caller to its upstreams: who the user is, what trouble is asked
-// for, and those by which traces are joined (which only the application can pass on: a sidecar sees two requests that
-// have nothing to do with each other).
-var passedOn = []string{
+// propagatedHeaders are copied from a request to its upstream requests: user, requested fault, and trace context. Only
+// the application can propagate trace context, because the sidecar cannot correlate the two requests.
+var propagatedHeaders = []string{
 	"X-User", "X-Trouble", "X-Strict", "X-Request-Id",
 	"Traceparent", "Tracestate", "B3", "X-B3-Traceid", "X-B3-Spanid", "X-B3-Parentspanid", "X-B3-Sampled", "X-B3-Flags",
 }
 
-// maxAnswer bounds what is read of an upstream's answer.
+// maxAnswer limits the response of an upstream.
 const maxAnswer = 1 << 20
 
-// callTimeout ends a call that no timeout of the mesh ended.
+// callTimeout limits calls without a timeout in the mesh.
 const callTimeout = 15 * time.Second
 
 func newClient(proxy *url.URL) *http.Client {
@@ -36,8 +35,8 @@ func newClient(proxy *url.URL) *http.Client {
 	return &http.Client{Transport: transport, Timeout: callTimeout}
 }
 
-// call asks an upstream by its plain name, and reports whatever comes of it.
-func (s *Server) call(r *http.Request, name, path string) Call {
+// callUpstream calls an upstream by its plain name, and returns the result or the error.
+func (s *Server) callUpstream(r *http.Request, name, path string) Call {
 	c := Call{Name: name, URL: "http://" + name + ":9080" + path}
 	start := time.Now()
 	status, answer, err := s.fetch(r.Context(), c.URL, r.Header)
@@ -55,7 +54,7 @@ func (s *Server) fetch(ctx context.Context, address string, from http.Header) (i
 	if err != nil {
 		return 0, nil, err
 	}
-	for _, name := range passedOn {
+	for _, name := range propagatedHeaders {
 		if values := from.Values(name); len(values) > 0 {
 			request.Header[name] = values
 		}
@@ -72,8 +71,8 @@ func (s *Server) fetch(ctx context.Context, address string, from http.Header) (i
 	return decode(response.StatusCode, body)
 }
 
-// decode reads an answer. What is not one (a sidecar's own "upstream request timeout", for instance) is the error's text.
-// A strict upstream's 502 is an answer that says what went wrong further on, and is kept.
+// decode parses an answer. Any other body (for instance a sidecar's "upstream request timeout") becomes the error's
+// text. A 502 of a strict upstream is an answer with details of the failure, and is returned.
 func decode(status int, body []byte) (int, *Answer, error) {
 	var answer Answer
 	if err := json.Unmarshal(body, &answer); err != nil || answer.Service == "" {

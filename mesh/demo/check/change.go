@@ -16,11 +16,12 @@ import (
 // reviewsFile is the file that the checks edit.
 const reviewsFile = "reviews.yaml"
 
-// allToV3 is the edit that every request shows: after it no answer comes from v1 or v2.
+// allToV3 moves all weight to v3, so that no later answer is from v1 or v2.
 var allToV3 = strings.NewReplacer("weight: 60", "weight: 0", "weight: 30", "weight: 0", "weight: 10", "weight: 100")
 
-// edit saves a changed file as an editor does, in one step, and gives the moment of saving and how to undo it.
-func (t *Target) edit(name string, change *strings.Replacer) (saved time.Time, undo func() (time.Time, error), err error) {
+// editFile replaces a file atomically, as an editor does. It returns the time of the change and a function that reverts
+// it.
+func (t *Target) editFile(name string, change *strings.Replacer) (saved time.Time, undo func() (time.Time, error), err error) {
 	path := filepath.Join(t.ConfigDir, name)
 	before, err := os.ReadFile(path)
 	if err != nil {
@@ -30,12 +31,12 @@ func (t *Target) edit(name string, change *strings.Replacer) (saved time.Time, u
 	if after == string(before) {
 		return time.Time{}, nil, fmt.Errorf("%s does not hold what was to be changed", path)
 	}
-	saved, err = save(path, []byte(after))
-	return saved, func() (time.Time, error) { return save(path, before) }, err
+	saved, err = replaceFile(path, []byte(after))
+	return saved, func() (time.Time, error) { return replaceFile(path, before) }, err
 }
 
-func save(path string, data []byte) (time.Time, error) {
-	// Beside the watched directory, so that only the rename is seen there.
+func replaceFile(path string, data []byte) (time.Time, error) {
+	// The temporary file is outside of the watched directory, so that only the rename is observed there.
 	aside := filepath.Join(filepath.Dir(filepath.Dir(path)), filepath.Base(path)+".new")
 	if err := os.WriteFile(aside, data, 0o600); err != nil {
 		return time.Time{}, err
@@ -46,10 +47,10 @@ func save(path string, data []byte) (time.Time, error) {
 	return time.Now(), nil
 }
 
-// settled asks for reviews until `run` answers in a row are good, and gives the moment of the first of them.
-func settled(ctx context.Context, c *client, run int, good func(reply) bool) (since time.Time, err error) {
+// waitForStreak requests reviews until `run` consecutive answers are good, and returns the time of the first of them.
+func waitForStreak(ctx context.Context, c *client, run int, good func(reply) bool) (since time.Time, err error) {
 	for row := 0; row < run; {
-		r, err := c.want(ctx, http.StatusOK, reviewsURL, nil)
+		r, err := c.expect(ctx, http.StatusOK, reviewsURL, nil)
 		if err != nil {
 			return since, err
 		}
@@ -69,42 +70,42 @@ func settled(ctx context.Context, c *client, run int, good func(reply) bool) (si
 func fromV3(r reply) bool    { return version(r) == "v3" }
 func notFromV3(r reply) bool { return version(r) != "v3" }
 
-// rowOfV3 is a run of answers that weights of 60, 30 and 10 do not give by chance.
-const rowOfV3 = 100
+// minStreak is the length of a streak that weights of 60, 30 and 10 practically never produce by chance.
+const minStreak = 100
 
-// editedFile moves all traffic to v3 and back, by nothing but saving the file.
+// editedFile moves all traffic to v3 and back, only by editing the file.
 func editedFile(ctx context.Context, t *Target) (string, error) {
-	page, err := t.as(ctx, "page-v1")
+	page, err := t.clientOf(ctx, "page-v1")
 	if err != nil {
 		return "", err
 	}
-	before := t.envoys(ctx)
-	saved, undo, err := t.edit(reviewsFile, allToV3)
+	before := t.envoyPIDs(ctx)
+	saved, undo, err := t.editFile(reviewsFile, allToV3)
 	if err != nil {
 		return "", err
 	}
-	in, err := settled(ctx, page, rowOfV3, fromV3)
+	in, err := waitForStreak(ctx, page, minStreak, fromV3)
 	if err != nil {
 		_, undoErr := undo()
-		return "", errors.Join(fmt.Errorf("%s was saved with all weight on v3, and not every answer came from v3: %w", reviewsFile, err), undoErr)
+		return "", errors.Join(fmt.Errorf("%s was saved with all weight on v3, but not all answers were from v3: %w", reviewsFile, err), undoErr)
 	}
 	restored, err := undo()
 	if err != nil {
 		return "", err
 	}
-	back, err := settled(ctx, page, 1, notFromV3)
+	back, err := waitForStreak(ctx, page, 1, notFromV3)
 	if err != nil {
-		return "", fmt.Errorf("%s was saved as it had been, and all answers still come from v3: %w", reviewsFile, err)
+		return "", fmt.Errorf("%s was restored, but all answers are still from v3: %w", reviewsFile, err)
 	}
-	if after := t.envoys(ctx); after != before {
+	if after := t.envoyPIDs(ctx); after != before {
 		return "", fmt.Errorf("Envoys were restarted: process ids were %s, and are %s", before, after)
 	}
 	return fmt.Sprintf("from saving to effect %s (60/30/10 → 0/0/100), and back %s; no request failed, no Envoy restarted",
 		round(in.Sub(saved)), round(back.Sub(restored))), nil
 }
 
-// envoys lists the process ids of all Envoys, to compare.
-func (t *Target) envoys(ctx context.Context) string {
+// envoyPIDs returns the process IDs of all Envoys, for comparison.
+func (t *Target) envoyPIDs(ctx context.Context) string {
 	var ids []string
 	for _, i := range t.Mesh.Status(ctx).Instances {
 		ids = append(ids, fmt.Sprint(i.EnvoyPID))
@@ -112,39 +113,40 @@ func (t *Target) envoys(ctx context.Context) string {
 	return strings.Join(ids, " ")
 }
 
-// badDocument saves a VirtualService that says nonsense, and sees that it is refused, and what was before stays.
+// badDocument writes an invalid VirtualService, and checks that it is refused and the last valid version stays in
+// force.
 func badDocument(ctx context.Context, t *Target) (string, error) {
-	page, err := t.as(ctx, "page-v1")
+	page, err := t.clientOf(ctx, "page-v1")
 	if err != nil {
 		return "", err
 	}
-	saved, undo, err := t.edit(reviewsFile, strings.NewReplacer("weight: 60", "weight: sixty"))
+	saved, undo, err := t.editFile(reviewsFile, strings.NewReplacer("weight: 60", "weight: sixty"))
 	if err != nil {
 		return "", err
 	}
-	problem, err := t.problem(ctx, func(p *config.Problem) bool { return p != nil && p.Severity == config.Error })
-	told := time.Since(saved)
+	problem, err := t.waitForProblem(ctx, func(p *config.Problem) bool { return p != nil && p.Severity == config.Error })
+	reported := time.Since(saved)
 	if err != nil {
 		_, undoErr := undo()
 		return "", errors.Join(fmt.Errorf("`weight: sixty` was saved, and no problem was reported: %w", err), undoErr)
 	}
 	const n = 20
-	stayed := tally(page.many(ctx, n, 4, reviewsURL, headers{"x-user": "ada"}), version)
+	stayed := tally(page.getMany(ctx, n, 4, reviewsURL, headers{"x-user": "ada"}), version)
 	if _, err := undo(); err != nil {
 		return "", err
 	}
 	if stayed["v2"] != n {
-		return "", fmt.Errorf("the last good document did not stay in force: ada got %s", countsOf(stayed))
+		return "", fmt.Errorf("the last valid version did not stay in force: ada got %s", formatCounts(stayed))
 	}
-	if _, err := t.problem(ctx, func(p *config.Problem) bool { return p == nil }); err != nil {
+	if _, err := t.waitForProblem(ctx, func(p *config.Problem) bool { return p == nil }); err != nil {
 		return "", fmt.Errorf("the file is whole again, and the problem is still reported: %w", err)
 	}
-	return fmt.Sprintf("told after %s: %s:%d: %s %q: %s; the last good one stayed in force (%d of %d)", round(told),
+	return fmt.Sprintf("reported after %s: %s:%d: %s %q: %s; the last valid version stayed in force (%d of %d)", round(reported),
 		filepath.Base(problem.At.File), problem.At.Line, problem.Field, problem.Value, problem.Message, stayed["v2"], n), nil
 }
 
-// problem polls the mesh until what it reports of reviews.yaml (nil: nothing) is as wanted.
-func (t *Target) problem(ctx context.Context, wanted func(*config.Problem) bool) (*config.Problem, error) {
+// waitForProblem polls until the reported problem of reviews.yaml (nil: none) satisfies wanted.
+func (t *Target) waitForProblem(ctx context.Context, wanted func(*config.Problem) bool) (*config.Problem, error) {
 	for {
 		var found *config.Problem
 		for _, p := range t.Mesh.Status(ctx).Control.Problems {
@@ -162,7 +164,7 @@ func (t *Target) problem(ctx context.Context, wanted func(*config.Problem) bool)
 	}
 }
 
-// pause waits between two looks at something.
+// pause waits for d, or until ctx ends.
 func pause(ctx context.Context, d time.Duration) error {
 	select {
 	case <-ctx.Done():

@@ -1,5 +1,4 @@
-// Package check tries out a running book shop with real requests, and says of each promise whether it was kept and what
-// was seen.
+// Package check checks a running book shop with real requests, and reports a result with evidence for each check.
 package check
 
 import (
@@ -13,33 +12,33 @@ import (
 	"github.com/pilotfish-mesh/pilotfish/mesh/console"
 )
 
-// Mesh is what the checks need of the mesh beside its traffic.
+// Mesh contains the functions of a mesh that the checks use.
 type Mesh interface {
 	Status(context.Context) mesh.Status
 	StopControlPlane(context.Context) error
 	StartControlPlane(context.Context) error
-	// Dial connects as a workload's application does, or as a stranger in the mesh's network for none.
+	// Dial connects as a workload's application does, or with an empty workload as a client without a sidecar.
 	Dial(ctx context.Context, workload, network, address string) (net.Conn, error)
 }
 
 // Target is the shop to check.
 type Target struct {
 	Mesh Mesh
-	// Gateway is the shop's address outside of the mesh, http://127.0.0.1:8080.
+	// Gateway is the shop's URL outside of the mesh, http://127.0.0.1:8080.
 	Gateway string
-	// ConfigDir is the directory of configuration that the mesh watches. Checks change files in it, and change them back.
+	// ConfigDir is the configuration directory that the mesh watches. Checks change files in it, and restore them.
 	ConfigDir string
-	// WaitReady waits until every workload was ready; Stop ends the mesh and returns once it has ended.
+	// WaitReady waits until every workload is ready. Stop stops the mesh and waits until it has ended.
 	WaitReady, Stop func(context.Context) error
-	// Folders are what the shop made on disk, which has to be gone at the end.
+	// Folders lists directories of the shop that must not exist after the end.
 	Folders []string
 
 	started  time.Time
-	startErr error // why the mesh did not come up
+	startErr error // why the mesh did not start
 	clients  map[string]*client
 }
 
-// Result is what one check found.
+// Result is the result of one check.
 type Result struct {
 	Check    string  `json:"check"`
 	OK       bool    `json:"ok"`
@@ -47,20 +46,20 @@ type Result struct {
 	Seconds  float64 `json:"seconds"`
 }
 
-// Report is told of each check as it begins and ends.
+// Report receives the start and the result of each check.
 type Report interface {
 	Begin(name string)
 	End(Result)
 }
 
-// check is one promise, and how to see whether it is kept. What run returns is the evidence; its error says why not.
+// check is one check. run returns the evidence, or an error that describes the failure.
 type check struct {
 	name    string
 	timeout time.Duration
 	run     func(context.Context, *Target) (string, error)
 }
 
-// traffic are the checks of a running mesh, in order. None depends on an earlier one.
+// traffic lists the checks of a running mesh, in order. None depends on an earlier one.
 var traffic = []check{
 	{"a page through the gateway", 10 * time.Second, pageThroughGateway},
 	{"weights over 1,000 requests", 20 * time.Second, weights},
@@ -74,42 +73,42 @@ var traffic = []check{
 	{"edited file, no restart", 15 * time.Second, editedFile},
 	{"bad document refused alone", 15 * time.Second, badDocument},
 	{"Envoy killed and back", 20 * time.Second, envoyKilled},
-	{"control plane away and back", 25 * time.Second, controlPlaneAway},
+	{"control plane away and back", 25 * time.Second, controlPlaneOutage},
 }
 
 var (
-	startUp  = check{"all workloads ready", 30 * time.Second, allReady}
-	cleanEnd = check{"clean end", 20 * time.Second, endsClean}
+	startUpCheck  = check{"all workloads ready", 30 * time.Second, allReady}
+	teardownCheck = check{"clean end", 20 * time.Second, checkTeardown}
 )
 
-// NameWidth is the length of the longest name of a check, for tables that are printed while they grow.
+// NameWidth returns the length of the longest check name, for table columns.
 func NameWidth() int {
-	width := max(len(startUp.name), len(cleanEnd.name))
+	width := max(len(startUpCheck.name), len(teardownCheck.name))
 	for _, c := range traffic {
 		width = max(width, len(c.name))
 	}
 	return width
 }
 
-// Run waits for the shop, checks it, ends it, and gives all results. A check that fails keeps no other from being run;
-// a mesh that does not come up leaves nothing to run but the end.
+// Run waits for the shop, checks it, stops it, and returns all results. A failed check does not prevent others. If the
+// mesh does not start, only the teardown is checked.
 func Run(ctx context.Context, t *Target, report Report) []Result {
 	t.started = time.Now()
 	t.clients = map[string]*client{}
-	results := []Result{t.try(ctx, startUp, report)}
+	results := []Result{t.runCheck(ctx, startUpCheck, report)}
 	if results[0].OK {
 		for _, c := range traffic {
 			if ctx.Err() != nil {
 				break
 			}
-			results = append(results, t.try(ctx, c, report))
+			results = append(results, t.runCheck(ctx, c, report))
 		}
 	}
-	// The end is checked even when the run was interrupted: it has to happen in any case.
-	return append(results, t.try(context.WithoutCancel(ctx), cleanEnd, report))
+	// The mesh must be stopped even after an interruption, so the teardown is always checked.
+	return append(results, t.runCheck(context.WithoutCancel(ctx), teardownCheck, report))
 }
 
-func (t *Target) try(ctx context.Context, c check, report Report) Result {
+func (t *Target) runCheck(ctx context.Context, c check, report Report) Result {
 	report.Begin(c.name)
 	limited, cancel := context.WithTimeoutCause(ctx, c.timeout, fmt.Errorf("the check had %s", c.timeout))
 	defer cancel()
@@ -143,5 +142,5 @@ func allReady(ctx context.Context, t *Target) (string, error) {
 	return fmt.Sprintf("%d of %d in %s, on Envoy %s", len(status.Instances), len(status.Instances), round(took), status.EnvoyVersion), nil
 }
 
-// round is a time as a person wants it.
+// round formats a duration.
 func round(d time.Duration) string { return console.Duration(d) }

@@ -19,7 +19,7 @@ import (
 	"github.com/pilotfish-mesh/pilotfish/mesh"
 )
 
-func TestSharesWithinFiveDeviationsAreRight(t *testing.T) {
+func TestSharesWithinFiveDeviationsAreAccepted(t *testing.T) {
 	for _, c := range []struct {
 		v1, v2, v3 int
 		right      bool
@@ -27,14 +27,14 @@ func TestSharesWithinFiveDeviationsAreRight(t *testing.T) {
 		{600, 300, 100, true}, {650, 280, 70, true}, {530, 330, 140, true},
 		{333, 333, 334, false}, {700, 300, 0, false}, {500, 400, 100, false}, {600, 300, 99, false},
 	} {
-		evidence, err := judgeShares(map[string]int{"v1": c.v1, "v2": c.v2, "v3": c.v3}, 1000, shares)
+		evidence, err := compareShares(map[string]int{"v1": c.v1, "v2": c.v2, "v3": c.v3}, 1000, shares)
 		if (err == nil) != c.right {
 			t.Errorf("%+v: %s, %v", c, evidence, err)
 		}
 	}
 }
 
-func TestOnlyARefusalIsARefusal(t *testing.T) {
+func TestDescribeRefusalDistinguishesOutcomes(t *testing.T) {
 	for _, c := range []struct {
 		answer  string
 		err     error
@@ -47,13 +47,13 @@ func TestOnlyARefusalIsARefusal(t *testing.T) {
 		{"", &net.OpError{Op: "dial", Err: os.NewSyscallError("connect", syscall.ECONNREFUSED)}, false},
 		{"", os.ErrDeadlineExceeded, false},
 	} {
-		if evidence, err := refused(c.answer, c.err); (err == nil) != c.refused {
+		if evidence, err := describeRefusal(c.answer, c.err); (err == nil) != c.refused {
 			t.Errorf("%q, %v: evidence %q, error %v", c.answer, c.err, evidence, err)
 		}
 	}
 }
 
-func TestProcessesAreReadAsTheKernelWritesThem(t *testing.T) {
+func TestParseStatReadsKernelFormat(t *testing.T) {
 	p, err := parseStat(7, "7 (a) b) c) S 3 7 7 0 -1 4194560 1 0 0 0 0 0 0 0 20 0 1 0 4242 1 1 1")
 	want := process{pid: 7, parent: 3, name: "a) b) c", start: 4242}
 	if err != nil || p != want {
@@ -65,12 +65,12 @@ func TestProcessesAreReadAsTheKernelWritesThem(t *testing.T) {
 		}
 	}
 	self, err := readProcess(os.Getpid())
-	if err != nil || self.parent != os.Getppid() || !self.alive() {
+	if err != nil || self.parent != os.Getppid() || !self.isAlive() {
 		t.Errorf("this process is %+v, %v", self, err)
 	}
 }
 
-func TestListenersAreReadAsTheKernelWritesThem(t *testing.T) {
+func TestParseTCPReadsKernelFormat(t *testing.T) {
 	const table = `  sl  local_address rem_address   st tx_queue rx_queue
    0: 0101577F:3AE8 00000000:0000 0A 00000000:00000000 00:00000000 00000000     0        0 1 1 0
    1: 0100007F:1F90 0100007F:9999 01 00000000:00000000 00:00000000 00000000     0        0 1 1 0`
@@ -84,7 +84,7 @@ func TestListenersAreReadAsTheKernelWritesThem(t *testing.T) {
 	}
 	defer l.Close()
 	had := footprint{network: netip.MustParsePrefix("127.255.0.0/16"), gateway: l.Addr().(*net.TCPAddr).AddrPort(), folders: []string{t.TempDir()}}
-	left, err := had.left()
+	left, err := had.remaining()
 	if err != nil || len(left) != 2 || !strings.Contains(left[0], l.Addr().String()) {
 		t.Errorf("left is %q, %v", left, err)
 	}
@@ -98,12 +98,12 @@ func TestSocketsOfTheMeshAreFound(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		left, err := had.left()
+		left, err := had.remaining()
 		if err != nil || !slices.Contains(left, "the socket "+name) {
 			t.Errorf("left is %q, %v", left, err)
 		}
 		l.Close()
-		if left, _ := had.left(); slices.Contains(left, "the socket "+name) {
+		if left, _ := had.remaining(); slices.Contains(left, "the socket "+name) {
 			t.Errorf("%s is closed, and still found", name)
 		}
 	}
@@ -119,7 +119,7 @@ func FuzzParseTCP(f *testing.F) {
 	f.Fuzz(func(_ *testing.T, s string) { _, _ = parseTCP(s) })
 }
 
-// recorder keeps what a run reports.
+// recorder stores what a run reports.
 type recorder struct{ began, ended []string }
 
 func (r *recorder) Begin(name string) { r.began = append(r.began, name) }
@@ -127,7 +127,7 @@ func (r *recorder) End(result Result) {
 	r.ended = append(r.ended, fmt.Sprint(result.Check, " ", result.OK))
 }
 
-// noMesh is a mesh that is not there.
+// noMesh is a mesh that is not running.
 type noMesh struct{}
 
 func (noMesh) Status(context.Context) mesh.Status { return mesh.Status{} }
@@ -137,7 +137,7 @@ func (noMesh) Dial(context.Context, string, string, string) (net.Conn, error) {
 func (noMesh) StopControlPlane(context.Context) error  { return errors.New("none") }
 func (noMesh) StartControlPlane(context.Context) error { return errors.New("none") }
 
-func TestAMeshThatDoesNotComeUpIsStillEnded(t *testing.T) {
+func TestFailedMeshIsStillStopped(t *testing.T) {
 	stopped := false
 	target := &Target{
 		Mesh:      noMesh{},
@@ -146,7 +146,7 @@ func TestAMeshThatDoesNotComeUpIsStillEnded(t *testing.T) {
 	}
 	var seen recorder
 	results := Run(context.Background(), target, &seen)
-	if !stopped || len(results) != 2 || results[0].OK || results[0].Evidence != "reviews-v1 exited with status 1" || results[1].Check != cleanEnd.name {
+	if !stopped || len(results) != 2 || results[0].OK || results[0].Evidence != "reviews-v1 exited with status 1" || results[1].Check != teardownCheck.name {
 		t.Errorf("stopped %v, results %+v", stopped, results)
 	}
 	if len(seen.began) != 2 || len(seen.ended) != 2 {
@@ -154,26 +154,26 @@ func TestAMeshThatDoesNotComeUpIsStillEnded(t *testing.T) {
 	}
 }
 
-func TestACheckThatTakesTooLongSaysSo(t *testing.T) {
+func TestCheckTimeoutIsReported(t *testing.T) {
 	target := &Target{clients: map[string]*client{}}
 	slow := check{"slow", 10 * time.Millisecond, func(ctx context.Context, _ *Target) (string, error) {
 		<-ctx.Done()
 		return "", errors.New("waited for ever")
 	}}
-	r := target.try(context.Background(), slow, &recorder{})
+	r := target.runCheck(context.Background(), slow, &recorder{})
 	if r.OK || r.Evidence != "timed out (the check had 10ms): waited for ever" {
 		t.Errorf("got %+v", r)
 	}
 }
 
-func TestAFailedRequestUnderLoadIsCounted(t *testing.T) {
+func TestFailedRequestUnderLoadIsCounted(t *testing.T) {
 	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { http.Error(w, "gone", http.StatusServiceUnavailable) }))
 	defer server.Close()
 	target := &Target{clients: map[string]*client{}}
 	defer target.closeClients()
 	ctx, cancel := context.WithTimeout(context.Background(), 10*time.Second)
 	defer cancel()
-	l := startLoad(ctx, target.outside(), server.URL, nil)
+	l := startLoad(ctx, target.outsideClient(), server.URL, nil)
 	for seen := 0; seen < 3; {
 		l.mu.Lock()
 		seen = l.total

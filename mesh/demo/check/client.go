@@ -18,55 +18,55 @@ import (
 	"github.com/pilotfish-mesh/pilotfish/mesh/demo/bookshop"
 )
 
-// proxyPort is where a workload's sidecar takes its application's requests.
-const proxyPort = "15080"
+// httpProxyPort is the port of a sidecar's HTTP proxy.
+const httpProxyPort = "15080"
 
-// client makes requests from one place: from outside, or as a workload does, through that workload's sidecar, which
-// catches them, or is told to be their proxy.
+// client sends requests from one place: from outside of the mesh, or as a workload through its sidecar, with captured
+// traffic or with an HTTP proxy.
 type client struct {
 	from string
 	http *http.Client
 }
 
-// headers are what a request carries beside the usual.
+// headers are additional request headers.
 type headers map[string]string
 
-// reply is how a request ended: Status is 0 when no answer came.
+// reply is the result of a request. Status is 0 without a response.
 type reply struct {
 	Status int
 	Body   string
-	Answer *bookshop.Answer // nil when the body is not one
+	Answer *bookshop.Answer // nil when the body is not an answer of the shop
 	Took   time.Duration
-	// Again counts how often Go's client silently sent the request once more, because a connection broke.
-	Again int
+	// Resent counts how often Go's client silently resent the request because a connection broke.
+	Resent int
 }
 
-// outside is a client that is no part of the mesh.
-func (t *Target) outside() *client {
+// outsideClient returns a client outside of the mesh.
+func (t *Target) outsideClient() *client {
 	return t.client("outside", nil, (&net.Dialer{}).DialContext)
 }
 
-// as is a client that calls as the workload's application would.
-func (t *Target) as(ctx context.Context, workload string) (*client, error) {
+// clientOf returns a client that sends requests as the workload's application does.
+func (t *Target) clientOf(ctx context.Context, workload string) (*client, error) {
 	i, err := t.instance(ctx, workload)
 	if err != nil {
 		return nil, err
 	}
 	var proxy *url.URL
 	if !t.Mesh.Status(ctx).Captured {
-		proxy = &url.URL{Scheme: "http", Host: net.JoinHostPort(i.ProxyAddress, proxyPort)}
+		proxy = &url.URL{Scheme: "http", Host: net.JoinHostPort(i.ProxyAddress, httpProxyPort)}
 	}
-	return t.client(workload, proxy, t.dialAs(workload)), nil
+	return t.client(workload, proxy, t.dialFrom(workload)), nil
 }
 
-// beside is a client next to the workload's application, which it reaches past the sidecar.
-func (t *Target) beside(workload string) *client {
-	return t.client("beside "+workload, nil, t.dialAs(workload))
+// directClient returns a client in the workload's network that bypasses the sidecar.
+func (t *Target) directClient(workload string) *client {
+	return t.client("next to "+workload, nil, t.dialFrom(workload))
 }
 
 type dial func(ctx context.Context, network, address string) (net.Conn, error)
 
-func (t *Target) dialAs(workload string) dial {
+func (t *Target) dialFrom(workload string) dial {
 	return func(ctx context.Context, network, address string) (net.Conn, error) {
 		return t.Mesh.Dial(ctx, workload, network, address)
 	}
@@ -84,14 +84,14 @@ func (t *Target) client(from string, proxy *url.URL, dial dial) *client {
 	return c
 }
 
-// closeClients ends all connections, for the end of the mesh.
+// closeClients closes all idle connections before the end of the mesh.
 func (t *Target) closeClients() {
 	for _, c := range t.clients {
 		c.http.CloseIdleConnections()
 	}
 }
 
-// instance is the status of one workload's only instance.
+// instance returns the status of a workload's only instance.
 func (t *Target) instance(ctx context.Context, name string) (mesh.InstanceStatus, error) {
 	for _, i := range t.Mesh.Status(ctx).Instances {
 		if i.Name == name {
@@ -115,13 +115,13 @@ func (c *client) get(ctx context.Context, address string, h headers) (reply, err
 	start := time.Now()
 	response, err := c.http.Do(request)
 	if err != nil {
-		return reply{Took: time.Since(start)}, fmt.Errorf("%s asked %s: %w", c.from, address, err)
+		return reply{Took: time.Since(start)}, fmt.Errorf("%s called %s: %w", c.from, address, err)
 	}
 	defer response.Body.Close()
 	body, err := io.ReadAll(io.LimitReader(response.Body, 1<<20))
-	r := reply{Status: response.StatusCode, Body: string(body), Took: time.Since(start), Again: max(0, int(conns.Load())-1)}
+	r := reply{Status: response.StatusCode, Body: string(body), Took: time.Since(start), Resent: max(0, int(conns.Load())-1)}
 	if err != nil {
-		return r, fmt.Errorf("%s asked %s, and the answer broke off: %w", c.from, address, err)
+		return r, fmt.Errorf("%s called %s: the response was cut off: %w", c.from, address, err)
 	}
 	var answer bookshop.Answer
 	if json.Unmarshal(body, &answer) == nil && answer.Service != "" {
@@ -130,20 +130,20 @@ func (c *client) get(ctx context.Context, address string, h headers) (reply, err
 	return r, nil
 }
 
-// want is get for a request that has to be answered with the status, and by the shop when that is 200.
-func (c *client) want(ctx context.Context, status int, address string, h headers) (reply, error) {
+// expect sends a GET request, and fails unless the response has the status and, for 200, an answer of the shop.
+func (c *client) expect(ctx context.Context, status int, address string, h headers) (reply, error) {
 	r, err := c.get(ctx, address, h)
 	if err != nil {
 		return r, err
 	}
 	if r.Status != status || (status == http.StatusOK && r.Answer == nil) {
-		return r, fmt.Errorf("%s asked %s%s: %s, where %d was due", c.from, address, h, r, status)
+		return r, fmt.Errorf("%s called %s%s: got %s, want %d", c.from, address, h, r, status)
 	}
 	return r, nil
 }
 
-// many sends n requests, a few at a time, and gives the replies. Requests that got no answer have status 0.
-func (c *client) many(ctx context.Context, n, parallel int, address string, h headers) []reply {
+// getMany sends n requests, some concurrently, and returns the replies. Requests without a response have status 0.
+func (c *client) getMany(ctx context.Context, n, parallel int, address string, h headers) []reply {
 	replies := make([]reply, n)
 	var next atomic.Int64
 	var workers sync.WaitGroup
@@ -175,7 +175,7 @@ func tally[K comparable](replies []reply, of func(reply) K) map[K]int {
 	return counts
 }
 
-// failures are the replies that do not have the status.
+// failures returns the replies with another status.
 func failures(replies []reply, status int) []reply {
 	var bad []reply
 	for _, r := range replies {
@@ -193,7 +193,7 @@ func version(r reply) string {
 	return r.Answer.Version
 }
 
-// String says in a few words what came: "503 (fault filter abort)".
+// String returns a short description: "503 (fault filter abort)".
 func (r reply) String() string {
 	text := strings.Join(strings.Fields(r.Body), " ")
 	if len(text) > 120 {

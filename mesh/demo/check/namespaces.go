@@ -8,9 +8,9 @@ import (
 	"strings"
 )
 
-// ownNamespaces are the network namespaces, beside this process's own, that it holds open or that one of the processes is
-// in.
-func ownNamespaces(members []process) []string {
+// otherNamespaces returns the network namespaces, other than this process's own, that it holds open or that contain one
+// of the processes.
+func otherNamespaces(members []process) []string {
 	own, err := os.Readlink("/proc/self/ns/net")
 	if err != nil {
 		return nil
@@ -24,7 +24,7 @@ func ownNamespaces(members []process) []string {
 	return found
 }
 
-// namespaceLinks are where the kernel shows which namespaces this process holds open, and which the others are in.
+// namespaceLinks returns the links in /proc to namespaces that this process holds open or that contain the processes.
 func namespaceLinks(members []process) []string {
 	links, _ := filepath.Glob("/proc/self/fd/*")
 	for _, p := range members {

@@ -11,14 +11,14 @@ import (
 	"strings"
 )
 
-// process is one process of the machine. Its start time tells it from a later one with the same id.
+// process is a process of this machine. Its start time distinguishes it from a later process with the same ID.
 type process struct {
 	pid, parent int
 	name        string
-	start       uint64 // clock ticks after boot
+	start       uint64 // clock ticks since boot
 }
 
-// readProcess reads /proc/PID/stat (proc(5)). The name is in brackets and may hold any character, brackets too.
+// readProcess parses /proc/PID/stat (proc(5)). The name is in parentheses and may contain any character.
 func readProcess(pid int) (process, error) {
 	data, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
 	if err != nil {
@@ -32,7 +32,7 @@ func parseStat(pid int, stat string) (process, error) {
 	if open < 0 || end < open {
 		return process{}, fmt.Errorf("/proc/%d/stat holds %q", pid, stat)
 	}
-	fields := strings.Fields(stat[end+1:]) // from the third field on: state, ppid, …
+	fields := strings.Fields(stat[end+1:]) // from the third field: state, ppid, …
 	if len(fields) < 20 {
 		return process{}, fmt.Errorf("/proc/%d/stat holds %q", pid, stat)
 	}
@@ -44,14 +44,14 @@ func parseStat(pid int, stat string) (process, error) {
 	return process{pid: pid, parent: parent, name: stat[open+1 : end], start: start}, err
 }
 
-// alive says whether this very process is still there, be it as a zombie that nobody has waited for.
-func (p process) alive() bool {
+// isAlive reports whether the same process still exists, even as a zombie.
+func (p process) isAlive() bool {
 	now, err := readProcess(p.pid)
 	return err == nil && now.start == p.start
 }
 
-// family gives the known processes and all descendants of root, without root itself.
-func family(root int, known []int) ([]process, error) {
+// descendants returns the known processes and all descendants of root and of them, without root itself.
+func descendants(root int, known []int) ([]process, error) {
 	all, err := processes()
 	if err != nil {
 		return nil, err
@@ -83,15 +83,15 @@ func processes() ([]process, error) {
 		if err != nil {
 			continue
 		}
-		if p, err := readProcess(pid); err == nil { // it may have ended since
+		if p, err := readProcess(pid); err == nil { // it may have ended
 			all = append(all, p)
 		}
 	}
 	return all, nil
 }
 
-// listening gives all IPv4 addresses of the machine on which TCP is listened to.
-func listening() ([]netip.AddrPort, error) {
+// tcpListeners returns all IPv4 addresses of listening TCP sockets.
+func tcpListeners() ([]netip.AddrPort, error) {
 	data, err := os.ReadFile("/proc/net/tcp")
 	if err != nil {
 		return nil, err
@@ -99,8 +99,8 @@ func listening() ([]netip.AddrPort, error) {
 	return parseTCP(string(data))
 }
 
-// parseTCP reads /proc/net/tcp: the second column is the local address in hexadecimal, in the machine's byte order, and
-// the fourth the state, of which 0A is LISTEN.
+// parseTCP parses /proc/net/tcp: the second column is the local address in hexadecimal, in native byte order, and the
+// fourth is the state; 0A is LISTEN.
 func parseTCP(table string) ([]netip.AddrPort, error) {
 	var all []netip.AddrPort
 	for line := range strings.Lines(table) {
@@ -121,8 +121,8 @@ func parseTCP(table string) ([]netip.AddrPort, error) {
 	return all, nil
 }
 
-// namedSockets gives the names of all unix sockets of the machine that have one.
-func namedSockets() ([]string, error) {
+// unixSockets returns the names of all named unix sockets.
+func unixSockets() ([]string, error) {
 	data, err := os.ReadFile("/proc/net/unix")
 	if err != nil {
 		return nil, err

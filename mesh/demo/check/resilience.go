@@ -12,7 +12,7 @@ import (
 	"github.com/pilotfish-mesh/pilotfish/mesh"
 )
 
-// envoyKilled kills the Envoy of details, and asks for pages until details is there again: served by another process.
+// envoyKilled kills the Envoy of details, and requests pages until another Envoy serves details.
 func envoyKilled(ctx context.Context, t *Target) (string, error) {
 	const workload = "details-v1"
 	i, err := t.instance(ctx, workload)
@@ -38,15 +38,15 @@ func envoyKilled(ctx context.Context, t *Target) (string, error) {
 	if err != nil {
 		return "", err
 	}
-	return fmt.Sprintf("%s: process %d killed, %d serves after %s; all of %d pages came meanwhile, %d without details",
+	return fmt.Sprintf("%s: process %d killed, %d serves after %s; all of %d pages succeeded meanwhile, %d without details",
 		workload, i.EnvoyPID, now.EnvoyPID, round(back.Sub(killed)), pages, without), nil
 }
 
-// pagesUntilBack asks for pages until details is on them and its Envoy is a new process. It gives the moment from which
-// details was on every page.
+// pagesUntilBack requests pages until they contain details and its Envoy is a new process. It returns the time since
+// when every page contained details.
 func (t *Target) pagesUntilBack(ctx context.Context, workload string, oldPID int) (back time.Time, pages, without int, err error) {
 	for {
-		r, err := t.outside().want(ctx, http.StatusOK, t.Gateway+"/", nil)
+		r, err := t.outsideClient().expect(ctx, http.StatusOK, t.Gateway+"/", nil)
 		if err != nil {
 			return back, pages, without, fmt.Errorf("a page failed as a whole: %w", err)
 		}
@@ -65,21 +65,21 @@ func (t *Target) pagesUntilBack(ctx context.Context, workload string, oldPID int
 			return back, pages, without, nil
 		}
 		if err := pause(ctx, 10*time.Millisecond); err != nil {
-			return back, pages, without, fmt.Errorf("Envoy of %s did not come back (ready: %v, %v; process %d, was %d): %w",
+			return back, pages, without, fmt.Errorf("Envoy of %s did not recover (ready: %v, %v; process %d, was %d): %w",
 				workload, i.Ready, i.Reasons, i.EnvoyPID, oldPID, err)
 		}
 	}
 }
 
-// controlPlaneAway stops the control plane under traffic and starts it again. A file that is saved meanwhile comes into
-// force after that.
-func controlPlaneAway(ctx context.Context, t *Target) (string, error) {
-	page, err := t.as(ctx, "page-v1")
+// controlPlaneOutage stops the control plane under traffic and starts it again. A file that is changed meanwhile must
+// take effect after that.
+func controlPlaneOutage(ctx context.Context, t *Target) (string, error) {
+	page, err := t.clientOf(ctx, "page-v1")
 	if err != nil {
 		return "", err
 	}
-	load := startLoad(ctx, t.outside(), t.Gateway+"/", headers{"x-strict": "yes"})
-	evidence, err := t.awayAndBack(ctx, page)
+	load := startLoad(ctx, t.outsideClient(), t.Gateway+"/", headers{"x-strict": "yes"})
+	evidence, err := t.restartControlPlane(ctx, page)
 	total, failed, first := load.stop()
 	if err != nil {
 		return "", err
@@ -90,8 +90,8 @@ func controlPlaneAway(ctx context.Context, t *Target) (string, error) {
 	return fmt.Sprintf("%d requests, %d failed; %s", total, failed, evidence), nil
 }
 
-func (t *Target) awayAndBack(ctx context.Context, page *client) (evidence string, err error) {
-	if err := pause(ctx, 200*time.Millisecond); err != nil { // some requests before, to compare
+func (t *Target) restartControlPlane(ctx context.Context, page *client) (evidence string, err error) {
+	if err := pause(ctx, 200*time.Millisecond); err != nil { // some requests before the outage
 		return "", err
 	}
 	stopped := time.Now()
@@ -101,7 +101,7 @@ func (t *Target) awayAndBack(ctx context.Context, page *client) (evidence string
 	if t.Mesh.Status(ctx).Control.Running {
 		return "", errors.New("the control plane was stopped, and still runs")
 	}
-	_, undo, err := t.edit(reviewsFile, allToV3)
+	_, undo, err := t.editFile(reviewsFile, allToV3)
 	if err != nil {
 		return "", err
 	}
@@ -116,11 +116,11 @@ func (t *Target) awayAndBack(ctx context.Context, page *client) (evidence string
 		return "", err
 	}
 	started := time.Now()
-	if err := t.inSync(ctx); err != nil {
+	if err := t.waitInSync(ctx); err != nil {
 		return "", err
 	}
 	synced := time.Now()
-	in, err := settled(ctx, page, rowOfV3, fromV3)
+	in, err := waitForStreak(ctx, page, minStreak, fromV3)
 	if err != nil {
 		return "", fmt.Errorf("a file that was saved while the control plane was away is not in force: %w", err)
 	}
@@ -128,8 +128,8 @@ func (t *Target) awayAndBack(ctx context.Context, page *client) (evidence string
 		round(started.Sub(stopped)), round(synced.Sub(started)), round(in.Sub(started))), nil
 }
 
-// inSync waits until every proxy has the newest configuration.
-func (t *Target) inSync(ctx context.Context) error {
+// waitInSync waits until every proxy has the newest configuration.
+func (t *Target) waitInSync(ctx context.Context) error {
 	for {
 		status := t.Mesh.Status(ctx)
 		var waiting error
@@ -148,30 +148,30 @@ func (t *Target) inSync(ctx context.Context) error {
 	}
 }
 
-// load is traffic that runs beside a check.
-type load struct {
+// backgroundLoad sends requests during a check.
+type backgroundLoad struct {
 	cancel  context.CancelFunc
 	workers sync.WaitGroup
 
 	mu            sync.Mutex
 	total, failed int
-	first         string // how the first failure looked
+	first         string // description of the first failure
 }
 
-// loadPace is what each of the workers waits between two requests: enough traffic to notice a gap of milliseconds, and
-// processor time left for what is tried.
+// loadPace is the pause between two requests of a worker: short enough to detect an interruption of milliseconds, and
+// long enough to leave CPU time to the mesh.
 const (
 	loadWorkers = 4
 	loadPace    = 10 * time.Millisecond
 )
 
-func startLoad(ctx context.Context, c *client, url string, h headers) *load {
+func startLoad(ctx context.Context, c *client, url string, h headers) *backgroundLoad {
 	ctx, cancel := context.WithCancel(ctx)
-	l := &load{cancel: cancel}
+	l := &backgroundLoad{cancel: cancel}
 	for range loadWorkers {
 		l.workers.Go(func() {
 			for pause(ctx, loadPace) == nil {
-				// A request that has begun is finished: only its own failure counts, not the end of the load.
+				// A started request is completed, so that the end of the load does not count as a failure.
 				r, err := c.get(context.WithoutCancel(ctx), url, h)
 				l.count(r, err)
 			}
@@ -180,19 +180,19 @@ func startLoad(ctx context.Context, c *client, url string, h headers) *load {
 	return l
 }
 
-// count takes a request that Go's client had to send twice for a failed one: something broke its connection.
-func (l *load) count(r reply, err error) {
+// count also counts a request that Go's client had to resend as failed, because its connection broke.
+func (l *backgroundLoad) count(r reply, err error) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	l.total++
-	if err == nil && r.Status == http.StatusOK && r.Again == 0 {
+	if err == nil && r.Status == http.StatusOK && r.Resent == 0 {
 		return
 	}
 	if l.failed++; l.failed == 1 {
 		switch {
 		case err != nil:
 			l.first = err.Error()
-		case r.Again > 0:
+		case r.Resent > 0:
 			l.first = "a broken connection: the request had to be sent again"
 		default:
 			l.first = r.String()
@@ -200,8 +200,8 @@ func (l *load) count(r reply, err error) {
 	}
 }
 
-// stop ends the load and gives what came of it.
-func (l *load) stop() (total, failed int, first string) {
+// stop ends the load and returns its results.
+func (l *backgroundLoad) stop() (total, failed int, first string) {
 	l.cancel()
 	l.workers.Wait()
 	return l.total, l.failed, l.first

@@ -18,7 +18,7 @@ import (
 	"github.com/pilotfish-mesh/pilotfish/mesh"
 )
 
-// strictMutualTLS knocks at every workload's inbound port without a certificate, in plaintext and by TLS.
+// strictMutualTLS connects to every workload's inbound port in plaintext and with TLS, without a certificate.
 func strictMutualTLS(ctx context.Context, t *Target) (string, error) {
 	ports := 0
 	var plain, bare string
@@ -28,10 +28,10 @@ func strictMutualTLS(ctx context.Context, t *Target) (string, error) {
 		}
 		address := net.JoinHostPort(i.ProxyAddress, "9080")
 		var err error
-		if plain, err = refused(t.knockPlain(ctx, address)); err != nil {
+		if plain, err = describeRefusal(t.probePlaintext(ctx, address)); err != nil {
 			return "", fmt.Errorf("%s let plaintext in at %s: %w", i.Name, address, err)
 		}
-		if bare, err = refused(t.knockTLS(ctx, address)); err != nil {
+		if bare, err = describeRefusal(t.probeTLS(ctx, address)); err != nil {
 			return "", fmt.Errorf("%s let TLS without a certificate in at %s: %w", i.Name, address, err)
 		}
 		ports++
@@ -42,14 +42,14 @@ func strictMutualTLS(ctx context.Context, t *Target) (string, error) {
 	return fmt.Sprintf("%d of %d inbound ports refused plaintext (%s) and TLS without a certificate (%s)", ports, ports, plain, bare), nil
 }
 
-// refused turns the outcome of knocking round: an answer is the error, and how the connection ended the evidence. That
-// nobody listens at all is no refusal.
-func refused(answer string, err error) (string, error) {
+// describeRefusal returns how the connection was refused. It returns an error for a response, a timeout, or a port
+// without a listener.
+func describeRefusal(answer string, err error) (string, error) {
 	switch {
 	case err == nil:
 		return "", fmt.Errorf("it answered %q", answer)
 	case errors.Is(err, syscall.ECONNREFUSED):
-		return "", fmt.Errorf("nobody listens: %w", err)
+		return "", fmt.Errorf("no process listens: %w", err)
 	case errors.Is(err, os.ErrDeadlineExceeded), errors.Is(err, context.DeadlineExceeded):
 		return "", fmt.Errorf("it neither answered nor refused: %w", err)
 	case errors.Is(err, io.EOF), errors.Is(err, io.ErrUnexpectedEOF):
@@ -61,7 +61,7 @@ func refused(answer string, err error) (string, error) {
 	return text[strings.LastIndex(text, ": ")+len(": "):], nil
 }
 
-func (t *Target) knockPlain(ctx context.Context, address string) (string, error) {
+func (t *Target) probePlaintext(ctx context.Context, address string) (string, error) {
 	conn, err := t.Mesh.Dial(ctx, "", "tcp", address)
 	if err != nil {
 		return "", err
@@ -70,7 +70,7 @@ func (t *Target) knockPlain(ctx context.Context, address string) (string, error)
 	return firstLine(conn)
 }
 
-func (t *Target) knockTLS(ctx context.Context, address string) (string, error) {
+func (t *Target) probeTLS(ctx context.Context, address string) (string, error) {
 	conn, err := t.Mesh.Dial(ctx, "", "tcp", address)
 	if err != nil {
 		return "", err
@@ -83,8 +83,8 @@ func (t *Target) knockTLS(ctx context.Context, address string) (string, error) {
 	return firstLine(secure)
 }
 
-// firstLine asks by HTTP and reads the first line of an answer. By TLS 1.3 a refused certificate shows only here; it is
-// read even when writing failed, because the reason may have come before the end.
+// firstLine sends an HTTP request and returns the first line of the response. With TLS 1.3, a refused certificate is
+// only reported here. It reads even if the write failed, because the reason may have been received before.
 func firstLine(conn net.Conn) (string, error) {
 	_ = conn.SetDeadline(time.Now().Add(3 * time.Second))
 	_, writeErr := fmt.Fprint(conn, "GET /healthz HTTP/1.1\r\nHost: reviews\r\nConnection: close\r\n\r\n")
@@ -95,9 +95,10 @@ func firstLine(conn net.Conn) (string, error) {
 	return "", cmp.Or(err, writeErr)
 }
 
-// callersIdentity compares whom each service saw with who called it, and tries to pass a forged identity.
+// callersIdentity compares the identities that the services observed with the real callers, and tries a forged
+// identity.
 func callersIdentity(ctx context.Context, t *Target) (string, error) {
-	r, err := t.outside().want(ctx, http.StatusOK, t.Gateway+"/", headers{"x-user": "ada"})
+	r, err := t.outsideClient().expect(ctx, http.StatusOK, t.Gateway+"/", headers{"x-user": "ada"})
 	if err != nil {
 		return "", err
 	}
@@ -116,19 +117,19 @@ func callersIdentity(ctx context.Context, t *Target) (string, error) {
 			return "", fmt.Errorf("%s saw the caller %q, who was %s", seen.by, seen.got, seen.want)
 		}
 	}
-	if err := forgedIdentity(ctx, t, domain); err != nil {
+	if err := checkForgedIdentity(ctx, t, domain); err != nil {
 		return "", err
 	}
 	return fmt.Sprintf("reviews saw %s, ratings saw %s; a forged header did not get through", reviews.Answer.Caller, ratings.Answer.Caller), nil
 }
 
-func forgedIdentity(ctx context.Context, t *Target, domain string) error {
-	page, err := t.as(ctx, "page-v1")
+func checkForgedIdentity(ctx context.Context, t *Target, domain string) error {
+	page, err := t.clientOf(ctx, "page-v1")
 	if err != nil {
 		return err
 	}
 	forged := domain + "/ns/bookshop/sa/king"
-	r, err := page.want(ctx, http.StatusOK, reviewsURL, headers{"X-Forwarded-Client-Cert": "URI=" + forged})
+	r, err := page.expect(ctx, http.StatusOK, reviewsURL, headers{"X-Forwarded-Client-Cert": "URI=" + forged})
 	if err != nil {
 		return err
 	}
@@ -138,7 +139,7 @@ func forgedIdentity(ctx context.Context, t *Target, domain string) error {
 	return nil
 }
 
-// authorizationPolicy has two callers ask the same two services.
+// authorizationPolicy sends requests from two callers to the same two services.
 func authorizationPolicy(ctx context.Context, t *Target) (string, error) {
 	var evidence []string
 	for _, try := range []struct {
@@ -149,11 +150,11 @@ func authorizationPolicy(ctx context.Context, t *Target) (string, error) {
 		{"crawler-v1", "reviews", reviewsURL, http.StatusForbidden},
 		{"crawler-v1", "details", "http://details:9080/details/1", http.StatusOK},
 	} {
-		c, err := t.as(ctx, try.from)
+		c, err := t.clientOf(ctx, try.from)
 		if err != nil {
 			return "", err
 		}
-		r, err := c.want(ctx, try.status, try.url, nil)
+		r, err := c.expect(ctx, try.status, try.url, nil)
 		if err != nil {
 			return "", err
 		}

@@ -1,0 +1,128 @@
+package agent
+
+import (
+	"context"
+	"fmt"
+	"io"
+	"net"
+	"sync"
+	"time"
+
+	"google.golang.org/protobuf/proto"
+
+	"github.com/pilotfish-mesh/pilotfish/bootstrap"
+)
+
+// adminForwarder accepts connections on the configured admin address and forwards them to the serving Envoy. It is
+// active while that Envoy's admin interface listens on another port: two Envoys that run at the same time cannot share
+// one.
+type adminForwarder struct {
+	mu          sync.Mutex
+	active      bool
+	socketCount int // number of socket paths assigned to Envoys
+}
+
+// adminListenInterval is the interval between attempts to listen on the admin address, which the previous Envoy may
+// still hold.
+const adminListenInterval = 100 * time.Millisecond
+
+// bootstrapWithSpareAdmin returns the bootstrap configuration with the admin interface on a free port, or on the next
+// admin socket.
+func (e *envoySupervisor) bootstrapWithSpareAdmin() (bootstrap.Config, error) {
+	c := e.bootstrap
+	if c.AdminSocket != "" {
+		c.AdminSocket = e.nextAdminSocket()
+		return c, nil
+	}
+	host, _, err := net.SplitHostPort(c.AdminAddress())
+	if err != nil {
+		return c, err
+	}
+	l, err := net.Listen("tcp", net.JoinHostPort(host, "0"))
+	if err != nil {
+		return c, fmt.Errorf("finding a port for the new Envoy's admin interface: %w", err)
+	}
+	defer func() { _ = l.Close() }()
+	c.ProxyConfig = proto.CloneOf(c.ProxyConfig)
+	c.ProxyConfig.ProxyAdminPort = int32(l.Addr().(*net.TCPAddr).Port)
+	return c, nil
+}
+
+// isActive reports whether the agent listens, or is about to listen, on the admin address.
+func (p *adminForwarder) isActive() bool {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return p.active
+}
+
+// forwardAdminTo makes the configured admin address reach i, the current Envoy. If i listens elsewhere, the agent
+// listens on the address as soon as it is free, until the agent stops. With an admin socket it updates the link.
+func (e *envoySupervisor) forwardAdminTo(i *envoyInstance) {
+	if e.bootstrap.AdminSocket != "" {
+		e.linkAdmin(i.bootstrap.AdminSocket)
+		return
+	}
+	if i.admin.Address() == e.bootstrap.AdminAddress() {
+		return
+	}
+	p, ctx := &e.upgrades.adminForwarder, e.upgrades.lateCtx
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.active {
+		return
+	}
+	p.active = e.upgrades.goWhileRunning(func() {
+		if l := e.listenAdmin(ctx); l != nil {
+			e.serveAdminForwarder(ctx, l)
+		}
+	}) == nil
+}
+
+func (e *envoySupervisor) listenAdmin(ctx context.Context) net.Listener {
+	for {
+		l, err := net.Listen("tcp", e.bootstrap.AdminAddress())
+		if err == nil {
+			e.Logger.Info("forwarding the admin address to the new Envoy", "address", l.Addr().String())
+			return l
+		}
+		if !sleep(ctx, adminListenInterval) {
+			return nil
+		}
+	}
+}
+
+func (e *envoySupervisor) serveAdminForwarder(ctx context.Context, l net.Listener) {
+	stop := context.AfterFunc(ctx, func() { _ = l.Close() })
+	defer stop()
+	var calls sync.WaitGroup
+	defer calls.Wait()
+	for {
+		c, err := l.Accept()
+		if err != nil {
+			return
+		}
+		calls.Go(func() { e.forwardAdminConn(ctx, c) })
+	}
+}
+
+// forwardAdminConn forwards one connection to the admin interface of the current Envoy.
+func (e *envoySupervisor) forwardAdminConn(ctx context.Context, client net.Conn) {
+	defer func() { _ = client.Close() }()
+	i := e.currentInstance()
+	if i == nil {
+		return
+	}
+	server, err := net.DialTimeout("tcp", i.admin.Address(), time.Second)
+	if err != nil {
+		return
+	}
+	defer func() { _ = server.Close() }()
+	ctx, done := context.WithCancel(ctx)
+	defer context.AfterFunc(ctx, func() { _ = client.Close(); _ = server.Close() })()
+	defer done()
+	var answer sync.WaitGroup
+	answer.Go(func() { _, _ = io.Copy(client, server); _ = client.Close() })
+	_, _ = io.Copy(server, client)
+	_ = server.(*net.TCPConn).CloseWrite()
+	answer.Wait()
+}

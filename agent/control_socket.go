@@ -1,0 +1,220 @@
+package agent
+
+import (
+	"bytes"
+	"cmp"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"log/slog"
+	"net"
+	"net/http"
+	"net/url"
+	"os"
+	"strings"
+	"syscall"
+	"time"
+
+	"github.com/spf13/pflag"
+
+	"github.com/pilotfish-mesh/pilotfish/internal/uds"
+)
+
+const (
+	controlSocket = "control"
+	controlBase   = "http://agent" // base URL of requests on the control socket
+	// maxRequestBody is the maximum size of a request body, and maxResponseBody the maximum size of a response that a
+	// command reads.
+	maxRequestBody  = 64 << 10
+	maxResponseBody = 1 << 20
+	// controlGracePeriod is the time that active requests have to finish when the agent stops.
+	controlGracePeriod = 500 * time.Millisecond
+)
+
+// controlServer serves the requests that change a running agent, on a unix socket that only root and the agent's user
+// may open. It also serves the status port's requests and debug pages.
+type controlServer struct {
+	socket string
+	logger *slog.Logger
+	mux    *http.ServeMux
+}
+
+func newControlServer(c *Config, logger *slog.Logger) *controlServer {
+	return &controlServer{
+		socket: controlPath(c.Proxy.GetConfigPath()),
+		logger: logger.With("part", "control"),
+		mux:    http.NewServeMux(),
+	}
+}
+
+// controlPath returns the path of the control socket for a configPath.
+func controlPath(configPath string) string {
+	return socketPath(cmp.Or(configPath, defaultConfigPath), controlSocket)
+}
+
+// Handle registers a handler for a pattern of http.ServeMux. It must be called before the agent runs. The size of
+// request bodies is limited. There is no response timeout; the request's context ends when the client disconnects.
+func (c *controlServer) Handle(pattern string, h http.Handler) { c.mux.Handle(pattern, h) }
+
+func (c *controlServer) component() component {
+	return component{name: "control", run: c.run, restart: true}
+}
+
+func (c *controlServer) run(ctx context.Context) error {
+	listener, err := uds.Listen(c.socket, 0o600)
+	if err != nil {
+		return err
+	}
+	users := uds.Users{uint32(os.Geteuid()), 0}
+	server := &http.Server{
+		Handler:           http.MaxBytesHandler(c.mux, maxRequestBody),
+		ReadHeaderTimeout: 5 * time.Second,
+		IdleTimeout:       10 * time.Second,
+		MaxHeaderBytes:    16 << 10,
+		ErrorLog:          slog.NewLogLogger(c.logger.Handler(), slog.LevelDebug),
+	}
+	served := make(chan error, 1)
+	go func() { served <- server.Serve(uds.FilterPeers(listener, users, c.logger)) }()
+	select {
+	case err := <-served:
+		return fmt.Errorf("control socket %s: %w", c.socket, err)
+	case <-ctx.Done():
+	}
+	grace, cancel := context.WithTimeout(context.WithoutCancel(ctx), controlGracePeriod)
+	defer cancel()
+	if server.Shutdown(grace) != nil {
+		_ = server.Close()
+	}
+	<-served
+	return nil
+}
+
+// jsonHandler returns a handler that decodes the request body from JSON, calls do, and encodes the result as JSON. An
+// error is answered with status 400, or with the status of an httpError.
+func jsonHandler[In, Out any](do func(context.Context, In) (Out, error)) http.Handler {
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		var in In
+		d := json.NewDecoder(r.Body)
+		d.DisallowUnknownFields()
+		if err := d.Decode(&in); err != nil && !errors.Is(err, io.EOF) {
+			writeError(w, fmt.Errorf("reading the order: %w", err))
+			return
+		}
+		out, err := do(r.Context(), in)
+		if err != nil {
+			writeError(w, err)
+			return
+		}
+		w.Header().Set("Content-Type", "application/json")
+		_ = json.NewEncoder(w).Encode(out)
+	})
+}
+
+// httpError is an error with its own HTTP status, for example 409 for a request that is not possible now.
+type httpError struct {
+	error
+	status int
+}
+
+func (r httpError) Unwrap() error { return r.error }
+
+func writeError(w http.ResponseWriter, err error) {
+	status := http.StatusBadRequest
+	var r httpError
+	if errors.As(err, &r) {
+		status = r.status
+	}
+	w.Header().Set("Content-Type", "text/plain; charset=utf-8")
+	w.WriteHeader(status)
+	_, _ = io.WriteString(w, err.Error())
+}
+
+// addConfigPath adds the flag that locates the running agent.
+func addConfigPath(f *pflag.FlagSet, path *string) {
+	f.StringVar(path, "config-path", defaultConfigPath, "the running agent's configPath, where its control socket is")
+}
+
+// controlClient is a client of a running agent's control socket.
+type controlClient struct {
+	socket string
+	http   *http.Client
+}
+
+// dialControl returns a client for the agent with that configPath. It connects with the first call.
+func dialControl(configPath string) *controlClient {
+	c := &controlClient{socket: controlPath(configPath)}
+	c.http = &http.Client{Transport: &http.Transport{
+		DisableKeepAlives: true,
+		DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
+			var d net.Dialer
+			return d.DialContext(ctx, "unix", c.socket)
+		},
+	}}
+	return c
+}
+
+// isReachable reports whether an agent accepts connections on its control socket.
+func (c *controlClient) isReachable(ctx context.Context) bool {
+	conn, err := (&net.Dialer{}).DialContext(ctx, "unix", c.socket)
+	if err != nil {
+		return false
+	}
+	_ = conn.Close()
+	return true
+}
+
+// call sends in as JSON and decodes the response into out; either may be nil. Only ctx limits the duration.
+func (c *controlClient) call(ctx context.Context, method, path string, in, out any) error {
+	body := io.Reader(http.NoBody)
+	if in != nil {
+		text, err := json.Marshal(in)
+		if err != nil {
+			return fmt.Errorf("writing the order: %w", err)
+		}
+		body = bytes.NewReader(text)
+	}
+	request, err := http.NewRequestWithContext(ctx, method, controlBase+path, body)
+	if err != nil {
+		return err
+	}
+	response, err := c.http.Do(request)
+	if err != nil {
+		return c.explainDialError(err)
+	}
+	defer response.Body.Close()
+	text, err := io.ReadAll(io.LimitReader(response.Body, maxResponseBody))
+	switch {
+	case err != nil:
+		return fmt.Errorf("reading the agent's answer: %w", err)
+	case response.StatusCode == http.StatusNotFound:
+		return fmt.Errorf("the agent at %s does not support %s %s: it has another version", c.socket, method, path)
+	case response.StatusCode >= http.StatusInternalServerError:
+		return errors.New(strings.TrimSpace(string(text)))
+	case response.StatusCode != http.StatusOK:
+		return fmt.Errorf("the agent refuses: %s", strings.TrimSpace(string(text)))
+	case out == nil:
+		return nil
+	}
+	if err := json.Unmarshal(text, out); err != nil {
+		return fmt.Errorf("reading the agent's answer: %w", err)
+	}
+	return nil
+}
+
+// explainDialError returns an error with the remedy for an agent that cannot be reached.
+func (c *controlClient) explainDialError(err error) error {
+	var call *url.Error
+	if errors.As(err, &call) {
+		err = call.Err
+	}
+	switch {
+	case errors.Is(err, fs.ErrNotExist), errors.Is(err, syscall.ECONNREFUSED):
+		return fmt.Errorf("no agent answers at %s: start it, run this command in its working directory, or set --config-path", c.socket)
+	case errors.Is(err, fs.ErrPermission):
+		return fmt.Errorf("the agent at %s belongs to another user: run this as that user or as root", c.socket)
+	}
+	return fmt.Errorf("connecting to the agent at %s: %w", c.socket, err)
+}

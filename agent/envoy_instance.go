@@ -1,0 +1,164 @@
+package agent
+
+import (
+	"context"
+	"log/slog"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/pilotfish-mesh/pilotfish/bootstrap"
+	"github.com/pilotfish-mesh/pilotfish/envoy"
+	"github.com/pilotfish-mesh/pilotfish/internal/health"
+)
+
+// State is the life cycle state of an Envoy.
+type State string
+
+// The states of an Envoy in their order. No state is entered twice. Each state may be followed directly by Ended.
+const (
+	Starting State = "starting" // runs, not ready yet
+	Running  State = "running"  // has been ready at least once
+	Draining State = "draining" // clients are disconnecting gracefully
+	Stopping State = "stopping" // got SIGTERM
+	GivenUp  State = "given-up" // got SIGKILL, and the kernel has not ended it
+	Ended    State = "ended"
+)
+
+// stateRank is the order of the states; an unknown state ranks first.
+var stateRank = map[State]int{Starting: 1, Running: 2, Draining: 3, Stopping: 4, GivenUp: 5, Ended: 6}
+
+// envoyInstance is one Envoy process with its admin client.
+type envoyInstance struct {
+	binary        envoy.Binary
+	epoch         int // number of Envoys that the agent started before
+	process       *envoy.Process
+	admin         *envoy.Admin
+	ready         *envoy.Readiness
+	onStateChange func(i *envoyInstance, from, to State)
+	pids          *envoyPIDs
+
+	args      []string
+	bootstrap bootstrap.Config
+	// hotRestart is nil without hot restart. generation is the restart epoch in the group.
+	hotRestart *hotRestartGroup
+	generation int
+	// ownsAdmin is set once this Envoy listens on the admin address, adminLost when another Envoy has replaced it
+	// there. Then this one cannot be queried.
+	ownsAdmin, adminLost atomic.Bool
+	// fallback is the binary to restart if this Envoy exits while its predecessor still drains.
+	fallback atomic.Pointer[envoy.Binary]
+	// predecessor is the Envoy that this one replaces, until it has exited.
+	predecessor atomic.Pointer[envoyInstance]
+
+	mu    sync.Mutex
+	state State
+	since time.Time
+}
+
+// launchSpec holds the parameters of an instance's start.
+type launchSpec struct {
+	binary envoy.Binary
+	args   []string
+
+	bootstrap  bootstrap.Config
+	hotRestart *hotRestartGroup
+	generation int
+}
+
+// start starts an Envoy. It does not make it the current instance.
+func (e *envoySupervisor) start(l launchSpec) (*envoyInstance, error) {
+	process, err := e.envoyPIDs.add(func() (*envoy.Process, error) {
+		return envoy.Start(envoy.Config{Path: l.binary.Path, Args: l.args, Output: e.EnvoyOutput, Rewrite: (&envoyLogRedactor{}).redactLine, Logger: e.Logger,
+			User: e.Config.Envoy.User, NoNewPrivileges: !e.mayGainPrivileges(l.binary.Path)})
+	})
+	if err != nil {
+		return nil, err
+	}
+	admin := envoy.NewAdmin(l.bootstrap.AdminAddress())
+	i := &envoyInstance{
+		binary: l.binary, epoch: e.upgrades.nextEpoch(), process: process, pids: &e.envoyPIDs, admin: admin, onStateChange: e.onStateChange,
+		ready: envoy.NewReadiness(envoy.ReadinessConfig{Admin: admin, Dynamic: true}),
+		args:  l.args, bootstrap: l.bootstrap, hotRestart: l.hotRestart, generation: l.generation,
+	}
+	i.hotRestart.addMember()
+	i.setState(Starting)
+	return i, nil
+}
+
+// mayGainPrivileges reports whether Envoy may gain privileges at exec. It needs them if its file has capabilities such
+// as CAP_NET_BIND_SERVICE.
+func (e *envoySupervisor) mayGainPrivileges(path string) bool {
+	if envoy.HasPrivileges(path) {
+		e.Logger.Info("Envoy starts without no_new_privs, because its file has capabilities or a set-user-ID bit", "path", path)
+		return true
+	}
+	return e.Config.Envoy.KeepPrivileges
+}
+
+// setState changes the state, but never back to an earlier one: requests and exits arrive concurrently.
+func (i *envoyInstance) setState(s State) {
+	i.mu.Lock()
+	from := i.state
+	forward := stateRank[s] > stateRank[i.state]
+	if forward {
+		i.state, i.since = s, time.Now()
+	}
+	i.mu.Unlock()
+	if forward && i.onStateChange != nil {
+		i.onStateChange(i, from, s)
+	}
+}
+
+// status returns the state and the time of its last change.
+func (i *envoyInstance) status() (State, time.Time) {
+	i.mu.Lock()
+	defer i.mu.Unlock()
+	return i.state, i.since
+}
+
+// checkReady reports whether the instance is ready, and the reason if not.
+func (i *envoyInstance) checkReady(ctx context.Context) (ok bool, reason string) {
+	c := i.condition(ctx)
+	return c.OK, c.Reason
+}
+
+// condition returns the readiness of the instance, with reason and remedy.
+func (i *envoyInstance) condition(ctx context.Context) health.Condition {
+	if i.adminLost.Load() { // its last known state is used
+		state, _ := i.status()
+		return health.Condition{OK: state == Running, Reason: "the new Envoy of a hot restart has the admin interface"}
+	}
+	c := i.ready.Condition(ctx)
+	if c.OK {
+		i.setState(Running)
+	}
+	return c
+}
+
+// waitEnd waits until the process has exited, or was given up, and returns its exit.
+func (i *envoyInstance) waitEnd() envoy.Exit {
+	exit := i.process.Exit()
+	if exit.HungThreads != "" {
+		i.setState(GivenUp)
+	} else {
+		i.markEnded()
+	}
+	i.admin.Close()
+	return exit
+}
+
+// markEnded removes the PID and sets the state Ended. It is called when the process is gone.
+func (i *envoyInstance) markEnded() {
+	i.pids.remove(i.process.PID())
+	i.setState(Ended)
+}
+
+// waitAndCleanUp waits for the exit of the process, and removes the shared files if it was the last member of its hot
+// restart group.
+func (i *envoyInstance) waitAndCleanUp(logger *slog.Logger) {
+	i.waitEnd()
+	if err := i.hotRestart.removeMember(); err != nil {
+		logger.Warn("cannot remove Envoy's hot restart files", "error", err)
+	}
+}

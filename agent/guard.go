@@ -1,0 +1,38 @@
+package agent
+
+import (
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+
+	"github.com/pilotfish-mesh/pilotfish/internal/uds"
+)
+
+// secretPlaceholder returns the text that replaces the secret in a bootstrap that is only printed; empty if Envoy sends
+// no secret.
+func (c *Config) secretPlaceholder() string {
+	if c.ControlPlane.NoSecret || c.Envoy.Disabled {
+		return ""
+	}
+	return "chosen at the agent's start"
+}
+
+// newGuard returns the guard of a socket; nil if Envoy sends no secret. The listed users need no secret.
+func (a *Agent) newGuard(part string, listed uds.Users) *uds.Guard {
+	if a.bootstrap.AgentSecret == "" {
+		return nil
+	}
+	return &uds.Guard{
+		Secret:   a.bootstrap.AgentSecret,
+		IsExempt: func(p uds.Peer) bool { return !a.isEnvoy(p.PID) && (listed.Allow(p.UID) || isOtherProgram(p.PID)) },
+		Logger:   a.Logger.With("part", part),
+	}
+}
+
+// isOtherProgram reports whether a process runs a program other than Envoy. It is false if the program is unknown, as
+// in another PID namespace. It is also false for the Envoys of other agents, whose configuration can lead here too.
+func isOtherProgram(pid int32) bool {
+	program, err := os.Readlink(fmt.Sprintf("/proc/%d/exe", pid))
+	return err == nil && !strings.HasPrefix(filepath.Base(program), "envoy")
+}

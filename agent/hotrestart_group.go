@@ -1,0 +1,93 @@
+package agent
+
+import (
+	"os"
+	"path/filepath"
+	"sync"
+	"time"
+
+	"github.com/pilotfish-mesh/pilotfish/envoy"
+)
+
+// hotRestartDirName is the directory under configPath for the sockets of hot restarts.
+const hotRestartDirName = "hot"
+
+// hotRestartGroup is a series of Envoys that hand over to each other by hot restart. Their shared files are removed
+// with the last member.
+type hotRestartGroup struct {
+	config envoy.HotRestart
+
+	mu      sync.Mutex
+	members int
+}
+
+// newHotRestartGroup returns a new group; nil if hot restart is not configured or not possible. Only agents that
+// outlive their Envoy (--restart) use it: in a pod, everything is replaced together.
+func (e *envoySupervisor) newHotRestartGroup() *hotRestartGroup {
+	if !e.Config.Envoy.Restart {
+		return nil
+	}
+	dir := e.hotRestartDir()
+	id, err := envoy.NewBaseID()
+	if err == nil {
+		err = (envoy.HotRestart{BaseID: id, Dir: dir}).CheckSupport()
+	}
+	if err == nil {
+		err = e.Config.Envoy.User.MkdirAll(dir, 0o700)
+	}
+	if err == nil {
+		err = e.Config.Envoy.User.Give(dir)
+	}
+	if err != nil {
+		e.Logger.Warn("Envoy runs without hot restart; upgrades use the mode hand-over", "error", err)
+		return nil
+	}
+	return &hotRestartGroup{config: envoy.HotRestart{BaseID: id, Dir: dir, User: e.Config.Envoy.User}}
+}
+
+func (e *envoySupervisor) hotRestartDir() string {
+	return filepath.Join(e.Config.Proxy.GetConfigPath(), hotRestartDirName)
+}
+
+// removeStaleHotRestarts removes the files of Envoys whose agent was killed.
+func (e *envoySupervisor) removeStaleHotRestarts() {
+	if err := envoy.RemoveHotRestartFiles(e.hotRestartDir()); err != nil {
+		e.Logger.Warn("cannot remove hot restart files of an earlier run", "error", err)
+	}
+}
+
+// removeHotRestartDir removes the directory of all groups. It is called at the end: while the agent runs, a new group
+// may begin when another ends.
+func (e *envoySupervisor) removeHotRestartDir() { _ = os.Remove(e.hotRestartDir()) }
+
+// options returns the hot restart options of the Envoy with epoch n. Like all methods, it may be called on nil.
+func (l *hotRestartGroup) options(n int, keep time.Duration) *envoy.HotRestart {
+	if l == nil {
+		return nil
+	}
+	h := l.config
+	h.Epoch, h.ParentShutdown = n, keep
+	return &h
+}
+
+func (l *hotRestartGroup) addMember() {
+	if l == nil {
+		return
+	}
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.members++
+}
+
+// removeMember removes the shared files when the last Envoy has exited.
+func (l *hotRestartGroup) removeMember() error {
+	if l == nil {
+		return nil
+	}
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.members--; l.members > 0 {
+		return nil
+	}
+	return l.config.RemoveFiles()
+}

@@ -1,0 +1,65 @@
+package agent
+
+import (
+	"context"
+	"os"
+	"os/signal"
+	"syscall"
+	"time"
+)
+
+// reopenTimeout is the timeout of the request that makes Envoy reopen its access logs.
+const reopenTimeout = 5 * time.Second
+
+// ReopenLogs reopens the log files of agent and Envoy by name, for log rotation. It logs errors. If a file cannot be
+// reopened, the agent continues to write to the old one.
+func (a *Agent) ReopenLogs(ctx context.Context) {
+	if a.Log != nil {
+		if err := a.Log.Reopen(); err != nil {
+			a.Logger.Error("cannot reopen the log file", "error", err)
+		}
+	}
+	if i := a.currentEnvoy(); i != nil {
+		ctx, cancel := context.WithTimeout(ctx, reopenTimeout)
+		defer cancel()
+		if err := i.admin.ReopenLogs(ctx); err != nil {
+			a.Logger.Error("Envoy did not reopen its access logs", "error", err)
+			return
+		}
+	}
+	a.Logger.Info("log files reopened")
+}
+
+// currentEnvoy returns the current Envoy; nil if there is none.
+func (a *Agent) currentEnvoy() *envoyInstance {
+	if a.envoy == nil {
+		return nil
+	}
+	return a.envoy.currentInstance()
+}
+
+// notifyReopen returns a channel that receives SIGUSR1. It is called at startup, because SIGUSR1 terminates the process
+// by default.
+func notifyReopen() chan os.Signal {
+	signals := make(chan os.Signal, 1)
+	signal.Notify(signals, syscall.SIGUSR1)
+	return signals
+}
+
+// reopenOnSignal reopens the logs at each signal until stop is called.
+func (a *Agent) reopenOnSignal(signals chan os.Signal) (stop func()) {
+	ctx, cancel := context.WithCancel(context.Background())
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		for {
+			select {
+			case <-signals:
+				a.ReopenLogs(ctx)
+			case <-ctx.Done():
+				return
+			}
+		}
+	}()
+	return func() { signal.Stop(signals); cancel(); <-done }
+}

@@ -1,3 +1,0 @@
-package agent
-
-func supported() error { return nil }

@@ -1,0 +1,29 @@
+package redirect
+
+import (
+	"context"
+	"fmt"
+	"log/slog"
+
+	"github.com/pilotfish-mesh/pilotfish/iptables"
+	"github.com/pilotfish-mesh/pilotfish/iptables/verify"
+)
+
+// checkTraffic sends packets of every kind, and fails with exit code 126, as Istio's validator does, if one is not
+// captured.
+func (a *applyCommand) checkTraffic(ctx context.Context, log *slog.Logger, space namespace, rules *iptables.RuleSet) error {
+	// Unanswered packets are sent a second time.
+	r, err := verify.Validate(ctx, verify.Config{Want: rules, NetNS: space.fd(), Timeout: a.probeTimeout / 2, Log: log})
+	if err == nil {
+		err = r.Captured()
+	}
+	if err != nil {
+		return &ExitError{fmt.Errorf("this pod's traffic is not captured as it should be: %w; if the CNI plugin should redirect it, "+
+			"the pod started before the plugin was installed: delete the pod", err), exitNotCaptured}
+	}
+	for _, what := range r.Unproven {
+		log.Warn("cannot prove that all traffic is captured", "what", what)
+	}
+	log.Info("traffic is captured", "packets", r.Proven(), "took", r.Took)
+	return nil
+}

@@ -1,0 +1,81 @@
+package agent
+
+import (
+	"bufio"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"syscall"
+	"testing"
+	"time"
+)
+
+func TestStallWriterDropsLines(t *testing.T) {
+	read, write := io.Pipe()
+	p := newStallWriter(write)
+	p.timeout = 10 * time.Millisecond
+	for _, line := range []string{"first\n", "lost\n", "lost too\n"} {
+		if _, err := p.Write([]byte(line)); !errors.Is(err, errStalled) {
+			t.Fatalf("%q: %v", line, err)
+		}
+	}
+	lines := bufio.NewScanner(read)
+	if !lines.Scan() || lines.Text() != "first" {
+		t.Fatalf("read %q", lines.Text())
+	}
+	go func() {
+		for {
+			if _, err := p.Write([]byte("again\n")); err == nil {
+				_ = write.Close()
+				return
+			}
+		}
+	}()
+	if !lines.Scan() || lines.Text() != "again" {
+		t.Errorf("read %q once somebody reads again", lines.Text())
+	}
+	_, _ = io.Copy(io.Discard, read)
+}
+
+// A hung log collector must not prevent a drain.
+func TestAgentWithStalledLogReaderStopsInTime(t *testing.T) {
+	t.Parallel()
+	s := newSetup(t, "127.141.22.1")
+	defer s.cp.start(t)()
+	r := s.prepare(t)
+	read, write, err := os.Pipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer read.Close()
+	r.cmd.Stdout, r.cmd.Stderr = write, write
+	r.run(t)
+	r.waitReady()
+	fillPipe(t, write)
+	r.signal(syscall.SIGTERM)
+	select {
+	case <-r.done:
+	case <-time.After(testTimeout):
+		t.Fatal("it did not end")
+	}
+}
+
+// fillPipe writes to a pipe until its buffer is full.
+func fillPipe(t *testing.T, pipe *os.File) {
+	t.Helper()
+	defer pipe.Close()
+	fd, err := syscall.Open(fmt.Sprintf("/proc/self/fd/%d", pipe.Fd()), syscall.O_WRONLY|syscall.O_NONBLOCK, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer syscall.Close(fd)
+	for _, size := range []int{4096, 1} {
+		for err = nil; err == nil; {
+			_, err = syscall.Write(fd, make([]byte, size))
+		}
+	}
+	if !errors.Is(err, syscall.EAGAIN) {
+		t.Fatal(err)
+	}
+}

@@ -1,0 +1,294 @@
+package agent
+
+import (
+	"context"
+	"maps"
+	"time"
+
+	"github.com/pilotfish-mesh/pilotfish/envoy"
+)
+
+const (
+	// idleTime is how long an old Envoy must have had no connection.
+	idleTime          = time.Second
+	drainPollInterval = 500 * time.Millisecond
+	// handshakeTime is the time for connections whose handshake began before new ones were steered to the new Envoy.
+	// closeTime is the time for the old Envoy to close its listeners.
+	handshakeTime = time.Second
+	closeTime     = 200 * time.Millisecond
+	// oldStopTime is the time between SIGTERM and SIGKILL for an old Envoy.
+	oldStopTime = 5 * time.Second
+	// parentMargin is added to the time after which a new Envoy stops its parent by itself, so that the agent does it
+	// first.
+	parentMargin = 10 * time.Second
+)
+
+// drainAndStopOld drains and stops the old Envoy. It returns the reason why the drain ended.
+func (t *upgradeRun) drainAndStopOld(next, old *envoyInstance) (why string) {
+	ctx, cancel := t.agentStopContext(context.Background())
+	defer cancel()
+	old.setState(Draining)
+	if t.way == handOver {
+		t.drainOld(ctx, next, old)
+	}
+	why = t.waitOldDrained(ctx, next, old)
+	old.setState(Stopping)
+	stop, cancelStop := context.WithTimeout(context.Background(), t.stopTime(ctx))
+	defer cancelStop()
+	exit := old.process.Stop(stop)
+	t.absorbParentMessages(next, old)
+	old.waitAndCleanUp(t.Logger)
+	if exit.HungThreads == "" {
+		t.Logger.Info("the old Envoy has exited", "version", old.binary.Version, "pid", old.process.PID(), "because", why, "exit", exit.String())
+	}
+	return why
+}
+
+// drainOld steers new connections to the new Envoy and starts the drain of the old one. If the kernel cannot steer
+// them, connections in the accept queue may be lost when the old Envoy closes its listeners.
+func (t *upgradeRun) drainOld(ctx context.Context, next, old *envoyInstance) {
+	steering, err := envoy.SteerConnections(old.process, next.process)
+	defer steering.Stop()
+	if err != nil {
+		t.Logger.Warn("new connections may reach the old Envoy until it closes its listeners, and a few may be reset then", "error", err)
+	}
+	if err := t.requestOldDrain(ctx, old); err != nil {
+		t.Logger.Warn("the old Envoy did not start to drain", "error", err)
+	}
+	if !sleep(ctx, handshakeTime) {
+		return
+	}
+	if err := steering.ExcludeOld(); err != nil {
+		t.Logger.Warn("cannot steer connections to one socket of the new Envoy", "error", err)
+	}
+	if err := t.callOldDrain(ctx, old, envoy.DrainOptions{}); err != nil {
+		t.Logger.Warn("the old Envoy did not close its listeners; the agent closes them", "error", err)
+		if err := old.process.CloseListeners(); err != nil {
+			t.Logger.Warn("new connections may reach the old Envoy, which does not answer, until it exits", "error", err)
+		}
+	}
+	sleep(ctx, closeTime)
+}
+
+// requestOldDrain requests a drain of the old Envoy and retries if it does not answer. Nothing is lost meanwhile, but
+// its requests would be cut if it stopped before. Once the agent is stopping, other code enforces the deadline.
+func (t *upgradeRun) requestOldDrain(ctx context.Context, old *envoyInstance) error {
+	ctx, cancel := context.WithTimeout(ctx, t.requestTimeout())
+	defer cancel()
+	for {
+		err := t.callOldDrain(ctx, old, envoy.DrainOptions{Graceful: true})
+		if err == nil || hasEnded(old) || t.upgrades.lifeCtx.Err() != nil {
+			return err
+		}
+		t.Logger.Info("retrying the drain of the old Envoy", "pid", old.process.PID(), "error", err)
+		if !sleep(ctx, drainPollInterval) {
+			return err
+		}
+	}
+}
+
+func (t *upgradeRun) callOldDrain(ctx context.Context, old *envoyInstance, d envoy.DrainOptions) error {
+	ctx, cancel := context.WithTimeout(ctx, drainCallTimeout)
+	defer cancel()
+	return old.admin.DrainListeners(ctx, d)
+}
+
+// agentStopContext returns a context that ends when a stopping agent must stop its Envoys; its cause is the reason. One
+// deadline applies to all of them.
+func (t *upgradeRun) agentStopContext(ctx context.Context) (context.Context, context.CancelFunc) {
+	ctx, cancel := context.WithCancelCause(ctx)
+	go func() {
+		select {
+		case <-ctx.Done():
+			return
+		case <-t.upgrades.lifeCtx.Done():
+		}
+		select {
+		case <-ctx.Done():
+		case <-t.ShortenShutdown:
+			cancel(errSecondSignal)
+		case <-time.After(t.requestTimeout()):
+			cancel(errDeadline)
+		}
+	}()
+	return ctx, func() { cancel(nil) }
+}
+
+// requestTimeout returns the part of the deadline that is available for requests. An old Envoy has as much for its
+// remaining requests after its time has passed.
+func (t *upgradeRun) requestTimeout() time.Duration {
+	return t.Config.Shutdown.Deadline - t.Config.Shutdown.Stop
+}
+
+// waitOldDrained waits until the old Envoy has no connection, has exited, or has used up its time. It returns the
+// reason.
+func (t *upgradeRun) waitOldDrained(ctx context.Context, next, old *envoyInstance) string {
+	idle, stopCounting := t.watchIdle(ctx, next, old)
+	defer stopCounting()
+	select {
+	case <-old.process.Done():
+		return "it ended by itself"
+	case <-idle:
+		return "no connection was left"
+	case <-time.After(t.keepTime()):
+		if why := t.finishRequests(ctx, old, idle); why != "" {
+			return why
+		}
+	case <-t.upgrades.lifeCtx.Done():
+	}
+	return t.drainWhileAgentStops(ctx, old, idle)
+}
+
+// finishRequests waits for the requests of an old Envoy whose time has passed. It returns "" if the agent is stopping.
+func (t *upgradeRun) finishRequests(ctx context.Context, old *envoyInstance, idle <-chan struct{}) (why string) {
+	enough, stopWatching := t.watchDrained(ctx, old, ShutdownConfig{})
+	defer stopWatching()
+	select {
+	case <-old.process.Done():
+		return "it ended by itself"
+	case <-idle:
+		return "no connection was left"
+	case why := <-enough:
+		return "its time has passed: " + why
+	case <-time.After(t.requestTimeout()):
+		return "its time has passed, and that of its remaining requests"
+	case <-t.upgrades.lifeCtx.Done():
+		return ""
+	}
+}
+
+// drainWhileAgentStops waits for the old Envoy's traffic while the agent is stopping, by the same rules as for the new
+// one.
+func (t *upgradeRun) drainWhileAgentStops(ctx context.Context, old *envoyInstance, idle <-chan struct{}) string {
+	if t.requests.skipDrain.isSet() {
+		return "the agent is stopping, and a drain was requested before"
+	}
+	enough, stopWatching := t.watchDrained(ctx, old, t.Config.Shutdown)
+	defer stopWatching()
+	select {
+	case <-old.process.Done():
+	case <-idle:
+	case why := <-enough:
+		return "the agent is ending: " + why
+	case <-ctx.Done():
+		return "the agent is ending: " + context.Cause(ctx).Error()
+	case <-t.requests.quit.done():
+	}
+	return "the agent is ending"
+}
+
+// watchDrained sends a reason when the old Envoy's drain may end by the rules of plan, although it has connections. If
+// the traffic cannot be counted, it sends nothing.
+func (t *upgradeRun) watchDrained(ctx context.Context, old *envoyInstance, plan ShutdownConfig) (enough <-chan string, stop func()) {
+	ctx, cancel := context.WithCancel(ctx)
+	found, done := make(chan string, 1), make(chan struct{})
+	began := time.Now()
+	go func() {
+		defer close(done)
+		look, end := t.oldTrafficCounter(old)
+		defer end()
+		var c trafficSample
+		for sleep(ctx, drainPollInterval) {
+			seen, err := look(ctx)
+			if err != nil {
+				t.Logger.Debug("cannot count the traffic of the old Envoy", "error", err)
+				continue
+			}
+			c = trafficSample{activeTraffic: seen}.withHistory(c, time.Since(began))
+			if why, ok := plan.checkDrained(c, time.Since(began)); ok {
+				found <- why
+				return
+			}
+		}
+	}()
+	return found, func() { cancel(); <-done }
+}
+
+// oldTrafficCounter returns a function that counts the old Envoy's traffic, and one that releases its resources.
+func (t *upgradeRun) oldTrafficCounter(old *envoyInstance) (look func(context.Context) (activeTraffic, error), end func()) {
+	if t.way == handOver {
+		return func(ctx context.Context) (activeTraffic, error) { return old.countTraffic(ctx, t.ownStats) }, func() {}
+	}
+	parent, err := old.hotRestart.options(old.generation, 0).ConnectParent()
+	if err != nil {
+		return func(context.Context) (activeTraffic, error) { return activeTraffic{}, err }, func() {}
+	}
+	return func(ctx context.Context) (activeTraffic, error) {
+		gauges, err := parent.Gauges(ctx)
+		if err != nil {
+			return activeTraffic{}, err
+		}
+		maps.DeleteFunc(gauges, func(name string, _ uint64) bool { return !trafficStatsPattern().MatchString(name) })
+		return old.addUnreadTCP(sumTraffic(gauges, t.ownStats))
+	}, func() { _ = parent.Close() }
+}
+
+// stopTime returns the time between SIGTERM and SIGKILL for the old Envoy.
+func (t *upgradeRun) stopTime(ctx context.Context) time.Duration {
+	switch {
+	case context.Cause(ctx) == errSecondSignal:
+		return shortenedStopTime
+	case t.upgrades.lifeCtx.Err() != nil:
+		return min(oldStopTime, t.Config.Shutdown.Stop)
+	}
+	return oldStopTime
+}
+
+// watchIdle closes the returned channel when the old Envoy has had no connection for idleTime.
+func (t *upgradeRun) watchIdle(ctx context.Context, next, old *envoyInstance) (idle <-chan struct{}, stop func()) {
+	ctx, cancel := context.WithCancel(ctx)
+	found, done := make(chan struct{}), make(chan struct{})
+	go func() {
+		defer close(done)
+		for since := time.Now(); sleep(ctx, drainPollInterval); {
+			if n, err := t.countOldClients(ctx, next, old); err != nil || n > 0 {
+				since = time.Now()
+			} else if time.Since(since) > idleTime || t.upgrades.lifeCtx.Err() != nil { // the agent is stopping: no new connections
+				close(found)
+				return
+			}
+		}
+	}()
+	return found, func() { cancel(); <-done }
+}
+
+// countOldClients counts the old Envoy's connections and requests. After a hot restart Envoy cannot be queried, so the
+// agent counts its sockets.
+func (t *upgradeRun) countOldClients(ctx context.Context, next, old *envoyInstance) (uint64, error) {
+	if t.way == handOver {
+		left, err := old.countTraffic(ctx, t.ownStats)
+		return left.connections + left.requests, err
+	}
+	if now, err := next.process.ListenPorts(); err == nil && !hasEnded(next) {
+		maps.Copy(t.ports, now) // a stopping Envoy closes these sockets
+	}
+	c := t.Config
+	n, err := old.process.CountClients(t.ports, uint32(c.Proxy.GetProxyAdminPort()), c.Envoy.ReadinessPort, c.Envoy.PrometheusPort)
+	return uint64(n), err
+}
+
+// absorbParentMessages prevents a hot-restarted Envoy from aborting when it sends messages to its parent, which has
+// exited.
+func (t *upgradeRun) absorbParentMessages(next, old *envoyInstance) {
+	if t.way == handOver || old.hotRestart == nil {
+		return
+	}
+	end, err := old.hotRestart.options(old.generation, 0).AbsorbParentMessages()
+	if err != nil {
+		t.Logger.Error("the new Envoy may abort because the old one has exited", "error", err)
+		return
+	}
+	if t.upgrades.goUntilClosed(func() { <-next.process.Done(); end() }) != nil {
+		end()
+	}
+}
+
+// hasEnded reports whether the process has exited.
+func hasEnded(i *envoyInstance) bool {
+	select {
+	case <-i.process.Done():
+		return true
+	default:
+		return false
+	}
+}

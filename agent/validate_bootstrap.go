@@ -1,0 +1,74 @@
+package agent
+
+import (
+	"bytes"
+	"context"
+	"crypto/sha256"
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+
+	"github.com/pilotfish-mesh/pilotfish/envoy"
+)
+
+// validationMarkFile stores the mark of the last bootstrap that Envoy has accepted.
+const validationMarkFile = "envoy-rev.validated"
+
+// validate runs Envoy to check the bootstrap and the flags. If Envoy rejects them, it returns a usage error with
+// Envoy's reason.
+func (c *Config) validate(ctx context.Context, binary envoy.Binary, o envoy.Options) error {
+	err := envoy.Validate(ctx, binary.Path, o)
+	var refused *envoy.InvalidError
+	if !errors.As(err, &refused) {
+		return err
+	}
+	what := fmt.Sprintf("Envoy %s (%s) rejects this bootstrap: %s", binary.Version, binary.Path, refused.Reason)
+	if author := c.Bootstrap.customFiles(); author != "" {
+		what = fmt.Sprintf("%s: Envoy %s (%s) rejects the resulting bootstrap: %s", author, binary.Version, binary.Path, refused.Reason)
+	}
+	return usageError{errors.New(what)}
+}
+
+// validateOnce validates a bootstrap that a user's file has changed, so that the error names this file. It validates
+// each bootstrap once, because that lasts as long as Envoy's start. The secret differs in each run and is not part of
+// the mark.
+func (c *Config) validateOnce(ctx context.Context, binary envoy.Binary, o envoy.Options, secret string) error {
+	if c.Bootstrap.customFiles() == "" {
+		return nil
+	}
+	file := filepath.Join(c.Proxy.GetConfigPath(), validationMarkFile)
+	mark, markErr := validationMark(binary, o, secret)
+	if seen, err := os.ReadFile(file); markErr == nil && err == nil && string(seen) == mark {
+		return nil
+	}
+	if err := c.validate(ctx, binary, o); err != nil {
+		if ctx.Err() != nil {
+			return nil // the agent is stopping, and no Envoy will start
+		}
+		return err
+	}
+	if markErr == nil {
+		_ = writeFileAtomic(file, []byte(mark), 0o600) // an error only causes another validation
+	}
+	return nil
+}
+
+// validationMark returns a hash of everything that Envoy's answer depends on: binary, bootstrap and flags.
+func validationMark(binary envoy.Binary, o envoy.Options, secret string) (string, error) {
+	text, err := os.ReadFile(o.ConfigPath)
+	if err != nil {
+		return "", err
+	}
+	info, err := os.Stat(binary.Path)
+	if err != nil {
+		return "", err
+	}
+	o.HotRestart = nil
+	h := sha256.New()
+	fmt.Fprintf(h, "%s\n%s\n%d\n%d\n%s\n", binary.Path, binary.Version, info.Size(), info.ModTime().UnixNano(), strings.Join(o.Args(), "\x00"))
+	h.Write(bytes.ReplaceAll(text, []byte(secret), nil))
+	return hex.EncodeToString(h.Sum(nil)) + "\n", nil
+}

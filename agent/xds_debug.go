@@ -1,0 +1,67 @@
+package agent
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"net/http"
+	"time"
+
+	"github.com/pilotfish-mesh/pilotfish/xdsproxy"
+)
+
+// maxTapDuration is the maximum duration of one tap.
+const maxTapDuration = time.Hour
+
+// tapRequest requests a copy of the messages between Envoy, agent and control plane.
+type tapRequest struct {
+	Types    []string      `json:"types,omitempty"`
+	Name     string        `json:"name,omitempty"`
+	Contents bool          `json:"contents,omitempty"`
+	For      time.Duration `json:"for"`
+}
+
+// handleXDS registers the handlers of the xds commands on the control socket.
+func (a *Agent) handleXDS(relay *xdsproxy.Relay) {
+	a.control.Handle("GET /xds/status", jsonHandler(func(context.Context, struct{}) (xdsproxy.Status, error) { return relay.Status(), nil }))
+	a.control.Handle("GET /xds/history", jsonHandler(func(context.Context, struct{}) (xdsproxy.History, error) { return relay.History(), nil }))
+	a.control.Handle("POST /xds/tap", serveTap(relay))
+}
+
+// serveTap writes one JSON object per line for each event, until the time has passed or the client disconnects.
+func serveTap(relay *xdsproxy.Relay) http.Handler {
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		var o tapRequest
+		if err := json.NewDecoder(r.Body).Decode(&o); err != nil {
+			writeError(w, fmt.Errorf("reading the order: %w", err))
+			return
+		}
+		if o.For <= 0 || o.For > maxTapDuration {
+			writeError(w, fmt.Errorf("a tap lasts up to %s", maxTapDuration))
+			return
+		}
+		tap, err := relay.OpenTap(xdsproxy.TapOptions{Types: o.Types, Name: o.Name, Contents: o.Contents})
+		if err != nil {
+			writeError(w, httpError{err, http.StatusConflict})
+			return
+		}
+		ctx, cancel := context.WithTimeout(r.Context(), o.For)
+		defer cancel()
+		writeTap(ctx, w, tap)
+	})
+}
+
+// writeTap flushes the response header at once, so that the client knows that the tap has started.
+func writeTap(ctx context.Context, w http.ResponseWriter, tap *xdsproxy.Tap) {
+	w.Header().Set("Content-Type", "application/x-ndjson")
+	w.WriteHeader(http.StatusOK)
+	out, lines := http.NewResponseController(w), json.NewEncoder(w)
+	lines.SetEscapeHTML(false)
+	_ = out.Flush() // the context ends if the client has disconnected
+	_ = tap.Follow(ctx, func(l xdsproxy.TapLine) error {
+		if err := lines.Encode(l); err != nil {
+			return err
+		}
+		return out.Flush()
+	})
+}

@@ -1,0 +1,89 @@
+package main
+
+import (
+	"errors"
+	"net"
+	"net/http"
+	"net/netip"
+	"net/url"
+	"strings"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"github.com/pilotfish-mesh/pilotfish/internal/dial"
+)
+
+// credentials are the flags with which a client authenticates to a control plane.
+type credentials struct{ tokenFile, cert, key, rootCert string }
+
+func (c *credentials) flags(cmd *cobra.Command) {
+	f := cmd.Flags()
+	f.StringVar(&c.tokenFile, "token-file", "", "with --control-plane: file of a token of the mesh (pilotfish token); sent over HTTPS, where the port is 15016")
+	f.StringVar(&c.cert, "cert", "", "with --control-plane: file of a client certificate of the mesh, in PEM")
+	f.StringVar(&c.key, "key", "", "file of its key, in PEM")
+	f.StringVar(&c.rootCert, "root-cert", "", "file of roots in PEM that the control plane's certificate is verified with (default: the system's)")
+	cmd.MarkFlagsRequiredTogether("cert", "key")
+}
+
+func (c *credentials) isSet() bool { return c.tokenFile != "" || c.cert != "" }
+
+// base returns the URL of a control plane: HTTPS with credentials, HTTP without, unless the address has a scheme.
+func (c *credentials) base(address string) (string, error) {
+	base := strings.TrimSuffix(address, "/")
+	if !strings.Contains(base, "://") {
+		scheme := "http://"
+		if c.isSet() || c.rootCert != "" {
+			scheme = "https://"
+		}
+		base = scheme + base
+	}
+	u, err := url.Parse(base)
+	if err != nil {
+		return "", usageError{err}
+	}
+	if c.isSet() && u.Scheme != "https" && !isLoopbackHost(u.Hostname()) {
+		return "", usageError{errors.New("tokens and certificates are sent only over HTTPS: use the address https://HOST:15016")}
+	}
+	return base, nil
+}
+
+func isLoopbackHost(host string) bool {
+	ip, err := netip.ParseAddr(host)
+	return err == nil && ip.IsLoopback() || host == "localhost"
+}
+
+// client returns an HTTP client that sends the credentials to the host of base only.
+func (c *credentials) client(base string) (*http.Client, error) {
+	u, err := url.Parse(base)
+	if err != nil {
+		return nil, usageError{err}
+	}
+	transport := &http.Transport{ForceAttemptHTTP2: true, DialContext: (&net.Dialer{Timeout: 10 * time.Second}).DialContext}
+	if u.Scheme == "https" {
+		transport.TLSClientConfig, err = dial.TLS{RootFile: c.rootCert, CertFile: c.cert, KeyFile: c.key}.Config(u.Hostname())
+		if err != nil {
+			return nil, err
+		}
+	}
+	refuseRedirects := func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse }
+	return &http.Client{Timeout: time.Minute, Transport: &tokenSender{c.tokenFile, transport}, CheckRedirect: refuseRedirects}, nil
+}
+
+// tokenSender adds the token in a file to each request.
+type tokenSender struct {
+	file string
+	next http.RoundTripper
+}
+
+func (t *tokenSender) RoundTrip(r *http.Request) (*http.Response, error) {
+	if t.file != "" {
+		token, err := dial.ReadToken(t.file)
+		if err != nil {
+			return nil, err
+		}
+		r = r.Clone(r.Context())
+		r.Header.Set("Authorization", "Bearer "+token)
+	}
+	return t.next.RoundTrip(r)
+}

@@ -1,0 +1,189 @@
+package main
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"time"
+
+	"github.com/spf13/cobra"
+	"go.yaml.in/yaml/v3"
+
+	"github.com/pilotfish-mesh/pilotfish/mesh"
+)
+
+// whichMesh contains the flags that select a running mesh.
+type whichMesh struct {
+	name       string
+	file       string
+	runtimeDir string
+}
+
+func (w *whichMesh) flags(c *cobra.Command) {
+	c.Flags().StringVar(&w.name, "name", "", "name of the mesh, if several are running")
+	c.Flags().StringVarP(&w.file, "file", "f", "", "the mesh of this topology file")
+	runtimeDirFlag(c, &w.runtimeDir)
+	c.MarkFlagsMutuallyExclusive("name", "file")
+}
+
+func (w *whichMesh) connect() (*mesh.Client, error) {
+	if w.file != "" {
+		t, err := mesh.Load(w.file)
+		if err != nil {
+			return nil, err
+		}
+		w.name = t.Name
+	}
+	dir := w.runtimeDir
+	if dir == "" {
+		dir = mesh.DefaultRuntimeDir(os.Getenv("XDG_RUNTIME_DIR"), os.Getuid())
+	}
+	return mesh.Connect(dir, w.name)
+}
+
+func newDownCommand() *cobra.Command {
+	var which whichMesh
+	var timeout time.Duration
+	c := &cobra.Command{
+		Use:   "down",
+		Short: "Stop a mesh, and wait until it has ended",
+		Args:  cobra.NoArgs,
+		RunE: func(c *cobra.Command, _ []string) error {
+			client, err := which.connect()
+			if err != nil {
+				return err
+			}
+			defer client.Close()
+			ctx, cancel := context.WithTimeout(c.Context(), timeout)
+			defer cancel()
+			start := time.Now()
+			if err := client.Stop(ctx); err != nil {
+				return err
+			}
+			fmt.Fprintf(c.OutOrStdout(), "mesh %s is down after %s\n", client.Name, time.Since(start).Round(10*time.Millisecond))
+			return nil
+		},
+	}
+	which.flags(c)
+	c.Flags().DurationVar(&timeout, "timeout", 30*time.Second, "maximum wait for the end")
+	return c
+}
+
+func newRestartCommand() *cobra.Command {
+	var which whichMesh
+	c := &cobra.Command{
+		Use:   "restart WORKLOAD",
+		Short: "Restart the application of a workload, or of one of its instances",
+		Args:  cobra.ExactArgs(1),
+		RunE: func(c *cobra.Command, args []string) error {
+			client, err := which.connect()
+			if err != nil {
+				return err
+			}
+			defer client.Close()
+			return client.Restart(c.Context(), args[0])
+		},
+	}
+	which.flags(c)
+	return c
+}
+
+func newExecCommand() *cobra.Command {
+	var which whichMesh
+	c := &cobra.Command{
+		Use:   "exec WORKLOAD [--] COMMAND [ARGUMENT]...",
+		Short: "Run a command in the environment of a workload's application",
+		Long: `Run a command in the environment of a workload's application: with its variables and, where traffic is captured, with
+its network and host names, so that the command calls services as the workload does. For a workload with replicas, name
+one instance. The exit status is the command's; 125 when the workload does not exist or cannot be joined now, 126 when the
+command cannot be run, and 127 when it does not exist.`,
+		Example: `  pilotfish exec page-v1 -- curl http://reviews:9080/reviews/1
+  pilotfish exec page-v1 sh`,
+		Args: cobra.MinimumNArgs(2),
+		RunE: func(c *cobra.Command, args []string) error {
+			name, command := args[0], args[1:]
+			if command[0] == "--" {
+				command = command[1:]
+			}
+			if len(command) == 0 {
+				return usageError{errors.New("name the command to run after the workload: `pilotfish exec WORKLOAD -- COMMAND`")}
+			}
+			client, err := which.connect()
+			if err != nil {
+				return err
+			}
+			return client.Exec(c.Context(), name, command, os.Environ())
+		},
+	}
+	which.flags(c)
+	c.Flags().SetInterspersed(false)
+	return c
+}
+
+func newStatusCommand() *cobra.Command {
+	var which whichMesh
+	var format string
+	c := &cobra.Command{
+		Use:   "status",
+		Short: "Show the status of a running mesh",
+		Long: `Show, for each workload of a running mesh: its processes, whether it is ready and what is missing, its certificate,
+whether its configuration is in sync, or why it was rejected, and the requests per second that it serves; and the refused
+documents of the configuration.
+
+It exits with status 0 when all is ready, 1 when something is not, and 2 when no mesh is running or the flags are wrong.`,
+		Args: cobra.NoArgs,
+		RunE: func(c *cobra.Command, _ []string) error {
+			if format != "" && format != "json" && format != "yaml" {
+				return usageError{fmt.Errorf("output %q is not known: use json or yaml, or leave it out for a table", format)}
+			}
+			client, err := which.connect()
+			if err != nil {
+				return err
+			}
+			defer client.Close()
+			s, err := client.Status(c.Context())
+			if err != nil {
+				return err
+			}
+			if err := printStatus(c.OutOrStdout(), s, format); err != nil {
+				return err
+			}
+			if !s.Ready {
+				return errQuiet
+			}
+			return nil
+		},
+	}
+	which.flags(c)
+	c.Flags().StringVarP(&format, "output", "o", "", "json or yaml, instead of a table")
+	return c
+}
+
+func printStatus(out io.Writer, s mesh.Status, format string) error {
+	if format == "" {
+		return s.WriteTable(out, time.Now())
+	}
+	return printAs(out, s, format)
+}
+
+// printAs writes a value as JSON, or as YAML with the same fields.
+func printAs(out io.Writer, v any, format string) error {
+	data, err := json.MarshalIndent(v, "", "  ")
+	if err != nil {
+		return err
+	}
+	if format == "yaml" {
+		var plain any
+		if err := json.Unmarshal(data, &plain); err != nil {
+			return err
+		}
+		encoder := yaml.NewEncoder(out)
+		encoder.SetIndent(2)
+		return encoder.Encode(plain)
+	}
+	_, err = fmt.Fprintln(out, string(data))
+	return err
+}

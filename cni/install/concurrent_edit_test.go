@@ -1,0 +1,84 @@
+package install
+
+import (
+	"errors"
+	"os"
+	"strings"
+	"testing"
+)
+
+// Another program may write its configuration twice in a row, the second time while the first is being dealt with. What
+// counts is the last that it wrote. Between the last look and the change itself, which are steps "rename" and "remove",
+// nothing can be done for it.
+func TestWhatAnotherProgramWritesMeanwhileIsNotLost(t *testing.T) {
+	t.Parallel()
+	for _, w := range ways {
+		t.Run(w.name, func(t *testing.T) {
+			t.Parallel()
+			newer := strings.Replace(w.content, "cni0", "cni7", 1)
+			for _, end := range []bool{false, true} {
+				for at := 1; ; at++ {
+					n := newNode(t, w.file, w.content)
+					if end {
+						n.install(func(c *Config) { c.Mode = w.mode })
+					}
+					count, wrote := 0, false
+					in := n.installer(func(c *Config) {
+						c.Mode = w.mode
+						c.before = func(step, _ string) error {
+							if count++; count == at && step != "rename" && step != "remove" {
+								wrote = true
+								n.write("net.d/"+w.file, newer)
+							}
+							return nil
+						}
+					})
+					if end {
+						if err := in.Uninstall(); err != nil {
+							t.Errorf("step %d of the end: %v", at, err)
+						}
+					} else {
+						for tries := 0; ; tries++ {
+							_, err := in.Install()
+							if err == nil && tries > 0 {
+								break
+							}
+							if err != nil && (tries > 1 || !errors.Is(err, errChanged)) {
+								t.Fatalf("step %d: %v", at, err)
+							}
+						}
+						n.wantChain(w.after...)
+					}
+					if text := n.texts("net.d"); wrote && !strings.Contains(text, "cni7") {
+						t.Errorf("step %d (end: %v): what was written meanwhile is lost:\n%s", at, end, text)
+					} else if end && strings.Contains(text, PluginType) {
+						t.Errorf("step %d of the end: the plugin stays:\n%s", at, text)
+					}
+					if count < at {
+						break
+					}
+				}
+			}
+		})
+	}
+}
+
+// texts returns the contents of all files of a directory that a runtime reads.
+func (n *node) texts(dir string) string {
+	var all strings.Builder
+	entries, err := os.ReadDir(n.path(dir))
+	if err != nil {
+		n.t.Fatal(err)
+	}
+	for _, e := range entries {
+		if strings.HasPrefix(e.Name(), ".") || e.IsDir() {
+			continue
+		}
+		text, err := os.ReadFile(n.path(dir + "/" + e.Name()))
+		if err != nil {
+			n.t.Fatal(err)
+		}
+		all.Write(text)
+	}
+	return all.String()
+}

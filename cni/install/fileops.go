@@ -1,0 +1,345 @@
+package install
+
+import (
+	"bytes"
+	"crypto/sha256"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"strings"
+	"syscall"
+
+	"github.com/pilotfish-mesh/pilotfish/internal/regularfile"
+)
+
+// staging marks temporary files. Their names begin with a dot and have no extension that a container runtime reads.
+const staging = ".pilotfish-staging-"
+
+// maxConf limits the size of configuration files, in bytes.
+const maxConf = 4 << 20
+
+// disk changes files atomically and durably: temporary file, fsync, rename, fsync of the directory.
+type disk struct {
+	// before is called before each primitive step and can make it fail; nil outside tests.
+	before func(step, path string) error
+}
+
+func (d *disk) step(name, path string) error {
+	if d.before == nil {
+		return nil
+	}
+	return d.before(name, path)
+}
+
+// write replaces a file with content.
+func (d *disk) write(path string, content []byte, mode fs.FileMode) error {
+	return d.copy(path, bytes.NewReader(content), mode)
+}
+
+// copy replaces a file with the content of a reader.
+func (d *disk) copy(path string, from io.Reader, mode fs.FileMode) error {
+	return d.replace(path, from, mode, nil)
+}
+
+// replace replaces a file with the content of from. ready is called immediately before the rename and can prevent it;
+// it may be nil.
+func (d *disk) replace(path string, from io.Reader, mode fs.FileMode, ready func() error) (err error) {
+	if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
+		return err
+	}
+	if err := d.step("create", path); err != nil {
+		return err
+	}
+	temp, err := os.CreateTemp(filepath.Dir(path), staging+"*")
+	if err != nil {
+		return err
+	}
+	defer func() {
+		if err != nil && d.step("discard", temp.Name()) == nil {
+			_ = os.Remove(temp.Name())
+		}
+	}()
+	if err := d.fill(temp, from, mode); err != nil {
+		return fmt.Errorf("writing %s: %w", path, errors.Join(err, temp.Close()))
+	}
+	defer func() { err = errors.Join(err, temp.Close()) }() // an open file's inode is not reused
+	written, err := temp.Stat()
+	if err != nil {
+		return fmt.Errorf("writing %s: %w", path, err)
+	}
+	if ready != nil {
+		if err := ready(); err != nil {
+			return err
+		}
+	}
+	if err := d.rename(temp.Name(), path); err != nil {
+		return err
+	}
+	// A program with write access to the directory can replace the temporary file before it is renamed.
+	if info, err := os.Lstat(path); err == nil && !os.SameFile(info, written) {
+		return fmt.Errorf("%w: %s is not the file that was written", errChanged, path)
+	}
+	return nil
+}
+
+func (d *disk) fill(f *os.File, from io.Reader, mode fs.FileMode) error {
+	if err := d.step("write", f.Name()); err != nil {
+		return err
+	}
+	if _, err := io.Copy(f, from); err != nil {
+		return err
+	}
+	if err := f.Chmod(mode); err != nil {
+		return err
+	}
+	if err := d.step("fsync", f.Name()); err != nil {
+		return err
+	}
+	return f.Sync()
+}
+
+func (d *disk) rename(from, to string) error {
+	if err := d.step("rename", to); err != nil {
+		return err
+	}
+	if err := os.Rename(from, to); err != nil {
+		return err
+	}
+	return d.syncDir(filepath.Dir(to))
+}
+
+// resolveSymlink returns the target of a symbolic link. The installer writes the target, because the program that made
+// the link reads the target.
+func resolveSymlink(path string) string {
+	if info, err := os.Lstat(path); err != nil || info.Mode()&fs.ModeSymlink == 0 {
+		return path
+	}
+	if to, err := filepath.EvalSymlinks(path); err == nil {
+		return to
+	}
+	return path
+}
+
+// remove removes a file; a missing file is no error.
+func (d *disk) remove(path string) error {
+	if err := d.step("remove", path); err != nil {
+		return err
+	}
+	if err := os.Remove(path); err != nil {
+		if errors.Is(err, fs.ErrNotExist) {
+			return nil
+		}
+		return err
+	}
+	return d.syncDir(filepath.Dir(path))
+}
+
+func (d *disk) syncDir(dir string) error {
+	if err := d.step("fsync folder", dir); err != nil {
+		return err
+	}
+	f, err := os.Open(dir)
+	if err != nil {
+		return err
+	}
+	defer func() { _ = f.Close() }()
+	return f.Sync()
+}
+
+// sweep removes temporary files of a killed process.
+func (d *disk) sweep(dir string) error {
+	entries, err := os.ReadDir(dir)
+	if errors.Is(err, fs.ErrNotExist) || errors.Is(err, syscall.ENOTDIR) {
+		return nil
+	}
+	if err != nil {
+		return err
+	}
+	for _, e := range entries {
+		if strings.HasPrefix(e.Name(), staging) {
+			if err := d.remove(filepath.Join(dir, e.Name())); err != nil {
+				return err
+			}
+		}
+	}
+	return nil
+}
+
+// errChanged reports that another program has changed a file since it was read.
+var errChanged = errors.New("another program is changing it")
+
+// checkUnchanged returns an error if the content of a file differs from was. Writing to a disk is slow, and a newer
+// version that another program writes meanwhile would be lost.
+func checkUnchanged(path string, was []byte) error {
+	now, err := read(path, maxConf)
+	if err == nil && (now.exists != (was != nil) || string(now.content) != string(was)) {
+		err = fmt.Errorf("%s: %w", path, errChanged)
+	}
+	return err
+}
+
+// file is the state of a file at one moment.
+type file struct {
+	exists  bool
+	content []byte
+	mode    fs.FileMode
+}
+
+// read reads a file of at most most bytes; a missing file is no error.
+func read(path string, most int64) (file, error) {
+	f, info, err := regularfile.Open(path)
+	if errors.Is(err, fs.ErrNotExist) || errors.Is(err, syscall.ENOTDIR) {
+		return file{}, nil
+	}
+	if err != nil {
+		return file{}, err
+	}
+	defer func() { _ = f.Close() }()
+	content, err := io.ReadAll(io.LimitReader(f, most+1))
+	if err == nil && int64(len(content)) > most {
+		err = fmt.Errorf("%s is larger than %d bytes", path, most)
+	}
+	return file{exists: true, content: content, mode: info.Mode().Perm()}, err
+}
+
+// changes is a list of file changes that can be reverted.
+type changes struct {
+	disk *disk
+	done []change
+}
+
+type change struct {
+	path   string
+	was    file
+	backup string // copy of a large file, used instead of its content
+}
+
+// write replaces a file if its content or mode differs, and records the previous state.
+func (c *changes) write(path string, content []byte, mode fs.FileMode) (changed bool, err error) {
+	return c.writeOver(path, content, mode, nil)
+}
+
+// writeOver is like write, for content derived from files that other programs write too. ready returns an error if one
+// of them has changed.
+func (c *changes) writeOver(path string, content []byte, mode fs.FileMode, ready func() error) (changed bool, err error) {
+	was, err := read(path, maxConf)
+	if err != nil {
+		return false, err
+	}
+	if was.exists && was.mode == mode && string(was.content) == string(content) {
+		return false, nil
+	}
+	c.done = append(c.done, change{path: path, was: was})
+	err = c.disk.replace(path, bytes.NewReader(content), mode, ready)
+	if errors.Is(err, errChanged) {
+		c.done = c.done[:len(c.done)-1] // nothing was changed, and the recorded state is outdated
+	}
+	return true, err
+}
+
+// copy replaces a large file if it differs from from, and stores the previous version next to it.
+func (c *changes) copy(path, from string, mode fs.FileMode) error {
+	if same, err := sameFiles(path, from, mode); err != nil || same {
+		return err
+	}
+	f, err := os.Open(from)
+	if err != nil {
+		return err
+	}
+	defer func() { _ = f.Close() }()
+	u := change{path: path}
+	if _, err := os.Lstat(path); err == nil {
+		u.was.exists, u.backup = true, filepath.Join(filepath.Dir(path), staging+"backup-"+filepath.Base(path))
+		if err := c.disk.step("keep", path); err != nil {
+			return err
+		}
+		if err := os.Link(path, u.backup); err != nil {
+			return fmt.Errorf("keeping what was there: %w", err)
+		}
+	}
+	c.done = append(c.done, u)
+	return c.disk.copy(path, f, mode)
+}
+
+// sameFiles compares two files without reading either into memory. It fails if from does not exist.
+func sameFiles(path, from string, mode fs.FileMode) (bool, error) {
+	b, wanted, err := regularfile.Open(from)
+	if err != nil {
+		return false, err
+	}
+	defer func() { _ = b.Close() }()
+	info, err := os.Stat(path)
+	if errors.Is(err, fs.ErrNotExist) {
+		return false, nil
+	}
+	if err != nil || info.Size() != wanted.Size() || info.Mode() != mode {
+		return false, err
+	}
+	a, _, err := regularfile.Open(path)
+	if err != nil {
+		return false, err
+	}
+	defer func() { _ = a.Close() }()
+	sumA, errA := hash(a)
+	sumB, errB := hash(b)
+	return sumA == sumB, errors.Join(errA, errB)
+}
+
+func hash(f io.Reader) (string, error) {
+	h := sha256.New()
+	_, err := io.Copy(h, f)
+	return string(h.Sum(nil)), err
+}
+
+// remove removes a file and records its state.
+func (c *changes) remove(path string) (changed bool, err error) {
+	was, err := read(path, maxConf)
+	if err != nil || !was.exists {
+		return false, err
+	}
+	c.done = append(c.done, change{path: path, was: was})
+	return true, c.disk.remove(path)
+}
+
+// undo reverts the changes in reverse order.
+func (c *changes) undo() error {
+	var errs []error
+	for i := len(c.done) - 1; i >= 0; i-- {
+		if err := c.undoOne(c.done[i]); err != nil {
+			errs = append(errs, fmt.Errorf("bringing back %s: %w", c.done[i].path, err))
+		}
+	}
+	c.done = nil
+	return errors.Join(errs...)
+}
+
+func (c *changes) undoOne(u change) error {
+	switch {
+	case !u.was.exists:
+		return c.disk.remove(u.path)
+	case u.backup != "":
+		return c.restoreBackup(u)
+	}
+	return c.disk.write(u.path, u.was.content, u.was.mode)
+}
+
+// restoreBackup renames a backup to its original path. If the file was not replaced yet, both names are links to one
+// inode, and rename has no effect.
+func (c *changes) restoreBackup(u change) error {
+	if err := c.disk.rename(u.backup, u.path); err != nil {
+		return err
+	}
+	return c.disk.remove(u.backup)
+}
+
+// commit removes the backups; undo is then no longer possible.
+func (c *changes) commit() {
+	for _, u := range c.done {
+		if u.backup != "" {
+			_ = c.disk.remove(u.backup) // on failure the next sweep removes it
+		}
+	}
+}

@@ -1,0 +1,223 @@
+package install
+
+import (
+	"context"
+	"errors"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"time"
+
+	"github.com/fsnotify/fsnotify"
+
+	"github.com/pilotfish-mesh/pilotfish/internal/filewatch"
+)
+
+// Run installs the plugin and reinstalls it when a file changes, until the context is canceled. It also checks
+// periodically, since a file system may be mounted over a watched directory. It does not uninstall.
+func (in *Installer) Run(ctx context.Context) error {
+	watch := in.newWatch()
+	defer watch.close()
+	installed := false // previously, by this process
+	for {
+		watch.renew()
+		wait := in.round(installed)
+		installed = installed || in.Health().OK
+		if wait > 0 {
+			if err := in.waitOut(ctx, wait); err != nil {
+				return err
+			}
+			continue
+		}
+		if err := watch.next(ctx); err != nil {
+			return err
+		}
+	}
+}
+
+// round installs once and returns the minimum delay before the next round, regardless of file changes.
+func (in *Installer) round(installed bool) time.Duration {
+	in.absent, in.undone = false, ""
+	changed, err := in.Install()
+	switch {
+	case errors.Is(err, errChanged):
+		in.config.Logger.Info("the CNI configuration is looked at again", "error", err)
+		return in.config.Settle
+	case err != nil:
+		pause := in.recordFailure(changed && !restStays(err))
+		in.config.Logger.Warn("the CNI plugin is not installed; new pods that should be captured may start without it or wait", "error", err)
+		return pause // 0: the next round follows the next change or recheck
+	}
+	in.failures = 0
+	switch {
+	case !changed:
+		return 0
+	case !installed || in.undone == "":
+		in.config.Logger.Info("the CNI plugin is installed", "folder", in.config.ConfDir)
+		return 0
+	}
+	path := in.undone
+	if in.config.OnConflict != nil {
+		in.config.OnConflict(filepath.Base(path))
+	}
+	now := time.Now()
+	fight, wait := in.fights.round(now, in.absent)
+	if !fight {
+		in.config.Logger.Info("another program had changed what is installed: it is put right", "file", path, "plugin-taken-out", in.absent)
+		return 0
+	}
+	if !in.fights.shouldLog(now) {
+		return wait
+	}
+	text := "another program takes the CNI plugin out of the configuration again and again; each time pods may start unprotected"
+	if !in.absent {
+		text = "another program changes what is installed again and again"
+	}
+	in.config.Logger.Warn(text, "file", path, "rounds", len(in.fights.rounds), "within", quickTime, "next", wait, "likely", in.describeOpponent(path))
+	return wait
+}
+
+// recordFailure records a failure and returns the delay before the next round. Rolled-back changes also cause
+// notifications. Without a delay the next round would start immediately and copy the plugin again.
+func (in *Installer) recordFailure(takenBack bool) time.Duration {
+	if !takenBack {
+		in.failures = 0
+		return 0
+	}
+	in.failures++
+	return min(time.Second<<min(in.failures-1, 10), maxTruce)
+}
+
+func (in *Installer) describeOpponent(path string) string {
+	if filepath.Dir(path) != filepath.Clean(in.config.ConfDir) {
+		return "another node agent that installs into the same folder, as Istio's does by default: remove it, or give this one another (cni-agent-run-dir)"
+	}
+	n, _ := primary(in.config.ConfDir, in.config.ConfName)
+	return describeOpponent(n)
+}
+
+// waitOut waits during a conflict or after a failure. If pods are still captured, the wait ends when the plugin is
+// removed from the configuration. After a failure it also ends when the credentials are renewed.
+func (in *Installer) waitOut(ctx context.Context, wait time.Duration) error {
+	over := time.NewTimer(wait)
+	defer over.Stop()
+	look := time.NewTicker(in.config.Settle)
+	defer look.Stop()
+	var renewed <-chan struct{}
+	if in.failures > 0 {
+		renewed = in.config.Renewed
+	}
+	for absent := in.absent || in.failures > 0; ; {
+		select {
+		case <-ctx.Done():
+			return ctx.Err()
+		case <-over.C:
+			return nil
+		case <-renewed:
+			return nil
+		case <-look.C:
+			if !absent && in.isPluginMissing() {
+				return nil
+			}
+		}
+	}
+}
+
+// isPluginMissing reports whether the configuration that runtimes use does not contain the plugin.
+func (in *Installer) isPluginMissing() bool {
+	if in.config.Mode == Standalone {
+		return false
+	}
+	n, err := primary(in.config.ConfDir, in.config.ConfName)
+	if err != nil || n.pluginEntry() != nil {
+		return false
+	}
+	if in.config.Mode == Chained {
+		return true
+	}
+	_, err = os.Stat(filepath.Join(in.config.ConfDir, n.name(), dropInName))
+	return errors.Is(err, fs.ErrNotExist)
+}
+
+// watch waits for changes of the installed files and their directories.
+type watch struct {
+	in     *Installer
+	notify *filewatch.Watcher // nil if the kernel provides no watch; only the periodic checks remain
+}
+
+func (in *Installer) newWatch() *watch {
+	w := &watch{in: in}
+	var err error
+	if w.notify, err = filewatch.New(); err != nil {
+		in.config.Logger.Warn("changes of the CNI configuration cannot be watched, only looked for", "every", in.config.Recheck,
+			"error", err, "remedy", "raise fs.inotify.max_user_instances")
+		w.notify = nil
+	}
+	return w
+}
+
+// renew adds watches for the directories that exist now; a directory may have been replaced.
+func (w *watch) renew() {
+	if w.notify == nil {
+		return
+	}
+	c := &w.in.config
+	dirs := append([]string{c.ConfDir}, c.BinDirs...)
+	if c.Kubeconfig != "" {
+		_ = os.MkdirAll(filepath.Dir(c.Kubeconfig), 0o755) // so that the directory can be watched
+		dirs = append(dirs, filepath.Dir(c.Kubeconfig), filepath.Dir(c.TokenFile))
+	}
+	if c.Binary != "" {
+		dirs = append(dirs, filepath.Dir(c.Binary))
+	}
+	if n, err := primary(c.ConfDir, c.ConfName); err == nil && c.Mode == DropIn {
+		dirs = append(dirs, filepath.Join(c.ConfDir, n.name()))
+	}
+	for _, dir := range dirs {
+		_ = w.notify.Add(dir) // on failure the periodic checks remain
+	}
+}
+
+// next waits for a change followed by the debounce, or for the next periodic check.
+func (w *watch) next(ctx context.Context) error {
+	recheck := time.NewTimer(w.in.config.Recheck)
+	defer recheck.Stop()
+	var events chan fsnotify.Event
+	var errs <-chan error
+	if w.notify != nil {
+		events, errs = w.notify.Events, w.notify.Failures
+	}
+	var settled <-chan time.Time
+	for {
+		select {
+		case <-ctx.Done():
+			return ctx.Err()
+		case <-recheck.C:
+			return nil
+		case <-w.in.config.Renewed:
+			return nil
+		case <-settled:
+			return nil
+		case e := <-events:
+			if !ownStaging(e.Name) && settled == nil {
+				settled = time.After(w.in.config.Settle)
+			}
+		case err := <-errs:
+			if !errors.Is(err, fsnotify.ErrEventOverflow) {
+				w.in.config.Logger.Warn("watching the CNI configuration", "error", err)
+			}
+			return nil
+		}
+	}
+}
+
+func ownStaging(path string) bool {
+	name := filepath.Base(path)
+	return len(name) > len(staging) && name[:len(staging)] == staging || name == undoLogName
+}
+
+func (w *watch) close() {
+	if w.notify != nil {
+		_ = w.notify.Close()
+	}
+}

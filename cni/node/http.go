@@ -1,0 +1,73 @@
+package node
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"net"
+	"net/http"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus/promhttp"
+
+	"github.com/pilotfish-mesh/pilotfish/internal/health"
+)
+
+// Web is an HTTP server for the kubelet or Prometheus.
+type Web struct {
+	listener net.Listener
+	http     *http.Server
+}
+
+// NewProbes returns a server for /healthz, and for /readyz with the result of a check.
+func NewProbes(address string, ready health.Check, logger *slog.Logger) (*Web, error) {
+	mux := http.NewServeMux()
+	mux.HandleFunc("GET /healthz", func(w http.ResponseWriter, _ *http.Request) { fmt.Fprintln(w, "ok") })
+	mux.HandleFunc("GET /readyz", func(w http.ResponseWriter, _ *http.Request) {
+		c := ready()
+		if !c.OK {
+			w.WriteHeader(http.StatusServiceUnavailable)
+			fmt.Fprintln(w, c.Reason)
+			return
+		}
+		fmt.Fprintln(w, "ready", c.Reason)
+	})
+	return newWeb(address, mux, logger)
+}
+
+// NewMetricsPage returns a server for /metrics.
+func NewMetricsPage(address string, m *Metrics, logger *slog.Logger) (*Web, error) {
+	mux := http.NewServeMux()
+	mux.Handle("GET /metrics", promhttp.HandlerFor(m.Gatherer(), promhttp.HandlerOpts{MaxRequestsInFlight: 4, Timeout: 10 * time.Second}))
+	return newWeb(address, mux, logger)
+}
+
+func newWeb(address string, handler http.Handler, logger *slog.Logger) (*Web, error) {
+	listener, err := net.Listen("tcp", address)
+	if err != nil {
+		return nil, fmt.Errorf("listening for probes and scrapes: %w (is another node agent on this node?)", err)
+	}
+	return &Web{listener: listener, http: &http.Server{
+		Handler:           handler,
+		ReadHeaderTimeout: 5 * time.Second,
+		ReadTimeout:       10 * time.Second,
+		WriteTimeout:      30 * time.Second,
+		IdleTimeout:       time.Minute,
+		MaxHeaderBytes:    16 << 10,
+		ErrorLog:          slog.NewLogLogger(logger.Handler(), slog.LevelDebug),
+	}}, nil
+}
+
+// Addr returns the listener's address.
+func (s *Web) Addr() net.Addr { return s.listener.Addr() }
+
+// Run serves until the context ends.
+func (s *Web) Run(ctx context.Context) error {
+	stop := context.AfterFunc(ctx, func() { _ = s.http.Close() })
+	defer stop()
+	if err := s.http.Serve(s.listener); !errors.Is(err, http.ErrServerClosed) {
+		return err
+	}
+	return ctx.Err()
+}

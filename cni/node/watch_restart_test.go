@@ -1,0 +1,52 @@
+package node
+
+import (
+	"context"
+	"errors"
+	"strconv"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/pilotfish-mesh/pilotfish/cni/agentapi"
+	"github.com/pilotfish-mesh/pilotfish/cni/kube"
+	"github.com/pilotfish-mesh/pilotfish/internal/testenv"
+)
+
+// stuckAPI lists at ever later versions, and fails each watch from the first.
+type stuckAPI struct{ lists, watches atomic.Int32 }
+
+func (a *stuckAPI) Pod(context.Context, string, string) (*agentapi.Pod, error) {
+	return nil, errors.New("not asked")
+}
+
+func (a *stuckAPI) Pods(context.Context, string) ([]agentapi.Pod, string, error) {
+	return nil, strconv.Itoa(int(a.lists.Add(1))), nil
+}
+
+func (a *stuckAPI) Watch(ctx context.Context, _, version string, _ time.Duration, _ func(kube.Event)) (string, error) {
+	a.watches.Add(1)
+	if version == "1" {
+		return version, errors.New("an event that cannot be read")
+	}
+	<-ctx.Done()
+	return version, ctx.Err()
+}
+
+func TestWatchThatFailsAgainAndAgainAtOneEventIsBegunAnew(t *testing.T) {
+	api := &stuckAPI{}
+	c := NewCache(CacheConfig{API: api, Node: "n1", MinWait: time.Millisecond, MaxWait: time.Millisecond, Logger: quiet})
+	ctx, cancel := context.WithCancel(t.Context())
+	done := make(chan struct{})
+	go func() { defer close(done); _ = c.Run(ctx) }()
+	defer func() { cancel(); <-done }()
+	testenv.Eventually(t, "a second list", func() error {
+		if api.lists.Load() < 2 {
+			return errors.New("the same event is asked for without end")
+		}
+		return nil
+	})
+	if failed := api.watches.Load(); failed < maxStuck {
+		t.Errorf("everything is listed again after %d failures", failed)
+	}
+}

@@ -1,0 +1,85 @@
+package repair
+
+import (
+	"bytes"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io/fs"
+	"maps"
+	"os"
+	"slices"
+
+	"github.com/pilotfish-mesh/pilotfish/internal/regularfile"
+)
+
+// maxMemory limits the size of the file, in bytes. It allows thousands of sandboxes.
+const maxMemory = 1 << 20
+
+// history is the set of repaired sandboxes. It is persistent if it has a file.
+type history struct {
+	path  string
+	acted map[string]bool
+}
+
+// openHistory reads the file. It discards unreadable content and returns an error.
+func openHistory(path string) (*history, error) {
+	m := &history{path: path, acted: map[string]bool{}}
+	if path == "" {
+		return m, nil
+	}
+	text, err := regularfile.Read(path, maxMemory)
+	if errors.Is(err, fs.ErrNotExist) {
+		return m, nil
+	}
+	if err != nil {
+		return m, err
+	}
+	var keys []string
+	if err := json.Unmarshal(text, &keys); err != nil {
+		return m, fmt.Errorf("%s: %w", path, err)
+	}
+	for _, key := range keys {
+		m.acted[key] = true
+	}
+	return m, nil
+}
+
+func (m *history) has(key string) bool { return m.acted[key] }
+
+func (m *history) add(key string) error {
+	m.acted[key] = true
+	return m.save()
+}
+
+func (m *history) drop(key string) {
+	delete(m.acted, key)
+	_ = m.save() // on failure the file lists a repair that did not happen
+}
+
+// retain removes the sandboxes of pods that no longer exist.
+func (m *history) retain(live map[string]bool) {
+	before := len(m.acted)
+	maps.DeleteFunc(m.acted, func(key string, _ bool) bool { return !live[uidOf(key)] })
+	if len(m.acted) != before {
+		_ = m.save()
+	}
+}
+
+func (m *history) save() error {
+	if m.path == "" {
+		return nil
+	}
+	text, err := json.Marshal(slices.Sorted(maps.Keys(m.acted)))
+	if err != nil {
+		return err
+	}
+	if now, err := os.ReadFile(m.path); err == nil && bytes.Equal(now, text) {
+		return nil
+	}
+	temp := m.path + ".new"
+	if err := os.WriteFile(temp, text, 0o600); err != nil {
+		return err
+	}
+	return os.Rename(temp, m.path)
+}

@@ -1,0 +1,37 @@
+package repair
+
+import (
+	"errors"
+	"slices"
+	"strings"
+	"testing"
+)
+
+func TestPodsThatCannotBeLookedAtAreNotTakenForIntact(t *testing.T) {
+	n := newNode(t, Watch)
+	n.start("web", "u1")
+	n.config.Scan = func() (Processes, error) { return nil, errors.New("no /proc") }
+	n.repairer().Sweep(t.Context())
+	if !slices.Equal(n.checked, []State{Unknown}) || n.captured != 1 {
+		t.Errorf("checked %v, %d captured", n.checked, n.captured)
+	}
+}
+
+func TestRunningPodWhoseSandboxIsNeverFoundIsTold(t *testing.T) {
+	n := newNode(t, Watch)
+	n.start("web", "u1")
+	p, _ := n.api.Pod("shop", "web")
+	p.Status.Phase = "Running"
+	n.api.Put(p)
+	delete(n.namespaces, "u1")
+	r := n.repairer()
+	for round := 1; round <= maxUnseen; round++ {
+		if len(n.checked) != 0 {
+			t.Fatalf("told after %d looks: a pod may have just ended", round-1)
+		}
+		r.Sweep(t.Context())
+	}
+	if !slices.Equal(n.checked, []State{Unknown}) || !strings.Contains(n.log.String(), "cannot be checked") {
+		t.Errorf("checked %v\n%s", n.checked, n.log)
+	}
+}

@@ -1,0 +1,135 @@
+package controlplane
+
+import (
+	"context"
+	"log/slog"
+	"slices"
+	"sync"
+	"time"
+
+	"github.com/pilotfish-mesh/pilotfish/controlplane/config"
+	"github.com/pilotfish-mesh/pilotfish/controlplane/snapshot"
+)
+
+const (
+	// analysisPause is how long changes must pause before the documents are analysed for the log. The analysis reads
+	// all documents and must not delay pushes.
+	analysisPause = 200 * time.Millisecond
+	// minFindingAge is how long a workload-dependent finding must persist before it is reported, because workloads
+	// start and stop.
+	minFindingAge = 10 * time.Second
+)
+
+// workloadFindings are the findings that depend on the current workloads.
+var workloadFindings = []config.Code{
+	config.SubsetWithoutEndpoints, config.SelectsNothing, config.MutualToPlaintext, config.StrictWithoutSidecar, config.UnknownIdentity,
+}
+
+// analysisLoop analyses the documents in relation to each other, in the background, and logs and counts the findings.
+type analysisLoop struct {
+	store  config.Store
+	latest func() *snapshot.Snapshot
+	// documentProblems returns the findings of single documents.
+	documentProblems func() []config.Problem
+	log              *slog.Logger
+	wake             chan struct{} // has one element after a snapshot was built
+
+	mu           sync.Mutex
+	firstSeen    map[config.Problem]time.Time // first time of each workload-dependent finding
+	latestCounts map[findingKey]int           // of the last analysis
+
+	logged map[config.Problem]bool // logged findings that still exist; only run uses it
+}
+
+// schedule schedules an analysis of the new snapshot. It does not block.
+func (f *analysisLoop) schedule() {
+	select {
+	case f.wake <- struct{}{}:
+	default:
+	}
+}
+
+// run analyses each snapshot and logs new findings, until the context ends.
+func (f *analysisLoop) run(ctx context.Context) {
+	again := time.NewTimer(minFindingAge)
+	defer again.Stop()
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case <-f.wake:
+		case <-again.C:
+		}
+		select { // merge further changes
+		case <-ctx.Done():
+			return
+		case <-time.After(analysisPause):
+		}
+		problems := f.problems()
+		f.updateCounts(problems)
+		f.logNew(problems)
+		again.Reset(minFindingAge + time.Second) // check findings again that have not persisted long enough
+	}
+}
+
+// updateCounts counts the findings by code and severity.
+func (f *analysisLoop) updateCounts(problems []config.Problem) {
+	found := map[findingKey]int{}
+	for _, p := range slices.Concat(problems, f.documentProblems()) {
+		found[findingKey{p.Code, p.Severity}]++
+	}
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.latestCounts = found
+}
+
+// counts returns the numbers of findings in the last analysis.
+func (f *analysisLoop) counts() map[findingKey]int {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	return f.latestCounts
+}
+
+// logNew logs the new findings.
+func (f *analysisLoop) logNew(problems []config.Problem) {
+	current := make(map[config.Problem]bool, len(problems))
+	for _, p := range problems {
+		current[p] = true
+		if f.logged[p] {
+			continue
+		}
+		level := slog.LevelWarn
+		if p.Severity == config.Info {
+			level = slog.LevelDebug
+		}
+		f.log.Log(context.Background(), level, "configuration", config.ProblemAttr, p.String())
+	}
+	f.logged = current
+}
+
+// problems returns the findings of the newest snapshot, without workload-dependent ones that are too recent.
+func (f *analysisLoop) problems() []config.Problem {
+	latest := f.latest()
+	if latest == nil {
+		return nil
+	}
+	return f.withoutRecent(config.Unsuppressed(latest.Problems(), f.store), time.Now())
+}
+
+func (f *analysisLoop) withoutRecent(problems []config.Problem, now time.Time) []config.Problem {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	before := f.firstSeen
+	f.firstSeen = map[config.Problem]time.Time{}
+	return slices.DeleteFunc(problems, func(p config.Problem) bool {
+		if !slices.Contains(workloadFindings, p.Code) {
+			return false
+		}
+		first, ok := before[p]
+		if !ok {
+			first = now
+		}
+		f.firstSeen[p] = first
+		return now.Sub(first) < minFindingAge
+	})
+}

@@ -1,0 +1,98 @@
+package ca
+
+import (
+	"errors"
+	"fmt"
+	"time"
+
+	"github.com/go-jose/go-jose/v4"
+	"github.com/go-jose/go-jose/v4/jwt"
+)
+
+// TokenIssuer is an external issuer of tokens that prove the service account of a workload: JWTs with a subject of the
+// form system:serviceaccount:NAMESPACE:SERVICE-ACCOUNT, as Kubernetes and OpenID Connect providers issue them.
+type TokenIssuer struct {
+	// Issuer is the "iss" claim of the tokens.
+	Issuer string
+	// Audiences lists the accepted audiences, of which a token needs one; default: TokenAudience.
+	Audiences []string
+	// Keys returns the issuer's current public keys, as a JWK set.
+	Keys func() (string, error)
+}
+
+// issuerAlgorithms lists the accepted algorithms: public-key signatures with a secure hash.
+var issuerAlgorithms = []jose.SignatureAlgorithm{
+	jose.RS256, jose.RS384, jose.RS512, jose.ES256, jose.ES384, jose.ES512, jose.PS256, jose.PS384, jose.PS512, jose.EdDSA,
+}
+
+// findIssuer returns the external issuer that a token names, or nil.
+func (a *Authority) findIssuer(token string) *TokenIssuer {
+	if len(a.opts.Issuers) == 0 || len(token) > maxToken {
+		return nil
+	}
+	parsed, err := jwt.ParseSigned(token, issuerAlgorithms)
+	if err != nil {
+		return nil
+	}
+	var claims jwt.Claims
+	if parsed.UnsafeClaimsWithoutVerification(&claims) != nil {
+		return nil
+	}
+	for i := range a.opts.Issuers {
+		if issuer := &a.opts.Issuers[i]; issuer.Issuer == claims.Issuer && claims.Issuer != a.tokenIssuer() {
+			return issuer
+		}
+	}
+	return nil
+}
+
+// verifyExternal verifies a token of an external issuer and returns its identity.
+func (a *Authority) verifyExternal(issuer *TokenIssuer, token string) (Identity, error) {
+	text, err := issuer.Keys()
+	if err != nil {
+		return Identity{}, fmt.Errorf("tokens of %s cannot be verified: %w", issuer.Issuer, err)
+	}
+	var keys jose.JSONWebKeySet
+	if err := unmarshalKeys(text, &keys); err != nil {
+		return Identity{}, fmt.Errorf("tokens of %s cannot be verified: %w", issuer.Issuer, err)
+	}
+	parsed, err := jwt.ParseSigned(token, issuerAlgorithms)
+	if err != nil {
+		return Identity{}, fmt.Errorf("the token is no signed JWT: %w", err)
+	}
+	claims, err := verifiedClaims(parsed, keys)
+	if err != nil {
+		return Identity{}, fmt.Errorf("the token of issuer %s: %w", issuer.Issuer, err)
+	}
+	audiences := issuer.Audiences
+	if len(audiences) == 0 {
+		audiences = []string{TokenAudience}
+	}
+	now := a.now()
+	if claims.Expiry == nil {
+		return Identity{}, errors.New("the token has no expiry")
+	}
+	if end := claims.Expiry.Time(); !now.Before(end) {
+		return Identity{}, fmt.Errorf("the token expired at %s", end.UTC().Format(time.RFC3339))
+	}
+	expected := jwt.Expected{Issuer: issuer.Issuer, AnyAudience: audiences, Time: now}
+	if err := claims.ValidateWithLeeway(expected, tokenSkew); err != nil {
+		return Identity{}, fmt.Errorf("the token (issuer %.100q, audience %.100q) is refused: %w", claims.Issuer, claims.Audience, err)
+	}
+	return a.subjectOf(claims)
+}
+
+// verifiedClaims verifies a token with the key that its key ID names, or with each key if it has no key ID.
+func verifiedClaims(token *jwt.JSONWebToken, set jose.JSONWebKeySet) (jwt.Claims, error) {
+	keys := set.Keys
+	if id := token.Headers[0].KeyID; id != "" {
+		keys = set.Key(id)
+	}
+	for _, key := range keys {
+		var claims jwt.Claims
+		if key.IsPublic() && token.Claims(key.Key, &claims) == nil {
+			return claims, nil
+		}
+	}
+	return jwt.Claims{}, errors.New("none of that issuer's keys has signed it")
+}

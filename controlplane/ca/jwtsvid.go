@@ -1,0 +1,76 @@
+package ca
+
+import (
+	"crypto/rand"
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/go-jose/go-jose/v4"
+	"github.com/go-jose/go-jose/v4/jwt"
+)
+
+const (
+	// ExchangedTokenTTL is the lifetime of a token of IssueJWTSVID.
+	ExchangedTokenTTL = time.Hour
+
+	// maxAudiences and maxAudience limit the audiences that a client can request for a token.
+	maxAudiences = 16
+	maxAudience  = 2048
+)
+
+// IssueJWTSVID issues a token that identifies a workload to other services: a JWT-SVID with the SPIFFE ID as its
+// subject and the specified audiences, signed with ES256 by a key of TokenKeys. issuer is the URL where verifiers of
+// the token find the keys.
+//
+// This authority never accepts such a token: IssueJWTSVID refuses the audience of the authority's own tokens, and
+// VerifyToken accepts only the trust domain as issuer.
+func (a *Authority) IssueJWTSVID(id Identity, issuer string, audiences []string) (token string, expires time.Time, err error) {
+	if err := checkAudiences(audiences); err != nil {
+		return "", time.Time{}, err
+	}
+	now := a.now()
+	expires = now.Add(ExchangedTokenTTL)
+	token, err = jwt.Signed(a.tokens).Claims(jwt.Claims{
+		Issuer:    issuer,
+		Subject:   id.SPIFFEID(),
+		Audience:  audiences,
+		IssuedAt:  jwt.NewNumericDate(now),
+		NotBefore: jwt.NewNumericDate(now.Add(-backdate)),
+		Expiry:    jwt.NewNumericDate(expires),
+		ID:        rand.Text(),
+	}).Serialize()
+	if err != nil {
+		return "", time.Time{}, fmt.Errorf("issuing a token for %s: %w", id, err)
+	}
+	return token, expires, nil
+}
+
+func checkAudiences(audiences []string) error {
+	switch {
+	case len(audiences) == 0:
+		return errors.New("no audience is specified: set the audience of the token")
+	case len(audiences) > maxAudiences:
+		return fmt.Errorf("%d audiences are specified; at most %d are allowed", len(audiences), maxAudiences)
+	case slices.Contains(audiences, TokenAudience):
+		return fmt.Errorf("the audience %s is this authority's own: its tokens are not got by exchange", TokenAudience)
+	}
+	for _, audience := range audiences {
+		if len(audience) > maxAudience || strings.TrimSpace(audience) == "" {
+			return fmt.Errorf("an audience is empty or longer than %d bytes", maxAudience)
+		}
+	}
+	return nil
+}
+
+// TokenKeys returns the public keys that verify tokens of IssueJWTSVID: a JWK set (RFC 7517).
+func (a *Authority) TokenKeys() (jose.JSONWebKeySet, error) {
+	id, err := keyID(a.tokenKey)
+	if err != nil {
+		return jose.JSONWebKeySet{}, err
+	}
+	key := jose.JSONWebKey{Key: a.tokenKey, KeyID: id, Algorithm: string(jose.ES256), Use: "sig"}
+	return jose.JSONWebKeySet{Keys: []jose.JSONWebKey{key}}, nil
+}

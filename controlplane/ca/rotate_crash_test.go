@@ -1,0 +1,142 @@
+package ca
+
+import (
+	"crypto/x509"
+	"encoding/pem"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+)
+
+// copyState returns a copy of an authority's state directory.
+func copyState(t *testing.T, from string) string {
+	t.Helper()
+	to := filepath.Join(t.TempDir(), "state")
+	if err := os.CopyFS(to, os.DirFS(from)); err != nil {
+		t.Fatal(err)
+	}
+	err := filepath.WalkDir(to, func(path string, d fs.DirEntry, err error) error {
+		if err != nil {
+			return err
+		}
+		mode := fs.FileMode(0o600)
+		if d.IsDir() {
+			mode = 0o700
+		}
+		return os.Chmod(path, mode)
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return to
+}
+
+// mixedState returns the state after a step, with some files from before the step, and without the missing ones.
+func mixedState(t *testing.T, before, after string, asBefore, missing []string) string {
+	t.Helper()
+	dir := copyState(t, after)
+	for _, name := range asBefore {
+		path := filepath.Join(dir, authorityDir, name)
+		_ = os.Remove(path)
+		data, err := os.ReadFile(filepath.Join(before, authorityDir, name))
+		if os.IsNotExist(err) {
+			continue
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := writeFile(path, data); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for _, name := range missing {
+		if err := os.Remove(filepath.Join(dir, authorityDir, name)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	return dir
+}
+
+func rootsIn(t *testing.T, text []byte) (out []*x509.Certificate) {
+	t.Helper()
+	for block, rest := pem.Decode(text); block != nil; block, rest = pem.Decode(rest) {
+		root, err := x509.ParseCertificate(block.Bytes)
+		if err != nil {
+			t.Fatal(err)
+		}
+		out = append(out, root)
+	}
+	return out
+}
+
+// If a process is killed between any two file operations of a step, the authority still works and the rotation
+// continues.
+func TestKilledRotationContinues(t *testing.T) {
+	dirs := []string{filepath.Join(t.TempDir(), "state")} // before any step, and after each
+	load(t, dirs[0], Options{})
+	for _, want := range []RotationStep{Announce, Activate, Retire} {
+		dir := copyState(t, dirs[len(dirs)-1])
+		if took, err := load(t, dir, Options{}).Rotate(true); err != nil || took != want {
+			t.Fatalf("%s: %s, %v", want, took, err)
+		}
+		dirs = append(dirs, dir)
+	}
+	first, draft := []string{rootCertFile, rootKeyFile}, "."+generationsFile
+	for name, test := range map[string]struct {
+		dir  string
+		next RotationStep // that is due now
+	}{
+		"announcing, with an empty folder":       {mixedState(t, dirs[0], dirs[1], []string{generationsFile}, []string{"root-1/" + rootCertFile, "root-1/" + rootKeyFile}), Announce},
+		"announcing, with a certificate alone":   {mixedState(t, dirs[0], dirs[1], []string{generationsFile}, []string{"root-1/" + rootKeyFile}), Announce},
+		"announcing, with a root that is unsaid": {mixedState(t, dirs[0], dirs[1], []string{generationsFile}, nil), Announce},
+		"announcing, with a draft":               {withDraft(t, mixedState(t, dirs[0], dirs[1], []string{generationsFile}, nil), draft), Announce},
+		"activating, with a draft":               {withDraft(t, mixedState(t, dirs[1], dirs[2], []string{generationsFile}, nil), draft), Activate},
+		"retiring, with a draft":                 {withDraft(t, mixedState(t, dirs[2], dirs[3], append(first, generationsFile), nil), draft), Retire},
+		"retiring, with the old root":            {mixedState(t, dirs[2], dirs[3], first, nil), Announce},
+		"retiring, with the old certificate":     {mixedState(t, dirs[2], dirs[3], first[:1], nil), Announce},
+	} {
+		t.Run(name, func(t *testing.T) {
+			a := load(t, test.dir, Options{})
+			r, err := a.Rotation()
+			if err != nil || r.Next != test.next {
+				t.Fatalf("the next step is %q, %v, not %q", r.Next, err, test.next)
+			}
+			for took := RotationStep(""); took != Retire; {
+				if took, err = a.Rotate(true); err != nil {
+					t.Fatal(err)
+				}
+			}
+			again := load(t, test.dir, Options{})
+			if roots := rootsIn(t, again.RootPEM()); len(roots) != 1 || !roots[0].Equal(again.signing().issuer.root) {
+				t.Errorf("%d roots are left", len(roots))
+			}
+			if keys := keysIn(t, test.dir); len(keys) != 1 {
+				t.Errorf("the keys that are left are %v", keys)
+			}
+		})
+	}
+}
+
+func withDraft(t *testing.T, dir, name string) string {
+	t.Helper()
+	if err := writeFile(filepath.Join(dir, authorityDir, name), []byte(`{"acti`)); err != nil {
+		t.Fatal(err)
+	}
+	return dir
+}
+
+func keysIn(t *testing.T, dir string) (keys []string) {
+	t.Helper()
+	err := filepath.WalkDir(dir, func(path string, _ fs.DirEntry, err error) error {
+		if strings.HasSuffix(path, rootKeyFile) {
+			keys = append(keys, path)
+		}
+		return err
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return keys
+}

@@ -1,0 +1,120 @@
+package ca
+
+import (
+	"crypto/ecdsa"
+	"crypto/elliptic"
+	"crypto/rand"
+	"crypto/tls"
+	"crypto/x509"
+	"fmt"
+	"net"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+)
+
+// serverTTL is the lifetime of the control plane's own certificate, which is renewed after half of it.
+const serverTTL = 24 * time.Hour
+
+// serverNames returns the names of a control plane that agents use: Istio's, and this machine's.
+func serverNames() []string {
+	return []string{
+		"istiod.istio-system.svc", "istiod.istio-system.svc.cluster.local", "pilotfish", "localhost", "127.0.0.1", "::1",
+	}
+}
+
+// ServerTLS returns the configuration of the control plane's TLS port. The certificate has the usual names of a control
+// plane and the specified ones (DNS names and IP addresses), and is renewed automatically. Client certificates are
+// optional and verified. HTTP/2 is enabled. Options.TLSPolicy restricts it.
+func (a *Authority) ServerTLS(names ...string) *tls.Config {
+	own := &serverCertificate{authority: a, names: cleanNames(append(serverNames(), names...))}
+	// The first certificate is created now, so that the first client does not wait and errors are logged immediately.
+	_, _ = own.get(nil)
+	config := &tls.Config{
+		MinVersion:     tls.VersionTLS12,
+		NextProtos:     []string{"h2"},
+		ClientAuth:     tls.VerifyClientCertIfGiven,
+		GetCertificate: own.get,
+		Time:           a.now,
+	}
+	a.opts.TLSPolicy.Narrow(config)
+	// The trusted roots change in a rotation. Each connection uses a copy of the restricted configuration.
+	config.GetConfigForClient = func(*tls.ClientHelloInfo) (*tls.Config, error) {
+		now := config.Clone()
+		now.GetConfigForClient, now.ClientCAs = nil, a.signing().pool
+		return now, nil
+	}
+	return config
+}
+
+// cleanNames removes empty and duplicate names.
+func cleanNames(names []string) []string {
+	for i, name := range names {
+		names[i] = strings.Trim(strings.TrimSpace(name), "[]")
+	}
+	slices.Sort(names)
+	return slices.DeleteFunc(slices.Compact(names), func(name string) bool { return name == "" })
+}
+
+// ServerCertificate issues a certificate with exactly these names for a server of the control plane.
+func (a *Authority) ServerCertificate(names ...string) (*tls.Certificate, error) {
+	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
+	if err != nil {
+		return nil, fmt.Errorf("making the control plane's key: %w", err)
+	}
+	template := &x509.Certificate{ExtKeyUsage: []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth}}
+	for _, name := range cleanNames(slices.Clone(names)) {
+		if ip := net.ParseIP(name); ip != nil {
+			template.IPAddresses = append(template.IPAddresses, ip)
+		} else {
+			template.DNSNames = append(template.DNSNames, name)
+		}
+	}
+	by := a.signing().server
+	leaf, err := a.signWith(by, template, key.Public(), serverTTL)
+	if err != nil {
+		return nil, fmt.Errorf("the control plane's certificate: %w", err)
+	}
+	chain := [][]byte{leaf.Raw}
+	for _, cert := range by.chain() {
+		chain = append(chain, cert.Raw)
+	}
+	return &tls.Certificate{Certificate: chain, PrivateKey: key, Leaf: leaf}, nil
+}
+
+// serverCertificate caches and renews the control plane's certificate.
+type serverCertificate struct {
+	authority *Authority
+	names     []string
+
+	mu      sync.Mutex
+	current *tls.Certificate
+	issuer  *issuer // issuer of current
+}
+
+func (s *serverCertificate) get(*tls.ClientHelloInfo) (*tls.Certificate, error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	now := s.authority.now()
+	by := s.authority.signing().server
+	if s.current != nil && s.issuer.isSame(by) && now.Before(renewalTime(s.current.Leaf)) {
+		return s.current, nil
+	}
+	fresh, err := s.authority.ServerCertificate(s.names...)
+	switch {
+	case err == nil:
+		s.current, s.issuer = fresh, by
+	case s.current == nil || now.After(s.current.Leaf.NotAfter):
+		s.authority.log.Error("no TLS connection is possible", "error", err)
+		return nil, err
+	default:
+		s.authority.log.Error("the control plane's certificate was not renewed", "error", err, "notAfter", s.current.Leaf.NotAfter)
+	}
+	return s.current, nil
+}
+
+// renewalTime returns the middle of a certificate's lifetime.
+func renewalTime(leaf *x509.Certificate) time.Time {
+	return leaf.NotBefore.Add(leaf.NotAfter.Sub(leaf.NotBefore) / 2)
+}

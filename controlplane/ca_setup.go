@@ -1,0 +1,111 @@
+package controlplane
+
+import (
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"path/filepath"
+	"strings"
+	"time"
+
+	"github.com/pilotfish-mesh/pilotfish/controlplane/ca"
+	"github.com/pilotfish-mesh/pilotfish/controlplane/config"
+	"github.com/pilotfish-mesh/pilotfish/controlplane/jwks"
+)
+
+// AuthorityConfig configures the certificate authority and how clients authenticate to it. Zero values select the
+// defaults.
+type AuthorityConfig struct {
+	// PlugIn is a directory with an externally created CA, in Istio's format: ca-cert.pem, ca-key.pem, root-cert.pem
+	// and cert-chain.pem. Watched.
+	PlugIn string
+	// TTL is the lifetime of certificates whose request has none; MaxTTL is the maximum lifetime.
+	TTL, MaxTTL time.Duration
+	// Overlap is how long a new root is distributed before it signs. RotateBefore is how long before its expiry a root
+	// is replaced; negative means never.
+	Overlap, RotateBefore time.Duration
+	// AuditFile receives a line for each issued or refused certificate; empty: only the usual log is written.
+	AuditFile string
+	// DenyList is a YAML file of refused accounts and certificate serial numbers. Watched. Empty: nothing is refused.
+	DenyList string
+	// Issuer is an issuer of JWTs that prove a service account. IssuerKeys is the file or URL of its keys (default:
+	// from its discovery document). IssuerAudience is the audience of its tokens (default istio-ca).
+	Issuer, IssuerKeys, IssuerAudience string
+}
+
+// authorityInterval is the polling interval of the authority's files.
+const authorityInterval = 2 * time.Second
+
+// issuerKeysFile caches that issuer's keys in the state directory.
+const issuerKeysFile = "trusted-issuer-keys"
+
+func (s *Server) authorityOptions(domain string) (ca.Options, error) {
+	c := s.cfg.Authority
+	options := ca.Options{
+		TrustDomain: domain, Logger: s.log, Registerer: s.registry, PlugIn: c.PlugIn, TTL: c.TTL, MaxTTL: c.MaxTTL,
+		Overlap: c.Overlap, RotateBefore: c.RotateBefore, TLSPolicy: s.cfg.TLSPolicy,
+	}
+	if c.Issuer != "" {
+		issuer, err := s.tokenIssuer(c)
+		if err != nil {
+			return options, err
+		}
+		options.Issuers = []ca.TokenIssuer{issuer}
+	} else if c.IssuerKeys != "" || c.IssuerAudience != "" {
+		return options, errors.New("keys or an audience of a token issuer are set without the issuer: set --jwt-issuer")
+	}
+	if c.AuditFile != "" {
+		var err error
+		if options.Audit, s.closeAudit, err = ca.AuditFile(c.AuditFile); err != nil {
+			return options, err
+		}
+	}
+	return options, nil
+}
+
+func (s *Server) tokenIssuer(c AuthorityConfig) (ca.TokenIssuer, error) {
+	issuer := ca.TokenIssuer{Issuer: c.Issuer}
+	if c.IssuerAudience != "" {
+		issuer.Audiences = []string{c.IssuerAudience}
+	}
+	at := c.IssuerKeys
+	if at != "" && !strings.Contains(at, "://") {
+		issuer.Keys = func() (string, error) { return readKeys(at) }
+		return issuer, nil
+	}
+	if at == "" {
+		at = strings.TrimSuffix(c.Issuer, "/") + config.DiscoveryPath
+	}
+	trusts, err := s.keysTLS()
+	if err != nil {
+		return issuer, err
+	}
+	s.issuerKeys = jwks.New(jwks.Config{Refresh: s.cfg.Keys.Refresh, TLS: trusts, File: filepath.Join(s.cfg.StateDir, issuerKeysFile), Logger: s.log})
+	s.issuerKeys.SetAddresses([]string{at})
+	issuer.Keys = func() (string, error) {
+		if set, ok := s.issuerKeys.Sets()[at]; ok {
+			return set, nil
+		}
+		return "", fmt.Errorf("its keys could not be fetched from %s yet", at)
+	}
+	return issuer, nil
+}
+
+// readKeys reads keys from a file. It is called for each use, because the file may be replaced.
+func readKeys(path string) (string, error) {
+	f, err := os.Open(path)
+	if err != nil {
+		return "", err
+	}
+	defer func() { _ = f.Close() }()
+	data, err := io.ReadAll(io.LimitReader(f, config.MaxKeySet))
+	if err != nil {
+		return "", err
+	}
+	keys, err := config.PublicKeys(data)
+	if err != nil {
+		return "", fmt.Errorf("%s: %w", path, err)
+	}
+	return string(keys), nil
+}

@@ -1,0 +1,220 @@
+package config
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"log/slog"
+	"slices"
+)
+
+// storeReport holds the problems and documents of all files of a store.
+type storeReport struct {
+	order []string // paths of the files; the slice is immutable and only replaced
+	files map[string]fileReport
+	count int // number of problems
+}
+
+// fileReport holds the problems and documents of one file. It is immutable.
+type fileReport struct {
+	problems  []Problem
+	documents []Document
+}
+
+// Problems returns the problems of the documents as they are written now, ordered by file.
+func (s *DirStore) Problems() []Problem {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.report.count == 0 {
+		return nil
+	}
+	var problems []Problem
+	for _, path := range s.report.order {
+		problems = append(problems, s.report.files[path].problems...)
+	}
+	return problems
+}
+
+// Documents returns the state of each document, ordered by file. A document whose name cannot be read appears only in
+// Problems.
+func (s *DirStore) Documents() []Document {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	var documents []Document
+	for _, path := range s.report.order {
+		documents = append(documents, s.report.files[path].documents...)
+	}
+	return documents
+}
+
+// updateReport rebuilds the reports of the scanned files and of the files that contain the same documents.
+func (s *DirStore) updateReport(affected map[Key]bool) {
+	for key := range affected {
+		for _, path := range slices.Concat(s.holders[key], s.deniers[key]) {
+			s.scanned[path] = s.files[path]
+		}
+	}
+	next := make(map[string]fileReport, len(s.scanned))
+	for path, t := range s.scanned {
+		delete(s.withRetained, path)
+		if s.files[path] != t {
+			continue // the file was removed
+		}
+		next[path] = s.reportFile(path, t)
+		if t.hasRetained() {
+			s.withRetained[path] = true
+		}
+	}
+	s.logNewProblems(next)
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for path := range s.scanned {
+		s.report.count += len(next[path].problems) - len(s.report.files[path].problems)
+		delete(s.report.files, path)
+		if now, there := next[path]; there {
+			s.report.files[path] = now
+		}
+	}
+	s.report.order = s.order
+	clear(s.scanned)
+}
+
+func (s *DirStore) reportFile(path string, t *trackedFile) fileReport {
+	var of fileReport
+	if t.readErr != nil {
+		of.problems = append(of.problems, unreadableProblem(path, t.readErr))
+	}
+	if t.parsed != nil {
+		of.problems = append(of.problems, t.parsed.problems...)
+		of.problems = append(of.problems, s.findDuplicates(path)...)
+		of.problems = append(of.problems, s.findNeverAccepted(t)...)
+		of.documents = s.listDocuments(path)
+	}
+	return of
+}
+
+func unreadableProblem(path string, err error) Problem {
+	cause := err
+	if p, ok := errors.AsType[*fs.PathError](err); ok {
+		cause = p.Err
+	}
+	return Problem{
+		Code: Unreadable, Severity: Error, At: Position{File: path}, Message: "the file cannot be read: " + cause.Error(),
+		Remedy: "make it readable; its last accepted documents stay in force",
+	}
+}
+
+// logNewProblems logs the problems that the previous report did not contain. Each problem names its file, so only
+// reports of the same file are compared.
+func (s *DirStore) logNewProblems(next map[string]fileReport) {
+	if !anyProblems(next) { // the usual case, and there may be many files
+		return
+	}
+	for _, path := range s.order {
+		if len(next[path].problems) == 0 {
+			continue
+		}
+		known := map[Problem]bool{}
+		for _, p := range s.report.files[path].problems {
+			known[p] = true
+		}
+		for _, p := range next[path].problems {
+			if !known[p] {
+				s.log.Log(context.Background(), levelOf(p), "configuration", ProblemAttr, p.String())
+			}
+		}
+	}
+}
+
+func anyProblems(files map[string]fileReport) bool {
+	for _, of := range files {
+		if len(of.problems) > 0 {
+			return true
+		}
+	}
+	return false
+}
+
+func levelOf(p Problem) slog.Level {
+	switch p.Severity {
+	case Error:
+		return slog.LevelError
+	case Warning:
+		return slog.LevelWarn
+	}
+	return slog.LevelDebug
+}
+
+// findNeverAccepted returns the findings of the file's refused policies of which no file has a valid version.
+func (s *DirStore) findNeverAccepted(t *trackedFile) []Problem {
+	var problems []Problem
+	for key, p := range t.policies {
+		if r := s.inForce[key]; r == nil || r.Denial {
+			problems = append(problems, p.newProblem(s.parser.OnInvalidPolicy, r != nil && r == p.denial))
+		}
+	}
+	slices.SortFunc(problems, func(a, b Problem) int { return cmp.Or(comparePositions(a.At, b.At), compareKeys(a.Key, b.Key)) })
+	return problems
+}
+
+// findDuplicates returns problems for the file's documents that are not in force because another file has a document of
+// the same name.
+func (s *DirStore) findDuplicates(path string) []Problem {
+	var problems []Problem
+	for key, h := range s.files[path].accepted {
+		owner := s.owner[key]
+		if owner == path {
+			continue
+		}
+		problems = append(problems, Problem{
+			Code: DuplicateName, Severity: Error, Key: key, At: h.resource.PositionOf("metadata.name"), Field: "metadata.name", Value: key.Name,
+			Message: fmt.Sprintf("a %s of this name already exists at %s, and is the one in force", key.Kind, s.files[owner].accepted[key].resource.Origin),
+			Remedy:  "rename one of the two, or remove it",
+		})
+	}
+	slices.SortFunc(problems, func(a, b Problem) int { return cmp.Or(comparePositions(a.At, b.At), compareKeys(a.Key, b.Key)) })
+	return problems
+}
+
+func comparePositions(a, b Position) int {
+	return cmp.Or(cmp.Compare(a.File, b.File), cmp.Compare(a.Line, b.Line), cmp.Compare(a.Column, b.Column))
+}
+
+// isDenialInForce reports whether the denial of the file's refused policy is in force.
+func (s *DirStore) isDenialInForce(t *trackedFile, key Key) bool {
+	p := t.policies[key]
+	return p != nil && p.denial != nil && s.inForce[key] == p.denial
+}
+
+func (s *DirStore) listDocuments(path string) []Document {
+	t := s.files[path]
+	var documents []Document
+	listed := map[Key]bool{}
+	for _, d := range t.parsed.documents {
+		doc := Document{Key: d.key, At: d.at, State: Refused}
+		h, good := t.accepted[d.key]
+		switch {
+		case d.inert:
+			doc.State = Inert
+		case good && s.owner[d.key] == path:
+			doc.State, doc.Since = InForce, h.since
+			if h.stale {
+				doc.State = Stale
+			}
+		case s.isDenialInForce(t, d.key):
+			doc.State = Denied
+		}
+		listed[d.key] = listed[d.key] || !d.inert
+		documents = append(documents, doc)
+	}
+	var unseen []Document // documents of a text that cannot be parsed
+	for key, h := range t.accepted {
+		if !listed[key] && s.owner[key] == path {
+			unseen = append(unseen, Document{Key: key, At: h.resource.Origin, State: Stale, Since: h.since})
+		}
+	}
+	slices.SortFunc(unseen, func(a, b Document) int { return compareKeys(a.Key, b.Key) })
+	return append(documents, unseen...)
+}

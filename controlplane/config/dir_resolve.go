@@ -1,0 +1,149 @@
+package config
+
+import (
+	"maps"
+	"slices"
+	"sync"
+	"time"
+)
+
+// resolveDocuments selects the version in force of each document that a scanned file has or had, and updates the table.
+// Documents of other files are unchanged.
+func (s *DirStore) resolveDocuments(now time.Time) {
+	affected := s.updateHolders()
+	s.adoptMoved(affected, now)
+	var put []*Resource
+	var del []Key
+	rank := sync.OnceValue(s.rankPaths)
+	for key := range affected {
+		before, next := s.inForce[key], s.selectVersion(key, rank)
+		switch {
+		case next == nil && before != nil:
+			del = append(del, key)
+			delete(s.owner, key)
+			delete(s.inForce, key)
+		case next != before:
+			put = append(put, next)
+			s.inForce[key] = next
+		}
+	}
+	slices.SortFunc(put, func(a, b *Resource) int { return compareKeys(a.Key, b.Key) })
+	slices.SortFunc(del, compareKeys)
+	s.updateReport(affected)
+	if changed := s.apply(put, del); len(changed) > 0 {
+		s.log.Info("configuration read", "changed", len(changed), "resources", len(s.inForce), "problems", s.report.count)
+	}
+}
+
+// updateHolders updates the indexes of documents for the scanned files. It returns the documents that may be affected.
+func (s *DirStore) updateHolders() (affected map[Key]bool) {
+	affected = map[Key]bool{}
+	for path, t := range s.scanned {
+		for _, key := range t.indexed {
+			affected[key] = true
+			removePath(s.holders, key, path)
+			removePath(s.deniers, key, path)
+		}
+		t.indexed = t.indexed[:0]
+		for key := range t.accepted {
+			affected[key] = true
+			addPath(s.holders, key, path, t)
+		}
+		for key := range t.policies {
+			affected[key] = true
+			addPath(s.deniers, key, path, t)
+		}
+	}
+	return affected
+}
+
+func addPath(paths map[Key][]string, key Key, path string, t *trackedFile) {
+	t.indexed = append(t.indexed, key)
+	paths[key] = append(paths[key], path)
+}
+
+func removePath(paths map[Key][]string, key Key, path string) {
+	left := slices.DeleteFunc(paths[key], func(other string) bool { return other == path })
+	if len(left) == 0 {
+		delete(paths, key)
+		return
+	}
+	paths[key] = left
+}
+
+// selectVersion returns the version of a document that is in force, or nil if no file has a valid one. The current
+// version stays in force while its file has it. Otherwise the first file in order provides it.
+func (s *DirStore) selectVersion(key Key, rank func() map[string]int) *Resource {
+	holders := s.holders[key]
+	if len(holders) == 0 {
+		return s.selectDenial(key, rank)
+	}
+	if !slices.Contains(holders, s.owner[key]) {
+		s.owner[key] = holders[0]
+		if len(holders) > 1 {
+			s.owner[key] = slices.MinFunc(holders, func(a, b string) int { return rank()[a] - rank()[b] })
+		}
+	}
+	return s.files[s.owner[key]].accepted[key].resource
+}
+
+// selectDenial returns the resource that denies the workloads of a policy of which no file has a valid version, or nil.
+func (s *DirStore) selectDenial(key Key, rank func() map[string]int) *Resource {
+	paths := slices.DeleteFunc(slices.Clone(s.deniers[key]), func(path string) bool { return !s.parser.isDenied(s.files[path].policies[key]) })
+	if len(paths) == 0 {
+		return nil
+	}
+	first := paths[0]
+	if len(paths) > 1 {
+		first = slices.MinFunc(paths, func(a, b string) int { return rank()[a] - rank()[b] })
+	}
+	return s.files[first].policies[key].denial
+}
+
+func (s *DirStore) rankPaths() map[string]int {
+	ranks := make(map[string]int, len(s.order))
+	for i, path := range s.order {
+		ranks[path] = i
+	}
+	return ranks
+}
+
+// adoptMoved retains resources in force whose document was moved to another file and is refused there. This includes
+// moves before a restart.
+func (s *DirStore) adoptMoved(affected map[Key]bool, now time.Time) {
+	lost := s.listLost(affected, now)
+	if len(lost) == 0 {
+		return
+	}
+	for _, path := range s.order {
+		t := s.files[path]
+		if t.parsed == nil {
+			continue
+		}
+		for _, d := range t.parsed.documents {
+			h, ok := lost[d.key]
+			if d.resource != nil || d.inert || !ok {
+				continue
+			}
+			t.accepted[d.key] = h
+			addPath(s.holders, d.key, path, t)
+			delete(lost, d.key)
+			affected[d.key], s.scanned[path] = true, t
+		}
+	}
+}
+
+// listLost returns the versions in force of which no file has a valid document any more.
+func (s *DirStore) listLost(affected map[Key]bool, now time.Time) map[Key]acceptedVersion {
+	lost := maps.Clone(s.lastAccepted.byKey)
+	if lost == nil {
+		lost = map[Key]acceptedVersion{}
+	}
+	for key := range affected {
+		if r := s.inForce[key]; r != nil && !r.Denial {
+			lost[key] = acceptedVersion{resource: r, since: now, stale: true}
+		}
+	}
+	maps.DeleteFunc(lost, func(key Key, _ acceptedVersion) bool { return len(s.holders[key]) > 0 })
+	return lost
+}

@@ -1,0 +1,254 @@
+package config
+
+import (
+	"bytes"
+	"crypto/sha256"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"maps"
+	"os"
+	"slices"
+	"time"
+)
+
+// trackedFile is the state of one file at its last read, with the valid versions of its documents from then or before.
+type trackedFile struct {
+	info     fs.FileInfo
+	sum      [sha256.Size]byte
+	parsed   *parsedFile
+	accepted map[Key]acceptedVersion
+	// policies holds the refused policies of the newest text that have no accepted version.
+	policies     map[Key]*refusedPolicy
+	missingSince time.Time // when the file was first missing; zero after removalGrace or if it exists
+	emptySince   time.Time // when the file was first empty; zero after emptyGrace or if it has content
+	readErr      error     // why the file could not be read
+
+	indexed []Key // keys of accepted and policies that the store's indexes contain
+}
+
+// acceptedVersion is the valid version of a document.
+type acceptedVersion struct {
+	resource *Resource
+	since    time.Time
+	stale    bool // the current text is refused
+}
+
+// scan reads the changed files and updates the table. touched names files that are read even if they look unchanged.
+// again reports whether another scan is needed soon.
+func (s *DirStore) scan(touched map[string]bool) (again bool) {
+	return s.scanListing(listPaths(s.cfg.Paths), touched)
+}
+
+// scanListing is a scan for an existing listing of the files.
+func (s *DirStore) scanListing(found *dirListing, touched map[string]bool) (again bool) {
+	s.scanning.Lock()
+	defer s.scanning.Unlock()
+	now := s.cfg.Now()
+	s.setFailure(found.err)
+	present := make(map[string]bool, len(found.files))
+	order := make([]string, 0, len(found.files))
+	for _, file := range found.files {
+		if present[file.path] {
+			continue
+		}
+		present[file.path] = true
+		order = append(order, file.path)
+		s.updateFile(file, touched[file.path], now)
+	}
+	for _, path := range s.order {
+		if !present[path] && s.handleMissing(path, found, now) {
+			order = append(order, path)
+		}
+	}
+	if found.isSymlinkFree() {
+		slices.SortFunc(order, s.comparePaths)
+	}
+	s.order = order
+	return s.finishScan(now)
+}
+
+// scanPaths scans only the touched paths. ok is false if a full scan is needed.
+func (s *DirStore) scanPaths(tree *symlinkFreeTree, touched map[string]bool) (again, ok bool) {
+	s.scanning.Lock()
+	defer s.scanning.Unlock()
+	paths := make(map[string]bool, len(touched)+len(s.rescanSoon))
+	maps.Copy(paths, touched)
+	maps.Copy(paths, s.rescanSoon)
+	there, gone, ok := tree.checkPaths(paths)
+	if !ok {
+		return false, false
+	}
+	now := s.cfg.Now()
+	for _, file := range there {
+		if at, known := slices.BinarySearchFunc(s.order, file.path, s.comparePaths); !known {
+			s.order = slices.Insert(slices.Clip(s.order), at, file.path)
+		}
+		s.updateFile(file, true, now)
+	}
+	for _, path := range gone {
+		if at, known := slices.BinarySearchFunc(s.order, path, s.comparePaths); known && !s.handleMissing(path, &dirListing{}, now) {
+			s.order = slices.Delete(slices.Clone(s.order), at, at+1)
+		}
+	}
+	return s.finishScan(now), true
+}
+
+// finishScan updates the table from the files that were read. again reports whether another scan is needed soon.
+func (s *DirStore) finishScan(now time.Time) (again bool) {
+	s.resolveDocuments(now)
+	if s.running {
+		s.saveRetained()
+	}
+	return len(s.rescanSoon) > 0
+}
+
+func (s *DirStore) setFailure(err error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.failure = ""
+	if err != nil {
+		s.failure = fmt.Sprintf("the configuration cannot be read: %v; the last read configuration stays in force", err)
+	}
+}
+
+// updateFile updates the tracked state of one file.
+func (s *DirStore) updateFile(file foundFile, touched bool, now time.Time) {
+	t := s.files[file.path]
+	if t == nil {
+		t = s.trackFile(file.path)
+	}
+	t.missingSince = time.Time{}
+	delete(s.rescanSoon, file.path)
+	if !touched && t.readErr == nil && t.emptySince.IsZero() && isUnchanged(t.info, file.info) {
+		return
+	}
+	s.scanned[file.path] = t
+	if s.reloadFile(t, file, now) {
+		s.rescanSoon[file.path] = true
+	}
+}
+
+// reloadFile reads and parses a file. again reports whether it must be read again soon.
+func (s *DirStore) reloadFile(t *trackedFile, file foundFile, now time.Time) (again bool) {
+	data, err := readLimited(file.path)
+	if t.readErr = err; err != nil {
+		return errors.Is(err, fs.ErrNotExist) // the file is being replaced
+	}
+	if len(bytes.TrimSpace(data)) == 0 && t.hasEffect() && isWithinGrace(&t.emptySince, now, emptyGrace) {
+		return true
+	}
+	t.emptySince, t.info = time.Time{}, file.info
+	sum := sha256.Sum256(data)
+	if t.parsed != nil && sum == t.sum {
+		return false
+	}
+	t.sum = sum
+	t.parsed = s.parser.parse(file.path, data)
+	t.retainAccepted(now)
+	return false
+}
+
+// trackFile adds a file, with the versions that were restored for it.
+func (s *DirStore) trackFile(path string) *trackedFile {
+	t := &trackedFile{accepted: s.lastAccepted.versionsOf(path)}
+	for key := range t.accepted {
+		t.parsed = &parsedFile{}
+		s.owner[key] = path
+	}
+	s.files[path] = t
+	return t
+}
+
+// isWithinGrace reports whether less than the grace period has passed since the condition began. It sets since on the
+// first call.
+func isWithinGrace(since *time.Time, now time.Time, grace time.Duration) bool {
+	if since.IsZero() {
+		*since = now
+	}
+	return now.Sub(*since) < grace
+}
+
+// isUnchanged compares the change times too. Programs can set size and modification time (archives restore one time for
+// all files), and a new file may reuse the inode number of a removed one.
+func isUnchanged(a, b fs.FileInfo) bool {
+	return a != nil && os.SameFile(a, b) && a.Size() == b.Size() && a.ModTime().Equal(b.ModTime()) && changeTime(a).Equal(changeTime(b))
+}
+
+// readLimited reads a file, up to one byte more than MaxFileSize.
+func readLimited(path string) ([]byte, error) {
+	f, err := os.Open(path)
+	if err != nil {
+		return nil, err
+	}
+	defer f.Close()
+	return io.ReadAll(io.LimitReader(f, MaxFileSize+1))
+}
+
+// retainAccepted stores the valid documents of the newest text and retains the last accepted version of refused ones.
+// If it is unknown which documents the text was meant to contain, it removes none.
+func (t *trackedFile) retainAccepted(now time.Time) {
+	next, refused := map[Key]acceptedVersion{}, map[Key]bool{}
+	anyKind := func(key Key) Key { return Key{Namespace: key.Namespace, Name: key.Name} }
+	for _, d := range t.parsed.documents {
+		switch {
+		case d.resource != nil:
+			h := acceptedVersion{resource: d.resource, since: now}
+			if before, ok := t.accepted[d.key]; ok && before.resource.Equal(d.resource) {
+				h.since = before.since
+			}
+			next[d.key] = h
+		case d.unknownKind:
+			refused[anyKind(d.key)] = true
+		case !d.inert:
+			refused[d.key] = true
+		}
+	}
+	for key, before := range t.accepted {
+		if _, good := next[key]; !good && (t.parsed.incomplete || refused[key] || refused[anyKind(key)]) {
+			before.stale = true
+			next[key] = before
+		}
+	}
+	t.accepted = next
+	t.collectRefusedPolicies()
+}
+
+// collectRefusedPolicies collects the refused policies without an accepted version. Policies of an unreadable text are
+// retained.
+func (t *trackedFile) collectRefusedPolicies() {
+	next := map[Key]*refusedPolicy{}
+	if t.parsed.unreadable {
+		maps.Copy(next, t.policies)
+	}
+	for _, p := range t.parsed.policies {
+		if first := next[p.key]; first == nil || !slices.Contains(t.parsed.policies, first) {
+			next[p.key] = p
+		}
+	}
+	maps.DeleteFunc(next, func(key Key, _ *refusedPolicy) bool { _, good := t.accepted[key]; return good })
+	t.policies = next
+}
+
+// hasEffect reports whether a document of the file is in force, or may be.
+func (t *trackedFile) hasEffect() bool { return len(t.accepted)+len(t.policies) > 0 }
+
+// handleMissing handles a file that no longer exists. keep reports whether its documents stay in force for now.
+func (s *DirStore) handleMissing(path string, found *dirListing, now time.Time) (keep bool) {
+	delete(s.rescanSoon, path)
+	for _, dir := range found.unreadable {
+		if isWithin(dir, path) {
+			return true
+		}
+	}
+	t := s.files[path]
+	if t.hasEffect() && isWithinGrace(&t.missingSince, now, removalGrace) {
+		s.rescanSoon[path] = true
+		return true
+	}
+	t.accepted, t.policies, t.parsed = nil, nil, nil
+	s.scanned[path] = t
+	delete(s.files, path)
+	return false
+}

@@ -1,0 +1,235 @@
+package config
+
+import (
+	"cmp"
+	"fmt"
+	"slices"
+
+	"go.yaml.in/yaml/v3"
+)
+
+// document is the state of reading one document: its position, identity and problems.
+type document struct {
+	file        string
+	offset      int // number of lines in the file before the parsed text
+	key         Key
+	origin      Position
+	inert       bool // the kind has no effect here
+	unknownKind bool // the kind is unknown
+	invalidName bool // name or namespace is invalid, so the resource is not identified
+	// startsProxies is set if the control plane starts the proxies itself.
+	startsProxies bool
+	positions     map[string]Position
+	problems      []Problem
+	refused       bool
+}
+
+func (d *document) nodePosition(n *yaml.Node) Position {
+	return Position{File: d.file, Line: n.Line + d.offset, Column: n.Column}
+}
+
+// refuse records an error. A document with an error is not put in force.
+func (d *document) refuse(n *yaml.Node, field, value, message, remedy string) {
+	d.refuseAt(d.nodePosition(n), field, value, message, remedy)
+}
+
+func (d *document) refuseAt(at Position, field, value, message, remedy string) {
+	d.refuseAs(InvalidValue, at, field, value, message, remedy)
+}
+
+// refuseAs is refuseAt for a problem with its own code.
+func (d *document) refuseAs(code Code, at Position, field, value, message, remedy string) {
+	d.refused = true
+	d.reportAs(code, Error, at, field, value, message, remedy)
+}
+
+// report records a problem. sortedProblems sets its Key after the document was read.
+func (d *document) report(s Severity, at Position, field, value, message, remedy string) {
+	d.reportAs(usualCode(s), s, at, field, value, message, remedy)
+}
+
+func (d *document) reportAs(code Code, s Severity, at Position, field, value, message, remedy string) {
+	d.problems = append(d.problems, Problem{
+		Code: code, Severity: s, At: at, Field: field, Value: shorten(value), Message: message, Remedy: remedy,
+	})
+}
+
+// sortedProblems returns the problems in the order of the text, with the key of the resource as far as it could be
+// read.
+func (d *document) sortedProblems() []Problem {
+	for i := range d.problems {
+		d.problems[i].Key = d.key
+	}
+	slices.SortStableFunc(d.problems, func(a, b Problem) int {
+		return cmp.Or(comparePositions(a.At, b.At), cmp.Compare(a.Field, b.Field), cmp.Compare(a.Value, b.Value))
+	})
+	if more := len(d.problems) - maxProblems; more > 0 {
+		d.problems = append(d.problems[:maxProblems:maxProblems], Problem{
+			Code: d.problems[0].Code, Severity: d.problems[0].Severity, Key: d.key, At: d.origin,
+			Message: fmt.Sprintf("%d more problems in this document are not listed", more), Remedy: "fix the listed ones",
+		})
+	}
+	return d.problems
+}
+
+// maxProblems limits the reported problems of one document. An invalid file may have one per line.
+const maxProblems = 100
+
+// fieldPosition returns the position of a field, or of its nearest known parent, or of the document.
+func (d *document) fieldPosition(path string) Position {
+	return (&Resource{Origin: d.origin, Positions: d.positions}).PositionOf(path)
+}
+
+// followAlias returns the node that an alias refers to, or n.
+func followAlias(n *yaml.Node) *yaml.Node {
+	for n.Kind == yaml.AliasNode && n.Alias != nil {
+		n = n.Alias
+	}
+	return n
+}
+
+func isNull(n *yaml.Node) bool { return n.Kind == yaml.ScalarNode && n.ShortTag() == "!!null" }
+
+// nodeSize is the size of a node with its aliases expanded.
+type nodeSize struct {
+	values int
+	height int
+}
+
+// sizeChecker walks the nodes of a document once, regardless of aliases. It finds what makes a document unreadable
+// (aliases that contain themselves or multiply, duplicate keys), and expands merge keys ("<<").
+type sizeChecker struct {
+	d       *document
+	sizes   map[*yaml.Node]nodeSize // nodes with an anchor
+	open    map[*yaml.Node]bool
+	written int
+	merged  int
+	ok      bool
+}
+
+// checkSize reports whether the document has an acceptable size, and expands its merge keys.
+func (d *document) checkSize(root *yaml.Node) bool {
+	m := &sizeChecker{d: d, sizes: map[*yaml.Node]nodeSize{}, open: map[*yaml.Node]bool{}, ok: true}
+	d.origin = d.nodePosition(root)
+	e := m.visit(root, 0)
+	if m.ok && e.values > m.written+maxExpansion {
+		m.fail(root, "", fmt.Sprintf("its aliases make it %d values, of which %d are written", e.values, m.written), "repeat less by alias")
+	}
+	return m.ok
+}
+
+func (m *sizeChecker) fail(n *yaml.Node, value, message, remedy string) {
+	m.ok = false
+	m.d.refuse(n, "", value, message, remedy)
+}
+
+func (m *sizeChecker) visit(n *yaml.Node, depth int) nodeSize {
+	if !m.ok {
+		return nodeSize{}
+	}
+	if n.Kind == yaml.AliasNode {
+		return m.visitAlias(n, depth)
+	}
+	m.written++
+	if depth > MaxNesting {
+		m.fail(n, "", fmt.Sprintf("nested more than %d deep", MaxNesting), "flatten it")
+		return nodeSize{}
+	}
+	if n.Anchor != "" {
+		m.open[n] = true
+	}
+	e := nodeSize{values: 1}
+	for _, child := range n.Content {
+		c := m.visit(child, depth+1)
+		// The limit prevents an overflow of the sum when aliases multiply.
+		e.values = min(e.values+c.values, 1<<40)
+		e.height = max(e.height, c.height+1)
+	}
+	if n.Kind == yaml.MappingNode && m.ok {
+		m.expandMergeKeys(n)
+		m.checkUniqueKeys(n)
+	}
+	if n.Anchor != "" {
+		delete(m.open, n)
+		m.sizes[n] = e
+	}
+	return e
+}
+
+func (m *sizeChecker) visitAlias(n *yaml.Node, depth int) nodeSize {
+	target := n.Alias
+	if target == nil || m.open[target] {
+		m.fail(n, "*"+n.Value, "the alias contains itself", "write the value out")
+		return nodeSize{}
+	}
+	e := m.sizes[target]
+	if depth+e.height > MaxNesting {
+		m.fail(n, "*"+n.Value, fmt.Sprintf("nested more than %d deep", MaxNesting), "flatten it")
+	}
+	return e
+}
+
+// expandMergeKeys replaces "<<" by the merged fields. Fields of the mapping itself have precedence.
+func (m *sizeChecker) expandMergeKeys(n *yaml.Node) {
+	var own, merged []*yaml.Node
+	for i := 0; i+1 < len(n.Content); i += 2 {
+		if key := n.Content[i]; key.ShortTag() == "!!merge" {
+			merged = append(merged, m.mergedPairs(n.Content[i+1])...)
+		} else {
+			own = append(own, key, n.Content[i+1])
+		}
+	}
+	if merged == nil {
+		return
+	}
+	if m.merged += len(merged) / 2; m.merged > maxExpansion {
+		m.fail(n, "<<", fmt.Sprintf("merge keys make it more than %d fields", maxExpansion), "repeat less by alias")
+		return
+	}
+	has := map[string]bool{}
+	for i := 0; i < len(own); i += 2 {
+		has[own[i].Value] = true
+	}
+	for i := 0; i < len(merged); i += 2 {
+		if key := merged[i]; !has[key.Value] {
+			has[key.Value] = true
+			own = append(own, key, merged[i+1])
+		}
+	}
+	n.Content = own
+}
+
+func (m *sizeChecker) mergedPairs(n *yaml.Node) []*yaml.Node {
+	n = followAlias(n)
+	switch n.Kind {
+	case yaml.MappingNode:
+		return n.Content
+	case yaml.SequenceNode:
+		var pairs []*yaml.Node
+		for _, item := range n.Content {
+			if item = followAlias(item); item.Kind == yaml.MappingNode {
+				pairs = append(pairs, item.Content...)
+			}
+		}
+		return pairs
+	}
+	m.fail(n, n.Value, "only a mapping can be merged with <<", "refer to an anchor of a mapping")
+	return nil
+}
+
+func (m *sizeChecker) checkUniqueKeys(n *yaml.Node) {
+	first := make(map[string]*yaml.Node, len(n.Content)/2)
+	for i := 0; i+1 < len(n.Content); i += 2 {
+		key := followAlias(n.Content[i])
+		if key.Kind != yaml.ScalarNode {
+			m.fail(key, "", "a list or mapping cannot be the name of a field", "write name: value")
+			return
+		}
+		if before := first[key.Value]; before != nil {
+			// This does not stop the check: the rest of the document can still be read and reported.
+			m.d.refuse(key, key.Value, "", fmt.Sprintf("duplicate field; first at line %d", before.Line+m.d.offset), "keep one of the two")
+			continue
+		}
+		first[key.Value] = key
+	}
+}

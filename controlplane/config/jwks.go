@@ -1,0 +1,53 @@
+package config
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+
+	"github.com/go-jose/go-jose/v4"
+)
+
+// readKeySet returns the usable keys of a JWK set. Keys of unknown types are skipped.
+func readKeySet(data []byte) ([]jose.JSONWebKey, error) {
+	var set struct {
+		Keys []json.RawMessage `json:"keys"`
+	}
+	if err := json.Unmarshal(data, &set); err != nil {
+		return nil, fmt.Errorf("it is not JSON of a JWK set: %w", jsonError(err))
+	}
+	var out []jose.JSONWebKey
+	for _, raw := range set.Keys {
+		var key jose.JSONWebKey
+		if key.UnmarshalJSON(raw) != nil {
+			continue
+		}
+		if public, ok := isUsableKey(key); ok {
+			out = append(out, public)
+		}
+	}
+	if len(out) == 0 {
+		return nil, errNoKeys
+	}
+	return out, nil
+}
+
+// jsonError returns an error without the input text, which JSON errors may quote.
+func jsonError(err error) error {
+	var syntax *json.SyntaxError
+	if errors.As(err, &syntax) {
+		return fmt.Errorf("wrong at byte %d", syntax.Offset)
+	}
+	return errors.New("it is not a JSON Web Key Set")
+}
+
+func marshalKeySet(keys []jose.JSONWebKey) ([]byte, error) {
+	out, err := json.Marshal(jose.JSONWebKeySet{Keys: keys})
+	if err != nil {
+		return nil, fmt.Errorf("writing a JWK set: %w", err)
+	}
+	if len(out) > MaxKeySet {
+		return nil, fmt.Errorf("the keys have %d bytes; at most %d are allowed", len(out), MaxKeySet)
+	}
+	return out, nil
+}

@@ -1,0 +1,255 @@
+package config
+
+import (
+	"bytes"
+	"cmp"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io/fs"
+	"maps"
+	"os"
+	"path/filepath"
+	"slices"
+	"time"
+
+	"github.com/pilotfish-mesh/pilotfish/internal/atomicfile"
+)
+
+// lastAccepted persists documents that are in force although the files do not contain them now. Otherwise a policy
+// whose last edit is refused would be lost in a restart.
+type lastAccepted struct {
+	file    string // path; "" persists nothing
+	content []byte // content of the file, as far as known
+	written bool   // this process wrote content
+	failure string // why the file could not be written, or ""
+
+	// Versions of an earlier process, used only by the first scan: by path of the document's file, and by key.
+	byPath map[string]map[Key]acceptedVersion
+	byKey  map[Key]acceptedVersion
+}
+
+// lastAcceptedFile is the format of the file.
+type lastAcceptedFile struct {
+	Documents []lastAcceptedDocument `json:"documents"`
+}
+
+type lastAcceptedDocument struct {
+	File     string          `json:"file"` // absolute path of the file in which the document is refused; At.File is absolute too
+	At       Position        `json:"at"`   // position of the accepted version
+	Since    time.Time       `json:"since"`
+	Document json.RawMessage `json:"document"`
+}
+
+// load reads the versions that an earlier process stored. The errors describe what is lost. Damaged content is skipped,
+// so that the control plane starts nevertheless.
+func (l *lastAccepted) load(parser Parser) (lost []error) {
+	if l.file == "" {
+		return nil
+	}
+	data, err := readLimited(l.file)
+	switch {
+	case errors.Is(err, fs.ErrNotExist):
+		return nil
+	case err != nil:
+		return []error{err}
+	case len(data) > MaxFileSize:
+		return []error{fmt.Errorf("it is larger than %d MiB", MaxFileSize>>20)}
+	}
+	return l.decode(parser, data)
+}
+
+func (l *lastAccepted) decode(parser Parser, data []byte) (lost []error) {
+	l.byPath, l.byKey = map[string]map[Key]acceptedVersion{}, map[Key]acceptedVersion{}
+	var file lastAcceptedFile
+	if err := json.Unmarshal(data, &file); err != nil {
+		return []error{fmt.Errorf("it is damaged: %w", err)}
+	}
+	for _, d := range file.Documents {
+		if err := l.restoreDocument(parser, d); err != nil {
+			lost = append(lost, err)
+		}
+	}
+	return lost
+}
+
+func (l *lastAccepted) restoreDocument(parser Parser, d lastAcceptedDocument) error {
+	resources, problems := parser.Parse(d.At.File, d.Document)
+	if len(resources) != 1 {
+		if len(problems) > 0 {
+			return fmt.Errorf("a document of %s is not accepted: %s", d.At, problems[0])
+		}
+		return fmt.Errorf("a document of %s is damaged", d.At)
+	}
+	r := resources[0]
+	r.Origin, r.Positions = d.At, nil // positions in the stored text are meaningless
+	h := acceptedVersion{resource: r, since: d.Since, stale: true}
+	if l.byPath[d.File] == nil {
+		l.byPath[d.File] = map[Key]acceptedVersion{}
+	}
+	l.byPath[d.File][r.Key], l.byKey[r.Key] = h, h
+	return nil
+}
+
+// versionsOf returns the restored versions of one file.
+func (l *lastAccepted) versionsOf(path string) map[Key]acceptedVersion {
+	left := map[Key]acceptedVersion{}
+	if len(l.byPath) == 0 {
+		return left
+	}
+	abs := absolutePath(path)
+	maps.Copy(left, l.byPath[abs])
+	for _, h := range left {
+		if h.resource.Origin.File == abs {
+			h.resource.Origin.File = path // the current form of the path
+		}
+	}
+	return left
+}
+
+func absolutePath(path string) string {
+	if abs, err := filepath.Abs(path); err == nil {
+		return abs
+	}
+	return path
+}
+
+// save writes the documents to the file, or removes the file if there are none.
+func (l *lastAccepted) save(documents []retainedDocument) error {
+	if l.file == "" {
+		return nil
+	}
+	data, left, err := encodeLastAccepted(documents)
+	if err == nil && (!l.written || !bytes.Equal(data, l.content)) {
+		if data == nil {
+			err = removeFile(l.file)
+		} else {
+			err = atomicfile.Write(l.file, data)
+		}
+		l.content, l.written = data, err == nil
+	}
+	if err == nil && left > 0 {
+		err = fmt.Errorf("%d documents are too much for %d MiB", left, MaxFileSize>>20)
+	}
+	return err
+}
+
+// encodeLastAccepted returns the text of the file and the number of documents that exceed its size. The text is nil if
+// there are no documents.
+func encodeLastAccepted(documents []retainedDocument) (data []byte, left int, err error) {
+	// Policies have priority if not all documents fit.
+	security := func(h retainedDocument) int {
+		if kinds[h.resource.Kind].group == securityGroup {
+			return 0
+		}
+		return 1
+	}
+	slices.SortFunc(documents, func(a, b retainedDocument) int {
+		return cmp.Or(cmp.Compare(security(a), security(b)), compareKeys(a.resource.Key, b.resource.Key))
+	})
+	file := lastAcceptedFile{}
+	size := 0
+	for _, h := range documents {
+		text, err := encode(h.resource)
+		if err != nil {
+			return nil, 0, fmt.Errorf("writing %s: %w", h.resource.Key, err)
+		}
+		d := lastAcceptedDocument{File: absolutePath(h.path), At: h.resource.Origin, Since: h.since, Document: text}
+		d.At.File = absolutePath(d.At.File)
+		// Escapes may lengthen paths in the JSON text.
+		need := len(text) + 6*(len(d.File)+len(d.At.File)) + 256
+		if size+need > MaxFileSize {
+			left++
+			continue
+		}
+		size += need
+		file.Documents = append(file.Documents, d)
+	}
+	if len(file.Documents) == 0 {
+		return nil, left, nil
+	}
+	data, err = json.Marshal(file)
+	return data, left, err
+}
+
+func removeFile(file string) error {
+	if err := os.Remove(file); err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return err
+	}
+	return nil
+}
+
+// restore loads the versions of an earlier process.
+func (s *DirStore) restore() {
+	for _, err := range s.lastAccepted.load(s.parser) {
+		s.log.Warn("the last good version of a refused document was lost in the restart: the document has no effect until it is fixed",
+			"file", s.lastAccepted.file, "err", err)
+	}
+}
+
+// endRestore discards the restored versions after the first scan and logs how many are in force.
+func (s *DirStore) endRestore() {
+	s.lastAccepted.byPath, s.lastAccepted.byKey = nil, nil
+	if n := len(s.retainedDocuments()); n > 0 {
+		s.log.Warn("refused documents have their last good version in force, restored after the restart", "documents", n)
+	}
+}
+
+// retainedDocument is a last accepted version that stays in force although the current text of its file no longer
+// contains it.
+type retainedDocument struct {
+	acceptedVersion
+	path string
+}
+
+func (t *trackedFile) isRetained(h acceptedVersion) bool {
+	return h.stale || t.readErr != nil || !t.emptySince.IsZero()
+}
+
+// hasRetained reports whether a file has retained documents.
+func (t *trackedFile) hasRetained() bool {
+	for _, h := range t.accepted {
+		if t.isRetained(h) {
+			return true
+		}
+	}
+	return false
+}
+
+// retainedDocuments returns the retained documents of all files.
+func (s *DirStore) retainedDocuments() []retainedDocument {
+	var documents []retainedDocument
+	for path := range s.withRetained {
+		t := s.files[path]
+		for key, h := range t.accepted {
+			if s.owner[key] == path && t.isRetained(h) {
+				documents = append(documents, retainedDocument{h, path})
+			}
+		}
+	}
+	return documents
+}
+
+// describeWriteError omits the name of the temporary file, which differs for each attempt.
+func describeWriteError(err error) string {
+	var at *fs.PathError
+	if errors.As(err, &at) {
+		return at.Op + ": " + at.Err.Error()
+	}
+	return err.Error()
+}
+
+// saveRetained persists the retained documents. It logs a failure once; the documents stay in force in this process.
+func (s *DirStore) saveRetained() {
+	documents, failure := s.retainedDocuments(), ""
+	if err := s.lastAccepted.save(documents); err != nil {
+		failure = describeWriteError(err)
+	}
+	if failure != "" && failure != s.lastAccepted.failure {
+		s.log.Warn("the last good versions of refused documents cannot be stored for a restart: fix the documents before one, or the file's directory",
+			"file", s.lastAccepted.file, "err", failure)
+	}
+	if failure != "" || len(documents) > 0 { // an empty save does not prove that writing works
+		s.lastAccepted.failure = failure
+	}
+}

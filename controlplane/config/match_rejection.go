@@ -1,0 +1,96 @@
+package config
+
+import (
+	"fmt"
+	"strings"
+
+	"google.golang.org/protobuf/proto"
+	"google.golang.org/protobuf/reflect/protoreflect"
+)
+
+// minQuotedLength is the minimum length of a value whose occurrence in a text is significant.
+const minQuotedLength = 3
+
+// FieldQuotedIn returns the field of the document whose value the text quotes, and the value. Of several it returns the
+// longest value. field is "" if there is none.
+func (r *Resource) FieldQuotedIn(text string) (field, value string) {
+	spec, ok := r.Spec.(proto.Message)
+	if !ok {
+		return "", ""
+	}
+	search := quoteSearch{text: text}
+	search.searchMessage(spec.ProtoReflect(), &fieldPath{name: "spec"})
+	return search.field, search.value
+}
+
+type quoteSearch struct{ text, field, value string }
+
+// fieldPath is the path of a value. It is formatted only for quoted values.
+type fieldPath struct {
+	parent *fieldPath
+	name   string // field name, or key in a map
+	index  int    // index in a list
+	kind   pathKind
+}
+
+type pathKind int
+
+const (
+	fieldStep pathKind = iota
+	keyStep
+	indexStep
+)
+
+func (p *fieldPath) String() string {
+	switch {
+	case p.parent == nil:
+		return p.name
+	case p.kind == keyStep:
+		return fmt.Sprintf("%s[%s]", p.parent, p.name)
+	case p.kind == indexStep:
+		return fmt.Sprintf("%s[%d]", p.parent, p.index)
+	}
+	return p.parent.String() + "." + p.name
+}
+
+func (m *quoteSearch) searchMessage(msg protoreflect.Message, path *fieldPath) {
+	msg.Range(func(fd protoreflect.FieldDescriptor, v protoreflect.Value) bool {
+		at := &fieldPath{parent: path, name: fd.JSONName()}
+		switch {
+		case fd.IsMap():
+			v.Map().Range(func(k protoreflect.MapKey, v protoreflect.Value) bool {
+				entry := &fieldPath{parent: at, name: k.String(), kind: keyStep}
+				m.matchValue(entry, k.String())
+				m.searchValue(fd.MapValue(), v, entry)
+				return true
+			})
+		case fd.IsList():
+			for i := range v.List().Len() {
+				m.searchValue(fd, v.List().Get(i), &fieldPath{parent: at, index: i, kind: indexStep})
+			}
+		default:
+			m.searchValue(fd, v, at)
+		}
+		return true
+	})
+}
+
+func (m *quoteSearch) searchValue(fd protoreflect.FieldDescriptor, v protoreflect.Value, path *fieldPath) {
+	switch {
+	case fd.Message() != nil:
+		m.searchMessage(v.Message(), path)
+	case fd.Kind() == protoreflect.StringKind:
+		m.matchValue(path, v.String())
+	}
+}
+
+// matchValue compares one value. Of equal values the first field path in alphabetical order wins, because the visiting
+// order is random.
+func (m *quoteSearch) matchValue(path *fieldPath, value string) {
+	if len(value) < minQuotedLength || len(value) < len(m.value) || !strings.Contains(m.text, value) {
+		return
+	}
+	if field := path.String(); len(value) > len(m.value) || field < m.field {
+		m.field, m.value = field, value
+	}
+}

@@ -1,0 +1,73 @@
+package config
+
+import (
+	"fmt"
+	"net/netip"
+	"slices"
+	"strings"
+)
+
+// Annotations of a WorkloadGroup. Without them its members register with the labels of the group and with the source
+// address of their connection.
+const (
+	// MemberLabelsAnnotation lists the keys of the labels that a member may add, separated by commas.
+	MemberLabelsAnnotation = "pilotfish.dev/member-labels"
+	// MemberAddressesAnnotation lists the networks in which a member may register another address, separated by commas.
+	MemberAddressesAnnotation = "pilotfish.dev/member-addresses"
+)
+
+// MemberLabels returns the keys of the labels that members of a WorkloadGroup may add.
+func MemberLabels(annotations map[string]string) []string {
+	return slices.DeleteFunc(splitList(annotations[MemberLabelsAnnotation]), IsPlatformLabel)
+}
+
+// MemberNetworks returns the networks in which members of a WorkloadGroup may choose their addresses. Items that are
+// not networks are reported in err, and the other items are returned.
+func MemberNetworks(annotations map[string]string) (networks []netip.Prefix, err error) {
+	for _, item := range splitList(annotations[MemberAddressesAnnotation]) {
+		if addr, ok := netip.ParseAddr(item); ok == nil {
+			item = netip.PrefixFrom(addr, addr.BitLen()).String()
+		}
+		network, parseErr := netip.ParsePrefix(item)
+		if parseErr != nil {
+			err = fmt.Errorf("%q is no network such as 10.1.0.0/16, and no address", item)
+			continue
+		}
+		networks = append(networks, network)
+	}
+	return networks, err
+}
+
+// IsPlatformLabel reports whether a label decides about security or topology, so that a proxy cannot set it.
+func IsPlatformLabel(key string) bool {
+	domain, _, found := strings.Cut(key, "/")
+	return found && (domain == "security.istio.io" || domain == "networking.istio.io" || strings.HasPrefix(domain, "topology."))
+}
+
+// IsLabelValue reports whether text is a valid label value.
+func IsLabelValue(text string) bool { return labelValue.MatchString(text) }
+
+func splitList(text string) []string {
+	var out []string
+	for item := range strings.SplitSeq(text, ",") {
+		if item = strings.TrimSpace(item); item != "" {
+			out = append(out, item)
+		}
+	}
+	return out
+}
+
+// checkMemberAnnotations warns of items that have no effect.
+func (d *document) checkMemberAnnotations(annotations map[string]string) {
+	field := func(annotation string) string { return "metadata.annotations[" + annotation + "]" }
+	if _, err := MemberNetworks(annotations); err != nil {
+		at := field(MemberAddressesAnnotation)
+		d.report(Warning, d.fieldPosition(at), at, annotations[MemberAddressesAnnotation], err.Error(), "write networks separated by commas")
+	}
+	for _, key := range splitList(annotations[MemberLabelsAnnotation]) {
+		if IsPlatformLabel(key) {
+			at := field(MemberLabelsAnnotation)
+			d.report(Warning, d.fieldPosition(at), at, key, "members cannot set labels of security and topology", "set the label in the group")
+		}
+	}
+}

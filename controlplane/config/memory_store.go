@@ -1,0 +1,15 @@
+package config
+
+// MemoryStore is a store that its owner fills, for example with the workloads of a local mesh or the resources of a
+// test.
+type MemoryStore struct{ *resourceTable }
+
+// NewMemoryStore returns an empty store.
+func NewMemoryStore() *MemoryStore { return &MemoryStore{newTable(nil)} }
+
+// Put adds or replaces resources in one change. A resource without a creation time inherits that of the replaced one,
+// or the current time. Equal resources cause no notification.
+func (s *MemoryStore) Put(resources ...*Resource) { s.apply(resources, nil) }
+
+// Delete removes resources in one change. Unknown keys are ignored.
+func (s *MemoryStore) Delete(keys ...Key) { s.apply(nil, keys) }

@@ -1,0 +1,100 @@
+package config
+
+import (
+	"fmt"
+	"slices"
+	"sync"
+)
+
+// MultiStore combines several stores. If two stores have a resource of one name, that of the first store is in force.
+type MultiStore struct{ stores []Store }
+
+// NewMultiStore returns a store that combines the stores, the first with the highest precedence.
+func NewMultiStore(stores ...Store) *MultiStore { return &MultiStore{stores: slices.Clone(stores)} }
+
+// List implements Store.
+func (j *MultiStore) List(kind Kind) []*Resource {
+	all, _ := j.merge(kind)
+	return all
+}
+
+// merge returns the resources of a kind that are in force, and the hidden ones.
+func (j *MultiStore) merge(kind Kind) (inForce []*Resource, hidden []hiddenResource) {
+	for _, store := range j.stores {
+		inForce, hidden = mergeSorted(inForce, store.List(kind), hidden)
+	}
+	return inForce, hidden
+}
+
+// mergeSorted merges two sorted lists. Resources of first have precedence.
+func mergeSorted(first, others []*Resource, hidden []hiddenResource) ([]*Resource, []hiddenResource) {
+	if len(first) == 0 {
+		return others, hidden
+	}
+	if len(others) == 0 {
+		return first, hidden
+	}
+	all := make([]*Resource, 0, len(first)+len(others))
+	for _, r := range others {
+		for len(first) > 0 && compareKeys(first[0].Key, r.Key) < 0 {
+			all, first = append(all, first[0]), first[1:]
+		}
+		if len(first) > 0 && first[0].Key == r.Key {
+			hidden = append(hidden, hiddenResource{winner: first[0], loser: r})
+			continue
+		}
+		all = append(all, r)
+	}
+	return append(all, first...), hidden
+}
+
+type hiddenResource struct{ winner, loser *Resource }
+
+// Get implements Store.
+func (j *MultiStore) Get(key Key) *Resource {
+	for _, store := range j.stores {
+		if r := store.Get(key); r != nil {
+			return r
+		}
+	}
+	return nil
+}
+
+// Subscribe implements Store. It reports changes of hidden resources too.
+func (j *MultiStore) Subscribe(notify func(changed []Key)) (cancel func()) {
+	var mu sync.Mutex
+	var cancels []func()
+	for _, store := range j.stores {
+		cancels = append(cancels, store.Subscribe(func(changed []Key) {
+			mu.Lock()
+			defer mu.Unlock()
+			notify(changed)
+		}))
+	}
+	return func() {
+		for _, c := range cancels {
+			c()
+		}
+	}
+}
+
+// Problems returns a problem for each resource that is hidden by another store's resource of the same name.
+func (j *MultiStore) Problems() []Problem {
+	var problems []Problem
+	for _, kind := range Kinds() {
+		_, hidden := j.merge(kind)
+		for _, h := range hidden {
+			problems = append(problems, Problem{
+				Code:     DuplicateName,
+				Severity: Error,
+				Key:      h.loser.Key,
+				At:       h.loser.Origin,
+				Field:    "metadata.name",
+				Value:    h.loser.Name,
+				Message:  fmt.Sprintf("another source has a %s of this name, at %s, which is the one in force", h.loser.Kind, h.winner.Origin),
+				Remedy:   "rename one of the two, or remove it",
+			})
+		}
+	}
+	return problems
+}

@@ -1,0 +1,269 @@
+package config
+
+import (
+	"cmp"
+	"fmt"
+	"hash/fnv"
+	"maps"
+	"slices"
+	"strings"
+	"time"
+
+	"go.yaml.in/yaml/v3"
+	"google.golang.org/protobuf/proto"
+	security "istio.io/api/security/v1beta1"
+
+	"github.com/pilotfish-mesh/pilotfish/internal/suggest"
+)
+
+// OnInvalidPolicy selects the effect of a policy of which no version was ever accepted. The zero value is DenyInvalid.
+// It implements a flag value.
+type OnInvalidPolicy string
+
+const (
+	// DenyInvalid denies what the policy selects until a version of it is accepted.
+	DenyInvalid OnInvalidPolicy = "deny"
+	// IgnoreInvalid leaves the workloads as they are without the policy.
+	IgnoreInvalid OnInvalidPolicy = "ignore"
+)
+
+// String returns the effective value.
+func (o *OnInvalidPolicy) String() string { return string(cmp.Or(*o, DenyInvalid)) }
+
+// Set parses the value of a flag.
+func (o *OnInvalidPolicy) Set(text string) error {
+	value := OnInvalidPolicy(text)
+	if value != DenyInvalid && value != IgnoreInvalid {
+		return fmt.Errorf("use %s or %s", DenyInvalid, IgnoreInvalid)
+	}
+	*o = value
+	return nil
+}
+
+// Type returns the placeholder of the flag's value in the help text.
+func (o *OnInvalidPolicy) Type() string { return string(DenyInvalid + "|" + IgnoreInvalid) }
+
+// DryRunAnnotation marks an AuthorizationPolicy that is counted and logged, but not enforced, if its value is "true".
+const DryRunAnnotation = "istio.io/dry-run"
+
+// refusedPolicy is an AuthorizationPolicy or a PeerAuthentication with an error.
+type refusedPolicy struct {
+	problem Problem // the first error of the document
+	// denial denies what the policy selects. It is nil if that cannot be read; unreadable is the reason then.
+	denial     *Resource
+	unreadable string
+	key        Key // of the document, with a generated name if its own is not valid
+}
+
+// readRefusedPolicy returns what can be read of a refused document if it is a policy that would protect workloads.
+func (d *document) readRefusedPolicy(root *yaml.Node, defaultNamespace string) *refusedPolicy {
+	at := slices.IndexFunc(d.problems, func(p Problem) bool { return p.Severity == Error })
+	if at < 0 || root.Kind != yaml.MappingNode {
+		return nil
+	}
+	r := policyReader{document{file: d.file, offset: d.offset, positions: map[string]Position{}}}
+	h := r.readHeader(root, defaultNamespace)
+	if r.key.Kind != AuthorizationPolicy && r.key.Kind != PeerAuthentication || onlyObserves(h) {
+		return nil
+	}
+	p, origin := &refusedPolicy{problem: d.problems[at], key: r.key}, r.origin
+	p.problem.Key = r.key
+	if !dnsSubdomain.MatchString(p.key.Name) || len(p.key.Name) > 253 {
+		hash := fnv.New32a()
+		fmt.Fprint(hash, origin)
+		p.key.Name = fmt.Sprintf("refused-%08x", hash.Sum32())
+	}
+	if p.unreadable = r.misplacedField(h); p.unreadable != "" {
+		return p
+	}
+	created, _ := time.Parse(time.RFC3339, scalarOf(h.metadata, "creationTimestamp"))
+	spec := r.readTargets(h.spec)
+	if r.refused {
+		p.unreadable = fmt.Sprintf("what it selects cannot be read (%s)", r.problems[0].Field)
+		return p
+	}
+	p.denial = &Resource{Key: p.key, APIVersion: securityGroup + "/v1", Created: created, Origin: origin, Denial: true, Spec: denyAll(spec)}
+	return p
+}
+
+// onlyObserves reports whether a document is an AuthorizationPolicy that never denies anything.
+func onlyObserves(h objectHeader) bool {
+	if h.kind != string(AuthorizationPolicy) {
+		return false
+	}
+	annotations := mappingField(h.metadata, "annotations")
+	return scalarOf(h.spec, "action") == security.AuthorizationPolicy_AUDIT.String() ||
+		strings.EqualFold(scalarOf(annotations, DryRunAnnotation), "true")
+}
+
+func scalarOf(mapping *yaml.Node, name string) string {
+	if mapping == nil || mapping.Kind != yaml.MappingNode {
+		return ""
+	}
+	return scalarField(mapping, name)
+}
+
+// mappingField returns the value of a field, or nil.
+func mappingField(mapping *yaml.Node, name string) *yaml.Node {
+	if mapping == nil || mapping.Kind != yaml.MappingNode {
+		return nil
+	}
+	for i := 0; i+1 < len(mapping.Content); i += 2 {
+		if mapping.Content[i].Value == name {
+			return followAlias(mapping.Content[i+1])
+		}
+	}
+	return nil
+}
+
+// policyReader reads of a refused policy what identifies its workloads.
+type policyReader struct{ document }
+
+// misplacedField returns why the namespace or the selection may be another than the one that is read: a field that was
+// meant to name it is misspelt or in the wrong place.
+func (r *policyReader) misplacedField(h objectHeader) string {
+	namespace := mappingField(h.metadata, "namespace")
+	switch {
+	case h.metadata == nil || h.metadata.Kind != yaml.MappingNode:
+		return "it has no metadata"
+	case namespace != nil && namespace.Kind != yaml.ScalarNode, !dnsLabel.MatchString(r.key.Namespace):
+		return "its namespace cannot be read"
+	}
+	for _, name := range keysOf(h.metadata) {
+		if name != "namespace" && suggest.Name(name, []string{"namespace"}) != "" {
+			return fmt.Sprintf("its namespace cannot be read (metadata.%s)", name)
+		}
+	}
+	for _, name := range keysOf(h.root) {
+		if suggest.Name(name, []string{"namespace"}) != "" {
+			return fmt.Sprintf("its namespace cannot be read (%s)", name)
+		}
+	}
+	fields := keysOf(h.spec)
+	if slices.ContainsFunc(fields, r.selects) {
+		return ""
+	}
+	for _, name := range slices.Concat(fields, keysOf(h.root)) {
+		if mayMeanSelector(name) {
+			return fmt.Sprintf("what it selects cannot be read (%s)", name)
+		}
+	}
+	return ""
+}
+
+func keysOf(mapping *yaml.Node) []string {
+	var names []string
+	for i := 0; mapping != nil && mapping.Kind == yaml.MappingNode && i+1 < len(mapping.Content); i += 2 {
+		names = append(names, followAlias(mapping.Content[i]).Value)
+	}
+	return names
+}
+
+// selects reports whether a field of the policy's spec decides which workloads it is for.
+func (r *policyReader) selects(name string) bool {
+	field := fieldNamed(kinds[r.key.Kind].message.Descriptor(), name)
+	return field != nil && contains([]string{"selector", "targetRef", "targetRefs"}, field.JSONName())
+}
+
+// mayMeanSelector reports whether an unknown field may be a misspelt or misplaced selector.
+func mayMeanSelector(name string) bool {
+	name = strings.ToLower(name)
+	return suggest.Name(name, []string{"selector", "targetref", "targetrefs"}) != "" ||
+		slices.ContainsFunc([]string{"select", "target", "label", "match", "workload"}, func(part string) bool { return strings.Contains(name, part) })
+}
+
+// readTargets reads the fields of a spec that decide which workloads the policy is for.
+func (r *policyReader) readTargets(spec *yaml.Node) proto.Message {
+	m := kinds[r.key.Kind].message.New()
+	if spec == nil || isNull(spec) {
+		return m.Interface()
+	}
+	w := specDecoder{document: &r.document}
+	if !r.isMapping(spec, "spec") {
+		return m.Interface()
+	}
+	targets := &yaml.Node{Kind: yaml.MappingNode, Line: spec.Line, Column: spec.Column}
+	for i := 0; i+1 < len(spec.Content); i += 2 {
+		if key := spec.Content[i]; r.selects(followAlias(key).Value) {
+			targets.Content = append(targets.Content, key, spec.Content[i+1])
+		}
+	}
+	if !r.checkSize(targets) {
+		return m.Interface()
+	}
+	w.message(targets, m, "spec")
+	switch p := m.Interface().(type) {
+	case *security.PeerAuthentication:
+		validator{&r.document, "spec"}.field("selector").checkSelector(p.GetSelector())
+	case *security.AuthorizationPolicy:
+		validator{&r.document, "spec"}.field("selector").checkSelector(p.GetSelector())
+		validator{&r.document, "spec"}.checkTargets(p.GetSelector(), p.GetTargetRef(), p.GetTargetRefs())
+	}
+	return m.Interface()
+}
+
+// denyAll completes a spec of which only the targets were read.
+func denyAll(spec proto.Message) proto.Message {
+	switch p := spec.(type) {
+	case *security.PeerAuthentication:
+		p.Mtls = &security.PeerAuthentication_MutualTLS{Mode: security.PeerAuthentication_MutualTLS_STRICT}
+	case *security.AuthorizationPolicy:
+		p.Action, p.Rules = security.AuthorizationPolicy_DENY, []*security.Rule{{}}
+	}
+	return spec
+}
+
+// newProblem returns the finding of a policy of which no version was accepted. inForce reports whether its denial is.
+func (p *refusedPolicy) newProblem(on OnInvalidPolicy, inForce bool) Problem {
+	out := p.problem
+	out.Code, out.Value = PolicyNeverAccepted, ""
+	const never = "no version of this policy was accepted, "
+	switch {
+	case inForce:
+		out.Message = never + "so " + p.describeDenial()
+		out.Remedy = "correct the field; --on-invalid-policy=ignore leaves the workloads open instead"
+	case p.denial == nil:
+		out.Message = never + "and it protects nothing: " + p.unreadable
+		out.Remedy = "correct the document"
+	case on == IgnoreInvalid:
+		out.Message = never + "and it protects nothing: --on-invalid-policy=ignore is set"
+		out.Remedy = "correct the field; --on-invalid-policy=deny denies what it selects until then"
+	default:
+		out.Message = never + "and another refused document of this name is the one that denies"
+		out.Remedy = "correct the field, and rename one of the two documents"
+	}
+	return out
+}
+
+// describeDenial describes what the denial does.
+func (p *refusedPolicy) describeDenial() string {
+	switch spec := p.denial.Spec.(type) {
+	case *security.PeerAuthentication:
+		return "plaintext connections to " + p.describeSelection(spec.GetSelector().GetMatchLabels()) + " are refused (STRICT)"
+	case *security.AuthorizationPolicy:
+		refs := spec.GetTargetRefs()
+		if ref := spec.GetTargetRef(); ref != nil {
+			refs = append(slices.Clone(refs), ref)
+		}
+		var targets []string
+		for _, ref := range refs {
+			targets = append(targets, ref.GetKind()+" "+ref.GetName())
+		}
+		if len(targets) > 0 {
+			return fmt.Sprintf("all requests and connections to %s in namespace %s are denied", strings.Join(targets, ", "), p.key.Namespace)
+		}
+		return "all requests and connections to " + p.describeSelection(spec.GetSelector().GetMatchLabels()) + " are denied"
+	}
+	return ""
+}
+
+func (p *refusedPolicy) describeSelection(labels map[string]string) string {
+	if len(labels) == 0 {
+		return fmt.Sprintf("all workloads of namespace %s (of the mesh, if it is the root namespace)", p.key.Namespace)
+	}
+	var list []string
+	for _, key := range slices.Sorted(maps.Keys(labels)) {
+		list = append(list, key+"="+labels[key])
+	}
+	return fmt.Sprintf("workloads labelled %s of namespace %s", strings.Join(list, ","), p.key.Namespace)
+}

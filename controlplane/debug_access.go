@@ -1,0 +1,163 @@
+package controlplane
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"net/http"
+	"net/netip"
+	"os"
+	"runtime"
+	"slices"
+	"time"
+
+	"google.golang.org/grpc/credentials"
+	"google.golang.org/grpc/metadata"
+	"google.golang.org/grpc/peer"
+	"google.golang.org/grpc/status"
+
+	"github.com/pilotfish-mesh/pilotfish/controlplane/snapshot"
+	"github.com/pilotfish-mesh/pilotfish/internal/httpguard"
+	"github.com/pilotfish-mesh/pilotfish/internal/portowner"
+)
+
+// debugTimeout limits the time for reading the request of a debug page, and the time for the response.
+const debugTimeout = 30 * time.Second
+
+// debugCaller is the authenticated caller of a debug page: the platform, which sees the whole mesh, or a workload,
+// which sees its namespace.
+type debugCaller struct {
+	platform  bool
+	namespace string
+}
+
+// canSee reports whether the caller may see objects of a namespace. Only the platform sees objects without a namespace.
+func (c debugCaller) canSee(namespace string) bool {
+	return c.platform || namespace != "" && c.namespace == namespace
+}
+
+// filterVisible returns the elements of a list that the caller may see.
+func filterVisible[T any](c debugCaller, list []T, namespace func(T) string) []T {
+	if c.platform {
+		return list
+	}
+	return slices.DeleteFunc(list, func(v T) bool { return !c.canSee(namespace(v)) })
+}
+
+// identifyCaller returns the caller of a request, or an error if the caller may see nothing.
+type identifyCaller func(*http.Request) (debugCaller, error)
+
+// platformCaller identifies the callers of handlers that only the platform can access.
+func platformCaller(*http.Request) (debugCaller, error) { return debugCaller{platform: true}, nil }
+
+type debugPage func(w http.ResponseWriter, r *http.Request, c debugCaller)
+
+// restrictPage returns a handler that serves a page to the callers that identify accepts.
+func restrictPage(identify identifyCaller, page debugPage) http.HandlerFunc {
+	return func(w http.ResponseWriter, r *http.Request) {
+		c, err := identify(r)
+		if err != nil {
+			w.Header().Set("WWW-Authenticate", "Bearer")
+			http.Error(w, err.Error(), http.StatusUnauthorized)
+			return
+		}
+		control, deadline := http.NewResponseController(w), time.Now().Add(debugTimeout)
+		_, _ = control.SetReadDeadline(deadline), control.SetWriteDeadline(deadline.Add(debugTimeout)) // net/http supports both
+		page(w, r, c)
+	}
+}
+
+// identifyDebugCaller accepts a certificate or token of the mesh. Without them it accepts a process of this machine
+// that runs as root or as this process's user. Accounts of the root namespace count as the platform.
+func (s *Server) identifyDebugCaller(r *http.Request) (debugCaller, error) {
+	if r.Header.Get("Authorization") != "" || r.TLS != nil && len(r.TLS.PeerCertificates) > 0 {
+		id, err := s.authority.Authenticate(grpcContext(r))
+		if err != nil {
+			return debugCaller{}, errors.New(status.Convert(err).Message())
+		}
+		return debugCaller{platform: id.Namespace == s.rootNamespace(), namespace: id.Namespace}, nil
+	}
+	if err := s.checkLocalCaller(r); err != nil {
+		return debugCaller{}, err
+	}
+	if err := httpguard.Check(r); err != nil { // a web page may use the platform's browser
+		return debugCaller{}, err
+	}
+	return debugCaller{platform: true}, nil
+}
+
+func (s *Server) rootNamespace() string {
+	return snapshot.WithDefaults(s.mesh()).GetRootNamespace()
+}
+
+// grpcContext returns the context that a gRPC call with the request's credentials has.
+func grpcContext(r *http.Request) context.Context {
+	ctx := metadata.NewIncomingContext(r.Context(), metadata.MD{"authorization": r.Header.Values("Authorization")})
+	if r.TLS != nil {
+		ctx = peer.NewContext(ctx, &peer.Peer{AuthInfo: credentials.TLSInfo{State: *r.TLS}})
+	}
+	return ctx
+}
+
+// checkLocalCaller returns an error unless a process of this machine sent the request, as root or as this process's
+// user. In a local mesh it always fails: the proxies run as that user and forward their clients' requests.
+func (s *Server) checkLocalCaller(r *http.Request) error {
+	required := fmt.Errorf("debug pages require a token (Authorization: Bearer …) or a client certificate: an account of namespace %s sees the whole mesh, "+
+		"others see their own namespace", s.rootNamespace())
+	if s.cfg.StartsProxies {
+		return fmt.Errorf("%w. The commands of pilotfish use the control socket of the mesh instead", required)
+	}
+	required = fmt.Errorf("%w. From this machine, root and the user of the control plane need neither", required)
+	local, ok := r.Context().Value(http.LocalAddrContextKey).(net.Addr)
+	if !ok {
+		return required
+	}
+	client, clientErr := netip.ParseAddrPort(r.RemoteAddr)
+	server, serverErr := netip.ParseAddrPort(local.String())
+	if clientErr != nil || serverErr != nil || !client.Addr().IsLoopback() && client.Addr() != server.Addr() {
+		return required
+	}
+	if runtime.GOOS != "linux" && client.Addr().IsLoopback() { // the client's user cannot be determined
+		return nil
+	}
+	s.callerLookup.Lock() // one lookup at a time
+	defer s.callerLookup.Unlock()
+	connection, err := portowner.FindConnection(client, server)
+	if err != nil || connection.UID != 0 && connection.UID != uint32(os.Geteuid()) {
+		return required
+	}
+	return nil
+}
+
+// visibleClient returns the ID of the connected client with this ID or node id, if the caller may see it.
+func (s *Server) visibleClient(c debugCaller, id string) (string, error) {
+	found := ""
+	for client, p := range s.discovery.Proxies() {
+		own, ok := p.(proxy)
+		if !ok || client != id && own.ID != id || !c.canSee(own.Namespace) {
+			continue
+		}
+		if found == "" || client == id {
+			found = client
+		}
+	}
+	if found == "" && !c.platform {
+		return "", fmt.Errorf("no client %q is connected in namespace %s", id, c.namespace)
+	}
+	if c.platform {
+		return id, nil
+	}
+	return found, nil
+}
+
+// clientNamespaces returns the namespaces of the connected clients by their IDs.
+func (s *Server) clientNamespaces() map[string]string {
+	namespaces := map[string]string{}
+	for client, p := range s.discovery.Proxies() {
+		if own, ok := p.(proxy); ok {
+			namespaces[client] = own.Namespace
+		}
+	}
+	return namespaces
+}

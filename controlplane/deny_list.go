@@ -1,0 +1,271 @@
+package controlplane
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"log/slog"
+	"os"
+	"path/filepath"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	corev3 "github.com/envoyproxy/go-control-plane/envoy/config/core/v3"
+	tlsv3 "github.com/envoyproxy/go-control-plane/envoy/extensions/transport_sockets/tls/v3"
+	"google.golang.org/grpc"
+
+	"github.com/pilotfish-mesh/pilotfish/controlplane/ca"
+	"github.com/pilotfish-mesh/pilotfish/controlplane/xds"
+	"github.com/pilotfish-mesh/pilotfish/internal/atomicfile"
+)
+
+const (
+	// denyListInterval is the polling interval of the file: a change is in force within a second.
+	denyListInterval = 250 * time.Millisecond
+	maxDenyList      = 16 << 20
+	// revocationName is the name of the only resource of its type.
+	revocationName = "deny-list"
+	// revocationFile, in the state directory, stores the revocation lists with the denied serial numbers.
+	revocationFile = "ca-crl.pem"
+)
+
+// denyList watches the file of denied identities. While the file is refused, its last valid content stays in force.
+type denyList struct {
+	path, revocationPath string
+	authority            *ca.Authority
+	streams              *openStreams
+	revocations          *revocations
+	log                  *slog.Logger
+
+	text    []byte
+	problem string
+
+	writing sync.Mutex // held while the revocation lists are written
+}
+
+// openDenyList reads the file. It fails if the file is missing or malformed, because no earlier list is in force.
+func openDenyList(path, stateDir string, authority *ca.Authority, streams *openStreams, revocations *revocations, log *slog.Logger) (*denyList, error) {
+	d := &denyList{
+		path: path, revocationPath: filepath.Join(stateDir, revocationFile), authority: authority, streams: streams, revocations: revocations, log: log,
+	}
+	text, list, err := d.read()
+	if err != nil {
+		return nil, err
+	}
+	d.apply(text, list)
+	return d, nil
+}
+
+func (d *denyList) read() ([]byte, *ca.DenyList, error) {
+	info, err := os.Stat(d.path)
+	if err == nil && info.Size() > maxDenyList {
+		err = fmt.Errorf("%d bytes; at most %d are allowed", info.Size(), maxDenyList)
+	}
+	var text []byte
+	if err == nil {
+		text, err = os.ReadFile(d.path)
+	}
+	var list *ca.DenyList
+	if err == nil {
+		list, err = ca.ParseDenyList(text, d.authority.TrustDomain())
+	}
+	if err != nil {
+		return nil, nil, fmt.Errorf("deny list %s: %w", d.path, err)
+	}
+	return text, list, nil
+}
+
+func (d *denyList) run(ctx context.Context) {
+	ticker := time.NewTicker(denyListInterval)
+	defer ticker.Stop()
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case <-ticker.C:
+			d.reload()
+		}
+	}
+}
+
+func (d *denyList) reload() {
+	text, list, err := d.read()
+	if err != nil {
+		if d.problem != err.Error() {
+			d.log.Error("the deny list is refused; the last valid one stays in force", "error", err)
+		}
+		d.problem = err.Error()
+		return
+	}
+	if d.problem == "" && bytes.Equal(text, d.text) {
+		return
+	}
+	d.problem = ""
+	d.apply(text, list)
+}
+
+// apply applies a list to calls and open streams, and writes the revocation lists.
+func (d *denyList) apply(text []byte, list *ca.DenyList) {
+	d.text = text
+	d.authority.Deny(list)
+	ended := d.streams.endDenied()
+	accounts, serials := list.Len()
+	d.log.Info("deny list in force", "file", d.path, "accounts", accounts, "serials", serials, "streamsEnded", ended)
+	d.writeLists()
+}
+
+// writeLists signs the revocation lists with the authorities in force, writes them and sends them to agents.
+func (d *denyList) writeLists() {
+	d.writing.Lock()
+	defer d.writing.Unlock()
+	previous, err := os.ReadFile(d.revocationPath)
+	if err != nil && !errors.Is(err, fs.ErrNotExist) {
+		d.log.Warn("the revocation lists cannot be read, and are signed again", "error", err)
+	}
+	lists, err := d.authority.RevocationLists(previous)
+	if err != nil {
+		d.log.Error("proxies accept the certificates of denied serials among themselves: the revocation lists cannot be signed; "+
+			"use an authority whose certificate has a subject key identifier and the key usage cRLSign", "error", err)
+	} else if !bytes.Equal(lists, previous) {
+		if err := atomicfile.Write(d.revocationPath, lists); err != nil {
+			d.log.Error("the revocation lists of denied serials cannot be written", "error", err)
+		}
+	}
+	if _, serials := d.authority.Denied().Len(); serials == 0 {
+		lists = nil
+	}
+	if err := d.revocations.set(lists, d.authority.RootPEM()); err != nil {
+		d.log.Error("the revocation lists cannot be sent to agents", "error", err)
+	}
+}
+
+// revocations holds the revocation lists for agents. The zero value denies nothing.
+type revocations struct {
+	notify func() // called after changes; nil while there are no agents
+
+	resource atomic.Pointer[xds.Resource]
+}
+
+// set replaces the lists and the roots whose certificates they cover. Without lists, agents check none.
+func (r *revocations) set(lists, roots []byte) error {
+	context := &tlsv3.CertificateValidationContext{}
+	if len(lists) > 0 {
+		context.TrustedCa = &corev3.DataSource{Specifier: &corev3.DataSource_InlineBytes{InlineBytes: roots}}
+		context.Crl = &corev3.DataSource{Specifier: &corev3.DataSource_InlineBytes{InlineBytes: lists}}
+	}
+	resource, err := xds.NewResource(revocationName, context)
+	if err != nil {
+		return err
+	}
+	if old := r.resource.Swap(resource); (old == nil || old.Version != resource.Version) && r.notify != nil {
+		r.notify()
+	}
+	return nil
+}
+
+// resources returns one resource, also if nothing is denied, so that agents remove earlier lists.
+func (r *revocations) resources() []*xds.Resource {
+	if resource := r.resource.Load(); resource != nil {
+		return []*xds.Resource{resource}
+	}
+	return []*xds.Resource{xds.NewRawResource(revocationName, xds.RevocationType, nil)}
+}
+
+// openStreams tracks the streams of authenticated callers.
+type openStreams struct {
+	authority *ca.Authority
+
+	mu      sync.Mutex
+	streams map[*checkedStream]struct{}
+}
+
+func newOpenStreams(authority *ca.Authority) *openStreams {
+	return &openStreams{authority: authority, streams: map[*checkedStream]struct{}{}}
+}
+
+// checkedStream is a stream that ends when its caller is denied.
+type checkedStream struct {
+	grpc.ServerStream
+	ctx    context.Context
+	cancel context.CancelCauseFunc
+
+	mu         sync.Mutex
+	caller     ca.Identity
+	identified bool
+}
+
+func (s *checkedStream) Context() context.Context { return s.ctx }
+
+// RecvMsg fails if the caller is denied, also before the stream's first message.
+func (s *checkedStream) RecvMsg(m any) error {
+	if err := s.ServerStream.RecvMsg(m); err != nil {
+		return err
+	}
+	return deniedStatus(s.ctx)
+}
+
+type checkedStreamKey struct{}
+
+// setCaller records the authenticated caller of a stream.
+func (s *openStreams) setCaller(ctx context.Context, id ca.Identity) {
+	if stream, ok := ctx.Value(checkedStreamKey{}).(*checkedStream); ok {
+		stream.mu.Lock()
+		stream.caller, stream.identified = id, true
+		stream.mu.Unlock()
+	}
+}
+
+// intercept is a stream interceptor that ends a stream when its caller is denied.
+func (s *openStreams) intercept(server any, stream grpc.ServerStream, _ *grpc.StreamServerInfo, handler grpc.StreamHandler) error {
+	checked := &checkedStream{ServerStream: stream}
+	checked.ctx, checked.cancel = context.WithCancelCause(context.WithValue(stream.Context(), checkedStreamKey{}, checked))
+	defer checked.cancel(nil)
+	s.mu.Lock()
+	s.streams[checked] = struct{}{}
+	s.mu.Unlock()
+	defer func() {
+		s.mu.Lock()
+		delete(s.streams, checked)
+		s.mu.Unlock()
+	}()
+	err := handler(server, checked)
+	if denied := deniedStatus(checked.ctx); denied != nil {
+		return denied
+	}
+	return err
+}
+
+// deniedStatus returns the status of a stream that ended because its caller is denied, or nil.
+func deniedStatus(ctx context.Context) error {
+	if denied := (deniedError{}); errors.As(context.Cause(ctx), &denied) {
+		return denied.status
+	}
+	return nil
+}
+
+// deniedError is the cancellation cause of a denied caller's stream.
+type deniedError struct{ status error }
+
+func (e deniedError) Error() string { return e.status.Error() }
+
+// endDenied ends the streams of denied callers and returns their number.
+func (s *openStreams) endDenied() (ended int) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for stream := range s.streams {
+		stream.mu.Lock()
+		caller, known := stream.caller, stream.identified
+		stream.mu.Unlock()
+		if !known {
+			continue
+		}
+		if err := s.authority.CheckCaller(stream.ctx, caller); err != nil {
+			stream.cancel(deniedError{err})
+			ended++
+		}
+	}
+	return ended
+}

@@ -1,0 +1,180 @@
+package envoyfilter
+
+import (
+	"fmt"
+	"slices"
+	"strings"
+
+	"google.golang.org/protobuf/proto"
+	networking "istio.io/api/networking/v1alpha3"
+
+	"github.com/pilotfish-mesh/pilotfish/controlplane/config"
+)
+
+// Side is the context of a patch: the direction of traffic at a proxy.
+type Side = networking.EnvoyFilter_PatchContext
+
+// The sides.
+const (
+	Inbound  = networking.EnvoyFilter_SIDECAR_INBOUND
+	Outbound = networking.EnvoyFilter_SIDECAR_OUTBOUND
+	Gateway  = networking.EnvoyFilter_GATEWAY
+)
+
+// Proxy contains the attributes of a proxy that patches match.
+type Proxy struct {
+	// Version is the mesh version that its agent reports.
+	Version string
+	// Envoy is the version of its Envoy; zero if unknown.
+	Envoy [3]uint32
+	// Metadata contains the string values of the node's metadata.
+	Metadata map[string]string
+}
+
+// Set contains the patches for one proxy, in the order of application. A nil Set is empty. It is not safe for
+// concurrent use.
+type Set struct {
+	patches []*patch
+	skipped []SkippedPatch
+}
+
+// SkippedPatch is a patch that was skipped because it produced an invalid resource. It is valid in all sets with the
+// same patches for that resource.
+type SkippedPatch struct {
+	// Name is the name of the resource.
+	Name string
+
+	kind string
+	err  error
+	// digest identifies the patch; nth is its index among the set's patches with the same digest.
+	digest string
+	nth    int
+}
+
+// NewSet returns the filters' patches for the proxy, in order, or nil if there are none. It calls note for patches that
+// require a newer Envoy.
+func NewSet(filters []*Filter, p Proxy, note func(*Filter, config.Problem)) *Set {
+	s := &Set{}
+	for _, f := range filters {
+		for _, patch := range f.patches {
+			if !patch.matchesProxy(p) {
+				continue
+			}
+			if err := patch.checkEnvoyVersion(p.Envoy); err != nil {
+				note(f, patch.skippedProblem("proxy", fmt.Sprintf("Envoy %d.%d", p.Envoy[0], p.Envoy[1]), err))
+				continue
+			}
+			s.patches = append(s.patches, patch)
+		}
+	}
+	if len(s.patches) == 0 {
+		return nil
+	}
+	return s
+}
+
+func (p *patch) matchesProxy(proxy Proxy) bool {
+	if p.version != nil && !p.version.MatchString(proxy.Version) {
+		return false
+	}
+	for key, want := range p.match.GetProxy().GetMetadata() {
+		if got, ok := proxy.Metadata[key]; !ok || got != want {
+			return false
+		}
+	}
+	return true
+}
+
+// appliesTo reports whether a patch is for a context.
+func (p *patch) appliesTo(side Side) bool {
+	context := p.match.GetContext()
+	return context == networking.EnvoyFilter_ANY || context == side
+}
+
+// selectPatches returns the patches for which wanted returns true.
+func (s *Set) selectPatches(wanted func(*patch) bool) []*patch {
+	if s == nil {
+		return nil
+	}
+	var out []*patch
+	for _, p := range s.patches {
+		if wanted(p) {
+			out = append(out, p)
+		}
+	}
+	return out
+}
+
+// patchesFor returns the patches of one kind of object.
+func (s *Set) patchesFor(to networking.EnvoyFilter_ApplyTo) []*patch {
+	return s.selectPatches(func(p *patch) bool { return p.to == to })
+}
+
+// patchesKey identifies a list of patches.
+func patchesKey(patches []*patch) string {
+	var b strings.Builder
+	for _, p := range patches {
+		b.WriteString(p.digest)
+	}
+	return b.String()
+}
+
+// tryPatch applies change to a copy and returns the copy if it is valid. Otherwise it returns m and records the patch
+// as skipped. change reports whether it changed anything.
+func tryPatch[M proto.Message](s *Set, p *patch, kind, name string, m M, sound func(M) error, change func(M) (bool, error)) M {
+	copied := proto.Clone(m).(M)
+	changed, err := change(copied)
+	if err == nil && !changed {
+		return m
+	}
+	if err == nil {
+		err = validate(copied)
+	}
+	if err == nil && sound != nil {
+		err = sound(copied)
+	}
+	if err != nil {
+		s.skip(p, kind, name, err)
+		return m
+	}
+	return copied
+}
+
+func (s *Set) skip(p *patch, kind, name string, err error) {
+	nth := 0
+	for _, other := range s.patches[:slices.Index(s.patches, p)] {
+		if other.digest == p.digest {
+			nth++
+		}
+	}
+	s.skipped = append(s.skipped, SkippedPatch{Name: name, kind: kind, err: err, digest: p.digest, nth: nth})
+}
+
+// TakeSkipped returns the patches that were skipped since the previous call.
+func (s *Set) TakeSkipped() []SkippedPatch {
+	if s == nil {
+		return nil
+	}
+	left := s.skipped
+	s.skipped = nil
+	return left
+}
+
+// Problem returns the warning for a patch that was skipped by this set or an equal one; ok is false if the set does not
+// contain it.
+func (s *Set) Problem(left SkippedPatch) (of *config.Resource, problem config.Problem, ok bool) {
+	if s == nil {
+		return nil, config.Problem{}, false
+	}
+	nth := 0
+	for _, p := range s.patches {
+		if p.digest != left.digest {
+			continue
+		}
+		if nth == left.nth {
+			return p.filter.Resource, p.skippedProblem(left.kind, left.Name, left.err), true
+		}
+		nth++
+	}
+	return nil, config.Problem{}, false
+}

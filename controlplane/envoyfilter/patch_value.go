@@ -1,0 +1,208 @@
+package envoyfilter
+
+import (
+	"errors"
+	"fmt"
+	"strings"
+
+	bootstrapv3 "github.com/envoyproxy/go-control-plane/envoy/config/bootstrap/v3"
+	clusterv3 "github.com/envoyproxy/go-control-plane/envoy/config/cluster/v3"
+	corev3 "github.com/envoyproxy/go-control-plane/envoy/config/core/v3"
+	listenerv3 "github.com/envoyproxy/go-control-plane/envoy/config/listener/v3"
+	routev3 "github.com/envoyproxy/go-control-plane/envoy/config/route/v3"
+	hcmv3 "github.com/envoyproxy/go-control-plane/envoy/extensions/filters/network/http_connection_manager/v3"
+	"google.golang.org/protobuf/encoding/protojson"
+	"google.golang.org/protobuf/proto"
+	"google.golang.org/protobuf/reflect/protoreflect"
+	"google.golang.org/protobuf/reflect/protoregistry"
+	"google.golang.org/protobuf/types/known/structpb"
+	networking "istio.io/api/networking/v1alpha3"
+
+	// The values of patches may be of any type that Envoy has.
+	_ "github.com/pilotfish-mesh/pilotfish/controlplane/envoyfilter/types"
+)
+
+// newValue returns an empty message for a patch's value, or nil for an unsupported kind of object.
+func newValue(to networking.EnvoyFilter_ApplyTo) proto.Message {
+	switch to {
+	case networking.EnvoyFilter_LISTENER:
+		return &listenerv3.Listener{}
+	case networking.EnvoyFilter_LISTENER_FILTER:
+		return &listenerv3.ListenerFilter{}
+	case networking.EnvoyFilter_FILTER_CHAIN:
+		return &listenerv3.FilterChain{}
+	case networking.EnvoyFilter_NETWORK_FILTER:
+		return &listenerv3.Filter{}
+	case networking.EnvoyFilter_HTTP_FILTER:
+		return &hcmv3.HttpFilter{}
+	case networking.EnvoyFilter_ROUTE_CONFIGURATION:
+		return &routev3.RouteConfiguration{}
+	case networking.EnvoyFilter_VIRTUAL_HOST:
+		return &routev3.VirtualHost{}
+	case networking.EnvoyFilter_HTTP_ROUTE:
+		return &routev3.Route{}
+	case networking.EnvoyFilter_CLUSTER:
+		return &clusterv3.Cluster{}
+	case networking.EnvoyFilter_EXTENSION_CONFIG:
+		return &corev3.TypedExtensionConfig{}
+	case networking.EnvoyFilter_BOOTSTRAP:
+		return &bootstrapv3.Bootstrap{}
+	}
+	return nil
+}
+
+// typeMismatchError is an error in a part of a value.
+type typeMismatchError struct {
+	path string
+	why  string
+}
+
+func (m *typeMismatchError) Error() string { return m.path + ": " + m.why }
+
+// readValue parses a patch's value. The error, if any, is a *typeMismatchError with the path within the value.
+func readValue(value *structpb.Struct, into proto.Message) error {
+	tree := expandTypedStructs(structpb.NewStructValue(value))
+	err := unmarshal(tree, into)
+	if err == nil {
+		return nil
+	}
+	path, err := findInvalid(tree, into.ProtoReflect().Type(), "", err)
+	return &typeMismatchError{path, trimProtoError(err)}
+}
+
+func unmarshal(value *structpb.Value, into proto.Message) error {
+	data, err := protojson.Marshal(value)
+	if err != nil {
+		return err
+	}
+	return protojson.Unmarshal(data, into)
+}
+
+// trimProtoError returns a protojson error without its position in the re-encoded value.
+func trimProtoError(err error) string {
+	text := strings.TrimPrefix(strings.ReplaceAll(err.Error(), " ", " "), "proto: ")
+	text = strings.TrimPrefix(text, "syntax error ")
+	if strings.HasPrefix(text, "(line ") {
+		_, text, _ = strings.Cut(text, "): ")
+	}
+	if strings.Contains(text, "unable to resolve") {
+		return "no extension of Envoy has this type"
+	}
+	return text
+}
+
+var typedStructs = map[string]bool{
+	"type.googleapis.com/udpa.type.v1.TypedStruct": true,
+	"type.googleapis.com/xds.type.v3.TypedStruct":  true,
+}
+
+// expandTypedStructs replaces each TypedStruct, a type and its fields, by a message of that type, so that it can be
+// checked and merged.
+func expandTypedStructs(v *structpb.Value) *structpb.Value {
+	switch kind := v.GetKind().(type) {
+	case *structpb.Value_ListValue:
+		out := &structpb.ListValue{}
+		for _, item := range kind.ListValue.GetValues() {
+			out.Values = append(out.Values, expandTypedStructs(item))
+		}
+		return structpb.NewListValue(out)
+	case *structpb.Value_StructValue:
+		fields := kind.StructValue.GetFields()
+		if typedStructs[fields["@type"].GetStringValue()] {
+			named := firstString(fields, "typeUrl", "type_url")
+			inner := map[string]*structpb.Value{"@type": structpb.NewStringValue(named)}
+			for name, value := range fields["value"].GetStructValue().GetFields() {
+				inner[name] = value
+			}
+			fields = inner
+		}
+		out := map[string]*structpb.Value{}
+		for name, value := range fields {
+			out[name] = expandTypedStructs(value)
+		}
+		return structpb.NewStructValue(&structpb.Struct{Fields: out})
+	}
+	return v
+}
+
+func firstString(fields map[string]*structpb.Value, names ...string) string {
+	for _, name := range names {
+		if text := fields[name].GetStringValue(); text != "" {
+			return text
+		}
+	}
+	return ""
+}
+
+// findInvalid returns the path of the smallest invalid part of a value, and its error.
+func findInvalid(v *structpb.Value, mt protoreflect.MessageType, path string, err error) (string, error) {
+	fields := v.GetStructValue().GetFields()
+	if fields == nil {
+		return path, err
+	}
+	if mt.Descriptor().FullName() == "google.protobuf.Any" {
+		named := fields["@type"].GetStringValue()
+		inner, resolveErr := protoregistry.GlobalTypes.FindMessageByURL(named)
+		if resolveErr != nil {
+			return path + ".@type", errors.New("unable to resolve")
+		}
+		rest := &structpb.Struct{Fields: map[string]*structpb.Value{}}
+		for name, value := range fields {
+			if name != "@type" {
+				rest.Fields[name] = value
+			}
+		}
+		return findInvalid(structpb.NewStructValue(rest), inner, path, err)
+	}
+	for _, name := range sortedNames(fields) {
+		alone := structpb.NewStructValue(&structpb.Struct{Fields: map[string]*structpb.Value{name: fields[name]}})
+		fieldErr := unmarshal(alone, mt.New().Interface())
+		if fieldErr == nil {
+			continue
+		}
+		at := path + "." + name
+		fd := mt.Descriptor().Fields().ByJSONName(name)
+		if fd == nil {
+			fd = mt.Descriptor().Fields().ByTextName(name)
+		}
+		if fd == nil {
+			return at, fmt.Errorf("%s has no such field", mt.Descriptor().Name())
+		}
+		return findInvalidItem(fields[name], fd, mt, at, fieldErr)
+	}
+	return path, err
+}
+
+func findInvalidItem(v *structpb.Value, fd protoreflect.FieldDescriptor, mt protoreflect.MessageType, path string, err error) (string, error) {
+	kind := func(fd protoreflect.FieldDescriptor) protoreflect.MessageType {
+		found, findErr := protoregistry.GlobalTypes.FindMessageByName(fd.Message().FullName())
+		if findErr != nil {
+			return mt
+		}
+		return found
+	}
+	read := func(item *structpb.Value, of protoreflect.MessageType) error {
+		return unmarshal(item, of.New().Interface())
+	}
+	switch {
+	case fd.IsMap() && fd.MapValue().Message() != nil:
+		of := kind(fd.MapValue())
+		for _, name := range sortedNames(v.GetStructValue().GetFields()) {
+			item := v.GetStructValue().GetFields()[name]
+			if itemErr := read(item, of); itemErr != nil {
+				return findInvalid(item, of, path+"."+name, itemErr)
+			}
+		}
+	case fd.IsMap() || fd.Message() == nil:
+	case fd.IsList():
+		of := kind(fd)
+		for i, item := range v.GetListValue().GetValues() {
+			if itemErr := read(item, of); itemErr != nil {
+				return findInvalid(item, of, fmt.Sprintf("%s[%d]", path, i), itemErr)
+			}
+		}
+	default:
+		return findInvalid(v, kind(fd), path, err)
+	}
+	return path, err
+}

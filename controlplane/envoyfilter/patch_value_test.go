@@ -1,0 +1,83 @@
+package envoyfilter
+
+import (
+	"testing"
+	"time"
+
+	clusterv3 "github.com/envoyproxy/go-control-plane/envoy/config/cluster/v3"
+	routerv3 "github.com/envoyproxy/go-control-plane/envoy/extensions/filters/http/router/v3"
+	hcmv3 "github.com/envoyproxy/go-control-plane/envoy/extensions/filters/network/http_connection_manager/v3"
+	"google.golang.org/protobuf/encoding/protojson"
+	"google.golang.org/protobuf/proto"
+	"google.golang.org/protobuf/types/known/anypb"
+	"google.golang.org/protobuf/types/known/durationpb"
+	"google.golang.org/protobuf/types/known/structpb"
+	"google.golang.org/protobuf/types/known/wrapperspb"
+	networking "istio.io/api/networking/v1alpha3"
+
+	"github.com/pilotfish-mesh/pilotfish/controlplane/config"
+)
+
+// TestMerge checks that merge replaces values, appends lists and merges packed messages of the same type.
+func TestMerge(t *testing.T) {
+	router := func(r *routerv3.Router) *hcmv3.HttpFilter {
+		packed, err := anypb.New(r)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return &hcmv3.HttpFilter{Name: "router", ConfigType: &hcmv3.HttpFilter_TypedConfig{TypedConfig: packed}}
+	}
+	filter := router(&routerv3.Router{DynamicStats: wrapperspb.Bool(true), SuppressEnvoyHeaders: true})
+	merge(filter, router(&routerv3.Router{DynamicStats: wrapperspb.Bool(false), StrictCheckHeaders: []string{"x-envoy-max-retries"}}))
+	got := &routerv3.Router{}
+	if err := filter.GetTypedConfig().UnmarshalTo(got); err != nil {
+		t.Fatal(err)
+	}
+	if got.GetDynamicStats().GetValue() || !got.GetSuppressEnvoyHeaders() || len(got.GetStrictCheckHeaders()) != 1 {
+		t.Errorf("merged: %v", got)
+	}
+	cluster := &clusterv3.Cluster{ConnectTimeout: durationpb.New(1500 * time.Millisecond), AltStatName: "a"}
+	merge(cluster, &clusterv3.Cluster{ConnectTimeout: durationpb.New(2 * time.Second)})
+	if cluster.GetConnectTimeout().AsDuration() != 2*time.Second || cluster.GetAltStatName() != "a" {
+		t.Errorf("merged: %v", cluster)
+	}
+}
+
+// FuzzPatches checks that any value is either parsed or refused with a reason, and that applying the patches does not
+// crash.
+func FuzzPatches(f *testing.F) {
+	for _, seed := range []string{
+		`{"name": "x", "connect_timeout": "1s"}`, `{"typed_config": {"@type": "type.googleapis.com/envoy.extensions.filters.http.router.v3.Router"}}`,
+		`{"typed_config": {"@type": "type.googleapis.com/udpa.type.v1.TypedStruct", "type_url": "x", "value": {"a": []}}}`, `{"": null}`,
+		`{"circuit_breakers": {"thresholds": [{"max_connections": -1}]}}`, `{"typed_extension_protocol_options": {"a": {"@type": "b"}}}`,
+		`{"routes": [{"match": {"prefix": 1}}]}`, `{"filters": {}}`,
+	} {
+		for to := range int32(12) {
+			f.Add(seed, to, int32(1))
+		}
+	}
+	f.Fuzz(func(t *testing.T, text string, to, op int32) {
+		value := &structpb.Struct{}
+		if protojson.Unmarshal([]byte(text), value) != nil {
+			return
+		}
+		r := &config.Resource{Key: config.Key{Kind: config.EnvoyFilter}, Spec: &networking.EnvoyFilter{ConfigPatches: []*networking.EnvoyFilter_EnvoyConfigObjectPatch{{
+			ApplyTo: networking.EnvoyFilter_ApplyTo(to), Patch: &networking.EnvoyFilter_Patch{Operation: networking.EnvoyFilter_Patch_Operation(op), Value: value},
+		}}}}
+		filter, problems := Read(r)
+		for _, p := range problems {
+			if p.Message == "" || p.Severity != config.Error {
+				t.Errorf("refused as %v", p)
+			}
+		}
+		set := NewSet([]*Filter{filter}, Proxy{}, func(*Filter, config.Problem) {})
+		before := &clusterv3.Cluster{Name: "c", ConnectTimeout: durationpb.New(time.Second)}
+		given := proto.Clone(before)
+		after := set.ForCluster(Cluster{Side: Outbound, Name: "c"}).Apply(before)
+		if !proto.Equal(given, before) || validate(after) != nil || after.GetName() != "c" {
+			t.Errorf("%v became %v", before, after)
+		}
+		set.Listeners(false, "", nil)
+		set.RouteConfiguration(Routes{Side: Outbound, Name: "80"}, nil, nil)
+	})
+}

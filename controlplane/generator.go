@@ -1,0 +1,247 @@
+package controlplane
+
+import (
+	"context"
+	"fmt"
+	"log/slog"
+	"net/netip"
+	"time"
+
+	corev3 "github.com/envoyproxy/go-control-plane/envoy/config/core/v3"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+
+	"github.com/pilotfish-mesh/pilotfish/controlplane/registration"
+	"github.com/pilotfish-mesh/pilotfish/controlplane/snapshot"
+	"github.com/pilotfish-mesh/pilotfish/controlplane/translate"
+	"github.com/pilotfish-mesh/pilotfish/controlplane/xds"
+	"github.com/pilotfish-mesh/pilotfish/internal/loglimit"
+)
+
+// proxySource creates a proxy for each stream.
+type proxySource struct {
+	log             *slog.Logger
+	refusals        *loglimit.Limiter // of log lines about clients without an identity
+	registrar       *registration.Registrar
+	changes         *changeLog
+	usage           *usageHistory
+	onDemandDefault bool // the default of on-demand scoping
+	// onDemandTimeout limits how long requests wait for on-demand resources.
+	onDemandTimeout  time.Duration
+	scheduleAnalysis func() // schedules an analysis after new translation findings
+	revocations      *revocations
+}
+
+// Connect accepts a proxy whose node is valid and matches the proved identity.
+func (s proxySource) Connect(ctx context.Context, node *corev3.Node, peer xds.Peer) (xds.Proxy, error) {
+	if _, err := translate.ParseProxy(node, ""); err != nil {
+		return nil, s.refuseProxy(codes.InvalidArgument, peer, err)
+	}
+	p, err := translate.ParseProxy(node, peer.Identity)
+	if err != nil { // valid without the identity, so it does not match the identity
+		return nil, s.refuseProxy(codes.PermissionDenied, peer, err)
+	}
+	p.Disconnected = ctx.Done()
+	p.UseVHDS = peer.Delta && p.SupportsVHDS()
+	connected := proxy{Proxy: p, changes: s.changes, withheld: &withheldSecretLog{logger: s.log}, revocations: s.revocations}
+	p.OnDemand = (s.onDemandDefault && p.Scope != "all" || p.Scope == "automatic") && p.SupportsOnDemand()
+	p.OnDemandTimeout = s.onDemandTimeout
+	if p.AutoRegisterGroup != "" {
+		if connected.registered, err = s.registerWorkload(p, peer); err != nil {
+			return nil, s.refuseProxy(codes.FailedPrecondition, peer, err)
+		}
+		context.AfterFunc(ctx, connected.registered.Disconnect)
+	}
+	if !p.Proxyless {
+		connected.bisect = newFilterBisect(p, s.changes, s.scheduleAnalysis, s.log)
+	}
+	if p.OnDemand { // after register, which sets the labels
+		connected.onDemand = newOnDemand(p, s.usageFor(p))
+	}
+	return connected, nil
+}
+
+// usageFor returns the usage history for a proxy, or nil for a proxy without a proved identity.
+func (s proxySource) usageFor(p *translate.Proxy) *usageHistory {
+	if p.Authenticated {
+		return s.usage
+	}
+	s.log.Info("the workload's usage history is not stored, because it proves no service account: connect it to the port for xDS over TLS", "node", p.ID)
+	return nil
+}
+
+// registerWorkload adds a connecting workload to its WorkloadGroup, and sets the proxy's labels and address from the
+// group.
+func (s proxySource) registerWorkload(p *translate.Proxy, peer xds.Peer) (*registration.Registration, error) {
+	if !p.Authenticated { // otherwise any client of the plaintext port could receive the group's requests
+		return nil, fmt.Errorf("the workload at %s %w: it proves no service account, which members of a WorkloadGroup must: "+
+			"connect to the port for xDS over TLS, with a token or a certificate", p.Address, registration.ErrRefused)
+	}
+	from, _ := netip.ParseAddrPort(peer.Address) // the registrar refuses the zero value
+	registered, err := s.registrar.Connect(registration.Workload{
+		Group: p.AutoRegisterGroup, Namespace: p.Namespace, ServiceAccount: p.ServiceAccount, Address: p.Address, Source: from.Addr(), Labels: p.Labels,
+		Network: p.Network, Locality: p.Locality, HealthChecked: p.HealthChecked,
+	})
+	if err == nil {
+		p.Labels, p.RegisteredAddress = registered.Labels, registered.Address
+	}
+	return registered, err
+}
+
+func (s proxySource) refuseProxy(code codes.Code, peer xds.Peer, err error) error {
+	log, logged := s.log, true
+	if peer.Identity == "" {
+		var unlogged int
+		unlogged, logged = s.refusals.Allow(time.Now(), refusalLogInterval)
+		log = log.With("unlogged", unlogged)
+	}
+	if logged {
+		log.Warn("proxy refused", "address", peer.Address, "identity", peer.Identity, "reason", err)
+	}
+	return status.Error(code, err.Error())
+}
+
+// proxy generates the resources of one proxy.
+type proxy struct {
+	*translate.Proxy
+	changes    *changeLog
+	registered *registration.Registration // nil unless it belongs to a WorkloadGroup
+	onDemand   *onDemand                  // nil unless it requests virtual hosts and clusters on demand
+	bisect     *filterBisect              // nil unless it is an Envoy
+	withheld   *withheldSecretLog
+	// revocations are not part of the snapshot, because a denial takes effect at once.
+	revocations *revocations
+}
+
+// IsValidName reports whether a resource of the type can have the name.
+func (p proxy) IsValidName(typeURL, name string) bool { return translate.ValidName(typeURL, name) }
+
+// HandleHealthReport passes an agent's health report to the registrar.
+func (p proxy) HandleHealthReport(healthy bool, reason string) {
+	if p.registered != nil {
+		p.registered.HandleHealthReport(healthy, reason)
+	}
+}
+
+// ReconnectReason returns an error if the workload's group was edited, so that it reconnects with the new labels and
+// address.
+func (p proxy) ReconnectReason() error {
+	if p.registered != nil && p.registered.IsOutdated() {
+		return fmt.Errorf("labels or member addresses of WorkloadGroup %s have changed", p.AutoRegisterGroup)
+	}
+	return nil
+}
+
+// ComputePushScope returns the resources that a change may affect for this proxy.
+func (p proxy) ComputePushScope(state xds.State, change xds.Change) xds.PushScope {
+	c, ok := change.(snapshot.Change)
+	if !ok {
+		c = snapshot.Change{Full: true}
+	}
+	scope := translate.AffectedResources(state.(*snapshot.Snapshot), p.Proxy, c)
+	if p.onDemand != nil {
+		scope = p.onDemand.filterScope(state.(*snapshot.Snapshot), scope)
+	}
+	return scope
+}
+
+// Resume records the resources that a reconnecting client claims.
+func (p proxy) Resume(typeURL string, names []string) {
+	if p.onDemand != nil {
+		p.onDemand.resume(typeURL, names)
+	}
+}
+
+// StartReplacing makes Generate return placeholders for removed clusters of a proxy that requests clusters on demand.
+func (p proxy) StartReplacing(typeURL string, names []string) bool {
+	return p.onDemand != nil && typeURL == xds.ClusterType && p.onDemand.startReplacing(names)
+}
+
+// ResolveOnDemand resolves virtual hosts that requests of the client's workload need.
+func (p proxy) ResolveOnDemand(state xds.State, names []string) (targets map[string]string, before xds.PushScope) {
+	s, ok := state.(*snapshot.Snapshot)
+	if p.onDemand == nil || !ok { // the proxy is not configured for on-demand requests
+		return nil, nil
+	}
+	return p.onDemand.resolve(s, names)
+}
+
+// Generate returns the resources of one type. Only clusters, listeners and the agent's types support wildcards.
+func (p proxy) Generate(state xds.State, typeURL string, wildcard bool, names []string) ([]*xds.Resource, error) {
+	s, ok := state.(*snapshot.Snapshot)
+	if !ok {
+		return nil, fmt.Errorf("the state is a %T, not a snapshot", state)
+	}
+	if typeURL == xds.RevocationType {
+		return selectResources(p.revocations.resources(), wildcard, names), nil
+	}
+	if p.Proxyless && typeURL != xds.NameTableType { // the name table is for its agent
+		return translate.Proxyless(s, p.Proxy, typeURL, names)
+	}
+	if typeURL == xds.ListenerType || typeURL == xds.SecretType {
+		p.withheld.logChanges(s, p.Proxy)
+	}
+	switch typeURL {
+	case xds.ClusterType:
+		if p.onDemand != nil {
+			return p.onDemand.generateClusters(s, wildcard, names)
+		}
+		if wildcard {
+			return translate.Clusters(s, p.Proxy)
+		}
+		return translate.NamedClusters(s, p.Proxy, names)
+	case xds.ListenerType:
+		if !wildcard {
+			return translate.NamedListeners(s, p.Proxy, names)
+		}
+		return translate.Listeners(s, p.Proxy)
+	case xds.EndpointType:
+		return translate.Endpoints(s, p.Proxy, names)
+	case xds.RouteType:
+		return translate.Routes(s, p.Proxy, names)
+	case xds.VirtualHostType:
+		switch {
+		case p.onDemand != nil && wildcard:
+			return p.onDemand.generateHosts(s, names, nil)
+		case p.onDemand != nil:
+			return p.onDemand.generateNamedHosts(s, names)
+		case wildcard:
+			return translate.VirtualHosts(s, p.Proxy, names)
+		}
+		return translate.NamedVirtualHosts(s, p.Proxy, names)
+	case xds.SecretType:
+		return translate.Secrets(s, p.Proxy, names)
+	case xds.ExtensionType:
+		return translate.Extensions(s, p.Proxy, names)
+	case xds.ProxyConfigType:
+		own, err := translate.ProxyConfig(s)
+		if err != nil {
+			return nil, err
+		}
+		return selectResources([]*xds.Resource{own}, wildcard, names), nil
+	case xds.NameTableType:
+		table, err := translate.NameTable(s, p.Proxy)
+		if err != nil {
+			return nil, err
+		}
+		return selectResources([]*xds.Resource{table}, wildcard, names), nil
+	}
+	return nil, nil
+}
+
+func selectResources(all []*xds.Resource, wildcard bool, names []string) []*xds.Resource {
+	if wildcard {
+		return all
+	}
+	wanted := make(map[string]bool, len(names))
+	for _, n := range names {
+		wanted[n] = true
+	}
+	var picked []*xds.Resource
+	for _, r := range all {
+		if wanted[r.Name] {
+			picked = append(picked, r)
+		}
+	}
+	return picked
+}

@@ -1,0 +1,356 @@
+package controlplane
+
+import (
+	"context"
+	"crypto/tls"
+	"errors"
+	"fmt"
+	"log/slog"
+	"math"
+	"net"
+	"net/http"
+	"net/netip"
+	"strconv"
+	"sync"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/credentials"
+	"google.golang.org/grpc/keepalive"
+	"google.golang.org/grpc/peer"
+	"google.golang.org/grpc/status"
+
+	"github.com/pilotfish-mesh/pilotfish/controlplane/xds"
+	"github.com/pilotfish-mesh/pilotfish/internal/portowner"
+)
+
+// Special values of a port.
+const (
+	// FreePort selects any free port; the Server's address methods return it.
+	FreePort = -1
+	// NoPort disables the port.
+	NoPort = -2
+)
+
+// Ports are the server's ports. 0 selects the default.
+type Ports struct {
+	Plain      int // plaintext xDS; default 15010, or NoPort if its address is not loopback
+	Secure     int // xDS and CA over TLS; default 15012
+	Monitoring int // metrics, health and debug pages over HTTP; default 15014
+	Tokens     int // token exchange and token keys over HTTPS; default 15016
+}
+
+const (
+	// stopTimeout limits the graceful stop of a port's server; then its connections are closed.
+	stopTimeout = 2 * time.Second
+	// defaultAuthTimeout is the default of Config.AuthTimeout.
+	defaultAuthTimeout = 15 * time.Second
+	// maxCall limits the message of a unary call, in bytes. The discovery server has a separate limit for its requests.
+	maxCall = 32 << 10
+	// maxHeader limits the headers of a call, in bytes; a token has up to 8 KiB.
+	maxHeader = 32 << 10
+	// maxCalls limits the simultaneous streams of one connection. An agent has one stream and few calls.
+	maxCalls = 100
+)
+
+// port is one listening socket; nil is a disabled port.
+type port struct {
+	listener net.Listener
+	addr     netip.AddrPort
+}
+
+func (p *port) address() netip.AddrPort {
+	if p == nil {
+		return netip.AddrPort{}
+	}
+	return p.addr
+}
+
+// listeners are the server's ports and the gRPC and HTTP servers on them.
+type listeners struct {
+	plain, secure, monitoring, tokens *port
+
+	grpcPlain, grpcSecure *grpc.Server
+	http, https           *http.Server
+	log                   *slog.Logger
+}
+
+// openPorts opens the ports and creates the server of each.
+func (s *Server) openPorts() error {
+	l := &listeners{log: s.log}
+	mesh, host := listenAddress{s.cfg.Listen, s.cfg.Address}, s.cfg.hostAddress()
+	for _, p := range []struct {
+		to                    **port
+		at                    listenAddress
+		number, defaultNumber int
+		purpose               string
+	}{
+		{&l.plain, host, s.plainPort(host.address), 15010, "plaintext xDS"},
+		{&l.secure, mesh, s.cfg.Ports.Secure, 15012, "xDS and CA over TLS"},
+		{&l.monitoring, host, s.cfg.Ports.Monitoring, 15014, "metrics and debug pages"},
+		{&l.tokens, mesh, s.cfg.Ports.Tokens, 15016, "token exchange"},
+	} {
+		opened, err := openPort(p.at.listen, p.at.address, p.number, p.defaultNumber)
+		if err != nil {
+			l.close()
+			return fmt.Errorf("control plane, port for %s: %w", p.purpose, err)
+		}
+		*p.to = opened
+	}
+	s.limitConnections(l)
+	l.grpcPlain = newGRPC(nil)
+	l.grpcSecure = newGRPC(s.authority.ServerTLS(s.cfg.Address), grpc.ChainStreamInterceptor(s.streams.intercept))
+	s.discovery.RegisterTo(l.grpcPlain)
+	s.discovery.RegisterTo(l.grpcSecure)
+	s.authority.RegisterTo(l.grpcSecure)
+	l.http = newHTTP(s.monitoringHandler(), s.log)
+	if l.tokens != nil {
+		exchange, err := s.newExchange(l.tokens.addr)
+		if err != nil {
+			l.close()
+			return err
+		}
+		l.https = newHTTP(s.tokensHandler(exchange, host.address), s.log)
+		l.https.TLSConfig = s.authority.ServerTLS(s.cfg.Address)
+		l.https.WriteTimeout = 10 * time.Second
+		l.https.ReadTimeout = 10 * time.Second
+		l.https.IdleTimeout = 10 * time.Second
+		l.https.HTTP2 = &http.HTTP2Config{MaxConcurrentStreams: maxCalls, MaxReceiveBufferPerConnection: 128 << 10, MaxReceiveBufferPerStream: 64 << 10}
+	}
+	s.ports = l
+	return nil
+}
+
+// listenAddress is the network and address at which a port is opened.
+type listenAddress struct {
+	listen  func(network, address string) (net.Listener, error)
+	address string
+}
+
+func (c Config) hostAddress() listenAddress {
+	if c.HostAddress != "" {
+		return listenAddress{net.Listen, c.HostAddress}
+	}
+	return listenAddress{c.Listen, c.Address}
+}
+
+// plainPort returns the number of the plaintext xDS port. Its clients are unauthenticated, so by default it is only
+// opened on loopback.
+func (s *Server) plainPort(address string) int {
+	number := s.cfg.Ports.Plain
+	switch {
+	case number == NoPort || isLoopback(address):
+	case number == 0:
+		s.log.Info("the port for plaintext xDS is disabled, because its address is not loopback; --port enables it", "address", address)
+		return NoPort
+	default:
+		s.log.Warn("plaintext xDS is open to the network: any client can read the configuration of any namespace", "address", address)
+	}
+	return number
+}
+
+func isLoopback(address string) bool {
+	ip, err := netip.ParseAddr(address)
+	return err == nil && ip.IsLoopback()
+}
+
+// tokensHandler returns the handler of port 15016. If the monitoring port serves other machines, the debug pages are
+// served here too, so that callers do not send credentials in plaintext.
+func (s *Server) tokensHandler(exchange *tokenExchange, monitoring string) http.Handler {
+	if isLoopback(monitoring) {
+		return exchange.handler()
+	}
+	mux := http.NewServeMux()
+	pages := s.debugPages(s.identifyDebugCaller)
+	mux.Handle("/debug", pages)
+	mux.Handle("/debug/", pages)
+	mux.Handle("/", exchange.handler())
+	return mux
+}
+
+// limitConnections limits the connections of proxies and, separately, those of the monitoring port, which stays
+// reachable when the limit for proxies is reached.
+func (s *Server) limitConnections(l *listeners) {
+	refused := prometheus.NewCounterVec(prometheus.CounterOpts{Name: "pilotfish_connections_refused_total",
+		Help: "Connections refused because of a connection limit, by port."}, []string{"port"})
+	expired := prometheus.NewCounterVec(prometheus.CounterOpts{Name: "pilotfish_connections_unauthenticated_closed_total",
+		Help: "Connections closed because no call on them was authenticated in time, or evicted for new ones, by port."}, []string{"port"})
+	s.registry.MustRegister(refused, expired)
+	proxies := newConnLimiter(s.cfg.MaxConnections, s.memoryShare, refused, expired, s.log)
+	if l.secure == nil {
+		proxies.maxPlaintext = proxies.max
+	}
+	monitoring := newConnLimiter(reservedFiles(openFiles())/2, math.MaxInt64, refused, expired, s.log)
+	monitoring.maxNew, monitoring.maxNewSource = monitoring.max, monitoring.max
+	timeout := max(s.cfg.AuthTimeout, 0)
+	for _, p := range []struct {
+		*port
+		gate  *connLimiter
+		limit portLimit
+	}{
+		{l.plain, proxies, portLimit{name: "plain", authTimeout: timeout, plaintext: true}},
+		{l.secure, proxies, portLimit{name: "secure", authTimeout: timeout}},
+		// Each phase of an HTTP connection has a timeout.
+		{l.tokens, proxies, portLimit{name: "tokens"}},
+		{l.monitoring, monitoring, portLimit{name: "monitoring"}},
+	} {
+		if p.port != nil {
+			p.listener = p.gate.wrapListener(p.listener, p.limit)
+		}
+	}
+}
+
+func newHTTP(handler http.Handler, log *slog.Logger) *http.Server {
+	return &http.Server{
+		Handler: handler, ReadHeaderTimeout: 5 * time.Second, IdleTimeout: time.Minute, MaxHeaderBytes: 16 << 10,
+		ErrorLog: slog.NewLogLogger(log.Handler(), slog.LevelDebug),
+	}
+}
+
+func openPort(listen func(network, address string) (net.Listener, error), address string, number, defaultNumber int) (*port, error) {
+	switch {
+	case number == NoPort:
+		return nil, nil
+	case number == FreePort:
+		number = 0
+	case number == 0:
+		number = defaultNumber
+	case number < 0 || number > 65535:
+		return nil, fmt.Errorf("%d is not a port: use 1 to 65535", number)
+	}
+	at := net.JoinHostPort(address, strconv.Itoa(number))
+	listener, err := listen("tcp", at)
+	if err != nil {
+		return nil, portowner.Explain("tcp", at, err)
+	}
+	return &port{listener: listener, addr: listener.Addr().(*net.TCPAddr).AddrPort()}, nil
+}
+
+func newGRPC(config *tls.Config, more ...grpc.ServerOption) *grpc.Server {
+	options := append(xds.ServerOptions(),
+		grpc.MaxRecvMsgSize(maxCall), grpc.MaxHeaderListSize(maxHeader), grpc.StreamInterceptor(countUnauthenticated),
+		// Most connections are idle most of the time and share their write buffers. Responses are large.
+		grpc.WriteBufferSize(32<<10), grpc.ReadBufferSize(16<<10),
+		// When all clients reconnect, their requests wait in memory: one window each, instead of gRPC's dynamic window.
+		grpc.StaticStreamWindowSize(64<<10), grpc.StaticConnWindowSize(64<<10),
+		grpc.MaxConcurrentStreams(maxCalls),
+		grpc.ConnectionTimeout(10*time.Second),
+		grpc.KeepaliveParams(keepalive.ServerParameters{Time: 30 * time.Second, Timeout: 10 * time.Second}),
+		grpc.KeepaliveEnforcementPolicy(keepalive.EnforcementPolicy{MinTime: 5 * time.Second, PermitWithoutStream: true}),
+	)
+	if config != nil {
+		options = append(options, grpc.Creds(credentials.NewTLS(config)))
+	}
+	return grpc.NewServer(append(options, more...)...)
+}
+
+// identify returns the identity that a stream's peer proved on the secure port, and "" on the plaintext port. It
+// promotes the stream's connection.
+func (s *Server) identify(ctx context.Context) (string, error) {
+	name := ""
+	if overTLS(ctx) {
+		id, err := s.authority.Authenticate(ctx)
+		if err != nil {
+			return "", err
+		}
+		s.streams.setCaller(ctx, id)
+		if err := s.authority.CheckCaller(ctx, id); err != nil {
+			return "", err
+		}
+		name = id.SPIFFEID()
+	}
+	if conn := connectionOf(ctx); conn != nil && !conn.promote() {
+		return "", status.Errorf(codes.ResourceExhausted, "the plaintext port has reached its connection limit, half of --max-connections")
+	}
+	return name, nil
+}
+
+// countUnauthenticated promotes the connection of an authenticated call, and counts unauthenticated calls.
+func countUnauthenticated(srv any, stream grpc.ServerStream, _ *grpc.StreamServerInfo, handler grpc.StreamHandler) error {
+	err := handler(srv, stream)
+	if conn := connectionOf(stream.Context()); conn != nil && overTLS(stream.Context()) {
+		if status.Code(err) == codes.Unauthenticated {
+			conn.countRefusal()
+		} else {
+			conn.promote()
+		}
+	}
+	return err
+}
+
+// connectionOf returns the connection of a call, or nil if no connLimiter accepted it.
+func connectionOf(ctx context.Context) *trackedConn {
+	if p, ok := peer.FromContext(ctx); ok {
+		if addr, ok := p.Addr.(trackedAddr); ok {
+			return addr.conn
+		}
+	}
+	return nil
+}
+
+// serve serves on all ports until the context ends or one of them fails, and then stops gracefully. endStreams ends the
+// discovery streams, which do not end otherwise.
+func (l *listeners) serve(ctx context.Context, endStreams func()) error {
+	ctx, cancel := context.WithCancelCause(ctx)
+	defer cancel(nil)
+	var wg sync.WaitGroup
+	run := func(p *port, what string, serve func(net.Listener) error) {
+		if p == nil {
+			return
+		}
+		wg.Go(func() {
+			err := serve(p.listener)
+			if err != nil && !errors.Is(err, http.ErrServerClosed) && !errors.Is(err, grpc.ErrServerStopped) {
+				cancel(fmt.Errorf("control plane, %s on %s: %w", what, p.addr, err))
+			}
+		})
+	}
+	run(l.plain, "plaintext xDS", l.grpcPlain.Serve)
+	run(l.secure, "xDS and CA", l.grpcSecure.Serve)
+	run(l.monitoring, "monitoring", l.http.Serve)
+	run(l.tokens, "token exchange", func(at net.Listener) error { return l.https.ServeTLS(at, "", "") })
+	<-ctx.Done()
+	endStreams()
+	l.stop()
+	wg.Wait()
+	if cause := context.Cause(ctx); !errors.Is(cause, context.Canceled) && !errors.Is(cause, context.DeadlineExceeded) {
+		return cause
+	}
+	return nil
+}
+
+// stop stops the servers within stopTimeout.
+func (l *listeners) stop() {
+	deadline, cancel := context.WithTimeout(context.Background(), stopTimeout)
+	defer cancel()
+	var wg sync.WaitGroup
+	for _, server := range []*grpc.Server{l.grpcPlain, l.grpcSecure} {
+		wg.Go(func() {
+			// Closes the remaining calls, so that GracefulStop returns too.
+			stop := context.AfterFunc(deadline, server.Stop)
+			defer stop()
+			server.GracefulStop()
+		})
+	}
+	for _, server := range []*http.Server{l.http, l.https} {
+		if server == nil {
+			continue
+		}
+		wg.Go(func() {
+			if server.Shutdown(deadline) != nil {
+				_ = server.Close()
+			}
+		})
+	}
+	wg.Wait()
+}
+
+func (l *listeners) close() {
+	for _, p := range []*port{l.plain, l.secure, l.monitoring, l.tokens} {
+		if p != nil {
+			_ = p.listener.Close() // already closed after serving
+		}
+	}
+}

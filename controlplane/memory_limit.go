@@ -1,0 +1,65 @@
+package controlplane
+
+import (
+	"math"
+	"os"
+	"path/filepath"
+	"runtime/debug"
+	"strconv"
+	"strings"
+)
+
+const (
+	// defaultMemoryLimit is used if neither GOMEMLIMIT nor a cgroup limits the process.
+	defaultMemoryLimit = 4 << 30
+	// clientShare is the divisor of the memory limit for clients' subscriptions and unauthenticated connections.
+	clientShare = 8
+)
+
+// memoryLimit returns the memory limit of the process in bytes: the minimum of GOMEMLIMIT and the cgroup limits.
+func memoryLimit() int64 {
+	limit := min(debug.SetMemoryLimit(-1), cgroupMemory("/proc/self/cgroup", "/sys/fs/cgroup"))
+	if limit == math.MaxInt64 {
+		return defaultMemoryLimit
+	}
+	return limit
+}
+
+// cgroupMemory returns the smallest memory limit of the process's cgroup and its parents, or math.MaxInt64.
+func cgroupMemory(membership, root string) int64 {
+	limit := int64(math.MaxInt64)
+	data, _ := os.ReadFile(membership) // exists only on Linux
+	for line := range strings.Lines(string(data)) {
+		parts := strings.SplitN(strings.TrimSpace(line), ":", 3)
+		if len(parts) != 3 {
+			continue
+		}
+		hierarchy, file := root, "memory.max"
+		if parts[0] != "0" {
+			if parts[1] != "memory" {
+				continue
+			}
+			hierarchy, file = filepath.Join(root, "memory"), "memory.limit_in_bytes"
+		}
+		for dir := filepath.Clean("/" + parts[2]); ; dir = filepath.Dir(dir) {
+			limit = min(limit, readLimit(filepath.Join(hierarchy, dir, file)))
+			if dir == "/" {
+				break
+			}
+		}
+	}
+	return limit
+}
+
+// readLimit returns the limit in a cgroup file, or math.MaxInt64 if there is none.
+func readLimit(path string) int64 {
+	data, err := os.ReadFile(path)
+	if err != nil {
+		return math.MaxInt64
+	}
+	limit, err := strconv.ParseInt(strings.TrimSpace(string(data)), 10, 64)
+	if err != nil || limit <= 0 || limit > 1<<50 { // "max", or the maximum of cgroup v1
+		return math.MaxInt64
+	}
+	return limit
+}

@@ -1,0 +1,126 @@
+package controlplane
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"os"
+	"sync"
+	"time"
+
+	meshconfig "istio.io/api/mesh/v1alpha1"
+
+	"github.com/pilotfish-mesh/pilotfish/controlplane/config"
+)
+
+const (
+	// meshConfigInterval is the polling interval of the mesh configuration file. The file is small, and polling detects
+	// every way of replacing it.
+	meshConfigInterval = 500 * time.Millisecond
+	maxMeshConfig      = 1 << 20
+)
+
+// meshConfigWatcher watches a file with Istio's MeshConfig. While its content is refused, the last valid content stays
+// in force.
+type meshConfigWatcher struct {
+	path string
+	log  *slog.Logger
+
+	mu      sync.Mutex
+	text    []byte
+	current *meshconfig.MeshConfig
+	problem *config.Problem
+}
+
+// openMeshConfig reads the file. It fails if the file is invalid, because no earlier content is in force.
+func openMeshConfig(path string, log *slog.Logger) (*meshConfigWatcher, error) {
+	text, mesh, err := readMeshConfig(path)
+	if err != nil {
+		return nil, err
+	}
+	return &meshConfigWatcher{path: path, log: log, text: text, current: mesh}, nil
+}
+
+func readMeshConfig(path string) ([]byte, *meshconfig.MeshConfig, error) {
+	info, err := os.Stat(path)
+	if err != nil {
+		return nil, nil, fmt.Errorf("mesh configuration: %w", err)
+	}
+	if info.Size() > maxMeshConfig {
+		return nil, nil, fmt.Errorf("mesh configuration %s: %d bytes; at most %d are allowed; is it the right file?", path, info.Size(), maxMeshConfig)
+	}
+	text, err := os.ReadFile(path)
+	if err != nil {
+		return nil, nil, fmt.Errorf("mesh configuration: %w", err)
+	}
+	mesh, problems := config.ReadMesh(path, text)
+	if mesh == nil {
+		return text, nil, fmt.Errorf("mesh configuration %w", meshConfigError{problems[0]})
+	}
+	return text, mesh, nil
+}
+
+// meshConfigError is the error of a refused file.
+type meshConfigError struct{ config.Problem }
+
+func (r meshConfigError) Error() string {
+	return fmt.Sprintf("%s: %s; %s", r.At.File, r.Message, r.Remedy)
+}
+
+// run polls the file and calls changed after each effective change, until the context ends.
+func (f *meshConfigWatcher) run(ctx context.Context, changed func()) {
+	ticker := time.NewTicker(meshConfigInterval)
+	defer ticker.Stop()
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case <-ticker.C:
+			if f.reload() {
+				changed()
+			}
+		}
+	}
+}
+
+func (f *meshConfigWatcher) reload() (changed bool) {
+	text, mesh, err := readMeshConfig(f.path)
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if err == nil && bytes.Equal(text, f.text) {
+		f.problem = nil
+		return false
+	}
+	if err != nil {
+		if f.problem == nil || f.problem.Message != err.Error() {
+			f.log.Error("the mesh configuration is refused; the last valid one stays in force", "error", err)
+		}
+		f.problem = &config.Problem{Code: config.MeshConfigRefused, Severity: config.Error, At: config.Position{File: f.path}, Message: err.Error()}
+		if refused := (meshConfigError{}); errors.As(err, &refused) {
+			f.problem.At = refused.At
+		}
+		f.problem.Remedy = "fix the file; the last valid configuration stays in force"
+		return false
+	}
+	f.text, f.current, f.problem = text, mesh, nil
+	f.log.Info("the mesh configuration changed", "file", f.path)
+	return true
+}
+
+func (f *meshConfigWatcher) mesh() *meshconfig.MeshConfig {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	return f.current
+}
+
+func (f *meshConfigWatcher) problems() []config.Problem {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	_, warnings := config.ReadMesh(f.path, f.text) // the same result as when it was applied
+	if f.problem != nil {
+		warnings = append([]config.Problem{*f.problem}, warnings...)
+	}
+	return warnings
+}

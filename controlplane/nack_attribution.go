@@ -1,0 +1,125 @@
+package controlplane
+
+import (
+	"cmp"
+	"fmt"
+	"maps"
+	"slices"
+	"sync"
+	"time"
+
+	"github.com/pilotfish-mesh/pilotfish/controlplane/config"
+	"github.com/pilotfish-mesh/pilotfish/controlplane/snapshot"
+	"github.com/pilotfish-mesh/pilotfish/controlplane/translate"
+	"github.com/pilotfish-mesh/pilotfish/controlplane/xds"
+)
+
+// maxSuspects is the maximum number of documents that are reported for one rejection.
+const maxSuspects = 5
+
+// maxChangeLog is the maximum number of documents whose last change is stored; beyond it, only the newest change is.
+const maxChangeLog = 20_000
+
+// changeLog stores when documents last changed, to find the likeliest cause of a rejection.
+type changeLog struct {
+	mu      sync.Mutex
+	changed map[config.Key]time.Time
+
+	versions filterVersions
+}
+
+func (j *changeLog) record(keys []config.Key, at time.Time) {
+	j.mu.Lock()
+	defer j.mu.Unlock()
+	if j.changed == nil {
+		j.changed = map[config.Key]time.Time{}
+	}
+	for _, k := range keys {
+		j.changed[k] = at
+	}
+	if len(j.changed) > maxChangeLog { // new workloads have new names
+		maps.DeleteFunc(j.changed, func(_ config.Key, changed time.Time) bool { return changed.Before(at) })
+	}
+}
+
+// changedSince returns when a document last changed, if that was not before since.
+func (j *changeLog) changedSince(key config.Key, since time.Time) (time.Time, bool) {
+	j.mu.Lock()
+	defer j.mu.Unlock()
+	at, ok := j.changed[key]
+	return at, ok && !at.Before(since)
+}
+
+// causeCandidate is a document that may have caused a rejection.
+type causeCandidate struct {
+	translate.Cause
+	changed      time.Time // zero: not since the client's last ACK of the type
+	field, value string    // quoted by the reason
+}
+
+func (s causeCandidate) rank() int {
+	rank := 0
+	if !s.changed.IsZero() {
+		rank += 4
+	}
+	if s.field != "" {
+		rank += 2
+	}
+	if s.Named {
+		rank++
+	}
+	return rank
+}
+
+// AttributeNACK returns the documents from which rejected resources were generated, the likeliest cause first. It omits
+// documents whose effect the client accepted before, if there are better candidates.
+func (p proxy) AttributeNACK(state xds.State, typeURL string, names []string, reason string, since time.Time) []xds.SuspectDocument {
+	s, ok := state.(*snapshot.Snapshot)
+	if !ok {
+		return nil
+	}
+	suspects := p.findSuspects(s, typeURL, names, reason, since)
+	// If all candidates are only related by type, the first few are enough.
+	if len(suspects) > 0 && suspects[0].rank() > 0 {
+		suspects = slices.DeleteFunc(suspects, func(s causeCandidate) bool { return s.rank() == 0 })
+	}
+	var out []xds.SuspectDocument
+	for _, one := range suspects[:min(len(suspects), maxSuspects)] {
+		out = append(out, one.suspectDocument())
+	}
+	return out
+}
+
+// findSuspects returns all documents from which rejected resources were generated, the likeliest cause first.
+func (p proxy) findSuspects(s *snapshot.Snapshot, typeURL string, names []string, reason string, since time.Time) []causeCandidate {
+	var suspects []causeCandidate
+	for _, c := range translate.Causes(s, p.Proxy, typeURL, names) {
+		one := causeCandidate{Cause: c}
+		if !since.IsZero() {
+			one.changed, _ = p.changes.changedSince(c.Key, since)
+		}
+		one.field, one.value = c.FieldQuotedIn(reason)
+		suspects = append(suspects, one)
+	}
+	slices.SortStableFunc(suspects, func(a, b causeCandidate) int {
+		return cmp.Or(cmp.Compare(b.rank(), a.rank()), cmp.Compare(len(b.value), len(a.value)), b.changed.Compare(a.changed))
+	})
+	return suspects
+}
+
+func (s causeCandidate) suspectDocument() xds.SuspectDocument {
+	b := xds.SuspectDocument{Document: s.Key.String(), Position: s.Origin.String(), Field: s.field}
+	switch {
+	case s.field != "":
+		b.Position = s.PositionOf(s.field).String()
+		b.Evidence = fmt.Sprintf("the reason quotes its %s", s.field)
+	case s.Named:
+		b.Evidence = "it configures this resource"
+	default:
+		b.Evidence = "it contributes to resources of this type"
+	}
+	if !s.changed.IsZero() {
+		b.Evidence = "it changed since the last configuration that was accepted; " + b.Evidence
+	}
+	return b
+}

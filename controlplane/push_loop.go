@@ -1,0 +1,233 @@
+package controlplane
+
+import (
+	"context"
+	"log/slog"
+	"maps"
+	"net/netip"
+	"sync"
+	"time"
+
+	"google.golang.org/protobuf/proto"
+	meshconfig "istio.io/api/mesh/v1alpha1"
+
+	"github.com/pilotfish-mesh/pilotfish/controlplane/config"
+	"github.com/pilotfish-mesh/pilotfish/controlplane/jwks"
+	"github.com/pilotfish-mesh/pilotfish/controlplane/registry"
+	"github.com/pilotfish-mesh/pilotfish/controlplane/snapshot"
+	"github.com/pilotfish-mesh/pilotfish/controlplane/xds"
+)
+
+// pushLoop turns changes of the stores into snapshots and pushes. It waits until the changes pause, builds the next
+// snapshot from the last one, and pushes it.
+type pushLoop struct {
+	store       config.Store
+	mesh        func() *meshconfig.MeshConfig
+	trustDomain string
+	roots       func() []byte // of the certificate authority, in PEM
+	virtual     netip.Prefix
+	keys        *jwks.Fetcher
+	keysByProxy bool
+	// gatewayAccounts is passed to snapshot.Inputs.
+	gatewayAccounts *snapshot.GatewayAccounts
+	endpoints       *registry.EndpointPolicy
+	debounce        Debounce
+	server          *xds.Server
+	metrics         *metrics
+	analysis        *analysisLoop
+	changes         *changeLog
+	log             *slog.Logger
+
+	wake chan struct{} // has one element when a change is pending
+
+	mu      sync.Mutex
+	changed map[config.Key]struct{}
+	full    bool // anything may have changed
+	// revocations: the revocation lists have changed.
+	revocations bool
+	first       time.Time
+	building    bool // build is processing changes
+	latest      *snapshot.Snapshot
+
+	// The fields below are used by run's goroutine only.
+	keySets                       *snapshot.KeySets
+	lastRoots                     string
+	configuredMesh, completedMesh *meshconfig.MeshConfig // of the last build: as configured, and with trust domain and roots
+}
+
+// note records changed resources. It does not block, as stores require.
+func (f *pushLoop) note(keys []config.Key) {
+	f.mu.Lock()
+	for _, k := range keys {
+		f.changed[k] = struct{}{}
+	}
+	f.wakeUp()
+	f.mu.Unlock()
+}
+
+// noteAll records that anything may have changed.
+func (f *pushLoop) noteAll() {
+	f.mu.Lock()
+	f.full = true
+	f.wakeUp()
+	f.mu.Unlock()
+}
+
+// noteRevocations records that the revocation lists changed.
+func (f *pushLoop) noteRevocations() {
+	f.mu.Lock()
+	f.revocations = true
+	f.wakeUp()
+	f.mu.Unlock()
+}
+
+func (f *pushLoop) wakeUp() {
+	if f.first.IsZero() {
+		f.first = time.Now()
+	}
+	select {
+	case f.wake <- struct{}{}:
+	default:
+	}
+}
+
+// run builds and pushes the first snapshot at once, and then one for each batch of changes, until the context ends.
+func (f *pushLoop) run(ctx context.Context) {
+	f.noteAll()
+	f.build()
+	var last time.Time // time of the last batch
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case <-f.wake:
+		}
+		// The first change after a quiet time is pushed at once. Later changes are merged, because more are likely to
+		// follow.
+		if time.Since(last) < f.debounce.quietTime() && !f.waitForPause(ctx) {
+			return
+		}
+		f.build()
+		last = time.Now()
+	}
+}
+
+// waitForPause waits for a pause in the changes, at most Debounce.Max. It returns false if the context ended.
+func (f *pushLoop) waitForPause(ctx context.Context) bool {
+	longest := time.NewTimer(f.debounce.Max)
+	defer longest.Stop()
+	quiet := time.NewTimer(f.debounce.After)
+	defer quiet.Stop()
+	for {
+		select {
+		case <-ctx.Done():
+			return false
+		case <-quiet.C:
+			return true
+		case <-longest.C:
+			return true
+		case <-f.wake:
+			quiet.Reset(f.debounce.After)
+		}
+	}
+}
+
+// takeChanges returns the changes since the last call; nil keys mean that anything may have changed. some is false
+// without changes.
+func (f *pushLoop) takeChanges() (keys []config.Key, revocations bool, since time.Time, some bool) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	some = f.full || f.revocations || len(f.changed) > 0
+	if !f.full {
+		keys = make([]config.Key, 0, len(f.changed))
+		for k := range f.changed {
+			keys = append(keys, k)
+		}
+	}
+	since, revocations = f.first, f.revocations
+	f.changed, f.full, f.revocations, f.first = map[config.Key]struct{}{}, false, false, time.Time{}
+	f.building = some
+	return keys, revocations, since, some
+}
+
+// pending reports whether there are changes that are not pushed yet.
+func (f *pushLoop) pending() bool {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	return f.building || f.full || f.revocations || len(f.changed) > 0
+}
+
+func (f *pushLoop) build() {
+	keys, revocations, since, some := f.takeChanges()
+	if !some {
+		return
+	}
+	start := time.Now()
+	previous := f.snapshot()
+	next := snapshot.Build(previous, f.inputs(), keys)
+	change := snapshot.Diff(previous, next, keys)
+	change.Revocations = revocations
+	f.changes.record(keys, start)
+	f.changes.versions.update(previous, next)
+	f.mu.Lock()
+	f.latest = next
+	f.mu.Unlock()
+	f.server.PushSince(next, change, since)
+	f.mu.Lock()
+	f.building = false
+	f.mu.Unlock()
+	f.metrics.recordBuild(start, since)
+	f.metrics.countTriggers(change)
+	for _, key := range keys {
+		f.metrics.updates.WithLabelValues(string(key.Kind)).Inc()
+	}
+	f.keys.SetAddresses(next.KeyAddresses())
+	f.log.Debug("configuration pushed", "changed", len(keys), "full", change.Full, "build", time.Since(start))
+	f.analysis.schedule()
+}
+
+// inputs returns the inputs of the next snapshot. Unchanged key sets have the same pointer.
+func (f *pushLoop) inputs() snapshot.Inputs {
+	if sets := f.keys.Sets(); f.keySets == nil || !maps.Equal(f.keySets.ByAddress, sets) {
+		f.keySets = &snapshot.KeySets{ByAddress: sets}
+	}
+	return snapshot.Inputs{
+		Store: f.store, Mesh: f.meshConfig(), Virtual: f.virtual, Keys: f.keySets, KeysByProxy: f.keysByProxy, GatewayAccounts: f.gatewayAccounts,
+		Endpoints: f.endpoints,
+	}
+}
+
+// noteKeys records that keys of token issuers changed.
+func (f *pushLoop) noteKeys() {
+	var changed []config.Key
+	for _, r := range f.store.List(config.RequestAuthentication) {
+		changed = append(changed, r.Key)
+	}
+	f.note(changed)
+}
+
+// meshConfig returns the mesh configuration with the authority's trust domain and roots. An unchanged configuration has
+// the same pointer, which lets the snapshot detect that.
+func (f *pushLoop) meshConfig() *meshconfig.MeshConfig {
+	configured, roots := f.mesh(), string(f.roots())
+	if f.completedMesh != nil && configured == f.configuredMesh && roots == f.lastRoots {
+		return f.completedMesh
+	}
+	completed := &meshconfig.MeshConfig{}
+	if configured != nil {
+		completed = proto.Clone(configured).(*meshconfig.MeshConfig)
+	}
+	completed.TrustDomain = f.trustDomain
+	completed.CaCertificates = append(completed.CaCertificates, &meshconfig.MeshConfig_CertificateData{
+		CertificateData: &meshconfig.MeshConfig_CertificateData_Pem{Pem: roots},
+	})
+	f.configuredMesh, f.lastRoots, f.completedMesh = configured, roots, completed
+	return completed
+}
+
+// snapshot returns the newest snapshot; nil before the first.
+func (f *pushLoop) snapshot() *snapshot.Snapshot {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	return f.latest
+}

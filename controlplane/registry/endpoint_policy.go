@@ -1,0 +1,228 @@
+package registry
+
+import (
+	"fmt"
+	"maps"
+	"net/netip"
+	"path"
+	"slices"
+	"strings"
+
+	networking "istio.io/api/networking/v1alpha3"
+
+	"github.com/pilotfish-mesh/pilotfish/controlplane/config"
+)
+
+// EndpointPolicy restricts the endpoints in documents. Tenants write documents, but the sockets and loopback ports near
+// a proxy belong to the platform. A nil policy allows no unix socket, and no local address for gateways. It is
+// immutable and safe for concurrent use.
+type EndpointPolicy struct {
+	// AllowUnix lists absolute paths of allowed sockets, and of directories with allowed sockets.
+	AllowUnix []string
+	// DenyUnix lists exceptions below AllowUnix, in the same form.
+	DenyUnix []string
+	// AllowNetworks lists networks of loopback or link-local addresses to which gateways may connect.
+	AllowNetworks []netip.Prefix
+}
+
+// Check returns an error if a path of the policy is not absolute and clean.
+func (p *EndpointPolicy) Check() error {
+	for _, file := range slices.Concat(p.AllowUnix, p.DenyUnix) {
+		if !isCleanPath(file) {
+			return fmt.Errorf("unix endpoint path %q is not an absolute path without \"..\", \".\" and double or final slashes: write %q",
+				file, path.Clean("/"+strings.TrimPrefix(file, "@")))
+		}
+	}
+	return nil
+}
+
+// Refusal is the reason why proxies do not connect to an endpoint. The zero value refuses nothing.
+type Refusal struct {
+	Reason, Remedy string
+	// GatewaysOnly: sidecars connect to the endpoint.
+	GatewaysOnly bool
+}
+
+// appliesToAll reports whether no proxy connects to the endpoint.
+func (r Refusal) appliesToAll() bool { return r.Reason != "" && !r.GatewaysOnly }
+
+// Message describes the refusal for the author of the document.
+func (r Refusal) Message() string {
+	if r.GatewaysOnly {
+		return "gateways leave this endpoint out: " + r.Reason
+	}
+	return "the endpoint is left out: " + r.Reason
+}
+
+// reservedPorts lists the ports of a proxy, its agent and, on loopback, a control plane.
+var reservedPorts = []uint32{
+	15000, 15001, 15004, 15006, 15008, 15020, 15021, 15053, 15090, // proxy and agent
+	15463,                      // token exchange
+	15010, 15012, 15014, 15016, // control plane
+}
+
+func (o Options) isReserved(port uint32) bool {
+	return port != 0 && (slices.Contains(reservedPorts, port) || port == o.AdminPort || port == o.StatusPort)
+}
+
+// Refusal returns why proxies do not connect to an endpoint: a unix socket ("unix:///path"), an IP address or a host name.
+func (o Options) Refusal(address string, port uint32) Refusal {
+	if file, ok := strings.CutPrefix(address, "unix:"); ok {
+		return o.Endpoints.refuseUnix(strings.TrimPrefix(file, "//"))
+	}
+	addr, kind := classifyAddress(address)
+	switch {
+	case kind == remote:
+		return Refusal{}
+	case kind == sameMachine && o.isReserved(port):
+		return Refusal{
+			Reason: fmt.Sprintf("port %d of this address belongs to the proxy or the control plane", port),
+			Remedy: "use the address and the port of the application",
+		}
+	case addr.IsValid() && o.Endpoints.allowsNetwork(addr):
+		return Refusal{}
+	}
+	return Refusal{
+		Reason: "at a gateway this is " + string(kind), GatewaysOnly: true,
+		Remedy: "use an address that other machines reach; for one that only sidecars call, accept this finding",
+	}
+}
+
+// RefuseOwn returns why a proxy does not connect to an endpoint of its own workload, such as a Sidecar's defaultEndpoint.
+// The unspecified address means the workload's address.
+func (o Options) RefuseOwn(endpoint string) Refusal {
+	if r := o.refusalForEndpoint(endpoint); r.appliesToAll() {
+		return r
+	}
+	return Refusal{}
+}
+
+// RefuseForeign is RefuseOwn for a gateway and a document of another namespace than the gateway's.
+func (o Options) RefuseForeign(endpoint string) Refusal {
+	r := o.refusalForEndpoint(endpoint)
+	if r.GatewaysOnly {
+		r.Remedy = "move the document to the gateway's namespace, or use a ServiceEntry with an address that other machines reach"
+	}
+	return r
+}
+
+// refusalForEndpoint is Refusal for an "address:port" or a unix socket.
+func (o Options) refusalForEndpoint(endpoint string) Refusal {
+	if at, err := netip.ParseAddrPort(endpoint); err == nil {
+		return o.Refusal(at.Addr().String(), uint32(at.Port()))
+	}
+	return o.Refusal(endpoint, 0)
+}
+
+// addressKind is the destination of an address, seen from a proxy.
+type addressKind string
+
+const (
+	remote      addressKind = ""
+	sameMachine addressKind = "its own machine"
+	linkLocal   addressKind = "a link-local, multicast or broadcast address"
+)
+
+// embeddedIPv4Networks are the IPv6 networks whose last four bytes are an IPv4 address: IPv4-compatible, and NAT64.
+var embeddedIPv4Networks = []netip.Prefix{netip.MustParsePrefix("::/96"), netip.MustParsePrefix("64:ff9b::/96")}
+
+// classifyAddress returns the kind of an IP address or host name, and the parsed IP address.
+func classifyAddress(address string) (netip.Addr, addressKind) {
+	addr, err := netip.ParseAddr(address)
+	if err != nil {
+		return netip.Addr{}, classifyName(address)
+	}
+	addr = addr.WithZone("").Unmap()
+	for _, prefix := range embeddedIPv4Networks {
+		if b := addr.As16(); prefix.Contains(addr) && !addr.IsLoopback() {
+			addr = netip.AddrFrom4([4]byte(b[12:]))
+		}
+	}
+	switch {
+	case addr.IsLoopback() || addr.Is4() && addr.As4()[0] == 0 || addr.IsUnspecified():
+		return addr, sameMachine
+	case addr.IsLinkLocalUnicast() || addr.IsMulticast() || addr == netip.AddrFrom4([4]byte{255, 255, 255, 255}):
+		return addr, linkLocal
+	}
+	return addr, remote
+}
+
+// localNames lists names of the local machine in /etc/hosts, without the domain localdomain.
+var localNames = []string{"localhost", "localhost4", "localhost6", "ip6-localhost", "ip6-loopback"}
+
+// classifyName returns the kind of a host name, which may be a wildcard. A name whose last label is a number is not a
+// DNS name, but some resolvers read it as an address (127.1, 0x7f000001).
+func classifyName(name string) addressKind {
+	name = strings.TrimPrefix(strings.TrimRight(strings.ToLower(name), "."), "*.")
+	last := name[strings.LastIndexByte(name, '.')+1:]
+	hex, isHex := strings.CutPrefix(last, "0x")
+	switch {
+	case slices.Contains(localNames, strings.TrimSuffix(name, ".localdomain")), last == "localhost",
+		last != "" && strings.Trim(last, "0123456789") == "", isHex && strings.Trim(hex, "0123456789abcdef") == "":
+		return sameMachine
+	}
+	return remote
+}
+
+func (p *EndpointPolicy) allowsNetwork(addr netip.Addr) bool {
+	return p != nil && slices.ContainsFunc(p.AllowNetworks, func(n netip.Prefix) bool { return n.Contains(addr) })
+}
+
+func (p *EndpointPolicy) refuseUnix(file string) Refusal {
+	const remedy = "use an address, or have the platform allow the path: --allow-unix-endpoints of the control plane"
+	switch {
+	case strings.HasPrefix(file, "@"):
+		return Refusal{Reason: "abstract unix sockets are not allowed", Remedy: "use an address, or a socket in the file system that the platform allows"}
+	case !isCleanPath(file):
+		return Refusal{Reason: "the socket's path is not absolute, or has \"..\", \".\" or double slashes", Remedy: "write the path without these"}
+	case isProxySocket(file):
+		return Refusal{Reason: "the socket is a proxy's own", Remedy: "use the application's address or socket"}
+	case p == nil || !isBelow(file, p.AllowUnix) || isBelow(file, p.DenyUnix):
+		return Refusal{Reason: "the platform does not allow unix sockets at this path", Remedy: remedy}
+	}
+	return Refusal{}
+}
+
+func isCleanPath(file string) bool {
+	return path.IsAbs(file) && path.Clean(file) == file && !strings.ContainsRune(file, 0)
+}
+
+// isBelow reports whether a file is one of the paths or in one of these directories.
+func isBelow(file string, paths []string) bool {
+	return slices.ContainsFunc(paths, func(p string) bool {
+		return file == p || strings.HasPrefix(file, strings.TrimSuffix(p, "/")+"/")
+	})
+}
+
+// isProxySocket reports whether a file has the path of an agent's socket, regardless of the agent's directory.
+func isProxySocket(file string) bool {
+	for _, dir := range []string{"/etc/istio/", "/workload-spiffe-uds/", "/credential-uds/"} {
+		if strings.Contains(file, dir) {
+			return true
+		}
+	}
+	return false
+}
+
+// checkEndpoint returns the finding about an endpoint in a field of a document. ok is false if the endpoint is allowed.
+func (o Options) checkEndpoint(r *config.Resource, field, address string, ports ...uint32) (p config.Problem, ok bool) {
+	refusal := o.Refusal(address, 0)
+	for _, port := range ports {
+		if one := o.Refusal(address, port); one.appliesToAll() {
+			refusal = one
+		}
+	}
+	if refusal.Reason == "" {
+		return config.Problem{}, false
+	}
+	return withCode(config.EndpointRefused, problemAt(r, field, address, refusal.Message(), refusal.Remedy)), true
+}
+
+// checkWorkloadEntry returns the findings about a WorkloadEntry.
+func (o Options) checkWorkloadEntry(r *config.Resource, entry *networking.WorkloadEntry) []config.Problem {
+	ports := slices.Sorted(maps.Values(entry.GetPorts()))
+	if p, ok := o.checkEndpoint(r, "spec.address", entry.GetAddress(), ports...); ok {
+		return []config.Problem{p}
+	}
+	return nil
+}

@@ -1,0 +1,62 @@
+package registry
+
+import (
+	"cmp"
+	"fmt"
+	"slices"
+
+	"github.com/pilotfish-mesh/pilotfish/controlplane/config"
+)
+
+// sortByPrecedence orders documents by their precedence for a hostname: Kubernetes Services, then by age, then by
+// namespace and name.
+func sortByPrecedence(sources []*source) []*source {
+	sorted := slices.Clone(sources)
+	slices.SortStableFunc(sorted, func(a, b *source) int {
+		return cmp.Or(
+			cmp.Compare(kindRank(a), kindRank(b)),
+			a.resource.Created.Compare(b.resource.Created),
+			cmp.Compare(a.resource.Namespace, b.resource.Namespace),
+			cmp.Compare(a.resource.Name, b.resource.Name),
+		)
+	})
+	return sorted
+}
+
+func kindRank(s *source) int {
+	if s.resource.Kind == config.Service {
+		return 0
+	}
+	return 1
+}
+
+// findConflict returns the service with precedence over this one for some client: one of the same namespace, or one of
+// another namespace if both are visible to all.
+func findConflict(service *Service, preceding []*Service) *Service {
+	for _, other := range preceding {
+		if other.Namespace == service.Namespace {
+			return other
+		}
+	}
+	for _, other := range preceding {
+		if IsExportedToAll(other.ExportTo) && IsExportedToAll(service.ExportTo) {
+			return other
+		}
+	}
+	return nil
+}
+
+// IsExportedToAll reports whether an exportTo list includes all namespaces.
+func IsExportedToAll(exportTo []string) bool {
+	return len(exportTo) == 0 || slices.Contains(exportTo, "*")
+}
+
+func conflictProblem(s *source, i int, winner *Service, owner *source) config.Problem {
+	field := "spec.hosts"
+	message := fmt.Sprintf("%s, at %s, has the same host and is older, so this service is not used", winner.Source, owner.resource.Origin)
+	if winner.Namespace != s.resource.Namespace {
+		message = fmt.Sprintf("%s, at %s, has the same host; clients outside both namespaces use that one, which is older", winner.Source, owner.resource.Origin)
+	}
+	return withCode(config.ServiceHostConflict, problemAt(s.resource, field, s.services[i].Hostname, message,
+		"merge the two documents, or limit each to its namespace by exportTo"))
+}

@@ -1,0 +1,111 @@
+package registry
+
+import (
+	"net/netip"
+	"slices"
+	"strings"
+)
+
+const defaultDomain = "cluster.local"
+
+// Options are the settings of the mesh that the registry uses.
+type Options struct {
+	// Domain is the suffix of Kubernetes Services' names; "cluster.local" if empty.
+	Domain string
+	// MeshTrustDomain is the trust domain of the mesh's identities; "cluster.local" if empty.
+	MeshTrustDomain string
+	// Virtual, if valid, is the IPv4 network of virtual addresses for services without an address, as in Istio for
+	// ServiceEntries.
+	Virtual netip.Prefix
+	// Endpoints restricts the endpoints in documents. A changed policy must be a different pointer.
+	Endpoints *EndpointPolicy
+	// AdminPort and StatusPort are the ports of Envoy's admin interface and of agents; 0 for the default ones.
+	AdminPort, StatusPort uint32
+}
+
+func (o Options) withDefaults() Options {
+	if o.Domain == "" {
+		o.Domain = defaultDomain
+	}
+	if o.MeshTrustDomain == "" {
+		o.MeshTrustDomain = defaultDomain
+	}
+	return o
+}
+
+// ServiceHostname returns the full name of a Kubernetes Service.
+func (o Options) ServiceHostname(name, namespace string) string {
+	return name + "." + namespace + ".svc." + o.withDefaults().Domain
+}
+
+// ResolveHostname returns the full name of a host in a document of the namespace. As in Istio, a name without a dot is
+// a Service of the same namespace. Other names, addresses and "*" are returned unchanged.
+func (o Options) ResolveHostname(name, namespace string) string {
+	name = strings.TrimSuffix(name, ".")
+	if name == "" || name == "*" || strings.Contains(name, ".") || isAddress(name) {
+		return name
+	}
+	return o.ServiceHostname(name, namespace)
+}
+
+func isAddress(name string) bool {
+	_, err := netip.ParseAddr(name)
+	return err == nil
+}
+
+// Identity returns the SPIFFE ID of the endpoint's workload, or "" if it has no service account.
+func (o Options) Identity(e Endpoint) string {
+	if e.ServiceAccount == "" {
+		return ""
+	}
+	return "spiffe://" + o.withDefaults().MeshTrustDomain + "/ns/" + e.Namespace + "/sa/" + e.ServiceAccount
+}
+
+// ResolveHostname returns the full name of a host in a document of the namespace. Unlike Options.ResolveHostname it
+// uses the existing services: it resolves reviews.default and reviews.default.svc, and a bare name that is a
+// ServiceEntry's host and not a Service. It does not resolve aliases, because rules for an alias do not apply to its
+// service.
+func (r *Registry) ResolveHostname(name, namespace string) string {
+	full := r.opts.ResolveHostname(name, namespace)
+	if r.byHost[full] != nil || r.targets[full] != "" {
+		return full
+	}
+	name = strings.TrimSuffix(name, ".")
+	if r.byHost[name] != nil {
+		return name
+	}
+	if alias, ok := r.aliases[name]; ok {
+		return alias
+	}
+	return full
+}
+
+// HasNamesake reports whether another service shares a name with the service, including removed services and short
+// names in any namespace. Then the meaning of the name depends on the existing services.
+func (r *Registry) HasNamesake(service *Service) bool {
+	names := append([]string{service.Hostname, service.Name}, service.Aliases...)
+	// A ServiceEntry may have the full name of a Service, so that short names in documents mean it too.
+	if name, ok := strings.CutSuffix(service.Hostname, ".svc."+r.opts.withDefaults().Domain); ok {
+		short, _, _ := strings.Cut(name, ".")
+		names = append(names, short, name, name+".svc")
+	}
+	for _, name := range names {
+		for _, other := range r.byHost[name] {
+			if other.Hostname != service.Hostname || overridesService(other, service) {
+				return true
+			}
+		}
+		if full, ok := r.aliases[name]; ok && full != service.Hostname {
+			return true
+		}
+	}
+	if slices.ContainsFunc(service.AliasServices, r.HasNamesake) {
+		return true
+	}
+	// A ServiceEntry's host without a dot equals the short name of a Service in its own namespace.
+	return !strings.Contains(service.Hostname, ".")
+}
+
+// overridesService reports whether a ServiceEntry has the full name of a Service. While the ServiceEntry exists, rules
+// with other names of the Service apply to that full name.
+func overridesService(entry, service *Service) bool { return service.Kubernetes && !entry.Kubernetes }

@@ -1,0 +1,74 @@
+package snapshot
+
+import (
+	"fmt"
+	"slices"
+
+	networking "istio.io/api/networking/v1alpha3"
+
+	"github.com/pilotfish-mesh/pilotfish/controlplane/config"
+)
+
+// GatewayAccounts limits the Secrets of Gateways to the service accounts of known workloads that the Gateway selects.
+// The labels of a proxy are its own claim and prove nothing. So only workloads of the registry, and those in Workloads,
+// are considered.
+type GatewayAccounts struct {
+	// Workloads are the workloads of the platform, even if they are not ready.
+	Workloads []Workload
+}
+
+// Workload is a workload of the platform.
+type Workload struct {
+	Namespace, ServiceAccount string
+	Labels                    map[string]string
+}
+
+// IsGatewayAccount reports whether a service account may have the Secrets that a Gateway names in a namespace.
+func (s *Snapshot) IsGatewayAccount(g Gateway, namespace, account string) bool {
+	return s.anyGatewayAccount(g, namespace, func(known string) bool { return known == account })
+}
+
+func (s *Snapshot) anyGatewayAccount(g Gateway, namespace string, matches func(account string) bool) bool {
+	if s.gatewayAccounts == nil {
+		return true
+	}
+	selector := g.Spec.GetSelector()
+	matchesEntry := func(r *config.Resource) bool { return matches(r.Spec.(*networking.WorkloadEntry).GetServiceAccount()) }
+	return slices.ContainsFunc(s.Registry.SelectedWorkloads(namespace, selector), matchesEntry) ||
+		slices.ContainsFunc(s.gatewayAccounts.Workloads, func(w Workload) bool {
+			return w.Namespace == namespace && Selects(selector, w.Labels) && matches(w.ServiceAccount)
+		})
+}
+
+// LimitsGatewayAccounts reports whether workloads decide which accounts get the Secrets of Gateways.
+func (s *Snapshot) LimitsGatewayAccounts() bool { return s.gatewayAccounts != nil }
+
+// checkGatewayAccounts reports Secrets of a server that no account may use.
+func (c *checker) checkGatewayAccounts(g Gateway, field string, settings *networking.ServerTLSSettings) {
+	if name := settings.GetCredentialName(); name != "" {
+		c.checkGatewayAccount(g, field+".credentialName", name)
+	}
+	for i, name := range settings.GetCredentialNames() {
+		c.checkGatewayAccount(g, fmt.Sprintf("%s.credentialNames[%d]", field, i), name)
+	}
+}
+
+// checkGatewayAccount reports a Secret that no account may use.
+func (c *checker) checkGatewayAccount(g Gateway, field, name string) {
+	exists := false
+	for _, r := range c.s.secrets.all {
+		if r.Name != name {
+			continue
+		}
+		isKnown := func(account string) bool { return account != "" }
+		if r.Spec.(*config.SecretSpec).Accounts != nil || c.s.anyGatewayAccount(g, r.Namespace, isKnown) {
+			return
+		}
+		exists = true
+	}
+	if exists {
+		c.reportWarning(config.GatewayAccountUnknown, g.Resource, field, name,
+			"no workload with a service account is known that the Gateway selects in the namespace of the Secret: no proxy gets it, and the server is not served",
+			"name the gateway's service account in the Secret's annotation "+config.AccountsAnnotation+", or add a WorkloadEntry of the gateway with labels and serviceAccount")
+	}
+}

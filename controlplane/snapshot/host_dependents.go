@@ -1,0 +1,189 @@
+package snapshot
+
+import (
+	"slices"
+	"strings"
+	"sync"
+
+	networking "istio.io/api/networking/v1alpha3"
+
+	"github.com/pilotfish-mesh/pilotfish/controlplane/config"
+	"github.com/pilotfish-mesh/pilotfish/controlplane/registry"
+)
+
+// hostDependents indexes which rules and names depend on a service: the names of requests for services and for the
+// hosts of rules, and the destinations of sidecar rules. It is used when a service is added or removed, regardless of
+// visibility.
+type hostDependents struct {
+	once sync.Once
+	// owner contains the host of each lower-case name; "" if several hosts have the name.
+	owner map[string]string
+	// shortNames are the service names that only callers of the service's namespace use.
+	shortNames map[string]struct{}
+	// patterns are the rule hosts with a wildcard.
+	patterns []string
+	// tcpRules are the rules with TCP or TLS routes.
+	tcpRules []*VirtualService
+	// rulesByHost contains the rules that route to a host.
+	rulesByHost map[string][]*VirtualService
+	// writtenNames are the host names in documents, as written.
+	writtenNames map[string]struct{}
+	// delegatingRules are the rules with delegates, whose destinations are not indexed.
+	delegatingRules []*VirtualService
+}
+
+func (w *meshIndex) hostDependents() *hostDependents {
+	w.dependents.once.Do(func() { w.dependents.build(w) })
+	return &w.dependents
+}
+
+func (c *hostDependents) build(w *meshIndex) {
+	c.owner, c.shortNames, c.rulesByHost = map[string]string{}, map[string]struct{}{}, map[string][]*VirtualService{}
+	c.writtenNames = map[string]struct{}{}
+	for _, svc := range w.services {
+		for name := range globalNames(svc) {
+			c.addOwner(name, svc.Hostname)
+		}
+		for known := range svc.WithAliases() {
+			if known.Kubernetes {
+				c.shortNames[strings.ToLower(known.Name)] = struct{}{}
+			}
+		}
+	}
+	for _, v := range w.virtualServices.byGateway[MeshGateway] {
+		for _, host := range v.Hosts {
+			c.addOwner(host, host)
+			if strings.HasPrefix(host, "*") {
+				c.patterns = append(c.patterns, host)
+			}
+		}
+		if len(v.Spec.GetTcp())+len(v.Spec.GetTls()) > 0 {
+			c.tcpRules = append(c.tcpRules, v)
+		}
+		c.addRoutes(v, w.resolve)
+	}
+	for _, v := range w.virtualServices.all {
+		c.addWrittenNames(v.Resource)
+	}
+	for _, r := range w.virtualServices.delegates.byKey {
+		c.addWrittenNames(r)
+	}
+}
+
+// addWrittenNames adds the host names of a document as written.
+func (c *hostDependents) addWrittenNames(r *config.Resource) {
+	spec := r.Spec.(*networking.VirtualService)
+	for _, host := range spec.GetHosts() {
+		c.writtenNames[strings.TrimSuffix(host, ".")] = struct{}{}
+	}
+	for d := range destinations(spec) {
+		c.writtenNames[strings.TrimSuffix(d.destination.GetHost(), ".")] = struct{}{}
+	}
+}
+
+// isWritten reports whether a document contains the name.
+func (c *hostDependents) isWritten(name string) bool {
+	_, written := c.writtenNames[name]
+	return written
+}
+
+// isAliasWritten reports whether a document contains a name of the alias.
+func (c *hostDependents) isAliasWritten(alias *registry.Service) bool {
+	return c.isWritten(alias.Hostname) || c.isWritten(alias.Name) || slices.ContainsFunc(alias.Aliases, c.isWritten)
+}
+
+// globalNames returns the names and addresses of a service that all callers can use.
+func globalNames(svc *registry.Service) func(yield func(string) bool) {
+	return func(yield func(string) bool) {
+		for known := range svc.WithAliases() {
+			if !yield(known.Hostname) {
+				return
+			}
+			for _, name := range known.Aliases {
+				if !yield(name) {
+					return
+				}
+			}
+		}
+		for _, at := range svc.Addresses {
+			if !yield(at.String()) {
+				return
+			}
+		}
+	}
+}
+
+func (c *hostDependents) addOwner(name, host string) {
+	name = strings.ToLower(name)
+	if owner, taken := c.owner[name]; taken && owner != host {
+		host = ""
+	}
+	c.owner[name] = host
+}
+
+func (c *hostDependents) addRoutes(v *VirtualService, resolve resolver) {
+	if slices.ContainsFunc(v.Spec.GetHttp(), func(r *networking.HTTPRoute) bool { return r.GetDelegate() != nil }) || len(v.from) > 0 {
+		c.delegatingRules = append(c.delegatingRules, v)
+		return
+	}
+	for d := range destinations(v.Spec) {
+		host := resolve(d.destination.GetHost(), v.Namespace)
+		if rules := c.rulesByHost[host]; len(rules) == 0 || rules[len(rules)-1] != v {
+			c.rulesByHost[host] = append(rules, v)
+		}
+	}
+}
+
+// hasNameConflict reports whether another host has a name of the service.
+func (c *hostDependents) hasNameConflict(svc *registry.Service) bool {
+	for name := range globalNames(svc) {
+		name = strings.ToLower(name)
+		if owner, taken := c.owner[name]; taken && owner != svc.Hostname {
+			return true
+		}
+		if _, taken := c.shortNames[name]; taken {
+			return true
+		}
+	}
+	for known := range svc.WithAliases() {
+		if _, taken := c.owner[strings.ToLower(known.Name)]; taken && known.Kubernetes {
+			return true
+		}
+	}
+	return false
+}
+
+// HasNameConflict reports whether a current or removed service shares a name with another service or a rule's host.
+// Then adding or removing it changes which of them receives the requests.
+func (s *Snapshot) HasNameConflict(svc *registry.Service) bool {
+	return s.index.hostDependents().hasNameConflict(svc)
+}
+
+// RulesRoutingTo returns the sidecar rules that may route to any name of a service, regardless of visibility.
+func (s *Snapshot) RulesRoutingTo(svc *registry.Service) []*VirtualService {
+	c := s.index.hostDependents()
+	out := slices.Clone(c.delegatingRules)
+	for known := range svc.WithAliases() {
+		out = append(out, c.rulesByHost[known.Hostname]...)
+	}
+	return out
+}
+
+// HostPatterns returns the wildcard hosts of sidecar rules that cover a host, regardless of visibility.
+func (s *Snapshot) HostPatterns(hostname string) []string {
+	var out []string
+	for _, pattern := range s.index.hostDependents().patterns {
+		if MatchHost(pattern, hostname) {
+			out = append(out, pattern)
+		}
+	}
+	return out
+}
+
+// HasTCPRules reports whether rules with TCP or TLS routes have a host that overlaps with host. Only one rule per host
+// is in force; another takes effect when it is removed.
+func (s *Snapshot) HasTCPRules(host string) bool {
+	return slices.ContainsFunc(s.index.hostDependents().tcpRules, func(v *VirtualService) bool {
+		return slices.ContainsFunc(v.Hosts, func(h string) bool { return overlapHosts(h, host) })
+	})
+}

@@ -1,0 +1,50 @@
+package snapshot
+
+import (
+	"github.com/pilotfish-mesh/pilotfish/controlplane/config"
+)
+
+// isWorkloadSpecific reports whether a document applies only to some workloads of its namespace.
+func isWorkloadSpecific(spec policySpec) bool {
+	return len(spec.GetSelector().GetMatchLabels()) > 0 || spec.GetTargetRef() != nil || len(spec.GetTargetRefs()) > 0
+}
+
+// levels contains documents that are inherited: from the mesh, from the namespace, and the workload's own.
+type levels[T policySpec] struct {
+	root        string
+	byNamespace map[string][]leveledResource[T] // oldest first
+}
+
+type leveledResource[T policySpec] struct {
+	*config.Resource
+	spec T
+}
+
+func newLevels[T policySpec](resources []*config.Resource, root string) *levels[T] {
+	l := &levels[T]{root: root, byNamespace: map[string][]leveledResource[T]{}}
+	for _, r := range sortByAge(resources) {
+		l.byNamespace[r.Namespace] = append(l.byNamespace[r.Namespace], leveledResource[T]{r, r.Spec.(T)})
+	}
+	return l
+}
+
+// forWorkload returns the documents of a workload, from mesh to workload. Each level has at most one document: the
+// oldest.
+func (l *levels[T]) forWorkload(namespace string, labels map[string]string) []leveledResource[T] {
+	var out []leveledResource[T]
+	take := func(namespace string, wanted func(T) bool) {
+		for _, d := range l.byNamespace[namespace] {
+			if wanted(d.spec) {
+				out = append(out, d)
+				return
+			}
+		}
+	}
+	wide := func(spec T) bool { return !isWorkloadSpecific(spec) }
+	take(l.root, wide)
+	if namespace != l.root {
+		take(namespace, wide)
+	}
+	take(namespace, func(spec T) bool { return isWorkloadSpecific(spec) && PolicyApplies(spec, true, labels) })
+	return out
+}

@@ -1,0 +1,49 @@
+package snapshot
+
+import (
+	typev1beta1 "istio.io/api/type/v1beta1"
+)
+
+// policySpec is implemented by all policies for workloads.
+type policySpec interface {
+	GetSelector() *typev1beta1.WorkloadSelector
+	GetTargetRef() *typev1beta1.PolicyTargetReference
+	GetTargetRefs() []*typev1beta1.PolicyTargetReference
+}
+
+// Labels of a gateway's workload with the name of its Gateway in Kubernetes' Gateway API.
+const (
+	gatewayNameLabel    = "gateway.networking.k8s.io/gateway-name"
+	oldGatewayNameLabel = "istio.io/gateway-name"
+)
+
+// PolicyApplies reports whether a policy of the root namespace, or (near) of the workload's own, applies to a workload:
+// by its selector, or because it targets the Gateway of the workload. Targets apply only in the policy's own namespace.
+func PolicyApplies(p policySpec, near bool, labels map[string]string) bool {
+	refs := p.GetTargetRefs()
+	if ref := p.GetTargetRef(); ref != nil {
+		refs = append(refs[:len(refs):len(refs)], ref)
+	}
+	if len(refs) == 0 {
+		return Selects(p.GetSelector().GetMatchLabels(), labels)
+	}
+	for _, ref := range refs {
+		if near && refersTo(ref, labels) {
+			return true
+		}
+	}
+	return false
+}
+
+type targetRef = typev1beta1.PolicyTargetReference
+
+// refersTo reports whether a target is the Gateway of a workload.
+func refersTo(ref *targetRef, labels map[string]string) bool {
+	return TargetsGateway(ref) && (labels[gatewayNameLabel] == ref.GetName() || labels[oldGatewayNameLabel] == ref.GetName())
+}
+
+// TargetsGateway reports whether a policy's target is a Gateway of the Gateway API. Services and GatewayClasses are
+// targets of waypoints, which this control plane does not support.
+func TargetsGateway(ref *typev1beta1.PolicyTargetReference) bool {
+	return ref.GetKind() == "Gateway" && ref.GetGroup() == "gateway.networking.k8s.io" && ref.GetName() != ""
+}

@@ -1,0 +1,48 @@
+package snapshot
+
+import (
+	"fmt"
+
+	networking "istio.io/api/networking/v1alpha3"
+
+	"github.com/pilotfish-mesh/pilotfish/controlplane/config"
+	"github.com/pilotfish-mesh/pilotfish/controlplane/registry"
+)
+
+// RefuseDefault returns why a proxy does not connect to the defaultEndpoint of a document. Documents of the proxy's own
+// namespace and of the mesh's root namespace may name ports of applications on the proxy's loopback addresses.
+func (s *Snapshot) RefuseDefault(endpoint, documentNamespace, proxyNamespace string) registry.Refusal {
+	switch {
+	case endpoint == "":
+		return registry.Refusal{}
+	case documentNamespace == proxyNamespace || documentNamespace == s.Mesh.GetRootNamespace():
+		return s.Registry.Options().RefuseOwn(endpoint)
+	}
+	return s.Registry.Options().RefuseForeign(endpoint)
+}
+
+// checkSidecarEndpoints records findings about the defaultEndpoints of a Sidecar.
+func (c *checker) checkSidecarEndpoints(r *config.Resource, spec *networking.Sidecar) {
+	for i, listener := range spec.GetIngress() {
+		c.checkDefaultEndpoint(r, fmt.Sprintf("spec.ingress[%d].defaultEndpoint", i), listener.GetDefaultEndpoint(), r.Namespace)
+	}
+}
+
+// checkGatewayEndpoints records findings about the defaultEndpoints of a Gateway for its gateways in other namespaces.
+func (c *checker) checkGatewayEndpoints(g Gateway) {
+	at := g.Namespace
+	for _, namespace := range c.selectedNamespaces {
+		if namespace != g.Namespace {
+			at = namespace
+		}
+	}
+	for i, server := range g.Spec.GetServers() {
+		c.checkDefaultEndpoint(g.Resource, fmt.Sprintf("spec.servers[%d].defaultEndpoint", i), server.GetDefaultEndpoint(), at)
+	}
+}
+
+func (c *checker) checkDefaultEndpoint(r *config.Resource, field, endpoint, proxyNamespace string) {
+	if refusal := c.s.RefuseDefault(endpoint, r.Namespace, proxyNamespace); refusal.Reason != "" {
+		c.reportWarning(config.EndpointRefused, r, field, endpoint, refusal.Message(), refusal.Remedy)
+	}
+}

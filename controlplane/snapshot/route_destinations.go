@@ -1,0 +1,75 @@
+package snapshot
+
+import (
+	"iter"
+
+	networking "istio.io/api/networking/v1alpha3"
+
+	"github.com/pilotfish-mesh/pilotfish/controlplane/registry"
+)
+
+// maxRouteHosts is the maximum number of hosts in RouteHosts. Rules with more hosts depend on the whole scope.
+const maxRouteHosts = 4
+
+// RouteHosts contains everything in a scope on which a VirtualService's routes depend, except for the rule itself. It
+// is comparable, so it can be part of a Cache key.
+type RouteHosts [maxRouteHosts]routeHost
+
+type routeHost struct {
+	host, name string // as written, and the full name
+	service    *registry.Service
+	rule       *DestinationRule
+}
+
+// RouteHosts returns the destinations of a VirtualService's routes. ok is false if there are too many hosts or if
+// routes are delegated: then they depend on the whole scope.
+func (sc *Scope) RouteHosts(v *VirtualService) (uses RouteHosts, ok bool) {
+	for _, r := range v.Spec.GetHttp() {
+		if r.GetDelegate() != nil {
+			return uses, false
+		}
+	}
+	n := 0
+	for host := range httpHosts(v.Spec) {
+		if uses.contains(host, n) {
+			continue
+		}
+		if n == maxRouteHosts {
+			return uses, false
+		}
+		svc := sc.Resolve(host, v.Namespace)
+		uses[n] = routeHost{host: host, name: sc.Hostname(host, v.Namespace), service: svc, rule: sc.DestinationRule(svc)}
+		n++
+	}
+	return uses, true
+}
+
+// httpHosts returns the hosts of HTTP routes as written, with duplicates.
+func httpHosts(spec *networking.VirtualService) iter.Seq[string] {
+	return func(yield func(string) bool) {
+		for _, r := range spec.GetHttp() {
+			for _, d := range r.GetRoute() {
+				if !yield(d.GetDestination().GetHost()) {
+					return
+				}
+			}
+			if r.GetMirror() != nil && !yield(r.GetMirror().GetHost()) {
+				return
+			}
+			for _, m := range r.GetMirrors() {
+				if !yield(m.GetDestination().GetHost()) {
+					return
+				}
+			}
+		}
+	}
+}
+
+func (u *RouteHosts) contains(host string, n int) bool {
+	for i := range n {
+		if u[i].host == host {
+			return true
+		}
+	}
+	return false
+}

@@ -1,0 +1,87 @@
+package snapshot
+
+import (
+	"slices"
+	"sync"
+
+	"github.com/pilotfish-mesh/pilotfish/controlplane/registry"
+)
+
+// sharedView is the common part of all scopes without Sidecar, if everything is exported to all namespaces. In most
+// meshes, these scopes differ little.
+type sharedView struct {
+	scope *Scope // contains the shared parts
+	// namespacesWithServices are the namespaces in which services have short names.
+	namespacesWithServices map[string]struct{}
+	memos                  sync.Map // derived values by key
+}
+
+// shared returns the common part of all scopes, or nil if their visible parts differ.
+func (w *meshIndex) shared() *sharedView {
+	if !w.sharedKnown {
+		w.sharedKnown = true
+		if w.isUniform() {
+			w.common = w.newSharedView()
+		}
+	}
+	return w.common
+}
+
+// isUniform reports whether all services and sidecar rules are exported to all namespaces, and all hostnames are
+// unique. Otherwise each namespace could see other ones.
+func (w *meshIndex) isUniform() bool {
+	for i, svc := range w.services {
+		if i > 0 && w.services[i-1].Hostname == svc.Hostname {
+			return false
+		}
+		for known := range svc.WithAliases() {
+			if !registry.IsExportedToAll(known.ExportTo) {
+				return false
+			}
+		}
+	}
+	return !slices.ContainsFunc(w.virtualServices.byGateway[MeshGateway], func(v *VirtualService) bool { return !registry.IsExportedToAll(v.exportTo) })
+}
+
+func (w *meshIndex) newSharedView() *sharedView {
+	c := &sharedView{
+		scope:                  &Scope{egress: allHosts, services: make(map[string]*registry.Service, len(w.services)), aliases: map[string]*registry.Service{}},
+		namespacesWithServices: map[string]struct{}{},
+	}
+	w.addVirtualServices(c.scope, allHosts)
+	c.scope.Services = w.services
+	for _, svc := range w.services {
+		c.scope.services[svc.Hostname] = svc
+		for _, alias := range svc.AliasServices {
+			c.scope.aliases[alias.Hostname] = svc
+		}
+		for known := range svc.WithAliases() {
+			if known.Kubernetes {
+				c.namespacesWithServices[known.Namespace] = struct{}{}
+			}
+		}
+	}
+	return c
+}
+
+// applyShared sets the shared parts of a scope, and its own rules.
+func (w *meshIndex) applyShared(sc *Scope, c *sharedView) {
+	sc.common = c
+	sc.Services, sc.services, sc.aliases = c.scope.Services, c.scope.services, c.scope.aliases
+	sc.VirtualServices, sc.vsByHost, sc.SourceLabels = c.scope.VirtualServices, c.scope.vsByHost, c.scope.SourceLabels
+	for _, svc := range sc.Services {
+		w.addRule(sc, svc)
+	}
+}
+
+// SharedMemo is like Memo for values that depend only on the visible services and rules of the scope, and on which
+// services are in its namespace.
+func (sc *Scope) SharedMemo(key any, derive func() any) any {
+	if sc.common == nil {
+		return sc.Memo(key, derive)
+	}
+	if _, own := sc.common.namespacesWithServices[sc.Namespace]; own {
+		return sc.Memo(key, derive)
+	}
+	return loadMemo(&sc.common.memos, key, derive)
+}

@@ -1,0 +1,50 @@
+package snapshot
+
+import (
+	"slices"
+
+	"github.com/pilotfish-mesh/pilotfish/controlplane/registry"
+)
+
+// nameVersion identifies how short names in documents resolve. It is the same pointer as long as added or removed
+// services cannot change any resolution, including names that a proxy does not see.
+type nameVersion struct{ _ byte } // not empty: its address must be unique
+
+// reuseNameVersion returns the previous version if it is still valid.
+func (b *build) reuseNameVersion(old, next *meshIndex) *nameVersion {
+	if old.naming == nil || b.prev.Domain != b.next.Domain || slices.ContainsFunc(symmetricDifference(old.services, next.services), b.next.affectsNames(next)) {
+		return &nameVersion{}
+	}
+	return old.naming
+}
+
+// AffectsNames reports whether adding or removing a service can change to which host a name in a document refers.
+func (s *Snapshot) AffectsNames(svc *registry.Service) bool { return s.affectsNames(s.index)(svc) }
+
+func (s *Snapshot) affectsNames(w *meshIndex) func(*registry.Service) bool {
+	return func(svc *registry.Service) bool {
+		return s.Registry.HasNamesake(svc) || slices.ContainsFunc(svc.Aliases, w.hostDependents().isWritten) ||
+			slices.ContainsFunc(svc.AliasServices, w.hostDependents().isAliasWritten)
+	}
+}
+
+// symmetricDifference returns the services that are in exactly one of the lists.
+func symmetricDifference(a, b []*registry.Service) []*registry.Service {
+	if equalPointers(a, b) {
+		return nil
+	}
+	lists := map[*registry.Service]int{}
+	for _, svc := range a {
+		lists[svc]++
+	}
+	for _, svc := range b {
+		lists[svc]--
+	}
+	var out []*registry.Service
+	for svc, n := range lists {
+		if n != 0 {
+			out = append(out, svc)
+		}
+	}
+	return out
+}

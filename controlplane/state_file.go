@@ -1,0 +1,78 @@
+package controlplane
+
+import (
+	"context"
+	"errors"
+	"io/fs"
+	"log/slog"
+	"os"
+	"time"
+
+	"github.com/pilotfish-mesh/pilotfish/internal/atomicfile"
+)
+
+// minWriteInterval is the minimum time between two writes of a file.
+const minWriteInterval = time.Second
+
+// stateFile persists state in a file of the state directory. A failed write, for example on a full disk, is logged once
+// and retried until it succeeds. The zero value is never written.
+type stateFile struct {
+	path           string
+	failureMessage string // log message of a failed write: its consequence
+	log            *slog.Logger
+	changed        chan struct{} // has one element when the content has changed
+	failing        bool          // the last write failed; only write uses it
+}
+
+func newStateFile(path, lost string, log *slog.Logger) stateFile {
+	return stateFile{path: path, failureMessage: lost, log: log, changed: make(chan struct{}, 1)}
+}
+
+// schedule schedules a write. It does not block.
+func (f *stateFile) schedule() {
+	select {
+	case f.changed <- struct{}{}:
+	default:
+	}
+}
+
+// run writes the file when it has changed, and once more when the context ends. Empty content removes the file.
+func (f *stateFile) run(ctx context.Context, content func() ([]byte, error)) {
+	for {
+		select {
+		case <-f.changed:
+			f.write(content)
+		case <-ctx.Done():
+			select {
+			case <-f.changed:
+				f.write(content)
+			default:
+			}
+			return
+		}
+		select {
+		case <-ctx.Done():
+		case <-time.After(minWriteInterval):
+		}
+	}
+}
+
+func (f *stateFile) write(content func() ([]byte, error)) {
+	data, err := content()
+	switch {
+	case err != nil:
+	case len(data) > 0:
+		err = atomicfile.Write(f.path, data)
+	default:
+		if err = os.Remove(f.path); errors.Is(err, fs.ErrNotExist) {
+			err = nil
+		}
+	}
+	if err != nil {
+		f.schedule()
+		if !f.failing {
+			f.log.Warn(f.failureMessage, "file", f.path, "error", err)
+		}
+	}
+	f.failing = err != nil
+}

@@ -1,0 +1,143 @@
+package controlplane
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"log/slog"
+	"net/http"
+	"net/netip"
+	"net/url"
+	"slices"
+	"time"
+
+	"github.com/go-jose/go-jose/v4"
+	"github.com/prometheus/client_golang/prometheus"
+
+	"github.com/pilotfish-mesh/pilotfish/controlplane/ca"
+	"github.com/pilotfish-mesh/pilotfish/internal/loglimit"
+	"github.com/pilotfish-mesh/pilotfish/sts"
+)
+
+// Paths of the token keys, as on a Kubernetes API server.
+const (
+	discoveryPath = "/.well-known/openid-configuration"
+	keysPath      = "/openid/v1/jwks"
+)
+
+// tokenExchange exchanges a workload's token for a token for third parties (RFC 8693), and publishes the keys that
+// verify these tokens (OpenID Connect Discovery 1.0).
+type tokenExchange struct {
+	authority *ca.Authority
+	issuer    string
+	log       *slog.Logger
+	results   *prometheus.CounterVec
+	keys      jose.JSONWebKeySet
+	refusals  loglimit.Limiter // limits log lines about unauthenticated callers
+}
+
+func (s *Server) newExchange(at netip.AddrPort) (*tokenExchange, error) {
+	issuer, err := issuerURL(s.cfg.TokenIssuer, at)
+	if err != nil {
+		return nil, err
+	}
+	keys, err := s.authority.TokenKeys()
+	if err != nil {
+		return nil, err
+	}
+	results := prometheus.NewCounterVec(prometheus.CounterOpts{Name: "pilotfish_token_exchanges_total",
+		Help: "Responses to token requests, by result: granted, or the error code of RFC 6749."}, []string{"result"})
+	if err := s.registry.Register(results); err != nil {
+		return nil, fmt.Errorf("registering the metrics of the token exchange: %w", err)
+	}
+	return &tokenExchange{authority: s.authority, issuer: issuer, log: s.log, results: results, keys: keys}, nil
+}
+
+// issuerURL returns the issuer of the tokens: the configured one, or the address of the token port.
+func issuerURL(configured string, at netip.AddrPort) (string, error) {
+	if configured == "" {
+		if at.Addr().IsUnspecified() {
+			return fmt.Sprintf("https://istiod.istio-system.svc:%d", at.Port()), nil
+		}
+		return "https://" + at.String(), nil
+	}
+	u, err := url.Parse(configured)
+	if err != nil || u.Scheme != "https" || u.Host == "" || u.User != nil || u.RawQuery != "" || u.Fragment != "" || u.Path != "" {
+		return "", fmt.Errorf("the issuer of tokens %q is not a URL such as https://mesh.example: write it like that, without "+
+			"a path; verifiers of tokens fetch the keys from below it", configured)
+	}
+	return configured, nil
+}
+
+// handler returns the handler of the token port.
+func (e *tokenExchange) handler() http.Handler {
+	mux := http.NewServeMux()
+	mux.Handle("POST "+sts.TokenPath, sts.Handler(e.exchangeToken, time.Now, e.countResult))
+	mux.HandleFunc("GET "+discoveryPath, e.serveDiscovery)
+	mux.HandleFunc("GET "+keysPath, func(w http.ResponseWriter, _ *http.Request) { writePublicJSON(w, "application/jwk-set+json", e.keys) })
+	return mux
+}
+
+// exchangeToken issues a JWT with the workload's identity for the requested audiences.
+func (e *tokenExchange) exchangeToken(_ context.Context, r sts.Request) (sts.Token, error) {
+	if r.Actor != "" {
+		return sts.Token{}, exchangeError(sts.CodeInvalidRequest, errors.New("actor_token is not supported"))
+	}
+	if r.RequestedType != "" && r.RequestedType != sts.JWTType && r.RequestedType != sts.AccessTokenType {
+		return sts.Token{}, exchangeError(sts.CodeInvalidRequest, fmt.Errorf("requested_token_type must be %s", sts.JWTType))
+	}
+	workload, err := e.authority.VerifyToken(string(r.Subject))
+	if err != nil {
+		if unlogged, ok := e.refusals.Allow(time.Now(), refusalLogInterval); ok {
+			e.log.Warn("token exchange refused: the caller is not authenticated", "reason", err, "unlogged", unlogged)
+		}
+		return sts.Token{}, exchangeError(sts.CodeInvalidRequest, fmt.Errorf("subject_token: %w", err))
+	}
+	audiences := slices.Concat(r.Audiences, r.Resources)
+	token, expires, err := e.authority.IssueJWTSVID(workload, e.issuer, audiences)
+	if err != nil {
+		return sts.Token{}, exchangeError(sts.CodeInvalidTarget, err)
+	}
+	e.log.Debug("exchanged a token", "caller", workload.SPIFFEID(), "audiences", audiences)
+	issued := sts.JWTType
+	if r.RequestedType != "" {
+		issued = r.RequestedType
+	}
+	return sts.Token{Access: sts.Secret(token), IssuedType: issued, Type: "Bearer", Expires: expires}, nil
+}
+
+func exchangeError(code string, err error) *sts.Error {
+	return &sts.Error{Status: http.StatusBadRequest, Code: code, Description: err.Error()}
+}
+
+func (e *tokenExchange) countResult(refused *sts.Error) {
+	result := "granted"
+	if refused != nil {
+		result = refused.Code
+	}
+	e.results.WithLabelValues(result).Inc()
+}
+
+// serveDiscovery serves the discovery document: the fields for verifiers of tokens, and the token endpoint. Fields for
+// user logins have no meaning here; Kubernetes' document is similar.
+func (e *tokenExchange) serveDiscovery(w http.ResponseWriter, _ *http.Request) {
+	writePublicJSON(w, "application/json", map[string]any{
+		"issuer":                                e.issuer,
+		"jwks_uri":                              e.issuer + keysPath,
+		"token_endpoint":                        e.issuer + sts.TokenPath,
+		"grant_types_supported":                 []string{sts.GrantType},
+		"response_types_supported":              []string{"id_token"},
+		"subject_types_supported":               []string{"public"},
+		"id_token_signing_alg_values_supported": []string{string(jose.ES256)},
+		"token_endpoint_auth_methods_supported": []string{"none"},
+		"claims_supported":                      []string{"iss", "sub", "aud", "iat", "nbf", "exp", "jti"},
+	})
+}
+
+// writePublicJSON writes a public, cacheable JSON response.
+func writePublicJSON(w http.ResponseWriter, media string, v any) {
+	w.Header().Set("Content-Type", media)
+	w.Header().Set("Cache-Control", "public, max-age=300")
+	_ = json.NewEncoder(w).Encode(v) // fails if the client has disconnected
+}

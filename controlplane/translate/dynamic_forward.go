@@ -1,0 +1,77 @@
+package translate
+
+import (
+	"slices"
+	"strings"
+
+	clusterv3 "github.com/envoyproxy/go-control-plane/envoy/config/cluster/v3"
+	corev3 "github.com/envoyproxy/go-control-plane/envoy/config/core/v3"
+	dfpclusterv3 "github.com/envoyproxy/go-control-plane/envoy/extensions/clusters/dynamic_forward_proxy/v3"
+	dfpcommonv3 "github.com/envoyproxy/go-control-plane/envoy/extensions/common/dynamic_forward_proxy/v3"
+	dfpv3 "github.com/envoyproxy/go-control-plane/envoy/extensions/filters/http/dynamic_forward_proxy/v3"
+	headertometadatav3 "github.com/envoyproxy/go-control-plane/envoy/extensions/filters/http/header_to_metadata/v3"
+	setfilterstatev3 "github.com/envoyproxy/go-control-plane/envoy/extensions/filters/http/set_filter_state/v3"
+	hcmv3 "github.com/envoyproxy/go-control-plane/envoy/extensions/filters/network/http_connection_manager/v3"
+	httpv3 "github.com/envoyproxy/go-control-plane/envoy/extensions/upstreams/http/v3"
+
+	"github.com/pilotfish-mesh/pilotfish/controlplane/registry"
+)
+
+// dnsCache is shared by the filter that resolves names and the clusters that connect to them. Envoy matches them by
+// name. It rejects caches that have the same name and differ, also from caches of an earlier configuration.
+func dnsCache(family clusterv3.Cluster_DnsLookupFamily) *dfpcommonv3.DnsCacheConfig {
+	name := "outside"
+	if family != clusterv3.Cluster_V4_PREFERRED {
+		name += "_" + strings.ToLower(family.String())
+	}
+	return &dfpcommonv3.DnsCacheConfig{Name: name, DnsLookupFamily: family}
+}
+
+// setDynamicForward makes a cluster connect to the host in the request.
+func setDynamicForward(cluster *clusterv3.Cluster, family clusterv3.Cluster_DnsLookupFamily) {
+	cluster.LbPolicy = clusterv3.Cluster_CLUSTER_PROVIDED
+	cluster.ClusterDiscoveryType = &clusterv3.Cluster_ClusterType{ClusterType: &clusterv3.Cluster_CustomClusterType{
+		Name: "envoy.clusters.dynamic_forward_proxy",
+		TypedConfig: anyOf(&dfpclusterv3.ClusterConfig{
+			ClusterImplementationSpecifier: &dfpclusterv3.ClusterConfig_DnsCacheConfig{DnsCacheConfig: dnsCache(family)},
+		}),
+	}}
+	options := plainHTTPOptions(false)
+	setAutoSNI(options)
+	setHTTPOptions(cluster, options)
+}
+
+// setAutoSNI sets options that Envoy requires for such a cluster, with or without TLS: it verifies the requested name.
+func setAutoSNI(options *httpv3.HttpProtocolOptions) {
+	options.UpstreamHttpProtocolOptions = &corev3.UpstreamHttpProtocolOptions{AutoSni: true, AutoSanValidation: true}
+}
+
+// Filters that set the host and port of requests to such a cluster, from the route's configuration.
+const (
+	nameFilter   = "pilotfish.name"
+	targetFilter = "pilotfish.place"
+	// nameMetadata is the metadata namespace that contains a request's host without its port.
+	nameMetadata = "pilotfish.name"
+)
+
+// dynamicForwardFilters resolve the host that the route specifies. Without one, as for hosts outside the mesh, they
+// resolve the host in the request.
+func (p *Proxy) dynamicForwardFilters() []*hcmv3.HttpFilter {
+	return []*hcmv3.HttpFilter{
+		httpFilter(nameFilter, &headertometadatav3.Config{}),
+		httpFilter(targetFilter, &setfilterstatev3.Config{}),
+		httpFilter("envoy.filters.http.dynamic_forward_proxy", &dfpv3.FilterConfig{
+			ImplementationSpecifier:         &dfpv3.FilterConfig_DnsCacheConfig{DnsCacheConfig: dnsCache(p.dnsFamily(registry.Passthrough))},
+			AllowDynamicHostFromFilterState: true,
+		}),
+	}
+}
+
+// hasDynamicForward reports whether a visible service forwards captured requests to the host that they name.
+func (v proxyView) hasDynamicForward() bool {
+	if !v.cache.byNameKnown {
+		v.cache.byName = slices.ContainsFunc(v.scope.Services, func(svc *registry.Service) bool { return svc.ByName })
+		v.cache.byNameKnown = true
+	}
+	return v.cache.byName
+}

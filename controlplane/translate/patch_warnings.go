@@ -1,0 +1,58 @@
+package translate
+
+import (
+	"slices"
+	"strings"
+
+	"github.com/pilotfish-mesh/pilotfish/controlplane/envoyfilter"
+	"github.com/pilotfish-mesh/pilotfish/controlplane/snapshot"
+	"github.com/pilotfish-mesh/pilotfish/controlplane/xds"
+)
+
+// A skipped patch is reported as long as it is skipped. Resources that are cached for several proxies, and beyond one
+// snapshot, contain their skipped patches.
+
+// attachSkippedPatches stores the skipped patches in a new resource.
+func attachSkippedPatches(left []envoyfilter.SkippedPatch, r *xds.Resource, err error) (*xds.Resource, error) {
+	if r != nil && len(left) > 0 {
+		r.Notes = left
+	}
+	return r, err
+}
+
+// reportSkippedPatches reports the patches that were skipped for the proxy, and replaces the previous report on those
+// resources.
+func (v proxyView) reportSkippedPatches(typeURL string, made func(name string) bool, resources []*xds.Resource) {
+	var now []snapshot.Note
+	add := func(resource string, left envoyfilter.SkippedPatch) {
+		if of, problem, ok := v.patches.Problem(left); ok && made(resource) { // all clusters without a service are examined, also those that were not requested
+			now = append(now, snapshot.Note{Resource: resource, Filter: of, Problem: problem})
+		}
+	}
+	if v.patches != nil {
+		for _, r := range resources {
+			left, _ := r.Notes.([]envoyfilter.SkippedPatch)
+			for _, l := range left {
+				add(r.Name, l)
+			}
+		}
+		for _, l := range v.patches.TakeSkipped() {
+			add(l.Name, l)
+		}
+	}
+	v.s.RecordNotes(v.p, v.p.Disconnected, typeURL, made, now)
+}
+
+func matchAll(string) bool { return true }
+
+// matchNames returns a predicate that is true for the names.
+func matchNames(names []string) func(string) bool {
+	return func(name string) bool { return slices.Contains(names, name) }
+}
+
+// matchRoutes returns a predicate that is true for the virtual hosts of route configurations; without routes, for all.
+func matchRoutes(routes []string) func(string) bool {
+	return func(name string) bool {
+		return len(routes) == 0 || slices.ContainsFunc(routes, func(route string) bool { return strings.HasPrefix(name, route+"/") })
+	}
+}

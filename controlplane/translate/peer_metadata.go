@@ -1,0 +1,215 @@
+package translate
+
+import (
+	"regexp"
+	"slices"
+	"strconv"
+	"strings"
+
+	mutationv3 "github.com/envoyproxy/go-control-plane/envoy/config/common/mutation_rules/v3"
+	corev3 "github.com/envoyproxy/go-control-plane/envoy/config/core/v3"
+	listenerv3 "github.com/envoyproxy/go-control-plane/envoy/config/listener/v3"
+	routev3 "github.com/envoyproxy/go-control-plane/envoy/config/route/v3"
+	headermutationv3 "github.com/envoyproxy/go-control-plane/envoy/extensions/filters/http/header_mutation/v3"
+	headertometadatav3 "github.com/envoyproxy/go-control-plane/envoy/extensions/filters/http/header_to_metadata/v3"
+	upstreamcodecv3 "github.com/envoyproxy/go-control-plane/envoy/extensions/filters/http/upstream_codec/v3"
+	hcmv3 "github.com/envoyproxy/go-control-plane/envoy/extensions/filters/network/http_connection_manager/v3"
+	matcherv3 "github.com/envoyproxy/go-control-plane/envoy/type/matcher/v3"
+	"google.golang.org/protobuf/types/known/structpb"
+
+	"github.com/pilotfish-mesh/pilotfish/controlplane/snapshot"
+)
+
+// A sidecar sends the metadata of its workload to the upstream sidecar in a header, which applications do not receive.
+// It is used only for metrics and logs; authorization depends only on certificates.
+const (
+	peerHeader = "x-pilotfish-peer"
+	// peerMetadata is the metadata namespace of a request's client, and of a listener's own workload.
+	peerMetadata = "pilotfish.peer"
+	peerFilter   = "pilotfish.peer"
+)
+
+// peer is the peer metadata of a workload.
+type peer struct{ workload, namespace, app, version, service, revision, cluster string }
+
+// peerField is one field of the header: its key there, its key in endpoint metadata, and its metric label.
+type peerField struct {
+	key, endpoint, label string
+	histograms           bool
+}
+
+// peerFields are the fields of the header, in order. New fields must be appended.
+var peerFields = []peerField{
+	{"workload", "name", "workload", true}, {"namespace", "namespace", "workload_namespace", true}, {"app", "app", "app", false},
+	{"version", "version", "version", false}, {"service", "service", "canonical_service", false},
+	{"revision", "revision", "canonical_revision", false}, {"cluster", "cluster", "cluster", false},
+}
+
+// unknown returns the value that Istio's metrics have if the peer is unknown.
+func (f peerField) unknown() string {
+	if f.key == "revision" {
+		return latest
+	}
+	return unknown
+}
+
+func (p peer) header() string {
+	return strings.Join([]string{p.workload, p.namespace, orElse(p.app, unknown), orElse(p.version, unknown), p.service, p.revision, orElse(p.cluster, unknown)}, ";")
+}
+
+// newPeer returns the peer metadata of a workload with these labels.
+func newPeer(workload, namespace string, labels map[string]string) peer {
+	first := func(names ...string) string {
+		for _, n := range names {
+			if labels[n] != "" {
+				return sanitizeName(labels[n])
+			}
+		}
+		return ""
+	}
+	workload = sanitizeName(workload)
+	return peer{
+		workload: workload, namespace: sanitizeName(namespace), app: first("app", "app.kubernetes.io/name"), version: first("version", "app.kubernetes.io/version"),
+		service:  orElse(first("service.istio.io/canonical-name", "app.kubernetes.io/name", "app"), workload),
+		revision: orElse(first("service.istio.io/canonical-revision", "app.kubernetes.io/version", "version"), latest),
+		cluster:  orElse(first(clusterLabel), defaultClusterName),
+	}
+}
+
+// clusterLabel is the label for a workload's Kubernetes cluster; defaultClusterName is Istio's default.
+const (
+	clusterLabel       = "topology.istio.io/cluster"
+	defaultClusterName = "Kubernetes"
+)
+
+func (p *Proxy) peer() peer {
+	out := newPeer(p.Workload, p.Namespace, p.Labels)
+	if id := p.Metadata["CLUSTER_ID"]; id != "" {
+		out.cluster = sanitizeName(id)
+	}
+	return out
+}
+
+var invalidNameChars = regexp.MustCompile(`[^A-Za-z0-9._/-]`)
+
+// sanitizeName replaces characters of node metadata that are special in formats or headers.
+func sanitizeName(s string) string {
+	if len(s) > 253 {
+		s = s[:253]
+	}
+	return invalidNameChars.ReplaceAllString(s, "_")
+}
+
+// addPeerMetadata sets the metadata of outbound listeners: the header's value, and the values of unknown labels for
+// metrics.
+func (p *Proxy) addPeerMetadata(listeners []*listenerv3.Listener) []*listenerv3.Listener {
+	for _, l := range listeners {
+		if l.GetTrafficDirection() == corev3.TrafficDirection_OUTBOUND {
+			l.Metadata = filterMetadata(peerMetadata, map[string]string{"self": p.peer().header(), unknown: unknown, latest: latest})
+		}
+	}
+	return listeners
+}
+
+// peerMetadataHeader adds the peer metadata to requests. The header is the same for all proxies, because its value is
+// in the metadata of the listener.
+func peerMetadataHeader() []*corev3.HeaderValueOption {
+	return []*corev3.HeaderValueOption{{
+		Header:       &corev3.HeaderValue{Key: peerHeader, Value: "%METADATA(LISTENER:" + peerMetadata + ":self)%"},
+		AppendAction: corev3.HeaderValueOption_OVERWRITE_IF_EXISTS_OR_ADD,
+	}}
+}
+
+// addPeerHeader adds the peer header to a route's requests to mesh services, and only to these. A gateway removes the
+// header of its clients from requests to other destinations.
+func (r routing) addPeerHeader(route *routev3.Route) *routev3.Route {
+	action := route.GetRoute()
+	// A mirrored request is a copy with the same headers.
+	copied := slices.ContainsFunc(action.GetRequestMirrorPolicies(), func(m *routev3.RouteAction_RequestMirrorPolicy) bool { return !r.isInMesh(m.GetCluster()) })
+	switch weighted := action.GetWeightedClusters().GetClusters(); {
+	case action == nil:
+	case copied || len(weighted) == 0 && !r.isInMesh(action.GetCluster()):
+		route.RequestHeadersToRemove = append(route.RequestHeadersToRemove, r.headersToRemove()...)
+	case len(weighted) == 0:
+		route.RequestHeadersToAdd = append(route.RequestHeadersToAdd, peerMetadataHeader()...)
+	default:
+		for _, c := range weighted {
+			if r.isInMesh(c.GetName()) {
+				c.RequestHeadersToAdd = append(c.RequestHeadersToAdd, peerMetadataHeader()...)
+			} else {
+				c.RequestHeadersToRemove = append(c.RequestHeadersToRemove, r.headersToRemove()...)
+			}
+		}
+	}
+	return route
+}
+
+// headersToRemove returns the peer header, which must not leave the mesh, at a gateway. Sidecars need not remove it,
+// because applications do not receive it.
+func (r routing) headersToRemove() []string {
+	if r.gateway == snapshot.MeshGateway {
+		return nil
+	}
+	return []string{peerHeader}
+}
+
+// removePeerHeaderFilters remove the header if some endpoints have no sidecar that would remove it.
+func removePeerHeaderFilters() []*hcmv3.HttpFilter {
+	return []*hcmv3.HttpFilter{
+		httpFilter("envoy.filters.http.header_mutation", &headermutationv3.HeaderMutation{Mutations: &headermutationv3.Mutations{
+			RequestMutations: []*mutationv3.HeaderMutation{{Action: &mutationv3.HeaderMutation_Remove{Remove: peerHeader}}},
+		}}),
+		httpFilter("envoy.filters.http.upstream_codec", &upstreamcodecv3.UpstreamCodec{}),
+	}
+}
+
+// isInMesh reports whether a cluster is that of a mesh service.
+func (r routing) isInMesh(cluster string) bool {
+	host, _, _, ok := parseOutbound(cluster)
+	if !ok {
+		return false
+	}
+	svc := r.scope.Service(host)
+	return svc != nil && !svc.External
+}
+
+// trustsPeerHeader reports whether the peer header of a chain's clients is used.
+func (v proxyView) trustsPeerHeader(t traffic) bool { return t.side == inboundSide && t.mtls }
+
+// peerFilters read the peer header into metadata and remove it.
+func (v proxyView) peerFilters(t traffic) []*hcmv3.HttpFilter {
+	if !v.trustsPeerHeader(t) || !v.metrics(snapshot.AsServer).enabled && len(v.telemetry().AccessLogs(snapshot.AsServer)) == 0 {
+		return nil
+	}
+	config := &headertometadatav3.Config{}
+	for i, f := range peerFields {
+		config.RequestRules = append(config.RequestRules, &headertometadatav3.Config_Rule{
+			Header: peerHeader,
+			OnHeaderPresent: &headertometadatav3.Config_KeyValuePair{
+				MetadataNamespace: peerMetadata, Key: f.key,
+				RegexValueRewrite: &matcherv3.RegexMatchAndSubstitute{
+					Pattern:      &matcherv3.RegexMatcher{Regex: peerPattern(i)},
+					Substitution: `\1`,
+				},
+			},
+			OnHeaderMissing: &headertometadatav3.Config_KeyValuePair{MetadataNamespace: peerMetadata, Key: f.key, Value: f.unknown()},
+			Remove:          i == len(peerFields)-1,
+		})
+	}
+	return []*hcmv3.HttpFilter{httpFilter(peerFilter, config)}
+}
+
+// peerPattern matches one field of the header with the allowed characters. If the pattern did not match, Envoy would
+// use the whole value, and invalid UTF-8 would make all metrics unreadable.
+func peerPattern(i int) string {
+	return `^(?:(?:[^;]*;){` + strconv.Itoa(i) + `}([A-Za-z0-9._/-]*)(?:;.*)?$)?\C*`
+}
+
+// peerStruct returns the peer metadata of an endpoint.
+func peerStruct(e snapshot.Endpoint) *structpb.Struct {
+	p := newPeer(e.Workload, e.Namespace, e.Labels)
+	return stringStruct(map[string]string{
+		"name": p.workload, "namespace": p.namespace, "service": p.service, "revision": p.revision,
+		"app": orElse(p.app, unknown), "version": orElse(p.version, unknown), "cluster": p.cluster,
+	})
+}

@@ -1,0 +1,54 @@
+package translate
+
+import (
+	"slices"
+
+	"github.com/pilotfish-mesh/pilotfish/controlplane/config"
+	"github.com/pilotfish-mesh/pilotfish/controlplane/snapshot"
+)
+
+// mayServe reports whether the proxy's service account may have the Secrets of a Gateway's server. That the Gateway selects the
+// labels of the node is not enough: any proxy of the namespace can claim these.
+func (v proxyView) mayServe(s server) bool {
+	return v.isGatewayAccount(s.gw) || !slices.ContainsFunc(serverSecrets(s), v.isUnlisted)
+}
+
+// isGatewayAccount reports whether the Gateway selects a known workload with the proxy's account. The labels of a workload that
+// is registered are those of its group.
+func (v proxyView) isGatewayAccount(gw snapshot.Gateway) bool {
+	return v.p.RegisteredAddress.IsValid() || v.s.IsGatewayAccount(gw, v.p.Namespace, v.p.ServiceAccount)
+}
+
+// isUnlisted reports whether a Secret exists that names no service accounts.
+func (v proxyView) isUnlisted(name string) bool {
+	isUnlisted := func(s *config.SecretSpec) bool { return s != nil && s.Accounts == nil }
+	return isUnlisted(v.s.Certificate(v.p.Namespace, name)) || isUnlisted(v.s.CACertificates(v.p.Namespace, name))
+}
+
+// serverSecrets returns the names of the Secrets of a server.
+func serverSecrets(s server) []string {
+	names := slices.Clone(credentialNames(s.spec.GetTls()))
+	if name := authorityName(s.spec.GetTls()); name != "" {
+		names = append(names, name)
+	}
+	return names
+}
+
+// WithheldSecrets returns the names of Secrets that a gateway does not get because of its service account, although a Gateway
+// selects the labels that it claims.
+func WithheldSecrets(s *snapshot.Snapshot, p *Proxy) []string {
+	v := newView(s, p)
+	if p.Type != Router || !v.mayHaveSecrets() {
+		return nil
+	}
+	var withheld []string
+	for _, server := range v.servers() {
+		for _, name := range credentialNames(server.spec.GetTls()) {
+			secret := s.Certificate(p.Namespace, name)
+			if secret != nil && (!secret.IsAllowedFor(p.ServiceAccount) || !v.mayServe(server)) && !slices.Contains(withheld, name) {
+				withheld = append(withheld, name)
+			}
+		}
+	}
+	return withheld
+}

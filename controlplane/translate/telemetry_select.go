@@ -1,0 +1,85 @@
+package translate
+
+import (
+	accesslogv3 "github.com/envoyproxy/go-control-plane/envoy/config/accesslog/v3"
+
+	"github.com/pilotfish-mesh/pilotfish/controlplane/snapshot"
+)
+
+// viewCache caches what is computed once for a view, mostly telemetry.
+type viewCache struct {
+	telemetry      snapshot.Telemetry
+	telemetryKnown bool
+	logs           map[chain][]*accesslogv3.AccessLog
+	metrics        map[snapshot.Direction]directionMetrics
+
+	plugins      []snapshot.Plugin
+	pluginsKnown bool
+
+	byName, byNameKnown bool
+}
+
+// chain is a filter chain as far as its logs depend on it: its traffic, and whether it processes HTTP requests.
+type chain struct {
+	traffic
+	requests bool
+}
+
+// directionMetrics are the metric changes of one direction.
+type directionMetrics struct {
+	changes map[snapshot.Metric]snapshot.MetricChange
+	enabled bool
+}
+
+func (v proxyView) telemetry() snapshot.Telemetry {
+	if !v.cache.telemetryKnown {
+		v.cache.telemetry, v.cache.telemetryKnown = v.s.Telemetry(v.p.Namespace, v.p.Labels), true
+	}
+	return v.cache.telemetry
+}
+
+func (t traffic) direction() snapshot.Direction {
+	if t.side == inboundSide {
+		return snapshot.AsServer
+	}
+	return snapshot.AsClient
+}
+
+// requestLogs returns the access logs of HTTP requests, including metrics.
+func (v proxyView) requestLogs(t traffic) []*accesslogv3.AccessLog { return v.logsOf(chain{t, true}) }
+
+// connectionLogs returns the access logs of TCP connections, including metrics.
+func (v proxyView) connectionLogs(t traffic) []*accesslogv3.AccessLog {
+	return v.logsOf(chain{t, false})
+}
+
+func (v proxyView) logsOf(c chain) []*accesslogv3.AccessLog {
+	if c.side != inboundSide {
+		c.port = 0 // outbound logs do not depend on the port
+	}
+	if logs, ok := v.cache.logs[c]; ok {
+		return logs
+	}
+	logs := append(v.metricLogs(c), v.accessLogs(c)...)
+	if v.cache.logs == nil {
+		v.cache.logs = map[chain][]*accesslogv3.AccessLog{}
+	}
+	v.cache.logs[c] = logs
+	return logs
+}
+
+// metrics returns the metrics of one direction; they are disabled for an Envoy without support.
+func (v proxyView) metrics(d snapshot.Direction) directionMetrics {
+	if m, ok := v.cache.metrics[d]; ok {
+		return m
+	}
+	m := directionMetrics{}
+	if v.p.isEnvoyAtLeast(1, 38) {
+		m.changes, m.enabled = v.telemetry().Metrics(d)
+	}
+	if v.cache.metrics == nil {
+		v.cache.metrics = map[snapshot.Direction]directionMetrics{}
+	}
+	v.cache.metrics[d] = m
+	return m
+}

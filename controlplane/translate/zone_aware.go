@@ -1,0 +1,113 @@
+package translate
+
+import (
+	"slices"
+	"strings"
+
+	clusterv3 "github.com/envoyproxy/go-control-plane/envoy/config/cluster/v3"
+	endpointv3 "github.com/envoyproxy/go-control-plane/envoy/config/endpoint/v3"
+	typev3 "github.com/envoyproxy/go-control-plane/envoy/type/v3"
+	"google.golang.org/protobuf/types/known/wrapperspb"
+	networking "istio.io/api/networking/v1alpha3"
+
+	"github.com/pilotfish-mesh/pilotfish/controlplane/snapshot"
+	"github.com/pilotfish-mesh/pilotfish/controlplane/xds"
+)
+
+// Zone-aware routing is a feature of Envoy: requests stay in the caller's zone unless that overloads its endpoints.
+// Envoy needs the zones of its own service's workloads. Agents with ENABLE_SELF_DISCOVERY define a cluster for them in
+// the bootstrap.
+
+// localCluster is the name of that cluster.
+const localCluster = "local_cluster"
+
+// minZoneEndpoints is the minimum number of endpoints in the caller's region for zone-aware routing.
+const minZoneEndpoints = 6
+
+// zoneSetting returns a rule's zone-aware setting, or nil if it is disabled.
+func zoneSetting(t snapshot.Traffic) *networking.ZoneAwareLoadBalancerSetting {
+	setting := t.LoadBalancer.GetZoneAwareLbSetting()
+	if setting == nil || setting.GetEnabled() != nil && !setting.GetEnabled().GetValue() {
+		return nil
+	}
+	return setting
+}
+
+// setZoneRouting enables zone-aware routing if a rule specifies it, and disables it otherwise: Envoy would enable it as
+// soon as it has the local cluster.
+func (c serviceCluster) setZoneRouting(cluster *clusterv3.Cluster, t snapshot.Traffic) {
+	setting := zoneSetting(t)
+	if cluster.GetCommonLbConfig() == nil || setting == nil && !c.selfDiscovery {
+		return
+	}
+	zones := &clusterv3.Cluster_CommonLbConfig_ZoneAwareLbConfig{RoutingEnabled: &typev3.Percent{}}
+	if setting != nil {
+		zones.RoutingEnabled.Value = 100
+		zones.MinClusterSize = wrapperspb.UInt64(minZoneEndpoints)
+		if n := setting.GetMinClusterSize().GetValue(); n > 0 {
+			zones.MinClusterSize = wrapperspb.UInt64(uint64(n))
+		}
+	}
+	cluster.CommonLbConfig.LocalityConfigSpecifier = &clusterv3.Cluster_CommonLbConfig_ZoneAwareLbConfig_{ZoneAwareLbConfig: zones}
+}
+
+// zonePlace returns the caller's region, and the labels that a setting uses.
+func zonePlace(p *Proxy, setting *networking.ZoneAwareLoadBalancerSetting) string {
+	region, _, _ := strings.Cut(p.Locality, "/")
+	place := "in " + region
+	for _, key := range setting.GetFailoverPriority() {
+		if key, _, given := strings.Cut(key, "="); !given {
+			place += "\x00" + workloadLabel(p.Labels, p.Locality, p.Network, key)
+		}
+	}
+	return place
+}
+
+// zonePriority orders endpoints by labels, then by the caller's region, the failover region and other regions. at
+// contains the caller's region and its labels.
+func zonePriority(e snapshot.Endpoint, setting *networking.ZoneAwareLoadBalancerSetting, at []string) int {
+	const tiers = 3
+	own := at[0]
+	region, _, _ := strings.Cut(e.Locality, "/")
+	tier := 0
+	if region != own && own != "" {
+		tier = 1
+		if named := slices.IndexFunc(setting.GetFailover(), func(f *networking.ZoneAwareLoadBalancerSetting_Failover) bool { return f.GetFrom() == own }); named >= 0 && setting.GetFailover()[named].GetTo() != region {
+			tier = 2
+		}
+	}
+	return labelPriority(e, setting.GetFailoverPriority(), at[1:])*tiers + tier
+}
+
+// localClusterKey contains everything that the local cluster's load assignment depends on.
+type localClusterKey struct{ instances *snapshot.Instances }
+
+// localClusterAssignment returns the workloads of the first service that selects the proxy, each once.
+func (v proxyView) localClusterAssignment() (*xds.Resource, error) {
+	var instances *snapshot.Instances
+	for _, svc := range v.s.LocalServices(v.p.Namespace, v.p.Labels) {
+		if instances = v.p.instances(v.s, svc); instances != nil && len(instances.Endpoints) > 0 {
+			break
+		}
+	}
+	return v.s.Cache.Get(localClusterKey{instances}, func() (*xds.Resource, error) {
+		out := &endpointv3.ClusterLoadAssignment{ClusterName: localCluster}
+		if instances != nil {
+			out.Endpoints = loadAssignment("", dedupeByAddress(instances.Endpoints)).GetEndpoints()
+		}
+		return xds.NewResource(localCluster, out)
+	})
+}
+
+// dedupeByAddress returns one endpoint of each address, independent of the number of ports.
+func dedupeByAddress(eps []snapshot.Endpoint) []snapshot.Endpoint {
+	seen := map[string]bool{}
+	var out []snapshot.Endpoint
+	for _, e := range eps {
+		if !seen[e.Address] {
+			seen[e.Address] = true
+			out = append(out, e)
+		}
+	}
+	return out
+}

@@ -1,0 +1,133 @@
+package controlplane
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"io/fs"
+	"log/slog"
+	"maps"
+	"os"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+)
+
+const (
+	// usageHistoryFile is in the state directory. It has no extension, for the same reason as lastGoodFile.
+	usageHistoryFile = "learned"
+	// maxUsageAge is how long an entry is used after its last request.
+	maxUsageAge = 14 * 24 * time.Hour
+	// maxWorkloadUsage limits the entries of one workload, maxTotalUsage those of all workloads.
+	maxWorkloadUsage = 1000
+	maxTotalUsage    = 200_000
+)
+
+// usageHistory stores which clusters and virtual hosts each workload requested, and when last. New instances of the
+// workload start with them. It is nil for a proxy without a proved identity, which could otherwise change another
+// workload's history.
+type usageHistory struct {
+	now  func() time.Time
+	file stateFile
+
+	mu        sync.Mutex
+	workloads map[string]map[string]time.Time
+	size      int // entries of all workloads
+}
+
+// openUsageHistory reads the stored history. An unreadable history is logged and replaced by an empty one.
+func openUsageHistory(path string, now func() time.Time, log *slog.Logger) *usageHistory {
+	l := &usageHistory{
+		now:       now,
+		file:      newStateFile(path, "the usage history of workloads cannot be written: after a restart they request their resources on demand again", log),
+		workloads: map[string]map[string]time.Time{},
+	}
+	data, err := os.ReadFile(path)
+	if err == nil {
+		err = json.Unmarshal(data, &l.workloads)
+	}
+	if err != nil && !errors.Is(err, fs.ErrNotExist) {
+		log.Warn("the usage history of workloads cannot be read: they request their resources on demand again", "file", path, "error", err)
+		l.workloads = nil
+	}
+	if l.workloads == nil {
+		l.workloads = map[string]map[string]time.Time{}
+	}
+	for _, names := range l.workloads {
+		l.size += len(names)
+	}
+	return l
+}
+
+// recentNames returns the names that the workload requested within maxUsageAge, and removes older ones.
+func (l *usageHistory) recentNames(workload string) []string {
+	if l == nil {
+		return nil
+	}
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	names := l.workloads[workload]
+	for name, requested := range names {
+		if l.now().Sub(requested) > maxUsageAge {
+			delete(names, name)
+			l.size--
+			l.file.schedule()
+		}
+	}
+	if len(names) == 0 {
+		delete(l.workloads, workload)
+	}
+	return slices.Sorted(maps.Keys(names))
+}
+
+func (l *usageHistory) record(workload, name string) {
+	if l == nil {
+		return
+	}
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	_, known := l.workloads[workload][name]
+	if !known {
+		if len(l.workloads[workload]) >= maxWorkloadUsage {
+			return
+		}
+		for l.size >= maxTotalUsage {
+			l.removeOldest()
+		}
+		l.size++
+		name = strings.Clone(name)
+	}
+	if l.workloads[workload] == nil {
+		l.workloads[workload] = map[string]time.Time{}
+	}
+	l.workloads[workload][name] = l.now()
+	l.file.schedule()
+}
+
+// removeOldest removes the workload with the oldest last request, which may no longer exist.
+func (l *usageHistory) removeOldest() {
+	oldest, when := "", time.Time{}
+	for workload, names := range l.workloads {
+		last := time.Time{}
+		for _, requested := range names {
+			if requested.After(last) {
+				last = requested
+			}
+		}
+		if oldest == "" || last.Before(when) {
+			oldest, when = workload, last
+		}
+	}
+	l.size -= len(l.workloads[oldest])
+	delete(l.workloads, oldest)
+}
+
+// run writes the file until the context ends.
+func (l *usageHistory) run(ctx context.Context) { l.file.run(ctx, l.encode) }
+
+func (l *usageHistory) encode() ([]byte, error) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return json.Marshal(l.workloads)
+}

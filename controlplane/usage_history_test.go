@@ -1,0 +1,114 @@
+package controlplane
+
+import (
+	"context"
+	"fmt"
+	"log/slog"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/pilotfish-mesh/pilotfish/controlplane/config"
+	"github.com/pilotfish-mesh/pilotfish/controlplane/snapshot"
+	"github.com/pilotfish-mesh/pilotfish/internal/testenv"
+)
+
+// cancelledContext returns a cancelled context, within which run tries to write once.
+func cancelledContext() context.Context {
+	ctx, end := context.WithCancel(context.Background())
+	end()
+	return ctx
+}
+
+func TestUsageHistoryIsLimited(t *testing.T) {
+	path := filepath.Join(t.TempDir(), usageHistoryFile)
+	if err := os.WriteFile(path, []byte("null"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	clock := time.Unix(1_000_000, 0)
+	now := func() time.Time { return clock }
+	l := openUsageHistory(path, now, slog.New(slog.DiscardHandler))
+	l.record("shop/stays/stays", "outbound|80||old")
+	for i := range maxTotalUsage/maxWorkloadUsage + 20 { // short-lived workloads
+		clock = clock.Add(time.Second)
+		l.record("shop/stays/stays", "outbound|80||old")
+		for n := range maxWorkloadUsage + 10 {
+			l.record(fmt.Sprint("shop/pod/", i), fmt.Sprint("outbound|80||s", n))
+		}
+	}
+	if l.size > maxTotalUsage {
+		t.Errorf("%d clusters are remembered", l.size)
+	}
+	last := fmt.Sprint("shop/pod/", maxTotalUsage/maxWorkloadUsage+19)
+	if n := len(l.recentNames(last)); n != maxWorkloadUsage {
+		t.Errorf("of the newest workload %d are remembered", n)
+	}
+	if !slices.Equal(l.recentNames("shop/stays/stays"), []string{"outbound|80||old"}) {
+		t.Error("a recently requested name is missing")
+	}
+	l.run(cancelledContext())
+	again := openUsageHistory(path, now, slog.New(slog.DiscardHandler))
+	if again.size != l.size || len(again.recentNames(last)) != maxWorkloadUsage {
+		t.Errorf("after a restart %d are remembered, before it %d", again.size, l.size)
+	}
+	clock = clock.Add(maxUsageAge + time.Minute)
+	if got := again.recentNames(last); len(got) != 0 || again.workloads[last] != nil {
+		t.Errorf("names are still stored after maxUsageAge: %d", len(got))
+	}
+}
+
+func TestFailedWriteOfUsageHistoryIsRetried(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "state", usageHistoryFile)
+	var logged strings.Builder
+	l := openUsageHistory(path, time.Now, slog.New(slog.NewTextHandler(&logged, nil)))
+	l.record("shop/a/a", "outbound|80||b")
+	l.run(cancelledContext()) // the directory does not exist
+	l.run(cancelledContext())
+	if n := strings.Count(logged.String(), "cannot be written"); n != 1 {
+		t.Errorf("it is logged %d times: %s", n, logged.String())
+	}
+	if err := os.Mkdir(filepath.Dir(path), 0o700); err != nil {
+		t.Fatal(err)
+	}
+	l.run(cancelledContext())
+	if got := openUsageHistory(path, time.Now, slog.New(slog.DiscardHandler)).recentNames("shop/a/a"); len(got) != 1 {
+		t.Errorf("after a restart it knows %q", got)
+	}
+}
+
+func TestFailedWriteOfEnvoyFilterVersionsIsRetried(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "state", filtersFile)
+	logged, err := os.Create(filepath.Join(t.TempDir(), "log"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = logged.Close() }()
+	var v filterVersions
+	v.open(path, slog.New(slog.NewTextHandler(logged, nil)))
+	resources, problems := config.Parser{}.Parse("f.yaml", []byte("apiVersion: networking.istio.io/v1alpha3\nkind: EnvoyFilter\nmetadata: {name: f}\nspec: {configPatches: [{applyTo: CLUSTER, patch: {operation: MERGE, value: {alt_stat_name: a}}}]}\n"))
+	if len(resources) != 1 {
+		t.Fatal(problems)
+	}
+	v.current = map[config.Key]*snapshot.EnvoyFilter{resources[0].Key: snapshot.NewEnvoyFilter(resources[0])}
+	ctx, end := context.WithCancel(t.Context())
+	ended := make(chan struct{})
+	go func() { v.run(ctx); close(ended) }()
+	defer func() { end(); <-ended }()
+	v.file.schedule()
+	testenv.Eventually(t, "it was tried", func() error {
+		if text, err := os.ReadFile(logged.Name()); err != nil || !strings.Contains(string(text), "cannot be written") {
+			return fmt.Errorf("the log is %q, %v", text, err)
+		}
+		return nil
+	})
+	if err := os.Mkdir(filepath.Dir(path), 0o700); err != nil {
+		t.Fatal(err)
+	}
+	testenv.Eventually(t, "it is stored", func() error {
+		_, err := os.Stat(path)
+		return err
+	})
+}

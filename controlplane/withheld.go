@@ -1,0 +1,34 @@
+package controlplane
+
+import (
+	"log/slog"
+	"slices"
+	"sync"
+
+	"github.com/pilotfish-mesh/pilotfish/controlplane/config"
+	"github.com/pilotfish-mesh/pilotfish/controlplane/snapshot"
+	"github.com/pilotfish-mesh/pilotfish/controlplane/translate"
+)
+
+// withheldSecretLog logs the Secrets that are not sent to one gateway because of its service account, once per change.
+type withheldSecretLog struct {
+	logger *slog.Logger
+
+	mu    sync.Mutex
+	names []string
+}
+
+func (w *withheldSecretLog) logChanges(s *snapshot.Snapshot, p *translate.Proxy) {
+	names := translate.WithheldSecrets(s, p)
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if slices.Equal(names, w.names) {
+		return
+	}
+	if w.names = names; len(names) == 0 {
+		return
+	}
+	w.logger.Warn("a proxy claims the labels of a gateway, but its service account may not read the gateway's Secrets",
+		"node", p.ID, "account", p.Namespace+"/"+p.ServiceAccount, "secrets", names,
+		"remedy", "if it is the gateway, name its account in the annotation "+config.AccountsAnnotation+" of the Secrets, or add a WorkloadEntry with the gateway's labels and account")
+}

@@ -1,0 +1,238 @@
+package xds
+
+import (
+	"context"
+	"net"
+	"net/netip"
+	"sync"
+
+	"golang.org/x/sync/semaphore"
+)
+
+// Limits on the memory that the server holds for all streams of one client. A client is an identity or, without one, a
+// source network.
+const (
+	// defaultMemory is the default of Config.Memory.
+	defaultMemory = 512 << 20
+	// maxQuota limits the subscriptions of one client, in bytes.
+	maxQuota = 64 << 20
+	// freePerStream is the memory of a stream that is not charged; the number of streams limits it. Thousands of
+	// proxies may share an identity, and most of them need less.
+	freePerStream = 128 << 10
+	// freeOwnBytes limits the overrides of a version map, apart from its shared page, that are not charged.
+	freeOwnBytes = 256 << 10
+	// minRequests and maxRequests limit the request budget, in bytes. In between, it is a quarter of the subscriptions'
+	// budget, because a request occupies several times its size while it is handled.
+	minRequests = 2 * maxRequest
+	maxRequests = 128 << 20
+)
+
+// quotas holds one quota per client and limits their sum. A page that several streams share is charged once.
+type quotas struct {
+	maxBytes int64
+	requests *semaphore.Weighted // bytes of requests that are being read or handled
+	perKey   int64               // the same limit for one client
+
+	mu    sync.Mutex
+	byKey map[string]*quota
+	pages map[*versionPage]int // number of quotas that are charged for each page
+	bytes int64
+}
+
+func newAccounts(memory int64) *quotas {
+	requests := min(max(memory/4, minRequests), maxRequests)
+	return &quotas{
+		maxBytes: memory, requests: semaphore.NewWeighted(requests), perKey: max(requests/4, maxRequest),
+		byKey: map[string]*quota{}, pages: map[*versionPage]int{},
+	}
+}
+
+// quota is the memory that the streams of one client hold.
+type quota struct {
+	all      *quotas
+	key      string
+	requests *semaphore.Weighted
+
+	// Guarded by quotas.mu.
+	streams int
+	pages   map[*versionPage]int // number of version maps that share each page
+	bytes   int64
+}
+
+// acquire returns the quota of a client and counts one more stream of it.
+func (s *quotas) acquire(key string) *quota {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	a := s.byKey[key]
+	if a == nil {
+		a = &quota{all: s, key: key, requests: semaphore.NewWeighted(s.perKey), pages: map[*versionPage]int{}}
+		s.byKey[key] = a
+	}
+	a.streams++
+	return a
+}
+
+// release uncounts a stream that was charged for f, and deletes the quota after the client's last stream.
+func (a *quota) release(f footprint) {
+	a.charge(f, footprint{})
+	a.all.mu.Lock()
+	defer a.all.mu.Unlock()
+	if a.streams--; a.streams == 0 {
+		delete(a.all.byKey, a.key)
+	}
+}
+
+// availableBytes returns how many more bytes may be charged to the client.
+func (a *quota) availableBytes() int64 {
+	a.all.mu.Lock()
+	defer a.all.mu.Unlock()
+	return max(0, min(maxQuota-a.bytes, a.all.maxBytes-a.all.bytes))
+}
+
+// isChargedFor reports whether a stream of the client is already charged for the page.
+func (a *quota) isChargedFor(p *versionPage) bool {
+	a.all.mu.Lock()
+	defer a.all.mu.Unlock()
+	return p != nil && a.pages[p] > 0
+}
+
+// charge replaces the footprint before of a stream by the footprint after.
+func (a *quota) charge(before, after footprint) {
+	s := a.all
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	a.bytes += after.own - before.own
+	s.bytes += after.own - before.own
+	for _, p := range after.pages {
+		if a.pages[p]++; a.pages[p] == 1 {
+			a.bytes += int64(p.bytes)
+			if s.pages[p]++; s.pages[p] == 1 {
+				s.bytes += int64(p.bytes)
+			}
+		}
+	}
+	for _, p := range before.pages {
+		if a.pages[p]--; a.pages[p] == 0 {
+			delete(a.pages, p)
+			a.bytes -= int64(p.bytes)
+			if s.pages[p]--; s.pages[p] == 0 {
+				delete(s.pages, p)
+				s.bytes -= int64(p.bytes)
+			}
+		}
+	}
+}
+
+// totalBytes returns the bytes that are charged to all clients.
+func (s *quotas) totalBytes() int64 {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.bytes
+}
+
+// acquireRequest waits for size bytes of the client's request budget, then of the common request budget.
+func (a *quota) acquireRequest(ctx context.Context, size int64) (release func(), err error) {
+	if err := a.requests.Acquire(ctx, size); err != nil {
+		return nil, err
+	}
+	if err := a.all.requests.Acquire(ctx, size); err != nil {
+		a.requests.Release(size)
+		return nil, err
+	}
+	return sync.OnceFunc(func() {
+		a.all.requests.Release(size)
+		a.requests.Release(size)
+	}), nil
+}
+
+// footprint is the memory that one stream is charged for: pages, which several streams may share, and unshared bytes.
+type footprint struct {
+	own   int64
+	pages []*versionPage
+}
+
+func (f *footprint) addVersionMap(l *versionMap) {
+	if l.shared != nil {
+		f.pages = append(f.pages, l.shared)
+	}
+	f.own += int64(max(0, l.overrideBytes-min(l.bytes/pageShare, freeOwnBytes)))
+}
+
+// footprint returns the memory that the stream holds for its client, and the sum in bytes.
+func (c *connection) footprint() (f footprint, sum int64) {
+	f.own = c.nodeBytes
+	for _, sub := range c.subs {
+		f.addVersionMap(&sub.names)
+		f.addVersionMap(&sub.known)
+		f.own += int64(len(sub.removing)*nameCost + sub.rejectionBytes)
+		for _, b := range sub.outstanding {
+			f.own += int64(b.removedBytes)
+		}
+	}
+	for name := range c.onDemandNames {
+		f.own += int64(len(name) + nameCost)
+	}
+	sum = f.own
+	for _, p := range f.pages {
+		sum += int64(p.bytes)
+	}
+	return f, sum
+}
+
+// charge charges the client for the memory that the stream holds now.
+func (c *connection) charge() {
+	f, sum := c.footprint()
+	if c.heldBytes = sum; sum <= freePerStream {
+		f = footprint{}
+	}
+	f.own = max(0, f.own-freePerStream)
+	if f.own == 0 && c.chargedFootprint.own == 0 && len(f.pages) == 0 && len(c.chargedFootprint.pages) == 0 {
+		return
+	}
+	c.quota.charge(c.chargedFootprint, f)
+	c.chargedFootprint = f
+}
+
+// availableBytes returns how many more bytes the stream may hold. If the client is already charged for the shared page,
+// only maxNames limits them.
+func (c *connection) availableBytes(shared *versionPage) int64 {
+	if c.quota.isChargedFor(shared) {
+		return maxNames
+	}
+	return max(c.quota.availableBytes(), freePerStream-c.heldBytes)
+}
+
+// sizeOf returns the bytes that are charged for names.
+func sizeOf(names []string) int {
+	size := len(names) * nameCost
+	for _, name := range names {
+		size += len(name)
+	}
+	return size
+}
+
+// acquireQuota returns the quota of a stream's client and counts one more stream of it.
+func (s *Server) acquireQuota(p Peer) *quota {
+	if p.Identity != "" {
+		return s.authenticated.acquire(p.Identity)
+	}
+	return s.unauthenticated.acquire(sourceNetwork(p.Address).String())
+}
+
+// SourceNetwork returns the network whose clients share the limits for clients without an identity: an IPv4 address, or
+// an IPv6 network of 64 bits, in which one client may have any number of addresses.
+func SourceNetwork(addr net.Addr) netip.Prefix { return sourceNetwork(addr.String()) }
+
+func sourceNetwork(address string) netip.Prefix {
+	at, err := netip.ParseAddrPort(address)
+	if err != nil {
+		return netip.Prefix{}
+	}
+	ip := at.Addr().Unmap().WithZone("")
+	bits := 64
+	if ip.Is4() {
+		bits = 32
+	}
+	network, _ := ip.Prefix(bits) // the length fits
+	return network
+}

@@ -1,0 +1,171 @@
+package xds
+
+import (
+	"slices"
+	"strconv"
+	"strings"
+
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+	"google.golang.org/protobuf/proto"
+)
+
+// Limits on the memory that a client can make the server hold. gRPC limits each message; these limit their sum.
+const (
+	// maxNode limits the node of a client, in bytes: Kubernetes allows 256 KiB of annotations per pod.
+	maxNode = 1 << 20
+	// maxName limits a resource's name, in bytes.
+	maxName = 1 << 10
+	// maxNames limits the names of one type that a stream subscribes to, and those that its client claims. Unit: bytes,
+	// plus nameCost for each name. It fits a quarter of a million names of typical length.
+	maxNames = 32 << 20
+	nameCost = 64
+	// nodeFactor is the ratio of a node's size in memory to its encoded size.
+	nodeFactor = 4
+	// maxInvalidAnswered limits the invalid names that one response reports as nonexistent.
+	maxInvalidAnswered = 1000
+	// maxDeferred limits the requests that wait for the request for clusters.
+	maxDeferred = 16
+)
+
+// NameValidator is a Proxy that can validate resource names.
+type NameValidator interface {
+	// IsValidName reports whether any resource of the type could have the name, in any state.
+	IsValidName(typeURL, name string) bool
+}
+
+// checkNode fails if the stream's node is too large. It charges the client for a large node.
+func (c *connection) checkNode(r *request) error {
+	size := proto.Size(r.node)
+	if size > maxNode {
+		return status.Errorf(codes.InvalidArgument, "the node has %d bytes; the limit is %d: reduce the metadata and labels that the agent sends", size, maxNode)
+	}
+	c.nodeBytes = max(0, int64(nodeFactor*size-freePerStream))
+	if c.nodeBytes > c.quota.availableBytes() {
+		return status.Errorf(codes.ResourceExhausted, "the memory limit of this client does not allow a node of %d bytes", size)
+	}
+	c.charge()
+	return nil
+}
+
+// checkClaims fails if the client claims more resources than the server can hold.
+func checkClaims(r *request, available int64) error {
+	size := 0
+	for name, version := range r.initial {
+		size += len(name) + len(version) + nameCost
+	}
+	if int64(size) > min(maxNames, available) {
+		return status.Errorf(codes.ResourceExhausted, "the client claims %d resources of %s: their names and versions, plus %d bytes each, exceed the limit of %d bytes",
+			len(r.initial), r.typeURL, nameCost, min(maxNames, available))
+	}
+	return nil
+}
+
+// limitNames removes from a request the names that the client cannot subscribe to. excess are names that are too long
+// or too many; invalid are names that no resource of the type can have. available is how many more bytes the client's
+// streams may hold.
+func (s *subscription) limitNames(r *request, available int64, valid func(name string) bool) (excess, invalid []string) {
+	if len(r.names) > 0 { // state of the world: the list replaces all earlier names
+		r.names, excess, invalid = s.fitNames(r.names, 0, available, valid)
+	}
+	if len(r.subscribe) > 0 {
+		if r.subscribe, excess, invalid = s.fitNames(r.subscribe, s.names.bytes, available, valid); len(excess)+len(invalid) > 0 {
+			r.subscribePage = nil
+		}
+	}
+	return excess, invalid
+}
+
+// fitNames splits names into those that the client may subscribe to, and the excess and invalid ones. The subscription
+// already holds held bytes of other names.
+func (s *subscription) fitNames(names []string, held int, available int64, valid func(name string) bool) (fit, excess, invalid []string) {
+	size, ok := held, true
+	for _, name := range names {
+		size += len(name) + nameCost
+		ok = ok && len(name) <= maxName && valid(name)
+	}
+	if ok && size <= maxNames && int64(size-held) <= available {
+		return names, nil, nil
+	}
+	size = held
+	for _, name := range names {
+		cost := len(name) + nameCost
+		switch known := s.names.has(name); {
+		case known && held == 0:
+			size += cost
+			fit = append(fit, name)
+		case known:
+			fit = append(fit, name)
+		case len(name) <= maxName && !valid(name):
+			invalid = append(invalid, name)
+		case len(name) <= maxName && size+cost <= maxNames && int64(cost) <= available:
+			size += cost
+			available -= int64(cost)
+			fit = append(fit, name)
+		default:
+			excess = append(excess, name)
+		}
+	}
+	return fit, excess, invalid
+}
+
+// validName returns the predicate that validates names of a type.
+func (c *connection) validName(typeURL string) func(name string) bool {
+	namer, ok := c.proxy.(NameValidator)
+	if !ok {
+		return func(string) bool { return true }
+	}
+	return func(name string) bool { return name == wildcardName || namer.IsValidName(typeURL, name) }
+}
+
+// reportExcess counts names that were not subscribed to, and logs them once per type and stream.
+func (c *connection) reportExcess(sub *subscription, excess []string) {
+	if len(excess) == 0 {
+		return
+	}
+	c.server.metrics.namesRefused.WithLabelValues(shortType(sub.typeURL)).Add(float64(len(excess)))
+	if sub.excessLogged {
+		return
+	}
+	sub.excessLogged = true
+	first := excess[0]
+	c.log.Warn("the client requests more or longer resource names than one stream may have; the excess names are not subscribed to", "type", shortType(sub.typeURL),
+		"names", len(excess), "first", strings.ToValidUTF8(first[:min(len(first), 100)], ""), "maxNameBytes", maxName, "maxBytesOfAll", maxNames)
+}
+
+// answerExcess reports excess virtual hosts as nonexistent, because requests wait for them. Excess names of other types
+// get no response.
+func (c *connection) answerExcess(sub *subscription, excess []string) error {
+	if _, ok := c.proxy.(OnDemandResolver); !ok || sub.typeURL != VirtualHostType || len(excess) == 0 {
+		return nil
+	}
+	return c.dispatch(sub, &response{notFound: excess})
+}
+
+// answerInvalid reports invalid names as nonexistent once, without storing them. A request with more than
+// maxInvalidAnswered of them gets no response about them.
+func (c *connection) answerInvalid(sub *subscription, invalid []string) error {
+	if len(invalid) == 0 || len(invalid) > maxInvalidAnswered || sub.typeURL == VirtualHostType {
+		return nil
+	}
+	return c.dispatch(sub, &response{removed: cloneNames(invalid)})
+}
+
+// answerUnserved reports that no resources of an unserved type exist, and stores nothing about the request.
+func (c *connection) answerUnserved(r *request) error {
+	absent := slices.Concat(r.subscribe, mapKeys(r.initial))
+	if r.nonce != "" && len(absent) == 0 { // the client's ACK or NACK of such a response
+		return nil
+	}
+	c.nonces++
+	return c.send(&response{typeURL: r.typeURL, version: c.version, nonce: strconv.FormatUint(c.nonces, 10), removed: absent})
+}
+
+// cloneNames returns copies of names, which are substrings of a request, so that the request's memory can be freed.
+func cloneNames(names []string) []string {
+	out := make([]string, len(names))
+	for i, name := range names {
+		out[i] = strings.Clone(name)
+	}
+	return out
+}

@@ -1,0 +1,182 @@
+package xds
+
+import (
+	"slices"
+	"strings"
+	"time"
+)
+
+// Envoy can request a virtual host on demand, when the first HTTP request needs it. The name contains the host of the
+// HTTP request and need not be the name of a resource. Envoy holds the HTTP request until a response maps the name to a
+// resource (an alias) or reports that there is none. Envoy requests a name once per stream, and again on each later
+// stream. It limits the wait only by its own timeouts, and it does not accept a removal as the response. So the server
+// responds to each requested name, also if the client rejects the resource.
+
+// maxOnDemandNames limits the names that wait for a response. Only a client that requests names of unknown route
+// configurations reaches it.
+const maxOnDemandNames = 10_000
+
+// OnDemandResolver is a Proxy whose client requests virtual hosts on demand.
+type OnDemandResolver interface {
+	// ResolveOnDemand resolves names that consist of the route configuration, a slash, and the host of the HTTP
+	// request. From then on the client's resources include what the names resolve to. targets maps each resolvable name
+	// to the name of its resource. before are the resources of other types that the client must receive first.
+	ResolveOnDemand(state State, names []string) (targets map[string]string, before PushScope)
+}
+
+// onDemandName is a requested name that waits for a response.
+type onDemandName struct {
+	target string // the resource that it resolves to; empty if there is none
+	// nonce is the nonce of the response for the name; empty before that response is sent.
+	nonce string
+}
+
+// addOnDemandNames records that HTTP requests wait for names. It returns false if the client's Proxy cannot resolve
+// them.
+func (c *connection) addOnDemandNames(names []string) bool {
+	if _, ok := c.proxy.(OnDemandResolver); !ok {
+		return false
+	}
+	if c.onDemandNames == nil {
+		c.onDemandNames = map[string]*onDemandName{}
+	}
+	for _, name := range names {
+		if len(c.onDemandNames) < maxOnDemandNames || c.onDemandNames[name] != nil {
+			c.onDemandNames[strings.Clone(name)] = &onDemandName{}
+		}
+	}
+	return true
+}
+
+// unansweredNames returns the names without a response, sorted.
+func (c *connection) unansweredNames() []string {
+	var names []string
+	for name, w := range c.onDemandNames {
+		if w.nonce == "" {
+			names = append(names, name)
+		}
+	}
+	slices.Sort(names)
+	return names
+}
+
+// resolveOnDemandNames resolves the unanswered names and sends the resources that must precede them. A virtual host
+// that is sent later also carries the names that resolve to it.
+func (c *connection) resolveOnDemandNames() error {
+	names := c.unansweredNames()
+	if len(names) == 0 {
+		return nil
+	}
+	targets, before := c.callResolveOnDemand(names)
+	for _, name := range names {
+		c.onDemandNames[name].target = targets[name]
+	}
+	c.markDirty(before, time.Now())
+	return c.sendClustersBefore(VirtualHostType)
+}
+
+// callResolveOnDemand converts a panic into unresolvable names: a defect in one client's configuration must not crash
+// the control plane.
+func (c *connection) callResolveOnDemand(names []string) (targets map[string]string, before PushScope) {
+	defer func() {
+		if p := recover(); p != nil {
+			c.log.Error("resolving on-demand names failed", "panic", p)
+		}
+	}()
+	return c.proxy.(OnDemandResolver).ResolveOnDemand(c.state, names)
+}
+
+// answerOnDemand responds to all names whose route configuration the client has. It sends the resources that they
+// resolve to, even if the client has them, and all other changes that belong to the same response.
+func (c *connection) answerOnDemand(hosts *subscription) error {
+	if err := c.resolveOnDemandNames(); err != nil {
+		return err
+	}
+	byRoute := map[string][]string{}
+	for _, name := range c.unansweredNames() {
+		if route := routeOf(name); c.vhds.sentRoutes[route] {
+			byRoute[route] = append(byRoute[route], name)
+		}
+	}
+	for _, route := range mapKeys(byRoute) {
+		if err := c.answerOnDemandRoute(hosts, route, byRoute[route]); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func (c *connection) answerOnDemandRoute(hosts *subscription, route string, names []string) error {
+	want, err := c.generate(hosts, true, []string{route})
+	if err != nil {
+		return nil // the next successful update answers them
+	}
+	d := hosts.diffOf(hosts.knownHosts(route), want)
+	wantByName := make(map[string]*Resource, len(want))
+	for _, r := range want {
+		wantByName[r.Name] = r
+	}
+	d.send = slices.Clone(d.send)
+	var nowhere []string
+	for _, name := range names {
+		r := wantByName[c.onDemandNames[name].target]
+		switch {
+		case r == nil || hosts.isRefusedAlone(r):
+			nowhere = append(nowhere, name)
+		case !d.contains(r):
+			d.send = append(d.send, r)
+		}
+	}
+	if err := c.deliverHosts(hosts, d); err != nil || len(nowhere) == 0 {
+		return err
+	}
+	return c.dispatch(hosts, &response{notFound: nowhere})
+}
+
+func (d difference) contains(r *Resource) bool {
+	return slices.Contains(d.send, r) || slices.ContainsFunc(d.retries, func(part []*Resource) bool { return slices.Contains(part, r) })
+}
+
+// isRefusedAlone reports whether the client rejected exactly this version in a response without other resources.
+func (s *subscription) isRefusedAlone(r *Resource) bool {
+	refused, ok := s.refused[r.Name]
+	return ok && refused.alone && refused.version == r.Version
+}
+
+// attachOnDemandAnswers adds to a response of virtual hosts, as aliases, the unanswered names that resolve to them. It
+// records the response for these names and for the names that do not resolve.
+func (c *connection) attachOnDemandAnswers(r *response) {
+	byTarget := map[string][]string{}
+	for _, name := range c.unansweredNames() {
+		if target := c.onDemandNames[name].target; target != "" {
+			byTarget[target] = append(byTarget[target], name)
+		}
+	}
+	answered := slices.Clone(r.notFound)
+	r.resources = slices.Clone(r.resources) // clients share the slice
+	for i, res := range r.resources {
+		if names := byTarget[res.Name]; len(names) > 0 {
+			r.resources[i] = &Resource{Name: res.Name, Version: res.Version, Body: res.Body, Aliases: names}
+			answered = append(answered, names...)
+		}
+	}
+	for _, name := range answered {
+		if w := c.onDemandNames[name]; w != nil { // absent for a name beyond maxOnDemandNames
+			w.nonce = r.nonce
+		}
+	}
+}
+
+// settleOnDemandNames handles the ACK or NACK of a response to on-demand names: after an ACK they no longer wait, after
+// a NACK they need another response.
+func (c *connection) settleOnDemandNames(answer *sentResponse, refused bool) {
+	for name, w := range c.onDemandNames {
+		switch {
+		case w.nonce != answer.nonce:
+		case refused:
+			w.nonce = ""
+		default:
+			delete(c.onDemandNames, name)
+		}
+	}
+}

@@ -1,0 +1,137 @@
+package xds
+
+import (
+	"context"
+	"encoding/binary"
+	"errors"
+	"io"
+	"time"
+
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/mem"
+	"google.golang.org/grpc/status"
+)
+
+const (
+	// maxRequest limits one request, in bytes: a reconnecting Envoy lists all its resources.
+	maxRequest = 16 << 20
+	// flowWindow is the size of the transport's receive buffer of a stream. Requests up to this size need no budget:
+	// the number of streams limits them.
+	flowWindow = 64 << 10
+	// requestTimeout limits the time in which one request arrives, plus a second for each minRequestRate bytes of it.
+	requestTimeout = 10 * time.Second
+	minRequestRate = 256 << 10
+	// budgetTimeout limits the wait of a large request for its share of the request budget.
+	budgetTimeout = 10 * time.Second
+	// firstRequestTimeout limits how long a stream may exist without a request.
+	firstRequestTimeout = 15 * time.Second
+)
+
+// messageReader reads gRPC messages in parts. gRPC's RecvMsg lets the client send a whole message as soon as the
+// message's length is known. The server reads in parts so that the request budget applies first.
+type messageReader interface {
+	ReadMessageHeader(header []byte) error
+	Read(n int) (mem.BufferSlice, error)
+}
+
+// newMessageReader returns the reader of a stream that this server's gRPC transport accepted.
+func newMessageReader(ctx context.Context) (messageReader, error) {
+	if reader, ok := grpc.ServerTransportStreamFromContext(ctx).(messageReader); ok {
+		return reader, nil
+	}
+	return nil, status.Error(codes.Internal, "the transport does not support reading a message in parts: serve with grpc.Server.Serve")
+}
+
+// message is one received request.
+type message struct {
+	data    *[]byte
+	pooled  bool
+	release func() // releases the share of the request budget
+}
+
+// recycle returns the buffer to its pool. The caller must not use the buffer afterwards.
+func (m message) recycle() {
+	if m.pooled {
+		requestBuffers.Put(m.data)
+	}
+}
+
+// readMessage reads the next message of the stream. It returns io.EOF when the client has closed the stream.
+func (c *connection) readMessage(from messageReader) (message, error) {
+	var header [5]byte
+	if err := from.ReadMessageHeader(header[:]); err != nil {
+		return message{}, err
+	}
+	size := int64(binary.BigEndian.Uint32(header[1:]))
+	switch {
+	case header[0] != 0:
+		return message{}, status.Error(codes.Unimplemented, "compressed requests are not supported")
+	case size > maxRequest:
+		return message{}, status.Errorf(codes.ResourceExhausted, "the request has %d bytes; the limit is %d", size, maxRequest)
+	}
+	release, err := c.acquireRequest(size)
+	if err != nil {
+		return message{}, err
+	}
+	// Only the end of the stream interrupts a read, and only the stream's handler can end the stream.
+	timeout := requestTimeout + time.Duration(size/minRequestRate)*time.Second
+	timer := time.AfterFunc(timeout, func() {
+		c.fail(status.Errorf(codes.DeadlineExceeded, "a request of %d bytes did not arrive within %s", size, timeout))
+	})
+	defer timer.Stop()
+	m := newMessage(int(size), release)
+	if err := readFull(from, *m.data); err != nil {
+		release()
+		return message{}, err
+	}
+	return m, nil
+}
+
+// newMessage returns a message with an empty buffer. Large buffers are not pooled, because a pool would retain them.
+func newMessage(size int, release func()) message {
+	if size <= 1<<20 {
+		return message{data: requestBuffers.Get(size), pooled: true, release: release}
+	}
+	data := make([]byte, size)
+	return message{data: &data, release: release}
+}
+
+// readFull copies the message into one buffer, part by part. A client may send each byte in a separate frame, and
+// uncopied frames use many times their size.
+func readFull(from messageReader, data []byte) error {
+	for len(data) > 0 {
+		part, err := from.Read(min(len(data), flowWindow))
+		if errors.Is(err, io.EOF) {
+			return status.Error(codes.Internal, "the stream ended within a request")
+		}
+		if err != nil {
+			return err
+		}
+		data = data[part.CopyTo(data):]
+		part.Free()
+	}
+	return nil
+}
+
+// fail ends the stream with an error. Only the first error counts.
+func (c *connection) fail(err error) {
+	select {
+	case c.recvErr <- err:
+	default: // the stream already has an error
+	}
+}
+
+// acquireRequest waits until a request of this size fits into the request budget. The caller calls release afterwards.
+func (c *connection) acquireRequest(size int64) (release func(), err error) {
+	if size <= flowWindow {
+		return func() {}, nil
+	}
+	ctx, cancel := context.WithTimeout(c.ctx, budgetTimeout)
+	defer cancel()
+	release, err = c.quota.acquireRequest(ctx, size)
+	if err != nil && c.ctx.Err() == nil {
+		return nil, status.Errorf(codes.ResourceExhausted, "the server has no memory for a request of %d bytes at present: connect again later", size)
+	}
+	return release, err
+}

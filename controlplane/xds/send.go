@@ -1,0 +1,321 @@
+package xds
+
+import (
+	"fmt"
+	"maps"
+	"runtime/debug"
+	"slices"
+	"strconv"
+	"time"
+
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+)
+
+// healthReportType is the type of the health reports of Istio's agents; it has no resources.
+const healthReportType = "type.googleapis.com/istio.v1.HealthInformation"
+
+// isServed reports whether the server has resources of the type. For other types, responses report that no resource
+// exists.
+func isServed(typeURL string) bool { return slices.Contains(Order, typeURL) }
+
+// isReport reports whether requests of the type are reports, which get no response.
+func isReport(typeURL string) bool { return typeURL == healthReportType }
+
+// handleReport passes a client's health report to its Proxy.
+func (c *connection) handleReport(r *request) {
+	if reporter, ok := c.proxy.(HealthHandler); ok {
+		reporter.HandleHealthReport(r.errorDetail == nil, r.errorDetail.GetMessage())
+	}
+}
+
+// impliesWildcard reports whether an empty first request of the type subscribes to all resources.
+func impliesWildcard(typeURL string) bool {
+	return typeURL == ClusterType || typeURL == ListenerType || typeURL == NameTableType || typeURL == ProxyConfigType || typeURL == RevocationType
+}
+
+// subscription returns the client's subscription to a type and creates it if needed. fresh reports whether this is the
+// first request of the type. The caller holds c.mu.
+func (c *connection) subscription(typeURL string) (sub *subscription, fresh bool) {
+	sub, ok := c.subs[typeURL]
+	if !ok {
+		sub = newSubscription(typeURL, &c.server.pages)
+		c.subs[typeURL] = sub
+	}
+	fresh = !sub.requested
+	sub.requested = true
+	return sub, fresh
+}
+
+// settleResponse processes a request's ACK or NACK. It returns the response that the request answers, or nil. The
+// caller holds c.mu.
+func (c *connection) settleResponse(sub *subscription, r *request) *sentResponse {
+	if r.nonce == "" {
+		return nil
+	}
+	b := sub.takeOutstanding(r.nonce)
+	if b == nil {
+		c.server.metrics.expiredNonces.WithLabelValues(shortType(sub.typeURL)).Inc()
+		return nil
+	}
+	if r.errorDetail == nil {
+		sub.ack(b)
+		if sub.typeURL == RouteType {
+			c.vhds.addAccepted(sub.selectSubscribed(namesOf(b.resources))) // Envoy dropped resources that arrived after their unsubscription
+		}
+		return b
+	}
+	accepted := sub.ackedAt
+	rejection := sub.nack(b, r.errorDetail.GetMessage())
+	rejection.From = c.attributeNACK(sub.typeURL, rejection, accepted)
+	if sub.typeURL == RouteType {
+		c.vhds.resetRefused(b.resources)
+	}
+	c.server.metrics.rejects.WithLabelValues(shortType(sub.typeURL)).Inc()
+	c.log.Warn("client rejected configuration", "type", shortType(sub.typeURL), "resources", abbreviateNames(rejection.Resources),
+		"reason", rejection.Reason, "from", formatDocuments(rejection.From))
+	return b
+}
+
+// notifyProxy passes an ACK or NACK to the client's Proxy and marks the resources dirty that may differ afterwards.
+func (c *connection) notifyProxy(sub *subscription, answer *sentResponse, r *request, since time.Time) {
+	if answer == nil {
+		return
+	}
+	if sub.typeURL == ListenerType && r.errorDetail == nil && len(answer.resources) > 0 {
+		c.retryExtensions()
+	}
+	handler, ok := c.proxy.(AckHandler)
+	if !ok {
+		return
+	}
+	defer func() {
+		if p := recover(); p != nil {
+			c.log.Error("handling the ACK or NACK failed", "panic", p, "stack", string(debug.Stack()))
+		}
+	}()
+	var scope PushScope
+	if r.errorDetail == nil {
+		scope = handler.HandleACK(c.state, sub.typeURL, answer.resources, answer.removed)
+	} else {
+		refused := slices.DeleteFunc(slices.Clone(answer.resources), func(r *Resource) bool { return !slices.Contains(sub.rejection.Resources, r.Name) })
+		scope = handler.HandleNACK(c.state, sub.typeURL, refused, sub.rejection.Reason, since)
+	}
+	if len(scope) > 0 {
+		c.markDirty(scope, time.Now())
+	}
+}
+
+// retryExtensions marks the rejected filter configurations dirty, because they may fit the listeners that the client
+// has just accepted.
+func (c *connection) retryExtensions() {
+	sub, ok := c.subs[ExtensionType]
+	if !ok || len(sub.refused) == 0 {
+		return
+	}
+	c.mu.Lock()
+	names := mapKeys(sub.refused)
+	clear(sub.refused)
+	c.mu.Unlock()
+	c.markDirty(PushScope{ExtensionType: {Names: names}}, time.Now())
+}
+
+// attributeNACK returns the documents from which rejected resources were generated. A panic does not end the stream.
+func (c *connection) attributeNACK(typeURL string, r *Rejection, since time.Time) (from []SuspectDocument) {
+	attributor, ok := c.proxy.(NACKAttributor)
+	if !ok {
+		return nil
+	}
+	defer func() {
+		if p := recover(); p != nil {
+			c.log.Error("attributing a NACK to documents failed", "panic", p)
+		}
+	}()
+	return attributor.AttributeNACK(c.state, typeURL, r.Resources, r.Reason, since)
+}
+
+func formatDocuments(from []SuspectDocument) []string {
+	out := make([]string, len(from))
+	for i, b := range from {
+		out[i] = b.Document + " at " + b.Position
+	}
+	return out
+}
+
+// abbreviateNames shortens a list of names for a log line.
+func abbreviateNames(names []string) []string {
+	const limit = 10
+	if len(names) <= limit {
+		return names
+	}
+	return append(slices.Clone(names[:limit]), fmt.Sprintf("… and %d more", len(names)-limit))
+}
+
+// generate generates resources for the client when a generator slot is free. It records and logs errors.
+func (c *connection) generate(sub *subscription, wildcard bool, names []string) ([]*Resource, error) {
+	if !wildcard && len(names) == 0 {
+		return nil, nil
+	}
+	release, err := c.acquireGenerator()
+	if err != nil {
+		return nil, err
+	}
+	defer release()
+	start := time.Now()
+	resources, err := c.callGenerate(sub.typeURL, wildcard, names)
+	c.server.metrics.generateTime.WithLabelValues(shortType(sub.typeURL)).Observe(time.Since(start).Seconds())
+	c.mu.Lock()
+	sub.generateErr = err
+	c.mu.Unlock()
+	if sub.typeURL == RouteType {
+		c.vhds.addGenerated(resources)
+	}
+	if err != nil {
+		c.server.metrics.generateErrors.WithLabelValues(shortType(sub.typeURL)).Inc()
+		c.log.Error("cannot generate resources; the client retains its resources", "type", shortType(sub.typeURL), "error", err)
+	}
+	return resources, err
+}
+
+// callGenerate converts a panic into an error: a defect in one client's configuration must not crash the control plane.
+func (c *connection) callGenerate(typeURL string, wildcard bool, names []string) (resources []*Resource, err error) {
+	defer func() {
+		if p := recover(); p != nil {
+			err = fmt.Errorf("generating %s for %s: panic: %v\n%s", shortType(typeURL), c.node, p, debug.Stack())
+		}
+	}()
+	return c.proxy.Generate(c.state, typeURL, wildcard, names)
+}
+
+// deliver sends resources and removals of one type, and sends assignments after their clusters. With evenEmpty it also
+// sends an empty response.
+func (c *connection) deliver(sub *subscription, resources []*Resource, removed []string, evenEmpty bool) error {
+	if len(resources) == 0 && len(removed) == 0 && !evenEmpty {
+		return nil
+	}
+	for len(resources) > 1 && needsOwnResponse(sub.typeURL) && c.stream.protocol() == deltaProtocol {
+		if err := c.respond(sub, resources[:1], nil); err != nil {
+			return err
+		}
+		resources = resources[1:]
+	}
+	if err := c.respond(sub, resources, removed); err != nil {
+		return err
+	}
+	if sub.typeURL == ClusterType {
+		return c.sendAssignments(resources)
+	}
+	return nil
+}
+
+// needsOwnResponse reports whether each resource of the type needs a separate response. Envoy stops at the first
+// invalid RouteConfiguration of a response and drops the valid ones after it.
+func needsOwnResponse(typeURL string) bool { return typeURL == RouteType }
+
+// respond sends one response of resources and removals.
+func (c *connection) respond(sub *subscription, resources []*Resource, removed []string) error {
+	return c.dispatch(sub, &response{resources: resources, removed: removed})
+}
+
+// dispatch records one response and sends it.
+func (c *connection) dispatch(sub *subscription, r *response) error {
+	c.nonces++
+	resources := r.resources
+	r.typeURL, r.version, r.nonce = sub.typeURL, c.version, strconv.FormatUint(c.nonces, 10)
+	c.mu.Lock()
+	if sub.typeURL == RouteType && c.stream.protocol() == deltaProtocol {
+		r.resources = make([]*Resource, len(resources))
+		for i, res := range resources {
+			r.resources[i] = c.vhds.prepareRoute(res)
+		}
+	}
+	if sub.typeURL == VirtualHostType && len(c.onDemandNames) > 0 {
+		c.attachOnDemandAnswers(r)
+	}
+	sub.record(r, c.stream.protocol() == sotwProtocol && impliesWildcard(sub.typeURL))
+	c.mu.Unlock()
+	c.server.metrics.pushes.WithLabelValues(shortType(sub.typeURL)).Inc()
+	c.server.metrics.size.WithLabelValues(shortType(sub.typeURL)).Observe(float64(r.size()))
+	return c.send(r)
+}
+
+// send passes a response to gRPC, which blocks while the client does not read. After SendTimeout it returns an error,
+// which ends the stream and the blocked call.
+func (c *connection) send(r *response) error {
+	sent := make(chan error, 1)
+	go func() { sent <- c.stream.send(r) }()
+	timeout := time.NewTimer(c.server.cfg.SendTimeout)
+	defer timeout.Stop()
+	select {
+	case err := <-sent:
+		return err
+	case <-c.ctx.Done():
+		return c.ctx.Err()
+	case <-c.server.stopping:
+		return errStopping
+	case <-timeout.C:
+		c.server.metrics.sendTimeouts.Inc()
+		return status.Errorf(codes.DeadlineExceeded, "the client did not read a response within %v", c.server.cfg.SendTimeout)
+	}
+}
+
+// sendAssignments sends the assignments of clusters that were just sent, changed or not: Envoy finishes warming a
+// cluster only when an assignment follows it on the stream. If the client has not requested assignments yet, they are
+// sent when it does.
+func (c *connection) sendAssignments(clusters []*Resource) error {
+	sub, ok := c.subs[EndpointType]
+	if !ok {
+		c.addOwedClusters(clusters)
+		return nil
+	}
+	names := map[string]struct{}{}
+	for _, cluster := range clusters {
+		if cluster.Endpoints != "" {
+			names[cluster.Endpoints] = struct{}{}
+		}
+	}
+	if len(names) == 0 {
+		return nil
+	}
+	if c.stream.protocol() == deltaProtocol { // a SotW request replaces all names
+		c.mu.Lock()
+		for name := range names {
+			sub.names.set(name, "")
+		}
+		sub.names.compact(sub.pages)
+		c.mu.Unlock()
+	}
+	want, err := c.generate(sub, false, mapKeys(names))
+	if err != nil {
+		return nil
+	}
+	return c.deliver(sub, want, nil, false)
+}
+
+// addOwedClusters records clusters whose assignments have to be sent later.
+func (c *connection) addOwedClusters(clusters []*Resource) {
+	if len(c.owedClusters) == 0 {
+		c.owedClusters = slices.Clip(clusters) // clients share the slice
+		return
+	}
+	c.owedClusters = append(c.owedClusters, clusters...)
+	if len(c.owedClusters) <= 2*c.subs[ClusterType].known.len()+pageSize {
+		return
+	}
+	// A client that requests no assignments still receives each change of its clusters.
+	newest := map[string]*Resource{}
+	for _, cluster := range c.owedClusters {
+		newest[cluster.Name] = cluster
+	}
+	c.owedClusters = slices.Collect(maps.Values(newest))
+}
+
+// addOwedAssignments adds to names the assignments of owedClusters that the client now subscribes to.
+func (c *connection) addOwedAssignments(sub *subscription, names *versionMap) {
+	for _, cluster := range c.owedClusters {
+		if cluster.Endpoints != "" && sub.names.has(cluster.Endpoints) {
+			names.set(cluster.Endpoints, "")
+		}
+	}
+	c.owedClusters = nil
+}

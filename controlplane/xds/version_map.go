@@ -1,0 +1,299 @@
+package xds
+
+import (
+	"hash/maphash"
+	"iter"
+	"maps"
+	"math/bits"
+	"runtime"
+	"slices"
+	"strings"
+	"sync"
+	"weak"
+)
+
+// versionMap maps resource names to versions; without versions it is a set of names. Clients of one mesh have mostly
+// equal maps. So a map consists of a shared, immutable page and its own overrides, and a thousand clients cost little
+// more than one. The zero value is empty.
+type versionMap struct {
+	shared    *versionPage
+	overrides map[string]override
+	size      int
+	bytes     int // of all names and versions, with nameCost for each
+	// overrideBytes is the size of the overrides, including removed names.
+	overrideBytes int
+	sum           uint64 // sum of the entries' hashes, independent of their order
+}
+
+// override is an entry that differs from the page.
+type override struct {
+	version string
+	removed bool
+}
+
+// versionPage is the shared content of several version maps. It is immutable.
+type versionPage struct {
+	versions map[string]string
+	names    []string // sorted
+	bytes    int
+	sum      uint64
+}
+
+// pageCache holds weak references to the pages in use, by their sums.
+type pageCache struct {
+	mu    sync.Mutex
+	bySum map[uint64]weak.Pointer[versionPage]
+}
+
+const (
+	// pageSize is the minimum number of entries of a page.
+	pageSize = 64
+	// pageShare: overrides are moved to a page when they exceed this fraction (1/pageShare) of the map.
+	pageShare = 8
+)
+
+var hashSeed = maphash.MakeSeed()
+
+// hashEntry returns the hash of an entry. It mixes name and version, so that sums differ if versions are exchanged.
+func hashEntry(name, version string) uint64 {
+	h := maphash.String(hashSeed, name) + bits.RotateLeft64(maphash.String(hashSeed, version), 29)
+	h = (h ^ h>>32) * 0xd6e8feb86659fd93
+	return h ^ h>>32
+}
+
+func (l *versionMap) get(name string) (version string, ok bool) {
+	if e, differs := l.overrides[name]; differs {
+		return e.version, !e.removed
+	}
+	if l.shared != nil {
+		version, ok = l.shared.versions[name]
+	}
+	return version, ok
+}
+
+func (l *versionMap) has(name string) bool { _, ok := l.get(name); return ok }
+
+func (l *versionMap) len() int { return l.size }
+
+func (l *versionMap) set(name, version string) {
+	old, had := l.get(name)
+	switch {
+	case had && old == version:
+		return
+	case had:
+		l.sum -= hashEntry(name, old)
+		l.bytes -= len(old)
+	default:
+		l.size++
+		l.bytes += len(name) + nameCost
+	}
+	l.sum += hashEntry(name, version)
+	l.bytes += len(version)
+	if l.shared != nil {
+		if v, ok := l.shared.versions[name]; ok && v == version {
+			l.removeOverride(name)
+			return
+		}
+	}
+	l.setOverride(name, override{version: version})
+}
+
+// addAll adds n entries with distinct names. If the map is empty and a cached page has the same entries, as for most
+// clients of a mesh, the map shares that page and allocates nothing.
+func (l *versionMap) addAll(p *pageCache, n int, all iter.Seq2[string, string]) {
+	if l.size > 0 || n < pageSize {
+		for name, version := range all {
+			l.set(name, version)
+		}
+		return
+	}
+	sum := uint64(0)
+	for name, version := range all {
+		sum += hashEntry(name, version)
+	}
+	if found := p.find(n, sum, all); found != nil {
+		l.share(found)
+		return
+	}
+	l.shared, l.overrides, l.overrideBytes = nil, make(map[string]override, n), 0
+	for name, version := range all {
+		l.set(name, version)
+	}
+}
+
+// share sets an empty map to the content of a page.
+func (l *versionMap) share(p *versionPage) {
+	*l = versionMap{shared: p, size: len(p.versions), bytes: p.bytes, sum: p.sum}
+}
+
+// copy returns a copy that can be modified independently.
+func (l *versionMap) copy() versionMap {
+	c := *l
+	c.overrides = maps.Clone(l.overrides)
+	return c
+}
+
+// withoutVersions iterates over names with empty versions.
+func withoutVersions(names []string) iter.Seq2[string, string] {
+	return func(yield func(string, string) bool) {
+		for _, name := range names {
+			if !yield(name, "") {
+				return
+			}
+		}
+	}
+}
+
+func (l *versionMap) setOverride(name string, e override) {
+	if l.overrides == nil {
+		l.overrides = map[string]override{}
+	}
+	l.removeOverride(name)
+	l.overrides[name] = e
+	l.overrideBytes += len(name) + len(e.version) + nameCost
+}
+
+// removeOverride removes the override of a name.
+func (l *versionMap) removeOverride(name string) {
+	if e, ok := l.overrides[name]; ok {
+		l.overrideBytes -= len(name) + len(e.version) + nameCost
+		delete(l.overrides, name)
+	}
+}
+
+// cloneStrings copies the strings of the overrides, which may be substrings of a large request.
+func (l *versionMap) cloneStrings() {
+	own := l.overrides
+	l.overrides = make(map[string]override, len(own))
+	for name, e := range own {
+		e.version = strings.Clone(e.version)
+		l.overrides[strings.Clone(name)] = e
+	}
+}
+
+func (l *versionMap) remove(name string) {
+	old, had := l.get(name)
+	if !had {
+		return
+	}
+	l.size--
+	l.bytes -= len(name) + len(old) + nameCost
+	l.sum -= hashEntry(name, old)
+	if l.shared != nil {
+		if _, ok := l.shared.versions[name]; ok {
+			l.setOverride(name, override{removed: true})
+			return
+		}
+	}
+	l.removeOverride(name)
+}
+
+// all iterates over names and versions. Yielded names may be removed during the iteration.
+func (l *versionMap) all(yield func(name, version string) bool) {
+	if l.shared != nil {
+		for name, version := range l.shared.versions {
+			if _, differs := l.overrides[name]; !differs && !yield(name, version) {
+				return
+			}
+		}
+	}
+	for name, e := range l.overrides {
+		if !e.removed && !yield(name, e.version) {
+			return
+		}
+	}
+}
+
+// sorted returns the names in order. The caller must not modify the slice.
+func (l *versionMap) sorted() []string {
+	if len(l.overrides) == 0 {
+		if l.shared == nil {
+			return nil
+		}
+		return l.shared.names
+	}
+	names := make([]string, 0, l.size)
+	for name := range l.all {
+		names = append(names, name)
+	}
+	slices.Sort(names)
+	return names
+}
+
+// compact moves the entries to a page if there are many overrides.
+func (l *versionMap) compact(p *pageCache) {
+	if l.size < pageSize || len(l.overrides) <= l.size/pageShare {
+		return
+	}
+	l.shared, l.overrides, l.overrideBytes = p.findOrCreate(l), nil, 0
+}
+
+// find returns the cached page with exactly these n entries and this sum, or nil.
+func (p *pageCache) find(n int, sum uint64, all iter.Seq2[string, string]) *versionPage {
+	p.mu.Lock()
+	found := p.bySum[sum].Value()
+	p.mu.Unlock()
+	if found == nil || !found.hasExactly(n, all) {
+		return nil
+	}
+	return found
+}
+
+// hasExactly reports whether the page has exactly these n entries, which have distinct names.
+func (p *versionPage) hasExactly(n int, all iter.Seq2[string, string]) bool {
+	if len(p.versions) != n {
+		return false
+	}
+	for name, version := range all {
+		if v, ok := p.versions[name]; !ok || v != version {
+			return false
+		}
+	}
+	return true
+}
+
+// findOrCreate returns the cached page with the map's content, and creates it if needed.
+func (p *pageCache) findOrCreate(l *versionMap) *versionPage {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if found := p.bySum[l.sum].Value(); found != nil && found.equals(l) {
+		return found
+	}
+	made := newPage(l)
+	if p.bySum == nil {
+		p.bySum = map[uint64]weak.Pointer[versionPage]{}
+	}
+	p.bySum[made.sum] = weak.Make(made)
+	runtime.AddCleanup(made, p.removeCollected, made.sum)
+	return made
+}
+
+// newPage copies a map to a page with one new string, because the map's strings may be substrings of large requests.
+func newPage(l *versionMap) *versionPage {
+	made := &versionPage{versions: make(map[string]string, l.size), names: make([]string, 0, l.size), bytes: l.bytes, sum: l.sum}
+	var text strings.Builder
+	text.Grow(l.bytes - l.size*nameCost)
+	add := func(part string) string {
+		from := text.Len()
+		text.WriteString(part) // does not reallocate: Grow reserved the space
+		return text.String()[from:]
+	}
+	for name, version := range l.all {
+		own := add(name)
+		made.versions[own] = add(version)
+		made.names = append(made.names, own)
+	}
+	slices.Sort(made.names)
+	return made
+}
+
+func (p *versionPage) equals(l *versionMap) bool { return p.hasExactly(l.size, l.all) }
+
+// removeCollected removes a garbage-collected page from the cache.
+func (p *pageCache) removeCollected(sum uint64) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.bySum[sum].Value() == nil {
+		delete(p.bySum, sum)
+	}
+}

@@ -1,0 +1,74 @@
+package xds
+
+import (
+	"slices"
+	"strings"
+)
+
+// Workaround for a defect of Envoy 1.37 to 1.39: if a route configuration changes from VHDS to inline virtual hosts,
+// Envoy leaks its VHDS subscription. After the listeners that refer to the route configuration are removed, the next
+// VHDS response for that name crashes Envoy, also one with removals. Only another control plane makes that change. The
+// server detects it from the client's claims: route configurations without vhdsVersionSuffix, or virtual hosts of route
+// configurations that the client does not have. Such a client gets inline virtual hosts and no VHDS responses. It
+// continues to claim its old virtual hosts, so it is detected again at each reconnect, with route configurations of
+// inline virtual hosts or with none. A client without any virtual hosts before the change, whose route configuration is
+// removed, cannot be detected.
+
+// vhdsVersionSuffix ends the version of each route configuration for a client that supports VHDS, also of one with
+// inline virtual hosts. provisionalSuffix follows it.
+const vhdsVersionSuffix = "+"
+
+// VHDSDisabler is a Proxy whose client may be unable to switch back from inline virtual hosts to VHDS.
+type VHDSDisabler interface {
+	// DisableVHDS is called when the client may have had route configurations with inline virtual hosts. It reports
+	// whether all route configurations generated from then on have inline virtual hosts.
+	DisableVHDS() bool
+}
+
+// checkVHDSClient checks the claims of a first request for route configurations or virtual hosts, and disables VHDS if
+// needed. A reconnecting client requests route configurations first, if it requests any.
+func (c *connection) checkVHDSClient(r *request) error {
+	if sub, ok := c.subs[r.typeURL]; ok && sub.requested || c.vhdsDisabled {
+		return nil
+	}
+	inline := false
+	if r.typeURL == RouteType {
+		c.resumedRoutes = map[string]bool{}
+		for name, version := range r.initial {
+			if strings.HasSuffix(strings.TrimSuffix(version, provisionalSuffix), vhdsVersionSuffix) {
+				c.resumedRoutes[name] = true
+			} else {
+				inline = true
+			}
+		}
+	} else {
+		inline = slices.ContainsFunc(r.initialNames(), func(name string) bool { return !c.resumedRoutes[routeOf(name)] })
+		c.resumedRoutes = nil
+	}
+	if !inline {
+		return nil
+	}
+	return c.disableVHDS()
+}
+
+// disableVHDS switches this stream to inline virtual hosts, and replaces the route configurations already sent on it.
+func (c *connection) disableVHDS() error {
+	keeper, ok := c.proxy.(VHDSDisabler)
+	if !ok || !keeper.DisableVHDS() {
+		return nil
+	}
+	c.log.Info("the client may have had route configurations with inline virtual hosts: VHDS is disabled until its Envoy is restarted")
+	c.mu.Lock()
+	c.vhdsDisabled, c.vhds = true, newVHDSState()
+	delete(c.subs, VirtualHostType)
+	delete(c.dirty, VirtualHostType)
+	c.mu.Unlock()
+	routes, ok := c.subs[RouteType]
+	if !ok || !routes.requested {
+		return nil
+	}
+	if err := c.sendClustersBefore(RouteType); err != nil {
+		return err
+	}
+	return c.update(routes, TypeScope{All: true})
+}

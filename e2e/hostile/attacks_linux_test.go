@@ -1,0 +1,71 @@
+package hostile
+
+import (
+	"slices"
+	"testing"
+)
+
+// position is the access that an attacker has before the attack begins.
+type position string
+
+const (
+	tenant          position = "tenant"           // writes configuration documents in one namespace
+	outsider        position = "outsider"         // reaches the mesh through a gateway only
+	unauthenticated position = "unauthenticated"  // reaches the control plane's ports without credentials
+	workload        position = "workload"         // runs inside the mesh, with one service account
+	application     position = "application"      // shares a pod with its sidecar
+	localUser       position = "local user"       // another user of the same machine
+	webPage         position = "web page"         // script in a browser on the same machine
+	neighbor        position = "network neighbor" // reaches ports of the pod or the machine over the network
+)
+
+// attack is one row of the suite.
+type attack struct {
+	name     string // the behaviour that the attack tries to break
+	position position
+	limit    string // the most that the attack may reach or cost
+	service  string // what legitimate clients get meanwhile
+	run      func(t *testing.T)
+}
+
+// attacks returns all rows. Each file of this package contributes those of one subject.
+func attacks() []attack {
+	return slices.Concat(
+		endpointAttacks,
+		agentSocketAttacks,
+		adminAttacks,
+		controlPlaneAttacks,
+		debugAttacks,
+		identityAttacks,
+		registrationAttacks,
+		policyAttacks,
+		fetchAttacks,
+		scrapeAttacks,
+		dnsAttacks,
+		cniAttacks,
+		captureAttacks,
+		parserAttacks,
+	)
+}
+
+func TestAttacksStayWithinTheirLimits(t *testing.T) {
+	for _, a := range attacks() {
+		t.Run(a.name, func(t *testing.T) {
+			t.Parallel()
+			a.run(t)
+		})
+	}
+}
+
+func TestEveryAttackIsDescribed(t *testing.T) {
+	names := map[string]bool{}
+	for _, a := range attacks() {
+		if a.name == "" || a.position == "" || a.limit == "" || a.service == "" || a.run == nil {
+			t.Errorf("the row %+q lacks a column", a.name)
+		}
+		if names[a.name] {
+			t.Errorf("two rows have the name %q", a.name)
+		}
+		names[a.name] = true
+	}
+}

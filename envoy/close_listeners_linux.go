@@ -1,0 +1,105 @@
+package envoy
+
+import (
+	"errors"
+	"fmt"
+	"io/fs"
+	"maps"
+	"os"
+	"path/filepath"
+	"strconv"
+
+	"golang.org/x/sys/unix"
+)
+
+// closeListeners shuts down the listening sockets of a process that no other process shares, except this one. After a
+// hot restart, the shared sockets belong to the next Envoy.
+func closeListeners(pid int) error {
+	thread, sockets, err := findThreadWithFiles(pid)
+	if err == nil {
+		err = filterListening(thread, sockets)
+	}
+	if err == nil && len(sockets) > 0 {
+		err = excludeShared(pid, sockets)
+	}
+	if err != nil {
+		return fmt.Errorf("closing the listeners of process %d: %w", pid, err)
+	}
+	var errs []error
+	for _, descriptor := range sockets {
+		errs = append(errs, shutdownSocket(pid, thread, descriptor))
+	}
+	if err := errors.Join(errs...); err != nil {
+		return fmt.Errorf("closing the listeners of process %d: %w", pid, err)
+	}
+	return nil
+}
+
+// excludeShared removes the sockets that another process also has. Other children of this process may have received
+// them from it, so closeListeners fails if it cannot inspect one of them. An ordinary user cannot inspect an executable
+// with file capabilities.
+func excludeShared(pid int, sockets map[string]int) error {
+	dirs, err := filepath.Glob("/proc/[0-9]*")
+	if err != nil {
+		return err
+	}
+	for _, dir := range dirs {
+		n, _ := strconv.Atoi(filepath.Base(dir))
+		if n == pid || n == os.Getpid() {
+			continue
+		}
+		descriptors, err := socketDescriptors(n)
+		if errors.Is(err, fs.ErrPermission) && isChild(dir) {
+			return fmt.Errorf("process %d may share them: %w", n, err)
+		}
+		maps.DeleteFunc(sockets, func(inode string, _ int) bool { _, shared := descriptors[inode]; return shared })
+	}
+	return nil
+}
+
+// isChild reports whether a process is a running child of this one.
+func isChild(dir string) bool {
+	fields := readStat(dir)
+	return len(fields) > 1 && fields[0] != "Z" && fields[1] == strconv.Itoa(os.Getpid())
+}
+
+// findThreadWithFiles returns a thread of the process that still has file descriptors, and its sockets. In an exit that
+// hangs, the first thread may already have ended.
+func findThreadWithFiles(pid int) (thread int, sockets map[string]int, err error) {
+	threads, _ := filepath.Glob(fmt.Sprintf("/proc/%d/task/*", pid))
+	for _, dir := range threads {
+		thread, _ = strconv.Atoi(filepath.Base(dir))
+		if sockets, err = socketDescriptors(thread); len(sockets) > 0 {
+			return thread, sockets, nil
+		}
+	}
+	if errors.Is(err, fs.ErrPermission) {
+		return pid, nil, err
+	}
+	return pid, nil, nil
+}
+
+// filterListening removes the sockets that do not listen.
+func filterListening(pid int, sockets map[string]int) error {
+	if len(sockets) == 0 {
+		return nil
+	}
+	listen := make(map[string]bool)
+	err := forEachSocket(pid, func(s socket) { listen[s.inode] = s.state == stateListening })
+	maps.DeleteFunc(sockets, func(inode string, _ int) bool { return !listen[inode] })
+	return err
+}
+
+// shutdownSocket shuts down a socket of the process that the thread belongs to.
+func shutdownSocket(pid, thread, descriptor int) error {
+	flags := 0
+	if thread != pid {
+		flags = unix.PIDFD_THREAD
+	}
+	fd, err := duplicateThreadFD(thread, flags, descriptor)
+	if err != nil {
+		return err
+	}
+	defer func() { _ = unix.Close(fd) }()
+	return unix.Shutdown(fd, unix.SHUT_RDWR)
+}

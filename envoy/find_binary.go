@@ -1,0 +1,177 @@
+package envoy
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"slices"
+	"time"
+)
+
+// Source is the location in which an Envoy was found.
+type Source string
+
+// The searched locations, in search order.
+const (
+	FromFlag        Source = "--envoy-path"
+	FromEnvironment Source = "ENVOY_PATH"
+	FromCache       Source = "the project's cache"
+	FromPath        Source = "PATH"
+)
+
+// FindOptions configures Find. Locations with an empty field are not searched.
+type FindOptions struct {
+	// Path is the value of --envoy-path.
+	Path string
+	// EnvPath is the value of ENVOY_PATH.
+	EnvPath string
+	// CacheDir is the project's cache with binaries in <CacheDir>/<version>/envoy. The versions that binaries report
+	// are cached there, too.
+	CacheDir string
+	// PathEnv is the value of PATH.
+	PathEnv string
+	// Timeout limits the query of a binary's version; default 10 seconds.
+	Timeout time.Duration
+}
+
+// Binary is a suitable Envoy.
+type Binary struct {
+	// Path is absolute.
+	Path    string
+	Version Version
+	Source  Source
+}
+
+// Find searches an Envoy of MinimumVersion or newer: flag, environment, cache (newest first), PATH. If the flag or the
+// environment names a missing or unsuitable binary, Find fails without further search. Errors are *NotFoundError,
+// *TooOldError and *NotEnvoyError, or the context's.
+func Find(ctx context.Context, o FindOptions) (Binary, error) {
+	if o.Timeout == 0 {
+		o.Timeout = 10 * time.Second
+	}
+	s := search{FindOptions: o, cache: openVersionCache(o.CacheDir)}
+	if o.Path != "" {
+		return s.findNamed(ctx, o.Path, FromFlag)
+	}
+	if o.EnvPath != "" {
+		return s.findNamed(ctx, o.EnvPath, FromEnvironment)
+	}
+	return s.findUnnamed(ctx)
+}
+
+type search struct {
+	FindOptions
+	cache    *versionCache
+	searched []string
+	tooOld   error
+}
+
+func (s *search) findNamed(ctx context.Context, path string, source Source) (Binary, error) {
+	if err := checkExecutable(path); err != nil {
+		return Binary{}, &NotFoundError{Searched: []string{fmt.Sprintf("%s from %s: %v", path, source, err)}}
+	}
+	return s.checkBinary(ctx, path, source)
+}
+
+func (s *search) findUnnamed(ctx context.Context) (Binary, error) {
+	for _, c := range slices.Concat(s.listCache(), s.listPath()) {
+		if err := checkExecutable(c.path); err != nil {
+			if !errors.Is(err, fs.ErrNotExist) {
+				s.recordSearched("%s: %v", c.path, err)
+			}
+			continue
+		}
+		b, err := s.checkBinary(ctx, c.path, c.source)
+		if err == nil || ctx.Err() != nil {
+			return b, err
+		}
+		s.recordRejection(err)
+	}
+	if s.tooOld != nil {
+		return Binary{}, s.tooOld
+	}
+	return Binary{}, &NotFoundError{Searched: s.searched}
+}
+
+// recordRejection records why a candidate is unsuitable. The first *TooOldError is returned to the user if no candidate
+// is suitable.
+func (s *search) recordRejection(err error) {
+	var old *TooOldError
+	if errors.As(err, &old) && s.tooOld == nil {
+		s.tooOld = err
+	}
+	var other *NotEnvoyError
+	if errors.As(err, &other) {
+		s.recordSearched("%s: %v", other.Path, other.Err)
+	}
+}
+
+func (s *search) recordSearched(format string, args ...any) {
+	s.searched = append(s.searched, fmt.Sprintf(format, args...))
+}
+
+type candidate struct {
+	path   string
+	source Source
+}
+
+// listCache returns the Envoys of the cache, newest first.
+func (s *search) listCache() []candidate {
+	if s.CacheDir == "" {
+		return nil
+	}
+	s.recordSearched("%s", filepath.Join(s.CacheDir, "*", "envoy"))
+	var versions []Version
+	entries, _ := os.ReadDir(s.CacheDir)
+	for _, e := range entries {
+		if v, err := ParseVersion(e.Name()); err == nil {
+			versions = append(versions, v)
+		}
+	}
+	slices.SortFunc(versions, func(a, b Version) int { return b.Compare(a) })
+	found := make([]candidate, len(versions))
+	for i, v := range versions {
+		found[i] = candidate{filepath.Join(s.CacheDir, v.String(), "envoy"), FromCache}
+	}
+	return found
+}
+
+func (s *search) listPath() []candidate {
+	if s.PathEnv == "" {
+		return nil
+	}
+	s.recordSearched("envoy in PATH (%s)", s.PathEnv)
+	var found []candidate
+	for _, dir := range filepath.SplitList(s.PathEnv) {
+		// Shells interpret an empty entry as the working directory. An automatic search must not depend on that.
+		if filepath.IsAbs(dir) {
+			found = append(found, candidate{filepath.Join(dir, "envoy"), FromPath})
+		}
+	}
+	return found
+}
+
+func checkExecutable(path string) error {
+	info, err := os.Stat(path)
+	switch {
+	case err != nil:
+		return unwrapPathError(err)
+	case info.IsDir():
+		return errors.New("is a directory")
+	case info.Mode()&0o111 == 0:
+		return errors.New("is not executable")
+	}
+	return nil
+}
+
+// unwrapPathError removes operation and path from a file error, because the caller's message names them.
+func unwrapPathError(err error) error {
+	var pathErr *fs.PathError
+	if errors.As(err, &pathErr) {
+		return pathErr.Err
+	}
+	return err
+}

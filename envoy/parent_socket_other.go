@@ -1,0 +1,10 @@
+//go:build !linux
+
+package envoy
+
+import "errors"
+
+// AbsorbParentMessages works on Linux only.
+func (h HotRestart) AbsorbParentMessages() (end func(), err error) {
+	return func() {}, errors.New("hot restart works on Linux only")
+}

@@ -1,0 +1,201 @@
+package envoy
+
+import (
+	"cmp"
+	"context"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"net"
+	"os"
+	"syscall"
+	"time"
+
+	"google.golang.org/protobuf/encoding/protowire"
+
+	"github.com/pilotfish-mesh/pilotfish/internal/owner"
+)
+
+// ParentEnvoy queries a parent Envoy after a hot restart. Its admin interface is closed, but it still responds to the
+// child on the hot-restart socket.
+type ParentEnvoy struct {
+	conn *net.UnixConn
+	peer *net.UnixAddr
+	lost error // the error that ended the queries
+}
+
+// ConnectParent binds the name of the child's hot-restart socket, so that the responses of the parent arrive here.
+// h.Epoch is the parent's epoch. The child must no longer need them: it sends requests only during its start, and for
+// statistics, which HotRestart's arguments disable. The socket is not given back, so that a late response does not
+// block the parent.
+func (h HotRestart) ConnectParent() (*ParentEnvoy, error) {
+	peer := fmt.Sprintf("%s_parent_%d", h.socketPrefix(), h.socketID(h.Epoch))
+	path := fmt.Sprintf("%s_child_%d", h.socketPrefix(), h.socketID(h.Epoch+1))
+	conn, err := listenReplacing(h.User, path)
+	if err != nil {
+		return nil, fmt.Errorf("querying the parent Envoy: %w", err)
+	}
+	return &ParentEnvoy{conn: conn, peer: &net.UnixAddr{Name: peer, Net: "unixgram"}}, nil
+}
+
+// Close closes the socket.
+func (e *ParentEnvoy) Close() error { return e.conn.Close() }
+
+// The request for statistics: HotRestartMessage{request: {stats: {}}} in source/server/hot_restart.proto.
+var statsRequest = []byte{0x0a, 2, 0x1a, 0}
+
+const (
+	// lengthPrefix is the size of the length before each message.
+	lengthPrefix = 8
+	// maxStatsResponse limits the size of a response.
+	maxStatsResponse = 256 << 20
+	maxDatagram      = 4 << 10
+)
+
+// Gauges returns the values of the gauges that the Envoy has used. After a failed call all later calls fail, because a
+// late response could not be distinguished from the next one.
+func (e *ParentEnvoy) Gauges(ctx context.Context) (map[string]uint64, error) {
+	if e.lost != nil {
+		return nil, e.lost
+	}
+	var gauges map[string]uint64
+	gauges, e.lost = e.queryStats(ctx)
+	return gauges, e.lost
+}
+
+func (e *ParentEnvoy) queryStats(ctx context.Context) (map[string]uint64, error) {
+	stop := context.AfterFunc(ctx, func() { _ = e.conn.SetDeadline(time.Unix(1, 0)) })
+	defer stop()
+	message := append(binary.BigEndian.AppendUint64(nil, uint64(len(statsRequest))), statsRequest...)
+	if _, err := e.conn.WriteToUnix(message, e.peer); err != nil {
+		return nil, fmt.Errorf("querying the parent Envoy: %w", err)
+	}
+	response, err := e.readMessage()
+	if err != nil {
+		return nil, fmt.Errorf("reading the response of the parent Envoy: %w", err)
+	}
+	return parseGauges(response)
+}
+
+// readMessage assembles a message from its datagrams.
+func (e *ParentEnvoy) readMessage() ([]byte, error) {
+	var response []byte
+	buffer := make([]byte, lengthPrefix+maxDatagram)
+	for want := uint64(lengthPrefix); uint64(len(response)) < want; {
+		n, err := e.conn.Read(buffer)
+		if err != nil {
+			return nil, err
+		}
+		first := len(response) == 0
+		response = append(response, buffer[:n]...)
+		if !first {
+			continue
+		}
+		if n < lengthPrefix {
+			return nil, fmt.Errorf("its first datagram has only %d bytes", n)
+		}
+		if want = binary.BigEndian.Uint64(response); want > maxStatsResponse {
+			return nil, fmt.Errorf("its length is %d bytes", want)
+		}
+		want += lengthPrefix
+	}
+	return response[lengthPrefix:], nil
+}
+
+// Field numbers of the path to the gauges.
+const (
+	fieldReply, fieldStats, fieldGauges = 2, 3, 4
+	fieldKey, fieldValue                = 1, 2
+)
+
+var errNoStats = errors.New("it has no statistics: this Envoy speaks another hot restart protocol")
+
+func parseGauges(message []byte) (map[string]uint64, error) {
+	gauges, found := make(map[string]uint64), false
+	err := forEachField(message, fieldReply, func(reply []byte) error {
+		return forEachField(reply, fieldStats, func(stats []byte) error {
+			found = true
+			return forEachField(stats, fieldGauges, func(entry []byte) error {
+				return parseGaugeEntry(entry, gauges)
+			})
+		})
+	})
+	if err == nil && !found {
+		err = errNoStats
+	}
+	return gauges, err
+}
+
+// forEachField calls f for each message in the field with the number.
+func forEachField(message []byte, number protowire.Number, f func([]byte) error) error {
+	for len(message) > 0 {
+		got, kind, n := protowire.ConsumeTag(message)
+		if n < 0 {
+			return protowire.ParseError(n)
+		}
+		message = message[n:]
+		size := protowire.ConsumeFieldValue(got, kind, message)
+		if size < 0 {
+			return protowire.ParseError(size)
+		}
+		if got == number && kind == protowire.BytesType {
+			content, _ := protowire.ConsumeBytes(message)
+			if err := f(content); err != nil {
+				return err
+			}
+		}
+		message = message[size:]
+	}
+	return nil
+}
+
+func parseGaugeEntry(entry []byte, gauges map[string]uint64) error {
+	var name string
+	var value uint64
+	for len(entry) > 0 {
+		number, kind, tag := protowire.ConsumeTag(entry)
+		size := -1
+		switch {
+		case tag < 0:
+			return protowire.ParseError(tag)
+		case number == fieldKey && kind == protowire.BytesType:
+			name, size = protowire.ConsumeString(entry[tag:])
+		case number == fieldValue && kind == protowire.VarintType:
+			value, size = protowire.ConsumeVarint(entry[tag:])
+		default:
+			size = protowire.ConsumeFieldValue(number, kind, entry[tag:])
+		}
+		if size < 0 {
+			return protowire.ParseError(size)
+		}
+		entry = entry[tag+size:]
+	}
+	gauges[name] = value
+	return nil
+}
+
+// listenReplacing binds a socket and renames it to path, so that a socket with that name always exists.
+func listenReplacing(o *owner.Owner, path string) (*net.UnixConn, error) {
+	staging := path + "_new"
+	// Set the mode before the rename: afterwards, Envoy's user could have replaced the name by a symbolic link.
+	private := net.ListenConfig{Control: func(_, _ string, c syscall.RawConn) (err error) {
+		controlErr := c.Control(func(fd uintptr) { err = syscall.Fchmod(int(fd), 0o600) })
+		return cmp.Or(controlErr, err)
+	}}
+	bound, err := private.ListenPacket(context.Background(), "unixgram", staging)
+	conn, _ := bound.(*net.UnixConn)
+	if err == nil {
+		err = o.Give(staging)
+	}
+	if err == nil {
+		err = os.Rename(staging, path)
+	}
+	if err == nil {
+		return conn, nil
+	}
+	_ = os.Remove(staging)
+	if conn != nil {
+		_ = conn.Close()
+	}
+	return nil, err
+}

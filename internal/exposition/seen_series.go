@@ -1,0 +1,75 @@
+package exposition
+
+import "hash/maphash"
+
+// maxSeries is the number of a source's series that are remembered, in 1 MB. Later series are not checked for
+// repetition.
+const maxSeries = 1 << 16
+
+// seenSeries stores hashes of the series of a source. A nil *seenSeries stores nothing.
+type seenSeries struct {
+	seed maphash.Seed
+	// slots is a hash table with linear probing; 0 is a free slot. It is queried for each sample and uses less memory
+	// than a map.
+	slots    []uint64
+	series   int
+	repeated int // dropped samples
+}
+
+func newSeenSeries(wanted bool) *seenSeries {
+	if !wanted {
+		return nil
+	}
+	return &seenSeries{seed: maphash.MakeSeed(), slots: make([]uint64, 1<<8)}
+}
+
+// repeats reports whether the series with that timestamp, as written, occurred before. A series may occur with several
+// timestamps.
+func (h *seenSeries) repeats(series, time []byte) bool {
+	if h == nil {
+		return false
+	}
+	hash := maphash.Bytes(h.seed, series)
+	if len(time) > 0 {
+		hash = hash<<1 + maphash.Bytes(h.seed, time)
+	}
+	hash = max(hash, 1)
+	at := h.slot(hash)
+	if h.slots[at] != 0 {
+		return true
+	}
+	if h.series < maxSeries {
+		h.slots[at] = hash
+		if h.series++; h.series > len(h.slots)/4*3 {
+			h.grow()
+		}
+	}
+	return false
+}
+
+// slot returns the index of the hash, or of the free slot for it.
+func (h *seenSeries) slot(hash uint64) uint64 {
+	mask := uint64(len(h.slots) - 1)
+	at := hash & mask
+	for h.slots[at] != 0 && h.slots[at] != hash {
+		at = (at + 1) & mask
+	}
+	return at
+}
+
+func (h *seenSeries) grow() {
+	before := h.slots
+	h.slots = make([]uint64, 2*len(before))
+	for _, hash := range before {
+		if hash != 0 {
+			h.slots[h.slot(hash)] = hash
+		}
+	}
+}
+
+func (h *seenSeries) count() int {
+	if h == nil {
+		return 0
+	}
+	return h.repeated
+}

@@ -1,0 +1,112 @@
+// Package fetchguard protects fetches of URLs that configuration documents name: Wasm modules and keys of token issuers.
+// It refuses connections to addresses that serve credentials of the machine, and removes the server's text from errors.
+package fetchguard
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"net/netip"
+	"slices"
+	"strings"
+	"syscall"
+)
+
+// ErrBlocked is wrapped by the errors of connections that a Guard refuses.
+var ErrBlocked = errors.New("nothing is fetched from this address")
+
+// metadata are the addresses of cloud metadata services that are not link-local.
+var metadata = []netip.Prefix{
+	netip.MustParsePrefix("100.100.100.200/32"), // Alibaba
+	netip.MustParsePrefix("168.63.129.16/32"),   // Azure
+	netip.MustParsePrefix("192.0.0.192/32"),     // Oracle
+	netip.MustParsePrefix("fd00:ec2::/32"),      // Amazon
+	netip.MustParsePrefix("fd20:ce::254/128"),   // Google
+}
+
+// embedding are the IPv6 prefixes whose addresses contain an IPv4 address, with the offset of its first byte.
+var embedding = []struct {
+	prefix netip.Prefix
+	offset int
+}{
+	{netip.MustParsePrefix("64:ff9b::/96"), 12},    // NAT64
+	{netip.MustParsePrefix("::ffff:0:0:0/96"), 12}, // SIIT
+	{netip.MustParsePrefix("::/96"), 12},           // IPv4-compatible
+	{netip.MustParsePrefix("2002::/16"), 2},        // 6to4
+}
+
+// Guard decides which addresses may be fetched from. The zero value refuses link-local, unspecified, multicast and
+// metadata addresses. It is safe for concurrent use.
+type Guard struct {
+	// Blocked are networks that are refused in addition.
+	Blocked []netip.Prefix
+	// NoLoopback refuses loopback addresses too.
+	NoLoopback bool
+}
+
+// Check returns an error that wraps ErrBlocked if the address may not be fetched from.
+func (g Guard) Check(address netip.Addr) error {
+	ip := address.Unmap().WithZone("")
+	if ip != netip.IPv6Loopback() {
+		for _, e := range embedding {
+			if e.prefix.Contains(ip) {
+				bytes := ip.As16()
+				return g.Check(netip.AddrFrom4([4]byte(bytes[e.offset : e.offset+4])))
+			}
+		}
+	}
+	in := func(p netip.Prefix) bool { return p.Contains(ip) }
+	switch {
+	case !ip.IsValid() || ip.IsUnspecified() || ip.IsMulticast() || ip.IsLinkLocalUnicast() || slices.ContainsFunc(metadata, in):
+		return fmt.Errorf("%w: %s is a link-local, metadata, multicast or unspecified address", ErrBlocked, ip)
+	case g.NoLoopback && ip.IsLoopback():
+		return fmt.Errorf("%w: %s is a loopback address", ErrBlocked, ip)
+	case slices.ContainsFunc(g.Blocked, in):
+		return fmt.Errorf("%w: %s is in a blocked network", ErrBlocked, ip)
+	}
+	return nil
+}
+
+// Control is a net.Dialer's ControlContext. It sees the address that a name resolved to, for each connection and redirect.
+func (g Guard) Control(_ context.Context, _, address string, _ syscall.RawConn) error {
+	to, err := netip.ParseAddrPort(address)
+	if err != nil {
+		return fmt.Errorf("%w: %s is not an IP address", ErrBlocked, address)
+	}
+	return g.Check(to.Addr())
+}
+
+// CheckHost checks a host that a proxy connects to, where Control sees only the proxy's address. A name that does not
+// resolve here passes: the proxy resolves it, and is responsible for it.
+func (g Guard) CheckHost(ctx context.Context, host string) error {
+	found, err := net.DefaultResolver.LookupNetIP(ctx, "ip", host)
+	if err != nil {
+		return nil
+	}
+	for _, ip := range found {
+		if err := g.Check(ip); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// ParseNetworks parses networks and single addresses between commas, such as "10.0.0.0/8,192.0.2.1".
+func ParseNetworks(list string) ([]netip.Prefix, error) {
+	var networks []netip.Prefix
+	for text := range strings.SplitSeq(list, ",") {
+		if text = strings.TrimSpace(text); text == "" {
+			continue
+		}
+		network, err := netip.ParsePrefix(text)
+		if ip, ipErr := netip.ParseAddr(text); ipErr == nil {
+			network, err = netip.PrefixFrom(ip, ip.BitLen()), nil
+		}
+		if err != nil {
+			return nil, fmt.Errorf("%.100q is not a network: use networks between commas, such as 10.0.0.0/8,fd00::/8", text)
+		}
+		networks = append(networks, network.Masked())
+	}
+	return networks, nil
+}

@@ -1,0 +1,105 @@
+// Package termtext makes text safe to print at a terminal. Names and messages from untrusted sources cannot move the
+// cursor, change colours, forge lines or reverse the direction of text.
+package termtext
+
+import (
+	"fmt"
+	"io"
+	"strings"
+	"sync"
+	"unicode"
+	"unicode/utf8"
+)
+
+// Escape returns text for one line of output: what is not printable becomes a visible escape, such as \u001b. That is control
+// characters, bidirectional controls, invisible characters, line separators and invalid UTF-8.
+func Escape(text string) string {
+	safe, _ := escape(text, false, true)
+	return safe
+}
+
+// EscapeLines is Escape for text of several lines: line feeds and tabs stay.
+func EscapeLines(text string) string {
+	safe, _ := escape(text, true, true)
+	return safe
+}
+
+// OneLine is Escape for messages: ends of lines and tabs become spaces.
+func OneLine(text string) string { return Escape(lineEnds.Replace(text)) }
+
+var lineEnds = strings.NewReplacer("\r\n", " ", "\n", " ", "\t", " ")
+
+// escape escapes text. Unless it is complete, an incomplete character at the end is returned as rest.
+func escape(text string, lines, complete bool) (safe, rest string) {
+	var b strings.Builder
+	start := 0 // of what is not in b yet
+	for at := 0; at < len(text); {
+		c := text[at]
+		if c >= ' ' && c < 0x7f || lines && (c == '\n' || c == '\t') {
+			at++
+			continue
+		}
+		r, size := utf8.DecodeRuneInString(text[at:])
+		if r == utf8.RuneError && size == 1 {
+			if !complete && !utf8.FullRuneInString(text[at:]) {
+				return b.String() + text[start:at], text[at:]
+			}
+			b.WriteString(text[start:at] + fmt.Sprintf(`\x%02x`, c))
+			start = at + size
+		} else if !unicode.IsPrint(r) {
+			b.WriteString(text[start:at] + escaped(r))
+			start = at + size
+		}
+		at += size
+	}
+	if start == 0 {
+		return text, ""
+	}
+	return b.String() + text[start:], ""
+}
+
+// escaped returns an escape that is valid in JSON, too, as far as the character is one of those that JSON has unescaped.
+func escaped(r rune) string {
+	switch r {
+	case '\n':
+		return `\n`
+	case '\r':
+		return `\r`
+	case '\t':
+		return `\t`
+	}
+	if r > 0xffff {
+		return fmt.Sprintf(`\U%08x`, r)
+	}
+	return fmt.Sprintf(`\u%04x`, r)
+}
+
+// Writer escapes what is written to it, as EscapeLines does. It is safe for concurrent use.
+type Writer struct {
+	out  io.Writer
+	mu   sync.Mutex
+	rest string // an incomplete character
+}
+
+// NewWriter returns a writer to out.
+func NewWriter(out io.Writer) *Writer { return &Writer{out: out} }
+
+// Raw returns the writer behind a Writer, for text that is escaped already and for colours. Other writers are returned as
+// they are.
+func Raw(out io.Writer) io.Writer {
+	if w, ok := out.(*Writer); ok {
+		return w.out
+	}
+	return out
+}
+
+func (w *Writer) Write(p []byte) (int, error) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	safe, rest := escape(w.rest+string(p), true, false)
+	w.rest = rest
+	if _, err := io.WriteString(w.out, safe); err != nil {
+		return 0, err
+	}
+	return len(p), nil
+}

@@ -1,0 +1,138 @@
+package iptables
+
+import (
+	"fmt"
+	"strings"
+)
+
+// outcome is the part of a walk's result that decides where a packet and its replies are delivered.
+type outcome struct {
+	end  End
+	port uint16
+	zone uint16
+	mark uint32
+	conn uint32 // mark of the connection
+}
+
+func outcomes(rules *RuleSet, packets []Packet) []outcome {
+	all := make([]outcome, len(packets))
+	w := walk{rules: rules, index: newIndex(rules), quiet: true}
+	for i := range packets {
+		w.packet, w.e, w.ended, w.left, w.callers = packets[i], Explanation{}, false, w.left[:0], w.callers[:0]
+		w.run()
+		all[i] = outcome{w.e.End, w.e.Port, w.e.Zone, w.packet.Mark, w.packet.ConnMark}
+		if w.ended {
+			all[i].mark, all[i].conn = 0, 0
+		}
+	}
+	return all
+}
+
+// maxEffects limits how many effects are listed for one difference.
+const maxEffects = 4
+
+// describeEffects describes in words, by kind, the packets whose outcome differs from the wanted one.
+func describeEffects(packets []Packet, want, got []outcome) string {
+	var list []effect
+	for i, p := range packets {
+		if want[i] == got[i] {
+			continue
+		}
+		list = addEffect(list, newEffect(&p, want[i], got[i]))
+	}
+	texts := make([]string, 0, maxEffects+1)
+	for _, e := range list[:min(len(list), maxEffects)] {
+		texts = append(texts, e.String())
+	}
+	if more := len(list) - maxEffects; more > 0 {
+		texts = append(texts, fmt.Sprintf("and %d more", more))
+	}
+	return strings.Join(texts, "; ")
+}
+
+// effect is the outcome for packets of one kind.
+type effect struct {
+	kind     string // "TCP of applications"
+	way      Direction
+	families Families
+	what     string
+	example  string
+}
+
+func (e effect) String() string {
+	families := e.families.String()
+	if e.families == BothFamilies {
+		families = "IPv4 and IPv6"
+	}
+	return fmt.Sprintf("%s %s %s %s (as %s)", e.way, families, e.kind, e.what, e.example)
+}
+
+// addEffect adds the effect unless one of the same kind is present; the first example is the most common one.
+func addEffect(list []effect, e effect) []effect {
+	for i := range list {
+		if o := &list[i]; o.way == e.way && o.kind == e.kind && o.what == e.what {
+			o.families |= e.families
+			return list
+		}
+	}
+	return append(list, e)
+}
+
+func newEffect(p *Packet, want, got outcome) effect {
+	return effect{kind: kindOf(p), way: p.Direction, families: p.Family(), what: change(want, got), example: example(p)}
+}
+
+func kindOf(p *Packet) string {
+	kind := strings.ToUpper(string(p.Protocol))
+	if p.To.Port() == 53 {
+		kind = "DNS over " + kind
+	}
+	if p.state() != New {
+		kind += " of " + string(p.state()) + " connections"
+	}
+	return kind
+}
+
+func example(p *Packet) string {
+	text := "to " + p.To.String()
+	if p.Direction == Inbound || p.From.Port() != ephemeral || p.Interface == loopback {
+		text = "from " + p.From.String() + " " + text
+	}
+	if p.Interface != sampleInterface {
+		text += " by " + p.Interface
+	}
+	if p.UID != nil {
+		text += fmt.Sprintf(" of uid %d, gid %d", *p.UID, *p.GID)
+	}
+	if p.Mark != 0 {
+		text += fmt.Sprintf(" marked %d", p.Mark)
+	}
+	return text
+}
+
+func change(want, got outcome) string {
+	switch {
+	case got.end == Dropped:
+		return "would be dropped"
+	case got.end == Refused:
+		return "would be refused"
+	case want.end == Dropped:
+		return "would not be dropped"
+	case want.end == Refused:
+		return "would not be refused"
+	case want.end != Passes && got.end == Passes:
+		return fmt.Sprintf("would bypass the proxy, in place of reaching port %d", want.port)
+	case want.end == Passes && got.end != Passes:
+		return fmt.Sprintf("would be captured to port %d, though it should not be", got.port)
+	case want.end != got.end:
+		return "would reach the proxy with other addresses"
+	case want.port != got.port:
+		return fmt.Sprintf("would reach port %d in place of %d", got.port, want.port)
+	case want.zone != got.zone:
+		return "could be sent to the wrong place where a source port is used again, as questions of the agent and of applications are not kept apart"
+	}
+	if want.conn != got.conn {
+		return "would get answers that leave past the proxy, as the connection is not marked"
+	}
+	return fmt.Sprintf("would be marked %d in place of %d, so that it is routed past the socket it belongs to", got.mark, want.mark)
+}

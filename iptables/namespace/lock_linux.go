@@ -1,0 +1,113 @@
+package namespace
+
+import (
+	"context"
+	"fmt"
+	"os"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/pilotfish-mesh/pilotfish/iptables/nlsocket"
+)
+
+// Lock is the lock of a namespace, with netlink sockets in it that are shared while the lock is held. It is not safe
+// for concurrent use.
+type Lock struct {
+	lock    int
+	held    *os.File // a duplicate of the lock for child processes
+	sockets map[int]socket
+}
+
+type socket struct {
+	*nlsocket.Socket
+	failure error
+	leave   bool // close it in the background
+}
+
+// Take acquires the lock of the namespace of a descriptor; 0 or less selects the calling thread's. After LockTimeout it
+// proceeds without the lock. The lock is released by End, or when the process exits. The open functions run in the
+// namespace after the lock is acquired, on the same visit; they must not block.
+func Take(ctx context.Context, fd int, open ...func()) (*Lock, error) {
+	t := &Lock{lock: -1, sockets: map[int]socket{}}
+	err := t.take(ctx, fd, open)
+	if err != nil {
+		t.End()
+		return nil, fmt.Errorf("lock the network namespace: %w", err)
+	}
+	return t, nil
+}
+
+func (t *Lock) take(ctx context.Context, fd int, open []func()) error {
+	deadline, _ := ctx.Deadline()
+	openAll := func() error {
+		for _, f := range open {
+			f()
+		}
+		return nil
+	}
+	free := false
+	err := Do(fd, func() (err error) {
+		if t.lock, err = unix.Socket(unix.AF_UNIX, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC, 0); err != nil {
+			return err
+		}
+		free, err = tryLock(t.lock)
+		for _, protocol := range []int{unix.NETLINK_NETFILTER, unix.NETLINK_ROUTE} {
+			s, failure := nlsocket.Dial(protocol, deadline)
+			t.sockets[protocol] = socket{Socket: s, failure: failure}
+		}
+		if !free || err != nil {
+			return err
+		}
+		return openAll()
+	})
+	if free || err != nil {
+		return err
+	}
+	if err := waitForLock(ctx, t.lock); err != nil {
+		return err
+	}
+	return Do(fd, openAll)
+}
+
+// Socket returns the socket of a protocol, NETLINK_NETFILTER or NETLINK_ROUTE.
+func (t *Lock) Socket(protocol int) (*nlsocket.Socket, error) {
+	s := t.sockets[protocol]
+	return s.Socket, s.failure
+}
+
+// Held returns the lock as a file that child processes inherit. If this process is killed, the lock is then not
+// released before the child exits. It returns nil if there is no lock.
+func (t *Lock) Held() *os.File {
+	if t.held == nil {
+		if fd, err := unix.FcntlInt(uintptr(t.lock), unix.F_DUPFD_CLOEXEC, 0); err == nil {
+			t.held = os.NewFile(uintptr(fd), "lock of the network namespace")
+		}
+	}
+	return t.held
+}
+
+// Leave makes End close the socket of a protocol in the background.
+func (t *Lock) Leave(protocol int) {
+	s := t.sockets[protocol]
+	s.leave = true
+	t.sockets[protocol] = s
+}
+
+// End releases the lock and closes the sockets.
+func (t *Lock) End() {
+	for _, s := range t.sockets {
+		switch {
+		case s.Socket == nil:
+		case s.leave:
+			go func() { _ = s.Close() }()
+		default:
+			_ = s.Close()
+		}
+	}
+	if t.held != nil {
+		_ = t.held.Close()
+	}
+	if t.lock >= 0 {
+		_ = unix.Close(t.lock)
+	}
+}

@@ -1,0 +1,164 @@
+package nft
+
+import (
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"os"
+	"syscall"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/pilotfish-mesh/pilotfish/iptables/namespace"
+	"github.com/pilotfish-mesh/pilotfish/iptables/nlsocket"
+)
+
+// This package encodes and decodes messages itself instead of using Conn of google/nftables, for three reasons. Conn
+// omits unknown expressions (such as tproxy and socket) when it reads rules, so a damaged rule could appear correct. It
+// cannot make the kernel refuse a batch after a concurrent change. It does not map errors to rules. Expressions use
+// that library.
+
+// message is a request.
+type message struct {
+	kind  uint16 // NFT_MSG_…
+	flags uint16
+	body  []byte // attributes
+	// family is the address family; 0 selects that of our table.
+	family int
+}
+
+const anyFamily = -1
+
+func (m message) header() []byte {
+	switch m.family {
+	case anyFamily:
+		return header(unix.NFPROTO_UNSPEC, 0)
+	case 0:
+		return header(unix.NFPROTO_INET, 0)
+	}
+	return header(byte(m.family), 0)
+}
+
+// conn sends requests under a namespace lock.
+type conn struct {
+	turn   *namespace.Lock
+	socket *nlsocket.Socket
+}
+
+func connect(t *namespace.Lock) (*conn, error) {
+	s, err := t.Socket(unix.NETLINK_NETFILTER)
+	if err != nil {
+		return nil, fmt.Errorf("open a netlink socket to netfilter: %w", explain(err))
+	}
+	return &conn{turn: t, socket: s}, nil
+}
+
+// header is struct nfgenmsg.
+func header(family uint8, resource uint16) []byte {
+	return binary.BigEndian.AppendUint16([]byte{family, unix.NFNETLINK_V0}, resource)
+}
+
+// commit sends a batch as one transaction.
+func (c *conn) commit(b *batch) error {
+	last := uint32(len(b.parts))
+	first := c.socket.Numbers(last + 2)
+	last += first
+	out := b.finish(first)
+	if len(out) > minSendBuffer {
+		c.socket.Room(2*len(out), 4<<20)
+	}
+	err := c.socket.Send(out)
+	if errors.Is(err, unix.EMSGSIZE) {
+		err = fmt.Errorf("%w: the rules have %d KiB, more than this process may send at once (sysctl net.core.wmem_max); shorten the lists of the options, or join neighbours to ranges", err, len(out)>>10)
+	}
+	if err != nil {
+		return fmt.Errorf("send a batch of %d messages: %w", len(b.parts), err)
+	}
+	for {
+		replies, err := c.socket.Receive()
+		if err != nil {
+			return fmt.Errorf("wait for the kernel's answer to a batch: %w", err)
+		}
+		for _, r := range replies {
+			if r.Sequence < first || r.Sequence > last {
+				continue
+			}
+			if errno := r.Errno(); errno != 0 {
+				what := "" // the whole transaction
+				if r.Sequence > first {
+					about := b.parts[r.Sequence-first-1]
+					what = about.what + " " + about.name
+				}
+				if errno == unix.ENOENT { // the missing object is an expression or chain type; objects that we name ourselves exist
+					return describedKey(what, fmt.Errorf("%w: %w", ErrUnsupported, errno))
+				}
+				return describedKey(what, explain(errno))
+			}
+			if r.Sequence == last {
+				return nil
+			}
+		}
+	}
+}
+
+// minSendBuffer is the minimum default size of a socket's send buffer.
+const minSendBuffer = 64 << 10
+
+func describedKey(what string, err error) error {
+	if what == "" {
+		return err
+	}
+	return fmt.Errorf("%s: %w", what, err)
+}
+
+// dump requests all objects of a kind.
+func (c *conn) dump(kind uint16, body []byte) ([]nlsocket.Reply, error) {
+	return c.request(message{kind: kind, flags: unix.NLM_F_DUMP, body: body})
+}
+
+// request sends a request and returns all replies.
+func (c *conn) request(m message) ([]nlsocket.Reply, error) {
+	replies, err := c.socket.Request(unix.NFNL_SUBSYS_NFTABLES<<8|m.kind, m.flags, m.header(), m.body)
+	return replies, explainErrno(err)
+}
+
+// get sends a request that has one reply.
+func (c *conn) get(m message) (attributes, error) {
+	reply, err := c.socket.Get(unix.NFNL_SUBSYS_NFTABLES<<8|m.kind, m.header(), m.body)
+	return bodyOf(reply), explainErrno(err)
+}
+
+// explainErrno explains an error of the kernel. It leaves ENOENT unchanged, because some callers do not treat it as an
+// error.
+func explainErrno(err error) error {
+	if errno, is := err.(syscall.Errno); is && errno != unix.ENOENT {
+		return explain(errno)
+	}
+	return err
+}
+
+// errInterrupted is returned if rules changed while they were read.
+var errInterrupted = nlsocket.ErrInterrupted
+
+// generation returns the kernel's generation number of the namespace's rules.
+func (c *conn) generation() (uint32, error) {
+	answer, err := c.get(message{kind: unix.NFT_MSG_GETGEN})
+	if err != nil {
+		return 0, fmt.Errorf("ask for the generation of the rules: %w", err)
+	}
+	if n, is := answer.number(unix.NFTA_GEN_ID); is {
+		return n, nil
+	}
+	return 0, errors.New("ask for the generation of the rules: the kernel told none")
+}
+
+// explain adds the remedy to an error of the kernel.
+func explain(err error) error {
+	switch {
+	case errors.Is(err, os.ErrPermission):
+		return fmt.Errorf("%w: changing and reading rules needs CAP_NET_ADMIN in the user namespace that owns the network namespace (runAsUser 0 and capabilities.add NET_ADMIN, or the CNI plugin)", err)
+	case errors.Is(err, unix.EOPNOTSUPP), errors.Is(err, unix.EPROTONOSUPPORT), errors.Is(err, unix.EAFNOSUPPORT), errors.Is(err, unix.EINVAL):
+		return fmt.Errorf("%w: %w (module nf_tables with nft_chain_nat, nft_redir, nft_tproxy, nft_ct; or use iptables)", ErrUnsupported, err)
+	}
+	return err
+}

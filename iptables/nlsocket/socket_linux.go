@@ -1,0 +1,192 @@
+package nlsocket
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"sync"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+// Socket is a netlink socket. It is not safe for concurrent use.
+type Socket struct {
+	fd       int
+	sequence uint32
+	limit    time.Time // deadline of all requests; zero means none
+	deadline time.Time // deadline of the current request
+}
+
+// requestTimeout is the timeout of one request. It excludes the caller's work between requests, which has its own
+// limits, such as programs that wait for a lock.
+const requestTimeout = 10 * time.Second
+
+// maxDatagram is the maximum size of a datagram from the kernel; those of dumps have 32 KiB (net/netlink/af_netlink.c).
+const maxDatagram = 64 << 10
+
+var buffers = sync.Pool{New: func() any { return new([maxDatagram]byte) }}
+
+// Dial opens a socket for a protocol (unix.NETLINK_ROUTE) in the network namespace of the calling thread. Each reply
+// has a timeout of 10 seconds; the limit is the deadline of all replies, unless it is zero.
+func Dial(protocol int, limit time.Time) (*Socket, error) {
+	fd, err := unix.Socket(unix.AF_NETLINK, unix.SOCK_RAW|unix.SOCK_CLOEXEC, protocol)
+	if err != nil {
+		return nil, err
+	}
+	_ = unix.SetsockoptInt(fd, unix.SOL_NETLINK, unix.NETLINK_CAP_ACK, 1) // error replies omit the request
+	s := &Socket{fd: fd, limit: limit}
+	s.resetDeadline()
+	left := unix.NsecToTimeval(max(time.Until(s.deadline), time.Millisecond).Nanoseconds())
+	if err := unix.SetsockoptTimeval(fd, unix.SOL_SOCKET, unix.SO_RCVTIMEO, &left); err != nil { // sending to the kernel never blocks
+		_ = unix.Close(fd)
+		return nil, err
+	}
+	return s, nil
+}
+
+// resetDeadline resets the deadline for the next reply.
+func (s *Socket) resetDeadline() {
+	s.deadline = time.Now().Add(requestTimeout)
+	if !s.limit.IsZero() && s.limit.Before(s.deadline) {
+		s.deadline = s.limit
+	}
+}
+
+// Close closes the socket.
+func (s *Socket) Close() error { return unix.Close(s.fd) }
+
+// Descriptor returns the file descriptor, which the socket continues to own.
+func (s *Socket) Descriptor() int { return s.fd }
+
+// Next returns the next sequence number.
+func (s *Socket) Next() uint32 {
+	s.sequence++
+	return s.sequence
+}
+
+// Numbers reserves n sequence numbers and returns the first.
+func (s *Socket) Numbers(n uint32) (first uint32) {
+	first = s.sequence + 1
+	s.sequence += n
+	return first
+}
+
+// Room sets the sizes of the send and receive buffers in bytes. Without the privilege, the system's limits apply
+// (sysctl net.core.wmem_max, net.core.rmem_max), and Send fails for larger datagrams.
+func (s *Socket) Room(toSend, toReceive int) {
+	if toSend > 0 && unix.SetsockoptInt(s.fd, unix.SOL_SOCKET, unix.SO_SNDBUFFORCE, toSend) != nil {
+		_ = unix.SetsockoptInt(s.fd, unix.SOL_SOCKET, unix.SO_SNDBUF, toSend)
+	}
+	if toReceive > 0 && unix.SetsockoptInt(s.fd, unix.SOL_SOCKET, unix.SO_RCVBUFFORCE, toReceive) != nil {
+		_ = unix.SetsockoptInt(s.fd, unix.SOL_SOCKET, unix.SO_RCVBUF, toReceive)
+	}
+}
+
+// Send sends messages as one datagram to the kernel.
+func (s *Socket) Send(messages []byte) error {
+	s.resetDeadline()
+	for {
+		_, err := unix.Write(s.fd, messages)
+		if !errors.Is(err, unix.EINTR) {
+			return timeoutError(err)
+		}
+	}
+}
+
+// Receive returns the messages of one datagram from the kernel.
+func (s *Socket) Receive() ([]Reply, error) {
+	whole := buffers.Get().(*[maxDatagram]byte)
+	defer buffers.Put(whole)
+	buffer := whole[:]
+	for {
+		n, err := unix.Read(s.fd, buffer)
+		switch {
+		case errors.Is(err, unix.EINTR):
+			continue
+		case err != nil:
+			return nil, timeoutError(err)
+		case n == len(buffer):
+			return nil, fmt.Errorf("an answer of the kernel's has more than %d bytes", n)
+		case time.Now().After(s.deadline):
+			return nil, os.ErrDeadlineExceeded
+		}
+		return split(append([]byte(nil), buffer[:n]...)), nil
+	}
+}
+
+// timeoutError converts a socket timeout to the standard timeout error.
+func timeoutError(err error) error {
+	if errors.Is(err, unix.EAGAIN) {
+		return os.ErrDeadlineExceeded
+	}
+	return err
+}
+
+// ErrInterrupted is returned if objects changed while they were listed. The list may then be inconsistent.
+var ErrInterrupted = errors.New("it changed while it was read")
+
+// Request sends a request and returns all replies. Errors of the kernel are of type syscall.Errno.
+func (s *Socket) Request(kind, flags uint16, parts ...[]byte) ([]Reply, error) {
+	if flags&unix.NLM_F_DUMP != unix.NLM_F_DUMP { // in requests that change objects, one of these bits has another meaning
+		flags |= unix.NLM_F_ACK
+	}
+	sequence := s.Next()
+	if err := s.Send(Append(nil, kind, flags, sequence, parts...)); err != nil {
+		return nil, err
+	}
+	return s.readReplies(sequence)
+}
+
+// Get sends a request that has a single reply. It requests no ACK, so it is faster than Request. Errors of the kernel are
+// of type syscall.Errno.
+func (s *Socket) Get(kind uint16, parts ...[]byte) (Reply, error) {
+	sequence := s.Next()
+	if err := s.Send(Append(nil, kind, 0, sequence, parts...)); err != nil {
+		return Reply{}, err
+	}
+	for {
+		replies, err := s.Receive()
+		if err != nil {
+			return Reply{}, err
+		}
+		for _, r := range replies {
+			switch {
+			case r.Sequence != sequence: // reply to an abandoned request
+			case r.Errno() != 0:
+				return Reply{}, r.Errno()
+			default:
+				return r, nil
+			}
+		}
+	}
+}
+
+// readReplies reads all replies, even after an error: the kernel refuses another dump until the current one is read
+// (EBUSY).
+func (s *Socket) readReplies(sequence uint32) (all []Reply, err error) {
+	interrupted := false
+	for {
+		replies, err := s.Receive()
+		if err != nil {
+			return nil, err
+		}
+		for _, r := range replies {
+			if r.Sequence != sequence { // reply to an abandoned request
+				continue
+			}
+			interrupted = interrupted || r.interrupted()
+			end := r.Kind == unix.NLMSG_DONE || r.Kind == unix.NLMSG_ERROR
+			switch {
+			case r.Errno() != 0:
+				return nil, r.Errno()
+			case end && interrupted:
+				return nil, ErrInterrupted
+			case end:
+				return all, nil
+			case !interrupted:
+				all = append(all, r)
+			}
+		}
+	}
+}

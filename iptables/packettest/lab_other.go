@@ -1,0 +1,54 @@
+//go:build !linux
+
+package packettest
+
+import (
+	"context"
+	"errors"
+	"net/netip"
+
+	"github.com/pilotfish-mesh/pilotfish/iptables"
+)
+
+// Harness simulates the outside world of a namespace during tests.
+type Harness struct{}
+
+// Open returns an error, because network namespaces exist only on Linux.
+func Open(context.Context, Config) (*Harness, error) {
+	return nil, errors.New("packets can be tested on Linux only")
+}
+
+// Families returns nil.
+func (*Harness) Families() []iptables.Families { return nil }
+
+// Own returns nil.
+func (*Harness) Own(iptables.Families) ([]netip.Addr, error) { return nil, nil }
+
+// Ends returns invalid addresses.
+func (*Harness) Ends(iptables.Families) (near, far netip.Addr) { return netip.Addr{}, netip.Addr{} }
+
+// Link returns "".
+func (*Harness) Link() string { return "" }
+
+// Send returns nil.
+func (*Harness) Send(context.Context, []Packet) ([]Arrival, error) { return nil, nil }
+
+// Close does nothing.
+func (*Harness) Close() error { return nil }
+
+// Sockets tests packets with sockets only.
+type Sockets struct{ Harness }
+
+// OpenSockets returns an error, because network namespaces exist only on Linux.
+func OpenSockets(Config, []uint16) (*Sockets, error) {
+	return nil, errors.New("packets can be tested on Linux only")
+}
+
+// Sender lists the users and groups as which packets can be sent.
+type Sender struct {
+	UID, GID uint32
+	Anybody  bool
+}
+
+// SenderIn returns a zero Sender.
+func SenderIn(int) Sender { return Sender{} }

@@ -1,0 +1,245 @@
+package packettest
+
+import (
+	"cmp"
+	"errors"
+	"fmt"
+	"net"
+	"net/netip"
+	"os"
+
+	"github.com/vishvananda/netlink"
+	"github.com/vishvananda/netlink/nl"
+	"golang.org/x/sys/unix"
+
+	"github.com/pilotfish-mesh/pilotfish/iptables"
+)
+
+// passage makes packets traverse an interface of the namespace without using its network. Rules drop outbound packets
+// before they reach the interface. Inbound packets are redirected from the harness's link. The interface itself is not
+// changed.
+type passage struct {
+	link         netlink.Link
+	families     map[iptables.Families]linkEnds
+	hardware     [6]byte                     // the source MAC address of the frames that arrive through it
+	strict       bool                        // strict reverse path filter: inbound IPv4 is dropped unless its routes lead back
+	noIngress    error                       // why nothing can arrive through it
+	familyErrors map[iptables.Families]error // why a family cannot be tested
+	noAddress    map[iptables.Families]error // why inbound packets of a family cannot be redirected
+	err          error                       // why it cannot be used at all
+}
+
+// maxPassages limits the routing tables of a harness, whose numbers follow testTable.
+const maxPassages = 16
+
+// openPassages creates the passages of the packets' interfaces. It must be called on a thread in the namespace.
+func (w *vethPair) openPassages(packets []Packet) {
+	for _, p := range packets {
+		if p.Interface == "" || w.passages[p.Interface] != nil {
+			continue
+		}
+		made, err := w.makePassage(p.Interface, len(w.passages)+1)
+		if err != nil {
+			made.err = fmt.Errorf("%w %s: %w", ErrNoPassage, p.Interface, err)
+		}
+		if w.passages == nil {
+			w.passages = map[string]*passage{}
+		}
+		w.passages[p.Interface] = made
+	}
+}
+
+func (w *vethPair) makePassage(name string, number int) (p *passage, err error) {
+	p = &passage{families: map[iptables.Families]linkEnds{}, familyErrors: map[iptables.Families]error{}, noAddress: map[iptables.Families]error{}, hardware: ownHardware}
+	p.hardware[3] = byte(number)
+	if number > maxPassages {
+		return p, errors.New("there are more of them than are tested")
+	}
+	if p.link, err = w.netlink.LinkByName(name); err != nil {
+		return p, errors.New("the namespace has none of that name now")
+	}
+	if p.link.Attrs().Flags&net.FlagUp == 0 {
+		return p, errors.New("it is down")
+	}
+	p.strict = isStrictReversePath(name)
+	p.noIngress = w.ingressObstacle(p.link.Attrs())
+	for f := range w.families {
+		if p.noAddress[f], err = w.missingAddress(p.link, f); err != nil {
+			return p, err
+		}
+		if err := w.routeEgress(p, f, testTable+number); err != nil {
+			p.familyErrors[f] = fmt.Errorf("%w %s: %w", ErrNoPassage, name, err)
+		}
+	}
+	if p.noIngress != nil {
+		return p, nil
+	}
+	return p, w.routeIngress(p)
+}
+
+// missingAddress returns an error as lack if the link has no address of the family.
+func (w *vethPair) missingAddress(link netlink.Link, f iptables.Families) (lack, err error) {
+	number := unix.AF_INET
+	if f == iptables.IPv6 {
+		number = unix.AF_INET6
+	}
+	have, err := w.netlink.AddrList(link, number)
+	if err == nil && len(have) == 0 {
+		lack = fmt.Errorf("%w, and %s has none of %s", ErrNoAddress, link.Attrs().Name, f)
+	}
+	return lack, err
+}
+
+// ingressObstacle returns the reason why no frame can be injected through the link; nil if it can. A frame for a bridge
+// port would belong to the bridge, which might forward it to a network.
+func (w *vethPair) ingressObstacle(link *netlink.LinkAttrs) error {
+	if link.MasterIndex != 0 {
+		by := fmt.Sprintf("link %d", link.MasterIndex)
+		if master, err := w.netlink.LinkByIndex(link.MasterIndex); err == nil {
+			by = master.Attrs().Name
+		}
+		return fmt.Errorf("it is a port of %s, which takes what comes in by it", by)
+	}
+	if link.RawFlags&unix.IFF_LOWER_UP == 0 {
+		return errors.New("it has no carrier, without which the kernel lets nothing in by it")
+	}
+	return nil
+}
+
+// isStrictReversePath reports whether the kernel drops inbound packets whose source is routed through another
+// interface.
+func isStrictReversePath(name string) bool {
+	most := 0
+	for _, of := range []string{"all", name} {
+		text, err := os.ReadFile("/proc/sys/net/ipv4/conf/" + of + "/rp_filter")
+		if err == nil && len(text) > 0 {
+			most = max(most, int(text[0]-'0'))
+		}
+	}
+	return most == 1 // 2 (loose) accepts a source routed through any interface
+}
+
+// routeEgress adds an address and a policy route so that packets from that address leave through the interface.
+func (w *vethPair) routeEgress(p *passage, f iptables.Families, table int) error {
+	family, free, bits := unix.AF_INET, w.freeIPv4, 30
+	everything := ipNet(netip.IPv4Unspecified(), 0)
+	if f == iptables.IPv6 {
+		family, free, bits = unix.AF_INET6, freeIPv6, 126
+		everything = ipNet(netip.IPv6Unspecified(), 0)
+	}
+	e, err := free()
+	if err != nil {
+		return err
+	}
+	if err := w.netlink.AddrAdd(w.near, &netlink.Addr{IPNet: ipNet(e.near, bits), Flags: unix.IFA_F_NODAD}); err != nil {
+		return fmt.Errorf("address %s for %s: %w", e.near, nearLink, err)
+	}
+	// Packets redirected on arrival at the harness's link may be sent to any of that link's addresses, and the reply
+	// has that source.
+	far := w.families[f].far
+	for to, link := range map[*net.IPNet]netlink.Link{everything: p.link, ipNet(far, far.BitLen()): w.near} {
+		route := &netlink.Route{LinkIndex: link.Attrs().Index, Dst: to, Table: table, Family: family, Scope: netlink.SCOPE_LINK}
+		if err := w.netlink.RouteReplace(route); err != nil {
+			return fmt.Errorf("a route of %s through %s: %w", f, link.Attrs().Name, err)
+		}
+	}
+	rule := netlink.NewRule()
+	rule.Family, rule.Table, rule.Priority, rule.Src = family, table, testPriority, ipNet(e.near, e.near.BitLen())
+	if err := w.netlink.RuleAdd(rule); err != nil {
+		return fmt.Errorf("a policy rule for %s: %w", e.near, err)
+	}
+	p.families[f] = e
+	return w.waitForAddress(e.near)
+}
+
+// routeIngress redirects frames with the passage's source MAC address from the harness's link to the ingress of the
+// interface.
+func (w *vethPair) routeIngress(p *passage) error {
+	index := w.near.Attrs().Index
+	ingress := &netlink.Ingress{QdiscAttrs: netlink.QdiscAttrs{LinkIndex: index, Handle: netlink.MakeHandle(0xffff, 0), Parent: netlink.HANDLE_INGRESS}}
+	if err := w.netlink.QdiscAdd(ingress); err != nil && !errors.Is(err, unix.EEXIST) { // another passage created it
+		return fmt.Errorf("lead frames on to it: %w", err)
+	}
+	const sender = -8 // relative to the network header: the first four bytes of the source MAC address
+	h := p.hardware
+	filter := &netlink.U32{
+		FilterAttrs: netlink.FilterAttrs{LinkIndex: index, Parent: ingress.Handle, Priority: uint16(h[3]), Protocol: unix.ETH_P_ALL},
+		Sel: &nl.TcU32Sel{Flags: nl.TC_U32_TERMINAL, Nkeys: 1, Keys: []nl.TcU32Key{{
+			Mask: 0xffffffff, Val: uint32(h[0])<<24 | uint32(h[1])<<16 | uint32(h[2])<<8 | uint32(h[3]), Off: sender}}},
+		Actions: []netlink.Action{&netlink.MirredAction{ActionAttrs: netlink.ActionAttrs{Action: netlink.TC_ACT_STOLEN},
+			MirredAction: netlink.TCA_INGRESS_REDIR, Ifindex: p.link.Attrs().Index}},
+	}
+	if err := w.netlink.FilterAdd(filter); err != nil {
+		return fmt.Errorf("lead frames on to it: %w", err)
+	}
+	return nil
+}
+
+// clearPassages removes the routes of passages, which remain if the process is killed. clearRules removes the policy
+// rules.
+func (w *vethPair) clearPassages(family int) error {
+	routes, err := w.netlink.RouteListFiltered(family, &netlink.Route{Table: unix.RT_TABLE_UNSPEC}, netlink.RT_FILTER_TABLE)
+	if errors.Is(err, unix.EAFNOSUPPORT) || errors.Is(err, unix.EOPNOTSUPP) {
+		return nil
+	}
+	if err != nil {
+		return err
+	}
+	for _, r := range routes {
+		if r.Table <= testTable || r.Table > testTable+maxPassages {
+			continue
+		}
+		if err := w.netlink.RouteDel(&r); err != nil && !errors.Is(err, unix.ESRCH) {
+			return err
+		}
+	}
+	return nil
+}
+
+// usedPassages returns the passages that the session's packets use.
+func (s *session) usedPassages() (all []*passage) {
+	seen := map[*passage]bool{}
+	for _, a := range s.attempts {
+		if p := s.veth.passages[a.packet.Interface]; p != nil && p.err == nil && !seen[p] {
+			seen[p] = true
+			all = append(all, p)
+		}
+	}
+	return all
+}
+
+// packetEnds returns the near and far address for the packet.
+func (s *session) packetEnds(p Packet) (near, far netip.Addr) {
+	if by := s.veth.passages[p.Interface]; by != nil {
+		e := by.families[familyOf(p.Destination.Addr())]
+		return e.near, e.far
+	}
+	return s.Ends(familyOf(p.Destination.Addr()))
+}
+
+// checkPassage returns the reason why the packet cannot be sent through its interface, or nil.
+func (w *vethPair) checkPassage(p Packet) error {
+	by := w.passages[p.Interface]
+	if by == nil {
+		return nil
+	}
+	if by.err == nil && by.noIngress != nil && p.Inbound {
+		return fmt.Errorf("%w %s: %w", ErrNoPassage, p.Interface, by.noIngress)
+	}
+	if by.err == nil && by.strict && p.Inbound && p.Destination.Addr().Is4() {
+		return fmt.Errorf("%w %s: it takes only what its own routes would lead back (rp_filter)", ErrNoPassage, p.Interface)
+	}
+	return cmp.Or(by.err, by.familyErrors[familyOf(p.Destination.Addr())])
+}
+
+// isDropped reports whether sending failed because a rule of the harness dropped the outbound packet.
+func (a *attempt) isDropped(err error) bool {
+	return a.packet.Interface != "" && errors.Is(err, unix.EPERM)
+}
+
+// linkName returns the name as nftables compares it: padded with zeros.
+func linkName(name string) []byte {
+	padded := make([]byte, unix.IFNAMSIZ)
+	copy(padded, name)
+	return padded
+}

@@ -1,0 +1,84 @@
+package route
+
+import (
+	"errors"
+	"fmt"
+
+	"github.com/vishvananda/netlink/nl"
+	"golang.org/x/sys/unix"
+
+	"github.com/pilotfish-mesh/pilotfish/iptables/nlsocket"
+)
+
+// Where the kernel stores the protocol of a rule and of a route: in an attribute (FRA_PROTOCOL of linux/fib_rules.h),
+// and in a byte of struct rtmsg. Both headers have the same size.
+const (
+	headerSize     = unix.SizeofRtMsg
+	ruleProtocol   = 21
+	routeProtocol  = 5
+	protocolOfNone = 0
+)
+
+// ours lists the objects of the kinds, of both families, that have our protocol number. Most namespaces have none and
+// need no further queries.
+func (k *session) ours(kinds ...uint16) (out []listed, err error) {
+	for _, kind := range kinds {
+		all, err := k.list(kind)
+		if err != nil {
+			return nil, err
+		}
+		for _, o := range all {
+			if protocolOf(kind, o.data) == Protocol {
+				out = append(out, o)
+			}
+		}
+	}
+	return out, nil
+}
+
+// leftOver lists our rules and routes. A route is added after its rule and removed before it. It exists alone only if
+// another program removed the rule, and is then unused. Without rules, routes are therefore listed only if nothing may
+// remain.
+func (k *session) leftOver(nothingStays bool) ([]listed, error) {
+	rules, err := k.ours(unix.RTM_GETRULE)
+	if err != nil || len(rules) == 0 && !nothingStays {
+		return nil, err
+	}
+	routes, err := k.ours(unix.RTM_GETROUTE)
+	return append(rules, routes...), err
+}
+
+// list lists the namespace's objects of the kind; none if the kernel has no policy routing.
+func (k *session) list(kind uint16) (out []listed, err error) {
+	all, err := retryDump(func() ([]nlsocket.Reply, error) {
+		return k.Request(kind, unix.NLM_F_DUMP, make([]byte, headerSize))
+	})
+	if errors.Is(err, unix.EAFNOSUPPORT) || errors.Is(err, unix.EOPNOTSUPP) {
+		return nil, nil
+	}
+	if err != nil {
+		return nil, fmt.Errorf("read policy rules and routes: %w", err)
+	}
+	for _, r := range all {
+		if len(r.Data) >= headerSize {
+			out = append(out, listed{kind, r.Data})
+		}
+	}
+	return out, nil
+}
+
+func protocolOf(kind uint16, data []byte) byte {
+	if kind == unix.RTM_GETROUTE {
+		return data[routeProtocol]
+	}
+	attributes, err := nl.ParseRouteAttr(data[headerSize:])
+	if err != nil {
+		return protocolOfNone
+	}
+	for _, a := range attributes {
+		if a.Attr.Type == ruleProtocol && len(a.Value) == 1 {
+			return a.Value[0]
+		}
+	}
+	return protocolOfNone
+}

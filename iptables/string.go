@@ -1,0 +1,181 @@
+package iptables
+
+import (
+	"fmt"
+	"net/netip"
+	"slices"
+	"strings"
+)
+
+// String returns "IPv4", "IPv6" or "IPv4 and IPv6".
+func (f Families) String() string {
+	switch f {
+	case IPv4:
+		return "IPv4"
+	case IPv6:
+		return "IPv6"
+	case BothFamilies:
+		return "IPv4 and IPv6"
+	}
+	return "no family"
+}
+
+// MarshalText implements encoding.TextMarshaler for reports.
+func (f Families) MarshalText() ([]byte, error) { return []byte(f.String()), nil }
+
+// MarshalText implements encoding.TextMarshaler for reports.
+func (p PortRange) MarshalText() ([]byte, error) { return []byte(p.String()), nil }
+
+// String returns the value, with the mask unless all its bits are set.
+func (m Mark) String() string {
+	if m.Mask == allBits {
+		return decimal(m.Value)
+	}
+	return fmt.Sprintf("%d/%#x", m.Value, m.Mask)
+}
+
+// MarshalText implements encoding.TextMarshaler for reports.
+func (m Mark) MarshalText() ([]byte, error) { return []byte(m.String()), nil }
+
+// String returns the conditions and the verdict in words.
+func (r *Rule) String() string { return r.Match.String() + " → " + r.Verdict.String() }
+
+// String returns the conditions in words.
+func (m *Match) String() string {
+	var parts []string
+	add := func(holds bool, format string, args ...any) {
+		if holds {
+			parts = append(parts, fmt.Sprintf(format, args...))
+		}
+	}
+	add(m.Families != 0, "%s", m.Families)
+	if m.Protocol == AnyProtocol {
+		parts = append(parts, "everything")
+	} else {
+		parts = append(parts, strings.ToUpper(string(m.Protocol)))
+	}
+	add(m.InInterface != "", "in by %s", m.InInterface)
+	add(m.OutInterface != "", "%sout by %s", negation(m.NotOut), m.OutInterface)
+	add(len(m.Source) > 0, "%sfrom %s", negation(m.NotSource), joined(m.Source, plainPrefix))
+	add(len(m.SourcePorts) > 0, "from port %s", joined(m.SourcePorts, PortRange.String))
+	add(len(m.Destination) > 0, "%sto %s", negation(m.NotDestination), joined(m.Destination, plainPrefix))
+	add(len(m.DestinationPorts) > 0, "%sto port %s", negation(m.NotDestinationPorts), joined(m.DestinationPorts, PortRange.String))
+	add(len(m.UIDs) > 0, "%sof uid %s", negation(m.NotUIDs), joined(m.UIDs, decimal))
+	add(len(m.GIDs) > 0, "%sof gid %s", negation(m.NotGIDs), joined(m.GIDs, decimal))
+	add(m.Mark != nil, "%smarked %s", negation(m.NotMark), m.Mark)
+	add(m.ConnMark != nil, "of a connection marked %s", m.ConnMark)
+	add(len(m.States) > 0, "of %s connections", joined(m.States, func(s State) string { return string(s) }))
+	add(m.Reply, "in answer")
+	return strings.Join(parts, " ")
+}
+
+func negation(not bool) string {
+	if not {
+		return "not "
+	}
+	return ""
+}
+
+func plainPrefix(p netip.Prefix) string {
+	if p.IsSingleIP() {
+		return p.Addr().String()
+	}
+	return p.String()
+}
+
+// String describes the verdict in words.
+func (v *Verdict) String() string {
+	switch v.Action {
+	case Jump:
+		return v.Chain
+	case Return:
+		return "let go"
+	case Accept:
+		return "let through"
+	case Drop:
+		return "drop"
+	case Reject:
+		return "refuse"
+	case Redirect:
+		return "port " + portText(v.Port)
+	case TransparentProxy:
+		return fmt.Sprintf("port %d, addresses unchanged, marked %s", v.Port, v.Mark)
+	case SetMark:
+		return "mark " + v.Mark.String()
+	case SaveMark:
+		return "mark the connection as the packet"
+	case RestoreMark:
+		return "mark the packet as its connection"
+	case Zone:
+		return fmt.Sprintf("zone %d", v.ZoneID)
+	}
+	return string(v.Action)
+}
+
+// String lists what is added to the namespace in addition to rules.
+func (r *Routing) String() string {
+	var b strings.Builder
+	if r.Mark != 0 {
+		fmt.Fprintf(&b, "routing\n  packets marked %d → this host, whatever their destination (rule %d, table %d)\n", r.Mark, r.Priority, r.Table)
+	}
+	for _, a := range r.LoopbackAddresses {
+		fmt.Fprintf(&b, "addresses\n  lo → %s\n", a)
+	}
+	return b.String()
+}
+
+// Prose returns the rule set in words, in the order of a packet's path: each chain precedes the chains that it jumps
+// to.
+func (r *RuleSet) Prose() string {
+	var b strings.Builder
+	fmt.Fprintf(&b, "%s\n", r.Families)
+	for _, c := range r.readingOrder() {
+		if c.Hook != "" {
+			fmt.Fprintf(&b, "\n%s, %s\n", c.Table, strings.ToLower(string(c.Hook)))
+		} else {
+			fmt.Fprintf(&b, "\n%s, chain %s\n", c.Table, c.Name)
+		}
+		for j := range c.Rules {
+			fmt.Fprintf(&b, "  %s\n", &c.Rules[j])
+			if c.Rules[j].Reason != "" || c.Rules[j].ID != "" {
+				fmt.Fprintf(&b, "      %s: %s\n", c.Rules[j].ID, c.Rules[j].Reason)
+			}
+		}
+	}
+	if r.Routing != nil {
+		fmt.Fprintf(&b, "\n%s", r.Routing)
+	}
+	return b.String()
+}
+
+// readingOrder returns the chains, starting with the base chains, in the order of a packet's path.
+func (r *RuleSet) readingOrder() []*Chain {
+	var order []*Chain
+	var add func(c *Chain)
+	add = func(c *Chain) {
+		if slices.Contains(order, c) {
+			return
+		}
+		order = append(order, c)
+		for i := range c.Rules {
+			for j := range r.Chains {
+				if to := &r.Chains[j]; c.Rules[i].Verdict.Action == Jump && to.Table == c.Table && to.Name == c.Rules[i].Verdict.Chain {
+					add(to)
+				}
+			}
+		}
+	}
+	for _, way := range [][]Hook{{Prerouting, Input, Forward}, {Output}} {
+		for _, t := range tableOrder {
+			for i := range r.Chains {
+				if c := &r.Chains[i]; c.Table == t && slices.Contains(way, c.Hook) {
+					add(c)
+				}
+			}
+		}
+	}
+	for i := range r.Chains {
+		add(&r.Chains[i])
+	}
+	return order
+}

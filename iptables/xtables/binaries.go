@@ -1,0 +1,137 @@
+package xtables
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strings"
+
+	goiptables "github.com/coreos/go-iptables/iptables"
+
+	"github.com/pilotfish-mesh/pilotfish/iptables"
+)
+
+// Flavour is the kernel's implementation that a binary uses. The two implementations do not see each other's rules.
+type Flavour string
+
+// The flavours.
+const (
+	NFT    Flavour = "nft"
+	Legacy Flavour = "legacy"
+)
+
+// tool is the set of binaries of one family and flavour.
+type tool struct {
+	family  iptables.Families
+	flavour Flavour
+	save    string
+	restore string
+	waits   bool // restore supports --wait
+}
+
+func (t tool) String() string { return fmt.Sprintf("%s-%s", program(t.family), t.flavour) }
+
+func program(family iptables.Families) string {
+	if family == iptables.IPv6 {
+		return "ip6tables"
+	}
+	return "iptables"
+}
+
+// standardFolders are searched after $PATH, because container runtimes may start plugins without the sbin directories.
+var standardFolders = []string{"/usr/sbin", "/sbin", "/usr/local/sbin", "/usr/bin", "/bin"}
+
+func lookUp(name string) (string, error) {
+	path, err := exec.LookPath(name)
+	if err == nil {
+		return path, nil
+	}
+	for _, folder := range standardFolders {
+		if path, err := exec.LookPath(filepath.Join(folder, name)); err == nil {
+			return path, nil
+		}
+	}
+	return "", err
+}
+
+// findTools searches for the binaries of a family, at most one set per flavour. The error names the binaries that exist
+// but do not run.
+func findTools(ctx context.Context, family iptables.Families) ([]tool, error) {
+	var tools []tool
+	var errs []error
+	name := program(family)
+	for _, candidate := range []string{name + "-nft", name + "-legacy", name} {
+		path, err := lookUp(candidate)
+		if err != nil {
+			continue
+		}
+		t, err := examine(ctx, family, path)
+		if err != nil {
+			errs = append(errs, err)
+			continue
+		}
+		if !slices.ContainsFunc(tools, func(o tool) bool { return o.flavour == t.flavour }) {
+			tools = append(tools, t)
+		}
+	}
+	return tools, errors.Join(errs...)
+}
+
+func examine(ctx context.Context, family iptables.Families, path string) (tool, error) {
+	t := tool{family: family, save: path + "-save", restore: path + "-restore"}
+	said, err := version(ctx, path)
+	if err != nil {
+		return t, err
+	}
+	protocol := goiptables.ProtocolIPv4
+	if family == iptables.IPv6 {
+		protocol = goiptables.ProtocolIPv6
+	}
+	known, err := goiptables.New(goiptables.IPFamily(protocol), goiptables.Path(path))
+	if err != nil {
+		return t, fmt.Errorf("%s does not run: %w", path, err)
+	}
+	major, minor, patch := known.GetIptablesVersion()
+	t.waits = slices.Compare([]int{major, minor, patch}, []int{1, 6, 2}) >= 0
+	t.flavour = flavourOf(path, said)
+	for _, needed := range []string{t.save, t.restore} {
+		if _, err := exec.LookPath(needed); err != nil {
+			return t, fmt.Errorf("%s is here without %s: %w", path, filepath.Base(needed), err)
+		}
+	}
+	return t, nil
+}
+
+// version returns the version output of the binary. It runs the binary with a timeout before go-iptables does so
+// without one.
+func version(ctx context.Context, path string) (string, error) {
+	ctx, cancel := context.WithTimeout(ctx, versionLimit)
+	defer cancel()
+	cmd := exec.CommandContext(ctx, path, "--version")
+	cmd.WaitDelay = drainLimit
+	out, err := cmd.Output()
+	switch {
+	case ctx.Err() != nil:
+		return "", fmt.Errorf("%s --version did not end: %w", path, ctx.Err())
+	case err != nil:
+		return "", fmt.Errorf("%s --version: %w", path, err)
+	}
+	return string(out), nil
+}
+
+// flavourOf derives the flavour from the path or the version output. Binaries older than 1.8 are legacy and print no
+// flavour.
+func flavourOf(path, said string) Flavour {
+	for _, f := range []Flavour{NFT, Legacy} {
+		if strings.HasSuffix(path, "-"+string(f)) {
+			return f
+		}
+	}
+	if strings.Contains(said, "nf_tables") {
+		return NFT
+	}
+	return Legacy
+}

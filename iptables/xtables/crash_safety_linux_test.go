@@ -1,0 +1,278 @@
+package xtables
+
+import (
+	"fmt"
+	"maps"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"runtime"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/pilotfish-mesh/pilotfish/internal/testenv"
+	"github.com/pilotfish-mesh/pilotfish/internal/testns"
+	"github.com/pilotfish-mesh/pilotfish/iptables"
+	"github.com/pilotfish-mesh/pilotfish/iptables/route"
+)
+
+// in is a back end of the same programs in another namespace, without looking for them again.
+func (b *Backend) in(ns *testns.Namespace, inject func(string) error) *Backend {
+	c := Config{NetNS: int(ns.Handle), Flavour: b.cfg.Flavour, Logger: b.cfg.Logger, Inject: inject}
+	return &Backend{cfg: c, ns: namespace{fd: c.NetNS}, tools: b.tools, routes: route.New(route.Config{NetNS: c.NetNS, Inject: inject})}
+}
+
+// killedAt changes the installed rules, but simulates a kill before the n-th step: nothing is rolled back. It reports
+// whether there was such a step.
+func killedAt(t *testing.T, b *Backend, ns *testns.Namespace, to *iptables.RuleSet, n int) (killed bool) {
+	t.Helper()
+	killed = true
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		err := turnInto(t, b.in(ns, func(string) error {
+			if n--; n == 0 {
+				runtime.Goexit()
+			}
+			return nil
+		}), to)
+		if err != nil {
+			t.Error(err)
+		}
+		killed = false
+	}()
+	<-done
+	return killed
+}
+
+// turnInto applies rules, or cleans up where there are none.
+func turnInto(t *testing.T, b *Backend, to *iptables.RuleSet) error {
+	if to == nil {
+		return b.Clean(t.Context())
+	}
+	return b.Apply(t.Context(), to)
+}
+
+// A kill between two programs leaves the previous rules or the new ones of both families, or a guard: no connection
+// bypasses the proxy. The next apply completes the change.
+func TestKilledApplyLeavesOldRulesNewRulesOrAGuard(t *testing.T) {
+	for name, way := range map[string]struct {
+		from, to *iptables.RuleSet
+		steps    int
+	}{
+		"the first apply":               {nil, wordy(), 11},
+		"other rules, of another table": {twoTables(15001), ofBoth(small(15002)), 6},
+		"one table, in two families":    {ofBoth(small(15001)), ofBoth(small(15002)), 6},
+		"cleaning up":                   {twoTables(15001), nil, 6},
+	} {
+		t.Run(name, func(t *testing.T) {
+			each(t, func(t *testing.T, _ *testns.Namespace, b *Backend) { killed(t, b, way.from, way.to, way.steps) })
+		})
+	}
+}
+
+func ofBoth(rules *iptables.RuleSet) *iptables.RuleSet {
+	rules.Families = iptables.BothFamilies
+	return rules
+}
+
+func twoTables(port uint16) *iptables.RuleSet {
+	rules := ofBoth(small(port))
+	rules.Chains = append(rules.Chains, iptables.Chain{Table: iptables.Mangle, Name: "mangle_prerouting", Hook: iptables.Prerouting, Rules: []iptables.Rule{
+		{ID: "invalid", Match: iptables.Match{States: []iptables.State{iptables.Invalid}}, Verdict: iptables.Verdict{Action: iptables.Drop}},
+	}})
+	return rules
+}
+
+func killed(t *testing.T, b *Backend, from, to *iptables.RuleSet, steps int) {
+	begin := func() *testns.Namespace {
+		ns := testns.New(t)
+		if from != nil {
+			apply(t, b.in(ns, nil), from)
+		}
+		return ns
+	}
+	former, done := begin(), begin()
+	if err := turnInto(t, b.in(done, nil), to); err != nil {
+		t.Fatal(err)
+	}
+	want := everything(t, done)
+	before, _ := inForce(t, b, former)
+	after, _ := inForce(t, b, done)
+	for n := 1; ; n++ {
+		ns := begin()
+		if !killedAt(t, b, ns, to, n) {
+			if n <= steps {
+				t.Errorf("there were but %d steps", n-1)
+			}
+			return
+		}
+		got, strange := inForce(t, b, ns)
+		if !agrees(got, before) && !agrees(got, after) {
+			t.Errorf("killed before step %d: neither the former rules nor the new ones, and no guard: %v", n, got)
+		}
+		if slices.Contains(slices.Collect(maps.Values(got)), held) && !strings.Contains(strange, "holds up every new connection") {
+			t.Errorf("killed before step %d: nothing is told of the guard: %q", n, strange)
+		}
+		if err := turnInto(t, b.in(ns, nil), to); err != nil {
+			t.Fatal(err)
+		}
+		now := everything(t, ns)
+		if b.cfg.Flavour == Legacy { // whose tables, once there, stay
+			now, want = withoutEmpty(now), withoutEmpty(want)
+		}
+		if now != want {
+			t.Errorf("killed before step %d, and begun anew:\n%s\nwithout being killed:\n%s", n, now, want)
+		}
+	}
+}
+
+// held is the state of a family whose new connections wait.
+const held = "held up"
+
+// agrees reports whether each family has the rules of a state, or is blocked by a guard.
+func agrees(got, state map[iptables.Families]string) bool {
+	for family, text := range got {
+		if text != held && text != state[family] {
+			return false
+		}
+	}
+	return true
+}
+
+// inForce returns our rules of each family, and the strange ones.
+func inForce(t *testing.T, b *Backend, ns *testns.Namespace) (states map[iptables.Families]string, strange string) {
+	t.Helper()
+	s, err := b.in(ns, nil).readTables(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	states = map[iptables.Families]string{}
+	for tool, all := range s {
+		switch {
+		case states[tool.family] == held:
+		case !guardOf(tableOf(all, guardTable)).empty():
+			states[tool.family] = held
+		default:
+			for _, table := range tables {
+				if o := ownOf(tableOf(all, table)); !o.empty() {
+					states[tool.family] += fmt.Sprintf("%s %s %v\n", tool, table, o)
+				}
+			}
+		}
+	}
+	return states, strings.Join(decode(s).Strange, " ")
+}
+
+// Who kills a container kills the program too that runs in it, which has then changed one table and not the other.
+func TestApplyKilledWithItsProgramLeavesAGuard(t *testing.T) {
+	const killing = "KILLED_WITH_A_PROGRAM"
+	if flavour := os.Getenv(killing); flavour != "" {
+		b, err := New(t.Context(), Config{Flavour: Flavour(flavour)})
+		if err == nil {
+			err = b.Apply(t.Context(), wordy())
+		}
+		t.Fatal(err)
+	}
+	each(t, func(t *testing.T, ns *testns.Namespace, b *Backend) {
+		folder, name := t.TempDir(), "iptables-"+string(b.cfg.Flavour)
+		for end, script := range map[string]string{
+			"": `exec "$program" "$@"`, "-save": `exec "$program" "$@"`,
+			"-restore": `cat > input
+[ $(grep -c COMMIT input) = 1 ] && exec "$program" "$@" < input
+sed /COMMIT/q input | "$program" "$@"
+touch between
+kill -9 $PPID`,
+		} {
+			program, err := exec.LookPath(name + end)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if err := os.WriteFile(filepath.Join(folder, name+end), []byte("#!/bin/sh\nprogram="+program+"\n"+script+"\n"), 0o755); err != nil {
+				t.Fatal(err)
+			}
+		}
+		first := exec.Command(os.Args[0], "-test.run=^TestApplyKilledWithItsProgramLeavesAGuard$")
+		first.Env = append(os.Environ(), killing+"="+string(b.cfg.Flavour), "PATH="+folder+":"+os.Getenv("PATH"))
+		first.Dir = folder
+		output, gone := ns.Start(t, first)
+		<-gone
+		if _, err := os.Stat(filepath.Join(folder, "between")); err != nil {
+			t.Fatalf("it was not killed between two tables: %v\n%s", err, output)
+		}
+		states, strange := inForce(t, b, ns)
+		if states[iptables.IPv4] != held || states[iptables.IPv6] != held || !strings.Contains(strange, "holds up every new connection") {
+			t.Errorf("no guard: %v, %q", states, strange)
+		}
+		if err := b.Apply(t.Context(), wordy()); err != nil {
+			t.Fatal(err)
+		}
+		fresh := testns.New(t)
+		apply(t, b.in(fresh, nil), wordy())
+		if got, want := everything(t, ns), everything(t, fresh); got != want {
+			t.Errorf("begun anew:\n%s\nwithout being killed:\n%s", got, want)
+		}
+	})
+}
+
+// A program that continues after this process was killed still changes the namespace. The lock must remain held until
+// it has ended, because otherwise it could overwrite a later change.
+func TestLockOfKilledProcessIsHeldUntilItsProgramEnds(t *testing.T) {
+	const killing = "KILLED_WHILE_A_PROGRAM_RUNS"
+	if os.Getenv(killing) != "" {
+		b, err := New(t.Context(), Config{Flavour: Legacy})
+		if err == nil {
+			err = b.Apply(t.Context(), small(15001))
+		}
+		t.Fatal(err)
+	}
+	b, err := New(t.Context(), Config{Flavour: Legacy})
+	if err != nil {
+		t.Skip(err)
+	}
+	ns, folder := testns.New(t), t.TempDir()
+	program, err := exec.LookPath("iptables-legacy")
+	if err != nil {
+		t.Skip(err)
+	}
+	for end, script := range map[string]string{
+		"": "exec " + program, "-save": "exec " + program + "-save",
+		"-restore": ": > began\nwhile ! [ -e go ]; do sleep 0.01; done\n" + program + "-restore",
+	} {
+		if err := os.WriteFile(filepath.Join(folder, "iptables-legacy"+end), []byte("#!/bin/sh\n"+script+" \"$@\"\n"), 0o755); err != nil {
+			t.Fatal(err)
+		}
+	}
+	first := exec.Command(os.Args[0], "-test.run=^"+t.Name()+"$")
+	first.Env = append(os.Environ(), killing+"=1", "PATH="+folder+":"+os.Getenv("PATH"))
+	first.Dir = folder
+	output, gone := ns.Start(t, first)
+	testenv.Eventually(t, "the program runs", func() error {
+		_, err := os.Stat(filepath.Join(folder, "began"))
+		return err
+	})
+	if err := first.Process.Kill(); err != nil {
+		t.Fatal(err)
+	}
+	<-gone
+	second := make(chan error, 1)
+	go func() { second <- b.in(ns, nil).Apply(t.Context(), small(15002)) }()
+	select {
+	case err := <-second:
+		t.Fatalf("the second has not waited: %v\n%s", err, output)
+	case <-time.After(time.Second):
+	}
+	if err := os.WriteFile(filepath.Join(folder, "go"), nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if err := <-second; err != nil {
+		t.Fatal(err)
+	}
+	fresh := testns.New(t)
+	apply(t, b.in(fresh, nil), small(15002))
+	if got, want := everything(t, ns), everything(t, fresh); got != want {
+		t.Errorf("afterwards:\n%s\nin a fresh namespace:\n%s", got, want)
+	}
+}

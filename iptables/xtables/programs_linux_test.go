@@ -1,0 +1,84 @@
+package xtables
+
+import (
+	"context"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/pilotfish-mesh/pilotfish/internal/testns"
+)
+
+const knownVersion = `[ "$1" = --version ] && { echo "iptables v1.8.9 (legacy)"; exit; }
+`
+
+// programs makes a folder of programs of the legacy flavour, all of which do the same, the first in $PATH.
+func programs(t *testing.T, script string) {
+	t.Helper()
+	folder := t.TempDir()
+	for _, name := range []string{"iptables-legacy", "ip6tables-legacy"} {
+		for _, end := range []string{"", "-save", "-restore"} {
+			if err := os.WriteFile(filepath.Join(folder, name+end), []byte("#!/bin/sh\n"+script), 0o755); err != nil {
+				t.Fatal(err)
+			}
+		}
+	}
+	t.Setenv("PATH", folder+":"+os.Getenv("PATH"))
+}
+
+func TestProgramsThatDoNotEndAreNotWaitedFor(t *testing.T) {
+	for name, script := range map[string]string{
+		"at all":                 "",
+		"but to name themselves": knownVersion,
+	} {
+		t.Run(name, func(t *testing.T) {
+			ns := testns.New(t)
+			shell(t, ns, "iptables-legacy -w -t nat -S") // so that there is a table to look at
+			began := filepath.Join(t.TempDir(), "began")
+			programs(t, script+": > "+began+"; exec sleep 60\n")
+			ctx, cancel := context.WithCancel(t.Context())
+			defer cancel()
+			go func() { // no earlier: a program that is not begun does not end either
+				for ctx.Err() == nil {
+					if _, err := os.Stat(began); err == nil {
+						cancel()
+					}
+					time.Sleep(10 * time.Millisecond)
+				}
+			}()
+			b, err := New(ctx, Config{NetNS: int(ns.Handle), Flavour: Legacy})
+			if err == nil {
+				err = b.Apply(ctx, small(15001))
+			}
+			if err == nil || !strings.Contains(err.Error(), "did not end") || !strings.Contains(err.Error(), "iptables-legacy") {
+				t.Errorf("it says %v", err)
+			}
+		})
+	}
+}
+
+func TestUnexpectedVersionOutputIsReported(t *testing.T) {
+	for said, want := range map[string]string{
+		"echo nonsense\n":                            "iptables-legacy does not run",
+		knownVersion + "echo '-A nonsense'\n":        "iptables-legacy has: line 1",
+		knownVersion + "yes '' | head -c 20000000\n": "more than 16 MiB",
+		knownVersion + "echo no >&2; exit 7\n":       "exit status 7: no",
+		knownVersion + "exit 0\n":                    "", // nothing is there, and rules that are put in force are not looked for again
+		knownVersion + "printf '*nat\\n-A X'\n":      "was not named before",
+	} {
+		ns := testns.New(t)
+		shell(t, ns, "iptables-legacy -w -t nat -S")
+		t.Run(said, func(t *testing.T) {
+			programs(t, said)
+			b, err := New(t.Context(), Config{NetNS: int(ns.Handle), Flavour: Legacy})
+			if err == nil {
+				err = b.Apply(t.Context(), small(15001))
+			}
+			if want == "" && err != nil || want != "" && (err == nil || !strings.Contains(err.Error(), want)) {
+				t.Errorf("it says %v, want %s", err, want)
+			}
+		})
+	}
+}

@@ -1,0 +1,342 @@
+package xtables
+
+import (
+	"fmt"
+	"net/netip"
+	"slices"
+	"strconv"
+	"strings"
+
+	"github.com/pilotfish-mesh/pilotfish/iptables"
+)
+
+const (
+	// ownPrefix starts the names of our chains that Istio does not define.
+	ownPrefix = "PILOTFISH_"
+	// contractPrefix starts the names of chains that Istio defines.
+	contractPrefix = "ISTIO_"
+	// jumpComment starts the comment of the one rule that we add to a built-in chain. The model's name of the target
+	// chain follows.
+	jumpComment = "pilotfish "
+)
+
+// tables are in the order of a packet's path.
+var tables = []iptables.Table{iptables.Raw, iptables.Mangle, iptables.NAT, iptables.Filter}
+
+// families lists the families with binaries.
+var families = []iptables.Families{iptables.IPv4, iptables.IPv6}
+
+// tableText is one table of a rule set for one family, in iptables-restore syntax.
+type tableText struct {
+	table  iptables.Table
+	chains []chainText
+}
+
+type chainText struct {
+	name  string
+	hook  iptables.Hook
+	model string   // the chain's name in the model
+	rules []string // without "-A chain"
+}
+
+// Text returns the rule set in iptables-restore syntax for a family, as it would be installed in an empty namespace. It
+// is empty if the rule set does not apply to the family.
+func Text(rules *iptables.RuleSet, family iptables.Families) (string, error) {
+	texts, err := render(rules, family)
+	if err != nil {
+		return "", err
+	}
+	var b strings.Builder
+	for _, t := range texts {
+		b.WriteString(transaction(t.table, own{}, wantedPart(&t, false)))
+	}
+	return b.String(), nil
+}
+
+func render(rules *iptables.RuleSet, family iptables.Families) ([]tableText, error) {
+	if rules == nil || rules.Families&family == 0 {
+		return nil, nil
+	}
+	var out []tableText
+	for _, table := range tables {
+		t := tableText{table: table}
+		for _, c := range rules.Chains {
+			if c.Table != table {
+				continue
+			}
+			text, err := renderChain(c, family)
+			if err != nil {
+				return nil, err
+			}
+			t.chains = append(t.chains, text)
+		}
+		if slices.ContainsFunc(t.chains, func(c chainText) bool { return len(c.rules) > 0 }) {
+			out = append(out, t)
+		}
+	}
+	return out, nil
+}
+
+func renderChain(c iptables.Chain, family iptables.Families) (chainText, error) {
+	text := chainText{name: kernelName(c.Name, c.Hook), hook: c.Hook, model: c.Name}
+	for _, r := range c.Rules {
+		lines, err := renderRule(r, family)
+		if err != nil {
+			return text, fmt.Errorf("rule %s of chain %s: %w", r.ID, c.Name, err)
+		}
+		text.rules = append(text.rules, lines...)
+	}
+	return text, nil
+}
+
+// kernelName returns the chain's name in the kernel. A base chain becomes a chain that a built-in chain jumps to.
+func kernelName(model string, hook iptables.Hook) string {
+	switch {
+	case hook != "":
+		return ownPrefix + string(hook)
+	case strings.HasPrefix(model, contractPrefix):
+		return model
+	}
+	return ownPrefix + model
+}
+
+// modelName is the inverse of kernelName, except for base chains.
+func modelName(kernel string) string { return strings.TrimPrefix(kernel, ownPrefix) }
+
+func ours(chain string) bool {
+	return strings.HasPrefix(chain, ownPrefix) || strings.HasPrefix(chain, contractPrefix)
+}
+
+// renderRule returns the rule's lines: several if the model has alternatives that iptables cannot express in one rule.
+func renderRule(r iptables.Rule, family iptables.Families) ([]string, error) {
+	if !holdsFor(r.Match, family) {
+		return nil, nil
+	}
+	target, err := renderVerdict(r, family)
+	if err != nil {
+		return nil, err
+	}
+	lines := []string{""}
+	for _, alternatives := range renderMatch(r.Match) {
+		lines = product(lines, alternatives)
+	}
+	for i := range lines {
+		if r.ID != "" {
+			lines[i] += " -m comment --comment " + quote(r.ID)
+		}
+		lines[i] = strings.TrimPrefix(lines[i]+" "+target, " ")
+	}
+	return lines, nil
+}
+
+// holdsFor reports whether the match can apply to packets of the family.
+func holdsFor(m iptables.Match, family iptables.Families) bool {
+	if m.Families != 0 && m.Families&family == 0 {
+		return false
+	}
+	for _, p := range slices.Concat(m.Source, m.Destination) {
+		if familyOf(p.Addr()) != family {
+			return false
+		}
+	}
+	return true
+}
+
+func familyOf(a netip.Addr) iptables.Families {
+	if a.Is4() {
+		return iptables.IPv4
+	}
+	return iptables.IPv6
+}
+
+func product(lines, alternatives []string) []string {
+	out := make([]string, 0, len(lines)*len(alternatives))
+	for _, l := range lines {
+		for _, a := range alternatives {
+			out = append(out, l+a)
+		}
+	}
+	return out
+}
+
+// renderMatch returns the conditions, each with its alternatives.
+func renderMatch(m iptables.Match) [][]string {
+	var out [][]string
+	add := func(alternatives ...string) {
+		if len(alternatives) > 0 {
+			out = append(out, alternatives)
+		}
+	}
+	add(renderAddresses("-s", "--src-range", m.Source, m.NotSource)...)
+	add(renderAddresses("-d", "--dst-range", m.Destination, m.NotDestination)...)
+	if m.InInterface != "" {
+		add(" -i " + m.InInterface)
+	}
+	if m.OutInterface != "" {
+		add(not(m.NotOut) + " -o " + m.OutInterface)
+	}
+	if m.Protocol != iptables.AnyProtocol {
+		add(" -p " + string(m.Protocol))
+	}
+	add(renderPorts(m.Protocol, "sport", m.SourcePorts, false)...)
+	add(renderPorts(m.Protocol, "dport", m.DestinationPorts, m.NotDestinationPorts)...)
+	add(renderOwners("--uid-owner", m.UIDs, m.NotUIDs)...)
+	add(renderOwners("--gid-owner", m.GIDs, m.NotGIDs)...)
+	if m.Mark != nil {
+		add(" -m mark" + not(m.NotMark) + " --mark " + renderMark(*m.Mark))
+	}
+	if m.ConnMark != nil {
+		add(" -m connmark --mark " + renderMark(*m.ConnMark))
+	}
+	if len(m.States) > 0 {
+		add(" -m conntrack --ctstate " + renderStates(m.States))
+	}
+	if m.Reply {
+		add(" -m conntrack --ctdir REPLY")
+	}
+	return out
+}
+
+func not(negated bool) string {
+	if negated {
+		return " !"
+	}
+	return ""
+}
+
+// renderAddresses writes "none of" several addresses as ranges, because iptables accepts one address per direction.
+func renderAddresses(one, span string, prefixes []netip.Prefix, negated bool) []string {
+	if negated && len(prefixes) > 1 {
+		all := ""
+		for _, p := range prefixes {
+			all += " -m iprange ! " + span + " " + p.Masked().Addr().String() + "-" + lastAddress(p).String()
+		}
+		return []string{all}
+	}
+	out := make([]string, 0, len(prefixes))
+	for _, p := range prefixes {
+		out = append(out, not(negated)+" "+one+" "+p.String())
+	}
+	return out
+}
+
+// lastAddress returns the last address of a prefix.
+func lastAddress(p netip.Prefix) netip.Addr {
+	bytes := p.Masked().Addr().AsSlice()
+	for bit := p.Bits(); bit < len(bytes)*8; bit++ {
+		bytes[bit/8] |= 0x80 >> (bit % 8)
+	}
+	a, _ := netip.AddrFromSlice(bytes)
+	return a
+}
+
+// maxMultiport is the maximum number of ports in one multiport match; a range counts as two.
+const maxMultiport = 15
+
+func renderPorts(protocol iptables.Protocol, option string, ports []iptables.PortRange, negated bool) []string {
+	if len(ports) == 0 {
+		return nil
+	}
+	if len(ports) == 1 {
+		return []string{" -m " + string(protocol) + not(negated) + " --" + option + " " + renderRange(ports[0])}
+	}
+	var out []string
+	for _, chunk := range chunks(ports) {
+		out = append(out, " -m multiport"+not(negated)+" --"+option+"s "+chunk)
+	}
+	if negated {
+		return []string{strings.Join(out, "")}
+	}
+	return out
+}
+
+func chunks(ports []iptables.PortRange) []string {
+	var out, chunk []string
+	room := maxMultiport
+	for _, p := range ports {
+		need := 1
+		if p.First != p.Last {
+			need = 2
+		}
+		if room < need {
+			out, chunk, room = append(out, strings.Join(chunk, ",")), nil, maxMultiport
+		}
+		chunk, room = append(chunk, renderRange(p)), room-need
+	}
+	return append(out, strings.Join(chunk, ","))
+}
+
+func renderRange(p iptables.PortRange) string {
+	if p.First == p.Last {
+		return strconv.Itoa(int(p.First))
+	}
+	return fmt.Sprintf("%d:%d", p.First, p.Last)
+}
+
+func renderOwners(option string, ids []uint32, negated bool) []string {
+	out := make([]string, 0, len(ids))
+	for _, id := range ids {
+		out = append(out, " -m owner"+not(negated)+" "+option+" "+strconv.FormatUint(uint64(id), 10))
+	}
+	if negated && len(out) > 0 {
+		return []string{strings.Join(out, "")}
+	}
+	return out
+}
+
+func renderStates(states []iptables.State) string {
+	names := make([]string, 0, len(states))
+	for _, s := range states {
+		names = append(names, strings.ToUpper(string(s)))
+	}
+	return strings.Join(names, ",")
+}
+
+func renderMark(m iptables.Mark) string {
+	if m.Mask == ^uint32(0) {
+		return fmt.Sprintf("0x%x", m.Value)
+	}
+	return fmt.Sprintf("0x%x/0x%x", m.Value, m.Mask)
+}
+
+func renderVerdict(r iptables.Rule, family iptables.Families) (string, error) {
+	switch v := r.Verdict; v.Action {
+	case iptables.Return, iptables.Accept, iptables.Drop:
+		return "-j " + string(v.Action), nil
+	case iptables.Jump:
+		return "-j " + kernelName(v.Chain, ""), nil
+	case iptables.Redirect:
+		return fmt.Sprintf("-j REDIRECT --to-ports %d", v.Port), nil
+	case iptables.TransparentProxy:
+		return fmt.Sprintf("-j TPROXY --on-port %d --tproxy-mark 0x%x/0x%x", v.Port, v.Mark.Value, v.Mark.Mask), nil
+	case iptables.SetMark:
+		return fmt.Sprintf("-j MARK --set-xmark 0x%x/0x%x", v.Mark.Value, v.Mark.Mask), nil
+	case iptables.SaveMark:
+		return "-j CONNMARK --save-mark", nil
+	case iptables.RestoreMark:
+		return "-j CONNMARK --restore-mark", nil
+	case iptables.Zone:
+		return fmt.Sprintf("-j CT --zone %d", v.ZoneID), nil
+	case iptables.Reject:
+		return "-j REJECT --reject-with " + refusal(r.Match.Protocol, family), nil
+	}
+	return "", fmt.Errorf("iptables has no words for the action %q", r.Verdict.Action)
+}
+
+func refusal(p iptables.Protocol, family iptables.Families) string {
+	switch {
+	case p == iptables.TCP:
+		return "tcp-reset"
+	case family == iptables.IPv6:
+		return "icmp6-port-unreachable"
+	}
+	return "icmp-port-unreachable"
+}
+
+// quote quotes a word as iptables-restore expects it and iptables-save prints it.
+func quote(word string) string {
+	if word != "" && !strings.ContainsAny(word, " \t'\"\\") {
+		return word
+	}
+	return `"` + strings.NewReplacer(`\`, `\\`, `"`, `\"`).Replace(word) + `"`
+}

@@ -1,0 +1,161 @@
+package xtables
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/pilotfish-mesh/pilotfish/iptables"
+	"github.com/pilotfish-mesh/pilotfish/iptables/route"
+)
+
+// rollback records the completed changes and how to revert them.
+type rollback struct {
+	b       *Backend
+	done    []change
+	routing route.Undo
+	lifts   []func(context.Context) error // of the guards
+}
+
+// run reverts the changes in reverse order, even if the original context has ended.
+func (u *rollback) run(ctx context.Context) error {
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), time.Minute)
+	defer cancel()
+	var errs []error
+	for _, c := range slices.Backward(u.done) {
+		if err := u.b.revert(ctx, c); err != nil {
+			errs = append(errs, fmt.Errorf("bringing back table %s of %s: %w", c.table, c.tool, err))
+		}
+	}
+	if u.routing != nil {
+		errs = append(errs, u.routing())
+	}
+	return errors.Join(append(errs, u.liftGuards(ctx))...)
+}
+
+// liftGuards removes the guards. It may be called again for those that could not be removed.
+func (u *rollback) liftGuards(ctx context.Context) error {
+	var errs []error
+	u.lifts = slices.DeleteFunc(u.lifts, func(lift func(context.Context) error) bool {
+		err := lift(ctx)
+		errs = append(errs, err)
+		return err == nil
+	})
+	return errors.Join(errs...)
+}
+
+// revert reads the current state first, because the kernel prints rules in its own form.
+func (b *Backend) revert(ctx context.Context, c change) error {
+	now, err := b.tablesOf(ctx, c.tool)
+	if err != nil {
+		return err
+	}
+	table := tableOf(now, c.table)
+	if table == nil && c.from.empty() {
+		return nil
+	}
+	to := c.from
+	for i, guard := 0, guardOf(table); i < len(to.jumps) && !guard.empty(); i++ { // the guard, if present, is the first rule
+		to.jumps = slices.Clone(to.jumps)
+		to.jumps[i].position++
+	}
+	if err := b.restore(ctx, c.tool, transaction(c.table, ownOf(table), to)); err != nil {
+		return err
+	}
+	if c.made {
+		b.dropTable(c.tool, c.table, c.to)
+	}
+	return nil
+}
+
+const (
+	guardTable = iptables.Filter
+	guardChain = ownPrefix + "GUARD"
+)
+
+// guarded lists the built-in chains that a new connection traverses last: inbound, forwarded (virtual machines),
+// outbound.
+var guarded = []string{"INPUT", "FORWARD", "OUTPUT"}
+
+// guard drops the first packets of a family's new connections until it is lifted; their senders retransmit them. The
+// first tool that the kernel allows to install it does so.
+func (b *Backend) guard(ctx context.Context, tools []tool) (lift func(context.Context) error, err error) {
+	var refused []error
+	for _, t := range tools {
+		if lift, err = b.guardBy(ctx, t); err == nil {
+			return lift, nil
+		}
+		refused = append(refused, err)
+		if ctx.Err() != nil {
+			break
+		}
+	}
+	return nil, errors.Join(refused...)
+}
+
+func (b *Backend) guardBy(ctx context.Context, t tool) (lift func(context.Context) error, err error) {
+	all, err := b.tablesOf(ctx, t)
+	if err != nil {
+		return nil, err
+	}
+	if err := b.inject("guard of " + t.String()); err != nil {
+		return nil, err
+	}
+	was := tableOf(all, guardTable)
+	made := was == nil && t.flavour == NFT
+	comment := jumpComment + "guard"
+	if made || madeByUs(was) {
+		comment += madeMark
+	}
+	to := own{chains: []savedChain{{name: guardChain, rules: []string{"-m conntrack --ctstate NEW -j DROP"}}}}
+	for _, chain := range guarded {
+		to.jumps = append(to.jumps, jump{chain, 1, "-m comment --comment " + quote(comment) + " -j " + guardChain})
+	}
+	if err := b.restore(ctx, t, transaction(guardTable, guardOf(was), to)); err != nil {
+		return nil, fmt.Errorf("holding up new connections: %w", err)
+	}
+	return func(ctx context.Context) error { return b.lift(ctx, t, to) }, nil
+}
+
+func (b *Backend) lift(ctx context.Context, t tool, from own) error {
+	if err := b.inject("lifting the guard of " + t.String()); err != nil {
+		return err
+	}
+	if err := b.restore(ctx, t, transaction(guardTable, from, own{})); err != nil {
+		return fmt.Errorf("letting new connections through again: %w", err)
+	}
+	b.dropTable(t, guardTable, from)
+	return nil
+}
+
+// liftLeftoverGuards removes guards that a killed apply left behind, after the rules are installed.
+func (b *Backend) liftLeftoverGuards(ctx context.Context, before tableView) error {
+	for t, all := range before {
+		if guardOf(tableOf(all, guardTable)).empty() {
+			continue
+		}
+		now, err := b.tablesOf(ctx, t)
+		if err != nil {
+			return err
+		}
+		if left := guardOf(tableOf(now, guardTable)); !left.empty() {
+			if err := b.lift(ctx, t, left); err != nil {
+				return err
+			}
+		}
+	}
+	return nil
+}
+
+// madeByUs reports whether the table was created together with our rules in it.
+func madeByUs(s *saved) bool { return madeFor(ownOf(s)) || madeFor(guardOf(s)) }
+
+func madeFor(o own) bool {
+	return slices.ContainsFunc(o.jumps, func(j jump) bool {
+		rule, err := decodeRule(j.rule)
+		return err == nil && strings.HasPrefix(rule.ID, jumpComment) && strings.HasSuffix(rule.ID, madeMark)
+	})
+}

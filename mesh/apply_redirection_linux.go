@@ -1,0 +1,49 @@
+package mesh
+
+import (
+	"context"
+	"fmt"
+	"os/exec"
+	"strings"
+	"syscall"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/pilotfish-mesh/pilotfish/mesh/netns"
+)
+
+// redirectionTimeout is the timeout of the command that installs the redirection rules.
+const redirectionTimeout = 20 * time.Second
+
+// applyRedirection runs the agent's `iptables` command in a sandbox to install the redirection rules.
+func (p *capturedPlacement) applyRedirection(i *Instance, sb *sandbox) error {
+	args := append(append([]string(nil), p.resources.Agent...), redirectionArgs(i.workload)...)
+	if out, err := sb.run(args, p.resources.Environ); err != nil {
+		return fmt.Errorf("installing the redirection rules of workload %s by `%s`: %w: %s (--no-capture runs the mesh without)",
+			i.Name, strings.Join(args, " "), err, strings.TrimSpace(string(out)))
+	}
+	return nil
+}
+
+// run runs a command in the sandbox and returns its combined output.
+func (sb *sandbox) run(args, env []string) (output []byte, err error) {
+	netns.OnThread(func() {
+		if err = sb.namespace.EnterThread(); err == nil {
+			err = sb.isolation.Enter()
+		}
+		if err == nil {
+			output, err = runRedirectionCommand(args, env)
+		}
+	})
+	return output, err
+}
+
+func runRedirectionCommand(args, env []string) ([]byte, error) {
+	ctx, cancel := context.WithTimeout(context.Background(), redirectionTimeout)
+	defer cancel()
+	cmd := exec.CommandContext(ctx, args[0], args[1:]...) // #nosec G204 -- the agent
+	cmd.Env = env
+	cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL, AmbientCaps: []uintptr{unix.CAP_NET_ADMIN}}
+	return cmd.CombinedOutput()
+}

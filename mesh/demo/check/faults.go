@@ -1,0 +1,141 @@
+package check
+
+import (
+	"context"
+	"fmt"
+	"maps"
+	"net"
+	"net/http"
+	"slices"
+	"time"
+
+	"github.com/pilotfish-mesh/pilotfish/mesh/demo/bookshop"
+)
+
+// Settings in config/ratings.yaml and config/reviews.yaml for requests with x-trouble.
+const (
+	flakyRate      = 0.25
+	slowDelay      = 2 * time.Second
+	reviewsTimeout = 400 * time.Millisecond
+)
+
+// injectedFault checks that calls of reviews to ratings are aborted for requests with the header, and only for those.
+func injectedFault(ctx context.Context, t *Target) (string, error) {
+	const n = 20
+	count := func(trouble string) (map[int]int, error) {
+		statuses := map[int]int{}
+		for _, r := range t.outsideClient().getMany(ctx, n, 4, t.Gateway+"/", headers{"x-user": "ada", "x-trouble": trouble}) {
+			ratings := ratingsCall(r.Answer)
+			if ratings == nil {
+				return nil, fmt.Errorf("a page without a call of reviews to ratings: %s", r)
+			}
+			statuses[ratings.Status]++
+		}
+		return statuses, nil
+	}
+	aborted, err := count("abort")
+	if err != nil {
+		return "", err
+	}
+	spared, err := count("none")
+	if err != nil {
+		return "", err
+	}
+	evidence := fmt.Sprintf("x-trouble: abort → ratings answered reviews 503 %d of %d times; without it 200 %d of %d times",
+		aborted[503], n, spared[200], n)
+	if aborted[503] != n || spared[200] != n {
+		return "", fmt.Errorf("%s", evidence)
+	}
+	return evidence, nil
+}
+
+func ratingsCall(page *bookshop.Answer) *bookshop.Call {
+	reviews := page.Upstream("reviews")
+	if reviews == nil {
+		return nil
+	}
+	return reviews.Answer.Upstream("ratings")
+}
+
+// retryHidesFault sends requests without and with a retry. The fault is in the sidecar of reviews, one hop after the
+// sidecar of the page, which retries. The counter of reviews shows that calls did fail.
+func retryHidesFault(ctx context.Context, t *Target) (string, error) {
+	const n = 100
+	send := func(trouble string) (failed, aborted int, err error) {
+		before, err := t.counter(ctx, "reviews-v2", "upstream ratings 503")
+		if err != nil {
+			return 0, 0, err
+		}
+		replies := t.outsideClient().getMany(ctx, n, 4, t.Gateway+"/", headers{"x-trouble": trouble, "x-strict": "yes"})
+		after, err := t.counter(ctx, "reviews-v2", "upstream ratings 503")
+		return len(failures(replies, http.StatusOK)), int(after - before), err
+	}
+	bare, _, err := send("flaky")
+	if err != nil {
+		return "", err
+	}
+	failed, aborted, err := send("flaky-retried")
+	if err != nil {
+		return "", err
+	}
+	evidence := fmt.Sprintf("without it %d of %d pages failed; with it %d of %d, though %d calls to ratings were aborted underneath",
+		bare, n, failed, n, aborted)
+	expected, within := tolerance(n, flakyRate)
+	if float64(bare) < expected-within || float64(bare) > expected+within || failed != 0 || aborted == 0 {
+		return "", fmt.Errorf("%s (due: %.0f ± %.0f, none, and some)", evidence, expected, within)
+	}
+	return evidence, nil
+}
+
+// counter reads a counter directly from a workload's application.
+func (t *Target) counter(ctx context.Context, workload, name string) (int64, error) {
+	i, err := t.instance(ctx, workload)
+	if err != nil {
+		return 0, err
+	}
+	r, err := t.directClient(workload).expect(ctx, http.StatusOK, "http://"+net.JoinHostPort(i.AppAddress, "9080")+"/counters", nil)
+	if err != nil {
+		return 0, err
+	}
+	return r.Answer.Counters[name], nil
+}
+
+// timeoutCuts checks that the timeout on reviews ends a slow call for the page, while the same call without the timeout
+// is slow.
+func timeoutCuts(ctx context.Context, t *Target) (string, error) {
+	reviews, err := t.clientOf(ctx, "reviews-v2")
+	if err != nil {
+		return "", err
+	}
+	type result struct {
+		reply
+		error
+	}
+	uncut := make(chan result, 1)
+	go func() {
+		r, err := reviews.expect(ctx, http.StatusOK, "http://ratings:9080/ratings/1", headers{"x-trouble": "slow"})
+		uncut <- result{r, err}
+	}()
+	r, err := t.outsideClient().expect(ctx, http.StatusOK, t.Gateway+"/", headers{"x-trouble": "slow"})
+	slow := <-uncut
+	if err != nil {
+		return "", err
+	}
+	if slow.error != nil {
+		return "", slow.error
+	}
+	call := r.Answer.Upstream("reviews")
+	if call == nil {
+		return "", fmt.Errorf("the page did not call reviews: %s", r)
+	}
+	took := time.Duration(call.Millis * float64(time.Millisecond))
+	evidence := fmt.Sprintf("reviews: %d after %s (timeout %s), and the page was complete; ratings without a timeout took %s",
+		call.Status, round(took), round(reviewsTimeout), round(slow.Took))
+	// Envoy's timers may expire a few milliseconds early by this process's clock.
+	if call.Status != http.StatusGatewayTimeout || took < reviewsTimeout*9/10 || took > slowDelay*9/10 || slow.Took < slowDelay*9/10 {
+		return "", fmt.Errorf("%s", evidence)
+	}
+	return evidence, nil
+}
+
+func sortedKeys[V any](m map[string]V) []string { return slices.Sorted(maps.Keys(m)) }

@@ -1,0 +1,36 @@
+package mesh
+
+import (
+	"testing"
+
+	"github.com/miekg/dns"
+)
+
+func TestMeshNamesAreNotForwarded(t *testing.T) {
+	r := &dnsForwarder{plan: newAddressPlan(firstNetwork)}
+	for name, want := range map[string]int{
+		HostName + ".":                           dns.RcodeSuccess,
+		HostName + ".default.svc.cluster.local.": dns.RcodeNameError,
+		HostName + ".corp.example.":              dns.RcodeNameError,
+		"Nosuch.default.svc.Cluster.Local.":      dns.RcodeNameError,
+		"cluster.local.":                         dns.RcodeNameError,
+		"www.example.com.":                       -1,
+		"notcluster.local.":                      -1,
+	} {
+		answer := r.answerLocally(new(dns.Msg).SetQuestion(name, dns.TypeA))
+		if got := rcodeOf(answer); got != want {
+			t.Errorf("%s: answered with %d, want %d", name, got, want)
+		}
+		if want == dns.RcodeSuccess && len(answer.Answer) != 1 {
+			t.Errorf("%s: %v", name, answer)
+		}
+	}
+}
+
+// rcodeOf returns the response code; -1 for a query that is forwarded.
+func rcodeOf(answer *dns.Msg) int {
+	if answer == nil {
+		return -1
+	}
+	return answer.Rcode
+}

@@ -1,0 +1,39 @@
+package mesh
+
+import (
+	"net/netip"
+	"os"
+	"path/filepath"
+
+	"github.com/pilotfish-mesh/pilotfish/controlplane/registry"
+)
+
+// EndpointPolicy returns the restrictions of endpoints in a mesh on this machine. Sockets are allowed in the topology's
+// directory, the directory for temporary files and allowUnix, but not in the directory of running meshes, which
+// contains the proxies' sockets.
+func (t *Topology) EndpointPolicy(runtimeDir, stateDir string, allowUnix []string) registry.EndpointPolicy {
+	return registry.EndpointPolicy{
+		AllowUnix: append(absolutePaths(t.baseDir(), os.TempDir(), "/tmp"), allowUnix...),
+		DenyUnix:  absolutePaths(runtimeDir, stateDir),
+	}
+}
+
+func absolutePaths(paths ...string) []string {
+	var out []string
+	for _, p := range paths {
+		if absolute, err := filepath.Abs(p); err == nil && p != "" {
+			out = append(out, absolute)
+		}
+	}
+	return out
+}
+
+// endpointPolicy additionally allows gateways the loopback addresses of this mesh's workloads.
+func (m *Mesh) endpointPolicy() registry.EndpointPolicy {
+	p := m.cfg.Topology.EndpointPolicy(m.cfg.RuntimeDir, m.cfg.StateDir, m.cfg.AllowUnix)
+	if !m.placement.Captured() {
+		network, _ := m.placement.ControlPlane().Prefix(16)
+		p.AllowNetworks = []netip.Prefix{network}
+	}
+	return p
+}

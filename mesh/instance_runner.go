@@ -1,0 +1,352 @@
+package mesh
+
+import (
+	"context"
+	"fmt"
+	"strings"
+	"sync"
+	"time"
+
+	networking "istio.io/api/networking/v1alpha3"
+
+	"github.com/pilotfish-mesh/pilotfish/controlplane/config"
+)
+
+// instanceRunner runs one instance: its application, its agent, and its entry in the registry.
+type instanceRunner struct {
+	mesh       *Mesh
+	instance   *Instance
+	files      *sidecarFiles
+	attachment Attachment
+	app        *supervisedProcess // nil for a gateway
+	agent      *supervisedProcess
+	probe      *prober
+	changed    chan struct{}
+
+	mu           sync.Mutex
+	waitingSince time.Time // start of the instance, or of its current unready period
+	ready        bool
+	late         bool
+	failed       bool // a process failed and is not restarted
+	reasons      []string
+	silence      silence
+	traffic      rate
+}
+
+func (m *Mesh) newRunner(i *Instance) (*instanceRunner, error) {
+	attached, err := m.placement.Attach(i)
+	if err != nil {
+		return nil, fmt.Errorf("workload %s: %w", i.Name, err)
+	}
+	r := &instanceRunner{mesh: m, instance: i, attachment: attached, changed: make(chan struct{}, 1), probe: newProber(i, attached, m.agentDir(i))}
+	r.files = &sidecarFiles{dir: m.agentDir(i), instance: i, mesh: m.cfg.Topology.Mesh, issuer: m.authority}
+	r.agent = r.newProcess("sidecar", OriginSidecar, RestartAlways, r.agentCommand)
+	if i.workload.Type != Gateway {
+		r.app = r.newProcess("application", OriginWorkload, i.workload.Restart, r.appCommand)
+		r.app.remedy = func(e Exit) string { return i.bindRemedy(e.Tail...) }
+	} else {
+		r.agent.role = "gateway"
+	}
+	return r, nil
+}
+
+func (r *instanceRunner) newProcess(what string, origin Origin, rule RestartRule, c func() (command, error)) *supervisedProcess {
+	return &supervisedProcess{
+		role: what, instance: r.instance.Name, origin: origin, rule: rule, command: c, record: r.mesh.record,
+		events: r.mesh.events, changed: r.changed, kill: r.mesh.kill, restarts: make(chan struct{}, 1),
+		status: ProcessStatus{State: ProcessWaiting},
+	}
+}
+
+func (r *instanceRunner) agentCommand() (command, error) {
+	env, err := r.mesh.agentEnv(r.instance, r.attachment)
+	role := "sidecar"
+	if r.instance.workload.Type == Gateway {
+		role = "router"
+	}
+	args := append(append([]string(nil), r.mesh.agentCommand...), "proxy", role, "--restart")
+	args = append(args, r.mesh.concurrencyArgs(r.instance)...)
+	return command{Args: args, Env: env, Dir: r.files.dir, Enter: r.attachment.EnterAgent}, err
+}
+
+func (r *instanceRunner) appCommand() (command, error) {
+	if r.attachment.UnexposeApp != nil {
+		if err := r.attachment.UnexposeApp(); err != nil {
+			return command{}, fmt.Errorf("closing the forwarders of the application's ports: %w", err)
+		}
+	}
+	env, err := r.mesh.appEnv(r.instance, r.attachment)
+	if err != nil {
+		return command{}, err
+	}
+	args, err := r.mesh.appArgs(r.instance)
+	return command{Args: args, Env: env, Dir: r.instance.workload.WorkingDir, Enter: r.attachment.EnterApp}, err
+}
+
+// run runs the instance until ctx ends and its processes have ended. It calls started once, when the instance is ready
+// or will not be ready soon.
+func (r *instanceRunner) run(ctx context.Context, started func()) {
+	r.resetWaiting()
+	r.mesh.events.publish(Event{Kind: Starting, Instance: r.instance.Name, Origin: OriginMesh, Message: r.instance.Proxy.String()})
+	var wg sync.WaitGroup
+	wg.Go(func() { r.agent.run(ctx) })
+	if r.app != nil {
+		wg.Go(func() {
+			if r.waitForSidecar(ctx) {
+				r.app.run(ctx)
+			}
+		})
+	}
+	wg.Go(func() { r.renewCredentials(ctx) })
+	r.watchReadiness(ctx, started)
+	r.deregister()
+	r.quitAgent()
+	wg.Wait()
+}
+
+// waitForSidecar waits until the sidecar is ready if Istio's holdApplicationUntilProxyStarts is set. It returns false
+// if ctx ends first.
+func (r *instanceRunner) waitForSidecar(ctx context.Context) bool {
+	if !r.mesh.cfg.Topology.Mesh.GetDefaultConfig().GetHoldApplicationUntilProxyStarts().GetValue() {
+		return true
+	}
+	for {
+		if reasons, _ := r.probe.sidecar(ctx); len(reasons) == 0 {
+			return true
+		}
+		select {
+		case <-ctx.Done():
+			return false
+		case <-time.After(startingInterval):
+		}
+	}
+}
+
+// rootsInterval is how often a sidecar's root file is compared with the CA's roots.
+const rootsInterval = 2 * time.Second
+
+// renewCredentials renews the token and the roots with which the agent and the control plane authenticate each other.
+func (r *instanceRunner) renewCredentials(ctx context.Context) {
+	tokens, roots := time.NewTicker(tokenTTL/2), time.NewTicker(rootsInterval)
+	defer tokens.Stop()
+	defer roots.Stop()
+	for {
+		var renew func() error
+		select {
+		case <-ctx.Done():
+			return
+		case <-tokens.C:
+			renew = r.files.renewToken
+		case <-roots.C:
+			renew = r.files.renewRoots
+		}
+		if err := renew(); err != nil {
+			r.mesh.events.publish(Event{Kind: Log, Origin: OriginMesh, Instance: r.instance.Name, Line: "error: " + err.Error()})
+		}
+	}
+}
+
+// How often an instance is checked: while it starts, and once it is ready.
+const (
+	startingInterval = 20 * time.Millisecond
+	readyInterval    = 250 * time.Millisecond
+)
+
+// watchReadiness checks the instance's readiness, and updates the registry and publishes events when it changes.
+func (r *instanceRunner) watchReadiness(ctx context.Context, started func()) {
+	release := sync.OnceFunc(started)
+	defer release()
+	for ctx.Err() == nil {
+		seen := r.observe(ctx)
+		if ctx.Err() != nil {
+			return
+		}
+		interval, tolerated := startingInterval, r.toleratesSilence(seen, time.Now())
+		switch {
+		case tolerated:
+			interval = readyInterval
+		case len(seen.reasons) == 0:
+			if r.setReady() {
+				r.sample(ctx)
+			}
+			release()
+			interval = readyInterval
+		default:
+			r.setNotReady(seen.reasons, seen.failed)
+			late := r.reportLate(seen.reasons)
+			switch {
+			case seen.unsteadyFor > 0: // only a waiting period remains, which must not delay the start of other instances
+				release()
+				interval = min(seen.unsteadyFor, readyInterval)
+			case seen.failed || late:
+				release()
+				interval = readyInterval
+			}
+		}
+		select {
+		case <-ctx.Done():
+		case <-r.changed:
+		case <-time.After(interval):
+		}
+	}
+}
+
+// observation is the result of one readiness check.
+type observation struct {
+	reasons     []string      // why the instance is not ready
+	silent      bool          // all reasons are timeouts
+	failed      bool          // a process failed and is not restarted
+	unsteadyFor time.Duration // time that the running application without ports still has to run to be ready
+}
+
+func (r *instanceRunner) observe(ctx context.Context) observation {
+	seen := r.observeApp(ctx)
+	agent := r.agent.snapshot()
+	reasons, silent := r.observeAgent(ctx, agent)
+	if len(reasons) > 0 {
+		seen.unsteadyFor = 0 // the sidecar is not ready either
+		seen.silent = silent && (seen.silent || len(seen.reasons) == 0)
+	}
+	seen.reasons = append(seen.reasons, reasons...)
+	seen.failed = seen.failed || agent.State == ProcessFailed
+	return seen
+}
+
+func (r *instanceRunner) observeAgent(ctx context.Context, agent ProcessStatus) (reasons []string, silent bool) {
+	if why := agent.notReadyReason(r.agent.role); why != "" {
+		return []string{why}, false
+	}
+	return r.probe.sidecar(ctx)
+}
+
+func (r *instanceRunner) observeApp(ctx context.Context) observation {
+	if r.app == nil {
+		return observation{}
+	}
+	app, portless := r.app.snapshot(), len(r.instance.workload.Ports) == 0
+	if app.State == ProcessEnded && portless {
+		return observation{} // a finished task
+	}
+	seen := observation{failed: r.hasAppFailed(app.State)}
+	why := app.notReadyReason(r.app.role)
+	switch {
+	case why != "":
+		r.probe.reset()
+	case portless:
+		if seen.unsteadyFor = app.unsteadyFor(time.Now()); seen.unsteadyFor > 0 {
+			why = r.app.role + " has not run long enough to count as ready without a port to probe"
+		}
+	default:
+		why, seen.silent = r.probe.application(ctx)
+	}
+	if why != "" {
+		seen.reasons = []string{why}
+	}
+	return seen
+}
+
+// hasAppFailed reports whether the application has ended for good although it serves ports. Without ports, it is a
+// finished task.
+func (r *instanceRunner) hasAppFailed(state ProcessState) bool {
+	return state == ProcessFailed || (state == ProcessEnded && len(r.instance.workload.Ports) > 0)
+}
+
+func (r *instanceRunner) resetWaiting() {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.waitingSince, r.late = time.Now(), false
+}
+
+// setReady marks the instance as ready. It returns false if it was ready already.
+func (r *instanceRunner) setReady() bool {
+	r.mu.Lock()
+	was, took := r.ready, time.Since(r.waitingSince)
+	r.ready, r.reasons, r.late, r.failed = true, nil, false, false
+	r.mu.Unlock()
+	if was {
+		return false
+	}
+	r.register()
+	r.mesh.events.publish(Event{Kind: Ready, Instance: r.instance.Name, Origin: OriginMesh, Took: took})
+	r.mesh.readiness.notify()
+	return true
+}
+
+func (r *instanceRunner) setNotReady(reasons []string, lost bool) {
+	r.mu.Lock()
+	was := r.ready
+	r.ready, r.reasons, r.failed = false, reasons, lost
+	if was {
+		r.waitingSince = time.Now()
+	}
+	r.mu.Unlock()
+	if was {
+		r.deregister()
+		r.mesh.events.publish(Event{Kind: NotReady, Instance: r.instance.Name, Origin: OriginMesh, Message: strings.Join(reasons, "; ")})
+	}
+	r.mesh.readiness.notify()
+}
+
+// reportLate reports whether the startup timeout has passed, and publishes an event the first time.
+func (r *instanceRunner) reportLate(reasons []string) bool {
+	r.mu.Lock()
+	late, limit := r.late, r.instance.workload.StartupTimeout
+	r.late = late || time.Since(r.waitingSince) > limit
+	now := r.late
+	r.mu.Unlock()
+	if now && !late {
+		r.mesh.events.publish(Event{Kind: NotReady, Instance: r.instance.Name, Origin: OriginMesh,
+			Message: fmt.Sprintf("not ready after %s (startupTimeout), still waiting: %s", limit, strings.Join(reasons, "; "))})
+		r.mesh.readiness.notify()
+	}
+	return now
+}
+
+// state returns the instance's readiness and the reasons. hopeless means that it will not be ready soon.
+func (r *instanceRunner) state() (ready bool, reasons []string, hopeless bool) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return r.ready, append([]string(nil), r.reasons...), !r.ready && (r.failed || r.late)
+}
+
+// register adds the instance to the registry, and deregister removes it: services route only to ready instances.
+func (r *instanceRunner) register() { r.mesh.registry.Put(r.workloadEntry()) }
+
+func (r *instanceRunner) deregister() { r.mesh.registry.Delete(r.workloadEntry().Key) }
+
+// workloadEntry returns the instance as a WorkloadEntry, which services select by its labels, like a pod.
+func (r *instanceRunner) workloadEntry() *config.Resource {
+	return r.instance.workload.workloadEntry(r.instance.Name, r.instance.Proxy.String())
+}
+
+// tlsModeLabel marks workloads whose proxy accepts the mesh's mutual TLS. Without the label, a service account implies
+// it.
+const tlsModeLabel = "security.istio.io/tlsMode"
+
+// workloadEntry returns one instance of the workload as a registry document.
+func (w *Workload) workloadEntry(name, address string) *config.Resource {
+	labels := map[string]string{}
+	for k, v := range w.Labels {
+		labels[k] = v
+	}
+	// A gateway's TLS mode depends on its Gateway documents. As in Istio, clients use the mesh's mutual TLS to it only
+	// if a DestinationRule requires it.
+	switch {
+	case w.Type != Gateway:
+		labels[tlsModeLabel] = "istio"
+	case labels[tlsModeLabel] == "":
+		labels[tlsModeLabel] = "disabled"
+	}
+	ports := map[string]uint32{}
+	for _, p := range w.Ports {
+		ports[p.Name] = uint32(p.Port)
+	}
+	return &config.Resource{
+		Key:        config.Key{Kind: config.WorkloadEntry, Namespace: w.Namespace, Name: name},
+		APIVersion: "networking.istio.io/v1",
+		Labels:     labels,
+		Spec: &networking.WorkloadEntry{
+			Address: address, Labels: labels, ServiceAccount: w.ServiceAccount, Ports: ports,
+		},
+	}
+}

@@ -1,0 +1,301 @@
+package mesh
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"net/netip"
+	"os"
+	"path/filepath"
+	"strings"
+	"sync"
+
+	"github.com/miekg/dns"
+	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
+
+	"github.com/pilotfish-mesh/pilotfish/internal/portowner"
+	"github.com/pilotfish-mesh/pilotfish/mesh/netns"
+)
+
+// CanCapture returns why this process cannot run a captured mesh, or nil. It tries the privileged operations in a new
+// network namespace.
+func CanCapture() error {
+	err := tryCapture()
+	if err == nil {
+		return nil
+	}
+	remedy := ""
+	if os.Geteuid() != 0 {
+		remedy = namespaceRemedy(err)
+	}
+	return fmt.Errorf("%w: it needs root, with CAP_SYS_ADMIN, CAP_NET_ADMIN, CAP_NET_BIND_SERVICE, CAP_SETGID and CAP_SETPCAP, and a kernel with nftables%s", err, remedy)
+}
+
+func tryCapture() error {
+	n, err := netns.New()
+	if err != nil {
+		return err
+	}
+	defer n.Close()
+	if err := redirectEgress(n, newAddressPlan(firstNetwork)); err != nil {
+		return fmt.Errorf("redirecting by nftables: %w", err)
+	}
+	l, err := n.Listen("tcp", "127.0.0.1:53")
+	if err != nil {
+		return err
+	}
+	_ = l.Close()
+	netns.OnThread(func() { // every process of a captured mesh needs this
+		err = netns.ProcessIsolation{Hide: []string{"/run/nscd"}, Capabilities: []uintptr{unix.CAP_NET_BIND_SERVICE}, Group: proxyGroup}.Enter()
+	})
+	return err
+}
+
+// Claim creates the bridge, the egress listener and the reserved host network.
+func (Captured) Claim(t *Topology, use Resources) (Placement, error) {
+	plan, err := chooseAddressPlan(t)
+	if err != nil {
+		return nil, err
+	}
+	bridge4, bridge6 := plan.bridgeAddresses()
+	bridge, err := netns.NewBridge(
+		netip.PrefixFrom(bridge4, plan.v4.Bits()), netip.PrefixFrom(bridge6, plan.v6.Bits()),
+		netip.PrefixFrom(plan.hostAddress(), 32))
+	if err != nil {
+		return nil, fmt.Errorf("%w (--no-capture runs the mesh without network namespaces)", err)
+	}
+	p := &capturedPlacement{plan: plan, resources: use, bridge: bridge, instances: plan.assignAddresses(t), sandboxes: map[*Instance]*sandbox{}}
+	p.onRelease(bridge.Close)
+	if err := errors.Join(p.claimHostNetwork(), os.MkdirAll(use.Dir, 0o700), p.openEgress()); err != nil {
+		return nil, errors.Join(err, p.Release())
+	}
+	return p, nil
+}
+
+// chooseAddressPlan returns the plan for the topology's network, or for the first one that overlaps no route of the
+// machine.
+func chooseAddressPlan(t *Topology) (addressPlan, error) {
+	if t.Network.IsValid() {
+		return newAddressPlan(t.Network.Addr().As4()[1]), nil
+	}
+	routes, err := netlink.RouteList(nil, netlink.FAMILY_V4)
+	if err != nil {
+		return addressPlan{}, fmt.Errorf("reading this machine's routes: %w", err)
+	}
+	for n := firstNetwork; n <= lastNetwork; n++ {
+		if plan := newAddressPlan(byte(n)); !overlapsRoute(routes, plan.v4) {
+			return plan, nil
+		}
+	}
+	return addressPlan{}, fmt.Errorf("this machine has routes into each network from 10.%d.0.0/16 to 10.%d.0.0/16: choose one with `network: 127.N.0.0/16` in the topology, which is 10.N.0.0/16 for a mesh that is captured", firstNetwork, lastNetwork)
+}
+
+// overlapsRoute reports whether a route, other than the default route, overlaps the network.
+func overlapsRoute(routes []netlink.Route, network netip.Prefix) bool {
+	for _, r := range routes {
+		if r.Dst == nil {
+			continue
+		}
+		addr, ok := netip.AddrFromSlice(r.Dst.IP)
+		bits, _ := r.Dst.Mask.Size()
+		if ok && bits > 0 && netip.PrefixFrom(addr.Unmap(), bits).Overlaps(network) {
+			return true
+		}
+	}
+	return false
+}
+
+// capturedPlacement is a mesh in network namespaces.
+type capturedPlacement struct {
+	plan      addressPlan
+	resources Resources
+	bridge    *netns.Bridge
+	instances []*Instance
+	host      netip.Addr
+
+	mu        sync.Mutex
+	sandboxes map[*Instance]*sandbox
+	release   []func() error
+}
+
+// sandbox is the environment of an instance's processes: its network namespace, files and resolver.
+type sandbox struct {
+	namespace *netns.Namespace
+	isolation netns.ProcessIsolation // of the application
+	dnsConfig *dns.ClientConfig
+}
+
+func (p *capturedPlacement) Describe() string       { return p.plan.v4.String() }
+func (p *capturedPlacement) Captured() bool         { return true }
+func (p *capturedPlacement) Instances() []*Instance { return p.instances }
+
+func (p *capturedPlacement) ControlPlane() netip.Addr {
+	v4, _ := p.plan.bridgeAddresses()
+	return v4
+}
+
+func (p *capturedPlacement) Host() netip.Addr { return p.host }
+
+// claimHostNetwork reserves a loopback network of this machine for the control plane's ports that workloads may not
+// use. Workloads cannot reach it: the egress listener connects only to 127.0.0.1.
+func (p *capturedPlacement) claimHostNetwork() error {
+	for n := lastNetwork; n >= firstNetwork; n-- {
+		network := loopbackNetwork(byte(n))
+		claim, err := claimNetwork(network)
+		if err != nil {
+			continue
+		}
+		p.host = controlPlaneAddress(network)
+		if errors.Join(checkPort(netip.AddrPortFrom(p.host, plaintextPort)), checkPort(netip.AddrPortFrom(p.host, monitoringPort))) == nil {
+			p.onRelease(claim.Close)
+			return nil
+		}
+		_ = claim.Close()
+	}
+	return fmt.Errorf("no network from 127.%d.0.0/16 to 127.%d.0.0/16 is free for the control plane's ports on this machine", firstNetwork, lastNetwork)
+}
+
+func (p *capturedPlacement) Listen(network, address string) (net.Listener, error) {
+	return p.bridge.Listen(network, address)
+}
+
+func (p *capturedPlacement) Dial(ctx context.Context, network, address string) (net.Conn, error) {
+	return p.bridge.Dial(ctx, network, address)
+}
+
+func (p *capturedPlacement) onRelease(f func() error) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.release = append(p.release, f)
+}
+
+// Release releases all resources in reverse order.
+func (p *capturedPlacement) Release() error {
+	p.mu.Lock()
+	release := p.release
+	p.release = nil
+	p.mu.Unlock()
+	var errs []error
+	for n := len(release) - 1; n >= 0; n-- {
+		errs = append(errs, release[n]())
+	}
+	return errors.Join(errs...)
+}
+
+// Attach creates the instance's sandbox and installs the redirection rules.
+func (p *capturedPlacement) Attach(i *Instance) (Attachment, error) {
+	sb, err := p.newSandbox(i)
+	if err != nil {
+		return Attachment{}, err
+	}
+	agent := []string{"INSTANCE_IP=" + i.Proxy.String()}
+	if i.workload.Type != Gateway {
+		agent = append(agent, "ISTIO_META_INTERCEPTION_MODE=REDIRECT", "ISTIO_META_DNS_CAPTURE=true")
+		if err := p.applyRedirection(i, sb); err != nil {
+			return Attachment{}, err
+		}
+	}
+	appIsolation, agentIsolation := sb.isolation, sb.isolation
+	appIsolation.Capabilities = i.workload.capabilities()
+	agentIsolation.Group, agentIsolation.Capabilities = proxyGroup, []uintptr{unix.CAP_NET_BIND_SERVICE}
+	enter := func(s netns.ProcessIsolation) func() error {
+		return func() error { return errors.Join(sb.namespace.EnterThread(), s.Enter()) }
+	}
+	// A proxy variable from the user's shell would route the application's requests past its sidecar.
+	app := []string{"HTTP_PROXY=", "http_proxy=", "HTTPS_PROXY=", "https_proxy=", "ALL_PROXY=", "all_proxy="}
+	forwarders := newLoopbackForwarders(sb, i)
+	p.onRelease(forwarders.close)
+	udp := &udpForwarder{namespace: sb.namespace}
+	return Attachment{
+		ExposeApp: forwarders.update, UnexposeApp: forwarders.close,
+		AppEnv: app, AgentEnv: agent, EnterApp: enter(appIsolation), EnterAgent: enter(agentIsolation), Dial: sb.dial,
+		Check:      func() error { return p.publish(i) },
+		ForwardUDP: udp.update,
+	}, nil
+}
+
+func (p *capturedPlacement) newSandbox(i *Instance) (*sandbox, error) {
+	namespace, err := netns.New()
+	if err != nil {
+		return nil, err
+	}
+	p.onRelease(namespace.Close)
+	// Root may bind all ports. Ordinary users may do so here, as in most containers.
+	_ = namespace.Set("ipv4/ip_unprivileged_port_start", "0")
+	bridge4, bridge6 := p.plan.bridgeAddresses()
+	addresses := []netip.Prefix{netip.PrefixFrom(i.Proxy, p.plan.v4.Bits()), netip.PrefixFrom(i.Proxy6, p.plan.v6.Bits())}
+	if err := p.bridge.Connect(namespace, "eth0", addresses, []netip.Addr{bridge4, bridge6}); err != nil {
+		return nil, err
+	}
+	// Applications may send ICMP echo requests without CAP_NET_RAW.
+	_ = namespace.Set("ipv4/ping_group_range", "0 2147483647")
+	sb := &sandbox{namespace: namespace}
+	if sb.isolation.Files, err = p.writeFiles(i); err != nil {
+		return nil, err
+	}
+	sb.isolation.Hide = []string{"/run/nscd", "/var/run/nscd"} // nscd would answer from the machine's own resolver
+	if sb.dnsConfig, err = dns.ClientConfigFromFile(sb.isolation.Files[resolvConfPath]); err != nil {
+		return nil, fmt.Errorf("the resolver of workload %s: %w", i.Name, err)
+	}
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.sandboxes[i] = sb
+	return sb, nil
+}
+
+const (
+	resolvConfPath = "/etc/resolv.conf"
+	nsswitchPath   = "/etc/nsswitch.conf"
+)
+
+// writeFiles writes the files that replace the machine's own for an instance, and returns them by their path in the
+// sandbox.
+func (p *capturedPlacement) writeFiles(i *Instance) (map[string]string, error) {
+	var search []string
+	if own, err := dns.ClientConfigFromFile(resolvConfPath); err == nil {
+		search = own.Search
+	}
+	files := map[string]string{resolvConfPath: filepath.Join(p.resources.Dir, i.Name+".resolv.conf")}
+	if err := writeFile(files[resolvConfPath], []byte(p.plan.resolvConf(i.workload, search)), 0o644); err != nil {
+		return nil, err
+	}
+	sources, err := os.ReadFile(nsswitchPath)
+	if err != nil {
+		return files, nil // the C library's default is files and DNS
+	}
+	// Each instance has its own file, because replacing a file that is mounted elsewhere makes it vanish there for a
+	// moment.
+	files[nsswitchPath] = filepath.Join(p.resources.Dir, i.Name+".nsswitch.conf")
+	return files, writeFile(files[nsswitchPath], []byte(useFilesAndDNS(string(sources))), 0o644)
+}
+
+// useFilesAndDNS replaces the source of host names by files and DNS. Other sources, such as systemd's resolver, use
+// unix sockets, which are not captured.
+func useFilesAndDNS(nsswitch string) string {
+	lines := strings.Split(nsswitch, "\n")
+	for n, line := range lines {
+		if strings.HasPrefix(strings.TrimSpace(line), "hosts:") {
+			lines[n] = "hosts: files dns"
+		}
+	}
+	return strings.Join(lines, "\n")
+}
+
+// publish listens on this machine for a gateway's published ports.
+func (p *capturedPlacement) publish(i *Instance) error {
+	for _, port := range i.workload.Ports {
+		if !port.Publish.IsValid() {
+			continue
+		}
+		l, err := net.Listen("tcp", port.Publish.String())
+		if err != nil {
+			return fmt.Errorf("workload %s: %w", i.Name, portowner.Explain("tcp", port.Publish.String(), err))
+		}
+		to := netip.AddrPortFrom(i.Proxy, port.Port).String()
+		r := newTCPForwarder(l, func(ctx context.Context, _ net.Conn) (net.Conn, error) { return p.bridge.Dial(ctx, "tcp", to) })
+		p.onRelease(r.close)
+	}
+	return nil
+}

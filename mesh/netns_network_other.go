@@ -1,0 +1,17 @@
+//go:build !linux
+
+package mesh
+
+import "runtime"
+
+// Claim fails: only Linux has network namespaces.
+func (Captured) Claim(*Topology, Resources) (Placement, error) {
+	return nil, &UnsupportedError{OS: runtime.GOOS}
+}
+
+// CanCapture returns why this process cannot run a captured mesh.
+func CanCapture() error { return &UnsupportedError{OS: runtime.GOOS} }
+
+func canCreateNamespaces() bool { return false }
+
+func runInUserNamespace() (int, error) { return 0, CanCapture() }

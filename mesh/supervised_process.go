@@ -1,0 +1,239 @@
+package mesh
+
+import (
+	"context"
+	"fmt"
+	"strings"
+	"sync"
+	"time"
+)
+
+// supervisedProcess runs one process of an instance and restarts it.
+type supervisedProcess struct {
+	// role is the name of the process in messages: "application", "sidecar".
+	role     string
+	instance string
+	origin   Origin
+	rule     RestartRule
+	// command returns the command for the next start.
+	command func() (command, error)
+	// remedy returns the remedy for an exit, or ""; nil: none.
+	remedy func(Exit) string
+	record *runRecord
+	events *eventStream
+	// changed receives a value after every start and exit.
+	changed chan<- struct{}
+	// kill is closed to kill stopping processes at once.
+	kill <-chan struct{}
+
+	restarts chan struct{} // requests for a restart
+
+	mu     sync.Mutex
+	status ProcessStatus
+	budget restartBudget
+}
+
+func (s *supervisedProcess) snapshot() ProcessStatus {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.status
+}
+
+// run runs the process, and restarts it according to its rule, until ctx ends. The process has ended when it returns.
+func (s *supervisedProcess) run(ctx context.Context) {
+	for ctx.Err() == nil {
+		exit, requested := s.runOnce(ctx)
+		if ctx.Err() != nil {
+			s.set(ProcessEnded, &exit)
+			return
+		}
+		if !s.handleExit(ctx, exit, requested) {
+			return
+		}
+		s.mu.Lock()
+		s.status.Restarts++
+		s.mu.Unlock()
+	}
+}
+
+// runOnce runs the process until it ends. requested reports that it was stopped for a restart.
+func (s *supervisedProcess) runOnce(ctx context.Context) (exit Exit, requested bool) {
+	p, err := s.start()
+	if err != nil {
+		return Exit{Time: time.Now(), Code: -1, Problem: err.Error()}, false
+	}
+	defer s.record.remove(p.PID)
+	s.mu.Lock()
+	s.status.State, s.status.PID, s.status.Started = ProcessRunning, p.PID, p.Started
+	s.mu.Unlock()
+	s.notify()
+	select {
+	case <-p.done:
+		return s.addRemedy(p.exit), false
+	case <-ctx.Done():
+		return p.stop(s.kill), false
+	case <-s.restarts:
+		return s.stopForRestart(p), true
+	}
+}
+
+// addRemedy returns the exit with its remedy.
+func (s *supervisedProcess) addRemedy(exit Exit) Exit {
+	if s.remedy != nil && !exit.IsClean() {
+		exit.Remedy = s.remedy(exit)
+	}
+	return exit
+}
+
+// stopForRestart stops a process that is to be restarted, and kills it after defaultStopTimeout.
+func (s *supervisedProcess) stopForRestart(p *process) Exit {
+	late := make(chan struct{})
+	timer := time.AfterFunc(defaultStopTimeout, func() { close(late) })
+	defer timer.Stop()
+	return p.stop(late)
+}
+
+func (s *supervisedProcess) start() (*process, error) {
+	c, err := s.command()
+	if err != nil {
+		return nil, err
+	}
+	c.Output = func(line string) {
+		s.events.publish(Event{Kind: Log, Instance: s.instance, Origin: s.origin, Line: line})
+	}
+	p, err := startProcess(c)
+	if err != nil {
+		return nil, err
+	}
+	if err := s.record.add(p.PID); err != nil {
+		now := make(chan struct{})
+		close(now)
+		p.stop(now)
+		return nil, err
+	}
+	return p, nil
+}
+
+// handleExit decides what follows the process's exit, waits for the backoff, and reports whether to restart the
+// process.
+func (s *supervisedProcess) handleExit(ctx context.Context, exit Exit, requested bool) bool {
+	s.mu.Lock()
+	s.status.unsteady = !requested
+	s.mu.Unlock()
+	if requested {
+		s.set(ProcessWaiting, &exit)
+		s.publish(Restarting, nil, s.role+"is restarted on request")
+		return true
+	}
+	if !s.shouldRestart(exit) {
+		state, kind := ProcessEnded, Exited
+		message := fmt.Sprintf("%s %s; its restart rule is %q", s.role, exit.withRemedy(), s.rule)
+		if !exit.IsClean() {
+			state, kind = ProcessFailed, Failed
+		}
+		s.set(state, &exit)
+		s.publish(kind, &exit, message)
+		return s.waitForRestart(ctx)
+	}
+	s.mu.Lock()
+	pause, again := s.budget.recordFailure(exit.Time, exit.Ran)
+	s.mu.Unlock()
+	if !again {
+		s.set(ProcessFailed, &exit)
+		s.publish(Failed, &exit, fmt.Sprintf("%s %s; it ended too often in a short time and is not restarted: fix it, then run `pilotfish restart %s`", s.role, exit.withRemedy(), s.instance))
+		return s.waitForRestart(ctx)
+	}
+	s.set(ProcessBackOff, &exit)
+	s.publish(Exited, &exit, fmt.Sprintf("%s %s; starting it again in %s", s.role, exit.withRemedy(), roundDuration(pause)))
+	select {
+	case <-time.After(pause):
+	case <-s.restarts:
+	case <-ctx.Done():
+		return false
+	}
+	return true
+}
+
+// shouldRestart reports whether the restart rule requires a restart.
+func (s *supervisedProcess) shouldRestart(exit Exit) bool {
+	switch s.rule {
+	case RestartNever:
+		return false
+	case RestartOnFailure:
+		return !exit.IsClean()
+	}
+	return true
+}
+
+// waitForRestart waits until a user requests a restart of a process that ended for good.
+func (s *supervisedProcess) waitForRestart(ctx context.Context) bool {
+	select {
+	case <-ctx.Done():
+		return false
+	case <-s.restarts:
+		s.mu.Lock()
+		s.budget.reset()
+		s.mu.Unlock()
+		s.publish(Restarting, nil, s.role+"is restarted on request")
+		return true
+	}
+}
+
+// restart requests a restart. Concurrent requests are merged.
+func (s *supervisedProcess) restart() {
+	select {
+	case s.restarts <- struct{}{}:
+	default:
+	}
+}
+
+func (s *supervisedProcess) set(state ProcessState, exit *Exit) {
+	s.mu.Lock()
+	s.status.State, s.status.PID, s.status.LastExit = state, 0, exit
+	s.mu.Unlock()
+	s.notify()
+}
+
+func (s *supervisedProcess) notify() {
+	select {
+	case s.changed <- struct{}{}:
+	default:
+	}
+}
+
+func (s *supervisedProcess) publish(kind EventKind, exit *Exit, message string) {
+	s.events.publish(Event{Kind: kind, Instance: s.instance, Origin: s.origin, Message: message, Exit: exit})
+}
+
+// How long an application without ports must run before it counts as ready, because no probe can check it. After an
+// unexpected exit it must run longer.
+const (
+	steadyAfter     = time.Second
+	steadyAfterExit = 5 * time.Second
+)
+
+// unsteadyFor returns how much longer the process must run to count as ready without a probe; 0 when it has.
+func (s ProcessStatus) unsteadyFor(now time.Time) time.Duration {
+	need := steadyAfter
+	if s.unsteady {
+		need = steadyAfterExit
+	}
+	return max(0, need-now.Sub(s.Started))
+}
+
+// notReadyReason returns why the process keeps its instance from being ready, or "".
+func (s ProcessStatus) notReadyReason(what string) string {
+	switch s.State {
+	case ProcessRunning:
+		return ""
+	case ProcessWaiting, "":
+		return what + " is not started yet"
+	case ProcessBackOff:
+		return fmt.Sprintf("%s %s, and will be started again", what, s.LastExit.withRemedy())
+	}
+	reason := fmt.Sprintf("%s %s, and is not started again", what, s.LastExit.withRemedy())
+	if tail := s.LastExit.Tail; len(tail) > 0 {
+		reason += ": " + strings.TrimSpace(tail[len(tail)-1])
+	}
+	return reason
+}

@@ -1,0 +1,60 @@
+package mesh
+
+import (
+	"context"
+	"time"
+
+	"github.com/pilotfish-mesh/pilotfish/controlplane"
+)
+
+// syncTimeout is how long a mesh of ready instances waits until every proxy has acknowledged its configuration. Slow
+// proxies are shown by status and do not delay the mesh further.
+const (
+	syncTimeout  = 5 * time.Second
+	syncInterval = 10 * time.Millisecond
+)
+
+// waitSynced waits until all proxies know all ready instances, which takes a moment longer than readiness.
+func (m *Mesh) waitSynced(ctx context.Context) error {
+	limit := time.NewTimer(syncTimeout)
+	defer limit.Stop()
+	for !m.isSynced() {
+		select {
+		case <-time.After(syncInterval):
+		case <-limit.C:
+			return nil
+		case <-ctx.Done():
+			return ctx.Err()
+		case <-m.done:
+			return ErrEnded
+		}
+	}
+	return nil
+}
+
+// isSynced reports whether every proxy has acknowledged the control plane's newest configuration.
+func (m *Mesh) isSynced() bool {
+	p := m.currentControlPlane()
+	if p == nil {
+		return true
+	}
+	control, full := p.status()
+	return !control.Running || isAcknowledged(full)
+}
+
+func isAcknowledged(s controlplane.Status) bool {
+	if s.Pending {
+		return false
+	}
+	for _, c := range s.Clients {
+		if c.Pushing {
+			return false
+		}
+		for _, t := range c.Types {
+			if t.Unanswered > 0 {
+				return false
+			}
+		}
+	}
+	return true
+}

@@ -1,0 +1,22 @@
+package mesh
+
+import (
+	"fmt"
+	"os"
+
+	"github.com/pilotfish-mesh/pilotfish/internal/atomicfile"
+)
+
+// writeFile replaces a file atomically; a full disk leaves the old contents. It does not sync to disk, because no mesh
+// survives a reboot.
+func writeFile(path string, data []byte, mode os.FileMode) error {
+	d, err := atomicfile.NewDraft(path, data, mode)
+	if err == nil {
+		err = d.Commit()
+		d.Discard()
+	}
+	if err != nil {
+		return fmt.Errorf("writing %s: %w", path, withRemedy(err))
+	}
+	return nil
+}

@@ -1,0 +1,5 @@
+//go:build !linux
+
+package sds
+
+func isLocalFS(string) bool { return false }

@@ -1,0 +1,61 @@
+package status
+
+import (
+	"encoding/json"
+	"net/http"
+	"strconv"
+)
+
+// actionHandler returns a handler that runs an action. answerFirst is for actions that stop the server: it responds
+// before the action, because it could not respond afterwards.
+func actionHandler(name string, do func(), answerFirst bool) http.Handler {
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		switch {
+		case r.Method != http.MethodPost:
+			w.Header().Set("Allow", http.MethodPost)
+			http.Error(w, name+" wants POST", http.StatusMethodNotAllowed)
+			return
+		case do == nil:
+			http.Error(w, "this agent has nothing to "+name, http.StatusNotFound)
+			return
+		}
+		if !answerFirst {
+			do()
+		}
+		writeOK(w)
+		if answerFirst {
+			do()
+		}
+	})
+}
+
+// writeOK writes and flushes a complete response before the handler returns.
+func writeOK(w http.ResponseWriter) {
+	const answer = "OK\n"
+	w.Header().Set("Content-Type", "text/plain; charset=utf-8")
+	w.Header().Set("Content-Length", strconv.Itoa(len(answer)))
+	_, _ = w.Write([]byte(answer))
+	_ = http.NewResponseController(w).Flush()
+}
+
+// jsonHandler returns a handler that prints a function's result as JSON.
+func jsonHandler(get func() any) http.Handler {
+	return http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+		if get == nil {
+			http.Error(w, "this agent has nothing to show here", http.StatusNotFound)
+			return
+		}
+		writeJSON(w, http.StatusOK, get())
+	})
+}
+
+func writeJSON(w http.ResponseWriter, code int, v any) {
+	data, err := json.MarshalIndent(v, "", "  ")
+	if err != nil {
+		http.Error(w, "turning the answer into JSON: "+err.Error(), http.StatusInternalServerError)
+		return
+	}
+	w.Header().Set("Content-Type", "application/json")
+	w.WriteHeader(code)
+	_, _ = w.Write(append(data, '\n'))
+}

@@ -1,0 +1,249 @@
+package status
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"net/http"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/prometheus/common/expfmt"
+
+	"github.com/pilotfish-mesh/pilotfish/internal/exposition"
+)
+
+const (
+	// scrapeTimeout limits a scrape without a timeout header. The others limit the timeout of the header.
+	scrapeTimeout = 5 * time.Second
+	minScrape     = 10 * time.Millisecond
+	maxScrape     = time.Minute
+	// maxScrapes limits the concurrent scrapes; further ones wait. It allows for two Prometheus replicas and a person.
+	maxScrapes = 3
+	// maxScrapesPerClient limits the concurrent scrapes from one address.
+	maxScrapesPerClient = 2
+
+	timeoutHeader = "X-Prometheus-Scrape-Timeout-Seconds"
+	// targetLabel distinguishes equal names of several applications.
+	targetLabel = "scrape_target"
+)
+
+// Metrics of a scrape about itself, which are not in a registry.
+const (
+	sourceUp         = "istio_agent_scrape_source_up"
+	sourceInvalid    = "istio_agent_scrape_source_invalid_lines"
+	sourceDuplicates = "istio_agent_scrape_source_duplicate_families"
+	sourceReserved   = "istio_agent_scrape_source_reserved_families"
+	sourceRepeated   = "istio_agent_scrape_source_duplicate_series"
+)
+
+// bareNames removes Envoy's prefix from the mesh's standard metrics, so that they have the names that dashboards,
+// alerts and Istio's proxies use.
+var bareNames = exposition.Cut{First: "envoy_", Next: "istio_"}
+
+// reservedNames are prefixes of names that Envoy and the agent have. A scraper could not distinguish an application's series
+// with such a name from theirs.
+var reservedNames = []string{"envoy_", "istio_", "pilotfish_"}
+
+// labelEscapes are the escapes of the formats. Go has more.
+var labelEscapes = strings.NewReplacer(`\`, `\\`, `"`, `\"`, "\n", `\n`)
+
+var reportNames = []string{sourceUp, sourceInvalid, sourceDuplicates, sourceReserved, sourceRepeated}
+
+// timeoutOf returns the scraper's timeout without a tenth, which is reserved for the response.
+func timeoutOf(r *http.Request) time.Duration {
+	seconds, err := strconv.ParseFloat(r.Header.Get(timeoutHeader), 64)
+	if err != nil || !(seconds > 0) { // also true for NaN
+		return scrapeTimeout
+	}
+	return max(minScrape, time.Duration(min(seconds*0.9, maxScrape.Seconds())*float64(time.Second)))
+}
+
+// scrape is one merged scrape: the metrics of the agent, of Envoy, and of the applications, in this order.
+type scrape struct {
+	*Server
+	caller   context.Context
+	own      []byte
+	agent    *source
+	envoy    *source // nil for none
+	apps     []*source
+	accepted exposition.Accepted
+	// early is when a source before another one must end: it leaves a quarter of the time.
+	early time.Time
+}
+
+// serveMetrics handles a scrape. If a source fails, the scrape contains the other sources and names the failed one. If
+// all fail, the response is an error.
+func (s *Server) serveMetrics(w http.ResponseWriter, r *http.Request) {
+	s.metrics.scrapes.Inc()
+	took := timeoutOf(r)
+	// Longer than the scraper's timeout.
+	response := http.NewResponseController(w)
+	_ = response.SetWriteDeadline(time.Now().Add(took + 10*time.Second))
+	ctx, cancel := context.WithTimeout(r.Context(), took)
+	defer cancel()
+	done, ok := s.scrapes.acquire(ctx, r.RemoteAddr, func() {
+		cancel()
+		_ = response.SetWriteDeadline(time.Now())
+	})
+	if !ok {
+		http.Error(w, "too many scrapes at once", http.StatusServiceUnavailable)
+		return
+	}
+	defer done()
+	kit := s.kits.get()
+	sc := s.begin(ctx, r, took, kit)
+	defer sc.close()
+	if err := sc.emptyError(); err != nil {
+		s.kits.put(kit)
+		http.Error(w, fmt.Sprintf("no metrics: %v", err), http.StatusServiceUnavailable)
+		return
+	}
+	format := sc.format(ctx, took/4)
+	w.Header().Set("Content-Type", format.ContentType())
+	sc.writeTo(w, r, kit, format)
+	s.kits.put(kit)
+	if s.Scraped != nil {
+		s.Scraped()
+	}
+}
+
+func (sc *scrape) writeTo(w http.ResponseWriter, r *http.Request, kit *scrapeBuffers, format exposition.Format) {
+	out, finish := kit.compressed(w, r)
+	defer finish() // also after a panic, because it ends the compressor's goroutine
+	sc.write(kit.mergerTo(out, format))
+}
+
+// begin sends the requests to all sources, to Envoy last.
+func (s *Server) begin(ctx context.Context, r *http.Request, took time.Duration, kit *scrapeBuffers) *scrape {
+	end := time.Now().Add(took)
+	sc := &scrape{Server: s, caller: r.Context(), accepted: exposition.ParseAccept(r.Header.Values("Accept")), early: end.Add(-took / 4)}
+	apps := s.Metrics.Applications
+	accept := acceptText
+	if sc.accepted.OpenMetrics {
+		accept = acceptBoth
+	}
+	for i, app := range apps {
+		src := &source{kind: sourceApplication, name: app.Name, until: end, limits: s.applicationLimits(), reserved: s.reservedNames()}
+		if i > 0 {
+			src.until, src.read = sc.early, make(chan struct{})
+			src.limits.Bytes = min(src.limits.Bytes, int64(maxSpooled/(len(apps)-1)))
+		}
+		sc.apps = append(sc.apps, s.startRequest(ctx, src, app.URL, accept, r.Header))
+	}
+	foreseen := s.predeclareSeries()
+	if address := s.envoyStats(r.URL.RawQuery); address != "" {
+		sc.envoy = &source{kind: sourceEnvoy, until: end, limits: exposition.Limits{Families: maxEnvoyFamilies}}
+		s.requestAhead(ctx, sc.envoy, address, acceptText)
+	}
+	sc.agent = &source{kind: sourceAgent}
+	sc.own, sc.agent.err = s.gather(&kit.own)
+	<-foreseen // gathering has waited for it as well
+	return sc
+}
+
+func (s *Server) envoyStats(query string) string {
+	if s.Metrics.Envoy == nil {
+		return ""
+	}
+	address := s.Metrics.Envoy()
+	if address != "" && query != "" {
+		address += "?" + query
+	}
+	return address
+}
+
+func (s *Server) reservedNames() []string {
+	if s.Metrics.AllowReservedNames {
+		return nil
+	}
+	return reservedNames
+}
+
+func (s *Server) applicationLimits() exposition.Limits {
+	limits := exposition.Limits{Bytes: s.Metrics.MaxApplicationBytes, Families: maxApplicationFamilies}
+	if limits.Bytes <= 0 {
+		limits.Bytes = defaultApplicationBytes
+	}
+	return limits
+}
+
+func (sc *scrape) sources() []*source {
+	all := []*source{sc.agent}
+	if sc.envoy != nil {
+		all = append(all, sc.envoy)
+	}
+	return append(all, sc.apps...)
+}
+
+func (sc *scrape) close() {
+	for _, src := range sc.sources() {
+		if src.stop != nil {
+			src.close()
+		}
+	}
+}
+
+// gather returns the agent's metrics as text in a buffer. After an error it returns the metrics that could be gathered.
+func (s *Server) gather(buf *bytes.Buffer) (text []byte, err error) {
+	if s.Gatherer == nil {
+		return nil, nil
+	}
+	families, err := s.Gatherer.Gather()
+	buf.Reset()
+	encoder := expfmt.NewEncoder(buf, expfmt.NewFormat(expfmt.TypeTextPlain))
+	for _, f := range families {
+		err = errors.Join(err, encoder.Encode(f))
+	}
+	return buf.Bytes(), err
+}
+
+// emptyError returns the error of a scrape without any metrics.
+func (sc *scrape) emptyError() error {
+	if len(sc.own) > 0 || sc.agent.err == nil {
+		return nil
+	}
+	why := []error{sc.agent.err}
+	for _, src := range sc.sources()[1:] {
+		<-src.answered
+		if src.err == nil {
+			return nil
+		}
+		why = append(why, fmt.Errorf("%s: %w", src, src.err))
+	}
+	for _, src := range sc.sources() {
+		sc.recordFailure(src)
+	}
+	return errors.Join(why...)
+}
+
+// format returns OpenMetrics when the scraper accepts nothing else, or when it accepts both formats and all
+// applications that answer in time send OpenMetrics. Other sources are converted.
+func (sc *scrape) format(ctx context.Context, wait time.Duration) exposition.Format {
+	if !sc.accepted.Text || !sc.accepted.OpenMetrics {
+		if sc.accepted.OpenMetrics {
+			return exposition.OpenMetrics
+		}
+		return exposition.Text
+	}
+	over, cancel := context.WithTimeout(ctx, wait)
+	defer cancel()
+	found := exposition.Text
+	for _, app := range sc.apps {
+		select {
+		case <-app.answered:
+		case <-over.Done():
+			continue
+		}
+		if app.err != nil {
+			continue
+		}
+		if app.format == exposition.Text {
+			return exposition.Text
+		}
+		found = exposition.OpenMetrics
+	}
+	return found
+}

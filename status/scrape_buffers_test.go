@@ -1,0 +1,85 @@
+package status
+
+import (
+	"compress/gzip"
+	"fmt"
+	"io"
+	"net/http"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+)
+
+// FreeBuffers may be called at any time: a running scrape has buffers of its own.
+func TestFreeBuffersDuringScrapes(t *testing.T) {
+	var stats strings.Builder
+	for f := range 30 {
+		fmt.Fprintf(&stats, "# HELP envoy_cluster_statistic_%d It.\n# TYPE envoy_cluster_statistic_%[1]d counter\n", f)
+		for s := range 300 {
+			fmt.Fprintf(&stats, "envoy_cluster_statistic_%d{cluster_name=\"other-%d\"} %d\n", f, s, f*s)
+		}
+	}
+	s, url := run(t, Config{Gatherer: agentMetrics(), Metrics: envoyAt(fakeEnvoy(t, text(stats.String())))})
+	var scrapers sync.WaitGroup
+	for i := range 2 { // as many as one address may have at a time
+		scrapers.Go(func() {
+			for range 10 {
+				if got := metricsOf(t, url, i == 0); !strings.Contains(got, stats.String()) {
+					t.Errorf("of %d bytes of statistics, not all are in the %d of the scrape", stats.Len(), len(got))
+				}
+			}
+		})
+	}
+	ended, resting := make(chan struct{}), make(chan struct{})
+	go func() {
+		defer close(resting)
+		for {
+			select {
+			case <-ended:
+				return
+			case <-time.After(time.Millisecond):
+				s.FreeBuffers()
+			}
+		}
+	}()
+	scrapers.Wait()
+	close(ended)
+	<-resting
+}
+
+// A scrape that fails badly is one scrape: TestMain sees whether it leaves something behind.
+func TestScrapeThatPanicsLeavesNothingBehind(t *testing.T) {
+	slow := fakeEnvoy(t, func(_ http.ResponseWriter, r *http.Request) { <-r.Context().Done() })
+	m := Metrics{Envoy: func() string { return slow }, Applications: []Application{{Name: "a", URL: fakeEnvoy(t, text("a 1\n"))}}}
+	_, url := run(t, Config{Gatherer: agentMetrics(), Metrics: m, Paused: func() { panic("a defect") }})
+	req, err := http.NewRequestWithContext(t.Context(), "GET", url+"/metrics", nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	req.Header.Set("Accept-Encoding", "gzip")
+	resp, err := http.DefaultClient.Do(req)
+	if err != nil {
+		return
+	}
+	defer func() { _ = resp.Body.Close() }()
+	if _, err := io.ReadAll(resp.Body); err == nil {
+		t.Error("what broke off looks whole")
+	}
+}
+
+func metricsOf(t *testing.T, url string, zipped bool) string {
+	if !zipped {
+		return call(t, "GET", url+"/metrics").body
+	}
+	z, err := gzip.NewReader(strings.NewReader(call(t, "GET", url+"/metrics", "Accept-Encoding", "gzip").body))
+	if err != nil {
+		t.Error(err)
+		return ""
+	}
+	text, err := io.ReadAll(z)
+	if err != nil {
+		t.Error(err)
+	}
+	return string(text)
+}

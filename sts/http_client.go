@@ -1,0 +1,149 @@
+package sts
+
+import (
+	"context"
+	"crypto/tls"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"net/netip"
+	"net/url"
+	"time"
+
+	"github.com/pilotfish-mesh/pilotfish/internal/dial"
+)
+
+const (
+	attemptTime = 5 * time.Second
+	maxAttempts = 5
+	// maxAnswer limits a server's response, in bytes.
+	maxAnswer = 64 << 10
+)
+
+// upstream sends requests to servers over HTTP. It uses no proxy of the environment and follows no redirect, because
+// both could send a token elsewhere.
+type upstream struct {
+	client *http.Client
+}
+
+func newUpstream(to dial.TLS) *upstream {
+	transport := &http.Transport{
+		DialContext:            (&net.Dialer{Timeout: attemptTime}).DialContext,
+		DialTLSContext:         dialTLS(to),
+		MaxIdleConnsPerHost:    2,
+		IdleConnTimeout:        30 * time.Second,
+		MaxResponseHeaderBytes: 64 << 10,
+		DisableCompression:     true,
+	}
+	return &upstream{client: &http.Client{
+		Transport:     transport,
+		Timeout:       attemptTime,
+		CheckRedirect: func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse },
+	}}
+}
+
+// dialTLS reads the roots again for each connection.
+func dialTLS(to dial.TLS) func(ctx context.Context, network, address string) (net.Conn, error) {
+	return func(ctx context.Context, network, address string) (net.Conn, error) {
+		host, _, err := net.SplitHostPort(address)
+		if err != nil {
+			return nil, err
+		}
+		config, err := to.Config(host)
+		if err != nil {
+			return nil, err
+		}
+		config.NextProtos = []string{"http/1.1"}
+		dialer := tls.Dialer{NetDialer: &net.Dialer{Timeout: attemptTime}, Config: config}
+		return dialer.DialContext(ctx, network, address)
+	}
+}
+
+func (u *upstream) Close() error {
+	u.client.CloseIdleConnections()
+	return nil
+}
+
+// reply is a server's response.
+type reply struct {
+	status int
+	body   []byte
+}
+
+// send sends the request that build returns until a server responds, at most five times. It retries after server errors
+// (5xx) and failed connections.
+func (u *upstream) send(ctx context.Context, build func(context.Context) (*http.Request, error)) (reply, error) {
+	backoff := dial.Backoff{Min: 10 * time.Millisecond, Max: time.Second}
+	for attempt := 1; ; attempt++ {
+		request, err := build(ctx)
+		if err != nil {
+			return reply{}, err
+		}
+		r, err := u.sendOnce(request)
+		if err == nil && r.status < http.StatusInternalServerError {
+			return r, nil
+		}
+		if err == nil {
+			err = fmt.Errorf("%s answered with status %d", withoutQuery(request.URL), r.status)
+		}
+		if errors.Is(err, errTooLong) || attempt == maxAttempts || !wait(ctx, backoff.Next()) {
+			return reply{}, fmt.Errorf("%w (after %d attempts)", err, attempt)
+		}
+	}
+}
+
+var errTooLong = errors.New("the answer is too long")
+
+func (u *upstream) sendOnce(request *http.Request) (reply, error) {
+	response, err := u.client.Do(request)
+	if err != nil {
+		var wrapped *url.Error
+		if errors.As(err, &wrapped) { // its text contains the whole URL
+			err = wrapped.Err
+		}
+		return reply{}, fmt.Errorf("%s: %w", withoutQuery(request.URL), err)
+	}
+	defer func() { _ = response.Body.Close() }()
+	body, err := io.ReadAll(io.LimitReader(response.Body, maxAnswer+1))
+	if err != nil {
+		return reply{}, fmt.Errorf("%s: reading the answer: %w", withoutQuery(request.URL), err)
+	}
+	if len(body) > maxAnswer {
+		return reply{}, fmt.Errorf("%s: %w", withoutQuery(request.URL), errTooLong)
+	}
+	return reply{status: response.StatusCode, body: body}, nil
+}
+
+// wait waits, and reports false when the context ended first.
+func wait(ctx context.Context, d time.Duration) bool {
+	timer := time.NewTimer(d)
+	defer timer.Stop()
+	select {
+	case <-timer.C:
+		return true
+	case <-ctx.Done():
+		return false
+	}
+}
+
+// withoutQuery returns a URL up to its path.
+func withoutQuery(u *url.URL) string { return u.Scheme + "://" + u.Host + u.Path }
+
+// checkURL returns an error for the URL of an exchange server to which tokens must not be sent.
+func checkURL(what, raw string) (*url.URL, error) {
+	u, err := url.Parse(raw)
+	if err != nil || u.Host == "" {
+		return nil, fmt.Errorf("%s: not a URL: write it as https://host/path", what)
+	}
+	if u.User != nil || u.Fragment != "" {
+		return nil, fmt.Errorf("%s %s: write it without user and fragment", what, withoutQuery(u))
+	}
+	ip, err := netip.ParseAddr(u.Hostname())
+	local := u.Hostname() == "localhost" || (err == nil && ip.IsLoopback())
+	if u.Scheme != "https" && (u.Scheme != "http" || !local) {
+		return nil, fmt.Errorf("%s %s: tokens are sent over https only, or over http on loopback", what, withoutQuery(u))
+	}
+	return u, nil
+}

@@ -1,0 +1,118 @@
+package xdsproxy
+
+import (
+	"context"
+	"net"
+	"slices"
+
+	"google.golang.org/grpc/status"
+
+	"github.com/pilotfish-mesh/pilotfish/internal/uds"
+)
+
+// envoyHandover orders the Envoy processes that have had a stream. During a hot restart two Envoys run: the stream of
+// the newer one is active, and the older one keeps its configuration. Two streams of one proxy would confuse a control
+// plane, and if each displaced the other, neither would make progress. If the newer Envoy ends, the older one is served
+// again.
+type envoyHandover struct {
+	// processes are the PIDs of Envoys, oldest first.
+	processes []int32
+	// released is closed when the active stream ends.
+	released chan struct{}
+}
+
+// maxProcesses limits the recorded PIDs. Only processes that run at the same time matter.
+const maxProcesses = 16
+
+type peerKey struct{}
+
+// withPeer adds the connection's peer to the context of its streams.
+func withPeer(ctx context.Context, conn net.Conn) context.Context {
+	if peer, err := uds.PeerOf(conn); err == nil {
+		return context.WithValue(ctx, peerKey{}, peer)
+	}
+	return ctx
+}
+
+// peerOf returns the peer of a stream, or the zero Peer if it is unknown.
+func peerOf(ctx context.Context) uds.Peer {
+	peer, _ := ctx.Value(peerKey{}).(uds.Peer)
+	return peer
+}
+
+// peerPID returns the PID of a stream's peer, or 0 if it is unknown.
+func peerPID(ctx context.Context) int32 {
+	return peerOf(ctx).PID
+}
+
+// position returns the position of a process in the order, and appends an unknown process. A higher position is newer.
+func (s *envoyHandover) position(process int32) int {
+	if i := slices.Index(s.processes, process); i >= 0 {
+		return i
+	}
+	if len(s.processes) == maxProcesses {
+		s.processes = slices.Delete(s.processes, 0, 1)
+	}
+	s.processes = append(s.processes, process)
+	return len(s.processes) - 1
+}
+
+// activate makes s the active session. It blocks while a newer Envoy's session is active.
+func (r *Relay) activate(s *session) error {
+	if s.client {
+		r.mu.Lock()
+		defer r.mu.Unlock()
+		return r.addClient(s)
+	}
+	for {
+		vacated := r.tryActivate(s)
+		if vacated == nil {
+			return nil
+		}
+		select {
+		case <-vacated:
+		case <-s.ctx.Done():
+			return status.FromContextError(s.ctx.Err()).Err()
+		}
+	}
+}
+
+// tryActivate makes s the active session and returns nil. If a newer Envoy's session is active, it returns a channel
+// that is closed when that session ends.
+func (r *Relay) tryActivate(s *session) (wait <-chan struct{}) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	age, old := r.handover.position(s.process), r.activeSession
+	if old != nil && age < r.handover.position(old.process) {
+		r.log.Info("a stream of an old Envoy waits, because a newer Envoy is served", "pid", s.process, "newer", old.process)
+		if r.handover.released == nil {
+			r.handover.released = make(chan struct{})
+		}
+		return r.handover.released
+	}
+	r.activeSession = s
+	r.tracker.markEnvoyConnected(s.proto, s.process)
+	if old != nil {
+		old.cancel(errDisplaced)
+		r.log.Info("a new stream of Envoy displaces the old one", "pid", s.process, "old", old.process)
+	}
+	return nil
+}
+
+func (r *Relay) removeSession(s *session) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if s.client {
+		r.removeClient(s)
+		return
+	}
+	if r.activeSession != s {
+		return
+	}
+	r.activeSession = nil
+	r.tracker.markEnvoyDisconnected()
+	if r.handover.released != nil {
+		close(r.handover.released)
+		r.handover.released = nil
+	}
+}

@@ -1,0 +1,132 @@
+package xdsproxy
+
+import (
+	"fmt"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/pilotfish-mesh/pilotfish/internal/health"
+)
+
+// envoyState is the state of one Envoy process. A restarted Envoy has no configuration, whatever its predecessor had.
+type envoyState struct {
+	since     time.Time // when its first stream started
+	hasAnswer bool      // a control plane has sent it a response
+	// rejectedTypes are types of which Envoy rejected all responses so far; without them it cannot serve requests.
+	// acceptedTypes are types of which it accepted a response; the value is its newest NACK, or nil.
+	rejectedTypes, acceptedTypes map[string]*Nack
+}
+
+// ensureEnvoy returns the state of a process and creates it if necessary; the caller holds mu. States of ended
+// processes are not needed.
+func (l *statusTracker) ensureEnvoy(process int32) *envoyState {
+	b := l.envoys[process]
+	if b == nil {
+		if len(l.envoys) >= maxProcesses {
+			clear(l.envoys)
+		}
+		b = &envoyState{since: l.now(), rejectedTypes: make(map[string]*Nack), acceptedTypes: make(map[string]*Nack)}
+		l.envoys[process] = b
+	}
+	return b
+}
+
+func (b *envoyState) reject(a *typeTracker) {
+	if _, has := b.acceptedTypes[a.TypeURL]; !has {
+		first := a.LastNack
+		if b.rejectedTypes[a.TypeURL] != nil {
+			first = &Nack{Time: b.rejectedTypes[a.TypeURL].Time, Reason: a.LastNack.Reason, Version: a.LastNack.Version}
+		}
+		b.rejectedTypes[a.TypeURL] = first
+		return
+	}
+	b.acceptedTypes[a.TypeURL] = a.LastNack
+}
+
+func (b *envoyState) acknowledge(a *typeTracker) {
+	delete(b.rejectedTypes, a.TypeURL)
+	b.acceptedTypes[a.TypeURL] = nil
+}
+
+func (l *statusTracker) condition(process int32, lossLimit time.Duration) health.Condition {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	b := l.envoys[process]
+	if b == nil {
+		b = l.envoys[l.process]
+	}
+	switch {
+	case b == nil:
+		return health.Condition{Reason: l.noAnswerReason(), Remedy: connectRemedy, Since: l.started}
+	case !b.hasAnswer:
+		return health.Condition{Reason: l.noAnswerReason(), Remedy: connectRemedy, Since: b.since}
+	case len(b.rejectedTypes) > 0:
+		return b.condition()
+	}
+	c := health.Condition{OK: true}
+	var reasons []string
+	if !l.isConnected {
+		reasons = append(reasons, fmt.Sprintf("not connected to the control plane %s: %s; last good configuration %s old",
+			l.upstream, l.reason, max(0, l.now().Sub(l.upToDate)).Round(time.Second)))
+		c.OK = lossLimit <= 0 || l.now().Sub(l.since) < lossLimit
+		c.Since, c.Remedy = l.since, connectRemedy
+	}
+	c.Reason = strings.Join(append(reasons, b.rejections()...), "; ")
+	if c.Remedy == "" && c.Reason != "" {
+		c.Remedy = remedyFor(c.Reason)
+	}
+	return c
+}
+
+// conditionForClients is the condition for proxyless clients. They start after the agent is ready, so it does not wait
+// for their requests.
+func (l *statusTracker) conditionForClients(lossLimit time.Duration) health.Condition {
+	l.mu.Lock()
+	hasRequest, reached := len(l.envoys) > 0, l.upstream != "" && l.reason == ""
+	l.mu.Unlock()
+	if !hasRequest && reached {
+		return health.Well
+	}
+	return l.condition(0, lossLimit)
+}
+
+// condition returns the condition of an Envoy that rejected the first configuration of a type.
+func (b *envoyState) condition() health.Condition {
+	c := health.Condition{}
+	var reasons []string
+	for typeURL, nack := range b.rejectedTypes {
+		reasons = append(reasons, fmt.Sprintf("Envoy rejected its first %s configuration: %s", shortType(typeURL), nack.Reason))
+		if c.Since.IsZero() || nack.Time.Before(c.Since) {
+			c.Since = nack.Time
+		}
+	}
+	slices.Sort(reasons)
+	c.Reason = strings.Join(reasons, "; ")
+	c.Remedy = remedyFor(c.Reason)
+	return c
+}
+
+func (l *statusTracker) noAnswerReason() string {
+	switch {
+	case l.upstream == "":
+		return "connecting to the control plane"
+	case l.reason != "":
+		return fmt.Sprintf("not connected to the control plane %s: %s", l.upstream, l.reason)
+	case !l.hasEnvoy:
+		return "Envoy has not requested its configuration yet"
+	}
+	return fmt.Sprintf("the control plane %s has not answered yet", l.upstream)
+}
+
+func (b *envoyState) rejections() []string {
+	var reasons []string
+	for typeURL, nack := range b.acceptedTypes {
+		if nack != nil {
+			reasons = append(reasons, fmt.Sprintf("Envoy rejected its newest %s configuration and keeps the last good one: %s",
+				shortType(typeURL), nack.Reason))
+		}
+	}
+	slices.Sort(reasons)
+	return reasons
+}

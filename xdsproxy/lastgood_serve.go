@@ -1,0 +1,318 @@
+package xdsproxy
+
+import (
+	"context"
+	"fmt"
+	"time"
+
+	"google.golang.org/grpc/mem"
+	"google.golang.org/protobuf/encoding/protowire"
+
+	"github.com/pilotfish-mesh/pilotfish/xdsproxy/lastgood"
+)
+
+// maxStoredResponse limits the size of a response from the last good configuration, if the protocol allows several
+// responses.
+const maxStoredResponse = 1 << 20
+
+// maxSilenceDoublings limits how often SilenceTimeout doubles.
+const maxSilenceDoublings = 6
+
+// serveLastGood sends the last good configuration to Envoy if it is due. Otherwise it returns a channel that fires when
+// it may be, or nil.
+func (s *session) serveLastGood() (<-chan time.Time, error) {
+	s.mu.Lock()
+	k := &s.record
+	wanted := s.wantsLastGood()
+	id, writer, resumed := k.id, s.writer, k.diskResumes
+	s.mu.Unlock()
+	switch {
+	case !wanted:
+		return nil, nil
+	case !k.isDue && !s.uplink.isDown.Load():
+		if k.timer == nil {
+			k.timer = time.After(s.relay.config.LastGood.ConnectWait)
+		}
+		return k.timer, nil
+	}
+	snapshot := s.relay.loadLastGood(s.ctx, writer, id)
+	s.mu.Lock()
+	k.isLookedUp = snapshot != nil || resumed == k.diskResumes // if the disk resumed meanwhile, look again
+	if snapshot == nil {
+		s.mu.Unlock()
+		return nil, nil
+	}
+	k.served, k.snapshot, k.upToDate = true, snapshot, snapshot.UpToDate
+	k.isWriting = false // a control plane's incomplete configuration is not continued
+	order := append([]string(nil), s.state.typeOrder...)
+	s.mu.Unlock()
+	for _, typeURL := range order {
+		if err := s.sendStored(typeURL, nil); err != nil {
+			return nil, err
+		}
+	}
+	return nil, nil
+}
+
+// wantsLastGood reports whether Envoy needs the last good configuration: it started without configuration, and no
+// control plane has sent all that it requested. The caller holds mu.
+func (s *session) wantsLastGood() bool {
+	k := &s.record
+	return s.writer != nil && k.isIdentified && !k.hadConfig && !k.isLookedUp && !k.isComplete
+}
+
+// loadLastGood loads the stored configuration. It returns nil if there is none or it cannot be used.
+func (r *Relay) loadLastGood(ctx context.Context, k *lastGoodWriter, id lastgood.Identity) *lastgood.Snapshot {
+	snapshot, err := k.load(ctx, id, r.config.LastGood.loadTimeout)
+	if err != nil {
+		r.log.Warn("the last good configuration cannot be used; Envoy waits for a control plane",
+			"error", err)
+		return nil
+	}
+	if snapshot == nil {
+		return nil
+	}
+	resources, size := snapshot.Size()
+	if resources == 0 {
+		_ = snapshot.Close()
+		return nil
+	}
+	r.log.Info("Envoy receives the last good configuration, because no control plane answers",
+		"upToDate", snapshot.UpToDate, "resources", resources, "bytes", size)
+	r.lastGoodServed.Add(1)
+	return snapshot
+}
+
+// answerFromLastGood answers a request from the last good configuration until a control plane answers.
+func (s *session) answerFromLastGood(h requestInfo) {
+	names := h.subscribe
+	if h.first || s.proto == sotw {
+		names = nil
+	}
+	err := s.sendStored(h.typeURL, names)
+	if err == nil && h.typeURL == routeConfigType {
+		err = s.sendVirtualHosts(h.subscribe)
+	}
+	if err != nil {
+		s.cancel(fmt.Errorf("sending to Envoy: %w", err))
+	}
+}
+
+// sendStored sends the stored resources with the names, or all that Envoy requests of the type if names is nil.
+func (s *session) sendStored(typeURL string, names []string) error {
+	for first := true; first || len(names) > 0; first = false {
+		var r storedResponse
+		if r, names = s.buildStored(typeURL, names); r.frame == nil {
+			return nil
+		}
+		if err := s.deliverStored(r.response, r.frame); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// deliverStored delivers a stored response. If its type has a rewriter, it does so asynchronously.
+func (s *session) deliverStored(r response, f *frame) error {
+	rewrite, ok := s.relay.config.Rewrite[r.typeURL]
+	if !ok {
+		return s.deliver(0, r, f, nil)
+	}
+	s.relay.streams.Go(func() {
+		job := rewriteJob{r, f}
+		changed, retries, err := rewriteResponse(s.ctx, s.proto, rewrite, job)
+		if err == nil {
+			err = s.deliverStoredRewritten(rewrite, job, changed, retries)
+		}
+		if err != nil && s.ctx.Err() == nil {
+			s.relay.log.Warn("a part of the last good configuration was skipped", "type", r.typeURL, "reason", err)
+		}
+	})
+	return nil
+}
+
+// deliverStoredRewritten delivers a rewritten stored response, unless a control plane has sent the type meanwhile.
+func (s *session) deliverStoredRewritten(rewrite Rewriter, job rewriteJob, changed *frame, retries []Resource) error {
+	s.retries.mu.Lock()
+	defer s.retries.mu.Unlock()
+	if s.retries.receivedTypes[job.typeURL] {
+		return nil
+	}
+	s.retries.supersede(job.response)
+	if err := s.deliver(0, job.response, changed, nil); err != nil {
+		return err
+	}
+	s.scheduleRetries(rewrite, job, retries, false)
+	return nil
+}
+
+// storedResponse is a response that the relay builds from stored resources.
+type storedResponse struct {
+	response
+	frame *frame
+	// pieces are the encoded fields, size bytes in all. Each resource is a separate piece, because joining them would
+	// copy them.
+	pieces mem.BufferSlice
+	size   int
+}
+
+// buildStored builds one response and returns the remaining names. The response is empty if the type is unknown or a
+// control plane has answered meanwhile.
+func (s *session) buildStored(typeURL string, names []string) (c storedResponse, rest []string) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	snapshot, t := s.record.snapshot, s.state.types[typeURL]
+	if snapshot == nil || t == nil {
+		return c, nil
+	}
+	version, ok := snapshot.Version(typeURL)
+	if !ok && isFullState(typeURL) {
+		return c, nil
+	}
+	if names == nil {
+		names = s.state.expandNames(t, snapshot)
+	}
+	isOne, last := s.proto == sotw && isFullState(typeURL), ""
+	for len(names) > 0 && (isOne || c.size < maxStoredResponse || typeURL == virtualHostType && routeName(names[0]) == last) {
+		last = routeName(names[0])
+		if err := c.addResource(s.proto, snapshot, typeURL, names[0]); err != nil {
+			s.relay.log.Warn("a part of the last good configuration was skipped", "type", typeURL, "name", names[0], "reason", err)
+		}
+		names = names[1:]
+	}
+	c.finish(typeURL, version, s.relay.nextNonce())
+	return c, names
+}
+
+// addResource adds a resource to the response, or its removal if it is not stored.
+func (c *storedResponse) addResource(v variant, snapshot *lastgood.Snapshot, typeURL, name string) error {
+	version, content, ok, err := snapshot.Resource(typeURL, name)
+	switch {
+	case err != nil:
+		return err
+	case ok:
+		head := protowire.AppendVarint(protowire.AppendTag(nil, 2, protowire.BytesType), uint64(len(content)))
+		c.appendPiece(head)
+		c.appendPiece(content)
+		c.resources = append(c.resources, resource{name: name, version: version})
+	case v == delta && name != wildcard:
+		c.appendPiece(appendText(nil, responseRemoved, name))
+		c.removed = append(c.removed, name)
+	}
+	return nil
+}
+
+func (c *storedResponse) appendPiece(piece []byte) {
+	if len(piece) == 0 {
+		return
+	}
+	c.pieces = append(c.pieces, mem.SliceBuffer(piece))
+	c.size += len(piece)
+}
+
+func (c *storedResponse) finish(typeURL, version, nonce string) {
+	c.typeURL, c.version, c.nonce = typeURL, version, nonce
+	tail := appendText(nil, responseVersion, version)
+	tail = appendText(appendText(tail, responseType, typeURL), responseNonce, joinNonce(0, nonce))
+	c.appendPiece(tail)
+	c.frame = &frame{data: c.pieces}
+}
+
+// expandNames returns the names of all resources of a type that Envoy requests, with wildcards expanded.
+func (s *streamState) expandNames(t *typeState, snapshot *lastgood.Snapshot) []string {
+	_, hasWildcard := t.names[wildcard]
+	v, names := s.proto, sortedKeys(t.names)
+	if t.all && t.url == virtualHostType {
+		for _, name := range s.virtualHosts(nil, snapshot) {
+			if _, ok := t.names[name]; !ok { // Envoy rejects a response with duplicate names
+				names = append(names, name)
+			}
+		}
+		return append(names, t.extraNames(snapshot)...)
+	}
+	all := t.all || v == sotw && (hasWildcard || len(t.names) == 0 && isFullState(t.url))
+	if all {
+		for _, name := range snapshot.Names(t.url) {
+			if _, ok := t.names[name]; !ok {
+				names = append(names, name)
+			}
+		}
+	}
+	if t.all && v == delta {
+		names = append(names, t.extraNames(snapshot)...)
+	}
+	return names
+}
+
+// extraNames returns resources that Envoy received from a control plane that failed before it had sent everything. They
+// are removed, so that Envoy's configuration is consistent.
+func (t *typeState) extraNames(snapshot *lastgood.Snapshot) (names []string) {
+	for _, name := range sortedKeys(t.knownVersions(true)) {
+		if _, ok := t.names[name]; !ok && !snapshot.HasResource(t.url, name) {
+			names = append(names, name)
+		}
+	}
+	return names
+}
+
+// monitorSilence ends an upstream stream with errSilent if an awaited response does not arrive. It does so only while
+// Envoy has no listeners, and if the last good configuration or another control plane is available. If a response
+// arrives slowly, it restarts the stream once, so that Envoy receives the last good configuration meanwhile. It also
+// enables restartRecording to end the stream. The caller calls end when the stream ends.
+func (s *session) monitorSilence(a *upstreamStream, renew context.CancelCauseFunc) (end func()) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.record.restart = renew
+	p := silenceDetector{timeout: s.relay.config.LastGood.SilenceTimeout << min(s.silentUpstreams, maxSilenceDoublings)}
+	a.lastHeard.Store(int64(uptime()))
+	var timer *time.Timer
+	timer = time.AfterFunc(p.timeout, func() {
+		s.mu.Lock()
+		defer s.mu.Unlock()
+		if s.state.hasListeners() || s.state.hadConfig || !s.wantsLastGood() && !s.uplink.hasAlternatives.Load() {
+			return
+		}
+		quiet := uptime() - time.Duration(a.lastHeard.Load())
+		awaited := s.state.isAwaitingResponse()
+		if wait := p.remaining(quiet, a.upstream.ReceivedBytes(), awaited); wait > 0 {
+			if quiet >= p.timeout && awaited && s.restartSlowStream(renew) {
+				return
+			}
+			timer.Reset(wait)
+			return
+		}
+		s.silentUpstreams++
+		renew(errSilent)
+	})
+	return func() {
+		s.mu.Lock()
+		defer s.mu.Unlock()
+		timer.Stop()
+		s.record.restart = nil
+	}
+}
+
+// restartSlowStream restarts the upstream stream if a stored configuration can be served first, and reports whether it
+// does. It never interrupts a response of which Envoy may have a part. The caller holds mu.
+func (s *session) restartSlowStream(renew context.CancelCauseFunc) bool {
+	if !s.wantsLastGood() || s.writer.store.Status().Bytes == 0 || !s.deliverMu.TryLock() {
+		return false
+	}
+	defer s.deliverMu.Unlock()
+	renew(errRestarted)
+	return true
+}
+
+// recordStoredResponse records a response from the last good configuration.
+func (l *statusTracker) recordStoredResponse(r response, upToDate time.Time) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	a := l.ensureType(r.typeURL)
+	a.LastResources = len(r.resources)
+	if len(a.pending) == maxPending {
+		a.pending = a.pending[1:]
+	}
+	a.pending = append(a.pending, sentVersion{nonce: r.nonce, version: r.version})
+	l.ensureEnvoy(l.process).hasAnswer = true
+	l.upToDate, l.lastGood = upToDate, true
+}

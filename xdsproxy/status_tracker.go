@@ -1,0 +1,345 @@
+package xdsproxy
+
+import (
+	"cmp"
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+)
+
+const (
+	// maxTypes limits the tracked types, and maxPending the responses without an answer.
+	maxTypes   = 64
+	maxPending = 32
+	// maxLoggedReasons limits the addresses whose last connection error is recorded.
+	maxLoggedReasons = 2 * maxTargets
+
+	clusterType  = "type.googleapis.com/envoy.config.cluster.v3.Cluster"
+	listenerType = "type.googleapis.com/envoy.config.listener.v3.Listener"
+)
+
+// statusTracker tracks the connections and the state of each type.
+type statusTracker struct {
+	now     func() time.Time
+	log     *slog.Logger
+	metrics *metrics
+
+	started     time.Time
+	mu          sync.Mutex
+	isConnected bool
+	upstream    string
+	since       time.Time
+	reason      string
+	// loggedReasons are the connection errors that were logged since the last connection, by address.
+	loggedReasons map[string]string
+	lastResponse  time.Time
+	// upToDate is when Envoy's configuration was last known to be that of the control plane. lastGood: Envoy received
+	// the last good configuration.
+	upToDate time.Time
+	lastGood bool
+	hasEnvoy bool
+	protocol string
+	types    map[string]*typeTracker
+	// envoys are the states of Envoy processes, by PID. process is the PID of the active stream, or of the last one.
+	envoys  map[int32]*envoyState
+	process int32
+	// events and nacks are the latest events.
+	events, nacks ring
+}
+
+// typeTracker tracks one type.
+type typeTracker struct {
+	TypeStatus
+	pending []sentVersion
+	// lastState is the state after Envoy's last answer, or StateRequested.
+	lastState string
+	// isRequested: this stream of Envoy has requested the type.
+	isRequested bool
+	// rejected are the resources that Envoy rejects, by name.
+	rejected map[string]*ResourceNack
+	nackLog  nackLogLimiter
+}
+
+type sentVersion struct{ nonce, version string }
+
+func newStatusTracker(now func() time.Time, log *slog.Logger) *statusTracker {
+	return &statusTracker{
+		now: now, log: log, metrics: newMetrics(), started: now(), since: now(),
+		types: make(map[string]*typeTracker), loggedReasons: make(map[string]string), envoys: make(map[int32]*envoyState),
+		events: ring{capacity: maxEvents}, nacks: ring{capacity: maxNacks},
+	}
+}
+
+// ensureType returns the tracker of a type and creates it if necessary; the caller holds mu. Above maxTypes, types
+// share the tracker "other".
+func (l *statusTracker) ensureType(typeURL string) *typeTracker {
+	a := l.types[typeURL]
+	if a == nil && len(l.types) >= maxTypes {
+		typeURL = "other"
+		a = l.types[typeURL]
+	}
+	if a == nil {
+		a = &typeTracker{TypeStatus: TypeStatus{TypeURL: typeURL}, lastState: StateRequested}
+		l.types[typeURL] = a
+		l.metrics.initType(typeURL)
+	}
+	return a
+}
+
+// markReachable records a connection on which no data has arrived yet.
+func (l *statusTracker) markReachable(address string) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.isConnected {
+		return
+	}
+	l.upstream = address
+	if l.lastResponse.IsZero() {
+		l.reason = ""
+	}
+}
+
+func (l *statusTracker) markConnected(address string) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.upstream, l.reason = address, ""
+	clear(l.loggedReasons)
+	if !l.isConnected {
+		l.isConnected, l.since, l.lastGood = true, l.now(), false
+		l.addEvent(Event{Kind: EventConnected, Address: address})
+		l.log.Info("connected to the control plane", "address", address, "protocol", l.protocol)
+	}
+}
+
+func (l *statusTracker) markDisconnected(address string, err error) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	reason := errorText(err)
+	if l.isConnected || reason != l.loggedReasons[address] { // log each reason once, not each attempt
+		if len(l.loggedReasons) >= maxLoggedReasons {
+			clear(l.loggedReasons)
+		}
+		l.loggedReasons[address] = reason
+		l.addEvent(Event{Kind: EventDisconnected, Address: address, Reason: reason})
+		l.log.Warn("not connected to the control plane", "address", address, "reason", reason)
+	}
+	l.upstream, l.reason = address, reason
+	if l.isConnected {
+		l.isConnected, l.since = false, l.now()
+		l.upToDate = l.since
+	}
+}
+
+func (l *statusTracker) recordConnectFailure(address string, err error) {
+	l.metrics.connectFailures.Inc()
+	l.markDisconnected(address, err)
+}
+
+func (l *statusTracker) recordStreamEnd(address string, err error) {
+	l.metrics.countEnd(l.metrics.upstreamEnds, err)
+	l.markDisconnected(address, err)
+}
+
+func (l *statusTracker) recordEnvoyStreamEnd(err error) { l.metrics.countEnd(l.metrics.envoyEnds, err) }
+
+// errorText returns the text of an error without gRPC's wrapping.
+func errorText(err error) string {
+	if s, ok := status.FromError(err); ok && s.Code() != codes.OK {
+		if s.Code() == codes.Unavailable || s.Code() == codes.Unknown {
+			return s.Message()
+		}
+		return fmt.Sprintf("%s: %s", s.Code(), s.Message())
+	}
+	return err.Error()
+}
+
+// markEnvoyConnected records a new stream. It resets subscriptions and pending responses, which belong to a stream.
+func (l *statusTracker) markEnvoyConnected(v variant, process int32) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.hasEnvoy, l.protocol = true, v.String()
+	l.process = process
+	l.addEvent(Event{Kind: EventEnvoy, Process: int(process)})
+	_, known := l.envoys[process]
+	l.ensureEnvoy(process)
+	for _, a := range l.types {
+		a.pending, a.isRequested, a.Subscribed, a.Wildcard = nil, false, 0, false
+		if !known {
+			a.lastState = StateRequested
+			clear(a.rejected)
+		}
+	}
+}
+
+func (l *statusTracker) markEnvoyDisconnected() {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.hasEnvoy = false
+	l.addEvent(Event{Kind: EventEnvoyGone, Process: int(l.process)})
+	if l.isConnected { // the upstream stream ends with Envoy's
+		l.isConnected, l.since, l.reason = false, l.now(), "Envoy has no stream"
+		l.upToDate = l.since
+	}
+}
+
+// recordRequest records a request and logs a NACK. about is the response that it answers, if any.
+func (l *statusTracker) recordRequest(v variant, r request, about response) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	a := l.ensureType(r.typeURL)
+	a.Requests++
+	l.metrics.requests.Inc()
+	if r.changesSubscription(v, a) {
+		l.addEvent(Event{Kind: EventSubscribe, TypeURL: a.TypeURL, Resources: len(r.names) + len(r.subscribe), Removed: len(r.unsubscribe)})
+	}
+	a.subscribe(v, r)
+	switch {
+	case r.rejected:
+		a.reject(r, about, l.now())
+		l.ensureEnvoy(l.process).reject(a)
+		l.recordNack(a, r, about)
+	case r.nonce != "" && a.acknowledge(r, l.now()):
+		a.acceptResources(v, about)
+		l.ensureEnvoy(l.process).acknowledge(a)
+		l.addEvent(Event{Kind: EventAck, TypeURL: a.TypeURL, Version: a.Version, Nonce: r.nonce})
+		l.metrics.acks.WithLabelValues(shortType(a.TypeURL)).Inc()
+		l.metrics.lastAccepted.WithLabelValues(shortType(a.TypeURL)).Set(float64(a.LastAck.UnixMilli()) / 1000)
+	}
+}
+
+// recordNack adds a NACK to the history, the metrics and the log; the caller holds mu.
+func (l *statusTracker) recordNack(a *typeTracker, r request, about response) {
+	e := Event{Kind: EventNack, TypeURL: a.TypeURL, Version: a.LastNack.Version, Nonce: r.nonce, Reason: r.reason, Resources: len(about.resources)}
+	for _, m := range findMentions(about.resources, r.reason) {
+		if len(e.Names) < maxRejected {
+			e.Names = append(e.Names, truncate(m.name))
+		}
+	}
+	l.addEvent(e)
+	l.metrics.nacks.WithLabelValues(shortType(a.TypeURL)).Inc()
+	if suppressed, ok := a.nackLog.allow(r.reason, l.now()); ok {
+		attrs := []any{"type", r.typeURL, "reason", r.reason}
+		if suppressed > 0 {
+			attrs = append(attrs, "notLogged", suppressed)
+		}
+		l.log.Warn("Envoy rejected its configuration", attrs...)
+	}
+}
+
+// changesSubscription reports whether a request changes the subscription. In SotW it compares only the number of names.
+func (r *request) changesSubscription(v variant, a *typeTracker) bool {
+	if v == sotw {
+		return !a.isRequested || len(r.names) != a.Subscribed
+	}
+	return !a.isRequested || len(r.subscribe)+len(r.unsubscribe) > 0
+}
+
+func (a *typeTracker) subscribe(v variant, r request) {
+	if v == sotw {
+		if !r.rejected {
+			a.Subscribed = len(r.names)
+			a.Wildcard = r.hasWildcard() || (len(r.names) == 0 && (a.TypeURL == clusterType || a.TypeURL == listenerType))
+		}
+		a.isRequested = true
+		return
+	}
+	more := len(r.subscribe)
+	if r.hasWildcard() {
+		more--
+	}
+	a.Wildcard = a.Wildcard || r.hasWildcard() || (!a.isRequested && len(r.subscribe) == 0)
+	a.isRequested = true
+	a.Subscribed = max(0, a.Subscribed+more-len(r.unsubscribe))
+}
+
+func (a *typeTracker) reject(r request, about response, now time.Time) {
+	a.rejectResources(about, r.reason, now)
+	version, _ := a.removePending(r.nonce)
+	a.Nacks++
+	a.lastState = StateRejected
+	a.LastNack = &Nack{Time: now, Reason: r.reason, Version: version}
+}
+
+// acknowledge records an ACK and reports whether it was one. A request that repeats the nonce of an answered response
+// is a new subscription.
+func (a *typeTracker) acknowledge(r request, now time.Time) bool {
+	version, ok := a.removePending(r.nonce)
+	if !ok {
+		return false
+	}
+	a.Acks++
+	a.lastState = StateAcknowledged
+	a.LastAck, a.Version = now, version
+	return true
+}
+
+// removePending removes a response and all earlier ones from the pending responses, and returns its version.
+func (a *typeTracker) removePending(nonce string) (version string, ok bool) {
+	for i, s := range a.pending {
+		if s.nonce == nonce {
+			a.pending = slices.Delete(a.pending, 0, i+1)
+			return s.version, true
+		}
+	}
+	return "", false
+}
+
+func (l *statusTracker) recordResponse(r response, size int) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	a := l.ensureType(r.typeURL)
+	a.Responses++
+	a.ResponseBytes += uint64(size)
+	a.LastResponse, a.LastResources = l.now(), len(r.resources)
+	l.lastResponse = a.LastResponse
+	l.ensureEnvoy(l.process).hasAnswer = true
+	if len(a.pending) == maxPending {
+		a.pending = slices.Delete(a.pending, 0, 1)
+	}
+	a.pending = append(a.pending, sentVersion{nonce: r.nonce, version: r.version})
+	l.addEvent(Event{
+		Kind: EventResponse, TypeURL: a.TypeURL, Version: r.version, Nonce: r.nonce,
+		Resources: len(r.resources), Removed: len(r.removed), Bytes: size,
+	})
+	l.metrics.responses.Inc()
+	l.metrics.responseBytes.WithLabelValues(shortType(a.TypeURL)).Add(float64(size))
+}
+
+func (a *typeTracker) state() string {
+	if len(a.pending) > 0 {
+		return StatePending
+	}
+	return a.lastState
+}
+
+func (l *statusTracker) status() Status {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	s := Status{
+		Connected: l.isConnected, Upstream: l.upstream, Since: l.since, Reason: l.reason,
+		LastResponse: l.lastResponse, EnvoyConnected: l.hasEnvoy, Protocol: l.protocol,
+	}
+	for _, a := range l.types {
+		t := a.TypeStatus
+		t.State, t.Rejected = a.state(), a.rejectedResources()
+		s.Types = append(s.Types, t)
+	}
+	slices.SortFunc(s.Types, func(a, b TypeStatus) int { return cmp.Compare(a.TypeURL, b.TypeURL) })
+	return s
+}
+
+// shortType returns the last part of a type URL.
+func shortType(typeURL string) string { return typeURL[strings.LastIndexAny(typeURL, "./")+1:] }
+
+// isOrderly reports whether a stream ended without an error.
+func isOrderly(err error) bool {
+	return errors.Is(err, io.EOF) || status.Code(err) == codes.Canceled || status.Code(err) == codes.OK
+}
