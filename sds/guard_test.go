@@ -2,6 +2,7 @@ package sds
 
 import (
 	"context"
+	"io"
 	"os"
 	"testing"
 
@@ -55,12 +56,13 @@ func TestNoMethodServesARequestWithoutTheSecret(t *testing.T) {
 	}
 }
 
-// firstAnswer sends a request on a stream and waits for the response.
+// firstAnswer sends a request on a stream and returns the error of the response. Send returns io.EOF if the server has already
+// refused the stream; the reason then comes from Recv.
 func firstAnswer[Req, Resp any](stream grpc.BidiStreamingClient[Req, Resp], err error, request *Req) error {
 	if err != nil {
 		return err
 	}
-	if err := stream.Send(request); err != nil {
+	if err := stream.Send(request); err != nil && err != io.EOF {
 		return err
 	}
 	_, err = stream.Recv()

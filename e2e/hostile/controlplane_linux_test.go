@@ -359,8 +359,7 @@ func subscribeToMuch(t *testing.T, stream discoveryv3.AggregatedDiscoveryService
 		for i := range cap(names) {
 			names = append(names, fmt.Sprintf("outbound|80||%d-%d-%d-%s.default.svc.cluster.local", n, kind, i, strings.Repeat("x", 400)))
 		}
-		if err := stream.Send(&discoveryv3.DeltaDiscoveryRequest{Node: node, TypeUrl: typeURL, ResourceNamesSubscribe: names}); err != nil {
-			_, err = stream.Recv()
+		if err := stream.Send(&discoveryv3.DeltaDiscoveryRequest{Node: node, TypeUrl: typeURL, ResourceNamesSubscribe: names}); err != nil && err != io.EOF {
 			return err
 		}
 		node = nil
@@ -368,7 +367,10 @@ func subscribeToMuch(t *testing.T, stream discoveryv3.AggregatedDiscoveryService
 		if err != nil {
 			return err
 		}
-		if err := stream.Send(&discoveryv3.DeltaDiscoveryRequest{TypeUrl: answer.GetTypeUrl(), ResponseNonce: answer.GetNonce()}); err != nil {
+		if err := stream.Send(&discoveryv3.DeltaDiscoveryRequest{TypeUrl: answer.GetTypeUrl(), ResponseNonce: answer.GetNonce()}); err == io.EOF {
+			_, err = stream.Recv()
+			return err
+		} else if err != nil {
 			return err
 		}
 	}

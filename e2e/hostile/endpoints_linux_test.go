@@ -9,6 +9,7 @@ import (
 	"crypto/x509"
 	"encoding/pem"
 	"fmt"
+	"io"
 	"net"
 	"net/http"
 	"os/exec"
@@ -138,7 +139,7 @@ func (e *sharedEdge) stealWorkloadKey(t *testing.T) *tlsv3.TlsCertificate {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if err := stream.Send(&discoveryv3.DiscoveryRequest{Node: edgeNode(t), TypeUrl: secretType, ResourceNames: []string{"default"}}); err != nil {
+	if err := stream.Send(&discoveryv3.DiscoveryRequest{Node: edgeNode(t), TypeUrl: secretType, ResourceNames: []string{"default"}}); err != nil && err != io.EOF {
 		t.Fatal(err)
 	}
 	got, err := stream.Recv()
@@ -198,7 +199,7 @@ func (e *sharedEdge) readXDS(t *testing.T, typeURL, name string) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if err := stream.Send(&discoveryv3.DeltaDiscoveryRequest{Node: edgeNode(t), TypeUrl: typeURL, ResourceNamesSubscribe: []string{name}}); err != nil {
+	if err := stream.Send(&discoveryv3.DeltaDiscoveryRequest{Node: edgeNode(t), TypeUrl: typeURL, ResourceNamesSubscribe: []string{name}}); err != nil && err != io.EOF {
 		t.Fatal(err)
 	}
 	for {
