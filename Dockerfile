@@ -1,12 +1,12 @@
-# The sidecar image: the agent on the upstream distroless Envoy image, as the pod's user 1337; and with --target cni that of
-# the CNI plugin's node agent.
+# Builds the sidecar image: the agent on the upstream distroless Envoy image, as the pod's user 1337. With --target cni, builds
+# the image of the CNI plugin's node agent.
 #
 #   docker build -t pilotfish/proxy .
 #   docker build -t pilotfish/cni --target cni .
 #   docker build -t pilotfish/proxy --build-arg ENVOY_IMAGE=envoyproxy/envoy:distroless-v1.40.0@sha256:... .
 #
-# The default of ENVOY_IMAGE has no digest; docs/container.md explains how to pin it. What is executed belongs to root, so that
-# the pod's user cannot replace it.
+# The default of ENVOY_IMAGE has no digest; docs/container.md explains how to pin it. Programs belong to root, so that the
+# pod's user cannot replace them.
 
 ARG ENVOY_IMAGE=envoyproxy/envoy:distroless-v1.40.0
 
@@ -22,7 +22,7 @@ RUN CGO_ENABLED=0 go build -trimpath -buildvcs=false -tags grpcnotrace \
       -o /out/ ./cmd/pilotfish-agent ./cmd/pilotfish-iptables ./cmd/pilotfish-cni ./cmd/pilotfish-cni-install ./cmd/pilotfish-cni-tombstone
 RUN mkdir /empty
 
-# The node agent: it changes the node's files and the pods' namespaces, so it runs as root. The plugin itself runs on the node.
+# The node agent runs as root, because it changes the node's files and the pods' namespaces. It copies the plugin to the node.
 FROM scratch AS cni
 COPY --from=build --chown=0:0 --chmod=0755 /out/pilotfish-cni /out/pilotfish-cni-tombstone /opt/cni/bin/
 COPY --from=build --chown=0:0 --chmod=0755 /out/pilotfish-cni-install /usr/local/bin/pilotfish-cni-install
@@ -39,9 +39,9 @@ COPY --from=build --chown=1337:1337 --chmod=0755 /empty/ /etc/istio/config/
 COPY --from=build --chown=1337:1337 --chmod=0755 /empty/ /var/lib/istio/data/
 COPY --from=build --chown=1337:1337 --chmod=0755 /empty/ /var/run/secrets/workload-spiffe-uds/
 COPY --from=build --chown=0:0 --chmod=0755 /out/pilotfish-agent /usr/local/bin/pilotfish-agent
-# The agent hands its command iptables to this one, which starts faster.
+# `pilotfish-agent iptables` executes this program, which starts faster.
 COPY --from=build --chown=0:0 --chmod=0755 /out/pilotfish-iptables /usr/local/bin/pilotfish-iptables
-# An injected pod may name the program it knows.
+# Injection templates of Istio start the agent by this name.
 COPY --from=build --chown=0:0 --chmod=0755 /out/pilotfish-agent /usr/local/bin/pilot-agent
 ENV ENVOY_PATH=/usr/local/bin/envoy
 WORKDIR /

@@ -1,13 +1,13 @@
 #!/usr/bin/env bash
-# apt-get for the other scripts: with fresh package lists only where the ones at hand do not do, and with patience where
-# another package manager is at work, as on a machine that has just been started.
+# Runs apt-get for the other scripts. It updates the package lists only if the present ones do not suffice, and waits while
+# another package manager holds the locks, as on a machine that has just booted.
 #
 #   scripts/apt.sh install PACKAGE...     as root
 #   scripts/apt.sh download PACKAGE...    the .deb files into the current directory
 set -euo pipefail
 
-# apt_get runs apt-get again for as long as another holds one of its locks, but for 5 minutes at most. It shows what
-# apt-get said of anything else. DPkg::Lock::Timeout would wait for one of the locks only, not for that of the lists.
+# apt_get repeats apt-get for up to 5 minutes while another process holds one of its locks, and prints all other errors.
+# DPkg::Lock::Timeout does not suffice: it does not wait for the lock of the package lists.
 apt_get() {
 	local said tries
 	for ((tries = 0; ; tries++)); do

@@ -1,8 +1,10 @@
 #!/usr/bin/env bash
-# Puts Debian's containerd, runc and reference CNI plugins, with which tests start real pod sandboxes, into the cache,
-# unless they are there already; nothing is installed, and no service started. Without them those tests are skipped.
+# Downloads Debian's containerd, runc and reference CNI plugins into the cache, unless they are there. Tests start real pod
+# sandboxes with them and are skipped without them. The script installs no package and starts no service.
 #
-#   scripts/containerd.sh     into $XDG_CACHE_HOME/pilotfish/containerd, by default ~/.cache/pilotfish/containerd
+#   scripts/containerd.sh
+#
+# The cache is $XDG_CACHE_HOME/pilotfish/containerd, by default ~/.cache/pilotfish/containerd
 set -euo pipefail
 
 here=$(cd "$(dirname "$0")" && pwd)

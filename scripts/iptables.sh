@@ -1,9 +1,14 @@
 #!/usr/bin/env bash
-# Installs Debian's packages that tests of redirection look at the kernel with, unless they are there already: iptables (both
-# back ends, both families), with which redirection by nftables is compared, nftables (nft), iproute2 (ip, also for mount and
-# network namespaces of tests), curl, the unmodified program, and uidmap, by which ordinary users have groups in user
-# namespaces. Where they cannot be installed, what needs them is skipped. No rule is made here, nor anywhere but in the tests'
-# own network namespaces.
+# Installs the Debian packages that the tests of redirection use, unless they are there:
+#
+#   iptables   both back ends and both families, compared with redirection by nftables
+#   nftables   nft, which prints the rules in the kernel
+#   iproute2   ip, which creates network and mount namespaces
+#   curl       a program whose traffic is redirected
+#   uidmap     group IDs of ordinary users in user namespaces
+#
+# If a package cannot be installed, the tests that need it are skipped. The script creates no rules. The tests create rules
+# in their own network namespaces only.
 set -euo pipefail
 
 missing=()

@@ -1,11 +1,11 @@
 #!/usr/bin/env bash
-# Builds Kubernetes, for the tests of e2e/kubernetes, into the cache, unless it is there: etcd, API server, controllers,
-# scheduler, kubelet and kubectl, which are one program of several names.
+# Builds Kubernetes for the tests of e2e/kubernetes into the cache, unless it is there. One program contains etcd, the API
+# server, controllers, scheduler, kubelet and kubectl; its name selects the component.
 #
-#   scripts/kubernetes.sh [--print]     --print only says which folder they are in
+#   scripts/kubernetes.sh [--print]     --print only prints the folder of the components
 #
-# e2e/kubernetes/components/go.mod pins it and all that it is made of. The first time takes minutes; what is built is named
-# for that module, and kept in $XDG_CACHE_HOME/pilotfish/kubernetes, by default ~/.cache/pilotfish/kubernetes.
+# e2e/kubernetes/components/go.mod pins the version and all dependencies. The first build takes minutes. The cache is
+# $XDG_CACHE_HOME/pilotfish/kubernetes, by default ~/.cache/pilotfish/kubernetes, with a folder per version of that module.
 set -euo pipefail
 
 module=$(cd "$(dirname "$0")/../e2e/kubernetes/components" && pwd)

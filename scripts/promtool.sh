@@ -1,8 +1,10 @@
 #!/usr/bin/env bash
-# Puts the promtool of Debian's package prometheus, with which a test checks metrics, into the cache, unless it is there
-# already; nothing is installed. Without it the test is skipped.
+# Downloads promtool of Debian's package prometheus into the cache, unless it is there. A test checks the metrics with it and
+# is skipped without it. The script installs no package.
 #
-#   scripts/promtool.sh     into $XDG_CACHE_HOME/pilotfish/promtool, by default ~/.cache/pilotfish/promtool
+#   scripts/promtool.sh
+#
+# The cache is $XDG_CACHE_HOME/pilotfish/promtool, by default ~/.cache/pilotfish/promtool
 set -euo pipefail
 
 here=$(cd "$(dirname "$0")" && pwd)

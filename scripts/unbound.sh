@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Installs Debian's unbound, with which tests compare DNS answers, unless it is there already. Without it they are skipped.
+# Installs Debian's unbound, unless it is there. Tests compare DNS answers with its answers and are skipped without it.
 set -euo pipefail
 
 command -v unbound >/dev/null && exit 0
@@ -8,5 +8,5 @@ if [ "$(id -u)" != 0 ] || ! command -v apt-get >/dev/null; then
 	exit 0
 fi
 echo "unbound.sh: installing unbound" >&2
-# At RUNLEVEL 1 no service is started.
+# With RUNLEVEL=1, the installation starts no service.
 RUNLEVEL=1 "$(dirname "$0")/apt.sh" install unbound

@@ -1,10 +1,10 @@
 #!/usr/bin/env bash
-# Checks which known vulnerabilities the code can reach, in its dependencies and in Go's standard library.
+# Prints the known vulnerabilities that the code can reach in its dependencies and in Go's standard library.
 #
 #   scripts/vulncheck.sh [PACKAGE …]     by default ./...
 #
-# Where Go's vulnerability database cannot be reached it prints a note and succeeds. VULNCHECK_TIMEOUT limits the check
-# (default 10m). VULNCHECK_DB is another database, as file:///directory with entries in the OSV format.
+# If Go's vulnerability database cannot be reached, the script prints a note and succeeds. VULNCHECK_TIMEOUT limits the check
+# (default 10m). VULNCHECK_DB sets another database, such as file:///directory with entries in the OSV format.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
@@ -17,7 +17,7 @@ check() {
 	timeout -k 10s "$1" "$tool" ${VULNCHECK_DB:+-db "$VULNCHECK_DB"} -tags grpcnotrace "${@:2}"
 }
 
-# One small package first: whether the database answers is known in a second, and not after all packages have been loaded.
+# Checks one small package first, to learn within a second whether the database answers.
 code=0
 errors=$(check 2m ./version 2>&1 >/dev/null) || code=$?
 case $code:$errors in
