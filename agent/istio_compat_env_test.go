@@ -48,7 +48,7 @@ var variables = []variable{
 	{name: "PILOT_CERT_PROVIDER", setting: "controlPlane.rootFile", otherwise: "./var/run/secrets/istio/root-cert.pem", given: "kubernetes",
 		value: "./var/run/secrets/kubernetes.io/serviceaccount/ca.crt", bad: "own", remedy: "istiod, kubernetes, custom"},
 	{name: "ISTIOD_SAN", setting: "controlPlane.serverName", otherwise: "istiod.istio-system.svc", given: "istiod.example"},
-	{name: "COMPLIANCE_POLICY", setting: "tls.policy", otherwise: "none", given: "fips-140-2", bad: "fips", remedy: "fips-140-2, fips-140-3, pqc"},
+	{name: "COMPLIANCE_POLICY", setting: "tls.policy", otherwise: "none", given: "fips-140-2"},
 	{name: "JWT_POLICY", setting: "jwtPolicy", otherwise: "third-party-jwt", given: "none", bad: "second-party-jwt", remedy: "third-party-jwt"},
 	{name: "SECRET_TTL", setting: "certificates.ttl", otherwise: "24h0m0s", given: "1h", value: "1h0m0s", bad: "soon", remedy: "24h"},
 	{name: "SECRET_GRACE_PERIOD_RATIO", setting: "certificates.graceRatio", otherwise: "0.5", given: "0.2", bad: "2", remedy: "0 to 1"},

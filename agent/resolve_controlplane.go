@@ -90,13 +90,19 @@ func (r *resolver) resolveControlPlane() {
 // noPolicy is the displayed setting without a TLS policy.
 const noPolicy = "none"
 
+// resolveTLSPolicy warns of an unknown policy and ignores it, as Istio's agent and the control plane do.
 func (r *resolver) resolveTLSPolicy() {
-	value := r.env.vars["COMPLIANCE_POLICY"]
-	if value == "" {
+	policy := tlspolicy.Policy(r.env.vars["COMPLIANCE_POLICY"])
+	if err := policy.Check(); err != nil {
+		r.env.warn("COMPLIANCE_POLICY has no effect, so TLS is not restricted: %v", err)
+		policy = ""
+	}
+	if policy == "" {
 		r.env.addSetting("tls.policy", noPolicy, sourceDefault)
 		return
 	}
-	r.config.TLSPolicy = tlspolicy.Policy(r.env.choice("tls.policy", "COMPLIANCE_POLICY", "", tlspolicy.Names()...))
+	r.config.TLSPolicy = policy
+	r.env.addSetting("tls.policy", string(policy), "environment COMPLIANCE_POLICY")
 }
 
 // resolveClientCertificate finds the client certificate as Istio's agent does: in the directory PROV_CERT, or by node

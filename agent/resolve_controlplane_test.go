@@ -71,3 +71,17 @@ func TestMaxRequestSetting(t *testing.T) {
 		t.Error("a limit that is no number is taken")
 	}
 }
+
+// Istio's agent ignores it too: a pod that starts with Istio must start here.
+func TestUnknownTLSPolicyIsIgnoredWithWarning(t *testing.T) {
+	inDir(t, nil)
+	c := resolve(t, env("COMPLIANCE_POLICY=fips"))
+	if c.TLSPolicy != "" || c.setting("tls.policy").Value != "none" {
+		t.Errorf("the policy is %q, shown as %q", c.TLSPolicy, c.setting("tls.policy").Value)
+	}
+	for _, part := range []string{"COMPLIANCE_POLICY", `"fips"`, "TLS is not restricted", "fips-140-2, fips-140-3, pqc"} {
+		if len(c.Warnings) != 1 || !strings.Contains(c.Warnings[0], part) {
+			t.Errorf("the warnings do not contain %s: %q", part, c.Warnings)
+		}
+	}
+}
