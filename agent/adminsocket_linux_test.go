@@ -27,6 +27,7 @@ func TestAdminSocketWorksThroughUpgrades(t *testing.T) {
 		t.Run(version, func(t *testing.T) {
 			t.Parallel()
 			s := newSetup(t, fmt.Sprintf("127.199.%d.1", 10+i)).withAdminSocket()
+			s.env = append(s.env, "ISTIO_META_DB_PASSWORD=confidential")
 			r := s.upgradable(t, version, "--restart")
 			r.checkServes(version, 0)
 			r.checkAdminClients(version)
@@ -72,6 +73,8 @@ func (r *agentProcess) checkAdminClients(version string) {
 		want string
 	}{
 		{[]string{"request", "GET", "server_info"}, "/" + version + "/"},
+		{[]string{"request", "GET", "server_info"}, `"DB_PASSWORD": "[redacted]"`},
+		{[]string{"request", "GET", "config_dump"}, `"DB_PASSWORD": "[redacted]"`},
 		{[]string{"log", "--envoy", "upstream:debug"}, "debug"},
 		{[]string{"log", "--reset"}, ""},
 	} {

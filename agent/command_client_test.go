@@ -193,6 +193,21 @@ func TestRequestCommandMatchesIstio(t *testing.T) {
 	}
 }
 
+// Istio's tools parse the response, so the rest of it must not change.
+func TestRequestCommandRedactsNodeMetadata(t *testing.T) {
+	t.Setenv("PROXY_BIND_ADDRESS", "127.107.32.2")
+	const page = "{\n \"node\": {\n  \"metadata\": {\n   \"DB_PASSWORD\": \"%s\"\n  }\n },\n \"token_bucket\": {\"fill_interval\": \"1s\"}\n}\n"
+	serveHTTP(t, "127.107.32.2:15000", func(w http.ResponseWriter, _ *http.Request) {
+		w.Header().Set("Content-Type", "application/json")
+		fmt.Fprintf(w, page, "confidential")
+	})
+	for _, path := range []string{"config_dump", "server_info"} {
+		if out, code, err := execute(newRequestCommand(), "GET", path); code != 0 || out != fmt.Sprintf(page, "[redacted]") {
+			t.Errorf("%s: code %d, %v:\n%s", path, code, err, out)
+		}
+	}
+}
+
 func TestVersionFormats(t *testing.T) {
 	t.Parallel()
 	for args, want := range map[string]string{

@@ -14,13 +14,14 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"github.com/pilotfish-mesh/pilotfish/internal/redact"
 	"github.com/pilotfish-mesh/pilotfish/internal/termtext"
 )
 
 const requestHelp = `Send a request to one of the proxy's own ports and print the response body: to Envoy's admin interface (15000),
 the agent's status port (15020) or Envoy's readiness port (15021). Requests to the admin interface, and requests to the
 agent that change something or read debug pages, are sent to the agent's control socket, which only its user and root can
-open. If no agent listens on it, they are sent to the ports.
+open. If no agent listens on it, they are sent to the ports. Secrets in the node's metadata are not printed.
 
 Exit codes: 0; 1 if there is no response, or one with a status above 399 other than 404.`
 
@@ -104,6 +105,9 @@ func request(ctx context.Context, client *http.Client, w io.Writer, method, url,
 	if response.StatusCode > 399 && response.StatusCode != http.StatusNotFound {
 		text, _ := io.ReadAll(io.LimitReader(response.Body, 4096))
 		return fmt.Errorf("%s %s: %s: %s", method, url, response.Status, strings.TrimSpace(string(text)))
+	}
+	if strings.HasPrefix(response.Header.Get("Content-Type"), "application/json") {
+		return redact.NodeMetadata(w, response.Body)
 	}
 	_, err = io.Copy(w, response.Body)
 	return err

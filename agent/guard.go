@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 
 	"github.com/pilotfish-mesh/pilotfish/internal/uds"
@@ -25,14 +26,25 @@ func (a *Agent) newGuard(part string, listed uds.Users) *uds.Guard {
 	}
 	return &uds.Guard{
 		Secret:   a.bootstrap.AgentSecret,
-		IsExempt: func(p uds.Peer) bool { return !a.isEnvoy(p.PID) && (listed.Allow(p.UID) || isOtherProgram(p.PID)) },
+		IsExempt: func(p uds.Peer) bool { return !a.isEnvoy(p.PID) && (listed.Allow(p.UID) || a.isOtherProgram(p.PID)) },
 		Logger:   a.Logger.With("part", part),
 	}
 }
 
 // isOtherProgram reports whether a process runs a program other than Envoy. It is false if the program is unknown, as
-// in another PID namespace. It is also false for the Envoys of other agents, whose configuration can lead here too.
-func isOtherProgram(pid int32) bool {
-	program, err := os.Readlink(fmt.Sprintf("/proc/%d/exe", pid))
-	return err == nil && !strings.HasPrefix(filepath.Base(program), "envoy")
+// in another PID namespace. It is also false for the Envoys of other agents, whose configuration can lead here too:
+// their program is named envoy, or is the same file as the program of the agent's Envoy.
+func (a *Agent) isOtherProgram(pid int32) bool {
+	program, err := os.Readlink(programLink(int(pid)))
+	if err != nil || strings.HasPrefix(filepath.Base(program), "envoy") {
+		return false
+	}
+	file, err := os.Stat(programLink(int(pid)))
+	return err == nil && !slices.ContainsFunc(a.envoyPIDs.list(), func(own int) bool {
+		envoy, err := os.Stat(programLink(own))
+		return err == nil && os.SameFile(file, envoy)
+	})
 }
+
+// programLink returns the link to the program of a process.
+func programLink(pid int) string { return fmt.Sprintf("/proc/%d/exe", pid) }

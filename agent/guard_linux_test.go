@@ -15,11 +15,7 @@ import (
 )
 
 func TestOnlyEnvoyNeedsSecret(t *testing.T) {
-	sleep := func(name string) int32 {
-		path := filepath.Join(t.TempDir(), name)
-		if out, err := exec.Command("cp", "/bin/sleep", path).CombinedOutput(); err != nil {
-			t.Fatalf("%v: %s", err, out)
-		}
+	start := func(path string) int32 {
 		cmd := exec.Command(path, "600")
 		if err := cmd.Start(); err != nil {
 			t.Fatal(err)
@@ -27,8 +23,16 @@ func TestOnlyEnvoyNeedsSecret(t *testing.T) {
 		t.Cleanup(func() { _ = cmd.Process.Kill(); _ = cmd.Wait() })
 		return int32(cmd.Process.Pid)
 	}
+	copySleep := func(name string) (path string) {
+		path = filepath.Join(t.TempDir(), name)
+		if out, err := exec.Command("cp", "/bin/sleep", path).CombinedOutput(); err != nil {
+			t.Fatalf("%v: %s", err, out)
+		}
+		return path
+	}
 	a := &Agent{}
-	own := sleep("member")
+	program := copySleep("proxy")
+	own := start(program)
 	a.envoyPIDs.members = map[int]bool{int(own): true}
 	a.Options.Config = &Config{}
 	a.bootstrap.AgentSecret = uds.NewSecret()
@@ -39,10 +43,11 @@ func TestOnlyEnvoyNeedsSecret(t *testing.T) {
 		peer   uds.Peer
 		exempt bool
 	}{
-		"an application":                      {uds.Peer{PID: sleep("application")}, true},
+		"an application":                      {uds.Peer{PID: start(copySleep("application"))}, true},
 		"the agent's Envoy":                   {uds.Peer{PID: own}, false},
 		"the agent's Envoy as a listed user":  {uds.Peer{PID: own, UID: listed}, false},
-		"another agent's Envoy":               {uds.Peer{PID: sleep("envoy-1.40.0")}, false},
+		"another agent's Envoy":               {uds.Peer{PID: start(copySleep("envoy-1.40.0"))}, false},
+		"an Envoy of the same program file":   {uds.Peer{PID: start(program)}, false},
 		"a process of another PID namespace":  {uds.Peer{PID: 0}, false},
 		"a listed user of such a namespace":   {uds.Peer{PID: 0, UID: listed}, true},
 		"a process that has ended since then": {uds.Peer{PID: 1 << 30}, false},
