@@ -70,8 +70,7 @@ type Agent struct {
 	requests     drainRequests
 	envoyPIDs    envoyPIDs
 	callerLookup sync.Mutex // held while the client of a status port connection is looked up
-	memory       memoryTrimmer
-	releaseLocks func() // releases the directory locks
+	releaseLocks func()     // releases the directory locks
 }
 
 // New creates the agent's components, locks its directories, listens on the status port and writes the bootstrap. It
@@ -187,7 +186,6 @@ func (a *Agent) makeComponents() ([]component, error) {
 	if err != nil {
 		return nil, err
 	}
-	a.memory.releaseBuffers = server.FreeBuffers
 	components = append(components, a.control.component(), a.levels.component())
 	if health := a.newHealthCheck(relay.ReportHealth); health != nil {
 		components = append(components, health.component())
@@ -210,7 +208,6 @@ func (a *Agent) Run(ctx context.Context) error {
 	if a.envoy != nil {
 		proxy.start(ctx, a.envoy.component())
 	}
-	servers.run("settling", func() { a.memory.run(serving) })
 	servers.run("order to drain", func() {
 		select {
 		case <-a.Drain:

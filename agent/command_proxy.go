@@ -134,7 +134,6 @@ func (o *proxyOptions) prepare(cmd *cobra.Command, args []string) (*Config, *Log
 	if err := checkSupported(); err != nil {
 		return nil, nil, err
 	}
-	relaxGC()
 	ignoreSIGPIPE()
 	log, err := o.log.open(termtext.Raw(cmd.OutOrStdout()), termtext.Raw(cmd.ErrOrStderr()))
 	if err != nil {

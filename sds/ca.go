@@ -155,14 +155,10 @@ func (c *CASource) finishWarm(ctx context.Context) {
 	}
 }
 
-// maxPause limits a wait, because timers do not advance while the machine is suspended.
+// maxPause limits a wait, because timers advance neither while the machine is suspended nor when the clock is set.
 const maxPause = time.Minute
 
 func (c *CASource) pause(ctx context.Context, d time.Duration) {
-	if system, ok := c.config.Clock.(SystemClock); ok {
-		system.Sleep(ctx, d)
-		return
-	}
 	select {
 	case <-c.config.Clock.NewTimer(min(d, maxPause)):
 	case <-ctx.Done():

@@ -11,8 +11,6 @@ import (
 	"maps"
 	"sync"
 	"time"
-
-	"github.com/pilotfish-mesh/pilotfish/internal/timerfd"
 )
 
 // Source provides the workload's identity: the certificate "default" and the roots "ROOTCA". Its methods are safe for
@@ -147,10 +145,6 @@ func (SystemClock) Now() time.Time { return time.Now() }
 
 // NewTimer returns time.After(d).
 func (SystemClock) NewTimer(d time.Duration) <-chan time.Time { return time.After(d) }
-
-// Sleep waits until d has elapsed, including the time during which the machine was suspended. It returns early if the
-// clock is set or ctx ends.
-func (SystemClock) Sleep(ctx context.Context, d time.Duration) { timerfd.Sleep(ctx, d) }
 
 // subscribers calls the registered functions after a change.
 type subscribers struct {

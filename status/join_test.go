@@ -84,19 +84,3 @@ func TestHungEnvoyLeavesTimeForRestOfApplication(t *testing.T) {
 		}
 	}
 }
-
-func TestPausedIsCalled(t *testing.T) {
-	paused := make(chan struct{})
-	m := envoyAt(fakeEnvoy(t, func(w http.ResponseWriter, r *http.Request) {
-		select {
-		case <-paused:
-			text("envoy_x 1\n")(w, r)
-		case <-r.Context().Done():
-		}
-	}))
-	m.Applications = []Application{target(t, "app/metrics", text("app_x 1\n"))}
-	_, url := run(t, Config{Gatherer: agentMetrics(), Metrics: m, Paused: func() { close(paused) }})
-	if got := call(t, "GET", url+"/metrics", timeoutHeader, "60").body; !strings.Contains(got, "envoy_x 1\n") || !strings.Contains(got, "app_x 1\n") {
-		t.Error(got)
-	}
-}

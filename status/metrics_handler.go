@@ -93,21 +93,18 @@ func (s *Server) serveMetrics(w http.ResponseWriter, r *http.Request) {
 		return
 	}
 	defer done()
-	kit := s.kits.get()
+	kit := s.buffers.get()
 	sc := s.begin(ctx, r, took, kit)
 	defer sc.close()
 	if err := sc.emptyError(); err != nil {
-		s.kits.put(kit)
+		s.buffers.put(kit)
 		http.Error(w, fmt.Sprintf("no metrics: %v", err), http.StatusServiceUnavailable)
 		return
 	}
 	format := sc.format(ctx, took/4)
 	w.Header().Set("Content-Type", format.ContentType())
 	sc.writeTo(w, r, kit, format)
-	s.kits.put(kit)
-	if s.Scraped != nil {
-		s.Scraped()
-	}
+	s.buffers.put(kit)
 }
 
 func (sc *scrape) writeTo(w http.ResponseWriter, r *http.Request, kit *scrapeBuffers, format exposition.Format) {

@@ -32,18 +32,7 @@ func (s *Server) handler() http.Handler {
 	top.Handle("/app-health/", s.app) // the probe has its own timeout
 	top.Handle("/app-lifecycle/", s.app)
 	top.Handle("/", bounded(mux))
-	return withoutBody(s.notifyAnswered(top))
-}
-
-// notifyAnswered calls Answered after each request, also after scrapes, for which Scraped was called before.
-func (s *Server) notifyAnswered(next http.Handler) http.Handler {
-	if s.Answered == nil {
-		return next
-	}
-	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		defer s.Answered()
-		next.ServeHTTP(w, r)
-	})
+	return withoutBody(top)
 }
 
 // bodyTime limits how long a client may send a body that the server does not read.

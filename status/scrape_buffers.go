@@ -19,39 +19,20 @@ type scrapeBuffers struct {
 	gzip   *gzip.Writer // 800 KB; nil until it is needed
 }
 
-// bufferPool stores the buffers of one scrape. Concurrent scrapes allocate their own.
-type bufferPool struct {
-	mu   sync.Mutex
-	kept *scrapeBuffers
-}
+// scrapeBufferPool stores the buffers of finished scrapes until the garbage collector frees them.
+type scrapeBufferPool struct{ pool sync.Pool }
 
-func (k *bufferPool) get() *scrapeBuffers {
-	k.mu.Lock()
-	defer k.mu.Unlock()
-	taken := k.kept
-	k.kept = nil
-	if taken == nil {
-		return &scrapeBuffers{merger: exposition.NewMerger(io.Discard, exposition.Text)}
+func (p *scrapeBufferPool) get() *scrapeBuffers {
+	if b, ok := p.pool.Get().(*scrapeBuffers); ok {
+		return b
 	}
-	return taken
+	return &scrapeBuffers{merger: exposition.NewMerger(io.Discard, exposition.Text)}
 }
 
 // put stores the buffers after a successful scrape, without their content.
-func (k *bufferPool) put(used *scrapeBuffers) {
+func (p *scrapeBufferPool) put(used *scrapeBuffers) {
 	used.merger.Reset(io.Discard, exposition.Text)
-	k.mu.Lock()
-	defer k.mu.Unlock()
-	k.kept = used
-}
-
-// FreeBuffers releases the memory that scrapes reuse.
-func (s *Server) FreeBuffers() {
-	s.kits.mu.Lock()
-	defer s.kits.mu.Unlock()
-	if kept := s.kits.kept; kept != nil {
-		kept.merger.FreeBuffers()
-		kept.own, kept.gzip = bytes.Buffer{}, nil
-	}
+	p.pool.Put(used)
 }
 
 func (k *scrapeBuffers) mergerTo(w io.Writer, f exposition.Format) *exposition.Merger {

@@ -56,25 +56,12 @@ func (sc *scrape) writeApplicationFirst(m *exposition.Merger) {
 	inTime()
 	if !waits {
 		app.finish() // releases its read buffer for Envoy's response
-		sc.pause()
 		sc.envoy.copyTo(m, false)
 		return
 	}
 	defer sc.envoy.endBy(sc.envoyDeadline())()
 	sc.envoy.copyTo(m, false)
 	app.finish()
-}
-
-// pause notifies that the scrape is idle until Envoy responds.
-func (sc *scrape) pause() {
-	if sc.Paused == nil {
-		return
-	}
-	select {
-	case <-sc.envoy.answered:
-	default:
-		sc.Paused()
-	}
 }
 
 // envoyDeadline returns when Envoy's response must end, so that time remains for the rest of the application's.

@@ -41,12 +41,6 @@ type Config struct {
 	AppProbes AppProbes
 	// Started is when the agent started, for the metric of the time to readiness.
 	Started time.Time
-	// Scraped is called after each successful scrape; nil for none.
-	Scraped func()
-	// Paused is called when a scrape is idle until Envoy responds, which may be soon; nil for none.
-	Paused func()
-	// Answered is called after each request; nil for none.
-	Answered func()
 	// NoProfiles disables /debug/pprof/.
 	NoProfiles bool
 	// CheckCaller returns an error for a local TCP connection that must not use admin requests and debug pages. It
@@ -78,7 +72,7 @@ type Server struct {
 	crowd    connLimiter
 	scraper  *http.Client
 	scrapes  *scrapeLimiter
-	kits     bufferPool
+	buffers  scrapeBufferPool
 	app      *appProbes
 	ready    atomic.Bool // has been ready once
 	seen     stateTimes

@@ -336,19 +336,3 @@ func TestMetricsThatAreRegisteredTwiceAreAnError(t *testing.T) {
 		t.Error("no error")
 	}
 }
-
-func TestAnsweredAndScrapedAreCalled(t *testing.T) {
-	told := make(chan string, 10)
-	_, url := run(t, Config{Scraped: func() { told <- "scraped" }, Answered: func() { told <- "answered" }})
-	for path, want := range map[string][]string{
-		"/healthz/ready": {"answered"}, "/app-health/app/readyz": {"answered"}, "/nothing": {"answered"},
-		"/metrics": {"scraped", "answered"},
-	} {
-		call(t, "GET", url+path)
-		for _, w := range want {
-			if got := <-told; got != w {
-				t.Errorf("%s: told %q, want %q", path, got, w)
-			}
-		}
-	}
-}

@@ -77,9 +77,6 @@ func (m *Merger) Reset(w io.Writer, f Format) {
 	m.names.forget()
 }
 
-// FreeBuffers releases the buffers that a merger needs only while it merges. Call it between two expositions.
-func (m *Merger) FreeBuffers() { m.windows, m.out.put, m.buf = nil, nil, nil }
-
 // Reserve excludes family names from the sources that are copied until Release.
 func (m *Merger) Reserve(names ...string) {
 	for _, name := range names {

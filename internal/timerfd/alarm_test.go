@@ -1,7 +1,6 @@
 package timerfd
 
 import (
-	"context"
 	"testing"
 	"time"
 
@@ -50,17 +49,4 @@ func TestClosedAlarmIsSilent(t *testing.T) {
 		a.Close()
 		a.Set(0)
 	})
-}
-
-func TestSleepEndsInTimeAndWithItsContext(t *testing.T) {
-	began := time.Now()
-	Sleep(t.Context(), 20*time.Millisecond)
-	if took := time.Since(began); took < 20*time.Millisecond {
-		t.Errorf("it slept for %v", took)
-	}
-	ctx, cancel := context.WithCancel(t.Context())
-	slept := make(chan struct{})
-	go func() { Sleep(ctx, time.Hour); close(slept) }()
-	cancel()
-	<-slept
 }

@@ -4,7 +4,6 @@
 package timerfd
 
 import (
-	"context"
 	"sync"
 	"time"
 )
@@ -51,17 +50,4 @@ func (a *timerAlarm) Close() {
 	defer a.mu.Unlock()
 	a.closed = true
 	a.timer.Stop()
-}
-
-// maxSleep limits a wait with the timers of the runtime, which do not run while a machine is suspended.
-const maxSleep = time.Minute
-
-// doze is Sleep where the kernel has no alarm for it.
-func doze(ctx context.Context, d time.Duration) {
-	timer := time.NewTimer(min(d, maxSleep))
-	defer timer.Stop()
-	select {
-	case <-timer.C:
-	case <-ctx.Done():
-	}
 }
