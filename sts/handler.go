@@ -7,6 +7,8 @@ import (
 	"net/netip"
 	"slices"
 	"time"
+
+	"github.com/pilotfish-mesh/pilotfish/internal/httpguard"
 )
 
 // TokenPath and StatusPath are the paths of the server.
@@ -15,12 +17,13 @@ const (
 	StatusPath = "/stsStatus"
 )
 
-// handler returns the routes. The mux responds 405 to unsupported methods.
+// handler returns the routes. It refuses requests that web pages of other sites caused. The mux responds 405 to
+// unsupported methods.
 func (s *Server) handler() http.Handler {
 	mux := http.NewServeMux()
 	mux.Handle("POST "+TokenPath, Handler(s.Token, s.config.Now, s.answered))
 	mux.HandleFunc("GET "+StatusPath, s.serveStatus)
-	return onlyLoopback(mux)
+	return onlyLoopback(httpguard.Handler(mux))
 }
 
 // onlyLoopback refuses connections that redirection rules may have sent to the port.

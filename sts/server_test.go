@@ -155,6 +155,46 @@ func TestPathsAndMethods(t *testing.T) {
 	}
 }
 
+func TestRequestsOfWebPagesAreRefused(t *testing.T) {
+	clock := newClock()
+	from := returning(clock, time.Hour)
+	_, base, _ := start(t, Config{Exchanger: from, Check: workloadCheck, Now: clock.Now})
+	_, port, _ := net.SplitHostPort(strings.TrimPrefix(base, "http://"))
+	for name, c := range map[string]struct {
+		host, origin string
+		status       int
+	}{
+		"DNS rebinding":        {"evil.example:" + port, "http://evil.example:" + port, 403},
+		"a form of a web page": {"127.0.0.1:" + port, "https://evil.example", 403},
+		"a client by address":  {"127.0.0.1:" + port, "", 200},
+		"a client by name":     {"localhost:" + port, "", 200},
+		"no port in the name":  {"localhost", "", 200},
+	} {
+		for method, path := range map[string]string{"POST": TokenPath, "GET": StatusPath} {
+			request, err := http.NewRequest(method, base+path, strings.NewReader(form(t)))
+			if err != nil {
+				t.Fatal(err)
+			}
+			request.Host = c.host
+			request.Header.Set("Content-Type", formType)
+			if c.origin != "" {
+				request.Header.Set("Origin", c.origin)
+			}
+			response, err := (&http.Client{Transport: &http.Transport{DisableKeepAlives: true}}).Do(request)
+			if err != nil {
+				t.Fatal(err)
+			}
+			_ = response.Body.Close()
+			if response.StatusCode != c.status {
+				t.Errorf("%s, %s: got %d, want %d", name, path, response.StatusCode, c.status)
+			}
+		}
+	}
+	if from.count() != 1 {
+		t.Errorf("%d exchanges", from.count())
+	}
+}
+
 func TestStatusShowsNoTokens(t *testing.T) {
 	clock := newClock()
 	_, base, _ := start(t, Config{Exchanger: returning(clock, time.Hour), Now: clock.Now})
