@@ -201,7 +201,7 @@ func (s validator) checkOutlierDetection(o *networking.OutlierDetection) {
 	}
 	s.field("interval").checkMilliseconds(o.GetInterval())
 	s.field("baseEjectionTime").checkMilliseconds(o.GetBaseEjectionTime())
-	//lint:ignore SA1019 the field is deprecated, and documents have it
+	//lint:ignore SA1019 the field is deprecated, but documents still use it
 	s.field("consecutiveErrors").checkNotNegative(o.GetConsecutiveErrors())
 	for i, code := range o.GetOutlierDetectionHttpErrorCodes() {
 		s.item("outlierDetectionHttpErrorCodes", i).checkRange(int64(code), 100, 599, "set a status code, as in 503")

@@ -46,7 +46,7 @@ func (s validator) checkServer(server *networking.Server) {
 		return
 	}
 	s.field("port").field("number").checkPort(port.GetNumber())
-	//lint:ignore SA1019 the field is deprecated, and documents have it
+	//lint:ignore SA1019 the field is deprecated, but documents still use it
 	if target := port.GetTargetPort(); target != 0 {
 		s.field("port").field("targetPort").checkPort(target)
 	}

@@ -56,7 +56,7 @@ func (s validator) checkFault(f *networking.HTTPFaultInjection) {
 		at.field("fixedDelay").checkMilliseconds(delay.GetFixedDelay())
 		at.field("exponentialDelay").checkMilliseconds(delay.GetExponentialDelay())
 		at.field("percentage").checkPercentage(delay.GetPercentage())
-		//lint:ignore SA1019 the field is deprecated, and documents have it
+		//lint:ignore SA1019 the field is deprecated, but documents still use it
 		at.field("percent").checkPercent(float64(delay.GetPercent()))
 	}
 	if abort := f.GetAbort(); abort != nil {
@@ -105,9 +105,9 @@ func (s validator) checkMirrors(r *networking.HTTPRoute) {
 		s.item("mirrors", i).field("percentage").checkPercentage(m.GetPercentage())
 	}
 	s.field("mirrorPercentage").checkPercentage(r.GetMirrorPercentage())
-	//lint:ignore SA1019 the field is deprecated, and documents have it
+	//lint:ignore SA1019 the field is deprecated, but documents still use it
 	s.field("mirrorPercent").checkPercent(float64(r.GetMirrorPercent().GetValue()))
-	//lint:ignore SA1019 the field is deprecated, and documents have it
+	//lint:ignore SA1019 the field is deprecated, but documents still use it
 	if r.GetMirror() == nil && (r.GetMirrorPercentage() != nil || r.GetMirrorPercent() != nil) {
 		s.warn("", "a share of requests to mirror, and no mirror", "set mirror")
 	}

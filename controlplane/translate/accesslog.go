@@ -12,7 +12,8 @@ import (
 	"github.com/pilotfish-mesh/pilotfish/controlplane/snapshot"
 )
 
-// accessLogs returns the access logs of a filter chain, without the loggers that produce metrics.
+// accessLogs returns the access loggers of a filter chain that write logs. metricLogs returns those that record
+// metrics.
 func (v proxyView) accessLogs(c chain) []*accesslogv3.AccessLog {
 	var out []*accesslogv3.AccessLog
 	for _, l := range v.telemetry().AccessLogs(c.direction()) {
@@ -22,7 +23,8 @@ func (v proxyView) accessLogs(c chain) []*accesslogv3.AccessLog {
 		}
 		var filters []*accesslogv3.AccessLogFilter
 		if !c.requests && v.metrics(c.direction()).enabled {
-			// Metrics enable a flush when a connection is established, so access logs are limited to its end.
+			// With metrics enabled, Envoy also calls access loggers when a connection is established (the metrics need
+			// that event). The filter limits access logs to one entry per connection, written at its end.
 			filters = append(filters, logTypes(datav3.AccessLogType_TcpConnectionEnd))
 		}
 		if l.Filter != "" && config.CheckCEL(l.Filter) == nil {
@@ -37,8 +39,8 @@ func (v proxyView) accessLogs(c chain) []*accesslogv3.AccessLog {
 	return out
 }
 
-// accessLog returns the access log of one provider. It returns nil if the provider has no access log for this traffic
-// or its service is unknown.
+// accessLog returns the access log of one provider. It returns nil if the provider does not log this kind of traffic or
+// its service is unknown.
 func (v proxyView) accessLog(c chain, name string) *accesslogv3.AccessLog {
 	if name == snapshot.MeshLog {
 		return typedLog("envoy.access_loggers.file", &filev3.FileAccessLog{

@@ -89,8 +89,8 @@ func jsonFormat(fields *structpb.Struct) *corev3.SubstitutionFormatString {
 	return &corev3.SubstitutionFormatString{Format: &corev3.SubstitutionFormatString_JsonFormat{JsonFormat: fields}}
 }
 
-// logText returns a format that Envoy accepts. If the format has an unknown command, all of its percent signs are
-// escaped.
+// logText returns a format that Envoy accepts. If the format contains a command that Envoy does not know, logText
+// escapes all percent signs, so that Envoy logs the format as literal text.
 func logText(format string) string {
 	if config.CheckLogFormat(format) != nil {
 		return strings.ReplaceAll(format, "%", "%%")

@@ -102,7 +102,7 @@ func (v proxyView) openTelemetryLog(p *meshconfig.MeshConfig_ExtensionProvider_E
 		body = logText(text)
 	}
 	config := &otellogv3.OpenTelemetryAccessLogConfig{
-		//lint:ignore SA1019 the oldest Envoy served here has nothing else
+		//lint:ignore SA1019 the oldest supported Envoy has only this field
 		CommonConfig:         logService(cluster, host, orElse(p.GetLogName(), "otel_envoy_accesslog"), nil),
 		DisableBuiltinLabels: true,
 		Body:                 otelText(body),

@@ -8,8 +8,8 @@ import (
 	filev3 "github.com/envoyproxy/go-control-plane/envoy/extensions/access_loggers/file/v3"
 )
 
-// auditLog writes one line for each request or connection that an AUDIT policy matches. It uses the mesh's access log
-// file, or standard output if there is none.
+// auditLog writes one line for each request or connection that an AUDIT policy matches. The lines are written to the
+// mesh's access log file, or to standard output if the mesh has none.
 func (v proxyView) auditLog(t traffic, filter string) []*accesslogv3.AccessLog {
 	if t.side == outboundSide || !v.hasAuditPolicy() {
 		return nil

@@ -31,7 +31,8 @@ type authorizer struct {
 }
 
 // authorizers returns all authorizers that the proxy can reach, in the order of the mesh configuration. Their filters
-// are always present, so that a policy changes only routes. It applies to the next request, also on open connections.
+// are always present, so that a changed policy modifies only routes. New routes apply to the next request, also on open
+// connections; new filters would apply only to new connections.
 func (v proxyView) authorizers() []authorizer {
 	var out []authorizer
 	for _, p := range v.s.Mesh.GetExtensionProviders() {
@@ -68,8 +69,8 @@ func (v proxyView) authorizer(name string) (authorizer, bool) {
 func customFilterName(provider string) string { return "envoy.filters.http.rbac.custom." + provider }
 func customPrefix(provider string) string     { return "custom_" + provider + "_" }
 
-// customFilters returns two filters for each authorizer: one that marks the requests to check, and one that checks
-// them.
+// customFilters returns two filters for each authorizer: the first marks the requests that require a check, the second
+// sends the marked requests to the authorizer.
 func (v proxyView) customFilters() []*hcmv3.HttpFilter {
 	var out []*hcmv3.HttpFilter
 	for _, a := range v.authorizers() {
@@ -80,8 +81,9 @@ func (v proxyView) customFilters() []*hcmv3.HttpFilter {
 	return out
 }
 
-// denyUnchecked adds to the DENY rules all requests that require a check but were not evaluated. Connections that are
-// older than the provider retain their filters, which do not include the provider's.
+// denyUnchecked adds DENY rules for requests that require a check but were not marked for it. This happens on
+// connections that were opened before the provider was configured: they retain their old filters, without those of the
+// provider.
 func denyUnchecked(deny, rules *rbacv3.RBAC, provider string) *rbacv3.RBAC {
 	if deny == nil {
 		deny = &rbacv3.RBAC{Action: rbacv3.RBAC_DENY, Policies: map[string]*rbacv3.Policy{}}
@@ -122,7 +124,7 @@ func (a authorizer) httpConfig() *extauthzv3.ExtAuthz {
 	out.FailureModeAllow, out.ClearRouteCache = a.http.GetFailOpen(), a.http.GetClearRouteCache()
 	out.StatusOnError = statusOnError(a.http.GetStatusOnError())
 	out.WithRequestBody = bodyInCheck(a.http.GetIncludeRequestBodyInCheck())
-	//lint:ignore SA1019 the field is deprecated, and configurations have it
+	//lint:ignore SA1019 the field is deprecated, but mesh configurations still use it
 	out.AllowedHeaders = headerPatterns(slices.Concat(a.http.GetIncludeRequestHeadersInCheck(), a.http.GetIncludeHeadersInCheck()))
 	out.Services = &extauthzv3.ExtAuthz_HttpService{HttpService: a.httpService()}
 	return out
@@ -187,7 +189,7 @@ func bodyInCheck(b *meshconfig.MeshConfig_ExtensionProvider_EnvoyExternalAuthori
 	}
 }
 
-// statusOnError parses a status code. It returns nil, for which Envoy uses 403, if the text is not a valid code.
+// statusOnError parses a status code. It returns nil, for which Envoy uses 403, if text is not a valid code.
 func statusOnError(text string) *typev3.HttpStatus {
 	code, err := strconv.ParseInt(text, 10, 32)
 	if err != nil || code == 0 || typev3.StatusCode_name[int32(code)] == "" {

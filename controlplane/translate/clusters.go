@@ -74,7 +74,8 @@ func (v proxyView) namedClusters(names []string) ([]*xds.Resource, error) {
 	return append(out, rest...), err
 }
 
-// namedNonServiceClusters returns the named clusters that do not belong to a service, in their own order.
+// namedNonServiceClusters returns the named clusters that do not belong to a service, in a fixed order that does not
+// depend on named.
 func (v proxyView) namedNonServiceClusters(named map[string]bool) ([]*xds.Resource, error) {
 	var out []*xds.Resource
 	taken := map[string]bool{}
@@ -134,14 +135,14 @@ type serviceCluster struct {
 	credential credential
 	// localityKey identifies the caller's locality or labels if the selection of endpoints depends on them.
 	localityKey string
-	// selfDiscovery: the caller knows the zones of its own service.
+	// selfDiscovery: the caller receives the zones of its own service's endpoints (see zone_aware.go).
 	selfDiscovery bool
-	// refused: the caller does not connect to the requested host.
+	// refused: the caller must not connect to the host of this service; the cluster has no endpoints.
 	refused bool
 }
 
-// instanceSubset replaces the subset name if requests are sent to the instance of a headless service that the caller
-// connected to. It is not a valid subset name.
+// instanceSubset replaces the subset name in clusters that forward a request to the instance that the client connected
+// to (headless services). It is not a valid subset name.
 const instanceSubset = "*"
 
 // hasInstanceCluster reports whether a service's port has an additional cluster for connections to one instance.
@@ -203,7 +204,7 @@ func newServiceCluster(s *snapshot.Snapshot, p *Proxy, svc *registry.Service, po
 	return c
 }
 
-// withSubset returns the same cluster for a subset, with the values that depend on the calling proxy.
+// withSubset returns a copy of the cluster for a subset. It sets the values that depend on the calling proxy.
 func (c serviceCluster) withSubset(subset string, s *snapshot.Snapshot, p *Proxy) serviceCluster {
 	c.subset = subset
 	c.originalDst = c.originalDst || subset == instanceSubset
@@ -282,7 +283,7 @@ func (c serviceCluster) setDiscovery(cluster *clusterv3.Cluster) {
 		cluster.DnsLookupFamily = c.family
 		setDNSRefresh(cluster)
 		cluster.ClusterDiscoveryType = &clusterv3.Cluster_Type{Type: clusterv3.Cluster_STRICT_DNS}
-		// Envoy accepts exactly one endpoint in a logical DNS cluster.
+		// In a logical DNS cluster Envoy accepts only one endpoint.
 		if c.svc.Resolution == registry.DNSRoundRobin && countEndpoints(assignment) == 1 {
 			cluster.ClusterDiscoveryType = &clusterv3.Cluster_Type{Type: clusterv3.Cluster_LOGICAL_DNS}
 		}
@@ -302,8 +303,9 @@ func (c serviceCluster) setDiscovery(cluster *clusterv3.Cluster) {
 	}
 }
 
-// dnsFamily returns the address families to look up. With both families, Envoy connects to the first address that
-// responds. A cluster that uses each address as an endpoint cannot detect reachability, so IPv4 is preferred there.
+// dnsFamily returns the address families to look up. If both are looked up, Envoy connects to the first address that
+// responds (Happy Eyeballs). A strict DNS cluster treats each address as an endpoint and cannot find out which family
+// is reachable, so it prefers IPv4.
 func (p *Proxy) dnsFamily(how registry.Resolution) clusterv3.Cluster_DnsLookupFamily {
 	switch {
 	case !p.IPv4:
@@ -314,8 +316,8 @@ func (p *Proxy) dnsFamily(how registry.Resolution) clusterv3.Cluster_DnsLookupFa
 	return clusterv3.Cluster_V4_PREFERRED
 }
 
-// setDNSRefresh makes Envoy respect the record's TTL, or resolve every minute if there is none. The replacement of
-// these deprecated fields is a cluster type that the oldest supported Envoy implements only partly.
+// setDNSRefresh makes Envoy respect the TTL of DNS records, and resolve every minute if a record has none. The fields
+// are deprecated. The cluster type that replaces them is incomplete in the oldest supported Envoy.
 func setDNSRefresh(cluster *clusterv3.Cluster) {
 	//lint:ignore SA1019 see above
 	cluster.RespectDnsTtl = true

@@ -8,9 +8,9 @@ import (
 	"github.com/pilotfish-mesh/pilotfish/controlplane/snapshot"
 )
 
-// credential is a Secret that a rule specifies for its callers, and the parts that one caller may use. The name is
-// empty if the rule has no Secret or does not apply to this caller. At sidecars only rules with a workloadSelector are
-// considered.
+// credential is a Secret that a DestinationRule specifies for its callers, and the parts of the Secret that one caller
+// may use. The name is empty if the rule has no Secret or does not apply to this caller. For sidecars, only rules with
+// a workloadSelector count.
 type credential struct {
 	name                     string
 	certificate, authorities bool
@@ -62,8 +62,8 @@ func (c serviceCluster) originationContext(settings *networking.ClientTLSSetting
 	return common
 }
 
-// stripCluster returns a cluster without endpoints. A cluster that waits for a certificate would block all later
-// resources.
+// stripCluster removes the endpoints of a cluster whose certificate the proxy cannot get. Envoy would otherwise wait
+// for the certificate, and meanwhile delay all later resources.
 func stripCluster(c *clusterv3.Cluster) *clusterv3.Cluster {
 	return &clusterv3.Cluster{
 		Name: c.GetName(), AltStatName: c.GetAltStatName(), ConnectTimeout: c.GetConnectTimeout(), Metadata: c.GetMetadata(),

@@ -20,8 +20,9 @@ func setHTTPOptions(cluster *clusterv3.Cluster, options *httpv3.HttpProtocolOpti
 	cluster.TypedExtensionProtocolOptions = map[string]*anypb.Any{httpOptionsName: anyOf(options)}
 }
 
-// speaksHTTP2 reports whether a cluster uses HTTP/2: if the port is declared so, and between sidecars. Multiplexing on
-// one connection costs a quarter less than HTTP/1.1. The receiving sidecar uses the port's protocol to its workload.
+// speaksHTTP2 reports whether a cluster uses HTTP/2: if the port is declared as HTTP/2 or gRPC, and between sidecars.
+// Between sidecars, multiplexing on one connection costs a quarter less than HTTP/1.1. The upstream sidecar uses the
+// port's declared protocol to its workload.
 func (c serviceCluster) speaksHTTP2(port registry.Port, traffic snapshot.Traffic, security upstreamSecurity) bool {
 	switch traffic.ConnectionPool.GetHttp().GetH2UpgradePolicy() {
 	case networking.ConnectionPoolSettings_HTTPSettings_UPGRADE:
@@ -75,7 +76,7 @@ func commonHTTPOptions(pool *networking.ConnectionPoolSettings) *corev3.HttpProt
 }
 
 func http2Options(settings *networking.ConnectionPoolSettings_HTTPSettings) *corev3.Http2ProtocolOptions {
-	// Without CONNECT an upgraded connection, such as a WebSocket, cannot use HTTP/2.
+	// Without extended CONNECT, upgraded connections such as WebSockets cannot use HTTP/2.
 	o := &corev3.Http2ProtocolOptions{AllowConnect: true}
 	if n := settings.GetMaxConcurrentStreams(); n > 0 {
 		o.MaxConcurrentStreams = u32(uint32(n))
@@ -101,8 +102,8 @@ func explicitHTTP2(o *corev3.Http2ProtocolOptions) *httpv3.HttpProtocolOptions_E
 	}}
 }
 
-// plainHTTPOptions are the options of a cluster that no rule configures: the workload's own port, or destinations
-// outside the mesh.
+// plainHTTPOptions are the options of a cluster to which no DestinationRule applies: the workload's own port, or
+// destinations outside the mesh.
 func plainHTTPOptions(http2 bool) *httpv3.HttpProtocolOptions {
 	if http2 {
 		return &httpv3.HttpProtocolOptions{UpstreamProtocolOptions: explicitHTTP2(http2Options(nil))}

@@ -20,7 +20,8 @@ type upstreamSecurity struct {
 	context *tlsv3.UpstreamTlsContext
 	// auto: TLS is used only for endpoints with a sidecar.
 	auto bool
-	// unusable: a required certificate or CA does not exist, or the caller may not use it.
+	// unusable: a required certificate or CA certificate does not exist, or the caller may not use it. The cluster then
+	// has no endpoints.
 	unusable bool
 	// mesh: TLS uses the mesh's identities.
 	mesh bool
@@ -88,7 +89,7 @@ func tlsSocket(context *tlsv3.UpstreamTlsContext) *corev3.TransportSocket {
 	}
 }
 
-// security returns the security that the rule specifies. Without a rule, mutual TLS is used if the endpoint has a
+// security returns the security that the rule specifies. Without a rule, mutual TLS is used for endpoints with a
 // sidecar.
 func (c serviceCluster) security(port registry.Port, traffic snapshot.Traffic) upstreamSecurity {
 	settings := traffic.TLS
@@ -125,14 +126,15 @@ func (c serviceCluster) meshContext(port registry.Port, traffic snapshot.Traffic
 	return &tlsv3.UpstreamTlsContext{CommonTlsContext: common, Sni: sni}
 }
 
-// meshALPN returns the protocols that signal the content of the TLS connection to the receiving sidecar, whose listener
-// cannot inspect it.
+// meshALPN returns the ALPN protocols that announce the content of the TLS connection to the upstream sidecar, whose
+// listener selects a filter chain before it decrypts.
 func (c serviceCluster) meshALPN(port registry.Port, traffic snapshot.Traffic) []string {
 	if !port.Protocol.MayBeHTTP() {
 		return []string{"istio"}
 	}
 	if traffic.ConnectionPool.GetHttp().GetUseClientProtocol() || port.Protocol == registry.Undeclared {
-		// The receiver does not negotiate any of these, so its codec detects the protocol from the first bytes.
+		// The upstream sidecar does not negotiate these protocols, so its codec detects HTTP/1 or HTTP/2 from the first
+		// bytes.
 		return []string{"istio-h2", "istio"}
 	}
 	if c.speaksHTTP2(port, traffic, upstreamSecurity{mesh: true}) {

@@ -16,8 +16,8 @@ import (
 	networking "istio.io/api/networking/v1alpha3"
 )
 
-// circuitBreakers returns Istio's limits: none except those of a rule. Envoy's defaults (1,024 connections, 3 retries)
-// are too low for a mesh.
+// circuitBreakers returns a rule's limits. Without a rule there are no limits, as in Istio: Envoy's defaults (1,024
+// connections, 3 retries) are too low for a mesh.
 func circuitBreakers(pool *networking.ConnectionPoolSettings, retries *networking.TrafficPolicy_RetryBudget) *clusterv3.CircuitBreakers {
 	t := &clusterv3.CircuitBreakers_Thresholds{
 		MaxConnections:     u32(math.MaxUint32),
@@ -30,7 +30,7 @@ func circuitBreakers(pool *networking.ConnectionPoolSettings, retries *networkin
 	setLimit(&t.MaxPendingRequests, pool.GetHttp().GetHttp1MaxPendingRequests())
 	setLimit(&t.MaxRequests, pool.GetHttp().GetHttp2MaxRequests())
 	setLimit(&t.MaxRetries, pool.GetHttp().GetMaxRetries())
-	if retries != nil { // replaces the fixed number
+	if retries != nil { // the budget replaces the fixed number of retries
 		t.MaxRetries = nil
 		t.RetryBudget = &clusterv3.CircuitBreakers_Thresholds_RetryBudget{
 			BudgetPercent: &typev3.Percent{Value: 20}, MinRetryConcurrency: u32(3), BudgetInterval: retries.GetBudgetInterval(),
@@ -105,7 +105,7 @@ func setConsistentHash(cluster *clusterv3.Cluster, hash *networking.LoadBalancer
 	}
 	size := hash.GetRingHash().GetMinimumRingSize()
 	if size == 0 {
-		size = hash.GetMinimumRingSize() //lint:ignore SA1019 the field is deprecated, and documents have it
+		size = hash.GetMinimumRingSize() //lint:ignore SA1019 the field is deprecated, but documents still use it
 	}
 	if size == 0 {
 		size = 1024
@@ -160,8 +160,8 @@ func setSlowStart(cluster *clusterv3.Cluster, lb *networking.LoadBalancerSetting
 	}
 }
 
-// setOutlierDetection ejects endpoints only by consecutive errors, as Istio does. Success rates would eject an average
-// endpoint from a small set.
+// setOutlierDetection ejects endpoints only after consecutive errors, as Istio does. Ejection by success rate would
+// eject average endpoints of a small set.
 func setOutlierDetection(cluster *clusterv3.Cluster, o *networking.OutlierDetection) {
 	if o == nil || cluster.CommonLbConfig == nil {
 		return
@@ -173,7 +173,7 @@ func setOutlierDetection(cluster *clusterv3.Cluster, o *networking.OutlierDetect
 	}
 	out.Consecutive_5Xx, out.EnforcingConsecutive_5Xx = consecutiveThreshold(o.GetConsecutive_5XxErrors())
 	out.ConsecutiveGatewayFailure, out.EnforcingConsecutiveGatewayFailure = consecutiveThreshold(o.GetConsecutiveGatewayErrors())
-	//lint:ignore SA1019 the field is deprecated, and documents have it
+	//lint:ignore SA1019 the field is deprecated, but documents still use it
 	if n := o.GetConsecutiveErrors(); n > 0 && o.GetConsecutiveGatewayErrors() == nil {
 		out.ConsecutiveGatewayFailure, out.EnforcingConsecutiveGatewayFailure = consecutiveThreshold(wrapperspb.UInt32(uint32(n)))
 	}
@@ -191,7 +191,8 @@ func setOutlierDetection(cluster *clusterv3.Cluster, o *networking.OutlierDetect
 	cluster.CommonLbConfig.HealthyPanicThreshold = &typev3.Percent{Value: float64(o.GetMinHealthPercent())}
 }
 
-// consecutiveThreshold returns the threshold and the percentage of enforcement; 0 disables it.
+// consecutiveThreshold returns the threshold of consecutive errors and the percentage of enforcement. If the rule sets
+// 0, the percentage is 0, which disables the ejection.
 func consecutiveThreshold(n *wrapperspb.UInt32Value) (threshold, enforcing *wrapperspb.UInt32Value) {
 	switch {
 	case n == nil:
@@ -203,7 +204,8 @@ func consecutiveThreshold(n *wrapperspb.UInt32Value) (threshold, enforcing *wrap
 	return u32(n.GetValue()), u32(100)
 }
 
-// errorCodes returns the status codes that outlier detection counts as errors instead of 5xx; nil if the rule has none.
+// errorCodes returns the status codes that outlier detection counts as errors instead of 5xx. It returns nil if the
+// rule has none.
 func errorCodes(o *networking.OutlierDetection) *httpv3.HttpProtocolOptions_OutlierDetection {
 	codes := o.GetOutlierDetectionHttpErrorCodes()
 	if len(codes) == 0 {

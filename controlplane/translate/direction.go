@@ -10,21 +10,22 @@ const (
 	inboundSide side = iota
 	// outboundSide is traffic from the proxy's workload.
 	outboundSide
-	// edgeSide is traffic at a gateway. Its clients are outside the mesh, so the connection's peer address is the
-	// client's.
+	// edgeSide is traffic at a gateway. Its clients are outside the mesh, so the peer address of a connection is the
+	// client's address.
 	edgeSide
 )
 
-// traffic describes one filter chain: together with the proxy it determines the chain's policies, logs and metrics.
+// traffic describes the traffic of one filter chain. Together with the proxy it determines the policies, logs and
+// metrics of the chain.
 type traffic struct {
 	side side
-	// port is the workload's port for inbound, the service's for outbound, and the server's at a gateway. It is 0 for
-	// ports without a chain of their own.
+	// port is the workload's port for inbound traffic, the service's port for outbound traffic, and the server's port
+	// at a gateway. It is 0 for all ports that share the catch-all chain.
 	port uint32
 	// protocol is the declared protocol of the port.
 	protocol registry.Protocol
 	// mtls: the chain accepts the mesh's mutual TLS.
 	mtls bool
-	// byName: requests may be forwarded to the host in their Host header.
+	// byName: Envoy may forward a request to the host in its Host header, which Envoy resolves with DNS.
 	byName bool
 }

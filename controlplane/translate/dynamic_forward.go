@@ -17,8 +17,9 @@ import (
 	"github.com/pilotfish-mesh/pilotfish/controlplane/registry"
 )
 
-// dnsCache is shared by the filter that resolves names and the clusters that connect to them. Envoy matches them by
-// name. It rejects caches that have the same name and differ, also from caches of an earlier configuration.
+// dnsCache is shared by the filter that resolves names and by the clusters that connect to these names. Envoy matches
+// caches by name. It rejects a cache that has the name of an existing one but other settings, even if the existing one
+// belongs to an earlier configuration.
 func dnsCache(family clusterv3.Cluster_DnsLookupFamily) *dfpcommonv3.DnsCacheConfig {
 	name := "outside"
 	if family != clusterv3.Cluster_V4_PREFERRED {
@@ -41,12 +42,13 @@ func setDynamicForward(cluster *clusterv3.Cluster, family clusterv3.Cluster_DnsL
 	setHTTPOptions(cluster, options)
 }
 
-// setAutoSNI sets options that Envoy requires for such a cluster, with or without TLS: it verifies the requested name.
+// setAutoSNI sets the options that Envoy requires for clusters that connect to the host in the request: the server
+// certificate must match the requested name. Envoy requires them also without TLS.
 func setAutoSNI(options *httpv3.HttpProtocolOptions) {
 	options.UpstreamHttpProtocolOptions = &corev3.UpstreamHttpProtocolOptions{AutoSni: true, AutoSanValidation: true}
 }
 
-// Filters that set the host and port of requests to such a cluster, from the route's configuration.
+// Names of the filters that set the host and port of a request to such a cluster. Routes configure them.
 const (
 	nameFilter   = "pilotfish.name"
 	targetFilter = "pilotfish.place"
@@ -54,8 +56,8 @@ const (
 	nameMetadata = "pilotfish.name"
 )
 
-// dynamicForwardFilters resolve the host that the route specifies. Without one, as for hosts outside the mesh, they
-// resolve the host in the request.
+// dynamicForwardFilters resolve the host that the route specifies. If the route specifies none, as for hosts outside
+// the mesh, they resolve the host in the request.
 func (p *Proxy) dynamicForwardFilters() []*hcmv3.HttpFilter {
 	return []*hcmv3.HttpFilter{
 		httpFilter(nameFilter, &headertometadatav3.Config{}),
@@ -67,7 +69,8 @@ func (p *Proxy) dynamicForwardFilters() []*hcmv3.HttpFilter {
 	}
 }
 
-// hasDynamicForward reports whether a visible service forwards captured requests to the host that they name.
+// hasDynamicForward reports whether the proxy forwards captured requests for a visible service to the host in the
+// request.
 func (v proxyView) hasDynamicForward() bool {
 	if !v.cache.byNameKnown {
 		v.cache.byName = slices.ContainsFunc(v.scope.Services, func(svc *registry.Service) bool { return svc.ByName })

@@ -19,10 +19,11 @@ import (
 	"github.com/pilotfish-mesh/pilotfish/controlplane/snapshot"
 )
 
-// For services that Envoy resolves by name, the service determines the destination: the host must match the service's
-// host, and the port is the service's. Otherwise a client could make the proxy connect to any host.
+// For services that Envoy resolves by name, the service determines the destination: the request's host must match the
+// service's host, and the port is that of the service. Otherwise a client could make the proxy connect to any host.
 
-// isCaptured reports whether the proxy knows the original destination of connections.
+// isCaptured reports whether the kernel redirects connections to the proxy, which then knows their original
+// destination.
 func (p *Proxy) isCaptured() bool { return p.Interception == Redirect && p.Type == Sidecar }
 
 // carriesHostName reports whether connections of the protocol start with the host name: HTTP requests and TLS
@@ -31,17 +32,17 @@ func carriesHostName(p registry.Protocol) bool {
 	return p.IsHTTP() || p == registry.TLS || p == registry.HTTPS
 }
 
-// forwardTarget is the destination of requests to a cluster that is resolved by name.
+// forwardTarget is the destination of requests to a cluster that Envoy resolves by name.
 type forwardTarget struct {
-	// host is the destination of all requests; if empty, it is the host in the request.
+	// host is the destination of all requests. If it is empty, each request is sent to the host in its Host header.
 	host string
 	port uint32
-	// pattern limits the hosts of requests if host is empty.
+	// pattern limits the Host headers of requests if host is empty.
 	pattern string
 }
 
-// findForwardTarget returns the destination of requests to a cluster that is resolved by name. rewritten is the host
-// that a rule sets. ok is false for other clusters.
+// findForwardTarget returns the destination of requests to a cluster that Envoy resolves by name. rewritten is the host
+// to which a rule rewrites requests, or "". ok is false for other clusters.
 func (r routing) findForwardTarget(cluster, rewritten string) (p forwardTarget, ok bool) {
 	host, _, number, ok := parseOutbound(cluster)
 	if !ok {
@@ -77,7 +78,8 @@ func withoutPort(authority string) string {
 	return authority
 }
 
-// addForwardTargets limits a route to the hosts of its services that are resolved by name, and sets the destination.
+// addForwardTargets limits a route to hosts of the services that it forwards to and that Envoy resolves by name, and
+// sets the destination of the requests.
 func (r routing) addForwardTargets(route *routev3.Route) *routev3.Route {
 	action := route.GetRoute()
 	if action == nil {
@@ -105,7 +107,7 @@ func withSettings(to, more map[string]*anypb.Any) map[string]*anypb.Any {
 	return to
 }
 
-// limitHosts makes a route match only the hosts of the pattern.
+// limitHosts makes a route match only requests whose host matches the pattern.
 func (p forwardTarget) limitHosts(route *routev3.Route) {
 	if p.pattern == "" {
 		return

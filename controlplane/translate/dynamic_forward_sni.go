@@ -11,8 +11,9 @@ import (
 	"github.com/pilotfish-mesh/pilotfish/controlplane/snapshot"
 )
 
-// tcpFiltersForHosts returns the filters of TLS connections with one of the specified server names. If the service is
-// resolved by name, the destination is the SNI at the service's port, provided that the service has that host.
+// tcpFiltersForHosts returns the filters of TLS connections with one of the specified server names. If Envoy resolves
+// the service by name, it connects to the SNI at the service's port. All specified names must then match the service's
+// host.
 func (v proxyView) tcpFiltersForHosts(t traffic, statPrefix string, names []string, to []clusterWeight) []*listenerv3.Filter {
 	to = slices.Clone(to)
 	port := uint32(0)
@@ -37,8 +38,8 @@ func (v proxyView) tcpFiltersForHosts(t traffic, statPrefix string, names []stri
 	return slices.Insert(out, len(out)-1, resolve)
 }
 
-// findSNIForwardTarget returns the service and port of a cluster that is resolved by the SNI; ok is false for other
-// clusters.
+// findSNIForwardTarget returns the service and port of a cluster whose connections are forwarded to the host in the
+// SNI. ok is false for other clusters.
 func (v proxyView) findSNIForwardTarget(cluster string) (svc *registry.Service, port uint32, ok bool) {
 	host, _, number, ok := parseOutbound(cluster)
 	if !ok {
@@ -55,7 +56,7 @@ func (v proxyView) findSNIForwardTarget(cluster string) (svc *registry.Service, 
 	return svc, declared.TargetPort, true
 }
 
-// coversAll reports whether there is at least one name and all match the host.
+// coversAll reports whether names is not empty and host, which may be a pattern, matches all of them.
 func coversAll(host string, names []string) bool {
 	return len(names) > 0 && !slices.ContainsFunc(names, func(name string) bool { return !snapshot.MatchHost(host, strings.ToLower(name)) })
 }

@@ -51,9 +51,9 @@ type assignmentKey struct {
 	svc       *registry.Service
 	port      uint32
 	subset    string
-	rule      *snapshot.DestinationRule // nil without a subset, because the rule has no effect then
+	rule      *snapshot.DestinationRule // nil without a subset: the rule does not affect the endpoints then
 	instances *snapshot.Instances
-	// localityKey of the caller and the mesh configuration, if the locality matters.
+	// near identifies the caller's locality, and the mesh configuration, if the endpoints depend on the locality.
 	near string
 	mesh *meshconfig.MeshConfig
 }

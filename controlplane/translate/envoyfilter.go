@@ -13,8 +13,8 @@ import (
 	"github.com/pilotfish-mesh/pilotfish/controlplane/xds"
 )
 
-// patches returns the patches of the EnvoyFilters for the proxy, or nil. The cache key of a resource shared by several
-// proxies must include the keys of its patches.
+// patches returns the EnvoyFilter patches that apply to the proxy, or nil. Resources that several proxies share are
+// cached, so their cache key must identify the patches that apply to them.
 func (p *Proxy) patches(s *snapshot.Snapshot) *envoyfilter.Set {
 	filters := p.FilterOverrides.apply(s.EnvoyFilters(p.Namespace, p.Labels))
 	if len(filters) == 0 {
@@ -36,7 +36,7 @@ func (p *Proxy) patches(s *snapshot.Snapshot) *envoyfilter.Set {
 		func(f *envoyfilter.Filter, problem config.Problem) { owners[f].Note(problem) })
 }
 
-// outboundContext returns the patch context of services' clusters and routes.
+// outboundContext returns the patch context for the clusters and routes of services.
 func (p *Proxy) outboundContext() envoyfilter.Side {
 	if p.Type == Router {
 		return envoyfilter.Gateway
@@ -66,8 +66,8 @@ func (v proxyView) patchNonServiceClusters(clusters []*clusterv3.Cluster) []*clu
 	return out
 }
 
-// describeNonServiceCluster describes a cluster of the proxy's workload, or one without a service, for matching
-// patches.
+// describeNonServiceCluster describes a cluster that does not belong to a service, or belongs to the proxy's own
+// workload, for the match conditions of patches.
 func (v proxyView) describeNonServiceCluster(name string) envoyfilter.Cluster {
 	c := envoyfilter.Cluster{Side: v.p.outboundContext(), Name: name}
 	if name == inboundPassthroughCluster {
@@ -111,7 +111,7 @@ func clusterResource(c *clusterv3.Cluster) (*xds.Resource, error) {
 	return r, err
 }
 
-// routesContext describes a route configuration for matching patches.
+// routesContext describes a route configuration for the match conditions of patches.
 func (v proxyView) routesContext(name string) envoyfilter.Routes {
 	r := envoyfilter.Routes{Side: v.p.outboundContext(), Name: name, Port: routesPort(name)}
 	if _, ok := parseInbound(name); ok {
@@ -130,7 +130,7 @@ func (v proxyView) routesContext(name string) envoyfilter.Routes {
 	return r
 }
 
-// patchRoutes applies the patches to a route configuration and the virtual hosts in it. taken are the domains of the
+// patchRoutes applies the patches to a route configuration and to its virtual hosts. taken contains the domains of the
 // virtual hosts that VHDS delivers separately.
 func (v proxyView) patchRoutes(name string, rc *routev3.RouteConfiguration, taken domains) *routev3.RouteConfiguration {
 	if v.patches == nil {

@@ -7,14 +7,15 @@ import (
 	"github.com/pilotfish-mesh/pilotfish/controlplane/snapshot"
 )
 
-// FilterOverrides contains the EnvoyFilters that a proxy uses in another version, or not at all, after its Envoy
-// rejected them. The zero value and nil are empty. It is safe for concurrent use.
+// FilterOverrides contains, for one proxy, the EnvoyFilters that are replaced by another version or disabled because
+// the proxy's Envoy rejected them. The zero value and nil are empty. It is safe for concurrent use.
 type FilterOverrides struct {
 	mu        sync.RWMutex
 	overrides map[*config.Resource]*snapshot.EnvoyFilter
 }
 
-// Put replaces a filter by another version; nil disables the filter, and the filter itself removes the override.
+// Put replaces a filter by another version. If other is nil, the filter is disabled. If other is the filter itself, its
+// override is removed.
 func (i *FilterOverrides) Put(filter, other *snapshot.EnvoyFilter) {
 	i.mu.Lock()
 	defer i.mu.Unlock()

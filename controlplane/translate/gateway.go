@@ -18,18 +18,18 @@ import (
 	"github.com/pilotfish-mesh/pilotfish/controlplane/xds"
 )
 
-// gatewayMode is the mode of a router. It listens on the ports of the Gateways that select it.
+// gatewayMode is the mode of a gateway (node type router), which listens on the ports of the Gateways that select it.
 type gatewayMode struct{}
 
 // server is one server of a Gateway on this router.
 type server struct {
 	gw   snapshot.Gateway
 	spec *networking.Server
-	// port is the port that the router listens on, which may differ from the port in the Gateway.
+	// port is the port on which the router listens, which may differ from the port in the Gateway.
 	port uint32
-	// nth is the number of earlier servers of the Gateway with the same port and name.
+	// nth is the number of earlier servers of the Gateway with the same port and name. It makes names unique.
 	nth int
-	// defaultRefused: the router does not connect to the server's defaultEndpoint.
+	// defaultRefused: the router must not connect to the server's defaultEndpoint.
 	defaultRefused bool
 }
 
@@ -72,7 +72,7 @@ func (s server) terminatesTLS() bool {
 	return true
 }
 
-// isHTTPS reports whether the server terminates TLS that contains HTTP.
+// isHTTPS reports whether the server terminates TLS and processes the content as HTTP.
 func (s server) isHTTPS() bool {
 	switch s.protocol() {
 	case "HTTPS", "HTTP", "HTTP2", "GRPC":
@@ -82,8 +82,9 @@ func (s server) isHTTPS() bool {
 }
 
 // routeName returns the name of the server's route configuration, or "" for a server that accepts TCP connections. TLS
-// servers do not share route configurations, because the client requirements of one would not apply to the other. Dots
-// in the server's name are escaped, so that it cannot be confused with the Gateway's name.
+// servers do not share route configurations, because a client could send requests for one server on a connection that
+// fulfils only the requirements of another. Dots in the server's name are escaped, to separate it from the Gateway's
+// name.
 func (s server) routeName() string {
 	switch {
 	case s.isPlainHTTP():
@@ -123,7 +124,7 @@ func (v proxyView) servers() []server {
 // router's Service, or the port itself.
 func (v proxyView) listenPort(p *networking.Port) uint32 {
 	number := p.GetNumber()
-	//lint:ignore SA1019 the field is deprecated, and documents have it
+	//lint:ignore SA1019 the field is deprecated, but documents still use it
 	if target := p.GetTargetPort(); target != 0 {
 		return target
 	}
@@ -138,7 +139,7 @@ func (v proxyView) listenPort(p *networking.Port) uint32 {
 }
 
 // listenAddress returns the address of a server: the address that the mesh publishes for the port, the Gateway's bind
-// address, or the router's own. A router with its own network namespace listens on all addresses.
+// address, or the router's address. A router in a separate network namespace listens on all addresses.
 func (v proxyView) listenAddress(s server) netip.AddrPort {
 	if at, ok := v.p.Publish[s.port]; ok {
 		return at
@@ -178,8 +179,8 @@ func (gatewayMode) listeners(v proxyView) []*listenerv3.Listener {
 	return out
 }
 
-// otherFamily returns the wildcard address of the second address family, on a router with both families. It is invalid
-// if the address is configured explicitly.
+// otherFamily returns the wildcard address of the other IP family if the router uses both families. It returns an
+// invalid address if the listen address is configured explicitly.
 func (v proxyView) otherFamily(at netip.AddrPort, servers []server) netip.AddrPort {
 	hasBind := slices.ContainsFunc(servers, func(s server) bool { return s.spec.GetBind() != "" })
 	if _, published := v.p.Publish[uint32(at.Port())]; hasBind || published || !at.Addr().IsUnspecified() || !v.p.IPv4 || !v.p.IPv6 {
@@ -191,7 +192,8 @@ func (v proxyView) otherFamily(at netip.AddrPort, servers []server) netip.AddrPo
 	return netip.AddrPortFrom(netip.IPv4Unspecified(), at.Port())
 }
 
-// gatewayListener builds the listener of the servers on one address. It returns nil if none of them can be served.
+// gatewayListener builds the listener of the servers on one address. It returns nil if the router can serve none of
+// them.
 func (v proxyView) gatewayListener(at netip.AddrPort, servers []server) *listenerv3.Listener {
 	l := listener(at, corev3.TrafficDirection_OUTBOUND)
 	tls := !servers[0].isPlainHTTP() && servers[0].protocol() != "TCP"
@@ -220,8 +222,8 @@ func (v proxyView) gatewayListener(at netip.AddrPort, servers []server) *listene
 	return l
 }
 
-// claimChain reports whether the chain still matches names that no earlier chain has, and removes the others from it.
-// Envoy rejects a listener with two chains that match the same.
+// claimChain removes from a chain the server names that an earlier chain of the listener has, and reports whether any
+// remain. Envoy rejects a listener with two chains that have the same match.
 func (d domains) claimChain(chain *listenerv3.FilterChain) bool {
 	match := chain.GetFilterChainMatch()
 	if len(match.GetServerNames()) == 0 {
@@ -255,7 +257,7 @@ func (v proxyView) gatewayHCM(at netip.AddrPort, s server) []*listenerv3.Filter 
 	return []*listenerv3.Filter{v.hcmFilter(hcmOptions{traffic: t, statPrefix: "outbound_" + listenerName(at), rds: s.routeName()})}
 }
 
-// traffic returns the traffic of the server's chains.
+// traffic describes the traffic of the server's chains.
 func (s server) traffic() traffic {
 	return traffic{side: edgeSide, port: s.port, protocol: registry.TCP}
 }

@@ -12,13 +12,13 @@ import (
 	"github.com/pilotfish-mesh/pilotfish/controlplane/snapshot"
 )
 
-// isAutoPassthrough reports whether the server has mode AUTO_PASSTHROUGH. It then forwards mesh TLS without terminating it, to
-// the service in the SNI. It requires no rule.
+// isAutoPassthrough reports whether the server has mode AUTO_PASSTHROUGH. The gateway then forwards mesh TLS, without
+// terminating it, to the service that the SNI identifies. This mode requires no VirtualService.
 func (s server) isAutoPassthrough() bool {
 	return s.spec.GetTls().GetMode() == networking.ServerTLSSettings_AUTO_PASSTHROUGH && s.protocol() == "TLS"
 }
 
-// autoPassthroughTarget is a cluster of a service's port that is addressed by SNI.
+// autoPassthroughTarget is a cluster of a service's port that clients select by SNI.
 type autoPassthroughTarget struct {
 	svc    *registry.Service
 	subset string
@@ -27,7 +27,8 @@ type autoPassthroughTarget struct {
 
 func (n autoPassthroughTarget) sni() string { return sniName(n.svc.Hostname, n.subset, n.port) }
 
-// autoPassthroughTargets returns the targets of AUTO_PASSTHROUGH servers among the visible services.
+// autoPassthroughTargets returns the targets of AUTO_PASSTHROUGH servers: clusters of the visible services that covered
+// selects by host.
 func (v proxyView) autoPassthroughTargets(covered func(host string) bool) []autoPassthroughTarget {
 	var out []autoPassthroughTarget
 	for _, svc := range v.scope.Services {
@@ -73,8 +74,8 @@ func (v proxyView) hasAutoPassthrough() bool {
 	return v.p.Type == Router && slices.ContainsFunc(v.servers(), server.isAutoPassthrough)
 }
 
-// autoPassthroughClusters returns clusters that forward TLS unchanged. They use the endpoints of the services' own
-// clusters.
+// autoPassthroughClusters returns clusters that forward TLS without terminating it. They use the load assignments of
+// the services' regular clusters.
 func (v proxyView) autoPassthroughClusters() []*clusterv3.Cluster {
 	if !v.hasAutoPassthrough() {
 		return nil

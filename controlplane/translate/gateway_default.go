@@ -9,9 +9,10 @@ import (
 	routev3 "github.com/envoyproxy/go-control-plane/envoy/config/route/v3"
 )
 
-// A server's defaultEndpoint is an address next to the gateway that receives the traffic that no rule matches.
+// A server's defaultEndpoint is an address in the gateway's network namespace. It receives the traffic that no
+// VirtualService matches.
 
-// defaultCluster returns the name of the defaultEndpoint's cluster, or "".
+// defaultCluster returns the name of the defaultEndpoint's cluster, or "" if the server has none.
 func (s server) defaultCluster() string {
 	endpoint := s.spec.GetDefaultEndpoint()
 	if endpoint == "" || s.defaultRefused || s.spec.GetTls().GetHttpsRedirect() || s.isAutoPassthrough() {

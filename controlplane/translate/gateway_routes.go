@@ -9,8 +9,8 @@ import (
 	"github.com/pilotfish-mesh/pilotfish/controlplane/snapshot"
 )
 
-// boundHosts returns the names under which a server serves a VirtualService: the intersection of its hosts and the
-// server's, with the narrower pattern of each match.
+// boundHosts returns the hosts for which a server uses a VirtualService: the intersection of the hosts of both. If two
+// patterns overlap, the result contains the narrower one.
 func (s server) boundHosts(vs *snapshot.VirtualService) []string {
 	var out []string
 	for _, h := range s.spec.GetHosts() {
@@ -44,7 +44,8 @@ func intersectHosts(a, b string) (string, bool) {
 	return "", false
 }
 
-// gatewayRoutes returns the routes of all servers that share a name. Rules for the same host are merged, oldest first.
+// gatewayRoutes returns the routes of all servers that share a name. The rules of several VirtualServices for one host
+// are merged, oldest first.
 func (v proxyView) gatewayRoutes(name string, servers []server) *routev3.RouteConfiguration {
 	out := &routev3.RouteConfiguration{
 		Name: name, ValidateClusters: boolean(false), IgnorePortInHostMatching: true, TypedPerFilterConfig: v.rbacSettings(),
@@ -90,8 +91,8 @@ func (v proxyView) gatewayRoutes(name string, servers []server) *routev3.RouteCo
 	return out
 }
 
-// bindRules adds the routes of the rules that are bound to a server. done prevents duplicate routes if several servers
-// of one Gateway share the port.
+// bindRules adds the routes of the VirtualServices that are bound to a server. done prevents duplicate routes if
+// several servers of one Gateway share the port.
 func (v proxyView) bindRules(s server, host func(string, server) *routev3.VirtualHost, done map[string]bool) {
 	gateway := s.gw.FullName()
 	r := v.routing(gateway, s.spec.GetPort().GetNumber())
@@ -116,8 +117,8 @@ func matchesAnyHost(patterns []string, host string) bool {
 	return slices.ContainsFunc(patterns, func(p string) bool { return snapshot.MatchHost(p, host) })
 }
 
-// catchAllLast moves the first catch-all route to the end and drops later ones, so that no rule for a host hides
-// another.
+// catchAllLast moves the first catch-all route to the end and drops later ones. Otherwise the catch-all route of one
+// VirtualService would hide the routes of others for the same host.
 func catchAllLast(routes []*routev3.Route) []*routev3.Route {
 	var out []*routev3.Route
 	var last *routev3.Route

@@ -11,8 +11,8 @@ import (
 	"github.com/pilotfish-mesh/pilotfish/controlplane/snapshot"
 )
 
-// gatewayTLS returns the TLS socket of a server. It returns nil if its certificate, or the CA for client certificates
-// that it requires, is not available.
+// gatewayTLS returns the TLS socket of a server. It returns nil if the server's certificate is not available, or if the
+// server requires client certificates and their CA certificate is not available.
 func (v proxyView) gatewayTLS(s server) *corev3.TransportSocket {
 	if !v.mayServe(s) {
 		return nil
@@ -81,7 +81,7 @@ func (v proxyView) clientCAs(settings *networking.ServerTLSSettings) *tlsv3.SdsS
 	if ca := settings.GetCaCertificates(); ca != "" && ca != systemRoots {
 		return sdsSecret(fileRoot(ca, settings.GetCaCrl()))
 	}
-	return nil // public CAs would admit any client with a public certificate
+	return nil // with the public CAs of the system, the server would admit any client that has a public certificate
 }
 
 func clientValidation(root *tlsv3.SdsSecretConfig, settings *networking.ServerTLSSettings) *tlsv3.CommonTlsContext_CombinedValidationContext {
@@ -93,7 +93,7 @@ func clientValidation(root *tlsv3.SdsSecretConfig, settings *networking.ServerTL
 	return out
 }
 
-// serverVersions returns the TLS parameters of a server; unset values are those of the mesh.
+// serverVersions returns the TLS parameters of a server. Unset values default to the mesh configuration.
 func (v proxyView) serverVersions(settings *networking.ServerTLSSettings) *tlsv3.TlsParameters {
 	out := tlsParameters(v.s.Mesh.GetTlsDefaults())
 	if settings.GetMode() == networking.ServerTLSSettings_ISTIO_MUTUAL {
@@ -121,8 +121,8 @@ func tlsVersion(v networking.ServerTLSSettings_TLSProtocol) tlsv3.TlsParameters_
 	}[v]
 }
 
-// connectionChains returns the chains of a server that forwards connections unchanged: selected by SNI if TLS passes
-// through, otherwise all to one destination.
+// connectionChains returns the chains of a server that forwards connections unchanged. With TLS passthrough the SNI
+// selects the destination. Otherwise all connections have one destination.
 func (v proxyView) connectionChains(s server) []*listenerv3.FilterChain {
 	if s.isAutoPassthrough() {
 		return v.autoPassthroughChains(s)

@@ -18,14 +18,14 @@ import (
 	"github.com/pilotfish-mesh/pilotfish/controlplane/xds"
 )
 
-// grpcServerPrefix is the prefix of the listener name that a gRPC server subscribes to; its listen address follows.
-// Istio's agents and pilotfish-agent set it in the gRPC bootstrap.
+// grpcServerPrefix is the prefix of the listener name to which a gRPC server subscribes; the server's listen address
+// follows. Istio's agents and pilotfish-agent set the prefix in the gRPC bootstrap.
 const grpcServerPrefix = "xds.istio.io/grpc/lds/inbound/"
 
 // Proxyless returns the named resources of one type for an application that uses xDS directly through a gRPC library.
 // The client subscribes to a listener for each "service:port" that it calls and for each address that it serves, then
-// to the resources that these reference. Unknown names return an empty resource, because gRPC waits long for a missing
-// one.
+// to the resources that these reference. Unknown names return an empty resource, because gRPC libraries wait up to 15
+// seconds for a missing resource.
 func Proxyless(s *snapshot.Snapshot, p *Proxy, typeURL string, names []string) ([]*xds.Resource, error) {
 	v := newView(s, p)
 	build := map[string]func(string) (*xds.Resource, error){
@@ -65,8 +65,9 @@ func grpcRouter() *hcmv3.HttpFilter {
 	return httpFilter("envoy.filters.http.router", &routerv3.Router{})
 }
 
-// grpcServer returns the listener of a server: whether it uses mutual TLS, and its RBAC filters. A gRPC server cannot
-// distinguish TLS and plaintext on one port. In permissive mode it uses the protocol that its clients use.
+// grpcServer returns the listener of a gRPC server. It specifies whether the server uses mutual TLS, and its RBAC
+// filters. A gRPC server cannot accept TLS and plaintext on one port. In permissive mode it therefore uses the protocol
+// that its clients use.
 func (v proxyView) grpcServer(name, at string) (*xds.Resource, error) {
 	addr, err := netip.ParseAddrPort(at)
 	if err != nil {

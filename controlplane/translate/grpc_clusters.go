@@ -14,14 +14,15 @@ import (
 	"github.com/pilotfish-mesh/pilotfish/controlplane/xds"
 )
 
-// grpcClusterKey is a cluster for gRPC. Envoy's cluster resource contains everything else that it depends on.
+// grpcClusterKey is the cache key of a cluster for gRPC. The cluster is derived from Envoy's cluster, so the key
+// contains that resource.
 type grpcClusterKey struct {
 	of *xds.Resource
-	// certificates: the client has a mesh certificate, and sends it also where mutual TLS is optional.
+	// certificates: the client has a mesh certificate. It uses mutual TLS also where the server only permits it.
 	certificates bool
 }
 
-// noEndpoints is the name of the empty load assignment.
+// noEndpoints is the name of a load assignment without endpoints.
 const noEndpoints = "none"
 
 // findGRPCCluster finds the service cluster of a name; false if it does not exist.
@@ -45,7 +46,7 @@ func (v proxyView) grpcCluster(name string) (*xds.Resource, error) {
 	if !ok {
 		return xds.NewResource(name, emptyGRPCCluster(name))
 	}
-	full, err := c.resource(v.s, envoyfilter.ClusterPatches{}) // patches apply only to Envoy
+	full, err := c.resource(v.s, envoyfilter.ClusterPatches{}) // EnvoyFilter patches apply only to Envoy
 	if err != nil {
 		return nil, err
 	}
@@ -87,14 +88,14 @@ func (c serviceCluster) toGRPC(full *clusterv3.Cluster, certificates bool) *clus
 		}
 	}
 	c.grpcDiscovery(out)
-	// A client cannot select TLS by endpoint, so all endpoints must accept mutual TLS.
+	// A gRPC client cannot decide on TLS for each endpoint. It uses TLS only if all endpoints accept mutual TLS.
 	if security.meshTLS() && (!security.auto || certificates && c.facts.AllMTLS) {
 		out.TransportSocket = grpcClientTLS(security.context.GetSni(), c.identities(traffic))
 	}
 	return out
 }
 
-// grpcDiscovery makes gRPC resolve a name where Envoy would. gRPC supports one name per cluster.
+// grpcDiscovery makes gRPC resolve a DNS name in the cases in which Envoy would. gRPC supports one name per cluster.
 func (c serviceCluster) grpcDiscovery(out *clusterv3.Cluster) {
 	switch c.svc.Resolution {
 	case registry.Static:
@@ -113,8 +114,8 @@ func (c serviceCluster) grpcDiscovery(out *clusterv3.Cluster) {
 	}
 }
 
-// identities returns the SPIFFE IDs that the endpoints may have, also under the trust domain's aliases, which exist
-// while a mesh changes its trust domain. An empty list accepts any identity of the mesh.
+// identities returns the SPIFFE IDs that the endpoints may have. It includes those in the trust domain's aliases, which
+// endpoints use while the mesh changes its trust domain. An empty list accepts any identity of the mesh.
 func (c serviceCluster) identities(traffic snapshot.Traffic) []string {
 	if names := traffic.TLS.GetSubjectAltNames(); len(names) > 0 {
 		return names
@@ -146,7 +147,7 @@ func setGRPCLogicalDNS(out *clusterv3.Cluster, e snapshot.Endpoint) {
 	}
 }
 
-// grpcAssignmentKey is the load assignment for gRPC that is derived from one for Envoy.
+// grpcAssignmentKey is the cache key of a load assignment for gRPC, which is derived from one for Envoy.
 type grpcAssignmentKey struct{ of *xds.Resource }
 
 func (v proxyView) grpcAssignment(name string) (*xds.Resource, error) {

@@ -12,8 +12,8 @@ import (
 	"google.golang.org/protobuf/types/known/anypb"
 )
 
-// grpcRoutes converts routes for gRPC. It removes or rewrites what gRPC would reject or misinterpret. gRPC ignores
-// redirects, rewrites, header changes, mirrors and per-try timeouts.
+// grpcRoutes converts routes for gRPC. It removes or rewrites fields that gRPC would reject or misinterpret. gRPC
+// ignores redirects, rewrites, header changes, mirrors and per-try timeouts, so these remain.
 func grpcRoutes(routes []*routev3.Route, authority string) []*routev3.Route {
 	var out []*routev3.Route
 	for _, route := range routes {
@@ -43,7 +43,7 @@ func grpcRoute(from *routev3.Route, match *routev3.RouteMatch) *routev3.Route {
 		out.Action = &routev3.Route_Route{Route: &routev3.RouteAction{
 			ClusterSpecifier: &routev3.RouteAction_Cluster{Cluster: BlackHoleCluster},
 		}}
-	default: // such requests fail with an error that names the cause
+	default: // requests that match fail with an error that states the cause
 		out.Action = from.GetAction()
 	}
 	return out
@@ -96,14 +96,14 @@ func grpcRetries(from *routev3.RetryPolicy) *routev3.RetryPolicy {
 // maxMatches limits the number of matches into which one condition is split.
 const maxMatches = 16
 
-// grpcMatches returns the matches that together are equivalent to one of Envoy's. Conditions on method, scheme and
-// authority are evaluated here: gRPC requests are POST over HTTP, for the target.
+// grpcMatches returns matches that together are equivalent to one match of Envoy. It evaluates conditions on method,
+// scheme and authority itself, because their values are known: gRPC requests are POST requests over HTTP to the target.
 func grpcMatches(from *routev3.RouteMatch, authority string) []*routev3.RouteMatch {
 	if len(from.GetQueryParameters()) > 0 {
-		return nil // gRPC requests have no query parameters
+		return nil // gRPC requests have no query parameters, so the condition cannot match
 	}
 	if slices.ContainsFunc(from.GetDynamicMetadata(), func(claim *matcherv3.MetadataMatcher) bool { return !claim.GetInvert() }) {
-		return nil // gRPC clients do not verify tokens
+		return nil // gRPC libraries do not verify tokens, so the condition cannot match
 	}
 	known := map[string]string{":method": "POST", ":scheme": "http", ":authority": authority}
 	base := proto.Clone(from).(*routev3.RouteMatch)
@@ -120,7 +120,7 @@ func grpcMatches(from *routev3.RouteMatch, authority string) []*routev3.RouteMat
 			out = withHeader(out, h)
 			continue
 		}
-		// gRPC never matches a missing header, inverted or not.
+		// In gRPC a matcher never matches a missing header, even if it is inverted. Envoy matches then.
 		out = append(withHeader(out, &routev3.HeaderMatcher{
 			Name: h.GetName(), InvertMatch: true, HeaderMatchSpecifier: &routev3.HeaderMatcher_PresentMatch{PresentMatch: true},
 		}), withHeader(out, h)...)
@@ -142,7 +142,8 @@ func headerMatches(h *routev3.HeaderMatcher, value string) bool {
 	return stringMatches(h.GetStringMatch(), value) != h.GetInvertMatch()
 }
 
-// stringMatches returns true without a matcher: then the header only has to be present.
+// stringMatches reports whether the value matches. A nil matcher matches every value, because it only requires that the
+// header is present.
 func stringMatches(m *matcherv3.StringMatcher, value string) bool {
 	switch p := m.GetMatchPattern().(type) {
 	case *matcherv3.StringMatcher_Exact:

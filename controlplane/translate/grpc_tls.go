@@ -13,7 +13,7 @@ import (
 	matcherv3 "github.com/envoyproxy/go-control-plane/envoy/type/matcher/v3"
 )
 
-// renumberPriorities maps the priorities to consecutive numbers from 0, in order.
+// renumberPriorities replaces the priorities by consecutive numbers from 0 and preserves their order.
 func renumberPriorities(rank map[uint32]uint32) {
 	for i, p := range slices.Sorted(maps.Keys(rank)) {
 		rank[p] = uint32(i)
@@ -25,8 +25,8 @@ func grpcCertificates() *tlsv3.CertificateProviderPluginInstance {
 	return &tlsv3.CertificateProviderPluginInstance{InstanceName: "default"}
 }
 
-// grpcTLS uses the workload's certificate and verifies the peer's against the mesh's roots and the identities, if any.
-// gRPC reads them from a field that Envoy has deprecated.
+// grpcTLS returns a TLS context with the workload's certificate. It verifies the peer's certificate against the mesh's
+// roots and the identities, if any. gRPC reads the identities from a field that is deprecated in Envoy.
 func grpcTLS(identities []string) *tlsv3.CommonTlsContext {
 	validation := &tlsv3.CertificateValidationContext{CaCertificateProviderInstance: grpcCertificates()}
 	var accepted []*matcherv3.StringMatcher
@@ -131,8 +131,9 @@ func grpcSupportsPrincipals(all []*rbacv3.Principal) bool {
 	return true
 }
 
-// grpcSupportsHeader reports whether gRPC servers see a header as it was sent. Hidden headers count as missing, so a
-// DENY rule on them would never match. The SNI is always empty for the same reason.
+// grpcSupportsHeader reports whether gRPC servers pass a header to RBAC as the client sent it. A server treats other
+// headers as missing, so a DENY rule on them would never match. The SNI is not supported for the same reason: it is
+// always empty.
 func grpcSupportsHeader(name string) bool {
 	switch name {
 	case ":authority", ":method":

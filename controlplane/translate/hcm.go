@@ -14,7 +14,7 @@ import (
 	meshconfig "istio.io/api/mesh/v1alpha1"
 )
 
-// Names of the HTTP filters that per-route configurations refer to.
+// Names of the HTTP filters to which per-route configurations refer.
 const (
 	corsFilterName  = "envoy.filters.http.cors"
 	faultFilterName = "envoy.filters.http.fault"
@@ -31,7 +31,8 @@ type hcmOptions struct {
 func (v proxyView) hcmFilter(h hcmOptions) *listenerv3.Filter {
 	mesh := v.s.Mesh
 	m := &hcmv3.HttpConnectionManager{
-		StatPrefix:        h.statPrefix + ";", // marks the end of the prefix, from which the bootstrap's tag extraction creates a label
+		// The semicolon marks the end of the prefix, so that the bootstrap's tag extraction can create a label from it
+		StatPrefix:        h.statPrefix + ";",
 		CodecType:         hcmv3.HttpConnectionManager_AUTO,
 		HttpFilters:       v.httpFilters(h.traffic),
 		UseRemoteAddress:  boolean(h.traffic.side == edgeSide),
@@ -39,16 +40,17 @@ func (v proxyView) hcmFilter(h hcmOptions) *listenerv3.Filter {
 		AccessLog:         append(v.requestLogs(h.traffic), v.auditLog(h.traffic, "envoy.filters.http.rbac")...),
 		StreamIdleTimeout: duration(0),
 		UpgradeConfigs:    []*hcmv3.HttpConnectionManager_UpgradeConfig{{UpgradeType: "websocket"}},
-		// A fully qualified name may end with a dot (reviews.shop.svc.cluster.local.). Routes and policies use the name
-		// without it.
+		// Clients may write a fully qualified name with a final dot (reviews.shop.svc.cluster.local.). Routes and
+		// policies use the name without it.
 		StripTrailingHostDot: true,
 		RouteSpecifier: &hcmv3.HttpConnectionManager_Rds{
 			Rds: &hcmv3.Rds{ConfigSource: ads(), RouteConfigName: h.rds},
 		},
-		// Without CONNECT an upgraded connection cannot arrive over HTTP/2.
+		// Without extended CONNECT, upgraded connections such as WebSockets cannot arrive over HTTP/2.
 		Http2ProtocolOptions: &corev3.Http2ProtocolOptions{AllowConnect: true},
 	}
-	// Envoy sends the verified identity of the client in a header, and removes that header from client requests.
+	// Envoy passes the verified identity of the client to the workload in a header, and removes this header from client
+	// requests.
 	if h.traffic.side != outboundSide {
 		m.ForwardClientCertDetails = hcmv3.HttpConnectionManager_SANITIZE_SET
 		m.SetCurrentClientCertDetails = &hcmv3.HttpConnectionManager_SetCurrentClientCertDetails{Uri: true}
@@ -57,8 +59,8 @@ func (v proxyView) hcmFilter(h hcmOptions) *listenerv3.Filter {
 		v.trustFrontProxies(m)
 	}
 	if v.p.OnDemand && h.traffic.side == outboundSide && v.p.interceptionMode().hostPlan(v, h.rds) != nil {
-		// The idle timeout is the only limit of the wait for a virtual host. The routes of the virtual hosts disable
-		// it.
+		// A request waits for its virtual host until the idle timeout of the stream. The routes of the virtual hosts
+		// disable this timeout for the time after the wait.
 		m.StreamIdleTimeout = duration(v.p.OnDemandTimeout)
 	}
 	v.setTracing(m, h.traffic)
@@ -74,8 +76,8 @@ func (v proxyView) gatewayTopology() *meshconfig.Topology {
 	return v.s.Mesh.GetDefaultConfig().GetGatewayTopology()
 }
 
-// trustFrontProxies makes a gateway trust the proxies in front of it, as its ProxyConfig specifies: the number of
-// trusted hops in X-Forwarded-For, and how to forward the client certificate header.
+// trustFrontProxies makes a gateway trust the proxies in front of it, as its ProxyConfig specifies. The ProxyConfig
+// sets the number of trusted hops in X-Forwarded-For, and how to forward the client certificate header.
 func (v proxyView) trustFrontProxies(m *hcmv3.HttpConnectionManager) {
 	topology := v.gatewayTopology()
 	m.XffNumTrustedHops = topology.GetNumTrustedProxies()
@@ -126,7 +128,7 @@ func (v proxyView) httpFilters(t traffic) []*hcmv3.HttpFilter {
 	return append(out, httpFilter("envoy.filters.http.router", &routerv3.Router{}))
 }
 
-// callerFilters returns the outbound filters that routes configure.
+// callerFilters returns the outbound filters that are configured by routes.
 func callerFilters() []*hcmv3.HttpFilter {
 	return []*hcmv3.HttpFilter{
 		httpFilter(corsFilterName, &corsv3.Cors{}),

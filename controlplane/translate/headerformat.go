@@ -5,8 +5,9 @@ import (
 	"strings"
 )
 
-// headerFormat returns a header value that Envoy accepts. Envoy interprets %COMMAND% and rejects all routes because of
-// one unknown command or single percent sign. Percent signs that do not start a known command are escaped.
+// headerFormat returns a header value that Envoy accepts. Envoy interprets %COMMAND% in header values. It rejects all
+// routes if one value contains an unknown command or a single percent sign. headerFormat therefore escapes all percent
+// signs that are not part of a known command.
 func headerFormat(value string) string {
 	var b strings.Builder
 	for len(value) > 0 {
@@ -35,7 +36,7 @@ func headerFormat(value string) string {
 var formatCommandPattern = regexp.MustCompile(`^%([A-Z0-9_]+)(\([^()]+\))?(:[0-9]{1,4})?%`)
 
 // formatCommand returns the command at the start of text, including its percent signs. It returns "" unless all
-// supported Envoy versions know the command.
+// supported Envoy versions accept the command.
 func formatCommand(text string) string {
 	m := formatCommandPattern.FindStringSubmatch(text)
 	if m == nil {

@@ -22,13 +22,13 @@ import (
 type inboundPort struct {
 	number   uint32
 	protocol registry.Protocol
-	// unlisted: no service has the port. Number 0 represents all ports without chains of their own.
+	// unlisted: no service has this port. Port number 0 represents all ports that share the catch-all chains.
 	unlisted bool
 	// ingress is the configuration of the port in the workload's Sidecar; nil if the Sidecar has no ingress listeners.
 	ingress *networking.IstioIngressListener
 }
 
-// withProtocol returns the port with a detected protocol.
+// withProtocol returns a copy of the port whose protocol is set to the detected one.
 func (p inboundPort) withProtocol(protocol registry.Protocol) inboundPort {
 	p.protocol = protocol
 	return p
@@ -71,7 +71,8 @@ func (v proxyView) inboundPorts() []inboundPort {
 	return out
 }
 
-// targetPort returns the workload's port behind a service's port, or 0 if the service names a port that does not exist.
+// targetPort returns the workload's port for a service's port. It returns 0 if the service refers to the workload's
+// port by a name that the workload does not define.
 func (v proxyView) targetPort(svc *registry.Service, port registry.Port) uint32 {
 	switch {
 	case port.TargetPort != 0:
@@ -98,7 +99,7 @@ func (v proxyView) targetPort(svc *registry.Service, port registry.Port) uint32 
 	return 0
 }
 
-// ALPN protocols with which sidecars signal the content of mutual TLS.
+// ALPN protocols with which sidecars announce the content of mutual TLS connections.
 var (
 	meshHTTPProtocols   = []string{"istio-http/1.0", "istio-http/1.1", "istio-h2"}
 	meshTCPProtocols    = []string{"istio", "istio-peer-exchange"}
@@ -110,13 +111,15 @@ var (
 // chainSet contains the filter chains of one inbound port.
 type chainSet struct {
 	chains []*listenerv3.FilterChain
-	// sniffTLS, sniffHTTP: the chains are selected by the first bytes of the connection.
+	// sniffTLS, sniffHTTP: Envoy selects the chain by the first bytes of the connection, which listener filters
+	// inspect.
 	sniffTLS, sniffHTTP bool
-	// serverMayTalkFirst: the client may not send any bytes before the server.
+	// serverMayTalkFirst: the client may wait for the server's first bytes, so Envoy must not wait long for those of
+	// the client.
 	serverMayTalkFirst bool
 }
 
-// inboundChains returns the chains of a port: mutual TLS, plaintext or both, as the effective PeerAuthentication
+// inboundChains returns the chains of a port: for mutual TLS, plaintext or both, as the effective PeerAuthentication
 // specifies.
 func (v proxyView) inboundChains(port inboundPort) chainSet {
 	if port.protocol == registry.Undeclared {
@@ -128,14 +131,16 @@ func (v proxyView) inboundChains(port inboundPort) chainSet {
 		return chainSet{chains: []*listenerv3.FilterChain{mtls}}
 	case snapshot.Disable:
 		if plain.TransportSocket = v.ingressTLS(port); plain.TransportSocket == nil && port.ingress.GetTls() != nil {
-			plain.Filters = v.tcpFilters(port.traffic(false), BlackHoleCluster, toCluster(BlackHoleCluster)) // the port is not served without its certificate
+			// Without its certificate, the port must not be served.
+			plain.Filters = v.tcpFilters(port.traffic(false), BlackHoleCluster, toCluster(BlackHoleCluster))
 		}
 		return chainSet{chains: []*listenerv3.FilterChain{plain}}
 	}
-	// Only the ALPN protocols of sidecars select mesh TLS: the application's own TLS is forwarded unchanged.
+	// Only the ALPN protocols of sidecars select the chain for mesh TLS, so that the application's own TLS is forwarded
+	// unchanged.
 	mtls.FilterChainMatch = &listenerv3.FilterChainMatch{TransportProtocol: "tls", ApplicationProtocols: meshProtocols}
 	if port.protocol.IsHTTP2() {
-		// Proxyless gRPC clients offer only this protocol.
+		// Proxyless gRPC clients offer only this ALPN protocol.
 		mtls.FilterChainMatch.ApplicationProtocols = append(slices.Clone(meshProtocols), "h2")
 	}
 	if port.protocol.IsHTTP() {
@@ -148,8 +153,9 @@ func (v proxyView) inboundChains(port inboundPort) chainSet {
 	}
 }
 
-// sniffedChains returns the chains of a port without a declared protocol. In mutual TLS the ALPN of the client's
-// sidecar specifies it; in plaintext the first bytes do. Everything except HTTP is forwarded as TCP.
+// sniffedChains returns the chains of a port without a declared protocol. In mutual TLS, the ALPN of the client's
+// sidecar announces the protocol. In plaintext, Envoy detects it from the first bytes. Envoy forwards everything except
+// HTTP as TCP.
 func (v proxyView) sniffedChains(port inboundPort) chainSet {
 	requests, bytes := port.withProtocol(registry.HTTP), port.withProtocol(registry.TCP)
 	mtlsTCP, plainTCP, ownTLS := v.mtlsChain("mtls_tcp", bytes, nil), v.plainChain("plaintext_tcp", bytes), v.plainChain("tls", bytes)
@@ -237,8 +243,9 @@ func (v proxyView) inboundRoutes() []string {
 	return out
 }
 
-// inboundRoute sends all requests to the workload's port. It contains the AuthorizationPolicies: a change applies to
-// the next request also on open connections, which retain the filters of their listener.
+// inboundRoute returns the route configuration that sends all requests to the workload's port. The route contains the
+// AuthorizationPolicies, so that changed policies apply to the next request even on open connections. Filters of a
+// listener change only for new connections.
 func (v proxyView) inboundRoute(name string) (*xds.Resource, error) {
 	ports := v.inboundPorts()
 	if v.p.Interception == Redirect {
@@ -252,7 +259,7 @@ func (v proxyView) inboundRoute(name string) (*xds.Resource, error) {
 			Name:                 name,
 			ValidateClusters:     boolean(false),
 			TypedPerFilterConfig: v.rbacSettings(),
-			// The application must not receive the peer metadata of the client.
+			// The application must not receive the client's peer metadata header.
 			RequestHeadersToRemove: []string{peerHeader},
 			VirtualHosts: []*routev3.VirtualHost{{
 				Name:    fmt.Sprintf("inbound|http|%d", port.number),

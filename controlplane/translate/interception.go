@@ -9,23 +9,25 @@ import (
 	"github.com/pilotfish-mesh/pilotfish/controlplane/xds"
 )
 
-// interceptionMode determines how traffic reaches a proxy, and from it the workload. It contains all differences
-// between a sidecar that is called by address, one that receives redirected connections, and a gateway.
+// interceptionMode determines how traffic reaches a proxy, and how the proxy reaches its workload. It contains all
+// differences between a sidecar to which clients connect by address, a sidecar that receives redirected connections,
+// and a gateway.
 type interceptionMode interface {
 	// listeners returns the listeners of the proxy in a stable order.
 	listeners(v proxyView) []*listenerv3.Listener
-	// routeNames returns the names of the route configurations that the listeners refer to.
+	// routeNames returns the names of the route configurations to which the listeners refer.
 	routeNames(v proxyView) []string
 	// routeConfiguration returns a route configuration by name, or nil if it does not exist.
 	routeConfiguration(v proxyView, name string) (*xds.Resource, error)
-	// hostPlan returns the virtual hosts of a sidecar's route configuration with many services; nil for others.
+	// hostPlan returns the virtual hosts of a sidecar's route configuration for many services. It returns nil for other
+	// route configurations.
 	hostPlan(v proxyView, route string) *hostPlan
-	// nonServiceClusters returns the clusters without a service: the workload's ports, and destinations outside the
-	// mesh.
+	// nonServiceClusters returns the clusters that do not belong to a service: those of the workload's ports, and those
+	// of destinations outside the mesh.
 	nonServiceClusters(s *snapshot.Snapshot, p *Proxy) []*clusterv3.Cluster
 }
 
-// interceptionModes are the modes of a sidecar.
+// interceptionModes maps the interception setting of a sidecar to its mode.
 var interceptionModes map[Interception]interceptionMode
 
 func init() {
@@ -44,7 +46,7 @@ type proxyView struct {
 	s     *snapshot.Snapshot
 	p     *Proxy
 	scope *snapshot.Scope
-	// patches are those of the EnvoyFilters for the proxy.
+	// patches contains the EnvoyFilter patches that apply to the proxy.
 	patches *envoyfilter.Set
 	cache   *viewCache
 }

@@ -17,8 +17,8 @@ import (
 	"github.com/pilotfish-mesh/pilotfish/controlplane/xds"
 )
 
-// noneMode is the mode of a sidecar without redirection. Its workload uses it as an HTTP proxy, or connects to a
-// listener for one port of a service. Clients connect to the workload's ports at the sidecar's own address.
+// noneMode is the mode of a sidecar without redirection. Its workload uses the sidecar as an HTTP proxy, or connects to
+// a listener of the sidecar for one port of a service. Clients reach the workload's ports at the sidecar's address.
 type noneMode struct{}
 
 // defaultHTTPProxyPort is the port of the HTTP proxy if the mesh configuration sets none.
@@ -61,7 +61,7 @@ func listener(at netip.AddrPort, direction corev3.TrafficDirection) *listenerv3.
 
 func httpProxyListener(v proxyView) *listenerv3.Listener {
 	l := listener(httpProxyAddress(v), corev3.TrafficDirection_OUTBOUND)
-	// The filter is always required: it only affects routes to clusters that are resolved by name.
+	// The filter is always present, because it has an effect only on routes to clusters that Envoy resolves by name.
 	t := traffic{side: outboundSide, protocol: registry.HTTP, byName: true}
 	l.FilterChains = []*listenerv3.FilterChain{{
 		Name:    httpProxyRoute,
@@ -71,7 +71,7 @@ func httpProxyListener(v proxyView) *listenerv3.Listener {
 }
 
 // upstreamListener returns a listener for one port of a service. It returns nil if the service does not exist, so that
-// connections are refused immediately.
+// the workload's connections are refused immediately.
 func upstreamListener(v proxyView, u Upstream) *listenerv3.Listener {
 	svc := v.scope.Resolve(u.Host, v.p.Namespace)
 	if svc == nil {
@@ -167,7 +167,7 @@ func (noneMode) nonServiceClusters(s *snapshot.Snapshot, p *Proxy) []*clusterv3.
 		}
 		c.ClusterDiscoveryType = &clusterv3.Cluster_Type{Type: clusterv3.Cluster_STATIC}
 		if at := netip.AddrPortFrom(p.AppAddress, uint16(port.number)); s.RefuseDefault(at.String(), p.Namespace, p.Namespace).Reason != "" {
-			out = append(out, c) // has no endpoint
+			out = append(out, c) // c has no endpoint
 			continue
 		}
 		c.LoadAssignment = &endpointv3.ClusterLoadAssignment{ClusterName: c.Name, Endpoints: []*endpointv3.LocalityLbEndpoints{{

@@ -33,8 +33,8 @@ func wildcard(port uint32) netip.AddrPort {
 	return netip.AddrPortFrom(netip.IPv4Unspecified(), uint16(port))
 }
 
-// bindAllFamilies binds a listener to the wildcard addresses of the proxy's families. Its name is the same in each
-// case, for statistics and EnvoyFilters.
+// bindAllFamilies binds a listener to the wildcard address of each IP family of the proxy. The listener's name does not
+// depend on the families, so that statistics and EnvoyFilters can refer to it.
 func (v proxyView) bindAllFamilies(l *listenerv3.Listener, port uint32) *listenerv3.Listener {
 	six := socketAddress(netip.AddrPortFrom(netip.IPv6Unspecified(), uint16(port)))
 	switch {
@@ -77,7 +77,8 @@ func virtualOutboundListener(v proxyView) *listenerv3.Listener {
 	return l
 }
 
-// blackHoleChain closes connections to the capturing port itself, which would loop forever.
+// blackHoleChain closes connections whose original destination is the redirection port itself. Envoy would connect to
+// itself in an endless loop.
 func blackHoleChain(v proxyView, name string, t traffic) *listenerv3.FilterChain {
 	return &listenerv3.FilterChain{
 		Name:             name,
@@ -117,8 +118,8 @@ func virtualInboundListener(v proxyView) *listenerv3.Listener {
 	return l
 }
 
-// unlistedChains returns the chains for ports without a service. The mesh's policies apply to them too: each port in a
-// policy has its own chains, and the remaining ports use the catch-all chains.
+// unlistedChains returns the chains for ports that no service has. The mesh's policies apply to these ports too: each
+// port that a policy configures has its own chains, and all other ports use the catch-all chains.
 func unlistedChains(v proxyView) []*listenerv3.FilterChain {
 	listed := map[uint32]bool{}
 	for _, p := range v.inboundPorts() {
@@ -133,8 +134,8 @@ func unlistedChains(v proxyView) []*listenerv3.FilterChain {
 	return append(chains, passthroughChains(v, 0)...)
 }
 
-// passthroughChains forward connections to their original destination, for one port; 0 is every port without its own
-// chains.
+// passthroughChains returns the chains that forward connections to their original destination, for one port. Port 0
+// stands for all ports without their own chains.
 func passthroughChains(v proxyView, port uint32) []*listenerv3.FilterChain {
 	chains := v.inboundChains(inboundPort{number: port, protocol: registry.Undeclared, unlisted: true}).chains
 	for _, chain := range chains {
@@ -220,7 +221,7 @@ func (v proxyView) portHosts(number uint32) []plannedHost {
 	return hosts
 }
 
-// hostsAt returns the virtual hosts of services at a port, with domains that are not in taken.
+// hostsAt returns the virtual hosts of services at a port. It omits domains that taken contains.
 func (v proxyView) hostsAt(services []*registry.Service, number uint32, taken domains) []plannedHost {
 	full := map[*registry.Service][]string{}
 	for _, svc := range services {

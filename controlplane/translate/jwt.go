@@ -19,7 +19,7 @@ import (
 	"github.com/pilotfish-mesh/pilotfish/controlplane/registry"
 )
 
-// Timeout and interval for JWKS that proxies fetch.
+// Timeout and refresh interval for key sets (JWKS) that proxies fetch themselves.
 const (
 	keysTimeout = 5 * time.Second
 	keysRefresh = 20 * time.Minute
@@ -27,13 +27,14 @@ const (
 
 const (
 	jwtFilterName = "envoy.filters.http.jwt_authn"
-	// tokenPayload is the metadata key under which the filter stores the claims of a verified token for policies.
+	// tokenPayload is the metadata key under which the filter stores the claims of a verified token , where policies
+	// read them.
 	tokenPayload = "payload"
 )
 
-// placeholderKeys is a key set with one public key whose private key does not exist. It replaces an issuer's keys until
-// they are available, so that Envoy rejects its tokens instead of ignoring them. The point's x is one more than the
-// SHA-256 of `nobody has the other half of this key`.
+// placeholderKeys is a key set with one public key to which no private key is known. It replaces an issuer's keys until
+// they are available, so that Envoy rejects the issuer's tokens instead of ignoring them. The x coordinate of the point
+// is the SHA-256 of `nobody has the other half of this key` plus one.
 const placeholderKeys = `{"keys":[{"kty":"EC","crv":"P-256","alg":"ES256","use":"sig","kid":"unknown",` +
 	`"x":"x2st3ZHV9iWD2UkMfCuIrkFzwQxUTw5gRoY56-DLpSM","y":"dVtnkeID7e_Nlp46n_MeN8N0wpAlzO2LapmMxScDXIE"}]}`
 
@@ -64,8 +65,8 @@ func (v proxyView) jwtFilters() []*hcmv3.HttpFilter {
 	out := &jwtv3.JwtAuthentication{Providers: map[string]*jwtv3.JwtProvider{}, BypassCorsPreflight: true}
 	kept := rules[:0:0]
 	for _, rule := range rules {
-		// A provider that Envoy would reject is omitted. Tokens of its issuer are rejected like those of an unknown
-		// issuer.
+		// A provider that Envoy would reject is omitted. Envoy then rejects tokens of its issuer, as it does for
+		// unknown issuers.
 		if p := v.jwtProvider(rule); p.Validate() == nil {
 			out.Providers[rule.name] = p
 			kept = append(kept, rule)
@@ -87,7 +88,7 @@ func (v proxyView) jwtProvider(rule jwtRule) *jwtv3.JwtProvider {
 		FromCookies:          rule.GetFromCookies(),
 		ForwardPayloadHeader: rule.GetOutputPayloadToHeader(),
 		PayloadInMetadata:    tokenPayload,
-		ClearRouteCache:      v.p.Type == Router, // a gateway's routes may match claims
+		ClearRouteCache:      v.p.Type == Router, // routes of a gateway may match claims
 		NormalizePayloadInMetadata: &jwtv3.JwtProvider_NormalizePayload{
 			SpaceDelimitedClaims: spaceDelimited(rule.GetSpaceDelimitedClaims()),
 		},
@@ -113,8 +114,8 @@ func spaceDelimited(more []string) []string {
 	return out
 }
 
-// jwtKeys sets the keys of a provider: those of the rule, those that the control plane fetched, or the URL for the
-// proxy.
+// jwtKeys sets the keys of a provider: those in the rule, those that the control plane fetched, or the URL from which
+// the proxy fetches them.
 func (v proxyView) jwtKeys(p *jwtv3.JwtProvider, rule jwtRule) {
 	if remote := v.remoteKeys(rule.JWTRule); remote != nil {
 		p.JwksSourceSpecifier = &jwtv3.JwtProvider_RemoteJwks{RemoteJwks: remote}
@@ -137,8 +138,9 @@ func (v proxyView) localKeys(rule *security.JWTRule) string {
 	return string(keys)
 }
 
-// remoteKeys makes the proxy fetch the keys, if that is enabled and their host is a visible service; otherwise it
-// returns nil. The service's DestinationRule determines whether the connection uses TLS, also for an HTTPS URL.
+// remoteKeys makes the proxy fetch the keys itself. It returns nil if that is not enabled or if the host of the keys is
+// not a visible service. The service's DestinationRule determines whether the connection uses TLS, even if the URL is
+// HTTPS.
 func (v proxyView) remoteKeys(rule *security.JWTRule) *jwtv3.RemoteJwks {
 	if !v.s.KeysByProxy || rule.GetJwksUri() == "" {
 		return nil
@@ -171,13 +173,13 @@ func (v proxyView) remoteKeys(rule *security.JWTRule) *jwtv3.RemoteJwks {
 			Timeout:          timeout,
 		},
 		CacheDuration: duration(keysRefresh),
-		// The listener must not wait for an issuer that is unavailable.
+		// Without FastListener the listener would wait for the keys of an issuer that does not respond.
 		AsyncFetch: &jwtv3.JwksAsyncFetch{FastListener: true},
 	}
 }
 
-// jwtRequirement requires that each token is valid. Each location has one token, which any of the rules for that
-// location may accept. If these rules have further locations, a second token there is not verified.
+// jwtRequirement requires that each token is valid. Each location contains one token, which any of the rules for that
+// location may accept. If one of these rules also reads other locations, a second token there is not verified.
 func jwtRequirement(rules []jwtRule) *jwtv3.JwtRequirement {
 	missing := &jwtv3.JwtRequirement{RequiresType: &jwtv3.JwtRequirement_AllowMissing{AllowMissing: &emptypb.Empty{}}}
 	var all []*jwtv3.JwtRequirement
@@ -195,8 +197,8 @@ func jwtRequirement(rules []jwtRule) *jwtv3.JwtRequirement {
 	}}
 }
 
-// groupByToken groups rules that may apply to the same token. Envoy rejects a token whose issuer differs from that of
-// the rule that finds it, so rules that find the same token must not all be required.
+// groupByToken groups rules that may apply to the same token. If a rule finds a token of another issuer, Envoy rejects
+// the token. Rules that read the same token are therefore alternatives, not all required.
 func groupByToken(rules []jwtRule) [][]jwtRule {
 	var groups [][]jwtRule
 	for _, rule := range rules {

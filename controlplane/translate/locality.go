@@ -20,8 +20,9 @@ const (
 	networkLabel = "topology.istio.io/network"
 )
 
-// localitySetting returns the effective locality setting of a cluster: the rule's or the mesh's. It returns nil if
-// localities do not matter. Failover requires outlier detection.
+// localitySetting returns the effective locality setting of a cluster: that of its DestinationRule or that of the mesh.
+// It returns nil if the selection of endpoints does not depend on localities. Failover requires outlier detection, as
+// in Istio.
 func localitySetting(mesh *meshconfig.MeshConfig, t snapshot.Traffic) *networking.LocalityLoadBalancerSetting {
 	setting := t.LoadBalancer.GetLocalityLbSetting()
 	if setting == nil {
@@ -40,7 +41,7 @@ func localitySetting(mesh *meshconfig.MeshConfig, t snapshot.Traffic) *networkin
 	return setting
 }
 
-// localityKeyFor returns the caller's locality, as far as the cluster's endpoints depend on it.
+// localityKeyFor returns the part of the caller's locality and labels on which the cluster's endpoints depend.
 func (c serviceCluster) localityKeyFor(p *Proxy) string {
 	if zones := zoneSetting(c.rule.Traffic(c.subset, c.port)); zones != nil {
 		return zonePlace(p, zones)
@@ -101,8 +102,8 @@ func (c serviceCluster) applyLocality(cla *endpointv3.ClusterLoadAssignment, eps
 	}
 }
 
-// applyDistribute sets the weight of each locality to its share of the callers' traffic. Localities without a share are
-// removed.
+// applyDistribute sets the weight of each locality to the share of traffic that the rule assigns to it. Localities
+// without a share are removed.
 func applyDistribute(cla *endpointv3.ClusterLoadAssignment, rules []*networking.LocalityLoadBalancerSetting_Distribute, at string) {
 	for _, rule := range rules {
 		if !localityMatches(rule.GetFrom(), at) {
@@ -158,8 +159,8 @@ func localityMatches(pattern, locality string) bool {
 	return true
 }
 
-// localityPriority returns 0 for the caller's subzone, then increases for its zone, its region, the failover region and
-// all other regions.
+// localityPriority returns 0 for an endpoint in the caller's subzone. The value increases for the caller's zone, its
+// region, the failover region and all other regions.
 func localityPriority(endpoint, caller string, failover []*networking.LocalityLoadBalancerSetting_Failover) int {
 	have := append(strings.SplitN(endpoint, "/", 3), "", "", "")
 	want := append(strings.SplitN(caller, "/", 3), "", "", "")
@@ -179,7 +180,8 @@ func localityPriority(endpoint, caller string, failover []*networking.LocalityLo
 	return 0
 }
 
-// labelPriority returns the number of labels from the first that the endpoint does not match; 0 if all match.
+// labelPriority returns 0 if the endpoint matches all labels, else the number of labels from the first label that it
+// does not match to the last.
 func labelPriority(e snapshot.Endpoint, keys, own []string) int {
 	for i, key := range keys {
 		key, want, given := strings.Cut(key, "=")

@@ -10,7 +10,7 @@ import (
 	"github.com/pilotfish-mesh/pilotfish/controlplane/registry"
 )
 
-// unknown is the value of a label without information; latest is that of a revision.
+// unknown is the value of a label for which no information is available. latest is the default of the revision label.
 const (
 	unknown = "unknown"
 	latest  = "latest"
@@ -19,8 +19,8 @@ const (
 // grpcOrHTTP distinguishes gRPC and HTTP by the content type.
 var grpcOrHTTP = tagRules(setTag("http"), startsWith("application/grpc"), "grpc")
 
-// withFallback returns a format command that yields a default for a missing value. The command reads the default from the
-// listener's metadata, because tag rules for it would be three times as large and would run for each request.
+// withFallback returns a format command that yields a default for a missing value. The command reads the default from
+// the listener's metadata. Tag rules would be three times as large and would run for each request.
 func withFallback(command, parameter, otherwise string) string {
 	operator := `"` + command + `"`
 	if parameter != "" {
@@ -43,7 +43,8 @@ func setTag(value string) *xdsmatcherv3.Matcher_OnMatch {
 	}}
 }
 
-// tagRules replace the label value that matches, and all other values if otherwise is not nil.
+// tagRules replace a label value that matches by the specified value. If otherwise is not nil, they replace all other
+// values by it.
 func tagRules(otherwise *xdsmatcherv3.Matcher_OnMatch, match *xdsmatcherv3.StringMatcher, value string) *xdsmatcherv3.Matcher {
 	predicate := &xdsmatcherv3.Matcher_MatcherList_Predicate{MatchType: &xdsmatcherv3.Matcher_MatcherList_Predicate_SinglePredicate_{
 		SinglePredicate: &xdsmatcherv3.Matcher_MatcherList_Predicate_SinglePredicate{
@@ -59,8 +60,8 @@ func tagRules(otherwise *xdsmatcherv3.Matcher_OnMatch, match *xdsmatcherv3.Strin
 	}
 }
 
-// tags returns the labels of a chain's metrics. opening: the metric is recorded when a connection opens, when only the
-// client's address is available.
+// tags returns the labels of a chain's metrics. opening: the metric is recorded when a connection opens. At that time
+// only the client's address is known.
 func (v proxyView) tags(c chain, opening bool) []tag {
 	var out []tag
 	if c.side == inboundSide {
@@ -163,7 +164,7 @@ func calleeTags() []tag {
 }
 
 // callerTags returns the labels of the client: the identity in its certificate, and its peer metadata. Peer metadata is
-// used only within mutual TLS, and by Envoy versions that can limit the number of series.
+// used only in mutual TLS, and only by Envoy versions that can limit the number of series.
 func (v proxyView) callerTags(c chain, opening bool) []tag {
 	var out []tag
 	trusted := v.trustsPeerHeader(c.traffic) && c.requests && v.p.isEnvoyAtLeast(1, 40)

@@ -16,7 +16,7 @@ import (
 	"github.com/pilotfish-mesh/pilotfish/controlplane/config"
 )
 
-// Envoy's stats access logger records the mesh's standard metrics. These are their names without the prefix "istio_".
+// Names of the mesh's standard metrics, without the prefix "istio_". Envoy's stats access logger records these metrics.
 const (
 	requestsTotal    = "requests_total"
 	requestDuration  = "request_duration_milliseconds"
@@ -29,14 +29,15 @@ const (
 	metricsNamespace = "istio"
 )
 
-// maxSeries limits the series of a workload's clients, because clients choose their own label values.
+// maxSeries limits the number of series for the clients of a workload. Without a limit, clients could use up Envoy's
+// memory, because they choose the values of their labels.
 const maxSeries = 4000
 
 // standardMetric is one standard metric.
 type standardMetric struct {
 	metric telemetryv1.MetricSelector_IstioMetric
 	name   string
-	// value is the format of the added value; empty adds one.
+	// value is the format of the value that is added. If it is empty, one is added.
 	value string
 	// unit is the unit of a histogram; zero for counters.
 	unit statsv3.Config_Histogram_Unit
@@ -90,10 +91,10 @@ func (v proxyView) metricLog(c chain, m directionMetrics, measures []standardMet
 
 type metricConfig struct{ *statsv3.Config }
 
-// metricScope returns the stats scope of a chain. It is limited if clients choose label values.
+// metricScope returns the stats scope of a chain. The number of series is limited if clients can choose label values.
 func (v proxyView) metricScope(c chain) metricConfig {
 	if !v.p.isEnvoyAtLeast(1, 40) {
-		//lint:ignore SA1019 older Envoys have nothing else
+		//lint:ignore SA1019 older Envoy versions support only this field
 		return metricConfig{&statsv3.Config{StatPrefix: metricsNamespace}}
 	}
 	scope := &metricscopev3.Scope{Prefix: metricsNamespace, EnableEviction: true}
@@ -119,11 +120,11 @@ func (m metricConfig) add(each standardMetric, tags []*statsv3.Config_Tag) {
 type tag struct {
 	name, format string
 	rules        *xdsmatcherv3.Matcher
-	// histograms: the label is also in histograms, where each label costs time per request.
+	// histograms: the label also applies to histograms, where each label costs time for each request.
 	histograms bool
 }
 
-// changedTags returns a metric's labels with the changes of Telemetry documents.
+// changedTags returns a metric's labels after the changes that Telemetry documents specify.
 func changedTags(all []tag, changes map[string]string, histogram bool) []*statsv3.Config_Tag {
 	var out []*statsv3.Config_Tag
 	for _, t := range all {
@@ -140,7 +141,7 @@ func changedTags(all []tag, changes map[string]string, histogram bool) []*statsv
 	return out
 }
 
-// plainAttributes are attributes with an equivalent format command, which is cheaper than an expression.
+// plainAttributes maps CEL attributes to equivalent format commands, which cost less than evaluating CEL.
 var plainAttributes = map[string]string{
 	"request.host": "%REQ(:AUTHORITY)%", "request.method": "%REQ(:METHOD)%", "request.path": "%REQ(:PATH)%",
 	"request.useragent": "%REQ(USER-AGENT)%", "request.id": "%REQ(X-REQUEST-ID)%", "request.referer": "%REQ(REFERER)%",

@@ -14,12 +14,12 @@ import (
 	"github.com/pilotfish-mesh/pilotfish/controlplane/xds"
 )
 
-// nameTableName is the name of the only resource of its type; Istio's control plane leaves it empty.
+// nameTableName is the name of the only resource of its type. In Istio the name is empty.
 const nameTableName = "names"
 
-// NameTable returns the addresses of the mesh's host names, from which a proxy's agent answers DNS queries. With
-// redirection it contains the services' own addresses. Without it, it contains only addresses on which a process
-// listens.
+// NameTable returns the addresses of the mesh's host names, from which the agent of a proxy answers DNS queries. If the
+// kernel redirects the workload's connections, the table contains the services' virtual IPs. Otherwise it contains only
+// addresses at which a process listens.
 func NameTable(s *snapshot.Snapshot, p *Proxy) (*xds.Resource, error) {
 	v := newView(s, p)
 	if len(p.Upstreams) > 0 {
@@ -39,7 +39,7 @@ type nameTableKey struct {
 // listens.
 func (p *Proxy) capturesVirtualIPs() bool { return p.isCaptured() && !p.Proxyless }
 
-// reachableAddresses returns the service's own addresses that the proxy's workload can reach.
+// reachableAddresses returns those addresses of a service that the proxy's workload can reach.
 func (p *Proxy) reachableAddresses(svc *registry.Service) []netip.Addr {
 	if svc.Virtual.IsValid() && !p.capturesVirtualIPs() {
 		return nil
@@ -63,7 +63,8 @@ func (v proxyView) nameTable() (*xds.Resource, error) {
 	return xds.NewRawResource(nameTableName, xds.NameTableType, encodeNames(table)), nil
 }
 
-// addNames adds a service's names. Services without an address here are omitted; another resolver resolves them.
+// addNames adds a service's names. It omits services without an address that the workload can reach, so that the agent
+// forwards queries for them to the upstream resolver.
 func (v proxyView) addNames(table map[string]nameInfo, svc *registry.Service) {
 	info := nameInfo{registry: "External"}
 	if svc.Kubernetes {
@@ -103,7 +104,7 @@ func servicePorts(svc *registry.Service) []string {
 	return ports
 }
 
-// portName returns a port in the form of an SRV query.
+// portName formats a port like an SRV query name, followed by the port number.
 func portName(p registry.Port, number uint32) string {
 	transport := "_tcp"
 	if p.Protocol == registry.UDP {
@@ -178,7 +179,8 @@ func (v proxyView) addInstances(table map[string]nameInfo, info *nameInfo, svc *
 	}
 }
 
-// instancePorts maps a service's ports to the ports of its instances; 0 if the instances differ.
+// instancePorts maps a service's ports to the ports of its instances. The value is 0 if the instances use different
+// ports.
 type instancePorts map[uint32]uint32
 
 func (p instancePorts) add(e *registry.Endpoint) {
@@ -189,8 +191,8 @@ func (p instancePorts) add(e *registry.Endpoint) {
 	}
 }
 
-// Fields of istio.networking.nds.v1.NameTable and NameInfo. The last is an extension that other agents ignore: SRV
-// answers require ports.
+// Field numbers of istio.networking.nds.v1.NameTable and NameInfo. The last one is an extension that other agents
+// ignore. It contains ports, which SRV answers require.
 const (
 	namesField    = 1
 	nameKey       = 1
@@ -277,7 +279,7 @@ func (d *DescribedName) set(field protowire.Number, text string) {
 	}
 }
 
-// forEachString calls do for each string field, and stops at the first field of another type.
+// forEachString calls do for each string field. It stops at the first field of another type.
 func forEachString(wire []byte, do func(protowire.Number, string)) {
 	for len(wire) > 0 {
 		field, kind, n := protowire.ConsumeTag(wire)

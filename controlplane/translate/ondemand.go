@@ -16,18 +16,19 @@ import (
 	"github.com/pilotfish-mesh/pilotfish/controlplane/xds"
 )
 
-// DefaultOnDemandTimeout limits the wait for an on-demand resource. It expires only without a connection to the control
-// plane or, for a cluster, while the names of another cluster are being resolved: until then Envoy requests no cluster.
+// DefaultOnDemandTimeout limits how long a request waits for an on-demand resource. It expires in two cases only: no
+// control plane responds, or Envoy is still resolving the host names of another cluster, during which it requests no
+// cluster.
 const DefaultOnDemandTimeout = 10 * time.Second
 
-// SupportsOnDemand reports whether the proxy can request virtual hosts and clusters on demand: sidecars with delta xDS
-// and a suitable Envoy. Older versions (1.38.3) respond 404 to a request with a body that waited for its virtual host,
-// and repeat requests endlessly for one without a matching route.
+// SupportsOnDemand reports whether the proxy can request virtual hosts and clusters on demand. This requires a sidecar
+// with delta xDS and a suitable Envoy. Older versions have two bugs (seen in 1.38.3): they respond 404 to a request
+// with a body that waited for its virtual host, and they repeat a request without a matching route endlessly.
 func (p *Proxy) SupportsOnDemand() bool {
 	return p.Type == Sidecar && !p.Proxyless && p.UseVHDS && p.isEnvoyAtLeast(1, 40)
 }
 
-// HeldClusters returns the clusters of an on-demand proxy: its own, and the named ones.
+// HeldClusters returns the clusters that an on-demand proxy has: those that every proxy needs, and the named ones.
 func HeldClusters(s *snapshot.Snapshot, p *Proxy, names []string) ([]*xds.Resource, error) {
 	v := newView(s, p)
 	own := map[string]bool{}
@@ -43,7 +44,7 @@ func HeldClusters(s *snapshot.Snapshot, p *Proxy, names []string) ([]*xds.Resour
 }
 
 // RequestedClusters returns the named clusters. For a service that does not exist it returns a cluster without
-// endpoints: Envoy would wait again, with each request, for a cluster that was reported as missing.
+// endpoints. If the control plane reported the cluster as missing, each request to it would wait again.
 func RequestedClusters(s *snapshot.Snapshot, p *Proxy, names []string) ([]*xds.Resource, error) {
 	out, err := NamedClusters(s, p, names)
 	if err != nil {
@@ -89,7 +90,8 @@ func RequiredClusters(s *snapshot.Snapshot, p *Proxy) ([]string, error) {
 	}
 	for _, l := range listeners {
 		for _, name := range clusterNames.FindAllString(string(l.Body.GetValue()), -1) {
-			// TCP proxies request their clusters on demand; filters send requests only to HTTP ports.
+			// TCP proxies request their clusters on demand. Filters send requests only to HTTP ports, so only clusters
+			// of HTTP ports are required.
 			if c, ok := findServiceCluster(s, p, name); ok {
 				if port, _ := c.svc.Port(c.port); port.Protocol.IsHTTP() || v.isCollector(name) {
 					needed[name] = true
@@ -110,7 +112,7 @@ func RequiredClusters(s *snapshot.Snapshot, p *Proxy) ([]string, error) {
 	return slices.Sorted(maps.Keys(needed)), nil
 }
 
-// isCollector reports whether access logs or traces may be sent to a cluster, independent of its port's protocol.
+// isCollector reports whether access logs or traces may be sent to a cluster, regardless of the protocol of its port.
 func (v proxyView) isCollector(cluster string) bool {
 	return slices.ContainsFunc(v.s.Mesh.GetExtensionProviders(), func(p *snapshot.ExtensionProvider) bool {
 		name, _, ok := v.providerCluster(snapshot.CollectorService(p))
@@ -127,7 +129,7 @@ func (v proxyView) addMirrorClusters(needed map[string]bool, d *networking.Desti
 	}
 }
 
-// ReferencedClusters returns the service clusters that virtual hosts refer to.
+// ReferencedClusters returns the service clusters to which virtual hosts refer.
 func ReferencedClusters(hosts []*xds.Resource) []string {
 	named := map[string]bool{}
 	for _, h := range hosts {
@@ -138,7 +140,7 @@ func ReferencedClusters(hosts []*xds.Resource) []string {
 	return slices.Sorted(maps.Keys(named))
 }
 
-// onDemandFilter makes requests wait for a virtual host, and then for a cluster, that the proxy does not have.
+// onDemandFilter makes requests wait until Envoy has received the virtual host, and then the cluster, that they need.
 func (v proxyView) onDemandFilter() *hcmv3.HttpFilter {
 	return httpFilter("envoy.filters.http.on_demand", &ondemandv3.OnDemand{
 		Odcds: &ondemandv3.OnDemandCds{Source: ads(), Timeout: duration(v.p.OnDemandTimeout)},

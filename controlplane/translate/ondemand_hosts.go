@@ -18,16 +18,17 @@ type HeldHosts struct {
 	plan  *hostPlan
 	// resourceNames maps requested names to resource names.
 	resourceNames map[string]string
-	// planned are indexes of the plan; unknown are hosts outside the mesh. all: the proxy has all planned virtual
-	// hosts, and the catch-all virtual host for unknown hosts.
+	// planned contains indexes of the plan. unknown contains hosts outside the mesh. all: the proxy has all planned
+	// virtual hosts, and the catch-all virtual host for unknown hosts.
 	planned map[int]bool
 	unknown map[string]bool
 	all     bool
 }
 
 // NewHeldHosts resolves requested names of a route configuration to virtual hosts. A name is the part of a resource
-// name after the slash: that of a virtual host, or the host in a request. If EnvoyFilters patch the routes, or if all
-// is set, all virtual hosts are held. It returns nil if the route configuration has no on-demand virtual hosts.
+// name after the slash. It is the name of a virtual host, or the host in a request. If EnvoyFilters patch the routes or
+// all is set, the proxy receives all virtual hosts. NewHeldHosts returns nil if the route configuration has no
+// on-demand virtual hosts.
 func NewHeldHosts(s *snapshot.Snapshot, p *Proxy, route string, names []string, all bool) *HeldHosts {
 	if !p.OnDemand {
 		return nil
@@ -62,13 +63,13 @@ func (h *HeldHosts) add(name string) {
 	switch {
 	case h.all:
 		h.resourceNames[name] = h.route + "/" + h.v.catchAllHost().GetName()
-	// A pattern would match other hosts too, and the name of a catch-all virtual host would later be confused with it.
+	// A pattern would also match other hosts. The name of a catch-all virtual host would be ambiguous later.
 	case domain != "" && !strings.Contains(domain, "*") && !IsCatchAllHost(domain):
 		h.unknown[domain], h.resourceNames[name] = true, h.route+"/"+domain
 	}
 }
 
-// exists reports whether a planned virtual host exists for this proxy. A service always has one.
+// exists reports whether a planned virtual host has routes for this proxy. The virtual host of a service always has.
 func (h *HeldHosts) exists(i int) bool {
 	host := h.plan.hosts[i]
 	if host.svc != nil && h.v.patches == nil {
@@ -78,8 +79,8 @@ func (h *HeldHosts) exists(i int) bool {
 	return r != nil || err != nil
 }
 
-// addCovered adds the hosts that match a wildcard domain of a held virtual host: Envoy would use that one for their
-// requests.
+// addCovered adds the planned hosts that match a wildcard domain of a virtual host that the proxy already has. Envoy
+// would otherwise use the wildcard virtual host for their requests.
 func (h *HeldHosts) addCovered() {
 	var patterns []string
 	for i := range h.planned {
@@ -105,10 +106,10 @@ func (h *HeldHosts) ResourceName(name string) string { return h.resourceNames[na
 // Unknown returns the number of hosts outside the mesh.
 func (h *HeldHosts) Unknown() int { return len(h.unknown) }
 
-// All reports whether the proxy has all virtual hosts, with a catch-all for unknown hosts.
+// All reports whether the proxy has all virtual hosts, including a catch-all for unknown hosts.
 func (h *HeldHosts) All() bool { return h != nil && h.all }
 
-// Names returns the resource names, or nil if all are held.
+// Names returns the resource names, or nil if the proxy has all.
 func (h *HeldHosts) Names() map[string]bool {
 	if h == nil || h.all {
 		return nil
@@ -123,7 +124,7 @@ func (h *HeldHosts) Names() map[string]bool {
 	return out
 }
 
-// Resources returns the resources that wanted selects.
+// Resources returns the resources whose names wanted selects.
 func (h *HeldHosts) Resources(wanted func(name string) bool) ([]*xds.Resource, error) {
 	out, err := h.resources(wanted)
 	h.v.reportSkippedPatches(xds.VirtualHostType, func(name string) bool { return strings.HasPrefix(name, h.route+"/") && wanted(name) }, out)
@@ -158,7 +159,7 @@ func (h *HeldHosts) resources(wanted func(name string) bool) ([]*xds.Resource, e
 	return out, nil
 }
 
-// unknownHostsResource returns the catch-all virtual host; none if an EnvoyFilter removes it.
+// unknownHostsResource returns the catch-all virtual host. It returns none if an EnvoyFilter removes the virtual host.
 func (v proxyView) unknownHostsResource(route string) ([]*xds.Resource, error) {
 	host := sanitizeRoutes(&routev3.RouteConfiguration{VirtualHosts: []*routev3.VirtualHost{v.catchAllHost()}}).VirtualHosts[0]
 	if host = v.patchHost(route, host); host == nil {
@@ -169,7 +170,7 @@ func (v proxyView) unknownHostsResource(route string) ([]*xds.Resource, error) {
 	return []*xds.Resource{r}, err
 }
 
-// IsCatchAllHost reports whether name is that of the virtual host for all hosts outside the mesh.
+// IsCatchAllHost reports whether name is that of the catch-all virtual host, which matches all hosts outside the mesh.
 func IsCatchAllHost(name string) bool { return name == allowAny || name == blockAll }
 
 // unknownHostKey contains everything, in addition to the scope, that the virtual host of an unknown host depends on.
@@ -198,8 +199,8 @@ func (v proxyView) disableIdleTimeout(host *routev3.VirtualHost) *routev3.Virtua
 	return host
 }
 
-// normalizeHost returns a request's host in the form of virtual host domains: the port is ignored if the routes are for
-// one port.
+// normalizeHost converts the host in a request to the form of a virtual host domain. It removes the port if the routes
+// are for one port.
 func (v proxyView) normalizeHost(host string) string {
 	host = strings.ToLower(host)
 	if v.p.Interception == None {
@@ -211,10 +212,10 @@ func (v proxyView) normalizeHost(host string) string {
 	return host
 }
 
-// domainIndex finds the virtual host of a host in the same way as Envoy.
+// domainIndex finds the virtual host of a host by Envoy's rules: exact domains first, then the longest wildcard.
 type domainIndex struct {
 	byDomain map[string]int
-	// suffixes of wildcard domains, longest first.
+	// suffixes are those of the wildcard domains, longest first.
 	suffixes []string
 }
 

@@ -11,14 +11,14 @@ import (
 	"github.com/pilotfish-mesh/pilotfish/controlplane/registry"
 )
 
-// outboundListener describes one listener for captured connections: a port of a service's address, or a port of all
-// remaining addresses. Filter chains distinguish its connections by their first bytes where necessary.
+// outboundListener describes one listener for captured connections: to one port at a service's address, or to one port
+// at all other addresses. If several filter chains may match, Envoy selects one by the first bytes of the connection.
 type outboundListener struct {
 	addr netip.AddrPort
-	// routes is the name of the route configuration; empty if no HTTP is expected.
+	// routes is the name of the route configuration. It is empty if the listener accepts no HTTP.
 	routes   string
 	requests traffic
-	// sniff: HTTP must be detected from the first bytes.
+	// sniff: Envoy must detect HTTP from the first bytes.
 	sniff bool
 	// connections are the TCP routes: some match addresses or server names, and at most one matches all others.
 	connections []connectionRoute
@@ -34,9 +34,9 @@ type connectionRoute struct {
 
 // connectionMatch selects connections; the zero value matches all.
 type connectionMatch struct {
-	// names are the values of the SNI.
+	// names are the accepted values of the SNI.
 	names []string
-	// subnets contain the original destination address.
+	// subnets are the accepted original destination addresses.
 	subnets []netip.Prefix
 }
 
@@ -56,13 +56,13 @@ func (g *outboundListenerSet) getOrAdd(at netip.AddrPort) *outboundListener {
 	return g.byAddress[at]
 }
 
-// allOutboundListeners returns the listeners that receive captured connections by original destination. They do not
-// bind to a port.
+// allOutboundListeners returns the listeners for captured connections, which Envoy selects by original destination.
+// They do not bind to a port.
 func allOutboundListeners(v proxyView) []*listenerv3.Listener {
 	return v.buildOutboundListeners(func(netip.AddrPort) bool { return true })
 }
 
-// buildOutboundListeners returns those of them that wanted selects.
+// buildOutboundListeners returns the outbound listeners whose address wanted selects.
 func (v proxyView) buildOutboundListeners(wanted func(netip.AddrPort) bool) []*listenerv3.Listener {
 	all := outboundListenerSet{byAddress: map[netip.AddrPort]*outboundListener{}}
 	for _, svc := range v.scope.Services {
@@ -82,7 +82,8 @@ func (v proxyView) buildOutboundListeners(wanted func(netip.AddrPort) bool) []*l
 }
 
 // addServicePort adds the traffic of a service's port. HTTP services share the wildcard listener of the port, where the
-// Host header selects the service. Other services are selected by address, or by port alone if they have no address.
+// Host header selects the service. For other services, the address selects the service; if the service has no address,
+// the port alone does.
 func (v proxyView) addServicePort(all *outboundListenerSet, svc *registry.Service, port registry.Port) {
 	number := uint16(port.Number)
 	t := traffic{side: outboundSide, port: port.Number, protocol: port.Protocol}
@@ -109,7 +110,7 @@ func (v proxyView) addServicePort(all *outboundListenerSet, svc *registry.Servic
 	}
 }
 
-// addServiceRanges adds the traffic to a service's address blocks at one port.
+// addServiceRanges adds the traffic to the CIDR blocks of a service at one port.
 func (v proxyView) addServiceRanges(g *outboundListener, svc *registry.Service, port registry.Port, t traffic) {
 	if port.Protocol == registry.Undeclared {
 		requests := t
@@ -123,7 +124,8 @@ func (v proxyView) addServiceRanges(g *outboundListener, svc *registry.Service, 
 	}
 }
 
-// intersectPrefixes returns the intersection of two lists of blocks. An empty second list does not limit the first.
+// intersectPrefixes returns the intersection of two lists of CIDR blocks. If others is empty, it returns blocks
+// unchanged.
 func intersectPrefixes(blocks, others []netip.Prefix) []netip.Prefix {
 	if len(others) == 0 {
 		return blocks
@@ -180,7 +182,7 @@ func (g *outboundListener) setRequests(routes string, t traffic, sniff bool) {
 	g.sniff = g.sniff || sniff
 }
 
-// addRoute adds a route without the matches that earlier routes have: Envoy rejects duplicates.
+// addRoute adds a route. It first removes the matches that earlier routes have, because Envoy rejects duplicates.
 func (g *outboundListener) addRoute(c connectionRoute) {
 	for _, other := range g.connections {
 		if !c.match.subtract(other.match) {
@@ -190,7 +192,7 @@ func (g *outboundListener) addRoute(c connectionRoute) {
 	g.connections = append(g.connections, c)
 }
 
-// subtract removes the matches that o has too, and reports whether any are left.
+// subtract removes the matches that o also has, and reports whether any remain.
 func (m *connectionMatch) subtract(o connectionMatch) bool {
 	names, subnets := intersection(m.names, o.names), intersection(m.subnets, o.subnets)
 	if len(m.names) == 0 && len(o.names) > 0 || len(m.names) > 0 && len(names) == 0 || len(m.subnets) == 0 && len(o.subnets) > 0 || len(m.subnets) > 0 && len(subnets) == 0 {
@@ -218,8 +220,9 @@ func difference[T comparable](a, b []T) []T {
 	return slices.DeleteFunc(slices.Clone(a), func(x T) bool { return slices.Contains(b, x) })
 }
 
-// addFallbackRoutes adds, for each address block with server names, a route for connections with other names. Envoy
-// considers only the chains of the narrowest block.
+// addFallbackRoutes adds, for each address block whose routes require a server name, a route for connections with other
+// names. Envoy considers only the chains of the narrowest matching block, so a route of a wider block would not be
+// used.
 func (v proxyView) addFallbackRoutes(g *outboundListener) {
 	for _, c := range slices.Clone(g.connections) {
 		if len(c.match.names) > 0 && len(c.match.subnets) > 0 {
@@ -258,7 +261,7 @@ func (v proxyView) buildOutboundListener(g *outboundListener) *listenerv3.Listen
 	for _, c := range g.connections {
 		chain := v.connectionChain(g, l.Name, c)
 		if len(c.match.subnets) > 0 && c.traffic.protocol == registry.Undeclared {
-			// Envoy considers only the chains of the narrowest subnet, and rejects two with the same match.
+			// Envoy considers only the chains of the narrowest subnet, and rejects two chains with the same match.
 			blocks := slices.DeleteFunc(slices.Clone(chain.FilterChainMatch.PrefixRanges), func(b *corev3.CidrRange) bool { return withRequests[b.String()] })
 			for _, b := range blocks {
 				withRequests[b.String()] = true
@@ -286,8 +289,9 @@ func (v proxyView) buildOutboundListener(g *outboundListener) *listenerv3.Listen
 	return l
 }
 
-// plaintextCopy returns the same chain for plaintext. Envoy selects the most specific transport protocol and considers
-// no other chains. With a plaintext HTTP chain present, plaintext TCP would match no chain.
+// plaintextCopy returns a copy of the chain that matches plaintext. Envoy considers only the chains with the most
+// specific transport protocol. If a plaintext HTTP chain exists, plaintext TCP connections would match no chain without
+// this copy.
 func plaintextCopy(chain *listenerv3.FilterChain) *listenerv3.FilterChain {
 	return &listenerv3.FilterChain{
 		Name: chain.GetName() + "_plaintext", Filters: chain.GetFilters(),
@@ -304,7 +308,7 @@ func (v proxyView) requestChain(g *outboundListener, name string, mixed, names b
 	if mixed {
 		chain.Name += "_http"
 		chain.FilterChainMatch = &listenerv3.FilterChainMatch{ApplicationProtocols: sniffedHTTP}
-		if names { // exclude TLS, which has the same ALPN names
+		if names { // exclude TLS connections, which may offer the same ALPN names
 			chain.FilterChainMatch.TransportProtocol = "raw_buffer"
 		}
 	}
@@ -329,8 +333,8 @@ func (v proxyView) connectionChain(g *outboundListener, name string, c connectio
 	return chain
 }
 
-// matchablePrefixes returns the blocks with which a filter chain matches a block. A block of length 0 is split into two
-// halves: Envoy does not distinguish length 0 from no block, and might prefer a chain without one.
+// matchablePrefixes returns the blocks with which a filter chain matches a block. A block of prefix length 0 is split
+// into two halves, because Envoy treats length 0 like no block and might prefer a chain without one.
 func matchablePrefixes(block netip.Prefix) []netip.Prefix {
 	if block.Bits() > 0 {
 		return []netip.Prefix{block}

@@ -20,8 +20,9 @@ import (
 	"github.com/pilotfish-mesh/pilotfish/controlplane/snapshot"
 )
 
-// A sidecar sends the metadata of its workload to the upstream sidecar in a header, which applications do not receive.
-// It is used only for metrics and logs; authorization depends only on certificates.
+// A sidecar sends the metadata of its workload to the upstream sidecar in a header. The upstream sidecar removes the
+// header before the request reaches the application. Peer metadata is used only for metrics and logs; authorization
+// depends only on certificates.
 const (
 	peerHeader = "x-pilotfish-peer"
 	// peerMetadata is the metadata namespace of a request's client, and of a listener's own workload.
@@ -32,20 +33,21 @@ const (
 // peer is the peer metadata of a workload.
 type peer struct{ workload, namespace, app, version, service, revision, cluster string }
 
-// peerField is one field of the header: its key there, its key in endpoint metadata, and its metric label.
+// peerField is one field of the header: its key in the header, its key in endpoint metadata, and the metric label that
+// it sets.
 type peerField struct {
 	key, endpoint, label string
 	histograms           bool
 }
 
-// peerFields are the fields of the header, in order. New fields must be appended.
+// peerFields are the fields of the header, in order. Append new fields: other versions of sidecars rely on the order.
 var peerFields = []peerField{
 	{"workload", "name", "workload", true}, {"namespace", "namespace", "workload_namespace", true}, {"app", "app", "app", false},
 	{"version", "version", "version", false}, {"service", "service", "canonical_service", false},
 	{"revision", "revision", "canonical_revision", false}, {"cluster", "cluster", "cluster", false},
 }
 
-// unknown returns the value that Istio's metrics have if the peer is unknown.
+// unknown returns the label value that Istio's metrics have if the peer is unknown.
 func (f peerField) unknown() string {
 	if f.key == "revision" {
 		return latest
@@ -76,7 +78,8 @@ func newPeer(workload, namespace string, labels map[string]string) peer {
 	}
 }
 
-// clusterLabel is the label for a workload's Kubernetes cluster; defaultClusterName is Istio's default.
+// clusterLabel is the label with the Kubernetes cluster of a workload. defaultClusterName is Istio's default cluster
+// name.
 const (
 	clusterLabel       = "topology.istio.io/cluster"
 	defaultClusterName = "Kubernetes"
@@ -100,8 +103,8 @@ func sanitizeName(s string) string {
 	return invalidNameChars.ReplaceAllString(s, "_")
 }
 
-// addPeerMetadata sets the metadata of outbound listeners: the header's value, and the values of unknown labels for
-// metrics.
+// addPeerMetadata sets the metadata of outbound listeners. The metadata contains the value of the peer header, and the
+// default values of metric labels.
 func (p *Proxy) addPeerMetadata(listeners []*listenerv3.Listener) []*listenerv3.Listener {
 	for _, l := range listeners {
 		if l.GetTrafficDirection() == corev3.TrafficDirection_OUTBOUND {
@@ -111,8 +114,8 @@ func (p *Proxy) addPeerMetadata(listeners []*listenerv3.Listener) []*listenerv3.
 	return listeners
 }
 
-// peerMetadataHeader adds the peer metadata to requests. The header is the same for all proxies, because its value is
-// in the metadata of the listener.
+// peerMetadataHeader adds the peer metadata to requests. The header definition is the same for all proxies, so that
+// they can share routes: each proxy reads the value from the metadata of its listener.
 func peerMetadataHeader() []*corev3.HeaderValueOption {
 	return []*corev3.HeaderValueOption{{
 		Header:       &corev3.HeaderValue{Key: peerHeader, Value: "%METADATA(LISTENER:" + peerMetadata + ":self)%"},
@@ -120,11 +123,11 @@ func peerMetadataHeader() []*corev3.HeaderValueOption {
 	}}
 }
 
-// addPeerHeader adds the peer header to a route's requests to mesh services, and only to these. A gateway removes the
-// header of its clients from requests to other destinations.
+// addPeerHeader adds the peer header to the requests that a route sends to mesh services. At a gateway it removes the
+// header from requests to other destinations, because a client may have sent it.
 func (r routing) addPeerHeader(route *routev3.Route) *routev3.Route {
 	action := route.GetRoute()
-	// A mirrored request is a copy with the same headers.
+	// A mirrored request is a copy with the same headers, so mirror destinations count too.
 	copied := slices.ContainsFunc(action.GetRequestMirrorPolicies(), func(m *routev3.RouteAction_RequestMirrorPolicy) bool { return !r.isInMesh(m.GetCluster()) })
 	switch weighted := action.GetWeightedClusters().GetClusters(); {
 	case action == nil:
@@ -144,8 +147,8 @@ func (r routing) addPeerHeader(route *routev3.Route) *routev3.Route {
 	return route
 }
 
-// headersToRemove returns the peer header, which must not leave the mesh, at a gateway. Sidecars need not remove it,
-// because applications do not receive it.
+// headersToRemove returns the peer header at a gateway, because a client may have sent it and it must not leave the
+// mesh. Sidecars need not remove it, because applications do not receive it and so cannot forward it.
 func (r routing) headersToRemove() []string {
 	if r.gateway == snapshot.MeshGateway {
 		return nil
@@ -153,7 +156,8 @@ func (r routing) headersToRemove() []string {
 	return []string{peerHeader}
 }
 
-// removePeerHeaderFilters remove the header if some endpoints have no sidecar that would remove it.
+// removePeerHeaderFilters remove the peer header from requests. They are needed if some endpoints have no sidecar that
+// would remove it.
 func removePeerHeaderFilters() []*hcmv3.HttpFilter {
 	return []*hcmv3.HttpFilter{
 		httpFilter("envoy.filters.http.header_mutation", &headermutationv3.HeaderMutation{Mutations: &headermutationv3.Mutations{
@@ -173,7 +177,7 @@ func (r routing) isInMesh(cluster string) bool {
 	return svc != nil && !svc.External
 }
 
-// trustsPeerHeader reports whether the peer header of a chain's clients is used.
+// trustsPeerHeader reports whether the proxy uses the peer header that a chain's clients send.
 func (v proxyView) trustsPeerHeader(t traffic) bool { return t.side == inboundSide && t.mtls }
 
 // peerFilters read the peer header into metadata and remove it.
@@ -199,8 +203,8 @@ func (v proxyView) peerFilters(t traffic) []*hcmv3.HttpFilter {
 	return []*hcmv3.HttpFilter{httpFilter(peerFilter, config)}
 }
 
-// peerPattern matches one field of the header with the allowed characters. If the pattern did not match, Envoy would
-// use the whole value, and invalid UTF-8 would make all metrics unreadable.
+// peerPattern matches one field of the header and accepts only the allowed characters. If the pattern did not match,
+// Envoy would use the whole header as the value. Invalid UTF-8 in it would make all metrics unreadable.
 func peerPattern(i int) string {
 	return `^(?:(?:[^;]*;){` + strconv.Itoa(i) + `}([A-Za-z0-9._/-]*)(?:;.*)?$)?\C*`
 }

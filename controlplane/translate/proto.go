@@ -13,8 +13,8 @@ import (
 	"google.golang.org/protobuf/types/known/wrapperspb"
 )
 
-// anyOf packs a message deterministically. It panics if the message cannot be marshalled: messages are created here,
-// and text from documents is valid UTF-8.
+// anyOf packs a message deterministically. It panics if marshalling fails. This cannot happen: all messages are built
+// in this package, and text from documents is valid UTF-8.
 func anyOf(m proto.Message) *anypb.Any {
 	value, err := proto.MarshalOptions{Deterministic: true}.Marshal(m)
 	if err != nil {
@@ -27,7 +27,7 @@ func u32(n uint32) *wrapperspb.UInt32Value          { return wrapperspb.UInt32(n
 func boolean(b bool) *wrapperspb.BoolValue          { return wrapperspb.Bool(b) }
 func duration(d time.Duration) *durationpb.Duration { return durationpb.New(d) }
 
-// ads returns the config source for resources of the ADS stream.
+// ads returns the config source that delivers resources on the ADS stream.
 func ads() *corev3.ConfigSource {
 	return &corev3.ConfigSource{
 		ConfigSourceSpecifier: &corev3.ConfigSource_Ads{Ads: &corev3.AggregatedConfigSource{}},

@@ -14,8 +14,8 @@ import (
 	"github.com/pilotfish-mesh/pilotfish/controlplane/registry"
 )
 
-// defaultSniffTimeout is the default limit of the wait for the first bytes if the server may send first. It does not
-// delay mutual TLS, which starts with the client's bytes.
+// defaultSniffTimeout is the default limit of the wait for the client's first bytes on ports where the server may send
+// first. Mutual TLS connections are not delayed, because they start with bytes of the client.
 const defaultSniffTimeout = time.Second
 
 // sniffedHTTP are the application protocols that the HTTP inspector detects.
@@ -25,7 +25,7 @@ func httpInspector() *listenerv3.ListenerFilter {
 	return listenerFilter("envoy.filters.listener.http_inspector", &httpinspectorv3.HttpInspector{})
 }
 
-// setSniffTimeout makes the listener process a connection as TCP if no bytes arrive before the timeout.
+// setSniffTimeout makes Envoy process a connection as TCP if the client sends no bytes before the timeout.
 func (v proxyView) setSniffTimeout(l *listenerv3.Listener) {
 	timeout := v.s.Mesh.GetProtocolDetectionTimeout().AsDuration()
 	if timeout <= 0 {
@@ -57,7 +57,7 @@ func disableOnPorts(f *listenerv3.ListenerFilter, except []uint32) *listenerv3.L
 	return f
 }
 
-// downstreamProtocolOptions are the options of a cluster that uses the protocol of the downstream connection.
+// downstreamProtocolOptions returns the options of a cluster that uses the same protocol as the downstream connection.
 func downstreamProtocolOptions() *httpv3.HttpProtocolOptions {
 	return &httpv3.HttpProtocolOptions{UpstreamProtocolOptions: &httpv3.HttpProtocolOptions_UseDownstreamProtocolConfig{
 		UseDownstreamProtocolConfig: &httpv3.HttpProtocolOptions_UseDownstreamHttpConfig{
@@ -66,8 +66,8 @@ func downstreamProtocolOptions() *httpv3.HttpProtocolOptions {
 	}}
 }
 
-// tcpALPNFilters make the upstream sidecar process a connection as TCP if the cluster's ALPN announces HTTP, as it does
-// for ports without a declared protocol.
+// tcpALPNFilters make the upstream sidecar process a connection as TCP. They are needed if the cluster's ALPN announces
+// HTTP, which is so for ports without a declared protocol.
 func (v proxyView) tcpALPNFilters(to []clusterWeight) []*listenerv3.Filter {
 	for _, s := range to {
 		if v.announcesHTTP(s.cluster) {

@@ -17,7 +17,8 @@ import (
 	"github.com/pilotfish-mesh/pilotfish/controlplane/snapshot"
 )
 
-// isEnvoyAtLeast reports whether the proxy's Envoy has at least that version; false if the version is unknown.
+// isEnvoyAtLeast reports whether the proxy's Envoy has at least that version. It returns false if the version is
+// unknown.
 func (p *Proxy) isEnvoyAtLeast(major, minor uint32) bool {
 	v := p.EnvoyVersion
 	return v[0] > major || v[0] == major && v[1] >= minor
@@ -26,8 +27,9 @@ func (p *Proxy) isEnvoyAtLeast(major, minor uint32) bool {
 // SupportsVHDS reports whether the proxy's Envoy supports VHDS over ADS.
 func (p *Proxy) SupportsVHDS() bool { return p.isEnvoyAtLeast(1, 37) }
 
-// DisableVHDS makes the proxy receive virtual hosts in their route configurations, and reports whether that is a
-// change. Envoy before 1.40 crashes if it receives virtual hosts by VHDS after it had them in a route configuration.
+// DisableVHDS makes the control plane send virtual hosts inside their route configurations, and reports whether this
+// changes the proxy. Envoy before 1.40 crashes if it receives virtual hosts by VHDS that it had in a route
+// configuration.
 func (p *Proxy) DisableVHDS() bool {
 	if !p.UseVHDS || p.isEnvoyAtLeast(1, 40) {
 		return false
@@ -61,8 +63,8 @@ const (
 // grpcGenerator is the GENERATOR metadata of proxyless clients, as in Istio.
 const grpcGenerator = "grpc"
 
-// Proxy is one Envoy, as its node describes it. It is immutable except for the contents of FilterOverrides, and for
-// UseVHDS, which DisableVHDS clears.
+// Proxy is one Envoy or proxyless gRPC client, as its node describes it. It is immutable except for the contents of
+// FilterOverrides, and for UseVHDS, which DisableVHDS clears.
 type Proxy struct {
 	ID             string
 	Type           Type
@@ -74,14 +76,14 @@ type Proxy struct {
 	Address netip.Addr
 	// IPv4 and IPv6 report the address families of the proxy.
 	IPv4, IPv6 bool
-	// Interception is a sidecar's mode. A router receives traffic at its own ports; with None it shares its network
-	// namespace and listens only on its own address.
+	// Interception is a sidecar's mode. A router is not redirected: it listens on its own ports. For a router, None
+	// means that it shares its network namespace and listens only on its own address.
 	Interception Interception
 	// AppAddress is the workload's listen address in mode NONE.
 	AppAddress netip.Addr
 	// Upstreams are the upstream listeners of a sidecar in mode NONE, each for one port of a service.
 	Upstreams []Upstream
-	// Publish maps a router's ports to listen addresses that replace its own.
+	// Publish maps a router's ports to the addresses on which it listens for them instead of its own address.
 	Publish map[uint32]netip.AddrPort
 	// Proxyless: the client is an application with a gRPC library instead of Envoy.
 	Proxyless bool
@@ -89,37 +91,39 @@ type Proxy struct {
 	Certificates bool
 	// Workload is the name of the proxy's workload, for example of a Deployment, without the instance's suffix.
 	Workload string
-	// OnDemand: the proxy requests virtual hosts and service clusters on demand, and has no others. Scope is the node's
-	// setting for it: automatic, all or empty.
+	// OnDemand: the control plane sends only the virtual hosts and service clusters that the proxy requests. Scope is
+	// the node's setting for it: automatic, all or empty.
 	OnDemand bool
 	Scope    string
-	// OnDemandTimeout limits the wait for an on-demand resource. It expires only while no control plane responds.
+	// OnDemandTimeout limits how long a request waits for an on-demand resource. It expires only while no control plane
+	// responds.
 	OnDemandTimeout time.Duration
 	// EnvoyVersion is major, minor and patch of the node's Envoy version; zero if unknown.
 	EnvoyVersion [3]uint32
 	// UseVHDS: the proxy receives virtual hosts by VHDS instead of in their route configurations.
 	UseVHDS bool
-	// IstioVersion is the mesh version that the agent reports. Metadata contains the string values of the node's
-	// metadata. EnvoyFilters may match both.
+	// IstioVersion is the mesh version that the agent reports. Metadata contains the node's metadata fields whose
+	// values are strings. EnvoyFilters may match both.
 	IstioVersion string
 	Metadata     map[string]string
 	// Network and Locality (region/zone/subzone) are empty if the node does not report them.
 	Network, Locality string
-	// AutoRegisterGroup is the WorkloadGroup for the workload's registration, if any. HealthChecked: its agent reports
-	// health.
+	// AutoRegisterGroup is the WorkloadGroup in which the workload is registered when it connects, if any.
+	// HealthChecked: the agent reports the workload's health.
 	AutoRegisterGroup string
 	HealthChecked     bool
-	// RegisteredAddress is the address of its WorkloadEntry; invalid unless it is registered in a group.
+	// RegisteredAddress is the address of the workload's WorkloadEntry. It is invalid unless the workload is registered
+	// in a group.
 	RegisteredAddress netip.Addr
 	// Topology is the agent's configuration of the proxies in front of a gateway; nil if there is none.
 	Topology *meshconfig.Topology
 	// Authenticated: the client has proved its namespace and service account.
 	Authenticated bool
-	// FilterOverrides replace EnvoyFilters that its Envoy has rejected; nil means none.
+	// FilterOverrides replaces or disables the EnvoyFilters that this Envoy has rejected. nil means none.
 	FilterOverrides *FilterOverrides
 	// PodPorts are the workload's ports by name, for Services whose targetPort is a name.
 	PodPorts map[string]uint32
-	// Disconnected is closed when the proxy disconnects; nil never is.
+	// Disconnected is closed when the proxy disconnects. If it is nil, the proxy counts as connected.
 	Disconnected <-chan struct{}
 	// SelfDiscovery: the proxy requests the endpoints of its own service, for zone-aware routing.
 	SelfDiscovery bool
@@ -198,7 +202,7 @@ func ParseProxy(node *corev3.Node, identity string) (*Proxy, error) {
 	}
 	p.Workload = cmp.Or(m.Workload, p.Name)
 	if p.Namespace == "" {
-		return nil, fmt.Errorf("node %q: it has no namespace: the agent sends one as NAMESPACE in the node's metadata", p.ID)
+		return nil, fmt.Errorf("node %q: the node has no namespace: the agent must send it as NAMESPACE in the node's metadata", p.ID)
 	}
 	if err := p.checkIdentity(identity); err != nil {
 		return nil, err
@@ -212,8 +216,8 @@ func ParseProxy(node *corev3.Node, identity string) (*Proxy, error) {
 	return p, nil
 }
 
-// readTopology parses the gateway topology of the node's metadata. On a parse error it returns nil, so that
-// client-supplied forwarding headers are not trusted.
+// readTopology parses the gateway topology of the node's metadata. On a parse error it returns nil, so that the gateway
+// does not trust forwarding headers of clients.
 func readTopology(text []byte) *meshconfig.Topology {
 	if len(text) == 0 {
 		return nil
@@ -225,7 +229,7 @@ func readTopology(text []byte) *meshconfig.Topology {
 	return out
 }
 
-// stringFields returns the string values of a node's metadata.
+// stringFields returns the fields of a node's metadata whose values are strings.
 func stringFields(s *structpb.Struct) map[string]string {
 	out := map[string]string{}
 	for name, value := range s.GetFields() {
@@ -236,11 +240,11 @@ func stringFields(s *structpb.Struct) map[string]string {
 	return out
 }
 
-// mergeField returns the value of the node's ID or its metadata. Contradicting values are an error: the proxy would
-// otherwise be served with one and displayed with the other.
+// mergeField returns a value that the node's ID and its metadata both contain. Contradicting values are an error: the
+// control plane would otherwise serve the proxy by one value and display the other.
 func mergeField(field, id, metadata string) (string, error) {
 	if id != "" && metadata != "" && id != metadata {
-		return "", fmt.Errorf("its ID has %q, but its metadata %s is %q: both must have the same value", id, field, metadata)
+		return "", fmt.Errorf("the node ID contains %q, but the metadata field %s is %q: both must have the same value", id, field, metadata)
 	}
 	return cmp.Or(id, metadata), nil
 }
@@ -251,8 +255,8 @@ func readMetadata(s *structpb.Struct) (metadata, error) {
 	if err != nil {
 		return m, fmt.Errorf("metadata: %w", err)
 	}
-	// Fields are decoded one by one: agents send many more, and an unexpected value of an unused field must not be an
-	// error.
+	// Fields are decoded one by one. Agents send many fields that are not used here, and an unexpected value in one of
+	// these must not cause an error.
 	var fields map[string]json.RawMessage
 	if err := json.Unmarshal(data, &fields); err != nil {
 		return m, fmt.Errorf("metadata: %w", err)
@@ -279,11 +283,11 @@ func readMetadata(s *structpb.Struct) (metadata, error) {
 func parseID(id string) (*Proxy, error) {
 	parts := strings.Split(id, "~")
 	if len(parts) != 4 {
-		return nil, fmt.Errorf("node id %q is not of the form type~address~name.namespace~domain: is this an agent of the mesh?", id)
+		return nil, fmt.Errorf("node id %q is not of the form type~address~name.namespace~domain: only agents of the mesh can connect to the control plane", id)
 	}
 	p := &Proxy{ID: id, Type: Type(parts[0])}
 	if p.Type != Sidecar && p.Type != Router {
-		return nil, fmt.Errorf("node id %q: type %q is not served: use sidecar or router", id, parts[0])
+		return nil, fmt.Errorf("node id %q: the control plane does not support type %q: use sidecar or router", id, parts[0])
 	}
 	var err error
 	if p.Address, err = netip.ParseAddr(parts[1]); err != nil {
@@ -297,8 +301,8 @@ func parseID(id string) (*Proxy, error) {
 	return p, nil
 }
 
-// checkIdentity returns an error if the proxy claims another namespace or service account than its identity has,
-// because these determine which resources it may receive.
+// checkIdentity returns an error if the proxy claims another namespace or service account than its verified identity
+// contains. Namespace and account determine which resources it may receive.
 func (p *Proxy) checkIdentity(identity string) error {
 	if identity == "" {
 		return nil
@@ -306,13 +310,13 @@ func (p *Proxy) checkIdentity(identity string) error {
 	_, path, _ := strings.Cut(strings.TrimPrefix(identity, "spiffe://"), "/")
 	parts := strings.Split(path, "/")
 	if len(parts) != 4 || parts[0] != "ns" || parts[2] != "sa" {
-		return fmt.Errorf("node %q: the caller's identity %q is not spiffe://<trust domain>/ns/<namespace>/sa/<service account>", p.ID, identity)
+		return fmt.Errorf("node %q: the client's identity %q is not of the form spiffe://<trust domain>/ns/<namespace>/sa/<service account>", p.ID, identity)
 	}
 	if parts[1] != p.Namespace {
-		return fmt.Errorf("node %q is of namespace %q, but the caller proved to be %s", p.ID, p.Namespace, identity)
+		return fmt.Errorf("node %q claims namespace %q, but the client's verified identity is %s", p.ID, p.Namespace, identity)
 	}
 	if p.ServiceAccount != "" && parts[3] != p.ServiceAccount {
-		return fmt.Errorf("node %q has service account %q, but the caller proved to be %s", p.ID, p.ServiceAccount, identity)
+		return fmt.Errorf("node %q claims service account %q, but the client's verified identity is %s", p.ID, p.ServiceAccount, identity)
 	}
 	p.ServiceAccount, p.Authenticated = parts[3], true
 	return nil
@@ -368,7 +372,7 @@ func (p *Proxy) readInterception(m metadata) error {
 		}
 	}
 	if p.AppAddress == p.Address {
-		return fmt.Errorf("the workload's address and its sidecar's are the same, %s: set ISTIO_META_APP_ADDRESS to an address of the workload's own", p.Address)
+		return fmt.Errorf("the workload and its sidecar have the same address %s: set ISTIO_META_APP_ADDRESS to an address that only the workload uses", p.Address)
 	}
 	if p.Upstreams, err = parseUpstreams(m.Upstreams); err != nil {
 		return fmt.Errorf("metadata UPSTREAM_LISTENERS: %w", err)

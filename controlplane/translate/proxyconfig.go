@@ -7,7 +7,7 @@ import (
 	"github.com/pilotfish-mesh/pilotfish/controlplane/xds"
 )
 
-// proxyConfigName is the name of the only resource of its type; Istio's control plane leaves it empty.
+// proxyConfigName is the name of the only resource of its type. In Istio the name is empty.
 const proxyConfigName = "mesh"
 
 // ProxyConfig returns the configuration for all agents: the mesh's trusted roots.

@@ -17,11 +17,12 @@ import (
 	"github.com/pilotfish-mesh/pilotfish/controlplane/xds"
 )
 
-// AffectedResources returns the resources of the proxy that a change may affect: of each type all, or a list of names.
-// s is the snapshot after the change. The result is complete; an unaffected name in it only costs the work to build an
-// identical resource.
+// AffectedResources returns the resources of the proxy that a change may affect. For each type it returns all resources
+// or a list of names. s is the snapshot after the change. The result never omits an affected resource. It may contain
+// unaffected ones, which cost only the work to build an identical resource.
 func AffectedResources(s *snapshot.Snapshot, p *Proxy, change snapshot.Change) xds.PushScope {
-	// A proxyless client has few resources, all requested by name, and their sources may be anywhere.
+	// A proxyless client has few resources, which it requests by name. They may depend on documents anywhere in the
+	// mesh.
 	if change.Full || p.Proxyless {
 		return xds.FullPushScope()
 	}
@@ -58,7 +59,8 @@ func (a *scopeBuilder) addServices(change snapshot.Change) {
 			a.affected.Add(xds.EndpointType, localCluster)
 			a.addAll(xds.ClusterType, xds.ListenerType, xds.RouteType, xds.VirtualHostType)
 		}
-		a.addRenamed(svc) // also for invisible services: documents may refer to either service of the name
+		// Also for services that the proxy does not see: documents may refer to either service of that name
+		a.addRenamed(svc)
 		if a.scope.CanSee(svc) {
 			if a.hasAutoPassthrough() {
 				a.addAll(xds.ClusterType)
@@ -101,7 +103,7 @@ func (a *scopeBuilder) addServices(change snapshot.Change) {
 	}
 }
 
-// addClusters adds all clusters that a service may have or have had, with the subsets of all rules.
+// addClusters adds all clusters that a service has or had, with the subsets of all DestinationRules.
 func (a *scopeBuilder) addClusters(svc *registry.Service, types ...string) {
 	subsets := append([]string{"", instanceSubset}, a.s.SubsetNames(svc)...)
 	for _, versions := range a.change.Resources {
@@ -124,7 +126,8 @@ func (a *scopeBuilder) addClusters(svc *registry.Service, types ...string) {
 	}
 }
 
-// namesakePorts returns the ports of all services with the hostname, because these may replace each other.
+// namesakePorts returns the ports of all services with the hostname of svc. One of these services may take precedence
+// over another.
 func (a *scopeBuilder) namesakePorts(svc *registry.Service) map[uint32]bool {
 	ports := map[uint32]bool{}
 	for _, s := range a.namesakes(svc) {
@@ -135,8 +138,8 @@ func (a *scopeBuilder) namesakePorts(svc *registry.Service) map[uint32]bool {
 	return ports
 }
 
-// addRenamed adds everything if an added or removed service has a name with which documents may refer to another
-// service. The service to which their rules apply may have changed.
+// addRenamed adds all resources if documents may refer to another service by the name of an added or removed service.
+// The rules in these documents may apply to a different service after the change.
 func (a *scopeBuilder) addRenamed(svc *registry.Service) {
 	if a.s.AffectsNames(svc) {
 		a.addAll(xds.Order...)
@@ -148,14 +151,15 @@ func (a *scopeBuilder) isLocal(svc *registry.Service) bool {
 	return svc.Namespace == a.p.Namespace && len(svc.Selector) > 0 && snapshot.Selects(svc.Selector, a.p.Labels)
 }
 
-// listensForServices reports whether the proxy's listeners depend on services and their ports: as destinations, or as
-// authorizers and collectors.
+// listensForServices reports whether the proxy's listeners depend on services and their ports. Services may be
+// destinations, authorizers or collectors of logs and traces.
 func (a *scopeBuilder) listensForServices() bool {
 	return a.p.Type == Router || a.p.Interception != None || len(a.p.Upstreams) > 0 || a.s.KeysByProxy ||
 		len(a.s.Mesh.GetExtensionProviders()) > 0
 }
 
-// isAuthorizer reports whether a service is an external authorizer. The inbound routes depend on its existence.
+// isAuthorizer reports whether a service is an external authorizer. The inbound routes of all workloads depend on
+// whether it exists.
 func (a *scopeBuilder) isAuthorizer(svc *registry.Service) bool {
 	return slices.ContainsFunc(a.s.Mesh.GetExtensionProviders(), func(p *meshconfig.MeshConfig_ExtensionProvider) bool {
 		service, _ := snapshot.ProviderService(p)
@@ -194,7 +198,7 @@ func (a *scopeBuilder) addDocument(r *config.Resource) {
 			a.addAll(xds.Order...)
 		}
 	case *security.PeerAuthentication:
-		// Its effect on clients is part of the endpoints and clusters.
+		// The effect of the document on clients is part of their endpoints and clusters.
 		if a.p.Type == Sidecar && near {
 			a.addAll(xds.ListenerType)
 		}
@@ -210,7 +214,7 @@ func (a *scopeBuilder) addDocument(r *config.Resource) {
 			}
 		}
 		if a.mayHaveSecrets() && near {
-			a.addAll(xds.ExtensionType) // Wasm modules are pulled with Secrets
+			a.addAll(xds.ExtensionType) // the Secret may be the pull secret of a Wasm module
 		}
 	case *networking.EnvoyFilter:
 		if near && snapshot.FilterApplies(spec, r.Namespace == a.p.Namespace, a.p.Labels) {
@@ -224,7 +228,8 @@ func (a *scopeBuilder) addDocument(r *config.Resource) {
 }
 
 func (a *scopeBuilder) addVirtualService(r *config.Resource, spec *networking.VirtualService) {
-	// Rules without hosts are delegates; exportTo only limits which rules may refer to them.
+	// VirtualServices without hosts are delegates. For these, exportTo limits which VirtualServices may refer to them,
+	// not which proxies use them.
 	if len(spec.GetHosts()) > 0 && (!a.s.RuleVisibleTo(r, a.p.Namespace) || !a.appliesToProxy(r, spec)) {
 		return
 	}
@@ -234,13 +239,13 @@ func (a *scopeBuilder) addVirtualService(r *config.Resource, spec *networking.Vi
 	}) {
 		a.addAll(xds.ListenerType)
 	}
-	// If a Sidecar limits the scope, rules extend it by their destinations.
+	// If a Sidecar limits the scope, a VirtualService extends the scope by its destinations.
 	if a.scope.Sidecar != nil {
 		a.addAll(xds.ClusterType, xds.EndpointType, xds.ListenerType, xds.RouteType, xds.VirtualHostType, xds.NameTableType)
 	}
 }
 
-// addRoutes adds the virtual hosts of a rule's hosts.
+// addRoutes adds the virtual hosts for the hosts of a VirtualService.
 func (a *scopeBuilder) addRoutes(r *config.Resource, spec *networking.VirtualService) {
 	if !a.p.UseVHDS || len(a.p.Upstreams) > 0 || a.hasEgressRoutes() {
 		a.addAll(xds.RouteType)
@@ -248,15 +253,16 @@ func (a *scopeBuilder) addRoutes(r *config.Resource, spec *networking.VirtualSer
 	if !a.p.UseVHDS {
 		return
 	}
-	// A delegate does not contain its hosts. At a gateway, rules for the same host are merged.
+	// A delegate does not specify its hosts. At a gateway, the rules of all VirtualServices for the same host are
+	// merged.
 	if len(spec.GetHosts()) == 0 || a.p.Type == Router {
 		a.addAll(xds.RouteType, xds.VirtualHostType)
 		return
 	}
 	for _, h := range spec.GetHosts() {
 		host := a.scope.Hostname(h, r.Namespace)
-		a.addVirtualHost(host, 80) // a host that is not a service
-		a.addVirtualHost(h, 80)    // the current name of a host that was not a service before
+		a.addVirtualHost(host, 80) // if the host is not a service
+		a.addVirtualHost(h, 80)    // if the host was not a service before the change
 		for _, svc := range a.matchingServices(host) {
 			for _, port := range svc.Ports {
 				a.addVirtualHost(svc.Hostname, port.Number)
@@ -317,7 +323,7 @@ func (a *scopeBuilder) addDestinationRule(r *config.Resource, spec *networking.D
 	for _, svc := range a.matchingServices(host) {
 		a.addClusters(svc, xds.ClusterType, xds.EndpointType)
 	}
-	// A rule without connection settings may replace a rule with them, or the reverse.
+	// A rule without connection settings may take precedence over a rule with them, or the reverse.
 	if snapshot.UsesConnectionSettings(spec) || a.s.HasConnectionSettings() {
 		a.addAll(xds.ListenerType)
 	}
@@ -327,7 +333,8 @@ func (a *scopeBuilder) addDestinationRule(r *config.Resource, spec *networking.D
 	if a.mayHaveSecrets() && (snapshot.UsesCredential(spec) || a.s.HasCredentials()) {
 		a.addAll(xds.SecretType)
 	}
-	// Hash policies are in the routes. A rule without consistent hashing may replace a rule with it, or the reverse.
+	// Routes contain the hash policies. A rule without consistent hashing may take precedence over a rule with it, or
+	// the reverse.
 	if snapshot.UsesConsistentHash(spec) || a.s.HasConsistentHashing() {
 		a.addAll(xds.RouteType, xds.VirtualHostType)
 	}

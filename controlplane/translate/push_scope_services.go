@@ -11,23 +11,25 @@ import (
 	"github.com/pilotfish-mesh/pilotfish/controlplane/xds"
 )
 
-// For the most common proxies, the resources that a changed service affects are added by name: sidecars with captured
-// connections, without a Sidecar resource and without EnvoyFilters. For other proxies all resources of a type are
+// For the most common proxies, the resources that a changed service affects are added by name. These are sidecars with
+// redirection, without a Sidecar resource and without EnvoyFilters. For other proxies all resources of a type are
 // added.
 
-// isUnrestricted reports whether the proxy is one of these.
+// isUnrestricted reports whether the proxy is a sidecar with redirection, without a Sidecar resource and without
+// EnvoyFilters.
 func (v proxyView) isUnrestricted() bool {
 	return v.p.isCaptured() && v.scope.Sidecar == nil && v.patches == nil
 }
 
 // canAddByName reports whether resources can be added by name: the proxy is unrestricted and has no upstream listeners,
-// and no service with the hostname has a wildcard name or is resolved by name.
+// and no service with the hostname has a wildcard name or is one that Envoy resolves by name.
 func (a *scopeBuilder) canAddByName(namesakes []*registry.Service) bool {
 	return a.isUnrestricted() && len(a.p.Upstreams) == 0 &&
 		!slices.ContainsFunc(namesakes, func(svc *registry.Service) bool { return strings.HasPrefix(svc.Hostname, "*") || svc.ByName })
 }
 
-// namesakes returns a service and all other services with its hostname, which may replace each other.
+// namesakes returns a service and all other services with its hostname. One of these services may take precedence over
+// another.
 func (a *scopeBuilder) namesakes(svc *registry.Service) []*registry.Service {
 	return append(slices.Clone(a.s.Registry.ByHostname(svc.Hostname)), svc)
 }
@@ -44,7 +46,8 @@ func (a *scopeBuilder) addServiceRoutes(svc *registry.Service) {
 		a.addVirtualHost(svc.Hostname, port)
 		a.addVirtualHost(instanceHost(svc.Hostname), port)
 	}
-	a.addVirtualHost(svc.Hostname, 80) // the virtual host of rules while the host is not a service
+	// The virtual host of VirtualServices, which exists while the host is not a service
+	a.addVirtualHost(svc.Hostname, 80)
 	for _, pattern := range a.s.HostPatterns(svc.Hostname) {
 		a.addVirtualHost(pattern, 80)
 	}
@@ -82,8 +85,8 @@ func (a *scopeBuilder) addPortListeners(svc *registry.Service) {
 	}
 }
 
-// isTCPRouteTarget reports whether TCP or TLS rules may route to a service, which then affects other services'
-// listeners.
+// isTCPRouteTarget reports whether TCP or TLS rules may route to a service. The service then affects the listeners of
+// other services.
 func (a *scopeBuilder) isTCPRouteTarget(svc *registry.Service) bool {
 	for _, v := range a.s.RulesRoutingTo(svc) {
 		if len(v.Spec.GetTcp())+len(v.Spec.GetTls()) > 0 {
@@ -128,7 +131,8 @@ func indexFirstHTTP(scope *snapshot.Scope) map[uint32]*registry.Service {
 	return first
 }
 
-// parseListenerNames returns the addresses of the named listeners if these can be built separately.
+// parseListenerNames returns the addresses of the named listeners. It returns false if these listeners cannot be built
+// without the others.
 func (v proxyView) parseListenerNames(names []string) (map[netip.AddrPort]bool, bool) {
 	if !v.isUnrestricted() {
 		return nil, false

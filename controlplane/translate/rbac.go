@@ -21,8 +21,7 @@ const (
 	auditFilterName = "envoy.filters.http.rbac.audit"
 )
 
-// Prefixes of statistics, and of the metadata of requests and connections, for policies that are only audited or in dry
-// run.
+// Prefixes of statistics and of dynamic metadata for policies that only audit requests or run in dry-run mode.
 const (
 	dryDenyPrefix  = "istio_dry_run_deny_"
 	dryAllowPrefix = "istio_dry_run_allow_"
@@ -63,7 +62,8 @@ func (v proxyView) policies(tcp bool) policies {
 	return out
 }
 
-// addCustom adds the rules for an external authorizer. If it is unavailable, matching requests are denied.
+// addCustom adds the rules for an external authorizer. If the proxy cannot reach the authorizer, requests that match
+// are denied.
 func (v proxyView) addCustom(out *policies, p snapshot.Policy, tcp bool) {
 	name := p.Spec.GetProvider().GetName()
 	provider, ok := v.authorizer(name)
@@ -76,8 +76,8 @@ func (v proxyView) addCustom(out *policies, p snapshot.Policy, tcp bool) {
 	out.custom[name] = rules
 }
 
-// addRules adds a policy's rules to a set and creates the set if necessary: an ALLOW policy without a matchable rule
-// denies all requests.
+// addRules adds a policy's rules to a rule set. It creates the set if necessary, even if no rule can match: an ALLOW
+// policy whose rules never match denies all requests.
 func (v proxyView) addRules(into **rbacv3.RBAC, action rbacv3.RBAC_Action, p snapshot.Policy, tcp bool) {
 	if *into == nil {
 		*into = &rbacv3.RBAC{Action: action, Policies: map[string]*rbacv3.Policy{}}
@@ -93,7 +93,8 @@ func (v proxyView) addRules(into **rbacv3.RBAC, action rbacv3.RBAC_Action, p sna
 	}
 }
 
-// rbacFilters are always present and allow everything by default. The routes contain the rules (see rbacSettings).
+// rbacFilters are always present and allow everything by default. The routes contain the rules (see rbacSettings), so
+// that a changed policy does not change the listener.
 func (v proxyView) rbacFilters() []*hcmv3.HttpFilter {
 	out := []*hcmv3.HttpFilter{
 		httpFilter(denyFilterName, &httprbacv3.RBAC{ShadowRulesStatPrefix: dryDenyPrefix}),
@@ -168,8 +169,8 @@ func (v proxyView) networkRBAC() []*listenerv3.Filter {
 	return out
 }
 
-// rbacRules returns the DENY and ALLOW rules for clients without external authorization. Requests that would require it
-// are denied.
+// rbacRules returns the DENY and ALLOW rules for proxyless gRPC servers, which do not support external
+// authorization. They deny requests that would require it.
 func (v proxyView) rbacRules(tcp bool) []*rbacv3.RBAC {
 	p := v.policies(tcp)
 	for name, rules := range p.custom {

@@ -46,7 +46,7 @@ func (p pattern) matcher() *matcherv3.StringMatcher {
 	return exact(p.text)
 }
 
-// expression returns the pattern as a regular expression; any replaces the wildcard.
+// expression returns the pattern as a regular expression. The expression any replaces the wildcard.
 func (p pattern) expression(any string) string {
 	switch {
 	case p.isAny:
@@ -69,8 +69,8 @@ func noPrincipal() *rbacv3.Principal {
 	return &rbacv3.Principal{Identifier: &rbacv3.Principal_NotId{NotId: andIDs(nil)}}
 }
 
-// principal matches identities without their scheme, "cluster.local/ns/default/sa/reviews". The mesh's trust domain
-// also matches its aliases and, as in Istio, "cluster.local".
+// principal matches identities without their scheme, such as "cluster.local/ns/default/sa/reviews". The mesh's trust
+// domain in a pattern also matches its aliases. As in Istio, "cluster.local" stands for the mesh's trust domain.
 func (c ruleCompiler) principal(v string) *rbacv3.Principal {
 	domain, rest, ok := strings.Cut(v, "/")
 	own := append([]string{c.trustDomain}, c.aliases...)
@@ -96,8 +96,8 @@ func (c ruleCompiler) identity(v string) *rbacv3.Principal {
 	return authenticated(p.matcher())
 }
 
-// namespacePrincipal matches the namespace in the client's identity. A prefix also matches the name itself, as in
-// Istio: "prod*" matches prod.
+// namespacePrincipal matches the namespace in the client's identity. As in Istio, a prefix pattern also matches the
+// prefix itself: "prod*" matches prod.
 func namespacePrincipal(v string) *rbacv3.Principal {
 	return authenticated(regex("spiffe://[^/]+/ns/" + parsePattern(v).expression("[^/]*") + "/.*"))
 }
@@ -146,7 +146,7 @@ func headerPrincipal(name, v string) *rbacv3.Principal {
 	return &rbacv3.Principal{Identifier: &rbacv3.Principal_Header{Header: headerMatcher(name, v)}}
 }
 
-// headerMatcher uses the lower-case name: unlike Envoy, gRPC libraries compare it case-sensitively.
+// headerMatcher uses the lower-case name, because gRPC libraries, unlike Envoy, compare header names case-sensitively.
 func headerMatcher(name, v string) *routev3.HeaderMatcher {
 	h := &routev3.HeaderMatcher{Name: strings.ToLower(name)}
 	if p := parsePattern(v); p.isAny {
@@ -184,8 +184,8 @@ func methodPermission(v string) *rbacv3.Permission {
 	return &rbacv3.Permission{Rule: &rbacv3.Permission_Header{Header: headerMatcher(":method", v)}}
 }
 
-// hostPermission matches the Host header case-insensitively. A host without a port matches every port: REVIEWS:9080
-// matches reviews.
+// hostPermission matches the Host header case-insensitively. A host without a port matches every port: "reviews"
+// matches the header REVIEWS:9080.
 func hostPermission(v string) *rbacv3.Permission {
 	p := parsePattern(v)
 	if p.isAny {
@@ -213,12 +213,13 @@ func isValidPath(v string) bool {
 	return err == nil
 }
 
-// isValidRequestPrincipal reports whether a request principal has few enough slashes to try each as the separator.
+// isValidRequestPrincipal reports whether the number of slashes in a request principal is small enough. Each slash may
+// separate issuer and subject, so requestPrincipal creates one matcher per slash.
 func isValidRequestPrincipal(v string) bool {
 	return strings.Count(v, "/") <= config.MaxRequestPrincipalSlashes
 }
 
-// isValidHost reports whether Envoy accepts the regular expression for a host.
+// isValidHost reports whether Envoy accepts the regular expression for a host, whose size it limits.
 func isValidHost(v string) bool { return len(v) <= config.MaxPolicyHost }
 
 // pathPermission matches the path without its query: a pattern, or a template with {*} for one segment and {**} for any

@@ -16,8 +16,9 @@ type ruleCompiler struct {
 	aliases     []string
 	// namespace of the policy.
 	namespace string
-	// tcp: the policy applies to connections, without request attributes. A DENY rule then ignores its conditions on
-	// requests, and an ALLOW rule with such conditions never matches. Neither allows more than intended.
+	// tcp: the policy applies to connections, which have no request attributes. A DENY rule then ignores its conditions
+	// on requests, and an ALLOW rule with such conditions never matches. Neither allows more than intended. deny: the
+	// policy denies requests.
 	tcp, deny bool
 }
 
@@ -51,7 +52,7 @@ func (c ruleCompiler) compile(rule *security.Rule) *rbacv3.Policy {
 }
 
 // validOrFallback returns the policy if Envoy accepts it. Envoy would otherwise reject the whole response. An invalid
-// DENY rule denies everything, and an invalid ALLOW rule allows nothing.
+// DENY rule is replaced by one that denies everything, and an invalid ALLOW rule is removed.
 func (c ruleCompiler) validOrFallback(policy *rbacv3.Policy) *rbacv3.Policy {
 	switch {
 	case policy.Validate() == nil:
@@ -73,7 +74,7 @@ func areValidValues(values, not []string, fits func(string) bool) bool {
 	return true
 }
 
-// source compiles the parts of a source, all of which must match. It returns false if that is impossible.
+// source compiles the parts of a source, all of which must match. It returns false if they can never match.
 func (c ruleCompiler) source(s *security.Source) ([]*rbacv3.Principal, bool) {
 	ids := principalList{c: c}
 	ids.add(s.GetPrincipals(), s.GetNotPrincipals(), c.principal)
@@ -138,14 +139,14 @@ func (c ruleCompiler) conditions(when []*security.Condition) ([]*rbacv3.Principa
 	return ids.ids, rules.rules, !ids.impossible && !rules.impossible
 }
 
-// principalList collects conditions on the client.
+// principalList collects conditions on the client, all of which must match.
 type principalList struct {
 	c          ruleCompiler
 	ids        []*rbacv3.Principal
 	impossible bool
 }
 
-// add requires one of the values, and none of the excluded ones.
+// add adds the condition that the client has one of values and none of not.
 func (l *principalList) add(values, not []string, match func(string) *rbacv3.Principal) {
 	if !areValidValues(values, not, nil) {
 		l.impossible = l.impossible || !l.c.deny
@@ -159,7 +160,7 @@ func (l *principalList) add(values, not []string, match func(string) *rbacv3.Pri
 	}
 }
 
-// addRequest is add for attributes of requests.
+// addRequest is like add, for attributes of requests.
 func (l *principalList) addRequest(values, not []string, match func(string) *rbacv3.Principal) {
 	switch {
 	case len(values)+len(not) == 0:
@@ -170,7 +171,7 @@ func (l *principalList) addRequest(values, not []string, match func(string) *rba
 	}
 }
 
-// addChecked is addRequest for values that must pass a check.
+// addChecked is like addRequest, for values that must pass a check.
 func (l *principalList) addChecked(values, not []string, fits func(string) bool, match func(string) *rbacv3.Principal) {
 	if !areValidValues(values, not, fits) {
 		l.impossible = l.impossible || !l.c.deny
@@ -179,14 +180,14 @@ func (l *principalList) addChecked(values, not []string, fits func(string) bool,
 	l.addRequest(values, not, match)
 }
 
-// permissionList collects conditions on the requested operation.
+// permissionList collects conditions on the requested operation, all of which must match.
 type permissionList struct {
 	c          ruleCompiler
 	rules      []*rbacv3.Permission
 	impossible bool
 }
 
-// addChecked is addRequest for values that must pass a check.
+// addChecked adds a condition on values that must pass a check.
 func (l *permissionList) addChecked(values, not []string, fits func(string) bool, match func(string) *rbacv3.Permission) {
 	if !areValidValues(values, not, fits) {
 		l.impossible = l.impossible || !l.c.deny

@@ -34,7 +34,7 @@ func listValue(m *matcherv3.StringMatcher) *matcherv3.ValueMatcher {
 	}}}
 }
 
-// stringOrList matches a string, or one element of a list of strings, because claims may be either.
+// stringOrList matches a string, or one element of a list of strings. A claim may have either form.
 func stringOrList(m *matcherv3.StringMatcher) *matcherv3.ValueMatcher {
 	return &matcherv3.ValueMatcher{MatchPattern: &matcherv3.ValueMatcher_OrMatch{OrMatch: &matcherv3.OrMatcher{
 		ValueMatchers: []*matcherv3.ValueMatcher{stringValue(m), listValue(m)},
@@ -48,8 +48,8 @@ func claimPrincipal(path []string) func(string) *rbacv3.Principal {
 	}
 }
 
-// requestPrincipal matches "issuer/subject" of the request's token. Both may contain slashes, so each slash of the
-// value may be the separator.
+// requestPrincipal matches "issuer/subject" of the request's token. Both may contain slashes, so any slash of the value
+// may be the separator.
 func requestPrincipal(v string) *rbacv3.Principal {
 	issuer := func(m *matcherv3.StringMatcher) *rbacv3.Principal {
 		return metadataPrincipal(jwtFilterName, []string{tokenPayload, "iss"}, stringValue(m))
@@ -92,7 +92,7 @@ func requestPrincipal(v string) *rbacv3.Principal {
 	return orPrincipals(ways)
 }
 
-// prefixOrAny replaces an empty prefix, which Envoy rejects, by any value.
+// prefixOrAny returns a prefix matcher. An empty prefix, which Envoy rejects, becomes a matcher for any value.
 func prefixOrAny(s string) *matcherv3.StringMatcher {
 	if s == "" {
 		return regex(".+")
@@ -116,8 +116,8 @@ func orPrincipals(ids []*rbacv3.Principal) *rbacv3.Principal {
 
 const filterMetadataKey = "experimental.envoy.filters."
 
-// metadataPermission matches metadata of another filter: "experimental.envoy.filters.network.mysql_proxy[db.table]". A
-// value in brackets matches one element of a list.
+// metadataPermission matches metadata that another filter sets:
+// "experimental.envoy.filters.network.mysql_proxy[db.table]". A value in brackets matches one element of a list.
 func metadataPermission(key string) func(string) *rbacv3.Permission {
 	filter, name, _ := strings.Cut(strings.TrimSuffix(strings.TrimPrefix(key, "experimental."), "]"), "[")
 	return func(v string) *rbacv3.Permission {

@@ -10,15 +10,16 @@ import (
 	"github.com/pilotfish-mesh/pilotfish/controlplane/xds"
 )
 
-// The names of clusters that belong to no service.
+// The names of clusters that do not belong to a service.
 const (
-	// PassthroughCluster leads to the original destination, outside the mesh.
+	// PassthroughCluster forwards connections to their original destination outside the mesh.
 	PassthroughCluster = "PassthroughCluster"
-	// BlackHoleCluster has no endpoints.
+	// BlackHoleCluster has no endpoints, so Envoy closes connections and responds 503 to requests.
 	BlackHoleCluster = "BlackHoleCluster"
-	// inboundPassthroughCluster leads to ports of the workload that no service has.
+	// inboundPassthroughCluster forwards connections to those ports of the workload that no service has.
 	inboundPassthroughCluster = "InboundPassthroughCluster"
-	// sdsCluster is the agent's socket for certificates. The agent defines it in the bootstrap.
+	// sdsCluster is the cluster for the agent's SDS socket, which provides certificates. The agent defines it in the
+	// bootstrap.
 	sdsCluster = "sds-grpc"
 )
 
@@ -61,8 +62,8 @@ func parseInbound(name string) (port uint32, ok bool) {
 	return uint32(n), err == nil
 }
 
-// ValidName reports whether a resource of the type can have the name, whatever the mesh's configuration is. Clusters,
-// listeners, routes and extensions of an EnvoyFilter may have any name without control characters.
+// ValidName reports whether a resource of the type can have the name in any configuration of the mesh. EnvoyFilters may
+// add clusters, listeners, routes and extensions with any name without control characters.
 func ValidName(typeURL, name string) bool {
 	if name == "" || strings.ContainsFunc(name, unicode.IsControl) {
 		return false
@@ -81,7 +82,7 @@ func ValidName(typeURL, name string) bool {
 	return true
 }
 
-// routesPort returns the service port of a sidecar's route configuration, or 0 if it is for several ports.
+// routesPort returns the service port of a sidecar's route configuration, or 0 if it serves several ports.
 func routesPort(name string) uint32 {
 	if port, ok := parseInbound(name); ok {
 		return port
@@ -93,7 +94,8 @@ func routesPort(name string) uint32 {
 	return uint32(n)
 }
 
-// sniName returns the SNI of a sidecar's connection: the cluster name in the characters of a host name.
+// sniName returns the SNI of a sidecar's connections to a cluster: the cluster name, with characters that a host name
+// may contain.
 func sniName(host, subset string, port uint32) string {
 	return fmt.Sprintf("outbound_.%d_.%s_.%s", port, subset, host)
 }

@@ -11,12 +11,12 @@ import (
 // Cause is a document that a resource depends on.
 type Cause struct {
 	*config.Resource
-	// Named: the document affects this resource by name, and not all resources of the type.
+	// Named: the document affects this resource in particular. Otherwise it affects all resources of the type.
 	Named bool
 }
 
-// Causes returns the documents that affect the named resources of a type for this proxy. It uses AffectedResources, so
-// that the dependencies are defined in one place.
+// Causes returns the documents that affect the named resources of a type for this proxy. It calls AffectedResources for
+// each document, so that the dependencies are defined only there.
 func Causes(s *snapshot.Snapshot, p *Proxy, typeURL string, names []string) []Cause {
 	var out []Cause
 	rejected := make(map[string]bool, len(names))

@@ -16,8 +16,8 @@ import (
 	"github.com/pilotfish-mesh/pilotfish/controlplane/snapshot"
 )
 
-// defaultRetryOn is Istio's default: failures before the request reached the workload, and responses that allow a
-// retry.
+// defaultRetryOn is Istio's default: retry if the request did not reach the workload, or if the response shows that a
+// retry is safe.
 const defaultRetryOn = "connect-failure,refused-stream,unavailable,cancelled,retriable-status-codes"
 
 // retryPolicy returns the retry policy of a rule, or nil if the rule disables retries.
@@ -114,7 +114,7 @@ func (r routing) mirrorPolicies(vs *snapshot.VirtualService, rule *networking.HT
 }
 
 func mirrorShare(rule *networking.HTTPRoute) *corev3.RuntimeFractionalPercent {
-	//lint:ignore SA1019 the field is deprecated, and documents have it
+	//lint:ignore SA1019 the field is deprecated, but documents still use it
 	if old := rule.GetMirrorPercent(); old != nil && rule.GetMirrorPercentage() == nil {
 		return runtimeFraction(nil, float64(old.GetValue()))
 	}
@@ -170,7 +170,7 @@ func directResponse(in *networking.HTTPDirectResponse) *routev3.Route_DirectResp
 	return &routev3.Route_DirectResponse{DirectResponse: a}
 }
 
-// hashPolicies returns the hash policy of consistent hashing, if the destination's rule uses it.
+// hashPolicies returns the hash policy of consistent hashing, if the destination's DestinationRule configures it.
 func hashPolicies(t snapshot.Traffic) []*routev3.RouteAction_HashPolicy {
 	hash := t.LoadBalancer.GetConsistentHash()
 	switch key := hash.GetHashKey().(type) {
@@ -202,8 +202,8 @@ func hashCookie(in *networking.LoadBalancerSettings_ConsistentHashLB_HTTPCookie)
 	return c
 }
 
-// unknownHostResponse is the response to requests for hosts outside the mesh if outbound traffic is limited to the
-// registry.
+// unknownHostResponse is the response to requests for hosts outside the mesh if outbound traffic is limited to the mesh
+// (outboundTrafficPolicy REGISTRY_ONLY).
 func unknownHostResponse() *routev3.Route_DirectResponse {
 	body := func(name string) *corev3.DataSource {
 		return &corev3.DataSource{Specifier: &corev3.DataSource_InlineString{InlineString: "this workload sees no service " + name +

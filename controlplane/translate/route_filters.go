@@ -16,7 +16,7 @@ import (
 	networking "istio.io/api/networking/v1alpha3"
 )
 
-// filterSettings returns a route's configuration of HTTP filters.
+// filterSettings returns the per-route configuration of HTTP filters.
 func filterSettings(rule *networking.HTTPRoute) map[string]*anypb.Any {
 	out := map[string]*anypb.Any{}
 	if f := buildFault(rule.GetFault()); f != nil {
@@ -37,7 +37,7 @@ func buildFault(in *networking.HTTPFaultInjection) *faultv3.HTTPFault {
 	}
 	out := &faultv3.HTTPFault{}
 	if d := in.GetDelay(); d.GetFixedDelay() != nil {
-		//lint:ignore SA1019 the field is deprecated, and documents have it
+		//lint:ignore SA1019 the field is deprecated, but documents still use it
 		share := faultShare(d.GetPercentage(), d.GetPercent())
 		out.Delay = &commonfaultv3.FaultDelay{
 			FaultDelaySecifier: &commonfaultv3.FaultDelay_FixedDelay{FixedDelay: d.GetFixedDelay()},
@@ -87,7 +87,8 @@ func faultShare(p *networking.Percent, old int32) *typev3.FractionalPercent {
 	return fraction(p, 100)
 }
 
-// fraction returns a percentage with four decimal places, Envoy's maximum precision; none is the default.
+// fraction returns a percentage with four decimal places, which is Envoy's maximum precision. It returns none if p is
+// nil.
 func fraction(p *networking.Percent, none float64) *typev3.FractionalPercent {
 	if p != nil {
 		none = p.GetValue()
@@ -129,7 +130,7 @@ func buildCORS(in *networking.CorsPolicy) *corsv3.CorsPolicy {
 		}
 		out.AllowOriginStringMatch = append(out.AllowOriginStringMatch, m)
 	}
-	//lint:ignore SA1019 the field is deprecated, and documents have it
+	//lint:ignore SA1019 the field is deprecated, but documents still use it
 	for _, origin := range in.GetAllowOrigin() {
 		m := exact(origin)
 		if origin == "*" {

@@ -10,7 +10,7 @@ import (
 	networking "istio.io/api/networking/v1alpha3"
 )
 
-// headerChanges are a rule's changes to the headers of one direction.
+// headerChanges contains a rule's changes to the headers of requests or of responses.
 type headerChanges struct {
 	add    []*corev3.HeaderValueOption
 	remove []string
@@ -29,7 +29,7 @@ func readHeaderChanges(op *networking.Headers_HeaderOperations) headerChanges {
 		}
 	}
 	for _, name := range op.GetRemove() {
-		// Envoy rejects all routes if one removes these headers.
+		// Envoy rejects all routes if one route removes Host or a pseudo-header.
 		if !isAuthority(name) && !strings.HasPrefix(name, ":") {
 			c.remove = append(c.remove, name)
 		}
@@ -45,7 +45,7 @@ func headerOption(name, value string, how corev3.HeaderValueOption_HeaderAppendA
 
 func isAuthority(name string) bool { return strings.EqualFold(name, "host") || name == ":authority" }
 
-// rewrittenAuthority returns the value to which a rule sets the Host header. Envoy has a separate field for it.
+// rewrittenAuthority returns the value to which a rule sets the Host header, for which Envoy has a separate field.
 func rewrittenAuthority(h *networking.Headers) string {
 	set := h.GetRequest().GetSet()
 	for _, name := range slices.Sorted(maps.Keys(set)) {

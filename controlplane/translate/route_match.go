@@ -12,7 +12,7 @@ import (
 	"github.com/pilotfish-mesh/pilotfish/controlplane/config"
 )
 
-// routeMatch returns the part of a condition that depends on the request.
+// routeMatch converts the part of a match condition that Envoy must evaluate for each request.
 func routeMatch(m *networking.HTTPMatchRequest) *routev3.RouteMatch {
 	out := matchAllPaths()
 	if m == nil {
@@ -42,7 +42,8 @@ func routeMatch(m *networking.HTTPMatchRequest) *routev3.RouteMatch {
 		}
 		h := headerMatch(name, m.GetWithoutHeaders()[name])
 		h.InvertMatch = true
-		// A missing header does not have the value. Without this field Envoy would not match.
+		// A withoutHeaders condition holds if the header is missing. Without this field, Envoy would not match such a
+		// request.
 		h.TreatMissingHeaderAsEmpty = h.GetStringMatch() != nil
 		out.Headers = append(out.Headers, h)
 	}
@@ -76,14 +77,14 @@ func matchPath(out *routev3.RouteMatch, m *networking.HTTPMatchRequest) {
 		}
 	case *networking.StringMatch_Regex:
 		out.PathSpecifier = &routev3.RouteMatch_SafeRegex{SafeRegex: regexMatcher(uri.Regex)}
-		return // Envoy rejects case_sensitive together with a regular expression
+		return // Envoy rejects case_sensitive in combination with a regular expression
 	}
 	if m.GetIgnoreUriCase() {
 		out.CaseSensitive = boolean(false)
 	}
 }
 
-// stringMatch returns nil for a match without a value, which only requires presence.
+// stringMatch returns nil for a match without a value. Such a match only requires that the header is present.
 func stringMatch(m *networking.StringMatch) *matcherv3.StringMatcher {
 	switch v := m.GetMatchType().(type) {
 	case *networking.StringMatch_Exact:

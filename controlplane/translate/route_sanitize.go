@@ -9,8 +9,9 @@ import (
 	"github.com/pilotfish-mesh/pilotfish/controlplane/config"
 )
 
-// sanitizeRoutes replaces invalid routes, because Envoy rejects all routes for one invalid field. Validation refuses
-// most such rules earlier. A remaining invalid route responds 500, or is removed if its match is invalid.
+// sanitizeRoutes replaces invalid routes, because Envoy rejects all routes if one field is invalid. Validation refuses
+// most documents with such rules earlier. A route with an invalid action responds 500. A route with an invalid match is
+// removed.
 func sanitizeRoutes(routes *routev3.RouteConfiguration) *routev3.RouteConfiguration {
 	routes.MaxDirectResponseBodySizeBytes = u32(config.MaxDirectResponse)
 	for _, host := range routes.GetVirtualHosts() {

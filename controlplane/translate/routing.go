@@ -12,8 +12,8 @@ import (
 	"github.com/pilotfish-mesh/pilotfish/controlplane/snapshot"
 )
 
-// routing identifies the caller and the port. Conditions of rules on the caller are evaluated here once, instead of by
-// Envoy for each request.
+// routing identifies the caller and the port of requests. Rule conditions on the caller are evaluated here once, so
+// that Envoy does not evaluate them for each request.
 type routing struct {
 	mesh  *meshconfig.MeshConfig
 	scope *snapshot.Scope
@@ -31,19 +31,19 @@ func (v proxyView) routing(gateway string, port uint32) routing {
 	return routing{mesh: v.s.Mesh, scope: v.scope, gateway: gateway, namespace: v.p.Namespace, labels: v.p.Labels, port: port, captured: v.p.isCaptured()}
 }
 
-// appliesTo reports whether a condition's parts that depend on the caller and the port match.
+// appliesTo reports whether those parts of a condition match that depend only on the caller and the port.
 func (r routing) appliesTo(vs *snapshot.VirtualService, gateways []string, labels map[string]string, namespace string, port uint32) bool {
 	if len(gateways) > 0 && !slices.ContainsFunc(gateways, func(g string) bool {
 		return snapshot.GatewayName(g, vs.Namespace) == r.gateway
 	}) {
 		return false
 	}
-	// At a gateway the client's labels are unknown. As in Istio, the gateway's own labels are used.
+	// At a gateway the labels of the client's workload are unknown. As in Istio, the gateway's own labels are used.
 	return (port == 0 || port == r.port) && (namespace == "" || namespace == r.namespace) && snapshot.Selects(labels, r.labels)
 }
 
-// cluster returns the name of a destination's cluster; namespace is that of the document. If the cluster does not
-// exist, Envoy responds 503, and the snapshot's Problems contain the cause.
+// cluster returns the name of a destination's cluster; namespace is that of the VirtualService. If the cluster does not
+// exist, Envoy responds 503, and the snapshot's Problems report the cause.
 func (r routing) cluster(d *networking.Destination, namespace string) string {
 	svc, port := r.destination(d, namespace)
 	host := r.scope.Hostname(d.GetHost(), namespace)
@@ -90,7 +90,8 @@ func matchAllPaths() *routev3.RouteMatch {
 	return &routev3.RouteMatch{PathSpecifier: &routev3.RouteMatch_Prefix{Prefix: "/"}}
 }
 
-// routes returns the routes of a VirtualService that apply to the caller, in order, up to the first catch-all route.
+// routes returns the routes of a VirtualService that apply to the caller, in order, up to the first catch-all route,
+// after which no route can match.
 func (r routing) routes(vs *snapshot.VirtualService) []*routev3.Route {
 	var out []*routev3.Route
 	for _, rule := range vs.Spec.GetHttp() {
@@ -180,7 +181,8 @@ func (r routing) forwardAction(vs *snapshot.VirtualService, rule *networking.HTT
 	return &routev3.Route_Route{Route: action}
 }
 
-// dropZeroWeights removes destinations without a weight. If no destination has a weight, all have the same.
+// dropZeroWeights removes destinations without a weight. If no destination has a weight, it assigns the same weight to
+// all.
 func dropZeroWeights(routes []*networking.HTTPRouteDestination) []*networking.HTTPRouteDestination {
 	var out []*networking.HTTPRouteDestination
 	for _, d := range routes {
@@ -205,7 +207,8 @@ func (r routing) weightedClusters(vs *snapshot.VirtualService, targets []*networ
 		w.Clusters = append(w.Clusters, c)
 	}
 	if len(w.Clusters) == 0 {
-		// Validation refuses a rule without destinations; Envoy would reject all routes for it.
+		// Validation refuses a rule without destinations. This entry is a safeguard: Envoy would reject all routes
+		// because of one weighted cluster list that is empty.
 		w.Clusters = []*routev3.WeightedCluster_ClusterWeight{{Name: BlackHoleCluster, Weight: u32(1)}}
 	}
 	return &routev3.RouteAction_WeightedClusters{WeightedClusters: w}

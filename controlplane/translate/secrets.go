@@ -13,18 +13,18 @@ import (
 	"github.com/pilotfish-mesh/pilotfish/controlplane/xds"
 )
 
-// The scheme and suffix of the resource names under which proxies receive Kubernetes Secrets.
+// Scheme and suffix of the resource names under which the control plane sends Kubernetes Secrets to proxies.
 const (
 	secretScheme    = "kubernetes://"
 	authoritySuffix = "-cacert"
 )
 
-// kubernetesSecret refers to a certificate or CA certificates from the control plane.
+// kubernetesSecret returns a reference to a certificate or CA certificates that the control plane delivers by SDS.
 func kubernetesSecret(name string) *tlsv3.SdsSecretConfig {
 	return &tlsv3.SdsSecretConfig{Name: secretScheme + name, SdsConfig: ads()}
 }
 
-// certificateSecret returns the named Secret if the proxy may use it: it must have proved that it belongs to the
+// certificateSecret returns the named Secret if the proxy may use it. The proxy must have proved that it belongs to the
 // Secret's namespace.
 func (v proxyView) certificateSecret(name string) *config.SecretSpec {
 	if !v.mayHaveSecrets() {
@@ -62,8 +62,8 @@ func credentialNames(settings *networking.ServerTLSSettings) []string {
 	return nil
 }
 
-// authorityName returns the name of the Secret with the CA of a server's clients, or "" if there is none or it is in a
-// file.
+// authorityName returns the name of the Secret with the CA certificates for a server's clients. It returns "" if the
+// server has none or reads them from a file.
 func authorityName(settings *networking.ServerTLSSettings) string {
 	switch settings.GetMode() {
 	case networking.ServerTLSSettings_MUTUAL, networking.ServerTLSSettings_OPTIONAL_MUTUAL:
@@ -79,7 +79,8 @@ func authorityName(settings *networking.ServerTLSSettings) string {
 	return ""
 }
 
-// secretNames returns the names of all secrets that the proxy's servers, and the rules for its upstreams, refer to.
+// secretNames returns the names of all secrets to which the proxy's servers, and the DestinationRules for its
+// upstreams, refer.
 func (v proxyView) secretNames() []string {
 	if !v.mayHaveSecrets() {
 		return nil
@@ -109,7 +110,7 @@ func (v proxyView) secretNames() []string {
 	return out
 }
 
-// terminatedTLS returns the settings of all TLS that the proxy terminates, except mesh TLS.
+// terminatedTLS returns the TLS settings of all ports where the proxy terminates TLS other than mesh TLS.
 func (v proxyView) terminatedTLS() []*networking.ServerTLSSettings {
 	var out []*networking.ServerTLSSettings
 	if v.p.Type == Router {
@@ -126,8 +127,8 @@ func (v proxyView) terminatedTLS() []*networking.ServerTLSSettings {
 	return out
 }
 
-// Secrets returns the named certificates that documents refer to for the proxy. Unknown names are skipped. Without
-// names it returns all. They are built for each proxy and never cached.
+// Secrets returns the named certificates to which documents refer for the proxy. It skips unknown names. Without names
+// it returns all. The resources are built for each proxy and never cached, because they contain private keys.
 func Secrets(s *snapshot.Snapshot, p *Proxy, names []string) ([]*xds.Resource, error) {
 	v := newView(s, p)
 	referred := v.secretNames()
@@ -168,8 +169,8 @@ func (v proxyView) secret(name string) *tlsv3.Secret {
 	}}}
 }
 
-// validationContext returns the CA certificates and their revocation lists. Only the client's own certificate is
-// checked for revocation, so that a list is not required for each CA in the chain.
+// validationContext returns CA certificates and their revocation lists. Envoy checks only the client's own certificate
+// for revocation. It would otherwise require a revocation list for each CA in the chain.
 func validationContext(s *config.SecretSpec) *tlsv3.CertificateValidationContext {
 	out := &tlsv3.CertificateValidationContext{TrustedCa: inlineBytes(s.Authorities)}
 	if len(s.Revoked) > 0 {

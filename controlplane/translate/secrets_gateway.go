@@ -7,19 +7,19 @@ import (
 	"github.com/pilotfish-mesh/pilotfish/controlplane/snapshot"
 )
 
-// mayServe reports whether the proxy's service account may have the Secrets of a Gateway's server. That the Gateway selects the
-// labels of the node is not enough: any proxy of the namespace can claim these.
+// mayServe reports whether the proxy's service account may receive the Secrets of a Gateway's server. It is not enough
+// that the Gateway selects the labels of the node, because any proxy of the namespace can claim these labels.
 func (v proxyView) mayServe(s server) bool {
 	return v.isGatewayAccount(s.gw) || !slices.ContainsFunc(serverSecrets(s), v.isUnlisted)
 }
 
-// isGatewayAccount reports whether the Gateway selects a known workload with the proxy's account. The labels of a workload that
-// is registered are those of its group.
+// isGatewayAccount reports whether the Gateway selects a workload in the registry with the proxy's account. A
+// registered workload also qualifies: its labels are those of its WorkloadGroup, so it cannot claim others.
 func (v proxyView) isGatewayAccount(gw snapshot.Gateway) bool {
 	return v.p.RegisteredAddress.IsValid() || v.s.IsGatewayAccount(gw, v.p.Namespace, v.p.ServiceAccount)
 }
 
-// isUnlisted reports whether a Secret exists that names no service accounts.
+// isUnlisted reports whether the Secret exists and does not list the service accounts that may use it.
 func (v proxyView) isUnlisted(name string) bool {
 	isUnlisted := func(s *config.SecretSpec) bool { return s != nil && s.Accounts == nil }
 	return isUnlisted(v.s.Certificate(v.p.Namespace, name)) || isUnlisted(v.s.CACertificates(v.p.Namespace, name))
@@ -34,8 +34,8 @@ func serverSecrets(s server) []string {
 	return names
 }
 
-// WithheldSecrets returns the names of Secrets that a gateway does not get because of its service account, although a Gateway
-// selects the labels that it claims.
+// WithheldSecrets returns the names of Secrets that a gateway does not receive because of its service account, although
+// a Gateway selects the labels that the gateway claims.
 func WithheldSecrets(s *snapshot.Snapshot, p *Proxy) []string {
 	v := newView(s, p)
 	if p.Type != Router || !v.mayHaveSecrets() {

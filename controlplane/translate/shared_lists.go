@@ -12,9 +12,9 @@ import (
 	"github.com/pilotfish-mesh/pilotfish/controlplane/xds"
 )
 
-// listCache caches lists of resources that proxies of one scope share. If many proxies request many resources, looking
-// up each resource is the dominant cost. The cache is cleared when it has maxLists entries, which happens only with
-// many different labels, localities or EnvoyFilters. Callers must not modify a list.
+// listCache caches lists of resources that the proxies of one scope share. Without it, looking up each resource is the
+// dominant cost if many proxies request many resources. The cache is cleared when it has maxLists entries. This happens
+// only with many different labels, localities or EnvoyFilters. Callers must not modify a list.
 type listCache struct {
 	mu      sync.Mutex
 	entries map[any]func() ([]*xds.Resource, error)
@@ -24,8 +24,8 @@ const maxLists = 64
 
 func newListCache() any { return &listCache{entries: map[any]func() ([]*xds.Resource, error){}} }
 
-// get returns the list of a key. The key must contain everything that the list depends on, except the owner of the
-// cache.
+// get returns the list of a key. The key must contain everything that the list depends on, except the scope or snapshot
+// that owns the cache.
 func (l *listCache) get(key any, build func() ([]*xds.Resource, error)) ([]*xds.Resource, error) {
 	l.mu.Lock()
 	list := l.entries[key]
@@ -41,23 +41,24 @@ func (l *listCache) get(key any, build func() ([]*xds.Resource, error)) ([]*xds.
 	return slices.Clip(out), err
 }
 
-// scopeListsKey is the cache's key in a scope; snapshotListsKey is that of a scope's cache in a snapshot.
+// scopeListsKey identifies the list cache of a scope. snapshotListsKey identifies the list cache of a scope within one
+// snapshot.
 type scopeListsKey struct{}
 
 type snapshotListsKey struct{ scope *snapshot.Scope }
 
-// scopeLists returns the cache that exists as long as the scope.
+// scopeLists returns the list cache with the lifetime of the scope.
 func (v proxyView) scopeLists() *listCache {
 	return v.scope.Memo(scopeListsKey{}, newListCache).(*listCache)
 }
 
-// snapshotLists returns the cache of the scope in this snapshot, for lists that depend on endpoints.
+// snapshotLists returns the scope's list cache for this snapshot. It is for lists that depend on endpoints.
 func (v proxyView) snapshotLists() *listCache {
 	return v.s.Memo(snapshotListsKey{v.scope}, newListCache).(*listCache)
 }
 
 // proxyClass contains the attributes of a proxy, except its scope, on which service clusters and their endpoints
-// depend. It is comparable.
+// depend. Proxies with equal classes share lists, so the type is comparable.
 type proxyClass struct {
 	proxyType    Type
 	interception Interception
@@ -65,9 +66,9 @@ type proxyClass struct {
 	envoy        [3]uint32
 	// locality contains the proxy's locality and labels if the selection of endpoints depends on them.
 	locality string
-	// selfDiscovery: the proxy knows the zones of its own service.
+	// selfDiscovery: the proxy receives the zones of its own service's endpoints (see zone_aware.go).
 	selfDiscovery bool
-	// account determines which Secrets the proxy may use, if rules have any.
+	// account determines which Secrets the proxy may use. It is set only if DestinationRules refer to Secrets.
 	account account
 	// patches is the key of the EnvoyFilter patches of clusters.
 	patches string
@@ -93,7 +94,8 @@ func (v proxyView) proxyClass() proxyClass {
 	}
 }
 
-// usesLocalityKey is the cache key for whether any service's endpoints depend on the caller's locality.
+// usesLocalityKey is the cache key of the value that reports whether any service's endpoints depend on the caller's
+// locality.
 type usesLocalityKey struct{}
 
 func (v proxyView) localityClass() string {
@@ -135,7 +137,8 @@ func (v proxyView) serviceClusters() ([]*xds.Resource, error) {
 // minCachedNames is the minimum number of names for which a list of load assignments is cached.
 const minCachedNames = 64
 
-// assignmentsKey identifies a shared list of names by its address and length, and the class of the proxies.
+// assignmentsKey identifies a list of names that several proxies share by the address and length of the slice, and the
+// class of the proxies.
 type assignmentsKey struct {
 	first *string
 	n     int
@@ -143,7 +146,7 @@ type assignmentsKey struct {
 }
 
 // serviceAssignments returns the load assignments of the named clusters. Proxies with the same clusters pass the same
-// slice of names, for which the result is built once.
+// slice of names. For such a slice the result is built once.
 func (v proxyView) serviceAssignments(names []string) ([]*xds.Resource, error) {
 	if len(names) < minCachedNames {
 		return v.makeAssignments(names)

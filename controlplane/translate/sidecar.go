@@ -18,7 +18,8 @@ import (
 	"github.com/pilotfish-mesh/pilotfish/controlplane/xds"
 )
 
-// Support for the Sidecar resource: a workload's own ports, and dedicated listeners for its outbound traffic.
+// This file implements the Sidecar resource: the workload's own ports, and dedicated listeners for its outbound
+// traffic.
 
 // ingressPorts returns the workload's ports in its Sidecar, sorted by number, or nil if there are none.
 func (v proxyView) ingressPorts() []inboundPort {
@@ -27,7 +28,7 @@ func (v proxyView) ingressPorts() []inboundPort {
 		port := listener.GetPort()
 		protocol := registry.PortProtocol(port.GetProtocol(), port.GetName(), port.GetNumber())
 		if protocol == registry.Undeclared && listener.GetTls() != nil {
-			protocol = registry.TCP // the first bytes inside TLS cannot be inspected
+			protocol = registry.TCP // Envoy cannot inspect the first bytes of the content of TLS
 		}
 		if protocol != registry.UDP {
 			out = append(out, inboundPort{number: port.GetNumber(), protocol: protocol, ingress: listener})
@@ -37,8 +38,8 @@ func (v proxyView) ingressPorts() []inboundPort {
 	return out
 }
 
-// dedicatedListener returns the address of a port's own listener. It returns false if the port's connections are
-// captured.
+// dedicatedListener returns the address of a port's own listener. It returns false if the kernel redirects connections
+// to the port, so that the port needs no listener of its own.
 func (v proxyView) dedicatedListener(port inboundPort) (netip.AddrPort, bool) {
 	at := netip.AddrPortFrom(v.p.Address, uint16(port.number))
 	if bind, err := netip.ParseAddr(port.ingress.GetBind()); err == nil {
@@ -79,7 +80,7 @@ func applyInboundPool(c *clusterv3.Cluster, port inboundPort, pool *networking.C
 }
 
 // setWorkloadEndpoint sets the cluster's endpoint to the address that the Sidecar specifies for a port. It returns
-// false if there is none.
+// false if the Sidecar specifies none.
 func (v proxyView) setWorkloadEndpoint(c *clusterv3.Cluster, port inboundPort) bool {
 	endpoint := port.ingress.GetDefaultEndpoint()
 	if _, own := v.dedicatedListener(port); endpoint == "" && own && port.ingress != nil && v.p.Interception == Redirect {
@@ -91,7 +92,7 @@ func (v proxyView) setWorkloadEndpoint(c *clusterv3.Cluster, port inboundPort) b
 	c.ClusterDiscoveryType = &clusterv3.Cluster_Type{Type: clusterv3.Cluster_STATIC}
 	c.LbPolicy = clusterv3.Cluster_ROUND_ROBIN
 	if v.s.RefuseDefault(endpoint, v.p.Namespace, v.p.Namespace).Reason != "" {
-		return true // has no endpoint
+		return true // the cluster has no endpoint
 	}
 	to, instance := v.workloadAddress(endpoint)
 	c.LoadAssignment = &endpointv3.ClusterLoadAssignment{ClusterName: c.GetName(), Endpoints: []*endpointv3.LocalityLbEndpoints{{
@@ -103,8 +104,8 @@ func (v proxyView) setWorkloadEndpoint(c *clusterv3.Cluster, port inboundPort) b
 	return true
 }
 
-// workloadAddress parses an endpoint of the workload; instance reports whether it is the address at which peers reach
-// the workload. A workload that shares its network namespace has an address of its own instead of a loopback address.
+// workloadAddress parses an endpoint of the workload. instance reports whether the endpoint is the address at which
+// peers reach the workload. A workload in a shared network namespace has its own address instead of a loopback address.
 func (v proxyView) workloadAddress(endpoint string) (to *corev3.Address, instance bool) {
 	if path, ok := strings.CutPrefix(endpoint, "unix://"); ok {
 		return pipe(path), false
@@ -129,7 +130,7 @@ func (v proxyView) ingressTLS(port inboundPort) *corev3.TransportSocket {
 	return v.terminateTLS(port.ingress.GetTls(), port.protocol.IsHTTP())
 }
 
-// egressListener is a listener of the Sidecar that the workload connects to by address.
+// egressListener is a listener of the Sidecar resource to which the workload connects by address.
 type egressListener struct {
 	snapshot.EgressListener
 	addr     netip.AddrPort
@@ -138,10 +139,11 @@ type egressListener struct {
 
 func (e egressListener) routeName() string { return egressPrefix + listenerName(e.addr) }
 
-// egressPrefix is the prefix of the names of these listeners' route configurations.
+// egressPrefix is the prefix of the names of route configurations for egress listeners.
 const egressPrefix = "egress|"
 
-// egressListeners returns these listeners. Without capturing, that includes all with a port.
+// egressListeners returns the egress listeners of the Sidecar to which the workload connects by address. Without
+// redirection these are all egress listeners with a port.
 func (v proxyView) egressListeners() []egressListener {
 	var out []egressListener
 	for _, l := range v.scope.EgressListeners() {
@@ -175,7 +177,7 @@ func (e egressListener) services(v proxyView) []*registry.Service {
 	return out
 }
 
-// buildEgressListeners returns the listeners of the Sidecar, except for addresses that are in use.
+// buildEgressListeners returns the egress listeners of the Sidecar. It omits those whose address another listener uses.
 func (v proxyView) buildEgressListeners(taken map[netip.AddrPort]bool) []*listenerv3.Listener {
 	var out []*listenerv3.Listener
 	for _, e := range v.egressListeners() {
@@ -191,8 +193,8 @@ func (v proxyView) buildEgressListeners(taken map[netip.AddrPort]bool) []*listen
 	return out
 }
 
-// egressFilters forward HTTP by the Host header, and other traffic to the first service. It returns nil if there is
-// none.
+// egressFilters returns filters that forward HTTP by the Host header, and other traffic to the first service. It
+// returns nil if no service is visible through the listener.
 func (v proxyView) egressFilters(e egressListener) []*listenerv3.Filter {
 	number := e.GetPort().GetNumber()
 	t := traffic{side: outboundSide, port: number, protocol: e.protocol}
@@ -206,7 +208,7 @@ func (v proxyView) egressFilters(e egressListener) []*listenerv3.Filter {
 	return v.tcpFilters(t, OutboundCluster(services[0].Hostname, "", number), v.tcpClusterWeights(services[0], number))
 }
 
-// egressRoutes returns the names of these listeners' route configurations.
+// egressRoutes returns the names of the route configurations of egress listeners.
 func (v proxyView) egressRoutes() []string {
 	var out []string
 	for _, e := range v.egressListeners() {

@@ -106,8 +106,8 @@ func (v proxyView) applyConnectionSettings(t *tcpv3.TcpProxy, to []clusterWeight
 	}
 }
 
-// connectionRoutes returns the routes of connections to a service's port that arrive at an address, specific ones
-// first: TLS routes of its VirtualService by SNI, then its TCP routes, then the service itself.
+// connectionRoutes returns the routes of connections to a service's port that arrive at an address. Specific routes are
+// first: TLS routes of its VirtualService by SNI, then its TCP routes, then the route to the service itself.
 func (v proxyView) connectionRoutes(svc *registry.Service, port registry.Port, t traffic, at netip.AddrPort) []connectionRoute {
 	r := v.routing(snapshot.MeshGateway, port.Number)
 	own := OutboundCluster(svc.Hostname, "", port.Number)
@@ -153,7 +153,7 @@ func (v proxyView) connectionRoutes(svc *registry.Service, port registry.Port, t
 	return out
 }
 
-// endpointSubnets returns the addresses of a service's endpoints, to which clients connect directly.
+// endpointSubnets returns the addresses of a service's endpoints, because clients may connect to an endpoint directly.
 func (v proxyView) endpointSubnets(svc *registry.Service, port uint32) []netip.Prefix {
 	var out []netip.Prefix
 	if instances := v.p.instances(v.s, svc); instances != nil {
@@ -167,7 +167,8 @@ func (v proxyView) endpointSubnets(svc *registry.Service, port uint32) []netip.P
 	return slices.Compact(out)
 }
 
-// matchTLS returns the part of a condition that Envoy must evaluate for connections that arrive at an address.
+// matchTLS converts the part of a condition that Envoy must evaluate, for connections that arrive at an address. It
+// returns false if such connections never match.
 func (r routing) matchTLS(vs *snapshot.VirtualService, m *networking.TLSMatchAttributes, at netip.AddrPort) (connectionMatch, bool) {
 	if !r.appliesTo(vs, m.GetGateways(), m.GetSourceLabels(), m.GetSourceNamespace(), m.GetPort()) {
 		return connectionMatch{}, false
@@ -180,7 +181,7 @@ func (r routing) matchTLS(vs *snapshot.VirtualService, m *networking.TLSMatchAtt
 	return match, ok
 }
 
-// matchTCP returns the conditions of a route that connections from one address to another may match.
+// matchTCP returns those conditions of a route that connections from one address to another may match.
 func (r routing) matchTCP(vs *snapshot.VirtualService, from netip.Addr, matches []*networking.L4MatchAttributes, at netip.AddrPort) []connectionMatch {
 	if len(matches) == 0 {
 		return []connectionMatch{{}}
@@ -198,7 +199,7 @@ func (r routing) matchTCP(vs *snapshot.VirtualService, from netip.Addr, matches 
 }
 
 // matchDestination reports whether connections that arrive at an address may match one of the subnets. For a wildcard
-// address it returns the subnets that Envoy must match.
+// address it also returns the subnets that Envoy must check for each connection.
 func matchDestination(written []string, at netip.AddrPort) (left []netip.Prefix, ok bool) {
 	if len(written) == 0 {
 		return nil, true
@@ -233,7 +234,7 @@ func parseSubnet(text string) (netip.Prefix, bool) {
 	return prefix.Masked(), err == nil
 }
 
-// matchesTCP reports whether one of the conditions matches at a gateway, where conditions with subnets never match.
+// matchesTCP reports whether one of the conditions matches at a gateway. Conditions with subnets never match there.
 func (r routing) matchesTCP(vs *snapshot.VirtualService, matches []*networking.L4MatchAttributes) bool {
 	if len(matches) == 0 {
 		return true

@@ -6,7 +6,7 @@ import (
 	"github.com/pilotfish-mesh/pilotfish/controlplane/snapshot"
 )
 
-// viewCache caches what is computed once for a view, mostly telemetry.
+// viewCache caches values that are computed once for a view, mostly telemetry settings.
 type viewCache struct {
 	telemetry      snapshot.Telemetry
 	telemetryKnown bool
@@ -19,13 +19,13 @@ type viewCache struct {
 	byName, byNameKnown bool
 }
 
-// chain is a filter chain as far as its logs depend on it: its traffic, and whether it processes HTTP requests.
+// chain identifies the logs of a filter chain: its traffic, and whether it processes HTTP requests.
 type chain struct {
 	traffic
 	requests bool
 }
 
-// directionMetrics are the metric changes of one direction.
+// directionMetrics contains the changes to metrics in one direction.
 type directionMetrics struct {
 	changes map[snapshot.Metric]snapshot.MetricChange
 	enabled bool
@@ -68,7 +68,8 @@ func (v proxyView) logsOf(c chain) []*accesslogv3.AccessLog {
 	return logs
 }
 
-// metrics returns the metrics of one direction; they are disabled for an Envoy without support.
+// metrics returns the metric settings of one direction. Metrics are disabled if the proxy's Envoy does not support
+// them.
 func (v proxyView) metrics(d snapshot.Direction) directionMetrics {
 	if m, ok := v.cache.metrics[d]; ok {
 		return m

@@ -18,9 +18,9 @@ const (
 // fileCertificate returns the name under which the agent serves a certificate and key from files.
 func fileCertificate(certificate, key string) string { return "file-cert:" + certificate + "~" + key }
 
-// fileRoot returns the name under which the agent serves roots from a file, or the system's, to verify upstream
-// servers. It is not used with system roots to verify clients (see gatewayTLS). crl is an optional file with revocation
-// lists.
+// fileRoot returns the name under which the agent serves CA certificates from a file, or those of the system, to verify
+// upstream servers. System CA certificates are never used to verify clients (see gatewayTLS). crl is an optional file
+// with revocation lists.
 func fileRoot(file, crl string) string {
 	if file == "" {
 		file = systemRoots
@@ -31,11 +31,11 @@ func fileRoot(file, crl string) string {
 	return "file-root:" + file + crl
 }
 
-// sdsSecret refers to a certificate or roots from the agent.
+// sdsSecret returns a reference to a certificate or CA certificates that the agent delivers by SDS.
 func sdsSecret(name string) *tlsv3.SdsSecretConfig {
 	return &tlsv3.SdsSecretConfig{Name: name, SdsConfig: &corev3.ConfigSource{
 		ResourceApiVersion: corev3.ApiVersion_V3,
-		// No timeout: a connection must not proceed without its certificate.
+		// Without a timeout Envoy waits for the certificate. A connection must not proceed without it.
 		InitialFetchTimeout: duration(0),
 		ConfigSourceSpecifier: &corev3.ConfigSource_ApiConfigSource{ApiConfigSource: &corev3.ApiConfigSource{
 			ApiType:                   corev3.ApiConfigSource_GRPC,
@@ -48,7 +48,8 @@ func sdsSecret(name string) *tlsv3.SdsSecretConfig {
 	}}
 }
 
-// tlsVersions enables TLS 1.3 on both sides: Envoy's default maximum for upstream connections is 1.2.
+// tlsVersions enables TLS 1.3 for upstream and downstream connections: Envoy's default maximum for upstream connections
+// is 1.2.
 func tlsVersions() *tlsv3.TlsParameters {
 	return &tlsv3.TlsParameters{
 		TlsMinimumProtocolVersion: tlsv3.TlsParameters_TLSv1_2,
@@ -74,8 +75,8 @@ func meshCertificates(mesh *meshconfig.MeshConfig) *tlsv3.CommonTlsContext {
 	}
 }
 
-// meshValidation accepts certificates of the mesh with one of the identities; without identities, any certificate of
-// the mesh.
+// meshValidation accepts certificates of the mesh whose identity is one of identities. Without identities it accepts
+// any certificate of the mesh.
 func meshValidation(identities []string) *tlsv3.CommonTlsContext_CombinedValidationContext {
 	matchers := make([]*tlsv3.SubjectAltNameMatcher, 0, len(identities))
 	for _, id := range identities {

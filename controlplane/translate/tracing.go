@@ -23,7 +23,7 @@ import (
 // defaultSampling is the default percentage of traced requests.
 const defaultSampling = 1
 
-// setTracing configures tracing as documents and the mesh configuration specify.
+// setTracing configures tracing as Telemetry documents and the mesh configuration specify.
 func (v proxyView) setTracing(m *hcmv3.HttpConnectionManager, t traffic) {
 	how := v.telemetry().Tracing(t.direction())
 	if how == nil {
@@ -68,7 +68,7 @@ func (v proxyView) sampling(how *snapshot.Tracing) float64 {
 	return defaultSampling
 }
 
-// spanTags returns the tags that documents specify, and those of the workload.
+// spanTags returns the tags that Telemetry documents specify, and those that describe the workload.
 func (v proxyView) spanTags(how *snapshot.Tracing) []*tracingv3.CustomTag {
 	var out []*tracingv3.CustomTag
 	for _, name := range slices.Sorted(maps.Keys(how.Tags)) {
@@ -116,8 +116,8 @@ func spanTag(name string, tag *telemetryv1.Tracing_CustomTag, formatterTags bool
 	return nil
 }
 
-// tracer returns Envoy's tracer for a provider, and its maximum path length (0 for the default). It returns nil if the
-// provider is not a tracer or its service is unknown: requests are then not traced.
+// tracer returns Envoy's tracer for a provider, and the maximum length of the path in a span (0 for the default). It
+// returns nil if the provider is not a tracer or its service is unknown. Requests are then not traced.
 func (v proxyView) tracer(p *snapshot.ExtensionProvider) (tracer *tracev3.Tracing_Http, maxLength uint32) {
 	switch kind := p.GetProvider().(type) {
 	case *meshconfig.MeshConfig_ExtensionProvider_Opentelemetry:
@@ -177,8 +177,8 @@ func (v proxyView) openTelemetryTracer(p *meshconfig.MeshConfig_ExtensionProvide
 	return typedTracer("envoy.tracers.opentelemetry", config)
 }
 
-// providerHeaders returns the headers with a value. Values from the control plane's environment are not sent to
-// proxies.
+// providerHeaders returns the headers that specify a value. It omits headers that read their value from an environment
+// variable, because that would send the control plane's environment to proxies.
 func providerHeaders(headers []*meshconfig.MeshConfig_ExtensionProvider_HttpHeader) []*corev3.HeaderValueOption {
 	var out []*corev3.HeaderValueOption
 	for _, h := range headers {

@@ -1,5 +1,5 @@
-// Package translate turns a snapshot of the mesh and one proxy into that proxy's Envoy configuration: listeners, routes,
-// clusters and endpoints. It is pure: the same input gives the same bytes, in the same order.
+// Package translate turns a snapshot of the mesh and one proxy into that proxy's Envoy configuration: listeners,
+// routes, clusters and endpoints. It is pure: the same input produces the same bytes in the same order.
 package translate
 
 import (
@@ -46,8 +46,8 @@ func listenerResources(listeners []*listenerv3.Listener) ([]*xds.Resource, error
 	return out, nil
 }
 
-// Routes returns the named route configurations. Unknown names are skipped. Without names it returns all that the
-// proxy's listeners refer to.
+// Routes returns the named route configurations. Unknown names are skipped. Without names it returns all to which the
+// proxy's listeners refer.
 func Routes(s *snapshot.Snapshot, p *Proxy, names []string) ([]*xds.Resource, error) {
 	v, c := newView(s, p), p.interceptionMode()
 	made := matchNames(names)

@@ -11,7 +11,7 @@ import (
 	"github.com/pilotfish-mesh/pilotfish/controlplane/xds"
 )
 
-// vhds configures a route configuration whose virtual hosts are separate resources.
+// vhds makes Envoy subscribe to the virtual hosts of a route configuration as separate resources.
 func vhds() *routev3.Vhds { return &routev3.Vhds{ConfigSource: ads()} }
 
 // VirtualHosts returns all VHDS resources of the named route configurations. Without names it returns those of all
@@ -92,8 +92,8 @@ func (v proxyView) virtualHostResources(route string, names []string) ([]*xds.Re
 	return v.plannedHostResources(route, hosts)
 }
 
-// allHostsKey contains everything, except the scope, that the virtual hosts of a route configuration depend on. Scope
-// and plan represent a part of the individual keys.
+// allHostsKey contains everything, except the scope, on which the list of all virtual hosts of a route configuration
+// depends. The keys of the individual virtual hosts have more fields; scope and plan determine the values of these.
 type allHostsKey struct {
 	plan      *hostPlan
 	route     string
@@ -163,8 +163,8 @@ func (v proxyView) gatewayHostResources(route string, names []string) ([]*xds.Re
 	return out, nil
 }
 
-// newVirtualHostResource returns the resource of a virtual host. Envoy removes virtual hosts by their own name, so that
-// must be the resource name.
+// newVirtualHostResource returns the resource of a virtual host. The resource name contains the virtual host's own
+// name, because Envoy uses that to remove virtual hosts.
 func (v proxyView) newVirtualHostResource(route string, host *routev3.VirtualHost) (*xds.Resource, error) {
 	host.Name = route + "/" + host.Name
 	r, err := xds.NewResource(host.Name, host)
@@ -184,19 +184,19 @@ type plainHostKey struct {
 	onDemand bool
 }
 
-// ruledHostKey contains everything that a virtual host with rules depends on. Of the scope that is the rules'
-// destinations, or the whole scope.
+// ruledHostKey contains everything on which a virtual host with rules depends. If possible it contains only the rules'
+// destinations instead of the whole scope.
 type ruledHostKey struct {
 	rule    *snapshot.VirtualService
 	uses    snapshot.RouteHosts
 	svc     *registry.Service
-	own     *snapshot.DestinationRule // the service's own rule
+	own     *snapshot.DestinationRule // the DestinationRule of the service itself
 	port    uint32
 	domains string
 	mesh    *meshconfig.MeshConfig
 
 	scope     *snapshot.Scope // nil unless the virtual host depends on the whole scope
-	namespace string          // the caller's namespace, if the rules match it
+	namespace string          // the caller's namespace; empty unless the rules match it
 	route     string
 	name      string
 	labels    string
@@ -253,7 +253,8 @@ func (v proxyView) virtualHostResource(route string, h plannedHost) (*xds.Resour
 }
 
 // setVirtualHosts adds the virtual hosts to a route configuration, or configures VHDS. With an on-demand proxy the
-// route configuration has no catch-all virtual host, because Envoy would then request none.
+// route configuration has no catch-all virtual host. Otherwise every request would match it, and Envoy would never
+// request another virtual host.
 func (v proxyView) setVirtualHosts(routes *routev3.RouteConfiguration, plan func() *hostPlan) *routev3.RouteConfiguration {
 	if v.p.OnDemand {
 		routes.Vhds = vhds()

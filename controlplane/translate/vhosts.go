@@ -18,17 +18,17 @@ import (
 // mesh configuration.
 type routesKey struct {
 	name   string
-	labels string // the labels that rules match, with their values
-	vhds   bool   // without virtual hosts
+	labels string // those of the proxy's labels that rules match, with their values
+	vhds   bool   // VHDS delivers the virtual hosts separately
 	// onDemand: the proxy requests virtual hosts on demand.
 	onDemand bool
-	// captured determines how hosts are routed that are resolved by name.
+	// captured determines how requests are routed to hosts that Envoy resolves by name.
 	captured bool
 	// patches is the key of the EnvoyFilter patches.
 	patches string
 }
 
-// cachedRoutes builds a route configuration once for all proxies with the same key.
+// cachedRoutes returns a route configuration. It is built once for all proxies with the same key.
 func (v proxyView) cachedRoutes(name string, build func() *routev3.RouteConfiguration) (*xds.Resource, error) {
 	key := routesKey{name: name, labels: v.sourceLabels(), vhds: v.p.UseVHDS, onDemand: v.p.OnDemand, captured: v.p.isCaptured(), patches: v.patchesOfRoutes(name)}
 	return v.scope.Cache().Get(key, func() (*xds.Resource, error) {
@@ -36,8 +36,8 @@ func (v proxyView) cachedRoutes(name string, build func() *routev3.RouteConfigur
 	})
 }
 
-// routesResource returns a route configuration with the proxy's patches. taken are the domains of the virtual hosts
-// that VHDS delivers.
+// routesResource returns a route configuration after the proxy's patches. taken contains the domains of the virtual
+// hosts that VHDS delivers.
 func (v proxyView) routesResource(routes *routev3.RouteConfiguration, taken domains) (*xds.Resource, error) {
 	name, hostsApart := routes.GetName(), routes.GetVhds() != nil
 	routes = v.patchRoutes(name, routes, taken)
@@ -51,7 +51,7 @@ func (v proxyView) routesResource(routes *routev3.RouteConfiguration, taken doma
 	return attachSkippedPatches(v.patches.TakeSkipped(), r, err)
 }
 
-// sourceLabels returns those of the proxy's labels that rules match.
+// sourceLabels returns those labels of the proxy that rules match.
 func (v proxyView) sourceLabels() string {
 	var b strings.Builder
 	for _, name := range v.scope.SourceLabels {
@@ -62,7 +62,7 @@ func (v proxyView) sourceLabels() string {
 	return b.String()
 }
 
-// domains assigns each domain to the first virtual host that claims it: Envoy rejects duplicate domains.
+// domains assigns each domain to the first virtual host that claims it, because Envoy rejects duplicate domains.
 type domains map[string]bool
 
 func (d domains) claim(wanted ...string) []string {
@@ -84,18 +84,19 @@ type plannedHost struct {
 	domains []string
 	// svc is the service of the host; nil for a host that exists only in a rule.
 	svc *registry.Service
-	// rule contains the routes; nil if the service has none.
+	// rule contains the routes. It is nil if the service has no VirtualService.
 	rule *snapshot.VirtualService
-	// forInstances: the virtual host is for the instances of a headless service, by name.
+	// forInstances: the virtual host is for the individual instances of a headless service, which clients address by
+	// name.
 	forInstances bool
 }
 
-// instanceHost returns the host pattern of a headless service's instances.
+// instanceHost returns the host pattern that matches the instances of a headless service.
 func instanceHost(host string) string { return "*." + host }
 
 func (h plannedHost) name() string { return h.host + ":" + strconv.FormatUint(uint64(h.port), 10) }
 
-// hostPlan contains the virtual hosts of one route configuration, in order, without the catch-all.
+// hostPlan contains the planned virtual hosts of one route configuration, in order, without the catch-all.
 type hostPlan struct {
 	hosts  []plannedHost
 	byName map[string]int
@@ -115,7 +116,7 @@ func newHostPlan(hosts []plannedHost) *hostPlan {
 // hostPlanKey is the key of a route configuration's plan in a scope's cache.
 type hostPlanKey string
 
-// cachedHostPlan returns the plan of a route configuration, built once for all proxies with the same visible names.
+// cachedHostPlan returns the plan of a route configuration. It is built once for all proxies that see the same names.
 func (v proxyView) cachedHostPlan(route string, build func() []plannedHost) *hostPlan {
 	return v.scope.SharedMemo(hostPlanKey(route), func() any { return newHostPlan(build()) }).(*hostPlan)
 }
@@ -136,7 +137,7 @@ func (v proxyView) buildVirtualHost(h plannedHost) *routev3.VirtualHost {
 	return v.disableIdleTimeout(newVirtualHost(h.host, h.port, h.domains, routes))
 }
 
-// buildVirtualHosts returns all virtual hosts of a plan, and the catch-all.
+// buildVirtualHosts returns all virtual hosts of a plan, followed by the catch-all.
 func (v proxyView) buildVirtualHosts(plan *hostPlan) []*routev3.VirtualHost {
 	var hosts []*routev3.VirtualHost
 	for _, h := range plan.hosts {
@@ -148,7 +149,7 @@ func (v proxyView) buildVirtualHosts(plan *hostPlan) []*routev3.VirtualHost {
 }
 
 // httpProxyHosts returns the virtual hosts for a workload that uses its sidecar as an HTTP proxy. Requests to all ports
-// of all services arrive at one listener, and the port in the Host header distinguishes them.
+// of all services arrive at one listener, so the port in the Host header distinguishes them.
 func (v proxyView) httpProxyHosts() []plannedHost {
 	taken := domains{}
 	full := v.fullNames(taken)
@@ -177,8 +178,8 @@ type hostPort struct {
 	port uint32
 }
 
-// fullNames assigns the full names of all services before any short names, so that no alias claims another service's
-// name.
+// fullNames assigns the full names of all services. It runs before shortNames, so that no short name or alias claims
+// another service's full name.
 func (v proxyView) fullNames(taken domains) map[hostPort][]string {
 	out := map[hostPort][]string{}
 	for _, svc := range v.scope.Services {
@@ -191,7 +192,8 @@ func (v proxyView) fullNames(taken domains) map[hostPort][]string {
 	return out
 }
 
-// shortNames returns the other names of a service for the proxy's workload, including those of its aliases.
+// shortNames returns the short names of a service as the proxy's workload may use them, including those of the
+// service's aliases.
 func (v proxyView) shortNames(svc *registry.Service) []string {
 	var out []string
 	for known := range v.scope.VisibleNames(svc) {
@@ -209,7 +211,8 @@ func (v proxyView) shortNames(svc *registry.Service) []string {
 	return out
 }
 
-// authorityForms returns the forms of names in a Host header: with the port, and for port 80 also without it.
+// authorityForms returns the forms in which a Host header may contain the names: with the port, and for port 80 also
+// without it.
 func authorityForms(names []string, port uint32) []string {
 	var out []string
 	for _, name := range names {
@@ -232,8 +235,8 @@ func newVirtualHost(host string, port uint32, names []string, routes []*routev3.
 	return &routev3.VirtualHost{Name: fmt.Sprintf("%s:%d", host, port), Domains: names, Routes: routes}
 }
 
-// ruleHosts returns the hosts that exist only in rules, on one port. take returns the domains of a host that are still
-// available.
+// ruleHosts returns the virtual hosts for hosts that exist only in VirtualServices, on one port. take returns the
+// domains of a host that are still available.
 func (v proxyView) ruleHosts(take func(host string) []string, port uint32) []plannedHost {
 	var out []plannedHost
 	for _, vs := range v.scope.VirtualServices {

@@ -30,19 +30,20 @@ import (
 // pluginPrefix is the prefix of WasmPlugin configuration names, as in Istio.
 const pluginPrefix = "extensions.istio.io/wasmplugin/"
 
-// pluginTimeout is a listener's timeout for a plugin's configuration, and pluginFetch an agent's timeout for its
-// module.
+// pluginTimeout limits how long a listener waits for a plugin's configuration. pluginFetch limits how long an agent
+// fetches the plugin's module.
 const (
 	pluginTimeout = 20 * time.Second
 	pluginFetch   = 30 * time.Second
 )
 
-// Environment variables of the module that carry settings for agents, which remove them.
+// Environment variables of the Wasm module that carry settings for the agent. The agent removes them before Envoy loads
+// the module.
 const (
 	pullPolicyHint = config.WasmHintPrefix + "IMAGE_PULL_POLICY"
 	versionHint    = config.WasmHintPrefix + "PLUGIN_RESOURCE_VERSION"
 	pullSecretHint = config.WasmPullSecret
-	// noChecksum is the value for a missing checksum.
+	// noChecksum is the value of the checksum variable if the plugin has none.
 	noChecksum = "nil"
 )
 
@@ -74,8 +75,8 @@ func pluginApplies(p snapshot.Plugin, t traffic) bool {
 	})
 }
 
-// extensionSource makes a filter's configuration a separate resource. Without the configuration the filter blocks all
-// traffic, unless it fails open.
+// extensionSource makes a filter's configuration a separate resource (ECDS). While Envoy does not have this
+// configuration, the filter rejects all traffic, unless the plugin fails open.
 func extensionSource(p snapshot.Plugin, types []string, open proto.Message) *corev3.ExtensionConfigSource {
 	source := ads()
 	source.InitialFetchTimeout = duration(pluginTimeout)
@@ -90,8 +91,8 @@ func typeURL(m proto.Message) string {
 	return "type.googleapis.com/" + string(m.ProtoReflect().Descriptor().FullName())
 }
 
-// pluginFilters returns the plugins of a phase for HTTP requests. If an agent cannot fetch a module, it replaces the
-// filter by one of the second type.
+// pluginFilters returns the plugins of a phase for HTTP requests. A filter has two permitted types: if an agent cannot
+// fetch a module, it replaces the Wasm filter by a filter of the second type.
 func (v proxyView) pluginFilters(t traffic, phase extensions.PluginPhase) []*hcmv3.HttpFilter {
 	var out []*hcmv3.HttpFilter
 	types := []string{typeURL(&httpwasmv3.Wasm{}), typeURL(&httprbacv3.RBAC{})}
@@ -121,7 +122,7 @@ func (v proxyView) networkPlugins(t traffic, phases ...extensions.PluginPhase) [
 	return out
 }
 
-// Extensions returns the named filter configurations that the proxy's listeners refer to. Unknown names are skipped.
+// Extensions returns the named filter configurations to which the proxy's listeners refer. Unknown names are skipped.
 // Without names it returns all.
 func Extensions(s *snapshot.Snapshot, p *Proxy, names []string) ([]*xds.Resource, error) {
 	v := newView(s, p)
@@ -156,8 +157,8 @@ func (v proxyView) pluginResource(p snapshot.Plugin) (*xds.Resource, error) {
 	return v.s.Cache.Get(pluginKey{p.Resource}, build)
 }
 
-// pullSecret returns the Secret for pulling a plugin's module if the proxy may use it. The caller has checked that the
-// plugin applies to the proxy.
+// pullSecret returns the Secret with which the agent pulls a plugin's module, if the proxy may use it. The caller has
+// checked that the plugin applies to the proxy.
 func (v proxyView) pullSecret(p snapshot.Plugin) []byte {
 	if !v.mayHaveSecrets() {
 		return nil
@@ -176,7 +177,7 @@ func pluginFilter(p snapshot.Plugin, secret []byte) *anypb.Any {
 		FailurePolicy: failurePolicies[p.Spec.GetFailStrategy()],
 	}
 	if c := p.Spec.GetPluginConfig(); c != nil {
-		// The output must be deterministic, which protojson does not guarantee for white space.
+		// The output must be deterministic. protojson randomizes white space.
 		if text, err := (protojson.MarshalOptions{}).Marshal(c); err == nil {
 			plugin.Configuration = anyOf(wrapperspb.String(config.CompactJSON(text)))
 		}
@@ -226,7 +227,7 @@ func pluginVM(p snapshot.Plugin, secret []byte) *wasmv3.VmConfig {
 	return vm
 }
 
-// pluginVersion returns a value that changes with the plugin, so that an agent with pull policy Always fetches the
+// pluginVersion returns a value that changes when the plugin changes. An agent with pull policy Always then fetches the
 // module again.
 func pluginVersion(p snapshot.Plugin) string {
 	sum := sha256.Sum256(anyOf(p.Spec).GetValue())

@@ -14,11 +14,11 @@ import (
 	"github.com/pilotfish-mesh/pilotfish/controlplane/xds"
 )
 
-// Zone-aware routing is a feature of Envoy: requests stay in the caller's zone unless that overloads its endpoints.
-// Envoy needs the zones of its own service's workloads. Agents with ENABLE_SELF_DISCOVERY define a cluster for them in
-// the bootstrap.
+// With zone-aware routing, Envoy sends requests to endpoints in the caller's zone, unless that would overload them.
+// Envoy needs the zones of the workloads of its own service. Agents with ENABLE_SELF_DISCOVERY define a cluster for
+// them in the bootstrap.
 
-// localCluster is the name of that cluster.
+// localCluster is the name of the cluster that contains the workloads of the proxy's own service.
 const localCluster = "local_cluster"
 
 // minZoneEndpoints is the minimum number of endpoints in the caller's region for zone-aware routing.
@@ -33,8 +33,8 @@ func zoneSetting(t snapshot.Traffic) *networking.ZoneAwareLoadBalancerSetting {
 	return setting
 }
 
-// setZoneRouting enables zone-aware routing if a rule specifies it, and disables it otherwise: Envoy would enable it as
-// soon as it has the local cluster.
+// setZoneRouting enables zone-aware routing if a rule specifies it. Otherwise it disables zone-aware routing
+// explicitly, because Envoy enables it by default if a local cluster exists.
 func (c serviceCluster) setZoneRouting(cluster *clusterv3.Cluster, t snapshot.Traffic) {
 	setting := zoneSetting(t)
 	if cluster.GetCommonLbConfig() == nil || setting == nil && !c.selfDiscovery {
@@ -51,7 +51,7 @@ func (c serviceCluster) setZoneRouting(cluster *clusterv3.Cluster, t snapshot.Tr
 	cluster.CommonLbConfig.LocalityConfigSpecifier = &clusterv3.Cluster_CommonLbConfig_ZoneAwareLbConfig_{ZoneAwareLbConfig: zones}
 }
 
-// zonePlace returns the caller's region, and the labels that a setting uses.
+// zonePlace returns the caller's region and the values of the labels that a setting compares.
 func zonePlace(p *Proxy, setting *networking.ZoneAwareLoadBalancerSetting) string {
 	region, _, _ := strings.Cut(p.Locality, "/")
 	place := "in " + region
@@ -63,8 +63,8 @@ func zonePlace(p *Proxy, setting *networking.ZoneAwareLoadBalancerSetting) strin
 	return place
 }
 
-// zonePriority orders endpoints by labels, then by the caller's region, the failover region and other regions. at
-// contains the caller's region and its labels.
+// zonePriority returns the priority of an endpoint: first by labels, then by the caller's region, the failover region
+// and other regions. at contains the caller's region and label values.
 func zonePriority(e snapshot.Endpoint, setting *networking.ZoneAwareLoadBalancerSetting, at []string) int {
 	const tiers = 3
 	own := at[0]
@@ -82,7 +82,8 @@ func zonePriority(e snapshot.Endpoint, setting *networking.ZoneAwareLoadBalancer
 // localClusterKey contains everything that the local cluster's load assignment depends on.
 type localClusterKey struct{ instances *snapshot.Instances }
 
-// localClusterAssignment returns the workloads of the first service that selects the proxy, each once.
+// localClusterAssignment returns the workloads of the first service that selects the proxy. Each workload is contained
+// once.
 func (v proxyView) localClusterAssignment() (*xds.Resource, error) {
 	var instances *snapshot.Instances
 	for _, svc := range v.s.LocalServices(v.p.Namespace, v.p.Labels) {
@@ -99,7 +100,7 @@ func (v proxyView) localClusterAssignment() (*xds.Resource, error) {
 	})
 }
 
-// dedupeByAddress returns one endpoint of each address, independent of the number of ports.
+// dedupeByAddress returns one endpoint for each address, even if the address has several ports.
 func dedupeByAddress(eps []snapshot.Endpoint) []snapshot.Endpoint {
 	seen := map[string]bool{}
 	var out []snapshot.Endpoint
