@@ -16,13 +16,13 @@ import (
 
 func unmarshalKeys(text string, keys *jose.JSONWebKeySet) error {
 	if err := json.Unmarshal([]byte(text), keys); err != nil {
-		return fmt.Errorf("its keys are no JWK set: %w", err)
+		return fmt.Errorf("the issuer's keys are not a JWK set: %w", err)
 	}
 	return nil
 }
 
-// AuditFile is a log that is appended to a file: one line of JSON for each issued or refused certificate, without
-// secrets. The caller must close it.
+// AuditFile returns a log that is appended to a file. It has one line of JSON for each issued or refused certificate,
+// without secrets. The caller must call the returned function to close the file.
 func AuditFile(path string) (*slog.Logger, func() error, error) {
 	f, err := os.OpenFile(path, os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o600)
 	if err != nil {
@@ -39,7 +39,7 @@ func (a *Authority) logIssued(address, proof string, caller Identity, cert *x509
 		"notBefore", cert.NotBefore.UTC(), "notAfter", cert.NotAfter.UTC(), "issuer", cert.Issuer.String())
 }
 
-// logRefused records a refused request. caller is empty if the client is not authenticated.
+// logRefused records a refused request. caller is empty if the client could not be authenticated.
 func (a *Authority) logRefused(address, caller, reason string) {
 	a.opts.Audit.Warn("refused", "identity", caller, "address", address, "reason", reason)
 }

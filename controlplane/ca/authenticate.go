@@ -58,12 +58,12 @@ func (a *Authority) byCertificate(ctx context.Context) (Identity, error) {
 }
 
 func (a *Authority) identityOf(cert *x509.Certificate) (Identity, error) {
-	// A connection may outlive its certificate, and TLS does not verify it again.
+	// A connection may last longer than its client certificate is valid, and TLS does not verify the certificate again.
 	if now := a.now(); now.After(cert.NotAfter) {
 		return Identity{}, fmt.Errorf("the client certificate expired at %s: connect again with a new one", cert.NotAfter.Format(time.RFC3339))
 	}
 	if len(cert.URIs) != 1 {
-		return Identity{}, fmt.Errorf("the client certificate has %d URIs, and not one SPIFFE ID", len(cert.URIs))
+		return Identity{}, fmt.Errorf("the client certificate has %d URIs; it must have exactly one, a SPIFFE ID", len(cert.URIs))
 	}
 	id, err := ParseSPIFFEID(cert.URIs[0].String())
 	if err != nil {
@@ -88,7 +88,7 @@ func (a *Authority) byToken(ctx context.Context) (id Identity, proof string, err
 			continue
 		}
 		if token != "" {
-			return Identity{}, "", errors.New("there is more than one token in the metadata")
+			return Identity{}, "", errors.New("the metadata contains more than one token")
 		}
 		token = strings.TrimSpace(rest)
 	}

@@ -19,7 +19,7 @@ import (
 	"time"
 )
 
-// logBook is a log in memory.
+// logBook stores log lines in memory.
 type logBook struct {
 	mu   sync.Mutex
 	text bytes.Buffer
@@ -127,11 +127,11 @@ func TestAuthorityIsTheSameAfterARestart(t *testing.T) {
 	}
 	second := load(t, dir, Options{TrustDomain: "mesh.example"})
 	if !bytes.Equal(first.RootPEM(), second.RootPEM()) {
-		t.Error("the root is another one")
+		t.Error("after a restart the authority has another root")
 	}
 	id, err := second.VerifyToken(token)
 	if err != nil || id != (Identity{"mesh.example", "shop", "reviews"}) {
-		t.Errorf("the token of before proves %v, %v", id, err)
+		t.Errorf("a token from before the restart proves %v, %v", id, err)
 	}
 }
 
@@ -142,7 +142,7 @@ func TestTrustDomainDefaultsToThatOfTheRoot(t *testing.T) {
 		t.Errorf("the trust domain is %q", got)
 	}
 	if got := load(t, t.TempDir(), Options{}).TrustDomain(); got != "cluster.local" {
-		t.Errorf("the trust domain of a new root is %q", got)
+		t.Errorf("the default trust domain of a new root is %q", got)
 	}
 }
 
@@ -157,10 +157,10 @@ func TestInvalidTrustDomainIsRefused(t *testing.T) {
 	for _, domain := range []string{"a/b", "spiffe://a", "A.example", "a b", "a:1"} {
 		dir := t.TempDir()
 		if _, err := Load(dir, Options{TrustDomain: domain}); err == nil {
-			t.Errorf("%q was accepted", domain)
+			t.Errorf("Load accepts the trust domain %q", domain)
 		}
 		if files, _ := os.ReadDir(dir); len(files) > 0 {
-			t.Errorf("%q left %v behind", domain, files)
+			t.Errorf("after Load refused %q, the directory contains %v", domain, files)
 		}
 	}
 }
@@ -187,7 +187,7 @@ func TestRootNearExpiryIsWarnedOfOnceADay(t *testing.T) {
 	var book logBook
 	now.advance(rootTTL - 10*24*time.Hour)
 	a := load(t, dir, Options{Clock: now.time, Logger: book.logger()})
-	warnings := func() int { return strings.Count(book.String(), "root certificate ends soon") }
+	warnings := func() int { return strings.Count(book.String(), "root certificate expires soon") }
 	if warnings() != 1 || !strings.Contains(book.String(), dir) || !strings.Contains(book.String(), "remedy") {
 		t.Fatalf("the log after loading: %s", book.String())
 	}
@@ -212,16 +212,16 @@ func TestRootNearExpiryIsWarnedOfOnceADay(t *testing.T) {
 func TestRootSignsOnlyLeafCertificates(t *testing.T) {
 	a := load(t, t.TempDir(), Options{TrustDomain: "mesh.example"})
 	if !a.signing().issuer.cert.IsCA || a.signing().issuer.cert.MaxPathLen != 0 || !a.signing().issuer.cert.MaxPathLenZero {
-		t.Error("the root is no authority, or permits intermediate CAs")
+		t.Error("the root is not a CA certificate, or permits intermediate CAs")
 	}
 	if a.signing().issuer.cert.KeyUsage != x509.KeyUsageCertSign|x509.KeyUsageCRLSign {
 		t.Errorf("the root's key usage is %v", a.signing().issuer.cert.KeyUsage)
 	}
 	if years := time.Until(a.RootNotAfter()).Hours() / 24 / 365; years < 9.9 || years > 10.1 {
-		t.Errorf("the root lives %.1f years", years)
+		t.Errorf("the root is valid for %.1f years", years)
 	}
 	if block, rest := pem.Decode(a.RootPEM()); block == nil || len(rest) > 0 || !bytes.Equal(block.Bytes, a.signing().issuer.cert.Raw) {
-		t.Error("RootPEM is not the root")
+		t.Error("RootPEM does not return the root")
 	}
 	if a.tokenKey.Equal(a.signing().issuer.key.Public()) {
 		t.Error("tokens and certificates are signed with the same key")

@@ -33,29 +33,32 @@ const (
 	rootTTL = 10 * 365 * 24 * time.Hour
 	// expiryWarning is the time before the root's expiry at which the authority begins to warn.
 	expiryWarning = 90 * 24 * time.Hour
-	// backdate makes a certificate valid on machines whose clocks are behind this one's.
+	// backdate is how long before its issue time a certificate becomes valid, for machines whose clocks are behind that
+	// of the control plane.
 	backdate = 2 * time.Minute
 )
 
 // DefaultTrustDomain is the trust domain of a new root if Options specify none, as in Istio.
 const DefaultTrustDomain = "cluster.local"
 
-// Options configures an authority. The zero value of a field is its default.
+// Options configures an authority. For each field the zero value selects the default.
 type Options struct {
 	// TrustDomain is the trust domain of every identity. Default: that of the root in the directory, or
 	// DefaultTrustDomain for a new root.
 	TrustDomain string
-	// MustExist makes Load fail if there is no authority, for commands that only use one.
+	// MustExist makes Load fail if the directory contains no authority. Commands that only use an existing authority
+	// set it.
 	MustExist bool
 	// TTL is the default lifetime of a workload's certificate, MaxTTL the maximum that a request can specify.
 	TTL, MaxTTL time.Duration
 	// Clock returns the current time; default time.Now.
 	Clock func() time.Time
 	// PlugIn is a directory with the certificate and key of an external CA (ca-cert.pem, ca-key.pem, root-cert.pem,
-	// cert-chain.pem, as in Istio), which signs instead of a root that this package creates.
+	// cert-chain.pem, as in Istio). The external CA signs instead of a root that this package creates.
 	PlugIn string
 	// Overlap is how long a new root is announced before it signs in an automatic rotation. RotateBefore is how long
-	// before the root's expiry the rotation begins. Negative: no automatic rotation.
+	// before the root's expiry the automatic rotation begins. A negative value of RotateBefore disables automatic
+	// rotation.
 	Overlap, RotateBefore time.Duration
 	// Issuers lists external issuers whose tokens identify workloads.
 	Issuers []TokenIssuer
@@ -64,7 +67,7 @@ type Options struct {
 	// Audit records each issued or refused certificate; nil disables the log.
 	Audit  *slog.Logger
 	Logger *slog.Logger
-	// Registerer registers the metrics; nil disables them. Only one authority of a process can use a registerer.
+	// Registerer registers the metrics; nil disables them. Two authorities cannot share a registerer.
 	Registerer prometheus.Registerer
 }
 
@@ -111,7 +114,7 @@ type Authority struct {
 	tokenKey *ecdsa.PublicKey
 	tokens   jose.Signer
 
-	// denied is the deny list in force; nil denies nothing.
+	// denied is the current deny list; nil denies nothing.
 	denied atomic.Pointer[DenyList]
 
 	metrics *metrics
@@ -140,7 +143,7 @@ func Load(dir string, opts Options) (*Authority, error) {
 		return nil, err
 	}
 	if err := s.removeRetired(); err != nil {
-		a.log.Warn("what is left of a retired root cannot be removed", "error", err)
+		a.log.Warn("removing the files of a retired root failed", "error", err)
 	}
 	if a.tokens, err = newTokenSigner(m.tokenKey); err != nil {
 		return nil, err
@@ -152,8 +155,8 @@ func Load(dir string, opts Options) (*Authority, error) {
 	return a, nil
 }
 
-// RootPEM returns the root certificates that all members of the mesh must trust: the signing one, and during a rotation
-// the other one.
+// RootPEM returns the root certificates that all members of the mesh must trust: the one that signs, and during a
+// rotation also the next or the previous one.
 func (a *Authority) RootPEM() []byte { return append([]byte(nil), a.signing().rootsPEM...) }
 
 // RootNotAfter returns the expiry of the signing certificate, which limits all issued certificates.
@@ -174,7 +177,7 @@ func (a *Authority) warnOfExpiry() {
 	if left > expiryWarning || now.Unix()-last < int64((24*time.Hour).Seconds()) || !a.warned.CompareAndSwap(last, now.Unix()) {
 		return
 	}
-	a.log.Warn("the mesh's root certificate ends soon, and all certificates of the mesh with it",
+	a.log.Warn("the mesh's root certificate expires soon; all certificates of the mesh expire no later",
 		"notAfter", a.RootNotAfter(), "left", left.Round(time.Hour), "directory", a.directory(),
 		"remedy", a.expiryRemedy())
 }

@@ -15,7 +15,8 @@ import (
 const (
 	// callTimeout limits the duration of a call, from its headers to its response.
 	callTimeout = 10 * time.Second
-	// maxPendingCalls and maxPendingCallsPerCaller limit the calls that are being processed; other calls wait.
+	// maxPendingCalls and maxPendingCallsPerCaller limit the calls that are processed at the same time. Other calls
+	// wait.
 	maxPendingCalls          = 256
 	maxPendingCallsPerCaller = 32
 )
@@ -23,8 +24,8 @@ const (
 // RegisterTo adds the certificate service to a gRPC server. The server must use TLS, because it receives tokens, and
 // must limit the size of a request (grpc.MaxRecvMsgSize).
 //
-// CreateCertificate is registered as a stream, which is equal on the wire. gRPC reads the request of a unary call
-// before its handler runs; the handler of a stream authenticates the client first.
+// RegisterTo registers CreateCertificate as a stream, which is the same on the wire as a unary call. gRPC reads the
+// request of a unary call before its handler runs; the handler of a stream authenticates the client first.
 func (a *Authority) RegisterTo(s grpc.ServiceRegistrar) {
 	s.RegisterService(&grpc.ServiceDesc{
 		ServiceName: securityv1.IstioCertificateService_ServiceDesc.ServiceName,
@@ -61,7 +62,8 @@ func (a *Authority) serveCall(stream grpc.ServerStream) error {
 	return stream.SendMsg(answer)
 }
 
-// receiveRequest reads the call's request until ctx ends. When the handler returns, gRPC ends the read.
+// receiveRequest reads the call's request until ctx ends. When the RPC handler returns, gRPC ends a read that is still
+// blocked.
 func receiveRequest(ctx context.Context, stream grpc.ServerStream) (*securityv1.IstioCertificateRequest, error) {
 	req := &securityv1.IstioCertificateRequest{}
 	received := make(chan error, 1)
@@ -70,7 +72,7 @@ func receiveRequest(ctx context.Context, stream grpc.ServerStream) (*securityv1.
 	case err := <-received:
 		return req, err
 	case <-ctx.Done():
-		return nil, status.Errorf(codes.DeadlineExceeded, "the request was not complete after %s", callTimeout)
+		return nil, status.Errorf(codes.DeadlineExceeded, "the client did not send a complete request within %s", callTimeout)
 	}
 }
 
@@ -84,14 +86,14 @@ type callLimit struct {
 
 type callerLimit struct {
 	*semaphore.Weighted
-	users int // calls that use or wait for it; protected by callLimit.mu
+	users int // calls that hold or wait for a slot; protected by callLimit.mu
 }
 
 func newCallLimit() *callLimit {
 	return &callLimit{all: semaphore.NewWeighted(maxPendingCalls), byCaller: map[Identity]*callerLimit{}}
 }
 
-// acquire waits for a slot of the client, then for one of the slots for all clients.
+// acquire waits for one of the client's slots, then for one of the slots that all clients share.
 func (l *callLimit) acquire(ctx context.Context, caller Identity) (release func(), err error) {
 	l.mu.Lock()
 	own := l.byCaller[caller]

@@ -11,15 +11,14 @@ import (
 	"slices"
 )
 
-// Limits of a CSR. One with an RSA key of 8192 bits has about 3 kB.
+// Limits of a CSR. A CSR with an RSA key of 8192 bits has about 3 kB.
 const (
 	maxCSR = 16 << 10
 	minRSA = 2048
 	maxRSA = 8192
 )
 
-// parseCSR parses a PEM request. It fails if the signature does not prove possession of the key or if the key is too
-// weak.
+// parseCSR parses a PEM CSR. It fails if the signature does not prove possession of the key, or if the key is too weak.
 func parseCSR(data string) (*x509.CertificateRequest, error) {
 	if len(data) > maxCSR {
 		return nil, fmt.Errorf("the CSR has %d bytes; at most %d are allowed", len(data), maxCSR)
@@ -32,7 +31,7 @@ func parseCSR(data string) (*x509.CertificateRequest, error) {
 	if err != nil {
 		return nil, fmt.Errorf("the CSR: %w", err)
 	}
-	// The key is checked first, because a signature with a huge key is expensive to verify.
+	// The key is checked before the signature, because verifying a signature with a huge key is expensive.
 	if err := checkKey(csr.PublicKey); err != nil {
 		return nil, fmt.Errorf("the CSR: %w", err)
 	}
@@ -45,7 +44,7 @@ func parseCSR(data string) (*x509.CertificateRequest, error) {
 	return csr, nil
 }
 
-// checkKey accepts the keys that every Envoy supports. Envoy refuses Ed25519 by default.
+// checkKey accepts the keys that all supported Envoy versions accept. Envoy refuses Ed25519 by default.
 func checkKey(key any) error {
 	switch key := key.(type) {
 	case *rsa.PublicKey:
@@ -62,8 +61,8 @@ func checkKey(key any) error {
 	return nil
 }
 
-// The accepted extensions of a request. Only the names are used, because the authority decides the usage of a
-// certificate.
+// The accepted extensions of a CSR. The authority uses only the names, because it decides the usage of a certificate
+// itself.
 var (
 	extensionSANs             = asn1.ObjectIdentifier{2, 5, 29, 17}
 	extensionKeyUsage         = asn1.ObjectIdentifier{2, 5, 29, 15}
@@ -72,10 +71,10 @@ var (
 	extensionBasicConstraints = asn1.ObjectIdentifier{2, 5, 29, 19}
 )
 
-// maxNames limits the names of a request; a workload has one.
+// maxNames limits the number of names in a CSR. A workload needs only one.
 const maxNames = 16
 
-// checkExtensions refuses requests for extensions that workload certificates do not have.
+// checkExtensions refuses a CSR that requests extensions that workload certificates do not have.
 func checkExtensions(csr *x509.CertificateRequest) error {
 	if n := len(namesOf(csr)); n > maxNames {
 		return fmt.Errorf("it requests %d names; at most %d are allowed", n, maxNames)
@@ -89,7 +88,7 @@ func checkExtensions(csr *x509.CertificateRequest) error {
 				MaxPathLen int  `asn1:"optional,default:-1"`
 			}
 			if _, err := asn1.Unmarshal(e.Value, &basic); err != nil || basic.IsCA {
-				return errors.New("it requests a CA certificate, which is not issued")
+				return errors.New("it requests a CA certificate, which this authority does not issue")
 			}
 		default:
 			return fmt.Errorf("it requests the extension %s, which workload certificates do not have: remove it", e.Id)
@@ -105,8 +104,8 @@ func checkSignature(csr *x509.CertificateRequest) error {
 	return csr.CheckSignature()
 }
 
-// foreignName returns the first name in a request that is not the client's own SPIFFE ID, or "". A request without
-// names is for the client's own ID.
+// foreignName returns the first name in a CSR that is not the client's own SPIFFE ID, or "". A CSR without names
+// requests the client's own ID.
 func foreignName(csr *x509.CertificateRequest, caller Identity) string {
 	own := caller.SPIFFEID()
 	for _, name := range namesOf(csr) {

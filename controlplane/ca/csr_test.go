@@ -80,7 +80,7 @@ func TestMalformedRequestsAreRefused(t *testing.T) {
 		"empty":          {"", "no PEM block"},
 		"no PEM":         {string(block.Bytes), "no PEM block"},
 		"another block":  {encode("CERTIFICATE", block.Bytes), "not a CERTIFICATE REQUEST"},
-		"two requests":   {good + good, "more in it than one"},
+		"two requests":   {good + good, "more than one PEM block"},
 		"cut":            {encode("CERTIFICATE REQUEST", block.Bytes[:40]), "CSR"},
 		"trailing bytes": {encode("CERTIFICATE REQUEST", append(slices.Clone(block.Bytes), 0)), "trailing"},
 		"forged":         {encode("CERTIFICATE REQUEST", forged), "CSR"},
@@ -122,7 +122,7 @@ func TestRequestForAnotherNameIsRefused(t *testing.T) {
 				t.Fatal(err)
 			}
 			if got := foreignName(csr, caller); got != c.foreign {
-				t.Errorf("the foreign name is %q; want %q", got, c.foreign)
+				t.Errorf("the first name that is not the client's own is %q; want %q", got, c.foreign)
 			}
 		})
 	}

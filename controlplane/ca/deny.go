@@ -33,7 +33,8 @@ type DenyList struct {
 }
 
 // ParseDenyList parses a YAML document with two lists: accounts (NAMESPACE/SERVICE-ACCOUNT, or a SPIFFE ID of the trust
-// domain) and serials (hexadecimal numbers, as openssl and the audit log print them). An empty document denies nothing.
+// domain) and serials (hexadecimal numbers, in the form that openssl and the audit log print). An empty document denies
+// nothing.
 func ParseDenyList(text []byte, trustDomain string) (*DenyList, error) {
 	var document struct {
 		Accounts []string    `yaml:"accounts"`
@@ -56,7 +57,7 @@ func ParseDenyList(text []byte, trustDomain string) (*DenyList, error) {
 		list.accounts[account] = true
 	}
 	for i, node := range document.Serials {
-		// The literal text is used, because YAML reads 10 and 1e5 as numbers.
+		// The literal text is used, because YAML would read 10 and 1e5 as decimal numbers.
 		serial, err := parseSerial(node.Value)
 		if err != nil {
 			return nil, fmt.Errorf("serials[%d] %q (line %d): %w", i, node.Value, node.Line, err)
@@ -74,7 +75,7 @@ func parseAccount(text, trustDomain string) (string, error) {
 			return "", err
 		}
 		if parsed.TrustDomain != trustDomain {
-			return "", fmt.Errorf("not of trust domain %s", trustDomain)
+			return "", fmt.Errorf("the SPIFFE ID is not in trust domain %s", trustDomain)
 		}
 		id = parsed
 	} else {
@@ -123,13 +124,13 @@ func (l *DenyList) checkCertificate(cert *x509.Certificate) error {
 	return nil
 }
 
-// Deny puts a deny list in force for new calls. CheckCaller applies it to open calls.
+// Deny sets the deny list for new calls. CheckCaller applies it to open calls.
 func (a *Authority) Deny(list *DenyList) { a.denied.Store(list) }
 
-// Denied returns the deny list in force, which may be nil.
+// Denied returns the current deny list, which may be nil.
 func (a *Authority) Denied() *DenyList { return a.denied.Load() }
 
-// CheckCaller returns a gRPC status if an authenticated client is denied now.
+// CheckCaller returns a gRPC status error if the deny list contains an already authenticated client.
 func (a *Authority) CheckCaller(ctx context.Context, id Identity) error {
 	list := a.denied.Load()
 	err := list.checkAccount(id)
@@ -155,14 +156,15 @@ func clientCertificate(ctx context.Context) *x509.Certificate {
 	return info.State.VerifiedChains[0][0]
 }
 
-// maxRetained limits the revocation lists of replaced authorities.
+// maxRetained limits how many revocation lists of replaced CAs are retained.
 const maxRetained = 4
 
 // RevocationLists returns the denied serials as PEM revocation lists, one for each CA that may have signed them. An
 // empty list is required too: proxies that check lists refuse certificates of a CA without a list.
 //
 // previous is the last result, or nil. Lists that are still correct are returned unchanged. This includes lists of
-// replaced CAs: their keys do not exist any more, but their certificates are valid for up to a day.
+// replaced CAs, which cannot be signed again because the keys no longer exist. Certificates of these CAs are valid for
+// up to a day.
 func (a *Authority) RevocationLists(previous []byte) ([]byte, error) {
 	signing, list, now := a.signing(), a.denied.Load(), a.now()
 	var serials []string
@@ -191,7 +193,7 @@ func (a *Authority) RevocationLists(previous []byte) ([]byte, error) {
 	return out, nil
 }
 
-// signers returns every CA whose key is known and whose certificates members may receive.
+// signers returns every CA whose key exists and whose certificates members may present.
 func (s *signing) signers() []*issuer {
 	var all []*issuer
 	for _, by := range []*issuer{s.issuer, s.server, s.next} {
@@ -217,7 +219,7 @@ func (i *issuer) signList(serials []string, now time.Time) (*x509.RevocationList
 	return x509.ParseRevocationList(der)
 }
 
-// parseLists parses PEM revocation lists up to the first malformed one. Missing lists are signed again.
+// parseLists parses PEM revocation lists up to the first malformed one. RevocationLists signs missing lists again.
 func parseLists(text []byte) (lists []*x509.RevocationList) {
 	for block, rest := pem.Decode(text); block != nil; block, rest = pem.Decode(rest) {
 		list, err := x509.ParseRevocationList(block.Bytes)

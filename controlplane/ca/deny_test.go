@@ -87,14 +87,14 @@ func TestRevocationListHasTheDeniedSerials(t *testing.T) {
 			serials = append(serials, e.SerialNumber)
 		}
 		if _, want := list.Len(); len(serials) != want || want == 1 && serials[0].Cmp(cert.SerialNumber) != 0 {
-			t.Errorf("%s: the list has %v", name, serials)
+			t.Errorf("%s: the revocation list contains %v", name, serials)
 		}
 	}
 }
 
-// Correct lists are not signed again, so that a restart of the control plane causes no update of proxies. During a
-// rotation there is a list for each root whose certificates may be in use: before the root signs any, and after its key
-// was removed.
+// Lists that are still correct are not signed again, so that a restart of the control plane causes no update of
+// proxies. During a rotation each root whose certificates may be in use has a list. A root has one before it signs
+// certificates, and retains it after its key was removed.
 func TestRevocationListsFollowTheRoots(t *testing.T) {
 	a, err := Load(t.TempDir(), Options{})
 	if err != nil {
@@ -119,11 +119,11 @@ func TestRevocationListsFollowTheRoots(t *testing.T) {
 		t.Helper()
 		got := lists()
 		if len(got) != len(want) {
-			t.Fatalf("%s: there are %d lists, want %d", what, len(got), len(want))
+			t.Fatalf("%s: %d revocation lists, want %d", what, len(got), len(want))
 		}
 		for i, root := range want {
 			if !slices.ContainsFunc(got, func(l *x509.RevocationList) bool { return l.CheckSignatureFrom(root) == nil }) {
-				t.Errorf("%s: there is no list of root %d", what, i)
+				t.Errorf("%s: root %d has no revocation list", what, i)
 			}
 		}
 	}
@@ -146,7 +146,7 @@ func TestRevocationListsFollowTheRoots(t *testing.T) {
 	a.Deny(&DenyList{serials: map[string]bool{"11": true}})
 	for _, l := range lists() {
 		if signed := l.CheckSignatureFrom(next) == nil; signed != (len(l.RevokedCertificateEntries) == 1) {
-			t.Errorf("a list has %d serials; signed by the new root: %v", len(l.RevokedCertificateEntries), signed)
+			t.Errorf("a revocation list has %d serials; signed by the new root: %v", len(l.RevokedCertificateEntries), signed)
 		}
 	}
 	text = []byte("no lists")

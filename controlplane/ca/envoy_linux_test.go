@@ -96,7 +96,7 @@ func writeIdentity(t *testing.T, dir string, s *testServer, cert tls.Certificate
 func expectPeer(s *testServer, port int, header string, certs ...tls.Certificate) error {
 	conn, err := tls.Dial("tcp", fmt.Sprintf("127.0.0.1:%d", port), &tls.Config{
 		Certificates:       certs,
-		InsecureSkipVerify: true, // certificates have no DNS names; the chain and the SPIFFE ID are checked here
+		InsecureSkipVerify: true, // certificates have no DNS names; expectPeer checks the chain and the SPIFFE ID instead
 		VerifyConnection: func(state tls.ConnectionState) error {
 			leaf := state.PeerCertificates[0]
 			if leaf.URIs[0].String() != "spiffe://cluster.local/ns/shop/sa/reviews" {

@@ -28,7 +28,7 @@ func (a *Authority) CreateCertificate(
 	return a.answerCall(ctx, caller, proof, req)
 }
 
-// authenticateCaller authenticates the client of CreateCertificate, and records a refusal.
+// authenticateCaller authenticates the client of CreateCertificate. It logs and counts a failure.
 func (a *Authority) authenticateCaller(ctx context.Context) (caller Identity, proof string, err error) {
 	a.metrics.requests.Inc()
 	if caller, proof, err = a.authenticate(ctx); err != nil {
@@ -36,7 +36,7 @@ func (a *Authority) authenticateCaller(ctx context.Context) (caller Identity, pr
 		a.logRefused(peerAddress(ctx), "", reason)
 		a.metrics.unauthenticated.Inc()
 		if unlogged, ok := a.refusals.Allow(a.now(), refusalLogInterval); ok {
-			a.log.Warn("a certificate was refused: the caller did not prove who it is", "address", peerAddress(ctx), "reason", reason, "unlogged", unlogged)
+			a.log.Warn("refused a certificate: the client is not authenticated", "address", peerAddress(ctx), "reason", reason, "unlogged", unlogged)
 		}
 	}
 	return caller, proof, err
@@ -51,17 +51,17 @@ func (a *Authority) answerCall(
 	if err != nil {
 		a.metrics.malformed.Inc()
 		a.logRefused(peerAddress(ctx), caller.SPIFFEID(), err.Error())
-		log.Warn("a certificate was refused: the request is no good", "reason", err)
+		log.Warn("refused a certificate: the CSR is not acceptable", "reason", err)
 		return nil, status.Error(codes.InvalidArgument, err.Error())
 	}
 	if name := foreignName(csr, caller); name != "" {
 		a.metrics.otherIdentity.Inc()
 		a.logRefused(peerAddress(ctx), caller.SPIFFEID(), "requested "+name)
-		log.Warn("a certificate was refused: the client requested another identity", "requested", name)
-		return nil, status.Errorf(codes.PermissionDenied, "%s may not have a certificate for %q", caller, name)
+		log.Warn("refused a certificate: the client requested another identity", "requested", name)
+		return nil, status.Errorf(codes.PermissionDenied, "the client is %s and cannot obtain a certificate for %q: request only the client's own SPIFFE ID", caller, name)
 	}
 	if life := seconds(req.GetValidityDuration()); life > a.opts.MaxTTL {
-		log.Info("a certificate gets a shorter life than requested: raise --max-workload-cert-ttl to allow more", "requested", life, "max", a.opts.MaxTTL)
+		log.Info("issued a certificate with a shorter lifetime than requested: raise --max-workload-cert-ttl to allow longer ones", "requested", life, "max", a.opts.MaxTTL)
 	}
 	return a.signFor(ctx, caller, proof, csr, seconds(req.GetValidityDuration()), log)
 }
@@ -73,7 +73,7 @@ func (a *Authority) signFor(
 	if err != nil {
 		a.metrics.failed.Inc()
 		a.logRefused(peerAddress(ctx), caller.SPIFFEID(), err.Error())
-		log.Error("a certificate could not be signed", "error", err)
+		log.Error("signing a certificate failed", "error", err)
 		return nil, status.Error(codes.Unavailable, err.Error())
 	}
 	a.metrics.signed.Inc()

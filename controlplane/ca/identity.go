@@ -15,8 +15,8 @@ type Identity struct {
 	TrustDomain, Namespace, ServiceAccount string
 }
 
-// SPIFFEID returns the identity as a SPIFFE ID of Istio's form. It is valid for identities that Validate accepts. All
-// identities that this package returns are valid.
+// SPIFFEID returns the identity as a SPIFFE ID of Istio's form. The result is valid if Validate accepts the identity.
+// All identities that this package returns are valid.
 func (id Identity) SPIFFEID() string {
 	return "spiffe://" + id.TrustDomain + "/ns/" + id.Namespace + "/sa/" + id.ServiceAccount
 }
@@ -24,8 +24,8 @@ func (id Identity) SPIFFEID() string {
 // String returns the SPIFFE ID.
 func (id Identity) String() string { return id.SPIFFEID() }
 
-// Validate fails for names that are invalid in a SPIFFE ID, in particular an empty name or one with a slash, which
-// would result in the ID of another identity.
+// Validate returns an error for names that are invalid in a SPIFFE ID. In particular, an empty name or a name with a
+// slash would result in the ID of another identity.
 func (id Identity) Validate() error {
 	if err := validateTrustDomain(id.TrustDomain); err != nil {
 		return err
@@ -37,7 +37,7 @@ func (id Identity) Validate() error {
 }
 
 func validateTrustDomain(name string) error {
-	// FromString would accept a whole SPIFFE ID too.
+	// FromString would also accept a whole SPIFFE ID.
 	if strings.ContainsAny(name, ":/") {
 		return fmt.Errorf("the trust domain %q is not a plain name such as %s", name, DefaultTrustDomain)
 	}
@@ -61,7 +61,7 @@ func validateName(what, name string) error {
 func ParseSPIFFEID(s string) (Identity, error) {
 	id, err := spiffeid.FromString(s)
 	if err != nil {
-		return Identity{}, fmt.Errorf("%.300q is no SPIFFE ID: %w", s, err)
+		return Identity{}, fmt.Errorf("%.300q is not a SPIFFE ID: %w", s, err)
 	}
 	part := strings.Split(id.Path(), "/")
 	if len(part) != 5 || part[1] != "ns" || part[3] != "sa" {

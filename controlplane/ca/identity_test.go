@@ -13,7 +13,7 @@ func TestSPIFFEIDRoundTrip(t *testing.T) {
 	} {
 		got, err := ParseSPIFFEID(id.SPIFFEID())
 		if err != nil || got != id {
-			t.Errorf("%s is read as %v, %v", id, got, err)
+			t.Errorf("parsing %s returns %v, %v", id, got, err)
 		}
 	}
 }
@@ -28,7 +28,7 @@ func TestSPIFFEIDsOfOtherFormsAreRefused(t *testing.T) {
 		"spiffe://td/ns/a/sa/" + strings.Repeat("b", 254),
 	} {
 		if id, err := ParseSPIFFEID(s); err == nil {
-			t.Errorf("%q was read as %v", s, id)
+			t.Errorf("parsing %q succeeds: %v", s, id)
 		}
 	}
 }
@@ -39,7 +39,7 @@ func TestNamesInvalidInASPIFFEIDAreRefused(t *testing.T) {
 		{"td/ns/a/sa/b", "a", "b"}, {"td", "a", "b?"}, {"td", "a b", "c"}, {"td", "a", "b:c"}, {"td", "a", "b%2f"},
 	} {
 		if err := id.Validate(); err == nil {
-			t.Errorf("%#v was accepted", id)
+			t.Errorf("Validate accepts %#v", id)
 		}
 	}
 }
@@ -51,10 +51,10 @@ func FuzzParseSPIFFEID(f *testing.F) {
 	f.Fuzz(func(t *testing.T, s string) {
 		id, err := ParseSPIFFEID(s)
 		if err == nil && id.SPIFFEID() != s {
-			t.Errorf("%q is read as %q", s, id.SPIFFEID())
+			t.Errorf("parsing %q returns the ID %q", s, id.SPIFFEID())
 		}
 		if strings.ContainsAny(id.Namespace+id.ServiceAccount, "/ %?#") && err == nil {
-			t.Errorf("%q has the names %q and %q", s, id.Namespace, id.ServiceAccount)
+			t.Errorf("%q has the namespace %q and the account %q", s, id.Namespace, id.ServiceAccount)
 		}
 	})
 }

@@ -9,12 +9,13 @@ import (
 	"github.com/go-jose/go-jose/v4/jwt"
 )
 
-// TokenIssuer is an external issuer of tokens that prove the service account of a workload: JWTs with a subject of the
-// form system:serviceaccount:NAMESPACE:SERVICE-ACCOUNT, as Kubernetes and OpenID Connect providers issue them.
+// TokenIssuer is an external issuer of tokens that prove the service account of a workload. The tokens are JWTs with a
+// subject of the form system:serviceaccount:NAMESPACE:SERVICE-ACCOUNT. Kubernetes issues such tokens, and OpenID
+// Connect providers can.
 type TokenIssuer struct {
 	// Issuer is the "iss" claim of the tokens.
 	Issuer string
-	// Audiences lists the accepted audiences, of which a token needs one; default: TokenAudience.
+	// Audiences lists the accepted audiences. A token needs one of them. Default: TokenAudience.
 	Audiences []string
 	// Keys returns the issuer's current public keys, as a JWK set.
 	Keys func() (string, error)
@@ -25,7 +26,7 @@ var issuerAlgorithms = []jose.SignatureAlgorithm{
 	jose.RS256, jose.RS384, jose.RS512, jose.ES256, jose.ES384, jose.ES512, jose.PS256, jose.PS384, jose.PS512, jose.EdDSA,
 }
 
-// findIssuer returns the external issuer that a token names, or nil.
+// findIssuer returns the external issuer whose name the token contains, or nil.
 func (a *Authority) findIssuer(token string) *TokenIssuer {
 	if len(a.opts.Issuers) == 0 || len(token) > maxToken {
 		return nil
@@ -50,15 +51,15 @@ func (a *Authority) findIssuer(token string) *TokenIssuer {
 func (a *Authority) verifyExternal(issuer *TokenIssuer, token string) (Identity, error) {
 	text, err := issuer.Keys()
 	if err != nil {
-		return Identity{}, fmt.Errorf("tokens of %s cannot be verified: %w", issuer.Issuer, err)
+		return Identity{}, fmt.Errorf("tokens of issuer %s cannot be verified: %w", issuer.Issuer, err)
 	}
 	var keys jose.JSONWebKeySet
 	if err := unmarshalKeys(text, &keys); err != nil {
-		return Identity{}, fmt.Errorf("tokens of %s cannot be verified: %w", issuer.Issuer, err)
+		return Identity{}, fmt.Errorf("tokens of issuer %s cannot be verified: %w", issuer.Issuer, err)
 	}
 	parsed, err := jwt.ParseSigned(token, issuerAlgorithms)
 	if err != nil {
-		return Identity{}, fmt.Errorf("the token is no signed JWT: %w", err)
+		return Identity{}, fmt.Errorf("the token is not a signed JWT: %w", err)
 	}
 	claims, err := verifiedClaims(parsed, keys)
 	if err != nil {
@@ -70,19 +71,20 @@ func (a *Authority) verifyExternal(issuer *TokenIssuer, token string) (Identity,
 	}
 	now := a.now()
 	if claims.Expiry == nil {
-		return Identity{}, errors.New("the token has no expiry")
+		return Identity{}, errors.New("the token has no expiry (claim exp)")
 	}
 	if end := claims.Expiry.Time(); !now.Before(end) {
 		return Identity{}, fmt.Errorf("the token expired at %s", end.UTC().Format(time.RFC3339))
 	}
 	expected := jwt.Expected{Issuer: issuer.Issuer, AnyAudience: audiences, Time: now}
 	if err := claims.ValidateWithLeeway(expected, tokenSkew); err != nil {
-		return Identity{}, fmt.Errorf("the token (issuer %.100q, audience %.100q) is refused: %w", claims.Issuer, claims.Audience, err)
+		return Identity{}, fmt.Errorf("the token (issuer %.100q, audience %.100q) is not accepted: %w", claims.Issuer, claims.Audience, err)
 	}
 	return a.subjectOf(claims)
 }
 
-// verifiedClaims verifies a token with the key that its key ID names, or with each key if it has no key ID.
+// verifiedClaims verifies a token and returns its claims. It uses the key whose ID the token contains, or tries each
+// key if the token contains no key ID.
 func verifiedClaims(token *jwt.JSONWebToken, set jose.JSONWebKeySet) (jwt.Claims, error) {
 	keys := set.Keys
 	if id := token.Headers[0].KeyID; id != "" {
@@ -94,5 +96,5 @@ func verifiedClaims(token *jwt.JSONWebToken, set jose.JSONWebKeySet) (jwt.Claims
 			return claims, nil
 		}
 	}
-	return jwt.Claims{}, errors.New("none of that issuer's keys has signed it")
+	return jwt.Claims{}, errors.New("the token is not signed with a key of the issuer")
 }

@@ -25,8 +25,8 @@ const (
 // subject and the specified audiences, signed with ES256 by a key of TokenKeys. issuer is the URL where verifiers of
 // the token find the keys.
 //
-// This authority never accepts such a token: IssueJWTSVID refuses the audience of the authority's own tokens, and
-// VerifyToken accepts only the trust domain as issuer.
+// This authority never accepts such a token: IssueJWTSVID refuses to issue tokens for the audience of the authority's
+// own tokens, and VerifyToken accepts only the trust domain as issuer.
 func (a *Authority) IssueJWTSVID(id Identity, issuer string, audiences []string) (token string, expires time.Time, err error) {
 	if err := checkAudiences(audiences); err != nil {
 		return "", time.Time{}, err
@@ -51,11 +51,11 @@ func (a *Authority) IssueJWTSVID(id Identity, issuer string, audiences []string)
 func checkAudiences(audiences []string) error {
 	switch {
 	case len(audiences) == 0:
-		return errors.New("no audience is specified: set the audience of the token")
+		return errors.New("the request specifies no audience: set the audience of the token")
 	case len(audiences) > maxAudiences:
 		return fmt.Errorf("%d audiences are specified; at most %d are allowed", len(audiences), maxAudiences)
 	case slices.Contains(audiences, TokenAudience):
-		return fmt.Errorf("the audience %s is this authority's own: its tokens are not got by exchange", TokenAudience)
+		return fmt.Errorf("the audience %s is reserved for tokens that authenticate workloads to the control plane, which cannot be obtained by token exchange: request another audience", TokenAudience)
 	}
 	for _, audience := range audiences {
 		if len(audience) > maxAudience || strings.TrimSpace(audience) == "" {

@@ -14,8 +14,8 @@ const (
 	lockPollInterval = 10 * time.Millisecond
 )
 
-// lock serializes changes of the roots, also between processes, so that no step is executed twice. The lock is a file
-// lock on the directory, and ends with the process.
+// lock serializes changes of the roots, also between processes, so that no step is executed twice. It is a file lock on
+// the directory, which the kernel releases when the process ends.
 func (s state) lock() (unlock func(), err error) {
 	dir, err := os.Open(s.path())
 	if err != nil {
@@ -28,7 +28,7 @@ func (s state) lock() (unlock func(), err error) {
 		}
 		if busy := errors.Is(err, syscall.EWOULDBLOCK) || errors.Is(err, syscall.EINTR); !busy || time.Now().After(deadline) {
 			_ = dir.Close()
-			return nil, fmt.Errorf("rotating roots: %s is locked by another process that rotates them: %w; try again", s.path(), err)
+			return nil, fmt.Errorf("rotating roots: another process holds the lock on %s for a rotation: %w; try again", s.path(), err)
 		}
 	}
 }

@@ -5,7 +5,7 @@ import (
 	"testing"
 )
 
-// Two control planes with one directory and a command execute no step twice.
+// Several control planes with one directory, and a command, execute no step twice.
 func TestConcurrentRotationsExecuteEachStepOnce(t *testing.T) {
 	dir := t.TempDir()
 	var wg sync.WaitGroup
@@ -30,6 +30,6 @@ func TestConcurrentRotationsExecuteEachStepOnce(t *testing.T) {
 	}
 	g, err := a.state.readGenerations()
 	if err != nil || g.Active != processes*steps/3 || g.Announced != 0 || g.Previous != 0 {
-		t.Errorf("%d steps end in %+v, %v", processes*steps, g, err)
+		t.Errorf("after %d steps the state is %+v, %v", processes*steps, g, err)
 	}
 }

@@ -29,8 +29,8 @@ type material struct {
 	tokenKey    *ecdsa.PrivateKey
 }
 
-// newMaterial creates a root and a key that signs tokens. The keys differ, so that a token can never be used as a
-// certificate or vice versa.
+// newMaterial creates a root and a key that signs tokens. The keys differ, so that a signed token can never be used as
+// the signature of a certificate or vice versa.
 func newMaterial(trustDomain string, now time.Time) (*material, error) {
 	rootKey, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
 	if err != nil {
@@ -38,7 +38,7 @@ func newMaterial(trustDomain string, now time.Time) (*material, error) {
 	}
 	tokenKey, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
 	if err != nil {
-		return nil, fmt.Errorf("making the key for tokens: %w", err)
+		return nil, fmt.Errorf("creating the key for tokens: %w", err)
 	}
 	root, err := newRoot(trustDomain, rootKey, now)
 	if err != nil {
@@ -95,10 +95,10 @@ func parseRoot(data []byte) (*x509.Certificate, string, error) {
 		return nil, "", err
 	}
 	if !root.IsCA || root.KeyUsage&x509.KeyUsageCertSign == 0 {
-		return nil, "", errors.New("the certificate is not one of an authority")
+		return nil, "", errors.New("the certificate is not a CA certificate")
 	}
 	if len(root.URIs) != 1 || root.URIs[0].Scheme != "spiffe" || root.URIs[0].Path != "" {
-		return nil, "", errors.New("the certificate does not name one trust domain")
+		return nil, "", errors.New("the certificate must contain exactly one trust domain")
 	}
 	domain := root.URIs[0].Host
 	return root, domain, validateTrustDomain(domain)
@@ -133,26 +133,26 @@ func onlyBlock(data []byte, blockType string) ([]byte, error) {
 	block, rest := pem.Decode(data)
 	switch {
 	case block == nil:
-		return nil, errors.New("there is no PEM block in it")
+		return nil, errors.New("it contains no PEM block")
 	case block.Type != blockType:
-		return nil, fmt.Errorf("its PEM block is a %.40q, not a %s", block.Type, blockType)
+		return nil, fmt.Errorf("the PEM block is a %.40q, not a %s", block.Type, blockType)
 	case strings.TrimSpace(string(rest)) != "":
-		return nil, errors.New("there is more in it than one PEM block")
+		return nil, errors.New("it contains more than one PEM block, or other data")
 	}
 	return block.Bytes, nil
 }
 
-// check fails for a root that cannot be used.
+// check returns an error if the root cannot be used.
 func (m *material) check(trustDomain string, now time.Time) error {
 	if !m.rootKey.PublicKey.Equal(m.root.PublicKey) {
 		return fmt.Errorf("%s is not the key of %s: restore both from the same backup", rootKeyFile, rootCertFile)
 	}
 	if trustDomain != "" && trustDomain != m.trustDomain {
-		return fmt.Errorf("the root is of trust domain %q, but the configuration has %q: set the trust domain back, or %s",
+		return fmt.Errorf("the root belongs to trust domain %q, but the configuration specifies %q: set the trust domain back, or %s",
 			m.trustDomain, trustDomain, startAgain)
 	}
 	if now.After(m.root.NotAfter) {
-		return fmt.Errorf("the root certificate expired at %s, and nothing that it signed is trusted any more: %s",
+		return fmt.Errorf("the root certificate expired at %s, so that no member trusts the certificates that it signed: %s",
 			m.root.NotAfter.Format(time.RFC3339), startAgain)
 	}
 	if now.Before(m.root.NotBefore) {

@@ -8,7 +8,8 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 )
 
-// metrics have the names of Istio's CA metrics where these exist, so that existing dashboards and alerts work.
+// metrics contains the CA's metrics. They have the names of Istio's CA metrics where these exist, so that existing
+// dashboards and alerts work.
 type metrics struct {
 	requests, signed, unauthenticated, malformed, otherIdentity, failed prometheus.Counter
 }
@@ -21,15 +22,15 @@ func newMetrics(registerer prometheus.Registerer, rootEnd func() time.Time) (*me
 		return c
 	}
 	m := &metrics{
-		requests:        counter("citadel_server_csr_count", "Requests for a certificate."),
+		requests:        counter("citadel_server_csr_count", "Certificate requests."),
 		signed:          counter("citadel_server_success_cert_issuance_count", "Certificates signed for workloads."),
-		unauthenticated: counter("citadel_server_authentication_failure_count", "Requests whose caller did not prove who it is."),
-		malformed:       counter("citadel_server_csr_parsing_err_count", "Requests whose CSR was malformed or had a weak key."),
-		otherIdentity:   counter("pilotfish_ca_foreign_identity_count", "Requests for another identity than the caller's own."),
-		failed:          counter("citadel_server_csr_sign_err_count", "Requests that were good and could not be signed."),
+		unauthenticated: counter("citadel_server_authentication_failure_count", "Certificate requests of clients that could not be authenticated."),
+		malformed:       counter("citadel_server_csr_parsing_err_count", "Certificate requests with a malformed CSR or a weak key."),
+		otherIdentity:   counter("pilotfish_ca_foreign_identity_count", "Certificate requests for another identity than that of the client."),
+		failed:          counter("citadel_server_csr_sign_err_count", "Valid certificate requests that the authority could not sign."),
 	}
 	end := prometheus.NewGaugeFunc(prometheus.GaugeOpts{
-		Name: "citadel_server_root_cert_expiry_timestamp", Help: "When the root certificate ends, in seconds since 1970.",
+		Name: "citadel_server_root_cert_expiry_timestamp", Help: "Expiry of the root certificate, in seconds since 1970.",
 	}, func() float64 { return float64(rootEnd().Unix()) })
 	return m, register(registerer, append(all, end))
 }

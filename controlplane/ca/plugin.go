@@ -24,16 +24,17 @@ const (
 	plugInChain = "cert-chain.pem"
 )
 
-// replacePlugIn is the remedy for an external CA that cannot sign any more.
-const replacePlugIn = "put the certificate of a new CA into that directory, after its root was added to root-cert.pem"
+// replacePlugIn is the remedy if an external CA can no longer sign.
+const replacePlugIn = "add the root of a new CA to root-cert.pem in that directory, then replace the CA's certificate and key there"
 
-// readPlugIn reads an external CA. It fails if its certificate does not chain to one of the roots now.
+// readPlugIn reads an external CA. It fails if the CA's certificate does not chain to one of the roots, or is not valid
+// at the time now.
 func readPlugIn(dir string, now time.Time) (*signing, error) {
 	data := map[string][]byte{}
 	for _, name := range []string{plugInCert, plugInKey, plugInRoots, plugInChain} {
 		path := filepath.Join(dir, name)
 		if _, err := os.Stat(path); name == plugInChain && errors.Is(err, fs.ErrNotExist) {
-			continue // the certificate is a root itself
+			continue // the CA's certificate is a root itself
 		}
 		content, err := readFile(path, name == plugInKey, replacePlugIn)
 		if err != nil {
@@ -64,7 +65,7 @@ func readPlugIn(dir string, now time.Time) (*signing, error) {
 
 func newPlugInIssuer(cert *x509.Certificate, key crypto.Signer, between, roots []*x509.Certificate, now time.Time) (*signing, error) {
 	if !cert.IsCA || cert.KeyUsage&x509.KeyUsageCertSign == 0 {
-		return nil, fmt.Errorf("%s is not a certificate of an authority", plugInCert)
+		return nil, fmt.Errorf("%s is not a CA certificate", plugInCert)
 	}
 	if public, ok := cert.PublicKey.(interface{ Equal(crypto.PublicKey) bool }); !ok || !public.Equal(key.Public()) {
 		return nil, fmt.Errorf("%s is not the key of %s", plugInKey, plugInCert)
@@ -79,7 +80,7 @@ func newPlugInIssuer(cert *x509.Certificate, key crypto.Signer, between, roots [
 	}
 	chains, err := cert.Verify(x509.VerifyOptions{Roots: pool, Intermediates: intermediates, CurrentTime: now, KeyUsages: []x509.ExtKeyUsage{x509.ExtKeyUsageAny}})
 	if err != nil {
-		return nil, fmt.Errorf("%s does not lead to a root in %s: %w", plugInCert, plugInRoots, err)
+		return nil, fmt.Errorf("%s does not chain to a root in %s: %w", plugInCert, plugInRoots, err)
 	}
 	for _, c := range chains[0] {
 		if c.NotAfter.Before(by.notAfter) {
@@ -100,7 +101,7 @@ func parseCertificates(data []byte) ([]*x509.Certificate, error) {
 	var out []*x509.Certificate
 	for _, block := range blocks {
 		if block.Type != pemCertificate {
-			return nil, fmt.Errorf("there is a %.40q in it, not only certificates", block.Type)
+			return nil, fmt.Errorf("it contains a PEM block %.40q; only certificates are accepted", block.Type)
 		}
 		cert, err := x509.ParseCertificate(block.Bytes)
 		if err != nil {
@@ -109,7 +110,7 @@ func parseCertificates(data []byte) ([]*x509.Certificate, error) {
 		out = append(out, cert)
 	}
 	if len(out) == 0 {
-		return nil, errors.New("there is no certificate in PEM in it")
+		return nil, errors.New("it contains no PEM certificate")
 	}
 	return out, nil
 }
@@ -119,7 +120,7 @@ func parseAnyKey(data []byte) (crypto.Signer, error) {
 	for {
 		var block *pem.Block
 		if block, data = pem.Decode(data); block == nil {
-			return nil, errors.New("there is no private key in PEM in it that can be used: RSA or ECDSA, without a passphrase")
+			return nil, errors.New("it contains no usable private key: provide an RSA or ECDSA key in PEM without a passphrase")
 		}
 		switch block.Type {
 		case "EC PRIVATE KEY":

@@ -17,17 +17,18 @@ import (
 	"time"
 )
 
-// generations is the state of a root rotation. First the next root is announced, so that all members trust it. Then it
-// signs, and the previous one stays trusted until its certificates have expired. It is one file, so that steps are
-// atomic.
+// generations is the state of a root rotation. First the next root is announced, so that all members learn to trust it.
+// Then the next root signs certificates, and the previous root stays trusted until its certificates have expired. The
+// state is one file, so that each step is atomic.
 type generations struct {
 	Active    int `json:"active"`
 	Announced int `json:"announced,omitempty"`
-	// Previous is the number of the previous generation plus one, because the first number is 0; 0 is none.
+	// Previous is the number of the previous generation plus one, because generation numbers start at 0. 0 means that
+	// there is no previous generation.
 	Previous int `json:"previous,omitempty"`
 	// Since is the time of the last step.
 	Since time.Time `json:"since"`
-	// Retire is when the previous root can be removed.
+	// Retire is the time after which the previous root can be removed.
 	Retire time.Time `json:"retire,omitzero"`
 }
 
@@ -62,7 +63,7 @@ func (s state) writeGenerations(g generations) error {
 		return err
 	}
 	draft := filepath.Join(s.path(), "."+generationsFile)
-	_ = os.Remove(draft) // left by a killed process
+	_ = os.Remove(draft) // a process that was killed may have left a draft
 	if err := writeFile(draft, data); err != nil {
 		return s.explain("rotating roots", err)
 	}
@@ -96,7 +97,7 @@ func (s state) readIssuer(n int) (*issuer, error) {
 	return newIssuer(root, key), nil
 }
 
-// readSigning reads the signing state of the current generations.
+// readSigning reads the issuers and trusted roots of the current generations.
 func (s state) readSigning() (*signing, error) {
 	g, err := s.readGenerations()
 	if err != nil {
@@ -125,8 +126,8 @@ func (s state) readSigning() (*signing, error) {
 	return signing, nil
 }
 
-// Reload reads the signing state again and reports whether it changed. If it is invalid, Reload fails and the previous
-// state stays in use.
+// Reload reads the signing state again and reports whether it changed. If the files are invalid, Reload fails and the
+// authority continues to use the previous state.
 func (a *Authority) Reload() (changed bool, err error) {
 	var next *signing
 	if a.opts.PlugIn != "" {
@@ -152,7 +153,7 @@ func (a *Authority) expiryRemedy() string {
 	if a.opts.PlugIn != "" {
 		return replacePlugIn
 	}
-	return "rotate the root: pilotfish ca rotate, which needs no interruption"
+	return "rotate the root with \"pilotfish ca rotate\", which does not interrupt traffic"
 }
 
 // RotationStep is one step of a root rotation.
@@ -160,9 +161,9 @@ type RotationStep string
 
 // The steps in their order.
 const (
-	// Announce creates a new root that members learn to trust, and that does not sign yet.
+	// Announce creates a new root. Members learn to trust it, but it does not sign workload certificates yet.
 	Announce RotationStep = "announce"
-	// Activate makes the announced root sign; the previous one is still trusted.
+	// Activate makes the announced root sign certificates. The previous root is still trusted.
 	Activate RotationStep = "activate"
 	// Retire removes the trust in the previous root.
 	Retire RotationStep = "retire"
@@ -170,10 +171,10 @@ const (
 
 // Rotation is the progress of a root rotation.
 type Rotation struct {
-	// Next is the next step, and Due the time at which it is safe.
+	// Next is the next step. Due is the time from which the step is safe.
 	Next RotationStep `json:"next"`
 	Due  time.Time    `json:"due"`
-	// Since is the time of the last step; zero if there was none.
+	// Since is the time of the last step. It is zero before the first step.
 	Since time.Time `json:"since,omitzero"`
 }
 
@@ -192,11 +193,11 @@ func (a *Authority) Rotation() (Rotation, error) {
 	return Rotation{Next: Announce, Due: a.RootNotAfter().Add(-max(a.opts.RotateBefore, 0)), Since: g.Since}, nil
 }
 
-// Rotate executes the next step of the root rotation and returns it. Before its due time it fails unless forced,
-// because members that do not know the new root yet might refuse certificates.
+// Rotate executes the next step of the root rotation and returns it. Before the step's due time it fails unless force
+// is set: members that do not know the new root yet would refuse certificates that it signed.
 func (a *Authority) Rotate(force bool) (RotationStep, error) {
 	if a.opts.PlugIn != "" {
-		return "", fmt.Errorf("the authority in %s is external, so its root cannot be rotated here: %s", a.opts.PlugIn, a.expiryRemedy())
+		return "", fmt.Errorf("the authority in %s is external, so pilotfish cannot rotate its root: %s", a.opts.PlugIn, a.expiryRemedy())
 	}
 	unlock, err := a.state.lock()
 	if err != nil {
@@ -264,7 +265,7 @@ func (s state) makeRoot(n int, trustDomain string, now time.Time) error {
 		return err
 	}
 	dir := s.generationDir(n)
-	if err := os.RemoveAll(dir); err != nil { // left by an unfinished step
+	if err := os.RemoveAll(dir); err != nil { // an unfinished step may have left the directory
 		return s.explain("rotating roots", err)
 	}
 	if err := os.Mkdir(dir, 0o700); err != nil {
@@ -276,7 +277,7 @@ func (s state) makeRoot(n int, trustDomain string, now time.Time) error {
 	return syncDir(dir)
 }
 
-// removeRoot removes a root that is not trusted any more, its key first.
+// removeRoot removes a root that is no longer trusted. It removes the key first.
 func (s state) removeRoot(n int) error {
 	dir := s.generationDir(n)
 	retired := []string{filepath.Join(dir, rootKeyFile), filepath.Join(dir, rootCertFile)}
@@ -285,14 +286,14 @@ func (s state) removeRoot(n int) error {
 	}
 	for _, path := range retired {
 		if err := os.Remove(path); err != nil && !errors.Is(err, fs.ErrNotExist) {
-			return s.explain("removing a root that was replaced", err)
+			return s.explain("removing the replaced root", err)
 		}
 	}
 	return nil
 }
 
 // removeRetired removes retired roots that a killed process left behind. Numbers are not reused, so several processes
-// can do this at the same time.
+// can call it at the same time.
 func (s state) removeRetired() error {
 	g, err := s.readGenerations()
 	if err != nil {
@@ -310,8 +311,8 @@ func (s state) removeRetired() error {
 	return nil
 }
 
-// Run reloads changed files and executes rotation steps when they are due, until ctx ends. It calls changed after the
-// trusted roots changed.
+// Run reloads changed files and executes rotation steps when they are due, until ctx ends. After a change of the
+// trusted roots it calls changed.
 func (a *Authority) Run(ctx context.Context, interval time.Duration, changed func()) {
 	ticker := time.NewTicker(interval)
 	defer ticker.Stop()
@@ -323,9 +324,9 @@ func (a *Authority) Run(ctx context.Context, interval time.Duration, changed fun
 		case <-ticker.C:
 		}
 		reloaded, err := a.Reload()
-		if reloaded { // changed by another process or a user
+		if reloaded { // another process or a user changed the files
 			by := a.signing()
-			a.log.Info("the certificate authority has changed", "directory", a.directory(), "signs", by.issuer.cert.Subject.String(),
+			a.log.Info("reloaded the certificate authority because its files changed", "directory", a.directory(), "signs", by.issuer.cert.Subject.String(),
 				"serial", by.issuer.cert.SerialNumber.Text(16), "notAfter", by.notAfter(), "roots", len(by.roots))
 		}
 		if err == nil && a.opts.PlugIn == "" && a.opts.RotateBefore > 0 {

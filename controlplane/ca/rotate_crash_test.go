@@ -33,7 +33,8 @@ func copyState(t *testing.T, from string) string {
 	return to
 }
 
-// mixedState returns the state after a step, with some files from before the step, and without the missing ones.
+// mixedState returns a copy of the state after a step. The files in asBefore have the content from before the step, and
+// the files in missing do not exist.
 func mixedState(t *testing.T, before, after string, asBefore, missing []string) string {
 	t.Helper()
 	dir := copyState(t, after)
@@ -71,10 +72,10 @@ func rootsIn(t *testing.T, text []byte) (out []*x509.Certificate) {
 	return out
 }
 
-// If a process is killed between any two file operations of a step, the authority still works and the rotation
-// continues.
+// A process may be killed between any two file operations of a step. The authority must still work, and the rotation
+// must continue.
 func TestKilledRotationContinues(t *testing.T) {
-	dirs := []string{filepath.Join(t.TempDir(), "state")} // before any step, and after each
+	dirs := []string{filepath.Join(t.TempDir(), "state")} // the state before any step, and after each step
 	load(t, dirs[0], Options{})
 	for _, want := range []RotationStep{Announce, Activate, Retire} {
 		dir := copyState(t, dirs[len(dirs)-1])
@@ -86,22 +87,22 @@ func TestKilledRotationContinues(t *testing.T) {
 	first, draft := []string{rootCertFile, rootKeyFile}, "."+generationsFile
 	for name, test := range map[string]struct {
 		dir  string
-		next RotationStep // that is due now
+		next RotationStep // the step that is due in that state
 	}{
-		"announcing, with an empty folder":       {mixedState(t, dirs[0], dirs[1], []string{generationsFile}, []string{"root-1/" + rootCertFile, "root-1/" + rootKeyFile}), Announce},
-		"announcing, with a certificate alone":   {mixedState(t, dirs[0], dirs[1], []string{generationsFile}, []string{"root-1/" + rootKeyFile}), Announce},
-		"announcing, with a root that is unsaid": {mixedState(t, dirs[0], dirs[1], []string{generationsFile}, nil), Announce},
-		"announcing, with a draft":               {withDraft(t, mixedState(t, dirs[0], dirs[1], []string{generationsFile}, nil), draft), Announce},
-		"activating, with a draft":               {withDraft(t, mixedState(t, dirs[1], dirs[2], []string{generationsFile}, nil), draft), Activate},
-		"retiring, with a draft":                 {withDraft(t, mixedState(t, dirs[2], dirs[3], append(first, generationsFile), nil), draft), Retire},
-		"retiring, with the old root":            {mixedState(t, dirs[2], dirs[3], first, nil), Announce},
-		"retiring, with the old certificate":     {mixedState(t, dirs[2], dirs[3], first[:1], nil), Announce},
+		"announcing: only an empty directory exists":             {mixedState(t, dirs[0], dirs[1], []string{generationsFile}, []string{"root-1/" + rootCertFile, "root-1/" + rootKeyFile}), Announce},
+		"announcing: only the certificate is written":            {mixedState(t, dirs[0], dirs[1], []string{generationsFile}, []string{"root-1/" + rootKeyFile}), Announce},
+		"announcing: the root is written, the state file is not": {mixedState(t, dirs[0], dirs[1], []string{generationsFile}, nil), Announce},
+		"announcing: a draft of the state file remains":          {withDraft(t, mixedState(t, dirs[0], dirs[1], []string{generationsFile}, nil), draft), Announce},
+		"activating: a draft of the state file remains":          {withDraft(t, mixedState(t, dirs[1], dirs[2], []string{generationsFile}, nil), draft), Activate},
+		"retiring: a draft of the state file remains":            {withDraft(t, mixedState(t, dirs[2], dirs[3], append(first, generationsFile), nil), draft), Retire},
+		"retiring: the old root remains":                         {mixedState(t, dirs[2], dirs[3], first, nil), Announce},
+		"retiring: the old root's certificate remains":           {mixedState(t, dirs[2], dirs[3], first[:1], nil), Announce},
 	} {
 		t.Run(name, func(t *testing.T) {
 			a := load(t, test.dir, Options{})
 			r, err := a.Rotation()
 			if err != nil || r.Next != test.next {
-				t.Fatalf("the next step is %q, %v, not %q", r.Next, err, test.next)
+				t.Fatalf("the next step is %q (%v), want %q", r.Next, err, test.next)
 			}
 			for took := RotationStep(""); took != Retire; {
 				if took, err = a.Rotate(true); err != nil {
@@ -110,10 +111,10 @@ func TestKilledRotationContinues(t *testing.T) {
 			}
 			again := load(t, test.dir, Options{})
 			if roots := rootsIn(t, again.RootPEM()); len(roots) != 1 || !roots[0].Equal(again.signing().issuer.root) {
-				t.Errorf("%d roots are left", len(roots))
+				t.Errorf("%d roots are trusted at the end, want 1", len(roots))
 			}
 			if keys := keysIn(t, test.dir); len(keys) != 1 {
-				t.Errorf("the keys that are left are %v", keys)
+				t.Errorf("the keys that remain are %v, want 1", keys)
 			}
 		})
 	}

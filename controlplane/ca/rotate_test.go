@@ -27,13 +27,13 @@ import (
 type member struct {
 	chain []*x509.Certificate
 	roots *x509.CertPool
-	count int // root certificates
+	count int // number of root certificates
 }
 
 func (s *testServer) member(t *testing.T, ctx context.Context, roots *x509.CertPool) member {
 	t.Helper()
 	served := *s
-	if roots != nil { // it uses only its root file
+	if roots != nil { // the member uses only its root file
 		served.Authority = &Authority{opts: s.opts}
 		served.signs.Store(&signing{pool: roots})
 	}
@@ -86,7 +86,7 @@ func TestRotationCausesNoFailedHandshake(t *testing.T) {
 	step := func(want RotationStep) {
 		t.Helper()
 		if got, err := s.Rotate(false); err != nil || got != want {
-			t.Fatalf("the step is %q (%v), not %q", got, err, want)
+			t.Fatalf("the executed step is %q (%v), want %q", got, err, want)
 		}
 	}
 	step(Announce)
@@ -96,18 +96,18 @@ func TestRotationCausesNoFailedHandshake(t *testing.T) {
 	}
 	wantTrust(t, clock.time(), before, told)
 	if _, err := s.Rotate(false); err == nil || !strings.Contains(err.Error(), "due at") {
-		t.Fatalf("a root signs before all members trust it: %v", err)
+		t.Fatalf("the new root signs before all members trust it: %v", err)
 	}
-	clock.advance(25 * time.Hour) // all members have renewed
+	clock.advance(25 * time.Hour) // all members have renewed their certificates
 	step(Activate)
 	after := s.member(t, token(), file)
 	wantTrust(t, clock.time(), told, after)
 	if before.trusts(after, clock.time()) == nil {
-		t.Error("it is still the old root that signs")
+		t.Error("after the activation the old root still signs")
 	}
-	// The new issuer accepts a client certificate of the old one.
+	// The new issuer accepts a client certificate that the old one signed.
 	if _, err := s.Rotate(false); err == nil {
-		t.Fatal("a root is retired while what it signed is still good")
+		t.Fatal("Rotate retires a root although certificates that it signed are still valid")
 	}
 	clock.advance(49 * time.Hour)
 	wantTrust(t, told.chain[0].NotAfter.Add(-time.Second), told, after)
@@ -115,17 +115,17 @@ func TestRotationCausesNoFailedHandshake(t *testing.T) {
 	last := s.member(t, token(), nil)
 	wantTrust(t, clock.time().Add(-time.Second), last)
 	if err := last.trusts(after, after.chain[0].NotAfter.Add(-time.Second)); err != nil {
-		t.Errorf("what the new root signed is not trusted: %v", err)
+		t.Errorf("members do not trust a certificate that the new root signed: %v", err)
 	}
 	if last.count != 1 {
-		t.Errorf("%d roots are left", last.count)
+		t.Errorf("%d roots are trusted after the retirement, want 1", last.count)
 	}
 	if _, err := os.Stat(filepath.Join(s.state.path(), rootKeyFile)); !os.IsNotExist(err) {
-		t.Errorf("the old root's key is still there: %v", err)
+		t.Errorf("the retired root's key still exists: %v", err)
 	}
 	again := load(t, s.state.dir, Options{Clock: clock.time})
 	if !bytes.Equal(again.RootPEM(), s.RootPEM()) || again.TrustDomain() != s.TrustDomain() {
-		t.Error("after a restart it is another authority")
+		t.Error("after a restart the authority has another root")
 	}
 }
 
@@ -137,7 +137,7 @@ func TestRotationIsReloadedAndAutomatic(t *testing.T) {
 		t.Fatal(err)
 	}
 	if changed, err := two.Reload(); err != nil || !changed || !bytes.Equal(one.RootPEM(), two.RootPEM()) {
-		t.Errorf("the other process: %v, %v", changed, err)
+		t.Errorf("Reload in the other process: %v, %v", changed, err)
 	}
 	clock.advance(DefaultOverlap + time.Hour)
 	steps := make(chan int, 10)
@@ -148,10 +148,10 @@ func TestRotationIsReloadedAndAutomatic(t *testing.T) {
 	select {
 	case <-steps:
 	case <-time.After(20 * time.Second):
-		t.Fatal("an overlap that is over is not ended")
+		t.Fatal("Run does not execute a step that is due")
 	}
 	if r, err := two.Rotation(); err != nil || r.Next != Retire {
-		t.Errorf("the rotation is %+v, %v", r, err)
+		t.Errorf("the state of the rotation is %+v, %v", r, err)
 	}
 }
 
@@ -166,7 +166,7 @@ func writePEM(t *testing.T, path, kind string, ders ...[]byte) {
 	}
 }
 
-// plugInDir creates an external RSA CA with a root and an intermediate, as in a company.
+// plugInDir creates the directory of an external RSA CA with a root and an intermediate, as companies have.
 func plugInDir(t *testing.T, dir string) (root *x509.Certificate) {
 	t.Helper()
 	make := func(name string, serial int64, parent *x509.Certificate, signer *rsa.PrivateKey) (*x509.Certificate, *rsa.PrivateKey) {
@@ -207,11 +207,11 @@ func TestPlugInCertificatesChainToTheirRoot(t *testing.T) {
 	pool.AddCert(root)
 	m := s.member(t, s.withToken(t, "shop", "reviews"), pool)
 	if len(m.chain) != 3 || m.count != 1 {
-		t.Errorf("a chain of %d, with %d roots", len(m.chain), m.count)
+		t.Errorf("the chain has %d certificates, the trust bundle %d roots", len(m.chain), m.count)
 	}
 	wantTrust(t, time.Now(), m)
 	if end := m.chain[0].NotAfter; end.After(time.Now().Add(8 * time.Hour)) {
-		t.Errorf("it outlives its issuer: %s", end)
+		t.Errorf("the certificate outlives its issuer: it expires at %s", end)
 	}
 	// A valid CA replaces it; an invalid one does not.
 	other := t.TempDir()
@@ -224,7 +224,7 @@ func TestPlugInCertificatesChainToTheirRoot(t *testing.T) {
 		t.Fatal(err)
 	}
 	if _, err := s.Reload(); err == nil || !strings.Contains(err.Error(), plugInKey) {
-		t.Errorf("another's key: %v", err)
+		t.Errorf("loading a key that does not belong to the certificate: %v", err)
 	}
 	wantTrust(t, time.Now(), m, s.member(t, s.withToken(t, "shop", "reviews"), pool))
 	if err := os.Chmod(filepath.Join(dir, plugInKey), 0o644); err != nil {
@@ -233,11 +233,11 @@ func TestPlugInCertificatesChainToTheirRoot(t *testing.T) {
 	_, err = s.Reload()
 	wantError(t, err, dir, "0644", replacePlugIn)
 	if _, err := s.Rotate(true); err == nil {
-		t.Error("another's root is rotated")
+		t.Error("Rotate accepts an external CA")
 	}
 }
 
-// The state directory is not involved.
+// TestPlugInIsReplacedInItsOwnDirectory: an external CA does not use the state directory.
 func TestPlugInIsReplacedInItsOwnDirectory(t *testing.T) {
 	dir, now := t.TempDir(), newClock()
 	plugInDir(t, dir)
@@ -252,7 +252,7 @@ func TestPlugInIsReplacedInItsOwnDirectory(t *testing.T) {
 	wantError(t, err, dir, plugInRoots+" is missing", replacePlugIn)
 }
 
-// This includes changes by another process.
+// TestChangedAuthorityIsLogged also if another process makes the change.
 func TestChangedAuthorityIsLogged(t *testing.T) {
 	dir := t.TempDir()
 	var book logBook
@@ -262,7 +262,7 @@ func TestChangedAuthorityIsLogged(t *testing.T) {
 		t.Fatal(err)
 	}
 	a.Run(ctx, time.Millisecond, cancel)
-	if text := book.String(); !strings.Contains(text, "the certificate authority has changed") || !strings.Contains(text, "roots=2") {
+	if text := book.String(); !strings.Contains(text, "reloaded the certificate authority") || !strings.Contains(text, "roots=2") {
 		t.Errorf("logged %s", text)
 	}
 }

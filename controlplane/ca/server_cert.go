@@ -17,7 +17,7 @@ import (
 // serverTTL is the lifetime of the control plane's own certificate, which is renewed after half of it.
 const serverTTL = 24 * time.Hour
 
-// serverNames returns the names of a control plane that agents use: Istio's, and this machine's.
+// serverNames returns the host names with which agents address a control plane: those of Istio, and this machine's.
 func serverNames() []string {
 	return []string{
 		"istiod.istio-system.svc", "istiod.istio-system.svc.cluster.local", "pilotfish", "localhost", "127.0.0.1", "::1",
@@ -29,7 +29,8 @@ func serverNames() []string {
 // optional and verified. HTTP/2 is enabled. Options.TLSPolicy restricts it.
 func (a *Authority) ServerTLS(names ...string) *tls.Config {
 	own := &serverCertificate{authority: a, names: cleanNames(append(serverNames(), names...))}
-	// The first certificate is created now, so that the first client does not wait and errors are logged immediately.
+	// The first certificate is created now, so that the first client does not wait, and so that errors are logged at
+	// the start.
 	_, _ = own.get(nil)
 	config := &tls.Config{
 		MinVersion:     tls.VersionTLS12,
@@ -39,7 +40,8 @@ func (a *Authority) ServerTLS(names ...string) *tls.Config {
 		Time:           a.now,
 	}
 	a.opts.TLSPolicy.Narrow(config)
-	// The trusted roots change in a rotation. Each connection uses a copy of the restricted configuration.
+	// The trusted roots change in a rotation. Each connection therefore uses a copy of the configuration with the
+	// current roots.
 	config.GetConfigForClient = func(*tls.ClientHelloInfo) (*tls.Config, error) {
 		now := config.Clone()
 		now.GetConfigForClient, now.ClientCAs = nil, a.signing().pool
@@ -106,10 +108,10 @@ func (s *serverCertificate) get(*tls.ClientHelloInfo) (*tls.Certificate, error) 
 	case err == nil:
 		s.current, s.issuer = fresh, by
 	case s.current == nil || now.After(s.current.Leaf.NotAfter):
-		s.authority.log.Error("no TLS connection is possible", "error", err)
+		s.authority.log.Error("TLS handshakes fail, because the control plane has no certificate", "error", err)
 		return nil, err
 	default:
-		s.authority.log.Error("the control plane's certificate was not renewed", "error", err, "notAfter", s.current.Leaf.NotAfter)
+		s.authority.log.Error("renewing the control plane's certificate failed; the previous certificate stays in use", "error", err, "notAfter", s.current.Leaf.NotAfter)
 	}
 	return s.current, nil
 }

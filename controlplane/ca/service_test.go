@@ -113,7 +113,7 @@ func (s *testServer) obtain(t *testing.T, key crypto.Signer, namespace, account 
 func wantStatus(t *testing.T, err error, code codes.Code, parts ...string) {
 	t.Helper()
 	if got := status.Code(err); got != code {
-		t.Fatalf("the answer is %s (%v); want %s", got, err, code)
+		t.Fatalf("the response has the status %s (%v); want %s", got, err, code)
 	}
 	wantError(t, err, parts...)
 }
@@ -135,7 +135,7 @@ func TestClientReceivesACertificateForItsIdentity(t *testing.T) {
 			checkLeaf(t, s.Authority, chain[0], id, key)
 			encipher := chain[0].KeyUsage&x509.KeyUsageKeyEncipherment != 0
 			if encipher != (name == "RSA") {
-				t.Errorf("%s: key encipherment is %v", name, encipher)
+				t.Errorf("%s: the key usage includes key encipherment: %v", name, encipher)
 			}
 		}
 	}
@@ -147,26 +147,26 @@ func checkLeaf(t *testing.T, a *Authority, leaf *x509.Certificate, id string, ke
 		t.Error(err)
 	}
 	if len(leaf.URIs) != 1 || leaf.URIs[0].String() != id || len(leaf.DNSNames)+len(leaf.IPAddresses)+len(leaf.EmailAddresses) > 0 {
-		t.Errorf("the names are %v %v %v", leaf.URIs, leaf.DNSNames, leaf.IPAddresses)
+		t.Errorf("the certificate has the names %v %v %v", leaf.URIs, leaf.DNSNames, leaf.IPAddresses)
 	}
 	if got := leaf.Subject.String(); got != "" {
 		t.Errorf("the subject is %q", got)
 	}
 	if leaf.IsCA || !leaf.BasicConstraintsValid || leaf.KeyUsage&x509.KeyUsageCertSign != 0 {
-		t.Error("the certificate is one of an authority")
+		t.Error("the certificate is a CA certificate")
 	}
 	if leaf.KeyUsage&x509.KeyUsageDigitalSignature == 0 {
-		t.Error("the certificate cannot sign")
+		t.Error("the key usage does not include digital signatures")
 	}
 	if want := []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth, x509.ExtKeyUsageClientAuth}; !slices.Equal(leaf.ExtKeyUsage, want) {
 		t.Errorf("the extended key usage is %v", leaf.ExtKeyUsage)
 	}
 	if !key.Public().(interface{ Equal(crypto.PublicKey) bool }).Equal(leaf.PublicKey) {
-		t.Error("the key is not the caller's")
+		t.Error("the certificate does not contain the client's key")
 	}
 	for _, extension := range leaf.Extensions {
 		if extension.Id.String() == "2.5.29.17" && !extension.Critical {
-			t.Error("the names are not critical, and there is no subject (RFC 5280, 4.2.1.6)")
+			t.Error("the subject is empty, but the subject alternative name is not critical (RFC 5280, 4.2.1.6)")
 		}
 	}
 	if bits := leaf.SerialNumber.BitLen(); bits < 64 || bits > 128 {
@@ -216,12 +216,12 @@ func TestUnauthenticatedClientIsRefusedAndLogged(t *testing.T) {
 			_, err := s.client(t).CreateCertificate(c.ctx, &securityv1.IstioCertificateRequest{Csr: newCSR(t, newKey(t))})
 			wantStatus(t, err, codes.Unauthenticated, c.want)
 			if !strings.Contains(s.book.String(), c.want) {
-				t.Errorf("the log has no reason: %s", s.book.String())
+				t.Errorf("the log does not contain the reason: %s", s.book.String())
 			}
 		})
 	}
 	if strings.Contains(s.book.String(), foreign) {
-		t.Error("a token was logged")
+		t.Error("the log contains a token")
 	}
 }
 
@@ -283,7 +283,7 @@ func TestServerCertificateIsNotAnIdentity(t *testing.T) {
 	_, err = s.client(t, *server).CreateCertificate(bearer(t), &securityv1.IstioCertificateRequest{Csr: newCSR(t, newKey(t))})
 	wantStatus(t, err, codes.Unavailable)
 	if id, err := s.identityOf(server.Leaf); err == nil {
-		t.Errorf("it is accepted as %v", id)
+		t.Errorf("the server's certificate is accepted as the identity %v", id)
 	}
 }
 
@@ -294,8 +294,8 @@ func TestCertificatesWithoutExactlyOneIdentityAreRefused(t *testing.T) {
 		"2 URIs":                          {"spiffe://cluster.local/ns/a/sa/b", "spiffe://cluster.local/ns/a/sa/c"},
 		"not in trust domain":             {"spiffe://other.example/ns/a/sa/b"},
 		"not of the form":                 {"spiffe://cluster.local/workload"},
-		"no SPIFFE ID":                    {"https://cluster.local/ns/a/sa/b"},
-		"is not of the form spiffe://TRU": {"spiffe://cluster.local"}, // the root's own name
+		"not a SPIFFE ID":                 {"https://cluster.local/ns/a/sa/b"},
+		"is not of the form spiffe://TRU": {"spiffe://cluster.local"}, // the name of the root certificate
 	} {
 		cert := &x509.Certificate{NotAfter: time.Now().Add(time.Hour)}
 		for _, name := range names {
@@ -322,7 +322,7 @@ func TestRequestedValidityIsLimited(t *testing.T) {
 			t.Fatal(err)
 		}
 		if got := leaf.NotAfter.Sub(now.time().Truncate(time.Second)); got != want {
-			t.Errorf("requested %d s: it expires after %s; want %s", requested, got, want)
+			t.Errorf("requested %d s: the certificate expires after %s; want %s", requested, got, want)
 		}
 	}
 }
@@ -335,10 +335,10 @@ func TestCertificateIsValidForSlowClocks(t *testing.T) {
 		t.Fatal(err)
 	}
 	if got := now.time().Sub(leaf.NotBefore).Round(time.Second); got < backdate-time.Second || got > backdate+time.Second {
-		t.Errorf("it begins %s ago", got)
+		t.Errorf("the certificate is valid since %s ago", got)
 	}
 	if leaf.NotBefore.Before(a.signing().issuer.cert.NotBefore) {
-		t.Error("it begins before the root")
+		t.Error("the certificate is valid before its root is")
 	}
 }
 
@@ -352,7 +352,7 @@ func TestNoCertificateOutlivesTheRoot(t *testing.T) {
 		t.Fatal(err)
 	}
 	if !leaf.NotAfter.Equal(a.RootNotAfter()) {
-		t.Errorf("it ends at %s, the root at %s", leaf.NotAfter, a.RootNotAfter())
+		t.Errorf("the certificate expires at %s, the root at %s", leaf.NotAfter, a.RootNotAfter())
 	}
 	now.advance(2 * time.Hour)
 	_, err = a.signWorkload(id, newKey(t).Public(), time.Hour)
@@ -394,10 +394,10 @@ func TestMetricsCountRequestResults(t *testing.T) {
 		}
 	}
 	if n, err := testutil.GatherAndCount(registry, "citadel_server_root_cert_expiry_timestamp"); n != 1 || err != nil {
-		t.Errorf("the root's end: %d metrics, %v", n, err)
+		t.Errorf("the metric of the root's expiry: %d series, value %v", n, err)
 	}
 	if _, err := Load(t.TempDir(), Options{Registerer: registry}); err == nil {
-		t.Error("two authorities share their metrics")
+		t.Error("a second authority registers the same metrics without an error")
 	}
 }
 
@@ -410,7 +410,7 @@ func TestRefusalsOfUnauthenticatedCallersAreLoggedOncePerInterval(t *testing.T) 
 			wantStatus(t, err, codes.Unauthenticated)
 		}
 	}
-	const line = "the caller did not prove who it is"
+	const line = "refused a certificate: the client is not authenticated"
 	call(10)
 	if n := strings.Count(s.book.String(), line); n != 1 {
 		t.Fatalf("%d lines for 10 calls:\n%s", n, s.book)
@@ -421,6 +421,6 @@ func TestRefusalsOfUnauthenticatedCallersAreLoggedOncePerInterval(t *testing.T) 
 		t.Errorf("%d lines after the interval, want 2 and a count of 9:\n%s", n, s.book)
 	}
 	if n := testutil.ToFloat64(s.metrics.unauthenticated); n != 11 {
-		t.Errorf("%v of 11 calls are counted", n)
+		t.Errorf("the metric counts %v of 11 calls", n)
 	}
 }

@@ -15,7 +15,7 @@ func encodeCertificate(cert *x509.Certificate) []byte {
 	return pem.EncodeToMemory(&pem.Block{Type: pemCertificate, Bytes: cert.Raw})
 }
 
-// signWorkload issues a certificate whose only name is the SPIFFE ID. It uses nothing but the key of the request.
+// signWorkload issues a certificate whose only name is the SPIFFE ID. From the CSR it uses only the public key.
 func (a *Authority) signWorkload(id Identity, key crypto.PublicKey, ttl time.Duration) (*x509.Certificate, error) {
 	if err := id.Validate(); err != nil {
 		return nil, err
@@ -43,7 +43,7 @@ func (a *Authority) sign(template *x509.Certificate, key crypto.PublicKey, ttl t
 	return a.signWith(a.signing().issuer, template, key, ttl)
 }
 
-// signWith signs a certificate that does not outlive its issuer.
+// signWith signs a certificate with a specific issuer. The certificate expires no later than the issuer's certificate.
 func (a *Authority) signWith(by *issuer, template *x509.Certificate, key crypto.PublicKey, ttl time.Duration) (*x509.Certificate, error) {
 	now := a.now()
 	if !now.Before(by.notAfter) {

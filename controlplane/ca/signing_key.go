@@ -10,9 +10,9 @@ import (
 type issuer struct {
 	cert *x509.Certificate
 	key  crypto.Signer
-	// intermediates are the certificates from this one up to the root, without the root.
+	// intermediates are the certificates between this one and the root, without the root.
 	intermediates []*x509.Certificate
-	root          *x509.Certificate // nil if the root is not sent
+	root          *x509.Certificate // nil if responses do not contain the root
 	notAfter      time.Time         // earliest expiry in the chain
 }
 
@@ -35,9 +35,9 @@ func newIssuer(root *x509.Certificate, key crypto.Signer) *issuer {
 type signing struct {
 	issuer *issuer
 	// server signs the control plane's own certificate. During a rotation it is the previous root, because agents with
-	// an old root file trust only that one.
+	// an old root file trust only the previous root.
 	server *issuer
-	// next is the announced root, which signs only revocation lists yet; nil if there is none.
+	// next is the announced root, or nil. Until it is activated it signs only revocation lists.
 	next     *issuer
 	roots    []*x509.Certificate
 	rootsPEM []byte

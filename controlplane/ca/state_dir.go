@@ -12,20 +12,20 @@ import (
 	"time"
 )
 
-// Files of an authority. They are in a separate directory below the state directory, which is created atomically with
-// all files.
+// Files of an authority. They are in a separate directory below the state directory. That directory is created
+// atomically with all its files.
 const (
 	authorityDir = "authority"
 	rootCertFile = "root-cert.pem"
 	rootKeyFile  = "root-key.pem"
 	tokenKeyFile = "token-key.pem"
 
-	// maxFile limits the size of a file, in bytes: these files have a few hundred bytes.
+	// maxFile limits the size of a file, in bytes. The files have a few hundred bytes each.
 	maxFile = 64 << 10
 )
 
 // startAgain is the remedy for an authority that cannot be repaired.
-const startAgain = "move that directory away and start again, which makes a new root; " +
+const startAgain = "move that directory away and restart the control plane, which then creates a new root; " +
 	"then every workload needs the new root certificate and a new token"
 
 // state is the directory of an authority.
@@ -36,7 +36,7 @@ type state struct {
 
 func (s state) path() string { return filepath.Join(s.dir, authorityDir) }
 
-// open reads the authority, and creates it if there is none.
+// open reads the authority. If there is none, open creates it unless opts.MustExist is set.
 func (s state) open(opts Options) (*material, error) {
 	if s.dir == "" {
 		return nil, errors.New("the certificate authority needs a state directory, but none is specified")
@@ -61,16 +61,16 @@ func (s state) ensure(opts Options) error {
 	case err == nil:
 		return nil
 	case !errors.Is(err, fs.ErrNotExist):
-		return s.explain("looking for a certificate authority", err)
+		return s.explain("opening the certificate authority", err)
 	case opts.MustExist:
 		return fmt.Errorf("there is no certificate authority in %s: specify the control plane's state directory; "+
-			"the control plane makes the authority when it first starts", s.dir)
+			"the control plane creates the authority when it first starts", s.dir)
 	}
 	return s.create(opts.TrustDomain, opts.Clock())
 }
 
-// create writes an authority to a temporary directory and renames it, which succeeds for only one process. Other
-// processes use the result of that one.
+// create writes an authority to a temporary directory and renames it. If several processes do this at the same time,
+// the rename succeeds for only one of them, and the others use its result.
 func (s state) create(trustDomain string, now time.Time) error {
 	if trustDomain == "" {
 		trustDomain = DefaultTrustDomain
@@ -83,15 +83,15 @@ func (s state) create(trustDomain string, now time.Time) error {
 		return err
 	}
 	if err := os.MkdirAll(s.dir, 0o700); err != nil {
-		return s.explain("making the state directory", err)
+		return s.explain("creating the state directory", err)
 	}
 	draft, err := os.MkdirTemp(s.dir, "."+authorityDir+"-")
 	if err != nil {
-		return s.explain("making a certificate authority", err)
+		return s.explain("creating a certificate authority", err)
 	}
 	defer func() { _ = os.RemoveAll(draft) }()
 	if err := m.write(draft); err != nil {
-		return s.explain("making a certificate authority", err)
+		return s.explain("creating a certificate authority", err)
 	}
 	return s.publish(draft, m)
 }
@@ -99,19 +99,19 @@ func (s state) create(trustDomain string, now time.Time) error {
 func (s state) publish(draft string, m *material) error {
 	err := os.Rename(draft, s.path())
 	if errors.Is(err, fs.ErrExist) {
-		return nil // another process was first
+		return nil // another process was faster
 	}
 	if err != nil {
-		return s.explain("making a certificate authority", err)
+		return s.explain("creating a certificate authority", err)
 	}
 	if err := syncDir(s.dir); err != nil {
-		return s.explain("making a certificate authority", err)
+		return s.explain("creating a certificate authority", err)
 	}
-	s.log.Info("made a certificate authority", "directory", s.path(), "trustDomain", m.trustDomain, "notAfter", m.root.NotAfter)
+	s.log.Info("created a certificate authority", "directory", s.path(), "trustDomain", m.trustDomain, "notAfter", m.root.NotAfter)
 	return nil
 }
 
-// write writes and syncs all files, so that they survive a crash of the machine.
+// write writes and syncs all files, so that they survive a power failure or a crash of the kernel.
 func (m *material) write(dir string) error {
 	rootKey, err := encodeKey(m.rootKey)
 	if err != nil {
@@ -191,31 +191,31 @@ func (s state) read() (*material, error) {
 	return m, nil
 }
 
-// warnOfWriters warns if other users could replace the authority. This is not an error, because Kubernetes volumes have
-// such a mode and belong to one pod.
+// warnOfWriters logs a warning if other users could replace the authority. This is not an error: Kubernetes volumes
+// have such a mode, but belong to one pod.
 func (s state) warnOfWriters() {
 	info, err := os.Stat(s.dir)
 	if err != nil || info.Mode().Perm()&0o022 == 0 || info.Mode()&fs.ModeSticky != 0 {
 		return
 	}
-	s.log.Warn("other users can write to the state directory, and so replace the certificate authority",
+	s.log.Warn("other users can write to the state directory and could replace the certificate authority",
 		"directory", s.dir, "mode", fmt.Sprintf("%04o", info.Mode().Perm()), "remedy", "chmod go-w "+s.dir)
 }
 
-// tighten removes the directory's permissions for other users. Permissions of each file are checked separately.
+// tighten removes the directory's permissions for other users. readFile checks the permissions of each file.
 func (s state) tighten() error {
 	info, err := os.Stat(s.path())
 	if err != nil {
 		return err
 	}
 	if !info.IsDir() {
-		return errors.New("it is a file, not a directory: move it away")
+		return errors.New("the path is a file, not a directory: move the file away")
 	}
 	if mode := info.Mode().Perm(); mode&0o077 != 0 {
 		if err := os.Chmod(s.path(), 0o700); err != nil {
-			return fmt.Errorf("other users can enter the directory (mode %04o): %w: chmod 700 it", mode, err)
+			return fmt.Errorf("other users can enter the directory (mode %04o): %w: run chmod 700 on it", mode, err)
 		}
-		s.log.Warn("other users could enter the certificate authority's directory, and now cannot",
+		s.log.Warn("removed other users' access to the certificate authority's directory",
 			"directory", s.path(), "mode", fmt.Sprintf("%04o", mode))
 	}
 	return nil
@@ -228,7 +228,7 @@ func readFile(path string, secret bool, remedy string) ([]byte, error) {
 		return nil, fmt.Errorf("%s is missing: restore the directory from a backup, or %s", filepath.Base(path), remedy)
 	}
 	if errors.Is(err, fs.ErrPermission) {
-		return nil, fmt.Errorf("%w: start as the user who owns it", err)
+		return nil, fmt.Errorf("%w: start the control plane as the user who owns the file", err)
 	}
 	if err != nil {
 		return nil, err
@@ -251,7 +251,7 @@ func checkSecret(f *os.File, remedy string) error {
 	}
 	if mode := info.Mode().Perm(); mode&0o077 != 0 {
 		return fmt.Errorf("other users can read or write %s (mode %04o); a user who read it can impersonate any workload of the mesh: "+
-			"if no one did, chmod 600 it; otherwise %s", filepath.Base(f.Name()), mode, remedy)
+			"if no other user has read it, run chmod 600 on it; otherwise %s", filepath.Base(f.Name()), mode, remedy)
 	}
 	return nil
 }

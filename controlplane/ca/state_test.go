@@ -14,9 +14,10 @@ import (
 	"testing"
 )
 
-// The tests run the test binary as a second process. TestMain executes one action and exits if one of these is set.
+// The tests run the test binary as a second process. If one of these variables is set, TestMain executes that action
+// and exits.
 const (
-	childLoads = "PILOTFISH_CA_TEST_LOAD" // load the directory, print the root
+	childLoads = "PILOTFISH_CA_TEST_LOAD" // load the authority and print the root
 	childLimit = "PILOTFISH_CA_TEST_FILE_SIZE"
 )
 
@@ -70,7 +71,7 @@ func TestProcessesCreatingConcurrentlyShareOneAuthority(t *testing.T) {
 	root := load(t, dir, Options{MustExist: true}).RootPEM()
 	for _, child := range children {
 		if got := child.Stdout.(*bytes.Buffer).Bytes(); !bytes.Equal(got, root) {
-			t.Errorf("a process has another root: %s", got)
+			t.Errorf("the processes loaded different roots: %s", got)
 		}
 	}
 	wantNothingBut(t, dir, authorityDir)
@@ -92,7 +93,7 @@ func TestGoroutinesCreatingConcurrentlyShareOneAuthority(t *testing.T) {
 	first := <-roots
 	for range cap(roots) - 1 {
 		if got := <-roots; got != first {
-			t.Errorf("two roots: %s and %s", first, got)
+			t.Errorf("the two control planes have different roots: %s and %s", first, got)
 		}
 	}
 }
@@ -108,7 +109,7 @@ func wantNothingBut(t *testing.T, dir string, names ...string) {
 		got = append(got, entry.Name())
 	}
 	if fmt.Sprint(got) != fmt.Sprint(names) {
-		t.Errorf("the directory has %v in it; want %v", got, names)
+		t.Errorf("the directory contains %v; want %v", got, names)
 	}
 }
 
@@ -147,7 +148,7 @@ func TestAccessibleDirectoryIsClosedWithAWarning(t *testing.T) {
 		t.Errorf("the directory has mode %04o", got)
 	}
 	if !strings.Contains(book.String(), "mode=0755") {
-		t.Errorf("the log: %s", book.String())
+		t.Errorf("the log lacks a warning: %s", book.String())
 	}
 }
 
@@ -176,7 +177,7 @@ func TestReadableKeyIsRefused(t *testing.T) {
 		if err := os.Chmod(path, 0o600); err != nil {
 			t.Fatal(err)
 		}
-		load(t, dir, Options{}) // the remedy in the message works
+		load(t, dir, Options{}) // the remedy in the message must work
 	}
 }
 
@@ -231,11 +232,11 @@ func TestDiskWithoutSpaceNamesTheDirectoryAndLeavesNothing(t *testing.T) {
 	dir := filepath.Join(t.TempDir(), "state")
 	child := loadInChild(dir, childLimit+"=1")
 	if err := child.Run(); err == nil {
-		t.Fatalf("the authority was made: %s", child.Stdout)
+		t.Fatalf("creating the authority succeeded on a full disk: %s", child.Stdout)
 	}
 	wantError(t, errors.New(child.Stderr.(*bytes.Buffer).String()), dir, rootCertFile, "file too large", "free space")
 	wantNothingBut(t, dir)
-	load(t, dir, Options{}) // the directory works after space is freed
+	load(t, dir, Options{}) // the authority must work after space is freed
 }
 
 func TestFileSystemErrorsHaveRemedies(t *testing.T) {
@@ -246,7 +247,7 @@ func TestFileSystemErrorsHaveRemedies(t *testing.T) {
 		err := state{dir: "/somewhere"}.explain("making it", &fs.PathError{Op: "open", Path: "x", Err: trouble})
 		wantError(t, err, "/somewhere", trouble.Error(), remedy)
 		if !errors.Is(err, trouble) {
-			t.Errorf("%v does not wrap its cause", err)
+			t.Errorf("the error %v does not wrap its cause", err)
 		}
 	}
 }
@@ -261,6 +262,6 @@ func TestMustExistDoesNotCreateAnAuthority(t *testing.T) {
 	_, err := Load(dir, Options{MustExist: true})
 	wantError(t, err, dir, "no certificate authority", "control plane's state directory")
 	if _, err := os.Stat(dir); err == nil {
-		t.Error("the directory was made all the same")
+		t.Error("Load created the directory although MustExist is set")
 	}
 }

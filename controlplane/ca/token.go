@@ -22,7 +22,7 @@ const (
 
 	subjectPrefix = "system:serviceaccount:"
 	maxToken      = 8 << 10
-	// tokenSkew is the accepted clock difference to the issuer of a token.
+	// tokenSkew is the accepted difference between the clocks of this machine and of a token's issuer.
 	tokenSkew = backdate
 )
 
@@ -40,7 +40,7 @@ func newTokenSigner(key *ecdsa.PrivateKey) (jose.Signer, error) {
 	return signer, nil
 }
 
-// keyID returns the thumbprint of a key (RFC 7638).
+// keyID returns the thumbprint of a key (RFC 7638), which identifies the key in tokens.
 func keyID(key *ecdsa.PublicKey) (string, error) {
 	public := jose.JSONWebKey{Key: key}
 	thumbprint, err := public.Thumbprint(crypto.SHA256)
@@ -58,7 +58,7 @@ func (a *Authority) IssueToken(namespace, serviceAccount string, ttl time.Durati
 		return "", fmt.Errorf("issuing a token: %w", err)
 	}
 	if ttl <= 0 || ttl > MaxTokenTTL {
-		return "", fmt.Errorf("issuing a token for %s: its lifetime cannot be %s; specify up to %s", id, ttl, MaxTokenTTL)
+		return "", fmt.Errorf("issuing a token for %s: the lifetime %s is not accepted; specify at most %s", id, ttl, MaxTokenTTL)
 	}
 	now := a.now()
 	token, err := jwt.Signed(a.tokens).Claims(jwt.Claims{
@@ -86,12 +86,12 @@ func (a *Authority) VerifyToken(token string) (Identity, error) {
 	}
 	parsed, err := jwt.ParseSigned(token, []jose.SignatureAlgorithm{jose.ES256})
 	if err != nil {
-		return Identity{}, fmt.Errorf("the token is no JWT signed with ES256: %w", err)
+		return Identity{}, fmt.Errorf("the token is not a JWT signed with ES256: %w", err)
 	}
 	var claims jwt.Claims
 	if err := parsed.Claims(a.tokenKey, &claims); err != nil {
-		return Identity{}, errors.New("the token was not signed by this authority: it may be from before the authority was " +
-			"created again, or of another control plane; issue a new one")
+		return Identity{}, errors.New("the token was not signed by this authority. Another control plane may have issued it, or the authority was " +
+			"created again since then. Issue a new token")
 	}
 	if err := a.checkClaims(claims); err != nil {
 		return Identity{}, err
@@ -102,14 +102,14 @@ func (a *Authority) VerifyToken(token string) (Identity, error) {
 func (a *Authority) checkClaims(claims jwt.Claims) error {
 	now := a.now()
 	if claims.Expiry == nil {
-		return errors.New("the token has no expiry")
+		return errors.New("the token has no expiry (claim exp)")
 	}
 	if end := claims.Expiry.Time(); !now.Before(end) {
 		return fmt.Errorf("the token expired at %s: issue a new one", end.UTC().Format(time.RFC3339))
 	}
 	expected := jwt.Expected{Issuer: a.tokenIssuer(), AnyAudience: jwt.Audience{TokenAudience}, Time: now}
 	if err := claims.ValidateWithLeeway(expected, tokenSkew); err != nil {
-		return fmt.Errorf("the token (issuer %.100q, audience %.100q) is refused: %w", claims.Issuer, claims.Audience, err)
+		return fmt.Errorf("the token (issuer %.100q, audience %.100q) is not accepted: %w", claims.Issuer, claims.Audience, err)
 	}
 	return nil
 }
@@ -118,7 +118,7 @@ func (a *Authority) subjectOf(claims jwt.Claims) (Identity, error) {
 	names, ok := strings.CutPrefix(claims.Subject, subjectPrefix)
 	namespace, account, both := strings.Cut(names, ":")
 	if !ok || !both {
-		return Identity{}, fmt.Errorf("the token's subject %.300q is not %sNAMESPACE:SERVICE-ACCOUNT", claims.Subject, subjectPrefix)
+		return Identity{}, fmt.Errorf("the token's subject %.300q is not of the form %sNAMESPACE:SERVICE-ACCOUNT", claims.Subject, subjectPrefix)
 	}
 	id := Identity{TrustDomain: a.trustDomain, Namespace: namespace, ServiceAccount: account}
 	if err := id.Validate(); err != nil {

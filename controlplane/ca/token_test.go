@@ -26,7 +26,7 @@ func signToken(t testing.TB, alg jose.SignatureAlgorithm, key any, claims any) s
 	return token
 }
 
-// tokenKeyOf returns the private key that an authority uses to sign tokens.
+// tokenKeyOf returns the private key with which an authority signs tokens.
 func tokenKeyOf(t testing.TB, a *Authority) *ecdsa.PrivateKey {
 	t.Helper()
 	m, err := state{dir: strings.TrimSuffix(a.dir, authorityDir), log: a.log}.read()
@@ -52,11 +52,11 @@ func TestTokenIdentifiesItsServiceAccount(t *testing.T) {
 	}
 	id, err := a.VerifyToken(token)
 	if err != nil || id.SPIFFEID() != "spiffe://mesh.example/ns/shop/sa/reviews" {
-		t.Errorf("it proves %v, %v", id, err)
+		t.Errorf("the token proves %v, %v", id, err)
 	}
 }
 
-// Istio's agents and Kubernetes' libraries parse tokens of this form.
+// Istio's agents and the Kubernetes libraries parse tokens of this format.
 func TestTokenHasTheFormatOfKubernetesTokens(t *testing.T) {
 	a := load(t, t.TempDir(), Options{})
 	token, err := a.IssueToken("shop", "reviews", time.Hour)
@@ -77,13 +77,13 @@ func TestTokenHasTheFormatOfKubernetesTokens(t *testing.T) {
 	parts := strings.Split(token, ".")
 	header, claims := decode(parts[0]), decode(parts[1])
 	if header["alg"] != "ES256" || header["typ"] != "JWT" || header["kid"] == "" || header["jwk"] != nil {
-		t.Errorf("the header is %v", header)
+		t.Errorf("the token's header is %v", header)
 	}
 	if claims["sub"] != "system:serviceaccount:shop:reviews" || claims["aud"] != "istio-ca" {
-		t.Errorf("the claims are %v", claims)
+		t.Errorf("the token's claims are %v", claims)
 	}
 	if claims["exp"].(float64)-claims["iat"].(float64) != 3600 {
-		t.Errorf("the token lives from %v to %v", claims["iat"], claims["exp"])
+		t.Errorf("the token is valid from %v to %v", claims["iat"], claims["exp"])
 	}
 }
 
@@ -96,7 +96,7 @@ func TestTokenExpires(t *testing.T) {
 	}
 	now.advance(time.Hour - 2*time.Second)
 	if _, err := a.VerifyToken(token); err != nil {
-		t.Errorf("before its end: %v", err)
+		t.Errorf("just before its expiry: %v", err)
 	}
 	now.advance(2 * time.Second)
 	_, err = a.VerifyToken(token)
@@ -134,14 +134,14 @@ func TestInvalidTokensAreRefused(t *testing.T) {
 	}
 	good := signToken(t, jose.ES256, key, goodClaims(a))
 	if _, err := a.VerifyToken(good); err != nil {
-		t.Fatalf("the good one: %v", err)
+		t.Fatalf("the unmodified token: %v", err)
 	}
 	parts := strings.Split(good, ".")
 	part := func(s string) string { return base64.RawURLEncoding.EncodeToString([]byte(s)) }
 	now := a.now().Unix()
 	for name, c := range map[string]struct{ token, want string }{
-		"empty":             {"", "no JWT"},
-		"no token":          {"abc", "no JWT"},
+		"empty":             {"", "not a JWT"},
+		"no token":          {"abc", "not a JWT"},
 		"too large":         {good + strings.Repeat("A", maxToken), "at most"},
 		"another CA's":      {foreign, "not signed by this authority"},
 		"the root's key":    {signToken(t, jose.ES256, a.signing().issuer.key, goodClaims(a)), "not signed by this authority"},
@@ -160,18 +160,18 @@ func TestInvalidTokensAreRefused(t *testing.T) {
 		"empty namespace":   {with("sub", "system:serviceaccount::reviews"), "subject"},
 		"slash in account":  {with("sub", "system:serviceaccount:shop:a/sa/b"), "subject"},
 		"colon in account":  {with("sub", "system:serviceaccount:shop:a:b"), "subject"},
-		"alg none":          {part(`{"alg":"none"}`) + "." + parts[1] + ".", "no JWT"},
-		"alg none, signed":  {part(`{"alg":"none"}`) + "." + parts[1] + "." + parts[2], "no JWT"},
+		"alg none":          {part(`{"alg":"none"}`) + "." + parts[1] + ".", "not a JWT"},
+		"alg none, signed":  {part(`{"alg":"none"}`) + "." + parts[1] + "." + parts[2], "not a JWT"},
 		"no signature":      {parts[0] + "." + parts[1] + ".", "not signed by this authority"},
 		"changed":           {parts[0] + "." + part(`{"sub":"system:serviceaccount:shop:admin"}`) + "." + parts[2], "not signed by this authority"},
-		"HMAC, root as key": {signToken(t, jose.HS256, a.RootPEM(), goodClaims(a)), "no JWT"},
+		"HMAC, root as key": {signToken(t, jose.HS256, a.RootPEM(), goodClaims(a)), "not a JWT"},
 		"own key in it":     {tokenWithEmbeddedKey(t, a), "not signed by this authority"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			id, err := a.VerifyToken(c.token)
 			wantError(t, err, c.want)
 			if id != (Identity{}) {
-				t.Errorf("it proves %v all the same", id)
+				t.Errorf("the token is accepted and proves %v", id)
 			}
 		})
 	}
@@ -210,7 +210,7 @@ func TestTokensWithInvalidNamesOrLifetimesAreNotIssued(t *testing.T) {
 		{"a", "..", time.Hour}, {"a", "b", 0}, {"a", "b", -time.Hour}, {"a", "b", MaxTokenTTL + time.Second},
 	} {
 		if token, err := a.IssueToken(c.namespace, c.account, c.ttl); err == nil {
-			t.Errorf("%v got %s", c, token)
+			t.Errorf("requesting a lifetime of %v returned the token %s", c, token)
 		}
 	}
 }
@@ -229,7 +229,7 @@ func FuzzVerifyToken(f *testing.F) {
 	f.Fuzz(func(t *testing.T, token string) {
 		id, err := a.VerifyToken(token)
 		if err == nil && id != (Identity{DefaultTrustDomain, "shop", "reviews"}) {
-			t.Errorf("%q proves %v, for whom no token was issued", token, id)
+			t.Errorf("the token %q proves %v, for which no token was issued", token, id)
 		}
 	})
 }

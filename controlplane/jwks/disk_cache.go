@@ -15,7 +15,8 @@ import (
 // maxFile limits the size of the cache file, in bytes.
 const maxFile = 16 << 20
 
-// readCache reads the cache file, or nothing if there is none. It validates each set like a fetched one.
+// readCache reads the cache file. It returns an empty map if the file does not exist. It validates each set in the same
+// way as a fetched one.
 func readCache(path string) (map[string]string, error) {
 	out := map[string]string{}
 	if path == "" {
@@ -41,16 +42,17 @@ func readCache(path string) (map[string]string, error) {
 	return out, nil
 }
 
-// saveCache writes all keys, up to maxFile. Keys that do not fit are fetched again after a restart.
+// saveCache writes all keys, up to maxFile. After a restart the fetcher fetches keys that do not fit again.
 func (f *Fetcher) saveCache() {
 	if f.cfg.File == "" {
 		return
 	}
 	f.mu.Lock()
 	sets, size := map[string]json.RawMessage{}, 0
-	for _, some := range []map[string]string{f.sets, f.cached} { // used sets first, in case the limit is reached
+	// Used sets first, because the file may reach its maximum size.
+	for _, some := range []map[string]string{f.sets, f.cached} {
 		for at, set := range some {
-			// JSON escapes make an address at most six times longer; punctuation is included.
+			// JSON escapes make a URL at most six times longer. The sum includes punctuation.
 			if size += 6*len(at) + len(set) + len(`"":,`); size < maxFile {
 				sets[at] = json.RawMessage(set)
 			}
@@ -58,7 +60,7 @@ func (f *Fetcher) saveCache() {
 	}
 	f.mu.Unlock()
 	if err := writeCache(f.cfg.File, sets); err != nil {
-		f.log.Warn("keys of token issuers cannot be saved for the next start", "file", f.cfg.File, "error", err)
+		f.log.Warn("writing the keys of token issuers to the cache file failed; after a restart the control plane has to fetch them again", "file", f.cfg.File, "error", err)
 	}
 }
 

@@ -16,15 +16,17 @@ import (
 	"github.com/pilotfish-mesh/pilotfish/internal/fetchguard"
 )
 
-// maxResponseSize limits a response, in bytes. Sets may be larger than their used part.
+// maxResponseSize limits the size of a response, in bytes. A response may be larger than the part of the key set that
+// is used.
 const maxResponseSize = 4 * config.MaxKeySet
 
 var (
-	errTooManyRedirects = errors.New("it redirects more than 3 times")
-	errPlainRedirect    = errors.New("it redirects to an address that is not HTTPS")
+	errTooManyRedirects = errors.New("the server redirects more than 3 times")
+	errPlainRedirect    = errors.New("the server redirects to a URL that is not HTTPS")
 )
 
-// transport checks the address of each connection, or of the host to which a proxy will connect.
+// transport checks the address of each connection. If an HTTP proxy is configured, it checks the host to which that
+// proxy will connect.
 type transport struct {
 	guard           fetchguard.Guard
 	direct, proxied *http.Transport
@@ -39,7 +41,7 @@ func newClient(cfg Config) *http.Client {
 		TLSClientConfig:        cfg.TLS,
 		ForceAttemptHTTP2:      true,
 		MaxResponseHeaderBytes: 64 << 10,
-		DisableKeepAlives:      true, // fetches are minutes apart
+		DisableKeepAlives:      true, // fetches are minutes apart, so connections are not reused
 	}
 	guarded := dialer
 	guarded.ControlContext = cfg.Guard.Control
@@ -62,8 +64,8 @@ func (t *transport) RoundTrip(r *http.Request) (*http.Response, error) {
 	return t.proxied.RoundTrip(r)
 }
 
-// checkRedirect limits redirects and refuses those from HTTPS to HTTP, because an attacker on the network could replace
-// the keys.
+// checkRedirect limits redirects. It refuses redirects from HTTPS to HTTP, because an attacker on the network could
+// then replace the keys.
 func checkRedirect(r *http.Request, via []*http.Request) error {
 	switch {
 	case len(via) > 3:
@@ -106,24 +108,24 @@ func (f *Fetcher) discover(ctx context.Context, issuer, at string) (string, erro
 		Keys   string `json:"jwks_uri"`
 	}
 	if err := json.Unmarshal(body, &document); err != nil {
-		return "", errors.New("it is not a discovery document")
+		return "", errors.New("the response is not a discovery document")
 	}
 	if strings.TrimSuffix(document.Issuer, "/") != issuer {
-		return "", errors.New("it is the discovery document of another issuer")
+		return "", errors.New("the response is the discovery document of another issuer")
 	}
 	keys, err := url.Parse(document.Keys)
 	if err != nil || keys.Host == "" || keys.Scheme != "https" && (keys.Scheme != "http" || strings.HasPrefix(at, "https:")) {
-		return "", errors.New("its discovery document has no jwks_uri that can be used: HTTPS, or HTTP if the document itself was fetched so")
+		return "", errors.New("the discovery document has no jwks_uri that can be used: it must be HTTPS, or HTTP if the document itself was fetched by HTTP")
 	}
 	return document.Keys, nil
 }
 
 // get returns the body of a response. Its errors contain nothing that the server sent except the status code. Otherwise
-// the author of a jwksUri could read responses of servers that only the control plane reaches.
+// the author of a jwksUri could use the errors to read responses of servers that only the control plane can reach.
 func (f *Fetcher) get(ctx context.Context, at string) ([]byte, error) {
 	req, err := http.NewRequestWithContext(ctx, http.MethodGet, at, nil)
 	if err != nil {
-		return nil, errors.New("its address is not a URL")
+		return nil, errors.New("the address is not a URL")
 	}
 	req.Header.Set("Accept", "application/json, application/jwk-set+json")
 	resp, err := f.client.Do(req)
@@ -137,16 +139,16 @@ func (f *Fetcher) get(ctx context.Context, at string) ([]byte, error) {
 	}
 	defer func() { _ = resp.Body.Close() }()
 	if resp.StatusCode != http.StatusOK {
-		return nil, fmt.Errorf("it answers %d %s", resp.StatusCode, http.StatusText(resp.StatusCode))
+		return nil, fmt.Errorf("the server responds %d %s", resp.StatusCode, http.StatusText(resp.StatusCode))
 	}
 	body, err := io.ReadAll(io.LimitReader(resp.Body, maxResponseSize+1))
 	if err != nil {
 		return nil, fetchguard.HideAnswer(err, invalidResponse)
 	}
 	if len(body) > maxResponseSize {
-		return nil, fmt.Errorf("it answers with more than %d bytes", maxResponseSize)
+		return nil, fmt.Errorf("the response has more than %d bytes", maxResponseSize)
 	}
 	return body, nil
 }
 
-const invalidResponse = "its response is not valid HTTP"
+const invalidResponse = "the response is not valid HTTP"

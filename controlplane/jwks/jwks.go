@@ -29,13 +29,13 @@ const (
 	maxAddresses  = 1000
 )
 
-// Config configures a Fetcher. The zero value of a field is its default.
+// Config configures a Fetcher. For each field the zero value selects the default.
 type Config struct {
 	// Refresh is the interval of fetches; default DefaultRefresh.
 	Refresh time.Duration
-	// TLS configures HTTPS connections; default: the system's roots.
+	// TLS configures HTTPS connections. The default trusts the system's root certificates.
 	TLS *tls.Config
-	// Guard decides which addresses may be connected to, also after redirects.
+	// Guard decides to which addresses the Fetcher may connect, also after redirects.
 	Guard fetchguard.Guard
 	// File is the cache file; empty disables it.
 	File   string
@@ -53,9 +53,9 @@ type Fetcher struct {
 
 	mu     sync.Mutex
 	wanted map[string]*keySource
-	sets   map[string]string // immutable, only replaced
-	// cached holds fetched sets of URLs that are not used now, also from before a restart. If a document is removed and
-	// added again, its keys are available even while the issuer is not.
+	sets   map[string]string // immutable; replaced as a whole when keys change
+	// cached contains fetched sets of URLs that are currently not used. Some may be from before a restart. If a
+	// document is removed and added again, its keys are available even if the issuer is not.
 	cached map[string]string
 }
 
@@ -64,7 +64,7 @@ type keySource struct {
 	due      time.Time
 	failures int
 	reason   string
-	since    time.Time // first of the consecutive failures
+	since    time.Time // time of the first of the consecutive failures
 	running  bool
 }
 
@@ -73,11 +73,11 @@ type Failure struct {
 	Address string
 	Reason  string
 	Since   time.Time
-	// Known: previously fetched keys are in use.
+	// Known: keys that were fetched earlier are in use.
 	Known bool
 }
 
-// New returns a Fetcher with the cached sets; Run fetches.
+// New returns a Fetcher with the sets in the cache file. Run fetches sets.
 func New(cfg Config) *Fetcher {
 	if cfg.Refresh <= 0 {
 		cfg.Refresh = DefaultRefresh
@@ -94,13 +94,13 @@ func New(cfg Config) *Fetcher {
 	}
 	kept, err := readCache(cfg.File)
 	if err != nil {
-		f.log.Warn("the saved keys of token issuers cannot be read; they are fetched again", "file", cfg.File, "error", err)
+		f.log.Warn("reading the cached keys of token issuers failed; the control plane fetches them again", "file", cfg.File, "error", err)
 	}
 	f.cached = kept
 	return f
 }
 
-// SetAddresses sets the URLs to fetch; other ones are no longer fetched.
+// SetAddresses sets the URLs to fetch. Other URLs are no longer fetched.
 func (f *Fetcher) SetAddresses(addresses []string) {
 	if f.setWanted(addresses) {
 		f.cfg.Changed()
@@ -111,7 +111,7 @@ func (f *Fetcher) setWanted(addresses []string) (changed bool) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	if len(addresses) > maxAddresses {
-		f.log.Error("too many addresses of keys; the last ones are not fetched", "addresses", len(addresses), "limit", maxAddresses)
+		f.log.Error("too many key URLs of token issuers; the control plane does not fetch the last ones", "addresses", len(addresses), "limit", maxAddresses)
 		addresses = addresses[:maxAddresses]
 	}
 	news := false
@@ -150,14 +150,14 @@ func (f *Fetcher) setWanted(addresses []string) (changed bool) {
 	return changed
 }
 
-// Sets returns the JWK sets by URL. The map is immutable, and is the same map until a key changes.
+// Sets returns the JWK sets by URL. The map is immutable. The same map is returned until a key changes.
 func (f *Fetcher) Sets() map[string]string {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	return f.sets
 }
 
-// Failures returns the URLs that cannot be fetched now, sorted.
+// Failures returns the URLs whose last fetch failed, sorted.
 func (f *Fetcher) Failures() []Failure {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -215,7 +215,7 @@ func (f *Fetcher) Run(ctx context.Context) error {
 	}
 }
 
-// nextDue returns a URL that is due, and marks it as running; "" if none is.
+// nextDue returns a URL whose fetch is due, and marks the fetch as running. It returns "" if no fetch is due.
 func (f *Fetcher) nextDue(now time.Time) string {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -258,7 +258,7 @@ func (f *Fetcher) storeResult(at, set string, err error, now time.Time) (changed
 	defer f.mu.Unlock()
 	a := f.wanted[at]
 	if a == nil {
-		return false // no longer used
+		return false // no document uses the URL any more
 	}
 	a.running = false
 	if err != nil {
@@ -275,7 +275,7 @@ func (f *Fetcher) storeResult(at, set string, err error, now time.Time) (changed
 	sets := maps.Clone(f.sets)
 	sets[at] = set
 	f.sets = sets
-	f.log.Info("keys of a token issuer were fetched", "address", at, "bytes", len(set))
+	f.log.Info("fetched the keys of a token issuer", "address", at, "bytes", len(set))
 	return true
 }
 
@@ -292,5 +292,5 @@ func (f *Fetcher) recordFailure(at string, a *keySource, err error, now time.Tim
 	a.failures++
 }
 
-// jitter prevents that many fetchers fetch at the same time.
+// jitter shortens a duration by a random amount, so that many control planes do not fetch at the same time.
 func jitter(d time.Duration) time.Duration { return d - rand.N(d/10+1) }

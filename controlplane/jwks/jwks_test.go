@@ -101,7 +101,7 @@ func eventually(t *testing.T, check func() string) {
 func TestKeysAreFetchedRefreshedAndRetained(t *testing.T) {
 	i := newIssuer(t)
 	key := newKey(t)
-	i.setResponse(text(keySet(t, "one", key))) // with its private part
+	i.setResponse(text(keySet(t, "one", key))) // the response also contains the private part of the key
 	file := filepath.Join(t.TempDir(), "keys")
 	var changes atomic.Int32
 	f := startFetcher(t, jwks.Config{Refresh: 20 * time.Millisecond, File: file, Changed: func() { changes.Add(1) }})
@@ -110,29 +110,29 @@ func TestKeysAreFetchedRefreshedAndRetained(t *testing.T) {
 	has := func(f *jwks.Fetcher, id string) func() string {
 		return func() string {
 			if set := f.Sets()[at]; !strings.Contains(set, `"kid":"`+id+`"`) {
-				return fmt.Sprintf("no key %q: %s, %v", id, set, f.Failures())
+				return fmt.Sprintf("the set lacks the key %q: %s, %v", id, set, f.Failures())
 			}
 			return ""
 		}
 	}
 	eventually(t, has(f, "one"))
 	if strings.Contains(f.Sets()[at], `"d":`) {
-		t.Error("the private part of a key was used")
+		t.Error("the set contains the private part of a key")
 	}
 	before, requests := f.Sets(), i.requests.Load()
 	eventually(t, func() string {
 		if i.requests.Load() < requests+3 {
-			return "the keys are not fetched again"
+			return "the fetcher does not fetch the keys again"
 		}
 		return ""
 	})
 	if after := f.Sets(); fmt.Sprintf("%p", before) != fmt.Sprintf("%p", after) || changes.Load() != 1 {
-		t.Errorf("keys that are the same count as changed: %d changes", changes.Load())
+		t.Errorf("fetching unchanged keys counts as a change: %d changes", changes.Load())
 	}
 	i.setResponse(text(keySet(t, "two", newKey(t))))
 	eventually(t, has(f, "two"))
 
-	// If the issuer is unavailable or sends invalid responses, its keys stay in use.
+	// If the issuer is unavailable or sends invalid responses, the fetcher continues to use its keys.
 	for _, bad := range []http.HandlerFunc{
 		func(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(http.StatusBadGateway) },
 		text("<html>"), text(`{"keys":[]}`), text(`{"keys":[{"kty":"oct","k":"c2VjcmV0"}]}`),
@@ -153,7 +153,7 @@ func TestKeysAreFetchedRefreshedAndRetained(t *testing.T) {
 
 	info, err := os.Stat(file)
 	if err != nil || info.Mode().Perm() != 0o600 {
-		t.Errorf("cache file: %v, %v", info, err)
+		t.Errorf("the cache file: %v, %v", info, err)
 	}
 	second := startFetcher(t, jwks.Config{File: file})
 	second.SetAddresses([]string{at})
@@ -187,7 +187,7 @@ func TestKeysAreFoundByTheIssuersDiscoveryDocument(t *testing.T) {
 	f.SetAddresses([]string{at})
 	eventually(t, func() string {
 		if failures := f.Failures(); len(failures) != 1 || !strings.Contains(failures[0].Reason, "another issuer") {
-			return fmt.Sprintf("another's document is believed: %v", failures)
+			return fmt.Sprintf("the fetcher accepts the discovery document of another issuer: %v", failures)
 		}
 		return ""
 	})
@@ -221,7 +221,7 @@ func TestHangingIssuerDoesNotDelayOthers(t *testing.T) {
 	})
 }
 
-// failure waits for an address to fail and returns the reason.
+// failure waits until fetching a URL fails, and returns the reason.
 func failure(t *testing.T, f *jwks.Fetcher, at string) (reason string) {
 	t.Helper()
 	f.SetAddresses([]string{at})
@@ -230,7 +230,7 @@ func failure(t *testing.T, f *jwks.Fetcher, at string) (reason string) {
 			reason = failures[0].Reason
 			return ""
 		}
-		return "no failure of " + at
+		return "the fetcher reports no failure of " + at
 	})
 	return reason
 }
@@ -271,7 +271,7 @@ func TestRedirectsFromHTTPSToHTTPAreRefusedWithoutTheirTarget(t *testing.T) {
 	defer i.Close()
 	trust := i.Client().Transport.(*http.Transport).TLSClientConfig
 	reason := failure(t, startFetcher(t, jwks.Config{TLS: trust}), i.URL)
-	if reason != "it redirects to an address that is not HTTPS" {
+	if reason != "the server redirects to a URL that is not HTTPS" {
 		t.Error(reason)
 	}
 }

@@ -14,21 +14,23 @@ import (
 
 const networkLabel = "topology.istio.io/network"
 
-// maxOverrides limits the claims of one workload that are logged and shown.
+// maxOverrides limits how many overridden claims of one workload are logged and displayed.
 const maxOverrides = 10
 
-// override is a claim of a node that its group does not allow.
+// override describes a claim of a node that its group does not allow. result is the value that is used instead, or the
+// reason.
 type override struct{ claim, result string }
 
 func (o override) String() string { return o.claim + ": " + o.result }
 
-// acceptClaims replaces the node's claims by what its group allows, and returns the overridden claims. A node proves
-// only its service account. Labels decide which services it serves, and its address receives their requests.
+// acceptClaims replaces the node's claims by what its group allows, and returns the overridden claims. The node's token
+// proves only its service account. The claims matter for security, because labels decide which services the node
+// serves, and its address receives their requests.
 func (r *Registrar) acceptClaims(w *Workload, group *config.Resource) ([]override, error) {
 	labels, overrides := acceptLabels(w.Labels, group)
 	network := acceptNetwork(w.Network, group)
 	if w.Network != "" && network != w.Network {
-		overrides = append(overrides, override{fmt.Sprintf("network %.80q", w.Network), fmt.Sprintf("%q is used", network)})
+		overrides = append(overrides, override{fmt.Sprintf("network %.80q", w.Network), fmt.Sprintf("the control plane uses %q instead", network)})
 	}
 	address, err := r.acceptAddress(w, group)
 	if err != nil {
@@ -36,7 +38,7 @@ func (r *Registrar) acceptClaims(w *Workload, group *config.Resource) ([]overrid
 	}
 	if address != w.Address.Unmap() {
 		overrides = append(overrides, override{"address " + w.Address.String(), fmt.Sprintf(
-			"the workload connects from %s, which is used; to allow the claim, list its network in the annotation %s of WorkloadGroup %s/%s",
+			"the control plane uses the source address %s of the connection instead; to allow the claim, list the network of the claimed address in the annotation %s of WorkloadGroup %s/%s",
 			address, config.MemberAddressesAnnotation, group.Namespace, group.Name)})
 	}
 	w.Labels, w.Network, w.Address = labels, network, address
@@ -51,8 +53,8 @@ func groupLabels(group *networking.WorkloadGroup) map[string]string {
 	return labels
 }
 
-// acceptLabels returns the claimed labels whose keys the group allows and does not set itself. A claim that equals the group's
-// label, or the label of every member, is no override.
+// acceptLabels returns the claimed labels whose keys the group allows and does not set itself. A claim with the value
+// that the group sets, or that every member has, does not count as an override.
 func acceptLabels(claimed map[string]string, group *config.Resource) (accepted map[string]string, overrides []override) {
 	allowed := config.MemberLabels(group.Annotations)
 	set := groupLabels(group.Spec.(*networking.WorkloadGroup))
@@ -91,8 +93,8 @@ func acceptNetwork(claimed string, group *config.Resource) string {
 	return claimed
 }
 
-// acceptAddress returns the claimed address where the group allows it, and otherwise the source address of the connection.
-// Only a local mesh has workloads at loopback addresses.
+// acceptAddress returns the claimed address if the group allows it, and otherwise the source address of the connection.
+// Loopback addresses are accepted only from workloads of a local mesh.
 func (r *Registrar) acceptAddress(w *Workload, group *config.Resource) (netip.Addr, error) {
 	claimed, source := w.Address.Unmap(), w.Source.Unmap()
 	contains := func(n netip.Prefix) bool { return n.Contains(claimed) }
@@ -106,8 +108,8 @@ func (r *Registrar) acceptAddress(w *Workload, group *config.Resource) (netip.Ad
 	}
 	switch {
 	case address.IsLoopback() || address.IsLinkLocalUnicast():
-		return address, fmt.Errorf("the workload at %s %w: it connects from %s, and members have no loopback and no link-local address: "+
-			"let it connect from its own address, or list its network in the annotation %s of WorkloadGroup %s/%s",
+		return address, fmt.Errorf("the workload at %s %w: it connects from %s, but members cannot have a loopback or link-local address: "+
+			"let it connect from its own address, or list the network of the claimed address in the annotation %s of WorkloadGroup %s/%s",
 			w.Address, ErrRefused, source, config.MemberAddressesAnnotation, group.Namespace, group.Name)
 	case !address.IsValid() || address.Zone() != "" || address.IsUnspecified() || address.IsMulticast():
 		return address, fmt.Errorf("the workload %w: other workloads cannot connect to %q: set INSTANCE_IP to an address that they can reach", ErrRefused, address)

@@ -29,7 +29,7 @@ func TestNodeCannotClaimLabelsThatItsGroupDoesNotAllow(t *testing.T) {
 			allowed: map[string]string{config.MemberLabelsAnnotation: "app"}, group: map[string]string{"app": "crawler"},
 			claimed: map[string]string{"app": "payments"}, want: map[string]string{"app": "crawler"}, overridden: "app",
 		},
-		"a value that is no label's": {
+		"a value that is not valid for a label": {
 			allowed: map[string]string{config.MemberLabelsAnnotation: "version"}, claimed: map[string]string{"version": strings.Repeat("v", 64)}, want: map[string]string{}, overridden: "version",
 		},
 		"security and topology, whatever the group allows": {
@@ -59,7 +59,7 @@ func TestNodeCannotClaimLabelsThatItsGroupDoesNotAllow(t *testing.T) {
 				t.Errorf("overridden: %s, %s", shown, &log)
 			}
 			if !strings.Contains(shown, c.overridden) || !strings.Contains(log.String(), c.overridden) {
-				t.Errorf("%s is not reported: %q, %s", c.overridden, shown, &log)
+				t.Errorf("the override of %s is not reported: %q, %s", c.overridden, shown, &log)
 			}
 		})
 	}
@@ -68,24 +68,24 @@ func TestNodeCannotClaimLabelsThatItsGroupDoesNotAllow(t *testing.T) {
 func TestWorkloadRegistersWithTheAddressThatItConnectsFrom(t *testing.T) {
 	local := []netip.Prefix{netip.MustParsePrefix("127.77.0.0/16")}
 	for name, c := range map[string]struct {
-		claimed, source, allowed, want string // want is empty if the workload is refused
+		claimed, source, allowed, want string // want is empty if the registration is refused
 		local                          []netip.Prefix
 	}{
-		"its own":                       {claimed: "10.0.0.1", source: "10.0.0.1", want: "10.0.0.1"},
-		"its own, mapped":               {claimed: "10.0.0.1", source: "::ffff:10.0.0.1", want: "10.0.0.1"},
-		"another's":                     {claimed: "10.0.0.2", source: "10.0.0.1", want: "10.0.0.1"},
-		"one that the group allows":     {claimed: "10.9.1.1", source: "192.0.2.1", allowed: "10.9.1.0/24", want: "10.9.1.1"},
-		"one address allowed":           {claimed: "10.9.1.1", source: "192.0.2.1", allowed: "10.8.0.0/16, 10.9.1.1", want: "10.9.1.1"},
-		"outside what the group allows": {claimed: "10.9.2.1", source: "192.0.2.1", allowed: "10.9.1.0/24", want: "192.0.2.1"},
-		"nothing valid allowed":         {claimed: "10.9.2.1", source: "192.0.2.1", allowed: "all", want: "192.0.2.1"},
-		"loopback":                      {claimed: "127.0.0.1", source: "127.0.0.1"},
-		"loopback, allowed":             {claimed: "127.0.0.1", source: "10.0.0.1", allowed: "127.0.0.0/8"},
-		"link-local, allowed":           {claimed: "169.254.169.254", source: "10.0.0.1", allowed: "0.0.0.0/0"},
-		"from loopback":                 {claimed: "10.0.0.1", source: "127.0.0.1"},
-		"a local mesh's":                {claimed: "127.77.1.1", source: "127.0.0.1", local: local, want: "127.77.1.1"},
-		"a local mesh's, from outside":  {claimed: "127.77.1.1", source: "10.0.0.1", local: local, want: "10.0.0.1"},
-		"another local mesh's":          {claimed: "127.78.1.1", source: "127.0.0.1", local: local},
-		"no source":                     {claimed: "10.0.0.1"},
+		"its own": {claimed: "10.0.0.1", source: "10.0.0.1", want: "10.0.0.1"},
+		"the workload's own address, IPv4-mapped": {claimed: "10.0.0.1", source: "::ffff:10.0.0.1", want: "10.0.0.1"},
+		"another's":                                        {claimed: "10.0.0.2", source: "10.0.0.1", want: "10.0.0.1"},
+		"an address that the group allows":                 {claimed: "10.9.1.1", source: "192.0.2.1", allowed: "10.9.1.0/24", want: "10.9.1.1"},
+		"the group allows one address":                     {claimed: "10.9.1.1", source: "192.0.2.1", allowed: "10.8.0.0/16, 10.9.1.1", want: "10.9.1.1"},
+		"an address that the group does not allow":         {claimed: "10.9.2.1", source: "192.0.2.1", allowed: "10.9.1.0/24", want: "192.0.2.1"},
+		"the group's annotation is invalid":                {claimed: "10.9.2.1", source: "192.0.2.1", allowed: "all", want: "192.0.2.1"},
+		"loopback":                                         {claimed: "127.0.0.1", source: "127.0.0.1"},
+		"loopback, allowed":                                {claimed: "127.0.0.1", source: "10.0.0.1", allowed: "127.0.0.0/8"},
+		"link-local, allowed":                              {claimed: "169.254.169.254", source: "10.0.0.1", allowed: "0.0.0.0/0"},
+		"from loopback":                                    {claimed: "10.0.0.1", source: "127.0.0.1"},
+		"an address of a local mesh":                       {claimed: "127.77.1.1", source: "127.0.0.1", local: local, want: "127.77.1.1"},
+		"an address of a local mesh, claimed from outside": {claimed: "127.77.1.1", source: "10.0.0.1", local: local, want: "10.0.0.1"},
+		"an address of another local mesh":                 {claimed: "127.78.1.1", source: "127.0.0.1", local: local},
+		"no source":                                        {claimed: "10.0.0.1"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			groups := config.NewMemoryStore()
@@ -121,7 +121,7 @@ func TestWorkloadCannotReplaceTheEntryOfAnotherGroup(t *testing.T) {
 	second := newTillWorkload("10.0.0.1")
 	second.Network = "10.0.0.2"
 	if _, err := r.Connect(second); err == nil || r.Workloads()[0].Group != "tills-10.0.0.1" {
-		t.Errorf("the entry is replaced: %v, %v", r.Workloads(), err)
+		t.Errorf("another workload replaced the entry: %v, %v", r.Workloads(), err)
 	}
 }
 
@@ -139,6 +139,6 @@ func TestMemberIsOutdatedWhenGroupForbidsItsAddress(t *testing.T) {
 	edited.Annotations = nil
 	groups.Put(&edited)
 	if !registered.IsOutdated() {
-		t.Error("it stays registered with an address that the group does not allow")
+		t.Error("the workload stays registered with an address that the group no longer allows")
 	}
 }

@@ -13,7 +13,7 @@ import (
 	"github.com/pilotfish-mesh/pilotfish/controlplane/config"
 )
 
-// Names that Istio's registration uses too.
+// Names that Istio's registration also uses.
 const (
 	groupAnnotation  = "istio.io/autoRegistrationGroup"
 	healthAnnotation = "proxy.istio.io/health-checks-enabled"
@@ -32,12 +32,12 @@ func (w Workload) key() config.Key {
 	if w.Network != "" {
 		name += "-" + w.Network
 	}
-	// A name has at most 253 characters. The end identifies the member of the group.
+	// A name has at most 253 characters. Its beginning is cut, because its end distinguishes the members of the group.
 	return config.Key{Kind: config.WorkloadEntry, Namespace: w.Namespace, Name: name[max(0, len(name)-253):]}
 }
 
-// newEntry fills in a group's template. Labels of the group's metadata override those of the template, and both
-// override the labels that the group allows its members.
+// newEntry creates a member's entry from its group's template. Labels in the group's metadata override those of the
+// template. Both override the labels that the group allows its members to claim.
 func newEntry(m *member, group *config.Resource) *config.Resource {
 	spec := group.Spec.(*networking.WorkloadGroup)
 	entry := &networking.WorkloadEntry{}
@@ -50,7 +50,7 @@ func newEntry(m *member, group *config.Resource) *config.Resource {
 	labels := map[string]string{}
 	accepted, _ := acceptLabels(m.Labels, group)
 	maps.Copy(labels, accepted)
-	labels[tlsModeLabel] = "istio" // only workloads with a sidecar connect
+	labels[tlsModeLabel] = "istio" // only workloads with a sidecar can connect
 	maps.Copy(labels, groupLabels(spec))
 	entry.Labels = labels
 	annotations := map[string]string{groupAnnotation: group.Name}
@@ -71,13 +71,13 @@ type Status struct {
 	Address     string    `json:"address"`
 	Connections int       `json:"connections"`
 	InForce     bool      `json:"inForce"`
-	Reason      string    `json:"reason,omitempty"` // why it is not in force
-	Expires     time.Time `json:"leaves,omitzero"`  // when it is removed unless it connects again
-	// Overridden lists the node's claims that are not in force, with the reasons.
+	Reason      string    `json:"reason,omitempty"` // why the entry is not in force
+	Expires     time.Time `json:"leaves,omitzero"`  // when the workload is removed unless it connects again
+	// Overridden lists the node's claims that are not used, with the reasons.
 	Overridden []string `json:"overridden,omitempty"`
 }
 
-// Workloads returns the registered workloads, ordered by their entries.
+// Workloads returns the registered workloads, sorted by the names of their entries.
 func (r *Registrar) Workloads() []Status {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -91,9 +91,9 @@ func (r *Registrar) Workloads() []Status {
 			s.Overridden = append(s.Overridden, o.String())
 		}
 		if !m.isInForce() {
-			s.Reason = cmp.Or(m.reason, "it is not healthy")
+			s.Reason = cmp.Or(m.reason, "the workload is not healthy")
 		} else if !s.InForce {
-			s.Reason = "its WorkloadGroup was removed"
+			s.Reason = "the WorkloadGroup was removed"
 		}
 		out = append(out, s)
 	}

@@ -2,7 +2,7 @@ package registration
 
 import "github.com/prometheus/client_golang/prometheus"
 
-// metrics holds the counters, which have istiod's names.
+// metrics contains the counters. They have the names of istiod's metrics.
 type metrics struct{ successes, updates, deletes, errors prometheus.Counter }
 
 func newMetrics(registerer prometheus.Registerer) *metrics {
@@ -14,9 +14,9 @@ func newMetrics(registerer prometheus.Registerer) *metrics {
 		return c
 	}
 	return &metrics{
-		successes: counter("auto_registration_success_total", "Workloads that were registered when they connected."),
-		updates:   counter("auto_registration_updates_total", "Connections of workloads that were registered already."),
-		deletes:   counter("auto_registration_deletes_total", "Registered workloads that went and were struck out."),
-		errors:    counter("auto_registration_errors_total", "Workloads that could not be registered."),
+		successes: counter("auto_registration_success_total", "Workloads registered when they connected."),
+		updates:   counter("auto_registration_updates_total", "Connections of workloads that were already registered."),
+		deletes:   counter("auto_registration_deletes_total", "WorkloadEntries removed after their workloads disconnected."),
+		errors:    counter("auto_registration_errors_total", "Failed registrations of workloads."),
 	}
 }

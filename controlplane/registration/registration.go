@@ -1,5 +1,6 @@
 // Package registration creates a WorkloadEntry for each workload that connects as a member of a WorkloadGroup, and
-// removes it after the workload disconnects. It is a store that exists in addition to the documents.
+// removes the entry after the workload disconnects. It is a configuration store of these entries, in addition to the
+// store of documents.
 package registration
 
 import (
@@ -19,22 +20,23 @@ import (
 	"github.com/pilotfish-mesh/pilotfish/controlplane/config"
 )
 
-// ErrRefused is wrapped by errors for workloads that cannot be registered. A retry fails too until the documents
-// change.
+// ErrRefused is wrapped by errors for workloads that cannot be registered. A retry also fails until a document changes.
 var ErrRefused = errors.New("cannot be registered")
 
 // Config configures a Registrar. Only Groups is required.
 type Config struct {
 	// Groups contains the WorkloadGroups.
 	Groups config.Store
-	// File persists the registrations over a restart of the control plane, with mode 0600, so that other workloads can
-	// reach the members until these have connected again. Empty persists nothing.
+	// File stores the registrations, with mode 0600, so that they survive a restart of the control plane. Other
+	// workloads can then reach the members before these have connected again. If File is empty, registrations are not
+	// stored.
 	File string
-	// Grace is how long a workload stays registered after its last connection; default 10 s.
+	// Grace is how long a workload stays registered after its last connection ends; default 10 s.
 	Grace time.Duration
-	// LocalNetworks lists the loopback networks of a local mesh's workloads.
+	// LocalNetworks lists the loopback networks that the workloads of a local mesh use.
 	LocalNetworks []netip.Prefix
-	// ReconnectTimeout is how long restored workloads may connect again before they are removed; default 1 minute.
+	// ReconnectTimeout is how long workloads that were restored from File may remain disconnected before they are
+	// removed; default 1 minute.
 	ReconnectTimeout time.Duration
 	Logger           *slog.Logger
 	Registerer       prometheus.Registerer
@@ -60,7 +62,7 @@ type Workload struct {
 	Namespace string `json:"namespace"`
 	// ServiceAccount is the authenticated service account.
 	ServiceAccount string `json:"serviceAccount,omitempty"`
-	// Address is the claimed address, Source the source address of the connection.
+	// Address is the address that the workload claims. Source is the source address of its connection.
 	Address  netip.Addr        `json:"address"`
 	Source   netip.Addr        `json:"-"`
 	Labels   map[string]string `json:"labels,omitempty"`
@@ -70,12 +72,13 @@ type Workload struct {
 	HealthChecked bool `json:"healthChecked,omitempty"`
 }
 
-// Registrar registers workloads. It is a store with their WorkloadEntries. All methods are safe for concurrent use.
+// Registrar registers workloads. It is a configuration store that contains their WorkloadEntries. All methods are safe
+// for concurrent use.
 type Registrar struct {
 	*config.MemoryStore
 	cfg     Config
 	metrics *metrics
-	changed chan struct{} // the file is outdated, or a deadline is earlier; capacity 1
+	changed chan struct{} // signals that the file is outdated or that a deadline is earlier; capacity 1
 
 	mu      sync.Mutex
 	members map[config.Key]*member
@@ -87,17 +90,18 @@ type member struct {
 	key         config.Key
 	connections int
 	healthy     bool
-	reason      string // why it is unhealthy
+	reason      string // why the workload is unhealthy
 	overrides   []override
-	// expires is when the workload is removed unless it connects again; zero while it is connected.
+	// expires is the time at which the workload is removed unless it connects again. It is zero while the workload is
+	// connected.
 	expires time.Time
 }
 
-// isInForce reports whether other workloads may connect to it.
+// isInForce reports whether the member's entry is published, so that other workloads may connect to it.
 func (m *member) isInForce() bool { return !m.HealthChecked || m.healthy }
 
-// New returns a Registrar with the persisted registrations. It logs an error if the file cannot be read; workloads
-// register again when they connect.
+// New returns a Registrar with the stored registrations. It logs an error if the file cannot be read. In that case
+// workloads are registered again when they connect.
 func New(cfg Config) *Registrar {
 	cfg = cfg.withDefaults()
 	r := &Registrar{
@@ -105,7 +109,7 @@ func New(cfg Config) *Registrar {
 		changed: make(chan struct{}, 1), members: map[config.Key]*member{},
 	}
 	if err := r.load(); err != nil {
-		r.cfg.Logger.Error("previous registrations are lost until the workloads connect again", "error", err)
+		r.cfg.Logger.Error("reading the registrations failed; workloads are registered again when they connect", "error", err)
 	}
 	return r
 }
@@ -115,14 +119,15 @@ type Registration struct {
 	r        *Registrar
 	key      config.Key
 	once     sync.Once
-	workload Workload // as received on this connection
+	workload Workload // the claims of this connection
 	// Labels are the workload's labels, merged with those of its group.
 	Labels map[string]string
 	// Address is the registered address.
 	Address netip.Addr
 }
 
-// Connect registers the workload of a connection until all its connections have ended. Errors describe what to fix.
+// Connect registers the workload of a connection. The workload stays registered until all its connections have ended.
+// Errors describe the remedy.
 func (r *Registrar) Connect(w Workload) (*Registration, error) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -136,11 +141,11 @@ func (r *Registrar) Connect(w Workload) (*Registration, error) {
 	m := r.members[key]
 	if m == nil || !slices.Equal(m.overrides, overrides) {
 		for _, o := range overrides {
-			r.cfg.Logger.Warn("claim of a workload is overridden", "entry", key, "claim", o.claim, "reason", o.result)
+			r.cfg.Logger.Warn("the WorkloadGroup overrides a claim of a workload", "entry", key, "claim", o.claim, "reason", o.result)
 		}
 	}
 	if m == nil {
-		m = &member{key: key, reason: "its agent has not reported yet"}
+		m = &member{key: key, reason: "the agent has not reported the workload's health yet"}
 		r.members[key] = m
 		r.metrics.successes.Inc()
 		r.cfg.Logger.Info("workload registered", "entry", key, "group", w.Group, "address", w.Address)
@@ -148,7 +153,7 @@ func (r *Registrar) Connect(w Workload) (*Registration, error) {
 		r.metrics.updates.Inc()
 	}
 	if m.connections > 0 && !maps.Equal(m.Labels, w.Labels) {
-		r.cfg.Logger.Warn("two workloads connect with the same address and different labels; the labels of the last one are in force: use different addresses unless one is about to stop",
+		r.cfg.Logger.Warn("two workloads are connected with the same address and different labels; the WorkloadEntry has the labels of the last one: use different addresses unless one of them is about to stop",
 			"entry", key, "address", w.Address, "labels", w.Labels, "before", m.Labels)
 	}
 	m.Workload, m.overrides, m.expires = w, overrides, time.Time{}
@@ -158,8 +163,8 @@ func (r *Registrar) Connect(w Workload) (*Registration, error) {
 	return &Registration{r: r, key: key, workload: claimed, Labels: entry.Spec.(*networking.WorkloadEntry).GetLabels(), Address: w.Address}, nil
 }
 
-// checkMembership checks that the workload may be a member of its group, and replaces its claims by what the group
-// allows. r.mu must be held.
+// checkMembership checks that the workload may be a member of its group. It replaces claims of the workload that the
+// group does not allow. r.mu must be held.
 func (r *Registrar) checkMembership(w *Workload) (*config.Resource, []override, error) {
 	group, err := r.lookupGroup(*w)
 	if err != nil {
@@ -170,29 +175,30 @@ func (r *Registrar) checkMembership(w *Workload) (*config.Resource, []override, 
 		return nil, nil, err
 	}
 	if m := r.members[w.key()]; m != nil && m.Group != w.Group {
-		return nil, nil, fmt.Errorf("the workload at %s %w: a member of WorkloadGroup %s has the same entry %s: use a shorter name of the group or the network",
+		return nil, nil, fmt.Errorf("the workload at %s %w: a member of WorkloadGroup %s already has the WorkloadEntry name %s: use a shorter name for the group or the network",
 			w.Address, ErrRefused, m.Group, m.key)
 	}
 	return group, overrides, nil
 }
 
-// lookupGroup returns the workload's WorkloadGroup. It fails if the service account is not the group's.
+// lookupGroup returns the workload's WorkloadGroup. It fails if the workload does not have the service account of the
+// group.
 func (r *Registrar) lookupGroup(w Workload) (*config.Resource, error) {
 	key := config.Key{Kind: config.WorkloadGroup, Namespace: w.Namespace, Name: w.Group}
 	group := r.cfg.Groups.Get(key)
 	if group == nil {
-		return nil, fmt.Errorf("the workload at %s %w: there is no %s: write that document, or unset ISTIO_META_AUTO_REGISTER_GROUP",
+		return nil, fmt.Errorf("the workload at %s %w: %s does not exist: create this document, or unset ISTIO_META_AUTO_REGISTER_GROUP",
 			w.Address, ErrRefused, key)
 	}
 	want := groupAccount(group.Spec.(*networking.WorkloadGroup))
 	if w.ServiceAccount != want {
-		return nil, fmt.Errorf("the workload at %s %w: it proved service account %q, and members of %s have %q: "+
+		return nil, fmt.Errorf("the workload at %s %w: its token is for service account %q, but members of %s must have %q: "+
 			"set the group's template.serviceAccount, or use another token for the workload", w.Address, ErrRefused, w.ServiceAccount, key, want)
 	}
 	return group, nil
 }
 
-// publish puts the member's entry in force, or removes it. r.mu must be held.
+// publish adds the member's entry to the store, or removes it if the member is not in force. r.mu must be held.
 func (r *Registrar) publish(m *member, entry *config.Resource) {
 	if m.isInForce() {
 		r.Put(entry)
@@ -209,7 +215,7 @@ func (r *Registrar) notifyRun() {
 	}
 }
 
-// HandleHealthReport sets the health of the workload. reason describes why it is unhealthy.
+// HandleHealthReport sets the health of the workload. reason describes why the workload is unhealthy.
 func (g *Registration) HandleHealthReport(healthy bool, reason string) {
 	r := g.r
 	r.mu.Lock()
@@ -219,11 +225,11 @@ func (g *Registration) HandleHealthReport(healthy bool, reason string) {
 		return
 	}
 	m.healthy, m.reason = healthy, reason
-	r.cfg.Logger.Info("workload reports its health", "entry", g.key, "healthy", healthy, "reason", reason)
+	r.cfg.Logger.Info("a workload reported its health", "entry", g.key, "healthy", healthy, "reason", reason)
 	r.rebuild(m)
 }
 
-// rebuild creates a member's entry again from its current group. r.mu must be held.
+// rebuild creates a member's entry again from the current version of its group. r.mu must be held.
 func (r *Registrar) rebuild(m *member) {
 	group, err := r.lookupGroup(m.Workload)
 	if err != nil {
@@ -243,8 +249,8 @@ func (r *Registrar) rebuildAll() {
 }
 
 // IsOutdated reports whether the workload would receive other labels or another address if it connected now, because
-// its group was edited. It ignores claims of other connections of the workload: otherwise two connections would end
-// each other forever.
+// its group was edited. It ignores the claims of the workload's other connections. Otherwise two connections with
+// different claims would end each other forever.
 func (g *Registration) IsOutdated() bool {
 	group, err := g.r.lookupGroup(g.workload)
 	if err != nil {
@@ -278,7 +284,7 @@ func (g *Registration) Disconnect() {
 func (r *Registrar) Run(ctx context.Context) error {
 	cancel := r.cfg.Groups.Subscribe(r.handleGroupChange)
 	defer cancel()
-	r.rebuildAll() // groups may have changed since New
+	r.rebuildAll() // groups may have changed after New
 	timer := time.NewTimer(0)
 	defer timer.Stop()
 	for {
@@ -298,11 +304,12 @@ func (r *Registrar) Run(ctx context.Context) error {
 
 func (r *Registrar) persist() {
 	if err := r.save(); err != nil {
-		r.cfg.Logger.Error("registrations cannot be saved, and would be lost in a restart", "error", err)
+		r.cfg.Logger.Error("saving the registrations failed; a restart of the control plane would lose them", "error", err)
 	}
 }
 
-// removeExpired removes workloads whose time has passed, and returns the time of the next one.
+// removeExpired removes workloads that did not connect again in time. It returns the time at which the next workload
+// expires.
 func (r *Registrar) removeExpired(now time.Time) (next time.Time) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -327,7 +334,8 @@ func (r *Registrar) handleGroupChange(changed []config.Key) {
 	for _, key := range changed {
 		groups[key] = key.Kind == config.WorkloadGroup
 	}
-	// This runs in a notification of the Groups store. It may change entries, because r is a different store.
+	// This function runs in a notification of the Groups store. It may change entries, because the Registrar is a
+	// different store.
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	for _, m := range r.members {

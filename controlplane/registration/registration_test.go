@@ -30,7 +30,7 @@ func groupOf(labels map[string]string) *config.Resource {
 	}}
 }
 
-// testRegistrar is a running registrar with its groups.
+// testRegistrar is a running registrar with the WorkloadGroups that it uses.
 type testRegistrar struct {
 	*Registrar
 	groups *config.MemoryStore
@@ -52,7 +52,7 @@ func startRegistrar(t *testing.T, groups *config.MemoryStore, file string) *test
 	go func() { defer close(ended); _ = r.Run(ctx) }()
 	stop := func() { cancel(); <-ended }
 	t.Cleanup(stop)
-	synctest.Wait() // until it watches the groups
+	synctest.Wait() // wait until the registrar watches the groups
 	return &testRegistrar{r, groups, stop}
 }
 
@@ -82,7 +82,7 @@ func (w *testRegistrar) entries() string {
 func (w *testRegistrar) wantEntries(t *testing.T, want string) {
 	t.Helper()
 	if got := w.entries(); got != want {
-		t.Errorf("in force are %q, want %q", got, want)
+		t.Errorf("the published entries are %q, want %q", got, want)
 	}
 }
 
@@ -97,7 +97,7 @@ func TestWorkloadIsAnEntryOfItsGroupWhileItIsConnected(t *testing.T) {
 		spec := entry.Spec.(*networking.WorkloadEntry)
 		for key, want := range map[string]string{"app": "till", "tier": "group", "version": "v2", "security.istio.io/tlsMode": "istio"} {
 			if spec.GetLabels()[key] != want || first.Labels[key] != want {
-				t.Errorf("label %s is %q, and for the proxy %q, want %q", key, spec.GetLabels()[key], first.Labels[key], want)
+				t.Errorf("label %s is %q in the entry and %q for the proxy, want %q", key, spec.GetLabels()[key], first.Labels[key], want)
 			}
 		}
 		if spec.GetServiceAccount() != "till" || spec.GetLocality() != "r/z" || spec.GetNetwork() != "cellar" || spec.GetPorts()["http"] != 8080 ||
@@ -105,7 +105,7 @@ func TestWorkloadIsAnEntryOfItsGroupWhileItIsConnected(t *testing.T) {
 			t.Errorf("the entry is %v, annotations %v", spec, entry.Annotations)
 		}
 
-		second := w.connect(t, one) // the next stream connects before the end of the last one is noticed
+		second := w.connect(t, one) // the next stream connects before the registrar notices that the last one ended
 		first.Disconnect()
 		first.Disconnect()
 		time.Sleep(time.Minute)
@@ -119,7 +119,7 @@ func TestWorkloadIsAnEntryOfItsGroupWhileItIsConnected(t *testing.T) {
 		synctest.Wait()
 		w.wantEntries(t, "")
 		if len(w.Workloads()) != 0 {
-			t.Errorf("still known: %v", w.Workloads())
+			t.Errorf("the registrar still has the workload: %v", w.Workloads())
 		}
 	})
 }
@@ -147,15 +147,15 @@ func TestConnectionsWithOtherLabelsDoNotEvictEachOther(t *testing.T) {
 		one.Labels, two.Labels = map[string]string{"version": "v1"}, map[string]string{"version": "v2"}
 		first, second := w.connect(t, one), w.connect(t, two)
 		if first.IsOutdated() || second.IsOutdated() {
-			t.Error("one of two is to connect again because of the other")
+			t.Error("a connection is outdated because of the other connection's claims")
 		}
 		if got := w.List(config.WorkloadEntry)[0].Labels["version"]; got != "v2" {
-			t.Errorf("the labels in force are those of %q, and not of the last one that connected", got)
+			t.Errorf("the entry has the labels of %q, not those of the last connection", got)
 		}
 		w.groups.Put(groupOf(map[string]string{"tier": "other"}))
 		synctest.Wait()
 		if !first.IsOutdated() || !second.IsOutdated() {
-			t.Error("the group's labels were edited, and not both are to connect again")
+			t.Error("the group's labels changed, but not both connections are outdated")
 		}
 	})
 }
@@ -173,12 +173,12 @@ func TestUnhealthyWorkloadIsNotInForce(t *testing.T) {
 		r.HandleHealthReport(false, "GET /: 500")
 		w.wantEntries(t, "")
 		if s := w.Workloads(); len(s) != 1 || s[0].Reason != "GET /: 500" || s[0].InForce {
-			t.Errorf("it is shown as %+v", s)
+			t.Errorf("the status of the workload is %+v", s)
 		}
 		synctest.Wait()
 		w.stop()
 		next := startRegistrar(t, w.groups, file)
-		next.wantEntries(t, "") // the last health report is valid after a restart too
+		next.wantEntries(t, "") // the last health report must survive a restart
 		next.connect(t, probed).HandleHealthReport(true, "")
 		next.wantEntries(t, "tills-10.0.0.1=10.0.0.1")
 	})
@@ -200,7 +200,7 @@ func TestRestartRetainsRegistrations(t *testing.T) {
 		next.connect(t, newTillWorkload("10.0.0.1"))
 		time.Sleep(2 * time.Minute)
 		synctest.Wait()
-		next.wantEntries(t, "tills-10.0.0.1=10.0.0.1") // the other one has expired
+		next.wantEntries(t, "tills-10.0.0.1=10.0.0.1") // the registration of the other workload has expired
 	})
 }
 
@@ -215,7 +215,7 @@ func TestMembersFollowTheirGroup(t *testing.T) {
 		w.groups.Delete(groupKey)
 		w.wantEntries(t, "")
 		if s := w.Workloads(); len(s) != 1 || !strings.Contains(s[0].Reason, "removed") {
-			t.Errorf("it is shown as %+v", s)
+			t.Errorf("the status of the workload is %+v", s)
 		}
 		w.groups.Put(groupOf(nil))
 		w.wantEntries(t, "tills-10.0.0.1=10.0.0.1")

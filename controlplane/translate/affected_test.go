@@ -26,7 +26,7 @@ func versions(t testing.TB, snap *snapshot.Snapshot, p *translate.Proxy) map[str
 		out[typeURL] = map[string]string{}
 		for _, r := range resources {
 			if _, twice := out[typeURL][r.Name]; twice {
-				t.Errorf("%s: %s is there twice", typeURL, r.Name)
+				t.Errorf("%s: %s occurs twice", typeURL, r.Name)
 			}
 			out[typeURL][r.Name] = r.Version
 		}
@@ -100,7 +100,7 @@ func registriesStep(namespace string) string {
 	return "apiVersion: v1\nkind: Secret\nmetadata: {name: images, namespace: " + namespace + "}\nstringData: {.dockerconfigjson: '{\"auths\": {\"registry.example\": {\"password\": \"x\"}}}'}"
 }
 
-// affectedSteps are consecutive changes; a name without a document is a removal.
+// affectedSteps are consecutive changes. A name without a document stands for a removal.
 var affectedSteps = []string{
 	"apiVersion: networking.istio.io/v1\nkind: WorkloadEntry\nmetadata: {name: a-1, namespace: one}\nspec: {address: 127.203.20.1, serviceAccount: a, ports: {web: 8080}, labels: {app: a, version: v1, security.istio.io/tlsMode: istio}}",
 	"apiVersion: networking.istio.io/v1\nkind: WorkloadEntry\nmetadata: {name: a-2, namespace: one}\nspec: {address: 127.203.29.1, serviceAccount: a, ports: {web: 8081}, labels: {app: a, version: v2, security.istio.io/tlsMode: istio}}",
@@ -182,8 +182,8 @@ func (m *testMesh) step(step string) snapshot.Change {
 	return m.delete(config.Key{Kind: config.Kind(kind), Namespace: namespace, Name: name})
 }
 
-// TestAffectedResourcesIncludeAllTypes checks many single changes, and all of them as one: each type that differs for a
-// proxy is affected.
+// TestAffectedResourcesIncludeAllTypes makes many single changes, and then all of them as one change. Each resource
+// type that differs for a proxy must be reported as affected.
 func TestAffectedResourcesIncludeAllTypes(t *testing.T) {
 	m := newTestMesh(t, nil, affectedMesh)
 	first := map[string]map[string]map[string]string{}
@@ -212,7 +212,7 @@ func TestAffectedResourcesIncludeAllTypes(t *testing.T) {
 	}
 }
 
-// failureReporter receives failed checks.
+// failureReporter records failed checks.
 type failureReporter interface {
 	Helper()
 	Errorf(format string, args ...any)
@@ -224,7 +224,7 @@ func checkAffected(t failureReporter, what string, before, after map[string]map[
 		touched := affected[typeURL]
 		for _, name := range differing(before[typeURL], after[typeURL]) {
 			if !touched.All && !slices.Contains(touched.Names, name) {
-				t.Errorf("%s: %s %s differs, and is not among %v", what, typeURL, name, touched.Names)
+				t.Errorf("%s: %s %s differs, but the affected resources are only %v", what, typeURL, name, touched.Names)
 			}
 		}
 	}
@@ -247,7 +247,7 @@ func checkNamed(t failureReporter, what string, snap *snapshot.Snapshot, p *tran
 		}
 		resources, err := make(snap, p, names)
 		if err != nil {
-			t.Errorf("%s: %s by name: %v", what, typeURL, err)
+			t.Errorf("%s: generating %s by name: %v", what, typeURL, err)
 		}
 		got, want := map[string]string{}, map[string]string{}
 		for _, r := range resources {
@@ -259,12 +259,12 @@ func checkNamed(t failureReporter, what string, snap *snapshot.Snapshot, p *tran
 			}
 		}
 		if !maps.Equal(got, want) {
-			t.Errorf("%s: %s by name are %v, and among all %v", what, typeURL, got, want)
+			t.Errorf("%s: %s requested by name are %v, but in the response for all they are %v", what, typeURL, got, want)
 		}
 	}
 }
 
-// differing returns the names of added, removed and changed resources.
+// differing returns the names of resources that were added, removed or changed.
 func differing(before, after map[string]string) []string {
 	var out []string
 	for name, version := range after {
@@ -280,7 +280,7 @@ func differing(before, after map[string]string) []string {
 	return out
 }
 
-// TestChangesAffectMinimalResources covers the most frequent changes.
+// TestChangesAffectMinimalResources checks the most frequent changes.
 func TestChangesAffectMinimalResources(t *testing.T) {
 	cds, eds, lds, rds, nds := xds.ClusterType, xds.EndpointType, xds.ListenerType, xds.RouteType, xds.NameTableType
 	sidecar, stranger, router := "sidecar b-1.two 127.203.21.1 app=b", "sidecar narrow.narrow 127.203.22.1 app=narrow", "router edge.edge 127.203.25.1 istio=edge"
@@ -289,9 +289,9 @@ func TestChangesAffectMinimalResources(t *testing.T) {
 		name, step, proxy string
 		want              []string
 	}{
-		{"an endpoint more, like those there are", strings.ReplaceAll(affectedSteps[3], "b-1", "b-2"), sidecar, []string{eds, nds}},
+		{"another endpoint with the same attributes", strings.ReplaceAll(affectedSteps[3], "b-1", "b-2"), sidecar, []string{eds, nds}},
 		{"an endpoint without a sidecar", strings.ReplaceAll(affectedSteps[3], "name: b-1, namespace: two}\nspec: {address: 127.203.21.1, serviceAccount: b, labels: {app: b, security.istio.io/tlsMode: istio}", "name: b-3, namespace: two}\nspec: {address: 127.203.31.1, labels: {app: b}"), sidecar, []string{cds, eds, nds}},
-		{"an endpoint of a service that is not seen", strings.ReplaceAll(affectedSteps[3], "b-1", "b-4"), stranger, nil},
+		{"an endpoint of an invisible service", strings.ReplaceAll(affectedSteps[3], "b-1", "b-4"), stranger, nil},
 		{"a rule for HTTP", affectedSteps[7], sidecar, []string{rds}},
 		{"a rule for sidecars, at a gateway", strings.Replace(affectedSteps[7], "far", "near", 1), router, nil},
 		{"a rule for connections", affectedSteps[8], sidecar, []string{lds, rds}},
@@ -299,11 +299,11 @@ func TestChangesAffectMinimalResources(t *testing.T) {
 		{"a DestinationRule", affectedSteps[4], sidecar, []string{cds, eds}},
 		{"a Gateway, at a sidecar", affectedSteps[10], sidecar, nil},
 		{"a policy of another namespace", affectedSteps[15], sidecar, nil},
-		{"a policy of all", affectedSteps[17], sidecar, []string{lds, rds}},
+		{"a policy for all namespaces", affectedSteps[17], sidecar, []string{lds, rds}},
 	} {
 		change := m.step(tc.step)
 		if got := translate.AffectedResources(m.snap, proxy(t, tc.proxy), change).Types(); !slices.Equal(got, tc.want) {
-			t.Errorf("%s: %v, not %v", tc.name, got, tc.want)
+			t.Errorf("%s affects %v, want %v", tc.name, got, tc.want)
 		}
 	}
 }

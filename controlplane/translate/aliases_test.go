@@ -17,7 +17,7 @@ import (
 	"github.com/pilotfish-mesh/pilotfish/controlplane/xds"
 )
 
-// While a mesh changes its trust domain, it has servers of both names.
+// While a mesh changes its trust domain, its servers have certificates of either trust domain.
 func TestServerIdentityUnderTrustDomainAlias(t *testing.T) {
 	mesh := newTestMesh(t, &meshconfig.MeshConfig{TrustDomain: "new.example", TrustDomainAliases: []string{"old.example"}}, `
 apiVersion: networking.istio.io/v1
@@ -37,12 +37,12 @@ spec:
 	}
 	at := slices.IndexFunc(got, func(r *xds.Resource) bool { return r.Name == translate.OutboundCluster("reviews.example", "", 80) })
 	if at < 0 {
-		t.Fatal("there is no cluster")
+		t.Fatal("the proxy has no cluster of the service")
 	}
 	text := renderResource(t, got[at])
 	for _, id := range []string{"spiffe://new.example/ns/default/sa/reviews", "spiffe://old.example/ns/default/sa/reviews"} {
 		if strings.Count(text, id) != 1 {
-			t.Errorf("%s may not answer:\n%s", id, text)
+			t.Errorf("the cluster does not accept a server with the identity %s:\n%s", id, text)
 		}
 	}
 }
@@ -66,8 +66,8 @@ spec: {rules: [{from: [{source: {principals: [cluster.local/ns/front/sa/client]}
 		}
 		w.expect(200, "URI=spiffe://former.example/ns/front/sa/client", func() httpResult { return w.request(clientPort, serverURL) })
 
-		// Clients with a certificate and no sidecar: an account of the alias that the policy does not allow, and
-		// foreign accounts.
+		// Clients with a certificate but no sidecar: an account in the alias that the policy does not allow, and
+		// accounts in other trust domains.
 		for id, want := range map[string]string{
 			"spiffe://cluster.local/ns/front/sa/client":      "HTTP/1.1 200",
 			"spiffe://former.example/ns/front/sa/client":     "HTTP/1.1 200",
@@ -76,14 +76,14 @@ spec: {rules: [{from: [{source: {principals: [cluster.local/ns/front/sa/client]}
 			"spiffe://former.example.org/ns/front/sa/client": "",
 		} {
 			if got := w.statusFor(id); got != want {
-				t.Errorf("%s gets %q, not %q", id, got, want)
+				t.Errorf("the client %s receives %q, want %q", id, got, want)
 			}
 		}
 	})
 }
 
-// statusFor returns the status line that a server's sidecar sends to a client with this identity; "" if the handshake
-// fails.
+// statusFor returns the status line that a server's sidecar sends to a client with this identity. It returns "" if the
+// handshake fails.
 func (w *testEnv) statusFor(id string) string {
 	w.t.Helper()
 	cert, key := w.plane.ca.issue(id)
@@ -101,7 +101,7 @@ func (w *testEnv) statusFor(id string) string {
 	answer, err := io.ReadAll(c)
 	var timeout net.Error
 	if errors.As(err, &timeout) && timeout.Timeout() {
-		w.t.Fatalf("%s is not answered", id)
+		w.t.Fatalf("the server does not respond to %s", id)
 	}
 	line, _, _ := strings.Cut(string(answer), "\r\n")
 	return strings.Join(strings.Fields(line)[:min(2, len(strings.Fields(line)))], " ")

@@ -18,7 +18,7 @@ import (
 	meshconfig "istio.io/api/mesh/v1alpha1"
 )
 
-// checker is an external authorizer that allows requests with the password.
+// checker is an external authorizer that allows requests with a password.
 type checker struct {
 	authv3.UnimplementedAuthorizationServer
 }
@@ -81,7 +81,7 @@ spec: {action: CUSTOM, provider: {name: %s}, rules: [%s]}
 ---`, name, provider, rules)
 }
 
-// TestExternalAuthorizers: exactly the requests that the rules match are checked.
+// TestExternalAuthorizers: Envoy sends the authorizer exactly those requests that the rules match.
 func TestExternalAuthorizers(t *testing.T) {
 	forEachEnvoyVersion(t, 173003, func(t *testing.T, version string, network int) {
 		w := newTestEnv(t, version, network, pair, authorizers)
@@ -109,7 +109,7 @@ func TestExternalAuthorizers(t *testing.T) {
 		open := w.dialHTTP("NET.2.1:8080")
 		defer open.Close()
 		if code := open.get("/grpc"); code != 200 {
-			t.Fatalf("without policies: %d", code)
+			t.Fatalf("status without policies: %d, want 200", code)
 		}
 		policies := custom("one", "over-grpc", `{to: [{operation: {paths: [/grpc*]}}]}`) + custom("two", "over-http", `{to: [{operation: {paths: [/http*]}}]}`) +
 			custom("three", "gone", `{to: [{operation: {paths: [/gone]}}]}`) + custom("four", "gone-open", `{to: [{operation: {paths: [/open]}}]}`) +
@@ -129,10 +129,10 @@ func TestExternalAuthorizers(t *testing.T) {
 		w.expect(403, "RBAC", ask("/nowhere", "X-Password=sesame"))
 		w.expect(403, "RBAC", ask("/unknown", "X-Password=sesame"))
 		w.expect(200, "served checked=", ask("/other"))
-		// The connection from before the authorizer has no filter for it. Requests that require a check are denied,
-		// others pass.
+		// The connection was opened before the provider existed, so it has no filter for it. Requests that require a
+		// check are denied, others pass.
 		if code := open.get("/grpc"); code != 403 && code != 0 {
-			t.Errorf("on a connection that was open before there was an authorizer: %d", code)
+			t.Errorf("status on a connection that was opened before the authorizer existed: %d", code)
 		}
 		// A new policy applies to an open connection.
 		fresh := w.dialHTTP("NET.2.1:8080")
@@ -143,7 +143,7 @@ func TestExternalAuthorizers(t *testing.T) {
 		w.change(custom("seven", "over-grpc", `{to: [{operation: {paths: [/other]}}]}`))
 		w.expect(403, "no password", ask("/other"))
 		if code := fresh.get("/other"); code != 403 {
-			t.Errorf("/other on a connection that is open: %d", code)
+			t.Errorf("status of /other on an open connection: %d", code)
 		}
 	})
 }
@@ -213,7 +213,7 @@ spec: {action: AUDIT, rules: [{to: [{operation: {paths: [/watched], ports: ["808
 			stats := server.get("/stats?filter=dry_run&usedonly")
 			for _, want := range []string{"http.inbound_8080;.rbac.istio_dry_run_deny_.shadow_denied: 1\n", "http.inbound_8080;.rbac.istio_dry_run_allow_.shadow_denied: 3\n"} {
 				if !strings.Contains(stats, want) {
-					return want + " is not in " + stats
+					return want + ", which should be in the log, is missing in " + stats
 				}
 			}
 			log := server.log.String()
@@ -223,7 +223,7 @@ spec: {action: AUDIT, rules: [{to: [{operation: {paths: [/watched], ports: ["808
 				}
 			}
 			if strings.Contains(log, "/unwatched") {
-				t.Error("a request is audited that no policy names")
+				t.Error("the log contains a request that no policy audits")
 			}
 			return ""
 		})

@@ -17,7 +17,7 @@ const (
 	benchProxies   = 100
 )
 
-// benchEntry is one service and its endpoints, which depend on n.
+// benchEntry returns one service and its endpoints. n varies the endpoints.
 func benchEntry(i, n int) string {
 	var b strings.Builder
 	fmt.Fprintf(&b, `
@@ -106,7 +106,8 @@ func BenchmarkNextProxy(b *testing.B) {
 	}
 }
 
-// BenchmarkEndpointChange changes the endpoints of one service, builds the snapshot and the difference for 100 proxies.
+// BenchmarkEndpointChange changes the endpoints of one service, builds the next snapshot, and builds the changed
+// resources for 100 proxies.
 func BenchmarkEndpointChange(b *testing.B) {
 	m, proxies := benchMesh(b)
 	for _, p := range proxies {

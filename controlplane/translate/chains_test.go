@@ -5,8 +5,8 @@ import (
 	"testing"
 )
 
-// TestFilterChainMatchesAreUnique covers TLS names within an address block of a port without a declared protocol. Envoy
-// would reject a listener with duplicate matches.
+// TestFilterChainMatchesAreUnique has TLS names within an address block of a port without a declared protocol. Envoy
+// rejects a listener with duplicate matches.
 func TestFilterChainMatchesAreUnique(t *testing.T) {
 	m := newTestMesh(t, nil, baseDocuments)
 	m.apply(ofNetworking("VirtualService", "v", "two", "hosts: [b.example], tls: [{match: [{sniHosts: [a.example]}], route: [{destination: {host: c.example}}]}, {match: [{sniHosts: [b.example]}], route: [{destination: {host: d.example}}]}]"))
@@ -14,7 +14,7 @@ func TestFilterChainMatchesAreUnique(t *testing.T) {
 	resourceValidator{}.check(t, "", m.snap, proxy(t, randomMeshProxies[0]))
 }
 
-// TestLastFilterChainIsNotRemoved: Envoy would reject the listener.
+// TestLastFilterChainIsNotRemoved: Envoy would reject a listener without filter chains.
 func TestLastFilterChainIsNotRemoved(t *testing.T) {
 	m := newTestMesh(t, nil, baseDocuments)
 	m.apply(envoyFilter("f", "one", "configPatches: [{applyTo: FILTER_CHAIN, match: {context: SIDECAR_OUTBOUND, listener: {portNumber: 81}}, patch: {operation: REMOVE}}]"))

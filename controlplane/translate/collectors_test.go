@@ -29,7 +29,7 @@ func (rawCodec) Unmarshal(data []byte, v any) error {
 	return nil
 }
 
-// collector stores what it receives by gRPC and HTTP.
+// collector stores the messages that it receives by gRPC and HTTP.
 type collector struct{ got syncBuffer }
 
 func (c *collector) serve(w *testEnv, grpcAddress, httpAddress string) {
@@ -62,7 +62,7 @@ const collectors = `{"extensionProviders": [
  {"name": "otel-logs", "envoyOtelAls": {"service": "collector.example", "port": 4317, "logFormat": {"text": "line %REQ(:PATH)%", "labels": {"code": "%RESPONSE_CODE%"}}}},
  {"name": "als", "envoyHttpAls": {"service": "collector.example", "port": 4317}}]}`
 
-// TestTracesAndLogsReachTheirCollectors by each protocol, with the tags of the documents.
+// TestTracesAndLogsReachTheirCollectors by each protocol, with the tags that Telemetry documents specify.
 func TestTracesAndLogsReachTheirCollectors(t *testing.T) {
 	forEachEnvoyVersion(t, 176004, func(t *testing.T, version string, network int) {
 		w := &testEnv{version: version, network: network, plane: newTestControlPlane(t)}
@@ -105,7 +105,7 @@ spec:
 						return ""
 					}
 				}
-				return fmt.Sprintf("nothing with %q and %q came: %.600q", step.path, step.also, c.got.String())
+				return fmt.Sprintf("the collector received no message with %q and %q: %.600q", step.path, step.also, c.got.String())
 			})
 		}
 	})

@@ -27,7 +27,7 @@ func (w *testEnv) serveExternalTLS(address string) {
 			fmt.Fprintf(rw, "shown=%s", r.TLS.PeerCertificates[0].SerialNumber)
 		}),
 	}
-	server.SetKeepAlivesEnabled(false) // a changed certificate is used in the next handshake
+	server.SetKeepAlivesEnabled(false) // each request needs a new handshake, which uses the current certificate
 	l := tls.NewListener(w.listen(address), &tls.Config{Certificates: []tls.Certificate{pair}, ClientAuth: tls.RequireAndVerifyClientCert, ClientCAs: roots})
 	go func() { _ = server.Serve(l) }()
 	w.t.Cleanup(func() { _ = server.Close() })
@@ -45,8 +45,8 @@ metadata: {name: outside, namespace: front}
 spec: {host: shop.example.com, workloadSelector: {matchLabels: {app: client}}, trafficPolicy: {tls: {mode: MUTUAL, credentialName: client, sni: shop.example.com}}}
 `
 
-// TestSidecarCertificatesFromSecrets: a sidecar uses the certificate of a Secret for the hosts of a DestinationRule,
-// and terminates TLS with one if its Sidecar specifies that. Without the Secret no connection succeeds.
+// TestSidecarCertificatesFromSecrets: a sidecar uses the certificate of a Secret for the hosts of a DestinationRule. It
+// also terminates TLS with such a certificate if its Sidecar specifies that. Without the Secret no connection succeeds.
 func TestSidecarCertificatesFromSecrets(t *testing.T) {
 	forEachEnvoyVersion(t, 176003, func(t *testing.T, version string, network int) {
 		w := newTestEnv(t, version, network, outsideRule, pair, `
@@ -82,7 +82,7 @@ spec: {mtls: {mode: DISABLE}}
 		}
 		w.expect(0, "", ask(w.clientCertificate(51)))
 		if a := w.request("", "http://NET.2.1:8443/x"); a.code == 200 {
-			t.Errorf("without the Secret the port is open: %v", a)
+			t.Errorf("the port accepts connections although the Secret does not exist: %v", a)
 		}
 		w.change(secret("server", "back", 43))
 		w.expect(200, "server HTTP/1.1 /x", ask(w.clientCertificate(51)))

@@ -38,8 +38,8 @@ var delegatingProxies = []string{
 	"sidecar whole.far 127.193.30.3 INTERCEPTION_MODE=REDIRECT", "sidecar apart.far 127.193.30.4 INTERCEPTION_MODE=REDIRECT HOSTS_APART=yes",
 }
 
-// TestDelegateChangesReachRootUsers: gateways to which only the root is bound, and clients to which only the root is
-// exported.
+// TestDelegateChangesReachRootUsers: a changed delegate affects gateways to which only its root VirtualService is
+// bound, and clients to which only the root is exported.
 func TestDelegateChangesReachRootUsers(t *testing.T) {
 	m := newTestMesh(t, nil, delegatingMesh, part("root", "one.example"))
 	for _, step := range []string{part("root", "two.example"), part("elsewhere", "two.example"), part("*", "two.example"), "VirtualService parts/part"} {
@@ -52,14 +52,15 @@ func TestDelegateChangesReachRootUsers(t *testing.T) {
 				differ += len(differing(had[typeURL], has[typeURL]))
 			}
 			if differ == 0 && !strings.Contains(step, `"*"`) && !strings.HasPrefix(step, "VirtualService") {
-				t.Errorf("%s\nfor %s: nothing differs", step, d)
+				t.Errorf("%s\nfor %s: no resource changed", step, d)
 			}
 			checkAffected(t, step+"\nfor "+d, had, has, translate.AffectedResources(m.snap, p, change))
 		}
 	}
 }
 
-// TestDelegateShortNamesFollowServices: the result equals that of a new control plane.
+// TestDelegateShortNamesFollowServices: after a service appears, short names in delegates yield the same result as in a
+// new control plane.
 func TestDelegateShortNamesFollowServices(t *testing.T) {
 	m := newTestMesh(t, nil, delegatingMesh, part("*", "red"))
 	for _, step := range []string{
@@ -83,21 +84,22 @@ func TestDelegateShortNamesFollowServices(t *testing.T) {
 	}
 }
 
-// TestUDPPortsDoNotHideTCPPorts of the same number, as in DNS and HTTP/3 services, in either order.
+// TestUDPPortsDoNotHideTCPPorts with the same number, in either order. DNS and HTTP/3 services have such ports.
 func TestUDPPortsDoNotHideTCPPorts(t *testing.T) {
 	for _, ports := range []string{"{port: 80, name: u, protocol: UDP}, {port: 80, name: http}", "{port: 80, name: http}, {port: 80, name: u, protocol: UDP}"} {
 		m := newTestMesh(t, nil, "apiVersion: v1\nkind: Service\nmetadata: {name: both, namespace: one}\nspec: {clusterIP: 240.9.9.1, ports: ["+ports+"]}")
 		p, name := proxy(t, delegatingProxies[3]), "outbound|80||both.one.svc.cluster.local"
 		if named, err := translate.NamedClusters(m.snap, p, []string{name}); err != nil || len(named) != 1 {
-			t.Errorf("%s: of the cluster's name there are %d: %v", ports, len(named), err)
+			t.Errorf("%s: %d clusters have the name, want 1: %v", ports, len(named), err)
 		}
 		if all := versions(t, m.snap, p); all[xds.ClusterType][name] == "" || all[xds.VirtualHostType]["80/both.one.svc.cluster.local:80"] == "" {
-			t.Errorf("%s: there are %v", ports, all)
+			t.Errorf("%s: the clusters are %v", ports, all)
 		}
 	}
 }
 
-// TestInvisibleRuleAffectsProxiesThatItHidesRulesFrom: only the most specific DestinationRule of a namespace applies.
+// TestInvisibleRuleAffectsProxiesThatItHidesRulesFrom: only the most specific DestinationRule of a namespace applies,
+// so a rule that is not exported to a proxy may hide one that is.
 func TestInvisibleRuleAffectsProxiesThatItHidesRulesFrom(t *testing.T) {
 	rule := func(name, more string) string {
 		return "apiVersion: networking.istio.io/v1\nkind: DestinationRule\nmetadata: {name: " + name + ", namespace: root}\nspec: {" + more + "}"
@@ -109,7 +111,7 @@ func TestInvisibleRuleAffectsProxiesThatItHidesRulesFrom(t *testing.T) {
 		p := proxy(t, delegatingProxies[3])
 		had, has := versions(t, before, p), versions(t, m.snap, p)
 		if len(differing(had[xds.ClusterType], has[xds.ClusterType])) == 0 {
-			t.Errorf("%s: no cluster differs", step)
+			t.Errorf("%s: no cluster changed", step)
 		}
 		checkAffected(t, step, had, has, translate.AffectedResources(m.snap, p, change))
 	}

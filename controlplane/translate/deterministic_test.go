@@ -22,13 +22,13 @@ func TestSameMeshYieldsSameBytes(t *testing.T) {
 			random.Shuffle(len(all), func(i, j int) { all[i], all[j] = all[j], all[i] })
 			grown := newTestMesh(t, tp.mesh.mesh)
 			for _, r := range all {
-				grown.store.Put(r) // with its creation time
+				grown.store.Put(r) // Put sets the creation time
 				grown.rebuild([]config.Key{r.Key})
 			}
 			for _, description := range tp.proxies {
 				p := proxy(t, description)
 				if want, got := listResources(t, tp.mesh.snap, description), listResources(t, grown.snap, description); !reflect.DeepEqual(want, got) {
-					t.Errorf("%s, %s: grown in another order the configuration differs", tp.name, p.ID)
+					t.Errorf("%s, %s: the configuration depends on the order of the documents", tp.name, p.ID)
 				}
 			}
 		}
@@ -66,7 +66,7 @@ func TestProxiesShareResources(t *testing.T) {
 				return r
 			}
 		}
-		t.Fatalf("%s has no %s", description, name)
+		t.Fatalf("%s has no resources of type %s", description, name)
 		return nil
 	}
 	const one, two = "sidecar x.two 127.203.27.1 app=x", "sidecar y.two 127.203.28.1 app=y"
@@ -76,11 +76,11 @@ func TestProxiesShareResources(t *testing.T) {
 		t.Error("two proxies of one namespace do not share their resources")
 	}
 	if clusters.Endpoints != cluster {
-		t.Errorf("the cluster's endpoints are %q", clusters.Endpoints)
+		t.Errorf("the cluster's load assignment is %q", clusters.Endpoints)
 	}
 	m.step(affectedSteps[1]) // an endpoint of another service
 	if get(one, xds.RouteType, "http_proxy") != routes || get(one, xds.ClusterType, cluster) != clusters || get(one, xds.EndpointType, cluster) != endpoints {
-		t.Error("an endpoint elsewhere rebuilt resources")
+		t.Error("a changed endpoint of another service rebuilt the resources")
 	}
 }
 

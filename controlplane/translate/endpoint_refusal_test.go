@@ -44,7 +44,7 @@ func describeEndpoints(t *testing.T, s *snapshot.Snapshot, p *translate.Proxy) s
 	return b.String()
 }
 
-// nodeProxy is the proxy of a node with the label app.
+// nodeProxy returns the proxy of a node that has the label app.
 func nodeProxy(t *testing.T, id, app string) *translate.Proxy {
 	t.Helper()
 	metadata, err := structpb.NewStruct(map[string]any{"LABELS": map[string]any{"app": app}})
@@ -90,14 +90,14 @@ spec: {selector: {app: a}, servers: [{port: {number: 8080, name: http, protocol:
 			}
 		}
 		if (found == 2) != c.refused {
-			t.Errorf("%s: %d findings in %v", c.endpoint, found, s.Problems())
+			t.Errorf("%s: %d findings of the expected code in %v", c.endpoint, found, s.Problems())
 		}
 		for _, kind := range []string{"sidecar", "router"} {
 			p := nodeProxy(t, kind+"~10.1.1.1~a.shop~shop.svc.cluster.local", "a")
 			text := describeEndpoints(t, s, p)
 			has := strings.Contains(text, "lb_endpoints")
 			if has == c.refused {
-				t.Errorf("%s of a %s: refused is %v, want %v:\n%s", c.endpoint, kind, !has, c.refused, text)
+				t.Errorf("endpoint %s for a %s: refused is %v, want %v:\n%s", c.endpoint, kind, !has, c.refused, text)
 			}
 		}
 	}
@@ -116,7 +116,7 @@ spec: {selector: {app: edge}, servers: [{port: {number: 8080, name: http, protoc
 `)
 	p := nodeProxy(t, "router~10.1.1.1~edge.edge~edge.svc.cluster.local", "edge")
 	if text := describeEndpoints(t, s, p); strings.Contains(text, "8081") {
-		t.Errorf("the gateway leads there:\n%s", text)
+		t.Errorf("the gateway has a cluster for the refused endpoint:\n%s", text)
 	}
 	if problems := s.Problems(); len(problems) != 1 || problems[0].Code != config.EndpointRefused || problems[0].Field != "spec.servers[0].defaultEndpoint" {
 		t.Errorf("problems are %v", problems)

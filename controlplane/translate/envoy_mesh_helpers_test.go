@@ -57,8 +57,8 @@ func newTestEnvWithConfig(t *testing.T, mesh *meshconfig.MeshConfig, version str
 	return w
 }
 
-// expandNetwork replaces NET by the environment's network. A number above 255 has a tenth part: 173004 is 127.173.40 to
-// 127.173.49.
+// expandNetwork replaces NET by the addresses of the environment's network. A number above 255 contains a part of the
+// third octet: 173004 is 127.173.40 to 127.173.49.
 func (w *testEnv) expandNetwork(s string) string {
 	if w.network > 255 {
 		return regexp.MustCompile(`NET\.(\d)\.`).ReplaceAllString(s, fmt.Sprintf("127.%d.%d$1.", w.network/1000, w.network%1000))
@@ -157,12 +157,13 @@ func (w *testEnv) request(proxy, target string, headers ...string) httpResult {
 	return httpResult{resp.StatusCode, string(body) + resp.Header.Get("Location"), err}
 }
 
-// expect polls until a result has the code and contains the text: an accepted change may reach a worker thread later.
+// expect polls until a result has the code and contains the text. Polling is necessary because worker threads apply an
+// accepted change a little later.
 func (w *testEnv) expect(code int, text string, ask func() httpResult) {
 	w.t.Helper()
 	eventually(w.t, func() string {
 		if a := ask(); a.code != code || !strings.Contains(a.body, text) {
-			return fmt.Sprintf("%v instead of %d with %q", a, code, text)
+			return fmt.Sprintf("the result is %v, want code %d and text %q", a, code, text)
 		}
 		return ""
 	})
@@ -173,12 +174,12 @@ func (w *testEnv) https(host string, certs []tls.Certificate) httpResult {
 	return w.httpsAs(host, host, certs)
 }
 
-// httpsAs is https with different names in the SNI and the request.
+// httpsAs is like https, with different names in the SNI and the request.
 func (w *testEnv) httpsAs(sni, host string, certs []tls.Certificate) httpResult {
 	return w.httpsAt("NET.1.1:8443", sni, host, certs)
 }
 
-// httpsAt is httpsAs with another address.
+// httpsAt is like httpsAs, for another address.
 func (w *testEnv) httpsAt(address, sni, host string, certs []tls.Certificate) httpResult {
 	roots := x509.NewCertPool()
 	roots.AppendCertsFromPEM(w.plane.ca.pem)
@@ -189,7 +190,7 @@ func (w *testEnv) httpsAt(address, sni, host string, certs []tls.Certificate) ht
 			return (&net.Dialer{}).DialContext(ctx, network, w.expandNetwork(address))
 		},
 	}
-	if sni != "shop.example.com" { // the test's certificate has only that name
+	if sni != "shop.example.com" { // the server's certificate has only that name
 		transport.TLSClientConfig.InsecureSkipVerify = true
 	}
 	resp, err := (&http.Client{Transport: transport, Timeout: 10 * time.Second}).Get("https://" + host + "/x")

@@ -40,7 +40,7 @@ import (
 // defaultTimeout is generous because only failing tests wait this long.
 const defaultTimeout = 2 * time.Minute
 
-// eventually polls until check returns "", or fails with its last result.
+// eventually polls until check returns "". After defaultTimeout it fails with the last result of check.
 func eventually(t testing.TB, check func() string) {
 	t.Helper()
 	deadline := time.Now().Add(defaultTimeout)
@@ -56,13 +56,14 @@ func eventually(t testing.TB, check func() string) {
 	}
 }
 
-// pushState is the state that the control plane pushes: a snapshot, and optionally a proxy that replaces every client.
+// pushState is the state that the control plane pushes: a snapshot, and optionally a proxy for which all clients
+// receive the configuration.
 type pushState struct {
 	snap *snapshot.Snapshot
 	as   *translate.Proxy
 }
 
-// testControlPlane consists of the real discovery server and package translate.
+// testControlPlane combines the real discovery server with package translate.
 type testControlPlane struct {
 	t      testing.TB
 	server *xds.Server
@@ -108,11 +109,11 @@ func (p *testControlPlane) inSync(clients int) {
 	})
 }
 
-// state returns what clients have rejected, and what they have not accepted yet.
+// state returns the resources that clients have rejected, and those that they have not accepted yet.
 func (p *testControlPlane) state(clients int) (wrong, pending string) {
 	all := p.server.Clients()
 	if len(all) != clients {
-		return "", fmt.Sprintf("%d clients instead of %d", len(all), clients)
+		return "", fmt.Sprintf("%d clients are connected, want %d", len(all), clients)
 	}
 	for _, c := range all {
 		for _, ty := range c.Types {
@@ -135,7 +136,7 @@ type source struct{}
 func (source) Connect(_ context.Context, node *corev3.Node, peer xds.Peer) (xds.Proxy, error) {
 	p, err := translate.ParseProxy(node, peer.Identity)
 	if err == nil {
-		p.Authenticated = true // as on the authenticated port
+		p.Authenticated = true // as if the client had connected to the authenticated port
 	}
 	return client{p}, err
 }
@@ -240,7 +241,7 @@ func (a *authority) issue(id string) (certPEM, keyPEM []byte) {
 	return certPEM, keyPEM
 }
 
-// secrets serves one proxy's certificates like its agent.
+// secrets serves the certificates of one proxy, as its agent would.
 type secrets struct {
 	secretv3.UnimplementedSecretDiscoveryServiceServer
 	ca *authority
@@ -316,7 +317,7 @@ func staticCluster(name, addr string) string {
 		name, name, host, port)
 }
 
-// startEnvoy starts an Envoy for a proxy with an identity.
+// startEnvoy starts an Envoy for a proxy with the identity id.
 func (p *testControlPlane) startEnvoy(version, description, id string) *envoy {
 	t := p.t
 	t.Helper()

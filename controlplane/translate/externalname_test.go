@@ -53,7 +53,7 @@ spec: {egress: [{hosts: [shop/*]}]}
 `
 
 // TestAliasesResolveForProxiesThatSeeThem in requests, SNI and DNS. A proxy whose Sidecar lists only the alias sees the
-// service; one that lists only the service sees no alias.
+// service. A proxy whose Sidecar lists only the service does not see the alias.
 func TestAliasesResolveForProxiesThatSeeThem(t *testing.T) {
 	m := newTestMesh(t, nil, aliasedMesh)
 	const own = "reviews.shop.svc.cluster.local reviews.shop reviews.shop.svc 10.96.0.1"
@@ -73,7 +73,7 @@ func TestAliasesResolveForProxiesThatSeeThem(t *testing.T) {
 				return h.GetName() == "reviews.shop.svc.cluster.local:80"
 			})
 			if i < 0 {
-				t.Fatal("there is no virtual host of the service")
+				t.Fatal("the service has no virtual host")
 			}
 			var domains []string
 			for _, d := range routesOf(t, m, p)["80"].VirtualHosts[i].GetDomains() {
@@ -82,7 +82,7 @@ func TestAliasesResolveForProxiesThatSeeThem(t *testing.T) {
 				}
 			}
 			if got := strings.Join(domains, " "); got != want.domains {
-				t.Errorf("domains: %s\nand not: %s", got, want.domains)
+				t.Errorf("domains: %s\nwant: %s", got, want.domains)
 			}
 			var known []string
 			for name, d := range names(t, m, "sidecar a."+namespace+" 127.179.91.1 app=a INTERCEPTION_MODE=REDIRECT") {
@@ -93,10 +93,10 @@ func TestAliasesResolveForProxiesThatSeeThem(t *testing.T) {
 			}
 			slices.Sort(known)
 			if got := strings.Join(known, " "); got != want.names {
-				t.Errorf("names: %s\nand not: %s", got, want.names)
+				t.Errorf("names: %s\nwant: %s", got, want.names)
 			}
 			if got := strings.Join(handshakes(t, m, p), " "); got != want.handshakes {
-				t.Errorf("handshakes: %s\nand not: %s", got, want.handshakes)
+				t.Errorf("SNI matches: %s\nwant: %s", got, want.handshakes)
 			}
 		})
 	}
@@ -122,7 +122,7 @@ func handshakes(t *testing.T, m *testMesh, p *translate.Proxy) []string {
 	return out
 }
 
-// TestAliasHasNoOwnCluster, also with rules for the alias: only the service has one.
+// TestAliasHasNoOwnCluster: requests to an alias use the cluster of its service, also with rules for the alias.
 func TestAliasHasNoOwnCluster(t *testing.T) {
 	m := newTestMesh(t, nil, aliasedMesh, `
 apiVersion: networking.istio.io/v1

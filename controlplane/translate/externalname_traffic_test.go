@@ -2,8 +2,8 @@ package translate_test
 
 import "testing"
 
-// TestAliasRequestsReachService with the service's mutual TLS, policies and rules, also through an alias of an alias.
-// The alias may change while Envoy runs.
+// TestAliasRequestsReachService with the service's mutual TLS, policies and rules. It also uses an alias of an alias,
+// and changes the alias while Envoy runs.
 func TestAliasRequestsReachService(t *testing.T) {
 	forEachEnvoyVersion(t, 179001, func(t *testing.T, version string, network int) {
 		w := newTestEnv(t, version, network, pair, strictEverywhere, `

@@ -43,7 +43,7 @@ type topic struct {
 	skip    []string
 }
 
-// withCertificates fills in $CERTIFICATE, $KEY and $AUTHORITY, for Secrets.
+// withCertificates replaces $CERTIFICATE, $KEY and $AUTHORITY in Secrets.
 func withCertificates(text string) string {
 	for name, part := range someCertificates() {
 		text = strings.ReplaceAll(text, name, part)
@@ -69,7 +69,7 @@ func topics(t *testing.T) []topic {
 	t.Helper()
 	files, err := filepath.Glob("testdata/*.yaml")
 	if err != nil || len(files) == 0 {
-		t.Fatalf("no topics: %v", err)
+		t.Fatalf("testdata contains no topics: %v", err)
 	}
 	var out []topic
 	for _, f := range files {
@@ -130,7 +130,7 @@ func checkGolden(t *testing.T, name, got string) {
 		t.Fatalf("%v: run go test -update", err)
 	}
 	if got != string(want) {
-		t.Errorf("%s differs from what is generated; look at the difference after go test -update\n%s", file, firstDifference(string(want), got))
+		t.Errorf("%s differs from the generated configuration. Run go test -update and review the difference.\n%s", file, firstDifference(string(want), got))
 	}
 }
 
@@ -141,7 +141,7 @@ func firstDifference(want, got string) string {
 			return fmt.Sprintf("line %d:\n- %s\n+ %s", i+1, w[i], g[i])
 		}
 	}
-	return fmt.Sprintf("%d lines became %d", len(w), len(g))
+	return fmt.Sprintf("the golden file has %d lines, the generated text %d", len(w), len(g))
 }
 
 func (tp topic) render(t *testing.T) string {
@@ -233,7 +233,7 @@ func TestGoldenFileAbbreviations(t *testing.T) {
 		if err := json.Unmarshal([]byte(abbreviations[name]), &full); err != nil {
 			t.Fatal(err)
 		}
-		// Only the parts of a definition are abbreviated.
+		// The definition itself is not abbreviated, only its parts.
 		n := compactMap(full)
 		fmt.Fprintf(&b, "%s:\n%s", name, indent(encode(t, n)))
 	}
@@ -301,7 +301,7 @@ func sortedKeys(m map[string]any) []string {
 	for k := range m {
 		out = append(out, k)
 	}
-	// The name first, as a heading.
+	// The name is first, like a heading.
 	rank := func(k string) string {
 		if k == "name" || k == "clusterName" {
 			return ""
@@ -312,7 +312,7 @@ func sortedKeys(m map[string]any) []string {
 	return out
 }
 
-// TestEnvoyAcceptsGoldenConfigurations sends the resources of each proxy of each topic to real Envoys, on one stream:
+// TestEnvoyAcceptsGoldenConfigurations sends the resources of each proxy of each topic to real Envoys on one stream.
 // Envoy must reject none, and all must become active.
 func TestEnvoyAcceptsGoldenConfigurations(t *testing.T) {
 	for _, version := range []string{testenv.EnvoyVersion, testenv.OldEnvoyVersion} {
@@ -338,7 +338,7 @@ func TestEnvoyAcceptsGoldenConfigurations(t *testing.T) {
 // onOtherNetwork changes a proxy's addresses, so that two Envoys do not conflict.
 func onOtherNetwork(p *translate.Proxy, version string) *translate.Proxy {
 	moved := *p
-	if p.EnvoyVersion != [3]uint32{} { // a topic's Envoy version must be that of the real Envoy
+	if p.EnvoyVersion != [3]uint32{} { // use the topic's Envoy version only if the real Envoy has it
 		if _, err := fmt.Sscanf(version, "%d.%d.%d", &moved.EnvoyVersion[0], &moved.EnvoyVersion[1], &moved.EnvoyVersion[2]); err != nil {
 			panic(err)
 		}

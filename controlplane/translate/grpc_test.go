@@ -11,8 +11,8 @@ import (
 	"github.com/pilotfish-mesh/pilotfish/controlplane/xds"
 )
 
-// TestGRPCServersDenyUnsupportedConditions: such an ALLOW rule allows nothing, and such a DENY rule denies everything.
-// gRPC treats such a header as missing, and the SNI as empty.
+// TestGRPCServersDenyUnsupportedConditions: an ALLOW rule with a condition that gRPC cannot evaluate allows nothing,
+// and such a DENY rule denies everything. gRPC treats the tested headers as missing, and the SNI as empty.
 func TestGRPCServersDenyUnsupportedConditions(t *testing.T) {
 	t.Parallel()
 	const all = `{"permissions":[{"any":true}],"principals":[{"any":true}]}`
@@ -49,19 +49,19 @@ spec: {action: `+c.action+`, rules: [{when: [`+c.when+`]}]}
 		text := strings.ReplaceAll(string(data), " ", "")
 		for _, want := range c.want {
 			if !strings.Contains(text, want) {
-				t.Errorf("%s %s: no %s in %s", c.action, c.when, want, text)
+				t.Errorf("%s %s: %s is missing in %s", c.action, c.when, want, text)
 			}
 		}
 		if strings.Contains(text, c.not) {
-			t.Errorf("%s %s: there is %s in %s", c.action, c.when, c.not, text)
+			t.Errorf("%s %s: unexpected %s in %s", c.action, c.when, c.not, text)
 		}
 		if !strings.Contains(text, "rbac") {
-			t.Errorf("%s %s: nothing is enforced: %s", c.action, c.when, text)
+			t.Errorf("%s %s: the listener enforces no policy: %s", c.action, c.when, text)
 		}
 	}
 }
 
-// TestGRPCOmitsRoutesWithClaims: gRPC would ignore the unknown condition and use the route for all requests.
+// TestGRPCOmitsRoutesWithClaims: gRPC would ignore the unknown condition, and use the route for all requests.
 func TestGRPCOmitsRoutesWithClaims(t *testing.T) {
 	t.Parallel()
 	m := newTestMesh(t, nil, `

@@ -18,7 +18,8 @@ metadata: {name: db, namespace: one}
 spec: {clusterIP: None, selector: {app: db}, ports: [{name: tcp-db, port: 3306}]}
 `
 
-// Envoy rejects a listener without filter chains, and the rejection would be attributed to a valid document.
+// Envoy rejects a listener without filter chains. The control plane would then attribute the rejection to a valid
+// document.
 func TestHeadlessServiceWithoutEndpointsHasNoListener(t *testing.T) {
 	for what, more := range map[string]string{"nowhere": "", "somewhere": `
 apiVersion: networking.istio.io/v1
@@ -39,11 +40,11 @@ spec: {address: 127.203.40.2, labels: {app: db}}
 			}
 			found = found || l.Address.GetSocketAddress().GetPortValue() == 3306
 			if len(l.FilterChains) == 0 && l.DefaultFilterChain == nil {
-				t.Errorf("served %s: listener %s has no filter chains", what, l.Name)
+				t.Errorf("workload %s: listener %s has no filter chains", what, l.Name)
 			}
 		}
 		if found != (what == "somewhere") {
-			t.Errorf("served %s: there is a listener for its port: %v", what, found)
+			t.Errorf("workload %s: the service's port has a listener: %v", what, found)
 		}
 	}
 }
@@ -71,7 +72,7 @@ spec: {address: 127.203.40.3, labels: {app: syslog}}
 `
 
 // TestHeadlessUDPServiceHasNames: proxies do not forward UDP, so a service with only UDP ports has no endpoints in xDS.
-// Its name must resolve nevertheless.
+// The agent must resolve its name nevertheless.
 func TestHeadlessUDPServiceHasNames(t *testing.T) {
 	for _, how := range []string{" INTERCEPTION_MODE=REDIRECT", ""} {
 		proxied := "sidecar a-1.one 127.203.41.1 app=a" + how
@@ -92,17 +93,17 @@ func TestHeadlessUDPServiceHasNames(t *testing.T) {
 		if diff := cmp.Diff(want, names(t, m, proxied)); diff != "" {
 			t.Errorf("%q: %s", how, diff)
 		}
-		// The change affects the proxies.
+		// The change affects the proxies' name tables.
 		change := m.delete(config.Key{Kind: config.WorkloadEntry, Namespace: "one", Name: "syslog-0"})
 		var changed []string
 		for _, svc := range change.Endpoints {
 			changed = append(changed, svc.Name)
 		}
 		if !slices.Contains(changed, "syslog") {
-			t.Errorf("%q: a workload left, and only %q differ", how, changed)
+			t.Errorf("removing a workload by %q changed only the services %q", how, changed)
 		}
 		if ips := names(t, m, proxied)["syslog.one.svc.cluster.local"].IPs; !slices.Equal(ips, []string{"127.203.40.3"}) {
-			t.Errorf("%q: afterwards the name is %q", how, ips)
+			t.Errorf("after the change %q the name resolves to %q", how, ips)
 		}
 	}
 }

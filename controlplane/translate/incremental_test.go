@@ -13,7 +13,7 @@ import (
 	"github.com/pilotfish-mesh/pilotfish/internal/meshfuzz"
 )
 
-// editedProxies are in the meshes of meshedit.
+// editedProxies are the proxies in the meshes that package meshfuzz generates.
 var editedProxies = []string{
 	"sidecar s0-0.ns0 127.203.40.1 app=s0 version=v0",
 	"sidecar s0-1.ns0 127.203.41.1 app=s0 version=v1 INTERCEPTION_MODE=REDIRECT HOSTS_APART=yes",
@@ -24,7 +24,7 @@ var editedProxies = []string{
 	"router proven.ns0 127.203.46.1 istio=edge PROVEN=yes",
 }
 
-// editedMesh is a mesh under edits, and the versions of each proxy.
+// editedMesh is a mesh to which edits are applied, and the resource versions of each proxy.
 type editedMesh struct {
 	*testMesh
 	edits   *meshfuzz.Mesh
@@ -56,7 +56,7 @@ func (e *editedMesh) put(edit meshfuzz.Edit) config.Key {
 	return edit.Key
 }
 
-// step applies some edits as one change, and checks that the change affects everything that differs for each proxy.
+// step applies some edits as one change, and checks that the change affects all resources that differ for each proxy.
 func (e *editedMesh) step(t *testing.T, what string, edits int) {
 	t.Helper()
 	var changed []config.Key
@@ -85,12 +85,12 @@ func (e *editedMesh) compare(t *testing.T, what string) {
 			want := versions(t, fresh, p)
 			for _, typeURL := range xds.Order {
 				if !maps.Equal(want[typeURL], e.has[i][typeURL]) {
-					t.Errorf("%s, for %s: %s differ: %v", what, editedProxies[i], typeURL, differing(e.has[i][typeURL], want[typeURL]))
+					t.Errorf("%s, for %s: %s of the full and the incremental snapshot differ: %v", what, editedProxies[i], typeURL, differing(e.has[i][typeURL], want[typeURL]))
 				}
 			}
 		}
 		if got, want := e.snap.Problems(), fresh.Problems(); !slices.Equal(got, want) {
-			t.Errorf("%s: problems are %v, and not %v", what, got, want)
+			t.Errorf("%s: the incremental snapshot has the problems %v, the full one %v", what, got, want)
 		}
 	}
 }
@@ -99,7 +99,7 @@ func checkEdits(t *testing.T, seed uint64, steps int) {
 	e := newEditedMesh(t, seed)
 	for i := range steps {
 		what := fmt.Sprintf("seed %d, step %d", seed, i)
-		e.step(t, what, 1+i%5/3) // mostly one
+		e.step(t, what, 1+i%5/3) // mostly one edit per step
 		if i%8 == 7 {
 			e.compare(t, what)
 		}
@@ -110,7 +110,7 @@ func checkEdits(t *testing.T, seed uint64, steps int) {
 	e.compare(t, fmt.Sprintf("seed %d, at the end", seed))
 }
 
-// TestIncrementalSnapshotEqualsFullSnapshot under random edits of all kinds. The affected resources include all
+// TestIncrementalSnapshotEqualsFullSnapshot applies random edits of all kinds. The affected resources must include all
 // differences.
 func TestIncrementalSnapshotEqualsFullSnapshot(t *testing.T) {
 	t.Parallel()

@@ -17,7 +17,7 @@ import (
 	"github.com/pilotfish-mesh/pilotfish/controlplane/snapshot"
 )
 
-// tokenIssuer signs tokens of end users.
+// tokenIssuer signs tokens for end users.
 type tokenIssuer struct {
 	t      testing.TB
 	name   string
@@ -143,7 +143,7 @@ spec:
 			w.expect(tc.code, "", ask(tc.path, headers...))
 		}
 
-		// Keys that are not fetched yet, then fetched; and two rules for one issuer.
+		// First the control plane has not fetched the keys, then it has. Two rules have the same issuer.
 		remote := newTokenIssuer(t, "https://remote.example")
 		w.change(strings.Replace(one.rules(""), "jwtRules: [", `jwtRules: [{issuer: "https://remote.example", jwksUri: "https://remote.example/keys"}, {issuer: "https://one.example/a", jwksUri: "https://remote.example/others"}, `, 1))
 		w.expect(401, "", ask("/any", bearer(remote, nil)))
@@ -157,8 +157,8 @@ spec:
 	})
 }
 
-// TestProxiesFetchKeysFromMeshServices if that is enabled. Tokens are rejected until the keys are fetched. The control
-// plane fetches the keys of other addresses.
+// TestProxiesFetchKeysFromMeshServices if the mesh enables that. Tokens are rejected until the proxy has fetched the
+// keys. The control plane fetches keys from addresses that are not mesh services.
 func TestProxiesFetchKeysFromMeshServices(t *testing.T) {
 	forEachEnvoyVersion(t, 173007, func(t *testing.T, version string, network int) {
 		inside, outside, stranger := newTokenIssuer(t, "inside"), newTokenIssuer(t, "outside"), newTokenIssuer(t, "inside")
@@ -197,10 +197,10 @@ spec: {selector: {matchLabels: {app: server}}, jwtRules: [{issuer: inside, jwksU
 		})
 		w.expect(200, "server", ask(inside))
 		if got := <-requested; got != "issuer.back/keys" {
-			t.Errorf("the proxy requested %s", got)
+			t.Errorf("the proxy requested %s, which the control plane should fetch", got)
 		}
 		w.expect(401, "", ask(stranger))
-		w.expect(200, "server", ask(outside)) // both rules use the same token location
+		w.expect(200, "server", ask(outside)) // both rules read the same token location
 		stranger.name = "another"
 		w.expect(401, "", ask(stranger))
 	})

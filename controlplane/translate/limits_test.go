@@ -10,7 +10,7 @@ import (
 func TestHashTableSizesAreValid(t *testing.T) {
 	for given, want := range map[uint64]uint64{0: 0, 1: 2, 4: 5, 65537: 65537, 65538: 65539, 1 << 40: 5_000_011} {
 		if got := primeFrom(given); got != want {
-			t.Errorf("a table of %d gets %d, not %d", given, got, want)
+			t.Errorf("a table size of %d becomes %d, want %d", given, got, want)
 		}
 	}
 	cluster := &clusterv3.Cluster{}
@@ -20,7 +20,7 @@ func TestHashTableSizesAreValid(t *testing.T) {
 		},
 	})
 	if got := cluster.GetRingHashLbConfig().GetMinimumRingSize().GetValue(); got != 8<<20 {
-		t.Errorf("the ring has %d entries", got)
+		t.Errorf("the minimum ring size is %d, want Envoy's maximum", got)
 	}
 }
 
@@ -40,7 +40,7 @@ func TestHeaderValuesAreCommandsOrLiteral(t *testing.T) {
 		"%PROTOCOL(x)%":          "%%PROTOCOL(x)%%",
 	} {
 		if got := headerFormat(given); got != want {
-			t.Errorf("%q becomes %q, not %q", given, got, want)
+			t.Errorf("%q becomes %q, want %q", given, got, want)
 		}
 	}
 }

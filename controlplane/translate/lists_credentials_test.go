@@ -8,9 +8,9 @@ import (
 	"github.com/pilotfish-mesh/pilotfish/controlplane/xds"
 )
 
-// TestCredentialsAreNotSharedBetweenProxies: of the proxies of one scope, only those that are authenticated with an
-// account of the Secret use its certificate. The order of the proxies does not matter, and no other cluster waits for
-// it.
+// TestCredentialsAreNotSharedBetweenProxies: several proxies have the same scope. Only those that are authenticated
+// with an account of the Secret use its certificate, in any order of the proxies. No other cluster waits for the
+// certificate.
 func TestCredentialsAreNotSharedBetweenProxies(t *testing.T) {
 	const may = "sidecar page.shop 127.203.31.1 app=page PROVEN=yes SERVICE_ACCOUNT=page"
 	const other = "sidecar pagetwo.shop 127.203.32.1 app=page PROVEN=yes SERVICE_ACCOUNT=other"
@@ -19,7 +19,7 @@ func TestCredentialsAreNotSharedBetweenProxies(t *testing.T) {
 		m := credentialsMesh(t)
 		for _, description := range order {
 			if got, want := callsWithSecret(t, m.snap, description), description == may; got != want {
-				t.Errorf("in the order %q: %s calls with the Secret: %t", order, description, got)
+				t.Errorf("in the order %q: %s uses the Secret: %t", order, description, got)
 			}
 		}
 	}
@@ -36,7 +36,7 @@ func callsWithSecret(t *testing.T, snap *snapshot.Snapshot, description string) 
 			return strings.Contains(string(r.Body.GetValue()), "kubernetes://pay")
 		}
 	}
-	t.Fatalf("%s has no cluster of the service", description)
+	t.Fatalf("%s has no cluster for pay.example.com", description)
 	return false
 }
 

@@ -10,7 +10,7 @@ import (
 	"github.com/pilotfish-mesh/pilotfish/controlplane/xds"
 )
 
-// turns are variations of a proxy that differ in one attribute and may have the same scope.
+// turns are variations of a proxy. Each differs in one attribute. Several of them may have the same scope.
 var turns = []string{
 	"", " turned=yes", " INTERCEPTION_MODE=REDIRECT", " HOSTS_APART=yes", " LOCALITY=west/b/2", " LOCALITY=east/a/1 HOSTS_APART=yes",
 	" ENVOY_VERSION=1.36.4", " ENVOY_VERSION=1.40.0 INTERCEPTION_MODE=REDIRECT", " ISTIO_VERSION=1.20.0",
@@ -31,7 +31,7 @@ func TestResultsDoNotDependOnOtherProxies(t *testing.T) {
 			}
 		}
 		requested := assignmentNames(t, tp)
-		for range 2 { // in this order, then in reverse
+		for range 2 { // in this order, then in reverse order
 			for _, description := range proxies {
 				requestedResources(t, shared, description, requested)
 			}
@@ -41,7 +41,7 @@ func TestResultsDoNotDependOnOtherProxies(t *testing.T) {
 			alone := snapshot.Build(nil, tp.mesh.inputs(), nil)
 			want, got := requestedResources(t, alone, description, requested), requestedResources(t, shared, description, requested)
 			if !slices.Equal(want, got) {
-				t.Errorf("%s, %s: with others before it is given\n%s", tp.name, description, difference(want, got))
+				t.Errorf("%s, %s: the result depends on the proxies that were served before:\n%s", tp.name, description, difference(want, got))
 			}
 		}
 	}
@@ -120,7 +120,7 @@ func TestClusterPatchesApplyOnlyToTheirWorkload(t *testing.T) {
 	const patched, plain = "sidecar x.two 127.203.27.1 app=x", "sidecar y.two 127.203.28.1 app=y"
 	first, second := clusters(m.snap, patched), clusters(m.snap, plain)
 	if want := clusters(newTestMesh(t, nil, affectedMesh).snap, plain); !slices.Equal(want, second) || slices.Equal(first, second) {
-		t.Errorf("behind a neighbour with patches it is given\n%s", difference(want, second))
+		t.Errorf("the result depends on patches of another proxy that was served before:\n%s", difference(want, second))
 	}
 }
 
@@ -135,7 +135,7 @@ spec:
   - {route: [{destination: {host: b.two.svc.cluster.local}}]}
 `
 
-// TestNamespacesShareVirtualHostsUnlessRulesDiffer checks what is shared, and what must not be.
+// TestNamespacesShareVirtualHostsUnlessRulesDiffer checks which virtual hosts proxies share, and which they must not.
 func TestNamespacesShareVirtualHostsUnlessRulesDiffer(t *testing.T) {
 	hosts := func(m *testMesh, description string) map[string]*xds.Resource {
 		list, err := generate(m.snap, proxy(t, description), xds.VirtualHostType, []string{"80"})
@@ -152,10 +152,10 @@ func TestNamespacesShareVirtualHostsUnlessRulesDiffer(t *testing.T) {
 	const one, other, ruled = "sidecar x.one" + rest, "sidecar x.three" + rest, "80/b.two.svc.cluster.local:80"
 	plain := newTestMesh(t, nil, affectedMesh, strings.Replace(ruleByNamespace, "match: [{sourceNamespace: one}], ", "", 1))
 	if a, b := hosts(plain, one)[ruled], hosts(plain, other)[ruled]; a == nil || a != b {
-		t.Errorf("two namespaces do not share %v and %v", a, b)
+		t.Errorf("two namespaces without rules do not share the virtual hosts %v and %v", a, b)
 	}
 	apart := newTestMesh(t, nil, affectedMesh, ruleByNamespace)
 	if a, b := hosts(apart, one)[ruled], hosts(apart, other)[ruled]; a == nil || b == nil || a.Version == b.Version {
-		t.Errorf("a rule for one namespace makes %v there, and %v elsewhere", a, b)
+		t.Errorf("a rule for one namespace yields %v in that namespace, and %v in another", a, b)
 	}
 }

@@ -53,7 +53,7 @@ func (p localityGenerator) mesh(setting string, count int) string {
 		"apiVersion: networking.istio.io/v1\nkind: DestinationRule\nmetadata: {name: s, namespace: one}\nspec: {host: s.example, trafficPolicy: {outlierDetection: {consecutive5xxErrors: 3}, loadBalancer: {localityLbSetting: {%s}}}}", strings.Join(endpoints, ", "), setting)
 }
 
-// TestLocalityPrioritiesHaveNoGaps, and with failover no endpoint is missing or duplicate.
+// TestLocalityPrioritiesHaveNoGaps also checks that with failover no endpoint is missing or duplicate.
 func TestLocalityPrioritiesHaveNoGaps(t *testing.T) {
 	taken := 0
 	for seed := range uint64(400) {
@@ -70,27 +70,27 @@ func TestLocalityPrioritiesHaveNoGaps(t *testing.T) {
 			t.Errorf("%s\n%v", text, err)
 		}
 		if got := checkPriorities(t, text, near); got > want || got < want && !strings.HasPrefix(setting, "distribute") {
-			t.Errorf("%s\n%d endpoints of %d are there: %v", text, got, want, near)
+			t.Errorf("%s\nthe load assignment has %d endpoints, want %d: %v", text, got, want, near)
 		}
 	}
 	if taken < 100 {
-		t.Errorf("only %d settings were accepted", taken)
+		t.Errorf("only %d random settings were valid", taken)
 	}
 }
 
-// checkPriorities returns the number of endpoints.
+// checkPriorities checks a load assignment and returns the number of its endpoints.
 func checkPriorities(t *testing.T, what string, a *endpointv3.ClusterLoadAssignment) int {
 	t.Helper()
 	seen, priorities, highest := map[string]bool{}, map[uint32]bool{}, uint32(0)
 	for _, l := range a.GetEndpoints() {
 		priorities[l.GetPriority()], highest = true, max(highest, l.GetPriority())
 		if len(l.GetLbEndpoints()) == 0 || l.GetLoadBalancingWeight().GetValue() == 0 {
-			t.Errorf("%s\na place without endpoints or weight: %v", what, l)
+			t.Errorf("%s\na locality has no endpoints or no weight: %v", what, l)
 		}
 		for _, e := range l.GetLbEndpoints() {
 			address := e.GetEndpoint().GetAddress().GetSocketAddress().GetAddress()
 			if seen[address] {
-				t.Errorf("%s\n%s is there twice: %v", what, address, a)
+				t.Errorf("%s\n%s occurs twice: %v", what, address, a)
 			}
 			seen[address] = true
 		}

@@ -44,7 +44,7 @@ func oddDocument(kind, spec string) string {
 
 const toA = "route: [{destination: {host: a, port: {number: 80}}}]"
 
-// oddDocuments are unusual, but valid. If Envoy rejected a resource of one of them, it would reject the whole response.
+// oddDocuments are unusual, but valid. If Envoy rejected one resource for them, it would reject the whole response.
 var oddDocuments = map[string]string{
 	"header values with percent signs":   oddRule("a", "mesh", `{headers: {request: {set: {a: "100%", b: "%%", c: "%FOO%", d: "%REQ(x)%", e: "%REQ()%", f: "50% of %PROTOCOL%", g: "%START_TIME(%s)%", h: "%DYNAMIC_METADATA(a)%"}}}, `+toA+`}`),
 	"header of all sorts":                oddRule("a", "mesh", `{headers: {request: {set: {Host: x, ":authority": y, a: ""}, remove: [host]}, response: {add: {content-length: "1"}}}, `+toA+`}`),
@@ -120,16 +120,17 @@ func TestEnvoyAcceptsUnusualDocuments(t *testing.T) {
 	}
 }
 
-// checkDocument sends an Envoy the resources of a document for each proxy, and returns what it rejects.
+// checkDocument sends Envoy the resources of each proxy in a mesh with the document. It returns Envoy's error message,
+// or "".
 func (e *envoy) checkDocument(p *testControlPlane, version, document string) (complaint string) {
 	e.t.Helper()
 	if _, problems := config.Parse("odd.yaml", []byte(document)); refused(problems) {
-		return fmt.Sprintf("it is not let in, and belongs into the tests of that: %v", problems)
+		return fmt.Sprintf("validation refuses the document; move it to the tests of validation: %v", problems)
 	}
 	return e.checkMesh(p, version, newTestMesh(e.t, nil, oddBase, document))
 }
 
-// checkMesh is checkDocument for an existing mesh.
+// checkMesh is like checkDocument, for an existing mesh.
 func (e *envoy) checkMesh(p *testControlPlane, version string, m *testMesh) (complaint string) {
 	e.t.Helper()
 	for _, description := range oddProxies {
@@ -140,7 +141,7 @@ func (e *envoy) checkMesh(p *testControlPlane, version string, m *testMesh) (com
 	return ""
 }
 
-// checkProxy is checkMesh for one proxy.
+// checkProxy is like checkMesh, for one proxy.
 func (e *envoy) checkProxy(p *testControlPlane, m *testMesh, as *translate.Proxy) (complaint string) {
 	e.t.Helper()
 	p.push(pushState{snap: m.snap, as: as}, snapshot.Change{Full: true})

@@ -23,7 +23,7 @@ import (
 
 var malformed = flag.Int("malformed", 1500, "number of malformed documents")
 
-// documentMutator makes malformed documents from valid ones of all kinds.
+// documentMutator makes malformed documents from valid documents of all kinds.
 type documentMutator struct {
 	*rand.Rand
 	documents [][]byte
@@ -135,7 +135,7 @@ func (b *documentMutator) value(v any) any {
 			delete(v, key)
 		case 1:
 			v[key+"x"] = v[key]
-		case 2, 3, 4, 5, 6: // the value of another document
+		case 2, 3, 4, 5, 6: // replace the value by one from another document
 			if others := b.values[key]; len(others) > 0 {
 				v[key] = others[b.IntN(len(others))]
 			}
@@ -164,8 +164,8 @@ func (b *documentMutator) odd() any {
 	}[b.IntN(30)]
 }
 
-// TestMalformedDocumentsAreIsolated: each is refused or accepted alone, other documents in its file are accepted,
-// Envoy's validation rules hold for the resources, and its removal restores the previous state.
+// TestMalformedDocumentsAreIsolated: a malformed document is refused or accepted without effect on other documents in
+// its file. The resources obey Envoy's validation rules. The removal of the document restores the previous state.
 func TestMalformedDocumentsAreIsolated(t *testing.T) {
 	t.Parallel()
 	b := newDocumentMutator(t, 1)
@@ -183,7 +183,7 @@ func TestMalformedDocumentsAreIsolated(t *testing.T) {
 			return
 		}
 	}
-	t.Logf("%d of %d documents were accepted", taken, *malformed)
+	t.Logf("%d of %d malformed documents were accepted, so the test does not cover both outcomes", taken, *malformed)
 }
 
 // malformedMesh is a mesh to which malformed documents are added.
@@ -191,7 +191,7 @@ type malformedMesh struct {
 	*testMesh
 	proxies []*translate.Proxy
 	before  []map[string]map[string]string
-	made    map[string]bool // versions that have been checked
+	made    map[string]bool // resource versions that have been checked
 }
 
 func newMalformedMesh(t *testing.T) *malformedMesh {
@@ -227,7 +227,7 @@ func (m *malformedMesh) parseWithValid(t *testing.T, i int, document []byte) (ta
 	}
 	// Invalid UTF-8 invalidates the whole file.
 	if good != 2 && !slices.ContainsFunc(problems, func(p config.Problem) bool { return strings.Contains(p.Message, "UTF-8") }) {
-		t.Fatalf("document %d: %d of 2 valid documents with it are accepted:\n%s\n%v", i, good, document, problems)
+		t.Fatalf("document %d: of the 2 valid documents in its file, %d are accepted:\n%s\n%v", i, good, document, problems)
 	}
 	return taken
 }
@@ -259,7 +259,7 @@ func (m *malformedMesh) applyAndRemove(t *testing.T, i int, document []byte, tak
 		after := versions(t, m.snap, p)
 		for _, typeURL := range xds.Order {
 			if names := differing(m.before[j][typeURL], after[typeURL]); len(names) > 0 {
-				t.Errorf("document %d, after its removal: %v differ\n%s", i, names, document)
+				t.Errorf("document %d: after its removal, %v differ from the state before it was added\n%s", i, names, document)
 			}
 		}
 	}

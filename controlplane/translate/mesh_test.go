@@ -21,7 +21,7 @@ import (
 	"github.com/pilotfish-mesh/pilotfish/controlplane/translate"
 )
 
-// testMesh is a store with its snapshots.
+// testMesh is a document store and the snapshots that are built from it.
 type testMesh struct {
 	t     testing.TB
 	store *config.MemoryStore
@@ -93,14 +93,14 @@ func readTestdata(t testing.TB, name string) string {
 	return string(data)
 }
 
-// node returns the node that an agent would send: "sidecar reviews-v1.default 127.203.1.1 app=reviews version=v1", with
-// upper-case metadata among the labels.
+// node parses the description of a node, and returns the node that an agent would send. Example: "sidecar
+// reviews-v1.default 127.203.1.1 app=reviews version=v1". Keys in upper case are metadata, all others are labels.
 func node(t testing.TB, description string) *corev3.Node {
 	t.Helper()
 	words := strings.Fields(description)
 	name, namespace, ok := strings.Cut(words[1], ".")
 	if !ok {
-		t.Fatalf("%q: no namespace", description)
+		t.Fatalf("%q: the node name has no namespace", description)
 	}
 	labels := map[string]any{}
 	metadata := map[string]any{"NAME": name, "NAMESPACE": namespace, "INTERCEPTION_MODE": "NONE", "INSTANCE_IPS": words[2]}
@@ -154,5 +154,5 @@ func sortBy(list []string, rank func(string) string) {
 	slices.SortFunc(list, func(a, b string) int { return strings.Compare(rank(a), rank(b)) })
 }
 
-// anyEndpoint allows gateways of these tests to call workloads on loopback, as in a local mesh.
+// anyEndpoint allows gateways in these tests to call workloads on loopback addresses, as in a local mesh.
 var anyEndpoint = &registry.EndpointPolicy{AllowUnix: []string{"/"}, AllowNetworks: []netip.Prefix{netip.MustParsePrefix("127.0.0.0/8")}}

@@ -20,7 +20,7 @@ import (
 
 const edgeNode = "router edge.back NET.4.1 istio=edge"
 
-// handshakeTLS sends the text in before, opens a TLS connection and returns it.
+// handshakeTLS sends the text in before, then performs a TLS handshake, and returns the connection.
 func (w *testEnv) handshakeTLS(address, before string, config *tls.Config) (*tls.Conn, error) {
 	raw, err := net.DialTimeout("tcp", w.expandNetwork(address), 10*time.Second)
 	if err != nil {
@@ -50,8 +50,8 @@ func (w *testEnv) shaken(want bool, address, before string, config *tls.Config) 
 	return conn
 }
 
-// meshMTLS applies to mesh TLS and tlsDefaults to other TLS. If the mesh configures a front proxy, connections to a
-// gateway start with a PROXY protocol header.
+// The setting meshMTLS applies to mesh TLS, and tlsDefaults to other TLS. If the mesh configures a front proxy,
+// connections to a gateway start with a PROXY protocol header.
 func TestMeshTLSSettingsAndFrontProxies(t *testing.T) {
 	forEachEnvoyVersion(t, 176001, func(t *testing.T, version string, network int) {
 		mesh := snapshot.WithDefaults(nil)
@@ -105,7 +105,7 @@ spec: {hosts: [shop.example.com, mutual.example.com], gateways: [edge], http: [{
 		fmt.Fprintf(conn, "GET / HTTP/1.1\r\nHost: shop.example.com\r\nConnection: close\r\n\r\n")
 		body, err := io.ReadAll(bufio.NewReader(conn))
 		if !strings.Contains(string(body), "for=192.0.2.7") {
-			t.Errorf("the application receives no client identity: %v %s", err, body)
+			t.Errorf("the application does not receive the client's identity: %v %s", err, body)
 		}
 		w.shaken(false, "NET.4.1:8443", "", browser) // connections without the header are refused
 		other := browser.Clone()

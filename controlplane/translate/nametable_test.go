@@ -92,7 +92,8 @@ func TestNameTableWithoutRedirection(t *testing.T) {
 	m := newTestMesh(t, nil, namedMesh)
 	got := names(t, m, "sidecar a-1.two 127.203.41.1 app=a UPSTREAM_LISTENERS=db.one:3306=127.203.41.16:3306")
 	for host, want := range map[string]string{
-		"web.one.svc.cluster.local":         "127.203.40.1", // not the virtual IP, which is unreachable without redirection
+		// Not the virtual IP, at which no process listens without redirection.
+		"web.one.svc.cluster.local":         "127.203.40.1",
 		"db.one.svc.cluster.local":          "127.203.41.16",
 		"private.two.svc.cluster.local":     "10.96.0.2",
 		"api.example.com":                   "1.2.3.4",
@@ -108,7 +109,7 @@ func TestNameTableWithoutRedirection(t *testing.T) {
 		}
 	}
 	if ports := got["db.one.svc.cluster.local"].Ports; !slices.Equal(ports, []string{"_tcp-db._tcp 3306"}) {
-		t.Errorf("ports of the listener: %v", ports)
+		t.Errorf("the name table has the ports %v for the upstream listener", ports)
 	}
 }
 
@@ -128,7 +129,7 @@ func TestVirtualIPsAreOnlyForCapturedWorkloads(t *testing.T) {
 			t.Errorf("%s: %q, want %q", description, ips, want)
 		}
 		if got["api.example.com"].IPs == nil {
-			t.Errorf("%s: a name whose address is written is left out", description)
+			t.Errorf("%s: the table lacks a service whose address is set in its document", description)
 		}
 	}
 }
@@ -144,10 +145,10 @@ func TestNameTableIsCachedPerScope(t *testing.T) {
 	}
 	first := table("sidecar a-1.one 127.203.41.1 app=a INTERCEPTION_MODE=REDIRECT")
 	if first != table("sidecar b-1.one 127.203.41.2 app=b INTERCEPTION_MODE=REDIRECT") {
-		t.Error("two proxies of a namespace have a table each")
+		t.Error("two proxies of one namespace do not share a table")
 	}
 	if first == table("sidecar a-1.one 127.203.41.1 app=a") {
-		t.Error("one that is redirected shares a table with one that is not")
+		t.Error("proxies with and without redirection share a table")
 	}
 }
 
@@ -160,7 +161,7 @@ func TestNameTableIsDeterministic(t *testing.T) {
 		t.Error(diff)
 	}
 	if len(slices.Collect(maps.Keys(one))) == 0 {
-		t.Error("it is empty")
+		t.Error("the name table is empty")
 	}
 }
 

@@ -13,7 +13,7 @@ import (
 	"github.com/pilotfish-mesh/pilotfish/controlplane/xds"
 )
 
-// TestPatchesThatEnvoyWouldRejectAreSkipped, and the others are applied.
+// TestPatchesThatEnvoyWouldRejectAreSkipped: the other patches of the document are applied.
 func TestPatchesThatEnvoyWouldRejectAreSkipped(t *testing.T) {
 	m := readTopic(t, "envoy-filters").mesh
 	for _, description := range readTopic(t, "envoy-filters").proxies {
@@ -24,7 +24,7 @@ func TestPatchesThatEnvoyWouldRejectAreSkipped(t *testing.T) {
 		if p.Code == config.PatchSkipped {
 			reported = append(reported, p.Field+" "+p.Value+" "+p.Message)
 			if p.At.Line == 0 || p.Key.Name != "second" {
-				t.Errorf("%s has no position", p)
+				t.Errorf("the finding %s has no line number", p)
 			}
 		}
 	}
@@ -55,14 +55,14 @@ spec:
 	now := listResources(t, m.snap, patched)
 	for i, r := range listResources(t, m.snap, other) {
 		if r != before[i] {
-			t.Errorf("%s is another than before the patches", r)
+			t.Errorf("%s changed although the patches are for another proxy", r)
 		}
 		if now[i] != r && !strings.Contains(r, "15080") { // each proxy listens at its own address
 			differing++
 		}
 	}
-	if differing != 2 { // the cluster and the routes
-		t.Errorf("%d resources are patched, not 2", differing)
+	if differing != 2 { // the cluster and the route configuration
+		t.Errorf("%d resources are patched, want 2", differing)
 	}
 	shared := func(description string) *xds.Resource {
 		got, err := generate(m.snap, proxy(t, description), xds.ClusterType, nil)
@@ -72,7 +72,7 @@ spec:
 		return got[0]
 	}
 	if shared(patched) != shared(other) {
-		t.Error("a cluster that no patch is for is not shared")
+		t.Error("the proxies do not share a cluster to which no patch applies")
 	}
 }
 
@@ -122,15 +122,16 @@ spec:
 			all += string(l.Body.GetValue())
 		}
 		if strings.Contains(all, "marked") != want || !strings.Contains(all, "other") {
-			t.Errorf("Envoy %s is given the filter: %t", version, !want)
+			t.Errorf("Envoy %s receives the filter: %t", version, !want)
 		}
 		if reported := fmt.Sprint(m.snap.Problems()); strings.Contains(reported, "requires Envoy 1.40 or later") == want {
-			t.Errorf("after Envoy %s: %s", version, reported)
+			t.Errorf("problems for Envoy %s: %s", version, reported)
 		}
 	}
 }
 
-// TestSkippedPatchOfSharedResourceIsReported although the resource is built once, until no such proxy is connected.
+// TestSkippedPatchOfSharedResourceIsReported although the resource is built only once. The report ends when the last
+// proxy that uses the resource disconnects.
 func TestSkippedPatchOfSharedResourceIsReported(t *testing.T) {
 	filter := func(before string) string {
 		return "apiVersion: networking.istio.io/v1alpha3\nkind: EnvoyFilter\nmetadata: {name: one, namespace: two}\nspec:\n  configPatches:\n" + before +
@@ -163,7 +164,7 @@ func TestSkippedPatchOfSharedResourceIsReported(t *testing.T) {
 	m.apply(filter(""))
 	generateAll()
 	if got := reported(); !slices.Equal(got, []int{6}) {
-		t.Fatalf("reported at lines %v", got)
+		t.Fatalf("the skipped patch is reported at lines %v, want 6", got)
 	}
 	m.apply(filter("  - {applyTo: CLUSTER, match: {cluster: {service: none.example}}, patch: {operation: REMOVE}}\n"))
 	generateAll()
@@ -172,11 +173,11 @@ func TestSkippedPatchOfSharedResourceIsReported(t *testing.T) {
 	}
 	for i := range proxies {
 		if len(reported()) == 0 {
-			t.Errorf("not reported with %d of %d proxies disconnected", i, len(proxies))
+			t.Errorf("the skipped patch is not reported with %d of %d proxies disconnected", i, len(proxies))
 		}
 		leave[i]()
 	}
 	if got := reported(); len(got) != 0 {
-		t.Errorf("reported at lines %v without a proxy", got)
+		t.Errorf("the skipped patch is reported at lines %v although all proxies are disconnected", got)
 	}
 }

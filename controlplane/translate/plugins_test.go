@@ -7,8 +7,8 @@ import (
 	"testing"
 )
 
-// answering returns a Wasm module that responds to requests with 418 and a word, and blocks data of TCP connections. It
-// is assembled by hand, because not every machine has a compiler.
+// answering returns a Wasm module that responds to requests with status 418 and a word, and blocks the data of TCP
+// connections. It is assembled by hand, so that the test requires no compiler.
 func answering(word string) []byte {
 	section := func(id byte, content ...byte) []byte { return append([]byte{id, byte(len(content))}, content...) }
 	name := func(s string) []byte { return append([]byte{byte(len(s))}, s...) }
@@ -39,8 +39,8 @@ func answering(word string) []byte {
 	)
 }
 
-// TestWasmPluginSelection with a real module in Envoy's V8: on one side, on one port, and not after the document is
-// removed.
+// TestWasmPluginSelection uses a real module in Envoy's V8. A plugin applies only to the selected side and port, and no
+// longer after its document is removed.
 func TestWasmPluginSelection(t *testing.T) {
 	forEachEnvoyVersion(t, 176002, func(t *testing.T, version string, network int) {
 		module := filepath.Join(t.TempDir(), "answer.wasm")

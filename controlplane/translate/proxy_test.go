@@ -44,32 +44,32 @@ func TestProxyWithOtherIdentityIsRefused(t *testing.T) {
 
 func TestParseProxyErrorsNameRemedy(t *testing.T) {
 	for want, n := range map[string]*corev3.Node{
-		"is not of the form type~address~name.namespace~domain":      {Id: "envoy"},
-		"use sidecar or router":                                      {Id: "ztunnel~1.2.3.4~a.b~c"},
-		"ParseAddr":                                                  {Id: "sidecar~x~a.b~c"},
-		"sends one as NAMESPACE":                                     {Id: "sidecar~1.2.3.4~a~c"},
-		"set ISTIO_META_INTERCEPTION_MODE to NONE or REDIRECT":       node(t, "sidecar a.b 127.0.0.9 INTERCEPTION_MODE=TPROXY"),
-		"set ISTIO_META_APP_ADDRESS":                                 node(t, "sidecar a.b 127.0.0.9 APP_ADDRESS=127.0.0.9"),
-		"metadata APP_ADDRESS":                                       node(t, "sidecar a.b 127.0.0.9 APP_ADDRESS=app"),
-		"is not of the form host:port=address:port":                  node(t, "sidecar a.b 127.0.9.1 UPSTREAM_LISTENERS=mysql"),
-		"is not of the form port=address:port":                       node(t, "router a.b 127.0.0.9 PUBLISH=8080"),
-		"metadata INSTANCE_IPS":                                      node(t, "router a.b 127.0.0.9 INSTANCE_IPS=host"),
-		"metadata WORKLOAD_NAME has 254 bytes":                       node(t, "sidecar a.b 127.0.9.1 WORKLOAD_NAME="+strings.Repeat("a", 254)),
-		"metadata POD_PORTS":                                         node(t, "sidecar a.b 127.0.9.1 POD_PORTS={"),
-		`its ID has "prod", but its metadata NAMESPACE is "default"`: {Id: "sidecar~1.2.3.4~x.prod~d", Metadata: &structpb.Struct{Fields: map[string]*structpb.Value{"NAMESPACE": structpb.NewStringValue("default")}}},
-		`its ID has "x", but its metadata NAME is "y"`:               {Id: "sidecar~1.2.3.4~x.prod~d", Metadata: &structpb.Struct{Fields: map[string]*structpb.Value{"NAME": structpb.NewStringValue("y")}}},
-		"metadata LABELS":                                            {Id: "sidecar~1.2.3.4~a.b~c", Metadata: &structpb.Struct{Fields: map[string]*structpb.Value{"LABELS": structpb.NewStringValue("x")}}},
+		"is not of the form type~address~name.namespace~domain": {Id: "envoy"},
+		"use sidecar or router":                                 {Id: "ztunnel~1.2.3.4~a.b~c"},
+		"ParseAddr":                                             {Id: "sidecar~x~a.b~c"},
+		"must send it as NAMESPACE":                             {Id: "sidecar~1.2.3.4~a~c"},
+		"set ISTIO_META_INTERCEPTION_MODE to NONE or REDIRECT":  node(t, "sidecar a.b 127.0.0.9 INTERCEPTION_MODE=TPROXY"),
+		"set ISTIO_META_APP_ADDRESS":                            node(t, "sidecar a.b 127.0.0.9 APP_ADDRESS=127.0.0.9"),
+		"metadata APP_ADDRESS":                                  node(t, "sidecar a.b 127.0.0.9 APP_ADDRESS=app"),
+		"is not of the form host:port=address:port":             node(t, "sidecar a.b 127.0.9.1 UPSTREAM_LISTENERS=mysql"),
+		"is not of the form port=address:port":                  node(t, "router a.b 127.0.0.9 PUBLISH=8080"),
+		"metadata INSTANCE_IPS":                                 node(t, "router a.b 127.0.0.9 INSTANCE_IPS=host"),
+		"metadata WORKLOAD_NAME has 254 bytes":                  node(t, "sidecar a.b 127.0.9.1 WORKLOAD_NAME="+strings.Repeat("a", 254)),
+		"metadata POD_PORTS":                                    node(t, "sidecar a.b 127.0.9.1 POD_PORTS={"),
+		`the node ID contains "prod", but the metadata field NAMESPACE is "default"`: {Id: "sidecar~1.2.3.4~x.prod~d", Metadata: &structpb.Struct{Fields: map[string]*structpb.Value{"NAMESPACE": structpb.NewStringValue("default")}}},
+		`the node ID contains "x", but the metadata field NAME is "y"`:               {Id: "sidecar~1.2.3.4~x.prod~d", Metadata: &structpb.Struct{Fields: map[string]*structpb.Value{"NAME": structpb.NewStringValue("y")}}},
+		"metadata LABELS": {Id: "sidecar~1.2.3.4~a.b~c", Metadata: &structpb.Struct{Fields: map[string]*structpb.Value{"LABELS": structpb.NewStringValue("x")}}},
 	} {
 		if _, err := translate.ParseProxy(n, ""); err == nil || !strings.Contains(err.Error(), want) {
-			t.Errorf("%s: %v, without %q", n.GetId(), err, want)
+			t.Errorf("%s: the error %v does not contain %q", n.GetId(), err, want)
 		}
 	}
 	if _, err := translate.ParseProxy(nil, ""); err == nil {
-		t.Error("a missing node is accepted")
+		t.Error("ParseProxy accepts a missing node")
 	}
 }
 
-// FuzzNode checks that any node yields an error or a usable proxy.
+// FuzzNode checks that ParseProxy returns an error or a usable proxy for any node.
 func FuzzNode(f *testing.F) {
 	f.Add("sidecar~127.0.0.9~a.b~c", "NONE", "127.0.0.10", "a.b:1=127.0.0.11:1", "8080=127.0.0.1:1", `[{"name":"a","containerPort":1}]`)
 	f.Add("router~::1~a.b~c", "", "", "", "0=[::1]:0", "null")
@@ -80,13 +80,13 @@ func FuzzNode(f *testing.F) {
 			"NAMESPACE": "one", "LABELS": map[string]any{"app": "a"}, "INTERCEPTION_MODE": interception, "APP_ADDRESS": app,
 			"UPSTREAM_LISTENERS": upstreams, "PUBLISH": publish, "POD_PORTS": ports,
 		}
-		data, err := json.Marshal(fields) // makes strings valid UTF-8, as those on the wire are
+		data, err := json.Marshal(fields) // converts strings to valid UTF-8, because all strings in protobuf messages are
 		if err != nil {
-			return // no node can have it
+			return // a node cannot contain this text
 		}
 		s := &structpb.Struct{}
 		if err := s.UnmarshalJSON(data); err != nil {
-			return // no node can have it
+			return // a node cannot contain this text
 		}
 		p, err := translate.ParseProxy(&corev3.Node{Id: strings.ToValidUTF8(id, ""), Metadata: s}, "")
 		if err != nil {

@@ -10,8 +10,8 @@ import (
 	"time"
 )
 
-// TestSidecarsDoNotParsePROXYHeaders confirms the finding for it: HTTP and mutual TLS connections with a header fail,
-// and plaintext TCP passes it to the workload.
+// TestSidecarsDoNotParsePROXYHeaders confirms the effects that a finding describes: HTTP and mutual TLS connections
+// with a header fail, and with plaintext TCP the workload receives the header.
 func TestSidecarsDoNotParsePROXYHeaders(t *testing.T) {
 	forEachEnvoyVersion(t, 196001, func(t *testing.T, version string, network int) {
 		w := newTestEnv(t, version, network, pair)
@@ -32,19 +32,19 @@ func TestSidecarsDoNotParsePROXYHeaders(t *testing.T) {
 		w.expectClosed(requests)
 		w.expectClosed(bytes)
 		if !isReported() {
-			t.Errorf("not reported: %v", w.snap.Problems())
+			t.Errorf("the finding is missing in %v", w.snap.Problems())
 		}
 
 		w.change("apiVersion: security.istio.io/v1\nkind: PeerAuthentication\nmetadata: {name: default, namespace: back}\nspec: {mtls: {mode: DISABLE}}\n")
 		w.expect(200, "PROXY TCP4 ", bytes)
 		w.expectClosed(requests)
 		if !isReported() {
-			t.Errorf("not reported for requests: %v", w.snap.Problems())
+			t.Errorf("the finding for HTTP is missing in %v", w.snap.Problems())
 		}
 		w.change(strings.Replace(pair[:strings.Index(pair, "---")], "{name: http, port: 80, targetPort: 8080}, ", "", 1))
 		w.expect(200, "PROXY TCP4 ", bytes)
 		if isReported() {
-			t.Errorf("reported for a working configuration: %v", w.snap.Problems())
+			t.Errorf("the finding is reported for a working configuration: %v", w.snap.Problems())
 		}
 	})
 }

@@ -32,7 +32,7 @@ metadata: {name: all, namespace: istio-system}
 spec: {url: "oci://registry.example/all:1", imagePullSecret: images}
 `
 
-// TestPullSecretsRequireAuthenticatedProxy in any order of the proxies.
+// TestPullSecretsRequireAuthenticatedProxy . The order in which proxies are served does not matter.
 func TestPullSecretsRequireAuthenticatedProxy(t *testing.T) {
 	const marked = `{"auths": {"registry.example": {"username": "me", "password": "marked-as-secret"}}}`
 	m := newTestMesh(t, nil, string(bytes.ReplaceAll([]byte(pullSecretMesh), []byte("CONTENT"), []byte(base64.StdEncoding.EncodeToString([]byte(marked))))))
@@ -51,7 +51,7 @@ func TestPullSecretsRequireAuthenticatedProxy(t *testing.T) {
 			}
 			for name, has := range want {
 				if namespace := map[string]string{"own": "back", "all": "istio-system"}[name]; bytes.Contains(find(t, got, "extensions.istio.io/wasmplugin/"+namespace+"."+name).Body.GetValue(), []byte("marked-as-secret")) != has {
-					t.Errorf("%s: the secret of plugin %s: wanted %t", description, name, has)
+					t.Errorf("%s: plugin %s contains the pull secret: want %t", description, name, has)
 				}
 			}
 		}

@@ -19,8 +19,8 @@ import (
 )
 
 var (
-	randomMeshes = flag.Uint64("crowds", 5, "number of random meshes to edit")
-	firstSeed    = flag.Uint64("first-crowd", 0, "seed of the first random mesh")
+	randomMeshes = flag.Uint64("random-meshes", 5, "number of random meshes to edit")
+	firstSeed    = flag.Uint64("first-random-mesh", 0, "seed of the first random mesh")
 )
 
 var randomMeshProxies = []string{
@@ -34,7 +34,7 @@ var randomMeshProxies = []string{
 	"router edge.two 127.193.1.8 istio=edge",
 }
 
-// baseDocuments ensure that listeners refer to the routes of each port, independent of other documents.
+// baseDocuments ensure that listeners refer to the routes of each port, whichever other documents exist.
 const baseDocuments = `
 apiVersion: networking.istio.io/v1
 kind: ServiceEntry
@@ -47,11 +47,13 @@ type randomMesh struct {
 	*testMesh
 	faults  []string
 	proxies []*translate.Proxy
-	// has contains the current versions for each proxy; lastVersions contains those before the changes in since.
+	// has contains the current resource versions of each proxy. lastVersions contains the versions before the changes
+	// in since.
 	has, lastVersions []map[string]map[string]string
 	since             xds.Change
 	validated         resourceValidator
-	// touched counts checks of a proxy's virtual hosts, and needsFull those for which all were affected.
+	// touched counts how often a proxy's virtual hosts were checked. needsFull counts the checks in which all virtual
+	// hosts were affected.
 	touched, needsFull int
 }
 
@@ -72,8 +74,8 @@ func (m *randomMesh) Errorf(format string, args ...any) {
 
 func (m *randomMesh) Helper() {}
 
-// applyEdit applies an edit without building a snapshot, and returns the changed resources; all means the mesh
-// configuration.
+// applyEdit applies an edit without building a snapshot, and returns the changed resources. all is true if the edit
+// changed the mesh configuration.
 func (m *randomMesh) applyEdit(edit string) (changed []config.Key, all bool) {
 	if text, ok := strings.CutPrefix(edit, meshEdit); ok {
 		m.mesh = &meshconfig.MeshConfig{}
@@ -129,7 +131,7 @@ func (m *randomMesh) step(edits []string) {
 		what := "for " + randomMeshProxies[i]
 		checkAffected(m, what, m.has[i], after, touches)
 		checkNamed(m, what, m.snap, p, after, touches)
-		checkAffected(m, what+", changes in one", m.lastVersions[i], after, translate.AffectedResources(m.snap, p, m.since.(snapshot.Change)))
+		checkAffected(m, what+", accumulated changes", m.lastVersions[i], after, translate.AffectedResources(m.snap, p, m.since.(snapshot.Change)))
 		m.validated.check(m, what, m.snap, p)
 		m.has[i] = after
 		m.touched++
@@ -139,7 +141,7 @@ func (m *randomMesh) step(edits []string) {
 	}
 }
 
-// saveVersions starts a new accumulated change.
+// saveVersions starts a new accumulated change from the current versions.
 func (m *randomMesh) saveVersions() { m.lastVersions, m.since = slices.Clone(m.has), nil }
 
 // compare checks that a full snapshot, from documents in another order, yields the same resources as the incremental
@@ -158,7 +160,7 @@ func (m *randomMesh) compare() {
 		}
 	}
 	if got, want := problemTexts(m.snap), problemTexts(fresh); !slices.Equal(got, want) {
-		m.Errorf("problems are %v, and not %v", got, want)
+		m.Errorf("the incremental snapshot has the problems %v, the full one %v", got, want)
 	}
 }
 
@@ -182,7 +184,7 @@ func (m *randomMesh) compareHosts(snap *snapshot.Snapshot, p *translate.Proxy, w
 	apart.UseVHDS, whole.UseVHDS = true, false
 	got, want := hostsOf(m.t, snap, &apart), hostsOf(m.t, snap, &whole)
 	if !maps.Equal(got, want) {
-		m.Errorf("%s: virtual hosts by themselves are others than those within: %v", what, differing(got, want))
+		m.Errorf("%s: virtual hosts sent by VHDS differ from those in route configurations: %v", what, differing(got, want))
 	}
 }
 
@@ -264,16 +266,16 @@ func randomSteps(seed uint64) [][]string {
 	c := newDocumentGenerator(seed)
 	steps := make([][]string, 50)
 	for i := range steps {
-		for range 1 + c.IntN(5)/3 { // mostly one
+		for range 1 + c.IntN(5)/3 { // mostly one edit per step
 			steps[i] = append(steps[i], c.edit())
 		}
 	}
 	return steps
 }
 
-// TestRandomEditsAffectAllDependents: many documents use the same names, addresses and ports, so a change of one can
-// affect others. Single and accumulated changes must affect all differences, and cached resources must equal those of a
-// full snapshot.
+// TestRandomEditsAffectAllDependents: many documents use the same names, addresses and ports, so a change of one
+// document can affect others. AffectedResources must report all differences, after single and after accumulated
+// changes. Cached resources must equal those of a full snapshot.
 func TestRandomEditsAffectAllDependents(t *testing.T) {
 	t.Parallel()
 	touched, whole := 0, 0

@@ -18,14 +18,15 @@ import (
 
 // envoyCheckedMeshes is the number of random meshes that real Envoys receive. For more:
 //
-//	go test ./controlplane/translate -run TestEnvoyAcceptsRandomMeshes -tasted-crowds 100 -first-generator 5000
-var envoyCheckedMeshes = flag.Uint64("tasted-crowds", 2, "number of random meshes for real Envoys")
+//	go test ./controlplane/translate -run TestEnvoyAcceptsRandomMeshes -envoy-meshes 100 -first-random-mesh 5000
+var envoyCheckedMeshes = flag.Uint64("envoy-meshes", 2, "number of random meshes for real Envoys")
 
 // envoyCheckEdits is the number of edits per mesh, and envoyCheckInterval the number between two checks with a real
 // Envoy.
 const envoyCheckEdits, envoyCheckInterval = 60, 20
 
-// TestEnvoyAcceptsRandomMeshes: many documents use the same names, addresses and ports, and Envoy rejects no resource.
+// TestEnvoyAcceptsRandomMeshes: many documents use the same names, addresses and ports. Envoy must accept all
+// resources.
 func TestEnvoyAcceptsRandomMeshes(t *testing.T) {
 	file := filepath.Join(t.TempDir(), "answer.wasm")
 	if err := os.WriteFile(file, answering("wasm"), 0o644); err != nil {
@@ -76,7 +77,7 @@ func (c envoyCheck) envoy() checkedEnvoy {
 	return checkedEnvoy{e, plane}
 }
 
-// check sends an Envoy the resources for each proxy after the edits, and returns what it rejects.
+// check sends Envoy the resources for each proxy after the edits. It returns Envoy's error message, or "".
 func (c envoyCheck) check(e checkedEnvoy, edits []string) (complaint string) {
 	m := &randomMesh{testMesh: newTestMesh(c.t, &meshconfig.MeshConfig{}, baseDocuments)}
 	for _, edit := range edits {
@@ -91,13 +92,14 @@ func (c envoyCheck) check(e checkedEnvoy, edits []string) (complaint string) {
 	return ""
 }
 
-// proxy returns one of the proxies with this Envoy version.
+// proxy returns a proxy from its description, with this Envoy version.
 func (c envoyCheck) proxy(description string) *translate.Proxy {
 	if before, _, found := strings.Cut(description, "ENVOY_VERSION="); found {
 		description = before + "ENVOY_VERSION=" + c.version
 	}
 	p := proxy(c.t, c.ours.Replace(description))
-	p.UseVHDS = c.version == testenv.EnvoyVersion // for all proxies: an Envoy cannot change between VHDS and full route configurations
+	// The same for all proxies: an Envoy cannot change between VHDS and full route configurations.
+	p.UseVHDS = c.version == testenv.EnvoyVersion
 	return p
 }
 
@@ -106,7 +108,7 @@ func (c envoyCheck) reportMinimal(edits []string) {
 	c.t.Helper()
 	complaint := c.check(c.envoy(), edits)
 	if complaint == "" {
-		c.t.Log("a new Envoy accepts it")
+		c.t.Log("a newly started Envoy accepts the resources")
 		return
 	}
 	for size := len(edits) / 2; size > 0; size /= 2 {

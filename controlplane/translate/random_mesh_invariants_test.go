@@ -16,7 +16,7 @@ import (
 	"github.com/pilotfish-mesh/pilotfish/controlplane/xds"
 )
 
-// resourceValidator caches which resource versions have been validated.
+// resourceValidator records which resource versions have been validated.
 type resourceValidator map[string]bool
 
 // check reports what Envoy would reject of a proxy's resources: violations of validation rules, listeners with the same
@@ -67,11 +67,11 @@ func (s resourceValidator) check(t failureReporter, what string, snap *snapshot.
 	}
 }
 
-// claimAll assigns names to an owner, and sets err if another owner has one of them.
+// claimAll records one as the owner of the wanted names. It sets err if another owner has one of them.
 func claimAll(places map[string]string, one string, wanted []string, err *error) {
 	for _, place := range wanted {
 		if other, twice := places[place]; twice {
-			*err = fmt.Errorf("%s has %s too", other, place)
+			*err = fmt.Errorf("%s also has %s", other, place)
 		}
 		places[place] = one
 	}
@@ -101,7 +101,7 @@ func addressesOf(l *listenerv3.Listener) (addresses []string) {
 // criterion, so a chain with several values is checked for each of them.
 func checkChainMatches(l *listenerv3.Listener, err *error) {
 	if len(l.GetFilterChains()) == 0 && l.GetDefaultFilterChain() == nil && l.GetAddress().GetSocketAddress().GetProtocol() == corev3.SocketAddress_TCP {
-		*err = errors.New("no filter chain")
+		*err = errors.New("the listener has no filter chain")
 	}
 	matches := map[string]string{}
 	for i, chain := range l.GetFilterChains() {

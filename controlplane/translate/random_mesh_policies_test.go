@@ -5,7 +5,7 @@ import (
 	"strings"
 )
 
-// policyGenerators generate policies, telemetry and patches.
+// policyGenerators generate policies, telemetry settings and patches.
 var policyGenerators = []func(documentGenerator) string{
 	documentGenerator.authorization, documentGenerator.authorization, documentGenerator.authentication, documentGenerator.peers, documentGenerator.telemetry, documentGenerator.telemetry,
 	documentGenerator.filter, documentGenerator.filter, documentGenerator.plugin, documentGenerator.proxyConfig, documentGenerator.group, documentGenerator.secret, documentGenerator.mesh, documentGenerator.keysOfIssuers,
@@ -72,7 +72,8 @@ func (c documentGenerator) filter() string {
 		"targetRefs: [{kind: Gateway, group: gateway.networking.k8s.io, name: edge}], ")+"configPatches: ["+patch+"]")
 }
 
-// plugin has a fixed type: Envoy rejects another type until it has accepted the listeners for it.
+// plugin returns a WasmPlugin whose type is fixed, because Envoy rejects another type until it has accepted the
+// listeners for that type.
 func (c documentGenerator) plugin() string {
 	name, spec := c.numbered("w", 2), c.selector()
 	if c.IntN(5) == 0 {
@@ -97,7 +98,7 @@ func (c documentGenerator) secret() string {
 	return fmt.Sprintf("apiVersion: v1\nkind: Secret\nmetadata: {name: %s, namespace: %s}\ndata: %s", c.pick("cred", "cred-cacert"), c.anyNamespace(), data)
 }
 
-// mesh returns another mesh configuration.
+// mesh returns a random mesh configuration.
 func (c documentGenerator) mesh() string {
 	return meshEdit + c.pick("{}", "rootNamespace: one", "outboundTrafficPolicy: {mode: REGISTRY_ONLY}", "accessLogFile: /dev/stdout", "enableAutoMtls: false", "enableTracing: true",
 		"defaultServiceExportTo: ['.']", "defaultVirtualServiceExportTo: ['.']", "defaultDestinationRuleExportTo: ['.']", "h2UpgradePolicy: UPGRADE", "trustDomainAliases: [old.example]",
@@ -107,7 +108,7 @@ func (c documentGenerator) mesh() string {
 		"meshMTLS: {minProtocolVersion: TLSV1_3}", "localityLbSetting: {enabled: true, failover: [{from: r1, to: r2}]}", "defaultProviders: {metrics: [prometheus]}", "trustDomain: other.example")
 }
 
-// keysOfIssuers returns fetched keys of issuers.
+// keysOfIssuers returns random fetched keys of issuers.
 func (c documentGenerator) keysOfIssuers() string {
 	return keysEdit + c.pick("", "https://a.example/keys", "https://b.example:81/keys", "https://red.one.svc.cluster.local/keys") + " " + c.pick("1", "2")
 }

@@ -9,12 +9,12 @@ import (
 	"github.com/pilotfish-mesh/pilotfish/controlplane/envoyfilter"
 )
 
-// documentGenerator generates documents in which services, rules and policies use the same few names, addresses and
-// ports.
+// documentGenerator generates documents. Services, rules and policies use the same few names, addresses and ports, so
+// that they conflict often.
 type documentGenerator struct {
 	*rand.Rand
 	makers []func(documentGenerator) string
-	there  []string // documents that can be removed or added again
+	there  []string // existing documents, which can be removed or added again
 }
 
 // newDocumentGenerator returns a generator. Each seed selects some kinds of documents: with few kinds, more conflicts
@@ -33,7 +33,7 @@ func newDocumentGenerator(seed uint64) *documentGenerator {
 	return c
 }
 
-// edit returns a valid document, the removal of one, or another state that is not a document.
+// edit returns a valid document, the removal of one, or a change of the mesh configuration or of issuers' keys.
 func (c *documentGenerator) edit() string {
 	if len(c.there) > 0 && c.IntN(3) == 0 {
 		return c.there[c.IntN(len(c.there))]
@@ -97,7 +97,7 @@ func (c documentGenerator) host() string {
 		"ext", "one", "a", "*.local", "*.one.svc.cluster.local", "ext.two", "other.one.svc", "other")
 }
 
-// destination returns a route destination without a wildcard.
+// destination returns the destination of a route, without a wildcard.
 func (c documentGenerator) destination() string {
 	host := strings.TrimPrefix(c.host(), "*.")
 	if host == "*" {
@@ -121,7 +121,7 @@ func (c documentGenerator) labels() string {
 	return c.pick("{app: a}", "{app: b}", "{app: a, version: v1}")
 }
 
-// selector returns the selection of a policy: all workloads, some of the namespace, or a reference.
+// selector returns the selector of a policy: for all workloads, for some workloads of the namespace, or a reference.
 func (c documentGenerator) selector() string {
 	return c.pick("", "", "selector: {matchLabels: "+c.labels()+"}, ", "targetRefs: [{kind: Service, group: '', name: red}], ",
 		"targetRefs: [{kind: Gateway, group: gateway.networking.k8s.io, name: edge}], ",
@@ -196,7 +196,7 @@ func (c documentGenerator) entryByName() string {
 		c.pick("a.example", "b.example", "d.example"), c.pick("DNS", "DNS_ROUND_ROBIN"), c.exported(), c.ports("number", "protocol"), c.rarely(", endpoints: [{address: other.example}]")))
 }
 
-// entryOfAny returns a ServiceEntry without endpoints: the request determines the destination.
+// entryOfAny returns a ServiceEntry without endpoints, for which the request determines the destination.
 func (c documentGenerator) entryOfAny() string {
 	return ofNetworking("ServiceEntry", c.numbered("n", 3), c.namespace(), fmt.Sprintf("hosts: [%q], resolution: %s, location: MESH_EXTERNAL, ports: [%s]",
 		c.pick("*.example", "b.example", "*.other.example", "*.wild.example"), c.pick("NONE", "NONE", "DYNAMIC_DNS"), c.ports("number", "protocol")))

@@ -24,7 +24,7 @@ import (
 	"github.com/pilotfish-mesh/pilotfish/controlplane/xds"
 )
 
-// TestSecretsRequireAuthenticatedGateway to which a Gateway with the Secret applies.
+// TestSecretsRequireAuthenticatedGateway that a Gateway with the Secret selects.
 func TestSecretsRequireAuthenticatedGateway(t *testing.T) {
 	m := readTopic(t, "gateway-secrets").mesh
 	all := []string{"kubernetes://both", "kubernetes://pair", "kubernetes://both-cacert", "kubernetes://pair-cacert", "kubernetes://password", "both"}
@@ -38,13 +38,13 @@ func TestSecretsRequireAuthenticatedGateway(t *testing.T) {
 		for _, names := range [][]string{nil, all} {
 			got, err := generate(m.snap, proxy(t, description), xds.SecretType, names)
 			if err != nil || len(got) != want {
-				t.Errorf("%s is given %d secrets, %v", description, len(got), err)
+				t.Errorf("%s receives %d secrets, %v", description, len(got), err)
 			}
 		}
 	}
 }
 
-// TestSecretProblemsDoNotContainKeys, nor does the printed Secret.
+// TestSecretProblemsDoNotContainKeys also checks that a printed Secret does not contain keys.
 func TestSecretProblemsDoNotContainKeys(t *testing.T) {
 	const marked = "bWFya2VkLWFzLXNlY3JldA" // no padding: not base64
 	for _, document := range []string{
@@ -55,7 +55,7 @@ func TestSecretProblemsDoNotContainKeys(t *testing.T) {
 		text := "apiVersion: v1\nkind: Secret\nmetadata: {name: s}\n" + fmt.Sprintf(document, marked)
 		resources, problems := config.Parse("s.yaml", []byte(text))
 		if len(problems) == 0 {
-			t.Errorf("%s: no problem", document)
+			t.Errorf("%s: no problem is reported", document)
 		}
 		for _, p := range problems {
 			if strings.Contains(p.String(), marked) {
@@ -74,11 +74,11 @@ func TestSecretProblemsDoNotContainKeys(t *testing.T) {
 	}
 	resources := parse(t, withCertificates("apiVersion: v1\nkind: Secret\nmetadata: {name: s}\ndata: {tls.crt: $CERTIFICATE, tls.key: $KEY}"))
 	if text := fmt.Sprintf("%v %+v %#v %s", resources[0].Spec, resources[0].Spec, resources[0].Spec, resources[0].Spec); strings.Contains(text, "45 45 45") || strings.Contains(text, "BEGIN") {
-		t.Errorf("it prints as %s", text)
+		t.Errorf("the printed Secret contains its key: %s", text)
 	}
 }
 
-// TestInvalidSecretsAreRefused: weak keys, and chains with other data.
+// TestInvalidSecretsAreRefused: weak keys, and certificate chains with other data.
 func TestInvalidSecretsAreRefused(t *testing.T) {
 	weak, err := rsa.GenerateKey(rand.Reader, 1024)
 	if err != nil {
@@ -119,7 +119,7 @@ func TestInvalidSecretsAreRefused(t *testing.T) {
 	}
 }
 
-// secretOf returns a Secret with a certificate for the gateway and further parts.
+// secretOf returns a Secret with a certificate for the gateway and additional fields.
 func (w *testEnv) secretOf(name string, serial int64, parts string) string {
 	_, cert, key := w.plane.ca.sign(&x509.Certificate{
 		SerialNumber: big.NewInt(serial), DNSNames: []string{"shop.example.com"},
@@ -171,7 +171,7 @@ func TestGatewaySecretRotationRetainsConnections(t *testing.T) {
 		w := newTestEnv(t, version, network, secretGateway)
 		w.proxy("router ingress.edge NET.1.1 istio=ingress", "edge/ingress")
 		if _, err := w.handshake("shop.example.com"); err == nil {
-			t.Error("without the Secret it is served")
+			t.Error("the gateway serves TLS without the Secret")
 		}
 		authorities := "  ca.crt: |\n" + indent(indent(string(w.plane.ca.pem)))
 		w.change(w.secretOf("one", 1, authorities))
@@ -187,7 +187,7 @@ func TestGatewaySecretRotationRetainsConnections(t *testing.T) {
 			fmt.Fprint(open, "GET / HTTP/1.1\r\nHost: shop.example.com\r\n\r\n")
 			resp, err := http.ReadResponse(bufio.NewReader(open), nil)
 			if err == nil && (resp.StatusCode != 200 || resp.Close) {
-				err = fmt.Errorf("%d, closing %t", resp.StatusCode, resp.Close)
+				err = fmt.Errorf("status %d, connection closes: %t", resp.StatusCode, resp.Close)
 			}
 			return err
 		}
@@ -197,12 +197,12 @@ func TestGatewaySecretRotationRetainsConnections(t *testing.T) {
 		w.change(w.secretOf("one", 2, authorities))
 		eventually(t, func() string {
 			if serial, err := w.handshake("shop.example.com"); err != nil || serial != "2" {
-				return fmt.Sprintf("the certificate shown is %s, %v", serial, err)
+				return fmt.Sprintf("the gateway presents the certificate %s, %v", serial, err)
 			}
 			return ""
 		})
 		if err := ask(); err != nil {
-			t.Errorf("the connection from before the change: %v", err)
+			t.Errorf("request on the connection from before the change: %v", err)
 		}
 
 		client := w.clientCertificate(77)

@@ -47,7 +47,7 @@ func (e *envoy) counts(value, metric string, labels ...string) {
 		if len(found) == 1 && strings.HasSuffix(found[0], " "+value) {
 			return ""
 		}
-		return fmt.Sprintf("%s%v is not %s:\n%s\nof\n%s", metric, labels, value, strings.Join(found, "\n"), strings.Join(e.series(metric), "\n"))
+		return fmt.Sprintf("%s%v is not %s:\n%s\nin\n%s", metric, labels, value, strings.Join(found, "\n"), strings.Join(e.series(metric), "\n"))
 	})
 }
 
@@ -61,7 +61,7 @@ func measuringEnvoys(t *testing.T, network int, run func(t *testing.T, version s
 	}
 }
 
-// TestStandardMetricLabels on both sides, for requests and TCP connections, with changes by documents.
+// TestStandardMetricLabels of both sidecars, for requests and TCP connections. Telemetry documents change the labels.
 func TestStandardMetricLabels(t *testing.T) {
 	measuringEnvoys(t, 176001, func(t *testing.T, version string, network int) {
 		w := newTestEnv(t, version, network, pair)
@@ -85,7 +85,7 @@ func TestStandardMetricLabels(t *testing.T) {
 		const known = "client"
 		caller := known
 		if version != testenv.EnvoyVersion {
-			caller = "unknown" // this Envoy cannot limit the series of clients
+			caller = "unknown" // this Envoy cannot limit the number of series, so the metrics ignore peer metadata
 		}
 
 		w.expect(200, `peer=""`, func() httpResult { return w.request(clientPort, serverURL, "X-Pilotfish-Peer=me;myself;i;and;me;too") })
@@ -109,13 +109,13 @@ func TestStandardMetricLabels(t *testing.T) {
 				"destination_service=server.back.svc.cluster.local")
 		}
 
-		// Peer metadata is ignored in plaintext.
+		// In plaintext, the sidecar ignores peer metadata.
 		w.expect(200, `peer=""`, func() httpResult { return w.request("", "http://NET.2.1:8080/x", "X-Pilotfish-Peer=a;b;c;d;e;f") })
 		server.counts("1", "envoy_istio_requests_total", "connection_security_policy=none", "source_workload=unknown", "source_principal=unknown",
 			"source_cluster=unknown", "source_canonical_revision=latest")
 
-		// A client with a certificate and no sidecar can send any peer metadata. Invalid names are dropped, and long
-		// ones are cut.
+		// A client with a certificate but no sidecar can send any peer metadata. The sidecar drops invalid names and
+		// cuts long ones.
 		for _, lie := range []string{"a\xffb;c;d;e;f;g", `a"b;c;d;e;f;g`, "nothing of the sort", strings.Repeat("x", 5000) + ";y"} {
 			w.requestAsPeer(serverURL, "spiffe://cluster.local/ns/front/sa/liar", lie)
 		}
@@ -125,7 +125,7 @@ func TestStandardMetricLabels(t *testing.T) {
 			server.counts("1", "envoy_istio_requests_total", "source_principal=spiffe://cluster.local/ns/front/sa/liar", "source_workload="+strings.Repeat("x", 253), "source_workload_namespace=y")
 		}
 		if text := server.get("/stats/prometheus"); !utf8.ValidString(text) {
-			t.Error("the metrics are no text")
+			t.Error("the metrics contain invalid UTF-8")
 		}
 
 		w.talk("NET.1.16:3306", "hello")
@@ -165,10 +165,10 @@ spec:
 			return strings.Join(server.series("envoy_istio_requests_total"), "\n")
 		})
 		if found := server.series("envoy_istio_requests_total", "path=/changed", "response_flags=-"); len(found) > 0 {
-			t.Errorf("a label that was removed is there: %v", found)
+			t.Errorf("the metric still has the removed label: %v", found)
 		}
 		if found := client.series("envoy_istio_requests_total", "path=/changed"); len(found) > 0 {
-			t.Errorf("a metric that is disabled is there: %v", found)
+			t.Errorf("Envoy still reports the disabled metric: %v", found)
 		}
 		server.hasSettled()
 	})
@@ -223,7 +223,7 @@ func TestPeerHeaderReachesOnlySidecars(t *testing.T) {
 				seen <- name + r.URL.Path
 				fmt.Fprintf(rw, "%s peer=%q", name, r.Header.Get("X-Pilotfish-Peer"))
 				if p := r.Header.Get("X-Pilotfish-Peer"); p != "" {
-					t.Errorf("%s%s sees %q", name, r.URL.Path, p)
+					t.Errorf("%s%s receives the peer header %q", name, r.URL.Path, p)
 				}
 			}
 		}
@@ -311,7 +311,7 @@ spec:
 	})
 }
 
-// TestOnDemandSidecarHasCollectorClusters, which no route requests.
+// TestOnDemandSidecarHasCollectorClusters although no route requests them.
 func TestOnDemandSidecarHasCollectorClusters(t *testing.T) {
 	mesh := &meshconfig.MeshConfig{}
 	if err := protojson.Unmarshal([]byte(`{"extensionProviders": [{"name": "p", "opentelemetry": {"service": "collector.back.svc.cluster.local", "port": 4317}}],
@@ -326,6 +326,6 @@ spec: {selector: {app: collector}, ports: [{name: tcp, port: 4317}]}
 `)
 	needed, err := translate.RequiredClusters(m.snap, proxy(t, "sidecar client.front 127.197.1.1 app=client INTERCEPTION_MODE=REDIRECT ENVOY_VERSION=1.40.0 HOSTS_APART=yes"))
 	if want := translate.OutboundCluster("collector.back.svc.cluster.local", "", 4317); err != nil || !slices.Contains(needed, want) {
-		t.Errorf("%v %v without %s", needed, err, want)
+		t.Errorf("%v %v: the cluster %s is missing", needed, err, want)
 	}
 }

@@ -11,8 +11,8 @@ import (
 	"github.com/pilotfish-mesh/pilotfish/controlplane/xds"
 )
 
-// TestGatewayTrustsConfiguredProxies: a gateway's ProxyConfig, or else the mesh's, determines the client address and
-// the handling of the certificate header. Without either, no front proxy is trusted.
+// TestGatewayTrustsConfiguredProxies: the ProxyConfig of a gateway, or else that of the mesh, determines the client
+// address and the handling of the certificate header. Without either, the gateway trusts no front proxy.
 func TestGatewayTrustsConfiguredProxies(t *testing.T) {
 	trusting := map[string]any{"numTrustedProxies": 2.0, "forwardClientCertDetails": "APPEND_FORWARD", "later": true}
 	for _, c := range []struct {
@@ -26,7 +26,7 @@ func TestGatewayTrustsConfiguredProxies(t *testing.T) {
 		{name: "its own", node: trusting, want: []string{"xffNumTrustedHops: 2", "forwardClientCertDetails: APPEND_FORWARD"}},
 		{name: "the mesh's", mesh: &meshconfig.MeshConfig{DefaultConfig: &meshconfig.ProxyConfig{GatewayTopology: &meshconfig.Topology{NumTrustedProxies: 1}}},
 			want: []string{"xffNumTrustedHops: 1", "forwardClientCertDetails: SANITIZE_SET"}},
-		{name: "its own before the mesh's", node: map[string]any{}, mesh: &meshconfig.MeshConfig{DefaultConfig: &meshconfig.ProxyConfig{GatewayTopology: &meshconfig.Topology{NumTrustedProxies: 1}}},
+		{name: "the gateway's ProxyConfig takes precedence", node: map[string]any{}, mesh: &meshconfig.MeshConfig{DefaultConfig: &meshconfig.ProxyConfig{GatewayTopology: &meshconfig.Topology{NumTrustedProxies: 1}}},
 			not: "xffNumTrustedHops"},
 		{name: "nonsense", node: map[string]any{"numTrustedProxies": "many"}, not: "xffNumTrustedHops"},
 	} {
@@ -59,11 +59,11 @@ spec: {selector: {app: edge}, servers: [{port: {number: 80, name: http, protocol
 			}
 			for _, want := range c.want {
 				if !strings.Contains(text, want) {
-					t.Errorf("there is no %q", want)
+					t.Errorf("the configuration lacks %q", want)
 				}
 			}
 			if c.not != "" && strings.Contains(text, c.not) {
-				t.Errorf("there is %q", c.not)
+				t.Errorf("the configuration contains %q", c.not)
 			}
 		})
 	}

@@ -32,7 +32,7 @@ const (
 	serverURL  = "http://server.back/x"
 )
 
-// TestSidecarsUseMutualTLSAndHTTP2 is the basic case: by name, through two sidecars.
+// TestSidecarsUseMutualTLSAndHTTP2 sends requests by host name through two sidecars, with the default configuration.
 func TestSidecarsUseMutualTLSAndHTTP2(t *testing.T) {
 	forEachEnvoyVersion(t, 206, func(t *testing.T, version string, network int) {
 		w := newTestEnv(t, version, network, pair)
@@ -40,14 +40,14 @@ func TestSidecarsUseMutualTLSAndHTTP2(t *testing.T) {
 		client, server := w.proxy(clientNode, "front/client"), w.proxy(serverNode, "back/server")
 		call := func() httpResult { return w.request(clientPort, serverURL) }
 
-		// The workload receives HTTP/1.1, as its port declares, and the client's verified identity.
+		// The workload receives HTTP/1.1, because its port declares that, and the client's verified identity.
 		w.expect(200, "server HTTP/1.1 /x host=server.back xfcc=By=spiffe://cluster.local/ns/back/sa/server", call)
 		w.expect(200, "URI=spiffe://cluster.local/ns/front/sa/client", call)
 		if s := client.get("/stats?filter=outbound.80.*server.*upstream_cx_http2_total"); strings.Contains(s, ": 0") || !strings.Contains(s, ":") {
-			t.Errorf("no HTTP/2 between the sidecars: %s", s)
+			t.Errorf("the sidecars do not use HTTP/2 between each other: %s", s)
 		}
 		if s := server.get("/stats?filter=downstream_rq_http2_total"); !strings.Contains(s, "inbound_8080") {
-			t.Errorf("the callee's sidecar has no statistics by the agreed name: %s", s)
+			t.Errorf("the server's sidecar has no statistics with the expected name: %s", s)
 		}
 
 		// PERMISSIVE: plaintext works, without a client identity. STRICT: plaintext fails.
@@ -56,7 +56,7 @@ func TestSidecarsUseMutualTLSAndHTTP2(t *testing.T) {
 		}
 		w.expect(200, "xfcc=", plain)
 		if a := plain(); strings.Contains(a.body, "spiffe://") {
-			t.Errorf("a plaintext caller's claim to an identity was believed: %v", a)
+			t.Errorf("the sidecar passed on the identity header of a plaintext client: %v", a)
 		}
 		w.change(strictEverywhere)
 		w.expect(0, "", plain)
@@ -176,7 +176,7 @@ spec: {host: server, subsets: [{name: v1, labels: {version: v1}}, {name: v2, lab
 		w.expect(504, "timeout", call("/slow"))
 		w.expect(200, "v1 /flaky", call("/flaky"))
 
-		// A changed document applies without a restart.
+		// A changed document takes effect without a restart.
 		w.change(strings.Replace(routingRules, "{exact: ada}", "{exact: bob}", 1))
 		w.expect(200, "v2", call("/", "x-user=bob"))
 		w.remove(config.Key{Kind: config.VirtualService, Namespace: "back", Name: "server"})
@@ -213,7 +213,7 @@ spec:
     route: [{destination: {host: server, subset: v1}, weight: 100}, {destination: {host: server, subset: v2}, weight: 0}]
 `
 
-// TestHostsWithTrailingDot: such a name bypasses neither mutual TLS nor policies.
+// TestHostsWithTrailingDot: a host name with a trailing dot bypasses neither mutual TLS nor policies.
 func TestHostsWithTrailingDot(t *testing.T) {
 	forEachEnvoyVersion(t, 226, func(t *testing.T, version string, network int) {
 		w := newTestEnv(t, version, network, pair)
@@ -250,10 +250,10 @@ spec: {outboundTrafficPolicy: {mode: REGISTRY_ONLY}, egress: [{hosts: ["*/*"]}]}
 `)
 		host := w.expandNetwork("NET.9.9:8888")
 		if version == testenv.OldEnvoyVersion {
-			host = "of this name" // this version ignores the format with the host
+			host = "of this name" // this Envoy version ignores the format that contains the host
 		}
 		w.expect(502, "this workload sees no service "+host, out)
-		// The service exists, but has no endpoint.
+		// This service exists, but has no endpoint.
 		w.expect(503, "", func() httpResult { return w.request(clientPort, serverURL) })
 	})
 }
@@ -308,7 +308,8 @@ spec:
 	})
 }
 
-// TestServerFirstConnections covers protocols such as MySQL. Waiting for the client's first bytes would hang.
+// TestServerFirstConnections covers protocols such as MySQL, where the server sends first. A listener that waits for
+// the client's first bytes would hang.
 func TestServerFirstConnections(t *testing.T) {
 	forEachEnvoyVersion(t, 218, func(t *testing.T, version string, network int) {
 		w := newTestEnv(t, version, network, pair)
@@ -341,7 +342,7 @@ spec: {action: DENY, rules: [{from: [{source: {principals: ["*/client"]}}], to: 
 	})
 }
 
-// TestUpgradedConnectionsPassBothSidecars: a WebSocket, over HTTP/2 between the sidecars.
+// TestUpgradedConnectionsPassBothSidecars: the connection is a WebSocket, which uses HTTP/2 between the sidecars.
 func TestUpgradedConnectionsPassBothSidecars(t *testing.T) {
 	forEachEnvoyVersion(t, 220, func(t *testing.T, version string, network int) {
 		w := newTestEnv(t, version, network, pair)

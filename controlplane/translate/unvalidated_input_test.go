@@ -16,7 +16,7 @@ import (
 	"github.com/pilotfish-mesh/pilotfish/internal/testenv"
 )
 
-// force adds a document that validation would refuse: a valid one with a change.
+// force adds a document that validation would refuse: it changes a valid document after parsing.
 func force[T any](m *testMesh, document string, change func(spec T)) {
 	m.t.Helper()
 	resources := parse(m.t, document)
@@ -65,9 +65,9 @@ spec: {hosts: [b.example], gateways: [edge/edge], http: [{directResponse: {statu
 // requires one.
 func TestTLSServersDoNotShareRoutes(t *testing.T) {
 	for name, same := range map[string]func(*networking.Gateway){
-		"ports of one name":   func(g *networking.Gateway) { g.Servers[1].Port.Name = "https" },
-		"servers of one name": func(g *networking.Gateway) { g.Servers[0].Name, g.Servers[1].Name = "s", "s" },
-		"one named as the other's port": func(g *networking.Gateway) {
+		"ports with the same name":   func(g *networking.Gateway) { g.Servers[1].Port.Name = "https" },
+		"servers with the same name": func(g *networking.Gateway) { g.Servers[0].Name, g.Servers[1].Name = "s", "s" },
+		"a server with the name of the other server's port": func(g *networking.Gateway) {
 			g.Servers[1].Name = "https"
 		},
 	} {
@@ -76,7 +76,7 @@ func TestTLSServersDoNotShareRoutes(t *testing.T) {
 			force(m, forcedGateway, same)
 			routes := routeNamesOf(t, m, "router ingress.edge 127.203.60.1 istio=ingress")
 			if len(routes) != 2 || routes[0] == routes[1] {
-				t.Errorf("the routes are %q", routes)
+				t.Errorf("the route configurations are %q, want two different ones", routes)
 			}
 		})
 	}
@@ -85,7 +85,7 @@ func TestTLSServersDoNotShareRoutes(t *testing.T) {
 		g.Servers[0].Port.Name, g.Servers[0].Hosts = "https.b", []string{"c.example"}
 	})
 	if routes := routeNamesOf(t, m, "router ingress.edge 127.203.60.1 istio=ingress"); len(routes) != 3 {
-		t.Errorf("names of Gateways with dots meet: %q", routes)
+		t.Errorf("the route configurations of Gateways with dots in their names collide: %q", routes)
 	}
 }
 
@@ -114,7 +114,7 @@ func routeNamesOf(t *testing.T, m *testMesh, description string) []string {
 
 func TestOtherServerCannotBypassClientCertificates(t *testing.T) {
 	if _, problems := config.Parse("g.yaml", []byte(strings.ReplaceAll(forcedGateway, "name: other", "name: https"))); !refused(problems) {
-		t.Error("two servers with ports of one name are let in")
+		t.Error("validation accepts two servers whose ports have the same name")
 	}
 	forEachEnvoyVersion(t, 224, func(t *testing.T, version string, network int) {
 		w := newTestEnv(t, version, network, forcedRules)
@@ -133,21 +133,22 @@ func TestOtherServerCannotBypassClientCertificates(t *testing.T) {
 	})
 }
 
-// TestServerRequiresConfiguredCA: system roots are not accepted either.
+// TestServerRequiresConfiguredCA: if the CA certificate is missing, the server does not accept certificates of public
+// CAs instead.
 func TestServerRequiresConfiguredCA(t *testing.T) {
 	for _, ca := range []string{"", "system"} {
 		for _, mode := range []networking.ServerTLSSettings_TLSmode{networking.ServerTLSSettings_MUTUAL, networking.ServerTLSSettings_OPTIONAL_MUTUAL} {
 			m := newTestMesh(t, nil, forcedRules)
 			force(m, forcedGateway, func(g *networking.Gateway) { g.Servers[0].Tls.CaCertificates, g.Servers[0].Tls.Mode = ca, mode })
 			if routes := routeNamesOf(t, m, "router ingress.edge 127.203.60.1 istio=ingress"); len(routes) != 1 || strings.Contains(routes[0], "https.443.https.") {
-				t.Errorf("%s with %q is served: %q", mode, ca, routes)
+				t.Errorf("the server accepts connections for %s with the CA %q: %q", mode, ca, routes)
 			}
 		}
 	}
 }
 
-// TestEnvoyAcceptsUnvalidatedInput: Envoy accepts all resources. Invalid DENY rules deny more, and invalid ALLOW rules
-// allow less.
+// TestEnvoyAcceptsUnvalidatedInput: Envoy accepts all resources. Rules with invalid values deny more in DENY policies,
+// and allow less in ALLOW policies.
 func TestEnvoyAcceptsUnvalidatedInput(t *testing.T) {
 	long := strings.Repeat("x", 40_000)
 	rule := "\n---\n" + oddRule("a", "mesh", `{match: [{uri: {prefix: /odd}, queryParams: {q: {exact: a}}}], headers: {request: {set: {h: v}}}, rewrite: {uri: /x, authority: y}, `+toA+`}, {match: [{uri: {prefix: /gone}}], redirect: {uri: /x, authority: y}}, {match: [{uri: {prefix: /said}}], directResponse: {status: 200, body: {string: x}}}, {`+toA+`}`)

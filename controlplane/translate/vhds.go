@@ -163,8 +163,8 @@ func (v proxyView) gatewayHostResources(route string, names []string) ([]*xds.Re
 	return out, nil
 }
 
-// newVirtualHostResource returns the resource of a virtual host. The resource name contains the virtual host's own
-// name, because Envoy uses that to remove virtual hosts.
+// newVirtualHostResource returns the resource of a virtual host. The virtual host's own name is also the resource
+// name, because Envoy looks up virtual hosts by their own name to remove them.
 func (v proxyView) newVirtualHostResource(route string, host *routev3.VirtualHost) (*xds.Resource, error) {
 	host.Name = route + "/" + host.Name
 	r, err := xds.NewResource(host.Name, host)

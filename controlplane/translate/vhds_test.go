@@ -32,7 +32,8 @@ func routesOf(t *testing.T, m *testMesh, p *translate.Proxy) map[string]*routev3
 	return out
 }
 
-// TestVHDSMatchesFullRouteConfigurations: VHDS resources equal the virtual hosts of an Envoy without VHDS.
+// TestVHDSMatchesFullRouteConfigurations: the VHDS resources equal the virtual hosts that an Envoy without VHDS
+// receives in its route configurations.
 func TestVHDSMatchesFullRouteConfigurations(t *testing.T) {
 	m := newTestMesh(t, nil, affectedMesh)
 	apart := 0
@@ -74,16 +75,16 @@ func TestVHDSMatchesFullRouteConfigurations(t *testing.T) {
 				sortHosts(got)
 				sortHosts(want)
 				if !proto.Equal(got, want) {
-					t.Errorf("after %q, for %s, %s differs:\n%v\nwhole:\n%v", step, description, name, got, want)
+					t.Errorf("after %q, for %s, %s differs:\nwith VHDS: %v\nfull: %v", step, description, name, got, want)
 				}
 			}
 			if len(parts) != len(whole) {
-				t.Errorf("%d route configurations, whole %d", len(parts), len(whole))
+				t.Errorf("%d route configurations with VHDS, %d without", len(parts), len(whole))
 			}
 		}
 	}
 	if apart == 0 {
-		t.Error("there are no VHDS resources")
+		t.Error("no proxy has VHDS resources")
 	}
 }
 
