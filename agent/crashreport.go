@@ -11,6 +11,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/pilotfish-mesh/pilotfish/internal/atomicfile"
 	"github.com/pilotfish-mesh/pilotfish/internal/cgroup"
 	"github.com/pilotfish-mesh/pilotfish/internal/redact"
 	"github.com/pilotfish-mesh/pilotfish/version"
@@ -100,10 +101,7 @@ func (e *envoySupervisor) writeReportFile(r crashReport) (string, error) {
 		return "", err
 	}
 	file := filepath.Join(dir, r.Time.UTC().Format("20060102T150405.000")+".json")
-	if err := os.WriteFile(file+".new", text, 0o600); err != nil {
-		return "", err
-	}
-	if err := os.Rename(file+".new", file); err != nil {
+	if err := atomicfile.Write(file, text); err != nil {
 		return "", err
 	}
 	return file, removeOldReports(dir, maxReports)

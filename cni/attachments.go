@@ -14,6 +14,7 @@ import (
 	"github.com/containernetworking/cni/pkg/types"
 
 	"github.com/pilotfish-mesh/pilotfish/cni/agentapi"
+	"github.com/pilotfish-mesh/pilotfish/internal/atomicfile"
 )
 
 // attachment is one network of a sandbox that ADD has redirected or is redirecting.
@@ -75,11 +76,7 @@ func (s attachments) note(a attachment, netns *os.File) error {
 	if err := os.MkdirAll(s.dir, 0o700); err != nil {
 		return err
 	}
-	temp := fmt.Sprintf("%s.%d", s.path(a), os.Getpid())
-	if err := os.WriteFile(temp, text, 0o600); err != nil {
-		return err
-	}
-	return os.Rename(temp, s.path(a))
+	return atomicfile.Write(s.path(a), text)
 }
 
 func (s attachments) remove(a attachment) { _ = os.Remove(s.path(a)) }

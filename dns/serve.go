@@ -34,19 +34,19 @@ func (s *Server) serveUDP(ctx context.Context, conn *net.UDPConn) error {
 	defer waiting.Wait()
 	buffer, room := make([]byte, maxUDP), make([]byte, 0, dns.MaxMsgSize)
 	packets := newPackets(conn)
-	setback := errorBackoff{log: s.config.Logger.With("protocol", "udp", "address", conn.LocalAddr())}
+	retry := newErrorBackoff(s.config.Logger.With("protocol", "udp", "address", conn.LocalAddr()))
 	for {
 		n, from, err := packets.read(buffer)
 		if ctx.Err() != nil {
 			return nil
 		}
 		if err != nil {
-			if err := setback.wait(ctx, err); err != nil {
+			if err := retry.wait(ctx, err); err != nil {
 				return fmt.Errorf("DNS by UDP at %s: %w", conn.LocalAddr(), err)
 			}
 			continue
 		}
-		setback.reset()
+		retry.reset()
 		if !s.guard.admits(from.address.Addr()) {
 			s.metrics.dropped.WithLabelValues(dropSource).Inc()
 			continue
@@ -111,7 +111,7 @@ func (s *Server) serveTCP(ctx context.Context, listener *net.TCPListener) error 
 	var open sync.WaitGroup
 	defer open.Wait()
 	limit := &connLimit{conns: map[*clientConn]struct{}{}}
-	setback := errorBackoff{log: s.config.Logger.With("protocol", "tcp", "address", listener.Addr())}
+	retry := newErrorBackoff(s.config.Logger.With("protocol", "tcp", "address", listener.Addr()))
 	for {
 		conn, err := listener.AcceptTCP()
 		if ctx.Err() != nil {
@@ -121,12 +121,12 @@ func (s *Server) serveTCP(ctx context.Context, listener *net.TCPListener) error 
 			return nil
 		}
 		if err != nil {
-			if err := setback.wait(ctx, err); err != nil {
+			if err := retry.wait(ctx, err); err != nil {
 				return fmt.Errorf("DNS by TCP at %s: %w", listener.Addr(), err)
 			}
 			continue
 		}
-		setback.reset()
+		retry.reset()
 		client := s.admit(conn, limit)
 		if client == nil {
 			_ = conn.Close()

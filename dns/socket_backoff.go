@@ -6,11 +6,13 @@ import (
 	"log/slog"
 	"net"
 	"time"
+
+	"github.com/pilotfish-mesh/pilotfish/internal/backoff"
 )
 
 const (
-	firstPause = 10 * time.Millisecond
-	maxPause   = time.Second
+	minPause = 10 * time.Millisecond
+	maxPause = time.Second
 	// logInterval limits the log lines of a socket with frequent errors.
 	logInterval = time.Minute
 )
@@ -18,10 +20,15 @@ const (
 // errorBackoff delays the next attempt on a socket after an error, for example while no file descriptor is free.
 // Unanswered queries are preferable to an agent that exits.
 type errorBackoff struct {
-	log    *slog.Logger
-	pause  time.Duration
-	since  time.Time // time of the last logged error
-	logged bool
+	log     *slog.Logger
+	backoff backoff.Backoff
+	failing bool
+	since   time.Time // time of the last logged error
+	logged  bool
+}
+
+func newErrorBackoff(log *slog.Logger) *errorBackoff {
+	return &errorBackoff{log: log, backoff: backoff.Backoff{Min: minPause, Max: maxPause}}
 }
 
 // wait waits before the next attempt, longer after each error. It returns the error when no attempt can succeed.
@@ -29,12 +36,12 @@ func (s *errorBackoff) wait(ctx context.Context, err error) error {
 	if errors.Is(err, net.ErrClosed) {
 		return err
 	}
-	if now := time.Now(); s.pause == 0 && (s.since.IsZero() || now.Sub(s.since) >= logInterval) {
+	if now := time.Now(); !s.failing && (s.since.IsZero() || now.Sub(s.since) >= logInterval) {
 		s.since, s.logged = now, true
 		s.log.Warn("cannot receive DNS queries; retrying", "error", err)
 	}
-	s.pause = min(max(2*s.pause, firstPause), maxPause)
-	timer := time.NewTimer(s.pause)
+	s.failing = true
+	timer := time.NewTimer(s.backoff.Next())
 	defer timer.Stop()
 	select {
 	case <-timer.C:
@@ -45,7 +52,8 @@ func (s *errorBackoff) wait(ctx context.Context, err error) error {
 
 // reset is called when the socket works.
 func (s *errorBackoff) reset() {
-	s.pause = 0
+	s.failing = false
+	s.backoff.Reset()
 	if s.logged {
 		s.logged = false
 		s.log.Info("DNS questions are taken again", "failed for", time.Since(s.since).Round(time.Millisecond))

@@ -14,6 +14,7 @@ import (
 	"path/filepath"
 	"time"
 
+	"github.com/pilotfish-mesh/pilotfish/internal/atomicfile"
 	"github.com/pilotfish-mesh/pilotfish/internal/regularfile"
 )
 
@@ -103,30 +104,11 @@ func writeTable(path string, t storedTable) (err error) {
 	if err := os.MkdirAll(filepath.Dir(path), 0o700); err != nil {
 		return err
 	}
-	temporary := path + ".new"
-	if err := os.Remove(temporary); err != nil && !errors.Is(err, fs.ErrNotExist) {
-		return err
-	}
-	file, err := os.OpenFile(temporary, os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o600)
+	text, err := encodeStored(t)
 	if err != nil {
 		return err
 	}
-	defer func() {
-		if err != nil {
-			_ = os.Remove(temporary)
-		}
-	}()
-	text, err := encodeStored(t)
-	if err == nil {
-		_, err = file.Write(text)
-	}
-	if err == nil {
-		err = file.Sync()
-	}
-	if err = errors.Join(err, file.Close()); err != nil {
-		return err
-	}
-	return os.Rename(temporary, path)
+	return atomicfile.Write(path, text)
 }
 
 func encodeStored(t storedTable) ([]byte, error) {

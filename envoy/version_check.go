@@ -10,6 +10,8 @@ import (
 	"path/filepath"
 	"strings"
 	"time"
+
+	"github.com/pilotfish-mesh/pilotfish/internal/atomicfile"
 )
 
 const maxVersionOutput = 4096
@@ -135,15 +137,5 @@ func (m *versionCache) store(path string, v Version) {
 	if err != nil {
 		return
 	}
-	temp, err := os.CreateTemp(filepath.Dir(m.file), ".versions-*")
-	if err != nil {
-		return
-	}
-	_, err = temp.Write(data)
-	if err = errors.Join(err, temp.Close()); err == nil {
-		err = os.Rename(temp.Name(), m.file)
-	}
-	if err != nil {
-		_ = os.Remove(temp.Name())
-	}
+	_ = atomicfile.Write(m.file, data) // without the cache, the next start executes Envoy once more
 }

@@ -9,6 +9,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/pilotfish-mesh/pilotfish/internal/backoff"
 	"github.com/pilotfish-mesh/pilotfish/internal/dial"
 	"github.com/pilotfish-mesh/pilotfish/internal/fstimeout"
 )
@@ -121,7 +122,7 @@ func (c *CASource) Run(ctx context.Context) error {
 		parts.Go(func() { c.watchTrust(ctx) })
 	}
 	c.finishWarm(ctx)
-	retry := dial.Backoff{Min: c.config.MinRetry, Max: c.config.MaxRetry}
+	retry := backoff.Backoff{Min: c.config.MinRetry, Max: c.config.MaxRetry}
 	for failed := false; ctx.Err() == nil; {
 		c.expireReplacedRoots()
 		if wait, due := c.timeUntilRenewal(); !due {

@@ -12,7 +12,7 @@ import (
 	"sync"
 	"time"
 
-	"github.com/pilotfish-mesh/pilotfish/internal/dial"
+	"github.com/pilotfish-mesh/pilotfish/internal/backoff"
 	"github.com/pilotfish-mesh/pilotfish/internal/fstimeout"
 )
 
@@ -66,7 +66,7 @@ func (o *identityWriter) trigger() {
 }
 
 func (o *identityWriter) run(ctx context.Context) {
-	retry := dial.Backoff{Min: minRewrite, Max: maxRewrite}
+	retry := backoff.Backoff{Min: minRewrite, Max: maxRewrite}
 	for ctx.Err() == nil {
 		var again <-chan time.Time
 		if o.write() {

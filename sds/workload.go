@@ -19,7 +19,7 @@ import (
 	"google.golang.org/grpc/metadata"
 	"google.golang.org/grpc/status"
 
-	"github.com/pilotfish-mesh/pilotfish/internal/dial"
+	"github.com/pilotfish-mesh/pilotfish/internal/backoff"
 )
 
 // WorkloadConfig configures a WorkloadSource.
@@ -94,7 +94,7 @@ func (s *WorkloadSource) Run(ctx context.Context) error {
 		return fmt.Errorf("SPIFFE Workload API %s: %w", s.config.Target, err)
 	}
 	defer func() { _ = conn.Close() }()
-	retry := dial.Backoff{Min: s.config.MinRetry, Max: s.config.MaxRetry}
+	retry := backoff.Backoff{Min: s.config.MinRetry, Max: s.config.MaxRetry}
 	for ctx.Err() == nil {
 		err := s.receiveUpdates(ctx, workload.NewSpiffeWorkloadAPIClient(conn), retry.Reset)
 		if ctx.Err() != nil {

@@ -12,6 +12,7 @@ import (
 	"net/url"
 	"time"
 
+	"github.com/pilotfish-mesh/pilotfish/internal/backoff"
 	"github.com/pilotfish-mesh/pilotfish/internal/dial"
 )
 
@@ -75,7 +76,7 @@ type reply struct {
 // send sends the request that build returns until a server responds, at most five times. It retries after server errors
 // (5xx) and failed connections.
 func (u *upstream) send(ctx context.Context, build func(context.Context) (*http.Request, error)) (reply, error) {
-	backoff := dial.Backoff{Min: 10 * time.Millisecond, Max: time.Second}
+	backoff := backoff.Backoff{Min: 10 * time.Millisecond, Max: time.Second}
 	for attempt := 1; ; attempt++ {
 		request, err := build(ctx)
 		if err != nil {

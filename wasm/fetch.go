@@ -10,7 +10,6 @@ import (
 	"fmt"
 	"hash"
 	"io"
-	"math/rand/v2"
 	"net/http"
 	"net/url"
 	"os"
@@ -18,6 +17,7 @@ import (
 	"syscall"
 	"time"
 
+	"github.com/pilotfish-mesh/pilotfish/internal/backoff"
 	"github.com/pilotfish-mesh/pilotfish/internal/fetchguard"
 )
 
@@ -43,10 +43,13 @@ type fetched struct {
 	sum, digest, etag string
 }
 
+// maxBackoff limits the delay between retries within a fetch.
+const maxBackoff = 10 * time.Second
+
 // fetch fetches a module and retries transient failures. If the source still has the module known, it returns
 // errUnchanged.
 func (m *Modules) fetch(ctx context.Context, module Module, known *entry) (*fetched, error) {
-	wait := m.config.Backoff
+	retry := backoff.Backoff{Min: m.config.Backoff, Max: maxBackoff}
 	for attempt := 0; ; attempt++ {
 		f, err := m.attempt(ctx, module, known)
 		for isFull(err) && m.store.dropUnused(known) {
@@ -58,11 +61,10 @@ func (m *Modules) fetch(ctx context.Context, module Module, known *entry) (*fetc
 		}
 		m.log.Info("fetching a module failed and is tried again", "url", module.redactedURL(), "error", err)
 		select {
-		case <-time.After(wait/2 + rand.N(wait)):
+		case <-time.After(retry.Next()):
 		case <-ctx.Done():
 			return nil, fmt.Errorf("%w, and then: %w", err, context.Cause(ctx))
 		}
-		wait = min(2*wait, 10*time.Second)
 	}
 }
 

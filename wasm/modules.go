@@ -6,13 +6,14 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
-	"math/rand/v2"
 	"net/url"
 	"os"
 	"path/filepath"
 	"strings"
 	"sync"
 	"time"
+
+	"github.com/pilotfish-mesh/pilotfish/internal/backoff"
 )
 
 // Module specifies the module of a filter.
@@ -169,10 +170,10 @@ const maxWait = 20
 func (m *Modules) waitForModule(ctx context.Context, module Module) error {
 	m.metrics.waiting.Inc()
 	defer m.metrics.waiting.Dec()
-	wait := m.config.RetryInterval
+	retry := backoff.Backoff{Min: m.config.RetryInterval, Max: maxWait * m.config.RetryInterval}
 	for {
 		select {
-		case <-time.After(wait/2 + rand.N(wait)):
+		case <-time.After(retry.Next()):
 		case <-ctx.Done():
 			return context.Cause(ctx)
 		case <-m.fetchContext.Done():
@@ -184,7 +185,6 @@ func (m *Modules) waitForModule(ctx context.Context, module Module) error {
 			return nil
 		}
 		m.log.Info("a module still cannot be had", "url", module.redactedURL(), "filter", module.Resource, "error", err)
-		wait = min(2*wait, maxWait*m.config.RetryInterval)
 	}
 }
 

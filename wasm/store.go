@@ -15,6 +15,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/pilotfish-mesh/pilotfish/internal/atomicfile"
 	"github.com/pilotfish-mesh/pilotfish/internal/owner"
 )
 
@@ -315,14 +316,8 @@ func (s *store) save() error {
 	if err != nil {
 		return err
 	}
-	file := filepath.Join(s.dir, indexName)
-	_ = os.Remove(file + ".new") // may be a link, if another user owned the directory
-	if err := os.WriteFile(file+".new", content, 0o600); err != nil {
-		_ = os.Remove(file + ".new")
-		return fmt.Errorf("keeping the index of modules: %w", err)
-	}
-	if err := os.Rename(file+".new", file); err != nil {
-		return fmt.Errorf("keeping the index of modules: %w", err)
+	if err := atomicfile.Write(filepath.Join(s.dir, indexName), content); err != nil {
+		return fmt.Errorf("storing the index of modules: %w", err)
 	}
 	return nil
 }

@@ -5,7 +5,7 @@ import (
 	"log/slog"
 	"time"
 
-	"github.com/pilotfish-mesh/pilotfish/internal/dial"
+	"github.com/pilotfish-mesh/pilotfish/internal/backoff"
 	"github.com/pilotfish-mesh/pilotfish/internal/health"
 )
 
@@ -30,7 +30,7 @@ type untainter struct {
 }
 
 func (u *untainter) run(ctx context.Context) error {
-	backoff := &dial.Backoff{Min: time.Second, Max: 30 * time.Second}
+	backoff := &backoff.Backoff{Min: time.Second, Max: 30 * time.Second}
 	logged := ""
 	for {
 		wait := readyInterval

@@ -14,7 +14,7 @@ import (
 	"github.com/pilotfish-mesh/pilotfish/cni/agentapi"
 	"github.com/pilotfish-mesh/pilotfish/cni/capture"
 	"github.com/pilotfish-mesh/pilotfish/cni/kube"
-	"github.com/pilotfish-mesh/pilotfish/internal/dial"
+	"github.com/pilotfish-mesh/pilotfish/internal/backoff"
 	"github.com/pilotfish-mesh/pilotfish/internal/health"
 )
 
@@ -70,7 +70,7 @@ func NewCache(c CacheConfig) *Cache {
 
 // Run lists and watches the node's pods until the context ends.
 func (c *Cache) Run(ctx context.Context) error {
-	backoff := &dial.Backoff{Min: c.config.MinWait, Max: c.config.MaxWait}
+	backoff := &backoff.Backoff{Min: c.config.MinWait, Max: c.config.MaxWait}
 	version, stuck := "", 0
 	for ctx.Err() == nil {
 		began, from := time.Now(), version

@@ -10,6 +10,7 @@ import (
 	"os"
 	"slices"
 
+	"github.com/pilotfish-mesh/pilotfish/internal/atomicfile"
 	"github.com/pilotfish-mesh/pilotfish/internal/regularfile"
 )
 
@@ -77,9 +78,5 @@ func (m *history) save() error {
 	if now, err := os.ReadFile(m.path); err == nil && bytes.Equal(now, text) {
 		return nil
 	}
-	temp := m.path + ".new"
-	if err := os.WriteFile(temp, text, 0o600); err != nil {
-		return err
-	}
-	return os.Rename(temp, m.path)
+	return atomicfile.Write(m.path, text)
 }

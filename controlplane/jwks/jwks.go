@@ -13,6 +13,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/pilotfish-mesh/pilotfish/internal/backoff"
 	"github.com/pilotfish-mesh/pilotfish/internal/fetchguard"
 )
 
@@ -61,11 +62,15 @@ type Fetcher struct {
 
 // keySource is the state of one URL.
 type keySource struct {
-	due      time.Time
-	failures int
-	reason   string
-	since    time.Time // time of the first of the consecutive failures
-	running  bool
+	due     time.Time
+	retry   backoff.Backoff
+	reason  string
+	since   time.Time // time of the first of the consecutive failures
+	running bool
+}
+
+func newKeySource(due time.Time) *keySource {
+	return &keySource{due: due, retry: backoff.Backoff{Min: minRetry, Max: maxRetry}}
 }
 
 // Failure describes a URL whose keys could not be fetched.
@@ -118,7 +123,7 @@ func (f *Fetcher) setWanted(addresses []string) (changed bool) {
 	next := make(map[string]*keySource, len(addresses))
 	for _, at := range addresses {
 		if next[at] = f.wanted[at]; next[at] == nil {
-			next[at], news = &keySource{}, true
+			next[at], news = newKeySource(time.Time{}), true
 		}
 	}
 	fewer := len(next) < len(f.wanted)
@@ -268,7 +273,7 @@ func (f *Fetcher) storeResult(at, set string, err error, now time.Time) (changed
 	if a.reason != "" {
 		f.log.Info("the keys of a token issuer are available again", "address", at)
 	}
-	*a = keySource{due: now.Add(jitter(f.cfg.Refresh))}
+	*a = *newKeySource(now.Add(jitter(f.cfg.Refresh)))
 	if old, ok := f.sets[at]; ok && old == set {
 		return false
 	}
@@ -288,8 +293,7 @@ func (f *Fetcher) recordFailure(at string, a *keySource, err error, now time.Tim
 		a.since = now
 	}
 	a.reason = err.Error()
-	a.due = now.Add(jitter(min(minRetry<<min(a.failures, 10), maxRetry)))
-	a.failures++
+	a.due = now.Add(a.retry.Next())
 }
 
 // jitter shortens a duration by a random amount, so that many control planes do not fetch at the same time.
