@@ -29,7 +29,7 @@ func (c *Config) makeAdminDirectory() error {
 	}
 	err := os.Mkdir(dir, 0o700)
 	if err == nil {
-		err = c.Envoy.User.Give(dir)
+		err = c.Envoy.User.Chown(dir)
 	}
 	if err != nil && !errors.Is(err, fs.ErrExist) {
 		return fmt.Errorf("making the directory of ENVOY_ADMIN_SOCKET: %w", err)

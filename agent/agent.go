@@ -76,7 +76,7 @@ type Agent struct {
 // New creates the agent's components, locks its directories, listens on the status port and writes the bootstrap. It
 // therefore reports errors before anything runs. The caller must call Run, which releases these resources.
 func New(o Options) (*Agent, error) {
-	if err := o.Config.Envoy.User.Possible(); err != nil {
+	if err := o.Config.Envoy.User.CheckCapabilities(); err != nil {
 		return nil, usageError{err}
 	}
 	leave, err := lockConfigDir(o.Config)

@@ -69,7 +69,7 @@ func createFile(o *owner.Owner, file string, text []byte, mode os.FileMode) erro
 	if err != nil {
 		return err
 	}
-	err = o.GiveOpen(f)
+	err = o.ChownOpen(f)
 	if err == nil {
 		_, err = f.Write(text)
 	}

@@ -55,7 +55,7 @@ func (a *Agent) certificateSource(logger *slog.Logger) (sds.Source, error) {
 	case c.ExternalServer == sds.ExternalSDS:
 		return nil, nil
 	case c.WorkloadAPI != "":
-		return sds.NewWorkloadSource(sds.WorkloadConfig{Target: c.WorkloadAPI, SPIFFEID: id.SPIFFEID(), Logger: logger})
+		return sds.NewSPIFFESource(sds.SPIFFEConfig{Target: c.WorkloadAPI, SPIFFEID: id.SPIFFEID(), Logger: logger})
 	case c.Files != "":
 		files := sds.IdentityFiles(c.Files)
 		files.Debounce, files.Logger = c.Debounce, logger

@@ -34,7 +34,7 @@ func Commands() []*cobra.Command {
 
 // Main runs the command line of the agent's own binary and returns the exit code.
 func Main() int {
-	umask.SpareOwner()
+	umask.ClearOwnerBits()
 	understood := false
 	root := &cobra.Command{
 		Use:              "pilotfish-agent",

@@ -24,7 +24,7 @@ func (a *Agent) newDNSServer() (*dns.Server, error) {
 		Domain:              a.Config.Identity.Domain,
 		ForwardWithoutTable: c.ForwardWithoutTable,
 		AllowFrom:           c.AllowFrom,
-		KeepFile:            c.KeepFile,
+		TableFile:           c.KeepFile,
 		Owner:               a.Config.Identity.stateOwner(),
 		TTL:                 c.TTL,
 		ForwardTimeout:      c.ForwardTimeout,

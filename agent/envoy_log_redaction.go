@@ -37,7 +37,7 @@ func (w *envoyLogRedactor) redactContinuation(line string) string {
 		if redact.IsSecret(name) {
 			return "'" + name + "', '[redacted]'"
 		}
-		return redact.Looks(line)
+		return redact.RedactPatterns(line)
 	}
 	if w.inMessage = w.inMessage && redact.Continues(line); w.inMessage {
 		return w.lines.Field(line)

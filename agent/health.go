@@ -24,7 +24,7 @@ const (
 func (a *Agent) readinessChecks(components []component) []status.Check {
 	var checks []status.Check
 	if a.envoy == nil { // otherwise Envoy's check reports the drain
-		checks = append(checks, status.Check{Name: "agent", Func: health.Plain(a.checkNotDraining)})
+		checks = append(checks, status.Check{Name: "agent", Func: health.FromFunc(a.checkNotDraining)})
 	}
 	for _, p := range components {
 		if p.health != nil {
@@ -73,7 +73,7 @@ func responsivenessCheck(query func()) health.Check {
 		}()
 		select {
 		case <-answered:
-			return health.Well
+			return health.Healthy
 		case <-timer.C:
 			return stuck
 		}
@@ -94,7 +94,7 @@ func (e *envoySupervisor) condition() health.Condition {
 	ctx, cancel := context.WithTimeout(context.Background(), probeTimeout)
 	defer cancel()
 	c := i.condition(ctx)
-	if c == health.Well {
+	if c == health.Healthy {
 		c.Reason, c.Remedy = e.describeGivenUp()
 		return c
 	}
@@ -120,7 +120,7 @@ func (e *envoySupervisor) describeGivenUp() (reason, remedy string) {
 func (e *envoySupervisor) checkLiveness() health.Condition {
 	i := e.currentInstance()
 	if i == nil || e.requests.drain.isSet() {
-		return health.Well
+		return health.Healthy
 	}
 	ctx, cancel := context.WithTimeout(context.Background(), probeTimeout)
 	defer cancel()
@@ -136,7 +136,7 @@ type silenceReporter interface {
 func checkFrozen(limit time.Duration, l silenceReporter) health.Condition {
 	silent, questions := l.UnresponsiveFor()
 	if silent < limit || questions < minUnansweredProbes {
-		return health.Well
+		return health.Healthy
 	}
 	return health.Condition{
 		Reason: fmt.Sprintf("Envoy has not answered %d requests in %s", questions, silent.Round(time.Second)),

@@ -36,7 +36,7 @@ func (e *envoySupervisor) newHotRestartGroup() *hotRestartGroup {
 		err = e.Config.Envoy.User.MkdirAll(dir, 0o700)
 	}
 	if err == nil {
-		err = e.Config.Envoy.User.Give(dir)
+		err = e.Config.Envoy.User.Chown(dir)
 	}
 	if err != nil {
 		e.Logger.Warn("Envoy runs without hot restart; upgrades use the mode hand-over", "error", err)

@@ -22,7 +22,7 @@ func TestPluginAndNodeAgentUnderstandEachOther(t *testing.T) {
 	pod.Spec.NodeName = "n1"
 	api := kubetest.New(t)
 	api.Put(*pod)
-	h := newHost(t)
+	h := newTestNode(t)
 	log := &testenv.Buffer{}
 	logger := slog.New(slog.NewJSONHandler(log, nil))
 	cache := node.NewCache(node.CacheConfig{API: api.Client(t), Node: "n1", Logger: logger})

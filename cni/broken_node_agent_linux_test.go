@@ -16,7 +16,7 @@ import (
 )
 
 // badAgent is a node agent that calls answer for each connection, and closes it after the plugin has ended.
-func (h *host) badAgent(answer func(net.Conn)) {
+func (h *testNode) badAgent(answer func(net.Conn)) {
 	h.t.Helper()
 	l, err := net.Listen("unix", filepath.Join(h.dir, agentapi.SocketName))
 	if err != nil {
@@ -38,14 +38,14 @@ func (h *host) badAgent(answer func(net.Conn)) {
 	}()
 }
 
-func says(body string) func(net.Conn) {
+func respondBody(body string) func(net.Conn) {
 	return func(c net.Conn) {
 		_, _ = fmt.Fprintf(c, "HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n%s", len(body), body)
 	}
 }
 
-// forEver sends a piece again and again, after a beginning.
-func forEver(begin, piece string, pause time.Duration) func(net.Conn) {
+// repeatPiece sends a piece again and again, after a beginning.
+func repeatPiece(begin, piece string, pause time.Duration) func(net.Conn) {
 	return func(c net.Conn) {
 		_, err := io.WriteString(c, begin)
 		for err == nil {
@@ -59,35 +59,35 @@ var badAgents = map[string]func(net.Conn){
 	"hangs":                   func(net.Conn) {},
 	"hangs up":                func(c net.Conn) { _ = c.Close() },
 	"speaks another protocol": func(c net.Conn) { _, _ = io.WriteString(c, "SSH-2.0-x\r\n\r\n") },
-	"gives no JSON":           says("<html>"),
-	"gives nothing":           says(""),
-	"gives null":              says("null"),
-	"gives no pod":            says("{}"),
-	"gives a list":            says("[]"),
-	"gives another pod":       says(`{"metadata":{"name":"other","namespace":"shop","uid":"uid-web"}}`),
-	"gives the pod before":    says(`{"metadata":{"name":"web","namespace":"shop","uid":"before"}}`),
+	"gives no JSON":           respondBody("<html>"),
+	"gives nothing":           respondBody(""),
+	"gives null":              respondBody("null"),
+	"gives no pod":            respondBody("{}"),
+	"gives a list":            respondBody("[]"),
+	"gives another pod":       respondBody(`{"metadata":{"name":"other","namespace":"shop","uid":"uid-web"}}`),
+	"gives the pod before":    respondBody(`{"metadata":{"name":"web","namespace":"shop","uid":"before"}}`),
 	"sends elsewhere": func(c net.Conn) {
 		_, _ = io.WriteString(c, "HTTP/1.1 307 x\r\nLocation: http://agent/other\r\nContent-Length: 0\r\n\r\n")
 	},
 	"only announces":           func(c net.Conn) { _, _ = io.WriteString(c, "HTTP/1.1 103 Early Hints\r\n\r\n") },
-	"has no end of headers":    forEver("HTTP/1.1 200 OK\r\n", "A: "+strings.Repeat("x", 1000)+"\r\n", 0),
-	"has no end":               forEver("HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n", "3e8\r\n"+strings.Repeat(" ", 1000)+"\r\n", 0),
-	"has no end of a line":     forEver("HTTP/1.1 200 OK\r\nA: ", strings.Repeat("x", 1000), 0),
-	"gives a letter at a time": forEver("HTTP/1.1 200 OK\r\nContent-Length: 100000\r\n\r\n", " ", 10*time.Millisecond),
+	"has no end of headers":    repeatPiece("HTTP/1.1 200 OK\r\n", "A: "+strings.Repeat("x", 1000)+"\r\n", 0),
+	"has no end":               repeatPiece("HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n", "3e8\r\n"+strings.Repeat(" ", 1000)+"\r\n", 0),
+	"has no end of a line":     repeatPiece("HTTP/1.1 200 OK\r\nA: ", strings.Repeat("x", 1000), 0),
+	"gives a letter at a time": repeatPiece("HTTP/1.1 200 OK\r\nContent-Length: 100000\r\n\r\n", " ", 10*time.Millisecond),
 	"announces more than it has": func(c net.Conn) {
 		_, _ = io.WriteString(c, "HTTP/1.1 200 OK\r\nContent-Length: 9999999999999\r\n\r\n{}")
 	},
 }
 
 // With a malfunctioning node agent, an unknown pod does not start.
-func TestPodDoesNotStartOnTheWordOfABrokenAgent(t *testing.T) {
+func TestADDFailsIfTheNodeAgentIsBroken(t *testing.T) {
 	pod := meshPod("web")
 	ns := testns.New(t)
 	for name, answer := range badAgents {
 		t.Run(strings.ReplaceAll(name, " ", "_"), func(t *testing.T) {
 			t.Parallel() // it mostly waits
-			h := newHost(t)
-			h.patience = "200ms"
+			h := newTestNode(t)
+			h.agentTimeout = "200ms"
 			h.badAgent(answer)
 			got := h.call("ADD", pod, netnsPath(ns), h.withPrevious("1.0.0"))
 			if got.err == nil || got.Code != types.ErrTryAgainLater || !strings.Contains(got.Msg, "does not start unprotected") {
@@ -100,9 +100,9 @@ func TestPodDoesNotStartOnTheWordOfABrokenAgent(t *testing.T) {
 	}
 }
 
-func TestAPIServerIsAskedWhileTheAgentHangs(t *testing.T) {
+func TestADDQueriesTheAPIServerWhileTheNodeAgentHangs(t *testing.T) {
 	pod := meshPod("web")
-	h := newHost(t)
+	h := newTestNode(t)
 	h.badAgent(badAgents["hangs"])
 	h.apiServer(0, pod)
 	ns := testns.New(t)

@@ -120,9 +120,9 @@ func reach(ns *testns.Namespace, uid int, address, want string) string {
 	return answer
 }
 
-func TestCapturedPodsTrafficGoesIntoItsProxy(t *testing.T) {
+func TestTrafficOfACapturedPodReachesItsProxy(t *testing.T) {
 	pod := meshPod("web")
-	h := newHost(t).withAgent(pod)
+	h := newTestNode(t).withAgent(pod)
 	ns := podNetwork(t, "10.9.0.5/24")
 	envoyAt(t, ns, 15001, 16001)
 	if got := reach(ns, 1000, "10.200.0.1:80", "nothing"); got != "nothing" {
@@ -162,9 +162,9 @@ func TestCapturedPodsTrafficGoesIntoItsProxy(t *testing.T) {
 	}
 }
 
-func TestCheckFailsWhenTheRulesAreGoneOrOthers(t *testing.T) {
+func TestCHECKFailsIfRulesAreMissingOrChanged(t *testing.T) {
 	pod := meshPod("web")
-	h := newHost(t).withAgent(pod)
+	h := newTestNode(t).withAgent(pod)
 	ns := podNetwork(t, "10.9.0.5/24")
 	check := func() cniAnswer { return h.call("CHECK", pod, netnsPath(ns), h.withPrevious("1.0.0")) }
 	if answer := check(); answer.Code != CodeNotInForce {
@@ -199,7 +199,7 @@ func TestCheckFailsWhenTheRulesAreGoneOrOthers(t *testing.T) {
 func TestPodWithAUserNamespaceIsCaptured(t *testing.T) {
 	pod := meshPod("web")
 	pod.Metadata.Annotations["sidecar.istio.io/interceptionMode"] = "TPROXY"
-	h := newHost(t).withAgent(pod)
+	h := newTestNode(t).withAgent(pod)
 	testns.New(t) // or skip
 	cmd := exec.Command("/bin/sleep", "60")
 	ids := []syscall.SysProcIDMap{{ContainerID: 0, HostID: 100000, Size: 65536}}
@@ -236,7 +236,7 @@ func TestNodesIPTablesAreUsedWhereTheyAreForced(t *testing.T) {
 		t.Skip("iptables is not installed; scripts/iptables.sh does that")
 	}
 	pod := meshPod("web")
-	h := newHost(t).withAgent(pod)
+	h := newTestNode(t).withAgent(pod)
 	ns := podNetwork(t, "10.9.0.5/24")
 	envoyAt(t, ns, 15001)
 	for _, force := range []string{"legacy", "nft", ""} {

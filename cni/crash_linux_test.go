@@ -35,12 +35,12 @@ func inForce(t testing.TB, ns *testns.Namespace) *iptables.RuleSet {
 
 // A plugin that is killed leaves what was there before or what it was to bring about, never a part; and the next ADD of the
 // same sandbox brings it about.
-func TestKilledPluginLeavesTheOldStateOrTheNew(t *testing.T) {
+func TestKilledADDLeavesOldOrNewRules(t *testing.T) {
 	for _, mode := range []string{"REDIRECT", "TPROXY"} {
 		t.Run(mode, func(t *testing.T) {
 			pod := meshPod("web")
 			pod.Metadata.Annotations["sidecar.istio.io/interceptionMode"] = mode
-			h := newHost(t).withAgent(pod)
+			h := newTestNode(t).withAgent(pod)
 			fresh := podNetwork(t, "10.9.0.5/24")
 			if answer := h.call("ADD", pod, netnsPath(fresh), h.withPrevious("1.0.0")); answer.err != nil {
 				t.Fatal(answer.out)
@@ -64,7 +64,7 @@ func TestKilledPluginLeavesTheOldStateOrTheNew(t *testing.T) {
 }
 
 // killedAt kills one ADD in a new sandbox before a step and checks the state. It reports whether the step exists.
-func (h *host) killedAt(pod *agentapi.Pod, step int, whole *iptables.RuleSet) bool {
+func (h *testNode) killedAt(pod *agentapi.Pod, step int, whole *iptables.RuleSet) bool {
 	h.t.Helper()
 	ns := podNetwork(h.t, "10.9.0.5/24")
 	answer := h.call("ADD", pod, netnsPath(ns), h.withPrevious("1.0.0"), fmt.Sprintf("%s=%d", crashAt, step))
@@ -87,10 +87,10 @@ func (h *host) killedAt(pod *agentapi.Pod, step int, whole *iptables.RuleSet) bo
 }
 
 // What routing has of an ADD that was killed before there were rules ends with the pod, and not only with its namespace.
-func TestDELTakesAwayTheRoutingOfAKilledADD(t *testing.T) {
+func TestDELRemovesTheRoutingOfAKilledADD(t *testing.T) {
 	pod := meshPod("web")
 	pod.Metadata.Annotations["sidecar.istio.io/interceptionMode"] = "TPROXY"
-	h := newHost(t).withAgent(pod)
+	h := newTestNode(t).withAgent(pod)
 	healed := 0
 	for step := 1; ; step++ {
 		ns := podNetwork(t, "10.9.0.5/24")
@@ -130,9 +130,9 @@ func strange(t testing.TB, ns *testns.Namespace) []string {
 	return got.Strange
 }
 
-func TestThousandPodsFiftyAtATimeLeaveNothingBehind(t *testing.T) {
+func TestThousandPodsLeaveNothingBehind(t *testing.T) {
 	const pods, atATime = 1000, 50
-	h := newHost(t).withAgent(meshPod("web"))
+	h := newTestNode(t).withAgent(meshPod("web"))
 	plugin := filepath.Join(h.bin, "pilotfish-cni") // the one that nodes have, which also starts sooner
 	if err := errors.Join(os.Remove(plugin), os.Symlink(testenv.Bin(t, "pilotfish-cni"), plugin)); err != nil {
 		t.Fatal(err)
@@ -180,8 +180,8 @@ func openFiles(t testing.TB) int {
 
 // pair is the life of one pod: its namespace, ADD, DEL. On a busy machine an ADD may not learn in time what the pod is; what
 // runs pods then ends it, and tries again.
-func (h *host) pair(pod *agentapi.Pod, config []byte) (trouble string) {
-	ns, err := testns.Make()
+func (h *testNode) pair(pod *agentapi.Pod, config []byte) (trouble string) {
+	ns, err := testns.NewNamespace()
 	if err != nil {
 		return err.Error()
 	}

@@ -12,7 +12,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-func TestLogFileOfManyWritersIsBoundedAndLosesNoLineThatIsNew(t *testing.T) {
+func TestLogFileOfConcurrentWritersIsRotatedWithoutLoss(t *testing.T) {
 	const writers, lines, limit = 20, 100, 8 << 10
 	path := filepath.Join(t.TempDir(), "cni.log")
 	var all sync.WaitGroup
@@ -45,7 +45,7 @@ func TestLogFileOfManyWritersIsBoundedAndLosesNoLineThatIsNew(t *testing.T) {
 	}
 }
 
-func TestLogFileIsAFileOfItsOwn(t *testing.T) {
+func TestLogFileIsNotWrittenThroughALink(t *testing.T) {
 	other := filepath.Join(t.TempDir(), "other")
 	if err := os.WriteFile(other, nil, 0o600); err != nil {
 		t.Fatal(err)

@@ -6,7 +6,7 @@ import (
 	"github.com/pilotfish-mesh/pilotfish/internal/testns"
 )
 
-func TestNodesNamespaceIsRefusedOnWhateverThreadItIsAskedFor(t *testing.T) {
+func TestNodesNamespaceIsRefusedOnEveryThread(t *testing.T) {
 	err := testns.New(t).Run(func() error {
 		for _, path := range []string{"/proc/thread-self/ns/net", "/proc/1/ns/net"} {
 			if f, err := openNetNS(path); err == nil {

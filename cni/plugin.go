@@ -49,7 +49,7 @@ const about = "pilotfish-cni is a CNI plugin: a container runtime runs it, behin
 // Main runs the command for which the runtime started the process and returns its exit code. It prints an error on
 // standard output in the form that runtimes add to the pod's events. DEL and GC never fail.
 func Main(started time.Time) int {
-	umask.SpareOwner()
+	umask.ClearOwnerBits()
 	debug.SetGCPercent(400)      // the garbage of a few milliseconds is not worth collecting
 	runtime.GOMAXPROCS(1)        // the work is sequential; idle processors that search for work use a quarter of the CPU time
 	if os.Getenv("PATH") == "" { // directories of the node's iptables

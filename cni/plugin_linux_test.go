@@ -16,15 +16,15 @@ import (
 )
 
 // withPrevious is a configuration as the runtime hands it to a chained plugin.
-func (h *host) withPrevious(version string) []byte {
+func (h *testNode) withPrevious(version string) []byte {
 	c := h.config(version)
 	c["prevResult"] = json.RawMessage(primaryResult(version))
 	return toJSON(h.t, c)
 }
 
-func TestResultOfThePluginsBeforeIsHandedOnByteForByte(t *testing.T) {
+func TestPreviousResultIsReturnedUnchanged(t *testing.T) {
 	pod := plainPod("plain")
-	h := newHost(t).withAgent(pod)
+	h := newTestNode(t).withAgent(pod)
 	ns := testns.New(t)
 	for _, version := range []string{"0.1.0", "0.2.0", "0.3.0", "0.3.1", "0.4.0", "1.0.0", "1.1.0"} {
 		answer := h.call("ADD", pod, netnsPath(ns), h.withPrevious(version))
@@ -37,9 +37,9 @@ func TestResultOfThePluginsBeforeIsHandedOnByteForByte(t *testing.T) {
 	}
 }
 
-func TestSandboxesThatAreNoneOfTheMeshsAreLeftAlone(t *testing.T) {
+func TestPodsOutsideTheMeshAreNotRedirected(t *testing.T) {
 	plain := plainPod("plain")
-	h := newHost(t).withAgent(plain)
+	h := newTestNode(t).withAgent(plain)
 	h.extra["exclude_namespaces"] = []string{"kube-system"}
 	h.extra["pod_namespace"] = "istio-system"
 	ns := testns.New(t)
@@ -50,13 +50,13 @@ func TestSandboxesThatAreNoneOfTheMeshsAreLeftAlone(t *testing.T) {
 		asked int
 		why   string
 	}{{system, 0, "excluded-namespace"}, {agent, 0, "own-agent"}, {nobody, 0, "no-kubernetes"}, {plain, 1, "no-sidecar"}} {
-		before := h.agent.asked
+		before := h.agent.requests
 		answer := h.call("ADD", c.pod, netnsPath(ns), h.withPrevious("1.0.0"))
 		if answer.err != nil || answer.out != primaryResult("1.0.0") {
 			t.Errorf("%s: %v: %s", c.why, answer.err, answer.out)
 		}
-		if h.agent.asked-before != c.asked {
-			t.Errorf("%s: the agent was asked %d times, want %d", c.why, h.agent.asked-before, c.asked)
+		if h.agent.requests-before != c.asked {
+			t.Errorf("%s: the agent was asked %d times, want %d", c.why, h.agent.requests-before, c.asked)
 		}
 		if last := h.agent.last(); last.Outcome != agentapi.Skipped || last.Reason != c.why || last.Command != "ADD" {
 			t.Errorf("%s: the agent was told %+v", c.why, last)
@@ -64,7 +64,7 @@ func TestSandboxesThatAreNoneOfTheMeshsAreLeftAlone(t *testing.T) {
 	}
 }
 
-func TestPodThatCannotBeKnownOrIsBadDoesNotStart(t *testing.T) {
+func TestADDFailsForUnknownAndInvalidPods(t *testing.T) {
 	bad := meshPod("bad")
 	bad.Metadata.Annotations["traffic.sidecar.istio.io/excludeOutboundPorts"] = "70000"
 	long, half := meshPod("long"), meshPod("half")
@@ -99,10 +99,10 @@ func TestPodThatCannotBeKnownOrIsBadDoesNotStart(t *testing.T) {
 		"several bad keys":  {pod: known, extra: map[string]any{"ipv6": "maybe", "plugin_log_level": "loud", "log_file": "x"}, code: types.ErrInvalidNetworkConfig, says: []string{"ipv6", "maybe", "loud", "log_file"}},
 		"key of wrong type": {pod: known, extra: map[string]any{"proxy_listen_port": 70000}, code: types.ErrDecodingFailure, says: []string{"proxy_listen_port"}},
 	} {
-		h := newHost(t).withAgent(bad, long, replaced, known)
+		h := newTestNode(t).withAgent(bad, long, replaced, known)
 		h.agent.down, h.extra = c.down, c.extra
 		if c.code == types.ErrTryAgainLater {
-			h.patience = "1s"
+			h.agentTimeout = "1s"
 		}
 		netns := c.netns
 		if netns == "" {
@@ -129,7 +129,7 @@ func withUID(p *agentapi.Pod, uid string) *agentapi.Pod {
 	return &q
 }
 
-func TestEndOfAPodNeverFails(t *testing.T) {
+func TestDELNeverFails(t *testing.T) {
 	pod := meshPod("web")
 	ns := testns.New(t)
 	for name, c := range map[string]struct {
@@ -145,7 +145,7 @@ func TestEndOfAPodNeverFails(t *testing.T) {
 		"no JSON":               {netnsPath(ns), `{`},
 		"a version of tomorrow": {netnsPath(ns), `{"cniVersion":"9.0.0","name":"pods"}`},
 	} {
-		h := newHost(t) // and no agent
+		h := newTestNode(t) // and no agent
 		if answer := h.call("DEL", pod, c.netns, []byte(c.config)); answer.err != nil || answer.out != "" {
 			t.Errorf("DEL, %s: %v: %s", name, answer.err, answer.out)
 		}
@@ -155,8 +155,8 @@ func TestEndOfAPodNeverFails(t *testing.T) {
 	}
 }
 
-func TestStatusTellsWhetherPodsCouldStart(t *testing.T) {
-	h := newHost(t).withAgent()
+func TestSTATUSReportsWhetherPodsCanStart(t *testing.T) {
+	h := newTestNode(t).withAgent()
 	status := func() error { return h.libcni().GetStatusNetworkList(t.Context(), h.list("1.1.0")) }
 	if err := status(); err != nil {
 		t.Errorf("ready: %v", err)
@@ -182,9 +182,9 @@ func TestStatusTellsWhetherPodsCouldStart(t *testing.T) {
 	}
 }
 
-func TestAgentIsToldWhatWasLogged(t *testing.T) {
+func TestLogIsSentToTheNodeAgent(t *testing.T) {
 	pod := plainPod("plain")
-	h := newHost(t).withAgent(pod)
+	h := newTestNode(t).withAgent(pod)
 	h.extra["log_file"] = filepath.Join(h.dir, "cni.log")
 	h.call("ADD", pod, netnsPath(testns.New(t)), h.withPrevious("1.0.0"))
 	if len(h.agent.log) == 0 {
@@ -205,7 +205,7 @@ func TestAgentIsToldWhatWasLogged(t *testing.T) {
 
 func TestCommandsByLibcniOfEveryVersion(t *testing.T) {
 	pod := plainPod("plain")
-	h := newHost(t).withAgent(pod)
+	h := newTestNode(t).withAgent(pod)
 	runtime := h.libcni()
 	rt := runtimeConf(pod, testns.New(t))
 	for _, version := range []string{"0.3.1", "0.4.0", "1.0.0", "1.1.0"} {

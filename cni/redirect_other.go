@@ -19,4 +19,4 @@ func (kernel) repairRules(context.Context, *os.File) error { return errLinux }
 func (kernel) clean(context.Context, *os.File) error       { return errLinux }
 
 func identify(*os.File) (nsID, error) { return nsID{}, errLinux }
-func inhabited(nsID) (bool, error)    { return false, errLinux }
+func hasProcesses(nsID) (bool, error) { return false, errLinux }

@@ -7,7 +7,7 @@ import (
 	"time"
 )
 
-func TestWhatTheRuntimeHandsOverIsReadWithinBounds(t *testing.T) {
+func TestInputOfTheRuntimeIsLimited(t *testing.T) {
 	endless, never := io.Pipe()
 	defer never.Close()
 	for name, tc := range map[string]struct {

@@ -64,24 +64,24 @@ func primaryResult(version string) string {
 	return fmt.Sprintf(`{"cniVersion":%q,"interfaces":[{"name":"eth0","sandbox":"/x"}],"ips":[{"version":"4","address":"10.1.2.3/24","interface":0}],"dns":{}}`, version)
 }
 
-// host is a node for the plugin: folders, an agent, and a way to start it.
-type host struct {
-	t        testing.TB
-	dir      string
-	bin      string
-	agent    *fakeAgent
-	extra    map[string]any // of the plugin's configuration
-	patience string
+// testNode is a node for the plugin: folders, an agent, and a way to start it.
+type testNode struct {
+	t            testing.TB
+	dir          string
+	bin          string
+	agent        *fakeAgent
+	extra        map[string]any // of the plugin's configuration
+	agentTimeout string
 }
 
-func newHost(t testing.TB) *host {
+func newTestNode(t testing.TB) *testNode {
 	t.Helper()
 	dir, err := os.MkdirTemp("", "pf-cni") // short, for the socket in it
 	if err != nil {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { _ = os.RemoveAll(dir) })
-	h := &host{t: t, dir: dir, bin: filepath.Join(dir, "bin"), extra: map[string]any{}}
+	h := &testNode{t: t, dir: dir, bin: filepath.Join(dir, "bin"), extra: map[string]any{}}
 	if err := os.Mkdir(h.bin, 0o700); err != nil {
 		t.Fatal(err)
 	}
@@ -98,13 +98,13 @@ func newHost(t testing.TB) *host {
 }
 
 // withAgent starts a node agent that knows the pods.
-func (h *host) withAgent(pods ...*agentapi.Pod) *host {
+func (h *testNode) withAgent(pods ...*agentapi.Pod) *testNode {
 	h.agent = startAgent(h.t, h.dir, pods...)
 	return h
 }
 
 // config is the plugin's own configuration.
-func (h *host) config(version string) map[string]any {
+func (h *testNode) config(version string) map[string]any {
 	c := map[string]any{"type": "pilotfish-cni", "cni_agent_run_dir": h.dir, "plugin_log_level": "debug"}
 	for key, value := range h.extra {
 		c[key] = value
@@ -116,7 +116,7 @@ func (h *host) config(version string) map[string]any {
 }
 
 // list is a network of the primary plugin and ours.
-func (h *host) list(version string) *libcni.NetworkConfigList {
+func (h *testNode) list(version string) *libcni.NetworkConfigList {
 	h.t.Helper()
 	text := toJSON(h.t, map[string]any{"cniVersion": version, "name": "pods",
 		"plugins": []any{map[string]any{"type": "primary"}, h.config("")}})
@@ -127,7 +127,7 @@ func (h *host) list(version string) *libcni.NetworkConfigList {
 	return list
 }
 
-func (h *host) libcni() *libcni.CNIConfig {
+func (h *testNode) libcni() *libcni.CNIConfig {
 	return libcni.NewCNIConfigWithCacheDir([]string{h.bin}, filepath.Join(h.dir, "cache"), nil)
 }
 
@@ -142,10 +142,10 @@ func runtimeConf(p *agentapi.Pod, ns *testns.Namespace) *libcni.RuntimeConf {
 }
 
 // call starts the plugin as a runtime does, with nothing between.
-func (h *host) call(command string, p *agentapi.Pod, netns string, config []byte, env ...string) (answer cniAnswer) {
+func (h *testNode) call(command string, p *agentapi.Pod, netns string, config []byte, env ...string) (answer cniAnswer) {
 	h.t.Helper()
 	cmd := exec.Command(filepath.Join(h.bin, "pilotfish-cni"))
-	cmd.Env = append(env, podTimeoutEnv+"="+h.patience, "CNI_COMMAND="+command, "CNI_CONTAINERID=c-"+p.Metadata.Name, "CNI_NETNS="+netns, "CNI_IFNAME=eth0",
+	cmd.Env = append(env, podTimeoutEnv+"="+h.agentTimeout, "CNI_COMMAND="+command, "CNI_CONTAINERID=c-"+p.Metadata.Name, "CNI_NETNS="+netns, "CNI_IFNAME=eth0",
 		"CNI_PATH="+h.bin, fmt.Sprintf("CNI_ARGS=IgnoreUnknown=1;K8S_POD_NAMESPACE=%s;K8S_POD_NAME=%s;K8S_POD_UID=%s",
 			p.Metadata.Namespace, p.Metadata.Name, p.Metadata.UID))
 	cmd.Stdin = bytes.NewReader(config)
@@ -178,12 +178,12 @@ func toJSON(t testing.TB, v any) []byte {
 
 // fakeAgent is a node agent with some pods. It records the log and results that it receives.
 type fakeAgent struct {
-	mu      sync.Mutex
-	pods    map[string]*agentapi.Pod
-	results []agentapi.Result
-	log     []agentapi.LogEntry
-	asked   int
-	down    string // error text of all replies; "" for none
+	mu       sync.Mutex
+	pods     map[string]*agentapi.Pod
+	results  []agentapi.Result
+	log      []agentapi.LogEntry
+	requests int
+	down     string // error text of all replies; "" for none
 }
 
 func startAgent(t testing.TB, dir string, pods ...*agentapi.Pod) *fakeAgent {
@@ -211,7 +211,7 @@ func (a *fakeAgent) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	}
 	switch r.URL.Path {
 	case agentapi.PodPath:
-		a.asked++
+		a.requests++
 		p := a.pods[r.FormValue("namespace")+"/"+r.FormValue("name")]
 		switch {
 		case a.down != "":

@@ -43,7 +43,7 @@ type editedMesh struct {
 
 func newEdited(t *testing.T, network string) *editedMesh {
 	e := &editedMesh{t: t, network: network, dir: t.TempDir(), failed: make(chan string, 1)}
-	e.mesh = meshfuzz.New(11, meshfuzz.Options{Kept: keptServices, Port: 9080, Address: func(service, instance int) string {
+	e.mesh = meshfuzz.New(11, meshfuzz.Options{Permanent: keptServices, Port: 9080, Address: func(service, instance int) string {
 		return fmt.Sprintf("%s.%d", network, 10+service%30*4+instance)
 	}})
 	e.config = filepath.Join(t.TempDir(), "mesh.yaml")

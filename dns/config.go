@@ -27,9 +27,9 @@ type Config struct {
 	// AllowFrom are networks that may send queries, in addition to this machine's own addresses.
 	AllowFrom []netip.Prefix
 
-	// KeepFile is the file in which the last name table is stored, for a start without a control plane; empty means
+	// TableFile is the file in which the last name table is stored, for a start without a control plane; empty means
 	// none. A stored table is used only with the same Owner, which is the proxy's node ID.
-	KeepFile, Owner string
+	TableFile, Owner string
 
 	TTL             time.Duration // of mesh names (default 30 s)
 	ForwardTimeout  time.Duration // total time of a forwarded query (default 5 s)

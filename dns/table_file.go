@@ -43,11 +43,11 @@ const (
 )
 
 func newTableFile(config Config, failed func()) *tableFile {
-	if config.KeepFile == "" {
+	if config.TableFile == "" {
 		return nil
 	}
 	return &tableFile{
-		path: config.KeepFile, owner: config.Owner, log: config.Logger, failed: failed, pending: make(chan storedTable, 1),
+		path: config.TableFile, owner: config.Owner, log: config.Logger, failed: failed, pending: make(chan storedTable, 1),
 	}
 }
 

@@ -40,7 +40,7 @@ func (l *log) String() string {
 
 func keeping(t *testing.T, file string) (Config, *log) {
 	l := new(log)
-	return Config{ResolvConf: resolvConfOf(t), KeepFile: file, Owner: owner, Logger: slog.New(slog.NewTextHandler(l, nil))}, l
+	return Config{ResolvConf: resolvConfOf(t), TableFile: file, Owner: owner, Logger: slog.New(slog.NewTextHandler(l, nil))}, l
 }
 
 func awaitFile(t *testing.T, file string, content []byte) {

@@ -47,7 +47,7 @@ func asOrdinaryUser(t *testing.T) bool {
 	if out, err := probe.CombinedOutput(); err != nil {
 		t.Skipf("an ordinary user may make no user namespace here: %v: %s", err, out)
 	}
-	if !testns.WithOwnMounts(t, ownEtc) {
+	if !testns.EnterPrivateMounts(t, ownEtc) {
 		return false
 	}
 	appendTo(t, "/etc/passwd", fmt.Sprintf("ordinary:x:%d:%d::%s:/bin/sh\n", ordinaryID, ordinaryID, ordinaryHome))

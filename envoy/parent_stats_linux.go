@@ -185,7 +185,7 @@ func listenReplacing(o *owner.Owner, path string) (*net.UnixConn, error) {
 	bound, err := private.ListenPacket(context.Background(), "unixgram", staging)
 	conn, _ := bound.(*net.UnixConn)
 	if err == nil {
-		err = o.Give(staging)
+		err = o.Chown(staging)
 	}
 	if err == nil {
 		err = os.Rename(staging, path)

@@ -77,7 +77,7 @@ func Start(c Config) (*Process, error) {
 	}
 	p.cmd = &exec.Cmd{Path: c.Path, Args: append([]string{c.Path}, c.Args...), Dir: c.Dir, Env: c.Env, Stdout: write, Stderr: write}
 	started := make(chan error)
-	if err := c.User.GiveOpen(write); err != nil { // Envoy reopens it by name for access logs
+	if err := c.User.ChownOpen(write); err != nil { // Envoy reopens it by name for access logs
 		return nil, fmt.Errorf("starting Envoy: giving its output to user %d: %w", c.User.UID, errors.Join(err, read.Close(), write.Close()))
 	}
 	go p.run(started, c)

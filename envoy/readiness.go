@@ -184,7 +184,7 @@ func (r *Readiness) evaluate(ctx context.Context, started bool) (health.Conditio
 			Remedy: "POST /healthcheck/ok to Envoy's admin address, if a user failed them",
 		}, nil
 	case state == "LIVE" && started:
-		return health.Well, nil
+		return health.Healthy, nil
 	}
 	stats, err := r.Admin.Stats(ctx, readinessStats)
 	if err != nil {

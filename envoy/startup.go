@@ -28,7 +28,7 @@ func (r *Readiness) evaluateStart(ctx context.Context, state string, stats map[s
 	case stats["listener_manager.workers_started"] == 0:
 		c.Reason = "worker threads not yet started"
 	default:
-		return health.Well
+		return health.Healthy
 	}
 	c.Reason = "Envoy is " + state + ": " + c.Reason
 	return c

@@ -47,7 +47,7 @@ func Compile(o Options) (*RuleSet, error) {
 	if c.refused != 0 {
 		rules.Chains = append(rules.Chains, c.refusal()...)
 	}
-	GiveReasons(rules)
+	SetReasons(rules)
 	return rules, nil
 }
 

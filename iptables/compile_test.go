@@ -41,7 +41,7 @@ func ids(rules *RuleSet, table Table, chain string) []string {
 	return all
 }
 
-func TestTheUsualOptionsOfAnInjectedPodComeToTheseRules(t *testing.T) {
+func TestRulesOfAnInjectedPod(t *testing.T) {
 	rules := compiled(t, flagInbound, "*", flagInboundExclude, "15090,15021,15020", flagCIDRs, "*")
 	want := map[string]string{
 		"nat ISTIO_INBOUND":     "inbound/tunnel inbound/exclude-port-15090 inbound/exclude-port-15021 inbound/exclude-port-15020 inbound/all",

@@ -170,7 +170,7 @@ func counterpart(lines []line, i int) int {
 // align aligns two chains so that as many equal rules as possible share a line.
 func align(want, got []Rule) []line {
 	a, b := ruleTexts(want), ruleTexts(got)
-	meets := longestCommonSubsequence(a, b)
+	meets := commonSubsequence(a, b)
 	var lines []line
 	j := 0
 	for i := range a {

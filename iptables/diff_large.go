@@ -56,10 +56,10 @@ func selectRules(c Chain, lines []line, apply []int) *RuleSet {
 	return &RuleSet{Chains: []Chain{c}}
 }
 
-// longestCommonSubsequence returns, for each text of a, its index in b or -1. The indexes increase and as many as
+// commonSubsequence returns, for each text of a, its index in b or -1. The indexes increase and as many as
 // possible are set: a longest common subsequence, by the algorithm of Hunt and Szymanski, because nearly all texts are
 // unique in a list.
-func longestCommonSubsequence(a, b []string) []int {
+func commonSubsequence(a, b []string) []int {
 	meets := make([]int, len(a))
 	for i := range meets {
 		meets[i] = -1

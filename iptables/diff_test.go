@@ -8,8 +8,8 @@ import (
 	"time"
 )
 
-// without is the rule set less the rule.
-func without(rules *RuleSet, id string) *RuleSet {
+// withoutRule is the rule set less the rule.
+func withoutRule(rules *RuleSet, id string) *RuleSet {
 	damaged := *rules
 	damaged.Chains = slices.Clone(rules.Chains)
 	for i := range damaged.Chains {
@@ -18,7 +18,7 @@ func without(rules *RuleSet, id string) *RuleSet {
 	return &damaged
 }
 
-func TestWhatIsInForceAsItShouldBeHasNoDifference(t *testing.T) {
+func TestCorrectRulesHaveNoDifference(t *testing.T) {
 	for name, rules := range manySets(t) {
 		if diff := Diff(rules, &Installed{Rules: rules}); len(diff) > 0 {
 			t.Errorf("%s: %s", name, Summary(diff))
@@ -43,10 +43,10 @@ func TestEveryMissingRuleIsReportedWithItsConsequence(t *testing.T) {
 		"virtual DNS":       {flagRedirectDNS, "true", flagCaptureAllDNS, "true", flagVirtual, "vif0", flagOutboundExclude, "3306", envResolver, ":15053"},
 		"refused":           {flagIPv6, "reject", flagInboundExclude, "15020", flagExcludeCIDRs, "fd00:1::/32,10.1.0.0/16", flagVirtual, "vif0", flagOutboundExclude, "3306"},
 	} {
-		rules := compiled(t, with(usual, more...)...)
+		rules := compiled(t, appendOptions(usual, more...)...)
 		for _, c := range rules.Chains {
 			for _, r := range c.Rules {
-				diff := Diff(rules, &Installed{Rules: without(rules, r.ID)})
+				diff := Diff(rules, &Installed{Rules: withoutRule(rules, r.ID)})
 				if len(diff) != 1 || diff[0].Kind != Missing || diff[0].What != "the rule "+r.ID+" is missing" {
 					t.Errorf("%s without %s: %s", name, r.ID, Summary(diff))
 				} else if diff[0].Consequence == "" {
@@ -58,13 +58,13 @@ func TestEveryMissingRuleIsReportedWithItsConsequence(t *testing.T) {
 }
 
 func TestConsequencesAreDescribedInWords(t *testing.T) {
-	rules := compiled(t, with(usual, flagDualStack, "true", flagInboundExclude, "15020")...)
+	rules := compiled(t, appendOptions(usual, flagDualStack, "true", flagInboundExclude, "15020")...)
 	for id, want := range map[string]string{
 		"hook/nat-outbound":          "outbound IPv4 and IPv6 TCP would bypass the proxy, in place of reaching port 15001 (as to 198.51.100.7:443 of uid 1000, gid 1000)",
 		"inbound/exclude-port-15020": "inbound IPv4 and IPv6 TCP would be captured to port 15006, though it should not be (as from 198.51.100.7:40000 to 192.0.2.5:15020)",
 		"outbound/proxy-gid-1337":    "outbound IPv4 and IPv6 TCP would be captured to port 15001, though it should not be (as to 198.51.100.7:443 of uid 1000, gid 1337)",
 	} {
-		diff := Diff(rules, &Installed{Rules: without(rules, id)})
+		diff := Diff(rules, &Installed{Rules: withoutRule(rules, id)})
 		if len(diff) != 1 || !strings.HasPrefix(diff[0].Consequence, want) {
 			t.Errorf("without %s:\n got %s\nwant %s", id, Summary(diff), want)
 		}
@@ -72,8 +72,8 @@ func TestConsequencesAreDescribedInWords(t *testing.T) {
 }
 
 func TestOrderForeignRulesAndRoutingAreCompared(t *testing.T) {
-	rules := compiled(t, with(usual, flagMode, "TPROXY", flagExcludeCIDRs, "10.1.0.0/16", flagDualStack, "true")...)
-	swapped := without(rules, "")
+	rules := compiled(t, appendOptions(usual, flagMode, "TPROXY", flagExcludeCIDRs, "10.1.0.0/16", flagDualStack, "true")...)
+	swapped := withoutRule(rules, "")
 	for i := range swapped.Chains {
 		if c := &swapped.Chains[i]; c.Table == NAT && c.Name == chainOutput {
 			slices.Reverse(c.Rules)
@@ -90,7 +90,7 @@ func TestOrderForeignRulesAndRoutingAreCompared(t *testing.T) {
 	if diff := Diff(rules, &Installed{Rules: rules, Strange: []string{"-A ISTIO_OUTPUT -j LOG"}}); len(diff) != 1 || diff[0].Kind != Foreign {
 		t.Errorf("with a strange rule: %s", Summary(diff))
 	}
-	other := compiled(t, with(usual, flagMode, "TPROXY", flagProxyPort, "16001", flagExcludeCIDRs, "10.1.0.0/16", flagDualStack, "true")...)
+	other := compiled(t, appendOptions(usual, flagMode, "TPROXY", flagProxyPort, "16001", flagExcludeCIDRs, "10.1.0.0/16", flagDualStack, "true")...)
 	if diff := Diff(rules, &Installed{Rules: other}); len(diff) != 1 || diff[0].Kind != Changed || !strings.Contains(diff[0].Consequence, "port 16001 in place of 15001") {
 		t.Errorf("another port: %s", Summary(diff))
 	}
@@ -104,9 +104,9 @@ func TestLongListsAreComparedInReasonableTime(t *testing.T) {
 	for p := range 200 {
 		ports = append(ports, portText(uint16(2000+2*p)))
 	}
-	rules := compiled(t, with(usual, flagOutboundExclude, strings.Join(ports, ","), flagDualStack, "true")...)
+	rules := compiled(t, appendOptions(usual, flagOutboundExclude, strings.Join(ports, ","), flagDualStack, "true")...)
 	began := time.Now()
-	diff := Diff(rules, &Installed{Rules: without(rules, "outbound/exclude-port-2008")})
+	diff := Diff(rules, &Installed{Rules: withoutRule(rules, "outbound/exclude-port-2008")})
 	t.Logf("%d packets took %v", len(makeSamples(rules)), time.Since(began))
 	if len(diff) != 1 || diff[0].Consequence == "" {
 		t.Errorf("%s", Summary(diff))
@@ -120,16 +120,16 @@ func TestVeryLongListsAreComparedToo(t *testing.T) {
 		cidrs = append(cidrs, fmt.Sprintf("10.%d.%d.0/24", p/200, p%200))
 	}
 	list := strings.Join(ports, ",")
-	rules := compiled(t, with(usual, flagOutboundExclude, list, flagInboundExclude, list, flagExcludeCIDRs, strings.Join(cidrs, ","), flagDualStack, "true")...)
+	rules := compiled(t, appendOptions(usual, flagOutboundExclude, list, flagInboundExclude, list, flagExcludeCIDRs, strings.Join(cidrs, ","), flagDualStack, "true")...)
 	began := time.Now()
-	if diff := Diff(rules, &Installed{Rules: without(rules, "outbound/exclude-port-3008")}); len(diff) != 1 ||
+	if diff := Diff(rules, &Installed{Rules: withoutRule(rules, "outbound/exclude-port-3008")}); len(diff) != 1 ||
 		!strings.Contains(diff[0].Consequence, ":3008") {
 		t.Errorf("%s", Summary(diff))
 	}
 	if diff := Diff(rules, &Installed{}); len(diff) != 1 || !strings.Contains(diff[0].Consequence, "bypass") {
 		t.Errorf("nothing in force: %s", Summary(diff))
 	}
-	bare := compiled(t, with(usual, flagDualStack, "true")...)
+	bare := compiled(t, appendOptions(usual, flagDualStack, "true")...)
 	for _, diff := range [][]Difference{Diff(rules, &Installed{Rules: bare}), Diff(bare, &Installed{Rules: rules})} {
 		if len(diff) < len(ports) || diff[len(diff)-1].Consequence == "" {
 			t.Errorf("%d differences, the last %s", len(diff), diff[len(diff)-1])

@@ -45,7 +45,7 @@ func Explain(rules *RuleSet, p Packet) Explanation {
 	w := walk{rules: rules, index: newIndex(rules), packet: p}
 	w.run()
 	w.e.Mark = w.packet.Mark
-	w.e.Why = w.why()
+	w.e.Why = w.explainDecision()
 	return w.e
 }
 
@@ -228,7 +228,7 @@ func (w *walk) exitRule() *Rule {
 	return last
 }
 
-func (w *walk) why() string {
+func (w *walk) explainDecision() string {
 	family := "IPv4"
 	if w.p.Family() == IPv6 {
 		family = "IPv6"

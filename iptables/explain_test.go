@@ -6,8 +6,8 @@ import (
 	"testing"
 )
 
-// where returns the outcome in one word.
-func where(e Explanation) string {
+// outcomeText returns the outcome in one word.
+func outcomeText(e Explanation) string {
 	switch e.End {
 	case Redirected, Transparent:
 		return portText(e.Port)
@@ -15,9 +15,9 @@ func where(e Explanation) string {
 	return string(e.End)
 }
 
-// sent is the first packet of a connection that a process begins: "1000 tcp 10.0.0.5 10.2.3.4:443". The process's group
+// sentPacket is the first packet of a connection that a process begins: "1000 tcp 10.0.0.5 10.2.3.4:443". The process's group
 // is its user's unless there is one behind a slash. The pod has 10.0.0.5 and fd00::5.
-func sent(t *testing.T, text string) Packet {
+func sentPacket(t *testing.T, text string) Packet {
 	t.Helper()
 	f := strings.Fields(text)
 	p := Packet{Direction: Outbound, Protocol: Protocol(f[1]), To: netip.MustParseAddrPort(f[3]), Interface: "eth0"}
@@ -42,8 +42,8 @@ func number(t *testing.T, text string) *uint32 {
 	return &n
 }
 
-// came parses an inbound packet: "tcp 10.9.9.9 10.0.0.5:80", received on eth0 unless a fourth word names an interface.
-func came(text string) Packet {
+// receivedPacket parses an inbound packet: "tcp 10.9.9.9 10.0.0.5:80", received on eth0 unless a fourth word names an interface.
+func receivedPacket(text string) Packet {
 	f := append(strings.Fields(text), "eth0")
 	return Packet{Direction: Inbound, Protocol: Protocol(f[0]), From: netip.AddrPortFrom(netip.MustParseAddr(f[1]), 40000),
 		To: netip.MustParseAddrPort(f[2]), Interface: f[3]}
@@ -51,7 +51,7 @@ func came(text string) Packet {
 
 var usual = []string{flagInbound, "*", flagCIDRs, "*"}
 
-func with(base []string, more ...string) []string {
+func appendOptions(base []string, more ...string) []string {
 	return append(append([]string(nil), base...), more...)
 }
 
@@ -79,14 +79,14 @@ func TestEveryConnectionHasTheExpectedOutcome(t *testing.T) {
 		}, map[string]string{
 			"tcp 10.9.9.9 10.0.0.5:80": "15006", "tcp 10.9.9.9 10.0.0.5:15008": "passes", "udp 10.9.9.9 10.0.0.5:53": "passes",
 		}},
-		{"every one of several users and groups of the proxy has its calls to its own pod", with(usual, flagUID, "1337,1338", flagGID, "1337,1339"), map[string]string{
+		{"every one of several users and groups of the proxy has its calls to its own pod", appendOptions(usual, flagUID, "1337,1338", flagGID, "1337,1339"), map[string]string{
 			"1338 tcp 10.0.0.5 10.0.0.5:80":   "15006",
 			"7/1339 tcp 10.0.0.5 10.0.0.5:80": "15006",
 			"1338 tcp 10.0.0.5 10.2.3.4:80":   "passes",
 			"7/1339 tcp 10.0.0.5 10.2.3.4:80": "passes",
 			"7 tcp 10.0.0.5 10.0.0.5:80":      "passes",
 		}, nil},
-		{"DNS of the resolvers", with(usual, flagRedirectDNS, "true", flagDNSServers, "10.0.0.10,127.0.0.53"), map[string]string{
+		{"DNS of the resolvers", appendOptions(usual, flagRedirectDNS, "true", flagDNSServers, "10.0.0.10,127.0.0.53"), map[string]string{
 			"1000 udp 10.0.0.5 10.0.0.10:53":    "15053",
 			"1000 tcp 10.0.0.5 10.0.0.10:53":    "15053",
 			"1000 udp 127.0.0.1 127.0.0.53:53":  "15053",
@@ -100,13 +100,13 @@ func TestEveryConnectionHasTheExpectedOutcome(t *testing.T) {
 			"0/1337 tcp 10.0.0.5 10.0.0.5:53":   "passes", // spared for groups as for users
 			"0/1337 udp 127.0.0.1 127.0.0.53:5": "passes",
 		}, nil},
-		{"DNS of all", with(usual, flagRedirectDNS, "true", flagCaptureAllDNS, "true"), map[string]string{
+		{"DNS of all", appendOptions(usual, flagRedirectDNS, "true", flagCaptureAllDNS, "true"), map[string]string{
 			"1000 udp 10.0.0.5 8.8.8.8:53":   "15053",
 			"1000 tcp 10.0.0.5 8.8.8.8:53":   "15053",
 			"1337 udp 10.0.0.5 8.8.8.8:53":   "passes",
 			"0/1337 tcp 10.0.0.5 8.8.8.8:53": "passes",
 		}, nil},
-		{"exclusions", with(usual, flagInboundExclude, "90,100:110", flagExcludeCIDRs, "10.1.0.0/16", flagOutboundExclude, "3306,5000-5010",
+		{"exclusions", appendOptions(usual, flagInboundExclude, "90,100:110", flagExcludeCIDRs, "10.1.0.0/16", flagOutboundExclude, "3306,5000-5010",
 			flagInterfaces, "eth1", envExcludeGroups, "55", flagOutbound, "8080"), map[string]string{
 			"1000 tcp 10.0.0.5 10.1.2.3:443":    "passes",
 			"1000 tcp 10.0.0.5 10.1.2.3:8080":   "passes",
@@ -129,14 +129,14 @@ func TestEveryConnectionHasTheExpectedOutcome(t *testing.T) {
 			"1000 tcp 127.0.0.1 127.0.0.1:80": "passes",
 			"1000 tcp 127.0.0.1 127.1.2.4:80": "passes",
 		}, nil},
-		{"loopback as a whole", with(usual, envLoopback, "127.0.0.0/8"), map[string]string{
+		{"loopback as a whole", appendOptions(usual, envLoopback, "127.0.0.0/8"), map[string]string{
 			"1337 tcp 127.0.0.1 127.0.0.9:80": "passes",
 		}, nil},
-		{"virtual interfaces", with(usual, flagVirtual, "vif0", flagExcludeCIDRs, "10.1.0.0/16", flagOutboundExclude, "3306"), nil, map[string]string{
+		{"virtual interfaces", appendOptions(usual, flagVirtual, "vif0", flagExcludeCIDRs, "10.1.0.0/16", flagOutboundExclude, "3306"), nil, map[string]string{
 			"tcp 10.9.9.9 10.2.0.5:80 vif0": "15001", "tcp 10.9.9.9 10.1.0.5:80 vif0": "passes", "tcp 10.9.9.9 10.2.0.5:3306 vif0": "passes",
 			"tcp 10.9.9.9 10.0.0.5:80": "15006",
 		}},
-		{"transparent", with(usual, flagMode, "TPROXY", flagInboundExclude, "90", flagVirtual, "vif0", flagRedirectDNS, "true", flagCaptureAllDNS, "true"), map[string]string{
+		{"transparent", appendOptions(usual, flagMode, "TPROXY", flagInboundExclude, "90", flagVirtual, "vif0", flagRedirectDNS, "true", flagCaptureAllDNS, "true"), map[string]string{
 			"1000 tcp 10.0.0.5 10.2.3.4:443":     "15001",
 			"0/1337 tcp 10.0.0.5 10.2.3.4:443":   "passes",
 			"0/1337 tcp 10.0.0.5 10.0.0.5:80":    "15006",
@@ -150,14 +150,14 @@ func TestEveryConnectionHasTheExpectedOutcome(t *testing.T) {
 			"tcp 10.9.9.9 10.0.0.5:80": "15006", "tcp 10.9.9.9 10.0.0.5:90": "passes", "tcp 10.9.9.9 10.0.0.5:15008": "passes",
 			"tcp 10.9.9.9 10.2.0.5:80 vif0": "15001",
 		}},
-		{"dual stack", with(usual, flagDualStack, "true", flagExcludeCIDRs, "fd00:1::/32"), map[string]string{
+		{"dual stack", appendOptions(usual, flagDualStack, "true", flagExcludeCIDRs, "fd00:1::/32"), map[string]string{
 			"1000 tcp fd00::5 [fd00::9]:80":   "15001",
 			"1000 tcp fd00::5 [fd00:1::9]:80": "passes",
 			"1000 tcp ::1 [::1]:80":           "passes",
 			"1337 tcp fd00::5 [fd00::5]:80":   "15006",
 			"1337 tcp ::6 [fd00::5]:80":       "passes",
 		}, map[string]string{"tcp fd00::9 [fd00::5]:80": "15006"}},
-		{"IPv6 refused", with(usual, flagIPv6, "reject", flagExcludeCIDRs, "fd00:1::/32", flagInboundExclude, "90", flagRedirectDNS, "true", flagCaptureAllDNS, "true"), map[string]string{
+		{"IPv6 refused", appendOptions(usual, flagIPv6, "reject", flagExcludeCIDRs, "fd00:1::/32", flagInboundExclude, "90", flagRedirectDNS, "true", flagCaptureAllDNS, "true"), map[string]string{
 			"1000 tcp 10.0.0.5 10.2.3.4:443":  "15001",
 			"1000 tcp fd00::5 [fd00::9]:80":   "refused",
 			"1000 udp fd00::5 [fd00::9]:53":   "refused",
@@ -173,13 +173,13 @@ func TestEveryConnectionHasTheExpectedOutcome(t *testing.T) {
 			rules := compiled(t, c.options...)
 			checkForm(t, rules)
 			for text, want := range c.sent {
-				if e := Explain(rules, sent(t, text)); where(e) != want {
-					t.Errorf("%s ends at %s, want %s: %s", text, where(e), want, e.Why)
+				if e := Explain(rules, sentPacket(t, text)); outcomeText(e) != want {
+					t.Errorf("%s ends at %s, want %s: %s", text, outcomeText(e), want, e.Why)
 				}
 			}
 			for text, want := range c.came {
-				if e := Explain(rules, came(text)); where(e) != want {
-					t.Errorf("%s ends at %s, want %s: %s", text, where(e), want, e.Why)
+				if e := Explain(rules, receivedPacket(text)); outcomeText(e) != want {
+					t.Errorf("%s ends at %s, want %s: %s", text, outcomeText(e), want, e.Why)
 				}
 			}
 		})
@@ -187,8 +187,8 @@ func TestEveryConnectionHasTheExpectedOutcome(t *testing.T) {
 }
 
 func TestPassthroughWithClientAddressReachesTheApplication(t *testing.T) {
-	rules := compiled(t, with(usual, flagMode, "TPROXY")...)
-	p := sent(t, "0/1337 tcp 10.9.9.9 10.0.0.5:80")
+	rules := compiled(t, appendOptions(usual, flagMode, "TPROXY")...)
+	p := sentPacket(t, "0/1337 tcp 10.9.9.9 10.0.0.5:80")
 	p.Mark = 1337
 	if e := Explain(rules, p); e.End != Passes {
 		t.Errorf("the connection comes back to the proxy: %s", e.Why)
@@ -201,23 +201,23 @@ func TestPassthroughWithClientAddressReachesTheApplication(t *testing.T) {
 }
 
 func TestZonesKeepTheAgentsQuestionsFromApplications(t *testing.T) {
-	rules := compiled(t, with(usual, flagRedirectDNS, "true", flagCaptureAllDNS, "true", envExcludeGroups, "55", flagVirtual, "vif0")...)
-	answer := came("udp 8.8.8.8 10.0.0.5:4000")
+	rules := compiled(t, appendOptions(usual, flagRedirectDNS, "true", flagCaptureAllDNS, "true", envExcludeGroups, "55", flagVirtual, "vif0")...)
+	answer := receivedPacket("udp 8.8.8.8 10.0.0.5:4000")
 	answer.From = netip.MustParseAddrPort("8.8.8.8:53")
-	reply := sent(t, "1337 udp 127.0.0.1 10.0.0.5:4000")
+	reply := sentPacket(t, "1337 udp 127.0.0.1 10.0.0.5:4000")
 	reply.From, reply.State = netip.MustParseAddrPort("127.0.0.1:15053"), Established
 	for name, c := range map[string]struct {
 		packet Packet
 		want   uint16
 	}{
-		"application's question":        {sent(t, "1000 udp 10.0.0.5 8.8.8.8:53"), zoneAgent},
-		"agent's question":              {sent(t, "1337 udp 10.0.0.5 8.8.8.8:53"), zoneResolver},
-		"agent's question by group":     {sent(t, "0/1337 udp 10.0.0.5 8.8.8.8:53"), zoneResolver},
+		"application's question":        {sentPacket(t, "1000 udp 10.0.0.5 8.8.8.8:53"), zoneAgent},
+		"agent's question":              {sentPacket(t, "1337 udp 10.0.0.5 8.8.8.8:53"), zoneResolver},
+		"agent's question by group":     {sentPacket(t, "0/1337 udp 10.0.0.5 8.8.8.8:53"), zoneResolver},
 		"agent's answer":                {reply, zoneAgent},
 		"resolver's answer":             {answer, zoneResolver},
-		"question of an excluded group": {sent(t, "1000/55 udp 10.0.0.5 8.8.8.8:53"), zoneResolver},
-		"question of a virtual machine": {came("udp 10.9.9.9 8.8.8.8:53 vif0"), zoneResolver},
-		"something else":                {sent(t, "1000 udp 10.0.0.5 8.8.8.8:123"), 0},
+		"question of an excluded group": {sentPacket(t, "1000/55 udp 10.0.0.5 8.8.8.8:53"), zoneResolver},
+		"question of a virtual machine": {receivedPacket("udp 10.9.9.9 8.8.8.8:53 vif0"), zoneResolver},
+		"something else":                {sentPacket(t, "1000 udp 10.0.0.5 8.8.8.8:123"), 0},
 	} {
 		if e := Explain(rules, c.packet); e.Zone != c.want {
 			t.Errorf("%s is in zone %d, want %d", name, e.Zone, c.want)
@@ -226,9 +226,9 @@ func TestZonesKeepTheAgentsQuestionsFromApplications(t *testing.T) {
 }
 
 func TestInvalidPacketsOfEveryProtocolAreDropped(t *testing.T) {
-	rules := compiled(t, with(usual, flagDropInvalid, "true")...)
+	rules := compiled(t, appendOptions(usual, flagDropInvalid, "true")...)
 	for _, protocol := range []Protocol{TCP, UDP} {
-		p := came(string(protocol) + " 10.9.9.9 10.0.0.5:80")
+		p := receivedPacket(string(protocol) + " 10.9.9.9 10.0.0.5:80")
 		p.State = Invalid
 		if e := Explain(rules, p); e.End != Dropped {
 			t.Errorf("%s: %s", protocol, e.Why)
@@ -244,7 +244,7 @@ func TestExplanationNamesTheRuleThatDecidesAndWhy(t *testing.T) {
 		"1000 tcp fd00::5 [fd00::9]:443": "It goes to [fd00::9]:443 past the proxy: IPv6 is not looked at.",
 		"1000 udp 10.0.0.5 10.2.3.4:443": "It goes to 10.2.3.4:443 past the proxy: no rule captures it.",
 	} {
-		if got := Explain(rules, sent(t, text)).Why; got != want {
+		if got := Explain(rules, sentPacket(t, text)).Why; got != want {
 			t.Errorf("%s:\n got %s\nwant %s", text, got, want)
 		}
 	}

@@ -15,12 +15,12 @@ type ForeignChain struct {
 	// Rules is the number of rules in the chain. Drops reports that the chain's policy is to drop.
 	Rules int
 	Drops bool
-	// Named lists the destinations that rules of its table name.
-	Named []Named
+	// NamedDestinations lists the destinations that rules of its table name.
+	NamedDestinations []NamedDestination
 }
 
-// Named is a destination that a rule names; a zero value means that the rule does not name it.
-type Named struct {
+// NamedDestination is a destination that a rule names; a zero value means that the rule does not name it.
+type NamedDestination struct {
 	Port    uint16
 	Address netip.Addr
 }

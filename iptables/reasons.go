@@ -85,9 +85,9 @@ const (
 	refusedReason     = "what would be captured is refused, as the proxy does not take this address family"
 )
 
-// GiveReasons sets the reason of each rule of a known kind. Compile sets reasons itself; rules that a back end read
+// SetReasons sets the reason of each rule of a known kind. Compile sets reasons itself; rules that a back end read
 // have none.
-func GiveReasons(rules *RuleSet) {
+func SetReasons(rules *RuleSet) {
 	for _, c := range rules.Chains {
 		for i := range c.Rules {
 			c.Rules[i].Reason = reasonOf(&c.Rules[i])

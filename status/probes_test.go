@@ -49,7 +49,7 @@ func TestReadinessReportsReasonTimeAndRemedy(t *testing.T) {
 			t.Errorf("before it is ready the metrics have no %s", want)
 		}
 	}
-	condition.Store(&health.Well)
+	condition.Store(&health.Healthy)
 	if a = call(t, "GET", url+"/healthz/ready"); a.code != 200 || a.body != "ready\nsds: certificate for 23h\n" {
 		t.Errorf("ready: %d %q", a.code, a.body)
 	}

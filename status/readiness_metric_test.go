@@ -29,7 +29,7 @@ func TestReadinessIsCheckedBeforeEnvoyIsScraped(t *testing.T) {
 		a.note("statistics")
 		text("envoy_x 1\n")(w, r)
 	}))
-	checks := []Check{{Name: "envoy", Func: func() health.Condition { a.note("readiness"); return health.Well }}}
+	checks := []Check{{Name: "envoy", Func: func() health.Condition { a.note("readiness"); return health.Healthy }}}
 	registry := agentMetrics()
 	_, url := run(t, Config{Gatherer: registry, Registerer: registry, Metrics: m, Checks: checks})
 	if got := call(t, "GET", url+"/metrics").body; !strings.Contains(got, "\nenvoy_x 1\n") || !strings.Contains(got, "\npilotfish_ready{part=\"envoy\"} 1\n") {
@@ -53,7 +53,7 @@ func TestHungCheckDoesNotBlockScrape(t *testing.T) {
 		case <-time.After(20 * time.Second):
 			t.Error("Envoy was not asked")
 		}
-		return health.Well
+		return health.Healthy
 	}}}
 	registry := agentMetrics()
 	_, url := run(t, Config{Gatherer: registry, Registerer: registry, Metrics: m, Checks: checks})

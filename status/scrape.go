@@ -94,8 +94,8 @@ type source struct {
 	incomplete error // why text is incomplete; err may be read before that is known
 
 	late    atomic.Bool // its time ended before the scrape's
-	copying *exposition.Copying
-	copied  exposition.Copied
+	copying *exposition.SourceCopy
+	copied  exposition.CopyResult
 }
 
 func (s *source) String() string { return strings.TrimSpace(s.kind + " " + s.name) }

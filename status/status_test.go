@@ -76,10 +76,10 @@ func call(t *testing.T, method, url string, header ...string) answer {
 	return answer{resp.StatusCode, resp.Header, string(body)}
 }
 
-func well() health.Condition { return health.Well }
+func well() health.Condition { return health.Healthy }
 
 func unwell(reason string) health.Check {
-	return health.Plain(func() (bool, string) { return false, reason })
+	return health.FromFunc(func() (bool, string) { return false, reason })
 }
 
 func TestWithoutPartsTheAgentIsReady(t *testing.T) {
@@ -304,7 +304,7 @@ func TestCloseReleasesPort(t *testing.T) {
 
 func TestServerEndsAlthoughAProbeHangs(t *testing.T) {
 	asked, release := make(chan struct{}), make(chan struct{})
-	s, err := New(Config{Address: "127.41.2.1:0", Checks: []Check{{"stuck", func() health.Condition { close(asked); <-release; return health.Well }}}})
+	s, err := New(Config{Address: "127.41.2.1:0", Checks: []Check{{"stuck", func() health.Condition { close(asked); <-release; return health.Healthy }}}})
 	if err != nil {
 		t.Fatal(err)
 	}

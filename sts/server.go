@@ -277,7 +277,7 @@ func (s *Server) Condition() health.Condition {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if s.trouble == nil {
-		return health.Well
+		return health.Healthy
 	}
 	return health.Condition{
 		OK:     true,

@@ -212,14 +212,14 @@ func TestUnavailableModuleIsFetchedAgain(t *testing.T) {
 		t.Fatalf("%q, %v: not a stand-in that is asked for again", all[0], err)
 	}
 	o.now(func(w http.ResponseWriter, r *http.Request) {
-		if o.asked.Load() < 4 {
+		if o.requests.Load() < 4 {
 			fails(http.StatusNotFound)(w, r)
 			return
 		}
 		gives(tiny)(w, r)
 	})
-	if err := again[0](context.Background()); err != nil || o.asked.Load() != 4 {
-		t.Errorf("after %d questions: %v", o.asked.Load(), err)
+	if err := again[0](context.Background()); err != nil || o.requests.Load() != 4 {
+		t.Errorf("after %d questions: %v", o.requests.Load(), err)
 	}
 	all = filter()
 	if again, err = m.Rewrite(context.Background(), all); err != nil || again[0] != nil || strings.Contains(string(all[0]), "rbac") {

@@ -46,8 +46,8 @@ func TestFullDiskEvictsOnlyUnusedModules(t *testing.T) {
 	if _, err := fetch(m, "huge", "d", 150<<10); err == nil || !strings.Contains(err.Error(), "no space left") {
 		t.Errorf("a module for which there is no room: %v", err)
 	}
-	if _, err := fetch(m, "used", "b", 1); err != nil || o.asked.Load() != 5 {
-		t.Errorf("what is in use is kept: %v, after %d questions", err, o.asked.Load())
+	if _, err := fetch(m, "used", "b", 1); err != nil || o.requests.Load() != 5 {
+		t.Errorf("what is in use is kept: %v, after %d questions", err, o.requests.Load())
 	}
 	if left, _ := filepath.Glob(filepath.Join(disk, tempPrefix+"*")); len(left) > 0 {
 		t.Errorf("left behind: %v", left)

@@ -11,8 +11,8 @@ import (
 	"github.com/pilotfish-mesh/pilotfish/internal/owner"
 )
 
-// as runs a program as another user.
-func as(o *owner.Owner, program string, args ...string) ([]byte, error) {
+// runAs runs a program as another user.
+func runAs(o *owner.Owner, program string, args ...string) ([]byte, error) {
 	cmd := exec.Command(program, args...)
 	cmd.SysProcAttr = &syscall.SysProcAttr{Credential: &syscall.Credential{Uid: o.UID, Gid: o.GID}}
 	return cmd.CombinedOutput()
@@ -64,11 +64,11 @@ func TestEnvoyOfAnotherUserReadsModulesAndChangesNothing(t *testing.T) {
 	fresh := keep(apart, "fresh")
 	config.Dir = filepath.Join(root, "not", "there")
 	for _, path := range []string{fresh, filepath.Join(config.Dir, s.find("of before", "").path)} {
-		if out, err := as(o, "cat", path); err != nil {
+		if out, err := runAs(o, "cat", path); err != nil {
 			t.Errorf("Envoy's user cannot read a module: %v: %s", err, out)
 		}
 		for _, in := range []string{path, filepath.Dir(path), filepath.Dir(filepath.Dir(path))} {
-			if out, err := as(o, "test", "-w", in); err == nil {
+			if out, err := runAs(o, "test", "-w", in); err == nil {
 				t.Errorf("Envoy's user may write %s: %s", in, out)
 			}
 		}

@@ -43,7 +43,7 @@ func TestModuleIsFetchedOnceAndCachedByChecksum(t *testing.T) {
 	if want := filepath.Join(m.config.Dir, hexSum(o.URL+"/a.wasm"), sumOf(tiny)+".wasm"); file != want {
 		t.Errorf("it is at %s, want %s", file, want)
 	}
-	if n := o.asked.Load(); n != 1 {
+	if n := o.requests.Load(); n != 1 {
 		t.Errorf("the server was asked %d times", n)
 	}
 	if info, err := os.Stat(file); err != nil || info.Mode().Perm() != 0o600 {
@@ -61,8 +61,8 @@ func TestAModuleWithAnotherChecksumIsNotUsed(t *testing.T) {
 	if !errors.Is(err, errMismatch) || !strings.Contains(err.Error(), sumOf(other)) {
 		t.Errorf("error %v", err)
 	}
-	if n := testutil.ToFloat64(m.metrics.fetches.WithLabelValues(resultMismatch)); n != 1 || o.asked.Load() != 1 {
-		t.Errorf("counted %v, asked %d times", n, o.asked.Load())
+	if n := testutil.ToFloat64(m.metrics.fetches.WithLabelValues(resultMismatch)); n != 1 || o.requests.Load() != 1 {
+		t.Errorf("counted %v, asked %d times", n, o.requests.Load())
 	}
 	if files, _ := filepath.Glob(filepath.Join(m.config.Dir, "*")); len(files) != 0 {
 		t.Errorf("left behind: %v", files)
@@ -76,7 +76,7 @@ func TestOnlyTransientFailuresAreRetried(t *testing.T) {
 		if _, err := m.File(context.Background(), Module{URL: o.URL}); err == nil || !strings.Contains(err.Error(), http.StatusText(c.code)) {
 			t.Errorf("%d: error %v", c.code, err)
 		}
-		if n := int(o.asked.Load()); n != c.asked {
+		if n := int(o.requests.Load()); n != c.asked {
 			t.Errorf("%d: asked %d times, want %d", c.code, n, c.asked)
 		}
 	}
@@ -102,8 +102,8 @@ func TestAModuleOutlivesItsSourceAndTheAgent(t *testing.T) {
 	content(t, first, wanted)
 	o.now(fails(http.StatusServiceUnavailable))
 	second := running(t, in)
-	if got := content(t, second, wanted); !bytes.Equal(got, tiny) || o.asked.Load() < 2 {
-		t.Errorf("%d bytes, asked %d times", len(got), o.asked.Load())
+	if got := content(t, second, wanted); !bytes.Equal(got, tiny) || o.requests.Load() < 2 {
+		t.Errorf("%d bytes, asked %d times", len(got), o.requests.Load())
 	}
 	if _, err := second.File(context.Background(), Module{URL: o.URL + "/m", SHA256: sumOf(other)}); err == nil {
 		t.Error("a module with another checksum than the wanted one was given")
@@ -167,8 +167,8 @@ func TestPullPolicyControlsWhenTheSourceIsQueried(t *testing.T) {
 			body.Store(&step.change)
 		}
 		step.module.URL = o.URL
-		if got := content(t, m, step.module); !bytes.Equal(got, step.want) || o.asked.Load() != step.asked {
-			t.Errorf("%+v: asked %d times, want %d; right content: %v", step.module, o.asked.Load(), step.asked, bytes.Equal(got, step.want))
+		if got := content(t, m, step.module); !bytes.Equal(got, step.want) || o.requests.Load() != step.asked {
+			t.Errorf("%+v: asked %d times, want %d; right content: %v", step.module, o.requests.Load(), step.asked, bytes.Equal(got, step.want))
 		}
 	}
 	for url, want := range map[string]bool{
@@ -238,14 +238,14 @@ func TestModulesAreNotFetchedFromMetadataAddresses(t *testing.T) {
 			t.Errorf("%s: error %v", url, err)
 		}
 	}
-	if behind.asked.Load() != 0 || front.asked.Load() != 0 {
+	if behind.requests.Load() != 0 || front.requests.Load() != 0 {
 		t.Error("the server was asked")
 	}
 	front.now(func(w http.ResponseWriter, r *http.Request) {
 		http.Redirect(w, r, "http://169.254.169.254/latest/meta-data", http.StatusFound)
 	})
-	if _, err := running(t, nil).File(context.Background(), Module{URL: front.URL}); !errors.Is(err, fetchguard.ErrBlocked) || front.asked.Load() != 1 {
-		t.Errorf("redirected: error %v, asked %d times", err, front.asked.Load())
+	if _, err := running(t, nil).File(context.Background(), Module{URL: front.URL}); !errors.Is(err, fetchguard.ErrBlocked) || front.requests.Load() != 1 {
+		t.Errorf("redirected: error %v, asked %d times", err, front.requests.Load())
 	}
 }
 
@@ -257,8 +257,8 @@ func TestCertificatesAreVerifiedExceptForInsecureHosts(t *testing.T) {
 	o.TLS = authority.ServerConfig(t, "127.0.0.1")
 	o.StartTLS()
 	t.Cleanup(o.Close)
-	if _, err := running(t, nil).File(context.Background(), Module{URL: o.URL}); err == nil || o.asked.Load() != 0 {
-		t.Errorf("without its authority: %v, asked %d times", err, o.asked.Load())
+	if _, err := running(t, nil).File(context.Background(), Module{URL: o.URL}); err == nil || o.requests.Load() != 0 {
+		t.Errorf("without its authority: %v, asked %d times", err, o.requests.Load())
 	}
 	content(t, running(t, func(c *Config) { c.Roots = authority.Pool() }), Module{URL: o.URL})
 	content(t, running(t, func(c *Config) { c.Insecure = []string{"127.0.0.1"} }), Module{URL: o.URL})
@@ -266,7 +266,7 @@ func TestCertificatesAreVerifiedExceptForInsecureHosts(t *testing.T) {
 	plain := serve(t, gives(tiny))
 	o.now(func(w http.ResponseWriter, r *http.Request) { http.Redirect(w, r, plain.URL, http.StatusFound) })
 	_, err := running(t, func(c *Config) { c.Roots = authority.Pool() }).File(context.Background(), Module{URL: o.URL})
-	if !errors.As(err, new(plaintextError)) || plain.asked.Load() != 0 {
+	if !errors.As(err, new(plaintextError)) || plain.requests.Load() != 0 {
 		t.Errorf("redirected to a server without TLS: %v", err)
 	}
 }
@@ -281,8 +281,8 @@ func TestFetchesAreBoundedInSizeAndTime(t *testing.T) {
 		}
 	})
 	m := running(t, func(c *Config) { c.MaxSize = 1 << 20 })
-	if _, err := m.File(context.Background(), Module{URL: endless.URL}); !errors.Is(err, errTooLarge) || endless.asked.Load() != 1 {
-		t.Errorf("without an end: %v, asked %d times", err, endless.asked.Load())
+	if _, err := m.File(context.Background(), Module{URL: endless.URL}); !errors.Is(err, errTooLarge) || endless.requests.Load() != 1 {
+		t.Errorf("without an end: %v, asked %d times", err, endless.requests.Load())
 	}
 	slow := serve(t, func(w http.ResponseWriter, r *http.Request) {
 		_, _ = w.Write(tiny)

@@ -128,9 +128,9 @@ func TestAnImageIsPinnedByItsDigest(t *testing.T) {
 	m := running(t, r.roots)
 	at := "oci://" + r.host() + "/a:v1"
 	content(t, m, Module{URL: at, SHA256: digest})
-	asked := r.asked.Load()
+	asked := r.requests.Load()
 	content(t, m, Module{URL: at, SHA256: digest})
-	if r.asked.Load() != asked {
+	if r.requests.Load() != asked {
 		t.Error("the registry was asked again for what is pinned and kept")
 	}
 	content(t, m, Module{URL: "oci://" + r.host() + "/a@sha256:" + digest})
@@ -193,9 +193,9 @@ func TestPlaintextRegistriesAreUsedOnlyIfInsecureIsSet(t *testing.T) {
 	r := &imageRegistry{origin: plain, roots: func(c *Config) { c.Insecure = []string{"*"} }}
 	r.push(t, "a:v1", artifact(t, tiny))
 	at := Module{URL: "oci://" + r.host() + "/a:v1", Secret: secretFor(r.host(), "hunter2")}
-	asked := plain.asked.Load()
-	if _, err := running(t, nil).File(context.Background(), at); err == nil || plain.asked.Load() != asked || !strings.Contains(err.Error(), "WASM_INSECURE_REGISTRIES") {
-		t.Errorf("error %v, asked %d times", err, plain.asked.Load()-asked)
+	asked := plain.requests.Load()
+	if _, err := running(t, nil).File(context.Background(), at); err == nil || plain.requests.Load() != asked || !strings.Contains(err.Error(), "WASM_INSECURE_REGISTRIES") {
+		t.Errorf("error %v, asked %d times", err, plain.requests.Load()-asked)
 	}
 	content(t, running(t, func(c *Config) { c.Insecure = []string{r.host()} }), at)
 }

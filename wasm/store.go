@@ -118,7 +118,7 @@ func (s *store) find(place, sum string) *entry {
 
 // makeReadable lets Envoy read a module, but not change it.
 func (s *store) makeReadable(path string) error {
-	return cmp.Or(s.owner.Show(s.dir), s.owner.Show(filepath.Join(s.dir, filepath.Dir(path))), s.owner.Show(filepath.Join(s.dir, path)))
+	return cmp.Or(s.owner.MakeReadable(s.dir), s.owner.MakeReadable(filepath.Join(s.dir, filepath.Dir(path))), s.owner.MakeReadable(filepath.Join(s.dir, path)))
 }
 
 // isIntact reports whether a file has the checksum in its name, which it computes once per process. It drops an invalid
@@ -154,7 +154,7 @@ func (s *store) temporary() (*os.File, error) {
 	if err := s.owner.MkdirAll(s.dir, 0o700); err != nil {
 		return nil, err
 	}
-	if err := s.owner.Show(s.dir); err != nil {
+	if err := s.owner.MakeReadable(s.dir); err != nil {
 		return nil, err
 	}
 	return os.CreateTemp(s.dir, tempPrefix) // with mode 0600

@@ -77,8 +77,8 @@ func running(t testing.TB, change func(*Config)) *Modules {
 // origin is an HTTP server of modules that counts its requests.
 type origin struct {
 	*httptest.Server
-	asked  atomic.Int32
-	answer atomic.Pointer[http.HandlerFunc]
+	requests atomic.Int32
+	answer   atomic.Pointer[http.HandlerFunc]
 }
 
 func serve(t testing.TB, handler http.HandlerFunc) *origin {
@@ -90,7 +90,7 @@ func serve(t testing.TB, handler http.HandlerFunc) *origin {
 }
 
 func (o *origin) serve(w http.ResponseWriter, r *http.Request) {
-	o.asked.Add(1)
+	o.requests.Add(1)
 	(*o.answer.Load())(w, r)
 }
 

@@ -86,7 +86,7 @@ func (l *statusTracker) conditionForClients(lossLimit time.Duration) health.Cond
 	hasRequest, reached := len(l.envoys) > 0, l.upstream != "" && l.reason == ""
 	l.mu.Unlock()
 	if !hasRequest && reached {
-		return health.Well
+		return health.Healthy
 	}
 	return l.condition(0, lossLimit)
 }

@@ -14,7 +14,7 @@ import (
 // Main runs the command line of the redirection command's own binary and returns the exit code. This binary starts in a
 // tenth of the agent's time and needs a third of its memory.
 func Main(p Process) int {
-	umask.SpareOwner()
+	umask.ClearOwnerBits()
 	debug.SetGCPercent(400) // no collection in a run of a few milliseconds
 	runtime.GOMAXPROCS(1)   // the work is sequential; idle processors that look for work cost a quarter of the run time
 	c := Command(p)

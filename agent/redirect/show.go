@@ -118,7 +118,7 @@ func readLiveReport(cmd *cobra.Command, p Process, space namespace) (*report, er
 	if in.Rules == nil {
 		return nil, errNoRules
 	}
-	iptables.GiveReasons(in.Rules)
+	iptables.SetReasons(in.Rules)
 	return &report{Backend: b.Name(), Rules: in.Rules, Strange: in.Strange}, nil
 }
 

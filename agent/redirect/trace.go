@@ -105,8 +105,8 @@ func (t *traceCommand) filter() (f trace.Filter, err error) {
 		return f, usagef("output format %q is not known here; use json, which is one line a packet, or leave it out for text", t.format)
 	case f.Protocol != iptables.AnyProtocol && f.Protocol != iptables.TCP && f.Protocol != iptables.UDP:
 		return f, usagef("--protocol %q: use tcp or udp", t.protocol)
-	case t.length <= 0 || t.length > trace.Longest:
-		return f, usagef("--for %s: write a duration above 0, and at most %s", t.length, trace.Longest)
+	case t.length <= 0 || t.length > trace.MaxDuration:
+		return f, usagef("--for %s: write a duration above 0, and at most %s", t.length, trace.MaxDuration)
 	case t.count <= 0 || t.count > maxTracePackets:
 		return f, usagef("--count %d: write a number from 1 to %d", t.count, maxTracePackets)
 	}

@@ -81,7 +81,7 @@ func (v *verifyCommand) run(cmd *cobra.Command) error {
 	}
 	if !r.OK() {
 		return &ExitError{fmt.Errorf("the redirection is wrong: %s in the rules, %s with a wrong destination; %s",
-			verify.Count(len(r.Differences), "difference"), verify.Count(len(r.Failed()), "packet"), remedy(r)), 1}
+			verify.FormatCount(len(r.Differences), "difference"), verify.FormatCount(len(r.Failed()), "packet"), remedy(r)), 1}
 	}
 	return nil
 }
@@ -122,7 +122,7 @@ func (v *verifyCommand) print(w io.Writer, r *verify.Report) error {
 	}
 	text := r.String()
 	if v.all {
-		text = r.Long()
+		text = r.Details()
 	}
 	_, err := io.WriteString(w, text)
 	return err

@@ -246,7 +246,7 @@ func TestInstalledPluginRedirectsPod(t *testing.T) {
 // An agent may use another identity for the API server, with more permissions than the plugin should have.
 func TestPluginUsesServiceAccountInsteadOfAgentKubeconfig(t *testing.T) {
 	h := newHost(t)
-	h.api.Shorten(0)
+	h.api.LimitTokenLife(0)
 	h.write("sa/token", "of-the-service-account")
 	h.write("kubeconfig", fmt.Sprintf(`{"current-context": "c", "contexts": [{"name": "c", "context": {"cluster": "c", "user": "u"}}],
 "clusters": [{"name": "c", "cluster": {"server": %q, "certificate-authority": "sa/ca.crt"}}], "users": [{"name": "u", "user": {"token": %q}}]}`, h.api.URL, kubetest.Token))
@@ -260,7 +260,7 @@ func TestPluginUsesServiceAccountInsteadOfAgentKubeconfig(t *testing.T) {
 
 func TestAgentIsReadyDuringSlowTokenRequest(t *testing.T) {
 	h := newHost(t)
-	release := h.api.Hold(kubetest.TokenPath)
+	release := h.api.DelayResponses(kubetest.TokenPath)
 	defer release()
 	h.start()
 	kubeconfig := func() string {

@@ -19,7 +19,7 @@ import (
 )
 
 func main() {
-	umask.SpareOwner()
+	umask.ClearOwnerBits()
 	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGTERM, syscall.SIGINT)
 	err := command(os.LookupEnv).ExecuteContext(ctx)
 	stop()

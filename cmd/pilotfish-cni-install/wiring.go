@@ -65,11 +65,11 @@ func newNodeAgent(ctx context.Context, s *settings, logger *slog.Logger) (*nodeA
 	if repairer, err = newRepairer(s, api, cache, metrics, events, logger); err != nil {
 		return nil, err
 	}
-	probes, err := node.NewProbes(s.readyAddress, ready, logger)
+	probes, err := node.NewProbeServer(s.readyAddress, ready, logger)
 	if err != nil {
 		return nil, err
 	}
-	page, err := node.NewMetricsPage(net.JoinHostPort("", strconv.Itoa(int(s.monitoringPort))), metrics, logger)
+	page, err := node.NewMetricsServer(net.JoinHostPort("", strconv.Itoa(int(s.monitoringPort))), metrics, logger)
 	if err != nil {
 		return nil, err
 	}
@@ -131,7 +131,7 @@ func newInstaller(s *settings, token *kube.LastingToken, metrics *node.Metrics, 
 	}
 	if metrics != nil {
 		c.OnAttempt = func(result string) { metrics.Installs.WithLabelValues(result).Inc() }
-		c.OnConflict = func(file string) { metrics.Fights.WithLabelValues(file).Inc() }
+		c.OnConflict = func(file string) { metrics.Conflicts.WithLabelValues(file).Inc() }
 	}
 	return install.New(c)
 }
@@ -140,11 +140,11 @@ func newRepairer(s *settings, api *kube.Client, cache *node.Cache, m *node.Metri
 	c := repair.Config{
 		Mode: s.repairMode, LabelKey: s.labelKey, LabelValue: s.labelValue, Drifted: s.repairDrifted, Settings: s.capture(),
 		Pods: cache.Pods, API: api, Redirection: repair.Kernel{Choice: s.choice, Logger: logger},
-		Scan:        func() (repair.Processes, error) { return sandbox.Scan(s.proc, s.hostNetNS) },
+		Scan:        func() (repair.SandboxFinder, error) { return sandbox.Scan(s.proc, s.hostNetNS) },
 		HistoryFile: filepath.Join(s.runDir, "repaired.json"), Every: s.checkEvery, Logger: logger,
 		Callbacks: repair.Callbacks{
 			Checked: func(state repair.State) { m.Checks.WithLabelValues(string(state)).Inc() },
-			Standing: func(captured, drifted int) {
+			Counted: func(captured, drifted int) {
 				m.Watched.Set(float64(captured))
 				m.Drifted.Set(float64(drifted))
 			},

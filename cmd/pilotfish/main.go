@@ -19,7 +19,7 @@ import (
 )
 
 func main() {
-	umask.SpareOwner()
+	umask.ClearOwnerBits()
 	root := newRoot()
 	root.SetOut(termtext.NewWriter(os.Stdout))
 	root.SetErr(termtext.NewWriter(os.Stderr))

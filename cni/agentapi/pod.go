@@ -86,8 +86,8 @@ type Termination struct {
 	ExitCode int `json:"exitCode"`
 }
 
-// Over reports whether the pod has ended or is being deleted.
-func (p *Pod) Over() bool {
+// IsTerminating reports whether the pod has ended or is being deleted.
+func (p *Pod) IsTerminating() bool {
 	return p.Metadata.DeletionTimestamp != nil || p.Status.Phase == "Succeeded" || p.Status.Phase == "Failed"
 }
 

@@ -34,7 +34,7 @@ func env(name, value string) func(p *agentapi.Pod) {
 	}
 }
 
-func TestEachPodIsCapturedOrLeftAloneForItsReason(t *testing.T) {
+func TestSkippedPodsHaveAReason(t *testing.T) {
 	settings := Settings{ExcludeNamespaces: []string{"kube-system"}, AgentNamespace: "istio-system"}
 	for name, c := range map[string]struct {
 		change func(p *agentapi.Pod)

@@ -62,12 +62,12 @@ func (s *Settings) Options(p *agentapi.Pod, addresses []netip.Addr) (iptables.Op
 	var errs []error
 	for _, a := range annotationOptions {
 		if value, set := p.Metadata.Annotations[a.annotation]; set {
-			errs = append(errs, in("annotation "+a.annotation, o.Set(a.option, value, iptables.Names{})))
+			errs = append(errs, locateError("annotation "+a.annotation, o.Set(a.option, value, iptables.Names{})))
 		}
 	}
 	for _, e := range envOptions {
 		if value, _ := lookupEnv(proxy, e.variable); value != "" {
-			errs = append(errs, in("variable "+e.variable+" of "+ProxyContainer, o.Set(e.option, value, iptables.Names{})))
+			errs = append(errs, locateError("variable "+e.variable+" of "+ProxyContainer, o.Set(e.option, value, iptables.Names{})))
 		}
 	}
 	if mode, where := interceptionMode(p, proxy); mode != "" {
@@ -75,7 +75,7 @@ func (s *Settings) Options(p *agentapi.Pod, addresses []netip.Addr) (iptables.Op
 		if err == nil && o.Interception != iptables.RedirectMode && o.Interception != iptables.TProxyMode {
 			err = fmt.Errorf("%q is no mode: write REDIRECT or TPROXY, or NONE", mode)
 		}
-		errs = append(errs, in(where, err))
+		errs = append(errs, locateError(where, err))
 	}
 	errs = append(errs, runAs(&o, p, proxy), excludeProbePorts(&o, p))
 	o.CaptureAllDNS = o.RedirectDNS // the pod's resolv.conf is unknown here
@@ -88,7 +88,7 @@ func (s *Settings) Options(p *agentapi.Pod, addresses []netip.Addr) (iptables.Op
 	return o, o.Validate()
 }
 
-func in(where string, err error) error {
+func locateError(where string, err error) error {
 	if err == nil {
 		return nil
 	}

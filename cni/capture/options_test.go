@@ -78,7 +78,7 @@ func runs(uid, gid int64) func(p *agentapi.Pod) {
 	}
 }
 
-func TestBadSettingsOfAPodAreRefusedAndAllNamed(t *testing.T) {
+func TestAllInvalidSettingsOfAPodAreReported(t *testing.T) {
 	for name, c := range map[string]struct {
 		change func(p *agentapi.Pod)
 		want   []string
@@ -108,7 +108,7 @@ func TestBadSettingsOfAPodAreRefusedAndAllNamed(t *testing.T) {
 	}
 }
 
-func TestContainersThatPassForTheProxyAreWarnedOf(t *testing.T) {
+func TestContainersWithTheProxysUserAreWarnedAbout(t *testing.T) {
 	p := injected(func(p *agentapi.Pod) {
 		p.Spec.Containers[0].SecurityContext.RunAsUser = new(int64(1337))
 		p.Spec.InitContainers = []agentapi.Container{{Name: ValidationContainer, SecurityContext: agentapi.SecurityContext{RunAsUser: new(int64(1337))}}}

@@ -10,7 +10,7 @@ import (
 // Another program may write its configuration twice in a row, the second time while the first is being dealt with. What
 // counts is the last that it wrote. Between the last look and the change itself, which are steps "rename" and "remove",
 // nothing can be done for it.
-func TestWhatAnotherProgramWritesMeanwhileIsNotLost(t *testing.T) {
+func TestConcurrentForeignEditsAreNotLost(t *testing.T) {
 	t.Parallel()
 	for _, w := range ways {
 		t.Run(w.name, func(t *testing.T) {

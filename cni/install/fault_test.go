@@ -45,7 +45,7 @@ func (n *node) oldOrNew(t *testing.T, before, after []string) {
 	n.served(t)
 }
 
-func TestFaultAtAnyStepOfTheInstallIsUndone(t *testing.T) {
+func TestInstallFailingAtAnyStepIsRolledBack(t *testing.T) {
 	t.Parallel()
 	for _, w := range ways {
 		t.Run(w.name, func(t *testing.T) {
@@ -88,7 +88,7 @@ func withoutStaging(files string) string {
 	return keep.String()
 }
 
-func TestKilledAtAnyStepOfTheInstallLeavesTheOldOrTheNew(t *testing.T) {
+func TestInstallKilledAtAnyStepLeavesTheOldOrTheNewState(t *testing.T) {
 	t.Parallel()
 	for _, w := range ways {
 		t.Run(w.name, func(t *testing.T) {
@@ -172,7 +172,7 @@ func TestKilledAtAnyStepOfAnUpgradeLeavesNewPodsProtected(t *testing.T) {
 	}
 }
 
-func TestFaultAtAnyStepOfAnUpgradeBringsBackTheVersionBefore(t *testing.T) {
+func TestUpgradeFailingAtAnyStepRestoresThePreviousVersion(t *testing.T) {
 	t.Parallel()
 	for at := 1; ; at++ {
 		n := newNode(t, "10-podnet.conflist", bridgeList)

@@ -207,7 +207,7 @@ func TestInstallAndUninstallLeaveTheNodeAsItWas(t *testing.T) {
 	}
 }
 
-func TestWhatTheConfigurationSaysOtherwiseIsKept(t *testing.T) {
+func TestOtherContentOfTheConfigurationIsPreserved(t *testing.T) {
 	n := newNode(t, "10-podnet.conflist", bridgeList)
 	n.install()
 	text, err := os.ReadFile(n.path("net.d/10-podnet.conflist"))
@@ -216,7 +216,7 @@ func TestWhatTheConfigurationSaysOtherwiseIsKept(t *testing.T) {
 	}
 }
 
-func TestUninstallKeepsWhatOthersHaveChangedSince(t *testing.T) {
+func TestUninstallPreservesLaterForeignChanges(t *testing.T) {
 	n := newNode(t, "10-podnet.conflist", bridgeList)
 	in := n.install()
 	text, _ := os.ReadFile(n.path("net.d/10-podnet.conflist"))
@@ -231,7 +231,7 @@ func TestUninstallKeepsWhatOthersHaveChangedSince(t *testing.T) {
 	}
 }
 
-func TestUninstallWithoutTheUndoLogStillTakesThePluginOut(t *testing.T) {
+func TestUninstallWithoutTheUndoLogRemovesThePlugin(t *testing.T) {
 	for name, log := range map[string]string{"lost": "", "broken": "{", "hostile": `{"entries":[{"file":"../../../etc/passwd"}]}`} {
 		n := newNode(t, "10-podnet.conflist", bridgeList)
 		in := n.install()
@@ -246,7 +246,7 @@ func TestUninstallWithoutTheUndoLogStillTakesThePluginOut(t *testing.T) {
 	}
 }
 
-func TestPrimaryThatComesLaterIsWaitedFor(t *testing.T) {
+func TestInstallWaitsForThePrimaryPlugin(t *testing.T) {
 	n := newNode(t, "", "")
 	in := n.installer()
 	if _, err := in.Install(); !errors.Is(err, errNoNetwork) || in.Health().OK {
@@ -272,7 +272,7 @@ func TestModesReplaceEachOther(t *testing.T) {
 	n.wantChain("bridge", "portmap")
 }
 
-func TestDropInIsRefusedWhereNobodyWouldReadIt(t *testing.T) {
+func TestDropInIsRefusedIfTheRuntimeWouldNotReadIt(t *testing.T) {
 	inlined := strings.Replace(bridgeList, `"plugins"`, `"loadOnlyInlinedPlugins": true, "plugins"`, 1)
 	for file, content := range map[string]string{"a.conf": bridgeSingle, "b.conflist": inlined, "c.conflist": strings.Replace(bridgeList, "podnet", "../x", 1)} {
 		n := newNode(t, file, content)
@@ -286,7 +286,7 @@ func TestDropInIsRefusedWhereNobodyWouldReadIt(t *testing.T) {
 	}
 }
 
-func TestStandaloneIsAFileOfItsOwn(t *testing.T) {
+func TestStandaloneModeWritesASeparateFile(t *testing.T) {
 	n := newNode(t, "10-podnet.conflist", bridgeList)
 	before := n.files()
 	in := n.install(func(c *Config) { c.Mode = Standalone })
@@ -301,7 +301,7 @@ func TestStandaloneIsAFileOfItsOwn(t *testing.T) {
 	}
 }
 
-func TestKubeconfigWithoutWhatItNeedsIsNotWritten(t *testing.T) {
+func TestIncompleteKubeconfigIsNotWritten(t *testing.T) {
 	for words, change := range map[string]func(*Config){
 		"KUBERNETES_SERVICE_HOST": func(c *Config) { c.Server = "" },
 		"token":                   func(c *Config) { c.TokenFile = "/nowhere" },
@@ -335,7 +335,7 @@ func TestKubeconfigIsSecretAndFollowsTheToken(t *testing.T) {
 	}
 }
 
-func TestNothingIsTouchedByABadConfiguration(t *testing.T) {
+func TestInvalidConfigurationChangesNoFile(t *testing.T) {
 	n := newNode(t, "10-podnet.conflist", bridgeList)
 	before := n.files()
 	for words, change := range map[string]func(*Config){
@@ -355,7 +355,7 @@ func TestNothingIsTouchedByABadConfiguration(t *testing.T) {
 	}
 }
 
-func TestBinaryStaysAsTombstoneWhileSandboxesNameIt(t *testing.T) {
+func TestTombstoneReplacesTheBinaryWhileSandboxesReferenceIt(t *testing.T) {
 	n := newNode(t, "10-podnet.conflist", bridgeList)
 	in := n.install()
 	n.write("results/podnet-c1-eth0", `{"kind":"cniCacheV1","containerId":"c1","config":"eyJwbHVnaW5zIjpbeyJ0eXBlIjoicGlsb3RmaXNoLWNuaSJ9XX0="}`)
@@ -401,7 +401,7 @@ func FuzzNetwork(f *testing.F) {
 	})
 }
 
-func TestAConfigurationBehindALinkIsChangedThere(t *testing.T) {
+func TestSymlinkedConfigurationIsChangedAtItsTarget(t *testing.T) {
 	n := newNode(t, "", "")
 	n.write("elsewhere/podnet.json", bridgeList)
 	link := n.path("net.d/10-podnet.conflist")

@@ -18,7 +18,7 @@ import (
 	"github.com/pilotfish-mesh/pilotfish/internal/testenv"
 )
 
-func TestPipeInTheBinarysPlaceIsReplaced(t *testing.T) {
+func TestPipeAtTheBinarysPathIsReplaced(t *testing.T) {
 	n := newNode(t, "10-podnet.conflist", bridgeList)
 	path := n.path("bin/pilotfish-cni")
 	if err := syscall.Mkfifo(path, 0o755); err != nil {
@@ -32,7 +32,7 @@ func TestPipeInTheBinarysPlaceIsReplaced(t *testing.T) {
 	}
 }
 
-func TestFirstConfigurationThatCannotBeReadIsToldAndNotReady(t *testing.T) {
+func TestUnreadableFirstConfigurationIsReportedAsNotReady(t *testing.T) {
 	for name, put := range map[string]func(n *node, path string) error{
 		"link out of sight": func(n *node, path string) error { return os.Symlink("/nowhere/x.conflist", path) },
 		"too large": func(n *node, path string) error {
@@ -77,7 +77,7 @@ func TestFirstConfigurationThatCannotBeReadIsToldAndNotReady(t *testing.T) {
 }
 
 // Some runtimes skip such a file and use the next.
-func TestListInTheFileOfASinglePluginIsNotTakenForThePrimary(t *testing.T) {
+func TestListInAConfFileIsNotThePrimary(t *testing.T) {
 	n := newNode(t, "10-podnet.conflist", bridgeList)
 	other := strings.Replace(bridgeList, "podnet", "x", 1)
 	n.write("net.d/00-x.conf", other)
@@ -93,7 +93,7 @@ func TestListInTheFileOfASinglePluginIsNotTakenForThePrimary(t *testing.T) {
 	}
 }
 
-func TestFilesOfOursThatOthersChangeAgainAndAgainAreAFight(t *testing.T) {
+func TestRepeatedForeignChangesAreAConflict(t *testing.T) {
 	for file, hint := range map[string]string{"run/kubeconfig": "cni-agent-run-dir", "bin/pilotfish-cni": "another node agent", "net.d/10-podnet.conflist": "istio-cni-node"} {
 		t.Run(file, func(t *testing.T) {
 			n := newNode(t, "10-podnet.conflist", bridgeList)
@@ -110,7 +110,7 @@ func TestFilesOfOursThatOthersChangeAgainAndAgainAreAFight(t *testing.T) {
 			n.eventually("the install", func() bool { return n.installed() && in.Health().OK })
 			want, _ := os.ReadFile(n.path(file))
 			for round := range quickRounds + 1 {
-				n.write(file, theirs(t, want))
+				n.write(file, foreignContent(t, want))
 				n.eventually("the answer", func() bool { return int(fought.Load()) > round })
 			}
 			n.eventually("the warning", func() bool {
@@ -127,9 +127,9 @@ func TestFilesOfOursThatOthersChangeAgainAndAgainAreAFight(t *testing.T) {
 	}
 }
 
-// theirs returns the content that another program writes in place of ours. In a configuration it retains the plugin and
+// foreignContent returns the content that another program writes in place of ours. In a configuration it retains the plugin and
 // appends another one.
-func theirs(t *testing.T, ours []byte) string {
+func foreignContent(t *testing.T, ours []byte) string {
 	var fields map[string]any
 	if json.Unmarshal(ours, &fields) != nil || fields["plugins"] == nil {
 		return "somebody else's"
@@ -142,7 +142,7 @@ func theirs(t *testing.T, ours []byte) string {
 	return string(text)
 }
 
-func TestModeOfTheKubeconfigThatCannotBeKeptIsRefused(t *testing.T) {
+func TestUnenforceableKubeconfigModeIsRefused(t *testing.T) {
 	for _, mode := range []fs.FileMode{600, 0o400, 0o666, 0o622} {
 		c := newNode(t, "", "").config
 		c.KubeconfigMode = mode
@@ -154,7 +154,7 @@ func TestModeOfTheKubeconfigThatCannotBeKeptIsRefused(t *testing.T) {
 
 // A program that may write the folder of plugins replaces the temporary file just before it is renamed. The link that is installed
 // then is noticed and replaced.
-func TestLinkInTheTemporaryFilesPlaceDoesNotStayInstalled(t *testing.T) {
+func TestLinkAtTheTemporaryFilesPathIsNotInstalled(t *testing.T) {
 	n := newNode(t, "10-podnet.conflist", bridgeList)
 	n.write("victim", "untouched")
 	binary := n.path("bin/pilotfish-cni")

@@ -140,7 +140,7 @@ func (in *Installer) removeBinary() error {
 	if in.config.Binary == "" {
 		return nil
 	}
-	named, err := tombstone.References(in.config.Results, PluginType, "")
+	named, err := tombstone.CountReferences(in.config.Results, PluginType, "")
 	if err != nil {
 		in.config.Logger.Warn("what sandboxes the container runtime knows cannot be seen; the tombstone stays", "error", err)
 	}

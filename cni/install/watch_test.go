@@ -43,7 +43,7 @@ func (n *node) installed() bool {
 	return err == nil && p.pluginEntry() != nil
 }
 
-func TestPluginIsPutBackWhateverIsTakenAway(t *testing.T) {
+func TestRemovedFilesAreReinstalled(t *testing.T) {
 	n := newNode(t, "", "")
 	var results atomic.Value
 	in := n.run(func(c *Config) { c.OnAttempt = func(r string) { results.Store(r) } })
@@ -74,7 +74,7 @@ func TestPluginIsPutBackWhateverIsTakenAway(t *testing.T) {
 	n.eventually("the result", func() bool { return results.Load() == "SUCCESS" }) // a file that was half written may fail before
 }
 
-func TestLostRunDirectoryIsMadeAnew(t *testing.T) {
+func TestRemovedRunDirectoryIsRecreated(t *testing.T) {
 	n := newNode(t, "10-podnet.conflist", bridgeList)
 	n.run(func(c *Config) { c.Recheck = time.Hour })
 	n.eventually("the first install", n.installed)
@@ -98,7 +98,7 @@ func TestModesAreRestoredAtOnce(t *testing.T) {
 	}
 }
 
-func TestFightIsToldWithItsLikelyCauseAndSlowedDown(t *testing.T) {
+func TestConflictIsReportedWithItsLikelyCauseAndBacksOff(t *testing.T) {
 	cilium := strings.Replace(bridgeList, `"bridge", "bridge"`, `"cilium-cni", "bridge"`, 1)
 	n := newNode(t, "10-podnet.conflist", cilium)
 	out := &testenv.Buffer{}
@@ -124,7 +124,7 @@ func TestFightIsToldWithItsLikelyCauseAndSlowedDown(t *testing.T) {
 	})
 }
 
-func TestFightWaitsEverLongerAndForgets(t *testing.T) {
+func TestConflictBackoffGrowsAndResets(t *testing.T) {
 	var f conflictDetector
 	now := time.Unix(0, 0)
 	var waits []time.Duration
@@ -144,7 +144,7 @@ func TestFightWaitsEverLongerAndForgets(t *testing.T) {
 	}
 }
 
-func TestEveryFighterHasAName(t *testing.T) {
+func TestEveryInstallerFileHasAConflictHint(t *testing.T) {
 	for _, plugin := range []string{"cilium-cni", "istio-cni", "calico", "multus", "aws-cni", "bridge"} {
 		n, err := parseNetwork(filepath.Join("/etc/cni/net.d", "x"), []byte(`{"name":"x","plugins":[{"type":"`+plugin+`"}]}`))
 		if err != nil {
@@ -159,7 +159,7 @@ func TestEveryFighterHasAName(t *testing.T) {
 	}
 }
 
-func TestPluginIsPutBackBeforeItsTokenIsWaitedFor(t *testing.T) {
+func TestPluginIsReinstalledBeforeItsTokenIsRenewed(t *testing.T) {
 	n := newNode(t, "10-podnet.conflist", bridgeList)
 	asked, answer := make(chan struct{}), make(chan error)
 	first := true
@@ -196,7 +196,7 @@ func TestPluginIsPutBackBeforeItsTokenIsWaitedFor(t *testing.T) {
 }
 
 // A rollback also changes files and would trigger a notification at once.
-func TestWhatWasTakenBackIsTriedAgainEverLater(t *testing.T) {
+func TestRolledBackInstallIsRetriedWithBackoff(t *testing.T) {
 	n := newNode(t, "10-podnet.conflist", bridgeList)
 	fails := true
 	in := n.installer(func(c *Config) {
@@ -221,7 +221,7 @@ func TestWhatWasTakenBackIsTriedAgainEverLater(t *testing.T) {
 	}
 }
 
-func TestFailureWithoutTokenEndsWhenThereIsOne(t *testing.T) {
+func TestInstallSucceedsOnceATokenExists(t *testing.T) {
 	n := newNode(t, "10-podnet.conflist", bridgeList)
 	var has atomic.Bool
 	renewed := make(chan struct{}, 1)
@@ -240,7 +240,7 @@ func TestFailureWithoutTokenEndsWhenThereIsOne(t *testing.T) {
 	n.eventually("the plugin with its token", func() bool { return n.installed() && in.Health().OK })
 }
 
-func TestTruceAboutSomethingElseEndsWhenThePluginIsTakenOut(t *testing.T) {
+func TestRemovedPluginIsReinstalledDespiteBackoffOfAnotherFile(t *testing.T) {
 	for mode, take := range map[Mode]func(*node){
 		Chained: func(n *node) { n.write("net.d/10-podnet.conflist", bridgeList) },
 		DropIn: func(n *node) {

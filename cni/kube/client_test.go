@@ -92,7 +92,7 @@ func TestRenewedTokenIsUsedAtOnce(t *testing.T) {
 	}
 }
 
-func TestRefusalsNameTheRemedy(t *testing.T) {
+func TestRefusedRequestsReportTheRemedy(t *testing.T) {
 	code := 0
 	server := httptest.NewTLSServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
 		w.WriteHeader(code)
@@ -120,7 +120,7 @@ func TestTokenDoesNotFollowARedirect(t *testing.T) {
 	}
 }
 
-func TestAnswerIsBounded(t *testing.T) {
+func TestResponseSizeIsLimited(t *testing.T) {
 	server := httptest.NewTLSServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
 		chunk := []byte(strings.Repeat(" ", 1<<20))
 		for range agentapi.MaxBody>>20 + 2 {
@@ -133,7 +133,7 @@ func TestAnswerIsBounded(t *testing.T) {
 	}
 }
 
-func TestBadKubeconfigsAreRefusedWithoutTellingSecrets(t *testing.T) {
+func TestErrorsOfInvalidKubeconfigsContainNoSecrets(t *testing.T) {
 	for words, text := range map[string]string{
 		"current-context": "current-context: none\n",
 		"no cluster":      "current-context: c\ncontexts: [{name: c, context: {cluster: x, user: y}}]\n",

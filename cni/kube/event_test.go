@@ -12,7 +12,7 @@ import (
 	"github.com/pilotfish-mesh/pilotfish/cni/agentapi"
 )
 
-func TestEventNamesThePodAndFits(t *testing.T) {
+func TestEventReferencesThePodAndIsTruncated(t *testing.T) {
 	type reference struct{ Kind, Namespace, Name, UID string }
 	var path string
 	var event struct {
@@ -46,7 +46,7 @@ func TestEventNamesThePodAndFits(t *testing.T) {
 	}
 }
 
-func TestTaintGoesOnlyIfItIsStillWhatWasRead(t *testing.T) {
+func TestTaintIsRemovedOnlyIfUnchanged(t *testing.T) {
 	var sent string
 	code := http.StatusOK
 	node := `{"spec":{"taints":[{"key":"gpu","effect":"NoSchedule"},{"key":"cni.istio.io/not-ready","effect":"NoSchedule"},{"key":"cni.istio.io/not-ready","value":"x","effect":"NoExecute"}]}}`

@@ -51,7 +51,7 @@ func TestPodsOfAFullNodeAreListedInPages(t *testing.T) {
 	}
 }
 
-func TestListWithoutEndIsLeft(t *testing.T) {
+func TestEndlessListIsAborted(t *testing.T) {
 	for _, items := range []string{"", strings.Repeat(`{},`, 999) + `{}`} {
 		server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
 			fmt.Fprint(w, `{"metadata":{"continue":"x"},"items":[`+items+`]}`)

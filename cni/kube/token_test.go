@@ -73,11 +73,11 @@ func TestTokenThatOutlivesThePodIsRenewedInTime(t *testing.T) {
 	}
 }
 
-func TestTokenStaysWhileTheAPIServerGivesNoOther(t *testing.T) {
+func TestPreviousTokenIsUsedWhileRenewalFails(t *testing.T) {
 	server := kubetest.New(t)
 	token, ahead, log := lasting(t, server)
 	token()
-	server.Shorten(0)
+	server.LimitTokenLife(0)
 	*ahead = 40 * time.Minute
 	for range 2 {
 		if got := token(); got != "lasting-1" || server.Requests("POST", kubetest.TokenPath) != 2 {
@@ -89,15 +89,15 @@ func TestTokenStaysWhileTheAPIServerGivesNoOther(t *testing.T) {
 		t.Errorf("past its end it is not the pod's own: %s", log)
 	}
 	*ahead = 62 * time.Minute
-	server.Shorten(3 * time.Hour)
+	server.LimitTokenLife(3 * time.Hour)
 	if got := token(); got != "lasting-2" {
 		t.Errorf("when the API server is back: %s", got)
 	}
 }
 
-func TestPodsOwnTokenIsTakenWhereTheRightToAnotherIsMissing(t *testing.T) {
+func TestPodsOwnTokenIsUsedWithoutPermissionForAnother(t *testing.T) {
 	server := kubetest.New(t)
-	server.Shorten(0)
+	server.LimitTokenLife(0)
 	token, _, log := lasting(t, server)
 	if token() != kubetest.Token || !strings.Contains(log.String(), "403 Forbidden") || !strings.Contains(log.String(), "serviceaccounts/token") {
 		t.Errorf("%s", log)
@@ -107,7 +107,7 @@ func TestPodsOwnTokenIsTakenWhereTheRightToAnotherIsMissing(t *testing.T) {
 	}
 }
 
-func TestTokenIsRenewedInTimeWhateverTheClockSays(t *testing.T) {
+func TestTokenIsRenewedInTimeDespiteClockSkew(t *testing.T) {
 	for name, wrong := range map[string]time.Duration{"a month behind": -30 * 24 * time.Hour, "a month ahead": 30 * 24 * time.Hour} {
 		t.Run(name, func(t *testing.T) {
 			server := kubetest.New(t)
@@ -132,9 +132,9 @@ func TestTokenIsRenewedInTimeWhateverTheClockSays(t *testing.T) {
 	}
 }
 
-func TestQuestionsInVainBecomeFewer(t *testing.T) {
+func TestFailedTokenRequestsBackOff(t *testing.T) {
 	server := kubetest.New(t)
-	server.Shorten(0)
+	server.LimitTokenLife(0)
 	token, ahead, _ := lasting(t, server)
 	for range 2 * 60 * 24 { // every half a minute, as it is in an agent
 		token()
@@ -145,7 +145,7 @@ func TestQuestionsInVainBecomeFewer(t *testing.T) {
 	}
 }
 
-func TestTokenIsOfTheAgentsServiceAccountWhoeverAsks(t *testing.T) {
+func TestTokenIsForTheAgentsServiceAccount(t *testing.T) {
 	server := kubetest.New(t)
 	file := filepath.Join(t.TempDir(), "token")
 	own := "e30." + base64.RawURLEncoding.EncodeToString([]byte(`{"sub":"system:serviceaccount:pilotfish-system:pilotfish-cni","kubernetes.io":{"serviceaccount":{"uid":"1"}}}`)) + ".own"
@@ -159,7 +159,7 @@ func TestTokenIsOfTheAgentsServiceAccountWhoeverAsks(t *testing.T) {
 	if got := token(); got != "lasting-2" {
 		t.Errorf("of an account that was made anew: %s", got)
 	}
-	server.Shorten(0)
+	server.LimitTokenLife(0)
 	*ahead = 25 * time.Hour
 	if got := token(); got != other {
 		t.Errorf("the token of whoever asks is handed on: %s", got)
@@ -167,9 +167,9 @@ func TestTokenIsOfTheAgentsServiceAccountWhoeverAsks(t *testing.T) {
 }
 
 // An agent has more to do than to wait for a token.
-func TestAPIServerThatHangsIsNotWaitedForWithTheToken(t *testing.T) {
+func TestHungAPIServerDoesNotDelayTheToken(t *testing.T) {
 	server := kubetest.New(t)
-	release := server.Hold(kubetest.TokenPath)
+	release := server.DelayResponses(kubetest.TokenPath)
 	defer release()
 	file := filepath.Join(t.TempDir(), "token")
 	writeToken(t, file, kubetest.Token)
@@ -191,9 +191,9 @@ func TestAPIServerThatHangsIsNotWaitedForWithTheToken(t *testing.T) {
 	}
 }
 
-func TestEndDoesNotWaitForTheToken(t *testing.T) {
+func TestCloseDoesNotWaitForAPendingTokenRequest(t *testing.T) {
 	server := kubetest.New(t)
-	release := server.Hold(kubetest.TokenPath)
+	release := server.DelayResponses(kubetest.TokenPath)
 	defer release()
 	file := filepath.Join(t.TempDir(), "token")
 	writeToken(t, file, kubetest.Token)

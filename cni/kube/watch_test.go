@@ -13,7 +13,7 @@ import (
 	"github.com/pilotfish-mesh/pilotfish/cni/agentapi"
 )
 
-func TestWatchGoesOnFromTheLastVersion(t *testing.T) {
+func TestWatchResumesAtTheLastVersion(t *testing.T) {
 	server := httptest.NewTLSServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		q := r.URL.Query()
 		if q.Get("fieldSelector") != "spec.nodeName=n1" || q.Get("resourceVersion") != "7" || q.Get("allowWatchBookmarks") != "true" {
@@ -33,7 +33,7 @@ func TestWatchGoesOnFromTheLastVersion(t *testing.T) {
 	}
 }
 
-func TestExpiredWatchIsKnownHoweverItIsSaid(t *testing.T) {
+func TestEveryFormOfExpiredWatchIsDetected(t *testing.T) {
 	for name, answer := range map[string]func(http.ResponseWriter){
 		"as an answer": func(w http.ResponseWriter) { w.WriteHeader(http.StatusGone) },
 		"as an event": func(w http.ResponseWriter) {
@@ -65,7 +65,7 @@ func TestEndlessEventEndsTheWatch(t *testing.T) {
 	}
 }
 
-func TestOnlyThePodThatWasLookedAtIsDeletedOrLabelled(t *testing.T) {
+func TestOnlyTheUnchangedPodIsDeletedOrLabelled(t *testing.T) {
 	var bodies []string
 	server := httptest.NewTLSServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		var body map[string]any

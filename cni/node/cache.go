@@ -159,16 +159,16 @@ func (c *Cache) replace(pods []agentapi.Pod) {
 	c.found()
 	for _, name := range slices.Sorted(maps.Keys(old)) {
 		if now := fresh[name]; now == nil || now.Metadata.UID != old[name].Metadata.UID {
-			c.tell(kube.Event{Type: kube.Deleted, Pod: old[name]})
+			c.notifyChanged(kube.Event{Type: kube.Deleted, Pod: old[name]})
 		}
 	}
 	for _, name := range slices.Sorted(maps.Keys(fresh)) {
 		before := old[name]
 		switch {
 		case before == nil || before.Metadata.UID != fresh[name].Metadata.UID:
-			c.tell(kube.Event{Type: kube.Added, Pod: fresh[name]})
+			c.notifyChanged(kube.Event{Type: kube.Added, Pod: fresh[name]})
 		case before.Metadata.ResourceVersion != fresh[name].Metadata.ResourceVersion:
-			c.tell(kube.Event{Type: kube.Modified, Pod: fresh[name]})
+			c.notifyChanged(kube.Event{Type: kube.Modified, Pod: fresh[name]})
 		}
 	}
 }
@@ -184,10 +184,10 @@ func (c *Cache) apply(e kube.Event) {
 		delete(c.pods, key(p))
 	}
 	c.mu.Unlock()
-	c.tell(kube.Event{Type: e.Type, Pod: p})
+	c.notifyChanged(kube.Event{Type: e.Type, Pod: p})
 }
 
-func (c *Cache) tell(e kube.Event) {
+func (c *Cache) notifyChanged(e kube.Event) {
 	if c.config.Changed != nil {
 		c.config.Changed(e)
 	}

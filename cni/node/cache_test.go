@@ -77,7 +77,7 @@ func synced(t *testing.T, c *Cache) {
 	})
 }
 
-func TestCacheFollowsThePodsOfItsNodeThroughAllThatCanHappen(t *testing.T) {
+func TestCacheFollowsThePodsOfItsNode(t *testing.T) {
 	server, seen := kubetest.New(t), &events{}
 	server.Put(pod("a", "1"))
 	other := pod("elsewhere", "9")
@@ -102,7 +102,7 @@ func TestCacheFollowsThePodsOfItsNodeThroughAllThatCanHappen(t *testing.T) {
 	}
 	server.Remove("shop", "a")
 	server.Put(pod("a", "3"))
-	server.Expire()
+	server.ExpireEvents()
 	server.Break(0)
 	seen.want(t, "ADDED a 1", "ADDED b 2", "DELETED a 1", "ADDED a 3")
 	if c.Lag() != 0 {
@@ -112,7 +112,7 @@ func TestCacheFollowsThePodsOfItsNodeThroughAllThatCanHappen(t *testing.T) {
 	seen.want(t, "ADDED a 1", "ADDED b 2", "DELETED a 1", "ADDED a 3", "DELETED b 2")
 }
 
-func TestPodThatIsKnownIsServedWithoutTheAPIServer(t *testing.T) {
+func TestCachedPodIsServedWithoutTheAPIServer(t *testing.T) {
 	server := kubetest.New(t)
 	server.Put(pod("a", "1"))
 	c := run(t, server, nil)
@@ -130,7 +130,7 @@ func TestPodThatIsKnownIsServedWithoutTheAPIServer(t *testing.T) {
 	}
 }
 
-func TestPodOfAnotherUIDIsNeverTaken(t *testing.T) {
+func TestPodWithAnotherUIDIsNotReturned(t *testing.T) {
 	server := kubetest.New(t)
 	server.Put(pod("a", "1"))
 	c := NewCache(CacheConfig{API: server.Client(t), Node: "n1", Logger: quiet})
@@ -146,7 +146,7 @@ func TestPodOfAnotherUIDIsNeverTaken(t *testing.T) {
 	}
 }
 
-func TestStaticPodIsKnownByTheKubeletsUID(t *testing.T) {
+func TestStaticPodIsFoundByTheKubeletsUID(t *testing.T) {
 	p := pod("a", "of-the-mirror")
 	p.Metadata.Annotations = map[string]string{"kubernetes.io/config.mirror": "of-the-kubelet"}
 	if !capture.HasUID(trimPod(&p), "of-the-kubelet") || !capture.HasUID(&p, "of-the-mirror") || capture.HasUID(&p, "x") {
@@ -154,7 +154,7 @@ func TestStaticPodIsKnownByTheKubeletsUID(t *testing.T) {
 	}
 }
 
-func TestCacheKeepsNoApplicationsSecrets(t *testing.T) {
+func TestCacheStoresNoSecretsOfApplications(t *testing.T) {
 	p := pod("a", "1")
 	p.Spec.Containers = append(p.Spec.Containers, agentapi.Container{Name: "istio-proxy", Env: []agentapi.EnvVar{{Name: "ISTIO_META_DNS_CAPTURE", Value: "true"}}})
 	p.Metadata.Annotations = map[string]string{

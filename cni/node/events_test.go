@@ -50,7 +50,7 @@ func (b *board) has(t *testing.T, want ...string) {
 	})
 }
 
-func TestEventsAreWrittenOnceAndNobodyWaits(t *testing.T) {
+func TestEventsAreWrittenOnceWithoutBlocking(t *testing.T) {
 	b, log := &board{}, &testenv.Buffer{}
 	e := NewEvents(EventsConfig{API: b, Node: "n1", Metrics: NewMetrics(nil, nil), Logger: slog.New(slog.NewTextHandler(log, nil))})
 	say := func(uid, reason string) {

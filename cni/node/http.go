@@ -14,14 +14,14 @@ import (
 	"github.com/pilotfish-mesh/pilotfish/internal/health"
 )
 
-// Web is an HTTP server for the kubelet or Prometheus.
-type Web struct {
+// HTTPServer is an HTTP server for the kubelet or Prometheus.
+type HTTPServer struct {
 	listener net.Listener
 	http     *http.Server
 }
 
-// NewProbes returns a server for /healthz, and for /readyz with the result of a check.
-func NewProbes(address string, ready health.Check, logger *slog.Logger) (*Web, error) {
+// NewProbeServer returns a server for /healthz, and for /readyz with the result of a check.
+func NewProbeServer(address string, ready health.Check, logger *slog.Logger) (*HTTPServer, error) {
 	mux := http.NewServeMux()
 	mux.HandleFunc("GET /healthz", func(w http.ResponseWriter, _ *http.Request) { fmt.Fprintln(w, "ok") })
 	mux.HandleFunc("GET /readyz", func(w http.ResponseWriter, _ *http.Request) {
@@ -36,19 +36,19 @@ func NewProbes(address string, ready health.Check, logger *slog.Logger) (*Web, e
 	return newWeb(address, mux, logger)
 }
 
-// NewMetricsPage returns a server for /metrics.
-func NewMetricsPage(address string, m *Metrics, logger *slog.Logger) (*Web, error) {
+// NewMetricsServer returns a server for /metrics.
+func NewMetricsServer(address string, m *Metrics, logger *slog.Logger) (*HTTPServer, error) {
 	mux := http.NewServeMux()
 	mux.Handle("GET /metrics", promhttp.HandlerFor(m.Gatherer(), promhttp.HandlerOpts{MaxRequestsInFlight: 4, Timeout: 10 * time.Second}))
 	return newWeb(address, mux, logger)
 }
 
-func newWeb(address string, handler http.Handler, logger *slog.Logger) (*Web, error) {
+func newWeb(address string, handler http.Handler, logger *slog.Logger) (*HTTPServer, error) {
 	listener, err := net.Listen("tcp", address)
 	if err != nil {
 		return nil, fmt.Errorf("listening for probes and scrapes: %w (is another node agent on this node?)", err)
 	}
-	return &Web{listener: listener, http: &http.Server{
+	return &HTTPServer{listener: listener, http: &http.Server{
 		Handler:           handler,
 		ReadHeaderTimeout: 5 * time.Second,
 		ReadTimeout:       10 * time.Second,
@@ -60,10 +60,10 @@ func newWeb(address string, handler http.Handler, logger *slog.Logger) (*Web, er
 }
 
 // Addr returns the listener's address.
-func (s *Web) Addr() net.Addr { return s.listener.Addr() }
+func (s *HTTPServer) Addr() net.Addr { return s.listener.Addr() }
 
 // Run serves until the context ends.
-func (s *Web) Run(ctx context.Context) error {
+func (s *HTTPServer) Run(ctx context.Context) error {
 	stop := context.AfterFunc(ctx, func() { _ = s.http.Close() })
 	defer stop()
 	if err := s.http.Serve(s.listener); !errors.Is(err, http.ErrServerClosed) {

@@ -14,13 +14,13 @@ import (
 type Metrics struct {
 	registry *prometheus.Registry
 
-	Installs *prometheus.CounterVec // by result
-	Fights   *prometheus.CounterVec // by file
-	Repairs  *prometheus.CounterVec // by type and result
-	Checks   *prometheus.CounterVec // checks of live pods, by result
-	Events   *prometheus.CounterVec // events about pods, by result
-	Drifted  prometheus.Gauge
-	Watched  prometheus.Gauge
+	Installs  *prometheus.CounterVec // by result
+	Conflicts *prometheus.CounterVec // by file
+	Repairs   *prometheus.CounterVec // by type and result
+	Checks    *prometheus.CounterVec // checks of live pods, by result
+	Events    *prometheus.CounterVec // events about pods, by result
+	Drifted   prometheus.Gauge
+	Watched   prometheus.Gauge
 
 	commands *prometheus.CounterVec
 	seconds  *prometheus.HistogramVec
@@ -33,23 +33,23 @@ var latencies = []float64{.0025, .005, .01, .025, .05, .1, .25, .5, 1, 2.5, 5, 1
 // NewMetrics returns the metrics, including those of the cache and of readiness. Each argument may be nil.
 func NewMetrics(cache *Cache, ready health.Check) *Metrics {
 	m := &Metrics{
-		registry: prometheus.NewRegistry(),
-		Installs: counters("istio_cni_installs_total", "Installations of the CNI plugin, by result.", "result"),
-		Fights:   counters("pilotfish_cni_configuration_rewritten_total", "How often somebody else changed or took away what is installed, by file.", "file"),
-		Repairs:  counters("istio_cni_repair_pods_repaired_total", "Pods without redirection that were dealt with, by type of repair and result.", "type", "result"),
-		Checks:   counters("pilotfish_cni_checks_total", "Checks of the rules of live pods, by result.", "result"),
-		Events:   counters("pilotfish_cni_pod_events_total", "Events of pods, by what became of them.", "result"),
-		Drifted:  gauge("pilotfish_cni_drifted_pods", "Live pods whose rules are not those that they should have."),
-		Watched:  gauge("pilotfish_cni_captured_pods", "Live pods whose rules are checked."),
-		commands: counters("pilotfish_cni_plugin_commands_total", "Commands that the CNI plugin has carried out, by command and result.", "command", "result"),
-		queries:  counters("pilotfish_cni_pod_requests_total", "Questions of the CNI plugin for a pod, by answer.", "result"),
+		registry:  prometheus.NewRegistry(),
+		Installs:  counters("istio_cni_installs_total", "Installations of the CNI plugin, by result.", "result"),
+		Conflicts: counters("pilotfish_cni_configuration_rewritten_total", "How often somebody else changed or took away what is installed, by file.", "file"),
+		Repairs:   counters("istio_cni_repair_pods_repaired_total", "Pods without redirection that were dealt with, by type of repair and result.", "type", "result"),
+		Checks:    counters("pilotfish_cni_checks_total", "Checks of the rules of live pods, by result.", "result"),
+		Events:    counters("pilotfish_cni_pod_events_total", "Events of pods, by what became of them.", "result"),
+		Drifted:   gauge("pilotfish_cni_drifted_pods", "Live pods whose rules are not those that they should have."),
+		Watched:   gauge("pilotfish_cni_captured_pods", "Live pods whose rules are checked."),
+		commands:  counters("pilotfish_cni_plugin_commands_total", "Commands that the CNI plugin has carried out, by command and result.", "command", "result"),
+		queries:   counters("pilotfish_cni_pod_requests_total", "Questions of the CNI plugin for a pod, by answer.", "result"),
 		seconds: prometheus.NewHistogramVec(prometheus.HistogramOpts{
 			Name:    "pilotfish_cni_plugin_command_duration_seconds",
 			Help:    "What the CNI plugin's commands took, by command and result.",
 			Buckets: latencies,
 		}, []string{"command", "result"}),
 	}
-	m.registry.MustRegister(m.Installs, m.Fights, m.Repairs, m.Checks, m.Events, m.Drifted, m.Watched, m.commands, m.queries, m.seconds,
+	m.registry.MustRegister(m.Installs, m.Conflicts, m.Repairs, m.Checks, m.Events, m.Drifted, m.Watched, m.commands, m.queries, m.seconds,
 		collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
 	if ready != nil {
 		m.registry.MustRegister(prometheus.NewGaugeFunc(prometheus.GaugeOpts{

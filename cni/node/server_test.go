@@ -83,7 +83,7 @@ func post(t *testing.T, client *http.Client, path string, body any) int {
 	return response.StatusCode
 }
 
-func TestPluginIsToldThePodOrWhyNot(t *testing.T) {
+func TestPluginReceivesThePodOrAnError(t *testing.T) {
 	m := NewMetrics(nil, nil)
 	client := serve(t, ServerConfig{Metrics: m, Pod: func(_ context.Context, _, name, uid string) (*agentapi.Pod, error) {
 		switch name {
@@ -114,7 +114,7 @@ func TestPluginIsToldThePodOrWhyNot(t *testing.T) {
 	}
 }
 
-func TestResultsBecomeFiguresOfBoundedKinds(t *testing.T) {
+func TestResultsAreCountedWithLimitedCardinality(t *testing.T) {
 	m := NewMetrics(nil, nil)
 	var told []agentapi.Result
 	client := serve(t, ServerConfig{Metrics: m, OnResult: func(r agentapi.Result) { told = append(told, r) }})
@@ -139,7 +139,7 @@ func TestResultsBecomeFiguresOfBoundedKinds(t *testing.T) {
 	}
 }
 
-func TestPluginsLogIsWrittenAsItsOwnAndBounded(t *testing.T) {
+func TestPluginsLogIsForwardedAndLimited(t *testing.T) {
 	out := &testenv.Buffer{}
 	client := serve(t, ServerConfig{Metrics: NewMetrics(nil, nil), Logger: slog.New(slog.NewTextHandler(out, nil))})
 	entries := []agentapi.LogEntry{
@@ -162,19 +162,19 @@ func TestPluginsLogIsWrittenAsItsOwnAndBounded(t *testing.T) {
 	}
 }
 
-func TestStatusIsTheAgentsHealth(t *testing.T) {
+func TestStatusReportsTheAgentsHealth(t *testing.T) {
 	now := health.Condition{Reason: "the pods were not listed yet"}
 	client := serve(t, ServerConfig{Metrics: NewMetrics(nil, nil), Health: func() health.Condition { return now }})
 	if code, text := get(t, client, agentapi.StatusPath); code != 503 || !strings.Contains(text, "not listed yet") {
 		t.Errorf("%d %s", code, text)
 	}
-	now = health.Well
+	now = health.Healthy
 	if code, _ := get(t, client, agentapi.StatusPath); code != 200 {
 		t.Error(code)
 	}
 }
 
-func TestSecondAgentDoesNotTakeTheSocket(t *testing.T) {
+func TestSecondAgentDoesNotReplaceTheSocket(t *testing.T) {
 	c := ServerConfig{RunDir: t.TempDir(), Metrics: NewMetrics(nil, nil), Logger: quiet}
 	first, err := NewServer(c)
 	if err != nil {
@@ -186,8 +186,8 @@ func TestSecondAgentDoesNotTakeTheSocket(t *testing.T) {
 	}
 }
 
-func TestLostSocketIsMadeAnew(t *testing.T) {
-	c := ServerConfig{RunDir: filepath.Join(t.TempDir(), "run"), Metrics: NewMetrics(nil, nil), Health: func() health.Condition { return health.Well },
+func TestRemovedSocketIsRecreated(t *testing.T) {
+	c := ServerConfig{RunDir: filepath.Join(t.TempDir(), "run"), Metrics: NewMetrics(nil, nil), Health: func() health.Condition { return health.Healthy },
 		Recheck: time.Millisecond, Logger: quiet}
 	s, err := NewServer(c)
 	if err != nil {
@@ -214,9 +214,9 @@ func TestLostSocketIsMadeAnew(t *testing.T) {
 	}
 }
 
-func TestEveryFigureIsNamed(t *testing.T) {
-	m := NewMetrics(NewCache(CacheConfig{Logger: quiet}), func() health.Condition { return health.Well })
-	for _, vector := range []*prometheus.CounterVec{m.Installs, m.Fights, m.Checks, m.Events, m.queries} {
+func TestMetricNamesAreComplete(t *testing.T) {
+	m := NewMetrics(NewCache(CacheConfig{Logger: quiet}), func() health.Condition { return health.Healthy })
+	for _, vector := range []*prometheus.CounterVec{m.Installs, m.Conflicts, m.Checks, m.Events, m.queries} {
 		vector.WithLabelValues("x").Inc()
 	}
 	m.Repairs.WithLabelValues("x", "y").Inc()

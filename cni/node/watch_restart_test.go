@@ -33,7 +33,7 @@ func (a *stuckAPI) Watch(ctx context.Context, _, version string, _ time.Duration
 	return version, ctx.Err()
 }
 
-func TestWatchThatFailsAgainAndAgainAtOneEventIsBegunAnew(t *testing.T) {
+func TestWatchThatFailsRepeatedlyAtOneEventIsRestarted(t *testing.T) {
 	api := &stuckAPI{}
 	c := NewCache(CacheConfig{API: api, Node: "n1", MinWait: time.Millisecond, MaxWait: time.Millisecond, Logger: quiet})
 	ctx, cancel := context.WithCancel(t.Context())

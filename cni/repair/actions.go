@@ -16,7 +16,7 @@ func (r *Repairer) shouldAct(state State) bool {
 // keyOf returns a key that identifies a sandbox. A pod may have several sandboxes in sequence, and a new pod of the
 // same name has another UID.
 func keyOf(p *agentapi.Pod, s *sandbox.Sandbox) string {
-	lasting, err := s.Lasting()
+	lasting, err := s.UniqueName()
 	if err != nil {
 		lasting = s.ID.String()
 	}
@@ -83,7 +83,7 @@ func (r *Repairer) do(ctx context.Context, p *agentapi.Pod, s *sandbox.Sandbox) 
 }
 
 // reportRepair reports the result of a repair, based on the rules and test packets afterwards.
-func (r *Repairer) reportRepair(p *agentapi.Pod, e Evidence) {
+func (r *Repairer) reportRepair(p *agentapi.Pod, e CheckResult) {
 	if e.State == Intact {
 		r.acted("success")
 		r.event(p, false, reasonRepaired, "its traffic had bypassed its proxy, as nothing redirected it or not as it should; now it is redirected, which packets have proved")

@@ -30,8 +30,8 @@ type API interface {
 	Label(ctx context.Context, p *agentapi.Pod, key, value string) error
 }
 
-// Processes finds the sandbox of a pod. *sandbox.Index implements it. hint may be "".
-type Processes interface {
+// SandboxFinder finds the sandbox of a pod. *sandbox.Index implements it. hint may be "".
+type SandboxFinder interface {
 	Find(p *agentapi.Pod, uids []string, hint string) (*sandbox.Sandbox, error)
 }
 
@@ -46,7 +46,7 @@ type Config struct {
 	// Pods returns the known pods.
 	Pods        func() []*agentapi.Pod
 	API         API
-	Scan        func() (Processes, error)
+	Scan        func() (SandboxFinder, error)
 	Redirection Redirection
 	// HistoryFile stores the repaired sandboxes across restarts; "" for none. It may be lost on reboot, after which all
 	// sandboxes are new.
@@ -60,9 +60,9 @@ type Config struct {
 
 // Callbacks are called for metrics and events; each may be nil.
 type Callbacks struct {
-	Checked  func(State)
-	Standing func(captured, drifted int)
-	Acted    func(mode Mode, result string)
+	Checked func(State)
+	Counted func(captured, drifted int)
+	Acted   func(mode Mode, result string)
 	// Event writes a Kubernetes event about a pod.
 	Event func(e kube.PodEvent)
 }

@@ -30,22 +30,22 @@ func (k Kernel) plan(s *sandbox.Sandbox, o iptables.Options) (*iptables.RuleSet,
 	return want, backend, err
 }
 
-// Look reads the installed rules and compares them with the required ones.
-func (k Kernel) Look(ctx context.Context, s *sandbox.Sandbox, o iptables.Options, prove bool) (Evidence, error) {
+// Check reads the installed rules and compares them with the required ones.
+func (k Kernel) Check(ctx context.Context, s *sandbox.Sandbox, o iptables.Options, prove bool) (CheckResult, error) {
 	want, backend, err := k.plan(s, o)
 	if err != nil {
-		return Evidence{State: Unknown}, err
+		return CheckResult{State: Unknown}, err
 	}
 	got, err := backend.Read(ctx)
 	switch {
 	case err != nil:
-		return Evidence{State: Unknown}, fmt.Errorf("reading the rules: %w", err)
+		return CheckResult{State: Unknown}, fmt.Errorf("reading the rules: %w", err)
 	case got.Rules == nil && len(got.Strange) == 0:
 		return classifyMissing(s)
 	case !isOurs(got.Rules):
 		return foreign("chains of iptables that are not ours")
 	}
-	evidence := Evidence{State: Intact}
+	evidence := CheckResult{State: Intact}
 	for _, d := range iptables.Diff(want, got) {
 		evidence.State = Drifted
 		evidence.Differences = append(evidence.Differences, d.String())
@@ -65,37 +65,37 @@ func isOurs(rules *iptables.RuleSet) bool {
 }
 
 // prove sends test packets through correct rules.
-func (k Kernel) prove(ctx context.Context, s *sandbox.Sandbox, want *iptables.RuleSet) (Evidence, error) {
+func (k Kernel) prove(ctx context.Context, s *sandbox.Sandbox, want *iptables.RuleSet) (CheckResult, error) {
 	report, err := verify.Run(ctx, verify.Config{Want: want, NetNS: int(s.NetNS.Fd()), Log: k.Logger})
 	if err != nil {
-		return Evidence{State: Unknown}, err
+		return CheckResult{State: Unknown}, err
 	}
 	if err := report.Err(); err != nil {
-		return Evidence{State: Drifted, Differences: []string{err.Error()}}, nil
+		return CheckResult{State: Drifted, Differences: []string{err.Error()}}, nil
 	}
-	return Evidence{State: Intact}, nil
+	return CheckResult{State: Intact}, nil
 }
 
 // classifyMissing distinguishes a pod without redirection from one that Istio redirects with native nftables.
-func classifyMissing(s *sandbox.Sandbox) (Evidence, error) {
+func classifyMissing(s *sandbox.Sandbox) (CheckResult, error) {
 	conn, err := nftables.New(nftables.WithNetNSFd(int(s.NetNS.Fd())))
 	if err != nil {
-		return Evidence{State: Unknown}, err
+		return CheckResult{State: Unknown}, err
 	}
 	chains, err := conn.ListChains()
 	if err != nil {
-		return Evidence{State: Unknown}, fmt.Errorf("listing the chains of others: %w", err)
+		return CheckResult{State: Unknown}, fmt.Errorf("listing the chains of others: %w", err)
 	}
 	for _, c := range chains {
 		if strings.HasPrefix(c.Name, "ISTIO_") || strings.HasPrefix(c.Table.Name, "istio-proxy-") {
 			return foreign("chain " + c.Name + " of table " + c.Table.Name)
 		}
 	}
-	return Evidence{State: Missing, Differences: []string{"no rules are in force: the pod's traffic bypasses its proxy"}}, nil
+	return CheckResult{State: Missing, Differences: []string{"no rules are in force: the pod's traffic bypasses its proxy"}}, nil
 }
 
-func foreign(what string) (Evidence, error) {
-	return Evidence{State: Foreign, Differences: []string{what + ": somebody else redirects its traffic"}}, nil
+func foreign(what string) (CheckResult, error) {
+	return CheckResult{State: Foreign, Differences: []string{what + ": somebody else redirects its traffic"}}, nil
 }
 
 // Repair applies the rules.

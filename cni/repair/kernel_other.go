@@ -20,9 +20,9 @@ type Kernel struct {
 
 var errLinux = errors.New("pods run on Linux")
 
-// Look works on Linux only.
-func (Kernel) Look(context.Context, *sandbox.Sandbox, iptables.Options, bool) (Evidence, error) {
-	return Evidence{State: Unknown}, errLinux
+// Check works on Linux only.
+func (Kernel) Check(context.Context, *sandbox.Sandbox, iptables.Options, bool) (CheckResult, error) {
+	return CheckResult{State: Unknown}, errLinux
 }
 
 // Repair works on Linux only.

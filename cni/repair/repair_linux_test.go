@@ -41,7 +41,7 @@ type node struct {
 	acted             []string
 	events            []string
 	checked           []State
-	mends             int
+	repairs           int
 	choice            backends.Choice
 	captured, drifted int
 	log               *testenv.Buffer
@@ -51,7 +51,7 @@ func newNode(t *testing.T, mode Mode) *node {
 	n := &node{t: t, api: kubetest.New(t), namespaces: map[string]*testns.Namespace{}, log: &testenv.Buffer{}}
 	n.config = Config{
 		Mode: mode, LabelKey: "cni.istio.io/uninitialized", LabelValue: "true",
-		Pods: n.pods, API: n.api.Client(t), Scan: func() (Processes, error) { return n, nil },
+		Pods: n.pods, API: n.api.Client(t), Scan: func() (SandboxFinder, error) { return n, nil },
 		Redirection: n, HistoryFile: filepath.Join(t.TempDir(), "repaired"),
 		Callbacks: Callbacks{
 			Checked: func(s State) { n.locked(func() { n.checked = append(n.checked, s) }) },
@@ -59,7 +59,7 @@ func newNode(t *testing.T, mode Mode) *node {
 			Event: func(e kube.PodEvent) {
 				n.locked(func() { n.events = append(n.events, fmt.Sprintf("%s warning=%v: %s", e.Reason, e.Warning, e.Message)) })
 			},
-			Standing: func(captured, drifted int) { n.locked(func() { n.captured, n.drifted = captured, drifted }) },
+			Counted: func(captured, drifted int) { n.locked(func() { n.captured, n.drifted = captured, drifted }) },
 		},
 		Logger: slog.New(slog.NewTextHandler(n.log, nil)),
 	}
@@ -96,13 +96,13 @@ func (n *node) Find(p *agentapi.Pod, _ []string, _ string) (*sandbox.Sandbox, er
 }
 
 // Look is the kernel's.
-func (n *node) Look(ctx context.Context, s *sandbox.Sandbox, o iptables.Options, prove bool) (Evidence, error) {
-	return Kernel{Choice: n.choice}.Look(ctx, s, o, prove)
+func (n *node) Check(ctx context.Context, s *sandbox.Sandbox, o iptables.Options, prove bool) (CheckResult, error) {
+	return Kernel{Choice: n.choice}.Check(ctx, s, o, prove)
 }
 
 // Repair counts the calls and applies the rules in the kernel.
 func (n *node) Repair(ctx context.Context, s *sandbox.Sandbox, o iptables.Options) error {
-	n.locked(func() { n.mends++ })
+	n.locked(func() { n.repairs++ })
 	return Kernel{Choice: n.choice}.Repair(ctx, s, o)
 }
 
@@ -150,7 +150,7 @@ func (n *node) wantActs(want ...string) {
 }
 
 // state is what is in force in a namespace.
-func (n *node) state(p string) Evidence {
+func (n *node) state(p string) CheckResult {
 	n.t.Helper()
 	pod, _ := n.api.Pod("shop", p)
 	s, err := n.Find(&pod, nil, "")
@@ -172,7 +172,7 @@ func (n *node) wantEvents(want ...string) {
 	}
 }
 
-func TestPodsEventsTellOnceWhatIsWrongAndWhatToDo(t *testing.T) {
+func TestPodEventReportsProblemAndRemedyOnce(t *testing.T) {
 	n := newNode(t, Repair)
 	ns := n.start("web", "u1")
 	r := n.repairer()
@@ -195,7 +195,7 @@ func TestPodsEventsTellOnceWhatIsWrongAndWhatToDo(t *testing.T) {
 		"RedirectionIntact warning=false", "RedirectionRefused warning=true: its settings for the mesh are refused: annotation traffic.sidecar.istio.io/excludeOutboundPorts")
 }
 
-func TestPodsEventsTellWhatIsDoneInEveryMode(t *testing.T) {
+func TestPodEventReportsTheActionOfEachMode(t *testing.T) {
 	for mode, want := range map[Mode][]string{
 		Watch:  {"RedirectionMissing warning=true: its traffic bypasses its proxy; delete it"},
 		Label:  {"RedirectionPodLabelled warning=true", "RedirectionMissing warning=true"},
@@ -228,21 +228,21 @@ func TestPodWithoutRulesIsRepairedInPlace(t *testing.T) {
 	n.wantActs("repair success")
 }
 
-func TestSameSandboxIsNeverRepairedTwiceNorAfterARestart(t *testing.T) {
+func TestSandboxIsRepairedOnlyOnceAcrossRestarts(t *testing.T) {
 	n := newNode(t, Repair)
 	ns := n.start("web", "u1")
 	n.repairer().Sweep(t.Context())
 	flush(t, ns)
 	n.repairer().Sweep(t.Context()) // another process, which reads the memory of the first
-	if n.mends != 1 || n.drifted != 1 {
-		t.Errorf("%d mends, %d drifted: %v", n.mends, n.drifted, n.acted)
+	if n.repairs != 1 || n.drifted != 1 {
+		t.Errorf("%d repairs, %d drifted: %v", n.repairs, n.drifted, n.acted)
 	}
 	if !strings.Contains(n.log.String(), "state=missing") {
 		t.Errorf("nothing is said:\n%s", n.log)
 	}
 }
 
-func TestNewPodOfTheSameNameIsRepairedToo(t *testing.T) {
+func TestNewPodOfTheSameNameIsRepaired(t *testing.T) {
 	n := newNode(t, Repair)
 	n.start("web", "u1")
 	r := n.repairer()
@@ -293,20 +293,20 @@ func damage(t *testing.T, ns *testns.Namespace) {
 	t.Fatal("there is no rule")
 }
 
-func TestDriftIsToldAndLeftAloneUnlessAskedFor(t *testing.T) {
+func TestDriftIsOnlyReportedByDefault(t *testing.T) {
 	n := newNode(t, Repair)
 	ns := n.start("web", "u1")
 	if err := (&Repairer{config: n.config}).do(t.Context(), n.pods()[0], must(n.Find(n.pods()[0], nil, ""))); err != nil {
 		t.Fatal(err)
 	}
-	n.mends = 0
+	n.repairs = 0
 	r := n.repairer()
 	r.Sweep(t.Context())
 	damage(t, ns)
 	r.Sweep(t.Context())
 	r.Sweep(t.Context())
-	if n.drifted != 1 || n.mends != 0 || fmt.Sprint(n.checked) != "[intact drifted drifted]" {
-		t.Errorf("%d drifted, %d mends, checks %v", n.drifted, n.mends, n.checked)
+	if n.drifted != 1 || n.repairs != 0 || fmt.Sprint(n.checked) != "[intact drifted drifted]" {
+		t.Errorf("%d drifted, %d repairs, checks %v", n.drifted, n.repairs, n.checked)
 	}
 	if strings.Count(n.log.String(), "state=drifted") != 1 {
 		t.Errorf("it is said more than once, or not:\n%s", n.log)
@@ -341,7 +341,7 @@ func TestPodIsDeletedOnlyIfItIsStillTheSame(t *testing.T) {
 	n.config.Pods = n.pods
 	n.repairer().Sweep(t.Context())
 	n.wantActs("delete skip", "delete success")
-	if _, known := n.api.Pod("shop", "web"); known || n.mends != 0 {
+	if _, known := n.api.Pod("shop", "web"); known || n.repairs != 0 {
 		t.Error("it was not deleted, or mended")
 	}
 }
@@ -353,7 +353,7 @@ func TestPodIsLabelledOnce(t *testing.T) {
 	r.Sweep(t.Context())
 	r.Sweep(t.Context())
 	p, _ := n.api.Pod("shop", "web")
-	if p.Metadata.Labels["cni.istio.io/uninitialized"] != "true" || n.mends != 0 {
+	if p.Metadata.Labels["cni.istio.io/uninitialized"] != "true" || n.repairs != 0 {
 		t.Errorf("%+v", p.Metadata.Labels)
 	}
 	if asked := n.api.Requests("PATCH", "/api/v1/namespaces/shop/pods/web"); asked != 1 {
@@ -361,7 +361,7 @@ func TestPodIsLabelledOnce(t *testing.T) {
 	}
 }
 
-func TestActionThatFailsIsTriedAgainAndNotForEver(t *testing.T) {
+func TestFailedActionIsRetriedALimitedNumberOfTimes(t *testing.T) {
 	n := newNode(t, Label)
 	n.start("web", "u1")
 	r := n.repairer()
@@ -377,7 +377,7 @@ func TestActionThatFailsIsTriedAgainAndNotForEver(t *testing.T) {
 	}
 }
 
-func TestPodsOfOthersAreLeftAlone(t *testing.T) {
+func TestPodsRedirectedByOtherProgramsAreNotChanged(t *testing.T) {
 	for name, redirect := range map[string][]string{
 		"Istio by iptables-nft":    {"iptables-nft", "-w", "-t", "nat", "-N", "ISTIO_OUTPUT"},
 		"Istio by iptables-legacy": {"iptables-legacy", "-w", "-t", "nat", "-N", "ISTIO_OUTPUT"},
@@ -400,7 +400,7 @@ func TestPodsOfOthersAreLeftAlone(t *testing.T) {
 	}
 }
 
-func TestEmptyTablesOfLegacyIptablesAreNobodysRedirection(t *testing.T) {
+func TestEmptyLegacyTablesAreNotForeignRedirection(t *testing.T) {
 	if _, err := exec.LookPath("iptables-legacy"); err != nil {
 		t.Skip("iptables is not installed")
 	}
@@ -430,7 +430,7 @@ func TestRepairUsesTheConfiguredBackend(t *testing.T) {
 	}
 }
 
-func TestPodsThatNeedNoRedirectionAreNotLookedAt(t *testing.T) {
+func TestPodsWithoutRedirectionAreNotChecked(t *testing.T) {
 	n := newNode(t, Repair)
 	change := map[string]func(*agentapi.Pod){
 		"over":         func(p *agentapi.Pod) { p.Status.Phase = "Succeeded" },
@@ -451,7 +451,7 @@ func TestPodsThatNeedNoRedirectionAreNotLookedAt(t *testing.T) {
 	}
 }
 
-func TestChangedPodIsLookedAtSoon(t *testing.T) {
+func TestChangedPodIsCheckedSoon(t *testing.T) {
 	n := newNode(t, Repair)
 	n.config.Every, n.config.Pause = time.Hour, time.Millisecond
 	r := n.repairer()

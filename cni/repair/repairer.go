@@ -129,7 +129,7 @@ func (r *Repairer) lookAt(ctx context.Context, only map[string]bool) {
 		r.config.Logger.Error("live pods cannot be checked", "error", err)
 		for _, p := range pods {
 			if only == nil || only[name(p)] {
-				r.recordState(p, Evidence{State: Unknown, Differences: []string{err.Error()}})
+				r.recordState(p, CheckResult{State: Unknown, Differences: []string{err.Error()}})
 			}
 		}
 		r.removeStale(pods)
@@ -150,7 +150,7 @@ func (r *Repairer) lookAt(ctx context.Context, only map[string]bool) {
 func (r *Repairer) due() []*agentapi.Pod {
 	var due []*agentapi.Pod
 	for _, p := range r.config.Pods() {
-		if !p.Over() && r.config.Settings.SkipPod(p) == nil && hasStarted(p) {
+		if !p.IsTerminating() && r.config.Settings.SkipPod(p) == nil && hasStarted(p) {
 			due = append(due, p)
 		}
 	}
@@ -174,7 +174,7 @@ func name(p *agentapi.Pod) string { return p.Metadata.Namespace + "/" + p.Metada
 const lookTimeout = time.Minute
 
 // look checks one pod and acts on the result.
-func (r *Repairer) look(ctx context.Context, p *agentapi.Pod, processes Processes) {
+func (r *Repairer) look(ctx context.Context, p *agentapi.Pod, processes SandboxFinder) {
 	ctx, cancel := context.WithTimeoutCause(ctx, lookTimeout, fmt.Errorf("looking at the pod took longer than %v", lookTimeout))
 	defer cancel()
 	s, err := processes.Find(p, uids(p), r.hint(p))
@@ -183,7 +183,7 @@ func (r *Repairer) look(ctx context.Context, p *agentapi.Pod, processes Processe
 			(p.Status.Phase != "Running" || r.unseen[p.Metadata.UID] < maxUnseen) {
 			return // it has no process yet or no longer
 		}
-		r.recordState(p, Evidence{State: Unknown, Differences: []string{err.Error()}})
+		r.recordState(p, CheckResult{State: Unknown, Differences: []string{err.Error()}})
 		return
 	}
 	defer s.Close()
@@ -216,24 +216,24 @@ func (r *Repairer) hint(p *agentapi.Pod) string {
 	return ""
 }
 
-func (r *Repairer) inspect(ctx context.Context, p *agentapi.Pod, s *sandbox.Sandbox, prove bool) Evidence {
+func (r *Repairer) inspect(ctx context.Context, p *agentapi.Pod, s *sandbox.Sandbox, prove bool) CheckResult {
 	addresses, err := s.Addresses()
 	if err != nil {
-		return Evidence{State: Unknown, Differences: []string{err.Error()}}
+		return CheckResult{State: Unknown, Differences: []string{err.Error()}}
 	}
 	options, err := r.config.Settings.Options(p, addresses)
 	if err != nil {
-		return Evidence{State: Unknown, Differences: []string{refused + err.Error()}}
+		return CheckResult{State: Unknown, Differences: []string{refused + err.Error()}}
 	}
-	evidence, err := r.config.Redirection.Look(ctx, s, options, prove)
+	evidence, err := r.config.Redirection.Check(ctx, s, options, prove)
 	if err != nil {
-		return Evidence{State: Unknown, Differences: []string{err.Error()}}
+		return CheckResult{State: Unknown, Differences: []string{err.Error()}}
 	}
 	return evidence
 }
 
 // recordState stores a pod's state and reports it if it has changed.
-func (r *Repairer) recordState(p *agentapi.Pod, e Evidence) {
+func (r *Repairer) recordState(p *agentapi.Pod, e CheckResult) {
 	r.states[p.Metadata.UID] = e.State
 	if r.config.Callbacks.Checked != nil {
 		r.config.Callbacks.Checked(e.State)
@@ -293,7 +293,7 @@ func (r *Repairer) removeStale(pods []*agentapi.Pod) {
 			drifted++
 		}
 	}
-	if r.config.Callbacks.Standing != nil {
-		r.config.Callbacks.Standing(len(r.states), drifted)
+	if r.config.Callbacks.Counted != nil {
+		r.config.Callbacks.Counted(len(r.states), drifted)
 	}
 }

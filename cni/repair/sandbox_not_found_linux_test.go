@@ -7,17 +7,17 @@ import (
 	"testing"
 )
 
-func TestPodsThatCannotBeLookedAtAreNotTakenForIntact(t *testing.T) {
+func TestUncheckedPodsAreNotReportedAsIntact(t *testing.T) {
 	n := newNode(t, Watch)
 	n.start("web", "u1")
-	n.config.Scan = func() (Processes, error) { return nil, errors.New("no /proc") }
+	n.config.Scan = func() (SandboxFinder, error) { return nil, errors.New("no /proc") }
 	n.repairer().Sweep(t.Context())
 	if !slices.Equal(n.checked, []State{Unknown}) || n.captured != 1 {
 		t.Errorf("checked %v, %d captured", n.checked, n.captured)
 	}
 }
 
-func TestRunningPodWhoseSandboxIsNeverFoundIsTold(t *testing.T) {
+func TestRunningPodWithoutFoundSandboxIsReported(t *testing.T) {
 	n := newNode(t, Watch)
 	n.start("web", "u1")
 	p, _ := n.api.Pod("shop", "web")

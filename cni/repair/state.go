@@ -19,8 +19,8 @@ const (
 	Unknown State = "unknown" // the check failed
 )
 
-// Evidence is the result of the check of a pod's network namespace.
-type Evidence struct {
+// CheckResult is the result of the check of a pod's network namespace.
+type CheckResult struct {
 	State State
 	// Differences are the reasons for a state other than Intact.
 	Differences []string
@@ -28,7 +28,7 @@ type Evidence struct {
 
 // Redirection checks and repairs the redirection of one sandbox.
 type Redirection interface {
-	// Look reads the installed rules. With prove it also sends test packets, which the pod's processes do not receive.
-	Look(ctx context.Context, s *sandbox.Sandbox, o iptables.Options, prove bool) (Evidence, error)
+	// Check reads the installed rules. With prove it also sends test packets, which the pod's processes do not receive.
+	Check(ctx context.Context, s *sandbox.Sandbox, o iptables.Options, prove bool) (CheckResult, error)
 	Repair(ctx context.Context, s *sandbox.Sandbox, o iptables.Options) error
 }

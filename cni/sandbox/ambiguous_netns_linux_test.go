@@ -14,7 +14,7 @@ import (
 	"github.com/pilotfish-mesh/pilotfish/internal/testns"
 )
 
-func TestPodWhoseNameAndAddressTwoNamespacesHaveIsRefused(t *testing.T) {
+func TestAmbiguousNamespaceIsRefused(t *testing.T) {
 	one, other := testns.New(t), testns.New(t)
 	address(t, one, "10.9.8.7/32")
 	address(t, other, "10.9.8.7/32")
@@ -62,7 +62,7 @@ func withUsers(t *testing.T, user uint32) *exec.Cmd {
 	return cmd
 }
 
-func TestNamespaceThatAUserOfTheNodeMadeStandsInForNoPod(t *testing.T) {
+func TestNamespaceMadeByANodeUserIsNotAPods(t *testing.T) {
 	ns := testns.New(t)
 	address(t, ns, "10.9.8.7/32")
 	withUsers(t, 1000)

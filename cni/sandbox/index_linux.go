@@ -41,8 +41,8 @@ type Sandbox struct {
 	NetNS *os.File
 }
 
-// Lasting returns a name of the network namespace that is unique since boot. Inode numbers are reused.
-func (s *Sandbox) Lasting() (string, error) {
+// UniqueName returns a name of the network namespace that is unique since boot. Inode numbers are reused.
+func (s *Sandbox) UniqueName() (string, error) {
 	boot, err := os.ReadFile("/proc/sys/kernel/random/boot_id")
 	if err != nil {
 		return "", fmt.Errorf("the node's start is not known: %w", err)

@@ -26,8 +26,8 @@ type Sandbox struct {
 	NetNS *os.File
 }
 
-// Lasting works on Linux only.
-func (s *Sandbox) Lasting() (string, error) { return "", errLinux }
+// UniqueName works on Linux only.
+func (s *Sandbox) UniqueName() (string, error) { return "", errLinux }
 
 // Close closes the namespace.
 func (s *Sandbox) Close() {}

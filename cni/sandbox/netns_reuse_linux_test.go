@@ -7,10 +7,10 @@ import (
 	"github.com/pilotfish-mesh/pilotfish/internal/testns"
 )
 
-func TestNamespaceIsToldFromALaterOneOfItsNumber(t *testing.T) {
+func TestReusedInodeNumberIsAnotherNamespace(t *testing.T) {
 	seen := map[ID]string{} // of closed namespaces
 	for range 300 {
-		ns, err := testns.Make()
+		ns, err := testns.NewNamespace()
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -18,11 +18,11 @@ func TestNamespaceIsToldFromALaterOneOfItsNumber(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		lasting, err := s.Lasting()
+		lasting, err := s.UniqueName()
 		if err != nil {
 			t.Fatal(err)
 		}
-		if again, err := s.Lasting(); err != nil || again != lasting {
+		if again, err := s.UniqueName(); err != nil || again != lasting {
 			t.Errorf("one namespace has two names, %s and %s (%v)", lasting, again, err)
 		}
 		before, reused := seen[s.ID]
@@ -40,7 +40,7 @@ func TestNamespaceIsToldFromALaterOneOfItsNumber(t *testing.T) {
 }
 
 // The first thread of a process cannot end, so a sandbox that it has entered would never be freed.
-func TestProcessDoesNotStayInASandboxThatItNames(t *testing.T) {
+func TestNamingASandboxDoesNotEnterIt(t *testing.T) {
 	ns := testns.New(t)
 	s, err := scan(t).Open("/proc/self/fd/" + strconv.Itoa(int(ns.Handle)))
 	if err != nil {
@@ -48,7 +48,7 @@ func TestProcessDoesNotStayInASandboxThatItNames(t *testing.T) {
 	}
 	defer s.Close()
 	for range 100 {
-		if _, err := s.Lasting(); err != nil {
+		if _, err := s.UniqueName(); err != nil {
 			t.Fatal(err)
 		}
 	}

@@ -74,14 +74,14 @@ func fail(out io.Writer, err error) int {
 
 // removeIfUnused removes the tombstone if no sandbox except the one that ends references the plugin.
 func removeIfUnused(c Call) {
-	named, err := References(c.Results, filepath.Base(c.Self), c.ContainerID)
+	named, err := CountReferences(c.Results, filepath.Base(c.Self), c.ContainerID)
 	if err == nil && named == 0 {
 		_ = os.Remove(c.Self) // on failure the file remains, which is harmless
 	}
 }
 
-// References returns the number of sandboxes, except one, in libcni's cache that reference a plugin. Their DEL runs it.
-func References(results, plugin, but string) (int, error) {
+// CountReferences returns the number of sandboxes, except one, in libcni's cache that reference a plugin. Their DEL runs it.
+func CountReferences(results, plugin, but string) (int, error) {
 	entries, err := os.ReadDir(results)
 	if errors.Is(err, fs.ErrNotExist) {
 		return 0, nil

@@ -15,7 +15,7 @@ import (
 	"github.com/containernetworking/cni/pkg/version"
 )
 
-func TestNewSandboxGetsWhatThePluginsBeforeMade(t *testing.T) {
+func TestADDReturnsThePreviousResult(t *testing.T) {
 	for in, want := range map[string]string{
 		`{"cniVersion":"1.0.0","name":"n","prevResult":{"cniVersion":"1.0.0","ips":[{"address":"10.0.0.2/24"}]}}`: `{"cniVersion":"1.0.0","ips":[{"address":"10.0.0.2/24"}]}`,
 		`{"cniVersion":"0.4.0","name":"n"}`: `{"cniVersion":"0.4.0"}`,
@@ -31,7 +31,7 @@ func TestNewSandboxGetsWhatThePluginsBeforeMade(t *testing.T) {
 	}
 }
 
-func TestOtherCommandsSucceedWithoutDoingAnything(t *testing.T) {
+func TestOtherCommandsSucceedWithoutEffect(t *testing.T) {
 	for _, command := range []string{"CHECK", "STATUS", "VERSION"} {
 		var out bytes.Buffer
 		if code := Run(Call{Command: command, In: strings.NewReader(`{"cniVersion":"1.1.0"}`), Out: &out}); code != 0 {
@@ -41,7 +41,7 @@ func TestOtherCommandsSucceedWithoutDoingAnything(t *testing.T) {
 }
 
 // libcni itself makes and forgets the sandboxes here, with the tombstone in the plugin's place.
-func TestTombstoneGoesWithTheLastSandboxThatNamesIt(t *testing.T) {
+func TestTombstoneRemovesItselfWithTheLastSandbox(t *testing.T) {
 	dir := t.TempDir()
 	self := filepath.Join(dir, "pilotfish-cni")
 	if err := os.WriteFile(self, nil, 0o755); err != nil {
@@ -61,10 +61,10 @@ func TestTombstoneGoesWithTheLastSandboxThatNamesIt(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	if named, err := References(filepath.Join(dir, "results"), "pilotfish-cni", ""); named != 2 || err != nil {
+	if named, err := CountReferences(filepath.Join(dir, "results"), "pilotfish-cni", ""); named != 2 || err != nil {
 		t.Fatalf("%d %v", named, err)
 	}
-	if named, _ := References(filepath.Join(dir, "results"), "other-cni", ""); named != 0 {
+	if named, _ := CountReferences(filepath.Join(dir, "results"), "other-cni", ""); named != 0 {
 		t.Error(named)
 	}
 	for i, s := range sandboxes {

@@ -15,7 +15,7 @@ import (
 )
 
 func TestFileSystemMountedOverTheDirectoryIsRead(t *testing.T) {
-	if !testns.WithOwnMounts(t, "") {
+	if !testns.EnterPrivateMounts(t, "") {
 		return
 	}
 	root := t.TempDir()

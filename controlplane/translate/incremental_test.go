@@ -33,7 +33,7 @@ type editedMesh struct {
 }
 
 func newEditedMesh(t *testing.T, seed uint64) *editedMesh {
-	e := &editedMesh{edits: meshfuzz.New(seed, meshfuzz.Options{Services: 7, Kept: 2, Wild: true}), testMesh: newTestMesh(t, nil)}
+	e := &editedMesh{edits: meshfuzz.New(seed, meshfuzz.Options{Services: 7, Permanent: 2, Disruptive: true}), testMesh: newTestMesh(t, nil)}
 	var changed []config.Key
 	for _, edit := range e.edits.Documents() {
 		changed = append(changed, e.put(edit))

@@ -32,7 +32,7 @@ type documentMutator struct {
 
 func newDocumentMutator(t *testing.T, seed uint64) *documentMutator {
 	b := &documentMutator{Rand: rand.New(rand.NewPCG(seed, 3)), values: map[string][]any{}}
-	m := meshfuzz.New(seed, meshfuzz.Options{Wild: true})
+	m := meshfuzz.New(seed, meshfuzz.Options{Disruptive: true})
 	for range 300 {
 		if e := m.Edit(); e.Document != nil {
 			b.documents = append(b.documents, e.Document)
@@ -196,7 +196,7 @@ type malformedMesh struct {
 
 func newMalformedMesh(t *testing.T) *malformedMesh {
 	m := &malformedMesh{testMesh: newTestMesh(t, nil), made: map[string]bool{}}
-	edits := meshfuzz.New(3, meshfuzz.Options{Services: 4, Kept: 4})
+	edits := meshfuzz.New(3, meshfuzz.Options{Services: 4, Permanent: 4})
 	for _, e := range edits.Documents() {
 		m.store.Put(parse(t, string(e.Document))...)
 	}

@@ -211,9 +211,9 @@ func (w *testMesh) countCalls(at, cluster string) (requests, connections int, er
 	return stats["upstream_rq_total"], stats["upstream_cx_total"], err
 }
 
-// eventually repeats a request until it succeeds or -patience expires. Checks use it for steps that need time.
+// eventually repeats a request until it succeeds or -row-timeout expires. Checks use it for steps that need time.
 func eventually(send func() (reply, error)) (reply, error) {
-	for end := time.Now().Add(*patience); ; time.Sleep(100 * time.Millisecond) {
+	for end := time.Now().Add(*rowTimeout); ; time.Sleep(100 * time.Millisecond) {
 		if got, err := send(); err == nil || time.Now().After(end) {
 			return got, err
 		}

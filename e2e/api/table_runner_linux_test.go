@@ -77,8 +77,8 @@ func runRows(t *testing.T, rows []row) {
 
 var notName = regexp.MustCompile(`[^a-z0-9]+`)
 
-// patience is how long a row's documents have to be in force. The machine may be busy with much else.
-var patience = flag.Duration("patience", time.Minute, "how long the documents of a row may take to do what it promises")
+// rowTimeout is the maximum time in which the documents of a row must take effect on a busy machine.
+var rowTimeout = flag.Duration("row-timeout", time.Minute, "maximum time until the documents of a row take effect")
 
 func (r row) run(t *testing.T, w *testMesh) {
 	defer w.lockMeshConfig(t, r.mesh)()
@@ -96,7 +96,7 @@ func (r row) run(t *testing.T, w *testMesh) {
 			t.Error(err)
 		}
 	}()
-	deadline, pause := time.Now().Add(*patience), 50*time.Millisecond
+	deadline, pause := time.Now().Add(*rowTimeout), 50*time.Millisecond
 	for {
 		err := r.check(w, host)
 		if err == nil {

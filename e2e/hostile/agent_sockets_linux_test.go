@@ -62,8 +62,8 @@ var agentSocketAttacks = []attack{
 	},
 }
 
-// patience limits an outsider's call that is neither answered nor refused.
-const patience = 20 * time.Second
+// unansweredTimeout limits an outsider's call that is neither answered nor refused.
+const unansweredTimeout = 20 * time.Second
 
 // callThroughEnvoy calls a socket of an agent through a gateway's Envoy, with and without a guessed secret.
 func callThroughEnvoy(t *testing.T, way string, call func(context.Context, *grpc.ClientConn) error) {
@@ -74,7 +74,7 @@ func callThroughEnvoy(t *testing.T, way string, call func(context.Context, *grpc
 	}
 	defer func() { _ = conn.Close() }()
 	for _, secret := range []string{"", strings.Repeat("0", 64)} {
-		ctx, cancel := context.WithTimeout(t.Context(), patience)
+		ctx, cancel := context.WithTimeout(t.Context(), unansweredTimeout)
 		defer cancel()
 		if secret != "" {
 			ctx = metadata.AppendToOutgoingContext(ctx, "x-pilotfish-agent-secret", secret)

@@ -65,7 +65,7 @@ func refusedFirstPolicies(t *testing.T) {
 	if code, out := m.run("up", "-f", m.topology(), "--check"); code != 1 || !strings.Contains(out, "PF0213") {
 		t.Errorf("up --check ended with status %d, and found\n%s", code, out)
 	}
-	m.up()
+	m.start()
 	get := func(workload string) (int, error) {
 		client := http.Client{Transport: &http.Transport{DisableKeepAlives: true}, Timeout: requestTimeout}
 		response, err := client.Get("http://" + m.instance(workload).ProxyAddress + ":8080/details/1")

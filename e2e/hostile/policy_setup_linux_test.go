@@ -76,8 +76,8 @@ func (m *localMesh) run(args ...string) (status int, output string) {
 	return exitCode(err), string(out)
 }
 
-// up starts the mesh, which runs until the test ends, and waits until its workloads are ready.
-func (m *localMesh) up() {
+// start starts the mesh, which runs until the test ends, and waits until its workloads are ready.
+func (m *localMesh) start() {
 	m.t.Helper()
 	m.process = m.command("up", "-f", m.topology(), "--no-capture", "--envoy-path", testenv.Envoy(m.t))
 	m.process.Stdout, m.process.Stderr = &m.log, &m.log

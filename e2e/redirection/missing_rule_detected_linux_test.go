@@ -37,24 +37,24 @@ const noClient = "id-3000"
 // allRules removes every rule of every set of options, which needs minutes; otherwise each rule is removed once.
 const allRules = "PILOTFISH_TEST_ALL_RULES"
 
-// failureRecorder implements testing.TB; the first failure stops the function under test.
-type failureRecorder struct {
+// testRecorder implements testing.TB; the first failure stops the function under test.
+type testRecorder struct {
 	testing.TB
 	failure string
 }
 
 type stopOnFailure struct{}
 
-func (n *failureRecorder) Helper() {}
+func (n *testRecorder) Helper() {}
 
-func (n *failureRecorder) Errorf(format string, args ...any) {
+func (n *testRecorder) Errorf(format string, args ...any) {
 	n.failure = fmt.Sprintf(format, args...)
 	panic(stopOnFailure{})
 }
 
 // firstFailure returns the first failure that f reports, or "".
 func firstFailure(t testing.TB, f func(testing.TB)) (failure string) {
-	n := &failureRecorder{TB: t}
+	n := &testRecorder{TB: t}
 	defer func() {
 		if r := recover(); r != nil {
 			if _, is := r.(stopOnFailure); !is {

@@ -24,8 +24,8 @@ func TestRealPodStartedBeforePluginIsRepaired(t *testing.T) {
 	other.Metadata.UID = "0f0f1111-2222-3333-4444-555566668888"
 	web, db := n.mustRun(t, pod), n.mustRun(t, other)
 	webApp, dbApp := web.serve(t, 8080), db.serve(t, 8080)
-	web.waitFor(t, webApp, db.at(0, 8080))
-	db.waitFor(t, dbApp, web.at(0, 8080))
+	web.waitFor(t, webApp, db.address(0, 8080))
+	db.waitFor(t, dbApp, web.address(0, 8080))
 	web.startEnvoy(t, redirected)
 	for p, s := range map[*agentapi.Pod]*sandbox{pod: web, other: db} {
 		p.Status.PodIP = s.addresses[0].String()
@@ -33,10 +33,10 @@ func TestRealPodStartedBeforePluginIsRepaired(t *testing.T) {
 	}
 	traffic := func(out, in string) {
 		t.Helper()
-		if answer := web.get(t, webApp, db.at(0, 8080)); !strings.HasPrefix(answer, "200 through=["+out+"] host=db") {
+		if answer := web.get(t, webApp, db.address(0, 8080)); !strings.HasPrefix(answer, "200 through=["+out+"] host=db") {
 			t.Errorf("out of the pod: %s", answer)
 		}
-		if answer := db.get(t, dbApp, web.at(0, 8080)); !strings.HasPrefix(answer, "200 through=["+in+"] host=web") {
+		if answer := db.get(t, dbApp, web.address(0, 8080)); !strings.HasPrefix(answer, "200 through=["+in+"] host=web") {
 			t.Errorf("into the pod: %s", answer)
 		}
 	}
@@ -46,7 +46,7 @@ func TestRealPodStartedBeforePluginIsRepaired(t *testing.T) {
 	r, err := repair.New(repair.Config{
 		Mode:        repair.Repair,
 		Pods:        func() []*agentapi.Pod { return []*agentapi.Pod{pod, other} },
-		Scan:        func() (repair.Processes, error) { return podsandbox.Scan("/proc", "/proc/thread-self/ns/net") },
+		Scan:        func() (repair.SandboxFinder, error) { return podsandbox.Scan("/proc", "/proc/thread-self/ns/net") },
 		Redirection: repair.Kernel{Logger: slog.New(slog.NewTextHandler(log, nil))},
 		HistoryFile: filepath.Join(n.dir, "repaired"),
 		Callbacks:   repair.Callbacks{Acted: func(mode repair.Mode, result string) { acted += string(mode) + " " + result }},
@@ -60,7 +60,7 @@ func TestRealPodStartedBeforePluginIsRepaired(t *testing.T) {
 		t.Fatalf("acted: %q\n%s", acted, log)
 	}
 	// Envoy may not listen yet. Until then, connections are refused and do not bypass it.
-	for from, to := range map[*sandbox]string{web: db.at(0, 8080), db: web.at(0, 8080)} {
+	for from, to := range map[*sandbox]string{web: db.address(0, 8080), db: web.address(0, 8080)} {
 		app := map[*sandbox]string{web: webApp, db: dbApp}[from]
 		testenv.Eventually(t, "Envoy to listen", func() error {
 			if answer := from.get(t, app, to); strings.Contains(answer, "connection refused") {

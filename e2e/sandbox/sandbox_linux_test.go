@@ -31,7 +31,7 @@ func (s *sandbox) get(t *testing.T, container, address string) string {
 	return strings.TrimSpace(answer)
 }
 
-func (s *sandbox) at(i, port int) string {
+func (s *sandbox) address(i, port int) string {
 	return net.JoinHostPort(s.addresses[i].String(), fmt.Sprint(port))
 }
 
@@ -64,17 +64,17 @@ func TestRealPodTrafficPassesRealEnvoy(t *testing.T) {
 	webApp, dbApp := web.serve(t, 8080), db.serve(t, 8080)
 	web.serve(t, 9090)
 	db.serve(t, 9090)
-	db.waitFor(t, dbApp, web.at(0, 8080))
+	db.waitFor(t, dbApp, web.address(0, 8080))
 	for _, c := range []struct {
 		name, answer, want string
 	}{
-		{"out of the pod", web.get(t, webApp, db.at(0, 8080)), "200 through=[outbound] host=db remote=" + web.addresses[0].String()},
-		{"into the pod", db.get(t, dbApp, web.at(0, 8080)), "200 through=[inbound] host=web remote=127.0.0.6"},
-		{"to the pod's own address", web.get(t, webApp, web.at(0, 8080)), "200 through=[] host=web"},
+		{"out of the pod", web.get(t, webApp, db.address(0, 8080)), "200 through=[outbound] host=db remote=" + web.addresses[0].String()},
+		{"into the pod", db.get(t, dbApp, web.address(0, 8080)), "200 through=[inbound] host=web remote=127.0.0.6"},
+		{"to the pod's own address", web.get(t, webApp, web.address(0, 8080)), "200 through=[] host=web"},
 		{"to the pod's own loopback", web.get(t, webApp, "127.0.0.1:8080"), "200 through=[] host=web remote=127.0.0.1"},
-		{"out, to an excluded port", web.get(t, webApp, db.at(0, 9090)), "200 through=[] host=db remote=" + web.addresses[0].String()},
-		{"in, to an excluded port", db.get(t, dbApp, web.at(0, 9090)), "200 through=[] host=web remote=" + db.addresses[0].String()},
-		{"within a pod that is not captured", db.get(t, dbApp, db.at(0, 8080)), "200 through=[] host=db"},
+		{"out, to an excluded port", web.get(t, webApp, db.address(0, 9090)), "200 through=[] host=db remote=" + web.addresses[0].String()},
+		{"in, to an excluded port", db.get(t, dbApp, web.address(0, 9090)), "200 through=[] host=web remote=" + db.addresses[0].String()},
+		{"within a pod that is not captured", db.get(t, dbApp, db.address(0, 8080)), "200 through=[] host=db"},
 	} {
 		if !strings.HasPrefix(c.answer, c.want) {
 			t.Errorf("%s: %s, want %s", c.name, c.answer, c.want)
@@ -98,11 +98,11 @@ func TestPodBehindTransparentProxySeesClientAddresses(t *testing.T) {
 	web, db := n.mustRun(t, pod), n.mustRun(t, plainPod("db"))
 	web.startEnvoy(t, transparent)
 	webApp, dbApp := web.serve(t, 8080), db.serve(t, 8080)
-	db.waitFor(t, dbApp, web.at(0, 8080))
-	if got, want := db.get(t, dbApp, web.at(0, 8080)), "200 through=[inbound] host=web remote="+db.addresses[0].String(); !strings.HasPrefix(got, want) {
+	db.waitFor(t, dbApp, web.address(0, 8080))
+	if got, want := db.get(t, dbApp, web.address(0, 8080)), "200 through=[inbound] host=web remote="+db.addresses[0].String(); !strings.HasPrefix(got, want) {
 		t.Errorf("into the pod: %s, want %s", got, want)
 	}
-	if got, want := web.get(t, webApp, db.at(0, 8080)), "200 through=[outbound] host=db"; !strings.HasPrefix(got, want) {
+	if got, want := web.get(t, webApp, db.address(0, 8080)), "200 through=[outbound] host=db"; !strings.HasPrefix(got, want) {
 		t.Errorf("out of the pod: %s, want %s", got, want)
 	}
 }
@@ -115,12 +115,12 @@ func TestDualStackPodIsCapturedInBothFamilies(t *testing.T) {
 	web, db := n.mustRun(t, pod), n.mustRun(t, plainPod("db"))
 	web.startEnvoy(t, dualStack)
 	webApp, dbApp := web.serve(t, 8080), db.serve(t, 8080)
-	db.waitFor(t, dbApp, web.at(0, 8080))
+	db.waitFor(t, dbApp, web.address(0, 8080))
 	for i, from := range []string{"127.0.0.6", "[::6]"} {
-		if got, want := db.get(t, dbApp, web.at(i, 8080)), "200 through=[inbound] host=web remote="+from; !strings.HasPrefix(got, want) {
+		if got, want := db.get(t, dbApp, web.address(i, 8080)), "200 through=[inbound] host=web remote="+from; !strings.HasPrefix(got, want) {
 			t.Errorf("into %s: %s, want %s", web.addresses[i], got, want)
 		}
-		if got, want := web.get(t, webApp, db.at(i, 8080)), "200 through=[outbound] host=db"; !strings.HasPrefix(got, want) {
+		if got, want := web.get(t, webApp, db.address(i, 8080)), "200 through=[outbound] host=db"; !strings.HasPrefix(got, want) {
 			t.Errorf("out to %s: %s, want %s", db.addresses[i], got, want)
 		}
 	}

@@ -114,7 +114,7 @@ func layOut(t *testing.T, name string, services meshfuzz.Options) *testMesh {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { _ = os.RemoveAll(dir) })
-	services.Kept, services.Port, services.TCPPort, services.Workloads = kept, portHTTP, portTCP, true
+	services.Permanent, services.Port, services.TCPPort, services.Workloads = kept, portHTTP, portTCP, true
 	w := &testMesh{t: t, name: name, dir: dir, state: filepath.Join(dir, "state"), edits: meshfuzz.New(23, services)}
 	w.write("mesh.yaml", strings.NewReplacer("NAME", name, "PORTS", ports).Replace(topology))
 	w.write("istio/constant.yaml", constant)

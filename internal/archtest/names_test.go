@@ -47,7 +47,7 @@ func wordSet(words string) map[string]bool {
 
 func TestFilesAreNamedAfterTheirSubject(t *testing.T) {
 	for _, file := range sources(t, ".go") {
-		if w := privateWord(strings.Split(strings.TrimSuffix(filepath.Base(file), ".go"), "_"), privateFileWords); w != "" && !isUnrevised(filepath.Dir(file)) {
+		if w := privateWord(strings.Split(strings.TrimSuffix(filepath.Base(file), ".go"), "_"), privateFileWords); w != "" {
 			t.Errorf("%s: %q is no standard term for what the file contains", file, w)
 		}
 	}
@@ -56,9 +56,6 @@ func TestFilesAreNamedAfterTheirSubject(t *testing.T) {
 func TestIdentifiersUseStandardTerms(t *testing.T) {
 	declared := 0
 	for _, file := range sources(t, ".go") {
-		if isUnrevised(filepath.Dir(file)) {
-			continue
-		}
 		set := token.NewFileSet()
 		parsed, err := parser.ParseFile(set, filepath.Join(root(), file), nil, parser.SkipObjectResolution)
 		if err != nil {

@@ -10,21 +10,6 @@ import (
 	"github.com/pilotfish-mesh/pilotfish/internal/testenv"
 )
 
-// unrevised are folders, with all below them, in which some names are still to be revised. Remove a folder when they are.
-var unrevised = []string{"cni", "e2e", "iptables", "wasm"}
-
-func isUnrevised(folder string) bool {
-	return slices.ContainsFunc(unrevised, func(u string) bool { return folder == u || strings.HasPrefix(folder, u+"/") })
-}
-
-func TestUnrevisedFoldersExist(t *testing.T) {
-	for _, u := range unrevised {
-		if found, _ := filepath.Glob(filepath.Join(root(), u)); len(found) == 0 {
-			t.Errorf("%s does not exist: remove it from the list", u)
-		}
-	}
-}
-
 func root() string { return testenv.Root() }
 
 // sources returns the files of the repository that end in one of the suffixes, relative to its root, without generated and test data.

@@ -55,8 +55,8 @@ func (c Cut) cutLen(name []byte) int {
 // Format returns the format of the output.
 func (m *Merger) Format() Format { return m.format }
 
-// Copied is the result of copying a source.
-type Copied struct {
+// CopyResult is the result of copying a source.
+type CopyResult struct {
 	Bytes int64
 	// Families is the number of written families. The other counts are of dropped items: Invalid lines, Duplicates
 	// (families whose names belong to another source), and Repeated samples of a series.
@@ -97,35 +97,35 @@ func (m *Merger) Join(spools ...*Spool) { m.later = append(m.later, spools...) }
 
 // Copy writes one source. On an error of the source, its valid part is written. Errors of the writer are returned by
 // Close.
-func (m *Merger) Copy(from io.Reader, s Source) (Copied, error) { return m.Begin(from, s).Finish() }
+func (m *Merger) Copy(from io.Reader, s Source) (CopyResult, error) { return m.Begin(from, s).Finish() }
 
-// Copying is a source that is copied in parts, so that other sources can be copied in between.
-type Copying struct {
+// SourceCopy is a source that is copied in parts, so that other sources can be copied in between.
+type SourceCopy struct {
 	c *copier
 	r *reader
 }
 
 // Begin starts copying a source in parts.
-func (m *Merger) Begin(from io.Reader, s Source) *Copying {
+func (m *Merger) Begin(from io.Reader, s Source) *SourceCopy {
 	m.source++
 	c := &copier{Merger: m, id: m.source, from: s.Format, rename: s.Rename, cut: s.Cut, help: s.Help, seenSeries: newSeenSeries(s.Once)}
 	r := &reader{in: newLines(from, s.Limits.Bytes), format: s.Format, visit: c, most: s.Limits, cut: s.Cut, reserved: s.Reserved}
 	if n := len(m.windows); n > 0 {
 		r.in.buf, m.windows = m.windows[n-1], m.windows[:n-1]
 	}
-	return &Copying{c, r}
+	return &SourceCopy{c, r}
 }
 
 // CopyUntil copies up to the first family whose name begins with one of the prefixes. waits reports whether there is such a
 // family. The source then waits for Finish, and the caller may first copy another source, whose names have precedence.
-func (c *Copying) CopyUntil(prefixes ...string) (waits bool) {
+func (c *SourceCopy) CopyUntil(prefixes ...string) (waits bool) {
 	c.r.before = prefixes
 	defer func() { c.r.before = nil }()
 	return errors.Is(c.r.read(), errWaits)
 }
 
 // Finish copies the rest of the source.
-func (c *Copying) Finish() (Copied, error) {
+func (c *SourceCopy) Finish() (CopyResult, error) {
 	err := c.r.read()
 	c.c.recycle(c.r.in)
 	return c.c.result(c.r), err
@@ -139,8 +139,8 @@ func (m *Merger) recycle(in *lines) {
 	in.buf, in.at, in.end = nil, 0, 0
 }
 
-func (c *copier) result(r *reader) Copied {
-	return Copied{Bytes: r.in.bytes, Families: c.families, Invalid: r.invalid + r.in.tooLong, Duplicates: c.duplicates, Repeated: c.seenSeries.count(), Reserved: r.refused}
+func (c *copier) result(r *reader) CopyResult {
+	return CopyResult{Bytes: r.in.bytes, Families: c.families, Invalid: r.invalid + r.in.tooLong, Duplicates: c.duplicates, Repeated: c.seenSeries.count(), Reserved: r.refused}
 }
 
 // Comment writes a comment line, if the format has comments.

@@ -20,11 +20,11 @@ type sourceInput struct {
 	later  string // the label of a source that is merged from memory
 }
 
-func merge(t *testing.T, out Format, sources ...sourceInput) (string, []Copied) {
+func merge(t *testing.T, out Format, sources ...sourceInput) (string, []CopyResult) {
 	t.Helper()
 	var b bytes.Buffer
 	m := NewMerger(&b, out)
-	var results []Copied
+	var results []CopyResult
 	for i, g := range sources {
 		if g.later != "" {
 			spool, _ := NewSpool([]byte(g.text), Label{"scrape_target", g.later}, Source{Format: g.format, Once: true})
@@ -331,7 +331,7 @@ func TestCutChangesNamesOnly(t *testing.T) {
 		"first_next_requests_total{a=\"first_next_b\"} 2\nfirst_other{a=\"\\nfirst_next_\"} 2\nfirst_next_sum{} 3\nfirst_next 4\nfirst_first_next_x 5\n"
 	const want = "# HELP next_requests_total It.\n# TYPE next_requests_total counter\nnext_requests_total{a=\"first_next_b\"} 1\n" +
 		"next_requests_total{a=\"first_next_b\"} 2\nfirst_other{a=\"\\nfirst_next_\"} 2\nnext_sum 3\nfirst_next 4\nfirst_first_next_x 5\n"
-	for name, from := range map[string]io.Reader{"at once": strings.NewReader(given), "line by line": &aLineAtATime{given}} {
+	for name, from := range map[string]io.Reader{"at once": strings.NewReader(given), "line by line": &lineReader{given}} {
 		var out strings.Builder
 		m := NewMerger(&out, Text)
 		if _, err := m.Copy(from, Source{Cut: Cut{First: "first_", Next: "next_"}}); err != nil {

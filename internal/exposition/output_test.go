@@ -48,12 +48,12 @@ func TestOutputBuffersWrites(t *testing.T) {
 	}
 }
 
-// counted counts writes, and fails from some on.
-type counted struct{ writes, most int }
+// limitedWriter counts writes, and fails from some on.
+type limitedWriter struct{ writes, most int }
 
 var errCounted = errors.New("no more")
 
-func (c *counted) Write(p []byte) (int, error) {
+func (c *limitedWriter) Write(p []byte) (int, error) {
 	if c.writes++; c.writes > c.most {
 		return 0, errCounted
 	}
@@ -61,7 +61,7 @@ func (c *counted) Write(p []byte) (int, error) {
 }
 
 func TestOutputReportsFirstError(t *testing.T) {
-	to := &counted{most: 1}
+	to := &limitedWriter{most: 1}
 	out := output{to: to}
 	for range 5 {
 		out.write(make([]byte, maxPut+1))
@@ -71,13 +71,13 @@ func TestOutputReportsFirstError(t *testing.T) {
 	}
 }
 
-// half is a writer that accepts half of the bytes and returns no error.
-type half struct{}
+// shortWriter is a writer that accepts half of the bytes and returns no error.
+type shortWriter struct{}
 
-func (half) Write(p []byte) (int, error) { return len(p) / 2, nil }
+func (shortWriter) Write(p []byte) (int, error) { return len(p) / 2, nil }
 
 func TestOutputReportsShortWrite(t *testing.T) {
-	out := output{to: half{}}
+	out := output{to: shortWriter{}}
 	out.write([]byte("ab"))
 	if err := out.flush(); !errors.Is(err, io.ErrShortWrite) {
 		t.Error(err)

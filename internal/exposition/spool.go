@@ -14,7 +14,7 @@ type Spool struct {
 	byName     map[string]*spooled
 	current    *spooled
 	seenSeries *seenSeries
-	result     Copied
+	result     CopyResult
 }
 
 // spooled is a family of a spool with its lines.
@@ -30,7 +30,7 @@ func NewSpool(text []byte, l Label, s Source) (*Spool, error) {
 	sp := &Spool{label: l, format: s.Format, byName: make(map[string]*spooled), seenSeries: newSeenSeries(s.Once)}
 	r := &reader{in: wholeText(text), format: s.Format, visit: sp, most: s.Limits, cut: s.Cut, reserved: s.Reserved}
 	err := r.read()
-	sp.result = Copied{Bytes: int64(len(text)), Invalid: r.invalid + r.in.tooLong, Reserved: r.refused}
+	sp.result = CopyResult{Bytes: int64(len(text)), Invalid: r.invalid + r.in.tooLong, Reserved: r.refused}
 	return sp, err
 }
 
@@ -40,7 +40,7 @@ func wholeText(text []byte) *lines {
 }
 
 // Result returns the result of the spool. Call it after the merger is closed.
-func (s *Spool) Result() Copied {
+func (s *Spool) Result() CopyResult {
 	s.result.Repeated = s.seenSeries.count()
 	return s.result
 }

@@ -7,10 +7,10 @@ import (
 	"testing"
 )
 
-// aLineAtATime is a reader that returns at most one line per call, so that no line can be copied without parsing.
-type aLineAtATime struct{ rest string }
+// lineReader is a reader that returns at most one line per call, so that no line can be copied without parsing.
+type lineReader struct{ rest string }
 
-func (r *aLineAtATime) Read(p []byte) (int, error) {
+func (r *lineReader) Read(p []byte) (int, error) {
 	if r.rest == "" {
 		return 0, io.EOF
 	}
@@ -25,9 +25,9 @@ func (r *aLineAtATime) Read(p []byte) (int, error) {
 
 // mergedFrom merges two sources and returns the output and both results. The second source is copied up to a name in
 // waitAt, and then after the first.
-func mergedFrom(out Format, formats [2]Format, once bool, first, second io.Reader, waitAt ...string) (string, [2]Copied) {
+func mergedFrom(out Format, formats [2]Format, once bool, first, second io.Reader, waitAt ...string) (string, [2]CopyResult) {
 	var b bytes.Buffer
-	var copied [2]Copied
+	var copied [2]CopyResult
 	m := NewMerger(&b, out)
 	cut := Cut{First: "a", Next: "b"}
 	copied[0], _ = m.Copy(first, Source{Format: formats[0], Cut: cut, Once: once})
@@ -43,7 +43,7 @@ func sameAsParsed(t *testing.T, out Format, formats [2]Format, first, second str
 	t.Helper()
 	for _, once := range []bool{false, true} {
 		got, told := mergedFrom(out, formats, once, strings.NewReader(first), strings.NewReader(second))
-		want, parsed := mergedFrom(out, formats, once, &aLineAtATime{first}, &aLineAtATime{second}, "a", "s")
+		want, parsed := mergedFrom(out, formats, once, &lineReader{first}, &lineReader{second}, "a", "s")
 		if got != want || told != parsed {
 			t.Errorf("in one piece:\n%s%+v\nline by line:\n%s%+v", got, told, want, parsed)
 		}

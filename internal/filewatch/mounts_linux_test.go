@@ -12,7 +12,7 @@ import (
 )
 
 func TestMountsAtAPathAreReported(t *testing.T) {
-	if !testns.WithOwnMounts(t, "") {
+	if !testns.EnterPrivateMounts(t, "") {
 		return
 	}
 	root := t.TempDir()

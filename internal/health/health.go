@@ -18,14 +18,14 @@ type Condition struct {
 	Silent bool
 }
 
-// Well is the condition of a healthy component without a reason.
-var Well = Condition{OK: true}
+// Healthy is the condition of a healthy component without a reason.
+var Healthy = Condition{OK: true}
 
 // Check returns a condition. It must return quickly: a probe waits for it.
 type Check func() Condition
 
-// Plain converts a function that returns a verdict and a reason to a Check.
-func Plain(f func() (ok bool, reason string)) Check {
+// FromFunc converts a function that returns a verdict and a reason to a Check.
+func FromFunc(f func() (ok bool, reason string)) Check {
 	return func() Condition {
 		ok, reason := f()
 		return Condition{OK: ok, Reason: reason}

@@ -16,7 +16,7 @@ import (
 type Options struct {
 	// Services is the initial number of services; zero means 8. The first Kept services are permanent: they are never
 	// removed and always have endpoints.
-	Services, Kept int
+	Services, Permanent int
 	// Namespaces is the number of namespaces of the services; zero means 3.
 	Namespaces int
 	// Address returns the address of an instance of a service; nil means addresses in 10.0.0.0/8. Permanent services
@@ -32,10 +32,10 @@ type Options struct {
 	TCPPort uint32
 	// ClusterIP returns the address of a permanent service; nil means none.
 	ClusterIP func(service int) string
-	// Wild allows edits that change the responses of permanent services: faults, redirects, denying policies,
+	// Disruptive allows edits that change the responses of permanent services: faults, redirects, denying policies,
 	// restrictive Sidecars, services that share hosts. Without Wild, an instance of a permanent service answers every
 	// request to a permanent service whose path does not begin with /refused, if edits are applied one by one.
-	Wild bool
+	Disruptive bool
 }
 
 // Edit is a change of one document.
@@ -124,7 +124,7 @@ func (m *Mesh) Edit() Edit {
 	if m.o.Workloads {
 		kinds = append(slices.Clone(nonDisruptiveEdits), (*Mesh).editPeersOfWorkloads)
 	}
-	if m.o.Wild {
+	if m.o.Disruptive {
 		kinds = allEdits
 	}
 	for {
@@ -147,10 +147,10 @@ func (m *Mesh) host(s *service) string {
 	return s.name() + "." + m.namespace(s.number) + ".svc.cluster.local"
 }
 
-func (m *Mesh) isKept(s *service) bool { return s.number < m.o.Kept }
+func (m *Mesh) isPermanent(s *service) bool { return s.number < m.o.Permanent }
 
 // hasWorkloads reports whether workloads of the mesh serve the service.
-func (m *Mesh) hasWorkloads(s *service) bool { return m.o.Workloads && m.isKept(s) }
+func (m *Mesh) hasWorkloads(s *service) bool { return m.o.Workloads && m.isPermanent(s) }
 
 // put creates an edit of a document. It does not validate the document: the reader's validation reports mistakes of
 // this package.

@@ -10,7 +10,7 @@ import (
 
 // TestEveryEditIsValid: a refused document would test nothing.
 func TestEveryEditIsValid(t *testing.T) {
-	for _, o := range []meshfuzz.Options{{Kept: 4}, {Kept: 2, Workloads: true}, {Kept: 2, Wild: true}} {
+	for _, o := range []meshfuzz.Options{{Permanent: 4}, {Permanent: 2, Workloads: true}, {Permanent: 2, Disruptive: true}} {
 		m := meshfuzz.New(1, o)
 		edits := m.Documents()
 		for range 3000 {
@@ -32,7 +32,7 @@ func TestEveryEditIsValid(t *testing.T) {
 			}
 			kinds[e.Key.Kind] = true
 		}
-		if want := len(config.Kinds()); o.Wild && len(kinds) < want {
+		if want := len(config.Kinds()); o.Disruptive && len(kinds) < want {
 			t.Errorf("%d kinds of %d are edited: %v", len(kinds), want, kinds)
 		}
 	}
@@ -40,7 +40,7 @@ func TestEveryEditIsValid(t *testing.T) {
 
 // TestSameSeedMakesTheSameEdits: a failure must be reproducible from its seed.
 func TestSameSeedMakesTheSameEdits(t *testing.T) {
-	a, b := meshfuzz.New(5, meshfuzz.Options{Wild: true}), meshfuzz.New(5, meshfuzz.Options{Wild: true})
+	a, b := meshfuzz.New(5, meshfuzz.Options{Disruptive: true}), meshfuzz.New(5, meshfuzz.Options{Disruptive: true})
 	for range 500 {
 		x, y := a.Edit(), b.Edit()
 		if x.Key != y.Key || !bytes.Equal(x.Document, y.Document) {

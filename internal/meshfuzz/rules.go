@@ -29,7 +29,7 @@ func (m *Mesh) editVirtualService() (Edit, bool) {
 	}
 	http = append(http, m.route(s))
 	spec := object{"hosts": []any{m.host(s)}, "http": http}
-	if m.o.Wild {
+	if m.o.Disruptive {
 		m.disturb(spec)
 	}
 	return m.put(config.VirtualService, networking, namespace, s.name(), spec)
@@ -56,8 +56,8 @@ func (m *Mesh) route(s *service) object {
 
 func (m *Mesh) destination(s *service) object {
 	t := target{service: s}
-	if m.o.Kept > 0 && m.oneIn(2) {
-		t.service = m.services[m.rand.IntN(m.o.Kept)] // the permanent services are first
+	if m.o.Permanent > 0 && m.oneIn(2) {
+		t.service = m.services[m.rand.IntN(m.o.Permanent)] // the permanent services are first
 	}
 	destination := object{"host": m.host(t.service), "port": object{"number": 80}}
 	if t.service.subsets && m.oneIn(2) {
@@ -141,7 +141,7 @@ func (m *Mesh) editGateway() (Edit, bool) {
 		"port":  object{"number": 9000 + m.rand.IntN(4), "name": "http", "protocol": "HTTP"},
 		"hosts": []any{pick(m, []string{"*", "shop.example.com", "ns0/*.example.com"})},
 	}}}
-	if m.o.Wild && m.oneIn(3) {
+	if m.o.Disruptive && m.oneIn(3) {
 		spec["servers"] = []any{object{
 			"port": object{"number": 9443, "name": "https", "protocol": "HTTPS"}, "hosts": []any{"shop.example.com"},
 			"tls": object{"mode": pick(m, []string{"SIMPLE", "MUTUAL"}), "credentialName": "shop"},

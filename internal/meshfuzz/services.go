@@ -33,7 +33,7 @@ func (m *Mesh) putService(s *service) (Edit, bool) {
 		ports = append(ports, object{"name": "tcp", "port": m.o.TCPPort})
 	}
 	spec := object{"selector": object{"app": s.name()}, "ports": ports}
-	if m.o.ClusterIP != nil && m.isKept(s) {
+	if m.o.ClusterIP != nil && m.isPermanent(s) {
 		spec["clusterIP"] = m.o.ClusterIP(s.number)
 	}
 	return m.put(config.Service, "v1", m.namespace(s.number), s.name(), spec)
@@ -58,7 +58,7 @@ func (m *Mesh) instance(s *service, instance int) object {
 
 // tlsMode returns the TLS mode label of instances. Without Wild, no instance has a sidecar.
 func (m *Mesh) tlsMode() string {
-	if m.o.Wild && m.oneIn(2) {
+	if m.o.Disruptive && m.oneIn(2) {
 		return "istio"
 	}
 	return "disabled"
@@ -73,7 +73,7 @@ func (m *Mesh) putEntry(s *service) (Edit, bool) {
 		"hosts": []any{m.host(s)}, "resolution": "STATIC", "location": "MESH_INTERNAL", "endpoints": endpoints,
 		"ports": []any{object{"number": 80, "name": "http", "protocol": "HTTP", "targetPort": m.o.Port}},
 	}
-	if m.o.Wild && m.oneIn(4) {
+	if m.o.Disruptive && m.oneIn(4) {
 		spec["exportTo"] = []any{pick(m, []string{"*", ".", "ns0"})}
 	}
 	return m.put(config.ServiceEntry, networking, m.namespace(s.number), s.name(), spec)
@@ -86,7 +86,7 @@ func (m *Mesh) addOrRemoveService() (Edit, bool) {
 	}
 	i := m.rand.IntN(len(m.services))
 	s := m.services[i]
-	if m.isKept(s) {
+	if m.isPermanent(s) {
 		return Edit{}, false
 	}
 	m.services = slices.Delete(m.services, i, i+1)
@@ -156,7 +156,7 @@ func (m *Mesh) trafficPolicy() object {
 	case 2:
 		p["portLevelSettings"] = []any{object{"port": object{"number": 80}, "loadBalancer": object{"simple": "ROUND_ROBIN"}}}
 	}
-	if m.o.Wild && m.oneIn(3) {
+	if m.o.Disruptive && m.oneIn(3) {
 		p["tls"] = object{"mode": pick(m, []string{"DISABLE", "ISTIO_MUTUAL", "SIMPLE"})}
 	}
 	return p

@@ -13,9 +13,9 @@ import (
 // Owner is a user and a group. A nil Owner is this process's user; its methods then change no owner.
 type Owner struct{ UID, GID uint32 }
 
-// Give changes a file's owner. The file must belong to this process's user or to the owner, and must have one hard
+// Chown changes a file's owner. The file must belong to this process's user or to the owner, and must have one hard
 // link.
-func (o *Owner) Give(path string) error {
+func (o *Owner) Chown(path string) error {
 	if o == nil {
 		return nil
 	}
@@ -25,17 +25,17 @@ func (o *Owner) Give(path string) error {
 	return nil
 }
 
-// GiveOpen changes the owner of an open file.
-func (o *Owner) GiveOpen(f *os.File) error {
+// ChownOpen changes the owner of an open file.
+func (o *Owner) ChownOpen(f *os.File) error {
 	if o == nil {
 		return nil
 	}
 	return f.Chown(int(o.UID), int(o.GID))
 }
 
-// Show makes a file or directory readable for the owner's group, and for no other user. It must be in a directory of
+// MakeReadable makes a file or directory readable for the owner's group, and for no other user. It must be in a directory of
 // this process's user, and stays owned by this process's user.
-func (o *Owner) Show(path string) error {
+func (o *Owner) MakeReadable(path string) error {
 	if o == nil {
 		return nil
 	}

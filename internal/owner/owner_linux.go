@@ -39,8 +39,8 @@ var needed = []struct {
 	name string
 }{{unix.CAP_CHOWN, "CHOWN"}, {unix.CAP_SETGID, "SETGID"}, {unix.CAP_SETUID, "SETUID"}, {unix.CAP_KILL, "KILL"}}
 
-// Possible returns an error if this process cannot run a program as the owner.
-func (o *Owner) Possible() error {
+// CheckCapabilities returns an error if this process cannot run a program as the owner.
+func (o *Owner) CheckCapabilities() error {
 	if o == nil {
 		return nil
 	}

@@ -44,10 +44,10 @@ func TestOwnerIsChangedOnlyForExpectedFiles(t *testing.T) {
 	needRoot(t)
 	dir := t.TempDir()
 	plain, secret := file(t, dir, "plain"), file(t, dir, "secret")
-	if err := proxy.Give(plain); err != nil || uidOf(t, plain) != proxy.UID {
+	if err := proxy.Chown(plain); err != nil || uidOf(t, plain) != proxy.UID {
 		t.Fatalf("%v, of user %d", err, uidOf(t, plain))
 	}
-	if err := proxy.Give(plain); err != nil {
+	if err := proxy.Chown(plain); err != nil {
 		t.Errorf("the second time: %v", err)
 	}
 	for name, link := range map[string]func(string, string) error{"symbolic": os.Symlink, "hard": os.Link} {
@@ -55,7 +55,7 @@ func TestOwnerIsChangedOnlyForExpectedFiles(t *testing.T) {
 		if err := link(secret, path); err != nil {
 			t.Fatal(err)
 		}
-		if err := proxy.Give(path); err == nil || !strings.Contains(err.Error(), "remove it") {
+		if err := proxy.Chown(path); err == nil || !strings.Contains(err.Error(), "remove it") {
 			t.Errorf("a %s link was given: %v", name, err)
 		}
 	}
@@ -66,7 +66,7 @@ func TestOwnerIsChangedOnlyForExpectedFiles(t *testing.T) {
 	if err := os.Chown(others, 4242, 4242); err != nil {
 		t.Fatal(err)
 	}
-	if err := proxy.Give(others); err == nil || uidOf(t, others) != 4242 {
+	if err := proxy.Chown(others); err == nil || uidOf(t, others) != 4242 {
 		t.Errorf("somebody else's file was given: %v", err)
 	}
 }
@@ -82,7 +82,7 @@ func TestShownFilesAreReadAndNotChanged(t *testing.T) {
 	}
 	path := file(t, dir, "module")
 	for _, p := range []string{dir, path} {
-		if err := proxy.Show(p); err != nil {
+		if err := proxy.MakeReadable(p); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -100,14 +100,14 @@ func TestShownFilesAreReadAndNotChanged(t *testing.T) {
 	if err := os.Symlink("/etc/passwd", link); err != nil {
 		t.Fatal(err)
 	}
-	if proxy.Show(link) == nil {
+	if proxy.MakeReadable(link) == nil {
 		t.Error("a link was shown")
 	}
 }
 
 func TestMissingCapabilitiesAreNamed(t *testing.T) {
 	needRoot(t)
-	if err := proxy.Possible(); err != nil {
+	if err := proxy.CheckCapabilities(); err != nil {
 		t.Fatal(err)
 	}
 	told := make(chan error)
@@ -118,7 +118,7 @@ func TestMissingCapabilitiesAreNamed(t *testing.T) {
 		_ = unix.Capget(&header, &sets[0])
 		sets[0].Effective &^= 1<<unix.CAP_KILL | 1<<unix.CAP_CHOWN
 		_ = unix.Capset(&header, &sets[0])
-		told <- proxy.Possible()
+		told <- proxy.CheckCapabilities()
 	}()
 	if err := <-told; err == nil || !strings.HasSuffix(err.Error(), "add CHOWN, KILL") {
 		t.Errorf("it says %v", err)

@@ -56,7 +56,7 @@ func (l *Lines) Begin(line string) string {
 			l.hidden = 1
 		}
 	}
-	return inLine(Looks(line))
+	return inLine(RedactPatterns(line))
 }
 
 // lastName matches the name of a field at the end of a line, whose value follows on the next lines.
@@ -281,7 +281,7 @@ func (l *Lines) Field(line string) string {
 		}
 		return line[:at] + redacted
 	}
-	return line[:indent] + inLine(Looks(line[indent:]))
+	return line[:indent] + inLine(RedactPatterns(line[indent:]))
 }
 
 // nameAt returns the column at which the name of a line's field begins.
@@ -313,7 +313,7 @@ func hide(line string, indent int) string {
 	case opens[value]:
 		return line
 	case locations[name]:
-		return line[:at] + Looks(line[at:])
+		return line[:at] + RedactPatterns(line[at:])
 	}
 	return line[:at] + redacted
 }

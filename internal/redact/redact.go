@@ -220,11 +220,11 @@ func Text(text string) string {
 	if clean, ok := withoutEmbedded(text, 0); ok {
 		text = clean
 	}
-	return Looks(text)
+	return RedactPatterns(text)
 }
 
-// Looks returns a text without what looks like a secret.
-func Looks(text string) string {
+// RedactPatterns returns a text without what looks like a secret.
+func RedactPatterns(text string) string {
 	if !mayHold(text) || !secretTexts().MatchString(text) {
 		return text
 	}

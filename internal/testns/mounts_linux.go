@@ -10,9 +10,9 @@ import (
 // ownMounts is set in the process that has mounts of its own.
 const ownMounts = "PILOTFISH_TEST_OWN_MOUNTS"
 
-// WithOwnMounts reports whether the test runs in a mount namespace of its own. If not, it has run the test again in a
+// EnterPrivateMounts reports whether the test runs in a mount namespace of its own. If not, it has run the test again in a
 // process with one, after the shell command first, and the caller returns. The test is skipped without the privilege.
-func WithOwnMounts(t *testing.T, first string) bool {
+func EnterPrivateMounts(t *testing.T, first string) bool {
 	t.Helper()
 	if os.Getenv(ownMounts) != "" {
 		return true

@@ -24,7 +24,7 @@ func New(t testing.TB) *Namespace {
 	if os.Geteuid() != 0 {
 		t.Skip("only root can make network namespaces")
 	}
-	n, err := Make()
+	n, err := NewNamespace()
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -39,8 +39,8 @@ func New(t testing.TB) *Namespace {
 	return n
 }
 
-// Make makes a namespace in which everything is down, and which ends when its handle is closed: for tests of very many.
-func Make() (*Namespace, error) {
+// NewNamespace makes a namespace in which everything is down, and which ends when its handle is closed: for tests of very many.
+func NewNamespace() (*Namespace, error) {
 	n := &Namespace{Handle: -1}
 	err := onThread(func() (err error) {
 		n.Handle, err = netns.New()

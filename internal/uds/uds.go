@@ -70,7 +70,7 @@ func installSocket(o *owner.Owner, path, staging string, mode fs.FileMode) (fs.F
 	if err := os.Chmod(staging, mode); err != nil {
 		return nil, err
 	}
-	if err := o.Give(staging); err != nil {
+	if err := o.Chown(staging); err != nil {
 		return nil, err
 	}
 	own, err := os.Lstat(staging)

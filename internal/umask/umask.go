@@ -3,10 +3,10 @@ package umask
 
 import "syscall"
 
-// SpareOwner clears the owner's bits of the umask of the process and its children. Otherwise the process could create
-// directories that it cannot enter or remove. The bits for group and others stay. A command calls SpareOwner first,
+// ClearOwnerBits clears the owner's bits of the umask of the process and its children. Otherwise the process could create
+// directories that it cannot enter or remove. The bits for group and others stay. A command calls ClearOwnerBits first,
 // because the umask belongs to the whole process.
-func SpareOwner() {
+func ClearOwnerBits() {
 	mask := syscall.Umask(0o777) // it cannot be read without being set
 	syscall.Umask(mask &^ 0o700)
 }

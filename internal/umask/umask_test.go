@@ -15,7 +15,7 @@ func TestOnlyTheOwnerIsSpared(t *testing.T) {
 		{0o777, 0o700}, {0o727, 0o750}, {0o300, 0o777}, {0o077, 0o700}, {0o022, 0o755}, {0, 0o777},
 	} {
 		before := syscall.Umask(test.mask)
-		SpareOwner()
+		ClearOwnerBits()
 		dir := filepath.Join(t.TempDir(), "made")
 		err := os.Mkdir(dir, 0o777)
 		syscall.Umask(before)

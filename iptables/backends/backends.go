@@ -87,21 +87,21 @@ type lockedBackend struct {
 	nft, alone *nft.Backend
 }
 
-func (b *Backend) take(ctx context.Context) (*lockedBackend, error) {
+func (b *Backend) acquire(ctx context.Context) (*lockedBackend, error) {
 	t := &lockedBackend{Backend: b}
 	var err error
-	if t.Lock, err = namespace.Take(ctx, b.cfg.NetNS, t.legacy.open); err != nil {
+	if t.Lock, err = namespace.Acquire(ctx, b.cfg.NetNS, t.legacy.open); err != nil {
 		t.legacy.close()
 		return nil, err
 	}
-	t.routes, t.nft, t.alone = b.routes.In(t.Lock), b.nft.In(t.Lock), b.rulesOnly.In(t.Lock)
+	t.routes, t.nft, t.alone = b.routes.WithLock(t.Lock), b.nft.WithLock(t.Lock), b.rulesOnly.WithLock(t.Lock)
 	return t, nil
 }
 
-// End releases the lock and closes everything that was opened under it.
-func (b *lockedBackend) End() {
+// Release releases the lock and closes everything that was opened under it.
+func (b *lockedBackend) Release() {
 	b.legacy.close()
-	b.Lock.End()
+	b.Lock.Release()
 }
 
 // Name returns the name of the back end that was used last, or of the one that would be tried first.
@@ -121,11 +121,11 @@ func (b *Backend) Name() string {
 // matches captures a packet. The namespace lock is held throughout. Otherwise two processes that apply with different
 // back ends could each remove what the other has just installed.
 func (b *Backend) Apply(ctx context.Context, rules *iptables.RuleSet) error {
-	t, err := b.take(ctx)
+	t, err := b.acquire(ctx)
 	if err != nil {
 		return err
 	}
-	defer t.End()
+	defer t.Release()
 	if b.cfg.Choice == Auto || b.cfg.Choice == NFTables {
 		err := t.applyNFTables(ctx, rules)
 		if b.cfg.Choice == NFTables || !errors.Is(err, nft.ErrUnsupported) {
@@ -202,11 +202,11 @@ func flavourOf(c Choice) xtables.Flavour {
 
 // Read returns the installed rules, of either back end.
 func (b *Backend) Read(ctx context.Context) (*iptables.Installed, error) {
-	t, err := b.take(ctx)
+	t, err := b.acquire(ctx)
 	if err != nil {
 		return nil, err
 	}
-	defer t.End()
+	defer t.Release()
 	in, err := t.nft.Read(ctx)
 	if err != nil && !errors.Is(err, nft.ErrUnsupported) {
 		return nil, err
@@ -252,11 +252,11 @@ func holdsChains(in *iptables.Installed) bool { return in.Rules != nil && len(in
 
 // Clean removes our rules of both back ends, and our routing.
 func (b *Backend) Clean(ctx context.Context) error {
-	t, err := b.take(ctx)
+	t, err := b.acquire(ctx)
 	if err != nil {
 		return err
 	}
-	defer t.End()
+	defer t.Release()
 	there, err := t.hasIPTables(ctx) // queried first, because the kernel's reply is delayed after a removal
 	if err != nil {
 		return err
@@ -277,11 +277,11 @@ func (b *Backend) Clean(ctx context.Context) error {
 // Heal removes routing without rules, which an Apply leaves behind if it is killed at that point. Installed rules and
 // their routing remain.
 func (b *Backend) Heal(ctx context.Context) error {
-	t, err := b.take(ctx)
+	t, err := b.acquire(ctx)
 	if err != nil {
 		return err
 	}
-	defer t.End()
+	defer t.Release()
 	in, err := t.nft.Read(ctx)
 	if err != nil && !errors.Is(err, nft.ErrUnsupported) || in != nil && in.Rules != nil {
 		return err
@@ -295,7 +295,7 @@ func (b *Backend) Heal(ctx context.Context) error {
 
 // iptables finds the programs.
 func (b *lockedBackend) iptables(ctx context.Context, flavour xtables.Flavour, rulesOnly bool) (*xtables.Backend, error) {
-	return xtables.New(ctx, xtables.Config{NetNS: b.cfg.NetNS, Flavour: flavour, RulesOnly: rulesOnly, Turn: b.Lock, Logger: b.cfg.Logger, Inject: b.cfg.Inject})
+	return xtables.New(ctx, xtables.Config{NetNS: b.cfg.NetNS, Flavour: flavour, RulesOnly: rulesOnly, Lock: b.Lock, Logger: b.cfg.Logger, Inject: b.cfg.Inject})
 }
 
 // ownPrefixes lists the prefixes of our chains' names.

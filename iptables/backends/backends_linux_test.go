@@ -217,10 +217,10 @@ func TestForeignLegacyTablesNeedNoProgram(t *testing.T) {
 
 func hasIPTables(t *testing.T, b *Backend) (bool, error) {
 	t.Helper()
-	turn, err := b.take(t.Context())
+	turn, err := b.acquire(t.Context())
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer turn.End()
+	defer turn.Release()
 	return turn.hasIPTables(t.Context())
 }

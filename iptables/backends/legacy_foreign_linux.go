@@ -51,7 +51,7 @@ func foreignLegacy(netns int) (all []iptables.ForeignChain, err error) {
 }
 
 func (t *legacyTable) foreign(at legacyLayout, table string) (all []iptables.ForeignChain) {
-	var named []iptables.Named
+	var named []iptables.NamedDestination
 	count := [5]int{}
 	drops := [5]bool{}
 	t.eachRule(at, func(offset uint32, entry []byte, r iptables.PlacedRule) {
@@ -72,7 +72,7 @@ func (t *legacyTable) foreign(at legacyLayout, table string) (all []iptables.For
 	for hook, name := range legacyHooks {
 		if t.hooks&(1<<hook) != 0 && (count[hook] > 0 || drops[hook]) {
 			all = append(all, iptables.ForeignChain{Table: at.family + " " + table + " of iptables-legacy", Name: name,
-				Hook: string(bytes.ToLower([]byte(name))), Priority: legacyPriorities[table], Rules: count[hook], Drops: drops[hook], Named: named})
+				Hook: string(bytes.ToLower([]byte(name))), Priority: legacyPriorities[table], Rules: count[hook], Drops: drops[hook], NamedDestinations: named})
 		}
 	}
 	return all
@@ -83,8 +83,8 @@ func isOurs(chain string) bool {
 	return slices.ContainsFunc(ownPrefixes, func(p string) bool { return strings.HasPrefix(chain, p) })
 }
 
-// each calls f for each entry of a table, up to the first malformed one.
-func (t *legacyTable) each(at legacyLayout, f func(offset uint32, entry []byte)) {
+// forEachEntry calls f for each entry of a table, up to the first malformed one.
+func (t *legacyTable) forEachEntry(at legacyLayout, f func(offset uint32, entry []byte)) {
 	for offset := 0; offset+at.matches <= len(t.entries); {
 		left := t.entries[offset:]
 		next := int(binary.NativeEndian.Uint16(left[at.nextOffset:]))
@@ -122,7 +122,7 @@ func matchesOf(at legacyLayout, entry []byte) iter.Seq2[string, []byte] {
 }
 
 // namedDestinations returns the destinations that a rule names.
-func namedDestinations(at legacyLayout, entry []byte) (all []iptables.Named) {
+func namedDestinations(at legacyLayout, entry []byte) (all []iptables.NamedDestination) {
 	var address netip.Addr
 	mask := entry[at.destination+2*at.size:][:at.size]
 	if a, ok := netip.AddrFromSlice(entry[at.destination:][:at.size]); ok && len(bytes.Trim(mask, "\x00")) > 0 {
@@ -130,11 +130,11 @@ func namedDestinations(at legacyLayout, entry []byte) (all []iptables.Named) {
 	}
 	for name, data := range matchesOf(at, entry) {
 		for _, port := range iptables.PortsOfExtension(name, data) {
-			all = append(all, iptables.Named{Port: port, Address: address})
+			all = append(all, iptables.NamedDestination{Port: port, Address: address})
 		}
 	}
 	if len(all) == 0 && address.IsValid() {
-		all = append(all, iptables.Named{Address: address})
+		all = append(all, iptables.NamedDestination{Address: address})
 	}
 	return all
 }

@@ -30,9 +30,9 @@ func TestForeignLegacyRulesAreReported(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	told := map[string][]iptables.Named{}
+	told := map[string][]iptables.NamedDestination{}
 	for _, c := range all {
-		told[c.String()] = c.Named
+		told[c.String()] = c.NamedDestinations
 	}
 	for chain, named := range map[string]string{
 		"chain OUTPUT of table ip filter of iptables-legacy (hook output, priority 0) has 4 rules":                     "[{443 10.96.0.10} {5000 invalid IP} {80 invalid IP} {8000 invalid IP} {9000 invalid IP}]",

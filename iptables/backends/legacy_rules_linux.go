@@ -79,7 +79,7 @@ func (t *legacyTable) eachRule(at legacyLayout, f func(offset uint32, entry []by
 	}
 	chains := t.chainsByOffset(at)
 	chain, number := "", 0
-	t.each(at, func(offset uint32, entry []byte) {
+	t.forEachEntry(at, func(offset uint32, entry []byte) {
 		target, ok := targetOf(at, entry)
 		if !ok {
 			return
@@ -107,7 +107,7 @@ func headName(t legacyTarget) string {
 // chainsByOffset returns the names of user-defined chains by the offset of their first rule, to which jumps refer.
 func (t *legacyTable) chainsByOffset(at legacyLayout) map[uint32]string {
 	chains := map[uint32]string{}
-	t.each(at, func(offset uint32, entry []byte) {
+	t.forEachEntry(at, func(offset uint32, entry []byte) {
 		if target, ok := targetOf(at, entry); ok && target.name == chainHead {
 			chains[offset+uint32(len(entry))] = headName(target)
 		}

@@ -18,9 +18,9 @@ type Stale struct {
 	DNS bool
 }
 
-// After returns what is stale after a change of rules in canonical form; nil means no rules. Open connections are not
+// StaleAfter returns what is stale after a change of rules in canonical form; nil means no rules. Open connections are not
 // affected.
-func After(before, after *iptables.RuleSet) Stale {
+func StaleAfter(before, after *iptables.RuleSet) Stale {
 	return Stale{
 		Ended: !reflect.DeepEqual(chains(before), chains(after)),
 		DNS:   !reflect.DeepEqual(udpRules(before), udpRules(after)),

@@ -40,9 +40,9 @@ const (
 // deleteAtOnce is the maximum number of messages in a datagram.
 const deleteAtOnce = 256
 
-// Forget deletes the stale entries in the namespace of a descriptor (0 or less: the calling thread's). It does nothing
+// DeleteStale deletes the stale entries in the namespace of a descriptor (0 or less: the calling thread's). It does nothing
 // if the kernel cannot list connections, because it lacks the module nf_conntrack_netlink.
-func Forget(netns int, stale Stale) error {
+func DeleteStale(netns int, stale Stale) error {
 	if !stale.Any() {
 		return nil
 	}
@@ -56,11 +56,11 @@ func Forget(netns int, stale Stale) error {
 	}
 	// The kernel blocks the close of such a socket until no processor uses removed rules.
 	defer func() { go func() { _ = s.Close() }() }()
-	return ForgetBy(s, stale)
+	return DeleteStaleWith(s, stale)
 }
 
-// ForgetBy deletes the stale entries in the namespace of a NETLINK_NETFILTER socket.
-func ForgetBy(s *nlsocket.Socket, stale Stale) error {
+// DeleteStaleWith deletes the stale entries in the namespace of a NETLINK_NETFILTER socket.
+func DeleteStaleWith(s *nlsocket.Socket, stale Stale) error {
 	if !stale.Any() {
 		return nil
 	}
@@ -110,7 +110,7 @@ func remove(s *nlsocket.Socket, flows []nlsocket.Reply, stale Stale) error {
 	n := 0
 	for i, f := range flows {
 		if data, is := deletion(f.Data, stale); is {
-			batch = nlsocket.Append(batch, unix.NFNL_SUBSYS_CTNETLINK<<8|ipctnlDelete, 0, s.Next(), data)
+			batch = nlsocket.Append(batch, unix.NFNL_SUBSYS_CTNETLINK<<8|ipctnlDelete, 0, s.NextSequence(), data)
 			n++
 		}
 		if n == deleteAtOnce || (i == len(flows)-1 && n > 0) {

@@ -35,7 +35,7 @@ func TestOnlyStaleEntriesAreDeleted(t *testing.T) {
 		{"none any more", dns, nil, Stale{Ended: true, DNS: true}},
 		{"none as before", nil, nil, Stale{}},
 	} {
-		if got := After(c.before, c.after); got != c.want {
+		if got := StaleAfter(c.before, c.after); got != c.want {
 			t.Errorf("%s: %+v, not %+v", c.name, got, c.want)
 		}
 	}

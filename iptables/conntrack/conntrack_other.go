@@ -2,5 +2,5 @@
 
 package conntrack
 
-// Forget does nothing on this system.
-func Forget(int, Stale) error { return nil }
+// DeleteStale does nothing on this system.
+func DeleteStale(int, Stale) error { return nil }

@@ -9,8 +9,8 @@ import (
 // Span is the range of addresses from First to Last, inclusive, of one family.
 type Span struct{ First, Last netip.Addr }
 
-// Of returns the ranges that the prefixes cover: sorted, disjoint and not adjacent.
-func Of(prefixes []netip.Prefix) []Span {
+// Spans returns the ranges that the prefixes cover: sorted, disjoint and not adjacent.
+func Spans(prefixes []netip.Prefix) []Span {
 	spans := make([]Span, 0, len(prefixes))
 	for _, p := range prefixes {
 		spans = append(spans, Span{p.Masked().Addr(), lastAddress(p)})
@@ -45,7 +45,7 @@ func Prefixes(list []netip.Prefix) []netip.Prefix {
 		return list
 	}
 	var out []netip.Prefix
-	for _, s := range Of(list) {
+	for _, s := range Spans(list) {
 		out = append(out, s.Prefixes()...)
 	}
 	return out
@@ -55,7 +55,7 @@ func Prefixes(list []netip.Prefix) []netip.Prefix {
 func (s Span) Prefixes() []netip.Prefix {
 	var out []netip.Prefix
 	for at := s.First; ; {
-		p := largestPrefix(at, s.Last)
+		p := maxPrefix(at, s.Last)
 		out = append(out, p)
 		if end := lastAddress(p); !end.Less(s.Last) {
 			return out
@@ -64,8 +64,8 @@ func (s Span) Prefixes() []netip.Prefix {
 	}
 }
 
-// largestPrefix returns the largest prefix that starts at from and ends at or before to.
-func largestPrefix(from, to netip.Addr) netip.Prefix {
+// maxPrefix returns the largest prefix that starts at from and ends at or before to.
+func maxPrefix(from, to netip.Addr) netip.Prefix {
 	bits := from.BitLen()
 	for bits > 0 {
 		p := netip.PrefixFrom(from, bits-1)

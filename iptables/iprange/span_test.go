@@ -6,7 +6,7 @@ import (
 	"testing"
 )
 
-func TestPrefixesAreAsFewAsCoverTheSameAddresses(t *testing.T) {
+func TestPrefixesAreMinimal(t *testing.T) {
 	for _, c := range []struct{ list, want string }{
 		{"[]", "[]"},
 		{"[10.1.0.0/16 10.0.0.0/8]", "[10.0.0.0/8]"},

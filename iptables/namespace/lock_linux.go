@@ -24,14 +24,14 @@ type socket struct {
 	leave   bool // close it in the background
 }
 
-// Take acquires the lock of the namespace of a descriptor; 0 or less selects the calling thread's. After LockTimeout it
+// Acquire acquires the lock of the namespace of a descriptor; 0 or less selects the calling thread's. After LockTimeout it
 // proceeds without the lock. The lock is released by End, or when the process exits. The open functions run in the
 // namespace after the lock is acquired, on the same visit; they must not block.
-func Take(ctx context.Context, fd int, open ...func()) (*Lock, error) {
+func Acquire(ctx context.Context, fd int, open ...func()) (*Lock, error) {
 	t := &Lock{lock: -1, sockets: map[int]socket{}}
 	err := t.take(ctx, fd, open)
 	if err != nil {
-		t.End()
+		t.Release()
 		return nil, fmt.Errorf("lock the network namespace: %w", err)
 	}
 	return t, nil
@@ -75,9 +75,9 @@ func (t *Lock) Socket(protocol int) (*nlsocket.Socket, error) {
 	return s.Socket, s.failure
 }
 
-// Held returns the lock as a file that child processes inherit. If this process is killed, the lock is then not
+// File returns the lock as a file that child processes inherit. If this process is killed, the lock is then not
 // released before the child exits. It returns nil if there is no lock.
-func (t *Lock) Held() *os.File {
+func (t *Lock) File() *os.File {
 	if t.held == nil {
 		if fd, err := unix.FcntlInt(uintptr(t.lock), unix.F_DUPFD_CLOEXEC, 0); err == nil {
 			t.held = os.NewFile(uintptr(fd), "lock of the network namespace")
@@ -86,15 +86,15 @@ func (t *Lock) Held() *os.File {
 	return t.held
 }
 
-// Leave makes End close the socket of a protocol in the background.
-func (t *Lock) Leave(protocol int) {
+// CloseLater makes End close the socket of a protocol in the background.
+func (t *Lock) CloseLater(protocol int) {
 	s := t.sockets[protocol]
 	s.leave = true
 	t.sockets[protocol] = s
 }
 
-// End releases the lock and closes the sockets.
-func (t *Lock) End() {
+// Release releases the lock and closes the sockets.
+func (t *Lock) Release() {
 	for _, s := range t.sockets {
 		switch {
 		case s.Socket == nil:

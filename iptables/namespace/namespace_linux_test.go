@@ -14,31 +14,31 @@ import (
 	"github.com/pilotfish-mesh/pilotfish/internal/testns"
 )
 
-func TestTheLockIsOfOneNamespaceAndOneHolder(t *testing.T) {
+func TestLockHasOneHolderPerNamespace(t *testing.T) {
 	one, other := testns.New(t), testns.New(t)
-	turn, err := Take(context.Background(), int(one.Handle))
+	turn, err := Acquire(context.Background(), int(one.Handle))
 	if err != nil {
 		t.Fatal(err)
 	}
 	soon, cancel := context.WithTimeout(context.Background(), 50*time.Millisecond)
 	defer cancel()
-	if _, err := Take(soon, int(one.Handle)); !errors.Is(err, context.DeadlineExceeded) {
+	if _, err := Acquire(soon, int(one.Handle)); !errors.Is(err, context.DeadlineExceeded) {
 		t.Errorf("a second holder: %v", err)
 	}
-	elsewhere, err := Take(context.Background(), int(other.Handle))
+	elsewhere, err := Acquire(context.Background(), int(other.Handle))
 	if err != nil {
 		t.Fatal(err)
 	}
-	elsewhere.End()
-	turn.End()
-	again, err := Take(context.Background(), int(one.Handle))
+	elsewhere.Release()
+	turn.Release()
+	again, err := Acquire(context.Background(), int(one.Handle))
 	if err != nil {
 		t.Fatal(err)
 	}
-	again.End()
+	again.Release()
 }
 
-func TestTheCallerStaysWhereItIs(t *testing.T) {
+func TestDoLeavesTheCallersNamespaceUnchanged(t *testing.T) {
 	ns := testns.New(t)
 	read := func() string {
 		link, err := os.Readlink("/proc/thread-self/ns/net")
@@ -118,16 +118,16 @@ func TestOnThreadNeverUsesTheMainThread(t *testing.T) {
 	}
 }
 
-func TestWhatATurnOpensItOpensWhenItHasTheLock(t *testing.T) {
+func TestOpenFunctionsRunUnderTheLock(t *testing.T) {
 	ns := testns.New(t)
-	first, err := Take(context.Background(), int(ns.Handle))
+	first, err := Acquire(context.Background(), int(ns.Handle))
 	if err != nil {
 		t.Fatal(err)
 	}
 	released := make(chan struct{})
 	opened, taken := make(chan bool, 2), make(chan error, 1)
 	go func() {
-		turn, err := Take(context.Background(), int(ns.Handle), func() {
+		turn, err := Acquire(context.Background(), int(ns.Handle), func() {
 			select {
 			case <-released:
 				opened <- true
@@ -136,17 +136,17 @@ func TestWhatATurnOpensItOpensWhenItHasTheLock(t *testing.T) {
 			}
 		})
 		if err == nil {
-			turn.End()
+			turn.Release()
 		}
 		taken <- err
 	}()
 	soon, cancel := context.WithTimeout(context.Background(), 20*time.Millisecond)
 	defer cancel()
-	if _, err := Take(soon, int(ns.Handle)); !errors.Is(err, context.DeadlineExceeded) {
+	if _, err := Acquire(soon, int(ns.Handle)); !errors.Is(err, context.DeadlineExceeded) {
 		t.Errorf("a third: %v", err)
 	}
 	close(released)
-	first.End()
+	first.Release()
 	if err := <-taken; err != nil {
 		t.Fatal(err)
 	}

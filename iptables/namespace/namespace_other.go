@@ -16,11 +16,11 @@ func Do(int, func() error) error { return errLinux }
 // Lock is not available on this system.
 type Lock struct{}
 
-// Take always fails on this system.
-func Take(context.Context, int, ...func()) (*Lock, error) { return nil, errLinux }
+// Acquire always fails on this system.
+func Acquire(context.Context, int, ...func()) (*Lock, error) { return nil, errLinux }
 
-// Held returns nil.
-func (*Lock) Held() *os.File { return nil }
+// File returns nil.
+func (*Lock) File() *os.File { return nil }
 
-// End does nothing.
-func (*Lock) End() {}
+// Release does nothing.
+func (*Lock) Release() {}

@@ -22,28 +22,28 @@ type Backend struct {
 
 // New returns the back end of a namespace.
 func New(cfg Config) (*Backend, error) {
-	return &Backend{cfg: cfg, routes: route.New(route.Config{NetNS: cfg.NetNS, Leave: cfg.RulesOnly, Inject: cfg.Inject})}, nil
+	return &Backend{cfg: cfg, routes: route.New(route.Config{NetNS: cfg.NetNS, Disabled: cfg.RulesOnly, Inject: cfg.Inject})}, nil
 }
 
 // Name returns "nftables".
 func (*Backend) Name() string { return Name }
 
-// In returns a back end that works under a namespace lock that the caller holds.
-func (b *Backend) In(t *namespace.Lock) *Backend {
+// WithLock returns a back end that works under a namespace lock that the caller holds.
+func (b *Backend) WithLock(t *namespace.Lock) *Backend {
 	in := *b
-	in.turn, in.routes = t, b.routes.In(t)
+	in.turn, in.routes = t, b.routes.WithLock(t)
 	return &in
 }
 
 // withLock runs f with the namespace lock held.
 func (b *Backend) withLock(ctx context.Context, f func(*Backend, *conn) error) error {
 	if b.turn == nil {
-		t, err := namespace.Take(ctx, b.cfg.NetNS)
+		t, err := namespace.Acquire(ctx, b.cfg.NetNS)
 		if err != nil {
 			return err
 		}
-		defer t.End()
-		b = b.In(t)
+		defer t.Release()
+		b = b.WithLock(t)
 	}
 	c, err := connect(b.turn)
 	if err != nil {
@@ -68,7 +68,7 @@ func (b *Backend) Apply(ctx context.Context, rules *iptables.RuleSet) error {
 		if err != nil {
 			return errors.Join(fmt.Errorf("apply the rules by nftables: %w", err), undoAdd())
 		}
-		if err := conntrack.ForgetBy(c.socket, conntrack.After(before, rules)); err != nil {
+		if err := conntrack.DeleteStaleWith(c.socket, conntrack.StaleAfter(before, rules)); err != nil {
 			return errors.Join(err, b.restore(c, before), undoAdd())
 		}
 		if _, err := b.routes.Prune(rules.Routing, rules.Families); err != nil {
@@ -125,7 +125,7 @@ func (b *Backend) transact(c *conn, step string, make func(*state) (*batch, erro
 		if old.exists {
 			// After a removal, the kernel blocks the last close of a socket until no processor uses the removed
 			// objects, which takes 10 ms and more. The socket is therefore closed in the background.
-			c.turn.Leave(unix.NETLINK_NETFILTER)
+			c.turn.CloseLater(unix.NETLINK_NETFILTER)
 		}
 		if err := c.commit(next); !errors.Is(err, unix.ERESTART) {
 			return err
@@ -143,7 +143,7 @@ func (b *Backend) Read(ctx context.Context) (*iptables.Installed, error) {
 			return err
 		}
 		out = decode(s)
-		return b.routes.Complete(out)
+		return b.routes.SetRouting(out)
 	})
 	return out, err
 }
@@ -166,6 +166,6 @@ func (b *Backend) Clean(ctx context.Context) error {
 		if _, err := b.routes.Prune(nil, 0); err != nil {
 			return errors.Join(fmt.Errorf("remove routing: %w", err), b.restore(c, before))
 		}
-		return conntrack.ForgetBy(c.socket, conntrack.After(before, nil))
+		return conntrack.DeleteStaleWith(c.socket, conntrack.StaleAfter(before, nil))
 	})
 }

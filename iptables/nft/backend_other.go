@@ -18,8 +18,8 @@ var errLinux = errors.Join(ErrUnsupported, errors.New("redirection works on Linu
 // New always fails on this system.
 func New(Config) (*Backend, error) { return nil, errLinux }
 
-// In returns b.
-func (b *Backend) In(*namespace.Lock) *Backend { return b }
+// WithLock returns b.
+func (b *Backend) WithLock(*namespace.Lock) *Backend { return b }
 
 // Name returns "nftables".
 func (*Backend) Name() string { return Name }

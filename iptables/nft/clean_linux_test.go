@@ -60,7 +60,7 @@ func removeForeignRoute(t *testing.T, ns *testns.Namespace) {
 	}
 }
 
-func TestCleaningLeavesWhatWasThereBefore(t *testing.T) {
+func TestCleanRestoresThePreviousState(t *testing.T) {
 	for name, change := range choices() {
 		t.Run(name, func(t *testing.T) {
 			ns := testns.New(t)

@@ -61,11 +61,11 @@ func header(family uint8, resource uint16) []byte {
 // commit sends a batch as one transaction.
 func (c *conn) commit(b *batch) error {
 	last := uint32(len(b.parts))
-	first := c.socket.Numbers(last + 2)
+	first := c.socket.ReserveSequence(last + 2)
 	last += first
 	out := b.finish(first)
 	if len(out) > minSendBuffer {
-		c.socket.Room(2*len(out), 4<<20)
+		c.socket.SetBuffers(2*len(out), 4<<20)
 	}
 	err := c.socket.Send(out)
 	if errors.Is(err, unix.EMSGSIZE) {

@@ -11,14 +11,14 @@ import (
 func difference(got, want *iptables.RuleSet) string {
 	g, w := lines(got), lines(want)
 	for i := 0; i < max(len(g), len(w)); i++ {
-		if a, z := at(g, i), at(w, i); a != z {
+		if a, z := lineAt(g, i), lineAt(w, i); a != z {
 			return fmt.Sprintf("got  %s\nwant %s", a, z)
 		}
 	}
 	return "no difference"
 }
 
-func at(list []string, i int) string {
+func lineAt(list []string, i int) string {
 	if i < len(list) {
 		return list[i]
 	}

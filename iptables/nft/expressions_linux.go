@@ -71,7 +71,7 @@ func (w *writer) cmp(e expr.Cmp) {
 	w.done(whole, about)
 }
 
-func (w *writer) between(e expr.Range) {
+func (w *writer) encodeRange(e expr.Range) {
 	whole, about := w.openExpression("range")
 	w.number(unix.NFTA_RANGE_SREG, e.Register)
 	w.number(unix.NFTA_RANGE_OP, uint32(e.Op))

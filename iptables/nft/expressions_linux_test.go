@@ -9,7 +9,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-func TestExpressionsAreWrittenAsTheLibraryWritesThem(t *testing.T) {
+func TestExpressionsAreEncodedLikeTheLibrarys(t *testing.T) {
 	load, store := expr.Meta{Key: expr.MetaKeySKUID, Register: 1}, expr.Meta{Key: expr.MetaKeyMARK, Register: 1, SourceRegister: true}
 	port := expr.Payload{DestRegister: 1, Base: expr.PayloadBaseTransportHeader, Offset: 2, Len: 2}
 	one, three := expr.Cmp{Op: expr.CmpOpNeq, Register: 1, Data: []byte{6}}, expr.Cmp{Op: expr.CmpOpEq, Register: 1, Data: []byte{1, 2, 3}}
@@ -24,7 +24,7 @@ func TestExpressionsAreWrittenAsTheLibraryWritesThem(t *testing.T) {
 		{func(w *writer) { w.meta(load) }, &load}, {func(w *writer) { w.meta(store) }, &store},
 		{func(w *writer) { w.payload(port) }, &port},
 		{func(w *writer) { w.cmp(one) }, &one}, {func(w *writer) { w.cmp(three) }, &three},
-		{func(w *writer) { w.between(within) }, &within},
+		{func(w *writer) { w.encodeRange(within) }, &within},
 		{func(w *writer) { w.counter(counter) }, &counter},
 		{func(w *writer) { w.immediate(data) }, &data},
 		{func(w *writer) { w.verdict(back) }, &back}, {func(w *writer) { w.verdict(jump) }, &jump},

@@ -44,7 +44,7 @@ func (c *conn) foreign() ([]iptables.ForeignChain, error) {
 	if err != nil {
 		return nil, err
 	}
-	named := map[owner][]iptables.Named{} // by table, because base chains jump to other chains of the table
+	named := map[owner][]iptables.NamedDestination{} // by table, because base chains jump to other chains of the table
 	count := map[owner]int{}
 	for _, r := range rules {
 		a := bodyOf(r)
@@ -71,13 +71,13 @@ func (c *conn) foreign() ([]iptables.ForeignChain, error) {
 	return all, nil
 }
 
-func foreignChain(at owner, hook []byte, a attributes, rules int, named []iptables.Named) iptables.ForeignChain {
+func foreignChain(at owner, hook []byte, a attributes, rules int, named []iptables.NamedDestination) iptables.ForeignChain {
 	h := parse(hook)
 	number, _ := h.number(unix.NFTA_HOOK_HOOKNUM)
 	priority, _ := h.number(unix.NFTA_HOOK_PRIORITY)
 	policy, _ := a.number(unix.NFTA_CHAIN_POLICY)
 	f := iptables.ForeignChain{Table: map[byte]string{unix.NFPROTO_IPV4: "ip ", unix.NFPROTO_IPV6: "ip6 ", unix.NFPROTO_INET: "inet "}[at.family] + at.table,
-		Name: at.chain, Priority: int(int32(priority)), Rules: rules, Drops: policy != nfAccept, Named: named}
+		Name: at.chain, Priority: int(int32(priority)), Rules: rules, Drops: policy != nfAccept, NamedDestinations: named}
 	if names := []string{"prerouting", "input", "forward", "output", "postrouting"}; int(number) < len(names) {
 		f.Hook = names[number]
 	}
@@ -110,7 +110,7 @@ func isOurIPTablesRule(chain string, rule kernelRule) bool {
 
 // namedDestinations returns the ports and addresses that a rule names: each port with each address; a zero value if it
 // names none.
-func (c *conn) namedDestinations(at owner, rule kernelRule) []iptables.Named {
+func (c *conn) namedDestinations(at owner, rule kernelRule) []iptables.NamedDestination {
 	var ports []uint16
 	var addresses []netip.Addr
 	var loaded expr.Payload
@@ -187,7 +187,7 @@ func (c *conn) comparedValues(at owner, e kernelExpr) (values [][]byte) {
 // Limits for the inspection of foreign rules.
 const maxSetElements = 8
 
-func combine(ports []uint16, addresses []netip.Addr) (all []iptables.Named) {
+func combine(ports []uint16, addresses []netip.Addr) (all []iptables.NamedDestination) {
 	if len(ports) == 0 {
 		ports = []uint16{0}
 	}
@@ -196,7 +196,7 @@ func combine(ports []uint16, addresses []netip.Addr) (all []iptables.Named) {
 	}
 	for _, p := range ports {
 		for _, a := range addresses {
-			all = append(all, iptables.Named{Port: p, Address: a})
+			all = append(all, iptables.NamedDestination{Port: p, Address: a})
 		}
 	}
 	return all

@@ -32,7 +32,7 @@ func FuzzDecode(f *testing.F) {
 	})
 }
 
-func TestRulesWithoutWordsInTheModelAreStrange(t *testing.T) {
+func TestRulesThatTheModelCannotExpressAreStrange(t *testing.T) {
 	for _, rule := range []string{
 		"ISTIO_OUTPUT limit rate 1/second return", "ISTIO_OUTPUT ip ttl 3 return", "ISTIO_OUTPUT tcp dport 1 counter",
 		"ISTIO_OUTPUT tcp dport 1 log return", "ISTIO_OUTPUT meta skuid > 5 return", "ISTIO_OUTPUT ip daddr 10.0.0.1 dnat to 10.0.0.2",
@@ -53,7 +53,7 @@ func TestRulesWithoutWordsInTheModelAreStrange(t *testing.T) {
 	}
 }
 
-func TestForeignChainsAndSetsInOurTableAreStrangeAndGo(t *testing.T) {
+func TestForeignChainsAndSetsInOurTableAreReportedAndRemoved(t *testing.T) {
 	ns := testns.New(t)
 	b := backend(t, Config{NetNS: int(ns.Handle)})
 	mustApply(t, b, compile(t, choices()["all"]))

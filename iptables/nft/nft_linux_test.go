@@ -95,7 +95,7 @@ func checkInForce(t *testing.T, b *Backend, want *iptables.RuleSet) {
 	}
 }
 
-func TestWhatIsReadIsWhatWasApplied(t *testing.T) {
+func TestReadReturnsTheAppliedRules(t *testing.T) {
 	for name, change := range choices() {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()

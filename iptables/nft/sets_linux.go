@@ -43,7 +43,7 @@ func addressList(prefixes []netip.Prefix, not bool) list {
 	if prefixes[0].Addr().Is6() {
 		l.key = keyIPv6
 	}
-	for _, s := range iprange.Of(prefixes) {
+	for _, s := range iprange.Spans(prefixes) {
 		l.values = append(l.values, interval{s.First.AsSlice(), s.Last.AsSlice()})
 	}
 	return l
@@ -79,7 +79,7 @@ func (c *conditions) matchList(l list) {
 	case l.values[0].isSingle():
 		c.compare(op, l.values[0].first)
 	default:
-		c.between(expr.Range{Op: op, Register: 1, FromData: l.values[0].first, ToData: l.values[0].last})
+		c.encodeRange(expr.Range{Op: op, Register: 1, FromData: l.values[0].first, ToData: l.values[0].last})
 	}
 }
 

@@ -13,7 +13,7 @@ import (
 )
 
 // What a dry run prints puts in force, by nft itself, what Apply puts in force without it.
-func TestTextPutsInForceWhatApplyDoes(t *testing.T) {
+func TestTextInstallsTheSameRulesAsApply(t *testing.T) {
 	program, err := exec.LookPath("nft")
 	if err != nil {
 		t.Skip("there is no nft here to read the text")

@@ -30,7 +30,7 @@ func TestListAfterAnInterruptedListSucceeds(t *testing.T) {
 		address(t, other, unix.RTM_NEWADDR, uint16(i))
 	}
 	of := make([]byte, unix.SizeofIfAddrmsg)
-	sequence := s.Next()
+	sequence := s.NextSequence()
 	if err := s.Send(Append(nil, unix.RTM_GETADDR, unix.NLM_F_DUMP, sequence, of)); err != nil {
 		t.Fatal(err)
 	}

@@ -30,7 +30,7 @@ func dial(t testing.TB, limit time.Time) *Socket {
 func TestRequestReturnsOnlyItsOwnReplies(t *testing.T) {
 	s := dial(t, time.Time{})
 	// Unread replies: an error, and a complete list.
-	if err := s.Send(Append(nil, unix.RTM_GETLINK, unix.NLM_F_ACK, s.Next(), make([]byte, unix.SizeofIfInfomsg))); err != nil {
+	if err := s.Send(Append(nil, unix.RTM_GETLINK, unix.NLM_F_ACK, s.NextSequence(), make([]byte, unix.SizeofIfInfomsg))); err != nil {
 		t.Fatal(err)
 	}
 	lo := make([]byte, unix.SizeofIfInfomsg)
@@ -39,7 +39,7 @@ func TestRequestReturnsOnlyItsOwnReplies(t *testing.T) {
 	if err != nil || len(replies) != 1 || replies[0].Kind != unix.RTM_NEWLINK {
 		t.Errorf("%v %v", replies, err)
 	}
-	if err := s.Send(Append(nil, unix.RTM_GETLINK, unix.NLM_F_ACK, s.Next(), lo)); err != nil { // lo, and that this is all
+	if err := s.Send(Append(nil, unix.RTM_GETLINK, unix.NLM_F_ACK, s.NextSequence(), lo)); err != nil { // lo, and that this is all
 		t.Fatal(err)
 	}
 	only, err := s.Get(unix.RTM_GETLINK, lo)
@@ -64,7 +64,7 @@ func TestKernelErrorsAreReturned(t *testing.T) {
 	}
 }
 
-func TestAnAnswerThatDoesNotComeIsNotWaitedForEver(t *testing.T) {
+func TestMissingReplyTimesOut(t *testing.T) {
 	s := dial(t, time.Now().Add(time.Millisecond))
 	if _, err := s.Receive(); !errors.Is(err, os.ErrDeadlineExceeded) {
 		t.Errorf("%v", err)
@@ -72,7 +72,7 @@ func TestAnAnswerThatDoesNotComeIsNotWaitedForEver(t *testing.T) {
 }
 
 // Between requests, programs may run for a long time, each with its own timeout.
-func TestEachAnswerHasItsTime(t *testing.T) {
+func TestEachReplyHasItsOwnTimeout(t *testing.T) {
 	s := dial(t, time.Time{})
 	s.deadline = time.Now().Add(-time.Minute) // the previous request was a minute ago
 	lo := make([]byte, unix.SizeofIfInfomsg)

@@ -59,22 +59,22 @@ func (s *Socket) Close() error { return unix.Close(s.fd) }
 // Descriptor returns the file descriptor, which the socket continues to own.
 func (s *Socket) Descriptor() int { return s.fd }
 
-// Next returns the next sequence number.
-func (s *Socket) Next() uint32 {
+// NextSequence returns the next sequence number.
+func (s *Socket) NextSequence() uint32 {
 	s.sequence++
 	return s.sequence
 }
 
-// Numbers reserves n sequence numbers and returns the first.
-func (s *Socket) Numbers(n uint32) (first uint32) {
+// ReserveSequence reserves n sequence numbers and returns the first.
+func (s *Socket) ReserveSequence(n uint32) (first uint32) {
 	first = s.sequence + 1
 	s.sequence += n
 	return first
 }
 
-// Room sets the sizes of the send and receive buffers in bytes. Without the privilege, the system's limits apply
+// SetBuffers sets the sizes of the send and receive buffers in bytes. Without the privilege, the system's limits apply
 // (sysctl net.core.wmem_max, net.core.rmem_max), and Send fails for larger datagrams.
-func (s *Socket) Room(toSend, toReceive int) {
+func (s *Socket) SetBuffers(toSend, toReceive int) {
 	if toSend > 0 && unix.SetsockoptInt(s.fd, unix.SOL_SOCKET, unix.SO_SNDBUFFORCE, toSend) != nil {
 		_ = unix.SetsockoptInt(s.fd, unix.SOL_SOCKET, unix.SO_SNDBUF, toSend)
 	}
@@ -131,7 +131,7 @@ func (s *Socket) Request(kind, flags uint16, parts ...[]byte) ([]Reply, error) {
 	if flags&unix.NLM_F_DUMP != unix.NLM_F_DUMP { // in requests that change objects, one of these bits has another meaning
 		flags |= unix.NLM_F_ACK
 	}
-	sequence := s.Next()
+	sequence := s.NextSequence()
 	if err := s.Send(Append(nil, kind, flags, sequence, parts...)); err != nil {
 		return nil, err
 	}
@@ -141,7 +141,7 @@ func (s *Socket) Request(kind, flags uint16, parts ...[]byte) ([]Reply, error) {
 // Get sends a request that has a single reply. It requests no ACK, so it is faster than Request. Errors of the kernel are
 // of type syscall.Errno.
 func (s *Socket) Get(kind uint16, parts ...[]byte) (Reply, error) {
-	sequence := s.Next()
+	sequence := s.NextSequence()
 	if err := s.Send(Append(nil, kind, 0, sequence, parts...)); err != nil {
 		return Reply{}, err
 	}

@@ -93,7 +93,7 @@ func (s *session) handleReply(port uint16, known bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if a, ok := s.byPort[flow{protocolUDP, port}]; ok && a.replier.IsValid() {
-		a.finish(Arrival{Where: Outside, At: a.replier, Stranger: !known})
+		a.finish(Arrival{Where: Outside, At: a.replier, NotTracked: !known})
 	}
 }
 

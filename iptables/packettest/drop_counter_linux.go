@@ -31,8 +31,8 @@ type droppedSet struct {
 }
 
 // install adds the rules to a table. They run after redirection, and before other rules can change a packet's source.
-func (s *egressFilter) install(conn *nftables.Conn, table *nftables.Table, passages []*passage) error {
-	if len(passages) == 0 {
+func (s *egressFilter) install(conn *nftables.Conn, table *nftables.Table, testedInterfaces []*testedInterface) error {
+	if len(testedInterfaces) == 0 {
 		return nil
 	}
 	accept := nftables.ChainPolicyAccept
@@ -54,7 +54,7 @@ func (s *egressFilter) install(conn *nftables.Conn, table *nftables.Table, passa
 			s.sets = append(s.sets, droppedSet{f, protocol, set})
 		}
 	}
-	for _, p := range passages {
+	for _, p := range testedInterfaces {
 		for _, n := range s.sets {
 			if e, has := p.families[n.family]; has {
 				conn.AddRule(&nftables.Rule{Table: table, Chain: chain, Exprs: n.rule(p.link.Attrs().Name, e.near)})

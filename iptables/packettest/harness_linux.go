@@ -85,9 +85,9 @@ func (l *Harness) Families() (all []iptables.Families) {
 	return all
 }
 
-// Own returns the addresses at which the namespace is reachable: those of its links, or that of the harness's link if
+// Addresses returns the addresses at which the namespace is reachable: those of its links, or that of the harness's link if
 // it has none.
-func (l *Harness) Own(f iptables.Families) ([]netip.Addr, error) { return l.veth.ownAddresses(f) }
+func (l *Harness) Addresses(f iptables.Families) ([]netip.Addr, error) { return l.veth.ownAddresses(f) }
 
 // Ends returns the namespace's address on the harness's link, from which packets to the outside are sent, and the
 // address of the outside, from which inbound packets are sent.
@@ -132,7 +132,7 @@ func (l *Harness) Send(ctx context.Context, packets []Packet) ([]Arrival, error)
 	all := make([]Arrival, len(s.attempts))
 	for i, a := range s.attempts {
 		all[i] = a.got
-		if by := s.veth.passages[a.packet.Interface]; a.got.Where == Nowhere && a.got.Err == nil && a.packet.Inbound && by != nil {
+		if by := s.veth.testedInterfaces[a.packet.Interface]; a.got.Where == Nowhere && a.got.Err == nil && a.packet.Inbound && by != nil {
 			all[i].Err = by.noAddress[familyOf(a.packet.Destination.Addr())]
 		}
 	}
@@ -186,11 +186,11 @@ func (s *session) open(packets []Packet) error {
 		if s.proxyListeners, err = listenForProxy(s.Families(), s.cfg.TransparentPort); err != nil {
 			return err
 		}
-		lanes := make([]lane, len(s.receivers))
+		socketKeys := make([]socketKey, len(s.receivers))
 		for i, c := range s.receivers {
-			lanes[i] = c.lane
+			socketKeys[i] = c.socketKey
 		}
-		s.steering, err = installSteering(lanes, s.cfg.TransparentMark, ports, s.usedPassages(), s.repliedPorts())
+		s.steering, err = installSteering(socketKeys, s.cfg.TransparentMark, ports, s.usedPassages(), s.repliedPorts())
 		return err
 	})
 }
@@ -242,7 +242,7 @@ func (s *session) sourceAddress(p Packet) netip.Addr {
 	if p.Source.IsValid() {
 		return p.Source
 	}
-	own, _ := s.Own(familyOf(p.Destination.Addr()))
+	own, _ := s.Addresses(familyOf(p.Destination.Addr()))
 	for _, stays := range own {
 		if p.Destination.Addr() == stays {
 			return netip.Addr{}

@@ -76,8 +76,8 @@ func runAs(uid, gid uint32, f func() error) error {
 // Sender lists the users and groups as which packets can be sent.
 type Sender struct {
 	UID, GID uint32 // as rules in the namespace match them
-	// Anybody: packets can also be sent as every other user and group.
-	Anybody bool
+	// AnyUser: packets can also be sent as every other user and group.
+	AnyUser bool
 }
 
 // overflowID is the kernel's overflow UID and GID, for users that are not mapped into a user namespace.
@@ -96,7 +96,7 @@ func SenderIn(netns int) Sender {
 	}
 	own := Sender{UID: uint32(os.Geteuid()), GID: uint32(os.Getegid())}
 	const stranger = 1<<31 - 3
-	own.Anybody = namespace.OnThread(func() error { return runAs(stranger, stranger, func() error { return nil }) }) == nil
+	own.AnyUser = namespace.OnThread(func() error { return runAs(stranger, stranger, func() error { return nil }) }) == nil
 	return own
 }
 

@@ -78,8 +78,8 @@ type Arrival struct {
 	From netip.AddrPort
 	// Transparent packets carried the mark of transparent proxying. Their socket is not the one at At.
 	Transparent bool
-	// Stranger: conntrack did not recognize the reply as one, so a firewall might drop it.
-	Stranger bool
+	// NotTracked: conntrack did not recognize the reply as one, so a firewall might drop it.
+	NotTracked bool
 	// Unanswered: the reply of the packet's Answerer did not arrive.
 	Unanswered bool
 	// Took is the time from sending to the proof of arrival.
@@ -92,14 +92,14 @@ type Arrival struct {
 // namespace, and CAP_SETUID and CAP_SETGID to send as another user.
 var ErrNotPermitted = errors.New("not permitted")
 
-// ErrHeld is returned for packets that were not sent because another process might have received them.
-var ErrHeld = errors.New("a port that the packet may arrive at is another process's")
+// ErrPortInUse is returned for packets that were not sent because another process might have received them.
+var ErrPortInUse = errors.New("a port that the packet may arrive at is another process's")
 
 // ErrNoRoute is returned for packets to a destination without a route.
 var ErrNoRoute = errors.New("the namespace has no route there")
 
-// ErrNoPassage is returned for packets that cannot be sent through their interface.
-var ErrNoPassage = errors.New("packets cannot be sent as those of the interface")
+// ErrInterfaceUnusable is returned for packets that cannot be sent through their interface.
+var ErrInterfaceUnusable = errors.New("packets cannot be sent as those of the interface")
 
 // ErrNoAddress is returned for inbound packets that were dropped because their interface has no address of the family.
 // The kernel redirects inbound packets to an address of the interface.
@@ -133,7 +133,7 @@ func (a Arrival) String() string {
 		return a.At.String() + ", and the answer does not come back"
 	case a.Where == Here:
 		return a.At.String()
-	case a.Stranger:
+	case a.NotTracked:
 		return "outside, as " + a.At.String() + ", and connection tracking does not know the answer for one"
 	}
 	return "outside, as " + a.At.String()

@@ -75,7 +75,7 @@ func TestArrivalsAreReported(t *testing.T) {
 	l := open(t, newRedirectingNamespace(t))
 	to := netip.MustParseAddrPort
 	own := func(f iptables.Families, port uint16) netip.AddrPort {
-		all, err := l.Own(f)
+		all, err := l.Addresses(f)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -181,7 +181,7 @@ func TestHarnessLeavesNothingBehind(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	own, err := l.Own(iptables.IPv6)
+	own, err := l.Addresses(iptables.IPv6)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -253,7 +253,7 @@ func TestLeftoversOfKilledProcessAreRemoved(t *testing.T) {
 			if err := h.RuleAdd(rule); err != nil {
 				return err
 			}
-			// The routes of a passage refer to another interface, so they remain when the harness's link is removed.
+			// The routes of a testedInterface refer to another interface, so they remain when the harness's link is removed.
 			route := &netlink.Route{LinkIndex: lo.Attrs().Index, Dst: ipNet(netip.IPv4Unspecified(), 0), Table: table, Scope: netlink.SCOPE_LINK}
 			if table != testTable {
 				if err := h.RouteAdd(route); err != nil {

@@ -22,7 +22,7 @@ var (
 
 // receiver receives packets that rules divert to its socket. It sees the packets' original destination address.
 type receiver struct {
-	lane
+	socketKey
 	plain    bool // receives only packets to its own address
 	stream   net.Listener
 	datagram *net.UDPConn
@@ -34,7 +34,7 @@ func newReceivers(families []iptables.Families, transparent []bool) (all []*rece
 	for _, f := range families {
 		for _, p := range []byte{protocolTCP, protocolUDP} {
 			for _, marked := range transparent {
-				c := &receiver{lane: lane{family: f, protocol: p, transparent: marked}}
+				c := &receiver{socketKey: socketKey{family: f, protocol: p, transparent: marked}}
 				if err := c.listen(netip.AddrPortFrom(loopback(f), 0)); err != nil {
 					return all, permission("a socket for test packets", err)
 				}
@@ -92,7 +92,7 @@ func listenForProxy(families []iptables.Families, port uint16) (all []net.Listen
 		return nil, nil
 	}
 	for _, f := range families {
-		c := &receiver{lane: lane{family: f, protocol: protocolTCP}}
+		c := &receiver{socketKey: socketKey{family: f, protocol: protocolTCP}}
 		err := c.listen(netip.AddrPortFrom(unspecified(f), port))
 		if errors.Is(err, unix.EADDRINUSE) {
 			continue

@@ -55,7 +55,7 @@ func (s *session) run(ctx context.Context) {
 
 // hardware returns the source MAC address of a packet's frames.
 func (s *session) hardware(p Packet) [6]byte {
-	if by := s.veth.passages[p.Interface]; by != nil {
+	if by := s.veth.testedInterfaces[p.Interface]; by != nil {
 		return by.hardware
 	}
 	return ownHardware

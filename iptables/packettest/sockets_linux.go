@@ -73,8 +73,8 @@ func (s *Sockets) Families() (all []iptables.Families) {
 	return all
 }
 
-// Own returns the addresses of the namespace's links.
-func (s *Sockets) Own(f iptables.Families) ([]netip.Addr, error) { return s.own[f], nil }
+// Addresses returns the addresses of the namespace's links.
+func (s *Sockets) Addresses(f iptables.Families) ([]netip.Addr, error) { return s.own[f], nil }
 
 // Ends returns the namespace's own address, and no far one because there is no link.
 func (s *Sockets) Ends(f iptables.Families) (near, far netip.Addr) { return s.own[f][0], netip.Addr{} }
@@ -90,7 +90,7 @@ func (s *Sockets) Close() error { return s.ns.Close() }
 func (s *Sockets) Send(ctx context.Context, packets []Packet) ([]Arrival, error) {
 	ctx, cancel := context.WithTimeout(ctx, s.cfg.Timeout)
 	defer cancel()
-	r := &round{byToken: map[token]*attempt{}, held: map[lane]bool{}}
+	r := &round{byToken: map[token]*attempt{}, held: map[socketKey]bool{}}
 	defer r.close()
 	if err := inNamespace(int(s.ns.Fd()), func() error { return r.watch(s.watchedPorts(packets)) }); err != nil {
 		return nil, err
@@ -98,7 +98,7 @@ func (s *Sockets) Send(ctx context.Context, packets []Packet) ([]Arrival, error)
 	for _, p := range packets {
 		a := newAttempt(p)
 		r.attempts, r.byToken[a.token] = append(r.attempts, a), a
-		err := ErrHeld
+		err := ErrPortInUse
 		if !r.mayReachOther(a) {
 			err = s.open(a)
 		}
@@ -111,7 +111,7 @@ func (s *Sockets) Send(ctx context.Context, packets []Packet) ([]Arrival, error)
 
 func (s *Sockets) open(a *attempt) error {
 	if a.packet.Interface != "" {
-		return fmt.Errorf("%w %s: %w (CAP_NET_ADMIN)", ErrNoPassage, a.packet.Interface, ErrNotPermitted)
+		return fmt.Errorf("%w %s: %w (CAP_NET_ADMIN)", ErrInterfaceUnusable, a.packet.Interface, ErrNotPermitted)
 	}
 	if a.packet.Inbound {
 		return fmt.Errorf("send from outside: %w (CAP_NET_ADMIN)", ErrNotPermitted)
@@ -165,11 +165,11 @@ func checkRoute(to netip.AddrPort) error {
 }
 
 // watchedPorts returns the ports where packets may arrive: the redirect ports and the packets' destination ports.
-func (s *Sockets) watchedPorts(packets []Packet) map[lane]bool {
-	all := map[lane]bool{}
+func (s *Sockets) watchedPorts(packets []Packet) map[socketKey]bool {
+	all := map[socketKey]bool{}
 	for _, p := range packets {
 		a := attempt{packet: p}
-		l := lane{family: familyOf(p.Destination.Addr()), protocol: a.protocolNumber()}
+		l := socketKey{family: familyOf(p.Destination.Addr()), protocol: a.protocolNumber()}
 		for _, l.port = range append([]uint16{p.Destination.Port()}, s.ports...) {
 			all[l] = true
 		}
@@ -182,13 +182,13 @@ type round struct {
 	attempts  []*attempt
 	byToken   map[token]*attempt
 	receivers []*receiver
-	held      map[lane]bool // by other processes
+	held      map[socketKey]bool // by other processes
 	serving   sync.WaitGroup
 }
 
-func (r *round) watch(lanes map[lane]bool) error {
-	for l := range lanes {
-		c := &receiver{lane: l, plain: true}
+func (r *round) watch(socketKeys map[socketKey]bool) error {
+	for l := range socketKeys {
+		c := &receiver{socketKey: l, plain: true}
 		switch err := c.listen(netip.AddrPortFrom(unspecified(l.family), l.port)); {
 		case errors.Is(err, unix.EADDRINUSE):
 			r.held[l] = true

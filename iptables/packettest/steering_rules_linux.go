@@ -29,8 +29,8 @@ type ruleSet struct {
 	replies replyTracker
 }
 
-// lane is a kind of packet and the port of the socket that it is diverted to.
-type lane struct {
+// socketKey is a kind of packet and the port of the socket that it is diverted to.
+type socketKey struct {
 	family      iptables.Families
 	protocol    byte
 	transparent bool // packets with the mark of transparent proxying, or those without
@@ -39,20 +39,20 @@ type lane struct {
 
 // installSteering installs the rules. It must be called on a thread in the namespace. ports are the source ports of the
 // harness's packets, by protocol.
-func installSteering(lanes []lane, mark iptables.Mark, ports map[byte][]uint16, passages []*passage, answered []uint16) (*ruleSet, error) {
+func installSteering(socketKeys []socketKey, mark iptables.Mark, ports map[byte][]uint16, testedInterfaces []*testedInterface, answered []uint16) (*ruleSet, error) {
 	conn, table, err := ownedtable.Table(steerTable)
 	if err != nil {
 		return nil, permission("lead test packets aside, by nftables", err)
 	}
 	s := &ruleSet{conn: conn, table: table}
-	if err := s.install(lanes, mark, ports, passages, answered); err != nil {
+	if err := s.install(socketKeys, mark, ports, testedInterfaces, answered); err != nil {
 		return nil, errors.Join(permission("lead test packets aside, by nftables", err), s.Close())
 	}
 	return s, nil
 }
 
-func (s *ruleSet) install(lanes []lane, mark iptables.Mark, ports map[byte][]uint16, passages []*passage, answered []uint16) error {
-	if err := s.egress.install(s.conn, s.table, passages); err != nil {
+func (s *ruleSet) install(socketKeys []socketKey, mark iptables.Mark, ports map[byte][]uint16, testedInterfaces []*testedInterface, answered []uint16) error {
+	if err := s.egress.install(s.conn, s.table, testedInterfaces); err != nil {
 		return err
 	}
 	accept := nftables.ChainPolicyAccept
@@ -71,14 +71,14 @@ func (s *ruleSet) install(lanes []lane, mark iptables.Mark, ports map[byte][]uin
 		if err := s.conn.AddSet(set, elements(ports[protocol])); err != nil {
 			return err
 		}
-		for _, l := range lanes {
+		for _, l := range socketKeys {
 			if l.protocol != protocol {
 				continue
 			}
 			for _, link := range []string{"lo", nearLink} {
 				s.conn.AddRule(&nftables.Rule{Table: s.table, Chain: chain, Exprs: l.rule(link, mark, set)})
 			}
-			for _, p := range passages { // foreign packets arrive through these too, so match the source
+			for _, p := range testedInterfaces { // foreign packets arrive through these too, so match the source
 				if e, has := p.families[l.family]; has {
 					s.conn.AddRule(&nftables.Rule{Table: s.table, Chain: chain,
 						Exprs: append(matchSource(l.family, e.far), l.rule(p.link.Attrs().Name, mark, set)...)})
@@ -99,7 +99,7 @@ func elements(ports []uint16) []nftables.SetElement {
 	return all
 }
 
-func (l lane) rule(link string, mark iptables.Mark, sources *nftables.Set) []expr.Any {
+func (l socketKey) rule(link string, mark iptables.Mark, sources *nftables.Set) []expr.Any {
 	family, loopback := byte(unix.NFPROTO_IPV4), loopback4.AsSlice()
 	if l.family == iptables.IPv6 {
 		family, loopback = unix.NFPROTO_IPV6, loopback6.AsSlice()

@@ -15,10 +15,10 @@ import (
 	"github.com/pilotfish-mesh/pilotfish/iptables"
 )
 
-// passage makes packets traverse an interface of the namespace without using its network. Rules drop outbound packets
+// testedInterface makes packets traverse an interface of the namespace without using its network. Rules drop outbound packets
 // before they reach the interface. Inbound packets are redirected from the harness's link. The interface itself is not
 // changed.
-type passage struct {
+type testedInterface struct {
 	link         netlink.Link
 	families     map[iptables.Families]linkEnds
 	hardware     [6]byte                     // the source MAC address of the frames that arrive through it
@@ -32,25 +32,25 @@ type passage struct {
 // maxPassages limits the routing tables of a harness, whose numbers follow testTable.
 const maxPassages = 16
 
-// openPassages creates the passages of the packets' interfaces. It must be called on a thread in the namespace.
+// openPassages creates the testedInterfaces of the packets' interfaces. It must be called on a thread in the namespace.
 func (w *vethPair) openPassages(packets []Packet) {
 	for _, p := range packets {
-		if p.Interface == "" || w.passages[p.Interface] != nil {
+		if p.Interface == "" || w.testedInterfaces[p.Interface] != nil {
 			continue
 		}
-		made, err := w.makePassage(p.Interface, len(w.passages)+1)
+		made, err := w.makePassage(p.Interface, len(w.testedInterfaces)+1)
 		if err != nil {
-			made.err = fmt.Errorf("%w %s: %w", ErrNoPassage, p.Interface, err)
+			made.err = fmt.Errorf("%w %s: %w", ErrInterfaceUnusable, p.Interface, err)
 		}
-		if w.passages == nil {
-			w.passages = map[string]*passage{}
+		if w.testedInterfaces == nil {
+			w.testedInterfaces = map[string]*testedInterface{}
 		}
-		w.passages[p.Interface] = made
+		w.testedInterfaces[p.Interface] = made
 	}
 }
 
-func (w *vethPair) makePassage(name string, number int) (p *passage, err error) {
-	p = &passage{families: map[iptables.Families]linkEnds{}, familyErrors: map[iptables.Families]error{}, noAddress: map[iptables.Families]error{}, hardware: ownHardware}
+func (w *vethPair) makePassage(name string, number int) (p *testedInterface, err error) {
+	p = &testedInterface{families: map[iptables.Families]linkEnds{}, familyErrors: map[iptables.Families]error{}, noAddress: map[iptables.Families]error{}, hardware: ownHardware}
 	p.hardware[3] = byte(number)
 	if number > maxPassages {
 		return p, errors.New("there are more of them than are tested")
@@ -68,7 +68,7 @@ func (w *vethPair) makePassage(name string, number int) (p *passage, err error) 
 			return p, err
 		}
 		if err := w.routeEgress(p, f, testTable+number); err != nil {
-			p.familyErrors[f] = fmt.Errorf("%w %s: %w", ErrNoPassage, name, err)
+			p.familyErrors[f] = fmt.Errorf("%w %s: %w", ErrInterfaceUnusable, name, err)
 		}
 	}
 	if p.noIngress != nil {
@@ -120,7 +120,7 @@ func isStrictReversePath(name string) bool {
 }
 
 // routeEgress adds an address and a policy route so that packets from that address leave through the interface.
-func (w *vethPair) routeEgress(p *passage, f iptables.Families, table int) error {
+func (w *vethPair) routeEgress(p *testedInterface, f iptables.Families, table int) error {
 	family, free, bits := unix.AF_INET, w.freeIPv4, 30
 	everything := ipNet(netip.IPv4Unspecified(), 0)
 	if f == iptables.IPv6 {
@@ -152,12 +152,12 @@ func (w *vethPair) routeEgress(p *passage, f iptables.Families, table int) error
 	return w.waitForAddress(e.near)
 }
 
-// routeIngress redirects frames with the passage's source MAC address from the harness's link to the ingress of the
+// routeIngress redirects frames with the testedInterface's source MAC address from the harness's link to the ingress of the
 // interface.
-func (w *vethPair) routeIngress(p *passage) error {
+func (w *vethPair) routeIngress(p *testedInterface) error {
 	index := w.near.Attrs().Index
 	ingress := &netlink.Ingress{QdiscAttrs: netlink.QdiscAttrs{LinkIndex: index, Handle: netlink.MakeHandle(0xffff, 0), Parent: netlink.HANDLE_INGRESS}}
-	if err := w.netlink.QdiscAdd(ingress); err != nil && !errors.Is(err, unix.EEXIST) { // another passage created it
+	if err := w.netlink.QdiscAdd(ingress); err != nil && !errors.Is(err, unix.EEXIST) { // another testedInterface created it
 		return fmt.Errorf("lead frames on to it: %w", err)
 	}
 	const sender = -8 // relative to the network header: the first four bytes of the source MAC address
@@ -175,7 +175,7 @@ func (w *vethPair) routeIngress(p *passage) error {
 	return nil
 }
 
-// clearPassages removes the routes of passages, which remain if the process is killed. clearRules removes the policy
+// clearPassages removes the routes of testedInterfaces, which remain if the process is killed. clearRules removes the policy
 // rules.
 func (w *vethPair) clearPassages(family int) error {
 	routes, err := w.netlink.RouteListFiltered(family, &netlink.Route{Table: unix.RT_TABLE_UNSPEC}, netlink.RT_FILTER_TABLE)
@@ -196,11 +196,11 @@ func (w *vethPair) clearPassages(family int) error {
 	return nil
 }
 
-// usedPassages returns the passages that the session's packets use.
-func (s *session) usedPassages() (all []*passage) {
-	seen := map[*passage]bool{}
+// usedPassages returns the testedInterfaces that the session's packets use.
+func (s *session) usedPassages() (all []*testedInterface) {
+	seen := map[*testedInterface]bool{}
 	for _, a := range s.attempts {
-		if p := s.veth.passages[a.packet.Interface]; p != nil && p.err == nil && !seen[p] {
+		if p := s.veth.testedInterfaces[a.packet.Interface]; p != nil && p.err == nil && !seen[p] {
 			seen[p] = true
 			all = append(all, p)
 		}
@@ -210,7 +210,7 @@ func (s *session) usedPassages() (all []*passage) {
 
 // packetEnds returns the near and far address for the packet.
 func (s *session) packetEnds(p Packet) (near, far netip.Addr) {
-	if by := s.veth.passages[p.Interface]; by != nil {
+	if by := s.veth.testedInterfaces[p.Interface]; by != nil {
 		e := by.families[familyOf(p.Destination.Addr())]
 		return e.near, e.far
 	}
@@ -219,15 +219,15 @@ func (s *session) packetEnds(p Packet) (near, far netip.Addr) {
 
 // checkPassage returns the reason why the packet cannot be sent through its interface, or nil.
 func (w *vethPair) checkPassage(p Packet) error {
-	by := w.passages[p.Interface]
+	by := w.testedInterfaces[p.Interface]
 	if by == nil {
 		return nil
 	}
 	if by.err == nil && by.noIngress != nil && p.Inbound {
-		return fmt.Errorf("%w %s: %w", ErrNoPassage, p.Interface, by.noIngress)
+		return fmt.Errorf("%w %s: %w", ErrInterfaceUnusable, p.Interface, by.noIngress)
 	}
 	if by.err == nil && by.strict && p.Inbound && p.Destination.Addr().Is4() {
-		return fmt.Errorf("%w %s: it takes only what its own routes would lead back (rp_filter)", ErrNoPassage, p.Interface)
+		return fmt.Errorf("%w %s: it takes only what its own routes would lead back (rp_filter)", ErrInterfaceUnusable, p.Interface)
 	}
 	return cmp.Or(by.err, by.familyErrors[familyOf(p.Destination.Addr())])
 }

@@ -30,12 +30,12 @@ const (
 
 // vethPair is the link to the simulated outside.
 type vethPair struct {
-	netlink  *netlink.Handle // in the namespace
-	outside  *os.File        // namespace of the far end
-	near     *netlink.Veth
-	far      netlink.Link
-	families map[iptables.Families]linkEnds
-	passages map[string]*passage
+	netlink          *netlink.Handle // in the namespace
+	outside          *os.File        // namespace of the far end
+	near             *netlink.Veth
+	far              netlink.Link
+	families         map[iptables.Families]linkEnds
+	testedInterfaces map[string]*testedInterface
 }
 
 // linkEnds are the addresses of the two ends of the link.
@@ -305,7 +305,7 @@ func (w *vethPair) Close() error {
 			if err := w.clearRules(family); err != nil {
 				errs = append(errs, fmt.Errorf("remove the policy rules of table %d: %w", testTable, err))
 			}
-			if len(w.passages) > 0 {
+			if len(w.testedInterfaces) > 0 {
 				errs = append(errs, w.clearPassages(family))
 			}
 		}

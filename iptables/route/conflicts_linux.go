@@ -49,12 +49,12 @@ func (k *session) misroutedMarks(found *iptables.Routing, f family) (words []str
 			continue
 		}
 		return append(words, fmt.Sprintf("%s: a packet marked %d%s does not go to the proxy, but %s: another policy rule comes before rule %d (ip rule)",
-			f.name, found.Mark, from(source), routeOf(to, err), found.Priority)), nil
+			f.name, found.Mark, sourceText(source), routeOf(to, err), found.Priority)), nil
 	}
 	return words, nil
 }
 
-func from(source net.IP) string {
+func sourceText(source net.IP) string {
 	if source == nil {
 		return ""
 	}

@@ -17,8 +17,8 @@ type Config struct {
 	// NetNS is a descriptor of the network namespace, which must stay open as long as Routes are used; 0 or less
 	// selects the calling thread's.
 	NetNS int
-	// Leave disables all changes and reads.
-	Leave bool
+	// Disabled disables all changes and reads.
+	Disabled bool
 	// Inject is for tests. It is called before each step; an error makes the step fail.
 	Inject func(step string) error
 }

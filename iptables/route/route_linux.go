@@ -26,8 +26,8 @@ type Routes struct {
 // New returns the Routes of a namespace.
 func New(cfg Config) *Routes { return &Routes{cfg: cfg} }
 
-// In returns Routes that work under a namespace lock that the caller holds.
-func (r *Routes) In(t *namespace.Lock) *Routes { return &Routes{cfg: r.cfg, turn: t} }
+// WithLock returns Routes that work under a namespace lock that the caller holds.
+func (r *Routes) WithLock(t *namespace.Lock) *Routes { return &Routes{cfg: r.cfg, turn: t} }
 
 // loopback is the index of lo, the first interface of every namespace.
 const loopback = 1
@@ -112,7 +112,7 @@ func steeredFamilies(want *iptables.Routing, of iptables.Families) []family {
 
 // Add adds what is missing for transparent proxying of the families; nothing if want is nil.
 func (r *Routes) Add(want *iptables.Routing, of iptables.Families) (Undo, error) {
-	if want == nil || r.cfg.Leave {
+	if want == nil || r.cfg.Disabled {
 		return run(nil, nil)
 	}
 	k, err := r.open()
@@ -129,7 +129,7 @@ func (r *Routes) Add(want *iptables.Routing, of iptables.Families) (Undo, error)
 
 // Prune removes our objects that are not wanted, or all of ours if want is nil.
 func (r *Routes) Prune(want *iptables.Routing, of iptables.Families) (Undo, error) {
-	if r.cfg.Leave {
+	if r.cfg.Disabled {
 		return run(nil, nil)
 	}
 	k, err := r.open()
@@ -354,10 +354,10 @@ func (k *session) routes(table int, f family) ([]netlink.Route, error) {
 	return routes, nil
 }
 
-// Complete sets the installed routing: everything that transparent proxying needs, or nil. Our routing that is
+// SetRouting sets the installed routing: everything that transparent proxying needs, or nil. Our routing that is
 // incomplete, differs between families, or lacks rules is reported as strange.
-func (r *Routes) Complete(in *iptables.Installed) error {
-	if r.cfg.Leave {
+func (r *Routes) SetRouting(in *iptables.Installed) error {
+	if r.cfg.Disabled {
 		return nil
 	}
 	k, err := r.open()

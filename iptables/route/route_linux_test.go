@@ -40,7 +40,7 @@ func run1(t testing.TB, ns *testns.Namespace, script string) {
 // read returns the routing of rules for the families.
 func read(r *Routes, of iptables.Families) (*iptables.Routing, []string, error) {
 	in := &iptables.Installed{Rules: &iptables.RuleSet{Families: of}}
-	err := r.Complete(in)
+	err := r.SetRouting(in)
 	return in.Rules.Routing, in.Strange, err
 }
 
@@ -108,7 +108,7 @@ func TestEqualForeignObjectsStayAndAreNotOurs(t *testing.T) {
 		t.Errorf("before:\n%s\nafter:\n%s", before, after)
 	}
 	in := &iptables.Installed{}
-	if err := r.Complete(in); err != nil || len(in.Strange) > 0 {
+	if err := r.SetRouting(in); err != nil || len(in.Strange) > 0 {
 		t.Errorf("without rules there is told %q %v", in.Strange, err)
 	}
 }
@@ -159,7 +159,7 @@ func TestDisabledIPv6IsAnErrorWithItsRemedy(t *testing.T) {
 	}
 }
 
-func TestAFailureOnTheWayIsUndone(t *testing.T) {
+func TestFailedAddIsUndone(t *testing.T) {
 	ns := testns.New(t)
 	before := show(t, ns)
 	injected := errors.New("injected")
@@ -181,7 +181,7 @@ func TestAFailureOnTheWayIsUndone(t *testing.T) {
 }
 
 // A kill at any step leaves nothing that cannot be found through our rules.
-func TestNoRouteOfOursIsEverWithoutItsRule(t *testing.T) {
+func TestRoutesAreNeverInstalledWithoutTheirRule(t *testing.T) {
 	ns := testns.New(t)
 	steps := 0
 	look := func(string) error {
@@ -260,7 +260,7 @@ func TestMisroutedMarkedPacketsAreReported(t *testing.T) {
 }
 
 // A correct state is recognised with one list of rules and one of routes; other states need further queries.
-func TestWhatIsAsItShouldBeIsSeenAtALook(t *testing.T) {
+func TestCompleteRoutingNeedsNoChange(t *testing.T) {
 	ns := testns.New(t)
 	r := New(Config{NetNS: int(ns.Handle)})
 	is := func(want *iptables.Routing, of iptables.Families) bool {

@@ -17,11 +17,11 @@ var errLinux = errors.New("policy routing is of Linux")
 // New returns Routes whose methods fail.
 func New(Config) *Routes { return &Routes{} }
 
-// In returns r.
-func (r *Routes) In(*namespace.Lock) *Routes { return r }
+// WithLock returns r.
+func (r *Routes) WithLock(*namespace.Lock) *Routes { return r }
 
-// Complete always fails on this system.
-func (*Routes) Complete(*iptables.Installed) error { return errLinux }
+// SetRouting always fails on this system.
+func (*Routes) SetRouting(*iptables.Installed) error { return errLinux }
 
 // Add always fails on this system.
 func (*Routes) Add(*iptables.Routing, iptables.Families) (Undo, error) { return nil, errLinux }

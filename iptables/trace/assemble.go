@@ -28,8 +28,8 @@ const (
 	maxSteps  = 200
 )
 
-// rulePlace identifies a rule in the kernel.
-type rulePlace struct {
+// ruleKey identifies a rule in the kernel.
+type ruleKey struct {
 	family       byte
 	table, chain string
 	handle       uint64
@@ -37,7 +37,7 @@ type rulePlace struct {
 
 // assembler assembles the kernel's messages into packets.
 type assembler struct {
-	names      map[rulePlace]string   // rule comments
+	names      map[ruleKey]string     // rule comments
 	rules      map[string]ruleInChain // our rules, by ID
 	interfaces func(index uint32) string
 	traces     map[uint32]*packetTrace
@@ -63,7 +63,7 @@ type packetTrace struct {
 	reported bool
 }
 
-func newAssembler(rules *iptables.RuleSet, names map[rulePlace]string, interfaces func(uint32) string, now func() time.Time) *assembler {
+func newAssembler(rules *iptables.RuleSet, names map[ruleKey]string, interfaces func(uint32) string, now func() time.Time) *assembler {
 	g := &assembler{names: names, rules: map[string]ruleInChain{}, interfaces: interfaces, traces: map[uint32]*packetTrace{}, now: now}
 	if rules != nil {
 		for i := range rules.Chains {
@@ -115,9 +115,9 @@ func (g *assembler) findOrCreate(m message) *packetTrace {
 		}
 	}
 	w := &packetTrace{seenHeaders: map[headers]bool{}, protocol: m.headers.protocol, Packet: Packet{Time: g.now(), Protocol: protocolName(m.headers.protocol), From: m.headers.from, To: m.headers.to}}
-	w.Way, w.Interface = iptables.Outbound, g.interfaces(m.out)
+	w.Direction, w.Interface = iptables.Outbound, g.interfaces(m.out)
 	if m.out == 0 {
-		w.Way, w.Interface = iptables.Inbound, g.interfaces(m.in)
+		w.Direction, w.Interface = iptables.Inbound, g.interfaces(m.in)
 	}
 	g.traces[m.id] = w
 	return w
@@ -148,7 +148,7 @@ func (w *packetTrace) recordEnd(m message, interfaces func(uint32) string) {
 // ruleStep returns the step of a rule. For our own rules it uses the names of the rule set.
 func (g *assembler) ruleStep(m message) Step {
 	s := Step{Table: m.table, Chain: m.chain, Mark: m.mark, Verdict: verdictName(m)}
-	id := g.names[rulePlace{m.family, m.table, m.chain, m.handle}]
+	id := g.names[ruleKey{m.family, m.table, m.chain, m.handle}]
 	if own, ok := g.rules[id]; ok {
 		s.Table, s.Chain, s.Rule, s.Reason = string(own.chain.Table), own.chain.Name, id, own.rule.Reason
 		if m.verdict != verdictDrop || own.rule.Verdict.Action == iptables.Drop {

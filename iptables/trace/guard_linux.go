@@ -29,7 +29,7 @@ const firstFile = 3
 // if the logger were restored, and it does not know the previous logger. So the guard waits for the maximum duration of
 // a trace.
 const (
-	guardTimeout = Longest + time.Minute
+	guardTimeout = MaxDuration + time.Minute
 	guardPause   = 20 * time.Millisecond
 )
 

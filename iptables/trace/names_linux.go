@@ -10,7 +10,7 @@ import (
 
 // ruleNames returns the comments of all rules of the namespace; those of our rules are their IDs. iptables-nft stores a
 // comment in an expression. The other backends store it in the rule's user data, which the kernel ignores.
-func ruleNames() (map[rulePlace]string, error) {
+func ruleNames() (map[ruleKey]string, error) {
 	conn, err := netlink.Dial(unix.NETLINK_NETFILTER, nil)
 	if err != nil {
 		return nil, err
@@ -23,7 +23,7 @@ func ruleNames() (map[rulePlace]string, error) {
 	if err != nil {
 		return nil, err
 	}
-	names := map[rulePlace]string{}
+	names := map[ruleKey]string{}
 	for _, r := range replies {
 		if at, name, err := parseRuleName(r.Data); err == nil && name != "" {
 			names[at] = name
@@ -32,7 +32,7 @@ func ruleNames() (map[rulePlace]string, error) {
 	return names, nil
 }
 
-func parseRuleName(data []byte) (at rulePlace, name string, err error) {
+func parseRuleName(data []byte) (at ruleKey, name string, err error) {
 	if len(data) < 4 {
 		return at, "", errShort
 	}

@@ -12,8 +12,8 @@ import (
 	"github.com/pilotfish-mesh/pilotfish/iptables"
 )
 
-// Longest is the maximum duration of a trace, because tracing delays every packet of the namespace.
-const Longest = 10 * time.Minute
+// MaxDuration is the maximum duration of a trace, because tracing delays every packet of the namespace.
+const MaxDuration = 10 * time.Minute
 
 // Config configures a trace.
 type Config struct {
@@ -47,11 +47,11 @@ type Filter struct {
 
 // Packet is the trace of one packet.
 type Packet struct {
-	Time     time.Time          `json:"time"`
-	Protocol string             `json:"protocol"`
-	From     netip.AddrPort     `json:"from"`
-	To       netip.AddrPort     `json:"to"`
-	Way      iptables.Direction `json:"direction"`
+	Time      time.Time          `json:"time"`
+	Protocol  string             `json:"protocol"`
+	From      netip.AddrPort     `json:"from"`
+	To        netip.AddrPort     `json:"to"`
+	Direction iptables.Direction `json:"direction"`
 	// Interface is the interface through which the packet arrived, or was first routed to leave.
 	Interface string `json:"interface"`
 	Steps     []Step `json:"steps"`
@@ -74,7 +74,7 @@ type Step struct {
 func (p *Packet) String() string {
 	var b strings.Builder
 	way := "sent here"
-	if p.Way == iptables.Inbound {
+	if p.Direction == iptables.Inbound {
 		way = "came in by " + p.Interface
 	}
 	fmt.Fprintf(&b, "%s  %s %s → %s, %s\n", p.Time.Format("15:04:05.000000"), strings.ToUpper(p.Protocol), p.From, p.To, way)

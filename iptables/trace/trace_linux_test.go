@@ -230,7 +230,7 @@ func TestInboundPacketIsTraced(t *testing.T) {
 		_, _ = lab.Send(t.Context(), []packettest.Packet{{Inbound: true, Protocol: iptables.TCP, Destination: netip.MustParseAddrPort("10.9.8.7:8080")}})
 	})
 	t.Logf("%s", &all[0])
-	if got := steps(all[0]); all[0].Way != iptables.Inbound || !strings.Contains(got, "inbound/all tproxy/inbound-ipv4") ||
+	if got := steps(all[0]); all[0].Direction != iptables.Inbound || !strings.Contains(got, "inbound/all tproxy/inbound-ipv4") ||
 		all[0].End != "arrives at 10.9.8.7:8080 of this namespace, by "+lab.Link()+", with mark 1337" {
 		t.Errorf("steps %s\nend %s", got, all[0].End)
 	}

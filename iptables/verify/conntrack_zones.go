@@ -16,7 +16,7 @@ import (
 // the agent's reply, which the application otherwise does not receive as the resolver's.
 
 // proveZones sends DNS queries from the proxy and from an application, with the same source ports, in both orders.
-func (s *sampler) proveZones(ctx context.Context, lab lab) (proofs []Proof, err error) {
+func (s *sampler) proveZones(ctx context.Context, lab packetSender) (proofs []Proof, err error) {
 	var first, second []sample
 	for _, p := range s.dnsQueries() {
 		ours, theirs := p, p

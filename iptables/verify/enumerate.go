@@ -24,7 +24,7 @@ func (s *sampler) candidates() iter.Seq[iptables.Packet] {
 }
 
 // packetGroups yields the packets in groups with the same port or address.
-func (s *sampler) packetGroups(n names) iter.Seq[[]iptables.Packet] {
+func (s *sampler) packetGroups(n ruleReferences) iter.Seq[[]iptables.Packet] {
 	return func(yield func([]iptables.Packet) bool) {
 		for _, f := range s.families() {
 			if !s.eachPort(f, n, yield) || !s.eachAddress(f, n, yield) || !s.eachInterface(f, n, yield) {
@@ -35,7 +35,7 @@ func (s *sampler) packetGroups(n names) iter.Seq[[]iptables.Packet] {
 }
 
 // eachPort yields a group per port. It returns false once yield does.
-func (s *sampler) eachPort(f iptables.Families, n names, yield func([]iptables.Packet) bool) bool {
+func (s *sampler) eachPort(f iptables.Families, n ruleReferences, yield func([]iptables.Packet) bool) bool {
 	for _, port := range n.ports {
 		some := []iptables.Packet{s.inbound(f, iptables.TCP, port)}
 		for _, to := range []netip.Addr{s.outsideAddress(f), s.own[f], loopback(f)} {
@@ -48,7 +48,7 @@ func (s *sampler) eachPort(f iptables.Families, n names, yield func([]iptables.P
 	return true
 }
 
-func (s *sampler) eachAddress(f iptables.Families, n names, yield func([]iptables.Packet) bool) bool {
+func (s *sampler) eachAddress(f iptables.Families, n ruleReferences, yield func([]iptables.Packet) bool) bool {
 	for _, to := range n.addresses[f] {
 		if !yield(append(s.packetsPerOwner(n, to, s.port), s.packetsPerOwner(n, to, 53)...)) {
 			return false
@@ -57,7 +57,7 @@ func (s *sampler) eachAddress(f iptables.Families, n names, yield func([]iptable
 	return true
 }
 
-func (s *sampler) eachInterface(f iptables.Families, n names, yield func([]iptables.Packet) bool) bool {
+func (s *sampler) eachInterface(f iptables.Families, n ruleReferences, yield func([]iptables.Packet) bool) bool {
 	for _, name := range n.interfaces {
 		for _, port := range n.ports {
 			if !yield(s.packetsThroughInterface(name, s.outsideAddress(f), port)) {
@@ -99,8 +99,8 @@ func throughInterface(name string, all []iptables.Packet) []iptables.Packet {
 	return all
 }
 
-// names lists what the rules refer to, without duplicates.
-type names struct {
+// ruleReferences lists what the rules refer to, without duplicates.
+type ruleReferences struct {
 	ports      []uint16
 	uids, gids []uint32
 	addresses  map[iptables.Families][]netip.Addr // destinations
@@ -108,8 +108,8 @@ type names struct {
 	interfaces []string                           // without lo
 }
 
-func (s *sampler) collectNames() names {
-	n := names{ports: []uint16{s.port, 53}, addresses: map[iptables.Families][]netip.Addr{}, sources: map[iptables.Families][]netip.Addr{}}
+func (s *sampler) collectNames() ruleReferences {
+	n := ruleReferences{ports: []uint16{s.port, 53}, addresses: map[iptables.Families][]netip.Addr{}, sources: map[iptables.Families][]netip.Addr{}}
 	n.gids = appendUnique(n.gids, s.user) // a sender in no group that rules name
 	for _, c := range s.rules.Chains {
 		for _, r := range c.Rules {
@@ -150,7 +150,7 @@ func appendUnique[T comparable](list []T, v T) []T {
 
 // packetsPerOwner returns packets to one address and port, from an application and from each owner that the rules name.
 // Local packets are also returned with each source that the rules name.
-func (s *sampler) packetsPerOwner(n names, to netip.Addr, port uint16) (all []iptables.Packet) {
+func (s *sampler) packetsPerOwner(n ruleReferences, to netip.Addr, port uint16) (all []iptables.Packet) {
 	for _, protocol := range []iptables.Protocol{iptables.TCP, iptables.UDP} {
 		p := s.outbound(protocol, to, port)
 		owners := []iptables.Packet{p}

@@ -76,7 +76,7 @@ func judge(s sample, e iptables.Explanation, a packettest.Arrival) Proof {
 	if e.Decision != nil {
 		p.Rule = e.Decision.ID
 	}
-	for _, unseen := range []error{packettest.ErrNotPermitted, packettest.ErrNoSuchFamily, packettest.ErrHeld, packettest.ErrNoRoute, packettest.ErrBroadcast, packettest.ErrNoPassage} {
+	for _, unseen := range []error{packettest.ErrNotPermitted, packettest.ErrNoSuchFamily, packettest.ErrPortInUse, packettest.ErrNoRoute, packettest.ErrBroadcast, packettest.ErrInterfaceUnusable} {
 		if errors.Is(a.Err, unseen) {
 			p.Got, p.Unproven = "", a.Err.Error()
 			return p
@@ -85,7 +85,7 @@ func judge(s sample, e iptables.Explanation, a packettest.Arrival) Proof {
 	switch p.OK = sameOutcome(s.Packet, want, got); {
 	case p.OK && a.Unanswered:
 		p.OK, p.Consequence = false, p.Subject+" goes where it should, and gets no answer: what the agent answers is not known for one (another zone of connection tracking)"
-	case p.OK && a.Stranger:
+	case p.OK && a.NotTracked:
 		p.OK, p.Consequence = false, p.Subject+" goes where it should, and its answer is not known for one: a firewall may drop it (another zone of connection tracking)"
 	case !p.OK:
 		p.Consequence = p.Subject + " " + describeConsequence(p.Rule, want, got)

@@ -66,7 +66,7 @@ add chain ip nat OUTPUT { type nat hook output priority -100; }; add rule ip nat
 	if err != nil || len(all) > 0 {
 		t.Errorf("%v %v", all, err)
 	}
-	if named := foreignDestinations([]iptables.ForeignChain{{Named: []iptables.Named{{Port: 1}, {Port: 1}}}}); len(named) != 1 {
+	if named := foreignDestinations([]iptables.ForeignChain{{NamedDestinations: []iptables.NamedDestination{{Port: 1}, {Port: 1}}}}); len(named) != 1 {
 		t.Errorf("a destination is tried twice: %v", named)
 	}
 }

@@ -120,11 +120,11 @@ func TestInterfaceTrafficIsVerified(t *testing.T) {
 				t.Fatal(err)
 			}
 			if !r.OK() || strings.Contains(strings.Join(r.Unproven, "\n"), "interface") {
-				t.Errorf("%s", r.Long())
+				t.Errorf("%s", r.Details())
 			}
 			for _, by := range []string{"net1", "vif0"} {
 				if !slices.ContainsFunc(r.Proofs, func(p Proof) bool { return p.OK && p.via == by }) {
-					t.Errorf("no packet shows what becomes of traffic of %s:\n%s", by, r.Long())
+					t.Errorf("no packet shows what becomes of traffic of %s:\n%s", by, r.Details())
 				}
 			}
 			if n := packets(); n > 0 {
@@ -182,7 +182,7 @@ func TestMissingInterfaceRulesAreDetectedByPackets(t *testing.T) {
 				}
 				needless := strings.Contains(report.String(), "it changes nothing for any packet") // as another rule does the same
 				if !needless && !slices.ContainsFunc(report.Failed(), func(p Proof) bool { return p.via != "" }) {
-					t.Errorf("no packet shows it:\n%s", report.Long())
+					t.Errorf("no packet shows it:\n%s", report.Details())
 				}
 				if n := packets(); n > 0 {
 					t.Errorf("%d packets of the tests got to a network", n)
@@ -212,7 +212,7 @@ func TestMissingInterfacesAreReported(t *testing.T) {
 	}
 	r, err := Run(t.Context(), Config{Backend: b, Want: rules, NetNS: int(ns.Handle)})
 	if err != nil || !r.OK() {
-		t.Fatalf("%v\n%s", err, r.Long())
+		t.Fatalf("%v\n%s", err, r.Details())
 	}
 	for _, want := range []string{"interface net1: it is down", "interface vif0: the namespace has none of that name now"} {
 		if !slices.ContainsFunc(r.Unproven, func(text string) bool { return strings.HasSuffix(text, want) }) {
@@ -239,7 +239,7 @@ func TestInterfaceIsVerifiedAsFarAsPossible(t *testing.T) {
 	}
 	r, err := Run(t.Context(), Config{Backend: b, Want: rules, NetNS: int(ns.Handle)})
 	if err != nil || !r.OK() {
-		t.Fatalf("%v\n%s", err, r.Long())
+		t.Fatalf("%v\n%s", err, r.Details())
 	}
 	var shown []string
 	for _, p := range r.Proofs {
@@ -335,7 +335,7 @@ func TestNoPacketIsInjectedThroughUnsuitableInterface(t *testing.T) {
 			}
 			r, err := Run(t.Context(), Config{Backend: b, Want: rules, NetNS: int(ns.Handle)})
 			if err != nil || !r.OK() {
-				t.Errorf("%v\n%s", err, r.Long())
+				t.Errorf("%v\n%s", err, r.Details())
 			}
 			if !slices.ContainsFunc(r.Unproven, func(text string) bool { return strings.HasSuffix(text, one.reason) }) {
 				t.Errorf("%q is not in %q", one.reason, r.Unproven)

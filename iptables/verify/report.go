@@ -86,8 +86,8 @@ func (m *Mismatch) Error() string {
 // String returns the report as text. It counts the packets that arrived as expected and lists only the others.
 func (r *Report) String() string { return r.text(false) }
 
-// Long returns the report as text with every packet.
-func (r *Report) Long() string { return r.text(true) }
+// Details returns the report as text with every packet.
+func (r *Report) Details() string { return r.text(true) }
 
 func (r *Report) text(all bool) string {
 	var b strings.Builder
@@ -97,7 +97,7 @@ func (r *Report) text(all bool) string {
 	case len(r.Differences) == 0:
 		fmt.Fprintf(&b, "rules      as they should be, order included (%s, %s)\n", r.Backend, r.Families)
 	default:
-		fmt.Fprintf(&b, "rules      %s (%s, %s)\n", Count(len(r.Differences), "difference"), r.Backend, r.Families)
+		fmt.Fprintf(&b, "rules      %s (%s, %s)\n", FormatCount(len(r.Differences), "difference"), r.Backend, r.Families)
 	}
 	for _, d := range r.Differences {
 		fmt.Fprintf(&b, "  %s\n", d)
@@ -128,8 +128,8 @@ func ruleSuffix(rule string) string {
 	return " (" + rule + ")"
 }
 
-// Count returns a number with its noun, in the plural unless n is 1.
-func Count(n int, what string) string {
+// FormatCount returns a number with its noun, in the plural unless n is 1.
+func FormatCount(n int, what string) string {
 	if n == 1 {
 		return "1 " + what
 	}

@@ -47,7 +47,7 @@ type sampler struct {
 	user  uint32
 	group uint32
 	// foreign lists the destinations that rules of other programs name.
-	foreign []iptables.Named
+	foreign []iptables.NamedDestination
 	// singleUser: user and group are those of this process, which cannot send as another user.
 	singleUser bool
 	// socketsOnly: packets from outside cannot be sent, and packets that leave cannot be observed.
@@ -89,7 +89,7 @@ const maxSamples = 300
 func newSampler(rules *iptables.RuleSet, at endpoints, by packettest.Sender) *sampler {
 	s := &sampler{endpoints: at, rules: rules}
 	s.port, s.user, s.group = s.chooseUnnamed()
-	if !by.Anybody {
+	if !by.AnyUser {
 		s.singleUser, s.user, s.group = true, by.UID, by.GID
 	}
 	return s
@@ -207,9 +207,9 @@ func (s *sampler) basicPackets() (all []iptables.Packet) {
 const maxForeign = 30
 
 // foreignDestinations returns the destinations that foreign rules name, without duplicates.
-func foreignDestinations(chains []iptables.ForeignChain) (all []iptables.Named) {
+func foreignDestinations(chains []iptables.ForeignChain) (all []iptables.NamedDestination) {
 	for _, c := range chains {
-		for _, n := range c.Named {
+		for _, n := range c.NamedDestinations {
 			if len(all) < maxForeign {
 				all = appendUnique(all, n)
 			}

@@ -25,7 +25,7 @@ func TestLongestListsStayWithinWorkLimit(t *testing.T) {
 		at.near[f] = netip.MustParseAddr(fmt.Sprintf(net, 2))
 		at.far[f] = netip.MustParseAddr(fmt.Sprintf(net, 3))
 	}
-	s := newSampler(rules, at, packettest.Sender{Anybody: true})
+	s := newSampler(rules, at, packettest.Sender{AnyUser: true})
 	if all, left := s.samples(t.Context()); left == 0 || len(all) > maxSamples {
 		t.Errorf("%d packets, and %d rules left", len(all), left)
 	}

@@ -32,7 +32,7 @@ func validator(name string) int {
 		fmt.Println(err)
 		return 1
 	}
-	fmt.Print(r.Long())
+	fmt.Print(r.Details())
 	if err := r.Captured(); err != nil {
 		fmt.Println(err)
 		return NotCaptured
@@ -188,6 +188,6 @@ func TestPodWithUserNamespaceIsNotReportedAsWrong(t *testing.T) {
 		t.Fatal(err)
 	}
 	if !r.OK() || r.Proven() < 20 || !strings.Contains(r.String(), "unproven   traffic of other users") {
-		t.Errorf("%s", r.Long())
+		t.Errorf("%s", r.Details())
 	}
 }

@@ -82,10 +82,10 @@ func (r *Report) readForeign(ctx context.Context, cfg Config) (err error) {
 	return nil
 }
 
-// lab sends packets and observes their arrival.
-type lab interface {
+// packetSender sends packets and observes their arrival.
+type packetSender interface {
 	Families() []iptables.Families
-	Own(iptables.Families) ([]netip.Addr, error)
+	Addresses(iptables.Families) ([]netip.Addr, error)
 	Ends(iptables.Families) (near, far netip.Addr)
 	Link() string
 	Send(context.Context, []packettest.Packet) ([]packettest.Arrival, error)
@@ -123,7 +123,7 @@ func transparentVerdict(rules *iptables.RuleSet) (v iptables.Verdict) {
 	return v
 }
 
-func (r *Report) sendPacketsIn(ctx context.Context, cfg Config, lab lab) error {
+func (r *Report) sendPacketsIn(ctx context.Context, cfg Config, lab packetSender) error {
 	at, err := labEndpoints(lab)
 	if err != nil {
 		return err
@@ -166,11 +166,11 @@ func uncapturedFamilies(want *iptables.RuleSet, at endpoints) (all []string) {
 	return all
 }
 
-func labEndpoints(lab lab) (endpoints, error) {
+func labEndpoints(lab packetSender) (endpoints, error) {
 	p := endpoints{link: lab.Link(), own: map[iptables.Families]netip.Addr{}, near: map[iptables.Families]netip.Addr{},
 		far: map[iptables.Families]netip.Addr{}}
 	for _, f := range lab.Families() {
-		own, err := lab.Own(f)
+		own, err := lab.Addresses(f)
 		if err != nil {
 			return p, err
 		}
@@ -181,7 +181,7 @@ func labEndpoints(lab lab) (endpoints, error) {
 }
 
 // send sends the samples and compares their outcomes with the rules.
-func send(ctx context.Context, want *iptables.RuleSet, lab lab, all []sample) ([]Proof, error) {
+func send(ctx context.Context, want *iptables.RuleSet, lab packetSender, all []sample) ([]Proof, error) {
 	sent := make([]packettest.Packet, len(all))
 	for i, s := range all {
 		sent[i] = s.packet()
@@ -199,7 +199,7 @@ func send(ctx context.Context, want *iptables.RuleSet, lab lab, all []sample) ([
 
 // retryFailed resends the packets that did not arrive as expected. A busy machine can cause a timeout, whereas a wrong
 // rule fails twice.
-func retryFailed(ctx context.Context, want *iptables.RuleSet, lab lab, all []sample, proofs []Proof) error {
+func retryFailed(ctx context.Context, want *iptables.RuleSet, lab packetSender, all []sample, proofs []Proof) error {
 	var failed []sample
 	var at []int
 	for i, p := range proofs {

@@ -93,9 +93,9 @@ func TestInstalledRulesAreVerified(t *testing.T) {
 				t.Fatal(err)
 			}
 			if !r.OK() || r.Proven() < 20 {
-				t.Errorf("%v\n%s", r.Err(), r.Long())
+				t.Errorf("%v\n%s", r.Err(), r.Details())
 			}
-			t.Logf("%s\ntook %s", r.Long(), r.Took)
+			t.Logf("%s\ntook %s", r.Details(), r.Took)
 		})
 	}
 }

@@ -18,7 +18,7 @@ import (
 type change struct {
 	tool     tool
 	table    iptables.Table
-	from, to own
+	from, to ownRules
 	made     bool // the table does not exist yet
 }
 
@@ -72,7 +72,7 @@ func (b *Backend) replaceOver(ctx context.Context, before tableView, rules *ipta
 			return err
 		}
 	}
-	if err := conntrack.Forget(b.cfg.NetNS, conntrack.After(iptables.Canonical(decode(before).Rules), rules)); err != nil {
+	if err := conntrack.DeleteStale(b.cfg.NetNS, conntrack.StaleAfter(iptables.Canonical(decode(before).Rules), rules)); err != nil {
 		return err
 	}
 	if err := undone.liftGuards(ctx); err != nil {
@@ -199,19 +199,19 @@ func (b *Backend) changes(before tableView, family iptables.Families, chosen *to
 }
 
 // wantedState returns the wanted state of a table of the chosen tool. The record that we created the table is preserved.
-func wantedState(texts []tableText, table iptables.Table, was *saved, t tool) (to own, made bool) {
+func wantedState(texts []tableText, table iptables.Table, was *saved, t tool) (to ownRules, made bool) {
 	for i := range texts {
 		if texts[i].table == table {
 			made = was == nil && t.flavour == NFT
 			return wantedPart(&texts[i], made || madeByUs(was)), made
 		}
 	}
-	return own{}, false
+	return ownRules{}, false
 }
 
 // isEquivalent reports whether the kernel holds the wanted rules. It compares decoded rules, because the kernel prints
 // them in its own form.
-func isEquivalent(from, to own, family iptables.Families) bool {
+func isEquivalent(from, to ownRules, family iptables.Families) bool {
 	if len(from.jumps) != len(to.jumps) || len(from.chains) != len(to.chains) {
 		return false
 	}

@@ -74,7 +74,7 @@ iptables-nft-restore --noflush <<END
 COMMIT
 END`
 
-func TestIstiosRulesAreReadAndReplaced(t *testing.T) {
+func TestRulesOfIstioAreReadAndReplaced(t *testing.T) {
 	ns := testns.New(t)
 	shell(t, ns, istio)
 	b := backend(t, ns, "")

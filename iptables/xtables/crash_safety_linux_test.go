@@ -18,8 +18,8 @@ import (
 	"github.com/pilotfish-mesh/pilotfish/iptables/route"
 )
 
-// in is a back end of the same programs in another namespace, without looking for them again.
-func (b *Backend) in(ns *testns.Namespace, inject func(string) error) *Backend {
+// inNamespace is a back end of the same programs in another namespace, without looking for them again.
+func (b *Backend) inNamespace(ns *testns.Namespace, inject func(string) error) *Backend {
 	c := Config{NetNS: int(ns.Handle), Flavour: b.cfg.Flavour, Logger: b.cfg.Logger, Inject: inject}
 	return &Backend{cfg: c, ns: namespace{fd: c.NetNS}, tools: b.tools, routes: route.New(route.Config{NetNS: c.NetNS, Inject: inject})}
 }
@@ -32,7 +32,7 @@ func killedAt(t *testing.T, b *Backend, ns *testns.Namespace, to *iptables.RuleS
 	done := make(chan struct{})
 	go func() {
 		defer close(done)
-		err := turnInto(t, b.in(ns, func(string) error {
+		err := turnInto(t, b.inNamespace(ns, func(string) error {
 			if n--; n == 0 {
 				runtime.Goexit()
 			}
@@ -68,7 +68,7 @@ func TestKilledApplyLeavesOldRulesNewRulesOrAGuard(t *testing.T) {
 		"cleaning up":                   {twoTables(15001), nil, 6},
 	} {
 		t.Run(name, func(t *testing.T) {
-			each(t, func(t *testing.T, _ *testns.Namespace, b *Backend) { killed(t, b, way.from, way.to, way.steps) })
+			forEachFlavour(t, func(t *testing.T, _ *testns.Namespace, b *Backend) { killed(t, b, way.from, way.to, way.steps) })
 		})
 	}
 }
@@ -90,12 +90,12 @@ func killed(t *testing.T, b *Backend, from, to *iptables.RuleSet, steps int) {
 	begin := func() *testns.Namespace {
 		ns := testns.New(t)
 		if from != nil {
-			apply(t, b.in(ns, nil), from)
+			apply(t, b.inNamespace(ns, nil), from)
 		}
 		return ns
 	}
 	former, done := begin(), begin()
-	if err := turnInto(t, b.in(done, nil), to); err != nil {
+	if err := turnInto(t, b.inNamespace(done, nil), to); err != nil {
 		t.Fatal(err)
 	}
 	want := everything(t, done)
@@ -116,7 +116,7 @@ func killed(t *testing.T, b *Backend, from, to *iptables.RuleSet, steps int) {
 		if slices.Contains(slices.Collect(maps.Values(got)), held) && !strings.Contains(strange, "holds up every new connection") {
 			t.Errorf("killed before step %d: nothing is told of the guard: %q", n, strange)
 		}
-		if err := turnInto(t, b.in(ns, nil), to); err != nil {
+		if err := turnInto(t, b.inNamespace(ns, nil), to); err != nil {
 			t.Fatal(err)
 		}
 		now := everything(t, ns)
@@ -145,7 +145,7 @@ func agrees(got, state map[iptables.Families]string) bool {
 // inForce returns our rules of each family, and the strange ones.
 func inForce(t *testing.T, b *Backend, ns *testns.Namespace) (states map[iptables.Families]string, strange string) {
 	t.Helper()
-	s, err := b.in(ns, nil).readTables(t.Context())
+	s, err := b.inNamespace(ns, nil).readTables(t.Context())
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -176,7 +176,7 @@ func TestApplyKilledWithItsProgramLeavesAGuard(t *testing.T) {
 		}
 		t.Fatal(err)
 	}
-	each(t, func(t *testing.T, ns *testns.Namespace, b *Backend) {
+	forEachFlavour(t, func(t *testing.T, ns *testns.Namespace, b *Backend) {
 		folder, name := t.TempDir(), "iptables-"+string(b.cfg.Flavour)
 		for end, script := range map[string]string{
 			"": `exec "$program" "$@"`, "-save": `exec "$program" "$@"`,
@@ -210,7 +210,7 @@ kill -9 $PPID`,
 			t.Fatal(err)
 		}
 		fresh := testns.New(t)
-		apply(t, b.in(fresh, nil), wordy())
+		apply(t, b.inNamespace(fresh, nil), wordy())
 		if got, want := everything(t, ns), everything(t, fresh); got != want {
 			t.Errorf("begun anew:\n%s\nwithout being killed:\n%s", got, want)
 		}
@@ -258,7 +258,7 @@ func TestLockOfKilledProcessIsHeldUntilItsProgramEnds(t *testing.T) {
 	}
 	<-gone
 	second := make(chan error, 1)
-	go func() { second <- b.in(ns, nil).Apply(t.Context(), small(15002)) }()
+	go func() { second <- b.inNamespace(ns, nil).Apply(t.Context(), small(15002)) }()
 	select {
 	case err := <-second:
 		t.Fatalf("the second has not waited: %v\n%s", err, output)
@@ -271,7 +271,7 @@ func TestLockOfKilledProcessIsHeldUntilItsProgramEnds(t *testing.T) {
 		t.Fatal(err)
 	}
 	fresh := testns.New(t)
-	apply(t, b.in(fresh, nil), small(15002))
+	apply(t, b.inNamespace(fresh, nil), small(15002))
 	if got, want := everything(t, ns), everything(t, fresh); got != want {
 		t.Errorf("afterwards:\n%s\nin a fresh namespace:\n%s", got, want)
 	}

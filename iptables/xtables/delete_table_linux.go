@@ -10,7 +10,7 @@ import (
 
 // dropTable removes a table that was created for our rules, unless another program has added something to it. iptables
 // leaves the empty table behind, and has no command to remove it. Failures are ignored.
-func (b *Backend) dropTable(t tool, table iptables.Table, ours own) {
+func (b *Backend) dropTable(t tool, table iptables.Table, ours ownRules) {
 	if t.flavour != NFT || !madeFor(ours) {
 		return
 	}

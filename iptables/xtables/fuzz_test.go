@@ -49,7 +49,7 @@ func FuzzForeignTablesAreParsedWithoutPanic(f *testing.F) {
 			return
 		}
 		for i := range all {
-			_ = transaction(all[i].table, ownOf(&all[i]), own{})
+			_ = transaction(all[i].table, ownOf(&all[i]), ownRules{})
 			decodeTable(&all[i], iptables.IPv4)
 		}
 	})

@@ -12,7 +12,7 @@ import (
 )
 
 func TestApplyDoesNotWaitForTheHostLock(t *testing.T) {
-	if !testns.WithOwnMounts(t, "mount -t tmpfs tmpfs /run") { // other processes need the machine's own lock
+	if !testns.EnterPrivateMounts(t, "mount -t tmpfs tmpfs /run") { // other processes need the machine's own lock
 		return
 	}
 	const lock = "/run/xtables.lock"
@@ -35,7 +35,7 @@ func TestApplyDoesNotWaitForTheHostLock(t *testing.T) {
 	}
 }
 
-func TestToLookMakesNoTable(t *testing.T) {
+func TestReadCreatesNoTable(t *testing.T) {
 	ns := testns.New(t)
 	before := everything(t, ns)
 	b := backend(t, ns, "")
@@ -56,7 +56,7 @@ func TestToLookMakesNoTable(t *testing.T) {
 	}
 }
 
-func TestRefusalsOfTheKernelNameTheTableAndTheProgram(t *testing.T) {
+func TestKernelErrorsNameTheTableAndTheProgram(t *testing.T) {
 	ns := testns.New(t)
 	b := backend(t, ns, Legacy)
 	bad := small(15001)

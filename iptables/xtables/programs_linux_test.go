@@ -28,7 +28,7 @@ func programs(t *testing.T, script string) {
 	t.Setenv("PATH", folder+":"+os.Getenv("PATH"))
 }
 
-func TestProgramsThatDoNotEndAreNotWaitedFor(t *testing.T) {
+func TestHungProgramsTimeOut(t *testing.T) {
 	for name, script := range map[string]string{
 		"at all":                 "",
 		"but to name themselves": knownVersion,

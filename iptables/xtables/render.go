@@ -48,7 +48,7 @@ func Text(rules *iptables.RuleSet, family iptables.Families) (string, error) {
 	}
 	var b strings.Builder
 	for _, t := range texts {
-		b.WriteString(transaction(t.table, own{}, wantedPart(&t, false)))
+		b.WriteString(transaction(t.table, ownRules{}, wantedPart(&t, false)))
 	}
 	return b.String(), nil
 }

@@ -14,8 +14,8 @@ import (
 
 // The kernel caches its decision about a connection that the peer aborted. It would apply the previous rules to a new
 // connection from the same port.
-func TestAPortThatIsUsedAgainMeetsTheRulesInForce(t *testing.T) {
-	each(t, func(t *testing.T, ns *testns.Namespace, b *Backend) {
+func TestReusedPortFollowsTheNewRules(t *testing.T) {
+	forEachFlavour(t, func(t *testing.T, ns *testns.Namespace, b *Backend) {
 		shell(t, ns, `ip link add eth0 type veth peer name eth1; ip link set eth0 up; ip link set eth1 up; ip addr add 10.1.0.1/24 dev eth0; ip route add default via 10.1.0.2`)
 		capture, spare := iptables.DefaultOptions(), iptables.DefaultOptions()
 		capture.OutboundCIDRs.All, spare.OutboundCIDRs.All = true, true

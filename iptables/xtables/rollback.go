@@ -110,7 +110,7 @@ func (b *Backend) guardBy(ctx context.Context, t tool) (lift func(context.Contex
 	if made || madeByUs(was) {
 		comment += madeMark
 	}
-	to := own{chains: []savedChain{{name: guardChain, rules: []string{"-m conntrack --ctstate NEW -j DROP"}}}}
+	to := ownRules{chains: []savedChain{{name: guardChain, rules: []string{"-m conntrack --ctstate NEW -j DROP"}}}}
 	for _, chain := range guarded {
 		to.jumps = append(to.jumps, jump{chain, 1, "-m comment --comment " + quote(comment) + " -j " + guardChain})
 	}
@@ -120,11 +120,11 @@ func (b *Backend) guardBy(ctx context.Context, t tool) (lift func(context.Contex
 	return func(ctx context.Context) error { return b.lift(ctx, t, to) }, nil
 }
 
-func (b *Backend) lift(ctx context.Context, t tool, from own) error {
+func (b *Backend) lift(ctx context.Context, t tool, from ownRules) error {
 	if err := b.inject("lifting the guard of " + t.String()); err != nil {
 		return err
 	}
-	if err := b.restore(ctx, t, transaction(guardTable, from, own{})); err != nil {
+	if err := b.restore(ctx, t, transaction(guardTable, from, ownRules{})); err != nil {
 		return fmt.Errorf("letting new connections through again: %w", err)
 	}
 	b.dropTable(t, guardTable, from)
@@ -153,7 +153,7 @@ func (b *Backend) liftLeftoverGuards(ctx context.Context, before tableView) erro
 // madeByUs reports whether the table was created together with our rules in it.
 func madeByUs(s *saved) bool { return madeFor(ownOf(s)) || madeFor(guardOf(s)) }
 
-func madeFor(o own) bool {
+func madeFor(o ownRules) bool {
 	return slices.ContainsFunc(o.jumps, func(j jump) bool {
 		rule, err := decodeRule(j.rule)
 		return err == nil && strings.HasPrefix(rule.ID, jumpComment) && strings.HasSuffix(rule.ID, madeMark)

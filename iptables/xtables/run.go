@@ -17,7 +17,7 @@ import (
 // namespace is the network namespace in which programs run.
 type namespace struct {
 	fd   int           // 0 or less: the calling thread's
-	turn *netlock.Lock // the lock under which they run, if any
+	lock *netlock.Lock // the lock under which they run, if any
 }
 
 const (
@@ -39,8 +39,8 @@ func (n namespace) run(ctx context.Context, input, path string, args ...string) 
 	defer cancel()
 	cmd := exec.CommandContext(ctx, path, args...)
 	cmd.Env = []string{"PATH=/usr/sbin:/usr/bin:/sbin:/bin", "LC_ALL=C", "XTABLES_LOCKFILE=" + ownLock}
-	if n.turn != nil {
-		if held := n.turn.Held(); held != nil {
+	if n.lock != nil {
+		if held := n.lock.File(); held != nil {
 			cmd.ExtraFiles = []*os.File{held}
 		}
 	}

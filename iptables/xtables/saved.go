@@ -92,24 +92,26 @@ type jump struct {
 	rule     string
 }
 
-// own is our part of a table, either wanted or installed.
-type own struct {
+// ownRules is our part of a table, either wanted or installed.
+type ownRules struct {
 	chains []savedChain
 	jumps  []jump
 }
 
-func (o own) empty() bool { return len(o.chains) == 0 && len(o.jumps) == 0 }
+func (o ownRules) empty() bool { return len(o.chains) == 0 && len(o.jumps) == 0 }
 
 // ownOf returns our part of a table, without the guard.
-func ownOf(s *saved) own {
+func ownOf(s *saved) ownRules {
 	return part(s, func(chain string) bool { return ours(chain) && chain != guardChain })
 }
 
 // guardOf returns the guard in a filter table.
-func guardOf(s *saved) own { return part(s, func(chain string) bool { return chain == guardChain }) }
+func guardOf(s *saved) ownRules {
+	return part(s, func(chain string) bool { return chain == guardChain })
+}
 
-func part(s *saved, of func(chain string) bool) own {
-	var o own
+func part(s *saved, of func(chain string) bool) ownRules {
+	var o ownRules
 	if s == nil {
 		return o
 	}
@@ -146,8 +148,8 @@ func jumpTarget(rule string) string {
 }
 
 // wantedPart returns our part of a table after the rendered text is installed.
-func wantedPart(t *tableText, madeTable bool) own {
-	var o own
+func wantedPart(t *tableText, madeTable bool) ownRules {
+	var o ownRules
 	if t == nil {
 		return o
 	}
@@ -173,7 +175,7 @@ func jumpRule(c chainText, madeTable bool) string {
 
 // transaction returns input for iptables-restore --noflush that atomically changes our part of a table. Nothing else in
 // the table is changed.
-func transaction(table iptables.Table, from, to own) string {
+func transaction(table iptables.Table, from, to ownRules) string {
 	var b strings.Builder
 	say := func(format string, args ...any) { fmt.Fprintf(&b, format+"\n", args...) }
 	say("*%s", table)

@@ -17,8 +17,8 @@ import (
 	"github.com/pilotfish-mesh/pilotfish/iptables"
 )
 
-// each runs a test for both flavours, each in a namespace of its own.
-func each(t *testing.T, f func(t *testing.T, ns *testns.Namespace, b *Backend)) {
+// forEachFlavour runs a test for both flavours, each in a namespace of its own.
+func forEachFlavour(t *testing.T, f func(t *testing.T, ns *testns.Namespace, b *Backend)) {
 	for _, flavour := range []Flavour{NFT, Legacy} {
 		t.Run(string(flavour), func(t *testing.T) {
 			ns := testns.New(t)

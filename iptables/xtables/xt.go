@@ -23,8 +23,8 @@ type Config struct {
 	Logger *slog.Logger
 	// RulesOnly leaves routing unchanged and unread.
 	RulesOnly bool
-	// Turn is the namespace lock that the caller holds across several calls; nil: each call acquires the lock itself.
-	Turn *netlock.Lock
+	// Lock is the namespace lock that the caller holds across several calls; nil: each call acquires the lock itself.
+	Lock *netlock.Lock
 	// Inject is for tests. It is called before each step of a change; an error makes the step fail.
 	Inject func(step string) error
 }
@@ -44,7 +44,7 @@ func New(ctx context.Context, cfg Config) (*Backend, error) {
 	if cfg.Logger == nil {
 		cfg.Logger = slog.New(slog.DiscardHandler)
 	}
-	b := &Backend{cfg: cfg, ns: namespace{fd: cfg.NetNS}, routes: route.New(route.Config{NetNS: cfg.NetNS, Leave: cfg.RulesOnly, Inject: cfg.Inject})}
+	b := &Backend{cfg: cfg, ns: namespace{fd: cfg.NetNS}, routes: route.New(route.Config{NetNS: cfg.NetNS, Disabled: cfg.RulesOnly, Inject: cfg.Inject})}
 	var troubles []error
 	for _, family := range families {
 		tools, err := findTools(ctx, family)
@@ -142,16 +142,16 @@ func (b *Backend) sortTools(s tableView, family iptables.Families) []tool {
 
 // lock uses the lock that the caller holds, or acquires one and returns the function that releases it.
 func (b *Backend) lock(ctx context.Context) (release func(), err error) {
-	if b.cfg.Turn != nil {
-		b.ns.turn = b.cfg.Turn
+	if b.cfg.Lock != nil {
+		b.ns.lock = b.cfg.Lock
 		return func() {}, nil
 	}
-	if b.ns.turn, err = netlock.Take(ctx, b.cfg.NetNS); err != nil {
+	if b.ns.lock, err = netlock.Acquire(ctx, b.cfg.NetNS); err != nil {
 		return nil, err
 	}
 	return func() {
-		b.ns.turn.End()
-		b.ns.turn = nil
+		b.ns.lock.Release()
+		b.ns.lock = nil
 	}, nil
 }
 
@@ -167,7 +167,7 @@ func (b *Backend) Read(ctx context.Context) (*iptables.Installed, error) {
 		return nil, err
 	}
 	in := decode(s)
-	if err := b.routes.Complete(in); err != nil {
+	if err := b.routes.SetRouting(in); err != nil {
 		return nil, err
 	}
 	in.Rules = iptables.Canonical(in.Rules)

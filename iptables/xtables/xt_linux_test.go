@@ -20,8 +20,8 @@ func text(t testing.TB, v any) string {
 	return string(data)
 }
 
-func TestWhatIsReadBackIsWhatWasApplied(t *testing.T) {
-	each(t, func(t *testing.T, ns *testns.Namespace, b *Backend) {
+func TestReadReturnsTheAppliedRules(t *testing.T) {
+	forEachFlavour(t, func(t *testing.T, ns *testns.Namespace, b *Backend) {
 		want := wordy()
 		apply(t, b, want)
 		got, err := b.Read(t.Context())
@@ -41,7 +41,7 @@ func TestWhatIsReadBackIsWhatWasApplied(t *testing.T) {
 }
 
 // The groups are one rule, also after an Apply of another set failed and was rolled back.
-func TestAsManyGroupsAsAreAllowedCanBeCaptured(t *testing.T) {
+func TestMaximumNumberOfGroupsCanBeCaptured(t *testing.T) {
 	o := iptables.DefaultOptions()
 	o.OutboundCIDRs.All, o.RedirectDNS, o.CaptureAllDNS, o.DualStack = true, true, true, true
 	o.OwnerGroups = iptables.Groups{}
@@ -52,7 +52,7 @@ func TestAsManyGroupsAsAreAllowedCanBeCaptured(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	each(t, func(t *testing.T, ns *testns.Namespace, b *Backend) {
+	forEachFlavour(t, func(t *testing.T, ns *testns.Namespace, b *Backend) {
 		apply(t, b, want)
 		got, err := b.Read(t.Context())
 		if err != nil {
@@ -87,7 +87,7 @@ func small(port uint16) *iptables.RuleSet {
 }
 
 func TestApplyingAgainChangesNothing(t *testing.T) {
-	each(t, func(t *testing.T, ns *testns.Namespace, b *Backend) {
+	forEachFlavour(t, func(t *testing.T, ns *testns.Namespace, b *Backend) {
 		apply(t, b, wordy())
 		once := everything(t, ns)
 		before, err := b.readTables(t.Context())
@@ -111,7 +111,7 @@ func TestApplyingAgainChangesNothing(t *testing.T) {
 }
 
 func TestReplacingRulesEqualsAFreshApply(t *testing.T) {
-	each(t, func(t *testing.T, ns *testns.Namespace, b *Backend) {
+	forEachFlavour(t, func(t *testing.T, ns *testns.Namespace, b *Backend) {
 		fresh := testns.New(t)
 		apply(t, backend(t, fresh, b.cfg.Flavour), small(15001))
 		apply(t, b, wordy())
@@ -147,10 +147,10 @@ for f in nft legacy; do
 	ip6tables-$f -w -t mangle -A OUTPUT -p udp -j ACCEPT
 done`
 
-func TestCleaningLeavesJustWhatWasThere(t *testing.T) {
+func TestCleanLeavesForeignRules(t *testing.T) {
 	for name, script := range map[string]string{"nothing": "true", "foreign rules": foreign, "an empty table": "iptables-nft -w -t raw -A OUTPUT -j ACCEPT; iptables-nft -w -t raw -F"} {
 		t.Run(name, func(t *testing.T) {
-			each(t, func(t *testing.T, ns *testns.Namespace, b *Backend) {
+			forEachFlavour(t, func(t *testing.T, ns *testns.Namespace, b *Backend) {
 				shell(t, ns, script)
 				before := everything(t, ns)
 				apply(t, b, wordy())
@@ -177,7 +177,7 @@ func TestRulesThatTheKernelRefusesAreRolledBack(t *testing.T) {
 					Verdict: iptables.Verdict{Action: iptables.Jump, Chain: "ISTIO_NOWHERE"}})
 			}
 		}
-		each(t, func(t *testing.T, ns *testns.Namespace, b *Backend) {
+		forEachFlavour(t, func(t *testing.T, ns *testns.Namespace, b *Backend) {
 			shell(t, ns, foreign)
 			apply(t, b, small(15001))
 			before := everything(t, ns)
@@ -203,8 +203,8 @@ func unchanged(t testing.TB, b *Backend, before, after string) {
 
 var errInjected = errors.New("injected")
 
-func TestAFailureAtAnyStepLeavesTheFormerStateAsItWas(t *testing.T) {
-	each(t, func(t *testing.T, ns *testns.Namespace, b *Backend) {
+func TestApplyFailingAtAnyStepRestoresThePreviousState(t *testing.T) {
+	forEachFlavour(t, func(t *testing.T, ns *testns.Namespace, b *Backend) {
 		shell(t, ns, foreign)
 		step := func(n int) func(string) error {
 			return func(string) error {
@@ -246,7 +246,7 @@ func TestAFailureAtAnyStepLeavesTheFormerStateAsItWas(t *testing.T) {
 	})
 }
 
-func TestANamespaceKeepsItsFlavour(t *testing.T) {
+func TestFlavourOfANamespaceDoesNotChange(t *testing.T) {
 	for _, flavour := range []Flavour{NFT, Legacy} {
 		ns := testns.New(t)
 		apply(t, backend(t, ns, flavour), small(15001))
@@ -266,7 +266,7 @@ func TestANamespaceKeepsItsFlavour(t *testing.T) {
 }
 
 func TestKilledApplyIsReportedAndRepaired(t *testing.T) {
-	each(t, func(t *testing.T, ns *testns.Namespace, b *Backend) {
+	forEachFlavour(t, func(t *testing.T, ns *testns.Namespace, b *Backend) {
 		apply(t, b, wordy())
 		before := everything(t, ns)
 		if _, err := b.guard(t.Context(), b.sortTools(nil, iptables.IPv4)[:1]); err != nil {
@@ -281,8 +281,8 @@ func TestKilledApplyIsReportedAndRepaired(t *testing.T) {
 	})
 }
 
-func TestDamageIsSeen(t *testing.T) {
-	each(t, func(t *testing.T, ns *testns.Namespace, b *Backend) {
+func TestChangedRulesAreReported(t *testing.T) {
+	forEachFlavour(t, func(t *testing.T, ns *testns.Namespace, b *Backend) {
 		apply(t, b, small(15001))
 		program := "iptables-" + string(b.cfg.Flavour)
 		shell(t, ns, program+" -w -t nat -I OUTPUT 1 -p tcp -j ACCEPT; "+program+" -w -t nat -A PILOTFISH_OUTPUT -p icmp -j ACCEPT")

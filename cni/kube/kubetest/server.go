@@ -148,8 +148,8 @@ func (s *Server) Break(code int) {
 	s.CloseClientConnections()
 }
 
-// Expire discards all events, as compaction of the store does. Clients must list again.
-func (s *Server) Expire() {
+// ExpireEvents discards all events, as compaction of the store does. Clients must list again.
+func (s *Server) ExpireEvents() {
 	s.mu.Lock()
 	s.events, s.expiring = nil, true
 	s.mu.Unlock()
@@ -193,8 +193,8 @@ func (s *Server) serve(w http.ResponseWriter, r *http.Request) {
 	}
 }
 
-// Hold delays the responses at a path until release is called. release may be called again.
-func (s *Server) Hold(path string) (release func()) {
+// DelayResponses delays the responses at a path until release is called. release may be called again.
+func (s *Server) DelayResponses(path string) (release func()) {
 	held := make(chan struct{})
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -207,8 +207,8 @@ func (s *Server) Hold(path string) (release func()) {
 	})
 }
 
-// Shorten limits the lifetime of new tokens; with 0 token requests are refused.
-func (s *Server) Shorten(life time.Duration) {
+// LimitTokenLife limits the lifetime of new tokens; with 0 token requests are refused.
+func (s *Server) LimitTokenLife(life time.Duration) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.life = life

@@ -101,9 +101,9 @@ func (c *CASource) NextRotation() time.Time {
 	return c.nextRotation
 }
 
-// Warm generates the key and requests the first certificate in the background, before Envoy requests the secret. Run
+// FetchFirst generates the key and requests the first certificate in the background, before Envoy requests the secret. Run
 // waits for this request.
-func (c *CASource) Warm(ctx context.Context) {
+func (c *CASource) FetchFirst(ctx context.Context) {
 	c.warmOnce.Do(func() {
 		ctx, c.stopWarm = context.WithCancel(ctx)
 		c.warm = make(chan struct{})

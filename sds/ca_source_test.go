@@ -258,7 +258,7 @@ func TestWarmObtainsCertificateBeforeRun(t *testing.T) {
 	ca := newAuthority(t)
 	address, _ := ca.listen(t, "127.0.0.1:0", nil)
 	source := newSource(t, caConfig(address))
-	source.Warm(t.Context())
+	source.FetchFirst(t.Context())
 	nextSerial(t, source, "")
 	runSource(t, source)
 	if got := ca.calls.Load(); got != 1 {
@@ -273,7 +273,7 @@ func TestWarmEndsWithRun(t *testing.T) {
 	ca.set(func(*x509.CertificateRequest) ([]string, error) { <-release; return nil, nil })
 	address, _ := ca.listen(t, "127.0.0.1:0", nil)
 	source := newSource(t, caConfig(address))
-	source.Warm(context.Background())
+	source.FetchFirst(context.Background())
 	ctx, cancel := context.WithCancel(context.Background())
 	cancel()
 	if err := source.Run(ctx); err != nil {

@@ -22,8 +22,8 @@ import (
 	"github.com/pilotfish-mesh/pilotfish/internal/backoff"
 )
 
-// WorkloadConfig configures a WorkloadSource.
-type WorkloadConfig struct {
+// SPIFFEConfig configures a SPIFFESource.
+type SPIFFEConfig struct {
 	// Target is the gRPC target of the SPIFFE Workload API: unix:/run/spire/agent.sock, or dns:127.0.0.1:8081.
 	Target string
 	// SPIFFEID selects the identity if there are several. If it is not among them, the first is used.
@@ -38,10 +38,10 @@ type WorkloadConfig struct {
 // maxSVIDs limits one message of the Workload API.
 const maxSVIDs = 8 << 20
 
-// WorkloadSource obtains the workload's identity, and the roots of all trust domains, from the SPIFFE Workload API (for
+// SPIFFESource obtains the workload's identity, and the roots of all trust domains, from the SPIFFE Workload API (for
 // example, SPIRE's agent), which renews them. Invalid messages and the end of the stream do not change the identity.
-type WorkloadSource struct {
-	config WorkloadConfig
+type SPIFFESource struct {
+	config SPIFFEConfig
 	subscribers
 
 	mu         sync.Mutex
@@ -50,8 +50,8 @@ type WorkloadSource struct {
 	renewalLog renewalLog
 }
 
-// NewWorkloadSource returns a source for config, or an error if config is invalid.
-func NewWorkloadSource(config WorkloadConfig) (*WorkloadSource, error) {
+// NewSPIFFESource returns a source for config, or an error if config is invalid.
+func NewSPIFFESource(config SPIFFEConfig) (*SPIFFESource, error) {
 	if config.Target == "" {
 		return nil, errors.New("sds: no address of a SPIFFE Workload API")
 	}
@@ -67,27 +67,27 @@ func NewWorkloadSource(config WorkloadConfig) (*WorkloadSource, error) {
 	if config.Clock == nil {
 		config.Clock = SystemClock{}
 	}
-	return &WorkloadSource{config: config}, nil
+	return &SPIFFESource{config: config}, nil
 }
 
 // Name returns "SPIFFE Workload API" and the target.
-func (s *WorkloadSource) Name() string { return "SPIFFE Workload API " + s.config.Target }
+func (s *SPIFFESource) Name() string { return "SPIFFE Workload API " + s.config.Target }
 
 // Subscribe registers a function that is called after each change.
-func (s *WorkloadSource) Subscribe(notify func()) { s.add(notify) }
+func (s *SPIFFESource) Subscribe(notify func()) { s.add(notify) }
 
 // NextRotation returns the zero time: the API's server renews the certificate.
-func (s *WorkloadSource) NextRotation() time.Time { return time.Time{} }
+func (s *SPIFFESource) NextRotation() time.Time { return time.Time{} }
 
 // Current returns the identity in force.
-func (s *WorkloadSource) Current() Material {
+func (s *SPIFFESource) Current() Material {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return s.material
 }
 
 // Run receives identities from the API until ctx ends; then it returns nil.
-func (s *WorkloadSource) Run(ctx context.Context) error {
+func (s *SPIFFESource) Run(ctx context.Context) error {
 	conn, err := grpc.NewClient(s.config.Target, grpc.WithTransportCredentials(insecure.NewCredentials()), grpc.WithIdleTimeout(0),
 		grpc.WithDisableServiceConfig(), grpc.WithNoProxy(), grpc.WithDefaultCallOptions(grpc.MaxCallRecvMsgSize(maxSVIDs)))
 	if err != nil {
@@ -110,7 +110,7 @@ func (s *WorkloadSource) Run(ctx context.Context) error {
 }
 
 // receiveUpdates opens a stream and applies its messages until the stream ends. It calls good after each valid message.
-func (s *WorkloadSource) receiveUpdates(ctx context.Context, client workload.SpiffeWorkloadAPIClient, good func()) error {
+func (s *SPIFFESource) receiveUpdates(ctx context.Context, client workload.SpiffeWorkloadAPIClient, good func()) error {
 	ctx, cancel := context.WithCancel(metadata.AppendToOutgoingContext(ctx, "workload.spiffe.io", "true"))
 	defer cancel()
 	stream, err := client.FetchX509SVID(ctx, &workload.X509SVIDRequest{})
@@ -140,7 +140,7 @@ func convertWorkloadError(err error) error {
 	return fmt.Errorf("%s: %s", s.Code(), s.Message())
 }
 
-func (s *WorkloadSource) recordFailure(err error) {
+func (s *SPIFFESource) recordFailure(err error) {
 	now := s.config.Clock.Now()
 	s.mu.Lock()
 	s.problem = err
@@ -156,7 +156,7 @@ func (s *WorkloadSource) recordFailure(err error) {
 	}
 }
 
-func (s *WorkloadSource) apply(m Material) {
+func (s *SPIFFESource) apply(m Material) {
 	s.mu.Lock()
 	changed := !m.equal(s.material)
 	s.material, s.problem = m, nil
@@ -169,7 +169,7 @@ func (s *WorkloadSource) apply(m Material) {
 }
 
 // parseResponse verifies a message and converts it to Material.
-func (s *WorkloadSource) parseResponse(r *workload.X509SVIDResponse) (Material, error) {
+func (s *SPIFFESource) parseResponse(r *workload.X509SVIDResponse) (Material, error) {
 	svid, err := s.selectSVID(r.Svids)
 	if err != nil {
 		return Material{}, err
@@ -196,7 +196,7 @@ func (s *WorkloadSource) parseResponse(r *workload.X509SVIDResponse) (Material, 
 }
 
 // selectSVID returns the configured identity, or the first.
-func (s *WorkloadSource) selectSVID(svids []*workload.X509SVID) (*workload.X509SVID, error) {
+func (s *SPIFFESource) selectSVID(svids []*workload.X509SVID) (*workload.X509SVID, error) {
 	if len(svids) == 0 {
 		return nil, errors.New("the response contains no identity")
 	}
@@ -208,7 +208,7 @@ func (s *WorkloadSource) selectSVID(svids []*workload.X509SVID) (*workload.X509S
 	return svids[0], nil
 }
 
-func (s *WorkloadSource) checkSVID(leaf *x509.Certificate, others, roots []*x509.Certificate, id string) error {
+func (s *SPIFFESource) checkSVID(leaf *x509.Certificate, others, roots []*x509.Certificate, id string) error {
 	if len(leaf.URIs) != 1 || leaf.URIs[0].String() != id {
 		return fmt.Errorf("the certificate is for %v, not for %q", leaf.URIs, id)
 	}
@@ -273,7 +273,7 @@ func trustDomain(id string) (string, error) {
 }
 
 // Health reports whether the source has an unexpired certificate.
-func (s *WorkloadSource) Health() (ok bool, reason string) {
+func (s *SPIFFESource) Health() (ok bool, reason string) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	problem := ""
@@ -292,6 +292,6 @@ func (s *WorkloadSource) Health() (ok bool, reason string) {
 }
 
 // Remedy returns the user's remedy for a problem of the source.
-func (s *WorkloadSource) Remedy() string {
+func (s *SPIFFESource) Remedy() string {
 	return "check that the SPIFFE Workload API is running and that the workload is registered there"
 }

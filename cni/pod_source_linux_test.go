@@ -22,7 +22,7 @@ import (
 )
 
 // apiServer starts a fake Kubernetes API server; its first responses can be failures.
-func (h *host) apiServer(failures int32, pods ...*agentapi.Pod) *atomic.Int32 {
+func (h *testNode) apiServer(failures int32, pods ...*agentapi.Pod) *atomic.Int32 {
 	h.t.Helper()
 	asked := &atomic.Int32{}
 	server := httptest.NewTLSServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
@@ -54,23 +54,23 @@ func (h *host) apiServer(failures int32, pods ...*agentapi.Pod) *atomic.Int32 {
 	return asked
 }
 
-func TestAPIServerIsAskedWhenTheAgentCannotTell(t *testing.T) {
+func TestADDQueriesTheAPIServerIfTheNodeAgentCannotAnswer(t *testing.T) {
 	pod := meshPod("web")
 	for name, c := range map[string]struct {
-		prepare func(h *host) *atomic.Int32
+		prepare func(h *testNode) *atomic.Int32
 		code    uint
 		source  string
 	}{
-		"agent starting":           {func(h *host) *atomic.Int32 { h.withAgent(pod).agent.down = "starting"; return h.apiServer(0, pod) }, 0, "api"},
-		"agent does not know":      {func(h *host) *atomic.Int32 { h.withAgent(); return h.apiServer(0, pod) }, 0, "api"},
-		"agent has the pod before": {func(h *host) *atomic.Int32 { h.withAgent(withUID(pod, "old")); return h.apiServer(0, pod) }, 0, "api"},
-		"neither knows":            {func(h *host) *atomic.Int32 { h.withAgent(); return h.apiServer(0) }, types.ErrUnknownContainer, ""},
-		"API stumbles":             {func(h *host) *atomic.Int32 { h.withAgent(pod).agent.down = "starting"; return h.apiServer(2, pod) }, 0, "api"},
-		"API has another one":      {func(h *host) *atomic.Int32 { h.withAgent(); return h.apiServer(0, withUID(pod, "new")) }, types.ErrTryAgainLater, ""},
+		"agent starting":           {func(h *testNode) *atomic.Int32 { h.withAgent(pod).agent.down = "starting"; return h.apiServer(0, pod) }, 0, "api"},
+		"agent does not know":      {func(h *testNode) *atomic.Int32 { h.withAgent(); return h.apiServer(0, pod) }, 0, "api"},
+		"agent has the pod before": {func(h *testNode) *atomic.Int32 { h.withAgent(withUID(pod, "old")); return h.apiServer(0, pod) }, 0, "api"},
+		"neither knows":            {func(h *testNode) *atomic.Int32 { h.withAgent(); return h.apiServer(0) }, types.ErrUnknownContainer, ""},
+		"API stumbles":             {func(h *testNode) *atomic.Int32 { h.withAgent(pod).agent.down = "starting"; return h.apiServer(2, pod) }, 0, "api"},
+		"API has another one":      {func(h *testNode) *atomic.Int32 { h.withAgent(); return h.apiServer(0, withUID(pod, "new")) }, types.ErrTryAgainLater, ""},
 	} {
-		h := newHost(t)
+		h := newTestNode(t)
 		if c.code == types.ErrTryAgainLater {
-			h.patience = "1s"
+			h.agentTimeout = "1s"
 		}
 		asked := c.prepare(h)
 		answer := h.call("ADD", pod, netnsPath(testns.New(t)), h.withPrevious("1.0.0"))
@@ -89,9 +89,9 @@ func TestAPIServerIsAskedWhenTheAgentCannotTell(t *testing.T) {
 	}
 }
 
-func TestAPIServerAloneIsEnough(t *testing.T) {
+func TestADDWorksWithoutANodeAgent(t *testing.T) {
 	pod := meshPod("web")
-	h := newHost(t)
+	h := newTestNode(t)
 	h.apiServer(0, pod)
 	ns := testns.New(t)
 	if answer := h.call("ADD", pod, netnsPath(ns), h.withPrevious("1.0.0")); answer.err != nil || inForce(t, ns) == nil {
@@ -113,7 +113,7 @@ rules:
 `
 
 func TestPolicyFileDecidesWithoutKubernetes(t *testing.T) {
-	h := newHost(t) // neither agent nor API server
+	h := newTestNode(t) // neither agent nor API server
 	file := filepath.Join(h.dir, "policy.yaml")
 	h.extra["policy_file"] = file
 	if err := os.WriteFile(file, []byte(policyText), 0o600); err != nil {

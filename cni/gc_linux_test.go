@@ -19,7 +19,7 @@ import (
 )
 
 // noted returns the names of the plugin's attachment files.
-func (h *host) noted() []string {
+func (h *testNode) noted() []string {
 	h.t.Helper()
 	names, err := filepath.Glob(filepath.Join(h.dir, agentapi.AttachmentsDir, "*"))
 	if err != nil {
@@ -29,7 +29,7 @@ func (h *host) noted() []string {
 }
 
 // collect is the GC of a runtime that knows these pods alone, and remembers no other, long after their start.
-func (h *host) collect(known ...*agentapi.Pod) {
+func (h *testNode) collect(known ...*agentapi.Pod) {
 	h.t.Helper()
 	for _, path := range h.noted() {
 		info, err := os.Lstat(path)
@@ -43,7 +43,7 @@ func (h *host) collect(known ...*agentapi.Pod) {
 	h.collectNow(known...)
 }
 
-func (h *host) collectNow(known ...*agentapi.Pod) {
+func (h *testNode) collectNow(known ...*agentapi.Pod) {
 	h.t.Helper()
 	if err := os.RemoveAll(filepath.Join(h.dir, "cache")); err != nil {
 		h.t.Fatal(err)
@@ -58,7 +58,7 @@ func (h *host) collectNow(known ...*agentapi.Pod) {
 }
 
 // add has a pod started in a namespace by a runtime.
-func (h *host) add(p *agentapi.Pod, ns *testns.Namespace) {
+func (h *testNode) add(p *agentapi.Pod, ns *testns.Namespace) {
 	h.t.Helper()
 	if _, err := h.libcni().AddNetworkList(h.t.Context(), h.list("1.1.0"), runtimeConf(p, ns)); err != nil {
 		h.t.Fatal(err)
@@ -74,10 +74,10 @@ func tproxyPod(name string) *agentapi.Pod {
 	return p
 }
 
-func TestSandboxesThatTheRuntimeHasForgottenAreCollected(t *testing.T) {
+func TestGCRemovesRulesOfSandboxesUnknownToTheRuntime(t *testing.T) {
 	t.Setenv("PRIMARY_VERSION", "1.1.0")
 	gone, lives, tproxy := meshPod("gone"), meshPod("lives"), tproxyPod("tproxy")
-	h := newHost(t).withAgent(gone, lives, tproxy)
+	h := newTestNode(t).withAgent(gone, lives, tproxy)
 	networks := map[*agentapi.Pod]*testns.Namespace{}
 	for _, p := range []*agentapi.Pod{gone, lives, tproxy} {
 		networks[p] = podNetwork(t, "10.1.2.3/24")
@@ -105,10 +105,10 @@ func TestSandboxesThatTheRuntimeHasForgottenAreCollected(t *testing.T) {
 }
 
 // Processes that still run in a forgotten sandbox stay captured.
-func TestNobodyLosesItsProxyByACollection(t *testing.T) {
+func TestGCLeavesRunningPodsRedirected(t *testing.T) {
 	t.Setenv("PRIMARY_VERSION", "1.1.0")
 	pod := meshPod("web")
-	h := newHost(t).withAgent(pod)
+	h := newTestNode(t).withAgent(pod)
 	ns := podNetwork(t, "10.1.2.3/24")
 	h.add(pod, ns)
 	process := exec.Command("sleep", "600")
@@ -126,10 +126,10 @@ func TestNobodyLosesItsProxyByACollection(t *testing.T) {
 }
 
 // What a runtime knows may be older than a sandbox, whose first process is yet to start.
-func TestSandboxThatWasJustAddedIsNotCollected(t *testing.T) {
+func TestGCLeavesNewSandboxes(t *testing.T) {
 	t.Setenv("PRIMARY_VERSION", "1.1.0")
 	pod := meshPod("web")
-	h := newHost(t).withAgent(pod)
+	h := newTestNode(t).withAgent(pod)
 	ns := podNetwork(t, "10.1.2.3/24")
 	h.add(pod, ns)
 	h.collectNow()
@@ -139,7 +139,7 @@ func TestSandboxThatWasJustAddedIsNotCollected(t *testing.T) {
 }
 
 // A virtual machine may be a thread of a program that is elsewhere.
-func TestNobodyLosesItsProxyWhoIsOneThreadOfAProgram(t *testing.T) {
+func TestGCLeavesNamespaceOfASingleThreadRedirected(t *testing.T) {
 	ns := testns.New(t)
 	var stat unix.Stat_t
 	if err := unix.Fstat(int(ns.Handle), &stat); err != nil {
@@ -179,10 +179,10 @@ func TestNobodyLosesItsProxyWhoIsOneThreadOfAProgram(t *testing.T) {
 	}
 }
 
-func TestCollectionOfOneNetworkLeavesASandboxToItsOthers(t *testing.T) {
+func TestGCOfOneNetworkLeavesSandboxesOfOtherNetworks(t *testing.T) {
 	t.Setenv("PRIMARY_VERSION", "1.1.0")
 	pod := meshPod("web")
-	h := newHost(t).withAgent(pod)
+	h := newTestNode(t).withAgent(pod)
 	ns := podNetwork(t, "10.1.2.3/24")
 	h.add(pod, ns)
 	second := h.config("1.1.0")
@@ -196,10 +196,10 @@ func TestCollectionOfOneNetworkLeavesASandboxToItsOthers(t *testing.T) {
 	}
 }
 
-func TestCollectionTakesNothingFromWhoHasASandboxesPathNow(t *testing.T) {
+func TestGCLeavesNewSandboxAtAReusedPath(t *testing.T) {
 	t.Setenv("PRIMARY_VERSION", "1.1.0")
 	old, next := meshPod("old"), meshPod("next")
-	h := newHost(t).withAgent(old, next)
+	h := newTestNode(t).withAgent(old, next)
 	first, second := testns.New(t), testns.New(t)
 	path := filepath.Join(h.dir, "netns")
 	add := func(p *agentapi.Pod, ns *testns.Namespace) {
@@ -221,10 +221,10 @@ func TestCollectionTakesNothingFromWhoHasASandboxesPathNow(t *testing.T) {
 }
 
 // GC succeeds with any content of the directory, and removes nothing without a valid file.
-func TestCollectionWithoutItsNotesTakesNothing(t *testing.T) {
+func TestGCWithoutAttachmentRecordsRemovesNothing(t *testing.T) {
 	t.Setenv("PRIMARY_VERSION", "1.1.0")
 	pod := meshPod("web")
-	h := newHost(t).withAgent(pod)
+	h := newTestNode(t).withAgent(pod)
 	ns := testns.New(t)
 	h.add(pod, ns)
 	for name, config := range map[string]string{

@@ -4,4 +4,4 @@ package xtables
 
 import "github.com/pilotfish-mesh/pilotfish/iptables"
 
-func (*Backend) dropTable(tool, iptables.Table, own) {}
+func (*Backend) dropTable(tool, iptables.Table, ownRules) {}

@@ -103,7 +103,7 @@ func TestPodIsFoundByItsProcessAndAddress(t *testing.T) {
 	}
 }
 
-func TestPathThatThePluginWasToldNeedsThePodsAddress(t *testing.T) {
+func TestHintedPathNeedsThePodsAddress(t *testing.T) {
 	ns := testns.New(t)
 	address(t, ns, "10.9.8.7/32")
 	path := "/proc/self/fd/" + strconv.Itoa(int(ns.Handle))

@@ -21,8 +21,8 @@ func Open(context.Context, Config) (*Harness, error) {
 // Families returns nil.
 func (*Harness) Families() []iptables.Families { return nil }
 
-// Own returns nil.
-func (*Harness) Own(iptables.Families) ([]netip.Addr, error) { return nil, nil }
+// Addresses returns nil.
+func (*Harness) Addresses(iptables.Families) ([]netip.Addr, error) { return nil, nil }
 
 // Ends returns invalid addresses.
 func (*Harness) Ends(iptables.Families) (near, far netip.Addr) { return netip.Addr{}, netip.Addr{} }
@@ -47,7 +47,7 @@ func OpenSockets(Config, []uint16) (*Sockets, error) {
 // Sender lists the users and groups as which packets can be sent.
 type Sender struct {
 	UID, GID uint32
-	Anybody  bool
+	AnyUser  bool
 }
 
 // SenderIn returns a zero Sender.

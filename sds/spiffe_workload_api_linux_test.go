@@ -95,10 +95,10 @@ func newSVID(t testing.TB, a *testpki.Authority, id string) *workload.X509SVID {
 	return &workload.X509SVID{SpiffeId: id, X509Svid: certBlock.Bytes, X509SvidKey: keyBlock.Bytes, Bundle: a.Cert.Raw}
 }
 
-func workloadSource(t *testing.T, socket string) *WorkloadSource {
+func workloadSource(t *testing.T, socket string) *SPIFFESource {
 	t.Helper()
 	log, _ := newLogger(t)
-	source, err := NewWorkloadSource(WorkloadConfig{Target: "unix:" + socket, SPIFFEID: identity, Logger: log,
+	source, err := NewSPIFFESource(SPIFFEConfig{Target: "unix:" + socket, SPIFFEID: identity, Logger: log,
 		MinRetry: 5 * time.Millisecond, MaxRetry: 50 * time.Millisecond})
 	if err != nil {
 		t.Fatal(err)
@@ -267,7 +267,7 @@ func FuzzSVIDs(f *testing.F) {
 		}
 		f.Add(seed)
 	}
-	source, err := NewWorkloadSource(WorkloadConfig{Target: "unix:/x", SPIFFEID: identity})
+	source, err := NewSPIFFESource(SPIFFEConfig{Target: "unix:/x", SPIFFEID: identity})
 	if err != nil {
 		f.Fatal(err)
 	}
