@@ -119,7 +119,7 @@ func TestDescribeShowsTheEffectOfDocuments(t *testing.T) {
 	for _, want := range []string{
 		"Serves reviews.shop.svc.cluster.local:80 (HTTP, at its port 80)\n  accepts mutual TLS only (STRICT), as PeerAuthentication shop/strict specifies",
 		"VirtualService shop/reviews  " + dir + "/routes.yaml:1:1\n      requests with path like \"/re.*\" go to reviews",
-		"of the rest only what an ALLOW policy matches is let in",
+		"requests are allowed only if they match an ALLOW policy",
 		"ALLOW: from cluster.local/ns/shop/sa/page to GET",
 		"it sees 2 services",
 	} {

@@ -1,5 +1,5 @@
-// Package compare returns the configuration differences of proxies between two states of a mesh, before the second is
-// active.
+// Package compare determines how the configuration of proxies would change between two states of a mesh. It is used
+// before a change is applied.
 package compare
 
 import (
@@ -19,7 +19,7 @@ import (
 	"github.com/pilotfish-mesh/pilotfish/controlplane/xds"
 )
 
-// maxValues is the maximum number of differing values per resource.
+// maxValues limits the number of differing values that a Change lists per resource.
 const maxValues = 40
 
 // Kind is the kind of change of a resource.
@@ -37,13 +37,13 @@ type Change struct {
 	Type string `json:"type"`
 	Name string `json:"name"`
 	Kind Kind   `json:"kind"`
-	// Values are the differing values of a changed resource.
+	// Values lists the values of the resource that differ.
 	Values []Value `json:"values,omitempty"`
-	// More is the number of further differing values.
+	// More is the number of differing values that Values omits.
 	More int `json:"more,omitempty"`
 }
 
-// Value is one differing value of a resource; "" means that it does not exist.
+// Value is one differing value of a resource. "" means that the value does not exist.
 type Value struct {
 	Path   string `json:"path"`
 	Before string `json:"before,omitempty"`
@@ -56,12 +56,12 @@ type Group struct {
 	Changes []Change `json:"changes"`
 }
 
-// Proxies compares the resources of each proxy in two snapshots. Proxies with the same changes are grouped; proxies
-// without changes are omitted.
+// Proxies compares the resources of each proxy in two snapshots. It groups proxies with the same changes, and omits
+// proxies without changes.
 func Proxies(before, after *snapshot.Snapshot, proxies []*translate.Proxy) ([]Group, error) {
 	var groups []Group
 	byContent := map[string]int{}
-	shown := map[string]Change{} // by compared versions: most proxies share their resources
+	shown := map[string]Change{} // key: the versions that were compared, because most proxies share their resources
 	for _, p := range proxies {
 		changes, err := compareProxy(before, after, p, shown)
 		if err != nil {
@@ -135,7 +135,7 @@ func AllResources(s *snapshot.Snapshot, p *translate.Proxy) (map[string][]*xds.R
 	put(xds.SecretType, secrets, failed)
 	extensions, failed := translate.Extensions(s, p, nil)
 	put(xds.ExtensionType, extensions, failed)
-	if p.Type == translate.Sidecar { // agents of gateways request no name table
+	if p.Type == translate.Sidecar { // agents of gateways do not request the name table
 		names, failed := translate.NameTable(s, p)
 		put(xds.NameTableType, []*xds.Resource{names}, failed)
 	}
@@ -206,8 +206,8 @@ func compareResource(short string, before, after *xds.Resource) (Change, error) 
 	return c, nil
 }
 
-// flattenResource returns the values of a resource by path. Named list items are identified by name, so that an added
-// or removed item does not change the paths of later ones.
+// flattenResource returns the values of a resource by path. The paths contain the names of list items that have one, so
+// that an added or removed item does not change the paths of later items.
 func flattenResource(r *xds.Resource) (map[string]string, error) {
 	data, err := marshalRedacted(r)
 	if err != nil {
@@ -224,7 +224,7 @@ func flattenResource(r *xds.Resource) (map[string]string, error) {
 
 // marshalRedacted returns a resource as JSON, without private keys.
 func marshalRedacted(r *xds.Resource) ([]byte, error) {
-	if r.Body.GetTypeUrl() == xds.NameTableType { // no Go type is registered for it
+	if r.Body.GetTypeUrl() == xds.NameTableType { // name tables have no registered Go type
 		return json.Marshal(translate.DescribeNames(r.Body.GetValue()))
 	}
 	message, err := r.Body.UnmarshalNew()
@@ -241,7 +241,7 @@ func marshalRedacted(r *xds.Resource) ([]byte, error) {
 	return protojson.Marshal(message)
 }
 
-// fingerprint identifies certificates by hash.
+// fingerprint returns a hash that identifies a certificate.
 func fingerprint(source *corev3.DataSource) string {
 	if source == nil {
 		return ""

@@ -10,14 +10,14 @@ import (
 	"github.com/pilotfish-mesh/pilotfish/controlplane/config"
 )
 
-// redacted replaces a sensitive value.
+// redacted is the placeholder for a sensitive value.
 const redacted = "[hidden]"
 
 // Redact replaces values that Envoy's API marks as sensitive (private keys, passwords), and the pull secrets of Wasm
-// modules. It also searches packed messages, because patches may contain secrets anywhere.
+// modules. It also searches messages in google.protobuf.Any fields, because patches may contain secrets anywhere.
 func Redact(m proto.Message) { redact(m.ProtoReflect()) }
 
-// redact reports whether it replaced anything.
+// redact reports whether it redacted any value.
 func redact(m protoreflect.Message) (changed bool) {
 	if packed, ok := m.Interface().(*anypb.Any); ok {
 		return redactPacked(packed)
@@ -57,7 +57,8 @@ func redactPacked(packed *anypb.Any) bool {
 	return packed.MarshalFrom(content) == nil
 }
 
-// redactField replaces a field by the placeholder, or clears it if its type has none.
+// redactField replaces the value of a field by the placeholder. If the type of the field cannot contain the
+// placeholder, it clears the field.
 func redactField(m protoreflect.Message, fd protoreflect.FieldDescriptor) {
 	switch {
 	case fd.IsList() || fd.IsMap():
@@ -72,8 +73,8 @@ func redactField(m protoreflect.Message, fd protoreflect.FieldDescriptor) {
 	}
 }
 
-// redactEntry redacts the pull secret in a module's environment, also in an untyped one, and reports whether there is
-// one.
+// redactEntry redacts the pull secret in the environment of a Wasm module, also if the message is untyped. It reports
+// whether there is one.
 func redactEntry(fd protoreflect.FieldDescriptor, m protoreflect.Map) bool {
 	if fd.MapKey().Kind() != protoreflect.StringKind {
 		return false

@@ -16,7 +16,7 @@ import (
 	"github.com/pilotfish-mesh/pilotfish/controlplane/config"
 )
 
-// TestRedactRemovesNestedKeys checks that keys are redacted anywhere in a message, and other values are not.
+// TestRedactRemovesNestedKeys checks that Redact removes keys anywhere in a message, and no other values.
 func TestRedactRemovesNestedKeys(t *testing.T) {
 	inline := func(text string) *corev3.DataSource {
 		return &corev3.DataSource{Specifier: &corev3.DataSource_InlineString{InlineString: text}}

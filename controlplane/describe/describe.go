@@ -28,15 +28,15 @@ type Description struct {
 	Labels         map[string]string `json:"labels,omitempty"`
 	// Inbound lists the ports of the services that select the workload.
 	Inbound []Inbound `json:"inbound,omitempty"`
-	// Policies lists the AuthorizationPolicies and RequestAuthentications of the workload.
+	// Policies lists the AuthorizationPolicies and RequestAuthentications that apply to the workload.
 	Policies []Document `json:"policies,omitempty"`
-	// Access summarizes the policies.
+	// Access summarizes the effect of the policies.
 	Access []string `json:"access,omitempty"`
-	// Gateways lists the Gateways of a gateway proxy.
+	// Gateways lists the Gateways that select the proxy. It is empty for sidecars.
 	Gateways []Document `json:"gateways,omitempty"`
 	// Scope describes the services that the workload can see.
 	Scope []string `json:"scope,omitempty"`
-	// Outbound lists the rules for requests of the workload.
+	// Outbound lists the rules for the workload's own requests.
 	Outbound []Document `json:"outbound,omitempty"`
 	// OtherDocuments lists further documents that apply: filters, logs, plug-ins.
 	OtherDocuments []Document `json:"others,omitempty"`
@@ -53,7 +53,7 @@ type Inbound struct {
 	By   string `json:"by,omitempty"`
 	// Endpoint is the Sidecar's defaultEndpoint for the port.
 	Endpoint string `json:"endpoint,omitempty"`
-	// Callers lists the rules that clients of this service apply.
+	// Callers lists the rules that clients of the service apply to their requests.
 	Callers []Document `json:"callers,omitempty"`
 }
 
@@ -64,8 +64,9 @@ type Document struct {
 	Effects  []string   `json:"says,omitempty"`
 }
 
-// refusedText describes a policy that replaces a refused document.
-const refusedText = "its document is refused, and no version of it was ever accepted: what it selects is denied (PF0213)"
+// refusedText describes a policy that the control plane denies all requests for, because its document was never
+// accepted.
+const refusedText = "the document is refused, and no earlier version was accepted: requests to the workloads that it selects are denied (PF0213)"
 
 func newDocument(r *config.Resource, effects ...string) Document {
 	d := Document{Resource: r.Key, Effects: effects}
@@ -78,7 +79,7 @@ func newDocument(r *config.Resource, effects ...string) Document {
 	return d
 }
 
-// maxOutbound limits the number of listed rules for requests.
+// maxOutbound limits the number of rules in Outbound.
 const maxOutbound = 200
 
 // Workload describes the workload of a proxy.
@@ -115,7 +116,7 @@ func (d *Description) addInbound(s *snapshot.Snapshot, p *translate.Proxy, scope
 			if by := s.PeerAuthentication(p.Namespace, p.Labels, target); by != nil {
 				in.By = by.Key.String()
 				if by.Denial {
-					in.By += " (its document is refused, PF0213)"
+					in.By += " (the document is refused, PF0213)"
 				}
 			}
 			in.Callers = describeClientRules(scope, svc, port)
@@ -134,7 +135,7 @@ func mtlsText(m snapshot.Mode) string {
 	return "mutual TLS and plaintext (PERMISSIVE)"
 }
 
-// describeClientRules returns the rules that clients in the workload's own namespace apply to a service.
+// describeClientRules returns the rules for a service that clients in the workload's own namespace apply.
 func describeClientRules(scope *snapshot.Scope, svc *registry.Service, port registry.Port) []Document {
 	var out []Document
 	if vs := scope.VirtualService(svc.Hostname); vs != nil {
@@ -183,7 +184,7 @@ func serverText(server *networking.Server) string {
 }
 
 func (d *Description) addOutbound(scope *snapshot.Scope) {
-	d.Scope = append(d.Scope, fmt.Sprintf("it sees %d services", len(scope.Services)))
+	d.Scope = append(d.Scope, fmt.Sprintf("%d services", len(scope.Services)))
 	if scope.Sidecar != nil {
 		d.Scope = append(d.Scope, fmt.Sprintf("limited by %s (%s)", scope.Sidecar.Key, scope.Sidecar.Origin))
 	}
@@ -219,11 +220,11 @@ func (d *Description) addOutboundRules(scope *snapshot.Scope) {
 			svc := scope.ServiceByName(host)
 			switch {
 			case svc != nil && svc != scope.Service(host):
-				dead = append(dead, fmt.Sprintf("%s is an alias of %s, whose rules apply", host, svc.Hostname))
+				dead = append(dead, fmt.Sprintf("%s is an alias of %s, and the rules for the latter apply", host, svc.Hostname))
 			case scope.VirtualService(host) == vs:
 				hosts = append(hosts, host)
 			default:
-				dead = append(dead, "an older rule applies to "+host)
+				dead = append(dead, "an older VirtualService applies to "+host)
 			}
 		}
 		if len(hosts) == 0 {

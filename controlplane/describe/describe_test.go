@@ -120,22 +120,22 @@ func TestOnlyApplicableDocumentsAreDescribed(t *testing.T) {
 	}{
 		{
 			proxy: translate.Proxy{Type: translate.Sidecar, Name: "page-1", Namespace: "shop", Labels: map[string]string{"app": "page"}},
-			has: []string{`Serves page.shop.svc.cluster.local:80 (HTTP, at its port 8080, handed to 127.0.0.1:9090)
+			has: []string{`Serves page.shop.svc.cluster.local:80 (HTTP, on port 8080 of the workload, forwarded to 127.0.0.1:9090)
   accepts mutual TLS only (STRICT), as PeerAuthentication istio-system/mesh specifies
-  its callers follow VirtualService shop/first  a.yaml:7:1
+  clients apply VirtualService shop/first  a.yaml:7:1
       requests are redirected to elsewhere.example to "/there"
 
-Serves page.shop.svc.cluster.local:7000 (TCP, at its port 7000)
+Serves page.shop.svc.cluster.local:7000 (TCP, on port 7000 of the workload)
   accepts plaintext only (DISABLE), as PeerAuthentication shop/page specifies
 
 `, `VirtualService shop/second  a.yaml:12:1
-      has no effect: an older rule applies to page.shop.svc.cluster.local
+      has no effect: an older VirtualService applies to page.shop.svc.cluster.local
 `, "ALLOW_ANY"},
 			lacks: []string{"way-in"},
 		},
 		{
 			proxy: translate.Proxy{Type: translate.Router, Name: "door-1", Namespace: "edge", Labels: map[string]string{"istio": "door"}},
-			has: []string{`Rules for its calls
+			has: []string{`Rules for requests of the workload
   VirtualService shop/way-in  a.yaml:17:1
       requests to edge/door for page.example
       requests go to page:80
@@ -157,7 +157,7 @@ Serves page.shop.svc.cluster.local:7000 (TCP, at its port 7000)
 	}
 }
 
-// The rule has no effect on requests except for its other hosts.
+// The rule has no effect on requests to the alias, only on requests to its other hosts.
 func TestRuleForAnAliasIsNotDescribed(t *testing.T) {
 	text := describeText(t, `
 apiVersion: v1
@@ -181,8 +181,8 @@ metadata: {name: both, namespace: shop}
 spec: {hosts: [leaf, page], http: [{directResponse: {status: 418}}]}
 `, &translate.Proxy{Type: translate.Sidecar, Name: "page-1", Namespace: "shop", Labels: map[string]string{"app": "page"}})
 	for _, want := range []string{
-		"VirtualService shop/alias  a.yaml:12:1\n      has no effect: leaf.shop.svc.cluster.local is an alias of page.shop.svc.cluster.local, whose rules apply\n",
-		"VirtualService shop/both  a.yaml:17:1\n      calls to page.shop.svc.cluster.local\n      requests are answered with 418\n",
+		"VirtualService shop/alias  a.yaml:12:1\n      has no effect: leaf.shop.svc.cluster.local is an alias of page.shop.svc.cluster.local, and the rules for the latter apply\n",
+		"VirtualService shop/both  a.yaml:17:1\n      calls to page.shop.svc.cluster.local\n      requests receive a direct response with status 418\n",
 	} {
 		if !strings.Contains(text, want) {
 			t.Errorf("the description lacks %q:\n%s", want, text)
@@ -214,16 +214,16 @@ func describeText(t *testing.T, documents string, p *translate.Proxy) string {
 func TestDocumentsAreDescribedInWords(t *testing.T) {
 	text := describeText(t, described, &translate.Proxy{Type: translate.Sidecar, Name: "page-1", Namespace: "shop", Labels: map[string]string{"app": "page"}})
 	for _, want := range []string{
-		`requests with path "/a"… and not a header x-old and query parameter v "2" and port 80 and callers labelled app=b, or path in any case "/B" and scheme "https" and callers of namespace far and arrival by mesh go to page`,
+		`requests with path "/a"… and not a header x-old and query parameter v "2" and port 80 and clients with the labels app=b, or path (case-insensitive) "/B" and scheme "https" and clients in namespace far and gateway mesh go to page`,
 		"connections with destination 10.0.0.0/8 and port 3306 go to page",
-		"for workloads labelled app=page",
+		"for workloads with the labels app=page",
 		"ALLOW: from (not a/b and namespace one or two) or (address 10.0.0.0/8) to (GET or HEAD and /x) or (not port 81) when request.headers[a] is b or c and not request.headers[a] is d",
-		"tokens of me are verified, for shop, by keys of https://me.example/keys",
-		"access log of calls to envoy of what is response.code >= 400",
-		"traces, of 5% of the requests",
+		"tokens of me are verified, for shop, with keys from https://me.example/keys",
+		"access log for outbound traffic, provider envoy, requests with response.code >= 400",
+		"traces, 5% of the requests",
 		"metric REQUEST_COUNT: request_host is request.host and without source_app",
-		"requests pass the module file:///m.wasm, in phase AUTHN; without the module nothing passes",
-		"only of callers port 80",
+		"requests pass through the Wasm module file:///m.wasm, in phase AUTHN; they are refused if the module cannot be loaded",
+		"only for inbound traffic on port 80",
 		"MERGE of CLUSTER, SIDECAR_OUTBOUND, service page.shop",
 		"2 worker threads when the proxy starts",
 		"identities of former.example are treated as those of the mesh's own trust domain",
@@ -233,7 +233,7 @@ func TestDocumentsAreDescribedInWords(t *testing.T) {
 		}
 	}
 	if strings.Contains(text, "hidden") {
-		t.Error("the value of a variable is shown")
+		t.Error("the description contains the value of an environment variable")
 	}
 	if t.Failed() {
 		t.Log(text)

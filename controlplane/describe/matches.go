@@ -11,7 +11,7 @@ import (
 	"github.com/pilotfish-mesh/pilotfish/controlplane/config"
 )
 
-// matchText describes the requests of a route: those that fulfil all conditions of one of its matches.
+// matchText describes the requests to which a route applies: those that fulfil all conditions of one of its matches.
 func matchText(r *networking.HTTPRoute) string {
 	if len(r.GetMatch()) == 0 {
 		return "requests "
@@ -26,7 +26,7 @@ func matchText(r *networking.HTTPRoute) string {
 func requestConditions(m *networking.HTTPMatchRequest) []string {
 	path := "path"
 	if m.GetIgnoreUriCase() {
-		path = "path in any case"
+		path = "path (case-insensitive)"
 	}
 	parts := slices.Concat(stringMatchText(path, m.GetUri()), stringMatchText("scheme", m.GetScheme()), stringMatchText("method", m.GetMethod()),
 		stringMatchText("authority", m.GetAuthority()))
@@ -57,13 +57,13 @@ func contextText(port uint32, labels map[string]string, namespace string, gatewa
 		parts = append(parts, fmt.Sprintf("port %d", port))
 	}
 	if len(labels) > 0 {
-		parts = append(parts, "callers labelled "+labelText(labels))
+		parts = append(parts, "clients with the labels "+labelText(labels))
 	}
 	if namespace != "" {
-		parts = append(parts, "callers of namespace "+namespace)
+		parts = append(parts, "clients in namespace "+namespace)
 	}
 	if len(gateways) > 0 {
-		parts = append(parts, "arrival by "+strings.Join(gateways, " or "))
+		parts = append(parts, "gateway "+strings.Join(gateways, " or "))
 	}
 	return parts
 }
@@ -114,7 +114,7 @@ func stringMatchText(what string, m *networking.StringMatch) []string {
 	return nil
 }
 
-// joinAll joins conditions that must all match. It returns none if there are no conditions.
+// joinAll joins conditions that must all match with "and". It returns none if there are no conditions.
 func joinAll(parts []string, none string) string {
 	if len(parts) == 0 {
 		return none

@@ -16,8 +16,8 @@ import (
 	"github.com/pilotfish-mesh/pilotfish/controlplane/snapshot"
 )
 
-// applies reports whether a document applies to a workload with these labels. own reports whether it is in the
-// workload's namespace.
+// applies reports whether a document applies to a workload with these labels. own: the document is in the workload's
+// namespace.
 func applies(r *config.Resource, own bool, labels map[string]string) bool {
 	switch spec := r.Spec.(type) {
 	case *security.RequestAuthentication:
@@ -61,15 +61,15 @@ func requestAuthenticationText(spec *security.RequestAuthentication) []string {
 		}
 		switch {
 		case rule.GetJwks() != "":
-			words += ", by keys of the document"
+			words += ", with the keys in the document"
 		case rule.GetJwksUri() != "":
-			words += ", by keys of " + rule.GetJwksUri()
+			words += ", with keys from " + rule.GetJwksUri()
 		default:
-			words += ", by keys that the issuer's discovery document names"
+			words += ", with keys from the URL in the issuer's discovery document"
 		}
 		out = append(out, words)
 	}
-	return append(out, "a request with a bad token is refused; one without any is for AuthorizationPolicies to refuse")
+	return append(out, "requests with an invalid token are refused; requests without a token are refused only if an AuthorizationPolicy requires one")
 }
 
 func telemetryText(spec *telemetryv1.Telemetry) []string {
@@ -85,22 +85,22 @@ func telemetryText(spec *telemetryv1.Telemetry) []string {
 			names = append(names, p.GetName())
 		}
 		if len(names) > 0 {
-			words += " to " + strings.Join(names, ", ")
+			words += ", provider " + strings.Join(names, ", ")
 		}
 		if filter := log.GetFilter().GetExpression(); filter != "" {
-			words += " of what is " + filter
+			words += ", requests with " + filter
 		}
 		out = append(out, words)
 	}
 	for _, tracing := range spec.GetTracing() {
 		words := "traces" + modeText(tracing.GetMatch().GetMode())
 		for _, p := range tracing.GetProviders() {
-			words += " to " + p.GetName()
+			words += ", provider " + p.GetName()
 		}
 		if tracing.GetDisableSpanReporting().GetValue() {
-			words += ": none are reported"
+			words += ": spans are not reported"
 		} else if sampled := tracing.GetRandomSamplingPercentage(); sampled != nil {
-			words += fmt.Sprintf(", of %g%% of the requests", sampled.GetValue())
+			words += fmt.Sprintf(", %g%% of the requests", sampled.GetValue())
 		}
 		out = append(out, words)
 	}
@@ -115,9 +115,9 @@ func telemetryText(spec *telemetryv1.Telemetry) []string {
 func modeText[M ~int32](mode M) string {
 	switch telemetryv1.WorkloadMode(mode) {
 	case telemetryv1.WorkloadMode_CLIENT:
-		return " of calls"
+		return " for outbound traffic"
 	case telemetryv1.WorkloadMode_SERVER:
-		return " of callers"
+		return " for inbound traffic"
 	}
 	return ""
 }
@@ -131,7 +131,7 @@ func overrideText(o *telemetryv1.MetricsOverrides) string {
 	}
 	name += modeText(o.GetMatch().GetMode())
 	if o.GetDisabled().GetValue() {
-		return name + ": not measured"
+		return name + ": disabled"
 	}
 	var tags []string
 	for _, tag := range slices.Sorted(maps.Keys(o.GetTagOverrides())) {
@@ -146,26 +146,26 @@ func overrideText(o *telemetryv1.MetricsOverrides) string {
 }
 
 func pluginText(spec *extensions.WasmPlugin) []string {
-	words := "requests pass the module " + spec.GetUrl()
+	words := "requests pass through the Wasm module " + spec.GetUrl()
 	if spec.GetType() == extensions.PluginType_NETWORK {
-		words = "connections pass the module " + spec.GetUrl()
+		words = "connections pass through the Wasm module " + spec.GetUrl()
 	}
 	if phase := spec.GetPhase(); phase != extensions.PluginPhase_UNSPECIFIED_PHASE {
 		words += ", in phase " + phase.String()
 	}
 	switch spec.GetFailStrategy() {
 	case extensions.FailStrategy_FAIL_OPEN:
-		words += "; without the module they pass"
+		words += "; they are forwarded even if the module cannot be loaded"
 	default:
-		words += "; without the module nothing passes"
+		words += "; they are refused if the module cannot be loaded"
 	}
 	out := []string{words}
 	for _, m := range spec.GetMatch() {
 		var parts []string
 		for _, p := range m.GetPorts() {
-			parts = append(parts, fmt.Sprintf("port %d", p.GetNumber()))
+			parts = append(parts, fmt.Sprintf("on port %d", p.GetNumber()))
 		}
-		out = append(out, "only"+modeText(m.GetMode())+" "+joinAny(parts, "at all ports"))
+		out = append(out, "only"+modeText(m.GetMode())+" "+joinAny(parts, "on all ports"))
 	}
 	return out
 }
@@ -209,7 +209,8 @@ func proxyConfigText(spec *networkingbeta.ProxyConfig) []string {
 		out = append(out, fmt.Sprintf("%d worker threads when the proxy starts (0: one per CPU)", n.GetValue()))
 	}
 	for _, name := range slices.Sorted(maps.Keys(spec.GetEnvironmentVariables())) {
-		out = append(out, "the environment variable "+name+" when the proxy starts") // the value may be confidential
+		// Without the value, which may be confidential.
+		out = append(out, "the environment variable "+name+" when the proxy starts")
 	}
 	return out
 }

@@ -8,15 +8,15 @@ import (
 	typev1beta1 "istio.io/api/type/v1beta1"
 )
 
-// policyText describes what an AuthorizationPolicy matches, rule by rule. One of a rule's sources and one of its
-// operations must match; in each of these, all conditions must match.
+// policyText describes what an AuthorizationPolicy matches, rule by rule. A rule matches if one of its sources and one
+// of its operations match. A source or operation matches if all its conditions do.
 func policyText(spec *security.AuthorizationPolicy) []string {
 	action := spec.GetAction().String()
 	if provider := spec.GetProvider().GetName(); provider != "" {
 		action += " by " + provider
 	}
 	if len(spec.GetRules()) == 0 {
-		return append(targetText(spec), action+": nothing, for it has no rules")
+		return append(targetText(spec), action+": no request, because the policy has no rules")
 	}
 	out := targetText(spec)
 	for _, rule := range spec.GetRules() {
@@ -80,7 +80,7 @@ func operationText(rule *security.Rule) []string {
 	return out
 }
 
-// conditionText describes that an attribute has one of some values and none of others.
+// conditionText describes the condition that an attribute has one of the values in are, and none of those in none.
 func conditionText(what string, are, none []string) []string {
 	var out []string
 	if len(are) > 0 {
@@ -92,7 +92,7 @@ func conditionText(what string, are, none []string) []string {
 	return out
 }
 
-// joinAny joins alternatives. It returns none if there are no alternatives.
+// joinAny joins alternatives with "or". It returns none if there are no alternatives.
 func joinAny(list []string, none string) string {
 	switch len(list) {
 	case 0:
@@ -110,7 +110,7 @@ type targeted interface {
 	GetTargetRefs() []*typev1beta1.PolicyTargetReference
 }
 
-// targetText describes which workloads of its namespace a document selects, if not all.
+// targetText describes which workloads of its namespace a document selects. It returns nil if it selects all.
 func targetText(t targeted) []string {
 	refs := t.GetTargetRefs()
 	if ref := t.GetTargetRef(); ref != nil {
@@ -121,7 +121,7 @@ func targetText(t targeted) []string {
 		names = append(names, fmt.Sprintf("%s %s", ref.GetKind(), ref.GetName()))
 	}
 	if len(names) > 0 {
-		return []string{"for what serves " + strings.Join(names, " or ")}
+		return []string{"for workloads of " + strings.Join(names, " or ")}
 	}
 	return selectorText(t.GetSelector().GetMatchLabels())
 }
@@ -130,5 +130,5 @@ func selectorText(labels map[string]string) []string {
 	if len(labels) == 0 {
 		return nil
 	}
-	return []string{"for workloads labelled " + labelText(labels)}
+	return []string{"for workloads with the labels " + labelText(labels)}
 }

@@ -20,28 +20,28 @@ func (d Description) Write(out io.Writer) error {
 	}
 	b.WriteByte('\n')
 	if d.Type == "sidecar" && len(d.Inbound) == 0 {
-		b.WriteString("\nNo service selects it: it has no name in the mesh.\n")
+		b.WriteString("\nNo service selects the workload: other workloads cannot call it by name.\n")
 	}
 	for _, in := range d.Inbound {
-		fmt.Fprintf(&b, "\nServes %s:%d (%s, at its port %d", in.Service, in.Port, in.Protocol, in.Target)
+		fmt.Fprintf(&b, "\nServes %s:%d (%s, on port %d of the workload", in.Service, in.Port, in.Protocol, in.Target)
 		if in.Endpoint != "" {
-			fmt.Fprintf(&b, ", handed to %s", in.Endpoint)
+			fmt.Fprintf(&b, ", forwarded to %s", in.Endpoint)
 		}
 		fmt.Fprintf(&b, ")\n  accepts %s", in.MTLS)
 		if in.By != "" {
 			fmt.Fprintf(&b, ", as %s specifies", in.By)
 		}
 		b.WriteByte('\n')
-		writeDocuments(&b, "  its callers follow ", in.Callers)
+		writeDocuments(&b, "  clients apply ", in.Callers)
 	}
-	writeSection(&b, "Gateways that it serves", d.Gateways)
-	b.WriteString("\nWho may call it\n")
+	writeSection(&b, "Gateways that this proxy serves", d.Gateways)
+	b.WriteString("\nClients that may call the workload\n")
 	writeLines(&b, "  ", d.Access)
 	writeDocuments(&b, "  ", d.Policies)
-	b.WriteString("\nWhat it sees\n")
+	b.WriteString("\nServices that the workload sees\n")
 	writeLines(&b, "  ", d.Scope)
-	writeSection(&b, "Rules for its calls", d.Outbound)
-	writeSection(&b, "Other documents that apply to it", d.OtherDocuments)
+	writeSection(&b, "Rules for requests of the workload", d.Outbound)
+	writeSection(&b, "Other documents that apply to the workload", d.OtherDocuments)
 	_, err := io.WriteString(out, termtext.EscapeLines(b.String()))
 	return err
 }

@@ -37,9 +37,9 @@ func actionText(r *networking.HTTPRoute) string {
 	case r.GetRedirect() != nil:
 		return "are redirected" + redirectText(r.GetRedirect())
 	case r.GetDirectResponse() != nil:
-		return fmt.Sprintf("are answered with %d", r.GetDirectResponse().GetStatus())
+		return fmt.Sprintf("receive a direct response with status %d", r.GetDirectResponse().GetStatus())
 	case r.GetDelegate() != nil:
-		return "are left to VirtualService " + r.GetDelegate().GetNamespace() + "/" + r.GetDelegate().GetName()
+		return "are routed by the delegate VirtualService " + r.GetDelegate().GetNamespace() + "/" + r.GetDelegate().GetName()
 	}
 	return "go " + destinationsText(r.GetRoute())
 }
@@ -135,13 +135,13 @@ func trafficText(t snapshot.Traffic) []string {
 		out = append(out, fmt.Sprintf("at most %d connections", n))
 	}
 	if n := pool.GetHttp().GetHttp1MaxPendingRequests(); n > 0 {
-		out = append(out, fmt.Sprintf("at most %d requests that wait", n))
+		out = append(out, fmt.Sprintf("at most %d pending requests", n))
 	}
 	if n := pool.GetHttp().GetHttp2MaxRequests(); n > 0 {
-		out = append(out, fmt.Sprintf("at most %d requests at a time", n))
+		out = append(out, fmt.Sprintf("at most %d concurrent requests", n))
 	}
 	if o := t.OutlierDetection; o != nil {
-		out = append(out, fmt.Sprintf("endpoints are left out after %d errors (5xx) in a row", max(o.GetConsecutive_5XxErrors().GetValue(), o.GetConsecutiveGatewayErrors().GetValue())))
+		out = append(out, fmt.Sprintf("endpoints are ejected after %d consecutive errors (5xx)", max(o.GetConsecutive_5XxErrors().GetValue(), o.GetConsecutiveGatewayErrors().GetValue())))
 	}
 	return out
 }
@@ -161,18 +161,18 @@ func (d *Description) addAccess(s *snapshot.Snapshot, p *translate.Proxy) {
 		}
 	}
 	if custom > 0 {
-		d.Access = append(d.Access, "an external authorizer first checks what CUSTOM policies match")
+		d.Access = append(d.Access, "an external authorizer first checks the requests that match a CUSTOM policy")
 	}
 	if deny > 0 {
-		d.Access = append(d.Access, "what a DENY policy matches is refused")
+		d.Access = append(d.Access, "requests that match a DENY policy are refused")
 	}
 	switch {
 	case allow > 0:
-		d.Access = append(d.Access, "of the rest only what an ALLOW policy matches is let in")
+		d.Access = append(d.Access, "requests are allowed only if they match an ALLOW policy")
 	case deny+custom > 0:
-		d.Access = append(d.Access, "the rest is let in")
+		d.Access = append(d.Access, "all other requests are allowed")
 	default:
-		d.Access = append(d.Access, "any client may call it: no AuthorizationPolicy applies")
+		d.Access = append(d.Access, "any client may call the workload, because no AuthorizationPolicy applies")
 	}
 	if aliases := s.Mesh.GetTrustDomainAliases(); len(aliases) > 0 {
 		d.Access = append(d.Access, fmt.Sprintf("identities of %s are treated as those of the mesh's own trust domain", strings.Join(aliases, ", ")))

@@ -5,8 +5,8 @@ import (
 	networking "istio.io/api/networking/v1alpha3"
 )
 
-// Bootstrap returns what the patches merge into the bootstrap of a sidecar or gateway; nil if there are no such
-// patches.
+// Bootstrap returns the message that the patches merge into the bootstrap of a sidecar or gateway. It returns nil if no
+// patch is for the bootstrap.
 func (s *Set) Bootstrap(gateway bool) *bootstrapv3.Bootstrap {
 	var out *bootstrapv3.Bootstrap
 	for _, p := range s.patchesFor(networking.EnvoyFilter_BOOTSTRAP) {

@@ -9,7 +9,7 @@ import (
 	networking "istio.io/api/networking/v1alpha3"
 )
 
-// Cluster describes a cluster for matching patches.
+// Cluster contains the attributes of a cluster that patches match.
 type Cluster struct {
 	Side Side
 	Name string
@@ -75,7 +75,8 @@ func (p *patch) changeCluster(cluster *clusterv3.Cluster) (bool, error) {
 	value := proto.Clone(p.value).(*clusterv3.Cluster)
 	value.Name = ""
 	if socket := value.GetTransportSocket(); socket != nil && len(cluster.GetTransportSocketMatches()) > 0 {
-		// The endpoint selects the transport socket. The patch applies to the socket with its name.
+		// The cluster has several transport sockets, and the endpoint selects one. The patch therefore applies to the
+		// socket with the name in the patch, not to the cluster's single socket.
 		value.TransportSocket = nil
 		for _, m := range cluster.GetTransportSocketMatches() {
 			if m.GetTransportSocket().GetName() == socket.GetName() {
@@ -106,7 +107,8 @@ func (s *Set) AddedClusters(router bool, taken func(name string) bool) []*cluste
 	return out
 }
 
-// Extension returns the configuration that patches add under a name, or nil. The last of several patches applies.
+// Extension returns the configuration that patches add under a name, or nil. If several patches add it, the last one
+// wins.
 func (s *Set) Extension(router bool, name string) *corev3.TypedExtensionConfig {
 	var found *corev3.TypedExtensionConfig
 	for _, p := range s.patchesFor(networking.EnvoyFilter_EXTENSION_CONFIG) {

@@ -8,8 +8,8 @@ import (
 	"google.golang.org/protobuf/types/known/anypb"
 )
 
-// minEnvoyVersion maps extension types to the first minor version of Envoy 1.x that supports them, unless all supported
-// versions do. Types of 1.39 are listed as 1.40.
+// minEnvoyVersion maps extension types to the first minor version of Envoy 1.x that supports them. It omits types that
+// all supported versions have. Types that first appear in 1.39 are listed as 1.40.
 var minEnvoyVersion = map[protoreflect.FullName]uint32{
 	"envoy.extensions.access_loggers.dynamic_modules.v3.DynamicModuleAccessLog":                        37,
 	"envoy.extensions.access_loggers.filters.process_ratelimit.v3.ProcessRateLimitFilter":              37,
@@ -90,8 +90,8 @@ var minEnvoyVersion = map[protoreflect.FullName]uint32{
 	"envoy.extensions.watchdog.backtrace_action.v3.BacktraceActionConfig":                              40,
 }
 
-// newestType returns the packed type in a message that requires the newest Envoy, and the minor version that it
-// requires. It returns 0 if all versions support all types.
+// newestType finds the extension type in a message that requires the newest Envoy. It returns the type's name and the
+// minor version. The version is 0 if all supported versions have all types in the message.
 func newestType(m proto.Message) (name protoreflect.FullName, minor uint32) {
 	forEachPacked(m.ProtoReflect(), func(packed *anypb.Any) {
 		if needs := minEnvoyVersion[packed.MessageName()]; needs > minor {
@@ -101,7 +101,7 @@ func newestType(m proto.Message) (name protoreflect.FullName, minor uint32) {
 	return name, minor
 }
 
-// forEachPacked visits all packed messages within a message, recursively.
+// forEachPacked calls visit for all messages in google.protobuf.Any fields within a message, recursively.
 func forEachPacked(m protoreflect.Message, visit func(*anypb.Any)) {
 	each := func(v protoreflect.Value) {
 		inner := v.Message()

@@ -1,5 +1,5 @@
 // Package envoyfilter parses EnvoyFilters and applies their patches to the resources of a proxy. It is pure: the same
-// patches on the same resource yield the same bytes.
+// patches for the same resource produce the same bytes.
 //
 // An invalid patch is refused with its document. A valid patch that produces an invalid resource is skipped for that
 // resource and reported; the other patches are applied.
@@ -31,21 +31,22 @@ type Filter struct {
 // patch is one patch of an EnvoyFilter.
 type patch struct {
 	filter  *Filter
-	field   string // path in the document
+	field   string // path in the document, for problems
 	to      networking.EnvoyFilter_ApplyTo
 	op      networking.EnvoyFilter_Patch_Operation
 	class   networking.EnvoyFilter_Patch_FilterClass
 	match   *networking.EnvoyFilter_EnvoyConfigObjectMatch
-	value   proto.Message // nil for a removal
+	value   proto.Message // nil for patches that remove an object
 	version *regexp.Regexp
-	// newestType is the type in the value that requires Envoy 1.minMinor; empty if all versions support the value.
+	// newestType is the extension type in the value that requires the newest Envoy: version 1.minMinor. It is empty if
+	// all supported versions have all types in the value.
 	newestType protoreflect.FullName
 	minMinor   uint32
 	// digest is a hash of the complete patch.
 	digest string
 }
 
-// Read parses an EnvoyFilter. Invalid patches are omitted and reported as problems.
+// Read parses an EnvoyFilter. It omits invalid patches and reports them as problems.
 func Read(r *config.Resource) (*Filter, []config.Problem) {
 	f := &Filter{Resource: r}
 	var problems []config.Problem
@@ -61,7 +62,7 @@ func Read(r *config.Resource) (*Filter, []config.Problem) {
 	return f, problems
 }
 
-// Check returns the problems of an EnvoyFilter's patches, and nil for other kinds. It is used by config.Parser.
+// Check returns the problems of an EnvoyFilter's patches. For other kinds it returns nil. config.Parser calls it.
 func Check(r *config.Resource) []config.Problem {
 	if _, ok := r.Spec.(*networking.EnvoyFilter); !ok {
 		return nil
@@ -90,7 +91,7 @@ func (f *Filter) read(field string, p *networking.EnvoyFilter_EnvoyConfigObjectP
 	}
 	out.value = newValue(out.to)
 	if out.value == nil {
-		return nil, f.refuse(field+".applyTo", out.to.String(), "this object cannot be patched", "use a supported value, for example HTTP_FILTER")
+		return nil, f.refuse(field+".applyTo", out.to.String(), "EnvoyFilters cannot patch this kind of object", "use a supported value of applyTo, for example HTTP_FILTER")
 	}
 	problem := f.readValue(out, p.GetPatch().GetValue())
 	out.newestType, out.minMinor = newestType(out.value)
@@ -100,17 +101,17 @@ func (f *Filter) read(field string, p *networking.EnvoyFilter_EnvoyConfigObjectP
 func (f *Filter) readValue(p *patch, value *structpb.Struct) *config.Problem {
 	at := p.field + ".patch.value"
 	if len(value.GetFields()) == 0 {
-		return f.refuse(at, "", "the patch has no value", "set what to add or change")
+		return f.refuse(at, "", "the patch has no value", "set the value to add or merge")
 	}
 	var wrong *typeMismatchError
 	if err := readValue(value, p.value); errors.As(err, &wrong) {
 		return f.refuse(at+wrong.path, "", wrong.why, fmt.Sprintf("see Envoy's API, version 3, for %s", p.value.ProtoReflect().Descriptor().FullName()))
 	}
 	if p.op == networking.EnvoyFilter_Patch_MERGE {
-		return nil // only the merged resource must be valid
+		return nil // a patch that is merged may be incomplete; only the merged resource must be valid
 	}
 	if err := validate(p.value); err != nil {
-		return f.refuse(at, "", "Envoy would reject it: "+err.Error(), "correct the value")
+		return f.refuse(at, "", "Envoy would reject the value: "+err.Error(), "correct the value")
 	}
 	return nil
 }
@@ -123,8 +124,8 @@ func (f *Filter) refuse(field, value, message, remedy string) *config.Problem {
 func (p *patch) skippedProblem(kind, name string, err error) config.Problem {
 	return config.Problem{
 		Code: config.PatchSkipped, Severity: config.Warning, Key: p.filter.Key, At: p.filter.PositionOf(p.field), Field: p.field, Value: name,
-		Message: fmt.Sprintf("the patch is skipped for this %s, because Envoy would reject the result: %v", kind, err),
-		Remedy:  "correct the patch, or match only the resources that it is for",
+		Message: fmt.Sprintf("the control plane skips the patch for this %s, because Envoy would reject the result: %v", kind, err),
+		Remedy:  "correct the patch, or restrict its match to the intended resources",
 	}
 }
 

@@ -15,13 +15,13 @@ type element interface {
 	GetName() string
 }
 
-// typedElement is an element with a packed configuration.
+// typedElement is an element whose configuration is a google.protobuf.Any.
 type typedElement interface {
 	GetTypedConfig() *anypb.Any
 }
 
-// editList applies a patch to a list. named selects the elements that the patch refers to; anchored is false if it
-// refers to none. last reports whether an element must be the last.
+// editList applies a patch to a list. named selects the elements to which the patch refers. anchored is false if the
+// patch does not refer to an element. last reports whether an element must be the last of the list.
 func editList[E element](list []E, p *patch, anchored bool, named, last func(E) bool) ([]E, bool, error) {
 	switch p.op {
 	case networking.EnvoyFilter_Patch_REMOVE:
@@ -43,8 +43,8 @@ func editList[E element](list []E, p *patch, anchored bool, named, last func(E) 
 	return slices.Insert(slices.Clone(list), at, value), true, nil
 }
 
-// insertIndex returns the index at which a patch inserts or replaces an element; -1 if the element that it refers to
-// does not exist.
+// insertIndex returns the index at which a patch inserts or replaces an element. It returns -1 if the patch refers to
+// an element that does not exist.
 func insertIndex[E element](list []E, p *patch, anchored bool, named, last func(E) bool) int {
 	found := -1
 	if anchored {
@@ -68,15 +68,15 @@ func insertIndex[E element](list []E, p *patch, anchored bool, named, last func(
 	case networking.EnvoyFilter_Patch_REPLACE:
 		return found
 	}
-	// Append, but before an element that must be the last.
+	// Append the element, but insert it before an element that must be the last.
 	if n := len(list); n > 0 && last(list[n-1]) && !last(p.value.(E)) {
 		return n - 1
 	}
 	return len(list)
 }
 
-// mergeElements merges the patch into the elements that it refers to. Otherwise it selects elements with the name of
-// its value or, without a name, with the type of its value.
+// mergeElements merges the patch into the elements to which it refers. If it refers to none, it is merged into elements
+// with the name of its value. If the value has no name, it is merged into elements with the type of the value.
 func mergeElements[E element](list []E, p *patch, anchored bool, named func(E) bool) ([]E, bool, error) {
 	value := p.value.(E)
 	if !anchored {
@@ -93,7 +93,7 @@ func mergeElements[E element](list []E, p *patch, anchored bool, named func(E) b
 			continue
 		}
 		if want, got := packedTypeURL(value), packedTypeURL(e); want != "" && got != "" && want != got {
-			return list, false, errors.New("its type is " + got + ", not " + want)
+			return list, false, errors.New("the element has the type " + got + ", not " + want)
 		}
 		merged := proto.Clone(e)
 		merge(merged, value)

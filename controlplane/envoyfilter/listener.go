@@ -11,8 +11,9 @@ import (
 	networking "istio.io/api/networking/v1alpha3"
 )
 
-// Listeners applies the patches to a proxy's listeners. router reports whether it is a gateway. inbound is the name of
-// the listener for all inbound connections, if any: patches for a port then apply to its filter chains for that port.
+// Listeners applies the patches to a proxy's listeners. router: the proxy is a gateway. inbound is the name of the
+// listener that receives all inbound connections, or "". For that listener, patches for a port apply to its filter
+// chains for the port.
 func (s *Set) Listeners(router bool, inbound string, listeners []*listenerv3.Listener) []*listenerv3.Listener {
 	if len(s.selectPatches(func(p *patch) bool { return listenerPatchTypes[p.to] })) == 0 {
 		return listeners
@@ -47,7 +48,7 @@ var listenerPatchTypes = map[networking.EnvoyFilter_ApplyTo]bool{
 	networking.EnvoyFilter_NETWORK_FILTER: true, networking.EnvoyFilter_HTTP_FILTER: true,
 }
 
-// appliesToProxy reports whether a patch is for any context of a proxy.
+// appliesToProxy reports whether the context of a patch includes the proxy's type.
 func (p *patch) appliesToProxy(router bool) bool {
 	if router {
 		return p.appliesTo(Gateway)
@@ -65,7 +66,7 @@ func listenerSide(router bool, l *listenerv3.Listener) Side {
 	return Outbound
 }
 
-// listener applies the patches to one listener. It returns nil if one of them removes it.
+// listener applies the patches to one listener. It returns nil if a patch removes the listener.
 func (s *Set) listener(side Side, everyPort bool, l *listenerv3.Listener) *listenerv3.Listener {
 	for _, to := range []networking.EnvoyFilter_ApplyTo{
 		networking.EnvoyFilter_LISTENER, networking.EnvoyFilter_LISTENER_FILTER, networking.EnvoyFilter_FILTER_CHAIN,
@@ -93,7 +94,7 @@ func (p *patch) matchesListener(everyPort bool, l *listenerv3.Listener) bool {
 	if m == nil || m.GetName() != "" && m.GetName() != l.GetName() {
 		return false
 	}
-	// Listeners of a proxy have no port names.
+	// The listeners of a proxy have no port names, so a patch that matches a port name never applies.
 	return m.GetPortName() == "" && (everyPort || m.GetPortNumber() == 0 || m.GetPortNumber() == listenerPort(l))
 }
 
@@ -192,7 +193,7 @@ func (p *patch) matchesChain(everyPort bool, c *listenerv3.FilterChain) bool {
 	return true
 }
 
-// changeFilters applies a patch for network filters, or for their HTTP filters, to a chain.
+// changeFilters applies a patch to the network filters of a chain, or to the HTTP filters in them.
 func (p *patch) changeFilters(chain *listenerv3.FilterChain) (changed bool, err error) {
 	wanted := p.match.GetListener().GetFilterChain().GetFilter()
 	if p.to == networking.EnvoyFilter_NETWORK_FILTER {
@@ -238,7 +239,7 @@ func (p *patch) editHTTP(filters []*hcmv3.HttpFilter, wanted string) ([]*hcmv3.H
 	return editList(filters, p, wanted != "", func(f *hcmv3.HttpFilter) bool { return f.GetName() == wanted }, isRouter)
 }
 
-// classIndex returns the index for inserting filters of a class; -1 for no class.
+// classIndex returns the index at which filters of a class are inserted. It returns -1 for an unspecified class.
 func classIndex(class networking.EnvoyFilter_Patch_FilterClass, filters []*hcmv3.HttpFilter) int {
 	before := func(names ...string) int {
 		return max(0, slices.IndexFunc(filters, func(f *hcmv3.HttpFilter) bool {

@@ -6,8 +6,9 @@ import (
 	"google.golang.org/protobuf/types/known/anypb"
 )
 
-// merge merges src into dst: fields are replaced, lists are appended, messages are merged. A packed message is merged
-// into one of the same type, and replaces one of another type. Wrapper types and durations are replaced as a whole.
+// merge merges src into dst. Fields are replaced, lists are appended, and messages are merged. A message in a
+// google.protobuf.Any field is merged if both have the same type, and replaced otherwise. Wrapper types and durations
+// are replaced as a whole.
 func merge(dst, src proto.Message) { mergeMessage(dst.ProtoReflect(), src.ProtoReflect()) }
 
 func mergeMessage(dst, src protoreflect.Message) {
@@ -82,14 +83,15 @@ func mergeAny(dst, src *anypb.Any) (*anypb.Any, error) {
 	return packAny(to)
 }
 
-// packAny packs a message deterministically.
+// packAny packs a message into a google.protobuf.Any deterministically.
 func packAny(m proto.Message) (*anypb.Any, error) {
 	out := &anypb.Any{}
 	err := anypb.MarshalFrom(out, m, proto.MarshalOptions{Deterministic: true})
 	return out, err
 }
 
-// isWrapper reports whether a message represents a single value. Merging would ignore its zero value.
+// isWrapper reports whether a message represents a single value. Such messages must be replaced: merging would ignore a
+// zero value in src.
 func isWrapper(m protoreflect.MessageDescriptor) bool {
 	switch m.FullName() {
 	case "google.protobuf.Duration", "google.protobuf.Timestamp", "google.protobuf.BoolValue", "google.protobuf.StringValue",

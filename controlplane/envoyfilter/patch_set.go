@@ -14,7 +14,7 @@ import (
 // Side is the context of a patch: the direction of traffic at a proxy.
 type Side = networking.EnvoyFilter_PatchContext
 
-// The sides.
+// The contexts of patches.
 const (
 	Inbound  = networking.EnvoyFilter_SIDECAR_INBOUND
 	Outbound = networking.EnvoyFilter_SIDECAR_OUTBOUND
@@ -25,9 +25,9 @@ const (
 type Proxy struct {
 	// Version is the mesh version that its agent reports.
 	Version string
-	// Envoy is the version of its Envoy; zero if unknown.
+	// Envoy is the version of the proxy's Envoy. It is zero if unknown.
 	Envoy [3]uint32
-	// Metadata contains the string values of the node's metadata.
+	// Metadata contains the node's metadata fields whose values are strings.
 	Metadata map[string]string
 }
 
@@ -38,8 +38,8 @@ type Set struct {
 	skipped []SkippedPatch
 }
 
-// SkippedPatch is a patch that was skipped because it produced an invalid resource. It is valid in all sets with the
-// same patches for that resource.
+// SkippedPatch identifies a patch that was skipped because it produced an invalid resource. It is valid for all sets
+// with the same patches for that resource, because sets with equal patches share resources.
 type SkippedPatch struct {
 	// Name is the name of the resource.
 	Name string
@@ -51,8 +51,8 @@ type SkippedPatch struct {
 	nth    int
 }
 
-// NewSet returns the filters' patches for the proxy, in order, or nil if there are none. It calls note for patches that
-// require a newer Envoy.
+// NewSet returns the filters' patches for the proxy in order, or nil if none applies. It calls note for patches that
+// are skipped because they require a newer Envoy.
 func NewSet(filters []*Filter, p Proxy, note func(*Filter, config.Problem)) *Set {
 	s := &Set{}
 	for _, f := range filters {
@@ -85,13 +85,13 @@ func (p *patch) matchesProxy(proxy Proxy) bool {
 	return true
 }
 
-// appliesTo reports whether a patch is for a context.
+// appliesTo reports whether a patch applies in a context.
 func (p *patch) appliesTo(side Side) bool {
 	context := p.match.GetContext()
 	return context == networking.EnvoyFilter_ANY || context == side
 }
 
-// selectPatches returns the patches for which wanted returns true.
+// selectPatches returns the patches that wanted selects.
 func (s *Set) selectPatches(wanted func(*patch) bool) []*patch {
 	if s == nil {
 		return nil
@@ -119,8 +119,8 @@ func patchesKey(patches []*patch) string {
 	return b.String()
 }
 
-// tryPatch applies change to a copy and returns the copy if it is valid. Otherwise it returns m and records the patch
-// as skipped. change reports whether it changed anything.
+// tryPatch applies change to a copy of m, and returns the copy if it is valid. Otherwise it returns m and records the
+// patch as skipped. change returns true if it changed anything.
 func tryPatch[M proto.Message](s *Set, p *patch, kind, name string, m M, sound func(M) error, change func(M) (bool, error)) M {
 	copied := proto.Clone(m).(M)
 	changed, err := change(copied)
@@ -160,8 +160,8 @@ func (s *Set) TakeSkipped() []SkippedPatch {
 	return left
 }
 
-// Problem returns the warning for a patch that was skipped by this set or an equal one; ok is false if the set does not
-// contain it.
+// Problem returns the warning for a patch that this set or an equal one skipped. ok is false if the set does not
+// contain the patch.
 func (s *Set) Problem(left SkippedPatch) (of *config.Resource, problem config.Problem, ok bool) {
 	if s == nil {
 		return nil, config.Problem{}, false

@@ -18,11 +18,12 @@ import (
 	"google.golang.org/protobuf/types/known/structpb"
 	networking "istio.io/api/networking/v1alpha3"
 
-	// The values of patches may be of any type that Envoy has.
+	// The values of patches may contain messages of any type of Envoy's API.
 	_ "github.com/pilotfish-mesh/pilotfish/controlplane/envoyfilter/types"
 )
 
-// newValue returns an empty message for a patch's value, or nil for an unsupported kind of object.
+// newValue returns an empty message of the type that a patch's value must have. It returns nil for an unsupported kind
+// of object.
 func newValue(to networking.EnvoyFilter_ApplyTo) proto.Message {
 	switch to {
 	case networking.EnvoyFilter_LISTENER:
@@ -96,8 +97,8 @@ var typedStructs = map[string]bool{
 	"type.googleapis.com/xds.type.v3.TypedStruct":  true,
 }
 
-// expandTypedStructs replaces each TypedStruct, a type and its fields, by a message of that type, so that it can be
-// checked and merged.
+// expandTypedStructs replaces each TypedStruct by a message of the type that the TypedStruct specifies, so that the
+// message can be checked and merged.
 func expandTypedStructs(v *structpb.Value) *structpb.Value {
 	switch kind := v.GetKind().(type) {
 	case *structpb.Value_ListValue:

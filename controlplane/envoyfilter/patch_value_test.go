@@ -18,7 +18,7 @@ import (
 	"github.com/pilotfish-mesh/pilotfish/controlplane/config"
 )
 
-// TestMerge checks that merge replaces values, appends lists and merges packed messages of the same type.
+// TestMerge checks that merge replaces values, appends lists, and merges google.protobuf.Any fields of the same type.
 func TestMerge(t *testing.T) {
 	router := func(r *routerv3.Router) *hcmv3.HttpFilter {
 		packed, err := anypb.New(r)
@@ -43,7 +43,7 @@ func TestMerge(t *testing.T) {
 	}
 }
 
-// FuzzPatches checks that any value is either parsed or refused with a reason, and that applying the patches does not
+// FuzzPatches checks that any value is either parsed or refused with a reason. Applying the parsed patches must not
 // crash.
 func FuzzPatches(f *testing.F) {
 	for _, seed := range []string{
@@ -67,7 +67,7 @@ func FuzzPatches(f *testing.F) {
 		filter, problems := Read(r)
 		for _, p := range problems {
 			if p.Message == "" || p.Severity != config.Error {
-				t.Errorf("refused as %v", p)
+				t.Errorf("the document is refused with the problems %v", p)
 			}
 		}
 		set := NewSet([]*Filter{filter}, Proxy{}, func(*Filter, config.Problem) {})
@@ -75,7 +75,7 @@ func FuzzPatches(f *testing.F) {
 		given := proto.Clone(before)
 		after := set.ForCluster(Cluster{Side: Outbound, Name: "c"}).Apply(before)
 		if !proto.Equal(given, before) || validate(after) != nil || after.GetName() != "c" {
-			t.Errorf("%v became %v", before, after)
+			t.Errorf("applying patches changed %v to %v", before, after)
 		}
 		set.Listeners(false, "", nil)
 		set.RouteConfiguration(Routes{Side: Outbound, Name: "80"}, nil, nil)

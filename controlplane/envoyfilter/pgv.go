@@ -9,7 +9,8 @@ import (
 	"google.golang.org/protobuf/types/known/anypb"
 )
 
-// validate checks a message, and all packed messages within it, against the validation rules of their types.
+// validate checks a message, and all messages in google.protobuf.Any fields within it, against Envoy's validation rules
+// for their types.
 func validate(m proto.Message) error {
 	if v, ok := m.(interface{ Validate() error }); ok {
 		if err := v.Validate(); err != nil {
@@ -19,7 +20,7 @@ func validate(m proto.Message) error {
 	return validatePacked(m.ProtoReflect())
 }
 
-// validatePacked validates the packed messages within a message.
+// validatePacked validates the messages in google.protobuf.Any fields within a message.
 func validatePacked(m protoreflect.Message) error {
 	var err error
 	check := func(v protoreflect.Value) bool {
@@ -50,7 +51,7 @@ func validatePacked(m protoreflect.Message) error {
 
 func validateAny(packed *anypb.Any) error {
 	if packed.GetTypeUrl() == "" {
-		return errors.New("a typed value has no @type")
+		return errors.New("a typed configuration has no @type")
 	}
 	m, err := packed.UnmarshalNew()
 	if err != nil {

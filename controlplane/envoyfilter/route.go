@@ -10,14 +10,16 @@ import (
 	networking "istio.io/api/networking/v1alpha3"
 )
 
-// Routes describes a route configuration for matching patches.
+// Routes contains the attributes of a route configuration that patches match.
 type Routes struct {
 	Side Side
-	// Name of the route configuration.
+	// Name is the name of the route configuration.
 	Name string
-	// Port is the port of its services. It is 0 for several ports: the virtual hosts' names then end with the port.
+	// Port is the port of the services in the route configuration. It is 0 if these have several ports. In that case
+	// the names of the virtual hosts end with the port.
 	Port uint32
-	// Gateways are the full names of the Gateways that it serves, and PortNames the names of their servers' ports.
+	// Gateways contains the full names of the Gateways that the route configuration serves. PortNames contains the
+	// names of the ports of their servers.
 	Gateways, PortNames []string
 }
 
@@ -44,11 +46,11 @@ var routePatchTypes = map[networking.EnvoyFilter_ApplyTo]bool{
 	networking.EnvoyFilter_ROUTE_CONFIGURATION: true, networking.EnvoyFilter_VIRTUAL_HOST: true, networking.EnvoyFilter_HTTP_ROUTE: true,
 }
 
-// RoutesKey identifies the patches of a route configuration and its parts; it is empty if there are none.
+// RoutesKey identifies the patches for a route configuration and its parts. It is empty if there are none.
 func (s *Set) RoutesKey(r Routes) string { return patchesKey(s.selectPatches(r.matches)) }
 
-// RouteConfiguration applies the patches to a route configuration and the virtual hosts in it. taken are the lower-case
-// domains of its virtual hosts that are separate resources. Patches cannot add virtual hosts with these domains.
+// RouteConfiguration applies the patches to a route configuration and to the virtual hosts in it. taken contains the
+// lower-case domains of virtual hosts that are separate resources. Patches cannot add virtual hosts with these domains.
 func (s *Set) RouteConfiguration(r Routes, rc *routev3.RouteConfiguration, taken map[string]bool) *routev3.RouteConfiguration {
 	if len(s.selectPatches(r.matches)) == 0 {
 		return rc
@@ -68,7 +70,8 @@ func (s *Set) RouteConfiguration(r Routes, rc *routev3.RouteConfiguration, taken
 	return s.addHosts(r, patched, newRouteCheck(taken))
 }
 
-// RouteSettings returns a route configuration with its patches, without virtual hosts except those that patches add.
+// RouteSettings returns a route configuration after its patches. Of the virtual hosts, it contains only those that
+// patches add.
 func (s *Set) RouteSettings(r Routes, rc *routev3.RouteConfiguration) *routev3.RouteConfiguration {
 	bare := &routev3.RouteConfiguration{}
 	merge(bare, rc)
@@ -86,10 +89,10 @@ func (s *Set) RouteSettings(r Routes, rc *routev3.RouteConfiguration) *routev3.R
 	return bare
 }
 
-// addHosts adds the virtual hosts of patches, unless their domains are in use.
+// addHosts adds the virtual hosts that patches contain, unless their domains are in use.
 func (s *Set) addHosts(r Routes, rc *routev3.RouteConfiguration, sound func(*routev3.RouteConfiguration) error) *routev3.RouteConfiguration {
 	for _, p := range s.patchesFor(networking.EnvoyFilter_VIRTUAL_HOST) {
-		// A virtual host for one port cannot be added to a route configuration for several.
+		// A patch for one port cannot add its virtual host to a route configuration for several ports.
 		if port := p.match.GetRouteConfiguration().GetPortNumber(); p.op != networking.EnvoyFilter_Patch_ADD || !r.matches(p) || port != 0 && port != r.Port {
 			continue
 		}
@@ -101,7 +104,8 @@ func (s *Set) addHosts(r Routes, rc *routev3.RouteConfiguration, sound func(*rou
 	return rc
 }
 
-// VirtualHost applies the patches to one virtual host and its routes. It returns nil if one of them removes it.
+// VirtualHost applies the patches to one virtual host and its routes. It returns nil if a patch removes the virtual
+// host.
 func (s *Set) VirtualHost(r Routes, host *routev3.VirtualHost) *routev3.VirtualHost {
 	for _, to := range []networking.EnvoyFilter_ApplyTo{networking.EnvoyFilter_VIRTUAL_HOST, networking.EnvoyFilter_HTTP_ROUTE} {
 		for _, p := range s.patchesFor(to) {

@@ -14,7 +14,8 @@ import (
 	"google.golang.org/protobuf/proto"
 )
 
-// Checks of Envoy that its validation rules do not contain, as far as patches are likely to fail them.
+// This file contains checks that Envoy performs in addition to its validation rules. It contains only those that
+// patches are likely to fail.
 
 // terminalFilters are the network filters that terminate a chain.
 var terminalFilters = map[string]bool{
@@ -28,7 +29,8 @@ func isTerminal(f *listenerv3.Filter) bool {
 	return ok && terminalFilters[name]
 }
 
-// mayTerminate reports whether a filter may be the last: it is terminal, or its type does not show whether it is.
+// mayTerminate reports whether a filter may be the last filter of a chain: it is terminal, or its type does not reveal
+// whether it is.
 func mayTerminate(f *listenerv3.Filter) bool {
 	return isTerminal(f) || f.GetConfigDiscovery() != nil || !strings.Contains(f.GetTypedConfig().GetTypeUrl(), "envoy.extensions.filters.network.") ||
 		strings.HasSuffix(f.GetTypedConfig().GetTypeUrl(), "wasm.v3.Wasm")
@@ -38,14 +40,14 @@ const routerType = "type.googleapis.com/envoy.extensions.filters.http.router.v3.
 
 func isRouter(f *hcmv3.HttpFilter) bool { return f.GetTypedConfig().GetTypeUrl() == routerType }
 
-// mayBeRouter reports whether a filter is the router, or may be it after its configuration is discovered.
+// mayBeRouter reports whether a filter is the router, or may be the router once its configuration is discovered.
 func mayBeRouter(f *hcmv3.HttpFilter) bool {
 	return isRouter(f) || slices.Contains(f.GetConfigDiscovery().GetTypeUrls(), routerType)
 }
 
 func checkListener(l *listenerv3.Listener) error {
 	if len(filterChains(l)) == 0 && l.GetAddress().GetSocketAddress().GetProtocol() != corev3.SocketAddress_UDP {
-		return errors.New("no filter chain is left")
+		return errors.New("the listener has no filter chain")
 	}
 	matches := map[string]string{}
 	for _, chain := range l.GetFilterChains() {
@@ -59,7 +61,7 @@ func checkListener(l *listenerv3.Listener) error {
 			match = string(b)
 		}
 		if other, twice := matches[match]; twice {
-			return fmt.Errorf("the filter chains %q and %q match the same", other, chain.GetName())
+			return fmt.Errorf("the filter chains %q and %q have the same match", other, chain.GetName())
 		}
 		matches[match] = chain.GetName()
 	}
@@ -83,9 +85,9 @@ func checkFilterChain(chain *listenerv3.FilterChain) error {
 		case f.GetConfigType() == nil:
 			return fmt.Errorf("the filter %q has no configuration", f.GetName())
 		case !last && isTerminal(f):
-			return fmt.Errorf("the filter %q is terminal, but not the last", f.GetName())
+			return fmt.Errorf("the filter %q is terminal, but it is not the last filter", f.GetName())
 		case last && !mayTerminate(f):
-			return fmt.Errorf("the filter %q is the last, but not terminal", f.GetName())
+			return fmt.Errorf("the last filter %q is not terminal", f.GetName())
 		}
 		m, err := connectionManager(f)
 		if err != nil {
@@ -103,14 +105,14 @@ func checkFilterChain(chain *listenerv3.FilterChain) error {
 func checkConnectionManager(m *hcmv3.HttpConnectionManager) error {
 	filters := m.GetHttpFilters()
 	if len(filters) == 0 {
-		return errors.New("there is no HTTP filter: the last must be the router")
+		return errors.New("the connection manager has no HTTP filter: the last HTTP filter must be the router")
 	}
 	for i, f := range filters {
 		switch last := i == len(filters)-1; {
 		case f.GetConfigType() == nil:
 			return fmt.Errorf("the HTTP filter %q has no configuration", f.GetName())
 		case last && !mayBeRouter(f):
-			return fmt.Errorf("the HTTP filter %q is the last, but is not the router", f.GetName())
+			return fmt.Errorf("the last HTTP filter %q is not the router", f.GetName())
 		case !last && isRouter(f):
 			return errors.New("the router is not the last HTTP filter")
 		}
@@ -139,13 +141,13 @@ func newRouteCheck(taken map[string]bool) func(*routev3.RouteConfiguration) erro
 
 func checkCluster(c *clusterv3.Cluster) error {
 	if c.GetType() == clusterv3.Cluster_EDS && c.GetClusterType() == nil && c.GetEdsClusterConfig() == nil {
-		return errors.New("its type is EDS, but it has no edsClusterConfig")
+		return errors.New("the cluster has type EDS, but no edsClusterConfig")
 	}
 	if c.GetType() != clusterv3.Cluster_EDS && c.GetEdsClusterConfig() != nil {
-		return errors.New("it has an edsClusterConfig, but its type is not EDS")
+		return errors.New("the cluster has an edsClusterConfig, but its type is not EDS")
 	}
 	if (c.GetLbPolicy() == clusterv3.Cluster_CLUSTER_PROVIDED) != (c.GetType() == clusterv3.Cluster_ORIGINAL_DST) && c.GetClusterType() == nil {
-		return errors.New("type ORIGINAL_DST and lbPolicy CLUSTER_PROVIDED go together")
+		return errors.New("the cluster must have both type ORIGINAL_DST and lbPolicy CLUSTER_PROVIDED, or neither")
 	}
 	return nil
 }

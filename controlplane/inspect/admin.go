@@ -45,7 +45,7 @@ func (a *Admin) dump(ctx context.Context, query string) ([]tree, error) {
 	if err != nil {
 		return nil, err
 	}
-	var clean bytes.Buffer // Envoy does not redact secrets in node metadata and filters
+	var clean bytes.Buffer // Envoy does not redact the secrets in node metadata and filters
 	if err := redact.JSON(&clean, bytes.NewReader(data)); err != nil {
 		return nil, fmt.Errorf("reading Envoy's configuration: %w", err)
 	}
@@ -56,7 +56,7 @@ func (a *Admin) dump(ctx context.Context, query string) ([]tree, error) {
 	return t.lookup("configs").list(), nil
 }
 
-// dumpSection locates resources of one type in Envoy's configuration dump.
+// dumpSection specifies where Envoy's configuration dump contains the resources of one type.
 type dumpSection struct {
 	dump, list string
 	path       []string
@@ -73,8 +73,7 @@ var dumpSections = []dumpSection{
 	{"EndpointsConfigDump", "staticEndpointConfigs", []string{"endpointConfig"}, xds.EndpointType},
 }
 
-// Resources returns the Envoy's resources by type URL. On-demand virtual hosts are included in their route
-// configuration.
+// Resources returns Envoy's resources by type URL. It adds on-demand virtual hosts to their route configurations.
 func (a *Admin) Resources(ctx context.Context) (map[string][]Resource, error) {
 	dumps, err := a.dump(ctx, "?include_eds")
 	if err != nil {
@@ -100,7 +99,7 @@ func (a *Admin) Resources(ctx context.Context) (map[string][]Resource, error) {
 	return all, a.addHealth(ctx, all[xds.EndpointType])
 }
 
-// Bootstrap returns the Envoy's bootstrap.
+// Bootstrap returns Envoy's bootstrap.
 func (a *Admin) Bootstrap(ctx context.Context) (any, error) {
 	dumps, err := a.dump(ctx, "")
 	if err != nil {
@@ -114,7 +113,7 @@ func (a *Admin) Bootstrap(ctx context.Context) (any, error) {
 	return nil, fmt.Errorf("Envoy's configuration dump has no bootstrap")
 }
 
-// Levels sets log levels and returns all levels in force.
+// Levels sets log levels and returns the levels of all loggers.
 func (a *Admin) Levels(ctx context.Context, levels []string) (string, error) {
 	for _, l := range levels {
 		logger, level, ok := strings.Cut(l, ":")
@@ -144,7 +143,7 @@ type Secret struct {
 	NotAfter string `json:"notAfter,omitempty"`
 }
 
-// Secrets returns the Envoy's secrets and the certificates in use.
+// Secrets returns the secrets in Envoy's configuration and the certificates that Envoy uses.
 func (a *Admin) Secrets(ctx context.Context) ([]Secret, error) {
 	dumps, err := a.dump(ctx, "")
 	if err != nil {

@@ -43,7 +43,7 @@ func (c *Client) call(ctx context.Context, method, path string, body, into any) 
 	}
 	answer, err := c.HTTP.Do(req)
 	if err != nil {
-		return fmt.Errorf("querying the control plane: %w; set --control-plane to its monitoring port", unwrapURLError(err))
+		return fmt.Errorf("querying the control plane: %w; set --control-plane to the address of its monitoring port", unwrapURLError(err))
 	}
 	defer answer.Body.Close()
 	data, err := io.ReadAll(io.LimitReader(answer.Body, maxResponseSize))
@@ -51,18 +51,18 @@ func (c *Client) call(ctx context.Context, method, path string, body, into any) 
 		return fmt.Errorf("reading the control plane's response: %w", err)
 	}
 	if answer.StatusCode == http.StatusUnauthorized {
-		return fmt.Errorf("the control plane refuses the client: %s; see --token-file and --cert", strings.TrimSpace(string(data)))
+		return fmt.Errorf("the control plane refuses this client: %s; authenticate with --token-file or --cert", strings.TrimSpace(string(data)))
 	}
 	if answer.StatusCode != http.StatusOK {
 		return fmt.Errorf("the control plane reports: %s", strings.TrimSpace(string(data)))
 	}
 	if err := json.Unmarshal(data, into); err != nil {
-		return fmt.Errorf("reading the control plane's response: %w; is there a control plane of pilotfish at %s?", err, c.Base)
+		return fmt.Errorf("reading the control plane's response: %w; check that %s is the monitoring port of a pilotfish control plane", err, c.Base)
 	}
 	return nil
 }
 
-// unwrapURLError removes the method and URL, which the caller knows.
+// unwrapURLError removes the method and URL from an error, because the caller already knows these.
 func unwrapURLError(err error) error {
 	if u, ok := errors.AsType[*url.Error](err); ok {
 		return u.Err
@@ -109,7 +109,8 @@ func Name(client xds.ClientStatus) string {
 	return client.Node
 }
 
-// Find returns the client with an ID, a node ID, a name with or without the namespace, or a unique prefix of the name.
+// Find returns the client that what identifies. what is a client ID, a node ID, a name with or without the namespace,
+// or a unique prefix of a name.
 func Find(clients []xds.ClientStatus, what string) (xds.ClientStatus, error) {
 	for _, fits := range []func(xds.ClientStatus) bool{
 		func(c xds.ClientStatus) bool { return c.ID == what || c.Node == what || Name(c) == what },
@@ -120,10 +121,10 @@ func Find(clients []xds.ClientStatus, what string) (xds.ClientStatus, error) {
 		newest := slices.MaxFunc(append(found, xds.ClientStatus{}), func(a, b xds.ClientStatus) int { return a.Connected.Compare(b.Connected) })
 		same := slices.IndexFunc(found, func(c xds.ClientStatus) bool { return c.Node != newest.Node }) < 0
 		switch {
-		case len(found) > 0 && same: // a node that is connected twice: the newer connection
+		case len(found) > 0 && same: // one node is connected twice: return the newer connection
 			return newest, nil
 		case len(found) > 1:
-			return xds.ClientStatus{}, fmt.Errorf("%q matches several proxies: %s; use a full name", what, clientNames(found))
+			return xds.ClientStatus{}, fmt.Errorf("%q matches several proxies: %s; use the full name of one of them", what, clientNames(found))
 		}
 	}
 	if len(clients) == 0 {

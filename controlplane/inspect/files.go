@@ -10,7 +10,7 @@ import (
 	"github.com/pilotfish-mesh/pilotfish/controlplane/envoyfilter"
 )
 
-// ReadFiles reads the configuration files of directories, as a control plane does, and single files.
+// ReadFiles reads single files, and the configuration files in directories as a control plane does.
 func ReadFiles(paths []string) ([]controlplane.DiffFile, error) {
 	names, err := config.FindFiles(paths)
 	if err != nil {
@@ -27,7 +27,8 @@ func ReadFiles(paths []string) ([]controlplane.DiffFile, error) {
 	return files, nil
 }
 
-// readLimited reads a file, up to one byte more than the maximum size.
+// readLimited reads a file, but at most one byte more than the maximum size, so that the caller can detect a larger
+// file.
 func readLimited(name string) (string, error) {
 	file, err := os.Open(name)
 	if err != nil {
@@ -38,8 +39,8 @@ func readLimited(name string) (string, error) {
 	return string(text), err
 }
 
-// newDiffRequest returns the request for a diff. It is sent in plaintext, so it contains only the certificates of
-// Secrets.
+// newDiffRequest returns the request for a diff. Of Secrets it contains only the certificates, because the request is
+// sent in plaintext.
 func newDiffRequest(files []controlplane.DiffFile) controlplane.DiffRequest {
 	out := controlplane.DiffRequest{Files: []controlplane.DiffFile{}}
 	for _, f := range files {

@@ -6,8 +6,8 @@ import (
 	"net/http"
 )
 
-// healthFlags are Envoy's own health results, with their display text, the most severe first. If none is set, the
-// health status of EDS is displayed.
+// healthFlags are the health states that Envoy itself determines, with their display text, the most severe first. If
+// none is set, the table displays the health status that EDS delivered.
 var healthFlags = []struct{ flag, word string }{
 	{"failedOutlierCheck", "EJECTED"},
 	{"failedActiveHealthCheck", "FAILED CHECK"},
@@ -25,9 +25,9 @@ func (a *Admin) addHealth(ctx context.Context, endpoints []Resource) error {
 	}
 	t, err := parseTree(data)
 	if err != nil {
-		return fmt.Errorf("reading what Envoy thinks of its endpoints: %w", err)
+		return fmt.Errorf("reading the health of endpoints from Envoy: %w", err)
 	}
-	seen := map[[2]string]string{} // by cluster and address
+	seen := map[[2]string]string{} // key: cluster and address
 	for _, c := range t.lookup("clusterStatuses").list() {
 		for _, h := range c.lookup("hostStatuses").list() {
 			seen[[2]string{c.lookup("name").text(), h.lookup("address").address()}] = health(h.lookup("healthStatus"))

@@ -40,14 +40,14 @@ static_resources:
     load_assignment: {cluster_name: both, endpoints: [{lb_endpoints: [%s, %s]}]}
 `
 
-// Envoy ejects a failing endpoint although EDS reports it as healthy.
+// Envoy ejects a failing endpoint although EDS reports the endpoint as healthy.
 func TestEndpointHealthIsEnvoysView(t *testing.T) {
 	for _, version := range testenv.EnvoyVersions() {
 		t.Run(version, func(t *testing.T) {
 			port := testenv.FreePort(t)
 			good, bad := startServer(t, http.StatusOK), startServer(t, http.StatusInternalServerError)
 			admin := startEnvoy(t, version, fmt.Sprintf(outlierBootstrap, port, endpointOf(good), endpointOf(bad)))
-			testenv.Eventually(t, "the failing endpoint is shown as ejected", func() error {
+			testenv.Eventually(t, "the table displays the failing endpoint as ejected", func() error {
 				if answer, err := http.Get(fmt.Sprintf("http://127.0.0.1:%d/", port)); err == nil {
 					answer.Body.Close()
 				}

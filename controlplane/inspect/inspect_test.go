@@ -23,15 +23,15 @@ func TestWorkloadIsFoundByNameOrPrefix(t *testing.T) {
 	clients := []xds.ClientStatus{client("page-v1.shop", now), client("page-v2.shop", now), client("page-v1.test", now), client("db.shop", now), client("db.shop", now.Add(time.Second))}
 	for what, want := range map[string]string{"page-v1.shop": "page-v1.shop", "page-v2": "page-v2.shop", "db": "db.shop", "page-v1.t": "page-v1.test"} {
 		if got, err := Find(clients, what); err != nil || Name(got) != want {
-			t.Errorf("%q is %s, %v", what, Name(got), err)
+			t.Errorf("Find(%q) returns %s, %v", what, Name(got), err)
 		}
 	}
 	if got, _ := Find(clients, "db"); !got.Connected.After(now) {
-		t.Error("the older of two connections is returned")
+		t.Error("Find returns the older of two connections")
 	}
 	for _, what := range []string{"page-v1", "page", "unknown"} {
 		if got, err := Find(clients, what); err == nil {
-			t.Errorf("%q is %s", what, Name(got))
+			t.Errorf("Find(%q) returns %s", what, Name(got))
 		}
 	}
 }
@@ -50,13 +50,13 @@ func TestSecretsDoNotLeaveTheMachine(t *testing.T) {
 	}
 	got := newDiffRequest(files).Files[0].Text
 	if strings.Contains(got, "aGlkZGVu") || !strings.Contains(got, "kind: Service") || !strings.Contains(got, "kind: Gateway") {
-		t.Errorf("what is sent is\n%s", got)
+		t.Errorf("the request contains\n%s", got)
 	}
 	if strings.Count(got, "\n") != strings.Count(text, "\n") {
-		t.Error("the lines of the other documents have moved")
+		t.Error("the line numbers of the other documents changed")
 	}
 	if _, err := ReadFiles([]string{filepath.Join(dir, "none")}); err == nil {
-		t.Error("a directory that is not there can be read")
+		t.Error("ReadFiles accepts a directory that does not exist")
 	}
 }
 
@@ -90,12 +90,12 @@ func TestOfflineDiffOfTwoDirectories(t *testing.T) {
 	}
 	for _, bad := range []string{"page", "page.shop:app", "."} {
 		if _, err := DiffOffline(nil, nil, []string{bad}); err == nil {
-			t.Errorf("the proxy %q is accepted", bad)
+			t.Errorf("ParseProxy accepts %q", bad)
 		}
 	}
 }
 
-// Tables contain the fields that distinguish routes or clusters.
+// Tables contain the fields that distinguish one route or cluster from another.
 func TestTablesDescribeRoutesAndUpstreamTLS(t *testing.T) {
 	for _, c := range []struct {
 		part, kind, body string
@@ -105,11 +105,11 @@ func TestTablesDescribeRoutesAndUpstreamTLS(t *testing.T) {
 			{"match": {"path": "/q", "caseSensitive": false, "queryParameters": [{"name": "v", "stringMatch": {"exact": "1"}}, {"name": "w"}]}, "directResponse": {"status": 204}},
 			{"match": {"prefix": "/old", "headers": [{"name": "x", "stringMatch": {"prefix": "y"}, "invertMatch": true}]}, "redirect": {"schemeRedirect": "https", "hostRedirect": "b.example", "portRedirect": 8443, "pathRedirect": "/new"}},
 			{"match": {"prefix": "/", "dynamicMetadata": [{"path": [{"key": "payload"}, {"key": "groups"}], "value": {"orMatch": {"valueMatchers": [{"stringMatch": {"exact": "a"}}, {}]}}, "invert": true}]}, "directResponse": {"status": 205}}
-		]}]}`, []string{"/* not metadata payload.groups=a  205", "/q ?v=1 ?w (in any case)          204", "/old* not x=y*                    redirect https://b.example:8443/new"}},
+		]}]}`, []string{"/* not metadata payload.groups=a  205", "/q ?v=1 ?w (case-insensitive)     204", "/old* not x=y*                    redirect https://b.example:8443/new"}},
 		{"clusters", xds.ClusterType, `{"name": "outbound|80||a", "type": "EDS", "transportSocketMatches": [
 			{"transportSocket": {"name": "envoy.transport_sockets.upstream_proxy_protocol", "typedConfig": {"transportSocket": {"name": "envoy.transport_sockets.tls", "typedConfig": {"commonTlsContext": {"tlsCertificateSdsSecretConfigs": [{}]}}}}}},
 			{"transportSocket": {"name": "envoy.transport_sockets.raw_buffer"}}
-		]}`, []string{"PROXY protocol, mutual TLS where there is a sidecar, else plaintext"}},
+		]}`, []string{"PROXY protocol, mutual TLS to endpoints with a sidecar, else plaintext"}},
 	} {
 		body, err := parseTree([]byte(c.body))
 		if err != nil {
@@ -138,7 +138,7 @@ func TestSecretsOfEnvoysConfigurationAreNotShown(t *testing.T) {
 		t.Fatal(err)
 	}
 	if got := fmt.Sprint(bootstrap); strings.Contains(got, "zq") || !strings.Contains(got, "Kubernetes") {
-		t.Errorf("the bootstrap is shown as %s", got)
+		t.Errorf("the bootstrap is displayed as %s", got)
 	}
 }
 

@@ -9,7 +9,8 @@ import (
 	"github.com/pilotfish-mesh/pilotfish/controlplane/translate"
 )
 
-// DiffOffline compares two sets of files for the described proxies, without a control plane.
+// DiffOffline compares two sets of files, without a control plane. described contains descriptions of the proxies whose
+// configuration it compares (see compare.ParseProxy).
 func DiffOffline(before, after []controlplane.DiffFile, described []string) (controlplane.DiffAnswer, error) {
 	answer := controlplane.DiffAnswer{Problems: []config.Problem{}, Groups: []compare.Group{}, Proxies: len(described)}
 	var proxies []*translate.Proxy

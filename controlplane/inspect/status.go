@@ -11,7 +11,7 @@ import (
 	"github.com/pilotfish-mesh/pilotfish/internal/termtext"
 )
 
-// columns lists the displayed resource types.
+// columns lists the resource types that the table displays.
 var columns = []string{xds.ClusterType, xds.EndpointType, xds.ListenerType, xds.RouteType, xds.VirtualHostType, xds.SecretType, xds.ExtensionType, xds.NameTableType}
 
 // WriteClients writes the synchronization state of the proxies.
@@ -37,7 +37,7 @@ func WriteClients(out io.Writer, clients []xds.ClientStatus, now time.Time) erro
 			}
 			if t.Error != "" {
 				mark = "✗"
-				fmt.Fprintf(&notes, "  %s: %s cannot be made: %s\n", termtext.Escape(Name(c)), xds.ShortType(t.TypeURL), termtext.OneLine(t.Error))
+				fmt.Fprintf(&notes, "  %s: the control plane cannot generate %s: %s\n", termtext.Escape(Name(c)), xds.ShortType(t.TypeURL), termtext.OneLine(t.Error))
 			}
 		}
 		fmt.Fprintf(w, "%s\t%s\t%s\t%s\t%s", mark, termtext.Escape(Name(c)), c.Address, now.Sub(c.Connected).Round(time.Second), c.Protocol)
@@ -74,7 +74,7 @@ func typeState(t xds.TypeStatus, asked bool) string {
 func writeRejection(out *strings.Builder, name string, t xds.TypeStatus) {
 	fmt.Fprintf(out, "  %s rejected %s %s: %s\n", termtext.Escape(name), xds.ShortType(t.TypeURL), termtext.Escape(strings.Join(head(t.Rejected.Resources), ", ")), termtext.OneLine(t.Rejected.Reason))
 	for _, b := range t.Rejected.From {
-		fmt.Fprintf(out, "    made of %s at %s: %s\n", termtext.Escape(b.Document), termtext.Escape(b.Position), termtext.OneLine(b.Evidence))
+		fmt.Fprintf(out, "    caused by %s at %s: %s\n", termtext.Escape(b.Document), termtext.Escape(b.Position), termtext.OneLine(b.Evidence))
 	}
 }
 

@@ -12,7 +12,7 @@ import (
 	"github.com/pilotfish-mesh/pilotfish/internal/termtext"
 )
 
-// Parts maps the parts of a proxy's configuration that have a table to their resource types.
+// Parts maps the parts of a proxy's configuration that can be displayed as a table to their resource types.
 var Parts = map[string][]string{
 	"listeners": {xds.ListenerType}, "routes": {xds.RouteType, xds.VirtualHostType}, "clusters": {xds.ClusterType}, "endpoints": {xds.EndpointType},
 }
@@ -30,7 +30,7 @@ func WriteTable(out io.Writer, part string, all map[string][]Resource) error {
 	case "endpoints":
 		endpoints(w, trees(all[xds.EndpointType]))
 	default:
-		return fmt.Errorf("there is no table of %q", part)
+		return fmt.Errorf("%q is not a part of a proxy's configuration that can be displayed", part)
 	}
 	return w.Flush()
 }
@@ -56,20 +56,20 @@ func clusters(w io.Writer, list []tree) {
 	for _, c := range list {
 		name, port, subset, direction := c.lookup("name").text(), "", "", ""
 		if parts := strings.Split(name, "|"); len(parts) == 4 {
-			direction, port, subset, name = parts[0], parts[1], parts[2], cmp.Or(parts[3], "(its own port)")
+			direction, port, subset, name = parts[0], parts[1], parts[2], cmp.Or(parts[3], "(workload's own port)")
 		}
 		kind := cmp.Or(c.lookup("type").text(), c.lookup("clusterType", "name").text(), "STATIC")
 		writeRow(w, name, port, subset, direction, kind, upstreamTLS(c))
 	}
 }
 
-// upstreamTLS describes how a cluster connects.
+// upstreamTLS describes how a cluster's connections are encrypted.
 func upstreamTLS(c tree) string {
 	var ways []string
 	for _, m := range c.lookup("transportSocketMatches").list() {
 		way := cmp.Or(socketTLS(m.lookup("transportSocket")), "plaintext")
 		if way == "mutual TLS" {
-			way += " where there is a sidecar"
+			way += " to endpoints with a sidecar"
 		}
 		ways = append(ways, withProxyHeader(m.lookup("transportSocket"), way))
 	}
@@ -79,7 +79,7 @@ func upstreamTLS(c tree) string {
 	return withProxyHeader(c.lookup("transportSocket"), socketTLS(c.lookup("transportSocket")))
 }
 
-// socketTLS describes the TLS of a transport socket, or of the nested one; "" for none.
+// socketTLS describes the TLS of a transport socket or of the socket nested in it. It returns "" for plaintext.
 func socketTLS(t tree) string {
 	if inner := t.lookup("typedConfig", "transportSocket"); inner.v != nil {
 		return socketTLS(inner)
@@ -93,7 +93,7 @@ func socketTLS(t tree) string {
 	return "TLS"
 }
 
-// withProxyHeader adds that connections begin with a PROXY protocol header.
+// withProxyHeader adds to the description that connections begin with a PROXY protocol header.
 func withProxyHeader(t tree, way string) string {
 	if t.lookup("typedConfig", "transportSocket").v == nil {
 		return way
@@ -166,7 +166,7 @@ func matchText(m tree) string {
 		parts = append(parts, metadataText(d))
 	}
 	if m.lookup("caseSensitive").text() == "false" {
-		parts = append(parts, "(in any case)")
+		parts = append(parts, "(case-insensitive)")
 	}
 	return strings.Join(parts, " ")
 }
@@ -186,7 +186,8 @@ func metadataText(m tree) string {
 		keys = append(keys, segment.lookup("key").text())
 	}
 	text := "metadata " + strings.Join(keys, ".")
-	if ways := m.lookup("value", "orMatch", "valueMatchers").list(); len(ways) > 0 { // both forms match the same value: a string, or an item of a list
+	// Both forms match the same value: as a string, or as an item of a list.
+	if ways := m.lookup("value", "orMatch", "valueMatchers").list(); len(ways) > 0 {
 		text += valueText(ways[0].lookup("stringMatch"))
 	}
 	if m.lookup("invert").text() == "true" {

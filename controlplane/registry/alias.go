@@ -8,11 +8,12 @@ import (
 	"github.com/pilotfish-mesh/pilotfish/controlplane/config"
 )
 
-// maxAliasSteps limits the length of a chain of aliases, about as DNS resolvers do. Longer chains are usually cycles.
+// maxAliasSteps limits the length of a chain of aliases, in a similar way as DNS resolvers do. Longer chains are
+// usually cycles.
 const maxAliasSteps = 8
 
-// nameAliases makes Kubernetes Services of type ExternalName aliases of the service that they name, also through a
-// chain. The result depends only on the set of services.
+// nameAliases turns Kubernetes Services of type ExternalName into aliases of the service that their external name
+// denotes, also through a chain of aliases. The result depends only on the set of services.
 func nameAliases(sources []*source) []*source {
 	external := map[string]*Service{}
 	forEachService(sources, func(s *Service) {
@@ -56,7 +57,7 @@ func nameAliases(sources []*source) []*source {
 	})
 }
 
-// internalNames maps the external names to whether a service of another type has the name.
+// internalNames returns, for each external name, whether a service of another type has that name.
 func internalNames(sources []*source, external map[string]*Service) map[string]bool {
 	inside := make(map[string]bool, len(external))
 	for _, s := range external {
@@ -73,8 +74,9 @@ func internalNames(sources []*source, external map[string]*Service) map[string]b
 	return inside
 }
 
-// resolveAlias returns the hostname of the service that a Service of type ExternalName is an alias of, or "" if it is
-// outside the mesh. For a cycle it returns the hostname of an alias: such names do not resolve, as in DNS.
+// resolveAlias returns the hostname of the service of which a Service of type ExternalName is an alias, or "" if that
+// is outside the mesh. In a cycle it returns the hostname of an alias. Such a hostname does not resolve to a service,
+// which corresponds to DNS.
 func resolveAlias(s *Service, external map[string]*Service, inside map[string]bool) string {
 	at := s
 	for range maxAliasSteps {
@@ -123,7 +125,7 @@ func (s *source) copy() *source {
 	return &other
 }
 
-// checkAliases returns the problems of Services of type ExternalName that do not lead to a service.
+// checkAliases returns the problems of Services of type ExternalName whose name is not that of a service.
 func (r *Registry) checkAliases() []config.Problem {
 	var problems []config.Problem
 	for _, s := range r.sources {
@@ -145,27 +147,27 @@ func (r *Registry) checkAlias(doc *config.Resource, service *Service) []config.P
 		return findMissingPorts(doc, service, of)
 	case service.AliasOf != "":
 		return []config.Problem{withCode(config.UnknownHost, problemAt(doc, field, name,
-			"the name is part of a cycle or a long chain of aliases, and does not lead to a service", "set the name of the service"))}
+			"the name is part of a cycle or of a long chain of aliases, so it does not resolve to a service", "set the name of the service itself"))}
 	case named:
-		return []config.Problem{problemAt(doc, field, name, "this is a short name, which DNS does not resolve: it is treated as a host outside the mesh",
+		return []config.Problem{problemAt(doc, field, name, "this is a short name, which DNS does not resolve, so proxies treat it as a host outside the mesh",
 			"write "+full)}
 	case strings.HasSuffix(name, ".svc."+r.opts.Domain):
 		return []config.Problem{withCode(config.UnknownHost, problemAt(doc, field, name,
-			"there is no such service: it is treated as a host outside the mesh", "add the Service, or correct the name"))}
+			"no service has this name, so proxies treat it as a host outside the mesh", "add the Service, or correct the name"))}
 	case len(service.Ports) == 0:
-		return []config.Problem{problemAt(doc, "spec.ports", "", "a Service of type ExternalName without ports is not routed", "list the ports that callers use")}
+		return []config.Problem{problemAt(doc, "spec.ports", "", "proxies do not route requests to a Service of type ExternalName without ports", "list the ports that callers use")}
 	}
 	return nil
 }
 
-// findMissingPorts returns problems for ports of an alias that its service does not have. The service may exist in
-// several namespaces.
+// findMissingPorts returns the problems for ports of an alias that its service does not have. Services with the alias's
+// target may exist in several namespaces.
 func findMissingPorts(doc *config.Resource, alias *Service, of []*Service) []config.Problem {
 	var problems []config.Problem
 	for i, p := range alias.Ports {
 		if !slices.ContainsFunc(of, func(s *Service) bool { _, has := s.Port(p.Number); return has }) {
 			problems = append(problems, withCode(config.UnknownPort, problemAt(doc, fmt.Sprintf("spec.ports[%d].port", i), fmt.Sprint(p.Number),
-				fmt.Sprintf("%s has no such port, and an alias has only the ports of its service", of[0].Hostname), "remove it, or add it to the service")))
+				fmt.Sprintf("%s has no such port, so requests to this port of the alias fail", of[0].Hostname), "remove the port, or add it to the service")))
 		}
 	}
 	return problems

@@ -14,7 +14,7 @@ func externalName(name, namespace, to string, more ...string) string {
 		name, namespace, to, strings.Join(more, ""))
 }
 
-// aliases lists the services of a registry that have aliases, and these.
+// aliases lists the aliases of a registry, each with its service.
 func aliases(r *Registry) string {
 	var out []string
 	for _, s := range r.Services {
@@ -36,36 +36,36 @@ func TestExternalNameIsAnAliasOfAService(t *testing.T) {
 		aliases   string
 		problem   string
 	}{
-		"of a Service":         {[]string{externalName("a", "other", host)}, 0, "a.other is " + host, ""},
-		"with a dot behind":    {[]string{externalName("a", "other", host+".")}, 0, "a.other is " + host, ""},
-		"with a port of it":    {[]string{externalName("a", "other", host, httpPort)}, 0, "a.other is " + host, ""},
-		"with a port it lacks": {[]string{externalName("a", "other", host, ", ports: [{port: 80}]")}, 0, "a.other is " + host, `Service other/a: spec.ports[0].port: "80": ` + host + " has no such port"},
-		"of a ServiceEntry":    {[]string{entry, externalName("a", "other", "a.example.com")}, 1, "a.other is a.example.com", ""},
+		"of a Service":                       {[]string{externalName("a", "other", host)}, 0, "a.other is " + host, ""},
+		"with a trailing dot":                {[]string{externalName("a", "other", host+".")}, 0, "a.other is " + host, ""},
+		"with a port of the Service":         {[]string{externalName("a", "other", host, httpPort)}, 0, "a.other is " + host, ""},
+		"with a port that the Service lacks": {[]string{externalName("a", "other", host, ", ports: [{port: 80}]")}, 0, "a.other is " + host, `Service other/a: spec.ports[0].port: "80": ` + host + " has no such port"},
+		"of a ServiceEntry":                  {[]string{entry, externalName("a", "other", "a.example.com")}, 1, "a.other is a.example.com", ""},
 		"of an alias": {[]string{externalName("a", "x", "b.y.svc.cluster.local"), externalName("b", "y", "c.z.svc.cluster.local"), externalName("c", "z", host)}, 0,
 			"a.x is " + host + ", b.y is " + host + ", c.z is " + host, ""},
-		"of what leads outside": {[]string{externalName("a", "x", "b.y.svc.cluster.local"), externalName("b", "y", "b.example.com", httpPort)}, 1, "a.x is b.y.svc.cluster.local", ""},
-		"outside":               {[]string{externalName("a", "x", "b.example.com", httpPort)}, 1, "", ""},
-		"outside without ports": {[]string{externalName("a", "x", "b.example.com")}, 1, "", "Service x/a: spec.ports"},
-		"of itself":             {[]string{externalName("a", "x", "a.x.svc.cluster.local")}, 0, "", `Service x/a: spec.externalName: "a.x.svc.cluster.local": the name is part of a cycle`},
-		"of no service":         {[]string{externalName("a", "x", "b.y.svc.cluster.local", httpPort)}, 1, "", `Service x/a: spec.externalName: "b.y.svc.cluster.local": there is no such service`},
-		"by a short name":       {[]string{externalName("a", "x", "reviews.default.svc", httpPort)}, 1, "", `Service x/a: spec.externalName: "reviews.default.svc": this is a short name`},
+		"of an alias of an external host": {[]string{externalName("a", "x", "b.y.svc.cluster.local"), externalName("b", "y", "b.example.com", httpPort)}, 1, "a.x is b.y.svc.cluster.local", ""},
+		"outside":                         {[]string{externalName("a", "x", "b.example.com", httpPort)}, 1, "", ""},
+		"outside without ports":           {[]string{externalName("a", "x", "b.example.com")}, 1, "", "Service x/a: spec.ports"},
+		"of itself":                       {[]string{externalName("a", "x", "a.x.svc.cluster.local")}, 0, "", `Service x/a: spec.externalName: "a.x.svc.cluster.local": the name is part of a cycle`},
+		"of a missing service":            {[]string{externalName("a", "x", "b.y.svc.cluster.local", httpPort)}, 1, "", `Service x/a: spec.externalName: "b.y.svc.cluster.local": no service has this name`},
+		"by a short name":                 {[]string{externalName("a", "x", "reviews.default.svc", httpPort)}, 1, "", `Service x/a: spec.externalName: "reviews.default.svc": this is a short name`},
 	} {
 		t.Run(name, func(t *testing.T) {
 			r := build(t, append(c.documents, reviews)...)
 			if got := aliases(r); got != c.aliases {
-				t.Errorf("aliases: %s, and not %s", got, c.aliases)
+				t.Errorf("aliases: %s, want %s", got, c.aliases)
 			}
 			if len(r.Services) != 1+c.services {
-				t.Errorf("%d services, and not %d", len(r.Services), 1+c.services)
+				t.Errorf("%d services, want %d", len(r.Services), 1+c.services)
 			}
 			if got := problems(r); (got == "") != (c.problem == "") || !strings.Contains(got, c.problem) {
-				t.Errorf("problems: %s\nand not: %s", got, c.problem)
+				t.Errorf("problems: %s\nwant: %s", got, c.problem)
 			}
 		})
 	}
 }
 
-// Aliases that lead into a cycle do not resolve either.
+// Aliases of a name in a cycle do not resolve either.
 func TestCyclicAliasesDoNotResolve(t *testing.T) {
 	documents := []string{reviews, externalName("into", "x", "a0.x.svc.cluster.local")}
 	for i := range 3 {
@@ -82,24 +82,24 @@ func TestCyclicAliasesDoNotResolve(t *testing.T) {
 	}
 }
 
-// The exception is where rules route requests to.
+// An exception are the destinations of routes, in which an alias stands for its service.
 func TestRulesForAnAliasDoNotApplyToItsService(t *testing.T) {
 	const full = "a.other.svc.cluster.local"
 	r := build(t, reviews, externalName("a", "other", host))
 	for _, c := range [][2]string{{"a", "other"}, {"a.other", "x"}, {"a.other.svc", "x"}, {full, "x"}, {full + ".", "x"}} {
 		if got := r.ResolveHostname(c[0], c[1]); got != full {
-			t.Errorf("%s means %s in the namespace %s", c[0], got, c[1])
+			t.Errorf("%s resolves to %s in the namespace %s", c[0], got, c[1])
 		}
 	}
 	if got := r.Target(full); got != host {
-		t.Errorf("it leads to %s", got)
+		t.Errorf("the alias has the target %s", got)
 	}
 	if got := r.Target(host); got != host {
-		t.Errorf("the service leads to %s", got)
+		t.Errorf("the service has the target %s", got)
 	}
 }
 
-// Nothing changes if the alias is the same.
+// A change that does not affect the alias changes nothing.
 func TestAliasChangeReplacesOnlyItsService(t *testing.T) {
 	const second = "ratings.default.svc.cluster.local"
 	store := storeOf(t, reviews, ratings, externalName("a", "other", host))
@@ -109,11 +109,11 @@ func TestAliasChangeReplacesOnlyItsService(t *testing.T) {
 		after := Build(before, store, Options{}, put(t, store, document))
 		for _, name := range []string{host, second} {
 			if kept := service(t, after, name) == service(t, before, name); kept != slices.Contains(same, name) {
-				t.Errorf("after %s: that %s is the same is %v", document, name, kept)
+				t.Errorf("after %s: the service %s is unchanged: %v", document, name, kept)
 			}
 		}
 		if want := aliases(Build(nil, store, Options{}, nil)); aliases(after) != want {
-			t.Errorf("after %s: aliases %s, and not %s", document, aliases(after), want)
+			t.Errorf("after %s: aliases %s, want %s", document, aliases(after), want)
 		}
 		before = after
 	}

@@ -10,8 +10,8 @@ import (
 	"strings"
 )
 
-// allocateVirtualAddress allocates a virtual address for a service without an address, so that connections to the
-// service can be identified. The address is a hash of the name. It does not depend on other services, except in a
+// allocateVirtualAddress allocates a virtual address for a service without an address, so that proxies can identify
+// connections to the service. The address is a hash of the name. It does not depend on other services, except in a
 // conflict (resolveAddressConflicts).
 func (o Options) allocateVirtualAddress(s *Service) {
 	if !o.Virtual.IsValid() || len(s.Addresses)+len(s.Ranges) > 0 || strings.HasPrefix(s.Hostname, "*") || s.Resolution == Passthrough {
@@ -21,7 +21,7 @@ func (o Options) allocateVirtualAddress(s *Service) {
 	s.Addresses = []netip.Addr{s.Virtual}
 }
 
-// virtualAddress returns the address of a name, or the nth alternative.
+// virtualAddress returns the virtual address of a name, or its nth alternative.
 func (o Options) virtualAddress(hostname string, nth int) netip.Addr {
 	h := fnv.New64a()
 	_, _ = h.Write([]byte(hostname))
@@ -36,14 +36,14 @@ func (o Options) virtualAddress(hostname string, nth int) netip.Addr {
 	return netip.AddrFrom4(addr)
 }
 
-// resolveAddressConflicts reallocates virtual addresses that several services share. A configured address has
-// precedence, then the first hostname. The other services receive alternatives. The result depends only on the set of
-// services.
+// resolveAddressConflicts resolves conflicts of services with the same virtual address. A service with a configured
+// address keeps it, otherwise the service with the first hostname does. The other services receive alternatives. The
+// result depends only on the set of services.
 func (o Options) resolveAddressConflicts(sources []*source) []*source {
 	if !o.Virtual.IsValid() {
 		return sources
 	}
-	holders := map[netip.Addr]string{} // "" for a configured address
+	holders := map[netip.Addr]string{} // the hostname is "" for a configured address
 	forEachService(sources, func(s *Service) {
 		if !s.Virtual.IsValid() {
 			for _, at := range s.Addresses {
@@ -87,7 +87,7 @@ func (o Options) reallocate(sources []*source, holders map[netip.Addr]string) ma
 	return moved
 }
 
-// attempts is sufficient unless the network is nearly full.
+// This number of attempts is sufficient unless the network is nearly full.
 const attempts = 1000
 
 // applyAddresses sets the current virtual addresses of services.

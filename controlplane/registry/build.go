@@ -9,8 +9,8 @@ import (
 )
 
 // Build returns the registry of a store. prev is the previous registry, or nil. changed lists the keys that may differ
-// from prev; nil means all. Unchanged parts are shared with prev: *Service values, slices of endpoints, and prev itself
-// if nothing changed.
+// from prev; nil means all. The result shares unchanged parts with prev: *Service values and slices of endpoints. If
+// nothing changed, Build returns prev.
 func Build(prev *Registry, store config.Store, opts Options, changed []config.Key) *Registry {
 	opts = opts.withDefaults()
 	if prev == nil || prev.opts != opts {
@@ -26,7 +26,7 @@ func Build(prev *Registry, store config.Store, opts Options, changed []config.Ke
 	return b.registry()
 }
 
-// changeSet is the set of possible changes.
+// changeSet contains the keys that may have changed.
 type changeSet struct {
 	all                 bool
 	services, entries   bool
@@ -55,16 +55,16 @@ type builder struct {
 	changed changeSet
 
 	workloads        map[string]*workloadIndex
-	changedWorkloads map[string][]*workload // namespace → changed workloads, old and new
+	changedWorkloads map[string][]*workload // changed workloads by namespace, in the old and new versions
 	sources          []*source
 	endpoints        map[*Service]*serviceEndpoints
 	endpointsDiffer  bool
-	// sameServices is set if all documents have the same services as before, so that only endpoints can differ.
+	// sameServices: all documents define the same services as before, so only endpoints can differ.
 	sameServices bool
 }
 
-// readWorkloads indexes the workloads of the namespaces that may have changed. It finds the actual changes by
-// comparison, because the store may be newer than the caller's list.
+// readWorkloads indexes the workloads of the namespaces that may have changed. It compares workloads to find the actual
+// changes, because the store may already contain changes that are not in the caller's list.
 func (b *builder) readWorkloads() {
 	b.workloads, b.changedWorkloads = b.prev.workloads, map[string][]*workload{}
 	if !b.changed.all && len(b.changed.workloadsNamespaces) == 0 {
@@ -86,7 +86,7 @@ func (b *builder) readWorkloads() {
 		}
 	}
 	for _, moved := range b.changedWorkloads {
-		// Workloads that no service selects count too, because a later service may select them.
+		// Workloads that no service selects also count, because a service in a later build may select them.
 		b.endpointsDiffer = b.endpointsDiffer || len(moved) > 0
 	}
 }
@@ -132,7 +132,7 @@ func (f *previousSources) lookup(r *config.Resource) *source {
 	return f.registry.bySource[r.Key]
 }
 
-// isEquivalent reports whether two readings of a document have the same services with the same precedence.
+// isEquivalent reports whether two sources of one document define the same services with the same precedence.
 func (s *source) isEquivalent(o *source) bool {
 	return s == o || s.resource.Key == o.resource.Key && s.resource.Created.Equal(o.resource.Created) && slices.Equal(s.services, o.services)
 }
@@ -210,7 +210,7 @@ func (b *builder) registry() *Registry {
 	return r
 }
 
-// hasNewProblems reports whether a changed document or workload has problems.
+// hasNewProblems reports whether a changed document or workload has problems now.
 func (b *builder) hasNewProblems() bool {
 	for at, s := range b.sources {
 		if s == b.prev.sources[at] && len(b.changedWorkloads) == 0 {
@@ -228,7 +228,7 @@ func (b *builder) hasNewProblems() bool {
 	return false
 }
 
-// withNewEndpoints returns the previous registry with new endpoints.
+// withNewEndpoints returns a copy of the previous registry with new endpoints.
 func (b *builder) withNewEndpoints() *Registry {
 	r := *b.prev
 	r.sources, r.workloads, r.endpoints = b.sources, b.workloads, b.endpoints

@@ -10,20 +10,20 @@ import (
 	"github.com/pilotfish-mesh/pilotfish/controlplane/config"
 )
 
-// exportToAnnotation limits the visibility of a Kubernetes Service, which has no field for it.
+// exportToAnnotation limits the visibility of a Kubernetes Service, which has no exportTo field.
 const exportToAnnotation = "networking.istio.io/exportTo"
 
-// source is the result of one document, without the workloads that it selects. It is immutable.
+// source contains the services that one document defines, without the workloads that they select. It is immutable.
 type source struct {
 	resource *config.Resource
 	opts     Options
 	services []*Service
-	// listedEndpoints holds the endpoints that the document itself contains, for each of its services.
+	// listedEndpoints contains, for each service of the document, the endpoints that the document lists.
 	listedEndpoints [][]Endpoint
 	problems        []config.Problem
 }
 
-// newSource reads a document. Unchanged services are shared with prev, which may be nil.
+// newSource reads a document. It shares unchanged services with prev, which may be nil.
 func newSource(r *config.Resource, opts Options, prev *source) *source {
 	s := &source{resource: r, opts: opts}
 	if r.Kind == config.Service {
@@ -46,7 +46,7 @@ func (s *source) reuse(prev *source) {
 			if old.Hostname != service.Hostname {
 				continue
 			}
-			service.AliasOf, service.AliasServices = old.AliasOf, old.AliasServices // nameAliases sets them
+			service.AliasOf, service.AliasServices = old.AliasOf, old.AliasServices // nameAliases sets these fields
 			if reflect.DeepEqual(old, service) {
 				s.services[i] = old
 			}
@@ -77,11 +77,11 @@ func problemAt(r *config.Resource, field, value, message, remedy string) config.
 	}
 }
 
-// noClusterIP is the clusterIP of a headless Service, whose clients use the addresses of its workloads.
+// noClusterIP is the clusterIP of a headless Service. Its clients connect to the addresses of its workloads.
 const noClusterIP = "None"
 
-// readService reads a Kubernetes Service. A headless one has no address. One without a clusterIP may receive a virtual
-// address.
+// readService reads a Kubernetes Service. A headless Service has no address. A Service without a clusterIP may receive
+// a virtual address.
 func (s *source) readService(opts Options) {
 	spec, ok := s.resource.Spec.(*config.ServiceSpec)
 	if !ok {
@@ -110,14 +110,14 @@ func (s *source) readService(opts Options) {
 	s.services = []*Service{service}
 	s.listedEndpoints = [][]Endpoint{nil}
 	if spec.ClusterIP != noClusterIP {
-		defer opts.allocateVirtualAddress(service) // after Resolution is set
+		defer opts.allocateVirtualAddress(service) // runs after Resolution is set
 	}
 	switch {
 	case spec.Type == "ExternalName":
 		s.readExternalName(service, spec)
 	case len(spec.Selector) == 0:
-		s.warn("spec.selector", "", "a Service without a selector has no endpoints here: Endpoints documents have no effect",
-			"add a selector, or replace it by a ServiceEntry with endpoints")
+		s.warn("spec.selector", "", "a Service without a selector has no endpoints in this mesh, because the control plane does not read Endpoints documents: requests to it fail",
+			"add a selector, or replace the Service by a ServiceEntry with endpoints")
 	}
 }
 
@@ -146,7 +146,7 @@ func (s *source) addServicePort(service *Service, p config.ServicePort, i int) {
 	case "UDP":
 		port.Protocol = UDP
 	case "SCTP":
-		s.warn(field+".protocol", p.Protocol, "SCTP is not routed: the port is left out", "use TCP or UDP, or call the workload by its address")
+		s.warn(field+".protocol", p.Protocol, "proxies do not route SCTP, so the control plane ignores this port", "use TCP or UDP, or call the workload by its address")
 		return
 	default:
 		port.Protocol = serviceProtocol(p.AppProtocol, p.Name, p.Port)
@@ -154,7 +154,7 @@ func (s *source) addServicePort(service *Service, p config.ServicePort, i int) {
 	service.Ports = append(service.Ports, port)
 }
 
-// nilIfEmpty returns nil for an empty selector, which selects nothing.
+// nilIfEmpty returns nil for an empty selector, because an empty selector selects nothing.
 func nilIfEmpty(selector map[string]string) map[string]string {
 	if len(selector) == 0 {
 		return nil

@@ -13,13 +13,13 @@ import (
 	"github.com/pilotfish-mesh/pilotfish/controlplane/config"
 )
 
-// EndpointPolicy restricts the endpoints in documents. Tenants write documents, but the sockets and loopback ports near
-// a proxy belong to the platform. A nil policy allows no unix socket, and no local address for gateways. It is
+// EndpointPolicy restricts the endpoints that documents may contain. Tenants write documents, but the platform owns the
+// sockets and loopback ports near a proxy. A nil policy allows no unix socket, and for gateways no local address. It is
 // immutable and safe for concurrent use.
 type EndpointPolicy struct {
 	// AllowUnix lists absolute paths of allowed sockets, and of directories with allowed sockets.
 	AllowUnix []string
-	// DenyUnix lists exceptions below AllowUnix, in the same form.
+	// DenyUnix lists exceptions to AllowUnix, in the same form.
 	DenyUnix []string
 	// AllowNetworks lists networks of loopback or link-local addresses to which gateways may connect.
 	AllowNetworks []netip.Prefix
@@ -36,25 +36,25 @@ func (p *EndpointPolicy) Check() error {
 	return nil
 }
 
-// Refusal is the reason why proxies do not connect to an endpoint. The zero value refuses nothing.
+// Refusal is the reason for which proxies do not connect to an endpoint. The zero value means that they do.
 type Refusal struct {
 	Reason, Remedy string
-	// GatewaysOnly: sidecars connect to the endpoint.
+	// GatewaysOnly: only gateways refuse the endpoint; sidecars connect to it.
 	GatewaysOnly bool
 }
 
 // appliesToAll reports whether no proxy connects to the endpoint.
 func (r Refusal) appliesToAll() bool { return r.Reason != "" && !r.GatewaysOnly }
 
-// Message describes the refusal for the author of the document.
+// Message describes the refusal and its effect for the author of the document.
 func (r Refusal) Message() string {
 	if r.GatewaysOnly {
-		return "gateways leave this endpoint out: " + r.Reason
+		return "gateways do not connect to this endpoint: " + r.Reason
 	}
-	return "the endpoint is left out: " + r.Reason
+	return "no proxy connects to this endpoint: " + r.Reason
 }
 
-// reservedPorts lists the ports of a proxy, its agent and, on loopback, a control plane.
+// reservedPorts lists the ports of a proxy and its agent. On loopback addresses a control plane may also be reachable.
 var reservedPorts = []uint32{
 	15000, 15001, 15004, 15006, 15008, 15020, 15021, 15053, 15090, // proxy and agent
 	15463,                      // token exchange
@@ -65,7 +65,8 @@ func (o Options) isReserved(port uint32) bool {
 	return port != 0 && (slices.Contains(reservedPorts, port) || port == o.AdminPort || port == o.StatusPort)
 }
 
-// Refusal returns why proxies do not connect to an endpoint: a unix socket ("unix:///path"), an IP address or a host name.
+// Refusal returns the reason for which proxies do not connect to an endpoint. The endpoint is a unix socket
+// ("unix:///path"), an IP address or a host name.
 func (o Options) Refusal(address string, port uint32) Refusal {
 	if file, ok := strings.CutPrefix(address, "unix:"); ok {
 		return o.Endpoints.refuseUnix(strings.TrimPrefix(file, "//"))
@@ -76,20 +77,20 @@ func (o Options) Refusal(address string, port uint32) Refusal {
 		return Refusal{}
 	case kind == sameMachine && o.isReserved(port):
 		return Refusal{
-			Reason: fmt.Sprintf("port %d of this address belongs to the proxy or the control plane", port),
+			Reason: fmt.Sprintf("port %d at this address is a port of the proxy or the control plane", port),
 			Remedy: "use the address and the port of the application",
 		}
 	case addr.IsValid() && o.Endpoints.allowsNetwork(addr):
 		return Refusal{}
 	}
 	return Refusal{
-		Reason: "at a gateway this is " + string(kind), GatewaysOnly: true,
-		Remedy: "use an address that other machines reach; for one that only sidecars call, accept this finding",
+		Reason: "for a gateway this is " + string(kind), GatewaysOnly: true,
+		Remedy: "use an address that other machines can reach; if only sidecars call the endpoint, you can ignore this finding",
 	}
 }
 
-// RefuseOwn returns why a proxy does not connect to an endpoint of its own workload, such as a Sidecar's defaultEndpoint.
-// The unspecified address means the workload's address.
+// RefuseOwn returns the reason for which a proxy does not connect to an endpoint of its own workload, such as a
+// Sidecar's defaultEndpoint. The unspecified address stands for the workload's address.
 func (o Options) RefuseOwn(endpoint string) Refusal {
 	if r := o.refusalForEndpoint(endpoint); r.appliesToAll() {
 		return r
@@ -97,16 +98,16 @@ func (o Options) RefuseOwn(endpoint string) Refusal {
 	return Refusal{}
 }
 
-// RefuseForeign is RefuseOwn for a gateway and a document of another namespace than the gateway's.
+// RefuseForeign is like RefuseOwn, for a gateway and a document in another namespace than the gateway's.
 func (o Options) RefuseForeign(endpoint string) Refusal {
 	r := o.refusalForEndpoint(endpoint)
 	if r.GatewaysOnly {
-		r.Remedy = "move the document to the gateway's namespace, or use a ServiceEntry with an address that other machines reach"
+		r.Remedy = "move the document to the gateway's namespace, or use a ServiceEntry with an address that other machines can reach"
 	}
 	return r
 }
 
-// refusalForEndpoint is Refusal for an "address:port" or a unix socket.
+// refusalForEndpoint is like Refusal, for an "address:port" or a unix socket.
 func (o Options) refusalForEndpoint(endpoint string) Refusal {
 	if at, err := netip.ParseAddrPort(endpoint); err == nil {
 		return o.Refusal(at.Addr().String(), uint32(at.Port()))
@@ -114,12 +115,12 @@ func (o Options) refusalForEndpoint(endpoint string) Refusal {
 	return o.Refusal(endpoint, 0)
 }
 
-// addressKind is the destination of an address, seen from a proxy.
+// addressKind describes where an address leads, seen from a proxy.
 type addressKind string
 
 const (
 	remote      addressKind = ""
-	sameMachine addressKind = "its own machine"
+	sameMachine addressKind = "an address of the gateway's own machine"
 	linkLocal   addressKind = "a link-local, multicast or broadcast address"
 )
 
@@ -147,7 +148,7 @@ func classifyAddress(address string) (netip.Addr, addressKind) {
 	return addr, remote
 }
 
-// localNames lists names of the local machine in /etc/hosts, without the domain localdomain.
+// localNames lists names that /etc/hosts usually maps to the local machine, without the domain localdomain.
 var localNames = []string{"localhost", "localhost4", "localhost6", "ip6-localhost", "ip6-loopback"}
 
 // classifyName returns the kind of a host name, which may be a wildcard. A name whose last label is a number is not a
@@ -169,14 +170,14 @@ func (p *EndpointPolicy) allowsNetwork(addr netip.Addr) bool {
 }
 
 func (p *EndpointPolicy) refuseUnix(file string) Refusal {
-	const remedy = "use an address, or have the platform allow the path: --allow-unix-endpoints of the control plane"
+	const remedy = "use an IP address, or allow the path with --allow-unix-endpoints of the control plane"
 	switch {
 	case strings.HasPrefix(file, "@"):
-		return Refusal{Reason: "abstract unix sockets are not allowed", Remedy: "use an address, or a socket in the file system that the platform allows"}
+		return Refusal{Reason: "abstract unix sockets are not allowed", Remedy: "use an IP address, or a socket file that the platform allows"}
 	case !isCleanPath(file):
-		return Refusal{Reason: "the socket's path is not absolute, or has \"..\", \".\" or double slashes", Remedy: "write the path without these"}
+		return Refusal{Reason: "the socket's path is not absolute, or has \"..\", \".\" or double slashes", Remedy: "write an absolute path without \"..\", \".\" and double slashes"}
 	case isProxySocket(file):
-		return Refusal{Reason: "the socket is a proxy's own", Remedy: "use the application's address or socket"}
+		return Refusal{Reason: "the socket belongs to a proxy or its agent", Remedy: "use the application's address or socket"}
 	case p == nil || !isBelow(file, p.AllowUnix) || isBelow(file, p.DenyUnix):
 		return Refusal{Reason: "the platform does not allow unix sockets at this path", Remedy: remedy}
 	}
@@ -187,7 +188,7 @@ func isCleanPath(file string) bool {
 	return path.IsAbs(file) && path.Clean(file) == file && !strings.ContainsRune(file, 0)
 }
 
-// isBelow reports whether a file is one of the paths or in one of these directories.
+// isBelow reports whether a file is one of the paths or below one of them.
 func isBelow(file string, paths []string) bool {
 	return slices.ContainsFunc(paths, func(p string) bool {
 		return file == p || strings.HasPrefix(file, strings.TrimSuffix(p, "/")+"/")

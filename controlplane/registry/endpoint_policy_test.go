@@ -92,13 +92,13 @@ func TestEndpointsOfTheProxyOrItsMachineAreRefused(t *testing.T) {
 
 func TestThePortsOfTheMeshConfigurationAreReserved(t *testing.T) {
 	if r := (Options{AdminPort: 16000, StatusPort: 16020}).RefuseOwn("127.0.0.1:16020"); r.Reason == "" {
-		t.Error("the mesh's status port is allowed")
+		t.Error("the configured status port is allowed")
 	}
 	if r := (Options{}).RefuseOwn("127.0.0.1:8080"); r.Reason != "" {
 		t.Errorf("an application's port is refused: %s", r.Message())
 	}
 	if r := (Options{}).RefuseForeign("127.0.0.1:8080"); r.Reason == "" {
-		t.Error("a document of another namespace has a port of the gateway's machine")
+		t.Error("a document of another namespace may use a port of the gateway's machine")
 	}
 }
 

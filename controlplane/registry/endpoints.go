@@ -11,19 +11,20 @@ import (
 	"github.com/pilotfish-mesh/pilotfish/controlplane/config"
 )
 
-// tlsModeLabel is the label of a workload that reports whether it has a sidecar: "istio" or "disabled".
+// tlsModeLabel is the label that specifies whether a workload has a sidecar: "istio" means yes, "disabled" means no.
 const tlsModeLabel = "security.istio.io/tlsMode"
 
 // serviceEndpoints holds the endpoints of a service. It is immutable.
 type serviceEndpoints struct {
 	endpoints []Endpoint
-	// datagrams are the endpoints of UDP ports. Proxies do not serve them, and a TCP port often has the same number.
+	// datagrams are the endpoints of UDP ports. They are separate because proxies do not serve UDP, and a TCP port
+	// often has the same number.
 	datagrams []Endpoint
 	problems  []config.Problem
 }
 
-// newServiceEndpoints merges the endpoints in the service's document with those of the workloads that it selects.
-// Unchanged lists are shared with before, which is nil for a new service.
+// newServiceEndpoints merges the endpoints in the service's document with those of the workloads that it selects. It
+// shares unchanged lists with before, the previous endpoints, which are nil for a new service.
 func newServiceEndpoints(s *source, i int, workloads *workloadIndex, before *serviceEndpoints) *serviceEndpoints {
 	service := s.services[i]
 	out := &serviceEndpoints{endpoints: s.listedEndpoints[i]}
@@ -75,7 +76,8 @@ func selectEndpoints(s *source, service *Service, workloads []*workload) *servic
 	return out
 }
 
-// appendAllowed appends an endpoint unless no proxy connects to it. It marks endpoints that gateways must not use.
+// appendAllowed appends an endpoint, unless all proxies must refuse it. It marks endpoints that only gateways must
+// refuse.
 func (o Options) appendAllowed(to []Endpoint, e Endpoint) []Endpoint {
 	refusal := o.Refusal(e.Address, e.Port)
 	if refusal.appliesToAll() {
@@ -85,7 +87,7 @@ func (o Options) appendAllowed(to []Endpoint, e Endpoint) []Endpoint {
 	return append(to, e)
 }
 
-// refusedPortProblem returns the finding about a proxy's own port on a workload with an allowed address.
+// refusedPortProblem returns the finding about a Service port whose target on the workload w is a port of the proxy.
 func (s *source) refusedPortProblem(i int, port Port, w *workload) config.Problem {
 	number, _ := port.numberOn(w.entry.GetPorts())
 	refusal := s.opts.Refusal(w.entry.GetAddress(), number)
@@ -105,7 +107,8 @@ func selectDatagrams(port Port, workloads []*workload) []Endpoint {
 	return out
 }
 
-// filterUsable removes workloads whose address Envoy cannot use: static resolution does not support names.
+// filterUsable removes workloads whose address Envoy cannot use: services with static resolution need IP addresses, not
+// names.
 func (out *serviceEndpoints) filterUsable(service *Service, workloads []*workload) []*workload {
 	if service.Resolution != Static {
 		return workloads
@@ -123,8 +126,8 @@ func (out *serviceEndpoints) filterUsable(service *Service, workloads []*workloa
 			usable = append(make([]*workload, 0, len(workloads)), workloads[:i]...)
 		}
 		out.problems = append(out.problems, problemAt(w.resource, "spec.address", address,
-			fmt.Sprintf("not an IP address, so that %s does not use this workload", service.Hostname),
-			"set its IP address, or select it by a ServiceEntry with resolution: DNS"))
+			fmt.Sprintf("this is not an IP address, so the service %s does not use the workload", service.Hostname),
+			"set the IP address of the workload, or select the workload by a ServiceEntry with resolution: DNS"))
 	}
 	if usable == nil {
 		return workloads
@@ -139,19 +142,19 @@ func unknownTargetPort(r *config.Resource, i int, port Port, lacking []string, a
 			names[name] = true
 		}
 	}
-	message := fmt.Sprintf("no port of this name on workload %s", lacking[0])
+	message := fmt.Sprintf("no port has this name on workload %s", lacking[0])
 	if len(lacking) > 1 {
-		message += fmt.Sprintf(" and %d more", len(lacking)-1)
+		message += fmt.Sprintf(" and %d more workloads", len(lacking)-1)
 	}
-	remedy := "name the port on the workload, or use a number"
+	remedy := "add the port name to the workload, or use a port number"
 	if len(names) > 0 {
-		remedy = "its workloads name " + strings.Join(slices.Sorted(maps.Keys(names)), ", ") + "; use one of these, or a number"
+		remedy = "the workloads have the port names " + strings.Join(slices.Sorted(maps.Keys(names)), ", ") + "; use one of these, or a port number"
 	}
 	return problemAt(r, fmt.Sprintf("spec.ports[%d].targetPort", i), port.TargetPortName, message, remedy)
 }
 
-// numberOn returns the port's number on a workload or listed endpoint with these named ports. ok is false if a named
-// target port is missing.
+// numberOn returns the port's number on a workload or listed endpoint with these named ports. ok is false if the target
+// port is a name that ports does not contain.
 //
 // As in Istio, an endpoint's number for the service port's name has precedence over targetPort. As in Kubernetes,
 // targetPort is used if the endpoint lists that number.

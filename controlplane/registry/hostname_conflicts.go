@@ -30,8 +30,8 @@ func kindRank(s *source) int {
 	return 1
 }
 
-// findConflict returns the service with precedence over this one for some client: one of the same namespace, or one of
-// another namespace if both are visible to all.
+// findConflict returns a service that takes precedence over this one for some client: a service of the same namespace,
+// or one of another namespace if both are visible to all namespaces.
 func findConflict(service *Service, preceding []*Service) *Service {
 	for _, other := range preceding {
 		if other.Namespace == service.Namespace {
@@ -53,10 +53,10 @@ func IsExportedToAll(exportTo []string) bool {
 
 func conflictProblem(s *source, i int, winner *Service, owner *source) config.Problem {
 	field := "spec.hosts"
-	message := fmt.Sprintf("%s, at %s, has the same host and is older, so this service is not used", winner.Source, owner.resource.Origin)
+	message := fmt.Sprintf("%s, at %s, has the same host and takes precedence because it is older, so proxies do not use this service", winner.Source, owner.resource.Origin)
 	if winner.Namespace != s.resource.Namespace {
-		message = fmt.Sprintf("%s, at %s, has the same host; clients outside both namespaces use that one, which is older", winner.Source, owner.resource.Origin)
+		message = fmt.Sprintf("%s, at %s, has the same host; clients outside both namespaces use %[1]s, because it is older", winner.Source, owner.resource.Origin)
 	}
 	return withCode(config.ServiceHostConflict, problemAt(s.resource, field, s.services[i].Hostname, message,
-		"merge the two documents, or limit each to its namespace by exportTo"))
+		"merge the two documents, or limit each to its namespace with exportTo"))
 }

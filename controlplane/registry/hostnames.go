@@ -17,7 +17,8 @@ type Options struct {
 	// Virtual, if valid, is the IPv4 network of virtual addresses for services without an address, as in Istio for
 	// ServiceEntries.
 	Virtual netip.Prefix
-	// Endpoints restricts the endpoints in documents. A changed policy must be a different pointer.
+	// Endpoints restricts the endpoints in documents. To change the policy, set a different pointer: Build compares
+	// pointers.
 	Endpoints *EndpointPolicy
 	// AdminPort and StatusPort are the ports of Envoy's admin interface and of agents; 0 for the default ones.
 	AdminPort, StatusPort uint32
@@ -33,7 +34,7 @@ func (o Options) withDefaults() Options {
 	return o
 }
 
-// ServiceHostname returns the full name of a Kubernetes Service.
+// ServiceHostname returns the fully qualified name of a Kubernetes Service.
 func (o Options) ServiceHostname(name, namespace string) string {
 	return name + "." + namespace + ".svc." + o.withDefaults().Domain
 }
@@ -62,9 +63,8 @@ func (o Options) Identity(e Endpoint) string {
 }
 
 // ResolveHostname returns the full name of a host in a document of the namespace. Unlike Options.ResolveHostname it
-// uses the existing services: it resolves reviews.default and reviews.default.svc, and a bare name that is a
-// ServiceEntry's host and not a Service. It does not resolve aliases, because rules for an alias do not apply to its
-// service.
+// uses the existing services: it resolves reviews.default, reviews.default.svc, and a bare name that is not a Service
+// but a ServiceEntry's host. It does not resolve aliases, because rules for an alias do not apply to its service.
 func (r *Registry) ResolveHostname(name, namespace string) string {
 	full := r.opts.ResolveHostname(name, namespace)
 	if r.byHost[full] != nil || r.targets[full] != "" {
@@ -80,11 +80,12 @@ func (r *Registry) ResolveHostname(name, namespace string) string {
 	return full
 }
 
-// HasNamesake reports whether another service shares a name with the service, including removed services and short
-// names in any namespace. Then the meaning of the name depends on the existing services.
+// HasNamesake reports whether another service shares a name with the service. It also considers removed services, and
+// short names in any namespace. If so, the meaning of the name depends on which services exist.
 func (r *Registry) HasNamesake(service *Service) bool {
 	names := append([]string{service.Hostname, service.Name}, service.Aliases...)
-	// A ServiceEntry may have the full name of a Service, so that short names in documents mean it too.
+	// A ServiceEntry may have the fully qualified name of a Service. Short names in documents then mean the
+	// ServiceEntry too.
 	if name, ok := strings.CutSuffix(service.Hostname, ".svc."+r.opts.withDefaults().Domain); ok {
 		short, _, _ := strings.Cut(name, ".")
 		names = append(names, short, name, name+".svc")
@@ -102,10 +103,10 @@ func (r *Registry) HasNamesake(service *Service) bool {
 	if slices.ContainsFunc(service.AliasServices, r.HasNamesake) {
 		return true
 	}
-	// A ServiceEntry's host without a dot equals the short name of a Service in its own namespace.
+	// A ServiceEntry's host without a dot may equal the short name of a Service in the same namespace.
 	return !strings.Contains(service.Hostname, ".")
 }
 
-// overridesService reports whether a ServiceEntry has the full name of a Service. While the ServiceEntry exists, rules
-// with other names of the Service apply to that full name.
+// overridesService reports whether a ServiceEntry has the fully qualified name of a Service. While such a ServiceEntry
+// exists, rules that use other names of the Service apply to the ServiceEntry's host.
 func overridesService(entry, service *Service) bool { return service.Kubernetes && !entry.Kubernetes }

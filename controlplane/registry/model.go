@@ -28,7 +28,7 @@ const (
 // IsHTTP reports whether requests can be routed individually.
 func (p Protocol) IsHTTP() bool { return p == HTTP || p == HTTP2 || p == GRPC }
 
-// MayBeHTTP reports whether a connection may be HTTP, so that requests can be routed individually.
+// MayBeHTTP reports whether connections to the port may contain HTTP, so that requests can be routed individually.
 func (p Protocol) MayBeHTTP() bool { return p.IsHTTP() || p == Undeclared }
 
 // IsHTTP2 reports whether the workload requires HTTP/2.
@@ -61,7 +61,8 @@ type Port struct {
 	Name     string   `json:"name"`
 	Number   uint32   `json:"number"`
 	Protocol Protocol `json:"protocol"`
-	// TargetPort is the port of the workload if all workloads use the same one; 0 if TargetPortName decides.
+	// TargetPort is the port number of the workload if all workloads use the same number. It is 0 if TargetPortName
+	// selects the port.
 	TargetPort     uint32 `json:"targetPort,omitempty"`
 	TargetPortName string `json:"targetPortName,omitempty"`
 }
@@ -79,20 +80,22 @@ type Service struct {
 	Addresses []netip.Addr `json:"addresses,omitempty"` // virtual addresses
 	// Ranges lists networks whose connections belong to the service too.
 	Ranges []netip.Prefix `json:"ranges,omitempty"`
-	// Virtual is the first choice of the allocated virtual address. The actual address differs after a conflict.
+	// Virtual is the preferred virtual address of the service. If another service has the same address, the service
+	// receives a different one.
 	Virtual netip.Addr `json:"-"`
-	// ByName: proxies resolve the host of each request and ignore the original destination address.
+	// ByName: proxies resolve the host in each request, and ignore the original destination address.
 	ByName     bool       `json:"byName,omitempty"`
 	Ports      []Port     `json:"ports,omitempty"`
 	Resolution Resolution `json:"resolution"`
-	// ByInstance: the Service is headless (clusterIP: None), and its instances have names below its own.
+	// ByInstance: the Service is headless (clusterIP: None). Each of its instances has a DNS name below that of the
+	// Service.
 	ByInstance bool `json:"byInstance,omitempty"`
-	// Kubernetes is set for a Kubernetes Service, which has short names.
+	// Kubernetes: the service is a Kubernetes Service, which has short names.
 	Kubernetes bool `json:"kubernetes,omitempty"`
 	// ExternalName is the host of a Kubernetes Service of type ExternalName; empty for all others.
 	ExternalName string `json:"externalName,omitempty"`
-	// AliasOf is the hostname of the service of which such a Service is an alias; empty if the host is outside the
-	// mesh. The registry does not list an alias as a service.
+	// AliasOf is the hostname of the service of which this Service of type ExternalName is an alias. It is empty if the
+	// external name is a host outside the mesh. The registry does not list an alias as a service.
 	AliasOf string `json:"aliasOf,omitempty"`
 	// AliasServices lists the Services of type ExternalName that are aliases of this one, ordered by hostname. Each has
 	// its own short names and exportTo.
@@ -101,9 +104,10 @@ type Service struct {
 	External bool `json:"external,omitempty"`
 	// Selector selects the workloads; nil if the document lists the endpoints.
 	Selector map[string]string `json:"selector,omitempty"`
-	// ExportTo lists the namespaces that can see the service; empty or "*" is all, "." is its own.
+	// ExportTo lists the namespaces that can see the service. An empty list or "*" means all namespaces, "." means the
+	// namespace of the service.
 	ExportTo []string `json:"exportTo,omitempty"`
-	// SubjectAltNames, if set, lists the identities that its endpoints may have.
+	// SubjectAltNames lists the identities that the endpoints may have. If it is empty, they may have any.
 	SubjectAltNames []string   `json:"subjectAltNames,omitempty"`
 	Source          config.Key `json:"source,omitempty"`
 }
@@ -139,7 +143,8 @@ func (s *Service) Port(number uint32) (Port, bool) {
 	return found, ok
 }
 
-// Headless reports whether clients resolve the service's name to the addresses of its workloads and choose one.
+// Headless reports whether clients resolve the service's name to the addresses of its workloads, and choose one of
+// these.
 func (s *Service) Headless() bool {
 	return s.Kubernetes && s.Resolution == Static && len(s.Addresses) == 0
 }
@@ -161,19 +166,21 @@ func (s *Service) VisibleTo(namespace string) bool {
 type Endpoint struct {
 	// Address is an IP address, or a host name for services with DNS resolution, or a unix socket ("unix:///path").
 	Address string `json:"address"`
-	Port    uint32 `json:"port"` // of the endpoint; 0 for a unix socket
+	Port    uint32 `json:"port"` // port of the endpoint; 0 for a unix socket
 	// ServicePort is the number of the service's port.
-	ServicePort    uint32            `json:"servicePort,omitempty"`
-	Labels         map[string]string `json:"labels,omitempty"`
-	Namespace      string            `json:"namespace"`
-	Workload       string            `json:"workload,omitempty"` // name of its WorkloadEntry; empty for endpoints listed in a ServiceEntry
-	ServiceAccount string            `json:"serviceAccount,omitempty"`
-	Network        string            `json:"network,omitempty"`
-	Locality       string            `json:"locality,omitempty"` // region/zone/subzone
-	Weight         uint32            `json:"weight,omitempty"`   // relative; 0 means 1
+	ServicePort uint32            `json:"servicePort,omitempty"`
+	Labels      map[string]string `json:"labels,omitempty"`
+	Namespace   string            `json:"namespace"`
+	// Name of the WorkloadEntry; empty for endpoints that a ServiceEntry lists.
+	Workload       string `json:"workload,omitempty"`
+	ServiceAccount string `json:"serviceAccount,omitempty"`
+	Network        string `json:"network,omitempty"`
+	Locality       string `json:"locality,omitempty"` // region/zone/subzone
+	Weight         uint32 `json:"weight,omitempty"`   // relative to other endpoints; 0 means 1
 	// MTLS is set if the workload has a sidecar with a mesh identity (label security.istio.io/tlsMode=istio).
 	MTLS bool `json:"mtls,omitempty"`
-	// NotForGateways: only sidecars connect to it, because on a gateway's machine the address belongs to the platform.
+	// NotForGateways: only sidecars may connect to the endpoint. From a gateway, the address would be on the gateway's
+	// own machine, which belongs to the platform.
 	NotForGateways bool `json:"notForGateways,omitempty"`
 }
 
@@ -197,7 +204,8 @@ type Registry struct {
 	endpoints map[*Service]*serviceEndpoints
 }
 
-// Target returns the hostname of the service of which a hostname is an alias, or the hostname itself.
+// Target returns the hostname of the service of which hostname is an alias. If it is not an alias, Target returns
+// hostname itself.
 func (r *Registry) Target(hostname string) string {
 	if to, ok := r.targets[hostname]; ok && r.byHost[hostname] == nil {
 		return to
@@ -205,8 +213,8 @@ func (r *Registry) Target(hostname string) string {
 	return hostname
 }
 
-// ByHostname returns the services with this exact hostname: one, unless several namespaces have a ServiceEntry for the
-// host.
+// ByHostname returns the services with this exact hostname. There are several only if several namespaces have a
+// ServiceEntry for the host.
 func (r *Registry) ByHostname(host string) []*Service { return r.byHost[host] }
 
 // Endpoints returns a service's endpoints of all ports, ordered by the service's ports, then by workload. Callers must

@@ -41,12 +41,12 @@ func build(t testing.TB, documents ...string) *Registry {
 	return Build(nil, storeOf(t, documents...), Options{Endpoints: anyEndpoint}, nil)
 }
 
-// service returns the only service of a hostname.
+// service returns the only service that has a hostname.
 func service(t testing.TB, r *Registry, host string) *Service {
 	t.Helper()
 	list := r.ByHostname(host)
 	if len(list) != 1 {
-		t.Fatalf("%d services of %s", len(list), host)
+		t.Fatalf("%d services have the hostname %s, want 1", len(list), host)
 	}
 	return list[0]
 }
@@ -193,14 +193,14 @@ func TestServiceEntryMakesAServiceOfEachHost(t *testing.T) {
 		t.Error(diff)
 	}
 	if s := r.Services[0]; !s.VisibleTo("ns") || !s.VisibleTo("x") || s.VisibleTo("y") {
-		t.Error("visible outside exportTo")
+		t.Error("the service is visible outside exportTo")
 	}
 }
 
 func TestExportToAnnotationLimitsAKubernetesService(t *testing.T) {
 	r := build(t, `{apiVersion: v1, kind: Service, metadata: {name: a, annotations: {networking.istio.io/exportTo: "., b"}}, spec: {selector: {a: b}, ports: [{port: 80}]}}`)
 	if s := r.Services[0]; !s.VisibleTo("default") || !s.VisibleTo("b") || s.VisibleTo("c") {
-		t.Errorf("exported to %v", s.ExportTo)
+		t.Errorf("exportTo is %v", s.ExportTo)
 	}
 }
 
@@ -260,10 +260,10 @@ func TestShortNamesAreResolved(t *testing.T) {
 		}
 	}
 	if got := r.Options().ResolveHostname("reviews.default", "default"); got != "reviews.default" {
-		t.Errorf("without knowing the services: %q", got)
+		t.Errorf("without the existing services the name resolves to %q", got)
 	}
 	if got := r.ResolveHostname("reviews", "other"); got != "reviews.other.svc.mesh.test" {
-		t.Errorf("from another namespace: %q", got)
+		t.Errorf("from another namespace the name resolves to %q", got)
 	}
 }
 
@@ -284,19 +284,19 @@ func TestUnresolvedReferencesAreProblems(t *testing.T) {
 	}{
 		"unknown target port": {
 			[]string{`{apiVersion: v1, kind: Service, metadata: {name: s}, spec: {selector: {app: reviews}, ports: [{name: http, port: 80, targetPort: web}]}}`, v1, v2},
-			`mesh.yaml:1:130: warning: Service default/s: spec.ports[0].targetPort: "web": no port of this name on workload reviews-v1 and 1 more (its workloads name http`,
+			`mesh.yaml:1:130: warning: Service default/s: spec.ports[0].targetPort: "web": no port has this name on workload reviews-v1 and 1 more workloads (the workloads have the port names http`,
 		},
 		"name for static": {
 			[]string{reviews, `{apiVersion: networking.istio.io/v1, kind: WorkloadEntry, metadata: {name: w}, spec: {address: a.example.com, labels: {app: reviews}}}`},
-			`WorkloadEntry default/w: spec.address: "a.example.com": not an IP address, so that reviews.default.svc.cluster.local does not use`,
+			`WorkloadEntry default/w: spec.address: "a.example.com": this is not an IP address, so the service reviews.default.svc.cluster.local does not use`,
 		},
 		"no selector": {
 			[]string{`{apiVersion: v1, kind: Service, metadata: {name: s}, spec: {ports: [{port: 80}]}}`},
-			"has no endpoints here",
+			"has no endpoints in this mesh",
 		},
 		"SCTP": {
 			[]string{`{apiVersion: v1, kind: Service, metadata: {name: s}, spec: {selector: {a: b}, ports: [{port: 80, protocol: SCTP}]}}`},
-			"SCTP is not routed",
+			"proxies do not route SCTP",
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -307,7 +307,7 @@ func TestUnresolvedReferencesAreProblems(t *testing.T) {
 	}
 }
 
-// Networks with a single address are addresses.
+// Networks that contain a single address count as addresses.
 func TestNetworksAreNotAddresses(t *testing.T) {
 	r := build(t, `{apiVersion: networking.istio.io/v1, kind: ServiceEntry, metadata: {name: s}, spec: {hosts: [a.com], addresses: [10.0.0.7/8, 10.1.2.3/32, 10.1.2.4], ports: [{number: 80, name: http, protocol: HTTP}]}}`)
 	s := service(t, r, "a.com")
@@ -336,7 +336,7 @@ func TestEntriesOfAHostInTwoNamespacesCoexist(t *testing.T) {
 	if list := r.ByHostname("x.com"); len(list) != 2 || list[0].Namespace != "ns1" {
 		t.Errorf("services %v", list)
 	}
-	if got := problems(r); !strings.Contains(got, "ServiceEntry ns1/a") || !strings.Contains(got, "which is older") {
+	if got := problems(r); !strings.Contains(got, "ServiceEntry ns1/a") || !strings.Contains(got, "because it is older") {
 		t.Errorf("problems: %s", got)
 	}
 }
@@ -344,7 +344,7 @@ func TestEntriesOfAHostInTwoNamespacesCoexist(t *testing.T) {
 func TestKubernetesServicePrecedesAServiceEntry(t *testing.T) {
 	r := build(t, entryOf("a", "default", host, "2024-01-02T00:00:00Z"), reviews, v1)
 	if s := service(t, r, host); !s.Kubernetes {
-		t.Error("the ServiceEntry won")
+		t.Error("the ServiceEntry takes precedence over the Service")
 	}
 	if got := problems(r); !strings.Contains(got, "ServiceEntry default/a") {
 		t.Errorf("problems: %s", got)

@@ -21,10 +21,10 @@ func TestBuildWithoutChangesReturnsTheSameRegistry(t *testing.T) {
 	store := storeOf(t, reviews, ratings, v1, v2)
 	before := Build(nil, store, Options{}, nil)
 	if Build(before, store, Options{}, []config.Key{}) != before || Build(before, store, Options{}, nil) != before {
-		t.Error("a new registry of the same things")
+		t.Error("Build without changes returns a new registry")
 	}
 	if Build(before, store, Options{Domain: "other"}, nil).ByHostname("reviews.default.svc.other") == nil {
-		t.Error("other options make no difference")
+		t.Error("Build with other options returns the same registry")
 	}
 }
 
@@ -38,25 +38,25 @@ func TestWorkloadChangeAffectsOnlyItsServices(t *testing.T) {
 		t.Errorf("endpoints %s", got)
 	}
 	if service(t, after, host) != service(t, before, host) {
-		t.Error("the service itself is another")
+		t.Error("a changed workload replaced the Service value")
 	}
 	other := service(t, before, "ratings.default.svc.cluster.local")
 	if service(t, after, other.Hostname) != other || !sameSlice(after.Endpoints(other), before.Endpoints(other)) {
-		t.Error("a service that does not select it is another")
+		t.Error("a changed workload replaced a service that does not select it")
 	}
 	if got := before.Endpoints(service(t, before, host))[1].Address; got != "127.77.2.1" {
-		t.Errorf("the registry of before has changed: %s", got)
+		t.Errorf("Build modified the previous registry: %s", got)
 	}
 }
 
 func TestUnchangedEndpointsShareTheSlice(t *testing.T) {
 	store := storeOf(t, reviews, v1, v2)
 	before := Build(nil, store, Options{}, nil)
-	// A port that no service refers to.
+	// No service refers to this port.
 	changed := put(t, store, strings.Replace(v2, "spec: {", "spec: {ports: {debug: 1}, ", 1))
 	after := Build(before, store, Options{}, changed)
 	if s := service(t, after, host); !sameSlice(after.Endpoints(s), before.Endpoints(s)) {
-		t.Error("equal endpoints are another slice")
+		t.Error("equal endpoints are in a new slice")
 	}
 }
 
@@ -79,13 +79,13 @@ func TestOnlyTheChangedServiceIsReplaced(t *testing.T) {
 	changed := put(t, store, strings.Replace(reviews, "port: 9080", "port: 9080, appProtocol: grpc", 1))
 	after := Build(before, store, Options{}, changed)
 	if service(t, after, host) == service(t, before, host) || service(t, after, host).Ports[0].Protocol != GRPC {
-		t.Error("the change has no effect")
+		t.Error("the changed protocol has no effect")
 	}
 	if s := service(t, after, host); !sameSlice(after.Endpoints(s), before.Endpoints(service(t, before, host))) {
-		t.Error("the endpoints, which are the same, are another slice")
+		t.Error("the unchanged endpoints are in a new slice")
 	}
 	if s := service(t, after, "ratings.default.svc.cluster.local"); s != service(t, before, s.Hostname) {
-		t.Error("another service is another")
+		t.Error("a change of one service replaced another service")
 	}
 }
 
@@ -114,8 +114,8 @@ func describe(r *Registry) string {
 	return b.String()
 }
 
-// An incremental build must equal a full build after any sequence of changes, also if the store is newer than the list
-// of changes.
+// An incremental build must equal a full build after any sequence of changes, also if the store already contains
+// changes that are not in the list.
 func TestIncrementalBuildEqualsFullBuild(t *testing.T) {
 	random := rand.New(rand.NewPCG(1, 2))
 	store := config.NewMemoryStore()
@@ -129,7 +129,7 @@ func TestIncrementalBuildEqualsFullBuild(t *testing.T) {
 		}
 		reported := pending
 		if random.IntN(4) == 0 && len(reported) > 1 {
-			reported, pending = reported[:1], reported[1:] // the other changes follow in the next build
+			reported, pending = reported[:1], reported[1:] // the next build receives the other changes
 		} else {
 			pending = nil
 		}

@@ -13,7 +13,7 @@ var resolutions = map[networking.ServiceEntry_Resolution]Resolution{
 	networking.ServiceEntry_STATIC:          Static,
 	networking.ServiceEntry_DNS:             DNS,
 	networking.ServiceEntry_DNS_ROUND_ROBIN: DNSRoundRobin,
-	// HTTP requests contain their host (see Service.ByName). For other connections only the original destination is
+	// HTTP requests contain the host (see Service.ByName). For other connections only the original destination is
 	// known.
 	networking.ServiceEntry_DYNAMIC_DNS: Passthrough,
 }
@@ -95,7 +95,7 @@ func entryAddresses(entry *networking.ServiceEntry) (single []netip.Addr, ranges
 			continue
 		}
 		switch prefix, err := netip.ParsePrefix(text); {
-		case err != nil: // the document was refused
+		case err != nil: // validation refused the document
 		case prefix.IsSingleIP():
 			single = append(single, prefix.Addr())
 		default:

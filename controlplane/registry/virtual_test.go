@@ -19,7 +19,7 @@ func TestVirtualAddressDependsOnlyOnTheName(t *testing.T) {
 	for _, documents := range [][]string{{hostEntry(oneName, "")}, {hostEntry("other.example.test", ""), hostEntry(oneName, "")}} {
 		r := Build(nil, storeOf(t, documents...), o, nil)
 		if got := fmt.Sprint(service(t, r, oneName).Addresses); got != "[244.110.152.198]" {
-			t.Errorf("among %d: %s", len(documents), got)
+			t.Errorf("among %d services: %s", len(documents), got)
 		}
 		if len(r.Problems) > 0 {
 			t.Error(problems(r))
@@ -41,12 +41,12 @@ func TestServicesNeverShareAVirtualAddress(t *testing.T) {
 	const first, next = "[244.110.152.198]", "[241.186.81.237]"
 	for what, tc := range map[string]struct {
 		documents []string
-		want      string // of oneName and sameAddress
+		want      string // the addresses of oneName and sameAddress
 	}{
-		"in one order":      {[]string{hostEntry(oneName, ""), hostEntry(sameAddress, "")}, first + " " + next},
-		"in the other":      {[]string{hostEntry(sameAddress, ""), hostEntry(oneName, "")}, first + " " + next},
-		"written elsewhere": {[]string{hostEntry(sameAddress, ", addresses: [10.9.9.9]"), hostEntry(oneName, "")}, first + " [10.9.9.9]"},
-		"written there":     {[]string{hostEntry(sameAddress, ", addresses: [244.110.152.198]"), hostEntry(oneName, "")}, "[241.187.38.214] " + first},
+		"names in one order":       {[]string{hostEntry(oneName, ""), hostEntry(sameAddress, "")}, first + " " + next},
+		"names in the other order": {[]string{hostEntry(sameAddress, ""), hostEntry(oneName, "")}, first + " " + next},
+		"written elsewhere":        {[]string{hostEntry(sameAddress, ", addresses: [10.9.9.9]"), hostEntry(oneName, "")}, first + " [10.9.9.9]"},
+		"written there":            {[]string{hostEntry(sameAddress, ", addresses: [244.110.152.198]"), hostEntry(oneName, "")}, "[241.187.38.214] " + first},
 	} {
 		r := Build(nil, storeOf(t, tc.documents...), o, nil)
 		if got := addressesOf(t, r, oneName, sameAddress); got != tc.want {
@@ -69,10 +69,10 @@ func TestVirtualAddressConflictsFollowTheServices(t *testing.T) {
 		store := storeOf(t, documents...)
 		r = Build(r, store, o, nil)
 		if got, want := addressesOf(t, r, hosts...), addressesOf(t, Build(nil, store, o, nil), hosts...); got != want {
-			t.Errorf("with %v: %s, and from the start %s", hosts, got, want)
+			t.Errorf("with %v: the incremental registry has %s, a new one has %s", hosts, got, want)
 		}
 		if again := Build(r, store, o, nil); again != r {
-			t.Errorf("with %v: the same documents make another registry", hosts)
+			t.Errorf("with %v: a build without changes returns a different registry", hosts)
 		}
 	}
 }
@@ -83,9 +83,9 @@ func TestHeadlessServiceHasNoVirtualAddress(t *testing.T) {
 		"{apiVersion: v1, kind: Service, metadata: {name: headless, namespace: a}, spec: {clusterIP: None, selector: {app: a}, ports: [{port: 80}]}}",
 		"{apiVersion: v1, kind: Service, metadata: {name: unset, namespace: a}, spec: {selector: {app: a}, ports: [{port: 80}]}}"), o, nil)
 	if headless := service(t, r, "headless.a.svc.cluster.local"); len(headless.Addresses) > 0 || !headless.Headless() {
-		t.Errorf("it has %v", headless.Addresses)
+		t.Errorf("the headless service has the addresses %v", headless.Addresses)
 	}
 	if unset := service(t, r, "unset.a.svc.cluster.local"); len(unset.Addresses) != 1 || unset.Headless() {
-		t.Errorf("a service without clusterIP has %v", unset.Addresses)
+		t.Errorf("a service without clusterIP has the addresses %v", unset.Addresses)
 	}
 }

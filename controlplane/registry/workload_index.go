@@ -26,8 +26,8 @@ func newWorkload(r *config.Resource, opts Options) *workload {
 	return &workload{resource: r, entry: entry, labels: WorkloadLabels(r), problems: opts.checkWorkloadEntry(r, entry)}
 }
 
-// WorkloadLabels returns the labels of a WorkloadEntry. As in Istio, labels of its spec are merged with those of its
-// metadata, which have precedence.
+// WorkloadLabels returns the labels of a WorkloadEntry. As in Istio, the labels in its metadata and in its spec are
+// merged; those in its metadata take precedence.
 func WorkloadLabels(r *config.Resource) map[string]string {
 	labels := r.Spec.(*networking.WorkloadEntry).GetLabels()
 	if len(r.Labels) > 0 {
@@ -50,7 +50,7 @@ type workloadIndex struct {
 }
 
 // newWorkloadIndex indexes the WorkloadEntries of one namespace, which must be ordered by name. It shares unchanged
-// workloads with prev, which may be nil, and returns the changed ones, old and new.
+// workloads with prev, which may be nil. moved contains the old and new versions of changed workloads.
 func newWorkloadIndex(resources []*config.Resource, opts Options, prev *workloadIndex) (c *workloadIndex, moved []*workload) {
 	c = &workloadIndex{}
 	if len(resources) > 0 {
@@ -84,7 +84,8 @@ func newWorkloadIndex(resources []*config.Resource, opts Options, prev *workload
 	return c, append(removed, added...)
 }
 
-// buildLabelIndex creates the index by label. After few changes it derives it from the previous one.
+// buildLabelIndex creates the index by label. After few changes it modifies a copy of the previous index instead of
+// building a new one.
 func (c *workloadIndex) buildLabelIndex(prev *workloadIndex, removed, added []*workload) {
 	if prev == nil || len(removed)+len(added) > len(c.all)/8 {
 		c.byLabel = map[label][]*workload{}
@@ -110,7 +111,7 @@ func (c *workloadIndex) buildLabelIndex(prev *workloadIndex, removed, added []*w
 	}
 }
 
-// patchList returns the list of workloads with a label, without removed and with added workloads.
+// patchList returns a copy of the list of workloads with a label, without the removed and with the added workloads.
 func patchList(list []*workload, l label, removed, added []*workload) []*workload {
 	out := make([]*workload, 0, len(list)+1)
 	for _, w := range list {
@@ -159,7 +160,7 @@ func (c *workloadIndex) members() []*workload {
 	return c.all
 }
 
-// matchesSelector reports whether the labels include all of the selector's. An empty selector matches nothing.
+// matchesSelector reports whether the labels include all labels of the selector. An empty selector matches nothing.
 func matchesSelector(selector, labels map[string]string) bool {
 	if len(selector) == 0 {
 		return false

@@ -19,7 +19,7 @@ func TestLastFilterChainIsNotRemoved(t *testing.T) {
 	m := newTestMesh(t, nil, baseDocuments)
 	m.apply(envoyFilter("f", "one", "configPatches: [{applyTo: FILTER_CHAIN, match: {context: SIDECAR_OUTBOUND, listener: {portNumber: 81}}, patch: {operation: REMOVE}}]"))
 	resourceValidator{}.check(t, "", m.snap, proxy(t, randomMeshProxies[0]))
-	if reported := problemTexts(m.snap); len(reported) != 1 || !strings.Contains(reported[0], "no filter chain is left") {
+	if reported := problemTexts(m.snap); len(reported) != 1 || !strings.Contains(reported[0], "the listener has no filter chain") {
 		t.Errorf("reported: %q", reported)
 	}
 }

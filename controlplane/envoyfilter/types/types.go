@@ -1,5 +1,5 @@
-// Package types makes the messages of Envoy's API, version 3, known by name, so that documents can have them. No Envoy that is
-// supported reads those of other versions.
+// Package types registers the messages of Envoy's API, version 3, so that protobuf finds them by name and documents can
+// contain them. No supported Envoy reads messages of other API versions.
 package types
 
 import (
