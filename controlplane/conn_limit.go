@@ -4,11 +4,11 @@ import (
 	"cmp"
 	"log/slog"
 	"math"
+	"math/rand/v2"
 	"net"
 	"net/netip"
 	"slices"
 	"sync"
-	"sync/atomic"
 	"syscall"
 	"time"
 
@@ -24,15 +24,10 @@ const (
 	minReservedFiles = 64
 	// refusalLogInterval is the minimum time between two log lines about refused connections or unauthenticated calls.
 	refusalLogInterval = time.Minute
-	// minEvictionIdle is the idle time after which an unauthenticated connection may be closed for a new one. Clients
-	// send the next message of a handshake sooner, so the connections of a burst do not evict each other.
-	minEvictionIdle = 100 * time.Millisecond
-	// maxEvictionScan limits the search for the connection that has been idle longest.
-	maxEvictionScan = 64
 	// newConnMemory is the estimated memory of one unauthenticated connection, with its TLS state.
 	newConnMemory = 64 << 10
-	// maxRefusedCalls is the number of unauthenticated calls after which a connection is closed.
-	maxRefusedCalls = 10
+	// maxUnauthenticatedCalls is the number of calls on an unauthenticated connection after which it is closed.
+	maxUnauthenticatedCalls = 10
 )
 
 // openFiles returns the process's limit of open files.
@@ -58,34 +53,48 @@ type portLimit struct {
 
 // connLimiter limits the number of simultaneous connections of the ports that share it.
 //
-// A connection is new until a call on it is authenticated. New connections may use only a part of the slots, and each
-// source network only a part of those; the other slots are reserved for authenticated connections. When a limit for new
-// connections is reached, an idle new connection is closed for the next one, so idle connections do not lock out other
-// clients.
+// A connection uses a handshake slot until its TLS handshake is complete, then an unauthenticated slot until a call on
+// it is authenticated. A client certificate of the mesh promotes the connection when the handshake is complete. The
+// other slots are reserved for promoted connections.
+//
+// When a share is used up, a new connection replaces one of the network that has the most, however active that one is.
+// Clients of one network therefore do not lock out others. Within the network, a random connection of the older half is
+// replaced: of many clients that connect at the same time some succeed, and the others retry.
 type connLimiter struct {
 	max          int // negative: no limit
-	maxNew       int // unauthenticated connections
-	maxNewSource int // the same, per source network
 	maxPlaintext int // connections of plaintext ports with a stream
 	refused      *prometheus.CounterVec
 	expired      *prometheus.CounterVec
 	log          *slog.Logger
 
-	mu        sync.Mutex
-	open      int // all connections
-	new       int
-	plaintext int                             // of plaintext ports, with a stream
-	bySource  map[netip.Prefix][]*trackedConn // new connections, oldest first
-	logLimit  loglimit.Limiter
+	mu              sync.Mutex
+	open            int // all connections
+	plaintext       int // of plaintext ports, with a stream
+	handshakes      connShare
+	unauthenticated connShare
+	logLimit        loglimit.Limiter
 }
 
-// newConnLimiter returns a limiter with the specified number of slots. New connections may use a quarter of them,
-// limited by newMemory, and those of one source network half of that. Plaintext connections may use half of the slots.
+// connShare is a limited set of connections. connLimiter.mu guards it.
+type connShare struct {
+	max       int
+	maxSource int // per source network
+	count     int
+	bySource  map[netip.Prefix][]*trackedConn // oldest first
+}
+
+func newConnShare(slots int) connShare {
+	return connShare{max: slots, maxSource: max(slots/2, 1), bySource: map[netip.Prefix][]*trackedConn{}}
+}
+
+// newConnLimiter returns a limiter with the specified number of slots. An eighth of them are handshake slots, and an
+// eighth are unauthenticated slots. newMemory limits both, in bytes. One source network may use half of each. Plaintext
+// connections may use half of all slots.
 func newConnLimiter(slots int, newMemory int64, refused, expired *prometheus.CounterVec, log *slog.Logger) *connLimiter {
-	maxNew := max(min(slots/4, int(newMemory/newConnMemory)), 2)
+	share := max(min(slots/8, int(newMemory/newConnMemory/2)), 2)
 	return &connLimiter{
-		max: slots, maxNew: maxNew, maxNewSource: maxNew / 2, maxPlaintext: max(slots/2, 1),
-		refused: refused, expired: expired, log: log, bySource: map[netip.Prefix][]*trackedConn{},
+		max: slots, maxPlaintext: max(slots/2, 1), handshakes: newConnShare(share), unauthenticated: newConnShare(share),
+		refused: refused, expired: expired, log: log,
 	}
 }
 
@@ -120,92 +129,71 @@ func (l *limitedListener) Accept() (net.Conn, error) {
 func (g *connLimiter) add(c *trackedConn) bool {
 	g.mu.Lock()
 	defer g.mu.Unlock()
-	if g.max >= 0 && !g.ensureSlot(c.source) {
-		return false
+	if g.max >= 0 && g.open >= g.max {
+		victim := cmp.Or(g.handshakes.pickVictim(), g.unauthenticated.pickVictim())
+		if victim == nil {
+			return false
+		}
+		g.evict(victim)
 	}
 	g.open++
-	g.new++
-	c.activeAt.Store(time.Now().UnixNano())
-	g.bySource[c.source] = append(g.bySource[c.source], c)
+	g.enter(&g.handshakes, c)
 	if c.limit.authTimeout > 0 {
 		c.timer = time.AfterFunc(c.limit.authTimeout, c.expire)
 	}
 	return true
 }
 
-// ensureSlot reports whether there is a slot for a new connection from source. It may evict an older new connection;
-// g.mu is held.
-func (g *connLimiter) ensureSlot(source netip.Prefix) bool {
-	switch {
-	case len(g.bySource[source]) >= g.maxNewSource:
-		return g.evictIdle(source)
-	case g.new >= g.maxNew || g.open >= g.max:
-		return g.evictIdle(g.maxSource())
+// enter adds a connection to a share, from which it evicts another one if there is no slot; g.mu is held.
+func (g *connLimiter) enter(share *connShare, c *trackedConn) {
+	switch own := share.bySource[c.source]; {
+	case g.max < 0:
+	case len(own) >= share.maxSource:
+		g.evict(pickOld(own))
+	case share.count >= share.max:
+		g.evict(share.pickVictim())
 	}
-	return true
+	c.share = share
+	share.count++
+	share.bySource[c.source] = append(share.bySource[c.source], c)
 }
 
-// maxSource returns the network with the most new connections; g.mu is held.
-func (g *connLimiter) maxSource() (largest netip.Prefix) {
-	for source, conns := range g.bySource {
-		if len(conns) > len(g.bySource[largest]) {
-			largest = source
+// pickVictim returns a connection of the network with the most connections, or nil if there is none.
+func (s *connShare) pickVictim() *trackedConn {
+	var largest []*trackedConn
+	for _, conns := range s.bySource {
+		if len(conns) > len(largest) {
+			largest = conns
 		}
 	}
-	return largest
+	if len(largest) == 0 {
+		return nil
+	}
+	return pickOld(largest)
 }
 
-// evictIdle closes the longest idle of a network's oldest new connections. It reports whether it closed one; g.mu is
-// held.
-func (g *connLimiter) evictIdle(source netip.Prefix) bool {
-	conns := g.bySource[source]
-	if len(conns) == 0 {
-		return false
-	}
-	victim := slices.MinFunc(conns[:min(len(conns), maxEvictionScan)], func(a, b *trackedConn) int {
-		return cmp.Compare(a.activeAt.Load(), b.activeAt.Load())
-	})
-	if time.Now().UnixNano()-victim.activeAt.Load() < int64(minEvictionIdle) {
-		return false
-	}
-	g.release(victim)
-	g.expired.WithLabelValues(victim.limit.name).Inc()
-	go func() { _ = victim.Conn.Close() }() // may block
-	return true
+// pickOld returns a random one of the older half of connections.
+func pickOld(conns []*trackedConn) *trackedConn { return conns[rand.IntN((len(conns)+1)/2)] }
+
+// evict closes a connection and frees its slots; g.mu is held.
+func (g *connLimiter) evict(c *trackedConn) {
+	g.release(c)
+	g.expired.WithLabelValues(c.limit.name).Inc()
+	go func() { _ = c.Conn.Close() }() // may block
 }
 
-// release frees the slot of a connection, once; g.mu is held.
+// release frees the slots of a connection, once; g.mu is held.
 func (g *connLimiter) release(c *trackedConn) {
 	if c.released {
 		return
 	}
 	c.released = true
 	g.open--
-	if c.promoted {
-		if c.limit.plaintext {
-			g.plaintext--
-		}
-		return
+	c.stopTimer()
+	if c.promoted && c.limit.plaintext {
+		g.plaintext--
 	}
-	g.removeNew(c)
-}
-
-// removeNew removes a connection from the new ones; g.mu is held.
-func (g *connLimiter) removeNew(c *trackedConn) {
-	g.new--
-	if c.timer != nil {
-		c.timer.Stop()
-	}
-	conns := g.bySource[c.source]
-	for i, other := range conns {
-		if other == c {
-			conns = append(conns[:i], conns[i+1:]...)
-			break
-		}
-	}
-	if g.bySource[c.source] = conns; len(conns) == 0 {
-		delete(g.bySource, c.source)
-	}
+	c.leaveShare()
 }
 
 func (g *connLimiter) logRefusal(port string) {
@@ -217,27 +205,39 @@ func (g *connLimiter) logRefusal(port string) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	g.log.Error("connections are refused because a limit is reached: raise the limit of open files (ulimit -n) or --max-connections",
-		"port", port, "connections", g.open, "maxConnections", g.max, "notAuthenticated", g.new, "maxNotAuthenticated", g.maxNew, "maxNotAuthenticatedPerNetwork", g.maxNewSource, "unlogged", unlogged)
+		"port", port, "connections", g.open, "maxConnections", g.max, "handshakes", g.handshakes.count, "maxHandshakes", g.handshakes.max,
+		"notAuthenticated", g.unauthenticated.count, "maxNotAuthenticated", g.unauthenticated.max, "maxPerNetwork", g.handshakes.maxSource, "unlogged", unlogged)
 }
 
-// trackedConn is a connection that occupies a slot until it is closed. gate.mu guards the fields below activeAt.
+// trackedConn is a connection that occupies a slot until it is closed. limiter.mu guards the fields below source.
 type trackedConn struct {
 	net.Conn
 	limiter *connLimiter
 	limit   portLimit
 	source  netip.Prefix
 
-	activeAt atomic.Int64 // time of the last received bytes, in nanoseconds since 1970
-	timer    *time.Timer
-	promoted bool // a call was authenticated or, on a plaintext port, a stream was accepted
+	share    *connShare  // nil after promotion
+	timer    *time.Timer // closes the connection if no call is authenticated; nil: none
+	promoted bool        // the client has an identity or, on a plaintext port, a stream
 	released bool
-	refusals int
+	calls    int // while not promoted
 }
 
-func (c *trackedConn) Read(b []byte) (int, error) {
-	n, err := c.Conn.Read(b)
-	c.activeAt.Store(time.Now().UnixNano())
-	return n, err
+// leaveShare removes the connection from its share; limiter.mu is held.
+func (c *trackedConn) leaveShare() {
+	share := c.share
+	if share == nil {
+		return
+	}
+	c.share = nil
+	share.count--
+	conns := share.bySource[c.source]
+	if n := slices.Index(conns, c); n >= 0 {
+		conns = slices.Delete(conns, n, n+1)
+	}
+	if share.bySource[c.source] = conns; len(conns) == 0 {
+		delete(share.bySource, c.source)
+	}
 }
 
 // SyscallConn lets gRPC wait for readability before it allocates a read buffer of 32 KiB, as for a net.TCPConn.
@@ -264,10 +264,10 @@ func (c *trackedConn) Close() error {
 	return c.Conn.Close()
 }
 
-// expire closes a connection that was not authenticated in time.
+// expire closes a connection on which no call was authenticated in time.
 func (c *trackedConn) expire() {
 	c.limiter.mu.Lock()
-	due := !c.promoted && !c.released
+	due := c.timer != nil
 	c.limiter.mu.Unlock()
 	if due {
 		c.limiter.expired.WithLabelValues(c.limit.name).Inc()
@@ -275,34 +275,73 @@ func (c *trackedConn) expire() {
 	}
 }
 
-// promote moves an authenticated connection out of the limits for new ones. It returns false if the limit for plaintext
-// connections is reached.
-func (c *trackedConn) promote() bool {
+// stopTimer stops the timeout for authentication; limiter.mu is held.
+func (c *trackedConn) stopTimer() {
+	if c.timer != nil {
+		c.timer.Stop()
+		c.timer = nil
+	}
+}
+
+// finishHandshake moves a connection from the handshake slots to the unauthenticated ones, or to the reserved slots if
+// its client certificate is valid. It returns false if the connection was evicted.
+func (c *trackedConn) finishHandshake(identified bool) bool {
 	g := c.limiter
 	g.mu.Lock()
 	defer g.mu.Unlock()
-	switch {
-	case c.promoted || c.released:
-		return true
-	case c.limit.plaintext && g.max >= 0 && g.plaintext >= g.maxPlaintext:
+	if c.released {
 		return false
-	case c.limit.plaintext:
+	}
+	c.leaveShare()
+	if c.promoted = identified; !identified {
+		g.enter(&g.unauthenticated, c)
+	}
+	return true
+}
+
+// authenticate moves the connection of an authenticated call to the reserved slots, and stops its timeout. It returns
+// false if the limit for plaintext connections is reached.
+func (c *trackedConn) authenticate() bool {
+	g := c.limiter
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	if c.released {
+		return true
+	}
+	if c.limit.plaintext && !c.promoted {
+		if g.max >= 0 && g.plaintext >= g.maxPlaintext {
+			return false
+		}
 		g.plaintext++
 	}
-	g.removeNew(c)
+	c.stopTimer()
+	c.leaveShare()
 	c.promoted = true
 	return true
 }
 
-// countRefusal counts an unauthenticated call, which costs the server more than the client, and closes the connection
-// after maxRefusedCalls.
-func (c *trackedConn) countRefusal() {
+// countCall counts a call before the server allocates memory for it. It returns false, and closes the connection, if
+// there were maxUnauthenticatedCalls calls and none was authenticated.
+func (c *trackedConn) countCall() bool {
 	c.limiter.mu.Lock()
-	c.refusals++
-	due := c.refusals >= maxRefusedCalls && !c.promoted && !c.released
+	if !c.promoted {
+		c.calls++
+	}
+	ok := c.calls <= maxUnauthenticatedCalls || c.promoted
+	c.limiter.mu.Unlock()
+	if !ok {
+		_ = c.Close()
+	}
+	return ok
+}
+
+// refuseCall closes the connection after its last unauthenticated call was refused.
+func (c *trackedConn) refuseCall() {
+	c.limiter.mu.Lock()
+	due := c.calls >= maxUnauthenticatedCalls && !c.promoted && !c.released
 	c.limiter.mu.Unlock()
 	if due {
-		// The status of the last call is written within this time.
+		// The status of the call is written within this time.
 		time.AfterFunc(refusedCallLinger, func() { _ = c.Close() })
 	}
 }

@@ -2,8 +2,10 @@ package controlplane
 
 import (
 	"context"
+	"fmt"
 	"log/slog"
 	"net"
+	"sync"
 	"testing"
 	"time"
 
@@ -17,6 +19,7 @@ type testConn struct {
 	net.Conn
 	from   string
 	closed chan struct{}
+	once   sync.Once
 }
 
 func (c *testConn) RemoteAddr() net.Addr {
@@ -25,7 +28,7 @@ func (c *testConn) RemoteAddr() net.Addr {
 }
 
 func (c *testConn) Close() error {
-	close(c.closed)
+	c.once.Do(func() { close(c.closed) })
 	return nil
 }
 
@@ -69,54 +72,96 @@ func (r limiterHarness) connect(from string, limit portLimit) *trackedConn {
 }
 
 func (c *trackedConn) isClosed() bool {
-	select {
-	case <-c.Conn.(*testConn).closed:
-		return true
-	case <-time.After(10 * time.Millisecond):
-		return false
-	}
+	c.limiter.mu.Lock()
+	defer c.limiter.mu.Unlock()
+	return c.released
 }
-
-// makeIdle sets a connection's last activity to the specified time ago.
-func (c *trackedConn) makeIdle(d time.Duration) { c.activeAt.Store(time.Now().Add(-d).UnixNano()) }
 
 var securePort, plainPort = portLimit{name: "secure"}, portLimit{name: "plain", plaintext: true}
 
-func TestNewConnectionsMayUseAQuarterOfTheSlots(t *testing.T) {
-	r := newLimiterHarness(t, 16)
-	for _, c := range []struct {
-		from string
-		ok   bool
-	}{
-		{"192.0.2.1:1", true}, {"192.0.2.1:2", true}, {"192.0.2.1:3", false},
-		{"[2001:db8::1]:1", true}, {"[2001:db8::2]:1", true}, {"[2001:db8::3]:1", false}, // one /64
-		{"192.0.2.9:1", false}, // the limit is reached
-	} {
-		if got := r.connect(c.from, securePort) != nil; got != c.ok {
-			t.Errorf("%s: accepted is %v, want %v", c.from, got, c.ok)
+// count returns the number of open connections.
+func count(conns []*trackedConn) (n int) {
+	for _, c := range conns {
+		if !c.isClosed() {
+			n++
 		}
 	}
-	if n := testutil.ToFloat64(r.refused.WithLabelValues("secure")); n != 3 {
-		t.Errorf("%v refused connections are counted, want 3", n)
+	return n
+}
+
+func TestConnectionsInTheHandshakeMayUseAnEighthOfTheSlots(t *testing.T) {
+	r := newLimiterHarness(t, 64)
+	var one, other []*trackedConn // of one network each
+	for n := range 20 {
+		one = append(one, r.connect("192.0.2.1:1", securePort))
+		other = append(other, r.connect(fmt.Sprintf("[2001:db8::%d]:1", n), securePort))
+	}
+	if count(one) != 4 || count(other) != 4 {
+		t.Errorf("the networks have %d and %d connections, want 4 each", count(one), count(other))
+	}
+	if n := testutil.ToFloat64(r.expired.WithLabelValues("secure")); n != 32 {
+		t.Errorf("%v closed connections are counted, want 32", n)
 	}
 }
 
-func TestIdleConnectionIsEvictedFromSameOrLargestNetwork(t *testing.T) {
+func TestConnectionsOfTheLargestNetworkAreReplaced(t *testing.T) {
+	r := newLimiterHarness(t, 64)
+	client := r.connect("192.0.2.3:1", securePort)
+	var attacker []*trackedConn
+	for range 20 {
+		attacker = append(attacker, r.connect("192.0.2.1:1", securePort), r.connect("192.0.2.2:1", securePort))
+	}
+	second := r.connect("192.0.2.4:1", securePort)
+	if client.isClosed() || second.isClosed() {
+		t.Error("the connection of a client is replaced by those of larger networks")
+	}
+	if n := count(attacker); n != 6 {
+		t.Errorf("the larger networks have %d connections, want 6", n)
+	}
+}
+
+func TestHandshakesDoNotReplaceConnectionsThatFinishedTheirs(t *testing.T) {
+	r := newLimiterHarness(t, 64)
+	client := r.connect("192.0.2.1:1", securePort)
+	if !client.finishHandshake(false) {
+		t.Fatal("the connection is closed after its handshake")
+	}
+	var attacker []*trackedConn
+	for range 20 {
+		attacker = append(attacker, r.connect("192.0.2.1:1", securePort))
+	}
+	if client.isClosed() {
+		t.Fatal("it was replaced by a connection in the handshake")
+	}
+	for _, c := range attacker {
+		if !c.isClosed() && !c.finishHandshake(false) {
+			t.Error("a connection is closed after its handshake")
+		}
+	}
+	if n := count(append(attacker, client)); n != 4 {
+		t.Errorf("the network has %d connections after the handshake, want 4", n)
+	}
+}
+
+func TestConnectionThatWasReplacedDoesNotFinishItsHandshake(t *testing.T) {
 	r := newLimiterHarness(t, 16)
-	idle, active := r.connect("192.0.2.1:1", securePort), r.connect("192.0.2.1:2", securePort)
-	idle.makeIdle(time.Second)
-	third := r.connect("192.0.2.1:3", securePort)
-	if third == nil || !idle.isClosed() || active.isClosed() {
-		t.Fatal("a new connection does not replace the idle one")
+	first := r.connect("192.0.2.1:1", securePort)
+	r.connect("192.0.2.1:2", securePort)
+	if !first.isClosed() || first.finishHandshake(true) {
+		t.Error("it uses a slot again")
 	}
-	r.connect("192.0.2.2:1", securePort)
-	r.connect("192.0.2.3:1", securePort)
-	third.makeIdle(time.Second)
-	if r.connect("192.0.2.4:1", securePort) == nil || !third.isClosed() {
-		t.Error("a new connection does not replace an idle one of the network with the most")
+}
+
+func TestClientsWithCertificatesUseTheReservedSlotsFromTheirHandshake(t *testing.T) {
+	r := newLimiterHarness(t, 16)
+	for n := range 16 {
+		conn := r.connect("192.0.2.1:1", securePort)
+		if conn == nil || !conn.finishHandshake(true) {
+			t.Fatalf("connection %d of a client with a certificate is refused", n)
+		}
 	}
-	if n := testutil.ToFloat64(r.expired.WithLabelValues("secure")); n != 2 {
-		t.Errorf("%v closed connections are counted, want 2", n)
+	if r.connect("192.0.2.2:1", securePort) != nil {
+		t.Error("there are more connections than slots")
 	}
 }
 
@@ -124,7 +169,7 @@ func TestAuthenticatedConnectionsUseTheReservedSlots(t *testing.T) {
 	r := newLimiterHarness(t, 16)
 	for n := range 16 {
 		conn := r.connect("192.0.2.1:1", securePort)
-		if conn == nil || !conn.promote() {
+		if conn == nil || !conn.finishHandshake(false) || !conn.authenticate() {
 			t.Fatalf("connection %d of an authenticated client is refused", n)
 		}
 	}
@@ -138,7 +183,7 @@ func TestPlaintextConnectionsMayUseHalfOfTheSlots(t *testing.T) {
 	var first *trackedConn
 	for n := range 9 {
 		conn := r.connect("192.0.2.1:1", plainPort)
-		if ok := conn.promote(); ok != (n < 8) {
+		if ok := conn.authenticate(); ok != (n < 8) {
 			t.Errorf("connection %d: promoted is %v", n, ok)
 		}
 		if n == 0 {
@@ -146,7 +191,7 @@ func TestPlaintextConnectionsMayUseHalfOfTheSlots(t *testing.T) {
 		}
 		if n == 8 {
 			_ = first.Close()
-			if !conn.promote() {
+			if !conn.authenticate() {
 				t.Error("the slot of a closed connection is not free")
 			}
 		}
@@ -154,18 +199,20 @@ func TestPlaintextConnectionsMayUseHalfOfTheSlots(t *testing.T) {
 }
 
 func TestUnauthenticatedConnectionIsClosedAfterTheTimeout(t *testing.T) {
-	r := newLimiterHarness(t, 16)
+	r := newLimiterHarness(t, 32)
 	limit := portLimit{name: "secure", authTimeout: 20 * time.Millisecond}
-	authenticated, silent := r.connect("192.0.2.1:1", limit), r.connect("192.0.2.1:2", limit)
-	authenticated.promote()
+	authenticated, silent, certified := r.connect("192.0.2.1:1", limit), r.connect("192.0.2.2:1", limit), r.connect("192.0.2.3:1", limit)
+	authenticated.authenticate()
+	certified.finishHandshake(true)
 	<-silent.Conn.(*testConn).closed
+	<-certified.Conn.(*testConn).closed // no call was authenticated
 	if authenticated.isClosed() {
 		t.Error("an authenticated connection is closed")
 	}
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	if r.open != 1 || r.new != 0 || len(r.bySource) != 0 {
-		t.Errorf("open %d, new %d, networks %d", r.open, r.new, len(r.bySource))
+	if r.open != 1 || r.handshakes.count != 0 || len(r.handshakes.bySource) != 0 {
+		t.Errorf("open %d, handshakes %d, networks %d", r.open, r.handshakes.count, len(r.handshakes.bySource))
 	}
 }
 
@@ -173,12 +220,48 @@ func TestConnectionIsClosedAfterManyUnauthenticatedCalls(t *testing.T) {
 	r := newLimiterHarness(t, 16)
 	conn := r.connect("192.0.2.1:1", securePort)
 	ctx := peer.NewContext(context.Background(), &peer.Peer{Addr: conn.RemoteAddr()})
-	for range maxRefusedCalls - 1 {
-		connectionOf(ctx).countRefusal()
+	call := func() {
+		if _, err := limitCalls(ctx, nil); err != nil {
+			t.Fatal(err)
+		}
+		connectionOf(ctx).refuseCall()
+	}
+	for range maxUnauthenticatedCalls - 1 {
+		call()
 	}
 	if conn.isClosed() {
 		t.Fatal("it is closed too early")
 	}
-	connectionOf(ctx).countRefusal()
+	call()
 	<-conn.Conn.(*testConn).closed
+}
+
+func TestManySimultaneousUnauthenticatedCallsCloseTheConnectionAtOnce(t *testing.T) {
+	r := newLimiterHarness(t, 16)
+	conn := r.connect("192.0.2.1:1", securePort)
+	ctx := peer.NewContext(context.Background(), &peer.Peer{Addr: conn.RemoteAddr()})
+	for range maxUnauthenticatedCalls {
+		if _, err := limitCalls(ctx, nil); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if _, err := limitCalls(ctx, nil); err == nil {
+		t.Error("one more call is accepted")
+	}
+	<-conn.Conn.(*testConn).closed
+}
+
+func TestAuthenticatedConnectionsMayHaveManyCalls(t *testing.T) {
+	r := newLimiterHarness(t, 16)
+	conn := r.connect("192.0.2.1:1", securePort)
+	conn.authenticate()
+	ctx := peer.NewContext(context.Background(), &peer.Peer{Addr: conn.RemoteAddr()})
+	for range 2 * maxUnauthenticatedCalls {
+		if _, err := limitCalls(ctx, nil); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if conn.isClosed() {
+		t.Error("the connection is closed")
+	}
 }

@@ -2,7 +2,6 @@ package controlplane
 
 import (
 	"context"
-	"crypto/tls"
 	"errors"
 	"fmt"
 	"log/slog"
@@ -21,7 +20,9 @@ import (
 	"google.golang.org/grpc/keepalive"
 	"google.golang.org/grpc/peer"
 	"google.golang.org/grpc/status"
+	"google.golang.org/grpc/tap"
 
+	"github.com/pilotfish-mesh/pilotfish/controlplane/ca"
 	"github.com/pilotfish-mesh/pilotfish/controlplane/xds"
 	"github.com/pilotfish-mesh/pilotfish/internal/portowner"
 )
@@ -47,6 +48,8 @@ const (
 	stopTimeout = 2 * time.Second
 	// defaultAuthTimeout is the default of Config.AuthTimeout.
 	defaultAuthTimeout = 15 * time.Second
+	// handshakeTimeout limits the TLS and HTTP/2 handshakes of a connection.
+	handshakeTimeout = 5 * time.Second
 	// maxCall limits the message of a unary call, in bytes. The discovery server has a separate limit for its requests.
 	maxCall = 32 << 10
 	// maxHeader limits the headers of a call, in bytes; a token has up to 8 KiB.
@@ -101,7 +104,7 @@ func (s *Server) openPorts() error {
 	}
 	s.limitConnections(l)
 	l.grpcPlain = newGRPC(nil)
-	l.grpcSecure = newGRPC(s.authority.ServerTLS(s.cfg.Address), grpc.ChainStreamInterceptor(s.streams.intercept))
+	l.grpcSecure = newGRPC(meshCredentials{credentials.NewTLS(s.authority.ServerTLS(s.cfg.Address)), s.authority}, grpc.ChainStreamInterceptor(s.streams.intercept))
 	s.discovery.RegisterTo(l.grpcPlain)
 	s.discovery.RegisterTo(l.grpcSecure)
 	s.authority.RegisterTo(l.grpcSecure)
@@ -183,7 +186,7 @@ func (s *Server) limitConnections(l *listeners) {
 		proxies.maxPlaintext = proxies.max
 	}
 	monitoring := newConnLimiter(reservedFiles(openFiles())/2, math.MaxInt64, refused, expired, s.log)
-	monitoring.maxNew, monitoring.maxNewSource = monitoring.max, monitoring.max
+	monitoring.handshakes.max, monitoring.handshakes.maxSource = monitoring.max, monitoring.max
 	timeout := max(s.cfg.AuthTimeout, 0)
 	for _, p := range []struct {
 		*port
@@ -228,7 +231,7 @@ func openPort(listen func(network, address string) (net.Listener, error), addres
 	return &port{listener: listener, addr: listener.Addr().(*net.TCPAddr).AddrPort()}, nil
 }
 
-func newGRPC(config *tls.Config, more ...grpc.ServerOption) *grpc.Server {
+func newGRPC(transport credentials.TransportCredentials, more ...grpc.ServerOption) *grpc.Server {
 	options := append(xds.ServerOptions(),
 		grpc.MaxRecvMsgSize(maxCall), grpc.MaxHeaderListSize(maxHeader), grpc.StreamInterceptor(countUnauthenticated),
 		// Most connections are idle most of the time and share their write buffers. Responses are large.
@@ -236,14 +239,48 @@ func newGRPC(config *tls.Config, more ...grpc.ServerOption) *grpc.Server {
 		// When all clients reconnect, their requests wait in memory: one window each, instead of gRPC's dynamic window.
 		grpc.StaticStreamWindowSize(64<<10), grpc.StaticConnWindowSize(64<<10),
 		grpc.MaxConcurrentStreams(maxCalls),
-		grpc.ConnectionTimeout(10*time.Second),
+		grpc.ConnectionTimeout(handshakeTimeout), grpc.InTapHandle(limitCalls),
 		grpc.KeepaliveParams(keepalive.ServerParameters{Time: 30 * time.Second, Timeout: 10 * time.Second}),
 		grpc.KeepaliveEnforcementPolicy(keepalive.EnforcementPolicy{MinTime: 5 * time.Second, PermitWithoutStream: true}),
 	)
-	if config != nil {
-		options = append(options, grpc.Creds(credentials.NewTLS(config)))
+	if transport != nil {
+		options = append(options, grpc.Creds(transport))
 	}
 	return grpc.NewServer(append(options, more...)...)
+}
+
+// meshCredentials are the TLS credentials of the secure port. A connection with a client certificate of the mesh uses the
+// reserved slots as soon as its handshake is complete.
+type meshCredentials struct {
+	credentials.TransportCredentials
+	authority *ca.Authority
+}
+
+func (m meshCredentials) ServerHandshake(raw net.Conn) (net.Conn, credentials.AuthInfo, error) {
+	conn, info, err := m.TransportCredentials.ServerHandshake(raw)
+	if tracked, ok := raw.(*trackedConn); ok && err == nil && !tracked.finishHandshake(m.hasIdentity(info)) {
+		_ = conn.Close()
+		return nil, nil, net.ErrClosed
+	}
+	return conn, info, err
+}
+
+// hasIdentity reports whether the handshake verified a client certificate that the authority accepts.
+func (m meshCredentials) hasIdentity(info credentials.AuthInfo) bool {
+	verified, ok := info.(credentials.TLSInfo)
+	if !ok || len(verified.State.VerifiedChains) == 0 {
+		return false
+	}
+	_, err := m.authority.IdentityOf(verified.State.VerifiedChains[0][0])
+	return err == nil
+}
+
+// limitCalls refuses a call on a connection that had too many calls and none that was authenticated.
+func limitCalls(ctx context.Context, _ *tap.Info) (context.Context, error) {
+	if conn := connectionOf(ctx); conn != nil && !conn.countCall() {
+		return nil, status.Error(codes.Unauthenticated, "too many unauthenticated calls")
+	}
+	return ctx, nil
 }
 
 // identify returns the identity that a stream's peer proved on the secure port, and "" on the plaintext port. It
@@ -261,7 +298,7 @@ func (s *Server) identify(ctx context.Context) (string, error) {
 		}
 		name = id.SPIFFEID()
 	}
-	if conn := connectionOf(ctx); conn != nil && !conn.promote() {
+	if conn := connectionOf(ctx); conn != nil && !conn.authenticate() {
 		return "", status.Errorf(codes.ResourceExhausted, "the plaintext port has reached its connection limit, half of --max-connections")
 	}
 	return name, nil
@@ -272,9 +309,9 @@ func countUnauthenticated(srv any, stream grpc.ServerStream, _ *grpc.StreamServe
 	err := handler(srv, stream)
 	if conn := connectionOf(stream.Context()); conn != nil && overTLS(stream.Context()) {
 		if status.Code(err) == codes.Unauthenticated {
-			conn.countRefusal()
+			conn.refuseCall()
 		} else {
-			conn.promote()
+			conn.authenticate()
 		}
 	}
 	return err

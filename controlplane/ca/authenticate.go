@@ -54,10 +54,12 @@ func (a *Authority) byCertificate(ctx context.Context) (Identity, error) {
 	if cert == nil {
 		return Identity{}, errNoCertificate
 	}
-	return a.identityOf(cert)
+	return a.IdentityOf(cert)
 }
 
-func (a *Authority) identityOf(cert *x509.Certificate) (Identity, error) {
+// IdentityOf returns the identity in a client certificate that a TLS handshake verified. It fails if the certificate has
+// expired, has no identity of the trust domain, or is denied.
+func (a *Authority) IdentityOf(cert *x509.Certificate) (Identity, error) {
 	// A connection may last longer than its client certificate is valid, and TLS does not verify the certificate again.
 	if now := a.now(); now.After(cert.NotAfter) {
 		return Identity{}, fmt.Errorf("the client certificate expired at %s: connect again with a new one", cert.NotAfter.Format(time.RFC3339))

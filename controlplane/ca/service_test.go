@@ -282,7 +282,7 @@ func TestServerCertificateIsNotAnIdentity(t *testing.T) {
 	}
 	_, err = s.client(t, *server).CreateCertificate(bearer(t), &securityv1.IstioCertificateRequest{Csr: newCSR(t, newKey(t))})
 	wantStatus(t, err, codes.Unavailable)
-	if id, err := s.identityOf(server.Leaf); err == nil {
+	if id, err := s.IdentityOf(server.Leaf); err == nil {
 		t.Errorf("the server's certificate is accepted as the identity %v", id)
 	}
 }
@@ -305,7 +305,7 @@ func TestCertificatesWithoutExactlyOneIdentityAreRefused(t *testing.T) {
 			}
 			cert.URIs = append(cert.URIs, uri)
 		}
-		_, err := a.identityOf(cert)
+		_, err := a.IdentityOf(cert)
 		wantError(t, err, want)
 	}
 }

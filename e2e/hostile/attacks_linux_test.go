@@ -26,6 +26,8 @@ type attack struct {
 	limit    string // the most that the attack may reach or cost
 	service  string // what legitimate clients get meanwhile
 	run      func(t *testing.T)
+	// exclusive: no other row runs meanwhile, because the attack uses all processors.
+	exclusive bool
 }
 
 // attacks returns all rows. Each file of this package contributes those of one subject.
@@ -35,6 +37,7 @@ func attacks() []attack {
 		agentSocketAttacks,
 		adminAttacks,
 		controlPlaneAttacks,
+		connectionAttacks,
 		debugAttacks,
 		identityAttacks,
 		registrationAttacks,
@@ -51,7 +54,9 @@ func attacks() []attack {
 func TestAttacksStayWithinTheirLimits(t *testing.T) {
 	for _, a := range attacks() {
 		t.Run(a.name, func(t *testing.T) {
-			t.Parallel()
+			if !a.exclusive {
+				t.Parallel()
+			}
 			a.run(t)
 		})
 	}

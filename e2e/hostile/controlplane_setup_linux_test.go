@@ -3,17 +3,12 @@ package hostile
 import (
 	"bytes"
 	"context"
-	"crypto/ecdsa"
-	"crypto/elliptic"
-	"crypto/rand"
 	"crypto/tls"
 	"crypto/x509"
-	"encoding/pem"
 	"fmt"
 	"io"
 	"net"
 	"net/http"
-	"net/url"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -29,8 +24,10 @@ import (
 	"golang.org/x/net/http2"
 	"golang.org/x/net/http2/hpack"
 	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/credentials"
 	"google.golang.org/grpc/metadata"
+	"google.golang.org/grpc/status"
 	"google.golang.org/protobuf/types/known/structpb"
 	securityv1 "istio.io/api/security/v1alpha1"
 
@@ -171,26 +168,35 @@ func addToken(ctx context.Context, token string) context.Context {
 	return metadata.AppendToOutgoingContext(ctx, "authorization", "Bearer "+token)
 }
 
+// retry repeats a client's operation while it fails because its connection was closed, as agents do.
+func retry(ctx context.Context, operation func() error) error {
+	for {
+		err := operation()
+		if status.Code(err) != codes.Unavailable {
+			return err
+		}
+		select {
+		case <-ctx.Done():
+			return err
+		case <-time.After(100 * time.Millisecond):
+		}
+	}
+}
+
 // certify requests a certificate over a new connection, as a starting agent does, and returns how long that took.
 func (c *controlPlane) certify(t *testing.T, token, account string) (time.Duration, error) {
 	t.Helper()
-	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
-	if err != nil {
-		t.Fatal(err)
-	}
-	id := &url.URL{Scheme: "spiffe", Host: "cluster.local", Path: "/ns/default/sa/" + account}
-	der, err := x509.CreateCertificateRequest(rand.Reader, &x509.CertificateRequest{URIs: []*url.URL{id}}, key)
-	if err != nil {
-		t.Fatal(err)
-	}
-	csr := pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE REQUEST", Bytes: der})
+	csr, _ := makeRequest(account)
 	conn := c.dial(t)
 	defer conn.Close()
 	start := time.Now()
 	ctx, cancel := context.WithTimeout(addToken(t.Context(), token), 30*time.Second)
 	defer cancel()
-	_, err = securityv1.NewIstioCertificateServiceClient(conn).CreateCertificate(ctx,
-		&securityv1.IstioCertificateRequest{Csr: string(csr), ValidityDuration: 3600}, grpc.WaitForReady(true))
+	err := retry(ctx, func() error {
+		_, err := securityv1.NewIstioCertificateServiceClient(conn).CreateCertificate(ctx,
+			&securityv1.IstioCertificateRequest{Csr: csr, ValidityDuration: 3600}, grpc.WaitForReady(true))
+		return err
+	})
 	return time.Since(start), err
 }
 
@@ -202,14 +208,17 @@ func (c *controlPlane) discover(t *testing.T, token, account string) (time.Durat
 	start := time.Now()
 	ctx, cancel := context.WithTimeout(addToken(t.Context(), token), 30*time.Second)
 	defer cancel()
-	stream, err := discoveryv3.NewAggregatedDiscoveryServiceClient(conn).DeltaAggregatedResources(ctx, grpc.WaitForReady(true))
-	if err != nil {
-		return 0, err
-	}
-	if err := stream.Send(&discoveryv3.DeltaDiscoveryRequest{Node: sidecarNode(t, account), TypeUrl: clusterType}); err != nil && err != io.EOF {
-		return 0, err
-	}
-	_, err = stream.Recv()
+	err := retry(ctx, func() error {
+		stream, err := discoveryv3.NewAggregatedDiscoveryServiceClient(conn).DeltaAggregatedResources(ctx, grpc.WaitForReady(true))
+		if err != nil {
+			return err
+		}
+		if err := stream.Send(&discoveryv3.DeltaDiscoveryRequest{Node: sidecarNode(t, account), TypeUrl: clusterType}); err != nil && err != io.EOF {
+			return err
+		}
+		_, err = stream.Recv()
+		return err
+	})
 	return time.Since(start), err
 }
 
