@@ -325,7 +325,7 @@ func (s *Server) composeDiscovery() (err error) {
 	s.pushLoop = &pushLoop{
 		analysis: s.analysis, changes: changes,
 		store: s.store, mesh: s.mesh, trustDomain: s.authority.TrustDomain(), roots: s.authority.RootPEM, virtual: s.cfg.VirtualAddresses, debounce: s.cfg.Debounce,
-		keys: s.keys, keysByProxy: s.cfg.Keys.ByProxy, gatewayAccounts: s.cfg.gatewayAccounts(), endpoints: &s.cfg.Endpoints,
+		keys: s.keys, keysByProxy: s.cfg.Keys.ByProxy, startsProxies: s.cfg.StartsProxies, gatewayAccounts: s.cfg.gatewayAccounts(), endpoints: &s.cfg.Endpoints,
 		server: s.discovery, metrics: newMetrics(s.registry), log: s.log,
 		wake: make(chan struct{}, 1), changed: map[config.Key]struct{}{},
 	}

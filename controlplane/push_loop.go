@@ -28,6 +28,8 @@ type pushLoop struct {
 	virtual     netip.Prefix
 	keys        *jwks.Fetcher
 	keysByProxy bool
+	// startsProxies is Config.StartsProxies.
+	startsProxies bool
 	// gatewayAccounts is passed to snapshot.Inputs.
 	gatewayAccounts *snapshot.GatewayAccounts
 	endpoints       *registry.EndpointPolicy
@@ -193,7 +195,7 @@ func (f *pushLoop) inputs() snapshot.Inputs {
 	}
 	return snapshot.Inputs{
 		Store: f.store, Mesh: f.meshConfig(), Virtual: f.virtual, Keys: f.keySets, KeysByProxy: f.keysByProxy, GatewayAccounts: f.gatewayAccounts,
-		Endpoints: f.endpoints,
+		Endpoints: f.endpoints, StartsProxies: f.startsProxies,
 	}
 }
 

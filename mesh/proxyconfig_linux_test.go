@@ -4,20 +4,23 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
+
+	"github.com/pilotfish-mesh/pilotfish/controlplane/config"
 )
 
 const threeConfigs = `
 apiVersion: networking.istio.io/v1beta1
 kind: ProxyConfig
 metadata: {name: mesh, namespace: istio-system}
-spec: {concurrency: 3, environmentVariables: {ISTIO_META_FROM: mesh, ISTIO_META_ALSO: mesh, POD_NAME: mine}}
+spec: {concurrency: 3, environmentVariables: {ISTIO_META_FROM: mesh, ISTIO_META_ALSO: mesh, POD_NAME: mine, DNS_KEEP_NAMES: "false"}}
 ---
 apiVersion: networking.istio.io/v1beta1
 kind: ProxyConfig
 metadata: {name: some, namespace: default}
-spec: {selector: {matchLabels: {app: a}}, concurrency: 2, environmentVariables: {ISTIO_META_FROM: some}}
+spec: {selector: {matchLabels: {app: a}}, concurrency: 2, environmentVariables: {ISTIO_META_FROM: some, GUARD_AGENT_SOCKETS: "false", LD_PRELOAD: /nonexistent, EXIT_ON_ZERO_ACTIVE_CONNECTIONS: "true"}}
 ---
 apiVersion: networking.istio.io/v1beta1
 kind: ProxyConfig
@@ -55,7 +58,7 @@ func TestSidecarsUseProxyConfigAndEnvoyFilter(t *testing.T) {
 `)))
 	m.waitReady()
 	for name, want := range map[string][]string{
-		"a": {"--concurrency 2 ", "ISTIO_META_FROM=some ", "ISTIO_META_ALSO=mesh ", "POD_NAME=a ", "ISTIO_BOOTSTRAP_OVERRIDE=" + bootstrapPatchPath + " "},
+		"a": {"--concurrency 2 ", "ISTIO_META_FROM=some ", "ISTIO_META_ALSO=mesh ", "EXIT_ON_ZERO_ACTIVE_CONNECTIONS=true ", "DNS_KEEP_NAMES=false ", "POD_NAME=a ", "ISTIO_BOOTSTRAP_OVERRIDE=" + bootstrapPatchPath + " "},
 		"b": {"--concurrency 3 ", "ISTIO_META_FROM=mesh ", "POD_NAME=b "},
 	} {
 		var answer string
@@ -65,6 +68,11 @@ func TestSidecarsUseProxyConfigAndEnvoyFilter(t *testing.T) {
 				t.Fatal(err)
 			}
 			answer += strings.ReplaceAll(string(data), "\x00", " ")
+		}
+		for _, text := range []string{"GUARD_AGENT_SOCKETS", "LD_PRELOAD"} {
+			if strings.Contains(answer, text) {
+				t.Errorf("the agent of %s has %s, which a tenant set", name, text)
+			}
 		}
 		for _, text := range want {
 			if !strings.Contains(answer, text) {
@@ -76,7 +84,11 @@ func TestSidecarsUseProxyConfigAndEnvoyFilter(t *testing.T) {
 	if want := `{"static_resources":{"clusters":[{"name":"from-a-patch","type":"STATIC","connect_timeout":"1s"}]},"stats_flush_interval":"7s"}`; err != nil || string(patch) != want {
 		t.Errorf("%s %v\nwant %s", patch, err, want)
 	}
-	for _, p := range m.Status(t.Context()).Control.Problems {
-		t.Errorf("got: %v", p)
+	for _, name := range []string{"GUARD_AGENT_SOCKETS", "LD_PRELOAD"} {
+		if !slices.ContainsFunc(m.Status(t.Context()).Control.Problems, func(p config.Problem) bool {
+			return p.Code == config.NoEffect && p.Field == "spec.environmentVariables["+name+"]" && p.Severity == config.Warning
+		}) {
+			t.Errorf("no finding about %s: %v", name, m.Status(t.Context()).Control.Problems)
+		}
 	}
 }

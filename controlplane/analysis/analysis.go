@@ -108,7 +108,7 @@ func Analyze(cfg Config) (*Report, error) {
 		return nil, err
 	}
 	store := config.NewMultiStore(append(r.stores, cfg.Stores...)...)
-	built := snapshot.Build(nil, snapshot.Inputs{Store: store, Mesh: r.cfg.Mesh, GatewayAccounts: &snapshot.GatewayAccounts{}, Endpoints: &cfg.Endpoints}, nil)
+	built := snapshot.Build(nil, snapshot.Inputs{Store: store, Mesh: r.cfg.Mesh, GatewayAccounts: &snapshot.GatewayAccounts{}, Endpoints: &cfg.Endpoints, StartsProxies: len(cfg.Stores) > 0}, nil)
 	problems := slices.Concat(cfg.MeshProblems, r.problems, store.Problems(), built.Problems())
 	return newReport(cfg, r, problems, store), nil
 }

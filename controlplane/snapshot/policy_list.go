@@ -24,7 +24,7 @@ func (s *Snapshot) Rules() iter.Seq[*config.Resource] {
 func (s *Snapshot) Inputs() Inputs {
 	return Inputs{
 		Mesh: s.given, Domain: s.Domain, Virtual: s.Registry.Options().Virtual, Keys: s.keys, KeysByProxy: s.KeysByProxy,
-		GatewayAccounts: s.gatewayAccounts, Endpoints: s.Registry.Options().Endpoints,
+		GatewayAccounts: s.gatewayAccounts, Endpoints: s.Registry.Options().Endpoints, StartsProxies: s.startsProxies,
 	}
 }
 

@@ -35,6 +35,7 @@ func (s *Snapshot) Problems() []config.Problem {
 		c.checkPeerPorts()
 		c.checkTelemetries()
 		c.checkPullSecrets()
+		c.checkProxyVariables()
 		slices.SortStableFunc(c.problems, comparePosition)
 		s.checked.problems = c.problems
 		s.checked.after.Store(c.clean)

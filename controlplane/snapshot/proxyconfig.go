@@ -9,13 +9,13 @@ import (
 )
 
 // ProxyConfig returns the merged ProxyConfigs of a workload: root namespace, own namespace, selector, where later
-// levels override earlier ones. Each level has at most one document: the oldest.
+// levels override earlier ones. Each level has at most one document: the oldest. Variables that its author may not set
+// are left out.
 func (s *Snapshot) ProxyConfig(namespace string, labels map[string]string) *networkingbeta.ProxyConfig {
 	const levels = 3
-	var of [levels]*networkingbeta.ProxyConfig
+	var of [levels]*config.Resource
 	for _, r := range sortByAge(s.resources[config.ProxyConfig]) {
-		spec := r.Spec.(*networkingbeta.ProxyConfig)
-		selector := spec.GetSelector().GetMatchLabels()
+		selector := r.Spec.(*networkingbeta.ProxyConfig).GetSelector().GetMatchLabels()
 		level := -1
 		switch {
 		case r.Namespace == namespace && len(selector) > 0 && Selects(selector, labels):
@@ -26,15 +26,19 @@ func (s *Snapshot) ProxyConfig(namespace string, labels map[string]string) *netw
 			level = 0
 		}
 		if level >= 0 && of[level] == nil {
-			of[level] = spec
+			of[level] = r
 		}
 	}
 	out := &networkingbeta.ProxyConfig{EnvironmentVariables: map[string]string{}}
-	for _, spec := range of {
+	for _, r := range of {
+		if r == nil {
+			continue
+		}
+		spec := r.Spec.(*networkingbeta.ProxyConfig)
 		if spec.GetConcurrency() != nil {
 			out.Concurrency = spec.GetConcurrency()
 		}
-		maps.Copy(out.EnvironmentVariables, spec.GetEnvironmentVariables())
+		maps.Copy(out.EnvironmentVariables, s.listVariables(r.Namespace, spec))
 	}
 	return out
 }

@@ -34,6 +34,8 @@ type Inputs struct {
 	GatewayAccounts *GatewayAccounts
 	// Endpoints limits the endpoints that documents may name. A changed policy must have another pointer.
 	Endpoints *registry.EndpointPolicy
+	// StartsProxies: the caller starts the proxies with the settings of ProxyConfigs.
+	StartsProxies bool
 }
 
 // Snapshot is the state of the mesh at one point in time. It is immutable and safe for concurrent use.
@@ -49,6 +51,8 @@ type Snapshot struct {
 	KeysByProxy bool
 	// OwnCache contains resources that were built only from this snapshot.
 	OwnCache *Cache
+
+	startsProxies bool
 
 	given     *meshconfig.MeshConfig // the input, without defaults
 	resources map[config.Kind][]*config.Resource
@@ -122,7 +126,7 @@ func newBuild(prev *Snapshot, in Inputs, changed []config.Key) *build {
 	if b.all {
 		b.keys = nil
 	}
-	b.next = &Snapshot{Domain: in.Domain, given: in.Mesh, Cache: b.prev.Cache, notes: b.prev.notes, OwnCache: newCache(), Mesh: b.prev.Mesh, keys: in.Keys, KeysByProxy: in.KeysByProxy, gatewayAccounts: in.GatewayAccounts}
+	b.next = &Snapshot{Domain: in.Domain, given: in.Mesh, Cache: b.prev.Cache, notes: b.prev.notes, OwnCache: newCache(), Mesh: b.prev.Mesh, keys: in.Keys, KeysByProxy: in.KeysByProxy, gatewayAccounts: in.GatewayAccounts, startsProxies: in.StartsProxies}
 	if b.next.Mesh == nil || b.prev.given != in.Mesh {
 		b.next.Mesh = WithDefaults(in.Mesh)
 	}

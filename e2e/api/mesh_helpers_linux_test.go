@@ -66,8 +66,8 @@ spec: {configPatches: [{applyTo: BOOTSTRAP, patch: {operation: MERGE, value: {st
 ---
 apiVersion: networking.istio.io/v1beta1
 kind: ProxyConfig
-metadata: {name: guarded}
-spec: {selector: {matchLabels: {app: guarded}}, environmentVariables: {WASM_INSECURE_REGISTRIES: "*"}}
+metadata: {name: modules, namespace: istio-system}
+spec: {environmentVariables: {WASM_INSECURE_REGISTRIES: "*"}}
 ---
 apiVersion: networking.istio.io/v1
 kind: ServiceEntry

@@ -54,7 +54,7 @@ const socketCluster = `
 const socketFilter = `
 apiVersion: networking.istio.io/v1beta1
 kind: ProxyConfig
-metadata: {name: rotation, namespace: edge}
+metadata: {name: rotation, namespace: istio-system}
 spec:
   environmentVariables: {SECRET_TTL: 12s}
 ---

@@ -169,7 +169,7 @@ spec: {selector: {app: edge}, servers: [{port: {number: 8080, name: http, protoc
 ---
 apiVersion: networking.istio.io/v1beta1
 kind: ProxyConfig
-metadata: {name: fetches, namespace: tenant}
+metadata: {name: fetches, namespace: istio-system}
 spec: {environmentVariables: {WASM_HTTP_REQUEST_MAX_RETRIES: "0", WASM_INSECURE_REGISTRIES: 127.0.0.1}}
 ---
 `

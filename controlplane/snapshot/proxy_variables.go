@@ -1,0 +1,69 @@
+package snapshot
+
+import (
+	"fmt"
+	"maps"
+	"slices"
+	"strings"
+
+	networkingbeta "istio.io/api/networking/v1beta1"
+
+	"github.com/pilotfish-mesh/pilotfish/controlplane/config"
+)
+
+// metadataPrefix is the prefix of the variables whose values agents send in the node's metadata.
+const metadataPrefix = "ISTIO_META_"
+
+// tenantVariables are the variables of agents that ProxyConfigs of tenants may set, in addition to node metadata. They
+// tune a proxy. They select no program, file, address or identity, and disable no protection.
+var tenantVariables = []string{
+	"DNS_FORWARD_PARALLEL", "DNS_FORWARD_TIMEOUT", "DNS_TTL", "ENVOY_SILENCE_LIMIT", "EXIT_ON_ZERO_ACTIVE_CONNECTIONS", "ISTIO_DELTA_XDS",
+	"METRICS_HTTPS_PORTS", "METRICS_LOCALHOST_ACCESS_ONLY", "MINIMUM_DRAIN_DURATION", "OTEL_RESOURCE_ATTRIBUTES",
+	"PILOT_AGENT_MERGE_ENVOY_STATS", "UNREADY_AFTER_CONTROL_PLANE_LOSS", "WASM_HTTP_REQUEST_MAX_RETRIES", "WASM_HTTP_REQUEST_TIMEOUT",
+	"WASM_MODULE_EXPIRY", "WASM_PURGE_INTERVAL", "WASM_RETRY_INTERVAL",
+}
+
+// platformMetadata is the node metadata that belongs to the platform: identity, addresses, files, and parts of the
+// bootstrap.
+var platformMetadata = []string{
+	"ANNOTATIONS", "CLUSTER_ID", "INSTANCE_IPS", "LABELS", "MESH_ID", "NAME", "NAMESPACE", "OWNER", "POD_PORTS", "PROXY_CONFIG",
+	"SERVICE_ACCOUNT", "STATIC_LABELS", "WORKLOAD_NAME",
+	"AUTO_REGISTER_GROUP", "CERTIFICATE_PROVIDER", "GENERATOR", "PILOT_SAN", "XDS_ROOT_CERT", "credential", "file-credential",
+	"APP_ADDRESS", "DNS_PROXY_ADDR", "INTERCEPTION_MODE", "PUBLISH", "UPSTREAM_LISTENERS", "LOAD_STATS_CONFIG_JSON",
+}
+
+// isTenantVariable reports whether a ProxyConfig outside the root namespace may set a variable of an agent.
+func isTenantVariable(name string) bool {
+	key, isMetadata := strings.CutPrefix(name, metadataPrefix)
+	if !isMetadata {
+		return slices.Contains(tenantVariables, name)
+	}
+	return !slices.Contains(platformMetadata, key) && !strings.HasPrefix(key, "TLS_") // TLS_… names certificate files
+}
+
+// listVariables returns the variables of a ProxyConfig that take effect. Authors of the root namespace may set all.
+func (s *Snapshot) listVariables(namespace string, spec *networkingbeta.ProxyConfig) map[string]string {
+	variables := maps.Clone(spec.GetEnvironmentVariables())
+	if namespace != s.Mesh.GetRootNamespace() {
+		maps.DeleteFunc(variables, func(name, _ string) bool { return !isTenantVariable(name) })
+	}
+	return variables
+}
+
+// checkProxyVariables reports the variables of ProxyConfigs that have no effect, because their author is a tenant.
+func (c *checker) checkProxyVariables() {
+	root := c.s.Mesh.GetRootNamespace()
+	for _, r := range c.s.resources[config.ProxyConfig] {
+		spec := r.Spec.(*networkingbeta.ProxyConfig)
+		if !c.s.startsProxies || r.Namespace == root {
+			continue
+		}
+		for _, name := range slices.Sorted(maps.Keys(spec.GetEnvironmentVariables())) {
+			if !isTenantVariable(name) {
+				c.reportNoEffect(r, "spec.environmentVariables["+name+"]", name,
+					"the variable is left out: only ProxyConfigs in the root namespace may set it",
+					fmt.Sprintf("remove it, or set it in a ProxyConfig in namespace %s; others may set %s… and documented settings for tuning", root, metadataPrefix))
+			}
+		}
+	}
+}

@@ -1,0 +1,66 @@
+package snapshot
+
+import (
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+)
+
+const tenantProxyConfig = `apiVersion: networking.istio.io/v1beta1
+kind: ProxyConfig
+metadata: {name: x, namespace: NAMESPACE}
+spec:
+  environmentVariables:
+    ISTIO_META_TEAM: books
+    MINIMUM_DRAIN_DURATION: 3s
+    AGENT_DUMPABLE: "true"
+    CA_ADDR: evil.example:15012
+    ENVOY_NO_NEW_PRIVS: "false"
+    ENVOY_PATH: /tmp/envoy
+    GODEBUG: http2debug=2
+    GUARD_AGENT_SOCKETS: "false"
+    ISTIO_METAJSON_X: '{"APP_ADDRESS": "127.0.0.2"}'
+    ISTIO_META_APP_ADDRESS: 127.0.0.2
+    ISTIO_META_NAMESPACE: istio-system
+    ISTIO_META_PUBLISH: 80=0.0.0.0:80
+    ISTIO_META_TLS_CLIENT_KEY: /etc/key
+    LD_PRELOAD: /tmp/x.so
+    PATH: /tmp
+    STATUS_PORT_USERS: any
+    XDS_HEADER_AUTHORIZATION: x
+    unknown: x
+`
+
+func TestTenantsSetOnlyHarmlessVariables(t *testing.T) {
+	tenant := newTestMesh(t, nil, strings.Replace(tenantProxyConfig, "NAMESPACE", "shop", 1))
+	want := map[string]string{"ISTIO_META_TEAM": "books", "MINIMUM_DRAIN_DURATION": "3s"}
+	if diff := cmp.Diff(want, tenant.ProxyConfig("shop", nil).GetEnvironmentVariables()); diff != "" {
+		t.Errorf("a tenant's variables (-want +got):\n%s", diff)
+	}
+	if problems := tenant.Problems(); len(problems) != 0 {
+		t.Errorf("findings about proxies that others start: %v", problems)
+	}
+	root := newTestMesh(t, nil, strings.Replace(tenantProxyConfig, "NAMESPACE", "istio-system", 1))
+	if got := root.ProxyConfig("shop", nil).GetEnvironmentVariables(); len(got) != 18 {
+		t.Errorf("the root namespace sets %v", got)
+	}
+}
+
+func TestVariablesThatAreLeftOutAreReported(t *testing.T) {
+	for namespace, want := range map[string]int{"shop": 16, "istio-system": 0} {
+		m := newTestMesh(t, nil)
+		m.inputs.StartsProxies = true
+		m.apply(strings.Replace(tenantProxyConfig, "NAMESPACE", namespace, 1))
+		problems := m.Problems()
+		if len(problems) != want {
+			t.Errorf("namespace %s: %d findings, want %d: %v", namespace, len(problems), want, problems)
+		}
+		for _, p := range problems {
+			text := p.String()
+			if !strings.Contains(text, "spec.environmentVariables["+p.Value+"]") || !strings.Contains(text, "namespace istio-system") || p.Value == "MINIMUM_DRAIN_DURATION" {
+				t.Errorf("got: %s", text)
+			}
+		}
+	}
+}
