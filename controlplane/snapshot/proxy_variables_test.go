@@ -1,6 +1,8 @@
 package snapshot
 
 import (
+	"os"
+	"slices"
 	"strings"
 	"testing"
 
@@ -62,5 +64,24 @@ func TestVariablesThatAreLeftOutAreReported(t *testing.T) {
 				t.Errorf("got: %s", text)
 			}
 		}
+	}
+}
+
+func TestTenantVariablesAreDocumented(t *testing.T) {
+	text, err := os.ReadFile("../../docs/settings.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, section, _ := strings.Cut(string(text), "## Variables in a ProxyConfig\n")
+	section, _, _ = strings.Cut(section, "\n## ")
+	documented := strings.Count(section, "`") / 2
+	for _, name := range slices.Concat(tenantVariables, platformMetadata) {
+		if !strings.Contains(section, "`"+name+"`") {
+			t.Errorf("docs/settings.md does not list %s", name)
+		}
+	}
+	const others = 6                                                                           // environmentVariables, POD_NAME, CA_ADDR, ProxyConfig twice, ISTIO_META_…
+	if want := len(tenantVariables) + len(platformMetadata) + others + 1; documented != want { // and TLS_…
+		t.Errorf("docs/settings.md lists %d names, want %d", documented, want)
 	}
 }

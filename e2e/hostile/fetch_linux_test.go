@@ -114,7 +114,7 @@ func fetchKeysOfMetadataService(t *testing.T) {
 		documents += keysDocument(name, at)
 	}
 	log := m.startSharedControlPlane(documents)
-	awaitLog(t, log, "keys of a token issuer were fetched", good)
+	awaitLog(t, log, "fetched the keys of a token issuer", good)
 	for _, at := range attacks {
 		awaitLog(t, log, "could not be fetched", at, "nothing is fetched from this address")
 	}

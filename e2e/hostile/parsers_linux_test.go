@@ -146,7 +146,7 @@ func compressedKeys(t *testing.T) {
 	})
 	config := m.write("config/tenant.yaml", keysDocument("good", "http://"+good+"/keys")+keysDocument("bomb", "http://"+bomb+"/keys"))
 	plane := m.startParser("control-plane", "--config-dir", config, "--state-dir", m.dir+"/state", "--log-level", "debug")
-	awaitLog(t, plane.log, "keys of a token issuer were fetched", good)
+	awaitLog(t, plane.log, "fetched the keys of a token issuer", good)
 	awaitLog(t, plane.log, "could not be fetched", bomb)
 	plane.checkMemory(256 << 20)
 }
