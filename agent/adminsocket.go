@@ -11,6 +11,7 @@ import (
 	"strings"
 	"syscall"
 
+	"github.com/pilotfish-mesh/pilotfish/agent/config"
 	"github.com/pilotfish-mesh/pilotfish/internal/dial"
 )
 
@@ -19,7 +20,7 @@ import (
 
 // makeAdminDirectory creates the directory of the admin socket. It fails if users other than Envoy's can enter the
 // directory: Envoy restricts the socket's mode only after bind.
-func (c *Config) makeAdminDirectory() error {
+func makeAdminDirectory(c *config.Config) error {
 	if c.Envoy.AdminSocket == "" {
 		return nil
 	}
@@ -39,9 +40,9 @@ func (c *Config) makeAdminDirectory() error {
 		return fmt.Errorf("ENVOY_ADMIN_SOCKET: %w", err)
 	}
 	owner := info.Sys().(*syscall.Stat_t).Uid
-	if !info.IsDir() || info.Mode().Perm()&0o077 != 0 || owner != c.envoyUID() {
+	if !info.IsDir() || info.Mode().Perm()&0o077 != 0 || owner != envoyUID(c) {
 		return fmt.Errorf("ENVOY_ADMIN_SOCKET: %s has mode %s and is user %d's: it must be a directory of user %d with mode 0700; "+
-			"name a directory that nothing else uses, and the agent creates it", dir, info.Mode(), owner, c.envoyUID())
+			"name a directory that nothing else uses, and the agent creates it", dir, info.Mode(), owner, envoyUID(c))
 	}
 	return nil
 }

@@ -9,6 +9,7 @@ import (
 	"syscall"
 	"testing"
 
+	"github.com/pilotfish-mesh/pilotfish/agent/config"
 	"github.com/pilotfish-mesh/pilotfish/internal/testenv"
 )
 
@@ -103,8 +104,7 @@ func TestAdminSocketDirectoryMustBePrivate(t *testing.T) {
 		{filepath.Join(open, "admin.sock"), "mode 0700"},
 		{filepath.Join(link, "admin.sock"), "mode 0700"},
 	} {
-		config := &Config{Envoy: EnvoyConfig{AdminSocket: c.path}}
-		err := config.makeAdminDirectory()
+		err := makeAdminDirectory(&config.Config{Envoy: config.Envoy{AdminSocket: c.path}})
 		if c.want == "" && err != nil || c.want != "" && (err == nil || !strings.Contains(err.Error(), c.want)) {
 			t.Errorf("%s: %v, want %q", c.path, err, c.want)
 		}

@@ -11,6 +11,8 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/prometheus/client_golang/prometheus/collectors"
 
+	"github.com/pilotfish-mesh/pilotfish/agent/config"
+	"github.com/pilotfish-mesh/pilotfish/agent/logging"
 	"github.com/pilotfish-mesh/pilotfish/bootstrap"
 	"github.com/pilotfish-mesh/pilotfish/dns"
 	"github.com/pilotfish-mesh/pilotfish/internal/uds"
@@ -20,21 +22,17 @@ import (
 	"github.com/pilotfish-mesh/pilotfish/xdsproxy"
 )
 
-// istioVersion is the release of Istio's agent that this agent is compatible with. Control planes derive from it which
-// configuration a proxy supports.
-const istioVersion = "1.31.0"
-
 // shutdownSlack is added to the planned duration of a shutdown before it counts as hung: the machine may be busy, or a
 // report may have to be written.
 const shutdownSlack = 20 * time.Second
 
 // Options are the parameters of New.
 type Options struct {
-	Config *Config
+	Config *config.Config
 	Logger *slog.Logger
 	// Log is the target of Logger. The agent changes its levels and reopens its files. If nil, both operations are
 	// unavailable.
-	Log *Log
+	Log *logging.Log
 	// EnvoyOutput is called with each line that Envoy writes, after redaction of secrets. If nil, the lines are
 	// dropped.
 	EnvoyOutput func(line string)
@@ -57,7 +55,7 @@ type Agent struct {
 	servers []component
 	envoy   *envoySupervisor
 	control *controlServer // serves requests that are not available on TCP
-	levels  *logLevelController
+	levels  *logging.LevelController
 	relay   *xdsproxy.Relay
 	// certificates serves Envoy's secrets.
 	certificates *sds.Server
@@ -98,7 +96,7 @@ func newAgent(o Options) (*Agent, error) {
 	}
 	a := &Agent{
 		Options:   o,
-		bootstrap: o.Config.bootstrapConfig(istioVersion),
+		bootstrap: o.Config.BootstrapConfig(),
 		metrics:   prometheus.NewRegistry(),
 		requests:  newDrainRequests(),
 	}
@@ -114,7 +112,7 @@ func newAgent(o Options) (*Agent, error) {
 	if a.levels, err = a.newLogLevels(); err != nil {
 		return nil, err
 	}
-	if err = o.Config.makeAdminDirectory(); err != nil {
+	if err = makeAdminDirectory(o.Config); err != nil {
 		return nil, usageError{err}
 	}
 	if a.bootstrapFile, err = writeBootstrap(o.Config, a.bootstrap); err != nil {
@@ -186,7 +184,7 @@ func (a *Agent) makeComponents() ([]component, error) {
 	if err != nil {
 		return nil, err
 	}
-	components = append(components, a.control.component(), a.levels.component())
+	components = append(components, a.control.component(), component{name: "log levels", run: a.levels.Run, restart: true})
 	if health := a.newHealthCheck(relay.ReportHealth); health != nil {
 		components = append(components, health.component())
 	}

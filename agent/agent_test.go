@@ -10,6 +10,7 @@ import (
 
 	"go.uber.org/goleak"
 
+	"github.com/pilotfish-mesh/pilotfish/agent/config"
 	"github.com/pilotfish-mesh/pilotfish/internal/testenv"
 )
 
@@ -18,7 +19,7 @@ func TestEndedAgentLeavesNoGoroutine(t *testing.T) {
 	s := newSetup(t, "127.88.20.1")
 	stop := s.cp.start(t)
 	t.Chdir(s.dir)
-	c := resolve(t, Inputs{Env: append(s.env, "ENVOY_PATH="+testenv.Envoy(t))})
+	c := resolve(t, config.Inputs{Env: append(s.env, "ENVOY_PATH="+testenv.Envoy(t))})
 	a, err := New(Options{Config: c, Logger: slog.New(slog.DiscardHandler), Started: time.Now()})
 	if err != nil {
 		t.Fatal(err)

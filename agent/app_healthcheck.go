@@ -8,23 +8,14 @@ import (
 
 	"github.com/prometheus/client_golang/prometheus"
 
+	"github.com/pilotfish-mesh/pilotfish/agent/config"
 	"github.com/pilotfish-mesh/pilotfish/internal/probe"
 )
-
-// HealthCheckConfig configures the agent's health check of an application without a kubelet. It is the readinessProbe
-// of ProxyConfig.
-type HealthCheckConfig struct {
-	Probe        probe.Spec
-	InitialDelay time.Duration
-	Period       time.Duration
-	// SuccessThreshold and FailureThreshold are the numbers of consecutive equal results that change the health.
-	SuccessThreshold, FailureThreshold int
-}
 
 // healthCheck probes the application and reports changes of its health to the control plane, which sends no traffic to
 // an unhealthy workload.
 type healthCheck struct {
-	config HealthCheckConfig
+	config config.HealthCheck
 	probe  func(context.Context, probe.Spec) error
 	// proxy reports whether the proxy is ready to receive traffic.
 	proxy func() (ok bool, reason string)

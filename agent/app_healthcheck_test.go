@@ -13,12 +13,14 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
+	"github.com/pilotfish-mesh/pilotfish/agent/config"
 	"github.com/pilotfish-mesh/pilotfish/internal/probe"
+	"github.com/pilotfish-mesh/pilotfish/internal/testenv"
 )
 
 // runHealthCheck runs a health check with scripted probe results and returns its reports. The script has one letter per
 // period: w (healthy), u (unhealthy), p (the proxy is not ready).
-func runHealthCheck(t *testing.T, c HealthCheckConfig, story string) []string {
+func runHealthCheck(t *testing.T, c config.HealthCheck, story string) []string {
 	t.Helper()
 	var reports []string
 	synctest.Test(t, func(t *testing.T) {
@@ -59,13 +61,13 @@ func runHealthCheck(t *testing.T, c HealthCheckConfig, story string) []string {
 }
 
 func TestHealthIsReportedWhenItChanges(t *testing.T) {
-	once := HealthCheckConfig{Period: 10 * time.Second, SuccessThreshold: 1, FailureThreshold: 1}
-	strict := HealthCheckConfig{Period: time.Second, SuccessThreshold: 2, FailureThreshold: 3}
+	once := config.HealthCheck{Period: 10 * time.Second, SuccessThreshold: 1, FailureThreshold: 1}
+	strict := config.HealthCheck{Period: time.Second, SuccessThreshold: 2, FailureThreshold: 3}
 	delayed := once
 	delayed.InitialDelay = 7 * time.Second
 	for _, c := range []struct {
 		name   string
-		config HealthCheckConfig
+		config config.HealthCheck
 		story  string
 		want   []string
 	}{
@@ -101,7 +103,7 @@ func TestDrainIsReportedAtOnceAndEndsTheProbes(t *testing.T) {
 			draining, start, probes := make(chan struct{}), time.Now(), 0
 			var reports []string
 			h := &healthCheck{
-				config:   HealthCheckConfig{Period: 10 * time.Second, SuccessThreshold: 1, FailureThreshold: 1},
+				config:   config.HealthCheck{Period: 10 * time.Second, SuccessThreshold: 1, FailureThreshold: 1},
 				logger:   slog.New(slog.DiscardHandler),
 				proxy:    func() (bool, string) { return true, "" },
 				draining: draining,
@@ -124,7 +126,7 @@ func TestDrainIsReportedAtOnceAndEndsTheProbes(t *testing.T) {
 
 // The control plane may still consider the workload healthy from before a restart.
 func TestDrainBeforeAnyVerdictIsReported(t *testing.T) {
-	for name, c := range map[string]HealthCheckConfig{
+	for name, c := range map[string]config.HealthCheck{
 		"before the first probe": {InitialDelay: 40 * time.Second, Period: 10 * time.Second, SuccessThreshold: 1, FailureThreshold: 1},
 		"before the threshold":   {Period: 10 * time.Second, SuccessThreshold: 9, FailureThreshold: 9},
 	} {
@@ -148,23 +150,23 @@ func TestDrainBeforeAnyVerdictIsReported(t *testing.T) {
 }
 
 func TestReadinessProbeIsParsed(t *testing.T) {
-	inDir(t, nil)
+	testenv.InDir(t, nil)
 	for _, c := range []struct {
 		name, yaml string
-		want       HealthCheckConfig
+		want       config.HealthCheck
 	}{
 		{"http", `{httpGet: {port: 8080}}`,
-			HealthCheckConfig{Probe: probe.Spec{HTTP: &probe.HTTP{Host: "localhost", Port: 8080, Header: map[string][]string{}}, Timeout: time.Second}, Period: 10 * time.Second, SuccessThreshold: 1, FailureThreshold: 1}},
+			config.HealthCheck{Probe: probe.Spec{HTTP: &probe.HTTP{Host: "localhost", Port: 8080, Header: map[string][]string{}}, Timeout: time.Second}, Period: 10 * time.Second, SuccessThreshold: 1, FailureThreshold: 1}},
 		{"all of http", `{initialDelaySeconds: 3, timeoutSeconds: 2, periodSeconds: 5, successThreshold: 4, failureThreshold: 6,
 			httpGet: {host: 127.0.0.9, port: 8443, scheme: HTTPS, path: /ok, httpHeaders: [{name: a, value: b}, {name: A, value: c}]}}`,
-			HealthCheckConfig{Probe: probe.Spec{HTTP: &probe.HTTP{TLS: true, Host: "127.0.0.9", Port: 8443, Path: "/ok", Header: map[string][]string{"A": {"b", "c"}}}, Timeout: 2 * time.Second},
+			config.HealthCheck{Probe: probe.Spec{HTTP: &probe.HTTP{TLS: true, Host: "127.0.0.9", Port: 8443, Path: "/ok", Header: map[string][]string{"A": {"b", "c"}}}, Timeout: 2 * time.Second},
 				InitialDelay: 3 * time.Second, Period: 5 * time.Second, SuccessThreshold: 4, FailureThreshold: 6}},
 		{"tcp", `{tcpSocket: {port: 5432}}`,
-			HealthCheckConfig{Probe: probe.Spec{TCP: &probe.TCP{Host: "localhost", Port: 5432}, Timeout: time.Second}, Period: 10 * time.Second, SuccessThreshold: 1, FailureThreshold: 1}},
+			config.HealthCheck{Probe: probe.Spec{TCP: &probe.TCP{Host: "localhost", Port: 5432}, Timeout: time.Second}, Period: 10 * time.Second, SuccessThreshold: 1, FailureThreshold: 1}},
 		{"grpc", `{grpc: {port: 9090, service: books}}`,
-			HealthCheckConfig{Probe: probe.Spec{GRPC: &probe.GRPC{Host: "localhost", Port: 9090, Service: "books"}, Timeout: time.Second}, Period: 10 * time.Second, SuccessThreshold: 1, FailureThreshold: 1}},
+			config.HealthCheck{Probe: probe.Spec{GRPC: &probe.GRPC{Host: "localhost", Port: 9090, Service: "books"}, Timeout: time.Second}, Period: 10 * time.Second, SuccessThreshold: 1, FailureThreshold: 1}},
 		{"exec", `{exec: {command: [check, -q]}}`,
-			HealthCheckConfig{Probe: probe.Spec{Exec: &probe.Exec{Command: []string{"check", "-q"}}, Timeout: time.Second}, Period: 10 * time.Second, SuccessThreshold: 1, FailureThreshold: 1}},
+			config.HealthCheck{Probe: probe.Spec{Exec: &probe.Exec{Command: []string{"check", "-q"}}, Timeout: time.Second}, Period: 10 * time.Second, SuccessThreshold: 1, FailureThreshold: 1}},
 	} {
 		got := resolve(t, env("PROXY_CONFIG={readinessProbe: "+c.yaml+"}"))
 		if got.HealthCheck == nil {
@@ -183,7 +185,7 @@ func TestReadinessProbeIsParsed(t *testing.T) {
 }
 
 func TestInvalidReadinessProbeIsRejected(t *testing.T) {
-	inDir(t, nil)
+	testenv.InDir(t, nil)
 	for yaml, want := range map[string]string{
 		"{}":                                "one of httpGet, tcpSocket, grpc and exec",
 		"{httpGet: {path: /}}":              "port: 0",
@@ -194,7 +196,7 @@ func TestInvalidReadinessProbeIsRejected(t *testing.T) {
 		"{periodSeconds: -1, tcpSocket: {port: 1}}":    "periodSeconds: -1",
 		"{failureThreshold: -2, exec: {command: [x]}}": "failureThreshold: -2",
 	} {
-		_, err := Resolve(env("PROXY_CONFIG={readinessProbe: " + yaml + "}"))
+		_, err := config.Resolve(env("PROXY_CONFIG={readinessProbe: " + yaml + "}"))
 		if err == nil || !strings.Contains(err.Error(), want) || !strings.Contains(err.Error(), "readinessProbe (environment PROXY_CONFIG)") {
 			t.Errorf("%s: %v, want %s", yaml, err, want)
 		}

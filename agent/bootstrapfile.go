@@ -6,17 +6,18 @@ import (
 	"os"
 	"path/filepath"
 
+	"github.com/pilotfish-mesh/pilotfish/agent/config"
 	"github.com/pilotfish-mesh/pilotfish/bootstrap"
 	"github.com/pilotfish-mesh/pilotfish/internal/owner"
 )
 
 // writeBootstrap writes Envoy's bootstrap and that of proxyless gRPC clients. It returns the path of Envoy's file.
-func writeBootstrap(c *Config, from bootstrap.Config) (string, error) {
+func writeBootstrap(c *config.Config, from bootstrap.Config) (string, error) {
 	text, err := bootstrap.Encode(from)
 	if err != nil {
 		return "", usageError{err}
 	}
-	file := filepath.Join(c.Proxy.GetConfigPath(), bootstrapFile)
+	file := filepath.Join(c.Proxy.GetConfigPath(), config.BootstrapFile)
 	if err := writeFileAtomicAs(c.Envoy.User, file, text, 0o600); err != nil {
 		return "", fmt.Errorf("writing Envoy's bootstrap: %w; run the agent where it may write, or set configPath", err)
 	}
@@ -25,7 +26,7 @@ func writeBootstrap(c *Config, from bootstrap.Config) (string, error) {
 
 // writeGRPCBootstrap writes the bootstrap of proxyless gRPC clients. The file is readable by all users, because these
 // applications run as other users. It contains no keys, only data that the control plane receives too.
-func writeGRPCBootstrap(c *Config, from bootstrap.Config) error {
+func writeGRPCBootstrap(c *config.Config, from bootstrap.Config) error {
 	text, err := bootstrap.GRPC(from)
 	if err != nil {
 		return usageError{err}

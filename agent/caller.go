@@ -9,13 +9,8 @@ import (
 	"slices"
 	"strconv"
 
+	"github.com/pilotfish-mesh/pilotfish/agent/config"
 	"github.com/pilotfish-mesh/pilotfish/internal/portowner"
-)
-
-// Values of STATUS_PORT_USERS.
-const (
-	anyUser = "any"
-	ownUser = "own" // the agent's user, and root
 )
 
 // Reasons to refuse requests and debug pages to a client of the status port.
@@ -35,7 +30,7 @@ func (a *Agent) checkCaller(client, server netip.AddrPort) error {
 	if err != nil {
 		return errUnknownClient
 	}
-	if a.Config.StatusUsers == ownUser && c.UID != 0 && c.UID != uint32(os.Geteuid()) {
+	if a.Config.StatusUsers == config.OwnUser && c.UID != 0 && c.UID != uint32(os.Geteuid()) {
 		return fmt.Errorf("requests of user %d are refused here: run this as the agent's user or as root", c.UID)
 	}
 	if a.isEnvoySocket(c) {
@@ -53,12 +48,12 @@ func (a *Agent) checkCaller(client, server netip.AddrPort) error {
 func (a *Agent) isEnvoySocket(c portowner.Connection) bool {
 	return slices.ContainsFunc(a.listEnvoyProcesses(), func(pid int) bool {
 		open, err := c.IsOpenIn(pid)
-		return open || err != nil && c.UID == a.Config.envoyUID()
+		return open || err != nil && c.UID == envoyUID(a.Config)
 	})
 }
 
 // envoyUID returns the UID of Envoy.
-func (c *Config) envoyUID() uint32 {
+func envoyUID(c *config.Config) uint32 {
 	if user := c.Envoy.User; user != nil {
 		return user.UID
 	}

@@ -10,6 +10,7 @@ import (
 	"syscall"
 	"testing"
 
+	"github.com/pilotfish-mesh/pilotfish/agent/config"
 	"github.com/pilotfish-mesh/pilotfish/internal/owner"
 	"github.com/pilotfish-mesh/pilotfish/internal/testenv"
 )
@@ -25,20 +26,20 @@ func TestStatusPortRejectsRequestsFromEnvoy(t *testing.T) {
 		end     bool // the client exits before the check
 		want    string
 	}{
-		{name: "an operator's command, with Envoy's user", users: anyUser},
-		{name: "Envoy", isEnvoy: true, users: anyUser, want: errFromEnvoy.Error()},
-		{name: "Envoy of another user", root: true, uid: other, isEnvoy: true, users: anyUser, want: errFromEnvoy.Error()},
-		{name: "a client that has ended", end: true, users: anyUser, want: errUnknownClient.Error()},
-		{name: "another user", root: true, uid: other, users: anyUser},
-		{name: "another user where only the agent's may", root: true, uid: other, users: ownUser, want: "user 65534"},
-		{name: "the agent's user where only that may", users: ownUser},
+		{name: "an operator's command, with Envoy's user", users: config.AnyUser},
+		{name: "Envoy", isEnvoy: true, users: config.AnyUser, want: errFromEnvoy.Error()},
+		{name: "Envoy of another user", root: true, uid: other, isEnvoy: true, users: config.AnyUser, want: errFromEnvoy.Error()},
+		{name: "a client that has ended", end: true, users: config.AnyUser, want: errUnknownClient.Error()},
+		{name: "another user", root: true, uid: other, users: config.AnyUser},
+		{name: "another user where only the agent's may", root: true, uid: other, users: config.OwnUser, want: "user 65534"},
+		{name: "the agent's user where only that may", users: config.OwnUser},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			if c.root && os.Geteuid() != 0 {
 				t.Skip("needs root, to start a process of another user")
 			}
 			client := startClient(t, c.uid)
-			a := &Agent{Options: Options{Config: &Config{StatusUsers: c.users}}}
+			a := &Agent{Options: Options{Config: &config.Config{StatusUsers: c.users}}}
 			if c.isEnvoy {
 				a.envoyPIDs.members = map[int]bool{client.pid: true}
 			}
@@ -60,7 +61,7 @@ func TestCallerUserDecidesIfFilesAreInvisible(t *testing.T) {
 		t.Fatal(err)
 	}
 	for uid, want := range map[uint32]error{uint32(os.Geteuid()): errFromEnvoy, uint32(os.Geteuid()) + 1: nil} {
-		a := &Agent{Options: Options{Config: &Config{StatusUsers: anyUser, Envoy: EnvoyConfig{User: &owner.Owner{UID: uid}}}}}
+		a := &Agent{Options: Options{Config: &config.Config{StatusUsers: config.AnyUser, Envoy: config.Envoy{User: &owner.Owner{UID: uid}}}}}
 		a.envoyPIDs.members = map[int]bool{ended.Process.Pid: true} // as invisible as a process of another user with hidepid
 		err := a.checkCaller(client.conn.RemoteAddr().(*net.TCPAddr).AddrPort(), client.conn.LocalAddr().(*net.TCPAddr).AddrPort())
 		if !errors.Is(err, want) {

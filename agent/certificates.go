@@ -11,6 +11,7 @@ import (
 	"google.golang.org/protobuf/proto"
 	meshv1 "istio.io/api/mesh/v1alpha1"
 
+	"github.com/pilotfish-mesh/pilotfish/agent/config"
 	"github.com/pilotfish-mesh/pilotfish/internal/uds"
 	"github.com/pilotfish-mesh/pilotfish/sds"
 )
@@ -31,7 +32,7 @@ func (a *Agent) newCertificates() (*sds.Server, error) {
 		return nil, err
 	}
 	server, err := sds.New(sds.Config{
-		Socket:      c.ownSocket(),
+		Socket:      c.OwnSocket(),
 		SocketOwner: a.Config.Envoy.User,
 		Guard:       a.newGuard("certificates", nil),
 		Source:      source,
@@ -145,7 +146,7 @@ func isSameServer(a, b string) bool {
 
 // listenerPID returns the PID of the process that listens on a socket; 0 if unknown.
 func listenerPID(socket string) int32 {
-	conn, err := net.DialTimeout("unix", socket, peerDialTimeout)
+	conn, err := net.DialTimeout("unix", socket, config.PeerDialTimeout)
 	if err != nil {
 		return 0
 	}

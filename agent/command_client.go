@@ -9,18 +9,20 @@ import (
 	"time"
 
 	"github.com/spf13/pflag"
+
+	"github.com/pilotfish-mesh/pilotfish/agent/logging"
 )
 
 // agentQuery holds the shared flags of the commands that query a running agent.
 type agentQuery struct {
 	configPath, format string
-	log                logOptions
+	log                logging.Options
 }
 
 func (q *agentQuery) addTo(f *pflag.FlagSet) {
 	f.StringVarP(&q.format, "output", "o", formatTable, "table or json")
 	addConfigPath(f, &q.configPath)
-	q.log.addTo(f)
+	q.log.AddTo(f)
 }
 
 // call sends a request with the JSON body in, which may be nil, and decodes the response into out. limit is the

@@ -8,6 +8,7 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"github.com/pilotfish-mesh/pilotfish/agent/config"
 	"github.com/pilotfish-mesh/pilotfish/bootstrap"
 	"github.com/pilotfish-mesh/pilotfish/envoy"
 	"github.com/pilotfish-mesh/pilotfish/internal/jsonyaml"
@@ -113,12 +114,12 @@ func (o *bootstrapOptions) bootstrap(cmd *cobra.Command, args []string) error {
 }
 
 // validateBootstrap runs the Envoy of the configuration to check the bootstrap.
-func validateBootstrap(ctx context.Context, c *Config) (verdict string, err error) {
-	binary, err := c.Envoy.find(ctx)
+func validateBootstrap(ctx context.Context, c *config.Config) (verdict string, err error) {
+	binary, err := c.Envoy.Find(ctx)
 	if err != nil {
 		return "", err
 	}
-	from := c.bootstrapConfig(istioVersion)
+	from := c.BootstrapConfig()
 	from.Envoy = versionNumbers(binary)
 	text, err := bootstrap.Encode(from)
 	if err != nil {
@@ -129,11 +130,11 @@ func validateBootstrap(ctx context.Context, c *Config) (verdict string, err erro
 		return "", fmt.Errorf("creating a directory for the bootstrap: %w", err)
 	}
 	defer os.RemoveAll(dir)
-	file := filepath.Join(dir, bootstrapFile)
+	file := filepath.Join(dir, config.BootstrapFile)
 	if err := os.WriteFile(file, text, 0o600); err != nil {
 		return "", fmt.Errorf("writing the bootstrap for Envoy to check: %w", err)
 	}
-	err = c.validate(ctx, binary, envoy.Options{
+	err = checkBootstrap(ctx, c, binary, envoy.Options{
 		Version: binary.Version, ConfigPath: file, Concurrency: c.Envoy.Concurrency,
 		LogLevel: c.Envoy.LogLevel, ComponentLogLevel: c.Envoy.ComponentLogLevel,
 	})
@@ -141,9 +142,4 @@ func validateBootstrap(ctx context.Context, c *Config) (verdict string, err erro
 		return "", err
 	}
 	return fmt.Sprintf("Envoy %s (%s) accepts this bootstrap.", binary.Version, binary.Path), nil
-}
-
-// find returns the Envoy binary to run.
-func (c EnvoyConfig) find(ctx context.Context) (envoy.Binary, error) {
-	return envoy.Find(ctx, envoy.FindOptions{Path: c.Path, EnvPath: c.EnvPath, CacheDir: c.CacheDir, PathEnv: c.SearchPath})
 }

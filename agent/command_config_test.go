@@ -11,6 +11,7 @@ import (
 	"syscall"
 	"testing"
 
+	"github.com/pilotfish-mesh/pilotfish/agent/config"
 	"github.com/pilotfish-mesh/pilotfish/envoy"
 	"github.com/pilotfish-mesh/pilotfish/internal/testenv"
 )
@@ -74,7 +75,7 @@ func TestGRPCBootstrapIsReadableByAll(t *testing.T) {
 	if info, err := os.Stat(file); err != nil || info.Mode().Perm() != 0o644 {
 		t.Errorf("mode %v %v: applications of other users cannot read it", info.Mode(), err)
 	}
-	if info, err := os.Stat(filepath.Join(s.dir, "etc/istio/proxy", bootstrapFile)); err != nil || info.Mode().Perm() != 0o600 {
+	if info, err := os.Stat(filepath.Join(s.dir, "etc/istio/proxy", config.BootstrapFile)); err != nil || info.Mode().Perm() != 0o600 {
 		t.Errorf("Envoy's bootstrap: %v %v, want mode 0600", info.Mode(), err)
 	}
 }
@@ -109,7 +110,7 @@ func TestOverrideThatCannotBeUsedStopsTheStart(t *testing.T) {
 				t.Errorf("%s %v: code %d, %s%s; want 2 and %q", setting, command, code, out, errOut, want)
 			}
 		}
-		if _, err := os.Stat(filepath.Join(s.dir, "etc/istio/proxy", bootstrapFile)); err == nil {
+		if _, err := os.Stat(filepath.Join(s.dir, "etc/istio/proxy", config.BootstrapFile)); err == nil {
 			t.Errorf("%s: a bootstrap was written all the same", setting)
 		}
 	}
@@ -194,7 +195,7 @@ func TestBootstrapIsCheckedOnceForEachContent(t *testing.T) {
 			t.Fatal(err)
 		}
 		binary := envoy.Binary{Path: program, Version: envoy.MinimumVersion}
-		if err := c.validateOnce(t.Context(), binary, envoy.Options{ConfigPath: file, LogLevel: step.level}, ""); err != nil {
+		if err := checkBootstrapOnce(t.Context(), c, binary, envoy.Options{ConfigPath: file, LogLevel: step.level}, ""); err != nil {
 			t.Fatal(err)
 		}
 		if seen, _ := os.ReadFile(asked); len(seen) != step.asked {

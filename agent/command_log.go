@@ -8,6 +8,8 @@ import (
 	"time"
 
 	"github.com/spf13/cobra"
+
+	"github.com/pilotfish-mesh/pilotfish/agent/logging"
 )
 
 const logHelp = `Show or change what a running agent and its Envoy log.
@@ -20,7 +22,7 @@ const logTimeout = 15 * time.Second
 
 func newLogCommand() *cobra.Command {
 	var q agentQuery
-	var o logLevelRequest
+	var o logging.LevelRequest
 	c := &cobra.Command{
 		Use:     "log",
 		Short:   "Show or change the log levels of a running agent and its Envoy",
@@ -31,11 +33,11 @@ func newLogCommand() *cobra.Command {
 			if o.Reset && (o.Agent != "" || o.Envoy != "") {
 				return usagef("--reset cannot be combined with --agent or --envoy")
 			}
-			var r logLevelReport
+			var r logging.LevelReport
 			if err := q.call(cmd.Context(), logTimeout, http.MethodPost, "/log", o, &r); err != nil {
 				return err
 			}
-			return q.print(cmd.OutOrStdout(), r, r.printTable)
+			return q.print(cmd.OutOrStdout(), r, func(w io.Writer) { printLogLevels(w, r) })
 		},
 	}
 	f := c.Flags()
@@ -47,7 +49,7 @@ func newLogCommand() *cobra.Command {
 	return c
 }
 
-func (r logLevelReport) printTable(t io.Writer) {
+func printLogLevels(t io.Writer, r logging.LevelReport) {
 	fmt.Fprintf(t, "agent\t%s\n", cmp.Or(r.Agent, "-"))
 	if r.Problem != "" {
 		fmt.Fprintf(t, "envoy\tunknown: %s\n", r.Problem)
@@ -60,21 +62,4 @@ func (r logLevelReport) printTable(t io.Writer) {
 	case r.Changed:
 		fmt.Fprintf(t, "initial levels\twith --reset, or when the agent restarts\n")
 	}
-}
-
-// newLogLevels creates the log level controller and registers its handler on the control socket.
-func (a *Agent) newLogLevels() (*logLevelController, error) {
-	c := a.Config.Envoy
-	start, err := parseEnvoyLevels("--proxyLogLevel", "warning,"+c.LogLevel+","+c.ComponentLogLevel)
-	if err != nil {
-		return nil, err
-	}
-	l := newLogLevelController(a.Log, a.Logger, start, func() envoyLog {
-		if i := a.currentEnvoy(); i != nil {
-			return i.admin
-		}
-		return nil
-	})
-	a.control.Handle("POST /log", jsonHandler(l.handle))
-	return l, nil
 }

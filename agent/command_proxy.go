@@ -16,6 +16,8 @@ import (
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
 
+	"github.com/pilotfish-mesh/pilotfish/agent/config"
+	"github.com/pilotfish-mesh/pilotfish/agent/logging"
 	"github.com/pilotfish-mesh/pilotfish/internal/cgroup"
 	"github.com/pilotfish-mesh/pilotfish/internal/suggest"
 	"github.com/pilotfish-mesh/pilotfish/internal/termtext"
@@ -63,15 +65,15 @@ func newProxyCommand() *cobra.Command {
 
 // proxyOptions are the flags of the commands that resolve a proxy's configuration.
 type proxyOptions struct {
-	flags        Flags
+	flags        config.Flags
 	dryRun       bool
 	format       string
-	log          logOptions
+	log          logging.Options
 	awaitAddress func() []netip.Addr // see Inputs.AwaitAddress
 }
 
 func (o *proxyOptions) addTo(f *pflag.FlagSet) {
-	f.StringVar(&o.flags.MeshConfig, "meshConfig", defaultMeshFile, "file with Istio's MeshConfig")
+	f.StringVar(&o.flags.MeshConfig, "meshConfig", config.DefaultMeshFile, "file with Istio's MeshConfig")
 	f.StringVar(&o.flags.Domain, "domain", "", "DNS domain of the node id (default <namespace>.svc.cluster.local)")
 	f.StringVar(&o.flags.ServiceCluster, "serviceCluster", "istio-proxy", "name of the workload in statistics and traces")
 	f.StringVar(&o.flags.LogLevel, "proxyLogLevel", "warning", "Envoy's log level, optionally with component levels (info,upstream:debug)")
@@ -81,7 +83,7 @@ func (o *proxyOptions) addTo(f *pflag.FlagSet) {
 	f.StringVar(&o.flags.EnvoyPath, "envoy-path", "", "the Envoy to run (default ENVOY_PATH, the project's cache, PATH)")
 	f.BoolVar(&o.flags.Restart, "restart", false,
 		"restart Envoy when it exits, within a crash budget; without it the agent exits with Envoy, for an orchestrator to restart")
-	o.log.addTo(f)
+	o.log.AddTo(f)
 	f.StringVar(&o.flags.TemplateFile, "templateFile", "", "file with a whole bootstrap, in JSON or YAML")
 	f.BoolVar(&o.flags.Profiling, "profiling", true, "offer profiles of the agent on the status port, to loopback")
 	f.IntVar(&o.flags.TokenPort, "stsPort", 0, "port on loopback where tokens are exchanged (default 15463 with TOKEN_EXCHANGE_URL, else none)")
@@ -94,20 +96,20 @@ func addIgnoredFlag(f *pflag.FlagSet, name string) {
 	_ = f.MarkHidden(name)
 }
 
-func (o *proxyOptions) resolve(cmd *cobra.Command, args []string) (*Config, error) {
+func (o *proxyOptions) resolve(cmd *cobra.Command, args []string) (*config.Config, error) {
 	if len(args) > 0 {
 		o.flags.Type = args[0]
 	}
-	o.flags.LogAsJSON = o.log.json
+	o.flags.LogAsJSON = o.log.JSON
 	o.flags.Changed = map[string]bool{}
 	cmd.Flags().Visit(func(f *pflag.Flag) { o.flags.Changed[f.Name] = true })
 	dir, err := os.Getwd()
 	if err != nil {
 		return nil, fmt.Errorf("finding the working directory, which the paths of the configuration are relative to: %w", err)
 	}
-	config, err := Resolve(Inputs{
+	config, err := config.Resolve(config.Inputs{
 		Flags: o.flags, Env: os.Environ(), Interfaces: interfaceAddresses, AwaitAddress: o.awaitAddress, CacheDir: envoyCache(),
-		WorkingDir: dir, Limits: cgroup.Self(), Cloud: queryCloud, DetectExternalServer: detectExternalServer(true),
+		WorkingDir: dir, Limits: cgroup.Self(), Cloud: config.QueryCloud, DetectExternalServer: detectExternalServer(true),
 	})
 	if err != nil {
 		return nil, usageError{err}
@@ -130,17 +132,17 @@ func (o *proxyOptions) proxy(cmd *cobra.Command, args []string) error {
 }
 
 // prepare opens the log, resolves the configuration, and logs its warnings. The caller must close the log.
-func (o *proxyOptions) prepare(cmd *cobra.Command, args []string) (*Config, *Log, error) {
+func (o *proxyOptions) prepare(cmd *cobra.Command, args []string) (*config.Config, *logging.Log, error) {
 	if err := checkSupported(); err != nil {
 		return nil, nil, err
 	}
-	ignoreSIGPIPE()
-	log, err := o.log.open(termtext.Raw(cmd.OutOrStdout()), termtext.Raw(cmd.ErrOrStderr()))
+	logging.IgnoreSIGPIPE()
+	log, err := o.log.Open(termtext.Raw(cmd.OutOrStdout()), termtext.Raw(cmd.ErrOrStderr()))
 	if err != nil {
-		return nil, nil, err
+		return nil, nil, usageError{err}
 	}
 	for _, name := range unknownFlags(cmd.Flags(), os.Args[1:]) {
-		if meant := suggest.ClosestWithin(name, flagNames(cmd.Flags()), maxTypos(name)); meant != "" {
+		if meant := suggest.ClosestWithin(name, flagNames(cmd.Flags()), config.MaxTypos(name)); meant != "" {
 			log.Warn("unknown flag ignored; it may be misspelt", "flag", name, "nearest", meant)
 			continue
 		}
@@ -165,13 +167,13 @@ func (o *proxyOptions) prepare(cmd *cobra.Command, args []string) (*Config, *Log
 }
 
 // runAgent runs the agent until a signal stops it.
-func runAgent(ctx context.Context, config *Config, logger *Log, started time.Time, reopen chan os.Signal) error {
+func runAgent(ctx context.Context, config *config.Config, logger *logging.Log, started time.Time, reopen chan os.Signal) error {
 	signals := handleSignals(ctx, logger.Logger)
 	defer signals.stop()
 	a, err := New(Options{
 		Config: config, Logger: logger.Logger, Log: logger, Started: started,
 		ShortenShutdown: signals.shorten, Drain: signals.drain,
-		EnvoyOutput: logger.writeEnvoyLine,
+		EnvoyOutput: logger.WriteEnvoyLine,
 	})
 	if err != nil {
 		return err

@@ -14,6 +14,7 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"github.com/pilotfish-mesh/pilotfish/agent/logging"
 	"github.com/pilotfish-mesh/pilotfish/internal/redact"
 	"github.com/pilotfish-mesh/pilotfish/internal/termtext"
 )
@@ -38,7 +39,7 @@ var requestPorts = []int{envoyAdminPort, 15004, agentStatusPort, 15021}
 func newRequestCommand() *cobra.Command {
 	var port int
 	var configPath string
-	var log logOptions
+	var log logging.Options
 	c := &cobra.Command{
 		Use:     "request METHOD PATH [BODY]",
 		Short:   "Send a request to Envoy's admin interface or the agent's status port",
@@ -67,7 +68,7 @@ func newRequestCommand() *cobra.Command {
 	}
 	c.Flags().IntVar(&port, "debug-port", envoyAdminPort, "port that receives the request")
 	addConfigPath(c.Flags(), &configPath)
-	log.addTo(c.Flags())
+	log.AddTo(c.Flags())
 	return c
 }
 

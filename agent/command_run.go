@@ -67,7 +67,7 @@ func (o *proxyOptions) run(cmd *cobra.Command, args, argv []string, timeout time
 	}
 	defer log.Close()
 	a, err := New(Options{Config: config, Logger: log.Logger, Log: log, Started: started,
-		EnvoyOutput: log.writeEnvoyLine})
+		EnvoyOutput: log.WriteEnvoyLine})
 	if err != nil {
 		return err
 	}

@@ -7,6 +7,8 @@ import (
 	"strings"
 	"syscall"
 	"testing"
+
+	"github.com/pilotfish-mesh/pilotfish/internal/testenv"
 )
 
 // newRunSetup returns an agent that runs a shell script as its application.
@@ -52,11 +54,11 @@ func TestRunStartsApplicationWhenReadyAndReturnsItsCode(t *testing.T) {
 }
 
 func TestRunFindsStatusPortAtAnyAddress(t *testing.T) {
-	inDir(t, nil)
+	testenv.InDir(t, nil)
 	for bind, want := range map[string]string{
 		"": "http://localhost:15020/healthz/ready", "PROXY_BIND_ADDRESS=127.0.0.9": "http://127.0.0.9:15020/healthz/ready", "PROXY_BIND_ADDRESS=fd00::1": "http://[fd00::1]:15020/healthz/ready",
 	} {
-		a := &Agent{bootstrap: resolve(t, env(bind)).bootstrapConfig(istioVersion)}
+		a := &Agent{bootstrap: resolve(t, env(bind)).BootstrapConfig()}
 		if got := a.statusURL("/healthz/ready"); got != want || checkURL(got) != nil {
 			t.Errorf("%q: %s (%v), want %s", bind, got, checkURL(got), want)
 		}

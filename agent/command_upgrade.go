@@ -11,6 +11,8 @@ import (
 	"time"
 
 	"github.com/spf13/cobra"
+
+	"github.com/pilotfish-mesh/pilotfish/agent/logging"
 )
 
 const upgradeHelp = `Replace the Envoy of a running agent by another one, of the same or another version, without losing connections
@@ -32,7 +34,7 @@ Exit codes: 0 if the new Envoy serves; 1 if it does not, or no agent answers; 2 
 func newUpgradeCommand() *cobra.Command {
 	var configPath string
 	var o upgradeRequest
-	var own logOptions
+	var own logging.Options
 	c := &cobra.Command{
 		Use:     "upgrade --envoy-path FILE",
 		Short:   "Replace the running Envoy by another without losing a connection",
@@ -64,7 +66,7 @@ func newUpgradeCommand() *cobra.Command {
 	f.DurationVar(&o.Keep, "keep", 0, "time after which the old Envoy's connections without a request are closed (default drainDuration plus 15s)")
 	f.BoolVar(&o.Wait, "wait", false, "return when the old Envoy has exited instead of when the new one is ready")
 	addConfigPath(f, &configPath)
-	own.addTo(f)
+	own.AddTo(f)
 	f.SortFlags = false
 	return c
 }

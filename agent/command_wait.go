@@ -15,6 +15,7 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"github.com/pilotfish-mesh/pilotfish/agent/logging"
 	"github.com/pilotfish-mesh/pilotfish/internal/dial"
 	"github.com/pilotfish-mesh/pilotfish/internal/redact"
 )
@@ -27,7 +28,7 @@ reason.`
 func newWaitCommand() *cobra.Command {
 	var w waiter
 	var timeoutSeconds, requestMillis, periodMillis uint32
-	var log logOptions
+	var log logging.Options
 	c := &cobra.Command{
 		Use:   "wait",
 		Short: "Wait until the proxy is ready",
@@ -44,7 +45,7 @@ func newWaitCommand() *cobra.Command {
 	c.Flags().Uint32Var(&requestMillis, "requestTimeoutMillis", 500, "timeout of one request")
 	c.Flags().Uint32Var(&periodMillis, "periodMillis", 500, "time between requests")
 	c.Flags().StringVar(&w.url, "url", "http://"+net.JoinHostPort(proxyHost(), "15021")+"/healthz/ready", "URL to request")
-	log.addTo(c.Flags())
+	log.AddTo(c.Flags())
 	return c
 }
 

@@ -17,6 +17,7 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"github.com/pilotfish-mesh/pilotfish/agent/logging"
 	"github.com/pilotfish-mesh/pilotfish/xdsproxy"
 )
 
@@ -126,7 +127,7 @@ with their size. The tap does not slow down the streams: messages that it cannot
 func newTapCommand() *cobra.Command {
 	var configPath, format string
 	var o tapRequest
-	var own logOptions
+	var own logging.Options
 	c := &cobra.Command{
 		Use:     "tap",
 		Short:   "Show the messages of the xDS streams live",
@@ -158,7 +159,7 @@ func newTapCommand() *cobra.Command {
 	f.DurationVar(&o.For, "for", 30*time.Second, "duration of the tap")
 	f.StringVarP(&format, "output", "o", formatTable, "table (one line per message) or json (one object per line)")
 	addConfigPath(f, &configPath)
-	own.addTo(f)
+	own.AddTo(f)
 	return c
 }
 

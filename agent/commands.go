@@ -11,6 +11,7 @@ import (
 	"github.com/spf13/cobra"
 	"go.yaml.in/yaml/v3"
 
+	"github.com/pilotfish-mesh/pilotfish/agent/logging"
 	"github.com/pilotfish-mesh/pilotfish/agent/redirect"
 	"github.com/pilotfish-mesh/pilotfish/internal/termtext"
 	"github.com/pilotfish-mesh/pilotfish/internal/umask"
@@ -43,7 +44,7 @@ func Main() int {
 		SilenceUsage:     true,
 		PersistentPreRun: func(*cobra.Command, []string) { understood = true },
 	}
-	globalFlags(root.PersistentFlags())
+	logging.AddHiddenFlags(root.PersistentFlags())
 	root.SetOut(termtext.NewWriter(os.Stdout))
 	root.SetErr(termtext.NewWriter(os.Stderr))
 	root.AddCommand(Commands()...)

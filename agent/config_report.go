@@ -7,17 +7,19 @@ import (
 	"io"
 	"text/tabwriter"
 
+	"github.com/pilotfish-mesh/pilotfish/agent/config"
+	"github.com/pilotfish-mesh/pilotfish/bootstrap"
 	"github.com/pilotfish-mesh/pilotfish/internal/jsonyaml"
 )
 
 // report is the output of a dry run.
 type report struct {
-	Settings  []Setting       `json:"settings,omitempty"`
-	Warnings  []string        `json:"warnings,omitempty"`
-	Bootstrap json.RawMessage `json:"bootstrap,omitempty"`
+	Settings  []config.Setting `json:"settings,omitempty"`
+	Warnings  []string         `json:"warnings,omitempty"`
+	Bootstrap json.RawMessage  `json:"bootstrap,omitempty"`
 }
 
-func newReport(c *Config) (*report, error) {
+func newReport(c *config.Config) (*report, error) {
 	text, err := bootstrapJSON(c)
 	return &report{Settings: c.Settings, Warnings: c.Warnings, Bootstrap: text}, err
 }
@@ -76,4 +78,14 @@ func (r *report) printTable(w io.Writer) error {
 	}
 	_, err := fmt.Fprintf(w, "\nBOOTSTRAP\n%s\n", bytes.TrimSpace(r.Bootstrap))
 	return err
+}
+
+// bootstrapJSON returns the bootstrap for output, with secrets hidden.
+func bootstrapJSON(c *config.Config) ([]byte, error) {
+	return bootstrap.Render(c.BootstrapConfig())
+}
+
+// grpcBootstrap returns the bootstrap of the application's own gRPC library.
+func grpcBootstrap(c *config.Config) ([]byte, error) {
+	return bootstrap.GRPC(c.BootstrapConfig())
 }

@@ -2,7 +2,6 @@ package agent
 
 import (
 	"bytes"
-	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -20,12 +19,12 @@ import (
 
 	"github.com/spf13/pflag"
 
+	"github.com/pilotfish-mesh/pilotfish/agent/config"
 	"github.com/pilotfish-mesh/pilotfish/internal/uds"
 )
 
 const (
-	controlSocket = "control"
-	controlBase   = "http://agent" // base URL of requests on the control socket
+	controlBase = "http://agent" // base URL of requests on the control socket
 	// maxRequestBody is the maximum size of a request body, and maxResponseBody the maximum size of a response that a
 	// command reads.
 	maxRequestBody  = 64 << 10
@@ -42,17 +41,12 @@ type controlServer struct {
 	mux    *http.ServeMux
 }
 
-func newControlServer(c *Config, logger *slog.Logger) *controlServer {
+func newControlServer(c *config.Config, logger *slog.Logger) *controlServer {
 	return &controlServer{
-		socket: controlPath(c.Proxy.GetConfigPath()),
+		socket: config.ControlPath(c.Proxy.GetConfigPath()),
 		logger: logger.With("part", "control"),
 		mux:    http.NewServeMux(),
 	}
-}
-
-// controlPath returns the path of the control socket for a configPath.
-func controlPath(configPath string) string {
-	return socketPath(cmp.Or(configPath, defaultConfigPath), controlSocket)
 }
 
 // Handle registers a handler for a pattern of http.ServeMux. It must be called before the agent runs. The size of
@@ -93,7 +87,7 @@ func (c *controlServer) run(ctx context.Context) error {
 }
 
 // jsonHandler returns a handler that decodes the request body from JSON, calls do, and encodes the result as JSON. An
-// error is answered with status 400, or with the status of an httpError.
+// error is answered with status 400, or with the status that its method HTTPStatus returns.
 func jsonHandler[In, Out any](do func(context.Context, In) (Out, error)) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		var in In
@@ -121,11 +115,14 @@ type httpError struct {
 
 func (r httpError) Unwrap() error { return r.error }
 
+// HTTPStatus returns the status of the response.
+func (r httpError) HTTPStatus() int { return r.status }
+
 func writeError(w http.ResponseWriter, err error) {
 	status := http.StatusBadRequest
-	var r httpError
+	var r interface{ HTTPStatus() int }
 	if errors.As(err, &r) {
-		status = r.status
+		status = r.HTTPStatus()
 	}
 	w.Header().Set("Content-Type", "text/plain; charset=utf-8")
 	w.WriteHeader(status)
@@ -134,7 +131,7 @@ func writeError(w http.ResponseWriter, err error) {
 
 // addConfigPath adds the flag that locates the running agent.
 func addConfigPath(f *pflag.FlagSet, path *string) {
-	f.StringVar(path, "config-path", defaultConfigPath, "the running agent's configPath, where its control socket is")
+	f.StringVar(path, "config-path", config.DefaultConfigPath, "the running agent's configPath, where its control socket is")
 }
 
 // controlClient is a client of a running agent's control socket.
@@ -145,7 +142,7 @@ type controlClient struct {
 
 // dialControl returns a client for the agent with that configPath. It connects with the first call.
 func dialControl(configPath string) *controlClient {
-	c := &controlClient{socket: controlPath(configPath)}
+	c := &controlClient{socket: config.ControlPath(configPath)}
 	c.http = &http.Client{Transport: &http.Transport{
 		DisableKeepAlives: true,
 		DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {

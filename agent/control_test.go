@@ -14,6 +14,8 @@ import (
 
 	"go.uber.org/goleak"
 	meshv1 "istio.io/api/mesh/v1alpha1"
+
+	"github.com/pilotfish-mesh/pilotfish/agent/config"
 )
 
 type greeting struct{ Name string }
@@ -22,7 +24,7 @@ type greeting struct{ Name string }
 func startControl(t *testing.T, add func(*controlServer)) (dir string, stop func()) {
 	t.Helper()
 	dir = t.TempDir()
-	c := newControlServer(&Config{Proxy: &meshv1.ProxyConfig{ConfigPath: dir}}, slog.New(slog.DiscardHandler))
+	c := newControlServer(&config.Config{Proxy: &meshv1.ProxyConfig{ConfigPath: dir}}, slog.New(slog.DiscardHandler))
 	add(c)
 	ctx, cancel := context.WithCancel(t.Context())
 	done := make(chan error, 1)

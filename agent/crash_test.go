@@ -19,6 +19,7 @@ import (
 	hcmv3 "github.com/envoyproxy/go-control-plane/envoy/extensions/filters/network/http_connection_manager/v3"
 	"google.golang.org/protobuf/types/known/wrapperspb"
 
+	"github.com/pilotfish-mesh/pilotfish/agent/config"
 	"github.com/pilotfish-mesh/pilotfish/internal/testenv"
 )
 
@@ -271,7 +272,7 @@ func TestOldCrashReportsAreRemoved(t *testing.T) {
 	if want := files[2:]; err != nil || !slices.Equal(left, want) {
 		t.Errorf("left are %v, %v; want %v", left, err, want)
 	}
-	large, err := s.writeReportFile(crashReport{Time: time.Unix(9, 0), Settings: []Setting{{Value: strings.Repeat("x", 2*maxReportSize)}}})
+	large, err := s.writeReportFile(crashReport{Time: time.Unix(9, 0), Settings: []config.Setting{{Value: strings.Repeat("x", 2*maxReportSize)}}})
 	if info, statErr := os.Stat(large); err != nil || statErr != nil || info.Size() > maxReportSize {
 		t.Errorf("a report without bounds: %v, %v", err, statErr)
 	}

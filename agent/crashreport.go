@@ -11,6 +11,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/pilotfish-mesh/pilotfish/agent/config"
 	"github.com/pilotfish-mesh/pilotfish/internal/atomicfile"
 	"github.com/pilotfish-mesh/pilotfish/internal/cgroup"
 	"github.com/pilotfish-mesh/pilotfish/internal/redact"
@@ -43,7 +44,7 @@ type crashReport struct {
 	Memory  *memoryStatus   `json:"memory,omitempty"`
 	XDS     xdsproxy.Status `json:"xds"`
 	// Settings are the agent's settings.
-	Settings []Setting `json:"settings"`
+	Settings []config.Setting `json:"settings"`
 	// Config is Envoy's configuration dump, if Envoy still answered; NoConfig is the reason why it is missing.
 	Config   json.RawMessage `json:"config,omitempty"`
 	NoConfig string          `json:"noConfig,omitempty"`

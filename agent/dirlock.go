@@ -7,18 +7,15 @@ import (
 	"os"
 	"path/filepath"
 	"syscall"
-	"time"
 
+	"github.com/pilotfish-mesh/pilotfish/agent/config"
 	"github.com/pilotfish-mesh/pilotfish/internal/uds"
 )
-
-// peerDialTimeout is the timeout of connections to another agent's sockets.
-const peerDialTimeout = 500 * time.Millisecond
 
 // lockConfigDir locks the directories of Envoy's bootstrap and sockets for this agent, until release or process exit. A
 // second agent would overwrite the bootstrap for the first agent's next Envoy, and its Envoy would get the first
 // agent's identity.
-func lockConfigDir(c *Config) (release func(), err error) {
+func lockConfigDir(c *config.Config) (release func(), err error) {
 	var held []*os.File
 	release = func() {
 		for _, f := range held {
@@ -29,7 +26,7 @@ func lockConfigDir(c *Config) (release func(), err error) {
 		path string
 		mode os.FileMode
 	}{
-		{filepath.Dir(controlPath(c.Proxy.GetConfigPath())), 0o711}, {filepath.Dir(c.Certificates.Socket), 0o755},
+		{filepath.Dir(config.ControlPath(c.Proxy.GetConfigPath())), 0o711}, {filepath.Dir(c.Certificates.Socket), 0o755},
 	} {
 		f, err := lockDirectory(d.path, d.mode)
 		if errors.Is(err, syscall.EWOULDBLOCK) {
@@ -61,8 +58,8 @@ func lockDirectory(dir string, mode os.FileMode) (*os.File, error) {
 }
 
 // describeDirOwner returns the PID of the agent that listens on the control socket, as text; empty if there is none.
-func describeDirOwner(c *Config) string {
-	conn, err := net.DialTimeout("unix", controlPath(c.Proxy.GetConfigPath()), peerDialTimeout)
+func describeDirOwner(c *config.Config) string {
+	conn, err := net.DialTimeout("unix", config.ControlPath(c.Proxy.GetConfigPath()), config.PeerDialTimeout)
 	if err != nil {
 		return ""
 	}

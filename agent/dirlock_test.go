@@ -8,6 +8,8 @@ import (
 	"strings"
 	"syscall"
 	"testing"
+
+	"github.com/pilotfish-mesh/pilotfish/agent/config"
 )
 
 func TestSecondAgentInDirectoryIsRejected(t *testing.T) {
@@ -16,7 +18,7 @@ func TestSecondAgentInDirectoryIsRejected(t *testing.T) {
 	s.args = append(s.args, "--restart")
 	first := s.start(t)
 	first.waitReady()
-	bootstrap := filepath.Join(s.dir, defaultConfigPath, bootstrapFile)
+	bootstrap := filepath.Join(s.dir, config.DefaultConfigPath, config.BootstrapFile)
 	before := readFile(t, bootstrap)
 
 	second := *s

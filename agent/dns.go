@@ -25,7 +25,7 @@ func (a *Agent) newDNSServer() (*dns.Server, error) {
 		ForwardWithoutTable: c.ForwardWithoutTable,
 		AllowFrom:           c.AllowFrom,
 		TableFile:           c.KeepFile,
-		Owner:               a.Config.Identity.stateOwner(),
+		Owner:               a.Config.Identity.StateOwner(),
 		TTL:                 c.TTL,
 		ForwardTimeout:      c.ForwardTimeout,
 		ForwardParallel:     c.ForwardParallel,
@@ -37,11 +37,6 @@ func (a *Agent) newDNSServer() (*dns.Server, error) {
 	}
 	a.control.Handle("POST /dns/lookup", jsonHandler(lookupHandler(server)))
 	return server, nil
-}
-
-// stateOwner identifies the workload that owns state on disk. The workload may have another address later.
-func (i Identity) stateOwner() string {
-	return fmt.Sprintf("%s~%s.%s~%s~%s", i.Type, i.Name, i.Namespace, i.Domain, i.ClusterID)
 }
 
 // applyNameTable returns a function that passes the control plane's name table to the DNS server. A response contains

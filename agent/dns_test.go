@@ -160,7 +160,7 @@ func TestDNSNamesSurviveRestartWithoutControlPlane(t *testing.T) {
 }
 
 func TestDNSServerRunsOnlyIfEnabled(t *testing.T) {
-	inDir(t, nil)
+	testenv.InDir(t, nil)
 	for _, c := range []struct {
 		kind string
 		vars []string

@@ -7,6 +7,8 @@ import (
 	"strings"
 	"sync"
 	"time"
+
+	"github.com/pilotfish-mesh/pilotfish/agent/config"
 )
 
 const (
@@ -102,7 +104,7 @@ func sumTraffic(stats map[string]uint64, own *regexp.Regexp) (activeTraffic, err
 
 // ownStatsPattern matches the statistics of listeners and HTTP servers whose clients do not delay the shutdown. It
 // identifies listeners by port, because their addresses differ (0.0.0.0, an IPv6 address, one loopback address).
-func ownStatsPattern(c *Config) *regexp.Regexp {
+func ownStatsPattern(c *config.Config) *regexp.Regexp {
 	return regexp.MustCompile(fmt.Sprintf(`^(listener\.(admin\.|envoy_internal_|.*_(%d|%d|%d|%d|%d)\.downstream)|http\.(admin|agent|stats|secure_stats|secure_merged_stats)\.)`,
 		c.Proxy.GetProxyAdminPort(), c.Envoy.ReadinessPort, c.Envoy.PrometheusPort, c.Metrics.SecurePort, c.Metrics.SecureMergedPort))
 }
@@ -127,7 +129,7 @@ func (c trafficSample) withHistory(before trafficSample, ran time.Duration) traf
 }
 
 // checkDrained reports whether a drain may end after the time ran, and why.
-func (s ShutdownConfig) checkDrained(c trafficSample, ran time.Duration) (why string, ok bool) {
+func checkDrained(s config.Shutdown, c trafficSample, ran time.Duration) (why string, ok bool) {
 	switch {
 	case ran < s.Minimum:
 		return "", false
@@ -143,7 +145,7 @@ func (s ShutdownConfig) checkDrained(c trafficSample, ran time.Duration) (why st
 
 // pollDelay returns the delay before the next count: pace, or less if the result of checkDrained changes earlier by
 // itself.
-func (s ShutdownConfig) pollDelay(pace, ran, lastBusyTCP time.Duration) time.Duration {
+func pollDelay(s config.Shutdown, pace, ran, lastBusyTCP time.Duration) time.Duration {
 	for _, moment := range []time.Duration{s.Minimum, lastBusyTCP + s.Linger} {
 		if moment > ran {
 			pace = min(pace, moment-ran)
@@ -160,7 +162,7 @@ func (n *shutdown) waitDrained(ctx context.Context) string {
 	var c trafficSample
 	for {
 		c = n.sample(ctx, c).withHistory(c, time.Since(began))
-		why, ok := n.plan.checkDrained(c, time.Since(began))
+		why, ok := checkDrained(n.plan, c, time.Since(began))
 		switch {
 		case ctx.Err() != nil:
 			return n.describeCut(ctx, c)
@@ -177,7 +179,7 @@ func (n *shutdown) waitDrained(ctx context.Context) string {
 			progress = now.Add(progressInterval)
 			n.Logger.Info("still draining", "requests", c.requests, "connections", c.connections, "left", time.Until(n.deadline).Round(time.Second))
 		}
-		sleep(ctx, n.plan.pollDelay(pace, time.Since(began), c.lastBusyTCP))
+		sleep(ctx, pollDelay(n.plan, pace, time.Since(began), c.lastBusyTCP))
 		pace = min(pace*3/2, maxCountInterval)
 	}
 }

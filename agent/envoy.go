@@ -81,7 +81,7 @@ func (e *envoySupervisor) run(ctx context.Context) error {
 	if err := e.writeFirstBootstrap(binary); err != nil {
 		return err
 	}
-	if err := e.Config.validateOnce(ctx, binary, e.options(binary), e.bootstrap.AgentSecret); err != nil {
+	if err := checkBootstrapOnce(ctx, e.Config, binary, e.options(binary), e.bootstrap.AgentSecret); err != nil {
 		return err
 	}
 	e.removeStaleHotRestarts()
@@ -177,7 +177,7 @@ func (e *envoySupervisor) setStopError(i *envoyInstance, x envoy.Exit) {
 }
 
 func (e *envoySupervisor) find(ctx context.Context) (envoy.Binary, error) {
-	return e.Config.Envoy.find(ctx)
+	return e.Config.Envoy.Find(ctx)
 }
 
 // runOnce starts an Envoy and returns the current instance after its exit. An upgrade may have replaced the first one.
@@ -271,7 +271,7 @@ func (e *envoySupervisor) options(binary envoy.Binary) envoy.Options {
 	if c.LogAsJSON {
 		format = envoy.JSONLogFormat
 	}
-	level, components := e.levels.startLevels(c.LogLevel, c.ComponentLogLevel)
+	level, components := e.levels.StartLevels(c.LogLevel, c.ComponentLogLevel)
 	return envoy.Options{
 		Version:               binary.Version,
 		ConfigPath:            e.bootstrapFile,

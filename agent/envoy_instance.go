@@ -7,6 +7,7 @@ import (
 	"sync/atomic"
 	"time"
 
+	"github.com/pilotfish-mesh/pilotfish/agent/logging"
 	"github.com/pilotfish-mesh/pilotfish/bootstrap"
 	"github.com/pilotfish-mesh/pilotfish/envoy"
 	"github.com/pilotfish-mesh/pilotfish/internal/health"
@@ -69,7 +70,7 @@ type launchSpec struct {
 // start starts an Envoy. It does not make it the current instance.
 func (e *envoySupervisor) start(l launchSpec) (*envoyInstance, error) {
 	process, err := e.envoyPIDs.add(func() (*envoy.Process, error) {
-		return envoy.Start(envoy.Config{Path: l.binary.Path, Args: l.args, Output: e.EnvoyOutput, Rewrite: (&envoyLogRedactor{}).redactLine, Logger: e.Logger,
+		return envoy.Start(envoy.Config{Path: l.binary.Path, Args: l.args, Output: e.EnvoyOutput, Rewrite: (&logging.EnvoyRedactor{}).RedactLine, Logger: e.Logger,
 			User: e.Config.Envoy.User, NoNewPrivileges: !e.mayGainPrivileges(l.binary.Path)})
 	})
 	if err != nil {

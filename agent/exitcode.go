@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 
+	"github.com/pilotfish-mesh/pilotfish/agent/config"
 	"github.com/pilotfish-mesh/pilotfish/agent/redirect"
 	"github.com/pilotfish-mesh/pilotfish/envoy"
 )
@@ -57,6 +58,8 @@ func ExitCode(err error) int {
 		return exit.Code
 	case errors.As(err, &missing), errors.As(err, &tooOld), errors.As(err, &notEnvoy):
 		return exitNoEnvoy
+	case errors.Is(err, config.ErrNoAddress):
+		return exitFailed
 	case errors.As(err, &usage):
 		return exitUsage
 	}

@@ -10,15 +10,6 @@ import (
 	"github.com/pilotfish-mesh/pilotfish/internal/uds"
 )
 
-// secretPlaceholder returns the text that replaces the secret in a bootstrap that is only printed; empty if Envoy sends
-// no secret.
-func (c *Config) secretPlaceholder() string {
-	if c.ControlPlane.NoSecret || c.Envoy.Disabled {
-		return ""
-	}
-	return "chosen at the agent's start"
-}
-
 // newGuard returns the guard of a socket; nil if Envoy sends no secret. The listed users need no secret.
 func (a *Agent) newGuard(part string, listed uds.Users) *uds.Guard {
 	if a.bootstrap.AgentSecret == "" {

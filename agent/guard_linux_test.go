@@ -10,6 +10,7 @@ import (
 	"syscall"
 	"testing"
 
+	"github.com/pilotfish-mesh/pilotfish/agent/config"
 	"github.com/pilotfish-mesh/pilotfish/internal/testenv"
 	"github.com/pilotfish-mesh/pilotfish/internal/uds"
 )
@@ -34,7 +35,7 @@ func TestOnlyEnvoyNeedsSecret(t *testing.T) {
 	program := copySleep("proxy")
 	own := start(program)
 	a.envoyPIDs.members = map[int]bool{int(own): true}
-	a.Options.Config = &Config{}
+	a.Options.Config = &config.Config{}
 	a.bootstrap.AgentSecret = uds.NewSecret()
 	a.Logger = slog.New(slog.DiscardHandler)
 	const listed = 4711

@@ -3,6 +3,7 @@ package agent
 import (
 	"cmp"
 	"context"
+	"flag"
 	"fmt"
 	"log/slog"
 	"net/http"
@@ -20,6 +21,7 @@ import (
 	"github.com/prometheus/common/expfmt"
 	"github.com/prometheus/common/model"
 
+	"github.com/pilotfish-mesh/pilotfish/agent/config"
 	"github.com/pilotfish-mesh/pilotfish/internal/testenv"
 )
 
@@ -74,7 +76,7 @@ func describeAgentMetrics(t *testing.T) []metric {
 		fmt.Sprintf(`PROXY_CONFIG={discoveryAddress: "%s", concurrency: 1, readinessProbe: {tcpSocket: {port: 1}, periodSeconds: 3600}}`, s.cp.address))
 	s.cp.start(t)
 	t.Chdir(s.dir)
-	a, err := New(Options{Config: resolve(t, Inputs{Env: s.env}), Logger: slog.New(slog.DiscardHandler), Started: time.Now()})
+	a, err := New(Options{Config: resolve(t, config.Inputs{Env: s.env}), Logger: slog.New(slog.DiscardHandler), Started: time.Now()})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -199,3 +201,5 @@ func lintMetrics(t *testing.T, all []metric) {
 		}
 	}
 }
+
+var update = flag.Bool("update", false, "write the golden files anew")

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"time"
 
+	"github.com/pilotfish-mesh/pilotfish/agent/config"
 	"github.com/pilotfish-mesh/pilotfish/bootstrap"
 	"github.com/pilotfish-mesh/pilotfish/envoy"
 )
@@ -32,7 +33,7 @@ var (
 type shutdown struct {
 	*envoySupervisor
 	instance     *envoyInstance
-	plan         ShutdownConfig
+	plan         config.Shutdown
 	deadline     time.Time
 	cutsRequests bool // active requests were cut
 }

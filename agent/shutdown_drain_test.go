@@ -17,6 +17,7 @@ import (
 	hcmv3 "github.com/envoyproxy/go-control-plane/envoy/extensions/filters/network/http_connection_manager/v3"
 	typev3 "github.com/envoyproxy/go-control-plane/envoy/type/v3"
 
+	"github.com/pilotfish-mesh/pilotfish/agent/config"
 	"github.com/pilotfish-mesh/pilotfish/internal/testenv"
 )
 
@@ -342,11 +343,11 @@ func TestUnusedProxyStopsWithoutDrain(t *testing.T) {
 
 func TestDrainIsEnoughWhenNothingIsLeftToWaitFor(t *testing.T) {
 	const s = time.Second
-	plain, idle := ShutdownConfig{Linger: 5 * s}, ShutdownConfig{Linger: 5 * s, WhenIdle: true, Minimum: 5 * s}
+	plain, idle := config.Shutdown{Linger: 5 * s}, config.Shutdown{Linger: 5 * s, WhenIdle: true, Minimum: 5 * s}
 	broken := trafficSample{err: errors.New("broken"), failures: maxCountFailures}
 	for _, c := range []struct {
 		name   string
-		plan   ShutdownConfig
+		plan   config.Shutdown
 		count  trafficSample
 		ran    time.Duration
 		enough bool
@@ -367,14 +368,14 @@ func TestDrainIsEnoughWhenNothingIsLeftToWaitFor(t *testing.T) {
 		{"no count, while connections have their time", plain, broken, 4 * s, false},
 		{"no count", plain, broken, 5 * s, true},
 	} {
-		if why, ok := c.plan.checkDrained(c.count, c.ran); ok != c.enough {
+		if why, ok := checkDrained(c.plan, c.count, c.ran); ok != c.enough {
 			t.Errorf("%s: %v (%s), want %v", c.name, ok, why, c.enough)
 		}
 	}
 }
 
 func TestOwnListenersDoNotDelayShutdown(t *testing.T) {
-	inDir(t, nil)
+	testenv.InDir(t, nil)
 	got, err := sumTraffic(map[string]uint64{
 		"listener.admin.downstream_cx_active":                            1,
 		"listener.0.0.0.0_15021.downstream_cx_active":                    1,

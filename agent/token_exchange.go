@@ -1,9 +1,6 @@
 package agent
 
 import (
-	"fmt"
-
-	"github.com/pilotfish-mesh/pilotfish/internal/tlspolicy"
 	"github.com/pilotfish-mesh/pilotfish/sts"
 )
 
@@ -14,7 +11,7 @@ func (a *Agent) newTokenServer() (*sts.Server, error) {
 	if c == nil {
 		return nil, nil
 	}
-	exchanger, err := c.exchanger(a.Config.TLSPolicy)
+	exchanger, err := c.Exchanger(a.Config.TLSPolicy)
 	if err != nil {
 		return nil, err
 	}
@@ -32,23 +29,4 @@ func (a *Agent) newTokenServer() (*sts.Server, error) {
 		config.Own = sts.FileFetcher{Path: c.OwnTokenFile}
 	}
 	return sts.New(config)
-}
-
-func (c *TokenExchangeConfig) exchanger(policy tlspolicy.Policy) (sts.Exchanger, error) {
-	if c.URL == googleExchange {
-		g, err := sts.NewGoogle(sts.GoogleConfig{Audience: c.GoogleAudience, ServiceAccount: c.GoogleAccount, RootFile: c.RootFile, Policy: policy})
-		if err != nil {
-			return nil, fmt.Errorf("TOKEN_EXCHANGE_GOOGLE_AUDIENCE: %w", err)
-		}
-		return g, nil
-	}
-	endpoint := sts.EndpointConfig{URL: c.URL, RootFile: c.RootFile, Policy: policy, ClientID: c.ClientID}
-	if c.ClientSecretFile != "" {
-		endpoint.ClientSecret = sts.FileFetcher{Path: c.ClientSecretFile}
-	}
-	e, err := sts.NewEndpoint(endpoint)
-	if err != nil {
-		return nil, fmt.Errorf("TOKEN_EXCHANGE_URL: %w", err)
-	}
-	return e, nil
 }

@@ -229,7 +229,7 @@ func (t *upgradeRun) prepare(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	if err := t.Config.validate(ctx, t.binary, t.options(t.binary)); err != nil {
+	if err := checkBootstrap(ctx, t.Config, t.binary, t.options(t.binary)); err != nil {
 		return err
 	}
 	impossible := t.checkHotRestart(ctx)

@@ -5,6 +5,7 @@ import (
 	"maps"
 	"time"
 
+	"github.com/pilotfish-mesh/pilotfish/agent/config"
 	"github.com/pilotfish-mesh/pilotfish/envoy"
 )
 
@@ -141,7 +142,7 @@ func (t *upgradeRun) waitOldDrained(ctx context.Context, next, old *envoyInstanc
 
 // finishRequests waits for the requests of an old Envoy whose time has passed. It returns "" if the agent is stopping.
 func (t *upgradeRun) finishRequests(ctx context.Context, old *envoyInstance, idle <-chan struct{}) (why string) {
-	enough, stopWatching := t.watchDrained(ctx, old, ShutdownConfig{})
+	enough, stopWatching := t.watchDrained(ctx, old, config.Shutdown{})
 	defer stopWatching()
 	select {
 	case <-old.process.Done():
@@ -179,7 +180,7 @@ func (t *upgradeRun) drainWhileAgentStops(ctx context.Context, old *envoyInstanc
 
 // watchDrained sends a reason when the old Envoy's drain may end by the rules of plan, although it has connections. If
 // the traffic cannot be counted, it sends nothing.
-func (t *upgradeRun) watchDrained(ctx context.Context, old *envoyInstance, plan ShutdownConfig) (enough <-chan string, stop func()) {
+func (t *upgradeRun) watchDrained(ctx context.Context, old *envoyInstance, plan config.Shutdown) (enough <-chan string, stop func()) {
 	ctx, cancel := context.WithCancel(ctx)
 	found, done := make(chan string, 1), make(chan struct{})
 	began := time.Now()
@@ -195,7 +196,7 @@ func (t *upgradeRun) watchDrained(ctx context.Context, old *envoyInstance, plan 
 				continue
 			}
 			c = trafficSample{activeTraffic: seen}.withHistory(c, time.Since(began))
-			if why, ok := plan.checkDrained(c, time.Since(began)); ok {
+			if why, ok := checkDrained(plan, c, time.Since(began)); ok {
 				found <- why
 				return
 			}

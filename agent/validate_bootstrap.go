@@ -11,32 +11,33 @@ import (
 	"path/filepath"
 	"strings"
 
+	"github.com/pilotfish-mesh/pilotfish/agent/config"
 	"github.com/pilotfish-mesh/pilotfish/envoy"
 )
 
 // validationMarkFile stores the mark of the last bootstrap that Envoy has accepted.
 const validationMarkFile = "envoy-rev.validated"
 
-// validate runs Envoy to check the bootstrap and the flags. If Envoy rejects them, it returns a usage error with
+// checkBootstrap runs Envoy to check the bootstrap and the flags. If Envoy rejects them, it returns a usage error with
 // Envoy's reason.
-func (c *Config) validate(ctx context.Context, binary envoy.Binary, o envoy.Options) error {
+func checkBootstrap(ctx context.Context, c *config.Config, binary envoy.Binary, o envoy.Options) error {
 	err := envoy.Validate(ctx, binary.Path, o)
 	var refused *envoy.InvalidError
 	if !errors.As(err, &refused) {
 		return err
 	}
 	what := fmt.Sprintf("Envoy %s (%s) rejects this bootstrap: %s", binary.Version, binary.Path, refused.Reason)
-	if author := c.Bootstrap.customFiles(); author != "" {
+	if author := c.Bootstrap.CustomFiles(); author != "" {
 		what = fmt.Sprintf("%s: Envoy %s (%s) rejects the resulting bootstrap: %s", author, binary.Version, binary.Path, refused.Reason)
 	}
 	return usageError{errors.New(what)}
 }
 
-// validateOnce validates a bootstrap that a user's file has changed, so that the error names this file. It validates
+// checkBootstrapOnce validates a bootstrap that a user's file has changed, so that the error names this file. It validates
 // each bootstrap once, because that lasts as long as Envoy's start. The secret differs in each run and is not part of
 // the mark.
-func (c *Config) validateOnce(ctx context.Context, binary envoy.Binary, o envoy.Options, secret string) error {
-	if c.Bootstrap.customFiles() == "" {
+func checkBootstrapOnce(ctx context.Context, c *config.Config, binary envoy.Binary, o envoy.Options, secret string) error {
+	if c.Bootstrap.CustomFiles() == "" {
 		return nil
 	}
 	file := filepath.Join(c.Proxy.GetConfigPath(), validationMarkFile)
@@ -44,7 +45,7 @@ func (c *Config) validateOnce(ctx context.Context, binary envoy.Binary, o envoy.
 	if seen, err := os.ReadFile(file); markErr == nil && err == nil && string(seen) == mark {
 		return nil
 	}
-	if err := c.validate(ctx, binary, o); err != nil {
+	if err := checkBootstrap(ctx, c, binary, o); err != nil {
 		if ctx.Err() != nil {
 			return nil // the agent is stopping, and no Envoy will start
 		}

@@ -15,13 +15,13 @@ func (a *Agent) newRelay() (*xdsproxy.Relay, error) {
 	c := a.Config.ControlPlane
 	return xdsproxy.New(xdsproxy.Config{
 		Socket:      c.Socket,
-		SocketMode:  c.socketMode(),
+		SocketMode:  c.SocketMode(),
 		SocketOwner: a.Config.Envoy.User,
 		AllowedUIDs: c.SocketUsers,
 		Guard:       a.newGuard("xds", c.ListedUsers),
 		IsEnvoy:     a.isEnvoy,
 		Proxyless:   a.Config.Envoy.Disabled,
-		Upstreams:   c.addresses(),
+		Upstreams:   c.Addresses(),
 		Server: xdsproxy.Server{
 			Plaintext: c.Plaintext,
 			TLS:       xdsproxy.TLS{RootFile: c.RootFile, ServerName: c.ServerName, CertFile: c.CertFile, KeyFile: c.KeyFile, Policy: a.Config.TLSPolicy},
@@ -76,4 +76,10 @@ func (a *Agent) newStatusServer(components []component, certificates *sds.Server
 		a.control.Handle(pattern, server.PrivateHandler())
 	}
 	return server, nil
+}
+
+// lastGood returns the relay's storage configuration.
+func (a *Agent) lastGood() xdsproxy.LastGood {
+	c := a.Config.LastGood
+	return xdsproxy.LastGood{Dirs: c.Dirs, MaxBytes: c.MaxBytes, MaxMemory: c.MaxMemory}
 }

@@ -1,0 +1,337 @@
+package config
+
+import (
+	"cmp"
+	"context"
+	"fmt"
+	"net/netip"
+	"time"
+
+	meshv1 "istio.io/api/mesh/v1alpha1"
+
+	"github.com/pilotfish-mesh/pilotfish/bootstrap"
+	"github.com/pilotfish-mesh/pilotfish/envoy"
+	"github.com/pilotfish-mesh/pilotfish/internal/owner"
+	"github.com/pilotfish-mesh/pilotfish/internal/probe"
+	"github.com/pilotfish-mesh/pilotfish/internal/tlspolicy"
+	"github.com/pilotfish-mesh/pilotfish/status"
+)
+
+// Config is the complete configuration of the agent. Resolve creates it; nothing else reads the environment.
+type Config struct {
+	// Identity identifies the proxy.
+	Identity Identity
+	// Proxy is Istio's ProxyConfig, merged from all sources.
+	Proxy *meshv1.ProxyConfig
+
+	Envoy        Envoy
+	Bootstrap    Bootstrap
+	ControlPlane ControlPlane
+	Certificates Certificates
+	// TLSPolicy restricts TLS versions and ciphers of the agent's connections and of the bootstrap.
+	TLSPolicy tlspolicy.Policy
+	// CredentialFetcher selects the source of the token for control plane and CA: a file, or the cloud's metadata
+	// server.
+	CredentialFetcher string
+	// MetadataServer is the host of the metadata server that issues the token.
+	MetadataServer string
+	Shutdown       Shutdown
+	AppProbes      AppProbes
+	// TokenExchange is nil if token exchange is disabled.
+	TokenExchange *TokenExchange
+	// DNS is nil if the DNS server is disabled.
+	DNS *DNS
+	// Wasm is nil if Envoy fetches its Wasm modules itself.
+	Wasm *Wasm
+	// HealthCheck is nil if the agent does not probe an application.
+	HealthCheck *HealthCheck
+	// LastGood configures the storage of the last accepted configuration.
+	LastGood LastGood
+	// Health holds the limits beyond which the proxy itself counts as unhealthy.
+	Health Health
+
+	// Bind is the address that all ports of the agent and Envoy bind to, if it is valid.
+	Bind netip.Addr
+	// StatusUsers selects the users whose processes may send requests and read debug pages on the status port: AnyUser
+	// or OwnUser.
+	StatusUsers string
+	// Metrics configures what is merged with the agent's own metrics at /metrics.
+	Metrics Metrics
+	// Profiling serves profiles of the agent on the status port, to loopback clients.
+	Profiling bool
+
+	// Settings lists each value with its source, in the order of resolution.
+	Settings []Setting
+	// Dumpable allows debuggers of the agent's user to attach, and the kernel to write core files of the agent.
+	Dumpable bool
+	// Warnings lists settings that do not have the effect that their author may expect.
+	Warnings []string
+}
+
+// Identity identifies a proxy.
+type Identity struct {
+	Type           bootstrap.Type
+	IPs            []netip.Addr
+	Name           string
+	Namespace      string
+	ServiceAccount string
+	TrustDomain    string
+	Domain         string
+	ClusterID      string
+	Labels         map[string]string
+	Annotations    map[string]string
+	Metadata       map[string]any
+	// Locality is region/zone/subzone from the cloud. Labels have precedence.
+	Locality string
+}
+
+// SPIFFEID returns the identity for which the proxy requests a certificate.
+func (i Identity) SPIFFEID() string {
+	return fmt.Sprintf("spiffe://%s/ns/%s/sa/%s", i.TrustDomain, i.Namespace, i.ServiceAccount)
+}
+
+// Envoy configures how Envoy is found, started and supervised.
+type Envoy struct {
+	Disabled bool
+	// Path is --envoy-path, EnvPath is ENVOY_PATH, SearchPath is PATH, CacheDir is the project's cache directory.
+	Path, EnvPath, SearchPath, CacheDir string
+	LogLevel, ComponentLogLevel         string
+	// LogAsJSON makes Envoy log in JSON.
+	LogAsJSON                     bool
+	Concurrency                   int
+	ReadinessPort, PrometheusPort uint32
+	OutlierLog                    string
+	DualStack                     bool
+	// CoreDump allows the kernel to write a core file when Envoy crashes.
+	CoreDump bool
+	// KeepPrivileges omits no_new_privs, so that Envoy may execute files with capabilities or a set-user-ID bit, such
+	// as sudo.
+	KeepPrivileges bool
+	// IgnoreAdvisories disables the warning about an Envoy with known vulnerabilities.
+	IgnoreAdvisories bool
+	// Restart restarts Envoy after it exits, within the crash budget.
+	Restart bool
+	// AdminSocket is the path of the link to the unix socket of Envoy's admin interface. If empty, the interface
+	// listens on TCP.
+	AdminSocket string
+	// User is the user that Envoy runs as; nil is the agent's own user.
+	User *owner.Owner
+}
+
+// Bootstrap holds the bootstrap settings other than the proxy's identity and ProxyConfig.
+type Bootstrap struct {
+	// Override is merged into the bootstrap, or patches it. Custom replaces it. Both are file contents.
+	Override, Custom         []byte
+	OverrideFile, CustomFile string
+	// HostIP is the node's address, which replaces $(HOST_IP) in the files.
+	HostIP string
+	// GRPCFile is the path of the bootstrap of proxyless clients; CertDir is the directory of their certificates.
+	GRPCFile, CertDir string
+	// WorkingDir is the base of relative paths.
+	WorkingDir string
+	// Env returns an environment variable for a bootstrap template.
+	Env func(name string) string
+	// MemoryLimit is the container's memory limit in bytes; 0 for no limit.
+	MemoryLimit uint64
+	// Tracing is the mesh's default provider; nil for none.
+	Tracing *meshv1.MeshConfig_ExtensionProvider
+}
+
+// CustomFiles names the user's files that modify the bootstrap; empty if there are none.
+func (c Bootstrap) CustomFiles() string {
+	switch {
+	case c.Override != nil && c.Custom != nil:
+		return c.CustomFile + " with " + c.OverrideFile
+	case c.Override != nil:
+		return c.OverrideFile
+	}
+	return c.CustomFile
+}
+
+// Shutdown configures the shutdown. All of it happens before one deadline.
+type Shutdown struct {
+	// Deadline is the maximum duration of the shutdown, from the stop signal to Envoy's exit.
+	Deadline time.Duration
+	// PreDelay is how long the proxy serves as before after it reports that it is not ready.
+	PreDelay time.Duration
+	// Linger is how long connections without a request may stay open after the drain has begun. With WhenIdle, the
+	// agent waits for them until the deadline. It always waits for requests.
+	Linger   time.Duration
+	WhenIdle bool
+	// Minimum is the minimum duration of the drain. After that the drain ends as soon as nothing is left to wait for.
+	Minimum time.Duration
+	// TerminationMessage is the file from which Kubernetes reads a container's termination message; empty outside a
+	// pod.
+	TerminationMessage string
+	// Stop is the part of the deadline that is reserved for Envoy's exit after SIGTERM.
+	Stop time.Duration
+}
+
+// AppProbes configures the probes that the agent sends to the application for the kubelet.
+type AppProbes struct {
+	// Paths maps the path that the kubelet requests from the agent to the probe.
+	Paths map[string]probe.Spec
+	// HTTP2 allows HTTP/2 for HTTPS probes; KeepAlive reuses connections between probes.
+	HTTP2, KeepAlive bool
+}
+
+// Setting is one value of the configuration with its source.
+type Setting struct {
+	Name   string `json:"name" yaml:"name"`
+	Value  string `json:"value" yaml:"value"`
+	Source string `json:"source" yaml:"source"`
+}
+
+// istioVersion is the release of Istio's agent that this agent is compatible with. Control planes derive from it which
+// configuration a proxy supports.
+const istioVersion = "1.31.0"
+
+// PeerDialTimeout is the timeout of connections to another agent's sockets.
+const PeerDialTimeout = 500 * time.Millisecond
+
+// Values of STATUS_PORT_USERS.
+const (
+	AnyUser = "any"
+	OwnUser = "own" // the agent's user, and root
+)
+
+// controlSocket is the name of the control socket in the directory of configPath.
+const controlSocket = "control"
+
+// Sources of settings other than flags, variables and files.
+const (
+	sourceDefault     = "default"
+	sourceProxyConfig = "environment PROXY_CONFIG"
+	sourceAnnotation  = "annotation proxy.istio.io/config"
+	sourceCgroup      = "control group's limit"
+)
+
+// Default addresses and paths of Istio's agent. BootstrapFile is the name of Envoy's bootstrap in configPath.
+const (
+	defaultDiscovery  = "istiod.istio-system.svc:15012"
+	DefaultMeshFile   = "./etc/istio/config/mesh"
+	DefaultConfigPath = "./etc/istio/proxy"
+	labelsFile        = "./etc/istio/pod/labels"
+	annotationsFile   = "./etc/istio/pod/annotations"
+	istiodRoot        = "./var/run/secrets/istio/root-cert.pem"
+	kubernetesRoot    = "./var/run/secrets/kubernetes.io/serviceaccount/ca.crt"
+	customRoot        = "./etc/certs/root-cert.pem"
+	thirdPartyToken   = "./var/run/secrets/tokens/istio-token"
+	firstPartyToken   = "./var/run/secrets/kubernetes.io/serviceaccount/token"
+	identityDir       = "./var/run/secrets/workload-spiffe-uds/"
+	identityFiles     = "./var/run/secrets/workload-spiffe-credentials"
+	mountedFiles      = "./etc/certs"
+	istiodCRL         = "/var/run/secrets/istio/crl/ca-crl.pem"
+	BootstrapFile     = "envoy-rev.json"
+	defaultGRPCFile   = "./etc/istio/proxy/grpc-bootstrap.json"
+	citadel           = "Citadel"
+)
+
+// statusSocket returns the socket on which the status server answers Envoy if the status port is disabled; empty
+// otherwise.
+func (c *Config) statusSocket() string {
+	if c.Proxy.GetStatusPort() != 0 {
+		return ""
+	}
+	return socketPath(cmp.Or(c.Proxy.GetConfigPath(), DefaultConfigPath), "status")
+}
+
+// BootstrapConfig returns the input from which Envoy's bootstrap is built.
+func (c *Config) BootstrapConfig() bootstrap.Config {
+	return bootstrap.Config{
+		Type:             c.Identity.Type,
+		IPs:              c.Identity.IPs,
+		Name:             c.Identity.Name,
+		Namespace:        c.Identity.Namespace,
+		Domain:           c.Identity.Domain,
+		ServiceAccount:   c.Identity.ServiceAccount,
+		Labels:           c.Identity.Labels,
+		Annotations:      c.Identity.Annotations,
+		Metadata:         c.Identity.Metadata,
+		ProxyConfig:      c.Proxy,
+		ControlPlaneSANs: c.ControlPlane.SANs,
+		ControlPlaneRoot: c.ControlPlane.RootFile,
+		TLSPolicy:        c.TLSPolicy,
+		IstioVersion:     istioVersion,
+		SotW:             c.ControlPlane.SotW,
+		Bind:             c.Bind,
+		ReadinessPort:    c.Envoy.ReadinessPort,
+		PrometheusPort:   c.Envoy.PrometheusPort,
+		XDSSocket:        c.ControlPlane.Socket,
+		AdminSocket:      c.Envoy.AdminSocket,
+		SDSSocket:        c.Certificates.envoySocket(),
+		StatusSocket:     c.statusSocket(),
+		FilesSocket:      c.Certificates.filesSocket(),
+		DualStack:        c.Envoy.DualStack,
+		ExitOnZero:       c.Shutdown.WhenIdle,
+		OutlierLog:       c.Envoy.OutlierLog,
+		Locality:         c.Identity.Locality,
+		MemoryLimit:      c.Bootstrap.MemoryLimit,
+		TracingProvider:  c.Bootstrap.Tracing,
+		Override:         c.Bootstrap.Override,
+		OverrideFile:     c.Bootstrap.OverrideFile,
+		Custom:           c.Bootstrap.Custom,
+		CustomFile:       c.Bootstrap.CustomFile,
+		HostIP:           c.Bootstrap.HostIP,
+		Env:              c.Bootstrap.Env,
+		LogAsJSON:        c.Envoy.LogAsJSON,
+		WorkingDir:       c.Bootstrap.WorkingDir,
+		CertDir:          c.Bootstrap.CertDir,
+		AgentSecret:      c.secretPlaceholder(),
+
+		LocalMetrics:            c.Metrics.OnlyLoopback,
+		SecureMetricsPort:       c.Metrics.SecurePort,
+		SecureMergedMetricsPort: c.Metrics.SecureMergedPort,
+	}
+}
+
+// HealthCheck configures the agent's health check of an application without a kubelet. It is the readinessProbe
+// of ProxyConfig.
+type HealthCheck struct {
+	Probe        probe.Spec
+	InitialDelay time.Duration
+	Period       time.Duration
+	// SuccessThreshold and FailureThreshold are the numbers of consecutive equal results that change the health.
+	SuccessThreshold, FailureThreshold int
+}
+
+// Metrics configures what a scrape merges with the agent's own metrics.
+type Metrics struct {
+	// Envoy includes Envoy's statistics.
+	Envoy bool
+	// Applications are the scrape targets of the application.
+	Applications []status.Application
+	// OnlyLoopback rejects scrapes from other pods and machines.
+	OnlyLoopback bool
+	// SecurePort and SecureMergedPort serve Envoy's statistics, and the merged ones, to clients with a certificate of
+	// the mesh; 0 disables them.
+	SecurePort, SecureMergedPort uint32
+	// MaxApplicationBytes limits the response of one target.
+	MaxApplicationBytes int64
+	// AllowReservedNames permits series of applications with the prefixes envoy_, istio_ and pilotfish_.
+	AllowReservedNames bool
+}
+
+// secretPlaceholder returns the text that replaces the secret in a bootstrap that is only printed; empty if Envoy sends
+// no secret.
+func (c *Config) secretPlaceholder() string {
+	if c.ControlPlane.NoSecret || c.Envoy.Disabled {
+		return ""
+	}
+	return "chosen at the agent's start"
+}
+
+// ControlPath returns the path of the control socket for a configPath.
+func ControlPath(configPath string) string {
+	return socketPath(cmp.Or(configPath, DefaultConfigPath), controlSocket)
+}
+
+// StateOwner identifies the workload that owns state on disk. The workload may have another address later.
+func (i Identity) StateOwner() string {
+	return fmt.Sprintf("%s~%s.%s~%s~%s", i.Type, i.Name, i.Namespace, i.Domain, i.ClusterID)
+}
+
+// Find returns the Envoy binary to run.
+func (c Envoy) Find(ctx context.Context) (envoy.Binary, error) {
+	return envoy.Find(ctx, envoy.FindOptions{Path: c.Path, EnvPath: c.EnvPath, CacheDir: c.CacheDir, PathEnv: c.SearchPath})
+}

@@ -1,0 +1,231 @@
+package config
+
+import (
+	"cmp"
+	"fmt"
+	"net/netip"
+	"path/filepath"
+	"strings"
+	"time"
+
+	meshv1 "istio.io/api/mesh/v1alpha1"
+
+	"github.com/pilotfish-mesh/pilotfish/bootstrap"
+	"github.com/pilotfish-mesh/pilotfish/internal/fstimeout"
+	"github.com/pilotfish-mesh/pilotfish/sds"
+)
+
+// Inputs are the inputs of a configuration, other than files at fixed paths in the working directory.
+type Inputs struct {
+	Flags Flags
+	// Env is the environment, as "name=value".
+	Env []string
+	// Interfaces returns the machine's addresses; may be nil.
+	Interfaces func() ([]netip.Addr, error)
+	// AwaitAddress waits for a first address and returns the machine's addresses; nil does not wait.
+	AwaitAddress func() []netip.Addr
+	// CacheDir is the project's cache directory, which may contain an Envoy.
+	CacheDir string
+	// WorkingDir is the base of the relative paths.
+	WorkingDir string
+	// Limits are the limits of the control group of agent and Envoy; nil for none.
+	Limits Limits
+	// DetectExternalServer reports what another process serves on the certificate socket; nil disables the detection.
+	// The agent's own server, which listens on the control socket too, does not count. With wait, it waits for a
+	// server.
+	DetectExternalServer func(socket, control string, wait bool) sds.ExternalServer
+	// Cloud queries the location from the platform's metadata server; nil disables the query.
+	Cloud func(platform string) (CloudLocation, error)
+}
+
+// Flags are the command line of `proxy`. Changed contains the flags that were set.
+type Flags struct {
+	Type              string
+	Domain            string
+	MeshConfig        string
+	ServiceCluster    string
+	LogLevel          string
+	ComponentLogLevel string
+	LogAsJSON         bool
+	OutlierLog        string
+	TemplateFile      string
+	Concurrency       int
+	EnvoyPath         string
+	Restart           bool
+	Profiling         bool
+	TokenPort         int
+	Changed           map[string]bool
+}
+
+// statTimeout is the timeout of checks whether a file exists, for hung file systems.
+const statTimeout = 3 * time.Second
+
+// Resolve returns the configuration. Sources in ascending precedence are: defaults, the mesh file, PROXY_CONFIG, the
+// pod's annotation, variables, flags. It reports all errors together, each with name, value and remedy.
+func Resolve(in Inputs) (*Config, error) {
+	r := &resolver{in: in, env: newEnvironment(in.Env), merger: newProxyConfigMerger(), config: &Config{}, fs: fstimeout.TimeoutFS{Timeout: statTimeout}}
+	if err := r.resolveProxyType(); err != nil {
+		return nil, err
+	}
+	if err := r.mergeProxyConfig(); err != nil {
+		return nil, err
+	}
+	r.resolveIdentity()
+	r.resolveCloud()
+	r.resolveControlPlane()
+	r.resolveCertificates()
+	r.resolveEnvoy()
+	r.resolveSocketUsers()
+	r.resolveBootstrap()
+	r.resolveShutdown()
+	r.resolveAppProbes()
+	r.resolveHealthCheck()
+	r.resolveMetrics()
+	r.resolveHealth()
+	r.resolveLastGood()
+	r.resolveMisc()
+	r.resolveTokenExchange()
+	r.resolveDNS()
+	r.resolveWasm()
+	r.warnIneffective()
+	if err := r.env.err(); err != nil {
+		return nil, err
+	}
+	r.config.Settings = append(r.env.settings, r.merger.settings()...)
+	r.config.Warnings = append(r.env.warnings, bootstrap.Warnings(r.config.BootstrapConfig())...)
+	return r.config, nil
+}
+
+type resolver struct {
+	in     Inputs
+	env    *environment
+	merger *proxyConfigMerger
+	mesh   *meshv1.MeshConfig
+	file   string // path of the mesh file
+	config *Config
+	fs     fstimeout.TimeoutFS // for files that may be on a hung file system
+}
+
+func (r *resolver) resolveProxyType() error {
+	switch t := bootstrap.Type(cmp.Or(r.in.Flags.Type, string(bootstrap.Sidecar))); t {
+	case bootstrap.Sidecar, bootstrap.Router, bootstrap.Waypoint:
+		r.config.Identity.Type = t
+		source := "argument"
+		if r.in.Flags.Type == "" {
+			source = sourceDefault
+		}
+		r.env.addSetting("type", t, source)
+		return nil
+	case "ztunnel", "agentgateway":
+		return fmt.Errorf("proxy type %q is no Envoy, and has an agent of its own; use sidecar, router or waypoint", t)
+	default:
+		return fmt.Errorf("proxy type %q is not known; use sidecar, router or waypoint", t)
+	}
+}
+
+// mergeProxyConfig merges the sources of Istio's ProxyConfig.
+func (r *resolver) mergeProxyConfig() error {
+	r.file = cmp.Or(r.in.Flags.MeshConfig, DefaultMeshFile)
+	mesh, doc, err := r.readMeshFile(r.file)
+	if err != nil {
+		return err
+	}
+	r.mesh = mesh
+	if doc == nil && r.in.Flags.Changed["meshConfig"] {
+		r.env.warn("--meshConfig %s: there is no such file, or nothing in it; the defaults hold", r.file)
+	}
+	if section := doc.Section("defaultConfig"); section != nil {
+		r.merger.merge(mesh.GetDefaultConfig(), section, "mesh file "+r.file)
+	}
+	if err := r.mergeProxyConfigYAML(r.env.vars["PROXY_CONFIG"], sourceProxyConfig); err != nil {
+		return err
+	}
+	if err := r.readPod(); err != nil {
+		return err
+	}
+	if err := r.applyAnnotations(); err != nil {
+		return err
+	}
+	if r.in.Flags.Changed["serviceCluster"] {
+		r.merger.merged.ClusterName = &meshv1.ProxyConfig_ServiceCluster{ServiceCluster: r.in.Flags.ServiceCluster}
+		r.merger.sources["service_cluster"] = "flag --serviceCluster"
+	}
+	r.config.Proxy = r.merger.merged
+	return nil
+}
+
+// readPod reads the labels and annotations of the pod.
+func (r *resolver) readPod() (err error) {
+	if r.config.Identity.Labels, err = readPodInfo(labelsFile); err != nil {
+		return err
+	}
+	r.config.Identity.Annotations, err = readPodInfo(annotationsFile)
+	return err
+}
+
+// noStatusPort disables the status port.
+const noStatusPort = "0"
+
+// statsAnnotation is the prefix of the annotations for Envoy's statistics. Package bootstrap applies them.
+const statsAnnotation = "sidecar.istio.io/stats"
+
+// applyAnnotations applies the annotations that change the proxy's configuration. Those for a single setting override
+// proxy.istio.io/config.
+func (r *resolver) applyAnnotations() error {
+	a := r.config.Identity.Annotations
+	for _, name := range sortedKeys(a) {
+		if strings.HasPrefix(name, statsAnnotation) || name == "sidecar.istio.io/extraStatTags" {
+			r.env.addSetting(strings.TrimPrefix(name, "sidecar.istio.io/"), a[name], "annotation "+name)
+		}
+	}
+	if err := r.mergeProxyConfigYAML(a["proxy.istio.io/config"], sourceAnnotation); err != nil {
+		return err
+	}
+	if v := a["sidecar.istio.io/discoveryAddress"]; v != "" {
+		r.merger.merged.DiscoveryAddress = v
+		r.merger.sources["discovery_address"] = "annotation sidecar.istio.io/discoveryAddress"
+	}
+	if v := a["status.sidecar.istio.io/port"]; v != "" {
+		port, err := parsePort(v)
+		if err != nil && v != noStatusPort {
+			return fmt.Errorf("annotation status.sidecar.istio.io/port: %q: write a port from 1 to 65535, or 0 for none", v)
+		}
+		r.merger.merged.StatusPort = port
+		r.merger.sources["status_port"] = "annotation status.sidecar.istio.io/port"
+	}
+	return nil
+}
+
+// isPlaintext reports whether connections to an address have no TLS. As in Istio's agent, that depends on the auth
+// policy, or on port 15010, which never has TLS.
+func (r *resolver) isPlaintext(address string) bool {
+	for one := range strings.SplitSeq(address, ",") {
+		if !strings.HasSuffix(strings.TrimSpace(one), ":15010") {
+			return r.config.Proxy.GetControlPlaneAuthPolicy() == meshv1.AuthenticationPolicy_NONE
+		}
+	}
+	return true
+}
+
+func (r *resolver) defaultRootFile() string {
+	switch provider := cmp.Or(r.env.vars["PILOT_CERT_PROVIDER"], "istiod"); {
+	case provider == "kubernetes":
+		return kubernetesRoot
+	case provider == "custom":
+		return customRoot
+	case provider == "istiod" || provider == "none" || strings.HasPrefix(provider, "k8s.io/"):
+		return istiodRoot
+	default:
+		r.env.addValueError("PILOT_CERT_PROVIDER", provider, "use one of istiod, kubernetes, custom, none, k8s.io/<signer>")
+		return istiodRoot
+	}
+}
+
+// socketPath joins directory and name. A relative path starts with "./".
+func socketPath(dir, name string) string {
+	path := filepath.Join(dir, name)
+	if !filepath.IsAbs(path) {
+		path = "./" + path
+	}
+	return path
+}

@@ -1,0 +1,34 @@
+package config
+
+import (
+	"fmt"
+	"path/filepath"
+	"strings"
+)
+
+// maxAdminSocket is the maximum length of the admin socket's path. A socket address has at most 107 bytes, and each
+// Envoy's own path has an additional number.
+const maxAdminSocket = 100
+
+// resolveAdminSocket returns the path of the admin socket as Envoy and the agent open it; empty if the setting is
+// empty.
+func (r *resolver) resolveAdminSocket() string {
+	const name, variable = "envoy.adminSocket", "ENVOY_ADMIN_SOCKET"
+	path := r.env.vars[variable]
+	if path == "" {
+		return ""
+	}
+	if !isFilePath(path) {
+		r.env.addValueError(variable, path, fmt.Sprintf("write the path of a file in a directory of its own, as /run/pilotfish/admin.sock, of at most %d bytes", maxAdminSocket))
+		return ""
+	}
+	path = socketPath(filepath.Dir(path), filepath.Base(path))
+	r.env.addSetting(name, path, "environment "+variable)
+	return path
+}
+
+// isFilePath reports whether path is valid for the admin socket.
+func isFilePath(path string) bool {
+	base := filepath.Base(path)
+	return len(path) <= maxAdminSocket && !strings.ContainsAny(path, "@\x00*?[\\") && !strings.HasSuffix(path, "/") && base != "." && base != ".."
+}

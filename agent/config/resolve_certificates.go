@@ -1,0 +1,312 @@
+package config
+
+import (
+	"cmp"
+	"fmt"
+	"net"
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"time"
+
+	meshv1 "istio.io/api/mesh/v1alpha1"
+
+	"github.com/pilotfish-mesh/pilotfish/sds"
+)
+
+// Certificates configures the source of certificates.
+type Certificates struct {
+	// ExternalServer is the service that another process offers on Socket: SDS, which Envoy then uses directly, or a
+	// SPIFFE Workload API.
+	ExternalServer sds.ExternalServer
+	// WorkloadAPI is the gRPC target of a SPIFFE Workload API; empty for none.
+	WorkloadAPI string
+	// Files is a directory with cert-chain.pem, key.pem and root-cert.pem, which replace those of the CA.
+	Files string
+
+	Address           string
+	Plaintext         bool
+	RootFile          string // SYSTEM for the system's roots
+	ServerName        string
+	TokenFile         string // empty for none
+	CertFile, KeyFile string // client certificate; empty for none
+	Headers           map[string]string
+	Key               sds.KeyType
+	PKCS8             bool
+	TTL               time.Duration
+	GraceRatio        float64
+	GraceJitter       float64
+	DropReplacedRoots bool
+
+	// Anchors are additional roots for the verification of peers, in PEM.
+	Anchors []string
+	// CRLFile contains certificate revocation lists. The file may be missing.
+	CRLFile string
+	// KeyProvider is a hardware accelerator for private keys; nil for none.
+	KeyProvider *sds.KeyProvider
+	// Output configures files to which the certificate is written for other programs.
+	Output   sds.Output
+	Debounce time.Duration
+	// Socket is the path of Istio's certificate socket. The agent serves it unless an external server does.
+	Socket string
+}
+
+// filesOnlySocket is the socket for secrets from files if an external server serves the others.
+const filesOnlySocket = "./var/run/secrets/credential-uds/files-socket"
+
+// gatewaySocket is the socket on which an external server may serve the secrets that gateways reference by
+// credentialName (sds://…). The control plane makes Envoy use it if the node metadata reports such a server.
+const (
+	gatewaySocket   = "./var/run/secrets/credential-uds/socket"
+	gatewayMetadata = "credential"
+)
+
+// OwnSocket returns the socket that the agent serves.
+func (c Certificates) OwnSocket() string {
+	if c.ExternalServer == sds.ExternalNone {
+		return c.Socket
+	}
+	return filesOnlySocket
+}
+
+// envoySocket returns the socket from which Envoy gets its identity.
+func (c Certificates) envoySocket() string {
+	if c.ExternalServer == sds.ExternalSDS {
+		return c.Socket
+	}
+	return c.OwnSocket()
+}
+
+// filesSocket returns the socket for secrets from files if it differs from envoySocket; empty otherwise.
+func (c Certificates) filesSocket() string {
+	if c.ExternalServer == sds.ExternalSDS {
+		return filesOnlySocket
+	}
+	return ""
+}
+
+func (r *resolver) resolveCertificates() {
+	c := &r.config.Certificates
+	r.checkProvider()
+	c.Socket = socketPath(identityDir, r.resolveSocketFile())
+	r.env.addSetting("certificates.socket", c.Socket, r.env.variableSource("WORKLOAD_IDENTITY_SOCKET_FILE"))
+	r.resolveOutput()
+	r.resolveExternalServer()
+	r.detectGatewaySecrets()
+	r.resolveWorkloadAPI()
+	c.Files = r.findIdentityFiles()
+	r.resolveAuthority()
+	r.resolveAnchors()
+	c.CRLFile = istiodCRL
+	c.KeyProvider = r.resolveKeyProvider()
+	c.Debounce = r.env.duration("certificates.debounce", "FILE_DEBOUNCE_DURATION", 100*time.Millisecond)
+}
+
+// resolveAuthority resolves the settings of certificate requests.
+func (r *resolver) resolveAuthority() {
+	c := &r.config.Certificates
+	c.Address = r.env.text("certificates.address", "CA_ADDR", r.config.ControlPlane.Address, "discoveryAddress")
+	if err := checkAddresses(c.Address); err != nil && c.Address != r.config.ControlPlane.Address {
+		r.env.addValueError("CA_ADDR", c.Address, err.Error())
+	}
+	c.Plaintext = r.isPlaintext(c.Address)
+	root, source := r.authorityRootFile()
+	c.RootFile = r.env.text("certificates.rootFile", "CA_ROOT_CA", root, source)
+	c.ServerName = commonHost(c.Address)
+	if c.Address == r.config.ControlPlane.Address {
+		c.ServerName = r.config.ControlPlane.ServerName
+	}
+	c.TokenFile = r.config.ControlPlane.TokenFile
+	if dir := r.env.vars["PROV_CERT"]; dir != "" {
+		files := sds.IdentityFiles(dir)
+		c.CertFile, c.KeyFile = files.CertFile, files.KeyFile
+		r.env.addSetting("certificates.clientCertificate", c.CertFile, "environment PROV_CERT")
+	}
+	c.Headers = r.env.headers("CA_HEADER_")
+	c.Key = r.resolveKeyType()
+	c.PKCS8 = r.env.boolean("certificates.pkcs8", "PKCS8_KEY", false)
+	c.TTL = r.env.duration("certificates.ttl", "SECRET_TTL", 24*time.Hour)
+	c.GraceRatio = r.env.ratio("certificates.graceRatio", "SECRET_GRACE_PERIOD_RATIO", 0.5)
+	c.GraceJitter = r.env.ratio("certificates.graceJitter", "SECRET_GRACE_PERIOD_RATIO_JITTER", 0.01)
+	c.DropReplacedRoots = !r.env.boolean("certificates.keepReplacedRoots", "KEEP_REPLACED_ROOTS", true)
+}
+
+// authorityRootFile returns the default of CA_ROOT_CA, as in Istio's agent.
+func (r *resolver) authorityRootFile() (file, source string) {
+	provider := r.env.vars["PILOT_CERT_PROVIDER"]
+	if dir := r.env.vars["PROV_CERT"]; dir != "" && provider != "custom" && provider != "kubernetes" {
+		return sds.IdentityFiles(dir).RootFile, "environment PROV_CERT"
+	}
+	return r.defaultRootFile(), r.env.variableSource("PILOT_CERT_PROVIDER")
+}
+
+// checkProvider adds an error for an unsupported CA. GKE's CA writes files, which findIdentityFiles finds.
+func (r *resolver) checkProvider() {
+	switch p := r.env.text("certificates.provider", "CA_PROVIDER", citadel, sourceDefault); p {
+	case citadel:
+	case "GkeWorkloadCertificate":
+		if _, err := r.fs.Stat(filepath.Join(identityFiles, "cert-chain.pem")); err != nil && !isHung(err) {
+			r.env.addValueError("CA_PROVIDER", p, fmt.Sprintf("its certificate is missing (%v); mount it", err))
+		}
+	default:
+		r.env.addValueError("CA_PROVIDER", p, "use Citadel (Istio's CreateCertificate API) or GkeWorkloadCertificate, or leave it out")
+	}
+}
+
+// resolveKeyType returns the type of the private key.
+func (r *resolver) resolveKeyType() sds.KeyType {
+	switch a := r.env.vars["ECC_SIGNATURE_ALGORITHM"]; a {
+	case "":
+		r.env.addSetting("certificates.algorithm", "RSA", sourceDefault)
+		return sds.RSA(parseVariable(r.env, "certificates.rsaBits", "WORKLOAD_RSA_KEY_SIZE", 2048, "write a number of bits from 2048 to 8192",
+			func(s string) (int, error) {
+				bits, err := strconv.Atoi(s)
+				if err == nil && (bits < 2048 || bits > 8192) {
+					err = strconv.ErrRange
+				}
+				return bits, err
+			}))
+	case "ECDSA":
+		r.env.addSetting("certificates.algorithm", a, "environment ECC_SIGNATURE_ALGORITHM")
+		if r.env.choice("certificates.curve", "ECC_CURVE", "P256", "P256", "P384") == "P384" {
+			return sds.ECDSAP384
+		}
+	default:
+		r.env.addValueError("ECC_SIGNATURE_ALGORITHM", a, "use ECDSA, or leave it out for RSA")
+	}
+	return sds.ECDSAP256
+}
+
+// resolveOutput resolves where the certificate is written. In Kubernetes, other containers of the pod read it as other
+// users.
+func (r *resolver) resolveOutput() {
+	dir := r.env.vars["OUTPUT_CERTS"]
+	if dir == "" {
+		return
+	}
+	o := &r.config.Certificates.Output
+	o.Dir, o.Mode = dir, 0o600
+	if r.env.vars["KUBERNETES_SERVICE_HOST"] != "" {
+		o.Mode = 0o644
+	}
+	r.env.addSetting("certificates.output", dir, "environment OUTPUT_CERTS")
+	r.env.addSetting("certificates.outputMode", fmt.Sprintf("%04o", o.Mode), "KUBERNETES_SERVICE_HOST")
+	if info, err := r.fs.Stat(dir); err == nil && !info.IsDir() {
+		r.env.addValueError("OUTPUT_CERTS", dir, "write the name of a directory; this is a file")
+	}
+}
+
+// resolveExternalServer detects an external server on the certificate socket. A socket with a non-default name must
+// have one.
+func (r *resolver) resolveExternalServer() {
+	c := &r.config.Certificates
+	if r.in.DetectExternalServer == nil {
+		return
+	}
+	named := filepath.Base(c.Socket) != defaultSocketFile
+	c.ExternalServer = r.in.DetectExternalServer(c.Socket, ControlPath(r.config.Proxy.GetConfigPath()), named)
+	switch {
+	case c.ExternalServer != sds.ExternalNone:
+		r.env.addSetting("certificates.outside", c.ExternalServer, "somebody listens on "+c.Socket)
+	case named:
+		r.env.addValueError("WORKLOAD_IDENTITY_SOCKET_FILE", filepath.Base(c.Socket), "nobody listens on "+c.Socket+
+			": start what serves it before the agent, or leave the setting out for the agent's own")
+	}
+}
+
+// detectGatewaySecrets reports an external server of gateway secrets in the node metadata.
+func (r *resolver) detectGatewaySecrets() {
+	if r.in.DetectExternalServer == nil {
+		return
+	}
+	conn, err := net.DialTimeout("unix", gatewaySocket, PeerDialTimeout)
+	if err != nil {
+		return
+	}
+	_ = conn.Close()
+	r.config.Identity.Metadata[gatewayMetadata] = "true"
+	r.env.addSetting("certificates.gatewaySocket", gatewaySocket, "somebody listens there")
+}
+
+// resolveWorkloadAPI finds a SPIFFE Workload API by the variable of SPIFFE's libraries, or on the certificate socket.
+func (r *resolver) resolveWorkloadAPI() {
+	c := &r.config.Certificates
+	switch address := r.env.vars["SPIFFE_ENDPOINT_SOCKET"]; {
+	case c.ExternalServer == sds.ExternalSDS:
+	case c.ExternalServer == sds.ExternalWorkloadAPI:
+		c.WorkloadAPI = "unix:" + c.Socket
+	case strings.HasPrefix(address, "unix:///"):
+		c.WorkloadAPI = "unix:" + strings.TrimPrefix(address, "unix://")
+	case strings.HasPrefix(address, "tcp://"):
+		c.WorkloadAPI = "passthrough:///" + strings.TrimPrefix(address, "tcp://")
+	case address != "":
+		r.env.addValueError("SPIFFE_ENDPOINT_SOCKET", address, "write unix:///run/spire/agent.sock, or tcp://127.0.0.1:8081")
+	}
+	if c.WorkloadAPI != "" {
+		r.env.addSetting("certificates.workloadAPI", c.WorkloadAPI, "environment SPIFFE_ENDPOINT_SOCKET or "+c.Socket)
+	}
+}
+
+// findIdentityFiles returns the directory of an identity that another program renews; empty if there is none. The
+// directories are those of Istio's agent. The agent's own output directory does not count.
+func (r *resolver) findIdentityFiles() string {
+	given, _ := strconv.ParseBool(r.env.vars["FILE_MOUNTED_CERTS"])
+	for _, dir := range []string{identityFiles, mountedFiles} {
+		mounted := dir == mountedFiles && given
+		if !r.isFile(sds.IdentityFiles(dir).CertFile) && !mounted || r.isSameDirectory(dir, r.config.Certificates.Output.Dir) {
+			continue
+		}
+		source := "cert-chain.pem was found there"
+		if mounted {
+			source = "environment FILE_MOUNTED_CERTS"
+		}
+		r.env.addSetting("certificates.files", dir, source)
+		return dir
+	}
+	return ""
+}
+
+func (r *resolver) isSameDirectory(a, b string) bool {
+	if b == "" {
+		return false
+	}
+	first, err := r.fs.Stat(a)
+	if err != nil {
+		return filepath.Clean(a) == filepath.Clean(b)
+	}
+	second, err := r.fs.Stat(b)
+	return err == nil && os.SameFile(first, second)
+}
+
+// resolveAnchors resolves the roots of other trust domains in ProxyConfig.
+func (r *resolver) resolveAnchors() {
+	c := &r.config.Certificates
+	c.Anchors = r.config.Proxy.GetCaCertificatesPem()
+	if err := sds.CheckRoots(c.Anchors); err != nil {
+		r.env.errs = append(r.env.errs, fmt.Errorf("caCertificatesPem (%s): %w", r.merger.source("ca_certificates_pem"), err))
+	}
+}
+
+// resolveKeyProvider returns the key provider of ProxyConfig.
+func (r *resolver) resolveKeyProvider() *sds.KeyProvider {
+	switch p := r.config.Proxy.GetPrivateKeyProvider().GetProvider().(type) {
+	case *meshv1.PrivateKeyProvider_Cryptomb:
+		return &sds.KeyProvider{Name: "cryptomb", PollDelay: p.Cryptomb.GetPollDelay().AsDuration(), Fallback: p.Cryptomb.GetFallback().GetValue()}
+	case *meshv1.PrivateKeyProvider_Qat:
+		return &sds.KeyProvider{Name: "qat", PollDelay: p.Qat.GetPollDelay().AsDuration(), Fallback: p.Qat.GetFallback().GetValue()}
+	}
+	return nil
+}
+
+// defaultSocketFile is the name of the certificate socket that the agent serves by default.
+const defaultSocketFile = "socket"
+
+func (r *resolver) resolveSocketFile() string {
+	name := cmp.Or(r.env.vars["WORKLOAD_IDENTITY_SOCKET_FILE"], defaultSocketFile)
+	if name != filepath.Base(name) || name == ".." || name == "." {
+		r.env.addValueError("WORKLOAD_IDENTITY_SOCKET_FILE", name, "write the name of a file in "+identityDir+", without slashes")
+		return defaultSocketFile
+	}
+	return name
+}

@@ -1,0 +1,133 @@
+package config
+
+import (
+	"cmp"
+	"fmt"
+	"math"
+	"net"
+	"strconv"
+	"strings"
+
+	"google.golang.org/protobuf/reflect/protoreflect"
+	"google.golang.org/protobuf/types/known/durationpb"
+
+	"github.com/pilotfish-mesh/pilotfish/bootstrap"
+)
+
+func (r *resolver) resolveEnvoy() {
+	e, f := &r.config.Envoy, r.in.Flags
+	e.Disabled = r.env.boolean("envoy.disabled", "DISABLE_ENVOY", false)
+	e.Path, e.EnvPath = r.noteFlag("envoy.path", "envoy-path", f.EnvoyPath), r.env.vars["ENVOY_PATH"]
+	if e.Path == "" && e.EnvPath != "" {
+		r.env.addSetting("envoy.path", e.EnvPath, "environment ENVOY_PATH")
+	}
+	e.SearchPath, e.CacheDir = r.env.vars["PATH"], r.in.CacheDir
+	e.LogLevel = cmp.Or(r.noteFlag("envoy.logLevel", "proxyLogLevel", f.LogLevel), "warning")
+	e.ComponentLogLevel = r.noteFlag("envoy.componentLogLevel", "proxyComponentLogLevel", f.ComponentLogLevel)
+	e.LogAsJSON = f.LogAsJSON
+	r.env.addSetting("envoy.logAsJSON", e.LogAsJSON, r.flagSource("log_as_json"))
+	e.OutlierLog = r.noteFlag("envoy.outlierLog", "outlierLogPath", f.OutlierLog)
+	e.ReadinessPort = r.env.port("envoy.readinessPort", "ENVOY_STATUS_PORT", bootstrap.DefaultReadinessPort)
+	e.PrometheusPort = r.env.port("envoy.prometheusPort", "ENVOY_PROMETHEUS_PORT", bootstrap.DefaultPrometheusPort)
+	e.DualStack = r.env.boolean("envoy.dualStack", "ISTIO_DUAL_STACK", false)
+	e.AdminSocket = r.resolveAdminSocket()
+	e.CoreDump = r.env.boolean("envoy.coreDump", "ISTIO_ENVOY_ENABLE_CORE_DUMP", false)
+	e.KeepPrivileges = !r.env.boolean("envoy.noNewPrivileges", "ENVOY_NO_NEW_PRIVS", true)
+	e.IgnoreAdvisories = !r.env.boolean("envoy.advisoryWarning", "ENVOY_ADVISORY_WARNING", true)
+	r.config.Dumpable = r.env.boolean("agent.dumpable", "AGENT_DUMPABLE", false)
+	e.Restart = f.Restart
+	r.env.addSetting("envoy.restart", e.Restart, r.flagSource("restart"))
+	r.resolveConcurrency()
+	r.checkPorts()
+	r.checkDurations()
+}
+
+// checkDurations adds errors for negative durations, which Envoy would misinterpret.
+func (r *resolver) checkDurations() {
+	p := r.config.Proxy
+	for name, d := range map[protoreflect.Name]*durationpb.Duration{
+		"drain_duration": p.GetDrainDuration(), "file_flush_interval": p.GetFileFlushInterval(),
+	} {
+		if d.AsDuration() < 0 {
+			field := p.ProtoReflect().Descriptor().Fields().ByName(name)
+			r.addError("%s (%s): %v: write a duration that is not negative, as 5s", field.JSONName(), r.merger.source(name), d.AsDuration())
+		}
+	}
+}
+
+// noteFlag records the value of a flag as a setting, unless it is empty.
+func (r *resolver) noteFlag(name, flag, value string) string {
+	if value != "" {
+		r.env.addSetting(name, value, r.flagSource(flag))
+	}
+	return value
+}
+
+// flagSource returns the source text of a flag that is set, and the default source otherwise.
+func (r *resolver) flagSource(flag string) string {
+	if r.in.Flags.Changed[flag] {
+		return "flag --" + flag
+	}
+	return sourceDefault
+}
+
+// checkPorts adds errors for invalid ports and for two uses of one port.
+func (r *resolver) checkPorts() {
+	used := map[int64]string{}
+	for _, p := range []struct {
+		name string
+		port int64
+	}{
+		{"proxyAdminPort", int64(r.config.Proxy.GetProxyAdminPort())},
+		{"statusPort", int64(r.config.Proxy.GetStatusPort())},
+		{"ENVOY_STATUS_PORT", int64(r.config.Envoy.ReadinessPort)},
+		{"ENVOY_PROMETHEUS_PORT", int64(r.config.Envoy.PrometheusPort)},
+	} {
+		if p.name == "statusPort" && p.port == 0 { // the status port is disabled
+			continue
+		}
+		if p.port < 1 || p.port > math.MaxUint16 {
+			r.addError("%s: %d: write a port from 1 to 65535", p.name, p.port)
+		} else if other, taken := used[p.port]; taken {
+			r.addError("%s and %s are both %d: use a different port for each", other, p.name, p.port)
+		}
+		used[p.port] = p.name
+	}
+}
+
+func (r *resolver) resolveMisc() {
+	r.config.Bind = r.env.address("bindAddress", "PROXY_BIND_ADDRESS")
+	r.config.StatusUsers = r.env.choice("statusPortUsers", "STATUS_PORT_USERS", AnyUser, AnyUser, OwnUser)
+	r.config.Profiling = r.in.Flags.Profiling || !r.in.Flags.Changed["profiling"]
+	r.env.addSetting("profiling", r.config.Profiling, r.flagSource("profiling"))
+	if r.config.Proxy.GetBinaryPath() != "" {
+		r.env.warn("ProxyConfig's binaryPath has no effect; name an Envoy with --envoy-path or ENVOY_PATH")
+	}
+}
+
+func parsePort(text string) (int32, error) {
+	n, err := strconv.ParseUint(text, 10, 16)
+	if err != nil || n == 0 {
+		return 0, fmt.Errorf("%q is not a port", text)
+	}
+	return int32(n), nil
+}
+
+func checkHostPort(address string) error {
+	host, port, err := net.SplitHostPort(address)
+	if err == nil && host != "" {
+		_, err = parsePort(port)
+	}
+	if err != nil || host == "" || strings.ContainsAny(host, " \t\r\n/") {
+		return fmt.Errorf("write it as host:port, as %s", defaultDiscovery)
+	}
+	return nil
+}
+
+func hostOfAddress(address string) string {
+	host, _, err := net.SplitHostPort(address)
+	if err != nil {
+		return address
+	}
+	return host
+}

@@ -1,0 +1,37 @@
+package config
+
+import (
+	"errors"
+	"net/url"
+
+	"github.com/pilotfish-mesh/pilotfish/sts"
+)
+
+// Values of CREDENTIAL_FETCHER_TYPE.
+const (
+	fetchJWT = "JWT"
+	FetchGCE = "GoogleComputeEngine"
+)
+
+// resolveTokenFile returns the path of the workload's token; empty if there is none, or none in a file.
+func (r *resolver) resolveTokenFile() string {
+	policy := r.env.choice("jwtPolicy", "JWT_POLICY", "third-party-jwt", "third-party-jwt", "first-party-jwt", "none")
+	r.config.CredentialFetcher = r.env.choice("credentialFetcher", "CREDENTIAL_FETCHER_TYPE", fetchJWT, fetchJWT, FetchGCE)
+	r.config.MetadataServer = parseVariable(r.env, "metadataServer", "GCE_METADATA_HOST", sts.MetadataHost, "write host or host:port, as "+sts.MetadataHost, parseHost)
+	switch {
+	case r.config.CredentialFetcher != fetchJWT, policy == "none":
+		return ""
+	case policy == "first-party-jwt":
+		return firstPartyToken
+	}
+	return thirdPartyToken
+}
+
+// parseHost accepts a host with an optional port, and nothing else of a URL.
+func parseHost(text string) (string, error) {
+	u, err := url.Parse("http://" + text)
+	if err == nil && (u.Hostname() == "" || u.Host != text) {
+		err = errors.New("not a host")
+	}
+	return text, err
+}

@@ -1,0 +1,118 @@
+package config
+
+import (
+	"regexp"
+	"slices"
+	"strings"
+
+	"github.com/pilotfish-mesh/pilotfish/internal/suggest"
+)
+
+// unsupported lists variables of Istio's agent that this agent cannot support.
+var unsupported = map[string]struct {
+	idle string // the value that matches the behaviour of this agent
+	why  string
+}{
+	"PEER_METADATA_DISCOVERY": {"false", "the upstream release of Envoy has no extension that discovers the metadata of peers"},
+}
+
+// ignoredVariables are variables of Istio's agent for functions that this agent does not have, or that other programs
+// in the pod read.
+var ignoredVariables = []string{
+	"GCP_METADATA", "GCP_ZONE", "GCP_QUOTA_PROJECT",
+	// For redirection and for scripts that start agents on machines.
+	"ISTIO_AGENT_FLAGS", "ISTIO_BIN_BASE", "ISTIO_CFG", "ISTIO_CP_AUTH", "ISTIO_CUSTOM_IP_TABLES", "ISTIO_INBOUND_PORTS",
+	"ISTIO_INBOUND_INTERCEPTION_MODE", "ISTIO_INBOUND_TPROXY_MARK", "ISTIO_INBOUND_TPROXY_ROUTE_TABLE",
+	"ISTIO_LOCAL_EXCLUDE_PORTS", "ISTIO_LOCAL_OUTBOUND_PORTS_EXCLUDE", "ISTIO_OUTBOUND_PORTS", "ISTIO_NAMESPACE",
+	"ISTIO_PILOT_PORT", "ISTIO_SERVICE", "ISTIO_SERVICE_CIDR", "ISTIO_SERVICE_EXCLUDE_CIDR", "ISTIO_SVC_IP", "ISTIO_SYSTEM_NAMESPACE",
+	"ISTIO_LOG_DIR", "ISTIO_DELTA_DEBOUNCE",
+}
+
+// knownVariables are all other variables that the agent reads.
+var knownVariables = []string{
+	"POD_NAME", "POD_NAMESPACE", "INSTANCE_IP", "SERVICE_ACCOUNT", "HOST_IP", "TRUST_DOMAIN", "CLOUD_PLATFORM",
+	"PROXY_CONFIG", "ISTIO_CPU_LIMIT", "COMPLIANCE_POLICY",
+	"CA_ADDR", "CA_PROVIDER", "CA_ROOT_CA", "XDS_ROOT_CA", "ISTIOD_SAN", "JWT_POLICY", "PILOT_CERT_PROVIDER",
+	"SECRET_TTL", "SECRET_GRACE_PERIOD_RATIO", "SECRET_GRACE_PERIOD_RATIO_JITTER", "WORKLOAD_RSA_KEY_SIZE",
+	"ECC_SIGNATURE_ALGORITHM", "ECC_CURVE", "WORKLOAD_IDENTITY_SOCKET_FILE",
+	"OUTPUT_CERTS", "PKCS8_KEY", "FILE_DEBOUNCE_DURATION", "CREDENTIAL_FETCHER_TYPE", "GCE_METADATA_HOST", "SPIFFE_ENDPOINT_SOCKET", "KEEP_REPLACED_ROOTS",
+	"PROV_CERT", "FILE_MOUNTED_CERTS", "ISTIO_GPRC_MAXRECVMSGSIZE", "PROXY_CONFIG_XDS_AGENT",
+	"GRPC_KEEPALIVE_INTERVAL", "GRPC_KEEPALIVE_TIMEOUT", "ISTIO_DELTA_XDS",
+	"DISABLE_ENVOY", "XDS_SOCKET_USERS", "GUARD_AGENT_SOCKETS", "ENVOY_NO_NEW_PRIVS", "ENVOY_ADVISORY_WARNING", "AGENT_DUMPABLE", "TERMINATION_GRACE_PERIOD", "TERMINATION_MESSAGE_PATH", "PRE_DRAIN_DELAY", "MINIMUM_DRAIN_DURATION", "EXIT_ON_ZERO_ACTIVE_CONNECTIONS",
+	"ENVOY_STATUS_PORT", "ENVOY_PROMETHEUS_PORT", "ENVOY_ADMIN_SOCKET", "PILOT_AGENT_MERGE_ENVOY_STATS", "ISTIO_DUAL_STACK", "ISTIO_ENVOY_ENABLE_CORE_DUMP",
+	"ISTIO_BOOTSTRAP", "ISTIO_BOOTSTRAP_OVERRIDE", "GRPC_XDS_BOOTSTRAP",
+	"ISTIO_KUBE_APP_PROBERS", "ISTIO_ENABLE_HTTP2_PROBING", "REWRITE_PROBE_LEGACY_LOCALHOST_DESTINATION", "ENABLE_PROBE_KEEPALIVE_CONNECTIONS",
+	"UNREADY_AFTER_CONTROL_PLANE_LOSS", "ENVOY_SILENCE_LIMIT",
+	"KEEP_CONFIGURATION", "KEEP_CONFIGURATION_DIR", "KEEP_CONFIGURATION_MAX_BYTES", "KEEP_CONFIGURATION_MEMORY_MAX_BYTES",
+	"ENVOY_PATH", "PROXY_BIND_ADDRESS", "STATUS_PORT_USERS", "PROXY_MEMORY_LIMIT",
+	"ISTIO_PROMETHEUS_ANNOTATIONS", "METRICS_LOCALHOST_ACCESS_ONLY", "ENVOY_SECURE_METRICS_PORT", "ENVOY_SECURE_MERGED_METRICS_PORT",
+	"METRICS_HTTPS_PORTS", "METRICS_MAX_APPLICATION_BYTES", "METRICS_ALLOW_RESERVED_NAMES",
+	"TOKEN_EXCHANGE_URL", "TOKEN_EXCHANGE_ROOT_CA", "TOKEN_EXCHANGE_CLIENT_ID", "TOKEN_EXCHANGE_CLIENT_SECRET_FILE",
+	"ISTIO_AGENT_ENABLE_WASM_REMOTE_LOAD_CONVERSION", "WASM_MODULE_DIR", "WASM_MODULE_EXPIRY", "WASM_PURGE_INTERVAL", "WASM_HTTP_REQUEST_TIMEOUT",
+	"WASM_HTTP_REQUEST_MAX_RETRIES", "WASM_RETRY_INTERVAL", "WASM_INSECURE_REGISTRIES", "ISTIO_WASM_MAX_BINARY_SIZE_BYTES", "BLOCKED_CIDRS_IN_WASM_FETCH",
+	"DNS_PROXY_ADDR", "DNS_FORWARD_PARALLEL", "DNS_FORWARD_TIMEOUT", "DNS_RESOLV_CONF", "DNS_TTL", "DNS_ALLOW_FROM", "DNS_KEEP_NAMES",
+	"TOKEN_EXCHANGE_GOOGLE_AUDIENCE", "TOKEN_EXCHANGE_GOOGLE_SERVICE_ACCOUNT", "TOKEN_EXCHANGE_ISSUERS", "TOKEN_EXCHANGE_AUDIENCES",
+}
+
+// knownPrefixes are the prefixes of variables with arbitrary names.
+var knownPrefixes = []string{"ISTIO_META_", "ISTIO_METAJSON_", "XDS_HEADER_", "CA_HEADER_"}
+
+// agentPrefixes are the prefixes of variables for Istio's agent. Unknown ones have no effect.
+var agentPrefixes = []string{"ISTIO_", "PILOT_"}
+
+// serviceLink matches the variables that Kubernetes sets in each pod for services of its namespace.
+var serviceLink = regexp.MustCompile(`_SERVICE_HOST$|_SERVICE_PORT(_|$)|_PORT(_\d+_(TCP|UDP|SCTP)(_(ADDR|PORT|PROTO))?)?$`)
+
+// warnIneffective adds warnings for variables without an effect: unsupported ones, and those that look like typos.
+func (r *resolver) warnIneffective() {
+	for _, name := range sortedKeys(unsupported) {
+		if value := r.env.vars[name]; value != "" && value != unsupported[name].idle {
+			r.env.warn("%s=%s has no effect: %s", name, maskValue(name, value), unsupported[name].why)
+		}
+	}
+	known := slices.Concat(sortedKeys(unsupported), ignoredVariables, knownVariables)
+	for _, name := range sortedKeys(r.env.vars) {
+		if isKnown(name, known) || serviceLink.MatchString(name) {
+			continue
+		}
+		switch meant := suggest.ClosestWithin(name, similarNames(name, known), MaxTypos(name)); {
+		case meant != "":
+			r.env.warn("environment %s is not a setting and has no effect; did you mean %s?", name, meant)
+		case hasAnyPrefix(name, agentPrefixes):
+			r.env.warn("environment %s is not a setting of this agent and has no effect", name)
+		}
+	}
+}
+
+// similarNames returns the candidates for a typo of name. It is a cheap filter: pods may have a thousand variables, and
+// the full comparison would delay each start.
+func similarNames(name string, among []string) []string {
+	most := MaxTypos(name)
+	var found []string
+	for _, other := range among {
+		if longer := len(other) - len(name); other[0] == name[0] && longer <= most && -longer <= most {
+			found = append(found, other)
+		}
+	}
+	return found
+}
+
+func isKnown(name string, known []string) bool {
+	return slices.Contains(known, name) || hasAnyPrefix(name, knownPrefixes)
+}
+
+func hasAnyPrefix(name string, prefixes []string) bool {
+	return slices.ContainsFunc(prefixes, func(p string) bool { return strings.HasPrefix(name, p) })
+}
+
+// MaxTypos returns the number of letters that may differ between a variable and a known name. Short names of other
+// programs' variables are similar by chance.
+func MaxTypos(name string) int {
+	switch {
+	case len(name) < 8:
+		return 0
+	case len(name) < 16:
+		return 1
+	}
+	return 2
+}

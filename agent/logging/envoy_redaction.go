@@ -1,0 +1,110 @@
+package logging
+
+import (
+	"strings"
+
+	"github.com/pilotfish-mesh/pilotfish/internal/redact"
+)
+
+// EnvoyRedactor redacts secrets in the output of one Envoy: in log messages, which may have several lines, and in
+// the headers that Envoy logs at level debug. In access log lines, which may be on the same stream, it redacts private
+// keys only.
+type EnvoyRedactor struct {
+	lines     redact.Lines
+	inMessage bool // the next line may continue a message
+}
+
+// RedactLine returns the redacted line; ok is false if nothing is left of it.
+func (w *EnvoyRedactor) RedactLine(line string) (text string, ok bool) {
+	line, gone := w.lines.Key(line)
+	if gone {
+		return "", false
+	}
+	at := findEnvoyMessage(line)
+	if at < 0 {
+		return w.redactContinuation(line), true
+	}
+	if at > 0 { // access log entries may be split anywhere
+		text = w.redactContinuation(line[:at])
+	}
+	w.inMessage = true
+	return text + w.lines.Begin(line[at:]), true
+}
+
+// redactContinuation redacts text that does not begin an Envoy log message.
+func (w *EnvoyRedactor) redactContinuation(line string) string {
+	if name, _, ok := headerLine(line); ok {
+		if redact.IsSecret(name) {
+			return "'" + name + "', '[redacted]'"
+		}
+		return redact.RedactPatterns(line)
+	}
+	if w.inMessage = w.inMessage && redact.Continues(line); w.inMessage {
+		return w.lines.Field(line)
+	}
+	return line
+}
+
+// headerLine parses "'name', 'value'", the line format in which Envoy logs headers.
+func headerLine(line string) (name, value string, ok bool) {
+	rest, ok := strings.CutPrefix(line, "'")
+	if !ok || !strings.HasSuffix(rest, "'") {
+		return "", "", false
+	}
+	name, value, ok = strings.Cut(rest[:len(rest)-1], "', '")
+	return name, value, ok
+}
+
+// Start of a log message in Envoy's default format and in that of --log_as_json. The date contains no T, unlike those
+// of access logs.
+const (
+	textStart = "[2000-01-02 15:04:05.678]["
+	jsonStart = `{"level":"`
+)
+
+// findEnvoyMessage returns the index at which an Envoy log message begins in a line; -1 if none does. The index is
+// above 0 only after an unfinished access log entry.
+func findEnvoyMessage(line string) int {
+	if strings.HasPrefix(line, jsonStart) {
+		return 0
+	}
+	for from := 0; ; {
+		at := strings.IndexAny(line[from:], "[{")
+		if at < 0 {
+			return -1
+		}
+		at += from
+		if isTextStart(line[at:]) || isJSONStart(line[at:]) {
+			return at
+		}
+		from = at + 1
+	}
+}
+
+// isJSONStart reports whether text starts a JSON log line of Envoy. It checks the second field as well, because a JSON
+// access log may begin with the same first field.
+func isJSONStart(text string) bool {
+	rest, ok := strings.CutPrefix(text, jsonStart)
+	if !ok {
+		return false
+	}
+	_, rest, ok = strings.Cut(rest, `"`)
+	return ok && strings.HasPrefix(rest, `,"time":"`)
+}
+
+func isTextStart(text string) bool {
+	if len(text) < len(textStart) {
+		return false
+	}
+	for i, want := range []byte(textStart) {
+		got := text[i]
+		if '0' <= want && want <= '9' {
+			if got < '0' || got > '9' {
+				return false
+			}
+		} else if got != want {
+			return false
+		}
+	}
+	return true
+}

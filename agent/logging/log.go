@@ -1,0 +1,100 @@
+package logging
+
+import (
+	"io"
+	"log/slog"
+	"strings"
+	"sync"
+	"sync/atomic"
+
+	"github.com/spf13/pflag"
+)
+
+// Options are the log flags of Istio's agent.
+type Options struct {
+	// JSON selects JSON instead of text.
+	JSON    bool
+	level   string
+	caller  string
+	stack   string
+	targets []string
+}
+
+// AddTo adds the flags to a set.
+func (o *Options) AddTo(f *pflag.FlagSet) {
+	f.BoolVar(&o.JSON, "log_as_json", false, "log in JSON")
+	f.StringVar(&o.level, "log_output_level", "default:info",
+		"minimum level of the agent's log: debug, info, warn, error or none; also by scope (default:info,xds:debug)")
+	f.StringVar(&o.caller, "log_caller", "", "scopes for which to log the caller (file:line), or all")
+	f.StringVar(&o.stack, "log_stacktrace_level", "default:none", "minimum level of messages that are logged with a stack trace, as --log_output_level")
+	f.StringSliceVar(&o.targets, "log_target", []string{targetStderr}, "where the agent logs: stderr, stdout or a file; several with commas")
+	f.String("vklog", "", "accepted and ignored")
+	_ = f.MarkHidden("vklog")
+}
+
+// AddHiddenFlags adds the flags that every command of Istio's agent accepts, also before the command name. Commands
+// without a log ignore them.
+func AddHiddenFlags(f *pflag.FlagSet) {
+	new(Options).AddTo(f)
+	f.VisitAll(func(flag *pflag.Flag) { flag.Hidden = true })
+}
+
+// Open creates the log. The caller must close it.
+func (o *Options) Open(stdout, stderr io.Writer) (*Log, error) {
+	levels, err := parseLevels("--log_output_level", o.level)
+	if err != nil {
+		return nil, err
+	}
+	stack, err := parseLevels("--log_stacktrace_level", o.stack)
+	if err != nil {
+		return nil, err
+	}
+	stderrWriter := newStallWriter(stderr)
+	target, err := openTarget(o.targets, newStallWriter(stdout), stderrWriter)
+	if err != nil {
+		return nil, err
+	}
+	l := &Log{stderr: stderrWriter, target: target, initial: levels, stack: stack, callers: callerFilter(o.caller), components: map[string]bool{}}
+	l.levels.Store(&levels)
+	l.Logger = slog.New(&logHandler{Handler: o.format(target), log: l})
+	return l, nil
+}
+
+func (o *Options) format(w io.Writer) slog.Handler {
+	if !o.JSON {
+		return slog.NewTextHandler(w, &slog.HandlerOptions{Level: slog.LevelDebug})
+	}
+	return slog.NewJSONHandler(w, &slog.HandlerOptions{Level: slog.LevelDebug, ReplaceAttr: lowerCaseLevel})
+}
+
+// lowerCaseLevel writes levels in lower case like Istio's agent, for tools that read both logs.
+func lowerCaseLevel(groups []string, a slog.Attr) slog.Attr {
+	if level, ok := a.Value.Any().(slog.Level); ok && len(groups) == 0 && a.Key == slog.LevelKey {
+		a.Value = slog.StringValue(strings.ToLower(level.String()))
+	}
+	return a
+}
+
+// Log is the agent's own log. Its levels can be changed at run time. It is safe for concurrent use.
+type Log struct {
+	*slog.Logger
+	stderr  io.Writer
+	target  *logTarget
+	initial levelSet
+	levels  atomic.Pointer[levelSet]
+	stack   levelSet
+	callers func(part string) bool
+
+	mu         sync.Mutex
+	components map[string]bool // names of the existing loggers
+}
+
+// Reopen reopens the log files by name, for log rotation. If a file cannot be reopened, the old one stays in use.
+func (l *Log) Reopen() error { return l.target.reopen() }
+
+// WriteEnvoyLine writes a line of Envoy's output. It does not block if stderr stalls, because Envoy would block on its
+// output too.
+func (l *Log) WriteEnvoyLine(line string) { _, _ = io.WriteString(l.stderr, line+"\n") }
+
+// Close closes the log files. Later messages are lost.
+func (l *Log) Close() error { return l.target.close() }

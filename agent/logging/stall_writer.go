@@ -1,0 +1,54 @@
+package logging
+
+import (
+	"bytes"
+	"errors"
+	"io"
+	"sync"
+	"time"
+)
+
+// stallTimeout is the write duration after which the reader counts as stalled.
+const stallTimeout = time.Second
+
+// errStalled reports that the reader of the output is stalled.
+var errStalled = errors.New("the reader of the output is stalled")
+
+// stallWriter writes to a target that may block, such as a pipe whose reader hangs. While the target blocks, it drops
+// messages. An agent with a stalled log reader therefore continues to run, and can drain and stop.
+type stallWriter struct {
+	to      io.Writer
+	timeout time.Duration
+
+	mu      sync.Mutex
+	pending chan error // of a write that has not returned
+}
+
+func newStallWriter(to io.Writer) *stallWriter {
+	return &stallWriter{to: to, timeout: stallTimeout}
+}
+
+// Write writes b completely, or drops it.
+func (p *stallWriter) Write(b []byte) (int, error) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.pending != nil {
+		select {
+		case <-p.pending:
+			p.pending = nil
+		default:
+			return 0, errStalled
+		}
+	}
+	done, text := make(chan error, 1), bytes.Clone(b)
+	go func() { _, err := p.to.Write(text); done <- err }()
+	timer := time.NewTimer(p.timeout)
+	defer timer.Stop()
+	select {
+	case err := <-done:
+		return len(b), err
+	case <-timer.C:
+		p.pending = done
+		return 0, errStalled
+	}
+}
