@@ -308,12 +308,11 @@ func (s *Server) openStores() (err error) {
 func (s *Server) composeDiscovery() (err error) {
 	s.registry.MustRegister(collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
 	changes := &changeLog{}
-	changes.versions.open(filepath.Join(s.cfg.StateDir, filtersFile), s.log)
 	s.usage = openUsageHistory(filepath.Join(s.cfg.StateDir, usageHistoryFile), time.Now, s.log)
 	s.discovery, err = xds.NewServer(xds.Config{
 		Source: proxySource{
 			log: s.log, refusals: &loglimit.Limiter{}, registrar: s.registrar, changes: changes, usage: s.usage, onDemandDefault: s.cfg.AutomaticScope,
-			onDemandTimeout: s.cfg.OnDemandTimeout, scheduleAnalysis: func() { s.analysis.schedule() }, revocations: &s.revocations,
+			onDemandTimeout: s.cfg.OnDemandTimeout, revocations: &s.revocations,
 		}, Identify: s.identify, Logger: s.log, Registerer: s.registry,
 		Admission: s.cfg.Admission, Memory: s.memoryShare,
 	})
@@ -347,7 +346,6 @@ func (s *Server) Run(ctx context.Context) error {
 	background.Go(func() { s.pushLoop.run(ctx) })
 	background.Go(func() { s.analysis.run(ctx) })
 	background.Go(func() { s.usage.run(ctx) })
-	background.Go(func() { s.pushLoop.changes.versions.run(ctx) })
 	background.Go(func() { _ = s.keys.Run(ctx) }) // returns only when the context ends
 	if s.issuerKeys != nil {
 		background.Go(func() { _ = s.issuerKeys.Run(ctx) }) // likewise

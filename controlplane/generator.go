@@ -27,9 +27,8 @@ type proxySource struct {
 	usage           *usageHistory
 	onDemandDefault bool // the default of on-demand scoping
 	// onDemandTimeout limits how long requests wait for on-demand resources.
-	onDemandTimeout  time.Duration
-	scheduleAnalysis func() // schedules an analysis after new translation findings
-	revocations      *revocations
+	onDemandTimeout time.Duration
+	revocations     *revocations
 }
 
 // Connect accepts a proxy whose node is valid and matches the proved identity.
@@ -51,9 +50,6 @@ func (s proxySource) Connect(ctx context.Context, node *corev3.Node, peer xds.Pe
 			return nil, s.refuseProxy(codes.FailedPrecondition, peer, err)
 		}
 		context.AfterFunc(ctx, connected.registered.Disconnect)
-	}
-	if !p.Proxyless {
-		connected.bisect = newFilterBisect(p, s.changes, s.scheduleAnalysis, s.log)
 	}
 	if p.OnDemand { // after register, which sets the labels
 		connected.onDemand = newOnDemand(p, s.usageFor(p))
@@ -107,7 +103,6 @@ type proxy struct {
 	changes    *changeLog
 	registered *registration.Registration // nil unless it belongs to a WorkloadGroup
 	onDemand   *onDemand                  // nil unless it requests virtual hosts and clusters on demand
-	bisect     *filterBisect              // nil unless it is an Envoy
 	withheld   *withheldSecretLog
 	// revocations are not part of the snapshot, because a denial takes effect at once.
 	revocations *revocations

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"maps"
 	"slices"
+	"strings"
 	"sync"
 	"time"
 
@@ -24,8 +25,6 @@ const maxChangeLog = 20_000
 type changeLog struct {
 	mu      sync.Mutex
 	changed map[config.Key]time.Time
-
-	versions filterVersions
 }
 
 func (j *changeLog) record(keys []config.Key, at time.Time) {
@@ -60,9 +59,12 @@ type causeCandidate struct {
 func (s causeCandidate) rank() int {
 	rank := 0
 	if !s.changed.IsZero() {
-		rank += 4
+		rank += 8
 	}
 	if s.field != "" {
+		rank += 4
+	}
+	if s.Kind == config.EnvoyFilter { // the only documents with settings that only Envoy can check
 		rank += 2
 	}
 	if s.Named {
@@ -78,7 +80,22 @@ func (p proxy) AttributeNACK(state xds.State, typeURL string, names []string, re
 	if !ok {
 		return nil
 	}
-	suspects := p.findSuspects(s, typeURL, names, reason, since)
+	quoted := reason
+	for _, name := range names { // a document that contains part of the resource's name is not more likely for it
+		quoted = strings.ReplaceAll(quoted, name, "")
+	}
+	var suspects []causeCandidate
+	for _, c := range translate.Causes(s, p.Proxy, typeURL, names) {
+		one := causeCandidate{Cause: c}
+		if !since.IsZero() {
+			one.changed, _ = p.changes.changedSince(c.Key, since)
+		}
+		one.field, one.value = c.FieldQuotedIn(quoted)
+		suspects = append(suspects, one)
+	}
+	slices.SortStableFunc(suspects, func(a, b causeCandidate) int {
+		return cmp.Or(cmp.Compare(b.rank(), a.rank()), cmp.Compare(len(b.value), len(a.value)), b.changed.Compare(a.changed))
+	})
 	// If all candidates are only related by type, the first few are enough.
 	if len(suspects) > 0 && suspects[0].rank() > 0 {
 		suspects = slices.DeleteFunc(suspects, func(s causeCandidate) bool { return s.rank() == 0 })
@@ -90,23 +107,6 @@ func (p proxy) AttributeNACK(state xds.State, typeURL string, names []string, re
 	return out
 }
 
-// findSuspects returns all documents from which rejected resources were generated, the likeliest cause first.
-func (p proxy) findSuspects(s *snapshot.Snapshot, typeURL string, names []string, reason string, since time.Time) []causeCandidate {
-	var suspects []causeCandidate
-	for _, c := range translate.Causes(s, p.Proxy, typeURL, names) {
-		one := causeCandidate{Cause: c}
-		if !since.IsZero() {
-			one.changed, _ = p.changes.changedSince(c.Key, since)
-		}
-		one.field, one.value = c.FieldQuotedIn(reason)
-		suspects = append(suspects, one)
-	}
-	slices.SortStableFunc(suspects, func(a, b causeCandidate) int {
-		return cmp.Or(cmp.Compare(b.rank(), a.rank()), cmp.Compare(len(b.value), len(a.value)), b.changed.Compare(a.changed))
-	})
-	return suspects
-}
-
 func (s causeCandidate) suspectDocument() xds.SuspectDocument {
 	b := xds.SuspectDocument{Document: s.Key.String(), Position: s.Origin.String(), Field: s.field}
 	switch {
@@ -115,6 +115,8 @@ func (s causeCandidate) suspectDocument() xds.SuspectDocument {
 		b.Evidence = fmt.Sprintf("the reason quotes its %s", s.field)
 	case s.Named:
 		b.Evidence = "it configures this resource"
+	case s.Kind == config.EnvoyFilter:
+		b.Evidence = "it patches resources of this type, and only Envoy checks its values completely"
 	default:
 		b.Evidence = "it contributes to resources of this type"
 	}

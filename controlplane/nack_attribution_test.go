@@ -2,7 +2,6 @@ package controlplane_test
 
 import (
 	"context"
-	"encoding/json"
 	"fmt"
 	"path/filepath"
 	"strings"
@@ -132,14 +131,10 @@ func TestRejectionNamesTheChangedDocumentAndTheQuotedField(t *testing.T) {
 	if len(from) == 0 || from[0] != want {
 		t.Errorf("the documents that are named are %+v, not first %+v", from, want)
 	}
-	_, body := p.get("/debug/problems")
-	var problems []config.Problem
-	if err := json.Unmarshal([]byte(body), &problems); err != nil {
-		t.Fatal(err)
-	}
+	problems := p.debugProblems()
 	if len(problems) != 1 || problems[0].Code != config.RejectedByEnvoy || problems[0].At != (config.Position{File: file, Line: 9, Column: 16}) || problems[0].Key.Name != "reviews" ||
 		!strings.Contains(problems[0].Message, "rejected by a proxy") || !strings.Contains(problems[0].Message, "invalid regex") || problems[0].Remedy == "" {
-		t.Errorf("the problems are %s", body)
+		t.Errorf("the problems are %v", problems)
 	}
 }
 

@@ -170,7 +170,6 @@ func (f *pushLoop) build() {
 	change := snapshot.Diff(previous, next, keys)
 	change.Revocations = revocations
 	f.changes.record(keys, start)
-	f.changes.versions.update(previous, next)
 	f.mu.Lock()
 	f.latest = next
 	f.mu.Unlock()

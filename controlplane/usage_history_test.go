@@ -11,8 +11,6 @@ import (
 	"testing"
 	"time"
 
-	"github.com/pilotfish-mesh/pilotfish/controlplane/config"
-	"github.com/pilotfish-mesh/pilotfish/controlplane/snapshot"
 	"github.com/pilotfish-mesh/pilotfish/internal/testenv"
 )
 
@@ -79,31 +77,20 @@ func TestFailedWriteOfUsageHistoryIsRetried(t *testing.T) {
 	}
 }
 
-func TestFailedWriteOfEnvoyFilterVersionsIsRetried(t *testing.T) {
-	path := filepath.Join(t.TempDir(), "state", filtersFile)
-	logged, err := os.Create(filepath.Join(t.TempDir(), "log"))
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer func() { _ = logged.Close() }()
-	var v filterVersions
-	v.open(path, slog.New(slog.NewTextHandler(logged, nil)))
-	resources, problems := config.Parser{}.Parse("f.yaml", []byte("apiVersion: networking.istio.io/v1alpha3\nkind: EnvoyFilter\nmetadata: {name: f}\nspec: {configPatches: [{applyTo: CLUSTER, patch: {operation: MERGE, value: {alt_stat_name: a}}}]}\n"))
-	if len(resources) != 1 {
-		t.Fatal(problems)
-	}
-	v.current = map[config.Key]*snapshot.EnvoyFilter{resources[0].Key: snapshot.NewEnvoyFilter(resources[0])}
+func TestFailedWriteOfStateFileIsRetriedAndLoggedOnce(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "state", "file")
+	var logged strings.Builder
+	file := newStateFile(path, "the file cannot be written", slog.New(slog.NewTextHandler(&logged, nil)))
+	tried := make(chan struct{}, 100)
 	ctx, end := context.WithCancel(t.Context())
 	ended := make(chan struct{})
-	go func() { v.run(ctx); close(ended) }()
-	defer func() { end(); <-ended }()
-	v.file.schedule()
-	testenv.Eventually(t, "it was tried", func() error {
-		if text, err := os.ReadFile(logged.Name()); err != nil || !strings.Contains(string(text), "cannot be written") {
-			return fmt.Errorf("the log is %q, %v", text, err)
-		}
-		return nil
-	})
+	go func() {
+		file.run(ctx, func() ([]byte, error) { tried <- struct{}{}; return []byte("content"), nil })
+		close(ended)
+	}()
+	file.schedule()
+	<-tried
+	<-tried
 	if err := os.Mkdir(filepath.Dir(path), 0o700); err != nil {
 		t.Fatal(err)
 	}
@@ -111,4 +98,9 @@ func TestFailedWriteOfEnvoyFilterVersionsIsRetried(t *testing.T) {
 		_, err := os.Stat(path)
 		return err
 	})
+	end()
+	<-ended
+	if strings.Count(logged.String(), "cannot be written") != 1 {
+		t.Errorf("the log is %q", logged.String())
+	}
 }

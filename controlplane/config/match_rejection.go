@@ -8,22 +8,63 @@ import (
 	"google.golang.org/protobuf/reflect/protoreflect"
 )
 
-// minQuotedLength is the minimum length of a value whose occurrence in a text is significant.
-const minQuotedLength = 3
+const (
+	// minQuotedLength is the minimum length of a value whose occurrence in a text is significant.
+	minQuotedLength = 3
+	// minFragmentLength is the minimum length of a quoted text whose occurrence in a value is significant.
+	minFragmentLength = 12
+	// maxFragments limits the number of quoted texts that are searched for.
+	maxFragments = 10
+)
 
-// FieldQuotedIn returns the field of the document whose value the text quotes, and the value. Of several it returns the
-// longest value. field is "" if there is none.
+// FieldQuotedIn returns the field of the document whose value the text contains, and the matching text. A quoted part of a value
+// suffices, because Envoy shortens scripts in its messages. Of several fields it returns the one with the longest match.
+// field is "" if there is none.
 func (r *Resource) FieldQuotedIn(text string) (field, value string) {
 	spec, ok := r.Spec.(proto.Message)
 	if !ok {
 		return "", ""
 	}
-	search := quoteSearch{text: text}
+	search := quoteSearch{text: text, fragments: quotedFragments(text)}
 	search.searchMessage(spec.ProtoReflect(), &fieldPath{name: "spec"})
 	return search.field, search.value
 }
 
-type quoteSearch struct{ text, field, value string }
+// quotedFragments returns the texts in double quotes, without an ellipsis at the end.
+func quotedFragments(text string) (fragments []string) {
+	for _, rest, found := strings.Cut(text, `"`); found && len(fragments) < maxFragments; _, rest, found = strings.Cut(rest, `"`) {
+		var quoted string
+		if quoted, rest, found = strings.Cut(rest, `"`); !found {
+			break
+		}
+		if quoted = strings.TrimSuffix(strings.TrimSuffix(quoted, "..."), "…"); len(quoted) >= minFragmentLength {
+			fragments = append(fragments, quoted)
+		}
+	}
+	return fragments
+}
+
+type quoteSearch struct {
+	text         string
+	fragments    []string
+	field, value string
+}
+
+// findMatch returns the value if the text contains it, or else the longest fragment in the value; "" without a match.
+func (m *quoteSearch) findMatch(value string) (match string) {
+	if len(value) < minQuotedLength {
+		return ""
+	}
+	if strings.Contains(m.text, value) {
+		return value
+	}
+	for _, f := range m.fragments {
+		if len(f) > len(match) && strings.Contains(value, f) {
+			match = f
+		}
+	}
+	return match
+}
 
 // fieldPath is the path of a value. It is formatted only for quoted values.
 type fieldPath struct {
@@ -87,10 +128,11 @@ func (m *quoteSearch) searchValue(fd protoreflect.FieldDescriptor, v protoreflec
 // matchValue compares one value. Of equal values the first field path in alphabetical order wins, because the visiting
 // order is random.
 func (m *quoteSearch) matchValue(path *fieldPath, value string) {
-	if len(value) < minQuotedLength || len(value) < len(m.value) || !strings.Contains(m.text, value) {
+	match := m.findMatch(value)
+	if match == "" || len(match) < len(m.value) {
 		return
 	}
-	if field := path.String(); len(value) > len(m.value) || field < m.field {
-		m.field, m.value = field, value
+	if field := path.String(); len(match) > len(m.value) || field < m.field {
+		m.field, m.value = field, match
 	}
 }

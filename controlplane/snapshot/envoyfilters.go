@@ -23,32 +23,10 @@ type EnvoyFilter struct {
 	notes map[config.Problem]bool
 }
 
-// NewEnvoyFilter returns an EnvoyFilter for a document that is not in force.
-func NewEnvoyFilter(r *config.Resource) *EnvoyFilter {
-	return &EnvoyFilter{Resource: r, Spec: r.Spec.(*networking.EnvoyFilter)}
-}
-
 // Parse returns the result of make for the filter. It calls make once.
 func (f *EnvoyFilter) Parse(make func(*config.Resource) any) any {
 	f.once.Do(func() { f.read = make(f.Resource) })
 	return f.read
-}
-
-// IsSecurityRelevant reports whether the filter may restrict callers or secure calls: it affects inbound traffic of
-// sidecars or gateways, or how clusters connect. Without it, access could be open that must not be.
-func (f *EnvoyFilter) IsSecurityRelevant() bool {
-	return slices.ContainsFunc(f.Spec.GetConfigPatches(), func(p *networking.EnvoyFilter_EnvoyConfigObjectPatch) bool {
-		if p.GetApplyTo() == networking.EnvoyFilter_CLUSTER {
-			value := p.GetPatch().GetValue().GetFields()
-			for _, name := range []string{"transport_socket", "transportSocket", "transport_socket_matches", "transportSocketMatches"} {
-				if value[name] != nil {
-					return true
-				}
-			}
-			return false
-		}
-		return p.GetMatch().GetContext() != networking.EnvoyFilter_SIDECAR_OUTBOUND
-	})
 }
 
 // Note records a problem that depends only on the document and was found when the filter was applied. For other
@@ -91,7 +69,7 @@ func newEnvoyFilters(prev *envoyFilters, resources []*config.Resource, root stri
 	for _, r := range sortByAge(resources) {
 		f := known[r]
 		if f == nil {
-			f = NewEnvoyFilter(r)
+			f = &EnvoyFilter{Resource: r, Spec: r.Spec.(*networking.EnvoyFilter)}
 		}
 		index.all = append(index.all, f)
 	}
@@ -100,23 +78,6 @@ func newEnvoyFilters(prev *envoyFilters, resources []*config.Resource, root stri
 		index.byNamespace[f.Namespace] = append(index.byNamespace[f.Namespace], f)
 	}
 	return index
-}
-
-// AllEnvoyFilters returns the EnvoyFilters of all proxies by key.
-func (s *Snapshot) AllEnvoyFilters() map[config.Key]*EnvoyFilter {
-	if s == nil || s.envoyFilters == nil {
-		return nil
-	}
-	all := make(map[config.Key]*EnvoyFilter, len(s.envoyFilters.all))
-	for _, f := range s.envoyFilters.all {
-		all[f.Key] = f
-	}
-	return all
-}
-
-// SameEnvoyFilters reports whether two snapshots share their EnvoyFilters. It compares only pointers.
-func SameEnvoyFilters(a, b *Snapshot) bool {
-	return a != nil && b != nil && a.envoyFilters == b.envoyFilters
 }
 
 // EnvoyFilters returns the filters of a proxy in the order of their application: by priority, then the root namespace

@@ -16,7 +16,7 @@ import (
 // patches returns the EnvoyFilter patches that apply to the proxy, or nil. Resources that several proxies share are
 // cached, so their cache key must identify the patches that apply to them.
 func (p *Proxy) patches(s *snapshot.Snapshot) *envoyfilter.Set {
-	filters := p.FilterOverrides.apply(s.EnvoyFilters(p.Namespace, p.Labels))
+	filters := s.EnvoyFilters(p.Namespace, p.Labels)
 	if len(filters) == 0 {
 		return nil
 	}

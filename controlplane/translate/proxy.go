@@ -63,8 +63,8 @@ const (
 // grpcGenerator is the GENERATOR metadata of proxyless clients, as in Istio.
 const grpcGenerator = "grpc"
 
-// Proxy is one Envoy or proxyless gRPC client, as its node describes it. It is immutable except for the contents of
-// FilterOverrides, and for UseVHDS, which DisableVHDS clears.
+// Proxy is one Envoy or proxyless gRPC client, as its node describes it. It is immutable except for UseVHDS, which
+// DisableVHDS clears.
 type Proxy struct {
 	ID             string
 	Type           Type
@@ -119,8 +119,6 @@ type Proxy struct {
 	Topology *meshconfig.Topology
 	// Authenticated: the client has proved its namespace and service account.
 	Authenticated bool
-	// FilterOverrides replaces or disables the EnvoyFilters that this Envoy has rejected. nil means none.
-	FilterOverrides *FilterOverrides
 	// PodPorts are the workload's ports by name, for Services whose targetPort is a name.
 	PodPorts map[string]uint32
 	// Disconnected is closed when the proxy disconnects. If it is nil, the proxy counts as connected.

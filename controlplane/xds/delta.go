@@ -35,7 +35,6 @@ func (c *connection) handleDelta(r *request) error {
 		r.initial, r.initialPage = maps.Clone(r.initial), nil
 		maps.DeleteFunc(r.initial, func(name, _ string) bool { return !slices.Contains(r.subscribe, name) })
 	}
-	accepted := sub.ackedAt
 	answer := c.settleResponse(sub, r)
 	excess, invalid := sub.limitNames(r, c.availableBytes(r.subscribePage), c.validName(r.typeURL))
 	a := sub.subscribeDelta(r, fresh)
@@ -45,7 +44,7 @@ func (c *connection) handleDelta(r *request) error {
 		excess = append(excess, invalid...)
 	}
 	c.reportExcess(sub, excess)
-	c.notifyProxy(sub, answer, r, accepted)
+	c.retryExtensions(sub, answer, r)
 	if p, ok := c.proxy.(Resumer); ok && fresh {
 		p.Resume(r.typeURL, r.initialNames())
 	}

@@ -200,17 +200,6 @@ type NACKAttributor interface {
 	AttributeNACK(state State, typeURL string, names []string, reason string, since time.Time) []SuspectDocument
 }
 
-// AckHandler is a Proxy that handles ACKs and NACKs, for example to omit a part that its client rejects.
-type AckHandler interface {
-	// HandleNACK is called when the client rejected resources of a type. resources are as sent; the state may be newer.
-	// It returns the resources that may differ from now on. A rejected version is not sent again, so no difference is
-	// needed. since is the time of the client's last ACK of the type; zero means never.
-	HandleNACK(state State, typeURL string, resources []*Resource, reason string, since time.Time) PushScope
-	// HandleACK is called when the client accepted resources and removals of a type. It returns the resources that may
-	// differ from now on.
-	HandleACK(state State, typeURL string, resources []*Resource, removed []string) PushScope
-}
-
 // Proxy generates the resources of one client. The server calls it from one goroutine at a time.
 type Proxy interface {
 	// ComputePushScope returns the resources that may differ for this client after the change; an empty scope means no

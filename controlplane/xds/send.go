@@ -77,45 +77,19 @@ func (c *connection) settleResponse(sub *subscription, r *request) *sentResponse
 	return b
 }
 
-// notifyProxy passes an ACK or NACK to the client's Proxy and marks the resources dirty that may differ afterwards.
-func (c *connection) notifyProxy(sub *subscription, answer *sentResponse, r *request, since time.Time) {
-	if answer == nil {
+// retryExtensions marks the rejected filter configurations dirty after the client has accepted listeners, because they
+// may fit the new listeners.
+func (c *connection) retryExtensions(sub *subscription, answer *sentResponse, r *request) {
+	if answer == nil || r.errorDetail != nil || sub.typeURL != ListenerType || len(answer.resources) == 0 {
 		return
 	}
-	if sub.typeURL == ListenerType && r.errorDetail == nil && len(answer.resources) > 0 {
-		c.retryExtensions()
-	}
-	handler, ok := c.proxy.(AckHandler)
-	if !ok {
-		return
-	}
-	defer func() {
-		if p := recover(); p != nil {
-			c.log.Error("handling the ACK or NACK failed", "panic", p, "stack", string(debug.Stack()))
-		}
-	}()
-	var scope PushScope
-	if r.errorDetail == nil {
-		scope = handler.HandleACK(c.state, sub.typeURL, answer.resources, answer.removed)
-	} else {
-		refused := slices.DeleteFunc(slices.Clone(answer.resources), func(r *Resource) bool { return !slices.Contains(sub.rejection.Resources, r.Name) })
-		scope = handler.HandleNACK(c.state, sub.typeURL, refused, sub.rejection.Reason, since)
-	}
-	if len(scope) > 0 {
-		c.markDirty(scope, time.Now())
-	}
-}
-
-// retryExtensions marks the rejected filter configurations dirty, because they may fit the listeners that the client
-// has just accepted.
-func (c *connection) retryExtensions() {
-	sub, ok := c.subs[ExtensionType]
-	if !ok || len(sub.refused) == 0 {
+	extensions, ok := c.subs[ExtensionType]
+	if !ok || len(extensions.refused) == 0 {
 		return
 	}
 	c.mu.Lock()
-	names := mapKeys(sub.refused)
-	clear(sub.refused)
+	names := mapKeys(extensions.refused)
+	clear(extensions.refused)
 	c.mu.Unlock()
 	c.markDirty(PushScope{ExtensionType: {Names: names}}, time.Now())
 }

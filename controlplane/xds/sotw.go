@@ -18,19 +18,18 @@ func (c *connection) handleSotw(r *request) error {
 	// Only the ACK or NACK of the last response shows the client's current subscription. After an older one, a newer
 	// request is on its way.
 	current := r.nonce == "" || (sub.last != nil && r.nonce == sub.last.nonce)
-	accepted := sub.ackedAt
 	answer := c.settleResponse(sub, r)
 	if !fresh && !current {
 		sub.removeUnlisted(r.names)
 		c.mu.Unlock()
-		c.notifyProxy(sub, answer, r, accepted)
+		c.retryExtensions(sub, answer, r)
 		return nil
 	}
 	added, changed := sub.subscribeSotw(r)
 	c.mu.Unlock()
 	c.charge() // before sending, which may wait for the client
 	c.reportExcess(sub, excess)
-	c.notifyProxy(sub, answer, r, accepted)
+	c.retryExtensions(sub, answer, r)
 	switch {
 	case fresh || r.nonce == "":
 		return c.answerSotw(sub, sub.names.sorted(), true)

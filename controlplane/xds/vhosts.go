@@ -17,9 +17,6 @@ import (
 // provisionalSuffix ends a provisional version.
 const provisionalSuffix = "~"
 
-// BaseVersion returns the version with which the resource was generated, without provisionalSuffix.
-func (r *Resource) BaseVersion() string { return strings.TrimSuffix(r.Version, provisionalSuffix) }
-
 // vhdsState is a client's state of the route configurations that use VHDS.
 type vhdsState struct {
 	routes     map[string]bool // generated for the client with VHDS
