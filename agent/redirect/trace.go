@@ -2,6 +2,7 @@ package redirect
 
 import (
 	"encoding/json"
+	"errors"
 	"fmt"
 	"net/netip"
 	"time"
@@ -9,7 +10,6 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/pilotfish-mesh/pilotfish/iptables"
-	"github.com/pilotfish-mesh/pilotfish/iptables/backends"
 	"github.com/pilotfish-mesh/pilotfish/iptables/trace"
 )
 
@@ -17,7 +17,10 @@ const traceHelp = `Show how the kernel processes live packets: every rule that a
 the rules, and its destination. It traces the first packet of each connection, and every datagram, at most 100 packets
 a second. It stops by itself and leaves no changes.
 
-Rules of other programs are shown too, if the packet meets them.`
+Rules of other programs are shown too, if the packet meets them. Rules of iptables-legacy are not traced.`
+
+var errLegacyTrace = errors.New("the rules of this namespace are those of iptables-legacy, which cannot be traced: use explain to simulate a packet, " +
+	"or verify --live to send test packets")
 
 // traceCommand shows the path of live packets through the rules.
 type traceCommand struct {
@@ -52,14 +55,8 @@ func newTraceCommand(p Process) *cobra.Command {
 	f.BoolVar(&t.all, "all", false, "every packet, not only the first of each connection")
 	f.StringVarP(&t.format, "output", "o", "", "json, a packet a line, instead of text")
 	t.addNamespace(f)
-	cmd.AddCommand(&cobra.Command{Use: guardCommand + " LOGGER...", Hidden: true, Short: "Restore the kernel's packet loggers after a killed trace",
-		RunE: func(_ *cobra.Command, names []string) error { return trace.PutBack(names) }})
 	return cmd
 }
-
-// guardCommand is the hidden subcommand of the helper process that a trace starts. It restores the kernel's packet
-// loggers if the trace is killed.
-const guardCommand = "guard"
 
 // maxTracePackets is the maximum of --count.
 const maxTracePackets = 10000
@@ -78,13 +75,12 @@ func (t *traceCommand) run(cmd *cobra.Command) error {
 	if err != nil {
 		return err
 	}
-	legacy, err := backends.LegacyRules(space.fd())
-	if err != nil {
-		return err
+	if live.Backend == "iptables-legacy" {
+		return errLegacyTrace
 	}
 	w, shown := cmd.OutOrStdout(), 0
-	err = trace.Run(cmd.Context(), trace.Config{NetNS: space.fd(), Rules: live.Rules, Legacy: legacy, Filter: filter,
-		Guard: []string{Name, "trace", guardCommand}, For: t.length, Packets: t.count}, func(p trace.Packet) (err error) {
+	err = trace.Run(cmd.Context(), trace.Config{NetNS: space.fd(), Rules: live.Rules, Filter: filter,
+		For: t.length, Packets: t.count}, func(p trace.Packet) (err error) {
 		shown++
 		if t.format == "json" {
 			return json.NewEncoder(w).Encode(p)

@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"net"
 	"os"
+	"os/exec"
 	"slices"
 	"strings"
 	"syscall"
@@ -178,6 +179,19 @@ func TestTraceRejectsUnlimitedValues(t *testing.T) {
 		if code, _, said := runIn(t, ns, append([]string{"trace"}, args...)...); code != exitUsage {
 			t.Errorf("%v: exit code %d, %s", args, code, said)
 		}
+	}
+}
+
+func TestTraceRefusesLegacyRules(t *testing.T) {
+	if _, err := exec.LookPath("iptables-legacy-restore"); err != nil {
+		t.Skip("iptables is not installed; scripts/iptables.sh installs it")
+	}
+	ns := testns.New(t)
+	if code, _, stderr := runIn(t, ns, appendArgs(captureAllArgs, "--force-iptables-binary", "legacy")...); code != 0 {
+		t.Fatalf("apply: exit code %d, %s", code, stderr)
+	}
+	if code, _, stderr := runIn(t, ns, "trace", "--for", "1s"); code == 0 || !strings.Contains(stderr, "cannot be traced") {
+		t.Errorf("trace: exit code %d, %s", code, stderr)
 	}
 }
 

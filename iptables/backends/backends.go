@@ -82,7 +82,6 @@ func New(cfg Config) (*Backend, error) {
 type lockedBackend struct {
 	*Backend
 	*namespace.Lock
-	legacy     legacy
 	routes     *route.Routes
 	nft, alone *nft.Backend
 }
@@ -90,18 +89,11 @@ type lockedBackend struct {
 func (b *Backend) acquire(ctx context.Context) (*lockedBackend, error) {
 	t := &lockedBackend{Backend: b}
 	var err error
-	if t.Lock, err = namespace.Acquire(ctx, b.cfg.NetNS, t.legacy.open); err != nil {
-		t.legacy.close()
+	if t.Lock, err = namespace.Acquire(ctx, b.cfg.NetNS); err != nil {
 		return nil, err
 	}
 	t.routes, t.nft, t.alone = b.routes.WithLock(t.Lock), b.nft.WithLock(t.Lock), b.rulesOnly.WithLock(t.Lock)
 	return t, nil
-}
-
-// Release releases the lock and closes everything that was opened under it.
-func (b *lockedBackend) Release() {
-	b.legacy.close()
-	b.Lock.Release()
 }
 
 // Name returns the name of the back end that was used last, or of the one that would be tried first.
@@ -141,7 +133,7 @@ func (b *Backend) Apply(ctx context.Context, rules *iptables.RuleSet) error {
 }
 
 func (b *lockedBackend) applyNFTables(ctx context.Context, rules *iptables.RuleSet) error {
-	there, err := b.hasIPTables(ctx)
+	there, err := b.hasReadableIPTables(ctx)
 	if err != nil {
 		return err
 	}
@@ -211,7 +203,11 @@ func (b *Backend) Read(ctx context.Context) (*iptables.Installed, error) {
 	if err != nil && !errors.Is(err, nft.ErrUnsupported) {
 		return nil, err
 	}
-	there, err := t.hasIPTables(ctx)
+	hasIPTables := t.hasIPTables
+	if in != nil && in.Rules != nil {
+		hasIPTables = t.hasReadableIPTables // our rules were found already
+	}
+	there, err := hasIPTables(ctx)
 	if err != nil {
 		return nil, err
 	}
@@ -238,13 +234,14 @@ func (b *Backend) Read(ctx context.Context) (*iptables.Installed, error) {
 }
 
 // Foreign returns the chains of other programs in nftables and in legacy iptables. An implementation that the kernel
-// lacks has none.
+// lacks has none. If legacy tables exist and no installed program can read them, it returns the chains of nftables with
+// xtables.ErrNoLegacySave.
 func (b *Backend) Foreign(ctx context.Context) ([]iptables.ForeignChain, error) {
 	all, err := b.nft.Foreign(ctx)
 	if err != nil && !errors.Is(err, nft.ErrUnsupported) {
 		return nil, err
 	}
-	legacy, err := foreignLegacy(b.cfg.NetNS)
+	legacy, err := xtables.ForeignLegacyChains(ctx, b.cfg.NetNS)
 	return append(all, legacy...), err
 }
 
@@ -257,7 +254,7 @@ func (b *Backend) Clean(ctx context.Context) error {
 		return err
 	}
 	defer t.Release()
-	there, err := t.hasIPTables(ctx) // queried first, because the kernel's reply is delayed after a removal
+	there, err := t.hasReadableIPTables(ctx) // queried first, because the kernel's reply is delayed after a removal
 	if err != nil {
 		return err
 	}
@@ -301,7 +298,8 @@ func (b *lockedBackend) iptables(ctx context.Context, flavour xtables.Flavour, r
 // ownPrefixes lists the prefixes of our chains' names.
 var ownPrefixes = []string{"ISTIO_", "PILOTFISH_"}
 
-// hasIPTables reports whether iptables may hold our rules, in either flavour.
+// hasIPTables reports whether iptables may hold our rules, in either flavour. It returns xtables.ErrNoLegacySave if
+// legacy tables exist and no installed program can read them.
 func (b *lockedBackend) hasIPTables(ctx context.Context) (bool, error) {
 	chains, err := b.nft.ChainsOfIPTables(ctx, ownPrefixes...)
 	if err == nil && len(chains) > 0 {
@@ -310,7 +308,18 @@ func (b *lockedBackend) hasIPTables(ctx context.Context) (bool, error) {
 	if err != nil && !errors.Is(err, nft.ErrUnsupported) {
 		return false, err
 	}
-	return b.legacy.hasRules(b.cfg.NetNS, ownPrefixes...)
+	return xtables.HasLegacyChains(ctx, b.cfg.NetNS)
+}
+
+// hasReadableIPTables is like hasIPTables, but ignores legacy tables that no installed program can read, with a warning.
+// They usually belong to other programs, and must not prevent a change of the rules in nftables.
+func (b *lockedBackend) hasReadableIPTables(ctx context.Context) (bool, error) {
+	found, err := b.hasIPTables(ctx)
+	if errors.Is(err, xtables.ErrNoLegacySave) {
+		b.cfg.Logger.Warn("tables of iptables-legacy were not checked for earlier redirection rules", "error", err)
+		return false, nil
+	}
+	return found, err
 }
 
 // cleanIPTables removes our rules from iptables.

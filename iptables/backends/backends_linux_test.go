@@ -187,7 +187,7 @@ func TestConcurrentAppliesByTwoBackEndsInstallOne(t *testing.T) {
 	}
 }
 
-func TestForeignLegacyTablesNeedNoProgram(t *testing.T) {
+func TestForeignLegacyTablesAreNotOurs(t *testing.T) {
 	ctx := context.Background()
 	ns := testns.New(t)
 	b := open(t, ns, Auto)

@@ -25,11 +25,10 @@ type socket struct {
 }
 
 // Acquire acquires the lock of the namespace of a descriptor; 0 or less selects the calling thread's. After LockTimeout it
-// proceeds without the lock. The lock is released by End, or when the process exits. The open functions run in the
-// namespace after the lock is acquired, on the same visit; they must not block.
-func Acquire(ctx context.Context, fd int, open ...func()) (*Lock, error) {
+// proceeds without the lock. The lock is released by Release, or when the process exits.
+func Acquire(ctx context.Context, fd int) (*Lock, error) {
 	t := &Lock{lock: -1, sockets: map[int]socket{}}
-	err := t.take(ctx, fd, open)
+	err := t.acquire(ctx, fd)
 	if err != nil {
 		t.Release()
 		return nil, fmt.Errorf("lock the network namespace: %w", err)
@@ -37,14 +36,8 @@ func Acquire(ctx context.Context, fd int, open ...func()) (*Lock, error) {
 	return t, nil
 }
 
-func (t *Lock) take(ctx context.Context, fd int, open []func()) error {
+func (t *Lock) acquire(ctx context.Context, fd int) error {
 	deadline, _ := ctx.Deadline()
-	openAll := func() error {
-		for _, f := range open {
-			f()
-		}
-		return nil
-	}
 	free := false
 	err := Do(fd, func() (err error) {
 		if t.lock, err = unix.Socket(unix.AF_UNIX, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC, 0); err != nil {
@@ -55,18 +48,12 @@ func (t *Lock) take(ctx context.Context, fd int, open []func()) error {
 			s, failure := nlsocket.Dial(protocol, deadline)
 			t.sockets[protocol] = socket{Socket: s, failure: failure}
 		}
-		if !free || err != nil {
-			return err
-		}
-		return openAll()
+		return err
 	})
 	if free || err != nil {
 		return err
 	}
-	if err := waitForLock(ctx, t.lock); err != nil {
-		return err
-	}
-	return Do(fd, openAll)
+	return waitForLock(ctx, t.lock)
 }
 
 // Socket returns the socket of a protocol, NETLINK_NETFILTER or NETLINK_ROUTE.
@@ -86,7 +73,7 @@ func (t *Lock) File() *os.File {
 	return t.held
 }
 
-// CloseLater makes End close the socket of a protocol in the background.
+// CloseLater makes Release close the socket of a protocol in the background.
 func (t *Lock) CloseLater(protocol int) {
 	s := t.sockets[protocol]
 	s.leave = true

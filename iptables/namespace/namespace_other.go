@@ -17,7 +17,7 @@ func Do(int, func() error) error { return errLinux }
 type Lock struct{}
 
 // Acquire always fails on this system.
-func Acquire(context.Context, int, ...func()) (*Lock, error) { return nil, errLinux }
+func Acquire(context.Context, int) (*Lock, error) { return nil, errLinux }
 
 // File returns nil.
 func (*Lock) File() *os.File { return nil }

@@ -41,8 +41,6 @@ type assembler struct {
 	rules      map[string]ruleInChain // our rules, by ID
 	interfaces func(index uint32) string
 	traces     map[uint32]*packetTrace
-	legacy     map[legacyPlace]iptables.PlacedRule
-	waiting    []logged // log messages of packets that are not known yet
 	now        func() time.Time
 }
 
@@ -56,10 +54,7 @@ type packetTrace struct {
 	Packet
 	last time.Time
 	// looped has the headers with which the packet left through lo, until it arrives there.
-	looped      headers
-	seenHeaders map[headers]bool // all headers that the packet had so far
-	// protocol is the IP protocol number.
-	protocol byte
+	looped   headers
 	reported bool
 }
 
@@ -83,9 +78,6 @@ func (g *assembler) addMessage(m message) {
 		return
 	}
 	w.last = g.now()
-	if m.headers.known {
-		w.seenHeaders[m.headers] = true
-	}
 	switch {
 	case m.table == traceTable && m.headers.known:
 		w.recordEnd(m, g.interfaces)
@@ -114,7 +106,7 @@ func (g *assembler) findOrCreate(m message) *packetTrace {
 			return w
 		}
 	}
-	w := &packetTrace{seenHeaders: map[headers]bool{}, protocol: m.headers.protocol, Packet: Packet{Time: g.now(), Protocol: protocolName(m.headers.protocol), From: m.headers.from, To: m.headers.to}}
+	w := &packetTrace{Packet: Packet{Time: g.now(), Protocol: protocolName(m.headers.protocol), From: m.headers.from, To: m.headers.to}}
 	w.Direction, w.Interface = iptables.Outbound, g.interfaces(m.out)
 	if m.out == 0 {
 		w.Direction, w.Interface = iptables.Inbound, g.interfaces(m.in)

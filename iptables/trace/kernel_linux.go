@@ -32,12 +32,11 @@ func Run(ctx context.Context, cfg Config, report func(Packet) error) error {
 	return errors.Join(k.listen(ctx, cfg.Packets, report), k.close())
 }
 
-// kernel receives trace and log messages from the kernel.
+// kernel receives trace messages from the kernel.
 type kernel struct {
 	*assembler
 	events   *netlink.Conn // trace messages
 	selector *selector     // the rules that select packets
-	logger   *logger       // nil if iptables-legacy has no rules
 	links    map[uint32]string
 }
 
@@ -50,7 +49,6 @@ func open(cfg Config) (k *kernel, err error) {
 			return fmt.Errorf("list the rules in force: %w", err)
 		}
 		k.assembler = newAssembler(cfg.Rules, names, k.link, time.Now)
-		k.legacy = legacyNames(cfg.Legacy)
 		links, err := net.Interfaces()
 		if err != nil {
 			return fmt.Errorf("list the interfaces: %w", err)
@@ -62,11 +60,6 @@ func open(cfg Config) (k *kernel, err error) {
 			return fmt.Errorf("listen to the kernel's trace: %w", err)
 		}
 		_ = k.events.SetReadBuffer(1 << 20) // the kernel may limit it
-		if len(cfg.Legacy) > 0 {
-			if k.logger, err = newLogger(cfg.Guard); err != nil {
-				return err
-			}
-		}
 		k.selector, err = newSelector(cfg.Filter)
 		return err
 	})
@@ -87,9 +80,6 @@ func (k *kernel) close() error {
 	var errs []error
 	if k.selector != nil {
 		errs = append(errs, k.selector.Close())
-	}
-	if k.logger != nil {
-		errs = append(errs, k.logger.Close())
 	}
 	if k.events != nil {
 		errs = append(errs, k.events.Close())
@@ -151,46 +141,28 @@ func (k *kernel) drain() error {
 	}
 }
 
-// processMessages processes trace messages until a time, and the log messages queued by then. It reports whether the
-// queues were empty.
+// processMessages waits for trace messages until a time and processes them. Then it drains the queue for a limited time
+// and reports whether the queue was empty.
 func (k *kernel) processMessages(until time.Time) (all bool, err error) {
-	all, err = receiveUntil(k.events, until, "the kernel's trace", unix.NFNL_SUBSYS_NFTABLES<<8|unix.NFT_MSG_TRACE, func(data []byte) {
-		if heard, err := decode(data); err == nil { // if the kernel used another format, no message could be decoded
-			k.addMessage(heard)
-		}
-	})
-	if err != nil || k.logger == nil {
-		return all, err
-	}
-	k.retryWaiting() // before newer log messages, to preserve the order
-	allLogged, err := receiveUntil(k.logger.conn, time.Now().Add(pollTimeout), "what iptables-legacy does", unix.NFNL_SUBSYS_ULOG<<8|logMessage, func(data []byte) {
-		if heard, ok := decodeLog(data); ok {
-			k.addLog(heard)
-		}
-	})
-	k.retryWaiting()
-	return all && allLogged, err
-}
-
-// receiveUntil waits for messages until a time and passes those of one type to a function. Then it drains the queue for
-// a limited time and reports whether the queue was empty. what names the source in errors.
-func receiveUntil(conn *netlink.Conn, until time.Time, what string, kind netlink.HeaderType, to func(data []byte)) (all bool, err error) {
-	for enough := until.Add(quietPeriod / 2); ; until = time.Now().Add(pollTimeout) {
-		received, err := receive(conn, until)
+	for end := until.Add(quietPeriod / 2); ; until = time.Now().Add(pollTimeout) {
+		received, err := receive(k.events, until)
 		switch {
 		case errors.Is(err, os.ErrDeadlineExceeded):
 			return true, nil
 		case errors.Is(err, unix.ENOBUFS):
 			return false, ErrLost
 		case err != nil:
-			return false, fmt.Errorf("listen to %s: %w", what, err)
+			return false, fmt.Errorf("receiving the kernel's trace messages: %w", err)
 		}
 		for _, m := range received {
-			if m.Header.Type == kind {
-				to(m.Data)
+			if m.Header.Type != unix.NFNL_SUBSYS_NFTABLES<<8|unix.NFT_MSG_TRACE {
+				continue
+			}
+			if decoded, err := decode(m.Data); err == nil { // if the kernel used another format, no message could be decoded
+				k.addMessage(decoded)
 			}
 		}
-		if time.Now().After(enough) {
+		if time.Now().After(end) {
 			return false, nil
 		}
 	}

@@ -11,6 +11,3 @@ import (
 func Run(context.Context, Config, func(Packet) error) error {
 	return errors.New("packets can be traced on Linux only")
 }
-
-// PutBack returns an error, because tracing needs Linux.
-func PutBack([]string) error { return errors.New("packets can be traced on Linux only") }

@@ -1,6 +1,6 @@
 // Package trace reports how the kernel handles live packets: each matching rule, with the names of the rule set, and
 // where the packet ends up. It enables the kernel's tracing with rules in a table of its own, which exists only during
-// the trace.
+// the trace. Rules of iptables-legacy are not traced.
 package trace
 
 import (
@@ -20,14 +20,7 @@ type Config struct {
 	// NetNS is a file descriptor of the namespace; 0 or less: that of the calling thread.
 	NetNS int
 	// Rules describes the installed rules; if it is nil, the comments in the kernel are used.
-	Rules *iptables.RuleSet
-	// Legacy lists the rules of iptables-legacy in the namespace. If there are any, the trace replaces the kernel's
-	// packet logger until it ends.
-	Legacy []iptables.PlacedRule
-	// Guard is the command line, starting with the program name, with which this program calls PutBack; logger names
-	// are appended. Run starts it when it changes the logger, so that the logger is restored if this process is killed.
-	// If Guard is empty, a killed trace leaves the logger changed.
-	Guard  []string
+	Rules  *iptables.RuleSet
 	Filter Filter
 	// For is the duration, at most Longest; 0 means 10 seconds.
 	For time.Duration

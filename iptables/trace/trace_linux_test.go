@@ -3,9 +3,7 @@ package trace
 import (
 	"context"
 	"errors"
-	"fmt"
 	"net/netip"
-	"os"
 	"os/exec"
 	"strings"
 	"syscall"
@@ -19,22 +17,12 @@ import (
 
 	"github.com/pilotfish-mesh/pilotfish/internal/testns"
 	"github.com/pilotfish-mesh/pilotfish/iptables"
-	"github.com/pilotfish-mesh/pilotfish/iptables/backends"
 	"github.com/pilotfish-mesh/pilotfish/iptables/nft"
 	"github.com/pilotfish-mesh/pilotfish/iptables/packettest"
 	"github.com/pilotfish-mesh/pilotfish/iptables/xtables"
 )
 
-func TestMain(m *testing.M) {
-	if len(os.Args) > 1 && os.Args[1] == "guard" {
-		if err := PutBack(os.Args[2:]); err != nil {
-			fmt.Fprintln(os.Stderr, err)
-			os.Exit(1)
-		}
-		os.Exit(0)
-	}
-	goleak.VerifyTestMain(m)
-}
+func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
 // captured is a namespace with a link, whose traffic is captured.
 func captured(t *testing.T) (*testns.Namespace, *iptables.RuleSet) {
@@ -257,44 +245,29 @@ func TestTraceEndsInTimeAndLeavesNothingBehind(t *testing.T) {
 
 // An interrupted trace reports the messages that the kernel had sent by then.
 func TestQueuedMessagesAreReportedAtEnd(t *testing.T) {
-	for name, make := range map[string]func() (*testns.Namespace, Config){
-		"nftables": func() (*testns.Namespace, Config) {
-			ns, rules := captured(t)
-			return ns, Config{NetNS: int(ns.Handle), Rules: rules}
-		},
-		"iptables-legacy": func() (*testns.Namespace, Config) {
-			ns, cfg := legacy(t)
-			cfg.Legacy = placed(t, ns)
-			return ns, cfg
-		},
-	} {
-		t.Run(name, func(t *testing.T) {
-			ns, cfg := make()
-			cfg.Filter = Filter{Port: 443}
-			k, err := open(cfg)
-			if err != nil {
-				t.Fatal(err)
-			}
-			const connections = 10
-			for range connections {
-				begin(t, ns, "tcp", "203.0.113.7:443", 0)
-			}
-			ctx, cancel := context.WithCancel(t.Context())
-			cancel()
-			var all []Packet
-			err = k.listen(ctx, 1000, func(p Packet) error { all = append(all, p); return nil })
-			if err = errors.Join(err, k.close()); err != nil {
-				t.Fatal(err)
-			}
-			if len(all) < connections {
-				t.Errorf("%d packets of %d connections were told", len(all), connections)
-			}
-			for _, p := range all {
-				if !strings.Contains(steps(p), "outbound/all redirect/outbound") || p.End != "arrives at 127.0.0.1:15001 of this namespace, by lo" {
-					t.Errorf("%s", &p)
-				}
-			}
-		})
+	ns, rules := captured(t)
+	k, err := open(Config{NetNS: int(ns.Handle), Rules: rules, Filter: Filter{Port: 443}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	const connections = 10
+	for range connections {
+		begin(t, ns, "tcp", "203.0.113.7:443", 0)
+	}
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel()
+	var all []Packet
+	err = k.listen(ctx, 1000, func(p Packet) error { all = append(all, p); return nil })
+	if err = errors.Join(err, k.close()); err != nil {
+		t.Fatal(err)
+	}
+	if len(all) < connections {
+		t.Errorf("%d packets of %d connections were reported", len(all), connections)
+	}
+	for _, p := range all {
+		if !strings.Contains(steps(p), "outbound/all redirect/outbound") || p.End != "arrives at 127.0.0.1:15001 of this namespace, by lo" {
+			t.Errorf("%s", &p)
+		}
 	}
 }
 
@@ -314,100 +287,5 @@ func TestSecondTraceOfNamespaceIsRefused(t *testing.T) {
 	}
 	if err := Run(t.Context(), cfg, nothing); err != nil {
 		t.Errorf("after it: %v", err)
-	}
-}
-
-// legacy is a namespace whose traffic iptables-legacy captures, in both families, and the rules there.
-func legacy(t *testing.T) (*testns.Namespace, Config) {
-	t.Helper()
-	if _, err := exec.LookPath("iptables-legacy-restore"); err != nil {
-		t.Skip("iptables is not installed; scripts/iptables.sh does that")
-	}
-	ns := linked(t)
-	o := iptables.DefaultOptions()
-	o.InboundPorts.All, o.OutboundCIDRs.All, o.DualStack = true, true, true
-	o.RedirectDNS, o.CaptureAllDNS = true, true
-	rules, err := iptables.Compile(o)
-	if err != nil {
-		t.Fatal(err)
-	}
-	b, err := xtables.New(t.Context(), xtables.Config{NetNS: int(ns.Handle), Flavour: xtables.Legacy})
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := b.Apply(t.Context(), rules); err != nil {
-		t.Fatal(err)
-	}
-	return ns, Config{NetNS: int(ns.Handle), Rules: rules, Packets: 1}
-}
-
-func placed(t *testing.T, ns *testns.Namespace) []iptables.PlacedRule {
-	t.Helper()
-	all, err := backends.LegacyRules(int(ns.Handle))
-	if err != nil || len(all) == 0 {
-		t.Fatalf("%d rules, %v", len(all), err)
-	}
-	return all
-}
-
-func TestLegacyRulesAreTracedWithSameNames(t *testing.T) {
-	proxy := uint32(1337)
-	for _, c := range []struct {
-		name, network, to string
-		uid               int
-		filter            Filter
-		steps, end        string
-	}{
-		{"captured", "tcp", "203.0.113.7:443", 0, Filter{Port: 443},
-			"hook/nat-outbound outbound/dns outbound/all redirect/outbound", "arrives at 127.0.0.1:15001 of this namespace, by lo"},
-		{"of the proxy", "tcp", "203.0.113.7:443", 1337, Filter{UID: &proxy},
-			"hook/nat-outbound outbound/proxy-uid-1337", "leaves by eth0 to 203.0.113.7:443"},
-		{"a question", "udp", "203.0.113.7:53", 0, Filter{Protocol: iptables.UDP, To: netip.MustParsePrefix("203.0.113.0/24")},
-			"zone/question pilotfish nat_output hook/nat-outbound outbound/dns dns/udp", "arrives at 127.0.0.1:15053 of this namespace, by lo"},
-		{"within the pod, of IPv6", "tcp", "[::1]:443", 0, Filter{Port: 443},
-			"hook/nat-outbound outbound/dns outbound/local-ipv6", "arrives at [::1]:443 of this namespace, by lo"},
-	} {
-		t.Run(c.name, func(t *testing.T) {
-			ns, cfg := legacy(t)
-			cfg.Filter, cfg.Legacy = c.filter, placed(t, ns)
-			all := runTrace(t, cfg, func() { begin(t, ns, c.network, c.to, c.uid) })
-			if len(all) != 1 {
-				t.Fatalf("%d packets were told", len(all))
-			}
-			t.Logf("%s", &all[0])
-			if got := steps(all[0]); !strings.Contains(got, c.steps) || all[0].End != c.end || all[0].To.String() != c.to {
-				t.Errorf("steps %s\nend %s", got, all[0].End)
-			}
-			for _, s := range all[0].Steps {
-				if s.Reason == "" && !strings.HasPrefix(s.Rule, "pilotfish ") {
-					t.Errorf("rule %s has no reason", s.Rule)
-				}
-			}
-		})
-	}
-}
-
-func TestForeignLegacyRulesAreTraced(t *testing.T) {
-	for _, c := range []struct{ name, rule, want string }{
-		{"a rule", "-A OUTPUT -p tcp --dport 15001 -j DROP", "dropped by rule 1"},
-		{"a rule without a condition, in a chain", "-N THEIRS\n-A OUTPUT -j THEIRS\n-A THEIRS -j DROP", "dropped by rule 1"},
-		{"a policy", "-P OUTPUT DROP", "dropped by the chain's policy"},
-	} {
-		t.Run(c.name, func(t *testing.T) {
-			ns, cfg := legacy(t)
-			restore := exec.Command("iptables-legacy-restore", "--noflush")
-			restore.Env = []string{"XTABLES_LOCKFILE=" + t.TempDir() + "/lock"}
-			restore.Stdin = strings.NewReader("*filter\n" + c.rule + "\nCOMMIT\n")
-			if err := ns.Run(restore.Run); err != nil {
-				t.Fatal(err)
-			}
-			cfg.Filter, cfg.Legacy = Filter{Port: 443}, placed(t, ns)
-			all := runTrace(t, cfg, func() { begin(t, ns, "tcp", "203.0.113.7:443", 0) })
-			t.Logf("%s", &all[0])
-			last := all[0].Steps[len(all[0].Steps)-1]
-			if all[0].End != c.want || !last.Foreign || !strings.Contains(steps(all[0]), "outbound/all redirect/outbound") {
-				t.Errorf("%+v", all[0])
-			}
-		})
 	}
 }

@@ -14,6 +14,7 @@ import (
 
 	"github.com/pilotfish-mesh/pilotfish/iptables"
 	"github.com/pilotfish-mesh/pilotfish/iptables/packettest"
+	"github.com/pilotfish-mesh/pilotfish/iptables/xtables"
 )
 
 // errRefused is the error of a socket whose connection was refused.
@@ -73,8 +74,13 @@ func (r *Report) readForeign(ctx context.Context, cfg Config) (err error) {
 	if !ok {
 		return nil
 	}
-	if r.foreign, err = sees.Foreign(ctx); err != nil {
-		return fmt.Errorf("read the rules of others: %w", err)
+	r.foreign, err = sees.Foreign(ctx)
+	if errors.Is(err, xtables.ErrNoLegacySave) {
+		r.Notes = append(r.Notes, "rules of other programs were not read: "+err.Error())
+		err = nil
+	}
+	if err != nil {
+		return fmt.Errorf("reading the rules of other programs: %w", err)
 	}
 	for _, c := range r.foreign {
 		r.Notes = append(r.Notes, "rules of others see packets too: "+c.String())

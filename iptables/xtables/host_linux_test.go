@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/pilotfish-mesh/pilotfish/internal/testns"
+	"github.com/pilotfish-mesh/pilotfish/iptables"
 )
 
 func TestApplyDoesNotWaitForTheHostLock(t *testing.T) {
@@ -49,10 +50,8 @@ func TestReadCreatesNoTable(t *testing.T) {
 	if after := everything(t, ns); after != before {
 		t.Errorf("before:\n%s\nafter:\n%s", before, after)
 	}
-	for _, file := range []string{"ip_tables_names", "ip6_tables_names"} {
-		if names, err := b.ns.legacyTables(file); err != nil || len(names) > 0 {
-			t.Errorf("there are the tables %q, %v", names, err)
-		}
+	if names, err := b.ns.legacyTables(); err != nil || len(names[iptables.IPv4])+len(names[iptables.IPv6]) > 0 {
+		t.Errorf("legacy tables exist: %q, %v", names, err)
 	}
 }
 

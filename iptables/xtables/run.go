@@ -11,6 +11,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/pilotfish-mesh/pilotfish/iptables"
 	netlock "github.com/pilotfish-mesh/pilotfish/iptables/namespace"
 )
 
@@ -19,6 +20,8 @@ type namespace struct {
 	fd   int           // 0 or less: the calling thread's
 	lock *netlock.Lock // the lock under which they run, if any
 }
+
+func (n namespace) runInside(f func() error) error { return netlock.Do(n.fd, f) }
 
 const (
 	commandLimit = 40 * time.Second // exceeds the wait for the lock
@@ -87,21 +90,23 @@ func (b *limitedBuffer) Write(p []byte) (int, error) {
 
 func (b *limitedBuffer) String() string { return b.buffer.String() }
 
-// legacyTables returns the namespace's tables of the legacy flavour. Listing a table that does not exist would create
-// it.
-func (n namespace) legacyTables(family string) ([]string, error) {
-	var data []byte
-	err := n.runInside(func() (err error) {
-		runtime.LockOSThread()
+// legacyTables returns the names of the namespace's legacy tables. Reading a table that does not exist would create it.
+func (n namespace) legacyTables() (map[iptables.Families][]string, error) {
+	names := map[iptables.Families][]string{}
+	err := n.runInside(func() error {
+		runtime.LockOSThread() // /proc/thread-self refers to this thread
 		defer runtime.UnlockOSThread()
-		data, err = os.ReadFile("/proc/thread-self/net/" + family)
-		return err
+		for family, file := range map[iptables.Families]string{iptables.IPv4: "ip_tables_names", iptables.IPv6: "ip6_tables_names"} {
+			data, err := os.ReadFile("/proc/thread-self/net/" + file)
+			// Without the file, the kernel lacks this flavour or has not loaded it. Permission is denied if the namespace
+			// belongs to a user namespace that had no mapped users at its creation (unshare --user --net). Only the
+			// machine's root can then read the list.
+			if err != nil && !errors.Is(err, os.ErrNotExist) && !errors.Is(err, os.ErrPermission) {
+				return fmt.Errorf("listing the tables of iptables-legacy: %w", err)
+			}
+			names[family] = strings.Fields(string(data))
+		}
+		return nil
 	})
-	if errors.Is(err, os.ErrNotExist) { // the kernel lacks this flavour, or has not loaded it
-		return nil, nil
-	}
-	if err != nil {
-		return nil, fmt.Errorf("which tables iptables-legacy has: %w", err)
-	}
-	return strings.Fields(string(data)), nil
+	return names, err
 }

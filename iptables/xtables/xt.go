@@ -101,11 +101,7 @@ func (b *Backend) readTables(ctx context.Context) (tableView, error) {
 // others.
 func (b *Backend) tablesOf(ctx context.Context, t tool) ([]saved, error) {
 	if t.flavour == Legacy {
-		file := "ip_tables_names"
-		if t.family == iptables.IPv6 {
-			file = "ip6_tables_names"
-		}
-		if names, err := b.ns.legacyTables(file); err != nil || len(names) == 0 {
+		if names, err := b.ns.legacyTables(); err != nil || len(names[t.family]) == 0 {
 			return nil, err
 		}
 	}

@@ -66,17 +66,3 @@ func legacyCommand(t *testing.T, ns *testns.Namespace, line string) {
 		t.Fatalf("%s: %v: %s", line, err, output.String())
 	}
 }
-
-func FuzzTablesOfIPTablesLegacyAreReadWithoutHarm(f *testing.F) {
-	f.Add(make([]byte, 400), uint32(0), uint32(0), true)
-	f.Fuzz(func(_ *testing.T, entries []byte, begin, end uint32, six bool) {
-		at := layout4
-		if six {
-			at = layout6
-		}
-		t := legacyTable{hooks: 31, entries: entries}
-		t.begins[0], t.ends[0] = begin, end
-		t.foreign(at, "filter")
-		t.placedRules(at, "filter")
-	})
-}
