@@ -5,11 +5,12 @@ import (
 	"crypto/subtle"
 	"encoding/hex"
 	"log/slog"
-	"sync"
 	"time"
 
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
+
+	"github.com/pilotfish-mesh/pilotfish/internal/loglimit"
 )
 
 // SecretHeader is the request header in which the agent's Envoy sends the secret.
@@ -38,9 +39,7 @@ type Guard struct {
 	IsExempt func(Peer) bool
 	Logger   *slog.Logger
 
-	mu      sync.Mutex
-	logged  time.Time
-	refused int // requests since then
+	refusals loglimit.Limiter
 }
 
 // Check returns a gRPC status error if the peer must send the secret and did not. Values are those of SecretHeader. A
@@ -58,16 +57,11 @@ func (g *Guard) Check(peer Peer, values []string) error {
 
 // logRefusal logs at most one line per interval, with the number of refusals since the last one.
 func (g *Guard) logRefusal(peer Peer) {
-	g.mu.Lock()
-	g.refused++
-	count, now := g.refused, time.Now()
-	if now.Sub(g.logged) < minRefusalInterval {
-		g.mu.Unlock()
+	unlogged, ok := g.refusals.Allow(time.Now(), minRefusalInterval)
+	if !ok {
 		return
 	}
-	g.logged, g.refused = now, 0
-	g.mu.Unlock()
 	g.Logger.Warn("a request on the agent's socket is refused, because it lacks the secret of the agent's Envoy; "+
 		"if the process is Envoy, an endpoint in its configuration leads to this socket: remove that endpoint",
-		"pid", peer.PID, "uid", peer.UID, "requests", count)
+		"pid", peer.PID, "uid", peer.UID, "unlogged", unlogged)
 }
