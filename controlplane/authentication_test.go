@@ -9,6 +9,7 @@ import (
 	"crypto/x509"
 	"encoding/pem"
 	"errors"
+	"fmt"
 	"io"
 	"log/slog"
 	"net/http"
@@ -223,10 +224,39 @@ func TestRefusalsOfUnauthenticatedCallersAreLoggedOnce(t *testing.T) {
 		_, err = stream.Recv()
 		wantCode(t, err, codes.InvalidArgument)
 	}
-	for _, text := range []string{"a certificate was refused", "token exchange refused", "proxy refused", "stream refused"} {
+	for _, text := range []string{"refused a certificate", "token exchange refused", "proxy refused", "stream refused"} {
 		if n := strings.Count(log.String(), text); n != 1 {
 			t.Errorf("%d lines report that %s, for 20 calls:\n%s", n, text, log.String())
 		}
+	}
+}
+
+func TestConnectionsOfUnauthenticatedClientsAreLoggedOnce(t *testing.T) {
+	var log testenv.Buffer
+	p := start(t, controlplane.Config{Ports: freePorts, Stores: []config.Store{config.NewMemoryStore()}, Logger: slog.New(slog.NewTextHandler(&log, nil))})
+	plain, err := grpc.NewClient(p.PlainAddr().String(), grpc.WithTransportCredentials(insecure.NewCredentials()))
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = plain.Close() })
+	for range 5 {
+		if _, err := clusters(t.Context(), t, plain, "shop", "reviews"); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for range 2 {
+		if _, err := clusters(asBearer(t.Context(), p.token("shop", "reviews")), t, p.dial(), "shop", "reviews"); err != nil {
+			t.Fatal(err)
+		}
+	}
+	testenv.Eventually(t, "the ends of the logged connections are logged", func() error {
+		if n := strings.Count(log.String(), "client disconnected"); n != 3 {
+			return fmt.Errorf("%d lines, want 1 of 5 for the plaintext port and 2 for the secure port", n)
+		}
+		return nil
+	})
+	if n := strings.Count(log.String(), "client connected"); n != 3 {
+		t.Errorf("%d connections are logged, want 1 of 5 on the plaintext port and 2 on the secure port:\n%s", n, log.String())
 	}
 }
 

@@ -25,7 +25,7 @@ type AuthorityConfig struct {
 	// Overlap is how long a new root is distributed before it signs. RotateBefore is how long before its expiry a root
 	// is replaced; negative means never.
 	Overlap, RotateBefore time.Duration
-	// AuditFile receives a line for each issued or refused certificate; empty: only the usual log is written.
+	// AuditFile receives lines about issued and refused certificates, see ca.AuditFile; empty: only the usual log is written.
 	AuditFile string
 	// DenyList is a YAML file of refused accounts and certificate serial numbers. Watched. Empty: nothing is refused.
 	DenyList string

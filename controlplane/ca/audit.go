@@ -21,8 +21,8 @@ func unmarshalKeys(text string, keys *jose.JSONWebKeySet) error {
 	return nil
 }
 
-// AuditFile returns a log that is appended to a file. It has one line of JSON for each issued or refused certificate,
-// without secrets. The caller must call the returned function to close the file.
+// AuditFile returns a log that is appended to a file. It has one line of JSON for each certificate that was issued or
+// refused to an authenticated client, without secrets. Refusals of other clients have one line per minute. The caller must call the returned function to close the file.
 func AuditFile(path string) (*slog.Logger, func() error, error) {
 	f, err := os.OpenFile(path, os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o600)
 	if err != nil {
@@ -39,7 +39,7 @@ func (a *Authority) logIssued(address, proof string, caller Identity, cert *x509
 		"notBefore", cert.NotBefore.UTC(), "notAfter", cert.NotAfter.UTC(), "issuer", cert.Issuer.String())
 }
 
-// logRefused records a refused request. caller is empty if the client could not be authenticated.
+// logRefused records a refused request of an authenticated client.
 func (a *Authority) logRefused(address, caller, reason string) {
 	a.opts.Audit.Warn("refused", "identity", caller, "address", address, "reason", reason)
 }

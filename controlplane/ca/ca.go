@@ -64,7 +64,7 @@ type Options struct {
 	Issuers []TokenIssuer
 	// TLSPolicy restricts the TLS of servers that use ServerTLS.
 	TLSPolicy tlspolicy.Policy
-	// Audit records each issued or refused certificate; nil disables the log.
+	// Audit records issued and refused certificates, see AuditFile; nil disables the log.
 	Audit  *slog.Logger
 	Logger *slog.Logger
 	// Registerer registers the metrics; nil disables them. Two authorities cannot share a registerer.

@@ -33,9 +33,9 @@ func (a *Authority) authenticateCaller(ctx context.Context) (caller Identity, pr
 	a.metrics.requests.Inc()
 	if caller, proof, err = a.authenticate(ctx); err != nil {
 		reason := status.Convert(err).Message()
-		a.logRefused(peerAddress(ctx), "", reason)
 		a.metrics.unauthenticated.Inc()
 		if unlogged, ok := a.refusals.Allow(a.now(), refusalLogInterval); ok {
+			a.opts.Audit.Warn("refused", "identity", "", "address", peerAddress(ctx), "reason", reason, "unlogged", unlogged)
 			a.log.Warn("refused a certificate: the client is not authenticated", "address", peerAddress(ctx), "reason", reason, "unlogged", unlogged)
 		}
 	}

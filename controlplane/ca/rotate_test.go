@@ -323,7 +323,9 @@ func TestIssuanceIsAuditedWithoutSecrets(t *testing.T) {
 	ctx := s.withToken(t, "shop", "reviews")
 	cert := s.obtain(t, newKey(t), "shop", "reviews", 3600)
 	_, _ = s.client(t).CreateCertificate(ctx, &securityv1.IstioCertificateRequest{Csr: newCSR(t, newKey(t), "spiffe://cluster.local/ns/bank/sa/boss")})
-	_, _ = s.client(t).CreateCertificate(bearer(t, "secret.token.text"), &securityv1.IstioCertificateRequest{Csr: newCSR(t, newKey(t))})
+	for range 20 {
+		_, _ = s.client(t).CreateCertificate(bearer(t, "secret.token.text"), &securityv1.IstioCertificateRequest{Csr: newCSR(t, newKey(t))})
+	}
 	_, err = s.client(t, cert).CreateCertificate(bearer(t), &securityv1.IstioCertificateRequest{Csr: newCSR(t, newKey(t))})
 	if err != nil {
 		t.Fatal(err)
@@ -339,6 +341,9 @@ func TestIssuanceIsAuditedWithoutSecrets(t *testing.T) {
 		if !strings.Contains(string(data), want) {
 			t.Errorf("%s is not in\n%s", want, data)
 		}
+	}
+	if n := strings.Count(string(data), `"identity":""`); n != 1 {
+		t.Errorf("%d lines record 20 refusals of an unauthenticated client, want 1", n)
 	}
 	if strings.Contains(string(data), "secret.token") || strings.Contains(string(data), "PRIVATE") {
 		t.Errorf("a secret is in\n%s", data)

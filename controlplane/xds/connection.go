@@ -125,6 +125,8 @@ func (c *connection) awaitFirstRequest() (*request, error) {
 		return nil, err
 	case r := <-c.requests:
 		return r, nil
+	case <-c.ctx.Done():
+		return nil, c.ctx.Err()
 	case <-timer.C:
 		return nil, status.Errorf(codes.DeadlineExceeded, "no request arrived within %s", firstRequestTimeout)
 	}
@@ -184,24 +186,41 @@ func (c *connection) run(first *request) error {
 	defer c.deferredTimer.Stop()
 	c.nackTimer = time.NewTimer(time.Hour)
 	defer c.nackTimer.Stop()
-	c.log.Info("client connected", "identity", c.peer.Identity, "address", c.peer.Address, "protocol", c.stream.protocol())
+	logEnd := c.logConnect()
 	err = c.handle(first)
 	if err == nil {
 		err = c.loop()
 	}
 	err = ignoreClientClose(err)
-	c.log.Info("client disconnected", "after", time.Since(c.connected).Round(time.Millisecond), "error", err)
+	logEnd(err)
 	return err
 }
 
-// refusalLogInterval is the minimum time between two log lines about refused clients without an identity.
-const refusalLogInterval = time.Minute
+// clientLogInterval is the minimum time between two log lines of one kind about clients without an identity.
+const clientLogInterval = time.Minute
+
+// logConnect logs that the client connected, and returns the function that logs its end. The lines about clients without
+// an identity are rate-limited; each end is logged whose start was.
+func (c *connection) logConnect() (logEnd func(error)) {
+	log := c.log
+	if c.peer.Identity == "" {
+		unlogged, ok := c.server.connects.Allow(time.Now(), clientLogInterval)
+		if !ok {
+			return func(error) {}
+		}
+		log = log.With("unlogged", unlogged)
+	}
+	log.Info("client connected", "identity", c.peer.Identity, "address", c.peer.Address, "protocol", c.stream.protocol())
+	return func(err error) {
+		c.log.Info("client disconnected", "after", time.Since(c.connected).Round(time.Millisecond), "error", err)
+	}
+}
 
 // logRefusal logs that the node was refused. Log lines about clients without an identity are rate-limited.
 func (c *connection) logRefusal(err error) {
 	log := c.log
 	if c.peer.Identity == "" {
-		unlogged, ok := c.server.refusals.Allow(time.Now(), refusalLogInterval)
+		unlogged, ok := c.server.refusals.Allow(time.Now(), clientLogInterval)
 		if !ok {
 			return
 		}

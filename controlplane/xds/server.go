@@ -87,10 +87,10 @@ type Server struct {
 	streams         atomic.Int64 // number of streams
 	// unauthenticatedStreams is the number of streams of clients without an identity.
 	unauthenticatedStreams atomic.Int64
-	// refusals limits the rate of log lines about clients without an identity.
-	refusals loglimit.Limiter
-	stopping chan struct{}
-	started  time.Time
+	// refusals and connects limit the rate of log lines about clients without an identity.
+	refusals, connects loglimit.Limiter
+	stopping           chan struct{}
+	started            time.Time
 
 	pages pageCache
 	// Quotas of clients with and without an identity. They are separate so that the latter cannot use up the memory of
