@@ -3,6 +3,7 @@ package controlplane_test
 import (
 	"bytes"
 	"fmt"
+	"io"
 	"net/http"
 	"os"
 	"path/filepath"
@@ -96,6 +97,67 @@ func TestDiffReportsChangesWithoutApplyingThem(t *testing.T) {
 	if after := p.Status().Clients[0].Version; after != version {
 		t.Errorf("a comparison changed the version from %s to %s", version, after)
 	}
+}
+
+// compare posts a request body to /debug/diff and returns the status of the response. It sends the body when the control
+// plane reads it.
+func (p *testServer) compare(body io.Reader) (int, string) {
+	p.t.Helper()
+	request, err := http.NewRequest(http.MethodPost, "http://"+p.MonitoringAddr().String()+"/debug/diff", body)
+	if err != nil {
+		p.t.Fatal(err)
+	}
+	request.Header.Set("Expect", "100-continue")
+	client := http.Client{Timeout: time.Minute, Transport: &http.Transport{DisableKeepAlives: true, ExpectContinueTimeout: time.Minute}}
+	response, err := client.Do(request)
+	if err != nil {
+		p.t.Error(err)
+		return 0, ""
+	}
+	defer func() { _ = response.Body.Close() }()
+	text, _ := io.ReadAll(response.Body)
+	return response.StatusCode, string(text)
+}
+
+func TestDiffAccepts8MiB(t *testing.T) {
+	p := startServerWithoutConfig(t)
+	const before, after = `{"files":[{"name":"a.yaml","text":"# `, `"}]}`
+	for size, want := range map[int]int{8 << 20: http.StatusOK, 8<<20 + 1: http.StatusBadRequest} {
+		body := before + strings.Repeat("x", size-len(before)-len(after)) + after
+		code, text := p.compare(strings.NewReader(body))
+		if code != want || code != http.StatusOK && !strings.Contains(text, "at most 8 MiB") {
+			t.Errorf("%d bytes: status %d, %.200s", size, code, text)
+		}
+	}
+}
+
+func TestDiffComparesOneRequestAtATime(t *testing.T) {
+	p := startServerWithoutConfig(t)
+	body, rest := io.Pipe()
+	first := make(chan int, 1)
+	go func() {
+		code, _ := p.compare(body)
+		first <- code
+	}()
+	if _, err := io.WriteString(rest, "{"); err != nil {
+		t.Fatal(err)
+	}
+	if code, text := p.compare(strings.NewReader("{}")); code != http.StatusTooManyRequests {
+		t.Errorf("a second request has status %d: %s", code, text)
+	}
+	if _, err := io.WriteString(rest, "}"); err != nil {
+		t.Fatal(err)
+	}
+	_ = rest.Close()
+	if code := <-first; code != http.StatusOK {
+		t.Errorf("the first request has status %d", code)
+	}
+	testenv.Eventually(t, "a request after the first is served", func() error {
+		if code, text := p.compare(strings.NewReader("{}")); code != http.StatusOK {
+			return fmt.Errorf("status %d: %s", code, text)
+		}
+		return nil
+	})
 }
 
 func TestDescribeShowsTheEffectOfDocuments(t *testing.T) {
