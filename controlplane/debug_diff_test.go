@@ -179,11 +179,11 @@ func TestDescribeShowsTheEffectOfDocuments(t *testing.T) {
 		t.Fatal(err)
 	}
 	for _, want := range []string{
-		"Serves reviews.shop.svc.cluster.local:80 (HTTP, at its port 80)\n  accepts mutual TLS only (STRICT), as PeerAuthentication shop/strict specifies",
+		"Serves reviews.shop.svc.cluster.local:80 (HTTP, on port 80 of the workload)\n  accepts mutual TLS only (STRICT), as PeerAuthentication shop/strict specifies",
 		"VirtualService shop/reviews  " + dir + "/routes.yaml:1:1\n      requests with path like \"/re.*\" go to reviews",
 		"requests are allowed only if they match an ALLOW policy",
 		"ALLOW: from cluster.local/ns/shop/sa/page to GET",
-		"it sees 2 services",
+		"  2 services",
 	} {
 		if !strings.Contains(out.String(), want) {
 			t.Errorf("the description lacks %q:\n%s", want, out.String())

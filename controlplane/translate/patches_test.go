@@ -83,7 +83,7 @@ func TestInvalidPatchIsRefused(t *testing.T) {
 		"{name: x, typed_config: {'@type': type.googleapis.com/envoy.config.filter.http.buffer.v2.Buffer, max_request_bytes: 1}}": ".typed_config.@type: no extension of Envoy has this type",
 		"{nam: x}":  ".nam: HttpFilter has no such field",
 		"{name: 1}": ".name",
-		"{name: x, typed_config: {'@type': type.googleapis.com/envoy.extensions.filters.http.buffer.v3.Buffer}}":                                                                "Envoy would reject it",
+		"{name: x, typed_config: {'@type': type.googleapis.com/envoy.extensions.filters.http.buffer.v3.Buffer}}":                                                                "Envoy would reject the value",
 		"{name: x, typed_config: {'@type': type.googleapis.com/udpa.type.v1.TypedStruct, type_url: type.googleapis.com/envoy.extensions.filters.http.nothing.v3.X, value: {}}}": ".typed_config.@type",
 	} {
 		document := "apiVersion: networking.istio.io/v1alpha3\nkind: EnvoyFilter\nmetadata: {name: f}\nspec:\n  configPatches:\n  - applyTo: HTTP_FILTER\n    patch:\n      operation: INSERT_FIRST\n      value: " + value + "\n"

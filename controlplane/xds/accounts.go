@@ -9,33 +9,33 @@ import (
 	"golang.org/x/sync/semaphore"
 )
 
-// Limits on the memory that the server holds for all streams of one client. A client is an identity or, without one, a
-// source network.
+// Limits on the memory that the server uses for all streams of one client. All streams with the same identity count as
+// one client; streams without an identity count by their source network.
 const (
 	// defaultMemory is the default of Config.Memory.
 	defaultMemory = 512 << 20
 	// maxQuota limits the subscriptions of one client, in bytes.
 	maxQuota = 64 << 20
-	// freePerStream is the memory of a stream that is not charged; the number of streams limits it. Thousands of
-	// proxies may share an identity, and most of them need less.
+	// freePerStream is the memory of a stream that is not charged, because the number of streams already limits it.
+	// Thousands of proxies may share an identity, and most of them need less.
 	freePerStream = 128 << 10
-	// freeOwnBytes limits the overrides of a version map, apart from its shared page, that are not charged.
+	// freeOwnBytes is the size up to which the overrides of a version map are not charged.
 	freeOwnBytes = 256 << 10
-	// minRequests and maxRequests limit the request budget, in bytes. In between, it is a quarter of the subscriptions'
-	// budget, because a request occupies several times its size while it is handled.
+	// minRequests and maxRequests limit the request budget, in bytes. Between these limits, the request budget is a
+	// quarter of the budget for subscriptions, because a request uses several times its size while it is handled.
 	minRequests = 2 * maxRequest
 	maxRequests = 128 << 20
 )
 
-// quotas holds one quota per client and limits their sum. A page that several streams share is charged once.
+// quotas contains one quota per client, and limits their sum. A page that several streams share is charged only once.
 type quotas struct {
 	maxBytes int64
-	requests *semaphore.Weighted // bytes of requests that are being read or handled
-	perKey   int64               // the same limit for one client
+	requests *semaphore.Weighted // budget for requests that are being read or handled, in bytes
+	perKey   int64               // the same limit for each client
 
 	mu    sync.Mutex
 	byKey map[string]*quota
-	pages map[*versionPage]int // number of quotas that are charged for each page
+	pages map[*versionPage]int // number of quotas to which each page is charged
 	bytes int64
 }
 
@@ -59,7 +59,7 @@ type quota struct {
 	bytes   int64
 }
 
-// acquire returns the quota of a client and counts one more stream of it.
+// acquire returns the quota of a client, and counts one more stream of the client.
 func (s *quotas) acquire(key string) *quota {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -72,7 +72,8 @@ func (s *quotas) acquire(key string) *quota {
 	return a
 }
 
-// release uncounts a stream that was charged for f, and deletes the quota after the client's last stream.
+// release counts one stream less. f is the footprint that was charged for the stream. It deletes the quota after the
+// client's last stream.
 func (a *quota) release(f footprint) {
 	a.charge(f, footprint{})
 	a.all.mu.Lock()
@@ -96,7 +97,7 @@ func (a *quota) isChargedFor(p *versionPage) bool {
 	return p != nil && a.pages[p] > 0
 }
 
-// charge replaces the footprint before of a stream by the footprint after.
+// charge replaces one footprint of a stream by another.
 func (a *quota) charge(before, after footprint) {
 	s := a.all
 	s.mu.Lock()
@@ -130,7 +131,8 @@ func (s *quotas) totalBytes() int64 {
 	return s.bytes
 }
 
-// acquireRequest waits for size bytes of the client's request budget, then of the common request budget.
+// acquireRequest waits until size bytes are available in the client's request budget, and then in the request budget of
+// all clients.
 func (a *quota) acquireRequest(ctx context.Context, size int64) (release func(), err error) {
 	if err := a.requests.Acquire(ctx, size); err != nil {
 		return nil, err
@@ -158,7 +160,7 @@ func (f *footprint) addVersionMap(l *versionMap) {
 	f.own += int64(max(0, l.overrideBytes-min(l.bytes/pageShare, freeOwnBytes)))
 }
 
-// footprint returns the memory that the stream holds for its client, and the sum in bytes.
+// footprint returns the memory that the server uses for the stream, and its sum in bytes.
 func (c *connection) footprint() (f footprint, sum int64) {
 	f.own = c.nodeBytes
 	for _, sub := range c.subs {
@@ -179,7 +181,7 @@ func (c *connection) footprint() (f footprint, sum int64) {
 	return f, sum
 }
 
-// charge charges the client for the memory that the stream holds now.
+// charge updates the memory that is charged to the client for the stream.
 func (c *connection) charge() {
 	f, sum := c.footprint()
 	if c.heldBytes = sum; sum <= freePerStream {
@@ -219,8 +221,8 @@ func (s *Server) acquireQuota(p Peer) *quota {
 	return s.unauthenticated.acquire(sourceNetwork(p.Address).String())
 }
 
-// SourceNetwork returns the network whose clients share the limits for clients without an identity: an IPv4 address, or
-// an IPv6 network of 64 bits, in which one client may have any number of addresses.
+// SourceNetwork returns the network by which clients without an identity are counted: an IPv4 address, or an IPv6
+// network of 64 bits. In such a network, one client may use any number of addresses.
 func SourceNetwork(addr net.Addr) netip.Prefix { return sourceNetwork(addr.String()) }
 
 func sourceNetwork(address string) netip.Prefix {
@@ -233,6 +235,6 @@ func sourceNetwork(address string) netip.Prefix {
 	if ip.Is4() {
 		bits = 32
 	}
-	network, _ := ip.Prefix(bits) // the length fits
+	network, _ := ip.Prefix(bits) // cannot fail, because the length is valid
 	return network
 }

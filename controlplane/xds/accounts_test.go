@@ -35,16 +35,16 @@ func TestSharedPageIsChargedOncePerClientAndOnceInTotal(t *testing.T) {
 	b.charge(footprint{}, f)
 	size := int64(shared.bytes)
 	if a.bytes != size+20 || b.bytes != size+10 || s.totalBytes() != size+30 {
-		t.Errorf("charged are %d and %d, in total %d; the page has %d bytes", a.bytes, b.bytes, s.totalBytes(), size)
+		t.Errorf("the clients are charged %d and %d bytes, in total %d; the page has %d bytes", a.bytes, b.bytes, s.totalBytes(), size)
 	}
 	if !a.isChargedFor(shared) || a.isChargedFor(newTestPage(1, "x")) {
-		t.Error("the pages that a client holds are not known")
+		t.Error("isChargedFor does not report the page of a client")
 	}
 	a.charge(f, footprint{})
 	a.charge(f, footprint{})
 	b.release(f)
 	if s.totalBytes() != 0 || len(s.pages) != 0 || a.bytes != 0 || s.byKey["b"] != nil {
-		t.Errorf("%d bytes and %d pages are charged in the end", s.totalBytes(), len(s.pages))
+		t.Errorf("%d bytes and %d pages are still charged at the end", s.totalBytes(), len(s.pages))
 	}
 }
 
@@ -53,7 +53,7 @@ func TestAvailableBytesIsLimitedPerClientAndInTotal(t *testing.T) {
 	a, b := s.acquire("a"), s.acquire("b")
 	a.charge(footprint{}, footprint{own: maxQuota - 10})
 	if a.availableBytes() != 10 || b.availableBytes() != 110 {
-		t.Errorf("available are %d and %d bytes", a.availableBytes(), b.availableBytes())
+		t.Errorf("%d and %d bytes are available", a.availableBytes(), b.availableBytes())
 	}
 }
 
@@ -90,14 +90,14 @@ func TestLargeRequestsWaitForTheirShareOfTheBudget(t *testing.T) {
 	short, end := context.WithTimeout(ctx, time.Millisecond)
 	defer end()
 	if _, err := a.acquireRequest(short, 1); err == nil {
-		t.Error("a client exceeds its share")
+		t.Error("a client acquires more than its share of the request budget")
 	}
 	other, err := b.acquireRequest(ctx, maxRequest)
 	if err != nil {
-		t.Fatalf("another client does not get its share: %v", err)
+		t.Fatalf("another client cannot acquire its share: %v", err)
 	}
 	first()
-	first() // releases the share once
+	first() // releasing a second time must have no effect
 	other()
 	third, err := a.acquireRequest(ctx, maxRequest)
 	if err != nil {
@@ -107,7 +107,7 @@ func TestLargeRequestsWaitForTheirShareOfTheBudget(t *testing.T) {
 }
 
 func TestNamesBeyondTheQuotaAreNotSubscribed(t *testing.T) {
-	r := newTestServer(t, Config{Memory: 8 << 20}) // clients without an identity share 2 MiB of it
+	r := newTestServer(t, Config{Memory: 8 << 20}) // clients without an identity share a quarter of this, 2 MiB
 	r.push(meshState{eds: {"a": "1"}})
 	for n := range 3 {
 		c := r.newDeltaClient()
@@ -127,13 +127,13 @@ func TestNamesBeyondTheQuotaAreNotSubscribed(t *testing.T) {
 	if total < 1000 || total > 2200 {
 		t.Errorf("the streams of one client are subscribed to %d names of 1 KiB, in 2 MiB", total)
 	}
-	// The response that removes the names is charged too, until its ACK.
+	// The response that removes the names is also charged, until the client ACKs it.
 	if held := r.unauthenticated.totalBytes(); held > 2*2<<20 {
 		t.Errorf("%d bytes are charged", held)
 	}
 	c := r.newDeltaClient()
 	c.subscribe(eds, "a")
-	c.expect("eds +a=1") // a small stream is served, whatever the client's large streams hold
+	c.expect("eds +a=1") // a small stream is served, even if the client's large streams use up its memory limit
 }
 
 func TestRequestMemoryIsNotRetainedForFewNames(t *testing.T) {
@@ -156,12 +156,12 @@ func TestRequestMemoryIsNotRetainedForFewNames(t *testing.T) {
 		s.subscribeDelta(r, true)
 		for name, version := range s.known.all {
 			if within(name) || within(version) {
-				t.Errorf("%s: a claim is a part of the request", what)
+				t.Errorf("%s: a stored claim refers to the memory of the request", what)
 				break
 			}
 		}
 		if slices.ContainsFunc(slices.Collect(maps.Keys(maps.Collect(s.names.all))), within) {
-			t.Errorf("%s: a name is a part of the request", what)
+			t.Errorf("%s: a stored name refers to the memory of the request", what)
 		}
 	}
 }
@@ -179,7 +179,7 @@ func TestInvalidNamesAreAnsweredAndNotStored(t *testing.T) {
 	r := &request{subscribe: []string{"ok1", "bad", strings.Repeat("x", maxName+1), "ok2"}}
 	excess, invalid := s.limitNames(r, maxNames, c.validName(eds))
 	if !slices.Equal(r.subscribe, []string{"ok1", "ok2"}) || !slices.Equal(invalid, []string{"bad"}) || len(excess) != 1 {
-		t.Errorf("subscribed are %q, invalid %q, %d are too long", r.subscribe, invalid, len(excess))
+		t.Errorf("subscribed: %q, invalid: %q, too long: %d", r.subscribe, invalid, len(excess))
 	}
 }
 

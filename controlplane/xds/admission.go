@@ -9,9 +9,9 @@ import (
 	"google.golang.org/grpc/status"
 )
 
-// Admission limits new streams. When all clients connect at once, as after a restart, the server admits them one after
-// the other. It generates first responses for few streams at a time, so that pushes to connected clients are not
-// delayed.
+// Admission limits new streams. When all clients connect at the same time, as after a restart, the server admits them
+// one after the other. It generates the first responses of few streams at a time, so that these do not delay pushes to
+// connected clients.
 type Admission struct {
 	// Rate is the number of new streams admitted per second, and also the burst after an idle time. Default 500;
 	// negative means no limit.
@@ -19,8 +19,8 @@ type Admission struct {
 	// Wait is the longest time that a stream waits for admission. A stream that would wait longer is refused at once,
 	// and its client reconnects. Default 2 s, which is less than agents wait for a first response.
 	Wait time.Duration
-	// MaxStreams is the maximum number of concurrent streams. A client has one, but may open many on one connection. 0
-	// and negative mean no limit.
+	// MaxStreams is the maximum number of concurrent streams. An agent opens one stream, but any client may open many
+	// on one connection. 0 and negative values mean no limit.
 	MaxStreams int
 	// MaxUnauthenticatedStreams is the same limit for streams of clients without an identity.
 	MaxUnauthenticatedStreams int
@@ -51,7 +51,8 @@ func (d *streamLimiter) reserve(now time.Time) (wait time.Duration, ok bool) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	interval := time.Second / time.Duration(d.Rate)
-	if oldest := now.Add(interval - time.Second); d.next.Before(oldest) { // the unused rate of the last second
+	// The part of the rate that was not used in the last second.
+	if oldest := now.Add(interval - time.Second); d.next.Before(oldest) {
 		d.next = oldest
 	}
 	if wait = d.next.Sub(now); wait > d.Wait {
@@ -77,12 +78,12 @@ func (s *Server) countStream(authenticated bool) (leave func(), err error) {
 	if maxUnauthenticated := s.cfg.Admission.MaxUnauthenticatedStreams; maxUnauthenticated > 0 && unauthenticated > int64(maxUnauthenticated) {
 		leave()
 		s.metrics.refusedStreams.Inc()
-		return nil, status.Errorf(codes.ResourceExhausted, "the control plane has %d streams of clients without an identity, which is the limit: connect to the port for xDS over TLS, or raise --max-connections", maxUnauthenticated)
+		return nil, status.Errorf(codes.ResourceExhausted, "the control plane has reached its limit of %d streams of clients without an identity: connect to the port for xDS over TLS, or raise --max-connections", maxUnauthenticated)
 	}
 	if maxStreams > 0 && n > int64(maxStreams) {
 		leave()
 		s.metrics.refusedStreams.Inc()
-		return nil, status.Errorf(codes.ResourceExhausted, "the control plane has %d streams, which is the limit (--max-connections)", maxStreams)
+		return nil, status.Errorf(codes.ResourceExhausted, "the control plane has reached its limit of %d streams: raise --max-connections", maxStreams)
 	}
 	return leave, nil
 }
@@ -110,7 +111,7 @@ func (s *Server) waitForAdmission(ctx context.Context) error {
 }
 
 // acquireGenerator waits until the client's resources may be generated; the caller calls release afterwards. First
-// responses of streams use only a part of the slots, which leaves slots for pushes to connected clients.
+// responses use only a part of the slots, so that slots remain for pushes to connected clients.
 func (c *connection) acquireGenerator() (release func(), err error) {
 	slots := []chan struct{}{c.server.generators}
 	if c.firstOfType {

@@ -13,14 +13,14 @@ import (
 func TestAdmissionTimesAreEvenlySpacedAfterABurst(t *testing.T) {
 	d := streamLimiter{Admission: Admission{Rate: 10, Wait: time.Second}}
 	now := time.Unix(1000, 0)
-	for i := range 20 { // the last one at the limit
+	for i := range 20 { // the last stream reaches the limit
 		in, ok := d.reserve(now)
 		if want := max(0, time.Duration(i-9)*100*time.Millisecond); !ok || in != want {
 			t.Errorf("stream %d waits for %v, %v; want %v", i, in, ok, want)
 		}
 	}
 	if in, ok := d.reserve(now); ok {
-		t.Errorf("a stream is to wait for %v", in)
+		t.Errorf("a stream would have to wait for %v instead of being refused", in)
 	}
 	if in, ok := d.reserve(now.Add(time.Second)); !ok || in > 200*time.Millisecond {
 		t.Errorf("a second later a stream waits for %v, %v", in, ok)
@@ -58,7 +58,7 @@ func TestStreamsBeyondTheMaximumAreRefusedUntilOneEnds(t *testing.T) {
 	first.cancel()
 	for end := time.Now().Add(deadline); r.streams.Load() > 0; time.Sleep(time.Millisecond) {
 		if time.Now().After(end) {
-			t.Fatal("a stream that left has its place still")
+			t.Fatal("a stream that ended still counts")
 		}
 	}
 	third := r.newDeltaClient()
@@ -106,7 +106,7 @@ func TestThousandSimultaneousClientsAreServed(t *testing.T) {
 		defer making.Add(-1)
 		for seen := most.Load(); now > seen && !most.CompareAndSwap(seen, now); seen = most.Load() {
 		}
-		time.Sleep(100 * time.Microsecond) // so that the calls would overlap
+		time.Sleep(100 * time.Microsecond) // makes the calls overlap
 		return nil
 	}}
 	const generators = 4
@@ -122,7 +122,7 @@ func TestThousandSimultaneousClientsAreServed(t *testing.T) {
 			c.subscribe(lds)
 			m, ok := <-c.got
 			if !ok {
-				t.Errorf("client %d was turned away: %v", i, c.err)
+				t.Errorf("the server refused client %d: %v", i, c.err)
 				return
 			}
 			c.ack(m)
@@ -144,7 +144,7 @@ func TestThousandSimultaneousClientsAreServed(t *testing.T) {
 		}
 	}
 	if got := most.Load(); got > generators {
-		t.Errorf("the resources of %d clients were made at the same time, want %d at most", got, generators)
+		t.Errorf("the resources of %d clients were generated at the same time, want at most %d", got, generators)
 	}
-	t.Logf("%d pushes in %v meanwhile, the slowest took %v", pushes, time.Since(began), slowest)
+	t.Logf("meanwhile %d pushes were sent in %v, the slowest took %v", pushes, time.Since(began), slowest)
 }

@@ -11,13 +11,13 @@ import (
 	"google.golang.org/protobuf/types/known/anypb"
 )
 
-// ServerOptions returns options for the gRPC servers that a Server is registered to. They are optional: without them
-// each response is marshalled for each client, and is in memory once for each client that is reading it.
+// ServerOptions returns options for the gRPC servers with which a Server is registered. They are optional. Without
+// them, each response is marshalled for each client, and uses memory for each client that is reading it.
 func ServerOptions() []grpc.ServerOption {
 	return []grpc.ServerOption{grpc.ForceServerCodecV2(codec{encoding.GetCodecV2("proto")})}
 }
 
-// codec writes delta responses from the encoded resources that all clients share. It passes all other messages to the
+// codec encodes delta responses from the encoded resources that all clients share. It passes all other messages to the
 // standard codec.
 type codec struct{ encoding.CodecV2 }
 
@@ -100,7 +100,8 @@ func encodeResource(r *Resource) *encodedResource {
 	return &encodedResource{name: r.Name, version: r.Version, body: r.Body, bytes: mem.SliceBuffer(b), value: b[len(b)-len(r.Body.GetValue()):]}
 }
 
-// appendResource returns the encoded resources field of a response, in a buffer of exactly its size. The value is last.
+// appendResource returns the encoded resources field of a response, in a buffer of exactly the necessary size. The
+// resource's value is at the end of the buffer.
 func appendResource(name, version string, aliases []string, typeURL string, value []byte) []byte {
 	body := protowire.SizeTag(anyType) + protowire.SizeBytes(len(typeURL)) + protowire.SizeTag(anyValue) + protowire.SizeBytes(len(value))
 	size := protowire.SizeTag(resourceBody) + protowire.SizeBytes(body)

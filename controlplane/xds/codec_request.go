@@ -28,7 +28,7 @@ type deltaRequest struct {
 	subscribe, unsubscribe []string
 	initial                map[string]string
 
-	// pages is the cache of pages that all clients share; nil in tests.
+	// pages is the cache of pages that all clients share. It is nil in tests.
 	pages                      *pageCache
 	subscribePage, initialPage *versionPage // cached pages that have the same content as the request's lists
 }
@@ -87,8 +87,8 @@ func (r *deltaRequest) preparePages(b []byte) {
 	}
 }
 
-// entryIterator iterates over the names, and versions if any, of one field of an encoded request. It stops where the
-// request is malformed; unmarshal reports that error.
+// entryIterator iterates over one field of an encoded request: the names, and the versions if there are any. It stops
+// where the request is malformed, and unmarshal reports the error.
 type entryIterator struct {
 	request []byte
 	field   protowire.Number
@@ -129,8 +129,8 @@ func (l entryIterator) all(yield func(name, version string) bool) {
 
 func unsafeString(b []byte) string { return unsafe.String(unsafe.SliceData(b), len(b)) }
 
-// parseMapEntry returns the key and value of an encoded map entry. For a malformed entry it returns what precedes the
-// error.
+// parseMapEntry returns the key and value of an encoded map entry. For a malformed entry it returns the fields that
+// precede the error.
 func parseMapEntry(b []byte) (key, value []byte) {
 	for len(b) > 0 {
 		field, kind, n := protowire.ConsumeTag(b)
@@ -160,7 +160,7 @@ func (r *deltaRequest) addName(field protowire.Number, value string) error {
 		return r.addInitialVersion(value)
 	}
 	if !utf8.ValidString(value) {
-		return fmt.Errorf("a resource name is not UTF-8: %q", value)
+		return fmt.Errorf("a resource name is not valid UTF-8: %q", value)
 	}
 	if field == requestSubscribe {
 		r.subscribe = append(r.subscribe, value)
@@ -172,7 +172,8 @@ func (r *deltaRequest) addName(field protowire.Number, value string) error {
 
 // addInitialVersion adds one encoded entry of initial_resource_versions.
 func (r *deltaRequest) addInitialVersion(entry string) error {
-	encoded := unsafe.Slice(unsafe.StringData(entry), len(entry)) // only read; the stored strings are substrings of entry
+	// The bytes are only read; the strings that are stored are substrings of entry.
+	encoded := unsafe.Slice(unsafe.StringData(entry), len(entry))
 	for b := encoded; len(b) > 0; {
 		_, _, n := protowire.ConsumeField(b)
 		if n < 0 {
@@ -182,7 +183,7 @@ func (r *deltaRequest) addInitialVersion(entry string) error {
 	}
 	key, value := parseMapEntry(encoded)
 	if !utf8.Valid(key) || !utf8.Valid(value) {
-		return fmt.Errorf("a resource's name or version is not UTF-8: %q %q", key, value)
+		return fmt.Errorf("a resource's name or version is not valid UTF-8: %q %q", key, value)
 	}
 	if r.initial == nil {
 		r.initial = map[string]string{}

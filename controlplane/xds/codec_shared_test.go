@@ -11,7 +11,7 @@ import (
 	"google.golang.org/protobuf/proto"
 )
 
-// TestSharedListsDecodeTheSame: a request whose lists equal a cached page shares it; all other lists are decoded
+// TestSharedListsDecodeTheSame: a request whose lists equal a cached page shares that page. All other lists are decoded
 // separately.
 func TestSharedListsDecodeTheSame(t *testing.T) {
 	var shared pageCache
@@ -26,7 +26,7 @@ func TestSharedListsDecodeTheSame(t *testing.T) {
 	subscribed.compact(&shared)
 	initial.compact(&shared)
 	if subscribed.shared == nil || initial.shared == nil {
-		t.Fatal("no page is shared")
+		t.Fatal("the decoded request does not share the cached page")
 	}
 	swapped, other := maps.Clone(versions), slices.Clone(names)
 	swapped["n1"], swapped["n2"] = versions["n2"], versions["n1"]
@@ -37,13 +37,13 @@ func TestSharedListsDecodeTheSame(t *testing.T) {
 		has                 map[string]string
 		subscribed, initial bool
 	}{
-		"the same":                {names, versions, true, true},
-		"another name":            {other, versions, false, true},
-		"one more":                {append(slices.Clone(names), "more"), versions, false, true},
-		"one of them twice":       {append(slices.Clone(names[1:]), names[5]), versions, false, true},
-		"one less, and all":       {append(slices.Clone(names[1:]), wildcardName), nil, false, false},
-		"versions in other hands": {names, swapped, true, false},
-		"no version":              {nil, map[string]string{"n1": ""}, false, false},
+		"the same":                            {names, versions, true, true},
+		"another name":                        {other, versions, false, true},
+		"one more":                            {append(slices.Clone(names), "more"), versions, false, true},
+		"one name occurs twice":               {append(slices.Clone(names[1:]), names[5]), versions, false, true},
+		"one less, and all":                   {append(slices.Clone(names[1:]), wildcardName), nil, false, false},
+		"versions of two names are exchanged": {names, swapped, true, false},
+		"no version":                          {nil, map[string]string{"n1": ""}, false, false},
 	} {
 		m := &discoveryv3.DeltaDiscoveryRequest{TypeUrl: eds, ResourceNamesSubscribe: c.names, InitialResourceVersions: c.has, ResourceNamesUnsubscribe: []string{"away"}}
 		data, err := proto.Marshal(m)
@@ -63,5 +63,6 @@ func TestSharedListsDecodeTheSame(t *testing.T) {
 		slices.Sort(m.ResourceNamesSubscribe)
 		sameRequest(t, got, m)
 	}
-	runtime.KeepAlive([]*versionPage{subscribed.shared, initial.shared}) // the cache holds pages weakly
+	// The cache has only weak references to the pages.
+	runtime.KeepAlive([]*versionPage{subscribed.shared, initial.shared})
 }

@@ -18,7 +18,7 @@ import (
 
 var errStopping = status.Error(codes.Unavailable, "the control plane is stopping: connect again")
 
-// pendingPush is one or several merged changes that are not processed for a client yet.
+// pendingPush contains one or several merged changes that the server has not yet processed for a client.
 type pendingPush struct {
 	state         State
 	version       string
@@ -26,8 +26,8 @@ type pendingPush struct {
 	since, queued time.Time
 }
 
-// connection is one client's stream. Its fields below mu are written by the stream's own goroutine only, under mu, so
-// that status can read them from other goroutines. The stream's goroutine reads them without the lock.
+// connection is one client's stream. Only the stream's own goroutine writes the fields below mu. It holds mu for that,
+// so that status can read them from other goroutines. The stream's goroutine reads them without the lock.
 type connection struct {
 	server          *Server
 	stream          stream
@@ -41,29 +41,29 @@ type connection struct {
 	recvErr         chan error
 	wake            chan struct{} // has one element when a push is pending
 	calls           chan func()
-	removalTimer    *time.Timer // runs while removals wait for a reconnecting client's other requests
+	removalTimer    *time.Timer // runs while removals wait until the other requests of a reconnecting client are answered
 	removalsDelayed bool
 	ackTimer        *time.Timer // runs while dirty types wait for the client's ACKs
-	nackTimer       *time.Timer // runs while the client's requests are not read
+	nackTimer       *time.Timer // runs while the server pauses reading the client's requests
 	readsPaused     bool
-	deferred        []*request  // requests of a reconnected client that wait for its request for clusters
+	deferred        []*request  // requests of a reconnected client that wait until it requests clusters
 	deferredTimer   *time.Timer // runs while deferred is not empty
 	firstOfType     bool        // the request being handled is the first one for its type
-	removalsPending bool        // additions were sent, and their removals were not
+	removalsPending bool        // additions were sent, and the corresponding removals were not sent yet
 	dirtySince      time.Time   // time of the oldest change in dirty
-	// owedClusters are clusters whose assignments are sent when the client first requests assignments, whatever it
-	// claims.
+	// owedClusters contains clusters whose assignments the server sends when the client first requests assignments,
+	// even if it claims to have them.
 	owedClusters []*Resource
 	vhds         vhdsState
-	// resumedRoutes are the route configurations without inline virtual hosts that a reconnecting client claims. Nil
-	// after its first request for virtual hosts.
+	// resumedRoutes contains the route configurations without inline virtual hosts that a reconnecting client claims.
+	// It is nil after the client's first request for virtual hosts.
 	resumedRoutes map[string]bool
-	// vhdsDisabled: virtual hosts are sent inline only, and requests for them are not answered.
+	// vhdsDisabled: the server sends virtual hosts only inline, and does not answer requests for them.
 	vhdsDisabled     bool
-	onDemandNames    map[string]*onDemandName // names of virtual hosts that requests wait for
+	onDemandNames    map[string]*onDemandName // names of virtual hosts for which HTTP requests wait
 	quota            *quota
-	chargedFootprint footprint // charged to quota
-	heldBytes        int64     // charged or not
+	chargedFootprint footprint // memory that is charged to quota
+	heldBytes        int64     // all memory of the stream, whether or not it is charged
 	nodeBytes        int64     // bytes charged for a large node
 	nonces           uint64
 	state            State
@@ -74,9 +74,9 @@ type connection struct {
 
 	mu    sync.Mutex
 	subs  map[string]*subscription
-	dirty map[string]TypeScope // resources that the client may lack, by type
-	// transitioning is set while a received push or request is being processed, and its effects are not yet in dirty or
-	// sent.
+	dirty map[string]TypeScope // resources that differ from those of the client, or may differ, by type
+	// transitioning is set while a push or request is being processed, and its effects are neither in dirty nor sent
+	// yet.
 	transitioning bool
 }
 
@@ -109,12 +109,13 @@ func (s *Server) serve(w stream) error {
 	if err != nil {
 		return ignoreClientClose(err)
 	}
-	_ = grpc.SendHeader(c.stream.Context(), metadata.Pairs(OfferHeader, RevocationType)) // the stream itself reports errors
+	// Errors are ignored, because the stream itself reports them.
+	_ = grpc.SendHeader(c.stream.Context(), metadata.Pairs(OfferHeader, RevocationType))
 	return c.run(first)
 }
 
-// awaitFirstRequest returns the first request. It is a separate function so that serve's stack frame does not retain
-// the request, which lists all resources of a reconnecting client.
+// awaitFirstRequest returns the first request. It is a separate function so that serve's stack frame does not keep the
+// request alive: the request of a reconnecting client lists all its resources.
 func (c *connection) awaitFirstRequest() (*request, error) {
 	timer := time.NewTimer(firstRequestTimeout)
 	defer timer.Stop()
@@ -243,7 +244,7 @@ func (c *connection) loop() error {
 	for {
 		err := c.drainRequests()
 		if err == nil {
-			err = c.advance() // a request just read may be the ACK that dirty types wait for
+			err = c.advance() // the request that was just read may be the ACK for which dirty types wait
 		}
 		if err != nil {
 			return err
@@ -329,20 +330,22 @@ func (c *connection) handleNow(r *request) error {
 }
 
 // shouldDefer reports whether a reconnected client requests resources that may refer to clusters before it has
-// requested clusters. A response now would route traffic to clusters that the client does not have yet.
+// requested clusters. If the server responded now, the client would route traffic to clusters that it does not have
+// yet.
 func (c *connection) shouldDefer(r *request) bool {
 	switch r.typeURL {
 	case ListenerType, RouteType, VirtualHostType:
 		if _, requested := c.subs[ClusterType]; requested {
 			return false
 		}
-		_, listens := c.subs[ListenerType] // without listeners, the client only requests resources that its static listeners refer to
+		// Without listeners, the client requests only resources to which its static listeners refer.
+		_, listens := c.subs[ListenerType]
 		return r.resumes || len(c.deferred) > 0 || c.stream.protocol() == deltaProtocol && r.typeURL != ListenerType && !listens
 	}
 	return false
 }
 
-// beginTransition makes status report Pushing until the returned function is called.
+// beginTransition makes the status report Pushing until the function that it returns is called.
 func (c *connection) beginTransition() (end func()) {
 	set := func(taking bool) {
 		c.mu.Lock()
@@ -389,7 +392,7 @@ func (c *connection) enqueue(p pendingPush) {
 
 func mergeChanges(a, b Change) Change {
 	if a == nil || b == nil {
-		return nil // the change is unknown
+		return nil // the change between the two states is unknown
 	}
 	return a.Merge(b)
 }
@@ -402,7 +405,7 @@ func (c *connection) takePending() *pendingPush {
 	return p
 }
 
-// runInStream runs f in the stream's goroutine, where the client's state and its Proxy may be used. It fails if the
+// runInStream runs f in the stream's goroutine, where f may use the client's state and its Proxy. It fails if the
 // stream ends or ctx is done first.
 func (c *connection) runInStream(ctx context.Context, f func()) error {
 	done := make(chan struct{})
@@ -417,7 +420,7 @@ func (c *connection) runInStream(ctx context.Context, f func()) error {
 	return nil
 }
 
-// add registers a connection, which from then on receives each push after its initial state.
+// add registers a connection. From then on the connection receives each push after its initial state.
 func (s *Server) add(c *connection) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()

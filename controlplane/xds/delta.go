@@ -5,7 +5,7 @@ import (
 	"slices"
 )
 
-// wildcardName subscribes to all resources that the server has for the client.
+// wildcardName is the name by which a client subscribes to all resources that the server has for it.
 const wildcardName = "*"
 
 // handleDelta records the ACK, NACK and subscriptions of a delta request, and responds to it.
@@ -31,7 +31,7 @@ func (c *connection) handleDelta(r *request) error {
 	c.mu.Lock()
 	sub, fresh := c.subscription(r.typeURL)
 	if fresh && r.typeURL == RouteType {
-		// Clients also claim route configurations that arrived after their unsubscription, which Envoy dropped.
+		// Clients also claim route configurations that arrived after they unsubscribed from them. Envoy dropped these.
 		r.initial, r.initialPage = maps.Clone(r.initial), nil
 		maps.DeleteFunc(r.initial, func(name, _ string) bool { return !slices.Contains(r.subscribe, name) })
 	}
@@ -39,7 +39,7 @@ func (c *connection) handleDelta(r *request) error {
 	excess, invalid := sub.limitNames(r, c.availableBytes(r.subscribePage), c.validName(r.typeURL))
 	a := sub.subscribeDelta(r, fresh)
 	c.mu.Unlock()
-	c.charge() // before sending, which may wait for the client
+	c.charge() // charge before sending, because sending may block
 	if r.typeURL == VirtualHostType {
 		excess = append(excess, invalid...)
 	}
@@ -110,10 +110,12 @@ func (c *connection) answerRoutes(sub *subscription, a newSubscriptions, r *requ
 
 // newSubscriptions are the resources that a request newly subscribes to.
 type newSubscriptions struct {
-	names     versionMap          // to be sent, or reported as nonexistent, whatever the client has
-	uncertain map[string]struct{} // unsubscribed by name while the wildcard is subscribed: the client cannot know whether it still has them
+	names versionMap // resources that must be sent or reported as nonexistent, whatever the client claims
+	// Names from which the client unsubscribed while it also subscribes to the wildcard; the client cannot know whether
+	// it still has them.
+	uncertain map[string]struct{}
 	wildcard  bool
-	resumed   bool // the client claims resources of an earlier stream
+	resumed   bool // the client claims resources that it received on an earlier stream
 }
 
 func (a newSubscriptions) isEmpty() bool {
@@ -134,12 +136,12 @@ func (s *subscription) subscribeDelta(r *request, fresh bool) newSubscriptions {
 			s.known.compact(s.pages)
 			s.known.cloneStrings()
 		}
-		// An empty first request is the legacy form of a wildcard subscription; in later requests, an empty list means
-		// nothing.
+		// A first request without names is the legacy form of a wildcard subscription. In later requests an empty list
+		// does not change the subscription.
 		s.wildcard = len(r.subscribe) == 0 && impliesWildcard(s.typeURL)
 		a.wildcard = s.wildcard
 	}
-	subscribe := r.subscribe // not modified: a page may share the slice
+	subscribe := r.subscribe // must not be modified, because a page may share the slice
 	if slices.Contains(subscribe, wildcardName) {
 		a.wildcard = a.wildcard || !s.wildcard
 		s.wildcard = true
@@ -163,8 +165,8 @@ func (s *subscription) subscribeDelta(r *request, fresh bool) newSubscriptions {
 	return a
 }
 
-// subscribeNames subscribes to names and returns those that need a response, because the client does not claim them in
-// has. held is the page with these names, if there is one.
+// subscribeNames subscribes to names. It returns the names that need a response, which are those that the client does
+// not claim in has. held is the cached page with these names, or nil.
 func (s *subscription) subscribeNames(names []string, held *versionPage, has map[string]string) (unclaimed versionMap) {
 	first := s.names.len() == 0
 	if !first || len(names) < pageSize {
@@ -175,7 +177,7 @@ func (s *subscription) subscribeNames(names []string, held *versionPage, has map
 	} else {
 		s.names.addAll(s.pages, len(names), withoutVersions(names))
 		s.names.compact(s.pages)
-		if first && len(names) >= pageSize { // not cloned above
+		if first && len(names) >= pageSize { // the names were not cloned above
 			s.names.cloneStrings()
 		}
 	}
@@ -201,8 +203,8 @@ func (s *subscription) dropWildcard() {
 	}
 }
 
-// answerFirst responds to the first request of a type on a stream. A reconnecting client that has everything gets no
-// response. Any other client gets one, even an empty one, because it waits for it.
+// answerFirst responds to the first request of a type on a stream. If a reconnecting client has everything, the server
+// sends no response. All other clients wait for a response, so the server sends one even if it is empty.
 func (c *connection) answerFirst(sub *subscription, a newSubscriptions) error {
 	forced := a.names.copy()
 	if sub.typeURL == EndpointType {
@@ -210,7 +212,7 @@ func (c *connection) answerFirst(sub *subscription, a newSubscriptions) error {
 	}
 	want, err := c.generate(sub, sub.wildcard, sub.names.sorted())
 	if err != nil {
-		return nil // generate has logged the error; an incomplete response would remove resources
+		return nil // generate has logged the error; an incomplete response would remove resources from the client
 	}
 	d := sub.diff(want, forced)
 	missing := namesWithoutResource(a.names, want)

@@ -152,7 +152,7 @@ func TestUnaffectedTypesAreNotGenerated(t *testing.T) {
 	c.expectNothing()
 	r.awaitStatus("the push", func(s ClientStatus) bool { return !s.Pushing })
 	if r.source.generateCalls() != before {
-		t.Fatal("Generate was called although nothing is affected")
+		t.Fatal("the server called Generate although the change affects no resource")
 	}
 }
 
@@ -163,7 +163,7 @@ func TestAssignmentFollowsItsClusterEvenUnchanged(t *testing.T) {
 	c.subscribe(eds, "a")
 	c.expect("eds +a=ends1")
 	r.push(smallState.withResource(cds, "a", "eds2"), cds)
-	m := c.next() // without waiting for its ACK, which Envoy sends only when the cluster is warm
+	m := c.next() // the test does not wait for the ACK of this response, which
 	if describe(m) != "cds +a=eds2" {
 		t.Fatal(describe(m))
 	}
@@ -232,7 +232,7 @@ func TestUnservedTypesAreAnswered(t *testing.T) {
 	c.expect("sds -y")
 	r.push(smallState)
 	c.expectNothing()
-	r.awaitStatus("in sync although it confirmed nothing", func(s ClientStatus) bool { return s.InSync })
+	r.awaitStatus("the client counts as in sync although it sent no ACK", func(s ClientStatus) bool { return s.InSync })
 }
 
 func TestHealthReportsAreNotAnswered(t *testing.T) {
@@ -256,7 +256,7 @@ func TestSourceMayRefuseAClient(t *testing.T) {
 	c.subscribe(cds)
 	wantCode(t, c.awaitEnd(), codes.PermissionDenied)
 	if len(r.Clients()) != 0 {
-		t.Fatal("a refused client is listed")
+		t.Fatal("the status lists a refused client")
 	}
 }
 
@@ -312,7 +312,8 @@ func TestFailedGenerationSendsNothingAndIsRetried(t *testing.T) {
 			r.source.mu.Lock()
 			r.source.generateErr = nil
 			r.source.mu.Unlock()
-			r.push(smallState.withResource(lds, "l1", "2").withResource(cds, "b", "static2")) // the change itself affects nothing
+			// The change itself affects no resource of the client.
+			r.push(smallState.withResource(lds, "l1", "2").withResource(cds, "b", "static2"))
 			c.expect("lds +l1=2")
 			r.awaitStatus("the error's end", func(s ClientStatus) bool { return s.InSync })
 		})

@@ -159,7 +159,7 @@ type envoyServer struct {
 	state envoyState
 }
 
-// change pushes another state, which differs in a type or a resource of it.
+// change pushes another state, which differs from the current one in the type or resource that what names.
 func (p *envoyServer) change(what string, state envoyState) {
 	p.state = state
 	p.Push(state, testChange{what})
@@ -201,7 +201,7 @@ func (p *envoyServer) awaitSyncOf(types int) {
 		if len(clients) == 1 && clients[0].InSync && len(clients[0].Types) >= types {
 			return nil
 		}
-		return fmt.Errorf("clients are %+v", clients)
+		return fmt.Errorf("the clients are %+v", clients)
 	})
 }
 
@@ -342,7 +342,7 @@ func TestEnvoyIsUndisturbedByServerRestart(t *testing.T) {
 			p.awaitSync()
 			for _, name := range counters {
 				if now := stat(t, e, name); now != before[name] {
-					t.Errorf("%s rose from %d to %d", name, before[name], now)
+					t.Errorf("the counter %s increased from %d to %d", name, before[name], now)
 				}
 			}
 			p.Push(state.withResource(t, assignment("c1", upstream(t, "two")), "c1"), testChange{eds})
@@ -362,7 +362,7 @@ func TestEnvoyCatchesUpAfterServerRestart(t *testing.T) {
 		awaitBody(t, oldHost, port, "one")
 		p.awaitSync()
 		p.stop()
-		// A changed cluster with unchanged endpoints must still be warmed.
+		// Envoy must warm a changed cluster although its endpoints did not change.
 		p = startEnvoyServer(t, p.addr, state.withResource(t, cluster("c1", 3*time.Second), "c1"))
 		testenv.Eventually(t, "the removed resources are gone", func() error {
 			clusters, err := e.Get("/clusters")
@@ -399,7 +399,7 @@ func TestEnvoyRejectsBadListenerAndServesTheGoodOnes(t *testing.T) {
 					return nil
 				}
 			}
-			return fmt.Errorf("clients are %+v", clients)
+			return fmt.Errorf("the clients are %+v", clients)
 		})
 		p.Push(state, testChange{lds})
 		p.awaitSync()

@@ -34,7 +34,7 @@ const deadline = time.Minute
 // an assignment. A route configuration whose content begins with "apart" uses VHDS.
 type meshState map[string]map[string]string
 
-// cds, eds, lds, rds and nds shorten tables.
+// cds, eds, lds, rds and nds are short names of types for tables.
 const (
 	cds = ClusterType
 	eds = EndpointType
@@ -79,7 +79,8 @@ type testChange []string
 
 func (c testChange) Merge(next Change) Change { return append(slices.Clone(c), next.(testChange)...) }
 
-// pushScope parses the elements: a type, or a type and a resource name after a space.
+// pushScope parses the elements of the change. An element is a type, or a type and a resource name, separated by a
+// space.
 func (c testChange) pushScope() PushScope {
 	scope := PushScope{}
 	for _, one := range c {
@@ -177,7 +178,7 @@ func newTestServer(t testing.TB, cfg Config) *testServer {
 		cfg.Settle = 30 * time.Millisecond
 	}
 	if cfg.Await == 0 {
-		cfg.Await = 10 * time.Millisecond // many of these clients send no ACKs
+		cfg.Await = 10 * time.Millisecond // many clients in these tests send no ACKs
 	}
 	server, conn := serveInProcess(t, cfg)
 	return &testServer{Server: server, t: t, source: source, conn: conn}
@@ -240,7 +241,7 @@ type deltaClient struct {
 	stream discoveryv3.AggregatedDiscoveryService_DeltaAggregatedResourcesClient
 	cancel context.CancelFunc
 	got    chan *discoveryv3.DeltaDiscoveryResponse
-	err    error // valid once got is closed
+	err    error // the error with which the stream ended, valid once got is closed
 	first  bool
 	node   string
 }
@@ -281,7 +282,7 @@ func (c *deltaClient) send(r *discoveryv3.DeltaDiscoveryRequest) {
 		c.first = false
 	}
 	if err := c.stream.Send(r); err != nil && !errors.Is(err, io.EOF) {
-		c.t.Fatal(err) // EOF: the stream has ended, and Recv returns its error
+		c.t.Fatal(err) // after EOF, Recv returns the error that ended the stream
 	}
 }
 
@@ -336,7 +337,7 @@ func (c *deltaClient) receivePush(r *testServer) []*discoveryv3.DeltaDiscoveryRe
 	c.t.Helper()
 	r.awaitStatus("the push", func(s ClientStatus) bool { return !s.Pushing })
 	probe := fmt.Sprintf("type.googleapis.com/test.Probe%d", time.Now().UnixNano())
-	c.subscribe(probe) // not served, so the server responds at once with an empty response
+	c.subscribe(probe) // the server does not serve this type, so it responds immediately with an empty response
 	var all []*discoveryv3.DeltaDiscoveryResponse
 	for {
 		m := c.next()

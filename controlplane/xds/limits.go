@@ -10,31 +10,32 @@ import (
 	"google.golang.org/protobuf/proto"
 )
 
-// Limits on the memory that a client can make the server hold. gRPC limits each message; these limit their sum.
+// Limits on the memory that a client can make the server use. gRPC limits each message; these constants limit the
+// total.
 const (
 	// maxNode limits the node of a client, in bytes: Kubernetes allows 256 KiB of annotations per pod.
 	maxNode = 1 << 20
 	// maxName limits a resource's name, in bytes.
 	maxName = 1 << 10
-	// maxNames limits the names of one type that a stream subscribes to, and those that its client claims. Unit: bytes,
-	// plus nameCost for each name. It fits a quarter of a million names of typical length.
+	// maxNames limits the names of one type to which a stream subscribes, and those that its client claims. The unit is
+	// bytes, plus nameCost for each name. A quarter of a million names of typical length fit.
 	maxNames = 32 << 20
 	nameCost = 64
 	// nodeFactor is the ratio of a node's size in memory to its encoded size.
 	nodeFactor = 4
 	// maxInvalidAnswered limits the invalid names that one response reports as nonexistent.
 	maxInvalidAnswered = 1000
-	// maxDeferred limits the requests that wait for the request for clusters.
+	// maxDeferred limits how many requests wait until the client requests clusters.
 	maxDeferred = 16
 )
 
 // NameValidator is a Proxy that can validate resource names.
 type NameValidator interface {
-	// IsValidName reports whether any resource of the type could have the name, in any state.
+	// IsValidName reports whether some resource of the type could have the name, in any state of the mesh.
 	IsValidName(typeURL, name string) bool
 }
 
-// checkNode fails if the stream's node is too large. It charges the client for a large node.
+// checkNode returns an error if the stream's node is too large. It charges a large node to the client's memory limit.
 func (c *connection) checkNode(r *request) error {
 	size := proto.Size(r.node)
 	if size > maxNode {
@@ -42,20 +43,20 @@ func (c *connection) checkNode(r *request) error {
 	}
 	c.nodeBytes = max(0, int64(nodeFactor*size-freePerStream))
 	if c.nodeBytes > c.quota.availableBytes() {
-		return status.Errorf(codes.ResourceExhausted, "the memory limit of this client does not allow a node of %d bytes", size)
+		return status.Errorf(codes.ResourceExhausted, "a node of %d bytes exceeds the memory limit of this client: reduce the metadata and labels that the agent sends, or the number of the client's streams", size)
 	}
 	c.charge()
 	return nil
 }
 
-// checkClaims fails if the client claims more resources than the server can hold.
+// checkClaims returns an error if the client claims more resources than the server can store.
 func checkClaims(r *request, available int64) error {
 	size := 0
 	for name, version := range r.initial {
 		size += len(name) + len(version) + nameCost
 	}
 	if int64(size) > min(maxNames, available) {
-		return status.Errorf(codes.ResourceExhausted, "the client claims %d resources of %s: their names and versions, plus %d bytes each, exceed the limit of %d bytes",
+		return status.Errorf(codes.ResourceExhausted, "the client claims to have %d resources of type %s: their names and versions, plus %d bytes each, exceed the limit of %d bytes",
 			len(r.initial), r.typeURL, nameCost, min(maxNames, available))
 	}
 	return nil
@@ -63,7 +64,7 @@ func checkClaims(r *request, available int64) error {
 
 // limitNames removes from a request the names that the client cannot subscribe to. excess are names that are too long
 // or too many; invalid are names that no resource of the type can have. available is how many more bytes the client's
-// streams may hold.
+// streams may use.
 func (s *subscription) limitNames(r *request, available int64, valid func(name string) bool) (excess, invalid []string) {
 	if len(r.names) > 0 { // state of the world: the list replaces all earlier names
 		r.names, excess, invalid = s.fitNames(r.names, 0, available, valid)
@@ -118,7 +119,7 @@ func (c *connection) validName(typeURL string) func(name string) bool {
 	return func(name string) bool { return name == wildcardName || namer.IsValidName(typeURL, name) }
 }
 
-// reportExcess counts names that were not subscribed to, and logs them once per type and stream.
+// reportExcess counts names that the server ignored because of limits, and logs this once per type and stream.
 func (c *connection) reportExcess(sub *subscription, excess []string) {
 	if len(excess) == 0 {
 		return
@@ -129,12 +130,12 @@ func (c *connection) reportExcess(sub *subscription, excess []string) {
 	}
 	sub.excessLogged = true
 	first := excess[0]
-	c.log.Warn("the client requests more or longer resource names than one stream may have; the excess names are not subscribed to", "type", shortType(sub.typeURL),
+	c.log.Warn("the client requests more or longer resource names than one stream may have; the control plane ignores the excess names", "type", shortType(sub.typeURL),
 		"names", len(excess), "first", strings.ToValidUTF8(first[:min(len(first), 100)], ""), "maxNameBytes", maxName, "maxBytesOfAll", maxNames)
 }
 
-// answerExcess reports excess virtual hosts as nonexistent, because requests wait for them. Excess names of other types
-// get no response.
+// answerExcess reports excess virtual hosts as nonexistent, because HTTP requests wait for them. For excess names of
+// other types the server sends no response.
 func (c *connection) answerExcess(sub *subscription, excess []string) error {
 	if _, ok := c.proxy.(OnDemandResolver); !ok || sub.typeURL != VirtualHostType || len(excess) == 0 {
 		return nil
@@ -142,8 +143,8 @@ func (c *connection) answerExcess(sub *subscription, excess []string) error {
 	return c.dispatch(sub, &response{notFound: excess})
 }
 
-// answerInvalid reports invalid names as nonexistent once, without storing them. A request with more than
-// maxInvalidAnswered of them gets no response about them.
+// answerInvalid reports invalid names as nonexistent once, without storing them. If a request contains more than
+// maxInvalidAnswered of them, the server ignores all of them.
 func (c *connection) answerInvalid(sub *subscription, invalid []string) error {
 	if len(invalid) == 0 || len(invalid) > maxInvalidAnswered || sub.typeURL == VirtualHostType {
 		return nil
@@ -151,17 +152,19 @@ func (c *connection) answerInvalid(sub *subscription, invalid []string) error {
 	return c.dispatch(sub, &response{removed: cloneNames(invalid)})
 }
 
-// answerUnserved reports that no resources of an unserved type exist, and stores nothing about the request.
+// answerUnserved reports that no resources exist for a type that the server does not serve. It stores nothing about the
+// request.
 func (c *connection) answerUnserved(r *request) error {
 	absent := slices.Concat(r.subscribe, mapKeys(r.initial))
-	if r.nonce != "" && len(absent) == 0 { // the client's ACK or NACK of such a response
+	if r.nonce != "" && len(absent) == 0 { // this is the client's ACK or NACK of such a response
 		return nil
 	}
 	c.nonces++
 	return c.send(&response{typeURL: r.typeURL, version: c.version, nonce: strconv.FormatUint(c.nonces, 10), removed: absent})
 }
 
-// cloneNames returns copies of names, which are substrings of a request, so that the request's memory can be freed.
+// cloneNames returns copies of names. The originals are substrings of a request, whose memory could otherwise not be
+// freed.
 func cloneNames(names []string) []string {
 	out := make([]string, len(names))
 	for i, name := range names {

@@ -33,17 +33,17 @@ func TestOnlyTooLongNamesAreNotSubscribed(t *testing.T) {
 	s := r.newSotwClient(t)
 	s.request(rds, long, "a")
 	if got := s.next(); len(got.GetResources()) != 1 {
-		t.Errorf("a state-of-the-world client is sent %d resources", len(got.GetResources()))
+		t.Errorf("a state-of-the-world client receives %d resources", len(got.GetResources()))
 	}
 	for _, client := range r.Clients() {
 		for _, served := range client.Types {
 			if !slices.Equal(served.Names, []string{"a"}) {
-				t.Errorf("it is subscribed to %d names of %s", len(served.Names), served.TypeURL)
+				t.Errorf("the client is subscribed to %d names of type %s", len(served.Names), served.TypeURL)
 			}
 		}
 	}
 	if n := r.countRefusedNames(eds) + r.countRefusedNames(rds); n != 2 {
-		t.Errorf("%v names are counted", n)
+		t.Errorf("the metric counts %v refused names", n)
 	}
 }
 
@@ -67,14 +67,14 @@ func TestUnsubscribedNamesFreeSpaceWithinTheLimit(t *testing.T) {
 		excess += limit(&request{subscribe: batch(n)})
 	}
 	if n := s.names.len(); n+excess != 40_000 || s.names.bytes > maxNames || s.names.bytes < maxNames-1100 {
-		t.Errorf("it is subscribed to %d names of %d bytes, and not to %d", n, s.names.bytes, excess)
+		t.Errorf("the client is subscribed to %d names of %d bytes, want %d", n, s.names.bytes, excess)
 	}
 	if excess := limit(&request{subscribe: batch(0)}); excess != 0 {
-		t.Errorf("%d of those that it is subscribed to are too many", excess)
+		t.Errorf("%d names exceed the limit", excess)
 	}
 	limit(&request{unsubscribe: batch(0)})
 	if excess := limit(&request{subscribe: batch(11)[:3900]}); excess != 0 {
-		t.Errorf("%d names are excess although other names were removed", excess)
+		t.Errorf("%d names are refused although other names were removed", excess)
 	}
 }
 
@@ -99,7 +99,7 @@ func TestUnservedTypesAreNotStored(t *testing.T) {
 	c.subscribe(cds)
 	c.expect("cds +c=1")
 	if st := r.awaitStatus("the client", func(ClientStatus) bool { return true }); len(st.Types) != 1 {
-		t.Errorf("it is subscribed to %d types", len(st.Types))
+		t.Errorf("the client is subscribed to %d types", len(st.Types))
 	}
 }
 
@@ -135,7 +135,7 @@ func TestTooManyClaimsAreRefusedWithTheLimit(t *testing.T) {
 }
 
 func TestDeferredRequestsAreLimited(t *testing.T) {
-	r := newTestServer(t, Config{Settle: time.Hour}) // longer than the test
+	r := newTestServer(t, Config{Settle: time.Hour}) // the time is longer than the test
 	r.push(meshState{rds: {"r": "1"}})
 	c := r.newDeltaClient()
 	for n := range maxDeferred {
@@ -152,7 +152,7 @@ func TestOutstandingResponsesAreLimited(t *testing.T) {
 		s.record(&response{nonce: fmt.Sprint(n), removed: names}, false)
 	}
 	if n := len(s.outstanding); n != 4 || s.outstanding[3].nonce != "9" {
-		t.Errorf("%d responses are remembered", n)
+		t.Errorf("the server stores %d responses without an ACK", n)
 	}
 	s.record(&response{nonce: "10", removed: make([]string, 2*maxOutstandingNames)}, false)
 	if n := len(s.outstanding); n != 1 || s.outstanding[0].nonce != "10" {
@@ -162,6 +162,6 @@ func TestOutstandingResponsesAreLimited(t *testing.T) {
 		s.record(&response{nonce: fmt.Sprint("x", n)}, false)
 	}
 	if n := len(s.outstanding); n != maxOutstanding {
-		t.Errorf("of small ones %d are remembered", n)
+		t.Errorf("of small responses the server stores %d", n)
 	}
 }

@@ -6,7 +6,8 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 )
 
-// metrics have istiod's names where istiod has an equivalent, so that its dashboards work.
+// metrics contains the server's metrics. They have istiod's names where istiod has an equivalent, so that dashboards
+// for istiod work.
 type metrics struct {
 	clients                                                      prometheus.Gauge
 	sendTimeouts, refusedStreams                                 prometheus.Counter
@@ -24,13 +25,13 @@ func newMetrics(registerer prometheus.Registerer, held func() float64) (*metrics
 		refusedStreams: prometheus.NewCounter(prometheus.CounterOpts{Name: "pilotfish_xds_streams_turned_away_total",
 			Help: "Streams refused because of the limits on new or concurrent streams."}),
 		queueTime: prometheus.NewHistogram(prometheus.HistogramOpts{Name: "pilot_proxy_queue_time",
-			Help: "Seconds that a change waited for its client.", Buckets: seconds}),
+			Help: "Seconds that a change waited until the server processed it for a client.", Buckets: seconds}),
 		convergence: prometheus.NewHistogram(prometheus.HistogramOpts{Name: "pilot_proxy_convergence_time",
-			Help: "Seconds from a change until all its effects on a client were sent to it.", Buckets: seconds}),
+			Help: "Seconds from a change until all its effects were sent to a client.", Buckets: seconds}),
 		pushes:         counters("pilot_xds_pushes", "Responses sent, by type."),
 		rejects:        counters("pilot_total_xds_rejects", "Responses that clients rejected, by type."),
 		expiredNonces:  counters("pilot_xds_expired_nonce", "ACKs and NACKs of unknown responses, by type."),
-		namesRefused:   counters("pilotfish_xds_names_refused_total", "Requested resource names that were not subscribed to because they are too long or too many, by type."),
+		namesRefused:   counters("pilotfish_xds_names_refused_total", "Requested resource names that the server ignored because they are too long or too many, by type."),
 		generateErrors: counters("pilot_total_xds_internal_errors", "Resources that could not be generated, by type."),
 		generateTime: prometheus.NewHistogramVec(prometheus.HistogramOpts{Name: "pilot_xds_push_time",
 			Help: "Seconds to generate the resources of one type for one client.", Buckets: seconds}, []string{"type"}),
@@ -41,7 +42,7 @@ func newMetrics(registerer prometheus.Registerer, held func() float64) (*metrics
 		return m, nil
 	}
 	subscriptions := prometheus.NewGaugeFunc(prometheus.GaugeOpts{Name: "pilotfish_xds_subscriptions_bytes",
-		Help: "Bytes that clients are charged for their subscriptions, without the uncharged part of each stream."}, held)
+		Help: "Bytes of memory for subscriptions that count against the clients' limits."}, held)
 	for _, c := range []prometheus.Collector{subscriptions, m.clients, m.sendTimeouts, m.refusedStreams, m.queueTime, m.convergence, m.pushes, m.rejects,
 		m.expiredNonces, m.generateErrors, m.namesRefused, m.generateTime, m.size} {
 		if err := registerer.Register(c); err != nil {
@@ -60,8 +61,8 @@ var shortTypes = map[string]string{
 	SecretType: "sds", ExtensionType: "ecds", NameTableType: "nds", ProxyConfigType: "pcds", RevocationType: "revocations",
 }
 
-// shortType returns the name of a type for metrics and logs. All unserved types share one label, because clients choose
-// them.
+// shortType returns the name of a type for metrics and logs. All types that the server does not serve share one label,
+// because clients can request any type.
 func shortType(typeURL string) string {
 	if short, ok := shortTypes[typeURL]; ok {
 		return short

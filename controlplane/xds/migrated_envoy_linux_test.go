@@ -20,9 +20,9 @@ import (
 // foreignServer is a control plane without VHDS. Like istiod, it does not respond to VHDS requests.
 type foreignServer struct {
 	discoveryv3.UnimplementedAggregatedDiscoveryServiceServer
-	first          map[string]proto.Message // by type
+	first          map[string]proto.Message // the first response by type
 	push           chan *discoveryv3.DeltaDiscoveryResponse
-	removeListener chan struct{} // of the route configuration
+	removeListener chan struct{} // closed to remove the listener of the route configuration
 	nonces         int
 }
 
@@ -115,7 +115,7 @@ func checkAfterReturn(t *testing.T, p *envoyServer, e *envoytest.Envoy, version,
 	inSync := func() {
 		t.Helper()
 		types := 4
-		if version != testenv.EnvoyVersion { // it has no virtual hosts
+		if version != testenv.EnvoyVersion { // this version has no virtual hosts
 			types = 3
 		}
 		p.awaitSyncOf(types)
@@ -143,8 +143,8 @@ func checkAfterReturn(t *testing.T, p *envoyServer, e *envoytest.Envoy, version,
 }
 
 // TestEnvoySwitchesToControlPlaneWithoutVHDSAndBack: a route configuration changes from VHDS to inline virtual hosts
-// while its listener is removed and restored. An older Envoy gets it with inline virtual hosts from then on: VHDS would
-// crash it.
+// while its listener is removed and restored. From then on an older Envoy receives the route configuration with inline
+// virtual hosts, because VHDS would crash it.
 func TestEnvoySwitchesToControlPlaneWithoutVHDSAndBack(t *testing.T) {
 	for _, version := range vhdsVersions {
 		t.Run(version, func(t *testing.T) {
@@ -166,8 +166,8 @@ func TestEnvoySwitchesToControlPlaneWithoutVHDSAndBack(t *testing.T) {
 	}
 }
 
-// TestEnvoyReconnectsWithoutItsRoutes: it no longer has the route configuration with inline virtual hosts, and gets it
-// later.
+// TestEnvoyReconnectsWithoutItsRoutes: when Envoy reconnects, it no longer has the route configuration with inline
+// virtual hosts. It receives the route configuration later.
 func TestEnvoyReconnectsWithoutItsRoutes(t *testing.T) {
 	for _, version := range vhdsVersions {
 		t.Run(version, func(t *testing.T) {
@@ -175,7 +175,7 @@ func TestEnvoyReconnectsWithoutItsRoutes(t *testing.T) {
 				_, stop := moveToForeign(t, p, address)
 				stop()
 				again := startEnvoyServer(t, p.addr, p.state.withoutResource(t, ListenerType, "l1"))
-				again.awaitSyncOf(2) // clusters and listeners
+				again.awaitSyncOf(2) // clusters and listeners are in sync
 				again.change(ListenerType, p.state)
 				checkAfterReturn(t, again, e, version, address)
 			})

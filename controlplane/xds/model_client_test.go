@@ -40,33 +40,35 @@ func (w *memoryStream) recv(*connection) (*request, error) {
 	}
 }
 
-// envoyModel is a client that models Envoy's observed behaviour.
+// envoyModel is a client that behaves as Envoy does according to observations.
 type envoyModel struct {
 	rng    *rand.Rand
 	server *Server
 	stream *memoryStream
 	node   string
 	first  bool
-	nonces map[string]string // of the last response, by type (state of the world)
+	nonces map[string]string // nonces of the last responses, by type (state of the world)
 
-	has              meshState // resources in use, by type and name
-	claims           meshState // versions that it claims when it reconnects, by type and name
-	warm             map[string]bool
-	ready            map[string]bool // route configurations whose virtual hosts arrived or were reported as nonexistent
-	subscribed       map[string]map[string]bool
-	released         map[string]bool // route configurations that it requests again when idle, because it releases them with a delay
+	has        meshState // resources in use, by type and name
+	claims     meshState // versions that the client claims when it reconnects, by type and name
+	warm       map[string]bool
+	ready      map[string]bool // route configurations whose virtual hosts arrived or were reported as nonexistent
+	subscribed map[string]map[string]bool
+	// Route configurations that the client requests again when idle: it releases them with a delay.
+	released         map[string]bool
 	hostsRequested   bool            // virtual hosts were requested
-	onDemandClusters map[string]bool // clusters requested on demand; it never unsubscribes from them
-	// onDemandHosts are the names of virtual hosts requested on demand; true until the response.
+	onDemandClusters map[string]bool // clusters that were requested on demand; the client never unsubscribes from them
+	// onDemandHosts contains the names of virtual hosts requested on demand. The value is true until the response
+	// arrives.
 	onDemandHosts map[string]bool
 	strict        bool // routes must refer to existing clusters
 	// otherServer is another control plane, to which the client switches at times; onOtherServer is set while it is
 	// connected there.
 	otherServer   *Server
 	onOtherServer bool
-	// vhdsRoutes are its route configurations that use VHDS. leakedRoutes are those with a leaked VHDS subscription,
-	// because they changed to inline virtual hosts. After the client drops such a route configuration, the next VHDS
-	// response for it crashes the client: it is in crashingRoutes.
+	// vhdsRoutes contains the client's route configurations that use VHDS. leakedRoutes contains those with a leaked
+	// VHDS subscription, because they changed to inline virtual hosts. After the client drops such a route
+	// configuration, it is in crashingRoutes: the next VHDS response for it crashes the client.
 	vhdsRoutes, leakedRoutes, crashingRoutes map[string]bool
 	failures                                 []string
 	history                                  []string
@@ -123,14 +125,14 @@ func (m *envoyModel) reconnect() {
 	// have changed.
 	m.strict = m.strict && m.delta()
 	for name := range m.has[eds] {
-		m.warm[name] = true // after a timeout, a warming cluster uses its earlier assignment
+		m.warm[name] = true // after a timeout, a warming cluster uses the assignment that it had before
 	}
 	m.connect(m.stream.name)
 }
 
 func (m *envoyModel) request(r *request) {
 	if m.onOtherServer && r.typeURL == VirtualHostType {
-		return // the other control plane does not respond to it
+		return // the other control plane does not respond to this type
 	}
 	if m.first {
 		r.node, m.first = &corev3.Node{Id: m.node}, false
@@ -264,13 +266,13 @@ func (m *envoyModel) apply(r *response, got map[string]string) {
 		if r.typeURL == VirtualHostType {
 			m.ready[routeOf(name)] = true
 		}
-		if r.typeURL != rds { // listeners retain the route configurations that they refer to
+		if r.typeURL != rds { // listeners retain the route configurations to which they refer
 			delete(has, name)
 		}
 	}
 }
 
-// isUndetectable reports whether its claims on reconnect do not show that VHDS must be disabled.
+// isUndetectable reports whether the client's claims after a reconnect do not show that VHDS must be disabled.
 func (m *envoyModel) isUndetectable() bool {
 	for name := range m.claims[VirtualHostType] {
 		if !strings.HasSuffix(strings.TrimSuffix(m.claims[rds][routeOf(name)], provisionalSuffix), vhdsVersionSuffix) {
@@ -323,7 +325,7 @@ func (m *envoyModel) updateSubscriptions() {
 	m.requestHosts()
 }
 
-// settleHosts ends the waits of the names that a response answers.
+// settleHosts ends the waits of those on-demand names that a response answers.
 func (m *envoyModel) settleHosts(r *response) {
 	names := slices.Concat(r.notFound, namesOf(r.resources))
 	for _, res := range r.resources {
@@ -406,7 +408,7 @@ func (m *envoyModel) subscribe(typeURL string, names map[string]bool) {
 		r.unsubscribe = append(r.unsubscribe, name)
 		delete(m.has[typeURL], name)
 		delete(m.claims[typeURL], name)
-		if typeURL == rds { // its virtual hosts are dropped with it, and are still claimed
+		if typeURL == rds { // Envoy drops the virtual hosts together with the route configuration, but still claims them
 			delete(m.ready, name)
 			delete(m.vhdsRoutes, name)
 			m.crashingRoutes[name] = m.leakedRoutes[name]
@@ -430,7 +432,7 @@ func (m *envoyModel) check() {
 		for name, content := range m.has[typeURL] {
 			for _, part := range strings.Split(content, "=") {
 				if to := routeCluster(part); to != "" && m.has[cds][to] == "" {
-					m.failures = append(m.failures, fmt.Sprintf("%s %s leads %s, which is not there", ShortType(typeURL), name, part))
+					m.failures = append(m.failures, fmt.Sprintf("%s %s refers to %s, which the client does not have", ShortType(typeURL), name, part))
 				}
 			}
 		}

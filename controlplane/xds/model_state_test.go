@@ -11,9 +11,9 @@ import (
 	corev3 "github.com/envoyproxy/go-control-plane/envoy/config/core/v3"
 )
 
-// The states of the model have clusters c0…; those whose content begins with "eds" have an assignment. The content of
-// listeners names the route configurations that they refer to. Route configurations r0 and r1 use VHDS, r2 has inline
-// virtual hosts. Routes name their cluster: "to c1 #7".
+// The states of the model have clusters c0 and following. Clusters whose content begins with "eds" have an assignment.
+// The content of a listener names the route configurations to which the listener refers. Route configurations r0 and r1
+// use VHDS, and r2 has inline virtual hosts. Routes name their cluster: "to c1 #7".
 
 func initialState() meshState {
 	w := meshState{}
@@ -24,7 +24,7 @@ func initialState() meshState {
 	return w.withResource(lds, "l0", "r0 r2 #0").withResource(VirtualHostType, "r0/a", "to c1 #0").withResource(VirtualHostType, "r1/a", "to c2 #0")
 }
 
-// edit returns the next state, and the types or resource names that differ.
+// edit returns the next state, and the types or resource names that changed.
 func edit(rng *rand.Rand, w meshState, n int, faults bool) (meshState, []string) {
 	content := func(s string) string {
 		s = fmt.Sprintf("%s #%d", s, n)
@@ -137,7 +137,7 @@ func (inlineSource) Connect(context.Context, *corev3.Node, Peer) (Proxy, error) 
 // inlineOnlyNode is the node of a client that cannot switch back from inline virtual hosts to VHDS.
 const inlineOnlyNode = "old"
 
-// inlineOnlyProxy serves such a client.
+// inlineOnlyProxy serves a client that cannot switch back from inline virtual hosts to VHDS.
 type inlineOnlyProxy struct{ modelProxy }
 
 func (p *inlineOnlyProxy) DisableVHDS() bool {
@@ -148,8 +148,9 @@ func (p *inlineOnlyProxy) DisableVHDS() bool {
 // onDemandNode is the node of a client that requests virtual hosts and clusters on demand.
 const onDemandNode = "on demand"
 
-// onDemandProxy serves such a client: the resources that it requested or claims. For a cluster that does not exist it
-// returns a placeholder. The requested name of a virtual host may be in upper case.
+// onDemandProxy serves a client that requests resources on demand. It returns the resources that the client requested
+// or claims. For a cluster that does not exist it returns a placeholder. The requested name of a virtual host may be in
+// upper case.
 type onDemandProxy struct {
 	modelProxy
 	clusters map[string]bool // clusters
@@ -208,7 +209,7 @@ func (p onDemandProxy) Generate(state State, typeURL string, wildcard bool, name
 	return p.modelProxy.Generate(withPlaceholders(state.(meshState), names), cds, false, names)
 }
 
-// withHosts removes all other virtual hosts.
+// withHosts returns the state without all virtual hosts that are not in hosts.
 func withHosts(w meshState, hosts map[string]bool) meshState {
 	for name := range w[VirtualHostType] {
 		if !hosts[name] {

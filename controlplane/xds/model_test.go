@@ -54,7 +54,7 @@ func explore(t *testing.T, seed uint64, faults bool) {
 			server.Push(w, testChange(Order))
 		}
 		processAll(clients)
-		if faults { // resources rejected together with an invalid one are sent with a later change
+		if faults { // the server sends resources that were rejected together with an invalid one only with a later change
 			server.Push(w, testChange(Order))
 			processAll(clients)
 		}
@@ -72,11 +72,13 @@ func explore(t *testing.T, seed uint64, faults bool) {
 func checkClients(t *testing.T, clients []*envoyModel, w meshState, faults bool) {
 	for _, c := range clients {
 		got, want := c.state(), describeEffective(c.visibleState(w))
-		if faults { // the server does not know of resources that arrived with an invalid one and were removed while the client was disconnected
+		// The server does not know about resources that arrived together with an invalid one, and were removed while
+		// the client was disconnected.
+		if faults {
 			maps.DeleteFunc(got, func(what, _ string) bool { return want[what] == "" })
 		}
 		if !maps.Equal(got, want) {
-			c.failures = append(c.failures, fmt.Sprintf("it has\n%s\nand should have\n%s", formatLines(got), formatLines(want)))
+			c.failures = append(c.failures, fmt.Sprintf("the client has\n%s\nwant\n%s", formatLines(got), formatLines(want)))
 		}
 		if len(c.failures) > 0 {
 			t.Errorf("the %s client: %s\n%s", c.stream.name, c.failures[0], strings.Join(c.history, "\n"))
@@ -92,8 +94,8 @@ func checkInSync(t *testing.T, server *Server) {
 	}
 }
 
-// exploreSwitches switches a client between two control planes at random times, during changes. The client must not get
-// VHDS after it had inline virtual hosts.
+// exploreSwitches switches a client between two control planes at random times, during changes. The client must not
+// receive VHDS responses after it had inline virtual hosts.
 func exploreSwitches(t *testing.T, seed uint64) {
 	synctest.Test(t, func(t *testing.T) {
 		rng := rand.New(rand.NewPCG(seed, 2))
@@ -120,7 +122,8 @@ func exploreSwitches(t *testing.T, seed uint64) {
 					server.Push(w, testChange(touched))
 				}
 			case 2:
-				if home.onOtherServer = rng.IntN(2) == 0; !home.onOtherServer && home.isUndetectable() { // its claims do not show that VHDS must be disabled
+				// The client's claims do not show that VHDS must be disabled.
+				if home.onOtherServer = rng.IntN(2) == 0; !home.onOtherServer && home.isUndetectable() {
 					home.stream.cancel()
 					home = newEnvoyModel(rng, servers[0], inlineOnlyNode, deltaProtocol, false)
 					home.otherServer, clients[0] = servers[1], home

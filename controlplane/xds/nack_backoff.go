@@ -3,18 +3,18 @@ package xds
 import "time"
 
 const (
-	// freeNACKs is the number of NACKs of a type that are handled without delay. When one of many resources is bad,
-	// Envoy rejects some of the partial responses before the bad one is found.
+	// freeNACKs is the number of NACKs of a type that the server handles without delay. If one of many resources is
+	// invalid, Envoy rejects several partial responses before the invalid resource is found.
 	freeNACKs = 10
 	// nackResetInterval is the time without a NACK of a type after which its count is reset. An ACK does not reset it,
-	// because a client may alternate between ACKs and NACKs.
+	// because a faulty client may alternate between ACKs and NACKs.
 	nackResetInterval = 10 * time.Second
-	// maxDelayFactor limits the delay before the next request of such a client is read, as a multiple of the handling
-	// time. The factor is 1 after the first NACK beyond freeNACKs and doubles with each further one. maxNACKDelay
-	// limits the delay.
+	// maxDelayFactor limits the pause before the server reads the next request of a client that sends NACK after NACK.
+	// It is a multiple of the time that handling the request took. The factor is 1 after the first NACK beyond
+	// freeNACKs, and doubles with each further one. maxNACKDelay limits the pause in absolute terms.
 	maxDelayFactor = 100
 	maxNACKDelay   = 5 * time.Second
-	// minNACKDelay is the shortest delay that is worth a timer.
+	// minNACKDelay is the shortest pause for which the server starts a timer.
 	minNACKDelay = time.Millisecond
 )
 
@@ -31,8 +31,8 @@ func (r *nackBackoff) add(now time.Time) {
 	r.count, r.last = r.count+1, now
 }
 
-// delay returns the time until the next request of the client is read, after a request that was handled within took. 0
-// means no delay.
+// delay returns the pause before the server reads the next request of the client. took is the time that handling the
+// last request took. 0 means no pause.
 func (r *nackBackoff) delay(took time.Duration, now time.Time) time.Duration {
 	beyond := r.count - freeNACKs
 	if beyond < 0 || now.Sub(r.last) >= nackResetInterval {
@@ -49,8 +49,8 @@ func (r *nackBackoff) delay(took time.Duration, now time.Time) time.Duration {
 }
 
 // handleWithBackoff handles a request and pauses reading from a client that sends NACK after NACK. Handling a NACK is
-// expensive, because its cause is searched, and the rate of a client's requests is otherwise unlimited. Pushes to the
-// client continue during the pause.
+// expensive, because the server searches for its cause, and nothing else limits the rate of a client's requests. Pushes
+// to the client continue during the pause.
 func (c *connection) handleWithBackoff(r *request, handle func(*request) error) error {
 	start := time.Now()
 	err := handle(r)

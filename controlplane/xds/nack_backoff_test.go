@@ -30,7 +30,7 @@ func TestRepeatedNACKsDelayReads(t *testing.T) {
 	start := time.Now()
 	c.rejectListeners(more)
 	if took := time.Since(start); took < (more-1)*takes*maxDelayFactor {
-		t.Errorf("%d more refusals, of which each takes %v, were answered within %v", more, takes, took)
+		t.Errorf("the server answered %d more rejections, each of which costs %v, within %v", more, takes, took)
 	}
 	c.ack(c.next())
 	r.awaitStatus("in sync", func(s ClientStatus) bool { return s.InSync })
@@ -54,7 +54,7 @@ func TestACKsBetweenNACKsDoNotResetBackoff(t *testing.T) {
 	start := time.Now()
 	alternate(more)
 	if took := time.Since(start); took < (more-1)*takes*maxDelayFactor {
-		t.Errorf("%d more refusals, of which each takes %v, were answered within %v", more, takes, took)
+		t.Errorf("the server answered %d more rejections, each of which costs %v, within %v", more, takes, took)
 	}
 }
 
@@ -65,7 +65,7 @@ func TestOldNACKsResetTheBackoff(t *testing.T) {
 	rests := func(want time.Duration) {
 		t.Helper()
 		if got := r.delay(took, now); got != want {
-			t.Errorf("after %d refusals it rests for %v, and not for %v", r.count, got, want)
+			t.Errorf("after %d rejections the server pauses for %v, want %v", r.count, got, want)
 		}
 	}
 	for range freeNACKs - 1 {
@@ -93,7 +93,7 @@ func TestClientInBackoffStillReceivesPushes(t *testing.T) {
 	c.rejectListeners(freeNACKs + maxDelayFactor)
 	r.source.setAttributionTime(10 * time.Millisecond) // a delay of one second
 	w := smallState
-	for range 20 { // on a suspended machine, the request is read in time
+	for range 20 { // after a suspension of the machine, the server reads the request in time
 		c.nack(c.next(), "no")
 		c.subscribe(rds, "r1")
 		w = w.withResource(cds, "b", w[cds]["b"]+"+")

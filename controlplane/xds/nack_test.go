@@ -22,7 +22,7 @@ func TestRejectionIsRecordedWithReasonTimeAndNames(t *testing.T) {
 	st := r.awaitStatus("the rejection", func(s ClientStatus) bool { return typeStatus(s, lds).Rejected != nil })
 	rejected := typeStatus(st, lds).Rejected
 	if st.InSync || rejected.At.IsZero() || !strings.Contains(rejected.Reason, "bad address") || !slices.Equal(rejected.Resources, []string{"l2"}) {
-		t.Fatalf("status is %+v, rejection %+v", st, rejected)
+		t.Fatalf("the status is %+v, the rejection %+v", st, rejected)
 	}
 	want := "# HELP pilot_total_xds_rejects Responses that clients rejected, by type.\n# TYPE pilot_total_xds_rejects counter\n" +
 		"pilot_total_xds_rejects{type=\"lds\"} 1\n"
@@ -34,11 +34,11 @@ func TestRejectionIsRecordedWithReasonTimeAndNames(t *testing.T) {
 func TestLongReasonIsTruncated(t *testing.T) {
 	for length, want := range map[int]int{0: 0, maxReason: maxReason, maxReason + 10: maxReason + len(" … and 10 bytes more")} {
 		if got := len(truncateReason(strings.Repeat("x", length))); got != want {
-			t.Errorf("of %d bytes, %d are stored; want %d", length, got, want)
+			t.Errorf("of a reason with %d bytes, %d are stored; want %d", length, got, want)
 		}
 	}
 	if got := truncateReason(strings.Repeat("…", maxReason)); !utf8.ValidString(got) || !strings.HasSuffix(got, " bytes more") {
-		t.Errorf("a character is cut: %q", got[maxReason-10:])
+		t.Errorf("the reason is cut within a character: %q", got[maxReason-10:])
 	}
 }
 
@@ -60,7 +60,7 @@ func TestRejectedResourceIsNotSentAgainUntilItChanges(t *testing.T) {
 }
 
 func TestRejectedResourceThatReturnsToItsOldContentIsSent(t *testing.T) {
-	// After a rejection only the client knows what it has.
+	// After a rejection only the client knows which resources it has.
 	r, c := startDelta(t)
 	c.subscribe(lds)
 	c.expect("lds +l1=1 +l2=1")
@@ -123,7 +123,7 @@ func TestBadResourceOfRejectedResponseIsIsolated(t *testing.T) {
 	r.awaitStatus("the answer", func(s ClientStatus) bool { return typeStatus(s, lds).Unanswered == 0 && len(s.Types) == 1 })
 	for change := 0; len(has) < 99+change; change++ {
 		if change == 5 {
-			t.Fatalf("after %d changes the client has %d of 99 good resources", change, len(has)-change)
+			t.Fatalf("after %d changes the client has %d of 99 valid resources", change, len(has)-change)
 		}
 		many = many.withResource(lds, fmt.Sprintf("new%d", change), "1")
 		r.push(many, lds)
@@ -134,7 +134,7 @@ func TestBadResourceOfRejectedResponseIsIsolated(t *testing.T) {
 	}
 	st := r.awaitStatus("the client", func(ClientStatus) bool { return true })
 	if got := typeStatus(st, lds).Rejected.Resources; !slices.Equal(got, []string{"l42"}) {
-		t.Fatalf("rejected are %v", got)
+		t.Fatalf("the rejected resources are %v", got)
 	}
 }
 
@@ -158,7 +158,7 @@ func TestNACKOfOlderResponseDoesNotAffectTheNewer(t *testing.T) {
 func TestACKOfLaterResponseSettlesEarlierOnes(t *testing.T) {
 	r, c := startDelta(t)
 	c.subscribe(lds)
-	c.next() // dropped by the client
+	c.next() // the client drops this response
 	r.push(smallState.withResource(lds, "l1", "2"), lds)
 	c.ack(c.next())
 	r.awaitStatus("in sync", func(s ClientStatus) bool { return s.InSync })
@@ -198,7 +198,7 @@ func TestMentionsNameMatchesWholeWords(t *testing.T) {
 func TestACKedRemovalClearsEarlierRejection(t *testing.T) {
 	r, c := startDelta(t)
 	c.subscribe(eds, "a", "b", "ghost")
-	first := c.next() // the response also reports that ghost does not exist
+	first := c.next() // the response also reports that the resource ghost does not exist
 	r.push(smallState.withResource(eds, "ghost", "bad"), eds)
 	second := c.next()
 	r.push(smallState, eds)
@@ -208,7 +208,7 @@ func TestACKedRemovalClearsEarlierRejection(t *testing.T) {
 	c.ack(third)
 	st := r.awaitStatus("all answers", func(s ClientStatus) bool { return typeStatus(s, eds).Unanswered == 0 })
 	if got := typeStatus(st, eds).Rejected; got == nil || !slices.Equal(got.Resources, []string{"a"}) {
-		t.Fatalf("rejected are %+v", got)
+		t.Fatalf("the rejected resources are %+v", got)
 	}
 }
 
@@ -225,7 +225,7 @@ func TestRejectedExtensionIsResentWithTheNextListener(t *testing.T) {
 	c.nack(c.next(), "Error: filter config has type URL http but expect network")
 	c.expectNothing()
 	r.push(with.withResource(lds, "l3", "bad"), lds)
-	c.nack(c.next(), "no") // a rejected listener changes nothing
+	c.nack(c.next(), "no") // a rejected listener does not make the server send the extension again
 	c.expectNothing()
 	r.push(with.withResource(lds, "l3", "1"), lds)
 	c.expect("lds +l3=1")

@@ -6,27 +6,28 @@ import (
 	"time"
 )
 
-// Envoy can request a virtual host on demand, when the first HTTP request needs it. The name contains the host of the
-// HTTP request and need not be the name of a resource. Envoy holds the HTTP request until a response maps the name to a
-// resource (an alias) or reports that there is none. Envoy requests a name once per stream, and again on each later
-// stream. It limits the wait only by its own timeouts, and it does not accept a removal as the response. So the server
-// responds to each requested name, also if the client rejects the resource.
+// Envoy can request a virtual host on demand, when the first HTTP request needs it. The requested name contains the
+// host of the HTTP request. It need not be the name of a resource. Envoy holds the HTTP request until a response maps
+// the name to a resource (an alias) or reports that there is none. Envoy requests a name once per stream, and again on
+// each later stream. Only Envoy's own timeouts limit the wait, and Envoy does not accept a removal as the response. The
+// server therefore responds to each requested name, even if the client rejects the resource.
 
 // maxOnDemandNames limits the names that wait for a response. Only a client that requests names of unknown route
-// configurations reaches it.
+// configurations reaches the limit.
 const maxOnDemandNames = 10_000
 
 // OnDemandResolver is a Proxy whose client requests virtual hosts on demand.
 type OnDemandResolver interface {
 	// ResolveOnDemand resolves names that consist of the route configuration, a slash, and the host of the HTTP
-	// request. From then on the client's resources include what the names resolve to. targets maps each resolvable name
-	// to the name of its resource. before are the resources of other types that the client must receive first.
+	// request. From then on the client's resources include those to which the names resolve. targets maps each
+	// resolvable name to the name of its resource. before are the resources of other types that the client must receive
+	// first.
 	ResolveOnDemand(state State, names []string) (targets map[string]string, before PushScope)
 }
 
 // onDemandName is a requested name that waits for a response.
 type onDemandName struct {
-	target string // the resource that it resolves to; empty if there is none
+	target string // the resource to which the name resolves; empty if there is none
 	// nonce is the nonce of the response for the name; empty before that response is sent.
 	nonce string
 }
@@ -86,8 +87,8 @@ func (c *connection) callResolveOnDemand(names []string) (targets map[string]str
 	return c.proxy.(OnDemandResolver).ResolveOnDemand(c.state, names)
 }
 
-// answerOnDemand responds to all names whose route configuration the client has. It sends the resources that they
-// resolve to, even if the client has them, and all other changes that belong to the same response.
+// answerOnDemand responds to all names whose route configuration the client has. It sends the resources to which they
+// resolve, even if the client has them, and all other changes that belong in the same response.
 func (c *connection) answerOnDemand(hosts *subscription) error {
 	if err := c.resolveOnDemandNames(); err != nil {
 		return err
@@ -109,7 +110,7 @@ func (c *connection) answerOnDemand(hosts *subscription) error {
 func (c *connection) answerOnDemandRoute(hosts *subscription, route string, names []string) error {
 	want, err := c.generate(hosts, true, []string{route})
 	if err != nil {
-		return nil // the next successful update answers them
+		return nil // the next successful update answers the names
 	}
 	d := hosts.diffOf(hosts.knownHosts(route), want)
 	wantByName := make(map[string]*Resource, len(want))
@@ -161,7 +162,7 @@ func (c *connection) attachOnDemandAnswers(r *response) {
 		}
 	}
 	for _, name := range answered {
-		if w := c.onDemandNames[name]; w != nil { // absent for a name beyond maxOnDemandNames
+		if w := c.onDemandNames[name]; w != nil { // nil for a name beyond maxOnDemandNames
 			w.nonce = r.nonce
 		}
 	}

@@ -52,14 +52,14 @@ var onDemandState = meshState{cds: {"c": "1"}, rds: {"r": "apart"}, VirtualHostT
 
 func TestEachOnDemandNameIsAnswered(t *testing.T) {
 	r, source, c := newOnDemandServer(t)
-	c.subscribe(VirtualHostType, "r/A") // the client already has it, and yet Envoy waits
+	c.subscribe(VirtualHostType, "r/A") // the client already has the resource, but Envoy waits for a response
 	c.expect("vhds +r/a=1(r/A)")
 	c.subscribe(VirtualHostType, "r/B", "r/b", "r/none")
 	c.expect("vhds +r/b=1(r/B r/b)")
 	c.expect("vhds +r/none=(r/none)")
 	c.expectNothing()
 
-	// Required resources are sent first.
+	// The server sends resources that must precede the response first.
 	source.before = PushScope{cds: {Names: []string{"d"}}}
 	r.Push(onDemandState.withResource(cds, "d", "1").withResource(VirtualHostType, "r/c", "to d"), testChange{})
 	c.subscribe(VirtualHostType, "r/C")
@@ -98,12 +98,12 @@ func TestOnDemandNamesOfRejectedResourcesAreAnswered(t *testing.T) {
 		}
 		if answered["r/C"] && answered["r/D"] {
 			if !strings.Contains(text, "r/c=") && !strings.Contains(text, "r/d=") && !strings.Contains(text, "+r/C=(r/C)") {
-				t.Errorf("the last answer is %s", text)
+				t.Errorf("the last response is %s", text)
 			}
 			return
 		}
 	}
-	t.Errorf("answered are %v", answered)
+	t.Errorf("the answered names are %v", answered)
 }
 
 func TestOnDemandNamesAreAnsweredAfterReconnect(t *testing.T) {
@@ -114,7 +114,7 @@ func TestOnDemandNamesAreAnsweredAfterReconnect(t *testing.T) {
 	again.resume(cds, nil, map[string]string{"c": "1"})
 	again.resume(rds, []string{"r"}, map[string]string{"r": "apart"})
 	again.resume(VirtualHostType, []string{wildcardName, "r/A", "r/b", "r/late"}, map[string]string{"r/a": "1", "r/b": "1"})
-	again.expect("vhds +r/a=1(r/A)") // the client's b answers r/b
+	again.expect("vhds +r/a=1(r/A)") // the virtual host b that the client claims answers r/b
 	again.expect("vhds +r/late=(r/late)")
 	again.expectNothing()
 }

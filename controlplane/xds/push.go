@@ -7,8 +7,8 @@ import (
 	"time"
 )
 
-// takePush applies the pending push: it makes its state current and marks the affected types dirty. Changes that are
-// already dirty are sent together with it.
+// takePush applies the pending push. It makes the push's state current, and marks the affected types dirty. Changes
+// that are already dirty are sent together with it.
 func (c *connection) takePush() {
 	defer c.beginTransition()()
 	p := c.takePending()
@@ -46,10 +46,10 @@ func (t TypeScope) union(other TypeScope) TypeScope {
 	return TypeScope{Names: append(t.Names, other.Names...)}
 }
 
-// advance sends dirty types as far as the client keeps up: additions of all types in order, then removals in reverse
-// order. Each type has at most one unanswered response. Types that refer to clusters wait until the client has ACKed
-// the sent clusters. Removals wait until the client has ACKed the types that may refer to the removed resources. No
-// wait exceeds Config.Await.
+// advance sends dirty types as far as the client keeps up. It sends the additions of all types in Order, then removals
+// in reverse order. Each type has at most one response without an ACK or NACK. Types that refer to clusters wait until
+// the client has ACKed the clusters that were sent. Removals wait until the client has ACKed the types that may refer
+// to the removed resources. No wait exceeds Config.Await.
 func (c *connection) advance() error {
 	if len(c.dirty) == 0 && !c.removalsPending {
 		return nil
@@ -79,7 +79,7 @@ func (c *connection) advance() error {
 	return c.startRemovals(held)
 }
 
-// startRemovals sends removals when no additions are left. held is how long the dirty types have to wait.
+// startRemovals sends removals when no additions remain. held is how long the dirty types still have to wait.
 func (c *connection) startRemovals(held time.Duration) error {
 	if len(c.dirty) == 0 {
 		if c.removalsPending && !c.dirtySince.IsZero() {
@@ -150,11 +150,11 @@ func (c *connection) sendClustersBefore(typeURL string) error {
 	return nil
 }
 
-// pushScope returns the resources that a change may affect. On an error it returns everything.
+// pushScope returns the resources that a change may affect. If computing them fails, it returns all resources.
 func (c *connection) pushScope(change Change) PushScope {
 	scope, err := c.callComputePushScope(change)
 	if err != nil {
-		c.log.Error("finding the effects of a change failed; generating everything", "error", err)
+		c.log.Error("computing which resources a change affects failed; generating all resources", "error", err)
 		return FullPushScope()
 	}
 	return scope
@@ -250,7 +250,7 @@ func (c *connection) delayRemovals() {
 	c.removalTimer.Reset(c.server.cfg.Settle)
 }
 
-// flushRemovals sends the scheduled removals, referring types before the types that they refer to.
+// flushRemovals sends the scheduled removals. Types that refer to other types come first.
 func (c *connection) flushRemovals() error {
 	for _, typeURL := range slices.Backward(Order) {
 		sub, ok := c.subs[typeURL]
@@ -280,7 +280,7 @@ func (c *connection) sendRemovals(sub *subscription) error {
 	return c.deliver(sub, replacements, slices.DeleteFunc(names, func(name string) bool { return replaced[name] }), false)
 }
 
-// generateReplacements generates the resources that replace removed ones, if the client's Proxy has any.
+// generateReplacements generates the resources that replace removed ones, if the client's Proxy provides any.
 func (c *connection) generateReplacements(sub *subscription, names []string) ([]*Resource, error) {
 	replacer, ok := c.proxy.(Replacer)
 	if !ok || !replacer.StartReplacing(sub.typeURL, names) {

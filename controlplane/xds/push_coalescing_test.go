@@ -6,7 +6,7 @@ import (
 	"time"
 )
 
-// expectNoPush pushes, waits until the push is processed for the client, and checks that nothing is sent.
+// expectNoPush pushes, waits until the push is processed for the client, and checks that the server sends nothing.
 func (r *testServer) expectNoPush(c *deltaClient, w meshState, touched ...string) {
 	r.t.Helper()
 	r.push(w, touched...)
@@ -73,7 +73,7 @@ func TestEndpointsDoNotWaitForClustersAndRoutesDo(t *testing.T) {
 		t.Fatal(describe(clusters))
 	}
 	r.push(next.withResource(eds, "a", "ends2"), eds+" a")
-	c.expect("eds +a=ends2") // while the cluster warms up
+	c.expect("eds +a=ends2") // sent while the cluster warms up
 	c.expectNothing()
 	c.ack(clusters)
 	c.expect("rds +r1=to n")
@@ -119,7 +119,7 @@ func TestRequestedResourcesFollowTheirClusters(t *testing.T) {
 	r.push(smallState)
 	c := r.newDeltaClient()
 	c.subscribe(cds)
-	first := c.next() // without an ACK
+	first := c.next() // the test does not ACK this response
 	r.expectNoPush(c, smallState.withResource(cds, "n", "static1").withResource(rds, "r1", "to n"), cds+" n", rds+" r1")
 	c.subscribe(rds, "r1")
 	c.expect("cds +n=static1")

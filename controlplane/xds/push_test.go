@@ -50,7 +50,7 @@ func TestPushesMergeWhileAClientIsSlow(t *testing.T) {
 		}
 		if strings.HasPrefix(string(m.GetResources()[0].GetResource().GetValue()), fmt.Sprintf("%d ", changes)) {
 			if received > changes/10 {
-				t.Fatalf("a client that reads nothing was sent %d responses for %d changes", received, changes)
+				t.Fatalf("the server sent %d responses for %d changes to a client that does not read", received, changes)
 			}
 			return
 		}
@@ -68,7 +68,7 @@ func TestSlowClientDoesNotDelayOtherClients(t *testing.T) {
 		r.push(newLargeState(i), lds)
 		m := quick.next()
 		if !strings.HasPrefix(string(m.GetResources()[0].GetResource().GetValue()), fmt.Sprintf("%d ", i)) {
-			t.Fatalf("the quick client misses change %d", i)
+			t.Fatalf("the fast client did not receive change %d", i)
 		}
 		quick.ack(m)
 	}
@@ -100,15 +100,15 @@ func TestResponsesShareTheMarshalledResource(t *testing.T) {
 	}
 	first, second := r.deltaBuffer().ReadOnlyData(), r.deltaBuffer().ReadOnlyData()
 	if &first[0] != &second[0] {
-		t.Fatal("the resource is marshalled for each response")
+		t.Fatal("the server marshals the resource again for each response")
 	}
 	if &first[len(first)-1] != &r.Body.Value[len(r.Body.Value)-1] {
-		t.Fatal("the resource is in memory twice")
+		t.Fatal("the encoded resource is in memory twice")
 	}
 	renamed := *r
 	renamed.Name = "other"
 	if !bytes.Contains(renamed.deltaBuffer().ReadOnlyData(), []byte("other")) {
-		t.Fatal("a copy under another name is sent under the old one")
+		t.Fatal("a copy with another name is sent with the old name")
 	}
 }
 
@@ -126,7 +126,7 @@ func TestResourcesReturnsWhatAClientShouldHave(t *testing.T) {
 		}
 	}
 	if _, err := r.Resources(t.Context(), "unknown"); err == nil || !strings.Contains(err.Error(), "unknown") {
-		t.Fatalf("error is %v", err)
+		t.Fatalf("the error is %v", err)
 	}
 }
 
@@ -185,15 +185,15 @@ func (m *clientModel) describeMissing(w meshState) string {
 		}
 		for name := range m.has[typeURL] {
 			if _, ok := w[typeURL][name]; !ok {
-				return fmt.Sprintf("%s %s is still there", ShortType(typeURL), name)
+				return fmt.Sprintf("%s %s is not removed", ShortType(typeURL), name)
 			}
 		}
 	}
 	return ""
 }
 
-// converge applies responses until the model has the state. Resources that were rejected together with a bad one are
-// sent with a later change, so it pushes several times.
+// converge applies responses until the model has the state. The server sends resources that were rejected together with
+// an invalid one only with a later change, so converge pushes several times.
 func (m *clientModel) converge(t *testing.T, r *testServer, w meshState) {
 	t.Helper()
 	for range 10 {
@@ -214,7 +214,7 @@ func (m *clientModel) converge(t *testing.T, r *testServer, w meshState) {
 			return
 		}
 	}
-	t.Fatalf("the client does not converge: %s", m.describeMissing(w))
+	t.Fatalf("the client does not reach the pushed state: %s", m.describeMissing(w))
 }
 
 func countUnanswered(s ClientStatus) (n int) {

@@ -22,7 +22,7 @@ func TestReconnectWithAllResourcesGetsNothing(t *testing.T) {
 	c.expectNothing()
 	st := r.awaitStatus("in sync", func(s ClientStatus) bool { return s.InSync && len(s.Types) == 4 })
 	if got := typeStatus(st, cds).Resources; got != 2 {
-		t.Fatalf("the client is thought to have %d clusters, want 2", got)
+		t.Fatalf("the server assumes that the client has %d clusters, want 2", got)
 	}
 	r.push(smallState.withResource(lds, "l1", "2"), lds)
 	c.expect("lds +l1=2")
@@ -50,7 +50,8 @@ func TestReconnectWithStarAndNamesSubscribesToBoth(t *testing.T) {
 }
 
 func TestReconnectRemovesListenersFirst(t *testing.T) {
-	// The server starts to wait for quiet only after the listeners' request, however long the pause before it is.
+	// The server starts to wait for quiet only after the request for listeners, even if a long pause precedes that
+	// request.
 	r := newTestServer(t, Config{Settle: time.Hour})
 	r.push(smallState)
 	c := r.newDeltaClient()
@@ -82,8 +83,8 @@ func TestResourceThatReturnsBeforeItsRemovalIsNotRemoved(t *testing.T) {
 }
 
 func TestReconnectGetsAssignmentsOfResentClusters(t *testing.T) {
-	// The cluster changed while the client was disconnected, its endpoints did not: without an assignment, Envoy would
-	// warm it for 15 s.
+	// The cluster changed while the client was disconnected, but its endpoints did not. If the server sent no
+	// assignment, Envoy would warm the cluster for 15 s.
 	_, c := startDelta(t)
 	c.resume(cds, nil, map[string]string{"a": "eds0", "b": "static1"})
 	c.resume(eds, []string{"a"}, map[string]string{"a": "ends1"})

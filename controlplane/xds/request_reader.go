@@ -16,26 +16,28 @@ import (
 const (
 	// maxRequest limits one request, in bytes: a reconnecting Envoy lists all its resources.
 	maxRequest = 16 << 20
-	// flowWindow is the size of the transport's receive buffer of a stream. Requests up to this size need no budget:
-	// the number of streams limits them.
+	// flowWindow is the size of the transport's receive buffer of a stream. Requests up to this size are not charged to
+	// the request budget, because the number of streams already limits their memory.
 	flowWindow = 64 << 10
-	// requestTimeout limits the time in which one request arrives, plus a second for each minRequestRate bytes of it.
+	// requestTimeout limits the time in which one request must arrive. One second is added for each minRequestRate
+	// bytes of the request.
 	requestTimeout = 10 * time.Second
 	minRequestRate = 256 << 10
-	// budgetTimeout limits the wait of a large request for its share of the request budget.
+	// budgetTimeout limits how long a large request waits until the request budget has room for it.
 	budgetTimeout = 10 * time.Second
 	// firstRequestTimeout limits how long a stream may exist without a request.
 	firstRequestTimeout = 15 * time.Second
 )
 
-// messageReader reads gRPC messages in parts. gRPC's RecvMsg lets the client send a whole message as soon as the
-// message's length is known. The server reads in parts so that the request budget applies first.
+// messageReader reads gRPC messages in parts. gRPC's RecvMsg would let the client send a whole message as soon as the
+// message's length is known. Reading in parts lets the server apply the request budget before the client sends the
+// message.
 type messageReader interface {
 	ReadMessageHeader(header []byte) error
 	Read(n int) (mem.BufferSlice, error)
 }
 
-// newMessageReader returns the reader of a stream that this server's gRPC transport accepted.
+// newMessageReader returns the reader of a stream that gRPC's own transport accepted.
 func newMessageReader(ctx context.Context) (messageReader, error) {
 	if reader, ok := grpc.ServerTransportStreamFromContext(ctx).(messageReader); ok {
 		return reader, nil
@@ -74,7 +76,8 @@ func (c *connection) readMessage(from messageReader) (message, error) {
 	if err != nil {
 		return message{}, err
 	}
-	// Only the end of the stream interrupts a read, and only the stream's handler can end the stream.
+	// A read ends only when data arrives or the stream ends, and only the stream's handler can end the stream. The
+	// timer therefore ends the stream.
 	timeout := requestTimeout + time.Duration(size/minRequestRate)*time.Second
 	timer := time.AfterFunc(timeout, func() {
 		c.fail(status.Errorf(codes.DeadlineExceeded, "a request of %d bytes did not arrive within %s", size, timeout))
@@ -98,7 +101,7 @@ func newMessage(size int, release func()) message {
 }
 
 // readFull copies the message into one buffer, part by part. A client may send each byte in a separate frame, and
-// uncopied frames use many times their size.
+// frames that are not copied use many times the memory of their data.
 func readFull(from messageReader, data []byte) error {
 	for len(data) > 0 {
 		part, err := from.Read(min(len(data), flowWindow))
@@ -114,7 +117,7 @@ func readFull(from messageReader, data []byte) error {
 	return nil
 }
 
-// fail ends the stream with an error. Only the first error counts.
+// fail ends the stream with an error. Only the first error has an effect.
 func (c *connection) fail(err error) {
 	select {
 	case c.recvErr <- err:
@@ -122,7 +125,8 @@ func (c *connection) fail(err error) {
 	}
 }
 
-// acquireRequest waits until a request of this size fits into the request budget. The caller calls release afterwards.
+// acquireRequest waits until the request budget has room for a request of this size. The caller calls release
+// afterwards.
 func (c *connection) acquireRequest(size int64) (release func(), err error) {
 	if size <= flowWindow {
 		return func() {}, nil
@@ -131,7 +135,7 @@ func (c *connection) acquireRequest(size int64) (release func(), err error) {
 	defer cancel()
 	release, err = c.quota.acquireRequest(ctx, size)
 	if err != nil && c.ctx.Err() == nil {
-		return nil, status.Errorf(codes.ResourceExhausted, "the server has no memory for a request of %d bytes at present: connect again later", size)
+		return nil, status.Errorf(codes.ResourceExhausted, "the requests of other clients use the memory that a request of %d bytes needs: connect again later", size)
 	}
 	return release, err
 }

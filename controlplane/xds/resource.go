@@ -27,20 +27,21 @@ const (
 	SecretType = "type.googleapis.com/envoy.extensions.transport_sockets.tls.v3.Secret"
 	// ExtensionType is for filter configurations that are sent separately from their listeners (ECDS).
 	ExtensionType = "type.googleapis.com/envoy.config.core.v3.TypedExtensionConfig"
-	// NameTableType is for a proxy's agent, not for its Envoy: the host names of the mesh and their addresses.
+	// NameTableType is the table of the mesh's host names and their addresses. It is for a proxy's agent, not for its
+	// Envoy.
 	NameTableType = "type.googleapis.com/istio.networking.nds.v1.NameTable"
-	// ProxyConfigType is also for the agent: the root certificates of the mesh.
+	// ProxyConfigType contains the root certificates of the mesh. It is also for the agent.
 	ProxyConfigType = "type.googleapis.com/istio.mesh.v1alpha1.ProxyConfig"
 	// RevocationType is for agents that support OfferHeader: the revocation lists of the deny list, with their root
 	// certificates.
 	RevocationType = "type.googleapis.com/envoy.extensions.transport_sockets.tls.v3.CertificateValidationContext"
 )
 
-// OfferHeader is the response header of each stream that names RevocationType. Agents subscribe to that type only if
+// OfferHeader is the response header that contains RevocationType on each stream. Agents subscribe to that type only if
 // they receive the header, because other control planes do not serve the type.
 const OfferHeader = "pilotfish-offers"
 
-// Order is the order in which one push sends types: types that are referred to precede the types that refer to them.
+// Order is the order in which one push sends types. A type precedes the types that refer to it.
 var Order = []string{
 	ClusterType, EndpointType, SecretType, ExtensionType, ListenerType, RouteType, VirtualHostType, NameTableType,
 	RevocationType, ProxyConfigType,
@@ -49,16 +50,16 @@ var Order = []string{
 // Resource is one marshalled xDS resource. It is immutable, and all connections share it.
 type Resource struct {
 	Name string
-	// Version is a hash of the content: equal content has an equal version on every control plane and after every
-	// restart. The versions of NewRouteConfiguration have a suffix, vhdsVersionSuffix.
+	// Version is a hash of the content. Equal content has an equal version in every control plane and after every
+	// restart. Versions that NewRouteConfiguration sets have the suffix vhdsVersionSuffix.
 	Version string
 	Body    *anypb.Any
-	// Endpoints is set on a cluster of type EDS: the name of its assignment. Each time the cluster is sent, the
-	// assignment has to follow on the same stream, or Envoy does not finish warming the cluster.
+	// Endpoints is set on a cluster of type EDS: the name of its assignment. Each time the server sends the cluster,
+	// the assignment must follow on the same stream. Otherwise Envoy does not finish warming the cluster.
 	Endpoints string
 	// UsesVHDS is set on a route configuration whose virtual hosts are separate resources, sent after it.
 	UsesVHDS bool
-	// Aliases are requested names that this resource answers.
+	// Aliases lists requested on-demand names that resolve to this resource.
 	Aliases []string
 	// Notes is data of the resource's generator. It is not sent to clients.
 	Notes any
@@ -75,8 +76,9 @@ func NewResource(name string, m proto.Message) (*Resource, error) {
 	return NewRawResource(name, "type.googleapis.com/"+string(m.ProtoReflect().Descriptor().FullName()), value), nil
 }
 
-// NewRouteConfiguration returns a route configuration for a client that supports VHDS; its version has a suffix that
-// shows this. usesVHDS reports whether the virtual hosts are sent separately; otherwise they are inline.
+// NewRouteConfiguration returns a route configuration for a client that supports VHDS. Its version has
+// vhdsVersionSuffix, which identifies such clients after a reconnect. usesVHDS: the virtual hosts are sent separately;
+// otherwise they are inline.
 func NewRouteConfiguration(name string, m proto.Message, usesVHDS bool) (*Resource, error) {
 	r, err := NewResource(name, m)
 	if err != nil {
@@ -102,8 +104,8 @@ func NewRawResource(name, typeURL string, value []byte) *Resource {
 	return r
 }
 
-// deltaBuffer returns the resource as encoded in a delta response. It encodes again only if the resource is a modified
-// copy.
+// deltaBuffer returns the resource in the encoding of a delta response. It encodes the resource again only if the
+// resource is a modified copy.
 func (r *Resource) deltaBuffer() mem.Buffer {
 	if f := r.encoded; f != nil && r.Name == f.name && r.Version == f.version && r.Body == f.body {
 		return f.bytes
@@ -116,14 +118,15 @@ type State any
 
 // Change is the difference between the last state that was processed for a client and the newest state.
 type Change interface {
-	// Merge returns the change that covers both changes; next is the later one.
+	// Merge returns a change that covers both changes. next is the later one.
 	Merge(next Change) Change
 }
 
 // Peer is the client of a stream.
 type Peer struct {
 	Address string
-	// Identity is the SPIFFE ID that the client proved by a token or certificate; empty on the plaintext port.
+	// Identity is the SPIFFE ID that the client has proved by a token or certificate. It is empty on the plaintext
+	// port.
 	Identity string
 	// Delta reports whether the stream uses the delta protocol. Only delta supports VHDS.
 	Delta bool
@@ -140,8 +143,8 @@ type Source interface {
 type TypeScope struct {
 	// All: every resource of the type may change, appear or disappear.
 	All bool
-	// Names is used if All is false: only these resources may change, appear or disappear. Names may repeat and may be
-	// names of no resource.
+	// Names is used if All is false: only these resources may change, appear or disappear. A name may occur several
+	// times, and need not be that of a resource.
 	Names []string
 }
 
@@ -205,27 +208,29 @@ type Proxy interface {
 	// ComputePushScope returns the resources that may differ for this client after the change; an empty scope means no
 	// push. Other resources are neither generated nor removed, so the cost depends on the change and not on the mesh.
 	ComputePushScope(state State, change Change) PushScope
-	// Generate returns resources of a type. With wildcard it returns all that the client should have, and also those in
-	// names. Names without a resource are omitted. The order is arbitrary; resource names are unique. For virtual
-	// hosts, wildcard means all virtual hosts of the route configurations in names.
+	// Generate returns resources of a type. With wildcard it returns all resources that the client should have, and
+	// also those in names. It omits names without a resource. The order is arbitrary. Resource names are unique. For
+	// virtual hosts, wildcard means all virtual hosts of the route configurations in names.
 	Generate(state State, typeURL string, wildcard bool, names []string) ([]*Resource, error)
 }
 
 // Replacer is a Proxy that replaces removed resources once its client no longer refers to them.
 type Replacer interface {
-	// StartReplacing is called before resources are removed. It reports whether any of them has a replacement. From
+	// StartReplacing is called before resources are removed. It returns true if any of them has a replacement. From
 	// then on, Generate returns the replacements.
 	StartReplacing(typeURL string, names []string) bool
 }
 
-// Resumer is a Proxy that is notified of the resources that a reconnecting client claims, before they are compared.
+// Resumer is a Proxy that is notified of the resources that a reconnecting client claims. The notification precedes the
+// comparison of these resources with those that the client should have.
 type Resumer interface {
 	Resume(typeURL string, names []string)
 }
 
 // ReconnectChecker is a Proxy whose client may have to reconnect, because a part of its node is outdated.
 type ReconnectChecker interface {
-	// ReconnectReason returns why the client has to reconnect, or nil. It is called at each push.
+	// ReconnectReason returns the reason for which the client has to reconnect, or nil. The server calls it at each
+	// push.
 	ReconnectReason() error
 }
 

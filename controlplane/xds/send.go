@@ -29,7 +29,7 @@ func (c *connection) handleReport(r *request) {
 	}
 }
 
-// impliesWildcard reports whether an empty first request of the type subscribes to all resources.
+// impliesWildcard reports whether a first request without names subscribes to all resources of the type.
 func impliesWildcard(typeURL string) bool {
 	return typeURL == ClusterType || typeURL == ListenerType || typeURL == NameTableType || typeURL == ProxyConfigType || typeURL == RevocationType
 }
@@ -61,7 +61,8 @@ func (c *connection) settleResponse(sub *subscription, r *request) *sentResponse
 	if r.errorDetail == nil {
 		sub.ack(b)
 		if sub.typeURL == RouteType {
-			c.vhds.addAccepted(sub.selectSubscribed(namesOf(b.resources))) // Envoy dropped resources that arrived after their unsubscription
+			// Envoy dropped resources that arrived after it unsubscribed from them.
+			c.vhds.addAccepted(sub.selectSubscribed(namesOf(b.resources)))
 		}
 		return b
 	}
@@ -146,7 +147,7 @@ func (c *connection) generate(sub *subscription, wildcard bool, names []string) 
 	}
 	if err != nil {
 		c.server.metrics.generateErrors.WithLabelValues(shortType(sub.typeURL)).Inc()
-		c.log.Error("cannot generate resources; the client retains its resources", "type", shortType(sub.typeURL), "error", err)
+		c.log.Error("generating resources failed; the client keeps its previous resources", "type", shortType(sub.typeURL), "error", err)
 	}
 	return resources, err
 }
@@ -161,8 +162,8 @@ func (c *connection) callGenerate(typeURL string, wildcard bool, names []string)
 	return c.proxy.Generate(c.state, typeURL, wildcard, names)
 }
 
-// deliver sends resources and removals of one type, and sends assignments after their clusters. With evenEmpty it also
-// sends an empty response.
+// deliver sends resources and removals of one type. After clusters it sends their assignments. With evenEmpty it also
+// sends a response without content.
 func (c *connection) deliver(sub *subscription, resources []*Resource, removed []string, evenEmpty bool) error {
 	if len(resources) == 0 && len(removed) == 0 && !evenEmpty {
 		return nil
@@ -183,7 +184,7 @@ func (c *connection) deliver(sub *subscription, resources []*Resource, removed [
 }
 
 // needsOwnResponse reports whether each resource of the type needs a separate response. Envoy stops at the first
-// invalid RouteConfiguration of a response and drops the valid ones after it.
+// invalid RouteConfiguration in a response, and drops the valid ones after it.
 func needsOwnResponse(typeURL string) bool { return typeURL == RouteType }
 
 // respond sends one response of resources and removals.
@@ -233,9 +234,9 @@ func (c *connection) send(r *response) error {
 	}
 }
 
-// sendAssignments sends the assignments of clusters that were just sent, changed or not: Envoy finishes warming a
-// cluster only when an assignment follows it on the stream. If the client has not requested assignments yet, they are
-// sent when it does.
+// sendAssignments sends the assignments of clusters that were just sent, even if the assignments did not change: Envoy
+// finishes warming a cluster only when its assignment follows on the same stream. If the client has not requested
+// assignments yet, sendAssignments records the clusters, and the assignments are sent when it does.
 func (c *connection) sendAssignments(clusters []*Resource) error {
 	sub, ok := c.subs[EndpointType]
 	if !ok {
@@ -251,7 +252,7 @@ func (c *connection) sendAssignments(clusters []*Resource) error {
 	if len(names) == 0 {
 		return nil
 	}
-	if c.stream.protocol() == deltaProtocol { // a SotW request replaces all names
+	if c.stream.protocol() == deltaProtocol { // a SotW request replaces all names that were requested before
 		c.mu.Lock()
 		for name := range names {
 			sub.names.set(name, "")
@@ -276,7 +277,8 @@ func (c *connection) addOwedClusters(clusters []*Resource) {
 	if len(c.owedClusters) <= 2*c.subs[ClusterType].known.len()+pageSize {
 		return
 	}
-	// A client that requests no assignments still receives each change of its clusters.
+	// A client that never requests assignments still receives each change of its clusters, so the list contains only
+	// the newest version of each.
 	newest := map[string]*Resource{}
 	for _, cluster := range c.owedClusters {
 		newest[cluster.Name] = cluster

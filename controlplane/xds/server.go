@@ -20,15 +20,16 @@ import (
 // Config configures a Server. Only Source is required.
 type Config struct {
 	Source Source
-	// Identify returns the identity that a stream's peer proved, from the stream's context. A gRPC status error refuses
-	// the stream. With nil, no peer has an identity.
+	// Identify returns the identity that a stream's peer has proved, from the stream's context. If it returns a gRPC
+	// status error, the server refuses the stream. If Identify is nil, no peer has an identity.
 	Identify func(ctx context.Context) (string, error)
-	// SendTimeout limits one send, which waits until the client has read nearly all earlier data. The server closes a
-	// stream that exceeds it, and the client may reconnect. Default 5 minutes: an Envoy that creates thousands of
-	// listeners or has a slow link needs that and would otherwise start over. A waiting send costs little, since
-	// streams share the resources. The connection's keepalive detects dead clients.
+	// SendTimeout limits how long sending one response may block because the client has not read earlier data. The
+	// server then closes the stream, and the client may reconnect. The default is 5 minutes: an Envoy that creates
+	// thousands of listeners or has a slow link needs that long, and would otherwise start over. A blocked send costs
+	// little memory, because streams share the resources. The keepalive of the connection detects dead clients.
 	SendTimeout time.Duration
-	// Generators limits the number of clients whose resources are generated at a time; default two per processor.
+	// Generators limits the number of clients for which resources are generated at the same time; default two per
+	// processor.
 	Generators int
 	// Admission limits new streams.
 	Admission Admission
@@ -36,11 +37,11 @@ type Config struct {
 	// identity share a quarter of it.
 	Memory int64
 	// Settle is how long a stream must be quiet before the server removes outdated resources of a reconnecting client.
-	// The requests of its other types must be answered first, or it would lose a cluster that its old routes still
-	// refer to. Default 250 ms.
+	// The server must first answer the requests of the client's other types. Otherwise the client would lose a cluster
+	// to which its old routes still refer. Default 250 ms.
 	Settle time.Duration
-	// Await limits the wait of the next push of a type for the client's ACK of the last one. Clients ACK at once,
-	// except for clusters, which Envoy ACKs when all are warmed. Default 1 s.
+	// Await limits how long the next push of a type waits for the client's ACK of the last one. Clients send ACKs
+	// immediately, except for clusters, which Envoy ACKs when all of them are warmed. Default 1 s.
 	Await  time.Duration
 	Logger *slog.Logger
 	// Registerer registers the metrics; nil registers none.
@@ -74,8 +75,8 @@ func (c Config) withDefaults() Config {
 }
 
 // Server serves ADS in the delta and state-of-the-world variants. Each stream has one goroutine that handles its
-// requests and pushes, so that client state is not shared. Pushes that arrive while that goroutine is busy are merged
-// into one pending push. All methods are safe for concurrent use.
+// requests and pushes, so that goroutines do not share the state of a client. Pushes that arrive while that goroutine
+// is busy are merged into one pending push. All methods are safe for concurrent use.
 type Server struct {
 	discoveryv3.UnimplementedAggregatedDiscoveryServiceServer
 
@@ -93,8 +94,8 @@ type Server struct {
 	started            time.Time
 
 	pages pageCache
-	// Quotas of clients with and without an identity. They are separate so that the latter cannot use up the memory of
-	// the former.
+	// Quotas of clients with an identity, and of clients without. They are separate, so that clients without an
+	// identity cannot use up the memory of the others.
 	authenticated, unauthenticated *quotas
 
 	mu          sync.Mutex
@@ -108,7 +109,7 @@ type Server struct {
 // NewServer returns a server that refuses streams until the first Push.
 func NewServer(cfg Config) (*Server, error) {
 	if cfg.Source == nil {
-		return nil, errors.New("xds server: Config.Source is missing: there is nothing to serve")
+		return nil, errors.New("xds server: Config.Source is required")
 	}
 	cfg = cfg.withDefaults()
 	authenticated, unauthenticated := newAccounts(cfg.Memory-cfg.Memory/4), newAccounts(cfg.Memory/4)
@@ -138,7 +139,7 @@ func (s *Server) RegisterTo(registrar grpc.ServiceRegistrar) {
 // Push makes state the newest state and enqueues the change for every client. It does not block.
 func (s *Server) Push(state State, change Change) { s.PushSince(state, change, time.Now()) }
 
-// PushSince is Push for a change with a known time, from which convergence is measured.
+// PushSince is like Push, for a change that happened at a known time. Metrics measure the convergence from that time.
 func (s *Server) PushSince(state State, change Change, since time.Time) {
 	s.mu.Lock()
 	defer s.mu.Unlock()

@@ -15,8 +15,8 @@ func (c *connection) handleSotw(r *request) error {
 	sub, fresh := c.subscription(r.typeURL)
 	excess, invalid := sub.limitNames(r, c.availableBytes(nil), c.validName(r.typeURL))
 	excess = append(excess, invalid...) // a state-of-the-world response cannot report them as nonexistent
-	// Only the ACK or NACK of the last response shows the client's current subscription. After an older one, a newer
-	// request is on its way.
+	// Only the ACK or NACK of the last response contains the client's current subscription. With the nonce of an older
+	// response, a newer request is on its way.
 	current := r.nonce == "" || (sub.last != nil && r.nonce == sub.last.nonce)
 	answer := c.settleResponse(sub, r)
 	if !fresh && !current {
@@ -27,7 +27,7 @@ func (c *connection) handleSotw(r *request) error {
 	}
 	added, changed := sub.subscribeSotw(r)
 	c.mu.Unlock()
-	c.charge() // before sending, which may wait for the client
+	c.charge() // charge before sending, because sending may block
 	c.reportExcess(sub, excess)
 	c.retryExtensions(sub, answer, r)
 	switch {
@@ -41,8 +41,8 @@ func (c *connection) handleSotw(r *request) error {
 	return nil
 }
 
-// removeUnlisted unsubscribes the names that an outdated request does not list. If the client's next request lists them
-// again, the client dropped them in between and waits for them.
+// removeUnlisted unsubscribes the names that an outdated request does not list. If a later request lists such a name
+// again, the client has dropped the resource in between and waits for it.
 func (s *subscription) removeUnlisted(listed []string) {
 	if impliesWildcard(s.typeURL) {
 		return
@@ -107,7 +107,8 @@ func (c *connection) answerSotw(sub *subscription, names []string, evenEmpty boo
 }
 
 // updateSotw sends the changes of one type. If responses of the type must be complete, it sends the whole type, because
-// a missing resource is removed. Removed clusters stay in the responses until other types no longer refer to them.
+// the client removes resources that a response does not contain. Removed clusters stay in the responses until other
+// types no longer refer to them.
 func (c *connection) updateSotw(sub *subscription, t TypeScope) error {
 	if !impliesWildcard(sub.typeURL) {
 		d, err := c.compare(sub, t)
@@ -129,7 +130,7 @@ func (c *connection) updateSotw(sub *subscription, t TypeScope) error {
 		return c.deliver(sub, want, nil, true)
 	}
 	c.removeLater(sub, d.removed, TypeScope{All: true})
-	if len(d.send) == 0 { // removeSotw sends the type
+	if len(d.send) == 0 { // removeSotw sends the whole type later
 		return nil
 	}
 	return c.deliver(sub, slices.Concat(want, sub.resourcesToRemove()), nil, true)
@@ -161,7 +162,8 @@ func (c *connection) removeSotw(sub *subscription) error {
 func (c *connection) updateNamedSotw(sub *subscription, d difference) error {
 	c.mu.Lock()
 	for _, name := range d.removed {
-		sub.removeResource(name) // SotW cannot express its removal; the client drops it with the resources that refer to it
+		// SotW cannot express the removal; the client drops the resource together with the resources that refer to it.
+		sub.removeResource(name)
 	}
 	c.mu.Unlock()
 	if err := c.deliver(sub, d.send, nil, false); err != nil {

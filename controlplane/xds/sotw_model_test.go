@@ -10,8 +10,9 @@ import (
 	discoveryv3 "github.com/envoyproxy/go-control-plane/envoy/service/discovery/v3"
 )
 
-// sotwModel is a client that behaves like Envoy: a response replaces all clusters or listeners, but only the contained
-// assignments or routes. Contents are "name=content" here, because resources have no names in this variant.
+// sotwModel is a client that behaves like Envoy: a response replaces all clusters or listeners, but only the
+// assignments or routes that it contains. Contents are "name=content" here, because the test's resources have no other
+// name in this variant.
 type sotwModel struct {
 	has map[string]map[string]string
 	*sotwClient
@@ -57,7 +58,7 @@ func (m *sotwModel) describeMissing(w meshState) string {
 		}
 		for name := range m.has[typeURL] {
 			if _, ok := w[typeURL][name]; !ok && impliesWildcard(typeURL) {
-				return fmt.Sprintf("%s %s is still there", ShortType(typeURL), name)
+				return fmt.Sprintf("%s %s is not removed", ShortType(typeURL), name)
 			}
 		}
 	}
@@ -81,7 +82,7 @@ func (m *sotwModel) converge(t *testing.T, r *testServer, w meshState) {
 			return
 		}
 	}
-	t.Fatalf("the client does not converge: %s", m.describeMissing(w))
+	t.Fatalf("the client does not reach the pushed state: %s", m.describeMissing(w))
 }
 
 // withNames prefixes each content with its resource's name.

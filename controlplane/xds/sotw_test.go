@@ -182,7 +182,7 @@ func TestSotwAddedNamesAreSentAndRemovedOnesAreNotAnswered(t *testing.T) {
 
 func TestSotwNamedListenersAreSentCompletely(t *testing.T) {
 	_, c := startSotw(t)
-	c.request(lds, "l1") // as gRPC's own clients do
+	c.request(lds, "l1") // gRPC's own clients send this request
 	c.expect("lds l1-1")
 	c.request(lds, "l1", "l2")
 	c.expect("lds l1-1 l2-1")
@@ -199,7 +199,7 @@ func TestSotwStaleNonceIsNotAnswered(t *testing.T) {
 	r.push(sotwState.withResource(rds, "r1", "r1-2"), rds)
 	second := c.next()
 	c.names[rds] = []string{"r1", "r2"}
-	c.ack(first, "") // outdated: the client's ACK of the second is on its way
+	c.ack(first, "") // outdated: the client's ACK of the second response is on its way
 	c.expectNothing()
 	c.ack(second, "")
 	c.expect("rds r2-1")
@@ -227,7 +227,7 @@ func TestSotwRejectionIsRecordedAndNotAnswered(t *testing.T) {
 	c.expectNothing()
 	st := r.awaitStatus("rejected", func(s ClientStatus) bool { return typeStatus(s, lds).Rejected != nil })
 	if got := typeStatus(st, lds).Rejected.Resources; len(got) != 1 || got[0] != "l1" || st.InSync {
-		t.Fatalf("rejected are %v", got)
+		t.Fatalf("the rejected resources are %v", got)
 	}
 	r.push(bad.withResource(lds, "l1", "l1-2"), lds)
 	c.expect("lds l1-2 l2-1")

@@ -19,7 +19,7 @@ type ClientStatus struct {
 	// Protocol is "delta" or "sotw".
 	Protocol  string    `json:"protocol"`
 	Connected time.Time `json:"connected"`
-	// Version is the last state of the mesh that was processed for the client.
+	// Version is the state of the mesh that the server processed last for the client.
 	Version string `json:"version"`
 	// InSync reports whether the client has accepted all responses and no change is pending.
 	InSync bool `json:"inSync"`
@@ -62,13 +62,13 @@ type Rejection struct {
 	Version string    `json:"version"`
 	// Resources are the resources of the rejected response that the reason names, or all if it names none.
 	Resources []string `json:"resources"`
-	// From lists the documents from which the resources were generated, the likeliest cause first.
+	// From lists the documents from which the resources were generated. The most likely cause is first.
 	From []SuspectDocument `json:"from,omitempty"`
 
-	named bool // the reason names one of them
+	named bool // the reason contains the name of one of the resources
 }
 
-// maxStatusNames limits the names of one type in a client's status, in bytes: the names of 10,000 services fit.
+// maxStatusNames limits the names of one type in a client's status, in bytes. The names of 10,000 services fit.
 const maxStatusNames = 2 << 20
 
 // Clients returns the connected clients, ordered by ID.
@@ -166,14 +166,15 @@ func (s *subscription) status() TypeStatus {
 	return st
 }
 
-// currentRejection returns the newest rejection that is still in effect, or nil. It is in effect until the client
-// accepts all resources that it blames, or, if it blames none, until the client accepts any resource.
+// currentRejection returns the newest rejection that is still in effect, or nil. A rejection ends when the client
+// accepts all resources that the rejection names. If it names none, it ends when the client accepts any resource.
 func (s *subscription) currentRejection() *Rejection {
 	var newest *Rejection
 	var names []string
 	for name, r := range s.refused {
 		if r.by.named && !r.suspect {
-			continue // only in the same response as a bad one; it is sent again with the next change
+			// The resource was only in the same response as an invalid one; it is sent again with the next change.
+			continue
 		}
 		if newest == nil || r.by.At.After(newest.At) {
 			newest, names = r.by, nil
@@ -216,7 +217,9 @@ func (s *Server) Resources(ctx context.Context, id string) (map[string][]*Resour
 			}
 			wildcard, names := sub.wildcard, sub.names.sorted()
 			if routes := found.subs[RouteType]; typeURL == VirtualHostType && routes != nil {
-				wildcard, names = true, routes.names.sorted() // virtual hosts follow the routes and are not subscribed to by name
+				// The virtual hosts are those of the client's route configurations; the client does not subscribe to
+				// them by name.
+				wildcard, names = true, routes.names.sorted()
 			}
 			resources[typeURL], err = found.generate(sub, wildcard, names)
 		}

@@ -33,19 +33,19 @@ type request struct {
 	nonce       string
 	errorDetail *rpcstatus.Status // set on a NACK
 
-	// resumes: the client claims resources of the type from an earlier stream.
+	// resumes: the client claims resources of the type that it received on an earlier stream.
 	resumes bool
 
 	// Delta only.
 	subscribe, unsubscribe []string
 	initial                map[string]string
-	// subscribePage and initialPage are the cached pages that hold these lists, if other clients have equal lists. The
-	// lists are immutable then.
+	// subscribePage and initialPage are cached pages with the content of these lists. They are set if other clients
+	// have equal lists. The lists are immutable in that case.
 	subscribePage, initialPage *versionPage
 	// State of the world only: all names that the client subscribes to.
 	names []string
 
-	// release releases the request's share of the request budget; nil without one.
+	// release releases the request's share of the request budget. It is nil if the request has no share.
 	release func()
 }
 
@@ -56,12 +56,12 @@ func (r *request) releaseBudget() {
 	}
 }
 
-// response is a response of either variant. State of the world has no explicit removals.
+// response is a response of either variant. A state-of-the-world response does not list removals.
 type response struct {
 	typeURL, version, nonce string
 	resources               []*Resource
 	removed                 []string
-	// notFound are requested names of virtual hosts that do not resolve. Delta only.
+	// notFound contains requested names of virtual hosts that do not resolve. Delta only.
 	notFound []string
 }
 

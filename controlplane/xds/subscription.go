@@ -11,13 +11,14 @@ import (
 const (
 	// maxOutstanding limits the stored responses without an ACK or NACK.
 	maxOutstanding = 512
-	// maxOutstandingNames limits the names that these responses remove, except those of the last response: a client can
-	// request removals of arbitrary names.
+	// maxOutstandingNames limits the names that the responses without an ACK or NACK remove. The last response does not
+	// count: a client can request removals of arbitrary names, so it may have any number.
 	maxOutstandingNames = 100_000
 	// maxRetryParts is the maximum number of responses into which the resources of a rejected response are split for a
 	// retry.
 	maxRetryParts = 8
-	// unknownVersion is the version of a resource that the client may or may not have, as after a NACK.
+	// unknownVersion is the version of a resource of which the server does not know whether the client has it, as after
+	// a NACK.
 	unknownVersion = ""
 )
 
@@ -26,23 +27,26 @@ type subscription struct {
 	typeURL  string
 	wildcard bool
 	names    versionMap
-	// requested is set by the client's first request. An assignment may be sent after its cluster before that.
+	// requested is set by the client's first request. The server may send an assignment after its cluster even before
+	// that.
 	requested bool
-	// namedOnce: a state-of-the-world client has listed names. From then on an empty list means none, and not all.
+	// namedOnce: a state-of-the-world client has listed names. From then on an empty list means no resources instead of
+	// all.
 	namedOnce bool
-	// known are the client's resources: the versions that were sent and not rejected, or that the client claims.
+	// known contains the client's resources. Their versions are those that were sent and not rejected, or that the
+	// client claims.
 	known versionMap
-	// refused are the resources that the client rejected and has not accepted in any version since.
+	// refused contains the resources that the client rejected and has not accepted in any version since.
 	refused map[string]refusal
-	// removing are scheduled removals, sent after the additions of all types.
+	// removing contains scheduled removals, which are sent after the additions of all types.
 	removing map[string]struct{}
 	// generateErr is the error of the last generation, which each push retries.
 	generateErr error
 
 	pages            *pageCache
-	lastFullResponse []*Resource     // of a type whose state-of-the-world responses are complete
+	lastFullResponse []*Resource     // only for types whose state-of-the-world responses must contain all resources
 	outstanding      []*sentResponse // responses without an ACK or NACK, oldest first
-	last             *sentResponse   // last and acked are stored without their resources, to save memory
+	last             *sentResponse   // last and acked are stored without their resources to save memory
 	acked            *sentResponse
 	ackedAt          time.Time
 	rejection        *Rejection // the last rejection
@@ -63,7 +67,7 @@ type sentResponse struct {
 // refusal is a rejected version of a resource.
 type refusal struct {
 	version string
-	// alone: the response had no other resource, so this version is not sent again.
+	// alone: the response contained no other resource, so the server does not send this version again.
 	alone bool
 	// suspect: the client's reason names the resource.
 	suspect bool
@@ -74,16 +78,18 @@ func newSubscription(typeURL string, pages *pageCache) *subscription {
 	return &subscription{typeURL: typeURL, pages: pages, refused: map[string]refusal{}, removing: map[string]struct{}{}}
 }
 
-// difference is what must be sent so that the client has exactly the resources that it should have.
+// difference contains the resources and removals that must be sent so that the client has exactly the resources that it
+// should have.
 type difference struct {
 	send []*Resource
-	// retries are resources that were rejected together with other resources, any of which may be the invalid one. They
-	// are sent in parts, and not together with new resources, so that the invalid one is isolated.
+	// retries contains resources that were rejected together with other resources, any of which may be the invalid one.
+	// They are sent in several parts, separate from new resources, so that the rejections isolate the invalid one.
 	retries [][]*Resource
 	removed []string
 }
 
-// diff compares all resources that the client should have with those that it has. forced names are sent in any case.
+// diff compares all resources that the client should have with those that it has. Resources with forced names are sent
+// even if the client has them.
 func (s *subscription) diff(want []*Resource, forced versionMap) difference {
 	d, present := s.findMissing(want, forced)
 	if present < s.known.len() {
@@ -92,7 +98,7 @@ func (s *subscription) diff(want []*Resource, forced versionMap) difference {
 	return d
 }
 
-// diffOf compares only the resources in names; want are those of them that exist.
+// diffOf compares only the resources in names. want contains those of them that exist.
 func (s *subscription) diffOf(names []string, want []*Resource) difference {
 	d, present := s.findMissing(want, versionMap{})
 	known := 0
@@ -103,7 +109,7 @@ func (s *subscription) diffOf(names []string, want []*Resource) difference {
 			}
 		}
 	}
-	if known == present { // no known name is missing in want
+	if known == present { // want contains all known names
 		return d
 	}
 	wanted := make(map[string]struct{}, len(want))
@@ -186,8 +192,8 @@ func splitResources(resources []*Resource, n int) [][]*Resource {
 	return slices.Collect(slices.Chunk(resources, size))
 }
 
-// record records a response that is about to be sent. full: the client removes all resources that are not in the
-// response.
+// record records a response that is about to be sent. full: the client removes all its resources that the response does
+// not contain.
 func (s *subscription) record(r *response, full bool) *sentResponse {
 	b := &sentResponse{nonce: r.nonce, version: r.version, at: time.Now(), resources: r.resources, removed: r.removed}
 	if full {
@@ -235,7 +241,7 @@ func (s *subscription) removeResource(name string) {
 }
 
 // takeOutstanding removes and returns the outstanding response with the nonce, or returns nil. It also drops older
-// responses: clients ACK in order, so these will not be ACKed any more.
+// responses: clients send ACKs in order, so they will not ACK these any more.
 func (s *subscription) takeOutstanding(nonce string) *sentResponse {
 	for i, b := range s.outstanding {
 		if b.nonce == nonce {
@@ -252,7 +258,8 @@ func (s *subscription) ack(b *sentResponse) {
 		s.clearRefusals(b.resources)
 	}
 	for _, name := range b.removed {
-		if version, _ := s.known.get(name); version == unknownVersion { // unknown since an earlier NACK, and nothing was sent since
+		// The version is unknown since an earlier NACK, and the server has sent none since.
+		if version, _ := s.known.get(name); version == unknownVersion {
 			s.removeResource(name)
 		}
 	}
@@ -282,7 +289,7 @@ func (s *subscription) nack(b *sentResponse, reason string) *Rejection {
 		}
 		current, ok := s.known.get(res.Name)
 		if !ok {
-			continue // removed in the meantime
+			continue // the resource was removed in the meantime
 		}
 		if current == res.Version {
 			s.known.set(res.Name, unknownVersion)
@@ -304,8 +311,8 @@ func (s *subscription) nack(b *sentResponse, reason string) *Rejection {
 	return rejection
 }
 
-// maxReason limits the stored text of a rejection reason. Envoy's reason names each rejected resource and quotes errors
-// of filters, which may be as long as their configuration.
+// maxReason limits the length of the reason that is stored for a rejection. Envoy's reason names each rejected
+// resource, and quotes errors of filters, which may be as long as their configuration.
 const maxReason = 16 << 10
 
 // truncateReason shortens a reason to maxReason bytes.

@@ -6,7 +6,8 @@ import (
 	"testing"
 )
 
-// TestClientIsNotInSyncDuringTransition: after virtual hosts are accepted, their route configuration is sent once more.
+// TestClientIsNotInSyncDuringTransition: after the client has accepted virtual hosts, the server sends their route
+// configuration once more. Until then the client must not count as in sync.
 func TestClientIsNotInSyncDuringTransition(t *testing.T) {
 	r := newTestServer(t, Config{})
 	r.push(meshState{cds: {"c": "1"}, rds: {"r": "apart"}, VirtualHostType: {"r/h": "1"}})

@@ -12,20 +12,20 @@ import (
 	"weak"
 )
 
-// versionMap maps resource names to versions; without versions it is a set of names. Clients of one mesh have mostly
-// equal maps. So a map consists of a shared, immutable page and its own overrides, and a thousand clients cost little
-// more than one. The zero value is empty.
+// versionMap maps resource names to versions; without versions it is a set of names. The maps of the clients of one
+// mesh are mostly equal. A map therefore consists of an immutable page that several maps share, and its own overrides.
+// A thousand clients use little more memory than one. The zero value is empty.
 type versionMap struct {
 	shared    *versionPage
 	overrides map[string]override
 	size      int
-	bytes     int // of all names and versions, with nameCost for each
+	bytes     int // size of all names and versions, plus nameCost for each entry
 	// overrideBytes is the size of the overrides, including removed names.
 	overrideBytes int
-	sum           uint64 // sum of the entries' hashes, independent of their order
+	sum           uint64 // sum of the hashes of all entries, so it does not depend on their order
 }
 
-// override is an entry that differs from the page.
+// override is an entry of a map that differs from the page.
 type override struct {
 	version string
 	removed bool
@@ -39,7 +39,7 @@ type versionPage struct {
 	sum      uint64
 }
 
-// pageCache holds weak references to the pages in use, by their sums.
+// pageCache contains weak references to the pages in use, by the sums of their entries.
 type pageCache struct {
 	mu    sync.Mutex
 	bySum map[uint64]weak.Pointer[versionPage]
@@ -48,13 +48,14 @@ type pageCache struct {
 const (
 	// pageSize is the minimum number of entries of a page.
 	pageSize = 64
-	// pageShare: overrides are moved to a page when they exceed this fraction (1/pageShare) of the map.
+	// pageShare: when the overrides exceed the fraction 1/pageShare of a map, its entries are moved to a new page.
 	pageShare = 8
 )
 
 var hashSeed = maphash.MakeSeed()
 
-// hashEntry returns the hash of an entry. It mixes name and version, so that sums differ if versions are exchanged.
+// hashEntry returns the hash of an entry. It mixes name and version, so that the sum changes if two names exchange
+// their versions.
 func hashEntry(name, version string) uint64 {
 	h := maphash.String(hashSeed, name) + bits.RotateLeft64(maphash.String(hashSeed, version), 29)
 	h = (h ^ h>>32) * 0xd6e8feb86659fd93
@@ -161,7 +162,8 @@ func (l *versionMap) removeOverride(name string) {
 	}
 }
 
-// cloneStrings copies the strings of the overrides, which may be substrings of a large request.
+// cloneStrings copies the strings of the overrides, because these may be substrings of a large request that could
+// otherwise not be freed.
 func (l *versionMap) cloneStrings() {
 	own := l.overrides
 	l.overrides = make(map[string]override, len(own))
@@ -188,7 +190,7 @@ func (l *versionMap) remove(name string) {
 	l.removeOverride(name)
 }
 
-// all iterates over names and versions. Yielded names may be removed during the iteration.
+// all iterates over names and versions. The caller may remove names during the iteration after they were yielded.
 func (l *versionMap) all(yield func(name, version string) bool) {
 	if l.shared != nil {
 		for name, version := range l.shared.versions {
@@ -268,14 +270,15 @@ func (p *pageCache) findOrCreate(l *versionMap) *versionPage {
 	return made
 }
 
-// newPage copies a map to a page with one new string, because the map's strings may be substrings of large requests.
+// newPage copies a map to a page with one new string, because the map's strings may be substrings of large requests
+// that could otherwise not be freed.
 func newPage(l *versionMap) *versionPage {
 	made := &versionPage{versions: make(map[string]string, l.size), names: make([]string, 0, l.size), bytes: l.bytes, sum: l.sum}
 	var text strings.Builder
 	text.Grow(l.bytes - l.size*nameCost)
 	add := func(part string) string {
 		from := text.Len()
-		text.WriteString(part) // does not reallocate: Grow reserved the space
+		text.WriteString(part) // does not reallocate, because Grow reserved the space
 		return text.String()[from:]
 	}
 	for name, version := range l.all {

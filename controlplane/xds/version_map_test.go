@@ -29,7 +29,7 @@ func TestVersionMapBehavesLikeAMap(t *testing.T) {
 				m[name] = version
 			}
 			if v, ok := l.get(name); v != m[name] || ok != mapContains(m, name) || l.len() != len(m) {
-				t.Fatalf("seed %d: %s is %q %v of %d, and not %q of %d", seed, name, v, ok, l.len(), m[name], len(m))
+				t.Fatalf("seed %d: %s is %q %v of %d, want %q of %d", seed, name, v, ok, l.len(), m[name], len(m))
 			}
 		}
 		bytes := 0
@@ -37,22 +37,22 @@ func TestVersionMapBehavesLikeAMap(t *testing.T) {
 			bytes += len(name) + len(version) + nameCost
 		}
 		if l.compact(&shared); l.bytes != bytes {
-			t.Fatalf("seed %d: it takes %d bytes, and not %d", seed, l.bytes, bytes)
+			t.Fatalf("seed %d: the map accounts for %d bytes, want %d", seed, l.bytes, bytes)
 		}
 		var again versionMap
 		if again.addAll(&shared, len(m), maps.All(m)); again.bytes != bytes {
-			t.Fatalf("seed %d: adopted it takes %d bytes, and not %d", seed, again.bytes, bytes)
+			t.Fatalf("seed %d: after sharing a page the map accounts for %d bytes, want %d", seed, again.bytes, bytes)
 		}
 		if got := maps.Collect(l.all); !maps.Equal(got, m) || !slices.Equal(l.sorted(), mapKeys(m)) {
-			t.Fatalf("seed %d: %v, and not %v", seed, got, m)
+			t.Fatalf("seed %d: the map contains %v, want %v", seed, got, m)
 		}
 	}
 }
 
 func mapContains(m map[string]string, name string) bool { _, ok := m[name]; return ok }
 
-// TestEqualMapsShareAPage checks that equal maps share a page, whatever the order of insertion, and that the page
-// is freed with them.
+// TestEqualMapsShareAPage checks that equal maps share a page, in any order of insertion, and that the page is freed
+// when no map uses it.
 func TestEqualMapsShareAPage(t *testing.T) {
 	var shared pageCache
 	versionMaps := make([]versionMap, 10)
@@ -62,12 +62,12 @@ func TestEqualMapsShareAPage(t *testing.T) {
 		}
 		versionMaps[i].compact(&shared)
 		if versionMaps[i].shared != versionMaps[0].shared || len(versionMaps[i].overrides) > 0 {
-			t.Fatalf("client %d has a page of its own", i)
+			t.Fatalf("client %d does not share the page", i)
 		}
 	}
 	versionMaps[3].set("n7", "w")
 	if v, _ := versionMaps[4].get("n7"); v != "v" {
-		t.Errorf("what one client gets shows in another: %s", v)
+		t.Errorf("a change for one client is visible in another: %s", v)
 	}
 	clear(versionMaps)
 	for range 100 {
@@ -95,15 +95,15 @@ func TestAddAllEqualsSet(t *testing.T) {
 	first.compact(&shared)
 	second.addAll(&shared, len(m), maps.All(m))
 	if second.shared == nil || second.shared != first.shared || len(second.overrides) > 0 {
-		t.Error("the second has something of its own")
+		t.Error("the second map does not share the page")
 	}
 	m["n7"] = "w"
 	other.addAll(&shared, len(m), maps.All(m))
 	if other.shared == first.shared || !maps.Equal(maps.Collect(other.all), m) || other.len() != len(m) {
-		t.Errorf("the other has %d names, and n7 is %q", other.len(), maps.Collect(other.all)["n7"])
+		t.Errorf("the other map has %d names, and n7 is %q", other.len(), maps.Collect(other.all)["n7"])
 	}
-	second.addAll(&shared, len(m), maps.All(m)) // not empty before
+	second.addAll(&shared, len(m), maps.All(m)) // the map is not empty before
 	if !maps.Equal(maps.Collect(second.all), m) || first.has("n7") && maps.Collect(first.all)["n7"] != "v" {
-		t.Error("what was set over a shared page is wrong, or shows elsewhere")
+		t.Error("an override of a shared page is wrong, or visible in another map")
 	}
 }

@@ -5,23 +5,23 @@ import (
 	"strings"
 )
 
-// Workaround for a defect of Envoy 1.37 to 1.39: if a route configuration changes from VHDS to inline virtual hosts,
-// Envoy leaks its VHDS subscription. After the listeners that refer to the route configuration are removed, the next
-// VHDS response for that name crashes Envoy, also one with removals. Only another control plane makes that change. The
-// server detects it from the client's claims: route configurations without vhdsVersionSuffix, or virtual hosts of route
-// configurations that the client does not have. Such a client gets inline virtual hosts and no VHDS responses. It
-// continues to claim its old virtual hosts, so it is detected again at each reconnect, with route configurations of
-// inline virtual hosts or with none. A client without any virtual hosts before the change, whose route configuration is
-// removed, cannot be detected.
+// This file works around a defect of Envoy 1.37 to 1.39. If a route configuration changes from VHDS to inline virtual
+// hosts, Envoy leaks its VHDS subscription. After the listeners that refer to the route configuration are removed, the
+// next VHDS response for its name crashes Envoy, even one with only removals. Such a change happens only if the client
+// was connected to another control plane in between. The server detects this from the client's claims: route
+// configurations without vhdsVersionSuffix, or virtual hosts of route configurations that the client does not have. The
+// server then sends inline virtual hosts and no VHDS responses. The client continues to claim its old virtual hosts, so
+// the server detects it again at each reconnect, whether or not the client still has route configurations. One case
+// cannot be detected: a client that had no virtual hosts before the change, and whose route configuration was removed.
 
-// vhdsVersionSuffix ends the version of each route configuration for a client that supports VHDS, also of one with
-// inline virtual hosts. provisionalSuffix follows it.
+// vhdsVersionSuffix marks the version of each route configuration for a client that supports VHDS, even if its virtual
+// hosts are inline. provisionalSuffix follows it.
 const vhdsVersionSuffix = "+"
 
 // VHDSDisabler is a Proxy whose client may be unable to switch back from inline virtual hosts to VHDS.
 type VHDSDisabler interface {
-	// DisableVHDS is called when the client may have had route configurations with inline virtual hosts. It reports
-	// whether all route configurations generated from then on have inline virtual hosts.
+	// DisableVHDS is called when the client may have had route configurations with inline virtual hosts. It returns
+	// true if all route configurations that are generated from then on have inline virtual hosts.
 	DisableVHDS() bool
 }
 

@@ -8,7 +8,8 @@ import (
 	corev3 "github.com/envoyproxy/go-control-plane/envoy/config/core/v3"
 )
 
-// vhdsDisablingSource is a Source of one client; if it is old, it cannot switch back from inline virtual hosts to VHDS.
+// vhdsDisablingSource is a Source for one client. If old is set, the client cannot switch back from inline virtual
+// hosts to VHDS.
 type vhdsDisablingSource struct {
 	fakeSource
 	old      bool
@@ -37,7 +38,7 @@ func TestClaimsShowWhetherClientHadInlineRoutes(t *testing.T) {
 		routes, hosts map[string]string
 		hostsFirst    bool
 		old           []string // responses to a client that cannot switch back
-		young         []string // responses to other clients
+		young         []string // responses to a client that can switch back
 	}{
 		"apart": {routes: map[string]string{"r": "apart+"}, hosts: hosts},
 		"of another control plane": {
@@ -49,9 +50,10 @@ func TestClaimsShowWhetherClientHadInlineRoutes(t *testing.T) {
 			routes: map[string]string{"r": "whole"}, hosts: hosts,
 			young: []string{"rds +r=apart+", "vhds +r/a=1 +r/b=1", "rds +r=apart+"},
 		},
-		"virtual hosts of what it does not have": {
+		"virtual hosts of a route configuration that the client does not have": {
 			hosts: hosts,
-			old:   []string{"rds +r=apart+", "rds +r=whole"}, // before its claim of virtual hosts, the case is not detectable
+			// Until the client claims virtual hosts, the server cannot detect the case.
+			old:   []string{"rds +r=apart+", "rds +r=whole"},
 			young: []string{"rds +r=apart+", "vhds +r/a=1 +r/b=1", "rds +r=apart+"},
 		},
 		"virtual hosts, then a request for routes": {

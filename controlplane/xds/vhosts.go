@@ -6,28 +6,32 @@ import (
 	"strings"
 )
 
-// With VHDS, the virtual hosts of a route configuration are separate resources, so that one can change alone. Envoy
-// subscribes once, for all its route configurations; the wanted virtual hosts follow from the route configurations that
-// were sent. Envoy accepts virtual hosts of unknown route configurations, drops them, and claims them when it
-// reconnects. So virtual hosts are sent only after their route configuration, and are removed when the client
-// unsubscribes from it. A route configuration that is new to a client has a provisional version until its virtual hosts
-// are accepted. It is then sent once more, which changes nothing in Envoy. A client that reconnects with the
-// provisional version may lack the virtual hosts that it claims.
+// With VHDS, the virtual hosts of a route configuration are separate resources, so that one virtual host can change
+// without the others. Envoy subscribes once, for all its route configurations. The server derives the virtual hosts to
+// send from the route configurations that it has sent. Envoy accepts virtual hosts of unknown route configurations,
+// drops them, and nevertheless claims them when it reconnects. The server therefore sends virtual hosts only after
+// their route configuration, and removes them when the client unsubscribes from it. A route configuration that is new
+// to a client has a provisional version until its virtual hosts are accepted. The server then sends it once more with
+// its final version, which changes nothing in Envoy. A client that reconnects with the provisional version may lack the
+// virtual hosts that it claims, so the server sends them again.
 
-// provisionalSuffix ends a provisional version.
+// provisionalSuffix marks a provisional version.
 const provisionalSuffix = "~"
 
 // vhdsState is a client's state of the route configurations that use VHDS.
 type vhdsState struct {
-	routes     map[string]bool // generated for the client with VHDS
-	sentRoutes map[string]bool // virtual hosts were sent, or the client has them from an earlier stream
-	newRoutes  map[string]bool // new to the client when they were sent: it has no virtual hosts of them
-	// accepted are the route configurations that the client has in some version, with their earlier virtual hosts.
-	// claimed are the versions that a reconnecting client claims. Another version may be from another control plane and
-	// have inline virtual hosts, which replaced the virtual hosts that Envoy still claims.
+	routes map[string]bool // route configurations that were generated for the client with VHDS
+	// Route configurations whose virtual hosts were sent, or which the client has from an earlier stream.
+	sentRoutes map[string]bool
+	// Route configurations that were new to the client when they were sent, so that it has no virtual hosts for them.
+	newRoutes map[string]bool
+	// accepted contains the route configurations that the client has in some version, with their earlier virtual hosts.
+	// claimed contains the versions that a reconnecting client claims. A version that this server does not know may be
+	// from another control plane and contain inline virtual hosts. Those have replaced the virtual hosts that Envoy
+	// still claims.
 	accepted map[string]bool
 	claimed  map[string]string
-	// provisional are the route configurations with a provisional version.
+	// provisional contains the route configurations with a provisional version.
 	provisional map[string]bool
 }
 
@@ -82,8 +86,9 @@ func (a *vhdsState) prepareRoute(r *Resource) *Resource {
 // addClaims records the route configurations that a reconnecting client claims.
 func (a *vhdsState) addClaims(versions map[string]string) { maps.Copy(a.claimed, versions) }
 
-// resetRefused records that the client rejected route configurations. If it has no earlier version of one, it dropped
-// the virtual hosts that followed. They must be sent again after the next version, which may already be on its way.
+// resetRefused records that the client rejected route configurations. If the client has no earlier version of one of
+// them, it dropped the virtual hosts that followed. The server must send these again after the next version, which may
+// already be on its way.
 func (a *vhdsState) resetRefused(routes []*Resource) {
 	for _, r := range routes {
 		if !a.accepted[r.Name] {
@@ -116,8 +121,8 @@ func (c *connection) virtualHosts() *subscription {
 	return nil
 }
 
-// answerHosts responds to a request for virtual hosts. The first request subscribes to those of all route
-// configurations; a reconnecting client also lists the names that it requested on demand.
+// answerHosts responds to a request for virtual hosts. The first request subscribes to the virtual hosts of all route
+// configurations. A reconnecting client also lists the names that it requested on demand.
 func (c *connection) answerHosts(sub *subscription, a newSubscriptions, fresh bool) error {
 	onDemand := c.addOnDemandNames(a.names.sorted())
 	switch {
@@ -160,7 +165,7 @@ func (c *connection) followRoutes() error {
 		}
 	}
 	c.clearUnusedRefusals(hosts, routes)
-	if err := c.resolveOnDemandNames(); err != nil { // before the responses to waiting names
+	if err := c.resolveOnDemandNames(); err != nil { // must precede the responses to names that wait
 		return err
 	}
 	for _, route := range routes.names.sorted() {
@@ -174,8 +179,9 @@ func (c *connection) followRoutes() error {
 	return c.answerOnDemand(hosts)
 }
 
-// clearUnusedRefusals clears the refusals, and the resources of unknown version, of route configurations that the
-// client no longer uses. If it subscribes to them again, it gets all their virtual hosts.
+// clearUnusedRefusals forgets refusals and resources of unknown version that belong to route configurations that the
+// client no longer uses. If the client subscribes to such a route configuration again, it receives all its virtual
+// hosts.
 func (c *connection) clearUnusedRefusals(hosts, routes *subscription) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -213,8 +219,9 @@ func (c *connection) sendVirtualHosts(hosts *subscription, route string) error {
 	known := hosts.knownHosts(route)
 	c.mu.Lock()
 	for _, name := range known {
-		delete(hosts.removing, name) // scheduled while its route was unknown
-		if c.vhds.newRoutes[route] { // send it, or report it as nonexistent, whatever the client has
+		// The removal was scheduled while the client's version of the route configuration was unknown.
+		delete(hosts.removing, name)
+		if c.vhds.newRoutes[route] { // send the virtual host, or report it as nonexistent, even if the client claims it
 			hosts.known.set(name, unknownVersion)
 			delete(hosts.refused, name)
 		}
@@ -228,8 +235,8 @@ func (c *connection) sendVirtualHosts(hosts *subscription, route string) error {
 	return c.deliverHosts(hosts, hosts.diffOf(known, want))
 }
 
-// confirmRoutes sends route configurations with their final version once the client has answered all their virtual
-// hosts.
+// confirmRoutes sends route configurations with their final version, once the client has accepted or rejected all their
+// virtual hosts.
 func (c *connection) confirmRoutes(hosts *subscription, answer *sentResponse) error {
 	unanswered := map[string]bool{}
 	for _, b := range hosts.outstanding {
@@ -291,8 +298,9 @@ func (c *connection) updateHosts(t TypeScope) error {
 	return c.deliverHosts(hosts, hosts.diffOf(names, want))
 }
 
-// deliverHosts sends one response for each route configuration. Envoy rejects a response as a whole, and checks the
-// domains of each route configuration together, so a domain that moves between virtual hosts must be in one response.
+// deliverHosts sends one response for each route configuration. Envoy rejects a response as a whole. It also checks the
+// domains of each route configuration together, so a domain that moves from one virtual host to another must be in one
+// response.
 func (c *connection) deliverHosts(hosts *subscription, d difference) error {
 	if d.hasSingleRoute() {
 		if err := c.deliver(hosts, d.send, d.removed, false); err != nil {
@@ -350,8 +358,8 @@ func (c *connection) handleHostsAnswer(hosts *subscription, answer *sentResponse
 	return c.confirmRoutes(hosts, answer)
 }
 
-// retryHosts sends the valid virtual hosts of a rejected response again at once, in parts: the invalid one has blocked
-// all virtual hosts of its route configuration.
+// retryHosts immediately sends the valid virtual hosts of a rejected response again, in parts, because the invalid one
+// has blocked all virtual hosts of its route configuration.
 func (c *connection) retryHosts(hosts *subscription, refused *sentResponse) error {
 	for _, route := range mapKeys(refused.routeNames()) {
 		if !c.vhds.sentRoutes[route] {

@@ -104,7 +104,7 @@ func TestEnvoyAppliesChangesOfSingleVirtualHosts(t *testing.T) {
 		expectBody(t, address, map[string]string{"a.test": "a2", "b.test": "404", "c.test": "c1"})
 		p.awaitSync()
 		if after := stat(t, e, "http.l1.rds.r1.update_success"); after != before {
-			t.Errorf("the route configuration itself was loaded %d times more", after-before)
+			t.Errorf("Envoy loaded the route configuration itself %d more times", after-before)
 		}
 		moved := p.state.withoutResource(t, VirtualHostType, "r1/a.test").withVirtualHosts(t, newVirtualHost("r1", "a.test", "new"))
 		moved[VirtualHostType]["r1/z"] = envoyState{}.withVirtualHosts(t, &routev3.VirtualHost{Name: "r1/z", Domains: []string{"a.test"}, Routes: newVirtualHost("r1", "x", "moved").Routes})[VirtualHostType]["r1/z"]
@@ -118,9 +118,9 @@ func TestEnvoyAppliesChangesOfSingleVirtualHosts(t *testing.T) {
 func TestEnvoyRetainsVirtualHostsAcrossReconnect(t *testing.T) {
 	forEachVHDSEnvoy(t, twoHosts(t), func(t *testing.T, p *envoyServer, e *envoytest.Envoy, address string) {
 		expectBody(t, address, map[string]string{"a.test": "a1", "b.test": "b1"})
-		testenv.Eventually(t, "the route configuration is sent again after its virtual hosts", func() error {
+		testenv.Eventually(t, "the server sends the route configuration again after its virtual hosts", func() error {
 			if n := stat(t, e, "http.l1.rds.r1.update_success"); n < 2 {
-				return fmt.Errorf("it was sent %d times", n)
+				return fmt.Errorf("the route configuration was sent %d times", n)
 			}
 			return nil
 		})
@@ -133,7 +133,7 @@ func TestEnvoyRetainsVirtualHostsAcrossReconnect(t *testing.T) {
 		again.awaitSync()
 		expectBody(t, address, map[string]string{"a.test": "a1", "b.test": "b1"})
 		if after := stat(t, e, "http.l1.rds.vhds.r1.update_success"); after != before || before == 0 {
-			t.Errorf("virtual hosts that Envoy has were sent again, in %d responses", after-before)
+			t.Errorf("the server sent virtual hosts again that Envoy already has, in %d responses", after-before)
 		}
 		again.stop()
 		changed := p.state.withVirtualHosts(t, newVirtualHost("r1", "a.test", "a2"), newVirtualHost("r1", "c.test", "c1")).withoutResource(t, VirtualHostType, "r1/b.test")
@@ -150,10 +150,10 @@ func (p *envoyServer) awaitUnsubscribed() {
 	testenv.Eventually(p.t, "Envoy unsubscribes from the route configuration", func() error {
 		for _, ts := range p.Clients()[0].Types {
 			if ts.TypeURL == RouteType && len(ts.Names) > 0 {
-				return fmt.Errorf("it subscribes to %v", ts.Names)
+				return fmt.Errorf("Envoy still subscribes to %v", ts.Names)
 			}
 			if ts.TypeURL == VirtualHostType && ts.Resources > 0 {
-				return fmt.Errorf("it counts %d virtual hosts", ts.Resources)
+				return fmt.Errorf("the server counts %d virtual hosts of Envoy", ts.Resources)
 			}
 		}
 		return nil
@@ -181,7 +181,7 @@ func TestListenerWithoutVirtualHostsIsReadyImmediately(t *testing.T) {
 	forEachVHDSEnvoy(t, empty, func(t *testing.T, p *envoyServer, e *envoytest.Envoy, address string) {
 		expectBody(t, address, map[string]string{"a.test": "404"})
 		if late, err := e.Get("/stats?usedonly&filter=init_fetch_timeout"); err != nil || late != "" {
-			t.Errorf("it waited until the timeout: %s, %v", late, err)
+			t.Errorf("the request waited until the timeout: %s, %v", late, err)
 		}
 		p.change(VirtualHostType, p.state.withVirtualHosts(t, newVirtualHost("r1", "a.test", "a1")))
 		expectBody(t, address, map[string]string{"a.test": "a1"})
@@ -189,8 +189,8 @@ func TestListenerWithoutVirtualHostsIsReadyImmediately(t *testing.T) {
 	})
 }
 
-// TestBadVirtualHostDoesNotBlockOtherOnes: Envoy rejects all virtual hosts in a response with an invalid one, new and
-// known ones.
+// TestBadVirtualHostDoesNotBlockOtherOnes: if one virtual host of a response is invalid, Envoy rejects all virtual
+// hosts in it, including known ones.
 func TestBadVirtualHostDoesNotBlockOtherOnes(t *testing.T) {
 	many := func(string) envoyState {
 		r := envoyState{}.withResource(t, vhdsRoutes("r1"), "r1")
@@ -207,7 +207,7 @@ func TestBadVirtualHostDoesNotBlockOtherOnes(t *testing.T) {
 			want[fmt.Sprintf("h%d.test", i)] = fmt.Sprint("v", i)
 		}
 		expectBody(t, address, want)
-		testenv.Eventually(t, "the bad one is reported", func() error {
+		testenv.Eventually(t, "the status reports the invalid virtual host", func() error {
 			for _, ts := range p.Clients()[0].Types {
 				if ts.TypeURL == VirtualHostType && ts.Rejected != nil && strings.Join(ts.Rejected.Resources, " ") == "r1/bad.test" {
 					return nil
