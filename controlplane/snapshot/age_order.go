@@ -7,10 +7,11 @@ import (
 	"github.com/pilotfish-mesh/pilotfish/controlplane/config"
 )
 
-// sortByAge returns a copy sorted by age, as Istio does where the oldest document wins.
+// sortByAge returns a copy of the documents sorted by age, because in Istio the oldest document takes precedence.
 func sortByAge(resources []*config.Resource) []*config.Resource {
 	out := slices.Clone(resources)
-	if !slices.IsSortedFunc(out, compareAge) { // true if all documents are from files
+	// Documents in files all have the same age, so they are usually sorted already.
+	if !slices.IsSortedFunc(out, compareAge) {
 		slices.SortStableFunc(out, compareAge)
 	}
 	return out

@@ -7,11 +7,11 @@ import (
 	"github.com/pilotfish-mesh/pilotfish/controlplane/xds"
 )
 
-// Cache is an LRU cache of resources, so that each is built and marshalled only once for all proxies and snapshots. All
-// snapshots built from one another share it. It is safe for concurrent use.
+// Cache is an LRU cache of resources, so that each is built and marshalled only once for all proxies and snapshots. A
+// snapshot shares the cache with the snapshots that are built from it. It is safe for concurrent use.
 //
-// A key must contain everything the resource depends on: values, and pointers to immutable objects. So an entry is
-// never stale, and unused entries are evicted when the limit is reached.
+// A key must contain everything on which the resource depends: values, and pointers to immutable objects. An entry is
+// therefore never stale. When the limit is reached, unused entries are evicted.
 type Cache struct {
 	mu      sync.Mutex
 	entries map[any]*list.Element
@@ -26,7 +26,7 @@ type cacheEntry struct {
 	err      error
 }
 
-// minCacheLimit is the minimum of the entry limit.
+// minCacheLimit is the lower bound of the entry limit.
 const minCacheLimit = 4096
 
 func newCache() *Cache {
@@ -57,8 +57,9 @@ func (c *Cache) lookup(key any) *cacheEntry {
 	return e
 }
 
-// setExpected sets the entry limit from the expected number of entries. With a lower limit, many proxies of several
-// scopes would evict each other's entries. Half of the entries may belong to earlier snapshots.
+// setExpected sets the entry limit from the expected number of entries. The limit is twice that number, because half of
+// the entries may belong to earlier snapshots. With a lower limit, the proxies of different scopes would evict each
+// other's entries.
 func (c *Cache) setExpected(use int) {
 	c.mu.Lock()
 	defer c.mu.Unlock()

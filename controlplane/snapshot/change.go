@@ -11,19 +11,20 @@ import (
 	"github.com/pilotfish-mesh/pilotfish/controlplane/xds"
 )
 
-// Change describes the difference between two snapshots, so that the affected proxies can be determined. It implements
+// Change describes the difference between two snapshots. It determines which proxies are affected. It implements
 // xds.Change.
 type Change struct {
-	// Full: everything may differ (the first snapshot, or a changed mesh configuration).
+	// Full: everything may differ, because this is the first snapshot or because the mesh configuration changed.
 	Full bool
-	// Keys are the resources that were added, changed or removed, or that the store reported as such.
+	// Keys contains the documents that were added, changed or removed, or that the store reported as such.
 	Keys map[config.Key]struct{}
-	// Resources are the rules and policies among Keys: the old resource (unless it is new) and the new one (unless it
-	// is removed).
+	// Resources contains the rules and policies among Keys: the old version unless the document is new, and the new
+	// version unless it was removed.
 	Resources map[config.Key][]*config.Resource
-	// Services were added, removed or changed other than in their endpoints. It contains old and new versions.
+	// Services contains the services that were added, removed or changed, in their old and new versions. Changes of
+	// endpoints do not count.
 	Services []*registry.Service
-	// Endpoints are the services whose endpoints differ.
+	// Endpoints contains the services whose endpoints differ.
 	Endpoints []*registry.Service
 	// Clusters are the services of Endpoints whose clusters also differ: in the identities, in whether all endpoints
 	// have sidecars, or in addresses that Envoy resolves itself.

@@ -11,11 +11,11 @@ import (
 	"github.com/pilotfish-mesh/pilotfish/controlplane/config"
 )
 
-// delegates contains the VirtualServices without hosts, to which others delegate routes.
+// delegates contains the VirtualServices without hosts, to which other VirtualServices delegate routes.
 type delegates struct {
 	byKey    map[config.Key]*config.Resource
 	resolve  resolver
-	exportTo []string // default of exportTo
+	exportTo []string // the default of exportTo
 }
 
 func newDelegates(resources []*config.Resource, resolve resolver, exportTo []string) *delegates {
@@ -28,7 +28,8 @@ func newDelegates(resources []*config.Resource, resolve resolver, exportTo []str
 	return d
 }
 
-// find returns the delegate that a rule names, or nil if it is missing or not exported to the rule's namespace.
+// find returns the delegate to which a rule refers. It returns nil if the delegate does not exist or is not exported to
+// the rule's namespace.
 func (d *delegates) find(rule *config.Resource, named *networking.Delegate) *config.Resource {
 	key := config.Key{Kind: config.VirtualService, Namespace: named.GetNamespace(), Name: named.GetName()}
 	if key.Namespace == "" {
@@ -48,7 +49,8 @@ func (d *delegates) find(rule *config.Resource, named *networking.Delegate) *con
 	return found
 }
 
-// expand replaces delegating routes by the delegates' routes, and returns the used delegates.
+// expand returns the VirtualService in which delegating routes are replaced by the delegates' routes, and the delegates
+// that it used.
 func (d *delegates) expand(rule *config.Resource) (*networking.VirtualService, []*config.Resource) {
 	spec := rule.Spec.(*networking.VirtualService)
 	if !slices.ContainsFunc(spec.GetHttp(), func(r *networking.HTTPRoute) bool { return r.GetDelegate() != nil }) {
@@ -77,8 +79,8 @@ func (d *delegates) expand(rule *config.Resource) (*networking.VirtualService, [
 	return out, from
 }
 
-// mergeRoute returns a delegate's route, restricted to the root route's matches and with the root's settings where the
-// delegate has none. It returns nil if no request matches both.
+// mergeRoute returns a delegate's route, restricted to the matches of the root route. For settings that the delegate
+// does not specify, it uses those of the root. It returns nil if no request matches both.
 func (d *delegates) mergeRoute(root, delegated *networking.HTTPRoute, namespace string) *networking.HTTPRoute {
 	if delegated.GetDelegate() != nil {
 		return nil // nested delegation is not supported
@@ -98,7 +100,7 @@ func (d *delegates) mergeRoute(root, delegated *networking.HTTPRoute, namespace 
 	return out
 }
 
-// inherit copies the fields that are not set in out.
+// inherit copies those fields of rest to out that are not set in out.
 func inherit(out, rest *networking.HTTPRoute) {
 	to, from := out.ProtoReflect(), rest.ProtoReflect()
 	fields := to.Descriptor().Fields()
@@ -109,7 +111,7 @@ func inherit(out, rest *networking.HTTPRoute) {
 	}
 }
 
-// qualify resolves the destinations' short names in the delegate's namespace.
+// qualify replaces the short names of destinations by full names. Short names are relative to the delegate's namespace.
 func (d *delegates) qualify(r *networking.HTTPRoute, namespace string) {
 	full := func(to *networking.Destination) {
 		if to != nil {
@@ -125,7 +127,8 @@ func (d *delegates) qualify(r *networking.HTTPRoute, namespace string) {
 	}
 }
 
-// mergeMatches returns all pairs of matches that one request can meet. An empty list matches everything.
+// mergeMatches returns all combinations of a root match and a delegated match that one request can fulfil. An empty
+// list matches everything.
 func mergeMatches(roots, delegated []*networking.HTTPMatchRequest) (joined []*networking.HTTPMatchRequest, possible bool) {
 	switch {
 	case len(roots) == 0:
@@ -143,7 +146,8 @@ func mergeMatches(roots, delegated []*networking.HTTPMatchRequest) (joined []*ne
 	return joined, len(joined) > 0
 }
 
-// mergeMatch returns nil if the matches exclude each other, or if a single match cannot express both.
+// mergeMatch returns the match that requires both matches. It returns nil if the matches exclude each other, or if one
+// match cannot express both.
 func mergeMatch(root, delegated *networking.HTTPMatchRequest) *networking.HTTPMatchRequest {
 	if !isURIWithin(root, delegated) || !canBothHold(root.GetScheme(), delegated.GetScheme()) || !canBothHold(root.GetMethod(), delegated.GetMethod()) ||
 		!canBothHold(root.GetAuthority(), delegated.GetAuthority()) || root.GetPort() != 0 && delegated.GetPort() != 0 && root.GetPort() != delegated.GetPort() ||
@@ -165,7 +169,8 @@ func mergeMatch(root, delegated *networking.HTTPMatchRequest) *networking.HTTPMa
 		}
 	}
 	out := proto.Clone(root).(*networking.HTTPMatchRequest)
-	proto.Merge(out, proto.Clone(delegated)) // fields that both have are equal, except for the delegate's narrower path
+	// Fields that both matches set are equal, except for the delegate's narrower path.
+	proto.Merge(out, proto.Clone(delegated))
 	out.Gateways = slices.Clone(root.GetGateways())
 	if root.GetName() != "" && delegated.GetName() != "" {
 		out.Name = root.GetName() + "-" + delegated.GetName()
@@ -176,7 +181,7 @@ func mergeMatch(root, delegated *networking.HTTPMatchRequest) *networking.HTTPMa
 
 func canBothHold(a, b *networking.StringMatch) bool { return a == nil || b == nil || proto.Equal(a, b) }
 
-// isURIWithin reports whether the delegate's path is within the root's path.
+// isURIWithin reports whether all paths that the delegate's match accepts are within the root's match.
 func isURIWithin(root, delegated *networking.HTTPMatchRequest) bool {
 	if root.GetUri() == nil || delegated.GetUri() == nil || proto.Equal(root.GetUri(), delegated.GetUri()) {
 		return true

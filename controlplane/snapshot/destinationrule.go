@@ -13,13 +13,13 @@ import (
 	"github.com/pilotfish-mesh/pilotfish/controlplane/registry"
 )
 
-// DestinationRule is the merged content of all DestinationRules of one namespace for one host. Immutable.
+// DestinationRule is the merged content of all DestinationRules of one namespace for one host. It is immutable.
 type DestinationRule struct {
 	Host      string
 	Namespace string
-	// From are the merged resources, oldest first.
+	// From contains the merged documents, oldest first.
 	From []*config.Resource
-	// Subsets are in document order. If a name occurs twice, the oldest wins.
+	// Subsets are in document order. If a name occurs twice, the subset of the oldest document is used.
 	Subsets []*networking.Subset
 
 	policy   *networking.TrafficPolicy
@@ -33,7 +33,7 @@ type Traffic struct {
 	ConnectionPool   *networking.ConnectionPoolSettings
 	OutlierDetection *networking.OutlierDetection
 	TLS              *networking.ClientTLSSettings
-	// These apply to all ports.
+	// These settings apply to all ports.
 	ProxyProtocol *networking.TrafficPolicy_ProxyProtocol
 	Tunnel        *networking.TrafficPolicy_TunnelSettings
 	RetryBudget   *networking.TrafficPolicy_RetryBudget
@@ -65,8 +65,8 @@ func (d *DestinationRule) Traffic(subset string, port uint32) Traffic {
 	return t
 }
 
-// override applies a more specific policy as Istio does: a set field replaces the whole field. Port-level settings
-// inherit nothing from the policy that contains them.
+// override applies a more specific policy as Istio does: a set field replaces the whole field. Port-level settings do
+// not inherit from the policy that contains them.
 func (t *Traffic) override(p *networking.TrafficPolicy, port uint32) {
 	if p == nil {
 		return
@@ -106,21 +106,21 @@ type destinationRules struct {
 	root        string
 	byNamespace map[string]*namespaceRules
 	all         []*DestinationRule
-	// hashing: a rule uses consistent hashing. connecting: a rule has settings that affect listeners. credentialed: a
-	// rule names a Secret.
+	// hashing: at least one rule uses consistent hashing. connecting: at least one rule has settings that affect
+	// listeners. credentialed: at least one rule refers to a Secret.
 	hashing, connecting, credentialed bool
-	// subsets contains the subset names of all rules by host, both as written and as the full name.
+	// subsets maps hosts to the subset names of all rules. Hosts are contained as in the document and as the full name.
 	subsets hostTable[[]string]
 }
 
-// namespaceRules contains the rules of one namespace, for callers of this namespace and for others. Immutable: a change
-// in another namespace does not affect it.
+// namespaceRules contains the rules of one namespace, for clients in this namespace and in others. It is immutable. A
+// change in another namespace does not replace it.
 type namespaceRules struct {
 	from     []*config.Resource
 	all      []*DestinationRule
 	local    hostTable[*DestinationRule]
-	exported hostTable[[]*DestinationRule] // one for each exportTo list
-	// selective are the rules with a workload selector, which apply to some callers of their namespace.
+	exported hostTable[[]*DestinationRule] // one rule for each exportTo list
+	// selective contains the rules with a workload selector, which apply to some clients in their namespace.
 	selective []*DestinationRule
 
 	hashing, connecting, credentialed bool
@@ -129,7 +129,7 @@ type namespaceRules struct {
 
 var noRules namespaceRules
 
-// inNamespace returns the rules of a namespace; never nil.
+// inNamespace returns the rules of a namespace. The result is never nil.
 func (r *destinationRules) inNamespace(namespace string) *namespaceRules {
 	if r != nil {
 		if n := r.byNamespace[namespace]; n != nil {
@@ -139,11 +139,11 @@ func (r *destinationRules) inNamespace(namespace string) *namespaceRules {
 	return &noRules
 }
 
-// ruleKey is common to all documents that are merged into one rule. selector is set for rules with a workload selector.
+// ruleKey identifies the documents that are merged into one rule. selector is set for rules with a workload selector.
 type ruleKey struct{ namespace, host, exportTo, selector string }
 
-// newDestinationRules indexes DestinationRules, which are sorted by namespace. prev may be nil. sameNames reports
-// whether names in documents resolve as they did for prev.
+// newDestinationRules indexes DestinationRules, which are sorted by namespace. prev may be nil. sameNames: names in
+// documents resolve as they did for prev.
 func newDestinationRules(prev *destinationRules, resources []*config.Resource, resolve resolver, root string, defaultExportTo []string, sameNames bool) *destinationRules {
 	index := &destinationRules{root: root, byNamespace: map[string]*namespaceRules{}}
 	sameSubsets := true
@@ -190,7 +190,7 @@ func newNamespaceRules(prev *namespaceRules, resources []*config.Resource, resol
 		selector := labelText(spec.GetWorkloadSelector().GetMatchLabels())
 		addRule(groups, ruleKey{r.Namespace, host, localKey, selector}, r, nil)
 		if selector != "" {
-			continue // such a rule applies only in its own namespace, regardless of exportTo
+			continue // a rule with a selector applies only in its own namespace, regardless of exportTo
 		}
 		exportTo := spec.GetExportTo()
 		if len(exportTo) == 0 {
@@ -204,11 +204,11 @@ func newNamespaceRules(prev *namespaceRules, resources []*config.Resource, resol
 		}
 	}
 	rules := indexRules(groups)
-	rules.from = slices.Clone(resources) // a copy, because the rules can outlive the rest of the slice
+	rules.from = slices.Clone(resources) // a copy, because the rule can live longer than the rest of the slice
 	return rules
 }
 
-// localKey marks rules for callers of the same namespace. It cannot be a list of namespaces.
+// localKey marks the rules for clients in the same namespace. No list of namespaces equals it.
 const localKey = "\x00"
 
 func exportKey(exportTo []string) string {
@@ -265,8 +265,8 @@ func indexRules(groups map[ruleKey]*DestinationRule) *namespaceRules {
 	return index
 }
 
-// HidesRule reports whether a DestinationRule of the namespace for host takes precedence over one for a broader
-// pattern. Callers to which the specific rule is not exported do not use the broader rule either.
+// HidesRule reports whether a DestinationRule of the namespace for host hides one for a broader pattern. Clients to
+// which the specific rule is not exported do not use the broader rule either.
 func (s *Snapshot) HidesRule(namespace, host string) bool {
 	return slices.ContainsFunc(s.index.destinationRules.inNamespace(namespace).exported.wild, func(pattern string) bool {
 		return pattern != host && MatchHost(pattern, host)
@@ -286,8 +286,8 @@ func addSubsetNames(byHost map[string][]string, d *DestinationRule) {
 	}
 }
 
-// SubsetNames returns the subset names that any DestinationRule defines for a current or removed service, regardless of
-// visibility. It may contain duplicates.
+// SubsetNames returns the subset names that DestinationRules define for a service, regardless of visibility. The
+// service may have been removed. The result may contain duplicates.
 func (s *Snapshot) SubsetNames(svc *registry.Service) []string {
 	table := s.index.destinationRules.subsets
 	names := slices.Clone(table.exact[svc.Hostname])
@@ -303,8 +303,8 @@ func (s *Snapshot) SubsetNames(svc *registry.Service) []string {
 	return names
 }
 
-// lookup returns the rule for calls from a namespace to a host of a service in serviceNamespace, or nil. It searches
-// the caller's namespace, then the service's, then the root namespace.
+// lookup returns the rule for requests from a namespace to a host of a service in serviceNamespace, or nil. It searches
+// the client's namespace, then the service's namespace, then the root namespace.
 func (r *destinationRules) lookup(namespace, host, serviceNamespace string) *DestinationRule {
 	if d, ok := r.inNamespace(namespace).local.find(host); ok {
 		return d
@@ -323,8 +323,8 @@ func (r *destinationRules) lookup(namespace, host, serviceNamespace string) *Des
 	return nil
 }
 
-// forCaller returns the rules with a workload selector that select a caller with the labels, and an identifier of this
-// set, which is empty if there are none. Of two rules for the same host, the one with more labels wins.
+// forCaller returns the rules whose workload selector matches a client with the labels. choice identifies this set of
+// rules, and is empty if there are none. Of two rules for the same host, the one with more labels takes precedence.
 func (r *destinationRules) forCaller(namespace string, labels map[string]string) (byHost map[string]*DestinationRule, choice string) {
 	for _, d := range r.inNamespace(namespace).selective {
 		if !Selects(d.selector(), labels) {
@@ -351,7 +351,7 @@ func (s *Snapshot) HasConsistentHashing() bool { return s.index.destinationRules
 // HasConnectionSettings reports whether any DestinationRule has connection settings that affect listeners.
 func (s *Snapshot) HasConnectionSettings() bool { return s.index.destinationRules.connecting }
 
-// HasCredentials reports whether any DestinationRule names a Secret.
+// HasCredentials reports whether any DestinationRule refers to a Secret.
 func (s *Snapshot) HasCredentials() bool { return s.index.destinationRules.credentialed }
 
 // IsSelective reports whether the rule has a workload selector. d may be nil.
@@ -380,7 +380,7 @@ func UsesConnectionSettings(spec *networking.DestinationRule) bool {
 	})
 }
 
-// UsesCredential reports whether a DestinationRule names a Secret.
+// UsesCredential reports whether a DestinationRule refers to a Secret.
 func UsesCredential(spec *networking.DestinationRule) bool {
 	return anyPolicy(spec, func(s settings) bool { return s.GetTls().GetCredentialName() != "" })
 }

@@ -12,8 +12,8 @@ import (
 	"github.com/pilotfish-mesh/pilotfish/controlplane/config"
 )
 
-// TestIncrementalRulesEqualFullBuild: incremental builds equal a full build, and a change does not affect other
-// namespaces.
+// TestIncrementalRulesEqualFullBuild: incremental builds equal a full build, and a change does not replace the rules of
+// other namespaces.
 func TestIncrementalRulesEqualFullBuild(t *testing.T) {
 	namespaces := []string{"a", "b", "c", "istio-system"}
 	for seed := range uint64(20) {
@@ -35,7 +35,7 @@ func TestIncrementalRulesEqualFullBuild(t *testing.T) {
 			switch r.IntN(8) {
 			case 0:
 				store.Delete(key)
-			case 1: // short names resolve differently
+			case 1: // makes short names resolve differently
 				keys = put(fmt.Sprintf("{apiVersion: v1, kind: Service, metadata: {name: h%d, namespace: %s}, spec: {ports: [{port: %d}]}}", r.IntN(3), ns, 80+r.IntN(3)))
 			default:
 				put(fmt.Sprintf("{apiVersion: networking.istio.io/v1, kind: DestinationRule, metadata: {name: %s, namespace: %s}, spec: {host: %s, exportTo: [%q], subsets: [{name: v%d}], %s}}", name, ns,
@@ -46,25 +46,25 @@ func TestIncrementalRulesEqualFullBuild(t *testing.T) {
 			s = Build(prev, Inputs{Store: store}, keys)
 			got, want := s.index.destinationRules, Build(nil, Inputs{Store: store}, nil).index.destinationRules
 			if got := describeRules(got); got != describeRules(want) {
-				t.Fatalf("seed %d: edit after edit\n%s\nand all at once\n%s", seed, got, describeRules(want))
+				t.Fatalf("seed %d: incremental build\n%s\nfull build\n%s", seed, got, describeRules(want))
 			}
 			if !reflect.DeepEqual(got.subsets, want.subsets) || got.hashing != want.hashing || got.connecting != want.connecting || got.credentialed != want.credentialed {
-				t.Fatalf("seed %d: %+v\nand all at once %+v", seed, got, want)
+				t.Fatalf("seed %d: incremental build %+v\nfull build %+v", seed, got, want)
 			}
 			if prev == nil || keys[0] != key {
 				continue
 			}
 			for _, other := range namespaces {
 				if old := prev.index.destinationRules.byNamespace[other]; other != ns && old != got.byNamespace[other] {
-					t.Fatalf("seed %d: the rules of %s were made anew for an edit of %s", seed, other, ns)
+					t.Fatalf("seed %d: the rules of %s were rebuilt for an edit of %s", seed, other, ns)
 				}
 			}
 		}
 	}
 }
 
-// TestRulesDoNotRetainOtherNamespaces: rules do not reference replaced or removed rules of other namespaces, because
-// they outlive them.
+// TestRulesDoNotRetainOtherNamespaces: the rules of a namespace do not reference replaced or removed documents of other
+// namespaces. Otherwise these documents would stay in memory.
 func TestRulesDoNotRetainOtherNamespaces(t *testing.T) {
 	store := config.NewMemoryStore()
 	put := func(namespace, subset string) config.Key {
@@ -80,17 +80,17 @@ func TestRulesDoNotRetainOtherNamespaces(t *testing.T) {
 	s := Build(nil, Inputs{Store: store}, edited)
 	old := weak.Make(s.resources[config.DestinationRule][1])
 	edited = []config.Key{put("b", "{name: v2}")}
-	for range 2 { // a snapshot may reference parts of its predecessor
+	for range 2 { // a snapshot may reference parts of its predecessor, so two are built
 		s = Build(s, Inputs{Store: store}, edited)
 	}
 	for range 3 {
 		runtime.GC()
 	}
 	if old.Value() != nil {
-		t.Error("the rules of namespace a keep a document of namespace b that was replaced")
+		t.Error("the rules of namespace a reference a replaced document of namespace b")
 	}
 
-	store.Delete(edited[0]) // the next namespace now has the first index
+	store.Delete(edited[0]) // after that, the next namespace has the first index
 	s = Build(s, Inputs{Store: store}, []config.Key{edited[0], put("c", "")})
 	if got := s.index.destinationRules.subsets.exact["h.x.example"]; slices.Contains(got, "v2") {
 		t.Errorf("subsets are %v after the document of v2 was removed", got)
@@ -105,7 +105,7 @@ func describeRules(r *destinationRules) (text string) {
 		}
 		text := fmt.Sprintf("%s of %s for %s from", d.Host, d.Namespace, d.key.selector)
 		for _, r := range d.From {
-			text += fmt.Sprintf(" %p", r) // distinguishes documents with the same name
+			text += fmt.Sprintf(" %p", r) // the pointer distinguishes documents with the same name
 		}
 		return text
 	}

@@ -12,11 +12,12 @@ type destinationRef struct {
 	list        string // http, tcp or tls
 	route       int
 	field       string
-	index       int // index in the field; -1 if the field is not a list
+	index       int // index in the field, or -1 if the field is not a list
 	destination *networking.Destination
 }
 
-// path returns the field path. It is formatted only for findings, because most destinations have none.
+// path returns the field path of the destination. It is computed only for findings, because most destinations have
+// none.
 func (p destinationRef) path() string {
 	if p.index < 0 {
 		return fmt.Sprintf("spec.%s[%d].%s", p.list, p.route, p.field)

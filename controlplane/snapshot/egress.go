@@ -6,23 +6,23 @@ import (
 	"github.com/pilotfish-mesh/pilotfish/controlplane/registry"
 )
 
-// EgressListener is an egress listener of a Sidecar with a port.
+// EgressListener is an egress listener of a Sidecar that specifies a port.
 type EgressListener struct {
 	*networking.IstioEgressListener
 	hosts egressHosts
 }
 
-// IsBound reports whether the listener has its own socket instead of receiving captured traffic.
+// IsBound reports whether the listener has its own socket. Otherwise it receives redirected traffic.
 func (l EgressListener) IsBound() bool {
 	return l.GetBind() != "" || l.GetCaptureMode() == networking.CaptureMode_NONE
 }
 
-// IsVisibleFrom reports whether a service is visible to callers of one of the Sidecar's listeners.
+// IsVisibleFrom reports whether a service is visible through one of the Sidecar's listeners.
 func (sc *Scope) IsVisibleFrom(l EgressListener, svc *registry.Service) bool {
 	return sc.isAmong(l.hosts, svc)
 }
 
-// containsAny reports whether the hosts contain any name of a service.
+// containsAny reports whether the hosts contain the service's name or one of its aliases.
 func (e egressHosts) containsAny(svc *registry.Service) bool {
 	for known := range svc.WithAliases() {
 		if e.contains(known.Namespace, known.Hostname) {
@@ -32,7 +32,7 @@ func (e egressHosts) containsAny(svc *registry.Service) bool {
 	return false
 }
 
-// isAmong reports whether the hosts contain a visible name of a service.
+// isAmong reports whether the hosts contain a name of a service that the scope can see.
 func (sc *Scope) isAmong(hosts egressHosts, svc *registry.Service) bool {
 	for known := range sc.VisibleNames(svc) {
 		if hosts.contains(known.Namespace, known.Hostname) {
@@ -42,14 +42,14 @@ func (sc *Scope) isAmong(hosts egressHosts, svc *registry.Service) bool {
 	return false
 }
 
-// portEgress describes by port what the egress listeners of a Sidecar make visible.
+// portEgress contains, by port, which services the egress listeners of a Sidecar make visible.
 type portEgress struct {
 	listeners []EgressListener // listeners with a port
 	captured  map[uint32]egressHosts
 	others    egressHosts // hosts for ports without a listener
 }
 
-// newPortEgress returns nil if no listener has a port; then visibility does not depend on the port.
+// newPortEgress returns nil if no listener has a port. The visibility of services does not depend on the port then.
 func newPortEgress(spec *networking.Sidecar, namespace string) *portEgress {
 	p := &portEgress{captured: map[uint32]egressHosts{}}
 	for _, listener := range spec.GetEgress() {
@@ -73,13 +73,13 @@ func newPortEgress(spec *networking.Sidecar, namespace string) *portEgress {
 	return p
 }
 
-// IsVisibleAtPort reports whether captured calls to a port of a visible service reach it. A Sidecar can have listeners
-// for some ports, which limit the visible services of these ports.
+// IsVisibleAtPort reports whether redirected requests to a port of a visible service reach that service. A Sidecar can
+// have listeners for some ports, which limit the visible services of these ports.
 func (sc *Scope) IsVisibleAtPort(svc *registry.Service, port uint32) bool {
 	if sc.perPort == nil {
 		return true
 	}
-	if !sc.isAmong(sc.egress, svc) { // visible only as a destination of rules
+	if !sc.isAmong(sc.egress, svc) { // the service is visible only as a destination of rules
 		return true
 	}
 	hosts, ok := sc.perPort.captured[port]
@@ -105,8 +105,8 @@ func (sc *Scope) Spec() *networking.Sidecar {
 	return sc.Sidecar.Spec.(*networking.Sidecar)
 }
 
-// EgressProxy returns the destination of calls to unknown hosts and the full name of its host, or nil if these calls go
-// to their original destination.
+// EgressProxy returns the destination of requests to unknown hosts, and the full name of its host. It returns nil if
+// these requests are forwarded to their original destination.
 func (sc *Scope) EgressProxy() (*networking.Destination, string) {
 	proxy := sc.Spec().GetOutboundTrafficPolicy().GetEgressProxy()
 	if proxy == nil || !sc.AllowAny {

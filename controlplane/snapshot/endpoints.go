@@ -12,24 +12,24 @@ import (
 // Endpoint is an endpoint of one port of a service.
 type Endpoint struct {
 	*registry.Endpoint
-	// MTLS reports whether callers use mutual TLS: the endpoint has a sidecar with a mesh identity, and no
-	// PeerAuthentication disables mutual TLS.
+	// MTLS reports whether clients use mutual TLS. This requires that the endpoint has a sidecar with a mesh identity,
+	// and that no PeerAuthentication disables mutual TLS.
 	MTLS bool
 }
 
-// Instances contains the endpoints of a service. Immutable: as long as a service's endpoints do not change, the pointer
-// remains the same.
+// Instances contains the endpoints of a service. It is immutable. The pointer remains the same until the endpoints of
+// the service change.
 type Instances struct {
 	Endpoints []Endpoint
-	// UDPEndpoints are the endpoints of UDP ports. They are reached only by names.
+	// UDPEndpoints are the endpoints of UDP ports. Clients reach them only by their names in DNS.
 	UDPEndpoints []registry.Endpoint
 	facts        map[uint32]*Facts
 	source       []registry.Endpoint
-	// gateways contains the endpoints for gateways; nil if they use all.
+	// gateways contains the endpoints for gateways. It is nil if gateways use all endpoints.
 	gateways *Instances
 }
 
-// ForGateways returns the instances without the endpoints that only sidecars call.
+// ForGateways returns the instances without the endpoints that only sidecars may use.
 func (i *Instances) ForGateways() *Instances {
 	if i == nil || i.gateways == nil {
 		return i
@@ -37,11 +37,11 @@ func (i *Instances) ForGateways() *Instances {
 	return i.gateways
 }
 
-// Facts contains the properties of a port's endpoints on which its cluster depends. Immutable: as long as they are
-// equal, the pointer remains the same.
+// Facts contains the properties of a port's endpoints on which its cluster depends. It is immutable. The pointer
+// remains the same while the properties are equal.
 type Facts struct {
-	// Identities are the SPIFFE IDs of the endpoints with mutual TLS, sorted. If it is empty, they are unknown, and any
-	// identity of the mesh is accepted.
+	// Identities are the SPIFFE IDs of the endpoints with mutual TLS, sorted. If it is empty, the identities are
+	// unknown, and clients accept any identity of the mesh.
 	Identities []string
 	// AllMTLS reports whether all endpoints use mutual TLS. It is also true for a service of the mesh without
 	// endpoints, so that the first endpoint does not change the cluster.
@@ -60,13 +60,13 @@ func (i *Instances) Facts(port uint32) *Facts {
 
 var noFacts Facts
 
-// instancesBuilder contains the inputs of instances other than the registry.
+// instancesBuilder contains the inputs of instances in addition to the registry.
 type instancesBuilder struct {
 	peerAuth    *peerAuth
 	trustDomain string
 }
 
-// sameSource reports whether the instances were built from the same slices.
+// sameSource reports whether the instances were built from these slices.
 func (i *Instances) sameSource(eps, datagrams []registry.Endpoint) bool {
 	return i != nil && sameSlice(i.source, eps) && sameSlice(i.UDPEndpoints, datagrams)
 }
@@ -91,7 +91,7 @@ func (b instancesBuilder) build(svc *registry.Service, eps, datagrams []registry
 		in.facts[p.Number] = facts
 	}
 	if old != nil && equalInstances(in, old) {
-		old.source = eps // read only by the next build
+		old.source = eps // only the next build reads this field
 		return old
 	}
 	if slices.ContainsFunc(in.Endpoints, isNotForGateways) {
@@ -119,7 +119,8 @@ func (b instancesBuilder) facts(svc *registry.Service, port uint32, eps []Endpoi
 			if e.Endpoint.MTLS || e.ServiceAccount == "" {
 				continue
 			}
-			// For example a gateway: it presents its identity if a rule makes callers use the mesh's TLS.
+			// Such a workload is for example a gateway. It presents its identity if a DestinationRule makes clients use
+			// mesh TLS.
 		}
 		if e.ServiceAccount == "" {
 			anonymous = true

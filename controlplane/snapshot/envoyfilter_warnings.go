@@ -10,11 +10,11 @@ import (
 	"github.com/pilotfish-mesh/pilotfish/controlplane/config"
 )
 
-// Note is a problem of an EnvoyFilter that was found while building a proxy's resources.
+// Note is a problem of an EnvoyFilter that was detected when resources of a proxy were built.
 type Note struct {
 	// Resource is the name of the resource that was built or skipped.
 	Resource string
-	// Filter is the EnvoyFilter. Notes of filters that are no longer in force are not reported.
+	// Filter is the EnvoyFilter. Notes of filters that have been removed or replaced are not reported.
 	Filter  *config.Resource
 	Problem config.Problem
 }
@@ -23,8 +23,8 @@ type Note struct {
 // a thousand clusters, a few examples are sufficient.
 const maxNotes = 20
 
-// notes contains the notes on the proxies' current resources. All snapshots built from one another share it. It is safe
-// for concurrent use.
+// notes contains the notes on the proxies' current resources. A snapshot shares it with the snapshots that are built
+// from it. It is safe for concurrent use.
 type notes struct {
 	mu      sync.Mutex
 	byProxy map[any]*proxyNotes // only proxies with notes
@@ -35,8 +35,8 @@ type proxyNotes struct {
 	byType map[string][]Note
 }
 
-// RecordNotes replaces the notes of the rebuilt resources of one proxy and type. proxy is a pointer that is unique to
-// the connection. When ended is closed, the notes of the proxy are removed.
+// RecordNotes replaces the notes on those resources of one proxy and type for which made returns true. proxy is a
+// pointer that is unique to the connection. When ended is closed, the notes of the proxy are removed.
 func (s *Snapshot) RecordNotes(proxy any, ended <-chan struct{}, typeURL string, made func(name string) bool, now []Note) {
 	n := s.notes
 	n.mu.Lock()
@@ -83,7 +83,7 @@ func (n *notes) byFilter() map[*config.Resource]map[config.Problem]bool {
 	return out
 }
 
-// notedProblems returns the problems that were found while applying EnvoyFilters.
+// notedProblems returns the problems that were recorded by RecordNotes.
 func (s *Snapshot) notedProblems() []config.Problem {
 	if s.envoyFilters == nil {
 		return nil

@@ -11,7 +11,7 @@ import (
 	"github.com/pilotfish-mesh/pilotfish/controlplane/config"
 )
 
-// EnvoyFilter is an EnvoyFilter. Snapshots share it as long as its document does not change.
+// EnvoyFilter is a document of kind EnvoyFilter. Snapshots share the value until the document changes.
 type EnvoyFilter struct {
 	*config.Resource
 	Spec *networking.EnvoyFilter
@@ -51,7 +51,7 @@ func (f *EnvoyFilter) copyNotes() map[config.Problem]bool {
 	return out
 }
 
-// envoyFilters contains all EnvoyFilters, in their order within each namespace.
+// envoyFilters contains all EnvoyFilters by namespace, in the order of their application.
 type envoyFilters struct {
 	root        string
 	all         []*EnvoyFilter
@@ -102,8 +102,8 @@ func (s *Snapshot) EnvoyFilters(namespace string, labels map[string]string) []*E
 	return out
 }
 
-// FilterApplies reports whether an EnvoyFilter applies to a workload. The filter must be in the root namespace, or
-// (near) in the workload's own.
+// FilterApplies reports whether an EnvoyFilter applies to a workload. The filter must be in the root namespace or, if
+// near is set, in the workload's own namespace.
 func FilterApplies(spec *networking.EnvoyFilter, near bool, labels map[string]string) bool {
 	if len(spec.GetTargetRefs()) == 0 {
 		return Selects(spec.GetWorkloadSelector().GetLabels(), labels)

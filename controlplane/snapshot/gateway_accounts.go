@@ -9,21 +9,21 @@ import (
 	"github.com/pilotfish-mesh/pilotfish/controlplane/config"
 )
 
-// GatewayAccounts limits the Secrets of Gateways to the service accounts of known workloads that the Gateway selects.
-// The labels of a proxy are its own claim and prove nothing. So only workloads of the registry, and those in Workloads,
+// GatewayAccounts limits the Secrets of Gateways to the service accounts of known workloads that the Gateway selects. A
+// proxy can claim any labels, so these prove nothing. Therefore only workloads of the registry, and those in Workloads,
 // are considered.
 type GatewayAccounts struct {
-	// Workloads are the workloads of the platform, even if they are not ready.
+	// Workloads are the workloads of the platform, including those that are not ready.
 	Workloads []Workload
 }
 
-// Workload is a workload of the platform.
+// Workload is a workload that the platform reports, for example a pod.
 type Workload struct {
 	Namespace, ServiceAccount string
 	Labels                    map[string]string
 }
 
-// IsGatewayAccount reports whether a service account may have the Secrets that a Gateway names in a namespace.
+// IsGatewayAccount reports whether a service account may receive the Secrets in a namespace to which a Gateway refers.
 func (s *Snapshot) IsGatewayAccount(g Gateway, namespace, account string) bool {
 	return s.anyGatewayAccount(g, namespace, func(known string) bool { return known == account })
 }
@@ -40,10 +40,10 @@ func (s *Snapshot) anyGatewayAccount(g Gateway, namespace string, matches func(a
 		})
 }
 
-// LimitsGatewayAccounts reports whether workloads decide which accounts get the Secrets of Gateways.
+// LimitsGatewayAccounts reports whether the known workloads determine which accounts receive the Secrets of Gateways.
 func (s *Snapshot) LimitsGatewayAccounts() bool { return s.gatewayAccounts != nil }
 
-// checkGatewayAccounts reports Secrets of a server that no account may use.
+// checkGatewayAccounts reports the Secrets of a server that no account may use.
 func (c *checker) checkGatewayAccounts(g Gateway, field string, settings *networking.ServerTLSSettings) {
 	if name := settings.GetCredentialName(); name != "" {
 		c.checkGatewayAccount(g, field+".credentialName", name)
@@ -68,7 +68,7 @@ func (c *checker) checkGatewayAccount(g Gateway, field, name string) {
 	}
 	if exists {
 		c.reportWarning(config.GatewayAccountUnknown, g.Resource, field, name,
-			"no workload with a service account is known that the Gateway selects in the namespace of the Secret: no proxy gets it, and the server is not served",
-			"name the gateway's service account in the Secret's annotation "+config.AccountsAnnotation+", or add a WorkloadEntry of the gateway with labels and serviceAccount")
+			"the Gateway selects no known workload with a service account in the Secret's namespace, so no proxy receives the Secret, and the gateway does not serve this server",
+			"list the gateway's service account in the Secret's annotation "+config.AccountsAnnotation+", or add a WorkloadEntry with labels and serviceAccount for the gateway")
 	}
 }

@@ -6,17 +6,17 @@ import (
 	"github.com/pilotfish-mesh/pilotfish/controlplane/config"
 )
 
-// Gateway is a Gateway.
+// Gateway is a document of kind Gateway.
 type Gateway struct {
 	*config.Resource
 	Spec *networking.Gateway
 }
 
-// FullName returns the name that VirtualServices refer to: "namespace/name".
+// FullName returns the name by which VirtualServices refer to the Gateway: "namespace/name".
 func (g Gateway) FullName() string { return g.Namespace + "/" + g.Name }
 
 // Gateways returns the Gateways of a router with the labels, oldest first. If two have the same port and host, the
-// first wins.
+// first takes precedence.
 func (s *Snapshot) Gateways(labels map[string]string) []Gateway {
 	var out []Gateway
 	for _, g := range s.gateways {

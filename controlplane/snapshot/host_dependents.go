@@ -11,24 +11,24 @@ import (
 	"github.com/pilotfish-mesh/pilotfish/controlplane/registry"
 )
 
-// hostDependents indexes which rules and names depend on a service: the names of requests for services and for the
-// hosts of rules, and the destinations of sidecar rules. It is used when a service is added or removed, regardless of
-// visibility.
+// hostDependents indexes which rules and names depend on a service, regardless of visibility. It contains the names by
+// which requests address services and the hosts of rules, and the destinations of sidecar rules. It is used when a
+// service is added or removed.
 type hostDependents struct {
 	once sync.Once
-	// owner contains the host of each lower-case name; "" if several hosts have the name.
+	// owner maps each lower-case name to its host. The value is "" if several hosts have the name.
 	owner map[string]string
-	// shortNames are the service names that only callers of the service's namespace use.
+	// shortNames contains the service names that only clients in the service's namespace can use.
 	shortNames map[string]struct{}
-	// patterns are the rule hosts with a wildcard.
+	// patterns contains the rule hosts with a wildcard.
 	patterns []string
-	// tcpRules are the rules with TCP or TLS routes.
+	// tcpRules contains the rules with TCP or TLS routes.
 	tcpRules []*VirtualService
-	// rulesByHost contains the rules that route to a host.
+	// rulesByHost maps a host to the rules that route to it.
 	rulesByHost map[string][]*VirtualService
-	// writtenNames are the host names in documents, as written.
+	// writtenNames contains the host names as they occur in documents.
 	writtenNames map[string]struct{}
-	// delegatingRules are the rules with delegates, whose destinations are not indexed.
+	// delegatingRules contains the rules with delegates. The index does not contain the destinations of the delegates.
 	delegatingRules []*VirtualService
 }
 
@@ -70,7 +70,7 @@ func (c *hostDependents) build(w *meshIndex) {
 	}
 }
 
-// addWrittenNames adds the host names of a document as written.
+// addWrittenNames adds the host names that occur in a document.
 func (c *hostDependents) addWrittenNames(r *config.Resource) {
 	spec := r.Spec.(*networking.VirtualService)
 	for _, host := range spec.GetHosts() {
@@ -134,7 +134,7 @@ func (c *hostDependents) addRoutes(v *VirtualService, resolve resolver) {
 	}
 }
 
-// hasNameConflict reports whether another host has a name of the service.
+// hasNameConflict reports whether another host has one of the names of the service.
 func (c *hostDependents) hasNameConflict(svc *registry.Service) bool {
 	for name := range globalNames(svc) {
 		name = strings.ToLower(name)
@@ -153,8 +153,8 @@ func (c *hostDependents) hasNameConflict(svc *registry.Service) bool {
 	return false
 }
 
-// HasNameConflict reports whether a current or removed service shares a name with another service or a rule's host.
-// Then adding or removing it changes which of them receives the requests.
+// HasNameConflict reports whether a service, which may have been removed, shares a name with another service or a
+// rule's host. If so, adding or removing it changes which of them receives the requests.
 func (s *Snapshot) HasNameConflict(svc *registry.Service) bool {
 	return s.index.hostDependents().hasNameConflict(svc)
 }
@@ -169,7 +169,7 @@ func (s *Snapshot) RulesRoutingTo(svc *registry.Service) []*VirtualService {
 	return out
 }
 
-// HostPatterns returns the wildcard hosts of sidecar rules that cover a host, regardless of visibility.
+// HostPatterns returns the wildcard hosts of sidecar rules that match a host, regardless of visibility.
 func (s *Snapshot) HostPatterns(hostname string) []string {
 	var out []string
 	for _, pattern := range s.index.hostDependents().patterns {
@@ -181,7 +181,7 @@ func (s *Snapshot) HostPatterns(hostname string) []string {
 }
 
 // HasTCPRules reports whether rules with TCP or TLS routes have a host that overlaps with host. Only one rule per host
-// is in force; another takes effect when it is removed.
+// is used; when it is removed, another one is used instead.
 func (s *Snapshot) HasTCPRules(host string) bool {
 	return slices.ContainsFunc(s.index.hostDependents().tcpRules, func(v *VirtualService) bool {
 		return slices.ContainsFunc(v.Hosts, func(h string) bool { return overlapHosts(h, host) })

@@ -7,8 +7,8 @@ import (
 	"github.com/pilotfish-mesh/pilotfish/internal/suggest"
 )
 
-// MatchHost reports whether a pattern ("reviews.default.svc.cluster.local", "*.example.com", "*") covers a host, which
-// may be a pattern itself.
+// MatchHost reports whether a pattern ("reviews.default.svc.cluster.local", "*.example.com", "*") matches every host
+// that host denotes. host may also be a pattern.
 func MatchHost(pattern, host string) bool {
 	if pattern == "*" || pattern == host {
 		return true
@@ -17,7 +17,7 @@ func MatchHost(pattern, host string) bool {
 	return wild && len(host) > len(suffix) && strings.HasSuffix(host, suffix)
 }
 
-// overlapHosts reports whether a name exists that both patterns cover.
+// overlapHosts reports whether a host exists that both patterns match.
 func overlapHosts(a, b string) bool { return MatchHost(a, b) || MatchHost(b, a) }
 
 // hostTable maps hosts to the value of the most specific pattern.
@@ -66,7 +66,7 @@ func Selects(selector, labels map[string]string) bool {
 	return true
 }
 
-// exportedTo reports whether an exportTo list of a resource in namespace owner includes namespace.
+// exportedTo reports whether an exportTo list includes namespace. The list is that of a document in namespace owner.
 func exportedTo(exportTo []string, owner, namespace string) bool {
 	if len(exportTo) == 0 {
 		return true
@@ -79,8 +79,8 @@ func exportedTo(exportTo []string, owner, namespace string) bool {
 	return false
 }
 
-// nearestHost returns the candidate most similar to a misspelled host, or "". The allowed distance depends on the first
-// label of the host, because the other labels are long and common to many hosts.
+// nearestHost returns the candidate that is most similar to a misspelled host, or "". The permitted distance depends on
+// the length of the first label, because the other labels are long and common to many hosts.
 func nearestHost(written string, candidates []string) string {
 	first, _, _ := strings.Cut(written, ".")
 	if len(first) <= 2 {

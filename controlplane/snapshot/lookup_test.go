@@ -44,11 +44,11 @@ spec: {selector: {matchLabels: {app: inherits}}, portLevelMtls: {1: {mode: STRIC
 		{"one", "inherits", 1, Strict},
 	} {
 		if got := m.MTLSMode(tc.namespace, map[string]string{"app": tc.app}, tc.port); got != tc.want {
-			t.Errorf("%s/%s:%d: %s, not %s", tc.namespace, tc.app, tc.port, got, tc.want)
+			t.Errorf("the mode of %s/%s:%d is %s, want %s", tc.namespace, tc.app, tc.port, got, tc.want)
 		}
 	}
 	if got := newTestMesh(t, nil).MTLSMode("one", nil, 80); got != Permissive {
-		t.Errorf("without any policy: %s", got)
+		t.Errorf("the mode without any policy is %s", got)
 	}
 }
 
@@ -75,12 +75,12 @@ func TestDestinationRuleNamespacePrecedence(t *testing.T) {
 	}
 	for namespace, want := range map[string]string{"caller": "own", "private": "private", "other": "servers", "service": "servers"} {
 		if got := subsetFrom(namespace); got != want {
-			t.Errorf("from %s: %q, not %q", namespace, got, want)
+			t.Errorf("from namespace %s: %q, want %q", namespace, got, want)
 		}
 	}
 	m.apply(rule("servers", "service", "a", `"."`))
 	if got := subsetFrom("other"); got != "roots" {
-		t.Errorf("once the service's own is private: %q", got)
+		t.Errorf("after the rule in the service's namespace became private: %q", got)
 	}
 }
 
@@ -104,14 +104,14 @@ spec: {host: a.one.svc.cluster.local, trafficPolicy: {tls: {mode: SIMPLE}}, subs
 		t.Fatalf("merged: %+v", d)
 	}
 	if got := d.Traffic("", 81); got.LoadBalancer.GetSimple() != networking.LoadBalancerSettings_RANDOM || got.TLS != nil {
-		t.Errorf("the host: %+v", got)
+		t.Errorf("the policy of the host is %+v", got)
 	}
-	// Port-level settings inherit nothing from the policy that contains them; a subset replaces whole fields.
+	// Port-level settings do not inherit from the policy that contains them. A subset replaces whole fields.
 	if got := d.Traffic("", 80); got.LoadBalancer != nil || got.TLS.GetMode() != networking.ClientTLSSettings_DISABLE {
-		t.Errorf("the host's port: %+v", got)
+		t.Errorf("the policy of the port is %+v", got)
 	}
 	if got := d.Traffic("v1", 81); got.LoadBalancer.GetSimple() != networking.LoadBalancerSettings_ROUND_ROBIN || got.ConnectionPool == nil {
-		t.Errorf("the subset: %+v", got)
+		t.Errorf("the policy of the subset is %+v", got)
 	}
 }
 
@@ -132,10 +132,10 @@ spec: {hosts: [%q], http: [{route: [{destination: {host: a}}]}]}
 	if got := scope.VirtualService("b.one.svc.cluster.local"); got == nil || got.Name != "wide" {
 		t.Errorf("b: %v", got)
 	}
-	// A second, newer rule for a host has no effect and is reported.
+	// A second, newer rule for a host has no effect, and a finding reports it.
 	m.apply(vs("also", "a"))
 	if got := m.Scope("two", nil).VirtualService("a.one.svc.cluster.local"); got.Name != "exact" {
-		t.Errorf("a, with two rules: %s", got.Name)
+		t.Errorf("the rule for host a, which has two rules, is %s", got.Name)
 	}
 	if p := problems(m); !strings.Contains(p, "VirtualService one/also: spec.hosts[0]") || !strings.Contains(p, "older VirtualService one/exact") {
 		t.Errorf("problems: %s", p)
@@ -167,7 +167,7 @@ spec: {egress: [{hosts: ["three/*"]}]}
 			names = append(names, svc.Name)
 		}
 		if got := strings.Join(names, " "); got != tc.want {
-			t.Errorf("%s in %s sees %q, not %q", tc.app, tc.namespace, got, tc.want)
+			t.Errorf("%s in %s sees %q, want %q", tc.app, tc.namespace, got, tc.want)
 		}
 	}
 	if n := len(m.GatewayScope("one", nil).Services); n != 3 {
@@ -189,11 +189,11 @@ spec: {}
 `)
 	for labels, want := range map[string]int{"a": 2, "b": 1} {
 		if got := m.Policies("one", map[string]string{"app": labels}); len(got) != want {
-			t.Errorf("app %s: %d policies, not %d", labels, len(got), want)
+			t.Errorf("app %s has %d policies, want %d", labels, len(got), want)
 		}
 	}
 	if got := m.Policies("istio-system", map[string]string{"app": "a"}); len(got) != 1 {
-		t.Errorf("in the root namespace itself: %d policies", len(got))
+		t.Errorf("%d policies apply in the root namespace itself", len(got))
 	}
 }
 
@@ -205,8 +205,8 @@ func problems(m *testMesh) string {
 	return strings.Join(lines, "\n")
 }
 
-// TestRulesWithWorkloadSelector: such rules apply to the selected workloads of their namespace, and precede those for
-// all.
+// TestRulesWithWorkloadSelector: such rules apply only to the selected workloads of their namespace. They take
+// precedence over rules without a selector.
 func TestRulesWithWorkloadSelector(t *testing.T) {
 	m := newTestMesh(t, nil, `
 apiVersion: networking.istio.io/v1

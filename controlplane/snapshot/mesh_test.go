@@ -9,7 +9,7 @@ import (
 	"github.com/pilotfish-mesh/pilotfish/controlplane/registry"
 )
 
-// testMesh is a store with its snapshots.
+// testMesh is a document store and the snapshots that are built from it.
 type testMesh struct {
 	t      testing.TB
 	store  *config.MemoryStore
@@ -70,7 +70,7 @@ func parse(t testing.TB, document string) []*config.Resource {
 	return resources
 }
 
-// service returns the document of a Kubernetes Service.
+// service returns a document of kind Service.
 func service(name, namespace string) string {
 	return `
 apiVersion: v1
@@ -80,7 +80,7 @@ spec: {selector: {app: ` + name + `}, ports: [{name: http, port: 80}]}
 `
 }
 
-// workload returns the document of a service's workload with a sidecar.
+// workload returns a WorkloadEntry for a service's workload with a sidecar.
 func workload(name, namespace, app, address string) string {
 	return `
 apiVersion: networking.istio.io/v1

@@ -13,17 +13,17 @@ import (
 // Mode is the mutual TLS mode of a workload's port.
 type Mode = security.PeerAuthentication_MutualTLS_Mode
 
-// The effective modes. UNSET is never effective.
+// The modes that can be effective. UNSET is never effective.
 const (
 	Permissive = security.PeerAuthentication_MutualTLS_PERMISSIVE
 	Strict     = security.PeerAuthentication_MutualTLS_STRICT
 	Disable    = security.PeerAuthentication_MutualTLS_DISABLE
 )
 
-// peerAuth indexes all PeerAuthentications. The oldest of a scope wins.
+// peerAuth indexes all PeerAuthentications. The oldest one of a scope (mesh, namespace or workload) takes precedence.
 type peerAuth struct {
-	mesh      *config.Resource            // nil if none has a mode
-	namespace map[string]*config.Resource // those with a mode
+	mesh      *config.Resource            // nil if no PeerAuthentication of the mesh sets a mode
+	namespace map[string]*config.Resource // those that set a mode
 	workload  map[string][]*config.Resource
 }
 
@@ -58,7 +58,7 @@ func (p *peerAuth) mode(namespace string, labels map[string]string, port uint32)
 // workload, namespace, mesh.
 func (p *peerAuth) effectiveMode(namespace string, labels map[string]string, port uint32) (Mode, *config.Resource) {
 	if r := p.forWorkload(namespace, labels); r != nil {
-		// Unset fields are inherited.
+		// Unset modes are inherited from the next scope.
 		if m := peerSpec(r).GetPortLevelMtls()[port].GetMode(); m != security.PeerAuthentication_MutualTLS_UNSET {
 			return m, r
 		}
@@ -82,7 +82,7 @@ func (p *peerAuth) forWorkload(namespace string, labels map[string]string) *conf
 	return nil
 }
 
-// ports returns the sorted ports with a mode in the workload's own policy.
+// ports returns the ports for which the workload's own policy sets a mode, sorted.
 func (p *peerAuth) ports(namespace string, labels map[string]string) []uint32 {
 	if r := p.forWorkload(namespace, labels); r != nil {
 		return slices.Sorted(maps.Keys(peerSpec(r).GetPortLevelMtls()))
@@ -90,7 +90,7 @@ func (p *peerAuth) ports(namespace string, labels map[string]string) []uint32 {
 	return nil
 }
 
-// MTLSPorts returns the sorted ports of a workload that a policy names. Services need not contain them.
+// MTLSPorts returns the ports of a workload that its policy lists, sorted. Some of them may not belong to a service.
 func (s *Snapshot) MTLSPorts(namespace string, labels map[string]string) []uint32 {
 	return s.peerAuth.ports(namespace, labels)
 }

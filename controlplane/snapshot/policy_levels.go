@@ -9,10 +9,11 @@ func isWorkloadSpecific(spec policySpec) bool {
 	return len(spec.GetSelector().GetMatchLabels()) > 0 || spec.GetTargetRef() != nil || len(spec.GetTargetRefs()) > 0
 }
 
-// levels contains documents that are inherited: from the mesh, from the namespace, and the workload's own.
+// levels contains documents that workloads inherit: from the mesh, from the namespace, and those of the workload
+// itself.
 type levels[T policySpec] struct {
 	root        string
-	byNamespace map[string][]leveledResource[T] // oldest first
+	byNamespace map[string][]leveledResource[T] // oldest document first
 }
 
 type leveledResource[T policySpec] struct {

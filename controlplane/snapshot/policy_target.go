@@ -17,8 +17,9 @@ const (
 	oldGatewayNameLabel = "istio.io/gateway-name"
 )
 
-// PolicyApplies reports whether a policy of the root namespace, or (near) of the workload's own, applies to a workload:
-// by its selector, or because it targets the Gateway of the workload. Targets apply only in the policy's own namespace.
+// PolicyApplies reports whether a policy applies to a workload: by its selector, or because it targets the Gateway of
+// the workload. The policy must be in the root namespace or, if near is set, in the workload's own namespace. Targets
+// have an effect only in the policy's own namespace.
 func PolicyApplies(p policySpec, near bool, labels map[string]string) bool {
 	refs := p.GetTargetRefs()
 	if ref := p.GetTargetRef(); ref != nil {

@@ -78,7 +78,7 @@ spec: {egress: [{hosts: ["shop/review.shop.svc.cluster.local"]}]}
 kind: AuthorizationPolicy
 metadata: {name: x, namespace: shop}
 spec: {action: CUSTOM, provider: {name: opa}, rules: [{}]}
-`, `spec.provider.name: "opa": the mesh configuration has no such extension provider: what the rules match is denied`},
+`, `spec.provider.name: "opa": the mesh configuration has no extension provider with this name, so proxies deny the requests that match the policy's rules`},
 	} {
 		t.Run(name, func(t *testing.T) {
 			m := newTestMesh(t, nil, mesh+tc.document)

@@ -20,8 +20,8 @@ func FindProvider(mesh *meshconfig.MeshConfig, name string) *meshconfig.MeshConf
 	return nil
 }
 
-// ProviderService returns the service and port of an external authorizer; "" for other providers. The service is "host"
-// or "namespace/host".
+// ProviderService returns the service and port of an external authorizer. It returns "" for other providers. The
+// service has the form "host" or "namespace/host".
 func ProviderService(p *meshconfig.MeshConfig_ExtensionProvider) (service string, port uint32) {
 	if g := p.GetEnvoyExtAuthzGrpc(); g != nil {
 		return g.GetService(), g.GetPort()
@@ -62,25 +62,26 @@ func (w *meshIndex) addProviders(sc *Scope) {
 	}
 }
 
-// IsDryRun reports whether a policy is in dry-run mode: its results are only counted and logged.
+// IsDryRun reports whether a policy is in dry-run mode. Envoy then only counts and logs its results.
 func IsDryRun(r *config.Resource) bool {
 	return strings.EqualFold(r.Annotations[config.DryRunAnnotation], "true")
 }
 
-// checkExternalAuthorizer reports an unusable external authorizer. Requests that match its rules are then denied.
+// checkExternalAuthorizer reports an external authorizer that proxies cannot use. Proxies then deny the requests that
+// match the policy's rules.
 func (c *checker) checkExternalAuthorizer(p Policy) {
 	name := p.Spec.GetProvider().GetName()
 	report := func(message, remedy string) {
-		c.reportWarning(config.UnknownProvider, p.Resource, "spec.provider.name", name, message+": what the rules match is denied", remedy)
+		c.reportWarning(config.UnknownProvider, p.Resource, "spec.provider.name", name, message+", so proxies deny the requests that match the policy's rules", remedy)
 	}
 	provider := FindProvider(c.w.mesh, name)
 	service, port := ProviderService(provider)
 	switch {
 	case provider == nil:
-		report("the mesh configuration has no such extension provider", "add it to extensionProviders, or correct the name")
+		report("the mesh configuration has no extension provider with this name", "add it to extensionProviders, or correct the name")
 		return
 	case service == "":
-		report("the extension provider is no external authorizer", "use one with envoyExtAuthzGrpc or envoyExtAuthzHttp")
+		report("the extension provider is not an external authorizer", "use a provider with envoyExtAuthzGrpc or envoyExtAuthzHttp")
 		return
 	}
 	_, host := SplitProviderService(service)
@@ -92,10 +93,10 @@ func (c *checker) checkExternalAuthorizer(p Policy) {
 			return
 		}
 	}
-	report("the external authorizer "+service+" is not a service that is visible here, or does not have that port", "add a Service or ServiceEntry for it, with the provider's port")
+	report("the external authorizer "+service+" is not a service that the policy's namespace can see, or does not have the provider's port", "add a Service or ServiceEntry for the authorizer, with the provider's port")
 }
 
-// isKnownAs reports whether a service is visible in a namespace by this host.
+// isKnownAs reports whether a namespace can see the service under this host name.
 func isKnownAs(svc *registry.Service, host, namespace string) bool {
 	for known := range svc.WithAliases() {
 		if known.Hostname == host && known.VisibleTo(namespace) && svc.VisibleTo(namespace) {
@@ -105,12 +106,12 @@ func isKnownAs(svc *registry.Service, host, namespace string) bool {
 	return false
 }
 
-// checkPolicyAction reports actions that are not enforced as the author may expect.
+// checkPolicyAction reports actions that proxies do not enforce as the author may expect.
 func (c *checker) checkPolicyAction(p Policy) {
 	if p.Spec.GetAction() == security.AuthorizationPolicy_CUSTOM {
 		c.checkExternalAuthorizer(p)
 	}
 	if enforced := p.Spec.GetAction() == security.AuthorizationPolicy_CUSTOM || p.Spec.GetAction() == security.AuthorizationPolicy_AUDIT; enforced && IsDryRun(p.Resource) {
-		c.reportNoEffect(p.Resource, "metadata.annotations", config.DryRunAnnotation, "only policies that allow or deny can be tried: this one is in force", "remove the annotation, or the policy")
+		c.reportNoEffect(p.Resource, "metadata.annotations", config.DryRunAnnotation, "only ALLOW and DENY policies support dry-run mode, so proxies enforce this policy", "remove the annotation, or the policy")
 	}
 }

@@ -9,14 +9,14 @@ import (
 	"github.com/pilotfish-mesh/pilotfish/controlplane/config"
 )
 
-// TokenRules is a RequestAuthentication.
+// TokenRules is a document of kind RequestAuthentication.
 type TokenRules struct {
 	*config.Resource
 	Spec *security.RequestAuthentication
 }
 
-// KeySets contains the fetched issuer keys as JWK sets, by the URL that config.KeySetURL returns. Immutable: a change
-// creates a new KeySets.
+// KeySets contains the fetched keys of issuers as JWK sets, by the URL that config.KeySetURL returns. It is immutable:
+// a change creates a new KeySets.
 type KeySets struct{ ByAddress map[string]string }
 
 func (k *KeySets) get(address string) (string, bool) {
@@ -51,8 +51,8 @@ func newRequestAuth(resources []*config.Resource, rootNamespace string) *request
 	return a
 }
 
-// TokenRules returns the RequestAuthentications of a workload: those of the root namespace, then those of its own,
-// sorted by name.
+// TokenRules returns the RequestAuthentications of a workload: those of the root namespace, then those of its own
+// namespace, each sorted by name.
 func (s *Snapshot) TokenRules(namespace string, labels map[string]string) []TokenRules {
 	a := s.requestAuth
 	var out []TokenRules
@@ -69,20 +69,20 @@ func (s *Snapshot) TokenRules(namespace string, labels map[string]string) []Toke
 	return out
 }
 
-// Keys returns the JWK set that was fetched from an address; false if none was.
+// Keys returns the JWK set that was fetched from an address. It returns false if none was fetched.
 func (s *Snapshot) Keys(address string) (string, bool) { return s.keys.get(address) }
 
 // KeyAddresses returns the sorted URLs of the keys in RequestAuthentications.
 func (s *Snapshot) KeyAddresses() []string { return s.requestAuth.addresses }
 
-// KeyUser is a rule that uses the keys of an address.
+// KeyUser is a rule that uses the keys at an address.
 type KeyUser struct {
 	*config.Resource
 	// Field is the rule's field path.
 	Field string
 }
 
-// KeyUsers returns the rules that use the keys of an address.
+// KeyUsers returns the rules that use the keys at an address.
 func (s *Snapshot) KeyUsers(address string) []KeyUser {
 	var out []KeyUser
 	for _, r := range s.resources[config.RequestAuthentication] {
@@ -95,7 +95,7 @@ func (s *Snapshot) KeyUsers(address string) []KeyUser {
 	return out
 }
 
-// diffKeys adds the documents whose keys changed.
+// diffKeys adds to the change the documents whose keys changed.
 func (c *Change) diffKeys(prev, next *Snapshot) {
 	if prev.keys == next.keys {
 		return

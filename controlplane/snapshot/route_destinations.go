@@ -12,17 +12,17 @@ import (
 const maxRouteHosts = 4
 
 // RouteHosts contains everything in a scope on which a VirtualService's routes depend, except for the rule itself. It
-// is comparable, so it can be part of a Cache key.
+// is comparable, so that it can be part of a Cache key.
 type RouteHosts [maxRouteHosts]routeHost
 
 type routeHost struct {
-	host, name string // as written, and the full name
+	host, name string // host as in the document, and its full name
 	service    *registry.Service
 	rule       *DestinationRule
 }
 
 // RouteHosts returns the destinations of a VirtualService's routes. ok is false if there are too many hosts or if
-// routes are delegated: then they depend on the whole scope.
+// routes are delegated. In these cases the routes depend on the whole scope.
 func (sc *Scope) RouteHosts(v *VirtualService) (uses RouteHosts, ok bool) {
 	for _, r := range v.Spec.GetHttp() {
 		if r.GetDelegate() != nil {
@@ -44,7 +44,7 @@ func (sc *Scope) RouteHosts(v *VirtualService) (uses RouteHosts, ok bool) {
 	return uses, true
 }
 
-// httpHosts returns the hosts of HTTP routes as written, with duplicates.
+// httpHosts returns the hosts of HTTP routes as they are in the document, with duplicates.
 func httpHosts(spec *networking.VirtualService) iter.Seq[string] {
 	return func(yield func(string) bool) {
 		for _, r := range spec.GetHttp() {

@@ -15,19 +15,19 @@ import (
 	"github.com/pilotfish-mesh/pilotfish/controlplane/registry"
 )
 
-// Scope is the visible part of the mesh for the proxies of one namespace with the same Sidecar resource (or none).
-// Immutable: as long as nothing visible changes, except endpoints, snapshots share the pointer.
+// Scope is the visible part of the mesh for the proxies of one namespace with the same Sidecar resource (or none). It
+// is immutable. Snapshots share the pointer until a visible part other than endpoints changes.
 type Scope struct {
 	Namespace string
 	// Sidecar is the resource that limits the scope, or nil.
 	Sidecar *config.Resource
-	// AllowAny: calls to unknown hosts go to their original destination.
+	// AllowAny: proxies forward requests to unknown hosts to their original destination.
 	AllowAny bool
-	// Services are the visible services by hostname, one for each hostname.
+	// Services are the visible services, sorted by hostname. Each hostname has one service.
 	Services []*registry.Service
 	// VirtualServices are the rules for sidecars, oldest first.
 	VirtualServices []*VirtualService
-	// SourceLabels are the sorted keys of the caller labels in these rules.
+	// SourceLabels contains the label keys by which these rules match clients, sorted.
 	SourceLabels []string
 
 	mesh           *meshconfig.MeshConfig
@@ -36,21 +36,21 @@ type Scope struct {
 	services       map[string]*registry.Service // by hostname
 	aliases        map[string]*registry.Service // by the hostnames of visible aliases
 	rules          map[*registry.Service]*DestinationRule
-	selectiveRules hostTable[*DestinationRule] // rules with a workload selector that selects the scope's proxies
+	selectiveRules hostTable[*DestinationRule] // rules whose workload selector matches the proxies of the scope
 	vsByHost       hostTable[*VirtualService]
 	egress         egressHosts
 	perPort        *portEgress         // set if a Sidecar has listeners with ports
-	cache          *Cache              // of resources that depend on the whole scope
+	cache          *Cache              // cache of the resources that depend on the whole scope
 	memos          sync.Map            // derived values by key
 	common         *sharedView         // nil if the scope shares nothing
-	targets        map[string]struct{} // destinations of the rules, if a Sidecar limits the scope
+	targets        map[string]struct{} // destinations of the rules; set if a Sidecar limits the scope
 }
 
-// Memo returns the cached value of a key, and derives it at the first call. The key must contain everything the value
-// depends on, except the scope.
+// Memo returns the cached value of a key, and derives it at the first call. The key must contain everything on which
+// the value depends, except the scope.
 func (sc *Scope) Memo(key any, derive func() any) any { return loadMemo(&sc.memos, key, derive) }
 
-// Cache returns the cache of resources that depend on the whole scope. It is released with the scope.
+// Cache returns the cache of the resources that depend on the whole scope. The cache is freed together with the scope.
 func (sc *Scope) Cache() *Cache { return sc.cache }
 
 func loadMemo(memory *sync.Map, key any, derive func() any) any {
@@ -61,8 +61,8 @@ func loadMemo(memory *sync.Map, key any, derive func() any) any {
 	return made.(func() any)()
 }
 
-// Resolve returns the service to which a host in a document of the namespace refers, or nil if it is not visible. The
-// host may be an alias.
+// Resolve returns the service to which a host in a document of the namespace refers. It returns nil if the service is
+// not visible. The host may be an alias.
 func (sc *Scope) Resolve(host, namespace string) *registry.Service {
 	return sc.ServiceByName(sc.resolve(host, namespace))
 }
@@ -75,7 +75,7 @@ func (sc *Scope) ServiceByName(hostname string) *registry.Service {
 	return sc.aliases[hostname]
 }
 
-// VisibleNames returns the service and its visible aliases, whose names requests may use.
+// VisibleNames returns the service and its visible aliases. Requests may use the names of all of them.
 func (sc *Scope) VisibleNames(svc *registry.Service) iter.Seq[*registry.Service] {
 	return func(yield func(*registry.Service) bool) {
 		for known := range svc.WithAliases() {
@@ -92,14 +92,14 @@ func (sc *Scope) Hostname(host, namespace string) string { return sc.resolve(hos
 // DestinationRule returns the rule for calls to a service, or nil.
 func (sc *Scope) DestinationRule(svc *registry.Service) *DestinationRule { return sc.rules[svc] }
 
-// VirtualService returns the sidecar rule for a host, or nil: the one with the most specific matching host, and then
-// the oldest.
+// VirtualService returns the sidecar rule for a host, or nil. Of several rules it returns the one with the most
+// specific matching host, and of these the oldest.
 func (sc *Scope) VirtualService(host string) *VirtualService {
 	v, _ := sc.vsByHost.find(host)
 	return v
 }
 
-// meshIndex contains the inputs of scopes. Snapshots share it if only endpoints, policies and gateways change.
+// meshIndex contains the inputs of scopes. Snapshots share it if they differ only in endpoints, policies and gateways.
 type meshIndex struct {
 	mesh             *meshconfig.MeshConfig
 	resolve          resolver
@@ -112,22 +112,22 @@ type meshIndex struct {
 
 	cache *Cache // for setExpected
 
-	dependents hostDependents // use hostDependents()
+	dependents hostDependents // do not read directly; call hostDependents()
 
 	mu     sync.Mutex
 	scopes map[scopeKey]*Scope
-	// previousScopes are the scopes of the previous index. Equal scopes are reused.
+	// previousScopes contains the scopes of the previous index. Equal scopes are reused.
 	previousScopes     map[scopeKey]*Scope
-	previousScopeCount int // its number of scopes
+	previousScopeCount int // the number of scopes of the previous index
 
-	common      *sharedView // use shared()
+	common      *sharedView // do not read directly; call shared()
 	sharedKnown bool
 }
 
 type scopeKey struct {
 	namespace string
 	sidecar   config.Key
-	// callers distinguishes proxies that rules with a workload selector select.
+	// callers identifies the rules with a workload selector that select the proxies of the scope.
 	callers string
 }
 
@@ -141,7 +141,7 @@ func (s *Snapshot) Scope(namespace string, labels map[string]string) *Scope {
 	return s.index.scope(key, sidecar, labels)
 }
 
-// GatewayScope returns the scope of a router, which Sidecar resources do not limit.
+// GatewayScope returns the scope of a router. Sidecar resources do not limit it.
 func (s *Snapshot) GatewayScope(namespace string, labels map[string]string) *Scope {
 	return s.index.scope(scopeKey{namespace: namespace, sidecar: config.Key{Kind: config.Gateway}}, nil, labels)
 }
@@ -159,9 +159,9 @@ func (w *meshIndex) scope(key scopeKey, sidecar *config.Resource, labels map[str
 	if old := w.previousScopes[key]; old != nil && sc.equal(old) {
 		sc = old
 	}
-	delete(w.previousScopes, key) // so that it can be freed
+	delete(w.previousScopes, key) // allows the previous scope to be freed
 	w.scopes[key] = sc
-	// Each port and subset has a cluster and endpoints, and routes in each scope.
+	// In each scope, every port and every subset has a cluster, endpoints and routes.
 	w.cache.setExpected(w.partCount() * (3 + max(len(w.scopes), w.previousScopeCount)))
 	return sc
 }
@@ -178,8 +178,8 @@ func (w *meshIndex) partCount() int {
 	return n
 }
 
-// sidecar returns the Sidecar resource of a workload: one that selects it, one of its namespace, or the root
-// namespace's.
+// sidecar returns the Sidecar resource of a workload: the one that selects it, else that of its namespace, else that of
+// the root namespace.
 func (w *meshIndex) sidecar(namespace string, labels map[string]string) *config.Resource {
 	var whole *config.Resource
 	for _, r := range w.sidecars[namespace] {
@@ -277,8 +277,8 @@ func addKeys(set map[string]struct{}, m map[string]string) {
 }
 
 func (w *meshIndex) addServices(sc *Scope) {
-	// Destinations of visible rules are visible even if the Sidecar does not list them. Otherwise the rules would not
-	// work.
+	// Destinations of visible rules are visible even if the Sidecar does not list them, because the rules would not
+	// work otherwise.
 	sc.targets, sc.services, sc.aliases = map[string]struct{}{}, map[string]*registry.Service{}, map[string]*registry.Service{}
 	if sc.Sidecar != nil {
 		for _, v := range sc.VirtualServices {
@@ -305,8 +305,8 @@ func (w *meshIndex) addServices(sc *Scope) {
 	}
 }
 
-// CanSee reports whether a current or removed service may be visible in the scope (unless another with its hostname is
-// preferred). A visible alias makes the service visible.
+// CanSee reports whether a service, which may have been removed, may be visible in the scope. It may still be hidden by
+// another service with the same hostname. A visible alias makes the service visible.
 func (sc *Scope) CanSee(svc *registry.Service) bool {
 	if !svc.VisibleTo(sc.Namespace) {
 		return false
@@ -314,20 +314,20 @@ func (sc *Scope) CanSee(svc *registry.Service) bool {
 	return sc.isListed(svc) || slices.ContainsFunc(svc.AliasServices, sc.maySeeAlias)
 }
 
-// maySeeAlias reports whether an alias is visible, if its service is.
+// maySeeAlias reports whether the alias is visible if its service is.
 func (sc *Scope) maySeeAlias(alias *registry.Service) bool {
 	return alias.VisibleTo(sc.Namespace) && sc.isListed(alias)
 }
 
-// isListed reports whether a service is a destination of rules or listed in the Sidecar. Without Sidecar, all are
-// listed.
+// isListed reports whether a service is a destination of rules or is listed in the Sidecar. Without a Sidecar, all
+// services count as listed.
 func (sc *Scope) isListed(svc *registry.Service) bool {
 	_, target := sc.targets[svc.Hostname]
 	return target || sc.egress.contains(svc.Namespace, svc.Hostname)
 }
 
-// isPreferred reports whether a service takes precedence over another with the same hostname: the caller's namespace
-// first, then Kubernetes Services, then the first namespace.
+// isPreferred reports whether a service takes precedence over another one with the same hostname. The order is:
+// services in the client's namespace, Kubernetes Services, the first namespace.
 func isPreferred(svc, other *registry.Service, namespace string) bool {
 	switch {
 	case other == nil:
@@ -373,7 +373,7 @@ func (sc *Scope) equal(o *Scope) bool {
 	return true
 }
 
-// egressHosts contains the hosts in a Sidecar's egress listeners.
+// egressHosts contains the hosts that a Sidecar's egress listeners list.
 type egressHosts struct {
 	all   bool
 	hosts []egressHost

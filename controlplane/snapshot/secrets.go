@@ -40,11 +40,12 @@ func (s *Snapshot) Certificate(namespace, name string) *config.SecretSpec {
 	return secret
 }
 
-// caSuffix is the suffix of a Secret with the CA certificates for the Secret without suffix.
+// caSuffix is the suffix of the name of a Secret with CA certificates. The name without the suffix is that of the
+// Secret with the server's certificate.
 const caSuffix = "-cacert"
 
-// CACertificates returns the Secret with the CA certificates for clients, or nil: the Secret with caSuffix, or the one
-// with the server's certificate.
+// CACertificates returns the Secret with the CA certificates for clients, or nil. It is the Secret with caSuffix, or
+// else the Secret with the server's certificate.
 func (s *Snapshot) CACertificates(namespace, name string) *config.SecretSpec {
 	for _, candidate := range []string{name + caSuffix, name} {
 		secret := s.secrets.byKey[config.Key{Kind: config.Secret, Namespace: namespace, Name: candidate}]
@@ -55,8 +56,8 @@ func (s *Snapshot) CACertificates(namespace, name string) *config.SecretSpec {
 	return nil
 }
 
-// checkCertificates reports expired certificates and those that are not valid yet. It reports no other content of
-// Secrets.
+// checkCertificates reports certificates that have expired or are not valid yet. Its findings contain no other content
+// of Secrets.
 func (c *checker) checkCertificates(now time.Time) {
 	for _, r := range c.s.secrets.all {
 		block, _ := pem.Decode(r.Spec.(*config.SecretSpec).Certificate)
@@ -70,18 +71,18 @@ func (c *checker) checkCertificates(now time.Time) {
 		message := ""
 		switch {
 		case now.After(cert.NotAfter):
-			message = "the certificate ended at " + cert.NotAfter.UTC().Format(time.RFC3339)
+			message = "the certificate expired at " + cert.NotAfter.UTC().Format(time.RFC3339)
 		case now.Before(cert.NotBefore):
-			message = "the certificate is not good before " + cert.NotBefore.UTC().Format(time.RFC3339)
+			message = "the certificate is not valid before " + cert.NotBefore.UTC().Format(time.RFC3339)
 		default:
 			continue
 		}
-		c.reportWarning(config.CertificateNotValid, r, config.CertificateField(r), "", message, "put in a certificate that is good now")
+		c.reportWarning(config.CertificateNotValid, r, config.CertificateField(r), "", message, "replace it by a certificate that is valid now")
 	}
 }
 
-// checkGateways reports Secrets that do not exist, or are not in the namespace of the Gateway's workloads, where they
-// must be.
+// checkGateways reports Secrets of Gateways that do not exist, or that are not in the namespace of the Gateway's
+// workloads, where they must be.
 func (c *checker) checkGateways() {
 	for _, g := range c.s.gateways {
 		c.selectedNamespaces = c.workloadNamespaces(g.Spec.GetSelector())
@@ -136,14 +137,14 @@ func (c *checker) checkClientCredential(r *config.Resource, field string, settin
 	case name == "":
 		return
 	case settings.GetMode() == networking.ClientTLSSettings_MUTUAL && !c.anySecret(name, false):
-		message = "there is no Secret of this name with a certificate and key"
+		message = "no Secret with this name has a certificate and key"
 	case !settings.GetInsecureSkipVerify().GetValue() && !c.anySecret(name, true):
-		message = "no Secret of this name has the certificates of those who sign the server's"
+		message = "no Secret with this name has the CA certificates for the server's certificate"
 	default:
 		return
 	}
-	c.reportWarning(config.UnknownCredential, r, field+".credentialName", name, message+": calls are answered with 503",
-		"add a Secret with tls.crt, tls.key and ca.crt, as far as the mode needs them, to the namespace of the callers")
+	c.reportWarning(config.UnknownCredential, r, field+".credentialName", name, message+", so requests fail with status 503",
+		"add a Secret to the clients' namespace, with those of tls.crt, tls.key and ca.crt that the TLS mode requires")
 }
 
 // anySecret reports whether any namespace has a Secret with a certificate, or with CA certificates, for a name.
@@ -163,9 +164,9 @@ func (c *checker) checkServerCredential(r *config.Resource, field, name, part st
 		c.checkCredentialNamespace(r, field, name, authorities)
 		return
 	}
-	message, remedy := "there is no Secret of this name with a certificate: the server is not served", "add a Secret with tls.crt and tls.key to the namespace of the workload that serves it"
+	message, remedy := "no Secret with this name has a certificate, so the proxy refuses connections to this server", "add a Secret with tls.crt and tls.key to the namespace of the proxy's workload"
 	if authorities {
-		message, remedy = "no Secret has the certificates of those who sign the clients': the server is not served", "add ca.crt to the Secret, or a Secret "+name+caSuffix
+		message, remedy = "no Secret has the CA certificates for client certificates, so the proxy refuses connections to this server", "add ca.crt to the Secret, or a Secret "+name+caSuffix
 	}
 	c.reportWarning(config.UnknownCredential, r, field, name, message, remedy)
 }
@@ -182,6 +183,6 @@ func (c *checker) checkCredentialNamespace(r *config.Resource, field, name strin
 		return
 	}
 	where := strings.Join(c.selectedNamespaces, ", ")
-	c.reportWarning(config.UnknownCredential, r, field, name, "the Secret is not in the namespace of the workload that serves it, which is "+where+": the server is not served",
-		"put the Secret into the namespace "+where)
+	c.reportWarning(config.UnknownCredential, r, field, name, "the Secret is not in the namespace of the proxy's workload, which is "+where+", so the proxy refuses connections to this server",
+		"add the Secret to the namespace "+where)
 }

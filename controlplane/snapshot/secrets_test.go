@@ -43,9 +43,9 @@ func TestInvalidAndMissingCertificatesAreReported(t *testing.T) {
 		want      string
 	}{
 		"good":               {"shop", now.Add(-hour), now.Add(hour), ""},
-		"ended":              {"shop", now.Add(-2 * hour), now.Add(-hour), "the certificate ended at"},
-		"not yet":            {"shop", now.Add(hour), now.Add(2 * hour), "is not good before"},
-		"in another's place": {"other", now.Add(-hour), now.Add(hour), "not in the namespace of the workload that serves it, which is shop"},
+		"ended":              {"shop", now.Add(-2 * hour), now.Add(-hour), "the certificate expired at"},
+		"not yet":            {"shop", now.Add(hour), now.Add(2 * hour), "is not valid before"},
+		"in another's place": {"other", now.Add(-hour), now.Add(hour), "not in the namespace of the proxy's workload, which is shop"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			m := newTestMesh(t, nil, gateway, proxy)
@@ -57,7 +57,7 @@ func TestInvalidAndMissingCertificatesAreReported(t *testing.T) {
 				t.Errorf("problems are %q, want %q", got, test.want)
 			}
 			if strings.Contains(got, "a key") {
-				t.Errorf("they tell what is in the Secret: %s", got)
+				t.Errorf("the problems contain the content of the Secret: %s", got)
 			}
 		})
 	}

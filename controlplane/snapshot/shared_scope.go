@@ -7,16 +7,16 @@ import (
 	"github.com/pilotfish-mesh/pilotfish/controlplane/registry"
 )
 
-// sharedView is the common part of all scopes without Sidecar, if everything is exported to all namespaces. In most
-// meshes, these scopes differ little.
+// sharedView is the common part of all scopes without a Sidecar. It exists if everything is exported to all namespaces,
+// as in most meshes. The scopes then differ little.
 type sharedView struct {
 	scope *Scope // contains the shared parts
-	// namespacesWithServices are the namespaces in which services have short names.
+	// namespacesWithServices contains the namespaces that have services, whose short names are valid only there.
 	namespacesWithServices map[string]struct{}
 	memos                  sync.Map // derived values by key
 }
 
-// shared returns the common part of all scopes, or nil if their visible parts differ.
+// shared returns the common part of all scopes. It returns nil if namespaces see different services or rules.
 func (w *meshIndex) shared() *sharedView {
 	if !w.sharedKnown {
 		w.sharedKnown = true
@@ -28,7 +28,7 @@ func (w *meshIndex) shared() *sharedView {
 }
 
 // isUniform reports whether all services and sidecar rules are exported to all namespaces, and all hostnames are
-// unique. Otherwise each namespace could see other ones.
+// unique. Otherwise namespaces may see different services and rules.
 func (w *meshIndex) isUniform() bool {
 	for i, svc := range w.services {
 		if i > 0 && w.services[i-1].Hostname == svc.Hostname {
@@ -64,7 +64,7 @@ func (w *meshIndex) newSharedView() *sharedView {
 	return c
 }
 
-// applyShared sets the shared parts of a scope, and its own rules.
+// applyShared sets the shared parts of a scope, and the parts that differ for its namespace.
 func (w *meshIndex) applyShared(sc *Scope, c *sharedView) {
 	sc.common = c
 	sc.Services, sc.services, sc.aliases = c.scope.Services, c.scope.services, c.scope.aliases

@@ -6,9 +6,9 @@ import (
 	"github.com/pilotfish-mesh/pilotfish/controlplane/registry"
 )
 
-// nameVersion identifies how short names in documents resolve. It is the same pointer as long as added or removed
+// nameVersion identifies how short names in documents resolve. The pointer remains the same while added or removed
 // services cannot change any resolution, including names that a proxy does not see.
-type nameVersion struct{ _ byte } // not empty: its address must be unique
+type nameVersion struct{ _ byte } // not empty, so that each value has a unique address
 
 // reuseNameVersion returns the previous version if it is still valid.
 func (b *build) reuseNameVersion(old, next *meshIndex) *nameVersion {

@@ -16,23 +16,23 @@ import (
 
 // Inputs contains the inputs of Build.
 type Inputs struct {
-	// Store contains the resources in force.
+	// Store contains the valid documents.
 	Store config.Store
-	// Mesh is the mesh configuration. Unset fields have Istio's defaults (see WithDefaults). A changed configuration
-	// must have another pointer. May be nil.
+	// Mesh is the mesh configuration. Unset fields have Istio's defaults (see WithDefaults). To change the
+	// configuration, set a different pointer: Build compares pointers. It may be nil.
 	Mesh *meshconfig.MeshConfig
 	// Domain is the suffix of Kubernetes Services' names; default "cluster.local".
 	Domain string
 	// Virtual is the network for the addresses of services without one (see registry.Options).
 	Virtual netip.Prefix
-	// Keys are the fetched keys of token issuers. A changed set must have another pointer.
+	// Keys are the fetched keys of token issuers. To change the keys, set a different pointer.
 	Keys *KeySets
 	// KeysByProxy makes proxies fetch the keys of token issuers that are services of the mesh.
 	KeysByProxy bool
-	// GatewayAccounts limits which accounts may use the Secrets of Gateways. nil: all accounts in the Secret's
-	// namespace.
+	// GatewayAccounts limits which accounts may use the Secrets of Gateways. If it is nil, all accounts in the Secret's
+	// namespace may.
 	GatewayAccounts *GatewayAccounts
-	// Endpoints limits the endpoints that documents may name. A changed policy must have another pointer.
+	// Endpoints limits the endpoints that documents may contain. To change the policy, set a different pointer.
 	Endpoints *registry.EndpointPolicy
 	// StartsProxies: the caller starts the proxies with the settings of ProxyConfigs.
 	StartsProxies bool
@@ -65,7 +65,7 @@ type Snapshot struct {
 	gateways     []Gateway
 	envoyFilters *envoyFilters
 	secrets      *secrets
-	// gatewayAccounts is the input.
+	// gatewayAccounts is that of the inputs.
 	gatewayAccounts *GatewayAccounts
 	telemetry       *levels[*telemetry.Telemetry]
 	plugins         map[string][]Plugin // by namespace
@@ -77,19 +77,19 @@ type Snapshot struct {
 	memos   sync.Map // derived values by key
 }
 
-// Memo returns the cached value of a key, and derives it at the first call. The key must contain everything the value
-// depends on, except the snapshot.
+// Memo returns the cached value of a key, and derives it at the first call. The key must contain everything on which
+// the value depends, except the snapshot.
 func (s *Snapshot) Memo(key any, derive func() any) any { return loadMemo(&s.memos, key, derive) }
 
-// indexed are the kinds that this package indexes; the registry reads the others.
+// indexed lists the kinds that this package indexes. The registry reads the others.
 var indexed = []config.Kind{
 	config.VirtualService, config.DestinationRule, config.Gateway, config.Sidecar,
 	config.PeerAuthentication, config.AuthorizationPolicy, config.RequestAuthentication, config.EnvoyFilter,
 	config.ProxyConfig, config.Telemetry, config.WasmPlugin, config.Secret,
 }
 
-// Build returns the snapshot of the inputs. changed are the keys that differ from the inputs of prev; only parts that
-// depend on them are rebuilt. If prev or changed is nil, everything is built.
+// Build returns the snapshot of the inputs. changed lists the keys that differ from the inputs of prev. Only the parts
+// that depend on these keys are built again. If prev or changed is nil, everything is built.
 func Build(prev *Snapshot, in Inputs, changed []config.Key) *Snapshot {
 	b := newBuild(prev, in, changed)
 	b.readResources()
@@ -138,7 +138,7 @@ func newBuild(prev *Snapshot, in Inputs, changed []config.Key) *build {
 	return b
 }
 
-// mayDiffer reports whether resources of these kinds may differ.
+// mayDiffer reports whether documents of these kinds may differ from those of the previous snapshot.
 func (b *build) mayDiffer(kinds ...config.Kind) bool {
 	for _, k := range kinds {
 		if b.changedKinds[k] {
@@ -242,7 +242,8 @@ func (b *build) buildWorld() {
 	w.naming = b.reuseNameVersion(old, w)
 }
 
-// buildRules indexes the rules. Added or removed services can change how their short names resolve.
+// buildRules indexes the rules. It is also necessary if services were added or removed, because the short names in
+// rules may resolve differently.
 func (b *build) buildRules(w *meshIndex, sameServices bool) {
 	mesh := b.next.Mesh
 	if !sameServices || b.mayDiffer(config.VirtualService) {
@@ -269,12 +270,12 @@ func reusable[T any](b *build, index *T) *T {
 	return index
 }
 
-// takeScopes returns a copy of the scopes for the next index, which reuses equal ones.
+// takeScopes returns a copy of the scopes for the next index. That index reuses the scopes that are equal.
 func (w *meshIndex) takeScopes() map[scopeKey]*Scope {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	out := make(map[scopeKey]*Scope, len(w.scopes))
-	// Retain a limited number of scopes that were not used in this index: their proxies may be idle.
+	// Keep a limited number of scopes that this index did not use, because their proxies may be idle.
 	if len(w.previousScopes) <= 2*len(w.scopes)+64 {
 		maps.Copy(out, w.previousScopes)
 	}

@@ -9,7 +9,7 @@ import (
 	"github.com/pilotfish-mesh/pilotfish/controlplane/xds"
 )
 
-// TestUnchangedPartsAreShared: unchanged parts are the same objects in the next snapshot.
+// TestUnchangedPartsAreShared: the next snapshot contains the same objects for unchanged parts.
 func TestUnchangedPartsAreShared(t *testing.T) {
 	m := newTestMesh(t, nil, service("a", "one"), service("b", "one"), workload("a-1", "one", "a", "127.0.0.1"), workload("b-1", "one", "b", "127.0.0.2"), `
 apiVersion: networking.istio.io/v1
@@ -29,19 +29,19 @@ spec: {host: b, subsets: [{name: v1}]}
 
 	m.apply(workload("a-2", "one", "a", "127.0.0.3"))
 	if m.Instances(a) == before.Instances(a) {
-		t.Error("the instances of a are those of before, though it got one more")
+		t.Error("the instances of a are unchanged although it has one more endpoint")
 	}
 	if m.Instances(b) != before.Instances(b) {
-		t.Error("the instances of b are new, though only a got one more")
+		t.Error("the instances of b are new although only a has one more endpoint")
 	}
 	if m.Instances(a).Facts(80) != before.Instances(a).Facts(80) {
-		t.Error("what a's cluster depends on is new, though the new endpoint is like the old one")
+		t.Error("the facts of a are new although the new endpoint has the same properties")
 	}
 	if m.Scope("one", nil) != one || m.Scope("two", nil) != two {
-		t.Error("an endpoint more is a new scope")
+		t.Error("another endpoint created a new scope")
 	}
 	if m.peerAuth != before.peerAuth || m.authz != before.authz || m.index != before.index {
-		t.Error("an endpoint more built indexes anew that do not depend on it")
+		t.Error("another endpoint rebuilt indexes that do not depend on endpoints")
 	}
 
 	m.apply(`
@@ -51,16 +51,16 @@ metadata: {name: a, namespace: one}
 spec: {hosts: [a], exportTo: ["."], http: [{timeout: 1s, route: [{destination: {host: b}}]}]}
 `)
 	if m.Scope("one", nil) == one {
-		t.Error("the scope that sees the rule is the one of before its change")
+		t.Error("the scope that sees the changed rule is the old one")
 	}
 	if m.Scope("two", nil) != two {
 		t.Error("the scope that does not see the rule is new")
 	}
 	if m.Scope("one", nil).DestinationRule(b) != rule {
-		t.Error("the DestinationRule is new, though only a VirtualService changed")
+		t.Error("the DestinationRule is new although only a VirtualService changed")
 	}
 	if m.Registry != before.Registry && m.Instances(b) != before.Instances(b) {
-		t.Error("a rule's change built instances anew")
+		t.Error("a changed rule rebuilt the instances")
 	}
 }
 
@@ -80,13 +80,13 @@ spec: {mtls: {mode: DISABLE}}
 	whole := newTestMesh(t, nil, documents...)
 	steps := newTestMesh(t, nil)
 	for _, d := range documents {
-		steps.Scope("one", nil) // like a connected proxy
+		steps.Scope("one", nil) // as for a connected proxy
 		steps.apply(d)
 	}
 	for _, m := range []*testMesh{whole, steps} {
 		scope := m.Scope("one", nil)
 		if len(scope.Services) != 1 || scope.Services[0].Hostname != "a.one.svc.cluster.local" {
-			t.Errorf("scope sees %v", scope.Services)
+			t.Errorf("the scope contains the services %v", scope.Services)
 		}
 		if in := m.Instances(m.service("a.one.svc.cluster.local")); len(in.Endpoints) != 1 || in.Endpoints[0].MTLS {
 			t.Errorf("instances: %+v", in.Endpoints)
@@ -109,7 +109,7 @@ func TestDiffDistinguishesEndpointsClustersAndServices(t *testing.T) {
 	m := newTestMesh(t, nil, service("a", "one"), workload("a-1", "one", "a", "127.0.0.1"))
 	c := m.apply(workload("a-2", "one", "a", "127.0.0.2"))
 	if len(c.Endpoints) != 1 || len(c.Clusters) != 0 || len(c.Services) != 0 {
-		t.Errorf("one endpoint more: %+v", c)
+		t.Errorf("the change for one more endpoint is %+v", c)
 	}
 	c = m.apply(`
 apiVersion: networking.istio.io/v1
@@ -118,13 +118,13 @@ metadata: {name: a-3, namespace: one}
 spec: {address: 127.0.0.3, labels: {app: a}}
 `)
 	if len(c.Endpoints) != 1 || len(c.Clusters) != 1 || len(c.Services) != 0 {
-		t.Errorf("an endpoint without a sidecar: %+v", c)
+		t.Errorf("the change for an endpoint without a sidecar is %+v", c)
 	}
 	if c = m.apply(service("b", "one")); len(c.Services) != 1 || len(c.Endpoints) != 0 {
-		t.Errorf("a service more: %+v", c)
+		t.Errorf("the change for an added service is %+v", c)
 	}
 	if c = m.remove(config.Key{Kind: config.Service, Namespace: "one", Name: "b"}); len(c.Services) != 1 {
-		t.Errorf("a service less: %+v", c)
+		t.Errorf("the change for a removed service is %+v", c)
 	}
 	c = m.apply(`
 apiVersion: security.istio.io/v1
@@ -133,12 +133,12 @@ metadata: {name: default, namespace: istio-system}
 spec: {mtls: {mode: DISABLE}}
 `)
 	if len(c.Endpoints) != 1 || len(c.Clusters) != 1 {
-		t.Errorf("mutual TLS turned off: %+v", c)
+		t.Errorf("the change for disabled mutual TLS is %+v", c)
 	}
 }
 
-// TestChangeBeforeNotificationIsNotMissed: a resource is removed while a snapshot for another one is built. Its
-// notification arrives later, when the snapshots no longer differ in it.
+// TestChangeBeforeNotificationIsNotMissed: a document is removed while a snapshot for another change is built. The
+// notification arrives later, when the snapshots no longer differ in this document.
 func TestChangeBeforeNotificationIsNotMissed(t *testing.T) {
 	gateway := func(name string) string {
 		return `
@@ -152,10 +152,10 @@ spec: {selector: {istio: g}, servers: [{port: {number: 80, name: http, protocol:
 	m := newTestMesh(t, nil, gateway("gone"), gateway("stays"))
 	m.store.Delete(gone)
 	if c := m.apply(gateway("new")); len(c.Resources[gone]) != 1 {
-		t.Errorf("the change in which it went: %+v", c)
+		t.Errorf("the change in which the document disappeared is %+v", c)
 	}
 	if c := m.rebuild([]config.Key{gone}); len(c.Resources) != 0 {
-		t.Errorf("the change for which it is notified: %+v", c)
+		t.Errorf("the change with the notification of the removal is %+v", c)
 	}
 }
 
@@ -175,7 +175,7 @@ spec: {selector: {istio: g}, servers: [{port: {number: 80, name: http, protocol:
 		t.Errorf("merged: %+v", merged)
 	}
 	if !first.Merge(Change{Full: true}).(Change).Full {
-		t.Error("a full change was merged away")
+		t.Error("merging lost the full change")
 	}
 }
 
@@ -188,11 +188,11 @@ spec: {hosts: [out.example.com], location: MESH_EXTERNAL, resolution: STATIC, po
 `)
 	facts := func() *Facts { return m.Instances(m.service("a.one.svc.cluster.local")).Facts(80) }
 	if f := facts(); !f.AllMTLS || len(f.Identities) != 0 {
-		t.Errorf("a service of the mesh without endpoints yet: %+v", f)
+		t.Errorf("the facts of a mesh service without endpoints are %+v", f)
 	}
 	m.apply(workload("a-1", "one", "a", "127.0.0.1"))
 	if f := facts(); !f.AllMTLS || len(f.Identities) != 1 || f.Identities[0] != "spiffe://cluster.local/ns/one/sa/a" {
-		t.Errorf("one sidecar: %+v", f)
+		t.Errorf("the facts with one sidecar are %+v", f)
 	}
 	m.apply(`
 apiVersion: networking.istio.io/v1
@@ -201,10 +201,10 @@ metadata: {name: a-2, namespace: one}
 spec: {address: 127.0.0.2, labels: {app: a, security.istio.io/tlsMode: istio}}
 `)
 	if f := facts(); !f.AllMTLS || len(f.Identities) != 0 {
-		t.Errorf("one sidecar of unknown identity: %+v", f)
+		t.Errorf("the facts with a sidecar of unknown identity are %+v", f)
 	}
 	if f := m.Instances(m.service("out.example.com")).Facts(80); f.AllMTLS {
-		t.Errorf("outside the mesh: %+v", f)
+		t.Errorf("the facts of a service outside the mesh are %+v", f)
 	}
 	m.apply(service("gate", "one") + "---\n" + `
 apiVersion: networking.istio.io/v1
@@ -213,7 +213,7 @@ metadata: {name: gate, namespace: one}
 spec: {address: 127.0.0.3, serviceAccount: gate, labels: {app: gate, security.istio.io/tlsMode: disabled}}
 `)
 	if f := m.Instances(m.service("gate.one.svc.cluster.local")).Facts(80); f.AllMTLS || len(f.Identities) != 1 || f.Identities[0] != "spiffe://cluster.local/ns/one/sa/gate" {
-		t.Errorf("a gateway, which a rule may have callers use the mesh's TLS to: %+v", f)
+		t.Errorf("the facts of a gateway, for which a rule may require mesh TLS, are %+v", f)
 	}
 }
 
@@ -222,19 +222,19 @@ func TestCacheEvictsOnlyUnusedEntries(t *testing.T) {
 	made := 0
 	get := func(key int) { _, _ = c.Get(key, func() (*xds.Resource, error) { made++; return nil, nil }) }
 	for i := range 10 * minCacheLimit {
-		get(-1) // used continuously
+		get(-1) // uses the entry continuously
 		get(i)
 	}
 	if made != 10*minCacheLimit+1 {
-		t.Errorf("the entry in use was made %d times", made-10*minCacheLimit)
+		t.Errorf("the entry in use was built %d times", made-10*minCacheLimit)
 	}
 	if n := c.Len(); n > minCacheLimit {
-		t.Errorf("%d entries are kept, of which one is in use", n)
+		t.Errorf("%d entries are cached although only one is in use", n)
 	}
 }
 
-// TestCacheLimitFollowsExpectedEntries: entries remain cached while they are unused, so that nothing is rebuilt when
-// all proxies reconnect.
+// TestCacheLimitFollowsExpectedEntries: entries remain cached while they are unused, so that nothing is built again
+// when all proxies reconnect.
 func TestCacheLimitFollowsExpectedEntries(t *testing.T) {
 	c := newCache()
 	c.setExpected(20_000)
@@ -245,6 +245,6 @@ func TestCacheLimitFollowsExpectedEntries(t *testing.T) {
 		}
 	}
 	if made != 20_000 {
-		t.Errorf("%d were made of 20000", made)
+		t.Errorf("%d of 20000 entries were built again", made)
 	}
 }

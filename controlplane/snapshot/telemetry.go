@@ -23,13 +23,14 @@ const MeshLog = ""
 // Direction is the direction of a workload's traffic.
 type Direction = telemetry.WorkloadMode
 
-// The directions. A gateway's traffic has the direction of a client.
+// The directions of traffic. Traffic at a gateway has the direction of a client.
 const (
 	AsClient = telemetry.WorkloadMode_CLIENT
 	AsServer = telemetry.WorkloadMode_SERVER
 )
 
-// Telemetry contains the telemetry settings of a workload: its documents, from mesh to workload.
+// Telemetry contains the telemetry settings of a workload: the Telemetry documents that apply to it, ordered from mesh
+// to workload.
 type Telemetry struct {
 	mesh  *meshconfig.MeshConfig
 	specs []*telemetry.Telemetry
@@ -44,8 +45,8 @@ func (s *Snapshot) Telemetry(namespace string, labels map[string]string) Telemet
 	return t
 }
 
-// Provider returns the provider with a name, or nil. Two are built in, unless the mesh configures these names:
-// "prometheus", and "envoy", which writes access logs to standard output.
+// Provider returns the provider with a name, or nil. Two providers are built in, unless the mesh configuration defines
+// these names: "prometheus", and "envoy", which writes access logs to standard output.
 func (t Telemetry) Provider(name string) *ExtensionProvider { return telemetryProvider(t.mesh, name) }
 
 func telemetryProvider(mesh *meshconfig.MeshConfig, name string) *ExtensionProvider {
@@ -79,14 +80,14 @@ func providerNames(refs []*telemetry.ProviderRef) []string {
 
 // AccessLog is one access log.
 type AccessLog struct {
-	// Provider is the provider's name; MeshLog for MeshConfig's own.
+	// Provider is the provider's name. It is MeshLog for the access log that MeshConfig itself specifies.
 	Provider string
-	// Filter is a CEL expression that selects requests; empty: all.
+	// Filter is a CEL expression that selects requests. If it is empty, all requests are logged.
 	Filter string
 }
 
-// AccessLogs returns the access logs of one direction, sorted by provider. A level that names providers replaces those
-// of the previous levels.
+// AccessLogs returns the access logs of one direction, sorted by provider. If a level specifies providers, these
+// replace the providers of the previous levels.
 func (t Telemetry) AccessLogs(direction Direction) []AccessLog {
 	parent := t.mesh.GetDefaultProviders().GetAccessLogging()
 	if len(parent) == 0 && t.mesh.GetAccessLogFile() != "" {
@@ -133,18 +134,18 @@ func (t Telemetry) AccessLogs(direction Direction) []AccessLog {
 
 // Tracing contains the tracing settings of one direction.
 type Tracing struct {
-	// Provider receives the spans; nil: the tracer in the proxy's bootstrap.
+	// Provider receives the spans. nil means the tracer in the proxy's bootstrap.
 	Provider *ExtensionProvider
-	// Sampling is the percentage of sampled traces; nil if not set.
+	// Sampling is the percentage of sampled traces. It is nil if it is not set.
 	Sampling *float64
-	// SpansDisabled: no spans are reported.
+	// SpansDisabled: proxies report no spans.
 	SpansDisabled bool
 	Tags          map[string]*telemetry.Tracing_CustomTag
-	// UseRequestID: the sampling decision is taken from the request ID.
+	// UseRequestID: the request ID contains the sampling decision.
 	UseRequestID bool
 	// MeshTags: spans have tags with the workload's mesh metadata.
 	MeshTags bool
-	// NoPropagation: the trace context is not propagated.
+	// NoPropagation: proxies do not propagate the trace context.
 	NoPropagation bool
 }
 
@@ -202,10 +203,10 @@ func (t *Tracing) merge(rule *telemetry.Tracing) {
 // Metric is a standard metric of the mesh.
 type Metric = telemetry.MetricSelector_IstioMetric
 
-// MetricChange contains the changes of one metric.
+// MetricChange contains the changes to one metric.
 type MetricChange struct {
 	Disabled bool
-	// Tags are the changed tags by name: a CEL expression, or "" for a removed tag.
+	// Tags contains the changed tags by name. The value is a CEL expression, or "" for a removed tag.
 	Tags map[string]string
 }
 
@@ -276,8 +277,8 @@ func applyOverride(changes map[Metric]MetricChange, o *telemetry.MetricsOverride
 	}
 }
 
-// CollectorService returns the service and port of a provider of logs or spans; "" for other providers. The service is
-// "host" or "namespace/host".
+// CollectorService returns the service and port of a provider that receives logs or spans. It returns "" for other
+// providers. The service has the form "host" or "namespace/host".
 func CollectorService(p *ExtensionProvider) (service string, port uint32) {
 	switch p := p.GetProvider().(type) {
 	case *meshconfig.MeshConfig_ExtensionProvider_Zipkin:

@@ -13,21 +13,21 @@ import (
 // MeshGateway is the gateway name for all sidecars in a VirtualService.
 const MeshGateway = "mesh"
 
-// VirtualService is a VirtualService with resolved names. Immutable.
+// VirtualService is a document of kind VirtualService with resolved names. It is immutable.
 type VirtualService struct {
 	*config.Resource
-	// Spec is the document with its delegates' routes.
+	// Spec is the specification, in which delegating routes are replaced by the delegates' routes.
 	Spec *networking.VirtualService
-	// Hosts are the full names of its hosts, in document order.
+	// Hosts are the full names of the hosts, in document order.
 	Hosts []string
-	// Gateways are the gateways to which it is bound: "mesh", or "namespace/name".
+	// Gateways are the gateways to which the VirtualService is bound: "mesh", or "namespace/name".
 	Gateways []string
 	exportTo []string
-	// from are the delegates whose routes it contains.
+	// from contains the delegates whose routes are in Spec.
 	from []*config.Resource
 }
 
-// IsForGateway reports whether the rule is bound to a gateway ("mesh" for sidecars).
+// IsForGateway reports whether the VirtualService is bound to a gateway. "mesh" stands for sidecars.
 func (v *VirtualService) IsForGateway(gateway string) bool {
 	for _, g := range v.Gateways {
 		if g == gateway {
@@ -42,7 +42,7 @@ func (v *VirtualService) VisibleTo(namespace string) bool {
 	return exportedTo(v.exportTo, v.Namespace, namespace)
 }
 
-// MatchesSourceNamespace reports whether any of its HTTP routes matches a source namespace.
+// MatchesSourceNamespace reports whether any of the HTTP routes matches the client's namespace.
 func (v *VirtualService) MatchesSourceNamespace() bool {
 	if v == nil {
 		return false
@@ -52,7 +52,8 @@ func (v *VirtualService) MatchesSourceNamespace() bool {
 	})
 }
 
-// RuleVisibleTo reports whether a current or removed VirtualService or DestinationRule is exported to the namespace.
+// RuleVisibleTo reports whether a VirtualService or DestinationRule, which may have been removed, is exported to the
+// namespace.
 func (s *Snapshot) RuleVisibleTo(r *config.Resource, namespace string) bool {
 	var exportTo, otherwise []string
 	switch spec := r.Spec.(type) {
@@ -75,7 +76,7 @@ func GatewayName(written, namespace string) string {
 	return namespace + "/" + written
 }
 
-// resolver returns the full name of a host in a document of the namespace.
+// resolver returns the full name of a host that occurs in a document of the namespace.
 type resolver func(host, namespace string) string
 
 func newVirtualService(r *config.Resource, delegates *delegates, resolve resolver, defaultExportTo []string) *VirtualService {
@@ -103,8 +104,8 @@ type virtualServices struct {
 	byGateway map[string][]*VirtualService
 }
 
-// newVirtualServices indexes VirtualServices. prev may be nil. sameNames reports whether names in documents resolve as
-// they did for prev.
+// newVirtualServices indexes VirtualServices. prev may be nil. sameNames: names in documents resolve as they did for
+// prev.
 func newVirtualServices(prev *virtualServices, resources []*config.Resource, resolve resolver, exportTo []string, sameNames bool) *virtualServices {
 	former := formerRuleFinder{}
 	if prev != nil {
@@ -115,7 +116,7 @@ func newVirtualServices(prev *virtualServices, resources []*config.Resource, res
 	index.delegates = delegates
 	for _, r := range sortByAge(resources) {
 		if len(r.Spec.(*networking.VirtualService).GetHosts()) == 0 {
-			continue // a delegate
+			continue // a VirtualService without hosts is a delegate
 		}
 		v := former.findFormer(r)
 		if v == nil || !sameNames || v.hasDelegates() {
@@ -132,13 +133,14 @@ func newVirtualServices(prev *virtualServices, resources []*config.Resource, res
 	return index
 }
 
-// formerRuleFinder finds previous VirtualServices for documents in sort order.
+// formerRuleFinder finds the previous versions of VirtualServices, for documents in sort order.
 type formerRuleFinder struct {
 	all  []*VirtualService
 	next int
 }
 
-// findFormer returns the previous VirtualService of the same document, or nil if the document is new or changed.
+// findFormer returns the previous VirtualService for the same document. It returns nil if the document is new or has
+// changed.
 func (f *formerRuleFinder) findFormer(r *config.Resource) *VirtualService {
 	for f.next < len(f.all) {
 		v := f.all[f.next]
@@ -149,7 +151,7 @@ func (f *formerRuleFinder) findFormer(r *config.Resource) *VirtualService {
 		if isOlder(r, v.Resource) {
 			break
 		}
-		f.next++ // it was removed, or is the old version of r
+		f.next++ // the document was removed, or this is the old version of r
 	}
 	return nil
 }
@@ -159,8 +161,8 @@ func (v *VirtualService) hasDelegates() bool {
 	return slices.ContainsFunc(v.Resource.Spec.(*networking.VirtualService).GetHttp(), func(r *networking.HTTPRoute) bool { return r.GetDelegate() != nil })
 }
 
-// equal reports whether two versions of the same document are equal. In delegates' routes host names are resolved, and
-// the resolution of short names depends on the existing services.
+// equal reports whether two versions of the same document are equal. It compares the delegates' routes after their host
+// names were resolved, because the resolution of short names depends on the existing services.
 func (v *VirtualService) equal(o *VirtualService) bool {
 	return slices.Equal(v.Hosts, o.Hosts) && equalPointers(v.from, o.from) && (len(v.from) == 0 || proto.Equal(v.Spec, o.Spec))
 }

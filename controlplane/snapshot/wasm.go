@@ -10,13 +10,14 @@ import (
 	"github.com/pilotfish-mesh/pilotfish/controlplane/config"
 )
 
-// Plugin is a WasmPlugin.
+// Plugin is a WasmPlugin document.
 type Plugin struct {
 	*config.Resource
 	Spec *extensions.WasmPlugin
 }
 
-// PullSecret returns the Secret for pulling the module, or nil if the plugin names none or it does not exist.
+// PullSecret returns the Secret for pulling the module. It returns nil if the plugin specifies none or if the Secret
+// does not exist.
 func (s *Snapshot) PullSecret(p Plugin) *config.SecretSpec {
 	name := p.Spec.GetImagePullSecret()
 	if name == "" {
@@ -35,7 +36,7 @@ func (c *checker) checkPullSecrets() {
 		for _, p := range c.s.plugins[namespace] {
 			if name := p.Spec.GetImagePullSecret(); name != "" && c.s.PullSecret(p) == nil {
 				c.reportWarning(config.UnknownCredential, p.Resource, "spec.imagePullSecret", name,
-					"there is no Secret of this name with .dockerconfigjson in the plugin's namespace: the module is requested without credentials",
+					"the plugin's namespace has no Secret with this name and .dockerconfigjson, so agents request the module without credentials",
 					"add a Secret of type kubernetes.io/dockerconfigjson to the namespace "+p.Namespace)
 			}
 		}

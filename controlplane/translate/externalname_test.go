@@ -172,7 +172,7 @@ spec: {action: CUSTOM, provider: {name: hidden}, rules: [{}]}
 			reported = append(reported, p.Key.Name+": "+p.Message)
 		}
 	}
-	want := "two: the external authorizer private.books.svc.cluster.local is not a service that is visible here, or does not have that port: what the rules match is denied"
+	want := "two: the external authorizer private.books.svc.cluster.local is not a service that the policy's namespace can see, or does not have the provider's port, so proxies deny the requests that match the policy's rules"
 	if !slices.Equal(reported, []string{want}) {
 		t.Errorf("reported: %q", reported)
 	}
