@@ -69,7 +69,7 @@ Exit codes: 0 after a graceful stop, 1 if it could not start or failed, 2 for an
 	flags.Var(&cfg.OnInvalidPolicy, "on-invalid-policy", "how to treat the workloads of a refused AuthorizationPolicy or PeerAuthentication if none of its versions was ever valid")
 	flags.StringVar(&cfg.StateDir, "state-dir", "", "directory of the certificate authority (default "+defaultStateText+")")
 	flags.StringVar(&cfg.Address, "address", "127.0.0.1", "IP address to listen on")
-	flags.IntVar(&cfg.Ports.Plain, "port", 0, "port for plaintext xDS (default 15010, or disabled if --address is not loopback: its clients are unauthenticated)")
+	flags.IntVar(&cfg.Ports.Plain, "port", 0, "port for plaintext xDS (default 15010, or disabled if --address is not loopback: its clients are unauthenticated; -2: none)")
 	flags.IntVar(&cfg.Ports.Secure, "secure-port", 15012, "port for xDS and the CA over TLS")
 	flags.IntVar(&cfg.Ports.Monitoring, "monitoring-port", 15014, "port for metrics, health and debug pages")
 	flags.IntVar(&cfg.Ports.Tokens, "token-port", 15016, "port for token exchange over HTTPS")
