@@ -1,6 +1,7 @@
 package agent
 
 import (
+	"cmp"
 	"fmt"
 	"io"
 	"strings"
@@ -17,23 +18,16 @@ func printLastGood(w io.Writer, g xdsproxy.LastGoodStatus) {
 		fmt.Fprintf(w, "configuration\tup to date until %s\n", formatAgo(g.UpToDate))
 	}
 	k := g.Storage
-	if k == nil {
+	if k == nil || k.Directory == "" && k.Reason == "" {
 		fmt.Fprintf(w, "stored\tnothing\n")
 		return
 	}
-	if k.InMemory {
-		fmt.Fprintf(w, "stored\tin memory only, %d bytes in %d", k.Bytes, k.Memory)
-	} else {
-		fmt.Fprintf(w, "stored\t%s, %d bytes", k.File, k.Bytes)
-	}
-	if !k.LastCheckpoint.IsZero() {
-		fmt.Fprintf(w, ", complete %s", formatAgo(k.LastCheckpoint))
+	fmt.Fprintf(w, "stored\t%s, %d bytes", cmp.Or(k.Directory, "nothing"), k.Bytes)
+	if !k.Saved.IsZero() {
+		fmt.Fprintf(w, ", saved %s", formatAgo(k.Saved))
 	}
 	if k.Reason != "" {
 		fmt.Fprintf(w, "; nothing newer is stored: %s", oneLine(k.Reason))
-	}
-	if k.NoDisk != "" {
-		fmt.Fprintf(w, "; not on disk: %s", oneLine(k.NoDisk))
 	}
 	if len(k.Withheld) > 0 {
 		fmt.Fprintf(w, "; not stored, because it contains secrets: %s", strings.Join(k.Withheld, ", "))

@@ -81,5 +81,5 @@ func (a *Agent) newStatusServer(components []component, certificates *sds.Server
 // lastGood returns the relay's storage configuration.
 func (a *Agent) lastGood() xdsproxy.LastGood {
 	c := a.Config.LastGood
-	return xdsproxy.LastGood{Dirs: c.Dirs, MaxBytes: c.MaxBytes, MaxMemory: c.MaxMemory}
+	return xdsproxy.LastGood{Dirs: c.Dirs, MaxBytes: c.MaxBytes}
 }

@@ -82,7 +82,7 @@ func restartOffline(t *testing.T, network, version string) {
 		b.awaitEgressBody("reviews", "reviews-v2")
 		b.awaitEgressBody("ratings", "ratings-v1")
 		testenv.Eventually(t, "the accepted configuration is stored", func() error {
-			if st := r.Status().LastGood; st.Storage == nil || st.Storage.LastCheckpoint.IsZero() {
+			if st := r.Status().LastGood; st.Storage == nil || st.Storage.Saved.IsZero() {
 				return fmt.Errorf("%+v", st)
 			}
 			return nil

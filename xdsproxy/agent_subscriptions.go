@@ -5,6 +5,7 @@ import (
 	"fmt"
 
 	discoveryv3 "github.com/envoyproxy/go-control-plane/envoy/service/discovery/v3"
+	"github.com/pilotfish-mesh/pilotfish/xdsproxy/wire"
 	"google.golang.org/protobuf/proto"
 	"google.golang.org/protobuf/types/known/anypb"
 )
@@ -39,56 +40,56 @@ func indexLocalTypes(types []LocalType) (map[string]LocalType, error) {
 
 // buildLocalRequests returns the initial requests of the selected local types. They contain the applied versions,
 // because name tables are large.
-func (r *Relay) buildLocalRequests(v variant, selects func(LocalType) bool) []*frame {
+func (r *Relay) buildLocalRequests(v wire.Variant, selects func(LocalType) bool) []*wire.Message {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	var frames []*frame
+	var messages []*wire.Message
 	for _, l := range r.config.Local {
 		if !selects(l) {
 			continue
 		}
-		frames = append(frames, newStreamState(v).initialRequest(&typeState{url: l.TypeURL, all: true, isImplicit: true, heldVersions: r.appliedVersions[l.TypeURL]}, nil))
+		messages = append(messages, newStreamState(v).initialRequest(&typeState{url: l.TypeURL, all: true, isImplicit: true, heldVersions: r.appliedVersions[l.TypeURL]}, nil))
 	}
-	return frames
+	return messages
 }
 
 // recordApplied records the applied versions of a local type. Resources without a version are sent again on the next
 // stream.
-func (r *Relay) recordApplied(applied response) {
+func (r *Relay) recordApplied(applied wire.Response) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	versions := r.appliedVersions[applied.typeURL]
+	versions := r.appliedVersions[applied.TypeURL]
 	if versions == nil {
 		versions = map[string]string{}
-		r.appliedVersions[applied.typeURL] = versions
+		r.appliedVersions[applied.TypeURL] = versions
 	}
-	for _, name := range applied.removed {
+	for _, name := range applied.Removed {
 		delete(versions, name)
 	}
-	for _, one := range applied.resources {
-		versions[one.name] = one.version
-		if one.version == "" {
-			delete(versions, one.name)
+	for _, one := range applied.Resources {
+		versions[one.Name] = one.Version
+		if one.Version == "" {
+			delete(versions, one.Name)
 		}
 	}
 }
 
 // applyLocal applies a response of a local type and returns the ACK or NACK.
-func (a *upstreamStream) applyLocal(l LocalType, r response, f *frame) *frame {
+func (a *upstreamStream) applyLocal(l LocalType, r wire.Response, f *wire.Message) *wire.Message {
 	contents, err := resourceContents(a.proto, f)
 	if err == nil && len(contents) > 0 {
-		err = l.Apply(contents, r.version)
+		err = l.Apply(contents, r.Version)
 	}
 	if err != nil {
-		a.relay.log.Warn("the agent rejected configuration for itself", "type", r.typeURL, "version", r.version, "reason", err)
+		a.relay.log.Warn("the agent rejected configuration for itself", "type", r.TypeURL, "version", r.Version, "reason", err)
 	} else {
 		a.relay.recordApplied(r)
 	}
-	return buildReply(a.proto, r, r.version, nil, err)
+	return buildReply(a.proto, r, r.Version, nil, err)
 }
 
 // resourceContents returns the values of a response's Anys.
-func resourceContents(v variant, f *frame) ([][]byte, error) {
+func resourceContents(v wire.Variant, f *wire.Message) ([][]byte, error) {
 	bodies, err := resourceBodies(v, f)
 	if err != nil {
 		return nil, fmt.Errorf("reading the response: %w", err)
@@ -103,9 +104,9 @@ func resourceContents(v variant, f *frame) ([][]byte, error) {
 	return contents, nil
 }
 
-func resourceBodies(v variant, f *frame) ([]*anypb.Any, error) {
-	data := f.data.Materialize()
-	if v == sotw {
+func resourceBodies(v wire.Variant, f *wire.Message) ([]*anypb.Any, error) {
+	data := f.Data.Materialize()
+	if v == wire.SotW {
 		var m discoveryv3.DiscoveryResponse
 		err := proto.Unmarshal(data, &m)
 		return m.GetResources(), err

@@ -32,7 +32,7 @@ func TestReconnectSendsAppliedLocalVersions(t *testing.T) {
 		{{Resources: []*discoveryv3.Resource{of("a", "3", "fine")}}},
 		{},
 	}
-	cp := &upstream{delta: func(s discoveryv3.AggregatedDiscoveryService_DeltaAggregatedResourcesServer) error {
+	cp := &fakeControlPlane{delta: func(s discoveryv3.AggregatedDiscoveryService_DeltaAggregatedResourcesServer) error {
 		n := int(streams.Add(1)) - 1
 		for requested := false; !requested; {
 			r, err := s.Recv()
@@ -95,7 +95,7 @@ func TestOfferedTypeIsRequestedOnlyIfOffered(t *testing.T) {
 	for name, offers := range map[string][]string{"offered": {"type.googleapis.com/test.Other", tableURL}, "not offered": nil, "another one": {listenerType}} {
 		t.Run(name, func(t *testing.T) {
 			requested := make(chan string, 10)
-			cp := &upstream{delta: func(s discoveryv3.AggregatedDiscoveryService_DeltaAggregatedResourcesServer) error {
+			cp := &fakeControlPlane{delta: func(s discoveryv3.AggregatedDiscoveryService_DeltaAggregatedResourcesServer) error {
 				if err := s.SendHeader(metadata.MD{OfferHeader: offers}); err != nil {
 					return err
 				}

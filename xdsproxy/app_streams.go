@@ -24,16 +24,16 @@ type appStreams struct {
 // classifyStream determines whether the stream is Envoy's or an application's, and sets the fields that depend on it.
 func (r *Relay) classifyStream(s *session) {
 	s.client = r.config.Proxyless || r.config.IsEnvoy != nil && !r.config.IsEnvoy(s.process)
-	s.tracker, s.uplink, s.diskWriter, s.writer = r.tracker, r.uplink, r.writer, r.writer.active()
-	if s.client { // several applications may request different resources
-		s.writer = nil
+	s.tracker, s.upstream = r.tracker, r.upstream
+	if !s.client { // several applications may request different resources
+		s.store = r.store.Load()
 	}
 }
 
 // runUplink runs the stream's own upstream connection, if it has one, until ctx ends.
 func (s *session) runUplink(ctx context.Context) {
-	if s.uplink != s.relay.uplink {
-		s.uplink.run(ctx)
+	if s.upstream != s.relay.upstream {
+		s.upstream.run(ctx)
 	}
 }
 
@@ -53,7 +53,7 @@ func (r *Relay) addClient(s *session) error {
 		s.tracker = own
 	}
 	if s.isSecondary() || r.clients.primary != nil {
-		s.uplink = newUplink(r.config, own)
+		s.upstream = newUpstream(r.config, own)
 	} else {
 		r.clients.primary = s
 	}

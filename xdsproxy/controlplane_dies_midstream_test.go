@@ -10,8 +10,8 @@ import (
 
 // newDyingControlPlane returns a control plane that sends clusters, one of them unknown to other control planes. It
 // then ends the stream, or sends nothing more.
-func newDyingControlPlane(end bool) *upstream {
-	return &upstream{delta: func(s discoveryv3.AggregatedDiscoveryService_DeltaAggregatedResourcesServer) error {
+func newDyingControlPlane(end bool) *fakeControlPlane {
+	return &fakeControlPlane{delta: func(s discoveryv3.AggregatedDiscoveryService_DeltaAggregatedResourcesServer) error {
 		for first := true; ; first = false {
 			r, err := s.Recv()
 			if err != nil || end && !first {
@@ -69,7 +69,7 @@ func TestLastGoodSurvivesControlPlaneThatFailsMidway(t *testing.T) {
 
 // TestSilentControlPlaneIsReplacedByAnother repeats the test, because the order of the addresses is random.
 func TestSilentControlPlaneIsReplacedByAnother(t *testing.T) {
-	silent := &upstream{delta: func(s discoveryv3.AggregatedDiscoveryService_DeltaAggregatedResourcesServer) error {
+	silent := &fakeControlPlane{delta: func(s discoveryv3.AggregatedDiscoveryService_DeltaAggregatedResourcesServer) error {
 		<-s.Context().Done()
 		return nil
 	}}
@@ -81,24 +81,4 @@ func TestSilentControlPlaneIsReplacedByAnother(t *testing.T) {
 		newFakeEnvoy(t, relay).requestAll("a", "b")
 		stop()
 	}
-}
-
-// TestHungDiskDoesNotBlockControlPlane: reads from the disk never return.
-func TestHungDiskDoesNotBlockControlPlane(t *testing.T) {
-	address := freeAddress(t)
-	relay, _ := run(t, Config{Upstreams: []string{address}, Server: Server{Plaintext: true},
-		LastGood: LastGood{Dirs: []string{t.TempDir()}, ConnectWait: time.Millisecond, loadTimeout: 50 * time.Millisecond}})
-	conn := dialRelay(t, relay)
-	hangs, hung := make(chan struct{}), make(chan struct{})
-	diskWriterOf(t, relay).enqueue(func() { close(hung); <-hangs })
-	defer close(hangs)
-	<-hung
-	stream, err := discoveryv3.NewAggregatedDiscoveryServiceClient(conn).DeltaAggregatedResources(t.Context())
-	if err != nil {
-		t.Fatal(err)
-	}
-	envoy := &fakeEnvoy{t: t, stream: stream, resources: make(map[string]string), node: testNode}
-	envoy.send(&discoveryv3.DeltaDiscoveryRequest{TypeUrl: clusterType})
-	newVersionedControlPlane().upstream().listen(t, address, nil)
-	envoy.accept(clusterType, "")
 }

@@ -36,7 +36,7 @@ func newRecordingControlPlane(t *testing.T, authority *testpki.Authority) (addre
 	t.Helper()
 	shown = make(chan string, 100)
 	good := newAnsweringControlPlane([]byte("c"))
-	cp := &upstream{sotw: func(s discoveryv3.AggregatedDiscoveryService_StreamAggregatedResourcesServer) error {
+	cp := &fakeControlPlane{sotw: func(s discoveryv3.AggregatedDiscoveryService_StreamAggregatedResourcesServer) error {
 		md, _ := metadata.FromIncomingContext(s.Context())
 		p, _ := peer.FromContext(s.Context())
 		var seen []string

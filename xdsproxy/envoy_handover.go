@@ -2,9 +2,9 @@ package xdsproxy
 
 import (
 	"context"
-	"net"
 	"slices"
 
+	"google.golang.org/grpc/peer"
 	"google.golang.org/grpc/status"
 
 	"github.com/pilotfish-mesh/pilotfish/internal/uds"
@@ -24,20 +24,14 @@ type envoyHandover struct {
 // maxProcesses limits the recorded PIDs. Only processes that run at the same time matter.
 const maxProcesses = 16
 
-type peerKey struct{}
-
-// withPeer adds the connection's peer to the context of its streams.
-func withPeer(ctx context.Context, conn net.Conn) context.Context {
-	if peer, err := uds.PeerOf(conn); err == nil {
-		return context.WithValue(ctx, peerKey{}, peer)
-	}
-	return ctx
-}
-
 // peerOf returns the peer of a stream, or the zero Peer if it is unknown.
 func peerOf(ctx context.Context) uds.Peer {
-	peer, _ := ctx.Value(peerKey{}).(uds.Peer)
-	return peer
+	if p, ok := peer.FromContext(ctx); ok {
+		if info, ok := p.AuthInfo.(uds.AuthInfo); ok {
+			return info.Peer
+		}
+	}
+	return uds.Peer{}
 }
 
 // peerPID returns the PID of a stream's peer, or 0 if it is unknown.

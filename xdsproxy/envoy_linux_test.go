@@ -236,8 +236,8 @@ func (s *snapshot) get(typeURL string) []*anypb.Any {
 	return out
 }
 
-func (s *snapshot) upstream() *upstream {
-	return &upstream{
+func (s *snapshot) upstream() *fakeControlPlane {
+	return &fakeControlPlane{
 		sotw: func(stream discoveryv3.AggregatedDiscoveryService_StreamAggregatedResourcesServer) error {
 			return uniqueResources(stream.Recv, func(r *discoveryv3.DiscoveryRequest) error {
 				return stream.Send(&discoveryv3.DiscoveryResponse{TypeUrl: r.TypeUrl, VersionInfo: "1", Nonce: r.TypeUrl, Resources: s.get(r.TypeUrl)})

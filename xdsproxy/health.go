@@ -5,12 +5,12 @@ import (
 	"sync"
 
 	discoveryv3 "github.com/envoyproxy/go-control-plane/envoy/service/discovery/v3"
+	"github.com/pilotfish-mesh/pilotfish/xdsproxy/wire"
 	rpcstatus "google.golang.org/genproto/googleapis/rpc/status"
+	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/mem"
 	"google.golang.org/protobuf/proto"
-
-	"github.com/pilotfish-mesh/pilotfish/internal/rawgrpc"
 )
 
 // healthType is the type URL of health reports of VM workloads in Istio.
@@ -44,7 +44,7 @@ func (h *appHealth) set(healthy bool, message string) {
 	h.report = healthReport{known: true, healthy: healthy}
 	if !healthy {
 		// Protobuf strings must be UTF-8, and the application's output may not be.
-		h.report.message = strings.ToValidUTF8(message[:min(len(message), maxString)], "\uFFFD")
+		h.report.message = strings.ToValidUTF8(message[:min(len(message), wire.MaxString)], "\uFFFD")
 	}
 	if h.changed != nil {
 		close(h.changed)
@@ -62,28 +62,28 @@ func (h *appHealth) current() (healthReport, <-chan struct{}) {
 	return h.report, h.changed
 }
 
-// frame encodes the report as a discovery request. In Istio, error_detail means "unhealthy".
-func (r healthReport) frame(v variant) (*frame, error) {
+// encode returns the report as a discovery request. In Istio, error_detail means "unhealthy".
+func (r healthReport) encode(v wire.Variant) (*wire.Message, error) {
 	var detail *rpcstatus.Status
 	if !r.healthy {
 		detail = &rpcstatus.Status{Code: int32(codes.Internal), Message: r.message}
 	}
 	var m proto.Message = &discoveryv3.DiscoveryRequest{TypeUrl: healthType, ErrorDetail: detail}
-	if v == delta {
+	if v == wire.Delta {
 		m = &discoveryv3.DeltaDiscoveryRequest{TypeUrl: healthType, ErrorDetail: detail}
 	}
 	data, err := proto.Marshal(m)
 	if err != nil {
 		return nil, err
 	}
-	return &frame{data: mem.BufferSlice{mem.SliceBuffer(data)}}, nil
+	return &wire.Message{Data: mem.BufferSlice{mem.SliceBuffer(data)}}, nil
 }
 
 // healthReporter reports the application's health on one upstream stream.
 type healthReporter struct {
 	relay    *Relay
-	proto    variant
-	upstream *rawgrpc.ClientStream
+	proto    wire.Variant
+	stream   grpc.ClientStream
 	lastSent healthReport
 }
 
@@ -97,13 +97,13 @@ func (h *healthReporter) report(listening bool) (<-chan struct{}, error) {
 	if report == h.lastSent {
 		return changed, nil
 	}
-	f, err := report.frame(h.proto)
+	f, err := report.encode(h.proto)
 	if err != nil {
 		h.relay.log.Error("the application's health cannot be reported", "error", err)
 		return changed, nil
 	}
-	defer f.free()
-	if err := h.upstream.Send(f.data); err != nil {
+	defer f.Free()
+	if err := h.stream.SendMsg(f); err != nil {
 		return nil, err
 	}
 	h.lastSent = report

@@ -2,6 +2,7 @@ package xdsproxy
 
 import (
 	"errors"
+	"github.com/pilotfish-mesh/pilotfish/xdsproxy/wire"
 	"log/slog"
 	"strings"
 	"testing"
@@ -24,7 +25,7 @@ func newTrackerTest(t *testing.T) *trackerTest {
 }
 
 func (b *trackerTest) connect(process int32) {
-	b.markEnvoyConnected(sotw, process)
+	b.markEnvoyConnected(wire.SotW, process)
 	b.markConnected("127.0.0.1:1")
 }
 
@@ -32,8 +33,8 @@ func (b *trackerTest) connect(process int32) {
 func (b *trackerTest) exchange(typeURL, reason string) {
 	b.count++
 	nonce := strings.Repeat("n", b.count)
-	b.recordResponse(response{typeURL: typeURL, nonce: nonce, version: nonce}, 1)
-	b.recordRequest(sotw, request{typeURL: typeURL, nonce: nonce, names: []string{"n"}, rejected: reason != "", reason: reason}, response{})
+	b.recordResponse(wire.Response{TypeURL: typeURL, Nonce: nonce, Version: nonce}, 1)
+	b.recordRequest(wire.SotW, wire.Request{TypeURL: typeURL, Nonce: nonce, Names: []string{"n"}, Rejected: reason != "", Reason: reason}, wire.Response{})
 }
 
 // expect checks the condition of a process: OK if want starts with "ok", and the rest of want is part of the reason.

@@ -33,7 +33,7 @@ func expectReceived(t *testing.T, heard <-chan string, want ...string) {
 
 func TestHealthIsReportedOnChangeAndOnNewStream(t *testing.T) {
 	heard := make(chan string, 100)
-	cp := &upstream{
+	cp := &fakeControlPlane{
 		sotw: func(s discoveryv3.AggregatedDiscoveryService_StreamAggregatedResourcesServer) error {
 			for {
 				r, err := s.Recv()
@@ -85,7 +85,7 @@ func TestHealthIsReportedOnChangeAndOnNewStream(t *testing.T) {
 // TestHealthIsReportedAfterReconnect: the next control plane does not know the health.
 func TestHealthIsReportedAfterReconnect(t *testing.T) {
 	heard := make(chan string, 100)
-	cp := &upstream{sotw: func(s discoveryv3.AggregatedDiscoveryService_StreamAggregatedResourcesServer) error {
+	cp := &fakeControlPlane{sotw: func(s discoveryv3.AggregatedDiscoveryService_StreamAggregatedResourcesServer) error {
 		for {
 			r, err := s.Recv()
 			if err != nil {

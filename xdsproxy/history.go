@@ -1,12 +1,13 @@
 package xdsproxy
 
 import (
+	"github.com/pilotfish-mesh/pilotfish/xdsproxy/wire"
 	"slices"
 	"time"
 )
 
 // truncate limits text to maxString bytes.
-func truncate(text string) string { return text[:min(len(text), maxString)] }
+func truncate(text string) string { return text[:min(len(text), wire.MaxString)] }
 
 // maxEvents and maxNacks limit the stored events. NACKs have their own list, because endpoint updates would displace
 // them within seconds.

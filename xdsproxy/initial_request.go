@@ -1,69 +1,34 @@
 package xdsproxy
 
-import (
-	"slices"
-	"strings"
+import "github.com/pilotfish-mesh/pilotfish/xdsproxy/wire"
 
-	"google.golang.org/grpc/mem"
-	"google.golang.org/protobuf/encoding/protowire"
-)
-
-// Field numbers of the discovery messages.
-const (
-	responseVersion, responseResources, responseType, responseNonce, responseRemoved = 1, 2, 4, 5, 6 // in both variants, except responseRemoved (delta only)
-
-	resourceBody, anyType = 2, 1
-
-	sotwVersion, sotwNode, sotwNames, sotwType, sotwNonce, sotwError          = 1, 2, 3, 4, 5, 6
-	deltaNode, deltaType, deltaSubscribe, deltaUnsubscribe, deltaKnown        = 1, 2, 3, 4, 5
-	deltaNonce, deltaError                                                    = 6, 7
-	statusCode, statusText                                             uint64 = 1, 2
-)
-
-func requestNonce(v variant) int {
-	if v == delta {
-		return deltaNonce
-	}
-	return sotwNonce
-}
-
-func newFrame(b []byte) *frame { return &frame{data: mem.BufferSlice{mem.SliceBuffer(b)}} }
-
-func appendText(b []byte, field int, text string) []byte {
-	b = protowire.AppendTag(b, protowire.Number(field), protowire.BytesType)
-	return protowire.AppendString(b, text)
-}
-
-func appendBytes(b []byte, field int, content []byte) []byte {
-	b = protowire.AppendTag(b, protowire.Number(field), protowire.BytesType)
-	return protowire.AppendBytes(b, content)
-}
+import "slices"
 
 // initialRequest returns the first request of a type on an upstream stream: the subscription, and the versions that
 // Envoy has.
-func (s *streamState) initialRequest(t *typeState, node []byte) *frame {
-	if s.proto == sotw {
-		return newFrame(t.sotwRequest(node, s.hideVersions))
+func (s *streamState) initialRequest(t *typeState, node []byte) *wire.Message {
+	if s.proto == wire.SotW {
+		return wire.NewMessage(t.sotwRequest(node, s.hideVersions))
 	}
 	var b []byte
 	if node != nil {
-		b = appendBytes(b, deltaNode, node)
+		b = wire.AppendBytes(b, wire.DeltaNode, node)
 	}
-	b = appendText(b, deltaType, t.url)
+	b = wire.AppendText(b, wire.DeltaType, t.url)
 	// Envoy requests all resources by an empty subscription. It subscribes to "*" explicitly only if it also requests
 	// names.
 	if t.all && (!t.isImplicit || len(t.names) > 0) {
-		b = appendText(b, deltaSubscribe, wildcard)
+		b = wire.AppendText(b, wire.DeltaSubscribe, wire.Wildcard)
 	}
 	for _, name := range sortedKeys(t.names) {
-		b = appendText(b, deltaSubscribe, name)
+		b = wire.AppendText(b, wire.DeltaSubscribe, name)
 	}
 	known := t.knownVersions(s.hideVersions)
 	for _, name := range sortedKeys(known) {
-		entry := appendText(appendText(nil, 1, name), 2, known[name])
-		b = appendBytes(b, deltaKnown, entry)
+		entry := wire.AppendText(wire.AppendText(nil, 1, name), 2, known[name])
+		b = wire.AppendBytes(b, wire.DeltaKnown, entry)
 	}
-	return newFrame(b)
+	return wire.NewMessage(b)
 }
 
 // knownVersions returns the versions of the resources that Envoy has. A version is empty if it is uncertain: the
@@ -82,11 +47,11 @@ func (t *typeState) knownVersions(hideVersions bool) map[string]string {
 	}
 	for _, p := range t.pending {
 		epoch, _ := splitNonce(p.nonce)
-		for _, one := range p.resources {
+		for _, one := range p.Resources {
 			if epoch == 0 && !hideVersions { // from the last good configuration: Envoy has accepted it before
-				known[one.name] = one.version
+				known[one.Name] = one.Version
 			} else {
-				known[one.name] = ""
+				known[one.Name] = ""
 			}
 		}
 	}
@@ -96,53 +61,42 @@ func (t *typeState) knownVersions(hideVersions bool) map[string]string {
 func (t *typeState) sotwRequest(node []byte, hideVersions bool) []byte {
 	var b []byte
 	if t.version != "" && !hideVersions {
-		b = appendText(b, sotwVersion, t.version)
+		b = wire.AppendText(b, wire.SotWVersion, t.version)
 	}
 	if node != nil {
-		b = appendBytes(b, sotwNode, node)
+		b = wire.AppendBytes(b, wire.SotWNode, node)
 	}
 	for _, name := range sortedKeys(t.names) {
-		b = appendText(b, sotwNames, name)
+		b = wire.AppendText(b, wire.SotWNames, name)
 	}
-	return appendText(b, sotwType, t.url)
+	return wire.AppendText(b, wire.SotWType, t.url)
 }
 
 // subscriptionRequest returns a delta request with only the changes of r's subscription, without its ACK or NACK.
-func subscriptionRequest(r request) *frame {
-	b := appendText(nil, deltaType, r.typeURL)
-	for _, name := range r.subscribe {
-		b = appendText(b, deltaSubscribe, name)
+func subscriptionRequest(r wire.Request) *wire.Message {
+	b := wire.AppendText(nil, wire.DeltaType, r.TypeURL)
+	for _, name := range r.Subscribe {
+		b = wire.AppendText(b, wire.DeltaSubscribe, name)
 	}
-	for _, name := range r.unsubscribe {
-		b = appendText(b, deltaUnsubscribe, name)
+	for _, name := range r.Unsubscribe {
+		b = wire.AppendText(b, wire.DeltaUnsubscribe, name)
 	}
-	return newFrame(b)
+	return wire.NewMessage(b)
 }
 
 // buildReply returns the relay's own answer to a response: an ACK, or a NACK if reason is not nil.
-func buildReply(v variant, r response, version string, names []string, reason error) *frame {
+func buildReply(v wire.Variant, r wire.Response, version string, names []string, reason error) *wire.Message {
 	var b []byte
-	if v == delta {
-		b = appendText(appendText(b, deltaType, r.typeURL), deltaNonce, r.nonce)
-		return newFrame(appendError(b, deltaError, reason))
+	if v == wire.Delta {
+		b = wire.AppendText(wire.AppendText(b, wire.DeltaType, r.TypeURL), wire.DeltaNonce, r.Nonce)
+		return wire.NewMessage(wire.AppendError(b, wire.DeltaError, reason))
 	}
-	b = appendText(b, sotwVersion, version)
+	b = wire.AppendText(b, wire.SotWVersion, version)
 	for _, name := range names {
-		b = appendText(b, sotwNames, name)
+		b = wire.AppendText(b, wire.SotWNames, name)
 	}
-	b = appendText(appendText(b, sotwType, r.typeURL), sotwNonce, r.nonce)
-	return newFrame(appendError(b, sotwError, reason))
-}
-
-// appendError appends a google.rpc.Status with the reason, if there is one.
-func appendError(b []byte, field int, reason error) []byte {
-	if reason == nil {
-		return b
-	}
-	const invalidArgument = 3
-	s := protowire.AppendTag(nil, protowire.Number(statusCode), protowire.VarintType)
-	s = protowire.AppendVarint(s, invalidArgument)
-	return appendBytes(b, field, appendText(s, int(statusText), strings.ToValidUTF8(reason.Error(), "\uFFFD")))
+	b = wire.AppendText(wire.AppendText(b, wire.SotWType, r.TypeURL), wire.SotWNonce, r.Nonce)
+	return wire.NewMessage(wire.AppendError(b, wire.SotWError, reason))
 }
 
 func sortedKeys[V any](m map[string]V) []string {

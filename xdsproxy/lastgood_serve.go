@@ -9,89 +9,88 @@ import (
 	"google.golang.org/protobuf/encoding/protowire"
 
 	"github.com/pilotfish-mesh/pilotfish/xdsproxy/lastgood"
+	"github.com/pilotfish-mesh/pilotfish/xdsproxy/wire"
 )
 
 // maxStoredResponse limits the size of a response from the last good configuration, if the protocol allows several
 // responses.
 const maxStoredResponse = 1 << 20
 
+// maxLoadWait limits how long a stream waits for the last good configuration before it uses a connection to a control
+// plane: the disk may hang.
+const maxLoadWait = 5 * time.Second
+
 // maxSilenceDoublings limits how often SilenceTimeout doubles.
 const maxSilenceDoublings = 6
 
-// serveLastGood sends the last good configuration to Envoy if it is due. Otherwise it returns a channel that fires when
-// it may be, or nil.
-func (s *session) serveLastGood() (<-chan time.Time, error) {
+// offerLastGood loads the last good configuration if it is due. Otherwise it returns a channel that fires when it may
+// be, or nil.
+func (s *session) offerLastGood() <-chan time.Time {
 	s.mu.Lock()
+	defer s.mu.Unlock()
 	k := &s.record
-	wanted := s.wantsLastGood()
-	id, writer, resumed := k.id, s.writer, k.diskResumes
-	s.mu.Unlock()
 	switch {
-	case !wanted:
-		return nil, nil
-	case !k.isDue && !s.uplink.isDown.Load():
+	case !s.wantsLastGood() || k.loading != nil:
+		return nil
+	case !k.isDue && !s.upstream.isDown.Load():
 		if k.timer == nil {
 			k.timer = time.After(s.relay.config.LastGood.ConnectWait)
 		}
-		return k.timer, nil
+		return k.timer
 	}
-	snapshot := s.relay.loadLastGood(s.ctx, writer, id)
+	k.loading, k.isLookedUp = s.store.Load(s.ctx, k.id), true
+	k.loadWait = time.After(maxLoadWait)
+	return nil
+}
+
+// serveLastGood sends the last good configuration to Envoy, unless that has received everything meanwhile. snapshot is
+// nil if there is none.
+func (s *session) serveLastGood(snapshot *lastgood.Snapshot) error {
 	s.mu.Lock()
-	k.isLookedUp = snapshot != nil || resumed == k.diskResumes // if the disk resumed meanwhile, look again
+	k := &s.record
+	k.loading, k.loadWait = nil, nil
 	if snapshot == nil {
 		s.mu.Unlock()
-		return nil, nil
+		return nil
 	}
-	k.served, k.snapshot, k.upToDate = true, snapshot, snapshot.UpToDate
-	k.isWriting = false // a control plane's incomplete configuration is not continued
+	resources, size := snapshot.Size()
+	if resources == 0 || k.isComplete {
+		s.mu.Unlock()
+		return snapshot.Close()
+	}
+	k.snapshot, k.upToDate = snapshot, snapshot.UpToDate
+	if k.recording != nil { // a control plane's incomplete configuration is not continued
+		k.recording.Discard()
+	}
 	order := append([]string(nil), s.state.typeOrder...)
 	s.mu.Unlock()
+	s.relay.log.Info("Envoy receives the last good configuration, because no control plane answers",
+		"upToDate", snapshot.UpToDate, "resources", resources, "bytes", size)
+	s.relay.lastGoodServed.Add(1)
 	for _, typeURL := range order {
 		if err := s.sendStored(typeURL, nil); err != nil {
-			return nil, err
+			return err
 		}
 	}
-	return nil, nil
+	return nil
 }
 
 // wantsLastGood reports whether Envoy needs the last good configuration: it started without configuration, and no
 // control plane has sent all that it requested. The caller holds mu.
 func (s *session) wantsLastGood() bool {
 	k := &s.record
-	return s.writer != nil && k.isIdentified && !k.hadConfig && !k.isLookedUp && !k.isComplete
-}
-
-// loadLastGood loads the stored configuration. It returns nil if there is none or it cannot be used.
-func (r *Relay) loadLastGood(ctx context.Context, k *lastGoodWriter, id lastgood.Identity) *lastgood.Snapshot {
-	snapshot, err := k.load(ctx, id, r.config.LastGood.loadTimeout)
-	if err != nil {
-		r.log.Warn("the last good configuration cannot be used; Envoy waits for a control plane",
-			"error", err)
-		return nil
-	}
-	if snapshot == nil {
-		return nil
-	}
-	resources, size := snapshot.Size()
-	if resources == 0 {
-		_ = snapshot.Close()
-		return nil
-	}
-	r.log.Info("Envoy receives the last good configuration, because no control plane answers",
-		"upToDate", snapshot.UpToDate, "resources", resources, "bytes", size)
-	r.lastGoodServed.Add(1)
-	return snapshot
+	return s.store != nil && k.isIdentified && !k.hadConfig && !k.isLookedUp && !k.isComplete
 }
 
 // answerFromLastGood answers a request from the last good configuration until a control plane answers.
 func (s *session) answerFromLastGood(h requestInfo) {
-	names := h.subscribe
-	if h.first || s.proto == sotw {
+	names := h.Subscribe
+	if h.first || s.proto == wire.SotW {
 		names = nil
 	}
-	err := s.sendStored(h.typeURL, names)
-	if err == nil && h.typeURL == routeConfigType {
-		err = s.sendVirtualHosts(h.subscribe)
+	err := s.sendStored(h.TypeURL, names)
+	if err == nil && h.TypeURL == routeConfigType {
+		err = s.sendVirtualHosts(h.Subscribe)
 	}
 	if err != nil {
 		s.cancel(fmt.Errorf("sending to Envoy: %w", err))
@@ -102,10 +101,10 @@ func (s *session) answerFromLastGood(h requestInfo) {
 func (s *session) sendStored(typeURL string, names []string) error {
 	for first := true; first || len(names) > 0; first = false {
 		var r storedResponse
-		if r, names = s.buildStored(typeURL, names); r.frame == nil {
+		if r, names = s.buildStored(typeURL, names); r.message == nil {
 			return nil
 		}
-		if err := s.deliverStored(r.response, r.frame); err != nil {
+		if err := s.deliverStored(r.Response, r.message); err != nil {
 			return err
 		}
 	}
@@ -113,8 +112,8 @@ func (s *session) sendStored(typeURL string, names []string) error {
 }
 
 // deliverStored delivers a stored response. If its type has a rewriter, it does so asynchronously.
-func (s *session) deliverStored(r response, f *frame) error {
-	rewrite, ok := s.relay.config.Rewrite[r.typeURL]
+func (s *session) deliverStored(r wire.Response, f *wire.Message) error {
+	rewrite, ok := s.relay.config.Rewrite[r.TypeURL]
 	if !ok {
 		return s.deliver(0, r, f, nil)
 	}
@@ -125,21 +124,21 @@ func (s *session) deliverStored(r response, f *frame) error {
 			err = s.deliverStoredRewritten(rewrite, job, changed, retries)
 		}
 		if err != nil && s.ctx.Err() == nil {
-			s.relay.log.Warn("a part of the last good configuration was skipped", "type", r.typeURL, "reason", err)
+			s.relay.log.Warn("a part of the last good configuration was skipped", "type", r.TypeURL, "reason", err)
 		}
 	})
 	return nil
 }
 
 // deliverStoredRewritten delivers a rewritten stored response, unless a control plane has sent the type meanwhile.
-func (s *session) deliverStoredRewritten(rewrite Rewriter, job rewriteJob, changed *frame, retries []Resource) error {
+func (s *session) deliverStoredRewritten(rewrite Rewriter, job rewriteJob, changed *wire.Message, retries []Resource) error {
 	s.retries.mu.Lock()
 	defer s.retries.mu.Unlock()
-	if s.retries.receivedTypes[job.typeURL] {
+	if s.retries.receivedTypes[job.TypeURL] {
 		return nil
 	}
-	s.retries.supersede(job.response)
-	if err := s.deliver(0, job.response, changed, nil); err != nil {
+	s.retries.supersede(job.Response)
+	if err := s.deliver(0, job.Response, changed, nil); err != nil {
 		return err
 	}
 	s.scheduleRetries(rewrite, job, retries, false)
@@ -148,8 +147,8 @@ func (s *session) deliverStoredRewritten(rewrite Rewriter, job rewriteJob, chang
 
 // storedResponse is a response that the relay builds from stored resources.
 type storedResponse struct {
-	response
-	frame *frame
+	wire.Response
+	message *wire.Message
 	// pieces are the encoded fields, size bytes in all. Each resource is a separate piece, because joining them would
 	// copy them.
 	pieces mem.BufferSlice
@@ -172,7 +171,7 @@ func (s *session) buildStored(typeURL string, names []string) (c storedResponse,
 	if names == nil {
 		names = s.state.expandNames(t, snapshot)
 	}
-	isOne, last := s.proto == sotw && isFullState(typeURL), ""
+	isOne, last := s.proto == wire.SotW && isFullState(typeURL), ""
 	for len(names) > 0 && (isOne || c.size < maxStoredResponse || typeURL == virtualHostType && routeName(names[0]) == last) {
 		last = routeName(names[0])
 		if err := c.addResource(s.proto, snapshot, typeURL, names[0]); err != nil {
@@ -185,7 +184,7 @@ func (s *session) buildStored(typeURL string, names []string) (c storedResponse,
 }
 
 // addResource adds a resource to the response, or its removal if it is not stored.
-func (c *storedResponse) addResource(v variant, snapshot *lastgood.Snapshot, typeURL, name string) error {
+func (c *storedResponse) addResource(v wire.Variant, snapshot *lastgood.Snapshot, typeURL, name string) error {
 	version, content, ok, err := snapshot.Resource(typeURL, name)
 	switch {
 	case err != nil:
@@ -194,10 +193,10 @@ func (c *storedResponse) addResource(v variant, snapshot *lastgood.Snapshot, typ
 		head := protowire.AppendVarint(protowire.AppendTag(nil, 2, protowire.BytesType), uint64(len(content)))
 		c.appendPiece(head)
 		c.appendPiece(content)
-		c.resources = append(c.resources, resource{name: name, version: version})
-	case v == delta && name != wildcard:
-		c.appendPiece(appendText(nil, responseRemoved, name))
-		c.removed = append(c.removed, name)
+		c.Resources = append(c.Resources, wire.Resource{Name: name, Version: version})
+	case v == wire.Delta && name != wire.Wildcard:
+		c.appendPiece(wire.AppendText(nil, wire.ResponseRemoved, name))
+		c.Removed = append(c.Removed, name)
 	}
 	return nil
 }
@@ -211,16 +210,16 @@ func (c *storedResponse) appendPiece(piece []byte) {
 }
 
 func (c *storedResponse) finish(typeURL, version, nonce string) {
-	c.typeURL, c.version, c.nonce = typeURL, version, nonce
-	tail := appendText(nil, responseVersion, version)
-	tail = appendText(appendText(tail, responseType, typeURL), responseNonce, joinNonce(0, nonce))
+	c.TypeURL, c.Version, c.Nonce = typeURL, version, nonce
+	tail := wire.AppendText(nil, wire.ResponseVersion, version)
+	tail = wire.AppendText(wire.AppendText(tail, wire.ResponseType, typeURL), wire.ResponseNonce, joinNonce(0, nonce))
 	c.appendPiece(tail)
-	c.frame = &frame{data: c.pieces}
+	c.message = &wire.Message{Data: c.pieces}
 }
 
 // expandNames returns the names of all resources of a type that Envoy requests, with wildcards expanded.
 func (s *streamState) expandNames(t *typeState, snapshot *lastgood.Snapshot) []string {
-	_, hasWildcard := t.names[wildcard]
+	_, hasWildcard := t.names[wire.Wildcard]
 	v, names := s.proto, sortedKeys(t.names)
 	if t.all && t.url == virtualHostType {
 		for _, name := range s.virtualHosts(nil, snapshot) {
@@ -230,7 +229,7 @@ func (s *streamState) expandNames(t *typeState, snapshot *lastgood.Snapshot) []s
 		}
 		return append(names, t.extraNames(snapshot)...)
 	}
-	all := t.all || v == sotw && (hasWildcard || len(t.names) == 0 && isFullState(t.url))
+	all := t.all || v == wire.SotW && (hasWildcard || len(t.names) == 0 && isFullState(t.url))
 	if all {
 		for _, name := range snapshot.Names(t.url) {
 			if _, ok := t.names[name]; !ok {
@@ -238,7 +237,7 @@ func (s *streamState) expandNames(t *typeState, snapshot *lastgood.Snapshot) []s
 			}
 		}
 	}
-	if t.all && v == delta {
+	if t.all && v == wire.Delta {
 		names = append(names, t.extraNames(snapshot)...)
 	}
 	return names
@@ -257,24 +256,23 @@ func (t *typeState) extraNames(snapshot *lastgood.Snapshot) (names []string) {
 
 // monitorSilence ends an upstream stream with errSilent if an awaited response does not arrive. It does so only while
 // Envoy has no listeners, and if the last good configuration or another control plane is available. If a response
-// arrives slowly, it restarts the stream once, so that Envoy receives the last good configuration meanwhile. It also
-// enables restartRecording to end the stream. The caller calls end when the stream ends.
+// arrives slowly, it restarts the stream once, so that Envoy receives the last good configuration meanwhile. The
+// caller calls end when the stream ends.
 func (s *session) monitorSilence(a *upstreamStream, renew context.CancelCauseFunc) (end func()) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.record.restart = renew
 	p := silenceDetector{timeout: s.relay.config.LastGood.SilenceTimeout << min(s.silentUpstreams, maxSilenceDoublings)}
 	a.lastHeard.Store(int64(uptime()))
 	var timer *time.Timer
 	timer = time.AfterFunc(p.timeout, func() {
 		s.mu.Lock()
 		defer s.mu.Unlock()
-		if s.state.hasListeners() || s.state.hadConfig || !s.wantsLastGood() && !s.uplink.hasAlternatives.Load() {
+		if s.state.hasListeners() || s.state.hadConfig || !s.wantsLastGood() && !s.upstream.hasAlternatives.Load() {
 			return
 		}
 		quiet := uptime() - time.Duration(a.lastHeard.Load())
 		awaited := s.state.isAwaitingResponse()
-		if wait := p.remaining(quiet, a.upstream.ReceivedBytes(), awaited); wait > 0 {
+		if wait := p.remaining(quiet, int(a.lease.received.Load()), awaited); wait > 0 {
 			if quiet >= p.timeout && awaited && s.restartSlowStream(renew) {
 				return
 			}
@@ -288,31 +286,29 @@ func (s *session) monitorSilence(a *upstreamStream, renew context.CancelCauseFun
 		s.mu.Lock()
 		defer s.mu.Unlock()
 		timer.Stop()
-		s.record.restart = nil
 	}
 }
 
 // restartSlowStream restarts the upstream stream if a stored configuration can be served first, and reports whether it
-// does. It never interrupts a response of which Envoy may have a part. The caller holds mu.
+// does. The caller holds mu.
 func (s *session) restartSlowStream(renew context.CancelCauseFunc) bool {
-	if !s.wantsLastGood() || s.writer.store.Status().Bytes == 0 || !s.deliverMu.TryLock() {
+	if !s.wantsLastGood() || s.store.Status().Bytes == 0 {
 		return false
 	}
-	defer s.deliverMu.Unlock()
 	renew(errRestarted)
 	return true
 }
 
 // recordStoredResponse records a response from the last good configuration.
-func (l *statusTracker) recordStoredResponse(r response, upToDate time.Time) {
+func (l *statusTracker) recordStoredResponse(r wire.Response, upToDate time.Time) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	a := l.ensureType(r.typeURL)
-	a.LastResources = len(r.resources)
+	a := l.ensureType(r.TypeURL)
+	a.LastResources = len(r.Resources)
 	if len(a.pending) == maxPending {
 		a.pending = a.pending[1:]
 	}
-	a.pending = append(a.pending, sentVersion{nonce: r.nonce, version: r.version})
+	a.pending = append(a.pending, sentVersion{nonce: r.Nonce, version: r.Version})
 	l.ensureEnvoy(l.process).hasAnswer = true
 	l.upToDate, l.lastGood = upToDate, true
 }

@@ -12,7 +12,7 @@ func runRelayProcess(spec string) {
 	part := strings.Split(spec, ",")
 	config := Config{Socket: part[0], Upstreams: []string{part[1]}, Server: Server{Plaintext: true}}
 	if len(part) > 2 {
-		config.LastGood.Dirs = part[2:]
+		config.LastGood.Dirs, config.LastGood.saveDelay = part[2:], testSaveDelay
 	}
 	relay, err := New(config)
 	if err != nil {

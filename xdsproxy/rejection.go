@@ -2,6 +2,7 @@ package xdsproxy
 
 import (
 	"cmp"
+	"github.com/pilotfish-mesh/pilotfish/xdsproxy/wire"
 	"iter"
 	"slices"
 	"strings"
@@ -24,9 +25,9 @@ type ResourceNack struct {
 }
 
 // rejectResources records the resources that Envoy names in the reason of a NACK.
-func (a *typeTracker) rejectResources(about response, reason string, now time.Time) {
-	for _, m := range findMentions(about.resources, reason) {
-		n := a.rejected[m.name]
+func (a *typeTracker) rejectResources(about wire.Response, reason string, now time.Time) {
+	for _, m := range findMentions(about.Resources, reason) {
+		n := a.rejected[m.Name]
 		if n == nil {
 			if len(a.rejected) >= maxRejected {
 				return
@@ -34,27 +35,27 @@ func (a *typeTracker) rejectResources(about response, reason string, now time.Ti
 			if a.rejected == nil {
 				a.rejected = make(map[string]*ResourceNack)
 			}
-			n = &ResourceNack{Name: truncate(m.name), Since: now}
-			a.rejected[m.name] = n
+			n = &ResourceNack{Name: truncate(m.Name), Since: now}
+			a.rejected[m.Name] = n
 		}
-		n.Version, n.Reason, n.Last = truncate(cmp.Or(m.version, about.version)), m.reason, now
+		n.Version, n.Reason, n.Last = truncate(cmp.Or(m.Version, about.Version)), m.reason, now
 		n.Count++
 	}
 }
 
 // acceptResources removes the NACKs of resources that an accepted response contains or removes.
-func (a *typeTracker) acceptResources(v variant, about response) {
+func (a *typeTracker) acceptResources(v wire.Variant, about wire.Response) {
 	if len(a.rejected) == 0 {
 		return
 	}
-	if v == sotw {
+	if v == wire.SotW {
 		clear(a.rejected)
 		return
 	}
-	for _, r := range about.resources {
-		delete(a.rejected, r.name)
+	for _, r := range about.Resources {
+		delete(a.rejected, r.Name)
 	}
-	for _, name := range about.removed {
+	for _, name := range about.Removed {
 		delete(a.rejected, name)
 	}
 }
@@ -99,7 +100,7 @@ func (s *nackLogLimiter) allow(reason string, now time.Time) (suppressed int, ok
 
 // resourceMention is a resource that Envoy names in a reason, with the part of the reason about it.
 type resourceMention struct {
-	resource
+	wire.Resource
 	reason string
 	at     int
 }
@@ -107,14 +108,14 @@ type resourceMention struct {
 // findMentions returns the resources that Envoy names in a reason. For clusters and listeners the format is "Error
 // adding/updating cluster(s) a: why, b: why"; for most types there are no names. If the response contains one resource,
 // the reason is about that.
-func findMentions(resources []resource, reason string) []resourceMention {
+func findMentions(resources []wire.Resource, reason string) []resourceMention {
 	if len(resources) == 1 {
-		return []resourceMention{{resource: resources[0], reason: reason}}
+		return []resourceMention{{Resource: resources[0], reason: reason}}
 	}
 	var found []resourceMention
 	for _, r := range resources {
-		if at := indexName(reason, r.name); at >= 0 {
-			found = append(found, resourceMention{resource: r, at: at})
+		if at := indexName(reason, r.Name); at >= 0 {
+			found = append(found, resourceMention{Resource: r, at: at})
 		}
 	}
 	slices.SortFunc(found, func(a, b resourceMention) int { return cmp.Compare(a.at, b.at) })
@@ -123,7 +124,7 @@ func findMentions(resources []resource, reason string) []resourceMention {
 		if i+1 < len(found) {
 			end = found[i+1].at
 		}
-		part := reason[found[i].at+len(found[i].name) : end]
+		part := reason[found[i].at+len(found[i].Name) : end]
 		found[i].reason = strings.Trim(part, ":, \n")
 	}
 	return found

@@ -14,29 +14,30 @@ import (
 	rpcstatus "google.golang.org/genproto/googleapis/rpc/status"
 
 	"github.com/pilotfish-mesh/pilotfish/internal/testenv"
+	"github.com/pilotfish-mesh/pilotfish/xdsproxy/wire"
 )
 
 func TestFindMentions(t *testing.T) {
 	const a, b = "outbound|80||a.default.svc.cluster.local", "outbound|80||b.default.svc.cluster.local"
-	both := []resource{{name: "outbound|80||b.default.svc"}, {name: b}, {name: a}}
+	both := []wire.Resource{{Name: "outbound|80||b.default.svc"}, {Name: b}, {Name: a}}
 	for _, c := range []struct {
 		name      string
-		resources []resource
+		resources []wire.Resource
 		reason    string
 		want      map[string]string
 	}{
 		{"one of many", both, "Error adding/updating cluster(s) " + a + ": no type", map[string]string{a: "no type"}},
 		{"two, in their order", both, "Error adding/updating cluster(s) " + a + ": no type, " + b + ": bad, and worse",
 			map[string]string{a: "no type", b: "bad, and worse"}},
-		{"listeners", []resource{{name: "0.0.0.0_80"}, {name: "0.0.0.0_8080"}},
+		{"listeners", []wire.Resource{{Name: "0.0.0.0_80"}, {Name: "0.0.0.0_8080"}},
 			"Error adding/updating listener(s) 0.0.0.0_8080: cannot bind\n", map[string]string{"0.0.0.0_8080": "cannot bind"}},
-		{"the only one", []resource{{name: a}}, "Only unique names for routes are permitted", map[string]string{a: "Only unique names for routes are permitted"}},
+		{"the only one", []wire.Resource{{Name: a}}, "Only unique names for routes are permitted", map[string]string{a: "Only unique names for routes are permitted"}},
 		{"no resource named", both, "Proto constraint validation failed", map[string]string{}},
-		{"no name", []resource{{}, {}}, "x", map[string]string{}},
+		{"no name", []wire.Resource{{}, {}}, "x", map[string]string{}},
 	} {
 		got := map[string]string{}
 		for _, m := range findMentions(c.resources, c.reason) {
-			got[m.name] = m.reason
+			got[m.Name] = m.reason
 		}
 		if diff := cmp.Diff(c.want, got); diff != "" {
 			t.Errorf("%s: %s", c.name, diff)
@@ -51,7 +52,7 @@ func TestRepeatedNacksAreLoggedRarely(t *testing.T) {
 	l := newStatusTracker(func() time.Time { return now }, slog.New(slog.NewTextHandler(&text, nil)))
 	reject := func(typeURL, reason string) {
 		now = now.Add(time.Millisecond)
-		l.recordRequest(delta, request{typeURL: typeURL, nonce: "1", rejected: true, reason: reason}, response{})
+		l.recordRequest(wire.Delta, wire.Request{TypeURL: typeURL, Nonce: "1", Rejected: true, Reason: reason}, wire.Response{})
 	}
 	lines := func(part string) int { return strings.Count(text.String(), part) }
 	for range 1000 {
@@ -80,7 +81,7 @@ func TestNackCountersExistBeforeFirstNack(t *testing.T) {
 	if err := l.metrics.register(registry, l); err != nil {
 		t.Fatal(err)
 	}
-	l.recordRequest(delta, request{typeURL: clusterType}, response{})
+	l.recordRequest(wire.Delta, wire.Request{TypeURL: clusterType}, wire.Response{})
 	if n, err := testutil.GatherAndCount(registry, "pilotfish_xds_nacks_total", "pilotfish_xds_acks_total"); n != 2 || err != nil {
 		t.Errorf("%d series, %v", n, err)
 	}
@@ -93,14 +94,14 @@ func TestNackIsRecordedUntilResourceIsAccepted(t *testing.T) {
 	if err := l.metrics.register(registry, l); err != nil {
 		t.Fatal(err)
 	}
-	sent := func(nonce string, resources ...resource) response {
-		r := response{typeURL: clusterType, nonce: nonce, resources: resources}
+	sent := func(nonce string, resources ...wire.Resource) wire.Response {
+		r := wire.Response{TypeURL: clusterType, Nonce: nonce, Resources: resources}
 		l.recordResponse(r, 10)
 		return r
 	}
-	answer := func(about response, reason string) {
+	answer := func(about wire.Response, reason string) {
 		now = now.Add(time.Second)
-		l.recordRequest(delta, request{typeURL: clusterType, nonce: about.nonce, rejected: reason != "", reason: reason}, about)
+		l.recordRequest(wire.Delta, wire.Request{TypeURL: clusterType, Nonce: about.Nonce, Rejected: reason != "", Reason: reason}, about)
 	}
 	rejected := func() (names []string) {
 		for _, r := range l.status().Types[0].Rejected {
@@ -119,13 +120,13 @@ func TestNackIsRecordedUntilResourceIsAccepted(t *testing.T) {
 			t.Error(err)
 		}
 	}
-	answer(sent("1", resource{"a", "1"}, resource{"b", "1"}, resource{"c", "1"}), "Error adding/updating cluster(s) a: odd, b: bad")
+	answer(sent("1", wire.Resource{Name: "a", Version: "1"}, wire.Resource{Name: "b", Version: "1"}, wire.Resource{Name: "c", Version: "1"}), "Error adding/updating cluster(s) a: odd, b: bad")
 	want("a 1 x1: odd", "b 1 x1: bad")
-	answer(sent("2", resource{"b", "2"}, resource{"c", "2"}), "Error adding/updating cluster(s) b: worse")
+	answer(sent("2", wire.Resource{Name: "b", Version: "2"}, wire.Resource{Name: "c", Version: "2"}), "Error adding/updating cluster(s) b: worse")
 	want("a 1 x1: odd", "b 2 x2: worse")
-	answer(sent("3", resource{"b", "3"}), "")
+	answer(sent("3", wire.Resource{Name: "b", Version: "3"}), "")
 	want("a 1 x1: odd")
-	gone := response{typeURL: clusterType, nonce: "4", removed: []string{"a"}}
+	gone := wire.Response{TypeURL: clusterType, Nonce: "4", Removed: []string{"a"}}
 	l.recordResponse(gone, 10)
 	answer(gone, "")
 	want()
@@ -138,11 +139,11 @@ func TestNackIsRecordedUntilResourceIsAccepted(t *testing.T) {
 
 func TestHistoryIsLimitedAndRetainsNacks(t *testing.T) {
 	l := newStatusTracker(time.Now, slog.New(slog.DiscardHandler))
-	one := response{typeURL: clusterType, nonce: "first", resources: []resource{{name: "a"}}}
+	one := wire.Response{TypeURL: clusterType, Nonce: "first", Resources: []wire.Resource{{Name: "a"}}}
 	l.recordResponse(one, 10)
-	l.recordRequest(sotw, request{typeURL: clusterType, nonce: "first", rejected: true, reason: "no"}, one)
+	l.recordRequest(wire.SotW, wire.Request{TypeURL: clusterType, Nonce: "first", Rejected: true, Reason: "no"}, one)
 	for i := range 3 * maxEvents {
-		r := response{typeURL: endpointTypeForTest, nonce: fmt.Sprint(i)}
+		r := wire.Response{TypeURL: endpointTypeForTest, Nonce: fmt.Sprint(i)}
 		l.recordResponse(r, 10)
 	}
 	h := l.history()

@@ -23,9 +23,12 @@ import (
 	"github.com/pilotfish-mesh/pilotfish/internal/dial"
 	"github.com/pilotfish-mesh/pilotfish/internal/health"
 	"github.com/pilotfish-mesh/pilotfish/internal/owner"
-	"github.com/pilotfish-mesh/pilotfish/internal/rawgrpc"
 	"github.com/pilotfish-mesh/pilotfish/internal/uds"
+	"github.com/pilotfish-mesh/pilotfish/xdsproxy/lastgood"
+	"github.com/pilotfish-mesh/pilotfish/xdsproxy/wire"
 	"github.com/prometheus/client_golang/prometheus"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/metadata"
 )
 
 // TLS configures the verification of a control plane: RootFile ("SYSTEM" or empty for the system's roots), ServerName,
@@ -67,12 +70,9 @@ type Config struct {
 	Server
 
 	// KeepaliveInterval and KeepaliveTimeout detect a control plane that fails without closing the connection; zero
-	// means 30 s and 10 s. A ping is sent earlier when Envoy sends a request or Condition is called.
+	// means 30 s and 10 s. gRPC's minimum interval is 10 s.
 	KeepaliveInterval time.Duration
 	KeepaliveTimeout  time.Duration
-	// OnActivity, if set, is called when data of the control plane arrives after a long silence, because the process is
-	// awake then. It must not block.
-	OnActivity func()
 	// ConnectTimeout limits one attempt at one address; zero means 5 s. After Stagger the next address is tried in
 	// parallel; zero means 500 ms.
 	ConnectTimeout, Stagger time.Duration
@@ -159,16 +159,14 @@ type Relay struct {
 	config     Config
 	log        *slog.Logger
 	tracker    *statusTracker
-	uplink     *uplink
+	upstream   *upstream
 	appHealth  appHealth
 	localTypes map[string]LocalType
-	// writer is nil if nothing is stored. lastGoodServed counts how often Envoy received the last good configuration.
-	writer         *lastGoodWriter
+	// store stores the last good configuration while Run runs; nil if none is configured. lastGoodServed counts how often Envoy received the last good configuration.
+	store          atomic.Pointer[lastgood.Store]
 	lastGoodServed atomic.Uint64
 	nonces         atomic.Uint64
-	// isChunkBroken: the last chunked response was cut off. isUnchunkable: a response could not be chunked.
-	isChunkBroken, isUnchunkable atomic.Bool
-	// credentials watches the credentials of the uplink.
+	// credentials watches the credentials of the upstream.
 	credentials *credentialWatcher
 	taps        taps
 
@@ -203,7 +201,7 @@ func New(config Config) (*Relay, error) {
 		}
 	}
 	r := &Relay{
-		config: config, log: config.Logger, tracker: book, uplink: newUplink(config, book), localTypes: locals, credentials: credentials,
+		config: config, log: config.Logger, tracker: book, upstream: newUpstream(config, book), localTypes: locals, credentials: credentials,
 		appliedVersions: map[string]map[string]string{},
 	}
 	if err := r.registerLastGood(config.Metrics); err != nil {
@@ -220,16 +218,19 @@ func (r *Relay) Run(ctx context.Context) error {
 	}
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
-	server := r.server()
-	defer r.startWriter()()
+	server := r.newServer()
+	if store := r.openLastGood(); store != nil {
+		r.store.Store(store)
+		defer store.Close()
+	}
 
 	var parts sync.WaitGroup
-	parts.Go(func() { r.uplink.run(ctx) })
+	parts.Go(func() { r.upstream.run(ctx) })
 	parts.Go(func() { <-ctx.Done(); server.Stop() })
 	if !r.config.Plaintext {
 		parts.Go(func() { r.credentials.run(ctx) })
 	}
-	err = server.Serve(uds.FilterPeers(listener, r.config.AllowedUIDs, r.log))
+	err = server.Serve(listener)
 	stopped := ctx.Err() != nil
 	cancel()
 	parts.Wait()
@@ -240,19 +241,39 @@ func (r *Relay) Run(ctx context.Context) error {
 	return nil
 }
 
-func (r *Relay) server() *rawgrpc.Server {
-	server := rawgrpc.NewServer(map[string]rawgrpc.Handler{
-		sotw.method():  r.handler(sotw),
-		delta.method(): r.handler(delta),
-	}, r.config.MaxRequest, withPeer, r.log)
-	server.Admit = func(ctx context.Context, header func(string) []string) error {
-		return r.config.Guard.Check(peerOf(ctx), header(uds.SecretHeader))
-	}
+// maxStreams limits the streams of a connection.
+const maxStreams = 100
+
+// newServer returns the gRPC server for Envoy.
+func (r *Relay) newServer() *grpc.Server {
+	server := grpc.NewServer(
+		grpc.Creds(uds.ServerCredentials(r.config.AllowedUIDs, r.log)),
+		grpc.ForceServerCodecV2(wire.Codec{}),
+		grpc.MaxRecvMsgSize(r.config.MaxRequest),
+		grpc.MaxConcurrentStreams(maxStreams),
+		grpc.SharedWriteBuffer(true),
+		grpc.WaitForHandlers(true),
+	)
+	server.RegisterService(&grpc.ServiceDesc{
+		ServiceName: wire.Service,
+		HandlerType: (*any)(nil),
+		Streams: []grpc.StreamDesc{
+			{StreamName: wire.SotWMethod, Handler: r.newHandler(wire.SotW), ServerStreams: true, ClientStreams: true},
+			{StreamName: wire.DeltaMethod, Handler: r.newHandler(wire.Delta), ServerStreams: true, ClientStreams: true},
+		},
+	}, nil)
 	return server
 }
 
-func (r *Relay) handler(v variant) rawgrpc.Handler {
-	return func(stream *rawgrpc.ServerStream) error { return r.serve(v, stream) }
+// newHandler returns a handler that serves streams whose client has the secret.
+func (r *Relay) newHandler(v wire.Variant) grpc.StreamHandler {
+	return func(_ any, stream grpc.ServerStream) error {
+		header, _ := metadata.FromIncomingContext(stream.Context())
+		if err := r.config.Guard.Check(peerOf(stream.Context()), header.Get(uds.SecretHeader)); err != nil {
+			return err
+		}
+		return r.serve(v, stream)
+	}
 }
 
 // Health reports whether Envoy's configuration is reliable, and the reason if it is not.
@@ -266,7 +287,6 @@ func (r *Relay) Health() (ok bool, reason string) {
 // stream. A later loss of the control plane is only part of the reason until LossLimit, because Envoy continues with
 // its configuration.
 func (r *Relay) Condition(process int) health.Condition {
-	r.uplink.probe()
 	return r.addCredentialProblem(r.tracker.condition(int32(process), r.config.LossLimit))
 }
 

@@ -29,6 +29,7 @@ import (
 	"google.golang.org/protobuf/types/known/anypb"
 
 	"github.com/pilotfish-mesh/pilotfish/internal/testenv"
+	"github.com/pilotfish-mesh/pilotfish/xdsproxy/wire"
 )
 
 func TestMessagesWithUnknownFieldsPassUnchanged(t *testing.T) {
@@ -39,7 +40,7 @@ func TestMessagesWithUnknownFieldsPassUnchanged(t *testing.T) {
 		Resources: []*discoveryv3.Resource{{Name: "a", Version: "1", Resource: &anypb.Any{TypeUrl: clusterURL, Value: []byte("x")}}},
 	}
 	response.ProtoReflect().SetUnknown(unknown)
-	cp := &upstream{delta: func(s discoveryv3.AggregatedDiscoveryService_DeltaAggregatedResourcesServer) error {
+	cp := &fakeControlPlane{delta: func(s discoveryv3.AggregatedDiscoveryService_DeltaAggregatedResourcesServer) error {
 		request, err := s.Recv()
 		if err != nil {
 			return err
@@ -104,7 +105,7 @@ func TestStreamWaitsForControlPlane(t *testing.T) {
 func TestRefusedStreamIsRetriedWithSameRequests(t *testing.T) {
 	var attempts atomic.Int32
 	good := newAnsweringControlPlane([]byte("c"))
-	cp := &upstream{sotw: func(s discoveryv3.AggregatedDiscoveryService_StreamAggregatedResourcesServer) error {
+	cp := &fakeControlPlane{sotw: func(s discoveryv3.AggregatedDiscoveryService_StreamAggregatedResourcesServer) error {
 		if attempts.Add(1) < 4 {
 			if _, err := s.Recv(); err != nil {
 				return err
@@ -202,7 +203,7 @@ func TestNewStreamDisplacesTheOld(t *testing.T) {
 
 func TestAcksAndNacksAreRecorded(t *testing.T) {
 	var nonce atomic.Int32
-	cp := &upstream{sotw: func(s discoveryv3.AggregatedDiscoveryService_StreamAggregatedResourcesServer) error {
+	cp := &fakeControlPlane{sotw: func(s discoveryv3.AggregatedDiscoveryService_StreamAggregatedResourcesServer) error {
 		for {
 			request, err := s.Recv()
 			if err != nil {
@@ -263,12 +264,12 @@ func TestEnvoyWithoutRoutesIsNotReady(t *testing.T) {
 	const routeURL = "type.googleapis.com/envoy.config.route.v3.RouteConfiguration"
 	now := time.Now()
 	l := newStatusTracker(func() time.Time { return now }, slog.New(slog.DiscardHandler))
-	l.markEnvoyConnected(sotw, 1)
+	l.markEnvoyConnected(wire.SotW, 1)
 	l.markReachable("127.0.0.1:1")
 	l.markConnected("127.0.0.1:1")
 	exchange := func(typeURL, nonce, reason string) {
-		l.recordResponse(response{typeURL: typeURL, nonce: nonce, version: nonce}, 1)
-		l.recordRequest(sotw, request{typeURL: typeURL, nonce: nonce, names: []string{"n"}, rejected: reason != "", reason: reason}, response{})
+		l.recordResponse(wire.Response{TypeURL: typeURL, Nonce: nonce, Version: nonce}, 1)
+		l.recordRequest(wire.SotW, wire.Request{TypeURL: typeURL, Nonce: nonce, Names: []string{"n"}, Rejected: reason != "", Reason: reason}, wire.Response{})
 	}
 	exchange(clusterURL, "1", "")
 	exchange(routeURL, "2", "http_proxy: response body size is 5000 bytes")
@@ -305,7 +306,7 @@ func TestControlPlaneThatDoesNotReadBlocksEnvoy(t *testing.T) {
 	payload := strings.Repeat("x", piece)
 	read := make(chan struct{})
 	var seen, sent atomic.Int32
-	cp := &upstream{sotw: func(s discoveryv3.AggregatedDiscoveryService_StreamAggregatedResourcesServer) error {
+	cp := &fakeControlPlane{sotw: func(s discoveryv3.AggregatedDiscoveryService_StreamAggregatedResourcesServer) error {
 		<-read
 		for {
 			if _, err := s.Recv(); err != nil {
@@ -348,7 +349,7 @@ func TestEnvoyThatDoesNotReadBlocksControlPlane(t *testing.T) {
 	const pieces, bound = 1000, 400
 	content := bytes.Repeat([]byte("x"), 64<<10)
 	var sent atomic.Int32
-	cp := &upstream{sotw: func(s discoveryv3.AggregatedDiscoveryService_StreamAggregatedResourcesServer) error {
+	cp := &fakeControlPlane{sotw: func(s discoveryv3.AggregatedDiscoveryService_StreamAggregatedResourcesServer) error {
 		for i := range pieces {
 			if err := s.Send(&discoveryv3.DiscoveryResponse{TypeUrl: clusterURL, Nonce: fmt.Sprint(i), Resources: []*anypb.Any{{Value: content}}}); err != nil {
 				return err
@@ -392,7 +393,7 @@ func waitStable(counter *atomic.Int32) int32 {
 }
 
 func TestStreamEndsWithEnvoysHalfClose(t *testing.T) {
-	cp := &upstream{sotw: func(s discoveryv3.AggregatedDiscoveryService_StreamAggregatedResourcesServer) error {
+	cp := &fakeControlPlane{sotw: func(s discoveryv3.AggregatedDiscoveryService_StreamAggregatedResourcesServer) error {
 		for {
 			if _, err := s.Recv(); err != nil {
 				return nil
@@ -413,7 +414,7 @@ func TestStreamEndsWithEnvoysHalfClose(t *testing.T) {
 
 func TestHeadersGoUpstream(t *testing.T) {
 	seen := make(chan metadata.MD, 1)
-	cp := &upstream{sotw: func(s discoveryv3.AggregatedDiscoveryService_StreamAggregatedResourcesServer) error {
+	cp := &fakeControlPlane{sotw: func(s discoveryv3.AggregatedDiscoveryService_StreamAggregatedResourcesServer) error {
 		md, _ := metadata.FromIncomingContext(s.Context())
 		seen <- md
 		<-s.Context().Done()

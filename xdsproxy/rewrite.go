@@ -10,6 +10,7 @@ import (
 	"google.golang.org/protobuf/types/known/anypb"
 
 	"github.com/pilotfish-mesh/pilotfish/xdsproxy/lastgood"
+	"github.com/pilotfish-mesh/pilotfish/xdsproxy/wire"
 )
 
 // maxRewrites limits the responses of a type that wait for their rewriter. At the limit the relay stops reading from
@@ -41,35 +42,35 @@ type rewriteQueues struct {
 }
 
 type rewriteJob struct {
-	response
-	frame *frame
+	wire.Response
+	message *wire.Message
 }
 
-// enqueue queues a response and takes ownership of the frame. It blocks while the queue is full.
-func (w *rewriteQueues) enqueue(a *upstreamStream, rewrite Rewriter, r response, f *frame) error {
-	queue := w.queues[r.typeURL]
+// enqueue queues a response and takes ownership of the message. It blocks while the queue is full.
+func (w *rewriteQueues) enqueue(a *upstreamStream, rewrite Rewriter, r wire.Response, f *wire.Message) error {
+	queue := w.queues[r.TypeURL]
 	if queue == nil {
 		if w.queues == nil {
 			w.queues = make(map[string]chan rewriteJob)
 		}
 		queue = make(chan rewriteJob, maxRewrites)
-		w.queues[r.typeURL] = queue
+		w.queues[r.TypeURL] = queue
 		w.workers.Go(func() { a.rewriteAll(rewrite, queue) })
 	}
 	select {
 	case queue <- rewriteJob{r, f}:
 	case <-a.ctx.Done():
-		f.free()
+		f.Free()
 	}
 	return nil
 }
 
-// wait retries for the workers, which end with the upstream stream, and frees queued frames.
+// wait retries for the workers, which end with the upstream stream, and frees queued messages.
 func (w *rewriteQueues) wait() {
 	w.workers.Wait()
 	for _, queue := range w.queues {
 		for len(queue) > 0 {
-			(<-queue).frame.free()
+			(<-queue).message.Free()
 		}
 	}
 }
@@ -81,7 +82,7 @@ func (a *upstreamStream) rewriteAll(rewrite Rewriter, queue <-chan rewriteJob) {
 			return
 		case job := <-queue:
 			err := a.rewrite(rewrite, job)
-			job.frame.free()
+			job.message.Free()
 			if err != nil {
 				a.cancel(fmt.Errorf("sending to Envoy: %w", err))
 				return
@@ -96,20 +97,20 @@ func (a *upstreamStream) rewrite(rewrite Rewriter, job rewriteJob) error {
 	case a.ctx.Err() != nil:
 		return nil
 	case err != nil:
-		a.relay.log.Warn("a response was rejected before it was sent to Envoy", "type", job.typeURL, "reason", err)
+		a.relay.log.Warn("a response was rejected before it was sent to Envoy", "type", job.TypeURL, "reason", err)
 		a.rejectResponse(job, err)
 		return nil
 	}
-	kept := job.frame
-	secret := lastgood.HasSecret(job.typeURL, kept.data.Materialize())
+	kept := job.message
+	secret := lastgood.HasSecret(job.TypeURL, kept.Data.Materialize())
 	if secret {
 		kept = f // without the secret for the rewriter
 	}
 	a.retries.mu.Lock()
 	defer a.retries.mu.Unlock()
-	a.retries.supersede(job.response)
-	a.retries.receivedTypes[job.typeURL] = true
-	if err := a.deliver(a.epoch, job.response, f, kept); err != nil {
+	a.retries.supersede(job.Response)
+	a.retries.receivedTypes[job.TypeURL] = true
+	if err := a.deliver(a.epoch, job.Response, f, kept); err != nil {
 		return err
 	}
 	a.scheduleRetries(rewrite, job, retries, secret)
@@ -118,26 +119,26 @@ func (a *upstreamStream) rewrite(rewrite Rewriter, job rewriteJob) error {
 
 // rejectResponse sends a NACK in Envoy's place.
 func (a *upstreamStream) rejectResponse(job rewriteJob, reason error) {
-	a.tracker.recordResponse(job.response, job.frame.data.Len())
-	a.tracker.recordRequest(a.proto, request{typeURL: job.typeURL, nonce: job.nonce, rejected: true, reason: reason.Error()}, job.response)
+	a.tracker.recordResponse(job.Response, job.message.Data.Len())
+	a.tracker.recordRequest(a.proto, wire.Request{TypeURL: job.TypeURL, Nonce: job.Nonce, Rejected: true, Reason: reason.Error()}, job.Response)
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	var version string
 	var names []string
-	if t := a.state.types[job.typeURL]; t != nil {
+	if t := a.state.types[job.TypeURL]; t != nil {
 		version, names = t.version, sortedKeys(t.names)
 	}
-	a.outbox.put(buildReply(a.proto, job.response, version, names, reason))
+	a.outbox.put(buildReply(a.proto, job.Response, version, names, reason))
 }
 
 // rewriteResponse returns the response with rewritten resources, and the original resources whose rewriting is to be
 // retried.
-func rewriteResponse(ctx context.Context, v variant, rewrite Rewriter, job rewriteJob) (*frame, []Resource, error) {
+func rewriteResponse(ctx context.Context, v wire.Variant, rewrite Rewriter, job rewriteJob) (*wire.Message, []Resource, error) {
 	body := newResponseBody(v)
-	if err := proto.Unmarshal(job.frame.data.Materialize(), body.message()); err != nil {
+	if err := proto.Unmarshal(job.message.Data.Materialize(), body.message()); err != nil {
 		return nil, nil, fmt.Errorf("reading the response: %w", err)
 	}
-	out, err := rewrite(ctx, body.resources(job.response))
+	out, err := rewrite(ctx, body.resources(job.Response))
 	if err != nil {
 		return nil, nil, err
 	}
@@ -151,7 +152,7 @@ func rewriteResponse(ctx context.Context, v variant, rewrite Rewriter, job rewri
 }
 
 // originalsToRetry returns the original resources of those in out that have Retry set.
-func originalsToRetry(v variant, job rewriteJob, out []Resource) (retries []Resource, err error) {
+func originalsToRetry(v wire.Variant, job rewriteJob, out []Resource) (retries []Resource, err error) {
 	retryFuncs := make(map[string]func(context.Context) error)
 	for _, r := range out {
 		if r.Retry != nil && r.Name != "" {
@@ -162,10 +163,10 @@ func originalsToRetry(v variant, job rewriteJob, out []Resource) (retries []Reso
 		return nil, nil
 	}
 	body := newResponseBody(v)
-	if err := proto.Unmarshal(job.frame.data.Materialize(), body.message()); err != nil {
+	if err := proto.Unmarshal(job.message.Data.Materialize(), body.message()); err != nil {
 		return nil, fmt.Errorf("reading the response: %w", err)
 	}
-	for _, r := range body.resources(job.response) {
+	for _, r := range body.resources(job.Response) {
 		if r.Retry = retryFuncs[r.Name]; r.Retry != nil {
 			retries = append(retries, r)
 		}
@@ -176,12 +177,12 @@ func originalsToRetry(v variant, job rewriteJob, out []Resource) (retries []Reso
 // responseBody is a decoded response of either protocol variant.
 type responseBody interface {
 	message() proto.Message
-	resources(response) []Resource
+	resources(wire.Response) []Resource
 	setResources([]Resource)
 }
 
-func newResponseBody(v variant) responseBody {
-	if v == sotw {
+func newResponseBody(v wire.Variant) responseBody {
+	if v == wire.SotW {
 		return &sotwBody{}
 	}
 	return &deltaBody{}
@@ -191,12 +192,12 @@ type sotwBody struct{ m discoveryv3.DiscoveryResponse }
 
 func (b *sotwBody) message() proto.Message { return &b.m }
 
-func (b *sotwBody) resources(about response) []Resource {
+func (b *sotwBody) resources(about wire.Response) []Resource {
 	in := make([]Resource, len(b.m.Resources))
 	for i, r := range b.m.Resources {
 		in[i] = Resource{Type: r.GetTypeUrl(), Value: r.GetValue()}
-		if i < len(about.resources) {
-			in[i].Name = about.resources[i].name
+		if i < len(about.Resources) {
+			in[i].Name = about.Resources[i].Name
 		}
 	}
 	return in
@@ -215,7 +216,7 @@ type deltaBody struct {
 
 func (b *deltaBody) message() proto.Message { return &b.m }
 
-func (b *deltaBody) resources(response) []Resource {
+func (b *deltaBody) resources(wire.Response) []Resource {
 	in := make([]Resource, len(b.m.Resources))
 	for i, r := range b.m.Resources {
 		in[i] = Resource{Name: r.Name, Type: r.GetResource().GetTypeUrl(), Value: r.GetResource().GetValue()}
@@ -239,10 +240,10 @@ func (b *deltaBody) setResources(out []Resource) {
 	}
 }
 
-func marshalFrame(m proto.Message) (*frame, error) {
+func marshalFrame(m proto.Message) (*wire.Message, error) {
 	b, err := proto.Marshal(m)
 	if err != nil {
 		return nil, err
 	}
-	return newFrame(b), nil
+	return wire.NewMessage(b), nil
 }

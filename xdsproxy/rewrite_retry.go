@@ -5,6 +5,7 @@ import (
 	"sync"
 
 	discoveryv3 "github.com/envoyproxy/go-control-plane/envoy/service/discovery/v3"
+	"github.com/pilotfish-mesh/pilotfish/xdsproxy/wire"
 	"google.golang.org/protobuf/proto"
 	"google.golang.org/protobuf/types/known/anypb"
 )
@@ -25,17 +26,17 @@ type rewriteRetry struct {
 }
 
 // supersede cancels the retries of resources that the control plane has sent again or removed; the caller holds mu.
-func (g *rewriteRetry) supersede(r response) {
+func (g *rewriteRetry) supersede(r wire.Response) {
 	if g.versions == nil {
 		g.versions, g.cancels = make(map[string]string), make(map[[2]string]context.CancelFunc)
 		g.receivedTypes = make(map[string]bool)
 	}
-	g.versions[r.typeURL] = r.version
-	for _, one := range r.resources {
-		g.cancelRetry(r.typeURL, one.name)
+	g.versions[r.TypeURL] = r.Version
+	for _, one := range r.Resources {
+		g.cancelRetry(r.TypeURL, one.Name)
 	}
-	for _, name := range r.removed {
-		g.cancelRetry(r.typeURL, name)
+	for _, name := range r.Removed {
+		g.cancelRetry(r.TypeURL, name)
 	}
 }
 
@@ -52,12 +53,12 @@ func (g *rewriteRetry) cancelRetry(typeURL, name string) {
 func (s *session) scheduleRetries(rewrite Rewriter, job rewriteJob, resources []Resource, keep bool) {
 	for _, r := range resources {
 		version := ""
-		for _, one := range job.resources {
-			if one.name == r.Name {
-				version = one.version
+		for _, one := range job.Resources {
+			if one.Name == r.Name {
+				version = one.Version
 			}
 		}
-		s.retryRewrite(rewrite, job.typeURL, version, r, keep)
+		s.retryRewrite(rewrite, job.TypeURL, version, r, keep)
 	}
 }
 
@@ -92,15 +93,15 @@ func (s *session) deliverRetried(ctx context.Context, typeURL, version string, r
 	if ctx.Err() != nil || !s.isSubscribed(typeURL, r.Name) {
 		return
 	}
-	about := response{
-		typeURL: typeURL, version: s.retries.versions[typeURL], nonce: s.relay.nextNonce(),
-		resources: []resource{{name: r.Name, version: version}},
+	about := wire.Response{
+		TypeURL: typeURL, Version: s.retries.versions[typeURL], Nonce: s.relay.nextNonce(),
+		Resources: []wire.Resource{{Name: r.Name, Version: version}},
 	}
 	delete(s.retries.cancels, [2]string{typeURL, r.Name})
-	f, err := marshalFrame(about.toProto(s.proto, &anypb.Any{TypeUrl: r.Type, Value: r.Value}))
+	f, err := marshalFrame(newRetriedResponse(s.proto, about, &anypb.Any{TypeUrl: r.Type, Value: r.Value}))
 	if err == nil {
-		defer f.free()
-		var kept *frame
+		defer f.Free()
+		var kept *wire.Message
 		if keep {
 			kept = f
 		}
@@ -122,12 +123,12 @@ func (s *session) isSubscribed(typeURL, name string) bool {
 	return ok || t.all
 }
 
-// toProto returns the response as a message with one resource.
-func (r *response) toProto(v variant, body *anypb.Any) proto.Message {
-	if v == sotw {
-		return &discoveryv3.DiscoveryResponse{TypeUrl: r.typeURL, VersionInfo: r.version, Nonce: r.nonce, Resources: []*anypb.Any{body}}
+// newRetriedResponse returns the response as a message with one resource.
+func newRetriedResponse(v wire.Variant, r wire.Response, body *anypb.Any) proto.Message {
+	if v == wire.SotW {
+		return &discoveryv3.DiscoveryResponse{TypeUrl: r.TypeURL, VersionInfo: r.Version, Nonce: r.Nonce, Resources: []*anypb.Any{body}}
 	}
-	return &discoveryv3.DeltaDiscoveryResponse{TypeUrl: r.typeURL, SystemVersionInfo: r.version, Nonce: r.nonce, Resources: []*discoveryv3.Resource{
-		{Name: r.resources[0].name, Version: r.resources[0].version, Resource: body},
+	return &discoveryv3.DeltaDiscoveryResponse{TypeUrl: r.TypeURL, SystemVersionInfo: r.Version, Nonce: r.Nonce, Resources: []*discoveryv3.Resource{
+		{Name: r.Resources[0].Name, Version: r.Resources[0].Version, Resource: body},
 	}}
 }

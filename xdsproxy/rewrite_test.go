@@ -81,7 +81,7 @@ func (b *retryingRewriter) setReady() {
 
 // scriptedControlPlane sends the responses of the test, and passes received requests to it.
 type scriptedControlPlane struct {
-	*upstream
+	*fakeControlPlane
 	delta    chan *discoveryv3.DeltaDiscoveryResponse
 	sotw     chan *discoveryv3.DiscoveryResponse
 	received chan string
@@ -89,7 +89,7 @@ type scriptedControlPlane struct {
 
 func newScriptedControlPlane() *scriptedControlPlane {
 	s := &scriptedControlPlane{delta: make(chan *discoveryv3.DeltaDiscoveryResponse, 9), sotw: make(chan *discoveryv3.DiscoveryResponse, 9), received: make(chan string, 99)}
-	s.upstream = &upstream{
+	s.fakeControlPlane = &fakeControlPlane{
 		delta: func(d discoveryv3.AggregatedDiscoveryService_DeltaAggregatedResourcesServer) error {
 			go func() {
 				for r, err := d.Recv(); err == nil; r, err = d.Recv() {

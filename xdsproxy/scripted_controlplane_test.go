@@ -1,19 +1,20 @@
 package xdsproxy
 
 import (
-	"errors"
-	"log/slog"
+	"fmt"
 	"net"
+	"strings"
+	"sync"
 	"testing"
 	"time"
 
 	discoveryv3 "github.com/envoyproxy/go-control-plane/envoy/service/discovery/v3"
-	"google.golang.org/grpc/mem"
+	"google.golang.org/grpc"
 	"google.golang.org/protobuf/proto"
 	"google.golang.org/protobuf/types/known/anypb"
 
-	"github.com/pilotfish-mesh/pilotfish/internal/rawgrpc"
 	"github.com/pilotfish-mesh/pilotfish/internal/testenv"
+	"github.com/pilotfish-mesh/pilotfish/xdsproxy/wire"
 )
 
 // manualControlPlane is a control plane whose responses the test sends explicitly.
@@ -28,14 +29,14 @@ type manualControlPlane struct {
 // because a large response is accepted only while Envoy reads.
 type manualStream struct {
 	t *testing.T
-	*rawgrpc.ServerStream
+	grpc.ServerStream
 	queue chan func() error
 }
 
 func newManualControlPlane(t *testing.T, address string) *manualControlPlane {
 	t.Helper()
 	l := &manualControlPlane{t: t, streams: make(chan *manualStream, 16)}
-	serve := func(s *rawgrpc.ServerStream) error {
+	l.address, l.stop = serveRaw(t, address, func(s grpc.ServerStream) error {
 		one := &manualStream{t: t, ServerStream: s, queue: make(chan func() error, 16)}
 		l.streams <- one
 		for {
@@ -48,19 +49,29 @@ func newManualControlPlane(t *testing.T, address string) *manualControlPlane {
 				return nil
 			}
 		}
-	}
-	server := rawgrpc.NewServer(map[string]rawgrpc.Handler{delta.method(): serve, sotw.method(): serve}, 64<<20, nil, slog.New(slog.DiscardHandler))
+	})
+	return l
+}
+
+// serveRaw serves the streams of both protocol variants on the address until stop is called or the test ends.
+func serveRaw(t *testing.T, address string, serve func(grpc.ServerStream) error) (at string, stop func()) {
+	t.Helper()
+	server := grpc.NewServer(grpc.ForceServerCodecV2(wire.Codec{}), grpc.WaitForHandlers(true), grpc.MaxRecvMsgSize(64<<20))
+	handler := func(_ any, s grpc.ServerStream) error { return serve(s) }
+	server.RegisterService(&grpc.ServiceDesc{ServiceName: wire.Service, HandlerType: (*any)(nil), Streams: []grpc.StreamDesc{
+		{StreamName: wire.SotWMethod, ServerStreams: true, ClientStreams: true, Handler: handler},
+		{StreamName: wire.DeltaMethod, ServerStreams: true, ClientStreams: true, Handler: handler},
+	}}, nil)
 	var listener net.Listener
 	testenv.Eventually(t, "listening on "+address, func() (err error) {
 		listener, err = net.Listen("tcp", address)
 		return err
 	})
-	l.address = listener.Addr().String()
-	served := make(chan error, 1)
-	go func() { served <- server.Serve(listener) }()
-	l.stop = func() { server.Stop(); <-served }
-	t.Cleanup(func() { server.Stop() })
-	return l
+	var serving sync.WaitGroup
+	serving.Go(func() { _ = server.Serve(listener) })
+	stop = sync.OnceFunc(func() { server.Stop(); serving.Wait() })
+	t.Cleanup(stop)
+	return listener.Addr().String(), stop
 }
 
 // acceptStream returns the next stream that the relay opens.
@@ -76,27 +87,24 @@ func (l *manualControlPlane) acceptStream() *manualStream {
 }
 
 // receive returns the next request, which must have the type.
-func (s *manualStream) receive(v variant, typeURL string) request {
+func (s *manualStream) receive(v wire.Variant, typeURL string) wire.Request {
 	s.t.Helper()
 	r := s.next(v)
-	if r.typeURL != typeURL {
-		s.t.Fatalf("requested %q, want %q", r.typeURL, typeURL)
+	if r.TypeURL != typeURL {
+		s.t.Fatalf("requested %q, want %q", r.TypeURL, typeURL)
 	}
 	return r
 }
 
 // next returns the next request.
-func (s *manualStream) next(v variant) request {
+func (s *manualStream) next(v wire.Variant) wire.Request {
 	s.t.Helper()
-	if _, err := s.Next(); err != nil {
+	f := new(wire.Message)
+	if err := s.RecvMsg(f); err != nil {
 		s.t.Fatal(err)
 	}
-	data, err := s.ReadRest(nil)
-	if err != nil {
-		s.t.Fatal(err)
-	}
-	defer data.Free()
-	r, err := peekRequest(v, data)
+	defer f.Free()
+	r, err := wire.ParseRequest(v, f.Data)
 	if err != nil {
 		s.t.Fatal(err)
 	}
@@ -104,24 +112,7 @@ func (s *manualStream) next(v variant) request {
 }
 
 func (s *manualStream) send(response []byte) {
-	s.queue <- func() error { return s.Send(mem.BufferSlice{mem.SliceBuffer(response)}, false) }
-}
-
-// sendPartially sends the first part of a response; end sends the rest.
-func (s *manualStream) sendPartially(response []byte, part int) {
-	s.queue <- func() error {
-		return errors.Join(s.BeginMessage(len(response)), s.WritePiece(mem.BufferSlice{mem.SliceBuffer(response[:part])}), s.Flush())
-	}
-}
-
-func (s *manualStream) end(response []byte, part int) {
-	s.queue <- func() error {
-		return errors.Join(s.WritePiece(mem.BufferSlice{mem.SliceBuffer(response[part:])}), s.Flush())
-	}
-}
-
-func (s *manualStream) abort() {
-	s.queue <- func() error { return errors.New("control plane failed") }
+	s.queue <- func() error { return s.SendMsg(wire.NewMessage(response)) }
 }
 
 // newResource returns a delta response with one resource.
@@ -138,4 +129,16 @@ func encode(t testing.TB, m proto.Message) []byte {
 		t.Fatal(err)
 	}
 	return data
+}
+
+// newLargeResponse returns a delta response with resources of about size bytes.
+func newLargeResponse(t testing.TB, typeURL string, size int) []byte {
+	t.Helper()
+	r := &discoveryv3.DeltaDiscoveryResponse{TypeUrl: typeURL, Nonce: "n", SystemVersionInfo: "s"}
+	content := []byte(strings.Repeat("x", 1000))
+	for i := range size / 1000 {
+		r.Resources = append(r.Resources, &discoveryv3.Resource{
+			Name: fmt.Sprintf("c%d", i), Version: fmt.Sprint(i), Resource: &anypb.Any{TypeUrl: typeURL, Value: content}})
+	}
+	return encode(t, r)
 }

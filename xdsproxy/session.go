@@ -3,18 +3,21 @@ package xdsproxy
 import (
 	"context"
 	"errors"
+	"fmt"
 	"io"
 	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
 
+	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 
 	"github.com/pilotfish-mesh/pilotfish/internal/dial"
-	"github.com/pilotfish-mesh/pilotfish/internal/rawgrpc"
 	"github.com/pilotfish-mesh/pilotfish/internal/redact"
+	"github.com/pilotfish-mesh/pilotfish/xdsproxy/lastgood"
+	"github.com/pilotfish-mesh/pilotfish/xdsproxy/wire"
 )
 
 const (
@@ -29,27 +32,24 @@ var errDisplaced = errors.New("a newer stream replaced it")
 // session is one stream of Envoy. It outlives the upstream streams that serve it one after the other.
 type session struct {
 	relay *Relay
-	proto variant
-	envoy *rawgrpc.ServerStream
+	proto wire.Variant
+	// downstream is Envoy's stream.
+	downstream grpc.ServerStream
 	// process is the PID of the stream's client, or 0 if it is unknown.
 	process int32
 	// client is set if the stream is that of an application, not of Envoy.
 	client bool
 	// tracker records the state of the stream's configuration.
 	tracker *statusTracker
-	// uplink provides connections to a control plane.
-	uplink *uplink
-	// writer stores accepted resources; nil if nothing is stored.
-	writer *lastGoodWriter
-	// diskWriter is the writer to the disk. writer is the same or its spare.
-	diskWriter *lastGoodWriter
-	ctx        context.Context // ends with the stream, or when a newer stream displaces it
-	cancel     context.CancelCauseFunc
-	// requests contains the frames of the reader. It is closed when Envoy ends its side.
-	requests  chan *frame
+	// upstream provides connections to a control plane.
+	upstream *upstream
+	// store stores accepted resources; nil if nothing is stored.
+	store  *lastgood.Store
+	ctx    context.Context // ends with the stream, or when a newer stream displaces it
+	cancel context.CancelCauseFunc
+	// requests contains the messages of the reader. It is closed when Envoy ends its side.
+	requests  chan *wire.Message
 	envoyDone atomic.Bool // Envoy has ended its side
-	// wake contains a value when stored configuration may have become available.
-	wake chan struct{}
 	// endBackoff grows while control planes answer and end the stream soon.
 	endBackoff dial.Backoff
 	// silentUpstreams counts upstream streams that ended with errSilent; guarded by mu.
@@ -67,21 +67,21 @@ type session struct {
 
 // serve handles one stream of Envoy. The work runs in other goroutines, because only the return of the handler unblocks
 // a Send to an Envoy that does not read.
-func (r *Relay) serve(v variant, stream *rawgrpc.ServerStream) error {
+func (r *Relay) serve(v wire.Variant, stream grpc.ServerStream) error {
 	ctx, cancel := context.WithCancelCause(stream.Context())
 	defer cancel(nil)
 	s := &session{
-		relay: r, proto: v, envoy: stream, process: peerPID(stream.Context()), ctx: ctx, cancel: cancel,
-		requests: make(chan *frame), wake: make(chan struct{}, 1), state: newStreamState(v),
+		relay: r, proto: v, downstream: stream, process: peerPID(stream.Context()), ctx: ctx, cancel: cancel,
+		requests: make(chan *wire.Message), state: newStreamState(v),
 		endBackoff: dial.Backoff{Min: r.config.MinRetry, Max: r.config.MaxRefused},
 	}
 	r.classifyStream(s)
-	s.state.storesConfig = s.writer != nil
+	s.state.storesConfig = s.store != nil && s.store.IsUsable()
 	if err := r.activate(s); err != nil {
 		return err
 	}
 	defer r.removeSession(s)
-	s.uplink.wakeUp()
+	s.upstream.wakeUp()
 
 	result := make(chan error, 1)
 	r.streams.Go(s.read)
@@ -108,22 +108,22 @@ func (s *session) read() {
 			s.tracker.recordEnvoyStreamEnd(err)
 			return
 		}
-		s.tracker.metrics.observeRequest(f.data.Len())
+		s.tracker.metrics.observeRequest(f.Data.Len())
 		select {
 		case s.requests <- f:
 		case <-s.ctx.Done():
-			f.free()
+			f.Free()
 			return
 		}
 	}
 }
 
-func (s *session) receive() (*frame, error) {
-	if _, err := s.envoy.Next(); err != nil {
+func (s *session) receive() (*wire.Message, error) {
+	f := new(wire.Message)
+	if err := s.downstream.RecvMsg(f); err != nil {
 		return nil, err
 	}
-	data, err := s.envoy.ReadRest(nil)
-	return &frame{data: data}, err
+	return f, nil
 }
 
 // run relays over one upstream stream after the other until Envoy's stream ends.
@@ -153,7 +153,7 @@ func (s *session) run() error {
 			delay = nil
 			continue
 		}
-		s.uplink.onStreamEnd(err)
+		s.upstream.onStreamEnd(err)
 		s.tracker.recordStreamEnd(l.address, err)
 		s.record.isDue = true
 		if !answered || errors.Is(err, errSilent) {
@@ -188,31 +188,36 @@ func (s *session) nextDelay(lifetime time.Duration) <-chan time.Time {
 // waitLease waits for a connection to a control plane, and processes Envoy's requests meanwhile. It returns nil when
 // Envoy's stream ends.
 func (s *session) waitLease(delay <-chan time.Time) (*lease, error) {
-	ready := s.uplink.ready
+	ready := s.upstream.ready
 	if delay != nil {
 		ready = nil
 	}
 	for {
-		offer, err := s.serveLastGood()
-		if err != nil {
-			return nil, err
+		offer, leases := s.offerLastGood(), ready
+		if s.record.loadWait != nil {
+			leases = nil
 		}
 		select {
 		case <-offer:
 			s.record.isDue = true
-		case <-s.wake:
+		case <-s.record.loadWait:
+			s.record.loadWait = nil
+		case snapshot := <-s.record.loading:
+			if err := s.serveLastGood(snapshot); err != nil {
+				return nil, err
+			}
 		case <-delay:
-			delay, ready = nil, s.uplink.ready
-		case l := <-ready:
+			delay, ready = nil, s.upstream.ready
+		case l := <-leases:
 			return l, nil
 		case f, ok := <-s.requests:
 			if !ok {
 				return nil, nil
 			}
 			forward := s.processRequest(f, false)
-			f.free()
+			f.Free()
 			if forward != nil { // not parseable, so it cannot be sent later
-				forward.free()
+				forward.Free()
 			}
 		case <-s.ctx.Done():
 			return nil, s.ctx.Err()
@@ -225,7 +230,7 @@ type upstreamStream struct {
 	*session
 	lease     *lease
 	epoch     int
-	upstream  *rawgrpc.ClientStream
+	stream    grpc.ClientStream
 	ctx       context.Context
 	outbox    outbox
 	rewrites  rewriteQueues
@@ -238,7 +243,7 @@ type upstreamStream struct {
 func (s *session) runUpstream(l *lease) (answered bool, err error) {
 	ctx, cancel := context.WithCancelCause(s.ctx)
 	defer cancel(nil)
-	upstream, err := s.uplink.openStream(ctx, l, s.proto)
+	stream, err := s.upstream.openStream(ctx, l, s.proto)
 	if err != nil {
 		return false, err
 	}
@@ -251,7 +256,7 @@ func (s *session) runUpstream(l *lease) (answered bool, err error) {
 	})
 	defer timer.Stop()
 
-	a := &upstreamStream{session: s, lease: l, epoch: s.nextEpoch(), upstream: upstream, ctx: ctx, outbox: newOutbox()}
+	a := &upstreamStream{session: s, lease: l, epoch: s.nextEpoch(), stream: stream, ctx: ctx, outbox: newOutbox()}
 	var sender sync.WaitGroup
 	sender.Go(a.send)
 	defer sender.Wait()
@@ -270,7 +275,7 @@ func (s *session) nextEpoch() int {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.state.epoch++
-	s.state.hideVersions = s.record.needsRefetch()
+	s.state.hideVersions = s.state.storesConfig && s.state.hadConfig && !s.state.hasListeners()
 	return s.state.epoch
 }
 
@@ -280,9 +285,9 @@ func (a *upstreamStream) send() {
 	if !a.sendAll(a.tapAll(a.initialRequests())) {
 		return
 	}
-	health := healthReporter{relay: a.relay, proto: a.proto, upstream: a.upstream}
+	health := healthReporter{relay: a.relay, proto: a.proto, stream: a.stream}
 	locals := a.relay.buildLocalRequests(a.proto, func(l LocalType) bool { return !l.Offered })
-	begun := a.upstream.HeaderReceived()
+	offers := a.receiveOffers()
 	for {
 		listening := a.hasRequestedListeners() && !a.isSecondary() // otherwise Envoy's stream sends the agent's requests
 		if listening {
@@ -297,10 +302,9 @@ func (a *upstreamStream) send() {
 		}
 		select {
 		case <-changed:
-		case <-begun:
-			begun = nil
-			offers := a.upstream.Header(OfferHeader)
-			locals = append(locals, a.relay.buildLocalRequests(a.proto, func(l LocalType) bool { return l.Offered && slices.Contains(offers, l.TypeURL) })...)
+		case offered := <-offers:
+			offers = nil
+			locals = append(locals, a.relay.buildLocalRequests(a.proto, func(l LocalType) bool { return l.Offered && slices.Contains(offered, l.TypeURL) })...)
 		case <-a.outbox.ready:
 			if !a.sendAll(a.tapAll(a.outbox.drain())) {
 				return
@@ -308,34 +312,33 @@ func (a *upstreamStream) send() {
 		case f, ok := <-a.requests:
 			if !ok {
 				a.envoyDone.Store(true)
-				a.upstream.CloseSend()
+				_ = a.stream.CloseSend() // it returns no error
 				return
 			}
 			forward := a.processRequest(f, true)
-			f.free()
-			if forward != nil && !a.sendAll([]*frame{forward}) {
+			f.Free()
+			if forward != nil && !a.sendAll([]*wire.Message{forward}) {
 				return
 			}
-			a.uplink.probe()
 		case <-a.ctx.Done():
 			return
 		}
 	}
 }
 
-// sendAll sends and frees the frames, and reports whether all were sent.
-func (a *upstreamStream) sendAll(frames []*frame) bool {
+// sendAll sends and frees the messages, and reports whether all were sent.
+func (a *upstreamStream) sendAll(messages []*wire.Message) bool {
 	var err error
-	for _, f := range frames {
+	for _, f := range messages {
 		if err == nil {
-			err = a.upstream.Send(f.data)
+			err = a.stream.SendMsg(f)
 		}
-		f.free()
+		f.Free()
 	}
 	return err == nil
 }
 
-func (s *session) initialRequests() []*frame {
+func (s *session) initialRequests() []*wire.Message {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return s.state.initialRequests()
@@ -347,8 +350,8 @@ func (s *session) hasRequestedListeners() bool {
 	return s.state.listenersRequested
 }
 
-// processRequest records a request of Envoy and returns the frame to send upstream, or nil.
-func (s *session) processRequest(f *frame, connected bool) *frame {
+// processRequest records a request of Envoy and returns the message to send upstream, or nil.
+func (s *session) processRequest(f *wire.Message, connected bool) *wire.Message {
 	s.tap(envoySide, controlPlaneSide, f)
 	s.mu.Lock()
 	isServingLastGood := s.record.snapshot != nil
@@ -361,19 +364,19 @@ func (s *session) processRequest(f *frame, connected bool) *frame {
 		s.relay.log.Warn("a request of Envoy could not be parsed; it is forwarded unchanged", "error", err)
 		return forward
 	}
-	h.reason = redact.Text(h.reason) // Envoy may quote the configuration
-	s.tracker.recordRequest(s.proto, h.request, h.answered.response)
+	h.Reason = redact.Text(h.Reason) // Envoy may quote the configuration
+	s.tracker.recordRequest(s.proto, h.Request, h.answered.Response)
 	if isServingLastGood && (h.first || h.changed) {
 		s.answerFromLastGood(h)
 		if connected {
-			return s.requestType(h.typeURL)
+			return s.requestType(h.TypeURL)
 		}
 	}
 	return forward
 }
 
 // requestType returns the initial request of a type that Envoy received from the last good configuration.
-func (s *session) requestType(typeURL string) *frame {
+func (s *session) requestType(typeURL string) *wire.Message {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if t := s.state.types[typeURL]; t != nil {
@@ -385,7 +388,8 @@ func (s *session) requestType(typeURL string) *frame {
 // receive forwards responses to Envoy, and those of local types to the agent.
 func (a *upstreamStream) receive() error {
 	for {
-		_, err := a.upstream.Next()
+		f := new(wire.Message)
+		err := a.stream.RecvMsg(f)
 		if errors.Is(err, io.EOF) {
 			if a.envoyDone.Load() {
 				return nil
@@ -395,70 +399,82 @@ func (a *upstreamStream) receive() error {
 		if err != nil {
 			return err
 		}
-		if err := a.receiveRest(); err != nil {
+		a.markHeard()
+		if err := a.dispatch(f); err != nil {
+			a.cancel(fmt.Errorf("sending to Envoy: %w", err))
 			return err
 		}
 	}
 }
 
-// dispatch sends a response to Envoy, its rewriter or the agent, and frees it. If more is set, another response has
-// arrived, and the sends to Envoy are combined.
-func (a *upstreamStream) dispatch(f *frame, more bool) error {
-	r, err := peekResponse(a.proto, f.data)
+// markHeard records that a response arrived.
+func (a *upstreamStream) markHeard() {
+	a.lastHeard.Store(int64(uptime()))
+	if !a.answered.Swap(true) {
+		a.tracker.markConnected(a.lease.address)
+	}
+}
+
+// receiveOffers returns a channel that receives the values of OfferHeader when the control plane's headers arrive.
+func (a *upstreamStream) receiveOffers() <-chan []string {
+	offers := make(chan []string, 1)
+	a.relay.streams.Go(func() {
+		if header, err := a.stream.Header(); err == nil && a.ctx.Err() == nil {
+			offers <- header.Get(OfferHeader)
+		}
+	})
+	return offers
+}
+
+// dispatch sends a response to Envoy, its rewriter or the agent, and frees it.
+func (a *upstreamStream) dispatch(f *wire.Message) error {
+	r, err := wire.ParseResponse(a.proto, f.Data)
 	if err != nil {
-		defer f.free()
+		defer f.Free()
 		a.relay.log.Warn("a response of the control plane could not be parsed; it is forwarded unchanged", "error", err)
 		a.deliverMu.Lock()
 		defer a.deliverMu.Unlock()
-		return a.envoy.Send(f.data, false)
+		return a.downstream.SendMsg(f)
 	}
-	if local, ok := a.relay.localTypes[r.typeURL]; ok {
-		defer f.free()
+	if local, ok := a.relay.localTypes[r.TypeURL]; ok {
+		defer f.Free()
 		a.tap(controlPlaneSide, agentSide, f)
 		a.outbox.put(a.applyLocal(local, r, f))
-		return a.envoy.Flush()
+		return nil
 	}
-	if rewrite, ok := a.relay.config.Rewrite[r.typeURL]; ok {
-		if err := a.envoy.Flush(); err != nil {
-			return err
-		}
+	if rewrite, ok := a.relay.config.Rewrite[r.TypeURL]; ok {
 		return a.rewrites.enqueue(a, rewrite, r, f)
 	}
-	defer f.free()
-	return a.sendResponse(a.epoch, r, f, f, more)
+	defer f.Free()
+	return a.deliver(a.epoch, r, f, f)
 }
 
 // deliver sends a response to Envoy and records it as received (original).
-func (s *session) deliver(epoch int, r response, f, original *frame) error {
-	return s.sendResponse(epoch, r, f, original, false)
-}
-
-func (s *session) sendResponse(epoch int, r response, f, original *frame, more bool) error {
+func (s *session) deliver(epoch int, r wire.Response, f, original *wire.Message) error {
 	s.deliverMu.Lock()
 	defer s.deliverMu.Unlock()
 	out := s.prepareResponse(epoch, r, f, original)
-	defer out.free()
-	return s.envoy.Send(out.data, more)
+	defer out.Free()
+	return s.downstream.SendMsg(out)
 }
 
 // prepareResponse records a response before it is sent to Envoy, and returns it with Envoy's nonce. The caller owns the
-// returned frame.
-func (s *session) prepareResponse(epoch int, r response, f, original *frame) (out *frame) {
+// returned message.
+func (s *session) prepareResponse(epoch int, r wire.Response, f, original *wire.Message) (out *wire.Message) {
 	s.mu.Lock()
-	stage := s.recordResponse(epoch, r, original)
-	nonce := s.state.addPending(r, epoch, stage)
+	nonce := s.state.addPending(r, epoch, s.recordResponse(r, original))
 	upToDate := s.record.upToDate
 	s.mu.Unlock()
-	if nonce != r.nonce {
-		out = f.withField(responseNonce, nonce)
-		r.nonce = nonce
+	if nonce != r.Nonce {
+		out = f.WithField(wire.ResponseNonce, nonce)
+		r.Nonce = nonce
 	} else {
-		out = f.share()
+		out = f.Share()
 	}
 	if epoch == 0 {
 		s.tracker.recordStoredResponse(r, upToDate)
 	} else {
-		s.tracker.recordResponse(r, out.data.Len())
+		s.tracker.recordResponse(r, out.Data.Len())
 	}
 	s.tap(controlPlaneSide, envoySide, out)
 	return out
@@ -469,5 +485,5 @@ func (s *session) release() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.state.release()
-	s.record.close()
+	s.record.closeSnapshot()
 }

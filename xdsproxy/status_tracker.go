@@ -11,6 +11,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/pilotfish-mesh/pilotfish/xdsproxy/wire"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 )
@@ -162,7 +163,7 @@ func errorText(err error) string {
 }
 
 // markEnvoyConnected records a new stream. It resets subscriptions and pending responses, which belong to a stream.
-func (l *statusTracker) markEnvoyConnected(v variant, process int32) {
+func (l *statusTracker) markEnvoyConnected(v wire.Variant, process int32) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	l.hasEnvoy, l.protocol = true, v.String()
@@ -191,42 +192,42 @@ func (l *statusTracker) markEnvoyDisconnected() {
 }
 
 // recordRequest records a request and logs a NACK. about is the response that it answers, if any.
-func (l *statusTracker) recordRequest(v variant, r request, about response) {
+func (l *statusTracker) recordRequest(v wire.Variant, r wire.Request, about wire.Response) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	a := l.ensureType(r.typeURL)
+	a := l.ensureType(r.TypeURL)
 	a.Requests++
 	l.metrics.requests.Inc()
-	if r.changesSubscription(v, a) {
-		l.addEvent(Event{Kind: EventSubscribe, TypeURL: a.TypeURL, Resources: len(r.names) + len(r.subscribe), Removed: len(r.unsubscribe)})
+	if a.isChangedBy(v, &r) {
+		l.addEvent(Event{Kind: EventSubscribe, TypeURL: a.TypeURL, Resources: len(r.Names) + len(r.Subscribe), Removed: len(r.Unsubscribe)})
 	}
 	a.subscribe(v, r)
 	switch {
-	case r.rejected:
+	case r.Rejected:
 		a.reject(r, about, l.now())
 		l.ensureEnvoy(l.process).reject(a)
 		l.recordNack(a, r, about)
-	case r.nonce != "" && a.acknowledge(r, l.now()):
+	case r.Nonce != "" && a.acknowledge(r, l.now()):
 		a.acceptResources(v, about)
 		l.ensureEnvoy(l.process).acknowledge(a)
-		l.addEvent(Event{Kind: EventAck, TypeURL: a.TypeURL, Version: a.Version, Nonce: r.nonce})
+		l.addEvent(Event{Kind: EventAck, TypeURL: a.TypeURL, Version: a.Version, Nonce: r.Nonce})
 		l.metrics.acks.WithLabelValues(shortType(a.TypeURL)).Inc()
 		l.metrics.lastAccepted.WithLabelValues(shortType(a.TypeURL)).Set(float64(a.LastAck.UnixMilli()) / 1000)
 	}
 }
 
 // recordNack adds a NACK to the history, the metrics and the log; the caller holds mu.
-func (l *statusTracker) recordNack(a *typeTracker, r request, about response) {
-	e := Event{Kind: EventNack, TypeURL: a.TypeURL, Version: a.LastNack.Version, Nonce: r.nonce, Reason: r.reason, Resources: len(about.resources)}
-	for _, m := range findMentions(about.resources, r.reason) {
+func (l *statusTracker) recordNack(a *typeTracker, r wire.Request, about wire.Response) {
+	e := Event{Kind: EventNack, TypeURL: a.TypeURL, Version: a.LastNack.Version, Nonce: r.Nonce, Reason: r.Reason, Resources: len(about.Resources)}
+	for _, m := range findMentions(about.Resources, r.Reason) {
 		if len(e.Names) < maxRejected {
-			e.Names = append(e.Names, truncate(m.name))
+			e.Names = append(e.Names, truncate(m.Name))
 		}
 	}
 	l.addEvent(e)
 	l.metrics.nacks.WithLabelValues(shortType(a.TypeURL)).Inc()
-	if suppressed, ok := a.nackLog.allow(r.reason, l.now()); ok {
-		attrs := []any{"type", r.typeURL, "reason", r.reason}
+	if suppressed, ok := a.nackLog.allow(r.Reason, l.now()); ok {
+		attrs := []any{"type", r.TypeURL, "reason", r.Reason}
 		if suppressed > 0 {
 			attrs = append(attrs, "notLogged", suppressed)
 		}
@@ -234,44 +235,44 @@ func (l *statusTracker) recordNack(a *typeTracker, r request, about response) {
 	}
 }
 
-// changesSubscription reports whether a request changes the subscription. In SotW it compares only the number of names.
-func (r *request) changesSubscription(v variant, a *typeTracker) bool {
-	if v == sotw {
-		return !a.isRequested || len(r.names) != a.Subscribed
+// isChangedBy reports whether a request changes the subscription. In SotW it compares only the number of names.
+func (a *typeTracker) isChangedBy(v wire.Variant, r *wire.Request) bool {
+	if v == wire.SotW {
+		return !a.isRequested || len(r.Names) != a.Subscribed
 	}
-	return !a.isRequested || len(r.subscribe)+len(r.unsubscribe) > 0
+	return !a.isRequested || len(r.Subscribe)+len(r.Unsubscribe) > 0
 }
 
-func (a *typeTracker) subscribe(v variant, r request) {
-	if v == sotw {
-		if !r.rejected {
-			a.Subscribed = len(r.names)
-			a.Wildcard = r.hasWildcard() || (len(r.names) == 0 && (a.TypeURL == clusterType || a.TypeURL == listenerType))
+func (a *typeTracker) subscribe(v wire.Variant, r wire.Request) {
+	if v == wire.SotW {
+		if !r.Rejected {
+			a.Subscribed = len(r.Names)
+			a.Wildcard = r.HasWildcard() || (len(r.Names) == 0 && (a.TypeURL == clusterType || a.TypeURL == listenerType))
 		}
 		a.isRequested = true
 		return
 	}
-	more := len(r.subscribe)
-	if r.hasWildcard() {
+	more := len(r.Subscribe)
+	if r.HasWildcard() {
 		more--
 	}
-	a.Wildcard = a.Wildcard || r.hasWildcard() || (!a.isRequested && len(r.subscribe) == 0)
+	a.Wildcard = a.Wildcard || r.HasWildcard() || (!a.isRequested && len(r.Subscribe) == 0)
 	a.isRequested = true
-	a.Subscribed = max(0, a.Subscribed+more-len(r.unsubscribe))
+	a.Subscribed = max(0, a.Subscribed+more-len(r.Unsubscribe))
 }
 
-func (a *typeTracker) reject(r request, about response, now time.Time) {
-	a.rejectResources(about, r.reason, now)
-	version, _ := a.removePending(r.nonce)
+func (a *typeTracker) reject(r wire.Request, about wire.Response, now time.Time) {
+	a.rejectResources(about, r.Reason, now)
+	version, _ := a.removePending(r.Nonce)
 	a.Nacks++
 	a.lastState = StateRejected
-	a.LastNack = &Nack{Time: now, Reason: r.reason, Version: version}
+	a.LastNack = &Nack{Time: now, Reason: r.Reason, Version: version}
 }
 
 // acknowledge records an ACK and reports whether it was one. A request that repeats the nonce of an answered response
 // is a new subscription.
-func (a *typeTracker) acknowledge(r request, now time.Time) bool {
-	version, ok := a.removePending(r.nonce)
+func (a *typeTracker) acknowledge(r wire.Request, now time.Time) bool {
+	version, ok := a.removePending(r.Nonce)
 	if !ok {
 		return false
 	}
@@ -292,22 +293,22 @@ func (a *typeTracker) removePending(nonce string) (version string, ok bool) {
 	return "", false
 }
 
-func (l *statusTracker) recordResponse(r response, size int) {
+func (l *statusTracker) recordResponse(r wire.Response, size int) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	a := l.ensureType(r.typeURL)
+	a := l.ensureType(r.TypeURL)
 	a.Responses++
 	a.ResponseBytes += uint64(size)
-	a.LastResponse, a.LastResources = l.now(), len(r.resources)
+	a.LastResponse, a.LastResources = l.now(), len(r.Resources)
 	l.lastResponse = a.LastResponse
 	l.ensureEnvoy(l.process).hasAnswer = true
 	if len(a.pending) == maxPending {
 		a.pending = slices.Delete(a.pending, 0, 1)
 	}
-	a.pending = append(a.pending, sentVersion{nonce: r.nonce, version: r.version})
+	a.pending = append(a.pending, sentVersion{nonce: r.Nonce, version: r.Version})
 	l.addEvent(Event{
-		Kind: EventResponse, TypeURL: a.TypeURL, Version: r.version, Nonce: r.nonce,
-		Resources: len(r.resources), Removed: len(r.removed), Bytes: size,
+		Kind: EventResponse, TypeURL: a.TypeURL, Version: r.Version, Nonce: r.Nonce,
+		Resources: len(r.Resources), Removed: len(r.Removed), Bytes: size,
 	})
 	l.metrics.responses.Inc()
 	l.metrics.responseBytes.WithLabelValues(shortType(a.TypeURL)).Add(float64(size))

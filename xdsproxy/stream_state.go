@@ -2,11 +2,10 @@ package xdsproxy
 
 import (
 	"fmt"
+	"github.com/pilotfish-mesh/pilotfish/xdsproxy/wire"
 	"slices"
 	"strconv"
 	"strings"
-
-	"google.golang.org/grpc/mem"
 )
 
 // maxPendingResponses limits the recorded responses without an answer. Dropped ones count as not accepted, and the next
@@ -16,7 +15,7 @@ const maxPendingResponses = 128
 // streamState is the state of a stream of Envoy: its subscriptions and the versions that it has. It does not depend on
 // the control plane, and is sufficient to continue with another one. It is not safe for concurrent use.
 type streamState struct {
-	proto     variant
+	proto     wire.Variant
 	node      []byte // from Envoy's first request
 	types     map[string]*typeState
 	typeOrder []string // order of Envoy's first requests: dependent types follow those that they depend on
@@ -26,8 +25,10 @@ type streamState struct {
 	// hadConfig: Envoy already had configuration when its stream started. storesConfig: accepted resources are stored.
 	// If both are set, the initial requests contain no versions, so that all resources are sent and stored.
 	hadConfig, storesConfig bool
-	// superseded are the stages of recorded responses that Envoy will not answer.
-	superseded []uint64
+	// superseded are recorded responses that Envoy will not answer. pendingBytes is the size of the messages of pending
+	// responses.
+	superseded   []pendingResponse
+	pendingBytes int
 	// hideVersions omits Envoy's versions from initial requests, so that control planes send all resources.
 	hideVersions bool
 }
@@ -44,7 +45,7 @@ type typeState struct {
 	heldVersions map[string]string
 	pending      []pendingResponse // oldest first
 	// raw is Envoy's first request. It is dropped when the state contains more than the request.
-	raw *frame
+	raw *wire.Message
 	// responded: Envoy has accepted a response. unansweredNames is the number of names without an accepted resource or
 	// removal.
 	responded       bool
@@ -54,12 +55,12 @@ type typeState struct {
 // pendingResponse is a response that Envoy has not answered.
 type pendingResponse struct {
 	nonce string // as sent to Envoy
-	// stage is the number under which it is recorded, or 0.
-	stage uint64
-	response
+	// message is nil if it is not recorded.
+	message *wire.Message
+	wire.Response
 }
 
-func newStreamState(v variant) *streamState {
+func newStreamState(v wire.Variant) *streamState {
 	return &streamState{proto: v, types: make(map[string]*typeState)}
 }
 
@@ -74,7 +75,7 @@ const (
 
 // requestInfo is a parsed request and its effects.
 type requestInfo struct {
-	request
+	wire.Request
 	answer answerKind
 	first  bool // first request of its type
 	// answered is the response that the request answers.
@@ -84,30 +85,30 @@ type requestInfo struct {
 	dropped []string
 }
 
-// processRequest records a request of Envoy. It returns the frame to send upstream, which the caller owns. The frame is
+// processRequest records a request of Envoy. It returns the message to send upstream, which the caller owns. The message is
 // nil if there is nothing to send, for example for an answer to an earlier control plane.
-func (s *streamState) processRequest(f *frame, connected bool) (forward *frame, h requestInfo, err error) {
-	if h.request, err = peekRequest(s.proto, f.data); err != nil {
-		return f.share(), h, err
+func (s *streamState) processRequest(f *wire.Message, connected bool) (forward *wire.Message, h requestInfo, err error) {
+	if h.Request, err = wire.ParseRequest(s.proto, f.Data); err != nil {
+		return f.Share(), h, err
 	}
 	if s.node == nil {
-		s.node = h.node
+		s.node = h.Node
 	}
 	if len(s.types) == 0 {
-		s.hadConfig = len(h.known) > 0 || h.version != ""
+		s.hadConfig = len(h.Known) > 0 || h.Version != ""
 		s.hideVersions = s.hideVersions || s.storesConfig && s.hadConfig
 	}
-	t, first := s.ensureType(h.typeURL)
+	t, first := s.ensureType(h.TypeURL)
 	if t == nil {
-		return f.share(), h, nil
+		return f.Share(), h, nil
 	}
 	h.first = first
-	s.listenersRequested = s.listenersRequested || h.typeURL == listenerType
-	h.answer, h.answered = s.resolvePending(t, h.request)
-	h.changed, h.dropped = t.subscribe(s.proto, h.request, first)
+	s.listenersRequested = s.listenersRequested || h.TypeURL == listenerType
+	h.answer, h.answered = s.resolvePending(t, h.Request)
+	h.changed, h.dropped = t.subscribe(s.proto, h.Request, first)
 	t.releaseRaw()
-	if first && h.nonce == "" {
-		t.raw = f.share()
+	if first && h.Nonce == "" {
+		t.raw = f.Share()
 	}
 	if !connected {
 		return nil, h, nil
@@ -116,21 +117,21 @@ func (s *streamState) processRequest(f *frame, connected bool) (forward *frame, 
 }
 
 // adaptRequest returns the request for the current control plane, with its nonce, or nil.
-func (s *streamState) adaptRequest(f *frame, t *typeState, h requestInfo) *frame {
-	epoch, nonce := splitNonce(h.nonce)
+func (s *streamState) adaptRequest(f *wire.Message, t *typeState, h requestInfo) *wire.Message {
+	epoch, nonce := splitNonce(h.Nonce)
 	switch {
 	case h.first && s.hideVersions:
-		return s.initialRequest(t, h.node)
-	case nonce == h.nonce && (nonce == "" || s.epoch == 1):
-		return f.share()
+		return s.initialRequest(t, h.Node)
+	case nonce == h.Nonce && (nonce == "" || s.epoch == 1):
+		return f.Share()
 	case epoch == s.epoch:
-		return f.withField(requestNonce(s.proto), nonce)
+		return f.WithField(wire.NonceField(s.proto), nonce)
 	case !h.changed:
 		return nil
-	case s.proto == sotw:
+	case s.proto == wire.SotW:
 		return s.initialRequest(t, nil)
 	}
-	return subscriptionRequest(h.request)
+	return subscriptionRequest(h.Request)
 }
 
 // ensureType returns the state of a type and creates it if necessary. It returns nil if there are too many types.
@@ -146,31 +147,31 @@ func (s *streamState) ensureType(typeURL string) (t *typeState, first bool) {
 }
 
 // subscribe applies the subscription of a request, and returns whether it changed and the dropped names.
-func (t *typeState) subscribe(v variant, r request, first bool) (changed bool, dropped []string) {
-	if v == sotw {
+func (t *typeState) subscribe(v wire.Variant, r wire.Request, first bool) (changed bool, dropped []string) {
+	if v == wire.SotW {
 		if first {
-			t.version = r.version
+			t.version = r.Version
 		}
-		return t.replaceNames(r.names)
+		return t.replaceNames(r.Names)
 	}
 	if first {
-		for _, k := range r.known {
-			t.heldVersions[k.name] = k.version
+		for _, k := range r.Known {
+			t.heldVersions[k.Name] = k.Version
 		}
 	}
-	if r.hasWildcard() || (first && len(r.subscribe) == 0) {
-		t.all, t.isImplicit = true, !r.hasWildcard()
+	if r.HasWildcard() || (first && len(r.Subscribe) == 0) {
+		t.all, t.isImplicit = true, !r.HasWildcard()
 	}
-	for _, name := range r.subscribe {
-		if _, had := t.names[name]; !had && name != wildcard {
+	for _, name := range r.Subscribe {
+		if _, had := t.names[name]; !had && name != wire.Wildcard {
 			_, held := t.heldVersions[name]
 			t.addName(name, held)
 		}
 	}
-	for _, name := range r.unsubscribe {
+	for _, name := range r.Unsubscribe {
 		t.unsubscribe(name)
 	}
-	return first || len(r.subscribe)+len(r.unsubscribe) > 0, r.unsubscribe
+	return first || len(r.Subscribe)+len(r.Unsubscribe) > 0, r.Unsubscribe
 }
 
 func (t *typeState) addName(name string, answered bool) {
@@ -196,7 +197,7 @@ func (t *typeState) markAnswered(name string) {
 }
 
 func (t *typeState) unsubscribe(name string) {
-	if name == wildcard {
+	if name == wire.Wildcard {
 		t.all = false
 		return
 	}
@@ -212,7 +213,7 @@ func (t *typeState) replaceNames(names []string) (changed bool, dropped []string
 		next[name] = struct{}{}
 		if _, had := t.names[name]; !had {
 			changed = true
-			t.addName(name, name == wildcard)
+			t.addName(name, name == wire.Wildcard)
 		}
 	}
 	for name := range t.names {
@@ -225,56 +226,50 @@ func (t *typeState) replaceNames(names []string) (changed bool, dropped []string
 }
 
 // resolvePending removes the response that a request answers, and returns it with the kind of the answer.
-func (s *streamState) resolvePending(t *typeState, r request) (answerKind, pendingResponse) {
-	if r.nonce == "" {
+func (s *streamState) resolvePending(t *typeState, r wire.Request) (answerKind, pendingResponse) {
+	if r.Nonce == "" {
 		return noAnswer, pendingResponse{}
 	}
-	i := slices.IndexFunc(t.pending, func(p pendingResponse) bool { return p.nonce == r.nonce })
+	i := slices.IndexFunc(t.pending, func(p pendingResponse) bool { return p.nonce == r.Nonce })
 	if i < 0 {
 		return noAnswer, pendingResponse{}
 	}
 	p := t.pending[i]
 	from := i
-	if s.proto == sotw { // in SotW the answer also covers earlier responses, but not whether Envoy accepted them
+	if s.proto == wire.SotW { // in SotW the answer also covers earlier responses, but not whether Envoy accepted them
 		from = 0
 		s.supersede(t.pending[:i])
 	}
 	t.pending = slices.Delete(t.pending, from, i+1)
-	if r.rejected {
-		t.reject(s.proto, p.response)
+	if p.message != nil {
+		s.pendingBytes -= p.message.Data.Len()
+	}
+	if r.Rejected {
+		t.reject(s.proto, p.Response)
 		return nack, p
 	}
-	t.accept(s.proto, p.response)
+	t.accept(s.proto, p.Response)
 	return ack, p
 }
 
 func (s *streamState) supersede(responses []pendingResponse) {
 	for _, p := range responses {
-		if p.stage != 0 {
-			s.superseded = append(s.superseded, p.stage)
+		if p.message != nil {
+			s.pendingBytes -= p.message.Data.Len()
+			s.superseded = append(s.superseded, p)
 		}
 	}
 }
 
-// clearStages removes the stages of pending responses, because recording starts again with new stage numbers.
-func (s *streamState) clearStages() {
-	s.superseded = nil
-	for _, t := range s.types {
-		for i := range t.pending {
-			t.pending[i].stage = 0
+func (t *typeState) accept(v wire.Variant, r wire.Response) {
+	t.version, t.responded = r.Version, true
+	for _, one := range r.Resources {
+		t.markAnswered(one.Name)
+		if v == wire.Delta {
+			t.heldVersions[one.Name] = one.Version
 		}
 	}
-}
-
-func (t *typeState) accept(v variant, r response) {
-	t.version, t.responded = r.version, true
-	for _, one := range r.resources {
-		t.markAnswered(one.name)
-		if v == delta {
-			t.heldVersions[one.name] = one.version
-		}
-	}
-	for _, name := range r.removed {
+	for _, name := range r.Removed {
 		t.markAnswered(name)
 		delete(t.heldVersions, name)
 	}
@@ -282,28 +277,32 @@ func (t *typeState) accept(v variant, r response) {
 
 // reject marks the versions of the response's resources as unknown: Envoy accepts valid clusters and listeners of a
 // response that it rejects.
-func (t *typeState) reject(v variant, r response) {
-	if v == sotw {
+func (t *typeState) reject(v wire.Variant, r wire.Response) {
+	if v == wire.SotW {
 		return
 	}
-	for _, one := range r.resources {
-		t.heldVersions[one.name] = ""
+	for _, one := range r.Resources {
+		t.heldVersions[one.Name] = ""
 	}
 }
 
-// addPending records a response that is about to be sent to Envoy, and returns its nonce for Envoy.
-func (s *streamState) addPending(r response, epoch int, stage uint64) (nonce string) {
-	nonce = joinNonce(epoch, r.nonce)
-	t := s.types[r.typeURL]
+// addPending records a response that is about to be sent to Envoy, and returns its nonce for Envoy. It takes ownership
+// of the message, which may be nil.
+func (s *streamState) addPending(r wire.Response, epoch int, message *wire.Message) (nonce string) {
+	nonce = joinNonce(epoch, r.Nonce)
+	t := s.types[r.TypeURL]
 	if t == nil {
 		return nonce
+	}
+	if message != nil {
+		s.pendingBytes += message.Data.Len()
 	}
 	t.releaseRaw()
 	if len(t.pending) >= maxPendingResponses {
 		s.supersede(t.pending[:1])
 		t.pending = slices.Delete(t.pending, 0, 1)
 	}
-	t.pending = append(t.pending, pendingResponse{nonce: nonce, stage: stage, response: r})
+	t.pending = append(t.pending, pendingResponse{nonce: nonce, message: message, Response: r})
 	return nonce
 }
 
@@ -333,42 +332,41 @@ func (s *streamState) isAwaitingResponse() bool {
 	return false
 }
 
-// resetResponded makes all types wait for a response again.
-func (s *streamState) resetResponded() {
-	for _, t := range s.types {
-		t.responded = false
-	}
-}
-
 // initialRequests returns the first requests of a new upstream stream: Envoy's subscriptions and versions. The caller
-// owns the frames.
-func (s *streamState) initialRequests() []*frame {
-	var frames []*frame
+// owns the messages.
+func (s *streamState) initialRequests() []*wire.Message {
+	var messages []*wire.Message
 	for i, typeURL := range s.typeOrder {
 		t := s.types[typeURL]
 		if t.raw != nil && !s.hideVersions {
-			frames = append(frames, t.raw.share())
+			messages = append(messages, t.raw.Share())
 			continue
 		}
 		var node []byte
 		if i == 0 {
 			node = s.node
 		}
-		frames = append(frames, s.initialRequest(t, node))
+		messages = append(messages, s.initialRequest(t, node))
 	}
-	return frames
+	return messages
 }
 
 // release frees the recorded requests.
 func (s *streamState) release() {
 	for _, t := range s.types {
 		t.releaseRaw()
+		s.supersede(t.pending)
+		t.pending = nil
 	}
+	for _, p := range s.superseded {
+		p.message.Free()
+	}
+	s.superseded = nil
 }
 
 func (t *typeState) releaseRaw() {
 	if t.raw != nil {
-		t.raw.free()
+		t.raw.Free()
 		t.raw = nil
 	}
 }
@@ -396,19 +394,4 @@ func splitNonce(joined string) (epoch int, nonce string) {
 		return 1, joined
 	}
 	return epoch, nonce
-}
-
-// share returns another reference to the frame.
-func (f *frame) share() *frame {
-	f.data.Ref()
-	return &frame{data: f.data}
-}
-
-// withField returns the frame with a text field set. The field is appended: the last occurrence of a field counts in
-// protobuf.
-func (f *frame) withField(field int, text string) *frame {
-	shared := f.share()
-	data := make(mem.BufferSlice, 0, len(shared.data)+1)
-	data = append(data, shared.data...)
-	return &frame{data: append(data, mem.SliceBuffer(appendText(nil, field, text)))}
 }

@@ -38,23 +38,23 @@ const relayProcessEnv = "PILOTFISH_TEST_RELAY"
 
 const clusterURL = clusterType
 
-// upstream is a control plane whose stream handlers the test sets.
-type upstream struct {
+// fakeControlPlane is a control plane whose stream handlers the test sets.
+type fakeControlPlane struct {
 	discoveryv3.UnimplementedAggregatedDiscoveryServiceServer
 	sotw  func(discoveryv3.AggregatedDiscoveryService_StreamAggregatedResourcesServer) error
 	delta func(discoveryv3.AggregatedDiscoveryService_DeltaAggregatedResourcesServer) error
 }
 
-func (u *upstream) StreamAggregatedResources(s discoveryv3.AggregatedDiscoveryService_StreamAggregatedResourcesServer) error {
+func (u *fakeControlPlane) StreamAggregatedResources(s discoveryv3.AggregatedDiscoveryService_StreamAggregatedResourcesServer) error {
 	return u.sotw(s)
 }
 
-func (u *upstream) DeltaAggregatedResources(s discoveryv3.AggregatedDiscoveryService_DeltaAggregatedResourcesServer) error {
+func (u *fakeControlPlane) DeltaAggregatedResources(s discoveryv3.AggregatedDiscoveryService_DeltaAggregatedResourcesServer) error {
 	return u.delta(s)
 }
 
 // listen serves the control plane on the address (port 0 for any) until stop is called or the test ends.
-func (u *upstream) listen(t *testing.T, address string, config *tls.Config) (at string, stop func()) {
+func (u *fakeControlPlane) listen(t *testing.T, address string, config *tls.Config) (at string, stop func()) {
 	t.Helper()
 	if address == "127.0.0.1:0" {
 		address = freeAddress(t) // reserved for this test, so that another control plane can listen on it later
@@ -89,6 +89,7 @@ func start(t *testing.T, config Config) *Relay {
 	if config.Socket == "" {
 		config.Socket = filepath.Join(t.TempDir(), "etc", "XDS")
 	}
+	config.LastGood.saveDelay = testSaveDelay
 	if config.Logger == nil {
 		log := &testenv.Buffer{}
 		config.Logger = slog.New(slog.NewTextHandler(log, &slog.HandlerOptions{Level: slog.LevelDebug}))
@@ -157,8 +158,8 @@ func deltaStream(t *testing.T, r *Relay) deltaClient {
 }
 
 // newAnsweringControlPlane returns a SotW control plane that answers each first request with one resource.
-func newAnsweringControlPlane(content []byte) *upstream {
-	return &upstream{sotw: func(s discoveryv3.AggregatedDiscoveryService_StreamAggregatedResourcesServer) error {
+func newAnsweringControlPlane(content []byte) *fakeControlPlane {
+	return &fakeControlPlane{sotw: func(s discoveryv3.AggregatedDiscoveryService_StreamAggregatedResourcesServer) error {
 		for nonce := 1; ; {
 			request, err := s.Recv()
 			if err != nil {

@@ -5,6 +5,7 @@ import (
 	"context"
 	"encoding/json"
 	"errors"
+	"github.com/pilotfish-mesh/pilotfish/xdsproxy/wire"
 	"slices"
 	"strings"
 	"sync"
@@ -106,9 +107,9 @@ func (t *Tap) Follow(ctx context.Context, emit func(TapLine) error) error {
 	for {
 		select {
 		case m := <-t.queue:
-			t.bytes.Add(int64(-m.frame.data.Len()))
+			t.bytes.Add(int64(-m.message.Data.Len()))
 			err := t.options.emitMessage(m, int(t.lost.Swap(0)), emit)
-			m.frame.free()
+			m.message.Free()
 			if err != nil {
 				return err
 			}
@@ -132,14 +133,14 @@ type tap struct {
 	lost  atomic.Int64
 }
 
-// tapMessage is a queued message. It owns a reference to the frame.
+// tapMessage is a queued message. It owns a reference to the message.
 type tapMessage struct {
 	at       time.Time
 	from, to string
 	request  bool
-	proto    variant
+	proto    wire.Variant
 	process  int32
-	frame    *frame
+	message  *wire.Message
 }
 
 func (t *taps) add(one *tap) bool {
@@ -160,7 +161,7 @@ func (t *taps) remove(one *tap) {
 	t.mu.Unlock()
 	for len(one.queue) > 0 {
 		m := <-one.queue
-		m.frame.free()
+		m.message.Free()
 	}
 }
 
@@ -174,38 +175,38 @@ func (t *taps) publish(m tapMessage) {
 }
 
 func (t *tap) enqueue(m tapMessage) {
-	size := int64(m.frame.data.Len())
+	size := int64(m.message.Data.Len())
 	if t.bytes.Load()+size > maxQueuedBytes && len(t.queue) > 0 {
 		t.lost.Add(1)
 		return
 	}
-	m.frame = m.frame.share()
+	m.message = m.message.Share()
 	t.bytes.Add(size)
 	select {
 	case t.queue <- m:
 	default:
-		m.frame.free()
+		m.message.Free()
 		t.bytes.Add(-size)
 		t.lost.Add(1)
 	}
 }
 
-// tap publishes a message of this stream. It does not take ownership of the frame.
-func (s *session) tap(from, to string, f *frame) {
+// tap publishes a message of this stream. It does not take ownership of the message.
+func (s *session) tap(from, to string, f *wire.Message) {
 	if !s.relay.taps.active.Load() {
 		return
 	}
 	s.relay.taps.publish(tapMessage{
-		at: s.relay.config.Now(), from: from, to: to, request: to == controlPlaneSide, proto: s.proto, process: s.process, frame: f,
+		at: s.relay.config.Now(), from: from, to: to, request: to == controlPlaneSide, proto: s.proto, process: s.process, message: f,
 	})
 }
 
 // tapAll publishes and returns the agent's own requests.
-func (s *session) tapAll(frames []*frame) []*frame {
-	for _, f := range frames {
+func (s *session) tapAll(messages []*wire.Message) []*wire.Message {
+	for _, f := range messages {
 		s.tap(agentSide, controlPlaneSide, f)
 	}
-	return frames
+	return messages
 }
 
 // serviceNames maps discovery service names to types.

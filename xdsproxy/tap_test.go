@@ -21,6 +21,7 @@ import (
 	"google.golang.org/protobuf/types/known/wrapperspb"
 
 	"github.com/pilotfish-mesh/pilotfish/internal/testenv"
+	"github.com/pilotfish-mesh/pilotfish/xdsproxy/wire"
 )
 
 const secretType = "type.googleapis.com/envoy.extensions.transport_sockets.tls.v3.Secret"
@@ -89,10 +90,10 @@ func newPlugin(t testing.TB) *httpwasmv3.Wasm {
 }
 
 // tapContents returns the lines of a tap for one response.
-func tapContents(t testing.TB, o TapOptions, v variant, typeURL string, resources []*anypb.Any) (lines []TapLine, text string) {
+func tapContents(t testing.TB, o TapOptions, v wire.Variant, typeURL string, resources []*anypb.Any) (lines []TapLine, text string) {
 	t.Helper()
 	var m proto.Message = &discoveryv3.DiscoveryResponse{TypeUrl: typeURL, VersionInfo: "v", Nonce: "n", Resources: resources}
-	if v == delta {
+	if v == wire.Delta {
 		d := &discoveryv3.DeltaDiscoveryResponse{TypeUrl: typeURL, Nonce: "n"}
 		for i, r := range resources {
 			d.Resources = append(d.Resources, &discoveryv3.Resource{Name: fmt.Sprint("r", i), Version: "1", Resource: r})
@@ -103,7 +104,7 @@ func tapContents(t testing.TB, o TapOptions, v variant, typeURL string, resource
 	if err != nil {
 		t.Fatal(err)
 	}
-	err = o.emitMessage(tapMessage{from: controlPlaneSide, to: envoySide, proto: v, frame: f}, 0, func(l TapLine) error {
+	err = o.emitMessage(tapMessage{from: controlPlaneSide, to: envoySide, proto: v, message: f}, 0, func(l TapLine) error {
 		one, err := json.Marshal(l)
 		lines, text = append(lines, l), text+string(one)+"\n"
 		return err
@@ -115,7 +116,7 @@ func tapContents(t testing.TB, o TapOptions, v variant, typeURL string, resource
 }
 
 func TestTapRedactsSecrets(t *testing.T) {
-	for _, v := range []variant{sotw, delta} {
+	for _, v := range []wire.Variant{wire.SotW, wire.Delta} {
 		resources := newSecretResources(t)
 		lines, text := tapContents(t, TapOptions{Contents: true}, v, secretType, resources)
 		if strings.Contains(text, marker) || strings.Contains(text, "dmVyeS1oaWRkZW4") /* in base64 */ {
@@ -148,7 +149,7 @@ func TestTapSelectsByTypeAndName(t *testing.T) {
 		{TapOptions{Name: "book"}, 2},
 		{TapOptions{Name: "missing"}, 0},
 	} {
-		if lines, text := tapContents(t, c.options, sotw, clusterType, resources); len(lines) != c.lines {
+		if lines, text := tapContents(t, c.options, wire.SotW, clusterType, resources); len(lines) != c.lines {
 			t.Errorf("%+v: %d lines, want %d:\n%s", c.options, len(lines), c.lines, text)
 		}
 	}
@@ -282,9 +283,9 @@ func FuzzTap(f *testing.F) {
 	}
 	f.Add(request, true, true)
 	f.Fuzz(func(t *testing.T, data []byte, asRequest, asDelta bool) {
-		m := tapMessage{request: asRequest, frame: newFrame(data)}
+		m := tapMessage{request: asRequest, message: wire.NewMessage(data)}
 		if asDelta {
-			m.proto = delta
+			m.proto = wire.Delta
 		}
 		for _, o := range []TapOptions{{Contents: true}, {Name: "a"}} {
 			_ = o.emitMessage(m, 0, func(l TapLine) error {

@@ -4,7 +4,6 @@ import (
 	"bytes"
 	"encoding/json"
 	"fmt"
-	"io"
 	"strings"
 
 	discoveryv3 "github.com/envoyproxy/go-control-plane/envoy/service/discovery/v3"
@@ -13,6 +12,7 @@ import (
 	"google.golang.org/protobuf/types/known/anypb"
 
 	"github.com/pilotfish-mesh/pilotfish/internal/redact"
+	"github.com/pilotfish-mesh/pilotfish/xdsproxy/wire"
 )
 
 const (
@@ -26,13 +26,13 @@ const (
 // resource.
 func (o TapOptions) emitMessage(m tapMessage, lost int, emit func(TapLine) error) error {
 	line := TapLine{
-		Time: m.at, From: m.from, To: m.to, Process: int(m.process), Protocol: m.proto.String(), Bytes: m.frame.data.Len(), Lost: lost,
+		Time: m.at, From: m.from, To: m.to, Process: int(m.process), Protocol: m.proto.String(), Bytes: m.message.Data.Len(), Lost: lost,
 	}
 	var err error
 	if m.request {
-		err = line.readRequest(m.proto, m.frame)
+		err = line.readRequest(m.proto, m.message)
 	} else {
-		err = line.readResponse(m.proto, m.frame)
+		err = line.readResponse(m.proto, m.message)
 	}
 	if err != nil {
 		line.Reason = fmt.Sprintf("this message could not be parsed: %v", err)
@@ -57,13 +57,13 @@ func (o TapOptions) matchesName(m tapMessage, line TapLine) bool {
 	}
 	var all []string
 	if m.request {
-		r, _ := peekRequest(m.proto, m.frame.data)
-		all = append(append(append(all, r.names...), r.subscribe...), r.unsubscribe...)
+		r, _ := wire.ParseRequest(m.proto, m.message.Data)
+		all = append(append(append(all, r.Names...), r.Subscribe...), r.Unsubscribe...)
 	} else {
-		r, _ := peekResponse(m.proto, m.frame.data)
-		all = append(all, r.removed...)
-		for _, one := range r.resources {
-			all = append(all, one.name)
+		r, _ := wire.ParseResponse(m.proto, m.message.Data)
+		all = append(all, r.Removed...)
+		for _, one := range r.Resources {
+			all = append(all, one.Name)
 		}
 	}
 	for _, name := range all {
@@ -74,17 +74,17 @@ func (o TapOptions) matchesName(m tapMessage, line TapLine) bool {
 	return false
 }
 
-func (l *TapLine) readRequest(v variant, f *frame) error {
-	r, err := peekRequest(v, f.data)
+func (l *TapLine) readRequest(v wire.Variant, f *wire.Message) error {
+	r, err := wire.ParseRequest(v, f.Data)
 	if err != nil {
 		return err
 	}
-	l.TypeURL, l.Version, l.Nonce, l.Reason = r.typeURL, r.version, r.nonce, redact.Text(r.reason)
-	l.Names, l.Unsubscribed, l.Known = limitNames(append(r.names, r.subscribe...)), limitNames(r.unsubscribe), len(r.known)
+	l.TypeURL, l.Version, l.Nonce, l.Reason = r.TypeURL, r.Version, r.Nonce, redact.Text(r.Reason)
+	l.Names, l.Unsubscribed, l.Known = limitNames(append(r.Names, r.Subscribe...)), limitNames(r.Unsubscribe), len(r.Known)
 	switch {
-	case r.rejected:
+	case r.Rejected:
 		l.Kind = TapNack
-	case r.nonce != "":
+	case r.Nonce != "":
 		l.Kind = TapAck
 	default:
 		l.Kind = TapRequest
@@ -92,13 +92,13 @@ func (l *TapLine) readRequest(v variant, f *frame) error {
 	return nil
 }
 
-func (l *TapLine) readResponse(v variant, f *frame) error {
-	r, err := peekResponse(v, f.data)
+func (l *TapLine) readResponse(v wire.Variant, f *wire.Message) error {
+	r, err := wire.ParseResponse(v, f.Data)
 	if err != nil {
 		return err
 	}
-	l.Kind, l.TypeURL, l.Version, l.Nonce = TapResponse, r.typeURL, r.version, r.nonce
-	l.Resources, l.Removed = len(r.resources), limitNames(r.removed)
+	l.Kind, l.TypeURL, l.Version, l.Nonce = TapResponse, r.TypeURL, r.Version, r.Nonce
+	l.Resources, l.Removed = len(r.Resources), limitNames(r.Removed)
 	return nil
 }
 
@@ -106,18 +106,18 @@ func limitNames(names []string) []string { return names[:min(len(names), maxName
 
 // emitResources emits a line for each selected resource of a response.
 func (o TapOptions) emitResources(m tapMessage, typeURL string, emit func(TapLine) error) error {
-	return walk(m.frame.data, func(number protowire.Number, c *cursor, length int) error {
+	return wire.Walk(m.message.Data, func(number protowire.Number, c *wire.Cursor, length int) error {
 		if number != 2 {
-			return c.skip(length)
+			return c.Skip(length)
 		}
-		end := c.remaining() - length
+		end := c.Remaining() - length
 		head, err := readResource(m, c, length)
 		if err != nil {
 			return err
 		}
-		line := TapLine{Time: m.at, Kind: TapResource, TypeURL: typeURL, Name: head.name, Version: head.version, Bytes: length}
-		if o.Name != "" && !strings.Contains(head.name, o.Name) {
-			return c.skip(c.remaining() - end)
+		line := TapLine{Time: m.at, Kind: TapResource, TypeURL: typeURL, Name: head.Name, Version: head.Version, Bytes: length}
+		if o.Name != "" && !strings.Contains(head.Name, o.Name) {
+			return c.Skip(c.Remaining() - end)
 		}
 		if o.Contents {
 			if line.Content, err = o.resourceJSON(m, typeURL, head.bytes, length); err != nil {
@@ -130,24 +130,24 @@ func (o TapOptions) emitResources(m tapMessage, typeURL string, emit func(TapLin
 
 // tapResource is a resource of a response.
 type tapResource struct {
-	resource
+	wire.Resource
 	bytes []byte // nil if it is too large to be displayed
 }
 
 // readResource reads a resource with its name and version. It skips the content if that is too large.
-func readResource(m tapMessage, c *cursor, length int) (tapResource, error) {
+func readResource(m tapMessage, c *wire.Cursor, length int) (tapResource, error) {
 	if length > maxContent {
-		r, err := peekResource(m.proto, c, length)
-		return tapResource{resource: r}, err
+		r, err := wire.ParseResource(m.proto, c, length)
+		return tapResource{Resource: r}, err
 	}
-	h := tapResource{bytes: make([]byte, length)}
-	if _, err := io.ReadFull(c.reader, h.bytes); err != nil {
-		return h, errMalformed
-	}
-	reader := newFrame(h.bytes).data.Reader()
-	defer func() { _ = reader.Close() }()
+	var h tapResource
 	var err error
-	h.resource, err = peekResource(m.proto, &cursor{reader: reader}, length)
+	if h.bytes, err = c.ReadInto(nil, length); err != nil {
+		return h, err
+	}
+	inner, closeReader := wire.NewCursor(wire.NewMessage(h.bytes).Data)
+	defer closeReader()
+	h.Resource, err = wire.ParseResource(m.proto, inner, length)
 	return h, err
 }
 
@@ -158,7 +158,7 @@ func (o TapOptions) resourceJSON(m tapMessage, typeURL string, data []byte, size
 		return opaqueJSON(typeURL, nil, size), nil
 	}
 	var body anypb.Any
-	if m.proto == sotw {
+	if m.proto == wire.SotW {
 		if err := proto.Unmarshal(data, &body); err != nil {
 			return opaqueJSON(typeURL, data, size), nil
 		}

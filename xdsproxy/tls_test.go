@@ -77,7 +77,7 @@ func TestTokenIsReadForEachStream(t *testing.T) {
 	roots, token := filepath.Join(dir, "root-cert.pem"), filepath.Join(dir, "istio-token")
 	write(t, roots, authority.PEM())
 	good := newAnsweringControlPlane([]byte("c"))
-	cp := &upstream{sotw: func(s discoveryv3.AggregatedDiscoveryService_StreamAggregatedResourcesServer) error {
+	cp := &fakeControlPlane{sotw: func(s discoveryv3.AggregatedDiscoveryService_StreamAggregatedResourcesServer) error {
 		md, _ := metadata.FromIncomingContext(s.Context())
 		if got := strings.Join(md.Get("authorization"), ","); got != "Bearer second" {
 			return status.Error(codes.Unauthenticated, "the token has expired")

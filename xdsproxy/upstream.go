@@ -3,18 +3,22 @@ package xdsproxy
 import (
 	"context"
 	"errors"
-	"fmt"
 	"strings"
 	"sync/atomic"
 	"time"
 
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/connectivity"
+	"google.golang.org/grpc/keepalive"
+	"google.golang.org/grpc/metadata"
+
 	"github.com/pilotfish-mesh/pilotfish/internal/dial"
-	"github.com/pilotfish-mesh/pilotfish/internal/rawgrpc"
+	"github.com/pilotfish-mesh/pilotfish/xdsproxy/wire"
 )
 
-// uplink maintains one connection to a control plane for the next stream of Envoy. It connects in advance, so that
+// upstream maintains one connection to a control plane for the next stream of Envoy. It connects in advance, so that
 // Envoy does not wait for a handshake at its start or after an outage.
-type uplink struct {
+type upstream struct {
 	config  Config
 	tracker *statusTracker
 	// ready hands over the connection. The receiver returns it with lease.release.
@@ -31,15 +35,13 @@ type uplink struct {
 	noAnswerSince                   time.Time
 	// pingSlowdown multiplies the keepalive interval, after a control plane has treated pings as an attack.
 	pingSlowdown atomic.Int64
-	// keepalive is that of the connection in use, or nil.
-	keepalive atomic.Pointer[dial.Keepalive]
 	// wake contains a value when a new stream needs a connection, and ends a long backoff.
 	wake chan struct{}
 }
 
 // lease is the use of a connection for one stream.
 type lease struct {
-	conn    *rawgrpc.Client
+	connection
 	address string
 	done    chan outcome
 }
@@ -58,8 +60,8 @@ const (
 
 func (l *lease) release(o outcome) { l.done <- o }
 
-func newUplink(config Config, book *statusTracker) *uplink {
-	return &uplink{
+func newUpstream(config Config, book *statusTracker) *upstream {
+	return &upstream{
 		config:          config,
 		tracker:         book,
 		ready:           make(chan *lease),
@@ -70,7 +72,7 @@ func newUplink(config Config, book *statusTracker) *uplink {
 }
 
 // run connects and serves connections until ctx ends.
-func (u *uplink) run(ctx context.Context) {
+func (u *upstream) run(ctx context.Context) {
 	for ctx.Err() == nil {
 		c, err := u.connectAny(ctx)
 		u.isDown.Store(err != nil)
@@ -85,7 +87,7 @@ func (u *uplink) run(ctx context.Context) {
 
 // waitRetry waits before the next attempt. In a long outage the backoff grows further, because all proxies of a mesh
 // wait for the same control plane, and their attempts would overload it when it starts.
-func (u *uplink) waitRetry(ctx context.Context) {
+func (u *upstream) waitRetry(ctx context.Context) {
 	if u.noAnswerSince.IsZero() {
 		u.noAnswerSince = time.Now()
 	}
@@ -103,14 +105,14 @@ func (u *uplink) waitRetry(ctx context.Context) {
 }
 
 // resetBackoff resets the backoff and the start of the outage.
-func (u *uplink) resetBackoff() {
+func (u *upstream) resetBackoff() {
 	u.noAnswerSince = time.Time{}
 	u.noAnswerBackoff.Max = u.config.MaxRetry
 	u.noAnswerBackoff.Reset()
 }
 
 // wakeUp ends a wait for the next attempt.
-func (u *uplink) wakeUp() {
+func (u *upstream) wakeUp() {
 	select {
 	case u.wake <- struct{}{}:
 	default:
@@ -120,15 +122,16 @@ func (u *uplink) wakeUp() {
 // connection is the result of an attempt: a connection whose server has a valid certificate and speaks HTTP/2, or an
 // error.
 type connection struct {
-	conn      *rawgrpc.Client
-	target    target
-	keepalive *dial.Keepalive
-	err       error
+	conn   *grpc.ClientConn
+	target target
+	// received counts the bytes from the control plane, including those of incomplete messages.
+	received *atomic.Int64
+	err      error
 }
 
 // connectAny tries the targets until one answers. It tries the next target when an attempt fails or takes longer than
 // Stagger, so that an address without an answer does not delay the connection.
-func (u *uplink) connectAny(ctx context.Context) (connection, error) {
+func (u *upstream) connectAny(ctx context.Context) (connection, error) {
 	targets, err := u.resolveTargets(ctx)
 	if err != nil {
 		return connection{}, err
@@ -186,24 +189,22 @@ func nextResult(results <-chan connection, more bool, stagger time.Duration) (c 
 }
 
 // serve leases the connection to one stream after the other until it fails.
-func (u *uplink) serve(ctx context.Context, c connection) {
-	conn := c.conn
-	defer func() { _ = conn.Close() }()
-	u.keepalive.Store(c.keepalive)
-	defer u.keepalive.Store(nil)
+func (u *upstream) serve(ctx context.Context, c connection) {
+	defer func() { _ = c.conn.Close() }()
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	closed := make(chan struct{})
+	go func() { defer close(closed); c.waitClosed(ctx) }()
 	for {
-		l := &lease{conn: conn, address: c.target.String(), done: make(chan outcome, 1)}
-		if !u.offerLease(ctx, l) {
+		l := &lease{connection: c, address: c.target.String(), done: make(chan outcome, 1)}
+		if !u.offerLease(ctx, l, closed) {
 			u.lastFailed = c.target
 			return
 		}
-		c.keepalive.SetInUse(true)
-		ended := <-l.done
-		c.keepalive.SetInUse(false)
-		switch ended {
+		switch <-l.done {
 		case reusable:
 			u.refusedBackoff.Reset()
-			if !conn.CanOpenStream() {
+			if !c.isOpen() {
 				return
 			}
 		case broken:
@@ -212,21 +213,29 @@ func (u *uplink) serve(ctx context.Context, c connection) {
 			return
 		case refused:
 			u.lastFailed = c.target
-			_ = conn.Close()
+			_ = c.conn.Close()
 			sleep(ctx, u.refusedBackoff.Next())
 			return
 		}
 	}
 }
 
+func (c connection) isOpen() bool { return c.conn.GetState() == connectivity.Ready }
+
+// waitClosed waits until the connection is closed or ctx ends.
+func (c connection) waitClosed(ctx context.Context) {
+	for c.isOpen() && c.conn.WaitForStateChange(ctx, connectivity.Ready) {
+	}
+}
+
 // offerLease waits until a stream uses the connection, and reports whether one does. It returns false if the connection
 // is closed first.
-func (u *uplink) offerLease(ctx context.Context, l *lease) (taken bool) {
+func (u *upstream) offerLease(ctx context.Context, l *lease, closed <-chan struct{}) bool {
 	u.tracker.markReachable(l.address)
 	select {
 	case u.ready <- l:
 		return true
-	case <-l.conn.Closed():
+	case <-closed:
 		u.tracker.markDisconnected(l.address, errors.New("the connection was closed"))
 		return false
 	case <-ctx.Done():
@@ -236,59 +245,45 @@ func (u *uplink) offerLease(ctx context.Context, l *lease) (taken bool) {
 
 // connect makes one attempt at one target. It fails without connecting if the credentials are missing, because the
 // server would refuse it.
-func (u *uplink) connect(ctx context.Context, t target) connection {
-	if _, err := u.config.Server.Header(); err != nil {
-		return connection{target: t, err: err}
+func (u *upstream) connect(ctx context.Context, t target) connection {
+	c := connection{target: t, received: new(atomic.Int64)}
+	if _, c.err = u.config.Server.Header(); c.err != nil {
+		return c
 	}
 	server := u.config.Server
-	server.Keepalive = &dial.Keepalive{Interval: u.interval(), Timeout: u.config.KeepaliveTimeout, OnActivity: u.config.OnActivity}
-	limit, cancel := context.WithTimeout(ctx, u.config.ConnectTimeout)
-	defer cancel()
-	conn, err := u.newClient(limit, server, t)
-	if err != nil && ctx.Err() == nil && limit.Err() != nil {
-		err = fmt.Errorf("no answer within %s", u.config.ConnectTimeout)
-	}
-	return connection{conn: conn, target: t, keepalive: server.Keepalive, err: err}
-}
-
-func (u *uplink) newClient(ctx context.Context, server Server, t target) (*rawgrpc.Client, error) {
-	conn, err := server.Open(ctx, t.address, t.name)
-	if err != nil {
-		return nil, err
-	}
-	return rawgrpc.NewClient(ctx, conn, server.Authority(t.name), u.config.MaxResponse)
+	server.Received = c.received
+	c.conn, c.err = server.ConnectTo(ctx, t.name, t.address, u.config.ConnectTimeout,
+		grpc.WithKeepaliveParams(keepalive.ClientParameters{Time: u.interval(), Timeout: u.config.KeepaliveTimeout}),
+		grpc.WithSharedWriteBuffer(true),
+		grpc.WithDisableRetry(),
+		grpc.WithDefaultCallOptions(grpc.ForceCodecV2(wire.Codec{}), grpc.MaxCallRecvMsgSize(u.config.MaxResponse)),
+	)
+	return c
 }
 
 // maxPingSlowdown limits pingSlowdown: half an hour at the default interval.
 const maxPingSlowdown = 64
 
 // interval returns the silence after which a ping is sent.
-func (u *uplink) interval() time.Duration {
+func (u *upstream) interval() time.Duration {
 	return u.config.KeepaliveInterval * time.Duration(max(u.pingSlowdown.Load(), 1))
 }
 
 // onStreamEnd reduces the rate of pings if the server ended the stream because of them. gRPC servers accept one ping in
 // 5 minutes by default.
-func (u *uplink) onStreamEnd(err error) {
+func (u *upstream) onStreamEnd(err error) {
 	if strings.Contains(err.Error(), "too_many_pings") {
 		u.pingSlowdown.Store(min(2*max(u.pingSlowdown.Load(), 1), maxPingSlowdown))
 	}
 }
 
-// probe sends a ping if necessary, when the agent is awake anyway.
-func (u *uplink) probe() {
-	if p := u.keepalive.Load(); p != nil {
-		p.Probe()
-	}
-}
-
-// openStream starts a stream on a connection.
-func (u *uplink) openStream(ctx context.Context, l *lease, v variant) (*rawgrpc.ClientStream, error) {
+// openStream starts a stream on a connection. It ends at the latest when ctx ends.
+func (u *upstream) openStream(ctx context.Context, l *lease, v wire.Variant) (grpc.ClientStream, error) {
 	header, err := u.config.Server.Header()
 	if err != nil {
 		return nil, err
 	}
-	return l.conn.Stream(ctx, v.method(), header)
+	return l.conn.NewStream(metadata.NewOutgoingContext(ctx, header), &grpc.StreamDesc{ServerStreams: true, ClientStreams: true}, v.Method())
 }
 
 func sleep(ctx context.Context, d time.Duration) {

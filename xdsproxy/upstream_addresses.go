@@ -42,7 +42,7 @@ func lookupHost(ctx context.Context, host string) ([]netip.Addr, error) {
 
 // resolveTargets resolves the configured addresses and returns the targets in random order, so that agents spread over
 // the control planes. The target that failed last is at the end.
-func (u *uplink) resolveTargets(ctx context.Context) (found []target, err error) {
+func (u *upstream) resolveTargets(ctx context.Context) (found []target, err error) {
 	var errs []error
 	for _, name := range u.config.Upstreams {
 		resolved, err := u.resolve(ctx, name)
@@ -68,7 +68,7 @@ func (u *uplink) resolveTargets(ctx context.Context) (found []target, err error)
 }
 
 // resolve returns the targets of one configured address.
-func (u *uplink) resolve(ctx context.Context, name string) ([]target, error) {
+func (u *upstream) resolve(ctx context.Context, name string) ([]target, error) {
 	host, port, err := net.SplitHostPort(name)
 	if err != nil {
 		return nil, err

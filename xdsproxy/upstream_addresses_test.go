@@ -115,7 +115,7 @@ func TestLastFailedTargetIsTriedLast(t *testing.T) {
 	if err := config.setDefaults(); err != nil {
 		t.Fatal(err)
 	}
-	u := newUplink(config, newStatusTracker(time.Now, slog.New(slog.DiscardHandler)))
+	u := newUpstream(config, newStatusTracker(time.Now, slog.New(slog.DiscardHandler)))
 	first := map[string]bool{}
 	for range 200 {
 		u.lastFailed = target{name: "127.0.0.1:2", address: "127.0.0.1:2"}

@@ -3,17 +3,12 @@ package xdsproxy
 import (
 	"context"
 	"errors"
-	"fmt"
 	"log/slog"
 	"net/netip"
 	"sync"
 	"testing"
 	"testing/synctest"
 	"time"
-
-	discoveryv3 "github.com/envoyproxy/go-control-plane/envoy/service/discovery/v3"
-
-	"github.com/pilotfish-mesh/pilotfish/internal/testenv"
 )
 
 func TestLongOutageBackoffEndsWhenEnvoyStarts(t *testing.T) {
@@ -41,7 +36,7 @@ func TestLongOutageBackoffEndsWhenEnvoyStarts(t *testing.T) {
 			defer mu.Unlock()
 			return len(tries)
 		}
-		u := newUplink(config, newStatusTracker(time.Now, slog.New(slog.DiscardHandler)))
+		u := newUpstream(config, newStatusTracker(time.Now, slog.New(slog.DiscardHandler)))
 		ctx, cancel := context.WithCancel(t.Context())
 		var running sync.WaitGroup
 		running.Go(func() { u.run(ctx) })
@@ -68,26 +63,19 @@ func TestLongOutageBackoffEndsWhenEnvoyStarts(t *testing.T) {
 
 // By default, a gRPC server accepts one ping in 5 minutes, and closes connections with more.
 func TestPingsAreReducedForControlPlaneThatRefusesThem(t *testing.T) {
-	plane := &upstream{delta: func(s discoveryv3.AggregatedDiscoveryService_DeltaAggregatedResourcesServer) error {
-		for {
-			if _, err := s.Recv(); err != nil {
-				return err
-			}
+	u := newUpstream(Config{KeepaliveInterval: 30 * time.Second}, newStatusTracker(time.Now, slog.New(slog.DiscardHandler)))
+	refusal := errors.New(`received prior goaway: code: ENHANCE_YOUR_CALM, debug data: "too_many_pings"`)
+	for _, want := range []time.Duration{time.Minute, 2 * time.Minute, 4 * time.Minute} {
+		u.onStreamEnd(errors.New("the control plane ended the stream"))
+		u.onStreamEnd(refusal)
+		if got := u.interval(); got != want {
+			t.Errorf("interval %v, want %v", got, want)
 		}
-	}}
-	address, _ := plane.listen(t, "127.0.0.1:0", nil)
-	relay := start(t, Config{Upstreams: []string{address}, Server: Server{Plaintext: true}, KeepaliveInterval: 30 * time.Millisecond, KeepaliveTimeout: 10 * time.Second})
-	stream := deltaStream(t, relay)
-	if err := stream.Send(&discoveryv3.DeltaDiscoveryRequest{TypeUrl: clusterURL}); err != nil {
-		t.Fatal(err)
 	}
-	testenv.Eventually(t, "fewer pings", func() error {
-		if pace := relay.uplink.pingSlowdown.Load(); pace < 4 {
-			return fmt.Errorf("pace %d", pace)
-		}
-		return nil
-	})
-	if err := stream.Context().Err(); err != nil {
-		t.Errorf("Envoy's stream ended: %v", err)
+	for range 10 {
+		u.onStreamEnd(refusal)
+	}
+	if got := u.interval(); got != maxPingSlowdown*30*time.Second {
+		t.Errorf("maximum interval %v", got)
 	}
 }

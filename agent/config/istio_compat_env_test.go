@@ -82,7 +82,6 @@ var variables = []variable{
 	{name: "KEEP_CONFIGURATION", setting: "lastGood.keep", otherwise: "true", given: "false", bad: "x", remedy: "true or false"},
 	{name: "KEEP_CONFIGURATION_DIR", setting: "lastGood.directory", otherwise: "etc/istio/proxy/last-good", given: "/var/lib/agent"},
 	{name: "KEEP_CONFIGURATION_MAX_BYTES", setting: "lastGood.maxBytes", otherwise: "268435456", given: "1000", bad: "0", remedy: "number of bytes"},
-	{name: "KEEP_CONFIGURATION_MEMORY_MAX_BYTES", setting: "lastGood.maxMemory", otherwise: "33554432", given: "0", bad: "-1", remedy: "number of bytes"},
 	{name: "ENVOY_SILENCE_LIMIT", setting: "health.envoySilence", otherwise: "1m0s", given: "5m0s", bad: "long", remedy: "duration"},
 	{name: "TERMINATION_MESSAGE_PATH", setting: "shutdown.terminationMessage", otherwise: "/dev/termination-log", given: "/log", with: []string{"KUBERNETES_SERVICE_HOST=10.0.0.1"}},
 	{name: "TERMINATION_GRACE_PERIOD", setting: "shutdown.gracePeriod", otherwise: "30s", given: "60", value: "1m0s", bad: "long", remedy: "30s"},

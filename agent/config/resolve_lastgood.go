@@ -14,15 +14,13 @@ type LastGood struct {
 	// Dirs are tried in order; if empty, nothing is stored on disk.
 	Dirs     []string
 	MaxBytes int64
-	// MaxMemory limits the memory that stores the configuration if no directory is writable; 0 disables that.
-	MaxMemory int64
 }
 
 const (
 	// podData is an on-disk volume that the injector mounts. The volume of configPath is in memory.
 	podData       = "/var/lib/istio/data"
 	lastGoodInDir = "last-good"
-	// noDir, in place of a directory, selects storage in memory only.
+	// noDir, in place of a directory, disables the storage.
 	noDir = "none"
 )
 
@@ -31,14 +29,11 @@ func (r *resolver) resolveLastGood() {
 	keep := r.env.boolean("lastGood.keep", "KEEP_CONFIGURATION", true)
 	c.MaxBytes = parseVariable(r.env, "lastGood.maxBytes", "KEEP_CONFIGURATION_MAX_BYTES", int64(lastgood.DefaultMaxBytes),
 		"write a number of bytes, as 268435456", bytesParser(1))
-	memory := parseVariable(r.env, "lastGood.maxMemory", "KEEP_CONFIGURATION_MEMORY_MAX_BYTES", int64(lastgood.DefaultMaxMemory),
-		"write a number of bytes, as 33554432, or 0 to keep nothing in memory", bytesParser(0))
 	otherwise := r.lastGoodDirs()
 	dir := r.env.text("lastGood.directory", "KEEP_CONFIGURATION_DIR", otherwise[0], sourceDefault)
 	if !keep || r.config.Envoy.Disabled {
 		return
 	}
-	c.MaxMemory = memory
 	switch dir {
 	case noDir:
 	case otherwise[0]:

@@ -335,7 +335,7 @@ func TestAgentServesWithLastGoodConfigurationOnHungFileSystem(t *testing.T) {
 	socket, metrics := filepath.Join(t.TempDir(), "XDS"), prometheus.NewRegistry()
 	relay := startRelay(t, xdsproxy.Config{Socket: socket, Upstreams: []string{listener.Addr().String()}, Metrics: metrics,
 		Server:   xdsproxy.Server{Plaintext: true},
-		LastGood: xdsproxy.LastGood{Dirs: []string{filepath.Join(files.dir, "last-good")}, MaxMemory: 1 << 20}})
+		LastGood: xdsproxy.LastGood{Dirs: []string{filepath.Join(files.dir, "last-good")}}})
 	conn, err := grpc.NewClient("unix:"+socket, grpc.WithTransportCredentials(insecure.NewCredentials()))
 	if err != nil {
 		t.Fatal(err)
@@ -346,18 +346,38 @@ func TestAgentServesWithLastGoodConfigurationOnHungFileSystem(t *testing.T) {
 		t.Fatal(err)
 	}
 	go acceptAll(stream)
-	testenv.Eventually(t, "the client has its configuration, which is kept in memory", func() error {
-		if s := relay.Status().LastGood.Storage; s == nil || !s.InMemory || s.LastCheckpoint.IsZero() || readCounter(t, metrics, "pilotfish_xds_last_good_stalls_total") != 1 {
+	testenv.Eventually(t, "the hung disk is noticed", func() error {
+		if s := relay.Status().LastGood.Storage; s == nil || !strings.Contains(s.Reason, "hangs") || readCounter(t, metrics, "pilotfish_xds_last_good_failures_total") != 1 {
 			return fmt.Errorf("%+v", s)
 		}
 		return nil
 	})
-	files.resume(t)
-	testenv.Eventually(t, "it is kept where it should be", func() error {
-		if s := relay.Status().LastGood.Storage; s == nil || s.InMemory || s.LastCheckpoint.IsZero() {
-			return fmt.Errorf("%+v", s)
+	testenv.Eventually(t, "the client has its configuration", func() error {
+		types := relay.Status().Types
+		for _, s := range types {
+			if s.Acks == 0 {
+				return fmt.Errorf("%+v", s)
+			}
+		}
+		if len(types) < 2 {
+			return errors.New("not yet")
 		}
 		return nil
+	})
+	files.resume(t)
+	testenv.Eventually(t, "saving resumes with the next stream", func() error {
+		again, err := discoveryv3.NewAggregatedDiscoveryServiceClient(conn).StreamAggregatedResources(t.Context())
+		if err != nil {
+			return err
+		}
+		go acceptAll(again)
+		for range 20 { // a save is delayed by seconds
+			if s := relay.Status().LastGood.Storage; s != nil && !s.Saved.IsZero() {
+				return nil
+			}
+			time.Sleep(500 * time.Millisecond)
+		}
+		return fmt.Errorf("%+v", relay.Status().LastGood.Storage)
 	})
 	files.suspend(t) // and the end does not wait for it
 }

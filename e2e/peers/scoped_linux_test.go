@@ -57,7 +57,7 @@ spec: {address: NET.11, labels: {app: used, security.istio.io/tlsMode: disabled}
 }
 
 func checkStored(p *proxyless, cluster string) error {
-	kept, err := os.ReadFile(filepath.Join(p.dir, "etc/istio/proxy/last-good/configuration.log"))
+	kept, err := os.ReadFile(filepath.Join(p.dir, "etc/istio/proxy/last-good/envoy.config.cluster.v3.Cluster.snapshot"))
 	if err == nil && !bytes.Contains(kept, []byte(cluster)) {
 		err = errors.New("not yet")
 	}

@@ -2,12 +2,12 @@ package dial
 
 import (
 	"context"
-	"crypto/tls"
 	"errors"
 	"fmt"
 	"net"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"google.golang.org/grpc"
@@ -30,8 +30,8 @@ type Server struct {
 	ClusterID string
 	// Headers are sent with every call.
 	Headers map[string]string
-	// Keepalive, if set, detects a server that no longer answers.
-	Keepalive *Keepalive
+	// Received, if set, counts the bytes that arrive on connections.
+	Received *atomic.Int64
 }
 
 // Connect opens a connection to address and returns it after the HTTP/2 handshake. In contrast to gRPC's own dialling,
@@ -40,7 +40,8 @@ type Server struct {
 func (s Server) Connect(ctx context.Context, address string, timeout time.Duration, options ...grpc.DialOption) (*grpc.ClientConn, error) {
 	var errs []error
 	for one := range strings.SplitSeq(address, ",") {
-		conn, err := s.connect(ctx, strings.TrimSpace(one), timeout, options)
+		one = strings.TrimSpace(one)
+		conn, err := s.ConnectTo(ctx, one, one, timeout, options...)
 		if err == nil {
 			return conn, nil
 		}
@@ -52,11 +53,13 @@ func (s Server) Connect(ctx context.Context, address string, timeout time.Durati
 	return nil, errors.Join(errs...)
 }
 
-func (s Server) connect(ctx context.Context, address string, timeout time.Duration, options []grpc.DialOption) (*grpc.ClientConn, error) {
+// ConnectTo connects to one address and waits at most timeout for the connection. The server's certificate must match
+// the host of name, unless the configuration contains another name.
+func (s Server) ConnectTo(ctx context.Context, name, address string, timeout time.Duration, options ...grpc.DialOption) (*grpc.ClientConn, error) {
 	ctx, cancel := context.WithTimeout(ctx, timeout)
 	defer cancel()
 	var failure connectFailure
-	conn, err := grpc.NewClient("passthrough:///"+address, append(s.dialOptions(&failure), options...)...)
+	conn, err := grpc.NewClient("passthrough:///"+name, append(s.dialOptions(address, &failure), options...)...)
 	if err != nil {
 		return nil, err
 	}
@@ -70,63 +73,17 @@ func (s Server) connect(ctx context.Context, address string, timeout time.Durati
 	return conn, nil
 }
 
-// Open connects to address, performs the TLS handshake unless Plaintext is set, and returns a connection on which
-// HTTP/2 can start. The server's certificate must match the host in name, or TLS.ServerName if that is set. The
-// keepalive monitors the connection.
-func (s Server) Open(ctx context.Context, address, name string) (net.Conn, error) {
-	conn, err := new(net.Dialer).DialContext(ctx, "tcp", address)
-	if err != nil {
-		return nil, err
-	}
-	if !s.Plaintext {
-		secured, err := s.TLS.handshake(ctx, conn, name)
-		if err != nil {
-			_ = conn.Close()
-			return nil, err
-		}
-		conn = secured
-	}
-	if s.Keepalive != nil {
-		conn = s.Keepalive.wrapConn(conn)
-	}
-	return conn, nil
-}
-
-// handshake performs the TLS handshake on conn. It fails if the server does not negotiate HTTP/2.
-func (t TLS) handshake(ctx context.Context, conn net.Conn, name string) (net.Conn, error) {
-	config, err := t.Config(splitHost(name))
-	if err != nil {
-		return nil, err
-	}
-	secured := tls.Client(conn, config)
-	if err := secured.HandshakeContext(ctx); err != nil {
-		return nil, t.explain(err)
-	}
-	if chosen := secured.ConnectionState().NegotiatedProtocol; chosen != "h2" {
-		return nil, fmt.Errorf("TLS: the server does not offer HTTP/2, which gRPC needs: it chose the protocol %q", chosen)
-	}
-	return secured, nil
-}
-
-// Authority returns the :authority of requests to the server that is configured as name.
-func (s Server) Authority(name string) string {
-	if s.TLS.ServerName != "" && !s.Plaintext {
-		return s.TLS.ServerName
-	}
-	return name
-}
-
-func (s Server) dialOptions(failure *connectFailure) []grpc.DialOption {
+func (s Server) dialOptions(address string, failure *connectFailure) []grpc.DialOption {
 	creds := credentials.TransportCredentials(insecure.NewCredentials())
 	if !s.Plaintext {
 		creds = s.TLS.clientCredentials(failure.set)
 	}
-	if s.Keepalive != nil {
-		creds = s.Keepalive.wrapCredentials(creds)
+	if s.Received != nil {
+		creds = &countingCredentials{TransportCredentials: creds, received: s.Received}
 	}
 	return []grpc.DialOption{
 		grpc.WithTransportCredentials(creds),
-		grpc.WithContextDialer(func(ctx context.Context, address string) (net.Conn, error) {
+		grpc.WithContextDialer(func(ctx context.Context, _ string) (net.Conn, error) {
 			conn, err := new(net.Dialer).DialContext(ctx, "tcp", address)
 			if err != nil {
 				failure.set(err)

@@ -1,68 +1,55 @@
 package lastgood
 
 import (
-	"bufio"
-	"cmp"
-	"encoding/binary"
-	"errors"
+	"context"
 	"fmt"
-	"hash/crc32"
-	"io"
-	"log/slog"
-	"os"
+	"maps"
 	"slices"
 	"sync"
-	"sync/atomic"
 	"time"
 )
 
-const (
-	fileName    = "configuration.log"
-	newFileName = "configuration.new"
-	// minRewriteSize is the minimum length of a log that is rewritten.
-	minRewriteSize = 1 << 20
-	// writeBufferSize is the size of the write buffer.
-	writeBufferSize = 64 << 10
-)
+// maxHeldBytes is the size of unsaved messages from which they are saved without delay.
+const maxHeldBytes = 8 << 20
 
-// Store writes the log of one proxy. Its methods are safe for concurrent use. Only Open and Load return errors: if
-// writing fails, the store logs a warning, retains the last checkpoint, and ignores writes until the next Begin.
+// Store stores accepted configuration. Only its own goroutine uses the disk, so its methods do not block, except Close.
+// They are safe for concurrent use.
 type Store struct {
-	config Config
+	config  Config
+	due     chan struct{} // contains a value when changes are to be saved
+	loads   chan func()
+	closing chan struct{}
+	done    chan struct{} // closed when the goroutine ends
 
-	mu sync.Mutex
-	// disk and memory are nil if not configured. active is the one that is written.
-	disk          *disk
-	memory        *memory
-	active        storage
-	retry         diskBackoff // of the disk
-	file          file        // nil if the store does not write
-	out           *bufio.Writer
-	size          int64 // of the file, including buffered data
-	checkpointEnd int64 // position after the last checkpoint; 0 if there is none
-	isNew         bool  // the file replaces the current one at its first checkpoint
-	rewriteSize   int64 // size from which the log is rewritten
-	identity      Identity
-	pending       map[uint64]struct{} // stages without an ACK or NACK
-	status        Status
-	published     atomic.Pointer[Status]
+	// dir is nil if no directory is usable. Only the store's goroutine uses it.
+	dir *directory
+
+	mu      sync.Mutex
+	current *Recording
+	queue   []batch // changes of former recordings
+	timer   *time.Timer
+	isHung  bool // a disk operation hangs
+	// isUnusable: no directory is usable.
+	isUnusable bool
+	status     Status
+}
+
+// batch contains changes of a recording by type.
+type batch struct {
+	recording *Recording
+	types     map[string]*typeChange
 }
 
 // Status is the state of a store.
 type Status struct {
-	// File is the path of the file, or empty if it is not on disk. Bytes is its length.
-	File  string `json:"file,omitempty"`
-	Bytes int64  `json:"bytes"`
-	// InMemory reports that the file is in memory and is lost when this process ends. Memory is its size there in
-	// bytes. NoDisk is the reason why it is not on disk.
-	InMemory bool   `json:"inMemory,omitempty"`
-	Memory   int64  `json:"memory,omitempty"`
-	NoDisk   string `json:"noDisk,omitempty"`
-	// LastCheckpoint is the time of the last checkpoint.
-	LastCheckpoint time.Time `json:"marked,omitzero"`
-	// Reason is why nothing is stored at present, or empty.
+	// Directory contains the files. It is empty if no directory is usable. Bytes is the total size of the files.
+	Directory string `json:"directory,omitempty"`
+	Bytes     int64  `json:"bytes"`
+	// Saved is the time of the last save.
+	Saved time.Time `json:"saved,omitzero"`
+	// Reason is why nothing is saved at present, or empty.
 	Reason string `json:"reason,omitempty"`
-	// Failures counts the write failures.
+	// Failures counts failed and hung disk operations.
 	Failures uint64 `json:"failures"`
 	// Withheld are the last maxWithheld resources that are not stored because of secrets or too long names.
 	Withheld []string `json:"withheld,omitempty"`
@@ -70,356 +57,245 @@ type Status struct {
 
 const maxWithheld = 16
 
-// Open locks and checks the directory. Without a directory, or with ReadOnly, the store writes to memory. Open does not
-// read the file.
-func Open(c Config) (*Store, error) {
-	c.MaxBytes = cmp.Or(c.MaxBytes, DefaultMaxBytes)
-	if c.Now == nil {
-		c.Now = time.Now
-	}
-	if c.Logger == nil {
-		c.Logger = slog.New(slog.DiscardHandler)
-	}
-	s := &Store{config: c}
-	if c.Dir != "" {
-		d, err := openDisk(c.Dir, c.ReadOnly)
-		if err != nil {
-			return nil, err
-		}
-		s.disk, s.active = d, d
-	}
-	if c.MaxMemory > 0 {
-		s.memory = newMemory(c.MaxMemory)
-	}
-	if s.disk == nil || c.ReadOnly {
-		if s.memory == nil {
-			return nil, errors.New("neither a directory nor memory is configured for the last good configuration")
-		}
-		s.switchToMemory(c.Reason)
-	}
-	s.status.Bytes = s.currentSize()
-	s.publishStatus()
-	return s, nil
+// Open starts a store. It opens the directory asynchronously, because the disk may hang. If no directory is usable, it
+// logs the reason, and the store neither saves nor loads.
+func Open(c Config) *Store {
+	c.setDefaults()
+	s := &Store{config: c, due: make(chan struct{}, 1), loads: make(chan func()), closing: make(chan struct{}), done: make(chan struct{})}
+	go s.run()
+	return s
 }
 
-// Close writes buffered data, closes the file and unlocks the directory.
+// Close saves the changes and ends the store. It does not wait for a hung disk.
 func (s *Store) Close() {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	s.closeFile()
-	if s.disk != nil {
-		s.disk.close()
-	}
-	if s.memory != nil {
-		s.memory.close()
-	}
-}
-
-func (s *Store) closeFile() {
-	if s.file != nil {
-		s.flush()
-	}
-	if s.file != nil {
-		s.discardFile()
+	close(s.closing)
+	for {
+		select {
+		case <-s.done:
+			return
+		case <-time.After(s.config.HangTimeout):
+			s.mu.Lock()
+			isHung := s.isHung
+			s.mu.Unlock()
+			if isHung {
+				return
+			}
+		}
 	}
 }
 
-// Load returns the stored configuration of id, or nil if there is none. The error is the reason why the file cannot be
-// used.
-func (s *Store) Load(id Identity) (*Snapshot, error) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	if s.file != nil {
-		s.flush()
+func (s *Store) run() {
+	defer close(s.done)
+	s.watchDisk(s.open)
+	if s.dir != nil {
+		defer s.dir.close()
 	}
-	return s.load(id)
-}
-
-func (s *Store) load(id Identity) (*Snapshot, error) {
-	from := s.currentStorage()
-	if from == nil {
-		return nil, nil
-	}
-	f, err := from.openCurrent()
-	if errors.Is(err, os.ErrNotExist) {
-		return nil, nil
-	}
-	if err != nil {
-		return nil, err
-	}
-	if f.Size() > s.config.MaxBytes {
-		_ = f.Close()
-		return nil, ErrTooBig
-	}
-	return replayFile(f, id)
-}
-
-// Begin starts to write for id. If replace is set, all resources follow, and the file replaces the current one at its
-// first checkpoint. Otherwise the store appends to the current file.
-func (s *Store) Begin(id Identity, replace bool) {
-	s.mu.Lock()
-	defer s.publishAndUnlock()
-	s.closeFile()
-	s.identity, s.pending = id, make(map[uint64]struct{})
-	s.status.Reason = ""
-	begin := s.resumeFile
-	if replace {
-		begin = s.createReplacement
-	}
-	err := begin()
-	if err != nil && s.canSwitchToMemory(err) {
-		s.switchToMemory(err)
-		err = begin()
-	}
-	if err != nil {
-		s.disable(err)
-	}
-}
-
-// WriteResource writes a resource of a response that is sent to Envoy. It does not update the status, because a
-// response may have thousands of resources; the next Flush does.
-func (s *Store) WriteResource(stage uint64, typeURL, name, version string, content []byte) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	s.addPending(stage)
-	why, remedy := findSecret(typeURL, content), "move the secret to an SDS resource and refer to it"
-	if why == "" && (len(name) > maxField || len(version) > maxField) {
-		why, remedy = fmt.Sprintf("its name or version is longer than %d bytes", maxField), "shorten it"
-	}
-	if why != "" {
-		s.withholdResource(stage, typeURL, name, why, remedy)
-		return
-	}
-	s.write(kindResource, encodeFields(stage, typeURL, name, version), content)
-}
-
-// withholdResource records that a resource is not stored. It also removes an older version, which is not what Envoy
-// has.
-func (s *Store) withholdResource(stage uint64, typeURL, name, why, remedy string) {
-	s.writeRemoval(stage, typeURL, name)
-	if typeURL == secretType {
-		return
-	}
-	what := fmt.Sprintf("%s %.200s", typeURL, name)
-	for _, w := range s.status.Withheld {
-		if w == what {
+	for {
+		select {
+		case <-s.due:
+			s.watchDisk(func() { s.save(false) })
+		case load := <-s.loads:
+			s.watchDisk(load)
+		case <-s.closing:
+			s.watchDisk(func() { s.save(true) })
 			return
 		}
 	}
+}
+
+func (s *Store) open() {
+	if s.config.beforeOpen != nil {
+		s.config.beforeOpen()
+	}
+	dir, err := openFirst(s.config.Dirs)
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if err != nil {
+		s.isUnusable = true
+		s.status.Reason = err.Error()
+		s.status.Failures++
+		if s.current != nil {
+			s.current.stop()
+		}
+		s.config.Logger.Warn("the last good configuration is not stored; an Envoy that starts will wait for a control plane",
+			"error", err, "remedy", "make the directory writable, or name another")
+		return
+	}
+	s.dir = dir
+	s.status.Directory, s.status.Bytes = dir.path, dir.size("")
+}
+
+// watchDisk calls do, and stops the recording if it does not return within HangTimeout.
+func (s *Store) watchDisk(do func()) {
+	timer := time.AfterFunc(s.config.HangTimeout, func() {
+		s.mu.Lock()
+		defer s.mu.Unlock()
+		s.isHung = true
+		s.fail(errHung)
+	})
+	do()
+	if timer.Stop() {
+		return
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.isHung = false
+	s.config.Logger.Info("the disk of the last good configuration works again; saving resumes with Envoy's next stream")
+}
+
+// fail stops the recording after an error; the caller holds mu.
+func (s *Store) fail(err error) {
+	s.config.Logger.Warn("the last good configuration is no longer saved; the files remain as they are, and Envoy still receives its configuration",
+		"directory", s.status.Directory, "error", err, "remedy", "free disk space, check the file system, or set another directory or limit")
+	s.status.Failures++
+	s.status.Reason = err.Error()
+	if s.current != nil {
+		s.current.stop()
+	}
+}
+
+// IsUsable reports whether a directory is usable, or not opened yet.
+func (s *Store) IsUsable() bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return !s.isUnusable
+}
+
+// Status returns the state.
+func (s *Store) Status() Status {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	st := s.status
+	st.Withheld = slices.Clone(st.Withheld)
+	return st
+}
+
+// Load returns a channel that receives the stored configuration of id, or nil if there is none or it cannot be used. It
+// receives nothing if ctx ends first. The receiver closes the snapshot.
+func (s *Store) Load(ctx context.Context, id Identity) <-chan *Snapshot {
+	result := make(chan *Snapshot)
+	go func() {
+		loaded := make(chan *Snapshot, 1)
+		select {
+		case s.loads <- func() { loaded <- s.load(id) }:
+		case <-ctx.Done():
+			return
+		case <-s.done:
+			return
+		}
+		snapshot := <-loaded
+		select {
+		case result <- snapshot:
+		case <-ctx.Done():
+			if snapshot != nil {
+				_ = snapshot.Close()
+			}
+		}
+	}()
+	return result
+}
+
+func (s *Store) load(id Identity) *Snapshot {
+	if s.dir == nil {
+		return nil
+	}
+	s.save(true)
+	snapshot, err := s.dir.load(id)
+	if err != nil {
+		s.config.Logger.Warn("the last good configuration cannot be used; Envoy waits for a control plane", "error", err)
+		s.mu.Lock()
+		defer s.mu.Unlock()
+		s.status.Failures++
+	}
+	return snapshot
+}
+
+// schedule saves the changes after the duration; the caller holds mu.
+func (s *Store) schedule(after time.Duration) {
+	if s.timer != nil {
+		s.timer.Stop()
+	}
+	s.timer = time.AfterFunc(after, s.wake)
+}
+
+func (s *Store) wake() {
+	select {
+	case s.due <- struct{}{}:
+	default:
+	}
+}
+
+// save writes the changes that are due, or all of a complete configuration if force is set.
+func (s *Store) save(force bool) {
+	s.mu.Lock()
+	batches, isUpToDate := s.queue, false
+	s.queue = nil
+	if r := s.current; r != nil {
+		isUpToDate, r.isUpToDate = r.isUpToDate, false
+		batches = append(batches, r.takeDue(force || isUpToDate))
+	}
+	s.mu.Unlock()
+	var err error
+	for _, b := range batches {
+		err = s.saveBatch(b, err)
+	}
+	if err == nil && isUpToDate && s.dir != nil {
+		err = s.dir.markUpToDate(s.config.Now())
+	}
+	if err != nil {
+		s.mu.Lock()
+		defer s.mu.Unlock()
+		s.fail(err)
+	}
+}
+
+// saveBatch writes the files of a batch, listeners last, and frees its messages. After an error it only frees.
+func (s *Store) saveBatch(b batch, failed error) error {
+	types := slices.Sorted(maps.Keys(b.types))
+	if i := slices.Index(types, listenerType); i >= 0 {
+		types = append(slices.Delete(types, i, i+1), listenerType)
+	}
+	for _, typeURL := range types {
+		change := b.types[typeURL]
+		if failed == nil && s.dir != nil {
+			var withheld map[string]string
+			withheld, failed = s.dir.save(&s.config, header{b.recording.id, typeURL}, change)
+			s.recordWithheld(b.recording, typeURL, withheld)
+		}
+		change.free()
+	}
+	if len(types) > 0 && failed == nil && s.dir != nil {
+		bytes := s.dir.size("")
+		s.mu.Lock()
+		s.status.Bytes, s.status.Saved = bytes, s.config.Now()
+		s.mu.Unlock()
+	}
+	return failed
+}
+
+// recordWithheld records and logs the resources that are not stored.
+func (s *Store) recordWithheld(r *Recording, typeURL string, withheld map[string]string) {
+	if len(withheld) == 0 {
+		return
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for _, name := range slices.Sorted(maps.Keys(withheld)) {
+		s.logWithheld(typeURL, name, withheld[name])
+		r.markStale(typeURL, name)
+	}
+}
+
+// logWithheld logs a resource that is not stored once; the caller holds mu.
+func (s *Store) logWithheld(typeURL, name, why string) {
+	what := fmt.Sprintf("%s %.200s", typeURL, name)
+	if typeURL == secretType || slices.Contains(s.status.Withheld, what) {
+		return
+	}
 	s.config.Logger.Warn("a resource is not stored; an Envoy that starts while no control plane answers will lack it",
-		"resource", what, "reason", why, "remedy", remedy)
+		"resource", what, "reason", why, "remedy", "move a secret to an SDS resource and refer to it; shorten a name")
 	if len(s.status.Withheld) == maxWithheld {
 		s.status.Withheld = s.status.Withheld[1:]
 	}
 	s.status.Withheld = append(s.status.Withheld, what)
-	s.publishStatus()
-}
-
-func (s *Store) addPending(stage uint64) {
-	if s.file != nil {
-		s.pending[stage] = struct{}{}
-	}
-}
-
-// WriteRemoval writes that a response removes a resource.
-func (s *Store) WriteRemoval(stage uint64, typeURL, name string) {
-	s.mu.Lock()
-	defer s.publishAndUnlock()
-	s.addPending(stage)
-	s.writeRemoval(stage, typeURL, name)
-}
-
-// writeRemoval writes the removal of a resource. Resources with a too long name are never stored.
-func (s *Store) writeRemoval(stage uint64, typeURL, name string) {
-	if len(name) <= maxField {
-		s.write(kindRemoved, encodeFields(stage, typeURL, name), nil)
-	}
-}
-
-// WriteResponse ends the records of a response. If complete is set, the response contains all resources of its type.
-func (s *Store) WriteResponse(stage uint64, typeURL, version string, complete bool) {
-	s.mu.Lock()
-	defer s.publishAndUnlock()
-	s.addPending(stage)
-	if len(version) > maxField {
-		version = "" // an empty version requests all resources
-	}
-	b := encodeFields(stage, typeURL, version)
-	if complete {
-		b = append(b, 1)
-	} else {
-		b = append(b, 0)
-	}
-	s.write(kindResponse, b, nil)
-}
-
-// Accept records that Envoy accepted a response, except for the resources in except.
-func (s *Store) Accept(stage uint64, except ...string) {
-	s.mu.Lock()
-	defer s.publishAndUnlock()
-	if _, ok := s.pending[stage]; ok {
-		delete(s.pending, stage)
-		except = slices.DeleteFunc(except, func(name string) bool { return len(name) > maxField })
-		s.write(kindAccepted, encodeFields(stage, except...), nil)
-	}
-}
-
-// Reject records that Envoy rejected a response.
-func (s *Store) Reject(stage uint64) {
-	s.mu.Lock()
-	defer s.publishAndUnlock()
-	if _, ok := s.pending[stage]; ok {
-		delete(s.pending, stage)
-		s.write(kindRejected, encodeFields(stage), nil)
-	}
-}
-
-// Unsubscribe removes a resource that Envoy no longer requests.
-func (s *Store) Unsubscribe(typeURL, name string) {
-	s.mu.Lock()
-	defer s.publishAndUnlock()
-	if len(name) <= maxField {
-		s.write(kindUnsubscribed, encodeFields(0, typeURL, name), nil)
-	}
-}
-
-// Checkpoint appends a checkpoint. Readers restore the state at the last checkpoint, so call it only when the accepted
-// resources are consistent. If no stage is pending, it also rewrites a long log and retries a failed disk.
-func (s *Store) Checkpoint() {
-	s.mu.Lock()
-	defer s.publishAndUnlock()
-	now := s.config.Now()
-	s.write(kindCheckpoint, encodeFields(uint64(now.UnixMilli())), nil)
-	s.flush()
-	if s.file != nil && s.isNew {
-		if err := s.replaceFile(); err != nil {
-			s.disable(err)
-		}
-	}
-	if s.file == nil {
-		return
-	}
-	s.checkpointEnd, s.status.LastCheckpoint = s.size, now
-	if len(s.pending) == 0 {
-		s.maintain()
-	}
-	s.active.releaseBuffers()
-}
-
-// maintain rewrites a long log and retries a failed disk. It must be called only while no stage is pending.
-func (s *Store) maintain() {
-	if s.size > s.rewriteSize {
-		s.rewrite()
-	}
-	if !s.isOnDisk() && s.disk != nil && s.retry.isDue(s.config.Now()) {
-		s.switchToDisk()
-	}
-}
-
-// ConfirmUpToDate records that the accepted configuration is still that of the control plane.
-func (s *Store) ConfirmUpToDate() {
-	s.mu.Lock()
-	defer s.publishAndUnlock()
-	s.write(kindUpToDate, encodeFields(uint64(s.config.Now().UnixMilli())), nil)
-	s.flush()
-}
-
-// Flush writes buffered data.
-func (s *Store) Flush() {
-	s.mu.Lock()
-	defer s.publishAndUnlock()
-	s.flush()
-}
-
-// Status returns the state. It does not block on a hung disk.
-func (s *Store) Status() Status { return *s.published.Load() }
-
-// publishAndUnlock updates the status and unlocks the mutex at the end of a method.
-func (s *Store) publishAndUnlock() {
-	s.publishStatus()
-	s.mu.Unlock()
-}
-
-func (s *Store) publishStatus() {
-	st := s.status
-	st.Withheld = slices.Clone(st.Withheld)
-	if s.file != nil {
-		st.Bytes = s.size
-	}
-	st.InMemory = !s.isOnDisk()
-	if s.disk != nil && !st.InMemory {
-		st.File = s.disk.path(fileName)
-	}
-	if s.memory != nil {
-		st.Memory = s.memory.usage()
-	}
-	s.published.Store(&st)
-}
-
-func (s *Store) write(k kind, fields, content []byte) {
-	if s.file == nil {
-		return
-	}
-	length := len(fields) + len(content)
-	if s.size+int64(length)+recordHeaderLen+checksumLen > s.config.MaxBytes || length > maxRecord {
-		s.disable(fmt.Errorf("%w of %d bytes", ErrTooBig, s.config.MaxBytes))
-		return
-	}
-	if err := writeRecord(s.out, k, fields, content); err != nil {
-		s.disable(err)
-		return
-	}
-	s.size += int64(length) + recordHeaderLen + checksumLen
-}
-
-func writeRecord(w io.Writer, k kind, fields, content []byte) error {
-	head := binary.BigEndian.AppendUint32([]byte{byte(k)}, uint32(len(fields)+len(content)))
-	sum := crc32.Checksum(head, castagnoli)
-	for _, part := range [][]byte{head, fields, content} {
-		if _, err := w.Write(part); err != nil {
-			return err
-		}
-	}
-	sum = crc32.Update(crc32.Update(sum, castagnoli, fields), castagnoli, content)
-	_, err := w.Write(binary.BigEndian.AppendUint32(nil, sum))
-	return err
-}
-
-func (s *Store) flush() {
-	if s.file == nil {
-		return
-	}
-	if err := s.out.Flush(); err != nil {
-		s.disable(err)
-	}
-}
-
-// disable stops writing after an error. The state at the last checkpoint is retained.
-func (s *Store) disable(err error) {
-	s.config.Logger.Warn("the last good configuration cannot be stored; the last checkpoint is retained, and Envoy still receives its configuration",
-		"place", s.location(), "error", err, "remedy", "free disk space, or set another directory or limit")
-	s.status.Failures++
-	s.status.Reason = err.Error()
-	if s.file != nil {
-		if !s.isNew {
-			_ = s.file.Truncate(s.checkpointEnd)
-		}
-		s.discardFile()
-		clear(s.pending)
-	}
-	if s.canSwitchToMemory(err) {
-		s.switchToMemory(err)
-	}
-	s.publishStatus()
-}
-
-// discardFile closes the file, and removes it if it has not become the current one.
-func (s *Store) discardFile() {
-	_ = s.file.Close()
-	if s.isNew {
-		s.active.remove(newFileName)
-	}
-	s.file, s.isNew = nil, false
-	s.status.Bytes = s.currentSize()
-	s.active.releaseBuffers()
 }

@@ -1,4 +1,4 @@
-package xdsproxy
+package wire
 
 import (
 	"reflect"
@@ -33,7 +33,7 @@ func marshal(t testing.TB, m proto.Message) []byte {
 	return b
 }
 
-func TestPeekEqualsFullParse(t *testing.T) {
+func TestParseEqualsFullDecode(t *testing.T) {
 	node := marshal(t, &corev3.Node{Id: "n"})
 	deltaRequest := marshal(t, &discoveryv3.DeltaDiscoveryRequest{TypeUrl: "t", Node: &corev3.Node{Id: "n"}, ResponseNonce: "n", ResourceNamesSubscribe: []string{"*", "a", "b"},
 		ResourceNamesUnsubscribe: []string{"c"}, InitialResourceVersions: map[string]string{"x": "1"}, ErrorDetail: &rpcstatus.Status{Code: 3, Message: "bad"}})
@@ -41,30 +41,30 @@ func TestPeekEqualsFullParse(t *testing.T) {
 	answer := marshal(t, &discoveryv3.DeltaDiscoveryResponse{TypeUrl: "t", Nonce: "n", SystemVersionInfo: "v", RemovedResources: []string{"r"},
 		Resources: []*discoveryv3.Resource{{Name: "a", Version: "1"}, {Name: "b", Resource: &anypb.Any{Value: make([]byte, 1000)}}}})
 	plain := marshal(t, &discoveryv3.DiscoveryResponse{TypeUrl: "t", Nonce: "n", VersionInfo: "v", Resources: []*anypb.Any{
-		{TypeUrl: clusterURL, Value: marshal(t, &clusterv3.Cluster{Name: "a", AltStatName: "other"})}, {TypeUrl: "t", Value: []byte("x")}, {TypeUrl: "t"}}})
+		{TypeUrl: "c", Value: marshal(t, &clusterv3.Cluster{Name: "a", AltStatName: "other"})}, {TypeUrl: "t", Value: []byte("x")}, {TypeUrl: "t"}}})
 	for _, size := range []int{1, 2, 7, 1 << 20} {
-		got, err := peekRequest(delta, pieces(deltaRequest, size))
-		expectPeek(t, size, err, got, request{typeURL: "t", nonce: "n", subscribe: []string{"*", "a", "b"}, node: node,
-			unsubscribe: []string{"c"}, known: []resource{{"x", "1"}}, rejected: true, reason: "bad"})
-		got, err = peekRequest(sotw, pieces(sotwRequest, size))
-		expectPeek(t, size, err, got, request{typeURL: "t", nonce: "n", version: "v", names: []string{"a", "b"}})
-		seen, err := peekResponse(delta, pieces(answer, size))
-		expectPeek(t, size, err, seen, response{typeURL: "t", nonce: "n", version: "v", resources: []resource{{"a", "1"}, {name: "b"}}, removed: []string{"r"}})
-		seen, err = peekResponse(sotw, pieces(plain, size))
-		expectPeek(t, size, err, seen, response{typeURL: "t", nonce: "n", version: "v", resources: []resource{{name: "a"}, {}, {}}})
+		got, err := ParseRequest(Delta, pieces(deltaRequest, size))
+		expectParsed(t, size, err, got, Request{TypeURL: "t", Nonce: "n", Subscribe: []string{"*", "a", "b"}, Node: node,
+			Unsubscribe: []string{"c"}, Known: []Resource{{"x", "1"}}, Rejected: true, Reason: "bad"})
+		got, err = ParseRequest(SotW, pieces(sotwRequest, size))
+		expectParsed(t, size, err, got, Request{TypeURL: "t", Nonce: "n", Version: "v", Names: []string{"a", "b"}})
+		seen, err := ParseResponse(Delta, pieces(answer, size))
+		expectParsed(t, size, err, seen, Response{TypeURL: "t", Nonce: "n", Version: "v", Resources: []Resource{{"a", "1"}, {Name: "b"}}, Removed: []string{"r"}})
+		seen, err = ParseResponse(SotW, pieces(plain, size))
+		expectParsed(t, size, err, seen, Response{TypeURL: "t", Nonce: "n", Version: "v", Resources: []Resource{{Name: "a"}, {}, {}}})
 	}
 }
 
-func expectPeek[T any](t *testing.T, size int, err error, got, want T) {
+func expectParsed[T any](t *testing.T, size int, err error, got, want T) {
 	t.Helper()
 	if err != nil || !reflect.DeepEqual(got, want) {
 		t.Errorf("in pieces of %d: %+v, %v; want %+v", size, got, err, want)
 	}
 }
 
-// FuzzPeek compares the peek functions with the complete parse: valid messages must yield the same result, and no
+// FuzzParse compares the parse functions with complete decoding: valid messages must yield the same result, and no
 // message may cause a panic.
-func FuzzPeek(f *testing.F) {
+func FuzzParse(f *testing.F) {
 	f.Add(marshal(f, &discoveryv3.DeltaDiscoveryRequest{TypeUrl: "t", ResourceNamesSubscribe: []string{"*"}}), 3)
 	f.Add(marshal(f, &discoveryv3.DiscoveryRequest{TypeUrl: "t", ErrorDetail: &rpcstatus.Status{Code: 3, Message: "bad"}}), 1)
 	f.Add(marshal(f, &discoveryv3.DiscoveryResponse{TypeUrl: "t", Resources: []*anypb.Any{{TypeUrl: "t", Value: []byte{0x0a, 0x81, 0x01}}}}), 2)
@@ -74,27 +74,27 @@ func FuzzPeek(f *testing.F) {
 			size = 1
 		}
 		cut := pieces(data, size)
-		_, _ = peekRequest(sotw, cut)
+		_, _ = ParseRequest(SotW, cut)
 		var bare discoveryv3.DiscoveryResponse
-		if read, err := peekResponse(sotw, cut); proto.Unmarshal(data, &bare) == nil && err == nil && len(bare.ProtoReflect().GetUnknown()) == 0 &&
-			(read.version != bare.VersionInfo || len(read.resources) != len(bare.Resources)) {
-			t.Errorf("peeked %+v, parsed %v", read, &bare)
+		if read, err := ParseResponse(SotW, cut); proto.Unmarshal(data, &bare) == nil && err == nil && len(bare.ProtoReflect().GetUnknown()) == 0 &&
+			(read.Version != bare.VersionInfo || len(read.Resources) != len(bare.Resources)) {
+			t.Errorf("parsed %+v, decoded %v", read, &bare)
 		}
-		got, err := peekRequest(delta, cut)
+		got, err := ParseRequest(Delta, cut)
 		var full discoveryv3.DeltaDiscoveryRequest
 		if proto.Unmarshal(data, &full) == nil && err == nil && len(full.ProtoReflect().GetUnknown()) == 0 && !isSame(&full, got) {
-			t.Errorf("peeked %+v, parsed %v", got, &full)
+			t.Errorf("parsed %+v, decoded %v", got, &full)
 		}
 		var response discoveryv3.DeltaDiscoveryResponse
-		seen, err := peekResponse(delta, cut)
+		seen, err := ParseResponse(Delta, cut)
 		if proto.Unmarshal(data, &response) == nil && err == nil && len(response.ProtoReflect().GetUnknown()) == 0 &&
-			(seen.typeURL != truncate(response.TypeUrl) || seen.nonce != response.Nonce || len(seen.resources) != len(response.Resources)) {
-			t.Errorf("peeked %+v, parsed %v", seen, &response)
+			(seen.TypeURL != response.TypeUrl[:min(len(response.TypeUrl), MaxString)] || seen.Nonce != response.Nonce || len(seen.Resources) != len(response.Resources)) {
+			t.Errorf("parsed %+v, decoded %v", seen, &response)
 		}
 	})
 }
 
-func isSame(full *discoveryv3.DeltaDiscoveryRequest, got request) bool {
-	return got.typeURL == truncate(full.TypeUrl) && got.nonce == full.ResponseNonce &&
-		len(got.subscribe) == len(full.ResourceNamesSubscribe) && got.rejected == (full.ErrorDetail != nil)
+func isSame(full *discoveryv3.DeltaDiscoveryRequest, got Request) bool {
+	return got.TypeURL == full.TypeUrl[:min(len(full.TypeUrl), MaxString)] && got.Nonce == full.ResponseNonce &&
+		len(got.Subscribe) == len(full.ResourceNamesSubscribe) && got.Rejected == (full.ErrorDetail != nil)
 }

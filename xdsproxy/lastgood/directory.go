@@ -1,0 +1,168 @@
+package lastgood
+
+import (
+	"bufio"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"regexp"
+	"strings"
+	"time"
+)
+
+const (
+	// fileSuffix ends the names of snapshot files, and draftPrefix begins those of files that are being written.
+	fileSuffix  = ".snapshot"
+	draftPrefix = ".draft-"
+)
+
+// directory is a directory that this process has locked.
+type directory struct {
+	path string
+	lock *os.File
+}
+
+// openFirst opens the first usable directory.
+func openFirst(paths []string) (*directory, error) {
+	var failed error
+	for _, path := range paths {
+		d, err := openDirectory(path)
+		if err == nil {
+			return d, nil
+		}
+		failed = errors.Join(failed, err)
+	}
+	return nil, failed
+}
+
+// openDirectory creates the directory if necessary and locks it. It fails if the directory is not writable or contains
+// other files.
+func openDirectory(path string) (*directory, error) {
+	if err := os.MkdirAll(path, 0o700); err != nil {
+		return nil, err
+	}
+	lock, err := os.Open(path)
+	if err != nil {
+		return nil, err
+	}
+	d := &directory{path: path, lock: lock}
+	if err = lockFile(lock); err != nil {
+		err = fmt.Errorf("%s: %w", path, err)
+	} else if err = d.removeRemnants(); err == nil {
+		err = os.Chmod(path, 0o700)
+	}
+	if err == nil {
+		err = d.checkWritable()
+	}
+	if err != nil {
+		d.close()
+		return nil, err
+	}
+	return d, nil
+}
+
+// removeRemnants removes files of an interrupted save and of former versions of this program. It fails if the directory
+// contains other files.
+func (d *directory) removeRemnants() error {
+	entries, err := os.ReadDir(d.path)
+	if err != nil {
+		return err
+	}
+	var remnants []string
+	for _, e := range entries {
+		switch name := e.Name(); {
+		case strings.HasSuffix(name, fileSuffix) || name == "lost+found":
+		case strings.HasPrefix(name, draftPrefix) || name == "configuration.log" || name == "configuration.new":
+			remnants = append(remnants, name)
+		default:
+			return fmt.Errorf("%s contains another file, %s: use an empty directory for the last good configuration", d.path, name)
+		}
+	}
+	for _, name := range remnants {
+		if err := os.Remove(filepath.Join(d.path, name)); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func (d *directory) checkWritable() error {
+	f, err := d.createDraft()
+	if err != nil {
+		return err
+	}
+	_ = f.Close()
+	return os.Remove(f.Name())
+}
+
+// createDraft creates a file with mode 0600.
+func (d *directory) createDraft() (*os.File, error) { return os.CreateTemp(d.path, draftPrefix) }
+
+func (d *directory) close() { _ = d.lock.Close() }
+
+var plainName = regexp.MustCompile(`^[A-Za-z0-9._-]{1,200}$`)
+
+// file returns the path of a type's file. It fails if the type URL does not end in a usable file name.
+func (d *directory) file(typeURL string) (string, error) {
+	name := typeURL[strings.LastIndexByte(typeURL, '/')+1:]
+	if !plainName.MatchString(name) {
+		return "", fmt.Errorf("the type URL %.100q does not end in a message name", typeURL)
+	}
+	return filepath.Join(d.path, name+fileSuffix), nil
+}
+
+// files returns the paths of all snapshot files.
+func (d *directory) files() ([]string, error) {
+	return filepath.Glob(filepath.Join(d.path, "*"+fileSuffix))
+}
+
+// size returns the total size of the snapshot files, except for one.
+func (d *directory) size(except string) (bytes int64) {
+	files, _ := d.files()
+	for _, path := range files {
+		if info, err := os.Stat(path); err == nil && path != except {
+			bytes += info.Size()
+		}
+	}
+	return bytes
+}
+
+// markUpToDate sets the time at which the configuration was known to be up to date.
+func (d *directory) markUpToDate(now time.Time) error {
+	files, err := d.files()
+	for _, path := range files {
+		err = errors.Join(err, os.Chtimes(path, now, now))
+	}
+	return err
+}
+
+// replace writes a file by means of write, and replaces the file at path atomically.
+func (d *directory) replace(path string, now time.Time, write func(*bufio.Writer) error) error {
+	f, err := d.createDraft()
+	if err != nil {
+		return err
+	}
+	out := bufio.NewWriterSize(f, bufferSize)
+	if err = write(out); err == nil {
+		err = out.Flush()
+	}
+	if err == nil {
+		err = f.Sync()
+	}
+	err = errors.Join(err, f.Close())
+	if err == nil {
+		err = os.Chtimes(f.Name(), now, now)
+	}
+	if err == nil {
+		err = os.Rename(f.Name(), path)
+	}
+	if err != nil {
+		_ = os.Remove(f.Name())
+	}
+	return err
+}
+
+// isMissing reports whether a file does not exist.
+func isMissing(err error) bool { return errors.Is(err, fs.ErrNotExist) }

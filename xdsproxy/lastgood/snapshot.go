@@ -1,0 +1,161 @@
+package lastgood
+
+import (
+	"errors"
+	"fmt"
+	"maps"
+	"os"
+	"slices"
+	"time"
+)
+
+// Snapshot is the stored configuration. It is not safe for concurrent use. The caller must close it.
+type Snapshot struct {
+	// UpToDate is when the configuration was last known to be that of the control plane.
+	UpToDate time.Time
+	types    map[string]*storedType
+}
+
+// storedType is the open file of a type. Contents stay in the file.
+type storedType struct {
+	file    *os.File
+	version string
+	records map[string]record
+}
+
+// load opens the files of id. It returns nil if there are none.
+func (d *directory) load(id Identity) (*Snapshot, error) {
+	paths, err := d.files()
+	if err != nil {
+		return nil, err
+	}
+	s := &Snapshot{types: make(map[string]*storedType)}
+	var foreign error
+	for _, path := range paths {
+		err := s.add(path, id)
+		if errors.Is(err, ErrForeign) {
+			foreign = err
+			continue
+		}
+		if err != nil {
+			_ = s.Close()
+			return nil, err
+		}
+	}
+	if len(s.types) == 0 {
+		return nil, foreign
+	}
+	return s, nil
+}
+
+func (s *Snapshot) add(path string, id Identity) error {
+	f, err := openRegular(path)
+	if err != nil {
+		return err
+	}
+	t, h, err := readType(f)
+	if err == nil && h.Identity != id {
+		err = fmt.Errorf("%s: %w: of %s (%s)", path, ErrForeign, h.Node, h.Protocol)
+	}
+	if err != nil {
+		_ = f.Close()
+		return err
+	}
+	if info, err := f.Stat(); err == nil && info.ModTime().After(s.UpToDate) {
+		s.UpToDate = info.ModTime()
+	}
+	s.types[h.TypeURL] = t
+	return nil
+}
+
+// readType reads a file and verifies its checksum.
+func readType(f *os.File) (*storedType, header, error) {
+	d, h, err := newDecoder(f)
+	if err != nil {
+		return nil, h, err
+	}
+	t := &storedType{file: f, records: make(map[string]record)}
+	for {
+		r, version, err := d.next()
+		if err == errEnd {
+			t.version = version
+			return t, h, nil
+		}
+		if err == nil {
+			err = d.copyContent(r.length, func([]byte) {})
+		}
+		if err != nil {
+			return nil, h, fmt.Errorf("%s: %w", f.Name(), asCorrupt(err))
+		}
+		t.records[r.name] = r
+	}
+}
+
+// Types returns the type URLs, sorted.
+func (s *Snapshot) Types() []string { return slices.Sorted(maps.Keys(s.types)) }
+
+// Version returns the version of the last accepted response of a type; ok is false if there was none. The version is
+// empty if some resources may be older, so that a control plane that compares versions sends them all.
+func (s *Snapshot) Version(typeURL string) (version string, ok bool) {
+	t := s.types[typeURL]
+	if t == nil {
+		return "", false
+	}
+	return t.version, true
+}
+
+// Names returns the names of a type's resources, sorted.
+func (s *Snapshot) Names(typeURL string) []string {
+	t := s.types[typeURL]
+	if t == nil {
+		return nil
+	}
+	return slices.Sorted(maps.Keys(t.records))
+}
+
+// HasResource reports whether the resource exists.
+func (s *Snapshot) HasResource(typeURL, name string) bool {
+	t := s.types[typeURL]
+	if t == nil {
+		return false
+	}
+	_, ok := t.records[name]
+	return ok
+}
+
+// Resource returns the version and content of a resource as in the response; ok is false if it does not exist.
+func (s *Snapshot) Resource(typeURL, name string) (version string, content []byte, ok bool, err error) {
+	t := s.types[typeURL]
+	if t == nil {
+		return "", nil, false, nil
+	}
+	r, ok := t.records[name]
+	if !ok {
+		return "", nil, false, nil
+	}
+	content = make([]byte, r.length)
+	if _, err := t.file.ReadAt(content, r.offset); err != nil {
+		return "", nil, false, fmt.Errorf("reading the last good configuration: %w", err)
+	}
+	return r.version, content, true, nil
+}
+
+// Size returns the number and the total size of all resources.
+func (s *Snapshot) Size() (resources int, bytes int64) {
+	for _, t := range s.types {
+		for _, r := range t.records {
+			resources++
+			bytes += r.length
+		}
+	}
+	return resources, bytes
+}
+
+// Close closes the files.
+func (s *Snapshot) Close() error {
+	var err error
+	for _, t := range s.types {
+		err = errors.Join(err, t.file.Close())
+	}
+	return err
+}

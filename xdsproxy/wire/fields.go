@@ -1,0 +1,54 @@
+package wire
+
+import (
+	"strings"
+
+	"google.golang.org/grpc/mem"
+	"google.golang.org/protobuf/encoding/protowire"
+)
+
+// Field numbers of the discovery messages.
+const (
+	ResponseVersion, ResponseResources, ResponseType, ResponseNonce, ResponseRemoved = 1, 2, 4, 5, 6 // in both variants, except responseRemoved (delta only)
+
+	ResourceBody, AnyType = 2, 1
+
+	SotWVersion, SotWNode, SotWNames, SotWType, SotWNonce, SotWError          = 1, 2, 3, 4, 5, 6
+	DeltaNode, DeltaType, DeltaSubscribe, DeltaUnsubscribe, DeltaKnown        = 1, 2, 3, 4, 5
+	DeltaNonce, DeltaError                                                    = 6, 7
+	statusCode, statusText                                             uint64 = 1, 2
+)
+
+// NonceField returns the number of a request's response_nonce.
+func NonceField(v Variant) int {
+	if v == Delta {
+		return DeltaNonce
+	}
+	return SotWNonce
+}
+
+// NewMessage returns a message with the encoded bytes, which it does not copy.
+func NewMessage(b []byte) *Message { return &Message{Data: mem.BufferSlice{mem.SliceBuffer(b)}} }
+
+// AppendText appends a text field.
+func AppendText(b []byte, field int, text string) []byte {
+	b = protowire.AppendTag(b, protowire.Number(field), protowire.BytesType)
+	return protowire.AppendString(b, text)
+}
+
+// AppendBytes appends a field of bytes or an encoded message.
+func AppendBytes(b []byte, field int, content []byte) []byte {
+	b = protowire.AppendTag(b, protowire.Number(field), protowire.BytesType)
+	return protowire.AppendBytes(b, content)
+}
+
+// AppendError appends a google.rpc.Status with the reason, if there is one.
+func AppendError(b []byte, field int, reason error) []byte {
+	if reason == nil {
+		return b
+	}
+	const invalidArgument = 3
+	s := protowire.AppendTag(nil, protowire.Number(statusCode), protowire.VarintType)
+	s = protowire.AppendVarint(s, invalidArgument)
+	return AppendBytes(b, field, AppendText(s, int(statusText), strings.ToValidUTF8(reason.Error(), "\uFFFD")))
+}
