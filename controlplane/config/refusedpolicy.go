@@ -12,6 +12,7 @@ import (
 	"go.yaml.in/yaml/v3"
 	"google.golang.org/protobuf/proto"
 	security "istio.io/api/security/v1beta1"
+	typev1beta1 "istio.io/api/type/v1beta1"
 
 	"github.com/pilotfish-mesh/pilotfish/internal/suggest"
 )
@@ -49,9 +50,10 @@ const DryRunAnnotation = "istio.io/dry-run"
 // refusedPolicy is an AuthorizationPolicy or a PeerAuthentication with an error.
 type refusedPolicy struct {
 	problem Problem // the first error of the document
-	// denial denies what the policy selects. It is nil if that cannot be read; unreadable is the reason then.
+	// denial denies what the policy selects. It is nil if that cannot be read, or if the policy selects nothing here;
+	// undeniable is the reason then.
 	denial     *Resource
-	unreadable string
+	undeniable string
 	key        Key // of the document, with a generated name if its own is not valid
 }
 
@@ -73,13 +75,16 @@ func (d *document) readRefusedPolicy(root *yaml.Node, defaultNamespace string) *
 		fmt.Fprint(hash, origin)
 		p.key.Name = fmt.Sprintf("refused-%08x", hash.Sum32())
 	}
-	if p.unreadable = r.misplacedField(h); p.unreadable != "" {
+	if p.undeniable = r.misplacedField(h); p.undeniable != "" {
 		return p
 	}
 	created, _ := time.Parse(time.RFC3339, scalarOf(h.metadata, "creationTimestamp"))
 	spec := r.readTargets(h.spec)
 	if r.refused {
-		p.unreadable = fmt.Sprintf("what it selects cannot be read (%s)", r.problems[0].Field)
+		p.undeniable = fmt.Sprintf("what it selects cannot be read (%s)", r.problems[0].Field)
+		return p
+	}
+	if p.undeniable = describeUnsupportedTargets(spec); p.undeniable != "" {
 		return p
 	}
 	p.denial = &Resource{Key: p.key, APIVersion: securityGroup + "/v1", Created: created, Origin: origin, Denial: true, Spec: denyAll(spec)}
@@ -202,6 +207,38 @@ func (r *policyReader) readTargets(spec *yaml.Node) proto.Message {
 	return m.Interface()
 }
 
+// describeUnsupportedTargets returns why a policy selects nothing: none of its targets is a Gateway. It returns "" for
+// other policies.
+func describeUnsupportedTargets(spec proto.Message) string {
+	policy, ok := spec.(*security.AuthorizationPolicy)
+	if !ok {
+		return ""
+	}
+	refs := PolicyTargets(policy)
+	if len(refs) == 0 || slices.ContainsFunc(refs, TargetsGateway) {
+		return ""
+	}
+	return fmt.Sprintf("its target is a %s, and there are no waypoints here: only a Gateway of gateway.networking.k8s.io can be a target", refs[0].GetKind())
+}
+
+// PolicyTargets returns the targets of a policy for workloads.
+func PolicyTargets(p interface {
+	GetTargetRef() *typev1beta1.PolicyTargetReference
+	GetTargetRefs() []*typev1beta1.PolicyTargetReference
+}) []*typev1beta1.PolicyTargetReference {
+	refs := p.GetTargetRefs()
+	if ref := p.GetTargetRef(); ref != nil {
+		refs = append(refs[:len(refs):len(refs)], ref)
+	}
+	return refs
+}
+
+// TargetsGateway reports whether a policy's target is a Gateway of the Gateway API. Services and GatewayClasses are
+// targets of waypoints, which this control plane does not support.
+func TargetsGateway(ref *typev1beta1.PolicyTargetReference) bool {
+	return ref.GetKind() == "Gateway" && ref.GetGroup() == "gateway.networking.k8s.io" && ref.GetName() != ""
+}
+
 // denyAll completes a spec of which only the targets were read.
 func denyAll(spec proto.Message) proto.Message {
 	switch p := spec.(type) {
@@ -223,7 +260,7 @@ func (p *refusedPolicy) newProblem(on OnInvalidPolicy, inForce bool) Problem {
 		out.Message = never + "so " + p.describeDenial()
 		out.Remedy = "correct the field; --on-invalid-policy=ignore leaves the workloads open instead"
 	case p.denial == nil:
-		out.Message = never + "and it protects nothing: " + p.unreadable
+		out.Message = never + "and it protects nothing: " + p.undeniable
 		out.Remedy = "correct the document"
 	case on == IgnoreInvalid:
 		out.Message = never + "and it protects nothing: --on-invalid-policy=ignore is set"
@@ -241,13 +278,11 @@ func (p *refusedPolicy) describeDenial() string {
 	case *security.PeerAuthentication:
 		return "plaintext connections to " + p.describeSelection(spec.GetSelector().GetMatchLabels()) + " are refused (STRICT)"
 	case *security.AuthorizationPolicy:
-		refs := spec.GetTargetRefs()
-		if ref := spec.GetTargetRef(); ref != nil {
-			refs = append(slices.Clone(refs), ref)
-		}
 		var targets []string
-		for _, ref := range refs {
-			targets = append(targets, ref.GetKind()+" "+ref.GetName())
+		for _, ref := range PolicyTargets(spec) {
+			if TargetsGateway(ref) { // PF0006 reports the others
+				targets = append(targets, ref.GetKind()+" "+ref.GetName())
+			}
 		}
 		if len(targets) > 0 {
 			return fmt.Sprintf("all requests and connections to %s in namespace %s are denied", strings.Join(targets, ", "), p.key.Namespace)

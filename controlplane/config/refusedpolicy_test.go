@@ -27,7 +27,7 @@ func denial(text string) string {
 	case len(policies) != 1:
 		return "no policy"
 	case policies[0].denial == nil:
-		return policies[0].unreadable
+		return policies[0].undeniable
 	}
 	spec, _ := prototext.MarshalOptions{}.Marshal(policies[0].denial.Spec.(proto.Message))
 	return policies[0].denial.Key.String() + " " + strings.ReplaceAll(string(spec), "  ", " ")
@@ -55,6 +55,8 @@ func TestRefusedPolicyDeniesWhatItSelects(t *testing.T) {
 		"unknown field next to the spec":  {brokenPolicy + "sepc: {}\n", till},
 		"item of a list":                  {`{"apiVersion": "v1", "kind": "List", "items": [{"apiVersion": "security.istio.io/v1", "kind": "PeerAuthentication", "metadata": {"name": "mtls", "namespace": "shop"}, "spec": {"selector": {"matchLabels": {"app": "till"}}, "mtls": {"mode": 7}}}]}`, strict},
 		"targets":                         {edited("selector: {matchLabels: {app: till}}", "targetRefs: [{kind: Gateway, group: gateway.networking.k8s.io, name: edge}]"), `AuthorizationPolicy shop/guard targetRefs:{group:"gateway.networking.k8s.io" kind:"Gateway" name:"edge"} rules:{} action:DENY`},
+		"target of an unsupported kind":   {edited("selector: {matchLabels: {app: till}}", "targetRefs: [{kind: Service, group: core, name: till}]"), `its target is a Service, and there are no waypoints here: only a Gateway of gateway.networking.k8s.io can be a target`},
+		"single target of such a kind":    {edited("selector: {matchLabels: {app: till}}", "targetRef: {kind: GatewayClass, group: gateway.networking.k8s.io, name: x}"), `its target is a GatewayClass, and there are no waypoints here: only a Gateway of gateway.networking.k8s.io can be a target`},
 		"no selector":                     {edited("  selector: {matchLabels: {app: till}}\n", ""), all},
 		"no spec, and a bad label":        {edited("{name: guard, namespace: shop}", "{name: guard, namespace: shop, labels: {-: x}}")[:strings.Index(brokenPolicy, "spec:")+len(", labels: {-: x}")], all},
 		"mutual TLS":                      {peer, strict},
@@ -243,6 +245,17 @@ func TestFindingNamesFieldRemedyAndWhatIsDenied(t *testing.T) {
 			t.Errorf("the severity is %s", p.Severity)
 		}
 		return
+	}
+	t.Errorf("findings are %v", s.Problems())
+}
+
+func TestFindingNamesOnlyTargetsThatAreDenied(t *testing.T) {
+	targets := "targetRefs: [{kind: Service, group: core, name: till}, {kind: Gateway, group: gateway.networking.k8s.io, name: edge}]"
+	s, _ := readPolicies(t, "", strings.Replace(brokenPolicy, "selector: {matchLabels: {app: till}}", targets, 1))
+	for _, p := range s.Problems() {
+		if p.Code == PolicyNeverAccepted && strings.Contains(p.Message, "to Gateway edge in namespace shop are denied") {
+			return
+		}
 	}
 	t.Errorf("findings are %v", s.Problems())
 }

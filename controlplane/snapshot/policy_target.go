@@ -2,6 +2,8 @@ package snapshot
 
 import (
 	typev1beta1 "istio.io/api/type/v1beta1"
+
+	"github.com/pilotfish-mesh/pilotfish/controlplane/config"
 )
 
 // policySpec is implemented by all policies for workloads.
@@ -21,10 +23,7 @@ const (
 // the workload. The policy must be in the root namespace or, if near is set, in the workload's own namespace. Targets
 // have an effect only in the policy's own namespace.
 func PolicyApplies(p policySpec, near bool, labels map[string]string) bool {
-	refs := p.GetTargetRefs()
-	if ref := p.GetTargetRef(); ref != nil {
-		refs = append(refs[:len(refs):len(refs)], ref)
-	}
+	refs := config.PolicyTargets(p)
 	if len(refs) == 0 {
 		return Selects(p.GetSelector().GetMatchLabels(), labels)
 	}
@@ -40,11 +39,5 @@ type targetRef = typev1beta1.PolicyTargetReference
 
 // refersTo reports whether a target is the Gateway of a workload.
 func refersTo(ref *targetRef, labels map[string]string) bool {
-	return TargetsGateway(ref) && (labels[gatewayNameLabel] == ref.GetName() || labels[oldGatewayNameLabel] == ref.GetName())
-}
-
-// TargetsGateway reports whether a policy's target is a Gateway of the Gateway API. Services and GatewayClasses are
-// targets of waypoints, which this control plane does not support.
-func TargetsGateway(ref *typev1beta1.PolicyTargetReference) bool {
-	return ref.GetKind() == "Gateway" && ref.GetGroup() == "gateway.networking.k8s.io" && ref.GetName() != ""
+	return config.TargetsGateway(ref) && (labels[gatewayNameLabel] == ref.GetName() || labels[oldGatewayNameLabel] == ref.GetName())
 }

@@ -24,12 +24,8 @@ func (c *checker) checkPolicy(p Policy) {
 
 // checkTargets reports targets of a policy that do not exist in this mesh.
 func (c *checker) checkTargets(r *config.Resource, p policySpec) {
-	refs := p.GetTargetRefs()
-	if ref := p.GetTargetRef(); ref != nil {
-		refs = append(refs[:len(refs):len(refs)], ref)
-	}
-	for i, ref := range refs {
-		if !TargetsGateway(ref) {
+	for i, ref := range config.PolicyTargets(p) {
+		if !config.TargetsGateway(ref) {
 			c.reportNoEffect(r, fmt.Sprintf("spec.targetRefs[%d]", i), ref.GetKind(), "there are no waypoints here: the policy has no effect on such a target",
 				"select the workloads by label with spec.selector")
 		}
