@@ -125,7 +125,8 @@ func (s *source) copy() *source {
 	return &other
 }
 
-// checkAliases returns the problems of Services of type ExternalName whose name is not that of a service.
+// checkAliases returns the problems of Services of type ExternalName whose name is not that of a service or whose
+// endpoint is refused.
 func (r *Registry) checkAliases() []config.Problem {
 	var problems []config.Problem
 	for _, s := range r.sources {
@@ -142,6 +143,15 @@ func (r *Registry) checkAlias(doc *config.Resource, service *Service) []config.P
 	const field = "spec.externalName"
 	name := service.ExternalName
 	full, named := r.aliases[name]
+	if service.AliasOf == "" {
+		var ports []uint32
+		for _, p := range service.Ports {
+			ports = append(ports, p.Number)
+		}
+		if p, refused := r.opts.checkEndpoint(doc, field, name, ports...); refused {
+			return []config.Problem{p}
+		}
+	}
 	switch of := r.byHost[service.AliasOf]; {
 	case len(of) > 0:
 		return findMissingPorts(doc, service, of)

@@ -126,14 +126,11 @@ func (s *source) readExternalName(service *Service, spec *config.ServiceSpec) {
 	service.External = true
 	service.Selector = nil
 	service.ExternalName = strings.TrimSuffix(spec.ExternalName, ".")
-	var ports []uint32
 	for _, p := range service.Ports {
-		ports = append(ports, p.Number)
 		s.listedEndpoints[0] = s.opts.appendAllowed(s.listedEndpoints[0], Endpoint{
 			Address: service.ExternalName, Port: p.Number, ServicePort: p.Number, Namespace: service.Namespace,
 		})
 	}
-	s.reportRefused("spec.externalName", service.ExternalName, ports...)
 }
 
 func (s *source) addServicePort(service *Service, p config.ServicePort, i int) {

@@ -43,8 +43,8 @@ type Refusal struct {
 	GatewaysOnly bool
 }
 
-// appliesToAll reports whether no proxy connects to the endpoint.
-func (r Refusal) appliesToAll() bool { return r.Reason != "" && !r.GatewaysOnly }
+// AppliesToAll reports whether no proxy connects to the endpoint.
+func (r Refusal) AppliesToAll() bool { return r.Reason != "" && !r.GatewaysOnly }
 
 // Message describes the refusal and its effect for the author of the document.
 func (r Refusal) Message() string {
@@ -61,18 +61,40 @@ var reservedPorts = []uint32{
 	15010, 15012, 15014, 15016, // control plane
 }
 
+// authenticatedPorts are the reserved ports with TLS where callers need credentials. Names may have them, because
+// ServiceEntries lead to control planes on other machines.
+var authenticatedPorts = []uint32{15012, 15016}
+
+// ReservedPorts returns the ports of host names to which proxies do not connect, sorted.
+func (o Options) ReservedPorts() []uint32 {
+	ports := slices.Concat(reservedPorts, []uint32{o.AdminPort, o.StatusPort})
+	slices.Sort(ports)
+	return slices.DeleteFunc(slices.Compact(ports), func(port uint32) bool { return !o.isReservedForNames(port) })
+}
+
 func (o Options) isReserved(port uint32) bool {
 	return port != 0 && (slices.Contains(reservedPorts, port) || port == o.AdminPort || port == o.StatusPort)
 }
 
+// isReservedForNames reports whether proxies do not connect to a port of a host name. The control plane cannot know
+// whether the proxy's resolver returns a loopback address for the name.
+func (o Options) isReservedForNames(port uint32) bool {
+	return o.isReserved(port) && !slices.Contains(authenticatedPorts, port)
+}
+
 // Refusal returns the reason for which proxies do not connect to an endpoint. The endpoint is a unix socket
-// ("unix:///path"), an IP address or a host name.
+// ("unix:///path"), an IP address or a host name. A port of 0 is unknown.
 func (o Options) Refusal(address string, port uint32) Refusal {
 	if file, ok := strings.CutPrefix(address, "unix:"); ok {
 		return o.Endpoints.refuseUnix(strings.TrimPrefix(file, "//"))
 	}
 	addr, kind := classifyAddress(address)
 	switch {
+	case kind == remote && !addr.IsValid() && o.isReservedForNames(port):
+		return Refusal{
+			Reason: fmt.Sprintf("port %d belongs to the proxy or the control plane, and the name may resolve to the proxy's own machine", port),
+			Remedy: "use another port, or list the IP addresses with resolution: STATIC",
+		}
 	case kind == remote:
 		return Refusal{}
 	case kind == sameMachine && o.isReserved(port):
@@ -92,7 +114,7 @@ func (o Options) Refusal(address string, port uint32) Refusal {
 // RefuseOwn returns the reason for which a proxy does not connect to an endpoint of its own workload, such as a
 // Sidecar's defaultEndpoint. The unspecified address stands for the workload's address.
 func (o Options) RefuseOwn(endpoint string) Refusal {
-	if r := o.refusalForEndpoint(endpoint); r.appliesToAll() {
+	if r := o.refusalForEndpoint(endpoint); r.AppliesToAll() {
 		return r
 	}
 	return Refusal{}
@@ -209,7 +231,7 @@ func isProxySocket(file string) bool {
 func (o Options) checkEndpoint(r *config.Resource, field, address string, ports ...uint32) (p config.Problem, ok bool) {
 	refusal := o.Refusal(address, 0)
 	for _, port := range ports {
-		if one := o.Refusal(address, port); one.appliesToAll() {
+		if one := o.Refusal(address, port); one.AppliesToAll() {
 			refusal = one
 		}
 	}

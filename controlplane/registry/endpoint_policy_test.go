@@ -24,7 +24,18 @@ func TestEndpointsOfTheProxyOrItsMachineAreRefused(t *testing.T) {
 		want    string
 	}{
 		{"10.0.0.1", 15000, nil, nobody},
-		{"app.example.com", 15000, nil, nobody},
+		{"app.example.com", 8080, nil, nobody},
+		{"app.example.com", 0, nil, nobody},
+		{"app.example.com", 15000, nil, all},
+		{"app.example.com", 15000, anyEndpoint, all},
+		{"app.example.com.", 15020, nil, all},
+		{"app.example.com", 15021, nil, all},
+		{"app.example.com", 15090, nil, all},
+		{"app.example.com", 15463, nil, all},
+		{"plane.example.com", 15010, nil, all},
+		{"plane.example.com", 15014, nil, all},
+		{"plane.example.com", 15012, nil, nobody},
+		{"plane.example.com", 15016, nil, nobody},
 		{"127.0.0.1", 8080, nil, gateways},
 		{"127.1.2.3", 8080, local, gateways},
 		{"127.77.3.1", 8080, local, nobody},
@@ -52,14 +63,16 @@ func TestEndpointsOfTheProxyOrItsMachineAreRefused(t *testing.T) {
 		{"app.localhost", 15000, local, all},
 		{"localhost.localdomain", 80, nil, gateways},
 		{"ip6-loopback", 80, nil, gateways},
-		{"notlocalhost", 15000, nil, nobody},
+		{"notlocalhost", 15000, nil, all},
+		{"notlocalhost", 80, nil, nobody},
 		{"127.1", 15000, nil, all},
 		{"2130706433", 80, nil, gateways},
 		{"0x7f000001", 80, nil, gateways},
 		{"0x7f.1", 80, nil, gateways},
 		{"*.1", 15000, nil, all},
 		{"*.localhost", 80, nil, gateways},
-		{"*.example.com", 15000, nil, nobody},
+		{"*.example.com", 15000, nil, all},
+		{"*.example.com", 80, nil, nobody},
 		{"unix:///run/apps/a.sock", 0, nil, all},
 		{"unix:///run/apps/a.sock", 0, local, nobody},
 		{"unix:///srv/one.sock", 0, local, nobody},
@@ -94,6 +107,9 @@ func TestThePortsOfTheMeshConfigurationAreReserved(t *testing.T) {
 	if r := (Options{AdminPort: 16000, StatusPort: 16020}).RefuseOwn("127.0.0.1:16020"); r.Reason == "" {
 		t.Error("the configured status port is allowed")
 	}
+	if r := (Options{AdminPort: 16000}).Refusal("app.example.com", 16000); !r.AppliesToAll() {
+		t.Error("the mesh's admin port is allowed for a name")
+	}
 	if r := (Options{}).RefuseOwn("127.0.0.1:8080"); r.Reason != "" {
 		t.Errorf("an application's port is refused: %s", r.Message())
 	}
@@ -110,6 +126,14 @@ func TestPolicyPathsMustBeAbsoluteAndClean(t *testing.T) {
 	}
 	if err := (&EndpointPolicy{AllowUnix: []string{"/", "/run/a.sock"}}).Check(); err != nil {
 		t.Error(err)
+	}
+}
+
+func TestAliasOfServiceMayHaveReservedPort(t *testing.T) {
+	const service = "apiVersion: v1\nkind: Service\nmetadata: {name: edge, namespace: shop}\nspec: {selector: {app: edge}, ports: [{port: 15021, name: http}]}"
+	const alias = "apiVersion: v1\nkind: Service\nmetadata: {name: alias, namespace: shop}\nspec: {type: ExternalName, externalName: edge.shop.svc.cluster.local, ports: [{port: 15021, name: http}]}"
+	if r := Build(nil, storeOf(t, service, alias), Options{}, nil); len(r.Problems) != 0 {
+		t.Errorf("problems are %v", r.Problems)
 	}
 }
 
@@ -149,6 +173,11 @@ func TestOtherDocumentsWithRefusedEndpointsAreReported(t *testing.T) {
 		{"workload", "apiVersion: networking.istio.io/v1\nkind: WorkloadEntry\nmetadata: {name: w, namespace: shop}\nspec: {address: 127.0.0.1, labels: {app: w}}", "spec.address"},
 		{"external name", "apiVersion: v1\nkind: Service\nmetadata: {name: s, namespace: shop}\nspec: {type: ExternalName, externalName: localhost, ports: [{port: 15000, name: http}]}", "spec.externalName"},
 		{"name that proxies look up", "apiVersion: networking.istio.io/v1\nkind: ServiceEntry\nmetadata: {name: s, namespace: shop}\nspec: {hosts: [localhost], resolution: DNS, ports: [{number: 80, name: http, protocol: HTTP}]}", "spec.hosts[0]"},
+		{"name with a reserved port", "apiVersion: networking.istio.io/v1\nkind: ServiceEntry\nmetadata: {name: s, namespace: shop}\nspec: {hosts: [a.example.com], resolution: DNS, ports: [{number: 80, targetPort: 15000, name: http, protocol: HTTP}]}", "spec.hosts[0]"},
+		{"name with a reserved port of an endpoint", "apiVersion: networking.istio.io/v1\nkind: ServiceEntry\nmetadata: {name: s, namespace: shop}\nspec: {hosts: [a.example.com], resolution: DNS_ROUND_ROBIN, ports: [{number: 80, name: http, protocol: HTTP}], endpoints: [{address: b.example.com, ports: {http: 15020}}]}", "spec.endpoints[0].address"},
+		{"external name with a reserved port", "apiVersion: v1\nkind: Service\nmetadata: {name: s, namespace: shop}\nspec: {type: ExternalName, externalName: a.example.com, ports: [{port: 15000, name: http}]}", "spec.externalName"},
+		{"name without resolution", "apiVersion: networking.istio.io/v1\nkind: ServiceEntry\nmetadata: {name: s, namespace: shop}\nspec: {hosts: [a.example.com], resolution: NONE, ports: [{number: 15000, name: http, protocol: HTTP}]}", "spec.hosts[0]"},
+		{"wildcard in requests", "apiVersion: networking.istio.io/v1\nkind: ServiceEntry\nmetadata: {name: s, namespace: shop}\nspec: {hosts: ['*.example.com'], resolution: DYNAMIC_DNS, ports: [{number: 443, targetPort: 15000, name: tls, protocol: TLS}]}", "spec.hosts[0]"},
 		{"name in requests", "apiVersion: networking.istio.io/v1\nkind: ServiceEntry\nmetadata: {name: s, namespace: shop}\nspec: {hosts: ['*.localhost'], resolution: DYNAMIC_DNS, ports: [{number: 80, name: http, protocol: HTTP}]}", "spec.hosts[0]"},
 	} {
 		r := Build(nil, storeOf(t, c.document), Options{}, nil)

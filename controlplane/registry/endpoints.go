@@ -80,7 +80,7 @@ func selectEndpoints(s *source, service *Service, workloads []*workload) *servic
 // refuse.
 func (o Options) appendAllowed(to []Endpoint, e Endpoint) []Endpoint {
 	refusal := o.Refusal(e.Address, e.Port)
-	if refusal.appliesToAll() {
+	if refusal.AppliesToAll() {
 		return to
 	}
 	e.NotForGateways = refusal.GatewaysOnly

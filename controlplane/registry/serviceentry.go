@@ -62,7 +62,7 @@ func (s *source) reportRefusedEndpoints(entry *networking.ServiceEntry, ports []
 		}
 		s.reportRefused(fmt.Sprintf("spec.endpoints[%d].address", i), we.GetAddress(), numbers...)
 	}
-	if entry.GetResolution() == networking.ServiceEntry_STATIC || len(entry.GetEndpoints()) > 0 || entry.GetWorkloadSelector() != nil {
+	if how := resolutions[entry.GetResolution()]; how == Static || how != Passthrough && (len(entry.GetEndpoints()) > 0 || entry.GetWorkloadSelector() != nil) {
 		return
 	}
 	var numbers []uint32

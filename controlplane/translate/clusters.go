@@ -10,6 +10,7 @@ import (
 	typev3 "github.com/envoyproxy/go-control-plane/envoy/type/v3"
 	"google.golang.org/protobuf/types/known/structpb"
 	meshconfig "istio.io/api/mesh/v1alpha1"
+	networking "istio.io/api/networking/v1alpha3"
 
 	"github.com/pilotfish-mesh/pilotfish/controlplane/envoyfilter"
 	"github.com/pilotfish-mesh/pilotfish/controlplane/registry"
@@ -139,6 +140,9 @@ type serviceCluster struct {
 	selfDiscovery bool
 	// refused: the caller must not connect to the host of this service; the cluster has no endpoints.
 	refused bool
+	// noOriginalDst: the rule's load balancer PASSTHROUGH has no effect, because only the kernel's redirection verifies
+	// the original destination. A gateway's clients choose the one in a header of the PROXY protocol.
+	noOriginalDst bool
 }
 
 // instanceSubset replaces the subset name in clusters that forward a request to the instance that the client connected
@@ -194,7 +198,7 @@ func newServiceCluster(s *snapshot.Snapshot, p *Proxy, svc *registry.Service, po
 		c.originalDst = p.isCaptured() && !(svc.ByName && carriesHostName(declared.Protocol))
 		c.family = p.dnsFamily(svc.Resolution)
 		refusal := s.Registry.Options().Refusal(svc.Hostname, declared.TargetPort)
-		c.refused = !c.originalDst && refusal.Reason != "" && (p.Type == Router || !refusal.GatewaysOnly)
+		c.refused = refusal.AppliesToAll() || p.Type == Router && refusal.GatewaysOnly
 	case registry.Static:
 		// TCP connections are sent to the instance that the caller selected. HTTP requests are balanced as the rules
 		// specify.
@@ -208,6 +212,8 @@ func newServiceCluster(s *snapshot.Snapshot, p *Proxy, svc *registry.Service, po
 func (c serviceCluster) withSubset(subset string, s *snapshot.Snapshot, p *Proxy) serviceCluster {
 	c.subset = subset
 	c.originalDst = c.originalDst || subset == instanceSubset
+	balancer := c.rule.Traffic(subset, c.port).LoadBalancer
+	c.noOriginalDst = balancer.GetSimple() == networking.LoadBalancerSettings_PASSTHROUGH && !p.isCaptured()
 	c.credential = c.resolveCredential(s, p)
 	c.localityKey = c.localityKeyFor(p)
 	return c
@@ -247,6 +253,9 @@ func (c serviceCluster) build() *clusterv3.Cluster {
 	c.setDiscovery(cluster)
 	if cluster.LbPolicy != clusterv3.Cluster_CLUSTER_PROVIDED {
 		cluster.CommonLbConfig = &clusterv3.Cluster_CommonLbConfig{HealthyPanicThreshold: &typev3.Percent{}}
+		if c.noOriginalDst {
+			traffic.LoadBalancer = nil
+		}
 		setLoadBalancing(cluster, traffic.LoadBalancer)
 		c.setZoneRouting(cluster, traffic)
 		if zoneSetting(traffic) == nil && len(localitySetting(c.mesh, traffic).GetDistribute()) > 0 && cluster.CommonLbConfig != nil {

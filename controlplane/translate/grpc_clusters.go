@@ -74,7 +74,7 @@ func (c serviceCluster) toGRPC(full *clusterv3.Cluster, certificates bool) *clus
 	port, _ := c.svc.Port(c.port)
 	traffic := c.rule.Traffic(c.subset, c.port)
 	security := c.security(port, traffic)
-	if security.context != nil && !security.meshTLS() {
+	if c.refused || security.context != nil && !security.meshTLS() {
 		return emptyGRPCCluster(full.GetName())
 	}
 	out := emptyGRPCCluster(full.GetName())

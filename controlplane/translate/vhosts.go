@@ -3,10 +3,12 @@ package translate
 import (
 	"fmt"
 	"net"
+	"net/http"
 	"strconv"
 	"strings"
 	"sync"
 
+	corev3 "github.com/envoyproxy/go-control-plane/envoy/config/core/v3"
 	routev3 "github.com/envoyproxy/go-control-plane/envoy/config/route/v3"
 
 	"github.com/pilotfish-mesh/pilotfish/controlplane/registry"
@@ -258,14 +260,44 @@ const (
 	blockAll = "block_all"
 )
 
+// blockReservedPorts is the name of the route that refuses ports of proxies and control planes.
+const blockReservedPorts = "block_reserved_ports"
+
 // catchAllHost returns the virtual host for hosts outside the mesh.
 func (v proxyView) catchAllHost() *routev3.VirtualHost {
-	route := &routev3.Route{Name: blockAll, Match: matchAllPaths(), Action: unknownHostResponse()}
+	host := &routev3.VirtualHost{Name: blockAll, Domains: []string{"*"}}
 	if v.scope.AllowAny {
-		route = &routev3.Route{Name: allowAny, Match: matchAllPaths(), Action: &routev3.Route_Route{Route: &routev3.RouteAction{
+		host.Name = allowAny
+		if !v.p.isCaptured() {
+			host.Routes = append(host.Routes, v.reservedPortsRoute())
+		}
+		host.Routes = append(host.Routes, &routev3.Route{Name: allowAny, Match: matchAllPaths(), Action: &routev3.Route_Route{Route: &routev3.RouteAction{
 			ClusterSpecifier: &routev3.RouteAction_Cluster{Cluster: v.unknownDestinationCluster()},
 			Timeout:          duration(0),
-		}}}
+		}}})
+	} else {
+		host.Routes = append(host.Routes, &routev3.Route{Name: blockAll, Match: matchAllPaths(), Action: unknownHostResponse()})
 	}
-	return v.disableIdleTimeout(&routev3.VirtualHost{Name: route.Name, Domains: []string{"*"}, Routes: []*routev3.Route{route}})
+	return v.disableIdleTimeout(host)
+}
+
+// reservedPortsRoute refuses requests that name a port of a proxy or a control plane. Without capture, Envoy connects to
+// the host and port in the request, which may be its own admin interface.
+func (v proxyView) reservedPortsRoute() *routev3.Route {
+	var ports []string
+	for _, port := range v.s.Registry.Options().ReservedPorts() {
+		ports = append(ports, strconv.FormatUint(uint64(port), 10))
+	}
+	match := matchAllPaths()
+	match.Headers = []*routev3.HeaderMatcher{{
+		Name: ":authority",
+		// Envoy accepts a sign and zeros before a port's number.
+		HeaderMatchSpecifier: &routev3.HeaderMatcher_StringMatch{StringMatch: regex(`.*:[^0-9]*0*(` + strings.Join(ports, "|") + `)[^0-9]*`)},
+	}}
+	return &routev3.Route{Name: blockReservedPorts, Match: match, Action: &routev3.Route_DirectResponse{DirectResponse: &routev3.DirectResponseAction{
+		Status: http.StatusForbidden,
+		Body: &corev3.DataSource{Specifier: &corev3.DataSource_InlineString{
+			InlineString: "this port belongs to a proxy or the control plane: connect to it directly\n",
+		}},
+	}}}
 }

@@ -34,6 +34,7 @@ type attack struct {
 func attacks() []attack {
 	return slices.Concat(
 		endpointAttacks,
+		endpointNameAttacks,
 		agentSocketAttacks,
 		adminAttacks,
 		controlPlaneAttacks,

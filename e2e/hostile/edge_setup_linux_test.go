@@ -40,6 +40,7 @@ type sharedEdge struct {
 	t       testing.TB
 	ns      *testns.Namespace
 	dir     string
+	hosts   string // the gateway's /etc/hosts; empty for the machine's
 	sites   *testpki.Authority
 	log     *testenv.Buffer // of the control plane
 	gateway <-chan struct{} // closed when the agent has ended
@@ -64,8 +65,8 @@ spec:
 `
 
 // startEdge starts an edge with documents of a tenant, whose sockets below the edge's folder apps are allowed. The function
-// documents gets the edge's folder.
-func startEdge(t testing.TB, documents func(dir string) string) *sharedEdge {
+// documents gets the edge's folder. The gateway's /etc/hosts has the lines of hosts, if there are any.
+func startEdge(t testing.TB, documents func(dir string) string, hosts ...string) *sharedEdge {
 	t.Helper()
 	e := &sharedEdge{t: t, ns: testns.New(t), sites: testpki.New(t, "sites")}
 	var err error
@@ -85,6 +86,10 @@ func startEdge(t testing.TB, documents func(dir string) string) *sharedEdge {
 	encode := base64.StdEncoding.EncodeToString
 	e.write("config/edge.yaml", fmt.Sprintf(edgeDocuments, encode(cert), encode(key)))
 	e.write("config/tenant.yaml", documents(e.dir))
+	if len(hosts) > 0 {
+		e.hosts = e.path("hosts")
+		e.write("hosts", strings.Join(hosts, "\n")+"\n")
+	}
 	e.startPlane()
 	e.startGateway()
 	return e
@@ -136,6 +141,10 @@ func (e *sharedEdge) startGateway() {
 		e.t.Fatal(err)
 	}
 	cmd := exec.Command(testenv.Bin(e.t, "pilotfish-agent"), "proxy", "router")
+	if e.hosts != "" {
+		const mount = `mount --bind "$0" /etc/hosts && exec "$@"`
+		cmd = exec.Command("unshare", append([]string{"--mount", "sh", "-c", mount, e.hosts}, cmd.Args...)...)
+	}
 	cmd.Dir = e.path("gw")
 	cmd.Env = []string{
 		"PATH=" + os.Getenv("PATH"), "HOME=" + e.dir, "INSTANCE_IP=" + edgeGateway, "POD_NAME=edge", "POD_NAMESPACE=edge", "SERVICE_ACCOUNT=edge",
@@ -181,6 +190,11 @@ func (e *sharedEdge) request(t testing.TB, method, url string) (code int, body s
 	}
 	client := &http.Client{Timeout: 10 * time.Second, Transport: transport}
 	testenv.Eventually(t, "the gateway answers", func() error {
+		select {
+		case <-e.gateway:
+			t.Fatal("the gateway has ended")
+		default:
+		}
 		req, err := http.NewRequestWithContext(t.Context(), method, url, nil)
 		if err != nil {
 			return err

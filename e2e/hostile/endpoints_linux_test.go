@@ -90,11 +90,6 @@ func (e *sharedEdge) requireService(t *testing.T) {
 	t.Helper()
 	for name, want := range map[string]string{"shop": "the shop", "socket": "the socket"} {
 		testenv.Eventually(t, name+" is served", func() error {
-			select {
-			case <-e.gateway:
-				t.Fatal("the gateway has ended")
-			default:
-			}
 			if code, body := e.request(t, http.MethodGet, "https://"+name+".tenant.example/"); code != http.StatusOK || body != want {
 				return fmt.Errorf("%d %q", code, body)
 			}
