@@ -13,11 +13,12 @@ const (
 	maxCELDepth = 24
 )
 
-// CheckCEL checks that all supported Envoys accept an expression of the Common Expression Language. The expression must
-// be well-formed and call only functions that all of them have. An attribute that does not exist has no value.
+// CheckCEL checks that all supported Envoy versions accept an expression of the Common Expression Language (CEL). The
+// expression must be well-formed, and call only functions that all these versions have. At run time, an attribute that
+// does not exist has no value.
 func CheckCEL(expression string) error {
 	if len(expression) > maxCEL {
-		return fmt.Errorf("it has %d characters; at most %d are allowed", len(expression), maxCEL)
+		return fmt.Errorf("the expression has %d characters; at most %d are allowed", len(expression), maxCEL)
 	}
 	tokens, err := celTokens(expression)
 	if err != nil {
@@ -33,7 +34,7 @@ func CheckCEL(expression string) error {
 	return nil
 }
 
-// celParser parses an expression by recursive descent. It stores only what it needs to check calls.
+// celParser parses an expression by recursive descent. It stores only the information that it needs to check calls.
 type celParser struct {
 	tokens []celToken
 	depth  int
@@ -63,14 +64,14 @@ func (p *celParser) expect(operator string) error {
 		return nil
 	}
 	if p.peek().kind == celEnd {
-		return fmt.Errorf("it ends where %q is expected", operator)
+		return fmt.Errorf("the expression ends where %q is expected", operator)
 	}
 	return fmt.Errorf("found %q, expected %q", p.peek().text, operator)
 }
 
 func (p *celParser) expression() error {
 	if p.depth++; p.depth > maxCELDepth {
-		return errors.New("it is nested too deeply")
+		return errors.New("the expression is nested too deeply")
 	}
 	defer func() { p.depth-- }()
 	if err := p.binary(0); err != nil || !p.accept("?") {
@@ -144,7 +145,7 @@ func (p *celParser) primary() error {
 		}
 		return nil
 	case t.kind == celEnd:
-		return errors.New("it ends where a value is expected")
+		return errors.New("the expression ends where a value is expected")
 	case t.text == "(":
 		if err := p.expression(); err != nil {
 			return err
@@ -201,8 +202,8 @@ func (p *celParser) call(method bool, name string) error {
 	return checkCELCall(method, name, arguments)
 }
 
-// celFunctions maps the functions that all proxies have to their numbers of arguments. Names with a dot are methods of
-// a value. Envoy has neither string() nor the list macros (all, exists, map, filter).
+// celFunctions maps the functions that all supported Envoy versions have to their numbers of arguments. Names with a
+// dot are methods of a value. Envoy has neither string() nor the list macros (all, exists, map, filter).
 var celFunctions = map[string][]int{
 	"size": {1}, "int": {1}, "uint": {1}, "double": {1}, "bytes": {1}, "type": {1}, "duration": {1},
 	"timestamp": {1}, "matches": {2}, "has": {1}, "dyn": {1},
@@ -248,12 +249,12 @@ func checkCELRegex(expression string) error {
 		return fmt.Errorf("matches(): not a regular expression: %w", err)
 	}
 	if parsed, err := syntax.Parse(expression, syntax.Perl); err != nil || programSize(parsed) > maxCELProgram {
-		return errors.New("matches(): the regular expression is too large for a proxy: use startsWith, endsWith or contains")
+		return errors.New("matches(): the regular expression exceeds Envoy's size limit: use startsWith, endsWith or contains")
 	}
 	return nil
 }
 
-// celRoots lists the attributes that proxies know, by the first part of their names.
+// celRoots lists the attributes that Envoy provides, by the first part of their names.
 var celRoots = []string{
 	"request", "response", "connection", "upstream", "source", "destination", "metadata", "filter_state", "upstream_filter_state",
 	"plugin_name", "plugin_root_id", "plugin_vm_id", "node", "cluster_name", "cluster_metadata", "listener_direction",

@@ -44,7 +44,7 @@ func celTokens(text string) ([]celToken, error) {
 		text = strings.TrimLeft(text, " \t\r\n\f")
 		if text == "" {
 			if len(out) == 0 {
-				return nil, errors.New("it is empty")
+				return nil, errors.New("the expression is empty")
 			}
 			return append(out, celToken{}), nil
 		}
@@ -124,7 +124,7 @@ func celString(text string) (token celToken, size int, err error) {
 			value.WriteByte(c)
 		}
 	}
-	return token, 0, errors.New("a text has no end")
+	return token, 0, errors.New("a string is not closed")
 }
 
 // celEscapes holds the supported escapes. Numeric escapes are not supported.

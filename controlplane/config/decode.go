@@ -16,8 +16,8 @@ import (
 // readSpec strictly decodes the spec of an Istio kind into the API's own type. Each error is reported at its position,
 // and fields without effect produce a warning.
 //
-// It walks the nodes by the message's descriptor. protojson would stop at the first error and has no line numbers. A
-// test compares the two decoders.
+// It walks the YAML nodes by the message's descriptor. protojson is not suitable, because it stops at the first error
+// and reports no line numbers. A test compares the results of both decoders.
 func (d *document) readSpec(n *yaml.Node, info kindInfo) proto.Message {
 	m := info.message.New()
 	if n == nil || isNull(n) {
@@ -85,7 +85,7 @@ func (w *specDecoder) message(n *yaml.Node, m protoreflect.Message, path string)
 	return true
 }
 
-// warnIgnored reports a field that has no effect.
+// warnIgnored adds a warning for a field that has no effect in this version.
 func (w *specDecoder) warnIgnored(fd protoreflect.FieldDescriptor, key *yaml.Node, at string) {
 	note, ok := ignoredFields[fd.FullName()]
 	switch message := "has no effect in this version" + note.reason; {
@@ -109,18 +109,19 @@ func (w *specDecoder) checkExclusive(m protoreflect.Message, fd protoreflect.Fie
 		return true
 	}
 	if other := m.WhichOneof(group); other != nil {
-		w.refuse(key, at, "", fmt.Sprintf("%s and %s exclude one another", other.JSONName(), fd.JSONName()), "keep one of the two")
+		w.refuse(key, at, "", fmt.Sprintf("%s and %s exclude each other", other.JSONName(), fd.JSONName()), "remove one of the two")
 		return false
 	}
 	return true
 }
 
-// suggestField returns a remedy for an unknown field: where the field probably belongs.
+// suggestField returns a remedy for an unknown field: the place where a field of this name is valid, or a field with a
+// similar name.
 func (w *specDecoder) suggestField(name string) string {
 	here := w.parents[len(w.parents)-1].message
 	for i := len(w.parents) - 2; i >= 0; i-- {
 		if fieldNamed(w.parents[i].message, name) != nil {
-			return fmt.Sprintf("it is a field of %s: check the indentation", w.parents[i].path)
+			return fmt.Sprintf("%[1]s has a field with this name: check the indentation", w.parents[i].path)
 		}
 	}
 	var names []string
@@ -134,7 +135,7 @@ func (w *specDecoder) suggestField(name string) string {
 	for i := range here.Fields().Len() {
 		fd := here.Fields().Get(i)
 		if m := fd.Message(); m != nil && !fd.IsMap() && fieldNamed(m, name) != nil {
-			return fmt.Sprintf("it belongs under %s", fd.JSONName())
+			return fmt.Sprintf("move the field to %s", fd.JSONName())
 		}
 	}
 	return "one of: " + joinNames(names)
@@ -215,7 +216,7 @@ func (w *specDecoder) mapKey(n *yaml.Node, fd protoreflect.FieldDescriptor, path
 		w.warnAmbiguous(n, path)
 		return protoreflect.ValueOfString(n.Value).MapKey(), true
 	}
-	// All other maps of the API have ports as keys.
+	// All other maps of the API have port numbers as keys.
 	number, err := strconv.ParseUint(n.Value, 10, 32)
 	if err != nil {
 		w.refuse(n, path, n.Value, "not a port number", "set one between 1 and 65535")
@@ -276,7 +277,7 @@ func (w *specDecoder) scalar(n *yaml.Node, fd protoreflect.FieldDescriptor, path
 	case protoreflect.EnumKind:
 		return w.enum(n, fd.Enum(), path)
 	}
-	w.refuse(n, path, n.Value, "a field of a type that cannot be read: "+fd.Kind().String(), "leave it out")
+	w.refuse(n, path, n.Value, "the control plane cannot read a field of type "+fd.Kind().String(), "remove the field")
 	return v, false
 }
 

@@ -67,7 +67,7 @@ func (w *specDecoder) decodeStructScalar(n *yaml.Node, path string) *structpb.Va
 		if n.Decode(&number) == nil && !math.IsNaN(number) && !math.IsInf(number, 0) {
 			return structpb.NewNumberValue(number)
 		}
-		w.refuse(n, path, n.Value, "not a number that can be passed on", "write it as text, in quotes")
+		w.refuse(n, path, n.Value, "this number cannot be represented in JSON", "write it as text, in quotes")
 	}
 	if truth, ok := w.readYAML11Bool(n, Warning, path); ok {
 		return structpb.NewBoolValue(truth)

@@ -34,7 +34,7 @@ func roundTrip(t *testing.T, r *Resource) {
 	}
 	again, problems := Parse("kept", text)
 	if len(again) != 1 || !again[0].Equal(r) || !again[0].Created.Equal(r.Created) || again[0].APIVersion != r.APIVersion {
-		t.Errorf("%s is written as %s\nand read as %v, %v", r.Key, text, again, problems)
+		t.Errorf("%s is encoded as %s\nand decoded as %v, %v", r.Key, text, again, problems)
 	}
 }
 

@@ -66,8 +66,8 @@ func istioKind[M protoreflect.ProtoMessage](group string, versions []string, val
 	}
 }
 
-// inertKinds lists kinds that are skipped, by API group. They are common in users' files and have no effect on the
-// mesh.
+// inertKinds lists kinds that the parser skips, by API group. They are common in users' files, but have no effect on
+// the mesh.
 var inertKinds = map[string][]string{
 	"": {
 		"Pod", "ServiceAccount", "Namespace", "ConfigMap", "Endpoints", "PersistentVolume", "PersistentVolumeClaim",
@@ -92,7 +92,7 @@ var inertKinds = map[string][]string{
 	"cert-manager.io":              {"Certificate", "Issuer", "ClusterIssuer"},
 }
 
-// unsupportedKinds lists kinds that affect a mesh elsewhere and are not supported here yet.
+// unsupportedKinds lists kinds that have an effect in other meshes, but that this control plane does not support.
 var unsupportedKinds = map[string][]string{
 	extensionsGroup:    {"TrafficExtension"},
 	"install.istio.io": {"IstioOperator"},
@@ -103,10 +103,10 @@ var unsupportedKinds = map[string][]string{
 	"gateway.networking.x-k8s.io": {"XListenerSet", "XBackendTrafficPolicy", "XMesh"},
 }
 
-// topologyGroup is the project's own group. A topology file may be in the configuration directory.
+// topologyGroup is the API group of this project's topology files. Such a file may be in the configuration directory.
 const topologyGroup = "pilotfish"
 
-// isInert reports whether a kind is skipped.
+// isInert reports whether the parser skips a kind.
 func isInert(group, kind string) bool {
 	return slices.Contains(inertKinds[group], kind) || kind == "Mesh" && strings.Contains(group, topologyGroup)
 }

@@ -12,8 +12,8 @@ import (
 	"github.com/pilotfish-mesh/pilotfish/internal/suggest"
 )
 
-// serviceFields lists all fields of a Kubernetes Service's spec, including removed ones. Fields that readService does
-// not read concern the cluster's own load balancing and have no effect on a mesh.
+// serviceFields lists all fields of a Kubernetes Service's spec, including removed ones. The fields that readService
+// does not read configure the cluster's own load balancing, so they have no effect on a mesh.
 var serviceFields = []string{
 	"type", "clusterIP", "clusterIPs", "externalName", "selector", "ports", "sessionAffinity", "sessionAffinityConfig",
 	"externalIPs", "externalTrafficPolicy", "internalTrafficPolicy", "healthCheckNodePort", "ipFamilies", "ipFamilyPolicy",
@@ -76,7 +76,7 @@ func (d *document) checkOneOf(n *yaml.Node, path string, allowed []string) strin
 	return text
 }
 
-// readClusterIPs uses the first address if clusterIP is not set, as Kubernetes does.
+// readClusterIPs reads the addresses. If clusterIP is not set, the first of clusterIPs is used, as in Kubernetes.
 func (d *document) readClusterIPs(n *yaml.Node, path string, spec *ServiceSpec) {
 	if !d.isList(n, path) {
 		return
@@ -101,7 +101,7 @@ func (d *document) readClusterIPs(n *yaml.Node, path string, spec *ServiceSpec) 
 
 func (d *document) checkClusterIP(at Position, path, ip string) {
 	if _, err := netip.ParseAddr(ip); err != nil {
-		d.refuseAt(at, path, ip, "not an IP address", "set an address, None for a headless Service, or nothing")
+		d.refuseAt(at, path, ip, "not an IP address", "set an IP address, or None for a headless Service, or remove the field")
 	}
 }
 
@@ -151,7 +151,7 @@ func (d *document) readTargetPort(n *yaml.Node, path string, port *ServicePort) 
 		return
 	}
 	if port.TargetPortName = n.Value; isDigits(n.Value) {
-		d.refuse(n, path, n.Value, "the name of a port, as it is in quotes, and no such name", "write the number without quotes")
+		d.refuse(n, path, n.Value, "a value in quotes is the name of a port, but this is not a valid name", "write the number without quotes")
 	} else if !isPortName(n.Value) {
 		d.refuse(n, path, n.Value, "not the name of a port", "use at most 15 lower-case letters, digits and '-', with a letter among them, or a number")
 	}
@@ -165,7 +165,7 @@ func (d *document) checkService(spec *ServiceSpec) {
 	if spec.Type == "ExternalName" {
 		d.checkExternalName(spec)
 	} else if len(spec.Ports) == 0 && spec.ClusterIP != "None" {
-		d.refuseAt(d.fieldPosition("spec.ports"), "spec.ports", "", "a Service needs ports", "list the ports that callers use")
+		d.refuseAt(d.fieldPosition("spec.ports"), "spec.ports", "", "a Service needs ports", "list the ports to which clients connect")
 	}
 	if ip := spec.ClusterIP; ip != "" && ip != "None" {
 		d.checkClusterIP(d.fieldPosition("spec.clusterIP"), "spec.clusterIP", ip)
@@ -190,7 +190,7 @@ func (d *document) checkServicePorts(ports []ServicePort) {
 			d.refuseAt(d.fieldPosition(path), path+".port", "", "a port needs a number", "set port")
 			continue
 		case p.Name == "" && len(ports) > 1:
-			d.refuseAt(d.fieldPosition(path), path+".name", "", "of several ports each needs a name", "name it by what it speaks: http, grpc, tcp-…")
+			d.refuseAt(d.fieldPosition(path), path+".name", "", "if a Service has several ports, each needs a name", "set a name that begins with the protocol: http, grpc, tcp-…")
 		case p.Name != "" && !dnsLabel.MatchString(p.Name):
 			d.refuseAt(d.fieldPosition(path+".name"), path+".name", p.Name, "not a port's name", "use lower-case letters, digits and '-'")
 		}

@@ -7,8 +7,8 @@ import (
 	"go.yaml.in/yaml/v3"
 )
 
-// Limits of one file. They are far above practical sizes, and prevent that an invalid file costs more memory than its
-// size.
+// Limits of one file. They are far above practical sizes. They prevent an invalid file from using much more memory than
+// its size.
 const (
 	MaxFileSize   = 16 << 20 // bytes
 	MaxDocuments  = 20_000   // per file
@@ -21,22 +21,22 @@ const (
 type Parser struct {
 	// DefaultNamespace is the namespace of documents that specify none; "default" if empty.
 	DefaultNamespace string
-	// Check validates each document that has no error so far. It finds what this package cannot know, for example
-	// values that Envoy rejects. A problem of severity Error refuses the document. Nil checks nothing.
+	// Check validates each document in which the parser found no error. It finds problems that this package cannot
+	// detect, for example values that Envoy rejects. A problem of severity Error refuses the document. If Check is nil,
+	// the parser skips this step.
 	Check func(*Resource) []Problem
-	// StartsProxies is set if the control plane starts the proxies itself, so that ProxyConfigs apply when proxies
-	// start.
+	// StartsProxies is set if the control plane starts the proxies itself. ProxyConfigs then apply when proxies start.
 	StartsProxies bool
 	// OnInvalidPolicy selects the effect of a policy of which no version was ever accepted.
 	OnInvalidPolicy OnInvalidPolicy
 }
 
-// Parse is Parser.Parse with the default namespace "default".
+// Parse parses a file with the default Parser.
 func Parse(file string, data []byte) ([]*Resource, []Problem) { return Parser{}.Parse(file, data) }
 
 // Parse parses the documents of one file, YAML or JSON. It returns the valid resources and the problems of all
-// documents. An invalid document (a Problem of severity Error) does not affect the other ones. Of two documents with
-// one name, the first is returned. file is used only in positions.
+// documents. An invalid document (a Problem of severity Error) does not affect the other documents. If two documents
+// have the same name, the first is returned. file is used only in the positions of problems.
 func (p Parser) Parse(file string, data []byte) ([]*Resource, []Problem) {
 	f := p.parse(file, data)
 	var resources []*Resource
@@ -51,7 +51,8 @@ func (p Parser) Parse(file string, data []byte) ([]*Resource, []Problem) {
 	return resources, f.problems
 }
 
-// isDenied reports whether all traffic to a refused policy's workloads is denied while the policy has no accepted version.
+// isDenied reports whether all traffic to the workloads of a refused policy is denied until a version of the policy is
+// accepted.
 func (p Parser) isDenied(policy *refusedPolicy) bool {
 	return policy.denial != nil && p.OnInvalidPolicy != IgnoreInvalid
 }
@@ -60,20 +61,20 @@ func (p Parser) isDenied(policy *refusedPolicy) bool {
 type parsedFile struct {
 	documents []parsedDocument
 	problems  []Problem
-	// incomplete is set if the file contains something whose resource is unknown.
+	// incomplete is set if the file contains a document that could be the new version of any resource.
 	incomplete bool
 	// unreadable is set if a part of the text could not be parsed.
 	unreadable bool
 	policies   []*refusedPolicy
 }
 
-// parsedDocument is the result of one document. resource is nil if the document is refused or inert.
+// parsedDocument is the result of one document. resource is nil if the document is refused or its kind has no effect.
 type parsedDocument struct {
 	key         Key
 	at          Position
 	resource    *Resource
-	inert       bool // the kind has no effect here
-	unknownKind bool // the kind is unknown; any kind may be meant
+	inert       bool // the kind has no effect in this mesh
+	unknownKind bool // the kind is unknown, so the author may have meant any kind
 }
 
 func (p Parser) parse(file string, data []byte) *parsedFile {
@@ -106,7 +107,7 @@ type fileParser struct {
 	limitReported bool // exceeding MaxDocuments was reported
 }
 
-// addUnreadable records that a part of the file cannot be parsed.
+// addUnreadable records that a part of the file could not be parsed.
 func (f *fileParser) addUnreadable(p Problem) {
 	p.Code, p.Severity = Unreadable, Error
 	p.At.File = f.file
@@ -157,7 +158,7 @@ func (f *fileParser) readDocument(root *yaml.Node, offset, nested int) {
 			f.limitReported = true
 			f.addUnreadable(Problem{
 				At:      d.nodePosition(root),
-				Message: fmt.Sprintf("the file has more than %d documents; the rest is not read", MaxDocuments), Remedy: "split it into several files",
+				Message: fmt.Sprintf("the file has more than %d documents; the control plane does not read the others", MaxDocuments), Remedy: "split it into several files",
 			})
 		}
 		return
@@ -194,8 +195,8 @@ func (f *fileParser) addRefusedPolicy(d *document, root *yaml.Node) {
 func (f *fileParser) addDocument(d *document, r *Resource) {
 	if d.key.Name != "" && !d.inert && !d.invalidName && !d.unknownKind {
 		if first, taken := f.seen[d.key]; taken {
-			d.refuseAs(DuplicateName, d.fieldPosition("metadata.name"), "metadata.name", d.key.Name, fmt.Sprintf("a %s of this name already exists at %s, and is the one in force", d.key.Kind, first),
-				"rename one of the two, or remove it")
+			d.refuseAs(DuplicateName, d.fieldPosition("metadata.name"), "metadata.name", d.key.Name, fmt.Sprintf("a %s with this name already exists at %s and takes precedence", d.key.Kind, first),
+				"rename or remove one of the two")
 			f.out.problems = append(f.out.problems, d.sortedProblems()...)
 			return
 		}

@@ -76,7 +76,7 @@ func TestDocumentsOfTheUsualShapeParse(t *testing.T) {
 	}
 }
 
-// This package and Istio's own decoder must decode every sample equally.
+// This package and Istio's own decoder must decode every sample to the same message.
 func TestSpecsMeanWhatIstiosDecoderReads(t *testing.T) {
 	compared := 0
 	for _, name := range samples(t) {
@@ -89,17 +89,17 @@ func TestSpecsMeanWhatIstiosDecoderReads(t *testing.T) {
 				}
 				want := got.ProtoReflect().New().Interface()
 				if err := want.(json.Unmarshaler).UnmarshalJSON(spec); err != nil {
-					t.Errorf("%s: Istio refuses it: %v", r.Key, err)
+					t.Errorf("%s: Istio's decoder refuses the sample: %v", r.Key, err)
 				}
 				if diff := cmp.Diff(want, got, protocmp.Transform()); diff != "" {
-					t.Errorf("%s differs (-Istio +here):\n%s", r.Key, diff)
+					t.Errorf("%s is decoded differently (-Istio +pilotfish):\n%s", r.Key, diff)
 				}
 				compared++
 			}
 		}
 	}
 	if compared < 15 {
-		t.Errorf("only %d specs were compared", compared)
+		t.Errorf("the test compared only %d specs", compared)
 	}
 }
 
@@ -108,7 +108,7 @@ func rawSpecs(t *testing.T, name string) map[Key][]byte {
 	specs := map[Key][]byte{}
 	dec := yaml.NewDecoder(strings.NewReader(string(readSample(t, name))))
 	if strings.HasSuffix(name, ".json") {
-		return nil // same kinds as in other samples
+		return nil // other samples contain the same kinds
 	}
 	for {
 		var doc struct {
@@ -167,10 +167,10 @@ func TestServiceIsReadAsKubernetesDoes(t *testing.T) {
 		t.Error(diff)
 	}
 	if r := resources[1]; r.Annotations["prometheus.io/scrape"] != "true" || r.APIVersion != "v1" {
-		t.Errorf("metadata is %+v", r)
+		t.Errorf("the metadata is %+v", r)
 	}
 	if name := resources[4].Spec.(*ServiceSpec).ExternalName; name != "api.payments.example.com" {
-		t.Errorf("external name is %q", name)
+		t.Errorf("the external name is %q", name)
 	}
 }
 
@@ -179,18 +179,19 @@ func TestPositionsOfFields(t *testing.T) {
 	resources, _ := Parse("routing.yaml", data)
 	lines := strings.Split(string(data), "\n")
 	for path, text := range map[string]string{
-		"spec.http[0].fault.delay.fixedDelay":     "7s",
-		"spec.http[2].route[1].weight":            "90",
-		"spec.http[2].retries":                    "retries:",
-		"spec.http[0].match[0].headers[x-beta]":   "x-beta:",
-		"spec.http[2].route[0].destination.host":  "stars", // behind an alias: where the value is written
+		"spec.http[0].fault.delay.fixedDelay":   "7s",
+		"spec.http[2].route[1].weight":          "90",
+		"spec.http[2].retries":                  "retries:",
+		"spec.http[0].match[0].headers[x-beta]": "x-beta:",
+		// The value is an alias; the position is where the value is written.
+		"spec.http[2].route[0].destination.host":  "stars",
 		"spec.http[2].route[0].destination.subet": "destination: *newest",
 		"spec.gateways[1]":                        "shop/front-door",
 		"metadata.annotations":                    "annotations:",
 	} {
 		at := resources[0].PositionOf(path)
 		if at.File != "routing.yaml" || at.Line == 0 || !strings.HasPrefix(lines[at.Line-1][at.Column-1:], text) {
-			t.Errorf("%s has position %s", path, at)
+			t.Errorf("%s has the position %s", path, at)
 		}
 	}
 	if at := resources[1].Origin; lines[at.Line-1] != "apiVersion: networking.istio.io/v1" {
@@ -205,15 +206,15 @@ const (
 
 func TestBadDocumentIsRefusedAlone(t *testing.T) {
 	for name, bad := range map[string]string{
-		"indentation":    "a:\n  b: 1\n c: 2\n",
-		"tab":            "a:\n\tb: 1\n",
-		"open bracket":   "a: [1, 2\nb: 3\n",
-		"open quote":     "a: \"b\nc: d\n",
-		"unknown anchor": "a: *nowhere\n",
-		"control":        "a: \x01\n",
-		"no resource":    "just text\n",
-		"a list":         "- a\n- b\n",
-		"a field twice":  "apiVersion: v1\nkind: Service\nkind: Service\nmetadata: {name: x}\nspec: {ports: [{port: 80}]}\n",
+		"indentation":       "a:\n  b: 1\n c: 2\n",
+		"tab":               "a:\n\tb: 1\n",
+		"open bracket":      "a: [1, 2\nb: 3\n",
+		"open quote":        "a: \"b\nc: d\n",
+		"unknown anchor":    "a: *nowhere\n",
+		"control":           "a: \x01\n",
+		"no resource":       "just text\n",
+		"a list":            "- a\n- b\n",
+		"a duplicate field": "apiVersion: v1\nkind: Service\nkind: Service\nmetadata: {name: x}\nspec: {ports: [{port: 80}]}\n",
 	} {
 		t.Run(name, func(t *testing.T) {
 			resources, problems := Parse("f.yaml", []byte(good+"---\n"+bad+"---\n"+good2))
@@ -293,7 +294,7 @@ func TestMergeKeysAndAnchorsAreFollowed(t *testing.T) {
 	}
 	vs := resources[0].Spec.(*networking.VirtualService)
 	if got := vs.GetHttp()[2].GetRoute()[0].GetDestination().GetSubset(); got != "v3" {
-		t.Errorf("the alias led to subset %q", got)
+		t.Errorf("the YAML alias resolves to subset %q", got)
 	}
 }
 
@@ -310,7 +311,7 @@ func TestCreationTimeOfAnExportedDocumentIsUsed(t *testing.T) {
 		t.Errorf("created %s", got)
 	}
 	if !resources[1].Created.IsZero() {
-		t.Errorf("a document without a date has %s", resources[1].Created)
+		t.Errorf("a document without creationTimestamp has %s", resources[1].Created)
 	}
 }
 

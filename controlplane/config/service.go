@@ -4,12 +4,12 @@ import (
 	"reflect"
 )
 
-// ServiceSpec contains the used fields of a Kubernetes Service's spec.
+// ServiceSpec contains the fields of a Kubernetes Service's spec that the control plane uses.
 type ServiceSpec struct {
 	// Type is ClusterIP if the document has none.
 	Type      string
 	ClusterIP string // "None" for a headless service, empty if not set
-	// ClusterIPs lists the addresses of a service that has several, of both IP families.
+	// ClusterIPs lists the addresses of a Service that has several: one of each IP family.
 	ClusterIPs   []string
 	ExternalName string
 	Selector     map[string]string
@@ -22,8 +22,8 @@ type ServicePort struct {
 	Protocol    string // transport: TCP, UDP or SCTP; TCP if the document has none
 	AppProtocol string
 	Port        uint32
-	// TargetPort is the port of the workload: a number, or the name of one of the workload's ports. If both are zero,
-	// it is Port.
+	// TargetPort is the port of the workload: a number, or the name of one of the workload's ports. If both are unset,
+	// the port of the workload is Port.
 	TargetPort     uint32
 	TargetPortName string
 }

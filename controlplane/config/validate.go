@@ -13,7 +13,7 @@ import (
 	"google.golang.org/protobuf/types/known/durationpb"
 )
 
-// validator checks one field of a document. It knows the field's path and position, for problems.
+// validator checks one field of a document. It contains the field's path and position, which problems report.
 type validator struct {
 	d    *document
 	path string
@@ -31,12 +31,12 @@ func (s validator) refuse(value any, message, remedy string) {
 	s.d.refuseAt(s.d.fieldPosition(s.path), s.path, fmt.Sprint(value), message, remedy)
 }
 
-// warn records that the field does not have the expected effect.
+// warn records that the field does not have the effect that the author expects.
 func (s validator) warn(value any, message, remedy string) {
 	s.d.report(Warning, s.d.fieldPosition(s.path), s.path, fmt.Sprint(value), message, remedy)
 }
 
-// warnNoEffect records that the field has no effect here.
+// warnNoEffect records that the field has no effect in this mesh.
 func (s validator) warnNoEffect(value any, message, remedy string) {
 	s.d.reportAs(NoEffect, Warning, s.d.fieldPosition(s.path), s.path, fmt.Sprint(value), message, remedy)
 }
@@ -78,7 +78,7 @@ func (s validator) checkAtLeast(d *durationpb.Duration, low time.Duration, messa
 	case d.AsDuration() < low:
 		s.refuse(d.AsDuration(), message, "set a longer time, as in 500ms or 10s")
 	case d.AsDuration() > maxDuration:
-		s.refuse(d.AsDuration(), "longer than proxies can wait", "set a shorter time, as in 10s or 1h")
+		s.refuse(d.AsDuration(), "the duration exceeds Envoy's maximum", "set a shorter time, as in 10s or 1h")
 	}
 }
 
@@ -95,7 +95,7 @@ func (s validator) checkRegex(expr string) {
 	}
 	switch err := checkRegex(expr); {
 	case errors.Is(err, errRegexSize):
-		s.refuse(expr, "not a regular expression that can be used: "+err.Error(), "repeat less, or use simpler classes")
+		s.refuse(expr, "Envoy cannot use this regular expression: "+err.Error(), "use fewer repetitions, or simpler character classes")
 	case err != nil:
 		s.refuse(expr, "not a regular expression: "+strings.TrimPrefix(err.Error(), "error parsing regexp: "), "use RE2 syntax, without look-around and back-references")
 	}
@@ -108,10 +108,10 @@ func (s validator) checkLabels(labels map[string]string) { s.d.checkLabels(label
 func (s validator) checkExportTo(list []string) {
 	for i, namespace := range list {
 		if namespace != "*" && namespace != "." && namespace != "~" && !dnsLabel.MatchString(namespace) {
-			s.index(i).refuse(namespace, "not a namespace", "use a namespace's name, \".\" for this one, or \"*\" for all")
+			s.index(i).refuse(namespace, "not a namespace", "use the name of a namespace, \".\" for the document's namespace, or \"*\" for all")
 		}
 		if (namespace == "*" || namespace == "~") && len(list) > 1 {
-			s.index(i).refuse(namespace, "excludes the other items", "keep it alone, or list namespaces")
+			s.index(i).refuse(namespace, "this item makes the other items meaningless", "remove the other items, or list only namespaces")
 		}
 	}
 }
@@ -132,7 +132,8 @@ func isHost(name string) bool {
 	return true
 }
 
-// isWildcardHost reports whether name is a host, possibly with a leading "*." or "*-", as Envoy supports.
+// isWildcardHost reports whether name is a host name, possibly with a leading "*." or "*-". Envoy supports these
+// wildcards.
 func isWildcardHost(name string) bool {
 	if name == "*" {
 		return true
@@ -146,15 +147,15 @@ func isWildcardHost(name string) bool {
 	return isHost(name)
 }
 
-// checkHost checks a host name. It accepts IP addresses; callers distinguish them where necessary.
+// checkHost checks a host name. It also accepts IP addresses. Functions that call it distinguish these where necessary.
 func (s validator) checkHost(name string) {
 	switch {
 	case name == "":
 		s.refuse("", "no host", "name one")
 	case strings.Contains(name, "://"):
-		s.refuse(name, "a URL, not a host", "leave out the scheme and the path")
+		s.refuse(name, "a URL, not a host", "remove the scheme and the path")
 	case strings.Contains(name, "*"):
-		s.refuse(name, "a wildcard where one host is needed", "name the host")
+		s.refuse(name, "a wildcard is not possible in this field", "set the name of one host")
 	case !isHost(name) && !isIP(name):
 		s.refuse(name, "not the name of a host", hostRemedy(name))
 	}
@@ -162,7 +163,7 @@ func (s validator) checkHost(name string) {
 
 func hostRemedy(name string) string {
 	if host, port, ok := strings.Cut(name, ":"); ok && isDigits(port) {
-		return fmt.Sprintf("the port does not belong here: write %q, and the port in its own field", host)
+		return fmt.Sprintf("remove the port: write %q, and set the port in the field for it", host)
 	}
 	return "use letters, digits, '-' and '.'"
 }
@@ -173,7 +174,7 @@ func (s validator) checkWildcardHost(name string) {
 	case name == "":
 		s.refuse("", "no host", "name one")
 	case strings.Contains(name, "://"):
-		s.refuse(name, "a URL, not a host", "leave out the scheme and the path")
+		s.refuse(name, "a URL, not a host", "remove the scheme and the path")
 	case !isWildcardHost(name) && !isIP(name):
 		remedy := hostRemedy(name)
 		if strings.Contains(name, "*") {

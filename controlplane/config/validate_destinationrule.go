@@ -19,7 +19,7 @@ func validateDestinationRule(s validator, dr *networking.DestinationRule) {
 		at, name := s.item("subsets", i), subset.GetName()
 		switch first, taken := names[name]; {
 		case name == "":
-			at.refuse("", "a subset needs a name", "set a name that VirtualServices can refer to")
+			at.refuse("", "a subset needs a name", "set a name to which VirtualServices can refer")
 		case !subsetName.MatchString(name):
 			at.field("name").refuse(name, "not the name of a subset", "use letters, digits, '-', '_' and '.'")
 		case taken:
@@ -43,12 +43,12 @@ func (s validator) checkTrafficPolicy(p *networking.TrafficPolicy) {
 		at := s.item("portLevelSettings", i)
 		number := ps.GetPort().GetNumber()
 		if number == 0 {
-			at.field("port").refuse("", "settings of which port?", "set port.number")
+			at.field("port").refuse("", "the port is missing", "set port.number")
 		} else {
 			at.field("port").field("number").checkPort(number)
 		}
 		if first, taken := ports[number]; taken {
-			at.field("port").refuse(number, fmt.Sprintf("settings %d and %d are for the same port", first, i), "join them")
+			at.field("port").refuse(number, fmt.Sprintf("portLevelSettings %d and %d are for the same port", first, i), "merge them")
 		}
 		ports[number] = i
 		at.checkSettings(ps)
@@ -64,7 +64,7 @@ func (s validator) checkTrafficPolicy(p *networking.TrafficPolicy) {
 		switch strings.ToUpper(t.GetProtocol()) {
 		case "", "CONNECT", "POST":
 		default:
-			at.field("protocol").refuse(t.GetProtocol(), "not a method that requests a tunnel", "one of: CONNECT, POST")
+			at.field("protocol").refuse(t.GetProtocol(), "not a supported method to request a tunnel", "one of: CONNECT, POST")
 		}
 	}
 }
@@ -86,7 +86,7 @@ func (s validator) checkLoadBalancer(lb *networking.LoadBalancerSettings) {
 	if hash := lb.GetConsistentHash(); hash != nil {
 		at := s.field("consistentHash")
 		if hash.GetHashKey() == nil {
-			at.refuse("", "hash by what?", "set httpHeaderName, httpCookie, useSourceIp or httpQueryParameterName")
+			at.refuse("", "the hash key is missing", "set httpHeaderName, httpCookie, useSourceIp or httpQueryParameterName")
 		}
 		switch key := hash.GetHashKey().(type) {
 		case *networking.LoadBalancerSettings_ConsistentHashLB_HttpHeaderName:
@@ -118,7 +118,7 @@ func (s validator) checkLoadBalancer(lb *networking.LoadBalancerSettings) {
 	s.checkZones(lb)
 }
 
-// automaticLabels are the labels that zone-aware routing always uses.
+// automaticLabels are the labels that zone-aware routing always uses, so a rule cannot list them.
 var automaticLabels = []string{"topology.kubernetes.io/region", "topology.kubernetes.io/zone", "topology.istio.io/subzone"}
 
 func (s validator) checkZones(lb *networking.LoadBalancerSettings) {
@@ -131,19 +131,19 @@ func (s validator) checkZones(lb *networking.LoadBalancerSettings) {
 		at.refuse("", "excludes localityLbSetting", "keep one")
 	}
 	if lb.GetConsistentHash() != nil {
-		at.warn("", "requests that are hashed go to one endpoint, in whatever zone", "keep one of the two")
+		at.warn("", "zone-aware routing has no effect with consistent hashing, which selects an endpoint in any zone", "remove one of the two settings")
 	}
 	if n := setting.GetMinClusterSize(); n != nil && n.GetValue() == 0 {
 		at.field("minClusterSize").refuse(0, "not a number of endpoints", "set 1 or more")
 	}
 	for i, f := range setting.GetFailover() {
 		if f.GetFrom() == "" || f.GetTo() == "" || f.GetFrom() == f.GetTo() {
-			at.item("failover", i).refuse(f.GetTo(), "not from one region to another", "set from and to")
+			at.item("failover", i).refuse(f.GetTo(), "from and to must be two different regions", "set two different regions")
 		}
 	}
 	for i, label := range setting.GetFailoverPriority() {
 		if key, _, _ := strings.Cut(label, "="); slices.Contains(automaticLabels, key) {
-			at.item("failoverPriority", i).refuse(label, "regions, zones and subzones are always distinguished", "remove it")
+			at.item("failoverPriority", i).refuse(label, "zone-aware routing always compares region, zone and subzone", "remove it")
 		}
 	}
 }
@@ -156,7 +156,7 @@ func (s validator) checkLocalities(setting *networking.LocalityLoadBalancerSetti
 		}
 	}
 	if ways > 1 {
-		s.refuse("", "only one is possible of distribute, failover and failoverPriority", "keep one")
+		s.refuse("", "distribute, failover and failoverPriority exclude each other", "remove two of them")
 	}
 	for i, d := range setting.GetDistribute() {
 		total := int64(0)
@@ -164,7 +164,7 @@ func (s validator) checkLocalities(setting *networking.LocalityLoadBalancerSetti
 			total += int64(share)
 		}
 		if total != 100 {
-			s.item("distribute", i).refuse(total, "the shares do not total 100", "set shares that do")
+			s.item("distribute", i).refuse(total, "the sum of the shares is not 100", "set shares with the sum 100")
 		}
 	}
 }
@@ -190,7 +190,7 @@ func (s validator) checkConnectionPool(p *networking.ConnectionPoolSettings) {
 		at.field("http2KeepAlive").field("interval").checkMilliseconds(http.GetHttp2KeepAlive().GetInterval())
 		at.field("http2KeepAlive").field("timeout").checkMilliseconds(http.GetHttp2KeepAlive().GetTimeout())
 		if http.GetUseClientProtocol() && http.GetH2UpgradePolicy() == networking.ConnectionPoolSettings_HTTPSettings_UPGRADE {
-			at.field("useClientProtocol").refuse(true, "excludes h2UpgradePolicy: UPGRADE", "keep one of the two")
+			at.field("useClientProtocol").refuse(true, "excludes h2UpgradePolicy: UPGRADE", "remove one of the two")
 		}
 	}
 }
@@ -210,7 +210,7 @@ func (s validator) checkOutlierDetection(o *networking.OutlierDetection) {
 	s.field("minHealthPercent").checkPercent(float64(o.GetMinHealthPercent()))
 	if o.GetConsecutiveLocalOriginFailures().GetValue() > 0 && !o.GetSplitExternalLocalOriginErrors() {
 		s.field("consecutiveLocalOriginFailures").refuse(o.GetConsecutiveLocalOriginFailures().GetValue(),
-			"has an effect only if local errors are distinguished", "set splitExternalLocalOriginErrors: true")
+			"has an effect only with splitExternalLocalOriginErrors", "set splitExternalLocalOriginErrors: true")
 	}
 }
 
@@ -226,29 +226,29 @@ func (s validator) checkClientTLS(t *networking.ClientTLSSettings) {
 	case networking.ClientTLSSettings_ISTIO_MUTUAL:
 		for name, file := range files {
 			if file != "" {
-				s.field(name).refuse(file, "with mode ISTIO_MUTUAL the mesh's own certificates are used", "remove it, or use mode MUTUAL")
+				s.field(name).refuse(file, "with mode ISTIO_MUTUAL, proxies use the certificates of the mesh and ignore this file", "remove the field, or use mode MUTUAL")
 			}
 		}
 	case networking.ClientTLSSettings_DISABLE:
 		for name, file := range files {
 			if file != "" {
-				s.field(name).warn(file, "has no effect with mode DISABLE", "remove it, or set the mode: SIMPLE, MUTUAL or ISTIO_MUTUAL")
+				s.field(name).warn(file, "has no effect with mode DISABLE", "remove the field, or set the mode to SIMPLE, MUTUAL or ISTIO_MUTUAL")
 			}
 		}
 	}
 }
 
-// checkClientRevocations checks that configured certificate revocation lists are used.
+// checkClientRevocations reports certificate revocation lists that would have no effect.
 func (s validator) checkClientRevocations(t *networking.ClientTLSSettings) {
 	at, crl := s.field("caCrl"), t.GetCaCrl()
 	switch {
 	case crl == "":
 	case t.GetCredentialName() != "":
-		at.refuse(crl, "not supported together with credentialName: a revoked certificate would be trusted", "put the list into the Secret, as ca.crl")
+		at.refuse(crl, "has no effect together with credentialName, so clients would accept a revoked certificate", "add the list to the Secret, as ca.crl")
 	case t.GetMode() == networking.ClientTLSSettings_ISTIO_MUTUAL:
-		at.refuse(crl, "not supported for the mesh's own certificates: a revoked one would be trusted", "provide the list to agents as ca-crl.pem")
+		at.refuse(crl, "has no effect on certificates of the mesh, so clients would accept a revoked certificate", "provide the list to agents as ca-crl.pem")
 	case t.GetInsecureSkipVerify().GetValue():
-		at.refuse(crl, "without verification any certificate is trusted, a revoked one too", "remove insecureSkipVerify")
+		at.refuse(crl, "with insecureSkipVerify, clients accept any certificate, including revoked ones", "remove insecureSkipVerify")
 	default:
 		at.checkFilePath(crl)
 	}
@@ -257,14 +257,14 @@ func (s validator) checkClientRevocations(t *networking.ClientTLSSettings) {
 func (s validator) checkMutualFiles(t *networking.ClientTLSSettings) {
 	if t.GetCredentialName() != "" {
 		if t.GetClientCertificate() != "" || t.GetPrivateKey() != "" || t.GetCaCertificates() != "" {
-			s.field("credentialName").refuse(t.GetCredentialName(), "excludes the files of a certificate", "keep either")
+			s.field("credentialName").refuse(t.GetCredentialName(), "credentialName and certificate files exclude each other", "remove one of them")
 		}
 		return
 	}
 	if t.GetClientCertificate() == "" {
-		s.field("clientCertificate").refuse("", "mode MUTUAL needs a certificate", "name its file")
+		s.field("clientCertificate").refuse("", "mode MUTUAL needs a certificate", "set the path of its file")
 	}
 	if t.GetPrivateKey() == "" {
-		s.field("privateKey").refuse("", "mode MUTUAL needs a private key", "name its file")
+		s.field("privateKey").refuse("", "mode MUTUAL needs a private key", "set the path of its file")
 	}
 }

@@ -34,14 +34,15 @@ var listPatches = []networking.EnvoyFilter_Patch_Operation{
 	networking.EnvoyFilter_Patch_INSERT_BEFORE, networking.EnvoyFilter_Patch_INSERT_AFTER,
 }
 
-// validateEnvoyFilter checks what requires no knowledge of Envoy. Parser.Check validates the values of patches.
+// validateEnvoyFilter performs the checks that require no knowledge of Envoy's API. Parser.Check validates the values
+// of patches.
 func validateEnvoyFilter(s validator, filter *networking.EnvoyFilter) {
 	if len(filter.GetConfigPatches()) == 0 {
-		s.warn("", "without configPatches it does nothing", "add a patch, or remove the document")
+		s.warn("", "an EnvoyFilter without configPatches has no effect", "add a patch, or remove the document")
 	}
 	s.field("workloadSelector").field("labels").checkLabels(filter.GetWorkloadSelector().GetLabels())
 	if len(filter.GetTargetRefs()) > 0 && filter.GetWorkloadSelector() != nil {
-		s.field("targetRefs").refuse("", "targetRefs and workloadSelector exclude one another", "keep one of the two")
+		s.field("targetRefs").refuse("", "targetRefs and workloadSelector exclude each other", "remove one of the two")
 	}
 	for i, p := range filter.GetConfigPatches() {
 		s.item("configPatches", i).checkEnvoyPatch(p)
@@ -59,7 +60,7 @@ func (s validator) checkEnvoyPatch(p *networking.EnvoyFilter_EnvoyConfigObjectPa
 		s.field("patch").refuse("", "the patch has no operation", fmt.Sprintf("set operation to one of %v", allowed))
 		return
 	case !slices.Contains(allowed, op):
-		s.field("patch").field("operation").refuse(op, fmt.Sprintf("cannot be done to a %s", p.GetApplyTo()), fmt.Sprintf("one of %v", allowed))
+		s.field("patch").field("operation").refuse(op, fmt.Sprintf("this operation is not possible for a %s", p.GetApplyTo()), fmt.Sprintf("use one of %v", allowed))
 		return
 	case op != patchRemove && len(p.GetPatch().GetValue().GetFields()) == 0:
 		value.refuse("", "the patch has no value", "set the value to add or merge")
@@ -70,28 +71,28 @@ func (s validator) checkEnvoyPatch(p *networking.EnvoyFilter_EnvoyConfigObjectPa
 	s.checkPatchMatch(p)
 	s.checkPatchTarget(p)
 	if class := p.GetPatch().GetFilterClass(); class != networking.EnvoyFilter_Patch_UNSPECIFIED && (op != patchAdd || p.GetApplyTo() != networking.EnvoyFilter_HTTP_FILTER) {
-		s.field("patch").field("filterClass").warn(class, "has effect on the ADD of an HTTP_FILTER only", "remove it")
+		s.field("patch").field("filterClass").warn(class, "has an effect only if the operation is ADD and applyTo is HTTP_FILTER", "remove the field")
 	}
 }
 
 func (s validator) checkPatchWithoutEffect(p *networking.EnvoyFilter_EnvoyConfigObjectPatch) {
-	const remedy = "remove the patch, or keep it for a mesh that supports it"
+	const remedy = "remove the patch, unless another mesh uses the document"
 	switch {
 	case p.GetApplyTo() == networking.EnvoyFilter_BOOTSTRAP && s.d.startsProxies:
 		if proxy := p.GetMatch().GetProxy(); proxy.GetProxyVersion() != "" || len(proxy.GetMetadata()) > 0 {
-			s.field("match").field("proxy").warn("BOOTSTRAP", "has no effect: of a proxy that is yet to start neither version nor metadata are known", "select by labels, with workloadSelector")
+			s.field("match").field("proxy").warn("BOOTSTRAP", "the patch has no effect, because version and metadata of a proxy are unknown before the proxy starts", "select proxies by labels, with workloadSelector")
 		}
 	case p.GetApplyTo() == networking.EnvoyFilter_BOOTSTRAP:
-		s.field("applyTo").warn("BOOTSTRAP", "has no effect: the bootstrap is made by the agent, before it knows this control plane, which does not start it",
+		s.field("applyTo").warn("BOOTSTRAP", "the patch has no effect, because the agent creates the bootstrap before it connects to the control plane",
 			"set a bootstrap override for the agent (ISTIO_BOOTSTRAP_OVERRIDE)")
 	case p.GetMatch().GetContext() == networking.EnvoyFilter_WAYPOINT || p.GetMatch().GetWaypoint() != nil:
-		s.field("match").warn("WAYPOINT", "has no effect: there are no waypoints here", remedy)
+		s.field("match").warn("WAYPOINT", "the patch has no effect, because this mesh has no waypoints", remedy)
 	case p.GetMatch().GetListener().GetPortName() != "":
-		s.field("match").field("listener").field("portName").warn(p.GetMatch().GetListener().GetPortName(), "listeners do not know the names of ports: the patch applies nowhere", "use portNumber")
+		s.field("match").field("listener").field("portName").warn(p.GetMatch().GetListener().GetPortName(), "the patch has no effect, because listeners do not contain the names of ports", "use portNumber")
 	}
 }
 
-// checkPatchMatch checks that the match of a patch fits the object type.
+// checkPatchMatch checks that the match of a patch is possible for the object type.
 func (s validator) checkPatchMatch(p *networking.EnvoyFilter_EnvoyConfigObjectPatch) {
 	match := s.field("match")
 	match.field("proxy").field("proxyVersion").checkRegex(p.GetMatch().GetProxy().GetProxyVersion())
@@ -114,11 +115,11 @@ func (s validator) checkPatchMatch(p *networking.EnvoyFilter_EnvoyConfigObjectPa
 		given = "cluster"
 	}
 	if given != "" && given != wanted {
-		match.field(given).refuse("", fmt.Sprintf("a patch for a %s finds its place by a match on %s", p.GetApplyTo(), wanted), "match on "+wanted)
+		match.field(given).refuse("", fmt.Sprintf("a patch for a %s requires a match on %s", p.GetApplyTo(), wanted), "match on "+wanted)
 	}
 }
 
-// checkPatchTarget checks that a patch of a list element specifies the element.
+// checkPatchTarget checks that a patch of a list element specifies the element that it refers to.
 func (s validator) checkPatchTarget(p *networking.EnvoyFilter_EnvoyConfigObjectPatch) {
 	op := p.GetPatch().GetOperation()
 	if op != patchRemove && op != patchReplace {

@@ -15,19 +15,20 @@ func validateGateway(s validator, gw *networking.Gateway) {
 		s.field("servers").refuse("", "a Gateway needs servers", "add a server with a port and hosts")
 	}
 	if len(gw.GetSelector()) == 0 {
-		s.field("selector").warn("", "without a selector the Gateway is for every gateway workload", "select the workload by its labels, as in istio: ingressgateway")
+		s.field("selector").warn("", "a Gateway without a selector applies to all gateways of the mesh", "select the gateway's workload by its labels, as in istio: ingressgateway")
 	}
 	s.field("selector").checkLabels(gw.GetSelector())
 	ports, names := map[string]int{}, map[string]int{}
 	for i, server := range gw.GetServers() {
 		at := s.item("servers", i)
 		at.checkServer(server)
-		at.field("port").field("name").checkUnique(ports, server.GetPort().GetName(), i, "servers %d and %d have ports of the same name")
+		at.field("port").field("name").checkUnique(ports, server.GetPort().GetName(), i, "servers %d and %d have ports with the same name")
 		at.field("name").checkUnique(names, server.GetName(), i, "servers %d and %d have the same name")
 	}
 }
 
-// checkUnique checks that no server before the i-th has the same name, because names identify servers.
+// checkUnique checks that no server before the i-th has the same name. Names must be unique, because they identify
+// servers.
 func (s validator) checkUnique(taken map[string]int, name string, i int, message string) {
 	if name == "" {
 		return
@@ -61,7 +62,7 @@ func (s validator) checkServer(server *networking.Server) {
 		s.item("hosts", i).checkGatewayHost(host)
 	}
 	if bind := server.GetBind(); bind != "" && !isIP(bind) {
-		s.field("bind").refuse(bind, "not an address that a gateway listens on here", "set an IP address")
+		s.field("bind").refuse(bind, "gateways in this mesh cannot listen on this address", "set an IP address")
 	}
 	s.field("defaultEndpoint").checkEndpoint(server.GetDefaultEndpoint())
 	s.checkServerTLSMatchesPort(server)
@@ -89,7 +90,7 @@ func (s validator) checkGatewayHost(host string) {
 		return
 	}
 	if namespace != "*" && namespace != "." && !dnsLabel.MatchString(namespace) {
-		s.refuse(host, "not a namespace before the slash", "use a namespace's name, \".\" for this one, or \"*\" for all")
+		s.refuse(host, "the part before the slash is not a namespace", "use the name of a namespace, \".\" for the document's namespace, or \"*\" for all")
 	}
 	s.checkWildcardHost(name)
 }
@@ -104,7 +105,7 @@ func (s validator) checkServerTLSMatchesPort(server *networking.Server) {
 	case !terminates && tls != nil && !tls.GetHttpsRedirect() && hasCertificate(tls):
 		s.field("tls").refuse("", "tls on a server of protocol "+protocol, "set the port's protocol to HTTPS or TLS")
 	case tls.GetHttpsRedirect() && protocol != "HTTP":
-		s.field("tls").field("httpsRedirect").refuse(true, "only plain HTTP can be redirected to HTTPS", "put it on the server of protocol HTTP")
+		s.field("tls").field("httpsRedirect").refuse(true, "only plain HTTP can be redirected to HTTPS", "move the setting to the server with protocol HTTP")
 	}
 }
 
@@ -121,11 +122,11 @@ func (s validator) checkServerTLS(t *networking.ServerTLSSettings) {
 		s.checkServerFiles(t)
 	case networking.ServerTLSSettings_ISTIO_MUTUAL:
 		if hasCertificate(t) {
-			s.refuse("", "with mode ISTIO_MUTUAL the mesh's own certificates are used", "remove the certificate, or use mode MUTUAL")
+			s.refuse("", "with mode ISTIO_MUTUAL, the gateway uses the certificates of the mesh and ignores this one", "remove the certificate, or use mode MUTUAL")
 		}
 	case networking.ServerTLSSettings_PASSTHROUGH, networking.ServerTLSSettings_AUTO_PASSTHROUGH:
 		if hasCertificate(t) {
-			s.warn("", "a certificate has no effect with mode "+t.GetMode().String(), "remove it, or use mode SIMPLE")
+			s.warn("", "a certificate has no effect with mode "+t.GetMode().String(), "remove the certificate, or use mode SIMPLE")
 		}
 	}
 	s.checkServerRevocations(t)
@@ -139,17 +140,17 @@ func (s validator) checkServerFiles(t *networking.ServerTLSSettings) {
 	mode := t.GetMode().String()
 	if t.GetCredentialName() != "" || len(t.GetCredentialNames()) > 0 {
 		if t.GetServerCertificate() != "" || t.GetPrivateKey() != "" || len(t.GetTlsCertificates()) > 0 {
-			s.field("credentialName").refuse(t.GetCredentialName(), "excludes the files of a certificate", "keep either")
+			s.field("credentialName").refuse(t.GetCredentialName(), "credentialName and certificate files exclude each other", "keep either")
 		}
 		s.checkCredentials(t)
 		return
 	}
 	if len(t.GetTlsCertificates()) == 0 {
 		if t.GetServerCertificate() == "" {
-			s.field("serverCertificate").refuse("", "mode "+mode+" needs a certificate", "name its file, and that of its privateKey")
+			s.field("serverCertificate").refuse("", "mode "+mode+" needs a certificate", "set the paths of its file and of the privateKey")
 		}
 		if t.GetPrivateKey() == "" {
-			s.field("privateKey").refuse("", "mode "+mode+" needs a private key", "name its file")
+			s.field("privateKey").refuse("", "mode "+mode+" needs a private key", "set the path of its file")
 		}
 	}
 	for i, c := range t.GetTlsCertificates() {
@@ -160,16 +161,16 @@ func (s validator) checkServerFiles(t *networking.ServerTLSSettings) {
 	s.checkClientAuthorities(t)
 }
 
-// checkServerRevocations checks that configured certificate revocation lists are used.
+// checkServerRevocations reports certificate revocation lists that would have no effect.
 func (s validator) checkServerRevocations(t *networking.ServerTLSSettings) {
 	at, crl := s.field("caCrl"), t.GetCaCrl()
 	mutual := t.GetMode() == networking.ServerTLSSettings_MUTUAL || t.GetMode() == networking.ServerTLSSettings_OPTIONAL_MUTUAL
 	switch {
 	case crl == "":
 	case !mutual:
-		at.refuse(crl, "only callers with certificates of their own (MUTUAL, OPTIONAL_MUTUAL) are held against it: one that was revoked would be let in", "set the mode, or remove it")
+		at.refuse(crl, "the list has an effect only in modes that verify client certificates (MUTUAL, OPTIONAL_MUTUAL)", "set one of these modes, or remove the list")
 	case t.GetCaCertificates() == "":
-		at.refuse(crl, "not supported together with Secrets: a client with a revoked certificate would be accepted", "put the list into the Secret as ca.crl, together with ca.crt")
+		at.refuse(crl, "has no effect together with Secrets, so the gateway would accept a client with a revoked certificate", "add the list to the Secret as ca.crl, together with ca.crt")
 	default:
 		at.checkFilePath(crl)
 	}
@@ -182,16 +183,16 @@ func (s validator) checkFilePath(path string) {
 	}
 }
 
-// maxCredentials limits the certificates of a server: one for each key type, of which Envoy selects by the client's
-// capabilities.
+// maxCredentials limits the certificates of a server: one for each key type. Envoy selects between them by the
+// capabilities of the client.
 const maxCredentials = 2
 
 func (s validator) checkCredentials(t *networking.ServerTLSSettings) {
 	if t.GetCredentialName() != "" && len(t.GetCredentialNames()) > 0 {
-		s.field("credentialNames").refuse("", "credentialName and credentialNames exclude one another", "keep credentialNames")
+		s.field("credentialNames").refuse("", "credentialName and credentialNames exclude each other", "keep credentialNames")
 	}
 	if len(t.GetCredentialNames()) > maxCredentials {
-		s.field("credentialNames").refuse(len(t.GetCredentialNames()), fmt.Sprintf("more than %d", maxCredentials), "name one with an RSA key and one with an ECDSA key")
+		s.field("credentialNames").refuse(len(t.GetCredentialNames()), fmt.Sprintf("a server has at most %d certificates", maxCredentials), "list one with an RSA key and one with an ECDSA key")
 	}
 	for i, name := range t.GetCredentialNames() {
 		s.item("credentialNames", i).checkCredential(name)
@@ -210,22 +211,23 @@ func (s validator) checkCredentials(t *networking.ServerTLSSettings) {
 // checkCredential checks the name of a Secret in the gateway's namespace.
 func (s validator) checkCredential(name string) {
 	if !dnsSubdomain.MatchString(name) || len(name) > 253 {
-		s.refuse(name, "not the name of a Secret", "name a Secret of the namespace that the gateway's workload is in")
+		s.refuse(name, "not the name of a Secret", "set the name of a Secret in the namespace of the gateway's workload")
 	}
 }
 
-// checkClientAuthorities checks that the CA of client certificates is specified. The system's roots are never used.
+// checkClientAuthorities checks that the CA for client certificates is specified. The CAs of the system are never used
+// for that.
 func (s validator) checkClientAuthorities(t *networking.ServerTLSSettings) {
 	at := s.field("caCertificates")
 	switch {
 	case t.GetMode() == networking.ServerTLSSettings_SIMPLE:
 	case t.GetCaCertificates() != "" && t.GetCaCertCredentialName() != "":
-		at.refuse(t.GetCaCertificates(), "caCertificates and caCertCredentialName exclude one another", "keep one of the two")
+		at.refuse(t.GetCaCertificates(), "caCertificates and caCertCredentialName exclude each other", "remove one of the two")
 	case t.GetCaCertCredentialName() != "":
 		s.field("caCertCredentialName").checkCredential(t.GetCaCertCredentialName())
 	case t.GetCaCertificates() == "":
-		at.refuse("", "mode "+t.GetMode().String()+" needs the certificates of those who sign the clients'", "name their file")
+		at.refuse("", "mode "+t.GetMode().String()+" requires the CA certificates for client certificates", "set the path of their file")
 	case t.GetCaCertificates() == "system":
-		at.refuse("system", "any client with a certificate of a public CA would be accepted", "name the file of your own authority's certificate")
+		at.refuse("system", "the gateway would accept any client with a certificate of a public CA", "set the path of your own CA's certificate")
 	}
 }

@@ -9,7 +9,7 @@ import (
 	networking "istio.io/api/networking/v1alpha3"
 )
 
-// retryConditions lists Envoy's conditions for HTTP and gRPC. Status codes are supported too.
+// retryConditions lists Envoy's retry conditions for HTTP and gRPC. Status codes are also valid conditions.
 var retryConditions = []string{
 	"5xx", "gateway-error", "reset", "reset-before-request", "connect-failure", "envoy-ratelimited", "retriable-4xx", "refused-stream",
 	"retriable-status-codes", "retriable-headers", "http3-post-connect-failure",
@@ -22,7 +22,7 @@ func (s validator) checkRetries(r *networking.HTTPRetry) {
 	}
 	s.field("attempts").checkNotNegative(r.GetAttempts())
 	if r.GetAttempts() == 0 && (r.GetPerTryTimeout() != nil || r.GetRetryOn() != "") {
-		s.warn("", "without attempts nothing is retried", "set attempts")
+		s.warn("", "without attempts, Envoy does not retry", "set attempts")
 	}
 	s.field("perTryTimeout").checkMilliseconds(r.GetPerTryTimeout())
 	s.field("backoff").checkMilliseconds(r.GetBackoff())
@@ -36,7 +36,7 @@ func (s validator) checkRetries(r *networking.HTTPRetry) {
 				s.field("retryOn").refuse(condition, "not a status code", "set one between 100 and 599")
 			}
 		} else if !slices.Contains(retryConditions, condition) {
-			s.field("retryOn").refuse(condition, "not a condition to retry on", didYouMean(condition, retryConditions))
+			s.field("retryOn").refuse(condition, "not a retry condition", didYouMean(condition, retryConditions))
 		}
 	}
 }
@@ -46,7 +46,7 @@ func (s validator) checkFault(f *networking.HTTPFaultInjection) {
 		return
 	}
 	if f.GetDelay() == nil && f.GetAbort() == nil {
-		s.refuse("", "a fault needs a delay or an abort", "set it, or remove it")
+		s.refuse("", "a fault needs a delay or an abort", "set one of them, or remove the fault")
 	}
 	if delay := f.GetDelay(); delay != nil {
 		at := s.field("delay")
@@ -64,7 +64,7 @@ func (s validator) checkFault(f *networking.HTTPFaultInjection) {
 	}
 }
 
-// checkPercentage checks a percentage that is required: without it Istio injects no fault.
+// checkPercentage checks that the percentage is set and valid. Without it, Istio injects no fault.
 func (s validator) checkPercentage(p *networking.Percent) {
 	if p != nil {
 		s.field("value").checkPercent(p.GetValue())
@@ -81,7 +81,7 @@ func (s validator) checkAbort(abort *networking.HTTPFaultInjection_Abort) {
 	s.field("percentage").checkPercentage(abort.GetPercentage())
 	switch e := abort.GetErrorType().(type) {
 	case nil:
-		s.refuse("", "abort with what?", "set httpStatus or grpcStatus")
+		s.refuse("", "the status of the abort is missing", "set httpStatus or grpcStatus")
 	case *networking.HTTPFaultInjection_Abort_HttpStatus:
 		s.field("httpStatus").checkRange(int64(e.HttpStatus), 200, 599, "set a status code, as in 503")
 	case *networking.HTTPFaultInjection_Abort_GrpcStatus:
@@ -89,7 +89,7 @@ func (s validator) checkAbort(abort *networking.HTTPFaultInjection_Abort) {
 			s.field("grpcStatus").refuse(e.GrpcStatus, "not a gRPC status", didYouMean(e.GrpcStatus, grpcStatuses))
 		}
 	case *networking.HTTPFaultInjection_Abort_Http2Error:
-		s.field("http2Error").refuse(e.Http2Error, "cannot be injected", "set httpStatus or grpcStatus")
+		s.field("http2Error").refuse(e.Http2Error, "Envoy cannot inject this error", "set httpStatus or grpcStatus")
 	}
 }
 
@@ -97,7 +97,7 @@ func (s validator) checkMirrors(r *networking.HTTPRoute) {
 	if r.GetMirror() != nil {
 		s.field("mirror").checkDestination(r.GetMirror())
 		if len(r.GetMirrors()) > 0 {
-			s.field("mirrors").refuse("", "mirror and mirrors exclude one another", "list all under mirrors")
+			s.field("mirrors").refuse("", "mirror and mirrors exclude each other", "list all destinations under mirrors")
 		}
 	}
 	for i, m := range r.GetMirrors() {
@@ -109,7 +109,7 @@ func (s validator) checkMirrors(r *networking.HTTPRoute) {
 	s.field("mirrorPercent").checkPercent(float64(r.GetMirrorPercent().GetValue()))
 	//lint:ignore SA1019 the field is deprecated, but documents still use it
 	if r.GetMirror() == nil && (r.GetMirrorPercentage() != nil || r.GetMirrorPercent() != nil) {
-		s.warn("", "a share of requests to mirror, and no mirror", "set mirror")
+		s.warn("", "mirrorPercentage has no effect without mirror", "set mirror")
 	}
 }
 
@@ -140,7 +140,7 @@ func (s validator) checkCORS(c *networking.CorsPolicy) {
 func (s validator) checkHeaderOperation(header, value string) {
 	s.checkHeaderName(header)
 	if strings.HasPrefix(header, ":") && header != ":authority" {
-		s.refuse(header, "this header is the request's own and cannot be changed here", "use rewrite for the path and the host")
+		s.refuse(header, "the rule cannot change this header, because it is part of the request line", "use rewrite for the path and the host")
 	}
 	s.checkHeaderValue(value)
 }
@@ -148,12 +148,12 @@ func (s validator) checkHeaderOperation(header, value string) {
 // maxHeader is Envoy's limit for a configured header value, in bytes.
 const maxHeader = 16 << 10
 
-// checkHeaderValue checks the value of a request or response header; paths and hosts are such values too.
+// checkHeaderValue checks the value of a request or response header. Envoy also sets paths and hosts as headers.
 func (s validator) checkHeaderValue(value string) {
 	if strings.ContainsAny(value, "\r\n\x00") {
 		s.refuse(value, "a header's value has no line breaks", "remove them")
 	}
-	// A literal percent sign is doubled in Envoy's configuration.
+	// In Envoy's configuration a literal percent sign is written twice.
 	if size := len(value) + strings.Count(value, "%"); size > maxHeader {
 		s.refuse(value, fmt.Sprintf("%d bytes for a header, percent signs counted twice; at most %d are allowed", size, maxHeader), "shorten it")
 	}
@@ -165,9 +165,9 @@ func (s validator) checkRewrite(r *networking.HTTPRewrite) {
 	s.field("uriRegexRewrite").field("rewrite").checkHeaderValue(r.GetUriRegexRewrite().GetRewrite())
 	switch regex := r.GetUriRegexRewrite(); {
 	case r.GetUri() == "" && r.GetAuthority() == "" && regex == nil:
-		s.refuse("", "rewrite to what?", "set uri, authority or uriRegexRewrite")
+		s.refuse("", "the target of the rewrite is missing", "set uri, authority or uriRegexRewrite")
 	case regex != nil && r.GetUri() != "":
-		s.refuse("", "uri and uriRegexRewrite exclude one another", "keep one")
+		s.refuse("", "uri and uriRegexRewrite exclude each other", "keep one")
 	case regex != nil && regex.GetMatch() == "":
 		s.field("uriRegexRewrite").field("match").refuse("", "no expression", "set the expression to replace")
 	case regex != nil:
@@ -179,10 +179,10 @@ func (s validator) checkRedirect(r *networking.HTTPRedirect) {
 	switch code := r.GetRedirectCode(); code {
 	case 0, 301, 302, 303, 307, 308:
 	default:
-		s.field("redirectCode").refuse(code, "not a status that redirects", "one of: 301, 302, 303, 307, 308")
+		s.field("redirectCode").refuse(code, "not a status code for redirects", "one of: 301, 302, 303, 307, 308")
 	}
 	if r.GetUri() == "" && r.GetAuthority() == "" && r.GetScheme() == "" && r.GetRedirectPort() == nil && r.GetPrefixRewrite() == "" {
-		s.refuse("", "redirect to where?", "set uri, authority, scheme or port")
+		s.refuse("", "the target of the redirect is missing", "set uri, authority, scheme or port")
 	}
 	s.field("uri").checkHeaderValue(r.GetUri())
 	s.field("authority").checkHeaderValue(r.GetAuthority())
@@ -195,7 +195,7 @@ func (s validator) checkRedirect(r *networking.HTTPRedirect) {
 	}
 }
 
-// MaxDirectResponse is the maximum body size of a checkDirectResponse, in bytes.
+// MaxDirectResponse limits the body of a direct response, in bytes.
 const MaxDirectResponse = 1 << 20
 
 func (s validator) checkDirectResponse(r *networking.HTTPDirectResponse) {

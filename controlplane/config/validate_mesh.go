@@ -18,12 +18,12 @@ var meshEffect = map[protoreflect.Name]bool{
 	"ca_certificates": true, "default_virtual_service_export_to": true, "default_destination_rule_export_to": true,
 	"root_namespace": true, "locality_lb_setting": true, "h2_upgrade_policy": true, "extension_providers": true,
 	"default_providers": true, "path_normalization": true, "default_http_retry_policy": true, "mesh_mTLS": true, "tls_defaults": true,
-	// The following settings are always in force: listeners have no log of their own, and agents merge metrics.
+	// The following settings are always active: listeners have no log of their own, and agents merge metrics.
 	"disable_envoy_listener_log": true, "enable_prometheus_merge": true,
 }
 
-// CheckMesh validates a mesh configuration. It fails if proxies would refuse the generated resources. warnings report
-// fields without effect.
+// CheckMesh validates a mesh configuration. It returns an error if proxies would reject the generated resources.
+// warnings report fields without effect.
 func CheckMesh(mesh *meshconfig.MeshConfig) (warnings []Problem, err error) {
 	if err := checkMeshLog(mesh); err != nil {
 		return nil, err
@@ -90,7 +90,7 @@ func checkMeshLog(mesh *meshconfig.MeshConfig) error {
 	}
 	fields := &structpb.Struct{}
 	if err := protojson.Unmarshal([]byte(format), fields); err != nil {
-		return fmt.Errorf("accessLogFormat is no JSON object, as accessLogEncoding: JSON needs: %w", err)
+		return fmt.Errorf("accessLogFormat is not a JSON object, which accessLogEncoding: JSON requires: %w", err)
 	}
 	return hasName("accessLogFormat", checkLogValue(structpb.NewStructValue(fields)))
 }

@@ -13,7 +13,7 @@ import (
 	"github.com/pilotfish-mesh/pilotfish/internal/pemtext"
 )
 
-// checkMeshValues returns an error for the first value that proxies would refuse. Such a value would affect the
+// checkMeshValues returns an error for the first value that proxies would reject. Such a value would affect the
 // clusters, routes or listeners of all proxies.
 func checkMeshValues(mesh *meshconfig.MeshConfig) error {
 	d := &document{}
@@ -53,14 +53,14 @@ func (s validator) checkMeshValues(mesh *meshconfig.MeshConfig) {
 	}
 }
 
-// checkDistinctPorts checks that no two listeners use one port.
+// checkDistinctPorts checks that all listeners use different ports.
 func (s validator) checkDistinctPorts(mesh *meshconfig.MeshConfig) {
 	out, in := cmp.Or(mesh.GetProxyListenPort(), 15001), cmp.Or(mesh.GetProxyInboundListenPort(), 15006)
 	if out == in {
-		s.field("proxyInboundListenPort").refuse(in, "the same as proxyListenPort", "set proxyListenPort and proxyInboundListenPort to different ports")
+		s.field("proxyInboundListenPort").refuse(in, "proxyInboundListenPort and proxyListenPort are the same port", "set proxyListenPort and proxyInboundListenPort to different ports")
 	}
 	if web := mesh.GetProxyHttpPort(); web != 0 && (web == out || web == in) {
-		s.field("proxyHttpPort").refuse(web, "the port of another listener, too", "set a port of its own")
+		s.field("proxyHttpPort").refuse(web, "another listener uses this port", "set a different port")
 	}
 }
 
@@ -95,7 +95,7 @@ func (s validator) checkCollector(p *meshconfig.MeshConfig_ExtensionProvider_Ope
 
 func (s validator) checkProviderHeader(h *meshconfig.MeshConfig_ExtensionProvider_HttpHeader) {
 	if name := h.GetName(); strings.HasPrefix(name, ":") || strings.EqualFold(name, "host") {
-		s.field("name").refuse(name, "this header is the request's own and cannot be changed here", "leave it out")
+		s.field("name").refuse(name, "Envoy cannot change this header, because it is part of the request line", "remove it")
 	}
 	s.field("name").checkHeaderName(h.GetName())
 	s.field("value").checkHeaderValue(h.GetValue())
@@ -115,7 +115,7 @@ func (s validator) checkLogPath(file string) {
 // checkRoots checks CA certificates. If one is invalid, agents reject all roots of the mesh, including those of the
 // control plane's own CA.
 func (s validator) checkRoots(text string) {
-	const remedy = "put in certificates of authorities, in PEM"
+	const remedy = "set CA certificates in PEM"
 	size := fmt.Sprintf("%d bytes", len(text)) // the text itself may contain a private key
 	blocks, err := pemtext.Blocks([]byte(text))
 	if err != nil {
@@ -133,9 +133,10 @@ func (s validator) checkRoots(text string) {
 			s.refuse(fmt.Sprintf("certificate %d", n), fmt.Sprintf("it cannot be read: %v", err), remedy)
 			return
 		}
-		old := !cert.BasicConstraintsValid && cert.Version < 3 // X.509 before version 3 has no basic constraints
+		// X.509 before version 3 has no basic constraints, so a CA certificate cannot be recognized.
+		old := !cert.BasicConstraintsValid && cert.Version < 3
 		if !cert.IsCA && !old && !bytes.Equal(cert.RawIssuer, cert.RawSubject) {
-			s.refuse(cert.Subject, "it is not the certificate of an authority, so that no other leads to it", "put in that of "+cert.Issuer.String()+", which has signed it")
+			s.refuse(cert.Subject, "it is not the certificate of an authority, so no certificate can chain to it", "use the certificate of its issuer "+cert.Issuer.String())
 			return
 		}
 	}

@@ -15,7 +15,7 @@ import (
 // set. Common sets have a few kilobytes.
 const MaxKeySet = 128 << 10
 
-// maxJWTRules limits the rules of one document, because Envoy evaluates them for every request.
+// maxJWTRules limits the rules of one document, because Envoy evaluates all of them for every request.
 const maxJWTRules = 64
 
 func validateRequestAuthentication(s validator, p *security.RequestAuthentication) {
@@ -50,18 +50,18 @@ func (s validator) checkTarget(ref *typev1beta1.PolicyTargetReference) {
 		s.field("kind").refuse("", "no kind", "set the kind of the target, as in kind: Gateway")
 	}
 	if ref.GetName() == "" {
-		s.field("name").refuse("", "no name", "name what the policy is for")
+		s.field("name").refuse("", "no name", "set the kind and name of the target")
 	}
 	if ref.GetNamespace() != "" {
-		s.field("namespace").refuse(ref.GetNamespace(), "policies are for what is in their own namespace", "remove it, and put the policy into that namespace")
+		s.field("namespace").refuse(ref.GetNamespace(), "the target of a policy must be in the namespace of the policy", "remove the field, and move the policy to the target's namespace")
 	}
 }
 
 // JWTRuleField returns the field path of a rule in its document.
 func JWTRuleField(i int) string { return fmt.Sprintf("spec.jwtRules[%d]", i) }
 
-// KeySetURL returns the URL from which the keys of a rule are fetched: its jwksUri, or the discovery document of its
-// issuer (OpenID Connect Discovery 1.0). It returns "" if the rule contains the keys.
+// KeySetURL returns the URL from which the keys of a rule are fetched. This is the rule's jwksUri, or the discovery
+// document of the issuer (OpenID Connect Discovery 1.0). It returns "" if the rule contains the keys.
 func KeySetURL(rule *security.JWTRule) string {
 	switch {
 	case rule.GetJwks() != "":
@@ -77,7 +77,7 @@ const DiscoveryPath = "/.well-known/openid-configuration"
 
 func (s validator) checkJWTRule(rule *security.JWTRule) {
 	if rule.GetIssuer() == "" {
-		s.field("issuer").refuse("", "no issuer", "set what the tokens have as \"iss\"")
+		s.field("issuer").refuse("", "no issuer", "set the value of the tokens' claim \"iss\"")
 	}
 	s.checkKeys(rule)
 	for i, audience := range rule.GetAudiences() {
@@ -107,12 +107,12 @@ func (s validator) checkKeys(rule *security.JWTRule) {
 			s.field("jwks").refuse("", fmt.Sprintf("the keys have %d bytes; at most %d are allowed", len(rule.GetJwks()), MaxKeySet), "set fewer keys")
 		} else if _, err := PublicKeys([]byte(rule.GetJwks())); err != nil {
 			// The value is not reported, because it may contain private keys.
-			s.field("jwks").refuse("", "no set of public keys: "+err.Error(), "set a JWK set (RFC 7517): {\"keys\": [{\"kty\": \"RSA\", …}]}")
+			s.field("jwks").refuse("", "not a set of public keys: "+err.Error(), "set a JWK set (RFC 7517): {\"keys\": [{\"kty\": \"RSA\", …}]}")
 		}
 	case rule.GetJwksUri() != "":
 		s.field("jwksUri").checkHTTPAddress(rule.GetJwksUri())
 	case !isHTTPAddress(rule.GetIssuer()):
-		s.field("jwksUri").refuse("", "there are no keys, and the issuer is no address below which they could be found", "set jwks or jwksUri")
+		s.field("jwksUri").refuse("", "the rule contains no keys, and the issuer is not a URL from which they can be discovered", "set jwks or jwksUri")
 	}
 }
 
@@ -123,16 +123,16 @@ func isHTTPAddress(text string) bool {
 
 func (s validator) checkHTTPAddress(text string) {
 	if !isHTTPAddress(text) || len(text) > 2048 {
-		s.refuse(text, "not an address of HTTP or HTTPS", "as in https://issuer.example/keys")
+		s.refuse(text, "not a URL of HTTP or HTTPS", "as in https://issuer.example/keys")
 	}
 }
 
-// checkTokenSources checks the locations of the token in a request.
+// checkTokenSources checks the places in a request from which the token is read.
 func (s validator) checkTokenSources(rule *security.JWTRule) {
 	for i, h := range rule.GetFromHeaders() {
 		at := s.item("fromHeaders", i)
 		if h.GetName() == "" {
-			at.field("name").refuse("", "no header", "name one, as in x-jwt-assertion")
+			at.field("name").refuse("", "no header", "set the name of a header, as in x-jwt-assertion")
 		} else {
 			at.field("name").checkHeaderName(h.GetName())
 		}
@@ -158,7 +158,7 @@ func (s validator) checkTokenOutputs(rule *security.JWTRule) {
 		at := s.item("outputClaimToHeaders", i)
 		at.field("header").checkOutputHeader(o.GetHeader())
 		if o.GetClaim() == "" {
-			at.field("claim").refuse("", "no claim", "name one, as in sub or address.city")
+			at.field("claim").refuse("", "no claim", "set the name of a claim, as in sub or address.city")
 		}
 	}
 }
@@ -169,9 +169,9 @@ func (s validator) checkOutputHeader(name string) {
 	lower := strings.ToLower(name)
 	switch {
 	case name == "":
-		s.refuse("", "no header", "name one, as in x-jwt-claim-sub")
+		s.refuse("", "no header", "set the name of a header, as in x-jwt-claim-sub")
 	case strings.HasPrefix(name, ":") || lower == "host" || lower == "x-forwarded-client-cert" || lower == "x-forwarded-for":
-		s.refuse(name, "a token cannot set this header", "use another, as in x-jwt-claim-sub")
+		s.refuse(name, "a token cannot set this header", "use another header, as in x-jwt-claim-sub")
 	default:
 		s.checkHeaderName(name)
 	}
@@ -187,7 +187,7 @@ func PublicKeys(set []byte) ([]byte, error) {
 	return marshalKeySet(keys)
 }
 
-var errNoKeys = errors.New("there is no key in it that can be used: RSA, EC (P-256, P-384, P-521) or OKP (Ed25519)")
+var errNoKeys = errors.New("the set contains no usable key: RSA, EC (P-256, P-384, P-521) or OKP (Ed25519)")
 
 func isUsableKey(key jose.JSONWebKey) (jose.JSONWebKey, bool) {
 	if key.Use != "" && key.Use != "sig" {

@@ -28,7 +28,7 @@ func (s validator) checkSelector(selector *typev1beta1.WorkloadSelector) {
 	s.field("matchLabels").checkLabels(selector.GetMatchLabels())
 	for key, value := range selector.GetMatchLabels() {
 		if strings.Contains(value, "*") || strings.Contains(key, "*") {
-			s.field("matchLabels").key(key).refuse(value, "a selector does not support wildcards", "set the label's value")
+			s.field("matchLabels").key(key).refuse(value, "a selector does not support wildcards", "set the full value of the label")
 		}
 	}
 }
@@ -46,13 +46,13 @@ func (s validator) checkPolicyAction(p *security.AuthorizationPolicy) {
 	rules := len(p.GetRules())
 	switch p.GetAction() {
 	case security.AuthorizationPolicy_ALLOW:
-		// "spec: {}" is the common form of "deny everything" and needs no hint.
+		// "spec: {}" is the common form of a policy that denies all requests, so it needs no warning.
 		if rules == 0 && proto.Size(p) > 0 {
 			s.d.report(Info, s.d.fieldPosition("spec.rules"), "spec.rules", "", "an ALLOW policy without rules denies every request", "add a rule, or an empty one to allow all: \"rules: [{}]\"")
 		}
 	case security.AuthorizationPolicy_DENY:
 		if rules == 0 {
-			s.field("rules").refuse("", "a policy that denies and has no rules denies nothing", "add a rule, or an empty one to deny all: \"rules: [{}]\"")
+			s.field("rules").refuse("", "a DENY policy without rules denies nothing", "add a rule, or an empty one to deny all: \"rules: [{}]\"")
 		}
 	case security.AuthorizationPolicy_CUSTOM:
 		if p.GetProvider().GetName() == "" {
@@ -66,10 +66,10 @@ func (s validator) checkPolicyAction(p *security.AuthorizationPolicy) {
 
 func (s validator) checkRule(rule *security.Rule) {
 	if hasField(s, "from") && len(rule.GetFrom()) == 0 {
-		s.field("from").refuse("", "an empty list matches nothing", "remove it to match all callers")
+		s.field("from").refuse("", "an empty list matches no request", "remove it to match all callers")
 	}
 	if hasField(s, "to") && len(rule.GetTo()) == 0 {
-		s.field("to").refuse("", "an empty list matches nothing", "remove it to match all operations")
+		s.field("to").refuse("", "an empty list matches no request", "remove it to match all operations")
 	}
 	for i, from := range rule.GetFrom() {
 		if from.GetSource() == nil {
@@ -110,7 +110,7 @@ func (s validator) checkSource(source *security.Source) {
 	for _, name := range []string{"principals", "notPrincipals"} {
 		for i, principal := range lists[name] {
 			if rest, ok := strings.CutPrefix(principal, "spiffe://"); ok {
-				s.item(name, i).refuse(principal, "a principal is written without its scheme", fmt.Sprintf("write %q", rest))
+				s.item(name, i).refuse(principal, "a principal must not contain the scheme", fmt.Sprintf("write %q", rest))
 			}
 		}
 	}
@@ -128,9 +128,9 @@ func (s validator) checkRequestPrincipals(list []string) {
 	for i, v := range list {
 		switch n := strings.Count(v, "/"); {
 		case n > MaxRequestPrincipalSlashes:
-			s.index(i).refuse(v, fmt.Sprintf("it has %d slashes; at most %d are allowed", n, MaxRequestPrincipalSlashes), "use a condition on request.auth.claims[iss] and [sub]")
+			s.index(i).refuse(v, fmt.Sprintf("the value has %d slashes; at most %d are allowed", n, MaxRequestPrincipalSlashes), "use a condition on request.auth.claims[iss] and [sub]")
 		case n == 0 && !strings.Contains(v, "*"):
-			s.index(i).warn(v, "a request principal is ISSUER/SUBJECT: it will match none", "as in \"https://issuer.example/*\"")
+			s.index(i).warn(v, "a request principal has the form ISSUER/SUBJECT, so this value matches no request", "as in \"https://issuer.example/*\"")
 		}
 	}
 }
@@ -151,7 +151,7 @@ func (s validator) checkOperation(op *security.Operation) {
 	for _, name := range []string{"methods", "notMethods"} {
 		for i, method := range lists[name] {
 			if method != strings.ToUpper(method) {
-				s.item(name, i).warn(method, "methods are compared as written, and HTTP's are in capitals: it will match none", "write "+strings.ToUpper(method))
+				s.item(name, i).warn(method, "Envoy compares methods case-sensitively, and HTTP methods are in capitals, so this value matches no request", "write "+strings.ToUpper(method))
 			}
 		}
 	}
@@ -175,17 +175,17 @@ func isPort(text string) bool {
 func (s validator) checkPolicyPath(p string) {
 	if strings.ContainsAny(p, "{}") {
 		if _, err := EnvoyPathTemplate(p); err != nil {
-			s.refuse(p, "not a template of a path: "+err.Error(), "as in /api/{*}/items/{**}: parts are {*}, at most one {**} after them, or plain text")
+			s.refuse(p, "not a valid path template: "+err.Error(), "as in /api/{*}/items/{**}: parts are {*}, at most one {**} after them, or plain text")
 		}
 		return
 	}
 	if strings.ContainsAny(p, "?#") {
-		s.warn(p, "paths are compared without query and fragment: it will match none", "leave out what follows the ? or #")
+		s.warn(p, "Envoy compares paths without query and fragment, so this value matches no request", "remove the part that follows ? or #")
 	}
 }
 
-// checkValues checks what applies to all lists of a rule. An empty list is refused, because its meaning is ambiguous:
-// it may match no request or every request.
+// checkValues checks rules that apply to all lists of values. An empty list is refused, because its meaning is
+// ambiguous: it could match no request or every request.
 func (s validator) checkValues(lists map[string][]string) {
 	reported := false
 	for _, name := range slices.Sorted(maps.Keys(lists)) {
@@ -206,18 +206,19 @@ func (s validator) checkValues(lists map[string][]string) {
 		}
 	}
 	if !reported {
-		s.refuse("", "is empty, and would match everything", "remove it, or fill it")
+		s.refuse("", "an empty value would match every request", "remove it, or set a value")
 	}
 }
 
-// Limits of the values in an AuthorizationPolicy. Values become regular expressions, whose size Envoy limits.
+// Limits of the values in an AuthorizationPolicy. Values become regular expressions, and Envoy limits the size of
+// these.
 const (
 	// MaxPolicyHost is the DNS limit for a name.
 	MaxPolicyHost = 255
 	// MaxPolicyValue is the SPIFFE limit for an ID.
 	MaxPolicyValue = 2048
-	// MaxRequestPrincipalSlashes limits the slashes of a request principal. Each one may be the separator or a part of
-	// the issuer or the subject, and Envoy compares all alternatives.
+	// MaxRequestPrincipalSlashes limits the slashes of a request principal. Each slash may separate issuer and subject,
+	// or be a part of one of them. Envoy compares all alternatives.
 	MaxRequestPrincipalSlashes = 32
 )
 
@@ -228,7 +229,8 @@ func valueLimit(list string) int {
 	return MaxPolicyValue
 }
 
-// conditionKeys lists the attributes of conditions. A name and a closing bracket follow an opening bracket.
+// conditionKeys lists the attributes of conditions. After an opening bracket, a key contains a name and a closing
+// bracket.
 var conditionKeys = []string{
 	"request.headers[", "source.ip", "remote.ip", "source.namespace", "source.principal", "source.serviceAccount", "request.auth.principal",
 	"request.auth.audiences", "request.auth.presenter", "request.auth.claims[", "destination.ip", "destination.port",

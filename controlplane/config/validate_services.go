@@ -14,12 +14,12 @@ var entryProtocols = []string{"HTTP", "HTTPS", "GRPC", "GRPC-Web", "HTTP2", "MON
 
 func validateServiceEntry(s validator, se *networking.ServiceEntry) {
 	if len(se.GetHosts()) == 0 {
-		s.field("hosts").refuse("", "a ServiceEntry needs hosts", "list the names that callers use")
+		s.field("hosts").refuse("", "a ServiceEntry needs hosts", "list the host names to which clients send requests")
 	}
 	for i, host := range se.GetHosts() {
 		s.item("hosts", i).checkWildcardHost(host)
 		if host == "*" {
-			s.item("hosts", i).refuse(host, "all hosts cannot be one service", "name it, or a part of a domain as in *.example.com")
+			s.item("hosts", i).refuse(host, "a ServiceEntry cannot match all hosts", "set a host name, or a part of a domain as in *.example.com")
 		}
 	}
 	s.field("addresses").checkCIDRs(se.GetAddresses())
@@ -32,7 +32,7 @@ func validateServiceEntry(s validator, se *networking.ServiceEntry) {
 
 func (s validator) checkEntryPorts(se *networking.ServiceEntry) {
 	if len(se.GetPorts()) == 0 {
-		s.field("ports").refuse("", "a ServiceEntry needs ports", "list the ports that callers use")
+		s.field("ports").refuse("", "a ServiceEntry needs ports", "list the ports to which clients connect")
 	}
 	names, numbers := map[string]int{}, map[uint32]int{}
 	for i, p := range se.GetPorts() {
@@ -58,7 +58,7 @@ func (s validator) checkEntryPorts(se *networking.ServiceEntry) {
 
 func (s validator) checkEntryEndpoints(se *networking.ServiceEntry) {
 	if len(se.GetEndpoints()) > 0 && se.GetWorkloadSelector() != nil {
-		s.field("workloadSelector").refuse("", "excludes endpoints that are listed", "keep either")
+		s.field("workloadSelector").refuse("", "workloadSelector and endpoints exclude each other", "keep either")
 	}
 	var ports []string
 	for _, p := range se.GetPorts() {
@@ -82,11 +82,11 @@ func (s validator) checkResolution(se *networking.ServiceEntry) {
 	switch resolution {
 	case networking.ServiceEntry_NONE:
 		if listed {
-			s.field("endpoints").refuse("", "without resolution endpoints are not used", "set resolution: STATIC for addresses, DNS for names")
+			s.field("endpoints").refuse("", "with resolution NONE, proxies do not use the endpoints", "set resolution: STATIC for addresses, DNS for names")
 		}
 	case networking.ServiceEntry_STATIC:
 		if !listed && se.GetWorkloadSelector() == nil {
-			s.field("endpoints").warn("", "resolution STATIC without endpoints or a workloadSelector: nothing answers", "list the endpoints, or set resolution: DNS")
+			s.field("endpoints").warn("", "resolution STATIC requires endpoints or a workloadSelector; without them, requests fail", "list the endpoints, or set resolution: DNS")
 		}
 		for i, we := range se.GetEndpoints() {
 			if address := we.GetAddress(); !isIP(address) && !strings.HasPrefix(address, "unix://") {
@@ -100,19 +100,19 @@ func (s validator) checkResolution(se *networking.ServiceEntry) {
 			switch strings.ToUpper(p.GetProtocol()) {
 			case "HTTP", "HTTP2", "GRPC", "GRPC-WEB", "HTTPS", "TLS":
 			default:
-				s.item("ports", i).field("protocol").warn(p.GetProtocol(), "only requests, and the handshakes of TLS, name their host: callers reach what they resolve themselves", "name each host, and set resolution: DNS")
+				s.item("ports", i).field("protocol").warn(p.GetProtocol(), "connections of this protocol do not contain a host, so proxies forward them to the address that the client resolved", "list each host, and set resolution: DNS")
 			}
 		}
 	}
 	if resolution == networking.ServiceEntry_DNS_ROUND_ROBIN && len(se.GetEndpoints()) > 1 {
-		s.field("endpoints").refuse("", "resolution DNS_ROUND_ROBIN supports one endpoint only", "keep one, or set resolution: DNS")
+		s.field("endpoints").refuse("", "resolution DNS_ROUND_ROBIN supports only one endpoint", "remove the others, or set resolution: DNS")
 	}
 }
 
 func (s validator) checkResolvable(se *networking.ServiceEntry) {
 	for i, we := range se.GetEndpoints() {
 		if strings.HasPrefix(we.GetAddress(), "unix://") {
-			s.item("endpoints", i).field("address").refuse(we.GetAddress(), "a socket has no name to resolve", "set resolution: STATIC")
+			s.item("endpoints", i).field("address").refuse(we.GetAddress(), "proxies cannot resolve the path of a socket by DNS", "set resolution: STATIC")
 		}
 	}
 	if len(se.GetEndpoints()) > 0 || se.GetWorkloadSelector() != nil {
@@ -120,7 +120,7 @@ func (s validator) checkResolvable(se *networking.ServiceEntry) {
 	}
 	for i, host := range se.GetHosts() {
 		if strings.HasPrefix(host, "*") {
-			s.item("hosts", i).refuse(host, "a wildcard cannot be resolved", "list endpoints, or set resolution: NONE")
+			s.item("hosts", i).refuse(host, "proxies cannot resolve a wildcard by DNS", "list endpoints, or set resolution: NONE")
 		}
 	}
 }
@@ -145,7 +145,7 @@ func (s validator) checkWorkloadEntry(we *networking.WorkloadEntry) {
 	s.checkWorkloadFields(we)
 }
 
-// checkWorkloadFields checks all fields except the address, which a group's template does not have.
+// checkWorkloadFields checks all fields except the address, which the template of a WorkloadGroup does not have.
 func (s validator) checkWorkloadFields(we *networking.WorkloadEntry) {
 	for name, number := range we.GetPorts() {
 		s.field("ports").key(name).checkPort(number)
@@ -158,7 +158,7 @@ func (s validator) checkWorkloadFields(we *networking.WorkloadEntry) {
 		s.field("serviceAccount").refuse(a, "not the name of a service account", "set its name without a namespace")
 	}
 	if strings.Count(we.GetLocality(), "/") > 2 {
-		s.field("locality").refuse(we.GetLocality(), "more than three parts", "write region/zone/subzone")
+		s.field("locality").refuse(we.GetLocality(), "a locality has at most three parts", "write region/zone/subzone")
 	}
 }
 
@@ -168,11 +168,11 @@ func (s validator) checkEgressHost(host string) {
 	case !ok:
 		s.refuse(host, "no namespace", fmt.Sprintf("write namespace/host, as in %q for this namespace or %q for all", "./"+host, "*/"+host))
 	case namespace != "*" && namespace != "." && namespace != "~" && !dnsLabel.MatchString(namespace):
-		s.refuse(host, "not a namespace before the slash", "use a namespace's name, \".\" for this one, \"*\" for all, or \"~\" for none")
+		s.refuse(host, "the part before the slash is not a namespace", "use the name of a namespace, \".\" for the document's namespace, \"*\" for all, or \"~\" for none")
 	default:
 		s.checkWildcardHost(name)
 		if name != "*" && !strings.Contains(name, ".") {
-			s.warn(host, "a bare name is no service's full name, and matches none", fmt.Sprintf("write %q", namespace+"/"+name+".<namespace>.svc.cluster.local"))
+			s.warn(host, "a name without a dot is not the full name of a service, so it matches none", fmt.Sprintf("write %q", namespace+"/"+name+".<namespace>.svc.cluster.local"))
 		}
 	}
 }

@@ -10,7 +10,7 @@ import (
 func validateSidecar(s validator, sc *networking.Sidecar) {
 	s.field("workloadSelector").field("labels").checkLabels(sc.GetWorkloadSelector().GetLabels())
 	if len(sc.GetEgress()) == 0 && len(sc.GetIngress()) == 0 && sc.GetOutboundTrafficPolicy() == nil && sc.GetInboundConnectionPool() == nil {
-		s.warn("", "the Sidecar is empty", "list what its workloads call: egress with hosts")
+		s.warn("", "the Sidecar is empty", "list the hosts that the workloads call: egress with hosts")
 	}
 	for i, listener := range sc.GetEgress() {
 		s.item("egress", i).checkEgress(listener)
@@ -34,7 +34,7 @@ func validateSidecar(s validator, sc *networking.Sidecar) {
 
 func (s validator) checkEgress(listener *networking.IstioEgressListener) {
 	if len(listener.GetHosts()) == 0 {
-		s.field("hosts").refuse("", "no hosts", "list those that the workloads call, as in \"./*\"; \"~/*\" is none")
+		s.field("hosts").refuse("", "no hosts", "list the hosts that the workloads call, as in \"./*\"; \"~/*\" means none")
 	}
 	for j, host := range listener.GetHosts() {
 		s.item("hosts", j).checkEgressHost(host)
@@ -42,7 +42,7 @@ func (s validator) checkEgress(listener *networking.IstioEgressListener) {
 	if listener.GetPort() != nil {
 		s.field("port").checkSidecarPort(listener.GetPort())
 	} else if listener.GetBind() != "" {
-		s.field("bind").refuse(listener.GetBind(), "without a port there is nothing to listen on", "set the port")
+		s.field("bind").refuse(listener.GetBind(), "a listener with bind needs a port", "set the port")
 	}
 	s.field("bind").checkBind(listener.GetBind())
 }
@@ -64,9 +64,9 @@ func (s validator) checkIngress(listener *networking.IstioIngressListener) {
 	}
 	switch at := s.field("tls"); {
 	case tls.GetMode() != networking.ServerTLSSettings_SIMPLE && tls.GetMode() != networking.ServerTLSSettings_MUTUAL && tls.GetMode() != networking.ServerTLSSettings_OPTIONAL_MUTUAL:
-		at.field("mode").refuse(tls.GetMode(), "a sidecar ends TLS of its own, or the mesh's, which a PeerAuthentication is for", "SIMPLE, MUTUAL or OPTIONAL_MUTUAL")
+		at.field("mode").refuse(tls.GetMode(), "a Sidecar can configure only simple or mutual TLS; a PeerAuthentication configures the TLS of the mesh", "SIMPLE, MUTUAL or OPTIONAL_MUTUAL")
 	case tls.GetHttpsRedirect():
-		at.field("httpsRedirect").refuse(true, "is for gateways", "remove it")
+		at.field("httpsRedirect").refuse(true, "has an effect only at gateways", "remove it")
 	default:
 		at.checkServerTLS(tls)
 	}
@@ -81,7 +81,7 @@ func (s validator) checkSidecarPort(port *networking.SidecarPort) {
 
 func (s validator) checkBind(address string) {
 	if address != "" && !isIP(address) {
-		s.refuse(address, "not an address that a sidecar listens on here", "set an IP address")
+		s.refuse(address, "sidecars in this mesh cannot listen on this address", "set an IP address")
 	}
 }
 

@@ -30,7 +30,7 @@ func validateTelemetry(s validator, t *telemetry.Telemetry) {
 func (s validator) checkProviders(refs []*telemetry.ProviderRef) {
 	for i, ref := range refs {
 		if ref.GetName() == "" {
-			s.item("providers", i).field("name").refuse("", "no name", "name one of MeshConfig's extensionProviders")
+			s.item("providers", i).field("name").refuse("", "no name", "set the name of one of MeshConfig's extensionProviders")
 		}
 	}
 }
@@ -38,18 +38,18 @@ func (s validator) checkProviders(refs []*telemetry.ProviderRef) {
 // checkCEL checks an expression.
 func (s validator) checkCEL(expression string) {
 	if err := CheckCEL(expression); err != nil {
-		s.refuse(expression, "not an expression that proxies accept: "+err.Error(), "write it in CEL, as in response.code >= 400")
+		s.refuse(expression, "Envoy does not accept this expression: "+err.Error(), "write it in CEL, as in response.code >= 400")
 		return
 	}
 	if name := unknownCELRoot(expression); name != "" {
-		s.warn(expression, name+" is no attribute that proxies have: it never has a value", "use request, response, connection, source, destination, upstream, metadata or filter_state")
+		s.warn(expression, name+" is not an attribute of Envoy, so it never has a value", "use request, response, connection, source, destination, upstream, metadata or filter_state")
 	}
 }
 
 func (s validator) checkTracing(rule *telemetry.Tracing) {
 	s.checkProviders(rule.GetProviders())
 	if len(rule.GetProviders()) > 1 {
-		s.field("providers").refuse("", "traces go to one provider", "keep one")
+		s.field("providers").refuse("", "Envoy can send traces to only one provider", "keep one")
 	}
 	if p := rule.GetRandomSamplingPercentage(); p != nil {
 		s.field("randomSamplingPercentage").checkPercent(p.GetValue())
@@ -99,11 +99,11 @@ func (s validator) checkMetrics(rule *telemetry.Metrics) {
 	for i, o := range rule.GetOverrides() {
 		at := s.item("overrides", i)
 		if custom := o.GetMatch().GetCustomMetric(); custom != "" {
-			at.field("match").field("customMetric").warn(custom, "has no effect: there are the mesh's standard metrics only", "match by metric")
+			at.field("match").field("customMetric").warn(custom, "has no effect, because proxies record only the standard metrics of the mesh", "match by metric")
 		}
 		switch metric := o.GetMatch().GetMetric(); metric {
 		case telemetry.MetricSelector_GRPC_REQUEST_MESSAGES, telemetry.MetricSelector_GRPC_RESPONSE_MESSAGES:
-			at.field("match").field("metric").warnNoEffect(metric, "has no effect: messages of gRPC are not counted", "remove it; calls are counted as requests")
+			at.field("match").field("metric").warnNoEffect(metric, "has no effect, because proxies do not count gRPC messages", "remove it; proxies count gRPC calls as requests")
 		}
 		for _, tag := range slices.Sorted(maps.Keys(o.GetTagOverrides())) {
 			at.field("tagOverrides").key(tag).checkTagOverride(tag, o.GetTagOverrides()[tag])
@@ -113,7 +113,7 @@ func (s validator) checkMetrics(rule *telemetry.Metrics) {
 
 func (s validator) checkTagOverride(tag string, o *telemetry.MetricsOverrides_TagOverride) {
 	if !tagNamePattern.MatchString(tag) {
-		s.refuse(tag, "not a name that a metric's label can have", "use letters, digits and underscores")
+		s.refuse(tag, "not a valid name of a metric label", "use letters, digits and underscores")
 	}
 	switch value := o.GetValue(); {
 	case o.GetOperation() == telemetry.MetricsOverrides_TagOverride_REMOVE:
@@ -127,7 +127,7 @@ func (s validator) checkTagOverride(tag string, o *telemetry.MetricsOverrides_Ta
 	}
 }
 
-// TagExpression removes string() from a tag's value. Tags are text in any case, and Envoy does not have this function.
+// TagExpression removes string() from a tag's expression. Tags are always text, and Envoy does not have this function.
 func TagExpression(value string) string {
 	value = strings.TrimSpace(value)
 	if inner, ok := strings.CutPrefix(value, "string("); ok && strings.HasSuffix(inner, ")") && CheckCEL(inner[:len(inner)-1]) == nil {

@@ -12,7 +12,7 @@ import (
 	"github.com/pilotfish-mesh/pilotfish/sds"
 )
 
-// Results were compared with Envoy 1.36.4 and 1.40.0.
+// The expected results were compared with those of Envoy 1.36.4 and 1.40.0.
 func TestExpressionsThatProxiesAccept(t *testing.T) {
 	for _, good := range []string{
 		"response.code >= 400", "size(request.path) > 3", "int(request.size) > 3", "uint(3) == 3u", "double(3) > 1.0", "bytes('a') == b",
@@ -27,14 +27,14 @@ func TestExpressionsThatProxiesAccept(t *testing.T) {
 		}
 	}
 	for bad, why := range map[string]string{
-		"": "empty", "a ==": "ends", "a b": "not expected", "(a": "ends", "'a": "no end", "a == 'b\n'": "end of its line", "if == 1": "reserved",
+		"": "empty", "a ==": "ends", "a b": "not expected", "(a": "ends", "'a": "not closed", "a == 'b\n'": "end of its line", "if == 1": "reserved",
 		"string(a) == 'b'": "no function string", "['a'].all(x, x == 'a')": "no function all", "a.lowerAscii()": "no function", "size()": "0 arguments",
-		"has(a)": "needs a field", "a.matches('[')": "regular expression", "a.matches('" + strings.Repeat("(a|b)", 60) + "')": "too large",
+		"has(a)": "needs a field", "a.matches('[')": "regular expression", "a.matches('" + strings.Repeat("(a|b)", 60) + "')": "size limit",
 		"a @ b": "no meaning", "1.2.3": "not a number", strings.Repeat("(", 200) + "1" + strings.Repeat(")", 200): "nested", "'''a'''": "triple",
 		"a.": "not the name", "{1}": "expected", "[1, ]": "expected", strings.Repeat("a", 5000): "at most",
 	} {
 		if err := CheckCEL(bad); err == nil || !strings.Contains(err.Error(), why) {
-			t.Errorf("%.60s: %v, not %q", bad, err, why)
+			t.Errorf("%.60s: the error is %v, want %q", bad, err, why)
 		}
 	}
 }
@@ -59,7 +59,7 @@ func TestLogFormatsThatProxiesAccept(t *testing.T) {
 	} {
 		err := CheckLogFormat(format)
 		if why == "" && err != nil || why != "" && (err == nil || !strings.Contains(err.Error(), why)) {
-			t.Errorf("%q: %v, not %q", format, err, why)
+			t.Errorf("%q: the error is %v, want %q", format, err, why)
 		}
 	}
 }
@@ -74,8 +74,8 @@ func TestInvalidTelemetryAndPluginsAreRefused(t *testing.T) {
 		kind, spec string
 		want       expectedProblem
 	}{
-		"filter":         {"Telemetry", `accessLogging: [{filter: {expression: "response.code >"}}]`, expectedProblem{Error, "spec.accessLogging[0].filter.expression", "response.code >", "not an expression"}},
-		"attribute":      {"Telemetry", `accessLogging: [{filter: {expression: "respons.code > 1"}}]`, expectedProblem{Warning, "spec.accessLogging[0].filter.expression", "respons.code > 1", "respons is no attribute"}},
+		"filter":         {"Telemetry", `accessLogging: [{filter: {expression: "response.code >"}}]`, expectedProblem{Error, "spec.accessLogging[0].filter.expression", "response.code >", "not accept this expression"}},
+		"attribute":      {"Telemetry", `accessLogging: [{filter: {expression: "respons.code > 1"}}]`, expectedProblem{Warning, "spec.accessLogging[0].filter.expression", "respons.code > 1", "respons is not an attribute"}},
 		"provider":       {"Telemetry", `accessLogging: [{providers: [{}]}]`, expectedProblem{Error, "spec.accessLogging[0].providers[0].name", "", "no name"}},
 		"sampling":       {"Telemetry", `tracing: [{randomSamplingPercentage: 101}]`, expectedProblem{Error, "spec.tracing[0].randomSamplingPercentage", "101", "not a percentage"}},
 		"two tracers":    {"Telemetry", `tracing: [{providers: [{name: a}, {name: b}]}]`, expectedProblem{Error, "spec.tracing[0].providers", "", "one provider"}},
@@ -86,11 +86,11 @@ func TestInvalidTelemetryAndPluginsAreRefused(t *testing.T) {
 		"removed":        {"Telemetry", `metrics: [{overrides: [{tagOverrides: {a: {operation: REMOVE, value: x}}}]}]`, expectedProblem{Error, "spec.metrics[0].overrides[0].tagOverrides[a].value", "x", "has no value"}},
 		"without value":  {"Telemetry", `metrics: [{overrides: [{tagOverrides: {a: {}}}]}]`, expectedProblem{Error, "spec.metrics[0].overrides[0].tagOverrides[a].value", "", "needs a value"}},
 		"interval":       {"Telemetry", `metrics: [{reportingInterval: 5s}]`, expectedProblem{Warning, "spec.metrics[0].reportingInterval", "", "no effect"}},
-		"custom metric":  {"Telemetry", `metrics: [{overrides: [{match: {customMetric: x}}]}]`, expectedProblem{Warning, "spec.metrics[0].overrides[0].match.customMetric", "x", "standard metrics only"}},
+		"custom metric":  {"Telemetry", `metrics: [{overrides: [{match: {customMetric: x}}]}]`, expectedProblem{Warning, "spec.metrics[0].overrides[0].match.customMetric", "x", "only the standard metrics"}},
 		"no module":      {"WasmPlugin", `phase: AUTHN`, expectedProblem{Error, "spec.url", "", "no module"}},
-		"scheme":         {"WasmPlugin", `url: "ftp://a/b"`, expectedProblem{Error, "spec.url", "ftp://a/b", "not fetched by ftp"}},
+		"scheme":         {"WasmPlugin", `url: "ftp://a/b"`, expectedProblem{Error, "spec.url", "ftp://a/b", "agents cannot fetch modules by ftp"}},
 		"checksum":       {"WasmPlugin", "url: a\nsha256: abc", expectedProblem{Error, "spec.sha256", "abc", "not a checksum"}},
-		"agent's own":    {"WasmPlugin", "url: a\nvmConfig: {env: [{name: ISTIO_META_WASM_X, value: y}]}", expectedProblem{Error, "spec.vmConfig.env[0].name", "ISTIO_META_WASM_X", "the agent's"}},
+		"agent's own":    {"WasmPlugin", "url: a\nvmConfig: {env: [{name: ISTIO_META_WASM_X, value: y}]}", expectedProblem{Error, "spec.vmConfig.env[0].name", "ISTIO_META_WASM_X", "names with this prefix configure the agent"}},
 		"twice":          {"WasmPlugin", "url: a\nvmConfig: {env: [{name: X, value: y}, {name: X, value: z}]}", expectedProblem{Error, "spec.vmConfig.env[1].name", "X", "duplicate name"}},
 		"port":           {"WasmPlugin", "url: a\nmatch: [{ports: [{number: 70000}]}]", expectedProblem{Error, "spec.match[0].ports[0].number", "70000", "not a port"}},
 		"few threads":    {"ProxyConfig", "concurrency: -1", expectedProblem{Error, "spec.concurrency", "-1", "not between 0 and"}},
@@ -102,7 +102,7 @@ func TestInvalidTelemetryAndPluginsAreRefused(t *testing.T) {
 func TestInvalidMeshConfigurationsAreRefused(t *testing.T) {
 	for text, why := range map[string]string{
 		`{"accessLogFormat": "%X%"}`:                                                             "not all proxies",
-		`{"accessLogFormat": "x", "accessLogEncoding": "JSON"}`:                                  "no JSON object",
+		`{"accessLogFormat": "x", "accessLogEncoding": "JSON"}`:                                  "not a JSON object",
 		`{"accessLogFormat": "{\"a\": \"%X%\"}", "accessLogEncoding": "JSON"}`:                   "not all proxies",
 		`{"extensionProviders": [{}]}`:                                                           "no name",
 		`{"extensionProviders": [{"name": "a"}, {"name": "a"}]}`:                                 "two providers",
@@ -110,7 +110,7 @@ func TestInvalidMeshConfigurationsAreRefused(t *testing.T) {
 		`{"defaultProviders": {"tracing": ["a"]}}`:                                               "no extension provider",
 		`{"connectTimeout": "-1s"}`:                                                              "at least 1ms",
 		`{"connectTimeout": "0s"}`:                                                               "at least 1ms",
-		`{"connectTimeout": "9999999999s"}`:                                                      "longer than",
+		`{"connectTimeout": "9999999999s"}`:                                                      "Envoy's maximum",
 		`{"protocolDetectionTimeout": "-1s"}`:                                                    "negative",
 		`{"tcpKeepalive": {"time": "-1s"}}`:                                                      "negative",
 		`{"proxyListenPort": 70000}`:                                                             "between",
@@ -118,12 +118,12 @@ func TestInvalidMeshConfigurationsAreRefused(t *testing.T) {
 		`{"proxyHttpPort": 15006}`:                                                               "another listener",
 		`{"defaultHttpRetryPolicy": {"attempts": 2, "perTryTimeout": "-1s"}}`:                    "at least 1ms",
 		`{"defaultConfig": {"tracing": {"sampling": 150}}}`:                                      "not a percentage",
-		`{"localityLbSetting": {"distribute": [{"from": "*", "to": {"a": 50}}]}}`:                "total 100",
+		`{"localityLbSetting": {"distribute": [{"from": "*", "to": {"a": 50}}]}}`:                "sum 100",
 		`{"accessLogFile": "/var/log/"}`:                                                         "a folder",
 		`{"extensionProviders": [{"name": "a", "envoyFileAccessLog": {"path": "/"}}]}`:           "a folder",
 		`{"extensionProviders": [{"name": "a", "opentelemetry": {"http": {"timeout": "-1s"}}}]}`: "negative",
 		`{"extensionProviders": [{"name": "a", "opentelemetry": {"http": {"headers": [{"name": "a b", "value": "c"}]}}}]}`:                        "not the name of a header",
-		`{"extensionProviders": [{"name": "a", "opentelemetry": {"http": {"headers": [{"name": ":path", "value": "c"}]}}}]}`:                      "request's own",
+		`{"extensionProviders": [{"name": "a", "opentelemetry": {"http": {"headers": [{"name": ":path", "value": "c"}]}}}]}`:                      "part of the request line",
 		`{"extensionProviders": [{"name": "a", "opentelemetry": {"grpc": {"initialMetadata": [{"name": "", "value": "c"}]}}}]}`:                   "not the name of a header",
 		`{"extensionProviders": [{"name": "a", "zipkin": {"path": "a\nb"}}]}`:                                                                     "line breaks",
 		`{"connectTimeout": "1s", "tcpKeepalive": {"time": "600s"}, "defaultHttpRetryPolicy": {"attempts": 0}, "protocolDetectionTimeout": "0s"}`: "",
@@ -134,7 +134,7 @@ func TestInvalidMeshConfigurationsAreRefused(t *testing.T) {
 			t.Fatal(err)
 		}
 		if _, err := CheckMesh(mesh); (why == "") != (err == nil) || err != nil && !strings.Contains(err.Error(), why) {
-			t.Errorf("%s: %v, not %q", text, err, why)
+			t.Errorf("%s: the problems are %v, want %q", text, err, why)
 		}
 	}
 	warnings, err := CheckMesh(&meshconfig.MeshConfig{IngressClass: "x", AccessLogFile: "y"})
@@ -143,7 +143,7 @@ func TestInvalidMeshConfigurationsAreRefused(t *testing.T) {
 	}
 }
 
-// Agents reject all roots if one is invalid, and would not receive the CA's next root.
+// Agents reject all roots if one is invalid. They would then not receive the CA's next root.
 func TestInvalidMeshRootsAreRefused(t *testing.T) {
 	authority := testpki.New(t, "mesh")
 	root := string(authority.PEM())
@@ -161,10 +161,10 @@ func TestInvalidMeshRootsAreRefused(t *testing.T) {
 			{CertificateData: &meshconfig.MeshConfig_CertificateData_Pem{Pem: root}}, {CertificateData: &meshconfig.MeshConfig_CertificateData_Pem{Pem: c.pem}},
 		}})
 		if (c.why == "") != (err == nil) || err != nil && (!strings.Contains(err.Error(), c.why) || !strings.Contains(err.Error(), "caCertificates[1].pem")) {
-			t.Errorf("%s: %v, not %q", name, err, c.why)
+			t.Errorf("%s: the error is %v, want %q", name, err, c.why)
 		}
 		if (sds.CheckRoots([]string{root, c.pem}) == nil) != (c.why == "") {
-			t.Errorf("%s: agents see it otherwise", name)
+			t.Errorf("%s: the agent's check has another result", name)
 		}
 	}
 	warnings, err := CheckMesh(&meshconfig.MeshConfig{CaCertificates: []*meshconfig.MeshConfig_CertificateData{

@@ -16,7 +16,7 @@ func validateVirtualService(s validator, vs *networking.VirtualService) {
 	for i, host := range vs.GetHosts() {
 		s.item("hosts", i).checkWildcardHost(host)
 		if host == "*" && len(vs.GetGateways()) == 0 {
-			s.item("hosts", i).refuse(host, "routes for all hosts are only possible at a gateway", "name the hosts, or the gateways it is for")
+			s.item("hosts", i).refuse(host, "host \"*\" is possible only for gateways", "list the hosts, or set gateways")
 		}
 	}
 	for i, gateway := range vs.GetGateways() {
@@ -38,7 +38,8 @@ func validateVirtualService(s validator, vs *networking.VirtualService) {
 	s.checkClaimsAtGateways(vs)
 }
 
-// checkClaimsAtGateways reports conditions on token claims where no gateway verifies a token before routing.
+// checkClaimsAtGateways reports conditions on token claims in rules for sidecars, which do not verify tokens before
+// they select a route.
 func (s validator) checkClaimsAtGateways(vs *networking.VirtualService) {
 	if len(vs.GetHosts()) == 0 || slices.ContainsFunc(vs.GetGateways(), func(name string) bool { return name != "mesh" }) {
 		return
@@ -47,7 +48,7 @@ func (s validator) checkClaimsAtGateways(vs *networking.VirtualService) {
 		for j, m := range r.GetMatch() {
 			for name := range m.GetHeaders() {
 				if _, claim := RoutingClaim(name); claim {
-					s.item("http", i).item("match", j).field("headers").key(name).warn(name, "never matches: sidecars verify no token before they route", "bind the VirtualService to a gateway")
+					s.item("http", i).item("match", j).field("headers").key(name).warn(name, "never matches, because sidecars do not verify tokens before they select a route", "bind the VirtualService to a gateway")
 				}
 			}
 		}
@@ -58,13 +59,13 @@ func (s validator) checkClaimsAtGateways(vs *networking.VirtualService) {
 func (s validator) checkDelegate(vs *networking.VirtualService) {
 	const only = "a VirtualService without hosts is a delegate"
 	if len(vs.GetHttp()) == 0 {
-		s.field("hosts").refuse("", "a VirtualService needs hosts", "list the names that callers use")
+		s.field("hosts").refuse("", "a VirtualService needs hosts", "list the host names to which clients send requests")
 	}
 	if len(vs.GetGateways()) > 0 {
-		s.field("gateways").refuse("", only+", which have the gateways", "remove them, or list hosts")
+		s.field("gateways").refuse("", only+", so the VirtualService that refers to it determines the gateways", "remove them, or list hosts")
 	}
 	if len(vs.GetTcp())+len(vs.GetTls()) > 0 {
-		s.refuse("", only+", and requests alone are delegated", "remove tcp and tls, or list hosts")
+		s.refuse("", only+", and only HTTP routes can be delegated", "remove tcp and tls, or list hosts")
 	}
 	for i, r := range vs.GetHttp() {
 		if r.GetDelegate() != nil {
@@ -116,11 +117,11 @@ func (s validator) checkHTTPAction(r *networking.HTTPRoute) {
 	}
 	switch {
 	case len(actions) == 0:
-		s.refuse("", "the route does nothing with a request", "set route, redirect or directResponse")
+		s.refuse("", "the route has no action", "set route, redirect or directResponse")
 	case len(actions) > 1:
-		s.refuse("", "only one is possible of "+joinNames(actions), "keep one")
+		s.refuse("", "only one of these is possible: "+joinNames(actions), "keep one")
 	case r.GetRewrite() != nil && (r.GetRedirect() != nil || r.GetDirectResponse() != nil):
-		s.field("rewrite").refuse("", "a rewrite needs a route to send the request on by", "remove it; a redirect has fields of its own for uri and authority")
+		s.field("rewrite").refuse("", "a rewrite has an effect only with a route", "remove the rewrite; a redirect has its own fields uri and authority")
 	}
 }
 
@@ -134,7 +135,7 @@ func (s validator) checkHTTPMatch(m *networking.HTTPMatchRequest) {
 	for name, match := range m.GetQueryParams() {
 		at := s.field("queryParams").key(name)
 		if len(name) < 1 || len(name) > 1024 {
-			at.refuse(name, fmt.Sprintf("the parameter's name has %d bytes; it needs 1 to 1024", len(name)), "name the parameter")
+			at.refuse(name, fmt.Sprintf("the parameter's name has %d bytes; it needs 1 to 1024", len(name)), "set the name of the parameter")
 		}
 		at.checkStringMatch(match)
 	}
@@ -158,13 +159,13 @@ func (s validator) checkHeaderMatches(matches map[string]*networking.StringMatch
 		case !claim:
 			at.checkHeaderName(name)
 		case path == nil:
-			at.refuse(name, "names no claim", "write @request.auth.claims.groups, or @request.auth.claims[realm_access][roles] for one in another")
+			at.refuse(name, "the name of the claim is missing", "write @request.auth.claims.groups, or @request.auth.claims[realm_access][roles] for a nested claim")
 		case len(name) > maxHeader:
 			at.refuse(name, fmt.Sprintf("%d bytes for a claim's name; at most %d are allowed", len(name), maxHeader), "shorten it")
 		}
 		switch pseudo := strings.ToLower(name); pseudo {
 		case ":path", ":method", ":authority", ":scheme":
-			at.warn(name, "cannot be matched as a header", "use uri, method, authority or scheme")
+			at.warn(name, "a route cannot match this as a header", "use uri, method, authority or scheme")
 		}
 		at.checkStringMatch(match)
 	}
@@ -191,8 +192,8 @@ func (s validator) checkStringMatch(m *networking.StringMatch) {
 const claimPrefix = "@request.auth.claims"
 
 // RoutingClaim parses the name of a header match. claim reports whether it matches a claim of the request's token, and
-// path names the claim; it is nil if the name is incomplete. Nested claims are separated by dots, or, if names contain
-// dots, each is in brackets.
+// path is the path of the claim. path is nil if the name is incomplete. Nested claims are separated by dots, or, if
+// names contain dots, each is in brackets.
 func RoutingClaim(name string) (path []string, claim bool) {
 	if len(name) < len(claimPrefix) || !strings.EqualFold(name[:len(claimPrefix)], claimPrefix) {
 		return nil, false
@@ -242,17 +243,17 @@ func (s validator) checkWeights(weights []int32) {
 	}
 	switch {
 	case len(weights) > 1 && total == 0:
-		s.field("route").refuse("", "none of the destinations has a weight", "set weights, as in 90 and 10")
+		s.field("route").refuse("", "no destination has a weight", "set weights, as in 90 and 10")
 	case total > 1<<31:
-		s.field("route").refuse(total, "the weights are too large together", "use weights that total 100")
+		s.field("route").refuse(total, "the sum of the weights is too large", "use weights with the sum 100")
 	case len(weights) == 1 && s.d.positions[s.item("route", 0).field("weight").path].Line != 0 && total == 0:
-		s.item("route", 0).field("weight").warn(0, "the only destination gets all requests whatever its weight", "remove it")
+		s.item("route", 0).field("weight").warn(0, "the weight has no effect, because the only destination receives all requests", "remove it")
 	}
 }
 
 func (s validator) checkDestination(d *networking.Destination) {
 	if d == nil {
-		s.refuse("", "no destination", "name the host to send to")
+		s.refuse("", "no destination", "set the host of the destination")
 		return
 	}
 	s.field("host").checkServiceHost(d.GetHost())
@@ -266,12 +267,12 @@ func (s validator) checkDestination(d *networking.Destination) {
 
 func (s validator) checkTLSRoute(r *networking.TLSRoute) {
 	if len(r.GetMatch()) == 0 {
-		s.field("match").refuse("", "a TLS route needs a match with sniHosts", "list the server names it is for")
+		s.field("match").refuse("", "a TLS route needs a match with sniHosts", "list the server names to which the route applies")
 	}
 	for i, m := range r.GetMatch() {
 		at := s.item("match", i)
 		if len(m.GetSniHosts()) == 0 {
-			at.field("sniHosts").refuse("", "no server names", "list those that the route is for")
+			at.field("sniHosts").refuse("", "no server names", "list the server names to which the route applies")
 		}
 		for j, host := range m.GetSniHosts() {
 			at.item("sniHosts", j).checkWildcardHost(host)
@@ -299,7 +300,7 @@ func (s validator) checkTCPRoute(r *networking.TCPRoute) {
 
 func (s validator) checkLayer4(routes []*networking.RouteDestination) {
 	if len(routes) == 0 {
-		s.field("route").refuse("", "the route leads nowhere", "set a destination")
+		s.field("route").refuse("", "the route has no destination", "set a destination")
 	}
 	var weights []int32
 	for i, r := range routes {

@@ -10,7 +10,7 @@ import (
 	extensions "istio.io/api/extensions/v1alpha1"
 )
 
-// WasmHintPrefix is the prefix of environment variables of a module that configure the agent.
+// WasmHintPrefix is the prefix of environment variables of a module that configure the agent instead of the module.
 const WasmHintPrefix = "ISTIO_META_WASM_"
 
 // WasmPullSecret is the variable with the registry credentials. Only the agent may read its value.
@@ -53,9 +53,9 @@ func (s validator) checkModuleURL(text string) {
 	case u.Scheme == "file" && !strings.HasPrefix(u.Path, "/"):
 		s.refuse(text, "not the path of a file", "as in file:///opt/module.wasm")
 	case u.Scheme != "file" && u.Host == "":
-		s.refuse(text, "names no server", "as in https://example.com/module.wasm")
+		s.refuse(text, "the URL contains no host", "as in https://example.com/module.wasm")
 	case u.Scheme != "oci" && u.Scheme != "http" && u.Scheme != "https" && u.Scheme != "file":
-		s.refuse(text, "modules are not fetched by "+u.Scheme, "use oci, https, http or file")
+		s.refuse(text, "agents cannot fetch modules by "+u.Scheme, "use oci, https, http or file")
 	}
 }
 
@@ -70,13 +70,13 @@ func (s validator) checkWasmEnvironment(vm *extensions.VmConfig) {
 		case name == "" || strings.ContainsAny(name, "=\x00"):
 			at.field("name").refuse(name, "not the name of a variable", "set one without an equals sign")
 		case strings.HasPrefix(name, WasmHintPrefix):
-			at.field("name").refuse(name, "names that begin so are the agent's", "choose another name")
+			at.field("name").refuse(name, "names with this prefix configure the agent", "choose another name")
 		case seen[name]:
 			at.field("name").refuse(name, "duplicate name", "remove one")
 		}
 		seen[e.GetName()] = true
 		if e.GetValueFrom() == extensions.EnvValueSource_HOST && e.GetValue() != "" {
-			at.field("value").refuse(e.GetValue(), "the value is the host's", "remove it, or valueFrom")
+			at.field("value").refuse(e.GetValue(), "the variable has a value, but valueFrom: HOST reads the value from the proxy's environment", "remove it, or valueFrom")
 		}
 	}
 }

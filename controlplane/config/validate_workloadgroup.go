@@ -5,24 +5,24 @@ import networking "istio.io/api/networking/v1alpha3"
 func validateWorkloadGroup(s validator, group *networking.WorkloadGroup) {
 	s.field("metadata").field("labels").checkLabels(group.GetMetadata().GetLabels())
 	if group.GetTemplate() == nil {
-		s.field("template").refuse("", "no template", "write one: template: {} is a workload of service account default")
+		s.field("template").refuse("", "no template", "set a template; template: {} stands for workloads with service account default")
 		return
 	}
 	s.checkWorkloadTemplate(group.GetTemplate())
 	if group.GetProbe() != nil {
-		s.field("probe").warn("", "the control plane does not probe: the workload's agent does, by its own settings",
+		s.field("probe").warn("", "the control plane does not run probes; the workload's agent does, according to its own settings",
 			"set the same readinessProbe in the PROXY_CONFIG of the agent")
 	}
 }
 
-// checkWorkloadTemplate checks the common settings of the members of a group.
+// checkWorkloadTemplate checks the settings that all members of a group have in common.
 func (s validator) checkWorkloadTemplate(t *networking.WorkloadEntry) {
 	at := s.field("template")
 	if t.GetAddress() != "" {
-		at.field("address").refuse(t.GetAddress(), "members of a group have addresses of their own", "remove it, or write a WorkloadEntry")
+		at.field("address").refuse(t.GetAddress(), "each member of a group has its own address", "remove the address, or create a WorkloadEntry")
 	}
 	if t.GetServiceAccount() == "" {
-		at.field("serviceAccount").warn("", "members have to prove to be of service account default", "name their service account")
+		at.field("serviceAccount").warn("", "the service account is missing, so members need a token of service account default", "set the members' service account")
 	}
 	at.checkWorkloadFields(t)
 }

@@ -165,7 +165,7 @@ func (r *Registry) checkAlias(doc *config.Resource, service *Service) []config.P
 		return []config.Problem{withCode(config.UnknownHost, problemAt(doc, field, name,
 			"no service has this name, so proxies treat it as a host outside the mesh", "add the Service, or correct the name"))}
 	case len(service.Ports) == 0:
-		return []config.Problem{problemAt(doc, "spec.ports", "", "proxies do not route requests to a Service of type ExternalName without ports", "list the ports that callers use")}
+		return []config.Problem{problemAt(doc, "spec.ports", "", "proxies do not route requests to a Service of type ExternalName without ports", "list the ports to which clients connect")}
 	}
 	return nil
 }

@@ -48,7 +48,7 @@ func TestHostsResolvedByName(t *testing.T) {
 				}
 			}
 			return checkRefused(w.getTLS("", w.edgeAddress(8495), host+".example"))
-		}}, {name: "connections that name no host", ports: []string{"http"}, wantProblem: "callers reach what they resolve themselves", docs: `
+		}}, {name: "connections that name no host", ports: []string{"http"}, wantProblem: "proxies forward them to the address that the client resolved", docs: `
 apiVersion: networking.istio.io/v1
 kind: ServiceEntry
 metadata: {name: $HOST}
