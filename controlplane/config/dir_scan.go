@@ -62,37 +62,8 @@ func (s *DirStore) scanListing(found *dirListing, touched map[string]bool) (agai
 			order = append(order, path)
 		}
 	}
-	if found.isSymlinkFree() {
-		slices.SortFunc(order, s.comparePaths)
-	}
 	s.order = order
 	return s.finishScan(now)
-}
-
-// scanPaths scans only the touched paths. ok is false if a full scan is needed.
-func (s *DirStore) scanPaths(tree *symlinkFreeTree, touched map[string]bool) (again, ok bool) {
-	s.scanning.Lock()
-	defer s.scanning.Unlock()
-	paths := make(map[string]bool, len(touched)+len(s.rescanSoon))
-	maps.Copy(paths, touched)
-	maps.Copy(paths, s.rescanSoon)
-	there, gone, ok := tree.checkPaths(paths)
-	if !ok {
-		return false, false
-	}
-	now := s.cfg.Now()
-	for _, file := range there {
-		if at, known := slices.BinarySearchFunc(s.order, file.path, s.comparePaths); !known {
-			s.order = slices.Insert(slices.Clip(s.order), at, file.path)
-		}
-		s.updateFile(file, true, now)
-	}
-	for _, path := range gone {
-		if at, known := slices.BinarySearchFunc(s.order, path, s.comparePaths); known && !s.handleMissing(path, &dirListing{}, now) {
-			s.order = slices.Delete(slices.Clone(s.order), at, at+1)
-		}
-	}
-	return s.finishScan(now), true
 }
 
 // finishScan updates the table from the files that were read. again reports whether another scan is needed soon.

@@ -17,9 +17,6 @@ type dirListing struct {
 	// first one.
 	unreadable []string
 	err        error
-	links      []string // links in the directories that were read
-	// hasLinks is set if a file or directory may have several names, or if the target of a link may change elsewhere.
-	hasLinks bool
 }
 
 type foundDir struct {
@@ -30,18 +27,6 @@ type foundDir struct {
 type foundFile struct {
 	path string
 	info fs.FileInfo
-	// target is the file that a link leads to; events for it occur in the target's directory. Empty for other files.
-	target string
-}
-
-func newFoundFile(path string, info fs.FileInfo) foundFile {
-	f := foundFile{path: path, info: info}
-	if own, err := os.Lstat(path); err == nil && own.Mode()&fs.ModeSymlink != 0 {
-		if target, err := filepath.EvalSymlinks(path); err == nil {
-			f.target = target
-		}
-	}
-	return f
 }
 
 // maxDepth limits how deep directories are read.
@@ -58,8 +43,7 @@ func listPaths(paths []string) *dirListing {
 		case info.IsDir():
 			f.readDir(root, []fs.FileInfo{info})
 		default:
-			f.hasLinks = true
-			f.files = append(f.files, newFoundFile(root, info))
+			f.files = append(f.files, foundFile{path: root, info: info})
 		}
 	}
 	return f
@@ -88,10 +72,8 @@ func (f *dirListing) readDir(dir string, around []fs.FileInfo) {
 			continue
 		}
 		path := filepath.Join(dir, entry.Name())
-		link := entry.Type()&fs.ModeSymlink != 0
 		look := entry.Info // one stat is enough without a link
-		if link {
-			f.hasLinks, f.links = true, append(f.links, path)
+		if entry.Type()&fs.ModeSymlink != 0 {
 			look = func() (fs.FileInfo, error) { return os.Stat(path) }
 		}
 		info, err := look()
@@ -103,12 +85,7 @@ func (f *dirListing) readDir(dir string, around []fs.FileInfo) {
 				f.readDir(path, append(slices.Clip(around), info))
 			}
 		case info.Mode().IsRegular() && isConfigFile(entry.Name()):
-			file := foundFile{path: path, info: info}
-			if link {
-				file = newFoundFile(path, info)
-			}
-			f.files = append(f.files, file)
-			f.hasLinks = f.hasLinks || hardLinked(info)
+			f.files = append(f.files, foundFile{path: path, info: info})
 		}
 	}
 }

@@ -2,6 +2,7 @@ package config
 
 import (
 	"fmt"
+	"io/fs"
 	"math/rand/v2"
 	"os"
 	"path/filepath"
@@ -51,6 +52,9 @@ func (l *liveTree) volume() {
 // edit applies one random change, if possible.
 func (l *liveTree) edit() {
 	path, dir := l.file(), l.dir()
+	if info, err := os.Lstat(path); err == nil && info.Mode()&fs.ModeSymlink != 0 {
+		_ = os.Remove(path) // only the periodic scan finds a change of the target outside
+	}
 	switch l.rng.IntN(14) {
 	case 0, 1:
 		_ = os.Remove(path)

@@ -24,50 +24,64 @@ func link(t *testing.T, target, path string) {
 	}
 }
 
-// The periodic full scan is an hour away in this test.
-func TestAllPathComponentsAreWatched(t *testing.T) {
-	at := func(dir string, names ...string) string { return filepath.Join(append([]string{dir}, names...)...) }
-	swap := func(t *testing.T, dir string) { link(t, "v2", at(dir, "current")) }
-	for name, c := range map[string]struct {
-		root string
-		make func(t *testing.T, dir string)
-		edit func(t *testing.T, dir string)
-	}{
-		"a link around the directory":                    {"current/mesh", func(*testing.T, string) {}, swap},
-		"a link that the directory's own leads through":  {"etc/mesh", func(t *testing.T, dir string) { link(t, "../current/mesh", at(dir, "etc/mesh")) }, swap},
-		"a link that a file's leads through":             {"etc", func(t *testing.T, dir string) { link(t, "../current/mesh/f.yaml", at(dir, "etc/f.yaml")) }, swap},
-		"a link that an inner directory's leads through": {"etc", func(t *testing.T, dir string) { link(t, "../current/mesh", at(dir, "etc/team")) }, swap},
-		"what is around the directory, gone for a time": {"around/it/mesh", func(t *testing.T, dir string) {
-			write(t, at(dir, "around/it/mesh/f.yaml"), service("f", 1000))
-		}, func(t *testing.T, dir string) {
-			if err := os.RemoveAll(at(dir, "around")); err != nil {
-				t.Fatal(err)
-			}
-			write(t, at(dir, "around/it/mesh/f.yaml"), service("f", 2000))
-		}},
-		"what a link leads to, not there at first": {"etc", func(t *testing.T, dir string) { link(t, "../later/f.yaml", at(dir, "etc/f.yaml")) }, func(t *testing.T, dir string) {
-			write(t, at(dir, "later/f.yaml"), service("f", 2000))
-		}},
-		"a directory by two names": {"current/mesh", func(t *testing.T, dir string) { link(t, "f.yaml", at(dir, "v1/mesh/g.yaml")) }, func(t *testing.T, dir string) {
-			write(t, at(dir, "v1/mesh/new.yaml"), service("new", 2000))
-		}},
+// volume replaces all files of a volume at once, as the kubelet does: f.yaml and dir/f.yaml are links through "..data".
+func volume(t *testing.T, dir, version string, port int) {
+	t.Helper()
+	write(t, filepath.Join(dir, version, "f.yaml"), service("f", port))
+	write(t, filepath.Join(dir, version, "dir", "f.yaml"), service("inner", port))
+	link(t, version, filepath.Join(dir, "..data"))
+	link(t, "..data/f.yaml", filepath.Join(dir, "f.yaml"))
+	link(t, "..data/dir", filepath.Join(dir, "dir"))
+}
+
+// The periodic scan is an hour away in this test.
+func TestReplacedVolumeIsRead(t *testing.T) {
+	for name, root := range map[string]string{
+		"the volume": "vol", "a file of the volume": "vol/f.yaml", "a directory of the volume": "vol/dir", "the directory around it": ".", "a link to it": "link",
 	} {
 		t.Run(name, func(t *testing.T) {
 			dir := t.TempDir()
-			write(t, at(dir, "v1/mesh/f.yaml"), service("f", 1000))
-			write(t, at(dir, "v2/mesh/f.yaml"), service("f", 2000))
-			link(t, "v1", at(dir, "current"))
-			c.make(t, dir)
-			root := at(dir, c.root)
-			f := startStore(t, root)
-			for round := range 4 { // until no scan is caused by the start of Run any more
-				write(t, at(root, "seen.yaml"), service("seen", 1000+round))
-				f.waitFor("the files are followed", func() bool { return slices.Equal(resourcesInForce(f.DirStore), listInForceBy(t, root)) })
+			volume(t, filepath.Join(dir, "vol"), "..v1", 1000)
+			link(t, "vol", filepath.Join(dir, "link"))
+			f := startStore(t, filepath.Join(dir, root))
+			for _, version := range []string{"..v2", "..v3"} {
+				volume(t, filepath.Join(dir, "vol"), version, 2000)
+				if err := os.RemoveAll(filepath.Join(dir, "vol", "..v1")); err != nil {
+					t.Fatal(err)
+				}
+				want := listInForceBy(t, filepath.Join(dir, root))
+				f.waitFor(fmt.Sprintf("what is in force is %v", want), func() bool { return slices.Equal(resourcesInForce(f.DirStore), want) })
 			}
-			c.edit(t, dir)
-			f.waitFor(fmt.Sprintf("what is in force is %v", listInForceBy(t, root)), func() bool { return slices.Equal(resourcesInForce(f.DirStore), listInForceBy(t, root)) })
 		})
 	}
+}
+
+func TestReplacedLinkToDirectoryIsRead(t *testing.T) {
+	dir := t.TempDir()
+	for i := range 4 {
+		write(t, filepath.Join(dir, fmt.Sprint("v", i), "f.yaml"), service("f", 1000+i))
+	}
+	root := filepath.Join(dir, "current")
+	link(t, "v0", root)
+	f := startStore(t, root)
+	for i := range 4 {
+		link(t, fmt.Sprint("v", i), root)
+		f.waitFor(fmt.Sprint("version ", i), func() bool { return slices.Equal(resourcesInForce(f.DirStore), listInForceBy(t, root)) })
+		write(t, filepath.Join(root, "f.yaml"), service("f", 2000+i))
+		f.waitFor("an edit behind the link", func() bool { return slices.Equal(resourcesInForce(f.DirStore), listInForceBy(t, root)) })
+	}
+}
+
+// Changes that the system does not report are found by the periodic scan.
+func TestChangesWithoutEventAreFoundByThePeriodicScan(t *testing.T) {
+	dir := t.TempDir()
+	write(t, filepath.Join(dir, "outside.yaml"), service("f", 1000))
+	root := filepath.Join(dir, "inner", "root")
+	link(t, "../../outside.yaml", filepath.Join(root, "f.yaml"))
+	f := startStoreWith(t, DirConfig{Paths: []string{root}, Rescan: 50 * time.Millisecond})
+	f.waitFor("the first version", func() bool { return slices.Equal(resourcesInForce(f.DirStore), listInForceBy(t, root)) })
+	write(t, filepath.Join(dir, "outside.yaml"), service("f", 2000))
+	f.waitFor("the edited target", func() bool { return slices.Equal(resourcesInForce(f.DirStore), listInForceBy(t, root)) })
 }
 
 func listInForceBy(t *testing.T, root string) []string {

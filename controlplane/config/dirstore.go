@@ -44,7 +44,8 @@ type DirConfig struct {
 	LastGood string
 	// OnInvalidPolicy selects the effect of a policy of which no version was ever accepted.
 	OnInvalidPolicy OnInvalidPolicy
-	// Rescan is the interval of full scans, which find changes without an event; 30 seconds if zero.
+	// Rescan is the interval of scans without an event; 30 seconds if zero. They find changes that the system does not
+	// report, such as mounts and changes of links' targets outside the directories.
 	Rescan time.Duration
 	// Logger logs each change and each new problem; nil discards them.
 	Logger *slog.Logger
@@ -117,12 +118,8 @@ func (s *DirStore) Run(ctx context.Context) error {
 		return s.poll(ctx)
 	}
 	defer watcher.Close()
-	var mounted <-chan struct{}
-	if mounts, err := filewatch.WatchMounts(s.cfg.Paths...); err == nil { // on failure, the periodic scan finds mounts
-		defer mounts.Close()
-		mounted = mounts.Changes
-	}
-	f := &dirWatcher{store: s, watcher: watcher, rescanInterval: s.cfg.Rescan}
+	f := &dirWatcher{store: s, watcher: watcher, rescanInterval: s.cfg.Rescan, touched: map[string]bool{}, timer: time.NewTimer(0)}
+	defer f.timer.Stop()
 	f.scan() // changes since NewDirStore
 	for {
 		select {
@@ -134,14 +131,10 @@ func (s *DirStore) Run(ctx context.Context) error {
 				f.scan()
 			}
 		case err := <-watcher.Failures:
-			// Probably a queue overflow that lost events; a full scan finds all changes.
+			// Probably a queue overflow that lost events; a scan finds all changes.
 			s.log.Debug("watching the configuration's files", "err", err)
-			f.fullScan = true
 			f.scan()
-		case <-mounted:
-			f.fullScan = true
-			f.scan()
-		case <-f.timer():
+		case <-f.timer.C:
 			f.scan()
 		}
 	}

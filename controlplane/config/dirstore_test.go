@@ -26,11 +26,16 @@ type runningStore struct {
 
 func startStore(t *testing.T, dir string) *runningStore {
 	t.Helper()
-	store, err := NewDirStore(DirConfig{Paths: []string{dir}, Rescan: time.Hour})
+	return startStoreWith(t, DirConfig{Paths: []string{dir}, Rescan: time.Hour})
+}
+
+func startStoreWith(t *testing.T, cfg DirConfig) *runningStore {
+	t.Helper()
+	store, err := NewDirStore(cfg)
 	if err != nil {
 		t.Fatal(err)
 	}
-	f := &runningStore{DirStore: store, t: t, dir: dir}
+	f := &runningStore{DirStore: store, t: t, dir: cfg.Paths[0]}
 	cancelSubscription := store.Subscribe(func(keys []Key) {
 		f.mu.Lock()
 		defer f.mu.Unlock()
@@ -50,7 +55,7 @@ func startStore(t *testing.T, dir string) *runningStore {
 	return f
 }
 
-func write(t *testing.T, path, text string) {
+func write(t testing.TB, path, text string) {
 	t.Helper()
 	if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
 		t.Fatal(err)
@@ -154,33 +159,6 @@ func TestFilesReplacedByRenameAreRead(t *testing.T) {
 	if gone.Load() {
 		t.Error("the document was gone for a moment")
 	}
-}
-
-func TestLinkedFilesAreWatched(t *testing.T) {
-	elsewhere := t.TempDir()
-	target := filepath.Join(elsewhere, "all.yaml")
-	write(t, target, service("a", 1))
-	dir := t.TempDir()
-	if err := os.Symlink(target, filepath.Join(dir, "all.yaml")); err != nil {
-		t.Fatal(err)
-	}
-	f := startStore(t, dir)
-	port := func() uint32 {
-		r := f.Get(serviceKey("a"))
-		if r == nil {
-			return 0
-		}
-		return r.Spec.(*ServiceSpec).Ports[0].Port
-	}
-	write(t, target, service("a", 2)) // in place
-	f.waitFor("the file written in place", func() bool { return port() == 2 })
-	write(t, target+".new", service("a", 3))
-	if err := os.Rename(target+".new", target); err != nil {
-		t.Fatal(err)
-	}
-	f.waitFor("the file replaced", func() bool { return port() == 3 })
-	write(t, target, service("a", 4))
-	f.waitFor("the file written after it was replaced", func() bool { return port() == 4 })
 }
 
 func TestKubernetesVolumesAreWatched(t *testing.T) {
