@@ -9,13 +9,13 @@ import (
 	"github.com/pilotfish-mesh/pilotfish/internal/dial"
 )
 
-// adminPath is the path prefix of Envoy's admin interface on the control socket.
-const adminPath = "/envoy"
+// AdminPath is the path prefix of Envoy's admin interface on the control socket.
+const AdminPath = "/envoy"
 
 // adminHandler returns a reverse proxy to the admin interface of the serving Envoy.
 func (e *envoySupervisor) adminHandler() http.Handler {
 	transport := &http.Transport{DisableKeepAlives: true, DialContext: dial.LocalhostDialer(&net.Dialer{})}
-	return http.StripPrefix(adminPath, http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+	return http.StripPrefix(AdminPath, http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		i := e.currentInstance()
 		if i == nil {
 			http.Error(w, "no Envoy is running", http.StatusServiceUnavailable)

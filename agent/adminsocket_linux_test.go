@@ -32,7 +32,7 @@ func TestAdminSocketWorksThroughUpgrades(t *testing.T) {
 			r := s.upgradable(t, version, "--restart")
 			r.checkServes(version, 0)
 			r.checkAdminClients(version)
-			for epoch, way := range []string{hotRestart, handOver, hotRestart} {
+			for epoch, way := range []string{HotRestart, HandOver, HotRestart} {
 				if u := r.upgrade(t, "--envoy-path", testenv.EnvoyOf(t, version), "--way", way, "--wait"); u.waitExit() != 0 {
 					t.Fatalf("upgrade by %s: %s", way, u.out)
 				}

@@ -44,7 +44,7 @@ func TestStartWarnsOfVulnerableEnvoy(t *testing.T) {
 
 func TestUpgradeWarnsOfVulnerableEnvoy(t *testing.T) {
 	r := upgradable(t, "127.155.13.4", testenv.EnvoyVersion)
-	if u := r.upgrade(t, "--envoy-path", testenv.EnvoyOf(t, testenv.OldEnvoyVersion), "--way", handOver); u.waitExit() != 0 {
+	if u := r.upgrade(t, "--envoy-path", testenv.EnvoyOf(t, testenv.OldEnvoyVersion), "--way", HandOver); u.waitExit() != 0 {
 		t.Fatalf("upgrade: %s", u.out)
 	}
 	if warnings := linesWith(r.out.String(), "known vulnerabilities"); len(warnings) != 1 {

@@ -75,7 +75,7 @@ type Agent struct {
 // therefore reports errors before anything runs. The caller must call Run, which releases these resources.
 func New(o Options) (*Agent, error) {
 	if err := o.Config.Envoy.User.CheckCapabilities(); err != nil {
-		return nil, usageError{err}
+		return nil, ConfigError{err}
 	}
 	leave, err := lockConfigDir(o.Config)
 	if err != nil {
@@ -113,7 +113,7 @@ func newAgent(o Options) (*Agent, error) {
 		return nil, err
 	}
 	if err = makeAdminDirectory(o.Config); err != nil {
-		return nil, usageError{err}
+		return nil, ConfigError{err}
 	}
 	if a.bootstrapFile, err = writeBootstrap(o.Config, a.bootstrap); err != nil {
 		return nil, err
@@ -175,7 +175,7 @@ func (a *Agent) makeComponents() ([]component, error) {
 		if a.envoy, err = newEnvoySupervisor(a); err != nil {
 			return nil, err
 		}
-		a.control.Handle(adminPath+"/", a.envoy.adminHandler())
+		a.control.Handle(AdminPath+"/", a.envoy.adminHandler())
 		checked = append(checked, a.envoy.component())
 	} else {
 		a.control.Handle("POST /upgrade", jsonHandler(a.refuseUpgrade))
@@ -209,7 +209,7 @@ func (a *Agent) Run(ctx context.Context) error {
 	servers.run("order to drain", func() {
 		select {
 		case <-a.Drain:
-			a.startDrain("SIGUSR2")
+			a.StartDrain("SIGUSR2")
 		case <-serving.Done():
 		}
 	})

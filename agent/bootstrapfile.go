@@ -15,7 +15,7 @@ import (
 func writeBootstrap(c *config.Config, from bootstrap.Config) (string, error) {
 	text, err := bootstrap.Encode(from)
 	if err != nil {
-		return "", usageError{err}
+		return "", ConfigError{err}
 	}
 	file := filepath.Join(c.Proxy.GetConfigPath(), config.BootstrapFile)
 	if err := writeFileAtomicAs(c.Envoy.User, file, text, 0o600); err != nil {
@@ -29,7 +29,7 @@ func writeBootstrap(c *config.Config, from bootstrap.Config) (string, error) {
 func writeGRPCBootstrap(c *config.Config, from bootstrap.Config) error {
 	text, err := bootstrap.GRPC(from)
 	if err != nil {
-		return usageError{err}
+		return ConfigError{err}
 	}
 	if err := writeFileAtomic(c.Bootstrap.GRPCFile, text, 0o644); err != nil {
 		return fmt.Errorf("writing the bootstrap of proxyless gRPC clients: %w; run the agent where it may write, or set GRPC_XDS_BOOTSTRAP", err)

@@ -4,15 +4,11 @@ import (
 	"context"
 	"fmt"
 	"log/slog"
-	"net"
-	"time"
 
 	tlsv3 "github.com/envoyproxy/go-control-plane/envoy/extensions/transport_sockets/tls/v3"
 	"google.golang.org/protobuf/proto"
 	meshv1 "istio.io/api/mesh/v1alpha1"
 
-	"github.com/pilotfish-mesh/pilotfish/agent/config"
-	"github.com/pilotfish-mesh/pilotfish/internal/uds"
 	"github.com/pilotfish-mesh/pilotfish/sds"
 )
 
@@ -115,45 +111,25 @@ func applyDenyList(certificates *sds.Server, resources [][]byte) error {
 	return nil
 }
 
-// externalServerTimeout is the maximum wait for an external server on the certificate socket, and
-// externalServerPollInterval the interval between checks.
-const (
-	externalServerTimeout      = 10 * time.Second
-	externalServerPollInterval = 100 * time.Millisecond
-)
+// CertificateReport lists the served certificates and their condition.
+type CertificateReport struct {
+	OK bool `json:"ok"`
+	// Reason describes a problem or other notable state.
+	Reason string `json:"reason,omitempty"`
+	Remedy string `json:"remedy,omitempty"`
+	// ExternalSocket is the socket of the external server from which Envoy gets its identity.
+	ExternalSocket string                `json:"outside,omitempty"`
+	Certificates   []sds.CertificateInfo `json:"certificates"`
+}
 
-// detectExternalServer returns a function that reports which service another process offers on the certificate socket.
-// A server of the agent that listens on the control socket does not count. If both mayWait and wait are set, the
-// function waits for a server.
-func detectExternalServer(mayWait bool) func(socket, control string, wait bool) sds.ExternalServer {
-	return func(socket, control string, wait bool) sds.ExternalServer {
-		for end := time.Now().Add(externalServerTimeout); ; time.Sleep(externalServerPollInterval) {
-			switch found := sds.ProbeSocket(context.Background(), socket); {
-			case found != sds.ExternalNone && isSameServer(socket, control):
-				return sds.ExternalNone
-			case found != sds.ExternalNone, !wait, !mayWait, time.Now().After(end):
-				return found
-			}
+// handleCertificates registers the handler of the cert command.
+func (a *Agent) handleCertificates(server *sds.Server) {
+	a.control.Handle("GET /certificates", jsonHandler(func(context.Context, struct{}) (CertificateReport, error) {
+		condition := server.Condition()
+		r := CertificateReport{OK: condition.OK, Reason: condition.Reason, Remedy: condition.Remedy, Certificates: server.Certificates()}
+		if c := a.Config.Certificates; c.ExternalServer == sds.ExternalSDS {
+			r.ExternalSocket = c.Socket
 		}
-	}
-}
-
-// isSameServer reports whether one process listens on both sockets.
-func isSameServer(a, b string) bool {
-	first, second := listenerPID(a), listenerPID(b)
-	return first != 0 && first == second
-}
-
-// listenerPID returns the PID of the process that listens on a socket; 0 if unknown.
-func listenerPID(socket string) int32 {
-	conn, err := net.DialTimeout("unix", socket, config.PeerDialTimeout)
-	if err != nil {
-		return 0
-	}
-	defer conn.Close()
-	peer, err := uds.PeerOf(conn)
-	if err != nil {
-		return 0
-	}
-	return peer.PID
+		return r, nil
+	}))
 }

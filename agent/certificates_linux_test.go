@@ -2,7 +2,6 @@ package agent
 
 import (
 	"context"
-	"encoding/json"
 	"encoding/pem"
 	"errors"
 	"fmt"
@@ -15,6 +14,7 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
+	"time"
 
 	discoveryv3 "github.com/envoyproxy/go-control-plane/envoy/service/discovery/v3"
 	secretv3 "github.com/envoyproxy/go-control-plane/envoy/service/secret/v3"
@@ -33,13 +33,12 @@ const (
 	externalIdentity = "spiffe://example.org/shop"
 )
 
-// certReport runs the command against an agent.
-func certReport(s *agentSetup) (r certificateReport, err error) {
-	text, _, err := execute(newCertCommand(), "-o", "json", "--config-path", filepath.Join(s.dir, "etc/istio/proxy"))
-	if err != nil {
-		return r, err
-	}
-	return r, json.Unmarshal([]byte(text), &r)
+// certReport returns the report of an agent.
+func certReport(s *agentSetup) (r CertificateReport, err error) {
+	ctx, cancel := context.WithTimeout(context.Background(), testTimeout)
+	defer cancel()
+	err = DialControl(filepath.Join(s.dir, "etc/istio/proxy")).Call(ctx, http.MethodGet, "/certificates", nil, &r)
+	return r, err
 }
 
 func TestCertShowsServedCertificates(t *testing.T) {
@@ -58,9 +57,9 @@ func TestCertShowsServedCertificates(t *testing.T) {
 		own.Source != "CA "+s.cp.address || len(report.Certificates) != 2 || report.Certificates[1].Name != "ROOTCA" {
 		t.Errorf("the report is %+v", report)
 	}
-	table, code, err := execute(newCertCommand(), "--config-path", filepath.Join(s.dir, "etc/istio/proxy"))
-	if err != nil || code != 0 || !strings.Contains(table, shopIdentity) || !strings.Contains(table, own.Serial) || !strings.Contains(table, formatTime(own.NextRotation)) {
-		t.Errorf("%v:\n%s", err, table)
+	table, code := r.command("cert")
+	if code != 0 || !strings.Contains(table, shopIdentity) || !strings.Contains(table, own.Serial) || !strings.Contains(table, own.NextRotation.UTC().Format(time.RFC3339)) {
+		t.Errorf("code %d:\n%s", code, table)
 	}
 	if strings.Contains(table, "PRIVATE") {
 		t.Error("the key is shown")
@@ -74,11 +73,11 @@ func TestCertShowsServedCertificates(t *testing.T) {
 		}
 		return nil
 	})
-	if _, code, err := execute(newCertCommand(), "-o", "xml"); code != 2 {
-		t.Errorf("an unknown format: code %d, %v", code, err)
+	if out, code := r.command("cert", "-o", "xml"); code != 2 {
+		t.Errorf("an unknown format: code %d, %s", code, out)
 	}
-	if _, code, err := execute(newCertCommand(), "--config-path", t.TempDir()); code != 1 || !strings.Contains(err.Error(), "no agent answers") {
-		t.Errorf("without an agent: code %d, %v", code, err)
+	if out, code := r.command("cert", "--config-path", t.TempDir()); code != 1 || !strings.Contains(out, "no agent answers") {
+		t.Errorf("without an agent: code %d, %s", code, out)
 	}
 }
 

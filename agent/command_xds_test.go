@@ -44,7 +44,7 @@ func TestTapShowsNewEnvoyAndItsResources(t *testing.T) {
 	r.waitReady()
 	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 	defer cancel()
-	lines, err := dialControl(filepath.Join(r.dir, "etc/istio/proxy")).openTap(ctx, tapRequest{Types: []string{"lds"}, Contents: true, For: time.Minute})
+	lines, err := DialControl(filepath.Join(r.dir, "etc/istio/proxy")).OpenTap(ctx, TapRequest{Types: []string{"lds"}, Contents: true, For: time.Minute})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -53,21 +53,14 @@ func TestTapShowsNewEnvoyAndItsResources(t *testing.T) {
 		t.Fatal(err)
 	}
 	kinds := map[string]bool{}
-	err = readTap(ctx, lines, func(line json.RawMessage) error {
+	for decoder := json.NewDecoder(lines); !kinds[xdsproxy.TapResource] || !kinds[xdsproxy.TapAck]; {
 		var l xdsproxy.TapLine
-		if err := json.Unmarshal(line, &l); err != nil {
-			return err
+		if err := decoder.Decode(&l); err != nil {
+			t.Fatalf("the tap: %v, kinds %v", err, kinds)
 		}
 		kinds[l.Kind] = true
 		if l.Kind == xdsproxy.TapResource && !strings.Contains(string(l.Content), `"name":"test"`) {
-			t.Errorf("a resource without content: %s", line)
+			t.Errorf("a resource without content: %+v", l)
 		}
-		if kinds[xdsproxy.TapResource] && kinds[xdsproxy.TapAck] {
-			cancel()
-		}
-		return nil
-	})
-	if err != nil || !kinds[xdsproxy.TapResource] || !kinds[xdsproxy.TapAck] {
-		t.Errorf("the tap: %v, kinds %v", err, kinds)
 	}
 }

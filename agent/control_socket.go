@@ -17,14 +17,14 @@ import (
 	"syscall"
 	"time"
 
-	"github.com/spf13/pflag"
-
 	"github.com/pilotfish-mesh/pilotfish/agent/config"
 	"github.com/pilotfish-mesh/pilotfish/internal/uds"
 )
 
+// ControlBaseURL is the base URL of requests on the control socket.
+const ControlBaseURL = "http://agent"
+
 const (
-	controlBase = "http://agent" // base URL of requests on the control socket
 	// maxRequestBody is the maximum size of a request body, and maxResponseBody the maximum size of a response that a
 	// command reads.
 	maxRequestBody  = 64 << 10
@@ -129,20 +129,15 @@ func writeError(w http.ResponseWriter, err error) {
 	_, _ = io.WriteString(w, err.Error())
 }
 
-// addConfigPath adds the flag that locates the running agent.
-func addConfigPath(f *pflag.FlagSet, path *string) {
-	f.StringVar(path, "config-path", config.DefaultConfigPath, "the running agent's configPath, where its control socket is")
-}
-
-// controlClient is a client of a running agent's control socket.
-type controlClient struct {
+// ControlClient is a client of a running agent's control socket.
+type ControlClient struct {
 	socket string
 	http   *http.Client
 }
 
-// dialControl returns a client for the agent with that configPath. It connects with the first call.
-func dialControl(configPath string) *controlClient {
-	c := &controlClient{socket: config.ControlPath(configPath)}
+// DialControl returns a client for the agent with that configPath. It connects with the first call.
+func DialControl(configPath string) *ControlClient {
+	c := &ControlClient{socket: config.ControlPath(configPath)}
 	c.http = &http.Client{Transport: &http.Transport{
 		DisableKeepAlives: true,
 		DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
@@ -153,8 +148,13 @@ func dialControl(configPath string) *controlClient {
 	return c
 }
 
-// isReachable reports whether an agent accepts connections on its control socket.
-func (c *controlClient) isReachable(ctx context.Context) bool {
+// HTTPClient returns an HTTP client that sends all requests to the control socket, with a timeout.
+func (c *ControlClient) HTTPClient(timeout time.Duration) *http.Client {
+	return &http.Client{Transport: c.http.Transport, Timeout: timeout}
+}
+
+// IsReachable reports whether an agent accepts connections on its control socket.
+func (c *ControlClient) IsReachable(ctx context.Context) bool {
 	conn, err := (&net.Dialer{}).DialContext(ctx, "unix", c.socket)
 	if err != nil {
 		return false
@@ -163,8 +163,8 @@ func (c *controlClient) isReachable(ctx context.Context) bool {
 	return true
 }
 
-// call sends in as JSON and decodes the response into out; either may be nil. Only ctx limits the duration.
-func (c *controlClient) call(ctx context.Context, method, path string, in, out any) error {
+// Call sends in as JSON and decodes the response into out; either may be nil. Only ctx limits the duration.
+func (c *ControlClient) Call(ctx context.Context, method, path string, in, out any) error {
 	body := io.Reader(http.NoBody)
 	if in != nil {
 		text, err := json.Marshal(in)
@@ -173,7 +173,7 @@ func (c *controlClient) call(ctx context.Context, method, path string, in, out a
 		}
 		body = bytes.NewReader(text)
 	}
-	request, err := http.NewRequestWithContext(ctx, method, controlBase+path, body)
+	request, err := http.NewRequestWithContext(ctx, method, ControlBaseURL+path, body)
 	if err != nil {
 		return err
 	}
@@ -202,7 +202,7 @@ func (c *controlClient) call(ctx context.Context, method, path string, in, out a
 }
 
 // explainDialError returns an error with the remedy for an agent that cannot be reached.
-func (c *controlClient) explainDialError(err error) error {
+func (c *ControlClient) explainDialError(err error) error {
 	var call *url.Error
 	if errors.As(err, &call) {
 		err = call.Err

@@ -53,9 +53,9 @@ func TestRequestsUseControlSocket(t *testing.T) {
 			return greeting{"hello " + g.Name}, nil
 		}))
 	})
-	client := dialControl(dir)
+	client := DialControl(dir)
 	var got greeting
-	if err := client.call(t.Context(), "POST", "/greet", greeting{"Ada"}, &got); err != nil || got.Name != "hello Ada" {
+	if err := client.Call(t.Context(), "POST", "/greet", greeting{"Ada"}, &got); err != nil || got.Name != "hello Ada" {
 		t.Errorf("%v, %v", got, err)
 	}
 	for want, order := range map[string]any{
@@ -64,18 +64,18 @@ func TestRequestsUseControlSocket(t *testing.T) {
 		"unknown field":   map[string]string{"Nam": "x"},
 		"too large":       greeting{strings.Repeat("x", maxRequestBody)},
 	} {
-		if err := client.call(t.Context(), "POST", "/greet", order, nil); err == nil || !strings.Contains(err.Error(), want) {
+		if err := client.Call(t.Context(), "POST", "/greet", order, nil); err == nil || !strings.Contains(err.Error(), want) {
 			t.Errorf("error %v, want %q", err, want)
 		}
 	}
-	if err := client.call(t.Context(), "POST", "/what", nil, nil); err == nil || !strings.Contains(err.Error(), "another version") {
+	if err := client.Call(t.Context(), "POST", "/what", nil, nil); err == nil || !strings.Contains(err.Error(), "another version") {
 		t.Errorf("an order that the agent does not know: %v", err)
 	}
 	stop()
 	if _, err := os.Stat(filepath.Join(dir, "control")); !errors.Is(err, os.ErrNotExist) {
 		t.Errorf("the socket is left behind (%v)", err)
 	}
-	if err := client.call(t.Context(), "POST", "/greet", greeting{"Ada"}, nil); err == nil || !strings.Contains(err.Error(), "--config-path") {
+	if err := client.Call(t.Context(), "POST", "/greet", greeting{"Ada"}, nil); err == nil || !strings.Contains(err.Error(), "--config-path") {
 		t.Errorf("without an agent: %v", err)
 	}
 }
@@ -87,7 +87,7 @@ func TestControlSocketIsPrivate(t *testing.T) {
 	if err != nil || info.Mode().Perm() != 0o600 {
 		t.Errorf("%v, %v: want mode 0600", info, err)
 	}
-	if err := dialControl(dir).explainDialError(fmt.Errorf("dial: %w", syscall.EACCES)); !strings.Contains(err.Error(), "as root") {
+	if err := DialControl(dir).explainDialError(fmt.Errorf("dial: %w", syscall.EACCES)); !strings.Contains(err.Error(), "as root") {
 		t.Errorf("the remedy is missing: %v", err)
 	}
 }

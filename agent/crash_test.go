@@ -74,7 +74,7 @@ func TestRestartsAreCountedByReason(t *testing.T) {
 		}
 		return nil
 	})
-	status := r.waitState(Running)
+	status := r.waitState(stateRunning)
 	if status.Restarts != 1 || status.PID == first || status.LastEnd == nil || status.LastEnd.Reason != "signaled" || status.LastEnd.ExitCode != 137 {
 		t.Errorf("status: %+v, last end %+v", status, status.LastEnd)
 	}
@@ -96,7 +96,7 @@ func TestEnvoyCrashDuringDrainIsNotClean(t *testing.T) {
 	r.waitReady()
 	late := r.getSlowly(testTimeout)
 	r.signal(syscall.SIGTERM)
-	r.waitState(Draining)
+	r.waitState(stateDraining)
 	if err := syscall.Kill(r.envoy(), syscall.SIGKILL); err != nil {
 		t.Fatal(err)
 	}

@@ -39,8 +39,8 @@ type crashReport struct {
 	Why     string    `json:"why"`
 	Agent   string    `json:"agent"`
 	Command []string  `json:"command,omitempty"`
-	Envoy   EnvoyStatus
-	End     *EndStatus      `json:"end,omitempty"`
+	Envoy   envoyStatus
+	End     *endStatus      `json:"end,omitempty"`
 	Memory  *memoryStatus   `json:"memory,omitempty"`
 	XDS     xdsproxy.Status `json:"xds"`
 	// Settings are the agent's settings.
@@ -57,9 +57,9 @@ type memoryStatus struct {
 }
 
 // createCrashReport writes a report and returns its path. If it cannot be written, it logs the error and returns "".
-func (e *envoySupervisor) createCrashReport(i *envoyInstance, why string, end *EndStatus, config json.RawMessage, noConfig string) string {
+func (e *envoySupervisor) createCrashReport(i *envoyInstance, why string, end *endStatus, config json.RawMessage, noConfig string) string {
 	r := crashReport{
-		Time: time.Now(), Why: why, Agent: version.String(), Command: i.args, Envoy: e.EnvoyStatus(), End: end,
+		Time: time.Now(), Why: why, Agent: version.String(), Command: i.args, Envoy: e.envoyStatus(), End: end,
 		Memory: readMemoryStatus(), XDS: e.relay.Status(), Settings: e.Config.Settings, Config: config, NoConfig: noConfig,
 	}
 	file, err := e.writeReportFile(r)
@@ -168,7 +168,7 @@ func (n *shutdown) describeNeverReady() string {
 }
 
 // writeTerminationMessage writes the container's termination message, which `kubectl describe pod` shows.
-func (e *envoySupervisor) writeTerminationMessage(end *EndStatus) {
+func (e *envoySupervisor) writeTerminationMessage(end *endStatus) {
 	path := e.Config.Shutdown.TerminationMessage
 	info, err := os.Stat(path)
 	if path == "" || err != nil || !info.Mode().IsRegular() {

@@ -53,28 +53,29 @@ func applyNameTable(server *dns.Server) func(resources [][]byte, version string)
 	}
 }
 
-// lookupRequest requests the resolution of a name. Without a type, both address types are resolved.
-type lookupRequest struct {
+// LookupRequest requests the resolution of a name. Without a type, both address types are resolved.
+type LookupRequest struct {
 	Name string `json:"name"`
 	Type string `json:"type,omitempty"`
 }
 
-type lookupReport struct {
+// LookupReport explains the answers to a LookupRequest, one for each type.
+type LookupReport struct {
 	Lookups []dns.Explanation `json:"lookups"`
 }
 
-// lookupTimeout is the timeout of the lookup of one type.
-const lookupTimeout = 20 * time.Second
+// LookupTimeout is the timeout of the lookup of one type.
+const LookupTimeout = 20 * time.Second
 
-func lookupHandler(server *dns.Server) func(context.Context, lookupRequest) (lookupReport, error) {
-	return func(ctx context.Context, o lookupRequest) (lookupReport, error) {
+func lookupHandler(server *dns.Server) func(context.Context, LookupRequest) (LookupReport, error) {
+	return func(ctx context.Context, o LookupRequest) (LookupReport, error) {
 		types := []string{o.Type}
 		if o.Type == "" {
 			types = []string{"A", "AAAA"}
 		}
-		var r lookupReport
+		var r LookupReport
 		for _, t := range types {
-			ctx, cancel := context.WithTimeout(ctx, lookupTimeout)
+			ctx, cancel := context.WithTimeout(ctx, LookupTimeout)
 			e, err := server.Lookup(ctx, o.Name, t)
 			cancel()
 			if err != nil {
@@ -86,6 +87,6 @@ func lookupHandler(server *dns.Server) func(context.Context, lookupRequest) (loo
 	}
 }
 
-func (a *Agent) refuseLookup(context.Context, lookupRequest) (lookupReport, error) {
-	return lookupReport{}, httpError{errors.New("the agent's DNS server is disabled: set ISTIO_META_DNS_CAPTURE=true, or ISTIO_META_ENABLE_DNS_SERVER=true"), http.StatusConflict}
+func (a *Agent) refuseLookup(context.Context, LookupRequest) (LookupReport, error) {
+	return LookupReport{}, httpError{errors.New("the agent's DNS server is disabled: set ISTIO_META_DNS_CAPTURE=true, or ISTIO_META_ENABLE_DNS_SERVER=true"), http.StatusConflict}
 }

@@ -45,8 +45,14 @@ const drainRequestTimeout = drainCallTimeout + 500*time.Millisecond
 // are disconnected gracefully. The following stop signal skips the drain.
 func (a *Agent) handleDrain() {
 	a.requests.skipDrain.set()
-	a.startDrain("POST /drain")
+	a.StartDrain("POST /drain")
 }
+
+// Quit makes Run stop without a drain.
+func (a *Agent) Quit() { a.requests.quit.set() }
+
+// HasQuit reports whether Quit was called, or POST /quitquitquit received.
+func (a *Agent) HasQuit() bool { return a.requests.quit.isSet() }
 
 // checkNotDraining is the readiness check of an agent without an Envoy.
 func (a *Agent) checkNotDraining() (ok bool, reason string) {
@@ -56,9 +62,9 @@ func (a *Agent) checkNotDraining() (ok bool, reason string) {
 	return true, ""
 }
 
-// startDrain starts a drain of the proxy, which continues to serve until the agent is stopped. by is the trigger, for
+// StartDrain starts a drain of the proxy, which continues to serve until the agent is stopped. by is the trigger, for
 // the log.
-func (a *Agent) startDrain(by string) {
+func (a *Agent) StartDrain(by string) {
 	a.requests.drain.set()
 	defer a.requests.stay.set()
 	a.Logger.Info("draining; the proxy serves until it is stopped", "by", by)
@@ -80,7 +86,7 @@ func (a *Agent) startDrain(by string) {
 // drains only the listeners that it has at that time.
 func (e *envoySupervisor) retryDrain(i *envoyInstance) {
 	for pace := minCountInterval; ; pace = min(pace*3/2, maxCountInterval) {
-		if state, _ := i.status(); state == Draining {
+		if state, _ := i.status(); state == stateDraining {
 			return
 		}
 		ready, _ := i.checkReady(e.upgrades.lifeCtx)

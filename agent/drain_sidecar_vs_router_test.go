@@ -50,7 +50,7 @@ func TestSidecarDrainsInboundAndRouterDrainsAll(t *testing.T) {
 			}
 			streams := openStreams(t, s.address)
 			r.signal(syscall.SIGTERM)
-			r.waitState(Draining)
+			r.waitState(stateDraining)
 			if !r.drainsPort("8080") {
 				t.Error("a client of the inbound listener is not told to go")
 			}
@@ -73,7 +73,7 @@ func TestEnvoyRestartedDuringDrainDrainsToo(t *testing.T) {
 	r := s.start(t)
 	r.waitReady()
 	r.signal(syscall.SIGUSR2)
-	r.waitState(Draining)
+	r.waitState(stateDraining)
 	first := r.envoy()
 	if err := syscall.Kill(first, syscall.SIGKILL); err != nil {
 		t.Fatal(err)
@@ -87,7 +87,7 @@ func TestEnvoyRestartedDuringDrainDrainsToo(t *testing.T) {
 		}
 		return nil
 	})
-	r.waitState(Draining)
+	r.waitState(stateDraining)
 	r.signal(syscall.SIGTERM)
 	r.checkExit(0)
 }

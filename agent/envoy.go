@@ -46,7 +46,7 @@ type envoySupervisor struct {
 	noInstanceReason string    // why current is nil
 	since            time.Time // time of the last change of current
 	restarts         int
-	lastEnd          *EndStatus
+	lastEnd          *endStatus
 	givenUp          map[*envoyInstance]bool // killed, but not ended by the kernel
 	stopErr          error                   // of a requested stop
 	currentChanged   chan struct{}           // capacity 1: current was replaced
@@ -309,12 +309,12 @@ func (e *envoySupervisor) stopError() error {
 }
 
 // onStateChange is called after each change of an instance's state.
-func (e *envoySupervisor) onStateChange(i *envoyInstance, from, to State) {
+func (e *envoySupervisor) onStateChange(i *envoyInstance, from, to envoyState) {
 	e.counters.moveState(from, to)
-	if to == GivenUp {
+	if to == stateGivenUp {
 		e.watchGivenUp(i)
 	}
-	if to == GivenUp || to == Ended && from != GivenUp {
+	if to == stateGivenUp || to == stateEnded && from != stateGivenUp {
 		e.counters.ends.WithLabelValues(endReason(i.process.Exit())).Inc()
 	}
 	e.Logger.Debug("Envoy's state", "state", string(to), "pid", i.process.PID(), "epoch", i.epoch)

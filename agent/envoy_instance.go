@@ -13,21 +13,21 @@ import (
 	"github.com/pilotfish-mesh/pilotfish/internal/health"
 )
 
-// State is the life cycle state of an Envoy.
-type State string
+// envoyState is the life cycle state of an Envoy.
+type envoyState string
 
 // The states of an Envoy in their order. No state is entered twice. Each state may be followed directly by Ended.
 const (
-	Starting State = "starting" // runs, not ready yet
-	Running  State = "running"  // has been ready at least once
-	Draining State = "draining" // clients are disconnecting gracefully
-	Stopping State = "stopping" // got SIGTERM
-	GivenUp  State = "given-up" // got SIGKILL, and the kernel has not ended it
-	Ended    State = "ended"
+	stateStarting envoyState = "starting" // runs, not ready yet
+	stateRunning  envoyState = "running"  // has been ready at least once
+	stateDraining envoyState = "draining" // clients are disconnecting gracefully
+	stateStopping envoyState = "stopping" // got SIGTERM
+	stateGivenUp  envoyState = "given-up" // got SIGKILL, and the kernel has not ended it
+	stateEnded    envoyState = "ended"
 )
 
 // stateRank is the order of the states; an unknown state ranks first.
-var stateRank = map[State]int{Starting: 1, Running: 2, Draining: 3, Stopping: 4, GivenUp: 5, Ended: 6}
+var stateRank = map[envoyState]int{stateStarting: 1, stateRunning: 2, stateDraining: 3, stateStopping: 4, stateGivenUp: 5, stateEnded: 6}
 
 // envoyInstance is one Envoy process with its admin client.
 type envoyInstance struct {
@@ -36,12 +36,12 @@ type envoyInstance struct {
 	process       *envoy.Process
 	admin         *envoy.Admin
 	ready         *envoy.Readiness
-	onStateChange func(i *envoyInstance, from, to State)
+	onStateChange func(i *envoyInstance, from, to envoyState)
 	pids          *envoyPIDs
 
 	args      []string
 	bootstrap bootstrap.Config
-	// hotRestart is nil without hot restart. generation is the restart epoch in the group.
+	// HotRestart is nil without hot restart. generation is the restart epoch in the group.
 	hotRestart *hotRestartGroup
 	generation int
 	// ownsAdmin is set once this Envoy listens on the admin address, adminLost when another Envoy has replaced it
@@ -53,7 +53,7 @@ type envoyInstance struct {
 	predecessor atomic.Pointer[envoyInstance]
 
 	mu    sync.Mutex
-	state State
+	state envoyState
 	since time.Time
 }
 
@@ -83,7 +83,7 @@ func (e *envoySupervisor) start(l launchSpec) (*envoyInstance, error) {
 		args:  l.args, bootstrap: l.bootstrap, hotRestart: l.hotRestart, generation: l.generation,
 	}
 	i.hotRestart.addMember()
-	i.setState(Starting)
+	i.setState(stateStarting)
 	return i, nil
 }
 
@@ -98,7 +98,7 @@ func (e *envoySupervisor) mayGainPrivileges(path string) bool {
 }
 
 // setState changes the state, but never back to an earlier one: requests and exits arrive concurrently.
-func (i *envoyInstance) setState(s State) {
+func (i *envoyInstance) setState(s envoyState) {
 	i.mu.Lock()
 	from := i.state
 	forward := stateRank[s] > stateRank[i.state]
@@ -112,7 +112,7 @@ func (i *envoyInstance) setState(s State) {
 }
 
 // status returns the state and the time of its last change.
-func (i *envoyInstance) status() (State, time.Time) {
+func (i *envoyInstance) status() (envoyState, time.Time) {
 	i.mu.Lock()
 	defer i.mu.Unlock()
 	return i.state, i.since
@@ -128,11 +128,11 @@ func (i *envoyInstance) checkReady(ctx context.Context) (ok bool, reason string)
 func (i *envoyInstance) condition(ctx context.Context) health.Condition {
 	if i.adminLost.Load() { // its last known state is used
 		state, _ := i.status()
-		return health.Condition{OK: state == Running, Reason: "the new Envoy of a hot restart has the admin interface"}
+		return health.Condition{OK: state == stateRunning, Reason: "the new Envoy of a hot restart has the admin interface"}
 	}
 	c := i.ready.Condition(ctx)
 	if c.OK {
-		i.setState(Running)
+		i.setState(stateRunning)
 	}
 	return c
 }
@@ -141,7 +141,7 @@ func (i *envoyInstance) condition(ctx context.Context) health.Condition {
 func (i *envoyInstance) waitEnd() envoy.Exit {
 	exit := i.process.Exit()
 	if exit.HungThreads != "" {
-		i.setState(GivenUp)
+		i.setState(stateGivenUp)
 	} else {
 		i.markEnded()
 	}
@@ -152,7 +152,7 @@ func (i *envoyInstance) waitEnd() envoy.Exit {
 // markEnded removes the PID and sets the state Ended. It is called when the process is gone.
 func (i *envoyInstance) markEnded() {
 	i.pids.remove(i.process.PID())
-	i.setState(Ended)
+	i.setState(stateEnded)
 }
 
 // waitAndCleanUp waits for the exit of the process, and removes the shared files if it was the last member of its hot

@@ -48,7 +48,7 @@ func newEnvoyMetrics(r prometheus.Registerer) (*envoyMetrics, error) {
 	}
 	m.ends.WithLabelValues(string(envoy.Stopped))
 	m.ends.WithLabelValues(reasonKilled)
-	for _, s := range []State{Starting, Running, Draining, Stopping, GivenUp} {
+	for _, s := range []envoyState{stateStarting, stateRunning, stateDraining, stateStopping, stateGivenUp} {
 		m.processes.WithLabelValues(string(s))
 	}
 	if err := errors.Join(r.Register(m.processes), r.Register(m.ends), r.Register(m.restarts)); err != nil {
@@ -58,11 +58,11 @@ func newEnvoyMetrics(r prometheus.Registerer) (*envoyMetrics, error) {
 }
 
 // moveState moves one process from one state's gauge to another's.
-func (m *envoyMetrics) moveState(from, to State) {
+func (m *envoyMetrics) moveState(from, to envoyState) {
 	if from != "" {
 		m.processes.WithLabelValues(string(from)).Dec()
 	}
-	if to != Ended {
+	if to != stateEnded {
 		m.processes.WithLabelValues(string(to)).Inc()
 	}
 }

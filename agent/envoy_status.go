@@ -8,13 +8,13 @@ import (
 
 // States of the agent's Envoy when there is no process.
 const (
-	Waiting  State = "waiting"  // the Envoy binary is being located, or a restart is pending
-	Disabled State = "disabled" // the agent runs no Envoy
+	stateWaiting  envoyState = "waiting"  // the Envoy binary is being located, or a restart is pending
+	stateDisabled envoyState = "disabled" // the agent runs no Envoy
 )
 
-// EnvoyStatus is the status of the agent's Envoy.
-type EnvoyStatus struct {
-	State State `json:"state"`
+// envoyStatus is the status of the agent's Envoy.
+type envoyStatus struct {
+	State envoyState `json:"state"`
 	// Since is the time of the last state change.
 	Since time.Time `json:"since,omitzero"`
 	// Reason is the reason why there is no process.
@@ -26,16 +26,16 @@ type EnvoyStatus struct {
 	// Restarts is the number of restarts.
 	Restarts int `json:"restarts"`
 	// LastEnd describes the last unexpected or unclean exit.
-	LastEnd *EndStatus `json:"lastEnd,omitempty"`
-	// GivenUp lists the Envoys that were killed but not ended by the kernel.
-	GivenUp []GivenUpStatus `json:"givenUp,omitempty"`
+	LastEnd *endStatus `json:"lastEnd,omitempty"`
+	// stateGivenUp lists the Envoys that were killed but not ended by the kernel.
+	GivenUp []givenUpStatus `json:"givenUp,omitempty"`
 	// Draining is true after a drain or stop request.
 	Draining bool         `json:"draining"`
-	Drain    *DrainStatus `json:"drain,omitempty"`
+	Drain    *drainStatus `json:"drain,omitempty"`
 }
 
-// EndStatus describes an exit of Envoy.
-type EndStatus struct {
+// endStatus describes an exit of Envoy.
+type endStatus struct {
 	// Reason is exited, signaled, oom-killed, stopped or killed.
 	Reason   string    `json:"reason"`
 	ExitCode int       `json:"exitCode"`
@@ -48,8 +48,8 @@ type EndStatus struct {
 	Report string `json:"report,omitempty"`
 }
 
-// GivenUpStatus describes an Envoy that the kernel has not ended.
-type GivenUpStatus struct {
+// givenUpStatus describes an Envoy that the kernel has not ended.
+type givenUpStatus struct {
 	PID   int       `json:"pid"`
 	Since time.Time `json:"since"`
 	// Threads lists the states of its threads, and the kernel functions in which they wait, at the time when it was
@@ -57,33 +57,33 @@ type GivenUpStatus struct {
 	Threads string `json:"threads"`
 }
 
-// DrainStatus is the traffic that the shutdown waits for.
-type DrainStatus struct {
+// drainStatus is the traffic that the shutdown waits for.
+type drainStatus struct {
 	Requests    uint64    `json:"requests"`
 	Connections uint64    `json:"connections"`
 	Deadline    time.Time `json:"deadline"`
 }
 
-func newEndStatus(x envoy.Exit, at time.Time) *EndStatus {
-	return &EndStatus{
+func newEndStatus(x envoy.Exit, at time.Time) *endStatus {
+	return &endStatus{
 		Reason: endReason(x), ExitCode: x.ExitCode(), Text: x.String(), Time: at,
 		RanFor: x.Ran.Round(time.Millisecond).String(), Tail: x.Tail,
 	}
 }
 
-// EnvoyStatus returns the current status of the agent's Envoy.
-func (a *Agent) EnvoyStatus() EnvoyStatus {
-	s := EnvoyStatus{State: Disabled, Reason: "DISABLE_ENVOY", Draining: a.requests.drain.isSet()}
+// envoyStatus returns the current status of the agent's Envoy.
+func (a *Agent) envoyStatus() envoyStatus {
+	s := envoyStatus{State: stateDisabled, Reason: "DISABLE_ENVOY", Draining: a.requests.drain.isSet()}
 	if a.envoy != nil {
 		a.envoy.fillStatus(&s)
 	}
 	return s
 }
 
-func (e *envoySupervisor) fillStatus(s *EnvoyStatus) {
+func (e *envoySupervisor) fillStatus(s *envoyStatus) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
-	s.State, s.Reason, s.Since = Waiting, e.noInstanceReason, e.since
+	s.State, s.Reason, s.Since = stateWaiting, e.noInstanceReason, e.since
 	s.Restarts, s.LastEnd = e.restarts, e.lastEnd
 	if i := e.current; i != nil {
 		s.State, s.Since = i.status()
@@ -92,9 +92,9 @@ func (e *envoySupervisor) fillStatus(s *EnvoyStatus) {
 	}
 	for i := range e.givenUp {
 		_, since := i.status()
-		s.GivenUp = append(s.GivenUp, GivenUpStatus{i.process.PID(), since, i.process.Exit().HungThreads})
+		s.GivenUp = append(s.GivenUp, givenUpStatus{i.process.PID(), since, i.process.Exit().HungThreads})
 	}
 	if d := e.drainTracker.snapshot(); !d.deadline.IsZero() {
-		s.Drain = &DrainStatus{Requests: d.traffic.requests, Connections: d.traffic.connections, Deadline: d.deadline}
+		s.Drain = &drainStatus{Requests: d.traffic.requests, Connections: d.traffic.connections, Deadline: d.deadline}
 	}
 }

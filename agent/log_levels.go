@@ -9,7 +9,7 @@ func (a *Agent) newLogLevels() (*logging.LevelController, error) {
 	c := a.Config.Envoy
 	start, err := logging.ParseEnvoyLevels("--proxyLogLevel", "warning,"+c.LogLevel+","+c.ComponentLogLevel)
 	if err != nil {
-		return nil, usageError{err}
+		return nil, ConfigError{err}
 	}
 	l := logging.NewLevelController(a.Log, a.Logger, start, func() logging.EnvoyLog {
 		if i := a.currentEnvoy(); i != nil {

@@ -2,9 +2,6 @@ package agent
 
 import (
 	"context"
-	"os"
-	"os/signal"
-	"syscall"
 	"time"
 )
 
@@ -38,28 +35,10 @@ func (a *Agent) currentEnvoy() *envoyInstance {
 	return a.envoy.currentInstance()
 }
 
-// notifyReopen returns a channel that receives SIGUSR1. It is called at startup, because SIGUSR1 terminates the process
-// by default.
-func notifyReopen() chan os.Signal {
-	signals := make(chan os.Signal, 1)
-	signal.Notify(signals, syscall.SIGUSR1)
-	return signals
-}
-
-// reopenOnSignal reopens the logs at each signal until stop is called.
-func (a *Agent) reopenOnSignal(signals chan os.Signal) (stop func()) {
-	ctx, cancel := context.WithCancel(context.Background())
-	done := make(chan struct{})
-	go func() {
-		defer close(done)
-		for {
-			select {
-			case <-signals:
-				a.ReopenLogs(ctx)
-			case <-ctx.Done():
-				return
-			}
-		}
-	}()
-	return func() { signal.Stop(signals); cancel(); <-done }
+// EnvoyPID returns the PID of the current Envoy; 0 if there is none.
+func (a *Agent) EnvoyPID() int {
+	if i := a.currentEnvoy(); i != nil {
+		return i.process.PID()
+	}
+	return 0
 }

@@ -29,6 +29,10 @@ import (
 // asAgent makes the test binary run the agent.
 const asAgent = "PILOTFISH_TEST_AS_AGENT"
 
+// RunMain is the main function of the agent's binary. An external test file sets it, because package command imports this
+// package.
+var RunMain func() int
+
 func TestMain(m *testing.M) {
 	if socket := os.Getenv(asClient); socket != "" {
 		os.Exit(speakXDS(socket))
@@ -37,7 +41,7 @@ func TestMain(m *testing.M) {
 		waitSideBySide()
 		os.Exit(m.Run())
 	}
-	os.Exit(Main())
+	os.Exit(RunMain())
 }
 
 // waitSideBySide raises the number of parallel tests above the number of processors, because most tests only wait for

@@ -58,7 +58,7 @@ func (e *envoySupervisor) stop(i *envoyInstance) {
 	e.Logger.Info("stopping Envoy", "because", why)
 	last, cancelLast := n.stopContext(deadline)
 	defer cancelLast()
-	i.setState(Stopping)
+	i.setState(stateStopping)
 	i.process.Stop(last)
 }
 
@@ -104,7 +104,7 @@ func (n *shutdown) drainCurrent(ctx context.Context) string {
 	}
 	if err := n.startEnvoyDrain(ctx, n.instance, false); err != nil {
 		n.Logger.Warn("Envoy did not start to drain", "error", err)
-		n.instance.setState(Draining) // its clients may disconnect nevertheless
+		n.instance.setState(stateDraining) // its clients may disconnect nevertheless
 	}
 	return n.waitDrained(ctx)
 }
@@ -130,7 +130,7 @@ func (n *shutdown) drainContext(deadline context.Context) (context.Context, cont
 
 // mayHaveClients reports whether the Envoy may have clients. It returns true if Envoy listens but does not answer.
 func (n *shutdown) mayHaveClients(ctx context.Context) bool {
-	if state, _ := n.instance.status(); state != Starting {
+	if state, _ := n.instance.status(); state != stateStarting {
 		return true
 	}
 	ctx, cancel := context.WithTimeout(ctx, serveCheckTimeout)
@@ -147,7 +147,7 @@ func (n *shutdown) mayHaveClients(ctx context.Context) bool {
 
 // preDelayLeft returns the rest of the pre-delay. After an earlier drain request, that time counts.
 func (n *shutdown) preDelayLeft() time.Duration {
-	if state, since := n.instance.status(); state == Draining {
+	if state, since := n.instance.status(); state == stateDraining {
 		return n.plan.PreDelay - time.Since(since)
 	}
 	return n.plan.PreDelay
@@ -171,14 +171,14 @@ func (n *shutdown) stopContext(deadline context.Context) (context.Context, conte
 // startEnvoyDrain starts Envoy's graceful drain, unless it has begun. Each response then requests its client to disconnect.
 // Envoy accepts new connections until its drain time has passed, or until it exits if stayOpen.
 func (e *envoySupervisor) startEnvoyDrain(ctx context.Context, i *envoyInstance, stayOpen bool) error {
-	if state, _ := i.status(); state == Draining {
+	if state, _ := i.status(); state == stateDraining {
 		return nil
 	}
 	ctx, cancel := context.WithTimeout(ctx, drainCallTimeout)
 	defer cancel()
 	err := i.admin.DrainListeners(ctx, envoy.DrainOptions{InboundOnly: e.inboundOnly(), Graceful: true, SkipExit: stayOpen})
 	if err == nil {
-		i.setState(Draining)
+		i.setState(stateDraining)
 	}
 	return err
 }

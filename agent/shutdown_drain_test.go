@@ -87,8 +87,8 @@ func (r *agentProcess) getSlowly(late time.Duration) <-chan reply {
 	return replies
 }
 
-func (r *agentProcess) envoyStatus() (EnvoyStatus, error) {
-	var s EnvoyStatus
+func (r *agentProcess) envoyStatus() (envoyStatus, error) {
+	var s envoyStatus
 	_, body, err := r.http("GET", "15020/debug/envoyz")
 	if err == nil {
 		err = json.Unmarshal([]byte(body), &s)
@@ -96,9 +96,9 @@ func (r *agentProcess) envoyStatus() (EnvoyStatus, error) {
 	return s, err
 }
 
-func (r *agentProcess) waitState(want State) EnvoyStatus {
+func (r *agentProcess) waitState(want envoyState) envoyStatus {
 	r.t.Helper()
-	var s EnvoyStatus
+	var s envoyStatus
 	r.eventually("the state "+string(want), func() (err error) {
 		if s, err = r.envoyStatus(); err == nil && s.State != want {
 			err = fmt.Errorf("%+v", s)
@@ -131,7 +131,7 @@ func TestActiveRequestOutlastsDrain(t *testing.T) {
 			r.waitReady()
 			late := r.getSlowly(6 * time.Second)
 			r.signal(syscall.SIGTERM)
-			if state := r.waitState(Draining); !state.Draining || state.PID != r.envoy() || state.Version != version {
+			if state := r.waitState(stateDraining); !state.Draining || state.PID != r.envoy() || state.Version != version {
 				t.Errorf("status: %+v", state)
 			}
 			if again := r.get(0); again.err != nil || again.code != 200 || !again.close {
@@ -247,7 +247,7 @@ func TestProxyServesDuringPreDelay(t *testing.T) {
 	})
 	before := r.get(0)
 	state, err := r.envoyStatus()
-	if err != nil || before.err != nil || before.close && state.State == Running {
+	if err != nil || before.err != nil || before.close && state.State == stateRunning {
 		t.Errorf("in state %s (%v) a request gets %+v, want it answered, and the client not asked to go yet", state.State, err, before)
 	}
 	r.checkExit(0, "no request and no connection is left")
@@ -260,7 +260,7 @@ func TestSIGUSR2DrainsAndStays(t *testing.T) {
 	r := s.start(t)
 	r.waitReady()
 	r.signal(syscall.SIGUSR2)
-	r.waitState(Draining)
+	r.waitState(stateDraining)
 	r.signal(syscall.SIGUSR2)
 	if ready, reasons, err := r.readiness(); err != nil || ready {
 		t.Errorf("ready although it drains: %v, %v", reasons, err)
@@ -286,7 +286,7 @@ func TestStopAfterPOSTDrainIsImmediate(t *testing.T) {
 			if code, body, err := r.http("POST", "15020/drain"); err != nil || code != 200 {
 				t.Fatalf("POST /drain: %d %s %v", code, body, err)
 			}
-			r.waitState(Draining)
+			r.waitState(stateDraining)
 			if ready, reasons, err := r.readiness(); err != nil || ready {
 				t.Errorf("ready although it drains: %v, %v", reasons, err)
 			}
@@ -318,7 +318,7 @@ func TestDrainingProxyServesUntilStopped(t *testing.T) {
 			if code, body, err := r.http("POST", "15020/drain"); err != nil || code != 200 {
 				t.Fatalf("POST /drain: %d %s %v", code, body, err)
 			}
-			r.waitState(Draining)
+			r.waitState(stateDraining)
 			for began := time.Now(); time.Since(began) < 3*time.Second; time.Sleep(100 * time.Millisecond) {
 				if got := r.get(0); got.code != 200 {
 					t.Fatalf("%v into the drain: %+v", time.Since(began), got)

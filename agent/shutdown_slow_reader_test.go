@@ -56,7 +56,7 @@ func TestSlowlyReadResponseIsSentCompletely(t *testing.T) {
 		t.Fatal(err)
 	}
 	r.signal(syscall.SIGTERM)
-	r.waitState(Draining)
+	r.waitState(stateDraining)
 	time.Sleep(2 * time.Second) // four times the linger time of idle connections
 	if n, err := io.Copy(io.Discard, answer.Body); n != size || err != nil {
 		t.Errorf("%d bytes of %d: %v", n, size, err)
@@ -102,7 +102,7 @@ func TestSlowlyReadTCPIsSentCompletely(t *testing.T) {
 				t.Fatal(err)
 			}
 			r.signal(syscall.SIGTERM)
-			r.waitState(Draining)
+			r.waitState(stateDraining)
 			time.Sleep(6 * time.Second) // twice the linger time of idle connections
 			if n, err := io.Copy(io.Discard, conn); n != size-1 || err != nil {
 				t.Errorf("%d bytes of %d: %v", n+1, size, err)
@@ -168,7 +168,7 @@ func TestTCPToSlowServerArrivesCompletely(t *testing.T) {
 			}()
 			<-behind
 			r.signal(syscall.SIGTERM)
-			r.waitState(Draining)
+			r.waitState(stateDraining)
 			time.Sleep(6 * time.Second) // twice the linger time of idle connections
 			close(reads)
 			if err := <-failed; err != nil {

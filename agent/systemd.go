@@ -10,6 +10,8 @@ import (
 	"time"
 
 	"github.com/coreos/go-systemd/v22/daemon"
+
+	"github.com/pilotfish-mesh/pilotfish/internal/termtext"
 )
 
 const (
@@ -60,8 +62,8 @@ func newSystemdNotifier(a *Agent) *systemdNotifier {
 // queryStatus sends a request to the agent's status port like any client, so that an unresponsive agent does not count
 // as alive.
 func (a *Agent) queryStatus(ctx context.Context, path string) (ok bool, answer string) {
-	client := a.statusClient(statusQueryTimeout)
-	request, err := http.NewRequestWithContext(ctx, http.MethodGet, a.statusURL(path), nil)
+	client := a.StatusClient(statusQueryTimeout)
+	request, err := http.NewRequestWithContext(ctx, http.MethodGet, a.StatusURL(path), nil)
 	if err != nil {
 		return false, err.Error()
 	}
@@ -74,9 +76,9 @@ func (a *Agent) queryStatus(ctx context.Context, path string) (ok bool, answer s
 	return response.StatusCode == http.StatusOK, string(text)
 }
 
-// startSystemdNotifier notifies systemd until stop is called with the result of the agent. ctx ends when the shutdown
+// NotifySystemd notifies systemd until stop is called with the result of the agent. ctx ends when the shutdown
 // begins.
-func startSystemdNotifier(ctx context.Context, a *Agent) (stop func(error)) {
+func (a *Agent) NotifySystemd(ctx context.Context) (stop func(error)) {
 	s := newSystemdNotifier(a)
 	if s == nil {
 		return func(error) {}
@@ -129,7 +131,7 @@ func (s *systemdNotifier) heartbeat(ctx context.Context, ready, stopping bool) b
 		if ok, why := s.query(ctx, "/healthz/live"); ok {
 			s.notify("WATCHDOG=1")
 		} else if ctx.Err() == nil {
-			s.logger.Error("the agent is not alive; the watchdog of the service manager will kill it", "why", oneLine(why), "within", s.watchdog)
+			s.logger.Error("the agent is not alive; the watchdog of the service manager will kill it", "why", termtext.ShortLine(why), "within", s.watchdog)
 		}
 	}
 	if stopping {
@@ -145,7 +147,7 @@ func (s *systemdNotifier) heartbeat(ctx context.Context, ready, stopping bool) b
 	case now:
 		s.setStatus("ready")
 	default:
-		s.setStatus("not ready: " + strings.TrimPrefix(oneLine(why), "not ready "))
+		s.setStatus("not ready: " + strings.TrimPrefix(termtext.ShortLine(why), "not ready "))
 	}
 	return ready
 }
@@ -161,10 +163,10 @@ func (s *systemdNotifier) notifyEnded(err error) {
 		s.setStatus("stopped")
 		return
 	}
-	s.setStatus(oneLine(err.Error()))
+	s.setStatus(termtext.ShortLine(err.Error()))
 }
 
-// setStatus sends the status line if it has changed.
+// setStatus sends the status line if it has changed. systemd would interpret further lines as other messages.
 func (s *systemdNotifier) setStatus(line string) {
 	if line != s.lastStatus {
 		s.lastStatus = line
@@ -176,13 +178,4 @@ func (s *systemdNotifier) notify(state string) {
 	if err := s.send(state); err != nil {
 		s.logger.Warn("cannot notify the service manager", "what", state, "error", err)
 	}
-}
-
-// oneLine joins the lines of a text. systemd would interpret further lines as other messages.
-func oneLine(text string) string {
-	text = strings.Join(strings.Fields(text), " ")
-	if len(text) > 400 {
-		text = strings.ToValidUTF8(text[:400], "") + "…"
-	}
-	return text
 }

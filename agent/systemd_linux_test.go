@@ -247,13 +247,13 @@ func TestSystemdRestartsService(t *testing.T) {
 	m.checkPrivateFiles("XDS", "envoy-rev.json", "control", "../../../var/run/secrets/workload-spiffe-uds/socket")
 
 	// The agent handles an exit of Envoy itself.
-	envoy := m.waitState(Running).PID
+	envoy := m.waitState(stateRunning).PID
 	if out, err := m.runInside("sh", "-c", fmt.Sprintf("kill -SEGV %d", envoy)); err != nil {
 		t.Fatalf("%v: %s", err, out)
 	}
 	m.eventually("another Envoy runs", func() error {
 		now, err := m.envoyStatus()
-		if err == nil && (now.PID == envoy || now.State != Running) {
+		if err == nil && (now.PID == envoy || now.State != stateRunning) {
 			err = fmt.Errorf("%+v", now)
 		}
 		return err

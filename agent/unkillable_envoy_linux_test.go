@@ -204,7 +204,7 @@ func TestEnvoyRestartsUntilPortsAreFree(t *testing.T) {
 
 func TestUnkillableOldEnvoyLeavesNewIntact(t *testing.T) {
 	t.Parallel()
-	for address, way := range map[string]string{"127.88.39.1": hotRestart, "127.88.39.2": handOver} {
+	for address, way := range map[string]string{"127.88.39.1": HotRestart, "127.88.39.2": HandOver} {
 		t.Run(way, func(t *testing.T) {
 			t.Parallel()
 			r := upgradable(t, address, testenv.OldEnvoyVersion, "--restart")
@@ -227,7 +227,7 @@ func TestUnkillableOldEnvoyLeavesNewIntact(t *testing.T) {
 
 func TestUnkillableFailedNewEnvoyLeavesOldIntact(t *testing.T) {
 	t.Parallel()
-	for address, way := range map[string]string{"127.88.40.1": hotRestart, "127.88.40.2": handOver} {
+	for address, way := range map[string]string{"127.88.40.1": HotRestart, "127.88.40.2": HandOver} {
 		t.Run(way, func(t *testing.T) {
 			t.Parallel()
 			r := upgradable(t, address, testenv.OldEnvoyVersion, "--restart")
@@ -264,7 +264,7 @@ func TestFrozenOldEnvoyGetsNoNewConnections(t *testing.T) {
 	if err := syscall.Kill(old, syscall.SIGSTOP); err != nil {
 		t.Fatal(err)
 	}
-	if u := r.upgrade(t, "--envoy-path", testenv.EnvoyOf(t, testenv.OldEnvoyVersion), "--way", handOver, "--keep", "10m"); u.waitExit() != 0 {
+	if u := r.upgrade(t, "--envoy-path", testenv.EnvoyOf(t, testenv.OldEnvoyVersion), "--way", HandOver, "--keep", "10m"); u.waitExit() != 0 {
 		t.Fatalf("upgrade: %s", u.out)
 	}
 	r.eventually("the old Envoy was found not to answer", func() error {

@@ -174,7 +174,7 @@ func TestEnvoyNotExecutableByProxyUserIsReported(t *testing.T) {
 // A container's root usually lacks SYS_PTRACE, and cannot inspect the sockets of another user's Envoy.
 func TestInvisibleConnectionsOfOldEnvoyLinger(t *testing.T) {
 	t.Parallel()
-	for way, address := range map[string]string{hotRestart: "127.170.25.1", handOver: "127.170.26.1"} {
+	for way, address := range map[string]string{HotRestart: "127.170.25.1", HandOver: "127.170.26.1"} {
 		t.Run(way, func(t *testing.T) {
 			t.Parallel()
 			s := rootOnPort53(t, address)
@@ -193,7 +193,7 @@ func TestInvisibleConnectionsOfOldEnvoyLinger(t *testing.T) {
 			if code := u.waitExit(); code != 0 || !strings.Contains(u.out.String(), "the time for its 1 idle connections has passed") {
 				t.Errorf("upgrade: %d: %s", code, u.out)
 			}
-			if told := strings.Contains(r.out.String(), "new connections may reach the old Envoy"); told != (way == handOver) {
+			if told := strings.Contains(r.out.String(), "new connections may reach the old Envoy"); told != (way == HandOver) {
 				t.Errorf("it is told that connections cannot be steered: %v", told)
 			}
 			r.signal(syscall.SIGTERM)

@@ -16,22 +16,22 @@ import (
 
 // Upgrade modes.
 const (
-	// hotRestart: the new Envoy receives the listening sockets, and the old one drains by itself.
-	hotRestart = "hot-restart"
-	// handOver: both listen on the same ports (SO_REUSEPORT), and the agent drains the old one.
-	handOver = "hand-over"
+	// HotRestart: the new Envoy receives the listening sockets, and the old one drains by itself.
+	HotRestart = "hot-restart"
+	// HandOver: both listen on the same ports (SO_REUSEPORT), and the agent drains the old one.
+	HandOver = "hand-over"
 )
 
 const (
-	defaultReadyWithin = 30 * time.Second
+	DefaultReadyWithin = 30 * time.Second
 	// keepMargin is added to the drain time of an old Envoy.
 	keepMargin = 15 * time.Second
 	// upgradePollInterval is the interval between readiness checks of a new Envoy.
 	upgradePollInterval = 25 * time.Millisecond
 )
 
-// upgradeRequest is the body of POST /upgrade.
-type upgradeRequest struct {
+// UpgradeRequest is the body of POST /upgrade.
+type UpgradeRequest struct {
 	// Path is the path of the new binary.
 	Path string `json:"path"`
 	// Way is hot-restart or hand-over. If empty, the agent prefers hot-restart.
@@ -44,8 +44,8 @@ type upgradeRequest struct {
 	Wait bool `json:"wait,omitempty"`
 }
 
-// upgradeReport is the response to POST /upgrade.
-type upgradeReport struct {
+// UpgradeReport is the response to POST /upgrade.
+type UpgradeReport struct {
 	From  string        `json:"from"`
 	To    string        `json:"to"`
 	Way   string        `json:"way"`
@@ -100,8 +100,8 @@ func (e *envoySupervisor) registerUpgrades() error {
 }
 
 // refuseUpgrade answers POST /upgrade in an agent without an Envoy.
-func (a *Agent) refuseUpgrade(context.Context, upgradeRequest) (upgradeReport, error) {
-	return upgradeReport{}, errors.New("this agent runs no Envoy: DISABLE_ENVOY is set")
+func (a *Agent) refuseUpgrade(context.Context, UpgradeRequest) (UpgradeReport, error) {
+	return UpgradeReport{}, errors.New("this agent runs no Envoy: DISABLE_ENVOY is set")
 }
 
 // start permits upgrades until life ends. The returned function cancels and waits for the remaining jobs.
@@ -173,10 +173,10 @@ func (u *upgradeManager) isBusy() bool {
 }
 
 // handleUpgrade handles POST /upgrade. If the client disconnects before the new Envoy serves, the upgrade is cancelled.
-func (e *envoySupervisor) handleUpgrade(ctx context.Context, o upgradeRequest) (upgradeReport, error) {
+func (e *envoySupervisor) handleUpgrade(ctx context.Context, o UpgradeRequest) (UpgradeReport, error) {
 	t := &upgradeRun{envoySupervisor: e, request: o, served: make(chan struct{}), ports: map[uint64]bool{}}
 	if err := e.upgrades.acquire("an upgrade to " + o.Path); err != nil {
-		return upgradeReport{}, err
+		return UpgradeReport{}, err
 	}
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
@@ -187,7 +187,7 @@ func (e *envoySupervisor) handleUpgrade(ctx context.Context, o upgradeRequest) (
 	})
 	if err != nil {
 		e.upgrades.release()
-		return upgradeReport{}, err
+		return UpgradeReport{}, err
 	}
 	served := t.served
 	if o.Wait {
@@ -234,19 +234,19 @@ func (t *upgradeRun) prepare(ctx context.Context) error {
 	}
 	impossible := t.checkHotRestart(ctx)
 	switch t.request.Way {
-	case handOver:
-		t.way = handOver
-	case hotRestart:
-		t.way = hotRestart
+	case HandOver:
+		t.way = HandOver
+	case HotRestart:
+		t.way = HotRestart
 		return impossible
 	case "":
-		t.way = hotRestart
+		t.way = HotRestart
 		if impossible != nil {
-			t.way = handOver
+			t.way = HandOver
 			t.Logger.Info("upgrade: hot restart is not possible; using hand-over", "because", impossible)
 		}
 	default:
-		return fmt.Errorf("way %q is not known; use %s or %s", t.request.Way, hotRestart, handOver)
+		return fmt.Errorf("way %q is not known; use %s or %s", t.request.Way, HotRestart, HandOver)
 	}
 	return nil
 }
@@ -338,3 +338,12 @@ func variantOf(c bootstrap.Config) bootstrapVariant {
 
 // versionNumbers returns major and minor version, on which a bootstrap depends.
 func versionNumbers(b envoy.Binary) [2]int { return [2]int{b.Version.Major, b.Version.Minor} }
+
+// String returns a one-line summary.
+func (r UpgradeReport) String() string {
+	text := fmt.Sprintf("Envoy %s (pid %d) serves in place of %s, by %s, after %v", r.To, r.PID, r.From, r.Way, r.Took.Round(time.Millisecond))
+	if r.Until != "" {
+		text += "; the old one has ended: " + r.Until
+	}
+	return text
+}

@@ -30,17 +30,17 @@ func TestUpgradeOnFullDiskSucceedsOrChangesNothing(t *testing.T) {
 	fillDisk(t, filepath.Join(etc, "fill"))
 
 	same := r.upgrade(t, "--envoy-path", testenv.Envoy(t), "--keep", "1s", "--wait")
-	if code := same.waitExit(); code != 0 || !strings.Contains(same.out.String(), hotRestart) {
+	if code := same.waitExit(); code != 0 || !strings.Contains(same.out.String(), HotRestart) {
 		t.Errorf("to the same version by hot restart: %d: %s", code, same.out)
 	}
 	r.waitReady()
 	pid := r.envoy()
-	apart := r.upgrade(t, "--envoy-path", testenv.EnvoyOf(t, testenv.OldEnvoyVersion), "--way", handOver, "--wait")
+	apart := r.upgrade(t, "--envoy-path", testenv.EnvoyOf(t, testenv.OldEnvoyVersion), "--way", HandOver, "--wait")
 	if code := apart.waitExit(); code == 0 || !strings.Contains(apart.out.String(), "no space left on device") {
 		t.Errorf("by handing over: %d: %s", code, apart.out)
 	}
 	r.waitReady()
-	if status := r.waitState(Running); status.PID != pid {
+	if status := r.waitState(stateRunning); status.PID != pid {
 		t.Errorf("another Envoy runs: %+v", status)
 	}
 	if left, _ := filepath.Glob(filepath.Join(etc, "istio/proxy/*.new")); len(left) > 0 {

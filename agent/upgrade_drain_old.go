@@ -28,12 +28,12 @@ const (
 func (t *upgradeRun) drainAndStopOld(next, old *envoyInstance) (why string) {
 	ctx, cancel := t.agentStopContext(context.Background())
 	defer cancel()
-	old.setState(Draining)
-	if t.way == handOver {
+	old.setState(stateDraining)
+	if t.way == HandOver {
 		t.drainOld(ctx, next, old)
 	}
 	why = t.waitOldDrained(ctx, next, old)
-	old.setState(Stopping)
+	old.setState(stateStopping)
 	stop, cancelStop := context.WithTimeout(context.Background(), t.stopTime(ctx))
 	defer cancelStop()
 	exit := old.process.Stop(stop)
@@ -207,7 +207,7 @@ func (t *upgradeRun) watchDrained(ctx context.Context, old *envoyInstance, plan 
 
 // oldTrafficCounter returns a function that counts the old Envoy's traffic, and one that releases its resources.
 func (t *upgradeRun) oldTrafficCounter(old *envoyInstance) (look func(context.Context) (activeTraffic, error), end func()) {
-	if t.way == handOver {
+	if t.way == HandOver {
 		return func(ctx context.Context) (activeTraffic, error) { return old.countTraffic(ctx, t.ownStats) }, func() {}
 	}
 	parent, err := old.hotRestart.options(old.generation, 0).ConnectParent()
@@ -256,7 +256,7 @@ func (t *upgradeRun) watchIdle(ctx context.Context, next, old *envoyInstance) (i
 // countOldClients counts the old Envoy's connections and requests. After a hot restart Envoy cannot be queried, so the
 // agent counts its sockets.
 func (t *upgradeRun) countOldClients(ctx context.Context, next, old *envoyInstance) (uint64, error) {
-	if t.way == handOver {
+	if t.way == HandOver {
 		left, err := old.countTraffic(ctx, t.ownStats)
 		return left.connections + left.requests, err
 	}
@@ -271,7 +271,7 @@ func (t *upgradeRun) countOldClients(ctx context.Context, next, old *envoyInstan
 // absorbParentMessages prevents a hot-restarted Envoy from aborting when it sends messages to its parent, which has
 // exited.
 func (t *upgradeRun) absorbParentMessages(next, old *envoyInstance) {
-	if t.way == handOver || old.hotRestart == nil {
+	if t.way == HandOver || old.hotRestart == nil {
 		return
 	}
 	end, err := old.hotRestart.options(old.generation, 0).AbsorbParentMessages()

@@ -55,11 +55,11 @@ func TestFailedUpgradeLosesNoRequest(t *testing.T) {
 		within                 string // time for the new Envoy to open the admin listener on a busy machine
 		epoch                  int
 	}{
-		"it ends at once":                {"127.88.31.1", hotRestart, "echo cannot go on >&2; exit 3", "cannot go on", "2s", 0},
-		"it never asks for anything":     {"127.88.31.2", hotRestart, "exec sleep 1000", "not ready within", "2s", 0},
-		"it never becomes ready":         {"127.88.31.3", hotRestart, neverReadyEnvoy, "serves again", "8s", 2},
-		"it ends at once, side by side":  {"127.88.31.4", handOver, "exit 3", "goes on untouched", "2s", 0},
-		"it never answers, side by side": {"127.88.31.5", handOver, "exec sleep 1000", "goes on untouched", "2s", 0},
+		"it ends at once":                {"127.88.31.1", HotRestart, "echo cannot go on >&2; exit 3", "cannot go on", "2s", 0},
+		"it never asks for anything":     {"127.88.31.2", HotRestart, "exec sleep 1000", "not ready within", "2s", 0},
+		"it never becomes ready":         {"127.88.31.3", HotRestart, neverReadyEnvoy, "serves again", "8s", 2},
+		"it ends at once, side by side":  {"127.88.31.4", HandOver, "exit 3", "goes on untouched", "2s", 0},
+		"it never answers, side by side": {"127.88.31.5", HandOver, "exec sleep 1000", "goes on untouched", "2s", 0},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
@@ -118,7 +118,7 @@ func TestUpgradeIsRejectedWithReason(t *testing.T) {
 		"cannot be used as Envoy":     {"--envoy-path", "/bin/true"},
 		"is a directory":              {"--envoy-path", "."},
 		"is not executable":           {"--envoy-path", "var/run/secrets/tokens/istio-token"},
-		"started without hot restart": {"--envoy-path", testenv.Envoy(t), "--way", hotRestart},
+		"started without hot restart": {"--envoy-path", testenv.Envoy(t), "--way", HotRestart},
 		"no such field":               {"--envoy-path", picky},
 	} {
 		if u := r.upgrade(t, args...); u.waitExit() != 1 || !strings.Contains(u.out.String(), want) {
@@ -164,7 +164,7 @@ func TestUpgradeNeedsControlPlane(t *testing.T) {
 
 func TestNewEnvoyCrashRestartsOldVersion(t *testing.T) {
 	t.Parallel()
-	for address, way := range map[string]string{"127.88.33.1": hotRestart, "127.88.33.2": handOver} {
+	for address, way := range map[string]string{"127.88.33.1": HotRestart, "127.88.33.2": HandOver} {
 		t.Run(way, func(t *testing.T) {
 			t.Parallel()
 			r := upgradable(t, address, testenv.OldEnvoyVersion, "--restart")
@@ -195,7 +195,7 @@ func TestNewEnvoyCrashRestartsOldVersion(t *testing.T) {
 // TestUpgradeFailsIfOldEnvoyExits kills the old Envoy. The agent then starts another one, with which a new Envoy would
 // interfere.
 func TestUpgradeFailsIfOldEnvoyExits(t *testing.T) {
-	for address, way := range map[string]string{"127.88.43.1": hotRestart, "127.88.43.2": handOver} {
+	for address, way := range map[string]string{"127.88.43.1": HotRestart, "127.88.43.2": HandOver} {
 		t.Run(way, func(t *testing.T) {
 			t.Parallel()
 			r := upgradable(t, address, testenv.OldEnvoyVersion, "--restart")
@@ -230,7 +230,7 @@ func TestUpgradeFailsIfOldEnvoyExits(t *testing.T) {
 
 func TestNewEnvoySurvivesCrashOfDrainingOldOne(t *testing.T) {
 	t.Parallel()
-	for address, way := range map[string]string{"127.88.37.1": hotRestart, "127.88.37.2": handOver} {
+	for address, way := range map[string]string{"127.88.37.1": HotRestart, "127.88.37.2": HandOver} {
 		t.Run(way, func(t *testing.T) {
 			t.Parallel()
 			r := upgradable(t, address, testenv.EnvoyVersion, "--restart")
@@ -261,10 +261,10 @@ func TestNewEnvoySurvivesCrashOfDrainingOldOne(t *testing.T) {
 func TestTerminationDuringAnUpgradeEndsBothEnvoys(t *testing.T) {
 	t.Parallel()
 	for name, c := range map[string]struct{ address, way, run string }{
-		"before the new one serves, hot restart": {"127.88.34.1", hotRestart, "exec sleep 1000"},
-		"before the new one serves, hand-over":   {"127.88.34.2", handOver, "exec sleep 1000"},
-		"while the old one drains, hot restart":  {"127.88.34.3", hotRestart, `exec $real "$@"`},
-		"while the old one drains, hand-over":    {"127.88.34.4", handOver, `exec $real "$@"`},
+		"before the new one serves, hot restart": {"127.88.34.1", HotRestart, "exec sleep 1000"},
+		"before the new one serves, hand-over":   {"127.88.34.2", HandOver, "exec sleep 1000"},
+		"while the old one drains, hot restart":  {"127.88.34.3", HotRestart, `exec $real "$@"`},
+		"while the old one drains, hand-over":    {"127.88.34.4", HandOver, `exec $real "$@"`},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
@@ -294,7 +294,7 @@ func TestTerminationDuringAnUpgradeEndsBothEnvoys(t *testing.T) {
 
 func TestRequestInOldEnvoyFinishesDuringShutdown(t *testing.T) {
 	t.Parallel()
-	for address, way := range map[string]string{"127.141.21.1": hotRestart, "127.141.21.2": handOver} {
+	for address, way := range map[string]string{"127.141.21.1": HotRestart, "127.141.21.2": HandOver} {
 		t.Run(way, func(t *testing.T) {
 			t.Parallel()
 			s := newSlowSetup(t, address, "TERMINATION_GRACE_PERIOD=600")
@@ -320,9 +320,9 @@ func TestRequestInOldEnvoyFinishesDuringShutdown(t *testing.T) {
 func TestIdleConnectionOfOldEnvoyLingers(t *testing.T) {
 	t.Parallel()
 	for n, c := range []struct{ way, from, to string }{
-		{hotRestart, testenv.EnvoyVersion, testenv.OldEnvoyVersion},
-		{hotRestart, testenv.OldEnvoyVersion, testenv.MidEnvoyVersion},
-		{handOver, testenv.MidEnvoyVersion, testenv.EnvoyVersion},
+		{HotRestart, testenv.EnvoyVersion, testenv.OldEnvoyVersion},
+		{HotRestart, testenv.OldEnvoyVersion, testenv.MidEnvoyVersion},
+		{HandOver, testenv.MidEnvoyVersion, testenv.EnvoyVersion},
 	} {
 		t.Run(c.way+" from "+c.from, func(t *testing.T) {
 			t.Parallel()
@@ -353,7 +353,7 @@ func TestIdleConnectionOfOldEnvoyLingers(t *testing.T) {
 
 func TestFrozenOldEnvoyDoesNotOutlastTheDeadline(t *testing.T) {
 	t.Parallel()
-	for address, way := range map[string]string{"127.165.22.1": hotRestart, "127.165.22.2": handOver, "127.165.22.3": hotRestart, "127.165.22.4": handOver} {
+	for address, way := range map[string]string{"127.165.22.1": HotRestart, "127.165.22.2": HandOver, "127.165.22.3": HotRestart, "127.165.22.4": HandOver} {
 		grace, again := "TERMINATION_GRACE_PERIOD=6", address > "127.165.22.2"
 		if again { // a second stop signal ends the shutdown before the deadline
 			grace = "TERMINATION_GRACE_PERIOD=600"
@@ -389,7 +389,7 @@ func stopWithFrozenOldEnvoy(t *testing.T, s *agentSetup, way string, again bool)
 	began := time.Now()
 	r.signal(syscall.SIGTERM)
 	if again {
-		r.waitState(Draining)
+		r.waitState(stateDraining)
 		r.signal(syscall.SIGTERM)
 	}
 	r.waitExit()

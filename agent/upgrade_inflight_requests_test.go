@@ -19,7 +19,7 @@ import (
 
 func TestRequestsOfOldEnvoyFinishAfterKeepTime(t *testing.T) {
 	t.Parallel()
-	for address, way := range map[string]string{"127.88.44.1": hotRestart, "127.88.44.2": handOver} {
+	for address, way := range map[string]string{"127.88.44.1": HotRestart, "127.88.44.2": HandOver} {
 		t.Run(way, func(t *testing.T) {
 			t.Parallel()
 			s := newSlowSetup(t, address)
@@ -42,7 +42,7 @@ func TestRequestsOfOldEnvoyFinishAfterKeepTime(t *testing.T) {
 
 func TestEndlessRequestDoesNotRetainOldEnvoy(t *testing.T) {
 	t.Parallel()
-	for address, way := range map[string]string{"127.88.45.1": hotRestart, "127.88.45.2": handOver} {
+	for address, way := range map[string]string{"127.88.45.1": HotRestart, "127.88.45.2": HandOver} {
 		t.Run(way, func(t *testing.T) {
 			t.Parallel()
 			s := newSlowSetup(t, address, "TERMINATION_GRACE_PERIOD=4")
@@ -95,7 +95,7 @@ func TestSlowlyDrainingOldEnvoyLosesNoRequest(t *testing.T) {
 
 // TestHalfClosedConnectionSurvives: a client that has closed its sending side still waits for the response.
 func TestHalfClosedConnectionSurvives(t *testing.T) {
-	for address, way := range map[string]string{"127.88.61.1": hotRestart, "127.88.61.2": handOver} {
+	for address, way := range map[string]string{"127.88.61.1": HotRestart, "127.88.61.2": HandOver} {
 		t.Run(way, func(t *testing.T) {
 			t.Parallel()
 			app, err := net.Listen("tcp", "127.0.0.1:0")

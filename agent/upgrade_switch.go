@@ -15,7 +15,7 @@ import (
 // and stops the old one. If the new Envoy fails, the old one continues to serve.
 type upgradeRun struct {
 	*envoySupervisor
-	request upgradeRequest
+	request UpgradeRequest
 	old     *envoyInstance
 	binary  envoy.Binary
 	way     string
@@ -23,10 +23,10 @@ type upgradeRun struct {
 	ports   map[uint64]bool // ports on which the new one has listened
 
 	mu     sync.Mutex
-	report upgradeReport
+	report UpgradeReport
 }
 
-func (t *upgradeRun) reportSnapshot() upgradeReport {
+func (t *upgradeRun) reportSnapshot() UpgradeReport {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	return t.report
@@ -50,7 +50,7 @@ func (t *upgradeRun) run(ctx context.Context) error {
 		return httpError{err, http.StatusBadGateway}
 	}
 	t.mu.Lock()
-	t.report = upgradeReport{
+	t.report = UpgradeReport{
 		From: t.old.binary.Version.String(), To: t.binary.Version.String(), Way: t.way,
 		PID: next.process.PID(), Took: time.Since(started).Round(time.Millisecond),
 	}
@@ -84,15 +84,15 @@ func (t *upgradeRun) recordResult(next *envoyInstance) error {
 
 // startNew starts the new Envoy and makes it the current one when it is ready. On failure it rolls back.
 func (t *upgradeRun) startNew(ctx context.Context) (*envoyInstance, error) {
-	within, cancel := context.WithTimeoutCause(ctx, durationOr(t.request.ReadyWithin, defaultReadyWithin),
-		fmt.Errorf("not ready within %v", durationOr(t.request.ReadyWithin, defaultReadyWithin)))
+	within, cancel := context.WithTimeoutCause(ctx, durationOr(t.request.ReadyWithin, DefaultReadyWithin),
+		fmt.Errorf("not ready within %v", durationOr(t.request.ReadyWithin, DefaultReadyWithin)))
 	defer cancel()
 	within, stopWatching := t.contextWhileOldRuns(within)
 	defer stopWatching()
 	next, err := t.startAlongside(t.binary)
 	if err == nil {
 		err = t.awaitReady(within, next)
-		if err == nil && t.way == handOver {
+		if err == nil && t.way == HandOver {
 			err = t.observe(within, next)
 		}
 		if err == nil && !t.replaceUnlessEnding(next) {
@@ -126,7 +126,7 @@ func (t *upgradeRun) contextWhileOldRuns(ctx context.Context) (context.Context, 
 
 // startAlongside starts another Envoy while the old one runs.
 func (t *upgradeRun) startAlongside(binary envoy.Binary) (*envoyInstance, error) {
-	if t.way == handOver {
+	if t.way == HandOver {
 		return t.startIndependent(binary, true)
 	}
 	l := launchSpec{binary: binary, bootstrap: t.old.bootstrap, hotRestart: t.old.hotRestart, generation: t.old.generation + 1}
@@ -218,7 +218,7 @@ func (t *upgradeRun) rollBack(failure error) error {
 		return failure
 	}
 	_, err := t.ensureBootstrap(t.old.bootstrap)
-	if t.way == handOver {
+	if t.way == HandOver {
 		return errors.Join(fmt.Errorf("%w; Envoy %s goes on untouched", failure, t.old.binary.Version), err)
 	}
 	err = errors.Join(err, t.old.hotRestart.config.ClearInitializingFlag())
@@ -254,7 +254,7 @@ func (t *upgradeRun) restartOld() error {
 	if err != nil {
 		return err
 	}
-	ctx, cancel := context.WithTimeoutCause(t.upgrades.lifeCtx, defaultReadyWithin, fmt.Errorf("not ready within %v", defaultReadyWithin))
+	ctx, cancel := context.WithTimeoutCause(t.upgrades.lifeCtx, DefaultReadyWithin, fmt.Errorf("not ready within %v", DefaultReadyWithin))
 	defer cancel()
 	if err := t.awaitReady(ctx, again); err != nil {
 		again.process.Stop(canceledContext())

@@ -76,15 +76,15 @@ func TestUpgradeLosesNoRequest(t *testing.T) {
 	t.Parallel()
 	newest := testenv.EnvoyVersion
 	for i, c := range []struct{ from, to, way string }{
-		{testenv.OldEnvoyVersion, newest, hotRestart},
-		{newest, testenv.OldEnvoyVersion, hotRestart},
-		{testenv.MidEnvoyVersion, newest, handOver},
-		{newest, testenv.MidEnvoyVersion, handOver},
+		{testenv.OldEnvoyVersion, newest, HotRestart},
+		{newest, testenv.OldEnvoyVersion, HotRestart},
+		{testenv.MidEnvoyVersion, newest, HandOver},
+		{newest, testenv.MidEnvoyVersion, HandOver},
 	} {
 		t.Run(fmt.Sprintf("%s to %s by %s", c.from, c.to, c.way), func(t *testing.T) {
 			t.Parallel()
 			var args []string
-			if c.way == hotRestart {
+			if c.way == HotRestart {
 				args = []string{"--restart"}
 			}
 			r := upgradable(t, fmt.Sprintf("127.88.30.%d", 1+i), c.from, args...)
@@ -120,7 +120,7 @@ func TestUpgradeLosesNoRequest(t *testing.T) {
 
 func TestOldEnvoyStopsAfterLastConnection(t *testing.T) {
 	t.Parallel()
-	for address, way := range map[string]string{"127.88.36.1": hotRestart, "127.88.36.2": handOver} {
+	for address, way := range map[string]string{"127.88.36.1": HotRestart, "127.88.36.2": HandOver} {
 		t.Run(way, func(t *testing.T) {
 			t.Parallel()
 			r := upgradable(t, address, testenv.EnvoyVersion, "--restart")

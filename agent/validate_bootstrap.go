@@ -12,13 +12,14 @@ import (
 	"strings"
 
 	"github.com/pilotfish-mesh/pilotfish/agent/config"
+	"github.com/pilotfish-mesh/pilotfish/bootstrap"
 	"github.com/pilotfish-mesh/pilotfish/envoy"
 )
 
 // validationMarkFile stores the mark of the last bootstrap that Envoy has accepted.
 const validationMarkFile = "envoy-rev.validated"
 
-// checkBootstrap runs Envoy to check the bootstrap and the flags. If Envoy rejects them, it returns a usage error with
+// checkBootstrap runs Envoy to check the bootstrap and the flags. If Envoy rejects them, it returns a ConfigError with
 // Envoy's reason.
 func checkBootstrap(ctx context.Context, c *config.Config, binary envoy.Binary, o envoy.Options) error {
 	err := envoy.Validate(ctx, binary.Path, o)
@@ -30,7 +31,7 @@ func checkBootstrap(ctx context.Context, c *config.Config, binary envoy.Binary, 
 	if author := c.Bootstrap.CustomFiles(); author != "" {
 		what = fmt.Sprintf("%s: Envoy %s (%s) rejects the resulting bootstrap: %s", author, binary.Version, binary.Path, refused.Reason)
 	}
-	return usageError{errors.New(what)}
+	return ConfigError{errors.New(what)}
 }
 
 // checkBootstrapOnce validates a bootstrap that a user's file has changed, so that the error names this file. It validates
@@ -72,4 +73,35 @@ func validationMark(binary envoy.Binary, o envoy.Options, secret string) (string
 	fmt.Fprintf(h, "%s\n%s\n%d\n%d\n%s\n", binary.Path, binary.Version, info.Size(), info.ModTime().UnixNano(), strings.Join(o.Args(), "\x00"))
 	h.Write(bytes.ReplaceAll(text, []byte(secret), nil))
 	return hex.EncodeToString(h.Sum(nil)) + "\n", nil
+}
+
+// ValidateBootstrap runs the Envoy of the configuration to check the bootstrap.
+func ValidateBootstrap(ctx context.Context, c *config.Config) (verdict string, err error) {
+	binary, err := c.Envoy.Find(ctx)
+	if err != nil {
+		return "", err
+	}
+	from := c.BootstrapConfig()
+	from.Envoy = versionNumbers(binary)
+	text, err := bootstrap.Encode(from)
+	if err != nil {
+		return "", ConfigError{err}
+	}
+	dir, err := os.MkdirTemp("", "pilotfish-bootstrap-")
+	if err != nil {
+		return "", fmt.Errorf("creating a directory for the bootstrap: %w", err)
+	}
+	defer os.RemoveAll(dir)
+	file := filepath.Join(dir, config.BootstrapFile)
+	if err := os.WriteFile(file, text, 0o600); err != nil {
+		return "", fmt.Errorf("writing the bootstrap for Envoy to check: %w", err)
+	}
+	err = checkBootstrap(ctx, c, binary, envoy.Options{
+		Version: binary.Version, ConfigPath: file, Concurrency: c.Envoy.Concurrency,
+		LogLevel: c.Envoy.LogLevel, ComponentLogLevel: c.Envoy.ComponentLogLevel,
+	})
+	if err != nil {
+		return "", err
+	}
+	return fmt.Sprintf("Envoy %s (%s) accepts this bootstrap.", binary.Version, binary.Path), nil
 }

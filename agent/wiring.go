@@ -60,7 +60,7 @@ func (a *Agent) newStatusServer(components []component, certificates *sds.Server
 		XDS:          func() any { return relay.Status() },
 		XDSHistory:   func() any { return relay.History() },
 		Config:       func() any { return a.Config.Settings },
-		Envoy:        func() any { return a.EnvoyStatus() },
+		Envoy:        func() any { return a.envoyStatus() },
 		Metrics:      a.mergedMetrics(),
 		Logger:       a.Logger.With("part", "status"),
 	}

@@ -1,10 +1,13 @@
 package agent
 
 import (
+	"bytes"
 	"context"
 	"encoding/json"
 	"fmt"
+	"io"
 	"net/http"
+	"strings"
 	"time"
 
 	"github.com/pilotfish-mesh/pilotfish/xdsproxy"
@@ -13,8 +16,8 @@ import (
 // maxTapDuration is the maximum duration of one tap.
 const maxTapDuration = time.Hour
 
-// tapRequest requests a copy of the messages between Envoy, agent and control plane.
-type tapRequest struct {
+// TapRequest requests a copy of the messages between Envoy, agent and control plane.
+type TapRequest struct {
 	Types    []string      `json:"types,omitempty"`
 	Name     string        `json:"name,omitempty"`
 	Contents bool          `json:"contents,omitempty"`
@@ -31,7 +34,7 @@ func (a *Agent) handleXDS(relay *xdsproxy.Relay) {
 // serveTap writes one JSON object per line for each event, until the time has passed or the client disconnects.
 func serveTap(relay *xdsproxy.Relay) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		var o tapRequest
+		var o TapRequest
 		if err := json.NewDecoder(r.Body).Decode(&o); err != nil {
 			writeError(w, fmt.Errorf("reading the order: %w", err))
 			return
@@ -64,4 +67,26 @@ func writeTap(ctx context.Context, w http.ResponseWriter, tap *xdsproxy.Tap) {
 		}
 		return out.Flush()
 	})
+}
+
+// OpenTap starts a tap. The reader returns JSON objects for all messages from this moment on.
+func (c *ControlClient) OpenTap(ctx context.Context, o TapRequest) (io.ReadCloser, error) {
+	order, err := json.Marshal(o)
+	if err != nil {
+		return nil, fmt.Errorf("writing the order: %w", err)
+	}
+	request, err := http.NewRequestWithContext(ctx, http.MethodPost, ControlBaseURL+"/xds/tap", bytes.NewReader(order))
+	if err != nil {
+		return nil, err
+	}
+	response, err := c.http.Do(request)
+	if err != nil {
+		return nil, c.explainDialError(err)
+	}
+	if response.StatusCode == http.StatusOK {
+		return response.Body, nil
+	}
+	defer response.Body.Close()
+	text, _ := io.ReadAll(io.LimitReader(response.Body, maxResponseBody))
+	return nil, fmt.Errorf("the agent refuses: %s", strings.TrimSpace(string(text)))
 }

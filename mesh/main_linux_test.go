@@ -20,7 +20,7 @@ import (
 	"github.com/spf13/cobra"
 	"go.uber.org/goleak"
 
-	"github.com/pilotfish-mesh/pilotfish/agent"
+	agentcommand "github.com/pilotfish-mesh/pilotfish/agent/command"
 	"github.com/pilotfish-mesh/pilotfish/sts"
 )
 
@@ -68,13 +68,13 @@ func playGuard(args []string) {
 // playRealAgent runs the agent as its own binary does.
 func playRealAgent(args []string) {
 	root := &cobra.Command{Use: "agent", SilenceErrors: true, SilenceUsage: true}
-	root.AddCommand(agent.Commands()...)
+	root.AddCommand(agentcommand.Commands()...)
 	root.SetArgs(args)
 	err := root.Execute()
 	if err != nil {
 		fmt.Fprintln(os.Stderr, err)
 	}
-	os.Exit(agent.ExitCode(err))
+	os.Exit(agentcommand.ExitCode(err))
 }
 
 // playCaller is an application that returns its client's identity, and calls other services on request.

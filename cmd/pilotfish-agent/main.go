@@ -4,8 +4,8 @@ package main
 import (
 	"os"
 
-	"github.com/pilotfish-mesh/pilotfish/agent"
+	"github.com/pilotfish-mesh/pilotfish/agent/command"
 	_ "github.com/pilotfish-mesh/pilotfish/cmd/pilotfish-agent/fastexec" // initialized before the agent's other packages
 )
 
-func main() { os.Exit(agent.Main()) }
+func main() { os.Exit(command.Main()) }

@@ -5,7 +5,7 @@ import (
 
 	"github.com/spf13/cobra"
 
-	"github.com/pilotfish-mesh/pilotfish/agent"
+	"github.com/pilotfish-mesh/pilotfish/agent/command"
 	"github.com/pilotfish-mesh/pilotfish/mesh"
 	"github.com/pilotfish-mesh/pilotfish/mesh/demo"
 )
@@ -43,7 +43,7 @@ func exitCode(c *cobra.Command, err error) int {
 	case errors.As(err, &notRun):
 		return notRun.Status
 	case isAgentCommand(c):
-		return agent.ExitCode(err)
+		return command.ExitCode(err)
 	}
 	return exitNotReady
 }

@@ -9,7 +9,7 @@ import (
 
 	"github.com/spf13/cobra"
 
-	"github.com/pilotfish-mesh/pilotfish/agent"
+	"github.com/pilotfish-mesh/pilotfish/agent/command"
 	"github.com/pilotfish-mesh/pilotfish/controlplane"
 	"github.com/pilotfish-mesh/pilotfish/internal/termtext"
 	"github.com/pilotfish-mesh/pilotfish/internal/umask"
@@ -68,7 +68,7 @@ control plane.`,
 	addGroup(root, groupMesh, newUpCommand(), newDownCommand(), newStatusCommand(), newRestartCommand(), newExecCommand(), demo.NewCommand(), newEnvoyCommand())
 	addGroup(root, groupControl, controlplane.NewCommand(), controlplane.NewTokenCommand(), controlplane.NewCACommand(), newAnalyzeCommand(), newDiffCommand(),
 		newProxyStatusCommand(), newProxyConfigCommand(), newDescribeCommand())
-	for _, c := range agent.Commands() {
+	for _, c := range command.Commands() {
 		if c.Name() == "version" {
 			root.AddCommand(c)
 			continue

@@ -49,6 +49,18 @@ var rules = []rule{
 		forbidden: []string{"controlplane", "mesh", "k8s.io"},
 	},
 	{
+		reason:    "the agent's settings and log are resolved before there is an agent",
+		of:        []string{"agent/config", "agent/logging"},
+		direct:    true,
+		forbidden: []string{"agent"},
+	},
+	{
+		reason:    "only binaries have a command line",
+		of:        []string{"agent", "bootstrap", "envoy", "xdsproxy", "sds", "sts", "status", "dns", "wasm", "iptables", "cni"},
+		direct:    true,
+		forbidden: []string{"agent/command"},
+	},
+	{
 		reason:    "config and registry do not import Envoy",
 		of:        []string{"controlplane/config", "controlplane/registry"},
 		forbidden: []string{"github.com/envoyproxy", "github.com/cncf/xds", "controlplane/xds", "controlplane/translate", "controlplane/snapshot"},

@@ -103,3 +103,12 @@ func (w *Writer) Write(p []byte) (int, error) {
 	}
 	return len(p), nil
 }
+
+// ShortLine joins the lines of a text, and shortens it to 400 bytes.
+func ShortLine(text string) string {
+	text = strings.Join(strings.Fields(text), " ")
+	if len(text) > 400 {
+		text = strings.ToValidUTF8(text[:400], "") + "…"
+	}
+	return text
+}

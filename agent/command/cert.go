@@ -1,0 +1,111 @@
+package command
+
+import (
+	"cmp"
+	"fmt"
+	"io"
+	"net/http"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"github.com/pilotfish-mesh/pilotfish/agent"
+	"github.com/pilotfish-mesh/pilotfish/internal/termtext"
+)
+
+const certHelp = `Show the certificates that a running agent serves to its Envoy: the workload certificate (default), the roots that verify
+peers (ROOTCA), and the certificates from files that Envoy requests. Keys are not shown.
+
+Exit codes: 0; 1 if no agent answers, or the workload has no valid certificate; 2 for wrong flags.`
+
+const certTimeout = 15 * time.Second
+
+func newCertCommand() *cobra.Command {
+	var q agentQuery
+	c := &cobra.Command{
+		Use:     "cert",
+		Short:   "Show the certificates that a running agent serves",
+		Long:    certHelp,
+		Example: "  pilotfish-agent cert\n  pilotfish-agent cert -o json",
+		Args:    usageArgs(cobra.NoArgs),
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			var r agent.CertificateReport
+			if err := q.call(cmd.Context(), certTimeout, http.MethodGet, "/certificates", nil, &r); err != nil {
+				return err
+			}
+			w := cmd.OutOrStdout()
+			err := q.print(w, r, func(t io.Writer) { printCertificates(t, r, time.Now()) })
+			if err == nil && q.format == formatTable {
+				err = printCertificateDetails(w, r)
+			}
+			if err != nil {
+				return err
+			}
+			if !r.OK {
+				return fmt.Errorf("the workload has no valid certificate: %s", cmp.Or(r.Reason, "the reason is not known"))
+			}
+			return nil
+		},
+	}
+	q.addTo(c.Flags())
+	return c
+}
+
+func printCertificates(t io.Writer, r agent.CertificateReport, now time.Time) {
+	fmt.Fprintln(t, "NAME\tIDENTITY\tSERIAL\tVALID FROM\tUNTIL\tLEFT\tNEXT ROTATION\tSOURCE")
+	for _, c := range r.Certificates {
+		next := "-"
+		if !c.NextRotation.IsZero() {
+			next = formatTime(c.NextRotation)
+		}
+		fmt.Fprintf(t, "%s\t%s\t%s\t%s\t%s\t%s\t%s\t%s\n", termtext.Escape(c.Name), termtext.Escape(cmp.Or(c.SPIFFEID, c.Subject, "-")), c.Serial,
+			formatTime(c.NotBefore), formatTime(c.NotAfter), formatTimeLeft(c.NotAfter.Sub(now)), next, termtext.Escape(c.Source))
+	}
+}
+
+// printCertificateDetails prints the certificate chains and notes below the table.
+func printCertificateDetails(w io.Writer, r agent.CertificateReport) error {
+	var lines []string
+	for _, c := range r.Certificates {
+		if len(c.Chain) == 0 {
+			continue
+		}
+		links := []string{cmp.Or(c.SPIFFEID, c.Subject)}
+		for _, link := range c.Chain {
+			links = append(links, fmt.Sprintf("%s (%s, until %s)", link.Subject, link.Serial, formatTime(link.NotAfter)))
+		}
+		lines = append(lines, fmt.Sprintf("chain of %s: %s, signed by %s", c.Name, strings.Join(links, " < "), c.Chain[len(c.Chain)-1].Issuer))
+	}
+	if r.ExternalSocket != "" {
+		lines = append(lines, "Envoy gets its identity from an external server on "+r.ExternalSocket)
+	}
+	if r.Reason != "" {
+		lines = append(lines, "note: "+r.Reason)
+	}
+	if r.Reason != "" && r.Remedy != "" {
+		lines = append(lines, "remedy: "+r.Remedy)
+	}
+	for line := range slices.Values(lines) {
+		if _, err := fmt.Fprintln(w, termtext.Escape(line)); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func formatTime(t time.Time) string { return t.UTC().Format(time.RFC3339) }
+
+// formatTimeLeft formats the remaining time of a certificate.
+func formatTimeLeft(d time.Duration) string {
+	switch {
+	case d <= 0:
+		return "expired"
+	case d >= 48*time.Hour:
+		return fmt.Sprintf("%dd", int(d.Hours()/24))
+	case d >= time.Hour:
+		return d.Round(time.Minute).String()[:len(d.Round(time.Minute).String())-2]
+	}
+	return d.Round(time.Second).String()
+}

@@ -1,0 +1,37 @@
+package command
+
+import (
+	"bytes"
+	"strings"
+	"testing"
+	"text/tabwriter"
+	"time"
+
+	"github.com/pilotfish-mesh/pilotfish/agent"
+	"github.com/pilotfish-mesh/pilotfish/sds"
+)
+
+// A peer chooses the subject of its certificate, and must not control the terminal.
+func TestCertEscapesControlCharacters(t *testing.T) {
+	t.Parallel()
+	const foreign = "CN=a\x1b]0;title\a\r\nroot\t\u202ex\u009bé"
+	const shown = `CN=a\u001b]0;title\u0007\r\nroot\t\u202ex\u009bé`
+	r := agent.CertificateReport{OK: true, Reason: foreign, Remedy: foreign, Certificates: []sds.CertificateInfo{{
+		Name: "file-root:" + foreign, Subject: foreign, Source: foreign, Chain: []sds.ChainLink{{Subject: foreign, Issuer: foreign}},
+	}}}
+	var out bytes.Buffer
+	table := tabwriter.NewWriter(&out, 0, 4, 2, ' ', 0)
+	printCertificates(table, r, time.Now())
+	if err := table.Flush(); err != nil {
+		t.Fatal(err)
+	}
+	if err := printCertificateDetails(&out, r); err != nil {
+		t.Fatal(err)
+	}
+	if n := strings.Count(out.String(), shown); n != 9 {
+		t.Errorf("it is shown %d times as it should:\n%q", n, out.String())
+	}
+	if strings.ContainsAny(out.String(), "\x1b\a\r\t\u202e\u009b") || strings.Count(out.String(), "\n") != 5 {
+		t.Errorf("foreign bytes reach the terminal:\n%q", out.String())
+	}
+}

@@ -1,0 +1,118 @@
+package command
+
+import (
+	"encoding/json"
+	"fmt"
+	"os"
+	"path/filepath"
+	"runtime"
+	"strings"
+
+	"github.com/spf13/cobra"
+	"go.yaml.in/yaml/v3"
+
+	"github.com/pilotfish-mesh/pilotfish/agent/logging"
+	"github.com/pilotfish-mesh/pilotfish/agent/redirect"
+	"github.com/pilotfish-mesh/pilotfish/internal/termtext"
+	"github.com/pilotfish-mesh/pilotfish/internal/umask"
+	"github.com/pilotfish-mesh/pilotfish/version"
+)
+
+// Commands returns the agent's commands, for the root command of each binary that contains the agent. The caller prints
+// their errors and exits with ExitCode.
+func Commands() []*cobra.Command {
+	all := []*cobra.Command{
+		newProxyCommand(), newRunCommand(), newWaitCommand(), newRequestCommand(), newLogCommand(), newUpgradeCommand(),
+		newDNSCommand(), newCertCommand(), newXDSCommand(),
+		redirect.Command(redirect.Process{Env: os.LookupEnv}),
+		newConfigCommand(), newBootstrapCommand(), newVersionCommand(),
+	}
+	for _, c := range all {
+		c.SetFlagErrorFunc(usageFlags)
+	}
+	return all
+}
+
+// Main runs the command line of the agent's own binary and returns the exit code.
+func Main() int {
+	umask.ClearOwnerBits()
+	understood := false
+	root := &cobra.Command{
+		Use:              "pilotfish-agent",
+		Short:            "Run and control Envoy as a proxy of the mesh",
+		SilenceErrors:    true,
+		SilenceUsage:     true,
+		PersistentPreRun: func(*cobra.Command, []string) { understood = true },
+	}
+	logging.AddHiddenFlags(root.PersistentFlags())
+	root.SetOut(termtext.NewWriter(os.Stdout))
+	root.SetErr(termtext.NewWriter(os.Stderr))
+	root.AddCommand(Commands()...)
+	if name := filepath.Base(os.Args[0]); name == redirect.Name {
+		root.SetArgs(append([]string{name}, os.Args[1:]...))
+	}
+	err := root.Execute()
+	if err == nil {
+		return 0
+	}
+	fmt.Fprintln(root.ErrOrStderr(), "pilotfish-agent:", err)
+	if !understood {
+		err = usageError{err}
+	}
+	return ExitCode(err)
+}
+
+// usageFlags turns a flag error into a usage error.
+func usageFlags(c *cobra.Command, err error) error {
+	return usagef("%w (see `%s --help`)", err, c.CommandPath())
+}
+
+// usageArgs turns an argument error into a usage error.
+func usageArgs(check cobra.PositionalArgs) cobra.PositionalArgs {
+	return func(cmd *cobra.Command, args []string) error {
+		if err := check(cmd, args); err != nil {
+			return usagef("%w (see `%s --help`)", err, cmd.CommandPath())
+		}
+		return nil
+	}
+}
+
+func newVersionCommand() *cobra.Command {
+	var format string
+	var short bool
+	c := &cobra.Command{
+		Use:   "version",
+		Short: "Print the version",
+		Args:  usageArgs(cobra.NoArgs),
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			text, err := versionText(format, short)
+			if err == nil {
+				_, err = fmt.Fprintln(cmd.OutOrStdout(), text)
+			}
+			return err
+		},
+	}
+	c.Flags().StringVarP(&format, "output", "o", "", "json or yaml instead of one line")
+	c.Flags().BoolVarP(&short, "short", "s", false, "print only the version number")
+	return c
+}
+
+func versionText(format string, short bool) (string, error) {
+	info := map[string]string{
+		"version": version.Version, "commit": version.Commit,
+		"go": runtime.Version(), "platform": runtime.GOOS + "/" + runtime.GOARCH,
+	}
+	switch {
+	case short:
+		return version.Version, nil
+	case format == "":
+		return version.String(), nil
+	case format == formatJSON:
+		b, err := json.MarshalIndent(info, "", "  ")
+		return string(b), err
+	case format == formatYAML:
+		b, err := yaml.Marshal(info)
+		return strings.TrimSuffix(string(b), "\n"), err
+	}
+	return "", usagef("output format %q is not known; use json or yaml", format)
+}

@@ -1,0 +1,109 @@
+package command
+
+import (
+	"fmt"
+
+	"github.com/spf13/cobra"
+
+	"github.com/pilotfish-mesh/pilotfish/agent"
+	"github.com/pilotfish-mesh/pilotfish/internal/jsonyaml"
+)
+
+const configHelp = `Print the configuration that proxy would run with, and the source of each value. Configuration errors are reported as by
+proxy. Values that may be secret are not shown.`
+
+func newConfigCommand() *cobra.Command {
+	o := &proxyOptions{}
+	c := &cobra.Command{
+		Use:     "config [sidecar|router|waypoint]",
+		Short:   "Print the configuration that proxy would run with, with the source of each value",
+		Long:    configHelp,
+		Example: "  pilotfish-agent config\n  pilotfish-agent config router -o json",
+		Args:    usageArgs(cobra.MaximumNArgs(1)),
+		RunE: func(cmd *cobra.Command, args []string) error {
+			return o.print(cmd, args, false)
+		},
+	}
+	o.addTo(c.Flags())
+	c.Flags().StringVarP(&o.format, "output", "o", formatTable, "table, json or yaml")
+	return c
+}
+
+func (o *proxyOptions) print(cmd *cobra.Command, args []string, withBootstrap bool) error {
+	config, err := o.resolve(cmd, args)
+	if err != nil {
+		return err
+	}
+	// The bootstrap is always built, because its errors would stop the proxy too.
+	r, err := newReport(config)
+	if err != nil {
+		return usageError{err}
+	}
+	if !withBootstrap {
+		r.Bootstrap = nil
+	}
+	return r.print(cmd.OutOrStdout(), o.format)
+}
+
+const bootstrapHelp = `Print the complete bootstrap that proxy would start Envoy with, including the changes by ISTIO_BOOTSTRAP_OVERRIDE,
+customConfigFile and similar settings. Secrets are not shown.
+
+Exit codes: 0; 2 for a wrong configuration, and with --validate also for one that Envoy rejects; 127 if --validate
+finds no Envoy.`
+
+func newBootstrapCommand() *cobra.Command {
+	o := &bootstrapOptions{}
+	c := &cobra.Command{
+		Use:     "bootstrap [sidecar|router|waypoint]",
+		Short:   "Print the bootstrap that proxy would start Envoy with",
+		Long:    bootstrapHelp,
+		Example: "  pilotfish-agent bootstrap\n  pilotfish-agent bootstrap router --validate -o yaml\n  pilotfish-agent bootstrap --grpc",
+		Args:    usageArgs(cobra.MaximumNArgs(1)),
+		RunE: func(cmd *cobra.Command, args []string) error {
+			return o.bootstrap(cmd, args)
+		},
+	}
+	o.addTo(c.Flags())
+	c.Flags().StringVarP(&o.format, "output", "o", formatJSON, "json or yaml")
+	c.Flags().BoolVar(&o.validate, "validate", false, "let Envoy check it (envoy --mode validate)")
+	c.Flags().BoolVar(&o.grpc, "grpc", false, "print the bootstrap of proxyless gRPC clients instead")
+	return c
+}
+
+type bootstrapOptions struct {
+	proxyOptions
+	validate, grpc bool
+}
+
+func (o *bootstrapOptions) bootstrap(cmd *cobra.Command, args []string) error {
+	if o.format != formatJSON && o.format != formatYAML {
+		return usagef("output format %q is not known; use json or yaml", o.format)
+	}
+	if o.validate && o.grpc {
+		return usagef("--validate and --grpc: Envoy cannot check the bootstrap of gRPC clients; use one of them")
+	}
+	config, err := o.resolve(cmd, args)
+	if err != nil {
+		return err
+	}
+	render := bootstrapJSON
+	if o.grpc {
+		render = grpcBootstrap
+	}
+	text, err := render(config)
+	if err != nil {
+		return usageError{err}
+	}
+	if o.validate {
+		verdict, err := agent.ValidateBootstrap(cmd.Context(), config)
+		if err != nil {
+			return err
+		}
+		fmt.Fprintln(cmd.ErrOrStderr(), verdict)
+	}
+	if o.format == formatYAML {
+		return jsonyaml.Write(cmd.OutOrStdout(), text)
+	}
+	_, err = cmd.OutOrStdout().Write(text)
+	return err
+}

@@ -1,0 +1,91 @@
+package command
+
+import (
+	"bytes"
+	"encoding/json"
+	"fmt"
+	"io"
+	"text/tabwriter"
+
+	"github.com/pilotfish-mesh/pilotfish/agent/config"
+	"github.com/pilotfish-mesh/pilotfish/bootstrap"
+	"github.com/pilotfish-mesh/pilotfish/internal/jsonyaml"
+)
+
+// report is the output of a dry run.
+type report struct {
+	Settings  []config.Setting `json:"settings,omitempty"`
+	Warnings  []string         `json:"warnings,omitempty"`
+	Bootstrap json.RawMessage  `json:"bootstrap,omitempty"`
+}
+
+func newReport(c *config.Config) (*report, error) {
+	text, err := bootstrapJSON(c)
+	return &report{Settings: c.Settings, Warnings: c.Warnings, Bootstrap: text}, err
+}
+
+// Output formats.
+const (
+	formatTable = "table"
+	formatJSON  = "json"
+	formatYAML  = "yaml"
+)
+
+func (r *report) print(w io.Writer, format string) error {
+	switch format {
+	case formatTable:
+		return r.printTable(w)
+	case formatJSON:
+		text, err := json.MarshalIndent(r, "", "  ")
+		if err != nil {
+			return err
+		}
+		_, err = fmt.Fprintf(w, "%s\n", text)
+		return err
+	case formatYAML:
+		return r.printYAML(w)
+	}
+	return usagef("output format %q is not known; use table, json or yaml", format)
+}
+
+// printYAML converts the JSON output, so that both formats have the same field names.
+func (r *report) printYAML(w io.Writer) error {
+	text, err := json.Marshal(r)
+	if err != nil {
+		return err
+	}
+	return jsonyaml.Write(w, text)
+}
+
+func (r *report) printTable(w io.Writer) error {
+	t := tabwriter.NewWriter(w, 0, 4, 2, ' ', 0)
+	fmt.Fprintln(t, "SETTING\tVALUE\tSOURCE")
+	for _, s := range r.Settings {
+		value := s.Value
+		if value == "" {
+			value = "-"
+		}
+		fmt.Fprintf(t, "%s\t%s\t%s\n", s.Name, value, s.Source)
+	}
+	if err := t.Flush(); err != nil {
+		return err
+	}
+	for _, warning := range r.Warnings {
+		fmt.Fprintf(w, "\nwarning: %s\n", warning)
+	}
+	if r.Bootstrap == nil {
+		return nil
+	}
+	_, err := fmt.Fprintf(w, "\nBOOTSTRAP\n%s\n", bytes.TrimSpace(r.Bootstrap))
+	return err
+}
+
+// bootstrapJSON returns the bootstrap for output, with secrets hidden.
+func bootstrapJSON(c *config.Config) ([]byte, error) {
+	return bootstrap.Render(c.BootstrapConfig())
+}
+
+// grpcBootstrap returns the bootstrap of the application's own gRPC library.
+func grpcBootstrap(c *config.Config) ([]byte, error) {
+	return bootstrap.GRPC(c.BootstrapConfig())
+}

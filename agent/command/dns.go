@@ -1,0 +1,70 @@
+package command
+
+import (
+	"cmp"
+	"fmt"
+	"io"
+	"net/http"
+	"strings"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"github.com/pilotfish-mesh/pilotfish/agent"
+	"github.com/pilotfish-mesh/pilotfish/dns"
+	"github.com/pilotfish-mesh/pilotfish/internal/termtext"
+)
+
+func newDNSCommand() *cobra.Command {
+	c := &cobra.Command{
+		Use:   "dns",
+		Short: "Query the DNS server of a running agent",
+		Args:  usageArgs(cobra.NoArgs),
+		RunE:  func(cmd *cobra.Command, _ []string) error { return cmd.Help() },
+	}
+	c.AddCommand(newLookupCommand())
+	return c
+}
+
+const lookupHelp = `Explain the DNS answer that an application gets for a name.
+
+The name is resolved as by the application's resolver: with the search domains of resolv.conf, in order. A name that ends
+with a dot is resolved as it is. The output shows each name that was tried, and the source of its answer: mesh (names
+from the control plane), cache, resolver, stale (an expired answer, used while no resolver answers) or failed.`
+
+func newLookupCommand() *cobra.Command {
+	var q agentQuery
+	var o agent.LookupRequest
+	c := &cobra.Command{
+		Use:     "lookup NAME",
+		Short:   "Explain the DNS answer for a name",
+		Long:    lookupHelp,
+		Example: "  pilotfish-agent dns lookup reviews\n  pilotfish-agent dns lookup 10.96.0.1 --type PTR\n  pilotfish-agent dns lookup _http._tcp.reviews --type SRV -o json",
+		Args:    usageArgs(cobra.ExactArgs(1)),
+		RunE: func(cmd *cobra.Command, args []string) error {
+			o.Name = dns.ReverseName(args[0], &o.Type)
+			var r agent.LookupReport
+			if err := q.call(cmd.Context(), 2*agent.LookupTimeout+time.Second, http.MethodPost, "/dns/lookup", o, &r); err != nil {
+				return err
+			}
+			return q.print(cmd.OutOrStdout(), r, func(w io.Writer) { printLookups(w, r) })
+		},
+	}
+	f := c.Flags()
+	f.StringVar(&o.Type, "type", "", "type of record, such as A, AAAA, PTR or SRV (default A and AAAA)")
+	q.addTo(f)
+	return c
+}
+
+func printLookups(t io.Writer, r agent.LookupReport) {
+	fmt.Fprintln(t, "TYPE\tRESULT\tSOURCE\tANSWER")
+	for _, e := range r.Lookups {
+		fmt.Fprintf(t, "%s\t%s\t%s\t%s\n", e.Type, e.Rcode, e.Source, cmp.Or(strings.Join(e.Answers, "; "), "-"))
+	}
+	fmt.Fprintln(t, "\nTYPE\tTRIED\tRESULT\tSOURCE\tWHY")
+	for _, e := range r.Lookups {
+		for _, s := range e.Steps {
+			fmt.Fprintf(t, "%s\t%s\t%s\t%s\t%s\n", e.Type, s.Query, s.Rcode, s.Source, termtext.ShortLine(s.Why))
+		}
+	}
+}

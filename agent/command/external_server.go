@@ -1,0 +1,54 @@
+package command
+
+import (
+	"context"
+	"net"
+	"time"
+
+	"github.com/pilotfish-mesh/pilotfish/agent/config"
+	"github.com/pilotfish-mesh/pilotfish/internal/uds"
+	"github.com/pilotfish-mesh/pilotfish/sds"
+)
+
+// externalServerTimeout is the maximum wait for an external server on the certificate socket, and
+// externalServerPollInterval the interval between checks.
+const (
+	externalServerTimeout      = 10 * time.Second
+	externalServerPollInterval = 100 * time.Millisecond
+)
+
+// detectExternalServer returns a function that reports which service another process offers on the certificate socket.
+// A server of the agent that listens on the control socket does not count. If both mayWait and wait are set, the
+// function waits for a server.
+func detectExternalServer(mayWait bool) func(socket, control string, wait bool) sds.ExternalServer {
+	return func(socket, control string, wait bool) sds.ExternalServer {
+		for end := time.Now().Add(externalServerTimeout); ; time.Sleep(externalServerPollInterval) {
+			switch found := sds.ProbeSocket(context.Background(), socket); {
+			case found != sds.ExternalNone && isSameServer(socket, control):
+				return sds.ExternalNone
+			case found != sds.ExternalNone, !wait, !mayWait, time.Now().After(end):
+				return found
+			}
+		}
+	}
+}
+
+// isSameServer reports whether one process listens on both sockets.
+func isSameServer(a, b string) bool {
+	first, second := listenerPID(a), listenerPID(b)
+	return first != 0 && first == second
+}
+
+// listenerPID returns the PID of the process that listens on a socket; 0 if unknown.
+func listenerPID(socket string) int32 {
+	conn, err := net.DialTimeout("unix", socket, config.PeerDialTimeout)
+	if err != nil {
+		return 0
+	}
+	defer conn.Close()
+	peer, err := uds.PeerOf(conn)
+	if err != nil {
+		return 0
+	}
+	return peer.PID
+}

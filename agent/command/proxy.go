@@ -1,0 +1,265 @@
+package command
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"net"
+	"net/netip"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
+
+	"github.com/pilotfish-mesh/pilotfish/agent"
+	"github.com/pilotfish-mesh/pilotfish/agent/config"
+	"github.com/pilotfish-mesh/pilotfish/agent/logging"
+	"github.com/pilotfish-mesh/pilotfish/internal/cgroup"
+	"github.com/pilotfish-mesh/pilotfish/internal/suggest"
+	"github.com/pilotfish-mesh/pilotfish/internal/termtext"
+)
+
+const proxyHelp = `Run Envoy as a proxy of the mesh: resolve the configuration, serve certificates and the control plane's
+configuration to Envoy, start and supervise it, and drain and stop it.
+
+Sources of the configuration in ascending precedence: defaults, the mesh file (--meshConfig), PROXY_CONFIG,
+the pod's annotation proxy.istio.io/config, the other environment variables, flags. Paths are relative to
+the working directory. --dry-run shows each value with its source.
+
+SIGTERM and SIGINT drain and stop the proxy; a second one stops it at once. SIGUSR2 drains the proxy, which
+then serves until it is stopped. The status port (15020) answers until the agent exits:
+GET /healthz/ready?format=json reports what the proxy waits for.
+
+Exit codes:
+  0      stopped on request
+  1      an error; the last line describes it
+  2      wrong flags or configuration
+  127    no suitable Envoy was found
+  other  Envoy exited by itself: its exit code, or 128 plus the number of the signal that killed it
+         (137 is SIGKILL, also sent by the kernel when memory runs out)`
+
+func newProxyCommand() *cobra.Command {
+	o := &proxyOptions{}
+	c := &cobra.Command{
+		Use:     "proxy [sidecar|router|waypoint]",
+		Short:   "Run Envoy as a sidecar or gateway of the mesh",
+		Long:    proxyHelp,
+		Example: "  pilotfish-agent proxy sidecar\n  pilotfish-agent proxy router --dry-run -o yaml",
+		Args:    usageArgs(cobra.MaximumNArgs(1)),
+		// Pod templates may contain flags of other releases of Istio's agent.
+		FParseErrWhitelist: cobra.FParseErrWhitelist{UnknownFlags: true},
+		RunE: func(cmd *cobra.Command, args []string) error {
+			return o.proxy(cmd, args)
+		},
+	}
+	o.addTo(c.Flags())
+	c.Flags().BoolVar(&o.dryRun, "dry-run", false, "print the configuration with the source of each value, and the bootstrap, and exit")
+	c.Flags().StringVarP(&o.format, "output", "o", formatTable, "format of --dry-run: table, json or yaml")
+	c.Flags().SortFlags = false
+	return c
+}
+
+// proxyOptions are the flags of the commands that resolve a proxy's configuration.
+type proxyOptions struct {
+	flags        config.Flags
+	dryRun       bool
+	format       string
+	log          logging.Options
+	awaitAddress func() []netip.Addr // see Inputs.AwaitAddress
+}
+
+func (o *proxyOptions) addTo(f *pflag.FlagSet) {
+	f.StringVar(&o.flags.MeshConfig, "meshConfig", config.DefaultMeshFile, "file with Istio's MeshConfig")
+	f.StringVar(&o.flags.Domain, "domain", "", "DNS domain of the node id (default <namespace>.svc.cluster.local)")
+	f.StringVar(&o.flags.ServiceCluster, "serviceCluster", "istio-proxy", "name of the workload in statistics and traces")
+	f.StringVar(&o.flags.LogLevel, "proxyLogLevel", "warning", "Envoy's log level, optionally with component levels (info,upstream:debug)")
+	f.StringVar(&o.flags.ComponentLogLevel, "proxyComponentLogLevel", "", "levels of Envoy's components (upstream:debug,config:trace)")
+	f.IntVar(&o.flags.Concurrency, "concurrency", 0, "Envoy's worker threads (default by ProxyConfig, or ISTIO_CPU_LIMIT, or all cores)")
+	f.StringVar(&o.flags.OutlierLog, "outlierLogPath", "", "file to which Envoy logs ejected endpoints")
+	f.StringVar(&o.flags.EnvoyPath, "envoy-path", "", "the Envoy to run (default ENVOY_PATH, the project's cache, PATH)")
+	f.BoolVar(&o.flags.Restart, "restart", false,
+		"restart Envoy when it exits, within a crash budget; without it the agent exits with Envoy, for an orchestrator to restart")
+	o.log.AddTo(f)
+	f.StringVar(&o.flags.TemplateFile, "templateFile", "", "file with a whole bootstrap, in JSON or YAML")
+	f.BoolVar(&o.flags.Profiling, "profiling", true, "offer profiles of the agent on the status port, to loopback")
+	f.IntVar(&o.flags.TokenPort, "stsPort", 0, "port on loopback where tokens are exchanged (default 15463 with TOKEN_EXCHANGE_URL, else none)")
+	addIgnoredFlag(f, "tokenManagerPlugin") // TOKEN_EXCHANGE_URL configures token exchange
+}
+
+// addIgnoredFlag accepts a flag of Istio's agent that has no effect here, including a value in the next argument.
+func addIgnoredFlag(f *pflag.FlagSet, name string) {
+	f.String(name, "", "accepted and ignored")
+	_ = f.MarkHidden(name)
+}
+
+func (o *proxyOptions) resolve(cmd *cobra.Command, args []string) (*config.Config, error) {
+	if len(args) > 0 {
+		o.flags.Type = args[0]
+	}
+	o.flags.LogAsJSON = o.log.JSON
+	o.flags.Changed = map[string]bool{}
+	cmd.Flags().Visit(func(f *pflag.Flag) { o.flags.Changed[f.Name] = true })
+	dir, err := os.Getwd()
+	if err != nil {
+		return nil, fmt.Errorf("finding the working directory, which the paths of the configuration are relative to: %w", err)
+	}
+	c, err := config.Resolve(config.Inputs{
+		Flags: o.flags, Env: os.Environ(), Interfaces: interfaceAddresses, AwaitAddress: o.awaitAddress, CacheDir: envoyCache(),
+		WorkingDir: dir, Limits: cgroup.Self(), Cloud: config.QueryCloud, DetectExternalServer: detectExternalServer(true),
+	})
+	if err != nil {
+		return nil, usageError{err}
+	}
+	return c, nil
+}
+
+func (o *proxyOptions) proxy(cmd *cobra.Command, args []string) error {
+	started := time.Now()
+	if o.dryRun {
+		return o.print(cmd, args, true)
+	}
+	reopen := notifyReopen()
+	c, log, err := o.prepare(cmd, args)
+	if err != nil {
+		return err
+	}
+	defer log.Close()
+	return runAgent(cmd.Context(), c, log, started, reopen)
+}
+
+// prepare opens the log, resolves the configuration, and logs its warnings. The caller must close the log.
+func (o *proxyOptions) prepare(cmd *cobra.Command, args []string) (*config.Config, *logging.Log, error) {
+	if err := checkSupported(); err != nil {
+		return nil, nil, err
+	}
+	logging.IgnoreSIGPIPE()
+	log, err := o.log.Open(termtext.Raw(cmd.OutOrStdout()), termtext.Raw(cmd.ErrOrStderr()))
+	if err != nil {
+		return nil, nil, usageError{err}
+	}
+	for _, name := range unknownFlags(cmd.Flags(), os.Args[1:]) {
+		if meant := suggest.ClosestWithin(name, flagNames(cmd.Flags()), config.MaxTypos(name)); meant != "" {
+			log.Warn("unknown flag ignored; it may be misspelt", "flag", name, "nearest", meant)
+			continue
+		}
+		log.Warn("unknown flag ignored", "flag", name)
+	}
+	o.awaitAddress = func() []netip.Addr {
+		return awaitAddress(cmd.Context(), log.Logger, interfaceAddresses, addressTimeout)
+	}
+	c, err := o.resolve(cmd, args)
+	if err != nil {
+		return nil, nil, errors.Join(err, log.Close())
+	}
+	for _, warning := range c.Warnings {
+		log.Warn(warning)
+	}
+	if !c.Dumpable {
+		if err := protectMemory(); err != nil {
+			log.Warn("cannot protect the agent's memory from other processes of its user", "error", err)
+		}
+	}
+	return c, log, nil
+}
+
+// runAgent runs the agent until a signal stops it.
+func runAgent(ctx context.Context, c *config.Config, logger *logging.Log, started time.Time, reopen chan os.Signal) error {
+	signals := handleSignals(ctx, logger.Logger)
+	defer signals.stop()
+	a, err := agent.New(agent.Options{
+		Config: c, Logger: logger.Logger, Log: logger, Started: started,
+		ShortenShutdown: signals.shorten, Drain: signals.drain,
+		EnvoyOutput: logger.WriteEnvoyLine,
+	})
+	if err != nil {
+		return err
+	}
+	defer reopenOnSignal(a, reopen)()
+	stopNotifier := a.NotifySystemd(signals.ctx)
+	err = a.Run(signals.ctx)
+	stopNotifier(err)
+	var ended *agent.EnvoyEndedError
+	if errors.As(err, &ended) && ended.Exit.ExitCode() == 0 {
+		logger.Info("Envoy exited by itself without an error")
+		return nil
+	}
+	return err
+}
+
+// unknownFlags returns the flags of a command line that are not in the set.
+func unknownFlags(known *pflag.FlagSet, commandLine []string) []string {
+	var unknown []string
+	for _, arg := range commandLine {
+		if arg == "--" {
+			break
+		}
+		name, isFlag := strings.CutPrefix(arg, "--")
+		name, _, _ = strings.Cut(name, "=")
+		if isFlag && known.Lookup(name) == nil {
+			unknown = append(unknown, "--"+name)
+		}
+	}
+	return unknown
+}
+
+// flagNames returns the names of the flags of a set, with dashes.
+func flagNames(set *pflag.FlagSet) []string {
+	var names []string
+	set.VisitAll(func(f *pflag.Flag) { names = append(names, "--"+f.Name) })
+	return names
+}
+
+// interfaceAddresses returns the machine's addresses except loopback and link-local ones, IPv4 first.
+func interfaceAddresses() ([]netip.Addr, error) {
+	all, err := net.InterfaceAddrs()
+	if err != nil {
+		return nil, err
+	}
+	var found []netip.Addr
+	for _, a := range all {
+		prefix, err := netip.ParsePrefix(a.String())
+		if err == nil && prefix.Addr().IsGlobalUnicast() {
+			found = append(found, prefix.Addr().Unmap())
+		}
+	}
+	slices.SortStableFunc(found, func(a, b netip.Addr) int { return a.BitLen() - b.BitLen() })
+	return found, nil
+}
+
+const (
+	// addressTimeout is the maximum wait for a first address: the network may start after the agent.
+	addressTimeout  = 2 * time.Minute
+	addressInterval = 100 * time.Millisecond
+)
+
+// awaitAddress polls until the machine has an address, or timeout has passed.
+func awaitAddress(ctx context.Context, log *slog.Logger, look func() ([]netip.Addr, error), timeout time.Duration) []netip.Addr {
+	ctx, cancel := context.WithTimeout(ctx, timeout)
+	defer cancel()
+	log.Warn("this machine has only loopback addresses; waiting for another one (set INSTANCE_IP to skip this)", "atMost", timeout)
+	for {
+		select {
+		case <-ctx.Done():
+			return nil
+		case <-time.After(addressInterval):
+		}
+		if found, err := look(); err == nil && len(found) > 0 {
+			return found
+		}
+	}
+}
+
+// envoyCache returns the directory into which the project's scripts download Envoy; empty if the user has no cache
+// directory.
+func envoyCache() string {
+	dir, err := os.UserCacheDir()
+	if err != nil {
+		return ""
+	}
+	return filepath.Join(dir, "pilotfish", "envoy")
+}

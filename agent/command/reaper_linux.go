@@ -1,0 +1,79 @@
+package command
+
+import (
+	"context"
+	"os"
+	"os/signal"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"syscall"
+	"time"
+)
+
+// minZombieAge is the age at which a zombie counts as orphaned. The agent waits for its own children, and learns of
+// their exit at once.
+const minZombieAge = 2 * time.Second
+
+// reapOrphans reaps the orphaned processes that the kernel assigns to this process as the first of its container.
+// Otherwise each would occupy an entry in the process table. own reports whether the agent itself waits for a process.
+func reapOrphans(ctx context.Context, own func(pid int) bool) {
+	signals := make(chan os.Signal, 1)
+	signal.Notify(signals, syscall.SIGCHLD)
+	defer signal.Stop(signals)
+	var seen map[int]bool
+	timer := time.NewTimer(minZombieAge) // a child may have exited before
+	defer timer.Stop()
+	waiting := true
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case <-signals:
+			if !waiting {
+				timer.Reset(minZombieAge)
+				waiting = true
+			}
+		case <-timer.C:
+			seen = reapZombies(seen, own)
+			if waiting = len(seen) > 0; waiting {
+				timer.Reset(minZombieAge)
+			}
+		}
+	}
+}
+
+// reapZombies reaps the zombies in before, and returns those that are new.
+func reapZombies(before map[int]bool, own func(int) bool) map[int]bool {
+	fresh := map[int]bool{}
+	for _, pid := range zombieChildren("/proc", os.Getpid()) {
+		switch {
+		case own(pid):
+		case before[pid]:
+			_, _ = syscall.Wait4(pid, nil, syscall.WNOHANG, nil)
+		default:
+			fresh[pid] = true
+		}
+	}
+	return fresh
+}
+
+// zombieChildren returns the zombie children of a process.
+func zombieChildren(proc string, parent int) []int {
+	files, _ := filepath.Glob(filepath.Join(proc, "[0-9]*", "stat"))
+	var dead []int
+	for _, file := range files {
+		text, err := os.ReadFile(file)
+		if err != nil {
+			continue // the process is gone
+		}
+		// pid (name) state ppid …; the name may contain any character, including parentheses
+		_, rest, _ := strings.Cut(string(text[max(0, strings.LastIndexByte(string(text), ')')):]), ") ")
+		fields := strings.Fields(rest)
+		pid, err := strconv.Atoi(filepath.Base(filepath.Dir(file)))
+		if err == nil && len(fields) > 1 && fields[0] == "Z" && fields[1] == strconv.Itoa(parent) {
+			dead = append(dead, pid)
+		}
+	}
+	return dead
+}

@@ -1,0 +1,7 @@
+//go:build !linux
+
+package command
+
+import "context"
+
+func reapOrphans(context.Context, func(pid int) bool) {}

@@ -1,0 +1,116 @@
+package command
+
+import (
+	"context"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"os"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"github.com/pilotfish-mesh/pilotfish/agent"
+	"github.com/pilotfish-mesh/pilotfish/agent/logging"
+	"github.com/pilotfish-mesh/pilotfish/internal/dial"
+	"github.com/pilotfish-mesh/pilotfish/internal/redact"
+	"github.com/pilotfish-mesh/pilotfish/internal/termtext"
+)
+
+const requestHelp = `Send a request to one of the proxy's own ports and print the response body: to Envoy's admin interface (15000),
+the agent's status port (15020) or Envoy's readiness port (15021). Requests to the admin interface, and requests to the
+agent that change something or read debug pages, are sent to the agent's control socket, which only its user and root can
+open. If no agent listens on it, they are sent to the ports. Secrets in the node's metadata are not printed.
+
+Exit codes: 0; 1 if there is no response, or one with a status above 399 other than 404.`
+
+const requestTimeout = 60 * time.Second
+
+const (
+	envoyAdminPort  = 15000
+	agentStatusPort = 15020
+)
+
+// requestPorts are the ports that accept requests. 15004 has no server any more; old tools still name it.
+var requestPorts = []int{envoyAdminPort, 15004, agentStatusPort, 15021}
+
+func newRequestCommand() *cobra.Command {
+	var port int
+	var configPath string
+	var log logging.Options
+	c := &cobra.Command{
+		Use:     "request METHOD PATH [BODY]",
+		Short:   "Send a request to Envoy's admin interface or the agent's status port",
+		Long:    requestHelp,
+		Example: "  pilotfish-agent request GET config_dump\n  pilotfish-agent request --debug-port=15020 POST drain",
+		Args:    usageArgs(cobra.RangeArgs(2, 3)),
+		RunE: func(cmd *cobra.Command, args []string) error {
+			if !slices.Contains(requestPorts, port) {
+				return usagef("--debug-port: %d is not a port of the proxy; use one of %v", port, requestPorts)
+			}
+			body := ""
+			if len(args) == 3 {
+				body = args[2]
+			}
+			path := "/" + strings.TrimPrefix(args[1], "/")
+			url := "http://" + net.JoinHostPort(proxyHost(), strconv.Itoa(port)) + path
+			client := dial.LocalhostClient(requestTimeout)
+			if onSocket, ok := controlURL(port, path); ok {
+				if control := agent.DialControl(configPath); control.IsReachable(cmd.Context()) {
+					url, client = onSocket, control.HTTPClient(requestTimeout)
+				}
+			}
+			return request(cmd.Context(), client, bodyWriter(cmd.OutOrStdout()), args[0], url, body)
+		},
+	}
+	c.Flags().IntVar(&port, "debug-port", envoyAdminPort, "port that receives the request")
+	addConfigPath(c.Flags(), &configPath)
+	log.AddTo(c.Flags())
+	return c
+}
+
+// controlURL returns the URL on the control socket that serves the same content as path on port, if there is one.
+func controlURL(port int, path string) (url string, ok bool) {
+	if port == envoyAdminPort {
+		return agent.ControlBaseURL + agent.AdminPath + path, true
+	}
+	page, _, _ := strings.Cut(path, "?")
+	private := page == "/drain" || page == "/quitquitquit" || strings.HasPrefix(page, "/debug/")
+	return agent.ControlBaseURL + path, port == agentStatusPort && private
+}
+
+// bodyWriter returns the writer for response bodies: escaping on a terminal, and unmodified otherwise.
+func bodyWriter(out io.Writer) io.Writer {
+	raw := termtext.Raw(out)
+	if f, ok := raw.(*os.File); ok {
+		if info, err := f.Stat(); err == nil && info.Mode()&os.ModeCharDevice != 0 {
+			return out
+		}
+	}
+	return raw
+}
+
+func request(ctx context.Context, client *http.Client, w io.Writer, method, url, body string) error {
+	r, err := http.NewRequestWithContext(ctx, strings.ToUpper(method), url, strings.NewReader(body))
+	if err != nil {
+		return usageError{err}
+	}
+	response, err := client.Do(r)
+	if err != nil {
+		return fmt.Errorf("sending the request to the proxy: %w", err)
+	}
+	defer response.Body.Close()
+	if response.StatusCode > 399 && response.StatusCode != http.StatusNotFound {
+		text, _ := io.ReadAll(io.LimitReader(response.Body, 4096))
+		return fmt.Errorf("%s %s: %s: %s", method, url, response.Status, strings.TrimSpace(string(text)))
+	}
+	if strings.HasPrefix(response.Header.Get("Content-Type"), "application/json") {
+		return redact.NodeMetadata(w, response.Body)
+	}
+	_, err = io.Copy(w, response.Body)
+	return err
+}

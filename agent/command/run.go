@@ -1,0 +1,80 @@
+package command
+
+import (
+	"fmt"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"github.com/pilotfish-mesh/pilotfish/agent"
+)
+
+const runHelp = `Run an application with its proxy: start the proxy, start the application when the proxy is ready, and stop the
+proxy when the application exits. A job with a proxy thus terminates by itself.
+
+The application has the agent's stdin, stdout and stderr. These signals are forwarded to it: SIGTERM, SIGINT, SIGQUIT,
+SIGHUP, SIGUSR1, SIGUSR2, SIGWINCH and SIGCONT. At SIGTERM the proxy also becomes not ready and asks its clients to
+disconnect, but serves until the application has exited. If the proxy exits first, the application gets SIGTERM, and
+10 seconds later SIGKILL; not after POST /quitquitquit, which jobs send at their end. As the first process of a
+container, the agent reaps orphaned processes.
+
+Exit codes:
+  the application's own, or 128 plus the number of the signal that killed it
+  255    the proxy was not ready in time, and the application was not started
+  126    the application cannot be executed
+  127    the application was not found, or there is no suitable Envoy
+  2      wrong flags or configuration
+  other  the proxy exited before the application, with that code`
+
+func newRunCommand() *cobra.Command {
+	o := &proxyOptions{}
+	var timeoutSeconds uint32
+	c := &cobra.Command{
+		Use:     "run [sidecar|router] [flags] -- PROGRAM [ARGS]",
+		Short:   "Run an application with its proxy, and stop the proxy when it exits",
+		Long:    runHelp,
+		Example: "  pilotfish-agent run -- /app/job --once",
+		Args:    usageArgs(checkRunArgs),
+		// As for `proxy`, which this command replaces in pods.
+		FParseErrWhitelist: cobra.FParseErrWhitelist{UnknownFlags: true},
+		RunE: func(cmd *cobra.Command, args []string) error {
+			dash := cmd.ArgsLenAtDash()
+			return o.run(cmd, args[:dash], args[dash:], time.Duration(timeoutSeconds)*time.Second)
+		},
+	}
+	o.addTo(c.Flags())
+	c.Flags().Uint32Var(&timeoutSeconds, "timeoutSeconds", 60, "how long to wait for the proxy to be ready")
+	return c
+}
+
+func checkRunArgs(cmd *cobra.Command, args []string) error {
+	switch dash := cmd.ArgsLenAtDash(); {
+	case dash < 0 || dash == len(args):
+		return fmt.Errorf("there is no application to run: write it after --, as `%s -- /app/job --once`", cmd.CommandPath())
+	case dash > 1:
+		return fmt.Errorf("write at most one proxy type before --: %q", args[:dash])
+	}
+	return nil
+}
+
+func (o *proxyOptions) run(cmd *cobra.Command, args, argv []string, timeout time.Duration) error {
+	started := time.Now()
+	path, err := findApplication(argv[0])
+	if err != nil {
+		return err
+	}
+	c, log, err := o.prepare(cmd, args)
+	if err != nil {
+		return err
+	}
+	defer log.Close()
+	a, err := agent.New(agent.Options{Config: c, Logger: log.Logger, Log: log, Started: started,
+		EnvoyOutput: log.WriteEnvoyLine})
+	if err != nil {
+		return err
+	}
+	stopNotifier := a.NotifySystemd(cmd.Context())
+	err = newAppSupervisor(a, path, argv, timeout).run(cmd.Context())
+	stopNotifier(err)
+	return err
+}

@@ -1,0 +1,81 @@
+package command
+
+import (
+	"context"
+	"log/slog"
+	"os"
+	"os/signal"
+	"sync"
+	"syscall"
+
+	"github.com/pilotfish-mesh/pilotfish/agent"
+)
+
+// signals receives the signals to the agent process.
+type signals struct {
+	// ctx ends with the first SIGTERM, SIGINT or SIGHUP. hasten is closed by the second one, drain by SIGUSR2.
+	ctx     context.Context
+	shorten chan struct{}
+	drain   chan struct{}
+	stop    func()
+}
+
+// handleSignals handles signals until stop is called.
+func handleSignals(parent context.Context, logger *slog.Logger) *signals {
+	ctx, cancel := context.WithCancel(parent)
+	s := &signals{ctx: ctx, shorten: make(chan struct{}), drain: make(chan struct{})}
+	incoming := make(chan os.Signal, 4)
+	signal.Notify(incoming, syscall.SIGTERM, os.Interrupt, syscall.SIGUSR2)
+	if !signal.Ignored(syscall.SIGHUP) { // nohup ignores it
+		signal.Notify(incoming, syscall.SIGHUP) // a closed terminal must not cut requests
+	}
+	done := make(chan struct{})
+	go func() {
+		hasten, drain := sync.OnceFunc(func() { close(s.shorten) }), sync.OnceFunc(func() { close(s.drain) })
+		for {
+			select {
+			case got := <-incoming:
+				if got == syscall.SIGUSR2 {
+					logger.Info("signal to drain", "signal", got.String())
+					drain()
+					continue
+				}
+				logger.Info("signal to stop", "signal", got.String())
+				if ctx.Err() != nil {
+					hasten()
+				}
+				cancel()
+			case <-done:
+				return
+			}
+		}
+	}()
+	s.stop = func() { signal.Stop(incoming); close(done); cancel() }
+	return s
+}
+
+// notifyReopen returns a channel that receives SIGUSR1. It is called at startup, because SIGUSR1 terminates the process
+// by default.
+func notifyReopen() chan os.Signal {
+	signals := make(chan os.Signal, 1)
+	signal.Notify(signals, syscall.SIGUSR1)
+	return signals
+}
+
+// reopenOnSignal reopens the logs at each signal until stop is called.
+func reopenOnSignal(a *agent.Agent, signals chan os.Signal) (stop func()) {
+	ctx, cancel := context.WithCancel(context.Background())
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		for {
+			select {
+			case <-signals:
+				a.ReopenLogs(ctx)
+			case <-ctx.Done():
+				return
+			}
+		}
+	}()
+	return func() { signal.Stop(signals); cancel(); <-done }
+}

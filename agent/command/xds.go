@@ -1,0 +1,259 @@
+package command
+
+import (
+	"cmp"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"net/http"
+	"os"
+	"os/signal"
+	"strings"
+	"syscall"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"github.com/pilotfish-mesh/pilotfish/agent"
+	"github.com/pilotfish-mesh/pilotfish/agent/logging"
+	"github.com/pilotfish-mesh/pilotfish/internal/termtext"
+	"github.com/pilotfish-mesh/pilotfish/xdsproxy"
+)
+
+func newXDSCommand() *cobra.Command {
+	c := &cobra.Command{
+		Use:   "xds",
+		Short: "Show what a running agent relays between Envoy and the control plane",
+		Args:  usageArgs(cobra.NoArgs),
+		RunE:  func(cmd *cobra.Command, _ []string) error { return cmd.Help() },
+	}
+	c.AddCommand(newXDSStatusCommand(), newXDSHistoryCommand(), newTapCommand())
+	return c
+}
+
+// newXDSQueryCommand returns a command that sends one query and prints the response.
+func newXDSQueryCommand[T any](c *cobra.Command, path string, table func(io.Writer, T)) *cobra.Command {
+	var q agentQuery
+	c.Args = usageArgs(cobra.NoArgs)
+	c.RunE = func(cmd *cobra.Command, _ []string) error {
+		var report T
+		if err := q.call(cmd.Context(), logTimeout, http.MethodGet, path, nil, &report); err != nil {
+			return err
+		}
+		return q.print(cmd.OutOrStdout(), report, func(w io.Writer) { table(w, report) })
+	}
+	q.addTo(c.Flags())
+	return c
+}
+
+func newXDSStatusCommand() *cobra.Command {
+	return newXDSQueryCommand(&cobra.Command{
+		Use:   "status",
+		Short: "Show the state of each resource type: accepted or rejected, and why",
+	}, "/xds/status", printXDSStatus)
+}
+
+func printXDSStatus(w io.Writer, s xdsproxy.Status) {
+	state := "connected"
+	if !s.Connected {
+		state = "not connected: " + cmp.Or(s.Reason, "no response yet")
+	}
+	fmt.Fprintf(w, "control plane\t%s\t%s\n", cmp.Or(s.Upstream, "-"), state)
+	fmt.Fprintf(w, "last response\t%s\n", formatAgo(s.LastResponse))
+	if s.LastGood != nil {
+		printLastGood(w, *s.LastGood)
+	}
+	fmt.Fprintln(w)
+	fmt.Fprintln(w, "TYPE\tSTATE\tSUBSCRIBED\tVERSION\tACKS\tNACKS\tLAST ACK\tBYTES")
+	for _, t := range s.Types {
+		subscribed := fmt.Sprint(t.Subscribed)
+		if t.Wildcard {
+			subscribed = "all"
+		}
+		fmt.Fprintf(w, "%s\t%s\t%s\t%s\t%d\t%d\t%s\t%d\n", shortTypeOf(t.TypeURL), t.State, subscribed, cmp.Or(t.Version, "-"),
+			t.Acks, t.Nacks, formatAgo(t.LastAck), t.ResponseBytes)
+	}
+	for _, t := range s.Types {
+		if n := t.LastNack; n != nil && t.State == xdsproxy.StateRejected {
+			fmt.Fprintf(w, "\n%s was rejected %s: %s\n", shortTypeOf(t.TypeURL), formatAgo(n.Time), termtext.ShortLine(n.Reason))
+		}
+		for _, r := range t.Rejected {
+			fmt.Fprintf(w, "rejected: %s %s, %d times, since %s: %s\n", shortTypeOf(t.TypeURL), r.Name, r.Count, formatAgo(r.Since), termtext.ShortLine(r.Reason))
+		}
+	}
+}
+
+func newXDSHistoryCommand() *cobra.Command {
+	return newXDSQueryCommand(&cobra.Command{
+		Use:   "history",
+		Short: "Show the last events between Envoy, agent and control plane",
+	}, "/xds/history", printXDSHistory)
+}
+
+func printXDSHistory(w io.Writer, h xdsproxy.History) {
+	for _, e := range h.Events {
+		what := shortTypeOf(e.TypeURL)
+		if e.TypeURL == "" {
+			what = e.Address
+		}
+		if e.Process != 0 {
+			what = fmt.Sprintf("pid %d", e.Process)
+		}
+		fmt.Fprintf(w, "%s\t%s\t%s\t%s\t%s\n", e.Time.Local().Format(timeOfDayFormat), e.Kind, what, e.Version, eventDetail(e))
+	}
+}
+
+func eventDetail(e xdsproxy.Event) string {
+	var parts []string
+	if e.Resources > 0 || e.Removed > 0 {
+		parts = append(parts, fmt.Sprintf("+%d -%d", e.Resources, e.Removed))
+	}
+	if e.Bytes > 0 {
+		parts = append(parts, fmt.Sprintf("%d bytes", e.Bytes))
+	}
+	if e.Reason != "" {
+		parts = append(parts, termtext.ShortLine(e.Reason))
+	}
+	return strings.Join(parts, ", ")
+}
+
+const tapHelp = `Show the messages between Envoy, agent and control plane live.
+
+Each message is one line. With --contents the resources follow it, each as JSON, without secrets: fields that Envoy's API
+marks as sensitive, and values that look like a key, a token or a password. Resources of unknown types are shown in base64
+with their size. The tap does not slow down the streams: messages that it cannot write in time are dropped and counted.`
+
+func newTapCommand() *cobra.Command {
+	var configPath, format string
+	var o agent.TapRequest
+	var own logging.Options
+	c := &cobra.Command{
+		Use:     "tap",
+		Short:   "Show the messages of the xDS streams live",
+		Long:    tapHelp,
+		Example: "  pilotfish-agent xds tap\n  pilotfish-agent xds tap --type cds,eds --name reviews --contents --for 5m\n  pilotfish-agent xds tap -o json | jq 'select(.kind == \"nack\")'",
+		Args:    usageArgs(cobra.NoArgs),
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			show, err := tapPrinter(cmd.OutOrStdout(), format)
+			if err != nil {
+				return err
+			}
+			ctx, stop := signal.NotifyContext(cmd.Context(), os.Interrupt, syscall.SIGTERM)
+			defer stop()
+			lines, err := agent.DialControl(configPath).OpenTap(ctx, o)
+			if ctx.Err() != nil {
+				return nil
+			}
+			if err != nil {
+				return err
+			}
+			defer lines.Close()
+			return readTap(ctx, lines, show)
+		},
+	}
+	f := c.Flags()
+	f.StringSliceVar(&o.Types, "type", nil, "only these types: cds, lds, rds, eds, …, a type name, or a type URL")
+	f.StringVar(&o.Name, "name", "", "only resources whose name contains this text")
+	f.BoolVar(&o.Contents, "contents", false, "show the contents of the resources")
+	f.DurationVar(&o.For, "for", 30*time.Second, "duration of the tap")
+	f.StringVarP(&format, "output", "o", formatTable, "table (one line per message) or json (one object per line)")
+	addConfigPath(f, &configPath)
+	own.AddTo(f)
+	return c
+}
+
+// readTap prints the tap's lines until the tap or ctx ends.
+func readTap(ctx context.Context, from io.Reader, show func(json.RawMessage) error) error {
+	lines := json.NewDecoder(from)
+	for {
+		var line json.RawMessage
+		switch err := lines.Decode(&line); {
+		case ctx.Err() != nil, errors.Is(err, io.EOF):
+			return nil
+		case err != nil:
+			return fmt.Errorf("the agent ended the tap: %w", err)
+		}
+		if err := show(line); err != nil {
+			return err
+		}
+	}
+}
+
+func tapPrinter(w io.Writer, format string) (func(json.RawMessage) error, error) {
+	switch format {
+	case formatJSON:
+		return func(line json.RawMessage) error {
+			_, err := fmt.Fprintf(w, "%s\n", line)
+			return err
+		}, nil
+	case formatTable:
+		return func(line json.RawMessage) error {
+			var l xdsproxy.TapLine
+			if err := json.Unmarshal(line, &l); err != nil {
+				return fmt.Errorf("reading the agent's answer: %w", err)
+			}
+			return printTapLine(w, l)
+		}, nil
+	}
+	return nil, usagef("output format %q is not known; use table or json", format)
+}
+
+// timeOfDayFormat has the precision that is needed to order messages.
+const timeOfDayFormat = "15:04:05.000"
+
+func printTapLine(w io.Writer, l xdsproxy.TapLine) error {
+	if l.Lost > 0 {
+		fmt.Fprintf(w, "… %d messages were left out\n", l.Lost)
+	}
+	var err error
+	switch l.Kind {
+	case "":
+	case xdsproxy.TapResource:
+		_, err = fmt.Fprintf(w, "    %s %s (%d bytes)\n", l.Name, l.Version, l.Bytes)
+		if err == nil && len(l.Content) > 0 {
+			_, err = fmt.Fprintf(w, "    %s\n", l.Content)
+		}
+	default:
+		_, err = fmt.Fprintf(w, "%s  %-13s → %-13s  %-8s  %-22s  %s\n", l.Time.Local().Format(timeOfDayFormat), l.From, l.To, l.Kind, shortTypeOf(l.TypeURL), tapDetail(l))
+	}
+	return err
+}
+
+func tapDetail(l xdsproxy.TapLine) string {
+	var parts []string
+	add := func(format string, args ...any) { parts = append(parts, fmt.Sprintf(format, args...)) }
+	if l.Version != "" {
+		add("version %s", l.Version)
+	}
+	if l.Kind == xdsproxy.TapResponse {
+		add("%d resources, %d bytes", l.Resources, l.Bytes)
+	}
+	list := func(what string, names []string) {
+		if len(names) > 0 {
+			add("%s %s", what, strings.Join(names, " "))
+		}
+	}
+	list("names", l.Names)
+	list("without", l.Unsubscribed)
+	list("removed", l.Removed)
+	if l.Known > 0 {
+		add("has %d already", l.Known)
+	}
+	if l.Reason != "" {
+		add("%s", termtext.ShortLine(l.Reason))
+	}
+	return strings.Join(parts, "; ")
+}
+
+func shortTypeOf(typeURL string) string {
+	return typeURL[strings.LastIndexAny(typeURL, "./")+1:]
+}
+
+func formatAgo(t time.Time) string {
+	if t.IsZero() {
+		return "never"
+	}
+	return time.Since(t).Round(time.Second).String() + " ago"
+}
