@@ -14,7 +14,7 @@ import (
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 
-	"github.com/pilotfish-mesh/pilotfish/internal/dial"
+	"github.com/pilotfish-mesh/pilotfish/internal/backoff"
 	"github.com/pilotfish-mesh/pilotfish/internal/redact"
 	"github.com/pilotfish-mesh/pilotfish/xdsproxy/lastgood"
 	"github.com/pilotfish-mesh/pilotfish/xdsproxy/wire"
@@ -51,7 +51,7 @@ type session struct {
 	requests  chan *wire.Message
 	envoyDone atomic.Bool // Envoy has ended its side
 	// endBackoff grows while control planes answer and end the stream soon.
-	endBackoff dial.Backoff
+	endBackoff backoff.Backoff
 	// silentUpstreams counts upstream streams that ended with errSilent; guarded by mu.
 	silentUpstreams int
 
@@ -73,7 +73,7 @@ func (r *Relay) serve(v wire.Variant, stream grpc.ServerStream) error {
 	s := &session{
 		relay: r, proto: v, downstream: stream, process: peerPID(stream.Context()), ctx: ctx, cancel: cancel,
 		requests: make(chan *wire.Message), state: newStreamState(v),
-		endBackoff: dial.Backoff{Min: r.config.MinRetry, Max: r.config.MaxRefused},
+		endBackoff: backoff.Backoff{Min: r.config.MinRetry, Max: r.config.MaxRefused},
 	}
 	r.classifyStream(s)
 	s.state.storesConfig = s.store != nil && s.store.IsUsable()

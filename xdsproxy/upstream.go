@@ -12,7 +12,7 @@ import (
 	"google.golang.org/grpc/keepalive"
 	"google.golang.org/grpc/metadata"
 
-	"github.com/pilotfish-mesh/pilotfish/internal/dial"
+	"github.com/pilotfish-mesh/pilotfish/internal/backoff"
 	"github.com/pilotfish-mesh/pilotfish/xdsproxy/wire"
 )
 
@@ -31,7 +31,7 @@ type upstream struct {
 	lastFailed target
 	// noAnswerBackoff grows while no control plane answers, since noAnswerSince. refusedBackoff grows while control
 	// planes answer and refuse.
-	noAnswerBackoff, refusedBackoff dial.Backoff
+	noAnswerBackoff, refusedBackoff backoff.Backoff
 	noAnswerSince                   time.Time
 	// pingSlowdown multiplies the keepalive interval, after a control plane has treated pings as an attack.
 	pingSlowdown atomic.Int64
@@ -66,8 +66,8 @@ func newUpstream(config Config, book *statusTracker) *upstream {
 		tracker:         book,
 		ready:           make(chan *lease),
 		wake:            make(chan struct{}, 1),
-		noAnswerBackoff: dial.Backoff{Min: config.MinRetry, Max: config.MaxRetry},
-		refusedBackoff:  dial.Backoff{Min: config.MinRetry, Max: config.MaxRefused},
+		noAnswerBackoff: backoff.Backoff{Min: config.MinRetry, Max: config.MaxRetry},
+		refusedBackoff:  backoff.Backoff{Min: config.MinRetry, Max: config.MaxRefused},
 	}
 }
 
