@@ -6,6 +6,7 @@ import (
 	"crypto/rand"
 	"crypto/tls"
 	"crypto/x509"
+	"errors"
 	"fmt"
 	"net"
 	"slices"
@@ -26,7 +27,7 @@ func serverNames() []string {
 
 // ServerTLS returns the configuration of the control plane's TLS port. The certificate has the usual names of a control
 // plane and the specified ones (DNS names and IP addresses), and is renewed automatically. Client certificates are
-// optional and verified. HTTP/2 is enabled. Options.TLSPolicy restricts it.
+// optional and verified. Connections for workloads' requests are refused. HTTP/2 is enabled. Options.TLSPolicy restricts it.
 func (a *Authority) ServerTLS(names ...string) *tls.Config {
 	own := &serverCertificate{authority: a, names: cleanNames(append(serverNames(), names...))}
 	// The first certificate is created now, so that the first client does not wait, and so that errors are logged at
@@ -42,12 +43,23 @@ func (a *Authority) ServerTLS(names ...string) *tls.Config {
 	a.opts.TLSPolicy.Narrow(config)
 	// The trusted roots change in a rotation. Each connection therefore uses a copy of the configuration with the
 	// current roots.
-	config.GetConfigForClient = func(*tls.ClientHelloInfo) (*tls.Config, error) {
+	config.GetConfigForClient = func(hello *tls.ClientHelloInfo) (*tls.Config, error) {
+		if isWorkloadTLS(hello) {
+			return nil, errWorkloadTLS
+		}
 		now := config.Clone()
 		now.GetConfigForClient, now.ClientCAs = nil, a.signing().pool
 		return now, nil
 	}
 	return config
+}
+
+var errWorkloadTLS = errors.New("the client offers the ALPN protocols of connections between workloads: a DestinationRule with ISTIO_MUTUAL leads a proxy to the control plane")
+
+// isWorkloadTLS reports whether a client offers the protocols with which proxies announce mutual TLS between workloads.
+// Such a connection carries requests of a proxy's clients, and must not have the proxy's identity here. Agents offer h2.
+func isWorkloadTLS(hello *tls.ClientHelloInfo) bool {
+	return slices.ContainsFunc(hello.SupportedProtos, func(name string) bool { return strings.HasPrefix(name, "istio") })
 }
 
 // cleanNames removes empty and duplicate names.

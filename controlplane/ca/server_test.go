@@ -154,3 +154,16 @@ func TestServerReportsAnExpiredRoot(t *testing.T) {
 		t.Errorf("the log: %s", book.String())
 	}
 }
+
+func TestServerRefusesConnectionsBetweenWorkloads(t *testing.T) {
+	for _, c := range []struct {
+		offered []string
+		refused bool
+	}{
+		{nil, false}, {[]string{"h2"}, false}, {[]string{"istio-h2", "istio", "h2"}, true}, {[]string{"istio"}, true}, {[]string{"h2", "istio-http/1.1"}, true},
+	} {
+		if got := isWorkloadTLS(&tls.ClientHelloInfo{SupportedProtos: c.offered}); got != c.refused {
+			t.Errorf("%q is refused: %v", c.offered, got)
+		}
+	}
+}

@@ -35,6 +35,7 @@ func attacks() []attack {
 	return slices.Concat(
 		endpointAttacks,
 		endpointNameAttacks,
+		endpointControlPlaneAttacks,
 		agentSocketAttacks,
 		adminAttacks,
 		controlPlaneAttacks,
