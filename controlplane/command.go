@@ -105,7 +105,7 @@ func runCommand(ctx context.Context, cfg Config) error {
 	if cfg.StateDir, err = stateDir(cfg.StateDir); err != nil {
 		return err
 	}
-	go freeOSMemory(ctx)
+	limitHeap()
 	server, err := New(cfg)
 	if err != nil {
 		return err

@@ -25,6 +25,16 @@ func memoryLimit() int64 {
 	return limit
 }
 
+// limitHeap sets Go's memory limit to nine tenths of the cgroup limits, unless GOMEMLIMIT is set. The garbage of a burst
+// of clients is then collected before the kernel kills the process.
+func limitHeap() {
+	if debug.SetMemoryLimit(-1) == math.MaxInt64 {
+		if limit := cgroupMemory("/proc/self/cgroup", "/sys/fs/cgroup"); limit != math.MaxInt64 {
+			debug.SetMemoryLimit(limit / 10 * 9)
+		}
+	}
+}
+
 // cgroupMemory returns the smallest memory limit of the process's cgroup and its parents, or math.MaxInt64.
 func cgroupMemory(membership, root string) int64 {
 	limit := int64(math.MaxInt64)

@@ -65,9 +65,25 @@ func security(kind, name, spec string) string {
 
 // whileRunning maps the codes that only a running mesh can report to the tests that check them.
 var whileRunning = map[config.Code]string{
-	config.KeysNotFetched:  "controlplane: TestKeysThatCannotBeFetchedAreToldAtTheRuleUntilTheyCan",
-	config.RejectedByEnvoy: "controlplane: TestRejectionNamesTheDocumentThatChangedAndTheFieldThatItQuotes",
+	config.KeysNotFetched:  "controlplane: TestKeysNotFetchedAreReportedAtTheRule",
+	config.RejectedByEnvoy: "controlplane: TestRejectionNamesTheChangedDocumentAndTheQuotedField",
 	config.PatchSkipped:    "controlplane/translate: TestPatchesThatEnvoyWouldRejectAreSkipped",
+}
+
+func TestTestsOfRunningMeshesExist(t *testing.T) {
+	for code, named := range whileRunning {
+		folder, name, _ := strings.Cut(named, ": ")
+		files, err := filepath.Glob(filepath.Join("..", "..", folder, "*_test.go"))
+		if err != nil {
+			t.Fatal(err)
+		}
+		if !slices.ContainsFunc(files, func(file string) bool {
+			text, err := os.ReadFile(file)
+			return err == nil && strings.Contains(string(text), "\nfunc "+name+"(")
+		}) {
+			t.Errorf("%s: %s has no test %s", code, folder, name)
+		}
+	}
 }
 
 // findings maps each code to documents that cause the finding at the marked line, in addition to those of the shop.
