@@ -15,8 +15,8 @@ const (
 	// analysisPause is how long changes must pause before the documents are analysed for the log. The analysis reads
 	// all documents and must not delay pushes.
 	analysisPause = 200 * time.Millisecond
-	// minFindingAge is how long a workload-dependent finding must persist before it is reported, because workloads
-	// start and stop.
+	// minFindingAge is how long a finding that depends on workloads must persist before it is reported. Workloads start
+	// and stop often, which causes short-lived findings.
 	minFindingAge = 10 * time.Second
 )
 
@@ -25,7 +25,7 @@ var workloadFindings = []config.Code{
 	config.SubsetWithoutEndpoints, config.SelectsNothing, config.MutualToPlaintext, config.StrictWithoutSidecar, config.UnknownIdentity,
 }
 
-// analysisLoop analyses the documents in relation to each other, in the background, and logs and counts the findings.
+// analysisLoop analyses in the background how the documents affect each other. It logs and counts the findings.
 type analysisLoop struct {
 	store  config.Store
 	latest func() *snapshot.Snapshot
@@ -36,7 +36,7 @@ type analysisLoop struct {
 
 	mu           sync.Mutex
 	firstSeen    map[config.Problem]time.Time // first time of each workload-dependent finding
-	latestCounts map[findingKey]int           // of the last analysis
+	latestCounts map[findingKey]int           // result of the last analysis
 
 	logged map[config.Problem]bool // logged findings that still exist; only run uses it
 }
@@ -60,7 +60,7 @@ func (f *analysisLoop) run(ctx context.Context) {
 		case <-f.wake:
 		case <-again.C:
 		}
-		select { // merge further changes
+		select { // merges further changes
 		case <-ctx.Done():
 			return
 		case <-time.After(analysisPause):
@@ -68,7 +68,7 @@ func (f *analysisLoop) run(ctx context.Context) {
 		problems := f.problems()
 		f.updateCounts(problems)
 		f.logNew(problems)
-		again.Reset(minFindingAge + time.Second) // check findings again that have not persisted long enough
+		again.Reset(minFindingAge + time.Second) // check again the findings that have not persisted long enough
 	}
 }
 

@@ -104,7 +104,7 @@ func TestRegistrationRequiresProofOfTheServiceAccount(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer plain.Close()
-	wantCode(t, connectMember(t.Context(), t, plain), codes.FailedPrecondition, "proves no service account", "over TLS")
+	wantCode(t, connectMember(t.Context(), t, plain), codes.FailedPrecondition, "must prove their service account", "over TLS")
 	if _, page := p.get("/debug/registrations"); strings.Contains(page, "10.9.8.7") {
 		t.Errorf("it is registered all the same: %s", page)
 	}

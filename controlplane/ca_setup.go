@@ -20,12 +20,13 @@ type AuthorityConfig struct {
 	// PlugIn is a directory with an externally created CA, in Istio's format: ca-cert.pem, ca-key.pem, root-cert.pem
 	// and cert-chain.pem. Watched.
 	PlugIn string
-	// TTL is the lifetime of certificates whose request has none; MaxTTL is the maximum lifetime.
+	// TTL is the lifetime of a certificate if the request specifies none. MaxTTL is the maximum lifetime.
 	TTL, MaxTTL time.Duration
 	// Overlap is how long a new root is distributed before it signs. RotateBefore is how long before its expiry a root
-	// is replaced; negative means never.
+	// is replaced. A negative value means never.
 	Overlap, RotateBefore time.Duration
-	// AuditFile receives lines about issued and refused certificates, see ca.AuditFile; empty: only the usual log is written.
+	// AuditFile receives lines about issued and refused certificates, see ca.AuditFile. If it is empty, these are only
+	// in the usual log.
 	AuditFile string
 	// DenyList is a YAML file of refused accounts and certificate serial numbers. Watched. Empty: nothing is refused.
 	DenyList string
@@ -37,7 +38,7 @@ type AuthorityConfig struct {
 // authorityInterval is the polling interval of the authority's files.
 const authorityInterval = 2 * time.Second
 
-// issuerKeysFile caches that issuer's keys in the state directory.
+// issuerKeysFile is the cache of the external issuer's keys in the state directory.
 const issuerKeysFile = "trusted-issuer-keys"
 
 func (s *Server) authorityOptions(domain string) (ca.Options, error) {
@@ -53,7 +54,7 @@ func (s *Server) authorityOptions(domain string) (ca.Options, error) {
 		}
 		options.Issuers = []ca.TokenIssuer{issuer}
 	} else if c.IssuerKeys != "" || c.IssuerAudience != "" {
-		return options, errors.New("keys or an audience of a token issuer are set without the issuer: set --jwt-issuer")
+		return options, errors.New("--jwt-issuer is required if keys or an audience of the token issuer are set")
 	}
 	if c.AuditFile != "" {
 		var err error
@@ -87,12 +88,12 @@ func (s *Server) tokenIssuer(c AuthorityConfig) (ca.TokenIssuer, error) {
 		if set, ok := s.issuerKeys.Sets()[at]; ok {
 			return set, nil
 		}
-		return "", fmt.Errorf("its keys could not be fetched from %s yet", at)
+		return "", fmt.Errorf("the control plane has not fetched the issuer's keys from %s yet", at)
 	}
 	return issuer, nil
 }
 
-// readKeys reads keys from a file. It is called for each use, because the file may be replaced.
+// readKeys reads keys from a file. It is called for each use, because users may replace the file.
 func readKeys(path string) (string, error) {
 	f, err := os.Open(path)
 	if err != nil {

@@ -12,12 +12,12 @@ import (
 
 func authorityFlags(flags *pflag.FlagSet, c *AuthorityConfig) {
 	flags.StringVar(&c.PlugIn, "ca-plug-in", "", "directory with an externally created CA: ca-cert.pem, ca-key.pem, root-cert.pem, cert-chain.pem")
-	flags.DurationVar(&c.TTL, "workload-cert-ttl", ca.DefaultTTL, "lifetime of workload certificates whose request has none")
+	flags.DurationVar(&c.TTL, "workload-cert-ttl", ca.DefaultTTL, "lifetime of workload certificates whose request specifies none")
 	flags.DurationVar(&c.MaxTTL, "max-workload-cert-ttl", ca.DefaultMaxTTL, "maximum lifetime of workload certificates; longer requests are shortened")
 	flags.DurationVar(&c.Overlap, "root-overlap", ca.DefaultOverlap, "how long a new root is distributed before it signs")
 	flags.DurationVar(&c.RotateBefore, "rotate-root-before", ca.DefaultRotateBefore, "how long before its expiry a root is replaced automatically; negative: never")
 	flags.StringVar(&c.AuditFile, "ca-audit-log", "", "file that receives a JSON line for each issued or refused certificate; for unauthenticated clients, one line per minute")
-	flags.StringVar(&c.DenyList, "deny-list", "", "YAML `file` with lists of accounts (NAMESPACE/SERVICE-ACCOUNT) and serials (of certificates, hexadecimal) that get no certificate and no configuration; watched")
+	flags.StringVar(&c.DenyList, "deny-list", "", "YAML `file` with lists of accounts (NAMESPACE/SERVICE-ACCOUNT) and serials (of certificates, hexadecimal) that receive no certificate and no configuration; the control plane watches the file")
 	flags.StringVar(&c.Issuer, "jwt-issuer", "", "issuer of JWTs that also prove service accounts (subject system:serviceaccount:NAMESPACE:NAME)")
 	flags.StringVar(&c.IssuerKeys, "jwt-issuer-keys", "", "file or URL of that issuer's keys, a JWK set (default: from its OpenID Connect discovery document)")
 	flags.StringVar(&c.IssuerAudience, "jwt-audience", "", "audience of those JWTs (default "+ca.TokenAudience+")")

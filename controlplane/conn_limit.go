@@ -30,7 +30,7 @@ const (
 	maxUnauthenticatedCalls = 10
 )
 
-// openFiles returns the process's limit of open files.
+// openFiles returns the limit of open files of the process.
 func openFiles() int {
 	var limit syscall.Rlimit
 	if err := syscall.Getrlimit(syscall.RLIMIT_NOFILE, &limit); err != nil || limit.Cur > math.MaxInt32 {
@@ -47,7 +47,7 @@ type portLimit struct {
 	name string
 	// authTimeout is the time after which an unauthenticated connection is closed; 0 disables it.
 	authTimeout time.Duration
-	// plaintext: connections of the port are never authenticated. A stream stops authTimeout.
+	// plaintext: clients on this port are never authenticated. A stream stops the authentication timeout.
 	plaintext bool
 }
 
@@ -57,9 +57,10 @@ type portLimit struct {
 // it is authenticated. A client certificate of the mesh promotes the connection when the handshake is complete. The
 // other slots are reserved for promoted connections.
 //
-// When a share is used up, a new connection replaces one of the network that has the most, however active that one is.
-// Clients of one network therefore do not lock out others. Within the network, a random connection of the older half is
-// replaced: of many clients that connect at the same time some succeed, and the others retry.
+// When all slots of a share are in use, a new connection replaces a connection of the source network that has the most,
+// even if that connection is active. Clients of one network therefore cannot lock out others. Within the network, the
+// limiter replaces a random connection of the older half. If many clients connect at the same time, some of them
+// succeed, and the others retry.
 type connLimiter struct {
 	max          int // negative: no limit
 	maxPlaintext int // connections of plaintext ports with a stream
@@ -69,7 +70,7 @@ type connLimiter struct {
 
 	mu              sync.Mutex
 	open            int // all connections
-	plaintext       int // of plaintext ports, with a stream
+	plaintext       int // connections of plaintext ports that have a stream
 	handshakes      connShare
 	unauthenticated connShare
 	logLimit        loglimit.Limiter
@@ -144,7 +145,7 @@ func (g *connLimiter) add(c *trackedConn) bool {
 	return true
 }
 
-// enter adds a connection to a share, from which it evicts another one if there is no slot; g.mu is held.
+// enter adds a connection to a share. If the share has no free slot, enter evicts another connection; g.mu is held.
 func (g *connLimiter) enter(share *connShare, c *trackedConn) {
 	switch own := share.bySource[c.source]; {
 	case g.max < 0:
@@ -179,7 +180,7 @@ func pickOld(conns []*trackedConn) *trackedConn { return conns[rand.IntN((len(co
 func (g *connLimiter) evict(c *trackedConn) {
 	g.release(c)
 	g.expired.WithLabelValues(c.limit.name).Inc()
-	go func() { _ = c.Conn.Close() }() // may block
+	go func() { _ = c.Conn.Close() }() // Close may block
 }
 
 // release frees the slots of a connection, once; g.mu is held.
@@ -204,7 +205,7 @@ func (g *connLimiter) logRefusal(port string) {
 	}
 	g.mu.Lock()
 	defer g.mu.Unlock()
-	g.log.Error("connections are refused because a limit is reached: raise the limit of open files (ulimit -n) or --max-connections",
+	g.log.Error("refusing connections because a limit is reached: raise the limit of open files (ulimit -n) or --max-connections",
 		"port", port, "connections", g.open, "maxConnections", g.max, "handshakes", g.handshakes.count, "maxHandshakes", g.handshakes.max,
 		"notAuthenticated", g.unauthenticated.count, "maxNotAuthenticated", g.unauthenticated.max, "maxPerNetwork", g.handshakes.maxSource, "unlogged", unlogged)
 }
@@ -217,10 +218,10 @@ type trackedConn struct {
 	source  netip.Prefix
 
 	share    *connShare  // nil after promotion
-	timer    *time.Timer // closes the connection if no call is authenticated; nil: none
+	timer    *time.Timer // closes the connection if no call is authenticated in time; nil if there is no timeout
 	promoted bool        // the client has an identity or, on a plaintext port, a stream
 	released bool
-	calls    int // while not promoted
+	calls    int // number of calls before promotion
 }
 
 // leaveShare removes the connection from its share; limiter.mu is held.
@@ -341,10 +342,11 @@ func (c *trackedConn) refuseCall() {
 	due := c.calls >= maxUnauthenticatedCalls && !c.promoted && !c.released
 	c.limiter.mu.Unlock()
 	if due {
-		// The status of the call is written within this time.
+		// The server writes the status of the call within this time.
 		time.AfterFunc(refusedCallLinger, func() { _ = c.Close() })
 	}
 }
 
-// refusedCallLinger is the time in which the last refusals reach the client before its connection is closed.
+// refusedCallLinger is the time after the last refusal until the connection is closed, so that the refusals reach the
+// client.
 const refusedCallLinger = 100 * time.Millisecond

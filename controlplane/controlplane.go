@@ -31,9 +31,9 @@ import (
 	"github.com/pilotfish-mesh/pilotfish/internal/tlspolicy"
 )
 
-// Debounce configures how changes are merged into one push. The first change after a quiet time is pushed at once.
+// Debounce configures how changes are merged into one push. The first change after a quiet time is pushed immediately.
 type Debounce struct {
-	After time.Duration // pause in the changes that starts a push; default 10 ms
+	After time.Duration // a push starts after this time without changes; default 10 ms
 	Max   time.Duration // maximum delay of a change; default 1 s
 }
 
@@ -42,7 +42,7 @@ func (d Debounce) quietTime() time.Duration { return 10 * d.After }
 
 // Config configures a control plane. Zero values select the defaults.
 type Config struct {
-	// ConfigDirs are directories or single files of YAML documents. Watched.
+	// ConfigDirs are directories or single files of YAML documents. The control plane watches them.
 	ConfigDirs []string
 	// OnInvalidPolicy selects how workloads of a policy are treated if none of its versions was valid; default: deny.
 	OnInvalidPolicy config.OnInvalidPolicy
@@ -53,13 +53,14 @@ type Config struct {
 	// Address is the IP address to listen on; default 127.0.0.1.
 	Address string
 	Ports   Ports
-	// HostAddress is the address of the plaintext and monitoring ports in this process's network. It is for meshes
-	// whose workloads can connect to Address, but must not connect to these ports; default: Address.
+	// HostAddress is the address at which this process opens the plaintext and monitoring ports. It is for meshes whose
+	// workloads can connect to Address but must not connect to these ports. Default: Address.
 	HostAddress string
 	// Listen opens a port, possibly in another network namespace; default: net.Listen.
 	Listen func(network, address string) (net.Listener, error)
-	// VirtualAddresses, if valid, is an IPv4 network from which services without an address get one. A mesh that
-	// captures traffic needs the address to identify the service of connections whose content is opaque.
+	// VirtualAddresses, if valid, is an IPv4 network from which services without an address receive a virtual address.
+	// In a mesh with redirection, that address identifies the service of a connection whose content Envoy cannot
+	// inspect.
 	VirtualAddresses netip.Prefix
 	// LocalNetworks are the loopback networks that contain the addresses of a local mesh's workloads.
 	LocalNetworks []netip.Prefix
@@ -69,7 +70,7 @@ type Config struct {
 	NamespaceGatewaySecrets bool
 	// Workloads are the workloads that the caller runs, ready or not.
 	Workloads []snapshot.Workload
-	// StartsProxies: the caller starts the proxies, configured by Server.ProxyConfig.
+	// StartsProxies: the caller starts the proxies, with the configuration that Server.ProxyConfig returns.
 	StartsProxies bool
 	// MeshConfigFile is a YAML file with Istio's MeshConfig. Watched.
 	MeshConfigFile string
@@ -96,8 +97,8 @@ type Config struct {
 	// AuthTimeout is how long a proxy's connection may exist without an authenticated stream, or on the plaintext port
 	// without any stream; default 15 s. Negative disables it.
 	AuthTimeout time.Duration
-	// AutomaticScope limits sidecars to the virtual hosts and clusters that their workloads use; they request further
-	// ones on demand. A node's metadata PILOTFISH_SCOPE (automatic or all) overrides it.
+	// AutomaticScope limits sidecars to the virtual hosts and clusters that their workloads use; their Envoys request
+	// further ones on demand. A node's metadata PILOTFISH_SCOPE (automatic or all) overrides it.
 	AutomaticScope bool
 	// OnDemandTimeout limits how long a request or connection waits for an on-demand resource while no control plane
 	// answers; default: translate.DefaultOnDemandTimeout.
@@ -134,7 +135,7 @@ func (c Config) gatewayAccounts() *snapshot.GatewayAccounts {
 
 func (c Config) withDefaults() (Config, error) {
 	if c.StateDir == "" {
-		return c, errors.New("the control plane has no state directory for its certificate authority: set Config.StateDir")
+		return c, errors.New("the certificate authority needs a state directory: set Config.StateDir")
 	}
 	if c.Address == "" {
 		c.Address = "127.0.0.1"
@@ -183,7 +184,7 @@ func (c Config) withDefaults() (Config, error) {
 		c.Logger = slog.New(slog.DiscardHandler)
 	}
 	if err := c.TLSPolicy.Check(); err != nil {
-		c.Logger.Warn(TLSPolicyVariable+" is unknown and ignored: TLS is not restricted", "error", err)
+		c.Logger.Warn(TLSPolicyVariable+" is unknown, so the control plane ignores it and does not restrict TLS", "error", err)
 		c.TLSPolicy = ""
 	}
 	return c, nil
@@ -342,18 +343,18 @@ func (s *Server) Run(ctx context.Context) error {
 
 	var background sync.WaitGroup
 	defer background.Wait()
-	defer stop() // before waiting
+	defer stop() // runs before the wait for the background goroutines
 	background.Go(func() { s.pushLoop.run(ctx) })
 	background.Go(func() { s.analysis.run(ctx) })
 	background.Go(func() { s.usage.run(ctx) })
-	background.Go(func() { _ = s.keys.Run(ctx) }) // returns only when the context ends
+	background.Go(func() { _ = s.keys.Run(ctx) }) // Run returns only when the context ends
 	if s.issuerKeys != nil {
-		background.Go(func() { _ = s.issuerKeys.Run(ctx) }) // likewise
+		background.Go(func() { _ = s.issuerKeys.Run(ctx) }) // Run returns only when the context ends
 	}
 	s.revocations.notify = s.pushLoop.noteRevocations
 	background.Go(func() {
 		s.authority.Run(ctx, authorityInterval, func() {
-			if s.denyList != nil { // the lists first, so that agents receive them together with the roots
+			if s.denyList != nil { // first, so that agents receive the lists together with the roots
 				s.denyList.writeLists()
 			}
 			s.pushLoop.noteAll()
@@ -366,7 +367,7 @@ func (s *Server) Run(ctx context.Context) error {
 	if s.dirs != nil {
 		background.Go(func() {
 			if err := s.dirs.Run(ctx); err != nil {
-				s.log.Error("the configuration directory is no longer watched", "error", err)
+				s.log.Error("watching the configuration directory failed; changes are not detected any more", "error", err)
 			}
 		})
 	}
@@ -401,7 +402,7 @@ func (s *Server) Health() (bool, string) {
 	}
 	if s.dirs != nil {
 		if ok, reason := s.dirs.Health(); !ok {
-			// The earlier configuration is in force, so clients are still served.
+			// The earlier configuration is still used, so the server still serves clients.
 			return true, reason
 		}
 	}

@@ -81,7 +81,8 @@ func (s *Server) identifyDebugCaller(r *http.Request) (debugCaller, error) {
 	if err := s.checkLocalCaller(r); err != nil {
 		return debugCaller{}, err
 	}
-	if err := httpguard.Check(r); err != nil { // a web page may use the platform's browser
+	// A web page could otherwise send requests from the platform user's browser.
+	if err := httpguard.Check(r); err != nil {
 		return debugCaller{}, err
 	}
 	return debugCaller{platform: true}, nil
@@ -101,14 +102,14 @@ func grpcContext(r *http.Request) context.Context {
 }
 
 // checkLocalCaller returns an error unless a process of this machine sent the request, as root or as this process's
-// user. In a local mesh it always fails: the proxies run as that user and forward their clients' requests.
+// user. In a local mesh it always returns an error: the proxies run as that user and forward requests of their clients.
 func (s *Server) checkLocalCaller(r *http.Request) error {
-	required := fmt.Errorf("debug pages require a token (Authorization: Bearer …) or a client certificate: an account of namespace %s sees the whole mesh, "+
-		"others see their own namespace", s.rootNamespace())
+	required := fmt.Errorf("debug pages require a token (Authorization: Bearer …) or a client certificate. Accounts of namespace %s see the whole mesh, "+
+		"other accounts see their own namespace", s.rootNamespace())
 	if s.cfg.StartsProxies {
-		return fmt.Errorf("%w. The commands of pilotfish use the control socket of the mesh instead", required)
+		return fmt.Errorf("%w. Use the commands of pilotfish, which connect to the control socket of the mesh", required)
 	}
-	required = fmt.Errorf("%w. From this machine, root and the user of the control plane need neither", required)
+	required = fmt.Errorf("%w. On this machine, root and the user of the control plane need no credentials", required)
 	local, ok := r.Context().Value(http.LocalAddrContextKey).(net.Addr)
 	if !ok {
 		return required

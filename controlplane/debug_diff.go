@@ -22,7 +22,7 @@ import (
 // maxDiffBytes limits the request body of a comparison.
 const maxDiffBytes = 8 << 20
 
-// DiffRequest contains the files of a directory that would replace the present ones.
+// DiffRequest contains the files that would replace the present files of the configuration directories.
 type DiffRequest struct {
 	Files []DiffFile `json:"files"`
 	// Secrets are the Kubernetes Secrets of those files, which are removed from the files' text.
@@ -40,8 +40,8 @@ type DiffSecret struct {
 	Registries bool `json:"registries,omitempty"`
 }
 
-// resource returns the Secret as a resource. It has the private key of the Secret now in force if both have the same
-// certificate, and its registry credentials.
+// resource returns the Secret as a resource. If the current Secret has the same certificate, the resource has the
+// private key of the current Secret. The registry credentials are those of the current Secret.
 func (d DiffSecret) resource(now config.Store) *config.Resource {
 	key := config.Key{Kind: config.Secret, Namespace: d.Namespace, Name: d.Name}
 	spec := &config.SecretSpec{Certificate: d.Certificate, Authorities: d.Authorities, Revoked: d.Revoked}
@@ -155,7 +155,7 @@ func (s *Server) serveDiff(w http.ResponseWriter, r *http.Request, c debugCaller
 func (s *Server) diff(request DiffRequest) (*DiffAnswer, error) {
 	before := s.pushLoop.snapshot()
 	if before == nil {
-		return nil, errors.New("there is no configuration yet")
+		return nil, errors.New("the control plane has no configuration yet")
 	}
 	answer := &DiffAnswer{Problems: []config.Problem{}, Groups: []compare.Group{}}
 	files := make([]config.File, len(request.Files))

@@ -23,7 +23,7 @@ import (
 )
 
 const (
-	// denyListInterval is the polling interval of the file: a change is in force within a second.
+	// denyListInterval is the polling interval of the file. It ensures that a change takes effect within a second.
 	denyListInterval = 250 * time.Millisecond
 	maxDenyList      = 16 << 20
 	// revocationName is the name of the only resource of its type.
@@ -32,7 +32,7 @@ const (
 	revocationFile = "ca-crl.pem"
 )
 
-// denyList watches the file of denied identities. While the file is refused, its last valid content stays in force.
+// denyList watches the file of denied identities. If the file becomes invalid, its last valid content stays in effect.
 type denyList struct {
 	path, revocationPath string
 	authority            *ca.Authority
@@ -46,7 +46,7 @@ type denyList struct {
 	writing sync.Mutex // held while the revocation lists are written
 }
 
-// openDenyList reads the file. It fails if the file is missing or malformed, because no earlier list is in force.
+// openDenyList reads the file. It fails if the file is missing or malformed, because there is no earlier list to use.
 func openDenyList(path, stateDir string, authority *ca.Authority, streams *openStreams, revocations *revocations, log *slog.Logger) (*denyList, error) {
 	d := &denyList{
 		path: path, revocationPath: filepath.Join(stateDir, revocationFile), authority: authority, streams: streams, revocations: revocations, log: log,
@@ -95,7 +95,7 @@ func (d *denyList) reload() {
 	text, list, err := d.read()
 	if err != nil {
 		if d.problem != err.Error() {
-			d.log.Error("the deny list is refused; the last valid one stays in force", "error", err)
+			d.log.Error("the deny list is invalid; the last valid one stays in effect", "error", err)
 		}
 		d.problem = err.Error()
 		return
@@ -113,32 +113,33 @@ func (d *denyList) apply(text []byte, list *ca.DenyList) {
 	d.authority.Deny(list)
 	ended := d.streams.endDenied()
 	accounts, serials := list.Len()
-	d.log.Info("deny list in force", "file", d.path, "accounts", accounts, "serials", serials, "streamsEnded", ended)
+	d.log.Info("deny list applied", "file", d.path, "accounts", accounts, "serials", serials, "streamsEnded", ended)
 	d.writeLists()
 }
 
-// writeLists signs the revocation lists with the authorities in force, writes them and sends them to agents.
+// writeLists signs the revocation lists with the current authorities, writes them to the file, and sends them to
+// agents.
 func (d *denyList) writeLists() {
 	d.writing.Lock()
 	defer d.writing.Unlock()
 	previous, err := os.ReadFile(d.revocationPath)
 	if err != nil && !errors.Is(err, fs.ErrNotExist) {
-		d.log.Warn("the revocation lists cannot be read, and are signed again", "error", err)
+		d.log.Warn("reading the revocation lists failed; the control plane signs them again", "error", err)
 	}
 	lists, err := d.authority.RevocationLists(previous)
 	if err != nil {
-		d.log.Error("proxies accept the certificates of denied serials among themselves: the revocation lists cannot be signed; "+
+		d.log.Error("signing the revocation lists failed, so proxies still accept denied certificates of other proxies: "+
 			"use an authority whose certificate has a subject key identifier and the key usage cRLSign", "error", err)
 	} else if !bytes.Equal(lists, previous) {
 		if err := atomicfile.Write(d.revocationPath, lists); err != nil {
-			d.log.Error("the revocation lists of denied serials cannot be written", "error", err)
+			d.log.Error("writing the revocation lists failed", "error", err)
 		}
 	}
 	if _, serials := d.authority.Denied().Len(); serials == 0 {
 		lists = nil
 	}
 	if err := d.revocations.set(lists, d.authority.RootPEM()); err != nil {
-		d.log.Error("the revocation lists cannot be sent to agents", "error", err)
+		d.log.Error("preparing the revocation lists for agents failed", "error", err)
 	}
 }
 
@@ -166,7 +167,7 @@ func (r *revocations) set(lists, roots []byte) error {
 	return nil
 }
 
-// resources returns one resource, also if nothing is denied, so that agents remove earlier lists.
+// resources returns one resource even if no certificate is denied, so that agents remove earlier lists.
 func (r *revocations) resources() []*xds.Resource {
 	if resource := r.resource.Load(); resource != nil {
 		return []*xds.Resource{resource}

@@ -37,7 +37,7 @@ func (s proxySource) Connect(ctx context.Context, node *corev3.Node, peer xds.Pe
 		return nil, s.refuseProxy(codes.InvalidArgument, peer, err)
 	}
 	p, err := translate.ParseProxy(node, peer.Identity)
-	if err != nil { // valid without the identity, so it does not match the identity
+	if err != nil { // the node is valid without the identity, so it contradicts the identity
 		return nil, s.refuseProxy(codes.PermissionDenied, peer, err)
 	}
 	p.Disconnected = ctx.Done()
@@ -51,7 +51,7 @@ func (s proxySource) Connect(ctx context.Context, node *corev3.Node, peer xds.Pe
 		}
 		context.AfterFunc(ctx, connected.registered.Disconnect)
 	}
-	if p.OnDemand { // after register, which sets the labels
+	if p.OnDemand { // runs after register, which sets the labels
 		connected.onDemand = newOnDemand(p, s.usageFor(p))
 	}
 	return connected, nil
@@ -62,7 +62,7 @@ func (s proxySource) usageFor(p *translate.Proxy) *usageHistory {
 	if p.Authenticated {
 		return s.usage
 	}
-	s.log.Info("the workload's usage history is not stored, because it proves no service account: connect it to the port for xDS over TLS", "node", p.ID)
+	s.log.Info("the control plane does not store the workload's usage history, because the workload did not prove a service account: connect it to the port for xDS over TLS", "node", p.ID)
 	return nil
 }
 
@@ -70,7 +70,7 @@ func (s proxySource) usageFor(p *translate.Proxy) *usageHistory {
 // group.
 func (s proxySource) registerWorkload(p *translate.Proxy, peer xds.Peer) (*registration.Registration, error) {
 	if !p.Authenticated { // otherwise any client of the plaintext port could receive the group's requests
-		return nil, fmt.Errorf("the workload at %s %w: it proves no service account, which members of a WorkloadGroup must: "+
+		return nil, fmt.Errorf("the workload at %s %w: members of a WorkloadGroup must prove their service account: "+
 			"connect to the port for xDS over TLS, with a token or a certificate", p.Address, registration.ErrRefused)
 	}
 	from, _ := netip.ParseAddrPort(peer.Address) // the registrar refuses the zero value
@@ -104,7 +104,7 @@ type proxy struct {
 	registered *registration.Registration // nil unless it belongs to a WorkloadGroup
 	onDemand   *onDemand                  // nil unless it requests virtual hosts and clusters on demand
 	withheld   *withheldSecretLog
-	// revocations are not part of the snapshot, because a denial takes effect at once.
+	// revocations are separate from the snapshot, because a denial must take effect immediately.
 	revocations *revocations
 }
 
@@ -122,7 +122,7 @@ func (p proxy) HandleHealthReport(healthy bool, reason string) {
 // address.
 func (p proxy) ReconnectReason() error {
 	if p.registered != nil && p.registered.IsOutdated() {
-		return fmt.Errorf("labels or member addresses of WorkloadGroup %s have changed", p.AutoRegisterGroup)
+		return fmt.Errorf("labels or member addresses of WorkloadGroup %s changed", p.AutoRegisterGroup)
 	}
 	return nil
 }

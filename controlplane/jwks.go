@@ -30,12 +30,14 @@ type KeyFetching struct {
 	AllowLoopback bool
 }
 
-// fetchGuard returns the address filter for key URLs in documents.
+// fetchGuard returns the guard that decides from which addresses the control plane may fetch keys whose URLs are in
+// documents.
 func (c Config) fetchGuard() fetchguard.Guard {
 	return fetchguard.Guard{Blocked: c.Keys.Blocked, NoLoopback: !isLoopback(c.Address) && !c.Keys.AllowLoopback}
 }
 
-// keysFile is in the state directory. It has no extension, for the same reason as lastGoodFile.
+// keysFile is the name of the key cache in the state directory. It has no extension, for the same reason as
+// lastGoodFile.
 const keysFile = "token-issuer-keys"
 
 func (s *Server) openKeys() error {
@@ -73,7 +75,7 @@ func trustedRoots(file string) (*x509.CertPool, error) {
 		pool = x509.NewCertPool()
 	}
 	if !pool.AppendCertsFromPEM(pem) {
-		return nil, fmt.Errorf("roots for fetching keys of token issuers: %s has no certificate in PEM", file)
+		return nil, fmt.Errorf("roots for fetching keys of token issuers: %s contains no PEM certificate", file)
 	}
 	return pool, nil
 }
@@ -82,15 +84,15 @@ func trustedRoots(file string) (*x509.CertPool, error) {
 func keyProblems(s *snapshot.Snapshot, failures []jwks.Failure) []config.Problem {
 	var out []config.Problem
 	for _, f := range failures {
-		message := fmt.Sprintf("the issuer's keys cannot be fetched since %s, and all its tokens are refused: %s", f.Since.UTC().Format(time.RFC3339), f.Reason)
+		message := fmt.Sprintf("the control plane cannot fetch the issuer's keys since %s, so proxies refuse all tokens of the issuer: %s", f.Since.UTC().Format(time.RFC3339), f.Reason)
 		if f.Known {
-			message = fmt.Sprintf("the issuer's keys cannot be fetched since %s; those from before are in use: %s", f.Since.UTC().Format(time.RFC3339), f.Reason)
+			message = fmt.Sprintf("the control plane cannot fetch the issuer's keys since %s; proxies use the keys that were fetched before: %s", f.Since.UTC().Format(time.RFC3339), f.Reason)
 		}
 		for _, user := range s.KeyUsers(f.Address) {
 			field := user.Field + ".jwksUri"
 			out = append(out, config.Problem{
 				Code: config.KeysNotFetched, Severity: config.Warning, Key: user.Key, At: user.PositionOf(field), Field: field, Value: f.Address,
-				Message: message, Remedy: "make the address reachable for the control plane, correct it, or set the keys in jwks",
+				Message: message, Remedy: "make the URL reachable for the control plane, correct it, or set the keys in the field jwks",
 			})
 		}
 	}

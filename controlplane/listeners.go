@@ -44,7 +44,7 @@ type Ports struct {
 }
 
 const (
-	// stopTimeout limits the graceful stop of a port's server; then its connections are closed.
+	// stopTimeout limits the graceful stop of a port's server. After it the server closes all connections.
 	stopTimeout = 2 * time.Second
 	// defaultAuthTimeout is the default of Config.AuthTimeout.
 	defaultAuthTimeout = 15 * time.Second
@@ -146,7 +146,7 @@ func (s *Server) plainPort(address string) int {
 	switch {
 	case number == NoPort || isLoopback(address):
 	case number == 0:
-		s.log.Info("the port for plaintext xDS is disabled, because its address is not loopback; --port enables it", "address", address)
+		s.log.Info("the port for plaintext xDS is disabled, because its address is not loopback; enable it with --port", "address", address)
 		return NoPort
 	default:
 		s.log.Warn("plaintext xDS is open to the network: any client can read the configuration of any namespace", "address", address)
@@ -160,7 +160,7 @@ func isLoopback(address string) bool {
 }
 
 // tokensHandler returns the handler of port 15016. If the monitoring port serves other machines, the debug pages are
-// served here too, so that callers do not send credentials in plaintext.
+// also served on this port, so that clients need not send credentials in plaintext.
 func (s *Server) tokensHandler(exchange *tokenExchange, monitoring string) http.Handler {
 	if isLoopback(monitoring) {
 		return exchange.handler()
@@ -179,7 +179,7 @@ func (s *Server) limitConnections(l *listeners) {
 	refused := prometheus.NewCounterVec(prometheus.CounterOpts{Name: "pilotfish_connections_refused_total",
 		Help: "Connections refused because of a connection limit, by port."}, []string{"port"})
 	expired := prometheus.NewCounterVec(prometheus.CounterOpts{Name: "pilotfish_connections_unauthenticated_closed_total",
-		Help: "Connections closed because no call on them was authenticated in time, or evicted for new ones, by port."}, []string{"port"})
+		Help: "Connections closed by the server because no call on them was authenticated in time, or to accept a new connection, by port."}, []string{"port"})
 	s.registry.MustRegister(refused, expired)
 	proxies := newConnLimiter(s.cfg.MaxConnections, s.memoryShare, refused, expired, s.log)
 	if l.secure == nil {
@@ -195,7 +195,7 @@ func (s *Server) limitConnections(l *listeners) {
 	}{
 		{l.plain, proxies, portLimit{name: "plain", authTimeout: timeout, plaintext: true}},
 		{l.secure, proxies, portLimit{name: "secure", authTimeout: timeout}},
-		// Each phase of an HTTP connection has a timeout.
+		// Each phase of an HTTP connection has a timeout of its own.
 		{l.tokens, proxies, portLimit{name: "tokens"}},
 		{l.monitoring, monitoring, portLimit{name: "monitoring"}},
 	} {
@@ -234,9 +234,10 @@ func openPort(listen func(network, address string) (net.Listener, error), addres
 func newGRPC(transport credentials.TransportCredentials, more ...grpc.ServerOption) *grpc.Server {
 	options := append(xds.ServerOptions(),
 		grpc.MaxRecvMsgSize(maxCall), grpc.MaxHeaderListSize(maxHeader), grpc.StreamInterceptor(countUnauthenticated),
-		// Most connections are idle most of the time and share their write buffers. Responses are large.
+		// Most connections are usually idle, so they share their write buffers. Responses are large.
 		grpc.WriteBufferSize(32<<10), grpc.ReadBufferSize(16<<10),
-		// When all clients reconnect, their requests wait in memory: one window each, instead of gRPC's dynamic window.
+		// When all clients reconnect, their requests wait in memory. A static window limits each of them; gRPC's
+		// dynamic window would grow.
 		grpc.StaticStreamWindowSize(64<<10), grpc.StaticConnWindowSize(64<<10),
 		grpc.MaxConcurrentStreams(maxCalls),
 		grpc.ConnectionTimeout(handshakeTimeout), grpc.InTapHandle(limitCalls),
@@ -365,7 +366,7 @@ func (l *listeners) stop() {
 	var wg sync.WaitGroup
 	for _, server := range []*grpc.Server{l.grpcPlain, l.grpcSecure} {
 		wg.Go(func() {
-			// Closes the remaining calls, so that GracefulStop returns too.
+			// Closing the remaining calls lets GracefulStop return.
 			stop := context.AfterFunc(deadline, server.Stop)
 			defer stop()
 			server.GracefulStop()

@@ -22,8 +22,8 @@ const (
 	maxMeshConfig      = 1 << 20
 )
 
-// meshConfigWatcher watches a file with Istio's MeshConfig. While its content is refused, the last valid content stays
-// in force.
+// meshConfigWatcher watches a file with Istio's MeshConfig. If the content becomes invalid, the last valid content
+// stays in effect.
 type meshConfigWatcher struct {
 	path string
 	log  *slog.Logger
@@ -34,7 +34,7 @@ type meshConfigWatcher struct {
 	problem *config.Problem
 }
 
-// openMeshConfig reads the file. It fails if the file is invalid, because no earlier content is in force.
+// openMeshConfig reads the file. It fails if the file is invalid, because there is no earlier content to use.
 func openMeshConfig(path string, log *slog.Logger) (*meshConfigWatcher, error) {
 	text, mesh, err := readMeshConfig(path)
 	if err != nil {
@@ -49,7 +49,7 @@ func readMeshConfig(path string) ([]byte, *meshconfig.MeshConfig, error) {
 		return nil, nil, fmt.Errorf("mesh configuration: %w", err)
 	}
 	if info.Size() > maxMeshConfig {
-		return nil, nil, fmt.Errorf("mesh configuration %s: %d bytes; at most %d are allowed; is it the right file?", path, info.Size(), maxMeshConfig)
+		return nil, nil, fmt.Errorf("mesh configuration %s: the file has %d bytes; at most %d are allowed; check the path", path, info.Size(), maxMeshConfig)
 	}
 	text, err := os.ReadFile(path)
 	if err != nil {
@@ -95,13 +95,13 @@ func (f *meshConfigWatcher) reload() (changed bool) {
 	}
 	if err != nil {
 		if f.problem == nil || f.problem.Message != err.Error() {
-			f.log.Error("the mesh configuration is refused; the last valid one stays in force", "error", err)
+			f.log.Error("the mesh configuration is invalid; the last valid one stays in effect", "error", err)
 		}
 		f.problem = &config.Problem{Code: config.MeshConfigRefused, Severity: config.Error, At: config.Position{File: f.path}, Message: err.Error()}
 		if refused := (meshConfigError{}); errors.As(err, &refused) {
 			f.problem.At = refused.At
 		}
-		f.problem.Remedy = "fix the file; the last valid configuration stays in force"
+		f.problem.Remedy = "fix the file; the last valid configuration stays in effect"
 		return false
 	}
 	f.text, f.current, f.problem = text, mesh, nil
@@ -118,7 +118,7 @@ func (f *meshConfigWatcher) mesh() *meshconfig.MeshConfig {
 func (f *meshConfigWatcher) problems() []config.Problem {
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	_, warnings := config.ReadMesh(f.path, f.text) // the same result as when it was applied
+	_, warnings := config.ReadMesh(f.path, f.text) // returns the same result as when the content was applied
 	if f.problem != nil {
 		warnings = append([]config.Problem{*f.problem}, warnings...)
 	}

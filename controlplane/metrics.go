@@ -11,7 +11,8 @@ import (
 	"github.com/pilotfish-mesh/pilotfish/version"
 )
 
-// metrics have istiod's names where istiod has an equivalent, so that its dashboards work.
+// metrics contains the control plane's metrics. They have istiod's names where istiod has an equivalent, so that
+// dashboards for istiod work.
 type metrics struct {
 	debounce, snapshot prometheus.Histogram
 	triggers, updates  *prometheus.CounterVec
@@ -21,7 +22,7 @@ func newMetrics(r prometheus.Registerer) *metrics {
 	buckets := []float64{.001, .005, .01, .05, .1, .5, 1, 5, 10}
 	m := &metrics{
 		debounce: prometheus.NewHistogram(prometheus.HistogramOpts{Name: "pilot_debounce_time", Buckets: buckets,
-			Help: "Seconds from the first change of a batch to the beginning of its build."}),
+			Help: "Seconds from the first change of a batch to the start of the snapshot's build."}),
 		snapshot: prometheus.NewHistogram(prometheus.HistogramOpts{Name: "pilot_pushcontext_init_seconds", Buckets: buckets,
 			Help: "Seconds to build a snapshot."}),
 		triggers: prometheus.NewCounterVec(prometheus.CounterOpts{Name: "pilot_push_triggers",

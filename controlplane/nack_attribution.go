@@ -18,10 +18,11 @@ import (
 // maxSuspects is the maximum number of documents that are reported for one rejection.
 const maxSuspects = 5
 
-// maxChangeLog is the maximum number of documents whose last change is stored; beyond it, only the newest change is.
+// maxChangeLog limits the number of documents whose last change is recorded. Beyond this number, the log is cleared
+// before the newest change is recorded.
 const maxChangeLog = 20_000
 
-// changeLog stores when documents last changed, to find the likeliest cause of a rejection.
+// changeLog records when documents last changed, to find the most likely cause of a rejection.
 type changeLog struct {
 	mu      sync.Mutex
 	changed map[config.Key]time.Time
@@ -36,12 +37,12 @@ func (j *changeLog) record(keys []config.Key, at time.Time) {
 	for _, k := range keys {
 		j.changed[k] = at
 	}
-	if len(j.changed) > maxChangeLog { // new workloads have new names
+	if len(j.changed) > maxChangeLog { // names of workloads change often, so the log would grow without limit
 		maps.DeleteFunc(j.changed, func(_ config.Key, changed time.Time) bool { return changed.Before(at) })
 	}
 }
 
-// changedSince returns when a document last changed, if that was not before since.
+// changedSince returns the time of a document's last change. It returns false if the change was before since.
 func (j *changeLog) changedSince(key config.Key, since time.Time) (time.Time, bool) {
 	j.mu.Lock()
 	defer j.mu.Unlock()
@@ -52,8 +53,8 @@ func (j *changeLog) changedSince(key config.Key, since time.Time) (time.Time, bo
 // causeCandidate is a document that may have caused a rejection.
 type causeCandidate struct {
 	translate.Cause
-	changed      time.Time // zero: not since the client's last ACK of the type
-	field, value string    // quoted by the reason
+	changed      time.Time // zero if the document has not changed since the client's last ACK of the type
+	field, value string    // field and value of the document that the reason quotes
 }
 
 func (s causeCandidate) rank() int {
@@ -64,7 +65,7 @@ func (s causeCandidate) rank() int {
 	if s.field != "" {
 		rank += 4
 	}
-	if s.Kind == config.EnvoyFilter { // the only documents with settings that only Envoy can check
+	if s.Kind == config.EnvoyFilter { // only EnvoyFilters contain settings that only Envoy can check
 		rank += 2
 	}
 	if s.Named {
@@ -73,15 +74,15 @@ func (s causeCandidate) rank() int {
 	return rank
 }
 
-// AttributeNACK returns the documents from which rejected resources were generated, the likeliest cause first. It omits
-// documents whose effect the client accepted before, if there are better candidates.
+// AttributeNACK returns the documents from which rejected resources were generated, the most likely cause first. It
+// omits documents that the client accepted before, if there are more likely candidates.
 func (p proxy) AttributeNACK(state xds.State, typeURL string, names []string, reason string, since time.Time) []xds.SuspectDocument {
 	s, ok := state.(*snapshot.Snapshot)
 	if !ok {
 		return nil
 	}
 	quoted := reason
-	for _, name := range names { // a document that contains part of the resource's name is not more likely for it
+	for _, name := range names { // a document that contains only a part of the resource's name is not a more likely cause
 		quoted = strings.ReplaceAll(quoted, name, "")
 	}
 	var suspects []causeCandidate
@@ -96,7 +97,7 @@ func (p proxy) AttributeNACK(state xds.State, typeURL string, names []string, re
 	slices.SortStableFunc(suspects, func(a, b causeCandidate) int {
 		return cmp.Or(cmp.Compare(b.rank(), a.rank()), cmp.Compare(len(b.value), len(a.value)), b.changed.Compare(a.changed))
 	})
-	// If all candidates are only related by type, the first few are enough.
+	// If all candidates are related only by resource type, it is sufficient to report the first few.
 	if len(suspects) > 0 && suspects[0].rank() > 0 {
 		suspects = slices.DeleteFunc(suspects, func(s causeCandidate) bool { return s.rank() == 0 })
 	}
@@ -112,16 +113,16 @@ func (s causeCandidate) suspectDocument() xds.SuspectDocument {
 	switch {
 	case s.field != "":
 		b.Position = s.PositionOf(s.field).String()
-		b.Evidence = fmt.Sprintf("the reason quotes its %s", s.field)
+		b.Evidence = fmt.Sprintf("Envoy's reason quotes the document's field %s", s.field)
 	case s.Named:
-		b.Evidence = "it configures this resource"
+		b.Evidence = "the document configures this resource"
 	case s.Kind == config.EnvoyFilter:
-		b.Evidence = "it patches resources of this type, and only Envoy checks its values completely"
+		b.Evidence = "the document patches resources of this type, and only Envoy can check its values completely"
 	default:
-		b.Evidence = "it contributes to resources of this type"
+		b.Evidence = "the document contributes to resources of this type"
 	}
 	if !s.changed.IsZero() {
-		b.Evidence = "it changed since the last configuration that was accepted; " + b.Evidence
+		b.Evidence = "the document changed since Envoy last accepted this type; " + b.Evidence
 	}
 	return b
 }

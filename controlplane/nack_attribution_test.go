@@ -127,7 +127,7 @@ func TestRejectionNamesTheChangedDocumentAndTheQuotedField(t *testing.T) {
 	write(t, file, fmt.Sprintf(shopRoute, "reviews", "/bad.*"))
 	from := p.awaitRejection(xds.RouteType).From
 	want := xds.SuspectDocument{Document: "VirtualService shop/reviews", Position: file + ":9:16", Field: "spec.http[0].match[0].uri.regex",
-		Evidence: "it changed since the last configuration that was accepted; the reason quotes its spec.http[0].match[0].uri.regex"}
+		Evidence: "the document changed since Envoy last accepted this type; Envoy's reason quotes the document's field spec.http[0].match[0].uri.regex"}
 	if len(from) == 0 || from[0] != want {
 		t.Errorf("the documents that are named are %+v, not first %+v", from, want)
 	}

@@ -8,8 +8,8 @@ import (
 	"github.com/pilotfish-mesh/pilotfish/controlplane/xds"
 )
 
-// nackProblems returns the proxies' current NACKs as findings of their likeliest causes. Equal NACKs of several proxies
-// are reported once.
+// nackProblems returns the proxies' current NACKs as findings of the documents that most likely caused them. Equal
+// NACKs of several proxies are reported once.
 func nackProblems(clients []xds.ClientStatus, store config.Store) []config.Problem {
 	var out []config.Problem
 	indices := map[config.Problem]int{} // indices in out
@@ -29,7 +29,7 @@ func nackProblems(clients []xds.ClientStatus, store config.Store) []config.Probl
 		}
 	}
 	for i := range out {
-		out[i].Message = fmt.Sprintf("rejected by %s (the last accepted configuration is retained): %s", describeProxies(count[i]), out[i].Message)
+		out[i].Message = fmt.Sprintf("rejected by %s, so the last accepted configuration stays in use: %s", describeProxies(count[i]), out[i].Message)
 	}
 	return out
 }
@@ -40,9 +40,9 @@ func nackProblem(t xds.TypeStatus, store config.Store) config.Problem {
 		Remedy: "fix the document, or check the other documents that `pilotfish proxy-status` lists",
 	}
 	if len(t.Rejected.From) == 0 {
-		p.Remedy = "no document is known to be its cause: check `pilotfish proxy-status` and the log of the proxy's Envoy"
+		p.Remedy = "the control plane found no document that may be the cause: check `pilotfish proxy-status` and the log of the proxy's Envoy"
 		if len(t.Rejected.Resources) > 0 {
-			p.Remedy = "no document is known to be its cause: check " + t.Rejected.Resources[0]
+			p.Remedy = "the control plane found no document that may be the cause: check " + t.Rejected.Resources[0]
 		}
 		return p
 	}

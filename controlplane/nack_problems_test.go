@@ -8,8 +8,8 @@ import (
 
 func TestRemedyOfRejectionWithoutKnownCause(t *testing.T) {
 	for resource, remedy := range map[string]string{
-		"outbound|80||a": "no document is known to be its cause: check outbound|80||a",
-		"":               "no document is known to be its cause: check `pilotfish proxy-status` and the log of the proxy's Envoy",
+		"outbound|80||a": "the control plane found no document that may be the cause: check outbound|80||a",
+		"":               "the control plane found no document that may be the cause: check `pilotfish proxy-status` and the log of the proxy's Envoy",
 	} {
 		rejected := &xds.Rejection{Reason: "it is bad"}
 		if resource != "" {

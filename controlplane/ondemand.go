@@ -9,17 +9,17 @@ import (
 	"github.com/pilotfish-mesh/pilotfish/controlplane/xds"
 )
 
-// onDemand is the set of clusters and virtual hosts of one proxy that requests them on demand: those in its workload's
-// usage history, those that it claimed on reconnect, and those that it has requested since. The set does not shrink
-// while the proxy is connected: Envoy does not request a removed cluster or a resolved host again.
+// onDemand contains the clusters and virtual hosts of one proxy that requests them on demand: those in its workload's
+// usage history, those that it claimed when it reconnected, and those that it has requested since. The set does not
+// shrink while the proxy is connected, because Envoy does not request a removed cluster or a resolved host again.
 type onDemand struct {
 	proxy        *translate.Proxy
 	usage        *usageHistory
 	workload     string
 	clusterNames map[string]bool
 	missingCount int // number of clusters in has that did not exist when they were requested
-	// existing are the clusters that Envoy has, or is about to receive, in a version from when they existed in the
-	// mesh.
+	// existing contains the clusters that Envoy has, or is about to receive, in a version that was generated while they
+	// existed in the mesh.
 	existing map[string]bool
 	routes   map[string]*routeHostSet
 }
@@ -59,7 +59,8 @@ func (o *onDemand) resume(typeURL string, names []string) {
 	}
 }
 
-// maxMissingClusters limits the requested clusters that do not exist, which are stored in case they are created later.
+// maxMissingClusters limits the requested clusters that do not exist. They are stored because they may be created
+// later.
 const maxMissingClusters = 10_000
 
 // addCluster adds a cluster to the set.
@@ -103,8 +104,8 @@ func (o *onDemand) generateClusters(s *snapshot.Snapshot, wildcard bool, names [
 	return translate.HeldClusters(s, o.proxy, o.withoutRemoved(s, held))
 }
 
-// withoutRemoved returns the names without clusters that no longer exist and are still to be removed from Envoy.
-// Removal is last. Only afterwards they are replaced by clusters without endpoints.
+// withoutRemoved returns names without the clusters that no longer exist but that Envoy has not removed yet. Envoy
+// removes clusters at the end of a push. Only then are they replaced by clusters without endpoints.
 func (o *onDemand) withoutRemoved(s *snapshot.Snapshot, names []string) []string {
 	out := make([]string, 0, len(names))
 	for _, name := range names {
@@ -120,7 +121,7 @@ func (o *onDemand) withoutRemoved(s *snapshot.Snapshot, names []string) []string
 	return out
 }
 
-// startReplacing records that clusters are about to be removed, and reports whether any of them is in the set.
+// startReplacing records that the server is about to remove clusters. It returns true if any of them is in the set.
 func (o *onDemand) startReplacing(names []string) bool {
 	found := false
 	for _, name := range names {

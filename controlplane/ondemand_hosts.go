@@ -11,18 +11,18 @@ import (
 )
 
 // maxUnknownHosts limits the requested hosts of one route configuration that do not exist in the mesh. A proxy beyond
-// the limit gets all hosts and a catch-all host, and then has no reason to request more.
+// the limit receives all hosts and a catch-all host, so that it has no reason to request more.
 const maxUnknownHosts = 100
 
-// maxHostNames limits all requested host names of one route configuration: a host may have several names, and wildcards
-// match any number. A proxy beyond the limit also gets all hosts.
+// maxHostNames limits all requested host names of one route configuration. They may be many, because a host may have
+// several names, and a wildcard matches any number. A proxy beyond the limit also receives all hosts.
 const maxHostNames = 10_000
 
 // routeHostSet is the set of virtual hosts of one route configuration that a proxy has.
 type routeHostSet struct {
-	names    map[string]bool // requested, or names of claimed virtual hosts
+	names    map[string]bool // requested names, or names of claimed virtual hosts
 	all      bool
-	resolved map[string]bool // resources to which names resolved last; nil if all is set
+	resolved map[string]bool // resources to which the names resolved last; nil if all is set
 }
 
 // addHost adds a name to the set.
@@ -37,7 +37,7 @@ func (o *onDemand) addHost(name string) {
 }
 
 // resumeHost adds a virtual host that a reconnecting proxy claims. A claimed catch-all host shows that the proxy has
-// all hosts; a requested one does not, because a request may name any host.
+// all hosts; a requested one does not, because an HTTP request may contain any host.
 func (o *onDemand) resumeHost(name string) {
 	if route, host := xds.SplitVirtualHostName(name); route != "" && translate.IsCatchAllHost(host) {
 		o.routeHosts(route).all = true
@@ -127,7 +127,8 @@ func (o *onDemand) addClusters(s *snapshot.Snapshot, clusters []string) []string
 	})
 }
 
-// generateHosts generates the proxy's virtual hosts of route configurations; a non-nil wanted selects some of them.
+// generateHosts generates the proxy's virtual hosts of route configurations; If wanted is not nil, it selects some of
+// them.
 func (o *onDemand) generateHosts(s *snapshot.Snapshot, routes []string, wanted map[string]bool) ([]*xds.Resource, error) {
 	var out []*xds.Resource
 	for _, route := range routes {
