@@ -306,7 +306,7 @@ func TestMissingCapturePrivilegesAreReportedWithRemedy(t *testing.T) {
 	refused(refusing+":"+usual, "newgidmap: exit status 1: it may not: "+refusing+"/newgidmap has no privileges; run `sudo setcap cap_setgid=ep")
 	kept := pilotfishAsUser(t, "demo", "--capture")
 	kept.Path, kept.Args = "/usr/bin/setpriv", append([]string{"setpriv", "--no-new-privs", kept.Path}, kept.Args[1:]...)
-	if out, err := kept.CombinedOutput(); exitCode(err) != 2 || !strings.Contains(string(out), "(no_new_privs, as by NoNewPrivileges= of systemd)") {
+	if out, err := kept.CombinedOutput(); exitCode(err) != 2 || !strings.Contains(string(out), "(no_new_privs, which for example NoNewPrivileges= of systemd sets)") {
 		t.Errorf("where nobody gets privileges: exit code %d, want 2 and why:\n%s", exitCode(err), out)
 	}
 	write(t, "/etc/subgid", "somebody:100000:65536\nordinary:100000:0\n")

@@ -7,7 +7,7 @@ import (
 	"strconv"
 )
 
-// Ports on which a proxy listens at its instance's proxy address.
+// Ports on which a proxy listens, at the proxy address of its instance.
 const (
 	adminPort      = 15000 // reserved: Envoy's admin interface listens on a unix socket
 	outboundPort   = 15001 // captured outbound connections
@@ -20,7 +20,7 @@ const (
 	tokenPort      = 15463
 )
 
-// Ports of the control plane, at the first address of the mesh's network.
+// Ports of the control plane. It listens at the first address of the mesh's network.
 const (
 	plaintextPort     = 15010
 	securePort        = 15012
@@ -28,7 +28,7 @@ const (
 	tokenExchangePort = 15016
 )
 
-// Second octets of the networks among which a mesh chooses a free one.
+// Second octets of the networks from which a mesh chooses a free one.
 const (
 	firstNetwork = 77
 	lastNetwork  = 126

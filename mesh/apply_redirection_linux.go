@@ -20,7 +20,7 @@ const redirectionTimeout = 20 * time.Second
 func (p *capturedPlacement) applyRedirection(i *Instance, sb *sandbox) error {
 	args := append(append([]string(nil), p.resources.Agent...), redirectionArgs(i.workload)...)
 	if out, err := sb.run(args, p.resources.Environ); err != nil {
-		return fmt.Errorf("installing the redirection rules of workload %s by `%s`: %w: %s (--no-capture runs the mesh without)",
+		return fmt.Errorf("installing the redirection rules of workload %s by `%s`: %w: %s (run the mesh without redirection with --no-capture)",
 			i.Name, strings.Join(args, " "), err, strings.TrimSpace(string(out)))
 	}
 	return nil

@@ -37,7 +37,7 @@ func TestCanCaptureDetectsEachMissingCapability(t *testing.T) {
 		if strings.Contains(answer, "left") {
 			t.Errorf("without %s a namespace is left: %s", name, answer)
 		}
-		want := "it needs root, with CAP_"
+		want := "--capture needs root, with CAP_"
 		if capability == 0 {
 			want = "can: <nil>"
 		}

@@ -5,8 +5,9 @@ import (
 	"strings"
 )
 
-// defaultCapabilities are the capabilities of applications in a captured mesh: the defaults of container runtimes,
-// without NET_RAW (which could send packets past the redirection) and MKNOD (which could open any device).
+// defaultCapabilities are the capabilities of applications in a mesh with redirection. They are the defaults of
+// container runtimes without NET_RAW, which could send packets past the redirection, and without MKNOD, which could
+// open any device.
 var defaultCapabilities = []string{
 	"CHOWN", "DAC_OVERRIDE", "FOWNER", "FSETID", "KILL", "SETGID", "SETUID", "SETPCAP", "NET_BIND_SERVICE", "SYS_CHROOT", "AUDIT_WRITE", "SETFCAP",
 }

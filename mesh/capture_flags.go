@@ -7,18 +7,19 @@ import (
 	"github.com/spf13/pflag"
 )
 
-// CaptureFlags hold --capture and --no-capture. Without either, root captures traffic where the kernel allows it, and
-// other users do not.
+// CaptureFlags contains --capture and --no-capture. If neither is set, root captures traffic where the kernel allows
+// it, and other users do not.
 type CaptureFlags struct{ On, Off bool }
 
 // Register adds the flags to the flag set of a command.
 func (c *CaptureFlags) Register(f *pflag.FlagSet) {
-	f.BoolVar(&c.On, "capture", false, "give each workload a network namespace and capture its traffic, or fail (the default for root, where it is possible; others need newgidmap and a line in /etc/subgid)")
+	f.BoolVar(&c.On, "capture", false, "run each workload in its own network namespace and redirect its traffic, or fail (the default for root where possible; other users need newgidmap and a line in /etc/subgid)")
 	f.BoolVar(&c.Off, "no-capture", false, "use loopback addresses, and configure applications to use their proxies (the default for other users)")
 }
 
-// Reexec runs this program again in a user namespace if an ordinary user requests capture. It returns ReexecError after
-// that process ended, and nil if the command should continue here. A command calls it first.
+// Reexec runs this program again in a user namespace if an ordinary user requests --capture. It returns a ReexecError
+// after that process has ended. It returns nil if the command should continue in this process. A command must call it
+// before anything else.
 func (c CaptureFlags) Reexec() error {
 	if !c.On || c.Off || os.Geteuid() == 0 || canCreateNamespaces() {
 		return nil
@@ -35,11 +36,12 @@ type ReexecError int
 
 func (r ReexecError) Error() string { return fmt.Sprintf("ended with status %d", int(r)) }
 
-// Network returns the network that the flags select. note is not empty when root's default, capture, is not possible.
+// Network returns the network that the flags select. note is not empty if capture is the default, as for root, but not
+// possible.
 func (c CaptureFlags) Network() (n Network, note string, err error) {
 	switch {
 	case c.On && c.Off:
-		return nil, "", fmt.Errorf("--capture and --no-capture contradict each other: keep one")
+		return nil, "", fmt.Errorf("--capture and --no-capture exclude each other: remove one")
 	case c.Off || !c.On && os.Geteuid() != 0:
 		return Loopback{}, "", nil
 	}
@@ -50,5 +52,5 @@ func (c CaptureFlags) Network() (n Network, note string, err error) {
 	case c.On:
 		return nil, "", fmt.Errorf("--capture: %w", err)
 	}
-	return Loopback{}, fmt.Sprintf("The traffic of workloads is not captured, as with --no-capture: %v", err), nil
+	return Loopback{}, fmt.Sprintf("Running without redirection of the workloads' traffic, as with --no-capture: %v", err), nil
 }

@@ -13,12 +13,12 @@ import (
 	"github.com/spf13/cobra"
 )
 
-// The guard is a small helper process that outlives a killed mesh. It holds the read end of a pipe, which ends when the
-// mesh's process ends. Unless the mesh wrote orderlyExit before, the guard kills the mesh's remaining processes and
-// removes its runtime directory. The kernel kills the mesh's direct children; only the guard can kill their descendants
-// and remove files.
+// The guard is a small helper process that outlives a killed mesh. It holds the read end of a pipe whose write end
+// closes when the mesh's process ends. If the mesh has not written orderlyExit before, the guard kills the mesh's
+// remaining processes and removes its runtime directory. The kernel kills only direct children of the mesh, so the
+// guard kills their descendants.
 
-// orderlyExit is the message that the mesh writes into the pipe before an orderly exit.
+// orderlyExit is the message that the mesh writes into the pipe when it exits normally.
 const orderlyExit = "in order\n"
 
 // minGuardInterval is the minimum time between two starts of the guard.
@@ -55,7 +55,7 @@ func (m *Mesh) startGuard(context.Context) error {
 func (m *Mesh) newGuard() (*cleanupGuard, error) {
 	r, w, err := os.Pipe()
 	if err != nil {
-		return nil, fmt.Errorf("creating the guard's pipe: %w", err)
+		return nil, fmt.Errorf("creating the pipe of the cleanup guard: %w", err)
 	}
 	args := append(append([]string(nil), m.cfg.GuardCommand...), m.cfg.RuntimeDir, m.Name(), strconv.Itoa(os.Getpid()))
 	cmd := exec.Command(args[0], args[1:]...) // #nosec G204 -- our own executable
@@ -65,7 +65,7 @@ func (m *Mesh) newGuard() (*cleanupGuard, error) {
 	_ = r.Close()
 	if err != nil {
 		_ = w.Close()
-		return nil, fmt.Errorf("starting the guard: %w", err)
+		return nil, fmt.Errorf("starting the cleanup guard: %w", err)
 	}
 	g := &cleanupGuard{cmd: cmd, pipe: w, done: make(chan struct{})}
 	go func() {
@@ -88,7 +88,7 @@ func (m *Mesh) superviseGuard(g *cleanupGuard, ending <-chan struct{}) {
 		case <-g.done:
 			_ = g.pipe.Close()
 		}
-		m.logf("the guard, which cleans up if this process is killed, has ended (%v): restarting it", g.cmd.ProcessState)
+		m.logf("the cleanup guard, which cleans up if this process is killed, exited (%v): restarting it", g.cmd.ProcessState)
 		g = m.restartGuard(minGuardInterval-time.Since(began), ending)
 	}
 }
@@ -106,7 +106,7 @@ func (m *Mesh) restartGuard(pause time.Duration, ending <-chan struct{}) *cleanu
 			return g
 		}
 		if !logged {
-			m.logf("error: %v: if this process is killed, its processes and files remain", err)
+			m.logf("error: %v: if this process is killed, the processes and files of the mesh remain", err)
 			logged = true
 		}
 	}
@@ -123,7 +123,7 @@ func NewGuardCommand() *cobra.Command {
 		RunE: func(cmd *cobra.Command, args []string) error {
 			pid, err := strconv.Atoi(args[2])
 			if err != nil {
-				return fmt.Errorf("the process to guard: %w", err)
+				return fmt.Errorf("opening the process to guard: %w", err)
 			}
 			if waitOrderlyExit(cmd.InOrStdin()) {
 				return nil
@@ -138,16 +138,16 @@ func NewGuardCommand() *cobra.Command {
 	return c
 }
 
-// waitOrderlyExit waits until the mesh's process ends, and reports whether it exited in order.
+// waitOrderlyExit waits until the mesh's process ends. It reports whether the mesh exited normally.
 func waitOrderlyExit(in io.Reader) bool {
 	message, err := io.ReadAll(io.LimitReader(in, int64(len(orderlyExit))))
 	return err == nil && string(message) == orderlyExit
 }
 
-// lockReleaseTimeout is how long a dying process may hold its lock after its pipe ended.
+// lockReleaseTimeout is how long a terminating process may hold its lock after its end of the pipe was closed.
 const lockReleaseTimeout = 5 * time.Second
 
-// cleanUp removes what a killed mesh left.
+// cleanUp removes the processes and files that a killed mesh left behind.
 func cleanUp(base, name string, pid int) error {
 	deadline := time.Now().Add(lockReleaseTimeout)
 	for {
@@ -160,7 +160,7 @@ func cleanUp(base, name string, pid int) error {
 		case !errors.As(err, &running):
 			return err
 		case running.PID != pid || time.Now().After(deadline):
-			return nil // the next run of the mesh claimed the directory first, and cleaned up
+			return nil // the next run of the mesh has already claimed and cleaned the directory
 		}
 		time.Sleep(5 * time.Millisecond)
 	}

@@ -18,7 +18,7 @@ import (
 
 // NotRunningError reports that the requested mesh is not running.
 type NotRunningError struct {
-	// Name is the requested mesh; empty: any.
+	// Name is the requested mesh. It is empty if any mesh was requested.
 	Name string
 	// Running lists the meshes that are running.
 	Running []string
@@ -31,7 +31,7 @@ func (e *NotRunningError) Error() string {
 	case e.Name == "":
 		return fmt.Sprintf("several meshes are running (%s): select one with --name", strings.Join(e.Running, ", "))
 	case len(e.Running) == 0:
-		return fmt.Sprintf("mesh %q is not running, nor is any other", e.Name)
+		return fmt.Sprintf("mesh %q is not running; no mesh is running", e.Name)
 	}
 	return fmt.Sprintf("mesh %q is not running; running meshes: %s", e.Name, strings.Join(e.Running, ", "))
 }
@@ -99,7 +99,7 @@ func (c *Client) Stop(ctx context.Context) error {
 		}
 		select {
 		case <-ctx.Done():
-			return fmt.Errorf("mesh %q has not ended yet: %w", c.Name, ctx.Err())
+			return fmt.Errorf("mesh %q is still shutting down: %w", c.Name, ctx.Err())
 		case <-time.After(20 * time.Millisecond):
 		}
 	}

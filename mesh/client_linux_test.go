@@ -39,7 +39,7 @@ func TestControlSocketServesStatusAndCommands(t *testing.T) {
 	if s, err := c.Status(ctx); err != nil || s.Control.Running || s.Ready {
 		t.Errorf("without control plane: %+v (%v)", s.Control, err)
 	}
-	if err := c.StopControlPlane(ctx); err == nil || !strings.Contains(err.Error(), "does not run") {
+	if err := c.StopControlPlane(ctx); err == nil || !strings.Contains(err.Error(), "is not running") {
 		t.Errorf("stopped twice: %v", err)
 	}
 	if err := c.StartControlPlane(ctx); err != nil {

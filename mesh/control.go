@@ -43,7 +43,8 @@ func (m *Mesh) startControlPlane(ctx context.Context) error {
 		Mesh:             m.cfg.Topology.Mesh,
 		MeshConfigFile:   m.cfg.Topology.MeshFile,
 		MeshProblems:     m.cfg.Topology.MeshProblems,
-		// JWKS URLs on loopback are allowed: a local issuer is common here, and the user wrote the documents.
+		// JWKS URLs on loopback are allowed: a token issuer on this machine is common in a local mesh, and the user of
+		// the mesh wrote the documents.
 		Keys:        controlplane.KeyFetching{Blocked: blocked, AllowLoopback: true},
 		TrustDomain: m.cfg.Topology.TrustDomain,
 		Endpoints:   m.endpointPolicy(),
@@ -118,7 +119,7 @@ func (m *Mesh) controlHandler() http.Handler {
 	mux.HandleFunc("GET /events", m.serveEvents)
 	mux.HandleFunc("POST /stop", func(w http.ResponseWriter, _ *http.Request) {
 		writeJSON(w, struct{}{})
-		_ = http.NewResponseController(w).Flush() // before the mesh closes the socket
+		_ = http.NewResponseController(w).Flush() // sends the response before the mesh closes the socket
 		m.Stop("requested by `pilotfish down`")
 	})
 	mux.HandleFunc("POST /control-plane/stop", commandHandler(m.StopControlPlane))

@@ -19,7 +19,7 @@ type controlPlane struct {
 	cfg    controlplane.Config
 	events *eventStream
 
-	lifecycleMu sync.Mutex // held during a start or stop
+	lifecycleMu sync.Mutex // held while the control plane is started or stopped
 
 	mu          sync.Mutex
 	server      *controlplane.Server
@@ -28,7 +28,7 @@ type controlPlane struct {
 	done        chan struct{}
 	since       time.Time
 	reason      string
-	wanted      bool // it should run; after an unexpected exit it is restarted
+	wanted      bool // whether the control plane should run; after an unexpected exit it is restarted
 	reported    map[config.Problem]bool
 	current     []config.Problem
 }
@@ -157,7 +157,7 @@ func (p *controlPlane) awaitHealth(ctx context.Context, server *controlplane.Ser
 		case <-done:
 			p.mu.Lock()
 			defer p.mu.Unlock()
-			return fmt.Errorf("the control plane ended at its start: %s", p.reason)
+			return fmt.Errorf("the control plane exited during its start: %s", p.reason)
 		case <-ctx.Done():
 			return ctx.Err()
 		case <-time.After(5 * time.Millisecond):
@@ -171,7 +171,7 @@ func (p *controlPlane) stop() error {
 	defer p.lifecycleMu.Unlock()
 	p.setWanted(false)
 	if !p.running() {
-		return errors.New("the control plane does not run")
+		return errors.New("the control plane is not running")
 	}
 	p.mu.Lock()
 	cancel, done := p.cancel, p.done
@@ -260,7 +260,7 @@ func (p *controlPlane) status() (ControlPlaneStatus, controlplane.Status) {
 	if server == nil {
 		return s, controlplane.Status{}
 	}
-	// A serving control plane may also have a reason, for instance that it can no longer read the configuration.
+	// A control plane that serves may also report a reason, for example that it can no longer read the configuration.
 	_, s.Reason = server.Health()
 	full := server.Status()
 	s.Problems = append([]config.Problem{}, full.Problems...)

@@ -18,7 +18,7 @@ func (m *Mesh) serveDebug(w http.ResponseWriter, r *http.Request) {
 	}
 	handler := p.debugHandler()
 	if handler == nil {
-		http.Error(w, "the control plane does not run", http.StatusServiceUnavailable)
+		http.Error(w, "the control plane is not running", http.StatusServiceUnavailable)
 		return
 	}
 	handler.ServeHTTP(w, r)
@@ -34,7 +34,7 @@ func (p *controlPlane) debugHandler() http.Handler {
 	return p.server.DebugHandler()
 }
 
-// Pages of Envoy and of the agent that are forwarded: read-only pages, and log levels.
+// Pages of Envoy and of the agent that the control socket forwards. They are read-only, except for log levels.
 var (
 	envoyPages = []string{"config_dump", "clusters", "certs", "server_info", "logging", "stats"}
 	agentPages = []string{"debug/certz"}
@@ -61,7 +61,7 @@ func (m *Mesh) serveWorkload(pages []string, host string) http.HandlerFunc {
 				out.Out.URL.Path, out.Out.URL.RawPath, out.Out.Host = "/"+page, "", target.Host
 			},
 			ErrorHandler: func(w http.ResponseWriter, _ *http.Request, err error) {
-				http.Error(w, fmt.Sprintf("%s does not answer: %v", found.instance.Name, innermostError(err)), http.StatusBadGateway)
+				http.Error(w, fmt.Sprintf("%s does not respond: %v", found.instance.Name, innermostError(err)), http.StatusBadGateway)
 			},
 		}
 		proxy.ServeHTTP(w, r)

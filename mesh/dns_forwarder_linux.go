@@ -88,8 +88,8 @@ func (r *dnsForwarder) ServeDNS(w dns.ResponseWriter, question *dns.Msg) {
 }
 
 // answerLocally returns the answer for the machine's name, for names of the mesh, and for AAAA queries on a machine
-// without an IPv6 route. Otherwise it returns nil. The sidecar would accept a connection to an unreachable IPv6
-// address, so that the application would not fall back to IPv4.
+// without an IPv6 route. Otherwise it returns nil. AAAA queries are answered here because a sidecar accepts connections
+// to unreachable IPv6 addresses, so that the application would not fall back to IPv4.
 func (r *dnsForwarder) answerLocally(question *dns.Msg) *dns.Msg {
 	if len(question.Question) != 1 {
 		return nil
@@ -112,8 +112,8 @@ func (r *dnsForwarder) answerLocally(question *dns.Msg) *dns.Msg {
 }
 
 // isMeshName reports whether only the mesh knows the name: names in cluster.local, and the machine's name with a search
-// domain appended. Proxies query such names while they try the search domains. Without a reachable resolver, forwarding
-// them would fail the whole lookup.
+// domain appended. Proxies query names with search domains appended. Without a reachable resolver, forwarding them
+// would fail the whole lookup.
 func isMeshName(name string) bool {
 	name = dns.CanonicalName(name)
 	return dns.IsSubDomain("cluster.local.", name) || strings.HasPrefix(name, HostName+".") && name != HostName+"."

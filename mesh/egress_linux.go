@@ -20,8 +20,8 @@ import (
 const egressPort = 15099
 
 // openEgress lets workloads reach what this process reaches. Connections to addresses outside of the mesh are
-// redirected to a listener on the bridge; this process forwards them over connections of its own. The machine's network
-// needs no address, route or rule for it. Only TCP and DNS queries are forwarded.
+// redirected to a listener on the bridge. This process forwards them over its own connections. The machine's network
+// therefore needs no additional address, route or rule. Only TCP and DNS queries are forwarded.
 func (p *capturedPlacement) openEgress() error {
 	bridge4, bridge6 := p.plan.bridgeAddresses()
 	if err := redirectEgress(p.bridge.Namespace, p.plan); err != nil {
@@ -39,7 +39,8 @@ func (p *capturedPlacement) openEgress() error {
 		return fmt.Errorf("starting the DNS forwarder: %w", err)
 	}
 	p.onRelease(resolver.close)
-	// UDP to outside is rejected rather than dropped. Failures of these optional steps are ignored.
+	// UDP packets to addresses outside of the mesh are rejected, not dropped, so that senders fail immediately.
+	// Failures of these optional steps are ignored.
 	_ = rejectUDP(p.bridge.Namespace, p.plan)
 	_ = p.bridge.Set("ipv4/ip_forward", "1")
 	_ = p.bridge.Set("ipv6/conf/all/forwarding", "1")
@@ -52,8 +53,9 @@ func (p *capturedPlacement) dialEgress(ctx context.Context, from net.Conn) (net.
 	if err != nil {
 		return nil, err
 	}
-	if serviceAddresses.Contains(to.Addr()) { // a passthrough connection without a service must not reach the machine's networks
-		return nil, fmt.Errorf("%s is a virtual address of the mesh: no service has it", to.Addr())
+	// Connections to a virtual address without a service must not reach the machine's networks.
+	if serviceAddresses.Contains(to.Addr()) {
+		return nil, fmt.Errorf("%s is a virtual address of the mesh, but no service has this address", to.Addr())
 	}
 	if to.Addr() == p.plan.hostAddress() {
 		to = netip.AddrPortFrom(netip.AddrFrom4([4]byte{127, 0, 0, 1}), to.Port())
@@ -72,7 +74,7 @@ const soOriginalDst = 80
 func originalDestination(conn net.Conn) (to netip.AddrPort, err error) {
 	tcp, ok := conn.(*net.TCPConn)
 	if !ok {
-		return to, errors.New("not a connection of TCP")
+		return to, errors.New("not a TCP connection")
 	}
 	raw, err := tcp.SyscallConn()
 	if err != nil {
@@ -132,8 +134,8 @@ func redirectEgress(n *netns.Namespace, plan addressPlan) error {
 	})
 }
 
-// rejectUDP answers UDP packets to outside of the mesh with "port unreachable", so that senders fail at once. With "no
-// route", sockets would retry until a timeout.
+// rejectUDP answers UDP packets to addresses outside of the mesh with "port unreachable", so that senders fail
+// immediately. After "no route", sockets would retry until a timeout.
 func rejectUDP(n *netns.Namespace, plan addressPlan) error {
 	return n.Nftables(func(c *nftables.Conn) {
 		table := c.AddTable(&nftables.Table{Family: nftables.TableFamilyINet, Name: "pilotfish-mesh"})

@@ -28,7 +28,8 @@ func absolutePaths(paths ...string) []string {
 	return out
 }
 
-// endpointPolicy additionally allows gateways the loopback addresses of this mesh's workloads.
+// endpointPolicy returns the policy of the topology. In addition, it allows gateways to connect to the loopback
+// addresses of this mesh's workloads.
 func (m *Mesh) endpointPolicy() registry.EndpointPolicy {
 	p := m.cfg.Topology.EndpointPolicy(m.cfg.RuntimeDir, m.cfg.StateDir, m.cfg.AllowUnix)
 	if !m.placement.Captured() {

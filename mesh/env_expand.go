@@ -22,7 +22,7 @@ func expandVariables(text string, variables map[string]string) (string, error) {
 		name := token[2 : len(token)-1]
 		value, ok := variables[name]
 		if !ok && unknown == nil {
-			unknown = fmt.Errorf("there is no variable %q", name)
+			unknown = fmt.Errorf("the variable %q does not exist", name)
 		}
 		return value
 	})
@@ -43,7 +43,7 @@ func (w *Workload) variableNames() []string {
 	return append(names, "TOPOLOGY_DIR", "PILOTFISH")
 }
 
-// variables returns the values of these variables for one instance.
+// variables returns the values of the workload's variables for one instance.
 func (i *Instance) variables(topologyDir, self string) map[string]string {
 	w := i.workload
 	vars := map[string]string{

@@ -10,8 +10,8 @@ import (
 // EventKind is the type of an event.
 type EventKind string
 
-// The kinds of events. Each comment ends with the fields of Event that are set in addition to Time, Instance and
-// Origin.
+// The kinds of events. In addition to Time, Instance and Origin, an event has the fields that its comment names at the
+// end.
 const (
 	// MeshStarting: the mesh has claimed its name and its addresses. Message (the addresses).
 	MeshStarting EventKind = "mesh-starting"
@@ -42,7 +42,7 @@ const (
 	Log EventKind = "log"
 )
 
-// Origin is the component of the mesh that an event is about.
+// Origin is the component of the mesh to which an event refers.
 type Origin string
 
 // The components of a mesh.

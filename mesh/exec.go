@@ -15,9 +15,9 @@ import (
 
 // ExecTarget describes how to run a program in the environment of an instance's application.
 type ExecTarget struct {
-	// PID is a process in the instance's network; 0 where this is the machine's own network.
+	// PID is a process in the instance's network namespace. It is 0 if the instance uses the machine's own network.
 	PID int `json:"pid,omitempty"`
-	// Capabilities are those to which the program is limited, if PID is not 0.
+	// Capabilities are the capabilities to which the program is limited. It is used only if PID is not 0.
 	Capabilities []uintptr `json:"capabilities,omitempty"`
 	// Env is added to the program's environment.
 	Env []string `json:"env"`
@@ -34,7 +34,7 @@ func (m *Mesh) execTarget(name string) (ExecTarget, error) {
 		if err == nil && m.placement.Captured() {
 			in.PID, in.Capabilities = r.agent.snapshot().PID, r.instance.workload.capabilities()
 			if in.PID == 0 {
-				err = fmt.Errorf("the %s of %s does not run now: see `pilotfish status`", r.agent.role, name)
+				err = fmt.Errorf("the %s of %s is not running: see `pilotfish status`", r.agent.role, name)
 			}
 		}
 		return in, err
@@ -42,9 +42,9 @@ func (m *Mesh) execTarget(name string) (ExecTarget, error) {
 	return ExecTarget{}, fmt.Errorf("mesh %s has no workload instance %q: `pilotfish status` lists those it has", m.Name(), name)
 }
 
-// Exit statuses of `pilotfish exec` when it cannot run the program, as for env(1) and shells.
+// Exit statuses of `pilotfish exec` if it cannot run the program. They correspond to those of env(1) and of shells.
 const (
-	ExitCannotJoin = 125 // there is no such workload, or it cannot be joined now
+	ExitCannotJoin = 125 // the workload does not exist, or its namespaces cannot be entered now
 	ExitCannotRun  = 126 // the program exists, but cannot be run
 	ExitNotFound   = 127 // the program does not exist
 )
@@ -91,7 +91,7 @@ func (c *Client) Exec(ctx context.Context, instance string, args, environ []stri
 	}
 	if inOtherUserNamespace(in.PID) {
 		if _, err := locateProgram([]string{nsenter}, env); err != nil {
-			return &ExecError{ExitCannotJoin, fmt.Errorf("joining workload %s: %w (of the package util-linux)", instance, err)}
+			return &ExecError{ExitCannotJoin, fmt.Errorf("entering the namespaces of workload %s: %w (nsenter is part of the package util-linux)", instance, err)}
 		}
 		path, err := locateProgram(args, env)
 		if err != nil {

@@ -10,7 +10,7 @@ import (
 // Exit describes how a process ended.
 type Exit struct {
 	Time time.Time `json:"time"`
-	// Code is the exit status; -1 if a signal ended the process or it could not be started.
+	// Code is the exit status. It is -1 if a signal ended the process or if it could not be started.
 	Code int `json:"code"`
 	// Signal is the name of the signal that ended the process.
 	Signal string `json:"signal,omitempty"`
@@ -31,7 +31,7 @@ func (e Exit) String() string {
 	case e.Problem != "":
 		return "could not be started: " + e.Problem
 	case e.Signal != "":
-		return "was ended by " + e.Signal + after
+		return "was terminated by " + e.Signal + after
 	}
 	return fmt.Sprintf("exited with status %d%s", e.Code, after)
 }

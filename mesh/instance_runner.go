@@ -83,8 +83,8 @@ func (r *instanceRunner) appCommand() (command, error) {
 	return command{Args: args, Env: env, Dir: r.instance.workload.WorkingDir, Enter: r.attachment.EnterApp}, err
 }
 
-// run runs the instance until ctx ends and its processes have ended. It calls started once, when the instance is ready
-// or will not be ready soon.
+// run runs the instance until ctx ends and its processes have ended. It calls started once: when the instance is ready,
+// or when it is clear that it will not be ready soon.
 func (r *instanceRunner) run(ctx context.Context, started func()) {
 	r.resetWaiting()
 	r.mesh.events.publish(Event{Kind: Starting, Instance: r.instance.Name, Origin: OriginMesh, Message: r.instance.Proxy.String()})
@@ -175,7 +175,8 @@ func (r *instanceRunner) watchReadiness(ctx context.Context, started func()) {
 			r.setNotReady(seen.reasons, seen.failed)
 			late := r.reportLate(seen.reasons)
 			switch {
-			case seen.unsteadyFor > 0: // only a waiting period remains, which must not delay the start of other instances
+			// The instance only has to run a little longer, which must not delay the start of other instances.
+			case seen.unsteadyFor > 0:
 				release()
 				interval = min(seen.unsteadyFor, readyInterval)
 			case seen.failed || late:
@@ -204,7 +205,7 @@ func (r *instanceRunner) observe(ctx context.Context) observation {
 	agent := r.agent.snapshot()
 	reasons, silent := r.observeAgent(ctx, agent)
 	if len(reasons) > 0 {
-		seen.unsteadyFor = 0 // the sidecar is not ready either
+		seen.unsteadyFor = 0 // unready for another reason: the sidecar is not ready either
 		seen.silent = silent && (seen.silent || len(seen.reasons) == 0)
 	}
 	seen.reasons = append(seen.reasons, reasons...)
@@ -225,7 +226,7 @@ func (r *instanceRunner) observeApp(ctx context.Context) observation {
 	}
 	app, portless := r.app.snapshot(), len(r.instance.workload.Ports) == 0
 	if app.State == ProcessEnded && portless {
-		return observation{} // a finished task
+		return observation{} // the application is a task that has finished
 	}
 	seen := observation{failed: r.hasAppFailed(app.State)}
 	why := app.notReadyReason(r.app.role)
@@ -245,8 +246,8 @@ func (r *instanceRunner) observeApp(ctx context.Context) observation {
 	return seen
 }
 
-// hasAppFailed reports whether the application has ended for good although it serves ports. Without ports, it is a
-// finished task.
+// hasAppFailed reports whether the application exited, is not restarted, and serves ports. An application without ports
+// that exits counts as a finished task.
 func (r *instanceRunner) hasAppFailed(state ProcessState) bool {
 	return state == ProcessFailed || (state == ProcessEnded && len(r.instance.workload.Ports) > 0)
 }
@@ -302,14 +303,15 @@ func (r *instanceRunner) reportLate(reasons []string) bool {
 	return now
 }
 
-// state returns the instance's readiness and the reasons. hopeless means that it will not be ready soon.
+// state returns the instance's readiness and the reasons. hopeless: the instance will not be ready soon.
 func (r *instanceRunner) state() (ready bool, reasons []string, hopeless bool) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	return r.ready, append([]string(nil), r.reasons...), !r.ready && (r.failed || r.late)
 }
 
-// register adds the instance to the registry, and deregister removes it: services route only to ready instances.
+// register adds the instance to the registry, and deregister removes it, because services route only to ready
+// instances.
 func (r *instanceRunner) register() { r.mesh.registry.Put(r.workloadEntry()) }
 
 func (r *instanceRunner) deregister() { r.mesh.registry.Delete(r.workloadEntry().Key) }

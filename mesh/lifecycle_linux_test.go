@@ -260,7 +260,7 @@ func TestFailingApplicationIsRestartedUntilItWorks(t *testing.T) {
   - {name: a, command: ["${PILOTFISH}", app, "exit-while=`+obstacle+`"], `+appPort+`}
 `)))
 	exited := m.find("an exit", func(e Event) bool { return e.Kind == Exited })
-	if exited.Exit.Code != 4 || !strings.Contains(exited.Message, "starting it again") {
+	if exited.Exit.Code != 4 || !strings.Contains(exited.Message, "pilotfish restarts it") {
 		t.Errorf("got %+v", exited)
 	}
 	if err := os.Remove(obstacle); err != nil {
@@ -322,7 +322,7 @@ func TestPortConflictWithSidecarReportsRemedy(t *testing.T) {
   - {name: a, command: ["${PILOTFISH}", say, "1", "listen tcp :9080: bind: Address already in use"], `+appPort+`}
 `)))
 	exited := m.find("an exit", func(e Event) bool { return e.Kind == Exited })
-	address := "${APP_ADDRESS}, which is " + m.Instances()[0].App.String()
+	address := "${APP_ADDRESS} (here " + m.Instances()[0].App.String()
 	if !strings.Contains(exited.Message, address) || !strings.Contains(exited.Exit.Remedy, address) {
 		t.Errorf("got %q with the remedy %q", exited.Message, exited.Exit.Remedy)
 	}

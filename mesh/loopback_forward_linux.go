@@ -12,9 +12,9 @@ import (
 	"github.com/pilotfish-mesh/pilotfish/internal/portowner"
 )
 
-// loopbackForwarders forward connections to an application that listens only on loopback or IPv6, because the sidecar
-// calls it at the instance's own IPv4 address. Only ports of the topology are forwarded; other loopback ports stay
-// private.
+// loopbackForwarders forward connections to an application that listens only on loopback or IPv6. They are needed
+// because the sidecar connects to the instance's own IPv4 address. Only ports in the topology are forwarded; other
+// loopback ports remain private.
 type loopbackForwarders struct {
 	sandbox      *sandbox
 	instanceAddr netip.Addr
@@ -81,7 +81,7 @@ func (d *loopbackForwarders) updatePort(ctx context.Context, port uint16, listen
 		return nil
 	}
 	l, err := d.sandbox.namespace.Listen("tcp", netip.AddrPortFrom(d.instanceAddr, port).String())
-	if errors.Is(err, syscall.EADDRINUSE) { // the application itself now listens there
+	if errors.Is(err, syscall.EADDRINUSE) { // the application itself now listens on this address
 		return nil
 	}
 	if err != nil {
@@ -105,7 +105,8 @@ func (d *loopbackForwarders) findTarget(ctx context.Context, port uint16, at []n
 	if slices.Contains(at, d.instanceAddr) || slices.Contains(at, netip.IPv4Unspecified()) || len(at) == 0 {
 		return netip.Addr{}
 	}
-	// Most IPv6 wildcard listeners also accept IPv4. The kernel's socket list does not show which do.
+	// Most IPv6 wildcard listeners also accept IPv4. The kernel's list of sockets does not show whether one does, so it
+	// is tried.
 	if slices.Contains(at, netip.IPv6Unspecified()) && (d.dualStack[port] || d.acceptsIPv4(ctx, port)) {
 		d.dualStack[port] = true
 		return netip.Addr{}

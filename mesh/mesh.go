@@ -19,8 +19,8 @@ import (
 
 const defaultStopTimeout = 5 * time.Second
 
-// maxStartingPerCPU is the maximum number of instances per CPU that start concurrently. More would only compete for
-// CPU.
+// maxStartingPerCPU limits the number of instances per CPU that start concurrently. Starting more of them would not be
+// faster, because they would compete for CPU.
 const maxStartingPerCPU = 4
 
 // Config configures a mesh. Only Topology and Environ are required.
@@ -31,8 +31,8 @@ type Config struct {
 	Environ []string
 	// RuntimeDir contains one directory for each running mesh; default: DefaultRuntimeDir.
 	RuntimeDir string
-	// StateDir stores the control plane's state (the CA's root) across runs; empty: the state is in the runtime
-	// directory and is removed with the mesh.
+	// StateDir stores the control plane's state (the CA's root) across runs. If it is empty, the state is in the
+	// runtime directory and is removed with the mesh.
 	StateDir string
 	// Network determines how workloads reach each other; default: Loopback.
 	Network Network
@@ -42,8 +42,8 @@ type Config struct {
 	AgentCommand []string
 	// EnvoyPath is the preferred Envoy binary (--envoy-path).
 	EnvoyPath string
-	// GuardCommand starts the process that cleans up if this process is killed (see NewGuardCommand); empty: none. The
-	// mesh appends the guard's arguments to it.
+	// GuardCommand starts the process that cleans up if this process is killed (see NewGuardCommand). The mesh appends
+	// the guard's arguments. If it is empty, no guard is started.
 	GuardCommand []string
 	// OnInvalidPolicy selects what happens to the workloads of a policy that never had a valid version; default: deny.
 	OnInvalidPolicy config.OnInvalidPolicy
@@ -60,7 +60,7 @@ type Mesh struct {
 	events    *eventStream
 	registry  *config.MemoryStore
 	readiness *broadcast
-	kill      chan struct{} // closed when stopping processes must be killed at once
+	kill      chan struct{} // closed when the processes that are being stopped must be killed immediately
 	killOnce  sync.Once
 	runID     string
 	stopCtx   context.Context // canceled by Stop; its cause is the reason
@@ -87,7 +87,7 @@ func New(cfg Config) (*Mesh, error) {
 		return nil, err
 	}
 	if cfg.Topology == nil {
-		return nil, errors.New("a mesh needs a topology")
+		return nil, errors.New("no topology is specified")
 	}
 	if cfg.RuntimeDir == "" {
 		cfg.RuntimeDir = DefaultRuntimeDir(lookupEnv(cfg.Environ, "XDG_RUNTIME_DIR"), os.Getuid())
@@ -129,8 +129,8 @@ func (m *Mesh) Name() string { return m.cfg.Topology.Name }
 func (m *Mesh) RuntimePath() string { return filepath.Join(m.cfg.RuntimeDir, m.Name()) }
 
 // Run starts the mesh, supervises it, and stops it when ctx ends or Stop is called. It then releases all resources. It
-// returns nil after an orderly end, and an error with a remedy if the mesh cannot be started. It may be called only
-// once.
+// returns nil if the mesh was stopped normally, and an error with a remedy if the mesh cannot be started. It may be
+// called only once.
 func (m *Mesh) Run(ctx context.Context) error {
 	defer m.events.close()
 	defer close(m.done)
@@ -228,7 +228,7 @@ func (m *Mesh) openAuthority(context.Context) error {
 	// The control plane performs CA rotations; this process only follows them.
 	authority, err := ca.Load(m.stateDir(), ca.Options{TrustDomain: m.cfg.Topology.TrustDomain, RotateBefore: -1})
 	if err != nil {
-		return err // it contains the directory and the remedy
+		return err // the error contains the directory and the remedy
 	}
 	m.authority = authority
 	return nil
@@ -305,7 +305,7 @@ func (m *Mesh) newRunners(instances []*Instance) ([]*instanceRunner, error) {
 		})
 	}
 	wg.Wait()
-	for _, err := range problems { // one error is enough: all usually have the same cause
+	for _, err := range problems { // one error is enough, because all usually have the same cause
 		if err != nil {
 			return nil, err
 		}
@@ -347,7 +347,8 @@ func (m *Mesh) runInstances(ctx context.Context) {
 // Events returns a new subscription to events. Subscribe before Run to receive all of them.
 func (m *Mesh) Events() *Subscription { return m.events.subscribe() }
 
-// Stop ends the mesh like the end of Run's context. It does not wait; Run returns when the mesh has ended.
+// Stop ends the mesh in the same way as the end of Run's context. It does not wait: Run returns when the mesh has
+// ended.
 func (m *Mesh) Stop(reason string) {
 	m.stop(errors.New(reason))
 }
@@ -380,7 +381,8 @@ func (m *Mesh) StopControlPlane(context.Context) error {
 	return p.stop()
 }
 
-// StartControlPlane starts it again with its previous state, and returns once it serves clients.
+// StartControlPlane starts a stopped control plane with its previous state. It returns once the control plane serves
+// clients.
 func (m *Mesh) StartControlPlane(ctx context.Context) error {
 	p := m.currentControlPlane()
 	if p == nil {

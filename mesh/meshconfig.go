@@ -25,8 +25,8 @@ func (v value) meshConfig(t *Topology) {
 	v.message(t.Mesh)
 }
 
-// checkMesh reads the mesh configuration from its own file, if there is one, and reports what proxies would refuse. For
-// such a file, the control plane itself reports fields without effect, because it watches the file.
+// checkMesh reads the mesh configuration from its own file, if there is one, and reports values that proxies would
+// reject. The control plane itself reports fields without effect in that file, because it watches the file.
 func (t *Topology) checkMesh(doc *document) {
 	at := t.spec.field("mesh")
 	at.doc = doc
@@ -58,8 +58,8 @@ func (t *Topology) readMeshFile(at value) {
 	t.validateTrustDomain()
 }
 
-// message decodes a protobuf message from its JSON form. Protobuf's decoder reports no YAML positions. Only when
-// decoding fails does message decode field by field, to find the position of the error.
+// message decodes a protobuf message from its JSON form. Protobuf's decoder reports no YAML positions. If decoding
+// fails, message therefore decodes field by field to find the position of the error.
 func (v value) message(into proto.Message) {
 	if v.isNull() || v.decode(into) == nil {
 		return
@@ -150,8 +150,8 @@ func (v value) json() ([]byte, error) {
 	return json.Marshal(plain)
 }
 
-// protoErrorPrefix matches the prefix of protobuf's errors: the position in JSON, which is not the user's text. Its
-// space is sometimes a non-breaking one, on purpose.
+// protoErrorPrefix matches the prefix of protobuf's errors: the position in the JSON form, which the user does not
+// know. The protobuf library deliberately varies the space between normal and non-breaking.
 var protoErrorPrefix = regexp.MustCompile(`^(proto:[\s\x{a0}]*)?(syntax error[\s\x{a0}]*)?(\(line \d+:\d+\): ?)?`)
 
 func protoMessage(err error) string {
@@ -169,5 +169,5 @@ func protoRemedy(name string, fields protoreflect.FieldDescriptors) string {
 	if near := suggest.Name(name, known); near != "" {
 		return "did you mean " + near + "?"
 	}
-	return "see Istio's reference of MeshConfig for the fields there are"
+	return "Istio's reference of MeshConfig lists the fields"
 }

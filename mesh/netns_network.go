@@ -7,8 +7,8 @@ import (
 
 // Captured is the network in which each workload has a network namespace, connected by a bridge in another namespace.
 // The kernel redirects the application's traffic to its sidecar, so programs need no change. The machine's own network
-// has only the listeners of published ports. All of it is removed with the processes that use it. It needs root, or the
-// capabilities in a user namespace that CaptureFlags.Reexec creates.
+// contains only the listeners of published ports. The kernel removes the namespaces together with the processes that
+// use them. It needs root, or the capabilities in a user namespace that CaptureFlags.Reexec creates.
 type Captured struct{}
 
 // addressPlan assigns the addresses of a captured mesh in 10.N.0.0/16: 10.N.0.1 is the bridge, with the control plane;
@@ -19,8 +19,8 @@ type addressPlan struct{ v4, v6 netip.Prefix }
 // HostName is the name of the machine's own loopback in a captured mesh.
 const HostName = "host.pilotfish.internal"
 
-// proxyGroup is the group ID of agents and their Envoys, whose own traffic is not captured. It is that of Istio's
-// proxies.
+// proxyGroup is the group ID of agents and their Envoys, whose own traffic is not redirected. Istio's proxies have the
+// same group ID.
 const proxyGroup = 1337
 
 func newAddressPlan(n byte) addressPlan {

@@ -19,8 +19,8 @@ import (
 	"github.com/pilotfish-mesh/pilotfish/mesh/netns"
 )
 
-// CanCapture returns why this process cannot run a captured mesh, or nil. It tries the privileged operations in a new
-// network namespace.
+// CanCapture returns the reason for which this process cannot run a mesh with redirection, or nil. It tries the
+// privileged operations in a new network namespace.
 func CanCapture() error {
 	err := tryCapture()
 	if err == nil {
@@ -30,7 +30,7 @@ func CanCapture() error {
 	if os.Geteuid() != 0 {
 		remedy = namespaceRemedy(err)
 	}
-	return fmt.Errorf("%w: it needs root, with CAP_SYS_ADMIN, CAP_NET_ADMIN, CAP_NET_BIND_SERVICE, CAP_SETGID and CAP_SETPCAP, and a kernel with nftables%s", err, remedy)
+	return fmt.Errorf("%w: --capture needs root, with CAP_SYS_ADMIN, CAP_NET_ADMIN, CAP_NET_BIND_SERVICE, CAP_SETGID and CAP_SETPCAP, and a kernel with nftables%s", err, remedy)
 }
 
 func tryCapture() error {
@@ -47,7 +47,7 @@ func tryCapture() error {
 		return err
 	}
 	_ = l.Close()
-	netns.OnThread(func() { // every process of a captured mesh needs this
+	netns.OnThread(func() { // every process of a mesh with redirection needs this operation
 		err = netns.ProcessIsolation{Hide: []string{"/run/nscd"}, Capabilities: []uintptr{unix.CAP_NET_BIND_SERVICE}, Group: proxyGroup}.Enter()
 	})
 	return err
@@ -89,7 +89,7 @@ func chooseAddressPlan(t *Topology) (addressPlan, error) {
 			return plan, nil
 		}
 	}
-	return addressPlan{}, fmt.Errorf("this machine has routes into each network from 10.%d.0.0/16 to 10.%d.0.0/16: choose one with `network: 127.N.0.0/16` in the topology, which is 10.N.0.0/16 for a mesh that is captured", firstNetwork, lastNetwork)
+	return addressPlan{}, fmt.Errorf("this machine has routes into each network from 10.%d.0.0/16 to 10.%d.0.0/16: set `network: 127.N.0.0/16` in the topology; with --capture, the mesh then uses 10.N.0.0/16", firstNetwork, lastNetwork)
 }
 
 // overlapsRoute reports whether a route, other than the default route, overlaps the network.
@@ -123,7 +123,7 @@ type capturedPlacement struct {
 // sandbox is the environment of an instance's processes: its network namespace, files and resolver.
 type sandbox struct {
 	namespace *netns.Namespace
-	isolation netns.ProcessIsolation // of the application
+	isolation netns.ProcessIsolation // isolation of the application
 	dnsConfig *dns.ClientConfig
 }
 
@@ -222,7 +222,7 @@ func (p *capturedPlacement) newSandbox(i *Instance) (*sandbox, error) {
 		return nil, err
 	}
 	p.onRelease(namespace.Close)
-	// Root may bind all ports. Ordinary users may do so here, as in most containers.
+	// Root may bind all ports. In the sandbox, other users may do so too, as in most containers.
 	_ = namespace.Set("ipv4/ip_unprivileged_port_start", "0")
 	bridge4, bridge6 := p.plan.bridgeAddresses()
 	addresses := []netip.Prefix{netip.PrefixFrom(i.Proxy, p.plan.v4.Bits()), netip.PrefixFrom(i.Proxy6, p.plan.v6.Bits())}
@@ -250,7 +250,7 @@ const (
 	nsswitchPath   = "/etc/nsswitch.conf"
 )
 
-// writeFiles writes the files that replace the machine's own for an instance, and returns them by their path in the
+// writeFiles writes the files that replace files of the machine for an instance. It returns them by their path in the
 // sandbox.
 func (p *capturedPlacement) writeFiles(i *Instance) (map[string]string, error) {
 	var search []string
@@ -265,8 +265,8 @@ func (p *capturedPlacement) writeFiles(i *Instance) (map[string]string, error) {
 	if err != nil {
 		return files, nil // the C library's default is files and DNS
 	}
-	// Each instance has its own file, because replacing a file that is mounted elsewhere makes it vanish there for a
-	// moment.
+	// Each instance has its own file. Replacing a shared file would make it disappear for a moment in the other
+	// sandboxes that mount it.
 	files[nsswitchPath] = filepath.Join(p.resources.Dir, i.Name+".nsswitch.conf")
 	return files, writeFile(files[nsswitchPath], []byte(useFilesAndDNS(string(sources))), 0o644)
 }

@@ -22,10 +22,11 @@ type Network interface {
 
 // Resources are the mesh's resources that a network may use.
 type Resources struct {
-	// Agent is the command that starts the agent, whose other commands it contains too. Environ is its environment.
+	// Agent is the command that starts the agent. The binary also contains the agent's other commands. Environ is the
+	// agent's environment.
 	Agent   []string
 	Environ []string
-	// Dir is a directory for files, which is removed with the mesh. The network creates it on demand.
+	// Dir is a directory for files. It is removed with the mesh. The network creates it when it needs it.
 	Dir string
 	// Logf logs a message for the user.
 	Logf func(format string, args ...any)
@@ -33,7 +34,7 @@ type Resources struct {
 
 // Placement is a claimed network, until it is released.
 type Placement interface {
-	// Describe returns the network for messages: "127.77.0.0/16".
+	// Describe returns a description of the network for messages, such as "127.77.0.0/16".
 	Describe() string
 	// Captured reports whether the kernel redirects the workloads' traffic to their proxies.
 	Captured() bool
@@ -59,17 +60,19 @@ type Attachment struct {
 	AppEnv   []string
 	AgentEnv []string
 	// EnterApp and EnterAgent move the calling thread to the network of the application or the agent before its start.
-	// The thread must be locked to its goroutine and cannot be used otherwise afterwards; nil: the mesh's own network.
+	// The thread must be locked to its goroutine, and cannot be used for other purposes afterwards. nil means the
+	// network of the mesh's own process.
 	EnterApp, EnterAgent func() error
 	// Dial connects from the mesh's process as the instance's application does. With captured traffic it also resolves
 	// names, with the application's resolver.
 	Dial func(ctx context.Context, network, address string) (net.Conn, error)
-	// ExposeApp makes the application reachable for its sidecar, on whichever address it listens. UnexposeApp reverts
-	// that before the application is restarted. Both are nil if the application must listen on its assigned address.
+	// ExposeApp makes the application reachable for its sidecar, on any address on which the application listens.
+	// UnexposeApp reverts that before the application is restarted. Both are nil if the application must listen on its
+	// assigned address.
 	ExposeApp   func(context.Context) error
 	UnexposeApp func() error
 	// ForwardUDP forwards UDP packets from the instance to services' addresses to the services' endpoints. It replaces
-	// the previous ports; nil if services have no addresses of their own.
+	// the previous ports. It is nil if services have no addresses of their own.
 	ForwardUDP func([]controlplane.DatagramPort) error
 	// Check checks that the ports of the instance's processes are free, or opens its published ports. Its error names
 	// the process that uses a port.
@@ -95,7 +98,7 @@ func (Loopback) Claim(t *Topology, _ Resources) (Placement, error) {
 			first = err
 		}
 	}
-	return nil, fmt.Errorf("no network from 127.%d.0.0/16 to 127.%d.0.0/16 is free; the first: %w", firstNetwork, lastNetwork, first)
+	return nil, fmt.Errorf("no network from 127.%d.0.0/16 to 127.%d.0.0/16 is free; the first one failed: %w", firstNetwork, lastNetwork, first)
 }
 
 type loopbackPlacement struct {
@@ -109,7 +112,7 @@ type loopbackPlacement struct {
 func claimNetwork(network netip.Prefix) (net.Listener, error) {
 	claim, err := net.Listen("unix", "@pilotfish/"+network.Addr().String())
 	if err != nil {
-		return nil, fmt.Errorf("network %s is taken by another mesh: %w", network, err)
+		return nil, fmt.Errorf("another mesh uses the network %s: %w", network, err)
 	}
 	return claim, nil
 }
@@ -150,7 +153,8 @@ func (p *loopbackPlacement) Attach(i *Instance) (Attachment, error) {
 	agent := []string{
 		"ISTIO_META_INTERCEPTION_MODE=NONE",
 		"PROXY_BIND_ADDRESS=" + i.Proxy.String(),
-		"STATUS_PORT_USERS=own", // all users of the machine can reach the address
+		// All users of the machine can reach the address, so the port must be restricted to this user.
+		"STATUS_PORT_USERS=own",
 	}
 	if i.workload.Type != Gateway {
 		agent = append(agent, "ISTIO_META_APP_ADDRESS="+i.App.String(), "ISTIO_META_ENABLE_DNS_SERVER=true")

@@ -9,7 +9,7 @@ import (
 
 const (
 	// maxLine is the maximum length of a line of output. Longer lines are truncated, so that a program that prints no
-	// newline uses no unlimited memory.
+	// newline does not use unlimited memory.
 	maxLine = 16 << 10
 	// tailLines is the number of last lines that are stored for the report of a process's exit.
 	tailLines = 10

@@ -19,7 +19,8 @@ import (
 	"github.com/pilotfish-mesh/pilotfish/controlplane/config"
 )
 
-// maxTopologySize is far above any real topology. It prevents minutes of reading a wrong file.
+// maxTopologySize is far above the size of any real topology. It prevents the parser from spending minutes on a wrong
+// file.
 const maxTopologySize = 4 << 20
 
 // InvalidError lists all problems of a topology file.
@@ -47,7 +48,7 @@ func readTopologyFile(path string) ([]byte, error) {
 		return nil, fmt.Errorf("reading the topology: %w", err)
 	}
 	if len(data) > maxTopologySize {
-		return nil, fmt.Errorf("reading the topology: %s is larger than %d bytes: is it the right file?", path, maxTopologySize)
+		return nil, fmt.Errorf("reading the topology: %s is larger than %d bytes: check the path", path, maxTopologySize)
 	}
 	return data, nil
 }
@@ -77,8 +78,8 @@ func parseTopology(file string, data []byte) (*document, *Topology, error) {
 	return doc, t, nil
 }
 
-// checkRest runs more checks, and drops problems at positions that already have one: that field was not read, so that
-// further problems would be wrong.
+// checkRest runs more checks, and drops their problems at positions that already have one. The field there could not be
+// read, so further problems would be misleading.
 func (d *document) checkRest(check func()) {
 	before := len(d.problems)
 	known := map[config.Position]bool{}
@@ -109,15 +110,15 @@ func rootNode(file string, data []byte) (*yaml.Node, error) {
 	var doc, next yaml.Node
 	err := dec.Decode(&doc)
 	if errors.Is(err, io.EOF) {
-		return nil, newInvalidError(config.Position{File: file, Line: 1, Column: 1}, "the file is empty", "see docs/topology.md for what belongs here")
+		return nil, newInvalidError(config.Position{File: file, Line: 1, Column: 1}, "the file is empty", "docs/topology.md describes the fields of a topology")
 	}
 	if err != nil {
 		return nil, syntaxError(file, err)
 	}
 	switch err := dec.Decode(&next); {
 	case err == nil:
-		return nil, newInvalidError(config.Position{File: file, Line: next.Line, Column: next.Column}, "a second document begins here",
-			"keep the topology alone in its file, and put Istio and Kubernetes documents where spec.config points")
+		return nil, newInvalidError(config.Position{File: file, Line: next.Line, Column: next.Column}, "a topology file must contain only one document; a second one begins here",
+			"move Istio and Kubernetes documents to the files that spec.config lists")
 	case !errors.Is(err, io.EOF):
 		return nil, syntaxError(file, err)
 	}
@@ -130,7 +131,7 @@ func syntaxError(file string, err error) error {
 		return newInvalidError(config.Position{File: file}, "not YAML: "+err.Error(), "")
 	}
 	line, _ := strconv.Atoi(m[1])
-	return newInvalidError(config.Position{File: file, Line: line}, "not YAML: "+m[2], "look at the indentation and the quotes around this line")
+	return newInvalidError(config.Position{File: file, Line: line}, "not YAML: "+m[2], "check the indentation and the quotes near this line")
 }
 
 func newInvalidError(at config.Position, message, remedy string) error {

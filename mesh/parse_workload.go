@@ -63,7 +63,7 @@ func (v value) checkType(w *Workload, present map[string]bool) {
 	}
 	for _, field := range []string{"command", "env", "workingDir", "addCapabilities", "restart", "readiness", "upstreams"} {
 		if present[field] {
-			v.field(field).problem("leave it out, or make the type "+string(Service), "a gateway has no application, and no use for this")
+			v.field(field).problem("remove the field, or set the type to "+string(Service), "a gateway has no application, so this field has no effect")
 		}
 	}
 }
@@ -149,7 +149,7 @@ func (v value) protocol(into *string) {
 		}
 	}
 	if s != "" {
-		v.problem("use one of "+strings.Join(protocols, ", "), "not a protocol that is known here")
+		v.problem("use one of "+strings.Join(protocols, ", "), "not a supported protocol")
 	}
 }
 
@@ -163,7 +163,7 @@ func (v value) publish(into *netip.AddrPort) {
 	}
 	addr, err := netip.ParseAddrPort(v.node.Value)
 	if err != nil || addr.Port() == 0 {
-		v.problem("write a port, as in 8080, or an address and a port, as in 0.0.0.0:8080", "not an address to publish at")
+		v.problem("write a port, as in 8080, or an address and a port, as in 0.0.0.0:8080", "not an address at which a port can be published")
 		return
 	}
 	*into = addr
@@ -181,7 +181,7 @@ func (v value) readiness(into *Readiness) {
 		"tcpSocket": func(v value) { v.object(map[string]func(value){"port": port}) },
 	})
 	if len(present) > 1 {
-		v.problem("keep one of httpGet and tcpSocket", "an application has one readiness probe")
+		v.problem("remove httpGet or tcpSocket", "an application can have only one readiness probe")
 	}
 }
 

@@ -14,7 +14,8 @@ import (
 const (
 	probeTimeout = 2 * time.Second
 	maxAnswer    = 4 << 20
-	// appProbeInterval is how long a successful probe of an application is valid. Each probe may be a line in its log.
+	// appProbeInterval is how long the result of a successful probe of an application is used again. Each probe may
+	// write a line to the application's log.
 	appProbeInterval = 2 * time.Second
 )
 
@@ -46,7 +47,8 @@ type readinessAnswer struct {
 	} `json:"reasons"`
 }
 
-// sidecar returns why the sidecar is not ready; no reasons when it is. silent reports whether all reasons are timeouts.
+// sidecar returns the reasons for which the sidecar is not ready. It returns none if the sidecar is ready. silent
+// reports whether all reasons are timeouts.
 func (p *prober) sidecar(ctx context.Context) (reasons []string, silent bool) {
 	var answer readinessAnswer
 	status, err := p.getJSON(ctx, p.instance.StatusAddress().String(), "/healthz/ready?format=json", &answer)
@@ -69,7 +71,8 @@ func (p *prober) sidecar(ctx context.Context) (reasons []string, silent bool) {
 	return reasons, silent
 }
 
-// application returns why the application is not ready, or "". silent reports whether the reason is a timeout.
+// application returns the reason for which the application is not ready, or "". silent reports whether the reason is a
+// timeout.
 func (p *prober) application(ctx context.Context) (why string, silent bool) {
 	w := p.instance.workload
 	port := w.Readiness.Port
@@ -140,7 +143,7 @@ func (p *prober) bindHint() string {
 	return "it has to bind ${APP_ADDRESS}:${PORT}"
 }
 
-// getJSON sends a GET request and decodes the response, unless into is nil. Invalid JSON is no error, because the
+// getJSON sends a GET request and decodes the response, unless into is nil. Invalid JSON is not an error, because the
 // status code is sufficient.
 func (p *prober) getJSON(ctx context.Context, address, path string, into any) (status int, err error) {
 	body, status, err := p.get(ctx, address, path)

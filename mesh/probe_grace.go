@@ -9,19 +9,19 @@ import (
 	"time"
 )
 
-// silenceTimeout is how long a ready instance may fail to respond before it counts as not ready. Before that, its agent
-// already waits this long for Envoy.
+// silenceTimeout is how long a ready instance may fail to respond before it counts as not ready. Before it counts as
+// unresponsive, its agent has already waited this long for Envoy.
 const silenceTimeout = 10 * time.Second
 
-// silence records since when an instance has not responded. Guarded by its runner's mu.
+// silence records since when an instance has not responded. The mu of its runner guards it.
 type silence struct {
-	since    time.Time // zero: it responds
-	reported string    // last logged reason reason the instance stays in service
+	since    time.Time // zero if the instance responds
+	reported string    // the reason that was logged last for which the instance counts as ready
 }
 
-// toleratesSilence reports whether an unresponsive instance stays in service. On a busy machine, probes can time out
-// while requests are served. So an instance is removed only if its workload has another responsive instance, and most
-// instances of the mesh respond.
+// toleratesSilence reports whether an unresponsive instance still counts as ready. On a busy machine, probes can time
+// out although requests are served. An instance is therefore removed only if its workload has another responsive
+// instance and most instances of the mesh respond.
 func (r *instanceRunner) toleratesSilence(seen observation, now time.Time) bool {
 	r.mu.Lock()
 	if !r.ready || !seen.silent {
@@ -45,7 +45,7 @@ func (r *instanceRunner) toleratesSilence(seen observation, now time.Time) bool 
 	return reason != ""
 }
 
-// logUnresponsive logs, once for each reason, why the instance stays in service.
+// logUnresponsive logs, once for each reason, why an unresponsive instance still counts as ready.
 func (r *instanceRunner) logUnresponsive(duration time.Duration, reason string, reasons []string) {
 	r.mu.Lock()
 	logged := r.silence.reported == reason
@@ -53,11 +53,11 @@ func (r *instanceRunner) logUnresponsive(duration time.Duration, reason string, 
 	r.mu.Unlock()
 	if !logged {
 		r.mesh.events.publish(Event{Kind: Log, Origin: OriginMesh, Instance: r.instance.Name,
-			Line: fmt.Sprintf("it has not answered for %s, and stays in service, because %s: %s", duration.Round(time.Second), reason, strings.Join(reasons, "; "))})
+			Line: fmt.Sprintf("the application has not responded to probes for %s, but counts as ready, because %s: %s", duration.Round(time.Second), reason, strings.Join(reasons, "; "))})
 	}
 }
 
-// reasonToTolerate returns why an unresponsive instance must stay in service, or "".
+// reasonToTolerate returns the reason for which an unresponsive instance must still count as ready, or "".
 func (m *Mesh) reasonToTolerate(r *instanceRunner) string {
 	responsive, silent, all := 0, 0, 0
 	for _, other := range m.snapshotRunners() {
@@ -79,7 +79,7 @@ func (m *Mesh) reasonToTolerate(r *instanceRunner) string {
 	case responsive == 0:
 		return "no other instance of the workload responds"
 	case 2*silent >= all:
-		return fmt.Sprintf("%d of %d instances do not answer, so this machine is probably overloaded", silent, all)
+		return fmt.Sprintf("%d of %d instances do not respond, so this machine is probably overloaded", silent, all)
 	}
 	return ""
 }

@@ -76,7 +76,7 @@ func TestReasonForSilentInstanceIsLoggedOnce(t *testing.T) {
 	}
 	r.mesh.events.close()
 	events, _ := sub.Next(nil)
-	if len(events) != 1 || !strings.Contains(events[0].Line, "stays in service, because no other instance of the workload responds") {
+	if len(events) != 1 || !strings.Contains(events[0].Line, "counts as ready, because no other instance of the workload responds") {
 		t.Errorf("got %v", events)
 	}
 }

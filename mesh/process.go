@@ -14,7 +14,7 @@ import (
 	"github.com/pilotfish-mesh/pilotfish/mesh/netns"
 )
 
-// outputGrace is how long output is read after a process ended, because its descendants may still hold the pipe open.
+// outputGrace is how long output is read after a process has ended. Its descendants may still hold the pipe open.
 const outputGrace = 200 * time.Millisecond
 
 // command describes a process to start.
@@ -23,7 +23,8 @@ type command struct {
 	Env    []string
 	Dir    string
 	Output func(line string)
-	// Enter moves the starting thread to the namespaces of the process; nil: those of this process.
+	// Enter moves the starting thread to the namespaces of the process. If it is nil, the process has the namespaces of
+	// this process.
 	Enter func() error
 }
 
@@ -119,7 +120,7 @@ func findProgram(c command) (string, error) {
 			path = filepath.Join(c.Dir, path)
 		}
 		if info, err := os.Stat(path); err == nil && info.Mode().IsRegular() && info.Mode().Perm()&0o111 == 0 {
-			return "", fmt.Errorf("%s is not executable: make the file executable (`chmod +x`), or fix the command's first item", path)
+			return "", fmt.Errorf("%s is not executable: make the file executable (`chmod +x`), or fix the first item of command", path)
 		}
 		if _, err := exec.LookPath(path); err != nil {
 			return "", fmt.Errorf("%s cannot be run (%w): fix the command's first item, or make the file executable", path, withoutPath(err))
@@ -142,7 +143,7 @@ func findProgram(c command) (string, error) {
 	if notExecutable != "" {
 		return "", fmt.Errorf("%s is not executable: make the file executable (`chmod +x`), or fix the command's first item", notExecutable)
 	}
-	return "", noProgramError{fmt.Errorf("no program %q in PATH: install it, or give its path as the command's first item", name)}
+	return "", noProgramError{fmt.Errorf("no program %q in PATH: install it, or set its path as the first item of command", name)}
 }
 
 // exists reports whether the file exists. It returns false in a directory without search permission.
@@ -151,7 +152,7 @@ func exists(path string) bool {
 	return err == nil
 }
 
-// withoutPath returns the inner error of one that contains a path, because the caller's message contains it already.
+// withoutPath returns the error without the path, because the caller's message already contains the path.
 func withoutPath(err error) error {
 	if e, ok := err.(*exec.Error); ok {
 		err = e.Err

@@ -12,7 +12,8 @@ func childAttributes() *syscall.SysProcAttr {
 	return &syscall.SysProcAttr{Setpgid: true, Pdeathsig: syscall.SIGKILL}
 }
 
-// awaitExit waits until the child has ended, and does not reap it, so that its process ID cannot be reused yet.
+// awaitExit waits until the child has ended. It does not reap the child, so that the kernel cannot reuse the process ID
+// yet.
 func awaitExit(pid int) {
 	for {
 		err := unix.Waitid(unix.P_PID, pid, nil, unix.WEXITED|unix.WNOWAIT, nil)

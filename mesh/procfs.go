@@ -9,7 +9,7 @@ import (
 	"strings"
 )
 
-// procInfo identifies a process, although the kernel reuses process IDs.
+// procInfo identifies a process. The process ID alone is not sufficient, because the kernel reuses process IDs.
 type procInfo struct {
 	PID int `json:"pid"`
 	// Start is the start time in clock ticks since boot.
@@ -17,7 +17,7 @@ type procInfo struct {
 	Command string `json:"command"`
 }
 
-// readProcInfo reads a process from /proc. It fails if there is none.
+// readProcInfo reads a process from /proc. It fails if the process does not exist.
 func readProcInfo(pid int) (procInfo, error) {
 	stat, err := readStat(pid)
 	if err != nil {
@@ -47,7 +47,7 @@ func readStat(pid int) (procStat, error) {
 	end := bytes.LastIndexByte(raw, ')')
 	fields := strings.Fields(string(raw[end+1:]))
 	if end < 0 || len(fields) < 20 {
-		return procStat{}, fmt.Errorf("/proc/%d/stat is not as expected", pid)
+		return procStat{}, fmt.Errorf("/proc/%d/stat has an unexpected format", pid)
 	}
 	var s procStat
 	s.zombie = fields[0] == "Z" || fields[0] == "X"

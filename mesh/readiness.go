@@ -8,7 +8,7 @@ import (
 	"time"
 )
 
-// ErrEnded is returned by functions that wait when the mesh ends first. Run returns the reason.
+// ErrEnded is returned by functions that wait, if the mesh ends before the condition holds. Run returns the reason.
 var ErrEnded = errors.New("the mesh has ended")
 
 // announceReady publishes MeshReady when all instances are ready for the first time.

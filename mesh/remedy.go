@@ -12,13 +12,13 @@ import (
 func withRemedy(err error) error {
 	switch {
 	case errors.Is(err, syscall.ENOSPC), errors.Is(err, syscall.EDQUOT):
-		return fmt.Errorf("%w: the disk is full: free some space, or choose another place with XDG_RUNTIME_DIR, --runtime-dir or --state-dir", err)
+		return fmt.Errorf("%w: the disk is full: free some space, or choose another directory with XDG_RUNTIME_DIR, --runtime-dir or --state-dir", err)
 	case errors.Is(err, syscall.EFBIG):
-		return fmt.Errorf("%w: files may not grow further: raise the limit (`ulimit -f`)", err)
+		return fmt.Errorf("%w: the limit of file sizes is reached: raise the limit (`ulimit -f`)", err)
 	case errors.Is(err, syscall.EROFS):
-		return fmt.Errorf("%w: choose another place with XDG_RUNTIME_DIR, --runtime-dir or --state-dir", err)
+		return fmt.Errorf("%w: choose another directory with XDG_RUNTIME_DIR, --runtime-dir or --state-dir", err)
 	case errors.Is(err, fs.ErrPermission):
-		return fmt.Errorf("%w: make it writable for this user, or choose another place with XDG_RUNTIME_DIR, --runtime-dir or --state-dir", err)
+		return fmt.Errorf("%w: make the directory writable for this user, or choose another one with XDG_RUNTIME_DIR, --runtime-dir or --state-dir", err)
 	}
 	return err
 }
@@ -30,10 +30,10 @@ func (i *Instance) bindRemedy(lines ...string) string {
 		line = strings.ToLower(line)
 		if strings.Contains(line, "address already in use") || strings.Contains(line, "eaddrinuse") || strings.Contains(line, "cannot bind") {
 			if i.captured {
-				return "the application has to leave the ports 15000 to 15090 of all addresses to its sidecar"
+				return "the application must not listen on ports 15000 to 15090, which its sidecar uses"
 			}
-			return fmt.Sprintf("the application has to listen on ${APP_ADDRESS}, which is %s here and PILOTFISH_APP_ADDRESS in its environment, "+
-				"and not on all addresses: its sidecar listens on the same ports at %s", i.App, i.Proxy)
+			return fmt.Sprintf("the application must listen on ${APP_ADDRESS} (here %s; the environment variable PILOTFISH_APP_ADDRESS), "+
+				"not on all addresses, because its sidecar listens on the same ports at %s", i.App, i.Proxy)
 		}
 	}
 	return ""

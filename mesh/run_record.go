@@ -114,7 +114,7 @@ func (r recordedRun) kill() (programs []string, err error) {
 			return programs, nil
 		}
 		if time.Now().After(deadline) {
-			return programs, fmt.Errorf("processes %v of this mesh do not end: end them with kill -9", dying)
+			return programs, fmt.Errorf("the processes %v of this mesh did not exit: stop them with kill -9", dying)
 		}
 		time.Sleep(2 * time.Millisecond)
 	}

@@ -40,7 +40,7 @@ func (e *AlreadyRunningError) Error() string {
 	if e.PID != 0 {
 		who = fmt.Sprintf(" (pid %d)", e.PID)
 	}
-	return fmt.Sprintf("mesh %q is running already%s: end it with `pilotfish down --name %s`, or give this one another name with --name", e.Name, who, e.Name)
+	return fmt.Sprintf("mesh %q is already running%s: stop it with `pilotfish down --name %s`, or set another name for this mesh with --name", e.Name, who, e.Name)
 }
 
 // runtimeDir is the directory of a running mesh. The holder of its lock owns the name.
@@ -57,7 +57,7 @@ type runtimeDir struct {
 func claimRuntimeDir(base, name string) (*runtimeDir, error) {
 	d := &runtimeDir{path: filepath.Join(base, name), base: base}
 	if socket := filepath.Join(d.path, socketFile); len(socket) > maxSocketPath {
-		return nil, fmt.Errorf("%s is too long for a socket's path (%d characters, at most %d): give the mesh a shorter name, or name a shorter folder with --runtime-dir or XDG_RUNTIME_DIR", socket, len(socket), maxSocketPath)
+		return nil, fmt.Errorf("%s is too long for the path of a socket (%d characters, at most %d): set a shorter name of the mesh, or a shorter directory with --runtime-dir or XDG_RUNTIME_DIR", socket, len(socket), maxSocketPath)
 	}
 	if err := privateDir(base); err != nil {
 		return nil, err
@@ -90,7 +90,7 @@ func privateDir(path string) error {
 		return fmt.Errorf("checking the runtime directory: %w", err)
 	}
 	if !info.IsDir() || !ownedByUs(info) || info.Mode().Perm()&0o077 != 0 {
-		return fmt.Errorf("the runtime directory %s is not a folder that only this user can use (it is %s): remove it, or set XDG_RUNTIME_DIR to a folder of your own", path, info.Mode())
+		return fmt.Errorf("the runtime directory %s must be a directory that only this user can use (it is %s): remove it, or set XDG_RUNTIME_DIR to a directory of your own", path, info.Mode())
 	}
 	return nil
 }

@@ -229,7 +229,7 @@ func (m *Mesh) bootstrapEnv(i *Instance) ([]string, error) {
 	}
 	text, err := p.bootstrap(i.workload)
 	if err != nil {
-		return nil, fmt.Errorf("the bootstrap of workload %s, as EnvoyFilters change it: %w", i.Name, err)
+		return nil, fmt.Errorf("applying EnvoyFilters to the bootstrap of workload %s: %w", i.Name, err)
 	}
 	if len(text) == 0 {
 		return nil, nil

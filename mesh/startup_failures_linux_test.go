@@ -222,7 +222,7 @@ func TestNetworkOfAnotherMeshIsRefused(t *testing.T) {
 	m := startMesh(t, testConfig(t, testTopology(t, spec)))
 	m.waitReady()
 	err := runToError(t, testConfig(t, testTopology(t, spec)))
-	if !strings.Contains(err.Error(), "taken by another mesh") {
+	if !strings.Contains(err.Error(), "another mesh uses the network") {
 		t.Errorf("got %v", err)
 	}
 }

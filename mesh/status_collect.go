@@ -113,7 +113,7 @@ func configStatus(i *Instance, clients []xds.ClientStatus, running bool) ConfigS
 		}
 	}
 	if !running {
-		return ConfigStatus{State: ConfigDisconnected, Reason: "the control plane does not run; the last configuration stays in force"}
+		return ConfigStatus{State: ConfigDisconnected, Reason: "the control plane is not running; proxies use the last configuration"}
 	}
 	return ConfigStatus{State: ConfigDisconnected, Reason: "the proxy is not connected to the control plane"}
 }
@@ -123,7 +123,7 @@ func (i *Instance) addRemedies(s ConfigStatus) ConfigStatus {
 	for n := range s.Rejected {
 		if i.workload.Type != Gateway {
 			if remedy := i.bindRemedy(s.Rejected[n].Reason); remedy != "" {
-				s.Rejected[n].Remedy = remedy + "; fix that, and restart the mesh"
+				s.Rejected[n].Remedy = remedy + "; fix the cause, and restart the mesh"
 			}
 		}
 	}
@@ -144,7 +144,7 @@ func clientConfig(c xds.ClientStatus) ConfigStatus {
 			})
 		}
 		if t.Error != "" {
-			s.Reason = shortType(t.TypeURL) + " cannot be built: " + t.Error
+			s.Reason = shortType(t.TypeURL) + " cannot be generated: " + t.Error
 		}
 	}
 	return s

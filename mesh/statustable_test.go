@@ -38,7 +38,7 @@ func TestStatusMarksRejectedConfiguration(t *testing.T) {
 	}}}
 	s := InstanceStatus{Name: "a", Ready: true, Config: configStatus(i, []xds.ClientStatus{client}, true)}
 	got := table(t, s)
-	if strings.Contains(got, "✓") || !strings.Contains(got, "\n!  a") || !strings.Contains(got, "${APP_ADDRESS}, which is 127.77.1.2") {
+	if strings.Contains(got, "✓") || !strings.Contains(got, "\n!  a") || !strings.Contains(got, "${APP_ADDRESS} (here 127.77.1.2") {
 		t.Errorf("printed %s", got)
 	}
 	i.workload.Type = Gateway

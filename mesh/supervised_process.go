@@ -140,11 +140,11 @@ func (s *supervisedProcess) handleExit(ctx context.Context, exit Exit, requested
 	s.mu.Unlock()
 	if !again {
 		s.set(ProcessFailed, &exit)
-		s.publish(Failed, &exit, fmt.Sprintf("%s %s; it ended too often in a short time and is not restarted: fix it, then run `pilotfish restart %s`", s.role, exit.withRemedy(), s.instance))
+		s.publish(Failed, &exit, fmt.Sprintf("%s %s; it exited too often in a short time, so pilotfish does not restart it: fix the cause, then run `pilotfish restart %s`", s.role, exit.withRemedy(), s.instance))
 		return s.waitForRestart(ctx)
 	}
 	s.set(ProcessBackOff, &exit)
-	s.publish(Exited, &exit, fmt.Sprintf("%s %s; starting it again in %s", s.role, exit.withRemedy(), roundDuration(pause)))
+	s.publish(Exited, &exit, fmt.Sprintf("%s %s; pilotfish restarts it in %s", s.role, exit.withRemedy(), roundDuration(pause)))
 	select {
 	case <-time.After(pause):
 	case <-s.restarts:
@@ -227,11 +227,11 @@ func (s ProcessStatus) notReadyReason(what string) string {
 	case ProcessRunning:
 		return ""
 	case ProcessWaiting, "":
-		return what + " is not started yet"
+		return what + " has not been started yet"
 	case ProcessBackOff:
-		return fmt.Sprintf("%s %s, and will be started again", what, s.LastExit.withRemedy())
+		return fmt.Sprintf("%s %s, and pilotfish will restart it", what, s.LastExit.withRemedy())
 	}
-	reason := fmt.Sprintf("%s %s, and is not started again", what, s.LastExit.withRemedy())
+	reason := fmt.Sprintf("%s %s, and pilotfish does not restart it", what, s.LastExit.withRemedy())
 	if tail := s.LastExit.Tail; len(tail) > 0 {
 		reason += ": " + strings.TrimSpace(tail[len(tail)-1])
 	}

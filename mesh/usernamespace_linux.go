@@ -159,7 +159,7 @@ func (m gidMapping) write(pid int) error {
 // remedy returns a remedy if newgidmap, which needs privileges, cannot have them.
 func (m gidMapping) remedy() string {
 	if kept, err := unix.PrctlRetInt(unix.PR_GET_NO_NEW_PRIVS, 0, 0, 0, 0); err == nil && kept == 1 {
-		return ": processes started from here cannot gain privileges (no_new_privs, as by NoNewPrivileges= of systemd): start pilotfish from elsewhere"
+		return ": this process cannot gain privileges (no_new_privs, which for example NoNewPrivileges= of systemd sets): start pilotfish without this restriction"
 	}
 	info, err := os.Stat(m.tool)
 	_, lacks := unix.Getxattr(m.tool, "security.capability", nil)
@@ -175,9 +175,9 @@ func namespaceRemedy(err error) string {
 	case errors.Is(err, syscall.ENOSPC):
 		return ": the limit of user namespaces is reached; raise it with `sudo sysctl user.max_user_namespaces=10000`"
 	case refused && sysctl("kernel/unprivileged_userns_clone") == "0":
-		return ": the kernel allows it only to root; run `sudo sysctl kernel.unprivileged_userns_clone=1` to allow it to all users"
+		return ": the kernel allows user namespaces only to root; run `sudo sysctl kernel.unprivileged_userns_clone=1` to allow it to all users"
 	case refused && sysctl("kernel/apparmor_restrict_unprivileged_userns") == "1":
-		return ": AppArmor allows it only to root; run `sudo sysctl kernel.apparmor_restrict_unprivileged_userns=0` to allow it to all users"
+		return ": AppArmor allows user namespaces only to root; run `sudo sysctl kernel.apparmor_restrict_unprivileged_userns=0` to allow it to all users"
 	}
 	return ""
 }

@@ -38,7 +38,7 @@ func (v value) network(into *netip.Prefix) {
 	}
 	p, err := netip.ParsePrefix(s)
 	if err != nil || p.Bits() != 16 || !p.Addr().Is4() || p.Masked() != p || p.Addr().As4()[0] != 127 || p.Addr().As4()[1] == 0 {
-		v.problem("write 127.N.0.0/16 with N from 1 to 255, or leave it out: a free one is taken then", "not a network for a mesh")
+		v.problem("write 127.N.0.0/16 with N from 1 to 255, or remove the field to use a free network", "not a network for a mesh")
 		return
 	}
 	*into = p
@@ -64,7 +64,7 @@ func (t *Topology) validate() {
 		v.validateVariables(w)
 	}
 	if total > maxInstances {
-		t.Workloads[len(t.Workloads)-1].source.problem("use fewer replicas", "%d instances are more than the %d that a mesh has addresses for", total, maxInstances)
+		t.Workloads[len(t.Workloads)-1].source.problem("use fewer replicas", "%d instances exceed the limit of %d, for which a mesh has addresses", total, maxInstances)
 	}
 	t.validatePublished()
 	t.validateTrustDomain()
@@ -73,10 +73,10 @@ func (t *Topology) validate() {
 func (v value) duplicateName(w, first *Workload, name string) {
 	field := v.field("name")
 	if w.Name == first.Name {
-		field.problem("give one of them another name", "there is already a workload of this name at %s", first.At)
+		field.problem("give one of them another name", "another workload with this name is defined at %s", first.At)
 		return
 	}
-	field.problem("give one of them another name", "its instance %s has the name of one of workload %s (%s)", name, first.Name, first.At)
+	field.problem("give one of them another name", "the instance name %s is also that of an instance of workload %s (%s)", name, first.Name, first.At)
 }
 
 func (v value) validatePorts(w *Workload) {
@@ -92,18 +92,18 @@ func (v value) validatePorts(w *Workload) {
 			item.field("name").problem("give one of them another name", "two ports have this name")
 		}
 		if use := reservedPorts[p.Port]; use != "" {
-			item.field("port").problem("let the application listen on another port", "the port is taken by %s", use)
+			item.field("port").problem("let the application listen on another port", "%s uses this port", use)
 		}
 		if p.Publish.IsValid() && w.Type != Gateway && typed {
-			item.field("publish").problem("leave it out, and reach the workload through a gateway", "only a gateway's port can be published")
+			item.field("publish").problem("remove the field, and make the workload reachable through a gateway", "only ports of gateways can be published")
 		}
 		numbers[p.Port], names[p.Name] = true, true
 	}
 	if r := w.Readiness.Port; r != 0 && !numbers[r] && whole {
-		v.field("readiness").problem("add it to ports", "port %d is not one of the workload's", r)
+		v.field("readiness").problem("add it to ports", "the workload has no port %d", r)
 	}
 	if w.Readiness.Path != "" && len(w.Ports) == 0 && whole {
-		v.field("readiness").problem("list the port under ports", "there is no port to probe")
+		v.field("readiness").problem("list the port under ports", "the workload has no port to probe")
 	}
 }
 
@@ -118,7 +118,7 @@ func (v value) validateUpstreams(w *Workload) {
 		names[name] = true
 	}
 	if len(w.Upstreams) > maxUpstreams {
-		v.field("upstreams").problem("", "%d upstreams are more than the %d that a workload has addresses for", len(w.Upstreams), maxUpstreams)
+		v.field("upstreams").problem("", "%d upstreams exceed the limit of %d, for which a workload has addresses", len(w.Upstreams), maxUpstreams)
 	}
 }
 
@@ -141,7 +141,7 @@ func (v value) validateVariables(w *Workload) {
 		check(items[i], arg)
 	}
 	if len(w.Command) > 0 && w.Command[0] == "" {
-		items[0].problem("name the program", "the command has no program")
+		items[0].problem("set the path of the program", "the command has no program")
 	} else if len(w.Command) == 0 && w.Type != Gateway {
 		v.field("command").problem(`write command: ["/path/to/program", "argument"]`, "the command is empty")
 	}
@@ -160,10 +160,10 @@ func (t *Topology) validatePublished() {
 			}
 			at := items[i].field("publish")
 			if first := taken[p.Publish]; first != nil {
-				at.problem("publish them at different ports", "%s is published by workload %s already (%s)", p.Publish, first.Name, first.At)
+				at.problem("publish them at different ports", "workload %[2]s already publishes %[1]s (%[3]s)", p.Publish, first.Name, first.At)
 			}
 			if w.Replicas > 1 {
-				at.problem("use one replica, or publish a second gateway at another port", "%d replicas cannot listen at one address", w.Replicas)
+				at.problem("use one replica, or publish a second gateway at another port", "%d replicas cannot listen on one address", w.Replicas)
 			}
 			taken[p.Publish] = w
 		}
@@ -173,7 +173,7 @@ func (t *Topology) validatePublished() {
 func (t *Topology) validateTrustDomain() {
 	inline := t.Mesh.GetTrustDomain()
 	if t.TrustDomain != "" && inline != "" && t.TrustDomain != inline {
-		t.spec.field("trustDomain").problem("keep one of them", "spec.mesh.trustDomain is %q", inline)
+		t.spec.field("trustDomain").problem("remove one of them", "spec.mesh.trustDomain is %q", inline)
 	}
 }
 

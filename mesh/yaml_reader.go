@@ -113,7 +113,7 @@ func (v value) pairs() []pair {
 		return nil
 	}
 	if v.depth > maxDepth {
-		v.problem("", "nested more than %d deep", maxDepth)
+		v.problem("", "the nesting is deeper than %d levels", maxDepth)
 		return nil
 	}
 	seen := map[string]bool{}
@@ -122,7 +122,7 @@ func (v value) pairs() []pair {
 		name := v.node.Content[i].Value
 		p := pair{name, v.child(v.node.Content[i], v.join(name)), v.child(v.node.Content[i+1], v.join(name))}
 		if seen[name] {
-			p.key.problem("keep one of them", "the field is set twice")
+			p.key.problem("remove one of them", "the field is set twice")
 			continue
 		}
 		seen[name] = true
@@ -198,7 +198,7 @@ func fieldRemedy(name string, fields map[string]func(value)) string {
 	if near := suggest.Name(name, known); near != "" {
 		return fmt.Sprintf("did you mean %s?", near)
 	}
-	return "the fields here are " + strings.Join(known, ", ")
+	return "the valid fields are " + strings.Join(known, ", ")
 }
 
 func (v value) list() []value {
@@ -210,7 +210,7 @@ func (v value) list() []value {
 		return nil
 	}
 	if v.depth > maxDepth {
-		v.problem("", "nested more than %d deep", maxDepth)
+		v.problem("", "the nesting is deeper than %d levels", maxDepth)
 		return nil
 	}
 	out := make([]value, len(v.node.Content))
@@ -230,7 +230,7 @@ func (v value) string(into *string) {
 		return
 	}
 	if strings.ContainsRune(v.node.Value, 0) {
-		v.problem("leave it out", "a string cannot hold a NUL character")
+		v.problem("remove the character", "a string cannot hold a NUL character")
 		return
 	}
 	*into = v.node.Value
@@ -292,6 +292,6 @@ func (v value) oneOf(into *string, allowed ...string) {
 		}
 	}
 	if s != "" {
-		v.problem("use one of "+strings.Join(allowed, ", "), "not known here")
+		v.problem("use one of "+strings.Join(allowed, ", "), "not a valid value")
 	}
 }

@@ -64,7 +64,7 @@ passed, 1 when one failed or the mesh could not be started, and 2 for wrong flag
 	f.StringVar(&o.runtimeDir, "runtime-dir", "", "directory for the files of running meshes (default: as `pilotfish up`)")
 	f.BoolVar(&o.check, "check", false, "check the mesh with real requests, unattended, and print the evidence")
 	o.capture.Register(f)
-	f.BoolVarP(&o.verbose, "verbose", "v", false, "show all that sidecars and the control plane log, not only warnings")
+	f.BoolVarP(&o.verbose, "verbose", "v", false, "show all log lines of sidecars and the control plane, not only warnings")
 	f.StringVarP(&o.output, "output", "o", "", "with --check: print the result as json")
 	f.StringVar(&o.logs, "logs", "", "with --check: always write the output of all processes into this directory (default: only after a failure, into a temporary one)")
 	c.MarkFlagsMutuallyExclusive("dir", "write")
@@ -76,7 +76,7 @@ passed, 1 when one failed or the mesh could not be started, and 2 for wrong flag
 func (o options) run(ctx context.Context, out io.Writer) error {
 	switch {
 	case o.output != "" && o.output != "json":
-		return UsageError{fmt.Errorf("--output %q is not known: use json, or leave it out for text", o.output)}
+		return UsageError{fmt.Errorf("--output %q is not supported: use json, or omit the flag for text", o.output)}
 	case (o.output != "" || o.logs != "") && !o.check:
 		return UsageError{errors.New("--output and --logs require --check")}
 	case o.write != "":

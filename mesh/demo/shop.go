@@ -114,7 +114,7 @@ func publishGateway(t *mesh.Topology, port uint16) (netip.AddrPort, error) {
 			return *p, nil
 		}
 	}
-	return netip.AddrPort{}, fmt.Errorf("%s publishes no gateway's port: add `publish: 8080` to one", t.File)
+	return netip.AddrPort{}, fmt.Errorf("%s publishes no port of a gateway: add `publish: 8080` to one", t.File)
 }
 
 // freePort returns a free port. It is below the kernel's default range for outgoing connections, so that none uses it
@@ -161,7 +161,7 @@ func (s *shop) explain(err error) error {
 	var conflict *portowner.ConflictError
 	switch {
 	case errors.As(err, &running):
-		return fmt.Errorf("a demo is running already (pid %d): stop it with Ctrl-C where it runs, or with `pilotfish down --name %s`", running.PID, running.Name)
+		return fmt.Errorf("a demo is already running (pid %d): stop it with Ctrl-C where it runs, or with `pilotfish down --name %s`", running.PID, running.Name)
 	case errors.As(err, &conflict) && conflict.Address == s.address.String():
 		return fmt.Errorf("the shop cannot open at %s: %w, or select another port with --port", s.url(), err)
 	}
@@ -187,7 +187,7 @@ func (s *shop) stop(ctx context.Context) error {
 		select {
 		case <-s.done:
 		case <-ctx.Done():
-			return fmt.Errorf("the mesh has not ended: %w", ctx.Err())
+			return fmt.Errorf("the mesh is still running: %w", ctx.Err())
 		}
 	}
 	if s.folder != "" {

@@ -73,7 +73,7 @@ func (b *Bridge) Connect(n *Namespace, name string, addresses []netip.Prefix, ga
 		}
 		for _, gateway := range gateways {
 			if err := h.RouteAdd(&netlink.Route{LinkIndex: link.Attrs().Index, Gw: gateway.AsSlice()}); err != nil {
-				return fmt.Errorf("a route by %s: %w", gateway, err)
+				return fmt.Errorf("adding a route via %s: %w", gateway, err)
 			}
 		}
 		return nil
