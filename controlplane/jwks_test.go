@@ -59,7 +59,7 @@ spec:
 	// Fetched keys survive a restart while the issuer is unavailable.
 	there.Store(false)
 	p = start(t, controlplane.Config{ConfigDirs: []string{dir}, Ports: freePorts, StateDir: state})
-	p.awaitProblem("those from before are in use")
+	p.awaitProblem("proxies use the keys that were fetched before")
 	for _, problem := range p.Status().Problems {
 		if strings.Contains(problem.String(), `"kty"`) {
 			t.Errorf("a problem shows keys: %s", problem)
