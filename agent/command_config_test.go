@@ -93,13 +93,13 @@ func TestOverrideThatCannotBeUsedStopsTheStart(t *testing.T) {
 	}
 	env := s.env
 	for setting, want := range map[string]string{
-		"ISTIO_BOOTSTRAP_OVERRIDE=pipe.json":             "pipe.json is no plain file",
+		"ISTIO_BOOTSTRAP_OVERRIDE=pipe.json":             "pipe.json is not a regular file",
 		"ISTIO_BOOTSTRAP_OVERRIDE=missing.json":          "missing.json: no such file",
 		"ISTIO_BOOTSTRAP_OVERRIDE=broken.json":           "broken.json",
 		"ISTIO_BOOTSTRAP_OVERRIDE=unknown.json":          "static_resorces",
 		"ISTIO_BOOTSTRAP_OVERRIDE=harmful.json":          "dynamic_resources",
 		"ISTIO_BOOTSTRAP=template.json":                  "template.json:1: .nodeIdentity is not known",
-		"ISTIO_BOOTSTRAP_OVERRIDE=template.json":         "only whole bootstraps are filled in",
+		"ISTIO_BOOTSTRAP_OVERRIDE=template.json":         "templates are supported only for whole bootstraps",
 		"ISTIO_BOOTSTRAP=missing.json":                   "missing.json: no such file",
 		"PROXY_CONFIG={customConfigFile: ./broken.json}": "broken.json",
 	} {

@@ -74,7 +74,7 @@ func TestReadinessWaitsForDNSNames(t *testing.T) {
 	r := s.start(t)
 	r.eventually("names alone are missing", func() error {
 		ready, reasons, err := r.readiness()
-		if err == nil && (ready || reasons["xds"] != "" || reasons["envoy"] != "" || !strings.Contains(reasons["dns"], "no names yet")) {
+		if err == nil && (ready || reasons["xds"] != "" || reasons["envoy"] != "" || !strings.Contains(reasons["dns"], "not sent a name table yet")) {
 			err = fmt.Errorf("ready %v, %v", ready, reasons)
 		}
 		return err
@@ -150,7 +150,7 @@ func TestDNSNamesSurviveRestartWithoutControlPlane(t *testing.T) {
 	r = s.start(t)
 	r.checkResolves("reviews.", "10.96.0.7")
 	_, reasons, err := r.readiness()
-	if err != nil || !strings.Contains(reasons["dns"], "kept on disk") {
+	if err != nil || !strings.Contains(reasons["dns"], "stored one") {
 		t.Errorf("readiness does not tell of it: %v, %v", reasons, err)
 	}
 	s.cp.names.Store(nameTable([2]string{"reviews.books", "10.96.0.9"}))

@@ -201,7 +201,7 @@ func TestBadInputIsRefusedWithItsNameAndRemedy(t *testing.T) {
 		},
 		"eviction between flushes": {
 			func(c *Config) { c.Annotations = map[string]string{annotationFlush: "2s", annotationEviction: "5s"} },
-			[]string{annotationEviction, "5s", "multiple of 2s"},
+			[]string{annotationEviction, "5s", "multiple of the flush interval 2s"},
 		},
 		"compression": {
 			func(c *Config) { c.Annotations = map[string]string{annotationCompress: "gzip,lzma"} },

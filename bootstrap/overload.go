@@ -97,7 +97,7 @@ func maxConnections(c Config) (int64, error) {
 func parsePositive(name, text string) (int64, error) {
 	n, err := strconv.ParseInt(text, 10, 64)
 	if err != nil || n <= 0 {
-		return 0, fmt.Errorf("%s: %q is not a number of connections; give a whole number over 0", name, text)
+		return 0, fmt.Errorf("%s: %q is not a number of connections; use a positive integer", name, text)
 	}
 	return n, nil
 }

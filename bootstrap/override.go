@@ -102,7 +102,7 @@ func customTree(c Config, own tree) (tree, error) {
 
 func override(c Config, t tree, name string) (tree, error) {
 	if gotemplate.HasOptions(string(c.Override)) {
-		return nil, fmt.Errorf("%s is a template; only whole bootstraps are filled in (ISTIO_BOOTSTRAP, customConfigFile, --templateFile)", name)
+		return nil, fmt.Errorf("%s is a template; templates are supported only for whole bootstraps (ISTIO_BOOTSTRAP, customConfigFile, --templateFile)", name)
 	}
 	document, err := c.parse(c.Override, name)
 	if err != nil {
@@ -118,7 +118,7 @@ func override(c Config, t tree, name string) (tree, error) {
 	case []any:
 		return patch(t, o, name)
 	}
-	return nil, fmt.Errorf("%s is neither an object, to be merged into the bootstrap, nor a list, as a JSON patch is", name)
+	return nil, fmt.Errorf("%s is neither an object, which is merged into the bootstrap, nor a list, which is a JSON patch", name)
 }
 
 // patch applies a JSON patch operation by operation, so that an error names the operation.
@@ -136,7 +136,7 @@ func patch(t tree, operations []any, name string) (tree, error) {
 			document, err = p.ApplyWithOptions(document, options)
 		}
 		if err == nil && len(document) > 2*maxInputSize {
-			err = errors.New("the bootstrap becomes too large")
+			err = errors.New("the resulting bootstrap is too large")
 		}
 		if err != nil {
 			return nil, fmt.Errorf("%s: operation %d, %s: %w; paths are those of the bootstrap that `pilotfish-agent bootstrap` prints",
@@ -145,7 +145,7 @@ func patch(t tree, operations []any, name string) (tree, error) {
 	}
 	patched, err := decodeObject(document)
 	if err != nil {
-		return nil, fmt.Errorf("%s leaves no bootstrap: %w", name, err)
+		return nil, fmt.Errorf("after %s, the result is not a bootstrap: %w", name, err)
 	}
 	return canonical(patched, bootstrapDescriptor(), name)
 }
@@ -153,11 +153,11 @@ func patch(t tree, operations []any, name string) (tree, error) {
 // parse parses JSON or YAML.
 func (c Config) parse(text []byte, name string) (any, error) {
 	if len(text) > maxInputSize {
-		return nil, fmt.Errorf("%s has %d bytes; more than %d are not read", name, len(text), maxInputSize)
+		return nil, fmt.Errorf("%s has %d bytes; the limit is %d", name, len(text), maxInputSize)
 	}
 	if bytes.Contains(text, []byte(hostIPVariable)) {
 		if c.HostIP == "" {
-			return nil, fmt.Errorf("%s has %s in it; set HOST_IP, which it stands for", name, hostIPVariable)
+			return nil, fmt.Errorf("%s contains %s; set HOST_IP, which replaces it", name, hostIPVariable)
 		}
 		text = bytes.ReplaceAll(text, []byte(hostIPVariable), []byte(c.HostIP))
 	}
@@ -179,7 +179,7 @@ func decodeJSON(text []byte) (any, error) {
 		return nil, err
 	}
 	if _, err := d.Token(); !errors.Is(err, io.EOF) {
-		return nil, errors.New("there is more after the document's end")
+		return nil, errors.New("there is content after the end of the document")
 	}
 	return document, nil
 }
@@ -204,11 +204,11 @@ func decodeYAML(text []byte) (any, error) {
 		return nil, errors.New(strings.TrimPrefix(err.Error(), "yaml: "))
 	}
 	if err := d.Decode(&more); !errors.Is(err, io.EOF) {
-		return nil, errors.New("there is more than one document in it")
+		return nil, errors.New("it contains more than one document")
 	}
 	asJSON, err := json.Marshal(document)
 	if err != nil {
-		return nil, fmt.Errorf("a key is not a text: %w", err)
+		return nil, fmt.Errorf("a key is not a string: %w", err)
 	}
 	return decodeJSON(asJSON)
 }

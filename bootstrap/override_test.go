@@ -118,7 +118,7 @@ func TestInvalidOverridesAreRefusedByName(t *testing.T) {
 		"wrong kind":           {`{static_resources: {clusters: [{name: x, connect_timeout: fast}]}}`, []string{"clusters[4].connect_timeout", `"fast"`}},
 		"wrong kind of object": {`{admin: yes}`, []string{"o.yaml", "admin"}},
 		"no list":              {`{static_resources: {clusters: {name: x}}}`, []string{"static_resources.clusters"}},
-		"node id":              {`{node: {id: someone}}`, []string{"node.id", "someone", "leave it out"}},
+		"node id":              {`{node: {id: someone}}`, []string{"node.id", "someone", "remove this change"}},
 		"admin address":        {`{admin: {address: {socket_address: {address: 0.0.0.0, port_value: 15000}}}}`, []string{"admin.address", "proxyAdminPort"}},
 		"admin gone":           {`{admin: null}`, []string{"admin.address"}},
 		"ADS":                  {`{dynamic_resources: {ads_config: {grpc_services: [{envoy_grpc: {cluster_name: other}}]}}}`, []string{"dynamic_resources"}},

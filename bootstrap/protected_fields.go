@@ -19,25 +19,25 @@ var protectedClusters = []string{xdsCluster, sdsCluster}
 func checkProtected(got, want *bootstrapv3.Bootstrap, author string) error {
 	switch {
 	case got.GetNode().GetId() != want.GetNode().GetId():
-		return fmt.Errorf("%s makes node.id %q of %q; the control plane knows the workload by it: leave it out",
+		return fmt.Errorf("%s changes node.id from %[3]q to %[2]q, by which the control plane identifies the workload: remove this change",
 			author, got.GetNode().GetId(), want.GetNode().GetId())
 	case !proto.Equal(got.GetAdmin().GetAddress(), want.GetAdmin().GetAddress()):
-		return fmt.Errorf("%s changes admin.address, where the agent asks Envoy how it is: leave it out, and set "+
+		return fmt.Errorf("%s changes admin.address, through which the agent polls Envoy: remove this change, and set "+
 			"proxyAdminPort, PROXY_BIND_ADDRESS or ENVOY_ADMIN_SOCKET", author)
 	case !proto.Equal(got.GetDynamicResources(), want.GetDynamicResources()):
-		return fmt.Errorf("%s changes dynamic_resources, by which Envoy gets its configuration from the agent: leave them out", author)
+		return fmt.Errorf("%s changes dynamic_resources, through which Envoy gets its configuration from the agent: remove this change", author)
 	}
 	for _, name := range protectedClusters {
 		ours, theirs := clustersNamed(want, name), clustersNamed(got, name)
 		switch {
 		case len(theirs) == 0:
-			return fmt.Errorf("%s removes the cluster %s, by which Envoy reaches the agent: leave it there", author, name)
+			return fmt.Errorf("%s removes the cluster %s, through which Envoy connects to the agent: do not remove it", author, name)
 		case len(theirs) > 1 || !proto.Equal(theirs[0], ours[0]):
-			return fmt.Errorf("%s changes the cluster %s, by which Envoy reaches the agent: leave it as it is", author, name)
+			return fmt.Errorf("%s changes the cluster %s, through which Envoy connects to the agent: do not change it", author, name)
 		}
 	}
 	if !slices.EqualFunc(secretsNamed(want, agentSecret), secretsNamed(got, agentSecret), equalSecrets) {
-		return fmt.Errorf("%s changes the static secret %s, which Envoy presents to the agent: leave it as it is, and add "+
+		return fmt.Errorf("%s changes the static secret %s, which Envoy presents to the agent: do not change it, and append "+
 			"other secrets to the list", author, agentSecret)
 	}
 	return nil

@@ -30,7 +30,7 @@ func Render(c Config) ([]byte, error) {
 		return nil, err
 	}
 	if b.Node.Metadata, err = structpb.NewStruct(hide(b.GetNode().GetMetadata().AsMap()).(tree)); err != nil {
-		return nil, fmt.Errorf("bootstrap: leaving secrets out of the node's metadata: %w", err)
+		return nil, fmt.Errorf("bootstrap: removing secrets from the node metadata: %w", err)
 	}
 	return JSON(b)
 }

@@ -152,7 +152,7 @@ func TestSecretOfTheAgentIsProtected(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			c := sidecarWithSecret()
 			c.Override, c.OverrideFile = []byte(override), "o.yaml"
-			expectRefused(t, c, []string{"o.yaml", "static secret pilotfish-agent", "leave it"})
+			expectRefused(t, c, []string{"o.yaml", "static secret pilotfish-agent", "do not change it"})
 		})
 	}
 	c := sidecarWithSecret()

@@ -207,7 +207,7 @@ func statsIntervals(c Config, b *bootstrapv3.Bootstrap) error {
 	}
 	if flush != 0 {
 		if flush < minFlush || flush >= maxFlush {
-			return fmt.Errorf("annotation %s: %s is not possible; write 1ms or more, and less than 5m", annotationFlush, flush)
+			return fmt.Errorf("annotation %s: %s is out of range; write a duration from 1ms to less than 5m", annotationFlush, flush)
 		}
 		b.StatsFlushInterval = durationpb.New(flush)
 	}
@@ -216,7 +216,7 @@ func statsIntervals(c Config, b *bootstrapv3.Bootstrap) error {
 		return err
 	}
 	if every := cmp.Or(flush, defaultFlush); eviction%every != 0 {
-		return fmt.Errorf("annotation %s: %s is not a multiple of %s, the interval of flushing (%s); write one that is",
+		return fmt.Errorf("annotation %s: %s is not a multiple of the flush interval %s (%s); write a multiple",
 			annotationEviction, eviction, every, annotationFlush)
 	}
 	b.StatsEviction = &bootstrapv3.Bootstrap_StatsEvictionInterval{StatsEvictionInterval: durationpb.New(eviction)}

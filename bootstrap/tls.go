@@ -43,13 +43,13 @@ func transportSocket(c Config, r remote, host string, a *anyBuilder) (*corev3.Tr
 	case networking.ClientTLSSettings_MUTUAL:
 		cert, key := r.tls.GetClientCertificate(), r.tls.GetPrivateKey()
 		if cert == "" || key == "" {
-			return nil, fmt.Errorf("%s: tlsSettings of mode MUTUAL have no certificate; give the files clientCertificate and privateKey", r.setting)
+			return nil, fmt.Errorf("%s: tlsSettings of mode MUTUAL have no certificate; set the files clientCertificate and privateKey", r.setting)
 		}
 		common.TlsCertificateSdsSecretConfigs = []*tlsv3.SdsSecretConfig{sdsSecretConfig(certFileSecret+cert+"~"+key, files)}
 		fallthrough
 	case networking.ClientTLSSettings_SIMPLE:
 		if r.tls.GetCredentialName() != "" {
-			return nil, fmt.Errorf("%s: tlsSettings name the Kubernetes secret %q, which a proxy cannot read; give files in its place",
+			return nil, fmt.Errorf("%s: tlsSettings name the Kubernetes secret %q, which a proxy cannot read; use files instead",
 				r.setting, r.tls.GetCredentialName())
 		}
 		if !r.tls.GetInsecureSkipVerify().GetValue() {

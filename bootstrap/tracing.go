@@ -198,7 +198,7 @@ func metadataHeaders(list []*meshv1.MeshConfig_ExtensionProvider_HttpHeader) []*
 func checkSendable(metadata []*corev3.HeaderValue, setting string) error {
 	for _, h := range metadata {
 		if strings.Contains(h.GetValue(), "%") {
-			return fmt.Errorf("%s: the value of %s has a %% in it, which Envoy cannot send by gRPC; use another value, or http",
+			return fmt.Errorf("%s: the value of %s contains a %%, which Envoy cannot send over gRPC; use another value, or http",
 				setting, h.GetKey())
 		}
 	}
@@ -232,7 +232,7 @@ func httpTracing(c Config, a *anyBuilder) *tracev3.Tracing {
 
 // tracingWarnings returns warnings about configured tracers that Envoy no longer has.
 func tracingWarnings(c Config) []string {
-	const remedy = "Envoy has no such tracer any more and sends no spans; use zipkin, datadog or an opentelemetry provider"
+	const remedy = "Envoy no longer has this tracer and sends no spans; use zipkin, datadog or an opentelemetry provider"
 	switch c.ProxyConfig.GetTracing().GetTracer().(type) {
 	case *meshv1.Tracing_Stackdriver_:
 		return []string{"tracing.stackdriver: " + remedy}
@@ -249,8 +249,8 @@ func tracingWarnings(c Config) []string {
 		}
 	}
 	if c.TracingProvider != nil && tracer(c) == nil {
-		return []string{fmt.Sprintf("extensionProviders: %s is a tracing provider that the bootstrap does not take up; "+
-			"zipkin, datadog, opentelemetry and lightstep are", c.TracingProvider.GetName())}
+		return []string{fmt.Sprintf("extensionProviders: %s is a tracing provider that the bootstrap does not support; use "+
+			"zipkin, datadog, opentelemetry or lightstep", c.TracingProvider.GetName())}
 	}
 	return nil
 }

@@ -39,7 +39,7 @@ func canonical(t tree, m protoreflect.MessageDescriptor, path string) (tree, err
 		}
 		name := field.TextName()
 		if _, twice := result[name]; twice {
-			return nil, fmt.Errorf("%s: %s is there twice", path, name)
+			return nil, fmt.Errorf("%s: %s appears twice", path, name)
 		}
 		value, err := canonicalField(t[key], field, joinPath(path, key))
 		if err != nil {
@@ -137,13 +137,13 @@ func validateResult(result, own tree, author string) error {
 	got, err := decode(result)
 	if err != nil {
 		if fault := findFault(result, bootstrapDescriptor(), author); fault != "" {
-			return fmt.Errorf("%s: it does not fit there: %w", fault, err)
+			return fmt.Errorf("%s: the value does not have the type of the field: %w", fault, err)
 		}
-		return fmt.Errorf("%s: the bootstrap that comes of it cannot be read: %w", author, err)
+		return fmt.Errorf("%s: the resulting bootstrap cannot be parsed: %w", author, err)
 	}
 	want, err := decode(own)
 	if err != nil {
-		return fmt.Errorf("bootstrap: reading what was written: %w", err)
+		return fmt.Errorf("bootstrap: parsing the encoded bootstrap: %w", err)
 	}
 	return checkProtected(got, want, author)
 }

@@ -30,11 +30,11 @@ func (p *Plugin) add(ctx context.Context, c *call) error {
 	if plan != nil {
 		defer func() { _ = plan.netns.Close() }()
 		if err := c.attachments().note(c.attachment(), plan.netns); err != nil {
-			c.Debug("the sandbox cannot be noted for a collection", "error", err)
+			c.Debug("the sandbox could not be recorded for GC", "error", err)
 		}
 		p.step("before apply")
 		if err := p.redirector.apply(ctx, plan); err != nil {
-			return asCNI(CodeNotApplied, fmt.Sprintf("%s is not started, as its traffic cannot be redirected into its sidecar", c.args), err)
+			return asCNI(CodeNotApplied, fmt.Sprintf("%s is not started, because its traffic cannot be redirected to its sidecar", c.args), err)
 		}
 		c.result.Outcome = agentapi.Captured
 		p.step("after apply")
@@ -53,7 +53,7 @@ func (p *Plugin) check(ctx context.Context, c *call) error {
 	}
 	defer func() { _ = plan.netns.Close() }()
 	if err := p.redirector.check(ctx, plan); err != nil {
-		return asCNI(CodeNotInForce, fmt.Sprintf("the traffic of %s is not redirected as it has to be", c.args), err)
+		return asCNI(CodeNotInForce, fmt.Sprintf("the traffic of %s is not redirected correctly", c.args), err)
 	}
 	c.result.Outcome = agentapi.Captured
 	return nil
@@ -109,18 +109,18 @@ func (p *Plugin) planFor(ctx context.Context, c *call, settings *capture.Setting
 	}
 	addresses, err := addressesIn(netns)
 	if err != nil {
-		return nil, asCNI(types.ErrInvalidNetNS, "the addresses of the sandbox cannot be read", err)
+		return nil, asCNI(types.ErrInvalidNetNS, "cannot read the addresses of the sandbox", err)
 	}
 	options, err := settings.Options(pod, addresses)
 	if err != nil {
-		return nil, types.NewError(CodeBadPod, fmt.Sprintf("%s is not started, as its settings for the mesh are refused", c.args), err.Error())
+		return nil, types.NewError(CodeBadPod, fmt.Sprintf("%s is not started, because its mesh settings are invalid", c.args), err.Error())
 	}
 	for _, warning := range append(capture.Warnings(pod), options.Warnings()...) {
 		c.Warn(warning, "pod", c.args.name())
 	}
 	rules, err := iptables.Compile(options)
 	if err != nil {
-		return nil, types.NewError(CodeBadPod, fmt.Sprintf("%s is not started, as its settings for the mesh are refused", c.args), err.Error())
+		return nil, types.NewError(CodeBadPod, fmt.Sprintf("%s is not started, because its mesh settings are invalid", c.args), err.Error())
 	}
 	plan := &plan{netns: netns, options: options, rules: rules, config: c.config, log: c.Logger}
 	if p.Step != nil {
@@ -140,11 +140,11 @@ func (p *Plugin) findPod(ctx context.Context, c *call) (pod *agentapi.Pod, skip 
 		return policy.decide(c.args, c.skel.ContainerID, c.skel.IfName)
 	}
 	if (c.args.Namespace == "") != (c.args.Name == "") {
-		return nil, nil, types.NewError(types.ErrInvalidEnvironmentVariables, "CNI_ARGS names half a pod, which does not start unprotected",
-			fmt.Sprintf("K8S_POD_NAMESPACE is %q and K8S_POD_NAME %q: give both, or none for a sandbox that is no pod's", c.args.Namespace, c.args.Name))
+		return nil, nil, types.NewError(types.ErrInvalidEnvironmentVariables, "CNI_ARGS contains only one of the pod's namespace and name; the pod is not started, because it would be unprotected",
+			fmt.Sprintf("K8S_POD_NAMESPACE is %q and K8S_POD_NAME is %q: set both, or neither for a sandbox without a pod", c.args.Namespace, c.args.Name))
 	}
 	if !c.args.isKubernetes() {
-		return nil, &capture.Skip{Word: "no-kubernetes", Reason: "CNI_ARGS names no pod of Kubernetes"}, nil
+		return nil, &capture.Skip{Word: "no-kubernetes", Reason: "CNI_ARGS does not contain a Kubernetes pod"}, nil
 	}
 	source := &podSource{agent: c.agent, kubeconfig: c.config.kubeconfig(), timeout: p.PodTimeout, firstPause: firstPause}
 	if source.timeout == 0 {
@@ -156,6 +156,6 @@ func (p *Plugin) findPod(ctx context.Context, c *call) (pod *agentapi.Pod, skip 
 
 func (c *call) skip(why *capture.Skip) *plan {
 	c.result.Outcome, c.result.Reason = agentapi.Skipped, why.Word
-	c.Debug("the sandbox is left alone", "pod", c.args.name(), "reason", why.Reason)
+	c.Debug("the sandbox is not redirected", "pod", c.args.name(), "reason", why.Reason)
 	return nil
 }

@@ -46,7 +46,7 @@ type refusedError struct {
 	text string
 }
 
-func (e *refusedError) Error() string { return "the node agent says: " + e.text }
+func (e *refusedError) Error() string { return "the node agent responded: " + e.text }
 
 func (a *agentClient) pod(ctx context.Context, args *podArgs) (*agentapi.Pod, error) {
 	query := url.Values{"namespace": {args.Namespace}, "name": {args.Name}, "uid": {args.UID}}
@@ -56,7 +56,7 @@ func (a *agentClient) pod(ctx context.Context, args *podArgs) (*agentapi.Pod, er
 	}
 	p := &agentapi.Pod{}
 	if err := json.Unmarshal(body, p); err != nil {
-		return nil, fmt.Errorf("the node agent's answer about %s is no pod: %w", args, err)
+		return nil, fmt.Errorf("the node agent's response for %s is not a pod: %w", args, err)
 	}
 	return p, nil
 }
@@ -153,7 +153,7 @@ func (a *agentClient) connect(ctx context.Context) (err error) {
 }
 
 func (a *agentClient) noResponseError(err error) error {
-	return fmt.Errorf("the node agent does not answer at %s (does its pod run on this node?): %w", a.socket, err)
+	return fmt.Errorf("the node agent does not respond at %s (does its pod run on this node?): %w", a.socket, err)
 }
 
 // read reads one response. After an error status the connection remains usable.
@@ -167,9 +167,9 @@ func (a *agentClient) read(to *http.Request) ([]byte, error) {
 	text, err := io.ReadAll(io.LimitReader(response.Body, agentapi.MaxBody+1))
 	switch {
 	case len(text) > agentapi.MaxBody:
-		return nil, errors.New("the node agent's answer is too large")
+		return nil, errors.New("the node agent's response is too large")
 	case err != nil:
-		return nil, fmt.Errorf("reading the node agent's answer: %w", err)
+		return nil, fmt.Errorf("reading the node agent's response: %w", err)
 	case response.StatusCode < 200 || response.StatusCode >= 300:
 		return nil, refusal(response.Status, response.StatusCode, text)
 	}

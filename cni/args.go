@@ -30,7 +30,7 @@ func parseArgs(args string) (*podArgs, error) {
 		}
 		key, value, found := strings.Cut(pair, "=")
 		if !found {
-			return nil, fmt.Errorf("CNI_ARGS: %q is no KEY=value", pair)
+			return nil, fmt.Errorf("CNI_ARGS: %q is not of the form KEY=value", pair)
 		}
 		a.All[key] = value
 	}

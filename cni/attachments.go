@@ -115,7 +115,7 @@ func (s attachments) all() ([]attachment, error) {
 
 func readAttachment(path string, info fs.FileInfo) (a attachment, err error) {
 	if !info.Mode().IsRegular() { // opening a pipe would block until it has a writer
-		return a, fmt.Errorf("%s is no file", path)
+		return a, fmt.Errorf("%s is not a regular file", path)
 	}
 	f, err := os.Open(path)
 	if err != nil {

@@ -70,7 +70,7 @@ const (
 func parseConfig(stdin []byte) (*Config, error) {
 	c := &Config{}
 	if err := json.Unmarshal(stdin, c); err != nil {
-		return nil, types.NewError(types.ErrDecodingFailure, "the network configuration is not what it should be", err.Error())
+		return nil, types.NewError(types.ErrDecodingFailure, "the network configuration is invalid", err.Error())
 	}
 	c.RunDir = cmp.Or(c.RunDir, agentapi.DefaultRunDir)
 	c.LogFileBytes = cmp.Or(c.LogFileBytes, defaultLogFileBytes)
@@ -89,24 +89,24 @@ func (c *Config) validate() error {
 		problems = append(problems, fmt.Errorf("%s %v: %s", key, value, remedy))
 	}
 	if c.AmbientEnabled {
-		refuse("ambient_enabled", true, "ambient mode is not done here: its pods would go unprotected; set it to false")
+		refuse("ambient_enabled", true, "ambient mode is not supported: its pods would be unprotected; set it to false")
 	}
 	if !filepath.IsAbs(c.RunDir) {
-		refuse("cni_agent_run_dir", c.RunDir, "give an absolute path")
+		refuse("cni_agent_run_dir", c.RunDir, "use an absolute path")
 	}
 	if c.LogFile != "" && !filepath.IsAbs(c.LogFile) {
-		refuse("log_file", c.LogFile, "give an absolute path")
+		refuse("log_file", c.LogFile, "use an absolute path")
 	}
 	if c.LogFileBytes < 4096 {
-		refuse("log_file_max_bytes", c.LogFileBytes, "give at least 4096")
+		refuse("log_file_max_bytes", c.LogFileBytes, "use at least 4096")
 	}
 	if c.PolicyFile != "" && c.Kubeconfig != "" {
-		refuse("policy_file", c.PolicyFile, "it is for nodes without Kubernetes; remove it, or kubeconfig")
+		refuse("policy_file", c.PolicyFile, "policy_file is for nodes without Kubernetes; remove policy_file or kubeconfig")
 	}
 	switch c.IPv6 {
 	case "", "auto", "capture", "reject", "pass":
 	default:
-		refuse("ipv6", c.IPv6, "give auto, capture, reject or pass")
+		refuse("ipv6", c.IPv6, "use auto, capture, reject or pass")
 	}
 	if _, err := c.choice(); err != nil {
 		problems = append(problems, err)
@@ -117,7 +117,7 @@ func (c *Config) validate() error {
 	if len(problems) == 0 {
 		return nil
 	}
-	return types.NewError(types.ErrInvalidNetworkConfig, "the plugin's configuration is refused", errors.Join(problems...).Error())
+	return types.NewError(types.ErrInvalidNetworkConfig, "the plugin's configuration is invalid", errors.Join(problems...).Error())
 }
 
 // choice returns the backend that applies the rules. In Istio's plugin native_nftables=false selects the node's
@@ -165,5 +165,5 @@ func logLevel(name string) (slog.Level, error) {
 	case "error", "fatal", "none":
 		return slog.LevelError, nil
 	}
-	return 0, fmt.Errorf("plugin_log_level %q: give debug, info, warn or error", name)
+	return 0, fmt.Errorf("plugin_log_level %q: use debug, info, warn or error", name)
 }

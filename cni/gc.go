@@ -20,7 +20,7 @@ func (p *Plugin) gc(ctx context.Context, c *call) error {
 	kept := c.attachments()
 	all, err := kept.all()
 	if err != nil {
-		c.Warn("what the runtime has forgotten cannot be collected", "error", err)
+		c.Warn("CNI GC failed", "error", err)
 	}
 	gone, known := partitionAttachments(all, c.config.Name, *valid, time.Now())
 	for _, a := range gone {
@@ -28,17 +28,17 @@ func (p *Plugin) gc(ctx context.Context, c *call) error {
 		done, err := p.collect(ctx, a, shared)
 		switch {
 		case err != nil:
-			c.Warn("what the runtime has forgotten cannot be collected", "netns", a.NetNS, "of", a.ContainerID, "error", err)
+			c.Warn("CNI GC failed", "netns", a.NetNS, "of", a.ContainerID, "error", err)
 		case done:
 			kept.remove(a)
-			c.Info("a sandbox that the runtime has forgotten is collected", "netns", a.NetNS, "of", a.ContainerID)
+			c.Info("removed the rules of a sandbox that the runtime no longer knows", "netns", a.NetNS, "of", a.ContainerID)
 		}
 	}
 	return nil
 }
 
 // errHasProcesses reports that rules remain because processes are still captured by them.
-var errHasProcesses = errors.New("processes live in it still, so that its rules stay: end them")
+var errHasProcesses = errors.New("processes still run in the sandbox, so its rules remain: stop them")
 
 // collect reports whether nothing remains of an attachment. If the sandbox has other networks, its rules remain for
 // them.

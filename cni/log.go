@@ -107,7 +107,7 @@ func openLog(path string) (*os.File, os.FileInfo, error) {
 	info, err := f.Stat()
 	if err == nil {
 		if s, ok := info.Sys().(*syscall.Stat_t); !info.Mode().IsRegular() || ok && s.Nlink > 1 {
-			err = fmt.Errorf("%s is no file of its own: remove it", path)
+			err = fmt.Errorf("%s is not a regular file, or has several hard links: remove it", path)
 		}
 	}
 	if err != nil {

@@ -16,7 +16,7 @@ import (
 func openNetNS(path string) (*os.File, error) {
 	f, err := os.Open(path)
 	if err != nil {
-		return nil, types.NewError(types.ErrInvalidNetNS, "the sandbox's network namespace cannot be opened", err.Error())
+		return nil, types.NewError(types.ErrInvalidNetNS, "cannot open the sandbox's network namespace", err.Error())
 	}
 	if err := checkNetNS(f); err != nil {
 		_ = f.Close()
@@ -28,20 +28,20 @@ func openNetNS(path string) (*os.File, error) {
 func checkNetNS(f *os.File) error {
 	var fs unix.Statfs_t
 	if err := unix.Fstatfs(int(f.Fd()), &fs); err != nil || fs.Type != unix.NSFS_MAGIC {
-		return types.NewError(types.ErrInvalidNetNS, f.Name()+" is no network namespace", "CNI_NETNS has to name one")
+		return types.NewError(types.ErrInvalidNetNS, f.Name()+" is not a network namespace", "CNI_NETNS must be the path of one")
 	}
 	var theirs, ours, first unix.Stat_t
 	if err := unix.Fstat(int(f.Fd()), &theirs); err != nil {
-		return types.NewError(types.ErrInvalidNetNS, "the sandbox's network namespace cannot be looked at", err.Error())
+		return types.NewError(types.ErrInvalidNetNS, "cannot inspect the sandbox's network namespace", err.Error())
 	}
 	// /proc/self refers to the process's first thread, which may be in another namespace than this thread.
 	if err := unix.Stat("/proc/thread-self/ns/net", &ours); err != nil {
-		return types.NewError(types.ErrInvalidNetNS, "the plugin's own network namespace cannot be looked at", err.Error())
+		return types.NewError(types.ErrInvalidNetNS, "cannot inspect the plugin's own network namespace", err.Error())
 	}
 	nodes := unix.Stat("/proc/1/ns/net", &first) == nil && theirs.Dev == first.Dev && theirs.Ino == first.Ino
 	if nodes || theirs.Dev == ours.Dev && theirs.Ino == ours.Ino {
 		return types.NewError(types.ErrInvalidNetNS, "the sandbox's network namespace is the node's own",
-			fmt.Sprintf("%s is not touched: redirection there would take the whole node's traffic", f.Name()))
+			fmt.Sprintf("%s is not changed: redirection there would capture the whole node's traffic", f.Name()))
 	}
 	return nil
 }
@@ -72,7 +72,7 @@ func hasProcesses(ns nsID) (bool, error) {
 		tasks := filepath.Join("/proc", p.Name(), "task")
 		threads, err := os.ReadDir(tasks)
 		if err != nil && !isProcessGone(err) {
-			return false, fmt.Errorf("whether process %s lives in it is not known: %w", p.Name(), err)
+			return false, fmt.Errorf("cannot determine whether process %s runs in the namespace: %w", p.Name(), err)
 		}
 		for _, t := range threads {
 			var stat unix.Stat_t
@@ -81,7 +81,7 @@ func hasProcesses(ns nsID) (bool, error) {
 			case isProcessGone(err):
 			case sees && errors.Is(err, unix.EACCES): // the process belongs to a parent user namespace, which contains no pods
 			case err != nil:
-				return false, fmt.Errorf("whether process %s lives in it is not known: %w", p.Name(), err)
+				return false, fmt.Errorf("cannot determine whether process %s runs in the namespace: %w", p.Name(), err)
 			case nsID{uint64(stat.Dev), stat.Ino} == ns:
 				return true, nil
 			}
@@ -98,7 +98,7 @@ func seesProcesses() (bool, error) {
 	header := unix.CapUserHeader{Version: unix.LINUX_CAPABILITY_VERSION_3}
 	var data [2]unix.CapUserData
 	if err := unix.Capget(&header, &data[0]); err != nil {
-		return false, fmt.Errorf("what this process may is not known: %w", err)
+		return false, fmt.Errorf("cannot read the capabilities of this process: %w", err)
 	}
 	return data[0].Effective&(1<<unix.CAP_SYS_PTRACE) != 0, nil
 }

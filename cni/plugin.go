@@ -72,11 +72,11 @@ func (p *Plugin) main() int {
 	}
 	err.Msg, err.Details = cut(err.Msg, maxMessage), cut(err.Details, maxDetails)
 	if command := os.Getenv("CNI_COMMAND"); command == "DEL" || command == "GC" {
-		_, _ = fmt.Fprintf(p.Err, "pilotfish-cni: %s goes on in spite of: %v\n", command, err)
+		_, _ = fmt.Fprintf(p.Err, "pilotfish-cni: %s continues despite: %v\n", command, err)
 		return 0
 	}
 	if writeErr := p.answer(err); writeErr != nil {
-		_, _ = fmt.Fprintf(p.Err, "pilotfish-cni: %v (and the answer could not be written: %v)\n", err, writeErr)
+		_, _ = fmt.Fprintf(p.Err, "pilotfish-cni: %v (and the response could not be written: %v)\n", err, writeErr)
 	}
 	return 1
 }
@@ -109,7 +109,7 @@ func (p *Plugin) run() (err *types.Error) {
 	defer func() {
 		if r := recover(); r != nil {
 			_, _ = fmt.Fprintf(p.Err, "pilotfish-cni: panic: %v\n%s", r, debug.Stack())
-			err = types.NewError(types.ErrInternal, "pilotfish-cni failed, so the pod does not start unprotected", fmt.Sprint(r))
+			err = types.NewError(types.ErrInternal, "pilotfish-cni failed; the pod is not started, because it would be unprotected", fmt.Sprint(r))
 		}
 	}()
 	return skel.PluginMainFuncsWithError(skel.CNIFuncs{
@@ -165,7 +165,7 @@ func (c *call) reportResult(ctx context.Context, took time.Duration, err error) 
 		"milliseconds", took.Milliseconds())
 	switch {
 	case err != nil:
-		log.Error("the sandbox is refused", "error", c.result.Reason)
+		log.Error("the sandbox is invalid", "error", c.result.Reason)
 	case c.result.Outcome == agentapi.Removed:
 		log.Debug("done")
 	default:
@@ -188,7 +188,7 @@ func (p *Plugin) del(ctx context.Context, c *call) error {
 	defer func() { _ = netns.Close() }()
 	// The rules remain as long as the namespace exists: its processes may still run.
 	if err := p.redirector.repairRules(ctx, netns); err != nil {
-		c.Debug("the sandbox is left as it is", "pod", c.args.name(), "error", err)
+		c.Debug("the sandbox is not changed", "pod", c.args.name(), "error", err)
 	}
 	return nil
 }
@@ -212,7 +212,7 @@ func (p *Plugin) status(cmd *skel.CmdArgs) error {
 		return nil
 	}
 	if err := newAgentClient(config.RunDir).status(context.Background()); err != nil {
-		return types.NewError(types.ErrPluginNotAvailable, "new pods would wait for the mesh's node agent", err.Error())
+		return types.NewError(types.ErrPluginNotAvailable, "new pods cannot start before the mesh's node agent responds", err.Error())
 	}
 	return nil
 }

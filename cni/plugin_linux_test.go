@@ -87,13 +87,13 @@ func TestADDFailsForUnknownAndInvalidPods(t *testing.T) {
 	}{
 		"unknown pod":       {pod: meshPod("unknown"), code: types.ErrUnknownContainer, says: []string{"shop/unknown", "no such pod"}},
 		"agent not ready":   {pod: known, down: "the cache is not filled", code: types.ErrTryAgainLater, says: []string{"the cache is not filled", "kubeconfig", "Remedy", "unprotected"}},
-		"no agent at all":   {pod: known, extra: map[string]any{"cni_agent_run_dir": "/nonexistent"}, code: types.ErrTryAgainLater, says: []string{"does not answer at /nonexistent", "Remedy"}},
+		"no agent at all":   {pod: known, extra: map[string]any{"cni_agent_run_dir": "/nonexistent"}, code: types.ErrTryAgainLater, says: []string{"does not respond at /nonexistent", "Remedy"}},
 		"bad annotation":    {pod: bad, code: CodeBadPod, says: []string{"shop/bad", "excludeOutboundPorts", "70000", "65535"}},
 		"long annotation":   {pod: long, code: CodeBadPod, says: []string{"shop/long", "excludeOutboundPorts", "(250"}},
-		"half a name":       {pod: half, code: types.ErrInvalidEnvironmentVariables, says: []string{"half a pod", "K8S_POD_NAMESPACE"}},
+		"half a name":       {pod: half, code: types.ErrInvalidEnvironmentVariables, says: []string{"only one of the pod's namespace and name", "K8S_POD_NAMESPACE"}},
 		"replaced":          {pod: withUID(replaced, "newer"), code: types.ErrTryAgainLater, says: []string{"newer", "uid-replaced", "replaced?"}},
 		"the node's own":    {pod: known, netns: "/proc/self/ns/net", code: types.ErrInvalidNetNS, says: []string{"node's own"}},
-		"no namespace":      {pod: known, netns: file, code: types.ErrInvalidNetNS, says: []string{"no network namespace"}},
+		"no namespace":      {pod: known, netns: file, code: types.ErrInvalidNetNS, says: []string{"not a network namespace"}},
 		"gone":              {pod: known, netns: "/var/run/netns/gone", code: types.ErrInvalidNetNS, says: []string{"/var/run/netns/gone"}},
 		"ambient":           {pod: known, extra: map[string]any{"ambient_enabled": true}, code: types.ErrInvalidNetworkConfig, says: []string{"ambient_enabled"}},
 		"several bad keys":  {pod: known, extra: map[string]any{"ipv6": "maybe", "plugin_log_level": "loud", "log_file": "x"}, code: types.ErrInvalidNetworkConfig, says: []string{"ipv6", "maybe", "loud", "log_file"}},
@@ -166,7 +166,7 @@ func TestSTATUSReportsWhetherPodsCanStart(t *testing.T) {
 		t.Errorf("an agent behind this network could never start: %v", err)
 	}
 	h.extra["status_asks_agent"] = true
-	if err := status(); err == nil || !strings.Contains(err.Error(), "starting") || !strings.Contains(err.Error(), "wait for the mesh's node agent") {
+	if err := status(); err == nil || !strings.Contains(err.Error(), "starting") || !strings.Contains(err.Error(), "before the mesh's node agent responds") {
 		t.Errorf("while the agent starts: %v", err)
 	}
 	if answer := h.call("STATUS", plainPod("any"), "", toJSON(t, h.config("1.1.0"))); answer.CNIVersion != "1.1.0" || answer.Code != types.ErrPluginNotAvailable {

@@ -84,11 +84,11 @@ func (s *podSource) round(ctx context.Context, args *podArgs) (*agentapi.Pod, st
 func (s *podSource) fromAPI(ctx context.Context, args *podArgs) (*agentapi.Pod, error) {
 	config, err := kube.Load(s.kubeconfig)
 	if err != nil {
-		return nil, fmt.Errorf("the API server cannot be asked: %w", err)
+		return nil, fmt.Errorf("the API server cannot be queried: %w", err)
 	}
 	client, err := kube.New(config)
 	if err != nil {
-		return nil, fmt.Errorf("the API server cannot be asked: %w", err)
+		return nil, fmt.Errorf("the API server cannot be queried: %w", err)
 	}
 	defer client.Close()
 	p, err := client.Pod(ctx, args.Namespace, args.Name)
@@ -100,19 +100,19 @@ func (s *podSource) fromAPI(ctx context.Context, args *podArgs) (*agentapi.Pod, 
 
 func samePod(p *agentapi.Pod, args *podArgs) error {
 	if p.Metadata.Name != args.Name || p.Metadata.Namespace != args.Namespace {
-		return fmt.Errorf("asked for %s, told of %s/%s", args, p.Metadata.Namespace, p.Metadata.Name)
+		return fmt.Errorf("requested %s, received %s/%s", args, p.Metadata.Namespace, p.Metadata.Name)
 	}
 	if !capture.HasUID(p, args.UID) {
-		return fmt.Errorf("%s of UID %s is meant, but there is one of UID %s: was it replaced?", args, args.UID, p.Metadata.UID)
+		return fmt.Errorf("requested %s with UID %s, but the existing pod has UID %s: was it replaced?", args, args.UID, p.Metadata.UID)
 	}
 	return nil
 }
 
 func sourceError(args *podArgs, err error) error {
 	if errors.Is(err, errNoPod) {
-		return types.NewError(types.ErrUnknownContainer, "the mesh's CNI plugin finds no "+args.String(), err.Error())
+		return types.NewError(types.ErrUnknownContainer, "the mesh's CNI plugin did not find "+args.String(), err.Error())
 	}
 	return types.NewError(types.ErrTryAgainLater,
-		fmt.Sprintf("the mesh's CNI plugin cannot learn whether %s has a sidecar, so it does not start unprotected", args),
-		err.Error()+". Remedy: see that the node agent runs on this node, or that the API server answers")
+		fmt.Sprintf("the mesh's CNI plugin cannot determine whether %s has a sidecar; the pod is not started, because it might be unprotected", args),
+		err.Error()+". Remedy: check that the node agent runs on this node, or that the API server responds")
 }

@@ -123,7 +123,7 @@ func TestPolicyFileDecidesWithoutKubernetes(t *testing.T) {
 		name     string
 		captured bool
 		says     string
-	}{{"web-1", true, ""}, {"job-1", false, ""}, {"other", false, "lets no sandbox like this one start"}, {"bad", false, `"0" is no port`}} {
+	}{{"web-1", true, ""}, {"job-1", false, ""}, {"other", false, "does not allow this sandbox to start"}, {"bad", false, `"0" is no port`}} {
 		ns := testns.New(t)
 		answer := h.call("ADD", plainPod(c.name), netnsPath(ns), h.withPrevious("1.0.0"))
 		if captured := inForce(t, ns) != nil; captured != c.captured {
@@ -148,7 +148,7 @@ func TestPolicyFileDecidesWithoutKubernetes(t *testing.T) {
 	if err := errors.Join(os.Remove(file), unix.Mkfifo(file, 0o600)); err != nil {
 		t.Fatal(err)
 	}
-	if answer := h.call("ADD", plainPod("web-1"), netnsPath(testns.New(t)), h.withPrevious("1.0.0")); !strings.Contains(answer.Details, "no plain file") {
+	if answer := h.call("ADD", plainPod("web-1"), netnsPath(testns.New(t)), h.withPrevious("1.0.0")); !strings.Contains(answer.Details, "not a regular file") {
 		t.Errorf("a pipe: %s", answer.out)
 	}
 }

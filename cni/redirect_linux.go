@@ -90,7 +90,7 @@ const checkTime = 20 * time.Second
 // check compares the rules in the kernel with the plan, including their order, and verifies them with test packets. The
 // pod's processes and networks do not receive these packets.
 func (kernel) check(ctx context.Context, p *plan) error {
-	ctx, cancel := context.WithTimeoutCause(ctx, checkTime, fmt.Errorf("it took longer than %v", checkTime))
+	ctx, cancel := context.WithTimeoutCause(ctx, checkTime, fmt.Errorf("comparing the installed rules timed out after %v", checkTime))
 	defer cancel()
 	b, err := kernel{}.backend(p)
 	if err != nil {
@@ -114,7 +114,7 @@ func runWithTimeout(ctx context.Context, f func() error) error {
 	case err := <-done:
 		return err
 	case <-ctx.Done():
-		return fmt.Errorf("the comparison with what is in force came to no end: %w", context.Cause(ctx))
+		return fmt.Errorf("comparing the installed rules did not complete: %w", context.Cause(ctx))
 	}
 }
 
@@ -122,14 +122,14 @@ func runWithTimeout(ctx context.Context, f func() error) error {
 func compareRules(ctx context.Context, b iptables.Backend, want *iptables.RuleSet) error {
 	got, err := b.Read(ctx)
 	if err != nil {
-		return fmt.Errorf("read back the rules: %w", err)
+		return fmt.Errorf("reading the installed rules: %w", err)
 	}
 	if len(got.Strange) == 0 && reflect.DeepEqual(iptables.Canonical(want), iptables.Canonical(got.Rules)) {
 		return nil
 	}
-	ctx, cancel := context.WithTimeoutCause(ctx, checkTime, fmt.Errorf("it took longer than %v", checkTime))
+	ctx, cancel := context.WithTimeoutCause(ctx, checkTime, fmt.Errorf("comparing the installed rules timed out after %v", checkTime))
 	defer cancel()
 	return runWithTimeout(ctx, func() error {
-		return fmt.Errorf("the kernel has other rules than it was told: %s", iptables.Summary(iptables.Diff(want, got)))
+		return fmt.Errorf("the kernel's rules differ from those that were applied: %s", iptables.Summary(iptables.Diff(want, got)))
 	})
 }

@@ -46,7 +46,7 @@ func loadPolicy(file string) (*policy, error) {
 	}
 	p, err := parsePolicy(text)
 	if err != nil {
-		return nil, types.NewError(types.ErrInvalidNetworkConfig, "the policy file "+file+" is refused", err.Error())
+		return nil, types.NewError(types.ErrInvalidNetworkConfig, "the policy file "+file+" is invalid", err.Error())
 	}
 	return p, nil
 }
@@ -61,7 +61,7 @@ func parsePolicy(text []byte) (*policy, error) {
 		return nil, err
 	}
 	if err := decoder.Decode(new(yaml.Node)); !errors.Is(err, io.EOF) {
-		return nil, errors.Join(errors.New("there is more than one document in it: put all rules into the first, and remove the line ---"), err)
+		return nil, errors.Join(errors.New("the file contains more than one document: put all rules into the first, and remove the line ---"), err)
 	}
 	problems := []error{checkAction("default", p.Default)}
 	for i, r := range p.Rules {
@@ -80,7 +80,7 @@ func checkAction(where, action string) error {
 	case "", "capture", "skip", "refuse":
 		return nil
 	}
-	return fmt.Errorf("%s %q: give capture, skip or refuse", where, action)
+	return fmt.Errorf("%s %q: use capture, skip or refuse", where, action)
 }
 
 // decide returns the pod that corresponds to a sandbox, a reason to skip it, or an error that prevents its start.
@@ -96,9 +96,9 @@ func (p *policy) decide(args *podArgs, containerID, ifName string) (*agentapi.Po
 	}
 	switch rule.Action {
 	case "skip":
-		return nil, &capture.Skip{Word: "policy", Reason: "the policy file says so"}, nil
+		return nil, &capture.Skip{Word: "policy", Reason: "a rule of the policy file matches"}, nil
 	case "refuse":
-		return nil, nil, types.NewError(types.ErrInvalidNetworkConfig, "the policy file lets no sandbox like this one start",
+		return nil, nil, types.NewError(types.ErrInvalidNetworkConfig, "the policy file does not allow this sandbox to start",
 			fmt.Sprintf("no rule for %v; add one, or set default to capture or skip", known))
 	}
 	return rule.pod(args), nil, nil

@@ -26,11 +26,11 @@ func (p *Plugin) readStdin() *types.Error {
 	}
 	text, err := readWithin(os.Stdin, maxStdin, stdinTime)
 	if err != nil {
-		return types.NewError(types.ErrIOFailure, "the configuration that the runtime hands over cannot be read", err.Error())
+		return types.NewError(types.ErrIOFailure, "cannot read the configuration from the runtime", err.Error())
 	}
 	r, w, err := os.Pipe()
 	if err != nil {
-		return types.NewError(types.ErrIOFailure, "the configuration cannot be handed on", err.Error())
+		return types.NewError(types.ErrIOFailure, "cannot pass on the configuration", err.Error())
 	}
 	go func() {
 		_, _ = w.Write(text)

@@ -39,7 +39,7 @@ var errWire = errors.New("it is not well-formed protobuf")
 // not valid DNS names and addresses that are not IP addresses, so that one invalid entry does not invalidate the table.
 func DecodeTable(wire []byte) (*Table, error) {
 	if len(wire) > maxTableBytes {
-		return nil, fmt.Errorf("name table: it has %d bytes, and the most is %d", len(wire), maxTableBytes)
+		return nil, fmt.Errorf("name table: it has %d bytes; the limit is %d", len(wire), maxTableBytes)
 	}
 	t := &Table{Hosts: make(map[string]Entry)}
 	err := eachBytes(wire, func(field protowire.Number, value []byte) error {

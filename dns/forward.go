@@ -23,8 +23,8 @@ const (
 )
 
 var (
-	errNoResolver = errors.New("there is no resolver to ask")
-	errBusy       = errors.New("too many questions are on their way to resolvers")
+	errNoResolver = errors.New("no resolver is configured")
+	errBusy       = errors.New("too many queries are pending at resolvers")
 )
 
 // forwarder forwards queries to resolvers. Concurrent queries for the same question share one request (single flight).
@@ -65,7 +65,7 @@ func (f *forwarder) use(conf resolvConf) {
 	f.servers, f.rotate = nil, conf.rotate
 	for _, address := range conf.servers {
 		if f.isOurs(address) {
-			f.log.Warn("a resolver is this server itself, and is not queried", "resolver", address)
+			f.log.Warn("a configured resolver is this server itself, and is ignored", "resolver", address)
 			continue
 		}
 		u := known[address]
@@ -269,7 +269,7 @@ func (f *forwarder) queryOne(ctx context.Context, q question, u *upstream, timeo
 	}
 	a, err := newAnswer(onTopic(m), u.address.String(), q.dnssec, f.now())
 	if err != nil {
-		return nil, fmt.Errorf("resolver %s: its answer cannot be passed on: %w", u.address, err)
+		return nil, fmt.Errorf("resolver %s: invalid response: %w", u.address, err)
 	}
 	return a, nil
 }

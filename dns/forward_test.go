@@ -358,7 +358,7 @@ func TestNamedPipeAsResolvConfDoesNotBlock(t *testing.T) {
 		t.Fatal(err)
 	}
 	s := start(t, Config{ResolvConf: pipe}, meshTable())
-	if c := s.Condition(); !c.OK || !strings.Contains(c.Reason, "no plain file") {
+	if c := s.Condition(); !c.OK || !strings.Contains(c.Reason, "not a regular file") {
 		t.Errorf("%+v", c)
 	}
 }
@@ -403,7 +403,7 @@ func TestLookupExplains(t *testing.T) {
 		{"pay.bank", "A", "mesh", "10.96.0.2", "first search domain"},
 		{"x.example", "A", "resolver", "1.2.3.4", up.address},
 		{"x.example.", "A", "cache", "1.2.3.4", up.address},
-		{"1.0.96.10.in-addr.arpa.", "PTR", "mesh", "web.shop", "an address of the mesh"},
+		{"1.0.96.10.in-addr.arpa.", "PTR", "mesh", "web.shop", "the address belongs to a host of the mesh"},
 	} {
 		e, err := s.Lookup(context.Background(), c.name, c.rrtype)
 		if err != nil {

@@ -34,10 +34,10 @@ type Step struct {
 func (s *Server) Lookup(ctx context.Context, name, rrtype string) (Explanation, error) {
 	qtype, ok := dns.StringToType[strings.ToUpper(rrtype)]
 	if !ok || qtype == dns.TypeAXFR || qtype == dns.TypeIXFR {
-		return Explanation{}, fmt.Errorf("%q is no type of DNS record that can be asked for; try A, AAAA, PTR or SRV", rrtype)
+		return Explanation{}, fmt.Errorf("%q is not a DNS record type that can be queried; try A, AAAA, PTR or SRV", rrtype)
 	}
 	if _, ok := canonical(name); !ok {
-		return Explanation{}, fmt.Errorf("%q is no DNS name", name)
+		return Explanation{}, fmt.Errorf("%q is not a DNS name", name)
 	}
 	s.conf.check(s.config.Now())
 	e := Explanation{Name: name, Type: dns.TypeToString[qtype]}
@@ -102,7 +102,7 @@ func (e *Explanation) try(ctx context.Context, s *Server, name string, qtype uin
 func (s *Server) explain(ctx context.Context, q *query) (wire []byte, source, why string) {
 	x := s.index.Load()
 	if x == nil && !s.config.ForwardWithoutTable {
-		return q.fail(dns.RcodeServerFailure), sourceFailed, "the control plane has sent no names yet"
+		return q.fail(dns.RcodeServerFailure), sourceFailed, "the control plane has not sent a name table yet"
 	}
 	if x != nil {
 		if m, ok := x.meshAnswer(q, s.config.TTL); ok {
@@ -118,16 +118,16 @@ func (s *Server) explain(ctx context.Context, q *query) (wire []byte, source, wh
 
 func (x *index) reason(key question) string {
 	if key.qtype == dns.TypePTR {
-		return "an address of the mesh"
+		return "the address belongs to a host of the mesh"
 	}
 	found, ok := x.find(key.name)
 	if !ok {
-		return "a port of a host of the mesh"
+		return "the name is a port of a host of the mesh"
 	}
 	e := x.table.Hosts[strings.TrimSuffix(found.record.host, ".")]
 	rule := found.rule
 	if rule == ruleName && found.record.host != key.name {
-		rule = "a short or other name of it"
+		rule = "a short name or an alternative name of the host"
 	}
 	why := fmt.Sprintf("host %s of the mesh, found by %s", strings.TrimSuffix(found.record.host, "."), rule)
 	if e.Registry != "" {

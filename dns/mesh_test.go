@@ -132,7 +132,7 @@ func TestQueriesFailBeforeTheFirstTable(t *testing.T) {
 	if got := exchange(t, s, "x.example.", dns.TypeA); got.Rcode != dns.RcodeServerFailure {
 		t.Error(got)
 	}
-	if c := s.Condition(); c.OK || !strings.Contains(c.Reason, "no names yet") {
+	if c := s.Condition(); c.OK || !strings.Contains(c.Reason, "not sent a name table yet") {
 		t.Errorf("health: %+v", c)
 	}
 	s.SetNames(&Table{Hosts: map[string]Entry{}})

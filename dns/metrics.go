@@ -31,20 +31,20 @@ func newMetrics() *metrics {
 		return prometheus.NewCounter(prometheus.CounterOpts{Name: name, Help: help})
 	}
 	m := &metrics{
-		requests:         counter("istio_agent_dns_requests_total", "DNS questions that came in."),
-		upstreamRequests: counter("istio_agent_dns_upstream_requests_total", "DNS questions put to resolvers."),
-		upstreamFailures: counter("istio_agent_dns_upstream_failures_total", "DNS questions that a resolver did not answer, or with a failure."),
+		requests:         counter("istio_agent_dns_requests_total", "DNS queries received."),
+		upstreamRequests: counter("istio_agent_dns_upstream_requests_total", "DNS queries sent to resolvers."),
+		upstreamFailures: counter("istio_agent_dns_upstream_failures_total", "DNS queries that a resolver did not answer, or answered with a failure."),
 		upstreamTime: prometheus.NewHistogram(prometheus.HistogramOpts{
-			Name: "istio_agent_dns_upstream_request_duration_seconds", Help: "How long resolvers took to answer.",
+			Name: "istio_agent_dns_upstream_request_duration_seconds", Help: "Response time of resolvers.",
 			Buckets: []float64{.001, .005, .02, .1, .5, 1, 2, 5},
 		}),
 		answers: prometheus.NewCounterVec(prometheus.CounterOpts{
-			Name: "pilotfish_dns_answers_total", Help: "DNS questions by where the answer came from.",
+			Name: "pilotfish_dns_answers_total", Help: "DNS queries by the source of the answer.",
 		}, []string{"source"}),
 		dropped: prometheus.NewCounterVec(prometheus.CounterOpts{
-			Name: "pilotfish_dns_dropped_total", Help: "DNS packets and connections that were not answered, by reason.",
+			Name: "pilotfish_dns_dropped_total", Help: "DNS packets and connections that were dropped, by reason.",
 		}, []string{"reason"}),
-		keepFailures: counter("pilotfish_dns_keep_failures_total", "Name tables that could not be kept on disk."),
+		keepFailures: counter("pilotfish_dns_keep_failures_total", "Name tables that could not be stored on disk."),
 	}
 	for _, source := range []string{sourceResolver, sourceStale, sourceFailed, sourceRefused} {
 		m.answers.WithLabelValues(source)
@@ -61,7 +61,7 @@ func (m *metrics) register(r prometheus.Registerer, s *Server) error {
 		return nil
 	}
 	names := prometheus.NewGaugeFunc(prometheus.GaugeOpts{
-		Name: "pilotfish_dns_mesh_hosts", Help: "Hosts of the mesh that have a name.",
+		Name: "pilotfish_dns_mesh_hosts", Help: "Hosts in the name table of the mesh.",
 	}, func() float64 {
 		if x := s.index.Load(); x != nil {
 			return float64(len(x.table.Hosts))
@@ -69,10 +69,10 @@ func (m *metrics) register(r prometheus.Registerer, s *Server) error {
 		return 0
 	})
 	held := prometheus.NewGaugeFunc(prometheus.GaugeOpts{
-		Name: "pilotfish_dns_cache_entries", Help: "Answers of resolvers that are kept.",
+		Name: "pilotfish_dns_cache_entries", Help: "Cached answers of resolvers.",
 	}, func() float64 { return float64(s.forward.cache.len()) })
 	received := prometheus.NewGaugeFunc(prometheus.GaugeOpts{
-		Name: "pilotfish_dns_names_received_timestamp_seconds", Help: "When the control plane sent the names of the mesh that are in use; 0 when there are none.",
+		Name: "pilotfish_dns_names_received_timestamp_seconds", Help: "Unix time at which the control plane sent the current name table; 0 if there is none.",
 	}, func() float64 {
 		if at, _ := s.age(); !at.IsZero() {
 			return float64(at.Unix())
@@ -80,7 +80,7 @@ func (m *metrics) register(r prometheus.Registerer, s *Server) error {
 		return 0
 	})
 	fromDisk := prometheus.NewGaugeFunc(prometheus.GaugeOpts{
-		Name: "pilotfish_dns_names_kept", Help: "1 while the names of the mesh are those that were kept on disk before the start.",
+		Name: "pilotfish_dns_names_kept", Help: "1 while the name table is the stored one of an earlier run.",
 	}, func() float64 {
 		if _, kept := s.age(); kept {
 			return 1

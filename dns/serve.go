@@ -42,7 +42,7 @@ func (s *Server) serveUDP(ctx context.Context, conn *net.UDPConn) error {
 		}
 		if err != nil {
 			if err := retry.wait(ctx, err); err != nil {
-				return fmt.Errorf("DNS by UDP at %s: %w", conn.LocalAddr(), err)
+				return fmt.Errorf("DNS over UDP on %s: %w", conn.LocalAddr(), err)
 			}
 			continue
 		}
@@ -122,7 +122,7 @@ func (s *Server) serveTCP(ctx context.Context, listener *net.TCPListener) error 
 		}
 		if err != nil {
 			if err := retry.wait(ctx, err); err != nil {
-				return fmt.Errorf("DNS by TCP at %s: %w", listener.Addr(), err)
+				return fmt.Errorf("DNS over TCP on %s: %w", listener.Addr(), err)
 			}
 			continue
 		}
@@ -228,7 +228,7 @@ func readFramed(r io.Reader) ([]byte, error) {
 	}
 	n := int(binary.BigEndian.Uint16(length[:]))
 	if n > maxUDP {
-		return nil, fmt.Errorf("a question of %d bytes", n)
+		return nil, fmt.Errorf("a query of %d bytes", n)
 	}
 	wire := make([]byte, n)
 	_, err := io.ReadFull(r, wire)

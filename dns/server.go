@@ -46,7 +46,7 @@ const maxWaiting = 1024
 func New(config Config) (*Server, error) {
 	config = config.withDefaults()
 	if len(config.Listen) == 0 {
-		return nil, errors.New("the DNS server has no address to listen at")
+		return nil, errors.New("the DNS server has no listen address")
 	}
 	sockets, err := listenAll(config.Listen)
 	if err != nil {
@@ -66,7 +66,7 @@ func New(config Config) (*Server, error) {
 	s.conf = &confFile{path: config.ResolvConf, changed: s.reconfigure}
 	s.conf.check(config.Now())
 	if err := s.conf.problem(); err != nil {
-		config.Logger.Warn("names outside the mesh cannot be looked up", "error", err)
+		config.Logger.Warn("names outside the mesh cannot be resolved", "error", err)
 	}
 	if err := s.metrics.register(config.Registerer, s); err != nil {
 		s.Close()
@@ -75,7 +75,7 @@ func New(config Config) (*Server, error) {
 	if s.tableFile = newTableFile(config, s.metrics.keepFailures.Inc); s.tableFile != nil {
 		if table, received := s.tableFile.load(); table != nil {
 			s.swap(table, received, true)
-			config.Logger.Info("the names of the mesh are those that were kept", "hosts", len(table.Hosts), "received", received)
+			config.Logger.Info("the stored name table of an earlier run is used", "hosts", len(table.Hosts), "received", received)
 		}
 	}
 	return s, nil
@@ -130,7 +130,7 @@ func (s *Server) Update(wire []byte) error {
 		return err
 	}
 	if t.Skipped > 0 {
-		s.config.Logger.Warn("hosts or addresses of the name table that are none were left out", "count", t.Skipped)
+		s.config.Logger.Warn("invalid hosts or addresses of the name table were skipped", "count", t.Skipped)
 	}
 	now := s.config.Now()
 	s.swap(t, now, false)
@@ -175,13 +175,13 @@ func (s *Server) rebuild() {
 func (s *Server) Condition() health.Condition {
 	if s.index.Load() == nil && !s.config.ForwardWithoutTable {
 		return health.Condition{
-			Reason: "the control plane has sent no names yet",
-			Remedy: "see whether the control plane is reached, and whether it sends name tables",
+			Reason: "the control plane has not sent a name table yet",
+			Remedy: "check that the agent is connected to the control plane, and that the control plane sends name tables",
 		}
 	}
 	var notes []string
 	if received, kept := s.age(); kept {
-		notes = append(notes, fmt.Sprintf("the names of the mesh are those of %s, %s ago, kept on disk: the control plane has sent none since the start",
+		notes = append(notes, fmt.Sprintf("the name table is the stored one of %s, %s ago: the control plane has not sent one since the start",
 			received.UTC().Format(time.RFC3339), s.config.Now().Sub(received).Round(time.Second)))
 	}
 	if err := s.conf.problem(); err != nil {
@@ -228,7 +228,7 @@ func (s *Server) forwarded(ctx context.Context, q *query) []byte {
 	a, source, err := s.forward.resolve(ctx, q.key)
 	s.metrics.answers.WithLabelValues(source).Inc()
 	if err != nil {
-		s.config.Logger.Debug("a question was not answered", "name", q.key.name, "type", dns.TypeToString[q.key.qtype], "error", err)
+		s.config.Logger.Debug("a query was not answered", "name", q.key.name, "type", dns.TypeToString[q.key.qtype], "error", err)
 		return s.unanswered(q)
 	}
 	return s.finish(q, a)
@@ -341,11 +341,11 @@ func listenAt(address string) (socket, error) {
 			break
 		}
 	}
-	remedy := "see which process has that port, or set another one"
+	remedy := "check which process uses that port, or set another port"
 	if errors.Is(err, fs.ErrPermission) {
 		remedy = "ports below 1024 need the capability NET_BIND_SERVICE; give it to the agent, or set another port"
 	}
-	return socket{}, fmt.Errorf("DNS at %s: %w; %s", address, err, remedy)
+	return socket{}, fmt.Errorf("DNS on %s: %w; %s", address, err, remedy)
 }
 
 // tryListen lets TCP choose a free port, because TCP connections occupy many more ports than UDP.

@@ -56,6 +56,6 @@ func (s *errorBackoff) reset() {
 	s.backoff.Reset()
 	if s.logged {
 		s.logged = false
-		s.log.Info("DNS questions are taken again", "failed for", time.Since(s.since).Round(time.Millisecond))
+		s.log.Info("DNS queries are received again", "failed for", time.Since(s.since).Round(time.Millisecond))
 	}
 }

@@ -94,8 +94,8 @@ func (k *tableFile) run(ctx context.Context) {
 func (k *tableFile) write(t storedTable) {
 	if err := writeTable(k.path, t); err != nil {
 		k.failed()
-		k.log.Warn("the names of the mesh are not kept on disk: without a control plane they are not known after a restart; "+
-			"make room, or let the agent write there", "file", k.path, "error", err)
+		k.log.Warn("the name table cannot be stored on disk: after a restart without a control plane, names of the mesh cannot be resolved; "+
+			"free disk space, or make the directory writable for the agent", "file", k.path, "error", err)
 	}
 }
 
@@ -132,20 +132,20 @@ func (k *tableFile) load() (*Table, time.Time) {
 		t, err = decodeStored(text)
 	}
 	if err == nil && t.Owner != k.owner {
-		err = fmt.Errorf("they are those of %.200q, and this is %q", t.Owner, k.owner)
+		err = fmt.Errorf("the file belongs to proxy %.200q, and this proxy is %q", t.Owner, k.owner)
 	}
 	var table *Table
 	if err == nil {
 		table, err = DecodeTable(t.wire)
 	}
 	if err != nil {
-		k.log.Warn("the names of the mesh that were kept on disk are not used", "file", k.path, "error", err)
+		k.log.Warn("the stored name table is not used", "file", k.path, "error", err)
 		return nil, time.Time{}
 	}
 	return table, t.Received
 }
 
-var errNotKept = errors.New("the file is damaged, or not one of names")
+var errNotKept = errors.New("the file is damaged, or not a stored name table")
 
 func decodeStored(text []byte) (storedTable, error) {
 	first, rest, ok := bytes.Cut(text, []byte("\n"))

@@ -72,7 +72,7 @@ func TestStoredNamesAreServedAfterRestart(t *testing.T) {
 	if err != nil || info.Mode().Perm() != 0o600 {
 		t.Errorf("mode %v, %v", info.Mode(), err)
 	}
-	if c := first.Condition(); !c.OK || strings.Contains(c.Reason, "kept on disk") {
+	if c := first.Condition(); !c.OK || strings.Contains(c.Reason, "stored one") {
 		t.Errorf("%+v", c)
 	}
 
@@ -80,7 +80,7 @@ func TestStoredNamesAreServedAfterRestart(t *testing.T) {
 	if got := exchange(t, second, "web.", dns.TypeA); len(got.Answer) != 1 {
 		t.Errorf("after a restart: %v", got)
 	}
-	if c := second.Condition(); !c.OK || !strings.Contains(c.Reason, "kept on disk: the control plane has sent none since") {
+	if c := second.Condition(); !c.OK || !strings.Contains(c.Reason, "the control plane has not sent one since") {
 		t.Errorf("%+v", c)
 	}
 	if err := second.Update([]byte{0xff}); err == nil {
@@ -89,7 +89,7 @@ func TestStoredNamesAreServedAfterRestart(t *testing.T) {
 	if got := exchange(t, second, "web.", dns.TypeA); len(got.Answer) != 1 {
 		t.Errorf("after a broken table: %v", got)
 	}
-	if err := second.Update(wire); err != nil || strings.Contains(second.Condition().Reason, "kept on disk") {
+	if err := second.Update(wire); err != nil || strings.Contains(second.Condition().Reason, "stored one") {
 		t.Errorf("after the control plane's: %v, %+v", err, second.Condition())
 	}
 }
@@ -113,7 +113,7 @@ func TestStoredNamesOfOthersAndDamagedOnesAreIgnored(t *testing.T) {
 		}
 		config, l := keeping(t, file)
 		s := start(t, config, nil)
-		if c := s.Condition(); c.OK || !strings.Contains(l.String(), "are not used") {
+		if c := s.Condition(); c.OK || !strings.Contains(l.String(), "is not used") {
 			t.Errorf("%s: %+v; %s", name, c, l)
 		}
 	}
@@ -123,7 +123,7 @@ func TestStoredNamesOfOthersAndDamagedOnesAreIgnored(t *testing.T) {
 		t.Fatal(err)
 	}
 	config, l := keeping(t, pipe)
-	if s := start(t, config, nil); s.Condition().OK || !strings.Contains(l.String(), "no plain file") {
+	if s := start(t, config, nil); s.Condition().OK || !strings.Contains(l.String(), "not a regular file") {
 		t.Errorf("a pipe: %s", l)
 	}
 }
@@ -139,7 +139,7 @@ func TestNamesAreServedWhenTheyCannotBeStored(t *testing.T) {
 		t.Fatal(err)
 	}
 	testenv.Eventually(t, "it is told", func() error {
-		if !strings.Contains(l.String(), "not kept on disk") {
+		if !strings.Contains(l.String(), "cannot be stored on disk") {
 			return errors.New(l.String())
 		}
 		return nil

@@ -58,8 +58,8 @@ func (u *upstream) recordResult(err error) {
 // Reasons for a query over TCP: the answer was too large, or it may be forged.
 var (
 	errTruncated = errors.New("the answer was truncated")
-	errCase      = errors.New("the answer does not spell the name as it was asked")
-	errForeign   = errors.New("too many answers came that do not belong to the question")
+	errCase      = errors.New("the answer does not repeat the name as it was queried")
+	errForeign   = errors.New("too many answers arrived that do not belong to the query")
 )
 
 // query sends a question over UDP, or over TCP if UDP does not suffice.
@@ -105,7 +105,7 @@ func (u *upstream) retryCase(ctx context.Context, q question, edns bool) (*dns.M
 	if again == nil || errors.Is(again, errCase) && !m.Truncated {
 		return m, nil
 	}
-	return nil, fmt.Errorf("%w, and not by TCP: %w", errCase, err)
+	return nil, fmt.Errorf("%w; TCP failed too: %w", errCase, err)
 }
 
 // exchange uses a new socket, whose port the kernel chooses: an attacker who forges an answer must guess the port, the
@@ -127,7 +127,7 @@ func (u *upstream) exchange(ctx context.Context, network string, q question, edn
 		m, spelling, err := readMessage(c)
 		if err != nil {
 			if ctx.Err() != nil {
-				return nil, fmt.Errorf("no answer by %s in time: %w", network, ctx.Err())
+				return nil, fmt.Errorf("no answer over %s in time: %w", network, ctx.Err())
 			}
 			return nil, err
 		}
@@ -226,7 +226,7 @@ func verdict(m, asked *dns.Msg, spelling, network string) error {
 	case network == "udp" && m.Truncated:
 		return errTruncated
 	case m.Truncated:
-		return errors.New("the answer was truncated even by TCP")
+		return errors.New("the answer was truncated even over TCP")
 	}
 	return nil
 }

@@ -279,10 +279,10 @@ func (c *CASource) Health() (ok bool, reason string) {
 	case c.material.Leaf == nil:
 		return false, "no certificate yet: " + problem
 	case left <= 0:
-		return false, fmt.Sprintf("the certificate expired %s ago: %s", -left.Round(time.Second), cmp.Or(problem, "its successor is on its way"))
+		return false, fmt.Sprintf("the certificate expired %s ago: %s", -left.Round(time.Second), cmp.Or(problem, "its renewal is in progress"))
 	case c.problem == nil:
 		return true, problem
 	default:
-		return true, fmt.Sprintf("the certificate cannot be renewed, and expires in %s: %s", left.Round(time.Second), problem)
+		return true, fmt.Sprintf("the certificate cannot be renewed and expires in %s: %s", left.Round(time.Second), problem)
 	}
 }

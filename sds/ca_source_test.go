@@ -116,11 +116,11 @@ func TestInvalidCAResponsesAreRejected(t *testing.T) {
 		}, "check the clocks"},
 		"unknown root": {func(csr *x509.CertificateRequest) ([]string, error) {
 			return []string{ca.sign(other, csr, nil), string(ca.root.PEM())}, nil
-		}, "does not lead to a root"},
+		}, "does not chain to a root"},
 		"its own root": {func(csr *x509.CertificateRequest) ([]string, error) {
 			leaf := ca.sign(ca.root, csr, nil)
 			return []string{leaf, leaf}, nil
-		}, "not the certificate of an authority"},
+		}, "not a CA certificate"},
 		"no root": {func(csr *x509.CertificateRequest) ([]string, error) {
 			return []string{ca.sign(ca.root, csr, nil)}, nil
 		}, "no root certificate"},
@@ -339,7 +339,7 @@ func TestTrustFileAddsRootsAndIsWatched(t *testing.T) {
 		}
 	})
 	for _, broken := range []struct{ text, reason string }{
-		{"not a certificate", "no PEM"}, {string(ca.root.PEM()) + string(more.PEM()[:200]), "not whole"},
+		{"not a certificate", "no PEM"}, {string(ca.root.PEM()) + string(more.PEM()[:200]), "incomplete"},
 	} {
 		write(t, file, []byte(broken.text))
 		testenv.Eventually(t, "the broken file is reported", func() error {

@@ -52,7 +52,7 @@ func parseRevocations(text []byte) ([]*x509.RevocationList, error) {
 		lists = append(lists, list)
 	}
 	if len(lists) == 0 {
-		return nil, errors.New("no PEM revocation list (X509 CRL) in it")
+		return nil, errors.New("it contains no PEM revocation list (X509 CRL)")
 	}
 	return lists, nil
 }

@@ -47,7 +47,7 @@ func parseRoots(roots []string) ([]*x509.Certificate, error) {
 		certs = append(certs, more...)
 	}
 	if len(certs) > maxExtraRoots {
-		return nil, fmt.Errorf("there are %d roots, and may be %d", len(certs), maxExtraRoots)
+		return nil, fmt.Errorf("there are %d roots; the limit is %d", len(certs), maxExtraRoots)
 	}
 	return certs, nil
 }

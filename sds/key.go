@@ -48,7 +48,7 @@ func (k KeyType) check() error {
 	if k == ECDSAP256 || k == ECDSAP384 || k.rsaBits() > 0 {
 		return nil
 	}
-	return fmt.Errorf("the key type %q is none of %s, %s and %s%d to %s%d", k, ECDSAP256, ECDSAP384, rsaPrefix, minRSA, rsaPrefix, maxRSA)
+	return fmt.Errorf("the key type %q is unknown: use %s, %s or %s%d to %s%d", k, ECDSAP256, ECDSAP384, rsaPrefix, minRSA, rsaPrefix, maxRSA)
 }
 
 // keyPair is a private key as crypto.Signer and as PEM for Envoy.

@@ -18,8 +18,8 @@ func newMetrics() *metrics {
 		watchFailures:  newCounter("istio_agent_num_file_watcher_failures_total", "Failures of the file notification system."),
 		secretFailures: newCounter("istio_agent_num_file_secret_failures_total", "Secrets that could not be read from their files."),
 		nacks:          newCounter("pilotfish_sds_nacks_total", "Secrets that Envoy rejected."),
-		outputFailures: newCounter("pilotfish_sds_output_failures_total", "Times that the identity could not be written to its directory."),
-		stalls:         newCounter("pilotfish_sds_disk_stalls_total", "Times that a file system did not answer that certificates are read from or written to."),
+		outputFailures: newCounter("pilotfish_sds_output_failures_total", "Failed writes of the identity to its directory."),
+		stalls:         newCounter("pilotfish_sds_disk_stalls_total", "Times that the file system of certificate files did not respond."),
 	}
 }
 
@@ -31,7 +31,7 @@ func (m *metrics) register(registerer prometheus.Registerer, s *Server) error {
 	return registerAll(registerer, m.watchFailures, m.secretFailures, m.nacks, m.outputFailures, m.stalls, &expiryCollector{
 		server: s,
 		desc: prometheus.NewDesc("istio_agent_cert_expiry_seconds",
-			"Seconds until a certificate that is served expires; negative once it has.", []string{"resource_name"}, nil),
+			"Seconds until a served certificate expires; negative after its expiry.", []string{"resource_name"}, nil),
 	})
 }
 

@@ -38,7 +38,7 @@ func parseCertificates(text []byte) ([]*x509.Certificate, error) {
 		certs = append(certs, cert)
 	}
 	if len(certs) == 0 {
-		return nil, errors.New("no PEM certificate in it")
+		return nil, errors.New("it contains no PEM certificate")
 	}
 	return certs, nil
 }

@@ -68,7 +68,7 @@ func (c *CASource) expireReplacedRoots() {
 	}
 	c.mu.Unlock()
 	if changed {
-		c.config.Logger.Info("a root that the authority has replaced is no longer trusted", "identity", c.id)
+		c.config.Logger.Info("a root that the certificate authority replaced is no longer trusted", "identity", c.id)
 		c.notify()
 	}
 }

@@ -36,7 +36,7 @@ func (c *CASource) restoreSaved() {
 	c.issued = answer
 	c.material = Material{Chain: answer.chain, Key: key, Leaf: answer.leaf, Roots: c.mergeRoots()}
 	c.nextRotation = c.config.Clock.Now()
-	c.config.Logger.Info("the certificate of an earlier run is served until there is another", "directory", c.config.Saved,
+	c.config.Logger.Info("the certificate of an earlier run is served until a new one is issued", "directory", c.config.Saved,
 		"notAfter", answer.leaf.NotAfter)
 }
 

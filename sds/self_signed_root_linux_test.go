@@ -68,7 +68,7 @@ func TestNonCARootIsRejected(t *testing.T) {
 	issued, _ := other.Workload(t, "spiffe://other/ns/default/sa/reviews")
 	block, _ := pem.Decode(issued)
 	itself, _ := newSelfSigned(t)
-	const reason = `is not the certificate of an authority, so that no other leads to it: put that of the authority "CN=other" in its place`
+	const reason = `is not a CA certificate, so no certificate chains to it: replace it with the certificate of "CN=other"`
 
 	t.Run("files", func(t *testing.T) {
 		files := IdentityFiles(t.TempDir())

@@ -177,7 +177,7 @@ func (c *CASource) checkChain(own, roots []*x509.Certificate, now time.Time) (is
 	}
 	chains, err := answer.leaf.Verify(options)
 	if err != nil {
-		return issuedCert{}, fmt.Errorf("the certificate does not lead to a root: %w", err)
+		return issuedCert{}, fmt.Errorf("the certificate does not chain to a root: %w", err)
 	}
 	for _, chain := range chains {
 		answer.end = maxTime(answer.end, chainExpiry(chain))
@@ -199,7 +199,7 @@ func chainExpiry(chain []*x509.Certificate) time.Time {
 func checkCAs(roots []*x509.Certificate) error {
 	for _, root := range roots {
 		if !isCA(root) {
-			return fmt.Errorf("the root %q is not the certificate of an authority", root.Subject)
+			return fmt.Errorf("the root %q is not a CA certificate", root.Subject)
 		}
 	}
 	return nil
@@ -218,8 +218,8 @@ func isCA(c *x509.Certificate) bool {
 func checkRoots(roots []*x509.Certificate) error {
 	for _, root := range roots {
 		if !isCA(root) && !bytes.Equal(root.RawIssuer, root.RawSubject) {
-			return fmt.Errorf("the root %q with the serial number %x is not the certificate of an authority, so that no other leads to it: "+
-				"put that of the authority %q in its place, which has signed it", root.Subject, root.SerialNumber, root.Issuer)
+			return fmt.Errorf("the root %q with serial number %x is not a CA certificate, so no certificate chains to it: "+
+				"replace it with the certificate of %q, which has signed it", root.Subject, root.SerialNumber, root.Issuer)
 		}
 	}
 	return nil
@@ -243,8 +243,8 @@ func newCAMetrics() *caMetrics {
 	}
 	return &caMetrics{
 		requests: counter("istio_agent_num_outgoing_requests", "Requests to the certificate authority."),
-		failures: counter("istio_agent_num_failed_outgoing_requests", "Requests to the certificate authority that failed, or whose answer was not good."),
-		retries:  counter("istio_agent_num_outgoing_retries", "Requests to the certificate authority that were made again after a failure."),
+		failures: counter("istio_agent_num_failed_outgoing_requests", "Requests to the certificate authority that failed or had an invalid response."),
+		retries:  counter("istio_agent_num_outgoing_retries", "Retries of requests to the certificate authority."),
 		latency:  counter("istio_agent_outgoing_latency", "Milliseconds spent waiting for the certificate authority."),
 	}
 }

@@ -53,7 +53,7 @@ type SPIFFESource struct {
 // NewSPIFFESource returns a source for config, or an error if config is invalid.
 func NewSPIFFESource(config SPIFFEConfig) (*SPIFFESource, error) {
 	if config.Target == "" {
-		return nil, errors.New("sds: no address of a SPIFFE Workload API")
+		return nil, errors.New("sds: the address of the SPIFFE Workload API is not set")
 	}
 	if config.MinRetry <= 0 {
 		config.MinRetry = 100 * time.Millisecond
@@ -227,7 +227,7 @@ func (s *SPIFFESource) checkSVID(leaf *x509.Certificate, others, roots []*x509.C
 		options.Roots.AddCert(cert)
 	}
 	if _, err := leaf.Verify(options); err != nil {
-		return fmt.Errorf("the certificate does not lead to a root of its bundle: %w", err)
+		return fmt.Errorf("the certificate does not chain to a root of its bundle: %w", err)
 	}
 	if err := checkRoots(roots); err != nil {
 		return fmt.Errorf("the bundle: %w", err)
@@ -267,7 +267,7 @@ func (m *Material) addFederatedRoots(own []*x509.Certificate, bundles map[string
 func trustDomain(id string) (string, error) {
 	u, err := url.Parse(id)
 	if err != nil || u.Scheme != "spiffe" || u.Host == "" || strings.Trim(u.Path, "/") != "" {
-		return "", fmt.Errorf("%q is no trust domain", id)
+		return "", fmt.Errorf("%q is not a trust domain", id)
 	}
 	return u.Host, nil
 }

@@ -135,10 +135,10 @@ func TestWorkloadAPIUpdatesAreApplied(t *testing.T) {
 	bad := newSVID(t, root, identity)
 	bad.Bundle = testpki.New(t, "stranger").Cert.Raw
 	for name, r := range map[string]*workload.X509SVIDResponse{
-		"no identity":        {},
-		"does not lead to a": {Svids: []*workload.X509SVID{bad}},
-		"the certificate":    {Svids: []*workload.X509SVID{{SpiffeId: identity, X509Svid: []byte("garbage")}}},
-		"no trust domain": {Svids: []*workload.X509SVID{newSVID(t, root, identity)},
+		"no identity":         {},
+		"does not chain to a": {Svids: []*workload.X509SVID{bad}},
+		"the certificate":     {Svids: []*workload.X509SVID{{SpiffeId: identity, X509Svid: []byte("garbage")}}},
+		"not a trust domain": {Svids: []*workload.X509SVID{newSVID(t, root, identity)},
 			FederatedBundles: map[string][]byte{"https://x": root.Cert.Raw}},
 	} {
 		api.set(r)

@@ -138,7 +138,7 @@ func (s *store) addReference(f secretFiles) (e *fileSecret, fresh bool, err erro
 		return e, e.secret == nil && e.problem == "", nil
 	}
 	if len(s.fileSecrets) >= maxFileSecrets {
-		return nil, false, fmt.Errorf("the secret %q is one more than the %d files that are served", f.name, maxFileSecrets)
+		return nil, false, fmt.Errorf("the secret %q exceeds the limit of %d files", f.name, maxFileSecrets)
 	}
 	e = &fileSecret{secretFiles: f, refs: 1}
 	s.fileSecrets[f.name] = e
@@ -188,7 +188,7 @@ func (s *store) identitySecret(name string) *secret {
 		made, err = s.buildRootsSecret(m)
 	}
 	if err != nil {
-		s.log.Error("making a secret", "name", name, "error", err)
+		s.log.Error("building a secret failed", "name", name, "error", err)
 		return nil
 	}
 	if made != nil {
@@ -313,7 +313,7 @@ func (s *store) disableProvider(reason string) {
 	s.extras.provider = nil
 	s.extras.generation++
 	s.mu.Unlock()
-	s.log.Warn("this Envoy has no such private key provider, and gets the keys themselves", "provider", provider.Name)
+	s.log.Warn("this Envoy does not have the private key provider; it receives the keys themselves", "provider", provider.Name)
 	s.reload()
 	s.invalidate()
 }

@@ -48,7 +48,7 @@ func (s *service) FetchSecrets(ctx context.Context, r *discoveryv3.DiscoveryRequ
 		return nil, err
 	}
 	if len(c.names) == 0 {
-		return nil, status.Errorf(codes.NotFound, "there are no secrets %q", r.ResourceNames)
+		return nil, status.Errorf(codes.NotFound, "the secrets %q do not exist", r.ResourceNames)
 	}
 	timeout := time.NewTimer(fetchTimeout)
 	defer timeout.Stop()

@@ -13,10 +13,10 @@ func actionHandler(name string, do func(), answerFirst bool) http.Handler {
 		switch {
 		case r.Method != http.MethodPost:
 			w.Header().Set("Allow", http.MethodPost)
-			http.Error(w, name+" wants POST", http.StatusMethodNotAllowed)
+			http.Error(w, name+" requires POST", http.StatusMethodNotAllowed)
 			return
 		case do == nil:
-			http.Error(w, "this agent has nothing to "+name, http.StatusNotFound)
+			http.Error(w, "this agent has no handler to "+name, http.StatusNotFound)
 			return
 		}
 		if !answerFirst {
@@ -42,7 +42,7 @@ func writeOK(w http.ResponseWriter) {
 func jsonHandler(get func() any) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
 		if get == nil {
-			http.Error(w, "this agent has nothing to show here", http.StatusNotFound)
+			http.Error(w, "this agent has no handler to show here", http.StatusNotFound)
 			return
 		}
 		writeJSON(w, http.StatusOK, get())
@@ -52,7 +52,7 @@ func jsonHandler(get func() any) http.Handler {
 func writeJSON(w http.ResponseWriter, code int, v any) {
 	data, err := json.MarshalIndent(v, "", "  ")
 	if err != nil {
-		http.Error(w, "turning the answer into JSON: "+err.Error(), http.StatusInternalServerError)
+		http.Error(w, "encoding the response as JSON: "+err.Error(), http.StatusInternalServerError)
 		return
 	}
 	w.Header().Set("Content-Type", "application/json")

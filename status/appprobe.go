@@ -183,10 +183,10 @@ func (p *appProbe) record(ctx context.Context, answer probe.Response, err error)
 	p.mu.Unlock()
 	switch {
 	case err != nil && !before:
-		p.logger.Warn("the application does not answer its probe; further failures are logged at level debug", "error", err)
+		p.logger.Warn("the application does not respond to its probe; further failures are logged at level debug", "error", err)
 	case err != nil:
-		p.logger.Debug("the application does not answer its probe", "error", err)
+		p.logger.Debug("the application does not respond to its probe", "error", err)
 	case before:
-		p.logger.Info("the application answers its probe again")
+		p.logger.Info("the application responds to its probe again")
 	}
 }

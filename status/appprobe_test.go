@@ -289,7 +289,7 @@ func TestProbeFailureAndRecoveryAreLoggedOnce(t *testing.T) {
 			t.Errorf("%d", a.code)
 		}
 	}
-	if failed, again := strings.Count(log.String(), "does not answer its probe"), strings.Count(log.String(), "again"); failed != 1 || again != 1 {
+	if failed, again := strings.Count(log.String(), "does not respond to its probe"), strings.Count(log.String(), "again"); failed != 1 || again != 1 {
 		t.Errorf("told %d and %d times: %s", failed, again, log.String())
 	}
 }

@@ -52,7 +52,7 @@ func TestApplicationIsWrittenBeforeSlowEnvoy(t *testing.T) {
 			t.Errorf("it lacks %q: %s", want, tail(string(rest)))
 		}
 	}
-	if strings.Contains(string(rest), "is not whole") {
+	if strings.Contains(string(rest), "is incomplete") {
 		t.Error(tail(string(rest)))
 	}
 }

@@ -32,10 +32,10 @@ func newMetrics(r prometheus.Registerer) (*metrics, error) {
 		}, []string{"type"}),
 		probes: prometheus.NewCounterVec(prometheus.CounterOpts{
 			Name: "pilotfish_application_probes_total",
-			Help: "Probes of the application that a kubelet had the agent make, by path and by result: success, failure, or refused, since too many were under way.",
+			Help: "Application probes that the agent ran for the kubelet, by path and result: success, failure, or refused because too many were in progress.",
 		}, []string{"path", "result"}),
 		startup: prometheus.NewGauge(prometheus.GaugeOpts{
-			Name: "istio_agent_startup_duration_seconds", Help: "Time from the agent's start until it was first found ready.",
+			Name: "istio_agent_startup_duration_seconds", Help: "Time from the agent's start until it was first ready.",
 		}),
 	}
 	// Without these lines, a source that has never failed has no series, and an alert on an increase misses the first

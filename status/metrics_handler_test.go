@@ -276,7 +276,7 @@ func TestApplicationsHaveNoNamesOfEnvoyAndTheAgent(t *testing.T) {
 	}
 	for _, target := range []string{"one/metrics", "two/metrics"} {
 		if !strings.Contains(a.body, sourceReserved+`{source="application",target="`+target+`"} 5`) ||
-			!strings.Contains(a.body, "# pilotfish: application "+target+": 5 families are left out") {
+			!strings.Contains(a.body, "# pilotfish: application "+target+": 5 families are dropped") {
 			t.Errorf("what is left out of %s is not reported:\n%s", target, a.body)
 		}
 	}

@@ -38,7 +38,7 @@ func profileLimits(next http.Handler) http.Handler {
 			defer func() { <-turn }()
 			next.ServeHTTP(w, r)
 		default:
-			http.Error(w, "another profile is being taken", http.StatusTooManyRequests)
+			http.Error(w, "another profile is in progress", http.StatusTooManyRequests)
 		}
 	})
 }

@@ -19,7 +19,7 @@ func (s *Server) registerReadiness(r prometheus.Registerer) error {
 		return nil
 	}
 	m := &readinessMetric{server: s, desc: prometheus.NewDesc("pilotfish_ready",
-		"Whether a part is ready: 1 or 0. The proxy is ready when all parts are.", []string{"part"}, nil)}
+		"1 if a component is ready, else 0. The proxy is ready when all components are.", []string{"part"}, nil)}
 	if err := r.Register(m); err != nil {
 		return fmt.Errorf("registering the metric of readiness: %w", err)
 	}

@@ -67,7 +67,7 @@ func newScraper() *http.Client {
 		},
 		CheckRedirect: func(r *http.Request, via []*http.Request) error {
 			if r.URL.Host != via[0].URL.Host || len(via) > maxRedirects {
-				return fmt.Errorf("it redirects to %s; a target may redirect %d times, to itself", r.URL.Redacted(), maxRedirects)
+				return fmt.Errorf("it redirects to %s; only %d redirects are followed, and only to the same target", r.URL.Redacted(), maxRedirects)
 			}
 			return nil
 		},
@@ -179,11 +179,11 @@ func (s *Server) request(ctx context.Context, target, accept string, from http.H
 	encoding := resp.Header.Get("Content-Encoding")
 	switch {
 	case resp.StatusCode != http.StatusOK:
-		err = fmt.Errorf("it answered %s", resp.Status)
+		err = fmt.Errorf("the response is %s", resp.Status)
 	case !ok:
-		err = fmt.Errorf("it answered with %q, which is neither text/plain nor OpenMetrics", kind)
+		err = fmt.Errorf("its content type is %q, which is neither text/plain nor OpenMetrics", kind)
 	case encoding != "" && encoding != "identity":
-		err = fmt.Errorf("it compressed its answer (%q) although it was not asked to", encoding)
+		err = fmt.Errorf("its response is compressed (%q), which was not requested", encoding)
 	default:
 		return resp.Body, format, nil
 	}
@@ -200,7 +200,7 @@ func withoutURL(err error) error {
 	return err
 }
 
-var errSlow = errors.New("it is too slow: the time for it was over")
+var errSlow = errors.New("it did not respond completely in time")
 
 // endBy cancels the source at a time before its own deadline. The returned function revokes that.
 func (s *source) endBy(early time.Time) (off func()) {

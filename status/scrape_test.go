@@ -283,7 +283,7 @@ func TestEnvoyThatHangsLeavesTimeForTheApplication(t *testing.T) {
 	_, url := run(t, Config{Gatherer: agentMetrics(), Metrics: m})
 	a := call(t, "GET", url+"/metrics", timeoutHeader, "1")
 	f := parse(t, a.body)
-	if f["envoy_x"] == nil || f["app_x"] == nil || !strings.Contains(a.body, "# pilotfish: envoy is not whole: it is too slow") {
+	if f["envoy_x"] == nil || f["app_x"] == nil || !strings.Contains(a.body, "# pilotfish: envoy is incomplete: it did not respond completely in time") {
 		t.Errorf("%q", a.body)
 	}
 }
@@ -355,7 +355,7 @@ func TestApplicationsLimitIsTheOneThatIsSet(t *testing.T) {
 	app := target(t, "app", text("# TYPE app_x gauge\n"+series("app_x", 0, 100_000)))
 	_, url := run(t, Config{Metrics: Metrics{Applications: []Application{app}, MaxApplicationBytes: 1 << 20}})
 	a := call(t, "GET", url+"/metrics")
-	if len(a.body) > 1<<20+4096 || !strings.Contains(a.body, "is not whole: it has more than 1048576 bytes") {
+	if len(a.body) > 1<<20+4096 || !strings.Contains(a.body, "is incomplete: it has more than 1048576 bytes") {
 		t.Errorf("%d bytes, %s", len(a.body), tail(a.body))
 	}
 }

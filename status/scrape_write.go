@@ -137,7 +137,7 @@ func (sc *scrape) recordFailure(src *source) {
 		return
 	}
 	sc.metrics.failures.WithLabelValues(src.kind).Inc()
-	sc.Logger.Debug("a source is missing from the metrics, or a part of it", "source", src.String(), "error", src.err)
+	sc.Logger.Debug("a source of metrics is missing or incomplete", "source", src.String(), "error", src.err)
 }
 
 // report appends the result of each source to the scrape: the failure counters show it only in the next scrape.
@@ -146,11 +146,11 @@ func (sc *scrape) report(m *exposition.Merger) {
 	head := func(b *bytes.Buffer, name, help string) {
 		fmt.Fprintf(b, "# HELP %s %s\n# TYPE %s gauge\n", name, help, name)
 	}
-	head(&up, sourceUp, "Whether a source is in this scrape, and whole.")
-	head(&invalid, sourceInvalid, "Lines of a source that were left out of this scrape because they are not valid.")
-	head(&taken, sourceDuplicates, "Families of a source that were left out of this scrape because another has their name.")
-	head(&reserved, sourceReserved, "Families of a source that were left out of this scrape because only Envoy and the agent may have their names.")
-	head(&repeated, sourceRepeated, "Samples of a source that were left out of this scrape because it has their series twice.")
+	head(&up, sourceUp, "1 if a source is completely in this scrape, else 0.")
+	head(&invalid, sourceInvalid, "Lines of a source that were dropped from this scrape because they are invalid.")
+	head(&taken, sourceDuplicates, "Families of a source that were dropped from this scrape because another source has the same name.")
+	head(&reserved, sourceReserved, "Families of a source that were dropped from this scrape because their names are reserved for Envoy and the agent.")
+	head(&repeated, sourceRepeated, "Samples of a source that were dropped from this scrape because their series is duplicated.")
 	for _, src := range sc.sources() {
 		sc.recordFailure(src)
 		labels := fmt.Sprintf(`{source="%s",target="%s"}`, src.kind, labelEscapes.Replace(src.name))
@@ -160,7 +160,7 @@ func (sc *scrape) report(m *exposition.Merger) {
 			m.Comment(src.complaint())
 		}
 		if n := src.copied.Reserved; n > 0 {
-			m.Comment(fmt.Sprintf("%s: %d families are left out, since only Envoy and the agent have names with %s", src, n, strings.Join(reservedNames, ", ")))
+			m.Comment(fmt.Sprintf("%s: %d families are dropped, because names with %s are reserved for Envoy and the agent", src, n, strings.Join(reservedNames, ", ")))
 		}
 		fmt.Fprintf(&up, "%s%s %d\n", sourceUp, labels, whole)
 		fmt.Fprintf(&invalid, "%s%s %d\n", sourceInvalid, labels, src.copied.Invalid)
@@ -180,5 +180,5 @@ func (s *source) complaint() string {
 	if s.copied.Families == 0 {
 		return fmt.Sprintf("%s is missing: %s", s, text)
 	}
-	return fmt.Sprintf("%s is not whole: %s", s, text)
+	return fmt.Sprintf("%s is incomplete: %s", s, text)
 }

@@ -387,7 +387,7 @@ func TestFileFetcher(t *testing.T) {
 			t.Errorf("%.10q: %v", content, err)
 		}
 	}
-	if _, err := (FileFetcher{Path: dir}).Fetch(t.Context()); err == nil || !strings.Contains(err.Error(), "no plain file") {
+	if _, err := (FileFetcher{Path: dir}).Fetch(t.Context()); err == nil || !strings.Contains(err.Error(), "not a regular file") {
 		t.Errorf("a folder: %v", err)
 	}
 }

@@ -63,7 +63,7 @@ const defaultMaxSize = 256 << 20
 
 func (c *Config) setDefaults() error {
 	if c.Dir == "" {
-		return errors.New("wasm: no directory given to keep modules in")
+		return errors.New("wasm: the directory for modules is not set")
 	}
 	if c.Logger == nil {
 		c.Logger = slog.New(slog.DiscardHandler)

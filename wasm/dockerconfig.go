@@ -22,7 +22,7 @@ type dockerAuth struct {
 	RegistryToken string `json:"registrytoken"`
 }
 
-var errPullSecret = errors.New("its pull secret cannot be read; write a secret of type kubernetes.io/dockerconfigjson")
+var errPullSecret = errors.New("its pull secret cannot be parsed; use a secret of type kubernetes.io/dockerconfigjson")
 
 // parseDockerConfig parses a pull secret. Its error does not contain the content.
 func parseDockerConfig(secret []byte) (dockerConfig, error) {

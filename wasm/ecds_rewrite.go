@@ -80,7 +80,7 @@ func (m *Modules) Rewrite(ctx context.Context, resources [][]byte) (again []func
 
 func (m *Modules) countConversion(result string) { m.metrics.conversions.WithLabelValues(result).Inc() }
 
-var errNoHint = errors.New("it does not say where its module is")
+var errNoHint = errors.New("it does not specify the location of its module")
 
 func resultOf(err error) string {
 	if errors.Is(err, errNoHint) {
@@ -180,7 +180,7 @@ func (m *Modules) convert(ctx context.Context, f *filter) (resource []byte, agai
 			return nil, nil, err
 		}
 		m.countConversion(resultFetch)
-		m.log.Error("a filter's module cannot be had; in its place "+f.describePlaceholder(), "filter", f.resource.GetName(), "error", err)
+		m.log.Error("a filter's module cannot be fetched; until then, "+f.describePlaceholder(), "filter", f.resource.GetName(), "error", err)
 		if !errors.Is(err, fetchguard.ErrBlocked) {
 			again = func(ctx context.Context) error { return m.waitForModule(ctx, module) }
 		}
@@ -220,7 +220,7 @@ func (f *filter) module() (Module, error) {
 	hints := environment.GetKeyValues()
 	secret, ok := hints[hintSecret]
 	if ok && secret == "" {
-		return module, errors.New("its pull secret is missing; make the secret that the plugin names, of type kubernetes.io/dockerconfigjson")
+		return module, errors.New("its pull secret is missing; create the secret that the plugin references, of type kubernetes.io/dockerconfigjson")
 	}
 	module.Secret, module.Version = []byte(secret), hints[hintVersion]
 	module.Always = isAlwaysQueried(hints[hintPolicy], module.URL)
@@ -256,9 +256,9 @@ func (f *filter) isFailOpen() bool {
 
 func (f *filter) describePlaceholder() string {
 	if f.isFailOpen() {
-		return "everything passes, by its fail policy"
+		return "all requests pass (fail policy)"
 	}
-	return "nothing passes, by its fail policy"
+	return "all requests are refused (fail policy)"
 }
 
 // replace replaces the filter by a placeholder: an RBAC filter without rules, which allows everything, or with an empty

@@ -23,7 +23,7 @@ import (
 
 var (
 	// errMismatch means that a module has another checksum than the control plane specifies.
-	errMismatch = errors.New("it has another checksum than the one asked for")
+	errMismatch = errors.New("its checksum differs from the requested one")
 	// errUnchanged means that the source still has the cached module.
 	errUnchanged = errors.New("unchanged")
 )
@@ -53,17 +53,17 @@ func (m *Modules) fetch(ctx context.Context, module Module, known *entry) (*fetc
 	for attempt := 0; ; attempt++ {
 		f, err := m.attempt(ctx, module, known)
 		for isFull(err) && m.store.dropUnused(known) {
-			m.log.Info("a module was removed for another, since the disk is full", "url", module.redactedURL())
+			m.log.Info("a module was removed to make room for another, because the disk is full", "url", module.redactedURL())
 			f, err = m.attempt(ctx, module, known)
 		}
 		if err == nil || attempt >= m.config.Retries || !isTransient(err) {
 			return f, err
 		}
-		m.log.Info("fetching a module failed and is tried again", "url", module.redactedURL(), "error", err)
+		m.log.Info("fetching a module failed; retrying", "url", module.redactedURL(), "error", err)
 		select {
 		case <-time.After(retry.Next()):
 		case <-ctx.Done():
-			return nil, fmt.Errorf("%w, and then: %w", err, context.Cause(ctx))
+			return nil, fmt.Errorf("%w; last error: %w", err, context.Cause(ctx))
 		}
 	}
 }
@@ -95,7 +95,7 @@ func (m *Modules) fetchByScheme(ctx context.Context, module Module, known *entry
 	case "oci":
 		return m.fromRegistry(ctx, strings.TrimPrefix(module.URL, "oci://"), module, known)
 	}
-	return nil, unreadableError{fmt.Errorf("its URL has the scheme %q; modules come from http, https or oci", u.Scheme)}
+	return nil, unreadableError{fmt.Errorf("its URL has the scheme %q; use http, https or oci", u.Scheme)}
 }
 
 // isTransient reports whether a retry may succeed after the failure.

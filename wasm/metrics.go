@@ -33,15 +33,15 @@ func newMetrics() *metrics {
 		return prometheus.NewCounterVec(prometheus.CounterOpts{Name: name, Help: help}, []string{label})
 	}
 	return &metrics{
-		lookups:     vector("istio_agent_wasm_cache_lookup_count", "Wasm modules looked for among those that are kept, by whether it was there.", "hit"),
+		lookups:     vector("istio_agent_wasm_cache_lookup_count", "Lookups of Wasm modules in the cache, by result.", "hit"),
 		fetches:     vector("istio_agent_wasm_remote_fetch_count", "Fetches of Wasm modules, by result.", "result"),
-		conversions: vector("istio_agent_wasm_config_conversion_count", "Filters whose Wasm module was to be made a local file, by result.", "result"),
+		conversions: vector("istio_agent_wasm_config_conversion_count", "Filters whose Wasm module was converted to a local file, by result.", "result"),
 		waiting: prometheus.NewGauge(prometheus.GaugeOpts{
-			Name: "pilotfish_wasm_stand_ins", Help: "Filters that Envoy has a stand-in for, until their Wasm module can be had.",
+			Name: "pilotfish_wasm_stand_ins", Help: "Filters that are replaced because their Wasm module cannot be fetched yet.",
 		}),
 		duration: prometheus.NewHistogram(prometheus.HistogramOpts{
 			Name:    "istio_agent_wasm_config_conversion_duration",
-			Help:    "Milliseconds that making modules local files took, by response.",
+			Help:    "Milliseconds per response for converting modules to local files.",
 			Buckets: []float64{1, 5, 10, 50, 100, 500, 1000, 5000, 10000, 60000},
 		}),
 	}
@@ -52,10 +52,10 @@ func (m *metrics) register(registerer prometheus.Registerer, s *store) error {
 		return nil
 	}
 	entries := prometheus.NewGaugeFunc(prometheus.GaugeOpts{
-		Name: "istio_agent_wasm_cache_entries", Help: "Wasm modules that are kept.",
+		Name: "istio_agent_wasm_cache_entries", Help: "Cached Wasm modules.",
 	}, func() float64 { n, _ := s.count(); return float64(n) })
 	size := prometheus.NewGaugeFunc(prometheus.GaugeOpts{
-		Name: "pilotfish_wasm_cache_bytes", Help: "Size of the Wasm modules that are kept.",
+		Name: "pilotfish_wasm_cache_bytes", Help: "Size of the Cached Wasm modules.",
 	}, func() float64 { _, bytes := s.count(); return float64(bytes) })
 	for _, c := range []prometheus.Collector{m.lookups, m.fetches, m.conversions, m.duration, m.waiting, entries, size} {
 		if err := registerer.Register(c); err != nil {

@@ -97,7 +97,7 @@ func New(c Config) (*Modules, error) {
 	return m, m.metrics.register(c.Metrics, m.store)
 }
 
-var errEnded = errors.New("the agent ends")
+var errEnded = errors.New("the agent is stopping")
 
 // Run removes expired modules until the context ends, and then cancels all fetches.
 func (m *Modules) Run(ctx context.Context) error {
@@ -120,7 +120,7 @@ func (m *Modules) Run(ctx context.Context) error {
 			return nil
 		case <-timer.C:
 			if n := m.store.purge(); n > 0 {
-				m.log.Info("modules that were not used any more were removed", "number", n)
+				m.log.Info("unused modules were removed", "number", n)
 			}
 		}
 	}
@@ -149,7 +149,7 @@ func (m *Modules) file(ctx context.Context, module Module) (path string, stale, 
 			return "", nil, fmt.Errorf("fetching module %s: %w", module.redactedURL(), err)
 		default:
 			stale = err
-			m.log.Warn("a module could not be fetched anew; the one that was fetched before goes on being used",
+			m.log.Warn("a module could not be fetched again; the cached one is still used",
 				"url", module.redactedURL(), "fetched", known.Fetched, "error", err)
 		}
 	}
@@ -181,10 +181,10 @@ func (m *Modules) waitForModule(ctx context.Context, module Module) error {
 		}
 		_, stale, err := m.file(ctx, module)
 		if err = cmp.Or(err, stale); err == nil {
-			m.log.Info("a module can be had after all", "url", module.redactedURL(), "filter", module.Resource)
+			m.log.Info("a module was fetched after earlier failures", "url", module.redactedURL(), "filter", module.Resource)
 			return nil
 		}
-		m.log.Info("a module still cannot be had", "url", module.redactedURL(), "filter", module.Resource, "error", err)
+		m.log.Info("a module still cannot be fetched", "url", module.redactedURL(), "filter", module.Resource, "error", err)
 	}
 }
 
@@ -249,7 +249,7 @@ func (m *Modules) fetchInto(module Module, known *entry) (*entry, error) {
 		return nil, err
 	}
 	if err != nil {
-		m.log.Warn("a module will not be found again after a restart", "url", module.redactedURL(), "error", err)
+		m.log.Warn("the index of modules could not be stored; a module will be fetched again after a restart", "url", module.redactedURL(), "error", err)
 	}
 	m.log.Info("module fetched", "url", module.redactedURL(), "bytes", f.size, "sha256", f.sum)
 	return e, nil

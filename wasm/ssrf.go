@@ -17,9 +17,9 @@ type plaintextError struct{ host string }
 
 func (e plaintextError) Error() string {
 	if e.host == "" {
-		return "it redirects to a host without TLS; if that has none, name it in WASM_INSECURE_REGISTRIES"
+		return "it redirects to a host without TLS; to allow this host, add it to WASM_INSECURE_REGISTRIES"
 	}
-	return fmt.Sprintf("%s is not asked without TLS; if it has none, name it in WASM_INSECURE_REGISTRIES", e.host)
+	return fmt.Sprintf("requests to %s need TLS; to allow it without TLS, add it to WASM_INSECURE_REGISTRIES", e.host)
 }
 
 // isTrusted reports whether a host is exempt from certificate verification.

@@ -175,7 +175,7 @@ func (s *store) put(place string, f *fetched) (*entry, error) {
 	}
 	if err != nil {
 		_ = os.Remove(f.file)
-		return nil, fmt.Errorf("keeping the module: %w", err)
+		return nil, fmt.Errorf("storing the module: %w", err)
 	}
 	now := s.now()
 	e := &entry{Digest: f.digest, ETag: f.etag, Size: f.size, Fetched: now, Used: now, path: path}

@@ -47,7 +47,7 @@ func unwrap(to io.Writer, from io.Reader, name string, max int64, depth int) err
 	case bytes.HasPrefix(head, moduleMagic):
 		return copyModule(to, in, max)
 	case depth == 0:
-		return errors.New("it is packed more than once")
+		return errors.New("it is compressed more than once")
 	case bytes.HasPrefix(head, gzipMagic):
 		unzipped, err := gzip.NewReader(in)
 		if err != nil {
@@ -57,7 +57,7 @@ func unwrap(to io.Writer, from io.Reader, name string, max int64, depth int) err
 	case len(head) > tarMagicOffset && bytes.HasPrefix(head[tarMagicOffset:], []byte("ustar")):
 		return copyMember(to, tar.NewReader(in), name, max)
 	case bytes.HasPrefix(head, zstdMagic):
-		return errors.New("it is packed with zstd, which is not supported; pack it with gzip")
+		return errors.New("it is compressed with zstd, which is not supported; use gzip")
 	}
 	return errors.New("it is not a WebAssembly module, nor gzip nor tar")
 }
@@ -81,9 +81,9 @@ func copyMember(to io.Writer, archive *tar.Reader, name string, max int64) error
 		}
 	}
 	if name == "" {
-		return errors.New("the archive holds no WebAssembly module")
+		return errors.New("the archive contains no WebAssembly module")
 	}
-	return fmt.Errorf("the archive holds no WebAssembly module %s", name)
+	return fmt.Errorf("the archive contains no WebAssembly module %s", name)
 }
 
 func copyModule(to io.Writer, from io.Reader, max int64) error {

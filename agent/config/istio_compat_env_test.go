@@ -330,7 +330,7 @@ func TestFirstNamedCustomBootstrapIsUsed(t *testing.T) {
 		}
 	}
 	for text, want := range map[string]string{"ISTIO_BOOTSTRAP=empty": "is empty", "ISTIO_BOOTSTRAP_OVERRIDE=empty": "is empty",
-		"ISTIO_BOOTSTRAP_OVERRIDE=.": "no plain file", "PROXY_CONFIG={customConfigFile: gone}": "customConfigFile (environment PROXY_CONFIG): open gone"} {
+		"ISTIO_BOOTSTRAP_OVERRIDE=.": "not a regular file", "PROXY_CONFIG={customConfigFile: gone}": "customConfigFile (environment PROXY_CONFIG): open gone"} {
 		if _, err := Resolve(env(text)); err == nil || !strings.Contains(err.Error(), want) {
 			t.Errorf("%s: %v, which does not say %q", text, err, want)
 		}

@@ -88,7 +88,7 @@ func argOrNil(args []any, i int) any {
 
 func checkArgCount(args []any, n int) error {
 	if len(args) != n {
-		return fmt.Errorf("it takes %d arguments, and got %d", n, len(args))
+		return fmt.Errorf("it expects %d arguments, not %d", n, len(args))
 	}
 	return nil
 }
@@ -123,7 +123,7 @@ func comparison(is func(int) bool) Func {
 func fold(f func(x, y float64) float64) Func {
 	return func(args ...any) (any, error) {
 		if len(args) == 0 {
-			return nil, errors.New("it takes numbers, and got none")
+			return nil, errors.New("it expects numbers")
 		}
 		result, err := toNumber(args[0])
 		for _, a := range args[1:] {
@@ -136,7 +136,7 @@ func fold(f func(x, y float64) float64) Func {
 
 func equalToAny(args ...any) (any, error) {
 	if len(args) < 2 {
-		return nil, errors.New("it compares two values or more")
+		return nil, errors.New("it expects two or more values")
 	}
 	return slices.ContainsFunc(args[1:], func(v any) bool { return equal(args[0], v) }), nil
 }
@@ -186,7 +186,7 @@ func joined(args []any, by string) string {
 
 func printf(args ...any) (any, error) {
 	if len(args) == 0 {
-		return nil, errors.New("it takes a format")
+		return nil, errors.New("it expects a format string")
 	}
 	format := text(args[0])
 	if strings.ContainsAny(format, "*") {
@@ -313,7 +313,7 @@ func end(args []any, last bool) (any, error) {
 	list, ok := argOrNil(args, 0).([]any)
 	switch {
 	case !ok:
-		return nil, fmt.Errorf("it takes a list, and got a %s", kind(argOrNil(args, 0)))
+		return nil, fmt.Errorf("it expects a list, not a %s", kind(argOrNil(args, 0)))
 	case len(list) == 0:
 		return nil, nil
 	case last:

@@ -48,7 +48,7 @@ func HasOptions(text string) bool {
 // call the specified functions, those of text/template, and those of the sprig library that bootstraps use.
 func Execute(name, text string, data map[string]any, functions map[string]Func) (string, error) {
 	if len(text) > maxInput {
-		return "", fmt.Errorf("%s has %d bytes; templates of more than %d are not filled in", name, len(text), maxInput)
+		return "", fmt.Errorf("%s has %d bytes; a template may have at most %d", name, len(text), maxInput)
 	}
 	all := maps.Clone(builtins)
 	maps.Copy(all, functions)
@@ -77,7 +77,7 @@ func parseAll(name, text string, functions map[string]Func) (map[string]*parse.T
 		return nil, errors.New(strings.TrimPrefix(err.Error(), "template: "))
 	}
 	if trees[name] == nil || trees[name].Root == nil {
-		return nil, fmt.Errorf("%s: there is nothing in the template", name)
+		return nil, fmt.Errorf("%s: the template is empty", name)
 	}
 	return trees, nil
 }
@@ -125,14 +125,14 @@ func (r *run) list(list *parse.ListNode, dot any) error {
 func (r *run) step(at parse.Pos) error {
 	r.at = at
 	if r.steps++; r.steps > maxSteps {
-		return fmt.Errorf("the template does not end within %d steps", maxSteps)
+		return fmt.Errorf("the template needs more than %d steps", maxSteps)
 	}
 	return nil
 }
 
 func (r *run) write(text string) error {
 	if r.out.Len()+len(text) > maxOutput {
-		return fmt.Errorf("what the template makes has more than %d bytes", maxOutput)
+		return fmt.Errorf("the output of the template exceeds %d bytes", maxOutput)
 	}
 	r.out.WriteString(text)
 	return nil
@@ -239,7 +239,7 @@ func (r *run) template(n *parse.TemplateNode, dot any) error {
 		return fmt.Errorf("template %q is not defined", n.Name)
 	}
 	if r.depth++; r.depth > maxDepth {
-		return fmt.Errorf("template %q is within itself too often", n.Name)
+		return fmt.Errorf("template %q includes itself too many times", n.Name)
 	}
 	defer func() { r.depth-- }()
 	var data any
@@ -301,7 +301,7 @@ func (r *run) command(c *parse.CommandNode, dot any, before []any) (any, error) 
 		return r.call(name.Ident, c.Args[1:], dot, before)
 	}
 	if len(c.Args) > 1 || len(before) > 0 {
-		return nil, fmt.Errorf("%s is no function, and takes no arguments", c.Args[0])
+		return nil, fmt.Errorf("%s is not a function and accepts no arguments", c.Args[0])
 	}
 	return r.argument(c.Args[0], dot)
 }
@@ -324,7 +324,7 @@ func (r *run) call(name string, args []parse.Node, dot any, before []any) (any, 
 	}
 	size := sizeOf(value, maxOutput)
 	if r.steps += size / stepBytes; size >= maxOutput {
-		return nil, fmt.Errorf("%s: what it gives is larger than %d bytes", name, maxOutput)
+		return nil, fmt.Errorf("%s: its result exceeds %d bytes", name, maxOutput)
 	}
 	return value, nil
 }

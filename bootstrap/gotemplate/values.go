@@ -28,13 +28,13 @@ func entriesOf(value any) ([]entry, error) {
 		}
 	case int64:
 		if v > maxSteps {
-			return nil, fmt.Errorf("a range over %d does not end soon enough", v)
+			return nil, fmt.Errorf("a range over %d has too many steps", v)
 		}
 		for i := range v {
 			all = append(all, entry{i, i})
 		}
 	default:
-		return nil, fmt.Errorf("a range cannot go over a %s", kind(value))
+		return nil, fmt.Errorf("cannot range over a %s", kind(value))
 	}
 	return all, nil
 }
@@ -65,7 +65,7 @@ func isTrue(value any) bool {
 func kind(value any) string {
 	switch value.(type) {
 	case nil:
-		return "value that is not there"
+		return "missing value"
 	case bool:
 		return "boolean"
 	case string, Raw:

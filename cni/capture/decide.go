@@ -93,7 +93,7 @@ func skipInjection(p *agentapi.Pod) *Skip {
 		return &Skip{"not-wanted", fmt.Sprintf("its %s %s is %q", where, injectKey, value)}
 	}
 	if _, set := p.Metadata.Annotations["sidecar.istio.io/status"]; !set {
-		return &Skip{"not-injected", "no injector put the annotation sidecar.istio.io/status on it"}
+		return &Skip{"not-injected", "it has no annotation sidecar.istio.io/status, which an injector adds"}
 	}
 	return nil
 }

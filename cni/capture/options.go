@@ -73,7 +73,7 @@ func (s *Settings) Options(p *agentapi.Pod, addresses []netip.Addr) (iptables.Op
 	if mode, where := interceptionMode(p, proxy); mode != "" {
 		err := o.Set("istio-inbound-interception-mode", mode, iptables.Names{})
 		if err == nil && o.Interception != iptables.RedirectMode && o.Interception != iptables.TProxyMode {
-			err = fmt.Errorf("%q is no mode: write REDIRECT or TPROXY, or NONE", mode)
+			err = fmt.Errorf("%q is not an interception mode: write REDIRECT, TPROXY or NONE", mode)
 		}
 		errs = append(errs, locateError(where, err))
 	}
@@ -125,7 +125,7 @@ func runAs(o *iptables.Options, p *agentapi.Pod, proxy *agentapi.Container) erro
 	uid, gid := ids(p, proxy)
 	root := uid != nil && *uid == 0
 	if root && (gid == nil || *gid == 0) {
-		return fmt.Errorf("%s runs as root and in root's group, so nothing tells its connections from an application's of root: "+
+		return fmt.Errorf("%s runs as root and in root's group, so its connections cannot be distinguished from those of an application that runs as root: "+
 			"set securityContext.runAsGroup of the container to 1337", ProxyContainer)
 	}
 	for _, id := range []struct {
@@ -137,7 +137,7 @@ func runAs(o *iptables.Options, p *agentapi.Pod, proxy *agentapi.Container) erro
 			continue
 		}
 		if *id.of < 0 || *id.of >= 1<<32-1 {
-			return fmt.Errorf("securityContext.%s %d of %s is no id", id.what, *id.of, ProxyContainer)
+			return fmt.Errorf("securityContext.%s %d of %s is not a valid ID", id.what, *id.of, ProxyContainer)
 		}
 		*id.to = []uint32{uint32(*id.of)}
 	}
@@ -156,7 +156,7 @@ func excludeProbePorts(o *iptables.Options, p *agentapi.Pod) error {
 	if value := p.Metadata.Annotations[statusPortKey]; value != "" {
 		port, err := strconv.ParseUint(value, 10, 16)
 		if err != nil {
-			return fmt.Errorf("annotation %s: %q is no port: write a number from 1 to 65535, or 0 for none", statusPortKey, value)
+			return fmt.Errorf("annotation %s: %q is not a port: write a number from 1 to 65535, or 0 for none", statusPortKey, value)
 		}
 		if port != 0 && !slices.Contains(spare, uint16(port)) {
 			spare = append(spare, uint16(port))

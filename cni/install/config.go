@@ -83,22 +83,22 @@ func (c *Config) check() error {
 		c.Mode = Chained
 	case Chained, Standalone, DropIn:
 	default:
-		errs = append(errs, fmt.Errorf("mode %q is not known: chained, standalone and drop-in are", c.Mode))
+		errs = append(errs, fmt.Errorf("mode %q is unknown: use chained, standalone or drop-in", c.Mode))
 	}
 	if c.ConfDir == "" {
-		errs = append(errs, errors.New("the folder of the node's CNI configuration is not named (mounted-cni-net-dir)"))
+		errs = append(errs, errors.New("the directory of the node's CNI configuration is not set (mounted-cni-net-dir)"))
 	}
 	if c.Binary != "" && len(c.BinDirs) == 0 {
-		errs = append(errs, errors.New("no folder for the plugin's binary is named (mounted-cni-bin-dir)"))
+		errs = append(errs, errors.New("the directory for the plugin's binary is not set (mounted-cni-bin-dir)"))
 	}
 	if c.ConfName != "" && c.ConfName != filepath.Base(c.ConfName) {
-		errs = append(errs, fmt.Errorf("the name of the CNI configuration %q is a path: give the name of a file in %s", c.ConfName, c.ConfDir))
+		errs = append(errs, fmt.Errorf("the name of the CNI configuration %q is a path: use the name of a file in %s", c.ConfName, c.ConfDir))
 	}
 	if c.KubeconfigMode == 0 {
 		c.KubeconfigMode = 0o600
 	}
 	if c.KubeconfigMode&0o600 != 0o600 || c.KubeconfigMode&^0o755 != 0 {
-		errs = append(errs, fmt.Errorf("the kubeconfig's mode is %#o: its owner has to read and write it, and nobody else may write it: give 0600, with the 0 (kubeconfig-mode)",
+		errs = append(errs, fmt.Errorf("the kubeconfig's mode is %#o: only its owner may write it, and the owner must be able to read it: use 0600, with the leading 0 (kubeconfig-mode)",
 			uint32(c.KubeconfigMode)))
 	}
 	if c.Results == "" {

@@ -52,18 +52,18 @@ func (f *conflictDetector) shouldLog(now time.Time) bool {
 // remedy.
 func describeOpponent(n *network) string {
 	if n == nil {
-		return "the primary CNI plugin of this node; see what writes to the folder"
+		return "the primary CNI plugin of this node; check which program writes to the directory"
 	}
 	for plugin, hint := range map[string]string{
 		"cilium-cni": "Cilium: set cni.exclusive=false in its Helm values (cni-exclusive: \"false\" in its ConfigMap)",
-		"istio-cni":  "Istio's node agent (istio-cni-node): remove it, one of the two is enough",
-		"calico":     "Calico's install-cni: it writes its file when its pod restarts; see why it restarts so often",
+		"istio-cni":  "Istio's node agent (istio-cni-node): remove one of the two node agents",
+		"calico":     "Calico's install-cni: it writes its file when its pod restarts; check why it restarts so often",
 		"multus":     "Multus: let it delegate to this network and install with mode standalone (chained-cni-plugin=false)",
-		"aws-cni":    "the AWS VPC CNI's aws-node: it writes its file when its pod restarts; see why it restarts so often",
+		"aws-cni":    "the AWS VPC CNI's aws-node: it writes its file when its pod restarts; check why it restarts so often",
 	} {
 		if slices.Contains(n.types(), plugin) {
 			return hint
 		}
 	}
-	return fmt.Sprintf("the one that installs %s (see what writes to %s)", strings.Join(n.types(), ", "), n.path)
+	return fmt.Sprintf("the program that installs %s (check which program writes to %s)", strings.Join(n.types(), ", "), n.path)
 }

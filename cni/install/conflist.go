@@ -39,7 +39,7 @@ func parseNetwork(path string, content []byte) (*network, error) {
 		return nil, fmt.Errorf("CNI configuration %s: %w", path, err)
 	}
 	if _, err := decoder.Token(); !errors.Is(err, io.EOF) {
-		return nil, fmt.Errorf("CNI configuration %s: more follows after its end", path)
+		return nil, fmt.Errorf("CNI configuration %s: content follows after its end", path)
 	}
 	if _, isString := n.fields["name"].(string); !isString {
 		return nil, fmt.Errorf("CNI configuration %s has no name", path)
@@ -47,14 +47,14 @@ func parseNetwork(path string, content []byte) (*network, error) {
 	plugins, has := n.fields["plugins"]
 	if !has {
 		if _, isString := n.fields["type"].(string); !isString {
-			return nil, fmt.Errorf("CNI configuration %s names no plugin", path)
+			return nil, fmt.Errorf("CNI configuration %s lists no plugin", path)
 		}
 		return n, nil
 	}
 	n.list = true
 	entries, isList := plugins.([]any)
 	if !isList {
-		return nil, fmt.Errorf("CNI configuration %s: \"plugins\" is no list", path)
+		return nil, fmt.Errorf("CNI configuration %s: \"plugins\" is not a list", path)
 	}
 	for _, entry := range entries {
 		if fields, isObject := entry.(map[string]any); !isObject || typeOf(fields) == "" {
@@ -137,7 +137,7 @@ func (n *network) appendPlugin(entry map[string]any) ([]byte, error) {
 		plugins = []any{single}
 	}
 	if len(plugins) == 0 {
-		return nil, fmt.Errorf("CNI configuration %s has no plugin that makes a network", n.path)
+		return nil, fmt.Errorf("CNI configuration %s has no plugin that creates a network", n.path)
 	}
 	fields["plugins"] = append(plugins, entry)
 	return marshal(fields)
@@ -200,7 +200,7 @@ func marshal(fields map[string]any) ([]byte, error) {
 }
 
 // errNoNetwork reports that no primary plugin has written its configuration yet.
-var errNoNetwork = errors.New("no primary CNI plugin has put its configuration there yet")
+var errNoNetwork = errors.New("no primary CNI plugin has written its configuration yet")
 
 // primary returns the configuration that container runtimes use: the first by name that is readable and does not
 // contain only pilotfish's plugin. If name is set, it returns that file, or its other form (plugin list or single
@@ -218,7 +218,7 @@ func primary(dir, name string) (*network, error) {
 	}
 	all, broken, err := networks(dir)
 	if errors.Is(err, fs.ErrNotExist) {
-		return nil, fmt.Errorf("%w: there is no %s", errNoNetwork, dir)
+		return nil, fmt.Errorf("%w: %s does not exist", errNoNetwork, dir)
 	}
 	if err != nil {
 		return nil, err
@@ -280,7 +280,7 @@ func readNetwork(path string) (*network, error) {
 	}
 	if !f.exists {
 		if to, err := os.Readlink(path); err == nil {
-			return nil, fmt.Errorf("%s is a link to %s, which cannot be seen from here: mount that, too", path, to)
+			return nil, fmt.Errorf("%s is a symbolic link to %s, which this process cannot access: mount that path too", path, to)
 		}
 		return nil, nil
 	}
@@ -289,15 +289,15 @@ func readNetwork(path string) (*network, error) {
 	case err != nil:
 		return nil, err
 	case n.list && !list:
-		return nil, fmt.Errorf("CNI configuration %s is a list of plugins, which runtimes take from a file *.conflist alone: rename it", path)
+		return nil, fmt.Errorf("CNI configuration %s is a list of plugins, which runtimes accept only in a *.conflist file: rename it", path)
 	case !n.list && list:
-		return nil, fmt.Errorf("CNI configuration %s is no list of plugins, as runtimes expect of a file *.conflist: rename it to *.conf", path)
+		return nil, fmt.Errorf("CNI configuration %s is not a list of plugins, which runtimes expect in a *.conflist file: rename it to *.conf", path)
 	}
 	return n, nil
 }
 
 // errShadowed reports that container runtimes may use another file than the one that contains the plugin.
-var errShadowed = errors.New("container runtimes may take a CNI configuration without the plugin, or none")
+var errShadowed = errors.New("container runtimes may use a CNI configuration without the plugin, or none")
 
 // checkShadowing returns an error if an unreadable file sorts before the primary's file. How runtimes treat such a file
 // is unknown.
@@ -311,5 +311,5 @@ func checkShadowing(dir string) error {
 			return nil
 		}
 	}
-	return fmt.Errorf("%w: %s comes first and cannot be read (mend or remove it): %w", errShadowed, broken.path, broken.err)
+	return fmt.Errorf("%w: %s sorts first and cannot be read (fix or remove it): %w", errShadowed, broken.path, broken.err)
 }

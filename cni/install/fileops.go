@@ -80,7 +80,7 @@ func (d *disk) replace(path string, from io.Reader, mode fs.FileMode, ready func
 	}
 	// A program with write access to the directory can replace the temporary file before it is renamed.
 	if info, err := os.Lstat(path); err == nil && !os.SameFile(info, written) {
-		return fmt.Errorf("%w: %s is not the file that was written", errChanged, path)
+		return fmt.Errorf("%w: another program replaced %s after it was written", errChanged, path)
 	}
 	return nil
 }
@@ -257,7 +257,7 @@ func (c *changes) copy(path, from string, mode fs.FileMode) error {
 			return err
 		}
 		if err := os.Link(path, u.backup); err != nil {
-			return fmt.Errorf("keeping what was there: %w", err)
+			return fmt.Errorf("saving the previous file: %w", err)
 		}
 	}
 	c.done = append(c.done, u)
@@ -309,7 +309,7 @@ func (c *changes) undo() error {
 	var errs []error
 	for i := len(c.done) - 1; i >= 0; i-- {
 		if err := c.undoOne(c.done[i]); err != nil {
-			errs = append(errs, fmt.Errorf("bringing back %s: %w", c.done[i].path, err))
+			errs = append(errs, fmt.Errorf("restoring %s: %w", c.done[i].path, err))
 		}
 	}
 	c.done = nil

@@ -79,7 +79,7 @@ func (in *Installer) Install() (changed bool, err error) {
 }
 
 // errNotRenewed reports that the previous kubeconfig is still in use.
-var errNotRenewed = errors.New("that of before stays")
+var errNotRenewed = errors.New("the previous kubeconfig remains")
 
 func restStays(err error) bool {
 	return errors.Is(err, errNoNetwork) || errors.Is(err, errShadowed) || errors.Is(err, errNotRenewed) || errors.Is(err, errChanged)
@@ -99,7 +99,7 @@ func (in *Installer) steps(done *changes) (result string, err error) {
 		return resultKubeconfig, fmt.Errorf("writing the plugin's kubeconfig: %w", err)
 	}
 	if err := in.configuration(done); err != nil {
-		return resultConfig, fmt.Errorf("putting the plugin into the CNI configuration: %w", err)
+		return resultConfig, fmt.Errorf("adding the plugin to the CNI configuration: %w", err)
 	}
 	return resultSuccess, nil
 }
@@ -115,7 +115,7 @@ func (in *Installer) hasCredentials() bool {
 func (in *Installer) repair(done *changes) (result string, err error) {
 	conf := in.configuration(done)
 	if conf != nil {
-		conf = fmt.Errorf("putting the plugin into the CNI configuration: %w", conf)
+		conf = fmt.Errorf("adding the plugin to the CNI configuration: %w", conf)
 		if !restStays(conf) {
 			return resultConfig, conf
 		}
@@ -155,7 +155,7 @@ func (in *Installer) sweep() error {
 	}
 	for _, dir := range dirs {
 		if err := in.disk.sweep(dir); err != nil {
-			return fmt.Errorf("removing what an earlier run left in %s: %w", dir, err)
+			return fmt.Errorf("removing files of an earlier run from %s: %w", dir, err)
 		}
 	}
 	return nil
@@ -308,11 +308,11 @@ func (in *Installer) dropIn(done *changes) error {
 	}
 	switch {
 	case !n.list:
-		return fmt.Errorf("%s is no list of plugins, and only those have a folder for more: use mode chained", n.path)
+		return fmt.Errorf("%s is not a list of plugins, and only lists have a drop-in directory: use mode chained", n.path)
 	case n.onlyInlined():
-		return fmt.Errorf("%s has loadOnlyInlinedPlugins, so that runtimes read no folder: use mode chained", n.path)
+		return fmt.Errorf("%s sets loadOnlyInlinedPlugins, so runtimes ignore the drop-in directory: use mode chained", n.path)
 	case n.name() == "." || n.name() == ".." || strings.ContainsRune(n.name(), filepath.Separator):
-		return fmt.Errorf("the network's name %q in %s cannot be that of a folder: use mode chained", n.name(), n.path)
+		return fmt.Errorf("the network's name %q in %s is not a valid directory name: use mode chained", n.name(), n.path)
 	}
 	text, err := marshal(in.entry)
 	if err != nil {

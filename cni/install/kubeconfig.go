@@ -13,7 +13,7 @@ import (
 // itself, because the plugin runs on the host, where the pod's token file is not visible.
 func (in *Installer) kubeconfig() ([]byte, error) {
 	if in.config.Server == "" {
-		return nil, errors.New("the API server's URL is not known (is this a pod? is KUBERNETES_SERVICE_HOST there?)")
+		return nil, errors.New("the API server's URL is unknown (does this run in a pod? is KUBERNETES_SERVICE_HOST set?)")
 	}
 	text, err := in.token()
 	if err != nil {
@@ -29,7 +29,7 @@ func (in *Installer) kubeconfig() ([]byte, error) {
 			return nil, fmt.Errorf("the cluster's certificate authority: %w", err)
 		}
 		if !ca.exists {
-			return nil, errors.New("the cluster's certificate authority is not at " + in.config.CAFile + " (kube-ca-file)")
+			return nil, errors.New("the cluster's CA certificate is missing: " + in.config.CAFile + " (kube-ca-file)")
 		}
 		cluster["certificate-authority-data"] = base64.StdEncoding.EncodeToString(ca.content)
 	}
@@ -54,7 +54,7 @@ func (in *Installer) token() (string, error) {
 	}
 	text := strings.TrimSpace(string(token.content))
 	if text == "" {
-		return "", fmt.Errorf("%s is not there, or empty", in.config.TokenFile)
+		return "", fmt.Errorf("%s is missing or empty", in.config.TokenFile)
 	}
 	return text, nil
 }

@@ -41,11 +41,11 @@ func (in *Installer) round(installed bool) time.Duration {
 	changed, err := in.Install()
 	switch {
 	case errors.Is(err, errChanged):
-		in.config.Logger.Info("the CNI configuration is looked at again", "error", err)
+		in.config.Logger.Info("checking the CNI configuration again", "error", err)
 		return in.config.Settle
 	case err != nil:
 		pause := in.recordFailure(changed && !restStays(err))
-		in.config.Logger.Warn("the CNI plugin is not installed; new pods that should be captured may start without it or wait", "error", err)
+		in.config.Logger.Warn("the CNI plugin is not installed; new pods that should be captured may start without redirection, or wait", "error", err)
 		return pause // 0: the next round follows the next change or recheck
 	}
 	in.failures = 0
@@ -63,15 +63,15 @@ func (in *Installer) round(installed bool) time.Duration {
 	now := time.Now()
 	fight, wait := in.fights.round(now, in.absent)
 	if !fight {
-		in.config.Logger.Info("another program had changed what is installed: it is put right", "file", path, "plugin-taken-out", in.absent)
+		in.config.Logger.Info("another program changed the installation; it was repaired", "file", path, "plugin-taken-out", in.absent)
 		return 0
 	}
 	if !in.fights.shouldLog(now) {
 		return wait
 	}
-	text := "another program takes the CNI plugin out of the configuration again and again; each time pods may start unprotected"
+	text := "another program repeatedly removes the CNI plugin from the configuration; pods may start unprotected each time"
 	if !in.absent {
-		text = "another program changes what is installed again and again"
+		text = "another program repeatedly changes the installation"
 	}
 	in.config.Logger.Warn(text, "file", path, "rounds", len(in.fights.rounds), "within", quickTime, "next", wait, "likely", in.describeOpponent(path))
 	return wait
@@ -90,7 +90,7 @@ func (in *Installer) recordFailure(takenBack bool) time.Duration {
 
 func (in *Installer) describeOpponent(path string) string {
 	if filepath.Dir(path) != filepath.Clean(in.config.ConfDir) {
-		return "another node agent that installs into the same folder, as Istio's does by default: remove it, or give this one another (cni-agent-run-dir)"
+		return "another node agent that uses the same directory, as Istio's does by default: remove it, or set another directory for this one (cni-agent-run-dir)"
 	}
 	n, _ := primary(in.config.ConfDir, in.config.ConfName)
 	return describeOpponent(n)
@@ -149,7 +149,7 @@ func (in *Installer) newWatch() *watch {
 	w := &watch{in: in}
 	var err error
 	if w.notify, err = filewatch.New(); err != nil {
-		in.config.Logger.Warn("changes of the CNI configuration cannot be watched, only looked for", "every", in.config.Recheck,
+		in.config.Logger.Warn("the CNI configuration cannot be watched for changes; it is polled", "every", in.config.Recheck,
 			"error", err, "remedy", "raise fs.inotify.max_user_instances")
 		w.notify = nil
 	}

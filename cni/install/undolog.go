@@ -39,11 +39,11 @@ func readUndoLog(dir string) (*undoLog, error) {
 	}
 	var log undoLog
 	if err := json.Unmarshal(f.content, &log); err != nil {
-		return nil, fmt.Errorf("the undo log %s cannot be read (remove it to go on without it): %w", path, err)
+		return nil, fmt.Errorf("the undo log %s cannot be read (remove it to continue without it): %w", path, err)
 	}
 	for _, e := range log.Entries {
 		if !filepath.IsLocal(e.File) {
-			return nil, fmt.Errorf("the undo log %s names %q, which is outside of its folder", path, e.File)
+			return nil, fmt.Errorf("the undo log %s lists %q, which is outside of its directory", path, e.File)
 		}
 	}
 	return &log, nil

@@ -114,7 +114,7 @@ func TestRepeatedForeignChangesAreAConflict(t *testing.T) {
 				n.eventually("the answer", func() bool { return int(fought.Load()) > round })
 			}
 			n.eventually("the warning", func() bool {
-				return strings.Contains(out.String(), "again and again") && strings.Contains(out.String(), hint)
+				return strings.Contains(out.String(), "repeatedly") && strings.Contains(out.String(), hint)
 			})
 			// In the truce that follows it is put right at once if it is what captures pods.
 			n.write("net.d/10-podnet.conflist", bridgeList)

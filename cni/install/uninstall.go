@@ -31,7 +31,7 @@ func (in *Installer) Uninstall() error {
 		err = in.restoreConfig() // reads the present configuration
 	}
 	if err != nil {
-		return fmt.Errorf("taking the plugin out of the CNI configuration: %w", err)
+		return fmt.Errorf("removing the plugin from the CNI configuration: %w", err)
 	}
 	if in.config.Kubeconfig != "" {
 		if err := in.disk.remove(in.config.Kubeconfig); err != nil {
@@ -40,7 +40,7 @@ func (in *Installer) Uninstall() error {
 	}
 	if in.config.Notes != "" {
 		if err := os.RemoveAll(in.config.Notes); err != nil {
-			return fmt.Errorf("removing the plugin's notes of sandboxes: %w", err)
+			return fmt.Errorf("removing the plugin's attachment records: %w", err)
 		}
 	}
 	if err := in.removeBinary(); err != nil {
@@ -55,7 +55,7 @@ func (in *Installer) restoreConfig() error {
 	dir := in.config.ConfDir
 	log, err := readUndoLog(dir)
 	if err != nil {
-		in.config.Logger.Warn("the CNI configuration is cleaned without its undo log", "error", err)
+		in.config.Logger.Warn("removing the plugin from the CNI configuration without the undo log", "error", err)
 		log = &undoLog{}
 	}
 	for i := len(log.Entries) - 1; i >= 0; i-- {
@@ -142,7 +142,7 @@ func (in *Installer) removeBinary() error {
 	}
 	named, err := tombstone.CountReferences(in.config.Results, PluginType, "")
 	if err != nil {
-		in.config.Logger.Warn("what sandboxes the container runtime knows cannot be seen; the tombstone stays", "error", err)
+		in.config.Logger.Warn("the container runtime's sandboxes cannot be listed; the tombstone remains", "error", err)
 	}
 	stays := named > 0 || err != nil
 	stone := in.config.Tombstone
@@ -158,7 +158,7 @@ func (in *Installer) removeBinary() error {
 			return err
 		case stays && stone != "" && is.Mode().IsRegular():
 			err = in.copyFile(stone, path)
-			in.config.Logger.Info("sandboxes name the CNI plugin: a tombstone stays in its place until they are gone", "path", path, "sandboxes", named)
+			in.config.Logger.Info("sandboxes reference the CNI plugin: a tombstone replaces it until they are removed", "path", path, "sandboxes", named)
 			if err != nil {
 				return err
 			}

@@ -120,7 +120,7 @@ func TestConflictIsReportedWithItsLikelyCauseAndBacksOff(t *testing.T) {
 	}
 	n.eventually("the last round", n.installed)
 	n.eventually("the warning", func() bool {
-		return strings.Contains(out.String(), "again and again") && strings.Contains(out.String(), "cni.exclusive=false")
+		return strings.Contains(out.String(), "repeatedly") && strings.Contains(out.String(), "cni.exclusive=false")
 	})
 }
 

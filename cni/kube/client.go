@@ -40,7 +40,7 @@ func New(c Config) (*Client, error) {
 	if len(c.CA) > 0 {
 		conf.RootCAs = x509.NewCertPool()
 		if !conf.RootCAs.AppendCertsFromPEM(c.CA) {
-			return nil, errors.New("the API server's certificate authority is no PEM certificate")
+			return nil, errors.New("the API server's CA certificate is not a PEM certificate")
 		}
 	}
 	if len(c.Certificate) > 0 {
@@ -52,7 +52,7 @@ func New(c Config) (*Client, error) {
 	}
 	base, err := url.Parse(c.Server)
 	if err != nil || base.Host == "" {
-		return nil, fmt.Errorf("the API server's URL %q is none: it looks like https://10.0.0.1:443", c.Server)
+		return nil, fmt.Errorf("the API server's URL %q is invalid: use a URL such as https://10.0.0.1:443", c.Server)
 	}
 	return &Client{
 		base:      strings.TrimSuffix(c.Server, "/"),
@@ -91,9 +91,9 @@ func (e *StatusError) Error() string {
 	}
 	switch e.Code {
 	case http.StatusUnauthorized:
-		text += " (the token is out of date or of another cluster: is the node agent running, which renews the kubeconfig?)"
+		text += " (the token has expired or is for another cluster: does the node agent run, which renews the kubeconfig?)"
 	case http.StatusForbidden:
-		text += " (the service account lacks this right: see the ClusterRole in the manifests)"
+		text += " (the service account lacks this permission: see the ClusterRole in the manifests)"
 	}
 	return text
 }
@@ -136,13 +136,13 @@ func (c *Client) call(ctx context.Context, method, path, contentType string, bod
 	}
 	text, err := io.ReadAll(io.LimitReader(response.Body, limit+1))
 	if err != nil {
-		return fmt.Errorf("reading the API server's answer: %w", err)
+		return fmt.Errorf("reading the API server's response: %w", err)
 	}
 	if int64(len(text)) > limit {
-		return fmt.Errorf("the API server's answer is larger than %d bytes", limit)
+		return fmt.Errorf("the API server's response is larger than %d bytes", limit)
 	}
 	if err := json.Unmarshal(text, result); err != nil {
-		return fmt.Errorf("the API server's answer is not what it should be: %w", err)
+		return fmt.Errorf("the API server's response is invalid: %w", err)
 	}
 	return nil
 }
@@ -155,7 +155,7 @@ func (c *Client) do(ctx context.Context, method, path, contentType string, body 
 	}
 	response, err := c.http.Do(request)
 	if err != nil {
-		return nil, fmt.Errorf("asking the API server at %s: %w", c.base, err)
+		return nil, fmt.Errorf("request to the API server at %s: %w", c.base, err)
 	}
 	if response.StatusCode >= 200 && response.StatusCode < 300 {
 		return response, nil

@@ -100,7 +100,7 @@ func TestRefusedRequestsReportTheRemedy(t *testing.T) {
 	}))
 	defer server.Close()
 	client := clientOf(t, server, "token: x")
-	for want, words := range map[int]string{401: "out of date", 403: "ClusterRole", 404: "because"} {
+	for want, words := range map[int]string{401: "has expired", 403: "ClusterRole", 404: "because"} {
 		code = want
 		_, err := client.Pod(t.Context(), "a", "b")
 		if err == nil || !strings.Contains(err.Error(), words) || IsNotFound(err) != (want == 404) {
@@ -138,7 +138,7 @@ func TestErrorsOfInvalidKubeconfigsContainNoSecrets(t *testing.T) {
 		"current-context": "current-context: none\n",
 		"no cluster":      "current-context: c\ncontexts: [{name: c, context: {cluster: x, user: y}}]\n",
 		"no user":         "current-context: c\ncontexts: [{name: c, context: {cluster: x, user: y}}]\nclusters: [{name: x, cluster: {server: 'https://a'}}]\n",
-		"no URL":          "current-context: c\ncontexts: [{name: c, context: {cluster: x, user: y}}]\nclusters: [{name: x, cluster: {server: 'a'}}]\n",
+		"not an http":     "current-context: c\ncontexts: [{name: c, context: {cluster: x, user: y}}]\nclusters: [{name: x, cluster: {server: 'a'}}]\n",
 		"tokenFile":       "current-context: c\ncontexts: [{name: c, context: {cluster: x, user: y}}]\nclusters: [{name: x, cluster: {server: 'https://a'}}]\nusers: [{name: y, user: {exec: {}}}]\n",
 		"wrong type":      "users: [{name: y, user: {token: [hunter2]}}]\n",
 		"not YAML":        "a: [hunter2\n",

@@ -40,7 +40,7 @@ type Config struct {
 // KUBERNETES_SERVICE_PORT; dir is ServiceAccountDir.
 func InCluster(host, port, dir string) (Config, error) {
 	if host == "" {
-		return Config{}, errors.New("KUBERNETES_SERVICE_HOST is not set: this is no pod of a Kubernetes cluster; name a kubeconfig instead")
+		return Config{}, errors.New("KUBERNETES_SERVICE_HOST is not set: this process does not run in a Kubernetes pod; set a kubeconfig instead")
 	}
 	ca, err := readFile(filepath.Join(dir, "ca.crt"))
 	if err != nil {
@@ -138,7 +138,7 @@ func (file *kubeconfig) cluster(c *Config, name, dir string) error {
 		}
 		c.Server, c.ServerName, c.Insecure = entry.Cluster.Server, entry.Cluster.TLSServerName, entry.Cluster.Insecure
 		if !strings.HasPrefix(c.Server, "https://") && !strings.HasPrefix(c.Server, "http://") {
-			return fmt.Errorf("cluster %q: server %q is no URL of http or https", name, c.Server)
+			return fmt.Errorf("cluster %q: server %q is not an http or https URL", name, c.Server)
 		}
 		var err error
 		c.CA, err = dataOrFile(entry.Cluster.CAData, entry.Cluster.CAFile, dir)
@@ -167,7 +167,7 @@ func (file *kubeconfig) user(c *Config, name, dir string) error {
 			return fmt.Errorf("user %q: client certificate: %w", name, err)
 		}
 		if c.Token == "" && c.TokenFile == "" && len(c.Certificate) == 0 {
-			return fmt.Errorf("user %q has neither token, tokenFile nor client-certificate, which are the ways known here", name)
+			return fmt.Errorf("user %q has no token, tokenFile or client-certificate; other credentials are not supported", name)
 		}
 		return nil
 	}

@@ -28,7 +28,7 @@ func (c *Client) RemoveTaints(ctx context.Context, node, name string) (removed b
 		return false, nil
 	}
 	if err := c.call(ctx, http.MethodPatch, path, "application/json-patch+json", patch, nil, 0); err != nil {
-		return false, fmt.Errorf("taking taint %s from node %s: %w", name, node, err)
+		return false, fmt.Errorf("removing taint %s from node %s: %w", name, node, err)
 	}
 	return true, nil
 }

@@ -156,8 +156,8 @@ func (l *LastingToken) recordFailure(now time.Time, err error) {
 	l.tried = now
 	if l.lastLogged != err.Error() {
 		l.lastLogged = err.Error()
-		l.logger.Warn("the plugin has no token of its own, or cannot have the next: once this agent is gone it cannot ask for pods", "error", err,
-			"remedy", "give the service account the right to create serviceaccounts/token of its own, as the manifest does")
+		l.logger.Warn("no separate token could be requested for the plugin: after this agent is deleted, the plugin cannot query pods", "error", err,
+			"remedy", "grant the service account the permission to create serviceaccounts/token for itself, as the manifest does")
 	}
 }
 
@@ -179,7 +179,7 @@ func (c *Client) newToken(ctx context.Context, of account, most time.Duration, n
 	}
 	path := "/api/v1/namespaces/" + url.PathEscape(of.namespace) + "/serviceaccounts/" + url.PathEscape(of.name) + "/token"
 	if err := c.call(ctx, http.MethodPost, path, "application/json", request, &answer, maxFile); err != nil {
-		return "", 0, fmt.Errorf("asking for a token of service account %s/%s: %w", of.namespace, of.name, err)
+		return "", 0, fmt.Errorf("requesting a token for service account %s/%s: %w", of.namespace, of.name, err)
 	}
 	life = answer.Status.ExpirationTimestamp.Sub(now)
 	if seconds := answer.Spec.ExpirationSeconds; seconds > 0 {
@@ -187,9 +187,9 @@ func (c *Client) newToken(ctx context.Context, of account, most time.Duration, n
 	}
 	switch {
 	case answer.Status.Token == "":
-		return "", 0, fmt.Errorf("asking for a token of service account %s/%s: the answer has none", of.namespace, of.name)
+		return "", 0, fmt.Errorf("requesting a token for service account %s/%s: the response contains no token", of.namespace, of.name)
 	case life <= 0:
-		return "", 0, fmt.Errorf("asking for a token of service account %s/%s: it ended at %v", of.namespace, of.name, answer.Status.ExpirationTimestamp)
+		return "", 0, fmt.Errorf("requesting a token for service account %s/%s: the token expired at %v", of.namespace, of.name, answer.Status.ExpirationTimestamp)
 	}
 	return answer.Status.Token, min(life, most), nil
 }
@@ -217,7 +217,7 @@ func accountOf(token string) (account, error) {
 	subject, is := strings.CutPrefix(claims.Subject, "system:serviceaccount:")
 	namespace, name, two := strings.Cut(subject, ":")
 	if err != nil || !is || !two || namespace == "" || name == "" || strings.Contains(name, ":") {
-		return account{}, errors.New("the token of this agent is none of a service account, so that there is no other to be asked for")
+		return account{}, errors.New("this agent's token is not a service account token, so no other token can be requested")
 	}
 	return account{namespace, name, claims.Kubernetes.ServiceAccount.UID}, nil
 }

@@ -45,7 +45,7 @@ func (c *Client) Pods(ctx context.Context, node string) (pods []agentapi.Pod, ve
 			return nil, "", fmt.Errorf("listing the pods of node %s: %w", node, err)
 		}
 		if pods = append(pods, list.Items...); len(pods) > maxPods || pages > maxPods/pageOfPods {
-			return nil, "", fmt.Errorf("listing the pods of node %s: there are more than %d, or the list has no end", node, maxPods)
+			return nil, "", fmt.Errorf("listing the pods of node %s: the list has more than %d pods, or does not end", node, maxPods)
 		}
 		if list.Metadata.Continue == "" {
 			return pods, list.Metadata.ResourceVersion, nil
@@ -128,11 +128,11 @@ func nextEvent(decoder *json.Decoder) (version string, event Event, err error) {
 		return "", Event{}, status
 	case "BOOKMARK", string(Added), string(Modified), string(Deleted):
 	default:
-		return "", Event{}, fmt.Errorf("an event of type %q is not known", line.Type)
+		return "", Event{}, fmt.Errorf("unknown event type %q", line.Type)
 	}
 	pod := &agentapi.Pod{}
 	if err := json.Unmarshal(line.Object, pod); err != nil {
-		return "", Event{}, fmt.Errorf("a pod that is none: %w", err)
+		return "", Event{}, fmt.Errorf("the object is not a pod: %w", err)
 	}
 	if line.Type != "BOOKMARK" {
 		event = Event{Type: EventType(line.Type), Pod: pod}

@@ -65,7 +65,7 @@ func NewCache(c CacheConfig) *Cache {
 	if c.MinWait == 0 {
 		c.MinWait, c.MaxWait = 500*time.Millisecond, 30*time.Second
 	}
-	return &Cache{config: c, pods: map[string]*agentapi.Pod{}, lost: time.Now(), why: errors.New("the pods were not listed yet")}
+	return &Cache{config: c, pods: map[string]*agentapi.Pod{}, lost: time.Now(), why: errors.New("the node's pods have not been listed yet")}
 }
 
 // Run lists and watches the node's pods until the context ends.
@@ -131,7 +131,7 @@ func (c *Cache) lose(err error) {
 		c.lost = time.Now()
 	}
 	if c.why == nil || c.why.Error() != err.Error() {
-		c.config.Logger.Warn("the node's pods are not followed now; what was known goes on being served", "error", err)
+		c.config.Logger.Warn("the watch of the node's pods is interrupted; cached pods are still served", "error", err)
 	}
 	c.why = err
 }
@@ -140,7 +140,7 @@ func (c *Cache) found() {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if !c.lost.IsZero() {
-		c.config.Logger.Info("the node's pods are followed", "pods", len(c.pods))
+		c.config.Logger.Info("the node's pods are watched", "pods", len(c.pods))
 	}
 	c.lost, c.why = time.Time{}, nil
 }
@@ -235,8 +235,8 @@ func (c *Cache) Health() health.Condition {
 	defer c.mu.Unlock()
 	condition := health.Condition{OK: c.synced, Since: c.lost}
 	if c.why != nil {
-		condition.Reason = "the node's pods are not followed: " + c.why.Error()
-		condition.Remedy = "see whether the API server can be reached from this node, and whether the service account may list and watch pods"
+		condition.Reason = "the node's pods are not watched: " + c.why.Error()
+		condition.Remedy = "check that the API server is reachable from this node, and that the service account may list and watch pods"
 	}
 	return condition
 }

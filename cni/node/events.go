@@ -88,8 +88,8 @@ func (e *Events) write(ctx context.Context, event kube.PodEvent) {
 	}
 	e.count("failed")
 	if e.failed == "" { // log once until a write succeeds
-		e.config.Logger.Warn("events of pods cannot be written; this log has them", "error", err,
-			"remedy", "give the service account the right to create events, as the manifest does, or set pod-events=false")
+		e.config.Logger.Warn("pod events cannot be written to the API server; they are logged here", "error", err,
+			"remedy", "grant the service account the permission to create events, as the manifest does, or set pod-events=false")
 	}
 	e.failed = err.Error()
 }

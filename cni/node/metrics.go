@@ -35,17 +35,17 @@ func NewMetrics(cache *Cache, ready health.Check) *Metrics {
 	m := &Metrics{
 		registry:  prometheus.NewRegistry(),
 		Installs:  counters("istio_cni_installs_total", "Installations of the CNI plugin, by result.", "result"),
-		Conflicts: counters("pilotfish_cni_configuration_rewritten_total", "How often somebody else changed or took away what is installed, by file.", "file"),
-		Repairs:   counters("istio_cni_repair_pods_repaired_total", "Pods without redirection that were dealt with, by type of repair and result.", "type", "result"),
+		Conflicts: counters("pilotfish_cni_configuration_rewritten_total", "Changes and removals of installed files by other programs, by file.", "file"),
+		Repairs:   counters("istio_cni_repair_pods_repaired_total", "Actions for pods without redirection, by type of action and result.", "type", "result"),
 		Checks:    counters("pilotfish_cni_checks_total", "Checks of the rules of live pods, by result.", "result"),
-		Events:    counters("pilotfish_cni_pod_events_total", "Events of pods, by what became of them.", "result"),
-		Drifted:   gauge("pilotfish_cni_drifted_pods", "Live pods whose rules are not those that they should have."),
+		Events:    counters("pilotfish_cni_pod_events_total", "Kubernetes events about pods, by result.", "result"),
+		Drifted:   gauge("pilotfish_cni_drifted_pods", "Live pods with incorrect rules."),
 		Watched:   gauge("pilotfish_cni_captured_pods", "Live pods whose rules are checked."),
-		commands:  counters("pilotfish_cni_plugin_commands_total", "Commands that the CNI plugin has carried out, by command and result.", "command", "result"),
-		queries:   counters("pilotfish_cni_pod_requests_total", "Questions of the CNI plugin for a pod, by answer.", "result"),
+		commands:  counters("pilotfish_cni_plugin_commands_total", "Commands that the CNI plugin ran, by command and result.", "command", "result"),
+		queries:   counters("pilotfish_cni_pod_requests_total", "Pod queries of the CNI plugin, by result.", "result"),
 		seconds: prometheus.NewHistogramVec(prometheus.HistogramOpts{
 			Name:    "pilotfish_cni_plugin_command_duration_seconds",
-			Help:    "What the CNI plugin's commands took, by command and result.",
+			Help:    "Duration of the CNI plugin's commands, by command and result.",
 			Buckets: latencies,
 		}, []string{"command", "result"}),
 	}
@@ -53,7 +53,7 @@ func NewMetrics(cache *Cache, ready health.Check) *Metrics {
 		collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
 	if ready != nil {
 		m.registry.MustRegister(prometheus.NewGaugeFunc(prometheus.GaugeOpts{
-			Name: "istio_cni_install_ready", Help: "Whether the CNI plugin is installed and the node agent serves it (1) or not (0).",
+			Name: "istio_cni_install_ready", Help: "1 if the CNI plugin is installed and the node agent serves it, else 0.",
 		}, func() float64 {
 			if ready().OK {
 				return 1
@@ -63,9 +63,9 @@ func NewMetrics(cache *Cache, ready health.Check) *Metrics {
 	}
 	if cache != nil {
 		m.registry.MustRegister(
-			prometheus.NewGaugeFunc(prometheus.GaugeOpts{Name: "pilotfish_cni_pods_known", Help: "Pods of the node that are known."},
+			prometheus.NewGaugeFunc(prometheus.GaugeOpts{Name: "pilotfish_cni_pods_known", Help: "Pods of the node in the cache."},
 				func() float64 { return float64(len(cache.Pods())) }),
-			prometheus.NewGaugeFunc(prometheus.GaugeOpts{Name: "pilotfish_cni_pods_lag_seconds", Help: "How long the node's pods have not been followed; 0 while they are."},
+			prometheus.NewGaugeFunc(prometheus.GaugeOpts{Name: "pilotfish_cni_pods_lag_seconds", Help: "Duration of the current interruption of the pod watch; 0 if there is none."},
 				func() float64 { return cache.Lag().Seconds() }))
 	}
 	return m

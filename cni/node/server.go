@@ -140,10 +140,10 @@ func (s *Server) listenAgain() net.Listener {
 	}
 	l, err := s.listen()
 	if err != nil {
-		s.config.Logger.Warn("the CNI plugin's socket is lost and cannot be made anew", "error", err)
+		s.config.Logger.Warn("the CNI plugin's socket was removed and cannot be recreated", "error", err)
 		return nil
 	}
-	s.config.Logger.Info("the CNI plugin's socket was lost, and is made anew", "socket", s.socket())
+	s.config.Logger.Info("the CNI plugin's socket was removed; recreating it", "socket", s.socket())
 	return l
 }
 
@@ -151,10 +151,10 @@ func (s *Server) pod(w http.ResponseWriter, r *http.Request) {
 	q := r.URL.Query()
 	namespace, name := q.Get("namespace"), q.Get("name")
 	if namespace == "" || name == "" {
-		s.refuse(w, http.StatusBadRequest, "invalid", errors.New("a pod has a namespace and a name: both have to be asked for"))
+		s.refuse(w, http.StatusBadRequest, "invalid", errors.New("the request must specify a pod's namespace and name"))
 		return
 	}
-	ctx, cancel := context.WithTimeoutCause(r.Context(), answerWithin, fmt.Errorf("the API server gave no answer within %v", answerWithin))
+	ctx, cancel := context.WithTimeoutCause(r.Context(), answerWithin, fmt.Errorf("the API server did not respond within %v", answerWithin))
 	defer cancel()
 	found, err := s.config.Pod(ctx, namespace, name, q.Get("uid"))
 	switch {
@@ -201,7 +201,7 @@ func (s *Server) log(w http.ResponseWriter, r *http.Request) {
 		s.write(r.Context(), &e)
 	}
 	if more := len(entries) - maxLines; more > 0 {
-		s.config.Logger.Warn("lines of the CNI plugin's log were left out", "lines", more)
+		s.config.Logger.Warn("lines of the CNI plugin's log were dropped", "lines", more)
 	}
 	w.WriteHeader(http.StatusNoContent)
 }

@@ -163,9 +163,9 @@ func TestPluginsLogIsForwardedAndLimited(t *testing.T) {
 }
 
 func TestStatusReportsTheAgentsHealth(t *testing.T) {
-	now := health.Condition{Reason: "the pods were not listed yet"}
+	now := health.Condition{Reason: "the node's pods have not been listed yet"}
 	client := serve(t, ServerConfig{Metrics: NewMetrics(nil, nil), Health: func() health.Condition { return now }})
-	if code, text := get(t, client, agentapi.StatusPath); code != 503 || !strings.Contains(text, "not listed yet") {
+	if code, text := get(t, client, agentapi.StatusPath); code != 503 || !strings.Contains(text, "not been listed yet") {
 		t.Errorf("%d %s", code, text)
 	}
 	now = health.Healthy

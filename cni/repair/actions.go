@@ -40,12 +40,12 @@ func (r *Repairer) act(ctx context.Context, p *agentapi.Pod, s *sandbox.Sandbox)
 		return false
 	}
 	if err := r.history.add(key); err != nil {
-		r.config.Logger.Warn("that a pod is repaired cannot be remembered", "error", err)
+		r.config.Logger.Warn("the repair of a pod cannot be recorded", "error", err)
 	}
 	err := r.do(ctx, p, s)
 	switch {
 	case err == nil:
-		r.config.Logger.Warn("a pod had started without redirection", "pod", name(p), "uid", p.Metadata.UID, "done", r.config.Mode)
+		r.config.Logger.Warn("a pod started without redirection", "pod", name(p), "uid", p.Metadata.UID, "done", r.config.Mode)
 		if r.config.Mode != Repair {
 			r.acted("success")
 			r.event(p, true, reasonsDone[r.config.Mode], done[r.config.Mode])
@@ -57,9 +57,9 @@ func (r *Repairer) act(ctx context.Context, p *agentapi.Pod, s *sandbox.Sandbox)
 	default: // nothing was changed
 		r.history.drop(key)
 		r.acted("fail")
-		r.config.Logger.Error("a pod without redirection could not be dealt with", "pod", name(p), "mode", r.config.Mode,
+		r.config.Logger.Error("a pod without redirection could not be repaired", "pod", name(p), "mode", r.config.Mode,
 			"try", r.tries[key], "of", maxTries, "error", err)
-		r.event(p, true, reasonFailed, "its traffic bypasses its proxy, and that could not be mended; delete it, so that it starts anew: "+err.Error())
+		r.event(p, true, reasonFailed, "its traffic bypasses its proxy, and the repair failed; delete the pod, so that it restarts: "+err.Error())
 	}
 	return false
 }
@@ -86,12 +86,12 @@ func (r *Repairer) do(ctx context.Context, p *agentapi.Pod, s *sandbox.Sandbox) 
 func (r *Repairer) reportRepair(p *agentapi.Pod, e CheckResult) {
 	if e.State == Intact {
 		r.acted("success")
-		r.event(p, false, reasonRepaired, "its traffic had bypassed its proxy, as nothing redirected it or not as it should; now it is redirected, which packets have proved")
+		r.event(p, false, reasonRepaired, "its traffic bypassed its proxy, because redirection was missing or incorrect; now it is redirected, as test packets have shown")
 		return
 	}
 	r.acted("fail")
-	r.event(p, true, reasonFailed, "it was mended without effect: delete it, so that it starts anew: "+summarize(e.Differences))
-	r.config.Logger.Error("a pod was mended without effect: delete it, so that it starts anew", "pod", name(p), "evidence", summarize(e.Differences))
+	r.event(p, true, reasonFailed, "the repair had no effect: delete the pod, so that it restarts: "+summarize(e.Differences))
+	r.config.Logger.Error("the repair of a pod had no effect: delete it, so that it restarts", "pod", name(p), "evidence", summarize(e.Differences))
 }
 
 func (r *Repairer) acted(result string) {

@@ -73,10 +73,10 @@ func (c *Config) check() error {
 	case Watch, Repair, Delete:
 	case Label:
 		if c.LabelKey == "" {
-			errs = append(errs, errors.New("pods cannot be labelled without a label's name (repair-broken-pod-label-key)"))
+			errs = append(errs, errors.New("repair mode label needs a label key (repair-broken-pod-label-key)"))
 		}
 	default:
-		errs = append(errs, fmt.Errorf("repair mode %q is not known: watch, repair, delete and label are", c.Mode))
+		errs = append(errs, fmt.Errorf("repair mode %q is unknown: use watch, repair, delete or label", c.Mode))
 	}
 	if c.Every == 0 {
 		c.Every = time.Minute

@@ -15,18 +15,18 @@ const (
 	reasonIntact   = "RedirectionIntact"
 )
 
-const refused = "its settings for the mesh are refused: "
+const refused = "its mesh settings are invalid: "
 
 var (
 	reasons  = map[State]string{Missing: reasonMissing, Drifted: reasonDrifted}
 	messages = map[State]string{
-		Missing: "its traffic bypasses its proxy; delete it, so that it starts anew: ",
-		Drifted: "its traffic is not redirected as it should be; see who changes rules in it, and start it anew: ",
+		Missing: "its traffic bypasses its proxy; delete the pod, so that it restarts: ",
+		Drifted: "its traffic is not redirected correctly; check which program changes rules in the pod, and restart the pod: ",
 	}
 	reasonsDone = map[Mode]string{Delete: "RedirectionPodDeleted", Label: "RedirectionPodLabelled"}
 	done        = map[Mode]string{
-		Delete: "its traffic bypassed its proxy: it is deleted for its controller to make another",
-		Label:  "its traffic bypasses its proxy: it is labelled; delete it, so that it starts anew",
+		Delete: "its traffic bypassed its proxy: the pod is deleted, so that its controller creates another one",
+		Label:  "its traffic bypasses its proxy: the pod is labelled; delete it, so that it restarts",
 	}
 )
 

@@ -43,7 +43,7 @@ func (k Kernel) Check(ctx context.Context, s *sandbox.Sandbox, o iptables.Option
 	case got.Rules == nil && len(got.Strange) == 0:
 		return classifyMissing(s)
 	case !isOurs(got.Rules):
-		return foreign("chains of iptables that are not ours")
+		return foreign("iptables chains of another program")
 	}
 	evidence := CheckResult{State: Intact}
 	for _, d := range iptables.Diff(want, got) {
@@ -84,18 +84,18 @@ func classifyMissing(s *sandbox.Sandbox) (CheckResult, error) {
 	}
 	chains, err := conn.ListChains()
 	if err != nil {
-		return CheckResult{State: Unknown}, fmt.Errorf("listing the chains of others: %w", err)
+		return CheckResult{State: Unknown}, fmt.Errorf("listing the chains of other programs: %w", err)
 	}
 	for _, c := range chains {
 		if strings.HasPrefix(c.Name, "ISTIO_") || strings.HasPrefix(c.Table.Name, "istio-proxy-") {
 			return foreign("chain " + c.Name + " of table " + c.Table.Name)
 		}
 	}
-	return CheckResult{State: Missing, Differences: []string{"no rules are in force: the pod's traffic bypasses its proxy"}}, nil
+	return CheckResult{State: Missing, Differences: []string{"no rules are installed: the pod's traffic bypasses its proxy"}}, nil
 }
 
 func foreign(what string) (CheckResult, error) {
-	return CheckResult{State: Foreign, Differences: []string{what + ": somebody else redirects its traffic"}}, nil
+	return CheckResult{State: Foreign, Differences: []string{what + ": another program redirects its traffic"}}, nil
 }
 
 // Repair applies the rules.

@@ -46,7 +46,7 @@ func New(c Config) (*Repairer, error) {
 	}
 	m, err := openHistory(c.HistoryFile)
 	if err != nil {
-		c.Logger.Warn("which pods were repaired before is not known", "error", err)
+		c.Logger.Warn("the history of repaired pods cannot be read", "error", err)
 	}
 	return &Repairer{
 		config: c, wake: make(chan struct{}, 1), history: m,
@@ -175,7 +175,7 @@ const lookTimeout = time.Minute
 
 // look checks one pod and acts on the result.
 func (r *Repairer) look(ctx context.Context, p *agentapi.Pod, processes SandboxFinder) {
-	ctx, cancel := context.WithTimeoutCause(ctx, lookTimeout, fmt.Errorf("looking at the pod took longer than %v", lookTimeout))
+	ctx, cancel := context.WithTimeoutCause(ctx, lookTimeout, fmt.Errorf("checking the pod timed out after %v", lookTimeout))
 	defer cancel()
 	s, err := processes.Find(p, uids(p), r.hint(p))
 	if err != nil {
@@ -247,11 +247,11 @@ func (r *Repairer) recordState(p *agentapi.Pod, e CheckResult) {
 	switch e.State {
 	case Intact:
 		if before != "" {
-			r.config.Logger.Info("the redirection of a pod is as it should be again", "pod", name(p))
-			r.event(p, false, reasonIntact, "its traffic is redirected as it should be again")
+			r.config.Logger.Info("the redirection of a pod is correct again", "pod", name(p))
+			r.event(p, false, reasonIntact, "its traffic is redirected correctly again")
 		}
 	case Foreign:
-		r.config.Logger.Info("the traffic of a pod is redirected by somebody else, and left to them", "pod", name(p), "evidence", summarize(e.Differences))
+		r.config.Logger.Info("another program redirects the traffic of a pod; the pod is not changed", "pod", name(p), "evidence", summarize(e.Differences))
 	case Unknown:
 		if strings.HasPrefix(summarize(e.Differences), refused) {
 			r.event(p, true, reasonRefused, summarize(e.Differences))
@@ -259,8 +259,8 @@ func (r *Repairer) recordState(p *agentapi.Pod, e CheckResult) {
 		r.config.Logger.Warn("the redirection of a pod cannot be checked", "pod", name(p), "reason", summarize(e.Differences))
 	default:
 		r.event(p, true, reasons[e.State], messages[e.State]+summarize(e.Differences))
-		r.config.Logger.Warn("the redirection of a pod is not what it should be", "pod", name(p), "state", e.State, "differences", summarize(e.Differences),
-			"remedy", "start the pod anew; see who changes rules in it: pilotfish-agent iptables verify inside it tells what its traffic does")
+		r.config.Logger.Warn("the redirection of a pod is incorrect", "pod", name(p), "state", e.State, "differences", summarize(e.Differences),
+			"remedy", "restart the pod, and check which program changes its rules: run pilotfish-agent iptables verify in the pod")
 	}
 }
 

@@ -45,7 +45,7 @@ type Sandbox struct {
 func (s *Sandbox) UniqueName() (string, error) {
 	boot, err := os.ReadFile("/proc/sys/kernel/random/boot_id")
 	if err != nil {
-		return "", fmt.Errorf("the node's start is not known: %w", err)
+		return "", fmt.Errorf("cannot read the node's boot ID: %w", err)
 	}
 	cookie, err := s.cookie()
 	if err != nil { // kernel older than 5.14
@@ -79,8 +79,8 @@ func Scan(proc, node string) (*Index, error) {
 	for _, path := range []string{cmp.Or(node, filepath.Join(proc, "1/ns/net")), "/proc/thread-self/ns/net"} {
 		id, err := idOf(path)
 		if err != nil {
-			return nil, fmt.Errorf("the node's own network namespace, which must not be touched, is not known: %w "+
-				"(the node agent needs hostPID and the capability SYS_PTRACE, or host-network-namespace has to name it)", err)
+			return nil, fmt.Errorf("the node's own network namespace, which must not be changed, cannot be determined: %w "+
+				"(the node agent needs hostPID and the capability SYS_PTRACE, or the setting host-network-namespace)", err)
 		}
 		x.node = append(x.node, id)
 	}
@@ -155,7 +155,7 @@ func (x *Index) Find(p *agentapi.Pod, uids []string, hint string) (*Sandbox, err
 		case found != nil:
 			found.Close()
 			s.Close()
-			return nil, fmt.Errorf("%w: two fit pod %s/%s, %s of %s and %s of %s (end the one that is not the pod's, or move it to a control group of another name)",
+			return nil, fmt.Errorf("%w: two namespaces match pod %s/%s, %s of %s and %s of %s (stop the process that is not the pod's, or move it to a cgroup with another name)",
 				ErrNone, p.Metadata.Namespace, p.Metadata.Name, found.ID, found.from, s.ID, c.from)
 		default:
 			c.Sandbox = s
@@ -224,7 +224,7 @@ func (x *Index) check(s *Sandbox) error {
 		return err
 	}
 	if fs.Type != unix.NSFS_MAGIC {
-		return errors.New("it is no network namespace")
+		return errors.New("it is not a network namespace")
 	}
 	s.ID = ID{uint64(stat.Dev), stat.Ino}
 	if slices.Contains(x.node, s.ID) {

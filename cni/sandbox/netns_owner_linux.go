@@ -18,7 +18,7 @@ func (x *Index) checkOwner(s *Sandbox) error {
 	case errors.Is(err, unix.ENOTTY): // the kernel does not support the query
 		return nil
 	case err != nil:
-		return fmt.Errorf("whose network namespace %s is, is not known: %w", s.ID, err)
+		return fmt.Errorf("cannot determine the owner of network namespace %s: %w", s.ID, err)
 	}
 	defer func() { _ = unix.Close(users) }()
 	var stat unix.Stat_t
@@ -30,10 +30,10 @@ func (x *Index) checkOwner(s *Sandbox) error {
 	}
 	var owner uint32
 	if _, err := ioctl(users, unix.NS_GET_OWNER_UID, &owner); err != nil && !errors.Is(err, unix.ENOTTY) {
-		return fmt.Errorf("who made network namespace %s is not known: %w", s.ID, err)
+		return fmt.Errorf("cannot determine the user who created network namespace %s: %w", s.ID, err)
 	}
 	if owner != 0 {
-		return fmt.Errorf("network namespace %s was made by user %d, and not by the node's container runtime", s.ID, owner)
+		return fmt.Errorf("network namespace %s was created by user %d, not by the node's container runtime", s.ID, owner)
 	}
 	return nil
 }

@@ -67,7 +67,7 @@ func Run(c Call) int {
 
 func fail(out io.Writer, err error) int {
 	_ = json.NewEncoder(out).Encode(map[string]any{
-		"cniVersion": "1.0.0", "code": 6, "msg": "the network configuration is not what it should be", "details": err.Error(),
+		"cniVersion": "1.0.0", "code": 6, "msg": "the network configuration is invalid", "details": err.Error(),
 	})
 	return 1
 }
@@ -87,7 +87,7 @@ func CountReferences(results, plugin, but string) (int, error) {
 		return 0, nil
 	}
 	if err != nil {
-		return 0, fmt.Errorf("what libcni remembers of sandboxes: %w", err)
+		return 0, fmt.Errorf("reading libcni's result cache: %w", err)
 	}
 	count := 0
 	for _, e := range entries {

@@ -152,7 +152,7 @@ func TestInvalidMeshRootsAreRefused(t *testing.T) {
 		"no PEM":                 {"x", "no certificate"},
 		"nothing":                {"", "no certificate"},
 		"a key":                  {string(key), "no certificate"},
-		"cut off":                {root + root[:len(root)/2], "not whole"},
+		"cut off":                {root + root[:len(root)/2], "incomplete"},
 		"no certificate in PEM":  {string(pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: []byte("x")})), "cannot be read"},
 		"a server's certificate": {root + string(leaf), "not the certificate of an authority"},
 		"two roots":              {root + string(testpki.New(t, "other").PEM()), ""},

@@ -243,7 +243,7 @@ func TestBlockedAddressesAreNotConnectedTo(t *testing.T) {
 	for _, at := range []string{
 		behind.URL, strings.Replace(behind.URL, "127.0.0.1", "localhost", 1), "http://169.254.169.254/", "http://[fd00:ec2::254]/", "http://0.0.0.0/",
 	} {
-		if reason := failure(t, f, at); !strings.Contains(reason, "nothing is fetched from this address") {
+		if reason := failure(t, f, at); !strings.Contains(reason, "fetches from this address are blocked") {
 			t.Errorf("%s: %s", at, reason)
 		}
 	}

@@ -116,7 +116,7 @@ func fetchKeysOfMetadataService(t *testing.T) {
 	log := m.startSharedControlPlane(documents)
 	awaitLog(t, log, "fetched the keys of a token issuer", good)
 	for _, at := range attacks {
-		awaitLog(t, log, "could not be fetched", at, "nothing is fetched from this address")
+		awaitLog(t, log, "could not be fetched", at, "fetches from this address are blocked")
 	}
 }
 
@@ -193,7 +193,7 @@ func fetchModulesOfMetadataService(t *testing.T) {
 	log := m.run("pilotfish", "up", "-f", m.write("mesh.yaml", wasmMesh), "--no-capture", "--verbose", "--runtime-dir", m.dir+"/run",
 		"--envoy-path", testenv.Envoy(t))
 	for _, name := range []string{"direct", "named", "redirected", "raw", "module", "registry"} {
-		awaitLog(t, log, "a filter's module cannot be had", "tenant."+name)
+		awaitLog(t, log, "a filter's module cannot be fetched", "tenant."+name)
 	}
 	awaitLog(t, log, "is up")
 	if strings.Contains(log.String(), internalText[:8]) { // of a module that is none, the agent quoted the first bytes
@@ -245,7 +245,7 @@ func fetchEndlessModules(t *testing.T) {
 	log := m.run("pilotfish", "up", "-f", m.write("mesh.yaml", wasmMesh), "--no-capture", "--verbose", "--runtime-dir", m.dir+"/run",
 		"--envoy-path", testenv.Envoy(t))
 	for _, name := range []string{"packed", "image"} {
-		awaitLog(t, log, "a filter's module cannot be had", "tenant."+name, "larger than")
+		awaitLog(t, log, "a filter's module cannot be fetched", "tenant."+name, "larger than")
 	}
 	awaitLog(t, log, "is up")
 	agents := 0

@@ -84,7 +84,7 @@ func TestNoPodStartsUnprotectedWhenTheAgentsRightsGoWithIt(t *testing.T) {
 		t.Errorf("the plugin is gone, though nobody said that it was to go: %s", list)
 	}
 	name := c.create(t, attempt("attempt", db))
-	c.waitEvent(t, name, "see that the node agent runs on this node")
+	c.waitEvent(t, name, "check that the node agent runs on this node")
 	c.deploy(t)
 	if escaped := c.findEscaped(t, 1); len(escaped) > 0 {
 		t.Errorf("pod %s went past its proxy", name)

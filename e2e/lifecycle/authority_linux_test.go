@@ -216,7 +216,7 @@ var invalidResponses = []struct {
 		past := time.Now().Add(-time.Minute)
 		return signCertificate(t, root, &x509.Certificate{URIs: csr.URIs, NotBefore: past.Add(-time.Minute), NotAfter: past}, csr.PublicKey)
 	}},
-	{"does not lead to a root", func(t testing.TB, root *testpki.Authority, csr *x509.CertificateRequest) []string {
+	{"does not chain to a root", func(t testing.TB, root *testpki.Authority, csr *x509.CertificateRequest) []string {
 		return []string{signCertificate(t, testpki.New(t, "unknown"), &x509.Certificate{URIs: csr.URIs}, csr.PublicKey)[0], string(root.PEM())}
 	}},
 	{"ResourceExhausted", func(testing.TB, *testpki.Authority, *x509.CertificateRequest) []string {

@@ -22,7 +22,7 @@ var (
 func checkOpenMetrics(text string) error {
 	body, ok := strings.CutSuffix(text, "# EOF\n")
 	if !ok {
-		return fmt.Errorf("no # EOF at its end")
+		return fmt.Errorf("does not end with # EOF")
 	}
 	c := checker{done: map[string]bool{}, samples: map[string]string{}}
 	for i, line := range strings.Split(body, "\n") {

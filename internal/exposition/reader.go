@@ -10,14 +10,14 @@ import (
 )
 
 // ErrNoEOF is the error of an OpenMetrics source without the final # EOF line.
-var ErrNoEOF = errors.New("it broke off: there is no # EOF at its end")
+var ErrNoEOF = errors.New("the text is incomplete: it does not end with # EOF")
 
 // LimitError is the error of a source that exceeds a limit.
 type LimitError struct {
 	What string
 }
 
-func (e *LimitError) Error() string { return "it has more than " + e.What + "; the rest is left out" }
+func (e *LimitError) Error() string { return "it has more than " + e.What + "; the rest was dropped" }
 
 // Limits are the limits of a source; 0 is no limit.
 type Limits struct {
@@ -65,7 +65,7 @@ type reader struct {
 }
 
 // errWaits is returned when reading stops before a family. The next call of read continues.
-var errWaits = errors.New("it waits before a family")
+var errWaits = errors.New("the copy is paused before a family")
 
 func (r *reader) read() error {
 	if !r.done {

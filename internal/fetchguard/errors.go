@@ -49,7 +49,7 @@ func describe(err error, fallback string) string {
 	case errors.Is(err, context.Canceled):
 		return "the fetch was canceled"
 	case errors.Is(err, io.EOF), errors.Is(err, io.ErrUnexpectedEOF):
-		return "it closed the connection"
+		return "the server closed the connection"
 	}
 	return fallback
 }

@@ -14,7 +14,7 @@ import (
 )
 
 // ErrBlocked is wrapped by the errors of connections that a Guard refuses.
-var ErrBlocked = errors.New("nothing is fetched from this address")
+var ErrBlocked = errors.New("fetches from this address are blocked")
 
 // metadata are the addresses of cloud metadata services that are not link-local.
 var metadata = []netip.Prefix{

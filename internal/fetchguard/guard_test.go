@@ -117,7 +117,7 @@ func TestErrorsQuoteNothingOfTheResponse(t *testing.T) {
 	errs := fetchErrors(t)
 	for name, want := range map[string]string{
 		"malformed response": fallback, "malformed header": fallback, "redirect": "looking up its host",
-		"certificate": "its authority is unknown", "no TLS": "it does not speak TLS", "closed": "it closed the connection",
+		"certificate": "its authority is unknown", "no TLS": "it does not speak TLS", "closed": "the server closed the connection",
 	} {
 		hidden := fetchguard.HideAnswer(errs[name], fallback)
 		if text := hidden.Error(); strings.Contains(text, "secret") || !strings.Contains(text, want) {

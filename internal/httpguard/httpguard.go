@@ -42,10 +42,10 @@ func Check(r *http.Request, names ...string) error {
 		return fmt.Errorf("the host %s is not a name of this server; use its IP address or localhost", quote(r.Host))
 	}
 	if origin := r.Header.Get("Origin"); origin != "" && !isOriginOf(origin, r.Host) {
-		return fmt.Errorf("requests of web pages of another origin (%s) are not accepted", quote(origin))
+		return fmt.Errorf("requests from web pages of another origin (%s) are refused", quote(origin))
 	}
 	if r.Header.Get("Sec-Fetch-Site") == "cross-site" || sameOrigin.Check(r) != nil {
-		return fmt.Errorf("requests of web pages of another origin are not accepted")
+		return fmt.Errorf("requests from web pages of another origin are refused")
 	}
 	return nil
 }

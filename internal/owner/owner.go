@@ -20,7 +20,7 @@ func (o *Owner) Chown(path string) error {
 		return nil
 	}
 	if err := give(path, o); err != nil {
-		return fmt.Errorf("giving %s to user %d: %w", path, o.UID, err)
+		return fmt.Errorf("changing the owner of %s to user %d: %w", path, o.UID, err)
 	}
 	return nil
 }
@@ -48,7 +48,7 @@ func (o *Owner) MakeReadable(path string) error {
 	case info.IsDir():
 		mode = 0o750
 	case !info.Mode().IsRegular():
-		return fmt.Errorf("%s is no file: remove it", path)
+		return fmt.Errorf("%s is not a regular file: remove it", path)
 	}
 	if err := os.Lchown(path, os.Geteuid(), int(o.GID)); err != nil {
 		return err

@@ -25,9 +25,9 @@ func give(path string, o *Owner) error {
 	case kind == unix.S_IFLNK:
 		return errors.New("it is a symbolic link: remove it")
 	case kind != unix.S_IFDIR && s.Nlink != 1:
-		return fmt.Errorf("it has %d names, and may be somebody else's: remove it", s.Nlink)
+		return fmt.Errorf("it has %d hard links, and may belong to another user: remove it", s.Nlink)
 	case s.Uid != uint32(os.Geteuid()) && s.Uid != o.UID:
-		return fmt.Errorf("it is user %d's: remove it", s.Uid)
+		return fmt.Errorf("it belongs to user %d: remove it", s.Uid)
 	}
 	return unix.Fchownat(fd, "", int(o.UID), int(o.GID), unix.AT_EMPTY_PATH)
 }
@@ -58,5 +58,5 @@ func (o *Owner) CheckCapabilities() error {
 	if len(missing) == 0 {
 		return nil
 	}
-	return fmt.Errorf("running Envoy as user %d takes capabilities that root does not have here: add %s", o.UID, strings.Join(missing, ", "))
+	return fmt.Errorf("running Envoy as user %d needs capabilities that root does not have here: add %s", o.UID, strings.Join(missing, ", "))
 }

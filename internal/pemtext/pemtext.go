@@ -26,7 +26,7 @@ func Blocks(text []byte) ([]*pem.Block, error) {
 		}
 	}
 	if begun > len(blocks) {
-		return blocks, fmt.Errorf("%d of its %d PEM blocks are not whole", begun-len(blocks), begun)
+		return blocks, fmt.Errorf("%d of its %d PEM blocks are incomplete", begun-len(blocks), begun)
 	}
 	return blocks, nil
 }

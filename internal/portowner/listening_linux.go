@@ -16,7 +16,7 @@ func Listening() ([]netip.AddrPort, error) {
 			continue
 		}
 		if err != nil {
-			return nil, fmt.Errorf("who listens: %w", err)
+			return nil, fmt.Errorf("listing the listening sockets: %w", err)
 		}
 		for _, s := range parseSockets(f) {
 			if s.state == stateListen {

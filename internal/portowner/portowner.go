@@ -23,7 +23,7 @@ type Holder struct {
 func (h Holder) String() string {
 	who := "pid " + strconv.Itoa(h.PID)
 	if h.PID == os.Getpid() {
-		who += ", this very process"
+		who += ", this process itself"
 	}
 	if h.Command == "" {
 		return who
@@ -40,14 +40,14 @@ type ConflictError struct {
 }
 
 func (e *ConflictError) Error() string {
-	return fmt.Sprintf("listening on %s %s: the port is taken by %s: %v", e.Network, e.Address, e.holderText(), e.Err)
+	return fmt.Sprintf("listening on %s %s: the port is used by %s: %v", e.Network, e.Address, e.holderText(), e.Err)
 }
 
 func (e *ConflictError) Unwrap() error { return e.Err }
 
 func (e *ConflictError) holderText() string {
 	if len(e.Holders) == 0 {
-		return "a process that cannot be seen from here (`ss -lntup` as root shows it); stop it or choose another address"
+		return "a process that this process cannot see (`ss -lntup` as root shows it); stop it or choose another address"
 	}
 	names := make([]string, len(e.Holders))
 	for i, h := range e.Holders {
@@ -66,7 +66,7 @@ func Explain(network, addr string, err error) error {
 	case errors.Is(err, syscall.EADDRINUSE):
 		return &ConflictError{Network: network, Address: addr, Holders: holders(network, addr), Err: err}
 	case errors.Is(err, syscall.EADDRNOTAVAIL):
-		return fmt.Errorf("listening on %s %s: this machine has no such address (`ip address` lists those it has): %w", network, addr, err)
+		return fmt.Errorf("listening on %s %s: this machine does not have this address (see `ip address`): %w", network, addr, err)
 	case errors.Is(err, syscall.EACCES), errors.Is(err, syscall.EPERM):
 		return fmt.Errorf("listening on %s %s: not permitted; ports below 1024 need CAP_NET_BIND_SERVICE or root: %w", network, addr, err)
 	}

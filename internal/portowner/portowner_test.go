@@ -72,7 +72,7 @@ func TestUDPConflictIsExplainedToo(t *testing.T) {
 	}
 	defer func() { _ = c.Close() }()
 	_, err = net.ListenPacket("udp", c.LocalAddr().String())
-	if err := Explain("udp", c.LocalAddr().String(), err); !strings.Contains(err.Error(), "this very process") {
+	if err := Explain("udp", c.LocalAddr().String(), err); !strings.Contains(err.Error(), "this process itself") {
 		t.Errorf("Explain = %v", err)
 	}
 }
@@ -82,7 +82,7 @@ func TestOtherErrorsGetTheirOwnRemedy(t *testing.T) {
 		err  error
 		want string
 	}{
-		{syscall.EADDRNOTAVAIL, "no such address"},
+		{syscall.EADDRNOTAVAIL, "does not have this address"},
 		{syscall.EACCES, "CAP_NET_BIND_SERVICE"},
 		{errors.New("boom"), "boom"},
 	} {

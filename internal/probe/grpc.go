@@ -37,7 +37,7 @@ func (p *Prober) GRPC(ctx context.Context, s Spec, userAgent string) error {
 		return s.wrapError(ctx, explainGRPC(err, s))
 	}
 	if got := answer.GetStatus(); got != grpc_health_v1.HealthCheckResponse_SERVING {
-		return fmt.Errorf("%s: the answer is %s", s, got)
+		return fmt.Errorf("%s: the response is %s", s, got)
 	}
 	return nil
 }

@@ -84,7 +84,7 @@ func TestHostileAnswersEndInTimeAndCostNothing(t *testing.T) {
 		{"endless chunk extension", func(conn net.Conn) {
 			_, _ = io.WriteString(conn, "HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n5;")
 			forever(conn, chunk, &written)
-		}, 0, 0, "reading the answer's body"},
+		}, 0, 0, "reading the response body"},
 		{"no answer", func(conn net.Conn) { _, _ = io.Copy(io.Discard, conn) }, 50 * time.Millisecond, 0, "no answer within 50ms"},
 		{"header byte by byte", func(conn net.Conn) {
 			for _, b := range []byte("HTTP/1.1 200 OK\r\n" + strings.Repeat("X: y\r\n", 1000)) {

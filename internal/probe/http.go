@@ -113,11 +113,11 @@ func readAnswer(resp *http.Response) (Response, error) {
 	case code >= 300 && code < 400:
 		return Response{Code: http.StatusOK}, nil
 	case code < 200 || code > 599:
-		return Response{}, fmt.Errorf("the answer's status %d is none of HTTP", code)
+		return Response{}, fmt.Errorf("status %d is not a valid HTTP status", code)
 	}
 	body, err := io.ReadAll(io.LimitReader(resp.Body, maxBody))
 	if err != nil {
-		return Response{}, fmt.Errorf("reading the answer's body: %w", err)
+		return Response{}, fmt.Errorf("reading the response body: %w", err)
 	}
 	return Response{Code: resp.StatusCode, Body: body}, nil
 }

@@ -19,7 +19,7 @@ type oneShotTransport struct{}
 // oneShotBuffer is the size of the buffers for a request and for a response's header. Both may be longer.
 const oneShotBuffer = 1 << 10
 
-var errLongHeader = errors.New("the answer's header is longer than 64 KiB")
+var errLongHeader = errors.New("the response header is longer than 64 KiB")
 
 func (oneShotTransport) RoundTrip(r *http.Request) (*http.Response, error) {
 	conn, err := dial(r.Context(), "tcp", net.JoinHostPort(r.URL.Hostname(), cmp.Or(r.URL.Port(), "80")))

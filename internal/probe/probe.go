@@ -107,7 +107,7 @@ func (p *Prober) Check(ctx context.Context, s Spec) error {
 	case s.HTTP != nil:
 		answer, err := p.HTTP(ctx, s, Request{})
 		if err == nil && !answer.IsSuccess() {
-			err = fmt.Errorf("%s answered %d %s", s, answer.Code, http.StatusText(answer.Code))
+			err = fmt.Errorf("%s responded %d %s", s, answer.Code, http.StatusText(answer.Code))
 		}
 		return err
 	case s.TCP != nil:
@@ -117,7 +117,7 @@ func (p *Prober) Check(ctx context.Context, s Spec) error {
 	case s.Exec != nil:
 		return p.Exec(ctx, s)
 	}
-	return errors.New("the probe asks nothing")
+	return errors.New("the probe specifies no check")
 }
 
 // withTimeout returns a context that ends at the probe's timeout, or earlier with the caller's context.

@@ -114,7 +114,7 @@ func TestHTTPResponsesAreJudgedAsByAKubelet(t *testing.T) {
 		{"/portless", 0, "", "127.106.1.1:80: connect"},
 		{"/file", 0, "", "unsupported protocol scheme"},
 		{"/long", 200, strings.Repeat("x", maxBody), ""},
-		{"/broken", 0, "", "reading the answer's body"},
+		{"/broken", 0, "", "reading the response body"},
 		{"/101", 0, "", "101"},
 	} {
 		t.Run(c.path, func(t *testing.T) {

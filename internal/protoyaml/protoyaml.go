@@ -51,7 +51,7 @@ func unmarshal(text string, into proto.Message, unknown func(*fault)) (Document,
 	canonical(doc, into.ProtoReflect().Descriptor(), "", unknown)
 	b, err := json.Marshal(doc)
 	if err != nil {
-		return nil, fmt.Errorf("a key is not a text: %w", err)
+		return nil, fmt.Errorf("a key is not a string: %w", err)
 	}
 	if err := protojson.Unmarshal(b, into); err != nil {
 		if found := findFault(doc, into.ProtoReflect(), ""); found != nil {

@@ -23,7 +23,7 @@ func NodeMetadata(to io.Writer, from io.Reader) error {
 		}
 		if err != nil {
 			_ = out.Flush()
-			return fmt.Errorf("leaving secrets out of node metadata: %w", atEnd(err))
+			return fmt.Errorf("removing secrets from node metadata: %w", atEnd(err))
 		}
 	}
 }

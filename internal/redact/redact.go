@@ -53,7 +53,7 @@ func JSON(to io.Writer, from io.Reader) error {
 	out := bufio.NewWriter(to)
 	r := &redactor{in: in, out: out}
 	if err := r.value("", false, 0); err != nil {
-		return fmt.Errorf("leaving secrets out of JSON: %w", err)
+		return fmt.Errorf("removing secrets from JSON: %w", err)
 	}
 	if err := out.WriteByte('\n'); err != nil {
 		return err

@@ -18,7 +18,7 @@ func Open(path string) (*os.File, fs.FileInfo, error) {
 	}
 	info, err := f.Stat()
 	if err == nil && !info.Mode().IsRegular() {
-		err = fmt.Errorf("%s is no plain file (%s)", path, info.Mode().Type())
+		err = fmt.Errorf("%s is not a regular file (%s)", path, info.Mode().Type())
 	}
 	if err != nil {
 		_ = f.Close()

@@ -23,7 +23,7 @@ func TestOnlyFilesOfTheSizeAreRead(t *testing.T) {
 		t.Fatal(err)
 	}
 	for name, want := range map[string]string{
-		"file": "", "link": "", "large": "larger than 4 bytes", "pipe": "no plain file", "folder": "no plain file",
+		"file": "", "link": "", "large": "larger than 4 bytes", "pipe": "not a regular file", "folder": "not a regular file",
 	} {
 		text, err := Read(at(name), 4)
 		switch {

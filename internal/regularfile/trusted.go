@@ -76,7 +76,7 @@ func components(path string) []string {
 
 // checkTrusted fails if another user than root and that of this process can change a file, or the entries of a directory.
 func checkTrusted(path string, info fs.FileInfo) error {
-	const remedy = "make root its owner, and remove the permission to write of its group and others (chown root, chmod go-w)"
+	const remedy = "make root its owner, and remove write permission for its group and others (chown root, chmod go-w)"
 	stat, ok := info.Sys().(*syscall.Stat_t)
 	if !ok {
 		return nil

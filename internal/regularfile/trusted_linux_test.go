@@ -63,7 +63,7 @@ func TestOnlyFilesThatOthersCannotChangeAreTrusted(t *testing.T) {
 		"a loop of links": {
 			prepare: func(dir string) { do(os.Symlink("link", dir+"/sub/link")) }, path: "sub/link", want: "too many symbolic links",
 		},
-		"a directory": {path: "sub", want: "no plain file"},
+		"a directory": {path: "sub", want: "not a regular file"},
 		"missing":     {path: "sub/none", want: "no such file"},
 	} {
 		t.Run(name, func(t *testing.T) {

@@ -32,7 +32,7 @@ func reserve(t testing.TB, port int) error {
 		return err
 	}
 	if tcp, err := net.Dial("tcp", address); err == nil {
-		return errors.Join(fmt.Errorf("somebody listens on %s", address), tcp.Close(), udp.Close())
+		return errors.Join(fmt.Errorf("another process listens on %s", address), tcp.Close(), udp.Close())
 	}
 	t.Cleanup(func() { _ = udp.Close() })
 	return nil

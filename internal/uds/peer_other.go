@@ -10,5 +10,5 @@ import (
 
 // PeerOf works on Linux only.
 func PeerOf(net.Conn) (Peer, error) {
-	return Peer{}, fmt.Errorf("pilotfish runs on Linux; this is %s: it cannot tell who is at the other end of a unix socket", runtime.GOOS)
+	return Peer{}, fmt.Errorf("pilotfish runs on Linux; this is %s: it cannot determine the peer of a unix socket", runtime.GOOS)
 }

@@ -40,13 +40,13 @@ func ListenFor(o *owner.Owner, path string, mode fs.FileMode) (net.Listener, err
 			path, len(path), maxPath-len(".new"))
 	}
 	if err := o.MkdirAll(filepath.Dir(path), 0o755); err != nil {
-		return nil, fmt.Errorf("unix socket %s: making its directory: %w", path, err)
+		return nil, fmt.Errorf("unix socket %s: creating its directory: %w", path, err)
 	}
 	if err := removeStale(path); err != nil {
 		return nil, err
 	}
 	if err := os.Remove(staging); err != nil && !errors.Is(err, fs.ErrNotExist) {
-		return nil, fmt.Errorf("unix socket %s: removing what an earlier run left: %w", path, err)
+		return nil, fmt.Errorf("unix socket %s: removing the socket of an earlier run: %w", path, err)
 	}
 	return listen(o, path, staging, mode)
 }
@@ -90,7 +90,7 @@ func removeStale(path string) error {
 		return fmt.Errorf("unix socket %s: %w", path, err)
 	}
 	if info.Mode()&fs.ModeSocket == 0 {
-		return fmt.Errorf("unix socket %s: there is something else in its place (%s): remove it", path, info.Mode().Type())
+		return fmt.Errorf("unix socket %s: the path is not a socket (%s): remove it", path, info.Mode().Type())
 	}
 	conn, err := net.DialTimeout("unix", path, probeTimeout)
 	if err == nil {
@@ -98,10 +98,10 @@ func removeStale(path string) error {
 		return fmt.Errorf("unix socket %s: another process listens on it: stop that one first, or use another working directory", path)
 	}
 	if !errors.Is(err, syscall.ECONNREFUSED) && !errors.Is(err, fs.ErrNotExist) {
-		return fmt.Errorf("unix socket %s: asking whether it is still in use: %w", path, err)
+		return fmt.Errorf("unix socket %s: checking whether it is in use: %w", path, err)
 	}
 	if err := os.Remove(path); err != nil && !errors.Is(err, fs.ErrNotExist) {
-		return fmt.Errorf("unix socket %s: removing the one that an earlier run left: %w", path, err)
+		return fmt.Errorf("unix socket %s: removing the socket of an earlier run: %w", path, err)
 	}
 	return nil
 }

@@ -53,7 +53,7 @@ func TestWhatIsNotASocketIsLeftAlone(t *testing.T) {
 	if err := os.WriteFile(path, []byte("precious"), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := Listen(path, 0o600); err == nil || !strings.Contains(err.Error(), "something else in its place") {
+	if _, err := Listen(path, 0o600); err == nil || !strings.Contains(err.Error(), "the path is not a socket") {
 		t.Errorf("Listen: %v", err)
 	}
 	if content, err := os.ReadFile(path); err != nil || string(content) != "precious" {

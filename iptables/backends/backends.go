@@ -31,9 +31,9 @@ const (
 func ParseChoice(forceBinary string, nativeNFTables bool) (Choice, error) {
 	switch c := Choice(forceBinary); {
 	case c != Auto && c != IPTablesLegacy && c != IPTablesNFT:
-		return Auto, fmt.Errorf("--force-iptables-binary %q: it is \"legacy\" or \"nft\"; leave it out to have nftables, without a binary", forceBinary)
+		return Auto, fmt.Errorf("--force-iptables-binary %q: use \"legacy\" or \"nft\", or omit it for nftables without a binary", forceBinary)
 	case c != Auto && nativeNFTables:
-		return Auto, fmt.Errorf("--force-iptables-binary %s and --native-nftables exclude each other: leave one out", forceBinary)
+		return Auto, fmt.Errorf("--force-iptables-binary %s and --native-nftables are mutually exclusive: omit one", forceBinary)
 	case nativeNFTables:
 		return NFTables, nil
 	default:
@@ -123,7 +123,7 @@ func (b *Backend) Apply(ctx context.Context, rules *iptables.RuleSet) error {
 		if b.cfg.Choice == NFTables || !errors.Is(err, nft.ErrUnsupported) {
 			return err
 		}
-		b.cfg.Logger.Info("nftables does not do: trying iptables", "error", err)
+		b.cfg.Logger.Info("nftables does not support the rules: trying iptables", "error", err)
 		if second := t.applyIPTables(ctx, rules); second != nil {
 			return errors.Join(err, second)
 		}
@@ -150,7 +150,7 @@ func (b *lockedBackend) applyNFTables(ctx context.Context, rules *iptables.RuleS
 	}
 	b.used = b.nft
 	if err := b.cleanIPTables(ctx, true); err != nil {
-		return errors.Join(fmt.Errorf("take away the rules that iptables had of ours: %w", err), restoreState(ctx, b.nft, before))
+		return errors.Join(fmt.Errorf("removing pilotfish's rules from iptables: %w", err), restoreState(ctx, b.nft, before))
 	}
 	return nil
 }
@@ -169,7 +169,7 @@ func (b *lockedBackend) applyIPTables(ctx context.Context, rules *iptables.RuleS
 	}
 	b.used = x
 	if err := b.alone.Clean(ctx); err != nil && !errors.Is(err, nft.ErrUnsupported) {
-		return errors.Join(fmt.Errorf("take away the rules that nftables had of ours: %w", err), restoreState(ctx, x, before))
+		return errors.Join(fmt.Errorf("removing pilotfish's rules from nftables: %w", err), restoreState(ctx, x, before))
 	}
 	return nil
 }
@@ -226,7 +226,7 @@ func (b *Backend) Read(ctx context.Context) (*iptables.Installed, error) {
 	case err != nil:
 		return nil, err
 	case in != nil && in.Rules != nil && holdsChains(other):
-		in.Strange = append(in.Strange, "rules of ours by iptables too, beside those of nftables: apply again to have one of them")
+		in.Strange = append(in.Strange, "pilotfish's rules are installed in both iptables and nftables: apply again to remove one of them")
 	case in == nil || in.Rules == nil:
 		b.used, in = x, other
 	}

@@ -95,7 +95,7 @@ func unprotected(t *testing.T, ns *testns.Namespace) string {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if strings.Contains(strings.Join(byIPTables.Strange, " "), "holds up every new connection") {
+	if strings.Contains(strings.Join(byIPTables.Strange, " "), "blocks new connections") {
 		return ""
 	}
 	for _, mode := range []iptables.Interception{iptables.TProxyMode, iptables.RedirectMode} {

@@ -31,7 +31,7 @@ func Acquire(ctx context.Context, fd int) (*Lock, error) {
 	err := t.acquire(ctx, fd)
 	if err != nil {
 		t.Release()
-		return nil, fmt.Errorf("lock the network namespace: %w", err)
+		return nil, fmt.Errorf("locking the network namespace: %w", err)
 	}
 	return t, nil
 }

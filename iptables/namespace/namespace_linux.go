@@ -51,7 +51,7 @@ func openCurrent() (int, error) {
 
 func enter(fd int) error {
 	if err := unix.Setns(fd, unix.CLONE_NEWNET); err != nil {
-		return fmt.Errorf("enter the network namespace: %w (it needs CAP_SYS_ADMIN)", err)
+		return fmt.Errorf("entering the network namespace: %w (needs CAP_SYS_ADMIN)", err)
 	}
 	return nil
 }
@@ -92,7 +92,7 @@ func returnTo(home int) {
 		err = unix.Setns(home, unix.CLONE_NEWNET)
 	}
 	if err != nil {
-		go panic(fmt.Sprintf("come back from a network namespace: %v", err))
+		go panic(fmt.Sprintf("leaving a network namespace: %v", err))
 		select {}
 	}
 }

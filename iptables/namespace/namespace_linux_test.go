@@ -87,7 +87,7 @@ func TestProgramThatCannotReturnToItsNamespaceExits(t *testing.T) {
 	}
 	again := exec.Command(os.Args[0], "-test.run=^"+t.Name()+"$")
 	again.Env = append(os.Environ(), "CANNOT_COME_BACK=1")
-	if said, err := again.CombinedOutput(); err == nil || !strings.Contains(string(said), "panic: come back from a network namespace") {
+	if said, err := again.CombinedOutput(); err == nil || !strings.Contains(string(said), "panic: leaving a network namespace") {
 		t.Errorf("%v: %s", err, said)
 	}
 }

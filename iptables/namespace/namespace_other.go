@@ -8,7 +8,7 @@ import (
 	"os"
 )
 
-var errLinux = errors.New("network namespaces are of Linux")
+var errLinux = errors.New("network namespaces need Linux")
 
 // Do always fails on this system.
 func Do(int, func() error) error { return errLinux }

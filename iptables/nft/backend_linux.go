@@ -57,12 +57,12 @@ func (b *Backend) withLock(ctx context.Context, f func(*Backend, *conn) error) e
 func (b *Backend) Apply(ctx context.Context, rules *iptables.RuleSet) error {
 	rules = iptables.Canonical(rules)
 	if rules == nil {
-		return errors.New("there is no rule set to apply; Clean takes away what is there")
+		return errors.New("there is no rule set to apply; use Clean to remove the installed rules")
 	}
 	return b.withLock(ctx, func(b *Backend, c *conn) error {
 		undoAdd, err := b.routes.Add(rules.Routing, rules.Families)
 		if err != nil {
-			return fmt.Errorf("add what transparent proxying needs: %w", err)
+			return fmt.Errorf("adding the routing for transparent proxying: %w", err)
 		}
 		before, err := b.replace(c, rules)
 		if err != nil {
@@ -72,7 +72,7 @@ func (b *Backend) Apply(ctx context.Context, rules *iptables.RuleSet) error {
 			return errors.Join(err, b.restore(c, before), undoAdd())
 		}
 		if _, err := b.routes.Prune(rules.Routing, rules.Families); err != nil {
-			return errors.Join(fmt.Errorf("remove routing of before: %w", err), b.restore(c, before), undoAdd())
+			return errors.Join(fmt.Errorf("removing obsolete routing: %w", err), b.restore(c, before), undoAdd())
 		}
 		return nil
 	})
@@ -100,7 +100,7 @@ func (b *Backend) restore(c *conn, before *iptables.RuleSet) error {
 		return next, nil
 	})
 	if err != nil {
-		return fmt.Errorf("restore the former rules: %w", err)
+		return fmt.Errorf("restoring the previous rules: %w", err)
 	}
 	return nil
 }
@@ -131,7 +131,7 @@ func (b *Backend) transact(c *conn, step string, make func(*state) (*batch, erro
 			return err
 		}
 	}
-	return fmt.Errorf("others changed rules of the namespace %d times meanwhile: try again", maxAttempts)
+	return fmt.Errorf("other programs changed rules of the namespace %d times meanwhile: try again", maxAttempts)
 }
 
 // Read returns the installed rules in canonical form.

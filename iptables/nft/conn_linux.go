@@ -69,7 +69,7 @@ func (c *conn) commit(b *batch) error {
 	}
 	err := c.socket.Send(out)
 	if errors.Is(err, unix.EMSGSIZE) {
-		err = fmt.Errorf("%w: the rules have %d KiB, more than this process may send at once (sysctl net.core.wmem_max); shorten the lists of the options, or join neighbours to ranges", err, len(out)>>10)
+		err = fmt.Errorf("%w: the rules have %d KiB, more than this process may send at once (sysctl net.core.wmem_max); shorten the lists of the options, or merge adjacent entries to ranges", err, len(out)>>10)
 	}
 	if err != nil {
 		return fmt.Errorf("send a batch of %d messages: %w", len(b.parts), err)
@@ -77,7 +77,7 @@ func (c *conn) commit(b *batch) error {
 	for {
 		replies, err := c.socket.Receive()
 		if err != nil {
-			return fmt.Errorf("wait for the kernel's answer to a batch: %w", err)
+			return fmt.Errorf("waiting for the kernel's reply to a batch: %w", err)
 		}
 		for _, r := range replies {
 			if r.Sequence < first || r.Sequence > last {
@@ -144,12 +144,12 @@ var errInterrupted = nlsocket.ErrInterrupted
 func (c *conn) generation() (uint32, error) {
 	answer, err := c.get(message{kind: unix.NFT_MSG_GETGEN})
 	if err != nil {
-		return 0, fmt.Errorf("ask for the generation of the rules: %w", err)
+		return 0, fmt.Errorf("querying the generation of the rules: %w", err)
 	}
 	if n, is := answer.number(unix.NFTA_GEN_ID); is {
 		return n, nil
 	}
-	return 0, errors.New("ask for the generation of the rules: the kernel told none")
+	return 0, errors.New("querying the generation of the rules: the kernel's reply has none")
 }
 
 // explain adds the remedy to an error of the kernel.

@@ -31,7 +31,7 @@ func decode(s *state) *iptables.Installed {
 	}
 	switch {
 	case s.flags&unix.NFT_TABLE_F_DORMANT != 0:
-		out.Strange = append(out.Strange, "the table is dormant, so that none of its rules holds for any packet")
+		out.Strange = append(out.Strange, "the table is dormant, so none of its rules is effective")
 	case s.flags != 0:
 		out.Strange = append(out.Strange, fmt.Sprintf("the table has flags (%#x), and should have none", s.flags))
 	}
@@ -44,7 +44,7 @@ func decode(s *state) *iptables.Installed {
 
 func (k kernelChain) describe() string {
 	if k.base == nil {
-		return "called by no hook"
+		return "not called by a hook"
 	}
 	policy := "drop"
 	if k.accepts {
@@ -112,7 +112,7 @@ func decodeChain(s *state, k kernelChain, families iptables.Families) (rules []i
 		r, err := decodeRule(s, k.name, list[i])
 		if err == nil && r.Verdict.Action == iptables.TransparentProxy {
 			if i+1 == len(list) || list[i+1].comment != r.ID+dropSuffix {
-				err = errors.New("what it finds no listener for is not dropped")
+				err = errors.New("packets without a listener are not dropped")
 			} else {
 				i++
 			}
@@ -138,9 +138,9 @@ func decodeRule(s *state, chain string, k kernelRule) (iptables.Rule, error) {
 	case r.Verdict.Action == "":
 		return r, errors.New("no verdict")
 	case r.Verdict.Action == iptables.TransparentProxy && !d.accepted:
-		return r, errors.New("it goes on after tproxy")
+		return r, errors.New("it continues after tproxy")
 	case len(r.Match.Source)+len(r.Match.Destination) > 0 && nfproto(r.Match.Families) == 0:
-		return r, errors.New("it looks for an address in packets of any family")
+		return r, errors.New("it matches an address without matching the family")
 	}
 	return r, nil
 }
@@ -157,7 +157,7 @@ type decoder struct {
 	accepted bool
 }
 
-var errWords = errors.New("the model has no words for it")
+var errWords = errors.New("the rule model cannot express it")
 
 // decodeAs decodes the expression if it has the name, and reports whether it did.
 func (e kernelExpr) decodeAs(name string, to expr.Any) bool {

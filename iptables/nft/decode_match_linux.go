@@ -56,7 +56,7 @@ func (d *decoder) values(e kernelExpr) (values []interval, not bool, err error) 
 	}
 	set, known := d.sets[x.SetName]
 	if !known {
-		return nil, false, fmt.Errorf("set %s is not there", x.SetName)
+		return nil, false, fmt.Errorf("set %s is missing", x.SetName)
 	}
 	values, err = set.intervals()
 	return values, x.Invert, err

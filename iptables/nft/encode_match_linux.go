@@ -196,7 +196,7 @@ func (c *conditions) connection(m iptables.Match) error {
 	for _, s := range m.States {
 		bit, known := stateBits[s]
 		if !known {
-			return fmt.Errorf("%q is no state of connection tracking", s)
+			return fmt.Errorf("%q is not a connection tracking state", s)
 		}
 		bits |= bit
 	}

@@ -82,17 +82,17 @@ func modelChain(kernel string) iptables.Chain {
 // checkChains fails for chains that one table cannot hold.
 func checkChains(rules *iptables.RuleSet) error {
 	if rules.Families == 0 && len(rules.Chains) > 0 {
-		return errors.New("the rule set is for no family of addresses")
+		return errors.New("the rule set has no address family")
 	}
 	seen := map[string]bool{}
 	for _, c := range rules.Chains {
 		name := chainName(c)
 		if seen[name] {
-			return fmt.Errorf("chain %s of table %s is there twice", c.Name, c.Table)
+			return fmt.Errorf("chain %s of table %s appears twice", c.Name, c.Table)
 		}
 		seen[name] = true
 		if _, known := bases[stage{c.Table, c.Hook}]; c.Hook != "" && !known {
-			return fmt.Errorf("chain %s: nothing of ours hooks %s of table %s", c.Name, c.Hook, c.Table)
+			return fmt.Errorf("chain %s: no base chain of this project has hook %s in table %s", c.Name, c.Hook, c.Table)
 		}
 		if back := modelChain(name); back.Table != c.Table || back.Hook != c.Hook || back.Name != c.Name {
 			return fmt.Errorf("chain %s of table %s: another chain's name would be the same in one table", c.Name, c.Table)

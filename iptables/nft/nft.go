@@ -21,7 +21,7 @@ const Name = "nftables"
 
 // ErrUnsupported is wrapped by errors from a kernel without nftables, or without a feature of it that the rule set
 // needs. Nothing was changed then; iptables may work.
-var ErrUnsupported = errors.New("the kernel has no nftables for this")
+var ErrUnsupported = errors.New("the kernel's nftables does not support this")
 
 // Config configures a back end.
 type Config struct {

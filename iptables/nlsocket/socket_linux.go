@@ -107,7 +107,7 @@ func (s *Socket) Receive() ([]Reply, error) {
 		case err != nil:
 			return nil, timeoutError(err)
 		case n == len(buffer):
-			return nil, fmt.Errorf("an answer of the kernel's has more than %d bytes", n)
+			return nil, fmt.Errorf("a kernel message has more than %d bytes", n)
 		case time.Now().After(s.deadline):
 			return nil, os.ErrDeadlineExceeded
 		}
@@ -124,7 +124,7 @@ func timeoutError(err error) error {
 }
 
 // ErrInterrupted is returned if objects changed while they were listed. The list may then be inconsistent.
-var ErrInterrupted = errors.New("it changed while it was read")
+var ErrInterrupted = errors.New("the objects changed while they were listed")
 
 // Request sends a request and returns all replies. Errors of the kernel are of type syscall.Errno.
 func (s *Socket) Request(kind, flags uint16, parts ...[]byte) ([]Reply, error) {

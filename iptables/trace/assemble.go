@@ -181,12 +181,12 @@ func protocolName(n byte) string {
 func (g *assembler) removeFinished(by time.Time, all bool) []Packet {
 	var done []Packet
 	for id, w := range g.traces {
-		unfinished := "the kernel says no more of it: it was taken by what is not a rule, or lost"
+		unfinished := "the kernel reports no further steps: something other than a rule consumed the packet, or it was lost"
 		if by.Sub(w.last) < quietPeriod {
 			if !all {
 				continue
 			}
-			unfinished = "the trace ended before more was heard of it"
+			unfinished = "the trace ended before the kernel reported further steps"
 		}
 		delete(g.traces, id)
 		if !w.reported {

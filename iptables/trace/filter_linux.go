@@ -33,10 +33,10 @@ type selector struct {
 func newSelector(f Filter) (*selector, error) {
 	conn, table, err := ownedtable.Table(traceTable)
 	if errors.Is(err, unix.EPERM) { // not a missing privilege: without it, listing the rules fails earlier
-		return nil, errors.New("another trace goes on in this namespace: wait for its end, or stop it")
+		return nil, errors.New("another trace runs in this namespace: wait for its end, or stop it")
 	}
 	if err != nil {
-		return nil, fmt.Errorf("choose packets to trace, by nftables: %w", err)
+		return nil, fmt.Errorf("selecting packets to trace with nftables: %w", err)
 	}
 	s := &selector{conn, table}
 	for _, c := range []struct {
@@ -55,7 +55,7 @@ func newSelector(f Filter) (*selector, error) {
 		}
 	}
 	if err := conn.Flush(); err != nil {
-		return nil, errors.Join(fmt.Errorf("choose packets to trace, by nftables: %w", err), s.Close())
+		return nil, errors.Join(fmt.Errorf("selecting packets to trace with nftables: %w", err), s.Close())
 	}
 	return s, nil
 }

@@ -46,18 +46,18 @@ func open(cfg Config) (k *kernel, err error) {
 	err = namespace.Do(cfg.NetNS, func() error {
 		names, err := ruleNames()
 		if err != nil {
-			return fmt.Errorf("list the rules in force: %w", err)
+			return fmt.Errorf("listing the installed rules: %w", err)
 		}
 		k.assembler = newAssembler(cfg.Rules, names, k.link, time.Now)
 		links, err := net.Interfaces()
 		if err != nil {
-			return fmt.Errorf("list the interfaces: %w", err)
+			return fmt.Errorf("listing the interfaces: %w", err)
 		}
 		for _, l := range links {
 			k.links[uint32(l.Index)] = l.Name
 		}
 		if k.events, err = netlink.Dial(unix.NETLINK_NETFILTER, &netlink.Config{Groups: 1 << (unix.NFNLGRP_NFTRACE - 1)}); err != nil {
-			return fmt.Errorf("listen to the kernel's trace: %w", err)
+			return fmt.Errorf("subscribing to the kernel's trace messages: %w", err)
 		}
 		_ = k.events.SetReadBuffer(1 << 20) // the kernel may limit it
 		k.selector, err = newSelector(cfg.Filter)
@@ -88,7 +88,7 @@ func (k *kernel) close() error {
 }
 
 // ErrLost is returned when messages were lost. The packets reported before are complete.
-var ErrLost = errors.New("the kernel traced more packets than could be kept up with: choose fewer")
+var ErrLost = errors.New("the kernel traced packets faster than they could be read: select fewer packets")
 
 // listen reports packets until their maximum number or the end of ctx.
 func (k *kernel) listen(ctx context.Context, maxPackets int, report func(Packet) error) error {

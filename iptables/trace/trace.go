@@ -74,7 +74,7 @@ func (p *Packet) String() string {
 	for _, s := range p.Steps {
 		fmt.Fprintf(&b, "  %-7s %-18s %s → %s", s.Table, s.Chain, s.Rule, s.Verdict)
 		if s.Foreign {
-			b.WriteString(" (not a rule of ours)")
+			b.WriteString(" (foreign rule)")
 		}
 		b.WriteString("\n")
 		if s.Reason != "" {

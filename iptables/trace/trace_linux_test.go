@@ -279,7 +279,7 @@ func TestSecondTraceOfNamespaceIsRefused(t *testing.T) {
 		t.Fatal(err)
 	}
 	nothing := func(Packet) error { return nil }
-	if err := Run(t.Context(), cfg, nothing); err == nil || !strings.Contains(err.Error(), "another trace goes on in this namespace") {
+	if err := Run(t.Context(), cfg, nothing); err == nil || !strings.Contains(err.Error(), "another trace runs in this namespace") {
 		t.Errorf("while there is one: %v", err)
 	}
 	if err := first.close(); err != nil {

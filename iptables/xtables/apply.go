@@ -25,7 +25,7 @@ type change struct {
 // Apply replaces the installed rules. If more than one table changes, new connections are blocked meanwhile.
 func (b *Backend) Apply(ctx context.Context, rules *iptables.RuleSet) error {
 	if rules == nil {
-		return errors.New("there is no rule set to apply; Clean takes away what is there")
+		return errors.New("there is no rule set to apply; use Clean to remove the installed rules")
 	}
 	return b.replace(ctx, iptables.Canonical(rules))
 }
@@ -61,7 +61,7 @@ func (b *Backend) replaceOver(ctx context.Context, before tableView, rules *ipta
 	}
 	undoAdd, err := b.routes.Add(rules.Routing, rules.Families)
 	if err != nil {
-		return fmt.Errorf("add what transparent proxying needs: %w", err)
+		return fmt.Errorf("adding the routing for transparent proxying: %w", err)
 	}
 	undone.routing = undoAdd
 	if err := b.guardAll(ctx, before, plans, undone); err != nil {
@@ -79,7 +79,7 @@ func (b *Backend) replaceOver(ctx context.Context, before tableView, rules *ipta
 		return err
 	}
 	if _, err := b.routes.Prune(rules.Routing, rules.Families); err != nil {
-		return fmt.Errorf("remove routing of before: %w", err)
+		return fmt.Errorf("removing obsolete routing: %w", err)
 	}
 	return nil
 }
@@ -109,7 +109,7 @@ func (b *Backend) plan(before tableView, rules *iptables.RuleSet) ([]plan, error
 		}
 		if len(p.texts) > 0 {
 			if p.tools = b.sortTools(before, family); len(p.tools) == 0 {
-				return nil, fmt.Errorf("the rules are for %s too, and there is no program for it: install the package iptables, or use nftables", program(family))
+				return nil, fmt.Errorf("the rules also apply to %s, for which no program is installed: install the package iptables, or use nftables", program(family))
 			}
 		}
 		plans = append(plans, p)
@@ -168,7 +168,7 @@ func (b *Backend) applyFamily(ctx context.Context, before tableView, p plan, und
 			return err
 		}
 		refused = append(refused, err)
-		b.cfg.Logger.Info("the kernel takes the rules not in this way", "by", p.tools[i].String(), "error", err)
+		b.cfg.Logger.Info("the kernel refuses the rules of this flavour", "by", p.tools[i].String(), "error", err)
 	}
 	return errors.Join(refused...)
 }

@@ -99,7 +99,7 @@ func examine(ctx context.Context, family iptables.Families, path string) (tool, 
 	t.flavour = flavourOf(path, said)
 	for _, needed := range []string{t.save, t.restore} {
 		if _, err := exec.LookPath(needed); err != nil {
-			return t, fmt.Errorf("%s is here without %s: %w", path, filepath.Base(needed), err)
+			return t, fmt.Errorf("%s is installed without %s: %w", path, filepath.Base(needed), err)
 		}
 	}
 	return t, nil

@@ -113,7 +113,7 @@ func killed(t *testing.T, b *Backend, from, to *iptables.RuleSet, steps int) {
 		if !agrees(got, before) && !agrees(got, after) {
 			t.Errorf("killed before step %d: neither the former rules nor the new ones, and no guard: %v", n, got)
 		}
-		if slices.Contains(slices.Collect(maps.Values(got)), held) && !strings.Contains(strange, "holds up every new connection") {
+		if slices.Contains(slices.Collect(maps.Values(got)), held) && !strings.Contains(strange, "blocks new connections") {
 			t.Errorf("killed before step %d: nothing is told of the guard: %q", n, strange)
 		}
 		if err := turnInto(t, b.inNamespace(ns, nil), to); err != nil {
@@ -203,7 +203,7 @@ kill -9 $PPID`,
 			t.Fatalf("it was not killed between two tables: %v\n%s", err, output)
 		}
 		states, strange := inForce(t, b, ns)
-		if states[iptables.IPv4] != held || states[iptables.IPv6] != held || !strings.Contains(strange, "holds up every new connection") {
+		if states[iptables.IPv4] != held || states[iptables.IPv6] != held || !strings.Contains(strange, "blocks new connections") {
 			t.Errorf("no guard: %v, %q", states, strange)
 		}
 		if err := b.Apply(t.Context(), wordy()); err != nil {

@@ -12,7 +12,7 @@ import (
 )
 
 // errNotInModel is the error for a rule that the model cannot express.
-var errNotInModel = errors.New("the model has no words for it")
+var errNotInModel = errors.New("the rule model cannot express it")
 
 // decodeRule decodes one line of iptables-save. It returns errNotInModel for rules that renderRule never writes.
 func decodeRule(line string) (iptables.Rule, error) {

@@ -15,7 +15,7 @@ func (b *Backend) dropTable(t tool, table iptables.Table, ours ownRules) {
 		return
 	}
 	if err := b.dropEmpty(t.family, string(table)); err != nil {
-		b.cfg.Logger.Debug("an empty table stays", "table", table, "of", t.String(), "error", err)
+		b.cfg.Logger.Debug("an empty table remains", "table", table, "of", t.String(), "error", err)
 	}
 }
 
@@ -42,7 +42,7 @@ func (b *Backend) dropEmpty(family iptables.Families, name string) error {
 				continue
 			}
 			if chain.Hooknum == nil || chain.Policy != nil && *chain.Policy != nftables.ChainPolicyAccept {
-				return fmt.Errorf("its chain %s is somebody's", chain.Name)
+				return fmt.Errorf("another program uses its chain %s", chain.Name)
 			}
 			rules, err := c.GetRules(table, chain)
 			if err != nil {

@@ -62,11 +62,11 @@ func TestHungProgramsTimeOut(t *testing.T) {
 func TestUnexpectedVersionOutputIsReported(t *testing.T) {
 	for said, want := range map[string]string{
 		"echo nonsense\n":                            "iptables-legacy does not run",
-		knownVersion + "echo '-A nonsense'\n":        "iptables-legacy has: line 1",
-		knownVersion + "yes '' | head -c 20000000\n": "more than 16 MiB",
+		knownVersion + "echo '-A nonsense'\n":        "iptables-legacy: line 1",
+		knownVersion + "yes '' | head -c 20000000\n": "exceeds 16 MiB",
 		knownVersion + "echo no >&2; exit 7\n":       "exit status 7: no",
 		knownVersion + "exit 0\n":                    "", // nothing is there, and rules that are put in force are not looked for again
-		knownVersion + "printf '*nat\\n-A X'\n":      "was not named before",
+		knownVersion + "printf '*nat\\n-A X'\n":      "in an undeclared chain",
 	} {
 		ns := testns.New(t)
 		shell(t, ns, "iptables-legacy -w -t nat -S")

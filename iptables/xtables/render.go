@@ -320,7 +320,7 @@ func renderVerdict(r iptables.Rule, family iptables.Families) (string, error) {
 	case iptables.Reject:
 		return "-j REJECT --reject-with " + refusal(r.Match.Protocol, family), nil
 	}
-	return "", fmt.Errorf("iptables has no words for the action %q", r.Verdict.Action)
+	return "", fmt.Errorf("iptables cannot express the action %q", r.Verdict.Action)
 }
 
 func refusal(p iptables.Protocol, family iptables.Families) string {

@@ -27,7 +27,7 @@ func (u *rollback) run(ctx context.Context) error {
 	var errs []error
 	for _, c := range slices.Backward(u.done) {
 		if err := u.b.revert(ctx, c); err != nil {
-			errs = append(errs, fmt.Errorf("bringing back table %s of %s: %w", c.table, c.tool, err))
+			errs = append(errs, fmt.Errorf("restoring table %s of %s: %w", c.table, c.tool, err))
 		}
 	}
 	if u.routing != nil {
@@ -115,7 +115,7 @@ func (b *Backend) guardBy(ctx context.Context, t tool) (lift func(context.Contex
 		to.jumps = append(to.jumps, jump{chain, 1, "-m comment --comment " + quote(comment) + " -j " + guardChain})
 	}
 	if err := b.restore(ctx, t, transaction(guardTable, guardOf(was), to)); err != nil {
-		return nil, fmt.Errorf("holding up new connections: %w", err)
+		return nil, fmt.Errorf("blocking new connections: %w", err)
 	}
 	return func(ctx context.Context) error { return b.lift(ctx, t, to) }, nil
 }
@@ -125,7 +125,7 @@ func (b *Backend) lift(ctx context.Context, t tool, from ownRules) error {
 		return err
 	}
 	if err := b.restore(ctx, t, transaction(guardTable, from, ownRules{})); err != nil {
-		return fmt.Errorf("letting new connections through again: %w", err)
+		return fmt.Errorf("unblocking new connections: %w", err)
 	}
 	b.dropTable(t, guardTable, from)
 	return nil

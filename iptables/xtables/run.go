@@ -62,7 +62,7 @@ func (n namespace) run(ctx context.Context, input, path string, args ...string) 
 	case err != nil:
 		return "", fmt.Errorf("%s: %w: %s", path, err, errorOutput(trouble.String()))
 	case out.full:
-		return "", fmt.Errorf("%s printed more than %d MiB", path, outputLimit>>20)
+		return "", fmt.Errorf("the output of %s exceeds %d MiB", path, outputLimit>>20)
 	}
 	return out.String(), nil
 }

@@ -39,7 +39,7 @@ func parseSaved(text string) ([]saved, error) {
 			continue
 		}
 		if table == nil {
-			return nil, fmt.Errorf("line %d: %.80q stands in no table", number+1, line)
+			return nil, fmt.Errorf("line %d: %.80q is outside of a table", number+1, line)
 		}
 		if err := table.add(line); err != nil {
 			return nil, fmt.Errorf("line %d: %w", number+1, err)
@@ -61,7 +61,7 @@ func (s *saved) add(line string) error {
 	name, rule, _ := strings.Cut(rest, " ")
 	c := s.chain(name)
 	if c == nil {
-		return fmt.Errorf("the rule %.80q is of a chain that was not named before", line)
+		return fmt.Errorf("the rule %.80q is in an undeclared chain", line)
 	}
 	c.rules = append(c.rules, rule)
 	return nil
@@ -239,7 +239,7 @@ func split(line string) ([]string, error) {
 		}
 	}
 	if quoted {
-		return nil, fmt.Errorf("%.80q has a quotation without end", line)
+		return nil, fmt.Errorf("%.80q has an unterminated quotation", line)
 	}
 	if inWord {
 		words = append(words, word.String())

@@ -107,11 +107,11 @@ func (b *Backend) tablesOf(ctx context.Context, t tool) ([]saved, error) {
 	}
 	text, err := b.ns.run(ctx, "", t.save)
 	if err != nil {
-		return nil, fmt.Errorf("what %s has: %w", t, err)
+		return nil, fmt.Errorf("reading the rules of %s: %w", t, err)
 	}
 	tables, err := parseSaved(text)
 	if err != nil {
-		return nil, fmt.Errorf("what %s has: %w", t, err)
+		return nil, fmt.Errorf("reading the rules of %s: %w", t, err)
 	}
 	return tables, nil
 }
@@ -181,7 +181,7 @@ func decode(s tableView) *iptables.Installed {
 			continue
 		}
 		if present&t.family != 0 {
-			in.Strange = append(in.Strange, fmt.Sprintf("rules of ours stand in both flavours of %s", program(t.family)))
+			in.Strange = append(in.Strange, fmt.Sprintf("both flavours of %s have rules of pilotfish", program(t.family)))
 		}
 		present |= t.family
 		chains[t.family] = append(chains[t.family], found...)
@@ -205,7 +205,7 @@ func decodeAll(all []saved, family iptables.Families) (chains []iptables.Chain, 
 		chains, strange = append(chains, found...), append(strange, odd...)
 	}
 	if !guardOf(tableOf(all, guardTable)).empty() {
-		strange = append(strange, string(guardTable)+": "+guardChain+" holds up every new connection: an apply did not end; apply again")
+		strange = append(strange, string(guardTable)+": "+guardChain+" blocks new connections: an apply was interrupted; apply again")
 	}
 	return chains, strange
 }

@@ -273,7 +273,7 @@ func TestKilledApplyIsReportedAndRepaired(t *testing.T) {
 			t.Fatal(err)
 		}
 		in, err := b.Read(t.Context())
-		if err != nil || len(in.Strange) != 1 || !strings.Contains(in.Strange[0], "holds up every new connection") {
+		if err != nil || len(in.Strange) != 1 || !strings.Contains(in.Strange[0], "blocks new connections") {
 			t.Errorf("strange: %q, %v", in.Strange, err)
 		}
 		apply(t, b, wordy())
