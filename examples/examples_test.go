@@ -6,7 +6,7 @@ import (
 	"testing"
 
 	"github.com/pilotfish-mesh/pilotfish/controlplane/config"
-	"github.com/pilotfish-mesh/pilotfish/mesh"
+	"github.com/pilotfish-mesh/pilotfish/mesh/topology"
 )
 
 func TestTopologyExampleIsReadWithoutFindings(t *testing.T) {
@@ -14,7 +14,7 @@ func TestTopologyExampleIsReadWithoutFindings(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	topology, err := mesh.Parse("mesh.yaml", data)
+	topology, err := topology.Parse("mesh.yaml", data)
 	if err != nil {
 		t.Fatal(err)
 	}

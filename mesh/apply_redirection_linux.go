@@ -11,14 +11,15 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/pilotfish-mesh/pilotfish/mesh/netns"
+	"github.com/pilotfish-mesh/pilotfish/mesh/topology"
 )
 
 // redirectionTimeout is the timeout of the command that installs the redirection rules.
 const redirectionTimeout = 20 * time.Second
 
 // applyRedirection runs the agent's `iptables` command in a sandbox to install the redirection rules.
-func (p *capturedPlacement) applyRedirection(i *Instance, sb *sandbox) error {
-	args := append(append([]string(nil), p.resources.Agent...), redirectionArgs(i.workload)...)
+func (p *capturedPlacement) applyRedirection(i *topology.Instance, sb *sandbox) error {
+	args := append(append([]string(nil), p.resources.Agent...), redirectionArgs(i.Workload)...)
 	if out, err := sb.run(args, p.resources.Environ); err != nil {
 		return fmt.Errorf("installing the redirection rules of workload %s by `%s`: %w: %s (run the mesh without redirection with --no-capture)",
 			i.Name, strings.Join(args, " "), err, strings.TrimSpace(string(out)))

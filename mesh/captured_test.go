@@ -8,12 +8,14 @@ import (
 	"slices"
 	"strings"
 	"testing"
+
+	"github.com/pilotfish-mesh/pilotfish/mesh/topology"
 )
 
 func TestAddressPlanFollowsFromNetwork(t *testing.T) {
 	plan := newAddressPlan(78)
 	bridge4, bridge6 := plan.bridgeAddresses()
-	instances := plan.assignAddresses(&Topology{Workloads: []*Workload{{Name: "a", Replicas: 2}, {Name: "b", Replicas: 1}}})
+	instances := plan.assignAddresses(&topology.Topology{Workloads: []*topology.Workload{{Name: "a", Replicas: 2}, {Name: "b", Replicas: 1}}})
 	var got []string
 	for _, i := range instances {
 		got = append(got, i.Name+" "+i.Proxy.String()+" "+i.Proxy6.String()+" "+i.StatusAddress().String())
@@ -31,7 +33,7 @@ func TestAddressPlanFollowsFromNetwork(t *testing.T) {
 }
 
 func TestAnnotationsDetermineRedirection(t *testing.T) {
-	args := strings.Join(redirectionArgs(&Workload{Annotations: map[string]string{
+	args := strings.Join(redirectionArgs(&topology.Workload{Annotations: map[string]string{
 		"traffic.sidecar.istio.io/excludeOutboundPorts":    "3306",
 		"traffic.sidecar.istio.io/excludeInboundPorts":     "9999",
 		"traffic.sidecar.istio.io/includeOutboundIPRanges": "10.0.0.0/8",

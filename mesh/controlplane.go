@@ -12,6 +12,7 @@ import (
 
 	"github.com/pilotfish-mesh/pilotfish/controlplane"
 	"github.com/pilotfish-mesh/pilotfish/controlplane/config"
+	"github.com/pilotfish-mesh/pilotfish/mesh/topology"
 )
 
 // controlPlane is the embedded control plane, which can be stopped and started while the mesh runs.
@@ -122,13 +123,13 @@ func (p *controlPlane) proxyConfig(namespace string, labels map[string]string) *
 
 // bootstrap returns the patch of the workload's bootstrap from EnvoyFilters. While the control plane is stopped, it
 // returns the last one.
-func (p *controlPlane) bootstrap(w *Workload) ([]byte, error) {
+func (p *controlPlane) bootstrap(w *topology.Workload) ([]byte, error) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	if p.lastServing == nil {
 		return nil, nil
 	}
-	return p.lastServing.Bootstrap(w.Namespace, w.Labels, w.Type == Gateway)
+	return p.lastServing.Bootstrap(w.Namespace, w.Labels, w.Type == topology.Gateway)
 }
 
 func (p *controlPlane) serve(ctx context.Context, server *controlplane.Server) {
@@ -253,7 +254,7 @@ func (p *controlPlane) status() (ControlPlaneStatus, controlplane.Status) {
 	p.mu.Lock()
 	server := p.server
 	s := ControlPlaneStatus{
-		Running: server != nil, Since: p.since, Reason: p.reason, Address: fmt.Sprintf("%s:%d", p.cfg.Address, securePort), Monitoring: fmt.Sprintf("%s:%d", p.cfg.HostAddress, monitoringPort),
+		Running: server != nil, Since: p.since, Reason: p.reason, Address: fmt.Sprintf("%s:%d", p.cfg.Address, topology.SecurePort), Monitoring: fmt.Sprintf("%s:%d", p.cfg.HostAddress, topology.MonitoringPort),
 		ConfigDir: p.cfg.ConfigDirs, Problems: append([]config.Problem{}, p.current...),
 	}
 	p.mu.Unlock()

@@ -4,10 +4,12 @@ import (
 	"testing"
 
 	"github.com/miekg/dns"
+
+	"github.com/pilotfish-mesh/pilotfish/mesh/topology"
 )
 
 func TestMeshNamesAreNotForwarded(t *testing.T) {
-	r := &dnsForwarder{plan: newAddressPlan(firstNetwork)}
+	r := &dnsForwarder{plan: newAddressPlan(topology.FirstNetwork)}
 	for name, want := range map[string]int{
 		HostName + ".":                           dns.RcodeSuccess,
 		HostName + ".default.svc.cluster.local.": dns.RcodeNameError,

@@ -6,14 +6,15 @@ import (
 	"path/filepath"
 
 	"github.com/pilotfish-mesh/pilotfish/controlplane/registry"
+	"github.com/pilotfish-mesh/pilotfish/mesh/topology"
 )
 
 // EndpointPolicy returns the restrictions of endpoints in a mesh on this machine. Sockets are allowed in the topology's
 // directory, the directory for temporary files and allowUnix, but not in the directory of running meshes, which
 // contains the proxies' sockets.
-func (t *Topology) EndpointPolicy(runtimeDir, stateDir string, allowUnix []string) registry.EndpointPolicy {
+func EndpointPolicy(t *topology.Topology, runtimeDir, stateDir string, allowUnix []string) registry.EndpointPolicy {
 	return registry.EndpointPolicy{
-		AllowUnix: append(absolutePaths(t.baseDir(), os.TempDir(), "/tmp"), allowUnix...),
+		AllowUnix: append(absolutePaths(t.BaseDir(), os.TempDir(), "/tmp"), allowUnix...),
 		DenyUnix:  absolutePaths(runtimeDir, stateDir),
 	}
 }
@@ -31,7 +32,7 @@ func absolutePaths(paths ...string) []string {
 // endpointPolicy returns the policy of the topology. In addition, it allows gateways to connect to the loopback
 // addresses of this mesh's workloads.
 func (m *Mesh) endpointPolicy() registry.EndpointPolicy {
-	p := m.cfg.Topology.EndpointPolicy(m.cfg.RuntimeDir, m.cfg.StateDir, m.cfg.AllowUnix)
+	p := EndpointPolicy(m.cfg.Topology, m.cfg.RuntimeDir, m.cfg.StateDir, m.cfg.AllowUnix)
 	if !m.placement.Captured() {
 		network, _ := m.placement.ControlPlane().Prefix(16)
 		p.AllowNetworks = []netip.Prefix{network}

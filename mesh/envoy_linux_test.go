@@ -16,6 +16,8 @@ import (
 
 	"github.com/go-jose/go-jose/v4"
 	"github.com/go-jose/go-jose/v4/jwt"
+
+	"github.com/pilotfish-mesh/pilotfish/mesh/topology"
 )
 
 // Two workloads that call each other, in a mesh with real agents and real Envoys.
@@ -47,7 +49,7 @@ metadata: {name: default, namespace: default}
 spec: {mtls: {mode: STRICT}}
 `
 
-func realTopology(t *testing.T) *Topology {
+func realTopology(t *testing.T) *topology.Topology {
 	t.Helper()
 	dir := t.TempDir()
 	if err := os.Mkdir(filepath.Join(dir, "istio"), 0o700); err != nil {
@@ -113,7 +115,7 @@ func TestRealSidecarsAuthenticateWorkloads(t *testing.T) {
 
 // tokenIsExchanged lets an application exchange a token at its sidecar, and verifies it as a service outside of the
 // mesh.
-func (r *testMesh) tokenIsExchanged(i *Instance) {
+func (r *testMesh) tokenIsExchanged(i *topology.Instance) {
 	r.t.Helper()
 	status, body := getText(r.t, fmt.Sprintf("http://%s:9080/token?audience=https://orders.example", i.App))
 	var got struct {

@@ -32,7 +32,7 @@ func (m *Mesh) execTarget(name string) (ExecTarget, error) {
 		env, err := m.instanceEnv(r.instance, r.attachment)
 		in := ExecTarget{Env: env}
 		if err == nil && m.placement.Captured() {
-			in.PID, in.Capabilities = r.agent.snapshot().PID, r.instance.workload.capabilities()
+			in.PID, in.Capabilities = r.agent.snapshot().PID, r.instance.Workload.Capabilities()
 			if in.PID == 0 {
 				err = fmt.Errorf("the %s of %s is not running: see `pilotfish status`", r.agent.role, name)
 			}

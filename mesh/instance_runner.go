@@ -7,15 +7,14 @@ import (
 	"sync"
 	"time"
 
-	networking "istio.io/api/networking/v1alpha3"
-
 	"github.com/pilotfish-mesh/pilotfish/controlplane/config"
+	"github.com/pilotfish-mesh/pilotfish/mesh/topology"
 )
 
 // instanceRunner runs one instance: its application, its agent, and its entry in the registry.
 type instanceRunner struct {
 	mesh       *Mesh
-	instance   *Instance
+	instance   *topology.Instance
 	files      *sidecarFiles
 	attachment Attachment
 	app        *supervisedProcess // nil for a gateway
@@ -33,24 +32,24 @@ type instanceRunner struct {
 	traffic      rate
 }
 
-func (m *Mesh) newRunner(i *Instance) (*instanceRunner, error) {
+func (m *Mesh) newRunner(i *topology.Instance) (*instanceRunner, error) {
 	attached, err := m.placement.Attach(i)
 	if err != nil {
 		return nil, fmt.Errorf("workload %s: %w", i.Name, err)
 	}
 	r := &instanceRunner{mesh: m, instance: i, attachment: attached, changed: make(chan struct{}, 1), probe: newProber(i, attached, m.agentDir(i))}
 	r.files = &sidecarFiles{dir: m.agentDir(i), instance: i, mesh: m.cfg.Topology.Mesh, issuer: m.authority}
-	r.agent = r.newProcess("sidecar", OriginSidecar, RestartAlways, r.agentCommand)
-	if i.workload.Type != Gateway {
-		r.app = r.newProcess("application", OriginWorkload, i.workload.Restart, r.appCommand)
-		r.app.remedy = func(e Exit) string { return i.bindRemedy(e.Tail...) }
+	r.agent = r.newProcess("sidecar", OriginSidecar, topology.RestartAlways, r.agentCommand)
+	if i.Workload.Type != topology.Gateway {
+		r.app = r.newProcess("application", OriginWorkload, i.Workload.Restart, r.appCommand)
+		r.app.remedy = func(e Exit) string { return bindRemedy(i, e.Tail...) }
 	} else {
 		r.agent.role = "gateway"
 	}
 	return r, nil
 }
 
-func (r *instanceRunner) newProcess(what string, origin Origin, rule RestartRule, c func() (command, error)) *supervisedProcess {
+func (r *instanceRunner) newProcess(what string, origin Origin, rule topology.RestartRule, c func() (command, error)) *supervisedProcess {
 	return &supervisedProcess{
 		role: what, instance: r.instance.Name, origin: origin, rule: rule, command: c, record: r.mesh.record,
 		events: r.mesh.events, changed: r.changed, kill: r.mesh.kill, restarts: make(chan struct{}, 1),
@@ -61,7 +60,7 @@ func (r *instanceRunner) newProcess(what string, origin Origin, rule RestartRule
 func (r *instanceRunner) agentCommand() (command, error) {
 	env, err := r.mesh.agentEnv(r.instance, r.attachment)
 	role := "sidecar"
-	if r.instance.workload.Type == Gateway {
+	if r.instance.Workload.Type == topology.Gateway {
 		role = "router"
 	}
 	args := append(append([]string(nil), r.mesh.agentCommand...), "proxy", role, "--restart")
@@ -80,7 +79,7 @@ func (r *instanceRunner) appCommand() (command, error) {
 		return command{}, err
 	}
 	args, err := r.mesh.appArgs(r.instance)
-	return command{Args: args, Env: env, Dir: r.instance.workload.WorkingDir, Enter: r.attachment.EnterApp}, err
+	return command{Args: args, Env: env, Dir: r.instance.Workload.WorkingDir, Enter: r.attachment.EnterApp}, err
 }
 
 // run runs the instance until ctx ends and its processes have ended. It calls started once: when the instance is ready,
@@ -224,7 +223,7 @@ func (r *instanceRunner) observeApp(ctx context.Context) observation {
 	if r.app == nil {
 		return observation{}
 	}
-	app, portless := r.app.snapshot(), len(r.instance.workload.Ports) == 0
+	app, portless := r.app.snapshot(), len(r.instance.Workload.Ports) == 0
 	if app.State == ProcessEnded && portless {
 		return observation{} // the application is a task that has finished
 	}
@@ -249,7 +248,7 @@ func (r *instanceRunner) observeApp(ctx context.Context) observation {
 // hasAppFailed reports whether the application exited, is not restarted, and serves ports. An application without ports
 // that exits counts as a finished task.
 func (r *instanceRunner) hasAppFailed(state ProcessState) bool {
-	return state == ProcessFailed || (state == ProcessEnded && len(r.instance.workload.Ports) > 0)
+	return state == ProcessFailed || (state == ProcessEnded && len(r.instance.Workload.Ports) > 0)
 }
 
 func (r *instanceRunner) resetWaiting() {
@@ -291,7 +290,7 @@ func (r *instanceRunner) setNotReady(reasons []string, lost bool) {
 // reportLate reports whether the startup timeout has passed, and publishes an event the first time.
 func (r *instanceRunner) reportLate(reasons []string) bool {
 	r.mu.Lock()
-	late, limit := r.late, r.instance.workload.StartupTimeout
+	late, limit := r.late, r.instance.Workload.StartupTimeout
 	r.late = late || time.Since(r.waitingSince) > limit
 	now := r.late
 	r.mu.Unlock()
@@ -318,37 +317,5 @@ func (r *instanceRunner) deregister() { r.mesh.registry.Delete(r.workloadEntry()
 
 // workloadEntry returns the instance as a WorkloadEntry, which services select by its labels, like a pod.
 func (r *instanceRunner) workloadEntry() *config.Resource {
-	return r.instance.workload.workloadEntry(r.instance.Name, r.instance.Proxy.String())
-}
-
-// tlsModeLabel marks workloads whose proxy accepts the mesh's mutual TLS. Without the label, a service account implies
-// it.
-const tlsModeLabel = "security.istio.io/tlsMode"
-
-// workloadEntry returns one instance of the workload as a registry document.
-func (w *Workload) workloadEntry(name, address string) *config.Resource {
-	labels := map[string]string{}
-	for k, v := range w.Labels {
-		labels[k] = v
-	}
-	// A gateway's TLS mode depends on its Gateway documents. As in Istio, clients use the mesh's mutual TLS to it only
-	// if a DestinationRule requires it.
-	switch {
-	case w.Type != Gateway:
-		labels[tlsModeLabel] = "istio"
-	case labels[tlsModeLabel] == "":
-		labels[tlsModeLabel] = "disabled"
-	}
-	ports := map[string]uint32{}
-	for _, p := range w.Ports {
-		ports[p.Name] = uint32(p.Port)
-	}
-	return &config.Resource{
-		Key:        config.Key{Kind: config.WorkloadEntry, Namespace: w.Namespace, Name: name},
-		APIVersion: "networking.istio.io/v1",
-		Labels:     labels,
-		Spec: &networking.WorkloadEntry{
-			Address: address, Labels: labels, ServiceAccount: w.ServiceAccount, Ports: ports,
-		},
-	}
+	return r.instance.Workload.RegistryEntry(r.instance.Name, r.instance.Proxy.String())
 }

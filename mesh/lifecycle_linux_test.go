@@ -17,6 +17,7 @@ import (
 
 	"github.com/pilotfish-mesh/pilotfish/controlplane/config"
 	"github.com/pilotfish-mesh/pilotfish/internal/testenv"
+	"github.com/pilotfish-mesh/pilotfish/mesh/topology"
 )
 
 // testMesh is a mesh under test, with all of its events.
@@ -31,7 +32,7 @@ type testMesh struct {
 	events []Event
 }
 
-func testConfig(t testing.TB, top *Topology) Config {
+func testConfig(t testing.TB, top *topology.Topology) Config {
 	return Config{
 		Topology: top, Environ: os.Environ(), RuntimeDir: shortDir(t), EnvoyPath: testenv.Envoy(t),
 		AgentCommand: []string{os.Args[0], "fake-agent"}, GuardCommand: []string{os.Args[0], "guard"},
@@ -484,7 +485,7 @@ func TestApplicationIsRestartedOnRequest(t *testing.T) {
 
 // playUp runs the mesh of a topology file as `pilotfish up` does.
 func playUp(args []string) {
-	top, err := Load(args[0])
+	top, err := topology.Load(args[0])
 	fail(err)
 	cfg := Config{
 		Topology: top, Environ: os.Environ(), RuntimeDir: args[1], EnvoyPath: args[2], AgentCommand: []string{os.Args[0], args[4]},

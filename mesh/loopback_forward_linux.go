@@ -10,6 +10,7 @@ import (
 	"syscall"
 
 	"github.com/pilotfish-mesh/pilotfish/internal/portowner"
+	"github.com/pilotfish-mesh/pilotfish/mesh/topology"
 )
 
 // loopbackForwarders forward connections to an application that listens only on loopback or IPv6. They are needed
@@ -32,9 +33,9 @@ type loopbackForwarder struct {
 	forwarder *tcpForwarder
 }
 
-func newLoopbackForwarders(sb *sandbox, i *Instance) *loopbackForwarders {
+func newLoopbackForwarders(sb *sandbox, i *topology.Instance) *loopbackForwarders {
 	d := &loopbackForwarders{sandbox: sb, instanceAddr: i.App, forwarders: map[uint16]*loopbackForwarder{}, dualStack: map[uint16]bool{}}
-	for _, p := range i.workload.Ports {
+	for _, p := range i.Workload.Ports {
 		if p.Protocol != "UDP" {
 			d.ports = append(d.ports, p.Port)
 		}

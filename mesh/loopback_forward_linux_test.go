@@ -5,6 +5,8 @@ import (
 	"os"
 	"strings"
 	"testing"
+
+	"github.com/pilotfish-mesh/pilotfish/mesh/topology"
 )
 
 // listenOnlyOn returns applications that listen only on the addresses, and an application that calls them.
@@ -68,7 +70,7 @@ func TestApplicationsAreReachableOnAnyListenAddress(t *testing.T) {
 	}
 }
 
-func listenOnlyTopology(t *testing.T, at []string) *Topology {
+func listenOnlyTopology(t *testing.T, at []string) *topology.Topology {
 	t.Helper()
 	spec, services := listenOnlyOn(at...)
 	return topologyWith(t, spec, services)

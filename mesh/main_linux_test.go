@@ -21,6 +21,7 @@ import (
 	"go.uber.org/goleak"
 
 	agentcommand "github.com/pilotfish-mesh/pilotfish/agent/command"
+	"github.com/pilotfish-mesh/pilotfish/mesh/topology"
 	"github.com/pilotfish-mesh/pilotfish/sts"
 )
 
@@ -263,12 +264,12 @@ func playPrint(args []string) {
 }
 
 // testTopology returns a topology file with this spec, in its own directory.
-func testTopology(t *testing.T, spec string) *Topology {
+func testTopology(t *testing.T, spec string) *topology.Topology {
 	t.Helper()
 	return writeTopology(t, t.TempDir(), spec)
 }
 
-func writeTopology(t *testing.T, dir, spec string) *Topology {
+func writeTopology(t *testing.T, dir, spec string) *topology.Topology {
 	t.Helper()
 	file := filepath.Join(dir, "mesh.yaml")
 	name := "t" + strconv.FormatInt(time.Now().UnixNano()%1_000_000_000, 36)
@@ -276,7 +277,7 @@ func writeTopology(t *testing.T, dir, spec string) *Topology {
 	if err := os.WriteFile(file, []byte(head+spec), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	top, err := Load(file)
+	top, err := topology.Load(file)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -15,6 +15,7 @@ import (
 	"github.com/pilotfish-mesh/pilotfish/controlplane/ca"
 	"github.com/pilotfish-mesh/pilotfish/controlplane/config"
 	"github.com/pilotfish-mesh/pilotfish/envoy"
+	"github.com/pilotfish-mesh/pilotfish/mesh/topology"
 )
 
 const defaultStopTimeout = 5 * time.Second
@@ -25,7 +26,7 @@ const maxStartingPerCPU = 4
 
 // Config configures a mesh. Only Topology and Environ are required.
 type Config struct {
-	Topology *Topology
+	Topology *topology.Topology
 	// Environ is the environment, in the form of os.Environ. Applications inherit it. ENVOY_PATH, PATH and HOME
 	// determine where Envoy is searched. Agents inherit only inheritedVariables.
 	Environ []string
@@ -293,7 +294,7 @@ func (m *Mesh) prepareInstances(context.Context) error {
 }
 
 // newRunners creates the runners concurrently, because creating a network namespace with its rules is slow.
-func (m *Mesh) newRunners(instances []*Instance) ([]*instanceRunner, error) {
+func (m *Mesh) newRunners(instances []*topology.Instance) ([]*instanceRunner, error) {
 	runners, problems := make([]*instanceRunner, len(instances)), make([]error, len(instances))
 	slots := make(chan struct{}, maxStartingPerCPU*runtime.GOMAXPROCS(0))
 	var wg sync.WaitGroup
@@ -357,7 +358,7 @@ func (m *Mesh) Stop(reason string) {
 func (m *Mesh) Kill() { m.killOnce.Do(func() { close(m.kill) }) }
 
 // Instances returns the instances with their addresses, or nil before the addresses are assigned.
-func (m *Mesh) Instances() []*Instance {
+func (m *Mesh) Instances() []*topology.Instance {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	if m.placement == nil {
@@ -404,7 +405,7 @@ func (m *Mesh) currentControlPlane() *controlPlane {
 func (m *Mesh) Restart(_ context.Context, name string) error {
 	found := false
 	for _, r := range m.snapshotRunners() {
-		if r.instance.Name != name && r.instance.workload.Name != name {
+		if r.instance.Name != name && r.instance.Workload.Name != name {
 			continue
 		}
 		found = true

@@ -3,6 +3,8 @@ package mesh
 import (
 	"fmt"
 	"net/netip"
+
+	"github.com/pilotfish-mesh/pilotfish/mesh/topology"
 )
 
 // Captured is the network in which each workload has a network namespace, connected by a bridge in another namespace.
@@ -48,19 +50,19 @@ func (p addressPlan) hostAddress() netip.Addr {
 	return v4
 }
 
-// assignAddresses returns all instances with their addresses. Proxy and application share an address.
-func (p addressPlan) assignAddresses(t *Topology) []*Instance {
-	instances := assignAddresses(t, p.v4)
+// AssignAddresses returns all instances with their addresses. Proxy and application share an address.
+func (p addressPlan) assignAddresses(t *topology.Topology) []*topology.Instance {
+	instances := topology.AssignAddresses(t, p.v4)
 	for n, i := range instances {
 		i.Proxy, i.Proxy6 = p.addresses(byte(n+1), 1)
-		i.App, i.localAddr, i.captured = i.Proxy, netip.AddrFrom4([4]byte{127, 0, 0, 1}), true
+		i.App, i.LocalAddr, i.Captured = i.Proxy, netip.AddrFrom4([4]byte{127, 0, 0, 1}), true
 	}
 	return instances
 }
 
 // resolvConf returns an application's resolv.conf: the bridge as name server, which forwards queries that the agent
 // does not answer, and a pod's search domains.
-func (p addressPlan) resolvConf(w *Workload, search []string) string {
+func (p addressPlan) resolvConf(w *topology.Workload, search []string) string {
 	nameserver, _ := p.bridgeAddresses()
 	domains := w.Namespace + ".svc.cluster.local svc.cluster.local cluster.local"
 	for _, domain := range search {

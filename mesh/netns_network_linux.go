@@ -17,6 +17,7 @@ import (
 
 	"github.com/pilotfish-mesh/pilotfish/internal/portowner"
 	"github.com/pilotfish-mesh/pilotfish/mesh/netns"
+	"github.com/pilotfish-mesh/pilotfish/mesh/topology"
 )
 
 // CanCapture returns the reason for which this process cannot run a mesh with redirection, or nil. It tries the
@@ -39,7 +40,7 @@ func tryCapture() error {
 		return err
 	}
 	defer n.Close()
-	if err := redirectEgress(n, newAddressPlan(firstNetwork)); err != nil {
+	if err := redirectEgress(n, newAddressPlan(topology.FirstNetwork)); err != nil {
 		return fmt.Errorf("redirecting by nftables: %w", err)
 	}
 	l, err := n.Listen("tcp", "127.0.0.1:53")
@@ -54,7 +55,7 @@ func tryCapture() error {
 }
 
 // Claim creates the bridge, the egress listener and the reserved host network.
-func (Captured) Claim(t *Topology, use Resources) (Placement, error) {
+func (Captured) Claim(t *topology.Topology, use Resources) (Placement, error) {
 	plan, err := chooseAddressPlan(t)
 	if err != nil {
 		return nil, err
@@ -66,7 +67,7 @@ func (Captured) Claim(t *Topology, use Resources) (Placement, error) {
 	if err != nil {
 		return nil, fmt.Errorf("%w (--no-capture runs the mesh without network namespaces)", err)
 	}
-	p := &capturedPlacement{plan: plan, resources: use, bridge: bridge, instances: plan.assignAddresses(t), sandboxes: map[*Instance]*sandbox{}}
+	p := &capturedPlacement{plan: plan, resources: use, bridge: bridge, instances: plan.assignAddresses(t), sandboxes: map[*topology.Instance]*sandbox{}}
 	p.onRelease(bridge.Close)
 	if err := errors.Join(p.claimHostNetwork(), os.MkdirAll(use.Dir, 0o700), p.openEgress()); err != nil {
 		return nil, errors.Join(err, p.Release())
@@ -76,7 +77,7 @@ func (Captured) Claim(t *Topology, use Resources) (Placement, error) {
 
 // chooseAddressPlan returns the plan for the topology's network, or for the first one that overlaps no route of the
 // machine.
-func chooseAddressPlan(t *Topology) (addressPlan, error) {
+func chooseAddressPlan(t *topology.Topology) (addressPlan, error) {
 	if t.Network.IsValid() {
 		return newAddressPlan(t.Network.Addr().As4()[1]), nil
 	}
@@ -84,12 +85,12 @@ func chooseAddressPlan(t *Topology) (addressPlan, error) {
 	if err != nil {
 		return addressPlan{}, fmt.Errorf("reading this machine's routes: %w", err)
 	}
-	for n := firstNetwork; n <= lastNetwork; n++ {
+	for n := topology.FirstNetwork; n <= topology.LastNetwork; n++ {
 		if plan := newAddressPlan(byte(n)); !overlapsRoute(routes, plan.v4) {
 			return plan, nil
 		}
 	}
-	return addressPlan{}, fmt.Errorf("this machine has routes into each network from 10.%d.0.0/16 to 10.%d.0.0/16: set `network: 127.N.0.0/16` in the topology; with --capture, the mesh then uses 10.N.0.0/16", firstNetwork, lastNetwork)
+	return addressPlan{}, fmt.Errorf("this machine has routes into each network from 10.%d.0.0/16 to 10.%d.0.0/16: set `network: 127.N.0.0/16` in the topology; with --capture, the mesh then uses 10.N.0.0/16", topology.FirstNetwork, topology.LastNetwork)
 }
 
 // overlapsRoute reports whether a route, other than the default route, overlaps the network.
@@ -112,11 +113,11 @@ type capturedPlacement struct {
 	plan      addressPlan
 	resources Resources
 	bridge    *netns.Bridge
-	instances []*Instance
+	instances []*topology.Instance
 	host      netip.Addr
 
 	mu        sync.Mutex
-	sandboxes map[*Instance]*sandbox
+	sandboxes map[*topology.Instance]*sandbox
 	release   []func() error
 }
 
@@ -127,9 +128,9 @@ type sandbox struct {
 	dnsConfig *dns.ClientConfig
 }
 
-func (p *capturedPlacement) Describe() string       { return p.plan.v4.String() }
-func (p *capturedPlacement) Captured() bool         { return true }
-func (p *capturedPlacement) Instances() []*Instance { return p.instances }
+func (p *capturedPlacement) Describe() string                { return p.plan.v4.String() }
+func (p *capturedPlacement) Captured() bool                  { return true }
+func (p *capturedPlacement) Instances() []*topology.Instance { return p.instances }
 
 func (p *capturedPlacement) ControlPlane() netip.Addr {
 	v4, _ := p.plan.bridgeAddresses()
@@ -141,20 +142,20 @@ func (p *capturedPlacement) Host() netip.Addr { return p.host }
 // claimHostNetwork reserves a loopback network of this machine for the control plane's ports that workloads may not
 // use. Workloads cannot reach it: the egress listener connects only to 127.0.0.1.
 func (p *capturedPlacement) claimHostNetwork() error {
-	for n := lastNetwork; n >= firstNetwork; n-- {
-		network := loopbackNetwork(byte(n))
+	for n := topology.LastNetwork; n >= topology.FirstNetwork; n-- {
+		network := topology.LoopbackNetwork(byte(n))
 		claim, err := claimNetwork(network)
 		if err != nil {
 			continue
 		}
-		p.host = controlPlaneAddress(network)
-		if errors.Join(checkPort(netip.AddrPortFrom(p.host, plaintextPort)), checkPort(netip.AddrPortFrom(p.host, monitoringPort))) == nil {
+		p.host = topology.ControlPlaneAddress(network)
+		if errors.Join(checkPort(netip.AddrPortFrom(p.host, topology.PlaintextPort)), checkPort(netip.AddrPortFrom(p.host, topology.MonitoringPort))) == nil {
 			p.onRelease(claim.Close)
 			return nil
 		}
 		_ = claim.Close()
 	}
-	return fmt.Errorf("no network from 127.%d.0.0/16 to 127.%d.0.0/16 is free for the control plane's ports on this machine", firstNetwork, lastNetwork)
+	return fmt.Errorf("no network from 127.%d.0.0/16 to 127.%d.0.0/16 is free for the control plane's ports on this machine", topology.FirstNetwork, topology.LastNetwork)
 }
 
 func (p *capturedPlacement) Listen(network, address string) (net.Listener, error) {
@@ -185,20 +186,20 @@ func (p *capturedPlacement) Release() error {
 }
 
 // Attach creates the instance's sandbox and installs the redirection rules.
-func (p *capturedPlacement) Attach(i *Instance) (Attachment, error) {
+func (p *capturedPlacement) Attach(i *topology.Instance) (Attachment, error) {
 	sb, err := p.newSandbox(i)
 	if err != nil {
 		return Attachment{}, err
 	}
 	agent := []string{"INSTANCE_IP=" + i.Proxy.String()}
-	if i.workload.Type != Gateway {
+	if i.Workload.Type != topology.Gateway {
 		agent = append(agent, "ISTIO_META_INTERCEPTION_MODE=REDIRECT", "ISTIO_META_DNS_CAPTURE=true")
 		if err := p.applyRedirection(i, sb); err != nil {
 			return Attachment{}, err
 		}
 	}
 	appIsolation, agentIsolation := sb.isolation, sb.isolation
-	appIsolation.Capabilities = i.workload.capabilities()
+	appIsolation.Capabilities = i.Workload.Capabilities()
 	agentIsolation.Group, agentIsolation.Capabilities = proxyGroup, []uintptr{unix.CAP_NET_BIND_SERVICE}
 	enter := func(s netns.ProcessIsolation) func() error {
 		return func() error { return errors.Join(sb.namespace.EnterThread(), s.Enter()) }
@@ -216,7 +217,7 @@ func (p *capturedPlacement) Attach(i *Instance) (Attachment, error) {
 	}, nil
 }
 
-func (p *capturedPlacement) newSandbox(i *Instance) (*sandbox, error) {
+func (p *capturedPlacement) newSandbox(i *topology.Instance) (*sandbox, error) {
 	namespace, err := netns.New()
 	if err != nil {
 		return nil, err
@@ -252,13 +253,13 @@ const (
 
 // writeFiles writes the files that replace files of the machine for an instance. It returns them by their path in the
 // sandbox.
-func (p *capturedPlacement) writeFiles(i *Instance) (map[string]string, error) {
+func (p *capturedPlacement) writeFiles(i *topology.Instance) (map[string]string, error) {
 	var search []string
 	if own, err := dns.ClientConfigFromFile(resolvConfPath); err == nil {
 		search = own.Search
 	}
 	files := map[string]string{resolvConfPath: filepath.Join(p.resources.Dir, i.Name+".resolv.conf")}
-	if err := writeFile(files[resolvConfPath], []byte(p.plan.resolvConf(i.workload, search)), 0o644); err != nil {
+	if err := writeFile(files[resolvConfPath], []byte(p.plan.resolvConf(i.Workload, search)), 0o644); err != nil {
 		return nil, err
 	}
 	sources, err := os.ReadFile(nsswitchPath)
@@ -284,8 +285,8 @@ func useFilesAndDNS(nsswitch string) string {
 }
 
 // publish listens on this machine for a gateway's published ports.
-func (p *capturedPlacement) publish(i *Instance) error {
-	for _, port := range i.workload.Ports {
+func (p *capturedPlacement) publish(i *topology.Instance) error {
+	for _, port := range i.Workload.Ports {
 		if !port.Publish.IsValid() {
 			continue
 		}

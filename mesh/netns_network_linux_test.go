@@ -19,6 +19,8 @@ import (
 
 	"github.com/google/nftables"
 	"github.com/vishvananda/netlink"
+
+	"github.com/pilotfish-mesh/pilotfish/mesh/topology"
 )
 
 // Two workloads without knowledge of the mesh: a serves HTTP and TCP on all addresses, b calls it by name.
@@ -80,13 +82,13 @@ func needNamespaces(t *testing.T) {
 	}
 }
 
-func capturedTopology(t *testing.T) *Topology {
+func capturedTopology(t *testing.T) *topology.Topology {
 	t.Helper()
 	return topologyWith(t, unmodified, calledServices)
 }
 
 // topologyWith writes the documents into the directory istio.
-func topologyWith(t *testing.T, spec, documents string) *Topology {
+func topologyWith(t *testing.T, spec, documents string) *topology.Topology {
 	t.Helper()
 	dir := t.TempDir()
 	if err := os.Mkdir(filepath.Join(dir, "istio"), 0o700); err != nil {
@@ -160,7 +162,7 @@ func TestCapturedMeshServesUnmodifiedPrograms(t *testing.T) {
 }
 
 // plaintextClientsAreRefused connects as a client in the mesh's network without a sidecar.
-func (r *testMesh) plaintextClientsAreRefused(a *Instance) {
+func (r *testMesh) plaintextClientsAreRefused(a *topology.Instance) {
 	r.t.Helper()
 	for _, to := range []netip.Addr{a.Proxy, a.Proxy6} {
 		for _, port := range []uint16{9080, 9000} {
@@ -172,7 +174,7 @@ func (r *testMesh) plaintextClientsAreRefused(a *Instance) {
 }
 
 // bothFamiliesAreCaptured calls an IPv6 address. Only the sidecar can add the identity to the call.
-func (r *testMesh) bothFamiliesAreCaptured(a *Instance) {
+func (r *testMesh) bothFamiliesAreCaptured(a *topology.Instance) {
 	r.t.Helper()
 	request, err := http.NewRequest(http.MethodGet, "http://"+netip.AddrPortFrom(a.Proxy6, 9080).String()+"/who", nil)
 	if err != nil {
@@ -190,7 +192,7 @@ func (r *testMesh) bothFamiliesAreCaptured(a *Instance) {
 	}
 }
 
-func (r *testMesh) gatewayServesBothFamilies(gateway *Instance) {
+func (r *testMesh) gatewayServesBothFamilies(gateway *topology.Instance) {
 	r.t.Helper()
 	for _, at := range []netip.Addr{gateway.Proxy, gateway.Proxy6} {
 		url := "http://" + netip.AddrPortFrom(at, 8080).String() + "/who"
@@ -274,7 +276,7 @@ func (r *testMesh) proxiesHaveNoPrivileges() {
 func (r *testMesh) applicationsHaveOrdinaryCapabilities() {
 	r.t.Helper()
 	var allowed uint64
-	for _, number := range new(Workload).capabilities() {
+	for _, number := range new(topology.Workload).Capabilities() {
 		allowed |= 1 << number
 	}
 	for _, i := range r.Status(context.Background()).Instances {

@@ -2,10 +2,14 @@
 
 package mesh
 
-import "runtime"
+import (
+	"runtime"
+
+	"github.com/pilotfish-mesh/pilotfish/mesh/topology"
+)
 
 // Claim fails: only Linux has network namespaces.
-func (Captured) Claim(*Topology, Resources) (Placement, error) {
+func (Captured) Claim(*topology.Topology, Resources) (Placement, error) {
 	return nil, &UnsupportedError{OS: runtime.GOOS}
 }
 

@@ -10,6 +10,7 @@ import (
 
 	"github.com/pilotfish-mesh/pilotfish/controlplane"
 	"github.com/pilotfish-mesh/pilotfish/internal/portowner"
+	"github.com/pilotfish-mesh/pilotfish/mesh/topology"
 )
 
 // Network determines how the workloads of a mesh reach their proxies and each other. Loopback assigns loopback
@@ -17,7 +18,7 @@ import (
 // traffic.
 type Network interface {
 	// Claim reserves the mesh's network, exclusively on this machine, and assigns the instances' addresses.
-	Claim(t *Topology, use Resources) (Placement, error)
+	Claim(t *topology.Topology, use Resources) (Placement, error)
 }
 
 // Resources are the mesh's resources that a network may use.
@@ -47,9 +48,9 @@ type Placement interface {
 	// Host returns the loopback address for those control plane ports that workloads must not reach.
 	Host() netip.Addr
 	// Instances returns all instances of the topology, in its order, with their addresses.
-	Instances() []*Instance
+	Instances() []*topology.Instance
 	// Attach prepares the network of an instance, once, before its processes start. It is safe for concurrent use.
-	Attach(i *Instance) (Attachment, error)
+	Attach(i *topology.Instance) (Attachment, error)
 	// Release releases all resources.
 	Release() error
 }
@@ -84,13 +85,13 @@ type Attachment struct {
 type Loopback struct{}
 
 // Claim reserves the topology's network, or the first free one.
-func (Loopback) Claim(t *Topology, _ Resources) (Placement, error) {
+func (Loopback) Claim(t *topology.Topology, _ Resources) (Placement, error) {
 	if t.Network.IsValid() {
 		return claimLoopback(t, t.Network)
 	}
 	var first error
-	for n := firstNetwork; n <= lastNetwork; n++ {
-		p, err := claimLoopback(t, loopbackNetwork(byte(n)))
+	for n := topology.FirstNetwork; n <= topology.LastNetwork; n++ {
+		p, err := claimLoopback(t, topology.LoopbackNetwork(byte(n)))
 		if err == nil {
 			return p, nil
 		}
@@ -98,12 +99,12 @@ func (Loopback) Claim(t *Topology, _ Resources) (Placement, error) {
 			first = err
 		}
 	}
-	return nil, fmt.Errorf("no network from 127.%d.0.0/16 to 127.%d.0.0/16 is free; the first one failed: %w", firstNetwork, lastNetwork, first)
+	return nil, fmt.Errorf("no network from 127.%d.0.0/16 to 127.%d.0.0/16 is free; the first one failed: %w", topology.FirstNetwork, topology.LastNetwork, first)
 }
 
 type loopbackPlacement struct {
 	network   netip.Prefix
-	instances []*Instance
+	instances []*topology.Instance
 	claim     net.Listener
 }
 
@@ -118,13 +119,13 @@ func claimNetwork(network netip.Prefix) (net.Listener, error) {
 }
 
 // claimLoopback reserves one network and checks that the control plane's ports are free in it.
-func claimLoopback(t *Topology, network netip.Prefix) (*loopbackPlacement, error) {
+func claimLoopback(t *topology.Topology, network netip.Prefix) (*loopbackPlacement, error) {
 	claim, err := claimNetwork(network)
 	if err != nil {
 		return nil, err
 	}
-	p := &loopbackPlacement{network: network, claim: claim, instances: assignAddresses(t, network)}
-	for _, port := range []uint16{securePort, plaintextPort, monitoringPort, tokenExchangePort} {
+	p := &loopbackPlacement{network: network, claim: claim, instances: topology.AssignAddresses(t, network)}
+	for _, port := range []uint16{topology.SecurePort, topology.PlaintextPort, topology.MonitoringPort, topology.TokenExchangePort} {
 		if err := checkPort(netip.AddrPortFrom(p.ControlPlane(), port)); err != nil {
 			return nil, errors.Join(err, claim.Close())
 		}
@@ -132,12 +133,12 @@ func claimLoopback(t *Topology, network netip.Prefix) (*loopbackPlacement, error
 	return p, nil
 }
 
-func (p *loopbackPlacement) Describe() string         { return p.network.String() }
-func (p *loopbackPlacement) Captured() bool           { return false }
-func (p *loopbackPlacement) ControlPlane() netip.Addr { return controlPlaneAddress(p.network) }
-func (p *loopbackPlacement) Host() netip.Addr         { return p.ControlPlane() }
-func (p *loopbackPlacement) Instances() []*Instance   { return p.instances }
-func (p *loopbackPlacement) Release() error           { return p.claim.Close() }
+func (p *loopbackPlacement) Describe() string                { return p.network.String() }
+func (p *loopbackPlacement) Captured() bool                  { return false }
+func (p *loopbackPlacement) ControlPlane() netip.Addr        { return topology.ControlPlaneAddress(p.network) }
+func (p *loopbackPlacement) Host() netip.Addr                { return p.ControlPlane() }
+func (p *loopbackPlacement) Instances() []*topology.Instance { return p.instances }
+func (p *loopbackPlacement) Release() error                  { return p.claim.Close() }
 
 func (p *loopbackPlacement) Listen(network, address string) (net.Listener, error) {
 	return net.Listen(network, address)
@@ -148,30 +149,30 @@ func (p *loopbackPlacement) Dial(ctx context.Context, network, address string) (
 	return dialer.DialContext(ctx, network, address)
 }
 
-func (p *loopbackPlacement) Attach(i *Instance) (Attachment, error) {
-	app := []string{"HTTP_PROXY=" + i.httpProxyURL(), "http_proxy=" + i.httpProxyURL(), "NO_PROXY=", "no_proxy="}
+func (p *loopbackPlacement) Attach(i *topology.Instance) (Attachment, error) {
+	app := []string{"HTTP_PROXY=" + i.HTTPProxyURL(), "http_proxy=" + i.HTTPProxyURL(), "NO_PROXY=", "no_proxy="}
 	agent := []string{
 		"ISTIO_META_INTERCEPTION_MODE=NONE",
 		"PROXY_BIND_ADDRESS=" + i.Proxy.String(),
 		// All users of the machine can reach the address, so the port must be restricted to this user.
 		"STATUS_PORT_USERS=own",
 	}
-	if i.workload.Type != Gateway {
+	if i.Workload.Type != topology.Gateway {
 		agent = append(agent, "ISTIO_META_APP_ADDRESS="+i.App.String(), "ISTIO_META_ENABLE_DNS_SERVER=true")
 	}
-	if list := i.upstreamListeners(); list != "" {
+	if list := upstreamListeners(i); list != "" {
 		agent = append(agent, "ISTIO_META_UPSTREAM_LISTENERS="+list)
 	}
-	if list := i.publishedPorts(); list != "" {
+	if list := publishedPorts(i); list != "" {
 		agent = append(agent, "ISTIO_META_PUBLISH="+list)
 	}
-	return Attachment{AppEnv: app, AgentEnv: agent, Dial: p.Dial, Check: i.checkPorts}, nil
+	return Attachment{AppEnv: app, AgentEnv: agent, Dial: p.Dial, Check: func() error { return checkPorts(i) }}, nil
 }
 
 // checkPorts detects ports in use before the start, because its error is clearer than that of the failing process.
 // Envoy would even share a port with another Envoy without an error.
-func (i *Instance) checkPorts() error {
-	for _, address := range i.listenAddresses() {
+func checkPorts(i *topology.Instance) error {
+	for _, address := range listenAddresses(i) {
 		if err := checkPort(address); err != nil {
 			return fmt.Errorf("workload %s: %w", i.Name, err)
 		}
@@ -179,15 +180,15 @@ func (i *Instance) checkPorts() error {
 	return nil
 }
 
-func (i *Instance) listenAddresses() []netip.AddrPort {
+func listenAddresses(i *topology.Instance) []netip.AddrPort {
 	var all []netip.AddrPort
-	for _, port := range []uint16{statusPort, readinessPort, prometheusPort, tokenPort} {
+	for _, port := range []uint16{topology.StatusPort, topology.ReadinessPort, topology.PrometheusPort, topology.TokenPort} {
 		all = append(all, netip.AddrPortFrom(i.Proxy, port))
 	}
-	if i.workload.Type != Gateway {
-		all = append(all, netip.AddrPortFrom(i.Proxy, httpProxyPort), netip.AddrPortFrom(i.Proxy, agentDNSPort))
+	if i.Workload.Type != topology.Gateway {
+		all = append(all, netip.AddrPortFrom(i.Proxy, topology.HTTPProxyPort), netip.AddrPortFrom(i.Proxy, topology.AgentDNSPort))
 	}
-	for _, p := range i.workload.Ports {
+	for _, p := range i.Workload.Ports {
 		if p.Protocol == "UDP" {
 			continue
 		}
@@ -196,12 +197,12 @@ func (i *Instance) listenAddresses() []netip.AddrPort {
 			at = p.Publish
 		}
 		all = append(all, at)
-		if i.workload.Type != Gateway {
+		if i.Workload.Type != topology.Gateway {
 			all = append(all, netip.AddrPortFrom(i.App, p.Port))
 		}
 	}
-	for n := range i.workload.Upstreams {
-		all = append(all, i.upstreamAddress(n))
+	for n := range i.Workload.Upstreams {
+		all = append(all, i.UpstreamAddress(n))
 	}
 	return all
 }
@@ -216,18 +217,18 @@ func checkPort(at netip.AddrPort) error {
 }
 
 // upstreamListeners returns the proxy's metadata for listeners of the workload's TCP upstreams.
-func (i *Instance) upstreamListeners() string {
+func upstreamListeners(i *topology.Instance) string {
 	list := ""
-	for n, u := range i.workload.Upstreams {
-		list += fmt.Sprintf(",%s:%d=%s", u.Host, u.Port, i.upstreamAddress(n))
+	for n, u := range i.Workload.Upstreams {
+		list += fmt.Sprintf(",%s:%d=%s", u.Host, u.Port, i.UpstreamAddress(n))
 	}
 	return trimComma(list)
 }
 
 // publishedPorts returns the metadata for the addresses of a gateway's published ports.
-func (i *Instance) publishedPorts() string {
+func publishedPorts(i *topology.Instance) string {
 	list := ""
-	for _, p := range i.workload.Ports {
+	for _, p := range i.Workload.Ports {
 		if p.Publish.IsValid() {
 			list += "," + strconv.Itoa(int(p.Port)) + "=" + p.Publish.String()
 		}

@@ -9,6 +9,8 @@ import (
 	"net/http"
 	"strconv"
 	"time"
+
+	"github.com/pilotfish-mesh/pilotfish/mesh/topology"
 )
 
 const (
@@ -21,7 +23,7 @@ const (
 
 // prober checks the readiness of an instance.
 type prober struct {
-	instance  *Instance
+	instance  *topology.Instance
 	dial      func(ctx context.Context, network, address string) (net.Conn, error)
 	client    *http.Client
 	exposeApp func(context.Context) error // makes the application reachable; nil: not needed
@@ -29,7 +31,7 @@ type prober struct {
 	readyAt time.Time // time of the last successful probe of the application
 }
 
-func newProber(i *Instance, at Attachment, agentDir string) *prober {
+func newProber(i *topology.Instance, at Attachment, agentDir string) *prober {
 	transport := &http.Transport{DialContext: dialSockets(agentDir, at.Dial), MaxIdleConnsPerHost: 2, IdleConnTimeout: 5 * time.Second, DisableCompression: true}
 	return &prober{instance: i, dial: at.Dial, exposeApp: at.ExposeApp, client: &http.Client{Transport: transport, Timeout: probeTimeout, CheckRedirect: func(*http.Request, []*http.Request) error {
 		return http.ErrUseLastResponse
@@ -74,7 +76,7 @@ func (p *prober) sidecar(ctx context.Context) (reasons []string, silent bool) {
 // application returns the reason for which the application is not ready, or "". silent reports whether the reason is a
 // timeout.
 func (p *prober) application(ctx context.Context) (why string, silent bool) {
-	w := p.instance.workload
+	w := p.instance.Workload
 	port := w.Readiness.Port
 	if port == 0 {
 		port = w.FirstPort()
@@ -90,7 +92,7 @@ func (p *prober) application(ctx context.Context) (why string, silent bool) {
 	address := net.JoinHostPort(p.instance.App.String(), strconv.Itoa(int(port)))
 	if w.Readiness.Path != "" {
 		why, silent = p.probeHTTP(ctx, address, w.Readiness.Path)
-	} else if w.protocolOf(port) != "UDP" {
+	} else if w.ProtocolOf(port) != "UDP" {
 		why, silent = p.probeTCP(ctx, address)
 	}
 	if why == "" {
@@ -103,15 +105,6 @@ func (p *prober) application(ctx context.Context) (why string, silent bool) {
 
 // reset discards the last result after a restart of the application.
 func (p *prober) reset() { p.readyAt = time.Time{} }
-
-func (w *Workload) protocolOf(port uint16) string {
-	for _, p := range w.Ports {
-		if p.Port == port {
-			return p.Protocol
-		}
-	}
-	return ""
-}
 
 func (p *prober) probeTCP(ctx context.Context, address string) (why string, silent bool) {
 	ctx, cancel := context.WithTimeout(ctx, probeTimeout)
@@ -137,7 +130,7 @@ func (p *prober) probeHTTP(ctx context.Context, address, path string) (why strin
 
 // bindHint describes on which address the application must listen.
 func (p *prober) bindHint() string {
-	if p.instance.captured {
+	if p.instance.Captured {
 		return "it has to listen on this port, at any address"
 	}
 	return "it has to bind ${APP_ADDRESS}:${PORT}"

@@ -71,7 +71,7 @@ func (m *Mesh) reasonToTolerate(r *instanceRunner) string {
 		switch {
 		case isSilent:
 			silent++
-		case other.instance.workload == r.instance.workload:
+		case other.instance.Workload == r.instance.Workload:
 			responsive++
 		}
 	}

@@ -7,17 +7,19 @@ import (
 	"syscall"
 	"testing"
 	"time"
+
+	"github.com/pilotfish-mesh/pilotfish/mesh/topology"
 )
 
 // newSilentRunners returns the runners of ready instances of these workloads.
 func newSilentRunners(workloads ...string) []*instanceRunner {
 	m := &Mesh{events: newEventStream()}
-	byName := map[string]*Workload{}
+	byName := map[string]*topology.Workload{}
 	for _, name := range workloads {
 		if byName[name] == nil {
-			byName[name] = &Workload{Name: name}
+			byName[name] = &topology.Workload{Name: name}
 		}
-		m.runners = append(m.runners, &instanceRunner{mesh: m, ready: true, instance: &Instance{Name: name, workload: byName[name]}})
+		m.runners = append(m.runners, &instanceRunner{mesh: m, ready: true, instance: &topology.Instance{Name: name, Workload: byName[name]}})
 	}
 	return m.runners
 }

@@ -1,10 +1,16 @@
 package mesh
 
-import "strconv"
+import (
+	"maps"
+	"slices"
+	"strconv"
+
+	"github.com/pilotfish-mesh/pilotfish/mesh/topology"
+)
 
 // redirectionArgs returns the agent's `iptables` command for a workload: a pod's defaults, changed by the workload's
 // annotations.
-func redirectionArgs(w *Workload) []string {
+func redirectionArgs(w *topology.Workload) []string {
 	values := map[string]string{
 		"--istio-service-cidr": "*", "--istio-inbound-ports": "*",
 		"--istio-local-exclude-ports": "15020,15021,15090",
@@ -19,11 +25,11 @@ func redirectionArgs(w *Workload) []string {
 	}
 	group := strconv.Itoa(proxyGroup)
 	args := []string{
-		"iptables", "--envoy-port=" + strconv.Itoa(outboundPort), "--inbound-capture-port=" + strconv.Itoa(inboundPort),
+		"iptables", "--envoy-port=" + strconv.Itoa(topology.OutboundPort), "--inbound-capture-port=" + strconv.Itoa(topology.InboundPort),
 		"--proxy-uid=" + group, "--proxy-gid=" + group, "--istio-inbound-interception-mode=REDIRECT",
 		"--redirect-dns", "--capture-all-dns", "--dual-stack",
 	}
-	for _, flag := range sortedKeys(values) {
+	for _, flag := range slices.Sorted(maps.Keys(values)) {
 		args = append(args, flag+"="+values[flag])
 	}
 	return args

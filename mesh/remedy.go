@@ -6,6 +6,8 @@ import (
 	"io/fs"
 	"strings"
 	"syscall"
+
+	"github.com/pilotfish-mesh/pilotfish/mesh/topology"
 )
 
 // withRemedy adds a remedy to a file system error.
@@ -25,11 +27,11 @@ func withRemedy(err error) error {
 
 // bindRemedy returns the remedy if a line of text reports that an address is in use. The usual cause is the instance's
 // own application, which listens on all addresses. Otherwise it returns "".
-func (i *Instance) bindRemedy(lines ...string) string {
+func bindRemedy(i *topology.Instance, lines ...string) string {
 	for _, line := range lines {
 		line = strings.ToLower(line)
 		if strings.Contains(line, "address already in use") || strings.Contains(line, "eaddrinuse") || strings.Contains(line, "cannot bind") {
-			if i.captured {
+			if i.Captured {
 				return "the application must not listen on ports 15000 to 15090, which its sidecar uses"
 			}
 			return fmt.Sprintf("the application must listen on ${APP_ADDRESS} (here %s; the environment variable PILOTFISH_APP_ADDRESS), "+

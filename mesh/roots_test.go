@@ -7,6 +7,8 @@ import (
 	"time"
 
 	meshconfig "istio.io/api/mesh/v1alpha1"
+
+	"github.com/pilotfish-mesh/pilotfish/mesh/topology"
 )
 
 type rotatingIssuer struct{ roots string }
@@ -19,7 +21,7 @@ func (i *rotatingIssuer) RootPEM() []byte { return []byte(i.roots) }
 // An agent reads its roots for every connection, and must never read a partial file.
 func TestAgentRootsFollowCA(t *testing.T) {
 	issuer := &rotatingIssuer{roots: "old"}
-	s := &sidecarFiles{dir: t.TempDir(), instance: &Instance{workload: &Workload{}}, mesh: &meshconfig.MeshConfig{}, issuer: issuer}
+	s := &sidecarFiles{dir: t.TempDir(), instance: &topology.Instance{Workload: &topology.Workload{}}, mesh: &meshconfig.MeshConfig{}, issuer: issuer}
 	if err := s.write(); err != nil {
 		t.Fatal(err)
 	}

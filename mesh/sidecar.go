@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"encoding/json"
 	"fmt"
+	"maps"
 	"os"
 	"path/filepath"
 	"runtime"
@@ -18,6 +19,8 @@ import (
 	"google.golang.org/protobuf/types/known/wrapperspb"
 	meshconfig "istio.io/api/mesh/v1alpha1"
 	networkingbeta "istio.io/api/networking/v1beta1"
+
+	"github.com/pilotfish-mesh/pilotfish/mesh/topology"
 )
 
 // The agent's files, relative to its working directory, as Istio's agent defines them.
@@ -52,7 +55,7 @@ type credentialIssuer interface {
 // sidecarFiles writes the files of one agent in its working directory.
 type sidecarFiles struct {
 	dir      string
-	instance *Instance
+	instance *topology.Instance
 	mesh     *meshconfig.MeshConfig
 	issuer   credentialIssuer
 	// roots are the last written roots.
@@ -70,7 +73,7 @@ func (s *sidecarFiles) write() error {
 	if err != nil {
 		return fmt.Errorf("writing the agent's mesh configuration: %w", err)
 	}
-	w := s.instance.workload
+	w := s.instance.Workload
 	for path, data := range map[string][]byte{
 		meshConfigPath:  meshFile,
 		labelsPath:      formatDownwardAPI(w.Labels),
@@ -102,7 +105,7 @@ func (s *sidecarFiles) renewRoots() error {
 
 // renewToken writes a new token. The agent reads it for every call.
 func (s *sidecarFiles) renewToken() error {
-	w := s.instance.workload
+	w := s.instance.Workload
 	token, err := s.issuer.IssueToken(w.Namespace, w.ServiceAccount, tokenTTL)
 	if err != nil {
 		return fmt.Errorf("issuing a token to workload %s: %w", s.instance.Name, err)
@@ -129,7 +132,7 @@ func withProxyDefaults(m *meshconfig.MeshConfig) *meshconfig.MeshConfig {
 // formatDownwardAPI formats a map like Kubernetes' downward API: one key="value" per line, sorted.
 func formatDownwardAPI(m map[string]string) []byte {
 	var b strings.Builder
-	for _, k := range sortedKeys(m) {
+	for _, k := range slices.Sorted(maps.Keys(m)) {
 		fmt.Fprintf(&b, "%s=%s\n", k, strconv.Quote(m[k]))
 	}
 	return []byte(b.String())
@@ -140,23 +143,23 @@ func formatDownwardAPI(m map[string]string) []byte {
 var inheritedVariables = []string{"PATH", "HOME", "XDG_CACHE_HOME", "TMPDIR", "LANG", "TZ", "GODEBUG", "GOTRACEBACK", "GOCOVERDIR", "SSL_CERT_FILE", "SSL_CERT_DIR"}
 
 // agentDir returns the working directory of an instance's agent.
-func (m *Mesh) agentDir(i *Instance) string {
+func (m *Mesh) agentDir(i *topology.Instance) string {
 	return filepath.Join(m.runtime.path, workloadsDir, i.Name)
 }
 
 // agentEnv returns the environment of an instance's agent.
-func (m *Mesh) agentEnv(i *Instance, at Attachment) ([]string, error) {
+func (m *Mesh) agentEnv(i *topology.Instance, at Attachment) ([]string, error) {
 	bootstrap, err := m.bootstrapEnv(i)
 	if err != nil {
 		return nil, err
 	}
 	env := slices.Concat(m.inheritedEnv(), bootstrap, m.proxyConfigEnv(i))
-	discovery := fmt.Sprintf("%s:%d", m.placement.ControlPlane(), securePort)
+	discovery := fmt.Sprintf("%s:%d", m.placement.ControlPlane(), topology.SecurePort)
 	proxyConfig, err := m.proxyConfigJSON(discovery)
 	if err != nil {
 		return nil, err
 	}
-	w := i.workload
+	w := i.Workload
 	ports, err := podPorts(w)
 	if err != nil {
 		return nil, err
@@ -173,7 +176,7 @@ func (m *Mesh) agentEnv(i *Instance, at Attachment) ([]string, error) {
 		"ECC_SIGNATURE_ALGORITHM=ECDSA",
 		// With it, the agent learns a new root when it is announced, not only when its certificate is renewed.
 		"PROXY_CONFIG_XDS_AGENT=true",
-		fmt.Sprintf("TOKEN_EXCHANGE_URL=https://%s:%d/token", m.placement.ControlPlane(), tokenExchangePort),
+		fmt.Sprintf("TOKEN_EXCHANGE_URL=https://%s:%d/token", m.placement.ControlPlane(), topology.TokenExchangePort),
 		"TOKEN_EXCHANGE_ROOT_CA="+rootCertPath,
 		"ENVOY_PATH="+m.envoy.Path,
 		"ENVOY_ADVISORY_WARNING=false", // the mesh logs it once for all
@@ -191,17 +194,17 @@ func (m *Mesh) agentEnv(i *Instance, at Attachment) ([]string, error) {
 }
 
 // proxyConfigEnv returns the variables from ProxyConfigs. The mesh's own variables override them.
-func (m *Mesh) proxyConfigEnv(i *Instance) []string {
+func (m *Mesh) proxyConfigEnv(i *topology.Instance) []string {
 	of := m.lookupProxyConfig(i).GetEnvironmentVariables()
 	var env []string
-	for _, name := range sortedKeys(of) {
+	for _, name := range slices.Sorted(maps.Keys(of)) {
 		env = append(env, name+"="+of[name])
 	}
 	return env
 }
 
 // concurrencyArgs returns the arguments for the concurrency from ProxyConfigs, which overrides all other settings.
-func (m *Mesh) concurrencyArgs(i *Instance) []string {
+func (m *Mesh) concurrencyArgs(i *topology.Instance) []string {
 	n := m.lookupProxyConfig(i).GetConcurrency()
 	switch {
 	case n == nil:
@@ -213,21 +216,21 @@ func (m *Mesh) concurrencyArgs(i *Instance) []string {
 }
 
 // lookupProxyConfig returns an instance's merged ProxyConfigs, or nil before the first start of the control plane.
-func (m *Mesh) lookupProxyConfig(i *Instance) *networkingbeta.ProxyConfig {
+func (m *Mesh) lookupProxyConfig(i *topology.Instance) *networkingbeta.ProxyConfig {
 	p := m.currentControlPlane()
 	if p == nil {
 		return nil
 	}
-	return p.proxyConfig(i.workload.Namespace, i.workload.Labels)
+	return p.proxyConfig(i.Workload.Namespace, i.Workload.Labels)
 }
 
 // bootstrapEnv writes the bootstrap patch from EnvoyFilters into a file, and returns the variable with its path.
-func (m *Mesh) bootstrapEnv(i *Instance) ([]string, error) {
+func (m *Mesh) bootstrapEnv(i *topology.Instance) ([]string, error) {
 	p := m.currentControlPlane()
 	if p == nil {
 		return nil, nil
 	}
-	text, err := p.bootstrap(i.workload)
+	text, err := p.bootstrap(i.Workload)
 	if err != nil {
 		return nil, fmt.Errorf("applying EnvoyFilters to the bootstrap of workload %s: %w", i.Name, err)
 	}
@@ -251,7 +254,7 @@ func (m *Mesh) inheritedEnv() []string {
 }
 
 // podPorts returns the workload's ports in the form of a pod's metadata, for Services with a named targetPort.
-func podPorts(w *Workload) (string, error) {
+func podPorts(w *topology.Workload) (string, error) {
 	type containerPort struct {
 		Name          string `json:"name"`
 		ContainerPort uint16 `json:"containerPort"`
@@ -278,33 +281,33 @@ func (m *Mesh) proxyConfigJSON(discovery string) (string, error) {
 }
 
 // appEnv returns the environment of an instance's application: the mesh's own environment and the instance's variables.
-func (m *Mesh) appEnv(i *Instance, at Attachment) ([]string, error) {
+func (m *Mesh) appEnv(i *topology.Instance, at Attachment) ([]string, error) {
 	env, err := m.instanceEnv(i, at)
 	return append(append([]string(nil), m.cfg.Environ...), env...), err
 }
 
 // instanceEnv returns the variables for an instance's application, including those of the topology.
-func (m *Mesh) instanceEnv(i *Instance, at Attachment) ([]string, error) {
-	w := i.workload
-	vars := i.variables(m.cfg.Topology.baseDir(), m.cfg.SelfPath)
+func (m *Mesh) instanceEnv(i *topology.Instance, at Attachment) ([]string, error) {
+	w := i.Workload
+	vars := i.Variables(m.cfg.Topology.BaseDir(), m.cfg.SelfPath)
 	env := append([]string(nil), at.AppEnv...)
 	env = append(env,
 		"PILOTFISH_APP_ADDRESS="+i.App.String(),
-		"PILOTFISH_DNS_ADDRESS="+i.dnsAddress(),
+		"PILOTFISH_DNS_ADDRESS="+i.DNSAddress(),
 		"PILOTFISH_NAME="+i.Name,
 		"PILOTFISH_NAMESPACE="+w.Namespace,
 		"PILOTFISH_TOKEN_FILE="+filepath.Join(m.agentDir(i), tokenPath),
-		"PILOTFISH_TOKEN_URL="+i.tokenURL(),
+		"PILOTFISH_TOKEN_URL="+i.TokenURL(),
 		runVariable+"="+m.runID,
 	)
 	if vars["PORT"] != "" {
 		env = append(env, "PORT="+vars["PORT"])
 	}
 	for _, u := range w.Upstreams {
-		env = append(env, u.variable()+"="+vars[u.variable()])
+		env = append(env, u.Variable()+"="+vars[u.Variable()])
 	}
-	for _, name := range sortedKeys(w.Env) {
-		value, err := expandVariables(w.Env[name], vars)
+	for _, name := range slices.Sorted(maps.Keys(w.Env)) {
+		value, err := topology.ExpandVariables(w.Env[name], vars)
 		if err != nil {
 			return nil, fmt.Errorf("variable %s of workload %s: %w", name, w.Name, err)
 		}
@@ -314,13 +317,13 @@ func (m *Mesh) instanceEnv(i *Instance, at Attachment) ([]string, error) {
 }
 
 // appArgs returns the application's command with its variables expanded.
-func (m *Mesh) appArgs(i *Instance) ([]string, error) {
-	vars := i.variables(m.cfg.Topology.baseDir(), m.cfg.SelfPath)
-	args := make([]string, len(i.workload.Command))
-	for n, arg := range i.workload.Command {
+func (m *Mesh) appArgs(i *topology.Instance) ([]string, error) {
+	vars := i.Variables(m.cfg.Topology.BaseDir(), m.cfg.SelfPath)
+	args := make([]string, len(i.Workload.Command))
+	for n, arg := range i.Workload.Command {
 		var err error
-		if args[n], err = expandVariables(arg, vars); err != nil {
-			return nil, fmt.Errorf("command of workload %s: %w", i.workload.Name, err)
+		if args[n], err = topology.ExpandVariables(arg, vars); err != nil {
+			return nil, fmt.Errorf("command of workload %s: %w", i.Workload.Name, err)
 		}
 	}
 	return args, nil

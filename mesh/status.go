@@ -5,6 +5,7 @@ import (
 
 	"github.com/pilotfish-mesh/pilotfish/controlplane/config"
 	"github.com/pilotfish-mesh/pilotfish/controlplane/xds"
+	"github.com/pilotfish-mesh/pilotfish/mesh/topology"
 )
 
 // Status is the state of the mesh, as `pilotfish status -o json` prints it.
@@ -43,11 +44,11 @@ type ControlPlaneStatus struct {
 
 // InstanceStatus is the state of one workload instance.
 type InstanceStatus struct {
-	Name           string       `json:"name"`
-	Workload       string       `json:"workload"`
-	Namespace      string       `json:"namespace"`
-	Type           WorkloadType `json:"type"`
-	ServiceAccount string       `json:"serviceAccount"`
+	Name           string                `json:"name"`
+	Workload       string                `json:"workload"`
+	Namespace      string                `json:"namespace"`
+	Type           topology.WorkloadType `json:"type"`
+	ServiceAccount string                `json:"serviceAccount"`
 	// ProxyAddress is the address on which the sidecar listens (the instance's address in the mesh). AppAddress is that
 	// of the application.
 	ProxyAddress string   `json:"proxyAddress"`

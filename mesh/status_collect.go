@@ -13,6 +13,7 @@ import (
 	"time"
 
 	"github.com/pilotfish-mesh/pilotfish/controlplane/xds"
+	"github.com/pilotfish-mesh/pilotfish/mesh/topology"
 )
 
 // statusTimeout is how long status waits for agents.
@@ -70,7 +71,7 @@ func (m *Mesh) envoyPath() string {
 }
 
 func (r *instanceRunner) status(ctx context.Context) InstanceStatus {
-	i, w := r.instance, r.instance.workload
+	i, w := r.instance, r.instance.Workload
 	s := InstanceStatus{
 		Name: i.Name, Workload: w.Name, Namespace: w.Namespace, Type: w.Type, ServiceAccount: w.ServiceAccount,
 		ProxyAddress: i.Proxy.String(), Agent: r.agent.snapshot(),
@@ -105,11 +106,11 @@ func (m *Mesh) EnvoyPID(instance string) int {
 }
 
 // configStatus returns the control plane's status of an instance's proxy.
-func configStatus(i *Instance, clients []xds.ClientStatus, running bool) ConfigStatus {
+func configStatus(i *topology.Instance, clients []xds.ClientStatus, running bool) ConfigStatus {
 	mark := "~" + i.Proxy.String() + "~"
 	for n := len(clients) - 1; n >= 0; n-- {
 		if c := clients[n]; strings.Contains(c.Node, mark) {
-			return i.addRemedies(clientConfig(c))
+			return addRemedies(i, clientConfig(c))
 		}
 	}
 	if !running {
@@ -119,10 +120,10 @@ func configStatus(i *Instance, clients []xds.ClientStatus, running bool) ConfigS
 }
 
 // addRemedies adds remedies to rejected configuration.
-func (i *Instance) addRemedies(s ConfigStatus) ConfigStatus {
+func addRemedies(i *topology.Instance, s ConfigStatus) ConfigStatus {
 	for n := range s.Rejected {
-		if i.workload.Type != Gateway {
-			if remedy := i.bindRemedy(s.Rejected[n].Reason); remedy != "" {
+		if i.Workload.Type != topology.Gateway {
+			if remedy := bindRemedy(i, s.Rejected[n].Reason); remedy != "" {
 				s.Rejected[n].Remedy = remedy + "; fix the cause, and restart the mesh"
 			}
 		}
@@ -230,7 +231,7 @@ func (r *instanceRunner) sample(ctx context.Context) {
 // trafficFilter returns a filter for counters of received requests: for a sidecar those to its application, for a
 // gateway those it forwarded.
 func (r *instanceRunner) trafficFilter() string {
-	if r.instance.workload.Type == Gateway {
+	if r.instance.Workload.Type == topology.Gateway {
 		return `^http%5C.outbound_.*%5C.downstream_rq_completed$`
 	}
 	return `^http%5C.inbound_.*%5C.downstream_rq_completed$`

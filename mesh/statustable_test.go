@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/pilotfish-mesh/pilotfish/controlplane/xds"
+	"github.com/pilotfish-mesh/pilotfish/mesh/topology"
 )
 
 func table(t *testing.T, i InstanceStatus) string {
@@ -31,7 +32,7 @@ func TestStatusShowsLastLinesOfFailingProcess(t *testing.T) {
 }
 
 func TestStatusMarksRejectedConfiguration(t *testing.T) {
-	i := &Instance{Name: "a", workload: &Workload{Type: Service}, Proxy: netip.MustParseAddr("127.77.1.1"), App: netip.MustParseAddr("127.77.1.2")}
+	i := &topology.Instance{Name: "a", Workload: &topology.Workload{Type: topology.Service}, Proxy: netip.MustParseAddr("127.77.1.1"), App: netip.MustParseAddr("127.77.1.2")}
 	client := xds.ClientStatus{Node: "sidecar~127.77.1.1~a.default~default", Types: []xds.TypeStatus{{
 		TypeURL:  "type.googleapis.com/envoy.config.listener.v3.Listener",
 		Rejected: &xds.Rejection{Resources: []string{"127.77.1.1_9080"}, Reason: "cannot bind '127.77.1.1:9080': Address already in use"},
@@ -41,7 +42,7 @@ func TestStatusMarksRejectedConfiguration(t *testing.T) {
 	if strings.Contains(got, "✓") || !strings.Contains(got, "\n!  a") || !strings.Contains(got, "${APP_ADDRESS} (here 127.77.1.2") {
 		t.Errorf("printed %s", got)
 	}
-	i.workload.Type = Gateway
+	i.Workload.Type = topology.Gateway
 	if c := configStatus(i, []xds.ClientStatus{client}, true); c.Rejected[0].Remedy != "" {
 		t.Errorf("a gateway has the remedy %q", c.Rejected[0].Remedy)
 	}

@@ -6,6 +6,8 @@ import (
 	"strings"
 	"sync"
 	"time"
+
+	"github.com/pilotfish-mesh/pilotfish/mesh/topology"
 )
 
 // supervisedProcess runs one process of an instance and restarts it.
@@ -14,7 +16,7 @@ type supervisedProcess struct {
 	role     string
 	instance string
 	origin   Origin
-	rule     RestartRule
+	rule     topology.RestartRule
 	// command returns the command for the next start.
 	command func() (command, error)
 	// remedy returns the remedy for an exit, or ""; nil: none.
@@ -157,9 +159,9 @@ func (s *supervisedProcess) handleExit(ctx context.Context, exit Exit, requested
 // shouldRestart reports whether the restart rule requires a restart.
 func (s *supervisedProcess) shouldRestart(exit Exit) bool {
 	switch s.rule {
-	case RestartNever:
+	case topology.RestartNever:
 		return false
-	case RestartOnFailure:
+	case topology.RestartOnFailure:
 		return !exit.IsClean()
 	}
 	return true

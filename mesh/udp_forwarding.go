@@ -39,7 +39,7 @@ func (m *Mesh) updateUDPRules(states map[*instanceRunner]*udpState) {
 		if r.attachment.ForwardUDP == nil {
 			continue
 		}
-		namespace := r.instance.workload.Namespace
+		namespace := r.instance.Workload.Namespace
 		ports, ok := known[namespace]
 		if !ok {
 			if ports, ok = m.currentControlPlane().udpPorts(namespace); !ok {

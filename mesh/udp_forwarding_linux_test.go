@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"github.com/pilotfish-mesh/pilotfish/controlplane"
+	"github.com/pilotfish-mesh/pilotfish/mesh/topology"
 )
 
 func TestUDPToOutsideIsRejected(t *testing.T) {
@@ -232,7 +233,7 @@ func TestUDPReachesServicesByName(t *testing.T) {
 }
 
 // A headless service's name refers to all instances, and each instance has a name of its own.
-func (r *testMesh) headlessNamesAreInstances(all ...*Instance) {
+func (r *testMesh) headlessNamesAreInstances(all ...*topology.Instance) {
 	r.t.Helper()
 	at := r.sandboxOf("b")
 	eventually(r.t, "the addresses of the instances", func() bool {
@@ -250,7 +251,7 @@ func (r *testMesh) headlessNamesAreInstances(all ...*Instance) {
 	}
 }
 
-func (r *testMesh) instanceOf(i *Instance) *instanceRunner {
+func (r *testMesh) instanceOf(i *topology.Instance) *instanceRunner {
 	for _, one := range r.snapshotRunners() {
 		if one.instance == i {
 			return one

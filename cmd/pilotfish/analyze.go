@@ -17,6 +17,7 @@ import (
 	"github.com/pilotfish-mesh/pilotfish/internal/termtext"
 	"github.com/pilotfish-mesh/pilotfish/mesh"
 	"github.com/pilotfish-mesh/pilotfish/mesh/console"
+	"github.com/pilotfish-mesh/pilotfish/mesh/topology"
 )
 
 // analyzeOptions are the flags of `pilotfish analyze`.
@@ -141,7 +142,7 @@ func (o analyzeOptions) config(c *cobra.Command, args []string) (analysis.Config
 		return cfg, err
 	}
 	if o.topology != "" {
-		t, err := mesh.Load(o.topology)
+		t, err := topology.Load(o.topology)
 		if err != nil {
 			return cfg, err
 		}
@@ -164,8 +165,8 @@ func (o analyzeOptions) config(c *cobra.Command, args []string) (analysis.Config
 }
 
 // topologyDocuments returns the documents of a topology file, with its workloads. It also allows the endpoints in more.
-func topologyDocuments(t *mesh.Topology, more registry.EndpointPolicy) analysis.Config {
-	endpoints := t.EndpointPolicy("", "", more.AllowUnix)
+func topologyDocuments(t *topology.Topology, more registry.EndpointPolicy) analysis.Config {
+	endpoints := mesh.EndpointPolicy(t, "", "", more.AllowUnix)
 	endpoints.AllowNetworks = more.AllowNetworks
 	if t.Network.IsValid() {
 		endpoints.AllowNetworks = append(endpoints.AllowNetworks, t.Network)

@@ -8,6 +8,7 @@ import (
 	"github.com/pilotfish-mesh/pilotfish/agent/command"
 	"github.com/pilotfish-mesh/pilotfish/mesh"
 	"github.com/pilotfish-mesh/pilotfish/mesh/demo"
+	"github.com/pilotfish-mesh/pilotfish/mesh/topology"
 )
 
 // Exit codes of the commands for meshes. exec additionally has those of mesh.ExecError, and the agent's commands have
@@ -29,7 +30,7 @@ var errQuiet = errors.New("not ready")
 func exitCode(c *cobra.Command, err error) int {
 	var usage usageError
 	var demoUsage demo.UsageError
-	var invalid *mesh.InvalidError
+	var invalid *topology.InvalidError
 	var absent *mesh.NotRunningError
 	var notRun *mesh.ExecError
 	var elsewhere mesh.ReexecError

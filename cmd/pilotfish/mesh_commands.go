@@ -13,6 +13,7 @@ import (
 	"go.yaml.in/yaml/v3"
 
 	"github.com/pilotfish-mesh/pilotfish/mesh"
+	"github.com/pilotfish-mesh/pilotfish/mesh/topology"
 )
 
 // whichMesh contains the flags that select a running mesh.
@@ -31,7 +32,7 @@ func (w *whichMesh) flags(c *cobra.Command) {
 
 func (w *whichMesh) connect() (*mesh.Client, error) {
 	if w.file != "" {
-		t, err := mesh.Load(w.file)
+		t, err := topology.Load(w.file)
 		if err != nil {
 			return nil, err
 		}

@@ -20,6 +20,7 @@ import (
 	"github.com/pilotfish-mesh/pilotfish/internal/termtext"
 	"github.com/pilotfish-mesh/pilotfish/mesh"
 	"github.com/pilotfish-mesh/pilotfish/mesh/console"
+	"github.com/pilotfish-mesh/pilotfish/mesh/topology"
 )
 
 // upOptions are the flags of `pilotfish up`.
@@ -94,8 +95,8 @@ func runtimeDirFlag(c *cobra.Command, into *string) {
 }
 
 // load reads the topology.
-func (o upOptions) load() (*mesh.Topology, error) {
-	t, err := mesh.Load(o.file)
+func (o upOptions) load() (*topology.Topology, error) {
+	t, err := topology.Load(o.file)
 	var unreadable *fs.PathError
 	if errors.As(err, &unreadable) {
 		return nil, usageError{fmt.Errorf("%w: name the topology file with -f, or see `pilotfish demo --write DIR` for one to begin with", err)}
@@ -111,7 +112,7 @@ func (o upOptions) load() (*mesh.Topology, error) {
 	return t, nil
 }
 
-func (o upOptions) newMesh(t *mesh.Topology) (*mesh.Mesh, error) {
+func (o upOptions) newMesh(t *topology.Topology) (*mesh.Mesh, error) {
 	self, err := os.Executable()
 	if err != nil {
 		return nil, fmt.Errorf("finding the running executable: %w", err)
@@ -228,7 +229,7 @@ func untilSignal(ctx context.Context, m *mesh.Mesh) (context.Context, func()) {
 }
 
 // welcome returns the message with the mesh's published addresses and the next commands.
-func welcome(t *mesh.Topology, p *console.Printer, took time.Duration) string {
+func welcome(t *topology.Topology, p *console.Printer, took time.Duration) string {
 	var b strings.Builder
 	fmt.Fprintf(&b, "\nThe mesh is up after %s.", console.Duration(took))
 	for _, w := range t.Workloads {

@@ -19,12 +19,13 @@ import (
 	"github.com/pilotfish-mesh/pilotfish/internal/testenv"
 	"github.com/pilotfish-mesh/pilotfish/internal/testpki"
 	"github.com/pilotfish-mesh/pilotfish/mesh"
+	"github.com/pilotfish-mesh/pilotfish/mesh/topology"
 )
 
-// topology describes each mesh. client and other make requests. v1 and v2 are the versions of app "server"; every row
+// topologyText describes each mesh. client and other make requests. v1 and v2 are the versions of app "server"; every row
 // has its own Service for them. guarded has a service of its name, for rows that change its sidecar's inbound policies.
 // other also registers itself with a WorkloadGroup, and serves while its readiness probe succeeds.
-const topology = `
+const topologyText = `
 apiVersion: pilotfish.dev/v1alpha1
 kind: Mesh
 metadata: {name: NAME}
@@ -204,7 +205,7 @@ func startMesh(t *testing.T, envoy string) *testMesh {
 			t.Error(err)
 		}
 	}()
-	text := strings.NewReplacer("NAME", "api-"+strings.ReplaceAll(envoy, ".", "-"), "PORTS", serverPorts, "MESH", meshFile, "GUEST", guest).Replace(topology)
+	text := strings.NewReplacer("NAME", "api-"+strings.ReplaceAll(envoy, ".", "-"), "PORTS", serverPorts, "MESH", meshFile, "GUEST", guest).Replace(topologyText)
 	certificate, key := w.ca.Server(t, "server.example", "*.tls.example", "outside.example")
 	w.certificate, w.key = certificate, key
 	someone, someonesKey := w.ca.Workload(t, "spiffe://outside/someone")
@@ -225,7 +226,7 @@ func startMesh(t *testing.T, envoy string) *testMesh {
 			t.Fatal(err)
 		}
 	}
-	top, err := mesh.Load(filepath.Join(dir, "mesh.yaml"))
+	top, err := topology.Load(filepath.Join(dir, "mesh.yaml"))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -321,7 +322,7 @@ func (w *testMesh) lock(name string) (unlock func()) {
 }
 
 // instance is an instance of the topology by its name.
-func (w *testMesh) instance(name string) *mesh.Instance {
+func (w *testMesh) instance(name string) *topology.Instance {
 	for _, i := range w.Instances() {
 		if i.Name == name {
 			return i

@@ -15,13 +15,14 @@ import (
 	"github.com/pilotfish-mesh/pilotfish/internal/meshfuzz"
 	"github.com/pilotfish-mesh/pilotfish/internal/testenv"
 	"github.com/pilotfish-mesh/pilotfish/mesh"
+	"github.com/pilotfish-mesh/pilotfish/mesh/topology"
 )
 
 const kept = 2
 
-// topology has a client, and two services with two versions each. The servers wait for the client's first line. On a
+// topologyText has a client, and two services with two versions each. The servers wait for the client's first line. On a
 // busy machine, the client's proxy may finish its handshake too late for a server that sends first.
-const topology = `
+const topologyText = `
 apiVersion: pilotfish.dev/v1alpha1
 kind: Mesh
 metadata: {name: NAME}
@@ -116,7 +117,7 @@ func layOut(t *testing.T, name string, services meshfuzz.Options) *testMesh {
 	t.Cleanup(func() { _ = os.RemoveAll(dir) })
 	services.Permanent, services.Port, services.TCPPort, services.Workloads = kept, portHTTP, portTCP, true
 	w := &testMesh{t: t, name: name, dir: dir, state: filepath.Join(dir, "state"), edits: meshfuzz.New(23, services)}
-	w.write("mesh.yaml", strings.NewReplacer("NAME", name, "PORTS", ports).Replace(topology))
+	w.write("mesh.yaml", strings.NewReplacer("NAME", name, "PORTS", ports).Replace(topologyText))
 	w.write("istio/constant.yaml", constant)
 	w.write("istio/edge.yaml", fmt.Sprintf(edge, 50, 50))
 	for _, document := range w.edits.Documents() {
@@ -128,7 +129,7 @@ func layOut(t *testing.T, name string, services meshfuzz.Options) *testMesh {
 // newMesh makes the mesh of the documents, without starting it.
 func (w *testMesh) newMesh(envoy string, more ...string) {
 	w.t.Helper()
-	top, err := mesh.Load(filepath.Join(w.dir, "mesh.yaml"))
+	top, err := topology.Load(filepath.Join(w.dir, "mesh.yaml"))
 	if err != nil {
 		w.t.Fatal(err)
 	}
@@ -189,7 +190,7 @@ func (w *testMesh) write(name, content string) {
 	}
 }
 
-func (w *testMesh) instance(name string) *mesh.Instance {
+func (w *testMesh) instance(name string) *topology.Instance {
 	for _, i := range w.Instances() {
 		if i.Name == name {
 			return i

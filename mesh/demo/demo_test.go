@@ -13,6 +13,7 @@ import (
 	"github.com/pilotfish-mesh/pilotfish/internal/testenv"
 	"github.com/pilotfish-mesh/pilotfish/mesh"
 	"github.com/pilotfish-mesh/pilotfish/mesh/demo/check"
+	"github.com/pilotfish-mesh/pilotfish/mesh/topology"
 )
 
 func TestWriteExampleIsValidAndOverwritesNothing(t *testing.T) {
@@ -21,7 +22,7 @@ func TestWriteExampleIsValidAndOverwritesNothing(t *testing.T) {
 	if err := (options{write: dir}).run(context.Background(), &out); err != nil {
 		t.Fatal(err)
 	}
-	topology, err := mesh.Load(filepath.Join(dir, topologyFile))
+	topology, err := topology.Load(filepath.Join(dir, topologyFile))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -81,7 +82,7 @@ func TestGatewayUsesRequestedPort(t *testing.T) {
 	if err := writeExample(dir); err != nil {
 		t.Fatal(err)
 	}
-	topology, err := mesh.Load(filepath.Join(dir, topologyFile))
+	topology, err := topology.Load(filepath.Join(dir, topologyFile))
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -13,12 +13,13 @@ import (
 
 	"github.com/pilotfish-mesh/pilotfish/internal/portowner"
 	"github.com/pilotfish-mesh/pilotfish/mesh"
+	"github.com/pilotfish-mesh/pilotfish/mesh/topology"
 )
 
 // shop is the book shop as a mesh of this machine.
 type shop struct {
 	*mesh.Mesh
-	topology *mesh.Topology
+	topology *topology.Topology
 	address  netip.AddrPort // published address of the gateway
 	folder   string         // temporary directory, removed at the end; empty with the user's files
 
@@ -49,7 +50,7 @@ func newShop(o options) (*shop, error) {
 }
 
 func openShop(o options, dir, folder string) (*shop, error) {
-	topology, err := mesh.Load(filepath.Join(dir, topologyFile))
+	topology, err := topology.Load(filepath.Join(dir, topologyFile))
 	if errors.Is(err, fs.ErrNotExist) {
 		return nil, UsageError{fmt.Errorf("%w: --dir must name a directory that `pilotfish demo --write` created", err)}
 	}
@@ -101,7 +102,7 @@ func (o options) runtimeDirectory() string {
 }
 
 // publishGateway returns the address at which the gateway is published, with the requested port (0: the file's).
-func publishGateway(t *mesh.Topology, port uint16) (netip.AddrPort, error) {
+func publishGateway(t *topology.Topology, port uint16) (netip.AddrPort, error) {
 	for _, w := range t.Workloads {
 		for i := range w.Ports {
 			p := &w.Ports[i].Publish

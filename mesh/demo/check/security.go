@@ -15,7 +15,7 @@ import (
 	"syscall"
 	"time"
 
-	"github.com/pilotfish-mesh/pilotfish/mesh"
+	"github.com/pilotfish-mesh/pilotfish/mesh/topology"
 )
 
 // strictMutualTLS connects to every workload's inbound port in plaintext and with TLS, without a certificate.
@@ -23,7 +23,7 @@ func strictMutualTLS(ctx context.Context, t *Target) (string, error) {
 	ports := 0
 	var plain, bare string
 	for _, i := range t.Mesh.Status(ctx).Instances {
-		if i.Type != mesh.Service {
+		if i.Type != topology.Service {
 			continue
 		}
 		address := net.JoinHostPort(i.ProxyAddress, "9080")

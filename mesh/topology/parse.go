@@ -1,4 +1,4 @@
-package mesh
+package topology
 
 import (
 	"bytes"
@@ -207,7 +207,7 @@ func (v value) filePath(t *Topology) string {
 		return ""
 	}
 	if !filepath.IsAbs(path) {
-		path = filepath.Join(t.baseDir(), path)
+		path = filepath.Join(t.BaseDir(), path)
 	}
 	t.fileRefs = append(t.fileRefs, fileReference{v, path})
 	return path

@@ -1,4 +1,4 @@
-package mesh
+package topology
 
 import (
 	"fmt"
@@ -25,9 +25,9 @@ const defaultStartupTimeout = 30 * time.Second
 
 // reservedPorts are ports on which a proxy listens in addition to the workload's ports.
 var reservedPorts = map[uint16]string{
-	adminPort: "Envoy's admin interface", statusPort: "the agent's status", readinessPort: "Envoy's readiness",
-	prometheusPort: "Envoy's metrics", httpProxyPort: "the sidecar's HTTP proxy",
-	outboundPort: "the sidecar, for captured connections", inboundPort: "the sidecar, for captured connections",
+	adminPort: "Envoy's admin interface", StatusPort: "the agent's status", ReadinessPort: "Envoy's readiness",
+	PrometheusPort: "Envoy's metrics", HTTPProxyPort: "the sidecar's HTTP proxy",
+	OutboundPort: "the sidecar, for captured connections", InboundPort: "the sidecar, for captured connections",
 }
 
 func (v value) network(into *netip.Prefix) {
@@ -111,7 +111,7 @@ func (v value) validateUpstreams(w *Workload) {
 	names := map[string]bool{}
 	items := v.items("upstreams")
 	for i, u := range w.Upstreams {
-		name := u.variable()
+		name := u.Variable()
 		if name != upstreamPrefix && names[name] {
 			items[i].problem("give one of them another name", "two upstreams have the name %s", strings.TrimPrefix(name, upstreamPrefix))
 		}
@@ -132,7 +132,7 @@ func (v value) validateVariables(w *Workload) {
 		known[name] = "x"
 	}
 	check := func(at value, text string) {
-		if _, err := expandVariables(text, known); err != nil {
+		if _, err := ExpandVariables(text, known); err != nil {
 			at.problem("use one of ${"+strings.Join(w.variableNames(), "}, ${")+"}, or write $${…} for a literal ${…}", "%v", err)
 		}
 	}

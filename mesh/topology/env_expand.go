@@ -1,4 +1,4 @@
-package mesh
+package topology
 
 import (
 	"fmt"
@@ -11,9 +11,9 @@ const upstreamPrefix = "UPSTREAM_"
 
 var variablePattern = regexp.MustCompile(`\$\$\{|\$\{[^}]*\}`)
 
-// expandVariables replaces ${NAME} by its value, and $${ by ${. Other dollar signs are left unchanged for shell
+// ExpandVariables replaces ${NAME} by its value, and $${ by ${. Other dollar signs are left unchanged for shell
 // commands.
-func expandVariables(text string, variables map[string]string) (string, error) {
+func ExpandVariables(text string, variables map[string]string) (string, error) {
 	var unknown error
 	expanded := variablePattern.ReplaceAllStringFunc(text, func(token string) string {
 		if token == "$${" {
@@ -38,18 +38,18 @@ func (w *Workload) variableNames() []string {
 		}
 	}
 	for _, u := range w.Upstreams {
-		names = append(names, u.variable())
+		names = append(names, u.Variable())
 	}
 	return append(names, "TOPOLOGY_DIR", "PILOTFISH")
 }
 
-// variables returns the values of the workload's variables for one instance.
-func (i *Instance) variables(topologyDir, self string) map[string]string {
-	w := i.workload
+// Variables returns the values of the workload's variables for one instance.
+func (i *Instance) Variables(topologyDir, self string) map[string]string {
+	w := i.Workload
 	vars := map[string]string{
 		"NAME": i.Name, "WORKLOAD": w.Name, "NAMESPACE": w.Namespace, "SERVICE_ACCOUNT": w.ServiceAccount,
-		"APP_ADDRESS": i.App.String(), "PROXY_ADDRESS": i.Proxy.String(), "HTTP_PROXY": i.httpProxyURL(),
-		"DNS_ADDRESS": i.dnsAddress(),
+		"APP_ADDRESS": i.App.String(), "PROXY_ADDRESS": i.Proxy.String(), "HTTP_PROXY": i.HTTPProxyURL(),
+		"DNS_ADDRESS": i.DNSAddress(),
 		"PORT":        "", "TOPOLOGY_DIR": topologyDir, "PILOTFISH": self,
 	}
 	if port := w.FirstPort(); port != 0 {
@@ -59,15 +59,15 @@ func (i *Instance) variables(topologyDir, self string) map[string]string {
 		vars[portVariable(p.Name)] = fmt.Sprint(p.Port)
 	}
 	for n, u := range w.Upstreams {
-		vars[u.variable()] = i.upstreamTarget(n)
+		vars[u.Variable()] = i.upstreamTarget(n)
 	}
 	return vars
 }
 
 func portVariable(name string) string { return "PORT_" + variableSuffix(name) }
 
-// variable returns the name of the environment variable that holds the upstream's address.
-func (u Upstream) variable() string {
+// Variable returns the name of the environment variable that holds the upstream's address.
+func (u Upstream) Variable() string {
 	name := u.Name
 	if name == "" {
 		name = strings.SplitN(u.Host, ".", 2)[0]

@@ -1,4 +1,4 @@
-package mesh
+package topology
 
 import (
 	"slices"
@@ -22,8 +22,8 @@ var capabilityNames = []string{
 	"CHECKPOINT_RESTORE",
 }
 
-// capabilities returns the numbers of the capabilities to which the workload's application is limited.
-func (w *Workload) capabilities() []uintptr {
+// Capabilities returns the numbers of the capabilities to which the workload's application is limited.
+func (w *Workload) Capabilities() []uintptr {
 	var numbers []uintptr
 	for _, name := range slices.Concat(defaultCapabilities, w.AddCapabilities) {
 		numbers = append(numbers, uintptr(slices.Index(capabilityNames, name)))

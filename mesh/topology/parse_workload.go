@@ -1,4 +1,4 @@
-package mesh
+package topology
 
 import (
 	"net/netip"
@@ -212,5 +212,5 @@ func (t *Topology) absolutePath(path string) string {
 	if filepath.IsAbs(path) {
 		return path
 	}
-	return filepath.Join(t.baseDir(), path)
+	return filepath.Join(t.BaseDir(), path)
 }

@@ -1,4 +1,4 @@
-package mesh
+package topology
 
 import (
 	"errors"
@@ -249,7 +249,7 @@ func TestExpansionLeavesOtherDollarSigns(t *testing.T) {
 	for in, want := range map[string]string{
 		"${A}${B}": "1${A}", "$A $ $$ $$A": "$A $ $$ $$A", "$${A} ${A}": "${A} 1", "$${A": "${A", "x${": "x${", "$$${A}": "$${A}",
 	} {
-		got, err := expandVariables(in, vars)
+		got, err := ExpandVariables(in, vars)
 		if err != nil {
 			t.Errorf("%q: %v", in, err)
 		}
@@ -257,7 +257,7 @@ func TestExpansionLeavesOtherDollarSigns(t *testing.T) {
 			t.Errorf("%q became %q, want %q", in, got, want)
 		}
 	}
-	if _, err := expandVariables("${C}", vars); err == nil {
+	if _, err := ExpandVariables("${C}", vars); err == nil {
 		t.Error("an unknown variable was accepted")
 	}
 }
@@ -268,14 +268,14 @@ func TestEveryInstanceHasUniqueAddresses(t *testing.T) {
 		t.Fatal(err)
 	}
 	var got []string
-	for _, i := range assignAddresses(top, loopbackNetwork(80)) {
+	for _, i := range AssignAddresses(top, LoopbackNetwork(80)) {
 		got = append(got, i.Name+" "+i.Proxy.String()+" "+i.App.String())
 	}
 	want := []string{"a-1 127.80.1.1 127.80.1.2", "a-2 127.80.2.1 127.80.2.2", "b 127.80.3.1 127.80.3.2"}
 	if diff := cmp.Diff(want, got); diff != "" {
 		t.Fatal(diff)
 	}
-	if got := assignAddresses(top, loopbackNetwork(80))[1].upstreamAddress(0).String(); got != "127.80.2.16:3306" {
+	if got := AssignAddresses(top, LoopbackNetwork(80))[1].UpstreamAddress(0).String(); got != "127.80.2.16:3306" {
 		t.Fatalf("upstream at %s", got)
 	}
 }
@@ -299,7 +299,7 @@ func FuzzParse(f *testing.F) {
 }
 
 func TestDocumentedExampleIsValidTopology(t *testing.T) {
-	doc, err := os.ReadFile(filepath.Join("..", "docs", "topology.md"))
+	doc, err := os.ReadFile(filepath.Join("..", "..", "docs", "topology.md"))
 	if err != nil {
 		t.Fatal(err)
 	}

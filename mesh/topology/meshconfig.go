@@ -1,4 +1,4 @@
-package mesh
+package topology
 
 import (
 	"encoding/json"

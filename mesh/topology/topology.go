@@ -1,6 +1,5 @@
-// Package mesh runs a service mesh on one machine. It reads a topology of workloads, and starts each with an address, a
-// sidecar and its configuration. It supervises the processes, publishes events, and removes everything when it stops.
-package mesh
+// Package topology reads and validates the topology file of a local mesh, and assigns the addresses of its instances.
+package topology
 
 import (
 	"fmt"
@@ -137,8 +136,8 @@ func Load(path string) (*Topology, error) {
 	return t, nil
 }
 
-// baseDir returns the directory to which the file's paths are relative.
-func (t *Topology) baseDir() string { return filepath.Dir(t.File) }
+// BaseDir returns the directory to which the file's paths are relative.
+func (t *Topology) BaseDir() string { return filepath.Dir(t.File) }
 
 // instanceName returns the name of a workload's replica. A single replica has no number in its name.
 func (w *Workload) instanceName(replica int) string {
@@ -174,4 +173,14 @@ func (t *Topology) InstanceNames() []string {
 		}
 	}
 	return names
+}
+
+// ProtocolOf returns the protocol of a port of the workload.
+func (w *Workload) ProtocolOf(port uint16) string {
+	for _, p := range w.Ports {
+		if p.Port == port {
+			return p.Protocol
+		}
+	}
+	return ""
 }
