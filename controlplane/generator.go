@@ -108,19 +108,24 @@ type proxy struct {
 	revocations *revocations
 }
 
-// IsValidName reports whether a resource of the type can have the name.
-func (p proxy) IsValidName(typeURL, name string) bool { return translate.ValidName(typeURL, name) }
+// Hooks implements xds.Proxy.
+func (p proxy) Hooks() xds.Hooks {
+	return xds.Hooks{
+		AttributeNACK: p.attributeNACK, ResolveOnDemand: p.resolveOnDemand, StartReplacing: p.startReplacing, Resume: p.resume,
+		ReconnectReason: p.reconnectReason, HandleHealthReport: p.handleHealthReport, IsValidName: translate.ValidName, DisableVHDS: p.DisableVHDS,
+	}
+}
 
-// HandleHealthReport passes an agent's health report to the registrar.
-func (p proxy) HandleHealthReport(healthy bool, reason string) {
+// handleHealthReport passes an agent's health report to the registrar.
+func (p proxy) handleHealthReport(healthy bool, reason string) {
 	if p.registered != nil {
 		p.registered.HandleHealthReport(healthy, reason)
 	}
 }
 
-// ReconnectReason returns an error if the workload's group was edited, so that it reconnects with the new labels and
+// reconnectReason returns an error if the workload's group was edited, so that it reconnects with the new labels and
 // address.
-func (p proxy) ReconnectReason() error {
+func (p proxy) reconnectReason() error {
 	if p.registered != nil && p.registered.IsOutdated() {
 		return fmt.Errorf("labels or member addresses of WorkloadGroup %s changed", p.AutoRegisterGroup)
 	}
@@ -140,20 +145,20 @@ func (p proxy) ComputePushScope(state xds.State, change xds.Change) xds.PushScop
 	return scope
 }
 
-// Resume records the resources that a reconnecting client claims.
-func (p proxy) Resume(typeURL string, names []string) {
+// resume records the resources that a reconnecting client claims.
+func (p proxy) resume(typeURL string, names []string) {
 	if p.onDemand != nil {
 		p.onDemand.resume(typeURL, names)
 	}
 }
 
-// StartReplacing makes Generate return placeholders for removed clusters of a proxy that requests clusters on demand.
-func (p proxy) StartReplacing(typeURL string, names []string) bool {
+// startReplacing makes Generate return placeholders for removed clusters of a proxy that requests clusters on demand.
+func (p proxy) startReplacing(typeURL string, names []string) bool {
 	return p.onDemand != nil && typeURL == xds.ClusterType && p.onDemand.startReplacing(names)
 }
 
-// ResolveOnDemand resolves virtual hosts that requests of the client's workload need.
-func (p proxy) ResolveOnDemand(state xds.State, names []string) (targets map[string]string, before xds.PushScope) {
+// resolveOnDemand resolves virtual hosts that requests of the client's workload need.
+func (p proxy) resolveOnDemand(state xds.State, names []string) (targets map[string]string, before xds.PushScope) {
 	s, ok := state.(*snapshot.Snapshot)
 	if p.onDemand == nil || !ok { // the proxy is not configured for on-demand requests
 		return nil, nil

@@ -74,9 +74,9 @@ func (s causeCandidate) rank() int {
 	return rank
 }
 
-// AttributeNACK returns the documents from which rejected resources were generated, the most likely cause first. It
+// attributeNACK returns the documents from which rejected resources were generated, the most likely cause first. It
 // omits documents that the client accepted before, if there are more likely candidates.
-func (p proxy) AttributeNACK(state xds.State, typeURL string, names []string, reason string, since time.Time) []xds.SuspectDocument {
+func (p proxy) attributeNACK(state xds.State, typeURL string, names []string, reason string, since time.Time) []xds.SuspectDocument {
 	s, ok := state.(*snapshot.Snapshot)
 	if !ok {
 		return nil

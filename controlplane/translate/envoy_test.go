@@ -143,6 +143,8 @@ func (source) Connect(_ context.Context, node *corev3.Node, peer xds.Peer) (xds.
 
 type client struct{ p *translate.Proxy }
 
+func (client) Hooks() xds.Hooks { return xds.Hooks{} }
+
 func (c client) resolve(s xds.State) (*snapshot.Snapshot, *translate.Proxy) {
 	st := s.(pushState)
 	if st.as != nil {

@@ -166,15 +166,8 @@ func TestRequestMemoryIsNotRetainedForFewNames(t *testing.T) {
 	}
 }
 
-// validatingProxy is a Source for which endpoint names are valid if they begin with "ok".
-type validatingProxy struct{ fakeSource }
-
-func (*validatingProxy) IsValidName(typeURL, name string) bool {
-	return typeURL != eds || strings.HasPrefix(name, "ok")
-}
-
 func TestInvalidNamesAreAnsweredAndNotStored(t *testing.T) {
-	c := &connection{proxy: &validatingProxy{}}
+	c := &connection{hooks: Hooks{IsValidName: func(typeURL, name string) bool { return typeURL != eds || strings.HasPrefix(name, "ok") }}}
 	s := newSubscription(eds, &pageCache{})
 	r := &request{subscribe: []string{"ok1", "bad", strings.Repeat("x", maxName+1), "ok2"}}
 	excess, invalid := s.limitNames(r, maxNames, c.validName(eds))

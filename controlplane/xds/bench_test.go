@@ -14,6 +14,8 @@ import (
 // benchSource is a Source whose resources are created once for all clients, as in the control plane.
 type benchSource struct{}
 
+func (s *benchSource) Hooks() Hooks { return Hooks{} }
+
 func (s *benchSource) Connect(context.Context, *corev3.Node, Peer) (Proxy, error) { return s, nil }
 func (s *benchSource) ComputePushScope(State, Change) PushScope                   { return PushScope{cds: {All: true}} }
 func (s *benchSource) Generate(state State, _ string, _ bool, _ []string) ([]*Resource, error) {

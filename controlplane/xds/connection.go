@@ -35,6 +35,7 @@ type connection struct {
 	id, node        string
 	peer            Peer
 	proxy           Proxy
+	hooks           Hooks
 	connected       time.Time
 	log             *slog.Logger
 	requests        chan *request
@@ -173,7 +174,7 @@ func (c *connection) run(first *request) error {
 		c.logRefusal(err)
 		return err
 	}
-	c.proxy = proxy
+	c.proxy, c.hooks = proxy, proxy.Hooks()
 	if err := c.server.add(c); err != nil {
 		return err
 	}
@@ -280,10 +281,11 @@ func (c *connection) loop() error {
 // checkReconnect returns an error that ends the stream if the client has to reconnect. The client retains its resources
 // and claims them on the next stream.
 func (c *connection) checkReconnect() error {
-	if leaver, ok := c.proxy.(ReconnectChecker); ok {
-		if reason := leaver.ReconnectReason(); reason != nil {
-			return status.Errorf(codes.Unavailable, "%v: connect again", reason)
-		}
+	if c.hooks.ReconnectReason == nil {
+		return nil
+	}
+	if reason := c.hooks.ReconnectReason(); reason != nil {
+		return status.Errorf(codes.Unavailable, "%v: connect again", reason)
 	}
 	return nil
 }

@@ -45,8 +45,8 @@ func (c *connection) handleDelta(r *request) error {
 	}
 	c.reportExcess(sub, excess)
 	c.retryExtensions(sub, answer, r)
-	if p, ok := c.proxy.(Resumer); ok && fresh {
-		p.Resume(r.typeURL, r.initialNames())
+	if fresh && c.hooks.Resume != nil {
+		c.hooks.Resume(r.typeURL, r.initialNames())
 	}
 	if r.typeURL == RouteType {
 		if fresh {

@@ -79,6 +79,7 @@ func (envoySource) Connect(_ context.Context, node *corev3.Node, _ Peer) (Proxy,
 	}
 	return envoySource{}, nil
 }
+func (envoySource) Hooks() Hooks                                 { return Hooks{} }
 func (envoySource) ComputePushScope(_ State, c Change) PushScope { return c.(testChange).pushScope() }
 func (envoySource) Generate(state State, typeURL string, wildcard bool, names []string) ([]*Resource, error) {
 	var out []*Resource

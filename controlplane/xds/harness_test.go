@@ -103,7 +103,9 @@ type fakeSource struct {
 	attributionTime time.Duration // duration of AttributeNACK
 }
 
-func (f *fakeSource) AttributeNACK(State, string, []string, string, time.Time) []SuspectDocument {
+func (f *fakeSource) Hooks() Hooks { return Hooks{AttributeNACK: f.attributeNACK} }
+
+func (f *fakeSource) attributeNACK(State, string, []string, string, time.Time) []SuspectDocument {
 	f.mu.Lock()
 	takes := f.attributionTime
 	f.mu.Unlock()

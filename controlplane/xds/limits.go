@@ -29,12 +29,6 @@ const (
 	maxDeferred = 16
 )
 
-// NameValidator is a Proxy that can validate resource names.
-type NameValidator interface {
-	// IsValidName reports whether some resource of the type could have the name, in any state of the mesh.
-	IsValidName(typeURL, name string) bool
-}
-
 // checkNode returns an error if the stream's node is too large. It charges a large node to the client's memory limit.
 func (c *connection) checkNode(r *request) error {
 	size := proto.Size(r.node)
@@ -112,11 +106,8 @@ func (s *subscription) fitNames(names []string, held int, available int64, valid
 
 // validName returns the predicate that validates names of a type.
 func (c *connection) validName(typeURL string) func(name string) bool {
-	namer, ok := c.proxy.(NameValidator)
-	if !ok {
-		return func(string) bool { return true }
-	}
-	return func(name string) bool { return name == wildcardName || namer.IsValidName(typeURL, name) }
+	isValid := c.hooks.IsValidName
+	return func(name string) bool { return isValid == nil || name == wildcardName || isValid(typeURL, name) }
 }
 
 // reportExcess counts names that the server ignored because of limits, and logs this once per type and stream.
@@ -137,7 +128,7 @@ func (c *connection) reportExcess(sub *subscription, excess []string) {
 // answerExcess reports excess virtual hosts as nonexistent, because HTTP requests wait for them. For excess names of
 // other types the server sends no response.
 func (c *connection) answerExcess(sub *subscription, excess []string) error {
-	if _, ok := c.proxy.(OnDemandResolver); !ok || sub.typeURL != VirtualHostType || len(excess) == 0 {
+	if c.hooks.ResolveOnDemand == nil || sub.typeURL != VirtualHostType || len(excess) == 0 {
 		return nil
 	}
 	return c.dispatch(sub, &response{notFound: excess})

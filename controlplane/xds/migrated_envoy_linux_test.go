@@ -189,7 +189,9 @@ type inlineProxy struct {
 	inline bool
 }
 
-func (k *inlineProxy) DisableVHDS() bool {
+func (k *inlineProxy) Hooks() Hooks { return Hooks{DisableVHDS: k.disableVHDS} }
+
+func (k *inlineProxy) disableVHDS() bool {
 	k.inline = true
 	return true
 }

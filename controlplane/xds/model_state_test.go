@@ -140,7 +140,11 @@ const inlineOnlyNode = "old"
 // inlineOnlyProxy serves a client that cannot switch back from inline virtual hosts to VHDS.
 type inlineOnlyProxy struct{ modelProxy }
 
-func (p *inlineOnlyProxy) DisableVHDS() bool {
+func (modelProxy) Hooks() Hooks { return Hooks{} }
+
+func (p *inlineOnlyProxy) Hooks() Hooks { return Hooks{DisableVHDS: p.disableVHDS} }
+
+func (p *inlineOnlyProxy) disableVHDS() bool {
 	p.vhds = false
 	return true
 }
@@ -159,7 +163,11 @@ type onDemandProxy struct {
 
 const placeholder = "nowhere"
 
-func (p onDemandProxy) Resume(typeURL string, names []string) {
+func (p onDemandProxy) Hooks() Hooks {
+	return Hooks{Resume: p.resume, ResolveOnDemand: p.resolveOnDemand}
+}
+
+func (p onDemandProxy) resume(typeURL string, names []string) {
 	for _, name := range names {
 		switch typeURL {
 		case cds:
@@ -170,7 +178,7 @@ func (p onDemandProxy) Resume(typeURL string, names []string) {
 	}
 }
 
-func (p onDemandProxy) ResolveOnDemand(state State, names []string) (leads map[string]string, before PushScope) {
+func (p onDemandProxy) resolveOnDemand(state State, names []string) (leads map[string]string, before PushScope) {
 	leads = map[string]string{}
 	for _, name := range names {
 		host := strings.ToLower(name)

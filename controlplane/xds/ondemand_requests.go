@@ -16,15 +16,6 @@ import (
 // configurations reaches the limit.
 const maxOnDemandNames = 10_000
 
-// OnDemandResolver is a Proxy whose client requests virtual hosts on demand.
-type OnDemandResolver interface {
-	// ResolveOnDemand resolves names that consist of the route configuration, a slash, and the host of the HTTP
-	// request. From then on the client's resources include those to which the names resolve. targets maps each
-	// resolvable name to the name of its resource. before are the resources of other types that the client must receive
-	// first.
-	ResolveOnDemand(state State, names []string) (targets map[string]string, before PushScope)
-}
-
 // onDemandName is a requested name that waits for a response.
 type onDemandName struct {
 	target string // the resource to which the name resolves; empty if there is none
@@ -35,7 +26,7 @@ type onDemandName struct {
 // addOnDemandNames records that HTTP requests wait for names. It returns false if the client's Proxy cannot resolve
 // them.
 func (c *connection) addOnDemandNames(names []string) bool {
-	if _, ok := c.proxy.(OnDemandResolver); !ok {
+	if c.hooks.ResolveOnDemand == nil {
 		return false
 	}
 	if c.onDemandNames == nil {
@@ -84,7 +75,7 @@ func (c *connection) callResolveOnDemand(names []string) (targets map[string]str
 			c.log.Error("resolving on-demand names failed", "panic", p)
 		}
 	}()
-	return c.proxy.(OnDemandResolver).ResolveOnDemand(c.state, names)
+	return c.hooks.ResolveOnDemand(c.state, names)
 }
 
 // answerOnDemand responds to all names whose route configuration the client has. It sends the resources to which they

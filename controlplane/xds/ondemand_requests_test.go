@@ -20,7 +20,11 @@ func (a *onDemandSource) Connect(ctx context.Context, node *corev3.Node, peer Pe
 	return a, err
 }
 
-func (a *onDemandSource) ResolveOnDemand(state State, names []string) (leads map[string]string, before PushScope) {
+func (a *onDemandSource) Hooks() Hooks {
+	return Hooks{AttributeNACK: a.attributeNACK, ResolveOnDemand: a.resolveOnDemand}
+}
+
+func (a *onDemandSource) resolveOnDemand(state State, names []string) (leads map[string]string, before PushScope) {
 	leads = map[string]string{}
 	for _, name := range names {
 		if host := strings.ToLower(name); state.(meshState)[VirtualHostType][host] != "" {

@@ -282,8 +282,7 @@ func (c *connection) sendRemovals(sub *subscription) error {
 
 // generateReplacements generates the resources that replace removed ones, if the client's Proxy provides any.
 func (c *connection) generateReplacements(sub *subscription, names []string) ([]*Resource, error) {
-	replacer, ok := c.proxy.(Replacer)
-	if !ok || !replacer.StartReplacing(sub.typeURL, names) {
+	if c.hooks.StartReplacing == nil || !c.hooks.StartReplacing(sub.typeURL, names) {
 		return nil, nil
 	}
 	return c.generate(sub, false, names)

@@ -7,7 +7,6 @@ import (
 	"crypto/sha256"
 	"encoding/hex"
 	"fmt"
-	"time"
 
 	corev3 "github.com/envoyproxy/go-control-plane/envoy/config/core/v3"
 	"google.golang.org/grpc/mem"
@@ -196,13 +195,6 @@ type SuspectDocument struct {
 	Evidence string `json:"why,omitempty"`
 }
 
-// NACKAttributor is a Proxy that can attribute a NACK to documents.
-type NACKAttributor interface {
-	// AttributeNACK returns the documents from which the named resources were generated, the likeliest cause first.
-	// since is the time of the client's last ACK of the type; zero means never.
-	AttributeNACK(state State, typeURL string, names []string, reason string, since time.Time) []SuspectDocument
-}
-
 // Proxy generates the resources of one client. The server calls it from one goroutine at a time.
 type Proxy interface {
 	// ComputePushScope returns the resources that may differ for this client after the change; an empty scope means no
@@ -212,31 +204,6 @@ type Proxy interface {
 	// also those in names. It omits names without a resource. The order is arbitrary. Resource names are unique. For
 	// virtual hosts, wildcard means all virtual hosts of the route configurations in names.
 	Generate(state State, typeURL string, wildcard bool, names []string) ([]*Resource, error)
-}
-
-// Replacer is a Proxy that replaces removed resources once its client no longer refers to them.
-type Replacer interface {
-	// StartReplacing is called before resources are removed. It returns true if any of them has a replacement. From
-	// then on, Generate returns the replacements.
-	StartReplacing(typeURL string, names []string) bool
-}
-
-// Resumer is a Proxy that is notified of the resources that a reconnecting client claims. The notification precedes the
-// comparison of these resources with those that the client should have.
-type Resumer interface {
-	Resume(typeURL string, names []string)
-}
-
-// ReconnectChecker is a Proxy whose client may have to reconnect, because a part of its node is outdated.
-type ReconnectChecker interface {
-	// ReconnectReason returns the reason for which the client has to reconnect, or nil. The server calls it at each
-	// push.
-	ReconnectReason() error
-}
-
-// HealthHandler is a Proxy that is notified of its workload's health.
-type HealthHandler interface {
-	// HandleHealthReport is called when the client's agent reports the workload's health; reason is set if the workload
-	// is unhealthy. It must not block.
-	HandleHealthReport(healthy bool, reason string)
+	// Hooks returns the proxy's optional functions. The server calls it once.
+	Hooks() Hooks
 }

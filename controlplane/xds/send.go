@@ -24,8 +24,8 @@ func isReport(typeURL string) bool { return typeURL == healthReportType }
 
 // handleReport passes a client's health report to its Proxy.
 func (c *connection) handleReport(r *request) {
-	if reporter, ok := c.proxy.(HealthHandler); ok {
-		reporter.HandleHealthReport(r.errorDetail == nil, r.errorDetail.GetMessage())
+	if c.hooks.HandleHealthReport != nil {
+		c.hooks.HandleHealthReport(r.errorDetail == nil, r.errorDetail.GetMessage())
 	}
 }
 
@@ -97,8 +97,7 @@ func (c *connection) retryExtensions(sub *subscription, answer *sentResponse, r 
 
 // attributeNACK returns the documents from which rejected resources were generated. A panic does not end the stream.
 func (c *connection) attributeNACK(typeURL string, r *Rejection, since time.Time) (from []SuspectDocument) {
-	attributor, ok := c.proxy.(NACKAttributor)
-	if !ok {
+	if c.hooks.AttributeNACK == nil {
 		return nil
 	}
 	defer func() {
@@ -106,7 +105,7 @@ func (c *connection) attributeNACK(typeURL string, r *Rejection, since time.Time
 			c.log.Error("attributing a NACK to documents failed", "panic", p)
 		}
 	}()
-	return attributor.AttributeNACK(c.state, typeURL, r.Resources, r.Reason, since)
+	return c.hooks.AttributeNACK(c.state, typeURL, r.Resources, r.Reason, since)
 }
 
 func formatDocuments(from []SuspectDocument) []string {

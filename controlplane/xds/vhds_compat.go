@@ -18,13 +18,6 @@ import (
 // hosts are inline. provisionalSuffix follows it.
 const vhdsVersionSuffix = "+"
 
-// VHDSDisabler is a Proxy whose client may be unable to switch back from inline virtual hosts to VHDS.
-type VHDSDisabler interface {
-	// DisableVHDS is called when the client may have had route configurations with inline virtual hosts. It returns
-	// true if all route configurations that are generated from then on have inline virtual hosts.
-	DisableVHDS() bool
-}
-
 // checkVHDSClient checks the claims of a first request for route configurations or virtual hosts, and disables VHDS if
 // needed. A reconnecting client requests route configurations first, if it requests any.
 func (c *connection) checkVHDSClient(r *request) error {
@@ -53,8 +46,7 @@ func (c *connection) checkVHDSClient(r *request) error {
 
 // disableVHDS switches this stream to inline virtual hosts, and replaces the route configurations already sent on it.
 func (c *connection) disableVHDS() error {
-	keeper, ok := c.proxy.(VHDSDisabler)
-	if !ok || !keeper.DisableVHDS() {
+	if c.hooks.DisableVHDS == nil || !c.hooks.DisableVHDS() {
 		return nil
 	}
 	c.log.Info("the client may have had route configurations with inline virtual hosts: VHDS is disabled until its Envoy is restarted")

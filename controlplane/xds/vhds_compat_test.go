@@ -20,7 +20,11 @@ func (k *vhdsDisablingSource) Connect(context.Context, *corev3.Node, Peer) (Prox
 	return k, nil
 }
 
-func (k *vhdsDisablingSource) DisableVHDS() bool {
+func (k *vhdsDisablingSource) Hooks() Hooks {
+	return Hooks{AttributeNACK: k.attributeNACK, DisableVHDS: k.disableVHDS}
+}
+
+func (k *vhdsDisablingSource) disableVHDS() bool {
 	k.disabled.Store(k.old)
 	return k.old
 }
