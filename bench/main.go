@@ -47,7 +47,7 @@ func main() {
 func run() error {
 	b := &bench{}
 	version := flag.String("envoy-version", "", "version of the Envoy in the cache to use")
-	only := flag.String("only", "startup,rest,end,probe,scrape,certificate,path,relay", "what to measure: startup, rest, end, probe, scrape, certificate, exchange, path, metrics, relay, controlplane, beside (needs -istiod), scope, cni and capture and redirect (as root), dns (needs unbound and dnsperf)")
+	only := flag.String("only", "startup,rest,end,probe,scrape,certificate,path,relay", "what to measure: startup, rest, end, probe, scrape, certificate, exchange, path, metrics, relay, relay-edits, controlplane, beside (needs -istiod), scope, cni and capture and redirect (as root), dns (needs unbound and dnsperf)")
 	flag.StringVar(&b.services, "services", "1000", "how many services the control plane has, one mesh after the other")
 	flag.StringVar(&b.proxies, "proxies", "100,400,1000", "how many proxies the control plane has, one fleet after the other")
 	flag.IntVar(&b.slow, "slow", 0, "number of additional control plane clients that read almost nothing")
@@ -101,7 +101,7 @@ func run() error {
 	for _, part := range []struct {
 		name    string
 		measure func(context.Context) error
-	}{{"startup", b.startup}, {"rest", b.idle}, {"end", b.shutdown}, {"probe", b.probe}, {"scrape", b.scrape}, {"certificate", b.certificate}, {"exchange", b.exchange}, {"path", b.path}, {"metrics", b.metrics}, {"relay", b.relay}, {"controlplane", b.controlPlane}, {"beside", b.compareIstiod}, {"scope", b.scope}, {"dns", b.names}, {"cni", b.cni}, {"capture", b.capture}, {"redirect", b.redirection}} {
+	}{{"startup", b.startup}, {"rest", b.idle}, {"end", b.shutdown}, {"probe", b.probe}, {"scrape", b.scrape}, {"certificate", b.certificate}, {"exchange", b.exchange}, {"path", b.path}, {"metrics", b.metrics}, {"relay", b.relay}, {"relay-edits", b.relayEdits}, {"controlplane", b.controlPlane}, {"beside", b.compareIstiod}, {"scope", b.scope}, {"dns", b.names}, {"cni", b.cni}, {"capture", b.capture}, {"redirect", b.redirection}} {
 		if !slices.Contains(parts, part.name) {
 			continue
 		}

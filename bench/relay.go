@@ -6,18 +6,19 @@ import (
 	"context"
 	"crypto/tls"
 	"crypto/x509"
+	"errors"
 	"fmt"
 	"net"
 	"os"
 	"os/exec"
 	"path/filepath"
-	"strconv"
 	"strings"
 	"syscall"
 	"time"
 
 	corev3 "github.com/envoyproxy/go-control-plane/envoy/config/core/v3"
 	discoveryv3 "github.com/envoyproxy/go-control-plane/envoy/service/discovery/v3"
+	"golang.org/x/sys/unix"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/credentials"
 	"google.golang.org/grpc/credentials/insecure"
@@ -37,25 +38,18 @@ const (
 func (b *bench) relay(ctx context.Context) error {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
-	certs := filepath.Join(b.dir, "relay")
-	if err := os.MkdirAll(certs, 0o700); err != nil {
+	m, err := b.newRelayBench(ctx)
+	if err != nil {
 		return err
 	}
-	if err := writeCertificates(certs, "plane"); err != nil {
-		return err
-	}
-	p := &plane{took: make(chan time.Duration, 1), accepted: make(chan time.Duration, 1)}
-	var err error
+	p := m.plane
 	if p.clusters, err = largeConfiguration(largeClusters, largeSize); err != nil {
 		return err
 	}
-	if p.update, err = smallUpdate(); err != nil {
+	if p.update, err = endpointUpdate(1); err != nil {
 		return err
 	}
-	if err := startPlaneOfBytes(ctx, certs, p); err != nil {
-		return err
-	}
-	m := &relayBench{bench: b, plane: p, certs: certs, ways: []string{"direct", "pilotfish", "unkept", "naive"}}
+	p.updateType = endpointType
 	if err := m.large(ctx, fmt.Sprintf("%.1f MB of %d clusters until Envoy has accepted them", float64(len(p.clusters))/1e6, largeClusters), m.toEnvoy); err != nil {
 		return err
 	}
@@ -63,6 +57,22 @@ func (b *bench) relay(ctx context.Context) error {
 		return err
 	}
 	return m.updates(ctx)
+}
+
+// newRelayBench starts the control plane.
+func (b *bench) newRelayBench(ctx context.Context) (*relayBench, error) {
+	certs := filepath.Join(b.dir, "relay")
+	if err := os.MkdirAll(certs, 0o700); err != nil {
+		return nil, err
+	}
+	if err := writeCertificates(certs, "plane"); err != nil {
+		return nil, err
+	}
+	p := &plane{took: make(chan time.Duration, 1), accepted: make(chan time.Duration, 1)}
+	if err := startPlaneOfBytes(ctx, certs, p); err != nil {
+		return nil, err
+	}
+	return &relayBench{bench: b, plane: p, certs: certs, ways: []string{"direct", "pilotfish", "unkept", "naive"}}, nil
 }
 
 type relayBench struct {
@@ -173,20 +183,10 @@ func (m *relayBench) passage(ctx context.Context, name string, pass func(context
 
 // cpuOf returns the CPU time of a process.
 func cpuOf(pid int) (time.Duration, error) {
-	text, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
-	if err != nil {
-		return 0, err
-	}
-	fields := strings.Fields(string(text[strings.LastIndexByte(string(text), ')')+1:]))
-	var ticks int
-	for _, f := range fields[11:13] {
-		n, err := strconv.Atoi(f)
-		if err != nil {
-			return 0, err
-		}
-		ticks += n
-	}
-	return time.Duration(ticks) * 10 * time.Millisecond, nil
+	const schedulerClock = 2 // CPUCLOCK_SCHED: all threads, in nanoseconds
+	var spent unix.Timespec
+	err := unix.ClockGettime(int32(^pid<<3|schedulerClock), &spent)
+	return time.Duration(spent.Nano()), err
 }
 
 // toEnvoy starts an Envoy that receives its clusters over the connection.
@@ -319,21 +319,72 @@ func (m *relayBench) updates(ctx context.Context) error {
 }
 
 func (m *relayBench) takeUpdates(ctx context.Context, w *way) (time.Duration, error) {
-	s, done, err := m.stream(ctx, w, endpointType)
+	s, done, err := m.stream(ctx, w, listenerType)
 	if err != nil {
 		return 0, err
 	}
 	defer done()
-	for range m.plane.updates {
+	typeURL := listenerType // without listeners, the last accepted configuration is not complete
+	for range 1 + m.plane.updates {
 		var size int
 		if err := s.RecvMsg(&size); err != nil {
 			return 0, err
 		}
-		if err := s.SendMsg(&discoveryv3.DeltaDiscoveryRequest{TypeUrl: endpointType, ResponseNonce: "1"}); err != nil {
+		if typeURL == listenerType {
+			typeURL = m.plane.updateType
+			if err := errors.Join(s.SendMsg(&discoveryv3.DeltaDiscoveryRequest{TypeUrl: listenerType, ResponseNonce: "1"}),
+				s.SendMsg(&discoveryv3.DeltaDiscoveryRequest{TypeUrl: typeURL})); err != nil {
+				return 0, err
+			}
+			continue
+		}
+		if err := s.SendMsg(&discoveryv3.DeltaDiscoveryRequest{TypeUrl: typeURL, ResponseNonce: "1"}); err != nil {
 			return 0, err
 		}
 	}
 	return await(ctx, m.plane.accepted)
+}
+
+// editsPerRun and editPace are the number of edits and their rate per second.
+const editsPerRun, editPace = 200, 20
+
+// relayEdits measures the relay's CPU time per edit, with a control plane that sends all resources of a type again.
+func (b *bench) relayEdits(ctx context.Context) error {
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	m, err := b.newRelayBench(ctx)
+	if err != nil {
+		return err
+	}
+	fmt.Printf("CPU of the relay for each of %d edits, %d a second, medians of %d in turn\n", editsPerRun, editPace, m.rounds)
+	for _, edit := range []struct {
+		name, typeURL string
+		update        func() ([]byte, error)
+	}{
+		{"endpoints", endpointType, func() ([]byte, error) { return endpointUpdate(38) }},
+		{"routes", routeType, func() ([]byte, error) { return routeUpdate(500_000) }},
+		{"routes", routeType, func() ([]byte, error) { return routeUpdate(2_500_000) }},
+	} {
+		if m.plane.update, err = edit.update(); err != nil {
+			return err
+		}
+		m.plane.updateType, m.plane.updates, m.plane.pace = edit.typeURL, editsPerRun, editPace
+		seen := map[string][]passage{}
+		for range m.rounds {
+			for _, name := range m.ways[1:] {
+				one, err := m.passage(ctx, name, m.takeUpdates)
+				if err != nil {
+					return fmt.Errorf("%s: %w", name, err)
+				}
+				seen[name] = append(seen[name], one)
+			}
+		}
+		for _, name := range m.ways[1:] {
+			fmt.Printf("  %-10s %-10s %8.1f kB  %6.2f ms\n", edit.name, name, float64(len(m.plane.update))/1000,
+				medianBy(seen[name], func(p passage) float64 { return p.cpu.Seconds() * 1000 / editsPerRun }))
+		}
+	}
+	return nil
 }
 
 func medianBy(seen []passage, value func(passage) float64) float64 {

@@ -15,6 +15,7 @@ import (
 	clusterv3 "github.com/envoyproxy/go-control-plane/envoy/config/cluster/v3"
 	corev3 "github.com/envoyproxy/go-control-plane/envoy/config/core/v3"
 	endpointv3 "github.com/envoyproxy/go-control-plane/envoy/config/endpoint/v3"
+	routev3 "github.com/envoyproxy/go-control-plane/envoy/config/route/v3"
 	discoveryv3 "github.com/envoyproxy/go-control-plane/envoy/service/discovery/v3"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/credentials"
@@ -28,6 +29,8 @@ import (
 const (
 	clusterType  = "type.googleapis.com/envoy.config.cluster.v3.Cluster"
 	endpointType = "type.googleapis.com/envoy.config.endpoint.v3.ClusterLoadAssignment"
+	listenerType = "type.googleapis.com/envoy.config.listener.v3.Listener"
+	routeType    = "type.googleapis.com/envoy.config.route.v3.RouteConfiguration"
 )
 
 // rawCodec sends marshalled bytes, and receives bytes without decoding, so that only the connection is measured.
@@ -61,6 +64,7 @@ type plane struct {
 	// maximum.
 	updates, pace int
 	update        []byte
+	updateType    string
 	acks          atomic.Int64
 	// accepted receives the time until the last update was acknowledged.
 	accepted chan time.Duration
@@ -105,11 +109,15 @@ func (p *plane) serve(s grpc.ServerStream) error {
 			}
 		case r.TypeUrl == clusterType && r.ResponseNonce != "":
 			p.took <- time.Since(sent)
-		case r.TypeUrl == endpointType && r.ResponseNonce == "" && p.updates > 0:
+		case r.TypeUrl == listenerType && r.ResponseNonce == "":
+			if err := s.SendMsg(&discoveryv3.DeltaDiscoveryResponse{TypeUrl: listenerType, Nonce: "1", SystemVersionInfo: "1"}); err != nil {
+				return err
+			}
+		case r.TypeUrl == p.updateType && r.ResponseNonce == "" && p.updates > 0:
 			sent = time.Now()
 			p.acks.Store(0)
 			go p.sendUpdates(s)
-		case r.TypeUrl == endpointType:
+		case r.TypeUrl == p.updateType:
 			if p.acks.Add(1) == int64(p.updates) {
 				p.accepted <- time.Since(sent)
 			}
@@ -157,13 +165,16 @@ func largeConfiguration(clusters, size int) ([]byte, error) {
 	return proto.Marshal(response)
 }
 
-// smallUpdate returns a response with the endpoints of one service.
-func smallUpdate() ([]byte, error) {
+// endpointUpdate returns a response with endpoints of one service.
+func endpointUpdate(endpoints int) ([]byte, error) {
 	const name = "outbound|8080||service-00001.namespace-001.svc.cluster.local"
-	body, err := anypb.New(&endpointv3.ClusterLoadAssignment{ClusterName: name, Endpoints: []*endpointv3.LocalityLbEndpoints{{
-		LbEndpoints: []*endpointv3.LbEndpoint{{HostIdentifier: &endpointv3.LbEndpoint_Endpoint{Endpoint: &endpointv3.Endpoint{
+	var list []*endpointv3.LbEndpoint
+	for i := range endpoints {
+		list = append(list, &endpointv3.LbEndpoint{HostIdentifier: &endpointv3.LbEndpoint_Endpoint{Endpoint: &endpointv3.Endpoint{
 			Address: &corev3.Address{Address: &corev3.Address_SocketAddress{SocketAddress: &corev3.SocketAddress{
-				Address: "10.1.2.3", PortSpecifier: &corev3.SocketAddress_PortValue{PortValue: 8080}}}}}}}}}}})
+				Address: fmt.Sprintf("10.1.2.%d", i), PortSpecifier: &corev3.SocketAddress_PortValue{PortValue: 8080}}}}}}})
+	}
+	body, err := anypb.New(&endpointv3.ClusterLoadAssignment{ClusterName: name, Endpoints: []*endpointv3.LocalityLbEndpoints{{LbEndpoints: list}}})
 	if err != nil {
 		return nil, err
 	}
@@ -171,4 +182,30 @@ func smallUpdate() ([]byte, error) {
 		TypeUrl: endpointType, Nonce: "1", SystemVersionInfo: "1",
 		Resources: []*discoveryv3.Resource{{Name: name, Version: "1", Resource: body}},
 	})
+}
+
+// routeUpdate returns a response with route configurations of about 25 kB each and of about size bytes in all.
+func routeUpdate(size int) ([]byte, error) {
+	const each = 25 << 10
+	response := &discoveryv3.DeltaDiscoveryResponse{TypeUrl: routeType, Nonce: "1", SystemVersionInfo: "1"}
+	for i := range size / each {
+		config := &routev3.RouteConfiguration{Name: fmt.Sprint(8000 + i)}
+		for h := 0; proto.Size(config) < each; h++ {
+			host := fmt.Sprintf("service-%05d.namespace-%03d.svc.cluster.local", h, i)
+			config.VirtualHosts = append(config.VirtualHosts, &routev3.VirtualHost{
+				Name: host + ":80", Domains: []string{host, host + ":80", fmt.Sprintf("10.%d.%d.1", i, h)},
+				Routes: []*routev3.Route{{
+					Match: &routev3.RouteMatch{PathSpecifier: &routev3.RouteMatch_Prefix{Prefix: "/"}},
+					Action: &routev3.Route_Route{Route: &routev3.RouteAction{
+						ClusterSpecifier: &routev3.RouteAction_Cluster{Cluster: "outbound|80||" + host}, Timeout: durationpb.New(0)}},
+				}},
+			})
+		}
+		body, err := anypb.New(config)
+		if err != nil {
+			return nil, err
+		}
+		response.Resources = append(response.Resources, &discoveryv3.Resource{Name: config.Name, Version: "1", Resource: body})
+	}
+	return proto.Marshal(response)
 }
