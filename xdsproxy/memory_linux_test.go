@@ -189,6 +189,12 @@ func measureMemory(t *testing.T, pieces int, dir string, most int) {
 	} else {
 		t.Logf("a response of %d MB took %d MB of the relay", size>>20, grown>>20)
 	}
+	testenv.Eventually(t, "the memory is returned", func() error {
+		if grown := memory(t, pid, "VmRSS") - before; grown > 10<<20 {
+			return fmt.Errorf("%d MB more than before", grown>>20)
+		}
+		return nil
+	})
 }
 
 // A response above the limit is not read, and Envoy's stream is not affected.

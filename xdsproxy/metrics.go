@@ -89,10 +89,20 @@ func (m *metrics) register(registerer prometheus.Registerer, book *statusTracker
 	return nil
 }
 
-// initType creates the counters of a type at 0, so that the first NACK is visible as an increase.
-func (m *metrics) initType(typeURL string) {
-	m.acks.WithLabelValues(shortType(typeURL))
-	m.nacks.WithLabelValues(shortType(typeURL))
+// typeMetrics are the metrics of one type. They are looked up once, because updates are frequent.
+type typeMetrics struct {
+	acks, nacks, responseBytes prometheus.Counter
+	lastAccepted               func() prometheus.Gauge
+}
+
+// newTypeMetrics creates the counters of a type at 0, so that the first NACK is visible as an increase. The time of the
+// last ACK exists after the first one.
+func (m *metrics) newTypeMetrics(typeURL string) typeMetrics {
+	name := shortType(typeURL)
+	return typeMetrics{
+		acks: m.acks.WithLabelValues(name), nacks: m.nacks.WithLabelValues(name), responseBytes: m.responseBytes.WithLabelValues(name),
+		lastAccepted: sync.OnceValue(func() prometheus.Gauge { return m.lastAccepted.WithLabelValues(name) }),
+	}
 }
 
 // observeRequest records the size of a request.

@@ -169,6 +169,7 @@ type Relay struct {
 	// credentials watches the credentials of the upstream.
 	credentials *credentialWatcher
 	taps        taps
+	memory      memoryReleaser
 
 	mu            sync.Mutex
 	activeSession *session // Envoy's active stream
@@ -219,6 +220,7 @@ func (r *Relay) Run(ctx context.Context) error {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
 	server := r.newServer()
+	defer r.memory.stop()
 	if store := r.openLastGood(); store != nil {
 		r.store.Store(store)
 		defer store.Close()

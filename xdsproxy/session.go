@@ -25,6 +25,8 @@ const (
 	acceptedAfter = time.Second
 	// stableAfter is the lifetime of an answered stream after which its end does not increase the backoff.
 	stableAfter = 10 * time.Second
+	// maxQueuedRequests limits the received requests that wait to be processed.
+	maxQueuedRequests = 16
 )
 
 var errDisplaced = errors.New("a newer stream replaced it")
@@ -72,7 +74,7 @@ func (r *Relay) serve(v wire.Variant, stream grpc.ServerStream) error {
 	defer cancel(nil)
 	s := &session{
 		relay: r, proto: v, downstream: stream, process: peerPID(stream.Context()), ctx: ctx, cancel: cancel,
-		requests: make(chan *wire.Message), state: newStreamState(v),
+		requests: make(chan *wire.Message, maxQueuedRequests), state: newStreamState(v),
 		endBackoff: backoff.Backoff{Min: r.config.MinRetry, Max: r.config.MaxRefused},
 	}
 	r.classifyStream(s)
@@ -98,8 +100,8 @@ func (r *Relay) serve(v wire.Variant, stream grpc.ServerStream) error {
 	}
 }
 
-// read receives requests from Envoy. It reads the next request after the previous one was processed, so a control plane
-// that does not read blocks Envoy and does not fill memory.
+// read receives requests from Envoy. At most maxQueuedRequests are in memory: a control plane that does not read blocks
+// Envoy.
 func (s *session) read() {
 	defer close(s.requests)
 	for {
@@ -310,18 +312,33 @@ func (a *upstreamStream) send() {
 				return
 			}
 		case f, ok := <-a.requests:
-			if !ok {
-				a.envoyDone.Store(true)
-				_ = a.stream.CloseSend() // it returns no error
-				return
-			}
-			forward := a.processRequest(f, true)
-			f.Free()
-			if forward != nil && !a.sendAll([]*wire.Message{forward}) {
+			if !a.forwardRequests(f, ok) {
 				return
 			}
 		case <-a.ctx.Done():
 			return
+		}
+	}
+}
+
+// forwardRequests forwards a request of Envoy and those that are queued. ok is false at the end of Envoy's side. It
+// reports whether further requests can be forwarded.
+func (a *upstreamStream) forwardRequests(f *wire.Message, ok bool) bool {
+	for {
+		if !ok {
+			a.envoyDone.Store(true)
+			_ = a.stream.CloseSend() // it returns no error
+			return false
+		}
+		forward := a.processRequest(f, true)
+		f.Free()
+		if forward != nil && !a.sendAll([]*wire.Message{forward}) {
+			return false
+		}
+		select {
+		case f, ok = <-a.requests:
+		default:
+			return true
 		}
 	}
 }
@@ -400,6 +417,7 @@ func (a *upstreamStream) receive() error {
 			return err
 		}
 		a.markHeard()
+		a.relay.memory.observe(f.Data.Len())
 		if err := a.dispatch(f); err != nil {
 			a.cancel(fmt.Errorf("sending to Envoy: %w", err))
 			return err

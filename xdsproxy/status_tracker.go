@@ -67,6 +67,7 @@ type typeTracker struct {
 	// rejected are the resources that Envoy rejects, by name.
 	rejected map[string]*ResourceNack
 	nackLog  nackLogLimiter
+	metrics  typeMetrics
 }
 
 type sentVersion struct{ nonce, version string }
@@ -90,7 +91,7 @@ func (l *statusTracker) ensureType(typeURL string) *typeTracker {
 	if a == nil {
 		a = &typeTracker{TypeStatus: TypeStatus{TypeURL: typeURL}, lastState: StateRequested}
 		l.types[typeURL] = a
-		l.metrics.initType(typeURL)
+		a.metrics = l.metrics.newTypeMetrics(typeURL)
 	}
 	return a
 }
@@ -211,8 +212,8 @@ func (l *statusTracker) recordRequest(v wire.Variant, r wire.Request, about wire
 		a.acceptResources(v, about)
 		l.ensureEnvoy(l.process).acknowledge(a)
 		l.addEvent(Event{Kind: EventAck, TypeURL: a.TypeURL, Version: a.Version, Nonce: r.Nonce})
-		l.metrics.acks.WithLabelValues(shortType(a.TypeURL)).Inc()
-		l.metrics.lastAccepted.WithLabelValues(shortType(a.TypeURL)).Set(float64(a.LastAck.UnixMilli()) / 1000)
+		a.metrics.acks.Inc()
+		a.metrics.lastAccepted().Set(float64(a.LastAck.UnixMilli()) / 1000)
 	}
 }
 
@@ -225,7 +226,7 @@ func (l *statusTracker) recordNack(a *typeTracker, r wire.Request, about wire.Re
 		}
 	}
 	l.addEvent(e)
-	l.metrics.nacks.WithLabelValues(shortType(a.TypeURL)).Inc()
+	a.metrics.nacks.Inc()
 	if suppressed, ok := a.nackLog.allow(r.Reason, l.now()); ok {
 		attrs := []any{"type", r.TypeURL, "reason", r.Reason}
 		if suppressed > 0 {
@@ -311,7 +312,7 @@ func (l *statusTracker) recordResponse(r wire.Response, size int) {
 		Resources: len(r.Resources), Removed: len(r.Removed), Bytes: size,
 	})
 	l.metrics.responses.Inc()
-	l.metrics.responseBytes.WithLabelValues(shortType(a.TypeURL)).Add(float64(size))
+	a.metrics.responseBytes.Add(float64(size))
 }
 
 func (a *typeTracker) state() string {

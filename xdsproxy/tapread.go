@@ -145,9 +145,7 @@ func readResource(m tapMessage, c *wire.Cursor, length int) (tapResource, error)
 	if h.bytes, err = c.ReadInto(nil, length); err != nil {
 		return h, err
 	}
-	inner, closeReader := wire.NewCursor(wire.NewMessage(h.bytes).Data)
-	defer closeReader()
-	h.Resource, err = wire.ParseResource(m.proto, inner, length)
+	h.Resource, err = wire.ParseResource(m.proto, wire.NewCursor(wire.NewMessage(h.bytes).Data), length)
 	return h, err
 }
 

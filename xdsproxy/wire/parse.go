@@ -2,7 +2,6 @@ package wire
 
 import (
 	"errors"
-	"io"
 	"slices"
 
 	"google.golang.org/grpc/mem"
@@ -174,11 +173,11 @@ func parseAny(c *Cursor, length int) (name string, err error) {
 // openName reads the tag and length of a leading string field 1. It returns false if another field is first. It reads
 // nothing after end.
 func (c *Cursor) openName(end int) (length int, ok bool) {
-	if b, err := c.reader.ReadByte(); err != nil || b != 1<<3|byte(protowire.BytesType) {
+	if b, err := c.readByte(); err != nil || b != 1<<3|byte(protowire.BytesType) {
 		return 0, false
 	}
 	for shift := 0; shift < 28 && c.Remaining() > end; shift += 7 {
-		b, err := c.reader.ReadByte()
+		b, err := c.readByte()
 		if err != nil {
 			return 0, false
 		}
@@ -245,8 +244,7 @@ func (c *Cursor) message(length int, visit func(protowire.Number, int) error) er
 // Walk calls visit for each length-delimited field of a message, with the cursor at its content. visit must consume
 // exactly length bytes.
 func Walk(data mem.BufferSlice, visit func(protowire.Number, *Cursor, int) error) error {
-	c, closeReader := NewCursor(data)
-	defer closeReader()
+	c := NewCursor(data)
 	for c.Remaining() > 0 {
 		number, length, err := c.field()
 		if err != nil {
@@ -262,17 +260,48 @@ func Walk(data mem.BufferSlice, visit func(protowire.Number, *Cursor, int) error
 	return nil
 }
 
-// Cursor reads the protobuf wire format from several buffers without joining them.
-type Cursor struct{ reader *mem.Reader }
-
-// NewCursor returns a cursor at the beginning of data. The caller calls done after the last use.
-func NewCursor(data mem.BufferSlice) (c *Cursor, done func()) {
-	reader := data.Reader()
-	return &Cursor{reader: reader}, func() { _ = reader.Close() } // it returns no error
+// Cursor reads the protobuf wire format from several buffers without joining them. It does not own the buffers.
+type Cursor struct {
+	buffer    []byte // the rest of the current buffer
+	next      mem.BufferSlice
+	remaining int
 }
 
+// NewCursor returns a cursor at the beginning of data.
+func NewCursor(data mem.BufferSlice) *Cursor { return &Cursor{next: data, remaining: data.Len()} }
+
 // Remaining returns the number of bytes that were not read.
-func (c *Cursor) Remaining() int { return c.reader.Remaining() }
+func (c *Cursor) Remaining() int { return c.remaining }
+
+// fill makes the current buffer non-empty. It returns false at the end.
+func (c *Cursor) fill() bool {
+	for len(c.buffer) == 0 {
+		if len(c.next) == 0 {
+			return false
+		}
+		c.buffer, c.next = c.next[0].ReadOnlyData(), c.next[1:]
+	}
+	return true
+}
+
+func (c *Cursor) readByte() (byte, error) {
+	if !c.fill() {
+		return 0, ErrMalformed
+	}
+	b := c.buffer[0]
+	c.buffer = c.buffer[1:]
+	c.remaining--
+	return b, nil
+}
+
+// read fills b, which must not be longer than the remaining bytes.
+func (c *Cursor) read(b []byte) {
+	c.remaining -= len(b)
+	for len(b) > 0 && c.fill() {
+		n := copy(b, c.buffer)
+		b, c.buffer = b[n:], c.buffer[n:]
+	}
+}
 
 // field reads the tag and length of a field. It skips a field of another wire type and returns number 0.
 func (c *Cursor) field() (protowire.Number, int, error) {
@@ -306,7 +335,7 @@ func (c *Cursor) field() (protowire.Number, int, error) {
 func (c *Cursor) varint() (uint64, error) {
 	var value uint64
 	for shift := uint(0); shift < 64; shift += 7 {
-		b, err := c.reader.ReadByte()
+		b, err := c.readByte()
 		if err != nil {
 			return 0, ErrMalformed
 		}
@@ -323,11 +352,13 @@ func (c *Cursor) varint() (uint64, error) {
 
 // Skip skips n bytes.
 func (c *Cursor) Skip(n int) error {
-	if n > c.Remaining() {
+	if n > c.remaining {
 		return ErrMalformed
 	}
-	if _, err := c.reader.Discard(n); err != nil {
-		return ErrMalformed
+	c.remaining -= n
+	for n > 0 && c.fill() {
+		step := min(n, len(c.buffer))
+		n, c.buffer = n-step, c.buffer[step:]
 	}
 	return nil
 }
@@ -342,44 +373,44 @@ func (c *Cursor) appendText(list []string, n int) ([]string, error) {
 
 // bytes reads n bytes into a new slice.
 func (c *Cursor) bytes(n int) ([]byte, error) {
-	if n > c.Remaining() {
+	if n > c.remaining {
 		return nil, ErrMalformed
 	}
-	buf := make([]byte, n)
-	if _, err := io.ReadFull(c.reader, buf); err != nil {
-		return nil, ErrMalformed
-	}
-	return buf, nil
+	b := make([]byte, n)
+	c.read(b)
+	return b, nil
 }
 
 // ReadInto reads n bytes into buf, which it grows if necessary.
 func (c *Cursor) ReadInto(buf []byte, n int) ([]byte, error) {
-	if n > c.Remaining() {
+	if n > c.remaining {
 		return buf, ErrMalformed
 	}
 	buf = slices.Grow(buf, n)[:n]
-	if _, err := io.ReadFull(c.reader, buf); err != nil {
-		return buf, ErrMalformed
-	}
+	c.read(buf)
 	return buf, nil
 }
 
 // text reads a complete string: names, nonces and versions are sent again.
 func (c *Cursor) text(n int) (string, error) {
+	if n <= len(c.buffer) {
+		text := string(c.buffer[:n])
+		return text, c.Skip(n)
+	}
 	text, err := c.bytes(n)
 	return string(text), err
 }
 
-// truncatedText reads a string of n bytes and returns at most maxString of them.
+// truncatedText reads a string of n bytes and returns at most MaxString of them.
 func (c *Cursor) truncatedText(n int) (string, error) {
-	if n > c.Remaining() {
+	if n > c.remaining {
 		return "", ErrMalformed
 	}
-	text, err := c.bytes(min(n, MaxString))
+	text, err := c.text(min(n, MaxString))
 	if err != nil {
 		return "", err
 	}
-	return string(text), c.Skip(n - len(text))
+	return text, c.Skip(n - len(text))
 }
 
 // EachResource calls visit for each resource of a response, with the cursor at its content. visit must consume exactly
