@@ -84,6 +84,12 @@ var rules = []rule{
 		forbidden: []string{"agent", "bootstrap", "xdsproxy", "sds", "sts", "status", "dns", "iptables", "cni"},
 	},
 	{
+		reason: "no product package links benchmarks or test support",
+		of: []string{"cmd", "agent", "bootstrap", "envoy", "xdsproxy", "sds", "sts", "status", "dns", "wasm", "iptables", "cni",
+			"controlplane", "mesh", "version"},
+		forbidden: []string{"bench", "e2e", "internal/envoytest", "internal/meshfuzz", "internal/testenv", "internal/testimage", "internal/testns", "internal/testpki"},
+	},
+	{
 		reason:    "nothing imports a command",
 		of:        []string{"agent", "bootstrap", "envoy", "xdsproxy", "sds", "status", "controlplane", "mesh", "internal"},
 		forbidden: []string{"cmd"},
