@@ -66,7 +66,7 @@ func TestNamespaceMadeByANodeUserIsNotAPods(t *testing.T) {
 	ns := testns.New(t)
 	address(t, ns, "10.9.8.7/32")
 	withUsers(t, 1000)
-	if _, err := scan(t).Find(thePod("10.9.8.7"), []string{uid}, ""); !errors.Is(err, ErrNone) || !strings.Contains(err.Error(), "was made by user 1000") {
+	if _, err := scan(t).Find(thePod("10.9.8.7"), []string{uid}, ""); !errors.Is(err, ErrNone) || !strings.Contains(err.Error(), "was created by user 1000") {
 		t.Fatalf("a user's own: %v", err)
 	}
 	want, err := idOf("/proc/" + strconv.Itoa(podOf(t, ns, uid).Process.Pid) + "/ns/net")
