@@ -253,7 +253,6 @@ func (r *Relay) newServer() *grpc.Server {
 		grpc.ForceServerCodecV2(wire.Codec{}),
 		grpc.MaxRecvMsgSize(r.config.MaxRequest),
 		grpc.MaxConcurrentStreams(maxStreams),
-		grpc.SharedWriteBuffer(true),
 		grpc.WaitForHandlers(true),
 	)
 	server.RegisterService(&grpc.ServiceDesc{

@@ -115,13 +115,6 @@ func (s *manualStream) send(response []byte) {
 	s.queue <- func() error { return s.SendMsg(wire.NewMessage(response)) }
 }
 
-// newResource returns a delta response with one resource.
-func newResource(t testing.TB, typeURL, nonce, name, version string) []byte {
-	t.Helper()
-	return encode(t, &discoveryv3.DeltaDiscoveryResponse{TypeUrl: typeURL, Nonce: nonce, SystemVersionInfo: version, Resources: []*discoveryv3.Resource{
-		{Name: name, Version: version, Resource: &anypb.Any{TypeUrl: typeURL, Value: []byte(name + version)}}}})
-}
-
 func encode(t testing.TB, m proto.Message) []byte {
 	t.Helper()
 	data, err := proto.Marshal(m)

@@ -254,7 +254,6 @@ func (u *upstream) connect(ctx context.Context, t target) connection {
 	server.Received = c.received
 	c.conn, c.err = server.ConnectTo(ctx, t.name, t.address, u.config.ConnectTimeout,
 		grpc.WithKeepaliveParams(keepalive.ClientParameters{Time: u.interval(), Timeout: u.config.KeepaliveTimeout}),
-		grpc.WithSharedWriteBuffer(true),
 		grpc.WithDisableRetry(),
 		grpc.WithDefaultCallOptions(grpc.ForceCodecV2(wire.Codec{}), grpc.MaxCallRecvMsgSize(u.config.MaxResponse)),
 	)

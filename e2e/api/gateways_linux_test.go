@@ -347,7 +347,7 @@ spec:
     patch:
       operation: MERGE
       value: {typed_config: {"@type": type.googleapis.com/envoy.extensions.filters.network.http_connection_manager.v3.HttpConnectionManager, server_name: patched}}
-`, wantProblem: "skipped", check: func(w *testMesh, _ string) error {
+`, wantProblem: "the control plane skips the patch", check: func(w *testMesh, _ string) error {
 			got, err := w.expectStatus(200, "client", "http://guarded/")
 			if err == nil && got.Header.Get("Server") == "" {
 				err = errors.New(toJSON(got))

@@ -327,7 +327,7 @@ spec: {selector: {matchLabels: {app: guarded}}, jwtRules: [` + strings.Join(rule
 				return nil
 			}},
 		{name: "keys that nobody gives refuse tokens", exclusive: guarded, docs: strings.TrimSuffix(authentication(fmt.Sprintf(`{issuer: %q, jwksUri: "http://127.0.0.1:1/keys"}`, good.name)), "---"),
-			wantProblem: "cannot be fetched", check: func(w *testMesh, _ string) error {
+			wantProblem: "cannot fetch the issuer's keys", check: func(w *testMesh, _ string) error {
 				return w.checkAnswers(from(401, good.bearer(nil)), from(200, nil))
 			}},
 	})

@@ -363,10 +363,10 @@ func outliveDenyList(t *testing.T) {
 	p := startPlane(t, groups, "--deny-list", list)
 	denied := p.token(t, "shop", "crawler")
 	for _, broken := range []string{"accounts: shop/crawler\n", "acounts: []\n", "accounts: [crawler]\n", "serials: [xyz]\n", "{"} {
-		before := strings.Count(p.output.String(), "the deny list is refused")
+		before := strings.Count(p.output.String(), "the deny list is invalid")
 		write(broken)
 		testenv.Eventually(t, "the error is logged", func() error {
-			if strings.Count(p.output.String(), "the deny list is refused") <= before {
+			if strings.Count(p.output.String(), "the deny list is invalid") <= before {
 				return fmt.Errorf("no message about %q", broken)
 			}
 			return nil

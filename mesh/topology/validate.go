@@ -3,7 +3,6 @@ package topology
 import (
 	"fmt"
 	"net/netip"
-	"sort"
 	"strings"
 	"time"
 
@@ -236,13 +235,4 @@ func qualifiedHost(host, namespace string) string {
 		return host + ".cluster.local"
 	}
 	return host
-}
-
-func sortedKeys[V any](m map[string]V) []string {
-	keys := make([]string, 0, len(m))
-	for k := range m {
-		keys = append(keys, k)
-	}
-	sort.Strings(keys)
-	return keys
 }
