@@ -59,7 +59,7 @@ func newLimiterHarness(t *testing.T, slots int) limiterHarness {
 	return limiterHarness{t, newConnLimiter(slots, 1<<40, counter("refused"), counter("expired"), slog.New(slog.DiscardHandler))}
 }
 
-// connect opens a connection, and returns nil if the limiter refuses it.
+// connect opens a connection. It returns nil if the limiter refuses the connection.
 func (r limiterHarness) connect(from string, limit portLimit) *trackedConn {
 	conns := make(chan net.Conn, 1)
 	conns <- &testConn{from: from, closed: make(chan struct{})}
@@ -91,7 +91,7 @@ func count(conns []*trackedConn) (n int) {
 
 func TestConnectionsInTheHandshakeMayUseAnEighthOfTheSlots(t *testing.T) {
 	r := newLimiterHarness(t, 64)
-	var one, other []*trackedConn // of one network each
+	var one, other []*trackedConn // one: all connections come from the same IPv4 address; other: all come from the same IPv6 network
 	for n := range 20 {
 		one = append(one, r.connect("192.0.2.1:1", securePort))
 		other = append(other, r.connect(fmt.Sprintf("[2001:db8::%d]:1", n), securePort))
@@ -113,10 +113,10 @@ func TestConnectionsOfTheLargestNetworkAreReplaced(t *testing.T) {
 	}
 	second := r.connect("192.0.2.4:1", securePort)
 	if client.isClosed() || second.isClosed() {
-		t.Error("the connection of a client is replaced by those of larger networks")
+		t.Error("connections of networks with more connections replaced the connection of a client")
 	}
 	if n := count(attacker); n != 6 {
-		t.Errorf("the larger networks have %d connections, want 6", n)
+		t.Errorf("the networks with more connections have %d in total, want 6", n)
 	}
 }
 
@@ -131,7 +131,7 @@ func TestHandshakesDoNotReplaceConnectionsThatFinishedTheirs(t *testing.T) {
 		attacker = append(attacker, r.connect("192.0.2.1:1", securePort))
 	}
 	if client.isClosed() {
-		t.Fatal("it was replaced by a connection in the handshake")
+		t.Fatal("a connection in the handshake replaced the established connection")
 	}
 	for _, c := range attacker {
 		if !c.isClosed() && !c.finishHandshake(false) {
@@ -148,7 +148,7 @@ func TestConnectionThatWasReplacedDoesNotFinishItsHandshake(t *testing.T) {
 	first := r.connect("192.0.2.1:1", securePort)
 	r.connect("192.0.2.1:2", securePort)
 	if !first.isClosed() || first.finishHandshake(true) {
-		t.Error("it uses a slot again")
+		t.Error("a closed connection uses a slot again")
 	}
 }
 
@@ -230,7 +230,7 @@ func TestConnectionIsClosedAfterManyUnauthenticatedCalls(t *testing.T) {
 		call()
 	}
 	if conn.isClosed() {
-		t.Fatal("it is closed too early")
+		t.Fatal("the connection is closed too early")
 	}
 	call()
 	<-conn.Conn.(*testConn).closed

@@ -44,7 +44,7 @@ spec:
   servers: [{port: {number: 443, name: https, protocol: HTTPS}, hosts: ["*"], tls: {mode: SIMPLE, credentialName: one}}]
 `
 
-// withSecret starts a control plane with a Gateway and its certificate's Secret.
+// withSecret starts a control plane with a Gateway and the Secret that contains the Gateway's certificate and key.
 func withSecret(t *testing.T, annotations string) (p *testServer, dir, key string) {
 	t.Helper()
 	dir = t.TempDir()
@@ -73,8 +73,8 @@ func gatewayStream(ctx context.Context, t *testing.T, conn *grpc.ClientConn, kin
 	return stream, got, err
 }
 
-// TestOnlyAuthenticatedGatewaysGetTheirSecrets uses real connections: other accounts get no Secret, whatever their node
-// claims.
+// TestOnlyAuthenticatedGatewaysGetTheirSecrets uses real connections. A client with another account gets no Secret,
+// even if its node claims to be the gateway.
 func TestOnlyAuthenticatedGatewaysGetTheirSecrets(t *testing.T) {
 	p, _, key := withSecret(t, "")
 	restricted, _, _ := withSecret(t, ", annotations: {pilotfish.dev/service-accounts: 'other, gateway'}")
@@ -90,20 +90,20 @@ func TestOnlyAuthenticatedGatewaysGetTheirSecrets(t *testing.T) {
 		as              string
 		p               *testServer
 		conn            *grpc.ClientConn
-		namespace, sa   string // of the token; none on a plaintext port
-		kind, claims    string // of the node
+		namespace, sa   string // identity in the token; empty: no token
+		kind, claims    string // node type and namespace that the client sends in its node
 		given, connects bool
 	}{
-		{"its gateway", p, p.dial(), "edge", "gateway", "router", "edge", true, true},
+		{"the gateway", p, p.dial(), "edge", "gateway", "router", "edge", true, true},
 		{"another service account of the namespace", p, p.dial(), "edge", "reviews", "router", "edge", false, true},
 		{"an account that no workload has", p, p.dial(), "edge", "other", "router", "edge", false, true},
-		{"plaintext", p, plain(p), "", "", "router", "edge", false, true},
-		{"plaintext with a token", p, plain(p), "edge", "gateway", "router", "edge", false, true},
+		{"plaintext port, without a token", p, plain(p), "", "", "router", "edge", false, true},
+		{"plaintext port, with a token", p, plain(p), "edge", "gateway", "router", "edge", false, true},
 		{"a sidecar of the namespace", p, p.dial(), "edge", "gateway", "sidecar", "edge", false, true},
 		{"a gateway of another namespace", p, p.dial(), "shop", "gateway", "router", "shop", false, true},
-		{"a forged node", p, p.dial(), "shop", "gateway", "router", "edge", false, false},
-		{"a service account that is named", restricted, restricted.dial(), "edge", "gateway", "router", "edge", true, true},
-		{"a service account that is not named", restricted, restricted.dial(), "edge", "reviews", "router", "edge", false, true},
+		{"a node with the namespace of another account", p, p.dial(), "shop", "gateway", "router", "edge", false, false},
+		{"a service account in the Secret's annotation", restricted, restricted.dial(), "edge", "gateway", "router", "edge", true, true},
+		{"a service account that is not in the Secret's annotation", restricted, restricted.dial(), "edge", "reviews", "router", "edge", false, true},
 	} {
 		ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
 		defer cancel()
@@ -115,7 +115,7 @@ func TestOnlyAuthenticatedGatewaysGetTheirSecrets(t *testing.T) {
 			t.Errorf("%s: %d secrets, %v", c.as, len(got.GetResources()), err)
 		}
 		if _, page := c.p.get("/debug/config_dump?proxyID=" + c.kind + "~127.196.60.2~a." + c.claims + "~" + c.claims + ".svc.cluster.local"); strings.Contains(page, key[:40]) || strings.Contains(page, "privateKey\":{\"inlineBytes") {
-			t.Errorf("%s: the key is on a page", c.as)
+			t.Errorf("%s: the debug page /debug/config_dump shows the private key", c.as)
 		}
 	}
 }

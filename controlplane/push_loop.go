@@ -18,13 +18,13 @@ import (
 	"github.com/pilotfish-mesh/pilotfish/controlplane/xds"
 )
 
-// pushLoop turns changes of the stores into snapshots and pushes. It waits until the changes pause, builds the next
-// snapshot from the last one, and pushes it.
+// pushLoop builds snapshots from changed stores and pushes them to the proxies. After a change it waits for a pause in
+// the changes, builds the next snapshot from the last one, and pushes it.
 type pushLoop struct {
 	store       config.Store
 	mesh        func() *meshconfig.MeshConfig
 	trustDomain string
-	roots       func() []byte // of the certificate authority, in PEM
+	roots       func() []byte // root certificates of the certificate authority, in PEM
 	virtual     netip.Prefix
 	keys        *jwks.Fetcher
 	keysByProxy bool
@@ -48,16 +48,16 @@ type pushLoop struct {
 	// revocations: the revocation lists have changed.
 	revocations bool
 	first       time.Time
-	building    bool // build is processing changes
+	building    bool // build is processing changes that were already removed from keys
 	latest      *snapshot.Snapshot
 
 	// The fields below are used by run's goroutine only.
 	keySets                       *snapshot.KeySets
 	lastRoots                     string
-	configuredMesh, completedMesh *meshconfig.MeshConfig // of the last build: as configured, and with trust domain and roots
+	configuredMesh, completedMesh *meshconfig.MeshConfig // of the last build: configuredMesh as in the file, completedMesh with the trust domain and roots of the authority
 }
 
-// note records changed resources. It does not block, as stores require.
+// note records changed resources. Stores call it, so it must not block.
 func (f *pushLoop) note(keys []config.Key) {
 	f.mu.Lock()
 	for _, k := range keys {
@@ -134,8 +134,8 @@ func (f *pushLoop) waitForPause(ctx context.Context) bool {
 	}
 }
 
-// takeChanges returns the changes since the last call; nil keys mean that anything may have changed. some is false
-// without changes.
+// takeChanges returns and clears the recorded changes. If keys is nil although there are changes, anything may have
+// changed. The last result is false if there are no changes.
 func (f *pushLoop) takeChanges() (keys []config.Key, revocations bool, since time.Time, some bool) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -198,7 +198,7 @@ func (f *pushLoop) inputs() snapshot.Inputs {
 	}
 }
 
-// noteKeys records that keys of token issuers changed.
+// noteKeys records that fetched keys of token issuers changed.
 func (f *pushLoop) noteKeys() {
 	var changed []config.Key
 	for _, r := range f.store.List(config.RequestAuthentication) {

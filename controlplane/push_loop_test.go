@@ -38,7 +38,7 @@ func TestFirstChangeIsPushedAtOnceAndBurstsAreMerged(t *testing.T) {
 		before := f.snapshot()
 		edit()
 		if f.snapshot() == before {
-			t.Error("the first change of a quiet time waits")
+			t.Error("the first change after a pause is delayed")
 		}
 		before = f.snapshot()
 		for range 6 { // 30 ms
@@ -46,12 +46,12 @@ func TestFirstChangeIsPushedAtOnceAndBurstsAreMerged(t *testing.T) {
 			time.Sleep(5 * time.Millisecond)
 		}
 		if f.snapshot() != before {
-			t.Error("changes that follow each other are not collected")
+			t.Error("consecutive changes are not merged")
 		}
 		time.Sleep(11 * time.Millisecond)
 		synctest.Wait()
 		if f.snapshot() == before {
-			t.Error("what was collected does not go when the changes pause")
+			t.Error("the merged changes are not pushed when the changes pause")
 		}
 		before = f.snapshot()
 		for range 12 { // 60 ms
@@ -59,7 +59,7 @@ func TestFirstChangeIsPushedAtOnceAndBurstsAreMerged(t *testing.T) {
 			time.Sleep(5 * time.Millisecond)
 		}
 		if f.snapshot() == before {
-			t.Error("a storm that does not pause is held back for longer than the most")
+			t.Error("changes without a pause are delayed for longer than Debounce.Max")
 		}
 		stop()
 		<-ended

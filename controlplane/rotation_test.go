@@ -30,7 +30,8 @@ import (
 	"github.com/pilotfish-mesh/pilotfish/internal/testenv"
 )
 
-// The command that rotates the root does not connect to the control plane.
+// The command that rotates the root writes files only; the running control plane must detect and distribute the new
+// root.
 func TestControlPlaneDistributesRootCreatedByCommand(t *testing.T) {
 	dir := t.TempDir()
 	p := start(t, controlplane.Config{StateDir: dir, Ports: freePorts})
@@ -83,7 +84,7 @@ func TestControlPlaneDistributesRootCreatedByCommand(t *testing.T) {
 		}
 		testenv.Eventually(t, "the control plane applies the step", func() error {
 			if !bytes.Equal(p.Authority().RootPEM(), command.RootPEM()) {
-				return errors.New("it has other roots")
+				return errors.New("the control plane still has other roots")
 			}
 			return nil
 		})
@@ -117,10 +118,10 @@ func TestTokensAreVerifiedByTheIssuersPublishedKeys(t *testing.T) {
 		t.Fatal(err)
 	}
 	ctx := metadata.NewIncomingContext(t.Context(), metadata.Pairs("authorization", "Bearer "+token))
-	testenv.Eventually(t, "the token is taken", func() error {
+	testenv.Eventually(t, "the token is accepted", func() error {
 		who, err := p.Authority().Authenticate(ctx)
 		if err == nil && who.String() != "spiffe://cluster.local/ns/shop/sa/reviews" {
-			t.Errorf("it proves %s", who)
+			t.Errorf("the token proves %s", who)
 		}
 		return err
 	})

@@ -14,14 +14,14 @@ import (
 // minWriteInterval is the minimum time between two writes of a file.
 const minWriteInterval = time.Second
 
-// stateFile persists state in a file of the state directory. A failed write, for example on a full disk, is logged once
-// and retried until it succeeds. The zero value is never written.
+// stateFile persists state in a file of the state directory. A failed write, for example on a full disk, is logged
+// once and retried until it succeeds. The zero value has no path and writes nothing.
 type stateFile struct {
 	path           string
-	failureMessage string // log message of a failed write: its consequence
+	failureMessage string // logged when a write fails; describes the consequence
 	log            *slog.Logger
 	changed        chan struct{} // has one element when the content has changed
-	failing        bool          // the last write failed; only write uses it
+	failing        bool          // the last write failed; accessed only by write
 }
 
 func newStateFile(path, lost string, log *slog.Logger) stateFile {
@@ -36,7 +36,8 @@ func (f *stateFile) schedule() {
 	}
 }
 
-// run writes the file when it has changed, and once more when the context ends. Empty content removes the file.
+// run writes the file after each change. If a change is pending when the context ends, run writes it before it
+// returns. Empty content removes the file.
 func (f *stateFile) run(ctx context.Context, content func() ([]byte, error)) {
 	for {
 		select {

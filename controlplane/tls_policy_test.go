@@ -19,7 +19,7 @@ import (
 	"github.com/pilotfish-mesh/pilotfish/internal/tlspolicy"
 )
 
-// handshake performs a TLS handshake that offers what the configuration allows.
+// handshake performs a TLS handshake in which the client offers the versions, ciphers and curves of the configuration.
 func handshake(at netip.AddrPort, offer *tls.Config) error {
 	offer = offer.Clone()
 	offer.InsecureSkipVerify = true // only the parameters of the connection matter
@@ -33,7 +33,7 @@ func handshake(at netip.AddrPort, offer *tls.Config) error {
 // chacha20 offers TLS 1.2 with a cipher that neither FIPS policy allows.
 var chacha20 = &tls.Config{MaxVersion: tls.VersionTLS12, CipherSuites: []uint16{tls.TLS_ECDHE_ECDSA_WITH_CHACHA20_POLY1305_SHA256}}
 
-// forbidden are offers without any parameter that the policy allows.
+// forbidden contains, for each policy, clients that offer only parameters that the policy forbids.
 var forbidden = map[tlspolicy.Policy]map[string]*tls.Config{
 	tlspolicy.FIPS1402: {
 		"TLS 1.3":  {MinVersion: tls.VersionTLS13},
@@ -60,7 +60,7 @@ func TestTLSPortsRefuseWhatThePolicyForbids(t *testing.T) {
 				"token exchange": {p.TokensAddr(), open.TokensAddr()},
 			} {
 				if err := handshake(at[0], offer); err == nil || !strings.Contains(err.Error(), "remote error: tls: ") {
-					t.Errorf("%s, port for %s: a client that offers only %s got %v, want a refusal of the server", policy, port, what, err)
+					t.Errorf("%s, port for %s: a client that offers only %s got %v, want a TLS alert from the server", policy, port, what, err)
 				}
 				if err := handshake(at[1], offer); err != nil {
 					t.Errorf("no policy, port for %s: a client that offers only %s is refused: %v", port, what, err)
@@ -113,7 +113,7 @@ func TestCommandReadsTheTLSPolicyFromTheEnvironment(t *testing.T) {
 	for value, c := range map[string]struct{ refused, warned bool }{
 		"":           {false, false},
 		"fips-140-3": {true, false},
-		"fips":       {false, true}, // Istio ignores it too
+		"fips":       {false, true}, // Istio ignores this value too
 	} {
 		t.Setenv("COMPLIANCE_POLICY", value)
 		p := startCommand(t)

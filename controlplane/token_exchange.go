@@ -26,8 +26,8 @@ const (
 	keysPath      = "/openid/v1/jwks"
 )
 
-// tokenExchange exchanges a workload's token for a token for third parties (RFC 8693), and publishes the keys that
-// verify these tokens (OpenID Connect Discovery 1.0).
+// tokenExchange exchanges a workload's token for a token that third parties accept (RFC 8693). It publishes the keys
+// with which third parties verify these tokens (OpenID Connect Discovery 1.0).
 type tokenExchange struct {
 	authority *ca.Authority
 	issuer    string
@@ -64,8 +64,8 @@ func issuerURL(configured string, at netip.AddrPort) (string, error) {
 	}
 	u, err := url.Parse(configured)
 	if err != nil || u.Scheme != "https" || u.Host == "" || u.User != nil || u.RawQuery != "" || u.Fragment != "" || u.Path != "" {
-		return "", fmt.Errorf("the issuer of tokens %q is not a URL such as https://mesh.example: write it like that, without "+
-			"a path; verifiers of tokens fetch the keys from below it", configured)
+		return "", fmt.Errorf("the issuer of tokens %q is not a URL: use a URL such as https://mesh.example, without "+
+			"a path; verifiers fetch the keys from paths below this URL", configured)
 	}
 	return configured, nil
 }
@@ -119,8 +119,8 @@ func (e *tokenExchange) countResult(refused *sts.Error) {
 	e.results.WithLabelValues(result).Inc()
 }
 
-// serveDiscovery serves the discovery document: the fields for verifiers of tokens, and the token endpoint. Fields for
-// user logins have no meaning here; Kubernetes' document is similar.
+// serveDiscovery serves the discovery document. It contains only the fields that verifiers of tokens need and the
+// token endpoint, like the document of Kubernetes: users do not log in here.
 func (e *tokenExchange) serveDiscovery(w http.ResponseWriter, _ *http.Request) {
 	writePublicJSON(w, "application/json", map[string]any{
 		"issuer":                                e.issuer,

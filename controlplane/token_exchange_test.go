@@ -17,7 +17,7 @@ import (
 	"github.com/pilotfish-mesh/pilotfish/sts"
 )
 
-// verifier is a client that trusts the mesh's root.
+// verifier returns an HTTP client that trusts the mesh's root.
 func (p *testServer) verifier() *http.Client {
 	roots := x509.NewCertPool()
 	roots.AppendCertsFromPEM(p.Authority().RootPEM())
@@ -48,7 +48,7 @@ type tokenResponse struct {
 	Description string `json:"error_description"`
 }
 
-// requestToken exchanges a token; change modifies the form of a valid request.
+// requestToken exchanges a token. change replaces fields of a valid form.
 func (p *testServer) requestToken(subject string, change url.Values) (status int, a tokenResponse) {
 	p.t.Helper()
 	form := url.Values{"grant_type": {sts.GrantType}, "subject_token": {subject}, "subject_token_type": {sts.JWTType},
@@ -112,7 +112,7 @@ func TestPublishedKeysAreWithoutTheirPrivateParts(t *testing.T) {
 	}
 	p.fetch("https://"+p.TokensAddr().String()+"/openid/v1/jwks", &keys)
 	if len(keys.Keys) != 1 || keys.Keys[0]["x"] == nil || keys.Keys[0]["d"] != nil {
-		t.Errorf("published are %v", keys.Keys)
+		t.Errorf("the published keys are %v", keys.Keys)
 	}
 }
 
@@ -120,10 +120,10 @@ func TestExchangedTokenIsRefusedByTheControlPlane(t *testing.T) {
 	p := start(t, controlplane.Config{Ports: freePorts})
 	_, got := p.requestToken(p.subjectToken("shop", "web"), nil)
 	if id, err := p.Authority().VerifyToken(got.Access); err == nil {
-		t.Errorf("it proves %s", id)
+		t.Errorf("the token proves %s", id)
 	}
 	if status, again := p.requestToken(got.Access, nil); status != http.StatusBadRequest || again.Error != sts.CodeInvalidRequest {
-		t.Errorf("it is exchanged again: %d %+v", status, again)
+		t.Errorf("the exchanged token was accepted as a subject token: %d %+v", status, again)
 	}
 }
 
@@ -141,8 +141,8 @@ func TestTokenExchangesThatAreRefused(t *testing.T) {
 		"no audience":                  {good, url.Values{"audience": nil}, sts.CodeInvalidTarget, "no audience"},
 		"the authority's own audience": {good, url.Values{"audience": {"https://orders.example", "istio-ca"}}, sts.CodeInvalidTarget, "istio-ca"},
 		"too many audiences":           {good, url.Values{"audience": strings.Split(strings.Repeat("a ", 17), " ")}, sts.CodeInvalidTarget, "17"},
-		"an endless audience":          {good, url.Values{"audience": {strings.Repeat("a", 3000)}}, sts.CodeInvalidTarget, "2048"},
-		"another's name": {good, url.Values{"actor_token": {good}, "actor_token_type": {sts.JWTType}},
+		"a too long audience":          {good, url.Values{"audience": {strings.Repeat("a", 3000)}}, sts.CodeInvalidTarget, "2048"},
+		"an actor token": {good, url.Values{"actor_token": {good}, "actor_token_type": {sts.JWTType}},
 			sts.CodeInvalidRequest, "actor_token"},
 		"a certificate":      {good, url.Values{"requested_token_type": {"urn:example:x509"}}, sts.CodeInvalidRequest, "requested_token_type"},
 		"another grant type": {good, url.Values{"grant_type": {"client_credentials"}}, sts.CodeUnsupportedGrantType, "grant_type"},
@@ -163,7 +163,7 @@ func TestIssuerURLIsTheBaseOfTheKeys(t *testing.T) {
 	}
 	for _, issuer := range []string{"mesh.example", "http://mesh.example", "https://mesh.example/a", "https://u:p@mesh.example"} {
 		_, err := controlplane.New(controlplane.Config{StateDir: t.TempDir(), Ports: freePorts, TokenIssuer: issuer})
-		if err == nil || !strings.Contains(err.Error(), "write it like that") {
+		if err == nil || !strings.Contains(err.Error(), "is not a URL: use a URL") {
 			t.Errorf("%s: %v", issuer, err)
 		}
 	}

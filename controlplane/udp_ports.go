@@ -7,11 +7,11 @@ import (
 	"github.com/pilotfish-mesh/pilotfish/controlplane/registry"
 )
 
-// DatagramPort is a UDP port of a service at one of its addresses. Proxies do not forward UDP: the owner of the
-// workloads' network forwards datagrams to the endpoints.
+// DatagramPort is a UDP port of a service at one of its addresses. Proxies do not forward UDP. Instead, the program
+// that creates the workloads' network (for example the local mesh) forwards the datagrams to the endpoints.
 type DatagramPort struct {
 	Address   netip.AddrPort
-	Endpoints []netip.AddrPort // sorted; empty if there are none now
+	Endpoints []netip.AddrPort // sorted; empty if the service has no endpoints
 }
 
 // Datagrams returns the UDP ports of services with addresses that are visible in a namespace, in a stable order. known

@@ -15,18 +15,19 @@ import (
 )
 
 const (
-	// usageHistoryFile is in the state directory. It has no extension, for the same reason as lastGoodFile.
+	// usageHistoryFile is the name of the file in the state directory. It has no extension, for the same reason as
+	// lastGoodFile.
 	usageHistoryFile = "learned"
-	// maxUsageAge is how long an entry is used after its last request.
+	// An entry is deleted when its last request is older than maxUsageAge.
 	maxUsageAge = 14 * 24 * time.Hour
 	// maxWorkloadUsage limits the entries of one workload, maxTotalUsage those of all workloads.
 	maxWorkloadUsage = 1000
 	maxTotalUsage    = 200_000
 )
 
-// usageHistory stores which clusters and virtual hosts each workload requested, and when last. New instances of the
-// workload start with them. It is nil for a proxy without a proved identity, which could otherwise change another
-// workload's history.
+// usageHistory stores which clusters and virtual hosts each workload requested, and when last. The control plane sends
+// these resources at once to new instances of the workload. Only the requests of authenticated proxies are stored,
+// because other proxies could change another workload's history. For them the *usageHistory is nil.
 type usageHistory struct {
 	now  func() time.Time
 	file stateFile
@@ -60,7 +61,7 @@ func openUsageHistory(path string, now func() time.Time, log *slog.Logger) *usag
 	return l
 }
 
-// recentNames returns the names that the workload requested within maxUsageAge, and removes older ones.
+// recentNames returns the names that the workload requested within maxUsageAge, and deletes older entries.
 func (l *usageHistory) recentNames(workload string) []string {
 	if l == nil {
 		return nil
@@ -105,7 +106,8 @@ func (l *usageHistory) record(workload, name string) {
 	l.file.schedule()
 }
 
-// removeOldest removes the workload with the oldest last request, which may no longer exist.
+// removeOldest deletes the entries of the workload whose last request is oldest, because that workload may no longer
+// exist.
 func (l *usageHistory) removeOldest() {
 	oldest, when := "", time.Time{}
 	for workload, names := range l.workloads {

@@ -14,7 +14,7 @@ import (
 	"github.com/pilotfish-mesh/pilotfish/internal/testenv"
 )
 
-// cancelledContext returns a cancelled context, within which run tries to write once.
+// cancelledContext returns a cancelled context. run(ctx) with it writes the file once and returns.
 func cancelledContext() context.Context {
 	ctx, end := context.WithCancel(context.Background())
 	end()
@@ -38,11 +38,11 @@ func TestUsageHistoryIsLimited(t *testing.T) {
 		}
 	}
 	if l.size > maxTotalUsage {
-		t.Errorf("%d clusters are remembered", l.size)
+		t.Errorf("%d clusters are stored", l.size)
 	}
 	last := fmt.Sprint("shop/pod/", maxTotalUsage/maxWorkloadUsage+19)
 	if n := len(l.recentNames(last)); n != maxWorkloadUsage {
-		t.Errorf("of the newest workload %d are remembered", n)
+		t.Errorf("%d clusters of the newest workload are stored", n)
 	}
 	if !slices.Equal(l.recentNames("shop/stays/stays"), []string{"outbound|80||old"}) {
 		t.Error("a recently requested name is missing")
@@ -50,7 +50,7 @@ func TestUsageHistoryIsLimited(t *testing.T) {
 	l.run(cancelledContext())
 	again := openUsageHistory(path, now, slog.New(slog.DiscardHandler))
 	if again.size != l.size || len(again.recentNames(last)) != maxWorkloadUsage {
-		t.Errorf("after a restart %d are remembered, before it %d", again.size, l.size)
+		t.Errorf("%d clusters are stored after a restart, %d before it", again.size, l.size)
 	}
 	clock = clock.Add(maxUsageAge + time.Minute)
 	if got := again.recentNames(last); len(got) != 0 || again.workloads[last] != nil {
@@ -66,14 +66,14 @@ func TestFailedWriteOfUsageHistoryIsRetried(t *testing.T) {
 	l.run(cancelledContext()) // the directory does not exist
 	l.run(cancelledContext())
 	if n := strings.Count(logged.String(), "cannot be written"); n != 1 {
-		t.Errorf("it is logged %d times: %s", n, logged.String())
+		t.Errorf("the failed write is logged %d times: %s", n, logged.String())
 	}
 	if err := os.Mkdir(filepath.Dir(path), 0o700); err != nil {
 		t.Fatal(err)
 	}
 	l.run(cancelledContext())
 	if got := openUsageHistory(path, time.Now, slog.New(slog.DiscardHandler)).recentNames("shop/a/a"); len(got) != 1 {
-		t.Errorf("after a restart it knows %q", got)
+		t.Errorf("after a restart the history contains %q", got)
 	}
 }
 

@@ -10,7 +10,8 @@ import (
 	"github.com/pilotfish-mesh/pilotfish/controlplane/translate"
 )
 
-// withheldSecretLog logs the Secrets that are not sent to one gateway because of its service account, once per change.
+// withheldSecretLog logs which Secrets the control plane does not send to one gateway because of the gateway's service
+// account. It logs each change once.
 type withheldSecretLog struct {
 	logger *slog.Logger
 
