@@ -42,8 +42,8 @@ type Printer struct {
 	nameColours map[string]string
 }
 
-// New returns a printer. It escapes its output itself, so it bypasses a termtext.Writer. The instances' names determine
-// the width of the first column.
+// New returns a printer. The printer escapes its output itself, so it writes around a termtext.Writer. The width of
+// the first column is that of the longest instance name.
 func New(out io.Writer, colours bool, names ...string) *Printer {
 	p := &Printer{out: termtext.Raw(out), colours: colours, nameColours: map[string]string{}}
 	for _, name := range names {
@@ -59,7 +59,7 @@ func IsTerminal(out io.Writer) bool {
 	return ok && term.IsTerminal(int(f.Fd()))
 }
 
-// Print writes one event. It omits log lines unless logs is set; problems are always printed.
+// Print writes one event. Log lines are printed only if logs is set; problems are always printed.
 func (p *Printer) Print(e mesh.Event, logs bool) {
 	if e.Dropped > 0 {
 		p.writeLine("", p.paint(dim, fmt.Sprintf("(%d lines of output dropped: the terminal was too slow)", e.Dropped)))
@@ -99,7 +99,7 @@ func (p *Printer) problem(e mesh.Event) {
 	text := sanitize(e.Problem.String())
 	switch {
 	case e.Kind == mesh.ProblemSolved:
-		text = p.paint(green, "✓") + " solved: " + text
+		text = p.paint(green, "✓") + " resolved: " + text
 	case e.Problem.Severity == config.Error:
 		text = p.paint(red, "✗") + " " + text
 	default:
@@ -108,7 +108,8 @@ func (p *Printer) problem(e mesh.Event) {
 	p.writeLine("configuration", text)
 }
 
-// exit prints the exit of a process and its last output lines, unless they are printed already as logs.
+// exit prints the exit of a process. If logs is false, it also prints the last output lines of the process, which were
+// not printed as logs.
 func (p *Printer) exit(e mesh.Event, logs bool) {
 	mark := p.paint(amber, "!")
 	if e.Kind == mesh.Failed {
@@ -170,7 +171,8 @@ func (p *Printer) paint(colour, text string) string {
 	return colour + text + reset
 }
 
-// escape matches a control sequence, such as a colour. Only removing its first character would leave the rest as text.
+// escape matches a complete control sequence, such as a colour. If only the escape character were removed, the rest
+// would be printed as text.
 var escape = regexp.MustCompile("\x1b(\\[[0-9;?]*[ -/]*[@-~]|[^\\[])?")
 
 // sanitize returns a line that cannot control the terminal. It removes control sequences and escapes other unsafe

@@ -38,7 +38,7 @@ and the results of upstream calls. Every service also has test paths: /echo, /sl
 				Service: o.service, Version: o.version, Instance: o.instance, Proxy: proxy,
 				Listen: net.JoinHostPort(firstNonEmpty(o.address, os.Getenv("PILOTFISH_APP_ADDRESS"), "127.0.0.1"),
 					firstNonEmpty(o.port, os.Getenv("PORT"), "9080")),
-				// Without the time: the mesh prints the lines of all workloads in order.
+				// Lines have no timestamp, because the mesh already prints the lines of all workloads in order.
 				Log: log.New(c.OutOrStdout(), "", 0),
 			})
 			if err != nil {
@@ -50,12 +50,12 @@ and the results of upstream calls. Every service also has test paths: /echo, /sl
 		},
 	}
 	f := c.Flags()
-	f.StringVar(&o.service, "service", "", "service to run: "+bookshop.ServiceNames())
+	f.StringVar(&o.service, "service", "", "service of the book shop to run: "+bookshop.ServiceNames())
 	f.StringVar(&o.version, "version", "v1", "version to run; reviews v1 shows no stars, v2 black and v3 red ones")
 	f.StringVar(&o.address, "address", "", "address to listen on (default: env PILOTFISH_APP_ADDRESS, or 127.0.0.1)")
 	f.StringVar(&o.port, "port", "", "port to listen on (default: env PORT, or 9080)")
 	f.StringVar(&o.proxy, "proxy", "", "HTTP proxy through which upstreams are called (default: env HTTP_PROXY)")
-	f.StringVar(&o.instance, "instance", "", "name of this instance in answers (default: SERVICE-VERSION)")
+	f.StringVar(&o.instance, "instance", "", "name of this instance in the shop's responses (default: SERVICE-VERSION)")
 	return c
 }
 

@@ -43,7 +43,7 @@ func (o options) runCheck(ctx context.Context, out io.Writer) error {
 		WaitReady: s.WaitReady, Stop: s.stop,
 	}, report)
 	<-events.done
-	if len(events.events) == 0 && s.err != nil { // it never started, so there are no results and no logs
+	if len(events.events) == 0 && s.err != nil { // the mesh did not start, so there are no results and no logs
 		return s.err
 	}
 	result := outcome{OK: true, Seconds: time.Since(start).Seconds(), Checks: results}
@@ -56,7 +56,7 @@ func (o options) runCheck(ctx context.Context, out io.Writer) error {
 	}
 	if (!result.OK && ctx.Err() == nil) || o.logs != "" {
 		if result.Logs, err = events.write(o.logs, results); err != nil {
-			fmt.Fprintf(os.Stderr, "writing the logs: %v\n", err)
+			fmt.Fprintf(os.Stderr, "writing the logs of the mesh: %v\n", err)
 		}
 	}
 	if err := o.printOutcome(out, result); err != nil {
@@ -92,7 +92,7 @@ func (o options) printOutcome(out io.Writer, r outcome) error {
 	return nil
 }
 
-// noReport ignores the progress of checks.
+// noReport ignores the start and the result of each check.
 type noReport struct{}
 
 func (noReport) Begin(string)     {}

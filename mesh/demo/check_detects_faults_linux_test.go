@@ -15,7 +15,8 @@ import (
 	"github.com/pilotfish-mesh/pilotfish/mesh/demo/check"
 )
 
-// The test binary replaces pilotfish, which the mesh starts for the shop's services and as its guard.
+// The test binary replaces pilotfish. The mesh starts it for the services of the shop, and as the guard that cleans up
+// after the mesh.
 func TestMain(m *testing.M) {
 	if len(os.Args) > 1 && (os.Args[1] == "bookshop" || os.Args[1] == "guard") {
 		root := &cobra.Command{}
@@ -26,7 +27,7 @@ func TestMain(m *testing.M) {
 		os.Exit(0)
 	}
 	if len(os.Args) > 1 && !strings.HasPrefix(os.Args[1], "-") {
-		os.Exit(2) // an unknown command of pilotfish must not run the tests
+		os.Exit(2) // an unknown pilotfish command must not run the tests
 	}
 	os.Exit(m.Run())
 }
@@ -35,7 +36,7 @@ const adasRoute = `x-user: {exact: ada}
       route:
         - destination: {host: reviews, subset: `
 
-// breaks contains edits that must each make one check fail.
+// breaks contains edits of the example. Each edit must make exactly one check fail.
 var breaks = map[string][]struct{ check, old, new string }{
 	"security.yaml": {
 		{"STRICT mutual TLS", "STRICT", "PERMISSIVE"},
@@ -55,7 +56,7 @@ func TestChecksDetectFaults(t *testing.T) {
 	if err := writeExample(dir); err != nil {
 		t.Fatal(err)
 	}
-	broken := append(breakExample(t, dir), "bad document refused alone") // which also sends requests as ada
+	broken := append(breakExample(t, dir), "bad document refused alone") // "bad document refused alone" also fails: it sends requests as ada, whose route one of the edits changes
 	port, err := freePort()
 	if err != nil {
 		t.Fatal(err)
@@ -74,7 +75,7 @@ func TestChecksDetectFaults(t *testing.T) {
 	}
 }
 
-// breakExample makes the edits, and returns the checks that must fail.
+// breakExample applies the edits to the example, and returns the checks that must fail because of them.
 func breakExample(t *testing.T, dir string) (checks []string) {
 	t.Helper()
 	for name, edits := range breaks {
@@ -86,7 +87,7 @@ func breakExample(t *testing.T, dir string) (checks []string) {
 		text := string(data)
 		for _, e := range edits {
 			if !strings.Contains(text, e.old) {
-				t.Fatalf("%s does not hold %q", name, e.old)
+				t.Fatalf("%s does not contain %q", name, e.old)
 			}
 			text = strings.ReplaceAll(text, e.old, e.new)
 			checks = append(checks, e.check)

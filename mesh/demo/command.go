@@ -15,7 +15,7 @@ import (
 
 // options are the flags of `pilotfish demo`.
 type options struct {
-	port       uint16 // 0: the topology's port
+	port       uint16 // 0: use the topology's port
 	dir, write string
 	envoyPath  string
 	runtimeDir string
@@ -26,7 +26,7 @@ type options struct {
 	capture    mesh.CaptureFlags
 }
 
-// UsageError reports a wrong command line.
+// UsageError is returned for a wrong command line.
 type UsageError struct{ error }
 
 // Unwrap returns the cause.
@@ -37,7 +37,7 @@ func NewCommand() *cobra.Command {
 	var o options
 	c := &cobra.Command{
 		Use:   "demo",
-		Short: "Run a book shop as a mesh on this machine, to try it out or to check it",
+		Short: "Run an example mesh (a book shop) on this machine, to try or to check it",
 		Long: `Run a book shop as a mesh on this machine: a gateway and services in several versions, each a process with a sidecar
 that runs an Envoy, configured with Istio YAML.
 
@@ -57,16 +57,16 @@ passed, 1 when one failed or the mesh could not be started, and 2 for wrong flag
 		},
 	}
 	f := c.Flags()
-	f.Uint16Var(&o.port, "port", 0, "port of 127.0.0.1 at which the shop is published (default: 8080, as in the topology; with --check, any free one)")
-	f.StringVar(&o.dir, "dir", "", "use the files in this directory (see --write) instead of the original example")
-	f.StringVar(&o.write, "write", "", "write the example's files into this directory, and exit")
-	f.StringVar(&o.envoyPath, "envoy-path", "", "Envoy to use (default: ENVOY_PATH, the project's cache, PATH, in that order)")
-	f.StringVar(&o.runtimeDir, "runtime-dir", "", "directory for the files of running meshes (default: as `pilotfish up`)")
-	f.BoolVar(&o.check, "check", false, "check the mesh with real requests, unattended, and print the evidence")
+	f.Uint16Var(&o.port, "port", 0, "port on 127.0.0.1 for the shop (default: the port in the topology file, 8080; with --check, any free port)")
+	f.StringVar(&o.dir, "dir", "", "use the files in this directory, which --write created, instead of the built-in example")
+	f.StringVar(&o.write, "write", "", "write the files of the built-in example into this directory, and exit")
+	f.StringVar(&o.envoyPath, "envoy-path", "", "path of the Envoy binary (default: ENVOY_PATH, else pilotfish's cache, else envoy in PATH)")
+	f.StringVar(&o.runtimeDir, "runtime-dir", "", "directory for the files of running meshes (default: the same directory as `pilotfish up` uses)")
+	f.BoolVar(&o.check, "check", false, "check the mesh with real requests, print a table of the results, and exit")
 	o.capture.Register(f)
 	f.BoolVarP(&o.verbose, "verbose", "v", false, "show all log lines of sidecars and the control plane, not only warnings")
-	f.StringVarP(&o.output, "output", "o", "", "with --check: print the result as json")
-	f.StringVar(&o.logs, "logs", "", "with --check: always write the output of all processes into this directory (default: only after a failure, into a temporary one)")
+	f.StringVarP(&o.output, "output", "o", "", "with --check: output format of the results; the only value is json (default: a table)")
+	f.StringVar(&o.logs, "logs", "", "with --check: write the output of all processes into this directory (default: after a failed check, into a temporary directory)")
 	c.MarkFlagsMutuallyExclusive("dir", "write")
 	c.MarkFlagsMutuallyExclusive("check", "write")
 	c.MarkFlagsMutuallyExclusive("check", "dir")
@@ -95,6 +95,6 @@ func (o options) writeOut(out io.Writer) error {
 	if err := writeExample(o.write); err != nil {
 		return fmt.Errorf("writing the example: %w", err)
 	}
-	fmt.Fprintf(out, "The book shop's files are in %s.\nBring it up with: pilotfish up -f %s\n", o.write, shellWord(filepath.Join(o.write, topologyFile)))
+	fmt.Fprintf(out, "The book shop's files are in %s.\nStart the book shop with: pilotfish up -f %s\n", o.write, shellWord(filepath.Join(o.write, topologyFile)))
 	return nil
 }

@@ -126,7 +126,7 @@ func TestIncompatibleFlagsAreRefused(t *testing.T) {
 		c.SetArgs(args)
 		c.SetOut(&bytes.Buffer{})
 		if err := c.Execute(); err == nil {
-			t.Errorf("%v was taken", args)
+			t.Errorf("the flags %v were accepted", args)
 		}
 	}
 }
@@ -140,9 +140,9 @@ func TestLogsAreWrittenOnRequest(t *testing.T) {
 	}
 	log, err := os.ReadFile(filepath.Join(dir, "mesh.log"))
 	if err != nil || !strings.Contains(string(log), "page-v1") || !strings.Contains(string(log), "answered") {
-		t.Errorf("the log holds %q, %v", log, err)
+		t.Errorf("the log contains %q, %v", log, err)
 	}
 	if data, err := os.ReadFile(filepath.Join(dir, "results.json")); err != nil || !strings.Contains(string(data), "clean end") {
-		t.Errorf("the results hold %q, %v", data, err)
+		t.Errorf("results.json contains %q, %v", data, err)
 	}
 }

@@ -10,10 +10,10 @@ import (
 	"github.com/pilotfish-mesh/pilotfish/examples"
 )
 
-// topologyFile is the name of the topology in the example's directory.
+// topologyFile is the name of the topology file in the example's directory.
 const topologyFile = "mesh.yaml"
 
-// writeExample creates a directory with the example's files. It overwrites no file.
+// writeExample creates a directory with the example's files. It fails if a file already exists.
 func writeExample(dir string) error {
 	example := examples.Bookshop()
 	return fs.WalkDir(example, ".", func(name string, entry fs.DirEntry, err error) error {

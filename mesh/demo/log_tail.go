@@ -10,13 +10,13 @@ import (
 	"github.com/pilotfish-mesh/pilotfish/mesh/demo/check"
 )
 
-// maxEvents is the maximum number of events in memory. Older ones are dropped.
+// maxEvents is the maximum number of events in memory. The oldest are dropped.
 const maxEvents = 100_000
 
 // eventLog stores the events of a mesh in memory, and writes them on demand.
 type eventLog struct {
 	events []mesh.Event
-	// done is closed once the mesh has ended and its last event is stored.
+	// done is closed when the mesh has ended and its last event is stored.
 	done chan struct{}
 }
 

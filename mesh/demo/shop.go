@@ -83,8 +83,8 @@ func openShop(o options, dir, folder string) (*shop, error) {
 	return s, err
 }
 
-// guardCommand returns the command of the mesh's guard, which also removes the temporary directory if this process is
-// killed.
+// guardCommand returns the command of the mesh's guard process. If this process is killed, the guard cleans up after
+// the mesh and also removes the temporary directory.
 func guardCommand(self, folder string) []string {
 	if folder == "" {
 		return []string{self, "guard"}
@@ -92,8 +92,9 @@ func guardCommand(self, folder string) []string {
 	return []string{self, "guard", "--remove", folder}
 }
 
-// runtimeDirectory returns the mesh's runtime directory; empty: the default. A check has its own, so that it can run at
-// the same time as a demo. It is not in the temporary directory, whose path may be too long for sockets.
+// runtimeDirectory returns the mesh's runtime directory, or "" for the default. A check uses its own directory, so
+// that it can run at the same time as a demo. The directory is not below the temporary directory, whose path may be
+// too long for the paths of unix sockets.
 func (o options) runtimeDirectory() string {
 	if o.check && o.runtimeDir == "" {
 		return fmt.Sprintf("%s-check-%d", mesh.DefaultRuntimeDir(os.Getenv("XDG_RUNTIME_DIR"), os.Getuid()), os.Getpid())
@@ -101,7 +102,8 @@ func (o options) runtimeDirectory() string {
 	return o.runtimeDir
 }
 
-// publishGateway returns the address at which the gateway is published, with the requested port (0: the file's).
+// publishGateway returns the address at which the gateway is published. It first replaces the port of that address in
+// t by the requested port, unless port is 0.
 func publishGateway(t *topology.Topology, port uint16) (netip.AddrPort, error) {
 	for _, w := range t.Workloads {
 		for i := range w.Ports {
@@ -115,11 +117,11 @@ func publishGateway(t *topology.Topology, port uint16) (netip.AddrPort, error) {
 			return *p, nil
 		}
 	}
-	return netip.AddrPort{}, fmt.Errorf("%s publishes no port of a gateway: add `publish: 8080` to one", t.File)
+	return netip.AddrPort{}, fmt.Errorf("%s does not publish a port of a gateway: add `publish: 8080` to a port of the gateway", t.File)
 }
 
-// freePort returns a free port. It is below the kernel's default range for outgoing connections, so that none uses it
-// before the gateway listens on it.
+// freePort returns a free port below the kernel's default range of local ports for outgoing connections. So no
+// outgoing connection can use the port before the gateway listens on it.
 func freePort() (port uint16, err error) {
 	const first, last = 20000, 32000
 	for range 100 {
@@ -144,10 +146,10 @@ func (s *shop) configDir() string {
 	return s.topology.Config[0]
 }
 
-// errRequested is the reason of an orderly end, for messages.
+// errRequested is the cause of an orderly stop, used in messages.
 var errRequested = errors.New("on request")
 
-// start runs the mesh until stop.
+// start runs the mesh in a goroutine until stop cancels it.
 func (s *shop) start(ctx context.Context) {
 	ctx, s.cancel = context.WithCancelCause(ctx)
 	go func() {
@@ -156,15 +158,15 @@ func (s *shop) start(ctx context.Context) {
 	}()
 }
 
-// explain adds remedies for the demo's user to the mesh's errors.
+// explain adds remedies for the user of the demo to the errors of the mesh.
 func (s *shop) explain(err error) error {
 	var running *mesh.AlreadyRunningError
 	var conflict *portowner.ConflictError
 	switch {
 	case errors.As(err, &running):
-		return fmt.Errorf("a demo is already running (pid %d): stop it with Ctrl-C where it runs, or with `pilotfish down --name %s`", running.PID, running.Name)
+		return fmt.Errorf("a demo is already running (pid %d): stop it with Ctrl-C in its terminal, or with `pilotfish down --name %s`", running.PID, running.Name)
 	case errors.As(err, &conflict) && conflict.Address == s.address.String():
-		return fmt.Errorf("the shop cannot open at %s: %w, or select another port with --port", s.url(), err)
+		return fmt.Errorf("the gateway of the book shop cannot listen on %s: %w, or select another port with --port", s.url(), err)
 	}
 	return err
 }

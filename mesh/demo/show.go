@@ -17,7 +17,7 @@ import (
 	"github.com/pilotfish-mesh/pilotfish/mesh/console"
 )
 
-// stopTimeout is the maximum duration of an orderly end.
+// stopTimeout is the maximum duration of an orderly stop.
 const stopTimeout = 20 * time.Second
 
 // show runs the shop interactively until ctx ends.
@@ -38,16 +38,16 @@ func (o options) show(ctx context.Context, out io.Writer) error {
 	if err := errors.Join(s.stop(limited), <-failed); err != nil {
 		return err
 	}
-	fmt.Fprintln(out, "The book shop is closed; nothing is left behind.")
+	fmt.Fprintln(out, "The book shop has stopped; none of its processes or temporary files remain.")
 	return nil
 }
 
-// superviseEnd stops the mesh when ctx ends, or when a workload will not become ready, and returns that error. A
-// further signal kills remaining processes.
+// superviseEnd stops the mesh when ctx ends or when a workload cannot become ready; in the second case it returns the
+// workload's error. During the stop, another signal kills the remaining processes.
 func (s *shop) superviseEnd(ctx context.Context) error {
 	err := s.Mesh.WaitReady(ctx)
 	if ctx.Err() != nil || errors.Is(err, mesh.ErrEnded) {
-		err = nil // the user requested the end, or stop returns the cause
+		err = nil // not a failure here: the user stopped the demo, or stop returns the error of the mesh
 	}
 	if err == nil {
 		select {
@@ -68,21 +68,21 @@ func (s *shop) superviseEnd(ctx context.Context) error {
 	return err
 }
 
-// welcome prints the shop's URL, and what to try.
+// welcome prints the shop's URL, and what the user can try.
 func (s *shop) welcome(out io.Writer, p *console.Printer, took time.Duration) {
 	fmt.Fprintf(out, `
-The book shop is open after %[1]s:  %[2]s
-Look at it in a browser, and reload: three versions of reviews alternate.
+The book shop is ready after %[1]s:  %[2]s
+Open the page in a browser and reload it: it shows three versions of the reviews service in turn.
 
 Three things to try:
-  1. Sign in as ada, who always gets version 2:
+  1. Send a request as the user ada, whose reviews are always of version 2:
        curl -H 'x-user: ada' %[3]s
-  2. Change the weights, save, and reload: no restart.
+  2. Change the weights of the versions, save the file, and reload the page. No process restarts:
        ${EDITOR:-vi} %[4]s
-  3. See how every sidecar is:
+  3. Show the state of all sidecars:
        %[5]s status
 
-Ctrl-C closes the shop. The output of its workloads:
+Ctrl-C stops the book shop. The output of its workloads follows.
 
 `, console.Duration(took), p.Bold(s.url()), s.url(), shellWord(filepath.Join(s.configDir(), "reviews.yaml")), shellWord(os.Args[0]))
 }

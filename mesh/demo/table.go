@@ -12,8 +12,8 @@ import (
 	"github.com/pilotfish-mesh/pilotfish/mesh/demo/check"
 )
 
-// table prints a row for each check when it ends. On a terminal it shows the running check, colours the marks, and
-// wraps long evidence. Otherwise each row is one line.
+// table prints one row for each check when the check ends. On a terminal it also shows the running check, colours the
+// marks and wraps long evidence. In other outputs each row is a single line.
 type table struct {
 	out      io.Writer
 	terminal bool
@@ -22,7 +22,7 @@ type table struct {
 }
 
 func newTable(out io.Writer, terminal bool) *table {
-	out = termtext.Raw(out) // End escapes the evidence itself
+	out = termtext.Raw(out) // End escapes the evidence, so no second escaping is needed
 	t := &table{out: out, terminal: terminal, colours: terminal && os.Getenv("NO_COLOR") == ""}
 	if f, ok := out.(*os.File); ok && terminal {
 		if columns, _, err := term.GetSize(int(f.Fd())); err == nil {
@@ -32,14 +32,14 @@ func newTable(out io.Writer, terminal bool) *table {
 	return t
 }
 
-// indent returns the column of the evidence.
+// indent returns the column in which the evidence starts.
 func (t *table) indent() int { return check.NameWidth() + 5 }
 
 func (t *table) head() {
 	fmt.Fprintf(t.out, "%-*s     EVIDENCE\n", check.NameWidth(), "CHECK")
 }
 
-// Begin shows the running check.
+// Begin shows the name of the running check on a terminal.
 func (t *table) Begin(name string) {
 	if t.terminal {
 		fmt.Fprintf(t.out, "\r\x1b[K%-*s  …", check.NameWidth(), name)
@@ -62,7 +62,7 @@ func (t *table) End(r check.Result) {
 	fmt.Fprintf(t.out, "%-*s  %s  %s\n", check.NameWidth(), r.Check, mark, fold(evidence, t.indent(), t.columns))
 }
 
-// fold wraps text between words to the terminal's number of columns (0: no wrapping).
+// fold wraps text between words at the specified number of columns (0: no wrapping).
 func fold(text string, indent, columns int) string {
 	room := columns - indent
 	if columns == 0 || room < 30 {

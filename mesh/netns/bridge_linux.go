@@ -13,8 +13,8 @@ import (
 // bridgeName is the name of the bridge in its namespace.
 const bridgeName = "mesh"
 
-// Bridge connects namespaces. Its own namespace contains the bridge; each other namespace is connected with a veth
-// pair.
+// Bridge connects network namespaces. It has its own namespace for the bridge device; a veth pair connects each other
+// namespace to it.
 type Bridge struct {
 	*Namespace
 	link netlink.Link
@@ -28,8 +28,8 @@ func NewBridge(addresses ...netip.Prefix) (*Bridge, error) {
 	}
 	b := &Bridge{Namespace: n}
 	err = n.Netlink(func(h *netlink.Handle) error {
-		// Without a fixed MAC address the bridge uses the lowest one of its ports. That would change when ports are
-		// added or removed, and neighbours would not notice.
+		// Without a fixed MAC address the bridge uses the lowest MAC address of its ports. That address would change
+		// when ports are added or removed, while neighbours still have the old one in their ARP caches.
 		attrs := netlink.NewLinkAttrs()
 		attrs.Name, attrs.HardwareAddr = bridgeName, net.HardwareAddr{0x02, 0x70, 0x66, 0, 0, 1}
 		if err := h.LinkAdd(&netlink.Bridge{LinkAttrs: attrs}); err != nil {
@@ -80,8 +80,8 @@ func (b *Bridge) Connect(n *Namespace, name string, addresses []netip.Prefix, ga
 	})
 }
 
-// configureLink sets a link up and adds its addresses. IPv6 addresses skip duplicate address detection, because no
-// other host can have them.
+// configureLink sets a link up and adds its addresses. For IPv6 it disables duplicate address detection, because no
+// other host in the mesh's network can have these addresses.
 func configureLink(h *netlink.Handle, link netlink.Link, addresses []netip.Prefix) error {
 	if err := h.LinkSetUp(link); err != nil {
 		return fmt.Errorf("setting up %s: %w", link.Attrs().Name, err)

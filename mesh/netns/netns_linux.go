@@ -13,7 +13,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Namespace is a network namespace, which exists while it is open or contains a process. Its methods are safe for
+// Namespace is a network namespace. It exists until it is closed and contains no process. Its methods are safe for
 // concurrent use.
 type Namespace struct{ handle netns.NsHandle }
 
@@ -86,10 +86,11 @@ func (n *Namespace) EnterThread() error {
 	return nil
 }
 
-// The netlink libraries' own support for namespaces loses track of a thread that may not switch back, which is the case
-// for ordinary users. So their sockets are opened with Do.
+// The namespace support of the netlink libraries cannot restore a thread that is not permitted to switch back, which
+// is the case for unprivileged users. So Do opens their sockets.
 
-// Netlink calls f with a netlink handle in the namespace, for the protocols or, without any, for all.
+// Netlink calls f with a netlink handle in the namespace. The handle supports the specified protocols, or all of them
+// if none is specified.
 func (n *Namespace) Netlink(f func(*netlink.Handle) error, protocols ...int) error {
 	var h *netlink.Handle
 	err := n.Do(func() (err error) {
@@ -143,7 +144,7 @@ func (n *Namespace) ListenPacket(network, address string) (c net.PacketConn, err
 	return c, err
 }
 
-// Set sets a parameter below /proc/sys/net, of which each namespace has its own.
+// Set sets a parameter below /proc/sys/net for this namespace. Each namespace has its own values.
 func (n *Namespace) Set(parameter, value string) error {
 	return n.Do(func() error { return os.WriteFile("/proc/sys/net/"+parameter, []byte(value), 0o644) })
 }

@@ -24,7 +24,7 @@ func newNamespace(t *testing.T) *Namespace {
 	return n
 }
 
-// The main thread represents the process in /proc, for other processes and for this one.
+// /proc/PID shows the namespaces of the main thread as those of the process, also to the process itself.
 func TestMainThreadNeverLeavesItsNamespace(t *testing.T) {
 	n := newNamespace(t)
 	before, err := os.Readlink("/proc/self/ns/net")
@@ -36,7 +36,7 @@ func TestMainThreadNeverLeavesItsNamespace(t *testing.T) {
 		wg.Go(func() {
 			err := n.Do(func() error {
 				if unix.Gettid() == unix.Getpid() {
-					t.Error("it runs on the main thread")
+					t.Error("the function runs on the main thread")
 				}
 				return nil
 			})
@@ -47,17 +47,17 @@ func TestMainThreadNeverLeavesItsNamespace(t *testing.T) {
 		wg.Go(func() {
 			OnThread(func() {
 				if unix.Gettid() == unix.Getpid() {
-					t.Error("it runs on the main thread")
+					t.Error("the function runs on the main thread")
 				}
 			})
 		})
 	}
 	wg.Wait()
 	if now, _ := os.Readlink("/proc/self/ns/net"); now != before {
-		t.Errorf("this process was in %s and is in %s", before, now)
+		t.Errorf("the main thread was in %s and is now in %s", before, now)
 	}
 	if l, err := net.Listen("tcp", "127.178.1.1:0"); err != nil {
-		t.Errorf("a thread was left elsewhere: %v", err)
+		t.Errorf("a thread is still in another namespace: %v", err)
 	} else {
 		_ = l.Close()
 	}
@@ -86,7 +86,7 @@ func TestBridgeConnectsNamespacesWithBothFamilies(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		for what, from := range map[string]*Namespace{"the other": spaces[1], "the bridge": bridge.Namespace, "itself": spaces[0]} {
+		for what, from := range map[string]*Namespace{"the other namespace": spaces[1], "the bridge": bridge.Namespace, "itself": spaces[0]} {
 			if conn, err := from.Dial(context.Background(), "tcp", address); err != nil {
 				t.Errorf("from %s: %v", what, err)
 			} else {
@@ -116,13 +116,13 @@ func TestProcessIsolationLimitsFilesGroupsCapabilities(t *testing.T) {
 		}
 	})
 	if err == nil {
-		t.Errorf("it may still give files away: %s", out)
+		t.Errorf("the isolated process can still change the owner of a file: %s", out)
 	}
 	text := string(out)
 	if !strings.HasPrefix(text, "its own\n1337\n1337\n") || strings.Count(text, "0000000000000400\n") != 3 {
-		t.Errorf("it says %s, %v", text, err)
+		t.Errorf("the isolated process printed %s, %v", text, err)
 	}
 	if now, _ := os.ReadFile("/etc/resolv.conf"); string(now) != string(before) {
-		t.Error("it was changed for all")
+		t.Error("/etc/resolv.conf changed outside of the isolated process")
 	}
 }

@@ -10,16 +10,16 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// ProcessIsolation describes files and privileges of a process that is started from a thread. They apply to the thread
-// permanently, so that it cannot be reused.
+// ProcessIsolation describes the files and privileges of a process that is started from a thread. Enter applies them
+// to the thread permanently, so the thread cannot be reused.
 type ProcessIsolation struct {
 	// Files replaces files: path → replacement. Paths that do not exist are ignored.
 	Files map[string]string
 	// Hide lists directories that appear empty.
 	Hide []string
-	// Capabilities are those to which processes started from the thread are limited; nil: no limit.
+	// Capabilities limits the capabilities of processes that the thread starts; nil: no limit.
 	Capabilities []uintptr
-	// Group, if not 0, is the only group.
+	// Group, if not 0, becomes the only group of the thread.
 	Group int
 }
 
@@ -81,23 +81,24 @@ func bindMount(path, file string) error {
 	return nil
 }
 
-// LimitCapabilities removes all other capabilities from the bounding set of the calling thread, and clears its
-// inheritable and ambient sets. Programs that the thread executes then get no others. The thread itself loses none.
+// LimitCapabilities removes all capabilities except the specified ones from the bounding set of the calling thread,
+// and clears its inheritable and ambient sets. Programs that the thread executes can then only get the specified ones.
+// The thread itself retains its own.
 func LimitCapabilities(allowed ...uintptr) error {
 	for c := uintptr(0); c <= unix.CAP_LAST_CAP; c++ {
 		if slices.Contains(allowed, c) {
 			continue
 		}
 		err := unix.Prctl(unix.PR_CAPBSET_DROP, c, 0, 0, 0)
-		if err != nil && !errors.Is(err, unix.EINVAL) { // unknown to this kernel
+		if err != nil && !errors.Is(err, unix.EINVAL) { // this kernel does not have the capability
 			return fmt.Errorf("dropping capability %d: %w", c, err)
 		}
 	}
 	return clearInheritable()
 }
 
-// clearInheritable clears the inheritable set, and with it the ambient set, from which ordinary users' programs get
-// capabilities. Programs of root are not affected.
+// clearInheritable clears the inheritable set. The kernel then clears the ambient set too, from which programs of
+// ordinary users inherit capabilities. Programs of root do not depend on these sets.
 func clearInheritable() error {
 	header := unix.CapUserHeader{Version: unix.LINUX_CAPABILITY_VERSION_3}
 	var sets [2]unix.CapUserData
@@ -111,7 +112,8 @@ func clearInheritable() error {
 	return nil
 }
 
-// setGroup changes the groups of the calling thread only. The functions of package syscall change those of all threads.
+// setGroup changes the groups of the calling thread only. The functions of package syscall would change the groups of
+// all threads.
 func setGroup(group int) error {
 	if _, _, e := unix.RawSyscall(unix.SYS_SETGROUPS, 0, 0, 0); e != 0 {
 		return fmt.Errorf("dropping groups: %w", e)

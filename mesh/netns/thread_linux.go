@@ -6,8 +6,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// OnThread runs f on a new thread, which ends afterwards, and returns when f is done. f may change any state of the
-// thread.
+// OnThread runs f on a new thread and waits until f is done. The thread ends afterwards, so f may change any state of
+// the thread.
 func OnThread(f func()) {
 	onLockedThread(func() bool {
 		f()
@@ -15,15 +15,15 @@ func OnThread(f func()) {
 	})
 }
 
-// onLockedThread runs f exclusively on one thread. The thread is reused if f reports that it is unchanged. It never
-// uses the main thread, which cannot end and represents the process in /proc.
+// onLockedThread runs f on a thread that no other goroutine uses meanwhile. The thread is reused only if f reports
+// that its state is unchanged. f never runs on the main thread, which cannot end and represents the process in /proc.
 func onLockedThread(f func() (clean bool)) {
 	done := make(chan struct{})
 	go func() {
 		defer close(done)
 		runtime.LockOSThread()
 		if unix.Gettid() == unix.Getpid() {
-			onLockedThread(f) // on another thread, while this one is locked
+			onLockedThread(f) // runs on another thread, because this one is locked
 			runtime.UnlockOSThread()
 			return
 		}

@@ -29,7 +29,7 @@ func (t *Target) editFile(name string, change *strings.Replacer) (saved time.Tim
 	}
 	after := change.Replace(string(before))
 	if after == string(before) {
-		return time.Time{}, nil, fmt.Errorf("%s does not hold what was to be changed", path)
+		return time.Time{}, nil, fmt.Errorf("%s does not contain the text that the check edits", path)
 	}
 	saved, err = replaceFile(path, []byte(after))
 	return saved, func() (time.Time, error) { return replaceFile(path, before) }, err
@@ -98,9 +98,9 @@ func editedFile(ctx context.Context, t *Target) (string, error) {
 		return "", fmt.Errorf("%s was restored, but all answers are still from v3: %w", reviewsFile, err)
 	}
 	if after := t.envoyPIDs(ctx); after != before {
-		return "", fmt.Errorf("Envoys were restarted: process ids were %s, and are %s", before, after)
+		return "", fmt.Errorf("Envoy processes restarted: their process IDs were %s, and are now %s", before, after)
 	}
-	return fmt.Sprintf("from saving to effect %s (60/30/10 → 0/0/100), and back %s; no request failed, no Envoy restarted",
+	return fmt.Sprintf("in force %s after saving (60/30/10 → 0/0/100), restored in %s; no request failed, no Envoy restarted",
 		round(in.Sub(saved)), round(back.Sub(restored))), nil
 }
 
@@ -128,7 +128,7 @@ func badDocument(ctx context.Context, t *Target) (string, error) {
 	reported := time.Since(saved)
 	if err != nil {
 		_, undoErr := undo()
-		return "", errors.Join(fmt.Errorf("`weight: sixty` was saved, and no problem was reported: %w", err), undoErr)
+		return "", errors.Join(fmt.Errorf("the invalid `weight: sixty` was saved, but no problem was reported: %w", err), undoErr)
 	}
 	const n = 20
 	stayed := tally(page.getMany(ctx, n, 4, reviewsURL, headers{"x-user": "ada"}), version)
@@ -136,10 +136,10 @@ func badDocument(ctx context.Context, t *Target) (string, error) {
 		return "", err
 	}
 	if stayed["v2"] != n {
-		return "", fmt.Errorf("the last valid version did not stay in force: ada got %s", formatCounts(stayed))
+		return "", fmt.Errorf("the last valid version did not stay in force: the user ada got %s", formatCounts(stayed))
 	}
 	if _, err := t.waitForProblem(ctx, func(p *config.Problem) bool { return p == nil }); err != nil {
-		return "", fmt.Errorf("the file is whole again, and the problem is still reported: %w", err)
+		return "", fmt.Errorf("the file is valid again, but the problem is still reported: %w", err)
 	}
 	return fmt.Sprintf("reported after %s: %s:%d: %s %q: %s; the last valid version stayed in force (%d of %d)", round(reported),
 		filepath.Base(problem.At.File), problem.At.Line, problem.Field, problem.Value, problem.Message, stayed["v2"], n), nil

@@ -59,7 +59,7 @@ type check struct {
 	run     func(context.Context, *Target) (string, error)
 }
 
-// traffic lists the checks of a running mesh, in order. None depends on an earlier one.
+// traffic lists the checks of a running mesh, in order. No check depends on an earlier one.
 var traffic = []check{
 	{"a page through the gateway", 10 * time.Second, pageThroughGateway},
 	{"weights over 1,000 requests", 20 * time.Second, weights},
@@ -110,7 +110,7 @@ func Run(ctx context.Context, t *Target, report Report) []Result {
 
 func (t *Target) runCheck(ctx context.Context, c check, report Report) Result {
 	report.Begin(c.name)
-	limited, cancel := context.WithTimeoutCause(ctx, c.timeout, fmt.Errorf("the check had %s", c.timeout))
+	limited, cancel := context.WithTimeoutCause(ctx, c.timeout, fmt.Errorf("the limit of the check is %s", c.timeout))
 	defer cancel()
 	start := time.Now()
 	evidence, err := c.run(limited, t)
@@ -132,14 +132,14 @@ func allReady(ctx context.Context, t *Target) (string, error) {
 	took := time.Since(t.started)
 	status := t.Mesh.Status(ctx)
 	if len(status.Instances) == 0 {
-		return "", errors.New("the mesh reports no workload")
+		return "", errors.New("the status of the mesh contains no workload")
 	}
 	for _, i := range status.Instances {
 		if !i.Ready {
 			return "", fmt.Errorf("%s is not ready: %v", i.Name, i.Reasons)
 		}
 	}
-	return fmt.Sprintf("%d of %d in %s, on Envoy %s", len(status.Instances), len(status.Instances), round(took), status.EnvoyVersion), nil
+	return fmt.Sprintf("%d of %d ready in %s, Envoy %s", len(status.Instances), len(status.Instances), round(took), status.EnvoyVersion), nil
 }
 
 // round formats a duration.

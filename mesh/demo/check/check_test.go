@@ -61,7 +61,7 @@ func TestParseStatReadsKernelFormat(t *testing.T) {
 	}
 	for _, bad := range []string{"", "7 (a", "7 a) (", "7 (a) S 3"} {
 		if _, err := parseStat(7, bad); err == nil {
-			t.Errorf("%q was read", bad)
+			t.Errorf("readProcess accepts %q", bad)
 		}
 	}
 	self, err := readProcess(os.Getpid())
@@ -86,7 +86,7 @@ func TestParseTCPReadsKernelFormat(t *testing.T) {
 	had := footprint{network: netip.MustParsePrefix("127.255.0.0/16"), gateway: l.Addr().(*net.TCPAddr).AddrPort(), folders: []string{t.TempDir()}}
 	left, err := had.remaining()
 	if err != nil || len(left) != 2 || !strings.Contains(left[0], l.Addr().String()) {
-		t.Errorf("left is %q, %v", left, err)
+		t.Errorf("remaining are %q, %v", left, err)
 	}
 }
 
@@ -100,11 +100,11 @@ func TestSocketsOfTheMeshAreFound(t *testing.T) {
 		}
 		left, err := had.remaining()
 		if err != nil || !slices.Contains(left, "the socket "+name) {
-			t.Errorf("left is %q, %v", left, err)
+			t.Errorf("remaining are %q, %v", left, err)
 		}
 		l.Close()
 		if left, _ := had.remaining(); slices.Contains(left, "the socket "+name) {
-			t.Errorf("%s is closed, and still found", name)
+			t.Errorf("the closed socket %s is still found", name)
 		}
 	}
 }
@@ -119,7 +119,7 @@ func FuzzParseTCP(f *testing.F) {
 	f.Fuzz(func(_ *testing.T, s string) { _, _ = parseTCP(s) })
 }
 
-// recorder stores what a run reports.
+// recorder stores the checks that Run reports.
 type recorder struct{ began, ended []string }
 
 func (r *recorder) Begin(name string) { r.began = append(r.began, name) }
@@ -161,7 +161,7 @@ func TestCheckTimeoutIsReported(t *testing.T) {
 		return "", errors.New("waited for ever")
 	}}
 	r := target.runCheck(context.Background(), slow, &recorder{})
-	if r.OK || r.Evidence != "timed out (the check had 10ms): waited for ever" {
+	if r.OK || r.Evidence != "timed out (the limit of the check is 10ms): waited for ever" {
 		t.Errorf("got %+v", r)
 	}
 }

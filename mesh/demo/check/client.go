@@ -21,21 +21,21 @@ import (
 // httpProxyPort is the port of a sidecar's HTTP proxy.
 const httpProxyPort = "15080"
 
-// client sends requests from one place: from outside of the mesh, or as a workload through its sidecar, with captured
-// traffic or with an HTTP proxy.
+// client sends requests from one place: from outside of the mesh, or as a workload through its sidecar. For a workload
+// it uses captured traffic or the sidecar's HTTP proxy.
 type client struct {
 	from string
 	http *http.Client
 }
 
-// headers are additional request headers.
+// headers contains additional request headers.
 type headers map[string]string
 
-// reply is the result of a request. Status is 0 without a response.
+// reply is the result of a request. If no response was received, Status is 0.
 type reply struct {
 	Status int
 	Body   string
-	Answer *bookshop.Answer // nil when the body is not an answer of the shop
+	Answer *bookshop.Answer // nil if the body is not a response of the shop
 	Took   time.Duration
 	// Resent counts how often Go's client silently resent the request because a connection broke.
 	Resent int
@@ -61,7 +61,7 @@ func (t *Target) clientOf(ctx context.Context, workload string) (*client, error)
 
 // directClient returns a client in the workload's network that bypasses the sidecar.
 func (t *Target) directClient(workload string) *client {
-	return t.client("next to "+workload, nil, t.dialFrom(workload))
+	return t.client("a client without a sidecar in the network of "+workload, nil, t.dialFrom(workload))
 }
 
 type dial func(ctx context.Context, network, address string) (net.Conn, error)
@@ -166,7 +166,7 @@ func (c *client) getMany(ctx context.Context, n, parallel int, address string, h
 	return replies
 }
 
-// tally counts replies by a property.
+// tally counts the replies for each value that of returns.
 func tally[K comparable](replies []reply, of func(reply) K) map[K]int {
 	counts := map[K]int{}
 	for _, r := range replies {
@@ -175,7 +175,7 @@ func tally[K comparable](replies []reply, of func(reply) K) map[K]int {
 	return counts
 }
 
-// failures returns the replies with another status.
+// failures returns the replies whose status is not the specified one.
 func failures(replies []reply, status int) []reply {
 	var bad []reply
 	for _, r := range replies {
@@ -200,7 +200,7 @@ func (r reply) String() string {
 		text = text[:120] + "…"
 	}
 	if r.Status == 0 {
-		return "no answer (" + text + ")"
+		return "no response (" + text + ")"
 	}
 	return fmt.Sprintf("%d (%s)", r.Status, text)
 }

@@ -19,7 +19,8 @@ const (
 	reviewsTimeout = 400 * time.Millisecond
 )
 
-// injectedFault checks that calls of reviews to ratings are aborted for requests with the header, and only for those.
+// injectedFault checks that calls from reviews to ratings are aborted for requests with the header x-trouble, and only
+// for those.
 func injectedFault(ctx context.Context, t *Target) (string, error) {
 	const n = 20
 	count := func(trouble string) (map[int]int, error) {
@@ -27,7 +28,7 @@ func injectedFault(ctx context.Context, t *Target) (string, error) {
 		for _, r := range t.outsideClient().getMany(ctx, n, 4, t.Gateway+"/", headers{"x-user": "ada", "x-trouble": trouble}) {
 			ratings := ratingsCall(r.Answer)
 			if ratings == nil {
-				return nil, fmt.Errorf("a page without a call of reviews to ratings: %s", r)
+				return nil, fmt.Errorf("the page contains no call from reviews to ratings: %s", r)
 			}
 			statuses[ratings.Status]++
 		}
@@ -41,7 +42,7 @@ func injectedFault(ctx context.Context, t *Target) (string, error) {
 	if err != nil {
 		return "", err
 	}
-	evidence := fmt.Sprintf("x-trouble: abort → ratings answered reviews 503 %d of %d times; without it 200 %d of %d times",
+	evidence := fmt.Sprintf("calls from reviews to ratings: with the header x-trouble: abort, %d of %d got 503; without the header, %d of %d got 200",
 		aborted[503], n, spared[200], n)
 	if aborted[503] != n || spared[200] != n {
 		return "", fmt.Errorf("%s", evidence)
@@ -57,8 +58,8 @@ func ratingsCall(page *bookshop.Answer) *bookshop.Call {
 	return reviews.Answer.Upstream("ratings")
 }
 
-// retryHidesFault sends requests without and with a retry. The fault is in the sidecar of reviews, one hop after the
-// sidecar of the page, which retries. The counter of reviews shows that calls did fail.
+// retryHidesFault sends requests without and with a retry. The sidecar of reviews aborts calls to ratings, and one hop
+// before it the sidecar of the page retries. The counter of reviews shows that calls did fail.
 func retryHidesFault(ctx context.Context, t *Target) (string, error) {
 	const n = 100
 	send := func(trouble string) (failed, aborted int, err error) {
@@ -78,11 +79,11 @@ func retryHidesFault(ctx context.Context, t *Target) (string, error) {
 	if err != nil {
 		return "", err
 	}
-	evidence := fmt.Sprintf("without it %d of %d pages failed; with it %d of %d, though %d calls to ratings were aborted underneath",
+	evidence := fmt.Sprintf("without a retry %d of %d pages failed; with a retry %d of %d, although %d calls to ratings were aborted",
 		bare, n, failed, n, aborted)
 	expected, within := tolerance(n, flakyRate)
 	if float64(bare) < expected-within || float64(bare) > expected+within || failed != 0 || aborted == 0 {
-		return "", fmt.Errorf("%s (due: %.0f ± %.0f, none, and some)", evidence, expected, within)
+		return "", fmt.Errorf("%s (expected: %.0f ± %.0f failures without a retry, none with it, and at least one aborted call)", evidence, expected, within)
 	}
 	return evidence, nil
 }
@@ -129,7 +130,7 @@ func timeoutCuts(ctx context.Context, t *Target) (string, error) {
 		return "", fmt.Errorf("the page did not call reviews: %s", r)
 	}
 	took := time.Duration(call.Millis * float64(time.Millisecond))
-	evidence := fmt.Sprintf("reviews: %d after %s (timeout %s), and the page was complete; ratings without a timeout took %s",
+	evidence := fmt.Sprintf("call of reviews: status %d after %s (timeout %s), and the page was complete; call of ratings, without a timeout: %s",
 		call.Status, round(took), round(reviewsTimeout), round(slow.Took))
 	// Envoy's timers may expire a few milliseconds early by this process's clock.
 	if call.Status != http.StatusGatewayTimeout || took < reviewsTimeout*9/10 || took > slowDelay*9/10 || slow.Took < slowDelay*9/10 {

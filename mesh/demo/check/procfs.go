@@ -30,11 +30,11 @@ func readProcess(pid int) (process, error) {
 func parseStat(pid int, stat string) (process, error) {
 	open, end := strings.IndexByte(stat, '('), strings.LastIndexByte(stat, ')')
 	if open < 0 || end < open {
-		return process{}, fmt.Errorf("/proc/%d/stat holds %q", pid, stat)
+		return process{}, fmt.Errorf("unexpected content of /proc/%d/stat: %q", pid, stat)
 	}
 	fields := strings.Fields(stat[end+1:]) // from the third field: state, ppid, …
 	if len(fields) < 20 {
-		return process{}, fmt.Errorf("/proc/%d/stat holds %q", pid, stat)
+		return process{}, fmt.Errorf("unexpected content of /proc/%d/stat: %q", pid, stat)
 	}
 	parent, err := strconv.Atoi(fields[1])
 	if err != nil {
@@ -75,7 +75,7 @@ func descendants(root int, known []int) ([]process, error) {
 func processes() ([]process, error) {
 	entries, err := os.ReadDir("/proc")
 	if err != nil {
-		return nil, fmt.Errorf("processes are listed from /proc, which only Linux has: %w", err)
+		return nil, fmt.Errorf("listing processes in /proc, which exists only on Linux: %w", err)
 	}
 	var all []process
 	for _, e := range entries {
@@ -112,7 +112,7 @@ func parseTCP(table string) ([]netip.AddrPort, error) {
 		address, err := hex.DecodeString(host)
 		number, portErr := strconv.ParseUint(port, 16, 16)
 		if err != nil || portErr != nil || len(address) != 4 {
-			return nil, fmt.Errorf("/proc/net/tcp holds the address %q", fields[1])
+			return nil, fmt.Errorf("unexpected address in /proc/net/tcp: %q", fields[1])
 		}
 		var ip [4]byte
 		binary.BigEndian.PutUint32(ip[:], binary.NativeEndian.Uint32(address))

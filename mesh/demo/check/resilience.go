@@ -20,7 +20,7 @@ func envoyKilled(ctx context.Context, t *Target) (string, error) {
 		return "", err
 	}
 	if i.EnvoyPID == 0 {
-		return "", fmt.Errorf("the mesh does not know the process id of the Envoy of %s", workload)
+		return "", fmt.Errorf("the status of the mesh contains no process ID for the Envoy of %s", workload)
 	}
 	process, err := os.FindProcess(i.EnvoyPID)
 	if err != nil {
@@ -38,17 +38,17 @@ func envoyKilled(ctx context.Context, t *Target) (string, error) {
 	if err != nil {
 		return "", err
 	}
-	return fmt.Sprintf("%s: process %d killed, %d serves after %s; all of %d pages succeeded meanwhile, %d without details",
+	return fmt.Sprintf("%s: Envoy process %d was killed, and process %d serves after %s; all %d pages meanwhile succeeded, %d of them without details",
 		workload, i.EnvoyPID, now.EnvoyPID, round(back.Sub(killed)), pages, without), nil
 }
 
-// pagesUntilBack requests pages until they contain details and its Envoy is a new process. It returns the time since
-// when every page contained details.
+// pagesUntilBack requests pages until they contain details and a new Envoy process serves details. It returns the time
+// of the first page of the last uninterrupted series with details.
 func (t *Target) pagesUntilBack(ctx context.Context, workload string, oldPID int) (back time.Time, pages, without int, err error) {
 	for {
 		r, err := t.outsideClient().expect(ctx, http.StatusOK, t.Gateway+"/", nil)
 		if err != nil {
-			return back, pages, without, fmt.Errorf("a page failed as a whole: %w", err)
+			return back, pages, without, fmt.Errorf("the request of a page failed: %w", err)
 		}
 		pages++
 		if call := r.Answer.Upstream("details"); call == nil || !call.OK() {
@@ -65,7 +65,7 @@ func (t *Target) pagesUntilBack(ctx context.Context, workload string, oldPID int
 			return back, pages, without, nil
 		}
 		if err := pause(ctx, 10*time.Millisecond); err != nil {
-			return back, pages, without, fmt.Errorf("Envoy of %s did not recover (ready: %v, %v; process %d, was %d): %w",
+			return back, pages, without, fmt.Errorf("Envoy of %s did not recover (ready: %v, reasons: %v; process %d, before: %d): %w",
 				workload, i.Ready, i.Reasons, i.EnvoyPID, oldPID, err)
 		}
 	}
@@ -85,7 +85,7 @@ func controlPlaneOutage(ctx context.Context, t *Target) (string, error) {
 		return "", err
 	}
 	if failed > 0 {
-		return "", fmt.Errorf("%d of %d requests failed meanwhile, the first with %s", failed, total, first)
+		return "", fmt.Errorf("%d of %d requests failed during the check; the first failure: %s", failed, total, first)
 	}
 	return fmt.Sprintf("%d requests, %d failed; %s", total, failed, evidence), nil
 }
@@ -99,7 +99,7 @@ func (t *Target) restartControlPlane(ctx context.Context, page *client) (evidenc
 		return "", err
 	}
 	if t.Mesh.Status(ctx).Control.Running {
-		return "", errors.New("the control plane was stopped, and still runs")
+		return "", errors.New("the control plane still runs after it was stopped")
 	}
 	_, undo, err := t.editFile(reviewsFile, allToV3)
 	if err != nil {
@@ -122,9 +122,9 @@ func (t *Target) restartControlPlane(ctx context.Context, page *client) (evidenc
 	synced := time.Now()
 	in, err := waitForStreak(ctx, page, minStreak, fromV3)
 	if err != nil {
-		return "", fmt.Errorf("a file that was saved while the control plane was away is not in force: %w", err)
+		return "", fmt.Errorf("a file that was saved while the control plane was stopped is not in force: %w", err)
 	}
-	return fmt.Sprintf("away for %s, all proxies in sync %s after its start, a file saved meanwhile in force by %s",
+	return fmt.Sprintf("stopped for %s; %s after its start all proxies were in sync; a file that was saved meanwhile was in force after %s",
 		round(started.Sub(stopped)), round(synced.Sub(started)), round(in.Sub(started))), nil
 }
 
@@ -193,7 +193,7 @@ func (l *backgroundLoad) count(r reply, err error) {
 		case err != nil:
 			l.first = err.Error()
 		case r.Resent > 0:
-			l.first = "a broken connection: the request had to be sent again"
+			l.first = "the connection broke, and the client sent the request again"
 		default:
 			l.first = r.String()
 		}

@@ -29,17 +29,17 @@ func strictMutualTLS(ctx context.Context, t *Target) (string, error) {
 		address := net.JoinHostPort(i.ProxyAddress, "9080")
 		var err error
 		if plain, err = describeRefusal(t.probePlaintext(ctx, address)); err != nil {
-			return "", fmt.Errorf("%s let plaintext in at %s: %w", i.Name, address, err)
+			return "", fmt.Errorf("%s did not refuse plaintext at %s: %w", i.Name, address, err)
 		}
 		if bare, err = describeRefusal(t.probeTLS(ctx, address)); err != nil {
-			return "", fmt.Errorf("%s let TLS without a certificate in at %s: %w", i.Name, address, err)
+			return "", fmt.Errorf("%s did not refuse TLS without a client certificate at %s: %w", i.Name, address, err)
 		}
 		ports++
 	}
 	if ports == 0 {
-		return "", errors.New("the mesh has no service to knock at")
+		return "", errors.New("the mesh has no service with an inbound port")
 	}
-	return fmt.Sprintf("%d of %d inbound ports refused plaintext (%s) and TLS without a certificate (%s)", ports, ports, plain, bare), nil
+	return fmt.Sprintf("%d of %d inbound ports refused plaintext (%s) and TLS without a client certificate (%s)", ports, ports, plain, bare), nil
 }
 
 // describeRefusal returns how the connection was refused. It returns an error for a response, a timeout, or a port
@@ -47,11 +47,11 @@ func strictMutualTLS(ctx context.Context, t *Target) (string, error) {
 func describeRefusal(answer string, err error) (string, error) {
 	switch {
 	case err == nil:
-		return "", fmt.Errorf("it answered %q", answer)
+		return "", fmt.Errorf("the server responded %q", answer)
 	case errors.Is(err, syscall.ECONNREFUSED):
-		return "", fmt.Errorf("no process listens: %w", err)
+		return "", fmt.Errorf("no process listens on the port: %w", err)
 	case errors.Is(err, os.ErrDeadlineExceeded), errors.Is(err, context.DeadlineExceeded):
-		return "", fmt.Errorf("it neither answered nor refused: %w", err)
+		return "", fmt.Errorf("the server neither responded nor closed the connection: %w", err)
 	case errors.Is(err, io.EOF), errors.Is(err, io.ErrUnexpectedEOF):
 		return "closed", nil
 	case errors.Is(err, syscall.ECONNRESET):
@@ -114,13 +114,13 @@ func callersIdentity(ctx context.Context, t *Target) (string, error) {
 		{"ratings", ratings.Answer.Caller, domain + "/ns/bookshop/sa/reviews"},
 	} {
 		if seen.got != seen.want {
-			return "", fmt.Errorf("%s saw the caller %q, who was %s", seen.by, seen.got, seen.want)
+			return "", fmt.Errorf("%s identified the caller as %q, but the caller was %s", seen.by, seen.got, seen.want)
 		}
 	}
 	if err := checkForgedIdentity(ctx, t, domain); err != nil {
 		return "", err
 	}
-	return fmt.Sprintf("reviews saw %s, ratings saw %s; a forged header did not get through", reviews.Answer.Caller, ratings.Answer.Caller), nil
+	return fmt.Sprintf("reviews identified its caller as %s, ratings as %s; a forged x-forwarded-client-cert header had no effect", reviews.Answer.Caller, ratings.Answer.Caller), nil
 }
 
 func checkForgedIdentity(ctx context.Context, t *Target, domain string) error {
@@ -134,7 +134,7 @@ func checkForgedIdentity(ctx context.Context, t *Target, domain string) error {
 		return err
 	}
 	if r.Answer.Caller != domain+"/ns/bookshop/sa/page" {
-		return fmt.Errorf("reviews believed a forged x-forwarded-client-cert: it saw %q", r.Answer.Caller)
+		return fmt.Errorf("reviews accepted a forged x-forwarded-client-cert header: it identified the caller as %q", r.Answer.Caller)
 	}
 	return nil
 }

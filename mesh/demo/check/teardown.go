@@ -29,9 +29,9 @@ func checkTeardown(ctx context.Context, t *Target) (string, error) {
 		return "", errors.Join(stopErr, err)
 	}
 	if len(had.processes) == 0 {
-		return "nothing had been started, and nothing is left", nil
+		return "no process was started, and nothing remains", nil
 	}
-	return fmt.Sprintf("in %s: %d processes%s gone, no listener left in %s or at the gateway's port, no socket, no temporary file",
+	return fmt.Sprintf("after %s, %d processes%s are gone; no listener remains in %s or at the gateway's port, no unix socket, no temporary file",
 		round(took), len(had.processes), had.countNamespaces(), had.network), nil
 }
 
@@ -52,7 +52,7 @@ func (f *footprint) waitRemoved(ctx context.Context) error {
 			return err
 		}
 		if pause(ctx, 20*time.Millisecond) != nil {
-			return fmt.Errorf("the mesh has ended and left %s", strings.Join(left, ", "))
+			return fmt.Errorf("the mesh has stopped, but these remain: %s", strings.Join(left, ", "))
 		}
 	}
 }

@@ -38,16 +38,16 @@ func pageThroughGateway(ctx context.Context, t *Target) (string, error) {
 	}
 	title := r.Answer.Book.Title
 	if browser.Status != http.StatusOK || !strings.Contains(browser.Body, "<h1>"+title+"</h1>") {
-		return "", fmt.Errorf("a browser got %s, and not a page about %q", browser, title)
+		return "", fmt.Errorf("a browser's request got %s instead of a page about %q", browser, title)
 	}
-	return fmt.Sprintf("200 in %s, made by %s; as HTML, %d bytes", round(r.Took), strings.Join(names, ", "), len(browser.Body)), nil
+	return fmt.Sprintf("200 in %s, with responses of %s; as HTML, %d bytes", round(r.Took), strings.Join(names, ", "), len(browser.Body)), nil
 }
 
 // pageInstances returns the instances that contributed to a page, or an error that names the missing one.
 func pageInstances(page *bookshop.Answer) ([]string, error) {
 	details, reviews := page.Upstream("details"), page.Upstream("reviews")
 	if details == nil || reviews == nil {
-		return nil, fmt.Errorf("%s is not the page", page.Instance)
+		return nil, fmt.Errorf("the response is from %s, not from the page service", page.Instance)
 	}
 	names := []string{page.Instance}
 	calls := []*bookshop.Call{details, reviews}
@@ -59,12 +59,12 @@ func pageInstances(page *bookshop.Answer) ([]string, error) {
 			return nil, errors.New("reviews did not call ratings, although ada is routed to v2")
 		}
 		if !c.OK() {
-			return nil, fmt.Errorf("%s was answered with %d: %s", c.URL, c.Status, c.Error)
+			return nil, fmt.Errorf("the call of %s got status %d: %s", c.URL, c.Status, c.Error)
 		}
 		names = append(names, c.Answer.Instance)
 	}
 	if page.Book == nil || len(page.Reviews) == 0 || page.Stars == "" {
-		return nil, errors.New("the page lacks the book, its reviews or their stars")
+		return nil, errors.New("the page does not contain the book, its reviews or their stars")
 	}
 	return names, nil
 }
@@ -80,7 +80,7 @@ func weights(ctx context.Context, t *Target) (string, error) {
 	const n = 1000
 	replies := page.getMany(ctx, n, 16, reviewsURL, headers{"x-user": "nobody"})
 	if bad := failures(replies, http.StatusOK); len(bad) > 0 {
-		return "", fmt.Errorf("%d of %d requests failed, the first with %s", len(bad), n, bad[0])
+		return "", fmt.Errorf("%d of %d requests failed; the first failure: %s", len(bad), n, bad[0])
 	}
 	return compareShares(tally(replies, version), n, shares)
 }
@@ -99,7 +99,7 @@ func compareShares(counts map[string]int, n int, want []share) (string, error) {
 	}
 	evidence := strings.Join(seen, ", ")
 	if !ok || total != n {
-		return "", fmt.Errorf("not the weights of the file: %s; bounds are five standard deviations", evidence)
+		return "", fmt.Errorf("the counts do not match the weights in the file: %s (tolerance: five standard deviations)", evidence)
 	}
 	return evidence, nil
 }
@@ -120,7 +120,7 @@ func routeByHeader(ctx context.Context, t *Target) (string, error) {
 	bob := tally(page.getMany(ctx, n, 8, reviewsURL, headers{"x-user": "bob"}), version)
 	evidence := fmt.Sprintf("x-user: ada → %s; x-user: bob → %s", formatCounts(ada), formatCounts(bob))
 	if ada["v2"] != n || bob["v1"] == 0 || bob["v1"]+bob["v2"]+bob["v3"] != n {
-		return "", fmt.Errorf("ada should always get v2, and bob v1 most of the time: %s", evidence)
+		return "", fmt.Errorf("the user ada must always get v2, and bob mostly v1: %s", evidence)
 	}
 	return evidence, nil
 }
