@@ -19,7 +19,7 @@ import (
 	"time"
 )
 
-// logBook stores log lines in memory.
+// logBook is an io.Writer that stores log lines in memory.
 type logBook struct {
 	mu   sync.Mutex
 	text bytes.Buffer

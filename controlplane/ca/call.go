@@ -62,8 +62,8 @@ func (a *Authority) serveCall(stream grpc.ServerStream) error {
 	return stream.SendMsg(answer)
 }
 
-// receiveRequest reads the call's request until ctx ends. When the RPC handler returns, gRPC ends a read that is still
-// blocked.
+// receiveRequest reads the request of the call until ctx ends. A read may still be blocked then; gRPC ends it when the
+// RPC handler returns.
 func receiveRequest(ctx context.Context, stream grpc.ServerStream) (*securityv1.IstioCertificateRequest, error) {
 	req := &securityv1.IstioCertificateRequest{}
 	received := make(chan error, 1)

@@ -104,8 +104,8 @@ func checkSignature(csr *x509.CertificateRequest) error {
 	return csr.CheckSignature()
 }
 
-// foreignName returns the first name in a CSR that is not the client's own SPIFFE ID, or "". A CSR without names
-// requests the client's own ID.
+// foreignName returns the first name in a CSR that is not the client's own SPIFFE ID, or "" if there is none. A CSR
+// without names requests the client's own ID.
 func foreignName(csr *x509.CertificateRequest, caller Identity) string {
 	own := caller.SPIFFEID()
 	for _, name := range namesOf(csr) {

@@ -124,7 +124,7 @@ func (l *DenyList) checkCertificate(cert *x509.Certificate) error {
 	return nil
 }
 
-// Deny sets the deny list for new calls. CheckCaller applies it to open calls.
+// Deny sets the deny list for new calls. For calls that are already open, call CheckCaller.
 func (a *Authority) Deny(list *DenyList) { a.denied.Store(list) }
 
 // Denied returns the current deny list, which may be nil.
@@ -156,7 +156,7 @@ func clientCertificate(ctx context.Context) *x509.Certificate {
 	return info.State.VerifiedChains[0][0]
 }
 
-// maxRetained limits how many revocation lists of replaced CAs are retained.
+// maxRetained limits the number of retained revocation lists of replaced CAs.
 const maxRetained = 4
 
 // RevocationLists returns the denied serials as PEM revocation lists, one for each CA that may have signed them. An
@@ -219,7 +219,8 @@ func (i *issuer) signList(serials []string, now time.Time) (*x509.RevocationList
 	return x509.ParseRevocationList(der)
 }
 
-// parseLists parses PEM revocation lists up to the first malformed one. RevocationLists signs missing lists again.
+// parseLists parses PEM revocation lists and stops at the first malformed one. RevocationLists then signs the missing
+// lists again.
 func parseLists(text []byte) (lists []*x509.RevocationList) {
 	for block, rest := pem.Decode(text); block != nil; block, rest = pem.Decode(rest) {
 		list, err := x509.ParseRevocationList(block.Bytes)

@@ -92,9 +92,9 @@ func TestRevocationListHasTheDeniedSerials(t *testing.T) {
 	}
 }
 
-// Lists that are still correct are not signed again, so that a restart of the control plane causes no update of
-// proxies. During a rotation each root whose certificates may be in use has a list. A root has one before it signs
-// certificates, and retains it after its key was removed.
+// Correct lists are not signed again, so a restart of the control plane does not cause an update of the proxies.
+// During a rotation each root whose certificates may be in use has a list: a root receives its list before it signs
+// certificates, and retains the list after its key is removed.
 func TestRevocationListsFollowTheRoots(t *testing.T) {
 	a, err := Load(t.TempDir(), Options{})
 	if err != nil {

@@ -5,11 +5,11 @@ import (
 	"testing"
 )
 
-// Several control planes with one directory, and a command, execute no step twice.
+// When several control planes and a command share one directory, each step is executed exactly once.
 func TestConcurrentRotationsExecuteEachStepOnce(t *testing.T) {
 	dir := t.TempDir()
 	var wg sync.WaitGroup
-	const processes, steps = 3, 8 // 24 steps are 8 rotations
+	const processes, steps = 3, 8 // 8 steps in each of 3 processes: 24 steps are 8 rotations of 3 steps
 	for range processes {
 		a, err := Load(dir, Options{})
 		if err != nil {

@@ -17,9 +17,9 @@ import (
 	"time"
 )
 
-// generations is the state of a root rotation. First the next root is announced, so that all members learn to trust it.
-// Then the next root signs certificates, and the previous root stays trusted until its certificates have expired. The
-// state is one file, so that each step is atomic.
+// generations is the state of a root rotation. First the next root is announced, so that all members trust it before
+// it signs. Then the next root signs certificates, and the previous root stays trusted until its certificates have
+// expired. The state is stored in one file, so that each step is atomic.
 type generations struct {
 	Active    int `json:"active"`
 	Announced int `json:"announced,omitempty"`
@@ -63,7 +63,7 @@ func (s state) writeGenerations(g generations) error {
 		return err
 	}
 	draft := filepath.Join(s.path(), "."+generationsFile)
-	_ = os.Remove(draft) // a process that was killed may have left a draft
+	_ = os.Remove(draft) // a killed process may have left a draft
 	if err := writeFile(draft, data); err != nil {
 		return s.explain("rotating roots", err)
 	}
@@ -126,8 +126,8 @@ func (s state) readSigning() (*signing, error) {
 	return signing, nil
 }
 
-// Reload reads the signing state again and reports whether it changed. If the files are invalid, Reload fails and the
-// authority continues to use the previous state.
+// Reload reads the signing state again and reports whether it changed. If the files are invalid, Reload returns an
+// error and the authority continues to use the previous state.
 func (a *Authority) Reload() (changed bool, err error) {
 	var next *signing
 	if a.opts.PlugIn != "" {
@@ -171,7 +171,7 @@ const (
 
 // Rotation is the progress of a root rotation.
 type Rotation struct {
-	// Next is the next step. Due is the time from which the step is safe.
+	// Next is the next step. Due is the earliest time at which the step is safe.
 	Next RotationStep `json:"next"`
 	Due  time.Time    `json:"due"`
 	// Since is the time of the last step. It is zero before the first step.
@@ -193,8 +193,8 @@ func (a *Authority) Rotation() (Rotation, error) {
 	return Rotation{Next: Announce, Due: a.RootNotAfter().Add(-max(a.opts.RotateBefore, 0)), Since: g.Since}, nil
 }
 
-// Rotate executes the next step of the root rotation and returns it. Before the step's due time it fails unless force
-// is set: members that do not know the new root yet would refuse certificates that it signed.
+// Rotate executes the next step of the root rotation and returns the step. Before the due time it fails unless force
+// is set: members that do not have the new root yet would refuse certificates that the new root signed.
 func (a *Authority) Rotate(force bool) (RotationStep, error) {
 	if a.opts.PlugIn != "" {
 		return "", fmt.Errorf("the authority in %s is external, so pilotfish cannot rotate its root: %s", a.opts.PlugIn, a.expiryRemedy())
@@ -292,8 +292,8 @@ func (s state) removeRoot(n int) error {
 	return nil
 }
 
-// removeRetired removes retired roots that a killed process left behind. Numbers are not reused, so several processes
-// can call it at the same time.
+// removeRetired removes directories of retired roots that a killed process did not remove. Generation numbers are not
+// reused, so several processes can call removeRetired at the same time.
 func (s state) removeRetired() error {
 	g, err := s.readGenerations()
 	if err != nil {

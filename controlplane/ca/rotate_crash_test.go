@@ -33,8 +33,8 @@ func copyState(t *testing.T, from string) string {
 	return to
 }
 
-// mixedState returns a copy of the state after a step. The files in asBefore have the content from before the step, and
-// the files in missing do not exist.
+// mixedState simulates a process that was killed during a step. It returns a copy of the state after the step, in
+// which the files in asBefore have their content from before the step, and the files in missing do not exist.
 func mixedState(t *testing.T, before, after string, asBefore, missing []string) string {
 	t.Helper()
 	dir := copyState(t, after)
@@ -72,8 +72,8 @@ func rootsIn(t *testing.T, text []byte) (out []*x509.Certificate) {
 	return out
 }
 
-// A process may be killed between any two file operations of a step. The authority must still work, and the rotation
-// must continue.
+// A process may be killed between any two file operations of a step. Afterwards the authority must still work, and the
+// next call must continue the rotation.
 func TestKilledRotationContinues(t *testing.T) {
 	dirs := []string{filepath.Join(t.TempDir(), "state")} // the state before any step, and after each step
 	load(t, dirs[0], Options{})

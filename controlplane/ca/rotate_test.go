@@ -33,7 +33,7 @@ type member struct {
 func (s *testServer) member(t *testing.T, ctx context.Context, roots *x509.CertPool) member {
 	t.Helper()
 	served := *s
-	if roots != nil { // the member uses only its root file
+	if roots != nil { // if nil, the member receives no other roots than those in its root file
 		served.Authority = &Authority{opts: s.opts}
 		served.signs.Store(&signing{pool: roots})
 	}
@@ -81,7 +81,7 @@ func TestRotationCausesNoFailedHandshake(t *testing.T) {
 	clock := newClock()
 	s := startServer(t, Options{Clock: clock.time, TTL: 40 * time.Hour, MaxTTL: 48 * time.Hour, Overlap: 24 * time.Hour})
 	token := func() context.Context { return s.withToken(t, "shop", "reviews") }
-	file := s.signing().pool // the agents' first root file, which is not replaced until the end
+	file := s.signing().pool // a root file that the agents do not replace until the end of the test
 	before := s.member(t, token(), file)
 	step := func(want RotationStep) {
 		t.Helper()
@@ -166,7 +166,7 @@ func writePEM(t *testing.T, path, kind string, ders ...[]byte) {
 	}
 }
 
-// plugInDir creates the directory of an external RSA CA with a root and an intermediate, as companies have.
+// plugInDir creates the directory of an external RSA CA with a root and an intermediate CA, as in many companies.
 func plugInDir(t *testing.T, dir string) (root *x509.Certificate) {
 	t.Helper()
 	make := func(name string, serial int64, parent *x509.Certificate, signer *rsa.PrivateKey) (*x509.Certificate, *rsa.PrivateKey) {
@@ -213,7 +213,7 @@ func TestPlugInCertificatesChainToTheirRoot(t *testing.T) {
 	if end := m.chain[0].NotAfter; end.After(time.Now().Add(8 * time.Hour)) {
 		t.Errorf("the certificate outlives its issuer: it expires at %s", end)
 	}
-	// A valid CA replaces it; an invalid one does not.
+	// A valid CA replaces the current one; an invalid one does not.
 	other := t.TempDir()
 	plugInDir(t, other)
 	data, err := os.ReadFile(filepath.Join(other, plugInKey))
@@ -237,7 +237,8 @@ func TestPlugInCertificatesChainToTheirRoot(t *testing.T) {
 	}
 }
 
-// TestPlugInIsReplacedInItsOwnDirectory: an external CA does not use the state directory.
+// The control plane reads an external CA from its own directory, so the test replaces the files there and not in the
+// state directory.
 func TestPlugInIsReplacedInItsOwnDirectory(t *testing.T) {
 	dir, now := t.TempDir(), newClock()
 	plugInDir(t, dir)
@@ -252,7 +253,7 @@ func TestPlugInIsReplacedInItsOwnDirectory(t *testing.T) {
 	wantError(t, err, dir, plugInRoots+" is missing", replacePlugIn)
 }
 
-// TestChangedAuthorityIsLogged also if another process makes the change.
+// The change is logged also if another process makes it.
 func TestChangedAuthorityIsLogged(t *testing.T) {
 	dir := t.TempDir()
 	var book logBook

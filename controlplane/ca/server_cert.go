@@ -15,10 +15,11 @@ import (
 	"time"
 )
 
-// serverTTL is the lifetime of the control plane's own certificate, which is renewed after half of it.
+// serverTTL is the lifetime of the control plane's own certificate, which is renewed after half of that time.
 const serverTTL = 24 * time.Hour
 
-// serverNames returns the host names with which agents address a control plane: those of Istio, and this machine's.
+// serverNames returns the host names with which agents connect to a control plane: the usual names in Istio, and this
+// machine's name.
 func serverNames() []string {
 	return []string{
 		"istiod.istio-system.svc", "istiod.istio-system.svc.cluster.local", "pilotfish", "localhost", "127.0.0.1", "::1",
@@ -30,7 +31,7 @@ func serverNames() []string {
 // optional and verified. Connections for workloads' requests are refused. HTTP/2 is enabled. Options.TLSPolicy restricts it.
 func (a *Authority) ServerTLS(names ...string) *tls.Config {
 	own := &serverCertificate{authority: a, names: cleanNames(append(serverNames(), names...))}
-	// The first certificate is created now, so that the first client does not wait, and so that errors are logged at
+	// The first certificate is created here, so that the first client does not wait for it and errors are logged at
 	// the start.
 	_, _ = own.get(nil)
 	config := &tls.Config{
@@ -56,8 +57,9 @@ func (a *Authority) ServerTLS(names ...string) *tls.Config {
 
 var errWorkloadTLS = errors.New("the client offers the ALPN protocols of connections between workloads: a DestinationRule with ISTIO_MUTUAL leads a proxy to the control plane")
 
-// isWorkloadTLS reports whether a client offers the protocols with which proxies announce mutual TLS between workloads.
-// Such a connection carries requests of a proxy's clients, and must not have the proxy's identity here. Agents offer h2.
+// isWorkloadTLS reports whether a client offers the ALPN protocols of mutual TLS between workloads. A proxy sends its
+// clients' requests on such a connection, and these requests must not be accepted here with the identity of the proxy.
+// Agents offer h2.
 func isWorkloadTLS(hello *tls.ClientHelloInfo) bool {
 	return slices.ContainsFunc(hello.SupportedProtos, func(name string) bool { return strings.HasPrefix(name, "istio") })
 }

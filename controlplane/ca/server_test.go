@@ -36,7 +36,8 @@ func shake(t *testing.T, server, client *tls.Config) (seen tls.ConnectionState, 
 	}()
 	conn, err := tls.Dial("tcp", listener.Addr().String(), client)
 	if err == nil {
-		// With TLS 1.3 the client learns only when it reads that the server refused its certificate.
+		// With TLS 1.3 the handshake of the client succeeds even if the server refuses the certificate. The client
+		// receives the refusal with its first read.
 		if _, err = conn.Read(make([]byte, 1)); errors.Is(err, io.EOF) {
 			err = nil
 		}

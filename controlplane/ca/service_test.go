@@ -295,7 +295,7 @@ func TestCertificatesWithoutExactlyOneIdentityAreRefused(t *testing.T) {
 		"not in trust domain":             {"spiffe://other.example/ns/a/sa/b"},
 		"not of the form":                 {"spiffe://cluster.local/workload"},
 		"not a SPIFFE ID":                 {"https://cluster.local/ns/a/sa/b"},
-		"is not of the form spiffe://TRU": {"spiffe://cluster.local"}, // the name of the root certificate
+		"is not of the form spiffe://TRU": {"spiffe://cluster.local"}, // the name in the root certificate
 	} {
 		cert := &x509.Certificate{NotAfter: time.Now().Add(time.Hour)}
 		for _, name := range names {

@@ -36,7 +36,7 @@ type state struct {
 
 func (s state) path() string { return filepath.Join(s.dir, authorityDir) }
 
-// open reads the authority. If there is none, open creates it unless opts.MustExist is set.
+// open reads the authority. If none exists, open creates one unless opts.MustExist is set.
 func (s state) open(opts Options) (*material, error) {
 	if s.dir == "" {
 		return nil, errors.New("the certificate authority needs a state directory, but none is specified")
@@ -99,7 +99,7 @@ func (s state) create(trustDomain string, now time.Time) error {
 func (s state) publish(draft string, m *material) error {
 	err := os.Rename(draft, s.path())
 	if errors.Is(err, fs.ErrExist) {
-		return nil // another process was faster
+		return nil // another process has created the authority
 	}
 	if err != nil {
 		return s.explain("creating a certificate authority", err)
@@ -191,8 +191,8 @@ func (s state) read() (*material, error) {
 	return m, nil
 }
 
-// warnOfWriters logs a warning if other users could replace the authority. This is not an error: Kubernetes volumes
-// have such a mode, but belong to one pod.
+// warnOfWriters logs a warning if other users can write the directory and so replace the authority. This is not an
+// error, because volumes in Kubernetes have such a mode, although only one pod uses them.
 func (s state) warnOfWriters() {
 	info, err := os.Stat(s.dir)
 	if err != nil || info.Mode().Perm()&0o022 == 0 || info.Mode()&fs.ModeSticky != 0 {

@@ -14,8 +14,8 @@ import (
 	"testing"
 )
 
-// The tests run the test binary as a second process. If one of these variables is set, TestMain executes that action
-// and exits.
+// A test starts the test binary as a second process. If one of these variables is set, TestMain executes the
+// corresponding action and exits.
 const (
 	childLoads = "PILOTFISH_CA_TEST_LOAD" // load the authority and print the root
 	childLimit = "PILOTFISH_CA_TEST_FILE_SIZE"
@@ -177,7 +177,7 @@ func TestReadableKeyIsRefused(t *testing.T) {
 		if err := os.Chmod(path, 0o600); err != nil {
 			t.Fatal(err)
 		}
-		load(t, dir, Options{}) // the remedy in the message must work
+		load(t, dir, Options{}) // the remedy in the error message must work
 	}
 }
 

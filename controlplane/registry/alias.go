@@ -8,12 +8,11 @@ import (
 	"github.com/pilotfish-mesh/pilotfish/controlplane/config"
 )
 
-// maxAliasSteps limits the length of a chain of aliases, in a similar way as DNS resolvers do. Longer chains are
-// usually cycles.
+// maxAliasSteps limits the length of a chain of aliases, as DNS resolvers do. Longer chains are usually cycles.
 const maxAliasSteps = 8
 
-// nameAliases turns Kubernetes Services of type ExternalName into aliases of the service that their external name
-// denotes, also through a chain of aliases. The result depends only on the set of services.
+// nameAliases replaces Kubernetes Services of type ExternalName by aliases of the service to which the external name
+// refers, directly or through other aliases. The result depends only on the set of services.
 func nameAliases(sources []*source) []*source {
 	external := map[string]*Service{}
 	forEachService(sources, func(s *Service) {
@@ -57,7 +56,7 @@ func nameAliases(sources []*source) []*source {
 	})
 }
 
-// internalNames returns, for each external name, whether a service of another type has that name.
+// internalNames maps each external name to whether a service of another type has that name.
 func internalNames(sources []*source, external map[string]*Service) map[string]bool {
 	inside := make(map[string]bool, len(external))
 	for _, s := range external {
@@ -74,9 +73,10 @@ func internalNames(sources []*source, external map[string]*Service) map[string]b
 	return inside
 }
 
-// resolveAlias returns the hostname of the service of which a Service of type ExternalName is an alias, or "" if that
-// is outside the mesh. In a cycle it returns the hostname of an alias. Such a hostname does not resolve to a service,
-// which corresponds to DNS.
+// resolveAlias follows the external name of a Service and returns the hostname of the service to which it refers. It
+// returns "" if the name is outside the mesh. If a chain of aliases leads outside the mesh, it returns the hostname of
+// the last Service in the chain. In a cycle it returns the hostname of an alias, which does not resolve to a service,
+// as in DNS.
 func resolveAlias(s *Service, external map[string]*Service, inside map[string]bool) string {
 	at := s
 	for range maxAliasSteps {
@@ -95,7 +95,8 @@ func resolveAlias(s *Service, external map[string]*Service, inside map[string]bo
 	return s.ExternalName
 }
 
-// replaceServices applies replace to all services. It copies the sources whose services change.
+// replaceServices applies the function to all services. It copies the sources whose services change, because sources
+// are immutable.
 func replaceServices(sources []*source, by func(*Service) *Service) []*source {
 	var out []*source
 	for n, s := range sources {
@@ -125,8 +126,8 @@ func (s *source) copy() *source {
 	return &other
 }
 
-// checkAliases returns the problems of Services of type ExternalName whose name is not that of a service or whose
-// endpoint is refused.
+// checkAliases returns findings about Services of type ExternalName: the external name does not belong to a service,
+// or its endpoint is refused.
 func (r *Registry) checkAliases() []config.Problem {
 	var problems []config.Problem
 	for _, s := range r.sources {
@@ -170,8 +171,8 @@ func (r *Registry) checkAlias(doc *config.Resource, service *Service) []config.P
 	return nil
 }
 
-// findMissingPorts returns the problems for ports of an alias that its service does not have. Services with the alias's
-// target may exist in several namespaces.
+// findMissingPorts returns findings about ports of an alias that the target service does not have. Several namespaces
+// may have services with the hostname of the target.
 func findMissingPorts(doc *config.Resource, alias *Service, of []*Service) []config.Problem {
 	var problems []config.Problem
 	for i, p := range alias.Ports {

@@ -82,7 +82,8 @@ func TestCyclicAliasesDoNotResolve(t *testing.T) {
 	}
 }
 
-// An exception are the destinations of routes, in which an alias stands for its service.
+// A rule for an alias does not apply to the alias's service. Destinations of routes are an exception: there an alias
+// stands for its service.
 func TestRulesForAnAliasDoNotApplyToItsService(t *testing.T) {
 	const full = "a.other.svc.cluster.local"
 	r := build(t, reviews, externalName("a", "other", host))
@@ -99,7 +100,7 @@ func TestRulesForAnAliasDoNotApplyToItsService(t *testing.T) {
 	}
 }
 
-// A change that does not affect the alias changes nothing.
+// Only a change of the alias's own document or target replaces the service.
 func TestAliasChangeReplacesOnlyItsService(t *testing.T) {
 	const second = "ratings.default.svc.cluster.local"
 	store := storeOf(t, reviews, ratings, externalName("a", "other", host))

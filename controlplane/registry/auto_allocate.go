@@ -10,8 +10,8 @@ import (
 	"strings"
 )
 
-// allocateVirtualAddress allocates a virtual address for a service without an address, so that proxies can identify
-// connections to the service. The address is a hash of the name. It does not depend on other services, except in a
+// allocateVirtualAddress allocates a virtual address for a service without an address. Proxies need the address to
+// identify connections to the service. The address is a hash of the hostname. It depends on other services only in a
 // conflict (resolveAddressConflicts).
 func (o Options) allocateVirtualAddress(s *Service) {
 	if !o.Virtual.IsValid() || len(s.Addresses)+len(s.Ranges) > 0 || strings.HasPrefix(s.Hostname, "*") || s.Resolution == Passthrough {
@@ -36,9 +36,9 @@ func (o Options) virtualAddress(hostname string, nth int) netip.Addr {
 	return netip.AddrFrom4(addr)
 }
 
-// resolveAddressConflicts resolves conflicts of services with the same virtual address. A service with a configured
-// address keeps it, otherwise the service with the first hostname does. The other services receive alternatives. The
-// result depends only on the set of services.
+// resolveAddressConflicts assigns different addresses to services that have the same virtual address. A service with
+// this address in its document retains it; if there is none, the service with the alphabetically first hostname does.
+// The other services receive alternatives. The result depends only on the set of services.
 func (o Options) resolveAddressConflicts(sources []*source) []*source {
 	if !o.Virtual.IsValid() {
 		return sources
@@ -87,10 +87,10 @@ func (o Options) reallocate(sources []*source, holders map[netip.Addr]string) ma
 	return moved
 }
 
-// This number of attempts is sufficient unless the network is nearly full.
+// This number of attempts finds a free address unless the network is nearly full.
 const attempts = 1000
 
-// applyAddresses sets the current virtual addresses of services.
+// applyAddresses sets the current virtual addresses of the services.
 func applyAddresses(sources []*source, moved map[string]netip.Addr) []*source {
 	return replaceServices(sources, func(service *Service) *Service {
 		if !service.Virtual.IsValid() {

@@ -63,8 +63,8 @@ type builder struct {
 	sameServices bool
 }
 
-// readWorkloads indexes the workloads of the namespaces that may have changed. It compares workloads to find the actual
-// changes, because the store may already contain changes that are not in the caller's list.
+// readWorkloads indexes the workloads of the namespaces that may have changed. The store may already contain changes
+// that are not in the caller's list, so readWorkloads compares the workloads to find all actual changes.
 func (b *builder) readWorkloads() {
 	b.workloads, b.changedWorkloads = b.prev.workloads, map[string][]*workload{}
 	if !b.changed.all && len(b.changed.workloadsNamespaces) == 0 {
@@ -123,7 +123,7 @@ type previousSources struct {
 }
 
 func (f *previousSources) lookup(r *config.Resource) *source {
-	for i := f.next; i < min(f.next+2, len(f.registry.sources)); i++ { // one document may have been removed
+	for i := f.next; i < min(f.next+2, len(f.registry.sources)); i++ { // one document may have been removed since the previous build
 		if s := f.registry.sources[i]; s.resource == r || s.resource.Key == r.Key {
 			f.next = i + 1
 			return s
@@ -210,7 +210,7 @@ func (b *builder) registry() *Registry {
 	return r
 }
 
-// hasNewProblems reports whether a changed document or workload has problems now.
+// hasNewProblems reports whether a changed document or workload has a problem.
 func (b *builder) hasNewProblems() bool {
 	for at, s := range b.sources {
 		if s == b.prev.sources[at] && len(b.changedWorkloads) == 0 {
@@ -244,7 +244,8 @@ func (b *builder) withNewEndpoints() *Registry {
 	return &r
 }
 
-// addServices adds the services of the sources, in order of precedence, and returns the problems of conflicting ones.
+// addServices adds the services of the sources, in order of precedence. It returns findings about services with the
+// hostname of a preceding service.
 func (r *Registry) addServices(sources []*source) []config.Problem {
 	var problems []config.Problem
 	for _, s := range sortByPrecedence(sources) {

@@ -13,9 +13,9 @@ import (
 	"github.com/pilotfish-mesh/pilotfish/controlplane/config"
 )
 
-// EndpointPolicy restricts the endpoints that documents may contain. Tenants write documents, but the platform owns the
-// sockets and loopback ports near a proxy. A nil policy allows no unix socket, and for gateways no local address. It is
-// immutable and safe for concurrent use.
+// EndpointPolicy restricts the endpoints that documents may contain. Tenants write documents, but unix sockets and
+// loopback ports on a proxy's machine belong to the platform. A nil policy allows no unix socket, and for gateways no
+// local address. The policy is immutable and safe for concurrent use.
 type EndpointPolicy struct {
 	// AllowUnix lists absolute paths of allowed sockets, and of directories with allowed sockets.
 	AllowUnix []string
@@ -61,8 +61,8 @@ var reservedPorts = []uint32{
 	15010, 15012, 15014, 15016, // control plane
 }
 
-// authenticatedPorts are the reserved ports with TLS where callers need credentials. Names may have them, because
-// ServiceEntries lead to control planes on other machines.
+// authenticatedPorts lists the reserved ports that use TLS and require credentials. Endpoints with a host name may
+// have these ports, because ServiceEntries contain control planes on other machines.
 var authenticatedPorts = []uint32{15012, 15016}
 
 // ReservedPorts returns the ports of host names to which proxies do not connect, sorted.
@@ -76,8 +76,8 @@ func (o Options) isReserved(port uint32) bool {
 	return port != 0 && (slices.Contains(reservedPorts, port) || port == o.AdminPort || port == o.StatusPort)
 }
 
-// isReservedForNames reports whether proxies do not connect to a port of a host name. The control plane cannot know
-// whether the proxy's resolver returns a loopback address for the name.
+// isReservedForNames reports whether proxies do not connect to this port of a host name. The proxy's resolver could
+// return a loopback address for the name, which the control plane cannot detect.
 func (o Options) isReservedForNames(port uint32) bool {
 	return o.isReserved(port) && !slices.Contains(authenticatedPorts, port)
 }
@@ -112,7 +112,7 @@ func (o Options) Refusal(address string, port uint32) Refusal {
 }
 
 // RefuseOwn returns the reason for which a proxy does not connect to an endpoint of its own workload, such as a
-// Sidecar's defaultEndpoint. The unspecified address stands for the workload's address.
+// Sidecar's defaultEndpoint. In such an endpoint the unspecified address (0.0.0.0 or ::) means the workload's address.
 func (o Options) RefuseOwn(endpoint string) Refusal {
 	if r := o.refusalForEndpoint(endpoint); r.AppliesToAll() {
 		return r
@@ -137,7 +137,7 @@ func (o Options) refusalForEndpoint(endpoint string) Refusal {
 	return o.Refusal(endpoint, 0)
 }
 
-// addressKind describes where an address leads, seen from a proxy.
+// addressKind is the kind of an address from the point of view of a proxy.
 type addressKind string
 
 const (
@@ -210,14 +210,14 @@ func isCleanPath(file string) bool {
 	return path.IsAbs(file) && path.Clean(file) == file && !strings.ContainsRune(file, 0)
 }
 
-// isBelow reports whether a file is one of the paths or below one of them.
+// isBelow reports whether the file is one of the paths or is in one of these directories.
 func isBelow(file string, paths []string) bool {
 	return slices.ContainsFunc(paths, func(p string) bool {
 		return file == p || strings.HasPrefix(file, strings.TrimSuffix(p, "/")+"/")
 	})
 }
 
-// isProxySocket reports whether a file has the path of an agent's socket, regardless of the agent's directory.
+// isProxySocket reports whether the path is that of an agent's socket, in any directory of an agent.
 func isProxySocket(file string) bool {
 	for _, dir := range []string{"/etc/istio/", "/workload-spiffe-uds/", "/credential-uds/"} {
 		if strings.Contains(file, dir) {
@@ -227,7 +227,8 @@ func isProxySocket(file string) bool {
 	return false
 }
 
-// checkEndpoint returns the finding about an endpoint in a field of a document. ok is false if the endpoint is allowed.
+// checkEndpoint returns a finding about an endpoint in a field of a document. ok is false if the endpoint is allowed
+// and there is no finding.
 func (o Options) checkEndpoint(r *config.Resource, field, address string, ports ...uint32) (p config.Problem, ok bool) {
 	refusal := o.Refusal(address, 0)
 	for _, port := range ports {

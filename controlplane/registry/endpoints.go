@@ -23,8 +23,9 @@ type serviceEndpoints struct {
 	problems  []config.Problem
 }
 
-// newServiceEndpoints merges the endpoints in the service's document with those of the workloads that it selects. It
-// shares unchanged lists with before, the previous endpoints, which are nil for a new service.
+// newServiceEndpoints merges the endpoints in the service's document with the endpoints of the workloads that the
+// service selects. before contains the previous endpoints, or nil for a new service. Unchanged lists are shared with
+// before.
 func newServiceEndpoints(s *source, i int, workloads *workloadIndex, before *serviceEndpoints) *serviceEndpoints {
 	service := s.services[i]
 	out := &serviceEndpoints{endpoints: s.listedEndpoints[i]}
@@ -107,8 +108,8 @@ func selectDatagrams(port Port, workloads []*workload) []Endpoint {
 	return out
 }
 
-// filterUsable removes workloads whose address Envoy cannot use: services with static resolution need IP addresses, not
-// names.
+// filterUsable removes workloads whose address Envoy cannot use: a service with static resolution needs IP addresses,
+// not host names.
 func (out *serviceEndpoints) filterUsable(service *Service, workloads []*workload) []*workload {
 	if service.Resolution != Static {
 		return workloads

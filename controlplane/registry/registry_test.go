@@ -307,7 +307,7 @@ func TestUnresolvedReferencesAreProblems(t *testing.T) {
 	}
 }
 
-// Networks that contain a single address count as addresses.
+// A network with a single address (/32) counts as an address.
 func TestNetworksAreNotAddresses(t *testing.T) {
 	r := build(t, `{apiVersion: networking.istio.io/v1, kind: ServiceEntry, metadata: {name: s}, spec: {hosts: [a.com], addresses: [10.0.0.7/8, 10.1.2.3/32, 10.1.2.4], ports: [{number: 80, name: http, protocol: HTTP}]}}`)
 	s := service(t, r, "a.com")

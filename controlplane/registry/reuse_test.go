@@ -114,8 +114,8 @@ func describe(r *Registry) string {
 	return b.String()
 }
 
-// An incremental build must equal a full build after any sequence of changes, also if the store already contains
-// changes that are not in the list.
+// An incremental build must equal a full build after any sequence of changes, even if the store already contains
+// changes that are not in the list of changed keys.
 func TestIncrementalBuildEqualsFullBuild(t *testing.T) {
 	random := rand.New(rand.NewPCG(1, 2))
 	store := config.NewMemoryStore()
@@ -129,7 +129,7 @@ func TestIncrementalBuildEqualsFullBuild(t *testing.T) {
 		}
 		reported := pending
 		if random.IntN(4) == 0 && len(reported) > 1 {
-			reported, pending = reported[:1], reported[1:] // the next build receives the other changes
+			reported, pending = reported[:1], reported[1:] // the list of the next build contains the remaining changes
 		} else {
 			pending = nil
 		}

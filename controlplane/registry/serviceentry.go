@@ -13,8 +13,8 @@ var resolutions = map[networking.ServiceEntry_Resolution]Resolution{
 	networking.ServiceEntry_STATIC:          Static,
 	networking.ServiceEntry_DNS:             DNS,
 	networking.ServiceEntry_DNS_ROUND_ROBIN: DNSRoundRobin,
-	// HTTP requests contain the host (see Service.ByName). For other connections only the original destination is
-	// known.
+	// Requests over HTTP contain the host (see Service.ByName). For other connections the proxy knows only the
+	// original destination.
 	networking.ServiceEntry_DYNAMIC_DNS: Passthrough,
 }
 
@@ -95,7 +95,7 @@ func entryAddresses(entry *networking.ServiceEntry) (single []netip.Addr, ranges
 			continue
 		}
 		switch prefix, err := netip.ParsePrefix(text); {
-		case err != nil: // validation refused the document
+		case err != nil: // not parsed: validation has already refused the document
 		case prefix.IsSingleIP():
 			single = append(single, prefix.Addr())
 		default:

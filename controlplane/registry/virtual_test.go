@@ -11,7 +11,7 @@ func hostEntry(host, more string) string {
 	return fmt.Sprintf("{apiVersion: networking.istio.io/v1, kind: ServiceEntry, metadata: {name: %s}, spec: {hosts: [%s], resolution: STATIC, ports: [{number: 80, name: tcp}], endpoints: [{address: 10.0.0.1}]%s}}", host, host, more)
 }
 
-// These two names have the same virtual address.
+// The hash of these two names is the same virtual address.
 const oneName, sameAddress = "n1953.example.test", "n33508.example.test"
 
 func TestVirtualAddressDependsOnlyOnTheName(t *testing.T) {
@@ -41,7 +41,7 @@ func TestServicesNeverShareAVirtualAddress(t *testing.T) {
 	const first, next = "[244.110.152.198]", "[241.186.81.237]"
 	for what, tc := range map[string]struct {
 		documents []string
-		want      string // the addresses of oneName and sameAddress
+		want      string // expected addresses of oneName and sameAddress
 	}{
 		"names in one order":       {[]string{hostEntry(oneName, ""), hostEntry(sameAddress, "")}, first + " " + next},
 		"names in the other order": {[]string{hostEntry(sameAddress, ""), hostEntry(oneName, "")}, first + " " + next},

@@ -11,7 +11,7 @@ import (
 	"github.com/pilotfish-mesh/pilotfish/controlplane/config"
 )
 
-// EnvoyFilter is a document of kind EnvoyFilter. Snapshots share the value until the document changes.
+// EnvoyFilter is a document of kind EnvoyFilter. Consecutive snapshots share the value until the document changes.
 type EnvoyFilter struct {
 	*config.Resource
 	Spec *networking.EnvoyFilter
@@ -23,14 +23,14 @@ type EnvoyFilter struct {
 	notes map[config.Problem]bool
 }
 
-// Parse returns the result of make for the filter. It calls make once.
+// Parse calls make at the first call for this filter, and returns the same result at later calls.
 func (f *EnvoyFilter) Parse(make func(*config.Resource) any) any {
 	f.once.Do(func() { f.read = make(f.Resource) })
 	return f.read
 }
 
-// Note records a problem that depends only on the document and was found when the filter was applied. For other
-// problems use Snapshot.RecordNotes.
+// Note records a problem that was found when the filter was applied and that depends only on this document. Record
+// other problems with Snapshot.RecordNotes.
 func (f *EnvoyFilter) Note(p config.Problem) {
 	f.mu.Lock()
 	defer f.mu.Unlock()

@@ -8,9 +8,9 @@ import (
 	"github.com/pilotfish-mesh/pilotfish/controlplane/config"
 )
 
-// ProxyConfig returns the merged ProxyConfigs of a workload: root namespace, own namespace, selector, where later
-// levels override earlier ones. Each level has at most one document: the oldest. Variables that its author may not set
-// are left out.
+// ProxyConfig merges the ProxyConfigs that apply to a workload, in three levels: the root namespace, the workload's
+// namespace, and a selector for the workload. Later levels override earlier ones. Each level uses only the oldest
+// document. Environment variables that the author of a document may not set are omitted.
 func (s *Snapshot) ProxyConfig(namespace string, labels map[string]string) *networkingbeta.ProxyConfig {
 	const levels = 3
 	var of [levels]*config.Resource

@@ -1,5 +1,6 @@
-// Package snapshot is an immutable, indexed state of the mesh: which services a proxy sees, and which routing rules,
-// policies and gateways apply to it. A new snapshot is built from the previous one and shares all unchanged parts.
+// Package snapshot contains an immutable, indexed state of the mesh: which services a proxy sees, and which routing
+// rules, policies and gateways apply to it. Build creates a snapshot from the previous one; both share all unchanged
+// parts.
 package snapshot
 
 import (
@@ -18,23 +19,23 @@ import (
 type Inputs struct {
 	// Store contains the valid documents.
 	Store config.Store
-	// Mesh is the mesh configuration. Unset fields have Istio's defaults (see WithDefaults). To change the
-	// configuration, set a different pointer: Build compares pointers. It may be nil.
+	// Mesh is the mesh configuration, or nil. Unset fields have Istio's defaults (see WithDefaults). To change the
+	// configuration, set a different pointer, because Build compares pointers.
 	Mesh *meshconfig.MeshConfig
 	// Domain is the suffix of Kubernetes Services' names; default "cluster.local".
 	Domain string
-	// Virtual is the network for the addresses of services without one (see registry.Options).
+	// Virtual is the network from which services without an address receive one (see registry.Options).
 	Virtual netip.Prefix
 	// Keys are the fetched keys of token issuers. To change the keys, set a different pointer.
 	Keys *KeySets
-	// KeysByProxy makes proxies fetch the keys of token issuers that are services of the mesh.
+	// KeysByProxy: if a token issuer is a service of the mesh, proxies fetch its keys.
 	KeysByProxy bool
 	// GatewayAccounts limits which accounts may use the Secrets of Gateways. If it is nil, all accounts in the Secret's
 	// namespace may.
 	GatewayAccounts *GatewayAccounts
 	// Endpoints limits the endpoints that documents may contain. To change the policy, set a different pointer.
 	Endpoints *registry.EndpointPolicy
-	// StartsProxies: the caller starts the proxies with the settings of ProxyConfigs.
+	// StartsProxies: the caller starts the proxies and applies the settings of ProxyConfigs to them.
 	StartsProxies bool
 }
 
@@ -47,25 +48,25 @@ type Snapshot struct {
 	Registry *registry.Registry
 	// Cache contains resources that were built from this snapshot and earlier ones.
 	Cache *Cache
-	// KeysByProxy: proxies fetch the keys of token issuers that are services of the mesh.
+	// KeysByProxy is Inputs.KeysByProxy.
 	KeysByProxy bool
 	// OwnCache contains resources that were built only from this snapshot.
 	OwnCache *Cache
 
 	startsProxies bool
 
-	given     *meshconfig.MeshConfig // the input, without defaults
+	given     *meshconfig.MeshConfig // Inputs.Mesh, without defaults
 	resources map[config.Kind][]*config.Resource
 	index     *meshIndex
 	peerAuth  *peerAuth
 	authz     *authz
-	// requestAuth and keys specify the accepted tokens and their issuers' keys.
+	// requestAuth contains the rules for accepted tokens, keys the public keys of their issuers.
 	requestAuth  *requestAuth
 	keys         *KeySets
 	gateways     []Gateway
 	envoyFilters *envoyFilters
 	secrets      *secrets
-	// gatewayAccounts is that of the inputs.
+	// gatewayAccounts is Inputs.GatewayAccounts.
 	gatewayAccounts *GatewayAccounts
 	telemetry       *levels[*telemetry.Telemetry]
 	plugins         map[string][]Plugin // by namespace
@@ -77,19 +78,19 @@ type Snapshot struct {
 	memos   sync.Map // derived values by key
 }
 
-// Memo returns the cached value of a key, and derives it at the first call. The key must contain everything on which
-// the value depends, except the snapshot.
+// Memo returns the cached value of a key. At the first call it computes the value with derive. The key must contain
+// everything on which the value depends, except the snapshot.
 func (s *Snapshot) Memo(key any, derive func() any) any { return loadMemo(&s.memos, key, derive) }
 
-// indexed lists the kinds that this package indexes. The registry reads the others.
+// indexed lists the kinds that this package indexes. Package registry reads the other kinds.
 var indexed = []config.Kind{
 	config.VirtualService, config.DestinationRule, config.Gateway, config.Sidecar,
 	config.PeerAuthentication, config.AuthorizationPolicy, config.RequestAuthentication, config.EnvoyFilter,
 	config.ProxyConfig, config.Telemetry, config.WasmPlugin, config.Secret,
 }
 
-// Build returns the snapshot of the inputs. changed lists the keys that differ from the inputs of prev. Only the parts
-// that depend on these keys are built again. If prev or changed is nil, everything is built.
+// Build returns the snapshot of the inputs. changed lists the keys of the documents that may differ from those of
+// prev. Build only replaces the parts that depend on these documents. If prev or changed is nil, it builds everything.
 func Build(prev *Snapshot, in Inputs, changed []config.Key) *Snapshot {
 	b := newBuild(prev, in, changed)
 	b.readResources()
@@ -242,8 +243,8 @@ func (b *build) buildWorld() {
 	w.naming = b.reuseNameVersion(old, w)
 }
 
-// buildRules indexes the rules. It is also necessary if services were added or removed, because the short names in
-// rules may resolve differently.
+// buildRules indexes the rules. The index also depends on the set of services, because short names in rules resolve to
+// services.
 func (b *build) buildRules(w *meshIndex, sameServices bool) {
 	mesh := b.next.Mesh
 	if !sameServices || b.mayDiffer(config.VirtualService) {

@@ -1,5 +1,6 @@
 // Package xds is the discovery server. It manages the clients' streams, subscriptions and versions, merges pushes, and
-// sends only differences. It does not generate resources and does not depend on Istio's API.
+// sends only the differences. Callers implement Source to generate the resources. The package does not depend on
+// Istio's API.
 package xds
 
 import (
@@ -26,13 +27,13 @@ const (
 	SecretType = "type.googleapis.com/envoy.extensions.transport_sockets.tls.v3.Secret"
 	// ExtensionType is for filter configurations that are sent separately from their listeners (ECDS).
 	ExtensionType = "type.googleapis.com/envoy.config.core.v3.TypedExtensionConfig"
-	// NameTableType is the table of the mesh's host names and their addresses. It is for a proxy's agent, not for its
-	// Envoy.
+	// NameTableType is the table of the mesh's host names and their addresses. A proxy's agent subscribes to it; Envoy
+	// does not.
 	NameTableType = "type.googleapis.com/istio.networking.nds.v1.NameTable"
-	// ProxyConfigType contains the root certificates of the mesh. It is also for the agent.
+	// ProxyConfigType contains the root certificates of the mesh. A proxy's agent subscribes to it; Envoy does not.
 	ProxyConfigType = "type.googleapis.com/istio.mesh.v1alpha1.ProxyConfig"
-	// RevocationType is for agents that support OfferHeader: the revocation lists of the deny list, with their root
-	// certificates.
+	// RevocationType contains the revocation lists of the deny list, with their root certificates. Only agents that
+	// support OfferHeader subscribe to it.
 	RevocationType = "type.googleapis.com/envoy.extensions.transport_sockets.tls.v3.CertificateValidationContext"
 )
 
@@ -46,24 +47,24 @@ var Order = []string{
 	RevocationType, ProxyConfigType,
 }
 
-// Resource is one marshalled xDS resource. It is immutable, and all connections share it.
+// Resource is one marshalled xDS resource. It is immutable, because all connections share it.
 type Resource struct {
 	Name string
 	// Version is a hash of the content. Equal content has an equal version in every control plane and after every
 	// restart. Versions that NewRouteConfiguration sets have the suffix vhdsVersionSuffix.
 	Version string
 	Body    *anypb.Any
-	// Endpoints is set on a cluster of type EDS: the name of its assignment. Each time the server sends the cluster,
-	// the assignment must follow on the same stream. Otherwise Envoy does not finish warming the cluster.
+	// Endpoints is set on a cluster of type EDS: the name of its ClusterLoadAssignment. Each time the server sends the
+	// cluster, the assignment must follow on the same stream. Otherwise Envoy does not finish warming the cluster.
 	Endpoints string
 	// UsesVHDS is set on a route configuration whose virtual hosts are separate resources, sent after it.
 	UsesVHDS bool
-	// Aliases lists requested on-demand names that resolve to this resource.
+	// Aliases lists on-demand names that clients requested and that resolve to this resource.
 	Aliases []string
-	// Notes is data of the resource's generator. It is not sent to clients.
+	// Notes contains data of the generator for its own use. It is not sent to clients.
 	Notes any
 
-	encoded *encodedResource // the resource in delta responses, encoded once
+	encoded *encodedResource // the encoding of the resource in delta responses, created once
 }
 
 // NewResource returns a resource with the message, marshalled deterministically.
@@ -75,8 +76,8 @@ func NewResource(name string, m proto.Message) (*Resource, error) {
 	return NewRawResource(name, "type.googleapis.com/"+string(m.ProtoReflect().Descriptor().FullName()), value), nil
 }
 
-// NewRouteConfiguration returns a route configuration for a client that supports VHDS. Its version has
-// vhdsVersionSuffix, which identifies such clients after a reconnect. usesVHDS: the virtual hosts are sent separately;
+// NewRouteConfiguration returns a route configuration for a client that supports VHDS. The suffix vhdsVersionSuffix of
+// its version identifies such clients after a reconnect. If usesVHDS is set, the virtual hosts are sent separately;
 // otherwise they are inline.
 func NewRouteConfiguration(name string, m proto.Message, usesVHDS bool) (*Resource, error) {
 	r, err := NewResource(name, m)
@@ -99,12 +100,12 @@ func NewRawResource(name, typeURL string, value []byte) *Resource {
 		Body:    &anypb.Any{TypeUrl: typeURL, Value: value},
 	}
 	r.encoded = encodeResource(r)
-	r.Body.Value = r.encoded.value // shares the encoded bytes
+	r.Body.Value = r.encoded.value // both fields share the encoded bytes
 	return r
 }
 
-// deltaBuffer returns the resource in the encoding of a delta response. It encodes the resource again only if the
-// resource is a modified copy.
+// deltaBuffer returns the encoding of the resource in a delta response. It uses the stored encoding, except for a
+// modified copy of a resource, which it encodes again.
 func (r *Resource) deltaBuffer() mem.Buffer {
 	if f := r.encoded; f != nil && r.Name == f.name && r.Version == f.version && r.Body == f.body {
 		return f.bytes
@@ -112,12 +113,12 @@ func (r *Resource) deltaBuffer() mem.Buffer {
 	return encodeResource(r).bytes
 }
 
-// State is one immutable state of the mesh. The server only passes it to a Proxy.
+// State is one immutable state of the mesh. The server does not read it; it only passes it to a Proxy.
 type State any
 
-// Change is the difference between the last state that was processed for a client and the newest state.
+// Change is the difference between the last state that the server processed for a client and the newest state.
 type Change interface {
-	// Merge returns a change that covers both changes. next is the later one.
+	// Merge returns a change that covers this change and next, which is the later one.
 	Merge(next Change) Change
 }
 
@@ -143,7 +144,7 @@ type TypeScope struct {
 	// All: every resource of the type may change, appear or disappear.
 	All bool
 	// Names is used if All is false: only these resources may change, appear or disappear. A name may occur several
-	// times, and need not be that of a resource.
+	// times, and a resource with that name need not exist.
 	Names []string
 }
 
@@ -200,9 +201,10 @@ type Proxy interface {
 	// ComputePushScope returns the resources that may differ for this client after the change; an empty scope means no
 	// push. Other resources are neither generated nor removed, so the cost depends on the change and not on the mesh.
 	ComputePushScope(state State, change Change) PushScope
-	// Generate returns resources of a type. With wildcard it returns all resources that the client should have, and
-	// also those in names. It omits names without a resource. The order is arbitrary. Resource names are unique. For
-	// virtual hosts, wildcard means all virtual hosts of the route configurations in names.
+	// Generate returns resources of a type. If wildcard is set, it returns all resources that the client should have,
+	// and also those in names; otherwise only those in names. It omits names without a resource. The order is
+	// arbitrary. Resource names are unique. For virtual hosts, names contains route configurations if wildcard is set,
+	// and Generate returns all their virtual hosts.
 	Generate(state State, typeURL string, wildcard bool, names []string) ([]*Resource, error)
 	// Hooks returns the proxy's optional functions. The server calls it once.
 	Hooks() Hooks

@@ -34,8 +34,8 @@ func impliesWildcard(typeURL string) bool {
 	return typeURL == ClusterType || typeURL == ListenerType || typeURL == NameTableType || typeURL == ProxyConfigType || typeURL == RevocationType
 }
 
-// subscription returns the client's subscription to a type and creates it if needed. fresh reports whether this is the
-// first request of the type. The caller holds c.mu.
+// subscription returns the client's subscription to a type, and creates it at the first request of the type; fresh is
+// then true. The caller holds c.mu.
 func (c *connection) subscription(typeURL string) (sub *subscription, fresh bool) {
 	sub, ok := c.subs[typeURL]
 	if !ok {
@@ -47,8 +47,8 @@ func (c *connection) subscription(typeURL string) (sub *subscription, fresh bool
 	return sub, fresh
 }
 
-// settleResponse processes a request's ACK or NACK. It returns the response that the request answers, or nil. The
-// caller holds c.mu.
+// settleResponse processes the ACK or NACK in a request. It returns the response to which the ACK or NACK belongs, or
+// nil. The caller holds c.mu.
 func (c *connection) settleResponse(sub *subscription, r *request) *sentResponse {
 	if r.nonce == "" {
 		return nil
@@ -61,7 +61,7 @@ func (c *connection) settleResponse(sub *subscription, r *request) *sentResponse
 	if r.errorDetail == nil {
 		sub.ack(b)
 		if sub.typeURL == RouteType {
-			// Envoy dropped resources that arrived after it unsubscribed from them.
+			// Envoy dropped the resources from which it had unsubscribed before they arrived.
 			c.vhds.addAccepted(sub.selectSubscribed(namesOf(b.resources)))
 		}
 		return b
@@ -78,8 +78,8 @@ func (c *connection) settleResponse(sub *subscription, r *request) *sentResponse
 	return b
 }
 
-// retryExtensions marks the rejected filter configurations dirty after the client has accepted listeners, because they
-// may fit the new listeners.
+// retryExtensions marks rejected filter configurations to be sent again after the client has accepted listeners: Envoy
+// may accept the filter configurations for the new listeners.
 func (c *connection) retryExtensions(sub *subscription, answer *sentResponse, r *request) {
 	if answer == nil || r.errorDetail != nil || sub.typeURL != ListenerType || len(answer.resources) == 0 {
 		return
@@ -95,7 +95,8 @@ func (c *connection) retryExtensions(sub *subscription, answer *sentResponse, r 
 	c.markDirty(PushScope{ExtensionType: {Names: names}}, time.Now())
 }
 
-// attributeNACK returns the documents from which rejected resources were generated. A panic does not end the stream.
+// attributeNACK returns the documents from which the rejected resources were generated. It recovers from a panic, so
+// that the stream does not end.
 func (c *connection) attributeNACK(typeURL string, r *Rejection, since time.Time) (from []SuspectDocument) {
 	if c.hooks.AttributeNACK == nil {
 		return nil
@@ -116,7 +117,7 @@ func formatDocuments(from []SuspectDocument) []string {
 	return out
 }
 
-// abbreviateNames shortens a list of names for a log line.
+// abbreviateNames limits a list of names to the length of a log line.
 func abbreviateNames(names []string) []string {
 	const limit = 10
 	if len(names) <= limit {
@@ -125,7 +126,7 @@ func abbreviateNames(names []string) []string {
 	return append(slices.Clone(names[:limit]), fmt.Sprintf("… and %d more", len(names)-limit))
 }
 
-// generate generates resources for the client when a generator slot is free. It records and logs errors.
+// generate waits for a free generator slot and generates resources for the client. It records and logs errors.
 func (c *connection) generate(sub *subscription, wildcard bool, names []string) ([]*Resource, error) {
 	if !wildcard && len(names) == 0 {
 		return nil, nil
@@ -146,7 +147,7 @@ func (c *connection) generate(sub *subscription, wildcard bool, names []string) 
 	}
 	if err != nil {
 		c.server.metrics.generateErrors.WithLabelValues(shortType(sub.typeURL)).Inc()
-		c.log.Error("generating resources failed; the client keeps its previous resources", "type", shortType(sub.typeURL), "error", err)
+		c.log.Error("generating resources failed; the client retains its previous resources", "type", shortType(sub.typeURL), "error", err)
 	}
 	return resources, err
 }
@@ -161,8 +162,8 @@ func (c *connection) callGenerate(typeURL string, wildcard bool, names []string)
 	return c.proxy.Generate(c.state, typeURL, wildcard, names)
 }
 
-// deliver sends resources and removals of one type. After clusters it sends their assignments. With evenEmpty it also
-// sends a response without content.
+// deliver sends resources and removals of one type. After clusters it sends their assignments. If evenEmpty is set, it
+// also sends a response without resources and removals.
 func (c *connection) deliver(sub *subscription, resources []*Resource, removed []string, evenEmpty bool) error {
 	if len(resources) == 0 && len(removed) == 0 && !evenEmpty {
 		return nil
@@ -182,8 +183,8 @@ func (c *connection) deliver(sub *subscription, resources []*Resource, removed [
 	return nil
 }
 
-// needsOwnResponse reports whether each resource of the type needs a separate response. Envoy stops at the first
-// invalid RouteConfiguration in a response, and drops the valid ones after it.
+// needsOwnResponse reports whether each resource of the type must be sent in a separate response. Envoy stops at the
+// first invalid RouteConfiguration of a response and drops the valid ones after it.
 func needsOwnResponse(typeURL string) bool { return typeURL == RouteType }
 
 // respond sends one response of resources and removals.
@@ -213,8 +214,8 @@ func (c *connection) dispatch(sub *subscription, r *response) error {
 	return c.send(r)
 }
 
-// send passes a response to gRPC, which blocks while the client does not read. After SendTimeout it returns an error,
-// which ends the stream and the blocked call.
+// send passes a response to gRPC, which blocks while the client does not read. After SendTimeout, send returns an
+// error. The error ends the stream, and with it the blocked call.
 func (c *connection) send(r *response) error {
 	sent := make(chan error, 1)
 	go func() { sent <- c.stream.send(r) }()
@@ -251,7 +252,7 @@ func (c *connection) sendAssignments(clusters []*Resource) error {
 	if len(names) == 0 {
 		return nil
 	}
-	if c.stream.protocol() == deltaProtocol { // a SotW request replaces all names that were requested before
+	if c.stream.protocol() == deltaProtocol { // in SotW, a request replaces all names of earlier requests
 		c.mu.Lock()
 		for name := range names {
 			sub.names.set(name, "")
@@ -266,18 +267,18 @@ func (c *connection) sendAssignments(clusters []*Resource) error {
 	return c.deliver(sub, want, nil, false)
 }
 
-// addOwedClusters records clusters whose assignments have to be sent later.
+// addOwedClusters records clusters whose assignments must be sent after the client requests them.
 func (c *connection) addOwedClusters(clusters []*Resource) {
 	if len(c.owedClusters) == 0 {
-		c.owedClusters = slices.Clip(clusters) // clients share the slice
+		c.owedClusters = slices.Clip(clusters) // other clients share the slice, so an append must copy it
 		return
 	}
 	c.owedClusters = append(c.owedClusters, clusters...)
 	if len(c.owedClusters) <= 2*c.subs[ClusterType].known.len()+pageSize {
 		return
 	}
-	// A client that never requests assignments still receives each change of its clusters, so the list contains only
-	// the newest version of each.
+	// A client that never requests assignments still receives each change of its clusters. So that the list does not
+	// grow, it contains only the newest version of each cluster.
 	newest := map[string]*Resource{}
 	for _, cluster := range c.owedClusters {
 		newest[cluster.Name] = cluster
