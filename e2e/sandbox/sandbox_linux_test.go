@@ -129,7 +129,7 @@ func TestDualStackPodIsCapturedInBothFamilies(t *testing.T) {
 func TestUnprotectablePodFailsWithReason(t *testing.T) {
 	n := newNode(t, chained)
 	if _, err := n.run(t.Context(), meshPod("early")); err == nil ||
-		!strings.Contains(err.Error(), "cannot learn whether pod shop/early has a sidecar") || !strings.Contains(err.Error(), "Remedy: check that the node agent runs") {
+		!strings.Contains(err.Error(), "cannot determine whether pod shop/early has a sidecar") || !strings.Contains(err.Error(), "Remedy: check that the node agent runs") {
 		t.Errorf("without a node agent: %v", err)
 	}
 	agent := n.startAgent(t)
