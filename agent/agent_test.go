@@ -115,7 +115,7 @@ func TestHungComponentIsReported(t *testing.T) {
 	cancel()
 	// On a busy machine, the cooperative component may not have been scheduled yet.
 	if err := g.waitStopped(100 * time.Millisecond); err == nil || !strings.HasPrefix(err.Error(), "deaf") {
-		t.Errorf("the end is told as %v", err)
+		t.Errorf("the exit is reported as %v", err)
 	}
 	if !strings.Contains(log.String(), "TestHungComponentIsReported") {
 		t.Errorf("the log does not tell where it hangs: %s", log.String())

@@ -148,7 +148,7 @@ func TestExternalCertificateSocketIsUsed(t *testing.T) {
 		t.Errorf("secrets from files: %v, %v", secrets, err)
 	}
 	if _, err := fetch(t, filepath.Join(s.dir, "var/run/secrets/credential-uds/files-socket"), "default"); err == nil {
-		t.Error("the agent has an identity beside the other's")
+		t.Error("the agent has a second identity in addition to the external one")
 	}
 }
 

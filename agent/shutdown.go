@@ -73,8 +73,8 @@ func (n *shutdown) skipReason() string {
 	return ""
 }
 
-// drain drains the Envoy and returns the reason why the drain ended. It also waits for the clients of an Envoy that
-// this one has just replaced: at SIGTERM, it would stop that one too.
+// drain drains Envoy and returns the reason why the drain ended. It also waits for the clients of an old Envoy that
+// a hot restart has just replaced: at SIGTERM, the new Envoy would stop the old one too.
 func (n *shutdown) drain(deadline context.Context) string {
 	ctx, cancel := n.drainContext(deadline)
 	defer cancel()

@@ -46,7 +46,7 @@ func (w *credentialWatcher) refresh() (problem string) {
 }
 
 // findProblem returns the problem of the credentials that were read last, or ""; the caller holds mu. A missing token
-// is no problem if there is a valid client certificate.
+// is not a problem if there is a valid client certificate.
 func (w *credentialWatcher) findProblem() string {
 	var problems []string
 	now := w.now()

@@ -11,7 +11,7 @@ import (
 	"os"
 )
 
-// fetchError has the text of its own, and unwraps to the error that may quote the server.
+// fetchError has a text without server data, and unwraps to the original error, which may quote the server.
 type fetchError struct {
 	text string
 	err  error

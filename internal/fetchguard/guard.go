@@ -39,7 +39,7 @@ var embedding = []struct {
 // Guard decides which addresses may be fetched from. The zero value refuses link-local, unspecified, multicast and
 // metadata addresses. It is safe for concurrent use.
 type Guard struct {
-	// Blocked are networks that are refused in addition.
+	// Blocked are further networks that the guard refuses.
 	Blocked []netip.Prefix
 	// NoLoopback refuses loopback addresses too.
 	NoLoopback bool

@@ -48,7 +48,7 @@ func (e HungError) Error() string {
 func (d *TimeoutFS) DoFile(path string, do func()) error { return d.Do(filepath.Dir(path), do) }
 
 // Do calls do, which may use the files of a directory, and waits for its end or the timeout. After an error, do may
-// still be running, or may never have started: it must write its results where nobody reads them concurrently.
+// still be running, or may never have started: the caller must not then read variables that do writes.
 func (d *TimeoutFS) Do(dir string, do func()) error {
 	asked := d.enter(dir)
 	if asked == nil {

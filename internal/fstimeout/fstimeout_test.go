@@ -24,14 +24,14 @@ func TestHungDirectoryDelaysNoOtherCaller(t *testing.T) {
 	<-begun
 	for range 3 { // waiting callers are released together with the first one
 		waiting.Go(func() {
-			if err := d.DoFile("/stands/file", func() { t.Error("asked of a directory that does not answer") }); err == nil {
+			if err := d.DoFile("/stands/file", func() { t.Error("the function ran for a directory that hangs") }); err == nil {
 				t.Error("answered")
 			}
 		})
 	}
 	waiting.Wait()
 	<-stood
-	if err := d.Do("/stands", func() { t.Error("asked again") }); err == nil {
+	if err := d.Do("/stands", func() { t.Error("the function ran although an earlier call hangs") }); err == nil {
 		t.Error("answered")
 	}
 	answered := false
@@ -41,7 +41,7 @@ func TestHungDirectoryDelaysNoOtherCaller(t *testing.T) {
 	close(goOn)
 	<-resumed
 	if err := d.Do("/stands", func() { answered = false }); err != nil || answered {
-		t.Errorf("after it goes on: %v", err)
+		t.Errorf("after the hung call returned: %v", err)
 	}
 	testenv.Eventually(t, "nothing is left over", func() error {
 		d.mu.Lock()
@@ -96,7 +96,7 @@ func TestHungDirectoriesOccupyFewThreads(t *testing.T) {
 	asking.Wait()
 	mu.Lock()
 	if begun > maxCalls {
-		t.Errorf("%d questions at once", begun)
+		t.Errorf("%d concurrent calls", begun)
 	}
 	mu.Unlock()
 	close(goOn)

@@ -1,4 +1,4 @@
-// Package owner changes the owner of files: an agent that runs as root runs its Envoy as an unprivileged user. That
+// Package owner changes the owner of files, for an agent that runs as root and its Envoy as an unprivileged user. That
 // user is not trusted: symbolic links that the user may have created in place of a file are not followed.
 package owner
 

@@ -56,18 +56,18 @@ func TestOwnerIsChangedOnlyForExpectedFiles(t *testing.T) {
 			t.Fatal(err)
 		}
 		if err := proxy.Chown(path); err == nil || !strings.Contains(err.Error(), "remove it") {
-			t.Errorf("a %s link was given: %v", name, err)
+			t.Errorf("Chown of a %s link returned %v, want an error with a remedy", name, err)
 		}
 	}
 	if uid := uidOf(t, secret); uid != 0 {
-		t.Errorf("what the links lead to is user %d's now", uid)
+		t.Errorf("Chown of a link changed the owner of its target to user %d", uid)
 	}
 	others := file(t, dir, "others")
 	if err := os.Chown(others, 4242, 4242); err != nil {
 		t.Fatal(err)
 	}
 	if err := proxy.Chown(others); err == nil || uidOf(t, others) != 4242 {
-		t.Errorf("somebody else's file was given: %v", err)
+		t.Errorf("Chown of a file of a third user returned %v, want an error", err)
 	}
 }
 
@@ -101,7 +101,7 @@ func TestShownFilesAreReadAndNotChanged(t *testing.T) {
 		t.Fatal(err)
 	}
 	if proxy.MakeReadable(link) == nil {
-		t.Error("a link was shown")
+		t.Error("MakeReadable accepted a symbolic link")
 	}
 }
 
@@ -121,6 +121,6 @@ func TestMissingCapabilitiesAreNamed(t *testing.T) {
 		told <- proxy.CheckCapabilities()
 	}()
 	if err := <-told; err == nil || !strings.HasSuffix(err.Error(), "add CHOWN, KILL") {
-		t.Errorf("it says %v", err)
+		t.Errorf("CheckCapabilities returned %v, want an error that lists CHOWN and KILL", err)
 	}
 }

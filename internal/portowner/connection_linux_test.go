@@ -38,7 +38,7 @@ func TestTheProcessAtTheOtherEndIsFound(t *testing.T) {
 			}
 			_ = client.Close()
 			if again, err := FindConnection(addrPort(server.RemoteAddr()), addrPort(server.LocalAddr())); err == nil {
-				t.Errorf("a closed connection has a process: %+v", again)
+				t.Errorf("a process is reported for a closed connection: %+v", again)
 			}
 		})
 	}
@@ -55,7 +55,7 @@ func TestFilesThatAreNotVisibleAreAnError(t *testing.T) {
 		t.Fatal(err)
 	}
 	if open, err := found.IsOpenIn(ended.Process.Pid); err == nil {
-		t.Errorf("of a process that has ended: %v", open)
+		t.Errorf("a process that has ended is reported to hold the connection: %v", open)
 	}
 }
 

@@ -91,7 +91,7 @@ func TestOtherErrorsGetTheirOwnRemedy(t *testing.T) {
 		}
 	}
 	if Explain("tcp", ":1", nil) != nil {
-		t.Error("no error became one")
+		t.Error("Explain returned an error for a nil error")
 	}
 	if err := Explain("tcp", "no-port", syscall.EADDRINUSE); !errors.Is(err, syscall.EADDRINUSE) {
 		t.Errorf("Explain = %v", err)
@@ -129,7 +129,7 @@ func FuzzParseSockets(f *testing.F) {
 	f.Fuzz(func(t *testing.T, data []byte) {
 		for _, s := range parseSockets(bytes.NewReader(data)) {
 			if !s.local.IsValid() {
-				t.Errorf("an invalid address was taken from %q", data)
+				t.Errorf("the parser returned an invalid address for %q", data)
 			}
 		}
 	})

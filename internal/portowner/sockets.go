@@ -100,5 +100,5 @@ func (s socket) blocks(ip netip.Addr, port uint16) bool {
 	return held == ip || covers(held, ip) || covers(ip, held)
 }
 
-// covers reports whether an unspecified address includes the other address. The one of IPv6 includes IPv4.
+// covers reports whether an unspecified address includes the other address. The unspecified IPv6 address includes IPv4 addresses.
 func covers(all, one netip.Addr) bool { return all.IsUnspecified() && (all.Is6() || one.Is4()) }

@@ -1,4 +1,4 @@
-// Package suggest finds the name that someone probably meant, for messages that suggest it.
+// Package suggest finds the name that a user probably meant, for error messages that suggest a correction.
 package suggest
 
 import "strings"
@@ -9,7 +9,7 @@ func Name(written string, among []string) string {
 	return ClosestWithin(written, among, max(1, len(written)/3))
 }
 
-// ClosestWithin returns the closest candidate with at most that many typing mistakes, or "".
+// ClosestWithin returns the closest candidate with at most the specified number of typing mistakes, or "".
 func ClosestWithin(written string, among []string, mistakes int) string {
 	best, bestDistance := "", mistakes+1
 	folded := fold(written)

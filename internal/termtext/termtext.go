@@ -11,7 +11,7 @@ import (
 	"unicode/utf8"
 )
 
-// Escape returns text for one line of output: what is not printable becomes a visible escape, such as \u001b. That is control
+// Escape returns text for one line of output. It replaces unprintable characters by visible escapes, such as \u001b: control
 // characters, bidirectional controls, invisible characters, line separators and invalid UTF-8.
 func Escape(text string) string {
 	safe, _ := escape(text, false, true)

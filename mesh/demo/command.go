@@ -61,7 +61,7 @@ passed, 1 when one failed or the mesh could not be started, and 2 for wrong flag
 	f.StringVar(&o.dir, "dir", "", "use the files in this directory, which --write created, instead of the built-in example")
 	f.StringVar(&o.write, "write", "", "write the files of the built-in example into this directory, and exit")
 	f.StringVar(&o.envoyPath, "envoy-path", "", "path of the Envoy binary (default: ENVOY_PATH, else pilotfish's cache, else envoy in PATH)")
-	f.StringVar(&o.runtimeDir, "runtime-dir", "", "directory for the files of running meshes (default: the same directory as `pilotfish up` uses)")
+	f.StringVar(&o.runtimeDir, "runtime-dir", "", "directory for the files of running meshes (default: the same directory that pilotfish up uses)")
 	f.BoolVar(&o.check, "check", false, "check the mesh with real requests, print a table of the results, and exit")
 	o.capture.Register(f)
 	f.BoolVarP(&o.verbose, "verbose", "v", false, "show all log lines of sidecars and the control plane, not only warnings")

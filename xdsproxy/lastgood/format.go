@@ -98,7 +98,7 @@ type decoder struct {
 	buffer []byte
 }
 
-// newDecoder returns a decoder of f and the header. It fails if f is no file of this format.
+// newDecoder returns a decoder of f and the header. It fails if f is not a file of this format.
 func newDecoder(f *os.File) (*decoder, header, error) {
 	var h header
 	info, err := f.Stat()
