@@ -35,7 +35,7 @@ func TestCanCaptureDetectsEachMissingCapability(t *testing.T) {
 			t.Fatalf("without %s: %v: %s", name, err, answer)
 		}
 		if strings.Contains(answer, "left") {
-			t.Errorf("without %s a namespace is left: %s", name, answer)
+			t.Errorf("without %s the check did not close a namespace: %s", name, answer)
 		}
 		want := "--capture needs root, with CAP_"
 		if capability == 0 {
@@ -47,7 +47,8 @@ func TestCanCaptureDetectsEachMissingCapability(t *testing.T) {
 	}
 }
 
-// runWithoutCapability runs playCanCapture in a process without a capability; 0, which the test does not need, is none.
+// runWithoutCapability runs playCanCapture in a process without the capability. The capability 0 (CAP_CHOWN) stands
+// for none, because the test does not need it.
 func runWithoutCapability(capability uintptr) (answer string, err error) {
 	netns.OnThread(func() {
 		if err = unix.Prctl(unix.PR_CAPBSET_DROP, capability, 0, 0, 0); err == nil {

@@ -7,19 +7,19 @@ import (
 	"github.com/spf13/pflag"
 )
 
-// CaptureFlags contains --capture and --no-capture. If neither is set, root captures traffic where the kernel allows
-// it, and other users do not.
+// CaptureFlags contains --capture and --no-capture. If neither is set, the default for root is to capture traffic if
+// the kernel supports it, and the default for other users is not to capture.
 type CaptureFlags struct{ On, Off bool }
 
 // Register adds the flags to the flag set of a command.
 func (c *CaptureFlags) Register(f *pflag.FlagSet) {
 	f.BoolVar(&c.On, "capture", false, "run each workload in its own network namespace and redirect its traffic, or fail (the default for root where possible; other users need newgidmap and a line in /etc/subgid)")
-	f.BoolVar(&c.Off, "no-capture", false, "use loopback addresses, and configure applications to use their proxies (the default for other users)")
+	f.BoolVar(&c.Off, "no-capture", false, "use loopback addresses without redirection; applications must be configured to use their sidecars (the default for other users)")
 }
 
-// Reexec runs this program again in a user namespace if an ordinary user requests --capture. It returns a ReexecError
-// after that process has ended. It returns nil if the command should continue in this process. A command must call it
-// before anything else.
+// Reexec runs this program again in a user namespace if an ordinary user requests --capture. It waits for that process
+// and returns its exit status as a ReexecError. It returns nil if the command should continue in this process. A
+// command must call it before anything else.
 func (c CaptureFlags) Reexec() error {
 	if !c.On || c.Off || os.Geteuid() == 0 || canCreateNamespaces() {
 		return nil
@@ -36,8 +36,8 @@ type ReexecError int
 
 func (r ReexecError) Error() string { return fmt.Sprintf("ended with status %d", int(r)) }
 
-// Network returns the network that the flags select. note is not empty if capture is the default, as for root, but not
-// possible.
+// Network returns the network that the flags select. note is not empty if traffic would be captured by default, as for
+// root, but the kernel does not support it.
 func (c CaptureFlags) Network() (n Network, note string, err error) {
 	switch {
 	case c.On && c.Off:

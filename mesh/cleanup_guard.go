@@ -117,7 +117,7 @@ func NewGuardCommand() *cobra.Command {
 	var remove string
 	c := &cobra.Command{
 		Use:    "guard RUNTIME-DIR MESH PID",
-		Short:  "Clean up after a mesh that was killed (started by up itself)",
+		Short:  "Clean up after a killed mesh (`pilotfish up` starts this command)",
 		Hidden: true,
 		Args:   cobra.ExactArgs(3),
 		RunE: func(cmd *cobra.Command, args []string) error {
@@ -134,7 +134,7 @@ func NewGuardCommand() *cobra.Command {
 			return cleanUp(args[0], args[1], pid)
 		},
 	}
-	c.Flags().StringVar(&remove, "remove", "", "directory that is also removed if the mesh was killed")
+	c.Flags().StringVar(&remove, "remove", "", "additional directory to remove if the mesh was killed")
 	return c
 }
 
@@ -144,7 +144,7 @@ func waitOrderlyExit(in io.Reader) bool {
 	return err == nil && string(message) == orderlyExit
 }
 
-// lockReleaseTimeout is how long a terminating process may hold its lock after its end of the pipe was closed.
+// lockReleaseTimeout limits the wait for the lock of a terminating process, whose end of the pipe is already closed.
 const lockReleaseTimeout = 5 * time.Second
 
 // cleanUp removes the processes and files that a killed mesh left behind.

@@ -29,7 +29,7 @@ func TestKilledGuardIsRestarted(t *testing.T) {
 	for range 2 {
 		first := guardOf(dir)
 		if first == 0 {
-			t.Fatal("there is no guard")
+			t.Fatal("no guard process runs")
 		}
 		if err := syscall.Kill(first, syscall.SIGKILL); err != nil {
 			t.Fatal(err)
@@ -39,6 +39,6 @@ func TestKilledGuardIsRestarted(t *testing.T) {
 	if err := cmd.Process.Kill(); err != nil {
 		t.Fatal(err)
 	}
-	eventually(t, "the end of all processes", func() bool { return len(processesWithVariable(runVariable+"="+run)) == 0 })
-	eventually(t, "the end of all files", func() bool { _, err := os.Stat(dir); return errors.Is(err, os.ErrNotExist) })
+	eventually(t, "all processes end", func() bool { return len(processesWithVariable(runVariable+"="+run)) == 0 })
+	eventually(t, "all files are removed", func() bool { _, err := os.Stat(dir); return errors.Is(err, os.ErrNotExist) })
 }

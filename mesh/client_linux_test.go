@@ -15,14 +15,14 @@ import (
 func TestControlSocketServesStatusAndCommands(t *testing.T) {
 	cfg := testConfig(t, testTopology(t, oneApp))
 	if _, err := Connect(cfg.RuntimeDir, ""); err == nil || !strings.Contains(err.Error(), "no mesh is running") {
-		t.Errorf("with no mesh: %v", err)
+		t.Errorf("Connect without a running mesh: %v", err)
 	}
 	m := startMesh(t, cfg)
 	m.waitReady()
 	ctx := context.Background()
 	var absent *NotRunningError
 	if _, err := Connect(cfg.RuntimeDir, "other"); !errors.As(err, &absent) || !strings.Contains(err.Error(), m.Name()) {
-		t.Errorf("of another name: %v", err)
+		t.Errorf("Connect with the name of another mesh: %v", err)
 	}
 	c, err := Connect(cfg.RuntimeDir, "")
 	if err != nil {
@@ -37,10 +37,10 @@ func TestControlSocketServesStatusAndCommands(t *testing.T) {
 		t.Fatal(err)
 	}
 	if s, err := c.Status(ctx); err != nil || s.Control.Running || s.Ready {
-		t.Errorf("without control plane: %+v (%v)", s.Control, err)
+		t.Errorf("status after StopControlPlane: %+v (%v)", s.Control, err)
 	}
 	if err := c.StopControlPlane(ctx); err == nil || !strings.Contains(err.Error(), "is not running") {
-		t.Errorf("stopped twice: %v", err)
+		t.Errorf("stopping the stopped control plane: %v", err)
 	}
 	if err := c.StartControlPlane(ctx); err != nil {
 		t.Fatal(err)
@@ -56,7 +56,7 @@ func TestControlSocketServesStatusAndCommands(t *testing.T) {
 		t.Error(m.err)
 	}
 	if running := RunningMeshes(cfg.RuntimeDir); len(running) != 0 {
-		t.Errorf("%v run still", running)
+		t.Errorf("processes %v still run after Stop", running)
 	}
 }
 

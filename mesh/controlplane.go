@@ -29,7 +29,7 @@ type controlPlane struct {
 	done        chan struct{}
 	since       time.Time
 	reason      string
-	wanted      bool // whether the control plane should run; after an unexpected exit it is restarted
+	wanted      bool // the control plane should run; if it exits, it is restarted
 	reported    map[config.Problem]bool
 	current     []config.Problem
 }
@@ -229,7 +229,7 @@ func (p *controlPlane) followProblems(ended <-chan struct{}, server *controlplan
 	}
 }
 
-// reportProblems publishes an event for each new and each solved problem.
+// reportProblems publishes an event for each new problem and for each problem that no longer exists.
 func (p *controlPlane) reportProblems(server *controlplane.Server) {
 	problems := server.Status().Problems
 	p.mu.Lock()
@@ -249,7 +249,7 @@ func (p *controlPlane) reportProblems(server *controlplane.Server) {
 	p.reported, p.current = now, problems
 }
 
-// status returns the control plane's part of the mesh's status, and its view of its clients.
+// status returns the control plane's state and its clients, as parts of the mesh's status.
 func (p *controlPlane) status() (ControlPlaneStatus, controlplane.Status) {
 	p.mu.Lock()
 	server := p.server
@@ -261,7 +261,7 @@ func (p *controlPlane) status() (ControlPlaneStatus, controlplane.Status) {
 	if server == nil {
 		return s, controlplane.Status{}
 	}
-	// A control plane that serves may also report a reason, for example that it can no longer read the configuration.
+	// A running control plane may also report a reason, for example that it can no longer read the configuration.
 	_, s.Reason = server.Health()
 	full := server.Status()
 	s.Problems = append([]config.Problem{}, full.Problems...)

@@ -74,7 +74,7 @@ func (m *Mesh) findRunner(name string) (*instanceRunner, error) {
 			return r, nil
 		}
 	}
-	return nil, errors.New("mesh " + m.Name() + " has no workload instance \"" + name + "\": `pilotfish status` lists those it has")
+	return nil, errors.New("mesh " + m.Name() + " has no workload instance \"" + name + "\": `pilotfish status` lists the instances")
 }
 
 // HTTP returns an HTTP client of the control socket. It serves the control plane's debug pages for any host, and the

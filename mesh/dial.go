@@ -6,8 +6,8 @@ import (
 	"path/filepath"
 )
 
-// Dial connects as the application of an instance does. With an empty instance, it connects as a client in the mesh's
-// network without a sidecar. With an instance and captured traffic, the application's resolver resolves names.
+// Dial connects as the application of an instance does. If instance is empty, it connects as a client in the mesh's
+// network without a sidecar. With captured traffic, the resolver of the instance's application resolves names.
 func (m *Mesh) Dial(ctx context.Context, instance, network, address string) (net.Conn, error) {
 	if instance == "" {
 		m.mu.Lock()

@@ -111,9 +111,9 @@ func (r *dnsForwarder) answerLocally(question *dns.Msg) *dns.Msg {
 	return answer
 }
 
-// isMeshName reports whether only the mesh knows the name: names in cluster.local, and the machine's name with a search
-// domain appended. Proxies query names with search domains appended. Without a reachable resolver, forwarding them
-// would fail the whole lookup.
+// isMeshName reports whether this machine's resolvers cannot know the name: it is in cluster.local, or it is the
+// machine's name with a search domain appended. Proxies query names with search domains appended. If such a query were
+// forwarded while no resolver is reachable, the whole lookup would fail.
 func isMeshName(name string) bool {
 	name = dns.CanonicalName(name)
 	return dns.IsSubDomain("cluster.local.", name) || strings.HasPrefix(name, HostName+".") && name != HostName+"."

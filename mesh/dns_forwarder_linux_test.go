@@ -29,7 +29,7 @@ func TestMeshNamesAreNotForwarded(t *testing.T) {
 	}
 }
 
-// rcodeOf returns the response code; -1 for a query that is forwarded.
+// rcodeOf returns the response code of a query, or -1 if the query is forwarded.
 func rcodeOf(answer *dns.Msg) int {
 	if answer == nil {
 		return -1

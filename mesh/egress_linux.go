@@ -19,9 +19,9 @@ import (
 // egressPort is the port in the bridge's namespace to which connections that leave the mesh are redirected.
 const egressPort = 15099
 
-// openEgress lets workloads reach what this process reaches. Connections to addresses outside of the mesh are
-// redirected to a listener on the bridge. This process forwards them over its own connections. The machine's network
-// therefore needs no additional address, route or rule. Only TCP and DNS queries are forwarded.
+// openEgress lets workloads reach the addresses that this process reaches. Connections to addresses outside of the
+// mesh are redirected to a listener on the bridge. This process forwards them over its own connections. Therefore the
+// machine's network needs no additional address, route or rule. Only TCP and DNS queries are forwarded.
 func (p *capturedPlacement) openEgress() error {
 	bridge4, bridge6 := p.plan.bridgeAddresses()
 	if err := redirectEgress(p.bridge.Namespace, p.plan); err != nil {
@@ -53,7 +53,7 @@ func (p *capturedPlacement) dialEgress(ctx context.Context, from net.Conn) (net.
 	if err != nil {
 		return nil, err
 	}
-	// Connections to a virtual address without a service must not reach the machine's networks.
+	// A connection to a virtual address without a service must not leave the mesh.
 	if serviceAddresses.Contains(to.Addr()) {
 		return nil, fmt.Errorf("%s is a virtual address of the mesh, but no service has this address", to.Addr())
 	}
@@ -92,7 +92,7 @@ func originalDestination(conn net.Conn) (to netip.AddrPort, err error) {
 	return to, errors.Join(err, sockErr)
 }
 
-// originalDestination4 reads a sockaddr_in. GetsockoptIPv6Mreq serves as a buffer that is large enough.
+// originalDestination4 reads a sockaddr_in. GetsockoptIPv6Mreq is used only because its buffer is large enough.
 func originalDestination4(fd int) (netip.AddrPort, error) {
 	got, err := unix.GetsockoptIPv6Mreq(fd, unix.SOL_IP, soOriginalDst)
 	if err != nil {
@@ -111,8 +111,8 @@ func originalDestination6(fd int) (netip.AddrPort, error) {
 	return netip.AddrPortFrom(netip.AddrFrom16(got.Addr.Addr), uint16(port[0])<<8|uint16(port[1])), nil
 }
 
-// redirectEgress redirects TCP connections on the bridge whose destination is outside of the mesh, or the machine's
-// address, to egressPort.
+// redirectEgress redirects TCP connections on the bridge to egressPort if their destination is outside of the mesh or
+// is the machine's address.
 func redirectEgress(n *netns.Namespace, plan addressPlan) error {
 	return n.Nftables(func(c *nftables.Conn) {
 		table := c.AddTable(&nftables.Table{Family: nftables.TableFamilyINet, Name: "pilotfish-mesh"})
@@ -135,7 +135,7 @@ func redirectEgress(n *netns.Namespace, plan addressPlan) error {
 }
 
 // rejectUDP answers UDP packets to addresses outside of the mesh with "port unreachable", so that senders fail
-// immediately. After "no route", sockets would retry until a timeout.
+// immediately. After "no route" instead, senders would retry until a timeout.
 func rejectUDP(n *netns.Namespace, plan addressPlan) error {
 	return n.Nftables(func(c *nftables.Conn) {
 		table := c.AddTable(&nftables.Table{Family: nftables.TableFamilyINet, Name: "pilotfish-mesh"})
@@ -177,7 +177,8 @@ func matchDestination(protocol byte, prefix netip.Prefix, other bool) []expr.Any
 	}
 }
 
-// dial connects from the sandbox as the application does, and resolves names with its resolver, which is also captured.
+// dial connects from the sandbox as the application does. It resolves names with the application's resolver, whose
+// queries are captured too.
 func (sb *sandbox) dial(ctx context.Context, network, address string) (net.Conn, error) {
 	host, port, err := net.SplitHostPort(address)
 	if err != nil {

@@ -15,11 +15,11 @@ import (
 	"github.com/pilotfish-mesh/pilotfish/internal/testns"
 )
 
-// playDial prints what a server sends at an address.
+// playDial connects to an address and prints what the server sends.
 func playDial(args []string) { os.Stdout.WriteString(callTCP(args[0])) }
 
-// A namespace replaces the machine. It has addresses other than loopback, and a route into the first network that a
-// mesh would choose.
+// A network namespace replaces the machine. It has non-loopback addresses, and a route into the first network that a
+// mesh would choose, so the mesh must choose another one.
 func TestCapturedMeshReachesHostNetworks(t *testing.T) {
 	needNamespaces(t)
 	machine := testns.New(t)
@@ -48,11 +48,11 @@ func TestCapturedMeshReachesHostNetworks(t *testing.T) {
 	for _, address := range []string{"192.0.2.1:7000", "[2001:db8::1]:7000"} {
 		out, err := exec.Command(os.Args[0], "exec", dir, top.Name, "b", os.Args[0], "dial", address).CombinedOutput()
 		if err != nil || string(out) != "welcome" {
-			t.Errorf("at %s: %s, %v", address, out, err)
+			t.Errorf("connecting to %s: got %s, %v", address, out, err)
 		}
 	}
 	if out, _ := exec.Command(os.Args[0], "exec", dir, top.Name, "b", os.Args[0], "dial", "241.1.2.3:7000").CombinedOutput(); string(out) == "welcome" {
-		t.Error("what a sidecar lets by to an address of services left the mesh")
+		t.Error("a connection to a virtual service address left the mesh")
 	}
 	out, err := exec.Command(os.Args[0], "exec", dir, top.Name, "b", "sh", "-c", "echo $PILOTFISH_APP_ADDRESS $UPSTREAM_A; cat /etc/resolv.conf").CombinedOutput()
 	if err != nil || !strings.Contains(string(out), "a.default.svc.cluster.local:9000") || !strings.Contains(string(out), "nameserver 10.78.0.1") {

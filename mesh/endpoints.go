@@ -9,9 +9,9 @@ import (
 	"github.com/pilotfish-mesh/pilotfish/mesh/topology"
 )
 
-// EndpointPolicy returns the restrictions of endpoints in a mesh on this machine. Sockets are allowed in the topology's
-// directory, the directory for temporary files and allowUnix, but not in the directory of running meshes, which
-// contains the proxies' sockets.
+// EndpointPolicy returns the restrictions of endpoints in a mesh on this machine. Unix sockets are allowed in the
+// topology's directory, in the directory for temporary files and in allowUnix. They are not allowed in the directory
+// of running meshes, which contains the proxies' sockets.
 func EndpointPolicy(t *topology.Topology, runtimeDir, stateDir string, allowUnix []string) registry.EndpointPolicy {
 	return registry.EndpointPolicy{
 		AllowUnix: append(absolutePaths(t.BaseDir(), os.TempDir(), "/tmp"), allowUnix...),

@@ -92,10 +92,10 @@ func TestRealSidecarsAuthenticateWorkloads(t *testing.T) {
 		t.Errorf("b returns: %s", body)
 	}
 	if status, _ := getText(t, fmt.Sprintf("http://%s:9080/who", b.Proxy)); status == http.StatusOK {
-		t.Error("a call without mTLS was let in")
+		t.Error("the sidecar accepted a call without mTLS")
 	}
 
-	eventually(t, "a full status", func() bool {
+	eventually(t, "a status with Envoy's process, certificate, configuration and request rate", func() bool {
 		_, _ = getText(t, call)
 		s := m.instance("b")
 		return s.Ready && s.EnvoyPID != 0 && s.Certificate != nil && s.Config.State == ConfigInSync && s.RequestsPerSecond > 0
@@ -107,14 +107,14 @@ func TestRealSidecarsAuthenticateWorkloads(t *testing.T) {
 	m.tokenIsExchanged(a)
 	m.badDocumentIsReportedAndSolved(filepath.Join(top.Config[0], "bad.yaml"))
 	m.killedEnvoyIsRestarted("b")
-	eventually(t, "a call after all that", func() bool {
+	eventually(t, "a call from a to b after the restart of Envoy", func() bool {
 		status, _ := getText(t, call)
 		return status == http.StatusOK
 	})
 }
 
-// tokenIsExchanged lets an application exchange a token at its sidecar, and verifies it as a service outside of the
-// mesh.
+// tokenIsExchanged exchanges a token as an application does, at its sidecar. It verifies the result as a service
+// outside of the mesh does.
 func (r *testMesh) tokenIsExchanged(i *topology.Instance) {
 	r.t.Helper()
 	status, body := getText(r.t, fmt.Sprintf("http://%s:9080/token?audience=https://orders.example", i.App))
@@ -122,7 +122,7 @@ func (r *testMesh) tokenIsExchanged(i *topology.Instance) {
 		Token string `json:"access_token"`
 	}
 	if err := json.Unmarshal([]byte(body), &got); err != nil || status != http.StatusOK {
-		r.t.Fatalf("the exchange is answered with %d %s", status, body)
+		r.t.Fatalf("the response to the token exchange is %d %s", status, body)
 	}
 	keys, err := r.authority.TokenKeys()
 	if err != nil {
@@ -137,7 +137,7 @@ func (r *testMesh) tokenIsExchanged(i *topology.Instance) {
 		r.t.Fatal(err)
 	}
 	if claims.Subject != "spiffe://cluster.local/ns/default/sa/alice" || !claims.Audience.Contains("https://orders.example") {
-		r.t.Errorf("the token has %+v", claims)
+		r.t.Errorf("the token has the claims %+v", claims)
 	}
 }
 
@@ -205,7 +205,8 @@ func TestEnvoysDieWithKilledMesh(t *testing.T) {
 	}
 }
 
-// A mesh name resolves to an address of the application's own sidecar, which adds the workload's identity to the call.
+// The name of b resolves to an address at which the sidecar of a listens. The sidecar adds the identity of a to the
+// call.
 func TestApplicationsFindServicesByDNS(t *testing.T) {
 	dir := t.TempDir()
 	if err := os.Mkdir(filepath.Join(dir, "istio"), 0o700); err != nil {
@@ -236,10 +237,10 @@ func TestApplicationsFindServicesByDNS(t *testing.T) {
 			return status == http.StatusOK
 		})
 		if !strings.Contains(body, "b was called by") || !strings.Contains(body, "URI=spiffe://cluster.local/ns/default/sa/alice") {
-			t.Errorf("by %s: %s", name, body)
+			t.Errorf("the call to %s returned %s", name, body)
 		}
 	}
 	if status, body := getText(t, fmt.Sprintf("http://%s:9080/dial/nobody.default.svc.cluster.local", a.App)); status != http.StatusBadGateway {
-		t.Errorf("an unknown name: %d %s", status, body)
+		t.Errorf("the call to an unknown name returned %d %s", status, body)
 	}
 }

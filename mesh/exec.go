@@ -39,12 +39,12 @@ func (m *Mesh) execTarget(name string) (ExecTarget, error) {
 		}
 		return in, err
 	}
-	return ExecTarget{}, fmt.Errorf("mesh %s has no workload instance %q: `pilotfish status` lists those it has", m.Name(), name)
+	return ExecTarget{}, fmt.Errorf("mesh %s has no workload instance %q: `pilotfish status` lists the instances", m.Name(), name)
 }
 
 // Exit statuses of `pilotfish exec` if it cannot run the program. They correspond to those of env(1) and of shells.
 const (
-	ExitCannotJoin = 125 // the workload does not exist, or its namespaces cannot be entered now
+	ExitCannotJoin = 125 // the workload does not exist, or its namespaces cannot be entered
 	ExitCannotRun  = 126 // the program exists, but cannot be run
 	ExitNotFound   = 127 // the program does not exist
 )

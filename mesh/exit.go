@@ -36,7 +36,7 @@ func (e Exit) String() string {
 	return fmt.Sprintf("exited with status %d%s", e.Code, after)
 }
 
-// withRemedy returns the description followed by the remedy.
+// withRemedy returns the description of the exit, followed by the remedy if there is one.
 func (e Exit) withRemedy() string {
 	if e.Remedy == "" {
 		return e.String()

@@ -8,7 +8,7 @@ import (
 	"github.com/pilotfish-mesh/pilotfish/envoy"
 )
 
-// agentName is the name of the agent's own, smaller binary.
+// agentName is the name of the smaller binary that contains only the agent.
 const agentName = "pilotfish-agent"
 
 // FindAgent returns the command that starts the agent: pilotfish-agent in the directory of self or in PATH; otherwise

@@ -26,7 +26,7 @@ type instanceRunner struct {
 	waitingSince time.Time // start of the instance, or of its current unready period
 	ready        bool
 	late         bool
-	failed       bool // a process failed and is not restarted
+	failed       bool // a process failed and will not be restarted
 	reasons      []string
 	silence      silence
 	traffic      rate
@@ -174,7 +174,7 @@ func (r *instanceRunner) watchReadiness(ctx context.Context, started func()) {
 			r.setNotReady(seen.reasons, seen.failed)
 			late := r.reportLate(seen.reasons)
 			switch {
-			// The instance only has to run a little longer, which must not delay the start of other instances.
+			// The instance only has to run for a little longer. It must not delay the start of other instances.
 			case seen.unsteadyFor > 0:
 				release()
 				interval = min(seen.unsteadyFor, readyInterval)
@@ -195,8 +195,8 @@ func (r *instanceRunner) watchReadiness(ctx context.Context, started func()) {
 type observation struct {
 	reasons     []string      // why the instance is not ready
 	silent      bool          // all reasons are timeouts
-	failed      bool          // a process failed and is not restarted
-	unsteadyFor time.Duration // time that the running application without ports still has to run to be ready
+	failed      bool          // a process failed and will not be restarted
+	unsteadyFor time.Duration // time that an application without ports must still run to count as ready
 }
 
 func (r *instanceRunner) observe(ctx context.Context) observation {
@@ -204,7 +204,7 @@ func (r *instanceRunner) observe(ctx context.Context) observation {
 	agent := r.agent.snapshot()
 	reasons, silent := r.observeAgent(ctx, agent)
 	if len(reasons) > 0 {
-		seen.unsteadyFor = 0 // unready for another reason: the sidecar is not ready either
+		seen.unsteadyFor = 0 // not ready for another reason: the sidecar is not ready either
 		seen.silent = silent && (seen.silent || len(seen.reasons) == 0)
 	}
 	seen.reasons = append(seen.reasons, reasons...)
@@ -302,7 +302,8 @@ func (r *instanceRunner) reportLate(reasons []string) bool {
 	return now
 }
 
-// state returns the instance's readiness and the reasons. hopeless: the instance will not be ready soon.
+// state returns whether the instance is ready, and the reasons if not. hopeless: the instance will not become ready
+// soon.
 func (r *instanceRunner) state() (ready bool, reasons []string, hopeless bool) {
 	r.mu.Lock()
 	defer r.mu.Unlock()

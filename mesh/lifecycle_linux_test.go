@@ -76,10 +76,10 @@ func (r *testMesh) stop() {
 	r.cancel()
 	<-r.ended
 	if pids := processesWithVariable(runVariable + "=" + r.runID); len(pids) > 0 {
-		r.t.Errorf("processes %v are left", pids)
+		r.t.Errorf("processes %v still run after the stop", pids)
 	}
 	if _, err := os.Stat(r.RuntimePath()); !errors.Is(err, os.ErrNotExist) {
-		r.t.Errorf("the runtime directory is left: %v", err)
+		r.t.Errorf("the runtime directory still exists after the stop: %v", err)
 	}
 }
 
@@ -105,7 +105,7 @@ func (r *testMesh) dump() {
 	}
 }
 
-// find waits for an event.
+// find waits for an event for which match returns true.
 func (r *testMesh) find(what string, is func(Event) bool) Event {
 	r.t.Helper()
 	var found Event
@@ -137,7 +137,7 @@ func eventually(t testing.TB, what string, is func() bool) {
 	deadline := time.Now().Add(time.Minute)
 	for !is() {
 		if time.Now().After(deadline) {
-			t.Fatalf("not seen in time: %s", what)
+			t.Fatalf("timed out waiting for: %s", what)
 		}
 		time.Sleep(5 * time.Millisecond)
 	}
@@ -172,9 +172,9 @@ func TestMeshStartsReportsStatusAndCleansUp(t *testing.T) {
 	}
 	ready := m.find("a-1 ready", func(e Event) bool { return e.Kind == Ready && e.Instance == "a-1" })
 	if ready.Took <= 0 {
-		t.Error("a ready workload without the time it took")
+		t.Error("the Ready event has no duration")
 	}
-	m.find("its output", func(e Event) bool {
+	m.find("the output of the application", func(e Event) bool {
 		return e.Kind == Log && e.Instance == "a-2" && e.Origin == OriginWorkload && strings.Contains(e.Line, "my name is a-2")
 	})
 	m.find("all ready", func(e Event) bool { return e.Kind == MeshReady })
@@ -239,15 +239,15 @@ func TestApplicationExitIsReportedWithLastLines(t *testing.T) {
 `)))
 	failed := m.find("the failure", func(e Event) bool { return e.Kind == Failed })
 	if failed.Instance != "bad" || failed.Exit.Code != 3 || !slices.Equal(failed.Exit.Tail, []string{"first line", "no such database"}) {
-		t.Errorf("got %+v of exit %+v", failed, failed.Exit)
+		t.Errorf("got the event %+v with the exit %+v", failed, failed.Exit)
 	}
 	err := m.WaitReady(context.Background())
 	if err == nil || !strings.Contains(err.Error(), "exited with status 3") || !strings.Contains(err.Error(), "no such database") {
-		t.Errorf("WaitReady gives %v", err)
+		t.Errorf("WaitReady returns %v", err)
 	}
 	eventually(t, "the other workload ready", func() bool { return m.instance("ok").Ready })
 	if s := m.Status(context.Background()); s.Ready {
-		t.Error("the mesh is ready without its workload")
+		t.Error("the mesh reports that it is ready although a workload failed")
 	}
 }
 
@@ -291,12 +291,12 @@ func TestExitingApplicationWithoutPortsIsNeverReady(t *testing.T) {
 `)))
 	err := m.WaitReady(context.Background())
 	if err == nil || !strings.Contains(err.Error(), "a: application exited with status 3") {
-		t.Errorf("WaitReady gives %v", err)
+		t.Errorf("WaitReady returns %v", err)
 	}
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	if slices.ContainsFunc(m.events, func(e Event) bool { return e.Kind == Ready || e.Kind == MeshReady }) {
-		t.Error("it was reported as ready")
+		t.Error("the failed workload was reported as ready")
 	}
 }
 
@@ -307,12 +307,12 @@ func TestApplicationWithoutPortsIsReadyAfterDelay(t *testing.T) {
 `)))
 	m.waitReady()
 	if app := m.instance("a").App; time.Since(app.Started) < steadyAfter {
-		t.Errorf("it is ready after %s", time.Since(app.Started))
+		t.Errorf("the application is ready after %s", time.Since(app.Started))
 	}
 	now := time.Now()
 	for unsteady, want := range map[bool]time.Duration{false: steadyAfter, true: steadyAfterExit} {
 		if got := (ProcessStatus{Started: now, unsteady: unsteady}).unsteadyFor(now); got != want {
-			t.Errorf("unsteady %v: it is to run for %s, want %s", unsteady, got, want)
+			t.Errorf("unsteady %v: the process must run for %s, want %s", unsteady, got, want)
 		}
 	}
 }
@@ -365,8 +365,8 @@ func TestTLSPolicyVariableRestrictsControlPlane(t *testing.T) {
 func TestFailedControlPlaneIsRestarted(t *testing.T) {
 	m := startMesh(t, testConfig(t, testTopology(t, "  workloads: []\n")))
 	m.waitReady()
-	m.controlPlane.cancel() // simulates a failure, because it bypasses stop
-	m.find("its end", func(e Event) bool { return e.Kind == ControlPlaneDown })
+	m.controlPlane.cancel() // simulates a failure, because this call bypasses controlPlane.stop
+	m.find("the exit of the control plane", func(e Event) bool { return e.Kind == ControlPlaneDown })
 	eventually(t, "the control plane", func() bool { return m.Status(context.Background()).Control.Running })
 }
 
@@ -414,7 +414,7 @@ func TestUnreadyWorkloadGetsNoTraffic(t *testing.T) {
 		t.Fatal(err)
 	}
 	m.waitReady()
-	eventually(t, "its entry", func() bool { return len(m.registry.List(config.WorkloadEntry)) == 1 })
+	eventually(t, "the registry entry", func() bool { return len(m.registry.List(config.WorkloadEntry)) == 1 })
 }
 
 func TestLateWorkloadIsReported(t *testing.T) {
@@ -431,7 +431,7 @@ func TestLateWorkloadIsReported(t *testing.T) {
 			m := startMesh(t, cfg)
 			err := m.WaitReady(context.Background())
 			if err == nil || !strings.Contains(err.Error(), "does not listen on") || !strings.Contains(err.Error(), remedy) {
-				t.Errorf("WaitReady gives %v", err)
+				t.Errorf("WaitReady returns %v", err)
 			}
 			m.find("late", func(e Event) bool { return e.Kind == NotReady && strings.Contains(e.Message, "startupTimeout") })
 		})
@@ -448,7 +448,7 @@ func TestDescendantsOfApplicationsAreKilled(t *testing.T) {
 		t.Fatalf("%d processes run, want agent, application and two children", len(pids))
 	}
 	m.stop()
-	m.find("what was ended at last, by name", func(e Event) bool {
+	m.find("the log line about killed processes", func(e Event) bool {
 		return e.Line == "ended processes that outlived their parent processes (1): sleep"
 	})
 }

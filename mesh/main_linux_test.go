@@ -85,7 +85,7 @@ func playCaller([]string) {
 		fmt.Fprint(w, os.Getenv("PILOTFISH_NAME"), " was called by ", r.Header.Get("X-Forwarded-Client-Cert"))
 	})
 	mux.HandleFunc("GET /call/{host}", func(w http.ResponseWriter, r *http.Request) {
-		res, err := http.Get("http://" + r.PathValue("host") + "/who") // through HTTP_PROXY, which is the sidecar
+		res, err := http.Get("http://" + r.PathValue("host") + "/who") // through HTTP_PROXY, which is the address of the sidecar
 		if err != nil {
 			http.Error(w, err.Error(), http.StatusBadGateway)
 			return
@@ -187,14 +187,15 @@ func callByDNS(w http.ResponseWriter, host string) {
 	_, _ = io.Copy(w, res.Body)
 }
 
-// exchangeToken exchanges a token for the client's audience, with the variables of the application's environment.
+// exchangeToken exchanges a token for the audience in the request. It uses the variables in the application's
+// environment, as applications do.
 func exchangeToken(w http.ResponseWriter, r *http.Request) {
 	own, err := os.ReadFile(os.Getenv("PILOTFISH_TOKEN_FILE"))
 	if err != nil {
 		http.Error(w, err.Error(), http.StatusInternalServerError)
 		return
 	}
-	direct := http.Client{Transport: &http.Transport{}} // not through HTTP_PROXY
+	direct := http.Client{Transport: &http.Transport{}} // the sidecar's token exchange is not reached through HTTP_PROXY
 	res, err := direct.PostForm(os.Getenv("PILOTFISH_TOKEN_URL"), url.Values{
 		"grant_type": {sts.GrantType}, "subject_token": {string(own)}, "subject_token_type": {sts.JWTType},
 		"audience": {r.FormValue("audience")},
@@ -223,14 +224,14 @@ func playAgent(args []string) {
 		fmt.Fprint(w, `{"ready":true}`)
 	})
 	mux.HandleFunc("POST /quitquitquit", func(http.ResponseWriter, *http.Request) { os.Exit(0) })
-	_ = os.Remove(controlSocketPath) // left by a killed agent
+	_ = os.Remove(controlSocketPath) // a killed agent may have left the socket
 	control, err := net.Listen("unix", controlSocketPath)
 	fail(err)
 	go func() { fail(http.Serve(control, mux)) }()
 	fail(http.ListenAndServe(net.JoinHostPort(os.Getenv("PROXY_BIND_ADDRESS"), "15020"), mux))
 }
 
-// playApp is an application that listens, and acts according to its arguments.
+// playApp is an application that listens. Its arguments select additional actions.
 func playApp(args []string) {
 	for _, arg := range args {
 		switch name, value, _ := strings.Cut(arg, "="); name {
@@ -239,11 +240,11 @@ func playApp(args []string) {
 		case "child": // a process that outlives its parent
 			child := exec.Command("sleep", value)
 			fail(child.Start())
-		case "runaway": // the same, in its own session
+		case "runaway": // the same in its own session, so that killing the process group does not reach it
 			child := exec.Command("sleep", value)
 			child.SysProcAttr = &syscall.SysProcAttr{Setsid: true}
 			fail(child.Start())
-		case "exit-while": // exit as long as a file exists
+		case "exit-while": // exits while the file exists
 			if _, err := os.Stat(value); err == nil {
 				fmt.Println("not yet")
 				os.Exit(4)

@@ -220,7 +220,7 @@ func (m *Mesh) claimNetwork(context.Context) error {
 
 func captureSuffix(p Placement) string {
 	if p.Captured() {
-		return " with captured traffic"
+		return " with redirection to the sidecars"
 	}
 	return ""
 }
@@ -306,7 +306,7 @@ func (m *Mesh) newRunners(instances []*topology.Instance) ([]*instanceRunner, er
 		})
 	}
 	wg.Wait()
-	for _, err := range problems { // one error is enough, because all usually have the same cause
+	for _, err := range problems { // one error is sufficient, because all instances usually fail for the same cause
 		if err != nil {
 			return nil, err
 		}
@@ -416,7 +416,7 @@ func (m *Mesh) Restart(_ context.Context, name string) error {
 		}
 	}
 	if !found {
-		return fmt.Errorf("mesh %s has no workload %q: `pilotfish status` lists those it has", m.Name(), name)
+		return fmt.Errorf("mesh %s has no workload %q: `pilotfish status` lists the workloads", m.Name(), name)
 	}
 	return nil
 }

@@ -41,7 +41,7 @@ func TestRestartBackoffGrowsAndEnds(t *testing.T) {
 			break
 		}
 		if len(pauses) > 20 {
-			t.Fatal("it is restarted for ever")
+			t.Fatal("the process is restarted without end")
 		}
 		pauses = append(pauses, pause)
 		now = now.Add(pause)
@@ -65,10 +65,10 @@ func TestProcessIsNotRestartedAfterEightFailures(t *testing.T) {
 			now = now.Add(pause)
 		}
 		if ends != want {
-			t.Errorf("one that runs for %s is given up after %d ends, want %d", ran, ends, want)
+			t.Errorf("a process that runs for %s is no longer restarted after %d exits, want %d", ran, ends, want)
 		}
 		if lasted := now.Sub(time.Unix(0, 0)); want > 0 && lasted > 30*time.Second {
-			t.Errorf("one that runs for %s is given up after %s, when its start has long been reported as late", ran, lasted)
+			t.Errorf("a process that runs for %s is restarted for %s, which exceeds the startup timeout of 30 s", ran, lasted)
 		}
 	}
 }
@@ -101,7 +101,7 @@ func TestSlowSubscriberLosesOnlyLogLines(t *testing.T) {
 	}
 	if late := s.subscribe(); late != nil {
 		if _, ok := late.Next(nil); ok {
-			t.Error("a subscription after the end gives events")
+			t.Error("a subscription after the end returns events")
 		}
 	}
 }
@@ -112,7 +112,7 @@ func TestRateSurvivesEnvoyRestart(t *testing.T) {
 	for _, step := range []struct{ count, want float64 }{{10, 0}, {40, 10}, {5, 0}, {8, 1}} {
 		r.update(step.count, at)
 		if r.perSecond != step.want {
-			t.Errorf("at %v: %v a second, want %v", step.count, r.perSecond, step.want)
+			t.Errorf("at %v: %v requests per second, want %v", step.count, r.perSecond, step.want)
 		}
 		at = at.Add(3 * time.Second)
 	}

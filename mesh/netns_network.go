@@ -43,8 +43,8 @@ func (p addressPlan) addresses(group, host byte) (v4, v6 netip.Addr) {
 // bridgeAddresses returns the addresses of the control plane and of the egress listener.
 func (p addressPlan) bridgeAddresses() (v4, v6 netip.Addr) { return p.addresses(0, 1) }
 
-// hostAddress returns the machine's address. There is no IPv6 address: a sidecar accepts connections before it knows
-// whether the destination listens, so that applications would not fall back to IPv4.
+// hostAddress returns the machine's address. There is only an IPv4 address. With an IPv6 address too, applications
+// would not fall back to IPv4, because a sidecar accepts connections before it knows whether the destination listens.
 func (p addressPlan) hostAddress() netip.Addr {
 	v4, _ := p.addresses(0, 2)
 	return v4
@@ -60,8 +60,8 @@ func (p addressPlan) assignAddresses(t *topology.Topology) []*topology.Instance 
 	return instances
 }
 
-// resolvConf returns an application's resolv.conf: the bridge as name server, which forwards queries that the agent
-// does not answer, and a pod's search domains.
+// resolvConf returns an application's resolv.conf. Its name server is the bridge, which forwards queries that the
+// agent does not answer. Its search domains are those of a pod.
 func (p addressPlan) resolvConf(w *topology.Workload, search []string) string {
 	nameserver, _ := p.bridgeAddresses()
 	domains := w.Namespace + ".svc.cluster.local svc.cluster.local cluster.local"

@@ -75,8 +75,8 @@ func (Captured) Claim(t *topology.Topology, use Resources) (Placement, error) {
 	return p, nil
 }
 
-// chooseAddressPlan returns the plan for the topology's network, or for the first one that overlaps no route of the
-// machine.
+// chooseAddressPlan returns the plan for the topology's network. If the topology has none, it returns the plan for the
+// first network that overlaps no route of the machine.
 func chooseAddressPlan(t *topology.Topology) (addressPlan, error) {
 	if t.Network.IsValid() {
 		return newAddressPlan(t.Network.Addr().As4()[1]), nil
@@ -223,7 +223,7 @@ func (p *capturedPlacement) newSandbox(i *topology.Instance) (*sandbox, error) {
 		return nil, err
 	}
 	p.onRelease(namespace.Close)
-	// Root may bind all ports. In the sandbox, other users may do so too, as in most containers.
+	// Root may bind all ports. In the sandbox other users may too, as in most containers.
 	_ = namespace.Set("ipv4/ip_unprivileged_port_start", "0")
 	bridge4, bridge6 := p.plan.bridgeAddresses()
 	addresses := []netip.Prefix{netip.PrefixFrom(i.Proxy, p.plan.v4.Bits()), netip.PrefixFrom(i.Proxy6, p.plan.v6.Bits())}
@@ -236,7 +236,7 @@ func (p *capturedPlacement) newSandbox(i *topology.Instance) (*sandbox, error) {
 	if sb.isolation.Files, err = p.writeFiles(i); err != nil {
 		return nil, err
 	}
-	sb.isolation.Hide = []string{"/run/nscd", "/var/run/nscd"} // nscd would answer from the machine's own resolver
+	sb.isolation.Hide = []string{"/run/nscd", "/var/run/nscd"} // nscd would return results of the machine's own resolver
 	if sb.dnsConfig, err = dns.ClientConfigFromFile(sb.isolation.Files[resolvConfPath]); err != nil {
 		return nil, fmt.Errorf("the resolver of workload %s: %w", i.Name, err)
 	}
@@ -264,7 +264,7 @@ func (p *capturedPlacement) writeFiles(i *topology.Instance) (map[string]string,
 	}
 	sources, err := os.ReadFile(nsswitchPath)
 	if err != nil {
-		return files, nil // the C library's default is files and DNS
+		return files, nil // the default of the C library is files and DNS
 	}
 	// Each instance has its own file. Replacing a shared file would make it disappear for a moment in the other
 	// sandboxes that mount it.

@@ -23,7 +23,8 @@ import (
 	"github.com/pilotfish-mesh/pilotfish/mesh/topology"
 )
 
-// Two workloads without knowledge of the mesh: a serves HTTP and TCP on all addresses, b calls it by name.
+// The applications of these two workloads are not configured for the mesh: a serves HTTP and TCP on all addresses, b
+// calls a by its name.
 const unmodified = `
   config: istio
   workloads:
@@ -87,7 +88,7 @@ func capturedTopology(t *testing.T) *topology.Topology {
 	return topologyWith(t, unmodified, calledServices)
 }
 
-// topologyWith writes the documents into the directory istio.
+// topologyWith returns a topology whose directory istio contains the documents.
 func topologyWith(t *testing.T, spec, documents string) *topology.Topology {
 	t.Helper()
 	dir := t.TempDir()
@@ -135,7 +136,7 @@ func TestCapturedMeshServesUnmodifiedPrograms(t *testing.T) {
 	app := "http://" + b.App.String() + ":9080"
 	for _, name := range []string{"a", "a.default", "a.default.svc.cluster.local", "a:9080", "[" + a.Proxy6.String() + "]:9080"} {
 		url := app + "/call/" + name
-		if strings.Contains(name, "[") { // an address without a service; its Host header has a route
+		if strings.Contains(name, "[") { // an address without a service; the Host header matches a route
 			continue
 		}
 		var answer string
@@ -188,7 +189,7 @@ func (r *testMesh) bothFamiliesAreCaptured(a *topology.Instance) {
 	defer res.Body.Close()
 	body, _ := io.ReadAll(res.Body)
 	if res.StatusCode != http.StatusOK || !strings.Contains(string(body), "/sa/bob") {
-		r.t.Errorf("by IPv6: %d %s", res.StatusCode, body)
+		r.t.Errorf("the call over IPv6 returned %d %s", res.StatusCode, body)
 	}
 }
 
@@ -250,7 +251,7 @@ func (r *testMesh) sandboxOf(instance string) *sandbox {
 			return at
 		}
 	}
-	r.t.Fatalf("%s has no place", instance)
+	r.t.Fatalf("instance %s has no sandbox", instance)
 	return nil
 }
 
@@ -272,7 +273,8 @@ func (r *testMesh) proxiesHaveNoPrivileges() {
 	}
 }
 
-// applicationsHaveOrdinaryCapabilities checks that applications have a container's capabilities, without network ones.
+// applicationsHaveOrdinaryCapabilities checks that applications have the capabilities of a container, except those for
+// networks.
 func (r *testMesh) applicationsHaveOrdinaryCapabilities() {
 	r.t.Helper()
 	var allowed uint64
@@ -351,7 +353,7 @@ func namespacesOf(t *testing.T, run string) []string {
 	return found
 }
 
-// referencedNamespaces returns those of the namespaces that contain or are held open by a process of this machine.
+// referencedNamespaces returns the namespaces that contain a process of this machine or that a process holds open.
 func referencedNamespaces(namespaces []string) []string {
 	var found []string
 	for _, pid := range processIDs() {
@@ -379,15 +381,15 @@ func TestKilledCapturedMeshLeavesNoNamespace(t *testing.T) {
 		}
 	}
 	if len(namespaces) != 2 {
-		t.Fatalf("there are %v", namespaces)
+		t.Fatalf("the namespaces are %v", namespaces)
 	}
 	if err := cmd.Process.Kill(); err != nil {
 		t.Fatal(err)
 	}
 	_ = cmd.Wait()
-	eventually(t, "the end of all processes", func() bool { return len(processesWithVariable(runVariable+"="+run)) == 0 })
-	eventually(t, "the end of all namespaces", func() bool { return len(referencedNamespaces(namespaces)) == 0 })
-	eventually(t, "the end of all files", func() bool { _, err := os.Stat(dir); return errors.Is(err, os.ErrNotExist) })
+	eventually(t, "all processes end", func() bool { return len(processesWithVariable(runVariable+"="+run)) == 0 })
+	eventually(t, "all namespaces are removed", func() bool { return len(referencedNamespaces(namespaces)) == 0 })
+	eventually(t, "all files are removed", func() bool { _, err := os.Stat(dir); return errors.Is(err, os.ErrNotExist) })
 	if now := machineNetwork(t); !slices.Equal(before, now) {
 		t.Errorf("the machine's network was\n%s\nand is\n%s", strings.Join(before, "\n"), strings.Join(now, "\n"))
 	}
@@ -418,7 +420,7 @@ func TestCapturedMeshesCanShareAddresses(t *testing.T) {
 		m.stop()
 	}
 	if left := referencedNamespaces(namespaces); len(left) > 0 {
-		t.Errorf("left: %v", left)
+		t.Errorf("remaining namespaces: %v", left)
 	}
 }
 
@@ -456,7 +458,7 @@ func TestExecRunsCommandInWorkloadSandbox(t *testing.T) {
 			lines := strings.SplitN(string(out), "\n", 4)
 			own, _ := os.Readlink("/proc/self/ns/net")
 			if captured := m.placement.Captured(); (lines[0] != own) != captured || strings.Contains(lines[3], "of the mesh") != captured {
-				t.Errorf("in %s, with %s", lines[0], lines[3])
+				t.Errorf("the program ran in the namespace %s, with resolv.conf %s", lines[0], lines[3])
 			}
 			if lines[1] != cmd.Dir || lines[2] != i.Name+" "+m.runID {
 				t.Errorf("printed %q", lines[:3])

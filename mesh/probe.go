@@ -16,8 +16,8 @@ import (
 const (
 	probeTimeout = 2 * time.Second
 	maxAnswer    = 4 << 20
-	// appProbeInterval is how long the result of a successful probe of an application is used again. Each probe may
-	// write a line to the application's log.
+	// After a successful probe of an application, its result is used for appProbeInterval. Each probe may write a line
+	// to the application's log, so probes are rare.
 	appProbeInterval = 2 * time.Second
 )
 
@@ -26,7 +26,7 @@ type prober struct {
 	instance  *topology.Instance
 	dial      func(ctx context.Context, network, address string) (net.Conn, error)
 	client    *http.Client
-	exposeApp func(context.Context) error // makes the application reachable; nil: not needed
+	exposeApp func(context.Context) error // makes the application reachable for its sidecar; nil: not needed
 
 	readyAt time.Time // time of the last successful probe of the application
 }
@@ -55,7 +55,7 @@ func (p *prober) sidecar(ctx context.Context) (reasons []string, silent bool) {
 	var answer readinessAnswer
 	status, err := p.getJSON(ctx, p.instance.StatusAddress().String(), "/healthz/ready?format=json", &answer)
 	if err != nil {
-		return []string{"sidecar does not answer yet: " + err.Error()}, isTimeout(err)
+		return []string{"sidecar does not respond yet: " + err.Error()}, isTimeout(err)
 	}
 	if status == http.StatusOK {
 		return nil, false
@@ -68,7 +68,7 @@ func (p *prober) sidecar(ctx context.Context) (reasons []string, silent bool) {
 		}
 	}
 	if len(reasons) == 0 {
-		return []string{fmt.Sprintf("sidecar answers %d", status)}, false
+		return []string{fmt.Sprintf("sidecar responds with status %d", status)}, false
 	}
 	return reasons, silent
 }
@@ -86,7 +86,7 @@ func (p *prober) application(ctx context.Context) (why string, silent bool) {
 	}
 	if p.exposeApp != nil {
 		if err := p.exposeApp(ctx); err != nil {
-			return "application cannot be reached: " + err.Error(), isTimeout(err)
+			return "the sidecar cannot connect to the application: " + err.Error(), isTimeout(err)
 		}
 	}
 	address := net.JoinHostPort(p.instance.App.String(), strconv.Itoa(int(port)))
@@ -120,10 +120,10 @@ func (p *prober) probeTCP(ctx context.Context, address string) (why string, sile
 func (p *prober) probeHTTP(ctx context.Context, address, path string) (why string, silent bool) {
 	status, err := p.getJSON(ctx, address, path, nil)
 	if err != nil {
-		return fmt.Sprintf("application does not answer at http://%s%s yet (%s): %v", address, path, p.bindHint(), err), isTimeout(err)
+		return fmt.Sprintf("application does not respond at http://%s%s yet (%s): %v", address, path, p.bindHint(), err), isTimeout(err)
 	}
 	if status < 200 || status > 399 {
-		return fmt.Sprintf("application answers %d at http://%s%s", status, address, path), false
+		return fmt.Sprintf("application responds with status %d at http://%s%s", status, address, path), false
 	}
 	return "", false
 }
@@ -131,9 +131,9 @@ func (p *prober) probeHTTP(ctx context.Context, address, path string) (why strin
 // bindHint describes on which address the application must listen.
 func (p *prober) bindHint() string {
 	if p.instance.Captured {
-		return "it has to listen on this port, at any address"
+		return "it must listen on this port, at any address"
 	}
-	return "it has to bind ${APP_ADDRESS}:${PORT}"
+	return "it must bind ${APP_ADDRESS}:${PORT}"
 }
 
 // getJSON sends a GET request and decodes the response, unless into is nil. Invalid JSON is not an error, because the
@@ -160,7 +160,7 @@ func (p *prober) get(ctx context.Context, address, path string) (body []byte, st
 	return body, res.StatusCode, err
 }
 
-// innermostError returns the innermost wrapped error. The outer ones repeat the caller's message.
+// innermostError returns the innermost wrapped error. The outer errors only repeat the caller's message.
 func innermostError(err error) error {
 	for {
 		inner, ok := err.(interface{ Unwrap() error })

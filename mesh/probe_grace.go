@@ -9,14 +9,14 @@ import (
 	"time"
 )
 
-// silenceTimeout is how long a ready instance may fail to respond before it counts as not ready. Before it counts as
-// unresponsive, its agent has already waited this long for Envoy.
+// silenceTimeout is how long a ready instance may not respond before it counts as not ready. If Envoy does not
+// respond, its agent has already waited this long before it reports that.
 const silenceTimeout = 10 * time.Second
 
-// silence records since when an instance has not responded. The mu of its runner guards it.
+// silence records since when an instance has not responded. instanceRunner.mu protects it.
 type silence struct {
 	since    time.Time // zero if the instance responds
-	reported string    // the reason that was logged last for which the instance counts as ready
+	reported string    // the last logged reason for which the unresponsive instance still counts as ready
 }
 
 // toleratesSilence reports whether an unresponsive instance still counts as ready. On a busy machine, probes can time
@@ -53,7 +53,7 @@ func (r *instanceRunner) logUnresponsive(duration time.Duration, reason string, 
 	r.mu.Unlock()
 	if !logged {
 		r.mesh.events.publish(Event{Kind: Log, Origin: OriginMesh, Instance: r.instance.Name,
-			Line: fmt.Sprintf("the application has not responded to probes for %s, but counts as ready, because %s: %s", duration.Round(time.Second), reason, strings.Join(reasons, "; "))})
+			Line: fmt.Sprintf("the instance has not responded to probes for %s, but counts as ready, because %s: %s", duration.Round(time.Second), reason, strings.Join(reasons, "; "))})
 	}
 }
 

@@ -11,7 +11,7 @@ import (
 	"github.com/pilotfish-mesh/pilotfish/mesh/topology"
 )
 
-// newSilentRunners returns the runners of ready instances of these workloads.
+// newSilentRunners returns runners of ready instances, one for each of these workload names.
 func newSilentRunners(workloads ...string) []*instanceRunner {
 	m := &Mesh{events: newEventStream()}
 	byName := map[string]*topology.Workload{}
@@ -33,23 +33,23 @@ func TestSilentInstanceIsRemovedOnlyIfOthersRespond(t *testing.T) {
 		lasting   time.Duration
 		stays     bool
 	}{
-		"for a moment":                      {[]string{"a", "a", "b", "c"}, 1, silenceTimeout - 1, true},
-		"with another one of the workload":  {[]string{"a", "a", "b", "c"}, 1, silenceTimeout, false},
-		"the only one of the workload":      {[]string{"a", "b", "c"}, 1, time.Hour, true},
-		"all of the workload":               {[]string{"a", "a", "b", "c", "d"}, 2, time.Hour, true},
-		"with half of the mesh":             {[]string{"a", "b", "a", "c"}, 2, time.Hour, true},
-		"with less than half of the mesh":   {[]string{"a", "b", "a", "c", "d"}, 2, time.Hour, false},
-		"the only instance in a whole mesh": {[]string{"a"}, 1, time.Hour, true},
+		"silent for less than silenceTimeout":         {[]string{"a", "a", "b", "c"}, 1, silenceTimeout - 1, true},
+		"another instance of the workload responds":   {[]string{"a", "a", "b", "c"}, 1, silenceTimeout, false},
+		"the only instance of the workload is silent": {[]string{"a", "b", "c"}, 1, time.Hour, true},
+		"all instances of the workload are silent":    {[]string{"a", "a", "b", "c", "d"}, 2, time.Hour, true},
+		"half of the mesh is silent":                  {[]string{"a", "b", "a", "c"}, 2, time.Hour, true},
+		"less than half of the mesh is silent":        {[]string{"a", "b", "a", "c", "d"}, 2, time.Hour, false},
+		"the only instance of the mesh is silent":     {[]string{"a"}, 1, time.Hour, true},
 	} {
 		t.Run(name, func(t *testing.T) {
 			all := newSilentRunners(tc.workloads...)
 			for _, r := range all[:tc.silent] {
 				if !r.toleratesSilence(mute, start) {
-					t.Fatal("it is taken out at once")
+					t.Fatal("the instance is removed at once")
 				}
 			}
 			if stays := all[0].toleratesSilence(mute, start.Add(tc.lasting)); stays != tc.stays {
-				t.Errorf("it stays: %v, want %v", stays, tc.stays)
+				t.Errorf("the instance counts as ready: %v, want %v", stays, tc.stays)
 			}
 		})
 	}
@@ -60,13 +60,13 @@ func TestSilenceRestartsAfterEachAnswer(t *testing.T) {
 	mute := observation{silent: true, reasons: []string{"sidecar does not answer"}}
 	r.toleratesSilence(mute, start)
 	if r.toleratesSilence(observation{}, start.Add(time.Second)) {
-		t.Error("an answer is tolerated like silence")
+		t.Error("toleratesSilence is true although the instance responds")
 	}
 	if !r.toleratesSilence(mute, start.Add(silenceTimeout+time.Second)) {
-		t.Error("silence from before the answer counts")
+		t.Error("the silence before the response counts")
 	}
 	if r.toleratesSilence(observation{reasons: []string{"sidecar: envoy: DRAINING"}}, start.Add(time.Hour)) {
-		t.Error("a reported reason is tolerated like silence")
+		t.Error("toleratesSilence is true although the sidecar reports a reason")
 	}
 }
 
@@ -97,17 +97,17 @@ func TestFrozenAgentKeepsOnlyInstanceInService(t *testing.T) {
 		defer r.mu.Unlock()
 		return !r.silence.since.IsZero()
 	}
-	eventually(t, "that the silence is noticed", silent)
+	eventually(t, "the mesh detects the silence", silent)
 	if ready, reasons, _ := r.state(); !ready || len(reasons) == 0 {
-		t.Errorf("it is ready: %v, reasons %q", ready, reasons)
+		t.Errorf("the instance is ready: %v, reasons %q", ready, reasons)
 	}
 	if err := syscall.Kill(pid, syscall.SIGCONT); err != nil {
 		t.Fatal(err)
 	}
-	eventually(t, "an answer", func() bool { return !silent() })
+	eventually(t, "a response of the instance", func() bool { return !silent() })
 	m.inspectEvents(func(events []Event) {
 		if slices.ContainsFunc(events, func(e Event) bool { return e.Kind == NotReady }) {
-			t.Error("it was taken out meanwhile")
+			t.Error("the instance was not ready meanwhile")
 		}
 	})
 }

@@ -45,8 +45,8 @@ func (m *Mesh) waitUntil(ctx context.Context, check func() (bool, error)) error 
 }
 
 // WaitReady waits until every instance is ready and all proxies are synchronized. It returns an error with all reasons
-// as soon as none of the unready instances will be ready soon (a process failed for good, or the startupTimeout has
-// passed), or when the mesh has ended.
+// when the mesh has ended, or when none of the unready instances can become ready soon: a process failed and is not
+// restarted, or the startupTimeout has passed.
 func (m *Mesh) WaitReady(ctx context.Context) error {
 	err := m.waitUntil(ctx, func() (bool, error) {
 		var pending []string

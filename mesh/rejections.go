@@ -2,8 +2,8 @@ package mesh
 
 import "strings"
 
-// logRejections logs configuration that a sidecar rejected, if there is a remedy. Other rejections are only in the logs of
-// the sidecar. logged is the last message of each instance.
+// logRejections logs configuration that a sidecar rejected if a remedy is known. Other rejections are only in the
+// sidecar's log. logged contains the last message for each instance.
 func (m *Mesh) logRejections(logged map[string]string) {
 	p := m.currentControlPlane()
 	if p == nil {
@@ -14,7 +14,7 @@ func (m *Mesh) logRejections(logged map[string]string) {
 		name, message := r.instance.Name, ""
 		for _, rejection := range configStatus(r.instance, full.Clients, true).Rejected {
 			if rejection.Remedy != "" {
-				message = "its sidecar rejected configuration: " + strings.TrimSpace(rejection.Reason) + ": " + rejection.Remedy
+				message = "the sidecar rejected configuration: " + strings.TrimSpace(rejection.Reason) + ": " + rejection.Remedy
 			}
 		}
 		if message != "" && message != logged[name] {

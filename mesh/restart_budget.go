@@ -14,14 +14,14 @@ type restartBudget struct {
 
 const (
 	budgetHalfLife = time.Minute // half-life of the failure count
-	budgetLimit    = 6.5         // reached by 8 failures of a process that ends at once, with their pauses
+	budgetLimit    = 6.5         // limit of the count; a process that exits at once reaches it with its 8th failure
 	minPause       = 200 * time.Millisecond
 	maxPause       = 10 * time.Second
 	stableAfter    = 10 * time.Second // a process that ran this long is restarted without delay
 )
 
-// recordFailure counts a failure of a process that ran for a while. It returns the pause before the next start, and
-// false when there should be none.
+// recordFailure counts a failure of a process that ran for the duration. It returns the pause before the next start,
+// or false if the process must not be restarted.
 func (b *restartBudget) recordFailure(now time.Time, ran time.Duration) (pause time.Duration, again bool) {
 	if !b.last.IsZero() {
 		b.score *= math.Exp2(-float64(now.Sub(b.last)) / float64(budgetHalfLife))

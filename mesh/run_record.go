@@ -45,7 +45,7 @@ func newRunRecord(dir, run string) (*runRecord, error) {
 func (l *runRecord) add(pid int) error {
 	info, err := readProcInfo(pid)
 	if err != nil {
-		return nil // it has ended already
+		return nil // the process has already ended
 	}
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -87,7 +87,7 @@ func killLeftovers(dir string) ([]string, error) {
 		err = json.Unmarshal(data, &run)
 	}
 	if err != nil {
-		return nil, nil // the run was killed before its first record was complete, and had started no process
+		return nil, nil // the run was killed before it wrote its first record, so it had not started any process
 	}
 	if run.Run == "" || run.Boot != bootID() {
 		return nil, nil
@@ -95,8 +95,8 @@ func killLeftovers(dir string) ([]string, error) {
 	return run.kill()
 }
 
-// kill kills the run's processes repeatedly until none is left, because one may start another meanwhile. It returns
-// when all have released their resources, especially ports, with one program name for each.
+// kill kills the run's processes until none is left, because a process may start another one before it is killed. It
+// returns one program name for each process, after all have released their resources, especially ports.
 func (r recordedRun) kill() (programs []string, err error) {
 	deadline := time.Now().Add(3 * time.Second)
 	killed := map[int]uint64{} // process ID → start time
@@ -138,7 +138,7 @@ func (r recordedRun) running() map[int]uint64 {
 	return found
 }
 
-// stillRunning returns those of the processes that have not ended yet.
+// stillRunning returns the processes that have not ended.
 func stillRunning(processes map[int]uint64) []int {
 	var pids []int
 	for pid, start := range processes {

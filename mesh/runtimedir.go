@@ -76,8 +76,8 @@ func claimRuntimeDir(base, name string) (*runtimeDir, error) {
 	return d, nil
 }
 
-// privateDir creates a directory that only this user can access, or checks an existing one, so that other users cannot
-// substitute their own, especially in /tmp.
+// privateDir creates a directory that only this user can access. If the directory exists, privateDir checks its owner
+// and mode, because other users can create directories in /tmp.
 func privateDir(path string) error {
 	if err := os.MkdirAll(filepath.Dir(path), 0o700); err != nil {
 		return fmt.Errorf("creating the runtime directory: %w", withRemedy(err))

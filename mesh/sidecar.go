@@ -36,13 +36,13 @@ const (
 )
 
 const (
-	// tokenTTL is short, because other processes of this user can read the token's file. It is renewed at half its
-	// life.
+	// tokenTTL is short, because other processes of this user can read the token file. The token is renewed after half
+	// of its lifetime.
 	tokenTTL = time.Hour
 	// terminationDrain is the drain duration of a sidecar that is stopped while the mesh runs.
 	terminationDrain = time.Second
-	// preDrainDelay is how long it continues to serve, so that a check at readyInterval detects the stop and other
-	// proxies are updated.
+	// preDrainDelay is how long a stopped sidecar still accepts connections. In this time a check at readyInterval
+	// detects the stop, and other proxies are updated.
 	preDrainDelay = 2 * readyInterval
 )
 
@@ -58,7 +58,7 @@ type sidecarFiles struct {
 	instance *topology.Instance
 	mesh     *meshconfig.MeshConfig
 	issuer   credentialIssuer
-	// roots are the last written roots.
+	// roots contains the roots that were written last.
 	roots []byte
 }
 
@@ -174,12 +174,13 @@ func (m *Mesh) agentEnv(i *topology.Instance, at Attachment) ([]string, error) {
 		"CA_ADDR="+discovery,
 		"PROXY_CONFIG="+proxyConfig,
 		"ECC_SIGNATURE_ALGORITHM=ECDSA",
-		// With it, the agent learns a new root when it is announced, not only when its certificate is renewed.
+		// With this setting the agent receives a new root when the root is announced, not only when the agent renews
+		// its certificate.
 		"PROXY_CONFIG_XDS_AGENT=true",
 		fmt.Sprintf("TOKEN_EXCHANGE_URL=https://%s:%d/token", m.placement.ControlPlane(), topology.TokenExchangePort),
 		"TOKEN_EXCHANGE_ROOT_CA="+rootCertPath,
 		"ENVOY_PATH="+m.envoy.Path,
-		"ENVOY_ADVISORY_WARNING=false", // the mesh logs it once for all
+		"ENVOY_ADVISORY_WARNING=false", // the mesh logs this warning once for all agents
 		"ENVOY_ADMIN_SOCKET="+adminSocketPath,
 		"TERMINATION_GRACE_PERIOD="+defaultStopTimeout.String(),
 		"PRE_DRAIN_DELAY="+preDrainDelay.String(),

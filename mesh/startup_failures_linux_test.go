@@ -39,7 +39,7 @@ func TestSecondMeshWithSameNameIsRefused(t *testing.T) {
 		t.Errorf("got %v", err)
 	}
 	if !m.instance("a").Ready {
-		t.Error("the refused mesh disturbed the first")
+		t.Error("the first mesh is not ready after the second was refused")
 	}
 }
 
@@ -48,7 +48,7 @@ func TestTwoMeshesRunConcurrently(t *testing.T) {
 	a.waitReady()
 	b.waitReady()
 	if n, o := a.Status(context.Background()).Network, b.Status(context.Background()).Network; n == o {
-		t.Errorf("both are at %s", n)
+		t.Errorf("both meshes use the network %s", n)
 	}
 }
 
@@ -69,7 +69,7 @@ func startUp(t *testing.T, file, runtimeDir, guarded, agent string, more ...stri
 	lines.Scan()
 	runID = lines.Text()
 	if !lines.Scan() || lines.Text() != "ready" {
-		t.Fatalf("the mesh did not come up: %q", lines.Text())
+		t.Fatalf("the mesh is not ready: %q", lines.Text())
 	}
 	return cmd, runID
 }
@@ -83,8 +83,8 @@ func TestKilledMeshIsCleanedUp(t *testing.T) {
 	if err := cmd.Process.Kill(); err != nil {
 		t.Fatal(err)
 	}
-	eventually(t, "the end of all processes", func() bool { return len(processesWithVariable(runVariable+"="+run)) == 0 })
-	eventually(t, "the end of all files", func() bool { _, err := os.Stat(dir); return errors.Is(err, os.ErrNotExist) })
+	eventually(t, "all processes end", func() bool { return len(processesWithVariable(runVariable+"="+run)) == 0 })
+	eventually(t, "all files are removed", func() bool { _, err := os.Stat(dir); return errors.Is(err, os.ErrNotExist) })
 }
 
 func TestLeftoversOfKilledMeshAreRemoved(t *testing.T) {
@@ -94,7 +94,7 @@ func TestLeftoversOfKilledMeshAreRemoved(t *testing.T) {
 		t.Fatal(err)
 	}
 	_ = cmd.Wait()
-	eventually(t, "the end of agent and application", func() bool { return len(processesWithVariable(runVariable+"="+run)) == 2 })
+	eventually(t, "the agent and the application end", func() bool { return len(processesWithVariable(runVariable+"="+run)) == 2 })
 	cfg := testConfig(t, top)
 	cfg.RuntimeDir = dir
 	m := startMesh(t, cfg)
@@ -103,7 +103,7 @@ func TestLeftoversOfKilledMeshAreRemoved(t *testing.T) {
 		return strings.Contains(e.Line, "processes that an earlier run of this mesh had left")
 	})
 	if left := processesWithVariable(runVariable + "=" + run); len(left) != 0 {
-		t.Errorf("%v are left", left)
+		t.Errorf("processes %v still run", left)
 	}
 }
 
@@ -121,7 +121,7 @@ func TestOnlyProcessesOfTheRunAreKilled(t *testing.T) {
 	if err := l.add(sleep.Process.Pid); err != nil {
 		t.Fatal(err)
 	}
-	l.run.Processes[0].Start-- // another process with the same ID
+	l.run.Processes[0].Start-- // simulates another process with the same ID
 	if err := l.write(); err != nil {
 		t.Fatal(err)
 	}
@@ -137,7 +137,7 @@ func TestOnlyProcessesOfTheRunAreKilled(t *testing.T) {
 		t.Errorf("killed %v of another boot (%v)", killed, err)
 	}
 	if err := sleep.Process.Signal(syscall.Signal(0)); err != nil {
-		t.Error("an innocent process was killed")
+		t.Error("a process of another run was killed")
 	}
 }
 
@@ -150,10 +150,10 @@ func runToError(t *testing.T, cfg Config) error {
 	}
 	err = m.Run(context.Background())
 	if err == nil {
-		t.Fatal("it was started")
+		t.Fatal("Run returned no error")
 	}
 	if _, statErr := os.Stat(m.RuntimePath()); statErr == nil {
-		t.Error("the runtime directory is left")
+		t.Error("the runtime directory still exists")
 	}
 	return err
 }
@@ -213,8 +213,8 @@ func TestPortInUseNamesOwner(t *testing.T) {
 	}
 }
 
-// testNetwork returns a network outside of the range that meshes choose by default and that other packages' tests use.
-// It is probably unique to this test process.
+// testNetwork returns a network that probably no other test process uses. It is outside of the range from which meshes
+// choose by default, and of the networks of other packages' tests.
 func testNetwork() int { return 230 + os.Getpid()%25 }
 
 func TestNetworkOfAnotherMeshIsRefused(t *testing.T) {
@@ -232,7 +232,7 @@ func TestUnwritableRuntimeDirectoryIsReported(t *testing.T) {
 	if err := os.Mkdir(open, 0o700); err != nil {
 		t.Fatal(err)
 	}
-	if err := os.Chmod(open, 0o777); err != nil { // #nosec G302 -- this is the point
+	if err := os.Chmod(open, 0o777); err != nil { // #nosec G302 -- the test needs this mode
 		t.Fatal(err)
 	}
 	file := filepath.Join(t.TempDir(), "file")
@@ -266,7 +266,7 @@ func TestUnwritableStateDirectoryIsReported(t *testing.T) {
 func TestFullDiskIsReportedAndCleanedUp(t *testing.T) {
 	dir, runtimeDir := t.TempDir(), shortDir(t)
 	writeTopology(t, dir, oneApp)
-	// In its own process, because no file of that process can grow, not even the test's own records.
+	// The test runs in its own process: the limit applies to all files that a process writes, also to the test's own.
 	cmd := exec.Command("sh", "-c", `trap '' XFSZ; ulimit -f 0; exec "$0" "$@"`,
 		os.Args[0], "up", filepath.Join(dir, "mesh.yaml"), runtimeDir, testenv.Envoy(t), "", "fake-agent")
 	out, err := cmd.CombinedOutput()

@@ -153,7 +153,7 @@ func clientConfig(c xds.ClientStatus) ConfigStatus {
 
 func shortType(url string) string { return url[strings.LastIndexByte(url, '.')+1:] }
 
-// certificate queries the agent for the certificate that it serves to Envoy. It returns nil on failure.
+// certificate requests from the agent the certificate that the agent serves to Envoy. It returns nil on failure.
 func (r *instanceRunner) certificate(ctx context.Context) *CertificateStatus {
 	body, status, err := r.probe.get(ctx, controlHost, "/debug/certz")
 	if err != nil || status != 200 {
@@ -185,7 +185,7 @@ type rate struct {
 	perSecond float64
 }
 
-// update adds a sample. If the counter decreased (Envoy was restarted), the rate restarts at 0.
+// update adds a sample. If the counter decreased, Envoy was restarted, and the rate starts again at 0.
 func (t *rate) update(count float64, now time.Time) {
 	if elapsed := now.Sub(t.at).Seconds(); !t.at.IsZero() && elapsed > 0 && count >= t.count {
 		t.perSecond = (count - t.count) / elapsed

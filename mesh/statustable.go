@@ -22,7 +22,7 @@ func (s Status) WriteTable(out io.Writer, now time.Time) error {
 	}
 	network := s.Network
 	if s.Captured {
-		network += ", captured"
+		network += ", with redirection"
 	}
 	fmt.Fprintf(out, "mesh %s  %s  pid %d  up for %s\ncontrol plane %s  %s  configuration: %s\n\n",
 		s.Mesh, network, s.PID, formatDuration(now.Sub(s.Started)), s.Control.Address, control, countProblems(s.Control.Problems))
@@ -60,7 +60,7 @@ func countProblems(problems []config.Problem) string {
 		}
 	}
 	if refused+warnings == 0 {
-		return "in order"
+		return "no problems"
 	}
 	return fmt.Sprintf("%d refused, %d warnings", refused, warnings)
 }
@@ -69,7 +69,7 @@ func (i InstanceStatus) writeRow(w io.Writer, now time.Time) {
 	mark, app := "✗", "-"
 	switch {
 	case i.Ready && i.Config.State == ConfigRejected:
-		mark = "!" // serves with its last accepted configuration
+		mark = "!" // the proxy serves with its last accepted configuration
 	case i.Ready:
 		mark = "✓"
 	}
@@ -147,7 +147,7 @@ func (i InstanceStatus) writeTail(out *strings.Builder, p *ProcessStatus) {
 	}
 }
 
-// formatDuration formats a duration in its largest unit.
+// formatDuration formats a duration with one or two units, such as days or minutes.
 func formatDuration(d time.Duration) string {
 	switch {
 	case d < 0:

@@ -124,7 +124,7 @@ func (s *supervisedProcess) handleExit(ctx context.Context, exit Exit, requested
 	s.mu.Unlock()
 	if requested {
 		s.set(ProcessWaiting, &exit)
-		s.publish(Restarting, nil, s.role+"is restarted on request")
+		s.publish(Restarting, nil, s.role+" is restarted on request")
 		return true
 	}
 	if !s.shouldRestart(exit) {
@@ -167,7 +167,7 @@ func (s *supervisedProcess) shouldRestart(exit Exit) bool {
 	return true
 }
 
-// waitForRestart waits until a user requests a restart of a process that ended for good.
+// waitForRestart waits until a user requests a restart of a process that is not restarted automatically.
 func (s *supervisedProcess) waitForRestart(ctx context.Context) bool {
 	select {
 	case <-ctx.Done():
@@ -176,7 +176,7 @@ func (s *supervisedProcess) waitForRestart(ctx context.Context) bool {
 		s.mu.Lock()
 		s.budget.reset()
 		s.mu.Unlock()
-		s.publish(Restarting, nil, s.role+"is restarted on request")
+		s.publish(Restarting, nil, s.role+" is restarted on request")
 		return true
 	}
 }
@@ -214,7 +214,8 @@ const (
 	steadyAfterExit = 5 * time.Second
 )
 
-// unsteadyFor returns how much longer the process must run to count as ready without a probe; 0 when it has.
+// unsteadyFor returns how much longer the process must run to count as ready without a probe, or 0 if it has run long
+// enough.
 func (s ProcessStatus) unsteadyFor(now time.Time) time.Duration {
 	need := steadyAfter
 	if s.unsteady {
@@ -223,7 +224,7 @@ func (s ProcessStatus) unsteadyFor(now time.Time) time.Duration {
 	return max(0, need-now.Sub(s.Started))
 }
 
-// notReadyReason returns why the process keeps its instance from being ready, or "".
+// notReadyReason returns the reason for which the process prevents its instance from being ready, or "".
 func (s ProcessStatus) notReadyReason(what string) string {
 	switch s.State {
 	case ProcessRunning:

@@ -10,14 +10,15 @@ import (
 )
 
 const (
-	// maxForwarded is the maximum number of connections of one forwarder. Further ones wait to be accepted.
+	// maxForwarded is the maximum number of connections of one forwarder. Further connections wait in the listener's
+	// queue.
 	maxForwarded = 8192
 	// forwardDialTimeout is the timeout of the connection to the destination.
 	forwardDialTimeout = 10 * time.Second
 )
 
-// tcpForwarder forwards TCP connections between two networks. It ends both sides of a connection in the same way (FIN
-// or RST) as far as it can detect it.
+// tcpForwarder forwards TCP connections between two networks. If one side closes a connection with FIN or RST, it
+// closes the other side in the same way, as far as it can detect this.
 type tcpForwarder struct {
 	listener net.Listener
 	dial     func(ctx context.Context, from net.Conn) (net.Conn, error)
@@ -83,7 +84,7 @@ func (r *tcpForwarder) forward(from net.Conn) {
 	both.Wait()
 }
 
-// copyDirection copies one direction. The kernel does so without copying to user space (splice).
+// copyDirection copies one direction of a connection. The kernel copies the data without user space (splice).
 func copyDirection(to, from net.Conn) {
 	if _, err := io.Copy(to, from); err != nil {
 		resetConn(to)

@@ -11,7 +11,7 @@ import (
 // udpPollInterval is how often the endpoints of services' UDP ports are polled.
 const udpPollInterval = 200 * time.Millisecond
 
-// forwardUDP keeps the UDP forwarding rules of every instance up to date with the services' endpoints, until ctx ends.
+// forwardUDP updates the UDP forwarding rules of every instance when the endpoints of services change, until ctx ends.
 // While the control plane is stopped, the last rules stay in force.
 func (m *Mesh) forwardUDP(ctx context.Context) {
 	ticker := time.NewTicker(udpPollInterval)
@@ -54,7 +54,8 @@ func (m *Mesh) updateUDPRules(states map[*instanceRunner]*udpState) {
 	}
 }
 
-// updateInstanceUDP updates the rules of one instance if necessary, retries failed updates, and logs each error once.
+// updateInstanceUDP updates the rules of one instance if they changed. It retries failed updates and logs each error
+// once.
 func (m *Mesh) updateInstanceUDP(r *instanceRunner, state *udpState, ports []controlplane.DatagramPort) {
 	if state.lastError == "" && len(ports) == len(state.ports) && (len(ports) == 0 || reflect.DeepEqual(ports, state.ports)) {
 		return

@@ -15,7 +15,7 @@ import (
 	"github.com/pilotfish-mesh/pilotfish/mesh/netns"
 )
 
-// udpTable is separate from the table of redirection rules, which apply to UDP only for DNS.
+// udpTable is separate from the table of the redirection rules, which redirect no UDP except DNS.
 const udpTable = "pilotfish-datagrams"
 
 // dnsPort is not forwarded: the sidecar answers DNS queries to any address.
@@ -27,8 +27,9 @@ type udpForwarder struct {
 	current   []controlplane.DatagramPort
 }
 
-// update installs DNAT rules, in the workload's namespace, from services' addresses to their endpoints, so that packets
-// have the workload's source address. One sender's packets are sent to the same endpoint while it exists.
+// update installs DNAT rules from services' addresses to their endpoints in the workload's namespace, so that packets
+// have the workload's source address. The packets of one sender are sent to the same endpoint as long as that endpoint
+// exists.
 func (l *udpForwarder) update(ports []controlplane.DatagramPort) error {
 	if err := l.namespace.Nftables(func(c *nftables.Conn) { addDNATRules(c, ports) }); err != nil {
 		return err
@@ -42,7 +43,7 @@ func (l *udpForwarder) update(ports []controlplane.DatagramPort) error {
 
 func addDNATRules(c *nftables.Conn, ports []controlplane.DatagramPort) {
 	table := &nftables.Table{Family: nftables.TableFamilyINet, Name: udpTable}
-	c.AddTable(table) // so that deletion succeeds
+	c.AddTable(table) // creates the table if it is missing, so that its deletion succeeds
 	c.DelTable(table)
 	c.AddTable(table)
 	chain := c.AddChain(&nftables.Chain{
@@ -59,7 +60,7 @@ func addDNATRules(c *nftables.Conn, ports []controlplane.DatagramPort) {
 	}
 }
 
-// dnatRule returns a rule that sends one in oneIn new senders to an endpoint.
+// dnatRule returns a rule that sends every oneIn-th new sender to an endpoint.
 func dnatRule(service, endpoint netip.AddrPort, oneIn uint32) []expr.Any {
 	family := uint32(unix.NFPROTO_IPV4)
 	if service.Addr().Is6() {

@@ -39,13 +39,14 @@ func TestUDPToOutsideIsRejected(t *testing.T) {
 			_, err = conn.Read(make([]byte, 10))
 		}
 		if !errors.Is(err, syscall.ECONNREFUSED) {
-			t.Errorf("a datagram to %s: %v", to, err)
+			t.Errorf("a datagram to %s: got %v, want connection refused", to, err)
 		}
 		_ = conn.Close()
 	}
 }
 
-// Also senders with an earlier flow to an instance are refused, and other services are not affected.
+// When a service is removed, its senders are refused, even those that have sent packets to an instance before. Other
+// services are not affected.
 func TestStaleUDPFlowsAreDeleted(t *testing.T) {
 	needNamespaces(t)
 	claimed, err := Captured{}.Claim(testTopology(t, oneApp), Resources{Dir: t.TempDir()})
@@ -95,14 +96,14 @@ func TestStaleUDPFlowsAreDeleted(t *testing.T) {
 		return err
 	}
 	if err := ask(); err != nil {
-		t.Fatalf("while the service is there: %v", err)
+		t.Fatalf("while the service exists: %v", err)
 	}
 	other := controlplane.DatagramPort{Address: netip.MustParseAddrPort("240.1.2.4:7000"), Endpoints: service.Endpoints}
 	if err := leads.update([]controlplane.DatagramPort{other}); err != nil {
 		t.Fatal(err)
 	}
 	if err := ask(); !errors.Is(err, syscall.ECONNREFUSED) {
-		t.Errorf("afterwards: %v", err)
+		t.Errorf("after the service was removed: got %v, want connection refused", err)
 	}
 }
 
@@ -124,7 +125,7 @@ func TestFailedUDPForwardingIsRetried(t *testing.T) {
 		r.mesh.updateInstanceUDP(r, led, ports)
 	}
 	if tries != 3 {
-		t.Errorf("%d tries, not two that fail and one that does not", tries)
+		t.Errorf("got %d attempts, want two that fail and one that succeeds", tries)
 	}
 }
 
@@ -195,11 +196,11 @@ func TestUDPReachesServicesByName(t *testing.T) {
 	m.waitReady()
 	a1, a2, b := m.Instances()[0], m.Instances()[1], m.Instances()[2]
 	answer := map[string]int{}
-	eventually(t, "answers of both instances", func() bool {
+	eventually(t, "responses of both instances", func() bool {
 		answer[m.sendUDP("b", "a:700")]++
 		return answer["a-1 was called from "+b.App.String()] > 0 && answer["a-2 was called from "+b.App.String()] > 0
 	})
-	eventually(t, "an answer of itself", func() bool { return m.sendUDP("a-1", "a:700") == "a-1 was called from "+a1.App.String() })
+	eventually(t, "a response of the instance to itself", func() bool { return m.sendUDP("a-1", "a:700") == "a-1 was called from "+a1.App.String() })
 	for _, to := range []string{"a-1.each-a:7000", "each-a:7000", "alone:7000", "a-2.alone:7000"} {
 		if got := m.sendUDP("b", to); !strings.HasSuffix(got, " was called from "+b.App.String()) {
 			t.Errorf("%s: %s", to, got)
@@ -207,14 +208,15 @@ func TestUDPReachesServicesByName(t *testing.T) {
 	}
 	m.headlessNamesAreInstances(a1, a2)
 
-	// A sender whose instance stops reaches the other one, and is refused when none is left.
+	// After the instance of a sender's packets stops, the packets are sent to the other instance. When no instance is
+	// left, they are refused.
 	conn, err := m.Dial(context.Background(), "b", "udp", "a:700")
 	if err != nil {
 		t.Fatal(err)
 	}
 	defer conn.Close()
 	m.instanceOf(a1).deregister()
-	eventually(t, "that a service of datagrams alone is the second instance", func() bool {
+	eventually(t, "the UDP-only service has only the second instance", func() bool {
 		found, err := m.sandboxOf("b").lookup(context.Background(), "alone")
 		return err == nil && len(found) == 1 && found[0] == a2.App.String()
 	})
@@ -226,13 +228,13 @@ func TestUDPReachesServicesByName(t *testing.T) {
 		return string(answer[:n])
 	}
 	for range 20 {
-		eventually(t, "an answer of the second", func() bool { return strings.HasPrefix(send(), "a-2") })
+		eventually(t, "a response of the second instance", func() bool { return strings.HasPrefix(send(), "a-2") })
 	}
 	m.instanceOf(a2).deregister()
-	eventually(t, "that no instance answers", func() bool { return strings.Contains(m.sendUDP("b", "a:700"), "refused") })
+	eventually(t, "datagrams are refused without an instance", func() bool { return strings.Contains(m.sendUDP("b", "a:700"), "refused") })
 }
 
-// A headless service's name refers to all instances, and each instance has a name of its own.
+// The name of a headless service resolves to all instances, and each instance has its own name.
 func (r *testMesh) headlessNamesAreInstances(all ...*topology.Instance) {
 	r.t.Helper()
 	at := r.sandboxOf("b")
@@ -257,6 +259,6 @@ func (r *testMesh) instanceOf(i *topology.Instance) *instanceRunner {
 			return one
 		}
 	}
-	r.t.Fatalf("%s does not run", i.Name)
+	r.t.Fatalf("instance %s does not run", i.Name)
 	return nil
 }

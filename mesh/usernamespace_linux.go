@@ -64,7 +64,7 @@ func runInUserNamespace() (status int, err error) {
 		return 0, fmt.Errorf("creating a user namespace: %w%s", err, namespaceRemedy(err))
 	}
 	if err := groups.write(cmd.Process.Pid); err != nil {
-		_ = w.Close() // ends the process
+		_ = w.Close() // ends the child process
 		_ = cmd.Wait()
 		return 0, err
 	}
@@ -156,7 +156,7 @@ func (m gidMapping) write(pid int) error {
 	return nil
 }
 
-// remedy returns a remedy if newgidmap, which needs privileges, cannot have them.
+// remedy returns a remedy if newgidmap cannot get the privileges that it needs.
 func (m gidMapping) remedy() string {
 	if kept, err := unix.PrctlRetInt(unix.PR_GET_NO_NEW_PRIVS, 0, 0, 0, 0); err == nil && kept == 1 {
 		return ": this process cannot gain privileges (no_new_privs, which for example NoNewPrivileges= of systemd sets): start pilotfish without this restriction"
@@ -188,7 +188,7 @@ func sysctl(name string) string {
 	return strings.TrimSpace(string(value))
 }
 
-// canCreateNamespaces reports whether this process has CAP_SYS_ADMIN, as root or in a user namespace.
+// canCreateNamespaces reports whether this process has CAP_SYS_ADMIN, either as root or within a user namespace.
 func canCreateNamespaces() bool {
 	header := unix.CapUserHeader{Version: unix.LINUX_CAPABILITY_VERSION_3}
 	var sets [2]unix.CapUserData

@@ -7,14 +7,15 @@ import (
 	"github.com/pilotfish-mesh/pilotfish/controlplane"
 )
 
-// syncTimeout is how long a mesh of ready instances waits until every proxy has acknowledged its configuration. Slow
-// proxies are shown by status and do not delay the mesh further.
+// syncTimeout is how long the mesh, after all instances are ready, waits for every proxy to acknowledge its
+// configuration. After that the mesh counts as ready, and status shows the slow proxies.
 const (
 	syncTimeout  = 5 * time.Second
 	syncInterval = 10 * time.Millisecond
 )
 
-// waitSynced waits until all proxies know all ready instances, which takes a moment longer than readiness.
+// waitSynced waits until all proxies know all ready instances. This takes slightly longer than the readiness of the
+// instances.
 func (m *Mesh) waitSynced(ctx context.Context) error {
 	limit := time.NewTimer(syncTimeout)
 	defer limit.Stop()

@@ -13,15 +13,15 @@ func TestMeshIsReadyAfterProxiesAreSynced(t *testing.T) {
 		status   controlplane.Status
 		answered bool
 	}{
-		"no client is connected":   {controlplane.Status{}, true},
-		"all have answered":        {controlplane.Status{Clients: []xds.ClientStatus{quiet, quiet}}, true},
-		"a change waits":           {controlplane.Status{Pending: true, Clients: []xds.ClientStatus{quiet}}, false},
-		"a push is under way":      {controlplane.Status{Clients: []xds.ClientStatus{quiet, {Pushing: true}}}, false},
-		"an answer is outstanding": {controlplane.Status{Clients: []xds.ClientStatus{{Types: []xds.TypeStatus{{}, {Unanswered: 1}}}}}, false},
-		"a push was refused":       {controlplane.Status{Clients: []xds.ClientStatus{{Types: []xds.TypeStatus{{Rejected: &xds.Rejection{}}}}}}, true},
+		"no client is connected":        {controlplane.Status{}, true},
+		"all clients have acknowledged": {controlplane.Status{Clients: []xds.ClientStatus{quiet, quiet}}, true},
+		"a change is pending":           {controlplane.Status{Pending: true, Clients: []xds.ClientStatus{quiet}}, false},
+		"a push is in progress":         {controlplane.Status{Clients: []xds.ClientStatus{quiet, {Pushing: true}}}, false},
+		"an ACK is missing":             {controlplane.Status{Clients: []xds.ClientStatus{{Types: []xds.TypeStatus{{}, {Unanswered: 1}}}}}, false},
+		"a client rejected a push":      {controlplane.Status{Clients: []xds.ClientStatus{{Types: []xds.TypeStatus{{Rejected: &xds.Rejection{}}}}}}, true},
 	} {
 		if got := isAcknowledged(c.status); got != c.answered {
-			t.Errorf("%s: answered is %v", name, got)
+			t.Errorf("%s: isAcknowledged returns %v", name, got)
 		}
 	}
 }

@@ -7,8 +7,8 @@ import (
 	"github.com/pilotfish-mesh/pilotfish/internal/atomicfile"
 )
 
-// writeFile replaces a file atomically; a full disk leaves the old contents. It does not sync to disk, because no mesh
-// survives a reboot.
+// writeFile replaces a file atomically. If the disk is full, the old content remains. It does not sync to disk,
+// because a mesh does not continue after a reboot.
 func writeFile(path string, data []byte, mode os.FileMode) error {
 	d, err := atomicfile.NewDraft(path, data, mode)
 	if err == nil {
