@@ -6,8 +6,8 @@ import (
 	"strconv"
 )
 
-// actionHandler returns a handler that runs an action. answerFirst is for actions that stop the server: it responds
-// before the action, because it could not respond afterwards.
+// actionHandler returns a handler that runs an action. With answerFirst, the handler responds before it runs the
+// action: an action that stops the server leaves no time for a response.
 func actionHandler(name string, do func(), answerFirst bool) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		switch {

@@ -7,7 +7,8 @@ import (
 	"time"
 )
 
-// maxConnections limits the open connections. Each uses about 20 KB, and any client in the cluster can open them.
+// maxConnections limits the open connections. Each connection uses about 20 KB, and any client in the cluster can open
+// connections.
 const maxConnections = 512
 
 // connLimiter limits the connections to the server. Above the limit it closes the connection that has been idle for the

@@ -6,8 +6,8 @@ import (
 	"sync"
 )
 
-// newConns are connections without a request so far. http.Server.Shutdown waits five seconds for each of them, and
-// clients that open connections in advance have some.
+// newConns are the connections on which no request has arrived yet. Some clients open connections in advance, and
+// http.Server.Shutdown would wait five seconds for them.
 type newConns struct {
 	mu     sync.Mutex
 	conns  map[net.Conn]struct{}
@@ -31,7 +31,7 @@ func (s *newConns) onState(c net.Conn, state http.ConnState) {
 	}
 }
 
-// close closes these connections, and further new ones.
+// close closes the connections without a request, and every connection that is accepted later.
 func (s *newConns) close() {
 	s.mu.Lock()
 	defer s.mu.Unlock()

@@ -16,7 +16,8 @@ import (
 )
 
 const (
-	// scrapeTimeout limits a scrape without a timeout header. The others limit the timeout of the header.
+	// scrapeTimeout limits a scrape without a timeout header. minScrape and maxScrape limit the timeout that the header
+	// requests.
 	scrapeTimeout = 5 * time.Second
 	minScrape     = 10 * time.Millisecond
 	maxScrape     = time.Minute
@@ -43,16 +44,17 @@ const (
 // alerts and Istio's proxies use.
 var bareNames = exposition.Cut{First: "envoy_", Next: "istio_"}
 
-// reservedNames are prefixes of names that Envoy and the agent have. A scraper could not distinguish an application's series
-// with such a name from theirs.
+// reservedNames are the prefixes of the metric names of Envoy and the agent. A scraper could not distinguish an
+// application's series with such a name from the series of Envoy or the agent.
 var reservedNames = []string{"envoy_", "istio_", "pilotfish_"}
 
-// labelEscapes are the escapes of the formats. Go has more.
+// labelEscapes escapes label values as the exposition formats require. strconv.Quote would use escapes that they do not
+// have.
 var labelEscapes = strings.NewReplacer(`\`, `\\`, `"`, `\"`, "\n", `\n`)
 
 var reportNames = []string{sourceUp, sourceInvalid, sourceDuplicates, sourceReserved, sourceRepeated}
 
-// timeoutOf returns the scraper's timeout without a tenth, which is reserved for the response.
+// timeoutOf returns nine tenths of the scraper's timeout. The rest is reserved for sending the response.
 func timeoutOf(r *http.Request) time.Duration {
 	seconds, err := strconv.ParseFloat(r.Header.Get(timeoutHeader), 64)
 	if err != nil || !(seconds > 0) { // also true for NaN
@@ -70,7 +72,7 @@ type scrape struct {
 	envoy    *source // nil for none
 	apps     []*source
 	accepted exposition.Accepted
-	// early is when a source before another one must end: it leaves a quarter of the time.
+	// early is when a source that is followed by another one must end. A quarter of the scrape's time then remains.
 	early time.Time
 }
 
@@ -79,7 +81,7 @@ type scrape struct {
 func (s *Server) serveMetrics(w http.ResponseWriter, r *http.Request) {
 	s.metrics.scrapes.Inc()
 	took := timeoutOf(r)
-	// Longer than the scraper's timeout.
+	// The connection's write deadline is later than the scraper's timeout, so that the timeout ends the scrape.
 	response := http.NewResponseController(w)
 	_ = response.SetWriteDeadline(time.Now().Add(took + 10*time.Second))
 	ctx, cancel := context.WithTimeout(r.Context(), took)

@@ -7,7 +7,7 @@ import (
 	"strconv"
 )
 
-// maxProfile limits a profile's duration in seconds, because profiling makes the agent slower and larger.
+// maxProfile limits a profile's duration in seconds, because profiling slows the agent down and uses memory.
 const maxProfile = 60
 
 const profilesPath = "/debug/pprof/"

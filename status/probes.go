@@ -30,10 +30,10 @@ type PartReport struct {
 	Ready bool   `json:"ready"`
 	// Reason states why the component is not ready, or what is worth knowing about a ready one.
 	Reason string `json:"reason,omitempty"`
-	// Since is the time since which the state holds. If the component does not know it, it is the time of the first
-	// probe that found the state.
+	// Since is when the component entered this state. If the component does not report that time, Since is when a probe
+	// first found the state.
 	Since time.Time `json:"since,omitzero"`
-	// Remedy states what a person can do.
+	// Remedy states what an operator can do about it.
 	Remedy string `json:"remedy,omitempty"`
 	// Silent means that the component does not respond, and nothing else is known.
 	Silent bool `json:"silent,omitempty"`

@@ -7,7 +7,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 )
 
-// readinessMetric is the metric of each component's readiness. It runs the checks when it is scraped.
+// readinessMetric is a Prometheus collector with one gauge per component. It runs the readiness checks on each scrape.
 type readinessMetric struct {
 	server *Server
 	desc   *prometheus.Desc

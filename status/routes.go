@@ -5,7 +5,8 @@ import (
 	"time"
 )
 
-// maxAnswer limits the duration of a request. Profiles are exempt, so the server has no such limit as a whole.
+// maxAnswer limits the duration of a request. Profiles may last longer, so the limit is set per route and not on the
+// http.Server.
 const maxAnswer = 30 * time.Second
 
 // handler returns the routes of the server.

@@ -21,7 +21,8 @@ import (
 // Metrics configures the sources of /metrics in addition to the agent's own metrics.
 type Metrics struct {
 	// Envoy returns the URL of Envoy's Prometheus statistics, such as "http://127.0.0.1:15000/stats/prometheus". It is
-	// called for each scrape, because Envoy processes are replaced. "" means no Envoy. Nil means never.
+	// called for each scrape, because Envoy processes are replaced. It returns "" while no Envoy runs. A nil function
+	// means that Envoy is never scraped.
 	Envoy func() string
 	// Applications are the targets in the pod. The names of the first one stay unchanged.
 	Applications []Application
@@ -46,7 +47,8 @@ const (
 	defaultApplicationBytes = 64 << 20
 	// maxSpooled limits the memory of the second and further applications together during a scrape.
 	maxSpooled = 4 << 20
-	// The names of families use memory; the number of series is not limited.
+	// The number of metric families is limited, because the merger holds their names in memory. The number of series is
+	// not limited.
 	maxEnvoyFamilies       = 200_000
 	maxApplicationFamilies = 10_000
 	maxRedirects           = 3
@@ -55,7 +57,8 @@ const (
 	acceptBoth = "application/openmetrics-text;version=1.0.0,text/plain;version=0.0.4;q=0.5,*/*;q=0.1"
 )
 
-// newScraper returns a client without idle connections, whose memory is not worth it for one scrape per minute.
+// newScraper returns a client that closes each connection after its request: at one scrape per minute, idle connections
+// would only use memory.
 func newScraper() *http.Client {
 	return &http.Client{
 		Transport: &http.Transport{
@@ -116,8 +119,8 @@ func (s *Server) startRequest(ctx context.Context, src *source, target, accept s
 	return src
 }
 
-// requestAhead sends the request to a slow source and waits until it is sent: the following work would delay the
-// request, and the response with it.
+// requestAhead sends the request to a slow source and waits until it is sent. Otherwise the work that follows would
+// delay the request, and thus the response.
 func (s *Server) requestAhead(ctx context.Context, src *source, target, accept string) {
 	written := make(chan struct{}, 1)
 	ctx = httptrace.WithClientTrace(ctx, &httptrace.ClientTrace{WroteRequest: func(httptrace.WroteRequestInfo) {
@@ -191,7 +194,7 @@ func (s *Server) request(ctx context.Context, target, accept string, from http.H
 	return nil, 0, err
 }
 
-// withoutURL removes the URL, which the report contains as well.
+// withoutURL removes the URL from the error, because the report contains it already.
 func withoutURL(err error) error {
 	var urlErr *url.Error
 	if errors.As(err, &urlErr) {
@@ -202,7 +205,7 @@ func withoutURL(err error) error {
 
 var errSlow = errors.New("it did not respond completely in time")
 
-// endBy cancels the source at a time before its own deadline. The returned function revokes that.
+// endBy cancels the source at a time before its own deadline. The returned function stops this timer.
 func (s *source) endBy(early time.Time) (off func()) {
 	timer := time.AfterFunc(time.Until(early), func() {
 		s.late.Store(true)

@@ -11,8 +11,8 @@ import (
 	"github.com/pilotfish-mesh/pilotfish/internal/exposition"
 )
 
-// write writes the sources one after the other. Meanwhile the next sources send their responses into their sockets'
-// buffers.
+// write writes the sources to the response one after the other. While it writes one source, the kernel buffers the
+// responses of the next ones in their sockets.
 func (sc *scrape) write(m *exposition.Merger) {
 	m.Reserve(reportNames...)
 	copied, err := m.Copy(bytes.NewReader(sc.own), exposition.Source{})
@@ -26,8 +26,8 @@ func (sc *scrape) write(m *exposition.Merger) {
 	_ = m.Close() // the error is that of a scraper that disconnected
 }
 
-// applicationFirst reports whether the only application has responded before Envoy. Envoy builds its whole response
-// before it sends the first byte, so what is written meanwhile costs no time.
+// applicationFirst reports whether the pod has one application and it has responded before Envoy. Its metrics are then
+// written first: Envoy builds its whole response before it sends the first byte, so this does not delay the scrape.
 func (sc *scrape) applicationFirst() bool {
 	if sc.envoy == nil || len(sc.apps) != 1 {
 		return false
@@ -41,11 +41,11 @@ func (sc *scrape) applicationFirst() bool {
 	return false
 }
 
-// envoyPrefixes are the name prefixes of Envoy's families. Families of applications with such names are written after
-// them.
+// envoyPrefixes are the name prefixes of Envoy's metric families. An application's families with such a prefix are
+// written after Envoy's.
 var envoyPrefixes = []string{"envoy_", bareNames.Next}
 
-// envoyHelp is the HELP text of Envoy's families, which have none.
+// envoyHelp is the HELP text of Envoy's metric families: Envoy sends none.
 const envoyHelp = "A statistic of Envoy."
 
 func (sc *scrape) writeApplicationFirst(m *exposition.Merger) {

@@ -14,7 +14,7 @@ const (
 	maxEntries   = 256
 	maxBytes     = 1 << 20
 	maxExchanges = 16 // concurrent exchanges
-	// exchangeTime limits an exchange with all its attempts.
+	// exchangeTime limits an exchange, including its retries.
 	exchangeTime = 10 * time.Second
 	// refreshAhead is how long before its expiry a token is renewed, while it is still returned. Within urgent before
 	// the expiry, clients wait for the new token, because some treat a token with less than a minute as expired.
@@ -183,7 +183,7 @@ func (c *cache) entry(k key, now time.Time) (*entry, error) {
 	return e, nil
 }
 
-// sweep removes useless entries.
+// sweep removes entries without a valid token, a running exchange or a failure that is still cached.
 func (c *cache) sweep(now time.Time) {
 	for k, e := range c.entries {
 		if e.inflight == nil && e.remaining(now) == 0 && !now.Before(e.retryAt) {

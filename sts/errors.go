@@ -47,8 +47,8 @@ func (e *Error) withStatus(status int) *Error {
 	return e
 }
 
-// unable returns the response for an exchange that failed for a reason that is not the client's. RFC 8693 has the code
-// invalid_target for a server that cannot issue a token. Istio's agent sends status 500, which clients retry.
+// unable returns the response for an exchange that failed although the client's request was valid. RFC 8693 has the
+// code invalid_target for a server that cannot issue a token. Istio's agent sends status 500, which clients retry.
 func unable(err error) *Error {
 	return &Error{Status: http.StatusInternalServerError, Code: CodeInvalidTarget, Description: err.Error()}
 }
@@ -82,7 +82,7 @@ var (
 	marked = sync.OnceValue(func() *regexp.Regexp { return regexp.MustCompile(`^(eyJ|ya29\.)`) })
 )
 
-// withoutCredentials removes what may be a credential.
+// withoutCredentials replaces each part of the text that may be a token or secret.
 func withoutCredentials(text string) string {
 	return run().ReplaceAllStringFunc(text, func(found string) string {
 		for part := range strings.SplitSeq(found, "/") {

@@ -107,7 +107,7 @@ func answerOf(t Token, now time.Time) answer {
 	return a
 }
 
-// tokenStatus is a token at /stsStatus. The page has a field for the token, which stays empty.
+// tokenStatus describes a cached token on the page /stsStatus. The page's field for the token itself stays empty.
 type tokenStatus struct {
 	TokenType  string `json:"token_type"`
 	IssueTime  string `json:"issue_time"`

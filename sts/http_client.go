@@ -23,8 +23,8 @@ const (
 	maxAnswer = 64 << 10
 )
 
-// upstream sends requests to servers over HTTP. It uses no proxy of the environment and follows no redirect, because
-// both could send a token elsewhere.
+// upstream sends requests to servers over HTTP. It ignores the proxy environment variables and does not follow
+// redirects, because both could send a token to another server.
 type upstream struct {
 	client *http.Client
 }

@@ -102,8 +102,9 @@ func parseObject(body []byte) (parameters, error) {
 	return p, nil
 }
 
-// eachMember visits an object's members. Unlike encoding/json, it distinguishes the case of names and rejects repeated
-// names: another parser of the object could use the other value.
+// eachMember visits an object's members. Unlike encoding/json, it distinguishes upper and lower case in names and
+// rejects repeated names: another parser of the same object could otherwise use a different value than the one checked
+// here.
 func eachMember(object []byte, visit func(name string, value json.RawMessage) error) error {
 	decoder := json.NewDecoder(bytes.NewReader(object))
 	if start, err := decoder.Token(); err != nil || start != json.Delim('{') {

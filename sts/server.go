@@ -90,8 +90,8 @@ func New(config Config) (*Server, error) {
 	return s, nil
 }
 
-// checkLoopback returns an error for other than loopback addresses: tokens are for applications on this machine. The
-// only accepted name is localhost.
+// checkLoopback returns an error unless the address is a loopback address, because only applications on this machine
+// may request tokens. localhost is the only accepted host name.
 func checkLoopback(address string) error {
 	host, _, err := net.SplitHostPort(address)
 	if err != nil {
@@ -271,8 +271,8 @@ func (s *Server) note(err error) {
 	s.trouble = err
 }
 
-// Condition is healthy while the server runs: an unavailable exchange server must not make workloads unready that need
-// no token. The reason reports it.
+// Condition is healthy while the server runs, even if the exchange server is unavailable: otherwise workloads that need
+// no token would become unready. The reason states that the exchange server is unavailable.
 func (s *Server) Condition() health.Condition {
 	s.mu.Lock()
 	defer s.mu.Unlock()
