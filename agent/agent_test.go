@@ -46,7 +46,7 @@ func TestCrashBudgetToleratesRareFailuresOnly(t *testing.T) {
 	now := time.Unix(0, 0)
 	series := envoyBudget()
 	for n := 1; ; n++ {
-		wait, again := series.recordFailure(now)
+		wait, again := series.RecordFailure(now)
 		if !again {
 			if n != 6 {
 				t.Errorf("given up at failure %d of a series, want 6", n)
@@ -60,14 +60,14 @@ func TestCrashBudgetToleratesRareFailuresOnly(t *testing.T) {
 	}
 	rare := envoyBudget()
 	for n := range 1000 {
-		if _, again := rare.recordFailure(now); !again {
+		if _, again := rare.RecordFailure(now); !again {
 			t.Fatalf("given up at failure %d although they were 10 minutes apart", n+1)
 		}
 		now = now.Add(10 * time.Minute)
 	}
 	part := componentBudget()
 	for range 10000 {
-		wait, again := part.recordFailure(now)
+		wait, again := part.RecordFailure(now)
 		if !again || wait > 15*time.Second {
 			t.Fatalf("a part is given up, or waits %v", wait)
 		}
@@ -78,7 +78,7 @@ func TestClockJumpDoesNotUseCrashBudget(t *testing.T) {
 	now, b := time.Unix(1e9, 0), envoyBudget()
 	for _, jump := range []time.Duration{0, -time.Hour, -10 * 365 * 24 * time.Hour, 20 * 365 * 24 * time.Hour} {
 		now = now.Add(jump)
-		if wait, again := b.recordFailure(now); !again || wait > time.Second {
+		if wait, again := b.RecordFailure(now); !again || wait > time.Second {
 			t.Fatalf("after a jump of %v: wait %v, again %v", jump, wait, again)
 		}
 	}

@@ -105,7 +105,7 @@ func (g *componentGroup) runWithRestarts(ctx context.Context, p component) error
 		if err == nil {
 			err = fmt.Errorf("%s ended unexpectedly", p.name)
 		}
-		wait, again := allowed.recordFailure(time.Now())
+		wait, again := allowed.RecordFailure(time.Now())
 		if !p.restart || !again {
 			return fmt.Errorf("%s: %w", p.name, err)
 		}

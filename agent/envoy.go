@@ -102,7 +102,7 @@ func (e *envoySupervisor) run(ctx context.Context) error {
 			e.setStopError(ended, exit)
 			return nil
 		}
-		wait, again := allowed.recordFailure(time.Now())
+		wait, again := allowed.RecordFailure(time.Now())
 		if !again && e.countGivenUp() > 0 {
 			wait, again = allowed.MaxWait, true // Envoy's ports may still be held by the instance that was given up
 		}

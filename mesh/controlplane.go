@@ -12,6 +12,7 @@ import (
 
 	"github.com/pilotfish-mesh/pilotfish/controlplane"
 	"github.com/pilotfish-mesh/pilotfish/controlplane/config"
+	"github.com/pilotfish-mesh/pilotfish/internal/backoff"
 	"github.com/pilotfish-mesh/pilotfish/mesh/topology"
 )
 
@@ -184,6 +185,7 @@ func (p *controlPlane) stop() error {
 
 // supervise restarts the control plane with a growing backoff when it ends unexpectedly, until ctx ends.
 func (p *controlPlane) supervise(ctx context.Context) {
+	retry := backoff.Backoff{Min: minPause, Max: maxPause}
 	pause := minPause
 	for {
 		select {
@@ -203,9 +205,10 @@ func (p *controlPlane) supervise(ctx context.Context) {
 		switch {
 		case err != nil && ctx.Err() == nil:
 			p.events.publish(Event{Kind: ControlPlaneDown, Origin: OriginControlPlane, Message: err.Error()})
-			pause = min(2*pause, maxPause)
+			pause = retry.Next()
 		case err == nil:
 			pause = minPause
+			retry.Reset()
 		}
 	}
 }

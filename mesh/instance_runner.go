@@ -51,7 +51,8 @@ func (m *Mesh) newRunner(i *topology.Instance) (*instanceRunner, error) {
 
 func (r *instanceRunner) newProcess(what string, origin Origin, rule topology.RestartRule, c func() (command, error)) *supervisedProcess {
 	return &supervisedProcess{
-		role: what, instance: r.instance.Name, origin: origin, rule: rule, command: c, record: r.mesh.record,
+		budget: newRestartBudget(),
+		role:   what, instance: r.instance.Name, origin: origin, rule: rule, command: c, record: r.mesh.record,
 		events: r.mesh.events, changed: r.changed, kill: r.mesh.kill, restarts: make(chan struct{}, 1),
 		status: ProcessStatus{State: ProcessWaiting},
 	}

@@ -32,11 +32,11 @@ func TestOutputLinesAreTruncated(t *testing.T) {
 }
 
 func TestRestartBackoffGrowsAndEnds(t *testing.T) {
-	var b restartBudget
+	b := newRestartBudget()
 	now := time.Unix(0, 0)
 	var pauses []time.Duration
 	for {
-		pause, again := b.recordFailure(now, 0)
+		pause, again := b.RecordFailure(now)
 		if !again {
 			break
 		}
@@ -53,11 +53,11 @@ func TestRestartBackoffGrowsAndEnds(t *testing.T) {
 
 func TestProcessIsNotRestartedAfterEightFailures(t *testing.T) {
 	for ran, want := range map[time.Duration]int{0: 8, 500 * time.Millisecond: 8, time.Second: 8, 8 * time.Second: -1, 10 * time.Second: -1} {
-		var b restartBudget
+		b := newRestartBudget()
 		now, ends := time.Unix(0, 0), -1
 		for n := range 100 {
 			now = now.Add(ran)
-			pause, again := b.recordFailure(now, ran)
+			pause, again := b.RecordFailure(now)
 			if !again {
 				ends = n + 1
 				break
@@ -74,10 +74,10 @@ func TestProcessIsNotRestartedAfterEightFailures(t *testing.T) {
 }
 
 func TestRareFailuresDoNotAccumulate(t *testing.T) {
-	var b restartBudget
+	b := newRestartBudget()
 	now := time.Unix(0, 0)
 	for range 1000 {
-		if pause, again := b.recordFailure(now, 5*time.Minute); !again || pause != 0 {
+		if pause, again := b.RecordFailure(now); !again || pause > 2*minPause {
 			t.Fatalf("after a long run: pause %s, again %v", pause, again)
 		}
 		now = now.Add(5 * time.Minute)

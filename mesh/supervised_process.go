@@ -7,6 +7,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/pilotfish-mesh/pilotfish/internal/crashbudget"
 	"github.com/pilotfish-mesh/pilotfish/mesh/topology"
 )
 
@@ -32,7 +33,7 @@ type supervisedProcess struct {
 
 	mu     sync.Mutex
 	status ProcessStatus
-	budget restartBudget
+	budget *crashbudget.Budget
 }
 
 func (s *supervisedProcess) snapshot() ProcessStatus {
@@ -138,7 +139,7 @@ func (s *supervisedProcess) handleExit(ctx context.Context, exit Exit, requested
 		return s.waitForRestart(ctx)
 	}
 	s.mu.Lock()
-	pause, again := s.budget.recordFailure(exit.Time, exit.Ran)
+	pause, again := s.budget.RecordFailure(exit.Time)
 	s.mu.Unlock()
 	if !again {
 		s.set(ProcessFailed, &exit)
@@ -174,7 +175,7 @@ func (s *supervisedProcess) waitForRestart(ctx context.Context) bool {
 		return false
 	case <-s.restarts:
 		s.mu.Lock()
-		s.budget.reset()
+		s.budget.Reset()
 		s.mu.Unlock()
 		s.publish(Restarting, nil, s.role+" is restarted on request")
 		return true
