@@ -20,6 +20,7 @@ import (
 
 	"github.com/pilotfish-mesh/pilotfish/controlplane/ca"
 	"github.com/pilotfish-mesh/pilotfish/controlplane/config"
+	"github.com/pilotfish-mesh/pilotfish/controlplane/config/dirstore"
 	"github.com/pilotfish-mesh/pilotfish/controlplane/envoyfilter"
 	"github.com/pilotfish-mesh/pilotfish/controlplane/jwks"
 	"github.com/pilotfish-mesh/pilotfish/controlplane/registration"
@@ -195,7 +196,7 @@ type Status struct {
 	// Problems are the findings of the current configuration.
 	Problems []config.Problem `json:"problems"`
 	// Documents lists the documents of the configuration directories and their state.
-	Documents []config.Document `json:"documents"`
+	Documents []dirstore.Document `json:"documents"`
 	// Pending reports whether there are changes that are not pushed yet.
 	Pending bool               `json:"pending"`
 	Clients []xds.ClientStatus `json:"clients"`
@@ -206,7 +207,7 @@ type Server struct {
 	cfg         Config
 	log         *slog.Logger
 	authority   *ca.Authority
-	dirs        *config.DirStore // nil without directories
+	dirs        *dirstore.Store // nil without directories
 	store       *config.MultiStore
 	registrar   *registration.Registrar
 	meshWatcher *meshConfigWatcher // nil without a file
@@ -289,7 +290,7 @@ func (s *Server) loadAuthority() (err error) {
 func (s *Server) openStores() (err error) {
 	var stores []config.Store
 	if len(s.cfg.ConfigDirs) > 0 {
-		s.dirs, err = config.NewDirStore(config.DirConfig{
+		s.dirs, err = dirstore.New(dirstore.Config{
 			Paths: s.cfg.ConfigDirs, Check: envoyfilter.Check, StartsProxies: s.cfg.StartsProxies, OnInvalidPolicy: s.cfg.OnInvalidPolicy, LastGood: filepath.Join(s.cfg.StateDir, lastGoodFile), Logger: s.log,
 		})
 		if err != nil {
@@ -411,7 +412,7 @@ func (s *Server) Health() (bool, string) {
 
 // Status returns the findings of the configuration and the state of every client.
 func (s *Server) Status() Status {
-	st := Status{Problems: s.problems(), Documents: []config.Document{}, Pending: s.pushLoop.pending(), Clients: s.discovery.Clients()}
+	st := Status{Problems: s.problems(), Documents: []dirstore.Document{}, Pending: s.pushLoop.pending(), Clients: s.discovery.Clients()}
 	if s.dirs != nil {
 		st.Documents = append(st.Documents, s.dirs.Documents()...)
 	}

@@ -13,6 +13,7 @@ import (
 
 	"github.com/pilotfish-mesh/pilotfish/controlplane/compare"
 	"github.com/pilotfish-mesh/pilotfish/controlplane/config"
+	"github.com/pilotfish-mesh/pilotfish/controlplane/config/dirstore"
 	"github.com/pilotfish-mesh/pilotfish/controlplane/describe"
 	"github.com/pilotfish-mesh/pilotfish/controlplane/envoyfilter"
 	"github.com/pilotfish-mesh/pilotfish/controlplane/snapshot"
@@ -158,11 +159,11 @@ func (s *Server) diff(request DiffRequest) (*DiffAnswer, error) {
 		return nil, errors.New("the control plane has no configuration yet")
 	}
 	answer := &DiffAnswer{Problems: []config.Problem{}, Groups: []compare.Group{}}
-	files := make([]config.File, len(request.Files))
+	files := make([]dirstore.File, len(request.Files))
 	for i, f := range request.Files {
-		files[i] = config.File(f)
+		files[i] = dirstore.File(f)
 	}
-	documents, problems := config.ReadTexts(files, config.Parser{Check: envoyfilter.Check, OnInvalidPolicy: s.cfg.OnInvalidPolicy}, s.directoryDocuments())
+	documents, problems := dirstore.ReadTexts(files, config.Parser{Check: envoyfilter.Check, OnInvalidPolicy: s.cfg.OnInvalidPolicy}, s.directoryDocuments())
 	answer.Problems = append(answer.Problems, problems...)
 	secrets := config.NewMemoryStore()
 	for _, d := range request.Secrets {

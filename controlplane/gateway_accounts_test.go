@@ -15,6 +15,7 @@ import (
 
 	"github.com/pilotfish-mesh/pilotfish/controlplane"
 	"github.com/pilotfish-mesh/pilotfish/controlplane/config"
+	"github.com/pilotfish-mesh/pilotfish/controlplane/config/dirstore"
 	"github.com/pilotfish-mesh/pilotfish/controlplane/snapshot"
 	"github.com/pilotfish-mesh/pilotfish/controlplane/xds"
 	"github.com/pilotfish-mesh/pilotfish/internal/testenv"
@@ -36,7 +37,7 @@ func gatewaySecrets(t *testing.T, p *testServer, account string) int {
 func withoutWorkloads(t *testing.T, cfg controlplane.Config) (*testServer, *config.MemoryStore) {
 	t.Helper()
 	_, dir, _ := withSecret(t, "")
-	resources, err := config.NewDirStore(config.DirConfig{Paths: []string{dir}})
+	resources, err := dirstore.New(dirstore.Config{Paths: []string{dir}})
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -15,6 +15,7 @@ import (
 	meshconfig "istio.io/api/mesh/v1alpha1"
 
 	"github.com/pilotfish-mesh/pilotfish/controlplane/config"
+	"github.com/pilotfish-mesh/pilotfish/controlplane/config/dirstore"
 	"github.com/pilotfish-mesh/pilotfish/controlplane/envoyfilter"
 	"github.com/pilotfish-mesh/pilotfish/controlplane/registry"
 	"github.com/pilotfish-mesh/pilotfish/controlplane/snapshot"
@@ -124,14 +125,14 @@ type reader struct {
 func (r *reader) readPaths() error {
 	paths := slices.DeleteFunc(slices.Clone(r.cfg.Paths), func(p string) bool { return p == "-" })
 	if len(paths) > 0 {
-		dirs, err := config.NewDirStore(config.DirConfig{Paths: paths, DefaultNamespace: r.cfg.DefaultNamespace, Check: envoyfilter.Check, StartsProxies: len(r.cfg.Stores) > 0, OnInvalidPolicy: r.cfg.OnInvalidPolicy})
+		dirs, err := dirstore.New(dirstore.Config{Paths: paths, DefaultNamespace: r.cfg.DefaultNamespace, Check: envoyfilter.Check, StartsProxies: len(r.cfg.Stores) > 0, OnInvalidPolicy: r.cfg.OnInvalidPolicy})
 		if err != nil {
 			return err
 		}
 		r.stores, r.problems = append(r.stores, dirs), dirs.Problems()
 		for _, d := range dirs.Documents() {
 			r.documents++
-			if d.State == config.InForce {
+			if d.State == dirstore.InForce {
 				r.inForce++
 			}
 		}

@@ -2,7 +2,6 @@ package config
 
 import (
 	"fmt"
-	"path/filepath"
 	"strings"
 	"testing"
 )
@@ -23,28 +22,6 @@ func BenchmarkParseThousandServices(b *testing.B) {
 	for b.Loop() {
 		if resources, _ := Parse("bench.yaml", data); len(resources) != 2000 {
 			b.Fatal(len(resources))
-		}
-	}
-}
-
-// BenchmarkEditAmongTenThousandFiles edits one of 10,000 files and scans all.
-func BenchmarkEditAmongTenThousandFiles(b *testing.B) {
-	root := b.TempDir()
-	path := func(i int) string { return filepath.Join(root, fmt.Sprint(i%10), fmt.Sprintf("f%d.yaml", i)) }
-	for i := range 10_000 {
-		write(b, path(i), service(fmt.Sprintf("s%d", i), 1000))
-	}
-	store, err := NewDirStore(DirConfig{Paths: []string{root}})
-	if err != nil {
-		b.Fatal(err)
-	}
-	port := 1000
-	for b.Loop() {
-		port++
-		write(b, path(1), service("s1", port))
-		store.scan(map[string]bool{path(1): true})
-		if got := store.Get(Key{Kind: Service, Namespace: "default", Name: "s1"}).Spec.(*ServiceSpec).Ports[0].Port; got != uint32(port) {
-			b.Fatal(got)
 		}
 	}
 }

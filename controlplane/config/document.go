@@ -61,7 +61,7 @@ func (d *document) sortedProblems() []Problem {
 		d.problems[i].Key = d.key
 	}
 	slices.SortStableFunc(d.problems, func(a, b Problem) int {
-		return cmp.Or(comparePositions(a.At, b.At), cmp.Compare(a.Field, b.Field), cmp.Compare(a.Value, b.Value))
+		return cmp.Or(ComparePositions(a.At, b.At), cmp.Compare(a.Field, b.Field), cmp.Compare(a.Value, b.Value))
 	})
 	if more := len(d.problems) - maxProblems; more > 0 {
 		d.problems = append(d.problems[:maxProblems:maxProblems], Problem{

@@ -11,13 +11,10 @@ import (
 )
 
 // Encode returns a resource as a JSON document that a Parser reads as the same resource.
-func Encode(r *Resource) ([]byte, error) { return encode(r) }
-
-// encode returns a resource as a document that a Parser reads as the same resource.
 //
 // It is the reverse of readSpec. protojson is not suitable, because it quotes 64-bit numbers, which a Parser reads as
 // text.
-func encode(r *Resource) ([]byte, error) {
+func Encode(r *Resource) ([]byte, error) {
 	metadata := map[string]any{"name": r.Name, "namespace": r.Namespace}
 	if len(r.Labels) > 0 {
 		metadata["labels"] = r.Labels

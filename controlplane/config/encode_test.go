@@ -28,7 +28,7 @@ func someCertificate(t *testing.T) string {
 // roundTrip checks that an encoded resource is decoded unchanged.
 func roundTrip(t *testing.T, r *Resource) {
 	t.Helper()
-	text, err := encode(r)
+	text, err := Encode(r)
 	if err != nil {
 		t.Fatalf("%s: %v", r.Key, err)
 	}

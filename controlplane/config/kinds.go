@@ -16,6 +16,9 @@ func Kinds() []Kind {
 	}
 }
 
+// IsSecurity reports whether the kind belongs to Istio's security API group.
+func (k Kind) IsSecurity() bool { return kinds[k].group == securityGroup }
+
 // kindInfo describes a kind that has an effect.
 type kindInfo struct {
 	group    string // "" is the Kubernetes core group

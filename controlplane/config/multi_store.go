@@ -36,7 +36,7 @@ func mergeSorted(first, others []*Resource, hidden []hiddenResource) ([]*Resourc
 	}
 	all := make([]*Resource, 0, len(first)+len(others))
 	for _, r := range others {
-		for len(first) > 0 && compareKeys(first[0].Key, r.Key) < 0 {
+		for len(first) > 0 && CompareKeys(first[0].Key, r.Key) < 0 {
 			all, first = append(all, first[0]), first[1:]
 		}
 		if len(first) > 0 && first[0].Key == r.Key {

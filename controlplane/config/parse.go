@@ -38,50 +38,54 @@ func Parse(file string, data []byte) ([]*Resource, []Problem) { return Parser{}.
 // documents. An invalid document (a Problem of severity Error) does not affect the other documents. If two documents
 // have the same name, the first is returned. file is used only in the positions of problems.
 func (p Parser) Parse(file string, data []byte) ([]*Resource, []Problem) {
-	f := p.parse(file, data)
+	f := p.ParseFile(file, data)
 	var resources []*Resource
-	for _, d := range f.documents {
-		if d.resource != nil {
-			resources = append(resources, d.resource)
+	for _, d := range f.Documents {
+		if d.Resource != nil {
+			resources = append(resources, d.Resource)
 		}
 	}
-	for _, policy := range f.policies {
-		f.problems = append(f.problems, policy.newProblem(p.OnInvalidPolicy, p.isDenied(policy)))
+	for _, policy := range f.Policies {
+		f.Problems = append(f.Problems, policy.NewProblem(p.OnInvalidPolicy, p.IsDenied(policy)))
 	}
-	return resources, f.problems
+	return resources, f.Problems
 }
 
-// isDenied reports whether all traffic to the workloads of a refused policy is denied until a version of the policy is
+// IsDenied reports whether all traffic to the workloads of a refused policy is denied until a version of the policy is
 // accepted.
-func (p Parser) isDenied(policy *refusedPolicy) bool {
-	return policy.denial != nil && p.OnInvalidPolicy != IgnoreInvalid
+func (p Parser) IsDenied(policy *RefusedPolicy) bool {
+	return policy.Denial != nil && p.OnInvalidPolicy != IgnoreInvalid
 }
 
-// parsedFile is the result of parsing a file.
-type parsedFile struct {
-	documents []parsedDocument
-	problems  []Problem
-	// incomplete is set if the file contains a document that could be the new version of any resource.
-	incomplete bool
-	// unreadable is set if a part of the text could not be parsed.
-	unreadable bool
-	policies   []*refusedPolicy
+// ParsedFile is the result of parsing a file.
+type ParsedFile struct {
+	// Documents holds the documents whose kind or name could be read, in the order of the text. A duplicate of an
+	// earlier resource is only in Problems.
+	Documents []ParsedDocument
+	Problems  []Problem // of all documents, without those of RefusedPolicy.NewProblem
+	// Incomplete is set if the file contains a document that could be the new version of any resource.
+	Incomplete bool
+	// Unreadable is set if a part of the text could not be parsed.
+	Unreadable bool
+	Policies   []*RefusedPolicy // the refused policies, in the order of the text
 }
 
-// parsedDocument is the result of one document. resource is nil if the document is refused or its kind has no effect.
-type parsedDocument struct {
-	key         Key
-	at          Position
-	resource    *Resource
-	inert       bool // the kind has no effect in this mesh
-	unknownKind bool // the kind is unknown, so the author may have meant any kind
+// ParsedDocument is the result of one document. Resource is nil if the document is refused or its kind has no effect.
+type ParsedDocument struct {
+	Key         Key
+	At          Position
+	Resource    *Resource
+	Inert       bool // the kind has no effect in this mesh
+	UnknownKind bool // the kind is unknown, so the author may have meant any kind
 }
 
-func (p Parser) parse(file string, data []byte) *parsedFile {
+// ParseFile parses the documents of one file, YAML or JSON. file is used only in positions. Unlike Parse, it returns the
+// refused documents too.
+func (p Parser) ParseFile(file string, data []byte) *ParsedFile {
 	if p.DefaultNamespace == "" {
 		p.DefaultNamespace = "default"
 	}
-	f := &fileParser{Parser: p, file: file, out: &parsedFile{}, seen: map[Key]Position{}}
+	f := &fileParser{Parser: p, file: file, out: &ParsedFile{}, seen: map[Key]Position{}}
 	if problem := f.checkText(data); problem != nil {
 		f.addUnreadable(*problem)
 		return f.out
@@ -101,7 +105,7 @@ func (p Parser) parse(file string, data []byte) *parsedFile {
 type fileParser struct {
 	Parser
 	file          string
-	out           *parsedFile
+	out           *ParsedFile
 	seen          map[Key]Position
 	count         int
 	limitReported bool // exceeding MaxDocuments was reported
@@ -111,8 +115,8 @@ type fileParser struct {
 func (f *fileParser) addUnreadable(p Problem) {
 	p.Code, p.Severity = Unreadable, Error
 	p.At.File = f.file
-	f.out.problems = append(f.out.problems, p)
-	f.out.incomplete, f.out.unreadable = true, true
+	f.out.Problems = append(f.out.Problems, p)
+	f.out.Incomplete, f.out.Unreadable = true, true
 }
 
 func (f *fileParser) checkText(data []byte) *Problem {
@@ -170,7 +174,7 @@ func (f *fileParser) readDocument(root *yaml.Node, offset, nested int) {
 	}
 	head := d.readHeader(root, f.DefaultNamespace)
 	if head.items != nil && nested < maxListNested {
-		f.out.problems = append(f.out.problems, d.sortedProblems()...)
+		f.out.Problems = append(f.out.Problems, d.sortedProblems()...)
 		for _, item := range head.items.Content {
 			f.readDocument(followAlias(item), offset, nested+1)
 		}
@@ -187,7 +191,7 @@ func (f *fileParser) addRefusedPolicy(d *document, root *yaml.Node) {
 		return
 	}
 	if p := d.readRefusedPolicy(root, f.DefaultNamespace); p != nil {
-		f.out.policies = append(f.out.policies, p)
+		f.out.Policies = append(f.out.Policies, p)
 	}
 }
 
@@ -197,16 +201,16 @@ func (f *fileParser) addDocument(d *document, r *Resource) {
 		if first, taken := f.seen[d.key]; taken {
 			d.refuseAs(DuplicateName, d.fieldPosition("metadata.name"), "metadata.name", d.key.Name, fmt.Sprintf("a %s with this name already exists at %s and takes precedence", d.key.Kind, first),
 				"rename or remove one of the two")
-			f.out.problems = append(f.out.problems, d.sortedProblems()...)
+			f.out.Problems = append(f.out.Problems, d.sortedProblems()...)
 			return
 		}
 		f.seen[d.key] = d.origin
 	}
-	f.out.problems = append(f.out.problems, d.sortedProblems()...)
+	f.out.Problems = append(f.out.Problems, d.sortedProblems()...)
 	if d.refused && (d.invalidName || d.key.Name == "") {
-		f.out.incomplete = true
+		f.out.Incomplete = true
 	}
 	if d.key.Kind != "" || d.key.Name != "" {
-		f.out.documents = append(f.out.documents, parsedDocument{key: d.key, at: d.origin, resource: r, inert: d.inert, unknownKind: d.unknownKind})
+		f.out.Documents = append(f.out.Documents, ParsedDocument{Key: d.key, At: d.origin, Resource: r, Inert: d.inert, UnknownKind: d.unknownKind})
 	}
 }

@@ -47,18 +47,18 @@ func (o *OnInvalidPolicy) Type() string { return string(DenyInvalid + "|" + Igno
 // DryRunAnnotation marks an AuthorizationPolicy that is counted and logged, but not enforced, if its value is "true".
 const DryRunAnnotation = "istio.io/dry-run"
 
-// refusedPolicy is an AuthorizationPolicy or a PeerAuthentication with an error.
-type refusedPolicy struct {
+// RefusedPolicy is an AuthorizationPolicy or a PeerAuthentication with an error.
+type RefusedPolicy struct {
 	problem Problem // the first error of the document
-	// denial denies what the policy selects. It is nil if that cannot be read, or if the policy selects nothing here;
+	// Denial denies what the policy selects. It is nil if that cannot be read, or if the policy selects nothing here;
 	// undeniable is the reason then.
-	denial     *Resource
+	Denial     *Resource
 	undeniable string
-	key        Key // of the document, with a generated name if its own is not valid
+	Key        Key // of the document, with a generated name if its own is not valid
 }
 
 // readRefusedPolicy returns what can be read of a refused document if it is a policy that would protect workloads.
-func (d *document) readRefusedPolicy(root *yaml.Node, defaultNamespace string) *refusedPolicy {
+func (d *document) readRefusedPolicy(root *yaml.Node, defaultNamespace string) *RefusedPolicy {
 	at := slices.IndexFunc(d.problems, func(p Problem) bool { return p.Severity == Error })
 	if at < 0 || root.Kind != yaml.MappingNode {
 		return nil
@@ -68,12 +68,12 @@ func (d *document) readRefusedPolicy(root *yaml.Node, defaultNamespace string) *
 	if r.key.Kind != AuthorizationPolicy && r.key.Kind != PeerAuthentication || onlyObserves(h) {
 		return nil
 	}
-	p, origin := &refusedPolicy{problem: d.problems[at], key: r.key}, r.origin
+	p, origin := &RefusedPolicy{problem: d.problems[at], Key: r.key}, r.origin
 	p.problem.Key = r.key
-	if !dnsSubdomain.MatchString(p.key.Name) || len(p.key.Name) > 253 {
+	if !dnsSubdomain.MatchString(p.Key.Name) || len(p.Key.Name) > 253 {
 		hash := fnv.New32a()
 		fmt.Fprint(hash, origin)
-		p.key.Name = fmt.Sprintf("refused-%08x", hash.Sum32())
+		p.Key.Name = fmt.Sprintf("refused-%08x", hash.Sum32())
 	}
 	if p.undeniable = r.misplacedField(h); p.undeniable != "" {
 		return p
@@ -87,7 +87,7 @@ func (d *document) readRefusedPolicy(root *yaml.Node, defaultNamespace string) *
 	if p.undeniable = describeUnsupportedTargets(spec); p.undeniable != "" {
 		return p
 	}
-	p.denial = &Resource{Key: p.key, APIVersion: securityGroup + "/v1", Created: created, Origin: origin, Denial: true, Spec: denyAll(spec)}
+	p.Denial = &Resource{Key: p.Key, APIVersion: securityGroup + "/v1", Created: created, Origin: origin, Denial: true, Spec: denyAll(spec)}
 	return p
 }
 
@@ -250,8 +250,8 @@ func denyAll(spec proto.Message) proto.Message {
 	return spec
 }
 
-// newProblem returns the finding of a policy of which no version was accepted. inForce reports whether its denial is.
-func (p *refusedPolicy) newProblem(on OnInvalidPolicy, inForce bool) Problem {
+// NewProblem returns the finding of a policy of which no version was accepted. inForce reports whether its denial is.
+func (p *RefusedPolicy) NewProblem(on OnInvalidPolicy, inForce bool) Problem {
 	out := p.problem
 	out.Code, out.Value = PolicyNeverAccepted, ""
 	const never = "no version of this policy was accepted, "
@@ -259,7 +259,7 @@ func (p *refusedPolicy) newProblem(on OnInvalidPolicy, inForce bool) Problem {
 	case inForce:
 		out.Message = never + "so " + p.describeDenial()
 		out.Remedy = "correct the field; --on-invalid-policy=ignore leaves the workloads open instead"
-	case p.denial == nil:
+	case p.Denial == nil:
 		out.Message = never + "and it protects nothing: " + p.undeniable
 		out.Remedy = "correct the document"
 	case on == IgnoreInvalid:
@@ -273,8 +273,8 @@ func (p *refusedPolicy) newProblem(on OnInvalidPolicy, inForce bool) Problem {
 }
 
 // describeDenial describes what the denial does.
-func (p *refusedPolicy) describeDenial() string {
-	switch spec := p.denial.Spec.(type) {
+func (p *RefusedPolicy) describeDenial() string {
+	switch spec := p.Denial.Spec.(type) {
 	case *security.PeerAuthentication:
 		return "plaintext connections to " + p.describeSelection(spec.GetSelector().GetMatchLabels()) + " are refused (STRICT)"
 	case *security.AuthorizationPolicy:
@@ -285,20 +285,20 @@ func (p *refusedPolicy) describeDenial() string {
 			}
 		}
 		if len(targets) > 0 {
-			return fmt.Sprintf("all requests and connections to %s in namespace %s are denied", strings.Join(targets, ", "), p.key.Namespace)
+			return fmt.Sprintf("all requests and connections to %s in namespace %s are denied", strings.Join(targets, ", "), p.Key.Namespace)
 		}
 		return "all requests and connections to " + p.describeSelection(spec.GetSelector().GetMatchLabels()) + " are denied"
 	}
 	return ""
 }
 
-func (p *refusedPolicy) describeSelection(labels map[string]string) string {
+func (p *RefusedPolicy) describeSelection(labels map[string]string) string {
 	if len(labels) == 0 {
-		return fmt.Sprintf("all workloads of namespace %s (of the mesh, if it is the root namespace)", p.key.Namespace)
+		return fmt.Sprintf("all workloads of namespace %s (of the mesh, if it is the root namespace)", p.Key.Namespace)
 	}
 	var list []string
 	for _, key := range slices.Sorted(maps.Keys(labels)) {
 		list = append(list, key+"="+labels[key])
 	}
-	return fmt.Sprintf("workloads labelled %s of namespace %s", strings.Join(list, ","), p.key.Namespace)
+	return fmt.Sprintf("workloads labelled %s of namespace %s", strings.Join(list, ","), p.Key.Namespace)
 }

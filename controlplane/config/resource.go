@@ -1,9 +1,10 @@
 // Package config contains the documents that describe a mesh: Istio's resources and Kubernetes Services, as users write
-// them in files. It parses and validates them, holds them in stores, and notifies subscribers of changes. It does not
-// depend on Envoy.
+// them in files. It parses and validates them, holds them in stores, and notifies subscribers of changes. Package dirstore
+// reads the files. Package config does not depend on Envoy.
 package config
 
 import (
+	"cmp"
 	"fmt"
 	"time"
 
@@ -44,6 +45,11 @@ type Key struct {
 
 func (k Key) String() string { return fmt.Sprintf("%s %s/%s", k.Kind, k.Namespace, k.Name) }
 
+// CompareKeys orders keys by kind, namespace and name.
+func CompareKeys(a, b Key) int {
+	return cmp.Or(cmp.Compare(a.Kind, b.Kind), cmp.Compare(a.Namespace, b.Namespace), cmp.Compare(a.Name, b.Name))
+}
+
 // Position is a position in a file. Line and Column begin with 1; 0 is unknown.
 type Position struct {
 	File   string `json:"file,omitempty"`
@@ -61,6 +67,11 @@ func (p Position) String() string {
 		return fmt.Sprintf("%s:%d", p.File, p.Line)
 	}
 	return fmt.Sprintf("%s:%d:%d", p.File, p.Line, p.Column)
+}
+
+// ComparePositions orders positions by file, line and column.
+func ComparePositions(a, b Position) int {
+	return cmp.Or(cmp.Compare(a.File, b.File), cmp.Compare(a.Line, b.Line), cmp.Compare(a.Column, b.Column))
 }
 
 // Resource is one document. A resource in a store is immutable; a change puts a new resource.

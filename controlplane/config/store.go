@@ -1,13 +1,12 @@
 package config
 
 import (
-	"cmp"
 	"slices"
 	"sync"
 	"time"
 )
 
-// resourceTable holds the resources in force and the subscribers. All stores of this package are based on it.
+// resourceTable holds the resources in force and the subscribers. MemoryStore and NewFileStore use it.
 type resourceTable struct {
 	now func() time.Time
 
@@ -23,9 +22,15 @@ type resourceTable struct {
 	nextID        int
 }
 
-// noCreationTime returns the zero time, for documents in files. When a file was first seen is not used, because two
-// control planes with the same files may have started at different times and must decide equally.
-func noCreationTime() time.Time { return time.Time{} }
+// NewFileStore returns an empty store for the documents of files, and the function that changes it. apply puts and
+// deletes resources in one change, notifies the subscribers and returns the keys that differ.
+//
+// A resource whose document specifies no creation time has none. The time at which a file was first seen is not used,
+// because two control planes with the same files may have started at different times and must decide equally.
+func NewFileStore() (store Store, apply func(put []*Resource, del []Key) (changed []Key)) {
+	t := newTable(func() time.Time { return time.Time{} })
+	return t, t.apply
+}
 
 func newTable(now func() time.Time) *resourceTable {
 	if now == nil {
@@ -60,7 +65,7 @@ func (t *resourceTable) sortKind(kind Kind) []*Resource {
 	for _, r := range t.kinds[kind] {
 		list = append(list, r)
 	}
-	slices.SortFunc(list, func(a, b *Resource) int { return compareKeys(a.Key, b.Key) })
+	slices.SortFunc(list, func(a, b *Resource) int { return CompareKeys(a.Key, b.Key) })
 	t.sorted[kind] = list
 	return slices.Clone(list)
 }
@@ -88,11 +93,7 @@ func (s sortedCache) remove(key Key) {
 	}
 }
 
-func compareResource(r *Resource, key Key) int { return compareKeys(r.Key, key) }
-
-func compareKeys(a, b Key) int {
-	return cmp.Or(cmp.Compare(a.Kind, b.Kind), cmp.Compare(a.Namespace, b.Namespace), cmp.Compare(a.Name, b.Name))
-}
+func compareResource(r *Resource, key Key) int { return CompareKeys(r.Key, key) }
 
 // Get implements Store.
 func (t *resourceTable) Get(key Key) *Resource {
@@ -166,7 +167,7 @@ func (t *resourceTable) replace(put []*Resource, del []Key) []Key {
 func (t *resourceTable) put(r *Resource, now time.Time) bool {
 	old := t.kinds[r.Kind][r.Key]
 	if r.Created.IsZero() {
-		r = r.withCreated(creationTime(old, now))
+		r = r.WithCreated(creationTime(old, now))
 	}
 	if t.kinds[r.Kind] == nil {
 		t.kinds[r.Kind] = map[Key]*Resource{}
@@ -183,8 +184,8 @@ func creationTime(old *Resource, now time.Time) time.Time {
 	return now
 }
 
-// withCreated returns a copy with the creation time at.
-func (r *Resource) withCreated(at time.Time) *Resource {
+// WithCreated returns a copy with the creation time at.
+func (r *Resource) WithCreated(at time.Time) *Resource {
 	c := *r
 	c.Created = at
 	return &c

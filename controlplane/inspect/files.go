@@ -7,12 +7,13 @@ import (
 
 	"github.com/pilotfish-mesh/pilotfish/controlplane"
 	"github.com/pilotfish-mesh/pilotfish/controlplane/config"
+	"github.com/pilotfish-mesh/pilotfish/controlplane/config/dirstore"
 	"github.com/pilotfish-mesh/pilotfish/controlplane/envoyfilter"
 )
 
 // ReadFiles reads single files, and the configuration files in directories as a control plane does.
 func ReadFiles(paths []string) ([]controlplane.DiffFile, error) {
-	names, err := config.FindFiles(paths)
+	names, err := dirstore.FindFiles(paths)
 	if err != nil {
 		return nil, fmt.Errorf("reading the documents: %w", err)
 	}

@@ -4,6 +4,7 @@ import (
 	"github.com/pilotfish-mesh/pilotfish/controlplane"
 	"github.com/pilotfish-mesh/pilotfish/controlplane/compare"
 	"github.com/pilotfish-mesh/pilotfish/controlplane/config"
+	"github.com/pilotfish-mesh/pilotfish/controlplane/config/dirstore"
 	"github.com/pilotfish-mesh/pilotfish/controlplane/envoyfilter"
 	"github.com/pilotfish-mesh/pilotfish/controlplane/snapshot"
 	"github.com/pilotfish-mesh/pilotfish/controlplane/translate"
@@ -30,11 +31,11 @@ func DiffOffline(before, after []controlplane.DiffFile, described []string) (con
 }
 
 func offline(files []controlplane.DiffFile) (*snapshot.Snapshot, []config.Problem) {
-	texts := make([]config.File, len(files))
+	texts := make([]dirstore.File, len(files))
 	for i, f := range files {
-		texts[i] = config.File(f)
+		texts[i] = dirstore.File(f)
 	}
-	store, problems := config.ReadTexts(texts, config.Parser{Check: envoyfilter.Check}, nil)
+	store, problems := dirstore.ReadTexts(texts, config.Parser{Check: envoyfilter.Check}, nil)
 	s := snapshot.Build(nil, snapshot.Inputs{Store: store}, nil)
 	return s, append(problems, config.Unsuppressed(s.Problems(), store)...)
 }

@@ -1,4 +1,4 @@
-package config
+package dirstore
 
 import (
 	"fmt"
@@ -8,6 +8,8 @@ import (
 	"path/filepath"
 	"slices"
 	"testing"
+
+	"github.com/pilotfish-mesh/pilotfish/controlplane/config"
 )
 
 // liveTree is a directory that is changed in many ways. Each document in it has a unique name, so that the result does
@@ -98,9 +100,9 @@ func (l *liveTree) edit() {
 }
 
 // resourcesInForce lists the resources in force with their positions.
-func resourcesInForce(s *DirStore) (out []string) {
-	for _, r := range s.List(Service) {
-		out = append(out, fmt.Sprint(r.Name, " ", r.Origin, " ", r.Spec.(*ServiceSpec).Ports[0].Port))
+func resourcesInForce(s *Store) (out []string) {
+	for _, r := range s.List(config.Service) {
+		out = append(out, fmt.Sprint(r.Name, " ", r.Origin, " ", r.Spec.(*config.ServiceSpec).Ports[0].Port))
 	}
 	return out
 }
@@ -116,12 +118,12 @@ func TestWatchedFilesEqualAFreshScan(t *testing.T) {
 				for range 1 + l.rng.IntN(6) {
 					l.edit()
 				}
-				fresh, err := NewDirStore(DirConfig{Paths: []string{root}})
+				fresh, err := New(Config{Paths: []string{root}})
 				if err != nil {
 					t.Fatal(err)
 				}
 				want := resourcesInForce(fresh)
-				f.waitFor(fmt.Sprintf("what is in force is %v", want), func() bool { return slices.Equal(resourcesInForce(f.DirStore), want) })
+				f.waitFor(fmt.Sprintf("what is in force is %v", want), func() bool { return slices.Equal(resourcesInForce(f.Store), want) })
 			}
 		})
 	}

@@ -1,4 +1,4 @@
-package config
+package dirstore
 
 import (
 	"cmp"
@@ -8,6 +8,8 @@ import (
 	"io/fs"
 	"log/slog"
 	"slices"
+
+	"github.com/pilotfish-mesh/pilotfish/controlplane/config"
 )
 
 // storeReport holds the problems and documents of all files of a store.
@@ -19,18 +21,18 @@ type storeReport struct {
 
 // fileReport holds the problems and documents of one file. It is immutable.
 type fileReport struct {
-	problems  []Problem
+	problems  []config.Problem
 	documents []Document
 }
 
 // Problems returns the problems of the documents as they are written now, ordered by file.
-func (s *DirStore) Problems() []Problem {
+func (s *Store) Problems() []config.Problem {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if s.report.count == 0 {
 		return nil
 	}
-	var problems []Problem
+	var problems []config.Problem
 	for _, path := range s.report.order {
 		problems = append(problems, s.report.files[path].problems...)
 	}
@@ -39,7 +41,7 @@ func (s *DirStore) Problems() []Problem {
 
 // Documents returns the state of each document, ordered by file. A document whose name cannot be read appears only in
 // Problems.
-func (s *DirStore) Documents() []Document {
+func (s *Store) Documents() []Document {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	var documents []Document
@@ -50,7 +52,7 @@ func (s *DirStore) Documents() []Document {
 }
 
 // updateReport rebuilds the reports of the scanned files and of the files that contain the same documents.
-func (s *DirStore) updateReport(affected map[Key]bool) {
+func (s *Store) updateReport(affected map[config.Key]bool) {
 	for key := range affected {
 		for _, path := range slices.Concat(s.holders[key], s.deniers[key]) {
 			s.scanned[path] = s.files[path]
@@ -81,13 +83,13 @@ func (s *DirStore) updateReport(affected map[Key]bool) {
 	clear(s.scanned)
 }
 
-func (s *DirStore) reportFile(path string, t *trackedFile) fileReport {
+func (s *Store) reportFile(path string, t *trackedFile) fileReport {
 	var of fileReport
 	if t.readErr != nil {
 		of.problems = append(of.problems, unreadableProblem(path, t.readErr))
 	}
 	if t.parsed != nil {
-		of.problems = append(of.problems, t.parsed.problems...)
+		of.problems = append(of.problems, t.parsed.Problems...)
 		of.problems = append(of.problems, s.findDuplicates(path)...)
 		of.problems = append(of.problems, s.findNeverAccepted(t)...)
 		of.documents = s.listDocuments(path)
@@ -95,20 +97,20 @@ func (s *DirStore) reportFile(path string, t *trackedFile) fileReport {
 	return of
 }
 
-func unreadableProblem(path string, err error) Problem {
+func unreadableProblem(path string, err error) config.Problem {
 	cause := err
 	if p, ok := errors.AsType[*fs.PathError](err); ok {
 		cause = p.Err
 	}
-	return Problem{
-		Code: Unreadable, Severity: Error, At: Position{File: path}, Message: "the file cannot be read: " + cause.Error(),
+	return config.Problem{
+		Code: config.Unreadable, Severity: config.Error, At: config.Position{File: path}, Message: "the file cannot be read: " + cause.Error(),
 		Remedy: "make it readable; its last accepted documents stay in force",
 	}
 }
 
 // logNewProblems logs the problems that the previous report did not contain. Each problem names its file, so only
 // reports of the same file are compared.
-func (s *DirStore) logNewProblems(next map[string]fileReport) {
+func (s *Store) logNewProblems(next map[string]fileReport) {
 	if !anyProblems(next) { // the usual case, and there may be many files
 		return
 	}
@@ -116,13 +118,13 @@ func (s *DirStore) logNewProblems(next map[string]fileReport) {
 		if len(next[path].problems) == 0 {
 			continue
 		}
-		known := map[Problem]bool{}
+		known := map[config.Problem]bool{}
 		for _, p := range s.report.files[path].problems {
 			known[p] = true
 		}
 		for _, p := range next[path].problems {
 			if !known[p] {
-				s.log.Log(context.Background(), levelOf(p), "configuration", ProblemAttr, p.String())
+				s.log.Log(context.Background(), levelOf(p), "configuration", config.ProblemAttr, p.String())
 			}
 		}
 	}
@@ -137,76 +139,76 @@ func anyProblems(files map[string]fileReport) bool {
 	return false
 }
 
-func levelOf(p Problem) slog.Level {
+func levelOf(p config.Problem) slog.Level {
 	switch p.Severity {
-	case Error:
+	case config.Error:
 		return slog.LevelError
-	case Warning:
+	case config.Warning:
 		return slog.LevelWarn
 	}
 	return slog.LevelDebug
 }
 
 // findNeverAccepted returns the findings of the file's refused policies of which no file has a valid version.
-func (s *DirStore) findNeverAccepted(t *trackedFile) []Problem {
-	var problems []Problem
+func (s *Store) findNeverAccepted(t *trackedFile) []config.Problem {
+	var problems []config.Problem
 	for key, p := range t.policies {
 		if r := s.inForce[key]; r == nil || r.Denial {
-			problems = append(problems, p.newProblem(s.parser.OnInvalidPolicy, r != nil && r == p.denial))
+			problems = append(problems, p.NewProblem(s.parser.OnInvalidPolicy, r != nil && r == p.Denial))
 		}
 	}
-	slices.SortFunc(problems, func(a, b Problem) int { return cmp.Or(comparePositions(a.At, b.At), compareKeys(a.Key, b.Key)) })
+	slices.SortFunc(problems, func(a, b config.Problem) int {
+		return cmp.Or(config.ComparePositions(a.At, b.At), config.CompareKeys(a.Key, b.Key))
+	})
 	return problems
 }
 
 // findDuplicates returns problems for the file's documents that are not in force because another file has a document of
 // the same name.
-func (s *DirStore) findDuplicates(path string) []Problem {
-	var problems []Problem
+func (s *Store) findDuplicates(path string) []config.Problem {
+	var problems []config.Problem
 	for key, h := range s.files[path].accepted {
 		owner := s.owner[key]
 		if owner == path {
 			continue
 		}
-		problems = append(problems, Problem{
-			Code: DuplicateName, Severity: Error, Key: key, At: h.resource.PositionOf("metadata.name"), Field: "metadata.name", Value: key.Name,
+		problems = append(problems, config.Problem{
+			Code: config.DuplicateName, Severity: config.Error, Key: key, At: h.resource.PositionOf("metadata.name"), Field: "metadata.name", Value: key.Name,
 			Message: fmt.Sprintf("a %s of this name already exists at %s, and is the one in force", key.Kind, s.files[owner].accepted[key].resource.Origin),
 			Remedy:  "rename one of the two, or remove it",
 		})
 	}
-	slices.SortFunc(problems, func(a, b Problem) int { return cmp.Or(comparePositions(a.At, b.At), compareKeys(a.Key, b.Key)) })
+	slices.SortFunc(problems, func(a, b config.Problem) int {
+		return cmp.Or(config.ComparePositions(a.At, b.At), config.CompareKeys(a.Key, b.Key))
+	})
 	return problems
 }
 
-func comparePositions(a, b Position) int {
-	return cmp.Or(cmp.Compare(a.File, b.File), cmp.Compare(a.Line, b.Line), cmp.Compare(a.Column, b.Column))
-}
-
 // isDenialInForce reports whether the denial of the file's refused policy is in force.
-func (s *DirStore) isDenialInForce(t *trackedFile, key Key) bool {
+func (s *Store) isDenialInForce(t *trackedFile, key config.Key) bool {
 	p := t.policies[key]
-	return p != nil && p.denial != nil && s.inForce[key] == p.denial
+	return p != nil && p.Denial != nil && s.inForce[key] == p.Denial
 }
 
-func (s *DirStore) listDocuments(path string) []Document {
+func (s *Store) listDocuments(path string) []Document {
 	t := s.files[path]
 	var documents []Document
-	listed := map[Key]bool{}
-	for _, d := range t.parsed.documents {
-		doc := Document{Key: d.key, At: d.at, State: Refused}
-		h, good := t.accepted[d.key]
+	listed := map[config.Key]bool{}
+	for _, d := range t.parsed.Documents {
+		doc := Document{Key: d.Key, At: d.At, State: Refused}
+		h, good := t.accepted[d.Key]
 		switch {
-		case d.inert:
+		case d.Inert:
 			doc.State = Inert
-		case good && s.owner[d.key] == path:
+		case good && s.owner[d.Key] == path:
 			doc.State, doc.Since = InForce, h.since
 			if h.stale {
 				doc.State = Stale
 			}
-		case s.isDenialInForce(t, d.key):
+		case s.isDenialInForce(t, d.Key):
 			doc.State = Denied
 		}
-		listed[d.key] = listed[d.key] || !d.inert
+		listed[d.Key] = listed[d.Key] || !d.Inert
 		documents = append(documents, doc)
 	}
 	var unseen []Document // documents of a text that cannot be parsed
@@ -215,6 +217,6 @@ func (s *DirStore) listDocuments(path string) []Document {
 			unseen = append(unseen, Document{Key: key, At: h.resource.Origin, State: Stale, Since: h.since})
 		}
 	}
-	slices.SortFunc(unseen, func(a, b Document) int { return compareKeys(a.Key, b.Key) })
+	slices.SortFunc(unseen, func(a, b Document) int { return config.CompareKeys(a.Key, b.Key) })
 	return append(documents, unseen...)
 }

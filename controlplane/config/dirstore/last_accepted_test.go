@@ -1,4 +1,4 @@
-package config
+package dirstore
 
 import (
 	"bytes"
@@ -13,7 +13,10 @@ import (
 	"testing"
 	"time"
 
+	networking "istio.io/api/networking/v1alpha3"
 	security "istio.io/api/security/v1beta1"
+
+	"github.com/pilotfish-mesh/pilotfish/controlplane/config"
 )
 
 const (
@@ -22,8 +25,8 @@ const (
 )
 
 var (
-	strictKey = Key{PeerAuthentication, "istio-system", "default"}
-	denyKey   = Key{AuthorizationPolicy, "default", "deny"}
+	strictKey = config.Key{Kind: config.PeerAuthentication, Namespace: "istio-system", Name: "default"}
+	denyKey   = config.Key{Kind: config.AuthorizationPolicy, Namespace: "default", Name: "deny"}
 )
 
 // restarts is a directory whose store is restarted.
@@ -32,7 +35,7 @@ type restarts struct {
 	dir          string
 	lastGoodFile string
 	log          bytes.Buffer
-	store        *DirStore
+	store        *Store
 	cancel       context.CancelFunc
 	done         chan error
 }
@@ -49,7 +52,7 @@ func (r *restarts) write(name, text string) { write(r.t, filepath.Join(r.dir, na
 // scan.
 func (r *restarts) start() {
 	r.t.Helper()
-	store, err := NewDirStore(DirConfig{Paths: []string{r.dir}, LastGood: r.lastGoodFile, Rescan: time.Hour, Logger: slog.New(slog.NewTextHandler(&r.log, nil))})
+	store, err := New(Config{Paths: []string{r.dir}, LastGood: r.lastGoodFile, Rescan: time.Hour, Logger: slog.New(slog.NewTextHandler(&r.log, nil))})
 	if err != nil {
 		r.t.Fatal(err)
 	}
@@ -75,7 +78,7 @@ func (r *restarts) stop() {
 
 func (r *restarts) waitFor(what string, ok func() bool) {
 	r.t.Helper()
-	(&runningStore{DirStore: r.store, t: r.t}).waitFor(what, ok)
+	(&runningStore{Store: r.store, t: r.t}).waitFor(what, ok)
 }
 
 func (r *restarts) hasLastGoodFile() bool {
@@ -110,7 +113,7 @@ func (r *restarts) breakFiles(good, bad map[string]string) {
 	r.stop()
 }
 
-func (r *restarts) state(key Key) Document {
+func (r *restarts) state(key config.Key) Document {
 	for _, d := range r.store.Documents() {
 		if d.Key == key {
 			return d
@@ -119,7 +122,7 @@ func (r *restarts) state(key Key) Document {
 	return Document{}
 }
 
-func (r *restarts) wantInForce(want bool, keys ...Key) {
+func (r *restarts) wantInForce(want bool, keys ...config.Key) {
 	r.t.Helper()
 	for _, key := range keys {
 		if got := r.store.Get(key); (got != nil) != want {
@@ -163,7 +166,7 @@ func TestRestartRetainsLastGoodVersions(t *testing.T) {
 					t.Errorf("its position is %s", at)
 				}
 				r.run()
-				r.waitFor("it is reported", func() bool { return len(withSeverity(r.store.Problems(), Error)) >= 2 })
+				r.waitFor("it is reported", func() bool { return len(listErrors(r.store.Problems())) >= 2 })
 				r.stop()
 			}
 		})
@@ -233,7 +236,7 @@ func TestFileEmptyAtRestartRetainsDocuments(t *testing.T) {
 	}
 	r.write("a.yaml", badStrict())
 	r.run()
-	r.waitFor("it is reported", func() bool { return len(withSeverity(r.store.Problems(), Error)) > 0 })
+	r.waitFor("it is reported", func() bool { return len(listErrors(r.store.Problems())) > 0 })
 	r.wantStrict()
 }
 
@@ -241,7 +244,7 @@ func TestDamagedLastGoodFileIsAWarning(t *testing.T) {
 	for name, text := range map[string]string{
 		"no JSON": "{", "empty": "", "another form": `{"documents": 1}`, "no document": `{"documents": [{}]}`,
 		"a bad document": `{"documents": [{"document": {"apiVersion": "v1", "kind": "Service", "metadata": {"name": "a"}}}]}`,
-		"too large":      strings.Repeat(" ", MaxFileSize+1),
+		"too large":      strings.Repeat(" ", config.MaxFileSize+1),
 	} {
 		t.Run(name, func(t *testing.T) {
 			r := newRestarts(t)
@@ -310,7 +313,7 @@ func TestLastGoodFileIsPrivate(t *testing.T) {
 func TestStoreThatDoesNotRunDoesNotWriteLastGoodFile(t *testing.T) {
 	r := newRestarts(t)
 	r.breakFiles(map[string]string{"a.yaml": strictDocument}, map[string]string{"a.yaml": badStrict()})
-	if _, err := NewDirStore(DirConfig{Paths: []string{t.TempDir()}, LastGood: r.lastGoodFile}); err != nil {
+	if _, err := New(Config{Paths: []string{t.TempDir()}, LastGood: r.lastGoodFile}); err != nil {
 		t.Fatal(err)
 	}
 	r.start()
@@ -319,15 +322,15 @@ func TestStoreThatDoesNotRunDoesNotWriteLastGoodFile(t *testing.T) {
 
 func TestPoliciesHavePriorityInAFullLastGoodFile(t *testing.T) {
 	var documents []retainedDocument
-	large := strings.Repeat("x", MaxFileSize/4)
+	large := strings.Repeat("x", config.MaxFileSize/4)
 	for i := range 6 {
-		r := workload(fmt.Sprintf("w%d", i), "1.1.1.1")
-		r.Annotations = map[string]string{"note": large}
+		key := config.Key{Kind: config.WorkloadEntry, Namespace: "default", Name: fmt.Sprintf("w%d", i)}
+		r := &config.Resource{Key: key, Spec: &networking.WorkloadEntry{Address: "1.1.1.1"}, Annotations: map[string]string{"note": large}}
 		documents = append(documents, retainedDocument{acceptedVersion: acceptedVersion{resource: r}})
 	}
-	documents = append(documents, retainedDocument{acceptedVersion: acceptedVersion{resource: &Resource{Key: strictKey, Spec: &security.PeerAuthentication{}}}})
+	documents = append(documents, retainedDocument{acceptedVersion: acceptedVersion{resource: &config.Resource{Key: strictKey, Spec: &security.PeerAuthentication{}}}})
 	data, left, err := encodeLastAccepted(documents)
-	if err != nil || len(data) > MaxFileSize || left != 3 {
+	if err != nil || len(data) > config.MaxFileSize || left != 3 {
 		t.Fatalf("%d bytes, %d left out, %v", len(data), left, err)
 	}
 	if !bytes.Contains(data, []byte("PeerAuthentication")) {
@@ -340,7 +343,7 @@ func FuzzLastGood(f *testing.F) {
 	f.Add([]byte(`{"documents":[null]}`))
 	f.Fuzz(func(t *testing.T, data []byte) {
 		var l lastAccepted
-		l.decode(Parser{}, data)
+		l.decode(config.Parser{}, data)
 		for key, h := range l.byKey {
 			if h.resource == nil || h.resource.Key != key || !h.stale {
 				t.Errorf("%s holds %+v", key, h)
@@ -363,7 +366,7 @@ func TestRestartRetainsDocumentsOfAnUnreadableFile(t *testing.T) {
 	r.stop()
 	r.start()
 	r.wantStrict()
-	if ps := withSeverity(r.store.Problems(), Error); len(ps) != 1 || !strings.Contains(ps[0].Message, "cannot be read") {
+	if ps := listErrors(r.store.Problems()); len(ps) != 1 || !strings.Contains(ps[0].Message, "cannot be read") {
 		t.Errorf("problems are %v", ps)
 	}
 }

@@ -1,4 +1,4 @@
-package config
+package dirstore
 
 import (
 	"bytes"
@@ -13,6 +13,7 @@ import (
 	"slices"
 	"time"
 
+	"github.com/pilotfish-mesh/pilotfish/controlplane/config"
 	"github.com/pilotfish-mesh/pilotfish/internal/atomicfile"
 )
 
@@ -25,8 +26,8 @@ type lastAccepted struct {
 	failure string // why the file could not be written, or ""
 
 	// Versions of an earlier process, used only by the first scan: by path of the document's file, and by key.
-	byPath map[string]map[Key]acceptedVersion
-	byKey  map[Key]acceptedVersion
+	byPath map[string]map[config.Key]acceptedVersion
+	byKey  map[config.Key]acceptedVersion
 }
 
 // lastAcceptedFile is the format of the file.
@@ -36,14 +37,14 @@ type lastAcceptedFile struct {
 
 type lastAcceptedDocument struct {
 	File     string          `json:"file"` // absolute path of the file in which the document is refused; At.File is absolute too
-	At       Position        `json:"at"`   // position of the accepted version
+	At       config.Position `json:"at"`   // position of the accepted version
 	Since    time.Time       `json:"since"`
 	Document json.RawMessage `json:"document"`
 }
 
 // load reads the versions that an earlier process stored. The errors describe what is lost. Damaged content is skipped,
 // so that the control plane starts nevertheless.
-func (l *lastAccepted) load(parser Parser) (lost []error) {
+func (l *lastAccepted) load(parser config.Parser) (lost []error) {
 	if l.file == "" {
 		return nil
 	}
@@ -53,14 +54,14 @@ func (l *lastAccepted) load(parser Parser) (lost []error) {
 		return nil
 	case err != nil:
 		return []error{err}
-	case len(data) > MaxFileSize:
-		return []error{fmt.Errorf("it is larger than %d MiB", MaxFileSize>>20)}
+	case len(data) > config.MaxFileSize:
+		return []error{fmt.Errorf("it is larger than %d MiB", config.MaxFileSize>>20)}
 	}
 	return l.decode(parser, data)
 }
 
-func (l *lastAccepted) decode(parser Parser, data []byte) (lost []error) {
-	l.byPath, l.byKey = map[string]map[Key]acceptedVersion{}, map[Key]acceptedVersion{}
+func (l *lastAccepted) decode(parser config.Parser, data []byte) (lost []error) {
+	l.byPath, l.byKey = map[string]map[config.Key]acceptedVersion{}, map[config.Key]acceptedVersion{}
 	var file lastAcceptedFile
 	if err := json.Unmarshal(data, &file); err != nil {
 		return []error{fmt.Errorf("it is damaged: %w", err)}
@@ -73,7 +74,7 @@ func (l *lastAccepted) decode(parser Parser, data []byte) (lost []error) {
 	return lost
 }
 
-func (l *lastAccepted) restoreDocument(parser Parser, d lastAcceptedDocument) error {
+func (l *lastAccepted) restoreDocument(parser config.Parser, d lastAcceptedDocument) error {
 	resources, problems := parser.Parse(d.At.File, d.Document)
 	if len(resources) != 1 {
 		if len(problems) > 0 {
@@ -85,15 +86,15 @@ func (l *lastAccepted) restoreDocument(parser Parser, d lastAcceptedDocument) er
 	r.Origin, r.Positions = d.At, nil // positions in the stored text are meaningless
 	h := acceptedVersion{resource: r, since: d.Since, stale: true}
 	if l.byPath[d.File] == nil {
-		l.byPath[d.File] = map[Key]acceptedVersion{}
+		l.byPath[d.File] = map[config.Key]acceptedVersion{}
 	}
 	l.byPath[d.File][r.Key], l.byKey[r.Key] = h, h
 	return nil
 }
 
 // versionsOf returns the restored versions of one file.
-func (l *lastAccepted) versionsOf(path string) map[Key]acceptedVersion {
-	left := map[Key]acceptedVersion{}
+func (l *lastAccepted) versionsOf(path string) map[config.Key]acceptedVersion {
+	left := map[config.Key]acceptedVersion{}
 	if len(l.byPath) == 0 {
 		return left
 	}
@@ -129,7 +130,7 @@ func (l *lastAccepted) save(documents []retainedDocument) error {
 		l.content, l.written = data, err == nil
 	}
 	if err == nil && left > 0 {
-		err = fmt.Errorf("%d documents are too much for %d MiB", left, MaxFileSize>>20)
+		err = fmt.Errorf("%d documents are too much for %d MiB", left, config.MaxFileSize>>20)
 	}
 	return err
 }
@@ -139,18 +140,18 @@ func (l *lastAccepted) save(documents []retainedDocument) error {
 func encodeLastAccepted(documents []retainedDocument) (data []byte, left int, err error) {
 	// Policies have priority if not all documents fit.
 	security := func(h retainedDocument) int {
-		if kinds[h.resource.Kind].group == securityGroup {
+		if h.resource.Kind.IsSecurity() {
 			return 0
 		}
 		return 1
 	}
 	slices.SortFunc(documents, func(a, b retainedDocument) int {
-		return cmp.Or(cmp.Compare(security(a), security(b)), compareKeys(a.resource.Key, b.resource.Key))
+		return cmp.Or(cmp.Compare(security(a), security(b)), config.CompareKeys(a.resource.Key, b.resource.Key))
 	})
 	file := lastAcceptedFile{}
 	size := 0
 	for _, h := range documents {
-		text, err := encode(h.resource)
+		text, err := config.Encode(h.resource)
 		if err != nil {
 			return nil, 0, fmt.Errorf("writing %s: %w", h.resource.Key, err)
 		}
@@ -158,7 +159,7 @@ func encodeLastAccepted(documents []retainedDocument) (data []byte, left int, er
 		d.At.File = absolutePath(d.At.File)
 		// Escapes may lengthen paths in the JSON text.
 		need := len(text) + 6*(len(d.File)+len(d.At.File)) + 256
-		if size+need > MaxFileSize {
+		if size+need > config.MaxFileSize {
 			left++
 			continue
 		}
@@ -180,7 +181,7 @@ func removeFile(file string) error {
 }
 
 // restore loads the versions of an earlier process.
-func (s *DirStore) restore() {
+func (s *Store) restore() {
 	for _, err := range s.lastAccepted.load(s.parser) {
 		s.log.Warn("the last good version of a refused document was lost in the restart: the document has no effect until it is fixed",
 			"file", s.lastAccepted.file, "err", err)
@@ -188,7 +189,7 @@ func (s *DirStore) restore() {
 }
 
 // endRestore discards the restored versions after the first scan and logs how many are in force.
-func (s *DirStore) endRestore() {
+func (s *Store) endRestore() {
 	s.lastAccepted.byPath, s.lastAccepted.byKey = nil, nil
 	if n := len(s.retainedDocuments()); n > 0 {
 		s.log.Warn("refused documents have their last good version in force, restored after the restart", "documents", n)
@@ -217,7 +218,7 @@ func (t *trackedFile) hasRetained() bool {
 }
 
 // retainedDocuments returns the retained documents of all files.
-func (s *DirStore) retainedDocuments() []retainedDocument {
+func (s *Store) retainedDocuments() []retainedDocument {
 	var documents []retainedDocument
 	for path := range s.withRetained {
 		t := s.files[path]
@@ -240,7 +241,7 @@ func describeWriteError(err error) string {
 }
 
 // saveRetained persists the retained documents. It logs a failure once; the documents stay in force in this process.
-func (s *DirStore) saveRetained() {
+func (s *Store) saveRetained() {
 	documents, failure := s.retainedDocuments(), ""
 	if err := s.lastAccepted.save(documents); err != nil {
 		failure = describeWriteError(err)

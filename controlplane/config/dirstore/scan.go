@@ -1,4 +1,4 @@
-package config
+package dirstore
 
 import (
 	"bytes"
@@ -11,38 +11,40 @@ import (
 	"os"
 	"slices"
 	"time"
+
+	"github.com/pilotfish-mesh/pilotfish/controlplane/config"
 )
 
 // trackedFile is the state of one file at its last read, with the valid versions of its documents from then or before.
 type trackedFile struct {
 	info     fs.FileInfo
 	sum      [sha256.Size]byte
-	parsed   *parsedFile
-	accepted map[Key]acceptedVersion
+	parsed   *config.ParsedFile
+	accepted map[config.Key]acceptedVersion
 	// policies holds the refused policies of the newest text that have no accepted version.
-	policies     map[Key]*refusedPolicy
+	policies     map[config.Key]*config.RefusedPolicy
 	missingSince time.Time // when the file was first missing; zero after removalGrace or if it exists
 	emptySince   time.Time // when the file was first empty; zero after emptyGrace or if it has content
 	readErr      error     // why the file could not be read
 
-	indexed []Key // keys of accepted and policies that the store's indexes contain
+	indexed []config.Key // keys of accepted and policies that the store's indexes contain
 }
 
 // acceptedVersion is the valid version of a document.
 type acceptedVersion struct {
-	resource *Resource
+	resource *config.Resource
 	since    time.Time
 	stale    bool // the current text is refused
 }
 
 // scan reads the changed files and updates the table. touched names files that are read even if they look unchanged.
 // again reports whether another scan is needed soon.
-func (s *DirStore) scan(touched map[string]bool) (again bool) {
+func (s *Store) scan(touched map[string]bool) (again bool) {
 	return s.scanListing(listPaths(s.cfg.Paths), touched)
 }
 
 // scanListing is a scan for an existing listing of the files.
-func (s *DirStore) scanListing(found *dirListing, touched map[string]bool) (again bool) {
+func (s *Store) scanListing(found *dirListing, touched map[string]bool) (again bool) {
 	s.scanning.Lock()
 	defer s.scanning.Unlock()
 	now := s.cfg.Now()
@@ -67,7 +69,7 @@ func (s *DirStore) scanListing(found *dirListing, touched map[string]bool) (agai
 }
 
 // finishScan updates the table from the files that were read. again reports whether another scan is needed soon.
-func (s *DirStore) finishScan(now time.Time) (again bool) {
+func (s *Store) finishScan(now time.Time) (again bool) {
 	s.resolveDocuments(now)
 	if s.running {
 		s.saveRetained()
@@ -75,7 +77,7 @@ func (s *DirStore) finishScan(now time.Time) (again bool) {
 	return len(s.rescanSoon) > 0
 }
 
-func (s *DirStore) setFailure(err error) {
+func (s *Store) setFailure(err error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.failure = ""
@@ -85,7 +87,7 @@ func (s *DirStore) setFailure(err error) {
 }
 
 // updateFile updates the tracked state of one file.
-func (s *DirStore) updateFile(file foundFile, touched bool, now time.Time) {
+func (s *Store) updateFile(file foundFile, touched bool, now time.Time) {
 	t := s.files[file.path]
 	if t == nil {
 		t = s.trackFile(file.path)
@@ -102,7 +104,7 @@ func (s *DirStore) updateFile(file foundFile, touched bool, now time.Time) {
 }
 
 // reloadFile reads and parses a file. again reports whether it must be read again soon.
-func (s *DirStore) reloadFile(t *trackedFile, file foundFile, now time.Time) (again bool) {
+func (s *Store) reloadFile(t *trackedFile, file foundFile, now time.Time) (again bool) {
 	data, err := readLimited(file.path)
 	if t.readErr = err; err != nil {
 		return errors.Is(err, fs.ErrNotExist) // the file is being replaced
@@ -116,16 +118,16 @@ func (s *DirStore) reloadFile(t *trackedFile, file foundFile, now time.Time) (ag
 		return false
 	}
 	t.sum = sum
-	t.parsed = s.parser.parse(file.path, data)
+	t.parsed = s.parser.ParseFile(file.path, data)
 	t.retainAccepted(now)
 	return false
 }
 
 // trackFile adds a file, with the versions that were restored for it.
-func (s *DirStore) trackFile(path string) *trackedFile {
+func (s *Store) trackFile(path string) *trackedFile {
 	t := &trackedFile{accepted: s.lastAccepted.versionsOf(path)}
 	for key := range t.accepted {
-		t.parsed = &parsedFile{}
+		t.parsed = &config.ParsedFile{}
 		s.owner[key] = path
 	}
 	s.files[path] = t
@@ -154,30 +156,30 @@ func readLimited(path string) ([]byte, error) {
 		return nil, err
 	}
 	defer f.Close()
-	return io.ReadAll(io.LimitReader(f, MaxFileSize+1))
+	return io.ReadAll(io.LimitReader(f, config.MaxFileSize+1))
 }
 
 // retainAccepted stores the valid documents of the newest text and retains the last accepted version of refused ones.
 // If it is unknown which documents the text was meant to contain, it removes none.
 func (t *trackedFile) retainAccepted(now time.Time) {
-	next, refused := map[Key]acceptedVersion{}, map[Key]bool{}
-	anyKind := func(key Key) Key { return Key{Namespace: key.Namespace, Name: key.Name} }
-	for _, d := range t.parsed.documents {
+	next, refused := map[config.Key]acceptedVersion{}, map[config.Key]bool{}
+	anyKind := func(key config.Key) config.Key { return config.Key{Namespace: key.Namespace, Name: key.Name} }
+	for _, d := range t.parsed.Documents {
 		switch {
-		case d.resource != nil:
-			h := acceptedVersion{resource: d.resource, since: now}
-			if before, ok := t.accepted[d.key]; ok && before.resource.Equal(d.resource) {
+		case d.Resource != nil:
+			h := acceptedVersion{resource: d.Resource, since: now}
+			if before, ok := t.accepted[d.Key]; ok && before.resource.Equal(d.Resource) {
 				h.since = before.since
 			}
-			next[d.key] = h
-		case d.unknownKind:
-			refused[anyKind(d.key)] = true
-		case !d.inert:
-			refused[d.key] = true
+			next[d.Key] = h
+		case d.UnknownKind:
+			refused[anyKind(d.Key)] = true
+		case !d.Inert:
+			refused[d.Key] = true
 		}
 	}
 	for key, before := range t.accepted {
-		if _, good := next[key]; !good && (t.parsed.incomplete || refused[key] || refused[anyKind(key)]) {
+		if _, good := next[key]; !good && (t.parsed.Incomplete || refused[key] || refused[anyKind(key)]) {
 			before.stale = true
 			next[key] = before
 		}
@@ -189,16 +191,16 @@ func (t *trackedFile) retainAccepted(now time.Time) {
 // collectRefusedPolicies collects the refused policies without an accepted version. Policies of an unreadable text are
 // retained.
 func (t *trackedFile) collectRefusedPolicies() {
-	next := map[Key]*refusedPolicy{}
-	if t.parsed.unreadable {
+	next := map[config.Key]*config.RefusedPolicy{}
+	if t.parsed.Unreadable {
 		maps.Copy(next, t.policies)
 	}
-	for _, p := range t.parsed.policies {
-		if first := next[p.key]; first == nil || !slices.Contains(t.parsed.policies, first) {
-			next[p.key] = p
+	for _, p := range t.parsed.Policies {
+		if first := next[p.Key]; first == nil || !slices.Contains(t.parsed.Policies, first) {
+			next[p.Key] = p
 		}
 	}
-	maps.DeleteFunc(next, func(key Key, _ *refusedPolicy) bool { _, good := t.accepted[key]; return good })
+	maps.DeleteFunc(next, func(key config.Key, _ *config.RefusedPolicy) bool { _, good := t.accepted[key]; return good })
 	t.policies = next
 }
 
@@ -206,7 +208,7 @@ func (t *trackedFile) collectRefusedPolicies() {
 func (t *trackedFile) hasEffect() bool { return len(t.accepted)+len(t.policies) > 0 }
 
 // handleMissing handles a file that no longer exists. keep reports whether its documents stay in force for now.
-func (s *DirStore) handleMissing(path string, found *dirListing, now time.Time) (keep bool) {
+func (s *Store) handleMissing(path string, found *dirListing, now time.Time) (keep bool) {
 	delete(s.rescanSoon, path)
 	for _, dir := range found.unreadable {
 		if isWithin(dir, path) {

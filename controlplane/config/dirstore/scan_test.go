@@ -1,4 +1,4 @@
-package config
+package dirstore
 
 import (
 	"fmt"
@@ -10,6 +10,8 @@ import (
 	"strings"
 	"testing"
 	"time"
+
+	"github.com/pilotfish-mesh/pilotfish/controlplane/config"
 )
 
 // storePair is two stores of the same files: one reads only changed files, the other one reads all.
@@ -18,8 +20,8 @@ type storePair struct {
 	rng     *rand.Rand
 	dirs    []string
 	now     time.Time
-	partial *DirStore
-	full    *DirStore
+	partial *Store
+	full    *Store
 	touched map[string]bool
 }
 
@@ -31,8 +33,8 @@ func newStorePair(t *testing.T, seed uint64) *storePair {
 			t.Fatal(err)
 		}
 	}
-	make := func() *DirStore {
-		store, err := NewDirStore(DirConfig{Paths: []string{w.dirs[2], w.dirs[0]}, Now: func() time.Time { return w.now }})
+	make := func() *Store {
+		store, err := New(Config{Paths: []string{w.dirs[2], w.dirs[0]}, Now: func() time.Time { return w.now }})
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -112,13 +114,13 @@ func (w *storePair) scan() {
 
 func (w *storePair) compare(step int) {
 	w.t.Helper()
-	resources := func(s *DirStore) (out []string) {
-		for _, r := range s.List(Service) {
+	resources := func(s *Store) (out []string) {
+		for _, r := range s.List(config.Service) {
 			out = append(out, fmt.Sprint(r.Key, r.Origin, r.Spec))
 		}
 		return out
 	}
-	left := func(s *DirStore) (out []string) {
+	left := func(s *Store) (out []string) {
 		for _, d := range s.retainedDocuments() {
 			out = append(out, fmt.Sprint(d.path, d.resource.Key, d.since.UnixNano()))
 		}

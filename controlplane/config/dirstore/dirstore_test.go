@@ -1,4 +1,4 @@
-package config
+package dirstore
 
 import (
 	"context"
@@ -12,31 +12,33 @@ import (
 	"time"
 
 	"go.uber.org/goleak"
+
+	"github.com/pilotfish-mesh/pilotfish/controlplane/config"
 )
 
-// runningStore is a DirStore that runs during a test.
+// runningStore is a Store that runs during a test.
 type runningStore struct {
-	*DirStore
+	*Store
 	t   *testing.T
 	dir string
 
 	mu      sync.Mutex
-	changed []Key
+	changed []config.Key
 }
 
 func startStore(t *testing.T, dir string) *runningStore {
 	t.Helper()
-	return startStoreWith(t, DirConfig{Paths: []string{dir}, Rescan: time.Hour})
+	return startStoreWith(t, Config{Paths: []string{dir}, Rescan: time.Hour})
 }
 
-func startStoreWith(t *testing.T, cfg DirConfig) *runningStore {
+func startStoreWith(t *testing.T, cfg Config) *runningStore {
 	t.Helper()
-	store, err := NewDirStore(cfg)
+	store, err := New(cfg)
 	if err != nil {
 		t.Fatal(err)
 	}
-	f := &runningStore{DirStore: store, t: t, dir: cfg.Paths[0]}
-	cancelSubscription := store.Subscribe(func(keys []Key) {
+	f := &runningStore{Store: store, t: t, dir: cfg.Paths[0]}
+	cancelSubscription := store.Subscribe(func(keys []config.Key) {
 		f.mu.Lock()
 		defer f.mu.Unlock()
 		f.changed = append(f.changed, keys...)
@@ -81,11 +83,23 @@ func service(name string, port int) string {
 	return fmt.Sprintf("apiVersion: v1\nkind: Service\nmetadata: {name: %s}\nspec: {selector: {app: a}, ports: [{port: %d}]}\n", name, port)
 }
 
-func serviceKey(name string) Key { return Key{Service, "default", name} }
+// listErrors returns the problems of severity Error.
+func listErrors(problems []config.Problem) (out []config.Problem) {
+	for _, p := range problems {
+		if p.Severity == config.Error {
+			out = append(out, p)
+		}
+	}
+	return out
+}
 
-func portOf(store Store, name string) uint32 {
+func serviceKey(name string) config.Key {
+	return config.Key{Kind: config.Service, Namespace: "default", Name: name}
+}
+
+func portOf(store config.Store, name string) uint32 {
 	if r := store.Get(serviceKey(name)); r != nil {
-		return r.Spec.(*ServiceSpec).Ports[0].Port
+		return r.Spec.(*config.ServiceSpec).Ports[0].Port
 	}
 	return 0
 }
@@ -123,7 +137,7 @@ func TestChangedFilesAreRead(t *testing.T) {
 	if err := os.RemoveAll(filepath.Join(f.dir, "deep")); err != nil {
 		t.Fatal(err)
 	}
-	f.waitFor("a removed directory's documents are removed", func() bool { return len(f.List(Service)) == 0 })
+	f.waitFor("a removed directory's documents are removed", func() bool { return len(f.List(config.Service)) == 0 })
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	if len(f.changed) != 7 {
@@ -136,7 +150,7 @@ func TestFilesReplacedByRenameAreRead(t *testing.T) {
 	write(t, filepath.Join(dir, "a.yaml"), service("a", 80))
 	f := startStore(t, dir)
 	var gone atomic.Bool
-	defer f.Subscribe(func([]Key) {
+	defer f.Subscribe(func([]config.Key) {
 		if f.Get(serviceKey("a")) == nil {
 			gone.Store(true)
 		}
@@ -199,13 +213,13 @@ func TestRefusedDocumentRetainsLastGoodVersion(t *testing.T) {
 	if d := f.document("a"); d.State != Stale || !d.Since.Equal(since) || d.At.Line != 1 {
 		t.Errorf("document is %+v", d)
 	}
-	if p := withSeverity(f.Problems(), Error); len(p) != 1 || p[0].Field != "spec.ports[0].prot" || p[0].At.File != filepath.Join(dir, "a.yaml") {
+	if p := listErrors(f.Problems()); len(p) != 1 || p[0].Field != "spec.ports[0].prot" || p[0].At.File != filepath.Join(dir, "a.yaml") {
 		t.Errorf("problems are %v", p)
 	}
 
 	f.write("a.yaml", service("b", 81))
 	f.waitFor("the bad document is removed, and its last good version with it", func() bool { return f.Get(serviceKey("a")) == nil })
-	if p := withSeverity(f.Problems(), Error); len(p) != 0 {
+	if p := listErrors(f.Problems()); len(p) != 0 {
 		t.Errorf("problems are %v", p)
 	}
 }
@@ -223,7 +237,7 @@ func TestFileWithSyntaxErrorRetainsAllDocuments(t *testing.T) {
 		f.write("a.yaml", text)
 		f.waitFor(name, func() bool { return f.document("b").State == Stale })
 		if portOf(f, "a") != 80 || portOf(f, "b") != 80 {
-			t.Errorf("%s: %v are in force", name, f.List(Service))
+			t.Errorf("%s: %v are in force", name, f.List(config.Service))
 		}
 		f.write("a.yaml", service("a", 80)+"---\n"+service("b", 80))
 		f.waitFor("mended", func() bool { return f.document("b").State == InForce })
@@ -247,7 +261,7 @@ func TestMovedAndRefusedDocumentRetainsLastGoodVersion(t *testing.T) {
 	write(t, filepath.Join(dir, "a.yaml"), service("a", 80)+"---\n"+service("b", 80))
 	f := startStore(t, dir)
 	f.write("b.yaml", strings.Replace(service("b", 80), "port:", "prot:", 1))
-	f.waitFor("the second document is refused", func() bool { return len(withSeverity(f.Problems(), Error)) == 1 })
+	f.waitFor("the second document is refused", func() bool { return len(listErrors(f.Problems())) == 1 })
 	f.write("a.yaml", service("a", 81))
 	f.waitFor("the file it moved from is read", func() bool { return portOf(f, "a") == 81 })
 	if portOf(f, "b") != 80 {
@@ -259,7 +273,7 @@ func TestEmptyFileRemovesDocumentsAfterGracePeriod(t *testing.T) {
 	dir := t.TempDir()
 	write(t, filepath.Join(dir, "a.yaml"), service("a", 80))
 	clock := time.Now()
-	store, err := NewDirStore(DirConfig{Paths: []string{dir}, Now: func() time.Time { return clock }})
+	store, err := New(Config{Paths: []string{dir}, Now: func() time.Time { return clock }})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -283,12 +297,12 @@ func TestTruncatedAndRewrittenFileRetainsDocuments(t *testing.T) {
 	dir := t.TempDir()
 	write(t, filepath.Join(dir, "a.yaml"), service("a", 80))
 	clock := time.Now()
-	store, err := NewDirStore(DirConfig{Paths: []string{dir}, Now: func() time.Time { return clock }})
+	store, err := New(Config{Paths: []string{dir}, Now: func() time.Time { return clock }})
 	if err != nil {
 		t.Fatal(err)
 	}
 	changes := 0
-	defer store.Subscribe(func([]Key) { changes++ })()
+	defer store.Subscribe(func([]config.Key) { changes++ })()
 	for port := 81; port < 84; port++ { // a new file each time
 		write(t, filepath.Join(dir, "a.yaml"), "")
 		store.scan(nil)
@@ -309,7 +323,7 @@ func TestRemovedFileHasAShorterGracePeriod(t *testing.T) {
 	dir := t.TempDir()
 	write(t, filepath.Join(dir, "a.yaml"), service("a", 80))
 	clock := time.Now()
-	store, err := NewDirStore(DirConfig{Paths: []string{dir}, Now: func() time.Time { return clock }})
+	store, err := New(Config{Paths: []string{dir}, Now: func() time.Time { return clock }})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -330,7 +344,7 @@ func TestDuplicateInAnotherFileIsRefused(t *testing.T) {
 	write(t, filepath.Join(dir, "b.yaml"), service("a", 80))
 	f := startStore(t, dir)
 	f.write("a.yaml", service("a", 81))
-	f.waitFor("the duplicate is reported", func() bool { return len(withSeverity(f.Problems(), Error)) == 1 })
+	f.waitFor("the duplicate is reported", func() bool { return len(listErrors(f.Problems())) == 1 })
 	p := f.Problems()[0]
 	if portOf(f, "a") != 80 || p.At.File != filepath.Join(dir, "a.yaml") || !strings.Contains(p.Message, filepath.Join(dir, "b.yaml")+":1:1") {
 		t.Errorf("port %d is in force; %s", portOf(f, "a"), p)
@@ -352,11 +366,11 @@ func TestHiddenAndForeignFilesAreSkipped(t *testing.T) {
 	if err := os.Symlink(dir, filepath.Join(dir, "loop")); err != nil {
 		t.Fatal(err)
 	}
-	store, err := NewDirStore(DirConfig{Paths: []string{dir}})
+	store, err := New(Config{Paths: []string{dir}})
 	if err != nil {
 		t.Fatal(err)
 	}
-	if list := store.List(Service); len(list) != 0 {
+	if list := store.List(config.Service); len(list) != 0 {
 		t.Errorf("read %v", list)
 	}
 }
@@ -385,18 +399,18 @@ func TestMissingDirectoryRetainsDocumentsUntilItReturns(t *testing.T) {
 }
 
 func TestMissingDirectoryIsAnError(t *testing.T) {
-	_, err := NewDirStore(DirConfig{Paths: []string{"/does/not/exist"}})
+	_, err := New(Config{Paths: []string{"/does/not/exist"}})
 	if err == nil || !strings.Contains(err.Error(), "/does/not/exist") {
 		t.Errorf("got %v", err)
 	}
-	if _, err = NewDirStore(DirConfig{}); err == nil {
+	if _, err = New(Config{}); err == nil {
 		t.Error("no path at all is accepted")
 	}
 }
 
 func TestRescanFindsChangesWithoutEvents(t *testing.T) {
 	dir := t.TempDir()
-	store, err := NewDirStore(DirConfig{Paths: []string{dir}})
+	store, err := New(Config{Paths: []string{dir}})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -410,7 +424,7 @@ func TestRescanFindsChangesWithoutEvents(t *testing.T) {
 func TestDocumentsWithoutEffectAreListed(t *testing.T) {
 	dir := t.TempDir()
 	write(t, filepath.Join(dir, "a.yaml"), "apiVersion: apps/v1\nkind: Deployment\nmetadata: {name: d}\n---\n"+service("a", 80)+"---\n"+strings.Replace(service("b", 80), "port:", "prot:", 1))
-	store, err := NewDirStore(DirConfig{Paths: []string{dir}})
+	store, err := New(Config{Paths: []string{dir}})
 	if err != nil {
 		t.Fatal(err)
 	}

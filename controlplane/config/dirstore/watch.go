@@ -1,4 +1,4 @@
-package config
+package dirstore
 
 import (
 	"context"
@@ -23,7 +23,7 @@ const maxUnwatchedScans = 3
 // rename and the replacement of a Kubernetes volume, whose files are links through "..data". The periodic scan finds
 // other changes: mounts, and changes of links' targets outside the directories.
 type dirWatcher struct {
-	store          *DirStore
+	store          *Store
 	watcher        *filewatch.Watcher
 	rescanInterval time.Duration
 	dirs           map[string]fs.FileInfo // directories watched at the last scan

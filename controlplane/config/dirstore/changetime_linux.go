@@ -1,4 +1,4 @@
-package config
+package dirstore
 
 import (
 	"io/fs"

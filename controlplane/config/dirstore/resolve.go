@@ -1,19 +1,21 @@
-package config
+package dirstore
 
 import (
 	"maps"
 	"slices"
 	"sync"
 	"time"
+
+	"github.com/pilotfish-mesh/pilotfish/controlplane/config"
 )
 
 // resolveDocuments selects the version in force of each document that a scanned file has or had, and updates the table.
 // Documents of other files are unchanged.
-func (s *DirStore) resolveDocuments(now time.Time) {
+func (s *Store) resolveDocuments(now time.Time) {
 	affected := s.updateHolders()
 	s.adoptMoved(affected, now)
-	var put []*Resource
-	var del []Key
+	var put []*config.Resource
+	var del []config.Key
 	rank := sync.OnceValue(s.rankPaths)
 	for key := range affected {
 		before, next := s.inForce[key], s.selectVersion(key, rank)
@@ -27,8 +29,8 @@ func (s *DirStore) resolveDocuments(now time.Time) {
 			s.inForce[key] = next
 		}
 	}
-	slices.SortFunc(put, func(a, b *Resource) int { return compareKeys(a.Key, b.Key) })
-	slices.SortFunc(del, compareKeys)
+	slices.SortFunc(put, func(a, b *config.Resource) int { return config.CompareKeys(a.Key, b.Key) })
+	slices.SortFunc(del, config.CompareKeys)
 	s.updateReport(affected)
 	if changed := s.apply(put, del); len(changed) > 0 {
 		s.log.Info("configuration read", "changed", len(changed), "resources", len(s.inForce), "problems", s.report.count)
@@ -36,8 +38,8 @@ func (s *DirStore) resolveDocuments(now time.Time) {
 }
 
 // updateHolders updates the indexes of documents for the scanned files. It returns the documents that may be affected.
-func (s *DirStore) updateHolders() (affected map[Key]bool) {
-	affected = map[Key]bool{}
+func (s *Store) updateHolders() (affected map[config.Key]bool) {
+	affected = map[config.Key]bool{}
 	for path, t := range s.scanned {
 		for _, key := range t.indexed {
 			affected[key] = true
@@ -57,12 +59,12 @@ func (s *DirStore) updateHolders() (affected map[Key]bool) {
 	return affected
 }
 
-func addPath(paths map[Key][]string, key Key, path string, t *trackedFile) {
+func addPath(paths map[config.Key][]string, key config.Key, path string, t *trackedFile) {
 	t.indexed = append(t.indexed, key)
 	paths[key] = append(paths[key], path)
 }
 
-func removePath(paths map[Key][]string, key Key, path string) {
+func removePath(paths map[config.Key][]string, key config.Key, path string) {
 	left := slices.DeleteFunc(paths[key], func(other string) bool { return other == path })
 	if len(left) == 0 {
 		delete(paths, key)
@@ -73,7 +75,7 @@ func removePath(paths map[Key][]string, key Key, path string) {
 
 // selectVersion returns the version of a document that is in force, or nil if no file has a valid one. The current
 // version stays in force while its file has it. Otherwise the first file in order provides it.
-func (s *DirStore) selectVersion(key Key, rank func() map[string]int) *Resource {
+func (s *Store) selectVersion(key config.Key, rank func() map[string]int) *config.Resource {
 	holders := s.holders[key]
 	if len(holders) == 0 {
 		return s.selectDenial(key, rank)
@@ -88,8 +90,8 @@ func (s *DirStore) selectVersion(key Key, rank func() map[string]int) *Resource 
 }
 
 // selectDenial returns the resource that denies the workloads of a policy of which no file has a valid version, or nil.
-func (s *DirStore) selectDenial(key Key, rank func() map[string]int) *Resource {
-	paths := slices.DeleteFunc(slices.Clone(s.deniers[key]), func(path string) bool { return !s.parser.isDenied(s.files[path].policies[key]) })
+func (s *Store) selectDenial(key config.Key, rank func() map[string]int) *config.Resource {
+	paths := slices.DeleteFunc(slices.Clone(s.deniers[key]), func(path string) bool { return !s.parser.IsDenied(s.files[path].policies[key]) })
 	if len(paths) == 0 {
 		return nil
 	}
@@ -97,10 +99,10 @@ func (s *DirStore) selectDenial(key Key, rank func() map[string]int) *Resource {
 	if len(paths) > 1 {
 		first = slices.MinFunc(paths, func(a, b string) int { return rank()[a] - rank()[b] })
 	}
-	return s.files[first].policies[key].denial
+	return s.files[first].policies[key].Denial
 }
 
-func (s *DirStore) rankPaths() map[string]int {
+func (s *Store) rankPaths() map[string]int {
 	ranks := make(map[string]int, len(s.order))
 	for i, path := range s.order {
 		ranks[path] = i
@@ -110,7 +112,7 @@ func (s *DirStore) rankPaths() map[string]int {
 
 // adoptMoved retains resources in force whose document was moved to another file and is refused there. This includes
 // moves before a restart.
-func (s *DirStore) adoptMoved(affected map[Key]bool, now time.Time) {
+func (s *Store) adoptMoved(affected map[config.Key]bool, now time.Time) {
 	lost := s.listLost(affected, now)
 	if len(lost) == 0 {
 		return
@@ -120,30 +122,30 @@ func (s *DirStore) adoptMoved(affected map[Key]bool, now time.Time) {
 		if t.parsed == nil {
 			continue
 		}
-		for _, d := range t.parsed.documents {
-			h, ok := lost[d.key]
-			if d.resource != nil || d.inert || !ok {
+		for _, d := range t.parsed.Documents {
+			h, ok := lost[d.Key]
+			if d.Resource != nil || d.Inert || !ok {
 				continue
 			}
-			t.accepted[d.key] = h
-			addPath(s.holders, d.key, path, t)
-			delete(lost, d.key)
-			affected[d.key], s.scanned[path] = true, t
+			t.accepted[d.Key] = h
+			addPath(s.holders, d.Key, path, t)
+			delete(lost, d.Key)
+			affected[d.Key], s.scanned[path] = true, t
 		}
 	}
 }
 
 // listLost returns the versions in force of which no file has a valid document any more.
-func (s *DirStore) listLost(affected map[Key]bool, now time.Time) map[Key]acceptedVersion {
+func (s *Store) listLost(affected map[config.Key]bool, now time.Time) map[config.Key]acceptedVersion {
 	lost := maps.Clone(s.lastAccepted.byKey)
 	if lost == nil {
-		lost = map[Key]acceptedVersion{}
+		lost = map[config.Key]acceptedVersion{}
 	}
 	for key := range affected {
 		if r := s.inForce[key]; r != nil && !r.Denial {
 			lost[key] = acceptedVersion{resource: r, since: now, stale: true}
 		}
 	}
-	maps.DeleteFunc(lost, func(key Key, _ acceptedVersion) bool { return len(s.holders[key]) > 0 })
+	maps.DeleteFunc(lost, func(key config.Key, _ acceptedVersion) bool { return len(s.holders[key]) > 0 })
 	return lost
 }

@@ -1,4 +1,6 @@
-package config
+// Package dirstore contains the store of the documents in files. It watches directories, parses changed files, and leaves
+// the last accepted version of a document in force while its current text is refused.
+package dirstore
 
 import (
 	"context"
@@ -8,6 +10,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/pilotfish-mesh/pilotfish/controlplane/config"
 	"github.com/pilotfish-mesh/pilotfish/internal/filewatch"
 )
 
@@ -27,23 +30,23 @@ const (
 	rescanUnwatched = 2 * time.Second
 )
 
-// DirConfig configures a DirStore.
-type DirConfig struct {
+// Config configures a Store.
+type Config struct {
 	// Paths lists directories, which are read recursively, and files. In a directory only files with the extensions
 	// .yaml, .yml and .json are read. Hidden files and temporary files of editors are skipped.
 	Paths []string
 	// DefaultNamespace is the namespace of documents that specify none; "default" if empty.
 	DefaultNamespace string
-	// Check validates each document that has no error so far (see Parser).
-	Check func(*Resource) []Problem
-	// StartsProxies is passed to the Parser.
+	// Check validates each document that has no error so far (see config.Parser).
+	Check func(*config.Resource) []config.Problem
+	// StartsProxies is passed to the parser.
 	StartsProxies bool
 	// LastGood is the file that stores the last accepted versions of refused documents, so that they stay in force
 	// after a restart. The file exists only while a document is refused. If empty, these versions are in force until
 	// the process ends.
 	LastGood string
 	// OnInvalidPolicy selects the effect of a policy of which no version was ever accepted.
-	OnInvalidPolicy OnInvalidPolicy
+	OnInvalidPolicy config.OnInvalidPolicy
 	// Rescan is the interval of scans without an event; 30 seconds if zero. They find changes that the system does not
 	// report, such as mounts and changes of links' targets outside the directories.
 	Rescan time.Duration
@@ -53,21 +56,23 @@ type DirConfig struct {
 	Now func() time.Time
 }
 
-// DirStore is a store that watches the files of directories. If a document becomes invalid, its last accepted version
-// stays in force, and also after a restart if DirConfig.LastGood is set. Removed documents are removed from the store.
-type DirStore struct {
-	*resourceTable
-	cfg    DirConfig
-	parser Parser
+// Store is a store that watches the files of directories. If a document becomes invalid, its last accepted version
+// stays in force, and also after a restart if Config.LastGood is set. Removed documents are removed from the store.
+type Store struct {
+	config.Store // the resources in force
+	// apply changes the embedded store.
+	apply  func(put []*config.Resource, del []config.Key) (changed []config.Key)
+	cfg    Config
+	parser config.Parser
 	log    *slog.Logger
 
 	scanning     sync.Mutex // held during a scan; protects the fields up to mu
 	files        map[string]*trackedFile
-	order        []string         // paths of files, by configured path and then by name; the slice is immutable and only replaced
-	holders      map[Key][]string // paths of the files that have a valid version of a document
-	deniers      map[Key][]string // paths of the files that have a refused version of a policy and no valid one
-	owner        map[Key]string   // path of the file whose document is in force
-	inForce      map[Key]*Resource
+	order        []string                // paths of files, by configured path and then by name; the slice is immutable and only replaced
+	holders      map[config.Key][]string // paths of the files that have a valid version of a document
+	deniers      map[config.Key][]string // paths of the files that have a refused version of a policy and no valid one
+	owner        map[config.Key]string   // path of the file whose document is in force
+	inForce      map[config.Key]*config.Resource
 	scanned      map[string]*trackedFile // files that this scan read or found missing
 	rescanSoon   map[string]bool         // files to read again soon
 	withRetained map[string]bool         // files with documents in force that their current text does not contain
@@ -79,9 +84,9 @@ type DirStore struct {
 	failure string // why the files cannot be read, or ""
 }
 
-// NewDirStore returns a store with the documents of the files. It fails if a path does not exist. Invalid documents are
+// New returns a store with the documents of the files. It fails if a path does not exist. Invalid documents are
 // reported by Problems.
-func NewDirStore(cfg DirConfig) (*DirStore, error) {
+func New(cfg Config) (*Store, error) {
 	if len(cfg.Paths) == 0 {
 		return nil, errors.New("no configuration directory is specified")
 	}
@@ -94,9 +99,10 @@ func NewDirStore(cfg DirConfig) (*DirStore, error) {
 	if cfg.Logger == nil {
 		cfg.Logger = slog.New(slog.DiscardHandler)
 	}
-	s := &DirStore{
-		resourceTable: newTable(noCreationTime), cfg: cfg, parser: Parser{DefaultNamespace: cfg.DefaultNamespace, Check: cfg.Check, StartsProxies: cfg.StartsProxies, OnInvalidPolicy: cfg.OnInvalidPolicy}, log: cfg.Logger,
-		files: map[string]*trackedFile{}, holders: map[Key][]string{}, deniers: map[Key][]string{}, owner: map[Key]string{}, inForce: map[Key]*Resource{},
+	store, apply := config.NewFileStore()
+	s := &Store{
+		Store: store, apply: apply, cfg: cfg, parser: config.Parser{DefaultNamespace: cfg.DefaultNamespace, Check: cfg.Check, StartsProxies: cfg.StartsProxies, OnInvalidPolicy: cfg.OnInvalidPolicy}, log: cfg.Logger,
+		files: map[string]*trackedFile{}, holders: map[config.Key][]string{}, deniers: map[config.Key][]string{}, owner: map[config.Key]string{}, inForce: map[config.Key]*config.Resource{},
 		scanned: map[string]*trackedFile{}, rescanSoon: map[string]bool{}, withRetained: map[string]bool{}, report: storeReport{files: map[string]fileReport{}},
 		lastAccepted: lastAccepted{file: cfg.LastGood},
 	}
@@ -110,7 +116,7 @@ func NewDirStore(cfg DirConfig) (*DirStore, error) {
 }
 
 // Run watches the files until ctx ends.
-func (s *DirStore) Run(ctx context.Context) error {
+func (s *Store) Run(ctx context.Context) error {
 	s.start()
 	watcher, err := filewatch.New()
 	if err != nil {
@@ -120,7 +126,7 @@ func (s *DirStore) Run(ctx context.Context) error {
 	defer watcher.Close()
 	f := &dirWatcher{store: s, watcher: watcher, rescanInterval: s.cfg.Rescan, touched: map[string]bool{}, timer: time.NewTimer(0)}
 	defer f.timer.Stop()
-	f.scan() // changes since NewDirStore
+	f.scan() // changes since New
 	for {
 		select {
 		case <-ctx.Done():
@@ -142,13 +148,13 @@ func (s *DirStore) Run(ctx context.Context) error {
 
 // start permits writing the file of last accepted versions. A store that does not run must not write it, because the
 // file may belong to a running control plane.
-func (s *DirStore) start() {
+func (s *Store) start() {
 	s.scanning.Lock()
 	defer s.scanning.Unlock()
 	s.running = true
 }
 
-func (s *DirStore) poll(ctx context.Context) error {
+func (s *Store) poll(ctx context.Context) error {
 	ticker := time.NewTicker(min(rescanUnwatched, s.cfg.Rescan))
 	defer ticker.Stop()
 	for {
@@ -162,7 +168,7 @@ func (s *DirStore) poll(ctx context.Context) error {
 }
 
 // Health reports whether the files can be read. While they cannot, the last read documents stay in force.
-func (s *DirStore) Health() (ok bool, reason string) {
+func (s *Store) Health() (ok bool, reason string) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return s.failure == "", s.failure
@@ -182,9 +188,9 @@ const (
 
 // Document reports the state of one document of a store's files.
 type Document struct {
-	Key   Key      `json:"resource"`
-	At    Position `json:"at"`
-	State State    `json:"state"`
+	Key   config.Key      `json:"resource"`
+	At    config.Position `json:"at"`
+	State State           `json:"state"`
 	// Since is when the version in force was first read; zero if none is.
 	Since time.Time `json:"since,omitzero"`
 }

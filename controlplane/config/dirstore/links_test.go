@@ -1,4 +1,4 @@
-package config
+package dirstore
 
 import (
 	"fmt"
@@ -8,6 +8,8 @@ import (
 	"slices"
 	"testing"
 	"time"
+
+	"github.com/pilotfish-mesh/pilotfish/controlplane/config"
 )
 
 // link atomically replaces path by a link.
@@ -50,7 +52,7 @@ func TestReplacedVolumeIsRead(t *testing.T) {
 					t.Fatal(err)
 				}
 				want := listInForceBy(t, filepath.Join(dir, root))
-				f.waitFor(fmt.Sprintf("what is in force is %v", want), func() bool { return slices.Equal(resourcesInForce(f.DirStore), want) })
+				f.waitFor(fmt.Sprintf("what is in force is %v", want), func() bool { return slices.Equal(resourcesInForce(f.Store), want) })
 			}
 		})
 	}
@@ -66,9 +68,9 @@ func TestReplacedLinkToDirectoryIsRead(t *testing.T) {
 	f := startStore(t, root)
 	for i := range 4 {
 		link(t, fmt.Sprint("v", i), root)
-		f.waitFor(fmt.Sprint("version ", i), func() bool { return slices.Equal(resourcesInForce(f.DirStore), listInForceBy(t, root)) })
+		f.waitFor(fmt.Sprint("version ", i), func() bool { return slices.Equal(resourcesInForce(f.Store), listInForceBy(t, root)) })
 		write(t, filepath.Join(root, "f.yaml"), service("f", 2000+i))
-		f.waitFor("an edit behind the link", func() bool { return slices.Equal(resourcesInForce(f.DirStore), listInForceBy(t, root)) })
+		f.waitFor("an edit behind the link", func() bool { return slices.Equal(resourcesInForce(f.Store), listInForceBy(t, root)) })
 	}
 }
 
@@ -78,15 +80,15 @@ func TestChangesWithoutEventAreFoundByThePeriodicScan(t *testing.T) {
 	write(t, filepath.Join(dir, "outside.yaml"), service("f", 1000))
 	root := filepath.Join(dir, "inner", "root")
 	link(t, "../../outside.yaml", filepath.Join(root, "f.yaml"))
-	f := startStoreWith(t, DirConfig{Paths: []string{root}, Rescan: 50 * time.Millisecond})
-	f.waitFor("the first version", func() bool { return slices.Equal(resourcesInForce(f.DirStore), listInForceBy(t, root)) })
+	f := startStoreWith(t, Config{Paths: []string{root}, Rescan: 50 * time.Millisecond})
+	f.waitFor("the first version", func() bool { return slices.Equal(resourcesInForce(f.Store), listInForceBy(t, root)) })
 	write(t, filepath.Join(dir, "outside.yaml"), service("f", 2000))
-	f.waitFor("the edited target", func() bool { return slices.Equal(resourcesInForce(f.DirStore), listInForceBy(t, root)) })
+	f.waitFor("the edited target", func() bool { return slices.Equal(resourcesInForce(f.Store), listInForceBy(t, root)) })
 }
 
 func listInForceBy(t *testing.T, root string) []string {
 	t.Helper()
-	fresh, err := NewDirStore(DirConfig{Paths: []string{root}})
+	fresh, err := New(Config{Paths: []string{root}})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -112,14 +114,14 @@ func TestFilesOfTheSameTimeAndSizeAreReadAgain(t *testing.T) {
 	if changeTime(first).IsZero() {
 		t.Skip("the system's own change time is not read on this platform")
 	}
-	store, err := NewDirStore(DirConfig{Paths: []string{root}})
+	store, err := New(Config{Paths: []string{root}})
 	if err != nil {
 		t.Fatal(err)
 	}
 	for changeTime(put(2000)).Equal(changeTime(first)) { // the kernel's clock for file times is coarse
 	}
 	store.scan(nil)
-	if got := store.List(Service)[0].Spec.(*ServiceSpec).Ports[0].Port; got != 2000 {
+	if got := store.List(config.Service)[0].Spec.(*config.ServiceSpec).Ports[0].Port; got != 2000 {
 		t.Errorf("port %d is in force", got)
 	}
 }
