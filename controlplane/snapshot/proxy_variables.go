@@ -1,14 +1,11 @@
 package snapshot
 
 import (
-	"fmt"
 	"maps"
 	"slices"
 	"strings"
 
 	networkingbeta "istio.io/api/networking/v1beta1"
-
-	"github.com/pilotfish-mesh/pilotfish/controlplane/config"
 )
 
 // metadataPrefix is the prefix of the variables whose values agents send in the node's metadata.
@@ -48,22 +45,4 @@ func (s *Snapshot) listVariables(namespace string, spec *networkingbeta.ProxyCon
 		maps.DeleteFunc(variables, func(name, _ string) bool { return !isTenantVariable(name) })
 	}
 	return variables
-}
-
-// checkProxyVariables reports the variables of ProxyConfigs that have no effect, because their author is a tenant.
-func (c *checker) checkProxyVariables() {
-	root := c.s.Mesh.GetRootNamespace()
-	for _, r := range c.s.resources[config.ProxyConfig] {
-		spec := r.Spec.(*networkingbeta.ProxyConfig)
-		if !c.s.startsProxies || r.Namespace == root {
-			continue
-		}
-		for _, name := range slices.Sorted(maps.Keys(spec.GetEnvironmentVariables())) {
-			if !isTenantVariable(name) {
-				c.reportNoEffect(r, "spec.environmentVariables["+name+"]", name,
-					"the variable is left out: only ProxyConfigs in the root namespace may set it",
-					fmt.Sprintf("remove it, or set it in a ProxyConfig in namespace %s; others may set %s… and documented settings for tuning", root, metadataPrefix))
-			}
-		}
-	}
 }

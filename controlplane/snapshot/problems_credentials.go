@@ -1,0 +1,145 @@
+package snapshot
+
+import (
+	"crypto/x509"
+	"encoding/pem"
+	"fmt"
+	"slices"
+	"strings"
+	"time"
+
+	networking "istio.io/api/networking/v1alpha3"
+
+	"github.com/pilotfish-mesh/pilotfish/controlplane/config"
+)
+
+// checkCertificates reports certificates that have expired or are not valid yet. Its findings contain no other content
+// of Secrets.
+func (c *checker) checkCertificates(now time.Time) {
+	for _, r := range c.s.secrets.all {
+		block, _ := pem.Decode(r.Spec.(*config.SecretSpec).Certificate)
+		if block == nil {
+			continue
+		}
+		cert, err := x509.ParseCertificate(block.Bytes)
+		if err != nil {
+			continue
+		}
+		message := ""
+		switch {
+		case now.After(cert.NotAfter):
+			message = "the certificate expired at " + cert.NotAfter.UTC().Format(time.RFC3339)
+		case now.Before(cert.NotBefore):
+			message = "the certificate is not valid before " + cert.NotBefore.UTC().Format(time.RFC3339)
+		default:
+			continue
+		}
+		c.reportWarning(config.CertificateNotValid, r, config.CertificateField(r), "", message, "replace it by a certificate that is valid now")
+	}
+}
+
+// checkGateways reports Secrets of Gateways that do not exist, or that are not in the namespace of the Gateway's
+// workloads, where they must be.
+func (c *checker) checkGateways() {
+	for _, g := range c.s.gateways {
+		c.selectedNamespaces = c.workloadNamespaces(g.Spec.GetSelector())
+		for i, server := range g.Spec.GetServers() {
+			field := fmt.Sprintf("spec.servers[%d].tls", i)
+			c.checkServerCredentials(g.Resource, field, server.GetTls())
+			c.checkGatewayAccounts(g, field, server.GetTls())
+		}
+		c.checkGatewayEndpoints(g)
+	}
+}
+
+func (c *checker) checkServerCredentials(r *config.Resource, field string, settings *networking.ServerTLSSettings) {
+	if name := settings.GetCredentialName(); name != "" {
+		c.checkServerCredential(r, field+".credentialName", name, "certificate and key")
+	}
+	for i, name := range settings.GetCredentialNames() {
+		c.checkServerCredential(r, fmt.Sprintf("%s.credentialNames[%d]", field, i), name, "certificate and key")
+	}
+	if name := settings.GetCaCertCredentialName(); name != "" {
+		c.checkServerCredential(r, field+".caCertCredentialName", name, "authorities")
+		return
+	}
+	mutual := settings.GetMode() == networking.ServerTLSSettings_MUTUAL || settings.GetMode() == networking.ServerTLSSettings_OPTIONAL_MUTUAL
+	if name := settings.GetCredentialName(); mutual && name != "" && settings.GetCaCertificates() == "" {
+		c.checkServerCredential(r, field+".credentialName", name, "authorities")
+	}
+}
+
+// workloadNamespaces returns the namespaces with known workloads that have the labels, or nil.
+func (c *checker) workloadNamespaces(labels map[string]string) []string {
+	var found []string
+	for _, namespace := range c.namespacesOf("", true) {
+		if some, _ := c.s.Registry.Workloads(namespace, labels); len(some) > 0 {
+			found = append(found, namespace)
+		}
+	}
+	return found
+}
+
+// checkClientCredentials reports missing Secrets of a DestinationRule.
+func (c *checker) checkClientCredentials(r *config.Resource, field string, policy *networking.TrafficPolicy) {
+	c.checkClientCredential(r, field+".tls", policy.GetTls())
+	for i, ps := range policy.GetPortLevelSettings() {
+		c.checkClientCredential(r, fmt.Sprintf("%s.portLevelSettings[%d].tls", field, i), ps.GetTls())
+	}
+}
+
+func (c *checker) checkClientCredential(r *config.Resource, field string, settings *networking.ClientTLSSettings) {
+	name, message := settings.GetCredentialName(), ""
+	switch {
+	case name == "":
+		return
+	case settings.GetMode() == networking.ClientTLSSettings_MUTUAL && !c.anySecret(name, false):
+		message = "no Secret with this name has a certificate and key"
+	case !settings.GetInsecureSkipVerify().GetValue() && !c.anySecret(name, true):
+		message = "no Secret with this name has the CA certificates for the server's certificate"
+	default:
+		return
+	}
+	c.reportWarning(config.UnknownCredential, r, field+".credentialName", name, message+", so requests fail with status 503",
+		"add a Secret to the clients' namespace, with those of tls.crt, tls.key and ca.crt that the TLS mode requires")
+}
+
+// anySecret reports whether any namespace has a Secret with a certificate, or with CA certificates, for a name.
+func (c *checker) anySecret(name string, authorities bool) bool {
+	candidates := c.s.secrets.byName[name]
+	if authorities {
+		candidates = slices.Concat(candidates, c.s.secrets.byName[strings.TrimSuffix(name, caSuffix)], c.s.secrets.byName[name+caSuffix])
+	}
+	return slices.ContainsFunc(candidates, func(s *config.SecretSpec) bool {
+		return authorities && len(s.Authorities) > 0 || !authorities && len(s.Certificate) > 0
+	})
+}
+
+func (c *checker) checkServerCredential(r *config.Resource, field, name, part string) {
+	authorities := part == "authorities"
+	if c.anySecret(name, authorities) {
+		c.checkCredentialNamespace(r, field, name, authorities)
+		return
+	}
+	message, remedy := "no Secret with this name has a certificate, so the proxy refuses connections to this server", "add a Secret with tls.crt and tls.key to the namespace of the proxy's workload"
+	if authorities {
+		message, remedy = "no Secret has the CA certificates for client certificates, so the proxy refuses connections to this server", "add ca.crt to the Secret, or a Secret "+name+caSuffix
+	}
+	c.reportWarning(config.UnknownCredential, r, field, name, message, remedy)
+}
+
+// checkCredentialNamespace reports a Secret that is not in any namespace of the server's known workloads.
+func (c *checker) checkCredentialNamespace(r *config.Resource, field, name string, authorities bool) {
+	has := func(namespace string) bool {
+		if authorities {
+			return c.s.CACertificates(namespace, strings.TrimSuffix(name, caSuffix)) != nil || c.s.CACertificates(namespace, name) != nil
+		}
+		return c.s.Certificate(namespace, name) != nil
+	}
+	if len(c.selectedNamespaces) == 0 || slices.ContainsFunc(c.selectedNamespaces, has) {
+		return
+	}
+	where := strings.Join(c.selectedNamespaces, ", ")
+	c.reportWarning(config.UnknownCredential, r, field, name, "the Secret is not in the namespace of the proxy's workload, which is "+where+", so the proxy refuses connections to this server",
+		"add the Secret to the namespace "+where)
+}

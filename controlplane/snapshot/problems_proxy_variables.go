@@ -1,0 +1,29 @@
+package snapshot
+
+import (
+	"fmt"
+	"maps"
+	"slices"
+
+	networkingbeta "istio.io/api/networking/v1beta1"
+
+	"github.com/pilotfish-mesh/pilotfish/controlplane/config"
+)
+
+// checkProxyVariables reports the variables of ProxyConfigs that have no effect, because their author is a tenant.
+func (c *checker) checkProxyVariables() {
+	root := c.s.Mesh.GetRootNamespace()
+	for _, r := range c.s.resources[config.ProxyConfig] {
+		spec := r.Spec.(*networkingbeta.ProxyConfig)
+		if !c.s.startsProxies || r.Namespace == root {
+			continue
+		}
+		for _, name := range slices.Sorted(maps.Keys(spec.GetEnvironmentVariables())) {
+			if !isTenantVariable(name) {
+				c.reportNoEffect(r, "spec.environmentVariables["+name+"]", name,
+					"the variable is left out: only ProxyConfigs in the root namespace may set it",
+					fmt.Sprintf("remove it, or set it in a ProxyConfig in namespace %s; others may set %s… and documented settings for tuning", root, metadataPrefix))
+			}
+		}
+	}
+}
