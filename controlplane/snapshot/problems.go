@@ -122,13 +122,13 @@ func (c *checker) report(code config.Code, severity config.Severity, r *config.R
 // resolveTarget returns the full name of the service to which a host in a document of the namespace refers. Aliases are
 // resolved.
 func (c *checker) resolveTarget(host, namespace string) string {
-	return c.s.Registry.Target(c.w.resolve(host, namespace))
+	return c.s.Registry.Target(c.s.Registry.ResolveHostname(host, namespace))
 }
 
 // lookupService returns the service to which a host in a document of the namespace refers, or nil if it is not visible.
 func (c *checker) lookupService(host, namespace string) *registry.Service {
-	full := c.w.resolve(host, namespace)
-	for _, svc := range c.w.byHost[c.s.Registry.Target(full)] {
+	full := c.s.Registry.ResolveHostname(host, namespace)
+	for _, svc := range c.s.Registry.ByHostname(c.s.Registry.Target(full)) {
 		if isKnownAs(svc, full, namespace) {
 			return svc
 		}
@@ -139,7 +139,7 @@ func (c *checker) lookupService(host, namespace string) *registry.Service {
 // suggestHost returns the remedy for an unknown host.
 func (c *checker) suggestHost(host, namespace string) string {
 	var names []string
-	for _, svc := range c.w.services {
+	for _, svc := range c.s.Registry.Services {
 		if !svc.VisibleTo(namespace) {
 			continue
 		}
@@ -321,7 +321,7 @@ func (c *checker) checkSubset(v *VirtualService, d destinationRef, svc *registry
 func (c *checker) checkDestinationRules() {
 	for _, r := range c.s.resources[config.DestinationRule] {
 		spec := r.Spec.(*networking.DestinationRule)
-		host := c.w.resolve(spec.GetHost(), r.Namespace)
+		host := c.s.Registry.ResolveHostname(spec.GetHost(), r.Namespace)
 		if c.checkAlias(r, "spec.host", spec.GetHost(), host) {
 			continue
 		}
@@ -375,13 +375,13 @@ func (c *checker) anyService(host, namespace string) bool {
 	if !strings.HasPrefix(host, "*") {
 		return c.lookupService(host, namespace) != nil || c.coveredByWildcard(host, namespace)
 	}
-	return slices.ContainsFunc(c.w.services, func(svc *registry.Service) bool {
+	return slices.ContainsFunc(c.s.Registry.Services, func(svc *registry.Service) bool {
 		return svc.VisibleTo(namespace) && overlapHosts(host, svc.Hostname)
 	})
 }
 
 func (c *checker) coveredByWildcard(host, namespace string) bool {
-	return slices.ContainsFunc(c.w.services, func(svc *registry.Service) bool {
+	return slices.ContainsFunc(c.s.Registry.Services, func(svc *registry.Service) bool {
 		return strings.HasPrefix(svc.Hostname, "*") && svc.VisibleTo(namespace) && MatchHost(svc.Hostname, host)
 	})
 }
@@ -408,13 +408,13 @@ func (c *checker) checkSidecars() {
 
 // checkOwnTLS reports TLS termination in a Sidecar's port for which mutual TLS is not disabled in any of its workloads.
 func (c *checker) checkOwnTLS(r *config.Resource, field string, labels map[string]string, port uint32) {
-	mode := c.s.peerAuth.mode(r.Namespace, labels, port)
+	mode := c.s.MTLSMode(r.Namespace, labels, port)
 	found, _ := c.s.Registry.Workloads(r.Namespace, labels)
 	for _, w := range found {
 		if mode == Disable {
 			break
 		}
-		mode = c.s.peerAuth.mode(r.Namespace, registry.WorkloadLabels(w), port)
+		mode = c.s.MTLSMode(r.Namespace, registry.WorkloadLabels(w), port)
 	}
 	if mode != Disable {
 		c.reportNoEffect(r, field, "", fmt.Sprintf("has no effect: the port accepts the mesh's TLS (%s)", mode),
@@ -429,13 +429,13 @@ func (c *checker) checkEgressHost(r *config.Resource, field, host string) {
 	if ns == "~" || strings.HasPrefix(pattern, "*") {
 		return
 	}
-	everybody := r.Namespace == c.w.mesh.GetRootNamespace()
+	everybody := r.Namespace == c.s.Mesh.GetRootNamespace()
 	seen := host
 	if everybody && ns == "." {
 		seen = "*/" + pattern
 	}
 	egress := newEgress(&networking.Sidecar{Egress: []*networking.IstioEgressListener{{Hosts: []string{seen}}}}, r.Namespace)
-	for _, svc := range c.w.services {
+	for _, svc := range c.s.Registry.Services {
 		if (everybody || svc.VisibleTo(r.Namespace)) && egress.containsAny(svc) {
 			return
 		}

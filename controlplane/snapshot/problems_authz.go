@@ -17,7 +17,7 @@ import (
 // the protocol.
 func (c *checker) checkUnreachablePolicy(p Policy) {
 	labels := p.Spec.GetSelector().GetMatchLabels()
-	disabled := c.s.peerAuth.mode(p.Namespace, labels, 0) == Disable
+	disabled := c.s.MTLSMode(p.Namespace, labels, 0) == Disable
 	tokens := c.mayVerifyTokens(p.Namespace, labels)
 	streams := c.tcpServices(p.Namespace, labels)
 	for i, rule := range p.Spec.GetRules() {
@@ -68,7 +68,7 @@ func (c *checker) checkHTTPRequirements(p Policy, field string, streams []string
 	if p.Spec.GetAction() != security.AuthorizationPolicy_CUSTOM || len(streams) == 0 {
 		return
 	}
-	if FindProvider(c.w.mesh, p.Spec.GetProvider().GetName()).GetEnvoyExtAuthzHttp() == nil {
+	if FindProvider(c.s.Mesh, p.Spec.GetProvider().GetName()).GetEnvoyExtAuthzHttp() == nil {
 		return
 	}
 	c.reportWarning(config.HTTPRuleOnTCP, p.Resource, field, "",

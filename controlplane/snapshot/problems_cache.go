@@ -30,7 +30,7 @@ type ruleReferences struct {
 
 func newCleanRuleCache(s *Snapshot) *cleanRuleCache {
 	return &cleanRuleCache{
-		naming: s.index.naming, rules: s.index.destinationRules, gateways: unsafe.SliceData(s.gateways), services: s.index.services,
+		naming: s.index.naming, rules: s.index.destinationRules, gateways: unsafe.SliceData(s.gateways), services: s.Registry.Services,
 		registry: s.Registry, instances: s.instances, peerAuth: s.peerAuth, references: make(map[*VirtualService]ruleReferences, len(s.index.virtualServices.all)),
 	}
 }
@@ -42,7 +42,7 @@ func (c *checker) recordClean(v *VirtualService) {
 	}
 	to := ruleReferences{hosts: slices.Clone(v.Hosts)}
 	for d := range destinations(v.Spec) {
-		to.hosts = append(to.hosts, c.w.resolve(d.destination.GetHost(), v.Namespace))
+		to.hosts = append(to.hosts, c.s.Registry.ResolveHostname(d.destination.GetHost(), v.Namespace))
 		to.subsets = to.subsets || d.destination.GetSubset() != ""
 	}
 	for _, g := range v.Gateways {
@@ -80,7 +80,7 @@ type serviceChanges struct {
 func (c *checker) changesSinceBefore() *serviceChanges {
 	if c.changes == nil {
 		c.changes = &serviceChanges{services: map[string]bool{}, endpoints: sync.OnceValue(c.hostsWithChangedEndpoints)}
-		for _, svc := range symmetricDifference(c.before.services, c.w.services) {
+		for _, svc := range symmetricDifference(c.before.services, c.s.Registry.Services) {
 			for known := range svc.WithAliases() {
 				c.changes.services[known.Hostname] = true
 			}
@@ -94,8 +94,8 @@ func (c *checker) hostsWithChangedEndpoints() map[string]bool {
 	if c.before.registry == c.s.Registry && c.before.peerAuth == c.s.peerAuth {
 		return hosts
 	}
-	for _, svc := range c.w.services {
-		if c.before.instances[svc] != c.s.instances[svc] {
+	for _, svc := range c.s.Registry.Services {
+		if c.before.instances[svc] != c.s.Instances(svc) {
 			for known := range svc.WithAliases() {
 				hosts[known.Hostname] = true
 			}

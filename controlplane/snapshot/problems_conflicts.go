@@ -195,7 +195,7 @@ func (c *checker) checkSharedAddresses() {
 		port    uint32
 	}
 	first := map[addressPort]*registry.Service{}
-	for _, svc := range c.w.services {
+	for _, svc := range c.s.Registry.Services {
 		for _, address := range svc.Addresses {
 			for _, p := range svc.Ports {
 				if p.Protocol.IsHTTP() || p.Protocol == registry.UDP || p.Protocol == registry.TLS || p.Protocol == registry.HTTPS {

@@ -16,7 +16,7 @@ import (
 // checkCertificates reports certificates that have expired or are not valid yet. Its findings contain no other content
 // of Secrets.
 func (c *checker) checkCertificates(now time.Time) {
-	for _, r := range c.s.secrets.all {
+	for _, r := range c.s.resources[config.Secret] {
 		block, _ := pem.Decode(r.Spec.(*config.SecretSpec).Certificate)
 		if block == nil {
 			continue

@@ -21,7 +21,7 @@ func (c *checker) checkGatewayAccounts(g Gateway, field string, settings *networ
 // checkGatewayAccount reports a Secret that no account may use.
 func (c *checker) checkGatewayAccount(g Gateway, field, name string) {
 	exists := false
-	for _, r := range c.s.secrets.all {
+	for _, r := range c.s.resources[config.Secret] {
 		if r.Name != name {
 			continue
 		}

@@ -15,8 +15,8 @@ import (
 // reportUnknownHost reports a host in a document that does not exist, or that is not exported to the document's
 // namespace.
 func (c *checker) reportUnknownHost(r *config.Resource, field, host, so string) {
-	full := c.w.resolve(host, r.Namespace)
-	for _, svc := range c.w.byHost[c.s.Registry.Target(full)] {
+	full := c.s.Registry.ResolveHostname(host, r.Namespace)
+	for _, svc := range c.s.Registry.ByHostname(c.s.Registry.Target(full)) {
 		for known := range svc.WithAliases() {
 			if known != svc && known.Hostname != full || known.VisibleTo(r.Namespace) {
 				continue
@@ -49,7 +49,7 @@ func (c *checker) checkEmptySubset(v *VirtualService, d destinationRef, svc *reg
 // checkEgressPort reports a Sidecar's listener for a port that none of its visible services has.
 func (c *checker) checkEgressPort(r *config.Resource, field string, listener *networking.IstioEgressListener) {
 	number := listener.GetPort().GetNumber()
-	if number == 0 || r.Namespace == c.w.mesh.GetRootNamespace() { // its Sidecar applies to other namespaces, too
+	if number == 0 || r.Namespace == c.s.Mesh.GetRootNamespace() { // its Sidecar applies to other namespaces, too
 		return
 	}
 	hosts := newEgress(&networking.Sidecar{Egress: []*networking.IstioEgressListener{listener}}, r.Namespace)
@@ -57,7 +57,7 @@ func (c *checker) checkEgressPort(r *config.Resource, field string, listener *ne
 		return
 	}
 	ports := map[uint32]bool{}
-	for _, svc := range c.w.services {
+	for _, svc := range c.s.Registry.Services {
 		if !svc.VisibleTo(r.Namespace) || !hosts.containsAny(svc) {
 			continue
 		}

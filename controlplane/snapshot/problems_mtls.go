@@ -51,7 +51,7 @@ func (c *checker) checkCallerTLS(r *config.Resource) {
 	if len(settings) == 0 {
 		return
 	}
-	host := c.w.resolve(spec.GetHost(), r.Namespace)
+	host := c.s.Registry.ResolveHostname(spec.GetHost(), r.Namespace)
 	for _, svc := range c.servicesMatching(host, r.Namespace) {
 		for _, t := range settings {
 			c.compareTLS(r, svc, t)
@@ -61,9 +61,9 @@ func (c *checker) checkCallerTLS(r *config.Resource) {
 
 // servicesMatching returns the visible services that a host or pattern covers.
 func (c *checker) servicesMatching(host, namespace string) []*registry.Service {
-	candidates := c.w.byHost[host]
+	candidates := c.s.Registry.ByHostname(host)
 	if strings.HasPrefix(host, "*") {
-		candidates = c.w.services
+		candidates = c.s.Registry.Services
 	}
 	var out []*registry.Service
 	for _, svc := range candidates {
@@ -80,7 +80,7 @@ func (c *checker) compareTLS(r *config.Resource, svc *registry.Service, t caller
 		if t.port != 0 && e.ServicePort != t.port || slices.Contains(t.own, e.ServicePort) || !Selects(t.subset, e.Labels) || c.isGateway(e.Labels) {
 			continue // a gateway's servers specify what it accepts
 		}
-		mode := c.s.peerAuth.mode(e.Namespace, e.Labels, e.Port)
+		mode := c.s.MTLSMode(e.Namespace, e.Labels, e.Port)
 		switch {
 		case svc.External || !e.MTLS || mode == Disable:
 			plain++
@@ -114,7 +114,7 @@ func (c *checker) checkProxyProtocol(r *config.Resource) {
 		if p.GetProxyProtocol() == nil {
 			return
 		}
-		for _, svc := range c.servicesMatching(c.w.resolve(spec.GetHost(), r.Namespace), r.Namespace) {
+		for _, svc := range c.servicesMatching(c.s.Registry.ResolveHostname(spec.GetHost(), r.Namespace), r.Namespace) {
 			if c.rejectsProxyHeader(svc, of, func(port uint32) Traffic { return rule.Traffic(subset, port) }) {
 				c.reportWarning(config.Questionable, r, field+".proxyProtocol", p.GetProxyProtocol().GetVersion().String(),
 					fmt.Sprintf("sidecars serve %s, and expect no header of the PROXY protocol: calls to it fail", svc.Hostname),
@@ -138,7 +138,7 @@ func (c *checker) rejectsProxyHeader(svc *registry.Service, subset map[string]st
 		}
 		port, _ := svc.Port(e.ServicePort)
 		tls := traffic(e.ServicePort).TLS
-		mutual := tls == nil && c.s.peerAuth.mode(e.Namespace, e.Labels, e.Port) != Disable || tls.GetMode() == networking.ClientTLSSettings_ISTIO_MUTUAL
+		mutual := tls == nil && c.s.MTLSMode(e.Namespace, e.Labels, e.Port) != Disable || tls.GetMode() == networking.ClientTLSSettings_ISTIO_MUTUAL
 		return mutual || port.Protocol.IsHTTP()
 	})
 }
@@ -152,7 +152,7 @@ func (c *checker) willBeStrict(svc *registry.Service, t callersTLS) bool {
 		if t.port != 0 && p.Number != t.port || slices.Contains(t.own, p.Number) {
 			continue
 		}
-		if c.s.peerAuth.mode(svc.Namespace, svc.Selector, p.TargetPort) == Strict {
+		if c.s.MTLSMode(svc.Namespace, svc.Selector, p.TargetPort) == Strict {
 			return true
 		}
 	}
@@ -165,7 +165,7 @@ func (c *checker) checkStrictWithoutSidecar() {
 		return
 	}
 	withoutSidecar := map[*config.Resource]map[string]bool{}
-	for _, svc := range c.w.services {
+	for _, svc := range c.s.Registry.Services {
 		if svc.External {
 			continue
 		}

@@ -13,7 +13,7 @@ func (c *checker) checkExternalAuthorizer(p Policy) {
 	report := func(message, remedy string) {
 		c.reportWarning(config.UnknownProvider, p.Resource, "spec.provider.name", name, message+", so proxies deny the requests that match the policy's rules", remedy)
 	}
-	provider := FindProvider(c.w.mesh, name)
+	provider := FindProvider(c.s.Mesh, name)
 	service, port := ProviderService(provider)
 	switch {
 	case provider == nil:
@@ -24,7 +24,7 @@ func (c *checker) checkExternalAuthorizer(p Policy) {
 		return
 	}
 	_, host := SplitProviderService(service)
-	for _, svc := range c.w.byHost[c.s.Registry.Target(host)] {
+	for _, svc := range c.s.Registry.ByHostname(c.s.Registry.Target(host)) {
 		if !IsProviderService(svc, service) || !isKnownAs(svc, host, p.Namespace) {
 			continue
 		}

@@ -146,7 +146,7 @@ func (c *checker) canArrive(v *VirtualService, gateway string, port uint32) bool
 		return i < 0 || slices.ContainsFunc(c.s.gateways[i].Spec.GetServers(), func(s *networking.Server) bool { return s.GetPort().GetNumber() == port })
 	}
 	return slices.ContainsFunc(v.Hosts, func(host string) bool {
-		services := c.w.byHost[host]
+		services := c.s.Registry.ByHostname(host)
 		return len(services) == 0 || slices.ContainsFunc(services, func(svc *registry.Service) bool {
 			_, has := svc.Port(port)
 			return has

@@ -243,7 +243,7 @@ func (c *checker) checkPrincipal(p Policy, field, principal string) {
 func (c *checker) knownNamespace(namespace string) bool {
 	if c.namespaces == nil {
 		c.namespaces = map[string]bool{c.s.Mesh.GetRootNamespace(): true}
-		for _, svc := range c.w.services {
+		for _, svc := range c.s.Registry.Services {
 			c.namespaces[svc.Namespace] = true
 		}
 		for _, ns := range c.s.Registry.Namespaces() {

@@ -29,7 +29,7 @@ func (c *checker) checkTelemetries() {
 func (c *checker) checkProviders(r *config.Resource, field, what string, refs []*telemetry.ProviderRef, fits func(*ExtensionProvider) bool) {
 	for i, ref := range refs {
 		at := fmt.Sprintf("%s.providers[%d].name", field, i)
-		provider := telemetryProvider(c.w.mesh, ref.GetName())
+		provider := telemetryProvider(c.s.Mesh, ref.GetName())
 		service, port := CollectorService(provider)
 		switch {
 		case provider == nil:
@@ -50,7 +50,7 @@ func (c *checker) hasCollector(service string, port uint32, from string) bool {
 	if namespace == "" {
 		namespace = from
 	}
-	for _, svc := range c.w.byHost[c.resolveTarget(host, namespace)] {
+	for _, svc := range c.s.Registry.ByHostname(c.resolveTarget(host, namespace)) {
 		if _, ok := svc.Port(port); ok {
 			return true
 		}
