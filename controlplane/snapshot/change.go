@@ -121,7 +121,11 @@ func (c *Change) diffServices(prev, next *Snapshot) {
 	}
 }
 
-// Merge returns a change that covers c and the later change next.
+// maxMerged limits the elements of a merged change. Changes accumulate while a client does not read, and refer to former
+// versions of services and documents, which stay in memory.
+const maxMerged = 2000
+
+// Merge returns a change that covers c and the later change next. It is a full change if there would be too many elements.
 func (c Change) Merge(next xds.Change) xds.Change {
 	n, ok := next.(Change)
 	if !ok || c.Full || n.Full {
@@ -142,6 +146,13 @@ func (c Change) Merge(next xds.Change) xds.Change {
 		for k, rs := range part.Resources {
 			merged.Resources[k] = union(merged.Resources[k], rs)
 		}
+	}
+	size := len(merged.Keys) + len(merged.Services) + len(merged.Endpoints) + len(merged.Clusters)
+	for _, rs := range merged.Resources {
+		size += len(rs)
+	}
+	if size > maxMerged {
+		return Change{Full: true}
 	}
 	return merged
 }

@@ -6,6 +6,7 @@ import (
 	meshconfig "istio.io/api/mesh/v1alpha1"
 
 	"github.com/pilotfish-mesh/pilotfish/controlplane/config"
+	"github.com/pilotfish-mesh/pilotfish/controlplane/registry"
 	"github.com/pilotfish-mesh/pilotfish/controlplane/xds"
 )
 
@@ -176,6 +177,19 @@ spec: {selector: {istio: g}, servers: [{port: {number: 80, name: http, protocol:
 	}
 	if !first.Merge(Change{Full: true}).(Change).Full {
 		t.Error("merging lost the full change")
+	}
+}
+
+func TestMergedChangesOfManyServicesAreFull(t *testing.T) {
+	var merged xds.Change = Change{}
+	for n := range maxMerged + 1 {
+		if merged.(Change).Full {
+			t.Fatalf("%d services are a full change", n)
+		}
+		merged = merged.Merge(Change{Services: []*registry.Service{{}}})
+	}
+	if got := merged.(Change); !got.Full || got.Services != nil {
+		t.Errorf("%d services are not a full change: %d are in memory", maxMerged+1, len(got.Services))
 	}
 }
 

@@ -274,14 +274,17 @@ func (c *connection) addOwedClusters(clusters []*Resource) {
 		return
 	}
 	c.owedClusters = append(c.owedClusters, clusters...)
-	if len(c.owedClusters) <= 2*c.subs[ClusterType].known.len()+pageSize {
+	known := &c.subs[ClusterType].known
+	if len(c.owedClusters) <= 2*known.len()+pageSize {
 		return
 	}
 	// A client that never requests assignments still receives each change of its clusters. So that the list does not
-	// grow, it contains only the newest version of each cluster.
+	// grow, it contains only the newest version of each cluster that the client has.
 	newest := map[string]*Resource{}
 	for _, cluster := range c.owedClusters {
-		newest[cluster.Name] = cluster
+		if known.has(cluster.Name) {
+			newest[cluster.Name] = cluster
+		}
 	}
 	c.owedClusters = slices.Collect(maps.Values(newest))
 }

@@ -52,6 +52,12 @@ var controlPlaneAttacks = []attack{
 		service: "a proxy with another token has its clusters within 5 s",
 		run:     floodSubscriptions,
 	},
+	{
+		name: "clients that do not read do not fill the control plane's memory", position: workload,
+		limit:   "40 streams and 20 changes of 300 clusters cost 320 MiB",
+		service: "a proxy that reads has the clusters of each change",
+		run:     readNothing,
+	},
 }
 
 // assertServed calls a client's operation now and then until stop is called, which reports an error if the client was not

@@ -51,7 +51,7 @@ spec:
 type controlPlane struct {
 	pid                               int
 	plain, secure, monitoring, tokens string
-	state                             string
+	config, state                     string
 	roots                             *x509.CertPool
 	log                               *testenv.Buffer
 }
@@ -66,7 +66,7 @@ func startControlPlane(t *testing.T, flags ...string) *controlPlane {
 	if err := os.WriteFile(filepath.Join(config, "service.yaml"), []byte(serviceConfig), 0o644); err != nil {
 		t.Fatal(err)
 	}
-	c := &controlPlane{state: filepath.Join(t.TempDir(), "state"), log: &testenv.Buffer{}}
+	c := &controlPlane{config: config, state: filepath.Join(t.TempDir(), "state"), log: &testenv.Buffer{}}
 	port := func(flag string, to *string) {
 		number := testenv.FreePort(t)
 		*to = fmt.Sprintf("127.0.0.1:%d", number)
