@@ -21,7 +21,7 @@ type LastGood struct {
 	// limits the wait for the first and each further response on a connection; zero means 3 s.
 	ConnectWait, SilenceTimeout time.Duration
 
-	saveDelay time.Duration // for tests: delay of a save; zero means that of lastgood.Config
+	saveDelay, maxSaveDelay time.Duration // for tests: delays of a save; zero means those of lastgood.Config
 }
 
 func (c *LastGood) setDefaults() {
@@ -47,7 +47,7 @@ func (r *Relay) openLastGood() *lastgood.Store {
 	if len(c.Dirs) == 0 {
 		return nil
 	}
-	return lastgood.Open(lastgood.Config{Dirs: c.Dirs, MaxBytes: c.MaxBytes, Delay: c.saveDelay, Logger: r.log, Now: r.config.Now})
+	return lastgood.Open(lastgood.Config{Dirs: c.Dirs, MaxBytes: c.MaxBytes, Delay: c.saveDelay, MaxDelay: c.maxSaveDelay, Logger: r.log, Now: r.config.Now})
 }
 
 func (r *Relay) nextNonce() string { return strconv.FormatUint(r.nonces.Add(1), 10) }

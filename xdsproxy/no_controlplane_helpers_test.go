@@ -12,7 +12,8 @@ func runRelayProcess(spec string) {
 	part := strings.Split(spec, ",")
 	config := Config{Socket: part[0], Upstreams: []string{part[1]}, Server: Server{Plaintext: true}}
 	if len(part) > 2 {
-		config.LastGood.Dirs, config.LastGood.saveDelay = part[2:], testSaveDelay
+		// Without the maximum delay, changes in quick succession would postpone the save.
+		config.LastGood = LastGood{Dirs: part[2:], saveDelay: testSaveDelay, maxSaveDelay: 5 * testSaveDelay}
 	}
 	relay, err := New(config)
 	if err != nil {
