@@ -39,7 +39,7 @@ It reads Istio resources and Kubernetes Services from a directory that it watche
   15010  xDS, plaintext; by default only where --address is loopback
   15012  xDS and the certificate authority, over TLS; callers authenticate with a token or a certificate
   15014  metrics, health and debug pages (/debug lists them); debug pages require a token or a certificate, except from root
-         and the control plane's user over loopback
+         and the control plane's user on this machine
   15016  token exchange (RFC 8693) and the keys of its tokens (OpenID Connect discovery), over HTTPS
 on loopback by default; --address changes that. A port of -1 selects a free port, -2 disables the port.
 The environment variable COMPLIANCE_POLICY (fips-140-2, fips-140-3 or pqc) restricts the TLS of 15012 and 15016.
