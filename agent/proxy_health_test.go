@@ -101,7 +101,7 @@ func TestFrozenEnvoyFailsReadinessAndLiveness(t *testing.T) {
 		t.Fatal(err)
 	}
 	r.waitReport("/healthz/live", "envoy", 503, "Envoy has not answered")
-	r.waitReport("/healthz/ready", "envoy", 503, "does not answer")
+	r.waitReport("/healthz/ready", "envoy", 503, "does not respond")
 	if err := syscall.Kill(pid, syscall.SIGCONT); err != nil {
 		t.Fatal(err)
 	}

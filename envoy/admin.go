@@ -18,13 +18,14 @@ import (
 
 const (
 	adminTimeout = 5 * time.Second
+	// maxResponse limits the size of an admin response, and maxDump that of certificates, statistics and config dumps.
 	// Larger responses are rejected, because they could exceed the agent's memory limit.
 	maxResponse = 1 << 20
 	maxDump     = 64 << 20
 )
 
-// Admin is a client of Envoy's admin interface. Each call ends after at most 5 seconds, or when its context ends, and
-// uses a limited amount of memory. It is safe for concurrent use.
+// Admin is a client of Envoy's admin interface. Each call fails after 5 seconds or when its context ends. The size of
+// responses is limited. It is safe for concurrent use.
 type Admin struct {
 	addr   string
 	client *http.Client
@@ -42,7 +43,7 @@ func NewAdmin(addr string) *Admin {
 			var d net.Dialer
 			return d.DialContext(ctx, network, target)
 		},
-		// One idle connection remains open while Envoy runs, so that no timer wakes the agent to close it.
+		// One idle connection stays open while Envoy runs. An idle timeout would wake the agent only to close it.
 		MaxIdleConnsPerHost: 1,
 		DisableCompression:  true,
 	}
@@ -70,7 +71,7 @@ type StatusError struct {
 }
 
 func (e *StatusError) Error() string {
-	return fmt.Sprintf("Envoy's admin responded to %s with status %d: %s", e.Path, e.Status, e.Body)
+	return fmt.Sprintf("Envoy's admin interface responded to %s with status %d: %s", e.Path, e.Status, e.Body)
 }
 
 // State returns the state that /ready reports: LIVE, PRE_INITIALIZING, INITIALIZING or DRAINING.
@@ -89,12 +90,12 @@ type ServerInfo struct {
 	State       string
 	Uptime      time.Duration
 	Concurrency int
-	// BaseID and RestartEpoch are those of HotRestart.
+	// BaseID and RestartEpoch are Envoy's hot restart parameters, see HotRestart.
 	BaseID       uint32
 	RestartEpoch int
 }
 
-// ServerInfo queries version, state, uptime and number of workers.
+// ServerInfo returns Envoy's version, state, uptime, number of workers and hot restart parameters.
 func (a *Admin) ServerInfo(ctx context.Context) (ServerInfo, error) {
 	var wire struct {
 		Version string `json:"version"`
@@ -122,7 +123,8 @@ func (a *Admin) ServerInfo(ctx context.Context) (ServerInfo, error) {
 type DrainOptions struct {
 	// InboundOnly drains only listeners that are marked as inbound.
 	InboundOnly bool
-	// Graceful accepts connections during the drain time while Envoy requests clients to disconnect.
+	// Graceful makes Envoy accept connections during the drain time, while it signals its clients to reconnect
+	// elsewhere.
 	Graceful bool
 	// SkipExit leaves the listeners open after the drain time.
 	SkipExit bool
@@ -147,7 +149,7 @@ func (a *Admin) DrainListeners(ctx context.Context, d DrainOptions) error {
 	return err
 }
 
-// Stats returns the counters and gauges whose names match the RE2 expression filter; all if filter is empty.
+// Stats returns the counters and gauges whose names match the RE2 expression filter. An empty filter matches all.
 func (a *Admin) Stats(ctx context.Context, filter string) (map[string]uint64, error) {
 	query := url.Values{"format": {"json"}}
 	if filter != "" {
@@ -171,13 +173,13 @@ func (a *Admin) Stats(ctx context.Context, filter string) (map[string]uint64, er
 	return stats, nil
 }
 
-// Certs returns Envoy's certificates as Envoy's JSON.
+// Certs returns Envoy's certificates: the JSON response to /certs.
 func (a *Admin) Certs(ctx context.Context) (json.RawMessage, error) {
 	return a.do(ctx, http.MethodGet, "/certs", nil, maxDump)
 }
 
-// ConfigDump returns the configuration in force as Envoy's JSON. resource selects one field of the dump, for example
-// "dynamic_listeners". If it is empty, the dump contains everything, including endpoints.
+// ConfigDump returns Envoy's current configuration: the JSON response to /config_dump. resource selects one field of
+// the dump, for example "dynamic_listeners". If it is empty, the dump contains everything, including endpoints.
 func (a *Admin) ConfigDump(ctx context.Context, resource string) (json.RawMessage, error) {
 	query := url.Values{"include_eds": {""}}
 	if resource != "" {
@@ -186,8 +188,8 @@ func (a *Admin) ConfigDump(ctx context.Context, resource string) (json.RawMessag
 	return a.do(ctx, http.MethodGet, "/config_dump", query, maxDump)
 }
 
-// RedactedConfigDump writes a dump as ConfigDump returns it, but without secrets and endpoints. If the dump exceeds
-// limit, it returns an error, and the partial output is not valid JSON.
+// RedactedConfigDump writes Envoy's current configuration like ConfigDump, but with secrets redacted and without
+// endpoints. If the dump exceeds limit, it returns an error, and the partial output is not valid JSON.
 func (a *Admin) RedactedConfigDump(ctx context.Context, resource string, limit int64, to io.Writer) error {
 	query := url.Values{}
 	if resource != "" {
@@ -261,7 +263,7 @@ func (a *Admin) do(ctx context.Context, method, path string, query url.Values, l
 }
 
 // IsNotListening reports whether a call failed because no process listens on the admin address: Envoy has not opened it
-// yet, or has ended.
+// yet, or has exited.
 func IsNotListening(err error) bool {
 	return errors.Is(err, syscall.ECONNREFUSED) || errors.Is(err, syscall.ENOENT)
 }

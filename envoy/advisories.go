@@ -6,31 +6,32 @@ import (
 	"strings"
 )
 
-// Advisory is a published vulnerability of Envoy that a peer of a proxy can use.
+// Advisory is a published vulnerability of Envoy that a client or an upstream server can exploit.
 type Advisory struct {
 	// ID is the advisory's CVE number.
 	ID string
 	// Attack states what an attacker can do.
 	Attack string
-	// Fixed holds the first fixed release of each minor version. A minor version without one is affected if it is older
-	// than the newest of these, and not affected if it is newer.
+	// Fixed lists the first fixed release of each minor version that has a fix. Any other minor version is affected if
+	// it is older than the newest release in the list.
 	Fixed []Version
 }
 
-// newestRelease is the release to recommend where the minor version has no fix. No entry of advisories affects it.
+// newestRelease is the release to recommend if a minor version has no fix. It is not affected by any of the advisories.
 var newestRelease = Version{Major: 1, Minor: 40}
 
-// advisories are those of critical and high severity, and those that defeat authentication or authorization. To add one,
-// copy the first fixed release of each minor version from Envoy's advisory or its release notes.
+// advisories lists Envoy's advisories of critical or high severity, and those that bypass authentication or
+// authorization. To add one, copy the first fixed release of each minor version from Envoy's advisory or its release
+// notes.
 var advisories = []Advisory{
 	// GHSA-22m2-hvr2-xqc8
 	{"CVE-2026-47774", "clients exhaust memory over HTTP/2", fixedIn("1.35.11", "1.36.7", "1.37.3", "1.38.1")},
 	// GHSA-f8x4-rw5x-f3r7
-	{"CVE-2026-47778", "a NUL byte in a certificate's SAN passes for another identity", fixedIn("1.35.13", "1.36.9", "1.37.5", "1.38.3")},
+	{"CVE-2026-47778", "a certificate with a NUL byte in its SAN is accepted as another identity", fixedIn("1.35.13", "1.36.9", "1.37.5", "1.38.3")},
 	// GHSA-3vhp-c83q-jqc2
 	{"CVE-2026-73548", "clients smuggle requests after an upgrade", fixedIn("1.36.10", "1.37.6", "1.38.4", "1.39.1")},
 	// GHSA-qgf6-qvhw-4hvh
-	{"CVE-2026-73550", "clients exhaust memory over HTTP/2 by dropped Host headers", fixedIn("1.36.10", "1.37.6", "1.38.4", "1.39.1")},
+	{"CVE-2026-73550", "clients exhaust memory over HTTP/2 with Host headers that Envoy drops", fixedIn("1.36.10", "1.37.6", "1.38.4", "1.39.1")},
 	// GHSA-77x5-xqjg-hprq
 	{"CVE-2026-73553", "path parameters bypass authorization policies", fixedIn("1.36.10", "1.37.6", "1.38.4", "1.39.1")},
 	// Builds of Envoy with the FIPS module have no fix in 1.36.11.
@@ -72,8 +73,8 @@ type AdvisoryReport struct {
 	Advisories []Advisory
 }
 
-// Advisories returns the known vulnerabilities of this version, by its numbers alone: a build with backported fixes is
-// reported like the release of its number. The report of an unknown version is empty.
+// Advisories returns the known vulnerabilities of this version. Only version numbers are compared, so a build with
+// backported fixes is still reported. For the zero Version, the report is empty.
 func (v Version) Advisories() AdvisoryReport {
 	r := AdvisoryReport{Version: v}
 	if v == (Version{}) {
@@ -87,7 +88,7 @@ func (v Version) Advisories() AdvisoryReport {
 	return r
 }
 
-// IsEmpty reports whether no vulnerability is known.
+// IsEmpty reports whether the report lists no vulnerability.
 func (r AdvisoryReport) IsEmpty() bool { return len(r.Advisories) == 0 }
 
 // Attacks returns one line: each advisory's ID and what an attacker can do.
@@ -99,7 +100,8 @@ func (r AdvisoryReport) Attacks() string {
 	return strings.Join(parts, "; ")
 }
 
-// Remedy names the releases that fix all advisories of the report: of the same minor version, if it has one, and the newest.
+// Remedy recommends releases that fix all vulnerabilities of the report: one of the same minor version, if there is
+// one, and the newest release.
 func (r AdvisoryReport) Remedy() string {
 	var fixed Version
 	for _, a := range r.Advisories {
@@ -114,7 +116,7 @@ func (r AdvisoryReport) Remedy() string {
 	return fmt.Sprintf("use Envoy %s or a later release of %d.%d, or %s or newer", fixed, fixed.Major, fixed.Minor, newestRelease)
 }
 
-// String returns the warning of a report that is not empty.
+// String returns the report as a one-line warning. The report must not be empty.
 func (r AdvisoryReport) String() string {
 	return fmt.Sprintf("Envoy %s has known vulnerabilities (%s): %s", r.Version, r.Attacks(), r.Remedy())
 }

@@ -12,8 +12,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// closeListeners shuts down the listening sockets of a process that no other process shares, except this one. After a
-// hot restart, the shared sockets belong to the next Envoy.
+// closeListeners shuts down the listening sockets of process pid. It skips sockets that a third process also has open:
+// after a hot restart, the next Envoy shares them.
 func closeListeners(pid int) error {
 	thread, sockets, err := findThreadWithFiles(pid)
 	if err == nil {
@@ -35,9 +35,9 @@ func closeListeners(pid int) error {
 	return nil
 }
 
-// excludeShared removes the sockets that another process also has. Other children of this process may have received
-// them from it, so closeListeners fails if it cannot inspect one of them. An ordinary user cannot inspect an executable
-// with file capabilities.
+// excludeShared removes the sockets that a process other than pid and the calling process also has open. It fails if it
+// cannot list the sockets of another child of the calling process, because that child may be the next Envoy. An
+// unprivileged process cannot list those of a program with file capabilities.
 func excludeShared(pid int, sockets map[string]int) error {
 	dirs, err := filepath.Glob("/proc/[0-9]*")
 	if err != nil {
@@ -57,14 +57,14 @@ func excludeShared(pid int, sockets map[string]int) error {
 	return nil
 }
 
-// isChild reports whether a process is a running child of this one.
+// isChild reports whether the process with this /proc directory is a running child of the calling process.
 func isChild(dir string) bool {
 	fields := readStat(dir)
 	return len(fields) > 1 && fields[0] != "Z" && fields[1] == strconv.Itoa(os.Getpid())
 }
 
-// findThreadWithFiles returns a thread of the process that still has file descriptors, and its sockets. In an exit that
-// hangs, the first thread may already have ended.
+// findThreadWithFiles returns a thread of the process that still has file descriptors, and its sockets by inode. If the
+// process hangs while it exits, its main thread may already have ended.
 func findThreadWithFiles(pid int) (thread int, sockets map[string]int, err error) {
 	threads, _ := filepath.Glob(fmt.Sprintf("/proc/%d/task/*", pid))
 	for _, dir := range threads {
@@ -79,7 +79,7 @@ func findThreadWithFiles(pid int) (thread int, sockets map[string]int, err error
 	return pid, nil, nil
 }
 
-// filterListening removes the sockets that do not listen.
+// filterListening removes all sockets that are not listening sockets.
 func filterListening(pid int, sockets map[string]int) error {
 	if len(sockets) == 0 {
 		return nil
@@ -90,7 +90,7 @@ func filterListening(pid int, sockets map[string]int) error {
 	return err
 }
 
-// shutdownSocket shuts down a socket of the process that the thread belongs to.
+// shutdownSocket shuts down the socket with this file descriptor in a thread of process pid.
 func shutdownSocket(pid, thread, descriptor int) error {
 	flags := 0
 	if thread != pid {

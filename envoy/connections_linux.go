@@ -13,7 +13,7 @@ import (
 func (p *Process) ListenPorts() (map[uint64]bool, error) {
 	listens, err := listListeners(p.pid)
 	if err != nil {
-		return nil, fmt.Errorf("listing the listen ports of Envoy %d: %w", p.pid, err)
+		return nil, fmt.Errorf("listing the listening ports of Envoy process %d: %w", p.pid, err)
 	}
 	ports := make(map[uint64]bool)
 	for address := range listens.own {
@@ -22,13 +22,14 @@ func (p *Process) ListenPorts() (map[uint64]bool, error) {
 	return ports, nil
 }
 
-// CountClients counts the TCP connections that Envoy has accepted, without a call to Envoy. Connections that Envoy
-// opened have an ephemeral local port on which it does not listen. ports are the last known listen ports, because Envoy
-// may have closed its listeners. Connections to the excepted ports are not counted; half-closed connections are.
+// CountClients counts the TCP connections that Envoy has accepted. It reads /proc and does not call Envoy. ports are
+// Envoy's last known listening ports, because Envoy may have closed its listeners since. A connection is counted if its
+// local port is in ports or is not ephemeral. Connections to the ports in except are not counted; half-closed
+// connections are.
 func (p *Process) CountClients(ports map[uint64]bool, except ...uint32) (int, error) {
 	descriptors, err := socketDescriptors(p.pid)
 	if err != nil {
-		return 0, fmt.Errorf("counting the clients of Envoy %d: %w", p.pid, err)
+		return 0, fmt.Errorf("counting the clients of Envoy process %d: %w", p.pid, err)
 	}
 	first, last := ephemeralPorts()
 	n := 0
@@ -42,16 +43,18 @@ func (p *Process) CountClients(ports map[uint64]bool, except ...uint32) (int, er
 	return n, err
 }
 
-// kernelSendBuffer is how much the kernel buffers for each connection before Envoy has to buffer data itself.
+// kernelSendBuffer is a number of bytes that the kernel can always buffer for a connection. Envoy buffers data itself
+// only if the kernel accepts no more.
 const kernelSendBuffer = 8 << 10
 
-// PendingUpstreamBytes counts the bytes in kernel buffers on connections that Envoy opened, for servers that read too
-// slowly. If a connection has less than kernelSendBuffer, Envoy has no more data for that server and may exit: the
-// kernel delivers the rest. Unresponsive servers, such as an unreachable log collector, are not counted.
+// PendingUpstreamBytes returns the number of bytes in kernel buffers that slow servers have not acknowledged yet, on
+// connections that Envoy opened. Connections with less than kernelSendBuffer are not counted: Envoy has no more data
+// for these servers, and the kernel delivers the rest even after Envoy's exit. Unresponsive servers, such as an
+// unreachable log collector, are not counted either.
 func (p *Process) PendingUpstreamBytes() (uint64, error) {
 	descriptors, err := socketDescriptors(p.pid)
 	if err != nil {
-		return 0, fmt.Errorf("listing the connections of Envoy %d: %w", p.pid, err)
+		return 0, fmt.Errorf("listing the connections of Envoy process %d: %w", p.pid, err)
 	}
 	listens, waiting := make(map[uint64]bool), make(map[uint64]uint64) // by local port
 	err = forEachSocket(p.pid, func(s socket) {
@@ -91,10 +94,10 @@ func ephemeralPorts() (first, last uint64) {
 // stateListening is the state of listening sockets in /proc/net/tcp.
 const stateListening = "0A"
 
-// socket is a TCP socket in /proc/net/tcp.
+// socket contains the fields of one line of /proc/net/tcp.
 type socket struct{ family, local, state, queues, retransmits, probes, inode string }
 
-// parseSocket parses a line of that file. See the kernel's Documentation/networking/proc_net_tcp.rst.
+// parseSocket parses a line of /proc/net/tcp. See the kernel's Documentation/networking/proc_net_tcp.rst.
 func parseSocket(family, line string) (s socket, ok bool) {
 	fields := strings.Fields(line)
 	if len(fields) < 10 {

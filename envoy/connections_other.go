@@ -6,7 +6,7 @@ import "errors"
 
 // ListenPorts works on Linux only.
 func (p *Process) ListenPorts() (map[uint64]bool, error) {
-	return nil, errors.New("listing the listen ports works on Linux only")
+	return nil, errors.New("listing the listening ports works on Linux only")
 }
 
 // CountClients works on Linux only.

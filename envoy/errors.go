@@ -5,11 +5,11 @@ import (
 	"strings"
 )
 
-const installHint = "run `make envoy` to install a pinned one, or specify one with --envoy-path or ENVOY_PATH"
+const installHint = "run `make envoy` to install a supported version, or specify a binary with --envoy-path or ENVOY_PATH"
 
 // NotFoundError reports that no Envoy was found.
 type NotFoundError struct {
-	// Searched describes each searched location and its content, in search order.
+	// Searched lists the searched locations and the rejected binaries, in search order.
 	Searched []string
 }
 
@@ -32,7 +32,7 @@ func (e *TooOldError) Error() string {
 type NotEnvoyError struct {
 	Path   string
 	Source Source
-	// Output is the beginning of its output for --version.
+	// Output is the beginning of the file's output when it is run with --version.
 	Output string
 	Err    error
 }

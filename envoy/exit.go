@@ -12,11 +12,11 @@ type Reason string
 const (
 	// Exited: Envoy exited with Code.
 	Exited Reason = "exited"
-	// Signaled: a signal ended Envoy that Process did not send.
+	// Signaled: Envoy was ended by a signal that Process did not send.
 	Signaled Reason = "signaled"
-	// OOMKilled: the kernel killed Envoy, because memory ran out.
+	// OOMKilled: the kernel's OOM killer ended Envoy.
 	OOMKilled Reason = "oom-killed"
-	// Stopped: Stop was called.
+	// Stopped: Envoy ended after a call of Stop or MarkReplaced.
 	Stopped Reason = "stopped"
 )
 
@@ -29,15 +29,16 @@ type Exit struct {
 	Signal syscall.Signal
 	// CoreDumped reports whether the kernel wrote a core file.
 	CoreDumped bool
-	// Forced reports whether Stop sent SIGKILL, because the deadline had passed.
+	// Forced reports whether Stop ended Envoy with SIGKILL because its deadline had passed.
 	Forced bool
-	// HungThreads describes the threads if the process had not ended killGrace after SIGKILL; otherwise it is empty.
+	// HungThreads describes Envoy's threads if the kernel did not end the process within killGrace after SIGKILL.
+	// Otherwise it is empty.
 	HungThreads string
-	// Evidence is the evidence for OOMKilled.
+	// Evidence describes the increase of the kernel's OOM kill count from which OOMKilled was concluded.
 	Evidence string
-	// Ran is how long the process ran.
+	// Ran is how long Envoy ran.
 	Ran time.Duration
-	// Tail contains the last lines of output, oldest first.
+	// Tail contains the last lines of Envoy's output, oldest first.
 	Tail []string
 }
 
@@ -49,11 +50,11 @@ func (e Exit) ExitCode() int {
 	return e.Code
 }
 
-// String describes the end in one line, without the tail.
+// String describes in one line how Envoy ended. It omits Tail.
 func (e Exit) String() string {
 	switch {
 	case e.Reason == OOMKilled:
-		return fmt.Sprintf("killed by the kernel for lack of memory after %v (%s); give it a higher memory limit", e.ran(), e.Evidence)
+		return fmt.Sprintf("killed by the kernel for lack of memory after %v (%s); set a higher memory limit", e.ran(), e.Evidence)
 	case e.HungThreads != "":
 		return fmt.Sprintf("has not ended %v after SIGKILL; no longer waiting for it (%s)", killGrace, e.HungThreads)
 	case e.Reason == Stopped && e.Forced:

@@ -11,7 +11,7 @@ import (
 	"time"
 )
 
-// Source is the location in which an Envoy was found.
+// Source is the location in which an Envoy binary was found.
 type Source string
 
 // The searched locations, in search order.
@@ -37,7 +37,7 @@ type FindOptions struct {
 	Timeout time.Duration
 }
 
-// Binary is a suitable Envoy.
+// Binary is an Envoy binary of a supported version.
 type Binary struct {
 	// Path is absolute.
 	Path    string
@@ -45,9 +45,9 @@ type Binary struct {
 	Source  Source
 }
 
-// Find searches an Envoy of MinimumVersion or newer: flag, environment, cache (newest first), PATH. If the flag or the
-// environment names a missing or unsuitable binary, Find fails without further search. Errors are *NotFoundError,
-// *TooOldError and *NotEnvoyError, or the context's.
+// Find searches for an Envoy binary of MinimumVersion or newer, in this order: flag, environment, cache (newest first),
+// PATH. If the flag or the environment names a missing or unsuitable binary, Find fails without further search. The
+// error is a *NotFoundError, *TooOldError or *NotEnvoyError, or the context's error.
 func Find(ctx context.Context, o FindOptions) (Binary, error) {
 	if o.Timeout == 0 {
 		o.Timeout = 10 * time.Second
@@ -103,9 +103,9 @@ func (s *search) recordRejection(err error) {
 	if errors.As(err, &old) && s.tooOld == nil {
 		s.tooOld = err
 	}
-	var other *NotEnvoyError
-	if errors.As(err, &other) {
-		s.recordSearched("%s: %v", other.Path, other.Err)
+	var notEnvoy *NotEnvoyError
+	if errors.As(err, &notEnvoy) {
+		s.recordSearched("%s: %v", notEnvoy.Path, notEnvoy.Err)
 	}
 }
 
@@ -118,7 +118,7 @@ type candidate struct {
 	source Source
 }
 
-// listCache returns the Envoys of the cache, newest first.
+// listCache returns the cached Envoy binaries, newest version first.
 func (s *search) listCache() []candidate {
 	if s.CacheDir == "" {
 		return nil

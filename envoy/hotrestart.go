@@ -18,26 +18,27 @@ import (
 	"github.com/pilotfish-mesh/pilotfish/internal/owner"
 )
 
-// HotRestart enables hot restarts: an Envoy of the next epoch receives the listening sockets of its parent, and orders
-// the parent to drain once it serves. The parent's admin interface closes as soon as the child starts. The child ends
-// the parent after ParentShutdown. If the parent ends earlier, the child needs AbsorbParentMessages.
+// HotRestart configures Envoy's hot restart. An Envoy of the next epoch (the child) receives the listening sockets of
+// the running Envoy (the parent). The parent closes its admin interface as soon as the child starts. Once the child
+// serves traffic, it makes the parent drain, and terminates it after ParentShutdown. If the parent exits earlier, call
+// AbsorbParentMessages.
 type HotRestart struct {
-	// BaseID is common to all epochs, and unique on the machine. NewBaseID returns one.
+	// BaseID is the same in all epochs, and unique on the machine. NewBaseID returns an unused one.
 	BaseID uint32
 	// Epoch is 0 for the first Envoy and increases by one with each restart.
 	Epoch int
-	// Dir contains the sockets between parent and child, which only this user can access. It must exist.
+	// Dir is an existing directory for the sockets between parent and child. The sockets have mode 0600.
 	Dir string
-	// ParentShutdown is how long the parent runs after the child serves; whole seconds.
+	// ParentShutdown is how long the parent continues to run after the child starts to serve traffic, in whole seconds.
 	ParentShutdown time.Duration
-	// User is the user of the Envoys; nil: this process's user.
+	// User is the user as which Envoy runs; nil: this process's user.
 	User *owner.Owner
 }
 
 const (
 	sharedMemory = "/dev/shm"
-	// maxBaseID keeps BaseID*10, which Envoy uses in names, below 2^31. Envoy formats larger values as negative
-	// numbers.
+	// maxBaseID ensures that BaseID*10, which Envoy uses in names, is below 2^31. Envoy formats larger values as
+	// negative numbers.
 	maxBaseID      = 200_000_000
 	socketBaseName = "hot"
 	// concurrentEpochs is the number of epochs after which Envoy reuses socket names.
@@ -54,7 +55,7 @@ func NewBaseID() (uint32, error) {
 			return h.BaseID, nil
 		}
 	}
-	return 0, fmt.Errorf("no free base id for hot restart: %s contains an Envoy's memory for each tried ID", sharedMemory)
+	return 0, fmt.Errorf("no free base ID for hot restart: %s contains the shared memory of an Envoy for each ID that was tried", sharedMemory)
 }
 
 // CheckSupport returns an error if Dir is too long for the sockets' paths, or if shared memory is not available.
@@ -75,7 +76,7 @@ func (h HotRestart) args() []string {
 		"--restart-epoch", strconv.Itoa(h.Epoch),
 		"--socket-path", h.socketPrefix(),
 		"--socket-mode", "600",
-		// Otherwise the child's main thread waits for the parent's statistics.
+		// Without this flag, the child's main thread waits for the parent's statistics.
 		"--skip-hot-restart-parent-stats",
 		"--parent-shutdown-time-s", strconv.Itoa(int(h.ParentShutdown.Round(time.Second) / time.Second)),
 	}
@@ -88,12 +89,12 @@ func (h HotRestart) socketID(epoch int) uint64 {
 	return uint64(h.BaseID)*10 + uint64(epoch)%concurrentEpochs
 }
 
-// sharedMemoryFile returns the file of the shared memory of all epochs.
+// sharedMemoryFile returns the path of the shared memory that all epochs use.
 func (h HotRestart) sharedMemoryFile() string {
 	return filepath.Join(sharedMemory, fmt.Sprintf("envoy_shared_memory_%d0", h.BaseID))
 }
 
-// RemoveFiles removes the sockets and the shared memory of ended Envoys. None may be running.
+// RemoveFiles removes the sockets and the shared memory of all epochs. Call it only while none of these Envoys runs.
 func (h HotRestart) RemoveFiles() error {
 	var errs []error
 	left, _ := filepath.Glob(fmt.Sprintf("%s_*_%d[0-9]", h.socketPrefix(), h.BaseID))
@@ -105,8 +106,8 @@ func (h HotRestart) RemoveFiles() error {
 	return errors.Join(errs...)
 }
 
-// RemoveHotRestartFiles removes the files of all ended Envoys with sockets in dir, for example after a crash of the
-// agent. None may be running.
+// RemoveHotRestartFiles removes the sockets and the shared memory of all Envoys with sockets in dir, for example after
+// a crash of the agent. Call it only while none of these Envoys runs.
 func RemoveHotRestartFiles(dir string) error {
 	var errs []error
 	h := HotRestart{Dir: dir}
@@ -123,19 +124,19 @@ func RemoveHotRestartFiles(dir string) error {
 	return errors.Join(errs...)
 }
 
-// Layout of the shared memory of hot restart version 11.104: 104 bytes. The first eight are the size, the next the
-// version, and the last the flags. See source/server/hot_restart_impl.h.
+// Layout of the shared memory of hot restart version 11.104: 104 bytes. The first eight bytes are the size, the next
+// eight the version, and the last eight the flags. See source/server/hot_restart_impl.h.
 const (
 	segmentVersion = 11
 	segmentSize    = 104
 	segmentFlags   = 96
-	// flagInitializing is set while an Envoy starts. If that Envoy dies before it serves, the flag remains set, and
-	// every later restart fails: "previous envoy process is still initializing".
+	// flagInitializing is set while an Envoy starts. If that Envoy exits before it serves traffic, the flag remains
+	// set, and every later hot restart fails: "previous envoy process is still initializing".
 	flagInitializing = 1
 )
 
-// ClearInitializingFlag allows another hot restart after the child died before it served. The child must have ended.
-// Shared memory with an unknown layout is not changed.
+// ClearInitializingFlag allows another hot restart after a child has exited before it served traffic. Call it only
+// after the child's exit. If the layout of the shared memory is unknown, it returns an error and changes nothing.
 func (h HotRestart) ClearInitializingFlag() error {
 	f, err := os.OpenFile(h.sharedMemoryFile(), os.O_RDWR, 0)
 	if err != nil {
@@ -146,7 +147,7 @@ func (h HotRestart) ClearInitializingFlag() error {
 	n, err := f.ReadAt(memory[:], 0)
 	size, version := binary.NativeEndian.Uint64(memory[:]), binary.NativeEndian.Uint64(memory[8:])
 	if err != nil || size != segmentSize || version != segmentVersion {
-		return fmt.Errorf("repairing %s: %d bytes of size %d and version %d: want %d and %d (%v)", f.Name(), n, size, version, segmentSize, segmentVersion, err)
+		return fmt.Errorf("repairing %s: unknown layout: read %d bytes with size %d and version %d, want size %d and version %d (%v)", f.Name(), n, size, version, segmentSize, segmentVersion, err)
 	}
 	flags := memory[segmentFlags:]
 	binary.NativeEndian.PutUint64(flags, binary.NativeEndian.Uint64(flags)&^flagInitializing)

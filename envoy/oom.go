@@ -6,22 +6,23 @@ import (
 	"time"
 )
 
-// oomInterval is how often the kernel's OOM kill count is read while Envoy runs. So an earlier kill in the same cgroup,
-// which the agent's other processes share, is not attributed to Envoy. The interval is long, because such kills are
-// rare and each read wakes a CPU in every pod.
+// oomInterval is how often the cgroup's OOM kill count is read while Envoy runs. Without these reads, an earlier kill
+// of another process in the cgroup would be attributed to Envoy. The interval is long, because such kills are rare and
+// each read wakes a CPU in every pod.
 const oomInterval = 5 * time.Minute
 
-// oomCounter returns the number of OOM kills in a cgroup and the file with that number; ok is false if there is none.
+// oomCounter returns the number of OOM kills in a cgroup, and the file that contains it. ok is false if the number is
+// not available.
 type oomCounter func() (count uint64, file string, ok bool)
 
-// oomWatcher compares the count after the exit with an earlier count.
+// oomWatcher detects whether the OOM kill count has risen between an earlier read and Envoy's exit.
 type oomWatcher struct {
 	counter oomCounter
 	quit    chan struct{}
 	done    sync.WaitGroup // waits for run
 	// The counts of the last two reads. compare uses the older one, because the last read may have happened between the
 	// kill and the exit.
-	before, last uint64 // owned by run, and after its end by compare
+	before, last uint64 // accessed by run, and after run has returned by compare
 }
 
 func startOOMWatcher(c oomCounter, every time.Duration) *oomWatcher {
@@ -55,11 +56,11 @@ func (w *oomWatcher) sample() bool {
 	return ok
 }
 
-// stop ends run.
+// stop makes run return.
 func (w *oomWatcher) stop() { close(w.quit) }
 
-// evidence returns the evidence of an OOM kill, after stop was called. It is empty if there was none, or if the kernel
-// does not respond within reapGrace.
+// evidence describes how the OOM kill count has risen. It returns "" if the count has not risen or cannot be read
+// within reapGrace. Call stop first.
 func (w *oomWatcher) evidence() string {
 	result := make(chan string, 1)
 	go func() { result <- w.compare() }()

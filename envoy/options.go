@@ -6,14 +6,15 @@ import (
 	"time"
 )
 
-// Options is converted to Envoy's command line. The flag of a zero field is omitted, except where documented.
+// Options are the parameters of Envoy's command line. Args omits the flag of a zero field, unless the field documents a
+// default.
 type Options struct {
-	// Version is the Envoy's version. Flags that this version does not support are omitted. The zero value supports
-	// all.
+	// Version is Envoy's version. Args omits flags that this version does not support. With the zero value, Args omits
+	// none.
 	Version Version
 	// ConfigPath is the bootstrap file.
 	ConfigPath string
-	// ConfigYAML is merged over the bootstrap file.
+	// ConfigYAML is YAML that Envoy merges over the bootstrap file.
 	ConfigYAML string
 	// DrainTime is the drain time of listeners; whole seconds.
 	DrainTime time.Duration
@@ -42,8 +43,8 @@ type Options struct {
 	Extra []string
 }
 
-// minFlagVersions contains the first release that supports a flag, if that is newer than MinimumVersion. Envoy does not
-// start with an unknown flag.
+// minFlagVersions contains the first release that supports a flag, for flags that MinimumVersion does not support.
+// Envoy exits at start if it does not know a flag.
 var minFlagVersions = map[string]Version{
 	flushMinSize: {Major: 1, Minor: 37},
 }
@@ -65,7 +66,7 @@ func (o Options) UnsupportedFlags() []string {
 // JSONLogFormat formats each line of Envoy's log as a JSON object with the field names of Istio's agent.
 const JSONLogFormat = `{"level":"%l","time":"%Y-%m-%dT%T.%fZ","scope":"envoy %n","msg":"%j","caller":"%g:%#","thread":"%t"}`
 
-// Args returns the command line without the program name, with the flags of Istio's agent.
+// Args returns the command line without the program name. It passes the same flags as Istio's agent.
 func (o Options) Args() []string {
 	level, components := splitLogLevel(orDefault(o.LogLevel, "warning"), o.ComponentLogLevel)
 	args := []string{
@@ -97,8 +98,8 @@ func (o Options) Args() []string {
 	return append(args, o.Extra...)
 }
 
-// splitLogLevel extracts the components' levels from "level,component:level,…". It puts them before components,
-// because Envoy uses the last one.
+// splitLogLevel splits "level,component:level,…" into the default level and the levels of components. The entries of
+// components follow last, because Envoy uses the last level of a component.
 func splitLogLevel(level, components string) (string, string) {
 	base := "warning"
 	var scoped []string

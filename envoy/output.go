@@ -15,7 +15,7 @@ const (
 	maxLine   = 8 << 10 // bytes of a line that are stored
 	tailLines = 50      // lines that are stored for Exit
 	// outputGrace is how long to wait for the end of the output after Envoy has ended. Only a process outside Envoy's
-	// group can still have the pipe open.
+	// process group can still have the pipe open.
 	outputGrace = 2 * time.Second
 )
 
@@ -92,7 +92,7 @@ func forEachLine(r io.Reader, f func(string)) {
 	}
 }
 
-// discardRest reads to the end of a line and returns the number of bytes without the newline.
+// discardRest discards the rest of a line and returns its length without the newline.
 func discardRest(in *bufio.Reader) (n int, err error) {
 	for {
 		part, err := in.ReadSlice('\n')

@@ -2,13 +2,13 @@ package envoy
 
 import "fmt"
 
-// AbsorbParentMessages binds the socket of a parent Envoy that has ended, and receives and discards the child's
-// messages to it. Without it, the child blocks for seconds and then aborts, because it expects its parent to end only
-// on its own order. h.Epoch is the parent's epoch.
+// AbsorbParentMessages replaces the socket of a parent Envoy that has exited, and discards the messages that the child
+// sends to it until stop is called. Otherwise the child blocks for seconds and then aborts, because it expects the
+// parent to run until the child terminates it. h.Epoch is the parent's epoch.
 //
 // The child must run with --skip-hot-restart-parent-stats, as HotRestart's arguments specify: otherwise it would wait
 // for a response with statistics.
-func (h HotRestart) AbsorbParentMessages() (end func(), err error) {
+func (h HotRestart) AbsorbParentMessages() (stop func(), err error) {
 	conn, err := listenReplacing(h.User, fmt.Sprintf("%s_parent_%d", h.socketPrefix(), h.socketID(h.Epoch)))
 	if err != nil {
 		return func() {}, fmt.Errorf("replacing the socket of the parent Envoy: %w", err)

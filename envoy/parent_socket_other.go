@@ -5,6 +5,6 @@ package envoy
 import "errors"
 
 // AbsorbParentMessages works on Linux only.
-func (h HotRestart) AbsorbParentMessages() (end func(), err error) {
+func (h HotRestart) AbsorbParentMessages() (stop func(), err error) {
 	return func() {}, errors.New("hot restart works on Linux only")
 }

@@ -21,13 +21,13 @@ import (
 type ParentEnvoy struct {
 	conn *net.UnixConn
 	peer *net.UnixAddr
-	lost error // the error that ended the queries
+	lost error // of the first failed query; all later queries return it
 }
 
-// ConnectParent binds the name of the child's hot-restart socket, so that the responses of the parent arrive here.
-// h.Epoch is the parent's epoch. The child must no longer need them: it sends requests only during its start, and for
-// statistics, which HotRestart's arguments disable. The socket is not given back, so that a late response does not
-// block the parent.
+// ConnectParent binds the path of the child's hot-restart socket, so that this process receives the parent's responses.
+// h.Epoch is the parent's epoch. Call it after the child has started: the child sends requests only during its start,
+// and for statistics, which HotRestart's arguments disable. The child does not get the path back: a late response that
+// it does not read could block the parent.
 func (h HotRestart) ConnectParent() (*ParentEnvoy, error) {
 	peer := fmt.Sprintf("%s_parent_%d", h.socketPrefix(), h.socketID(h.Epoch))
 	path := fmt.Sprintf("%s_child_%d", h.socketPrefix(), h.socketID(h.Epoch+1))
@@ -45,15 +45,15 @@ func (e *ParentEnvoy) Close() error { return e.conn.Close() }
 var statsRequest = []byte{0x0a, 2, 0x1a, 0}
 
 const (
-	// lengthPrefix is the size of the length before each message.
+	// lengthPrefix is the size of the length field before each message.
 	lengthPrefix = 8
 	// maxStatsResponse limits the size of a response.
 	maxStatsResponse = 256 << 20
 	maxDatagram      = 4 << 10
 )
 
-// Gauges returns the values of the gauges that the Envoy has used. After a failed call all later calls fail, because a
-// late response could not be distinguished from the next one.
+// Gauges returns the values of the parent's gauges. After a failed call, all later calls fail, because a late response
+// could be mistaken for the next one.
 func (e *ParentEnvoy) Gauges(ctx context.Context) (map[string]uint64, error) {
 	if e.lost != nil {
 		return nil, e.lost
@@ -102,13 +102,13 @@ func (e *ParentEnvoy) readMessage() ([]byte, error) {
 	return response[lengthPrefix:], nil
 }
 
-// Field numbers of the path to the gauges.
+// Field numbers in HotRestartMessage: gauges is the map reply.stats.gauges from name (key) to value.
 const (
 	fieldReply, fieldStats, fieldGauges = 2, 3, 4
 	fieldKey, fieldValue                = 1, 2
 )
 
-var errNoStats = errors.New("it has no statistics: this Envoy speaks another hot restart protocol")
+var errNoStats = errors.New("the parent Envoy's response contains no statistics: this version uses another hot restart protocol")
 
 func parseGauges(message []byte) (map[string]uint64, error) {
 	gauges, found := make(map[string]uint64), false
@@ -126,7 +126,7 @@ func parseGauges(message []byte) (map[string]uint64, error) {
 	return gauges, err
 }
 
-// forEachField calls f for each message in the field with the number.
+// forEachField calls f with each embedded message of the field with this number.
 func forEachField(message []byte, number protowire.Number, f func([]byte) error) error {
 	for len(message) > 0 {
 		got, kind, n := protowire.ConsumeTag(message)
@@ -174,7 +174,7 @@ func parseGaugeEntry(entry []byte, gauges map[string]uint64) error {
 	return nil
 }
 
-// listenReplacing binds a socket and renames it to path, so that a socket with that name always exists.
+// listenReplacing binds a socket at a temporary path and renames it to path, so that path exists at all times.
 func listenReplacing(o *owner.Owner, path string) (*net.UnixConn, error) {
 	staging := path + "_new"
 	// Set the mode before the rename: afterwards, Envoy's user could have replaced the name by a symbolic link.

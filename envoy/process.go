@@ -15,12 +15,10 @@ import (
 	"github.com/pilotfish-mesh/pilotfish/internal/owner"
 )
 
-// killGrace is how long to wait for Envoy's end and its report after SIGKILL. It is longer than the wait for its
-// output.
+// killGrace is how long Stop waits after SIGKILL until Envoy has ended. It is longer than the wait for Envoy's output.
 const killGrace = 3 * outputGrace
 
-// reapGrace is how long to wait, after the end is known, until the process is reaped, and for the evidence of an OOM
-// kill.
+// reapGrace is how long to wait for the kernel to reap a zombie, and to read its OOM kill count.
 const reapGrace = time.Second
 
 // Config configures Start.
@@ -34,11 +32,11 @@ type Config struct {
 	// Output is called with each line of Envoy's standard output and error, in order and never concurrently. Envoy
 	// blocks until it returns. nil discards the lines; Exit contains the last ones anyway.
 	Output func(line string)
-	// Rewrite, if set, returns the text to store and to pass to Output for a line, in order and never concurrently. If
-	// ok is false, the line is discarded.
+	// Rewrite, if set, returns the text that replaces a line of output in Output and in Exit. It is called in order and
+	// never concurrently. If ok is false, the line is discarded.
 	Rewrite func(line string) (text string, ok bool)
 	Logger  *slog.Logger
-	// User is the user of Envoy, if this process is root; nil: this process's user.
+	// User is the user as which Envoy runs; nil: this process's user. It requires that this process is root.
 	User *owner.Owner
 	// NoNewPrivileges sets no_new_privs: neither Envoy nor a program that it executes gains privileges from a file's
 	// set-user-ID bit or capabilities.
@@ -59,13 +57,13 @@ type Process struct {
 	exit       Exit      // written before done is closed
 
 	mu          sync.Mutex
-	ended       bool // the process is at most a zombie; no signal is sent to it
+	ended       bool // Envoy is a zombie or reaped; signal no longer sends signals
 	sentSIGTERM bool // Stop sent SIGTERM
 	sentSIGKILL bool // Stop sent SIGKILL
 }
 
-// Start starts an Envoy in its own process group, so that Ctrl-C in a terminal does not reach it before its owner has
-// drained it. The kernel kills it when this process ends.
+// Start starts Envoy in its own process group, so that Ctrl-C in a terminal does not stop it before this process has
+// drained it. The kernel kills Envoy when this process ends.
 func Start(c Config) (*Process, error) {
 	if c.Logger == nil {
 		c.Logger = slog.New(slog.DiscardHandler)
@@ -73,12 +71,12 @@ func Start(c Config) (*Process, error) {
 	p := &Process{log: c.Logger, done: make(chan struct{}), terminated: make(chan struct{})}
 	read, write, err := os.Pipe()
 	if err != nil {
-		return nil, fmt.Errorf("starting Envoy: a pipe for its output: %w", err)
+		return nil, fmt.Errorf("starting Envoy: creating a pipe for its output: %w", err)
 	}
 	p.cmd = &exec.Cmd{Path: c.Path, Args: append([]string{c.Path}, c.Args...), Dir: c.Dir, Env: c.Env, Stdout: write, Stderr: write}
 	started := make(chan error)
-	if err := c.User.ChownOpen(write); err != nil { // Envoy reopens it by name for access logs
-		return nil, fmt.Errorf("starting Envoy: giving its output to user %d: %w", c.User.UID, errors.Join(err, read.Close(), write.Close()))
+	if err := c.User.ChownOpen(write); err != nil { // for access logs, Envoy opens the pipe again through /dev/stdout
+		return nil, fmt.Errorf("starting Envoy: changing the owner of its output pipe to user %d: %w", c.User.UID, errors.Join(err, read.Close(), write.Close()))
 	}
 	go p.run(started, c)
 	err = <-started
@@ -88,7 +86,7 @@ func Start(c Config) (*Process, error) {
 		return nil, startError(c, err)
 	}
 	p.output = readOutput(read, c.Rewrite, c.Output)
-	started <- nil // run now waits for the end
+	started <- nil // run now waits for Envoy's exit
 	p.log.Info("Envoy started", "pid", p.pid, "path", c.Path, "args", c.Args)
 	return p, nil
 }
@@ -103,7 +101,7 @@ func startError(c Config, err error) error {
 		return &NotFoundError{Searched: []string{c.Path + ": " + unwrapPathError(err).Error()}}
 	}
 	if c.User != nil && errors.Is(err, syscall.EACCES) {
-		return fmt.Errorf("starting Envoy as user %d: %w: let that user read and execute %s, and enter the directories that it is in", c.User.UID, err, c.Path)
+		return fmt.Errorf("starting Envoy as user %d: %w: allow that user to read and execute %s, and to search its parent directories", c.User.UID, err, c.Path)
 	}
 	return fmt.Errorf("starting Envoy: %w", err)
 }
@@ -111,23 +109,23 @@ func startError(c Config, err error) error {
 // PID returns the process ID of Envoy, which is also its process group ID.
 func (p *Process) PID() int { return p.pid }
 
-// Done is closed when Envoy and its process group have ended and the output is read, or when Stop gave up.
+// Done is closed when Envoy and its process group have ended and their output has been read, or when Stop has stopped
+// waiting for that.
 func (p *Process) Done() <-chan struct{} { return p.done }
 
-// Terminated is closed when Envoy has ended. If Stop gave up, that is later than Done.
+// Terminated is closed when Envoy has ended. If Stop has stopped waiting, that is later than Done.
 func (p *Process) Terminated() <-chan struct{} { return p.terminated }
 
-// Exit waits for the end and describes it.
+// Exit waits for Done and describes how Envoy ended.
 func (p *Process) Exit() Exit {
 	<-p.done
 	return p.exit
 }
 
 // Stop sends SIGTERM to Envoy's process group. If ctx ends first, it closes the listeners (see CloseListeners) and
-// sends SIGKILL. It returns when Envoy has ended. It also returns six seconds after SIGKILL if the kernel has not ended
-// Envoy, for example because a thread waits for a disk; Envoy then ends with its owner at the latest. Envoy closes its
-// connections on SIGTERM: drain first (Admin.DrainListeners). Stop may be called concurrently; the first context to end
-// decides.
+// sends SIGKILL. It returns when Envoy has ended, or six seconds after SIGKILL. The kernel needs longer to end Envoy
+// if, for example, a thread waits for a disk. Envoy closes its connections on SIGTERM: drain first
+// (Admin.DrainListeners). Stop may be called concurrently; SIGKILL is sent when the first of the contexts ends.
 func (p *Process) Stop(ctx context.Context) Exit {
 	if ctx.Err() == nil {
 		p.signal(syscall.SIGTERM)
@@ -139,7 +137,7 @@ func (p *Process) Stop(ctx context.Context) Exit {
 		}
 	}
 	if err := p.CloseListeners(); err != nil {
-		p.log.Debug("closing the listeners failed; if Envoy survives SIGKILL, it occupies its ports", "pid", p.pid, "error", err)
+		p.log.Debug("closing Envoy's listeners failed; its ports remain occupied until SIGKILL has ended it", "pid", p.pid, "error", err)
 	}
 	p.signal(syscall.SIGKILL)
 	timer := time.NewTimer(killGrace)
@@ -151,7 +149,7 @@ func (p *Process) Stop(ctx context.Context) Exit {
 			Reason: Stopped, Code: -1, Signal: syscall.SIGKILL, Forced: true, HungThreads: describeThreads(p.pid),
 			Ran: time.Since(p.started), Tail: p.output.lastLines(),
 		}
-		if exit.HungThreads == "" { // it has ended, but awaitExit has not recorded it yet
+		if exit.HungThreads == "" { // Envoy has ended, but awaitExit has not recorded it yet
 			exit.Code, exit.Signal, exit.Forced = 0, 0, false
 		}
 		p.recordExit(exit)
@@ -171,8 +169,8 @@ func (p *Process) CloseListeners() error {
 	return closeListeners(p.pid)
 }
 
-// HungThreads describes the threads of an Envoy that was killed or has crashed, but that the kernel has not ended yet.
-// It returns "" for other processes, and while a core file is written.
+// HungThreads describes Envoy's threads if Envoy was killed or has crashed, but the kernel has not ended the process
+// yet. Otherwise, and while the kernel writes a core file, it returns "".
 func (p *Process) HungThreads() (where string) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -207,13 +205,13 @@ func (p *Process) signal(s syscall.Signal) {
 	}
 }
 
-// run starts the process, waits for its end, and records it. It needs its own goroutine, because the kernel kills the
-// child when the thread that created it ends. So this goroutine occupies that thread while the child runs.
+// run starts Envoy, waits for its exit, and records it. It runs in its own goroutine, which is locked to a thread: the
+// kernel kills the child when the thread that created it ends.
 func (p *Process) run(started chan error, c Config) {
 	release := lockThread()
 	if c.NoNewPrivileges {
-		// The child inherits no_new_privs from the thread. The thread must not start other children, so it ends with
-		// this goroutine.
+		// The child inherits no_new_privs from the thread. The thread must not start other children, so it is not
+		// released: it ends with this goroutine.
 		if err := setNoNewPrivs(); err != nil {
 			started <- err
 			return
@@ -235,8 +233,8 @@ func (p *Process) run(started chan error, c Config) {
 	p.awaitExit()
 }
 
-// awaitExit waits for the end before it reaps the process. While the process is a zombie, its ID is not reused, so a
-// signal to the group cannot reach other processes.
+// awaitExit waits for Envoy's exit before it reaps the process. While the process is a zombie, its ID is not reused, so
+// a signal to the group cannot reach other processes.
 func (p *Process) awaitExit() {
 	status, known := awaitZombie(p.pid)
 	if known {
@@ -256,12 +254,12 @@ func (p *Process) awaitExit() {
 	exit := p.classifyExit(status)
 	exit.Tail = p.output.finish()
 	if !p.recordExit(exit) {
-		p.log.Info("Envoy ended after Stop had given up", "pid", p.pid)
+		p.log.Info("Envoy has ended; the agent had already stopped waiting for it", "pid", p.pid)
 	}
 	close(p.terminated)
 }
 
-// waitStatus returns the status of a process that was reaped before its end was seen.
+// waitStatus returns the wait status from cmd.Wait, for systems on which awaitZombie fails.
 func (p *Process) waitStatus(err error) syscall.WaitStatus {
 	p.mu.Lock()
 	p.ended = true
@@ -273,8 +271,8 @@ func (p *Process) waitStatus(err error) syscall.WaitStatus {
 	return statusUnknown
 }
 
-// receiveWithin returns the next value of a channel, or the zero value after limit. On an overloaded machine, the wait
-// for a process that the kernel had already removed took over ten seconds.
+// receiveWithin returns the next value of a channel, or the zero value after limit. On an overloaded machine, waiting
+// for an exited process has blocked for over ten seconds.
 func receiveWithin[T any](limit time.Duration, from <-chan T) (value T) {
 	timer := time.NewTimer(limit)
 	defer timer.Stop()
@@ -285,7 +283,7 @@ func receiveWithin[T any](limit time.Duration, from <-chan T) (value T) {
 	return value
 }
 
-// recordExit records and logs how Envoy ended. It reports false if that was recorded before.
+// recordExit records and logs how Envoy ended. It returns false if that was already recorded.
 func (p *Process) recordExit(e Exit) (first bool) {
 	p.exitOnce.Do(func() {
 		first = true

@@ -26,7 +26,7 @@ func setDeathSignal(cmd *exec.Cmd) {
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true, Pdeathsig: syscall.SIGKILL}
 }
 
-// setCredential makes the child run as another user, only with that user's group.
+// setCredential makes the child run as user, with that user's group and without supplementary groups.
 func setCredential(cmd *exec.Cmd, user *owner.Owner) {
 	if user != nil {
 		cmd.SysProcAttr.Credential = &syscall.Credential{Uid: user.UID, Gid: user.GID}
@@ -41,7 +41,8 @@ func setNoNewPrivs() error {
 	return nil
 }
 
-// HasPrivileges reports whether executing a file gives privileges: capabilities, or another user or group.
+// HasPrivileges reports whether a process that executes the file gains privileges: through file capabilities, or
+// through a set-user-ID or set-group-ID bit.
 func HasPrivileges(path string) bool {
 	size, err := unix.Getxattr(path, "security.capability", nil)
 	if err == nil && size > 0 {
@@ -66,8 +67,8 @@ type childInfo struct {
 	_                  [128]byte
 }
 
-// awaitZombie waits until the process has ended, without reaping it, and returns its status. ok is false if the kernel
-// does not support that.
+// awaitZombie waits until the process has ended, without reaping it, and returns its status. ok is false if waitid(2)
+// fails.
 func awaitZombie(pid int) (status syscall.WaitStatus, ok bool) {
 	var info childInfo
 	for {
@@ -81,7 +82,7 @@ func awaitZombie(pid int) (status syscall.WaitStatus, ok bool) {
 	}
 }
 
-// waitStatus returns the status in the format of wait4(2).
+// waitStatus converts the status to the format of wait4(2).
 func (i *childInfo) waitStatus() syscall.WaitStatus {
 	const exited, coreDumped = 1, 3 // CLD_EXITED, CLD_DUMPED
 	const coreFlag = 0x80
@@ -145,7 +146,7 @@ func readStat(dir string) []string {
 }
 
 // describeThreads returns the state of each thread of a process, and the kernel function in which it waits; "" if the
-// process has ended. It reads nothing that needs the lock of the process's memory.
+// process has ended. It reads only files that do not need the process's memory lock, which a hung thread may hold.
 func describeThreads(pid int) string {
 	const maxThreads = 20
 	threads, _ := filepath.Glob(fmt.Sprintf("/proc/%d/task/*", pid))
@@ -153,7 +154,7 @@ func describeThreads(pid int) string {
 	for _, thread := range threads[:min(len(threads), maxThreads)] {
 		fields := readStat(thread)
 		if len(fields) == 0 {
-			continue // it has ended
+			continue // the thread has ended
 		}
 		where, _ := os.ReadFile(filepath.Join(thread, "wchan"))
 		states = append(states, fmt.Sprintf("thread %s is in state %s at %s", filepath.Base(thread), fields[0], cmp.Or(string(where), "?")))

@@ -12,13 +12,14 @@ import (
 
 const (
 	// readyCacheTTL and unreadyCacheTTL are how long a result is cached, which limits the rate of queries to Envoy.
-	// They are short compared to the time in which a change of Envoy's state must be noticed.
+	// They are short compared to the intervals at which clients probe readiness.
 	readyCacheTTL   = 200 * time.Millisecond
 	unreadyCacheTTL = 10 * time.Millisecond
 	// queryTimeout limits one query to Envoy. The kubelet's default timeout is one second.
 	queryTimeout = 800 * time.Millisecond
-	// maxUnresponsive is how long an Envoy that was ready remains ready without a response. Its main thread responds,
-	// which a large configuration can block for some seconds while the workers serve.
+	// maxUnresponsive is how long a ready Envoy is still reported as ready after it has stopped responding. A large
+	// configuration can block Envoy's main thread, which sends the responses, for some seconds while the workers serve
+	// traffic.
 	maxUnresponsive = 10 * time.Second
 )
 
@@ -31,10 +32,11 @@ type ReadinessConfig struct {
 	Now func() time.Time
 }
 
-// Readiness determines whether one Envoy process is ready, with the reason if not. It is safe for concurrent use. At
-// most one query runs at a time; concurrent and immediately following callers get its result.
+// Readiness determines whether one Envoy process is ready, and the reason if it is not. It is safe for concurrent use.
+// At most one query runs at a time. Its result is returned to all concurrent callers, and is cached for a short time.
 //
-// Until Envoy is ready for the first time, it checks configuration and start-up; later it checks only Envoy's state.
+// Until Envoy is ready for the first time, Readiness checks Envoy's configuration and start-up. Later it checks only
+// Envoy's state.
 type Readiness struct {
 	ReadinessConfig
 	mu      sync.Mutex
@@ -60,7 +62,7 @@ func NewReadiness(c ReadinessConfig) *Readiness {
 	return &Readiness{ReadinessConfig: c}
 }
 
-// Check queries Envoy. reason is for people, and empty if Envoy is ready.
+// Check returns the result of Condition. reason is a message for users: why Envoy is not ready, or a warning.
 func (r *Readiness) Check(ctx context.Context) (ok bool, reason string) {
 	c := r.Condition(ctx)
 	return c.OK, c.Reason
@@ -77,10 +79,10 @@ func (r *Readiness) Condition(ctx context.Context) health.Condition {
 		r.pending = make(chan struct{})
 		go r.query(context.WithoutCancel(ctx), r.started) // not cancelled with ctx: other callers may wait for the result
 	}
-	answered := r.pending
+	finished := r.pending
 	r.mu.Unlock()
 	select {
-	case <-answered:
+	case <-finished:
 	case <-ctx.Done():
 		return r.cancelledCondition(ctx)
 	}
@@ -106,7 +108,7 @@ func (r *Readiness) cancelledCondition(ctx context.Context) health.Condition {
 
 // UnresponsiveFor returns how long Envoy has not responded, and to how many consecutive queries; zero if it responded
 // to the last one. It does not query Envoy.
-func (r *Readiness) UnresponsiveFor() (d time.Duration, questions int) {
+func (r *Readiness) UnresponsiveFor() (d time.Duration, queries int) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	if r.unresponsive.count == 0 {
@@ -159,13 +161,13 @@ func (r *Readiness) describeUnreachable(err error) health.Condition {
 	switch {
 	case IsNotListening(err):
 		return health.Condition{
-			Reason: fmt.Sprintf("Envoy does not listen on its admin address %s yet, or has ended", r.Admin.addr),
+			Reason: fmt.Sprintf("Envoy does not listen on its admin address %s yet, or has exited", r.Admin.addr),
 			Remedy: "if this persists, check Envoy's messages in the agent's log",
 		}
 	case errors.Is(err, context.DeadlineExceeded), errors.Is(err, context.Canceled):
 		return health.Condition{
 			Silent: true,
-			Reason: fmt.Sprintf("Envoy does not answer on its admin address %s in time", r.Admin.addr),
+			Reason: fmt.Sprintf("Envoy does not respond on its admin address %s in time", r.Admin.addr),
 			Remedy: "check that Envoy gets CPU time (limits, throttling) and is not stopped; if this persists, restart the proxy",
 		}
 	}
@@ -180,8 +182,8 @@ func (r *Readiness) evaluate(ctx context.Context, started bool) (health.Conditio
 		return health.Condition{}, err
 	case state == "DRAINING":
 		return health.Condition{
-			Reason: "Envoy is DRAINING: its health checks were failed through the admin interface, or it is about to end",
-			Remedy: "POST /healthcheck/ok to Envoy's admin address, if a user failed them",
+			Reason: "Envoy is DRAINING: its admin interface received /healthcheck/fail, or it is about to exit",
+			Remedy: "if a user sent /healthcheck/fail, POST /healthcheck/ok to Envoy's admin address",
 		}, nil
 	case state == "LIVE" && started:
 		return health.Healthy, nil

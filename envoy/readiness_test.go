@@ -163,7 +163,7 @@ func TestBusyEnvoyStaysReadyOnlyAfterStart(t *testing.T) {
 	if ok, reason := old.Check(contextWithTimeout(t, 20e6)); !ok {
 		t.Errorf("a busy Envoy is reported as %q", reason)
 	}
-	if ok, reason := fresh.Check(contextWithTimeout(t, 20e6)); ok || !strings.Contains(reason, "does not answer") {
+	if ok, reason := fresh.Check(contextWithTimeout(t, 20e6)); ok || !strings.Contains(reason, "does not respond") {
 		t.Errorf("an Envoy that never answered: %v, %q", ok, reason)
 	}
 }
@@ -183,7 +183,7 @@ func TestUnresponsiveEnvoyIsNotReadyUntilItResponds(t *testing.T) {
 	began := c.now()
 	c.advance(maxUnresponsive)
 	got := r.Condition(t.Context())
-	if got.OK || !strings.Contains(got.Reason, "does not answer") || got.Remedy == "" || !got.Since.Equal(began) {
+	if got.OK || !strings.Contains(got.Reason, "does not respond") || got.Remedy == "" || !got.Since.Equal(began) {
 		t.Errorf("after %v: %+v, since %v", maxUnresponsive, got, began)
 	}
 	if d, n := r.UnresponsiveFor(); d != maxUnresponsive || n != 2 {

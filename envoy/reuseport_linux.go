@@ -17,13 +17,14 @@ import (
 // socket, the connections in its accept queue are reset. So the older Envoy's queues must be empty when it closes its
 // sockets.
 //
-// It attaches a BPF program to the socket group that selects the socket. The sockets of a group are in the order in
-// which they began to listen, so the older Envoy's are first. See SO_ATTACH_REUSEPORT_CBPF in socket(7).
+// For each address, it attaches a BPF program that selects the socket for a new connection by the socket's index. The
+// kernel numbers the sockets of an address in the order in which they began to listen, so the older Envoy's sockets are
+// first. See SO_ATTACH_REUSEPORT_CBPF in socket(7).
 type ReusePortSteering struct {
 	groups []*socketGroup
 }
 
-// socketGroup contains the sockets of one address.
+// socketGroup describes the sockets that listen on one address.
 type socketGroup struct {
 	address    string
 	oldCount   uint32 // number of sockets of the older Envoy
@@ -31,8 +32,8 @@ type socketGroup struct {
 	descriptor int // a socket of the newer Envoy, through which the program is attached
 }
 
-// SteerConnections directs new connections to the newer Envoy. The error lists the ports for which that failed; the
-// others are directed anyway.
+// SteerConnections directs new connections to the newer Envoy. The error lists the addresses for which that failed.
+// Connections to the remaining addresses are still directed.
 func SteerConnections(older, newer *Process) (*ReusePortSteering, error) {
 	oldSockets, err := listListeners(older.pid)
 	if err != nil {
@@ -64,8 +65,8 @@ func SteerConnections(older, newer *Process) (*ReusePortSteering, error) {
 	return s, errors.Join(errs...)
 }
 
-// ExcludeOld directs all connections to the newer Envoy's first socket, whose index is valid while the older Envoy
-// closes its sockets one by one.
+// ExcludeOld directs all connections to the newer Envoy's first socket. Only this socket's index stays valid while the
+// older Envoy closes its sockets one by one.
 func (s *ReusePortSteering) ExcludeOld() error {
 	var errs []error
 	for _, g := range s.groups {
@@ -83,13 +84,13 @@ func (s *ReusePortSteering) Stop() {
 	s.groups = nil
 }
 
-// PortCount returns the number of directed addresses.
+// PortCount returns the number of addresses whose connections are directed.
 func (s *ReusePortSteering) PortCount() int { return len(s.groups) }
 
 // randomOffset is the offset of a random number in a BPF program: SKF_AD_OFF + SKF_AD_RANDOM of linux/filter.h.
 const randomOffset = 1<<32 - 0x1000 + 56
 
-// attachProgram attaches a program that selects randomly one of the first n sockets of the newer Envoy.
+// attachProgram attaches a BPF program that selects at random one of the first n sockets of the newer Envoy.
 func (g *socketGroup) attachProgram(n uint32) error {
 	program := []unix.SockFilter{
 		{Code: unix.BPF_LD | unix.BPF_W | unix.BPF_ABS, K: randomOffset},
@@ -104,7 +105,7 @@ func (g *socketGroup) attachProgram(n uint32) error {
 // duplicateFD duplicates a file descriptor of a child.
 func duplicateFD(pid, descriptor int) (int, error) { return duplicateThreadFD(pid, 0, descriptor) }
 
-// duplicateThreadFD duplicates a file descriptor of a process, or of a thread with PIDFD_THREAD.
+// duplicateThreadFD duplicates a file descriptor of a process, or of a thread if flags is PIDFD_THREAD.
 func duplicateThreadFD(id, flags, descriptor int) (int, error) {
 	handle, err := unix.PidfdOpen(id, flags)
 	if err != nil {
@@ -116,8 +117,8 @@ func duplicateThreadFD(id, flags, descriptor int) (int, error) {
 
 // listenSockets contains the listening TCP sockets of a process's network namespace, by address.
 type listenSockets struct {
-	all map[string]int   // number of sockets
-	own map[string][]int // the process's descriptors
+	all map[string]int   // number of sockets of all processes
+	own map[string][]int // file descriptors of the process's sockets
 }
 
 func listListeners(pid int) (listenSockets, error) {

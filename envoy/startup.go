@@ -13,7 +13,7 @@ const readinessStats = `^(cluster_manager\.(cds\.update_(success|rejected)|warmi
 	`|listener_manager\.(lds\.update_(success|rejected)|workers_started)` +
 	`|control_plane\.connected_state|cluster\..*\.warming_state)$`
 
-// evaluateStart checks the steps of Envoy's start until LIVE, in their order.
+// evaluateStart checks the steps of Envoy's start in order, and returns why the first incomplete one is not done.
 func (r *Readiness) evaluateStart(ctx context.Context, state string, stats map[string]uint64) health.Condition {
 	var c health.Condition
 	switch {
@@ -34,19 +34,19 @@ func (r *Readiness) evaluateStart(ctx context.Context, state string, stats map[s
 	return c
 }
 
-// checkMissingStats reports a running Envoy whose bootstrap excludes the statistics that show its accepted resources.
+// checkMissingStats returns a condition if Envoy runs but its bootstrap excludes the statistics of accepted resources.
 func checkMissingStats(prefix, state string, stats map[string]uint64) (c health.Condition, ok bool) {
 	if _, known := stats[prefix+".update_success"]; known || state != "LIVE" {
 		return c, false
 	}
 	return health.Condition{
-		Reason: "its statistics do not include " + prefix + ".update_success, which shows whether it has its configuration",
+		Reason: "its statistics do not include " + prefix + ".update_success, which shows whether it has accepted its configuration",
 		Remedy: "include in the bootstrap's stats_matcher the prefixes cluster_manager, listener_manager and listener.",
 	}, true
 }
 
-// describeMissing returns why resources of a type were not accepted yet. If the statistics exclude the connection
-// state, that does not indicate a broken connection.
+// describeMissing returns why Envoy has not accepted resources of a type yet. If the statistics exclude the connection
+// state, the connection is assumed to exist.
 func describeMissing(kind, prefix, state string, stats map[string]uint64) health.Condition {
 	if c, ok := checkMissingStats(prefix, state, stats); ok {
 		return c

@@ -14,8 +14,8 @@ const (
 	versionTimeout    = 10 * time.Second
 	validateTimeout   = 30 * time.Second
 	maxValidateOutput = 64 << 10
-	// outputWaitDelay limits how long children of a binary may hold its output open after its exit: the binary may be a
-	// wrapper. On a busy machine, reading the output of a normal exit can need a second.
+	// outputWaitDelay limits how long to read a binary's output after its exit: if the binary is a wrapper script, its
+	// children may hold the output open. On a busy machine, reading the output after a normal exit can need a second.
 	outputWaitDelay = 10 * time.Second
 )
 
@@ -33,8 +33,8 @@ func (e *InvalidError) Error() string {
 
 func (e *InvalidError) Unwrap() error { return e.Err }
 
-// Validate runs a binary to check the bootstrap and the other options. It starts no listeners. If Envoy rejects them,
-// the error is an *InvalidError.
+// Validate runs an Envoy binary to check the bootstrap and the other options. This Envoy does not start listeners. If
+// it rejects the options, the error is an *InvalidError.
 func Validate(ctx context.Context, path string, o Options) error {
 	o.HotRestart = nil
 	o.Extra = append(o.Extra[:len(o.Extra):len(o.Extra)], "--mode", "validate")

@@ -7,14 +7,14 @@ import (
 	"strconv"
 )
 
-// Version is an Envoy version. The zero value is no version.
+// Version is an Envoy version. The zero value is an unknown version.
 type Version struct {
 	Major, Minor, Patch int
 	// Pre is the suffix of builds that are not releases, such as "dev".
 	Pre string
 }
 
-// MinimumVersion is the oldest tested Envoy.
+// MinimumVersion is the oldest supported version of Envoy.
 var MinimumVersion = Version{Major: 1, Minor: 36}
 
 func (v Version) String() string {
@@ -25,8 +25,8 @@ func (v Version) String() string {
 	return s
 }
 
-// Compare compares the numbers of two versions and returns -1, 0 or 1. A development build counts as its release,
-// because a development build of 1.41.0 contains everything in 1.40.0.
+// Compare compares the numbers of two versions and returns -1, 0 or 1. It ignores Pre: 1.41.0-dev equals 1.41.0,
+// because it already contains everything in 1.40.0.
 func (v Version) Compare(o Version) int {
 	return cmp.Or(cmp.Compare(v.Major, o.Major), cmp.Compare(v.Minor, o.Minor), cmp.Compare(v.Patch, o.Patch))
 }

@@ -90,7 +90,8 @@ func (b *headBuffer) Write(p []byte) (int, error) {
 
 func (b *headBuffer) firstLine() string { return firstLine(b.String()) }
 
-// versionCache caches the versions of binaries until the files change. If the cache is unusable, the binary is queried.
+// versionCache caches the versions of binaries until their files change. If the cache cannot be read, the binaries are
+// queried.
 type versionCache struct {
 	file  string
 	Known map[string]cachedVersion `json:"known"`
