@@ -12,7 +12,8 @@ import (
 
 // CAConfig configures a CASource.
 type CAConfig struct {
-	// Address is the CA's host:port, or a comma-separated list; the first that answers is used.
+	// // Address is the CA's host:port, or a comma-separated list of them. Each call connects to the first one that is
+	// reachable.
 	Address string
 	CAServer
 
@@ -22,21 +23,22 @@ type CAConfig struct {
 	Key KeyType
 	// PKCS8 encodes keys as PKCS #8 instead of PKCS #1 or SEC 1.
 	PKCS8 bool
-	// Saved is the directory of a certificate that an earlier Server wrote to its Output, with key and roots. It is
-	// served until the CA signs another. Empty: none.
+	// // Saved is the directory to which an earlier Server wrote its certificate, key and roots (see Output). The
+	// source // serves that certificate until the CA signs a new one. Empty: no saved certificate.
 	Saved string
-	// DropReplacedRoots removes a root as soon as the CA no longer returns it. Otherwise the root is trusted until the
-	// last certificate below it would have expired, because peers may still use such certificates.
+	// DropReplacedRoots removes a root as soon as the CA no longer returns it. Otherwise the source trusts the root
+	// until the workload's last certificate under it expires, because peers may still use such certificates.
 	DropReplacedRoots bool
 	// TTL is the requested validity of certificates; default 24 h.
 	TTL time.Duration
-	// GraceRatio is the fraction of the lifetime that remains at renewal. GraceJitter is its maximum random deviation.
-	// If both are zero, they are 0.5 and 0.01.
+	// GraceRatio is the fraction of the lifetime that remains when a certificate is renewed. GraceJitter is the maximum
+	// random deviation of GraceRatio. If both are zero, the defaults 0.5 and 0.01 apply.
 	GraceRatio, GraceJitter float64
-	// TrustFile contains additional roots for peers' certificates. The source watches it. Empty: none.
+	// TrustFile is a PEM file with additional roots for verifying peers. The source reloads it after changes. Empty:
+	// none.
 	TrustFile string
 
-	// CallTimeout limits one call; default 10 s.
+	// CallTimeout limits one call to the CA; default 10 s.
 	CallTimeout time.Duration
 	// MinRetry and MaxRetry limit the retry delay; default 100 ms and 60 s.
 	MinRetry, MaxRetry time.Duration

@@ -21,7 +21,7 @@ type TLS = dial.TLS
 // ClusterID and Headers.
 type CAServer = dial.Server
 
-// SystemRoots as TLS.RootFile selects the roots of the operating system.
+// SystemRoots is the value of TLS.RootFile that selects the root certificates of the operating system.
 const SystemRoots = dial.SystemRoots
 
 // CASource obtains the workload's certificate from a certificate authority with Istio's CreateCertificate API. It
@@ -36,9 +36,9 @@ type CASource struct {
 	trustWake chan struct{}
 	subscribers
 
-	warmOnce sync.Once
-	warm     chan struct{} // closed when Warm's request has ended; nil if Warm was not called
-	stopWarm context.CancelFunc
+	firstOnce   sync.Once
+	firstDone   chan struct{} // closed when FetchFirst's request has ended; nil if FetchFirst was not called
+	cancelFirst context.CancelFunc
 
 	// renewMu serializes the requests to the CA.
 	renewMu sync.Mutex
@@ -48,7 +48,7 @@ type CASource struct {
 	material      Material
 	issued        issuedCert // the last certificate that the CA signed
 	nextRotation  time.Time
-	problem       error // of the last request
+	problem       error // error of the last request; nil if it succeeded
 	renewalLog    renewalLog
 	trust         trustFile
 	replacedRoots replacedRoots
@@ -87,7 +87,7 @@ func (c *CASource) Name() string { return "CA " + c.config.Address }
 // Subscribe registers a function that is called after each change.
 func (c *CASource) Subscribe(notify func()) { c.add(notify) }
 
-// Current returns the certificate in force.
+// Current returns the certificate, key and roots that are served now.
 func (c *CASource) Current() Material {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -101,14 +101,14 @@ func (c *CASource) NextRotation() time.Time {
 	return c.nextRotation
 }
 
-// FetchFirst generates the key and requests the first certificate in the background, before Envoy requests the secret. Run
-// waits for this request.
+// FetchFirst generates the key and requests the first certificate in the background, before Envoy requests the secret.
+// Run waits for this request. Only the first call has an effect.
 func (c *CASource) FetchFirst(ctx context.Context) {
-	c.warmOnce.Do(func() {
-		ctx, c.stopWarm = context.WithCancel(ctx)
-		c.warm = make(chan struct{})
+	c.firstOnce.Do(func() {
+		ctx, c.cancelFirst = context.WithCancel(ctx)
+		c.firstDone = make(chan struct{})
 		go func() {
-			defer close(c.warm)
+			defer close(c.firstDone)
 			_ = c.renew(ctx)
 		}()
 	})
@@ -121,7 +121,7 @@ func (c *CASource) Run(ctx context.Context) error {
 	if c.config.TrustFile != "" {
 		parts.Go(func() { c.watchTrust(ctx) })
 	}
-	c.finishWarm(ctx)
+	c.waitForFirst(ctx)
 	retry := backoff.Backoff{Min: c.config.MinRetry, Max: c.config.MaxRetry}
 	for failed := false; ctx.Err() == nil; {
 		c.expireReplacedRoots()
@@ -141,22 +141,23 @@ func (c *CASource) Run(ctx context.Context) error {
 	return nil
 }
 
-// finishWarm waits for the request that Warm started, and cancels it when ctx ends.
-func (c *CASource) finishWarm(ctx context.Context) {
-	c.warmOnce.Do(func() {}) // later calls of Warm do nothing
-	if c.warm == nil {
+// waitForFirst waits for the request that FetchFirst started. It cancels the request when ctx ends.
+func (c *CASource) waitForFirst(ctx context.Context) {
+	c.firstOnce.Do(func() {}) // later calls of FetchFirst do nothing
+	if c.firstDone == nil {
 		return
 	}
-	defer c.stopWarm()
+	defer c.cancelFirst()
 	select {
-	case <-c.warm:
+	case <-c.firstDone:
 	case <-ctx.Done():
-		c.stopWarm()
-		<-c.warm
+		c.cancelFirst()
+		<-c.firstDone
 	}
 }
 
-// maxPause limits a wait, because timers advance neither while the machine is suspended nor when the clock is set.
+// maxPause limits each wait of Run. A longer timer would be late after a suspension of the machine or a change of the
+// system clock.
 const maxPause = time.Minute
 
 func (c *CASource) pause(ctx context.Context, d time.Duration) {
@@ -177,7 +178,7 @@ func (c *CASource) timeUntilRenewal() (wait time.Duration, due bool) {
 	return wait, wait <= 0
 }
 
-// limitRetryDelay limits the retry delay to a twentieth of the certificate's lifetime.
+// limitRetryDelay limits the retry delay to a twentieth of the certificate's lifetime, but not below MinRetry.
 func (c *CASource) limitRetryDelay(wait time.Duration) time.Duration {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -246,8 +247,8 @@ func (c *CASource) installCertificate(answer issuedCert, key *keyPair) {
 	c.notify()
 }
 
-// rotationTime returns the expiry minus the grace period. It is at least a twentieth of the lifetime from now, so that
-// the agent does not send requests in a loop.
+// rotationTime returns when to request the next certificate: the expiry minus the grace period. It is at least a
+// twentieth of the lifetime from now, so that the agent does not send requests in a loop.
 func (c *CASource) rotationTime(answer issuedCert, now time.Time) time.Time {
 	life := answer.lifetime()
 	ratio := c.config.GraceRatio + c.config.GraceJitter*(2*rand.Float64()-1)

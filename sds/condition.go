@@ -4,7 +4,8 @@ import (
 	"github.com/pilotfish-mesh/pilotfish/internal/health"
 )
 
-// Condition returns Health with the start of the problem and its remedy.
+// Condition returns the result of Health, with a remedy. If the certificate has expired, Since is the time of its
+// expiry.
 func (s *Server) Condition() health.Condition {
 	ok, reason := s.Health()
 	c := health.Condition{OK: ok, Reason: reason}
@@ -20,12 +21,12 @@ func (s *Server) Condition() health.Condition {
 	return c
 }
 
-// Remedy returns the user's remedy for a problem of the source.
+// Remedy returns what the user can do about a problem of the CA.
 func (c *CASource) Remedy() string {
 	return "check that the certificate authority runs and accepts the token, and that CA_ADDR and the root certificate are correct"
 }
 
-// Remedy returns the user's remedy for a problem of the source.
+// Remedy returns what the user can do about a problem with the files.
 func (s *FileSource) Remedy() string {
 	return "check that the files exist, match, and are renewed in time"
 }

@@ -57,8 +57,9 @@ func parseRevocations(text []byte) ([]*x509.RevocationList, error) {
 	return lists, nil
 }
 
-// textForRoots returns the lists if one of them belongs to one of the roots. Once Envoy has any list, it rejects the
-// certificates of every CA without one. So roots without a matching list must not be sent with the lists.
+// textForRoots returns the PEM text of the lists if at least one of them is from an issuer in roots, and nil otherwise.
+// Once Envoy has any list, it rejects the certificates of every CA without a list. So lists of other CAs must not be
+// sent.
 func (r revocations) textForRoots(roots []byte) ([]byte, error) {
 	if len(r.lists) == 0 {
 		return nil, nil
@@ -77,12 +78,12 @@ func (r revocations) textForRoots(roots []byte) ([]byte, error) {
 	return nil, nil
 }
 
-// isInForce reports whether there are lists and none has expired.
+// isInForce reports whether there is at least one list and no list has expired.
 func (r revocations) isInForce(now time.Time) bool {
 	return len(r.lists) > 0 && r.findExpired(now) == nil
 }
 
-// findExpired returns an expired list, or nil.
+// findExpired returns the first expired list, or nil.
 func (r revocations) findExpired(now time.Time) *x509.RevocationList {
 	for _, list := range r.lists {
 		if !list.NextUpdate.IsZero() && now.After(list.NextUpdate) {
@@ -92,14 +93,14 @@ func (r revocations) findExpired(now time.Time) *x509.RevocationList {
 	return nil
 }
 
-// describeProblem returns the read error, or names an expired list, with which Envoy rejects every certificate of its
-// CA.
+// describeProblem returns the read error, names an expired list, or returns "". If a list has expired, Envoy rejects
+// every certificate of the list's CA.
 func (r revocations) describeProblem(path string, now time.Time) string {
 	if r.problem != "" {
 		return fmt.Sprintf("the revocation lists cannot be read; the %d previous lists remain in force: %s", len(r.lists), r.problem)
 	}
 	if list := r.findExpired(now); list != nil {
-		return fmt.Sprintf("the revocation list of %[2]s in %[1]s expired at %[3]s: replace it, or no certificate of that authority is accepted",
+		return fmt.Sprintf("the revocation list of %[2]s in %[1]s expired at %[3]s, so Envoy rejects all certificates of that authority: replace the list",
 			path, list.Issuer, list.NextUpdate.UTC().Format(time.RFC3339))
 	}
 	return ""

@@ -8,26 +8,27 @@ import (
 	"time"
 )
 
-// deniedLists contains the CRLs that the control plane sends. The zero value denies nothing. Immutable.
+// deniedLists contains the CRLs that the control plane sent. They list denied certificates. The zero value denies none.
+// Immutable.
 type deniedLists struct {
 	text  []byte // PEM
 	lists []*x509.RevocationList
-	// roots are those for which the lists are complete: every CA below them has a list.
+	// roots are the roots that the lists cover completely: every CA below them has a list.
 	roots []*x509.Certificate
 }
 
-// SetRevocationLists replaces the control plane's revocation lists (PEM), which are served with the workload's roots.
-// roots are those for which the lists are complete. With empty lists, none are served. Malformed input returns an error
-// and changes nothing. Safe for concurrent use.
+// SetRevocationLists replaces the CRLs (PEM) that the control plane sent. The server sends them to Envoy with the
+// workload's roots. roots (PEM) are the roots that the lists cover completely. Empty lists remove the previous ones. If
+// the input is malformed, it returns an error and changes nothing. Safe for concurrent use.
 func (s *Server) SetRevocationLists(lists, roots []byte) error {
 	next := deniedLists{}
 	if len(lists) > 0 {
 		var err error
 		if next.lists, err = parseRevocations(lists); err != nil {
-			return fmt.Errorf("sds: revocation lists of the control plane: %w", err)
+			return fmt.Errorf("sds: parsing the control plane's revocation lists: %w", err)
 		}
 		if next.roots, err = parseCertificates(roots); err != nil {
-			return fmt.Errorf("sds: roots of the revocation lists of the control plane: %w", err)
+			return fmt.Errorf("sds: parsing the roots of the control plane's revocation lists: %w", err)
 		}
 		next.text = lists
 	}
@@ -35,7 +36,7 @@ func (s *Server) SetRevocationLists(lists, roots []byte) error {
 	return nil
 }
 
-// setDenied applies the control plane's lists.
+// setDenied stores the control plane's lists. If they differ from the previous lists, it notifies the streams.
 func (s *store) setDenied(next deniedLists) {
 	s.mu.Lock()
 	same := bytes.Equal(next.text, s.denied.text) && slices.EqualFunc(next.roots, s.denied.roots, (*x509.Certificate).Equal)
@@ -48,12 +49,12 @@ func (s *store) setDenied(next deniedLists) {
 	for _, list := range next.lists {
 		serials = max(serials, len(list.RevokedCertificateEntries))
 	}
-	s.log.Info("revocation lists of the control plane", "lists", len(next.lists), "serials", serials)
+	s.log.Info("the control plane sent new revocation lists", "lists", len(next.lists), "serials", serials)
 	s.invalidate()
 }
 
-// findUncovered returns a root without a list in d or in others, or nil. Once Envoy has any list, it rejects all
-// certificates of a CA without one.
+// findUncovered returns the first unexpired root for which neither d nor others has a list, or nil. Once Envoy has any
+// list, it rejects all certificates of a CA without a list.
 func (d deniedLists) findUncovered(roots []byte, others revocations, now time.Time) (*x509.Certificate, error) {
 	certs, err := parseCertificates(roots)
 	if err != nil {
@@ -68,19 +69,19 @@ func (d deniedLists) findUncovered(roots []byte, others revocations, now time.Ti
 	return nil, nil
 }
 
-// addDenied returns the lists to serve with roots: those of the CRL file, and those of the control plane if they cover
-// all roots. leafOnly reports whether the lists are complete only for the CAs of workload certificates. The caller
-// holds s.mu.
+// addDenied returns the lists to send with roots: those of the CRL file, and those of the control plane if every root
+// has a list. leafOnly is true if only the control plane's lists are sent. These may lack lists for intermediate CAs,
+// so Envoy must check only the leaf certificate. The caller holds s.mu.
 func (s *store) addDenied(roots []byte) (lists []byte, leafOnly bool) {
 	lists = s.extras.revoked.text
 	problem := ""
 	if len(s.denied.text) > 0 {
 		switch root, err := s.denied.findUncovered(roots, s.extras.revoked, s.clock.Now()); {
 		case err != nil:
-			problem = fmt.Sprintf("the certificates that the control plane denies are accepted: %v", err)
+			problem = fmt.Sprintf("certificates that the control plane revoked are still accepted: %v", err)
 		case root != nil:
-			problem = fmt.Sprintf("the certificates that the control plane denies are accepted, because there is no revocation list of the root %s "+
-				"(serial %s), whose certificates Envoy would all refuse: add its list to the file %s", root.Subject, root.SerialNumber.Text(16), s.crlFile)
+			problem = fmt.Sprintf("certificates that the control plane revoked are still accepted, because the root %s (serial %s) has no revocation list, "+
+				"and Envoy would reject all certificates of that root: add its list to the file %s", root.Subject, root.SerialNumber.Text(16), s.crlFile)
 		default:
 			leafOnly = len(lists) == 0
 			lists = slices.Concat(lists, s.denied.text)

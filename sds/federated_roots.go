@@ -7,17 +7,19 @@ import (
 	"sync"
 )
 
-// maxExtraRoots limits the roots of one origin.
+// maxExtraRoots limits the number of roots per origin.
 const maxExtraRoots = 10_000
 
-// extraRoots contains the roots of other trust domains, by origin.
+// extraRoots contains the roots that are trusted in addition to those of the Source. The map's key is the origin, for
+// example the control plane.
 type extraRoots struct {
 	mu       sync.Mutex
 	byOrigin map[string][]*x509.Certificate
 }
 
-// SetExtraRoots trusts additional roots (PEM) for peers' certificates, and replaces those that the same origin set
-// before. If one certificate is invalid, it returns an error and changes nothing. Safe for concurrent use.
+// SetExtraRoots sets additional trusted roots (PEM) for peers' certificates. origin names the component that supplied
+// them, for example the control plane. The roots replace the previous roots of the same origin. If a certificate is
+// invalid, it returns an error and changes nothing. Safe for concurrent use.
 func (s *Server) SetExtraRoots(origin string, roots []string) error {
 	certs, err := parseRoots(roots)
 	if err != nil {
@@ -28,7 +30,7 @@ func (s *Server) SetExtraRoots(origin string, roots []string) error {
 	return nil
 }
 
-// CheckRoots returns an error if roots (PEM) contain an invalid root.
+// CheckRoots returns an error if roots (PEM) contains an invalid root, or too many.
 func CheckRoots(roots []string) error {
 	_, err := parseRoots(roots)
 	return err

@@ -9,15 +9,15 @@ import (
 	"time"
 )
 
-// fileSecret is a file resource to which at least one stream is subscribed.
+// fileSecret is a secret that is read from files. At least one stream is subscribed to it.
 type fileSecret struct {
 	secretFiles
-	refs             int
+	refs             int // number of subscribed streams
 	material         Material
-	secret           *secret // the last valid one; nil before the first
+	secret           *secret // last valid secret; nil if none was valid yet
 	problem          string
-	stamps           []fileStamp // of the files at the last read
-	extrasGeneration int         // generation of the extras in secret
+	stamps           []fileStamp // of paths() at the last read
+	extrasGeneration int         // extras.generation when secret was built
 }
 
 // fileStamp identifies the version of a file that was read, so that an unchanged file is not read again.
@@ -48,7 +48,7 @@ func (s fileStamp) matches(path string) bool {
 	return err == nil && os.SameFile(info, s.info) && info.Size() == s.info.Size() && info.ModTime().Equal(s.info.ModTime())
 }
 
-// isUnchanged reports whether the files were valid and have not changed since.
+// isUnchanged reports whether the files were valid at the last read and have not changed since then.
 func (e *fileSecret) isUnchanged() bool {
 	if e.secret == nil || e.problem != "" {
 		return false
@@ -96,7 +96,8 @@ func (e *fileSecret) buildSecret(m Material, x extras) (*secret, error) {
 		return nil, fmt.Errorf("%s: %w", e.roots, err)
 	}
 	context := newValidationContext(m.Roots, slices.Concat(m.Revoked, crl))
-	// A list for these roots does not imply one for each intermediate CA, so Envoy checks only the leaf.
+	// The resource's CRL file may have no list for intermediate CAs. Envoy would reject their certificates, so it
+	// checks only the leaf.
 	context.OnlyVerifyLeafCertCrl = len(m.Revoked) > 0 && len(crl) == 0
 	return newValidationSecret(e.name, context, nil)
 }

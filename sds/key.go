@@ -24,7 +24,7 @@ const (
 	RSA2048   KeyType = "RSA-2048"
 
 	rsaPrefix = "RSA-"
-	// Shorter keys are insecure; longer keys need seconds to generate and use.
+	// Length limits of RSA keys in bits. Shorter keys are insecure; longer keys need seconds to generate and use.
 	minRSA, maxRSA = 2048, 8192
 )
 
@@ -69,7 +69,7 @@ func newKeyPair(kind KeyType, pkcs8 bool) (*keyPair, error) {
 		signer, err = ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
 	}
 	if err != nil {
-		return nil, fmt.Errorf("making a private key: %w", err)
+		return nil, fmt.Errorf("generating a private key: %w", err)
 	}
 	block, err := encodeKey(signer, pkcs8)
 	if err != nil {
@@ -103,7 +103,7 @@ func (k *keyPair) csr(id string) (string, error) {
 	}
 	der, err := x509.CreateCertificateRequest(rand.Reader, &x509.CertificateRequest{URIs: []*url.URL{uri}}, k.signer)
 	if err != nil {
-		return "", fmt.Errorf("making a CSR: %w", err)
+		return "", fmt.Errorf("creating the CSR: %w", err)
 	}
 	return string(pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE REQUEST", Bytes: der})), nil
 }

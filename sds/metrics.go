@@ -4,7 +4,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 )
 
-// metrics have the names of the corresponding metrics of Istio's agent, where those exist.
+// metrics contains the server's counters. Where Istio's agent has the same metric, the name is the same.
 type metrics struct {
 	watchFailures  prometheus.Counter
 	secretFailures prometheus.Counter
@@ -47,7 +47,7 @@ func registerAll(registerer prometheus.Registerer, collectors ...prometheus.Coll
 	return nil
 }
 
-// expiryCollector computes the remaining seconds at each scrape.
+// expiryCollector reports the seconds until each served certificate expires. It computes them at each scrape.
 type expiryCollector struct {
 	server *Server
 	desc   *prometheus.Desc

@@ -25,7 +25,7 @@ type Output struct {
 	Mode fs.FileMode
 }
 
-// Limits of the retry delay after a failed write. For example, a full disk may have space later.
+// Limits of the retry delay after a failed write. A retry can succeed, for example when a full disk has space again.
 const (
 	minRewrite = time.Second
 	maxRewrite = time.Minute
@@ -117,10 +117,10 @@ func (o *identityWriter) problems() []string {
 	if o.problem == "" {
 		return nil
 	}
-	return []string{fmt.Sprintf("the certificate in %s is not the one that is served: %s", o.output.Dir, o.problem)}
+	return []string{fmt.Sprintf("the identity files in %s are out of date, because they cannot be written: %s", o.output.Dir, o.problem)}
 }
 
-// fileContent is the wanted content of a file.
+// fileContent is the name and the required content of a file.
 type fileContent struct {
 	name string
 	text []byte

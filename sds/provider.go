@@ -16,9 +16,9 @@ import (
 type KeyProvider struct {
 	// Name is cryptomb or qat.
 	Name string
-	// PollDelay is how long the accelerator waits for more operations to batch.
+	// PollDelay is how long the accelerator waits for more operations to process in one batch.
 	PollDelay time.Duration
-	// Fallback lets Envoy use the key itself if there is no accelerator.
+	// Fallback makes Envoy use the key in software if the accelerator is not available.
 	Fallback bool
 }
 
@@ -34,7 +34,7 @@ func (p *KeyProvider) check() error {
 	return nil
 }
 
-// Field numbers of both types.
+// Field numbers that are the same in all messages of providerTypes.
 const (
 	providerKey   = 1
 	providerDelay = 2

@@ -7,11 +7,11 @@ import (
 	"github.com/pilotfish-mesh/pilotfish/internal/regularfile"
 )
 
-// maxFile exceeds the size of every certificate bundle.
+// maxFile limits the size of a file. It is larger than any certificate bundle.
 const maxFile = 4 << 20
 
-// readBounded reads a regular file of limited size. It rejects other files: reading a pipe, for example, would block
-// the caller.
+// readBounded reads a regular file of at most maxFile bytes. It returns errEmpty for an empty file. It rejects files
+// that are not regular, because reading from a pipe, for example, would block.
 func readBounded(path string) ([]byte, error) {
 	text, err := regularfile.Read(path, maxFile)
 	if err != nil {

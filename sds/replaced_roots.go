@@ -6,7 +6,7 @@ import (
 	"time"
 )
 
-// maxReplaced limits the replaced roots, in case a CA creates a new root with every certificate.
+// maxReplaced limits the number of replaced roots, because a faulty CA may create a new root with every certificate.
 const maxReplaced = 8
 
 // replacedRoot is a root that the CA no longer returns, but under which peers may still have certificates.
@@ -18,7 +18,8 @@ type replacedRoot struct {
 // replacedRoots are trusted in addition to the roots of the newest certificate.
 type replacedRoots []replacedRoot
 
-// add adds the old roots that the CA no longer returns; they are trusted until the specified time.
+// add adds the roots in old that are not in now, the roots that the CA returns now. They are trusted until the
+// specified time.
 func (r replacedRoots) add(old, now []*x509.Certificate, until time.Time) replacedRoots {
 	for _, cert := range old {
 		if !containsCert(now, cert) {
@@ -57,7 +58,7 @@ func (c *CASource) mergeRoots() []byte {
 	return c.trust.mergeWith(slices.Concat(c.issued.roots, c.replacedRoots.certs()))
 }
 
-// expireReplacedRoots removes the replaced roots whose time has elapsed.
+// expireReplacedRoots removes the replaced roots whose time has elapsed, and notifies the subscribers.
 func (c *CASource) expireReplacedRoots() {
 	c.mu.Lock()
 	left := c.replacedRoots.stillValid(c.config.Clock.Now())

@@ -7,14 +7,14 @@ import (
 	"path/filepath"
 )
 
-// The file names of an identity in Istio's agent.
+// Names of the files in which Istio's agent stores an identity.
 const (
 	chainFile = "cert-chain.pem"
 	keyFile   = "key.pem"
 	rootsFile = "root-cert.pem"
 )
 
-// IdentityFiles returns the FileConfig of a directory with the file names of Istio's agent.
+// IdentityFiles returns a FileConfig for the certificate, key and roots in dir, with the file names of Istio's agent.
 func IdentityFiles(dir string) FileConfig {
 	return FileConfig{CertFile: filepath.Join(dir, chainFile), KeyFile: filepath.Join(dir, keyFile), RootFile: filepath.Join(dir, rootsFile)}
 }

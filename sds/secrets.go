@@ -16,16 +16,16 @@ import (
 // secretType is the type URL of all served resources.
 const secretType = "type.googleapis.com/envoy.extensions.transport_sockets.tls.v3.Secret"
 
-// Prefixes of the resource names of files, as Istio's control plane writes them.
+// Parts of the resource names of secrets in files, as Istio's control plane writes them.
 const (
 	certPrefix = "file-cert:"
 	rootPrefix = "file-root:"
 	systemRoot = "system"
-	// crlInfix separates the roots from their CRLs. Istio's control plane has no such names.
+	// crlInfix separates the path of the roots from the path of their CRLs. Istio's control plane does not use it.
 	crlInfix = "~crl:"
 )
 
-// systemBundles are the paths of the system's roots in the Linux distributions.
+// systemBundles are the paths where Linux distributions store the system's root certificates.
 var systemBundles = []string{
 	"/etc/ssl/certs/ca-certificates.crt",
 	"/etc/pki/tls/certs/ca-bundle.crt",
@@ -34,7 +34,7 @@ var systemBundles = []string{
 	"/etc/ssl/cert.pem",
 }
 
-// secret is one encoded resource.
+// secret is one SDS resource, encoded.
 type secret struct {
 	name string
 	// version is a hash of the content.
@@ -105,14 +105,14 @@ func newSecret(s *tlsv3.Secret) (*secret, error) {
 	return &secret{name: s.Name, version: hex.EncodeToString(sum[:12]), body: &anypb.Any{TypeUrl: secretType, Value: value}}, nil
 }
 
-// secretFiles contains the files of a file resource.
+// secretFiles contains the paths of the files of one SDS resource.
 type secretFiles struct {
 	name string
 	// A certificate has cert and key. Roots have roots and optionally crl.
 	cert, key, roots, crl string
 }
 
-// parseName parses the name of a file resource.
+// parseName returns the files that a resource name refers to, and an error for other names.
 func parseName(name string) (secretFiles, error) {
 	switch {
 	case strings.HasPrefix(name, certPrefix):
@@ -131,7 +131,7 @@ func parseName(name string) (secretFiles, error) {
 		}
 		return secretFiles{name: name, roots: roots, crl: revoked}, nil
 	}
-	return secretFiles{}, fmt.Errorf("the secret name %q is not known: it is none of %s, %s, %s<certificate>~<key>, %s<roots>, %s%s",
+	return secretFiles{}, fmt.Errorf("the secret name %q is unknown: valid names are %s, %s, %s<certificate>~<key>, %s<roots>, %s%s",
 		name, DefaultName, RootName, certPrefix, rootPrefix, rootPrefix, systemRoot)
 }
 
@@ -164,7 +164,7 @@ func (f secretFiles) read() (Material, error) {
 	if err != nil || f.crl == "" {
 		return Material{Roots: roots}, err
 	}
-	// If the lists are configured but missing, trusting every certificate would be unsafe.
+	// A missing CRL file is an error: without it, Envoy would accept revoked certificates.
 	lists, err := readBounded(f.crl)
 	if err == nil {
 		_, err = parseRevocations(lists)

@@ -1,7 +1,7 @@
-// Package sds gives Envoy its certificates. It serves Envoy's secret discovery service (SDS) on a unix socket. Sources
+// Package sds provides Envoy's certificates. It serves Envoy's secret discovery service (SDS) on a unix socket. Sources
 // obtain the workload's certificate from a certificate authority by CSR, from the SPIFFE Workload API, or from files.
-// The last valid secret is served until a new one is verified: an unreachable, slow or faulty certificate authority
-// changes nothing.
+// The server sends the last valid secret until a new one is verified. So an unreachable, slow or faulty certificate
+// authority does not affect the served secrets.
 package sds
 
 import (
@@ -24,7 +24,7 @@ import (
 	"github.com/pilotfish-mesh/pilotfish/internal/uds"
 )
 
-// Names of the resources that every proxy requests.
+// Names of the SDS resources that every proxy requests: its certificate, and the roots for verifying peers.
 const (
 	DefaultName = "default"
 	RootName    = "ROOTCA"
@@ -157,7 +157,7 @@ func (s *Server) Run(ctx context.Context) error {
 	return nil
 }
 
-// checkSecret checks the secret in the header before the request body is read.
+// checkSecret checks the secret in the request's header (see uds.Guard) before gRPC reads the request body.
 func (s *Server) checkSecret(ctx context.Context, call *tap.Info) (context.Context, error) {
 	var caller uds.Peer
 	if p, ok := peer.FromContext(ctx); ok {
@@ -168,8 +168,8 @@ func (s *Server) checkSecret(ctx context.Context, call *tap.Info) (context.Conte
 	return ctx, s.config.Guard.Check(caller, call.Header[uds.SecretHeader])
 }
 
-// Health reports whether Envoy can get its identity, with the reason if not. A certificate that cannot be renewed is
-// healthy until it expires; reason then describes the failure.
+// Health reports whether the served identity is usable, with the reason if not. The identity is usable until its
+// certificate expires, even if renewals fail; reason then describes the failure.
 func (s *Server) Health() (ok bool, reason string) {
 	ok = true
 	if s.config.Source != nil {

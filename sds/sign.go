@@ -18,7 +18,7 @@ import (
 // clockSkew is how far the CA's clock may be ahead of the local clock.
 const clockSkew = 2 * time.Minute
 
-// issuedCert is a verified response of a CA.
+// issuedCert is the verified content of a CA's response.
 type issuedCert struct {
 	leaf  *x509.Certificate
 	chain []byte // leaf and intermediates
@@ -30,7 +30,8 @@ type issuedCert struct {
 // lifetime returns how long the certificate is usable with its chain.
 func (s issuedCert) lifetime() time.Duration { return s.end.Sub(s.start) }
 
-// obtainCertificate requests a certificate and verifies the response. It reuses the key of a failed request.
+// obtainCertificate requests a certificate and verifies the response. After a failed request it uses the same key
+// again.
 func (c *CASource) obtainCertificate(ctx context.Context) (issuedCert, *keyPair, error) {
 	if c.key == nil {
 		key, err := newKeyPair(c.config.Key, c.config.PKCS8)
@@ -70,14 +71,14 @@ func (c *CASource) callTimeout() time.Duration {
 
 // callCA sends one request. It opens a new connection each time, because calls are hours apart.
 func (c *CASource) callCA(ctx context.Context, csr string) ([]string, error) {
-	patience := c.callTimeout()
-	ctx, cancel := context.WithTimeout(ctx, patience)
+	timeout := c.callTimeout()
+	ctx, cancel := context.WithTimeout(ctx, timeout)
 	defer cancel()
 	header, err := c.config.CAServer.Header()
 	if err != nil {
 		return nil, err
 	}
-	conn, err := c.config.CAServer.Connect(ctx, c.config.Address, patience)
+	conn, err := c.config.CAServer.Connect(ctx, c.config.Address, timeout)
 	if err != nil {
 		return nil, err
 	}
@@ -195,7 +196,7 @@ func chainExpiry(chain []*x509.Certificate) time.Time {
 	return end
 }
 
-// checkCAs rejects roots that are not CA certificates: Envoy would reject every peer.
+// checkCAs returns an error for a root that is not a CA certificate: with it, Envoy would reject every peer.
 func checkCAs(roots []*x509.Certificate) error {
 	for _, root := range roots {
 		if !isCA(root) {
@@ -212,9 +213,9 @@ func isCA(c *x509.Certificate) bool {
 	return c.Version < 3
 }
 
-// checkRoots rejects non-CA roots that a CA has signed: probably a workload certificate is configured instead of its
-// CA's. Envoy would trust this certificate, and no other of that CA. Self-signed certificates are accepted, because
-// they may be meant to be trusted directly.
+// checkRoots returns an error for a root that is neither a CA certificate nor self-signed. Probably a workload
+// certificate is configured instead of the certificate of its CA; Envoy would then accept only this one peer
+// certificate. Self-signed certificates are accepted, because the user may want to trust exactly these.
 func checkRoots(roots []*x509.Certificate) error {
 	for _, root := range roots {
 		if !isCA(root) && !bytes.Equal(root.RawIssuer, root.RawSubject) {
@@ -232,7 +233,7 @@ func maxTime(a, b time.Time) time.Time {
 	return a
 }
 
-// caMetrics have the names of the metrics of Istio's agent.
+// caMetrics contains the counters of requests to the CA, with the metric names of Istio's agent.
 type caMetrics struct {
 	requests, failures, retries, latency prometheus.Counter
 }

@@ -18,7 +18,7 @@ import (
 type Source interface {
 	// Run renews the identity until ctx ends; then it returns nil. Server.Run calls it.
 	Run(ctx context.Context) error
-	// Current returns the identity in force. It is empty only until the first is available.
+	// Current returns the identity that is served now. It is empty until the first identity is available.
 	Current() Material
 	// Subscribe registers a function that is called after each change. The function must not block. Call Subscribe
 	// before Run.
@@ -41,8 +41,8 @@ type Material struct {
 	Roots []byte
 	// Revoked contains the CRLs of Roots in PEM; nil if none are configured.
 	Revoked []byte
-	// Domains contains the roots in PEM by trust domain, if certificates must chain to a root of their own domain. nil:
-	// any of Roots is sufficient.
+	// Domains maps a trust domain to its roots (PEM). If set, a certificate must chain to a root of its own trust
+	// domain. nil: a certificate may chain to any of Roots.
 	Domains map[string][]byte
 	// Leaf is the first certificate of Chain.
 	Leaf *x509.Certificate
@@ -65,7 +65,7 @@ func (PrivateKey) String() string { return redacted }
 // GoString hides the key.
 func (PrivateKey) GoString() string { return redacted }
 
-// Format hides the key, whatever the verb.
+// Format hides the key for every formatting verb.
 func (PrivateKey) Format(f fmt.State, _ rune) { _, _ = f.Write([]byte(redacted)) }
 
 // LogValue hides the key.
@@ -90,7 +90,7 @@ type CertificateInfo struct {
 	NextRotation time.Time `json:"nextRotation,omitzero"`
 	// Chain contains the intermediates, without the root.
 	Chain []ChainLink `json:"chain,omitempty"`
-	// Source is the origin: the CA's address, or files.
+	// Source is the Name of the Source, or the path of the certificate's file.
 	Source string `json:"source"`
 }
 
@@ -146,7 +146,7 @@ func (SystemClock) Now() time.Time { return time.Now() }
 // NewTimer returns time.After(d).
 func (SystemClock) NewTimer(d time.Duration) <-chan time.Time { return time.After(d) }
 
-// subscribers calls the registered functions after a change.
+// subscribers is a list of functions that are called after each change.
 type subscribers struct {
 	mu        sync.Mutex
 	callbacks []func()

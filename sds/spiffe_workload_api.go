@@ -26,7 +26,7 @@ import (
 type SPIFFEConfig struct {
 	// Target is the gRPC target of the SPIFFE Workload API: unix:/run/spire/agent.sock, or dns:127.0.0.1:8081.
 	Target string
-	// SPIFFEID selects the identity if there are several. If it is not among them, the first is used.
+	// SPIFFEID selects one of several identities. If the API does not return it, the source uses the first identity.
 	SPIFFEID string
 	// MinRetry and MaxRetry limit the retry delay; default 100 ms and 60 s.
 	MinRetry, MaxRetry time.Duration
@@ -35,7 +35,7 @@ type SPIFFEConfig struct {
 	Clock Clock
 }
 
-// maxSVIDs limits one message of the Workload API.
+// maxSVIDs limits the size of one message of the Workload API in bytes.
 const maxSVIDs = 8 << 20
 
 // SPIFFESource obtains the workload's identity, and the roots of all trust domains, from the SPIFFE Workload API (for
@@ -79,7 +79,7 @@ func (s *SPIFFESource) Subscribe(notify func()) { s.add(notify) }
 // NextRotation returns the zero time: the API's server renews the certificate.
 func (s *SPIFFESource) NextRotation() time.Time { return time.Time{} }
 
-// Current returns the identity in force.
+// Current returns the identity that is served now.
 func (s *SPIFFESource) Current() Material {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -135,7 +135,7 @@ func (s *SPIFFESource) receiveUpdates(ctx context.Context, client workload.Spiff
 func convertWorkloadError(err error) error {
 	s := status.Convert(err)
 	if s.Code() == codes.PermissionDenied {
-		return fmt.Errorf("%s: %s: register the workload there", s.Code(), s.Message())
+		return fmt.Errorf("%s: %s: register the workload with the SPIFFE server", s.Code(), s.Message())
 	}
 	return fmt.Errorf("%s: %s", s.Code(), s.Message())
 }
@@ -176,11 +176,11 @@ func (s *SPIFFESource) parseResponse(r *workload.X509SVIDResponse) (Material, er
 	}
 	certs, err := x509.ParseCertificates(svid.X509Svid)
 	if err != nil {
-		return Material{}, fmt.Errorf("the certificate: %w", err)
+		return Material{}, fmt.Errorf("parsing the certificate: %w", err)
 	}
 	roots, err := x509.ParseCertificates(svid.Bundle)
 	if err != nil {
-		return Material{}, fmt.Errorf("the bundle: %w", err)
+		return Material{}, fmt.Errorf("parsing the bundle: %w", err)
 	}
 	m := Material{
 		Chain: encodeCertificates(certs), Roots: encodeCertificates(roots),
@@ -195,7 +195,7 @@ func (s *SPIFFESource) parseResponse(r *workload.X509SVIDResponse) (Material, er
 	return m, m.addFederatedRoots(roots, r.FederatedBundles)
 }
 
-// selectSVID returns the configured identity, or the first.
+// selectSVID returns the SVID with the configured SPIFFE ID, or the first SVID.
 func (s *SPIFFESource) selectSVID(svids []*workload.X509SVID) (*workload.X509SVID, error) {
 	if len(svids) == 0 {
 		return nil, errors.New("the response contains no identity")
@@ -235,7 +235,7 @@ func (s *SPIFFESource) checkSVID(leaf *x509.Certificate, others, roots []*x509.C
 	return nil
 }
 
-// addFederatedRoots adds the roots of other trust domains.
+// addFederatedRoots adds the roots of other trust domains. own are the roots of the workload's trust domain.
 func (m *Material) addFederatedRoots(own []*x509.Certificate, bundles map[string][]byte) error {
 	if len(bundles) == 0 {
 		return nil
@@ -291,7 +291,7 @@ func (s *SPIFFESource) Health() (ok bool, reason string) {
 	return true, problem
 }
 
-// Remedy returns the user's remedy for a problem of the source.
+// Remedy returns what the user can do about a problem of the Workload API.
 func (s *SPIFFESource) Remedy() string {
 	return "check that the SPIFFE Workload API is running and that the workload is registered there"
 }

@@ -14,7 +14,7 @@ import (
 	"github.com/pilotfish-mesh/pilotfish/internal/fstimeout"
 )
 
-// maxFileSecrets exceeds the number of files in any proxy's configuration.
+// maxFileSecrets limits the number of file secrets. It exceeds the number of files in any proxy's configuration.
 const maxFileSecrets = 20_000
 
 // store contains the secrets to which streams subscribe, and notifies the streams of changes.
@@ -34,13 +34,14 @@ type store struct {
 	identitySecrets map[string]*secret // cache of the secrets built from the source's current Material
 	streams         map[chan struct{}]bool
 	denied          deniedLists
-	// denyProblem is why denied certificates are accepted; empty if they are rejected.
+	// denyProblem explains why certificates that the control plane revoked are still accepted. Empty: they are
+	// rejected.
 	denyProblem string
-	// onIdentityChange are called after each change of the identity.
+	// onIdentityChange contains functions that are called after each change of the identity.
 	onIdentityChange []func()
 }
 
-// extras apply to all secrets. Each change increments generation.
+// extras are settings that affect all secrets. Each change increments generation.
 type extras struct {
 	generation int
 	provider   *KeyProvider
@@ -89,10 +90,10 @@ func (s *store) invalidate() {
 	s.mu.Lock()
 	clear(s.identitySecrets)
 	s.notifyStreams()
-	outlets := s.onIdentityChange
+	callbacks := s.onIdentityChange
 	s.mu.Unlock()
-	for _, outlet := range outlets {
-		outlet()
+	for _, callback := range callbacks {
+		callback()
 	}
 }
 
@@ -106,11 +107,11 @@ func (s *store) notifyStreams() {
 	}
 }
 
-// acquire adds a reference to a secret. It fails if the name can never be served.
+// acquire adds a reference to a secret. It returns an error if the name can never be served.
 func (s *store) acquire(name string) error {
 	if name == DefaultName || name == RootName {
 		if s.source == nil {
-			return fmt.Errorf("the secret %q is not served here: there is no source of identities", name)
+			return fmt.Errorf("the secret %q cannot be served: no source of workload certificates is configured", name)
 		}
 		return nil
 	}
@@ -197,8 +198,8 @@ func (s *store) identitySecret(name string) *secret {
 	return made
 }
 
-// buildRootsSecret returns the secret of the roots. If m has roots per trust domain, the extra roots are added to the
-// workload's own domain.
+// buildRootsSecret returns the secret ROOTCA. If m has roots per trust domain, the extra roots are added to those of
+// the workload's trust domain.
 func (s *store) buildRootsSecret(m Material) (*secret, error) {
 	domains := maps.Clone(m.Domains)
 	for domain, roots := range domains {
@@ -251,8 +252,7 @@ func (s *store) reload() (ok bool) {
 	return ok
 }
 
-// handleFSResumed runs when a hung file system responds again. It reads what changed meanwhile and notifies the
-// streams.
+// handleFSResumed is called when a hung file system responds again. It notifies the streams and reloads the files.
 func (s *store) handleFSResumed() {
 	s.invalidate()
 	s.watcher.trigger()
@@ -301,8 +301,8 @@ func (s *store) setRevocations(read revocations, err error) (changed bool) {
 	return true
 }
 
-// disableProvider sends the keys to Envoy without the provider, if Fallback allows it and Envoy does not have this
-// extension. Envoy implements the fallback itself only if it contains the extension; otherwise it rejects the secret.
+// disableProvider is called with the reason of a NACK. If Envoy rejected the private key provider and Fallback is set,
+// it sends the keys without the provider. Envoy's own fallback works only if Envoy contains the provider's extension.
 func (s *store) disableProvider(reason string) {
 	s.mu.Lock()
 	provider := s.extras.provider
@@ -385,7 +385,7 @@ func (s *store) fileCertificates() []CertificateInfo {
 	var infos []CertificateInfo
 	for _, e := range s.fileSecrets {
 		switch {
-		case e.secret == nil || e.name == rootPrefix+systemRoot: // more than a hundred roots
+		case e.secret == nil || e.name == rootPrefix+systemRoot: // not listed: the system has more than a hundred roots
 		case e.material.Leaf != nil:
 			infos = append(infos, describeChain(e.name, e.cert, e.material))
 		default:

@@ -72,7 +72,8 @@ type bidiStream[Req, Resp any] interface {
 	Send(*Resp) error
 }
 
-// serve passes requests to the client state, and sends its response after each request or change.
+// serve handles a stream. It calls request for each received message, and response after each request or change, and
+// sends what response returns.
 func serve[Req, Resp any](stream bidiStream[Req, Resp], c *client, request func(*Req) error, response func() *Resp) error {
 	requests, stop := receive(stream)
 	defer close(stop)
@@ -134,9 +135,10 @@ type client struct {
 	metrics *metrics
 	log     *slog.Logger
 	changes chan struct{}
-	// names are the subscribed names. The value is the last sent version, or empty.
+	// names are the subscribed names. The value is the version that was sent last, or empty.
 	names map[string]string
-	// unservable are subscribed names that can never be served. The value is whether a removal was sent (delta only).
+	// unservable are subscribed names that can never be served. With delta xDS, the value is true once their removal
+	// was sent.
 	unservable map[string]bool
 	nonce      uint64
 }
@@ -155,7 +157,8 @@ func (c *client) close() {
 	}
 }
 
-// subscribe adds a name. A name that cannot be served is recorded in unservable and does not affect the others.
+// subscribe adds a subscription to a secret. If the secret can never be served, it records the name in unservable and
+// does not return an error, so that the stream's other secrets are served.
 func (c *client) subscribe(name string) {
 	if _, ok := c.names[name]; ok {
 		return
@@ -179,7 +182,8 @@ func (c *client) unsubscribe(name string) {
 	}
 }
 
-// collectChanged returns the available subscribed secrets that differ from the sent versions, and records them as sent.
+// collectChanged returns the subscribed secrets that are available and were not sent in their current version. It
+// records them as sent.
 func (c *client) collectChanged() []*secret {
 	var due []*secret
 	for name, version := range c.names {
@@ -221,7 +225,7 @@ func (c *client) sotwRequest(r *discoveryv3.DiscoveryRequest) error {
 		c.recordNACK(r.ErrorDetail)
 	}
 	if r.ResponseNonce != "" && r.ResponseNonce != c.currentNonce() {
-		return nil // this acknowledges an earlier response; wait for the ACK of the newest
+		return nil // this is the ACK of an earlier response; wait for the ACK of the last one
 	}
 	for name := range c.names {
 		if !slices.Contains(r.ResourceNames, name) {

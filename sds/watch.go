@@ -16,22 +16,22 @@ import (
 
 const (
 	defaultDebounce = 100 * time.Millisecond
-	// slowPoll is how often files are read without a notification, because some file systems do not notify. After an
-	// error the interval starts at fastPoll and doubles up to slowPoll, because the notification of the repair may have
-	// been missed.
+	// slowPoll is how often files are read without a notification, because some file systems do not send notifications.
+	// After a failed check the interval starts at fastPoll and doubles up to slowPoll, because the notification that
+	// the file was corrected may have been missed.
 	slowPoll = time.Minute
 	fastPoll = time.Second
-	// localPoll replaces slowPoll if all file systems are local. A move of a parent directory is not notified even
-	// there.
+	// localPoll replaces slowPoll if all file systems are local. Polling is still necessary, because inotify does not
+	// report that a parent directory was moved.
 	localPoll = 5 * time.Minute
-	// The debounce ends early after debounce/quietDivisor without an event. Files that are replaced by renaming are
-	// complete, and a process that writes a file in place rarely pauses longer.
+	// The debounce ends early if no event arrives for debounce/quietDivisor. A file that was replaced by renaming is
+	// already complete, and a process that writes a file in place rarely pauses longer.
 	quietDivisor = 5
 )
 
 // fileWatcher calls a function when files may have changed. It watches directories, because files are replaced by
-// renaming, and Kubernetes updates mounted files by renaming a symbolic link in their directory. Without files it is
-// idle.
+// renaming, and Kubernetes updates mounted files by renaming a symbolic link in their directory. It is idle while there
+// are no files to watch.
 type fileWatcher struct {
 	debounce time.Duration
 	clock    Clock
@@ -113,7 +113,7 @@ func (w *fileWatcher) openNotifier() {
 	}
 	notifier, err := filewatch.New()
 	if err != nil {
-		w.log.Warn("file changes are not notified; files are read every second instead", "error", err)
+		w.log.Warn("cannot watch files for changes; reading them every second instead", "error", err)
 		w.failed()
 		w.unavailable = true
 		return
@@ -121,8 +121,8 @@ func (w *fileWatcher) openNotifier() {
 	w.notifier = notifier
 }
 
-// waitForChange waits for an event, a wake-up or the timeout; after an event it also waits until the events end. It
-// reports whether there was a notification.
+// waitForChange waits for an event, a wake-up or the timeout. After an event it waits until the burst of events ends.
+// It reports whether files may have changed.
 func (w *fileWatcher) waitForChange(ctx context.Context, wait time.Duration) (notified bool) {
 	var events <-chan fsnotify.Event
 	var errs <-chan error
@@ -142,7 +142,7 @@ func (w *fileWatcher) waitForChange(ctx context.Context, wait time.Duration) (no
 		case <-ctx.Done():
 			return false
 		case err := <-errs:
-			w.log.Warn("watching files", "error", err)
+			w.log.Warn("watching files failed", "error", err)
 			w.failed()
 			return true
 		case event := <-events:
@@ -176,7 +176,7 @@ func (w *fileWatcher) waitQuiet(ctx context.Context, events <-chan fsnotify.Even
 }
 
 // handleEvent reports whether an event concerns one of the files, or a directory or symbolic link in their paths. If a
-// watched directory was removed or renamed, it ends its watch.
+// watched directory was removed or renamed, handleEvent stops watching it.
 func (w *fileWatcher) handleEvent(event fsnotify.Event) bool {
 	if w.watched[event.Name] != nil {
 		if event.Has(fsnotify.Remove) || event.Has(fsnotify.Rename) {
@@ -188,8 +188,8 @@ func (w *fileWatcher) handleEvent(event fsnotify.Event) bool {
 	return w.watchPoints[newWatchPoint(event.Name)]
 }
 
-// watchDir watches a directory and reports whether it is new. The same name denotes another directory after a parent
-// was moved or a file system was mounted over it.
+// watchDir watches a directory and reports whether it was not watched before. It also replaces the watch if the name
+// now refers to another directory, for example after a mount or after a parent was moved.
 func (w *fileWatcher) watchDir(dir string) bool {
 	var info fs.FileInfo // nil if missing: it may just have been removed, and is then detected later
 	if w.notifier == nil || w.timeoutFS.Do(dir, func() { info, _ = os.Stat(dir) }) != nil || info == nil {
@@ -223,15 +223,15 @@ func (w *fileWatcher) abandonNotifier() {
 	w.notifier, w.unavailable, w.hung = nil, true, true
 }
 
-// retryNotifier allows a new notifier after a hung one: the file system may respond again.
+// retryNotifier lets updateWatches create a new notifier if the old one hung in a file system, which may respond again.
 func (w *fileWatcher) retryNotifier() {
 	if w.hung {
 		w.unavailable, w.hung, w.watched = false, false, nil
 	}
 }
 
-// updateWatches makes the watched directories match paths, and reports whether there are new ones. Earlier events in
-// new directories were missed.
+// updateWatches watches exactly the directories of paths, and reports whether it added a directory. Events in an added
+// directory may have been missed.
 func (w *fileWatcher) updateWatches(paths []string) (added bool) {
 	if w.watched == nil {
 		w.openNotifier()

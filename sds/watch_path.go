@@ -10,7 +10,7 @@ import (
 // maxLinks is the maximum number of symbolic links in a path, as in the kernel.
 const maxLinks = 40
 
-// watchPoint is a name in a directory whose events are relevant.
+// watchPoint is a name in a watched directory. Events of this name may change which file a path resolves to.
 type watchPoint struct{ dir, name string }
 
 func newWatchPoint(path string) watchPoint {
