@@ -20,8 +20,8 @@ const (
 	CodeNotInForce = 102 // CHECK: expected rules are missing
 )
 
-// add redirects the pod's traffic, or does nothing for a pod outside the mesh, and prints the result of the previous
-// plugins. On any error the pod does not start.
+// add implements ADD. It redirects the pod's traffic and prints the result of the previous plugins unchanged. For a pod
+// outside the mesh it only prints the result. On any error the pod does not start.
 func (p *Plugin) add(ctx context.Context, c *call) error {
 	plan, err := p.plan(ctx, c)
 	if err != nil {
@@ -45,7 +45,7 @@ func (p *Plugin) add(ctx context.Context, c *call) error {
 	return nil
 }
 
-// check verifies that the rules of ADD are still in force.
+// check implements CHECK: it verifies that the kernel still has the rules that ADD installed.
 func (p *Plugin) check(ctx context.Context, c *call) error {
 	plan, err := p.plan(ctx, c)
 	if err != nil || plan == nil {
@@ -65,17 +65,18 @@ func (p *Plugin) step(name string) {
 	}
 }
 
-// plan is the set of rules required in one sandbox.
+// plan contains the redirection rules that one sandbox needs, and the open network namespace to install them in.
 type plan struct {
 	netns   *os.File
 	options iptables.Options
 	rules   *iptables.RuleSet
 	config  *Config
 	log     *slog.Logger
-	inject  func(step string) error // for tests; nil otherwise
+	inject  func(step string) error // lets tests fail a step; nil otherwise
 }
 
-// plan determines the required rules. It returns nil for a sandbox that is not redirected, and logs the reason.
+// plan determines the rules that the sandbox needs. It returns nil for a sandbox that is not redirected, and logs the
+// reason.
 func (p *Plugin) plan(ctx context.Context, c *call) (*plan, error) {
 	if err := c.config.validate(); err != nil {
 		return nil, err
@@ -129,7 +130,8 @@ func (p *Plugin) planFor(ctx context.Context, c *call, settings *capture.Setting
 	return plan, nil
 }
 
-// findPod returns the pod from the policy file, the node agent or the API server.
+// findPod returns the pod from the policy file if one is configured, otherwise from the node agent or the API server.
+// For a sandbox that is not redirected it returns a skip reason instead.
 func (p *Plugin) findPod(ctx context.Context, c *call) (pod *agentapi.Pod, skip *capture.Skip, err error) {
 	if c.config.PolicyFile != "" {
 		policy, err := loadPolicy(c.config.PolicyFile)
@@ -140,8 +142,8 @@ func (p *Plugin) findPod(ctx context.Context, c *call) (pod *agentapi.Pod, skip 
 		return policy.decide(c.args, c.skel.ContainerID, c.skel.IfName)
 	}
 	if (c.args.Namespace == "") != (c.args.Name == "") {
-		return nil, nil, types.NewError(types.ErrInvalidEnvironmentVariables, "CNI_ARGS contains only one of the pod's namespace and name; the pod is not started, because it would be unprotected",
-			fmt.Sprintf("K8S_POD_NAMESPACE is %q and K8S_POD_NAME is %q: set both, or neither for a sandbox without a pod", c.args.Namespace, c.args.Name))
+		return nil, nil, types.NewError(types.ErrInvalidEnvironmentVariables, "CNI_ARGS contains only one of the pod's namespace and name; the pod is not started, because its traffic would not be redirected",
+			fmt.Sprintf("K8S_POD_NAMESPACE is %q and K8S_POD_NAME is %q: set both, or set neither for a sandbox that does not belong to a pod", c.args.Namespace, c.args.Name))
 	}
 	if !c.args.isKubernetes() {
 		return nil, &capture.Skip{Word: "no-kubernetes", Reason: "CNI_ARGS does not contain a Kubernetes pod"}, nil

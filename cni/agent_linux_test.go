@@ -56,7 +56,7 @@ func TestPluginAndNodeAgentUnderstandEachOther(t *testing.T) {
 	if n, err := testutil.GatherAndCount(metrics.Gatherer(), "pilotfish_cni_plugin_commands_total"); err != nil || n == 0 {
 		t.Errorf("%d figures of commands (%v)", n, err)
 	}
-	if !strings.Contains(log.String(), "the sandbox is invalid") {
+	if !strings.Contains(log.String(), "the CNI command failed") {
 		t.Errorf("the agent's log has nothing of the plugin's:\n%s", log)
 	}
 }

@@ -18,7 +18,8 @@ import (
 	"github.com/pilotfish-mesh/pilotfish/cni/agentapi"
 )
 
-// queryTimeout limits one query to the node agent. reportTimeout limits the report at the end of a command.
+// queryTimeout is the timeout of one query to the node agent. reportTimeout is the timeout of the report that the plugin
+// sends at the end of a command.
 const (
 	queryTimeout  = 2 * time.Second
 	reportTimeout = 300 * time.Millisecond
@@ -27,8 +28,8 @@ const (
 // maxHeader limits the size of a response header, in bytes.
 const maxHeader = 64 << 10
 
-// agentClient is an HTTP client for the node agent's unix socket. It uses one connection and no goroutines, because
-// those of http.Client account for a fifth of the CPU time of an ADD.
+// agentClient is an HTTP client for the node agent's unix socket. It uses one connection and no goroutines, because the
+// goroutines of http.Client would use a fifth of the CPU time of an ADD.
 type agentClient struct {
 	socket string
 	conn   net.Conn // nil if not connected
@@ -56,7 +57,7 @@ func (a *agentClient) pod(ctx context.Context, args *podArgs) (*agentapi.Pod, er
 	}
 	p := &agentapi.Pod{}
 	if err := json.Unmarshal(body, p); err != nil {
-		return nil, fmt.Errorf("the node agent's response for %s is not a pod: %w", args, err)
+		return nil, fmt.Errorf("decoding the node agent's response for %s: %w", args, err)
 	}
 	return p, nil
 }
@@ -76,8 +77,8 @@ func (a *agentClient) get(ctx context.Context, path string) ([]byte, error) {
 	return a.exchange(ctx, query)
 }
 
-// report sends the log lines and the result of the command to the node agent. Errors are ignored, since they must not
-// prevent the pod's start.
+// report sends the log lines and the result of the command to the node agent. It ignores errors, because a failed report
+// must not prevent the pod's start.
 func (a *agentClient) report(ctx context.Context, entries []agentapi.LogEntry, result agentapi.Result) {
 	ctx, cancel := context.WithTimeout(ctx, reportTimeout)
 	defer cancel()
@@ -99,24 +100,24 @@ func request(method, path string, message any) (*http.Request, error) {
 	if message != nil {
 		text, err := json.Marshal(message)
 		if err != nil {
-			return nil, fmt.Errorf("a message to the node agent: %w", err)
+			return nil, fmt.Errorf("encoding a message to the node agent: %w", err)
 		}
 		body = bytes.NewReader(text)
 	}
 	r, err := http.NewRequest(method, "http://agent"+path, body)
 	if err != nil {
-		return nil, fmt.Errorf("a request to the node agent: %w", err)
+		return nil, fmt.Errorf("creating a request to the node agent: %w", err)
 	}
 	return r, nil
 }
 
-// exchange sends all requests and then reads the responses. It returns the last response's body and the first error
-// status.
+// exchange sends all requests and then reads their responses. It returns the body of the last response. If the node
+// agent responds with an error status, err is a *refusedError for the first of them.
 func (a *agentClient) exchange(ctx context.Context, requests ...*http.Request) (body []byte, err error) {
 	var all bytes.Buffer
 	for _, r := range requests {
 		if err := r.Write(&all); err != nil {
-			return nil, fmt.Errorf("a request to the node agent: %w", err)
+			return nil, fmt.Errorf("encoding a request to the node agent: %w", err)
 		}
 	}
 	if err := a.connect(ctx); err != nil {
@@ -148,7 +149,7 @@ func (a *agentClient) connect(ctx context.Context) (err error) {
 		a.limit = &io.LimitedReader{R: a.conn}
 		a.from = bufio.NewReader(a.limit)
 	}
-	deadline, _ := ctx.Deadline() // set by every caller
+	deadline, _ := ctx.Deadline() // every caller sets a deadline
 	return a.conn.SetDeadline(deadline)
 }
 
@@ -156,7 +157,8 @@ func (a *agentClient) noResponseError(err error) error {
 	return fmt.Errorf("the node agent does not respond at %s (does its pod run on this node?): %w", a.socket, err)
 }
 
-// read reads one response. After an error status the connection remains usable.
+// read reads one response and returns its body, or a *refusedError for an error status. After a *refusedError the
+// connection remains usable.
 func (a *agentClient) read(to *http.Request) ([]byte, error) {
 	a.limit.N = agentapi.MaxBody + maxHeader
 	response, err := http.ReadResponse(a.from, to)

@@ -21,7 +21,8 @@ func (a *podArgs) String() string {
 	return "pod " + a.Namespace + "/" + a.Name
 }
 
-// parseArgs parses CNI_ARGS: KEY=value pairs separated by semicolons. Unknown keys are retained for policies.
+// parseArgs parses CNI_ARGS: KEY=value pairs separated by semicolons. It retains unknown keys, because the rules of a
+// policy file may match them.
 func parseArgs(args string) (*podArgs, error) {
 	a := &podArgs{All: map[string]string{}}
 	for pair := range strings.SplitSeq(args, ";") {
@@ -38,7 +39,7 @@ func parseArgs(args string) (*podArgs, error) {
 	return a, nil
 }
 
-// name returns the pod's name for logs.
+// name returns the pod's namespace and name for logs, or "" for a sandbox that does not belong to a pod.
 func (a *podArgs) name() string {
 	if a == nil || !a.isKubernetes() {
 		return ""

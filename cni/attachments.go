@@ -17,7 +17,8 @@ import (
 	"github.com/pilotfish-mesh/pilotfish/internal/atomicfile"
 )
 
-// attachment is one network of a sandbox that ADD has redirected or is redirecting.
+// attachment records that ADD redirects a sandbox: the network, the interface and the network namespace. ADD writes it
+// before it installs the rules.
 type attachment struct {
 	Network     string `json:"network"`
 	ContainerID string `json:"containerID"`
@@ -28,24 +29,24 @@ type attachment struct {
 	noted time.Time
 }
 
-// nsID identifies a network namespace among those that exist at the same time.
+// nsID identifies an existing network namespace. The kernel reuses inode numbers after a namespace is removed.
 type nsID struct {
 	Device uint64 `json:"device"`
 	Inode  uint64 `json:"inode"`
 }
 
 // attachments is a directory with a file per attachment, below the run directory. GC reads it, because a runtime that
-// has lost its state cannot name the sandboxes. The files are lost on reboot, as sandboxes are. Write errors are only
+// lost its state cannot list its sandboxes. The files are lost on reboot, as sandboxes are. Write errors are only
 // logged; GC then finds fewer sandboxes.
 type attachments struct{ dir string }
 
 const (
-	// maxAttachment limits the size of a file, in bytes. It contains paths and names of up to 63 characters.
+	// maxAttachment limits the size of an attachment's file, in bytes. A file contains a path and short names.
 	maxAttachment = 16 << 10
 	// maxAttachments limits the attachments that one GC examines.
 	maxAttachments = 10_000
-	// minAttachmentAge is the time within which a sandbox has its first process. A runtime should not run ADD during
-	// GC, but two runtimes may share a network, and one may not know all sandboxes.
+	// minAttachmentAge is the age from which GC removes an attachment. A new sandbox may not have a process yet. The
+	// runtime that runs GC does not know the sandboxes of another runtime that uses the same network.
 	minAttachmentAge = 10 * time.Minute
 )
 
@@ -53,17 +54,19 @@ func (c *call) attachments() attachments {
 	return attachments{filepath.Join(c.config.RunDir, agentapi.AttachmentsDir)}
 }
 
-// attachment returns the attachment of the command, without the namespace's ID.
+// attachment returns the attachment of the current command, without the ID of the network namespace.
 func (c *call) attachment() attachment {
 	return attachment{Network: c.config.Name, ContainerID: c.skel.ContainerID, IfName: c.skel.IfName, NetNS: c.skel.Netns}
 }
 
-// path returns the path of an attachment's file. It hashes the names, since they may contain any character.
+// path returns the path of an attachment's file. The file name is a hash, because network and container names may
+// contain characters that are not valid in file names.
 func (s attachments) path(a attachment) string {
 	sum := sha256.Sum256(fmt.Appendf(nil, "%q %q %q", a.Network, a.ContainerID, a.IfName))
 	return filepath.Join(s.dir, fmt.Sprintf("%x", sum[:16]))
 }
 
+// note writes an attachment's file, with the ID of the network namespace.
 func (s attachments) note(a attachment, netns *os.File) error {
 	var err error
 	if a.Namespace, err = identify(netns); err != nil {
@@ -81,7 +84,7 @@ func (s attachments) note(a attachment, netns *os.File) error {
 
 func (s attachments) remove(a attachment) { _ = os.Remove(s.path(a)) }
 
-// all returns the readable attachments. Unreadable files are incomplete writes of killed plugins.
+// all returns all attachments that can be read. It removes old invalid files, which killed plugins wrote only in part.
 func (s attachments) all() ([]attachment, error) {
 	dir, err := os.Open(s.dir)
 	if errors.Is(err, os.ErrNotExist) {
@@ -114,7 +117,7 @@ func (s attachments) all() ([]attachment, error) {
 }
 
 func readAttachment(path string, info fs.FileInfo) (a attachment, err error) {
-	if !info.Mode().IsRegular() { // opening a pipe would block until it has a writer
+	if !info.Mode().IsRegular() { // opening a named pipe would block until a writer opens it
 		return a, fmt.Errorf("%s is not a regular file", path)
 	}
 	f, err := os.Open(path)
@@ -130,21 +133,21 @@ func readAttachment(path string, info fs.FileInfo) (a attachment, err error) {
 	return a, json.Unmarshal(text, &a)
 }
 
-// partitionAttachments separates the attachments that the runtime no longer knows from the others. Attachments of other
-// networks count as known, since the runtime's list covers one network. So do recent ones, which may be newer than the
-// list.
-func partitionAttachments(all []attachment, network string, valid []types.GCAttachment, now time.Time) (gone, known []attachment) {
-	lives := map[types.GCAttachment]bool{}
+// partitionAttachments splits attachments into stale ones, which are not in the runtime's list of valid attachments, and
+// live ones. The list covers one network, so attachments of other networks are live. Attachments younger than
+// minAttachmentAge are live too, because the list may be older.
+func partitionAttachments(all []attachment, network string, valid []types.GCAttachment, now time.Time) (stale, live []attachment) {
+	isValid := map[types.GCAttachment]bool{}
 	for _, v := range valid {
-		lives[v] = true
+		isValid[v] = true
 	}
 	for _, a := range all {
-		lives := lives[types.GCAttachment{ContainerID: a.ContainerID, IfName: a.IfName}]
-		if a.Network == network && !lives && now.Sub(a.noted) > minAttachmentAge {
-			gone = append(gone, a)
+		listed := isValid[types.GCAttachment{ContainerID: a.ContainerID, IfName: a.IfName}]
+		if a.Network == network && !listed && now.Sub(a.noted) > minAttachmentAge {
+			stale = append(stale, a)
 		} else {
-			known = append(known, a)
+			live = append(live, a)
 		}
 	}
-	return gone, known
+	return stale, live
 }

@@ -90,7 +90,7 @@ func TestADDFailsIfTheNodeAgentIsBroken(t *testing.T) {
 			h.agentTimeout = "200ms"
 			h.badAgent(answer)
 			got := h.call("ADD", pod, netnsPath(ns), h.withPrevious("1.0.0"))
-			if got.err == nil || got.Code != types.ErrTryAgainLater || !strings.Contains(got.Msg, "might be unprotected") {
+			if got.err == nil || got.Code != types.ErrTryAgainLater || !strings.Contains(got.Msg, "might not be redirected") {
 				t.Errorf("ADD: %v: %s", got.err, got.out)
 			}
 			if got := h.call("DEL", pod, netnsPath(ns), h.withPrevious("1.0.0")); got.err != nil {

@@ -1,5 +1,5 @@
-// Package cni is the CNI plugin. It redirects a pod's traffic to its proxy before the pod's first process starts. On an
-// error it prevents the pod's start. It runs after the plugin that creates the pod's network.
+// Package cni is the CNI plugin. It redirects a pod's traffic to the pod's Envoy before the pod's first process starts.
+// If redirection fails, the pod does not start. The plugin runs after the plugin that creates the pod's network.
 package cni
 
 import (
@@ -19,15 +19,15 @@ import (
 	"github.com/pilotfish-mesh/pilotfish/iptables/backends"
 )
 
-// Config is the plugin's configuration in the network configuration list. The first group of keys has the names and
-// meaning of Istio's plugin. The second group is specific to pilotfish.
+// Config is the plugin's entry in the CNI network configuration list. Up to "kubeconfig", the keys are those of the CNI
+// specification and of Istio's plugin, with the same meaning. The keys from "kubeconfig" on are specific to pilotfish.
 type Config struct {
 	CNIVersion string          `json:"cniVersion"`
 	Name       string          `json:"name"`
 	Type       string          `json:"type"`
 	PrevResult json.RawMessage `json:"prevResult"`
-	// ValidAttachments are the attachments that the runtime knows, for GC; nil if the runtime does not specify them.
-	// Attachments is the key's name in an earlier version of the specification.
+	// ValidAttachments lists the attachments that GC must not remove; nil if the runtime does not send the list.
+	// Attachments has the key's name in an earlier version of the CNI specification.
 	ValidAttachments *[]types.GCAttachment `json:"cni.dev/valid-attachments"`
 	Attachments      *[]types.GCAttachment `json:"cni.dev/attachments"`
 
@@ -37,16 +37,17 @@ type Config struct {
 	PodNamespace      string   `json:"pod_namespace"`
 	NativeNFTables    *bool    `json:"native_nftables"`
 	AmbientEnabled    bool     `json:"ambient_enabled"`
-	// The keys of ambient mode are accepted and ignored.
+	// EnablementSelectors and AmbientRetry are settings of ambient mode. They are accepted and ignored.
 	EnablementSelectors json.RawMessage `json:"enablement_selectors"`
 	AmbientRetry        bool            `json:"enable_ambient_detection_retry"`
 
-	// Kubeconfig is for queries to the API server when the node agent does not respond; "" is istio-cni-kubeconfig in
-	// the run directory.
+	// Kubeconfig is the kubeconfig for queries to the API server while the node agent does not respond. The default is
+	// istio-cni-kubeconfig in the run directory.
 	Kubeconfig string `json:"kubeconfig"`
-	// PolicyFile replaces the node agent and API server on nodes without Kubernetes.
+	// PolicyFile is the path of a policy file, which selects the sandboxes to redirect on nodes without Kubernetes. With
+	// it the plugin does not query the node agent or the API server.
 	PolicyFile string `json:"policy_file"`
-	// LogFile is rotated once it exceeds LogFileBytes, with one old file; "" writes no file.
+	// LogFile is the path of the plugin's log file; "" for none. A file larger than LogFileBytes is renamed to LogFile.1.
 	LogFile      string `json:"log_file"`
 	LogFileBytes int64  `json:"log_file_max_bytes"`
 
@@ -54,10 +55,11 @@ type Config struct {
 	InboundListenPort uint16 `json:"proxy_inbound_listen_port"`
 	TunnelPort        uint16 `json:"inbound_tunnel_port"`
 	IPv6              string `json:"ipv6"`
-	// ForceIPTables is "legacy" or "nft" to disable native nftables.
+	// ForceIPTables is "legacy" or "nft" to run the node's iptables binaries of that variant; "" for the kernel's
+	// nftables interface.
 	ForceIPTables string `json:"force_iptables_binary"`
-	// StatusChecksAgent makes STATUS fail while the node agent does not respond. Do not set it if the node agent's pod
-	// uses this network, because it would then never start.
+	// StatusChecksAgent makes STATUS fail while the node agent does not respond. If the node agent's pod uses this
+	// network, do not set it: the agent's pod could then never start.
 	StatusChecksAgent bool `json:"status_asks_agent"`
 }
 
@@ -82,14 +84,14 @@ func (c *Config) kubeconfig() string {
 	return cmp.Or(c.Kubeconfig, filepath.Join(c.RunDir, kubeconfigName))
 }
 
-// validate returns all errors of settings that cannot work or would leave a pod unprotected.
+// validate returns a CNI error that lists all settings that cannot work or would leave pods without redirection.
 func (c *Config) validate() error {
 	var problems []error
 	refuse := func(key string, value any, remedy string) {
 		problems = append(problems, fmt.Errorf("%s %v: %s", key, value, remedy))
 	}
 	if c.AmbientEnabled {
-		refuse("ambient_enabled", true, "ambient mode is not supported: its pods would be unprotected; set it to false")
+		refuse("ambient_enabled", true, "ambient mode is not supported, and its pods would not be redirected; set it to false")
 	}
 	if !filepath.IsAbs(c.RunDir) {
 		refuse("cni_agent_run_dir", c.RunDir, "use an absolute path")
@@ -120,8 +122,9 @@ func (c *Config) validate() error {
 	return types.NewError(types.ErrInvalidNetworkConfig, "the plugin's configuration is invalid", errors.Join(problems...).Error())
 }
 
-// choice returns the backend that applies the rules. In Istio's plugin native_nftables=false selects the node's
-// iptables. Here iptables is used for kernels without nftables, or if it is forced.
+// choice returns the backend that installs the rules. The default is the kernel's nftables interface, even with
+// native_nftables=false, which selects iptables in Istio's plugin. The node's iptables is used only on kernels without
+// nftables, or if force_iptables_binary is set.
 func (c *Config) choice() (backends.Choice, error) {
 	choice, err := backends.ParseChoice(c.ForceIPTables, c.NativeNFTables != nil && *c.NativeNFTables)
 	if err != nil {
@@ -130,6 +133,7 @@ func (c *Config) choice() (backends.Choice, error) {
 	return choice, nil
 }
 
+// valid returns the attachments that GC must not remove, or nil if the runtime does not send them.
 func (c *Config) valid() *[]types.GCAttachment { return cmp.Or(c.ValidAttachments, c.Attachments) }
 
 // settings returns the settings that apply to every pod.
@@ -144,7 +148,8 @@ func (c *Config) settings() capture.Settings {
 	}
 }
 
-// result returns the output of ADD: the result of the previous plugins, byte for byte, or nil without one.
+// result returns the output of ADD: the result of the previous plugins, byte for byte, or an empty result if there is
+// none.
 func (c *Config) result() []byte {
 	if prev := bytes.TrimSpace(c.PrevResult); len(prev) > 0 && !bytes.Equal(prev, []byte("null")) {
 		return prev
@@ -153,7 +158,7 @@ func (c *Config) result() []byte {
 	return text
 }
 
-// logLevel parses a level name of Istio's components or of log/slog.
+// logLevel parses a log level. It accepts the names of Istio's components and of log/slog.
 func logLevel(name string) (slog.Level, error) {
 	switch strings.ToLower(name) {
 	case "debug", "trace":

@@ -9,39 +9,39 @@ import (
 	"github.com/pilotfish-mesh/pilotfish/cni/agentapi"
 )
 
-// gc removes the remains of sandboxes that the runtime no longer knows: rules and routes in network namespaces without
-// processes, and attachment files. It never fails.
+// gc implements GC for sandboxes that are not in the runtime's list of valid attachments. It removes their attachment
+// files, and the rules and routes in their network namespaces if no process runs there. It never fails.
 func (p *Plugin) gc(ctx context.Context, c *call) error {
 	c.result.Outcome = agentapi.Removed
 	valid := c.config.valid()
 	if valid == nil {
-		return nil // the runtime does not specify the valid attachments
+		return nil // without the runtime's list, no attachment can be identified as stale
 	}
-	kept := c.attachments()
-	all, err := kept.all()
+	store := c.attachments()
+	all, err := store.all()
 	if err != nil {
 		c.Warn("CNI GC failed", "error", err)
 	}
-	gone, known := partitionAttachments(all, c.config.Name, *valid, time.Now())
-	for _, a := range gone {
-		shared := slices.ContainsFunc(known, func(k attachment) bool { return k.Namespace == a.Namespace })
+	stale, live := partitionAttachments(all, c.config.Name, *valid, time.Now())
+	for _, a := range stale {
+		shared := slices.ContainsFunc(live, func(l attachment) bool { return l.Namespace == a.Namespace })
 		done, err := p.collect(ctx, a, shared)
 		switch {
 		case err != nil:
 			c.Warn("CNI GC failed", "netns", a.NetNS, "of", a.ContainerID, "error", err)
 		case done:
-			kept.remove(a)
-			c.Info("removed the rules of a sandbox that the runtime no longer knows", "netns", a.NetNS, "of", a.ContainerID)
+			store.remove(a)
+			c.Info("removed the rules of a sandbox that is not in the runtime's list of valid attachments", "netns", a.NetNS, "of", a.ContainerID)
 		}
 	}
 	return nil
 }
 
-// errHasProcesses reports that rules remain because processes are still captured by them.
-var errHasProcesses = errors.New("processes still run in the sandbox, so its rules remain: stop them")
+// errHasProcesses reports that GC retained the rules of a sandbox because processes still run in it.
+var errHasProcesses = errors.New("the rules of the sandbox are not removed, because processes still run in it: stop these processes")
 
-// collect reports whether nothing remains of an attachment. If the sandbox has other networks, its rules remain for
-// them.
+// collect removes the rules and routes of a stale attachment, unless a live attachment shares its sandbox. It reports
+// whether the attachment's file can be removed too.
 func (p *Plugin) collect(ctx context.Context, a attachment, shared bool) (done bool, err error) {
 	netns, err := openNetNS(a.NetNS)
 	if err != nil {
@@ -49,7 +49,7 @@ func (p *Plugin) collect(ctx context.Context, a attachment, shared bool) (done b
 	}
 	defer func() { _ = netns.Close() }()
 	if now, err := identify(netns); err != nil || now != a.Namespace || shared {
-		return err == nil, err // the path belongs to another namespace now, or another network uses the sandbox
+		return err == nil, err // the path is now that of another namespace, or a live attachment uses this one
 	}
 	// Without the rules, the remaining processes would bypass their proxy.
 	if lives, err := hasProcesses(a.Namespace); err != nil || lives {

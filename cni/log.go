@@ -34,7 +34,7 @@ const maxLines = 200
 func newJournal(out io.Writer, c *Config) *journal {
 	level, err := logLevel(c.LogLevel)
 	if err != nil {
-		level = slog.LevelInfo // validate reports the error
+		level = slog.LevelInfo // Config.validate reports the invalid level
 	}
 	j := &journal{out: out, limit: c.LogFileBytes}
 	if filepath.IsAbs(c.LogFile) { // the runtime's working directory is unknown
@@ -97,8 +97,8 @@ func appendLimited(path string, line []byte, limit int64) error {
 	return err
 }
 
-// openLog opens a regular file. Opening a pipe without a reader would block every pod of the node. A hard link would
-// redirect the lines to another file.
+// openLog opens the log file, which must be a regular file without other hard links. Opening a named pipe without a
+// reader would block the start of every pod. With a hard link the plugin could append to an unrelated file.
 func openLog(path string) (*os.File, os.FileInfo, error) {
 	f, err := os.OpenFile(path, os.O_WRONLY|os.O_APPEND|os.O_CREATE|unix.O_NOFOLLOW|unix.O_NONBLOCK|unix.O_CLOEXEC, 0o600)
 	if err != nil {
@@ -117,8 +117,8 @@ func openLog(path string) (*os.File, os.FileInfo, error) {
 	return f, info, nil
 }
 
-// appendRotated renames the file and creates a new one, unless another process has already done so. It checks this
-// again while holding the lock.
+// appendRotated renames the file and appends the line to a new one. It locks a file next to it and checks the size again
+// under the lock, because another process may already have renamed the file.
 func appendRotated(path string, line []byte, limit int64) error {
 	lock, err := os.OpenFile(path+".lock", os.O_WRONLY|os.O_CREATE|unix.O_NOFOLLOW|unix.O_NONBLOCK|unix.O_CLOEXEC, 0o600)
 	if err != nil {
@@ -142,7 +142,7 @@ func appendRotated(path string, line []byte, limit int64) error {
 	return err
 }
 
-// lockTimeout limits the wait for another process's rotation.
+// lockTimeout limits the wait for the lock while another process rotates the file.
 const lockTimeout = 2 * time.Second
 
 func flock(f *os.File) error {

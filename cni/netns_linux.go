@@ -11,8 +11,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// openNetNS opens a sandbox's network namespace. It refuses the plugin's own, because rules there would redirect the
-// traffic of the whole node.
+// openNetNS opens a sandbox's network namespace. It returns an error for the network namespace of the node or of the
+// plugin, because rules there would redirect the traffic of the whole node.
 func openNetNS(path string) (*os.File, error) {
 	f, err := os.Open(path)
 	if err != nil {
@@ -28,24 +28,25 @@ func openNetNS(path string) (*os.File, error) {
 func checkNetNS(f *os.File) error {
 	var fs unix.Statfs_t
 	if err := unix.Fstatfs(int(f.Fd()), &fs); err != nil || fs.Type != unix.NSFS_MAGIC {
-		return types.NewError(types.ErrInvalidNetNS, f.Name()+" is not a network namespace", "CNI_NETNS must be the path of one")
+		return types.NewError(types.ErrInvalidNetNS, f.Name()+" is not a network namespace", "set CNI_NETNS to the path of a network namespace")
 	}
 	var theirs, ours, first unix.Stat_t
 	if err := unix.Fstat(int(f.Fd()), &theirs); err != nil {
 		return types.NewError(types.ErrInvalidNetNS, "cannot inspect the sandbox's network namespace", err.Error())
 	}
-	// /proc/self refers to the process's first thread, which may be in another namespace than this thread.
+	// /proc/self refers to the main thread of the process, which may be in another namespace than this thread.
 	if err := unix.Stat("/proc/thread-self/ns/net", &ours); err != nil {
 		return types.NewError(types.ErrInvalidNetNS, "cannot inspect the plugin's own network namespace", err.Error())
 	}
 	nodes := unix.Stat("/proc/1/ns/net", &first) == nil && theirs.Dev == first.Dev && theirs.Ino == first.Ino
 	if nodes || theirs.Dev == ours.Dev && theirs.Ino == ours.Ino {
 		return types.NewError(types.ErrInvalidNetNS, "the sandbox's network namespace is the node's own",
-			fmt.Sprintf("%s is not changed: redirection there would capture the whole node's traffic", f.Name()))
+			fmt.Sprintf("no rules are installed in %s, because they would redirect the traffic of the whole node", f.Name()))
 	}
 	return nil
 }
 
+// identify returns the ID of an open network namespace.
 func identify(netns *os.File) (nsID, error) {
 	var stat unix.Stat_t
 	if err := unix.Fstat(int(netns.Fd()), &stat); err != nil {
@@ -54,8 +55,8 @@ func identify(netns *os.File) (nsID, error) {
 	return nsID{uint64(stat.Dev), stat.Ino}, nil
 }
 
-// hasProcesses reports whether a thread of any process on the node is in a network namespace. It checks threads,
-// because a virtual machine may be a thread of a process in another namespace.
+// hasProcesses reports whether any thread on the node runs in the network namespace. It checks each thread, because a
+// virtual machine may run in a thread whose process is in another namespace.
 func hasProcesses(ns nsID) (bool, error) {
 	sees, err := seesProcesses()
 	if err != nil {
@@ -66,7 +67,7 @@ func hasProcesses(ns nsID) (bool, error) {
 		return false, err
 	}
 	for _, p := range processes {
-		if pid, err := strconv.Atoi(p.Name()); err != nil || pid == os.Getpid() { // another thread of this process may have entered it
+		if pid, err := strconv.Atoi(p.Name()); err != nil || pid == os.Getpid() { // this process's threads may have entered it
 			continue
 		}
 		tasks := filepath.Join("/proc", p.Name(), "task")
@@ -79,7 +80,7 @@ func hasProcesses(ns nsID) (bool, error) {
 			err := unix.Stat(filepath.Join(tasks, t.Name(), "ns/net"), &stat)
 			switch {
 			case isProcessGone(err):
-			case sees && errors.Is(err, unix.EACCES): // the process belongs to a parent user namespace, which contains no pods
+			case sees && errors.Is(err, unix.EACCES): // a process of a parent user namespace, where pods never run
 			case err != nil:
 				return false, fmt.Errorf("cannot determine whether process %s runs in the namespace: %w", p.Name(), err)
 			case nsID{uint64(stat.Dev), stat.Ino} == ns:

@@ -26,33 +26,33 @@ type Plugin struct {
 	Out, Err io.Writer
 	// Started is the start time of the process, for the duration reported to the node agent.
 	Started time.Time
-	// PodTimeout limits the lookup of the pod; 0: 5 s. The kubelet retries after a failure.
+	// PodTimeout is the timeout of the pod lookup; 0 means 5 s. If the lookup fails, the kubelet runs ADD again.
 	PodTimeout time.Duration
 	// Step is called between the steps of ADD, for tests.
 	Step func(name string)
 
 	redirector redirector
-	version    string // the specification version that the runtime uses
+	version    string // version of the CNI specification in the runtime's configuration
 }
 
 const (
 	defaultPodTimeout = 5 * time.Second
 	firstPause        = 200 * time.Millisecond
-	// commandTime limits a command, since a node's iptables may hang. The kubelet waits for minutes.
+	// commandTime is the timeout of a command, because the node's iptables may hang. The kubelet waits for minutes.
 	commandTime = time.Minute
 )
 
-// about is printed to a user who runs the plugin by hand.
-const about = "pilotfish-cni is a CNI plugin: a container runtime runs it, behind the plugin that makes a pod's network, " +
-	"to redirect the pod's traffic into its sidecar. See docs/cni.md."
+// about is the text for a user who runs the plugin manually.
+const about = "pilotfish-cni is a CNI plugin that redirects a pod's traffic to its sidecar. The container runtime runs it " +
+	"after the plugin that creates the pod's network. See docs/cni.md."
 
-// Main runs the command for which the runtime started the process and returns its exit code. It prints an error on
-// standard output in the form that runtimes add to the pod's events. DEL and GC never fail.
+// Main runs the command in CNI_COMMAND and returns the exit code of the process. It prints an error on standard output
+// in the CNI format, which runtimes add to the pod's events. DEL and GC never fail.
 func Main(started time.Time) int {
 	umask.ClearOwnerBits()
-	debug.SetGCPercent(400)      // the garbage of a few milliseconds is not worth collecting
-	runtime.GOMAXPROCS(1)        // the work is sequential; idle processors that search for work use a quarter of the CPU time
-	if os.Getenv("PATH") == "" { // directories of the node's iptables
+	debug.SetGCPercent(400)      // the process runs for milliseconds, so fewer garbage collections save CPU time
+	runtime.GOMAXPROCS(1)        // the work is sequential; with more, idle scheduler threads use a quarter of the CPU time
+	if os.Getenv("PATH") == "" { // the node's iptables binaries are in these directories
 		_ = os.Setenv("PATH", "/usr/sbin:/usr/bin:/sbin:/bin")
 	}
 	return newPlugin(started).main()
@@ -72,28 +72,29 @@ func (p *Plugin) main() int {
 	}
 	err.Msg, err.Details = cut(err.Msg, maxMessage), cut(err.Details, maxDetails)
 	if command := os.Getenv("CNI_COMMAND"); command == "DEL" || command == "GC" {
-		_, _ = fmt.Fprintf(p.Err, "pilotfish-cni: %s continues despite: %v\n", command, err)
+		_, _ = fmt.Fprintf(p.Err, "pilotfish-cni: ignored an error of %s: %v\n", command, err)
 		return 0
 	}
-	if writeErr := p.answer(err); writeErr != nil {
+	if writeErr := p.writeError(err); writeErr != nil {
 		_, _ = fmt.Fprintf(p.Err, "pilotfish-cni: %v (and the response could not be written: %v)\n", err, writeErr)
 	}
 	return 1
 }
 
-// An error may quote the pod's settings, which a user controls. It is stored in an event, which shows some hundred
-// characters and cannot hold 200,000.
+// maxMessage and maxDetails limit an error's texts, in bytes. An error may quote settings of the pod, which a user
+// controls. Kubernetes stores the error in an event, whose size is limited.
 const maxMessage, maxDetails = 1 << 10, 4 << 10
 
+// cut limits a text to a number of bytes and appends the full length to a text that it shortens.
 func cut(text string, most int) string {
 	if len(text) <= most {
 		return text
 	}
-	return strings.ToValidUTF8(text[:most], "") + fmt.Sprintf("… (%d bytes in all)", len(text))
+	return strings.ToValidUTF8(text[:most], "") + fmt.Sprintf("… (%d bytes in total)", len(text))
 }
 
-// answer prints an error in the specification version that the runtime uses.
-func (p *Plugin) answer(failure *types.Error) error {
+// writeError prints an error in the CNI format, with the version of the CNI specification that the runtime uses.
+func (p *Plugin) writeError(failure *types.Error) error {
 	text, err := json.Marshal(struct {
 		CNIVersion string `json:"cniVersion"`
 		*types.Error
@@ -104,12 +105,12 @@ func (p *Plugin) answer(failure *types.Error) error {
 	return err
 }
 
-// run runs one command. It converts a panic to an error.
+// run runs the command in CNI_COMMAND. It converts a panic to an error.
 func (p *Plugin) run() (err *types.Error) {
 	defer func() {
 		if r := recover(); r != nil {
 			_, _ = fmt.Fprintf(p.Err, "pilotfish-cni: panic: %v\n%s", r, debug.Stack())
-			err = types.NewError(types.ErrInternal, "pilotfish-cni failed; the pod is not started, because it would be unprotected", fmt.Sprint(r))
+			err = types.NewError(types.ErrInternal, "pilotfish-cni crashed; the pod is not started, because its traffic would not be redirected", fmt.Sprint(r))
 		}
 	}()
 	return skel.PluginMainFuncsWithError(skel.CNIFuncs{
@@ -132,7 +133,7 @@ type call struct {
 	result agentapi.Result
 }
 
-// command wraps a command: it reads the configuration, and logs and reports the result.
+// command returns a handler that reads the configuration, runs the command, and logs and reports the result.
 func (p *Plugin) command(name string, run func(context.Context, *call) error) func(*skel.CmdArgs) error {
 	return func(cmd *skel.CmdArgs) error {
 		config, err := parseConfig(cmd.StdinData)
@@ -142,10 +143,10 @@ func (p *Plugin) command(name string, run func(context.Context, *call) error) fu
 		p.version = config.CNIVersion
 		c := &call{journal: newJournal(p.Err, config), config: config, skel: cmd, agent: newAgentClient(config.RunDir)}
 		c.result = agentapi.Result{Command: name, ContainerID: cmd.ContainerID, NetNS: cmd.Netns}
-		ctx, cancel := context.WithTimeoutCause(context.Background(), commandTime, fmt.Errorf("%s took longer than %v", name, commandTime))
+		ctx, cancel := context.WithTimeoutCause(context.Background(), commandTime, fmt.Errorf("the CNI command %s timed out after %v", name, commandTime))
 		defer cancel()
 		if c.args, err = parseArgs(cmd.Args); err != nil {
-			err = types.NewError(types.ErrInvalidEnvironmentVariables, "CNI_ARGS cannot be read", err.Error())
+			err = types.NewError(types.ErrInvalidEnvironmentVariables, "cannot parse CNI_ARGS", err.Error())
 		} else {
 			c.result.Namespace, c.result.Pod, c.result.UID = c.args.Namespace, c.args.Name, c.args.UID
 			err = run(ctx, c)
@@ -165,19 +166,19 @@ func (c *call) reportResult(ctx context.Context, took time.Duration, err error) 
 		"milliseconds", took.Milliseconds())
 	switch {
 	case err != nil:
-		log.Error("the sandbox is invalid", "error", c.result.Reason)
+		log.Error("the CNI command failed", "error", c.result.Reason)
 	case c.result.Outcome == agentapi.Removed:
-		log.Debug("done")
+		log.Debug("the CNI command succeeded")
 	default:
-		log.Info("done", "reason", c.result.Reason, "source", c.result.Source)
+		log.Info("the CNI command succeeded", "reason", c.result.Reason, "source", c.result.Source)
 	}
 	if c.config.PolicyFile == "" {
 		c.agent.report(ctx, c.entries(), c.result)
 	}
 }
 
-// del does not remove the rules, which end with the namespace. Processes that still run in it stay captured. The
-// removal of one of several networks does not affect the others.
+// del implements DEL. It removes the attachment's file and the remains of a killed ADD, but no complete rules. Processes
+// that still run in the sandbox remain captured. The kernel removes the rules with the network namespace.
 func (p *Plugin) del(ctx context.Context, c *call) error {
 	c.result.Outcome = agentapi.Removed
 	c.attachments().remove(c.attachment())
@@ -186,15 +187,14 @@ func (p *Plugin) del(ctx context.Context, c *call) error {
 		return nil // the namespace no longer exists
 	}
 	defer func() { _ = netns.Close() }()
-	// The rules remain as long as the namespace exists: its processes may still run.
 	if err := p.redirector.repairRules(ctx, netns); err != nil {
-		c.Debug("the sandbox is not changed", "pod", c.args.name(), "error", err)
+		c.Debug("cannot remove the remains of an interrupted ADD", "pod", c.args.name(), "error", err)
 	}
 	return nil
 }
 
-// status reports whether an ADD can succeed. It fails if the configuration would fail every pod and, if configured,
-// while the node agent does not respond.
+// status implements STATUS. It returns an error if the plugin's configuration is invalid, because every ADD would then
+// fail. With StatusChecksAgent it also returns an error while the node agent does not respond.
 func (p *Plugin) status(cmd *skel.CmdArgs) error {
 	config, err := parseConfig(cmd.StdinData)
 	if err != nil {
@@ -212,12 +212,13 @@ func (p *Plugin) status(cmd *skel.CmdArgs) error {
 		return nil
 	}
 	if err := newAgentClient(config.RunDir).status(context.Background()); err != nil {
-		return types.NewError(types.ErrPluginNotAvailable, "new pods cannot start before the mesh's node agent responds", err.Error())
+		return types.NewError(types.ErrPluginNotAvailable, "new pods cannot start until the mesh's node agent responds", err.Error())
 	}
 	return nil
 }
 
-// asCNI converts an error to a CNI error with a remedy.
+// asCNI returns the CNI error that err wraps. If err does not wrap one, it returns a CNI error with the code and message,
+// and with err as details.
 func asCNI(code uint, message string, err error) error {
 	if known := new(types.Error); errors.As(err, &known) {
 		return known

@@ -166,7 +166,7 @@ func TestSTATUSReportsWhetherPodsCanStart(t *testing.T) {
 		t.Errorf("an agent behind this network could never start: %v", err)
 	}
 	h.extra["status_asks_agent"] = true
-	if err := status(); err == nil || !strings.Contains(err.Error(), "starting") || !strings.Contains(err.Error(), "before the mesh's node agent responds") {
+	if err := status(); err == nil || !strings.Contains(err.Error(), "starting") || !strings.Contains(err.Error(), "until the mesh's node agent responds") {
 		t.Errorf("while the agent starts: %v", err)
 	}
 	if answer := h.call("STATUS", plainPod("any"), "", toJSON(t, h.config("1.1.0"))); answer.CNIVersion != "1.1.0" || answer.Code != types.ErrPluginNotAvailable {
@@ -191,7 +191,7 @@ func TestLogIsSentToTheNodeAgent(t *testing.T) {
 		t.Fatal("no line was told")
 	}
 	e := h.agent.log[len(h.agent.log)-1]
-	if e.Message != "done" || e.Level != "INFO" || e.Time.IsZero() || string(e.Attributes["pod"]) != `"shop/plain"` {
+	if e.Message != "the CNI command succeeded" || e.Level != "INFO" || e.Time.IsZero() || string(e.Attributes["pod"]) != `"shop/plain"` {
 		t.Errorf("told %+v", e)
 	}
 	text, err := os.ReadFile(filepath.Join(h.dir, "cni.log"))

@@ -15,26 +15,27 @@ import (
 	"github.com/pilotfish-mesh/pilotfish/cni/kube"
 )
 
-// The sources of pods, as reported to the node agent.
+// fromAgent, fromAPI and fromPolicy are the values of agentapi.Result.Source: where the plugin got the pod from.
 const (
 	fromAgent  = "agent"
 	fromAPI    = "api"
 	fromPolicy = "policy"
 )
 
-// errNoPod is final: neither the node agent nor the API server knows the pod. A retry cannot succeed.
+// errNoPod reports that the API server does not have the pod. The lookup is then not retried.
 var errNoPod = errors.New("no such pod")
 
-// podSource looks up pods in Kubernetes. It queries the node agent, which caches all pods of the node, and on failure
-// the API server.
+// podSource looks up pods. It queries the node agent, which caches all pods of the node. If that fails, it queries the
+// API server.
 type podSource struct {
 	agent      *agentClient
 	kubeconfig string
-	timeout    time.Duration // limit for both together, including retries
-	firstPause time.Duration // between the first two rounds; doubled after each round
+	timeout    time.Duration // of a lookup, including all retries
+	firstPause time.Duration // delay before the first retry; doubled after each retry
 }
 
-// pod returns a pod, or a CNI error. A pod of the same name with another UID does not match.
+// pod looks up a pod and retries until the timeout. It returns a CNI error if the lookup fails. A pod of the same name
+// with another UID does not match.
 func (s *podSource) pod(ctx context.Context, args *podArgs) (p *agentapi.Pod, from string, err error) {
 	ctx, cancel := context.WithTimeout(ctx, s.timeout)
 	defer cancel()
@@ -49,6 +50,7 @@ func (s *podSource) pod(ctx context.Context, args *podArgs) (p *agentapi.Pod, fr
 	}
 }
 
+// wait waits for the pause. It returns false if ctx ends first.
 func wait(ctx context.Context, pause time.Duration) bool {
 	timer := time.NewTimer(pause)
 	defer timer.Stop()
@@ -64,19 +66,20 @@ func wait(ctx context.Context, pause time.Duration) bool {
 func (s *podSource) round(ctx context.Context, args *podArgs) (*agentapi.Pod, string, error) {
 	p, agentErr := s.agent.pod(ctx, args)
 	if agentErr == nil {
-		if agentErr = samePod(p, args); agentErr == nil {
+		if agentErr = checkPod(p, args); agentErr == nil {
 			return p, fromAgent, nil
 		}
 	}
 	p, apiErr := s.fromAPI(ctx, args)
 	if apiErr == nil {
-		if apiErr = samePod(p, args); apiErr == nil {
+		if apiErr = checkPod(p, args); apiErr == nil {
 			return p, fromAPI, nil
 		}
 	}
 	err := fmt.Errorf("%w; %w", agentErr, apiErr)
 	if known := new(refusedError); errors.As(agentErr, &known) && known.code == http.StatusNotFound && errors.Is(apiErr, os.ErrNotExist) {
-		return nil, "", fmt.Errorf("%w: %w", errNoPod, agentErr) // the agent has already queried the API server
+		// The plugin has no kubeconfig, but the node agent has already queried the API server.
+		return nil, "", fmt.Errorf("%w: %w", errNoPod, agentErr)
 	}
 	return nil, "", err
 }
@@ -84,11 +87,11 @@ func (s *podSource) round(ctx context.Context, args *podArgs) (*agentapi.Pod, st
 func (s *podSource) fromAPI(ctx context.Context, args *podArgs) (*agentapi.Pod, error) {
 	config, err := kube.Load(s.kubeconfig)
 	if err != nil {
-		return nil, fmt.Errorf("the API server cannot be queried: %w", err)
+		return nil, fmt.Errorf("cannot query the API server: %w", err)
 	}
 	client, err := kube.New(config)
 	if err != nil {
-		return nil, fmt.Errorf("the API server cannot be queried: %w", err)
+		return nil, fmt.Errorf("cannot query the API server: %w", err)
 	}
 	defer client.Close()
 	p, err := client.Pod(ctx, args.Namespace, args.Name)
@@ -98,7 +101,8 @@ func (s *podSource) fromAPI(ctx context.Context, args *podArgs) (*agentapi.Pod, 
 	return p, err
 }
 
-func samePod(p *agentapi.Pod, args *podArgs) error {
+// checkPod returns an error if p is not the pod that CNI_ARGS specifies.
+func checkPod(p *agentapi.Pod, args *podArgs) error {
 	if p.Metadata.Name != args.Name || p.Metadata.Namespace != args.Namespace {
 		return fmt.Errorf("requested %s, received %s/%s", args, p.Metadata.Namespace, p.Metadata.Name)
 	}
@@ -113,6 +117,6 @@ func sourceError(args *podArgs, err error) error {
 		return types.NewError(types.ErrUnknownContainer, "the mesh's CNI plugin did not find "+args.String(), err.Error())
 	}
 	return types.NewError(types.ErrTryAgainLater,
-		fmt.Sprintf("the mesh's CNI plugin cannot determine whether %s has a sidecar; the pod is not started, because it might be unprotected", args),
-		err.Error()+". Remedy: check that the node agent runs on this node, or that the API server responds")
+		fmt.Sprintf("the mesh's CNI plugin cannot determine whether %s has a sidecar; the pod is not started, because its traffic might not be redirected", args),
+		err.Error()+". Remedy: check that the node agent runs on this node, and that the API server responds")
 }

@@ -135,8 +135,8 @@ func TestPolicyFileDecidesWithoutKubernetes(t *testing.T) {
 	}
 	for text, says := range map[string]string{
 		"rule: []\n": "field rule not found", // misspelled
-		"default: skip\n---\nrules: [{match: {K8S_POD_NAME: web-1}}]\n": "more than one document",
-		"default: skip\n---\nrules: [\n":                                "more than one document",
+		"default: skip\n---\nrules: [{match: {K8S_POD_NAME: web-1}}]\n": "more than one YAML document",
+		"default: skip\n---\nrules: [\n":                                "more than one YAML document",
 	} {
 		if err := os.WriteFile(file, []byte(text), 0o600); err != nil {
 			t.Fatal(err)

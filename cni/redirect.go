@@ -9,11 +9,11 @@ import (
 type redirector interface {
 	apply(ctx context.Context, p *plan) error
 	check(ctx context.Context, p *plan) error
-	// repairRules removes the remains of an apply that was killed before it installed rules.
+	// repairRules removes the remains of an apply that was killed before it had installed all rules.
 	repairRules(ctx context.Context, netns *os.File) error
 	// clean removes all of pilotfish's rules and routes.
 	clean(ctx context.Context, netns *os.File) error
 }
 
-// kernel is the redirector that uses the kernel's packet filter.
+// kernel is the redirector that installs rules in the kernel's packet filter (nftables or iptables).
 type kernel struct{}

@@ -17,7 +17,7 @@ import (
 	"github.com/pilotfish-mesh/pilotfish/iptables/verify"
 )
 
-// addressesIn returns the addresses of a network namespace.
+// addressesIn returns the IP addresses of all interfaces in a network namespace.
 func addressesIn(ns *os.File) ([]netip.Addr, error) {
 	h, err := netlink.NewHandleAt(netns.NsHandle(ns.Fd()), unix.NETLINK_ROUTE)
 	if err != nil {
@@ -45,7 +45,7 @@ func (kernel) backend(p *plan) (iptables.Backend, error) {
 	return backends.New(backends.Config{NetNS: int(p.netns.Fd()), Choice: choice, Logger: p.log, Inject: p.inject})
 }
 
-// apply applies the rules and verifies that the kernel has them unchanged.
+// apply installs the rules, reads them back from the kernel, and returns an error if they differ.
 func (k kernel) apply(ctx context.Context, p *plan) error {
 	b, err := k.backend(p)
 	if err != nil {
@@ -61,7 +61,7 @@ func applyAndVerify(ctx context.Context, b iptables.Backend, rules *iptables.Rul
 	return compareRules(ctx, b, rules)
 }
 
-// repairTimeout limits the repair at a pod's end. cleanTimeout limits the cleanup of a namespace without processes.
+// repairTimeout is the timeout of repairRules, which runs when a pod stops. cleanTimeout is the timeout of clean.
 const repairTimeout, cleanTimeout = 2 * time.Second, 10 * time.Second
 
 func (kernel) repairRules(ctx context.Context, netns *os.File) error {
@@ -84,11 +84,12 @@ func (kernel) clean(ctx context.Context, netns *os.File) error {
 	return b.Clean(ctx)
 }
 
-// checkTime limits CHECK. In a working namespace the test packets arrive immediately.
+// checkTime is the timeout of CHECK, and of comparing the rules after ADD. With correct rules, CHECK's test packets
+// arrive immediately.
 const checkTime = 20 * time.Second
 
-// check compares the rules in the kernel with the plan, including their order, and verifies them with test packets. The
-// pod's processes and networks do not receive these packets.
+// check compares the kernel's rules and their order with the plan, and verifies them with test packets. Neither the pod's
+// processes nor its network receive these packets.
 func (kernel) check(ctx context.Context, p *plan) error {
 	ctx, cancel := context.WithTimeoutCause(ctx, checkTime, fmt.Errorf("comparing the installed rules timed out after %v", checkTime))
 	defer cancel()
@@ -105,8 +106,8 @@ func (kernel) check(ctx context.Context, p *plan) error {
 	})
 }
 
-// runWithTimeout runs f and returns an error if it exceeds the context's deadline. f then continues until the process
-// ends: simulating thousands of rules takes minutes.
+// runWithTimeout runs f and returns an error if ctx ends first. In that case f continues in the background until the
+// process exits, because the comparison of thousands of rules cannot be interrupted.
 func runWithTimeout(ctx context.Context, f func() error) error {
 	done := make(chan error, 1)
 	go func() { done <- f() }()
@@ -118,7 +119,7 @@ func runWithTimeout(ctx context.Context, f func() error) error {
 	}
 }
 
-// compareRules returns an error if the rules in the kernel differ from want. ADD only succeeds if they are equal.
+// compareRules returns an error if the kernel's rules differ from want.
 func compareRules(ctx context.Context, b iptables.Backend, want *iptables.RuleSet) error {
 	got, err := b.Read(ctx)
 	if err != nil {
@@ -130,6 +131,6 @@ func compareRules(ctx context.Context, b iptables.Backend, want *iptables.RuleSe
 	ctx, cancel := context.WithTimeoutCause(ctx, checkTime, fmt.Errorf("comparing the installed rules timed out after %v", checkTime))
 	defer cancel()
 	return runWithTimeout(ctx, func() error {
-		return fmt.Errorf("the kernel's rules differ from those that were applied: %s", iptables.Summary(iptables.Diff(want, got)))
+		return fmt.Errorf("the kernel's rules differ from the applied rules: %s", iptables.Summary(iptables.Diff(want, got)))
 	})
 }

@@ -24,25 +24,25 @@ type policy struct {
 	Rules   []policyRule `yaml:"rules"`
 }
 
-// policyRule matches sandboxes by CNI_ARGS, CNI_CONTAINERID and CNI_IFNAME. Patterns have the syntax of path.Match; all
-// of them must match.
+// policyRule is a rule of a policy file. The keys of Match are keys of CNI_ARGS, CNI_CONTAINERID and CNI_IFNAME. The
+// values are patterns in the syntax of path.Match. A sandbox matches the rule if all patterns match.
 type policyRule struct {
 	Match       map[string]string `yaml:"match"`
 	Action      string            `yaml:"action"` // capture (also ""), skip or refuse
 	Annotations map[string]string `yaml:"annotations"`
-	Env         map[string]string `yaml:"env"` // environment variables of the proxy
+	Env         map[string]string `yaml:"env"` // environment variables of the sidecar's container
 	UID         *int64            `yaml:"uid"`
 	GID         *int64            `yaml:"gid"`
 }
 
 const maxPolicy = 1 << 20
 
-// loadPolicy reads the policy file. It refuses a file that users other than root can change, since they could exempt
-// sandboxes from the mesh. The pod then does not start.
+// loadPolicy reads the policy file. It returns an error if users other than root can write the file, because they could
+// then exempt sandboxes from redirection. On an error the pod does not start.
 func loadPolicy(file string) (*policy, error) {
 	text, err := regularfile.ReadTrusted(file, maxPolicy)
 	if err != nil {
-		return nil, types.NewError(types.ErrInvalidNetworkConfig, "the policy file "+file+" cannot be read or is not trusted", err.Error())
+		return nil, types.NewError(types.ErrInvalidNetworkConfig, "cannot read the policy file "+file+", or its permissions are too wide", err.Error())
 	}
 	p, err := parsePolicy(text)
 	if err != nil {
@@ -51,8 +51,8 @@ func loadPolicy(file string) (*policy, error) {
 	return p, nil
 }
 
-// parsePolicy parses YAML or JSON. An unknown key is an error, because a misspelled key would leave pods unprotected. A
-// second document is an error too, because its rules would be ignored.
+// parsePolicy parses a policy in YAML or JSON. An unknown key is an error, because a misspelled key could leave pods
+// without redirection. A second YAML document is an error, because its rules would be ignored.
 func parsePolicy(text []byte) (*policy, error) {
 	p := &policy{}
 	decoder := yaml.NewDecoder(bytes.NewReader(text))
@@ -61,7 +61,7 @@ func parsePolicy(text []byte) (*policy, error) {
 		return nil, err
 	}
 	if err := decoder.Decode(new(yaml.Node)); !errors.Is(err, io.EOF) {
-		return nil, errors.Join(errors.New("the file contains more than one document: put all rules into the first, and remove the line ---"), err)
+		return nil, errors.Join(errors.New("the file contains more than one YAML document: move all rules into the first one and remove the line ---"), err)
 	}
 	problems := []error{checkAction("default", p.Default)}
 	for i, r := range p.Rules {
@@ -83,7 +83,8 @@ func checkAction(where, action string) error {
 	return fmt.Errorf("%s %q: use capture, skip or refuse", where, action)
 }
 
-// decide returns the pod that corresponds to a sandbox, a reason to skip it, or an error that prevents its start.
+// decide applies the policy to a sandbox. It returns a pod with the rule's settings if the sandbox is to be redirected,
+// a skip reason if it is not, or an error if the sandbox must not start.
 func (p *policy) decide(args *podArgs, containerID, ifName string) (*agentapi.Pod, *capture.Skip, error) {
 	known := maps.Clone(args.All)
 	known["CNI_CONTAINERID"], known["CNI_IFNAME"] = containerID, ifName
@@ -99,7 +100,7 @@ func (p *policy) decide(args *podArgs, containerID, ifName string) (*agentapi.Po
 		return nil, &capture.Skip{Word: "policy", Reason: "a rule of the policy file matches"}, nil
 	case "refuse":
 		return nil, nil, types.NewError(types.ErrInvalidNetworkConfig, "the policy file does not allow this sandbox to start",
-			fmt.Sprintf("no rule for %v; add one, or set default to capture or skip", known))
+			fmt.Sprintf("the policy refuses the sandbox with the attributes %v: add a rule for it, or set default to capture or skip", known))
 	}
 	return rule.pod(args), nil, nil
 }
@@ -113,7 +114,7 @@ func (r *policyRule) matches(known map[string]string) bool {
 	return true
 }
 
-// pod returns a pod with the rule's settings, in the form of a pod from Kubernetes.
+// pod converts the rule's settings to a Kubernetes pod, so that package capture can evaluate them.
 func (r *policyRule) pod(args *podArgs) *agentapi.Pod {
 	proxy := agentapi.Container{
 		Name:            capture.ProxyContainer,

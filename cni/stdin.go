@@ -10,18 +10,18 @@ import (
 	"github.com/containernetworking/cni/pkg/types"
 )
 
-// maxStdin limits the configuration, including the result of the previous plugins. Runtimes pass a few KiB; each
-// starting pod would hold a larger one in memory.
+// maxStdin limits the size of the configuration, including the result of the previous plugins, in bytes. Runtimes send a
+// few KiB. The plugin buffers the configuration in memory.
 const maxStdin = 4 << 20
 
-// stdinTime limits the time to read standard input.
+// stdinTime is the timeout for reading standard input.
 const stdinTime = 30 * time.Second
 
-// readStdin reads the configuration within limits and replaces the process's standard input with it, since the CNI
-// library reads without limits.
+// readStdin reads the configuration from standard input with a size limit and a timeout. It then replaces os.Stdin with
+// a pipe that contains the configuration, because the CNI library reads os.Stdin without limits.
 func (p *Plugin) readStdin() *types.Error {
 	switch os.Getenv("CNI_COMMAND") {
-	case "", "VERSION": // these have no input
+	case "", "VERSION": // the runtime sends no configuration with these
 		return nil
 	}
 	text, err := readWithin(os.Stdin, maxStdin, stdinTime)
@@ -30,7 +30,7 @@ func (p *Plugin) readStdin() *types.Error {
 	}
 	r, w, err := os.Pipe()
 	if err != nil {
-		return types.NewError(types.ErrIOFailure, "cannot pass on the configuration", err.Error())
+		return types.NewError(types.ErrIOFailure, "cannot create a pipe for the configuration", err.Error())
 	}
 	go func() {
 		_, _ = w.Write(text)
@@ -40,26 +40,26 @@ func (p *Plugin) readStdin() *types.Error {
 	return nil
 }
 
-// readWithin reads to EOF, and returns an error if that exceeds a size or a time.
-func readWithin(from io.Reader, most int64, limit time.Duration) ([]byte, error) {
+// readWithin reads to EOF. It returns an error if the input is larger than maxSize or EOF does not arrive in time.
+func readWithin(from io.Reader, maxSize int64, timeout time.Duration) ([]byte, error) {
 	type outcome struct {
 		text []byte
 		err  error
 	}
 	read := make(chan outcome, 1)
 	go func() {
-		text, err := io.ReadAll(io.LimitReader(from, most+1))
+		text, err := io.ReadAll(io.LimitReader(from, maxSize+1))
 		read <- outcome{text, err}
 	}()
-	late := time.NewTimer(limit)
+	late := time.NewTimer(timeout)
 	defer late.Stop()
 	select {
 	case got := <-read:
-		if got.err == nil && int64(len(got.text)) > most {
-			got.err = fmt.Errorf("it is larger than %d MiB", most>>20)
+		if got.err == nil && int64(len(got.text)) > maxSize {
+			got.err = fmt.Errorf("the input is larger than %d MiB", maxSize>>20)
 		}
 		return got.text, got.err
 	case <-late.C:
-		return nil, errors.New("it did not end within " + limit.String())
+		return nil, errors.New("the input did not end within " + timeout.String())
 	}
 }
