@@ -11,7 +11,7 @@ import (
 // envoyLevelNames are the log levels of Envoy's admin interface.
 var envoyLevelNames = []string{"trace", "debug", "info", "warning", "error", "critical", "off"}
 
-// EnvoyLevels are log levels of Envoy: all, if not empty, applies to all components before the levels of single
+// EnvoyLevels are log levels of Envoy. The level all, if not empty, applies to all components except those in
 // components.
 type EnvoyLevels struct {
 	all        string
@@ -34,7 +34,7 @@ func ParseEnvoyLevels(flag, text string) (EnvoyLevels, error) {
 		switch {
 		case entry == "":
 		case !slices.Contains(envoyLevelNames, level):
-			return l, fmt.Errorf("%s: %q is not a level of Envoy's%s; use one of %s", flag, level,
+			return l, fmt.Errorf("%s: %q is not a log level of Envoy%s; use one of %s", flag, level,
 				orDidYouMean(level, envoyLevelNames), strings.Join(envoyLevelNames, ", "))
 		case component == "":
 			l.all = level
@@ -58,7 +58,7 @@ func (l EnvoyLevels) merge(change EnvoyLevels) EnvoyLevels {
 	return merged
 }
 
-// adminLevels returns the parameters for Envoy's admin interface, one for each call.
+// adminLevels returns the arguments of the SetLogLevel calls that apply the levels, one for each call.
 func (l EnvoyLevels) adminLevels() []string {
 	var calls []string
 	if l.all != "" {
@@ -81,7 +81,8 @@ func (l EnvoyLevels) componentList() string {
 // String returns the levels in the syntax of --proxyLogLevel.
 func (l EnvoyLevels) String() string { return strings.Join(l.adminLevels(), ",") }
 
-// summarizeLevels returns the shortest equivalent: the most frequent level for all, and the components that differ.
+// summarizeLevels returns the shortest equivalent of levels by component: the most frequent level for all, and the
+// components with another level.
 func summarizeLevels(levels map[string]string) EnvoyLevels {
 	count := map[string]int{}
 	for _, level := range levels {

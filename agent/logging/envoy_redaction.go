@@ -14,10 +14,10 @@ type EnvoyRedactor struct {
 	inMessage bool // the next line may continue a message
 }
 
-// RedactLine returns the redacted line; ok is false if nothing is left of it.
+// RedactLine returns the redacted line. ok is false if the whole line is secret and must be dropped.
 func (w *EnvoyRedactor) RedactLine(line string) (text string, ok bool) {
-	line, gone := w.lines.Key(line)
-	if gone {
+	line, dropped := w.lines.Key(line)
+	if dropped {
 		return "", false
 	}
 	at := findEnvoyMessage(line)
@@ -55,8 +55,8 @@ func headerLine(line string) (name, value string, ok bool) {
 	return name, value, ok
 }
 
-// Start of a log message in Envoy's default format and in that of --log_as_json. The date contains no T, unlike those
-// of access logs.
+// Start of a log message in Envoy's default format and in that of --log_as_json. A space separates date and time,
+// unlike the T in access logs.
 const (
 	textStart = "[2000-01-02 15:04:05.678]["
 	jsonStart = `{"level":"`

@@ -13,7 +13,7 @@ import (
 )
 
 const (
-	// envoyLogTimeout is the maximum wait for an Envoy that does not answer, for example during its start.
+	// envoyLogTimeout is the maximum wait for an Envoy that does not respond, for example during its start.
 	envoyLogTimeout      = 3 * time.Second
 	envoyLogPollInterval = 100 * time.Millisecond
 	// minResetRetry is the first delay before a failed reset is retried. It doubles with each of at most
@@ -30,7 +30,7 @@ type EnvoyLog interface {
 	SetLogLevel(ctx context.Context, level string) error
 }
 
-// unavailableError reports that Envoy does not answer now.
+// unavailableError reports that Envoy's admin interface does not respond now.
 type unavailableError struct{ error }
 
 func (e unavailableError) Unwrap() error { return e.error }
@@ -73,8 +73,8 @@ type LevelController struct {
 	tries    int
 }
 
-// NewLevelController returns a controller of the levels of log, which is nil if they are fixed, and of the Envoy that the
-// function envoy returns. Envoy starts with the levels start.
+// NewLevelController returns a controller for the levels of log and of the Envoy that the function envoy returns. If
+// log is nil, the agent's own levels cannot be changed. start are Envoy's initial levels.
 func NewLevelController(log *Log, logger *slog.Logger, start EnvoyLevels, envoy func() EnvoyLog) *LevelController {
 	timer := time.NewTimer(time.Hour)
 	timer.Stop()
@@ -82,8 +82,7 @@ func NewLevelController(log *Log, logger *slog.Logger, start EnvoyLevels, envoy 
 		requests: make(chan func(context.Context)), timer: timer}
 }
 
-// StartLevels returns the levels for the start of an Envoy: the override if there is one, otherwise those of the
-// command line.
+// StartLevels returns the levels with which to start an Envoy: the override if there is one, otherwise the arguments.
 func (l *LevelController) StartLevels(level, components string) (string, string) {
 	if wanted := l.override.Load(); wanted != nil {
 		return wanted.String(), ""
@@ -131,7 +130,7 @@ func (l *LevelController) change(ctx context.Context, o LevelRequest) (LevelRepo
 		return l.buildReport(ctx), nil
 	}
 	if o.For < 0 || o.For > maxLogChange {
-		return LevelReport{}, fmt.Errorf("for %v: choose a time up to %v, or 0 for no limit", o.For, maxLogChange)
+		return LevelReport{}, fmt.Errorf("for %v: choose a duration up to %v, or 0 for no limit", o.For, maxLogChange)
 	}
 	change, all, err := l.checkAgent(o.Agent)
 	if err != nil {
@@ -201,7 +200,7 @@ func (l *LevelController) changeEnvoy(ctx context.Context, text string) error {
 	if wanted := l.override.Load(); wanted != nil {
 		from = *wanted
 	}
-	// Stored before the call, so that an Envoy that starts meanwhile has the levels too.
+	// The override is stored before the call, so that an Envoy that starts meanwhile uses the levels too.
 	wanted := from.merge(change)
 	l.override.Store(&wanted)
 	return l.setEnvoyLevels(ctx, change)
@@ -212,7 +211,7 @@ func (l *LevelController) readEnvoyLevels(ctx context.Context) (map[string]strin
 	for {
 		envoy := l.envoy()
 		if envoy == nil {
-			return nil, errors.New("no Envoy runs now")
+			return nil, errors.New("no Envoy is running")
 		}
 		levels, err := envoy.LogLevels(ctx)
 		if err == nil {
@@ -239,7 +238,7 @@ func (l *LevelController) setEnvoyLevels(ctx context.Context, levels EnvoyLevels
 	return nil
 }
 
-// reset restores the initial levels. If Envoy does not answer, it is retried later.
+// reset restores the initial levels. If Envoy does not respond, reset schedules a retry.
 func (l *LevelController) reset(ctx context.Context) {
 	l.timer.Stop()
 	l.until = time.Time{}

@@ -149,7 +149,7 @@ func TestInvalidLogRequestChangesNothing(t *testing.T) {
 			"did you mean xds":   {Agent: "debug,xsd:debug"},
 			"use one of trace":   {Agent: "debug", Envoy: "loud"},
 			"did you mean http":  {Agent: "debug", Envoy: "htp:debug"},
-			"choose a time":      {Agent: "debug", For: -time.Second},
+			"choose a duration":  {Agent: "debug", For: -time.Second},
 			"up to":              {Agent: "debug", For: 1000 * time.Hour},
 		} {
 			if _, err := l.Handle(t.Context(), o); err == nil || !strings.Contains(err.Error(), want) {

@@ -13,10 +13,10 @@ import (
 	"github.com/pilotfish-mesh/pilotfish/internal/suggest"
 )
 
-// levelNone is above all levels in use.
+// levelNone is above the level of all messages, so that none is logged.
 const levelNone = slog.Level(100)
 
-// levelNames maps Istio's level names. The agent has no fatal messages, so fatal is equal to error.
+// levelNames maps Istio's level names. The agent logs no fatal messages, so fatal means error.
 var levelNames = map[string]slog.Level{
 	"debug": slog.LevelDebug, "info": slog.LevelInfo, "warn": slog.LevelWarn, "warning": slog.LevelWarn,
 	"error": slog.LevelError, "fatal": slog.LevelError, "none": levelNone,
@@ -31,7 +31,8 @@ var istioScopes = map[string]string{
 	"healthcheck": "status", "server": "status",
 }
 
-// levelSet holds the minimum levels of messages: for all components, and for single ones. It is immutable once in use.
+// levelSet holds the minimum levels of messages: one for all components, and exceptions for single components. It is
+// immutable once in use.
 type levelSet struct {
 	all        slog.Level
 	components map[string]slog.Level
@@ -81,7 +82,7 @@ func parseLevels(flag, text string) (levelSet, error) {
 	return s, err
 }
 
-// parseLevelChange also reports whether there is a level for all components.
+// parseLevelChange is parseLevels, and also reports whether text contains a level for all components.
 func parseLevelChange(flag, text string) (s levelSet, all bool, err error) {
 	s = levelSet{all: slog.LevelInfo, components: map[string]slog.Level{}}
 	for entry := range strings.SplitSeq(text, ",") {
@@ -91,7 +92,7 @@ func parseLevelChange(flag, text string) (s levelSet, all bool, err error) {
 		}
 		level, known := levelNames[name]
 		if !known {
-			return s, false, fmt.Errorf("%s: %q is not a level%s; use debug, info, warn, error or none", flag, name, orDidYouMean(name, slices.Sorted(maps.Keys(levelNames))))
+			return s, false, fmt.Errorf("%s: %q is not a log level%s; use debug, info, warn, error or none", flag, name, orDidYouMean(name, slices.Sorted(maps.Keys(levelNames))))
 		}
 		if scope == "default" || scope == "all" {
 			s.all, all = level, true

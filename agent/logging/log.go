@@ -10,7 +10,7 @@ import (
 	"github.com/spf13/pflag"
 )
 
-// Options are the log flags of Istio's agent.
+// Options are the values of the agent's log flags, which are the same as those of Istio's agent.
 type Options struct {
 	// JSON selects JSON instead of text.
 	JSON    bool
@@ -26,8 +26,8 @@ func (o *Options) AddTo(f *pflag.FlagSet) {
 	f.StringVar(&o.level, "log_output_level", "default:info",
 		"minimum level of the agent's log: debug, info, warn, error or none; also by scope (default:info,xds:debug)")
 	f.StringVar(&o.caller, "log_caller", "", "scopes for which to log the caller (file:line), or all")
-	f.StringVar(&o.stack, "log_stacktrace_level", "default:none", "minimum level of messages that are logged with a stack trace, as --log_output_level")
-	f.StringSliceVar(&o.targets, "log_target", []string{targetStderr}, "where the agent logs: stderr, stdout or a file; several with commas")
+	f.StringVar(&o.stack, "log_stacktrace_level", "default:none", "minimum level of messages that are logged with a stack trace; same syntax as --log_output_level")
+	f.StringSliceVar(&o.targets, "log_target", []string{targetStderr}, "where the agent logs: stderr, stdout or a file; a comma-separated list")
 	f.String("vklog", "", "accepted and ignored")
 	_ = f.MarkHidden("vklog")
 }

@@ -21,7 +21,7 @@ type stallWriter struct {
 	timeout time.Duration
 
 	mu      sync.Mutex
-	pending chan error // of a write that has not returned
+	pending chan error // result of a write that has not returned; nil if there is none
 }
 
 func newStallWriter(to io.Writer) *stallWriter {

@@ -38,15 +38,15 @@ func (a *applyCommand) addTo(f *pflag.FlagSet) {
 	a.switches = []switchFlag{
 		{"dry-run", "n", "print the rules without applying them", &a.dryRun, false},
 		{"skip-rule-apply", "", "apply nothing; with --run-validation, check whether traffic is already captured", &a.skip, false},
-		{"run-validation", "", "afterwards check with packets that traffic is captured; exit with 126 if it is not", &a.validate, false},
-		{"iptables-probe-port", "", "port of Istio's --run-validation; without effect here", &a.probePort, false},
+		{"run-validation", "", "after applying, check with test packets that traffic is captured; exit with 126 if it is not", &a.validate, false},
+		{"iptables-probe-port", "", "port of Istio's --run-validation; has no effect", &a.probePort, false},
 		{"probe-timeout", "", "timeout of --run-validation", &a.probeTimeout, false},
 		{"cleanup-only", "", "remove the rules, as the command clean does", &a.cleanup, false},
 		{"native-nftables", "", "require nftables; by default iptables is used if the kernel has no nftables", &a.native, false},
 		{"force-iptables-binary", "", "use the host's iptables of this flavour: legacy or nft", &a.binary, false},
 		{"reconcile", "", "replace existing rules; this is always done", &a.reconcile, false},
-		{"force-apply", "", "apply even if the rules exist; this is always done", &a.force, false},
-		{"cni-mode", "", "the CNI plugin runs this command; without effect here", &a.cni, false},
+		{"force-apply", "", "apply even if the rules are already installed; this is always done", &a.force, false},
+		{"cni-mode", "", "the CNI plugin runs this command; has no effect", &a.cni, false},
 		{"restore-format", "f", "", &a.restoreFormat, true},
 		{"iptables-trace-logging", "", "", &a.trace, true},
 		{"host-nsenter-exec", "", "", &a.nsenter, true},
@@ -97,7 +97,7 @@ func (a *applyCommand) run(cmd *cobra.Command) error {
 }
 
 func (a *applyCommand) applyRules(ctx context.Context, log *slog.Logger, space namespace, choice backends.Choice, options *resolvedOptions, rules *iptables.RuleSet) error {
-	keep, discard, err := a.prepareSave(options)
+	commit, discard, err := a.prepareSave(options)
 	if err != nil {
 		return err
 	}
@@ -110,16 +110,16 @@ func (a *applyCommand) applyRules(ctx context.Context, log *slog.Logger, space n
 			return err
 		}
 	}
-	if err := keep(); err != nil || !a.validate {
+	if err := commit(); err != nil || !a.validate {
 		return err
 	}
 	return a.checkTraffic(ctx, log, space, rules)
 }
 
-// prepareSave writes the options to a temporary file for --save; keep moves it into place. Only applied options may be
-// saved, and options that cannot be saved must not be applied. Therefore the file is written before applying and moved
-// afterwards.
-func (a *applyCommand) prepareSave(options *resolvedOptions) (keep func() error, discard func(), err error) {
+// prepareSave writes the options to a temporary file for --save; commit renames it to the file's name. Options are not
+// applied if they cannot be saved, and not saved if they cannot be applied. Therefore the file is written before the
+// rules are applied, and renamed afterwards.
+func (a *applyCommand) prepareSave(options *resolvedOptions) (commit func() error, discard func(), err error) {
 	if a.save == "" {
 		return func() error { return nil }, func() {}, nil
 	}
@@ -151,7 +151,7 @@ func applyRuleSet(ctx context.Context, log *slog.Logger, space namespace, choice
 	return nil
 }
 
-// print writes the rules that would be applied, also to the file in DRY_RUN_FILE_PATH if it is set.
+// print writes the rules that would be applied to w, and to the file in DRY_RUN_FILE_PATH if it is set.
 func (a *applyCommand) print(w io.Writer, rules *iptables.RuleSet, choice backends.Choice) error {
 	text, err := render(rules, dryRunFormat(a.dryRunFormat, choice))
 	if err != nil {
@@ -182,13 +182,13 @@ func dryRunFormat(requested string, c backends.Choice) string {
 	return formatNFT
 }
 
-const cleanHelp = `Remove all rules, routes and addresses of this program, whichever backend applied them, and nothing else.`
+const cleanHelp = `Remove all rules, routes and addresses that this program has added, with any backend. Nothing else is changed.`
 
 func newCleanCommand(p Process) *cobra.Command {
 	c := &commonFlags{process: p}
 	cmd := &cobra.Command{
 		Use:   "clean",
-		Short: "Remove the rules, and restore the namespace",
+		Short: "Remove the rules, and restore the network namespace",
 		Long:  cleanHelp,
 		Args:  noArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {

@@ -18,16 +18,16 @@ import (
 // Name is the name of Istio's command. A binary of this name runs only this command.
 const Name = "istio-iptables"
 
-const help = `Redirect the traffic of this pod to its Envoy: apply the rules that follow from the options, in place of those applied
-before. The change is atomic, and no packet bypasses the rules meanwhile. The flags are those of istio-iptables; each
-also has an environment variable, its name in capitals with underscores (ISTIO_INBOUND_PORTS).
-Nothing is captured without options: an injected pod has -b "*" -i "*" -d 15090,15021,15020.
+const help = `Redirect the traffic of this pod to its Envoy: install the rules that follow from the options. The rules of an earlier
+run are replaced atomically, and no packet bypasses the rules meanwhile. The flags are those of istio-iptables. Each flag
+also has an environment variable: its name in capitals with underscores (ISTIO_INBOUND_PORTS).
+Without options, no traffic is captured. In an injected pod, the options are -b "*" -i "*" -d 15090,15021,15020.
 
 Exit codes:
   0    done
-  1    an error, and the previous state was restored; the last line describes it
+  1    an error occurred, and the previous state was restored; the last line of output describes the error
   2    wrong flags or options; nothing was changed
-  126  --run-validation: traffic is not captured as it should be`
+  126  --run-validation has found traffic that is not captured`
 
 // Command returns the command with its subcommands. Its errors may be an *ExitError.
 func Command(p Process) *cobra.Command {
@@ -82,14 +82,15 @@ type commonFlags struct {
 	format    string
 }
 
-// addOutput adds the flags of commands that print. There, -o is the output format; the option with this shorthand has
-// only its long name.
+// addOutput adds the flags of commands that print options or rules. For these commands, -o is the output format, and
+// the option with this shorthand has only its long name.
 func (c *commonFlags) addOutput(f *pflag.FlagSet) {
 	f.StringVarP(&c.format, "output", "o", "", "json or yaml instead of text")
 	c.addTo(f, "o")
-	// Accepted so that the flags of apply can be repeated here. The backend in use is detected.
+	// These flags are accepted so that users can pass the same flags as to apply. They have no effect, because the
+	// backend in use is detected.
 	for _, name := range []string{"force-iptables-binary", "native-nftables"} {
-		f.String(name, "", "without effect here")
+		f.String(name, "", "has no effect")
 		f.Lookup(name).NoOptDefVal = "true"
 		_ = f.MarkHidden(name)
 	}
@@ -97,13 +98,13 @@ func (c *commonFlags) addOutput(f *pflag.FlagSet) {
 }
 
 func (c *commonFlags) addTo(f *pflag.FlagSet, taken string) {
-	f.StringVar(&c.config, "config", "", "saved configuration (from --save or show -o yaml) instead of the environment")
+	f.StringVar(&c.config, "config", "", "file with saved options (from --save or show -o yaml), read instead of the environment variables")
 	c.addNamespace(f)
 	addOptions(f, taken)
 }
 
 func (c *commonFlags) addNamespace(f *pflag.FlagSet) {
-	f.StringVar(&c.namespace, "network-namespace", "", "network namespace: a file, or a name of ip netns (default: that of this process)")
+	f.StringVar(&c.namespace, "network-namespace", "", "network namespace: a file, or a name as in 'ip netns' (default: the namespace of this process)")
 }
 
 // resolve returns the options and the rules that follow from them.
@@ -177,9 +178,9 @@ func setFromEnvironment(f *pflag.FlagSet, p Process, list []switchFlag) error {
 
 func outputFormatError(format string) error {
 	if format != "" && strings.Trim(format, "0123456789,:-") == "" { // the meaning of -o in apply
-		return usagef("-o is the format of the output here; ports that are not captured are --istio-local-outbound-ports-exclude")
+		return usagef("-o is the output format of this command; to exclude ports from capture, use --istio-local-outbound-ports-exclude")
 	}
-	return usagef("output format %q is not known; use json or yaml, or leave it out for text", format)
+	return usagef("output format %q is not known; use json or yaml, or omit it for text", format)
 }
 
 func elapsed(began time.Time) string {

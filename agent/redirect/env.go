@@ -27,7 +27,7 @@ func (p Process) env(name string) string {
 	return value
 }
 
-// maxFileSize is the number of bytes that are read from a file at most.
+// maxFileSize is the maximum number of bytes that are read from a file.
 const maxFileSize = 4 << 20
 
 func (p Process) open(name string) (*os.File, error) { return os.Open(filepath.Join(p.Root, name)) }
@@ -58,8 +58,8 @@ func (e *ExitError) Error() string { return e.Err.Error() }
 
 func (e *ExitError) Unwrap() error { return e.Err }
 
-// exitUsage reports wrong flags and options. exitNotCaptured reports traffic that is not captured, as Istio's validator
-// does.
+// exitUsage is the exit code for wrong flags and options. exitNotCaptured is the exit code for traffic that is not
+// captured, as in Istio's validator.
 const (
 	exitUsage       = 2
 	exitNotCaptured = 126
@@ -86,7 +86,7 @@ func (p Process) checkPrivileges(options string) error {
 		return nil
 	}
 	return fmt.Errorf("%s: this process lacks the privilege CAP_NET_ADMIN: run it as root with "+
-		"securityContext.capabilities.add: [NET_ADMIN, NET_RAW], or have the CNI plugin do it", options)
+		"securityContext.capabilities.add: [NET_ADMIN, NET_RAW], or let the CNI plugin redirect the traffic", options)
 }
 
 // newLogger returns a logger that writes text or JSON to w.

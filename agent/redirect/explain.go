@@ -20,8 +20,8 @@ follow from the options, as the kernel would do it; nothing is changed or sent. 
 installed rules.
 
 A packet is inbound if its destination is an address of this pod and its source is not, or if it arrives from elsewhere
-through a virtual machine's interface (--by). All others, and all with --uid or --gid, are sent by a process of this pod.
-The pod's addresses are those of the namespace, of the saved configuration, or of --addresses.`
+through a virtual machine's interface (--by). All other packets, and all packets with --uid or --gid, are sent by a
+process of this pod. The pod's addresses are read from --addresses, the saved configuration, or the network namespace.`
 
 // explainCommand explains how one packet would be redirected.
 type explainCommand struct {
@@ -48,11 +48,11 @@ func newExplainCommand(p Process) *cobra.Command {
 	f.StringVar(&e.to, "to", "", "destination, as 10.2.3.4:443/tcp or [fd00::1]:53/udp")
 	f.StringVar(&e.from, "from", "", "source, with or without a port (default: the pod itself)")
 	f.StringVar(&e.uid, "uid", "", "user of the sending process (default: one that no rule matches)")
-	f.StringVar(&e.gid, "gid", "", "group of the sending process (default: the number of its user)")
-	f.StringVar(&e.by, "by", "", "interface (default: lo for the pod's own addresses, eth0 otherwise)")
-	f.BoolVar(&e.inbound, "inbound", false, "the packet is inbound, whatever its addresses")
+	f.StringVar(&e.gid, "gid", "", "group of the sending process (default: the same number as its user)")
+	f.StringVar(&e.by, "by", "", "network interface (default: lo for the pod's own addresses, eth0 otherwise)")
+	f.BoolVar(&e.inbound, "inbound", false, "treat the packet as inbound, regardless of its addresses")
 	f.Uint32Var(&e.mark, "mark", 0, "mark of the packet")
-	f.StringVar(&e.state, "state", "new", "state of its connection: new, established, related or invalid")
+	f.StringVar(&e.state, "state", "new", "state of the packet's connection: new, established, related or invalid")
 	f.BoolVar(&e.live, "live", false, "evaluate the installed rules")
 	f.BoolVar(&e.all, "all", false, "show every rule that is evaluated, including those that do not match")
 	e.addOutput(f)
@@ -115,10 +115,11 @@ func (e *explainCommand) buildPacket(o *iptables.Options, rules *iptables.RuleSe
 	return p, e.setOwner(&p, rules)
 }
 
-// setAddresses sets source and destination. The default source is an address of the pod of the same family.
+// setAddresses sets the packet's source and destination. The default source is a pod address of the destination's
+// address family.
 func (e *explainCommand) setAddresses(p *iptables.Packet, own []netip.Addr) error {
 	if e.to == "" {
-		return fmt.Errorf("--to is missing: write the destination, as --to 10.2.3.4:443/tcp")
+		return fmt.Errorf("--to is missing: specify the destination, for example --to 10.2.3.4:443/tcp")
 	}
 	to, protocol, found := strings.Cut(e.to, "/")
 	if !found {
@@ -129,7 +130,7 @@ func (e *explainCommand) setAddresses(p *iptables.Packet, own []netip.Addr) erro
 	}
 	var err error
 	if p.To, err = netip.ParseAddrPort(to); err != nil {
-		return fmt.Errorf("--to %q: write an address and a port, as 10.2.3.4:443/tcp or [fd00::1]:443", e.to)
+		return fmt.Errorf("--to %q: write an address and a port, for example 10.2.3.4:443/tcp or [fd00::1]:443", e.to)
 	}
 	p.To = netip.AddrPortFrom(resolveUnspecified(p.To.Addr().Unmap().WithZone("")), p.To.Port())
 	if p.To.Port() == 0 {

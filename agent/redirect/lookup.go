@@ -10,8 +10,8 @@ import (
 	"github.com/pilotfish-mesh/pilotfish/iptables"
 )
 
-// nameLookup returns lookups of users and groups in /etc/passwd and /etc/group. Other name services would need programs
-// and libraries of the host.
+// nameLookup returns lookups of users and groups in /etc/passwd and /etc/group. Other name services, such as LDAP, are
+// not supported: they would need programs and libraries of the host.
 func (p Process) nameLookup() iptables.Names {
 	return iptables.Names{
 		User:  func(name string) (uint32, error) { return p.lookupID("/etc/passwd", name) },
@@ -21,7 +21,7 @@ func (p Process) nameLookup() iptables.Names {
 
 var errUnknownName = errors.New("no such name")
 
-// lookupID returns the numeric ID of a name in /etc/passwd or /etc/group. In both it is the third field.
+// lookupID returns the numeric ID of a name in /etc/passwd or /etc/group. In both files, the ID is the third field.
 func (p Process) lookupID(file, name string) (id uint32, err error) {
 	found := false
 	failed := p.scanLines(file, func(line string) bool {
@@ -45,8 +45,8 @@ func (p Process) lookupID(file, name string) (id uint32, err error) {
 
 const defaultProxyID = 1337
 
-// lookupProxyUser returns the UID of $ENVOY_USER (default istio-proxy) and its source. If the user does not exist, it
-// returns 1337, as Istio does.
+// lookupProxyUser returns the UID of the user in $ENVOY_USER (default istio-proxy), and the source for show. If the
+// user does not exist, it returns 1337, as Istio does.
 func (p Process) lookupProxyUser() (uint32, string) {
 	name := p.env("ENVOY_USER")
 	if name == "" {
@@ -58,10 +58,11 @@ func (p Process) lookupProxyUser() (uint32, string) {
 	return defaultProxyID, sourceDefault
 }
 
-// maxResolvers limits the resolvers, because each needs several rules. Resolver libraries use only the first 3.
+// maxResolvers limits the number of DNS servers, because each needs several rules. Resolver libraries use only the
+// first 3.
 const maxResolvers = 64
 
-// readResolvers returns the resolvers in /etc/resolv.conf.
+// readResolvers returns the addresses of the DNS servers in /etc/resolv.conf.
 func (p Process) readResolvers() ([]netip.Addr, error) {
 	var all []netip.Addr
 	err := p.scanLines("/etc/resolv.conf", func(line string) bool {
@@ -75,7 +76,7 @@ func (p Process) readResolvers() ([]netip.Addr, error) {
 		return len(all) == maxResolvers
 	})
 	if err != nil {
-		return nil, fmt.Errorf("reading the resolvers whose DNS is captured: %w; name them with --dns-servers, or set --capture-all-dns", err)
+		return nil, fmt.Errorf("reading the DNS servers to capture: %w; specify them with --dns-servers, or set --capture-all-dns", err)
 	}
 	return all, nil
 }

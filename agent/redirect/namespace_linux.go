@@ -27,11 +27,11 @@ func openNamespace(name string) (namespace, error) {
 	}
 	f, err := os.Open(path)
 	if err != nil {
-		return namespace{}, fmt.Errorf("--network-namespace %q: %w; name a file as /proc/1234/ns/net, or a namespace of `ip netns`", name, err)
+		return namespace{}, fmt.Errorf("--network-namespace %q: %w; name a file such as /proc/1234/ns/net, or a namespace of `ip netns`", name, err)
 	}
 	var fs unix.Statfs_t
 	if err := unix.Fstatfs(int(f.Fd()), &fs); err != nil || fs.Type != unix.NSFS_MAGIC {
-		return namespace{}, errors.Join(fmt.Errorf("--network-namespace %q is no namespace; name a file as /proc/1234/ns/net", name), err, f.Close())
+		return namespace{}, errors.Join(fmt.Errorf("--network-namespace %q is not a network namespace; name a file such as /proc/1234/ns/net", name), err, f.Close())
 	}
 	return namespace{f}, nil
 }
@@ -61,17 +61,17 @@ func (n namespace) listAddresses() ([]netip.Addr, error) {
 	}
 	h, err := netlink.NewHandleAt(ns, unix.NETLINK_ROUTE)
 	if err != nil {
-		return nil, fmt.Errorf("the namespace's addresses: %w", err)
+		return nil, fmt.Errorf("listing the addresses of the network namespace: %w", err)
 	}
 	defer h.Close()
 	var list []netlink.Addr
-	for range 10 { // a dump that a change interrupts is incomplete
+	for range 10 { // retry: the list is incomplete if addresses change meanwhile
 		if list, err = h.AddrList(nil, netlink.FAMILY_ALL); !errors.Is(err, netlink.ErrDumpInterrupted) {
 			break
 		}
 	}
 	if err != nil {
-		return nil, fmt.Errorf("the namespace's addresses: %w", err)
+		return nil, fmt.Errorf("listing the addresses of the network namespace: %w", err)
 	}
 	var all []netip.Addr
 	for _, a := range list {

@@ -10,7 +10,7 @@ import (
 	"github.com/pilotfish-mesh/pilotfish/internal/atomicfile"
 )
 
-// savedSettings is the part of a saved configuration that options are read from.
+// savedSettings is the part of a saved configuration that contains the options.
 type savedSettings struct {
 	Options map[string]string `json:"options" yaml:"options"`
 }
@@ -32,7 +32,7 @@ func readSaved(path string) (map[string]string, error) {
 func parseSaved(path string, text []byte) (map[string]string, error) {
 	var doc savedSettings
 	if err := yaml.Unmarshal(text, &doc); err != nil {
-		return nil, usagef("%s is no saved configuration: %w", path, err)
+		return nil, usagef("%s is not a saved configuration: %w", path, err)
 	}
 	if doc.Options == nil {
 		return nil, usagef("%s has no options: save one with `iptables --save FILE`, or with `iptables show -o yaml`", path)
@@ -50,13 +50,13 @@ func writeFile(path string, text []byte) error {
 	return d.commit()
 }
 
-// pendingFile is a written temporary file that is not in place yet.
+// pendingFile is a temporary file that commit renames to path.
 type pendingFile struct {
 	path string
 	file *atomicfile.Draft
 }
 
-// newPendingFile writes the temporary file. It fails if path is a directory.
+// newPendingFile writes text to a temporary file for path. It fails if path is a directory.
 func newPendingFile(path string, text []byte) (*pendingFile, error) {
 	if is, err := os.Stat(path); err == nil && is.IsDir() {
 		return nil, fmt.Errorf("save %s: it is a directory: name a file", path)

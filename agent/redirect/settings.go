@@ -14,7 +14,7 @@ import (
 	"github.com/pilotfish-mesh/pilotfish/iptables"
 )
 
-// Sources of values.
+// Sources of option values, as show prints them.
 const (
 	sourceDefault   = "default"
 	sourceFlag      = "flag"
@@ -30,7 +30,7 @@ const (
 	optionAddresses = "addresses"
 )
 
-// addOptions adds the flags of all options. taken contains the shorthands that this command uses otherwise.
+// addOptions adds the flags of all options. taken contains the shorthands that the command uses for other flags.
 func addOptions(f *pflag.FlagSet, taken string) {
 	defaults := iptables.DefaultOptions()
 	for _, s := range iptables.Settings() {
@@ -50,7 +50,7 @@ func addOptions(f *pflag.FlagSet, taken string) {
 	}
 }
 
-// defaultText returns the default in the help text; empty for values that are detected.
+// defaultText returns the default value for the help text. It is empty for values that are detected at run time.
 func defaultText(o *iptables.Options, name string) string {
 	if name == optionUID || name == optionGID {
 		return ""
@@ -71,8 +71,8 @@ type resolvedOptions struct {
 	values  []optionValue
 }
 
-// resolver resolves options. Sources in ascending precedence are: defaults, a saved configuration or else the
-// environment, flags. Remaining options are detected.
+// resolver resolves options. The sources in ascending precedence are: defaults, the saved configuration (if there is
+// none, the environment), flags. Some options that no source has set are detected.
 type resolver struct {
 	process   Process
 	flags     *pflag.FlagSet
@@ -109,7 +109,7 @@ func (r *resolver) resolve() (*resolvedOptions, error) {
 	return &r.out, nil
 }
 
-// refuseUnknown adds errors for unknown options in a saved configuration, which are probably typos.
+// refuseUnknown adds an error for each unknown option in the saved configuration, because it is probably a typo.
 func (r *resolver) refuseUnknown() {
 	for _, name := range slices.Sorted(maps.Keys(r.saved)) {
 		if !slices.ContainsFunc(iptables.Settings(), func(s iptables.Setting) bool { return s.Name == name }) {

@@ -18,7 +18,7 @@ import (
 )
 
 const showHelp = `Show the options with their sources, and the rules that follow from them, each with its reason. Nothing is changed.
--o yaml is also a configuration for explain --config; -o nft and -o iptables are the input of those programs.
+The output of -o yaml can be used with explain --config; that of -o nft and -o iptables is input for these programs.
 
 With --live, show the rules that are installed in the kernel.`
 
@@ -28,8 +28,9 @@ type report struct {
 	Values   []optionValue     `json:"values,omitempty"`
 	Warnings []string          `json:"warnings,omitempty"`
 	Backend  string            `json:"backend,omitempty"`
-	Strange  []string          `json:"strange,omitempty"`
-	Rules    *iptables.RuleSet `json:"rules,omitempty"`
+	// Strange lists rules in this program's tables or chains that it would not create.
+	Strange []string          `json:"strange,omitempty"`
+	Rules   *iptables.RuleSet `json:"rules,omitempty"`
 }
 
 func newReport(r *resolvedOptions, rules *iptables.RuleSet) *report {
@@ -201,7 +202,7 @@ func iptablesText(rules *iptables.RuleSet) (string, error) {
 	return b.String(), nil
 }
 
-// routingText returns the commands for routing rules and addresses, as comments.
+// routingText returns the ip commands for routing rules and addresses, as shell comments.
 func routingText(rules *iptables.RuleSet) string {
 	r := rules.Routing
 	if r == nil {

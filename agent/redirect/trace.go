@@ -13,13 +13,13 @@ import (
 	"github.com/pilotfish-mesh/pilotfish/iptables/trace"
 )
 
-const traceHelp = `Show how the kernel processes live packets: every rule that a packet meets, in the kernel's order and in the terms of
-the rules, and its destination. It traces the first packet of each connection, and every datagram, at most 100 packets
-a second. It stops by itself and leaves no changes.
+const traceHelp = `Show how the kernel processes live packets: every rule that a packet matches, in order, and the packet's destination.
+The command traces the first packet of each connection, and every datagram, at most 100 packets a second. It stops after
+--for or --count, and leaves no changes.
 
-Rules of other programs are shown too, if the packet meets them. Rules of iptables-legacy are not traced.`
+Matching rules of other programs are shown too. Rules of iptables-legacy cannot be traced.`
 
-var errLegacyTrace = errors.New("the rules of this namespace are those of iptables-legacy, which cannot be traced: use explain to simulate a packet, " +
+var errLegacyTrace = errors.New("the rules of this namespace were installed with iptables-legacy and cannot be traced: use explain to simulate a packet, " +
 	"or verify --live to send test packets")
 
 // traceCommand shows the path of live packets through the rules.
@@ -50,10 +50,10 @@ func newTraceCommand(p Process) *cobra.Command {
 	f.Uint16Var(&t.port, "port", 0, "only packets to this port, before any redirection")
 	f.StringVar(&t.protocol, "protocol", "", "only tcp, or only udp")
 	f.StringVar(&t.uid, "uid", "", "only packets that processes of this user send")
-	f.DurationVar(&t.length, "for", 10*time.Second, "how long to trace at most")
-	f.IntVar(&t.count, "count", 20, "how many packets to show at most")
-	f.BoolVar(&t.all, "all", false, "every packet, not only the first of each connection")
-	f.StringVarP(&t.format, "output", "o", "", "json, a packet a line, instead of text")
+	f.DurationVar(&t.length, "for", 10*time.Second, "maximum duration of the trace")
+	f.IntVar(&t.count, "count", 20, "maximum number of packets to show")
+	f.BoolVar(&t.all, "all", false, "trace every packet, not only the first of each connection")
+	f.StringVarP(&t.format, "output", "o", "", "json (one line per packet) instead of text")
 	t.addNamespace(f)
 	return cmd
 }
@@ -89,7 +89,7 @@ func (t *traceCommand) run(cmd *cobra.Command) error {
 		return err
 	})
 	if err == nil && shown == 0 {
-		fmt.Fprintf(cmd.ErrOrStderr(), "no such packet was seen in %s\n", t.length)
+		fmt.Fprintf(cmd.ErrOrStderr(), "no matching packet was seen in %s\n", t.length)
 	}
 	return err
 }
@@ -98,7 +98,7 @@ func (t *traceCommand) filter() (f trace.Filter, err error) {
 	f = trace.Filter{Protocol: iptables.Protocol(t.protocol), Port: t.port, All: t.all}
 	switch {
 	case t.format != "" && t.format != "json":
-		return f, usagef("output format %q is not known here; use json, which is one line a packet, or leave it out for text", t.format)
+		return f, usagef("output format %q is not known for this command; use json (one line per packet), or omit it for text", t.format)
 	case f.Protocol != iptables.AnyProtocol && f.Protocol != iptables.TCP && f.Protocol != iptables.UDP:
 		return f, usagef("--protocol %q: use tcp or udp", t.protocol)
 	case t.length <= 0 || t.length > trace.MaxDuration:

@@ -12,14 +12,14 @@ import (
 // checkTraffic sends packets of every kind, and fails with exit code 126, as Istio's validator does, if one is not
 // captured.
 func (a *applyCommand) checkTraffic(ctx context.Context, log *slog.Logger, space namespace, rules *iptables.RuleSet) error {
-	// Unanswered packets are sent a second time.
+	// The timeout is halved because an unanswered packet is sent a second time.
 	r, err := verify.Validate(ctx, verify.Config{Want: rules, NetNS: space.fd(), Timeout: a.probeTimeout / 2, Log: log})
 	if err == nil {
 		err = r.Captured()
 	}
 	if err != nil {
-		return &ExitError{fmt.Errorf("this pod's traffic is not captured as it should be: %w; if the CNI plugin should redirect it, "+
-			"the pod started before the plugin was installed: delete the pod", err), exitNotCaptured}
+		return &ExitError{fmt.Errorf("this pod's traffic is not captured: %w; if the CNI plugin should redirect it, "+
+			"the pod started before the plugin was installed: delete the pod, so that it is created again", err), exitNotCaptured}
 	}
 	for _, what := range r.Unproven {
 		log.Warn("cannot prove that all traffic is captured", "what", what)

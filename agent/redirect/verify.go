@@ -13,18 +13,17 @@ import (
 	"github.com/pilotfish-mesh/pilotfish/iptables/verify"
 )
 
-const verifyHelp = `Prove that traffic is redirected as it should be: read the installed rules, compare them with the rules that follow from
-the options, including their order, and then send packets of every kind and check where each arrives. Each difference is
-reported with its effect on packets.
+const verifyHelp = `Verify that traffic is redirected correctly: compare the installed rules and their order with the rules that follow from
+the options, and then send packets of every kind and check where each arrives. Each difference is reported with its
+effect on packets.
 
-The packets belong to a temporary network. None of them leaves the namespace, which needs no network of its own, and no
-process in it receives one, not even a running Envoy. Everything is removed afterwards.
+The packets use a temporary virtual network, which is removed afterwards. They do not leave the network namespace and do
+not reach its processes, not even a running Envoy. The namespace does not need a network connection.
 
-With --live the installed rules are the expectation, whatever the options are, and packets show whether the rules have
-the stated effect.
+With --live, the options are ignored: packets verify that the installed rules have their intended effect.
 
 Exit codes:
-  0    all is as it should be
+  0    the redirection is correct
   1    there are differences; the output lists them with their effect
   2    wrong flags or options
   3    the verification was not possible`
@@ -51,10 +50,10 @@ func newVerifyCommand(p Process) *cobra.Command {
 		RunE: func(cmd *cobra.Command, _ []string) error { return v.run(cmd) },
 	}
 	f := cmd.Flags()
-	f.BoolVar(&v.live, "live", false, "verify the installed rules, whatever the options")
+	f.BoolVar(&v.live, "live", false, "ignore the options, and verify the installed rules with packets")
 	f.BoolVar(&v.all, "all", false, "show every packet, including those with the expected result")
 	f.BoolVar(&v.noPackets, "no-packets", false, "compare the rules only")
-	f.DurationVar(&v.timeout, "probe-timeout", v.timeout, "timeout of a packet")
+	f.DurationVar(&v.timeout, "probe-timeout", v.timeout, "timeout for each packet")
 	v.addOutput(f)
 	return cmd
 }
@@ -91,7 +90,7 @@ func remedy(r *verify.Report) string {
 	if len(r.Differences) > 0 {
 		return "run `iptables` with the same options to restore the rules"
 	}
-	return "the rules are right, so something else interferes: other rules (see `iptables trace`), routing, or an interface that is down (`ip link set lo up`)"
+	return "the rules are correct, so something else interferes: other rules (see `iptables trace`), routing, or an interface that is down (`ip link set lo up`)"
 }
 
 func (v *verifyCommand) verify(cmd *cobra.Command, space namespace, rules *iptables.RuleSet) (*verify.Report, error) {
