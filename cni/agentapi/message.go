@@ -7,7 +7,7 @@ import (
 
 // Refusal is the body of every error response.
 type Refusal struct {
-	// Error is the error and its remedy.
+	// Error describes the error and its remedy.
 	Error string `json:"error"`
 }
 
@@ -16,33 +16,33 @@ type LogEntry struct {
 	Time    time.Time `json:"time"`
 	Level   string    `json:"level"` // log/slog level: DEBUG, INFO, WARN, ERROR
 	Message string    `json:"msg"`
-	// Attributes are the attributes of the line in the format of slog's JSON handler.
+	// Attributes are the line's attributes, encoded as by slog.JSONHandler.
 	Attributes map[string]json.RawMessage `json:"attributes,omitempty"`
 }
 
-// Outcome is the outcome of a command of the plugin.
+// Outcome is the outcome of one CNI command.
 type Outcome string
 
-// The outcomes.
+// The values of Outcome.
 const (
-	Captured Outcome = "captured" // rules were applied, or verified by CHECK
-	Skipped  Outcome = "skipped"  // the pod is not in the mesh or opts out: see Reason
-	Failed   Outcome = "failed"   // the pod's start was refused
-	Removed  Outcome = "removed"  // of DEL and GC
+	Captured Outcome = "captured" // ADD installed the redirection rules, or CHECK verified them
+	Skipped  Outcome = "skipped"  // the pod is not redirected; Result.Reason contains the reason
+	Failed   Outcome = "failed"   // the command failed; after a failed ADD the pod does not start
+	Removed  Outcome = "removed"  // DEL or GC succeeded
 )
 
-// Result is the result of one command, for the agent's metrics and its checks of live pods.
+// Result is the result of one CNI command. The agent uses it for metrics and for its checks of running pods.
 type Result struct {
 	Command     string  `json:"command"` // ADD, CHECK, DEL, GC
 	Outcome     Outcome `json:"outcome"`
-	Reason      string  `json:"reason,omitempty"` // Skipped: a word; Failed: the error
+	Reason      string  `json:"reason,omitempty"` // Skipped: a word such as "no-sidecar"; Failed: the error
 	ContainerID string  `json:"containerID,omitempty"`
 	NetNS       string  `json:"netns,omitempty"` // path of the sandbox's network namespace on the node
 	Namespace   string  `json:"namespace,omitempty"`
 	Pod         string  `json:"pod,omitempty"`
 	UID         string  `json:"uid,omitempty"`
-	// Source is the source of the pod: "agent", "api" or "policy".
+	// Source is where the plugin got the pod from: "agent" (node agent), "api" (API server) or "policy" (policy file).
 	Source string `json:"source,omitempty"`
-	// Seconds is the time from the plugin's start to its result.
+	// Seconds is the time from the start of the plugin's process to the result.
 	Seconds float64 `json:"seconds"`
 }

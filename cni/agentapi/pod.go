@@ -2,8 +2,8 @@ package agentapi
 
 import "time"
 
-// Pod contains the fields of a pod that redirection needs. It is a subset of the Kubernetes type, and a response of the
-// API server can be decoded into it.
+// Pod contains the fields of a Kubernetes pod that redirection needs. A response of the API server can be decoded into
+// it.
 type Pod struct {
 	Metadata Metadata  `json:"metadata"`
 	Spec     PodSpec   `json:"spec"`
@@ -41,13 +41,13 @@ type Container struct {
 	SecurityContext SecurityContext `json:"securityContext,omitzero"`
 }
 
-// EnvVar is an environment variable. The value is empty if the pod references another object for it.
+// EnvVar is an environment variable. The value is empty if the pod spec references it (valueFrom).
 type EnvVar struct {
 	Name  string `json:"name"`
 	Value string `json:"value,omitempty"`
 }
 
-// SecurityContext contains the user and group of a container; nil if not set.
+// SecurityContext contains the user and group IDs of a pod or container; nil if not set.
 type SecurityContext struct {
 	RunAsUser  *int64 `json:"runAsUser,omitempty"`
 	RunAsGroup *int64 `json:"runAsGroup,omitempty"`
@@ -62,7 +62,7 @@ type PodStatus struct {
 	ContainerStatuses     []ContainerStatus `json:"containerStatuses,omitempty"`
 }
 
-// PodIP is one of a pod's addresses.
+// PodIP is one of a pod's IP addresses.
 type PodIP struct {
 	IP string `json:"ip"`
 }
@@ -81,17 +81,17 @@ type ContainerState struct {
 	Terminated *Termination `json:"terminated,omitempty"`
 }
 
-// Termination is the result of a terminated container.
+// Termination describes how a container terminated.
 type Termination struct {
 	ExitCode int `json:"exitCode"`
 }
 
-// IsTerminating reports whether the pod has ended or is being deleted.
+// IsTerminating reports whether the pod has terminated or is being deleted.
 func (p *Pod) IsTerminating() bool {
 	return p.Metadata.DeletionTimestamp != nil || p.Status.Phase == "Succeeded" || p.Status.Phase == "Failed"
 }
 
-// Addresses returns the pod's known IP addresses.
+// Addresses returns the IP addresses in the pod's status.
 func (p *Pod) Addresses() []string {
 	var all []string
 	for _, ip := range p.Status.PodIPs {

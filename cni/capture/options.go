@@ -22,11 +22,12 @@ var annotationOptions = []struct{ annotation, option string }{
 	{traffic + "includeInboundPorts", "istio-inbound-ports"},
 	{traffic + "excludeInboundPorts", "istio-local-exclude-ports"},
 	{traffic + "excludeInterfaces", "istio-exclude-interfaces"},
-	{traffic + "kubevirtInterfaces", "kube-virt-interfaces"}, // deprecated name of the next
+	{traffic + "kubevirtInterfaces", "kube-virt-interfaces"}, // deprecated name of istio.io/reroute-virtual-interfaces
 	{"istio.io/reroute-virtual-interfaces", "kube-virt-interfaces"},
 }
 
-// envOptions maps environment variables of the proxy to redirection options, which must agree with them.
+// envOptions maps environment variables of the sidecar's container to redirection options. The agent in the container
+// reads the same variables, so both must use the same values.
 var envOptions = []struct{ variable, option string }{
 	{"ISTIO_META_DNS_CAPTURE", "redirect-dns"},
 	{"ISTIO_DUAL_STACK", "dual-stack"},
@@ -47,9 +48,9 @@ const (
 // probePorts are the plaintext ports for probes and metrics of the agent and Envoy. They are never captured.
 var probePorts = []uint16{15020, 15021, 15090}
 
-// Options returns the redirection options of a pod for which SkipPod returned nil. They derive from its annotations and
-// its proxy's container. addresses are the addresses of the pod's network namespace. The error contains all problems,
-// each with its location in the pod.
+// Options returns the redirection options of a pod for which SkipPod returned nil. It derives them from the pod's
+// annotations and its sidecar container. addresses are the IP addresses in the pod's network namespace. The error
+// contains all problems, each with the annotation, variable or field that causes it.
 func (s *Settings) Options(p *agentapi.Pod, addresses []netip.Addr) (iptables.Options, error) {
 	o := iptables.DefaultOptions()
 	o.InboundPorts.All, o.OutboundCIDRs.All = true, true
@@ -73,14 +74,14 @@ func (s *Settings) Options(p *agentapi.Pod, addresses []netip.Addr) (iptables.Op
 	if mode, where := interceptionMode(p, proxy); mode != "" {
 		err := o.Set("istio-inbound-interception-mode", mode, iptables.Names{})
 		if err == nil && o.Interception != iptables.RedirectMode && o.Interception != iptables.TProxyMode {
-			err = fmt.Errorf("%q is not an interception mode: write REDIRECT, TPROXY or NONE", mode)
+			err = fmt.Errorf("%q is not an interception mode: use REDIRECT, TPROXY or NONE", mode)
 		}
 		errs = append(errs, locateError(where, err))
 	}
 	errs = append(errs, runAs(&o, p, proxy), excludeProbePorts(&o, p))
-	o.CaptureAllDNS = o.RedirectDNS // the pod's resolv.conf is unknown here
+	o.CaptureAllDNS = o.RedirectDNS // the resolvers in the pod's resolv.conf are not known here
 	if o.DualStack {
-		o.IPv6 = iptables.IPv6Auto // the pod's setting overrides the node's
+		o.IPv6 = iptables.IPv6Auto // the pod's ISTIO_DUAL_STACK overrides the node's IPv6 policy
 	}
 	if err := errors.Join(errs...); err != nil {
 		return o, err
@@ -109,8 +110,8 @@ func (s *Settings) mesh(o *iptables.Options) {
 	}
 }
 
-// interceptionMode returns the pod's inbound interception mode and its location. The environment variable is the one
-// that the proxy sends to the control plane, which configures the listeners for this mode.
+// interceptionMode returns the pod's inbound interception mode, and the annotation or variable that specifies it. The
+// agent sends the variable's value to the control plane, which configures Envoy's listeners for this mode.
 func interceptionMode(p *agentapi.Pod, proxy *agentapi.Container) (mode, where string) {
 	if mode = p.Metadata.Annotations[modeKey]; mode != "" {
 		return mode, "annotation " + modeKey
@@ -119,13 +120,13 @@ func interceptionMode(p *agentapi.Pod, proxy *agentapi.Container) (mode, where s
 	return mode, "variable " + modeEnv + " of " + ProxyContainer
 }
 
-// runAs sets the proxy's IDs from its container. Injectors run the proxy as user 0 for TPROXY, with a separate group.
-// Only the group is then used, since all processes of root would otherwise match.
+// runAs sets the user and group IDs of the sidecar, whose traffic is not captured. For TPROXY, injectors run the sidecar
+// as user 0 with a separate group. Then only the group ID is used: user 0 would match all processes of root.
 func runAs(o *iptables.Options, p *agentapi.Pod, proxy *agentapi.Container) error {
 	uid, gid := ids(p, proxy)
 	root := uid != nil && *uid == 0
 	if root && (gid == nil || *gid == 0) {
-		return fmt.Errorf("%s runs as root and in root's group, so its connections cannot be distinguished from those of an application that runs as root: "+
+		return fmt.Errorf("%s runs with user 0 and group 0, so its connections cannot be distinguished from those of other processes that run as root: "+
 			"set securityContext.runAsGroup of the container to 1337", ProxyContainer)
 	}
 	for _, id := range []struct {
@@ -137,7 +138,7 @@ func runAs(o *iptables.Options, p *agentapi.Pod, proxy *agentapi.Container) erro
 			continue
 		}
 		if *id.of < 0 || *id.of >= 1<<32-1 {
-			return fmt.Errorf("securityContext.%s %d of %s is not a valid ID", id.what, *id.of, ProxyContainer)
+			return fmt.Errorf("securityContext.%s %d of %s is not a valid ID: use a number from 0 to 4294967294", id.what, *id.of, ProxyContainer)
 		}
 		*id.to = []uint32{uint32(*id.of)}
 	}
@@ -145,30 +146,31 @@ func runAs(o *iptables.Options, p *agentapi.Pod, proxy *agentapi.Container) erro
 	case root:
 		o.ProxyUIDs = nil
 	case uid != nil && gid == nil:
-		o.ProxyGIDs = slices.Clone(o.ProxyUIDs) // same default as the flags
+		o.ProxyGIDs = slices.Clone(o.ProxyUIDs) // as for the flag --proxy-gid, the group defaults to the user
 	}
 	return nil
 }
 
-// excludeProbePorts excludes the probe ports from capture, even if a list contains them.
+// excludeProbePorts excludes the ports for probes and metrics from inbound capture, even if the pod's annotations
+// include them.
 func excludeProbePorts(o *iptables.Options, p *agentapi.Pod) error {
-	spare := slices.Clone(probePorts)
+	excluded := slices.Clone(probePorts)
 	if value := p.Metadata.Annotations[statusPortKey]; value != "" {
 		port, err := strconv.ParseUint(value, 10, 16)
 		if err != nil {
-			return fmt.Errorf("annotation %s: %q is not a port: write a number from 1 to 65535, or 0 for none", statusPortKey, value)
+			return fmt.Errorf("annotation %s: %q is not a port: use a number from 1 to 65535, or 0 for none", statusPortKey, value)
 		}
-		if port != 0 && !slices.Contains(spare, uint16(port)) {
-			spare = append(spare, uint16(port))
+		if port != 0 && !slices.Contains(excluded, uint16(port)) {
+			excluded = append(excluded, uint16(port))
 		}
 	}
 	if !o.InboundPorts.All {
-		for _, port := range spare {
+		for _, port := range excluded {
 			o.InboundPorts.Listed = removePort(o.InboundPorts.Listed, port)
 		}
 		return nil
 	}
-	for _, port := range spare {
+	for _, port := range excluded {
 		if one := (iptables.PortRange{First: port, Last: port}); !slices.Contains(o.InboundExcludePorts, one) {
 			o.InboundExcludePorts = append(o.InboundExcludePorts, one)
 		}
@@ -193,8 +195,8 @@ func removePort(list []iptables.PortRange, port uint16) (rest []iptables.PortRan
 	return rest
 }
 
-// Warnings returns the containers of a captured pod whose traffic is not redirected, because they run with the proxy's
-// IDs. Some pods do this on purpose.
+// Warnings returns a warning for each container of a captured pod that runs with the sidecar's user ID. The outbound
+// traffic of these containers is not captured, which may be intended.
 func Warnings(p *agentapi.Pod) (warnings []string) {
 	proxy := Proxy(p)
 	if proxy == nil {
@@ -211,7 +213,7 @@ func Warnings(p *agentapi.Pod) (warnings []string) {
 				continue
 			}
 			if other, _ := ids(p, c); other != nil && *other == *uid && *uid != 0 {
-				warnings = append(warnings, fmt.Sprintf("container %s runs as user %d, as the proxy does: its outbound traffic is not captured", c.Name, *uid))
+				warnings = append(warnings, fmt.Sprintf("container %s runs as user %d, which is the sidecar's user: its outbound traffic is not captured", c.Name, *uid))
 			}
 		}
 	}

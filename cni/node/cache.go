@@ -19,16 +19,17 @@ import (
 )
 
 const (
-	// watchFor is the maximum duration of one watch.
+	// watchFor is the maximum duration of one watch request.
 	watchFor = 10 * time.Minute
-	// minWatch is the minimum duration of a successful watch. A backoff follows a shorter one.
+	// minWatch is the minimum duration of a successful watch. After a shorter watch the cache waits for a backoff delay.
 	minWatch = 5 * time.Second
-	// maxStuck is the number of failed watches at one version after which the cache lists again.
+	// maxStuck is the number of consecutive watches that fail at the same resource version before the cache lists all
+	// pods again.
 	maxStuck = 3
 )
 
-// ErrNoSuchPod reports that the pod does not exist, or that a pod of the same name has another UID.
-var ErrNoSuchPod = errors.New("there is no such pod")
+// ErrNoSuchPod reports that the pod does not exist, or that the pod of this name has another UID.
+var ErrNoSuchPod = errors.New("no such pod")
 
 // API is the part of the Kubernetes API that the cache uses. *kube.Client implements it.
 type API interface {
@@ -43,21 +44,21 @@ type CacheConfig struct {
 	Node string
 	// MinWait and MaxWait are the limits of the backoff; 0: 500 ms and 30 s.
 	MinWait, MaxWait time.Duration
-	// Changed is called after each change, in order, with the cached pod; nil for none. It must not block.
+	// Changed is called after each change of a pod, in order, with the cached pod. It must not block. It may be nil.
 	Changed func(kube.Event)
 	Logger  *slog.Logger
 }
 
-// Cache holds the pods of one node. It remains usable while the API server is unavailable. Its methods may be called
-// concurrently.
+// Cache caches the pods of one node. While the API server is unavailable, it serves the pods that it has cached. Its
+// methods may be called concurrently.
 type Cache struct {
 	config CacheConfig
 
 	mu     sync.Mutex
 	pods   map[string]*agentapi.Pod // by namespace/name; pods are immutable and only replaced
-	synced bool                     // a list has succeeded
-	lost   time.Time                // start of the present interruption; zero without one
-	why    error
+	synced bool                     // the pods have been listed at least once
+	lost   time.Time                // start of the current interruption of the watch; zero while the watch works
+	why    error                    // cause of the interruption
 }
 
 // NewCache returns an empty cache.
@@ -80,7 +81,8 @@ func (c *Cache) Run(ctx context.Context) error {
 		}
 		if err != nil {
 			c.lose(err)
-			// The next event may be undecodable, or the store may have been restored from a backup.
+			// A watch fails repeatedly at one version if the next event cannot be decoded, or if etcd was restored from a
+			// backup.
 			if stuck++; version != from {
 				stuck = 0
 			}
@@ -99,8 +101,8 @@ func (c *Cache) Run(ctx context.Context) error {
 	return ctx.Err()
 }
 
-// follow lists the pods if version is empty, and watches once. It returns the version at which to resume, or "" if it
-// must list again.
+// follow lists the pods if version is empty, and then sends one watch request. It returns the resource version at which
+// the next watch resumes, or "" if the pods must be listed again.
 func (c *Cache) follow(ctx context.Context, version string) (string, error) {
 	if version == "" {
 		pods, listed, err := c.config.API.Pods(ctx, c.config.Node)
@@ -116,7 +118,7 @@ func (c *Cache) follow(ctx context.Context, version string) (string, error) {
 	})
 	switch {
 	case kube.IsExpired(err):
-		return "", nil // no error: the watch was interrupted for too long
+		return "", nil // the API server no longer has the events since version, so the pods must be listed again
 	case err != nil:
 		return next, err
 	}
@@ -124,6 +126,7 @@ func (c *Cache) follow(ctx context.Context, version string) (string, error) {
 	return next, nil
 }
 
+// lose records that the watch is interrupted, and logs a new cause.
 func (c *Cache) lose(err error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -136,6 +139,7 @@ func (c *Cache) lose(err error) {
 	c.why = err
 }
 
+// found records that the watch works.
 func (c *Cache) found() {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -145,7 +149,7 @@ func (c *Cache) found() {
 	c.lost, c.why = time.Time{}, nil
 }
 
-// replace replaces all pods with a list and reports the differences.
+// replace replaces all cached pods with a list and calls Changed for each difference.
 func (c *Cache) replace(pods []agentapi.Pod) {
 	fresh := make(map[string]*agentapi.Pod, len(pods))
 	for i := range pods {
@@ -180,7 +184,7 @@ func (c *Cache) apply(e kube.Event) {
 	switch {
 	case e.Type != kube.Deleted:
 		c.pods[key(p)] = p
-	case known != nil && known.Metadata.UID == p.Metadata.UID: // otherwise a new pod has the same name
+	case known != nil && known.Metadata.UID == p.Metadata.UID: // otherwise the cached pod is a newer one of this name
 		delete(c.pods, key(p))
 	}
 	c.mu.Unlock()
@@ -193,28 +197,27 @@ func (c *Cache) notifyChanged(e kube.Event) {
 	}
 }
 
-// Pod returns the pod with the UID. An empty UID, from an old runtime, matches any. Pod queries the API server for a
-// pod that is not cached, since the runtime may create its sandbox before the event arrives. The caller must not change
-// the result.
+// Pod returns the pod with this namespace, name and UID. An empty UID, from an old container runtime, matches any pod.
+// Pod queries the API server for a pod that is not cached, because ADD may run before the watch event arrives. The
+// caller must not change the result.
 func (c *Cache) Pod(ctx context.Context, namespace, name, uid string) (*agentapi.Pod, error) {
 	c.mu.Lock()
 	known := c.pods[namespace+"/"+name]
 	c.mu.Unlock()
-	// Without a UID the cached pod may be an earlier pod of the same name, without a sidecar. Only the API server has
-	// the current one.
+	// Without a UID, the cached pod may be an earlier pod of the same name. Then only the API server's pod is current.
 	if known != nil && uid != "" && capture.HasUID(known, uid) {
 		return known, nil
 	}
-	asked, err := c.config.API.Pod(ctx, namespace, name)
+	current, err := c.config.API.Pod(ctx, namespace, name)
 	switch {
 	case kube.IsNotFound(err):
-		return nil, fmt.Errorf("%w as %s/%s", ErrNoSuchPod, namespace, name)
+		return nil, fmt.Errorf("%w: %s/%s", ErrNoSuchPod, namespace, name)
 	case err != nil:
 		return nil, err
-	case !capture.HasUID(asked, uid):
-		return nil, fmt.Errorf("%w as %s/%s of UID %s: it has another UID now", ErrNoSuchPod, namespace, name, uid)
+	case !capture.HasUID(current, uid):
+		return nil, fmt.Errorf("%w: %s/%s with UID %s; the pod of this name has another UID", ErrNoSuchPod, namespace, name, uid)
 	}
-	return trimPod(asked), nil
+	return trimPod(current), nil
 }
 
 // Pods returns the cached pods, sorted by name. The caller must not change them.
@@ -228,8 +231,8 @@ func (c *Cache) Pods() []*agentapi.Pod {
 	return all
 }
 
-// Health returns OK once all pods were listed. An interrupted watch is reported but does not make the cache unhealthy,
-// because the callers would have to query the same API server.
+// Health returns OK once the node's pods were listed. While the watch is interrupted, the condition contains the reason
+// but remains OK, because the cached pods are still served.
 func (c *Cache) Health() health.Condition {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -241,7 +244,7 @@ func (c *Cache) Health() health.Condition {
 	return condition
 }
 
-// Lag returns the duration of the present interruption, or 0.
+// Lag returns the duration of the current interruption of the watch, or 0.
 func (c *Cache) Lag() time.Duration {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -253,8 +256,8 @@ func (c *Cache) Lag() time.Duration {
 
 func key(p *agentapi.Pod) string { return p.Metadata.Namespace + "/" + p.Metadata.Name }
 
-// trimPod removes fields that no decision depends on, so that the pods of a full node need little memory. It removes
-// the environment of application containers, which may contain secrets, and unrelated annotations, which may be large.
+// trimPod returns a copy of the pod without fields that redirection does not need, to save memory. It removes the
+// environment of application containers, which may contain secrets, and unrelated annotations, which may be large.
 func trimPod(p *agentapi.Pod) *agentapi.Pod {
 	small := *p
 	small.Metadata.Annotations = make(map[string]string, len(p.Metadata.Annotations))
@@ -263,12 +266,13 @@ func trimPod(p *agentapi.Pod) *agentapi.Pod {
 			small.Metadata.Annotations[name] = value
 		}
 	}
-	small.Spec.Containers = slimContainers(p.Spec.Containers)
-	small.Spec.InitContainers = slimContainers(p.Spec.InitContainers)
+	small.Spec.Containers = trimContainers(p.Spec.Containers)
+	small.Spec.InitContainers = trimContainers(p.Spec.InitContainers)
 	return &small
 }
 
-func slimContainers(containers []agentapi.Container) []agentapi.Container {
+// trimContainers returns a copy of the containers without the environment and arguments of application containers.
+func trimContainers(containers []agentapi.Container) []agentapi.Container {
 	small := slices.Clone(containers)
 	for i := range small {
 		if !strings.HasPrefix(small[i].Name, "istio-") {

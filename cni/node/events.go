@@ -11,15 +11,15 @@ import (
 const (
 	// waitingEvents is the size of the event queue; further events are dropped.
 	waitingEvents = 256
-	// eventTime limits the request that writes one event.
+	// eventTime is the timeout of the request that creates one event.
 	eventTime = 10 * time.Second
-	// sameEvent is the minimum interval between equal events of a pod.
+	// sameEvent is the minimum interval between two equal events of a pod.
 	sameEvent = 10 * time.Minute
-	// maxReported limits the number of events stored for deduplication.
+	// maxReported limits the number of written events that are stored to detect repeated events.
 	maxReported = 4096
 )
 
-// Reporter writes events. *kube.Client implements it.
+// Reporter creates Kubernetes events. *kube.Client implements it.
 type Reporter interface {
 	Report(ctx context.Context, component, node string, now time.Time, e kube.PodEvent) error
 }
@@ -33,12 +33,12 @@ type EventsConfig struct {
 	Logger  *slog.Logger
 }
 
-// Events writes Kubernetes events about pods. It is asynchronous, and errors have no effect on its callers.
+// Events creates Kubernetes events about pods in the background. It logs and counts errors.
 type Events struct {
 	config   EventsConfig
 	queue    chan kube.PodEvent
 	reported map[eventKey]time.Time // used only by Run
-	failed   string
+	failed   string                 // last error that was logged; "" after a success
 }
 
 type eventKey struct{ uid, reason, message string }
@@ -51,7 +51,7 @@ func NewEvents(c EventsConfig) *Events {
 	return &Events{config: c, queue: make(chan kube.PodEvent, waitingEvents), reported: map[eventKey]time.Time{}}
 }
 
-// Enqueue queues an event. It does not block.
+// Enqueue queues an event. It does not block: if the queue is full, the event is dropped and counted.
 func (e *Events) Enqueue(event kube.PodEvent) {
 	select {
 	case e.queue <- event:
@@ -60,7 +60,7 @@ func (e *Events) Enqueue(event kube.PodEvent) {
 	}
 }
 
-// Run writes events until the context ends.
+// Run creates the queued events until the context ends.
 func (e *Events) Run(ctx context.Context) error {
 	for {
 		select {
@@ -87,8 +87,8 @@ func (e *Events) write(ctx context.Context, event kube.PodEvent) {
 		return
 	}
 	e.count("failed")
-	if e.failed == "" { // log once until a write succeeds
-		e.config.Logger.Warn("pod events cannot be written to the API server; they are logged here", "error", err,
+	if e.failed == "" { // log only the first of several consecutive failures
+		e.config.Logger.Warn("cannot create Kubernetes events about pods; the findings are only logged here", "error", err,
 			"remedy", "grant the service account the permission to create events, as the manifest does, or set pod-events=false")
 	}
 	e.failed = err.Error()

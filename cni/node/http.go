@@ -14,13 +14,14 @@ import (
 	"github.com/pilotfish-mesh/pilotfish/internal/health"
 )
 
-// HTTPServer is an HTTP server for the kubelet or Prometheus.
+// HTTPServer is an HTTP server for the kubelet's probes or for Prometheus.
 type HTTPServer struct {
 	listener net.Listener
 	http     *http.Server
 }
 
-// NewProbeServer returns a server for /healthz, and for /readyz with the result of a check.
+// NewProbeServer returns a server for /healthz and /readyz. /healthz always succeeds. /readyz returns the result of
+// ready.
 func NewProbeServer(address string, ready health.Check, logger *slog.Logger) (*HTTPServer, error) {
 	mux := http.NewServeMux()
 	mux.HandleFunc("GET /healthz", func(w http.ResponseWriter, _ *http.Request) { fmt.Fprintln(w, "ok") })
@@ -33,20 +34,20 @@ func NewProbeServer(address string, ready health.Check, logger *slog.Logger) (*H
 		}
 		fmt.Fprintln(w, "ready", c.Reason)
 	})
-	return newWeb(address, mux, logger)
+	return newHTTPServer(address, mux, logger)
 }
 
 // NewMetricsServer returns a server for /metrics.
 func NewMetricsServer(address string, m *Metrics, logger *slog.Logger) (*HTTPServer, error) {
 	mux := http.NewServeMux()
 	mux.Handle("GET /metrics", promhttp.HandlerFor(m.Gatherer(), promhttp.HandlerOpts{MaxRequestsInFlight: 4, Timeout: 10 * time.Second}))
-	return newWeb(address, mux, logger)
+	return newHTTPServer(address, mux, logger)
 }
 
-func newWeb(address string, handler http.Handler, logger *slog.Logger) (*HTTPServer, error) {
+func newHTTPServer(address string, handler http.Handler, logger *slog.Logger) (*HTTPServer, error) {
 	listener, err := net.Listen("tcp", address)
 	if err != nil {
-		return nil, fmt.Errorf("listening for probes and scrapes: %w (is another node agent on this node?)", err)
+		return nil, fmt.Errorf("listening for probes and metrics: %w (does another node agent run on this node?)", err)
 	}
 	return &HTTPServer{listener: listener, http: &http.Server{
 		Handler:           handler,

@@ -10,7 +10,7 @@ import (
 	"github.com/pilotfish-mesh/pilotfish/internal/health"
 )
 
-// Metrics are the node agent's metrics. They have the names of Istio's node agent where one of the same meaning exists.
+// Metrics are the node agent's metrics. A metric that also exists in Istio's node agent has the same name as there.
 type Metrics struct {
 	registry *prometheus.Registry
 
@@ -27,25 +27,27 @@ type Metrics struct {
 	queries  *prometheus.CounterVec
 }
 
-// latencies are the histogram buckets. The plugin's median is under 10 ms, but it may wait for an API server.
+// latencies are the histogram buckets in seconds. A command usually needs less than 10 ms, but may wait for the API
+// server.
 var latencies = []float64{.0025, .005, .01, .025, .05, .1, .25, .5, 1, 2.5, 5, 10, 30, 60}
 
-// NewMetrics returns the metrics, including those of the cache and of readiness. Each argument may be nil.
+// NewMetrics returns the metrics. With a cache, they include the number of cached pods and the watch's lag. With ready,
+// they include the agent's readiness. Both arguments may be nil.
 func NewMetrics(cache *Cache, ready health.Check) *Metrics {
 	m := &Metrics{
 		registry:  prometheus.NewRegistry(),
 		Installs:  counters("istio_cni_installs_total", "Installations of the CNI plugin, by result.", "result"),
-		Conflicts: counters("pilotfish_cni_configuration_rewritten_total", "Changes and removals of installed files by other programs, by file.", "file"),
-		Repairs:   counters("istio_cni_repair_pods_repaired_total", "Actions for pods without redirection, by type of action and result.", "type", "result"),
-		Checks:    counters("pilotfish_cni_checks_total", "Checks of the rules of live pods, by result.", "result"),
-		Events:    counters("pilotfish_cni_pod_events_total", "Kubernetes events about pods, by result.", "result"),
-		Drifted:   gauge("pilotfish_cni_drifted_pods", "Live pods with incorrect rules."),
-		Watched:   gauge("pilotfish_cni_captured_pods", "Live pods whose rules are checked."),
-		commands:  counters("pilotfish_cni_plugin_commands_total", "Commands that the CNI plugin ran, by command and result.", "command", "result"),
-		queries:   counters("pilotfish_cni_pod_requests_total", "Pod queries of the CNI plugin, by result.", "result"),
+		Conflicts: counters("pilotfish_cni_configuration_rewritten_total", "Changes and removals of the CNI plugin's installed files by other programs, by file.", "file"),
+		Repairs:   counters("istio_cni_repair_pods_repaired_total", "Repairs of pods without redirection, by type of action (repair, delete, label) and result.", "type", "result"),
+		Checks:    counters("pilotfish_cni_checks_total", "Checks of the redirection rules of running pods, by result.", "result"),
+		Events:    counters("pilotfish_cni_pod_events_total", "Kubernetes events that the node agent created or tried to create about pods, by result.", "result"),
+		Drifted:   gauge("pilotfish_cni_drifted_pods", "Running pods whose redirection rules are missing or incorrect."),
+		Watched:   gauge("pilotfish_cni_captured_pods", "Running pods that must be redirected and whose rules are checked."),
+		commands:  counters("pilotfish_cni_plugin_commands_total", "CNI commands that the plugin ran, by command and result.", "command", "result"),
+		queries:   counters("pilotfish_cni_pod_requests_total", "Requests of the CNI plugin for a pod, by result.", "result"),
 		seconds: prometheus.NewHistogramVec(prometheus.HistogramOpts{
 			Name:    "pilotfish_cni_plugin_command_duration_seconds",
-			Help:    "Duration of the CNI plugin's commands, by command and result.",
+			Help:    "Duration of the CNI commands that the plugin ran, by command and result.",
 			Buckets: latencies,
 		}, []string{"command", "result"}),
 	}
@@ -63,7 +65,7 @@ func NewMetrics(cache *Cache, ready health.Check) *Metrics {
 	}
 	if cache != nil {
 		m.registry.MustRegister(
-			prometheus.NewGaugeFunc(prometheus.GaugeOpts{Name: "pilotfish_cni_pods_known", Help: "Pods of the node in the cache."},
+			prometheus.NewGaugeFunc(prometheus.GaugeOpts{Name: "pilotfish_cni_pods_known", Help: "Pods of this node in the agent's cache."},
 				func() float64 { return float64(len(cache.Pods())) }),
 			prometheus.NewGaugeFunc(prometheus.GaugeOpts{Name: "pilotfish_cni_pods_lag_seconds", Help: "Duration of the current interruption of the pod watch; 0 if there is none."},
 				func() float64 { return cache.Lag().Seconds() }))
@@ -82,7 +84,8 @@ func counters(name, help string, labels ...string) *prometheus.CounterVec {
 // Gatherer returns the metrics registry.
 func (m *Metrics) Gatherer() prometheus.Gatherer { return m.registry }
 
-// known replaces unknown label values of a caller, to limit the number of time series.
+// known returns word if it is one of words, and otherwise "other". Clients send the label values, so this limits the
+// number of time series.
 func known(word string, words ...string) string {
 	for _, w := range words {
 		if w == word {
@@ -92,6 +95,7 @@ func known(word string, words ...string) string {
 	return "other"
 }
 
+// count counts one command of the plugin.
 func (m *Metrics) count(r *agentapi.Result) {
 	command := known(r.Command, "ADD", "CHECK", "DEL", "GC", "STATUS")
 	outcome := known(string(r.Outcome), string(agentapi.Captured), string(agentapi.Skipped), string(agentapi.Failed), string(agentapi.Removed))

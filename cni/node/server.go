@@ -21,11 +21,11 @@ import (
 )
 
 const (
-	// answerWithin limits a pod query. It is less than the plugin's timeout.
-	answerWithin = 10 * time.Second
-	// maxLines limits the lines of one log request.
+	// podTimeout is the timeout of the lookup for one pod request.
+	podTimeout = 10 * time.Second
+	// maxLines limits the log lines of one request from the plugin.
 	maxLines = 1000
-	// maxText limits the length of a line or an attribute, in bytes.
+	// maxText limits the length of a log message or an attribute, in bytes.
 	maxText = 8 << 10
 )
 
@@ -34,17 +34,17 @@ type ServerConfig struct {
 	RunDir string
 	// Pod returns a pod, ErrNoSuchPod, or another error if the lookup failed.
 	Pod func(ctx context.Context, namespace, name, uid string) (*agentapi.Pod, error)
-	// Health reports whether new pods can be served.
+	// Health reports whether the agent can serve pods to the plugin.
 	Health  health.Check
 	Metrics *Metrics
-	// OnResult is called with each result; nil for none. It must not block.
+	// OnResult is called with the result of each CNI command. It must not block. It may be nil.
 	OnResult func(agentapi.Result)
-	// Recheck is the interval at which the server checks that the socket file exists; 0: 5 s.
+	// Recheck is the interval at which the server checks that the socket file exists; 0 means 5 s.
 	Recheck time.Duration
 	Logger  *slog.Logger
 }
 
-// Server serves the plugin on the unix socket.
+// Server serves package agentapi's protocol to the CNI plugin on a unix socket.
 type Server struct {
 	config   ServerConfig
 	listener net.Listener
@@ -65,7 +65,7 @@ func NewServer(c ServerConfig) (*Server, error) {
 		Handler:           s.handler(),
 		ReadHeaderTimeout: 5 * time.Second,
 		ReadTimeout:       15 * time.Second,
-		WriteTimeout:      answerWithin + 15*time.Second,
+		WriteTimeout:      podTimeout + 15*time.Second,
 		IdleTimeout:       30 * time.Second,
 		MaxHeaderBytes:    16 << 10,
 		ErrorLog:          slog.NewLogLogger(c.Logger.Handler(), slog.LevelDebug),
@@ -75,7 +75,7 @@ func NewServer(c ServerConfig) (*Server, error) {
 
 func (s *Server) listen() (net.Listener, error) {
 	if err := os.MkdirAll(s.config.RunDir, 0o755); err != nil {
-		return nil, fmt.Errorf("the run directory of the CNI plugin: %w", err)
+		return nil, fmt.Errorf("creating the run directory of the CNI plugin: %w", err)
 	}
 	listener, err := uds.Listen(s.socket(), 0o600)
 	if err != nil {
@@ -95,8 +95,8 @@ func (s *Server) handler() http.Handler {
 	return mux
 }
 
-// Run serves until the context ends, and then waits for open requests. It recreates the socket if the file is removed
-// with its file system.
+// Run serves requests until the context ends, and then waits for open requests. It recreates the socket if another
+// program removes the file or its directory.
 func (s *Server) Run(ctx context.Context) error {
 	failed := make(chan error, 1)
 	var serving sync.WaitGroup
@@ -126,14 +126,14 @@ func (s *Server) Run(ctx context.Context) error {
 			}
 		}
 	}
-	last, cancel := context.WithTimeout(context.WithoutCancel(ctx), answerWithin)
+	last, cancel := context.WithTimeout(context.WithoutCancel(ctx), podTimeout)
 	defer cancel()
 	_ = s.http.Shutdown(last)
 	serving.Wait()
 	return err
 }
 
-// listenAgain returns a new listener if the socket file does not exist.
+// listenAgain returns a new listener if the socket file does not exist, and nil otherwise or on failure.
 func (s *Server) listenAgain() net.Listener {
 	if _, err := os.Lstat(s.socket()); !errors.Is(err, os.ErrNotExist) {
 		return nil
@@ -154,7 +154,7 @@ func (s *Server) pod(w http.ResponseWriter, r *http.Request) {
 		s.refuse(w, http.StatusBadRequest, "invalid", errors.New("the request must specify a pod's namespace and name"))
 		return
 	}
-	ctx, cancel := context.WithTimeoutCause(r.Context(), answerWithin, fmt.Errorf("the API server did not respond within %v", answerWithin))
+	ctx, cancel := context.WithTimeoutCause(r.Context(), podTimeout, fmt.Errorf("the API server did not respond within %v", podTimeout))
 	defer cancel()
 	found, err := s.config.Pod(ctx, namespace, name, q.Get("uid"))
 	switch {
@@ -171,42 +171,42 @@ func (s *Server) pod(w http.ResponseWriter, r *http.Request) {
 
 func (s *Server) refuse(w http.ResponseWriter, code int, result string, err error) {
 	s.config.Metrics.queries.WithLabelValues(result).Inc()
-	answer(w, code, err.Error())
+	writeError(w, code, err.Error())
 }
 
-func answer(w http.ResponseWriter, code int, text string) {
+func writeError(w http.ResponseWriter, code int, text string) {
 	w.Header().Set("Content-Type", "application/json")
 	w.WriteHeader(code)
 	_ = json.NewEncoder(w).Encode(agentapi.Refusal{Error: text})
 }
 
-// read decodes a body of limited size. On an error it sends the error response and returns false.
-func read(w http.ResponseWriter, r *http.Request, into any) bool {
+// decodeBody decodes a request's JSON body of limited size. On an error it sends an error response and returns false.
+func decodeBody(w http.ResponseWriter, r *http.Request, into any) bool {
 	text, err := io.ReadAll(http.MaxBytesReader(w, r.Body, agentapi.MaxBody))
 	if err == nil {
 		err = json.Unmarshal(text, into)
 	}
 	if err != nil {
-		answer(w, http.StatusBadRequest, err.Error())
+		writeError(w, http.StatusBadRequest, err.Error())
 	}
 	return err == nil
 }
 
 func (s *Server) log(w http.ResponseWriter, r *http.Request) {
 	var entries []agentapi.LogEntry
-	if !read(w, r, &entries) {
+	if !decodeBody(w, r, &entries) {
 		return
 	}
 	for _, e := range entries[:min(len(entries), maxLines)] {
 		s.write(r.Context(), &e)
 	}
 	if more := len(entries) - maxLines; more > 0 {
-		s.config.Logger.Warn("lines of the CNI plugin's log were dropped", "lines", more)
+		s.config.Logger.Warn("dropped log lines of the CNI plugin, because one request contained too many", "lines", more)
 	}
 	w.WriteHeader(http.StatusNoContent)
 }
 
-// write writes a line of the plugin to the agent's log, with the plugin's timestamp.
+// write writes a log line of the plugin to the agent's log, with the plugin's timestamp and level.
 func (s *Server) write(ctx context.Context, e *agentapi.LogEntry) {
 	var level slog.Level
 	if level.UnmarshalText([]byte(e.Level)) != nil {
@@ -242,7 +242,7 @@ func cut(text string) string {
 
 func (s *Server) result(w http.ResponseWriter, r *http.Request) {
 	var result agentapi.Result
-	if !read(w, r, &result) {
+	if !decodeBody(w, r, &result) {
 		return
 	}
 	s.config.Metrics.count(&result)
@@ -254,7 +254,7 @@ func (s *Server) result(w http.ResponseWriter, r *http.Request) {
 
 func (s *Server) status(w http.ResponseWriter, _ *http.Request) {
 	if c := s.config.Health(); !c.OK {
-		answer(w, http.StatusServiceUnavailable, c.Reason)
+		writeError(w, http.StatusServiceUnavailable, c.Reason)
 		return
 	}
 	w.WriteHeader(http.StatusOK)

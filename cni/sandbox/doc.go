@@ -1,3 +1,3 @@
-// Package sandbox finds the network namespaces of the pods on a node through their processes in /proc. It never returns
-// the node's own.
+// Package sandbox finds the network namespaces of the pods on a node through the pods' processes in /proc. It never
+// returns the node's own network namespace.
 package sandbox

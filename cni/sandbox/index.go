@@ -7,14 +7,15 @@ import (
 	"strings"
 )
 
-// ErrNone reports that no process of the pod was found, or none with a separate network namespace.
+// ErrNone reports that the pod's network namespace was not found: no process of the pod runs in a network namespace that
+// matches the pod.
 var ErrNone = errors.New("no network namespace of the pod was found")
 
-// podInCgroup matches the kubelet's name of a pod's cgroup: with dashes, or for systemd with underscores. The UID of a
-// static pod is a hash.
+// podInCgroup matches the name that the kubelet chooses for a pod's cgroup. It contains the pod's UID, whose dashes are
+// underscores with the systemd cgroup driver. The UID of a static pod is a hash without dashes.
 var podInCgroup = regexp.MustCompile(`pod([0-9a-f]{8}[-_][0-9a-f]{4}[-_][0-9a-f]{4}[-_][0-9a-f]{4}[-_][0-9a-f]{12}|[0-9a-f]{32})\b`)
 
-// podUID returns the UID of the pod that a process belongs to, from the content of /proc/PID/cgroup; "" for none.
+// podUID returns the UID of a process's pod from the content of /proc/PID/cgroup, or "" for a process without a pod.
 func podUID(cgroups []byte) string {
 	for line := range bytes.Lines(cgroups) {
 		if found := podInCgroup.FindSubmatch(line); found != nil {

@@ -19,29 +19,30 @@ import (
 	"github.com/pilotfish-mesh/pilotfish/iptables/namespace"
 )
 
-// maxCgroups limits the bytes read of one process's cgroup file.
+// maxCgroups limits how many bytes are read from /proc/PID/cgroup.
 const maxCgroups = 64 << 10
 
-// Index is a snapshot of the processes of pods.
+// Index is a snapshot of the processes of all pods on the node.
 type Index struct {
 	proc string
-	pids map[string][]int // by the pod's UID, oldest first
+	pids map[string][]int // process IDs by the pod's UID, in ascending order
 	node []ID             // network namespaces of the node's first process and of this process
-	user []ID             // their user namespaces
+	user []ID             // user namespaces of the same two processes
 }
 
-// ID identifies a network namespace among those that exist at the same time.
+// ID identifies an existing network namespace. The kernel reuses inode numbers after a namespace is removed.
 type ID struct{ Device, Inode uint64 }
 
 func (id ID) String() string { return fmt.Sprintf("%d:%d", id.Device, id.Inode) }
 
-// Sandbox is the open network namespace of one pod. The caller closes it.
+// Sandbox is the open network namespace of one pod. The caller must call Close.
 type Sandbox struct {
 	ID
 	NetNS *os.File
 }
 
-// UniqueName returns a name of the network namespace that is unique since boot. Inode numbers are reused.
+// UniqueName returns a name that identifies the network namespace across reboots. The inode number alone is not
+// sufficient, because the kernel reuses it.
 func (s *Sandbox) UniqueName() (string, error) {
 	boot, err := os.ReadFile("/proc/sys/kernel/random/boot_id")
 	if err != nil {
@@ -54,7 +55,7 @@ func (s *Sandbox) UniqueName() (string, error) {
 	return fmt.Sprintf("%s:%d:%.8s", s.ID, cookie, boot), nil
 }
 
-// cookie returns the kernel's cookie of the network namespace, which is not reused.
+// cookie returns the kernel's cookie of the network namespace (SO_NETNS_COOKIE). The kernel does not reuse cookies.
 func (s *Sandbox) cookie() (cookie uint64, err error) {
 	err = namespace.Do(int(s.NetNS.Fd()), func() error {
 		fd, err := unix.Socket(unix.AF_UNIX, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC, 0)
@@ -71,21 +72,21 @@ func (s *Sandbox) cookie() (cookie uint64, err error) {
 // Close closes the namespace.
 func (s *Sandbox) Close() { _ = s.NetNS.Close() }
 
-// Scan reads all processes of the node. proc is the node's /proc. node is the path of its network namespace; "" is that
-// of the node's first process.
+// Scan reads the pods' processes. proc is the path of the node's /proc. node is the path of the node's network
+// namespace; "" means the network namespace of the node's first process.
 func Scan(proc, node string) (*Index, error) {
 	x := &Index{proc: proc, pids: map[string][]int{}}
-	// /proc/self refers to the process's first thread, which a locked goroutine may have left in another namespace.
+	// /proc/self refers to the main thread of the process, which a locked goroutine may have moved to another namespace.
 	for _, path := range []string{cmp.Or(node, filepath.Join(proc, "1/ns/net")), "/proc/thread-self/ns/net"} {
 		id, err := idOf(path)
 		if err != nil {
-			return nil, fmt.Errorf("the node's own network namespace, which must not be changed, cannot be determined: %w "+
+			return nil, fmt.Errorf("cannot determine the node's own network namespace, which must not be changed: %w "+
 				"(the node agent needs hostPID and the capability SYS_PTRACE, or the setting host-network-namespace)", err)
 		}
 		x.node = append(x.node, id)
 	}
 	for _, path := range []string{filepath.Join(proc, "1/ns/user"), "/proc/thread-self/ns/user"} {
-		if id, err := idOf(path); err == nil { // some kernels have no user namespaces
+		if id, err := idOf(path); err == nil { // some kernels do not support user namespaces
 			x.user = append(x.user, id)
 		}
 	}
@@ -116,6 +117,7 @@ func idOf(path string) (ID, error) {
 	return ID{uint64(stat.Dev), stat.Ino}, nil
 }
 
+// podOf returns the UID of a process's pod, or "" for a process without a pod.
 func (x *Index) podOf(pid int) string {
 	f, err := os.Open(filepath.Join(x.proc, strconv.Itoa(pid), "cgroup"))
 	if err != nil {
@@ -126,9 +128,10 @@ func (x *Index) podOf(pid int) string {
 	return podUID(text)
 }
 
-// Find opens the network namespace of a pod: that of its processes which has the pod's address. hint is a path that the
-// runtime passed to the plugin, used if no process is found; "" for none. If two namespaces match, Find returns an
-// error. A user who may create cgroups on the node could otherwise imitate a pod's cgroup.
+// Find opens the network namespace of a pod: that of one of the pod's processes, if it has the pod's IP address. uids are
+// the UIDs that the pod's cgroups may contain. If no process matches, Find opens hint, the path that the runtime passed
+// to the plugin; it may be "". If two namespaces match, Find returns an error, because a user who can create cgroups on
+// the node can imitate a pod's cgroup.
 func (x *Index) Find(p *agentapi.Pod, uids []string, hint string) (*Sandbox, error) {
 	var found *candidate
 	var errs []error
@@ -155,7 +158,7 @@ func (x *Index) Find(p *agentapi.Pod, uids []string, hint string) (*Sandbox, err
 		case found != nil:
 			found.Close()
 			s.Close()
-			return nil, fmt.Errorf("%w: two namespaces match pod %s/%s, %s of %s and %s of %s (stop the process that is not the pod's, or move it to a cgroup with another name)",
+			return nil, fmt.Errorf("%w: two namespaces match pod %s/%s: %s of %s, and %s of %s (stop the process that does not belong to the pod, or move it to a cgroup with another name)",
 				ErrNone, p.Metadata.Namespace, p.Metadata.Name, found.ID, found.from, s.ID, c.from)
 		default:
 			c.Sandbox = s
@@ -171,9 +174,9 @@ func (x *Index) Find(p *agentapi.Pod, uids []string, hint string) (*Sandbox, err
 // candidate is a possible network namespace of a pod.
 type candidate struct {
 	*Sandbox
-	from   string
+	from   string // the process or path that it was found by
 	open   func() (*Sandbox, error)
-	hinted bool
+	hinted bool // found by the runtime's path
 }
 
 func (x *Index) candidates(p *agentapi.Pod, uids []string, hint string) (all []candidate) {
@@ -188,8 +191,8 @@ func (x *Index) candidates(p *agentapi.Pod, uids []string, hint string) (all []c
 	return all
 }
 
-// openProcessNetNS opens the namespace of a process. It then checks again that the process belongs to the pod, since
-// PIDs are reused.
+// openProcessNetNS opens the network namespace of a process. It then checks again that the process belongs to the pod,
+// because the kernel reuses process IDs.
 func (x *Index) openProcessNetNS(pid int, uid string) (*Sandbox, error) {
 	s, err := x.Open(filepath.Join(x.proc, strconv.Itoa(pid), "ns/net"))
 	if err != nil {
@@ -202,7 +205,7 @@ func (x *Index) openProcessNetNS(pid int, uid string) (*Sandbox, error) {
 	return s, nil
 }
 
-// Open opens a network namespace by its path. It refuses the node's own.
+// Open opens a network namespace by its path. It returns an error for the node's own network namespace.
 func (x *Index) Open(path string) (*Sandbox, error) {
 	f, err := os.Open(path)
 	if err != nil {
@@ -216,6 +219,7 @@ func (x *Index) Open(path string) (*Sandbox, error) {
 	return s, nil
 }
 
+// check sets the sandbox's ID. It returns an error if the file is not a network namespace, or is the node's own.
 func (x *Index) check(s *Sandbox) error {
 	var stat unix.Stat_t
 	var fs unix.Statfs_t
@@ -224,17 +228,17 @@ func (x *Index) check(s *Sandbox) error {
 		return err
 	}
 	if fs.Type != unix.NSFS_MAGIC {
-		return errors.New("it is not a network namespace")
+		return errors.New("not a network namespace")
 	}
 	s.ID = ID{uint64(stat.Dev), stat.Ino}
 	if slices.Contains(x.node, s.ID) {
-		return errors.New("it is the node's own network namespace")
+		return errors.New("this is the node's own network namespace")
 	}
 	return nil
 }
 
-// checkAddress returns an error if the namespace does not have the pod's address. If the address is not known yet, the
-// processes are sufficient.
+// checkAddress returns an error if the namespace has none of the pod's IP addresses. It returns nil if the pod's
+// addresses are not known yet.
 func (s *Sandbox) checkAddress(p *agentapi.Pod) error {
 	want := p.Addresses()
 	if len(want) == 0 {
@@ -252,7 +256,7 @@ func (s *Sandbox) checkAddress(p *agentapi.Pod) error {
 	return fmt.Errorf("network namespace %s has none of the pod's addresses %v", s.ID, want)
 }
 
-// Addresses returns the addresses of all links in the namespace.
+// Addresses returns the IP addresses of all interfaces in the namespace.
 func (s *Sandbox) Addresses() ([]netip.Addr, error) {
 	h, err := netlink.NewHandleAt(netns.NsHandle(s.NetNS.Fd()), unix.NETLINK_ROUTE)
 	if err != nil {

@@ -10,36 +10,36 @@ import (
 	"github.com/pilotfish-mesh/pilotfish/cni/agentapi"
 )
 
-var errLinux = errors.New("pods run on Linux")
+var errLinux = errors.New("network namespaces of pods are supported only on Linux")
 
-// Index is a snapshot of the processes of pods.
+// Index is a snapshot of the processes of all pods on the node.
 type Index struct{}
 
-// ID identifies a network namespace among those that exist at the same time.
+// ID identifies an existing network namespace.
 type ID struct{ Device, Inode uint64 }
 
 func (id ID) String() string { return "" }
 
-// Sandbox is the open network namespace of one pod. The caller closes it.
+// Sandbox is the open network namespace of one pod. The caller must call Close.
 type Sandbox struct {
 	ID
 	NetNS *os.File
 }
 
-// UniqueName works on Linux only.
+// UniqueName returns an error; it is implemented only on Linux.
 func (s *Sandbox) UniqueName() (string, error) { return "", errLinux }
 
 // Close closes the namespace.
 func (s *Sandbox) Close() {}
 
-// Addresses works on Linux only.
+// Addresses returns an error; it is implemented only on Linux.
 func (s *Sandbox) Addresses() ([]netip.Addr, error) { return nil, errLinux }
 
-// Scan works on Linux only.
+// Scan returns an error; it is implemented only on Linux.
 func Scan(string, string) (*Index, error) { return nil, errLinux }
 
-// Find works on Linux only.
+// Find returns an error; it is implemented only on Linux.
 func (x *Index) Find(*agentapi.Pod, []string, string) (*Sandbox, error) { return nil, errLinux }
 
-// Open works on Linux only.
+// Open returns an error; it is implemented only on Linux.
 func (x *Index) Open(string) (*Sandbox, error) { return nil, errLinux }

@@ -9,13 +9,13 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// checkOwner returns an error unless the node's root created the network namespace, as runtimes do. The namespace must
-// belong to the node's user namespace, or for hostUsers: false to one that root created. Any user of the node can
-// create both.
+// checkOwner returns an error unless the node's root user created the network namespace, as container runtimes do. The
+// namespace must belong to the node's user namespace or, for pods with hostUsers: false, to a user namespace that root
+// created. Without this check, any user of the node could present a network namespace as a pod's.
 func (x *Index) checkOwner(s *Sandbox) error {
 	users, err := ioctl(int(s.NetNS.Fd()), unix.NS_GET_USERNS, nil)
 	switch {
-	case errors.Is(err, unix.ENOTTY): // the kernel does not support the query
+	case errors.Is(err, unix.ENOTTY): // the kernel does not support this ioctl
 		return nil
 	case err != nil:
 		return fmt.Errorf("cannot determine the owner of network namespace %s: %w", s.ID, err)
@@ -38,8 +38,8 @@ func (x *Index) checkOwner(s *Sandbox) error {
 	return nil
 }
 
-func ioctl(fd int, request uintptr, answer *uint32) (int, error) {
-	r, _, errno := unix.Syscall(unix.SYS_IOCTL, uintptr(fd), request, uintptr(unsafe.Pointer(answer))) // #nosec G103 -- required by ioctl
+func ioctl(fd int, request uintptr, result *uint32) (int, error) {
+	r, _, errno := unix.Syscall(unix.SYS_IOCTL, uintptr(fd), request, uintptr(unsafe.Pointer(result))) // #nosec G103 -- required by ioctl
 	if errno != 0 {
 		return -1, errno
 	}

@@ -1,5 +1,6 @@
-// Package tombstone replaces the uninstalled CNI plugin while sandboxes still reference it, because their DEL would
-// otherwise fail forever. Its commands have no effect and succeed. It removes itself with the last of these sandboxes.
+// Package tombstone implements the program that replaces the CNI plugin's binary after uninstallation. Existing
+// sandboxes still reference the plugin, and without a binary their DEL would fail. The tombstone's commands succeed and
+// change no rules. It removes its binary when the last of these sandboxes is deleted.
 package tombstone
 
 import (
@@ -13,7 +14,7 @@ import (
 	"strings"
 )
 
-// DefaultResults is the directory of libcni's result cache.
+// DefaultResults is the directory of libcni's result cache, which contains a file per sandbox and network.
 const DefaultResults = "/var/lib/cni/results"
 
 // maxInput limits the network configuration and the files of libcni's cache, in bytes.
@@ -24,7 +25,7 @@ type Call struct {
 	Command, ContainerID string // CNI_COMMAND and CNI_CONTAINERID
 	In                   io.Reader
 	Out                  io.Writer
-	// Self is the tombstone's executable. Results is the directory of libcni's cache.
+	// Self is the path of the tombstone's binary. Results is the directory of libcni's result cache.
 	Self, Results string
 }
 
@@ -44,27 +45,28 @@ func Run(c Call) int {
 	if config.CNIVersion == "" {
 		config.CNIVersion = "1.0.0"
 	}
-	var answer any
+	var response any
 	switch c.Command {
 	case "VERSION":
-		answer = map[string]any{"cniVersion": config.CNIVersion, "supportedVersions": []string{"0.3.0", "0.3.1", "0.4.0", "1.0.0", "1.1.0"}}
+		response = map[string]any{"cniVersion": config.CNIVersion, "supportedVersions": []string{"0.3.0", "0.3.1", "0.4.0", "1.0.0", "1.1.0"}}
 	case "ADD":
-		answer = map[string]any{"cniVersion": config.CNIVersion}
+		response = map[string]any{"cniVersion": config.CNIVersion}
 		if len(config.PrevResult) > 0 && string(config.PrevResult) != "null" {
-			answer = config.PrevResult
+			response = config.PrevResult
 		}
 	case "DEL", "GC":
 		removeIfUnused(c)
 	}
-	if answer == nil {
+	if response == nil {
 		return 0
 	}
-	if err := json.NewEncoder(c.Out).Encode(answer); err != nil {
+	if err := json.NewEncoder(c.Out).Encode(response); err != nil {
 		return 1
 	}
 	return 0
 }
 
+// fail prints a CNI error and returns the exit code 1.
 func fail(out io.Writer, err error) int {
 	_ = json.NewEncoder(out).Encode(map[string]any{
 		"cniVersion": "1.0.0", "code": 6, "msg": "the network configuration is invalid", "details": err.Error(),
@@ -72,15 +74,16 @@ func fail(out io.Writer, err error) int {
 	return 1
 }
 
-// removeIfUnused removes the tombstone if no sandbox except the one that ends references the plugin.
+// removeIfUnused removes the tombstone's binary if only the sandbox of the current DEL still references the plugin.
 func removeIfUnused(c Call) {
-	named, err := CountReferences(c.Results, filepath.Base(c.Self), c.ContainerID)
-	if err == nil && named == 0 {
-		_ = os.Remove(c.Self) // on failure the file remains, which is harmless
+	count, err := CountReferences(c.Results, filepath.Base(c.Self), c.ContainerID)
+	if err == nil && count == 0 {
+		_ = os.Remove(c.Self) // a binary that remains is harmless
 	}
 }
 
-// CountReferences returns the number of sandboxes, except one, in libcni's cache that reference a plugin. Their DEL runs it.
+// CountReferences returns the number of entries in libcni's result cache whose sandbox references the plugin, so that
+// their DEL runs it. It does not count the sandbox with the container ID but.
 func CountReferences(results, plugin, but string) (int, error) {
 	entries, err := os.ReadDir(results)
 	if errors.Is(err, fs.ErrNotExist) {
@@ -94,23 +97,23 @@ func CountReferences(results, plugin, but string) (int, error) {
 		if !e.Type().IsRegular() {
 			continue
 		}
-		sandbox, names, err := readReference(filepath.Join(results, e.Name()), plugin)
+		containerID, references, err := readReference(filepath.Join(results, e.Name()), plugin)
 		if errors.Is(err, fs.ErrNotExist) {
-			continue // the sandbox has ended meanwhile
+			continue // the sandbox has been deleted since the directory was read
 		}
 		if err != nil {
 			return count, err
 		}
-		if names && (but == "" || sandbox != but) {
+		if references && (but == "" || containerID != but) {
 			count++
 		}
 	}
 	return count, nil
 }
 
-// readReference reports whether a file of libcni's cache, which contains the configuration of a sandbox, references the
-// plugin.
-func readReference(path, plugin string) (sandbox string, names bool, err error) {
+// readReference returns the container ID in a file of libcni's result cache, and whether the sandbox's network
+// configuration in the file references the plugin.
+func readReference(path, plugin string) (containerID string, references bool, err error) {
 	f, err := os.Open(path)
 	if err != nil {
 		return "", false, err
