@@ -17,7 +17,7 @@ import (
 
 const loadStatsMetadata = "LOAD_STATS_CONFIG_JSON"
 
-// Build returns the bootstrap without the changes of Override and Custom. Its result is deterministic.
+// Build returns the bootstrap for c. It ignores Override and Custom. The result is deterministic.
 func Build(c Config) (*bootstrapv3.Bootstrap, error) {
 	b, a, err := assemble(c)
 	if err != nil {
@@ -50,7 +50,7 @@ func assemble(c Config) (*bootstrapv3.Bootstrap, *anyBuilder, error) {
 		OverloadManager:     overloadManager(c, a),
 		Admin:               &bootstrapv3.Admin{Address: c.adminListener()},
 		ClusterManager:      clusterManager(c, a),
-		//lint:ignore SA1019 control planes leave the tracer to the bootstrap, as Istio's does
+		//lint:ignore SA1019 control planes, such as Istio's, expect the tracer in the bootstrap
 		Tracing:          httpTracing(c, a),
 		DynamicResources: dynamicResources(c),
 		StaticResources: &bootstrapv3.Bootstrap_StaticResources{
@@ -65,22 +65,23 @@ func assemble(c Config) (*bootstrapv3.Bootstrap, *anyBuilder, error) {
 	return b, a, a.err
 }
 
-// JSON returns a bootstrap as indented JSON for people to read, with enumerations by name. The bytes are deterministic.
+// JSON returns a bootstrap as indented JSON for human readers, with the names of enumeration values. The bytes are
+// deterministic.
 func JSON(b *bootstrapv3.Bootstrap) ([]byte, error) {
 	raw, err := protojson.MarshalOptions{UseProtoNames: true}.Marshal(b)
 	if err != nil {
-		return nil, fmt.Errorf("bootstrap: encoding it as JSON: %w", err)
+		return nil, fmt.Errorf("bootstrap: encoding the bootstrap as JSON: %w", err)
 	}
 	// protojson varies its white space on purpose. Indenting the result makes it deterministic.
 	var out bytes.Buffer
 	if err := json.Indent(&out, raw, "", "  "); err != nil {
-		return nil, fmt.Errorf("bootstrap: formatting its JSON: %w", err)
+		return nil, fmt.Errorf("bootstrap: indenting the bootstrap's JSON: %w", err)
 	}
 	out.WriteByte('\n')
 	return out.Bytes(), nil
 }
 
-// dynamicResources makes Envoy request listeners and clusters from the agent. It has no initial fetch timeout: Envoy
+// dynamicResources makes Envoy request listeners and clusters from the agent. There is no initial fetch timeout: Envoy
 // waits, because a proxy without configuration must not become ready.
 func dynamicResources(c Config) *bootstrapv3.Bootstrap_DynamicResources {
 	apiType := corev3.ApiConfigSource_DELTA_GRPC
@@ -129,8 +130,8 @@ func clusterManager(c Config, a *anyBuilder) *bootstrapv3.ClusterManager {
 	return m
 }
 
-// loadReports returns the destination of Envoy's load reports from the node metadata, or nil if there is none. Without
-// gRPC services, the destination is the control plane.
+// loadReports returns the destination of Envoy's load reports from the node metadata, or nil if the metadata has none.
+// If the entry has no gRPC services, the destination is the control plane.
 func loadReports(c Config, a *anyBuilder) *corev3.ApiConfigSource {
 	text, ok := c.Metadata[loadStatsMetadata].(string)
 	if !ok || text == "" {
@@ -138,7 +139,7 @@ func loadReports(c Config, a *anyBuilder) *corev3.ApiConfigSource {
 	}
 	source := &corev3.ApiConfigSource{}
 	if err := protojson.Unmarshal([]byte(text), source); err != nil {
-		a.fail(fmt.Errorf(`ISTIO_META_%s: %q: %w; write an Envoy ApiConfigSource, as {"api_type": "GRPC", "transport_api_version": "V3"}`,
+		a.fail(fmt.Errorf(`ISTIO_META_%s: %q: %w; write an Envoy ApiConfigSource, for example {"api_type": "GRPC", "transport_api_version": "V3"}`,
 			loadStatsMetadata, text, err))
 		return nil
 	}
@@ -148,10 +149,11 @@ func loadReports(c Config, a *anyBuilder) *corev3.ApiConfigSource {
 	return source
 }
 
-// anyBuilder collects the messages of Any fields, which are serialized at the end, and the first error of a builder.
+// anyBuilder creates Any fields, whose messages pack serializes at the end. It also records the first error that a
+// function passes to fail.
 type anyBuilder struct {
 	messages map[*anypb.Any]proto.Message
-	order    []*anypb.Any // of creation: a nested message precedes the one that contains it
+	order    []*anypb.Any // in order of creation: a nested message precedes the message that contains it
 	err      error
 }
 

@@ -23,11 +23,10 @@ const (
 	xdsCluster   = "xds-grpc"
 )
 
-// maxStreams is a limit that one Envoy never reaches.
+// maxStreams is the threshold of the circuit breakers of xds-grpc. One Envoy never opens so many streams.
 const maxStreams = 100000
 
-// localCluster is the cluster of the proxy's own workload. From it Envoy knows the number of the workload's instances
-// per zone.
+// localCluster is the cluster of the proxy's own workload. Envoy uses it to count the workload's instances per zone.
 const localCluster = "local_cluster"
 
 // localFetchTimeout limits how long Envoy waits at start for the endpoints of its own workload.
@@ -91,7 +90,7 @@ func grpcCluster(name, socket string, options *upstreamhttpv3.HttpProtocolOption
 	return c
 }
 
-// useHTTP2 adds HTTP/2 to the options and sets them on the cluster. Nil means no other options.
+// useHTTP2 adds HTTP/2 to the options and sets them on the cluster. options may be nil.
 func useHTTP2(c *clusterv3.Cluster, options *upstreamhttpv3.HttpProtocolOptions, a *anyBuilder) {
 	if options == nil {
 		options = &upstreamhttpv3.HttpProtocolOptions{}
@@ -106,8 +105,8 @@ func useHTTP2(c *clusterv3.Cluster, options *upstreamhttpv3.HttpProtocolOptions,
 	c.TypedExtensionProtocolOptions = map[string]*anypb.Any{httpProtocolOptions: a.add(options)}
 }
 
-// newXDSCluster returns the cluster of the ADS stream. Its circuit breakers never refuse the stream, and TCP keepalive detects a
-// lost connection.
+// newXDSCluster returns the cluster of the ADS stream. Its circuit breakers never reject the stream, and TCP keepalive
+// detects a lost connection.
 func newXDSCluster(c Config, a *anyBuilder) *clusterv3.Cluster {
 	// Each stream has its own connection, so that a new stream is not queued behind a failing connection.
 	options := c.secretOptions(a)
@@ -136,8 +135,8 @@ func (c Config) usesSelfDiscovery() bool {
 	return enabled && c.Type == Sidecar
 }
 
-// newLocalCluster returns the local cluster, whose endpoints Envoy requests by ADS. Envoy requires a static cluster, so
-// its initial fetch must have a timeout: the control plane may not know it.
+// newLocalCluster returns the local cluster, whose endpoints Envoy requests by ADS. Envoy requires that this cluster is
+// static. Its initial fetch has a timeout, because a control plane that does not know the cluster never responds.
 func newLocalCluster() *clusterv3.Cluster {
 	return &clusterv3.Cluster{
 		Name:                 localCluster,

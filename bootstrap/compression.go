@@ -19,16 +19,16 @@ type encoding struct {
 	library func() proto.Message
 }
 
-// encodings are the supported compressions of statistics, by their names in Accept-Encoding, best first. Envoy uses the
-// one that the client prefers.
+// encodings are the supported compression algorithms for statistics, best first, with the names that the annotation
+// uses. Envoy selects the algorithm that the client prefers.
 var encodings = []encoding{
 	{"brotli", func() proto.Message { return &brotliv3.Brotli{} }},
 	{"zstd", func() proto.Message { return &zstdv3.Zstd{} }},
 	{"gzip", func() proto.Message { return &gzipv3.Gzip{} }},
 }
 
-// compressors returns filters for the encodings in the pod's annotation, by default all. It returns none if ProxyConfig
-// disables compression.
+// compressors returns filters for the encodings in the pod's annotation. Without the annotation, it returns filters for
+// all encodings, or none if ProxyConfig disables compression.
 func compressors(c Config, a *anyBuilder) []*hcmv3.HttpFilter {
 	wanted := splitList(strings.ReplaceAll(c.Annotations[annotationCompress], " ", ""))
 	if off := c.ProxyConfig.GetStatsCompression(); len(wanted) == 0 && off != nil && !off.GetValue() {

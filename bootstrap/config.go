@@ -1,8 +1,8 @@
 // Package bootstrap builds the Envoy bootstrap of one proxy from its identity and settings. It uses Envoy's own types,
 // so that every value is quoted, escaped and named correctly for any input.
 //
-// The names, ports, clusters and listeners are those of Istio's sidecars, so that control planes, dashboards and probes
-// for one work with the other.
+// The names, ports, clusters and listeners are those of Istio's sidecars. So control planes, dashboards and probes that
+// were made for Istio's sidecars also work with this bootstrap.
 package bootstrap
 
 import (
@@ -30,11 +30,11 @@ const (
 // Config contains all inputs of a bootstrap.
 type Config struct {
 	Type Type
-	// IPs are the proxy's addresses; the first is part of its identity. At least one is required.
+	// IPs are the proxy's addresses. The first is part of the node ID. At least one is required.
 	IPs            []netip.Addr
-	Name           string // of the pod or workload
+	Name           string // name of the pod or workload
 	Namespace      string
-	Domain         string // DNS domain of the node id; empty: <namespace>.svc.cluster.local
+	Domain         string // DNS domain in the node ID; empty: <namespace>.svc.cluster.local
 	ServiceAccount string
 	Labels         map[string]string
 	Annotations    map[string]string
@@ -44,11 +44,13 @@ type Config struct {
 	Locality string
 	// ProxyConfig contains ports, names, statistics and runtime values. Required.
 	ProxyConfig *meshv1.ProxyConfig
-	// ControlPlaneSANs are the accepted names in the control plane's certificate, sent as PILOT_SAN.
+	// ControlPlaneSANs are the names that are accepted in the control plane's certificate. The node metadata contains
+	// them as PILOT_SAN.
 	ControlPlaneSANs []string
-	// ControlPlaneRoot is the file of root certificates that verify the control plane, sent as XDS_ROOT_CERT.
+	// ControlPlaneRoot is the file of root certificates that verify the control plane. The node metadata contains it as
+	// XDS_ROOT_CERT.
 	ControlPlaneRoot string
-	IstioVersion     string // sent as ISTIO_VERSION if Metadata has none
+	IstioVersion     string // ISTIO_VERSION in the node metadata, unless Metadata contains it
 	// Envoy is the major and minor version of the Envoy to be started. The bootstrap contains only runtime flags that
 	// this version knows; zero means all flags.
 	Envoy [2]int
@@ -60,33 +62,34 @@ type Config struct {
 	Bind           netip.Addr
 	ReadinessPort  uint32 // 0: 15021
 	PrometheusPort uint32 // 0: 15090
-	// XDSSocket and SDSSocket are the agent's unix sockets. A relative path is resolved against Envoy's working
-	// directory, and avoids the limit of 108 bytes for a socket's name.
+	// XDSSocket and SDSSocket are the agent's unix sockets. Envoy resolves a relative path against its working
+	// directory. A relative path can avoid the kernel's limit of 108 bytes for a socket's path.
 	XDSSocket string // empty: <config path>/XDS
 	// AdminSocket is the unix socket of Envoy's admin interface. Empty: Envoy listens on TCP at ProxyConfig's port.
 	AdminSocket string
 	SDSSocket   string // empty: DefaultSDSSocket
-	// StatusSocket is the unix socket where the agent serves Envoy if it has no status port. Empty: the status port.
+	// StatusSocket is the unix socket of the agent's status server, if the server has no port. Empty: Envoy connects to
+	// the status port.
 	StatusSocket string
 	// FilesSocket is the socket where the agent serves secrets from files if another process serves SDSSocket. Empty:
 	// SDSSocket.
 	FilesSocket string
 	// DualStack also binds the wildcard address of the other address family.
 	DualStack bool
-	// ExitOnZero informs the control plane that the proxy exits with its last connection.
+	// ExitOnZero informs the control plane that the draining proxy exits as soon as it has no connections.
 	ExitOnZero bool
 	// TLSPolicy restricts the TLS parameters of the connections and listeners in the bootstrap.
 	TLSPolicy tlspolicy.Policy
 	// OutlierLog is the file where Envoy logs ejections of endpoints; empty: none.
 	OutlierLog string
 
-	// MemoryLimit is the container's memory limit in bytes, for Envoy and the agent together. Envoy sheds load before
-	// the kernel kills it. 0: no limit.
+	// MemoryLimit is the container's memory limit in bytes, for Envoy and the agent together. It makes Envoy shed load
+	// before the kernel kills it. 0: no limit.
 	MemoryLimit uint64
 	// LocalMetrics binds the Prometheus port to localhost only.
 	LocalMetrics bool
-	// SecureMetricsPort and SecureMergedMetricsPort serve Envoy's and the agent's merged statistics to clients with a
-	// certificate of the mesh. 0: no such port.
+	// SecureMetricsPort serves Envoy's statistics, and SecureMergedMetricsPort the statistics that the agent merges, to
+	// clients with a certificate of the mesh. 0: no such port.
 	SecureMetricsPort, SecureMergedMetricsPort uint32
 	// TracingProvider is the mesh's default tracing provider. ProxyConfig's tracing overrides it. Nil: none.
 	TracingProvider *meshv1.MeshConfig_ExtensionProvider
@@ -94,29 +97,29 @@ type Config struct {
 	// AgentSecret is a credential that Envoy sends in each request to the agent; empty: none.
 	AgentSecret string
 
-	// Override changes the bootstrap: a JSON or YAML object is merged into it, a list is a JSON patch (RFC 6902).
-	// OverrideFile is its name in errors.
+	// Override changes the bootstrap: a JSON or YAML object is merged into it, and a list is a JSON patch (RFC 6902).
+	// Errors name the source of Override by OverrideFile.
 	Override     []byte
 	OverrideFile string
-	// Custom replaces the bootstrap: a complete bootstrap in JSON or YAML, or a Go template for one. CustomFile is its
-	// name in errors.
+	// Custom replaces the bootstrap: a complete bootstrap in JSON or YAML, or a Go template that produces one. Errors
+	// name the source of Custom by CustomFile.
 	Custom     []byte
 	CustomFile string
 	// Env returns an environment variable for a template. Nil: templates see no variables.
 	Env func(name string) string
-	// LogAsJSON is the template option that specifies that the agent logs JSON.
+	// LogAsJSON is the value of the template option log_json: the agent logs JSON.
 	LogAsJSON bool
 	// HostIP replaces $(HOST_IP) in Override and Custom.
 	HostIP string
 
-	// WorkingDir is the base of relative paths for readers of the gRPC bootstrap, which have other working directories;
-	// empty: /.
+	// WorkingDir is prepended to relative paths in the gRPC bootstrap, because gRPC applications have other working
+	// directories. Empty: /.
 	WorkingDir string
-	// CertDir is the directory of certificates for clients without SDS; empty: none.
+	// CertDir is the directory with the certificate files of proxyless gRPC applications. Empty: no certificates.
 	CertDir string
 }
 
-// hostIPVariable is replaced by the node's address in an override and in the addresses of telemetry services.
+// hostIPVariable is replaced by the node's address in Override, in Custom and in the addresses of telemetry services.
 const hostIPVariable = "$(HOST_IP)"
 
 // DefaultSDSSocket is the default socket where the agent serves certificates.
@@ -137,11 +140,11 @@ func (c Config) withDefaults() (Config, error) {
 		return c, fmt.Errorf("bootstrap: proxy type %q is not known; use %q, %q or %q", c.Type, Sidecar, Router, Waypoint)
 	}
 	if len(c.IPs) == 0 {
-		return c, fmt.Errorf("bootstrap: the proxy has no IP address; set INSTANCE_IP to the address it is reached at")
+		return c, fmt.Errorf("bootstrap: the proxy has no IP address; set INSTANCE_IP to the proxy's address")
 	}
 	for _, ip := range c.IPs {
 		if !ip.IsValid() {
-			return c, fmt.Errorf("bootstrap: the proxy's IP addresses %v contain one that is not valid", c.IPs)
+			return c, fmt.Errorf("bootstrap: the proxy's IP addresses %v contain an invalid address", c.IPs)
 		}
 	}
 	if c.ProxyConfig == nil {
@@ -230,8 +233,8 @@ func (c Config) adminListener() *corev3.Address {
 	return address
 }
 
-// StatusAddress returns the address of the agent's status port: Bind's if it is set, otherwise every address, or
-// "unix:" and the path of a socket. The agent must listen there, because Envoy connects to it.
+// StatusAddress returns the address of the agent's status server: host:port, or "unix:" and the path of a socket. The
+// host is Bind, or empty for all addresses. The agent must listen there, because Envoy connects to it.
 func (c Config) StatusAddress() string {
 	if c.StatusSocket != "" {
 		return "unix:" + c.StatusSocket
@@ -251,7 +254,7 @@ func hostPort(host string, port uint32) string {
 	return net.JoinHostPort(host, strconv.FormatUint(uint64(port), 10))
 }
 
-// openAddresses returns the addresses of the readiness and Prometheus listeners; the first is the main one.
+// openAddresses returns the addresses that the readiness and Prometheus listeners bind. The first is the main address.
 func (c Config) openAddresses() []string {
 	v4, v6 := netip.IPv4Unspecified().String(), netip.IPv6Unspecified().String()
 	switch {

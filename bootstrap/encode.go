@@ -14,10 +14,10 @@ import (
 
 // Encode returns the bootstrap as the bytes that Envoy reads. They are deterministic.
 //
-// They are equivalent to JSON(Build(c)) and much cheaper. For the first message that it encodes, the protobuf library
-// prepares every reachable message type, which is most of Envoy's API. That costs 10 ms of start-up and 2 MB for the
-// agent's lifetime, for one file that is written once. Encode uses the tags of the generated structs instead.
-// Enumerations are written as numbers, because their names need the prepared types.
+// The result is equivalent to JSON(Build(c)), but Encode is much cheaper. The protobuf library prepares every reachable
+// message type when it encodes the first message. For a bootstrap, that is most of Envoy's API: 10 ms of start-up and 2
+// MB for the agent's lifetime. Encode uses the tags of the generated structs instead. It writes enumerations as
+// numbers, because their names need the prepared types.
 //
 // With Override or Custom, Encode uses the protobuf library, because the result is merged as JSON and checked against
 // the types.
@@ -78,7 +78,8 @@ func protoName(f reflect.StructField) string {
 	return ""
 }
 
-// unset reports whether a field has no value or its type's zero value. In protobuf these are equal except for pointers.
+// unset reports whether a field has no value or the zero value of its type. Protobuf does not distinguish these, except
+// for pointers.
 func unset(v reflect.Value) bool {
 	switch v.Kind() {
 	case reflect.Slice, reflect.Map:
@@ -144,7 +145,7 @@ func (e *encoder) pointer(v reflect.Value) any {
 func (e *encoder) any(a *anypb.Any) any {
 	m, ok := e.packed[a]
 	if !ok {
-		e.err = fmt.Errorf("bootstrap: a packed %s is not known to the encoder", a.GetTypeUrl())
+		e.err = fmt.Errorf("bootstrap: the message of an Any field of type %s was not registered", a.GetTypeUrl())
 		return nil
 	}
 	fields := e.message(reflect.ValueOf(m).Elem())

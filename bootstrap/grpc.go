@@ -10,7 +10,7 @@ import (
 // serverListener is Istio's name for the listener of a gRPC server; %s is the server's listen address.
 const serverListener = "xds.istio.io/grpc/lds/inbound/%s"
 
-// grpcProvider is the name of the certificate provider that control planes refer to.
+// grpcProvider is the name of the certificate provider. The resources of control planes refer to it.
 const grpcProvider = "default"
 
 // grpcBootstrap is the bootstrap of gRPC's own xDS clients, specified by gRFC A27 and A29.
@@ -68,7 +68,7 @@ func GRPC(c Config) ([]byte, error) {
 		return nil, err
 	}
 	metadata := node.GetMetadata().AsMap()
-	// GENERATOR informs the control plane that the application has no Envoy. The next entry enables mutual TLS.
+	// GENERATOR informs the control plane that the application has no Envoy. CERTIFICATE_PROVIDER enables mutual TLS.
 	metadata["GENERATOR"] = "grpc"
 	if c.CertDir != "" {
 		metadata["CERTIFICATE_PROVIDER"] = grpcProvider
@@ -76,8 +76,8 @@ func GRPC(c Config) ([]byte, error) {
 	b := grpcBootstrap{
 		Servers: []grpcServer{{
 			URI: "unix://" + c.absolutePath(c.XDSSocket),
-			// The socket's file mode restricts its clients. Encryption is unnecessary, because only the agent is on the
-			// other side.
+			// The socket's file mode restricts its clients. Encryption is unnecessary, because the only server on a
+			// unix socket is the local agent.
 			Credentials: []grpcCredentials{{Type: "insecure"}},
 			Features:    []string{"xds_v3"},
 		}},
@@ -125,7 +125,7 @@ func marshalIndented(v any) ([]byte, error) {
 	j.SetEscapeHTML(false)
 	j.SetIndent("", "  ")
 	if err := j.Encode(v); err != nil {
-		return nil, fmt.Errorf("bootstrap: encoding it as JSON: %w", err)
+		return nil, fmt.Errorf("bootstrap: encoding the bootstrap as JSON: %w", err)
 	}
 	return out.Bytes(), nil
 }

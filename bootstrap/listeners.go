@@ -54,8 +54,8 @@ func (c Config) metricsAddresses() []string {
 	return c.openAddresses()
 }
 
-// forwardingListener returns the listener of a port. As in Istio's bootstrap it has no name, so its statistics are named after
-// its address. It bypasses the overload manager, so it still answers when Envoy sheds load.
+// forwardingListener returns the listener of a port. As in Istio's bootstrap it has no name, so its statistics are
+// named after its address. It bypasses the overload manager, so that it responds even when Envoy sheds load.
 func forwardingListener(c Config, a *anyBuilder, p port) *listenerv3.Listener {
 	chain := &listenerv3.FilterChain{Filters: []*listenerv3.Filter{{
 		Name: "envoy.filters.network.http_connection_manager",
@@ -94,8 +94,8 @@ func httpFilters(c Config, a *anyBuilder, p port) []*hcmv3.HttpFilter {
 	})
 }
 
-// proxyProtocol accepts connections with and without the PROXY protocol: a load balancer's probes use it, the kubelet's
-// do not.
+// proxyProtocol accepts connections with and without the PROXY protocol: a load balancer's probes use it, but the
+// kubelet's do not.
 func proxyProtocol(a *anyBuilder) *listenerv3.ListenerFilter {
 	return &listenerv3.ListenerFilter{
 		Name: "envoy.filters.listener.proxy_protocol",

@@ -4,10 +4,9 @@ import (
 	"google.golang.org/protobuf/reflect/protoreflect"
 )
 
-// merge merges the document from into the document into, in place. It merges as Envoy does, so a file for Envoy's
-// --config-yaml has the same effect: messages and maps are merged, lists are appended to, single values are replaced.
-// There are two additions. null removes a field. A list entry is merged into the entry of the same name, where Envoy
-// would refuse the duplicate.
+// merge merges from into the document into, in place. It merges as Envoy merges --config-yaml: messages and maps are
+// merged, lists are appended to, single values are replaced. There are two additions: null removes a field, and a list
+// entry is merged into an existing entry of the same name. Envoy would reject the duplicate name.
 func merge(into, from tree, m protoreflect.MessageDescriptor) tree {
 	for key, value := range from {
 		field := m.Fields().ByTextName(key)
@@ -61,7 +60,7 @@ func mergeMessage(old, value any, m protoreflect.MessageDescriptor) any {
 	return merge(into, from, m)
 }
 
-// mergePacked merges into a packed message. If from contains the type URL, it replaces the packed message.
+// mergePacked merges from into a packed message. If from contains the type URL, it replaces the packed message.
 func mergePacked(into, from tree) any {
 	if _, anew := from[typeField]; anew {
 		return from
@@ -72,8 +71,8 @@ func mergePacked(into, from tree) any {
 	return mergeStruct(into, from)
 }
 
-// mergeStruct merges objects without a schema by their first level of keys, as Envoy does: an entry is replaced as a
-// whole.
+// mergeStruct merges the top-level keys of objects without a schema. As in Envoy, it replaces each value as a whole.
+// null removes the key.
 func mergeStruct(into, from tree) tree {
 	for key, value := range from {
 		if value == nil {

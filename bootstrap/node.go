@@ -50,7 +50,8 @@ func NodeID(c Config) string {
 	return strings.Join([]string{string(c.Type), address, c.Name + "." + c.Namespace, domain}, "~")
 }
 
-// nodeCluster returns the name of the workload in statistics and traces, according to ProxyConfig.
+// nodeCluster returns the node's cluster, according to ProxyConfig. It identifies the workload in statistics and
+// traces.
 func nodeCluster(c Config) string {
 	tracing, ok := c.ProxyConfig.GetClusterName().(*meshv1.ProxyConfig_TracingServiceName_)
 	if !ok {
@@ -103,8 +104,8 @@ func canonicalService(c Config) string {
 	return anonymousCluster
 }
 
-// nodeLocality parses region/zone/subzone. A label may contain dots instead, because label values cannot contain
-// slashes.
+// nodeLocality parses region/zone/subzone from the labels, or else from otherwise. A label may contain dots as
+// separators, because label values cannot contain slashes.
 func nodeLocality(labels map[string]string, otherwise string) *corev3.Locality {
 	text := labels[localityLabelV2]
 	if text == "" {
@@ -126,8 +127,8 @@ func nodeLocality(labels map[string]string, otherwise string) *corev3.Locality {
 // filesMetadata informs the control plane that filesCluster serves the secrets from files.
 const filesMetadata = "file-credential"
 
-// nodeMetadata merges this package's metadata over the caller's. Lists and booleans are strings, as Istio's control
-// plane expects.
+// nodeMetadata returns c.Metadata with the entries that this package sets; these override the caller's. Lists and
+// booleans are strings, as Istio's control plane expects.
 func nodeMetadata(c Config) (*structpb.Struct, error) {
 	m := maps.Clone(c.Metadata)
 	if m == nil {
@@ -194,7 +195,7 @@ func proxyConfigMetadata(pc *meshv1.ProxyConfig) (json.RawMessage, error) {
 	return b, nil
 }
 
-// toStruct converts metadata by way of JSON, so it supports any Go value that has a JSON form.
+// toStruct converts metadata through JSON, so it supports every Go value that encoding/json supports.
 func toStruct(m map[string]any) (*structpb.Struct, error) {
 	b, err := json.Marshal(m)
 	if err != nil {

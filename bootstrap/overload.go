@@ -21,8 +21,9 @@ const (
 	connectionMonitor = "envoy.resource_monitors.global_downstream_max_connections"
 )
 
-// heapActions are Envoy's actions as its heap fills up, mildest first: return freed pages to the kernel, close
-// connections after the current request, and refuse requests. Requests in progress are not affected.
+// heapActions are Envoy's overload actions as its heap fills, mildest first: return freed pages to the kernel, close
+// connections after the current request, reject requests. filled is the fraction of the heap limit. Requests in
+// progress are not affected.
 var heapActions = []struct {
 	name   string
 	filled float64
@@ -33,11 +34,11 @@ var heapActions = []struct {
 }
 
 // nonHeapReserve is the memory that the agent and Envoy use outside Envoy's heap: about 10 MB each when idle, and a
-// reserve.
+// safety margin.
 const nonHeapReserve = 24 << 20
 
-// overloadManager limits the connections of all listeners together, and the heap if the memory is limited. Without a
-// limit of connections, Envoy logs a warning at start.
+// overloadManager limits the connections of all listeners together and, if there is a memory limit, Envoy's heap.
+// Without a connection limit, Envoy would log a warning at start.
 func overloadManager(c Config, a *anyBuilder) *overloadv3.OverloadManager {
 	limit, err := maxConnections(c)
 	if err != nil {
@@ -73,14 +74,14 @@ func monitor(name string, config proto.Message, a *anyBuilder) *overloadv3.Resou
 	}
 }
 
-// heapLimit returns the maximum size of Envoy's heap for a container's memory limit. Envoy monitors its heap, because
-// the container's memory usage includes the kernel's file cache and is often near the limit.
+// heapLimit returns the maximum size of Envoy's heap for a container's memory limit. Envoy monitors its heap instead of
+// the container's memory usage, because that includes the kernel's file cache and is often near the limit.
 func heapLimit(memory uint64) uint64 {
 	return max(memory-min(memory, max(nonHeapReserve, memory/10)), memory/2, 1)
 }
 
-// maxConnections returns the limit from ProxyConfig's connectionSettings, or else from the metadata, or else from the
-// runtime value, or else no limit.
+// maxConnections returns the first limit that is set in ProxyConfig's connectionSettings, the metadata, or the runtime
+// values. If none is set, it returns a limit that is never reached.
 func maxConnections(c Config) (int64, error) {
 	if set := c.ProxyConfig.GetConnectionSettings().GetGlobalDownstreamConnectionLimit(); set != nil {
 		return parsePositive("connectionSettings.globalDownstreamConnectionLimit", strconv.Itoa(int(set.GetValue())))

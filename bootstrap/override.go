@@ -14,18 +14,18 @@ import (
 	"github.com/pilotfish-mesh/pilotfish/bootstrap/gotemplate"
 )
 
-// maxInputSize is larger than any hand-written bootstrap, and small enough to be read at every start.
+// maxInputSize limits the size of Override and Custom. It is larger than any hand-written bootstrap.
 const maxInputSize = 4 << 20
 
 // isCustomized reports whether the user overrides or replaces the bootstrap.
 func (c Config) isCustomized() bool { return len(c.Override) > 0 || len(c.Custom) > 0 }
 
-// tree is a JSON document with Envoy's field names. Overrides are processed as JSON, because they may contain Envoy
-// extensions whose types this program does not have.
+// tree is a JSON object with Envoy's field names. Overrides are processed as JSON, because they may contain Envoy
+// extensions whose Go types this program does not contain.
 type tree = map[string]any
 
-// customizedTree returns the bootstrap, or the custom one if there is one, with the override applied. It validates the
-// result field by field and verifies that the fields that the agent needs are unchanged.
+// customizedTree returns the generated or custom bootstrap with the override applied. It checks every field of the
+// result, and that the fields that the agent needs are unchanged.
 func customizedTree(c Config) (tree, error) {
 	own, err := ownTree(c)
 	if err != nil {
@@ -50,7 +50,8 @@ func customizedTree(c Config) (tree, error) {
 	return result, nil
 }
 
-// attributeError returns the error of the custom bootstrap if that alone is invalid, and otherwise err.
+// attributeError returns the error of the custom bootstrap if it is already invalid without the override. Otherwise it
+// returns err.
 func attributeError(c Config, err error, own tree) error {
 	if len(c.Custom) == 0 || len(c.Override) == 0 {
 		return err
@@ -65,7 +66,7 @@ func attributeError(c Config, err error, own tree) error {
 	return err
 }
 
-// ownTree returns the bootstrap of this package as a document.
+// ownTree returns the bootstrap that Build generates, as a JSON object.
 func ownTree(c Config) (tree, error) {
 	b, err := Build(c)
 	if err != nil {
@@ -113,7 +114,7 @@ func override(c Config, t tree, name string) (tree, error) {
 		if o, err = canonical(o, bootstrapDescriptor(), name); err != nil {
 			return nil, err
 		}
-		// The result is a copy, because the original is compared with it later.
+		// t is copied, because the caller compares the result with the original later.
 		return merge(clone(t).(tree), o, bootstrapDescriptor()), nil
 	case []any:
 		return patch(t, o, name)
@@ -125,7 +126,7 @@ func override(c Config, t tree, name string) (tree, error) {
 func patch(t tree, operations []any, name string) (tree, error) {
 	document, err := json.Marshal(t)
 	if err != nil {
-		return nil, fmt.Errorf("bootstrap: encoding it as JSON: %w", err)
+		return nil, fmt.Errorf("bootstrap: encoding the bootstrap as JSON: %w", err)
 	}
 	options := jsonpatch.NewApplyOptions()
 	options.AccumulatedCopySizeLimit = maxInputSize
@@ -150,7 +151,7 @@ func patch(t tree, operations []any, name string) (tree, error) {
 	return canonical(patched, bootstrapDescriptor(), name)
 }
 
-// parse parses JSON or YAML.
+// parse parses JSON or YAML after it has replaced $(HOST_IP).
 func (c Config) parse(text []byte, name string) (any, error) {
 	if len(text) > maxInputSize {
 		return nil, fmt.Errorf("%s has %d bytes; the limit is %d", name, len(text), maxInputSize)
@@ -196,7 +197,7 @@ func decodeObject(text []byte) (tree, error) {
 	return t, nil
 }
 
-// decodeYAML converts YAML to JSON and decodes that, so both formats yield the same kinds of values.
+// decodeYAML converts YAML to JSON and decodes the JSON, so that both formats yield the same Go types.
 func decodeYAML(text []byte) (any, error) {
 	d := yaml.NewDecoder(bytes.NewReader(text))
 	var document, more any

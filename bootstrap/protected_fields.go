@@ -19,10 +19,10 @@ var protectedClusters = []string{xdsCluster, sdsCluster}
 func checkProtected(got, want *bootstrapv3.Bootstrap, author string) error {
 	switch {
 	case got.GetNode().GetId() != want.GetNode().GetId():
-		return fmt.Errorf("%s changes node.id from %[3]q to %[2]q, by which the control plane identifies the workload: remove this change",
+		return fmt.Errorf("%s changes node.id from %[3]q to %[2]q, but the control plane identifies the workload by it: remove this change",
 			author, got.GetNode().GetId(), want.GetNode().GetId())
 	case !proto.Equal(got.GetAdmin().GetAddress(), want.GetAdmin().GetAddress()):
-		return fmt.Errorf("%s changes admin.address, through which the agent polls Envoy: remove this change, and set "+
+		return fmt.Errorf("%s changes admin.address, through which the agent polls Envoy: remove this change; to move the admin interface, set "+
 			"proxyAdminPort, PROXY_BIND_ADDRESS or ENVOY_ADMIN_SOCKET", author)
 	case !proto.Equal(got.GetDynamicResources(), want.GetDynamicResources()):
 		return fmt.Errorf("%s changes dynamic_resources, through which Envoy gets its configuration from the agent: remove this change", author)
@@ -59,7 +59,7 @@ func clustersNamed(b *bootstrapv3.Bootstrap, name string) []*clusterv3.Cluster {
 	return found
 }
 
-// addProtected adds the fields and clusters that the agent needs to a custom bootstrap, where it lacks them.
+// addProtected adds the fields and clusters that the agent needs to a custom bootstrap that lacks them.
 func addProtected(custom, own tree) {
 	fill(custom, own, "node", "id", "cluster", "locality", "metadata")
 	fill(custom, own, "admin", "address")
@@ -69,7 +69,7 @@ func addProtected(custom, own tree) {
 	resources, ok := custom["static_resources"].(tree)
 	if !ok {
 		if custom["static_resources"] != nil {
-			return // of a wrong type, which the decoder reports
+			return // has the wrong type; validateResult reports it
 		}
 		resources = tree{}
 		custom["static_resources"] = resources
@@ -93,8 +93,8 @@ func addProtected(custom, own tree) {
 	}
 }
 
-// moveAdmin moves the admin interface of a custom bootstrap from the default port to AdminSocket, and changes clusters
-// that connect to it. Bootstraps for Istio's agent contain the port.
+// moveAdmin moves the admin interface of a custom bootstrap from the default port to AdminSocket, and changes the
+// clusters that connect to it. Bootstraps that were written for Istio's agent contain the port.
 func (c Config) moveAdmin(custom, own tree) {
 	if c.AdminSocket == "" {
 		return
@@ -130,8 +130,9 @@ func addAgentSecret(resources, own tree) {
 	resources["secrets"] = append(slices.Clone(secrets), clone(ours).([]any)...)
 }
 
-// isSamePipe reports whether two clusters connect to the same socket. Complete bootstraps for Istio's agent contain these
-// clusters. The agent defines how Envoy connects to it, so its own definition replaces theirs.
+// isSamePipe reports whether two clusters connect to the same unix socket. Complete bootstraps for Istio's agent
+// contain clusters that connect to the agent. Their definitions are replaced, because the agent defines how Envoy
+// connects to it.
 func isSamePipe(theirs, ours tree) bool {
 	there, ok := pipeOf(theirs)
 	here, _ := pipeOf(ours)
@@ -153,7 +154,7 @@ func firstOf(t tree, list string) tree {
 	return nil
 }
 
-// usesAgentCluster reports whether listeners and clusters are requested over the agent's cluster.
+// usesAgentCluster reports whether Envoy requests listeners and clusters from the agent.
 func usesAgentCluster(t tree) bool {
 	resources := treeAt(t, "dynamic_resources")
 	service := firstOf(treeAt(resources, "ads_config"), "grpc_services")
@@ -161,7 +162,7 @@ func usesAgentCluster(t tree) bool {
 		treeAt(resources, "lds_config")["ads"] != nil && treeAt(resources, "cds_config")["ads"] != nil
 }
 
-// fill adds missing fields to an object.
+// fill copies the fields from own[object] to custom[object] that are missing there.
 func fill(custom, own tree, object string, fields ...string) {
 	into, ok := custom[object].(tree)
 	if !ok {

@@ -11,11 +11,11 @@ import (
 	"github.com/pilotfish-mesh/pilotfish/internal/redact"
 )
 
-// redactedValue replaces a secret.
+// redactedValue is printed instead of a secret.
 const redactedValue = "(not shown)"
 
-// Render returns the bootstrap for people to read, with enumerations by name and without secrets. The bytes are
-// deterministic.
+// Render returns the bootstrap for human readers, with the names of enumeration values and without secrets. The bytes
+// are deterministic.
 func Render(c Config) ([]byte, error) {
 	c = withoutTokens(c)
 	if c.isCustomized() {
@@ -46,7 +46,7 @@ func withoutTokens(c Config) Config {
 		return c
 	}
 	c.TracingProvider = proto.Clone(c.TracingProvider).(*meshv1.MeshConfig_ExtensionProvider)
-	//lint:ignore SA1019 meshes that still have it rely on it
+	//lint:ignore SA1019 some meshes still use this deprecated provider
 	if l := c.TracingProvider.GetLightstep(); l != nil {
 		hideText(&l.AccessToken)
 	}
@@ -65,11 +65,11 @@ func hideText(s *string) {
 	}
 }
 
-// secretNames are parts of the names of fields and headers whose values are secret.
+// secretNames are parts of the names of fields and headers that contain secrets.
 var secretNames = []string{"private_key", "password", "passwd", "secret", "credential", "token", "session_ticket_keys", "authorization", "api-key", "apikey", "api_key", "access_key", "accesskey", "cookie"}
 
 func isSecret(name string) bool {
-	if name == strings.ToUpper(name) && redact.IsSecretSetting(name) { // an entry of the node's metadata
+	if name == strings.ToUpper(name) && redact.IsSecretSetting(name) { // an upper-case name is an entry of the node's metadata
 		return true
 	}
 	name = strings.ToLower(name)
@@ -111,7 +111,7 @@ func hide(v any) any {
 	return v
 }
 
-// hideInline hides a string, or the inline data of a DataSource. The name of a file is not secret.
+// hideInline replaces a string, or the inline data of a DataSource. File names are not secret.
 func hideInline(value any) any {
 	switch value := value.(type) {
 	case string:
@@ -126,7 +126,7 @@ func hideInline(value any) any {
 	return hide(value)
 }
 
-// Warnings returns a warning, with a remedy, for each setting that current Envoy versions do not support.
+// Warnings returns a warning with a remedy for each tracing setting that has no effect.
 func Warnings(c Config) []string {
 	return tracingWarnings(c)
 }

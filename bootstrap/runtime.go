@@ -7,13 +7,14 @@ import (
 	"google.golang.org/protobuf/types/known/structpb"
 )
 
-// Flags that depend on the Envoy version or on the rest of the bootstrap.
+// Runtime flags that are set only for some Envoy versions or some configurations.
 const (
 	coalesceFlag  = "envoy.reloadable_features.coalesce_lb_rebuilds_on_batch_update"
 	allocatedFlag = "envoy.reloadable_features.fixed_heap_use_allocated"
 )
 
-// firstToCoalesce is the first Envoy version that knows coalesceFlag. Earlier versions log a warning about it.
+// firstToCoalesce is the first Envoy version that knows coalesceFlag. Earlier versions log a warning about an unknown
+// flag.
 var firstToCoalesce = [2]int{1, 38}
 
 // KnowsAllFlags reports whether the Envoy version to be started knows all runtime flags of the bootstrap.
@@ -21,32 +22,34 @@ func (c Config) KnowsAllFlags() bool {
 	return c.Envoy == [2]int{} || slices.Compare(c.Envoy[:], firstToCoalesce[:]) >= 0
 }
 
-// defaultRuntime returns the runtime flags for which a mesh proxy needs other values than Envoy's defaults, as Istio's
-// agent sets them.
+// defaultRuntime returns the runtime flags whose Envoy defaults do not suit a mesh proxy. Istio's agent sets the same
+// values.
 func defaultRuntime(c Config) map[string]*structpb.Value {
 	flags := map[string]*structpb.Value{
-		// Users write the regular expressions in routes. Envoy's default limit of 100 is too low for them.
+		// Users write the regular expressions in routes. Envoy's default limit of 100 is too low for many of them.
 		"re2.max_program_size.error_level": structpb.NewStringValue("32768"),
 		// Istio's control plane captures outbound traffic with this field of listeners.
 		"envoy.deprecated_features:envoy.config.listener.v3.Listener.hidden_envoy_deprecated_use_original_dst": structpb.NewBoolValue(true),
-		// Envoy strips the fragment of a path instead of refusing the request, so clients that send one still work.
+		// Envoy strips the fragment from a path instead of rejecting the request, so that clients that send fragments
+		// work.
 		"envoy.reloadable_features.http_reject_path_with_fragment": structpb.NewBoolValue(false),
 	}
 	if c.KnowsAllFlags() {
-		// Envoy's issue 45212: with the flag, load balancing may omit endpoints that were batched with others in one
-		// update.
+		// Envoy's issue 45212: with this flag, load balancing may omit endpoints that arrived in the same update as
+		// others.
 		flags[coalesceFlag] = structpb.NewBoolValue(false)
 	}
 	if c.MemoryLimit == 0 {
-		// This applies to a user's own heap monitor. The agent's monitor protects the container's memory limit, which
-		// includes freed memory that Envoy has not returned.
+		// With this flag, a heap monitor that the user configures counts only allocated memory. The monitor for
+		// MemoryLimit must also count memory that Envoy has freed but not returned to the kernel.
 		flags[allocatedFlag] = structpb.NewBoolValue(true)
 	}
 	return flags
 }
 
-// layeredRuntime returns the runtime layers: the defaults with the user's values over them, and the admin interface on
-// top. An empty value removes a default. The overload manager limits connections, so that runtime flag is removed here.
+// layeredRuntime returns the runtime layers: the defaults, overridden by the user's values, and above them the admin
+// interface. An empty user value removes a default. The connection limit is removed here, because the overload manager
+// enforces it.
 func layeredRuntime(c Config) *bootstrapv3.LayeredRuntime {
 	flags := defaultRuntime(c)
 	for name, value := range c.ProxyConfig.GetRuntimeValues() {

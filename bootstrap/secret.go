@@ -15,7 +15,8 @@ import (
 // agentSecret is the name of the static secret that Envoy presents to the agent.
 const agentSecret = "pilotfish-agent"
 
-// agentSecrets returns the static secrets of the bootstrap. As a secret, its value is hidden in Envoy's config_dump.
+// agentSecrets returns the static secrets of the bootstrap. Envoy hides the values of static secrets in its
+// config_dump.
 func (c Config) agentSecrets() []*tlsv3.Secret {
 	if c.AgentSecret == "" {
 		return nil
@@ -28,7 +29,8 @@ func (c Config) agentSecrets() []*tlsv3.Secret {
 	}}
 }
 
-// sdsClusterOptions returns the options of sds-grpc. Programs other than the agent, such as SPIRE, must not receive the secret.
+// sdsClusterOptions returns the options of the cluster sds-grpc. If FilesSocket is set, another program, such as SPIRE,
+// serves this cluster. It must not receive the agent's secret.
 func (c Config) sdsClusterOptions(a *anyBuilder) *upstreamhttpv3.HttpProtocolOptions {
 	if c.FilesSocket != "" {
 		return nil
@@ -37,7 +39,8 @@ func (c Config) sdsClusterOptions(a *anyBuilder) *upstreamhttpv3.HttpProtocolOpt
 }
 
 // secretOptions returns the options of a cluster that connects to the agent. The cluster adds the secret to each
-// request, because the SDS config sources of control planes contain the cluster's name and no metadata.
+// request. Request metadata cannot contain the secret, because SDS config sources of control planes contain only the
+// cluster's name.
 func (c Config) secretOptions(a *anyBuilder) *upstreamhttpv3.HttpProtocolOptions {
 	if c.AgentSecret == "" {
 		return &upstreamhttpv3.HttpProtocolOptions{}

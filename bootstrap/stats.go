@@ -29,8 +29,8 @@ const (
 	annotationCompress  = "sidecar.istio.io/statsCompression"
 )
 
-// Statistics that are always included: those that the agent's readiness reads and those that mesh operators rely on.
-// There are no others, because each statistic costs memory in every proxy.
+// Statistics that Envoy always reports: those that the agent's readiness check reads, and those that mesh operators
+// rely on. The lists are short, because each statistic costs memory in every proxy.
 var (
 	requiredPrefixes = []string{"cluster_manager", "listener_manager", "server", "cluster.xds-grpc", "wasm", "control_plane.connected_state"}
 	requiredSuffixes = []string{"rbac.allowed", "rbac.denied", "shadow_allowed", "shadow_denied", activeConnections, activeRequests, unsentBytes}
@@ -78,7 +78,7 @@ func extraTags(c Config) []string {
 // statsTags returns the rules that extract labels from the names of statistics.
 func statsTags(extra []string) []*metricsv3.TagSpecifier {
 	const address = `(((?:[_.[:digit:]]*|[_\[\]aAbBcCdDeEfF[:digit:]]*))\.)`
-	// Control planes end the names of clusters and listeners with a semicolon, so that dots within them are
+	// Control planes append a semicolon to the names of clusters and listeners, so that dots within the names are
 	// unambiguous. Older control planes do not.
 	const (
 		cluster    = `((.+(?=;\.)|.+?(\..+?\.svc\.cluster\.local)?);?\.)`
@@ -142,8 +142,8 @@ func prefix(p string) *matcherv3.StringMatcher {
 	return &matcherv3.StringMatcher{MatchPattern: &matcherv3.StringMatcher_Prefix{Prefix: p}}
 }
 
-// inclusionPatterns returns the annotation's patterns, or else ProxyConfig's, and always the required ones. {pod_ip} is
-// expanded to each of the proxy's addresses.
+// inclusionPatterns returns the annotation's patterns, or else ProxyConfig's, followed by the required patterns.
+// {pod_ip} is expanded to each of the proxy's addresses.
 func inclusionPatterns(c Config, annotation string, configured, required []string) []string {
 	wanted := splitList(c.Annotations[annotation])
 	if len(wanted) == 0 {
@@ -172,7 +172,7 @@ func splitList(s string) []string {
 	return strings.Split(s, ",")
 }
 
-// histogramBuckets parses {"prefix": [1, 5, 10], …}.
+// histogramBuckets parses the annotation: a JSON object that maps a prefix of statistics to bucket limits.
 func histogramBuckets(annotation string) ([]*metricsv3.HistogramBucketSettings, error) {
 	if annotation == "" {
 		return nil, nil
@@ -192,14 +192,14 @@ func histogramBuckets(annotation string) ([]*metricsv3.HistogramBucketSettings, 
 	return settings, nil
 }
 
-// Envoy's limits and default of the flush interval.
+// Envoy's default and limits of the interval between flushes of statistics.
 const (
 	defaultFlush = 5 * time.Second
 	minFlush     = time.Millisecond
 	maxFlush     = 5 * time.Minute // exclusive
 )
 
-// statsIntervals sets the intervals of flushing statistics and of evicting idle ones.
+// statsIntervals sets the interval between flushes of statistics and the interval for removing unused statistics.
 func statsIntervals(c Config, b *bootstrapv3.Bootstrap) error {
 	flush, err := annotationDuration(c, annotationFlush)
 	if err != nil {
@@ -236,7 +236,7 @@ func annotationDuration(c Config, name string) (time.Duration, error) {
 	return d, nil
 }
 
-// statsSinks returns the sinks that ProxyConfig configures.
+// statsSinks returns the statistics sinks that ProxyConfig configures.
 func statsSinks(c Config, a *anyBuilder) []*metricsv3.StatsSink {
 	var sinks []*metricsv3.StatsSink
 	if metricsService(c.ProxyConfig).GetAddress() != "" {

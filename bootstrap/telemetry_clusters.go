@@ -30,15 +30,15 @@ const dnsRefresh = 30 * time.Second
 // remote is a service that receives Envoy's telemetry.
 type remote struct {
 	cluster   string
-	setting   string // the setting with its address, for errors
+	setting   string // name of the setting that contains address, for errors
 	address   string // host:port
 	http2     bool
 	tls       *networking.ClientTLSSettings
 	keepalive *networking.ConnectionPoolSettings_TCPSettings_TcpKeepalive
 }
 
-// remoteCluster returns the cluster of a telemetry service. It never delays the start of the proxy: a proxy must serve
-// traffic even if a collector is unreachable.
+// remoteCluster returns the cluster of a telemetry service. The cluster never delays the proxy's start: a proxy must
+// serve traffic even if a collector is unreachable.
 func remoteCluster(c Config, a *anyBuilder, r remote) *clusterv3.Cluster {
 	host, port, err := c.hostAndPort(r)
 	if err != nil {
@@ -50,7 +50,7 @@ func remoteCluster(c Config, a *anyBuilder, r remote) *clusterv3.Cluster {
 		useHTTP2(cluster, nil, a)
 	}
 	cluster.ClusterDiscoveryType = &clusterv3.Cluster_Type{Type: clusterv3.Cluster_STRICT_DNS}
-	//lint:ignore SA1019 the extension that comes after it is one more that an Envoy may be built without
+	//lint:ignore SA1019 the replacement is an extension, which an Envoy build may lack
 	cluster.RespectDnsTtl = true
 	//lint:ignore SA1019 as above
 	cluster.DnsRefreshRate = durationpb.New(dnsRefresh)
@@ -63,14 +63,14 @@ func remoteCluster(c Config, a *anyBuilder, r remote) *clusterv3.Cluster {
 	return cluster
 }
 
-// hostAndPort parses a remote's address and replaces $(HOST_IP) in it by the node's address.
+// hostAndPort replaces $(HOST_IP) in a remote's address by the node's address and returns the host and the port.
 func (c Config) hostAndPort(r remote) (string, uint32, error) {
 	host, portText, err := net.SplitHostPort(c.expand(r.address))
 	port, portErr := strconv.ParseUint(portText, 10, 16)
 	if err != nil || portErr != nil || port == 0 || host == "" || strings.Contains(host, hostIPVariable) {
 		remedy := "write it as host:port"
 		if strings.Contains(c.expand(r.address), hostIPVariable) {
-			remedy = "set HOST_IP, which " + hostIPVariable + " stands for"
+			remedy = "set HOST_IP, which " + hostIPVariable + " refers to"
 		}
 		return "", 0, fmt.Errorf("%s: %q is not the address of a service; %s", r.setting, r.address, remedy)
 	}
@@ -124,7 +124,7 @@ func wholeSeconds(d *durationpb.Duration) *wrapperspb.UInt32Value {
 	return wrapperspb.UInt32(uint32(d.GetSeconds()))
 }
 
-// telemetryClusters returns the clusters that receive the proxy's own telemetry.
+// telemetryClusters returns the clusters that receive the traces, statistics and access logs that the proxy sends.
 func telemetryClusters(c Config, a *anyBuilder) []*clusterv3.Cluster {
 	var remotes []remote
 	if t := tracer(c); t != nil {
@@ -150,13 +150,13 @@ func serviceRemote(cluster, setting string, s *meshv1.RemoteService) remote {
 	}
 }
 
-// metricsService returns the service that receives streamed statistics. The older setting, an address only, is the
-// fallback.
+// metricsService returns the service to which Envoy streams statistics. If it is not set, it returns the older setting,
+// which contains only an address.
 func metricsService(pc *meshv1.ProxyConfig) *meshv1.RemoteService {
 	if s := pc.GetEnvoyMetricsService(); s.GetAddress() != "" {
 		return s
 	}
-	//lint:ignore SA1019 meshes that still have it rely on it
+	//lint:ignore SA1019 some meshes still use this deprecated setting
 	return &meshv1.RemoteService{Address: pc.GetEnvoyMetricsServiceAddress()}
 }
 

@@ -14,8 +14,8 @@ import (
 	"github.com/pilotfish-mesh/pilotfish/bootstrap/gotemplate"
 )
 
-// executeTemplate executes a custom bootstrap that is a Go template, and returns other text unchanged. The options have the
-// names that Istio's agent uses, and the values of this package's own bootstrap.
+// executeTemplate returns the custom bootstrap. If it is a Go template, it is executed first. The template options have
+// the names that Istio's agent uses. Their values are those of the generated bootstrap.
 func executeTemplate(c Config, own tree, name string) ([]byte, error) {
 	if !gotemplate.IsTemplate(string(c.Custom)) {
 		return c.Custom, nil
@@ -41,12 +41,12 @@ func templateOptions(c Config, own tree) (map[string]any, error) {
 	if err != nil {
 		return nil, err
 	}
-	most, err := maxConnections(c)
+	limit, err := maxConnections(c)
 	if err != nil {
 		return nil, err
 	}
 	o := map[string]any{
-		"global_downstream_max_connections": most,
+		"global_downstream_max_connections": limit,
 		"config":                            goFields(reflect.ValueOf(c.ProxyConfig).Elem()),
 	}
 	for _, add := range []func(map[string]any, Config, tree){
@@ -130,7 +130,7 @@ func serviceOptions(o map[string]any, c Config, own tree) {
 			o["tracing_tls"] = asJSON(socket)
 		}
 	}
-	o["lightstepToken"] = nil // the token is not written to a file
+	o["lightstepToken"] = nil // a template must not write the token to a file
 	for _, name := range []string{metricsServiceCluster, accessLogServiceCluster} {
 		o[name+"_address"] = addressOf(cluster(name))
 		o[name+"_tls"] = asJSON(cluster(name)["transport_socket"])
@@ -146,7 +146,7 @@ func serviceOptions(o map[string]any, c Config, own tree) {
 
 func otherOptions(o map[string]any, c Config, own tree) {
 	o["xds_type"] = treeAt(own, "dynamic_resources", "ads_config")["api_type"]
-	o["metadata_discovery"] = false // stock Envoy does not have it
+	o["metadata_discovery"] = false // Envoy's standard builds do not contain it
 	o["outlier_log_path"] = c.OutlierLog
 	o["log_json"] = c.LogAsJSON
 	o["connect_timeout"] = "1s"
@@ -189,13 +189,13 @@ func socketAddress(hostPort string) any {
 	return asJSON(tree{"address": host, "port_value": number})
 }
 
-// addressOf returns the address of a cluster's only endpoint.
+// addressOf returns the socket address of a cluster's only endpoint, as JSON.
 func addressOf(cluster tree) any {
 	endpoint := firstOf(firstOf(treeAt(cluster, "load_assignment"), "endpoints"), "lb_endpoints")
 	return asJSON(treeAt(endpoint, "endpoint", "address")["socket_address"])
 }
 
-// goMetadata returns the node's metadata under the field names of Istio's Go type.
+// goMetadata returns the node's metadata with the field names of Istio's Go type for it.
 func goMetadata(c Config, metadata tree) tree {
 	m := tree{"ProxyConfig": goFields(reflect.ValueOf(c.ProxyConfig).Elem()), "Raw": metadata}
 	ips := []any{}

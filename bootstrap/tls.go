@@ -16,7 +16,7 @@ import (
 	"github.com/pilotfish-mesh/pilotfish/internal/tlspolicy"
 )
 
-// Secrets that the agent serves to Envoy.
+// Names and name prefixes of the secrets that the agent serves to Envoy.
 const (
 	workloadSecret = "default"
 	rootSecret     = "ROOTCA"
@@ -68,8 +68,8 @@ func setWorkloadCertificate(common *tlsv3.CommonTlsContext) {
 	common.TlsCertificateSdsSecretConfigs = []*tlsv3.SdsSecretConfig{sdsSecretConfig(workloadSecret, sdsCluster)}
 }
 
-// setValidation verifies the peer with the root certificates of a secret and the names in the settings. Without names, it
-// accepts every name.
+// setValidation makes Envoy verify the peer with the root certificates of a secret and with the subject alternative
+// names in settings. Without names, Envoy accepts every name.
 func setValidation(common *tlsv3.CommonTlsContext, roots *tlsv3.SdsSecretConfig, settings *networking.ClientTLSSettings) {
 	names := &tlsv3.CertificateValidationContext{}
 	for _, san := range settings.GetSubjectAltNames() {
@@ -105,7 +105,7 @@ func sdsSecretConfig(name, cluster string) *tlsv3.SdsSecretConfig {
 	}
 }
 
-// meshOnly returns the server side of the mesh's mutual TLS.
+// meshOnly returns the TLS settings of a listener that accepts only clients with a certificate of the mesh.
 func meshOnly(c Config, a *anyBuilder) *corev3.TransportSocket {
 	common := &tlsv3.CommonTlsContext{TlsParams: tlsParameters(c.TLSPolicy), AlpnProtocols: []string{"h2", "http/1.1"}}
 	setWorkloadCertificate(common)
@@ -123,8 +123,8 @@ func tlsSocket(context proto.Message, a *anyBuilder) *corev3.TransportSocket {
 	}
 }
 
-// tlsParameters allows TLS 1.3 on both sides (Envoy's default upstream maximum is 1.2), unless the policy forbids it. A
-// stock Envoy is not restricted to FIPS, so a FIPS policy is configured completely.
+// tlsParameters allows TLS 1.2 and 1.3 for clients and servers, unless the policy restricts it. Envoy's default maximum
+// for clients is 1.2. A FIPS policy sets all parameters, because a standard Envoy build is not restricted to FIPS.
 func tlsParameters(policy tlspolicy.Policy) *tlsv3.TlsParameters {
 	p := &tlsv3.TlsParameters{
 		TlsMinimumProtocolVersion: tlsv3.TlsParameters_TLSv1_2,

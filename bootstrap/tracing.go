@@ -32,8 +32,8 @@ type tracerConfig struct {
 	remote remote
 }
 
-// tracer returns the tracer of ProxyConfig, or else of the mesh's default provider. It returns nil if Envoy has no such
-// tracer.
+// tracer returns the tracer that ProxyConfig configures, or else the mesh's default provider. It returns nil if no
+// tracer is configured, or if Envoy does not contain it.
 func tracer(c Config) *tracerConfig {
 	t := c.ProxyConfig.GetTracing()
 	var found *tracerConfig
@@ -45,7 +45,7 @@ func tracer(c Config) *tracerConfig {
 	case *meshv1.Tracing_Lightstep_:
 		found = lightstep(kind.Lightstep.GetAddress(), kind.Lightstep.GetAccessToken(), c)
 	case nil:
-		//lint:ignore SA1019 meshes that still have it rely on it
+		//lint:ignore SA1019 some meshes still use this deprecated setting
 		if address := c.ProxyConfig.GetZipkinAddress(); address != "" {
 			found = zipkin(c.expand(address))
 			found.remote.setting = "zipkinAddress"
@@ -85,7 +85,7 @@ func datadog(address string, c Config) *tracerConfig {
 	}
 }
 
-// lightstep uses OpenTelemetry, which Lightstep supports, because Envoy has removed its Lightstep tracer.
+// lightstep returns an OpenTelemetry tracer, which Lightstep supports, because Envoy has removed its Lightstep tracer.
 func lightstep(address, token string, c Config) *tracerConfig {
 	service := grpcTo(lightstepCluster)
 	if token != "" {
@@ -109,7 +109,7 @@ func providerTracer(c Config) *tracerConfig {
 	case *meshv1.MeshConfig_ExtensionProvider_Opentelemetry:
 		found = openTelemetry(p.Opentelemetry, c)
 	case *meshv1.MeshConfig_ExtensionProvider_Lightstep:
-		//lint:ignore SA1019 meshes that still have it rely on it
+		//lint:ignore SA1019 some meshes still use this deprecated setting
 		l := p.Lightstep
 		found = lightstep(serviceAddress(l.GetService(), l.GetPort()), l.GetAccessToken(), c)
 	default:
@@ -167,8 +167,8 @@ func httpTo(cluster, address string, h *meshv1.MeshConfig_ExtensionProvider_Http
 	return service
 }
 
-// httpHeaders returns a provider's headers for HTTP. Envoy itself reads values from the environment, so that a secret
-// value is not written to a file.
+// httpHeaders returns a provider's headers for HTTP. Values from environment variables are references that Envoy
+// resolves, so that secrets are not written to a file.
 func httpHeaders(list []*meshv1.MeshConfig_ExtensionProvider_HttpHeader) []*corev3.HeaderValue {
 	var values []*corev3.HeaderValue
 	for _, h := range list {
@@ -181,8 +181,8 @@ func httpHeaders(list []*meshv1.MeshConfig_ExtensionProvider_HttpHeader) []*core
 	return values
 }
 
-// metadataHeaders returns a provider's headers for gRPC. Envoy sends them verbatim, so values from the environment must
-// be resolved by a caller that may read them. Headers that are not resolved are omitted.
+// metadataHeaders returns a provider's headers for gRPC. Envoy sends them verbatim, so the caller must have replaced
+// values from environment variables. Headers that still refer to a variable are omitted.
 func metadataHeaders(list []*meshv1.MeshConfig_ExtensionProvider_HttpHeader) []*corev3.HeaderValue {
 	var values []*corev3.HeaderValue
 	for _, h := range list {
@@ -193,8 +193,8 @@ func metadataHeaders(list []*meshv1.MeshConfig_ExtensionProvider_HttpHeader) []*
 	return values
 }
 
-// checkSendable returns an error if a value contains %, which Envoy cannot send as gRPC metadata: Envoy parses a command
-// after each %, and does not unescape %%.
+// checkSendable returns an error if a value contains %. Envoy cannot send it as gRPC metadata: Envoy parses the text
+// after % as a command, and does not unescape %%.
 func checkSendable(metadata []*corev3.HeaderValue, setting string) error {
 	for _, h := range metadata {
 		if strings.Contains(h.GetValue(), "%") {
@@ -205,10 +205,10 @@ func checkSendable(metadata []*corev3.HeaderValue, setting string) error {
 	return nil
 }
 
-// escapePercent escapes % so that Envoy does not parse a command in the text.
+// escapePercent escapes %, because Envoy parses the text after % as a command.
 func escapePercent(text string) string { return strings.ReplaceAll(text, "%", "%%") }
 
-// serviceAddress returns the host:port of a provider's service, whose name may have a namespace prefix.
+// serviceAddress returns the host:port of a provider's service. It removes the namespace prefix (namespace/host).
 func serviceAddress(service string, port uint32) string {
 	if _, host, ok := strings.Cut(service, "/"); ok {
 		service = host

@@ -21,8 +21,8 @@ func bootstrapDescriptor() protoreflect.MessageDescriptor {
 	return (&bootstrapv3.Bootstrap{}).ProtoReflect().Descriptor()
 }
 
-// canonical renames the fields of a document to Envoy's names, because the document may use camel case. It returns an
-// error for unknown fields. Packed messages of unknown types are not changed.
+// canonical returns a copy of a document with Envoy's field names instead of camel case. It returns an error for
+// unknown fields. Packed messages of unknown types are not changed.
 func canonical(t tree, m protoreflect.MessageDescriptor, path string) (tree, error) {
 	result := make(tree, len(t))
 	for _, key := range slices.Sorted(maps.Keys(t)) {
@@ -58,7 +58,7 @@ func unknownField(path, key string, m protoreflect.MessageDescriptor) error {
 	if meant := suggest.Name(key, known); meant != "" {
 		return fmt.Errorf("%s: unknown field; did you mean %s?", joinPath(path, key), meant)
 	}
-	return fmt.Errorf("%s: unknown field; it is not one of %s", joinPath(path, key), m.FullName())
+	return fmt.Errorf("%s: unknown field; %s has no such field", joinPath(path, key), m.FullName())
 }
 
 // joinPath appends a field to a path. The file name and ": " precede the first field.
@@ -131,8 +131,8 @@ func packedDescriptor(packed tree) protoreflect.MessageDescriptor {
 	return t.Descriptor()
 }
 
-// validateResult decodes the result strictly and verifies that the fields that the agent needs are unchanged. Envoy verifies its
-// own rules: their generated validators would make the program a quarter larger.
+// validateResult decodes the result strictly and checks that the fields that the agent needs are unchanged. It does not
+// validate values, which Envoy does: the generated validators would make the program a quarter larger.
 func validateResult(result, own tree, author string) error {
 	got, err := decode(result)
 	if err != nil {
@@ -159,7 +159,7 @@ func decode(t tree) (*bootstrapv3.Bootstrap, error) {
 
 const structURL = "type.googleapis.com/google.protobuf.Struct"
 
-// opaque replaces packed messages of unknown types by a Struct, so that the rest can be decoded.
+// opaque replaces packed messages of unknown types by a Struct, so that the rest of the document can be decoded.
 func opaque(v any) any {
 	switch v := v.(type) {
 	case tree:
@@ -181,7 +181,7 @@ func opaque(v any) any {
 	return v
 }
 
-// findFault returns the path of the deepest field that cannot be decoded, with its value.
+// findFault returns the path and value of the most deeply nested field that cannot be decoded.
 func findFault(t tree, m protoreflect.MessageDescriptor, path string) string {
 	for _, key := range slices.Sorted(maps.Keys(t)) {
 		field := m.Fields().ByTextName(key)
