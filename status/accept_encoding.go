@@ -7,7 +7,7 @@ import (
 	"strings"
 )
 
-// accepts reports whether Accept-Encoding headers allow an encoding. A quality of 0 forbids it.
+// accepts reports whether Accept or Accept-Encoding headers list an exact name, with a quality above 0.
 func accepts(headers []string, what string) bool {
 	for _, header := range headers {
 		for item := range strings.SplitSeq(header, ",") {

@@ -6,9 +6,9 @@ import (
 	"strconv"
 )
 
-// actionHandler returns a handler that runs an action. With answerFirst, the handler responds before it runs the
-// action: an action that stops the server leaves no time for a response.
-func actionHandler(name string, do func(), answerFirst bool) http.Handler {
+// actionHandler returns a handler that runs do for POST requests. With respondFirst, the handler responds before it
+// runs do, because an action that stops the server leaves no time for a response.
+func actionHandler(name string, do func(), respondFirst bool) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		switch {
 		case r.Method != http.MethodPost:
@@ -16,20 +16,20 @@ func actionHandler(name string, do func(), answerFirst bool) http.Handler {
 			http.Error(w, name+" requires POST", http.StatusMethodNotAllowed)
 			return
 		case do == nil:
-			http.Error(w, "this agent has no handler to "+name, http.StatusNotFound)
+			http.Error(w, "this agent does not support "+name, http.StatusNotFound)
 			return
 		}
-		if !answerFirst {
+		if !respondFirst {
 			do()
 		}
 		writeOK(w)
-		if answerFirst {
+		if respondFirst {
 			do()
 		}
 	})
 }
 
-// writeOK writes and flushes a complete response before the handler returns.
+// writeOK writes the response and flushes it, so that the client receives it before the handler returns.
 func writeOK(w http.ResponseWriter) {
 	const answer = "OK\n"
 	w.Header().Set("Content-Type", "text/plain; charset=utf-8")
@@ -42,7 +42,7 @@ func writeOK(w http.ResponseWriter) {
 func jsonHandler(get func() any) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
 		if get == nil {
-			http.Error(w, "this agent has no handler to show here", http.StatusNotFound)
+			http.Error(w, "this agent does not provide this page", http.StatusNotFound)
 			return
 		}
 		writeJSON(w, http.StatusOK, get())

@@ -18,19 +18,19 @@ import (
 )
 
 const (
-	// maxProbes limits the concurrent probes of one path, and maxWaiting the queued ones. Kubelets send far fewer.
+	// maxProbes limits the running probes of one path, and maxWaiting the queued probes. Kubelets send far fewer.
 	maxProbes  = 16
 	maxWaiting = 256
-	// maxHook limits requests without a timeout, such as the lifecycle hooks of a container.
+	// maxHook limits the duration of requests without a timeout, such as the lifecycle hooks of a container.
 	maxHook = time.Hour
-	// probeMargin is the time for the caller to read the response.
+	// probeMargin is the time after the probe's timeout in which the caller can still read the response.
 	probeMargin = 5 * time.Second
 )
 
-// AppProbes are the probes of the pod's containers that the injector redirected to the agent. A kubelet cannot probe an
-// application behind a sidecar that requires mTLS.
+// AppProbes are the probes of the pod's containers that the injector redirected to the agent, because a kubelet cannot
+// probe an application behind a sidecar that requires mTLS.
 type AppProbes struct {
-	// Paths are the probes by the path that the kubelet requests, such as "/app-health/web/livez".
+	// Paths maps the path that the kubelet requests, such as "/app-health/web/livez", to the probe.
 	Paths map[string]probe.Spec
 	// HTTP2 and KeepAlive are passed to probe.Config.
 	HTTP2, KeepAlive bool
@@ -101,7 +101,7 @@ func (a *appProbes) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	writeAnswer(w, answer, err)
 }
 
-// limit returns the probe's maximum duration. A gRPC probe without a timeout has a default.
+// limit returns the maximum duration of the probe: its timeout, or maxHook if it has none.
 func (p *appProbe) limit() time.Duration {
 	if p.spec.Timeout <= 0 {
 		return maxHook
@@ -109,10 +109,11 @@ func (p *appProbe) limit() time.Duration {
 	return min(p.spec.Timeout, maxHook)
 }
 
-var errTooMany = errors.New("too many probes of this path are under way")
+var errTooMany = errors.New("too many probes of this path are in progress")
 
-// runLimited runs a probe within the limits of its path.
-func (p *appProbe) runLimited(ctx context.Context, ask func() (probe.Response, error)) (probe.Response, error) {
+// runLimited runs a probe when fewer than maxProbes probes of the path are running. It returns errTooMany if the queue
+// is full or the context ends first.
+func (p *appProbe) runLimited(ctx context.Context, run func() (probe.Response, error)) (probe.Response, error) {
 	select {
 	case p.queue <- struct{}{}:
 		defer func() { <-p.queue }()
@@ -125,7 +126,7 @@ func (p *appProbe) runLimited(ctx context.Context, ask func() (probe.Response, e
 	case <-ctx.Done():
 		return probe.Response{}, fmt.Errorf("%w: %w", errTooMany, context.Cause(ctx))
 	}
-	return ask()
+	return run()
 }
 
 func (a *appProbes) probe(ctx context.Context, spec probe.Spec, r *http.Request) (probe.Response, error) {
@@ -140,13 +141,12 @@ func (a *appProbes) probe(ctx context.Context, spec probe.Spec, r *http.Request)
 	}
 }
 
-// host returns the Host header for the application: the one of the kubelet's request, with the port that the kubelet
-// would have used.
-func (a *appProbes) host(asked string, port uint16) string {
-	if host, from, err := net.SplitHostPort(asked); err == nil && from == a.port {
+// host returns the Host header for the application: the host that the kubelet requested, with the application's port.
+func (a *appProbes) host(requested string, port uint16) string {
+	if host, from, err := net.SplitHostPort(requested); err == nil && from == a.port {
 		return net.JoinHostPort(host, strconv.Itoa(int(port)))
 	}
-	return asked
+	return requested
 }
 
 func writeAnswer(w http.ResponseWriter, answer probe.Response, err error) {
@@ -163,7 +163,7 @@ func writeAnswer(w http.ResponseWriter, answer probe.Response, err error) {
 	}
 }
 
-// record counts the result. It logs the first failure, and the first success after it.
+// record counts the result. It logs the first failure, and the first success after a failure.
 func (p *appProbe) record(ctx context.Context, answer probe.Response, err error) {
 	if errors.Is(err, errTooMany) {
 		p.refused.Inc()
@@ -172,7 +172,7 @@ func (p *appProbe) record(ctx context.Context, answer probe.Response, err error)
 	if ctx.Err() != nil && errors.Is(context.Cause(ctx), context.Canceled) {
 		return // the caller disconnected
 	}
-	if err == nil && answer.Code < http.StatusBadRequest { // as a kubelet decides
+	if err == nil && answer.Code < http.StatusBadRequest { // the kubelet uses the same limit
 		p.succeeded.Inc()
 	} else {
 		p.failed.Inc()

@@ -20,7 +20,7 @@ type connLimiter struct {
 	conns map[net.Conn]connState
 }
 
-// connState is the state of a connection.
+// connState records whether a connection has a request in progress, and when that last changed.
 type connState struct {
 	busy  bool
 	since time.Time
@@ -48,8 +48,8 @@ func (c *connLimiter) onState(conn net.Conn, state http.ConnState) {
 	}
 }
 
-// closeIdlest closes the connection that has been idle for the longest time. It returns false when all connections have
-// a request. The caller holds the lock.
+// closeIdlest closes the connection that has been idle for the longest time. It returns false if every connection has a
+// request in progress. The caller holds the lock.
 func (c *connLimiter) closeIdlest() bool {
 	var oldest net.Conn
 	for conn, p := range c.conns {

@@ -38,9 +38,9 @@ func TestIdleConnectionsExcludeNoClient(t *testing.T) {
 	if a := call(t, "GET", url+"/healthz/ready"); a.code != http.StatusOK {
 		t.Errorf("with all those open: %d", a.code)
 	}
-	s.crowd.mu.Lock()
-	defer s.crowd.mu.Unlock()
-	if n := len(s.crowd.conns); n > maxConnections {
+	s.connLimit.mu.Lock()
+	defer s.connLimit.mu.Unlock()
+	if n := len(s.connLimit.conns); n > maxConnections {
 		t.Errorf("%d connections are open, want at most %d", n, maxConnections)
 	}
 }

@@ -6,7 +6,7 @@ import (
 	"sync"
 )
 
-// newConns are the connections on which no request has arrived yet. Some clients open connections in advance, and
+// newConns tracks the connections on which no request has arrived yet. Some clients open connections in advance, and
 // http.Server.Shutdown would wait five seconds for them.
 type newConns struct {
 	mu     sync.Mutex
@@ -31,7 +31,7 @@ func (s *newConns) onState(c net.Conn, state http.ConnState) {
 	}
 }
 
-// close closes the connections without a request, and every connection that is accepted later.
+// close closes the connections on which no request has arrived, and every connection that is accepted later.
 func (s *newConns) close() {
 	s.mu.Lock()
 	defer s.mu.Unlock()

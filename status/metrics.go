@@ -7,7 +7,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 )
 
-// metrics are this server's own metrics, with the names of Istio's agent.
+// metrics contains the server's metrics about itself. Those that Istio's agent has too have the same names.
 type metrics struct {
 	scrapes  prometheus.Counter
 	failures *prometheus.CounterVec
@@ -15,7 +15,7 @@ type metrics struct {
 	probes   *prometheus.CounterVec
 }
 
-// Sources of /metrics, as values of the failure metric's label.
+// Values of the label "type" of the failure metric: the kinds of sources of /metrics.
 const (
 	sourceAgent       = "agent"
 	sourceEnvoy       = "envoy"
@@ -38,8 +38,8 @@ func newMetrics(r prometheus.Registerer) (*metrics, error) {
 			Name: "istio_agent_startup_duration_seconds", Help: "Time from the agent's start until it was first ready.",
 		}),
 	}
-	// Without these lines, a source that has never failed has no series, and an alert on an increase misses the first
-	// failure.
+	// Create the series of each source at 0. Otherwise a source that never failed has no series, and an alert on an
+	// increase misses the first failure.
 	m.failures.WithLabelValues(sourceAgent)
 	m.failures.WithLabelValues(sourceEnvoy)
 	m.failures.WithLabelValues(sourceApplication)

@@ -21,17 +21,18 @@ const (
 	scrapeTimeout = 5 * time.Second
 	minScrape     = 10 * time.Millisecond
 	maxScrape     = time.Minute
-	// maxScrapes limits the concurrent scrapes; further ones wait. It allows for two Prometheus replicas and a person.
+	// maxScrapes limits the concurrent scrapes; further scrapes wait. Three are enough for two Prometheus replicas and
+	// a manual request.
 	maxScrapes = 3
 	// maxScrapesPerClient limits the concurrent scrapes from one address.
 	maxScrapesPerClient = 2
 
 	timeoutHeader = "X-Prometheus-Scrape-Timeout-Seconds"
-	// targetLabel distinguishes equal names of several applications.
+	// targetLabel is the label that distinguishes series of the same name from different applications.
 	targetLabel = "scrape_target"
 )
 
-// Metrics of a scrape about itself, which are not in a registry.
+// Metrics about the scrape in which they appear. They are not in a registry.
 const (
 	sourceUp         = "istio_agent_scrape_source_up"
 	sourceInvalid    = "istio_agent_scrape_source_invalid_lines"
@@ -40,21 +41,21 @@ const (
 	sourceRepeated   = "istio_agent_scrape_source_duplicate_series"
 )
 
-// bareNames removes Envoy's prefix from the mesh's standard metrics, so that they have the names that dashboards,
-// alerts and Istio's proxies use.
+// bareNames removes the prefix "envoy_" from the mesh's standard metrics (istio_…), so that they have the names that
+// dashboards and alerts use.
 var bareNames = exposition.Cut{First: "envoy_", Next: "istio_"}
 
 // reservedNames are the prefixes of the metric names of Envoy and the agent. A scraper could not distinguish an
 // application's series with such a name from the series of Envoy or the agent.
 var reservedNames = []string{"envoy_", "istio_", "pilotfish_"}
 
-// labelEscapes escapes label values as the exposition formats require. strconv.Quote would use escapes that they do not
-// have.
+// labelEscapes escapes label values as the exposition formats require. strconv.Quote would use escapes that these
+// formats do not support.
 var labelEscapes = strings.NewReplacer(`\`, `\\`, `"`, `\"`, "\n", `\n`)
 
 var reportNames = []string{sourceUp, sourceInvalid, sourceDuplicates, sourceReserved, sourceRepeated}
 
-// timeoutOf returns nine tenths of the scraper's timeout. The rest is reserved for sending the response.
+// timeoutOf returns nine tenths of the timeout in the scraper's header. The rest remains for sending the response.
 func timeoutOf(r *http.Request) time.Duration {
 	seconds, err := strconv.ParseFloat(r.Header.Get(timeoutHeader), 64)
 	if err != nil || !(seconds > 0) { // also true for NaN
@@ -69,19 +70,21 @@ type scrape struct {
 	caller   context.Context
 	own      []byte
 	agent    *source
-	envoy    *source // nil for none
+	envoy    *source // nil if Envoy is not scraped
 	apps     []*source
 	accepted exposition.Accepted
-	// early is when a source that is followed by another one must end. A quarter of the scrape's time then remains.
+	// early is the deadline for a source that is not the last one. A quarter of the scrape's time then remains for the
+	// next.
 	early time.Time
 }
 
-// serveMetrics handles a scrape. If a source fails, the scrape contains the other sources and names the failed one. If
-// all fail, the response is an error.
+// serveMetrics handles a scrape. If a source fails, the response contains the other sources and names the failed one.
+// If all sources fail, the response is an error.
 func (s *Server) serveMetrics(w http.ResponseWriter, r *http.Request) {
 	s.metrics.scrapes.Inc()
 	took := timeoutOf(r)
-	// The connection's write deadline is later than the scraper's timeout, so that the timeout ends the scrape.
+	// The write deadline is later than the scraper's timeout, so that a scrape ends by its timeout and not by a broken
+	// connection.
 	response := http.NewResponseController(w)
 	_ = response.SetWriteDeadline(time.Now().Add(took + 10*time.Second))
 	ctx, cancel := context.WithTimeout(r.Context(), took)
@@ -91,7 +94,7 @@ func (s *Server) serveMetrics(w http.ResponseWriter, r *http.Request) {
 		_ = response.SetWriteDeadline(time.Now())
 	})
 	if !ok {
-		http.Error(w, "too many scrapes at once", http.StatusServiceUnavailable)
+		http.Error(w, "too many concurrent scrapes; retry later", http.StatusServiceUnavailable)
 		return
 	}
 	defer done()
@@ -111,11 +114,11 @@ func (s *Server) serveMetrics(w http.ResponseWriter, r *http.Request) {
 
 func (sc *scrape) writeTo(w http.ResponseWriter, r *http.Request, kit *scrapeBuffers, format exposition.Format) {
 	out, finish := kit.compressed(w, r)
-	defer finish() // also after a panic, because it ends the compressor's goroutine
+	defer finish() // also after a panic, because finish stops the compressor's goroutine
 	sc.write(kit.mergerTo(out, format))
 }
 
-// begin sends the requests to all sources, to Envoy last.
+// begin sends the requests to all sources. Envoy's is the last.
 func (s *Server) begin(ctx context.Context, r *http.Request, took time.Duration, kit *scrapeBuffers) *scrape {
 	end := time.Now().Add(took)
 	sc := &scrape{Server: s, caller: r.Context(), accepted: exposition.ParseAccept(r.Header.Values("Accept")), early: end.Add(-took / 4)}
@@ -132,14 +135,14 @@ func (s *Server) begin(ctx context.Context, r *http.Request, took time.Duration,
 		}
 		sc.apps = append(sc.apps, s.startRequest(ctx, src, app.URL, accept, r.Header))
 	}
-	foreseen := s.predeclareSeries()
+	checked := s.startReadinessChecks()
 	if address := s.envoyStats(r.URL.RawQuery); address != "" {
 		sc.envoy = &source{kind: sourceEnvoy, until: end, limits: exposition.Limits{Families: maxEnvoyFamilies}}
 		s.requestAhead(ctx, sc.envoy, address, acceptText)
 	}
 	sc.agent = &source{kind: sourceAgent}
 	sc.own, sc.agent.err = s.gather(&kit.own)
-	<-foreseen // gathering has waited for it as well
+	<-checked // the readiness checks have finished, because gather also waits for them
 	return sc
 }
 
@@ -185,7 +188,8 @@ func (sc *scrape) close() {
 	}
 }
 
-// gather returns the agent's metrics as text in a buffer. After an error it returns the metrics that could be gathered.
+// gather returns the agent's metrics as text, stored in buf. If it returns an error, the text contains the metrics that
+// could be gathered.
 func (s *Server) gather(buf *bytes.Buffer) (text []byte, err error) {
 	if s.Gatherer == nil {
 		return nil, nil
@@ -199,7 +203,7 @@ func (s *Server) gather(buf *bytes.Buffer) (text []byte, err error) {
 	return buf.Bytes(), err
 }
 
-// emptyError returns the error of a scrape without any metrics.
+// emptyError returns an error if no source has metrics.
 func (sc *scrape) emptyError() error {
 	if len(sc.own) > 0 || sc.agent.err == nil {
 		return nil
@@ -218,8 +222,8 @@ func (sc *scrape) emptyError() error {
 	return errors.Join(why...)
 }
 
-// format returns OpenMetrics when the scraper accepts nothing else, or when it accepts both formats and all
-// applications that answer in time send OpenMetrics. Other sources are converted.
+// format returns the response's format. It is OpenMetrics if the scraper accepts only OpenMetrics, or if it accepts
+// both formats and all applications that respond in time send OpenMetrics. Metrics in another format are converted.
 func (sc *scrape) format(ctx context.Context, wait time.Duration) exposition.Format {
 	if !sc.accepted.Text || !sc.accepted.OpenMetrics {
 		if sc.accepted.OpenMetrics {

@@ -23,7 +23,7 @@ func pprofHandler() http.Handler {
 	return profileLimits(mux)
 }
 
-// profileLimits allows one profile at a time, and limits its duration.
+// profileLimits rejects a profile while another is running, and profiles that are longer than maxProfile.
 func profileLimits(next http.Handler) http.Handler {
 	turn := make(chan struct{}, 1)
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {

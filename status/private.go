@@ -11,8 +11,8 @@ import (
 	"github.com/pilotfish-mesh/pilotfish/internal/loglimit"
 )
 
-// privatePages returns the handlers of orders and debug pages by pattern. They are for this machine's operators: each is
-// either restricted by private or served on a socket that only they can open.
+// privatePages returns the handlers of admin requests and debug pages by pattern. They are for operators on this
+// machine. The caller must restrict them with private, or serve them on a socket that only operators can open.
 func (s *Server) privatePages() map[string]http.Handler {
 	pages := map[string]http.Handler{
 		"/drain":                  actionHandler("drain", s.Drain, false),
@@ -30,7 +30,8 @@ func (s *Server) privatePages() map[string]http.Handler {
 	return pages
 }
 
-// PrivateHandler returns a handler of orders and debug pages for a socket that only the agent's operators can open.
+// PrivateHandler returns a handler of admin requests and debug pages for a socket that only the agent's operators can
+// open.
 func (s *Server) PrivateHandler() http.Handler {
 	mux := http.NewServeMux()
 	for pattern, page := range s.privatePages() {
@@ -39,7 +40,8 @@ func (s *Server) PrivateHandler() http.Handler {
 	return mux
 }
 
-// private restricts a page to clients of this machine, no web page and no process that CheckCaller refuses among them.
+// private restricts a page to clients on this machine. It rejects requests that a web page caused, and processes that
+// CheckCaller rejects.
 func (s *Server) private(next http.Handler) http.Handler {
 	return onlyLoopback(httpguard.Handler(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		if err := s.checkCaller(r); err != nil {
@@ -63,7 +65,7 @@ func (s *Server) checkCaller(r *http.Request) error {
 	return s.CheckCaller(client, local.AddrPort())
 }
 
-// onlyLoopback refuses clients on other machines and in other pods.
+// onlyLoopback rejects clients on other machines and in other pods.
 func onlyLoopback(next http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		from, err := netip.ParseAddrPort(r.RemoteAddr)
@@ -75,14 +77,14 @@ func onlyLoopback(next http.Handler) http.Handler {
 	})
 }
 
-// refusalInterval is the shortest time between two log lines about refused requests.
+// refusalInterval is the minimum time between two log lines about rejected requests.
 const refusalInterval = time.Minute
 
-// refusalLog logs refused requests, at most one line in refusalInterval.
+// refusalLog logs rejected requests, at most one line per refusalInterval.
 type refusalLog struct{ limit loglimit.Limiter }
 
 func (l *refusalLog) log(logger *slog.Logger, r *http.Request, err error) {
 	if unlogged, ok := l.limit.Allow(time.Now(), refusalInterval); ok {
-		logger.Warn("request refused", "method", r.Method, "path", r.URL.Path, "client", r.RemoteAddr, "error", err, "unlogged", unlogged)
+		logger.Warn("request rejected", "method", r.Method, "path", r.URL.Path, "client", r.RemoteAddr, "error", err, "unlogged", unlogged)
 	}
 }

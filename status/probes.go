@@ -28,18 +28,18 @@ type Report struct {
 type PartReport struct {
 	Part  string `json:"part"`
 	Ready bool   `json:"ready"`
-	// Reason states why the component is not ready, or what is worth knowing about a ready one.
+	// Reason states why the component is not ready, or information about a ready component.
 	Reason string `json:"reason,omitempty"`
-	// Since is when the component entered this state. If the component does not report that time, Since is when a probe
-	// first found the state.
+	// Since is when the component entered this state. If the component does not report the time, it is when a probe
+	// first detected the state.
 	Since time.Time `json:"since,omitzero"`
-	// Remedy states what an operator can do about it.
+	// Remedy states what an operator can do about the problem.
 	Remedy string `json:"remedy,omitempty"`
-	// Silent means that the component does not respond, and nothing else is known.
+	// Silent means that the component's check did not respond, so its state is unknown.
 	Silent bool `json:"silent,omitempty"`
 }
 
-// stateTimes records since when each component is healthy or unhealthy.
+// stateTimes records when each component last became healthy or unhealthy.
 type stateTimes struct {
 	mu    sync.Mutex
 	parts map[string]stateTime
@@ -50,7 +50,7 @@ type stateTime struct {
 	since time.Time
 }
 
-// record returns the time since which the component has been in this state.
+// record records the state of a component and returns when the component entered it.
 func (s *stateTimes) record(part string, ok bool, now time.Time) time.Time {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -65,7 +65,7 @@ func (s *stateTimes) record(part string, ok bool, now time.Time) time.Time {
 	return now
 }
 
-// Readiness runs all checks, as a GET of /healthz/ready does.
+// Readiness runs all checks, like a request to /healthz/ready.
 func (s *Server) Readiness() Report {
 	report := s.report("", s.Checks)
 	if report.Ready && s.ready.CompareAndSwap(false, true) && !s.Started.IsZero() {
@@ -113,7 +113,7 @@ func serveReport(w http.ResponseWriter, r *http.Request, report Report, word str
 	_, _ = w.Write([]byte(report.text(word)))
 }
 
-// text returns the report for people: the verdict, the failures, and then further information.
+// text returns the report as text: "ready" or "not ready", the failures, and then information about ready components.
 func (r Report) text(word string) string {
 	var b strings.Builder
 	if !r.Ready {

@@ -21,7 +21,7 @@ func (s *Server) registerReadiness(r prometheus.Registerer) error {
 	m := &readinessMetric{server: s, desc: prometheus.NewDesc("pilotfish_ready",
 		"1 if a component is ready, else 0. The proxy is ready when all components are.", []string{"part"}, nil)}
 	if err := r.Register(m); err != nil {
-		return fmt.Errorf("registering the metric of readiness: %w", err)
+		return fmt.Errorf("registering the readiness metric: %w", err)
 	}
 	return nil
 }
@@ -38,28 +38,28 @@ func (m *readinessMetric) Collect(values chan<- prometheus.Metric) {
 	}
 }
 
-// readinessWait is how long a scrape waits for the components' readiness and for the request to Envoy to be sent,
-// before it continues.
+// readinessWait limits how long a scrape waits for the readiness checks, and how long for the request to Envoy to be
+// sent.
 const readinessWait = 20 * time.Millisecond
 
-// predeclareSeries runs the readiness checks before Envoy is scraped: while Envoy builds its statistics, its admin
-// interface answers no other request, and the readiness metric would wait for it. The channel is closed when all checks
-// have finished.
-func (s *Server) predeclareSeries() (done <-chan struct{}) {
-	known := make(chan struct{})
+// startReadinessChecks starts the readiness checks before Envoy is scraped, and waits for them for at most
+// readinessWait. While Envoy builds its statistics, its admin interface does not respond, and later checks would wait.
+// The channel is closed when all checks have finished.
+func (s *Server) startReadinessChecks() (done <-chan struct{}) {
+	finished := make(chan struct{})
 	if s.Registerer == nil || s.Metrics.Envoy == nil {
-		close(known)
-		return known
+		close(finished)
+		return finished
 	}
 	go func() {
-		defer close(known)
+		defer close(finished)
 		s.Readiness()
 	}()
 	timer := time.NewTimer(readinessWait)
 	defer timer.Stop()
 	select {
-	case <-known:
+	case <-finished:
 	case <-timer.C:
 	}
-	return known
+	return finished
 }

@@ -5,9 +5,9 @@ import (
 	"time"
 )
 
-// maxAnswer limits the duration of a request. Profiles may last longer, so the limit is set per route and not on the
-// http.Server.
-const maxAnswer = 30 * time.Second
+// maxRequestTime limits the duration of a request. It is set per route and not on the http.Server, because profiles may
+// last longer.
+const maxRequestTime = 30 * time.Second
 
 // handler returns the routes of the server.
 func (s *Server) handler() http.Handler {
@@ -25,7 +25,7 @@ func (s *Server) handler() http.Handler {
 	top := http.NewServeMux()
 	for pattern, page := range s.privatePages() {
 		into := mux
-		if pattern == profilesPath { // a profile may last longer than maxAnswer
+		if pattern == profilesPath { // a profile may last longer than maxRequestTime
 			into = top
 		}
 		into.Handle(pattern, s.private(page))
@@ -39,8 +39,8 @@ func (s *Server) handler() http.Handler {
 // bodyTime limits how long a client may send a body that the server does not read.
 const bodyTime = time.Second
 
-// withoutBody responds without reading the request's body. net/http would read the body before it responds, without a
-// time limit: a few hundred such requests would exclude the kubelet, and three would block all scrapes.
+// withoutBody makes the server respond without reading the request's body. net/http would read the body first, without
+// a time limit. A few hundred such requests would exclude the kubelet, and three would block all scrapes.
 func withoutBody(next http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		if r.ContentLength != 0 {
@@ -53,12 +53,12 @@ func withoutBody(next http.Handler) http.Handler {
 
 func bounded(next http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		_ = http.NewResponseController(w).SetWriteDeadline(time.Now().Add(maxAnswer))
+		_ = http.NewResponseController(w).SetWriteDeadline(time.Now().Add(maxRequestTime))
 		next.ServeHTTP(w, r)
 	})
 }
 
-// names returns the handler of the name table. Without a table it responds as Istio's agent does.
+// names returns the handler of the DNS name table. Without a table it responds as Istio's agent does.
 func (s *Server) names() http.Handler {
 	if s.Names != nil {
 		return s.Names
@@ -81,13 +81,13 @@ GET  /healthz/ready     readiness, with reasons (?format=json)
 GET  /healthz/live      liveness, with reasons (?format=json)
 GET  /metrics           metrics of agent, Envoy and application (also /stats/prometheus)
 GET  /app-health/...    probes of the application, for a kubelet (also /app-lifecycle/...)
-POST /drain             begin to drain (loopback)
-POST /quitquitquit      end the agent and Envoy (loopback)
+POST /drain             start to drain (loopback)
+POST /quitquitquit      stop the agent and Envoy (loopback)
 GET  /debug/certz       certificates (loopback)
 GET  /debug/xdsz        configuration from the control plane (loopback)
-GET  /debug/xdsz/history what happened last between Envoy and the control plane (loopback)
-GET  /debug/envoyz      Envoy's state, its last end, what a drain waits for (loopback)
-GET  /debug/ndsz        names of the mesh (loopback)
+GET  /debug/xdsz/history last exchanges between Envoy and the control plane (loopback)
+GET  /debug/envoyz      Envoy's state, its last exit, what a drain waits for (loopback)
+GET  /debug/ndsz        DNS names of the mesh (loopback)
 GET  /debug/config      the agent's own configuration (loopback)
 GET  /debug/pprof/      profiles (loopback)
 `

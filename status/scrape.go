@@ -21,16 +21,17 @@ import (
 // Metrics configures the sources of /metrics in addition to the agent's own metrics.
 type Metrics struct {
 	// Envoy returns the URL of Envoy's Prometheus statistics, such as "http://127.0.0.1:15000/stats/prometheus". It is
-	// called for each scrape, because Envoy processes are replaced. It returns "" while no Envoy runs. A nil function
-	// means that Envoy is never scraped.
+	// called for each scrape, because the address may change when Envoy restarts. It returns "" while Envoy is not
+	// running. If the function is nil, Envoy is never scraped.
 	Envoy func() string
-	// Applications are the targets in the pod. The names of the first one stay unchanged.
+	// Applications are the targets in the pod. The series of the first one are unchanged; those of further ones have an
+	// additional label.
 	Applications []Application
 	// MaxApplicationBytes limits the response of an application; 0 means 64 MiB.
 	MaxApplicationBytes int64
-	// AllowReservedNames allows series of applications with the name prefixes of Envoy and the agent.
+	// AllowReservedNames accepts series of applications whose names have a prefix of Envoy or the agent.
 	AllowReservedNames bool
-	// OnlyLoopback refuses scrapers from other machines and pods.
+	// OnlyLoopback rejects scrapers on other machines and in other pods.
 	OnlyLoopback bool
 }
 
@@ -38,8 +39,8 @@ type Metrics struct {
 type Application struct {
 	// Name is the target's name in metrics, comments and labels: its port and path, such as "9090/metrics".
 	Name string
-	// URL is an HTTP or HTTPS URL. The certificate is not verified: the target is in the same pod, and its certificate
-	// does not have that address.
+	// URL is an HTTP or HTTPS URL. The certificate is not verified, because the target is in the same pod and its
+	// certificate does not contain the loopback address.
 	URL string
 }
 
@@ -57,7 +58,7 @@ const (
 	acceptBoth = "application/openmetrics-text;version=1.0.0,text/plain;version=0.0.4;q=0.5,*/*;q=0.1"
 )
 
-// newScraper returns a client that closes each connection after its request: at one scrape per minute, idle connections
+// newScraper returns a client that closes each connection after its request. At one scrape per minute, idle connections
 // would only use memory.
 func newScraper() *http.Client {
 	return &http.Client{
@@ -77,10 +78,10 @@ func newScraper() *http.Client {
 	}
 }
 
-// source is a source of a scrape, requested in the background.
+// source is one source of a scrape. A goroutine sends its request.
 type source struct {
-	kind   string // as in the failure metric
-	name   string // of an application
+	kind   string // label value in the failure metric
+	name   string // name of the application; empty for Envoy and the agent
 	limits exposition.Limits
 	// reserved are name prefixes that the source must not use.
 	reserved []string
@@ -92,18 +93,18 @@ type source struct {
 	format   exposition.Format
 	err      error
 
-	read       chan struct{} // closed when text is complete; nil for sources that are read while they are written
+	read       chan struct{} // closed when text is complete; nil for sources that are streamed to the response
 	text       []byte
-	incomplete error // why text is incomplete; err may be read before that is known
+	incomplete error // why text is incomplete; separate from err, which is read earlier
 
-	late    atomic.Bool // its time ended before the scrape's
+	late    atomic.Bool // endBy cancelled the source before the end of the scrape
 	copying *exposition.SourceCopy
 	copied  exposition.CopyResult
 }
 
 func (s *source) String() string { return strings.TrimSpace(s.kind + " " + s.name) }
 
-// startRequest starts the request to a source. Its response must be read before the time is over.
+// startRequest sends the request to a source in the background. The response must be read before src.until.
 func (s *Server) startRequest(ctx context.Context, src *source, target, accept string, from http.Header) *source {
 	ctx, src.stop = context.WithDeadline(ctx, src.until)
 	src.answered = make(chan struct{})
@@ -139,7 +140,7 @@ func (s *Server) requestAhead(ctx context.Context, src *source, target, accept s
 	}
 }
 
-// spool reads the whole response, up to the limit.
+// spool reads the whole response into memory, up to the limit.
 func (s *source) spool() {
 	if s.err != nil {
 		return
@@ -150,7 +151,7 @@ func (s *source) spool() {
 	}
 }
 
-// close cancels the request and waits for its end.
+// close cancels the request and waits until its goroutine has stopped.
 func (s *source) close() {
 	s.stop()
 	<-s.answered
@@ -194,7 +195,7 @@ func (s *Server) request(ctx context.Context, target, accept string, from http.H
 	return nil, 0, err
 }
 
-// withoutURL removes the URL from the error, because the report contains it already.
+// withoutURL removes the URL from the error, because the scrape names the source separately.
 func withoutURL(err error) error {
 	var urlErr *url.Error
 	if errors.As(err, &urlErr) {
@@ -205,7 +206,7 @@ func withoutURL(err error) error {
 
 var errSlow = errors.New("it did not respond completely in time")
 
-// endBy cancels the source at a time before its own deadline. The returned function stops this timer.
+// endBy cancels the source at a time before its own deadline. The returned function stops the timer.
 func (s *source) endBy(early time.Time) (off func()) {
 	timer := time.AfterFunc(time.Until(early), func() {
 		s.late.Store(true)

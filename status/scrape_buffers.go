@@ -11,8 +11,7 @@ import (
 	"github.com/pilotfish-mesh/pilotfish/internal/exposition"
 )
 
-// scrapeBuffers are the buffers of a scrape. The next scrape reuses them, because they would be most of a scrape's
-// garbage.
+// scrapeBuffers are the buffers of a scrape. Later scrapes reuse them, because they would be most of the garbage.
 type scrapeBuffers struct {
 	merger *exposition.Merger
 	own    bytes.Buffer // the agent's metrics
@@ -40,7 +39,8 @@ func (k *scrapeBuffers) mergerTo(w io.Writer, f exposition.Format) *exposition.M
 	return k.merger
 }
 
-// compressed returns the writer for a response, with gzip if the client accepts it, and a function to call at the end.
+// compressed returns the writer for the response's body. It uses gzip if the client accepts it. The returned function
+// must be called after the last write.
 func (k *scrapeBuffers) compressed(w http.ResponseWriter, r *http.Request) (io.Writer, func()) {
 	w.Header().Add("Vary", "Accept-Encoding")
 	if !accepts(r.Header.Values("Accept-Encoding"), "gzip") {
@@ -58,8 +58,8 @@ func (k *scrapeBuffers) compressed(w http.ResponseWriter, r *http.Request) (io.W
 
 func (k *scrapeBuffers) compressor() *gzip.Writer {
 	if k.gzip == nil {
-		// Metrics compress well at any level, and this one uses the least time and memory. The gzip of the standard
-		// library takes twice as long.
+		// Metrics compress well at any level, and BestSpeed uses the least time and memory. The standard library's gzip
+		// is half as fast.
 		z, err := gzip.NewWriterLevel(io.Discard, gzip.BestSpeed)
 		if err != nil { // the level is a constant
 			panic(err)

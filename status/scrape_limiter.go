@@ -8,15 +8,15 @@ import (
 	"time"
 )
 
-// maxHold is how long a scrape may last while others wait.
+// maxHold is how long a scrape may run while other scrapes wait.
 const maxHold = 3 * time.Second
 
-// scrapeLimiter limits the concurrent scrapes, in total and per client address. Clients that read slowly or scrape all
-// the time cannot exclude other scrapers: when a client waits, the longest running scrape is cancelled.
+// scrapeLimiter limits the concurrent scrapes, in total and per client address. A client that reads slowly or scrapes
+// continuously cannot exclude other scrapers: if a client waits, the longest running scrape is cancelled.
 type scrapeLimiter struct {
-	slots  chan struct{} // has one element for each running scrape
-	ofOne  int
-	tenure time.Duration
+	slots        chan struct{} // has one element for each running scrape
+	maxPerClient int
+	maxHold      time.Duration
 
 	mu      sync.Mutex
 	callers map[netip.Addr]*caller
@@ -24,24 +24,24 @@ type scrapeLimiter struct {
 }
 
 type caller struct {
-	places chan struct{}
-	here   int // running or waiting
+	slots chan struct{} // has one element for each running scrape of the client
+	count int           // running and waiting scrapes of the client
 }
 
 // turn is a running scrape.
 type turn struct {
 	since  time.Time
-	giveUp func() // nil after it was called
+	cancel func() // nil after it was called
 }
 
-func newScrapeLimiter(inAll, ofOne int, tenure time.Duration) *scrapeLimiter {
-	return &scrapeLimiter{slots: make(chan struct{}, inAll), ofOne: ofOne, tenure: tenure, callers: make(map[netip.Addr]*caller)}
+func newScrapeLimiter(maxTotal, maxPerClient int, maxHold time.Duration) *scrapeLimiter {
+	return &scrapeLimiter{slots: make(chan struct{}, maxTotal), maxPerClient: maxPerClient, maxHold: maxHold, callers: make(map[netip.Addr]*caller)}
 }
 
-// acquire waits for a slot until the context ends. done releases the slot. giveUp must make the caller release it soon;
-// it is called at most once, and not after done.
-func (t *scrapeLimiter) acquire(ctx context.Context, remote string, giveUp func()) (done func(), ok bool) {
-	address, _ := netip.ParseAddrPort(remote) // clients with an unknown address count as one
+// acquire waits for a slot until the context ends. done releases the slot. cancel must make the caller call done soon.
+// It is called at most once, and not after done.
+func (t *scrapeLimiter) acquire(ctx context.Context, remote string, cancel func()) (done func(), ok bool) {
+	address, _ := netip.ParseAddrPort(remote) // clients with an unknown address are one client
 	who := address.Addr()
 	own := t.enter(who)
 	select {
@@ -55,11 +55,11 @@ func (t *scrapeLimiter) acquire(ctx context.Context, remote string, giveUp func(
 		t.leave(who)
 		return nil, false
 	}
-	mine := t.begin(giveUp)
+	mine := t.begin(cancel)
 	return func() { t.end(mine); <-t.slots; <-own; t.leave(who) }, true
 }
 
-// waitSlot waits for a free slot. After some time it cancels another scrape.
+// waitSlot waits for a free slot. Each time maxHold has elapsed, it cancels a running scrape.
 func (t *scrapeLimiter) waitSlot(ctx context.Context) bool {
 	select {
 	case t.slots <- struct{}{}:
@@ -67,7 +67,7 @@ func (t *scrapeLimiter) waitSlot(ctx context.Context) bool {
 	default:
 	}
 	for {
-		timer := time.NewTimer(t.shortenDeadline())
+		timer := time.NewTimer(t.cancelOldest())
 		select {
 		case t.slots <- struct{}{}:
 			timer.Stop()
@@ -80,10 +80,10 @@ func (t *scrapeLimiter) waitSlot(ctx context.Context) bool {
 	}
 }
 
-func (t *scrapeLimiter) begin(giveUp func()) *turn {
+func (t *scrapeLimiter) begin(cancel func()) *turn {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	mine := &turn{since: time.Now(), giveUp: giveUp}
+	mine := &turn{since: time.Now(), cancel: cancel}
 	t.running = append(t.running, mine)
 	return mine
 }
@@ -94,22 +94,22 @@ func (t *scrapeLimiter) end(mine *turn) {
 	t.running = slices.DeleteFunc(t.running, func(other *turn) bool { return other == mine })
 }
 
-// shortenDeadline cancels the oldest scrape if it is older than maxHold, and returns when to check again.
-func (t *scrapeLimiter) shortenDeadline() time.Duration {
+// cancelOldest cancels the oldest scrape if it has run for longer than maxHold. It returns when to check again.
+func (t *scrapeLimiter) cancelOldest() time.Duration {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	for _, oldest := range t.running {
-		if oldest.giveUp == nil {
-			continue // it is ending
+		if oldest.cancel == nil {
+			continue // already cancelled
 		}
-		if left := t.tenure - time.Since(oldest.since); left > 0 {
+		if left := t.maxHold - time.Since(oldest.since); left > 0 {
 			return left
 		}
-		oldest.giveUp()
-		oldest.giveUp = nil
+		oldest.cancel()
+		oldest.cancel = nil
 		break
 	}
-	return t.tenure
+	return t.maxHold
 }
 
 func (t *scrapeLimiter) enter(who netip.Addr) chan struct{} {
@@ -117,18 +117,18 @@ func (t *scrapeLimiter) enter(who netip.Addr) chan struct{} {
 	defer t.mu.Unlock()
 	c := t.callers[who]
 	if c == nil {
-		c = &caller{places: make(chan struct{}, t.ofOne)}
+		c = &caller{slots: make(chan struct{}, t.maxPerClient)}
 		t.callers[who] = c
 	}
-	c.here++
-	return c.places
+	c.count++
+	return c.slots
 }
 
-// leave removes an address without running or waiting scrapes.
+// leave ends a scrape of a client. It forgets a client without scrapes.
 func (t *scrapeLimiter) leave(who netip.Addr) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	if t.callers[who].here--; t.callers[who].here == 0 {
+	if t.callers[who].count--; t.callers[who].count == 0 {
 		delete(t.callers, who)
 	}
 }

@@ -396,7 +396,7 @@ func TestScrapesBeyondTheLimitWaitForTheirTurn(t *testing.T) {
 	for range maxScrapesPerClient {
 		<-asked
 	}
-	if a := call(t, "GET", url+"/metrics", timeoutHeader, "0.05"); a.code != 503 || !strings.Contains(a.body, "too many scrapes") {
+	if a := call(t, "GET", url+"/metrics", timeoutHeader, "0.05"); a.code != 503 || !strings.Contains(a.body, "too many concurrent scrapes") {
 		t.Errorf("%d %q", a.code, a.body)
 	}
 	close(release)

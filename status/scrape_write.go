@@ -11,8 +11,8 @@ import (
 	"github.com/pilotfish-mesh/pilotfish/internal/exposition"
 )
 
-// write writes the sources to the response one after the other. While it writes one source, the kernel buffers the
-// responses of the next ones in their sockets.
+// write writes the sources to the response one after another. While it writes one source, the kernel buffers the
+// responses of the next sources.
 func (sc *scrape) write(m *exposition.Merger) {
 	m.Reserve(reportNames...)
 	copied, err := m.Copy(bytes.NewReader(sc.own), exposition.Source{})
@@ -23,11 +23,12 @@ func (sc *scrape) write(m *exposition.Merger) {
 		sc.writeEnvoyFirst(m)
 	}
 	sc.report(m)
-	_ = m.Close() // the error is that of a scraper that disconnected
+	_ = m.Close() // an error means that the scraper has disconnected
 }
 
-// applicationFirst reports whether the pod has one application and it has responded before Envoy. Its metrics are then
-// written first: Envoy builds its whole response before it sends the first byte, so this does not delay the scrape.
+// applicationFirst reports whether the pod has one application and it responded before Envoy. Its metrics are then
+// written first. This does not delay the scrape, because Envoy builds its whole response before it sends the first
+// byte.
 func (sc *scrape) applicationFirst() bool {
 	if sc.envoy == nil || len(sc.apps) != 1 {
 		return false
@@ -41,11 +42,11 @@ func (sc *scrape) applicationFirst() bool {
 	return false
 }
 
-// envoyPrefixes are the name prefixes of Envoy's metric families. An application's families with such a prefix are
-// written after Envoy's.
+// envoyPrefixes are the name prefixes of Envoy's metric families. If an application has families with such a prefix,
+// they are written after Envoy's.
 var envoyPrefixes = []string{"envoy_", bareNames.Next}
 
-// envoyHelp is the HELP text of Envoy's metric families: Envoy sends none.
+// envoyHelp is the HELP text of Envoy's metric families, because Envoy does not send one.
 const envoyHelp = "A statistic of Envoy."
 
 func (sc *scrape) writeApplicationFirst(m *exposition.Merger) {
@@ -64,7 +65,8 @@ func (sc *scrape) writeApplicationFirst(m *exposition.Merger) {
 	app.finish()
 }
 
-// envoyDeadline returns when Envoy's response must end, so that time remains for the rest of the application's.
+// envoyDeadline returns when Envoy's response must end, so that time remains for the rest of the application's
+// response.
 func (sc *scrape) envoyDeadline() time.Time {
 	half := time.Now().Add(time.Until(sc.envoy.until) / 2)
 	if half.After(sc.early) {
@@ -96,7 +98,7 @@ func (sc *scrape) writeEnvoyFirst(m *exposition.Merger) {
 	}
 }
 
-// copyTo copies the source if it responds.
+// copyTo waits for the source's response and writes it. If the request failed, it writes nothing.
 func (s *source) copyTo(m *exposition.Merger, rename bool) {
 	<-s.answered
 	if s.err == nil {
@@ -131,7 +133,7 @@ func (s *source) spooled() *exposition.Spool {
 	return spool
 }
 
-// recordFailure counts and logs an incomplete source, unless the scraper has disconnected.
+// recordFailure counts and logs a missing or incomplete source, unless the scraper has disconnected.
 func (sc *scrape) recordFailure(src *source) {
 	if src.err == nil || sc.caller.Err() != nil {
 		return
@@ -140,7 +142,7 @@ func (sc *scrape) recordFailure(src *source) {
 	sc.Logger.Debug("a source of metrics is missing or incomplete", "source", src.String(), "error", src.err)
 }
 
-// report appends the result of each source to the scrape: the failure counters show it only in the next scrape.
+// report appends metrics about the result of each source, because the failure counters show it only in the next scrape.
 func (sc *scrape) report(m *exposition.Merger) {
 	var up, invalid, taken, reserved, repeated bytes.Buffer
 	head := func(b *bytes.Buffer, name, help string) {

@@ -22,34 +22,35 @@ import (
 // stopGrace is how long running requests may last after the server is stopped.
 const stopGrace = 2 * time.Second
 
-// Config is the configuration of the server. A path whose function is nil responds 404.
+// Config is the configuration of the server. A path whose function is nil returns 404.
 type Config struct {
 	// Address is the listening address, such as "0.0.0.0:15020", or "unix:" and the path of a socket.
 	Address string
 	// SocketOwner is the owner of a unix socket; nil means this process's user.
 	SocketOwner *owner.Owner
-	// Checks determine /healthz/ready: all must be healthy.
+	// Checks determine the response of /healthz/ready: all must be healthy.
 	Checks []Check
-	// Liveness determines /healthz/live. Without checks it always responds 200.
+	// Liveness determines the response of /healthz/live. Without checks, the response is always 200.
 	Liveness []Check
 	// Gatherer returns the agent's metrics. Registerer receives the metrics of this server. Both may be nil.
 	Gatherer   prometheus.Gatherer
 	Registerer prometheus.Registerer
-	// Metrics are merged with those of Gatherer at /metrics.
+	// Metrics configures further sources of /metrics, which are merged with the metrics of Gatherer.
 	Metrics Metrics
 	// AppProbes are served under /app-health/ and /app-lifecycle/.
 	AppProbes AppProbes
-	// Started is when the agent started, for the metric of the time to readiness.
+	// Started is when the agent started. The startup metric measures from it to the first readiness.
 	Started time.Time
 	// NoProfiles disables /debug/pprof/.
 	NoProfiles bool
-	// CheckCaller returns an error for a local TCP connection that must not use admin requests and debug pages. It
-	// receives the client's and the server's address; nil accepts all.
+	// CheckCaller returns an error for a local TCP connection that must not use admin requests and debug pages. Its
+	// arguments are the client's and the server's address. nil accepts all connections.
 	CheckCaller func(client, server netip.AddrPort) error
-	// Drain starts a drain and Quit stops the agent, both on a POST from loopback.
+	// Drain starts a drain, and Quit stops the agent. A POST from loopback calls them.
 	Drain func()
 	Quit  func()
-	// Certificates, XDS and Config return the content of /debug/certz, /debug/xdsz and /debug/config, printed as JSON.
+	// Certificates, XDS and Config return the content of /debug/certz, /debug/xdsz and /debug/config. The pages show it
+	// as JSON.
 	Certificates func() any
 	XDS          func() any
 	// XDSHistory returns the content of /debug/xdsz/history.
@@ -57,7 +58,7 @@ type Config struct {
 	Config     func() any
 	// Envoy returns the content of /debug/envoyz.
 	Envoy func() any
-	// Names serves /debug/ndsz; nil means that there is no name table, and the page shows an empty one.
+	// Names serves /debug/ndsz. nil: there is no DNS name table.
 	Names  http.Handler
 	Logger *slog.Logger
 }
@@ -65,21 +66,21 @@ type Config struct {
 // Server is the HTTP server at the status port.
 type Server struct {
 	Config
-	listener net.Listener
-	http     *http.Server
-	metrics  *metrics
-	silent   newConns
-	crowd    connLimiter
-	scraper  *http.Client
-	scrapes  *scrapeLimiter
-	buffers  scrapeBufferPool
-	app      *appProbes
-	ready    atomic.Bool // has been ready once
-	seen     stateTimes
-	refusals refusalLog
+	listener  net.Listener
+	http      *http.Server
+	metrics   *metrics
+	idle      newConns
+	connLimit connLimiter
+	scraper   *http.Client
+	scrapes   *scrapeLimiter
+	buffers   scrapeBufferPool
+	app       *appProbes
+	ready     atomic.Bool // set by the first successful readiness check
+	seen      stateTimes
+	refusals  refusalLog
 }
 
-// New creates the server and opens its port. If the port is in use, the error names the process that holds it.
+// New creates the server and opens its port. If the port is in use, the error names the process that uses it.
 func New(c Config) (*Server, error) {
 	if c.Logger == nil {
 		c.Logger = slog.New(slog.DiscardHandler)
@@ -88,7 +89,7 @@ func New(c Config) (*Server, error) {
 	if err != nil {
 		return nil, err
 	}
-	s := &Server{Config: c, metrics: m, scraper: newScraper(), scrapes: newScrapeLimiter(maxScrapes, maxScrapesPerClient, maxHold), crowd: connLimiter{max: maxConnections}}
+	s := &Server{Config: c, metrics: m, scraper: newScraper(), scrapes: newScrapeLimiter(maxScrapes, maxScrapesPerClient, maxHold), connLimit: connLimiter{max: maxConnections}}
 	if err := s.registerReadiness(c.Registerer); err != nil {
 		return nil, err
 	}
@@ -129,8 +130,8 @@ func (c Config) listen() (net.Listener, error) {
 const unixPrefix = "unix:"
 
 func (s *Server) noteConnection(c net.Conn, state http.ConnState) {
-	s.silent.onState(c, state)
-	s.crowd.onState(c, state)
+	s.idle.onState(c, state)
+	s.connLimit.onState(c, state)
 }
 
 // Addr returns the listening address.
@@ -148,7 +149,7 @@ func (s *Server) Run(ctx context.Context) error {
 		return fmt.Errorf("agent status server on %s: %w", s.Addr(), err)
 	case <-ctx.Done():
 	}
-	s.silent.close()
+	s.idle.close()
 	grace, cancel := context.WithTimeout(context.Background(), stopGrace)
 	defer cancel()
 	if err := s.http.Shutdown(grace); err != nil {
@@ -163,5 +164,5 @@ func (s *Server) Run(ctx context.Context) error {
 // Close closes the port of a server that was not run.
 func (s *Server) Close() error { return s.listener.Close() }
 
-// Health reports that the server is healthy; it is as long as it runs.
+// Health reports that the server is healthy. A running server always is.
 func (s *Server) Health() (ok bool, reason string) { return true, "" }

@@ -228,7 +228,7 @@ func TestRefusedCallersAreLoggedOnceAMinute(t *testing.T) {
 	for range 5 {
 		call(t, "POST", url+"/drain")
 	}
-	if n := strings.Count(log.String(), "request refused"); n != 1 || !strings.Contains(log.String(), "path=/drain") {
+	if n := strings.Count(log.String(), "request rejected"); n != 1 || !strings.Contains(log.String(), "path=/drain") {
 		t.Errorf("%d lines:\n%s", n, log.String())
 	}
 }

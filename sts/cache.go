@@ -16,12 +16,13 @@ const (
 	maxExchanges = 16 // concurrent exchanges
 	// exchangeTime limits an exchange, including its retries.
 	exchangeTime = 10 * time.Second
-	// refreshAhead is how long before its expiry a token is renewed, while it is still returned. Within urgent before
-	// the expiry, clients wait for the new token, because some treat a token with less than a minute as expired.
+	// refreshAhead is how long before its expiry a token is renewed. The old token is returned meanwhile. In the last
+	// urgent seconds before the expiry, clients wait for the new token, because some treat a token with less than a
+	// minute as expired.
 	refreshAhead = 300 * time.Second
 	urgent       = 60 * time.Second
-	// failurePause is how long a failure is cached at first. While there is a valid token, the pause doubles up to
-	// maxPause.
+	// failurePause is the delay before the next exchange after a failure; until then the failure is returned. While
+	// there is a valid token, the delay doubles with each failure, up to maxPause.
 	failurePause = time.Second
 	maxPause     = 30 * time.Second
 )
@@ -53,7 +54,7 @@ func (r Request) key() key {
 }
 
 // cache stores tokens until they expire, and runs at most one exchange per request at a time (single flight). It has no
-// goroutine of its own: tokens that no client requests are not renewed.
+// background goroutine: it renews a token only when a client requests it.
 type cache struct {
 	now      func() time.Time
 	exchange func(context.Context, Request) (Token, error)
@@ -69,7 +70,7 @@ type cache struct {
 
 // entry is the cached state of one request.
 type entry struct {
-	token    Token // Access is empty without a token
+	token    Token // its Access is empty if there is no token
 	issued   time.Time
 	used     time.Time
 	inflight *inflight
@@ -93,8 +94,8 @@ func newCache(life context.Context, now func() time.Time, exchange func(context.
 	}
 }
 
-// get returns the token for the request. The exchange continues when the caller stops waiting, because other callers
-// may wait for it.
+// get returns the token for the request. The exchange continues if the caller stops waiting, because other callers may
+// wait for the result.
 func (c *cache) get(ctx context.Context, request Request) (Token, error) {
 	c.mu.Lock()
 	now := c.now()
@@ -136,7 +137,7 @@ func (f *inflight) wait(ctx context.Context) (Token, error) {
 	}
 }
 
-// heldToken returns the token while it is valid. left returns its remaining lifetime.
+// heldToken returns the cached token if it is still valid, and otherwise an empty token.
 func (e *entry) heldToken(now time.Time) Token {
 	if e.remaining(now) <= 0 {
 		return Token{}
@@ -144,6 +145,7 @@ func (e *entry) heldToken(now time.Time) Token {
 	return e.token
 }
 
+// remaining returns the remaining lifetime of the cached token, or 0.
 func (e *entry) remaining(now time.Time) time.Duration {
 	if e.token.Access == "" {
 		return 0
@@ -151,21 +153,21 @@ func (e *entry) remaining(now time.Time) time.Duration {
 	return max(remaining(e.token.Expires, now), 0)
 }
 
-// remaining returns the smaller of the remaining times on the wall clock and the monotonic clock: the first may be set
-// back, and the second stops while the machine is suspended.
+// remaining returns the remaining time according to the wall clock or the monotonic clock, whichever is less. The wall
+// clock may be set back, and the monotonic clock stops while the machine is suspended.
 func remaining(expires, now time.Time) time.Duration {
 	return min(expires.Sub(now), expires.Round(0).Sub(now.Round(0)))
 }
 
-// shorten shortens a span for tokens whose lifetime is not much longer than the span, which would otherwise never be
-// fresh.
+// shorten limits a span to a fraction (1/part) of the token's lifetime. Otherwise a token with a lifetime of about the
+// span would be renewed at every request.
 func (e *entry) shorten(span time.Duration, part int) time.Duration {
 	return min(span, e.token.Expires.Sub(e.issued)/time.Duration(part))
 }
 
-var errBusy = errors.New("too many different exchanges are under way")
+var errBusy = errors.New("too many different token exchanges are in progress; retry later")
 
-// entry returns the entry of a key. It creates a missing entry.
+// entry returns the entry of a key, and creates it if it is missing.
 func (c *cache) entry(k key, now time.Time) (*entry, error) {
 	if e := c.entries[k]; e != nil {
 		return e, nil
@@ -192,7 +194,8 @@ func (c *cache) sweep(now time.Time) {
 	}
 }
 
-// evict removes the least recently used entry, except keep and entries with a running exchange.
+// evict removes the least recently used entry, except keep and entries with a running exchange. It returns false if
+// there is none.
 func (c *cache) evict(keep *entry) bool {
 	var oldest *entry
 	var of key
@@ -215,7 +218,7 @@ func (c *cache) drop(k key, e *entry) {
 
 func (t Token) size() int { return len(t.Access) + len(t.Refresh) + len(t.Scope) }
 
-// start starts an exchange. The caller holds the lock.
+// start starts an exchange in the background. The caller holds the lock.
 func (c *cache) start(e *entry, request Request) {
 	f := &inflight{done: make(chan struct{})}
 	e.inflight = f
@@ -225,14 +228,14 @@ func (c *cache) start(e *entry, request Request) {
 		begun := c.now()
 		f.token, f.err = c.exchangeLimited(ctx, request)
 		if f.err == nil && !f.token.Expires.IsZero() && !c.now().Before(f.token.Expires) {
-			f.err = errors.New("the exchange server gave a token that has expired already")
+			f.err = errors.New("the exchange server returned an expired token")
 		}
 		c.finish(e, f, begun)
 		close(f.done)
 	})
 }
 
-// exchangeLimited runs an exchange when the number of concurrent exchanges allows it.
+// exchangeLimited waits until fewer than maxExchanges exchanges are running, and then runs the exchange.
 func (c *cache) exchangeLimited(ctx context.Context, request Request) (Token, error) {
 	select {
 	case c.slots <- struct{}{}:
@@ -266,7 +269,8 @@ func (c *cache) finish(e *entry, f *inflight, begun time.Time) {
 	}
 }
 
-// pause returns the delay before the next exchange after a failure. It is longer while there is a valid token.
+// pause returns the delay before the next exchange after a failure. It increases with each failure while there is a
+// valid token.
 func (e *entry) pause(now time.Time) time.Duration {
 	if e.remaining(now) == 0 {
 		return failurePause
@@ -274,7 +278,7 @@ func (e *entry) pause(now time.Time) time.Duration {
 	return min(failurePause<<min(e.failures, 10), maxPause)
 }
 
-// lease is the metadata of a cached token.
+// lease describes a cached token, without the token itself.
 type lease struct {
 	kind            string
 	issued, expires time.Time

@@ -123,7 +123,7 @@ func TestTokenWithoutExpiryIsNotCached(t *testing.T) {
 func TestExpiredTokenIsNotReturned(t *testing.T) {
 	clock := newClock()
 	c := newTestCache(t, clock, returning(clock, 0))
-	if _, err := c.get(t.Context(), Request{}); err == nil || !strings.Contains(err.Error(), "expired already") {
+	if _, err := c.get(t.Context(), Request{}); err == nil || !strings.Contains(err.Error(), "expired token") {
 		t.Errorf("got %v", err)
 	}
 }

@@ -28,13 +28,13 @@ type Error struct {
 	// Status is the HTTP status. Code is one of the codes above.
 	Status int
 	Code   string
-	// Description is for people.
+	// Description is a text for human readers.
 	Description string
 }
 
 func (e *Error) Error() string { return e.Code + ": " + e.Description }
 
-// refuse returns an error for an invalid request.
+// refuse returns an error with status 400 for an invalid request.
 func refuse(code, format string, args ...any) *Error {
 	return &Error{Status: http.StatusBadRequest, Code: code, Description: fmt.Sprintf(format, args...)}
 }
@@ -47,8 +47,8 @@ func (e *Error) withStatus(status int) *Error {
 	return e
 }
 
-// unable returns the response for an exchange that failed although the client's request was valid. RFC 8693 has the
-// code invalid_target for a server that cannot issue a token. Istio's agent sends status 500, which clients retry.
+// unable returns the error for a valid request whose exchange failed. In RFC 8693, invalid_target is the code for a
+// server that cannot issue a token. As with Istio's agent, the status is 500, so that clients retry.
 func unable(err error) *Error {
 	return &Error{Status: http.StatusInternalServerError, Code: CodeInvalidTarget, Description: err.Error()}
 }
@@ -70,8 +70,9 @@ func writeJSON(w http.ResponseWriter, status int, v any) {
 	_ = json.NewEncoder(w).Encode(v) // the client may have disconnected
 }
 
-// run matches the characters of tokens and addresses, and ordinary matches host names and words. They are compiled on
-// first use, because they are large and most agents do not need them.
+// run matches a sequence of characters that tokens and addresses consist of. ordinary matches host names and words.
+// marked matches the first characters of a JWT or a Google access token. They are compiled on first use, because they
+// are large and most agents do not need them.
 var (
 	run = sync.OnceValue(func() *regexp.Regexp {
 		return regexp.MustCompile(`[A-Za-z0-9_.~+=/-]{12,}`)
@@ -94,8 +95,8 @@ func withoutCredentials(text string) string {
 	})
 }
 
-// presentable returns a text that is valid as a description of RFC 6749 (no control characters, quotes, backslashes or
-// non-ASCII letters) and safe to log: without credentials, and of limited length.
+// presentable returns a copy of a text that is valid in an error_description of RFC 6749: without control characters,
+// quotes, backslashes and non-ASCII letters. It is safe to log: without credentials, and of limited length.
 func presentable(text string) string {
 	text = withoutCredentials(text)
 	text = strings.Map(func(r rune) rune {

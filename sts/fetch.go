@@ -21,23 +21,23 @@ const maxToken = 32 << 10
 // FileFetcher reads the token from a file. It reads the file each time, because the kubelet replaces it.
 type FileFetcher struct{ Path string }
 
-// files calls file systems that may hang with a timeout.
+// files runs file system calls with a timeout, because a file system may hang.
 var files fstimeout.TimeoutFS
 
-// Fetch reads the file.
+// Fetch returns the content of the file.
 func (f FileFetcher) Fetch(context.Context) (Secret, error) {
 	type found struct {
 		token Secret
 		err   error
 	}
-	came := make(chan found, 1)
+	result := make(chan found, 1)
 	if err := files.DoFile(f.Path, func() {
 		token, err := f.read()
-		came <- found{token, err}
+		result <- found{token, err}
 	}); err != nil {
 		return "", fmt.Errorf("token file: %w", err)
 	}
-	r := <-came
+	r := <-result
 	return r.token, r.err
 }
 
@@ -51,7 +51,7 @@ func (f FileFetcher) read() (Secret, error) {
 	}
 	token := Secret(strings.TrimSpace(string(data)))
 	if !isCredential(token) {
-		return "", fmt.Errorf("the token file %s holds no token", f.Path)
+		return "", fmt.Errorf("the token file %s does not contain a token", f.Path)
 	}
 	return token, nil
 }
@@ -59,10 +59,11 @@ func (f FileFetcher) read() (Secret, error) {
 // MetadataHost is the address of Google Cloud's metadata server.
 const MetadataHost = "169.254.169.254"
 
-// MetadataURL returns the URL of a metadata server, given as host or host:port.
+// MetadataURL returns the URL of the metadata server at host, which may contain a port.
 func MetadataURL(host string) string { return "http://" + host + "/computeMetadata/v1" }
 
-// A token of the metadata server is valid for one hour. It is renewed in the last 25 minutes.
+// A token of the metadata server is valid for one hour. It is renewed in its last 25 minutes (metadataAhead), with at
+// least metadataPause between attempts.
 const (
 	metadataAhead = 25 * time.Minute
 	metadataPause = 10 * time.Second
@@ -70,21 +71,21 @@ const (
 
 // MetadataConfig configures a MetadataFetcher.
 type MetadataConfig struct {
-	// Audience is the audience of the token.
+	// Audience is the audience to request for the token.
 	Audience string
 	// URL replaces the URL of MetadataHost.
 	URL string
-	// Now is the clock; nil means the machine's clock.
+	// Now returns the time; nil: time.Now.
 	Now func() time.Time
 }
 
-// MetadataFetcher fetches an identity token from Google Cloud's metadata server, and caches it until it is renewed or
-// expires.
+// MetadataFetcher fetches an identity token from Google Cloud's metadata server. It caches the token, and renews it
+// before its expiry.
 type MetadataFetcher struct {
 	config MetadataConfig
 	url    string
 	*upstream
-	turn chan struct{} // a lock that can be acquired with a context
+	turn chan struct{} // a mutex that can be acquired with a context
 
 	token   Secret
 	expires time.Time
@@ -94,7 +95,7 @@ type MetadataFetcher struct {
 // NewMetadataFetcher returns a MetadataFetcher, or an error for an invalid configuration.
 func NewMetadataFetcher(config MetadataConfig) (*MetadataFetcher, error) {
 	if config.Audience == "" {
-		return nil, errors.New("sts: no audience for the metadata server's token")
+		return nil, errors.New("sts: no audience is set for the metadata server's token")
 	}
 	if config.URL == "" {
 		config.URL = MetadataURL(MetadataHost)
@@ -105,7 +106,7 @@ func NewMetadataFetcher(config MetadataConfig) (*MetadataFetcher, error) {
 	address := strings.TrimSuffix(config.URL, "/") + "/instance/service-accounts/default/identity?" +
 		url.Values{"audience": {config.Audience}, "format": {"full"}}.Encode()
 	if _, err := http.NewRequest(http.MethodGet, address, nil); err != nil {
-		return nil, fmt.Errorf("sts: address of the metadata server %s: %w", config.URL, err)
+		return nil, fmt.Errorf("sts: invalid URL of the metadata server %s: %w", config.URL, err)
 	}
 	return &MetadataFetcher{config: config, url: address, upstream: newUpstream(dial.TLS{}), turn: make(chan struct{}, 1)}, nil
 }
@@ -149,12 +150,12 @@ func (f *MetadataFetcher) fetch(ctx context.Context, now time.Time) (Secret, tim
 		return "", time.Time{}, err
 	}
 	if r.status != http.StatusOK {
-		return "", time.Time{}, fmt.Errorf("it answered with status %d: see that the machine has a service account", r.status)
+		return "", time.Time{}, fmt.Errorf("the response has status %d: check that the machine has a service account", r.status)
 	}
 	token := Secret(strings.TrimSpace(string(r.body)))
 	got, err := (Check{}).verify(token, now)
 	if err != nil {
-		return "", time.Time{}, fmt.Errorf("its token %w", err)
+		return "", time.Time{}, fmt.Errorf("the token %w", err)
 	}
 	return token, got.expires, nil
 }

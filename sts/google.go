@@ -28,20 +28,21 @@ type GoogleConfig struct {
 	// Audience is the workload identity provider: "identitynamespace:<trust domain>:<provider>", or
 	// "//iam.googleapis.com/projects/…/providers/…".
 	Audience string
-	// ServiceAccount is the e-mail address of the account of the access token; empty for the federated token itself.
+	// ServiceAccount is the e-mail address of the service account of the access token. Empty: the exchange returns the
+	// federated token.
 	ServiceAccount string
 	// TokenURL and ImpersonationURL (scheme and host) replace Google's addresses.
 	TokenURL, ImpersonationURL string
-	// RootFile is a PEM file with the root certificates of the servers; empty means the system's.
+	// RootFile is a PEM file with root certificates that verify the servers. Empty: the system's roots.
 	RootFile string
-	// Policy restricts the TLS client.
+	// Policy restricts the TLS versions and algorithms.
 	Policy tlspolicy.Policy
-	// Now is the clock; nil means the machine's clock.
+	// Now returns the time; nil: time.Now.
 	Now func() time.Time
 }
 
-// Google exchanges the workload's token for one of Google Cloud: first for a federated token, and with that for an
-// access token of a service account.
+// Google exchanges the workload's token at Google Cloud. It first requests a federated token. If a service account is
+// configured, it exchanges the federated token for an access token of this account.
 type Google struct {
 	config        GoogleConfig
 	tokenURL      *url.URL
@@ -52,7 +53,7 @@ type Google struct {
 // NewGoogle returns an exchange with Google Cloud, or an error for an invalid configuration.
 func NewGoogle(config GoogleConfig) (*Google, error) {
 	if config.Audience == "" {
-		return nil, fmt.Errorf("sts: no audience for Google's token exchange: write it as identitynamespace:<trust domain>:<provider>")
+		return nil, fmt.Errorf("sts: no audience is set for Google's token exchange: write it as identitynamespace:<trust domain>:<provider>")
 	}
 	tokenURL, err := checkURL("Google's token exchange", cmp.Or(config.TokenURL, googleTokenURL))
 	if err != nil {
@@ -93,18 +94,18 @@ func (g *Google) Exchange(ctx context.Context, request Request) (Token, error) {
 	return g.impersonate(ctx, federated.Access, scope)
 }
 
-// check refuses requests that Google's exchange cannot fulfil: a token for another purpose than the requested one would
-// do harm.
+// check returns an error for requests that Google's exchange does not support. A token for another purpose than the
+// requested one would be a security risk.
 func (g *Google) check(r Request) error {
 	switch {
 	case r.RequestedType != "" && r.RequestedType != AccessTokenType:
-		return invalid("requested_token_type has to be %s", AccessTokenType)
+		return invalid("requested_token_type must be %s", AccessTokenType)
 	case r.Actor != "":
 		return invalid("actor_token is not supported by Google's token exchange")
 	case len(r.Resources) > 0:
 		return refuse(CodeInvalidTarget, "resource is not supported by Google's token exchange")
 	case slices.ContainsFunc(r.Audiences, func(a string) bool { return a != g.config.Audience }):
-		return refuse(CodeInvalidTarget, "audience has to be %s, or left out", g.config.Audience)
+		return refuse(CodeInvalidTarget, "audience must be %s or be omitted", g.config.Audience)
 	}
 	return nil
 }
@@ -114,12 +115,12 @@ func (g *Google) federate(ctx context.Context, request Request, scope string) (T
 		Subject: request.Subject, SubjectType: request.SubjectType,
 		Audiences: []string{g.config.Audience}, Scope: scope, RequestedType: AccessTokenType,
 	}.form()
-	asked := g.config.Now()
+	sentAt := g.config.Now()
 	r, err := g.send(ctx, func(ctx context.Context) (*http.Request, error) { return newForm(ctx, g.tokenURL.String(), form) })
 	if err != nil {
 		return Token{}, fmt.Errorf("federated token: %w", err)
 	}
-	return r.token(g.Name(), asked)
+	return r.token(g.Name(), sentAt)
 }
 
 func (g *Google) impersonate(ctx context.Context, federated Secret, scope string) (Token, error) {
@@ -148,7 +149,7 @@ func (g *Google) impersonate(ctx context.Context, federated Secret, scope string
 	return token, nil
 }
 
-// parseAccessToken parses the response of Google's generateAccessToken, or its error.
+// parseAccessToken parses the response of Google's generateAccessToken. It returns an error for an error response.
 func parseAccessToken(r reply) (Token, error) {
 	var answer struct {
 		AccessToken string    `json:"accessToken"`
@@ -160,7 +161,7 @@ func parseAccessToken(r reply) (Token, error) {
 	case r.status != http.StatusOK:
 		return Token{}, fmt.Errorf("status %d %s", r.status, r.googleError())
 	case err != nil || !isCredential(access) || answer.ExpireTime.IsZero():
-		return Token{}, fmt.Errorf("the answer has no accessToken and expireTime that could be read")
+		return Token{}, fmt.Errorf("the response has no accessToken or no valid expireTime")
 	}
 	return Token{Access: access, IssuedType: AccessTokenType, Type: "Bearer", Expires: answer.ExpireTime}, nil
 }

@@ -17,7 +17,7 @@ const (
 	StatusPath = "/stsStatus"
 )
 
-// handler returns the routes. It refuses requests that web pages of other sites caused. The mux responds 405 to
+// handler returns the routes. It rejects requests that web pages of other sites caused. The mux responds 405 to
 // unsupported methods.
 func (s *Server) handler() http.Handler {
 	mux := http.NewServeMux()
@@ -26,19 +26,19 @@ func (s *Server) handler() http.Handler {
 	return onlyLoopback(httpguard.Handler(mux))
 }
 
-// onlyLoopback refuses connections that redirection rules may have sent to the port.
+// onlyLoopback rejects clients on other machines, whose connections redirection rules may have sent to the port.
 func onlyLoopback(next http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		peer, err := netip.ParseAddrPort(r.RemoteAddr)
 		if err != nil || !peer.Addr().Unmap().IsLoopback() {
-			http.Error(w, "tokens are given out on loopback only", http.StatusForbidden)
+			http.Error(w, "tokens are issued only to clients on loopback", http.StatusForbidden)
 			return
 		}
 		next.ServeHTTP(w, r)
 	})
 }
 
-// answer is the response of RFC 8693, section 2.2.1.
+// answer is the response to a successful request, specified by RFC 8693, section 2.2.1.
 type answer struct {
 	AccessToken     string `json:"access_token"`
 	IssuedTokenType string `json:"issued_token_type"`
@@ -49,11 +49,11 @@ type answer struct {
 }
 
 // Handler returns a handler of token requests. It parses requests as strictly as RFC 8693 and RFC 6749 require, and
-// calls grant for the token. An *Error of grant is sent to the client; any other error is reported as a failure of the
-// server. answered is called after each request, with nil after a success. now is the clock for the expiry in the
-// response.
+// calls grant for the token. If grant returns an *Error, the client receives it. Any other error is reported as a
+// failure of the server. After each request the handler calls answered with the error, or with nil. now returns the
+// time from which the response's expires_in is computed.
 //
-// The caller restricts the clients.
+// The caller must restrict the clients.
 func Handler(grant func(context.Context, Request) (Token, error), now func() time.Time, answered func(*Error)) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		request, err := readRequest(w, r)
@@ -72,14 +72,14 @@ func Handler(grant func(context.Context, Request) (Token, error), now func() tim
 	})
 }
 
-// answered counts a response.
+// answered counts a response, and logs an error.
 func (s *Server) answered(refusal *Error) {
 	if refusal == nil {
 		s.metrics.answered("granted")
 		return
 	}
 	s.metrics.answered(refusal.Code)
-	s.config.Logger.Debug("a token request was refused", "status", refusal.Status, "error", presentable(refusal.Error()))
+	s.config.Logger.Debug("a token request was rejected", "status", refusal.Status, "error", presentable(refusal.Error()))
 }
 
 func asRefusal(err error) *Error {
@@ -88,7 +88,7 @@ func asRefusal(err error) *Error {
 	case errors.As(err, &refusal):
 		return refusal
 	case errors.Is(err, context.DeadlineExceeded):
-		return unable(errors.New("the exchange took too long"))
+		return unable(errors.New("the token exchange timed out"))
 	}
 	return unable(err)
 }
@@ -107,7 +107,7 @@ func answerOf(t Token, now time.Time) answer {
 	return a
 }
 
-// tokenStatus describes a cached token on the page /stsStatus. The page's field for the token itself stays empty.
+// tokenStatus describes a cached token on the page /stsStatus. Token is always empty; Istio's agent has the same field.
 type tokenStatus struct {
 	TokenType  string `json:"token_type"`
 	IssueTime  string `json:"issue_time"`

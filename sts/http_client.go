@@ -19,12 +19,12 @@ import (
 const (
 	attemptTime = 5 * time.Second
 	maxAttempts = 5
-	// maxAnswer limits a server's response, in bytes.
+	// maxAnswer limits the body of a server's response, in bytes.
 	maxAnswer = 64 << 10
 )
 
-// upstream sends requests to servers over HTTP. It ignores the proxy environment variables and does not follow
-// redirects, because both could send a token to another server.
+// upstream is an HTTP client of an exchange or metadata server. It ignores the proxy environment variables and does not
+// follow redirects, because both could send a token to another server.
 type upstream struct {
 	client *http.Client
 }
@@ -45,7 +45,7 @@ func newUpstream(to dial.TLS) *upstream {
 	}}
 }
 
-// dialTLS reads the roots again for each connection.
+// dialTLS returns a function that opens TLS connections. It reads the root certificates again for each connection.
 func dialTLS(to dial.TLS) func(ctx context.Context, network, address string) (net.Conn, error) {
 	return func(ctx context.Context, network, address string) (net.Conn, error) {
 		host, _, err := net.SplitHostPort(address)
@@ -73,8 +73,8 @@ type reply struct {
 	body   []byte
 }
 
-// send sends the request that build returns until a server responds, at most five times. It retries after server errors
-// (5xx) and failed connections.
+// send sends the request that build returns. It retries after server errors (5xx) and failed connections, with at most
+// five attempts.
 func (u *upstream) send(ctx context.Context, build func(context.Context) (*http.Request, error)) (reply, error) {
 	backoff := backoff.Backoff{Min: 10 * time.Millisecond, Max: time.Second}
 	for attempt := 1; ; attempt++ {
@@ -87,7 +87,7 @@ func (u *upstream) send(ctx context.Context, build func(context.Context) (*http.
 			return r, nil
 		}
 		if err == nil {
-			err = fmt.Errorf("%s answered with status %d", withoutQuery(request.URL), r.status)
+			err = fmt.Errorf("%s responded with status %d", withoutQuery(request.URL), r.status)
 		}
 		if errors.Is(err, errTooLong) || attempt == maxAttempts || !wait(ctx, backoff.Next()) {
 			return reply{}, fmt.Errorf("%w (after %d attempts)", err, attempt)
@@ -95,7 +95,7 @@ func (u *upstream) send(ctx context.Context, build func(context.Context) (*http.
 	}
 }
 
-var errTooLong = errors.New("the answer is too long")
+var errTooLong = errors.New("the response is too long")
 
 func (u *upstream) sendOnce(request *http.Request) (reply, error) {
 	response, err := u.client.Do(request)
@@ -109,7 +109,7 @@ func (u *upstream) sendOnce(request *http.Request) (reply, error) {
 	defer func() { _ = response.Body.Close() }()
 	body, err := io.ReadAll(io.LimitReader(response.Body, maxAnswer+1))
 	if err != nil {
-		return reply{}, fmt.Errorf("%s: reading the answer: %w", withoutQuery(request.URL), err)
+		return reply{}, fmt.Errorf("%s: reading the response: %w", withoutQuery(request.URL), err)
 	}
 	if len(body) > maxAnswer {
 		return reply{}, fmt.Errorf("%s: %w", withoutQuery(request.URL), errTooLong)
@@ -117,7 +117,7 @@ func (u *upstream) sendOnce(request *http.Request) (reply, error) {
 	return reply{status: response.StatusCode, body: body}, nil
 }
 
-// wait waits, and reports false when the context ended first.
+// wait waits for d and returns true. If the context ends first, it returns false.
 func wait(ctx context.Context, d time.Duration) bool {
 	timer := time.NewTimer(d)
 	defer timer.Stop()
@@ -129,22 +129,23 @@ func wait(ctx context.Context, d time.Duration) bool {
 	}
 }
 
-// withoutQuery returns a URL up to its path.
+// withoutQuery returns a URL without its query and user.
 func withoutQuery(u *url.URL) string { return u.Scheme + "://" + u.Host + u.Path }
 
-// checkURL returns an error for the URL of an exchange server to which tokens must not be sent.
+// checkURL parses the URL of an exchange server. It returns an error if the URL is invalid, or if a token sent to it
+// would not be encrypted. what names the server in errors.
 func checkURL(what, raw string) (*url.URL, error) {
 	u, err := url.Parse(raw)
 	if err != nil || u.Host == "" {
-		return nil, fmt.Errorf("%s: not a URL: write it as https://host/path", what)
+		return nil, fmt.Errorf("%s: invalid URL: write it as https://host/path", what)
 	}
 	if u.User != nil || u.Fragment != "" {
-		return nil, fmt.Errorf("%s %s: write it without user and fragment", what, withoutQuery(u))
+		return nil, fmt.Errorf("%s %s: the URL must not contain a user or a fragment", what, withoutQuery(u))
 	}
 	ip, err := netip.ParseAddr(u.Hostname())
 	local := u.Hostname() == "localhost" || (err == nil && ip.IsLoopback())
 	if u.Scheme != "https" && (u.Scheme != "http" || !local) {
-		return nil, fmt.Errorf("%s %s: tokens are sent over https only, or over http on loopback", what, withoutQuery(u))
+		return nil, fmt.Errorf("%s %s: the URL must be https, or http on loopback", what, withoutQuery(u))
 	}
 	return u, nil
 }

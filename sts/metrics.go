@@ -17,7 +17,7 @@ func newMetrics() *metrics {
 	return &metrics{
 		requests: prometheus.NewCounterVec(prometheus.CounterOpts{
 			Name: "pilotfish_sts_requests_total",
-			Help: "Token requests that were answered, by result: granted, or the code of the error.",
+			Help: "Token requests, by result: granted, or the code of the error response.",
 		}, []string{"result"}),
 		exchanges: prometheus.NewCounterVec(prometheus.CounterOpts{
 			Name: "pilotfish_sts_exchanges_total",
@@ -36,7 +36,7 @@ func (m *metrics) register(registerer prometheus.Registerer, s *Server) error {
 	}
 	held := prometheus.NewGaugeFunc(prometheus.GaugeOpts{
 		Name: "pilotfish_sts_cached_tokens",
-		Help: "Tokens that are held and have not expired.",
+		Help: "Cached tokens that have not expired.",
 	}, func() float64 { return float64(len(s.cache.leases())) })
 	for _, c := range []prometheus.Collector{m.requests, m.exchanges, m.seconds, held} {
 		if err := registerer.Register(c); err != nil {

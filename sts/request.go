@@ -21,16 +21,16 @@ const (
 	jsonType = "application/json"
 )
 
-// parameters are the unparsed parameters of a request.
+// parameters are the parameters of a request, by name, as they were received.
 type parameters map[string][]string
 
 // repeatable are the parameters that may occur more than once.
 var repeatable = []string{"audience", "resource"}
 
-// readRequest parses and checks a request, except the tokens.
+// readRequest parses and checks a request, except for the contents of its tokens.
 func readRequest(w http.ResponseWriter, r *http.Request) (Request, error) {
 	if r.URL.RawQuery != "" {
-		return Request{}, invalid("the parameters belong into the body: a URL ends in logs")
+		return Request{}, invalid("send the parameters in the body: URLs are often logged")
 	}
 	body, err := io.ReadAll(http.MaxBytesReader(w, r.Body, maxBody))
 	var tooLarge *http.MaxBytesError
@@ -38,7 +38,7 @@ func readRequest(w http.ResponseWriter, r *http.Request) (Request, error) {
 		return Request{}, invalid("the body is longer than %d bytes", maxBody).withStatus(http.StatusRequestEntityTooLarge)
 	}
 	if err != nil {
-		return Request{}, invalid("the body could not be read whole")
+		return Request{}, invalid("the body was not received completely")
 	}
 	return parseRequest(r.Header.Get("Content-Type"), body)
 }
@@ -72,7 +72,7 @@ func parseBody(contentType string, body []byte) (parameters, error) {
 	switch media {
 	case formType:
 		values, err := url.ParseQuery(string(body))
-		if err != nil { // the decoder's error would quote the body
+		if err != nil { // err is not returned, because it quotes the body
 			return nil, invalid("the body is not a valid form")
 		}
 		return parameters(values), nil
@@ -82,7 +82,7 @@ func parseBody(contentType string, body []byte) (parameters, error) {
 	return nil, invalid("send the parameters with the content type %s", formType).withStatus(http.StatusUnsupportedMediaType)
 }
 
-// parseObject parses the parameters in the form of grpc-go's STS credentials: an object of strings.
+// parseObject parses parameters that are sent as a JSON object of strings, as grpc-go's STS credentials do.
 func parseObject(body []byte) (parameters, error) {
 	p := make(parameters)
 	err := eachMember(body, func(name string, value json.RawMessage) error {
@@ -122,7 +122,7 @@ func eachMember(object []byte, visit func(name string, value json.RawMessage) er
 			return err
 		}
 		if seen[name] {
-			return errors.New("a name is there twice")
+			return errors.New("a name is repeated")
 		}
 		seen[name] = true
 		if err := visit(name, value); err != nil {
@@ -133,16 +133,17 @@ func eachMember(object []byte, visit func(name string, value json.RawMessage) er
 		return err
 	}
 	if _, err := decoder.Token(); !errors.Is(err, io.EOF) {
-		return errors.New("something follows the object")
+		return errors.New("there is content after the object")
 	}
 	return nil
 }
 
-// check enforces RFC 6749 section 3.2: parameters must not be repeated, and an empty one counts as missing.
+// check enforces RFC 6749 section 3.2: a parameter must not be repeated. It removes empty parameters, which are the
+// same as missing ones.
 func (p parameters) check() error {
 	for name, values := range p {
 		if len(values) > 1 && !slices.Contains(repeatable, name) {
-			return invalid("the parameter %s is there more than once", presentable(name))
+			return invalid("the parameter %s is repeated", presentable(name))
 		}
 		for _, value := range values {
 			if !utf8.ValidString(value) {
@@ -166,13 +167,13 @@ func (r Request) check(grant string) error {
 	case grant == "":
 		return invalid("grant_type is missing")
 	case grant != GrantType:
-		return refuse(CodeUnsupportedGrantType, "grant_type has to be %s", GrantType)
+		return refuse(CodeUnsupportedGrantType, "grant_type must be %s", GrantType)
 	case r.Subject == "":
 		return invalid("subject_token is missing")
 	case r.SubjectType == "":
 		return invalid("subject_token_type is missing")
 	case r.SubjectType != JWTType:
-		return invalid("subject_token_type has to be %s", JWTType)
+		return invalid("subject_token_type must be %s", JWTType)
 	case r.Actor != "" && r.ActorType == "":
 		return invalid("actor_token_type is missing, although there is an actor_token")
 	case r.Actor == "" && r.ActorType != "":
@@ -184,26 +185,26 @@ func (r Request) check(grant string) error {
 	return checkResources(r.Resources)
 }
 
-// checkScope: words of visible ASCII characters without quote and backslash, separated by single spaces (RFC 6749
-// section 3.3).
+// checkScope returns an error unless scope consists of words that are separated by single spaces. A word contains
+// visible ASCII characters except quotes and backslashes (RFC 6749 section 3.3).
 func checkScope(scope string) error {
 	if scope == "" {
 		return nil
 	}
 	for word := range strings.SplitSeq(scope, " ") {
 		if word == "" || strings.ContainsFunc(word, func(r rune) bool { return r <= ' ' || r > '~' || r == '"' || r == '\\' }) {
-			return refuse(CodeInvalidScope, "scope has to be words with single spaces between them")
+			return refuse(CodeInvalidScope, "scope must consist of words that are separated by single spaces")
 		}
 	}
 	return nil
 }
 
-// checkResources: absolute URIs without a fragment (RFC 8693 section 2.1).
+// checkResources returns an error unless all resources are absolute URIs without a fragment (RFC 8693 section 2.1).
 func checkResources(resources []string) error {
 	for _, resource := range resources {
 		u, err := url.Parse(resource)
 		if err != nil || !u.IsAbs() || strings.Contains(resource, "#") {
-			return refuse(CodeInvalidTarget, "resource has to be an absolute URI without a fragment")
+			return refuse(CodeInvalidTarget, "resource must be an absolute URI without a fragment")
 		}
 	}
 	return nil

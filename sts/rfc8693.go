@@ -14,19 +14,19 @@ import (
 	"github.com/pilotfish-mesh/pilotfish/internal/tlspolicy"
 )
 
-// EndpointConfig configures an exchange by RFC 8693.
+// EndpointConfig configures an Endpoint.
 type EndpointConfig struct {
 	// URL is the token endpoint: https, or http on loopback.
 	URL string
-	// RootFile is a PEM file with the root certificates of the server; empty means the system's.
+	// RootFile is a PEM file with root certificates that verify the server. Empty: the system's roots.
 	RootFile string
-	// Policy restricts the TLS client.
+	// Policy restricts the TLS versions and algorithms.
 	Policy tlspolicy.Policy
 	// ClientID and ClientSecret, if set, are sent by HTTP Basic authentication (RFC 6749 section 2.3.1). The secret is
 	// fetched for each exchange.
 	ClientID     string
 	ClientSecret Fetcher
-	// Now is the clock; nil means the machine's clock.
+	// Now returns the time; nil: time.Now.
 	Now func() time.Time
 }
 
@@ -59,7 +59,7 @@ func (e *Endpoint) Exchange(ctx context.Context, request Request) (Token, error)
 		return Token{}, err
 	}
 	form := request.form()
-	asked := e.config.Now()
+	sentAt := e.config.Now()
 	r, err := e.send(ctx, func(ctx context.Context) (*http.Request, error) {
 		post, err := newForm(ctx, e.url.String(), form)
 		if err == nil && e.config.ClientID != "" {
@@ -70,7 +70,7 @@ func (e *Endpoint) Exchange(ctx context.Context, request Request) (Token, error)
 	if err != nil {
 		return Token{}, err
 	}
-	return r.token(e.Name(), asked)
+	return r.token(e.Name(), sentAt)
 }
 
 func (e *Endpoint) secret(ctx context.Context) (Secret, error) {
@@ -84,7 +84,7 @@ func (e *Endpoint) secret(ctx context.Context) (Secret, error) {
 	return secret, nil
 }
 
-// form returns the request in the form of RFC 8693 section 2.1.
+// form returns the request's parameters as the form of RFC 8693 section 2.1.
 func (r Request) form() url.Values {
 	form := url.Values{
 		"grant_type":         {GrantType},
@@ -118,22 +118,23 @@ func newForm(ctx context.Context, address string, form url.Values) (*http.Reques
 	return post, nil
 }
 
-// token parses the response of a token endpoint to a request that was sent at the given time.
-func (r reply) token(from string, asked time.Time) (Token, error) {
+// token parses the response of the token endpoint from. sentAt is when the request was sent; the token's lifetime is
+// counted from it.
+func (r reply) token(from string, sentAt time.Time) (Token, error) {
 	if r.status != http.StatusOK {
 		return Token{}, r.refusal(from)
 	}
-	token, err := parseToken(r.body, asked)
+	token, err := parseToken(r.body, sentAt)
 	if err != nil {
-		return Token{}, fmt.Errorf("%s gave an answer that is not good: %w", from, err)
+		return Token{}, fmt.Errorf("%s sent an invalid response: %w", from, err)
 	}
 	return token, nil
 }
 
-// maxLifetime limits the lifetime of a token that is accepted from a server.
+// maxLifetime limits the lifetime of a token from a server. A longer lifetime is shortened.
 const maxLifetime = 365 * 24 * time.Hour
 
-func parseToken(body []byte, asked time.Time) (t Token, err error) {
+func parseToken(body []byte, sentAt time.Time) (t Token, err error) {
 	err = eachMember(body, func(name string, value json.RawMessage) error {
 		switch name {
 		case "access_token":
@@ -147,16 +148,16 @@ func parseToken(body []byte, asked time.Time) (t Token, err error) {
 		case "refresh_token":
 			return json.Unmarshal(value, (*string)(&t.Refresh))
 		case "expires_in":
-			t.Expires, err = readLife(value, asked)
+			t.Expires, err = readLife(value, sentAt)
 			return err
 		}
 		return nil
 	})
 	switch {
 	case err != nil:
-		return Token{}, errors.New("it is not the JSON object of RFC 8693")
+		return Token{}, errors.New("it is not the JSON object that RFC 8693 specifies")
 	case !isCredential(t.Access):
-		return Token{}, errors.New("it has no access_token that could be sent in a header")
+		return Token{}, errors.New("it has no valid access_token")
 	case t.Type == "":
 		return Token{}, errors.New("it has no token_type")
 	}
@@ -166,8 +167,8 @@ func parseToken(body []byte, asked time.Time) (t Token, err error) {
 	return t, nil
 }
 
-// readLife parses a number of seconds, which some servers send as a string.
-func readLife(value json.RawMessage, asked time.Time) (time.Time, error) {
+// readLife parses expires_in and returns the time of expiry. Some servers send the number of seconds as a string.
+func readLife(value json.RawMessage, sentAt time.Time) (time.Time, error) {
 	var number json.Number
 	if err := json.Unmarshal(value, &number); err != nil {
 		return time.Time{}, err
@@ -179,7 +180,7 @@ func readLife(value json.RawMessage, asked time.Time) (time.Time, error) {
 	if err != nil || seconds < 0 {
 		return time.Time{}, errors.New("not a number of seconds")
 	}
-	return asked.Add(time.Duration(min(seconds, maxLifetime.Seconds())) * time.Second), nil
+	return sentAt.Add(time.Duration(min(seconds, maxLifetime.Seconds())) * time.Second), nil
 }
 
 // isCredential reports whether a secret consists of visible ASCII characters, as a header requires.
@@ -187,8 +188,8 @@ func isCredential(s Secret) bool {
 	return s != "" && !strings.ContainsFunc(string(s), func(r rune) bool { return r <= ' ' || r > '~' })
 }
 
-// forwardedCodes are the codes that report an error of the client's request. Other codes concern the agent's own
-// credentials at the server, which the client cannot fix.
+// forwardedCodes are the error codes that are forwarded to the client, because its request caused the error. Other
+// codes concern the agent's credentials at the server, which the client cannot fix.
 var forwardedCodes = map[string]bool{
 	CodeInvalidRequest: true, CodeInvalidGrant: true, CodeInvalidScope: true, CodeInvalidTarget: true,
 }
@@ -204,17 +205,17 @@ func (r reply) refusal(from string) error {
 	if r.status >= http.StatusBadRequest && forwardedCodes[e.Error] {
 		return refuse(e.Error, "%s: %s", from, presentable(e.Description))
 	}
-	return fmt.Errorf("%s answered with status %d, %s: %s", from, r.status, presentable(e.Error), presentable(e.Description))
+	return fmt.Errorf("%s responded with status %d, %s: %s", from, r.status, presentable(e.Error), presentable(e.Description))
 }
 
-// otherError returns an error that does not have OAuth's form. Google's exchange sends errors of its own form when, for
-// example, the API is not enabled for a project, or a quota is exceeded.
+// otherError returns the error for a response that is not an OAuth error. Google's APIs have another format, for
+// example for errors about an API that is not enabled for the project or an exceeded quota.
 func (r reply) otherError(from string) error {
-	said := r.googleError()
-	if said == "" {
-		return fmt.Errorf("%s answered with status %d", from, r.status)
+	message := r.googleError()
+	if message == "" {
+		return fmt.Errorf("%s responded with status %d", from, r.status)
 	}
-	return fmt.Errorf("%s answered with status %d, %s", from, r.status, said)
+	return fmt.Errorf("%s responded with status %d, %s", from, r.status, message)
 }
 
 // googleError returns the message of an error in the form of Google's APIs, or "".

@@ -30,23 +30,23 @@ const (
 type Config struct {
 	// Address is a loopback address: "127.0.0.1:15463".
 	Address string
-	// Exchanger issues the tokens. If it is an io.Closer, the server closes it at its end.
+	// Exchanger issues the tokens. If it is an io.Closer, the server closes it when it stops.
 	Exchanger Exchanger
 	// Check determines which subject tokens may be sent to the exchange server.
 	Check Check
-	// Own returns the workload's token; nil for none. Token exchanges it for requests without a subject. Unless Check
-	// has issuers, a subject token must have the workload token's issuer and subject, with any audience: the workload
-	// may exchange only its own tokens.
+	// Own returns the workload's token; nil: none. Token uses it as the subject token of requests without one. If Check
+	// has no issuers, every subject token must have the issuer and subject of the workload's token: the workload may
+	// exchange only its own tokens.
 	Own Fetcher
 
 	Logger *slog.Logger
-	// Metrics is the registry of the server's metrics; nil for none.
+	// Metrics registers the server's metrics; nil: they are not registered.
 	Metrics prometheus.Registerer
-	// Now is the clock; nil means the machine's clock.
+	// Now returns the time; nil: time.Now.
 	Now func() time.Time
 }
 
-// Server answers token requests. Its methods are safe for concurrent use.
+// Server handles token requests. Its methods are safe for concurrent use.
 type Server struct {
 	config   Config
 	listener net.Listener
@@ -64,7 +64,7 @@ type Server struct {
 // New creates the server and opens its port.
 func New(config Config) (*Server, error) {
 	if config.Exchanger == nil {
-		return nil, errors.New("sts: no exchanger given")
+		return nil, errors.New("sts: Config.Exchanger is not set")
 	}
 	if err := checkLoopback(config.Address); err != nil {
 		return nil, fmt.Errorf("sts: %w", err)
@@ -91,7 +91,7 @@ func New(config Config) (*Server, error) {
 }
 
 // checkLoopback returns an error unless the address is a loopback address, because only applications on this machine
-// may request tokens. localhost is the only accepted host name.
+// may request tokens. The only accepted host name is localhost.
 func checkLoopback(address string) error {
 	host, _, err := net.SplitHostPort(address)
 	if err != nil {
@@ -100,7 +100,7 @@ func checkLoopback(address string) error {
 	if ip, err := netip.ParseAddr(host); host == "localhost" || (err == nil && ip.IsLoopback()) {
 		return nil
 	}
-	return fmt.Errorf("listening address %q: tokens are given out on loopback only; write it as 127.0.0.1:15463", address)
+	return fmt.Errorf("listening address %q: tokens are issued only on a loopback address: write it as 127.0.0.1:15463", address)
 }
 
 func (s *Server) listen() error {
@@ -122,7 +122,7 @@ func (s *Server) listen() error {
 	return nil
 }
 
-// noteConnection closes a connection above the limit.
+// noteConnection counts the open connections, and closes a new one above maxConnections.
 func (s *Server) noteConnection(conn net.Conn, state http.ConnState) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -175,13 +175,13 @@ func (s *Server) stopExchanges() {
 	}
 }
 
-// Token exchanges a token for a caller in this process, by the same rules. A request without a subject uses the
-// workload's token.
+// Token exchanges a token for a caller in this process, with the same checks as for clients. If the request has no
+// subject token, it uses the workload's token.
 func (s *Server) Token(ctx context.Context, request Request) (Token, error) {
 	if request.Subject == "" && s.config.Own != nil {
 		own, err := s.config.Own.Fetch(ctx)
 		if err != nil {
-			return Token{}, fmt.Errorf("the workload's own token: %w", err)
+			return Token{}, fmt.Errorf("reading the workload's own token: %w", err)
 		}
 		request.Subject, request.SubjectType = own, JWTType
 	}
@@ -196,7 +196,8 @@ func (s *Server) Token(ctx context.Context, request Request) (Token, error) {
 	return s.cache.get(ctx, request)
 }
 
-// checkTokens checks the tokens of a request. It returns the owner of the subject token if it is the workload's.
+// checkTokens checks the tokens of a request. If the subject token is the workload's current token, it returns its
+// owner.
 func (s *Server) checkTokens(ctx context.Context, r Request) (owner string, err error) {
 	now := s.config.Now()
 	subject, err := s.config.Check.verify(r.Subject, now)
@@ -221,19 +222,19 @@ func (s *Server) checkActor(r Request, now time.Time) error {
 	return nil
 }
 
-// checkOwner checks that a token has the same owner as the workload's token. It returns the owner only for exactly the
-// workload's current token: the claims of any other token are not verified by a signature.
+// checkOwner returns an error unless a token has the issuer and subject of the workload's token. It returns the owner
+// only if given is the workload's current token, because the claims of other tokens are not verified by a signature.
 func (s *Server) checkOwner(ctx context.Context, given Secret, got claims) (owner string, err error) {
 	token, err := s.config.Own.Fetch(ctx)
 	if err != nil {
-		return "", fmt.Errorf("the workload's own token, which tells whose tokens may be exchanged: %w", err)
+		return "", fmt.Errorf("reading the workload's own token: %w", err)
 	}
 	own, err := parseClaims(string(token))
 	if err != nil {
-		return "", fmt.Errorf("the workload's own token, which tells whose tokens may be exchanged, %w", err)
+		return "", fmt.Errorf("the workload's own token %w", err)
 	}
 	if got.issuer != own.issuer || got.subject != own.subject {
-		return "", invalid("subject_token is not one of this workload: it is of %s for %s",
+		return "", invalid("subject_token is not a token of this workload: its issuer is %s and its subject %s",
 			presentable(got.issuer), presentable(got.subject))
 	}
 	if subtle.ConstantTimeCompare([]byte(given), []byte(token)) == 1 {
@@ -249,7 +250,7 @@ func (s *Server) exchange(ctx context.Context, request Request) (Token, error) {
 	s.metrics.exchanged(err, time.Since(start))
 	var refusal *Error
 	if errors.As(err, &refusal) {
-		s.config.Logger.Warn("a token exchange was refused", "by", s.config.Exchanger.Name(), "error", presentable(err.Error()))
+		s.config.Logger.Warn("the exchange server rejected a token exchange", "server", s.config.Exchanger.Name(), "error", presentable(err.Error()))
 		return Token{}, err // the error shows that the server responds
 	}
 	s.note(err)
@@ -262,17 +263,17 @@ func (s *Server) note(err error) {
 	switch {
 	case err != nil && s.trouble == nil:
 		s.since = s.config.Now()
-		s.config.Logger.Warn("token exchanges fail; tokens that are held are given out until they expire",
-			"at", s.config.Exchanger.Name(), "error", presentable(err.Error()))
+		s.config.Logger.Warn("token exchanges fail; cached tokens are returned until they expire",
+			"server", s.config.Exchanger.Name(), "error", presentable(err.Error()))
 	case err == nil && s.trouble != nil:
-		s.config.Logger.Info("token exchanges work again", "at", s.config.Exchanger.Name(),
-			"failed for", s.config.Now().Sub(s.since).Round(time.Second))
+		s.config.Logger.Info("token exchanges succeed again", "server", s.config.Exchanger.Name(),
+			"failedFor", s.config.Now().Sub(s.since).Round(time.Second))
 	}
 	s.trouble = err
 }
 
-// Condition is healthy while the server runs, even if the exchange server is unavailable: otherwise workloads that need
-// no token would become unready. The reason states that the exchange server is unavailable.
+// Condition returns a healthy condition even if the exchange server is unavailable. Otherwise workloads that do not
+// need tokens would become unready. The reason then describes the failure.
 func (s *Server) Condition() health.Condition {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -282,12 +283,12 @@ func (s *Server) Condition() health.Condition {
 	return health.Condition{
 		OK:     true,
 		Reason: "token exchanges fail: " + presentable(s.trouble.Error()),
-		Remedy: "see that " + s.config.Exchanger.Name() + " can be reached from here and answers",
+		Remedy: "check that this machine can reach " + s.config.Exchanger.Name() + " and that the server responds",
 		Since:  s.since,
 	}
 }
 
-// Health returns Condition without the remedy.
+// Health returns OK and Reason of Condition.
 func (s *Server) Health() (ok bool, reason string) {
 	c := s.Condition()
 	return c.OK, c.Reason

@@ -9,17 +9,18 @@ import (
 	"time"
 )
 
-// defaultLeeway is the accepted difference between the clocks of two machines.
+// defaultLeeway is the default of Check.Leeway.
 const defaultLeeway = 30 * time.Second
 
-// Check determines which subject tokens may be sent to the exchange server. It rejects tokens for another audience and
-// expired ones. The exchange server verifies the signature: it has the keys, and the agent grants nothing.
+// Check determines which subject tokens may be sent to the exchange server. It rejects expired tokens, and tokens of
+// other issuers or audiences. It does not verify signatures: the exchange server does, and the agent itself grants
+// nothing.
 type Check struct {
 	// Issuers are the accepted issuers; empty accepts any.
 	Issuers []string
-	// Audiences are the accepted audiences, of which a token must have one; empty accepts any.
+	// Audiences are the accepted audiences. A token must have at least one of them. Empty accepts any.
 	Audiences []string
-	// Leeway is the accepted difference of clocks; zero means 30 s.
+	// Leeway is the accepted clock difference between the issuer and this machine; zero means 30 s.
 	Leeway time.Duration
 }
 
@@ -32,7 +33,7 @@ type claims struct {
 	notBefore time.Time
 }
 
-// verify returns the token's claims, or an error that does not contain the token.
+// verify parses a token and checks its claims. The error does not contain the token.
 func (c Check) verify(token Secret, now time.Time) (claims, error) {
 	got, err := parseClaims(string(token))
 	if err != nil {
@@ -54,16 +55,16 @@ func (c Check) allow(got claims, now time.Time) error {
 	case now.Add(leeway).Before(got.notBefore):
 		return errors.New("is not valid before " + got.notBefore.UTC().Format(time.RFC3339))
 	case len(c.Issuers) > 0 && !slices.Contains(c.Issuers, got.issuer):
-		return errors.New("is of the issuer " + presentable(got.issuer) + ", and has to be of " + strings.Join(c.Issuers, " or "))
+		return errors.New("has the issuer " + presentable(got.issuer) + ", but must be issued by " + strings.Join(c.Issuers, " or "))
 	case len(c.Audiences) > 0 && !slices.ContainsFunc(got.audiences, func(a string) bool { return slices.Contains(c.Audiences, a) }):
-		return errors.New("is for " + presentable(strings.Join(got.audiences, ", ")) + ", and has to be for " + strings.Join(c.Audiences, " or "))
+		return errors.New("has the audience " + presentable(strings.Join(got.audiences, ", ")) + ", but must have " + strings.Join(c.Audiences, " or "))
 	}
 	return nil
 }
 
 var errNotJWT = errors.New("is not a signed JWT")
 
-// parseClaims parses a signed JWT in compact form.
+// parseClaims returns the claims of a signed JWT in compact form. It does not verify the signature.
 func parseClaims(token string) (claims, error) {
 	parts := strings.Split(token, ".")
 	if len(parts) != 3 || parts[2] == "" {
@@ -114,7 +115,7 @@ func readClaims(payload []byte) (c claims, err error) {
 		return err
 	})
 	if err != nil {
-		return claims{}, errors.New("has claims that cannot be read")
+		return claims{}, errors.New("has invalid claims")
 	}
 	return c, nil
 }
@@ -130,7 +131,7 @@ func readAudiences(value json.RawMessage) ([]string, error) {
 	return several, err
 }
 
-// lastSecond is the end of the year 9999, after which a time cannot be formatted.
+// lastSecond is the end of the year 9999 in seconds since 1970. Later times cannot be formatted.
 const lastSecond = 253402300799
 
 // readDate parses seconds since 1970, with an optional fraction.

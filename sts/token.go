@@ -14,13 +14,13 @@ const (
 	AccessTokenType = "urn:ietf:params:oauth:token-type:access_token"
 )
 
-// removed replaces a printed secret.
+// removed is printed instead of a secret.
 const removed = "[removed]"
 
-// Secret is a token or a part of one. No way of printing shows it.
+// Secret is a token or a part of one. Formatting, logging and marshalling show a placeholder instead of its value.
 type Secret string
 
-// Format prints a placeholder, whatever the verb.
+// Format prints a placeholder for every formatting verb.
 func (Secret) Format(f fmt.State, _ rune) { _, _ = f.Write([]byte(removed)) }
 
 // String returns a placeholder.
@@ -32,7 +32,7 @@ func (Secret) LogValue() slog.Value { return slog.StringValue(removed) }
 // MarshalText returns a placeholder. To send a secret, convert it to a string first.
 func (Secret) MarshalText() ([]byte, error) { return []byte(removed), nil }
 
-// Request is a request for an exchange with RFC 8693's parameters. Empty fields are missing parameters.
+// Request contains the parameters of a token exchange (RFC 8693). An empty field is a missing parameter.
 type Request struct {
 	Subject       Secret
 	SubjectType   string
@@ -43,29 +43,29 @@ type Request struct {
 	Scope         string
 	RequestedType string
 
-	// owner is the owner of the subject token if it is the workload's. A cached token is then also valid for the
-	// successors of the subject token.
+	// owner identifies the workload if Subject is its current token; otherwise it is empty. Requests with the same
+	// owner share cached tokens, even after the subject token was renewed.
 	owner string
 }
 
 // Token is the result of an exchange.
 type Token struct {
-	// Access is the token, IssuedType its type, and Type its usage: Bearer.
+	// Access is the issued token. IssuedType is its type URN, and Type how to use it: Bearer.
 	Access     Secret
 	IssuedType string
 	Type       string
 	// Scope is the token's scope; empty if it equals the requested scope.
 	Scope string
-	// Refresh is a refresh token; rarely present.
+	// Refresh is a refresh token; usually empty.
 	Refresh Secret
 	// Expires is the expiry; zero if unknown. A token without an expiry is not cached.
 	Expires time.Time
 }
 
-// Exchanger issues a token for a checked request. It must be safe for concurrent use and return soon after the context
-// ends. It returns an *Error for an error of the client, and any other error for a failure that may be temporary.
+// Exchanger issues a token for a request that was checked before. It must be safe for concurrent use and return soon
+// after the context ends. If the client caused the error, it returns an *Error. Other errors may be temporary failures.
 type Exchanger interface {
-	// Name describes the source of the tokens, for people.
+	// Name returns the exchanger's name for logs and errors.
 	Name() string
 	Exchange(ctx context.Context, request Request) (Token, error)
 }
