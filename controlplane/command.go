@@ -32,24 +32,34 @@ func NewCommand() *cobra.Command {
 	var logLevel, blockedKeyNetworks string
 	cmd := &cobra.Command{
 		Use:   "control-plane --config-dir DIR",
-		Short: "Run the control plane: Istio resources from files, xDS and certificates for proxies",
-		Long: `Runs the control plane in the foreground, until SIGINT or SIGTERM.
+		Short: "Run the control plane: serve xDS and certificates to proxies",
+		Long: `Run the control plane in the foreground, until SIGINT or SIGTERM. It reads Istio
+resources and Kubernetes Services from a directory that it watches. By default
+it listens on loopback; --address changes that. Its ports are:
+  15010  xDS in plaintext; by default only if --address is loopback
+  15012  xDS and the certificate authority, over TLS; clients authenticate with
+         a token or a certificate
+  15014  metrics, health and debug pages (/debug lists them); debug pages
+         require a token or a certificate, except from root and the control
+         plane's user on this machine
+  15016  token exchange (RFC 8693) and the keys of its tokens (OpenID Connect
+         discovery), over HTTPS
 
-It reads Istio resources and Kubernetes Services from a directory that it watches, and serves:
-  15010  xDS, plaintext; by default only where --address is loopback
-  15012  xDS and the certificate authority, over TLS; callers authenticate with a token or a certificate
-  15014  metrics, health and debug pages (/debug lists them); debug pages require a token or a certificate, except from root
-         and the control plane's user on this machine
-  15016  token exchange (RFC 8693) and the keys of its tokens (OpenID Connect discovery), over HTTPS
-on loopback by default; --address changes that. A port of -1 selects a free port, -2 disables the port.
-The environment variable COMPLIANCE_POLICY (fips-140-2, fips-140-3 or pqc) restricts the TLS of 15012 and 15016.
+Port number -1 selects a free port, and -2 disables the port. The environment
+variable COMPLIANCE_POLICY (fips-140-2, fips-140-3 or pqc) restricts the TLS
+versions and ciphers of ports 15012 and 15016.
 
-An invalid document is refused, and its last valid version stays in force; the log and /debug/problems show the
-position of the error and the remedy. The authority's root and keys are stored in the state directory.
+The control plane refuses an invalid document, and continues to use its last
+valid version. The log and /debug/problems show the position of the error and
+the remedy. The certificate authority's root and keys are stored in the state
+directory.
 
-Exit codes: 0 after a graceful stop, 1 if it could not start or failed, 2 for an invalid command line.`,
+Exit codes:
+  0  graceful stop
+  1  the control plane could not start, or failed
+  2  wrong flags`,
 		Example: `  pilotfish control-plane --config-dir ./config
-  pilotfish token --namespace default --service-account reviews   # for an agent's token file`,
+  pilotfish token --service-account reviews   # a token for an agent`,
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			cmd.SilenceUsage = true
@@ -119,12 +129,15 @@ func NewTokenCommand() *cobra.Command {
 	var ttl time.Duration
 	cmd := &cobra.Command{
 		Use:   "token --namespace NS --service-account SA",
-		Short: "Issue a token that proves a workload's service account to the control plane",
-		Long: `Issues a token, signed by the certificate authority in the state directory, and prints it or writes it to a file
-(mode 0600). An agent reads it from ./var/run/secrets/tokens/istio-token.
+		Short: "Issue a token for a workload's service account",
+		Long: `Issue a token that proves a workload's service account to the control plane, and
+print it or write it to a file (mode 0600). The certificate authority in the
+state directory signs it. An agent reads the token from
+./var/run/secrets/tokens/istio-token.
 
-A client with the token can request certificates for that service account until the token expires.`,
-		Example: `  pilotfish token --namespace default --service-account reviews --ttl 24h --out istio-token`,
+Until the token expires, a client with the token can request certificates for
+the service account.`,
+		Example: `  pilotfish token --service-account reviews --ttl 24h --out istio-token`,
 		Args:    cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			cmd.SilenceUsage = true

@@ -36,17 +36,22 @@ func newRotateCommand() *cobra.Command {
 	var overlap, maxTTL time.Duration
 	cmd := &cobra.Command{
 		Use:   "rotate",
-		Short: "Execute the next step of a root certificate rotation, without interruption",
-		Long: `Executes the next step of replacing the mesh's root certificate by a new one:
-  announce  creates the new root; the control plane distributes it to every agent in addition to the old one
-  activate  signs with the new root (not before --root-overlap after the announcement)
-  retire    removes the old root (when all certificates that it signed have expired)
+		Short: "Execute the next step of a root certificate rotation",
+		Long: `Execute the next step of a rotation, which replaces the mesh's root certificate
+without interrupting traffic:
+  announce  create the new root; the control plane distributes it to every agent
+            in addition to the old root
+  activate  sign with the new root; not before --root-overlap after announce
+  retire    remove the old root, when all certificates that it signed have
+            expired
 
-A control plane that uses the state directory applies each step within seconds, and executes the steps after the
-announcement automatically when they are due. It also starts a rotation automatically before a root expires.
+A control plane that uses the state directory applies each step within seconds.
+It executes the steps after announce automatically when they are due. It also
+starts a rotation automatically before a root expires.
 
-Agents that verify the control plane with a file of roots need the new root in that file before the old one is
-retired. Every agent's trust bundle contains it from the announcement on.`,
+After announce, every agent's trust bundle contains the new root. Agents that
+verify the control plane with a file of root certificates need the new root in
+that file before the old one is retired.`,
 		Example: `  pilotfish ca rotate --look
   pilotfish ca rotate`,
 		Args: cobra.NoArgs,

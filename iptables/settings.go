@@ -58,15 +58,15 @@ const (
 
 // settings is in the order in which help and saved configurations list the options.
 var settings = []Setting{
-	port(flagProxyPort, "p", "port of Envoy that outbound connections go to", func(o *Options) *uint16 { return &o.ProxyPort }).noEnv(),
-	port(flagInboundPort, "z", "port of Envoy that inbound connections go to", func(o *Options) *uint16 { return &o.InboundPort }),
+	port(flagProxyPort, "p", "port of Envoy to which outbound connections are redirected", func(o *Options) *uint16 { return &o.ProxyPort }).noEnv(),
+	port(flagInboundPort, "z", "port of Envoy to which inbound connections are redirected", func(o *Options) *uint16 { return &o.InboundPort }),
 	port(flagTunnelPort, "e", "port of Envoy for HBONE, which is not redirected", func(o *Options) *uint16 { return &o.TunnelPort }),
 	port(flagDNSPort, "", "port of the agent's resolver", func(o *Options) *uint16 { return &o.DNSPort }),
-	list(flagUID, "u", "users that the proxy runs as, whose connections are their own (default: that of the user $ENVOY_USER, or else 1337)",
+	list(flagUID, "u", "users that the proxy runs as; their outbound connections are not redirected (default: the user named in $ENVOY_USER, or 1337)",
 		func(o *Options) *[]uint32 { return &o.ProxyUIDs }, decimal, func(n Names) func(string) (uint32, error) { return parseID("user", n.User) }),
-	list(flagGID, "g", "groups that the proxy runs as (default: as --proxy-uid)",
+	list(flagGID, "g", "groups that the proxy runs as; their outbound connections are not redirected (default: as --proxy-uid)",
 		func(o *Options) *[]uint32 { return &o.ProxyGIDs }, decimal, group),
-	{Name: flagMode, Shorthand: "m", Help: "how inbound connections reach Envoy: REDIRECT, or TPROXY, which keeps the client's address",
+	{Name: flagMode, Shorthand: "m", Help: "how inbound connections reach Envoy: REDIRECT, or TPROXY, which preserves the client's address",
 		get: func(o *Options) string { return string(o.Interception) },
 		set: func(o *Options, text string, _ Names) error {
 			o.Interception = cmp.Or(Interception(text), RedirectMode)
@@ -84,7 +84,7 @@ var settings = []Setting{
 			o.InboundPorts.All, o.InboundPorts.Listed, err = parseChoice(text, parsePortRange)
 			return err
 		}},
-	ports(flagInboundExclude, "d", `inbound ports to take away from "*"`, func(o *Options) *[]PortRange { return &o.InboundExcludePorts }),
+	ports(flagInboundExclude, "d", `inbound ports not to capture, if --istio-inbound-ports is "*"`, func(o *Options) *[]PortRange { return &o.InboundExcludePorts }),
 	{Name: flagCIDRs, Shorthand: "i", Help: `destinations to capture: "*", or a list of CIDRs`,
 		get: func(o *Options) string {
 			return choiceText(o.OutboundCIDRs.All, joined(o.OutboundCIDRs.Listed, netip.Prefix.String))
@@ -97,8 +97,8 @@ var settings = []Setting{
 		netip.Prefix.String, func(Names) func(string) (netip.Prefix, error) { return parseCIDR }),
 	ports(flagOutbound, "q", "outbound ports to capture at any address", func(o *Options) *[]PortRange { return &o.OutboundPorts }),
 	ports(flagOutboundExclude, "o", "outbound ports not to capture", func(o *Options) *[]PortRange { return &o.OutboundExcludePorts }),
-	interfaces(flagInterfaces, "c", "interfaces whose traffic is not touched", func(o *Options) *[]string { return &o.ExcludeInterfaces }),
-	interfaces(flagVirtual, "k", "interfaces from which outbound traffic comes in: of virtual machines and inner containers",
+	interfaces(flagInterfaces, "c", "interfaces whose traffic is not redirected", func(o *Options) *[]string { return &o.ExcludeInterfaces }),
+	interfaces(flagVirtual, "k", "interfaces of virtual machines and nested containers, whose traffic is handled as outbound",
 		func(o *Options) *[]string { return &o.VirtualInterfaces }),
 	boolean(flagRedirectDNS, "capture DNS for the agent's resolver", func(o *Options) *bool { return &o.RedirectDNS }, "ISTIO_META_DNS_CAPTURE"),
 	boolean(flagCaptureAllDNS, "capture DNS to any resolver, not only to those of resolv.conf", func(o *Options) *bool { return &o.CaptureAllDNS }),
@@ -108,10 +108,10 @@ var settings = []Setting{
 		get: func(o *Options) string { return o.ResolverAddress }, set: setResolver},
 	boolean(flagDropInvalid, "drop packets that belong to no connection", func(o *Options) *bool { return &o.DropInvalid }, "INVALID_DROP"),
 	boolean(flagDualStack, "the mesh is dual stack: capture IPv4 and IPv6", func(o *Options) *bool { return &o.DualStack }, "ISTIO_DUAL_STACK"),
-	{Name: flagIPv6, Env: []string{"PILOTFISH_IPV6"}, Help: "what to do with IPv6 without --dual-stack: auto (capture it where there is no IPv4), capture, reject or pass",
+	{Name: flagIPv6, Env: []string{"PILOTFISH_IPV6"}, Help: "treatment of IPv6 without --dual-stack: auto (capture if the pod has no IPv4 address), capture, reject or pass",
 		get: func(o *Options) string { return string(o.IPv6) },
 		set: func(o *Options, text string, _ Names) error { o.IPv6 = IPv6Policy(text); return nil }},
-	list(flagAddresses, "", "addresses of the namespace, by which --ipv6 auto decides (default: those it has)",
+	list(flagAddresses, "", "addresses of the pod, for --ipv6 auto (default: those of the network namespace)",
 		func(o *Options) *[]netip.Addr { return &o.Addresses },
 		netip.Addr.String, func(Names) func(string) (netip.Addr, error) { return parseAddress }).noEnv(),
 	{Name: envGroups, Env: []string{envGroups}, NoFlag: true, Help: `groups of processes whose outbound traffic is captured: "*", or a list of at most 64`,

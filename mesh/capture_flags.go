@@ -13,8 +13,8 @@ type CaptureFlags struct{ On, Off bool }
 
 // Register adds the flags to the flag set of a command.
 func (c *CaptureFlags) Register(f *pflag.FlagSet) {
-	f.BoolVar(&c.On, "capture", false, "run each workload in its own network namespace and redirect its traffic, or fail (the default for root where possible; other users need newgidmap and a line in /etc/subgid)")
-	f.BoolVar(&c.Off, "no-capture", false, "use loopback addresses without redirection; applications must be configured to use their sidecars (the default for other users)")
+	f.BoolVar(&c.On, "capture", false, "run each workload in its own network namespace and redirect its traffic; fail if that is not possible. Root captures by default, if the kernel supports it; other users need newgidmap and a line in /etc/subgid")
+	f.BoolVar(&c.Off, "no-capture", false, "use loopback addresses without redirection; applications must be configured to use their sidecars. This is the default for users other than root")
 }
 
 // Reexec runs this program again in a user namespace if an ordinary user requests --capture. It waits for that process

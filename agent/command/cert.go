@@ -15,10 +15,14 @@ import (
 	"github.com/pilotfish-mesh/pilotfish/internal/termtext"
 )
 
-const certHelp = `Show the certificates that a running agent serves to its Envoy: the workload certificate (default), the roots that verify
-peers (ROOTCA), and the certificates from files that Envoy requests. Keys are not shown.
+const certHelp = `Show the certificates that a running agent serves to its Envoy: the workload
+certificate (named default), the roots that verify peers (named ROOTCA), and the
+certificates from files that Envoy requests. Keys are not shown.
 
-Exit codes: 0; 1 if no agent answers, or the workload has no valid certificate; 2 for wrong flags.`
+Exit codes:
+  0  success
+  1  no agent responds, or the workload has no valid certificate
+  2  wrong flags`
 
 const certTimeout = 15 * time.Second
 

@@ -13,6 +13,7 @@ import (
 
 	"github.com/pilotfish-mesh/pilotfish/agent/logging"
 	"github.com/pilotfish-mesh/pilotfish/agent/redirect"
+	"github.com/pilotfish-mesh/pilotfish/internal/helptext"
 	"github.com/pilotfish-mesh/pilotfish/internal/termtext"
 	"github.com/pilotfish-mesh/pilotfish/internal/umask"
 	"github.com/pilotfish-mesh/pilotfish/version"
@@ -36,18 +37,19 @@ func Commands() []*cobra.Command {
 // Main runs the command line of the agent's own binary and returns the exit code.
 func Main() int {
 	umask.ClearOwnerBits()
-	understood := false
+	parsed := false
 	root := &cobra.Command{
 		Use:              "pilotfish-agent",
 		Short:            "Run and control Envoy as a proxy of the mesh",
 		SilenceErrors:    true,
 		SilenceUsage:     true,
-		PersistentPreRun: func(*cobra.Command, []string) { understood = true },
+		PersistentPreRun: func(*cobra.Command, []string) { parsed = true },
 	}
 	logging.AddHiddenFlags(root.PersistentFlags())
 	root.SetOut(termtext.NewWriter(os.Stdout))
 	root.SetErr(termtext.NewWriter(os.Stderr))
 	root.AddCommand(Commands()...)
+	helptext.WrapFlags(root)
 	if name := filepath.Base(os.Args[0]); name == redirect.Name {
 		root.SetArgs(append([]string{name}, os.Args[1:]...))
 	}
@@ -56,7 +58,7 @@ func Main() int {
 		return 0
 	}
 	fmt.Fprintln(root.ErrOrStderr(), "pilotfish-agent:", err)
-	if !understood {
+	if !parsed {
 		err = usageError{err}
 	}
 	return ExitCode(err)

@@ -9,14 +9,15 @@ import (
 	"github.com/pilotfish-mesh/pilotfish/internal/jsonyaml"
 )
 
-const configHelp = `Print the configuration that proxy would run with, and the source of each value. Configuration errors are reported as by
-proxy. Values that may be secret are not shown.`
+const configHelp = `Print the configuration with which the command proxy would run, and the source
+of each value. Configuration errors have the same messages and exit codes as
+those of proxy. Values that may be secret are not shown.`
 
 func newConfigCommand() *cobra.Command {
 	o := &proxyOptions{}
 	c := &cobra.Command{
 		Use:     "config [sidecar|router|waypoint]",
-		Short:   "Print the configuration that proxy would run with, with the source of each value",
+		Short:   "Print the resolved configuration, with the source of each value",
 		Long:    configHelp,
 		Example: "  pilotfish-agent config\n  pilotfish-agent config router -o json",
 		Args:    usageArgs(cobra.MaximumNArgs(1)),
@@ -45,17 +46,20 @@ func (o *proxyOptions) print(cmd *cobra.Command, args []string, withBootstrap bo
 	return r.print(cmd.OutOrStdout(), o.format)
 }
 
-const bootstrapHelp = `Print the complete bootstrap that proxy would start Envoy with, including the changes by ISTIO_BOOTSTRAP_OVERRIDE,
-customConfigFile and similar settings. Secrets are not shown.
+const bootstrapHelp = `Print the complete bootstrap with which the command proxy would start Envoy. It
+includes the changes by ISTIO_BOOTSTRAP_OVERRIDE, customConfigFile and similar
+settings. Secrets are not shown.
 
-Exit codes: 0; 2 for a wrong configuration, and with --validate also for one that Envoy rejects; 127 if --validate
-finds no Envoy.`
+Exit codes:
+  0    success
+  2    wrong configuration; with --validate also a bootstrap that Envoy rejects
+  127  --validate found no Envoy`
 
 func newBootstrapCommand() *cobra.Command {
 	o := &bootstrapOptions{}
 	c := &cobra.Command{
 		Use:     "bootstrap [sidecar|router|waypoint]",
-		Short:   "Print the bootstrap that proxy would start Envoy with",
+		Short:   "Print the bootstrap with which proxy would start Envoy",
 		Long:    bootstrapHelp,
 		Example: "  pilotfish-agent bootstrap\n  pilotfish-agent bootstrap router --validate -o yaml\n  pilotfish-agent bootstrap --grpc",
 		Args:    usageArgs(cobra.MaximumNArgs(1)),
@@ -65,7 +69,7 @@ func newBootstrapCommand() *cobra.Command {
 	}
 	o.addTo(c.Flags())
 	c.Flags().StringVarP(&o.format, "output", "o", formatJSON, "json or yaml")
-	c.Flags().BoolVar(&o.validate, "validate", false, "let Envoy check it (envoy --mode validate)")
+	c.Flags().BoolVar(&o.validate, "validate", false, "check the bootstrap with Envoy (envoy --mode validate)")
 	c.Flags().BoolVar(&o.grpc, "grpc", false, "print the bootstrap of proxyless gRPC clients instead")
 	return c
 }

@@ -26,11 +26,16 @@ func newDNSCommand() *cobra.Command {
 	return c
 }
 
-const lookupHelp = `Explain the DNS answer that an application gets for a name.
+const lookupHelp = `Explain the DNS answer that an application receives for a name.
 
-The name is resolved as by the application's resolver: with the search domains of resolv.conf, in order. A name that ends
-with a dot is resolved as it is. The output shows each name that was tried, and the source of its answer: mesh (names
-from the control plane), cache, resolver, stale (an expired answer, used while no resolver answers) or failed.`
+The name is resolved as by the application's resolver: with the search domains
+of resolv.conf, in order. A name that ends with a dot is resolved without them.
+The output shows each queried name and the source of its answer:
+  mesh      the names that the control plane sent
+  cache     an earlier answer of a resolver
+  resolver  a resolver of resolv.conf
+  stale     an expired answer, used while no resolver responds
+  failed    no answer`
 
 func newLookupCommand() *cobra.Command {
 	var q agentQuery

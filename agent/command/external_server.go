@@ -17,23 +17,21 @@ const (
 	externalServerPollInterval = 100 * time.Millisecond
 )
 
-// detectExternalServer returns a function that reports which service another process offers on the certificate socket.
-// A server of the agent that listens on the control socket does not count. If both mayWait and wait are set, the
-// function waits for a server.
-func detectExternalServer(mayWait bool) func(socket, control string, wait bool) sds.ExternalServer {
-	return func(socket, control string, wait bool) sds.ExternalServer {
-		for end := time.Now().Add(externalServerTimeout); ; time.Sleep(externalServerPollInterval) {
-			switch found := sds.ProbeSocket(context.Background(), socket); {
-			case found != sds.ExternalNone && isSameServer(socket, control):
-				return sds.ExternalNone
-			case found != sds.ExternalNone, !wait, !mayWait, time.Now().After(end):
-				return found
-			}
+// detectExternalServer returns which service another process serves on the certificate socket. It ignores a running
+// agent, which listens on the control socket too. If wait is set, it waits until a server is found or
+// externalServerTimeout has passed.
+func detectExternalServer(socket, control string, wait bool) sds.ExternalServer {
+	for end := time.Now().Add(externalServerTimeout); ; time.Sleep(externalServerPollInterval) {
+		switch found := sds.ProbeSocket(context.Background(), socket); {
+		case found != sds.ExternalNone && isSameServer(socket, control):
+			return sds.ExternalNone
+		case found != sds.ExternalNone, !wait, time.Now().After(end):
+			return found
 		}
 	}
 }
 
-// isSameServer reports whether one process listens on both sockets.
+// isSameServer reports whether the same process listens on both sockets.
 func isSameServer(a, b string) bool {
 	first, second := listenerPID(a), listenerPID(b)
 	return first != 0 && first == second

@@ -12,11 +12,15 @@ import (
 	"github.com/pilotfish-mesh/pilotfish/agent/logging"
 )
 
-const logHelp = `Show or change what a running agent and its Envoy log.
+const logHelp = `Show the log levels of a running agent and its Envoy, or change them with
+--agent and --envoy. After the time --for, the initial levels are restored, even
+if Envoy was restarted meanwhile.
 
-After a time (--for), the initial levels are restored, also if Envoy has been restarted meanwhile.
-Levels of the agent: debug, info, warn, error, none; for one scope as xds:debug.
-Levels of Envoy: trace, debug, info, warning, error, critical, off; for one component as upstream:debug.`
+Levels of the agent: debug, info, warn, error, none. SCOPE:LEVEL, such as
+xds:debug, sets the level of one scope.
+
+Levels of Envoy: trace, debug, info, warning, error, critical, off.
+COMPONENT:LEVEL, such as upstream:debug, sets the level of one component.`
 
 const logTimeout = 15 * time.Second
 
@@ -41,9 +45,9 @@ func newLogCommand() *cobra.Command {
 		},
 	}
 	f := c.Flags()
-	f.StringVar(&o.Agent, "agent", "", "log levels of the agent (debug; info,xds:debug)")
-	f.StringVar(&o.Envoy, "envoy", "", "log levels of Envoy (debug; info,upstream:debug)")
-	f.DurationVar(&o.For, "for", 10*time.Minute, "time until the initial levels are restored; 0 for never")
+	f.StringVar(&o.Agent, "agent", "", "log levels of the agent, such as debug or info,xds:debug")
+	f.StringVar(&o.Envoy, "envoy", "", "log levels of Envoy, such as debug or info,upstream:debug")
+	f.DurationVar(&o.For, "for", 10*time.Minute, "time until the initial levels are restored; 0: never")
 	f.BoolVar(&o.Reset, "reset", false, "restore the initial levels now")
 	q.addTo(f)
 	return c

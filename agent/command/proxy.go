@@ -24,24 +24,27 @@ import (
 	"github.com/pilotfish-mesh/pilotfish/internal/termtext"
 )
 
-const proxyHelp = `Run Envoy as a proxy of the mesh: resolve the configuration, serve certificates and the control plane's
-configuration to Envoy, start and supervise it, and drain and stop it.
+const proxyHelp = `Run Envoy as a proxy of the mesh: start and supervise Envoy, serve it
+certificates and the control plane's configuration, and drain it before a stop.
 
-Sources of the configuration in ascending precedence: defaults, the mesh file (--meshConfig), PROXY_CONFIG,
-the pod's annotation proxy.istio.io/config, the other environment variables, flags. Paths are relative to
-the working directory. --dry-run shows each value with its source.
+Sources of the configuration in ascending precedence: defaults, the mesh file
+(--meshConfig), PROXY_CONFIG, the pod's annotation proxy.istio.io/config, the
+other environment variables, flags. Paths are relative to the working directory.
+--dry-run shows each value with its source.
 
-SIGTERM and SIGINT drain and stop the proxy; a second one stops it at once. SIGUSR2 drains the proxy, which
-then serves until it is stopped. The status port (15020) answers until the agent exits:
-GET /healthz/ready?format=json reports what the proxy waits for.
+SIGTERM and SIGINT drain and then stop the proxy; a second signal stops it at
+once. SIGUSR2 drains the proxy without stopping it. The status port (15020)
+responds until the agent exits: GET /healthz/ready?format=json reports why the
+proxy is not ready.
 
 Exit codes:
   0      stopped on request
   1      an error; the last line describes it
   2      wrong flags or configuration
   127    no suitable Envoy was found
-  other  Envoy exited by itself: its exit code, or 128 plus the number of the signal that killed it
-         (137 is SIGKILL, also sent by the kernel when memory runs out)`
+  other  Envoy exited unexpectedly: its exit code, or 128 plus the number of the
+         signal that killed it (137: SIGKILL, which the kernel also sends when
+         memory runs out)`
 
 func newProxyCommand() *cobra.Command {
 	o := &proxyOptions{}
@@ -58,7 +61,7 @@ func newProxyCommand() *cobra.Command {
 		},
 	}
 	o.addTo(c.Flags())
-	c.Flags().BoolVar(&o.dryRun, "dry-run", false, "print the configuration with the source of each value, and the bootstrap, and exit")
+	c.Flags().BoolVar(&o.dryRun, "dry-run", false, "print the configuration with the source of each value and the bootstrap, then exit")
 	c.Flags().StringVarP(&o.format, "output", "o", formatTable, "format of --dry-run: table, json or yaml")
 	c.Flags().SortFlags = false
 	return c
@@ -75,19 +78,19 @@ type proxyOptions struct {
 
 func (o *proxyOptions) addTo(f *pflag.FlagSet) {
 	f.StringVar(&o.flags.MeshConfig, "meshConfig", config.DefaultMeshFile, "file with Istio's MeshConfig")
-	f.StringVar(&o.flags.Domain, "domain", "", "DNS domain of the node id (default <namespace>.svc.cluster.local)")
+	f.StringVar(&o.flags.Domain, "domain", "", "DNS domain in the node ID (default: <namespace>.svc.cluster.local)")
 	f.StringVar(&o.flags.ServiceCluster, "serviceCluster", "istio-proxy", "name of the workload in statistics and traces")
-	f.StringVar(&o.flags.LogLevel, "proxyLogLevel", "warning", "Envoy's log level, optionally with component levels (info,upstream:debug)")
-	f.StringVar(&o.flags.ComponentLogLevel, "proxyComponentLogLevel", "", "levels of Envoy's components (upstream:debug,config:trace)")
-	f.IntVar(&o.flags.Concurrency, "concurrency", 0, "Envoy's worker threads (default by ProxyConfig, or ISTIO_CPU_LIMIT, or all cores)")
+	f.StringVar(&o.flags.LogLevel, "proxyLogLevel", "warning", "log level of Envoy, optionally with levels of components (info,upstream:debug)")
+	f.StringVar(&o.flags.ComponentLogLevel, "proxyComponentLogLevel", "", "log levels of Envoy's components (upstream:debug,config:trace)")
+	f.IntVar(&o.flags.Concurrency, "concurrency", 0, "number of Envoy's worker threads (default: ProxyConfig's, or the CPU limit, or all cores)")
 	f.StringVar(&o.flags.OutlierLog, "outlierLogPath", "", "file to which Envoy logs ejected endpoints")
-	f.StringVar(&o.flags.EnvoyPath, "envoy-path", "", "the Envoy to run (default ENVOY_PATH, the project's cache, PATH)")
+	f.StringVar(&o.flags.EnvoyPath, "envoy-path", "", "path of the Envoy binary (default: ENVOY_PATH, else pilotfish's cache, else envoy in PATH)")
 	f.BoolVar(&o.flags.Restart, "restart", false,
-		"restart Envoy when it exits, within a crash budget; without it the agent exits with Envoy, for an orchestrator to restart")
+		"restart Envoy when it exits, within a crash budget; without this flag the agent exits too, for Kubernetes or systemd to restart it")
 	o.log.AddTo(f)
-	f.StringVar(&o.flags.TemplateFile, "templateFile", "", "file with a whole bootstrap, in JSON or YAML")
-	f.BoolVar(&o.flags.Profiling, "profiling", true, "offer profiles of the agent on the status port, to loopback")
-	f.IntVar(&o.flags.TokenPort, "stsPort", 0, "port on loopback where tokens are exchanged (default 15463 with TOKEN_EXCHANGE_URL, else none)")
+	f.StringVar(&o.flags.TemplateFile, "templateFile", "", "file with a complete bootstrap, in JSON or YAML, that replaces the generated one")
+	f.BoolVar(&o.flags.Profiling, "profiling", true, "serve pprof profiles of the agent on the status port, to loopback clients only")
+	f.IntVar(&o.flags.TokenPort, "stsPort", 0, "loopback port of the token exchange (default: 15463 if TOKEN_EXCHANGE_URL is set, else none)")
 	addIgnoredFlag(f, "tokenManagerPlugin") // TOKEN_EXCHANGE_URL configures token exchange
 }
 
@@ -110,7 +113,7 @@ func (o *proxyOptions) resolve(cmd *cobra.Command, args []string) (*config.Confi
 	}
 	c, err := config.Resolve(config.Inputs{
 		Flags: o.flags, Env: os.Environ(), Interfaces: interfaceAddresses, AwaitAddress: o.awaitAddress, CacheDir: envoyCache(),
-		WorkingDir: dir, Limits: cgroup.Self(), Cloud: config.QueryCloud, DetectExternalServer: detectExternalServer(true),
+		WorkingDir: dir, Limits: cgroup.Self(), Cloud: config.QueryCloud, DetectExternalServer: detectExternalServer,
 	})
 	if err != nil {
 		return nil, usageError{err}

@@ -21,12 +21,19 @@ import (
 	"github.com/pilotfish-mesh/pilotfish/internal/termtext"
 )
 
-const requestHelp = `Send a request to one of the proxy's own ports and print the response body: to Envoy's admin interface (15000),
-the agent's status port (15020) or Envoy's readiness port (15021). Requests to the admin interface, and requests to the
-agent that change something or read debug pages, are sent to the agent's control socket, which only its user and root can
-open. If no agent listens on it, they are sent to the ports. Secrets in the node's metadata are not printed.
+const requestHelp = `Send an HTTP request to Envoy's admin interface (port 15000, the default), the
+agent's status port (15020) or Envoy's readiness port (15021), and print the
+response body. Secrets in the node's metadata are not printed.
 
-Exit codes: 0; 1 if there is no response, or one with a status above 399 other than 404.`
+Requests to the admin interface, and requests to the agent that change its state
+or read debug pages, are sent to the agent's control socket, which only the
+agent's user and root can open. If no agent listens on the socket, the requests
+are sent to the ports.
+
+Exit codes:
+  0  success, or a response with status 404
+  1  no response, or a response with another status above 399
+  2  wrong flags`
 
 const requestTimeout = 60 * time.Second
 
@@ -41,10 +48,9 @@ var requestPorts = []int{envoyAdminPort, 15004, agentStatusPort, 15021}
 func newRequestCommand() *cobra.Command {
 	var port int
 	var configPath string
-	var log logging.Options
 	c := &cobra.Command{
 		Use:     "request METHOD PATH [BODY]",
-		Short:   "Send a request to Envoy's admin interface or the agent's status port",
+		Short:   "Send a request to Envoy's admin port or the agent's status port",
 		Long:    requestHelp,
 		Example: "  pilotfish-agent request GET config_dump\n  pilotfish-agent request --debug-port=15020 POST drain",
 		Args:    usageArgs(cobra.RangeArgs(2, 3)),
@@ -69,7 +75,7 @@ func newRequestCommand() *cobra.Command {
 	}
 	c.Flags().IntVar(&port, "debug-port", envoyAdminPort, "port that receives the request")
 	addConfigPath(c.Flags(), &configPath)
-	log.AddTo(c.Flags())
+	logging.AddHiddenFlags(c.Flags())
 	return c
 }
 

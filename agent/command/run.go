@@ -9,17 +9,23 @@ import (
 	"github.com/pilotfish-mesh/pilotfish/agent"
 )
 
-const runHelp = `Run an application with its proxy: start the proxy, start the application when the proxy is ready, and stop the
-proxy when the application exits. A job with a proxy thus terminates by itself.
+const runHelp = `Run an application with its proxy: start the proxy, start the application when
+the proxy is ready, and stop the proxy when the application exits. A Kubernetes
+Job with a proxy thus completes when its application does.
 
-The application has the agent's stdin, stdout and stderr. These signals are forwarded to it: SIGTERM, SIGINT, SIGQUIT,
-SIGHUP, SIGUSR1, SIGUSR2, SIGWINCH and SIGCONT. At SIGTERM the proxy also becomes not ready and asks its clients to
-disconnect, but serves until the application has exited. If the proxy exits first, the application gets SIGTERM, and
-10 seconds later SIGKILL; not after POST /quitquitquit, which jobs send at their end. As the first process of a
-container, the agent reaps orphaned processes.
+The application shares the agent's stdin, stdout and stderr. The agent forwards
+these signals to it: SIGTERM, SIGINT, SIGQUIT, SIGHUP, SIGUSR1, SIGUSR2,
+SIGWINCH and SIGCONT. At SIGTERM the proxy also starts to drain, but it serves
+until the application has exited.
 
-Exit codes:
-  the application's own, or 128 plus the number of the signal that killed it
+If the proxy exits first, the agent sends SIGTERM to the application, and
+SIGKILL 10 seconds later. After a request POST /quitquitquit, which stops the
+proxy, the application continues without it. If the agent is the first process
+of a container, it reaps orphaned processes.
+
+Exit codes, if the application was started: the application's exit code, or 128
+plus the number of the signal that killed it. Otherwise, or if the proxy exited
+first:
   255    the proxy was not ready in time, and the application was not started
   126    the application cannot be executed
   127    the application was not found, or there is no suitable Envoy
@@ -31,7 +37,7 @@ func newRunCommand() *cobra.Command {
 	var timeoutSeconds uint32
 	c := &cobra.Command{
 		Use:     "run [sidecar|router] [flags] -- PROGRAM [ARGS]",
-		Short:   "Run an application with its proxy, and stop the proxy when it exits",
+		Short:   "Run an application, with its proxy until the application exits",
 		Long:    runHelp,
 		Example: "  pilotfish-agent run -- /app/job --once",
 		Args:    usageArgs(checkRunArgs),
@@ -43,7 +49,7 @@ func newRunCommand() *cobra.Command {
 		},
 	}
 	o.addTo(c.Flags())
-	c.Flags().Uint32Var(&timeoutSeconds, "timeoutSeconds", 60, "how long to wait for the proxy to be ready")
+	c.Flags().Uint32Var(&timeoutSeconds, "timeoutSeconds", 60, "maximum time to wait until the proxy is ready, in seconds")
 	return c
 }
 

@@ -15,29 +15,37 @@ import (
 	"github.com/pilotfish-mesh/pilotfish/agent/logging"
 )
 
-const upgradeHelp = `Replace the Envoy of a running agent by another one, of the same or another version, without losing connections
-that the clients would not have closed themselves.
+const upgradeHelp = `Replace the Envoy of a running agent by another Envoy binary, of the same or
+another version, without cutting connections.
 
-The new Envoy must first accept the bootstrap. It is then started while the old one runs, and serves once it has
-its configuration from the control plane. The old one drains. It is stopped as soon as no connection is left, or
-after --keep; requests that are active then may finish within the shutdown time (TERMINATION_GRACE_PERIOD). If the
-new one does not become ready, the old one continues to serve, and the command fails with the reason. Ctrl-C before
-the new one serves has the same effect.
+The agent checks that the new Envoy accepts the bootstrap, and starts it while
+the old Envoy runs. The new Envoy serves once it has its configuration from the
+control plane. The old Envoy then drains. The agent stops it when its last
+connection is closed, or after --keep; active requests may then finish within
+the shutdown time (TERMINATION_GRACE_PERIOD). If the new Envoy does not become
+ready, or after Ctrl-C before it serves, the old Envoy continues to serve, and
+the command fails with the reason.
 
-  hot-restart   the new Envoy receives the listening sockets; for agents that run with --restart
-  hand-over     both listen at the same time for a moment; for all others
+There are two ways (--way):
+  hot-restart  the old Envoy passes its listening sockets to the new one; only
+               for agents that run with --restart, and for Envoy versions that
+               support a hot restart from the old to the new one
+  hand-over    both Envoys listen at the same time for a moment; for all agents
 
-The agent's next start uses the Envoy of its own settings: change ENVOY_PATH or --envoy-path there too.
+The upgrade does not change the agent's settings. To use the new Envoy after the
+agent's next start, change ENVOY_PATH or --envoy-path in the settings too.
 
-Exit codes: 0 if the new Envoy serves; 1 if it does not, or no agent answers; 2 for wrong flags.`
+Exit codes:
+  0  the new Envoy serves
+  1  the new Envoy does not serve, or no agent responds
+  2  wrong flags`
 
 func newUpgradeCommand() *cobra.Command {
 	var configPath string
 	var o agent.UpgradeRequest
-	var own logging.Options
 	c := &cobra.Command{
 		Use:     "upgrade --envoy-path FILE",
-		Short:   "Replace the running Envoy by another without losing a connection",
+		Short:   "Replace the running Envoy without losing connections",
 		Long:    upgradeHelp,
 		Example: "  pilotfish-agent upgrade --envoy-path /opt/envoy/1.40.0/envoy\n  pilotfish-agent upgrade --envoy-path ./envoy --keep 5m --wait",
 		Args:    usageArgs(cobra.NoArgs),
@@ -61,12 +69,12 @@ func newUpgradeCommand() *cobra.Command {
 	}
 	f := c.Flags()
 	f.StringVar(&o.Path, "envoy-path", "", "path of the new Envoy")
-	f.StringVar(&o.Way, "way", "", "hot-restart or hand-over (default hot-restart where that is possible)")
-	f.DurationVar(&o.ReadyWithin, "ready-within", agent.DefaultReadyWithin, "time in which the new Envoy must become ready")
-	f.DurationVar(&o.Keep, "keep", 0, "time after which the old Envoy's connections without a request are closed (default drainDuration plus 15s)")
+	f.StringVar(&o.Way, "way", "", "hot-restart or hand-over (default: hot-restart where possible)")
+	f.DurationVar(&o.ReadyWithin, "ready-within", agent.DefaultReadyWithin, "maximum time until the new Envoy is ready")
+	f.DurationVar(&o.Keep, "keep", 0, "time after which idle connections of the old Envoy are closed (default: drainDuration plus 15s)")
 	f.BoolVar(&o.Wait, "wait", false, "return when the old Envoy has exited instead of when the new one is ready")
 	addConfigPath(f, &configPath)
-	own.AddTo(f)
+	logging.AddHiddenFlags(f)
 	f.SortFlags = false
 	return c
 }

@@ -20,15 +20,17 @@ import (
 	"github.com/pilotfish-mesh/pilotfish/internal/redact"
 )
 
-const waitHelp = `Wait until the proxy is ready to receive traffic.
+const waitHelp = `Wait until the proxy is ready to receive traffic: request the URL repeatedly
+until the status is 200.
 
-It requests the URL repeatedly until the status is 200. Exit codes: 0 on success; 255 after the timeout, with the last
-reason.`
+Exit codes:
+  0    the proxy is ready
+  2    wrong flags
+  255  timeout; the message contains the reason of the last failure`
 
 func newWaitCommand() *cobra.Command {
 	var w waiter
 	var timeoutSeconds, requestMillis, periodMillis uint32
-	var log logging.Options
 	c := &cobra.Command{
 		Use:   "wait",
 		Short: "Wait until the proxy is ready",
@@ -41,11 +43,11 @@ func newWaitCommand() *cobra.Command {
 			return w.wait(cmd.Context())
 		},
 	}
-	c.Flags().Uint32Var(&timeoutSeconds, "timeoutSeconds", 60, "total time to wait")
-	c.Flags().Uint32Var(&requestMillis, "requestTimeoutMillis", 500, "timeout of one request")
-	c.Flags().Uint32Var(&periodMillis, "periodMillis", 500, "time between requests")
+	c.Flags().Uint32Var(&timeoutSeconds, "timeoutSeconds", 60, "maximum total time to wait, in seconds")
+	c.Flags().Uint32Var(&requestMillis, "requestTimeoutMillis", 500, "timeout of one request, in milliseconds")
+	c.Flags().Uint32Var(&periodMillis, "periodMillis", 500, "time between two requests, in milliseconds")
 	c.Flags().StringVar(&w.url, "url", "http://"+net.JoinHostPort(proxyHost(), "15021")+"/healthz/ready", "URL to request")
-	log.AddTo(c.Flags())
+	logging.AddHiddenFlags(c.Flags())
 	return c
 }
 

@@ -25,7 +25,7 @@ import (
 func newXDSCommand() *cobra.Command {
 	c := &cobra.Command{
 		Use:   "xds",
-		Short: "Show what a running agent relays between Envoy and the control plane",
+		Short: "Show the xDS traffic between Envoy and the control plane",
 		Args:  usageArgs(cobra.NoArgs),
 		RunE:  func(cmd *cobra.Command, _ []string) error { return cmd.Help() },
 	}
@@ -51,7 +51,7 @@ func newXDSQueryCommand[T any](c *cobra.Command, path string, table func(io.Writ
 func newXDSStatusCommand() *cobra.Command {
 	return newXDSQueryCommand(&cobra.Command{
 		Use:   "status",
-		Short: "Show the state of each resource type: accepted or rejected, and why",
+		Short: "Show whether Envoy accepted each resource type, and why not",
 	}, "/xds/status", printXDSStatus)
 }
 
@@ -88,7 +88,7 @@ func printXDSStatus(w io.Writer, s xdsproxy.Status) {
 func newXDSHistoryCommand() *cobra.Command {
 	return newXDSQueryCommand(&cobra.Command{
 		Use:   "history",
-		Short: "Show the last events between Envoy, agent and control plane",
+		Short: "Show recent xDS events between Envoy, agent and control plane",
 	}, "/xds/history", printXDSHistory)
 }
 
@@ -119,19 +119,23 @@ func eventDetail(e xdsproxy.Event) string {
 	return strings.Join(parts, ", ")
 }
 
-const tapHelp = `Show the messages between Envoy, agent and control plane live.
+const tapHelp = `Show the xDS messages between Envoy, agent and control plane live, one line for
+each message.
 
-Each message is one line. With --contents the resources follow it, each as JSON, without secrets: fields that Envoy's API
-marks as sensitive, and values that look like a key, a token or a password. Resources of unknown types are shown in base64
-with their size. The tap does not slow down the streams: messages that it cannot write in time are dropped and counted.`
+With --contents, each message is followed by its resources as JSON. Secrets are
+removed from them: fields that Envoy's API marks as sensitive, and values that
+look like a key, a token or a password. Resources of unknown types are shown in
+base64 with their size.
+
+The tap does not slow down the streams: messages that it cannot write in time
+are dropped and counted.`
 
 func newTapCommand() *cobra.Command {
 	var configPath, format string
 	var o agent.TapRequest
-	var own logging.Options
 	c := &cobra.Command{
 		Use:     "tap",
-		Short:   "Show the messages of the xDS streams live",
+		Short:   "Show xDS messages live",
 		Long:    tapHelp,
 		Example: "  pilotfish-agent xds tap\n  pilotfish-agent xds tap --type cds,eds --name reviews --contents --for 5m\n  pilotfish-agent xds tap -o json | jq 'select(.kind == \"nack\")'",
 		Args:    usageArgs(cobra.NoArgs),
@@ -154,13 +158,13 @@ func newTapCommand() *cobra.Command {
 		},
 	}
 	f := c.Flags()
-	f.StringSliceVar(&o.Types, "type", nil, "only these types: cds, lds, rds, eds, …, a type name, or a type URL")
+	f.StringSliceVar(&o.Types, "type", nil, "only these resource types: cds, lds, rds, eds, …, a type name, or a type URL")
 	f.StringVar(&o.Name, "name", "", "only resources whose name contains this text")
 	f.BoolVar(&o.Contents, "contents", false, "show the contents of the resources")
 	f.DurationVar(&o.For, "for", 30*time.Second, "duration of the tap")
 	f.StringVarP(&format, "output", "o", formatTable, "table (one line per message) or json (one object per line)")
 	addConfigPath(f, &configPath)
-	own.AddTo(f)
+	logging.AddHiddenFlags(f)
 	return c
 }
 

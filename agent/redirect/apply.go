@@ -182,7 +182,8 @@ func dryRunFormat(requested string, c backends.Choice) string {
 	return formatNFT
 }
 
-const cleanHelp = `Remove all rules, routes and addresses that this program has added, with any backend. Nothing else is changed.`
+const cleanHelp = `Remove all rules, routes and addresses that this program has added, with any
+backend. Nothing else is changed.`
 
 func newCleanCommand(p Process) *cobra.Command {
 	c := &commonFlags{process: p}

@@ -18,14 +18,16 @@ import (
 // Name is the name of Istio's command. A binary of this name runs only this command.
 const Name = "istio-iptables"
 
-const help = `Redirect the traffic of this pod to its Envoy: install the rules that follow from the options. The rules of an earlier
-run are replaced atomically, and no packet bypasses the rules meanwhile. The flags are those of istio-iptables. Each flag
-also has an environment variable: its name in capitals with underscores (ISTIO_INBOUND_PORTS).
-Without options, no traffic is captured. In an injected pod, the options are -b "*" -i "*" -d 15090,15021,15020.
+const help = `Redirect the traffic of this pod to its Envoy: install the rules that follow
+from the options. The rules of an earlier run are replaced atomically, and no
+packet bypasses the rules meanwhile. The flags are those of istio-iptables. Each
+flag also has an environment variable: its name in capitals with underscores
+(ISTIO_INBOUND_PORTS). Without options, no traffic is captured. In an injected
+pod, the options are -b "*" -i "*" -d 15090,15021,15020.
 
 Exit codes:
   0    done
-  1    an error occurred, and the previous state was restored; the last line of output describes the error
+  1    error; the previous rules were restored, and the last line describes it
   2    wrong flags or options; nothing was changed
   126  --run-validation has found traffic that is not captured`
 
@@ -39,7 +41,7 @@ func Command(p Process) *cobra.Command {
 		Long:    help,
 		Example: `  pilotfish-agent iptables -b "*" -i "*" -d 15090,15021,15020
   pilotfish-agent iptables -b "*" -i "*" --dry-run
-  pilotfish-agent iptables explain -b "*" -i "*" --from 10.0.0.5 --uid 1000 --to 10.2.3.4:443/tcp`,
+  pilotfish-agent iptables explain -i "*" --uid 1000 --to 10.2.3.4:443/tcp`,
 		Args: noArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error { return a.run(cmd) },
 	}

@@ -15,13 +15,16 @@ import (
 	"github.com/pilotfish-mesh/pilotfish/iptables"
 )
 
-const explainHelp = `Explain how a packet would be redirected, which rule decides, and why. The packet is evaluated against the rules that
-follow from the options, as the kernel would do it; nothing is changed or sent. With --live it is evaluated against the
-installed rules.
+const explainHelp = `Explain how a packet would be redirected, which rule decides, and why. The
+packet is evaluated against the rules that follow from the options, as the
+kernel would do it; nothing is changed or sent. With --live it is evaluated
+against the installed rules.
 
-A packet is inbound if its destination is an address of this pod and its source is not, or if it arrives from elsewhere
-through a virtual machine's interface (--by). All other packets, and all packets with --uid or --gid, are sent by a
-process of this pod. The pod's addresses are read from --addresses, the saved configuration, or the network namespace.`
+A packet is inbound if its destination is an address of this pod and its source
+is not, or if it arrives from elsewhere through a virtual machine's interface
+(--by). All other packets, and all packets with --uid or --gid, are sent by a
+process of this pod. The pod's addresses are read from --addresses, the saved
+configuration, or the network namespace.`
 
 // explainCommand explains how one packet would be redirected.
 type explainCommand struct {
@@ -36,10 +39,10 @@ type explainCommand struct {
 func newExplainCommand(p Process) *cobra.Command {
 	e := &explainCommand{commonFlags: commonFlags{process: p}}
 	cmd := &cobra.Command{
-		Use:   "explain --to ADDRESS:PORT[/tcp|udp] [--from ADDRESS[:PORT]] [--uid UID] [--gid GID]",
+		Use:   "explain --to ADDRESS:PORT[/tcp|udp]",
 		Short: "Explain how a packet would be redirected",
 		Long:  explainHelp,
-		Example: `  pilotfish-agent iptables explain --config rules.yaml --from 10.0.0.5 --uid 1000 --to 10.2.3.4:443/tcp
+		Example: `  pilotfish-agent iptables explain -i "*" --uid 1000 --to 10.2.3.4:443/tcp
   pilotfish-agent iptables explain --live --to 10.0.0.10:53/udp`,
 		Args: noArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error { return e.run(cmd) },

@@ -7,6 +7,7 @@ import (
 	"runtime"
 	"runtime/debug"
 
+	"github.com/pilotfish-mesh/pilotfish/internal/helptext"
 	"github.com/pilotfish-mesh/pilotfish/internal/termtext"
 	"github.com/pilotfish-mesh/pilotfish/internal/umask"
 )
@@ -20,6 +21,7 @@ func Main(p Process) int {
 	c := Command(p)
 	c.Use, c.Aliases = "pilotfish-iptables", nil
 	c.SilenceErrors, c.SilenceUsage = true, true
+	helptext.WrapFlags(c)
 	c.SetOut(termtext.NewWriter(os.Stdout))
 	c.SetErr(termtext.NewWriter(os.Stderr))
 	err := c.Execute()

@@ -17,8 +17,9 @@ import (
 	"github.com/pilotfish-mesh/pilotfish/iptables/xtables"
 )
 
-const showHelp = `Show the options with their sources, and the rules that follow from them, each with its reason. Nothing is changed.
-The output of -o yaml can be used with explain --config; that of -o nft and -o iptables is input for these programs.
+const showHelp = `Show the options with their sources, and the rules that follow from them, each
+with its reason. Nothing is changed. The output of -o yaml can be used with
+explain --config; that of -o nft and -o iptables is input for these programs.
 
 With --live, show the rules that are installed in the kernel.`
 

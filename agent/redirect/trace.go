@@ -13,11 +13,13 @@ import (
 	"github.com/pilotfish-mesh/pilotfish/iptables/trace"
 )
 
-const traceHelp = `Show how the kernel processes live packets: every rule that a packet matches, in order, and the packet's destination.
-The command traces the first packet of each connection, and every datagram, at most 100 packets a second. It stops after
+const traceHelp = `Show how the kernel processes live packets: every rule that a packet matches, in
+order, and the packet's destination. The command traces the first packet of each
+connection, and every datagram, at most 100 packets a second. It stops after
 --for or --count, and leaves no changes.
 
-Matching rules of other programs are shown too. Rules of iptables-legacy cannot be traced.`
+Matching rules of other programs are shown too. Rules of iptables-legacy cannot
+be traced.`
 
 var errLegacyTrace = errors.New("the rules of this namespace were installed with iptables-legacy and cannot be traced: use explain to simulate a packet, " +
 	"or verify --live to send test packets")
@@ -40,7 +42,7 @@ func newTraceCommand(p Process) *cobra.Command {
 		Long:  traceHelp,
 		Example: `  pilotfish-agent iptables trace --port 443
   pilotfish-agent iptables trace --uid 1337 --protocol tcp --for 30s --count 5
-  pilotfish-agent iptables trace --to 10.0.0.10 --protocol udp --network-namespace /proc/1234/ns/net -o json`,
+  pilotfish-agent iptables trace --network-namespace /proc/1234/ns/net -o json`,
 		Args: noArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error { return t.run(cmd) },
 	}

@@ -13,14 +13,17 @@ import (
 	"github.com/pilotfish-mesh/pilotfish/iptables/verify"
 )
 
-const verifyHelp = `Verify that traffic is redirected correctly: compare the installed rules and their order with the rules that follow from
-the options, and then send packets of every kind and check where each arrives. Each difference is reported with its
+const verifyHelp = `Verify that traffic is redirected correctly: compare the installed rules and
+their order with the rules that follow from the options, and then send packets
+of every kind and check where each arrives. Each difference is reported with its
 effect on packets.
 
-The packets use a temporary virtual network, which is removed afterwards. They do not leave the network namespace and do
-not reach its processes, not even a running Envoy. The namespace does not need a network connection.
+The packets use a temporary virtual network, which is removed afterwards. They
+do not leave the network namespace and do not reach its processes, not even a
+running Envoy. The namespace does not need a network connection.
 
-With --live, the options are ignored: packets verify that the installed rules have their intended effect.
+With --live, the options are ignored: packets verify that the installed rules
+have their intended effect.
 
 Exit codes:
   0    the redirection is correct
@@ -45,7 +48,7 @@ func newVerifyCommand(p Process) *cobra.Command {
 		Long:  verifyHelp,
 		Example: `  pilotfish-agent iptables verify -b "*" -i "*" -d 15090,15021,15020
   pilotfish-agent iptables verify --live --all
-  pilotfish-agent iptables verify --config rules.json --network-namespace /proc/1234/ns/net --output json`,
+  pilotfish-agent iptables verify --live --network-namespace /proc/1234/ns/net`,
 		Args: noArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error { return v.run(cmd) },
 	}

@@ -13,6 +13,7 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"github.com/pilotfish-mesh/pilotfish/internal/helptext"
 	"github.com/pilotfish-mesh/pilotfish/internal/termtext"
 	"github.com/pilotfish-mesh/pilotfish/internal/umask"
 	"github.com/pilotfish-mesh/pilotfish/version"
@@ -50,9 +51,12 @@ func command(lookup func(string) (string, bool)) *cobra.Command {
 	root.AddCommand(&cobra.Command{
 		Use:   "uninstall",
 		Short: "Uninstall the plugin from this node: configuration, kubeconfig, binary",
-		Long: "Uninstall the plugin from this node in an order that does not fail new pods: its entry in the CNI configuration,\n" +
-			"its kubeconfig, its binary. While sandboxes still refer to the plugin, a tombstone replaces its binary, so that they\n" +
-			"can be removed. Pods that start afterwards are not redirected.",
+		Long: `Uninstall the plugin from this node: first its entry in the CNI
+configuration, then its kubeconfig, and last its binary. New pods can start
+during the removal. The traffic of pods that start afterwards is not redirected.
+
+If sandboxes still refer to the plugin, a small replacement of the binary (the
+tombstone) remains until they are removed. Without it, their removal would fail.`,
 		Args: cobra.NoArgs,
 		RunE: func(c *cobra.Command, _ []string) error {
 			if err := s.resolve(c.Root().PersistentFlags()); err != nil {
@@ -65,6 +69,7 @@ func command(lookup func(string) (string, bool)) *cobra.Command {
 			return in.Uninstall()
 		},
 	})
+	helptext.WrapFlags(root)
 	return root
 }
 

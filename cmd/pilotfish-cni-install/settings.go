@@ -68,29 +68,29 @@ func (s *settings) register(f *pflag.FlagSet) {
 }
 
 func (s *settings) registerInstall(f *pflag.FlagSet) {
-	f.StringVar(&s.binaryDir, "cni-bin-source-dir", "/opt/cni/bin", "folder of this image with the plugin and its tombstone")
-	f.StringSliceVar(&s.binDirs, "mounted-cni-bin-dir", []string{"/host/opt/cni/bin"}, "where the node's folders of CNI plugins are mounted")
-	f.StringVar(&s.confDir, "mounted-cni-net-dir", "/host/etc/cni/net.d", "where the node's folder of CNI configurations is mounted")
-	f.StringVar(&s.resultsDir, "mounted-cni-results-dir", "/host/var/lib/cni/results", "where libcni's cache of sandboxes is mounted")
-	f.StringVar(&s.confName, "cni-conf-name", "", "the CNI configuration to use instead of the first one")
-	f.BoolVar(&s.chained, "chained-cni-plugin", true, "add the plugin to the end of the primary plugin's list; false: write a separate configuration")
-	f.StringVar(&s.confMode, "cni-conf-mode", "", "chained, standalone, or drop-in: a file in the network's folder, for runtimes with libcni 1.3 or newer")
-	f.StringVar(&s.kubeconfigName, "kubecfg-file-name", "istio-cni-kubeconfig", "name of the plugin's kubeconfig, in the run directory; empty: none")
-	f.Uint32Var(&s.kubeconfigMode, "kubeconfig-mode", 0o600, "its file mode")
-	f.StringVar(&s.kubeCAFile, "kube-ca-file", "", "the cluster's certificate authority; by default the service account's")
-	f.DurationVar(&s.tokenLife, "plugin-token-life", kube.TokenLife, "lifetime of the plugin's token for the API server; it is renewed at half its lifetime")
-	f.BoolVar(&s.skipTLSVerify, "skip-tls-verify", false, "let the plugin accept any certificate of the API server")
+	f.StringVar(&s.binaryDir, "cni-bin-source-dir", "/opt/cni/bin", "directory in this image with the binaries of the plugin and its tombstone")
+	f.StringSliceVar(&s.binDirs, "mounted-cni-bin-dir", []string{"/host/opt/cni/bin"}, "mount points of the node's directories for CNI plugins")
+	f.StringVar(&s.confDir, "mounted-cni-net-dir", "/host/etc/cni/net.d", "mount point of the node's directory for CNI configurations")
+	f.StringVar(&s.resultsDir, "mounted-cni-results-dir", "/host/var/lib/cni/results", "mount point of the node's directory for libcni's results")
+	f.StringVar(&s.confName, "cni-conf-name", "", "file name of the CNI configuration that is changed (default: the first file in the directory)")
+	f.BoolVar(&s.chained, "chained-cni-plugin", true, "append the plugin to the configuration of the primary CNI plugin; false: write a separate configuration")
+	f.StringVar(&s.confMode, "cni-conf-mode", "", "overrides --chained-cni-plugin: chained, standalone, or drop-in (a file in the network's directory, for runtimes with libcni 1.3 or newer)")
+	f.StringVar(&s.kubeconfigName, "kubecfg-file-name", "istio-cni-kubeconfig", "name of the plugin's kubeconfig in --cni-agent-run-dir; empty: none is written")
+	f.Uint32Var(&s.kubeconfigMode, "kubeconfig-mode", 0o600, "file mode of the plugin's kubeconfig")
+	f.StringVar(&s.kubeCAFile, "kube-ca-file", "", "PEM file that verifies the API server (default: the CA of the service account)")
+	f.DurationVar(&s.tokenLife, "plugin-token-life", kube.TokenLife, "lifetime of the plugin's token for the API server, which is renewed at half its lifetime")
+	f.BoolVar(&s.skipTLSVerify, "skip-tls-verify", false, "do not verify the API server's certificate in the plugin (insecure)")
 }
 
 func (s *settings) registerPlugin(f *pflag.FlagSet) {
-	f.StringVar(&s.runDir, "cni-agent-run-dir", agentapi.DefaultRunDir, "directory of the socket and the kubeconfig, with the same path on the node and here")
-	f.StringVar(&s.pluginLogFile, "cni-log-file", "", "a file on the node for the plugin's log, of limited size")
+	f.StringVar(&s.runDir, "cni-agent-run-dir", agentapi.DefaultRunDir, "directory of the agent's socket and the plugin's kubeconfig; it has the same path on the node and in this container")
+	f.StringVar(&s.pluginLogFile, "cni-log-file", "", "file on the node to which the plugin logs, with a limited size (default: none)")
 	f.StringSliceVar(&s.excludeNamespaces, "exclude-namespaces", []string{"kube-system"}, "namespaces whose pods are never redirected")
-	f.Uint16Var(&s.proxyPort, "proxy-listen-port", 0, "the mesh's port for outbound traffic (proxyListenPort); 0: 15001")
-	f.Uint16Var(&s.inboundPort, "proxy-inbound-listen-port", 0, "the mesh's port for inbound traffic (proxyInboundListenPort); 0: 15006")
-	f.Uint16Var(&s.tunnel, "inbound-tunnel-port", 0, "the mesh's port for HBONE; 0: 15008")
+	f.Uint16Var(&s.proxyPort, "proxy-listen-port", 0, "port of Envoy for outbound traffic (proxyListenPort); 0: 15001")
+	f.Uint16Var(&s.inboundPort, "proxy-inbound-listen-port", 0, "port of Envoy for inbound traffic (proxyInboundListenPort); 0: 15006")
+	f.Uint16Var(&s.tunnel, "inbound-tunnel-port", 0, "port of Envoy for HBONE; 0: 15008")
 	f.StringVar(&s.ipv6, "ipv6", "", "treatment of IPv6: auto, capture, reject or pass")
-	f.StringVar(&s.forceIPTables, "force-iptables-binary", "", "legacy or nft, to use iptables binaries instead of the kernel's nftables interface")
+	f.StringVar(&s.forceIPTables, "force-iptables-binary", "", "use these iptables binaries instead of the kernel's nftables interface: legacy or nft")
 	f.BoolVar(&s.nativeNFTables, "native-nftables", false, "use only the kernel's nftables interface; fail if it is not available")
 	f.BoolVar(&s.statusQueriesAgent, "status-asks-agent", false, "report the network as not ready while this agent does not respond; needs hostNetwork and a CNI configuration of version 1.1.0")
 }
@@ -99,26 +99,26 @@ func (s *settings) registerAgent(f *pflag.FlagSet) {
 	f.StringVar(&s.logLevel, "log-level", "info", "log level of the agent and the plugin: debug, info, warn or error")
 	f.StringVar(&s.readyAddress, "readiness-address", ":8000", "address of /healthz and /readyz")
 	f.Uint16Var(&s.monitoringPort, "monitoring-port", 15014, "port of /metrics")
-	f.StringVar(&s.node, "kubernetes-node-name", "", "this node's name; by default the host's")
-	f.StringVar(&s.kubeconfig, "kubeconfig", "", "kubeconfig for the API server; by default the pod's service account")
-	f.StringVar(&s.serviceAccount, "service-account-dir", kube.ServiceAccountDir, "where the pod's token and the cluster's certificate authority are")
-	f.StringVar(&s.podNamespace, "pod-namespace", "", "this agent's namespace")
-	f.StringVar(&s.daemonSet, "daemonset-name", "pilotfish-cni-node", "this agent's daemon set; the plugin is uninstalled only when it is deleted")
-	f.StringVar(&s.notReadyTaint, "not-ready-taint", "", "name of a taint that is removed from this node once the agent is ready, such as cni.istio.io/not-ready; empty: none")
-	f.StringVar(&s.proc, "proc-dir", "/proc", "the node's /proc")
-	f.StringVar(&s.hostNetNS, "host-network-namespace", "", "the node's own network namespace, as a path; by default that of its first process")
+	f.StringVar(&s.node, "kubernetes-node-name", "", "name of this node (default: the host name)")
+	f.StringVar(&s.kubeconfig, "kubeconfig", "", "kubeconfig for the API server (default: the pod's service account)")
+	f.StringVar(&s.serviceAccount, "service-account-dir", kube.ServiceAccountDir, "directory with the pod's token and the cluster's CA certificate")
+	f.StringVar(&s.podNamespace, "pod-namespace", "", "namespace of this agent's pod")
+	f.StringVar(&s.daemonSet, "daemonset-name", "pilotfish-cni-node", "name of this agent's DaemonSet; the agent uninstalls the plugin only if the DaemonSet is deleted")
+	f.StringVar(&s.notReadyTaint, "not-ready-taint", "", "taint, such as cni.istio.io/not-ready, that the agent removes from this node once it is ready; empty: none")
+	f.StringVar(&s.proc, "proc-dir", "/proc", "mount point of the node's /proc")
+	f.StringVar(&s.hostNetNS, "host-network-namespace", "", "path of the node's network namespace (default: that of the node's process 1)")
 }
 
 func (s *settings) registerRepair(f *pflag.FlagSet) {
 	f.BoolVar(&s.repairEnabled, "repair-enabled", true, "repair pods that started without redirection; false: only report them")
-	f.BoolVar(&s.repairPods, "repair-repair-pods", true, "install the redirection in them")
-	f.BoolVar(&s.deletePods, "repair-delete-pods", false, "delete them")
-	f.BoolVar(&s.labelPods, "repair-label-pods", false, "label them")
+	f.BoolVar(&s.repairPods, "repair-repair-pods", true, "repair method: install the redirection in the running pods")
+	f.BoolVar(&s.deletePods, "repair-delete-pods", false, "repair method: delete the pods, so that their controllers replace them")
+	f.BoolVar(&s.labelPods, "repair-label-pods", false, "repair method: label the pods")
 	f.BoolVar(&s.repairDrifted, "repair-drifted-pods", false, "also repair pods whose redirection differs from the expected one")
-	f.StringVar(&s.labelKey, "repair-broken-pod-label-key", "cni.istio.io/uninitialized", "the label's name")
-	f.StringVar(&s.labelValue, "repair-broken-pod-label-value", "true", "its value")
-	f.BoolVar(&s.podEvents, "pod-events", true, "report findings and repairs as events of the pods")
-	f.DurationVar(&s.checkEvery, "check-interval", time.Minute, "how often the redirection of all live pods is checked")
+	f.StringVar(&s.labelKey, "repair-broken-pod-label-key", "cni.istio.io/uninitialized", "name of the label for --repair-label-pods")
+	f.StringVar(&s.labelValue, "repair-broken-pod-label-value", "true", "value of the label for --repair-label-pods")
+	f.BoolVar(&s.podEvents, "pod-events", true, "report problems and repairs as Kubernetes events of the pods")
+	f.DurationVar(&s.checkEvery, "check-interval", time.Minute, "interval between checks of the redirection of all running pods")
 }
 
 // variable returns the name of a flag's environment variable.
@@ -209,7 +209,7 @@ func (s *settings) resolveAPI() (err error) {
 	return err
 }
 
-// checkPlugin reports settings that the plugin would refuse for every pod.
+// checkPlugin returns an error for settings with which the plugin would fail for every pod.
 func (s *settings) checkPlugin() error {
 	var errs []error
 	if s.tokenLife < kube.MinTokenLife || s.tokenLife > kube.TokenLife {
@@ -239,7 +239,7 @@ func (s *settings) logger(out io.Writer) *slog.Logger {
 	return slog.New(slog.NewTextHandler(out, &slog.HandlerOptions{Level: s.level}))
 }
 
-// capture returns the plugin's settings, for the check of pods.
+// capture returns the redirection settings of the plugin, with which the agent checks pods.
 func (s *settings) capture() capture.Settings {
 	return capture.Settings{
 		ExcludeNamespaces: s.excludeNamespaces, AgentNamespace: s.podNamespace,
@@ -247,7 +247,7 @@ func (s *settings) capture() capture.Settings {
 	}
 }
 
-// plugin returns the plugin's entry in the CNI configuration.
+// plugin returns the plugin's entry in the CNI configuration file.
 func (s *settings) plugin() map[string]any {
 	entry := map[string]any{
 		"plugin_log_level":   s.logLevel,

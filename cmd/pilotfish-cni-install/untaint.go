@@ -10,16 +10,16 @@ import (
 )
 
 const (
-	// readyInterval is how often the agent's readiness is checked.
+	// readyInterval is the interval between checks of the agent's readiness.
 	readyInterval = 500 * time.Millisecond
-	// taintInterval is how often a node without the taint is checked. It may be registered again with it.
+	// taintInterval is the interval between later checks of the node, which may be registered again with the taint.
 	taintInterval = time.Minute
-	// taintTimeout is the timeout of one check of the node.
+	// taintTimeout is the timeout of one check, including the removal of the taint.
 	taintTimeout = 10 * time.Second
 )
 
-// untainter removes a taint from this node once the agent is ready. With the taint, no pods of the mesh are scheduled
-// to a new node before they would be captured.
+// untainter removes a taint from this node once the agent is ready. On a new node, the taint prevents that pods are
+// scheduled before the agent can redirect their traffic.
 type untainter struct {
 	node, taint string
 	api         interface {

@@ -33,20 +33,20 @@ const (
 type nodeAgent struct {
 	settings   *settings
 	api        *kube.Client
-	token      *kube.LastingToken // for the plugin
+	token      *kube.LastingToken // in the plugin's kubeconfig
 	installer  *install.Installer
 	components []component // without the installer
-	ownerFound atomic.Bool // the DaemonSet existed
+	ownerFound atomic.Bool // waitForOwner has found the DaemonSet
 	logger     *slog.Logger
 }
 
-// component runs until its context ends.
+// component is a part of the node agent that runs until its context ends.
 type component struct {
 	name string
 	run  func(context.Context) error
 }
 
-// newNodeAgent creates the components. The plugin's socket accepts connections from here on; nothing is installed yet.
+// newNodeAgent creates the components, and opens the plugin's socket. It installs nothing yet.
 func newNodeAgent(ctx context.Context, s *settings, logger *slog.Logger) (*nodeAgent, error) {
 	api, err := kube.New(s.api)
 	if err != nil {
@@ -157,8 +157,8 @@ func newRepairer(s *settings, api *kube.Client, cache *node.Cache, m *node.Metri
 	return repair.New(c)
 }
 
-// run runs all components until the context ends or one of them fails. The installer ends first. The other components serve the
-// plugin until its uninstallation is decided.
+// run runs all components until the context ends or one of them fails. It stops the installer first. The other
+// components continue to serve the plugin until finish has uninstalled it or left it installed.
 func (a *nodeAgent) run(ctx context.Context) error {
 	defer a.api.Close()
 	defer a.token.Close()
@@ -184,7 +184,8 @@ func (a *nodeAgent) run(ctx context.Context) error {
 	return err
 }
 
-// waitForOwner polls until the DaemonSet was found once. One that was never found has a wrong name and was not deleted.
+// waitForOwner polls until it finds the agent's DaemonSet once. finish needs this to distinguish a deleted DaemonSet from
+// a wrong --daemonset-name.
 func (a *nodeAgent) waitForOwner(ctx context.Context) {
 	s := a.settings
 	if s.podNamespace == "" || s.daemonSet == "" {
@@ -199,7 +200,7 @@ func (a *nodeAgent) waitForOwner(ctx context.Context) {
 			return
 		}
 		if err == nil {
-			err = fmt.Errorf("there is no daemon set %s/%s (pod-namespace, daemonset-name)", s.podNamespace, s.daemonSet)
+			err = fmt.Errorf("the DaemonSet %s/%s (pod-namespace, daemonset-name) does not exist", s.podNamespace, s.daemonSet)
 		}
 		if ctx.Err() == nil && logged != err.Error() {
 			logged = err.Error()
@@ -213,9 +214,8 @@ func (a *nodeAgent) waitForOwner(ctx context.Context) {
 	}
 }
 
-// finish uninstalls the plugin if the API server reports that the DaemonSet is deleted. Otherwise, or if that is
-// unknown, everything stays installed. New pods of the mesh then wait for the next agent, and none starts without
-// redirection.
+// finish uninstalls the plugin if the API server reports that the DaemonSet was deleted. In all other cases the plugin
+// stays installed: new pods of the mesh then wait for the next agent, so that no pod starts without redirection.
 func (a *nodeAgent) finish(ctx context.Context) error {
 	s := a.settings
 	if s.podNamespace == "" || s.daemonSet == "" {

@@ -34,34 +34,41 @@ func newAnalyzeCommand() *cobra.Command {
 	var o analyzeOptions
 	c := &cobra.Command{
 		Use:   "analyze DIR|FILE|-...",
-		Short: "Find problems in a mesh's documents, without running it",
-		Long: `Read the documents of directories (recursively), files, or standard input (-), check each document and their
-combination as a control plane does, and print problems: the position, the meaning, and the remedy. Nothing is started,
-and no cluster is queried. Each finding has a stable code; --codes lists them, --explain PF0202 explains one.
+		Short: "Find problems in Istio and Kubernetes YAML without running it",
+		Long: `Find problems in Istio and Kubernetes documents. The command reads the documents
+from directories (recursively), files, or standard input (-). It checks each
+document, and all of them together, as the control plane does. It prints each
+problem with its position, its meaning and a remedy. It starts nothing and
+queries no cluster.
 
-A document suppresses findings about itself with the annotation pilotfish.dev/suppress: "PF0202, PF0301" (or "*");
---suppress does so from the command line. Errors cannot be suppressed: a document with an error is not in force.
+Each finding has a stable code: --codes lists all codes, and --explain PF0202
+explains one. To suppress findings about a document, add the annotation
+pilotfish.dev/suppress: "PF0202, PF0301" (or "*") to it, or use --suppress.
+Errors cannot be suppressed: the control plane does not use a document with an
+error.
 
-It exits with status 0 without a finding of the severity --fail-on (by default that of --severity) or higher, 1 with one,
-and 2 when the flags are wrong or a file does not exist.`,
+Exit codes:
+  0  no finding has the severity of --fail-on (default: --severity) or higher
+  1  a finding has the severity of --fail-on or higher
+  2  wrong flags, or a file does not exist`,
 		Example: `  pilotfish analyze ./config
-  pilotfish analyze -f mesh.yaml                # the documents of a local mesh, with its workloads
-  kustomize build . | pilotfish analyze -       # standard input
+  pilotfish analyze -f mesh.yaml            # documents and workloads of a mesh
+  kustomize build . | pilotfish analyze -   # standard input
   pilotfish analyze ./config -o json --severity info
   pilotfish analyze ./config --suppress 'PF0301=AuthorizationPolicy shop/*'`,
 		RunE: func(c *cobra.Command, args []string) error { return o.run(c, args) },
 	}
 	f := c.Flags()
-	f.StringVarP(&o.topology, "file", "f", "", "a topology file: its documents, its mesh configuration and its workloads")
-	f.StringVar(&o.meshConfig, "mesh-config", "", "file of Istio's MeshConfig, in YAML")
-	f.StringVarP(&o.namespace, "namespace", "n", "default", "namespace of documents that name none")
+	f.StringVarP(&o.topology, "file", "f", "", "analyze the documents of this topology file, with its mesh configuration and workloads")
+	f.StringVar(&o.meshConfig, "mesh-config", "", "file with Istio's MeshConfig, in YAML")
+	f.StringVarP(&o.namespace, "namespace", "n", "default", "namespace of documents that do not specify one")
 	f.StringVar(&o.severity, "severity", "warning", "minimum severity that is shown: error, warning or info")
 	f.StringVar(&o.failOn, "fail-on", "", "minimum severity that causes exit status 1: error, warning, info or never (default: --severity)")
-	f.StringVarP(&o.output, "output", "o", "text", "text, lines (one a line), json or yaml")
-	f.StringArrayVar(&o.suppress, "suppress", nil, "leave out findings: CODE, or 'CODE=Kind namespace/name' with * in it; may be repeated")
-	f.BoolVar(&o.codes, "codes", false, "list all finding codes and exit")
+	f.StringVarP(&o.output, "output", "o", "text", "output format: text, lines (one finding per line), json or yaml")
+	f.StringArrayVar(&o.suppress, "suppress", nil, "suppress findings: CODE, or 'CODE=Kind namespace/name', where * matches any text; may be repeated")
+	f.BoolVar(&o.codes, "codes", false, "list all finding codes, then exit")
 	controlplane.EndpointFlags(f, &o.endpoints)
-	f.StringVar(&o.explain, "explain", "", "explain one code and exit")
+	f.StringVar(&o.explain, "explain", "", "explain one code, then exit")
 	c.MarkFlagsMutuallyExclusive("file", "mesh-config")
 	complete(c, "severity", "error", "warning", "info")
 	complete(c, "fail-on", "error", "warning", "info", "never")

@@ -19,10 +19,10 @@ type credentials struct{ tokenFile, cert, key, rootCert string }
 
 func (c *credentials) flags(cmd *cobra.Command) {
 	f := cmd.Flags()
-	f.StringVar(&c.tokenFile, "token-file", "", "with --control-plane: file of a token of the mesh (pilotfish token); sent over HTTPS, where the port is 15016")
-	f.StringVar(&c.cert, "cert", "", "with --control-plane: file of a client certificate of the mesh, in PEM")
-	f.StringVar(&c.key, "key", "", "file of its key, in PEM")
-	f.StringVar(&c.rootCert, "root-cert", "", "file of roots in PEM that the control plane's certificate is verified with (default: the system's)")
+	f.StringVar(&c.tokenFile, "token-file", "", "with --control-plane: file with a token from pilotfish token; it is sent over HTTPS to port 15016")
+	f.StringVar(&c.cert, "cert", "", "with --control-plane: PEM file with a client certificate of the mesh")
+	f.StringVar(&c.key, "key", "", "PEM file with the private key of --cert")
+	f.StringVar(&c.rootCert, "root-cert", "", "PEM file with the root certificates that verify the control plane (default: the system's)")
 	cmd.MarkFlagsRequiredTogether("cert", "key")
 }
 

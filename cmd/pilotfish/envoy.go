@@ -14,11 +14,14 @@ func newEnvoyCommand() *cobra.Command {
 	var path string
 	c := &cobra.Command{
 		Use:   "envoy",
-		Short: "Show which Envoy is used, and where it was found",
-		Long: `Show which Envoy a mesh on this machine uses: its path, its version, and where it was found. The search order is
---envoy-path, ENVOY_PATH, the project's cache (which 'make envoy' fills), and PATH.
+		Short: "Show which Envoy binary is used, and where it was found",
+		Long: `Show the Envoy binary that a mesh on this machine uses: its path, its version,
+and where it was found. The search order is --envoy-path, ENVOY_PATH,
+pilotfish's cache (which 'make envoy' fills), and PATH.
 
-It exits with status 0 when a usable Envoy was found, and 1 otherwise.`,
+Exit codes:
+  0  a usable Envoy was found
+  1  no usable Envoy was found`,
 		Args: cobra.NoArgs,
 		RunE: func(c *cobra.Command, _ []string) error {
 			options := envoy.FindOptions{Path: path, EnvPath: os.Getenv("ENVOY_PATH"), PathEnv: os.Getenv("PATH")}
@@ -36,6 +39,6 @@ It exits with status 0 when a usable Envoy was found, and 1 otherwise.`,
 			return nil
 		},
 	}
-	c.Flags().StringVar(&path, "envoy-path", "", "Envoy to use before any other")
+	c.Flags().StringVar(&path, "envoy-path", "", "path of an Envoy binary, which is used instead of any other")
 	return c
 }

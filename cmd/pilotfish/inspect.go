@@ -32,7 +32,7 @@ type query struct {
 func (q *query) flags(c *cobra.Command) {
 	q.which.flags(c)
 	q.credentials.flags(c)
-	c.Flags().StringVar(&q.address, "control-plane", "", "control plane to query: its monitoring port, or with credentials its port for tokens (default: the mesh that runs here, or "+defaultMonitoring+")")
+	c.Flags().StringVar(&q.address, "control-plane", "", "host:port of the control plane to query: its monitoring port, or with credentials its token port (default: the control plane of the mesh on this machine, or "+defaultMonitoring+")")
 	c.Flags().StringVarP(&q.output, "output", "o", "", "json or yaml, instead of a table")
 	c.MarkFlagsMutuallyExclusive("control-plane", "name")
 	c.MarkFlagsMutuallyExclusive("control-plane", "file")
@@ -118,12 +118,16 @@ func newProxyStatusCommand() *cobra.Command {
 	c := &cobra.Command{
 		Use:     "proxy-status [WORKLOAD]",
 		Aliases: []string{"ps"},
-		Short:   "Show whether connected proxies are in sync, and what they rejected",
-		Long: `Show, for each connected proxy, how many resources of each type it has; whether it has answered what it was sent; and
-what it rejected, with the reason and the documents from which it was built.
+		Short:   "Show whether proxies are in sync, and what they rejected",
+		Long: `Show, for each proxy that is connected to the control plane: the number of
+resources of each type; whether the proxy has acknowledged the newest ones; and
+which resources it rejected, with the reason and the documents from which they
+were built.
 
-It exits with status 0 when all shown proxies are in sync, 1 when one is not or the control plane does not respond, and 2
-when the flags are wrong or there is no such proxy.`,
+Exit codes:
+  0  all shown proxies are in sync
+  1  a proxy is not in sync, or the control plane does not respond
+  2  wrong flags, or the proxy is not connected`,
 		Args:              cobra.MaximumNArgs(1),
 		ValidArgsFunction: q.completeWorkloads,
 		RunE: func(c *cobra.Command, args []string) error {
@@ -164,9 +168,11 @@ func newDescribeCommand() *cobra.Command {
 	c := &cobra.Command{
 		Use:   "describe WORKLOAD",
 		Short: "Describe which documents apply to a workload, and their effects",
-		Long: `Describe the effect of the documents on the workload of a connected proxy: the ports and services at which it is
-called, and the routes to it; whether mutual TLS is used; which clients are allowed; which services it sees; and the rules
-for its outbound calls. Each document is named with its position.`,
+		Long: `Describe which documents apply to a workload, and their effects. The workload's
+proxy must be connected to the control plane. For inbound calls, the output
+contains the workload's ports, services and routes, its mutual TLS mode, and the
+clients that are allowed. For outbound calls, it contains the visible services
+and the rules for calls to them. Each document is shown with its position.`,
 		Args:              cobra.ExactArgs(1),
 		ValidArgsFunction: q.completeWorkloads,
 		RunE: func(c *cobra.Command, args []string) error {
@@ -195,18 +201,25 @@ func newDiffCommand() *cobra.Command {
 	var proxies []string
 	c := &cobra.Command{
 		Use:   "diff DIR|FILE...",
-		Short: "Show what a changed directory would change in each proxy, without applying it",
-		Long: `Show, for each connected proxy, what would be added, removed and changed in its configuration if these documents
-replaced those that the control plane reads from files now; and the documents' problems. Nothing is applied. Proxies with
-the same changes are shown together. Private keys of Kubernetes Secrets are not sent.
+		Short: "Show how changed documents would change each proxy",
+		Long: `Show how the configuration of each connected proxy would change if these
+documents replaced the documents that the control plane now reads from files.
+Nothing is applied. The output also contains the problems of the documents.
+Proxies with the same changes are shown together. Private keys of Kubernetes
+Secrets are not sent to the control plane.
 
-With --from, two directories are compared without a control plane, for the proxies that --proxy describes.
+With --from, compare two directories without a control plane, for the proxies
+that --proxy describes.
 
-It exits with status 0; with 1 after a failure (with --exit-code also when something would change); and with 2 when the
-flags are wrong or a file cannot be read.`,
+Exit codes:
+  0  success
+  1  a failure; with --exit-code also if something would change
+  2  wrong flags, or a file cannot be read`,
 		Example: `  pilotfish diff ./config.new
   pilotfish diff ./config.new -o json
-  pilotfish diff ./config.new --from ./config --proxy reviews-v1.shop:app=reviews,version=v1 --proxy router/edge.shop:istio=edge`,
+  pilotfish diff ./config.new --from ./config \
+    --proxy reviews-v1.shop:app=reviews,version=v1 \
+    --proxy router/edge.shop:istio=edge`,
 		Args: cobra.MinimumNArgs(1),
 		RunE: func(c *cobra.Command, args []string) error {
 			files, err := inspect.ReadFiles(args)
@@ -230,7 +243,7 @@ flags are wrong or a file cannot be read.`,
 	}
 	q.flags(c)
 	c.Flags().StringVar(&from, "from", "", "directory or file to compare with, instead of the control plane's documents")
-	c.Flags().StringArrayVar(&proxies, "proxy", nil, "with --from: a proxy, as [router/]NAME.NAMESPACE:LABEL=VALUE,…; may be repeated")
+	c.Flags().StringArrayVar(&proxies, "proxy", nil, "with --from: a proxy, described as [router/]NAME.NAMESPACE:LABEL=VALUE,…; may be repeated")
 	c.MarkFlagsRequiredTogether("from", "proxy")
 	c.Flags().BoolVar(&exitCode, "exit-code", false, "exit with status 1 if something would change")
 	return c

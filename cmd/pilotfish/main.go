@@ -11,6 +11,7 @@ import (
 
 	"github.com/pilotfish-mesh/pilotfish/agent/command"
 	"github.com/pilotfish-mesh/pilotfish/controlplane"
+	"github.com/pilotfish-mesh/pilotfish/internal/helptext"
 	"github.com/pilotfish-mesh/pilotfish/internal/termtext"
 	"github.com/pilotfish-mesh/pilotfish/internal/umask"
 	"github.com/pilotfish-mesh/pilotfish/mesh"
@@ -45,8 +46,8 @@ func newRoot() *cobra.Command {
 	root := &cobra.Command{
 		Use:   "pilotfish",
 		Short: "Run a service mesh with stock Envoy, on this machine or in Kubernetes",
-		Long: `pilotfish runs a service mesh on this machine from Istio and Kubernetes YAML. It also contains the agent and the
-control plane.`,
+		Long: `Run a service mesh on this machine from Istio and Kubernetes YAML. The program
+also contains the control plane, and the agent that runs one proxy.`,
 		Example: `  pilotfish demo                 # start an example mesh: a book shop
   pilotfish up -f mesh.yaml      # start your own mesh
   pilotfish status               # show its status`,
@@ -63,7 +64,7 @@ control plane.`,
 	root.AddGroup(
 		&cobra.Group{ID: groupMesh, Title: "A mesh on this machine:"},
 		&cobra.Group{ID: groupControl, Title: "Control plane:"},
-		&cobra.Group{ID: groupAgent, Title: "Agent of one proxy:"},
+		&cobra.Group{ID: groupAgent, Title: "Agent, which runs one proxy:"},
 	)
 	addGroup(root, groupMesh, newUpCommand(), newDownCommand(), newStatusCommand(), newRestartCommand(), newExecCommand(), demo.NewCommand(), newEnvoyCommand())
 	addGroup(root, groupControl, controlplane.NewCommand(), controlplane.NewTokenCommand(), controlplane.NewCACommand(), newAnalyzeCommand(), newDiffCommand(),
@@ -84,6 +85,7 @@ control plane.`,
 			c.RunE = func(c *cobra.Command, _ []string) error { return c.Help() }
 		}
 	}
+	helptext.WrapFlags(root)
 	return root
 }
 

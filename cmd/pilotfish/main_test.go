@@ -8,8 +8,11 @@ import (
 	"strconv"
 	"strings"
 	"testing"
+	"unicode"
+	"unicode/utf8"
 
 	"github.com/rogpeppe/go-internal/testscript"
+	"github.com/spf13/cobra"
 
 	"github.com/pilotfish-mesh/pilotfish/internal/testenv"
 	"github.com/pilotfish-mesh/pilotfish/mesh"
@@ -70,6 +73,27 @@ func exits(ts *testscript.TestScript, neg bool, args []string) {
 	}
 	if got != args[0] {
 		ts.Fatalf("%s exits with %s, want %s", strings.Join(args[1:], " "), got, args[0])
+	}
+}
+
+func TestHelpTextsFit80Columns(t *testing.T) {
+	root, checked := newRoot(), 0
+	commands := []*cobra.Command{root}
+	for len(commands) > 0 {
+		c := commands[0]
+		commands = append(commands[1:], c.Commands()...)
+		checked++
+		for line := range strings.Lines(c.Long + "\n\n" + c.UsageString()) {
+			if line = strings.TrimRight(line, "\n"); utf8.RuneCountInString(line) > 80 && !strings.HasPrefix(line, "Use \"") {
+				t.Errorf("%s --help: line longer than 80 columns: %s", c.CommandPath(), line)
+			}
+		}
+		if first, _ := utf8.DecodeRuneInString(c.Short); !unicode.IsUpper(first) && !c.Hidden {
+			t.Errorf("%s: the short description %q does not begin with a capital letter", c.CommandPath(), c.Short)
+		}
+	}
+	if checked < 30 {
+		t.Errorf("only %d commands were found", checked)
 	}
 }
 

@@ -24,8 +24,8 @@ type whichMesh struct {
 }
 
 func (w *whichMesh) flags(c *cobra.Command) {
-	c.Flags().StringVar(&w.name, "name", "", "name of the mesh, if several are running")
-	c.Flags().StringVarP(&w.file, "file", "f", "", "the mesh of this topology file")
+	c.Flags().StringVar(&w.name, "name", "", "name of the mesh; required if several meshes are running")
+	c.Flags().StringVarP(&w.file, "file", "f", "", "select the mesh of this topology file")
 	runtimeDirFlag(c, &w.runtimeDir)
 	c.MarkFlagsMutuallyExclusive("name", "file")
 }
@@ -50,7 +50,7 @@ func newDownCommand() *cobra.Command {
 	var timeout time.Duration
 	c := &cobra.Command{
 		Use:   "down",
-		Short: "Stop a mesh, and wait until it has ended",
+		Short: "Stop a running mesh, and wait until it has stopped",
 		Args:  cobra.NoArgs,
 		RunE: func(c *cobra.Command, _ []string) error {
 			client, err := which.connect()
@@ -69,7 +69,7 @@ func newDownCommand() *cobra.Command {
 		},
 	}
 	which.flags(c)
-	c.Flags().DurationVar(&timeout, "timeout", 30*time.Second, "maximum wait for the end")
+	c.Flags().DurationVar(&timeout, "timeout", 30*time.Second, "maximum time to wait until the mesh has stopped")
 	return c
 }
 
@@ -77,7 +77,7 @@ func newRestartCommand() *cobra.Command {
 	var which whichMesh
 	c := &cobra.Command{
 		Use:   "restart WORKLOAD",
-		Short: "Restart the application of a workload, or of one of its instances",
+		Short: "Restart the application of a workload or of one instance",
 		Args:  cobra.ExactArgs(1),
 		RunE: func(c *cobra.Command, args []string) error {
 			client, err := which.connect()
@@ -97,10 +97,16 @@ func newExecCommand() *cobra.Command {
 	c := &cobra.Command{
 		Use:   "exec WORKLOAD [--] COMMAND [ARGUMENT]...",
 		Short: "Run a command in the environment of a workload's application",
-		Long: `Run a command in the environment of a workload's application: with its variables and, where traffic is captured, with
-its network and host names, so that the command calls services as the workload does. For a workload with replicas, name
-one instance. The exit status is the command's; 125 when the workload does not exist or cannot be joined now, 126 when the
-command cannot be run, and 127 when it does not exist.`,
+		Long: `Run a command in the environment of a workload's application, so that the
+command calls services as the workload does. The command has the application's
+environment variables and, where traffic is captured, its network and host
+names. For a workload with replicas, name one instance.
+
+Exit codes:
+  125    the workload does not exist, or its network cannot be joined now
+  126    the command cannot be executed
+  127    the command was not found
+  other  the exit code of the command`,
 		Example: `  pilotfish exec page-v1 -- curl http://reviews:9080/reviews/1
   pilotfish exec page-v1 sh`,
 		Args: cobra.MinimumNArgs(2),
@@ -130,11 +136,15 @@ func newStatusCommand() *cobra.Command {
 	c := &cobra.Command{
 		Use:   "status",
 		Short: "Show the status of a running mesh",
-		Long: `Show, for each workload of a running mesh: its processes, whether it is ready and what is missing, its certificate,
-whether its configuration is in sync, or why it was rejected, and the requests per second that it serves; and the refused
-documents of the configuration.
+		Long: `Show the status of each workload of a running mesh: its processes; whether it is
+ready, and if not, why; its certificate; whether its configuration is in sync or
+was rejected; and the requests per second that it serves. The output also
+contains the documents that the control plane refused.
 
-It exits with status 0 when all is ready, 1 when something is not, and 2 when no mesh is running or the flags are wrong.`,
+Exit codes:
+  0  all workloads are ready
+  1  a workload is not ready
+  2  no mesh is running, or wrong flags`,
 		Args: cobra.NoArgs,
 		RunE: func(c *cobra.Command, _ []string) error {
 			if format != "" && format != "json" && format != "yaml" {

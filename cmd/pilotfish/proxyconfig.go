@@ -24,13 +24,16 @@ func newProxyConfigCommand() *cobra.Command {
 	c := &cobra.Command{
 		Use:     "proxy-config PART WORKLOAD",
 		Aliases: []string{"pc"},
-		Short:   "Show the configuration of one proxy: listeners, routes, clusters, endpoints, secrets, bootstrap, log",
-		Long: `Show a part of a proxy's configuration as a table or, with -o json or yaml, in full. Listeners, routes, clusters and
-endpoints are shown as the control plane sends them (--from control-plane), or as Envoy has them (--from envoy). Secrets
-(never their keys), the bootstrap and the log levels are always read from Envoy.
+		Short:   "Show a proxy's listeners, routes, clusters, endpoints and more",
+		Long: `Show a part of a proxy's configuration as a table or, with -o json or yaml, in
+full. Listeners, routes, clusters and endpoints are shown as the control plane
+sends them (--from control-plane), or as Envoy uses them (--from envoy). Secrets
+(without their keys), the bootstrap and the log levels are always read from
+Envoy.
 
-Envoys of a mesh on this machine are reached through the mesh. For others, set the address of the admin interface with
---envoy-admin; that needs no control plane.`,
+The Envoys of a mesh on this machine are reached through the mesh. For other
+Envoys, specify the address of the admin interface with --envoy-admin; a control
+plane is then not required.`,
 		Example: `  pilotfish proxy-config routes page-v1
   pilotfish proxy-config clusters page-v1 --from envoy
   pilotfish proxy-config log page-v1 --level router:debug
@@ -38,14 +41,14 @@ Envoys of a mesh on this machine are reached through the mesh. For others, set t
   pilotfish proxy-config listeners --envoy-admin unix:/run/pilotfish/admin.sock`,
 	}
 	for _, part := range []struct{ name, alias, short string }{
-		{"listeners", "listener", "Show its listeners, and how they process connections"},
-		{"routes", "route", "Show its routes"},
-		{"clusters", "cluster", "Show its clusters, and how it connects to them"},
-		{"endpoints", "endpoint", "Show the endpoints of its clusters"},
-		{"secrets", "secret", "Show its certificates and when they expire, never their keys"},
-		{"bootstrap", "", "Show the bootstrap of its Envoy"},
-		{"log", "", "Show or, with --level, set the log levels of its Envoy"},
-		{"all", "", "Show all resources that are sent to it"},
+		{"listeners", "listener", "Show a proxy's listeners, and how they process connections"},
+		{"routes", "route", "Show a proxy's routes"},
+		{"clusters", "cluster", "Show a proxy's clusters, and how it connects to them"},
+		{"endpoints", "endpoint", "Show the endpoints of a proxy's clusters"},
+		{"secrets", "secret", "Show a proxy's certificates and their expiry, without keys"},
+		{"bootstrap", "", "Show the bootstrap of a proxy's Envoy"},
+		{"log", "", "Show or, with --level, set the log levels of a proxy's Envoy"},
+		{"all", "", "Show all resources of a proxy"},
 	} {
 		c.AddCommand(newPartCommand(part.name, part.alias, part.short))
 	}
@@ -62,14 +65,14 @@ func newPartCommand(part, alias, short string) *cobra.Command {
 		c.Aliases = []string{alias}
 	}
 	o.flags(c)
-	c.Flags().StringVar(&o.admin, "envoy-admin", "", "address of the Envoy's admin interface: host:port, or unix: and a path")
+	c.Flags().StringVar(&o.admin, "envoy-admin", "", "address of Envoy's admin interface, such as 127.0.0.1:15000 or unix:/run/pilotfish/admin.sock")
 	if _, ok := inspect.Parts[part]; ok || part == "all" {
-		c.Flags().StringVar(&o.from, "from", "", "control-plane or envoy (default: the control plane, or the Envoy where --envoy-admin is given)")
-		c.Flags().StringVar(&o.filter, "filter", "", "only resources with this in their name")
+		c.Flags().StringVar(&o.from, "from", "", "source of the configuration: control-plane or envoy (default: control-plane; with --envoy-admin: envoy)")
+		c.Flags().StringVar(&o.filter, "filter", "", "show only resources whose name contains this text")
 		complete(c, "from", "control-plane", "envoy")
 	}
 	if part == "log" {
-		c.Flags().StringSliceVar(&o.levels, "level", nil, "level to set, as LOGGER:LEVEL, or LEVEL for all: trace, debug, info, warning, error, critical, off")
+		c.Flags().StringSliceVar(&o.levels, "level", nil, "set the level of one logger (LOGGER:LEVEL) or of all (LEVEL): trace, debug, info, warning, error, critical or off")
 	}
 	return c
 }

@@ -44,16 +44,23 @@ func newUpCommand() *cobra.Command {
 	c := &cobra.Command{
 		Use:   "up -f FILE",
 		Short: "Start the mesh that a topology file describes",
-		Long: `Start the mesh that a topology file describes: a control plane, and for each workload its processes with a sidecar
-that runs an Envoy. Ctrl-C (or 'pilotfish down') stops and removes everything; a second Ctrl-C kills it at once. The
-configuration is watched: a changed file takes effect when it is saved.
+		Long: `Start the mesh that a topology file describes: a control plane, and each
+workload with a sidecar that runs an Envoy. The control plane watches the
+configuration files: a change takes effect when the file is saved. Ctrl-C or
+'pilotfish down' stops all processes and removes their files; a second Ctrl-C
+kills the processes at once.
 
-It exits with status 0 after an orderly stop, 1 when the mesh could not be started, and 2 when the topology file or the
-flags are wrong. With --detach it exits once all workloads are ready (status 0) or one will not be (status 1), and the
-mesh continues to run.
+With --detach, the command exits once all workloads are ready, or one cannot
+become ready. The mesh continues to run in the background.
 
-With --check it starts nothing: it checks the topology file and all documents as 'pilotfish analyze -f FILE' does, and
-exits with status 1 when a document is refused.`,
+With --check, the command starts nothing. It checks the topology file and all
+documents as 'pilotfish analyze -f FILE' does.
+
+Exit codes:
+  0  the mesh was stopped; with --detach: all workloads are ready
+  1  the mesh could not be started; with --detach: a workload cannot become
+     ready; with --check: a document is refused
+  2  the topology file or the flags are wrong`,
 		Example: `  pilotfish up -f mesh.yaml
   pilotfish up -f mesh.yaml --check
   pilotfish up -f mesh.yaml --detach && pilotfish status`,
@@ -73,16 +80,16 @@ exits with status 1 when a document is refused.`,
 	}
 	f := c.Flags()
 	f.StringVarP(&o.file, "file", "f", "mesh.yaml", "topology file (docs/topology.md describes it)")
-	f.StringVar(&o.name, "name", "", "name of the mesh, to run several from one file (default: the file's)")
-	f.StringVar(&o.envoyPath, "envoy-path", "", "Envoy to use (default: ENVOY_PATH, the project's cache, PATH, in that order)")
-	f.StringVar(&o.stateDir, "state-dir", "", "store the control plane's state (its root certificate) in this directory, across runs")
+	f.StringVar(&o.name, "name", "", "name of the mesh, to run several meshes from one file (default: the name in the file)")
+	f.StringVar(&o.envoyPath, "envoy-path", "", "path of the Envoy binary (default: ENVOY_PATH, else pilotfish's cache, else envoy in PATH)")
+	f.StringVar(&o.stateDir, "state-dir", "", "store the control plane's root certificate and keys in this directory, and use them again in the next run")
 	runtimeDirFlag(c, &o.runtimeDir)
 	o.capture.Register(f)
 	controlplane.UnixEndpointFlag(f, &o.allowUnix)
-	f.BoolVarP(&o.verbose, "verbose", "v", false, "show all that sidecars and the control plane log, not only warnings")
+	f.BoolVarP(&o.verbose, "verbose", "v", false, "show all log lines of sidecars and the control plane, not only warnings")
 	f.BoolVarP(&o.detach, "detach", "d", false, "return once the workloads are ready; the mesh continues in the background")
-	f.BoolVar(&o.check, "check", false, "check the topology file and its documents, and start nothing; status 1 when a document is refused")
-	f.Var(&o.onInvalid, "on-invalid-policy", "what happens to the workloads of an AuthorizationPolicy or PeerAuthentication that never had a valid version")
+	f.BoolVar(&o.check, "check", false, "check the topology file and its documents, and start nothing")
+	f.Var(&o.onInvalid, "on-invalid-policy", "how to treat the workloads of a refused AuthorizationPolicy or PeerAuthentication if none of its versions was ever valid")
 	c.MarkFlagsMutuallyExclusive("check", "detach")
 	complete(c, "on-invalid-policy", string(config.DenyInvalid), string(config.IgnoreInvalid))
 	f.BoolVar(&o.detached, "detached", false, "")
@@ -91,7 +98,7 @@ exits with status 1 when a document is refused.`,
 }
 
 func runtimeDirFlag(c *cobra.Command, into *string) {
-	c.Flags().StringVar(into, "runtime-dir", "", "directory of running meshes (default: $XDG_RUNTIME_DIR/pilotfish, or /tmp/pilotfish-UID)")
+	c.Flags().StringVar(into, "runtime-dir", "", "directory for the files of running meshes (default: $XDG_RUNTIME_DIR/pilotfish, or /tmp/pilotfish-UID)")
 }
 
 // load reads the topology.

@@ -23,9 +23,11 @@ func NewBookshopCommand() *cobra.Command {
 		Short: "Run one service of the book shop of `pilotfish demo`",
 		Long: `Run one service of the book shop: page, details, reviews, ratings or crawler.
 
-It calls its upstreams by plain name (http://reviews:9080/…), through its sidecar's HTTP proxy unless the traffic is
-captured. It responds to browsers with a page, and to other clients with JSON: version, instance, the client's identity,
-and the results of upstream calls. Every service also has test paths: /echo, /slow?ms=N, /flaky?every=N, /counters, /healthz.`,
+It calls its upstreams by plain name (http://reviews:9080/…), through its
+sidecar's HTTP proxy unless the traffic is captured. It responds to browsers
+with a page, and to other clients with JSON: version, instance, the client's
+identity, and the results of upstream calls. Every service also has test paths:
+/echo, /slow?ms=N, /flaky?every=N, /counters, /healthz.`,
 		Args:          cobra.NoArgs,
 		SilenceUsage:  true,
 		SilenceErrors: true,

@@ -37,12 +37,18 @@ func NewCommand() *cobra.Command {
 	var o options
 	c := &cobra.Command{
 		Use:   "demo",
-		Short: "Run an example mesh (a book shop) on this machine, to try or to check it",
-		Long: `Run a book shop as a mesh on this machine: a gateway and services in several versions, each a process with a sidecar
-that runs an Envoy, configured with Istio YAML.
+		Short: "Run or check an example mesh (a book shop) on this machine",
+		Long: `Run a book shop as an example mesh on this machine, configured with Istio YAML.
+It consists of a gateway and several services, some of them in several versions.
+Each service is a process with a sidecar that runs an Envoy.
 
-With --check, check the mesh with real requests, print a table of the results, and exit with status 0 when every check
-passed, 1 when one failed or the mesh could not be started, and 2 for wrong flags.`,
+With --check, check the mesh with real requests, print a table of the results,
+and exit.
+
+Exit codes:
+  0  the book shop was stopped; with --check: all checks passed
+  1  the mesh could not be started; with --check: a check failed
+  2  wrong flags`,
 		Example: `  pilotfish demo
   pilotfish demo --check
   pilotfish demo --write shop && pilotfish demo --dir shop`,
