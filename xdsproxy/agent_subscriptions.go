@@ -10,20 +10,20 @@ import (
 	"google.golang.org/protobuf/types/known/anypb"
 )
 
-// OfferHeader is the response header in which a control plane lists the type URLs that only agents subscribe to.
+// OfferHeader is the response header in which a control plane lists the type URLs of resources for agents.
 const OfferHeader = "pilotfish-offers"
 
 // LocalType is a resource type for the agent, not for Envoy, for example the DNS name table. The relay subscribes to
-// all its resources once per upstream stream, and answers the responses itself. It subscribes after Envoy's first
-// request for listeners, because control planes do not know the proxy before. The request contains the versions that
-// were applied earlier.
+// all resources of the type once per upstream stream, and sends the ACKs and NACKs itself. It subscribes after Envoy's
+// first request for listeners, because control planes do not know the proxy earlier. The subscription contains the
+// versions that the agent has already applied.
 type LocalType struct {
 	TypeURL string
-	// Offered subscribes only if the control plane lists the type in OfferHeader. Other control planes may not know the
-	// type, and some end a stream that requests an unknown one.
+	// Offered restricts the subscription to control planes that list the type in OfferHeader. Some control planes close
+	// a stream that requests an unknown type.
 	Offered bool
-	// Apply receives the contents of the resources of one response (the values of the Anys). An error rejects the
-	// response and is sent to the control plane as the reason. Calls are sequential. Apply must not block.
+	// Apply is called for each response with the contents of its resources (the value of each Any). If it returns an
+	// error, the relay sends a NACK with the error as the reason. Calls are sequential. Apply must not block.
 	Apply func(resources [][]byte, version string) error
 }
 
@@ -38,8 +38,8 @@ func indexLocalTypes(types []LocalType) (map[string]LocalType, error) {
 	return locals, nil
 }
 
-// buildLocalRequests returns the initial requests of the selected local types. They contain the applied versions,
-// because name tables are large.
+// buildLocalRequests returns the initial requests of the selected local types. A request contains the versions that the
+// agent has applied, so that the control plane does not send a large name table again.
 func (r *Relay) buildLocalRequests(v wire.Variant, selects func(LocalType) bool) []*wire.Message {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -53,8 +53,8 @@ func (r *Relay) buildLocalRequests(v wire.Variant, selects func(LocalType) bool)
 	return messages
 }
 
-// recordApplied records the applied versions of a local type. Resources without a version are sent again on the next
-// stream.
+// recordApplied records the resource versions of an applied response. It does not record a resource without a version,
+// so the control plane sends that again on the next stream.
 func (r *Relay) recordApplied(applied wire.Response) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -81,14 +81,14 @@ func (a *upstreamStream) applyLocal(l LocalType, r wire.Response, f *wire.Messag
 		err = l.Apply(contents, r.Version)
 	}
 	if err != nil {
-		a.relay.log.Warn("the agent rejected configuration for itself", "type", r.TypeURL, "version", r.Version, "reason", err)
+		a.relay.log.Warn("the agent rejected a response for its own use (not for Envoy)", "type", r.TypeURL, "version", r.Version, "reason", err)
 	} else {
 		a.relay.recordApplied(r)
 	}
 	return buildReply(a.proto, r, r.Version, nil, err)
 }
 
-// resourceContents returns the values of a response's Anys.
+// resourceContents returns the value of each resource's Any. It fails if a resource has no Any.
 func resourceContents(v wire.Variant, f *wire.Message) ([][]byte, error) {
 	bodies, err := resourceBodies(v, f)
 	if err != nil {
@@ -104,6 +104,7 @@ func resourceContents(v wire.Variant, f *wire.Message) ([][]byte, error) {
 	return contents, nil
 }
 
+// resourceBodies returns the Any of each resource in a response.
 func resourceBodies(v wire.Variant, f *wire.Message) ([]*anypb.Any, error) {
 	data := f.Data.Materialize()
 	if v == wire.SotW {

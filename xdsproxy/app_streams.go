@@ -13,11 +13,12 @@ const maxClients = 64
 
 var errTooManyClients = status.Errorf(codes.ResourceExhausted, "%d streams of applications are open", maxClients)
 
-// appStreams counts the streams of applications that speak xDS themselves. They are independent of Envoy's stream and
-// of each other, because each has its own xDS node or at least its own client.
+// appStreams counts the streams of applications that are xDS clients themselves, such as proxyless gRPC applications.
+// Each stream is independent of all other streams, because each application is a separate xDS client.
 type appStreams struct {
 	count int
-	// primary uses the relay's own connection, because no Envoy needs it.
+	// primary is the application stream that uses the relay's connection to the control plane. It is set only with
+	// Config.Proxyless; otherwise Envoy's stream uses that connection.
 	primary *session
 }
 
@@ -25,12 +26,13 @@ type appStreams struct {
 func (r *Relay) classifyStream(s *session) {
 	s.client = r.config.Proxyless || r.config.IsEnvoy != nil && !r.config.IsEnvoy(s.process)
 	s.tracker, s.upstream = r.tracker, r.upstream
-	if !s.client { // several applications may request different resources
+	if !s.client { // the store cannot hold different resources for several applications
 		s.store = r.store.Load()
 	}
 }
 
-// runUplink runs the stream's own upstream connection, if it has one, until ctx ends.
+// runUplink maintains the stream's own connection to a control plane until ctx ends. It returns at once if the stream
+// uses the relay's connection.
 func (s *session) runUplink(ctx context.Context) {
 	if s.upstream != s.relay.upstream {
 		s.upstream.run(ctx)
@@ -40,11 +42,11 @@ func (s *session) runUplink(ctx context.Context) {
 // isSecondary reports whether the relay's status and health exclude the stream.
 func (s *session) isSecondary() bool { return s.client && !s.relay.config.Proxyless }
 
-// addClient admits a stream of an application, with its own connection unless the relay's is unused. The caller holds
-// mu. It returns errTooManyClients at the limit.
+// addClient registers an application's stream and creates a connection for it, unless it becomes the primary stream.
+// It returns errTooManyClients at the limit. The caller holds mu.
 func (r *Relay) addClient(s *session) error {
 	if r.clients.count >= maxClients {
-		r.log.Warn("a stream of an application is refused, because too many are open", "pid", s.process, "streams", r.clients.count)
+		r.log.Warn("refused an application's xDS stream, because too many are open", "pid", s.process, "streams", r.clients.count)
 		return errTooManyClients
 	}
 	r.clients.count++
@@ -57,14 +59,14 @@ func (r *Relay) addClient(s *session) error {
 	} else {
 		r.clients.primary = s
 	}
-	r.log.Debug("stream of an application", "pid", s.process, "streams", r.clients.count)
+	r.log.Debug("an application opened an xDS stream", "pid", s.process, "streams", r.clients.count)
 	if r.config.Proxyless {
 		r.tracker.markEnvoyConnected(s.proto, s.process)
 	}
 	return nil
 }
 
-// removeClient removes the stream of an application; the caller holds mu.
+// removeClient unregisters an application's stream; the caller holds mu.
 func (r *Relay) removeClient(s *session) {
 	r.clients.count--
 	if r.clients.primary == s {

@@ -12,8 +12,8 @@ import (
 	"github.com/pilotfish-mesh/pilotfish/internal/dial"
 )
 
-// credentialWatcher detects expired credentials of the relay. An open stream outlives its token, so without it the
-// expiry would be noticed only when the next connection is refused.
+// credentialWatcher detects that the relay's token or client certificate has expired. An open stream outlives its
+// token. Without the watcher, the expiry would become visible only when the control plane refuses the next connection.
 type credentialWatcher struct {
 	server Server
 	now    func() time.Time
@@ -28,7 +28,7 @@ func newCredentialWatcher(config Config) *credentialWatcher {
 	return &credentialWatcher{server: config.Server, now: config.Now, log: config.Logger}
 }
 
-// refresh reads the credential files again, logs a change, and returns the problem, or "".
+// refresh reads the credential files again, logs if they became valid or invalid, and returns the problem, or "".
 func (w *credentialWatcher) refresh() (problem string) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -82,16 +82,17 @@ func (w *credentialWatcher) currentProblem() string {
 	return w.refresh()
 }
 
-// maxRecheck limits the wait for an expiry, because clocks can be changed and machines suspended.
+// maxRecheck is the maximum interval between two checks, even if all credentials are valid for longer: the clock may be
+// set, and the machine may be suspended.
 const maxRecheck = 6 * time.Hour
 
-// run logs the expiry of a credential when it happens, until ctx ends.
+// run checks the credentials periodically and at each expiry until ctx ends. It logs problems.
 func (w *credentialWatcher) run(ctx context.Context) {
 	for {
 		problem := w.refresh()
 		wait := maxRecheck
 		if problem != "" {
-			wait = time.Minute // time for the renewal
+			wait = time.Minute // the credential may be renewed soon
 		}
 		if next := w.nextExpiry(); next > 0 {
 			wait = min(wait, next)
@@ -102,6 +103,7 @@ func (w *credentialWatcher) run(ctx context.Context) {
 	}
 }
 
+// nextExpiry returns the time until the next credential expires, or 0 if none will.
 func (w *credentialWatcher) nextExpiry() time.Duration {
 	w.mu.Lock()
 	defer w.mu.Unlock()

@@ -10,18 +10,17 @@ import (
 	"github.com/pilotfish-mesh/pilotfish/internal/uds"
 )
 
-// envoyHandover orders the Envoy processes that have had a stream. During a hot restart two Envoys run: the stream of
-// the newer one is active, and the older one keeps its configuration. Two streams of one proxy would confuse a control
-// plane, and if each displaced the other, neither would make progress. If the newer Envoy ends, the older one is served
-// again.
+// envoyHandover determines which Envoy process is served. During a hot restart two of them run. The relay then serves
+// the newer process, and the older one continues with the configuration that it has: a control plane must not see two
+// streams of one proxy. If the newer process exits, the older one is served again.
 type envoyHandover struct {
 	// processes are the PIDs of Envoys, oldest first.
 	processes []int32
-	// released is closed when the active stream ends.
+	// released is closed when the active stream ends; nil if no stream waits for this.
 	released chan struct{}
 }
 
-// maxProcesses limits the recorded PIDs. Only processes that run at the same time matter.
+// maxProcesses limits the recorded PIDs. Processes that have exited are not needed.
 const maxProcesses = 16
 
 // peerOf returns the peer of a stream, or the zero Peer if it is unknown.
@@ -39,7 +38,7 @@ func peerPID(ctx context.Context) int32 {
 	return peerOf(ctx).PID
 }
 
-// position returns the position of a process in the order, and appends an unknown process. A higher position is newer.
+// position returns the index of a PID in processes, and appends an unknown PID. The newer process has the higher index.
 func (s *envoyHandover) position(process int32) int {
 	if i := slices.Index(s.processes, process); i >= 0 {
 		return i
@@ -51,7 +50,8 @@ func (s *envoyHandover) position(process int32) int {
 	return len(s.processes) - 1
 }
 
-// activate makes s the active session. It blocks while a newer Envoy's session is active.
+// activate makes s the active session. It blocks while a newer Envoy's session is active. The session of an application
+// is only registered.
 func (r *Relay) activate(s *session) error {
 	if s.client {
 		r.mu.Lock()
@@ -78,7 +78,7 @@ func (r *Relay) tryActivate(s *session) (wait <-chan struct{}) {
 	defer r.mu.Unlock()
 	age, old := r.handover.position(s.process), r.activeSession
 	if old != nil && age < r.handover.position(old.process) {
-		r.log.Info("a stream of an old Envoy waits, because a newer Envoy is served", "pid", s.process, "newer", old.process)
+		r.log.Info("an old Envoy's stream waits, because a newer Envoy is served", "pid", s.process, "newer", old.process)
 		if r.handover.released == nil {
 			r.handover.released = make(chan struct{})
 		}
@@ -93,6 +93,7 @@ func (r *Relay) tryActivate(s *session) (wait <-chan struct{}) {
 	return nil
 }
 
+// removeSession unregisters a session that has ended. An older Envoy that waits is served next.
 func (r *Relay) removeSession(s *session) {
 	r.mu.Lock()
 	defer r.mu.Unlock()

@@ -23,18 +23,19 @@ type appHealth struct {
 	changed chan struct{} // closed at the next change; nil while no goroutine waits
 }
 
+// healthReport is the health of the application. The zero value means that it is unknown; it is not sent.
 type healthReport struct {
 	known, healthy bool
 	message        string
 }
 
-// ReportHealth reports the application's health to the control plane; message is the reason if it is unhealthy. Reports
-// are sent only on a change, and again on each new stream after Envoy's first request for listeners, because control
-// planes accept them only from known proxies. It never blocks.
+// ReportHealth reports the application's health to the control plane; message is the reason if it is unhealthy. A
+// report is sent when the health changes, and once on each new stream. The relay sends it after Envoy's first request
+// for listeners, because control planes do not know the proxy earlier. ReportHealth never blocks.
 func (r *Relay) ReportHealth(healthy bool, message string) { r.appHealth.set(healthy, message) }
 
-// set retains the first reason while the application is unhealthy. The text of a probe's error may differ each time,
-// for example in the client port, and each probe would cause a message.
+// set stores the health if it has changed. It ignores a new message for the same health: the error text of a probe may
+// differ each time, for example in the client port, and each probe would then cause a report.
 func (h *appHealth) set(healthy bool, message string) {
 	h.mu.Lock()
 	defer h.mu.Unlock()

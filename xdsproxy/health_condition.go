@@ -9,17 +9,19 @@ import (
 	"github.com/pilotfish-mesh/pilotfish/internal/health"
 )
 
-// envoyState is the state of one Envoy process. A restarted Envoy has no configuration, whatever its predecessor had.
+// envoyState is the state of one Envoy process. It is per process, because a restarted Envoy has no configuration.
 type envoyState struct {
-	since     time.Time // when its first stream started
-	hasAnswer bool      // a control plane has sent it a response
-	// rejectedTypes are types of which Envoy rejected all responses so far; without them it cannot serve requests.
-	// acceptedTypes are types of which it accepted a response; the value is its newest NACK, or nil.
+	since       time.Time // when its first stream started
+	hasResponse bool      // a control plane has sent it a response
+	// rejectedTypes are the types of which Envoy has rejected every response so far. Without them it cannot serve
+	// requests. The value has the time of the first NACK and the reason of the newest.
+	// acceptedTypes are the types of which Envoy has accepted a response. The value is the NACK of the newest response,
+	// or nil if Envoy accepted that.
 	rejectedTypes, acceptedTypes map[string]*Nack
 }
 
-// ensureEnvoy returns the state of a process and creates it if necessary; the caller holds mu. States of ended
-// processes are not needed.
+// ensureEnvoy returns the state of a process and creates it if necessary; the caller holds mu. At maxProcesses states it
+// first deletes them all, because nearly all of those processes have exited.
 func (l *statusTracker) ensureEnvoy(process int32) *envoyState {
 	b := l.envoys[process]
 	if b == nil {
@@ -49,6 +51,7 @@ func (b *envoyState) acknowledge(a *typeTracker) {
 	b.acceptedTypes[a.TypeURL] = nil
 }
 
+// condition returns the condition of the Envoy process, or of the active one if the process is unknown.
 func (l *statusTracker) condition(process int32, lossLimit time.Duration) health.Condition {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -58,9 +61,9 @@ func (l *statusTracker) condition(process int32, lossLimit time.Duration) health
 	}
 	switch {
 	case b == nil:
-		return health.Condition{Reason: l.noAnswerReason(), Remedy: connectRemedy, Since: l.started}
-	case !b.hasAnswer:
-		return health.Condition{Reason: l.noAnswerReason(), Remedy: connectRemedy, Since: b.since}
+		return health.Condition{Reason: l.noResponseReason(), Remedy: connectRemedy, Since: l.started}
+	case !b.hasResponse:
+		return health.Condition{Reason: l.noResponseReason(), Remedy: connectRemedy, Since: b.since}
 	case len(b.rejectedTypes) > 0:
 		return b.condition()
 	}
@@ -79,8 +82,8 @@ func (l *statusTracker) condition(process int32, lossLimit time.Duration) health
 	return c
 }
 
-// conditionForClients is the condition for proxyless clients. They start after the agent is ready, so it does not wait
-// for their requests.
+// conditionForClients returns the condition for proxyless applications. They start only when the agent is ready, so
+// before their first request a connection to the control plane is sufficient.
 func (l *statusTracker) conditionForClients(lossLimit time.Duration) health.Condition {
 	l.mu.Lock()
 	hasRequest, reached := len(l.envoys) > 0, l.upstream != "" && l.reason == ""
@@ -91,7 +94,7 @@ func (l *statusTracker) conditionForClients(lossLimit time.Duration) health.Cond
 	return l.condition(0, lossLimit)
 }
 
-// condition returns the condition of an Envoy that rejected the first configuration of a type.
+// condition returns the condition of an Envoy that has rejected every response of some types.
 func (b *envoyState) condition() health.Condition {
 	c := health.Condition{}
 	var reasons []string
@@ -107,7 +110,8 @@ func (b *envoyState) condition() health.Condition {
 	return c
 }
 
-func (l *statusTracker) noAnswerReason() string {
+// noResponseReason describes why Envoy has not received a response yet.
+func (l *statusTracker) noResponseReason() string {
 	switch {
 	case l.upstream == "":
 		return "connecting to the control plane"
@@ -119,6 +123,7 @@ func (l *statusTracker) noAnswerReason() string {
 	return fmt.Sprintf("the control plane %s has not answered yet", l.upstream)
 }
 
+// rejections describes the types whose newest response Envoy rejected after it had accepted an earlier one.
 func (b *envoyState) rejections() []string {
 	var reasons []string
 	for typeURL, nack := range b.acceptedTypes {

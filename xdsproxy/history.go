@@ -6,17 +6,17 @@ import (
 	"time"
 )
 
-// truncate limits text to maxString bytes.
+// truncate returns at most the first wire.MaxString bytes of text.
 func truncate(text string) string { return text[:min(len(text), wire.MaxString)] }
 
-// maxEvents and maxNacks limit the stored events. NACKs have their own list, because endpoint updates would displace
-// them within seconds.
+// maxEvents and maxNacks limit the stored events. NACKs are also stored in a separate list, because frequent endpoint
+// updates displace older events within seconds.
 const (
 	maxEvents = 256
 	maxNacks  = 64
 )
 
-// Event is an event between Envoy, the relay and the control plane.
+// Event is a message, or a change of a connection, between Envoy, the relay and the control plane.
 type Event struct {
 	Time time.Time `json:"time"`
 	// Kind is one of the constants below.
@@ -28,18 +28,19 @@ type Event struct {
 	Resources int `json:"resources,omitempty"`
 	Removed   int `json:"removed,omitempty"`
 	Bytes     int `json:"bytes,omitempty"`
-	// Names are the resources that Envoy rejected.
+	// Names are the resources that Envoy rejected with this NACK.
 	Names  []string `json:"names,omitempty"`
 	Reason string   `json:"reason,omitempty"`
-	// Address is the address of the control plane, and Process the PID of Envoy, in events that change them.
+	// Address is the address of the control plane, set in connected and disconnected events. Process is the PID of
+	// Envoy, set in envoy and envoy-gone events.
 	Address string `json:"address,omitempty"`
 	Process int    `json:"pid,omitempty"`
 }
 
 // Kinds of events.
 const (
-	EventConnected    = "connected"    // a control plane answers
-	EventDisconnected = "disconnected" // no control plane answers
+	EventConnected    = "connected"    // the relay connected to a control plane
+	EventDisconnected = "disconnected" // the connection to the control plane failed
 	EventEnvoy        = "envoy"        // an Envoy started a stream
 	EventEnvoyGone    = "envoy-gone"   // Envoy's stream ended
 	EventSubscribe    = "subscribe"    // Envoy changed its subscription
@@ -48,7 +49,8 @@ const (
 	EventNack         = "nack"         // Envoy rejected a response
 )
 
-// History contains the latest events, oldest first. Nacks includes NACKs that Events no longer contains.
+// History contains the latest events, oldest first. Nacks are the latest NACKs, including those that Events no longer
+// contains.
 type History struct {
 	Events []Event `json:"events"`
 	Nacks  []Event `json:"nacks"`
@@ -70,6 +72,7 @@ func (r *ring) add(e Event) {
 	r.next = (r.next + 1) % r.capacity
 }
 
+// all returns the stored events, oldest first.
 func (r *ring) all() []Event {
 	return slices.Concat(r.events[r.next:], r.events[:r.next])
 }

@@ -1,11 +1,13 @@
 package xdsproxy
 
-import "github.com/pilotfish-mesh/pilotfish/xdsproxy/wire"
+import (
+	"slices"
 
-import "slices"
+	"github.com/pilotfish-mesh/pilotfish/xdsproxy/wire"
+)
 
-// initialRequest returns the first request of a type on an upstream stream: the subscription, and the versions that
-// Envoy has.
+// initialRequest returns the first request of a type on an upstream stream: Envoy's subscription, and the versions of
+// the resources that Envoy has.
 func (s *streamState) initialRequest(t *typeState, node []byte) *wire.Message {
 	if s.proto == wire.SotW {
 		return wire.NewMessage(t.sotwRequest(node, s.hideVersions))
@@ -15,8 +17,7 @@ func (s *streamState) initialRequest(t *typeState, node []byte) *wire.Message {
 		b = wire.AppendBytes(b, wire.DeltaNode, node)
 	}
 	b = wire.AppendText(b, wire.DeltaType, t.url)
-	// Envoy requests all resources by an empty subscription. It subscribes to "*" explicitly only if it also requests
-	// names.
+	// A first request without names subscribes to all resources. A request with names must contain "*" for this.
 	if t.all && (!t.isImplicit || len(t.names) > 0) {
 		b = wire.AppendText(b, wire.DeltaSubscribe, wire.Wildcard)
 	}
@@ -31,8 +32,8 @@ func (s *streamState) initialRequest(t *typeState, node []byte) *wire.Message {
 	return wire.NewMessage(b)
 }
 
-// knownVersions returns the versions of the resources that Envoy has. A version is empty if it is uncertain: the
-// control plane then sends the resource again or reports its removal.
+// knownVersions returns the versions of the resources that Envoy has, by name. A version is empty if it is uncertain.
+// The control plane then sends the resource again or reports its removal.
 func (t *typeState) knownVersions(hideVersions bool) map[string]string {
 	if !hideVersions && len(t.pending) == 0 {
 		return t.heldVersions
@@ -58,6 +59,7 @@ func (t *typeState) knownVersions(hideVersions bool) map[string]string {
 	return known
 }
 
+// sotwRequest returns a SotW request with Envoy's subscription and last accepted version, without a nonce.
 func (t *typeState) sotwRequest(node []byte, hideVersions bool) []byte {
 	var b []byte
 	if t.version != "" && !hideVersions {
@@ -72,7 +74,7 @@ func (t *typeState) sotwRequest(node []byte, hideVersions bool) []byte {
 	return wire.AppendText(b, wire.SotWType, t.url)
 }
 
-// subscriptionRequest returns a delta request with only the changes of r's subscription, without its ACK or NACK.
+// subscriptionRequest returns a delta request that only changes the subscription as r does. It omits r's ACK or NACK.
 func subscriptionRequest(r wire.Request) *wire.Message {
 	b := wire.AppendText(nil, wire.DeltaType, r.TypeURL)
 	for _, name := range r.Subscribe {
@@ -84,7 +86,8 @@ func subscriptionRequest(r wire.Request) *wire.Message {
 	return wire.NewMessage(b)
 }
 
-// buildReply returns the relay's own answer to a response: an ACK, or a NACK if reason is not nil.
+// buildReply returns the relay's own reply to a response: an ACK, or a NACK if reason is not nil. version and names
+// belong in SotW replies only.
 func buildReply(v wire.Variant, r wire.Response, version string, names []string, reason error) *wire.Message {
 	var b []byte
 	if v == wire.Delta {

@@ -10,18 +10,19 @@ import (
 	"github.com/pilotfish-mesh/pilotfish/xdsproxy/lastgood"
 )
 
-// LastGood configures where the last good configuration is stored. The zero value disables it.
+// LastGood configures the storage of the last good configuration: the resources that Envoy has accepted. The zero value
+// disables the storage.
 type LastGood struct {
-	// Dirs are candidate directories without other files; the first usable one is used.
+	// Dirs are candidate directories; the first usable one is used. A directory must not contain other files.
 	Dirs []string
-	// MaxBytes limits the size of the files; zero means lastgood.DefaultMaxBytes.
+	// MaxBytes limits the total size of the files; zero means lastgood.DefaultMaxBytes.
 	MaxBytes int64
 	// ConnectWait is how long a starting Envoy waits for a connection to a control plane before it receives the last
-	// good configuration; zero means 500 ms. It does not wait if the last attempt to connect has failed. SilenceTimeout
-	// limits the wait for the first and each further response on a connection; zero means 3 s.
+	// good configuration; zero means 500 ms. If the last attempt to connect failed, Envoy does not wait. SilenceTimeout
+	// is how long it waits for a response on an open connection; zero means 3 s.
 	ConnectWait, SilenceTimeout time.Duration
 
-	saveDelay, maxSaveDelay time.Duration // for tests: delays of a save; zero means those of lastgood.Config
+	saveDelay, maxSaveDelay time.Duration // set by tests; zero means the defaults of lastgood.Config
 }
 
 func (c *LastGood) setDefaults() {
@@ -32,16 +33,16 @@ func (c *LastGood) setDefaults() {
 
 // LastGoodStatus is the state of the last good configuration.
 type LastGoodStatus struct {
-	// Served reports that Envoy received the last good configuration, and no control plane has answered since.
+	// Served reports that Envoy received the last good configuration, and no control plane has responded since.
 	Served bool `json:"served"`
-	// UpToDate is when Envoy's configuration was last known to be that of the control plane. It is zero while that is
-	// the case.
+	// UpToDate is when Envoy's configuration was last known to be that of the control plane. It is zero while a control
+	// plane is connected.
 	UpToDate time.Time `json:"upToDate,omitzero"`
 	// Storage is the state of the store, or nil if nothing is stored.
 	Storage *lastgood.Status `json:"kept,omitempty"`
 }
 
-// openLastGood starts the store. It returns nil if none is configured.
+// openLastGood opens the store of the last good configuration. It returns nil if no directory is configured.
 func (r *Relay) openLastGood() *lastgood.Store {
 	c := r.config.LastGood
 	if len(c.Dirs) == 0 {
@@ -50,6 +51,7 @@ func (r *Relay) openLastGood() *lastgood.Store {
 	return lastgood.Open(lastgood.Config{Dirs: c.Dirs, MaxBytes: c.MaxBytes, Delay: c.saveDelay, MaxDelay: c.maxSaveDelay, Logger: r.log, Now: r.config.Now})
 }
 
+// nextNonce returns a unique nonce for a response that the relay builds.
 func (r *Relay) nextNonce() string { return strconv.FormatUint(r.nonces.Add(1), 10) }
 
 func (r *Relay) lastGoodStatus() *LastGoodStatus {
@@ -84,7 +86,7 @@ func (r *Relay) registerLastGood(registerer prometheus.Registerer) error {
 	for _, c := range []prometheus.Collector{
 		prometheus.NewGaugeFunc(prometheus.GaugeOpts{
 			Name: "pilotfish_xds_configuration_age_seconds",
-			Help: "Seconds since Envoy's configuration was last known to be that of the control plane: 0 while it is connected.",
+			Help: "Seconds since Envoy's configuration was last known to be that of the control plane; 0 while a control plane is connected.",
 		}, func() float64 {
 			if since := r.lastGoodStatus().UpToDate; !since.IsZero() {
 				return max(0, r.config.Now().Sub(since).Seconds()) // the clock may have been set back

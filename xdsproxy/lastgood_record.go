@@ -12,34 +12,37 @@ import (
 	"github.com/pilotfish-mesh/pilotfish/xdsproxy/wire"
 )
 
-// errRestarted ends an upstream stream that is replaced by another immediately.
+// errRestarted ends an upstream stream that the relay itself replaces by a new one.
 var errRestarted = errors.New("the stream is restarted")
 
-// errSilent ends an upstream stream on which nothing arrived.
+// errSilent ends an upstream stream on which an awaited response did not arrive in time.
 var errSilent = errors.New("the control plane does not answer")
 
-// lastGoodRecord is a session's state of the last good configuration. It is guarded by the session's mu, except isDue,
-// timer, loading and loadWait, which only the session's main loop uses.
+// lastGoodRecord is the state of a session for serving the last good configuration to Envoy and for recording a new
+// one. It is guarded by the session's mu, except isDue, timer, loading and loadWait, which only session.run uses.
 type lastGoodRecord struct {
 	id           lastgood.Identity
-	isIdentified bool // id is known, and the client's configuration is to be stored
+	isIdentified bool // id is known, and the configuration of this client is to be stored
 	// hadConfig: Envoy already had configuration when its stream started.
 	hadConfig bool
-	// isComplete: Envoy has received everything that it requested, and does not need stored configuration.
+	// isComplete: Envoy has accepted everything that it requested, and does not need the last good configuration.
 	isComplete bool
 
-	// isDue: the last good configuration is to be served. isLookedUp: it was requested from the store.
-	isDue, isLookedUp bool
-	timer             <-chan time.Time
-	// loading receives the last good configuration; nil if it was not requested.
+	// isDue: no control plane has responded in time, so the last good configuration is to be served. isLoaded: it was
+	// requested from the store.
+	isDue, isLoaded bool
+	// timer fires when ConnectWait has passed.
+	timer <-chan time.Time
+	// loading receives the last good configuration; nil if the store is not loading it.
 	loading <-chan *lastgood.Snapshot
-	// loadWait fires when a control plane is used in spite of loading; nil if it is.
+	// loadWait fires when maxLoadWait has passed. While it is not nil, no connection to a control plane is used.
 	loadWait <-chan time.Time
-	// snapshot is the last good configuration that Envoy receives. It is open until a control plane answers.
+	// snapshot is the last good configuration while Envoy is served from it. It is closed when a control plane responds.
+	// upToDate is when it was last known to be that of the control plane.
 	snapshot *lastgood.Snapshot
 	upToDate time.Time
 
-	// recording records accepted resources. It is nil before the first response of a control plane.
+	// recording stores accepted resources. It is nil before the first response of a control plane.
 	recording *lastgood.Recording
 }
 
@@ -56,15 +59,16 @@ func nodeIdentity(v wire.Variant, node []byte) (id lastgood.Identity, ok bool) {
 	if err := proto.Unmarshal(node, &n); err != nil || n.Id == "" {
 		return id, false
 	}
-	// Clients other than Envoy may use the same node.
+	// A client that is not Envoy may use the same node.
 	if agent := n.UserAgentName; agent != "" && agent != "envoy" {
 		return id, false
 	}
 	return lastgood.Identity{Node: n.Id, Cluster: n.Cluster, Protocol: v.String()}, true
 }
 
-// recordResponse returns a reference to a response of the control plane, which is stored if Envoy accepts it, or nil if
-// it is not stored. It closes the snapshot, because the control plane answers. The caller holds mu.
+// recordResponse records that a control plane sent the response m; m is nil if another source sent it. It closes the
+// snapshot, because the control plane now serves Envoy. It returns a reference to m, which is stored if Envoy accepts
+// the response, or nil if the response is not to be stored. The caller holds mu.
 func (s *session) recordResponse(r wire.Response, m *wire.Message) *wire.Message {
 	if m == nil {
 		return nil
@@ -98,9 +102,9 @@ func (s *session) recordRequest(h requestInfo) {
 		k.hadConfig = s.state.hadConfig
 	}
 	if k.recording != nil {
-		s.recordAnswer(h)
+		s.recordReply(h)
 	}
-	if !k.isComplete && h.answer == ack && s.state.isComplete() {
+	if !k.isComplete && h.reply == ack && s.state.isComplete() {
 		k.isComplete = true
 		if k.recording != nil {
 			k.recording.Complete(s.state.typesToPrune(), s.isHeld)
@@ -108,15 +112,15 @@ func (s *session) recordRequest(h requestInfo) {
 	}
 }
 
-// recordAnswer records Envoy's answer to a response, and the names that it no longer requests.
-func (s *session) recordAnswer(h requestInfo) {
+// recordReply records Envoy's ACK or NACK of a response, and the names that Envoy no longer requests.
+func (s *session) recordReply(h requestInfo) {
 	r := s.record.recording
-	if m := h.answered.message; m != nil {
-		rejected, some := rejectedNames(s.proto, h)
-		if h.answer == ack || some {
-			r.Accept(h.answered.Response, m, s.proto == wire.SotW && isFullState(h.TypeURL), rejected)
+	if m := h.repliedTo.message; m != nil {
+		rejected, isPartial := rejectedNames(s.proto, h)
+		if h.reply == ack || isPartial {
+			r.Accept(h.repliedTo.Response, m, s.proto == wire.SotW && isFullState(h.TypeURL), rejected)
 		} else {
-			r.Invalidate(h.answered.Response)
+			r.Invalidate(h.repliedTo.Response)
 			m.Free()
 		}
 	}
@@ -128,11 +132,11 @@ func (s *session) recordAnswer(h requestInfo) {
 	r.Remove(h.TypeURL, h.dropped)
 }
 
-// isFullState reports whether a SotW response of the type contains all resources. For other types a server may send
-// only changes.
+// isFullState reports whether a SotW response of the type contains all resources. Of all types except clusters and
+// listeners, a server may send only the changed resources.
 func isFullState(typeURL string) bool { return typeURL == clusterType || typeURL == listenerType }
 
-// typesToPrune returns the types whose stored resources may include some that Envoy does not have.
+// typesToPrune returns the types whose files may contain resources that Envoy no longer has.
 func (s *streamState) typesToPrune() (types []string) {
 	for typeURL := range s.types {
 		if s.proto == wire.Delta || !isFullState(typeURL) {
@@ -142,7 +146,7 @@ func (s *streamState) typesToPrune() (types []string) {
 	return types
 }
 
-// isHeld reports whether Envoy has a resource, or in SotW requests it.
+// isHeld reports whether Envoy has a resource (delta) or requests it (SotW).
 func (s *session) isHeld(typeURL, name string) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -157,21 +161,21 @@ func (s *session) isHeld(typeURL, name string) bool {
 	return held
 }
 
-// rejectedNames returns the resources that Envoy rejected in a response of which it accepted others. Envoy does so for
-// clusters and listeners, and names the rejected ones in its reason.
-func rejectedNames(v wire.Variant, h requestInfo) (bad []string, some bool) {
-	if h.answer != nack || v != wire.Delta || !isFullState(h.TypeURL) || len(h.Reason) >= wire.MaxString || strings.HasSuffix(h.Reason, "(truncated)") {
+// rejectedNames returns the resources that a NACK names as rejected. isPartial reports whether Envoy accepted the rest
+// of the response, which it does only for clusters and listeners in delta.
+func rejectedNames(v wire.Variant, h requestInfo) (bad []string, isPartial bool) {
+	if h.reply != nack || v != wire.Delta || !isFullState(h.TypeURL) || len(h.Reason) >= wire.MaxString || strings.HasSuffix(h.Reason, "(truncated)") {
 		return nil, false
 	}
-	for _, one := range h.answered.Resources {
+	for _, one := range h.repliedTo.Resources {
 		if hasReasonFor(h.Reason, one.Name) {
 			bad = append(bad, one.Name)
 		}
 	}
-	return bad, len(bad) > 0 && len(bad) < len(h.answered.Resources)
+	return bad, len(bad) > 0 && len(bad) < len(h.repliedTo.Resources)
 }
 
-// confirmUpToDate records that Envoy's configuration is up to date.
+// confirmUpToDate records in the store that Envoy's configuration is that of the control plane.
 func (s *session) confirmUpToDate() {
 	s.mu.Lock()
 	defer s.mu.Unlock()

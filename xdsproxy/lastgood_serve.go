@@ -12,25 +12,25 @@ import (
 	"github.com/pilotfish-mesh/pilotfish/xdsproxy/wire"
 )
 
-// maxStoredResponse limits the size of a response from the last good configuration, if the protocol allows several
-// responses.
+// maxStoredResponse is the size in bytes at which a response from the last good configuration is split. Clusters and
+// listeners in SotW are not split, because one response must contain them all.
 const maxStoredResponse = 1 << 20
 
-// maxLoadWait limits how long a stream waits for the last good configuration before it uses a connection to a control
-// plane: the disk may hang.
+// maxLoadWait limits how long a session waits for the store before it uses a connection to a control plane. The disk may
+// hang.
 const maxLoadWait = 5 * time.Second
 
-// maxSilenceDoublings limits how often SilenceTimeout doubles.
+// maxSilenceDoublings limits how often SilenceTimeout is doubled. It is doubled after each silent upstream stream.
 const maxSilenceDoublings = 6
 
-// offerLastGood loads the last good configuration if it is due. Otherwise it returns a channel that fires when it may
-// be, or nil.
-func (s *session) offerLastGood() <-chan time.Time {
+// loadIfDue starts to load the last good configuration if Envoy needs it and no control plane is reachable. Before
+// ConnectWait has passed, it returns a channel that fires at that time instead. Otherwise it returns nil.
+func (s *session) loadIfDue() <-chan time.Time {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	k := &s.record
 	switch {
-	case !s.wantsLastGood() || k.loading != nil:
+	case !s.needsLastGood() || k.loading != nil:
 		return nil
 	case !k.isDue && !s.upstream.isDown.Load():
 		if k.timer == nil {
@@ -38,13 +38,13 @@ func (s *session) offerLastGood() <-chan time.Time {
 		}
 		return k.timer
 	}
-	k.loading, k.isLookedUp = s.store.Load(s.ctx, k.id), true
+	k.loading, k.isLoaded = s.store.Load(s.ctx, k.id), true
 	k.loadWait = time.After(maxLoadWait)
 	return nil
 }
 
-// serveLastGood sends the last good configuration to Envoy, unless that has received everything meanwhile. snapshot is
-// nil if there is none.
+// serveLastGood sends the last good configuration to Envoy, unless a control plane has meanwhile sent everything.
+// snapshot is nil if nothing is stored.
 func (s *session) serveLastGood(snapshot *lastgood.Snapshot) error {
 	s.mu.Lock()
 	k := &s.record
@@ -59,7 +59,7 @@ func (s *session) serveLastGood(snapshot *lastgood.Snapshot) error {
 		return snapshot.Close()
 	}
 	k.snapshot, k.upToDate = snapshot, snapshot.UpToDate
-	if k.recording != nil { // a control plane's incomplete configuration is not continued
+	if k.recording != nil { // do not store the resources of a control plane that failed before it had sent everything
 		k.recording.Discard()
 	}
 	order := append([]string(nil), s.state.typeOrder...)
@@ -68,27 +68,27 @@ func (s *session) serveLastGood(snapshot *lastgood.Snapshot) error {
 		"upToDate", snapshot.UpToDate, "resources", resources, "bytes", size)
 	s.relay.lastGoodServed.Add(1)
 	for _, typeURL := range order {
-		if err := s.sendStored(typeURL, nil); err != nil {
+		if err := s.sendStoredResources(typeURL, nil); err != nil {
 			return err
 		}
 	}
 	return nil
 }
 
-// wantsLastGood reports whether Envoy needs the last good configuration: it started without configuration, and no
+// needsLastGood reports whether Envoy needs the last good configuration: it started without configuration, and no
 // control plane has sent all that it requested. The caller holds mu.
-func (s *session) wantsLastGood() bool {
+func (s *session) needsLastGood() bool {
 	k := &s.record
-	return s.store != nil && k.isIdentified && !k.hadConfig && !k.isLookedUp && !k.isComplete
+	return s.store != nil && k.isIdentified && !k.hadConfig && !k.isLoaded && !k.isComplete
 }
 
-// answerFromLastGood answers a request from the last good configuration until a control plane answers.
-func (s *session) answerFromLastGood(h requestInfo) {
+// serveFromLastGood responds to a request of Envoy with stored resources, while no control plane responds.
+func (s *session) serveFromLastGood(h requestInfo) {
 	names := h.Subscribe
 	if h.first || s.proto == wire.SotW {
 		names = nil
 	}
-	err := s.sendStored(h.TypeURL, names)
+	err := s.sendStoredResources(h.TypeURL, names)
 	if err == nil && h.TypeURL == routeConfigType {
 		err = s.sendVirtualHosts(h.Subscribe)
 	}
@@ -97,31 +97,32 @@ func (s *session) answerFromLastGood(h requestInfo) {
 	}
 }
 
-// sendStored sends the stored resources with the names, or all that Envoy requests of the type if names is nil.
-func (s *session) sendStored(typeURL string, names []string) error {
+// sendStoredResources sends the stored resources with the names. If names is nil, it sends all resources of the type
+// that Envoy requests.
+func (s *session) sendStoredResources(typeURL string, names []string) error {
 	for first := true; first || len(names) > 0; first = false {
 		var r storedResponse
 		if r, names = s.buildStored(typeURL, names); r.message == nil {
 			return nil
 		}
-		if err := s.deliverStored(r.Response, r.message); err != nil {
+		if err := s.sendStoredResponse(r.Response, r.message); err != nil {
 			return err
 		}
 	}
 	return nil
 }
 
-// deliverStored delivers a stored response. If its type has a rewriter, it does so asynchronously.
-func (s *session) deliverStored(r wire.Response, f *wire.Message) error {
+// sendStoredResponse sends a stored response to Envoy. If its type has a Rewriter, it sends it asynchronously.
+func (s *session) sendStoredResponse(r wire.Response, f *wire.Message) error {
 	rewrite, ok := s.relay.config.Rewrite[r.TypeURL]
 	if !ok {
-		return s.deliver(0, r, f, nil)
+		return s.sendToEnvoy(0, r, f, nil)
 	}
 	s.relay.streams.Go(func() {
 		job := rewriteJob{r, f}
 		changed, retries, err := rewriteResponse(s.ctx, s.proto, rewrite, job)
 		if err == nil {
-			err = s.deliverStoredRewritten(rewrite, job, changed, retries)
+			err = s.sendRewrittenStored(rewrite, job, changed, retries)
 		}
 		if err != nil && s.ctx.Err() == nil {
 			s.relay.log.Warn("a part of the last good configuration was skipped", "type", r.TypeURL, "reason", err)
@@ -130,15 +131,15 @@ func (s *session) deliverStored(r wire.Response, f *wire.Message) error {
 	return nil
 }
 
-// deliverStoredRewritten delivers a rewritten stored response, unless a control plane has sent the type meanwhile.
-func (s *session) deliverStoredRewritten(rewrite Rewriter, job rewriteJob, changed *wire.Message, retries []Resource) error {
+// sendRewrittenStored sends a rewritten stored response, unless a control plane has sent the type meanwhile.
+func (s *session) sendRewrittenStored(rewrite Rewriter, job rewriteJob, changed *wire.Message, retries []Resource) error {
 	s.retries.mu.Lock()
 	defer s.retries.mu.Unlock()
 	if s.retries.receivedTypes[job.TypeURL] {
 		return nil
 	}
 	s.retries.supersede(job.Response)
-	if err := s.deliver(0, job.Response, changed, nil); err != nil {
+	if err := s.sendToEnvoy(0, job.Response, changed, nil); err != nil {
 		return err
 	}
 	s.scheduleRetries(rewrite, job, retries, false)
@@ -149,14 +150,13 @@ func (s *session) deliverStoredRewritten(rewrite Rewriter, job rewriteJob, chang
 type storedResponse struct {
 	wire.Response
 	message *wire.Message
-	// pieces are the encoded fields, size bytes in all. Each resource is a separate piece, because joining them would
-	// copy them.
+	// pieces are the encoded fields, size bytes in all. Each resource is a separate piece to avoid a copy.
 	pieces mem.BufferSlice
 	size   int
 }
 
-// buildStored builds one response and returns the remaining names. The response is empty if the type is unknown or a
-// control plane has answered meanwhile.
+// buildStored builds one response from stored resources and returns the names that did not fit. The response has no
+// message if Envoy has not requested the type or a control plane has responded meanwhile.
 func (s *session) buildStored(typeURL string, names []string) (c storedResponse, rest []string) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -171,8 +171,9 @@ func (s *session) buildStored(typeURL string, names []string) (c storedResponse,
 	if names == nil {
 		names = s.state.expandNames(t, snapshot)
 	}
-	isOne, last := s.proto == wire.SotW && isFullState(typeURL), ""
-	for len(names) > 0 && (isOne || c.size < maxStoredResponse || typeURL == virtualHostType && routeName(names[0]) == last) {
+	isSingle, last := s.proto == wire.SotW && isFullState(typeURL), ""
+	// The virtual hosts of one route configuration are not split either.
+	for len(names) > 0 && (isSingle || c.size < maxStoredResponse || typeURL == virtualHostType && routeName(names[0]) == last) {
 		last = routeName(names[0])
 		if err := c.addResource(s.proto, snapshot, typeURL, names[0]); err != nil {
 			s.relay.log.Warn("a part of the last good configuration was skipped", "type", typeURL, "name", names[0], "reason", err)
@@ -183,7 +184,7 @@ func (s *session) buildStored(typeURL string, names []string) (c storedResponse,
 	return c, names
 }
 
-// addResource adds a resource to the response, or its removal if it is not stored.
+// addResource adds a resource to the response. If the resource is not stored, a delta response removes it.
 func (c *storedResponse) addResource(v wire.Variant, snapshot *lastgood.Snapshot, typeURL, name string) error {
 	version, content, ok, err := snapshot.Resource(typeURL, name)
 	switch {
@@ -209,6 +210,7 @@ func (c *storedResponse) appendPiece(piece []byte) {
 	c.size += len(piece)
 }
 
+// finish adds the remaining fields and sets the message.
 func (c *storedResponse) finish(typeURL, version, nonce string) {
 	c.TypeURL, c.Version, c.Nonce = typeURL, version, nonce
 	tail := wire.AppendText(nil, wire.ResponseVersion, version)
@@ -243,8 +245,8 @@ func (s *streamState) expandNames(t *typeState, snapshot *lastgood.Snapshot) []s
 	return names
 }
 
-// extraNames returns resources that Envoy received from a control plane that failed before it had sent everything. They
-// are removed, so that Envoy's configuration is consistent.
+// extraNames returns the resources that Envoy has but that are not stored: a control plane failed before it had sent
+// everything. The response removes them, so that Envoy's configuration is consistent.
 func (t *typeState) extraNames(snapshot *lastgood.Snapshot) (names []string) {
 	for _, name := range sortedKeys(t.knownVersions(true)) {
 		if _, ok := t.names[name]; !ok && !snapshot.HasResource(t.url, name) {
@@ -254,11 +256,11 @@ func (t *typeState) extraNames(snapshot *lastgood.Snapshot) (names []string) {
 	return names
 }
 
-// monitorSilence ends an upstream stream with errSilent if an awaited response does not arrive. It does so only while
-// Envoy has no listeners, and if the last good configuration or another control plane is available. If a response
-// arrives slowly, it restarts the stream once, so that Envoy receives the last good configuration meanwhile. The
-// caller calls end when the stream ends.
-func (s *session) monitorSilence(a *upstreamStream, renew context.CancelCauseFunc) (end func()) {
+// monitorSilence cancels an upstream stream with errSilent if an awaited response does not arrive in time. It does so
+// only while Envoy has no listeners, and only if the last good configuration or another control plane is available. If
+// a response arrives slowly, monitorSilence restarts the stream once, so that Envoy receives the last good
+// configuration meanwhile. The caller must call stop when the stream ends.
+func (s *session) monitorSilence(a *upstreamStream, cancel context.CancelCauseFunc) (stop func()) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	p := silenceDetector{timeout: s.relay.config.LastGood.SilenceTimeout << min(s.silentUpstreams, maxSilenceDoublings)}
@@ -267,20 +269,20 @@ func (s *session) monitorSilence(a *upstreamStream, renew context.CancelCauseFun
 	timer = time.AfterFunc(p.timeout, func() {
 		s.mu.Lock()
 		defer s.mu.Unlock()
-		if s.state.hasListeners() || s.state.hadConfig || !s.wantsLastGood() && !s.upstream.hasAlternatives.Load() {
+		if s.state.hasListeners() || s.state.hadConfig || !s.needsLastGood() && !s.upstream.hasAlternatives.Load() {
 			return
 		}
 		quiet := uptime() - time.Duration(a.lastHeard.Load())
 		awaited := s.state.isAwaitingResponse()
 		if wait := p.remaining(quiet, int(a.lease.received.Load()), awaited); wait > 0 {
-			if quiet >= p.timeout && awaited && s.restartSlowStream(renew) {
+			if quiet >= p.timeout && awaited && s.restartSlowStream(cancel) {
 				return
 			}
 			timer.Reset(wait)
 			return
 		}
 		s.silentUpstreams++
-		renew(errSilent)
+		cancel(errSilent)
 	})
 	return func() {
 		s.mu.Lock()
@@ -289,17 +291,18 @@ func (s *session) monitorSilence(a *upstreamStream, renew context.CancelCauseFun
 	}
 }
 
-// restartSlowStream restarts the upstream stream if a stored configuration can be served first, and reports whether it
-// does. The caller holds mu.
-func (s *session) restartSlowStream(renew context.CancelCauseFunc) bool {
-	if !s.wantsLastGood() || s.store.Status().Bytes == 0 {
+// restartSlowStream cancels the upstream stream with errRestarted if a stored configuration can be served first, and
+// reports whether it did. The caller holds mu.
+func (s *session) restartSlowStream(cancel context.CancelCauseFunc) bool {
+	if !s.needsLastGood() || s.store.Status().Bytes == 0 {
 		return false
 	}
-	renew(errRestarted)
+	cancel(errRestarted)
 	return true
 }
 
-// recordStoredResponse records a response from the last good configuration.
+// recordStoredResponse records that a response from the last good configuration is sent to Envoy. The configuration was
+// last known to be that of the control plane at upToDate.
 func (l *statusTracker) recordStoredResponse(r wire.Response, upToDate time.Time) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -309,6 +312,6 @@ func (l *statusTracker) recordStoredResponse(r wire.Response, upToDate time.Time
 		a.pending = a.pending[1:]
 	}
 	a.pending = append(a.pending, sentVersion{nonce: r.Nonce, version: r.Version})
-	l.ensureEnvoy(l.process).hasAnswer = true
+	l.ensureEnvoy(l.process).hasResponse = true
 	l.upToDate, l.lastGood = upToDate, true
 }

@@ -6,13 +6,13 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 )
 
-// Values of the "type" label of stream ends.
+// Values of the label "type" of the metrics that count ended streams.
 const (
 	endError  = "error"
 	endCancel = "cancel"
 )
 
-// metrics contains the relay's metrics. Where Istio's agent has the same metric, they have its name.
+// metrics contains the relay's metrics. A metric that Istio's agent also exports has the same name here.
 type metrics struct {
 	connectFailures prometheus.Counter
 	upstreamEnds    *prometheus.CounterVec
@@ -39,7 +39,7 @@ func newMetrics() *metrics {
 	ends := func(name, help string) *prometheus.CounterVec {
 		v := vector(name, help)
 		for _, kind := range []string{endError, endCancel} {
-			v.WithLabelValues(kind) // start at 0, so that the first end is visible as an increase
+			v.WithLabelValues(kind) // start at 0, so that the first ended stream is visible as an increase
 		}
 		return v
 	}
@@ -63,20 +63,20 @@ func newMetrics() *metrics {
 	}
 }
 
-func (m *metrics) register(registerer prometheus.Registerer, book *statusTracker) error {
+func (m *metrics) register(registerer prometheus.Registerer, tracker *statusTracker) error {
 	if registerer == nil {
 		return nil
 	}
 	connected := prometheus.NewGaugeFunc(prometheus.GaugeOpts{
 		Name: "pilotfish_xds_connected",
-		Help: "Whether Envoy's stream reaches a control plane: 1 or 0.",
+		Help: "1 if Envoy's stream is connected to a control plane, 0 otherwise.",
 	}, func() float64 {
-		if book.status().Connected {
+		if tracker.status().Connected {
 			return 1
 		}
 		return 0
 	})
-	if err := registerer.Register(rejectedCollector{book}); err != nil {
+	if err := registerer.Register(rejectedCollector{tracker}); err != nil {
 		return err
 	}
 	for _, c := range []prometheus.Collector{
@@ -89,14 +89,14 @@ func (m *metrics) register(registerer prometheus.Registerer, book *statusTracker
 	return nil
 }
 
-// typeMetrics are the metrics of one type. They are looked up once, because updates are frequent.
+// typeMetrics are the metrics of one resource type. They are looked up only once, because updates are frequent.
 type typeMetrics struct {
 	acks, nacks, responseBytes prometheus.Counter
 	lastAccepted               func() prometheus.Gauge
 }
 
-// newTypeMetrics creates the counters of a type at 0, so that the first NACK is visible as an increase. The time of the
-// last ACK exists after the first one.
+// newTypeMetrics creates the counters of a type at 0, so that the first NACK is visible as an increase. The gauge of the
+// last ACK's time is created at the first ACK.
 func (m *metrics) newTypeMetrics(typeURL string) typeMetrics {
 	name := shortType(typeURL)
 	return typeMetrics{
@@ -105,7 +105,7 @@ func (m *metrics) newTypeMetrics(typeURL string) typeMetrics {
 	}
 }
 
-// observeRequest records the size of a request.
+// observeRequest updates the size of the largest request.
 func (m *metrics) observeRequest(bytes int) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -125,9 +125,9 @@ func (m *metrics) countEnd(vector *prometheus.CounterVec, err error) {
 }
 
 var rejectedResources = prometheus.NewDesc("pilotfish_xds_rejected_resources",
-	"Resources that Envoy rejects at present, as far as its reasons name them, by type.", []string{"type"}, nil)
+	"Resources that Envoy currently rejects and names in its NACKs, by type.", []string{"type"}, nil)
 
-// rejectedCollector counts the rejected resources at each scrape.
+// rejectedCollector is a prometheus.Collector that counts the rejected resources at each scrape.
 type rejectedCollector struct{ tracker *statusTracker }
 
 func (c rejectedCollector) Describe(descriptions chan<- *prometheus.Desc) {

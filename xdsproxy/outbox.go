@@ -1,15 +1,17 @@
 package xdsproxy
 
-import "github.com/pilotfish-mesh/pilotfish/xdsproxy/wire"
+import (
+	"sync"
 
-import "sync"
+	"github.com/pilotfish-mesh/pilotfish/xdsproxy/wire"
+)
 
 // maxOutbox limits the relay's own requests that wait to be sent on an upstream stream. The oldest are dropped first,
-// because a control plane uses the newest answer.
+// because a newer ACK or NACK supersedes an older one.
 const maxOutbox = 256
 
-// outbox queues the relay's own requests, such as answers for local types. It never blocks, so a control plane that
-// does not read cannot stop the relay from reading.
+// outbox queues the relay's own requests, such as the ACKs of local types. It never blocks. A control plane that does
+// not read its requests therefore cannot block the relay from receiving responses.
 type outbox struct {
 	ready    chan struct{} // contains a value while the queue is not empty
 	mu       *sync.Mutex

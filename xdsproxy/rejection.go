@@ -2,11 +2,12 @@ package xdsproxy
 
 import (
 	"cmp"
-	"github.com/pilotfish-mesh/pilotfish/xdsproxy/wire"
 	"iter"
 	"slices"
 	"strings"
 	"time"
+
+	"github.com/pilotfish-mesh/pilotfish/xdsproxy/wire"
 )
 
 // maxRejected limits the rejected resources that are recorded per type.
@@ -15,9 +16,10 @@ const maxRejected = 64
 // ResourceNack is a resource that Envoy rejected and has not accepted in another version since.
 type ResourceNack struct {
 	Name string `json:"name"`
-	// Version is that of the resource in delta, and that of the response in SotW.
+	// Version is the version of the resource in delta, and of the response in SotW.
 	Version string `json:"version,omitempty"`
-	// Reason is Envoy's message about the resource. Count is the number of NACKs, and Since the time of the first.
+	// Reason is Envoy's error message about the resource. Count is the number of NACKs that name the resource. Since is
+	// the time of the first one, and Last that of the newest.
 	Reason string    `json:"reason"`
 	Count  uint64    `json:"count"`
 	Since  time.Time `json:"since"`
@@ -43,7 +45,7 @@ func (a *typeTracker) rejectResources(about wire.Response, reason string, now ti
 	}
 }
 
-// acceptResources removes the NACKs of resources that an accepted response contains or removes.
+// acceptResources deletes the recorded NACKs of the resources that an accepted response contains or removes.
 func (a *typeTracker) acceptResources(v wire.Variant, about wire.Response) {
 	if len(a.rejected) == 0 {
 		return
@@ -70,8 +72,8 @@ func (a *typeTracker) rejectedResources() []ResourceNack {
 }
 
 const (
-	// A control plane may send rejected resources again hundreds of times per second. At most maxLoggedNacks NACKs per
-	// type and nackLogInterval are logged, and none with the same reason as its predecessor.
+	// A control plane may send rejected resources again hundreds of times per second. Therefore at most maxLoggedNacks
+	// NACKs of a type are logged per nackLogInterval, and a NACK with the same reason as the last logged one is not.
 	nackLogInterval = time.Minute
 	maxLoggedNacks  = 10
 )
@@ -98,16 +100,16 @@ func (s *nackLogLimiter) allow(reason string, now time.Time) (suppressed int, ok
 	return suppressed, true
 }
 
-// resourceMention is a resource that Envoy names in a reason, with the part of the reason about it.
+// resourceMention is a resource that Envoy names in the reason of a NACK.
 type resourceMention struct {
 	wire.Resource
-	reason string
-	at     int
+	reason string // the part of the reason that concerns the resource
+	at     int    // index of the name in the reason
 }
 
-// findMentions returns the resources that Envoy names in a reason. For clusters and listeners the format is "Error
-// adding/updating cluster(s) a: why, b: why"; for most types there are no names. If the response contains one resource,
-// the reason is about that.
+// findMentions returns the resources that Envoy names in the reason of a NACK. For clusters and listeners the reason has
+// the format "Error adding/updating cluster(s) a: why, b: why". For most other types it contains no names. If the
+// response contains only one resource, the whole reason concerns it.
 func findMentions(resources []wire.Resource, reason string) []resourceMention {
 	if len(resources) == 1 {
 		return []resourceMention{{Resource: resources[0], reason: reason}}
@@ -130,7 +132,7 @@ func findMentions(resources []wire.Resource, reason string) []resourceMention {
 	return found
 }
 
-// indexName returns the index of name in text, or -1. An occurrence inside a longer name does not count.
+// indexName returns the index of name in text, or -1. It ignores occurrences inside a longer name.
 func indexName(text, name string) int {
 	for start, end := range nameOccurrences(text, name) {
 		if end == len(text) || !isNameByte(text[end]) {
@@ -140,8 +142,7 @@ func indexName(text, name string) int {
 	return -1
 }
 
-// hasReasonFor reports whether Envoy's reason contains an error of the resource ("NAME: why"), and not only its name or
-// a longer name.
+// hasReasonFor reports whether the reason of a NACK contains an error for the resource, in the form "NAME: why".
 func hasReasonFor(reason, name string) bool {
 	for _, end := range nameOccurrences(reason, name) {
 		if strings.HasPrefix(reason[end:], ": ") {
@@ -151,7 +152,8 @@ func hasReasonFor(reason, name string) bool {
 	return false
 }
 
-// nameOccurrences yields the start and end of each occurrence of name in text, except at the end of a longer name.
+// nameOccurrences yields the start and end of each occurrence of name in text. It skips an occurrence that follows
+// another character of a name, as in a longer name.
 func nameOccurrences(text, name string) iter.Seq2[int, int] {
 	return func(yield func(start, end int) bool) {
 		for from := 0; name != ""; {

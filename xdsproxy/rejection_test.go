@@ -114,7 +114,7 @@ func TestNackIsRecordedUntilResourceIsAccepted(t *testing.T) {
 		if diff := cmp.Diff(names, rejected()); diff != "" {
 			t.Error(diff)
 		}
-		text := fmt.Sprintf("# HELP pilotfish_xds_rejected_resources Resources that Envoy rejects at present, as far as its reasons name them, by type.\n"+
+		text := fmt.Sprintf("# HELP pilotfish_xds_rejected_resources Resources that Envoy currently rejects and names in its NACKs, by type.\n"+
 			"# TYPE pilotfish_xds_rejected_resources gauge\npilotfish_xds_rejected_resources{type=\"Cluster\"} %d\n", len(names))
 		if err := testutil.GatherAndCompare(registry, strings.NewReader(text), "pilotfish_xds_rejected_resources"); err != nil {
 			t.Error(err)

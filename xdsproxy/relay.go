@@ -1,10 +1,10 @@
-// Package xdsproxy relays Envoy's aggregated discovery stream to a control plane. Envoy connects to a Unix socket, and
-// the relay connects to the control plane with TLS and a token. Messages are forwarded unchanged. The relay reads only
-// the types, names, versions, nonces and NACKs.
+// Package xdsproxy relays Envoy's aggregated discovery stream (ADS) to a control plane. Envoy connects to a Unix socket,
+// and the relay connects to the control plane with TLS and a token. The relay forwards messages without decoding the
+// resources. It reads only types, resource names, versions, nonces and NACKs.
 //
 // When the control plane fails, Envoy's stream stays open, and Envoy continues with its configuration. The relay
-// records Envoy's subscriptions and the versions that Envoy has accepted. It sends both to the next control plane, so
-// that only changes are transferred.
+// records Envoy's subscriptions and the versions that Envoy has accepted. It sends both to the next control plane, which
+// then sends only changes.
 package xdsproxy
 
 import (
@@ -54,14 +54,15 @@ type Config struct {
 	AllowedUIDs []uint32
 	// Guard checks the secret of each stream; nil disables the check.
 	Guard *uds.Guard
-	// IsEnvoy reports whether a PID is an Envoy of the agent; nil means that all are. Other clients are applications
-	// that speak xDS themselves. Their streams are independent of Envoy's and of each other, and status and health
-	// exclude them. With Proxyless there is no Envoy, and status and health are those of the applications.
-	IsEnvoy   func(process int32) bool
+	// IsEnvoy reports whether a PID is an Envoy of the agent; nil means that every client is Envoy. Any other client is
+	// an application that uses xDS itself. Its stream is independent of Envoy's stream, and is not part of the status
+	// and health.
+	IsEnvoy func(process int32) bool
+	// Proxyless means that there is no Envoy: all clients are applications, and the status and health are theirs.
 	Proxyless bool
 
-	// Upstreams are the addresses of the control plane, host:port. Each host is resolved again for each connection, and
-	// all its IP addresses are tried in random order. The server's certificate must match the host, unless Server
+	// Upstreams are the addresses of the control plane, host:port. For each connection, the relay resolves all hosts
+	// again and tries their IP addresses in random order. The server's certificate must match the host, unless Server
 	// configures another name.
 	Upstreams []string
 	// Lookup resolves a host; nil means the system's resolver.
@@ -69,34 +70,34 @@ type Config struct {
 	// Server configures TLS, token and headers of the connection.
 	Server
 
-	// KeepaliveInterval and KeepaliveTimeout detect a control plane that fails without closing the connection; zero
-	// means 30 s and 10 s. gRPC's minimum interval is 10 s.
+	// KeepaliveInterval is the interval of gRPC pings, at least 10 s, and KeepaliveTimeout the time limit for a reply.
+	// They detect a control plane that fails without closing the connection. Zero means 30 s and 10 s.
 	KeepaliveInterval time.Duration
 	KeepaliveTimeout  time.Duration
-	// ConnectTimeout limits one attempt at one address; zero means 5 s. After Stagger the next address is tried in
-	// parallel; zero means 500 ms.
+	// ConnectTimeout limits one attempt to connect to one address; zero means 5 s. If an attempt takes longer than
+	// Stagger, the next address is tried in parallel; zero means 500 ms.
 	ConnectTimeout, Stagger time.Duration
-	// MinRetry and MaxRetry limit the backoff while no control plane answers; zero means 50 ms and 600 ms. MaxRefused
-	// limits the backoff of a control plane that answers and refuses; zero means 5 s.
+	// MinRetry and MaxRetry limit the backoff while no control plane is reachable; zero means 50 ms and 600 ms.
+	// MaxRefused limits the backoff while control planes accept connections but refuse streams; zero means 5 s.
 	MinRetry, MaxRetry, MaxRefused time.Duration
-	// LongOutage is the duration of an outage after which the backoff grows to MaxLongRetry; zero means 1 min and 5 s.
-	// A starting Envoy resets it.
+	// LongOutage is the duration of an outage after which the maximum backoff is MaxLongRetry; zero means 1 min and 5 s.
+	// A new stream of Envoy resets the backoff.
 	LongOutage, MaxLongRetry time.Duration
 
-	// MaxRequest and MaxResponse limit the size of a message in bytes; zero means 64 MiB and 256 MiB. A message is in
-	// memory at most once while it is forwarded.
+	// MaxRequest and MaxResponse limit the size of a message in bytes; zero means 64 MiB and 256 MiB. The relay does not
+	// copy a message to forward it.
 	MaxRequest, MaxResponse int
 
-	// Local are the resource types for the agent itself.
+	// Local are the resource types that the agent itself subscribes to.
 	Local []LocalType
 	// Rewrite contains the rewriters of resources, by type URL.
 	Rewrite map[string]Rewriter
 
-	// LastGood configures the storage of accepted configuration for an Envoy that starts while no control plane
-	// answers.
+	// LastGood configures the storage of the resources that Envoy has accepted. An Envoy that starts while no control
+	// plane answers receives them.
 	LastGood LastGood
 
-	// LossLimit is the duration of an outage after which the proxy is unready; zero means never.
+	// LossLimit is the duration of an outage after which the proxy becomes unready; zero means never.
 	LossLimit time.Duration
 
 	Logger *slog.Logger
@@ -162,14 +163,14 @@ type Relay struct {
 	upstream   *upstream
 	appHealth  appHealth
 	localTypes map[string]LocalType
-	// store stores the last good configuration while Run runs; nil if none is configured. lastGoodServed counts how often Envoy received the last good configuration.
+	// store stores the last good configuration while Run runs; nil if it is not configured. lastGoodServed counts how
+	// often an Envoy received the last good configuration.
 	store          atomic.Pointer[lastgood.Store]
 	lastGoodServed atomic.Uint64
 	nonces         atomic.Uint64
-	// credentials watches the credentials of the upstream.
-	credentials *credentialWatcher
-	taps        taps
-	memory      memoryReleaser
+	credentials    *credentialWatcher
+	taps           taps
+	memory         memoryReleaser
 
 	mu            sync.Mutex
 	activeSession *session // Envoy's active stream
@@ -178,11 +179,11 @@ type Relay struct {
 	clients         appStreams
 	handover        envoyHandover
 
-	// streams counts the goroutines of all sessions.
+	// streams waits for the goroutines of all sessions.
 	streams sync.WaitGroup
 }
 
-// New returns a relay. It fails if the configuration is invalid, and starts nothing.
+// New returns a relay, which does nothing until Run. It fails if the configuration is invalid.
 func New(config Config) (*Relay, error) {
 	if err := config.setDefaults(); err != nil {
 		return nil, err
@@ -191,8 +192,8 @@ func New(config Config) (*Relay, error) {
 	if err != nil {
 		return nil, err
 	}
-	book := newStatusTracker(config.Now, config.Logger)
-	if err := book.metrics.register(config.Metrics, book); err != nil {
+	tracker := newStatusTracker(config.Now, config.Logger)
+	if err := tracker.metrics.register(config.Metrics, tracker); err != nil {
 		return nil, fmt.Errorf("xdsproxy: registering metrics: %w", err)
 	}
 	credentials := newCredentialWatcher(config)
@@ -202,7 +203,7 @@ func New(config Config) (*Relay, error) {
 		}
 	}
 	r := &Relay{
-		config: config, log: config.Logger, tracker: book, upstream: newUpstream(config, book), localTypes: locals, credentials: credentials,
+		config: config, log: config.Logger, tracker: tracker, upstream: newUpstream(config, tracker), localTypes: locals, credentials: credentials,
 		appliedVersions: map[string]map[string]string{},
 	}
 	if err := r.registerLastGood(config.Metrics); err != nil {
@@ -211,7 +212,7 @@ func New(config Config) (*Relay, error) {
 	return r, nil
 }
 
-// Run serves Envoy until ctx ends, and then returns nil. It fails if it cannot listen.
+// Run serves Envoy until ctx ends, and then returns nil. It returns an error if it cannot listen or serve.
 func (r *Relay) Run(ctx context.Context) error {
 	listener, err := uds.ListenFor(r.config.SocketOwner, r.config.Socket, r.config.SocketMode)
 	if err != nil {
@@ -243,7 +244,7 @@ func (r *Relay) Run(ctx context.Context) error {
 	return nil
 }
 
-// maxStreams limits the streams of a connection.
+// maxStreams limits the concurrent streams of one connection from Envoy.
 const maxStreams = 100
 
 // newServer returns the gRPC server for Envoy.
@@ -266,7 +267,7 @@ func (r *Relay) newServer() *grpc.Server {
 	return server
 }
 
-// newHandler returns a handler that serves streams whose client has the secret.
+// newHandler returns a handler for streams. It refuses a client that does not send the secret of Config.Guard.
 func (r *Relay) newHandler(v wire.Variant) grpc.StreamHandler {
 	return func(_ any, stream grpc.ServerStream) error {
 		header, _ := metadata.FromIncomingContext(stream.Context())
@@ -277,28 +278,28 @@ func (r *Relay) newHandler(v wire.Variant) grpc.StreamHandler {
 	}
 }
 
-// Health reports whether Envoy's configuration is reliable, and the reason if it is not.
+// Health reports whether Condition is OK for the active Envoy, and the reason.
 func (r *Relay) Health() (ok bool, reason string) {
 	c := r.Condition(0)
 	return c.OK, c.Reason
 }
 
-// Condition reports whether the Envoy with the PID has a reliable configuration: it has received one, and has not
-// rejected the first of any type. For PID 0, or a process without a stream, it reports on the Envoy of the active
-// stream. A later loss of the control plane is only part of the reason until LossLimit, because Envoy continues with
-// its configuration.
+// Condition reports whether the Envoy with the PID has usable configuration: it has received a response, and it has not
+// rejected every response of a type. For PID 0, or a process without a stream, Condition reports on the Envoy of the
+// active stream. After a loss of the control plane the condition remains OK until LossLimit, because Envoy continues
+// with its configuration; the reason describes the loss.
 func (r *Relay) Condition(process int) health.Condition {
 	return r.addCredentialProblem(r.tracker.condition(int32(process), r.config.LossLimit))
 }
 
-// ConditionForClients is Condition for proxyless applications, which may start only when it is OK. Until one of them
-// sends a request, a connection to the control plane is sufficient.
+// ConditionForClients is like Condition, for proxyless applications. They may start only when it is OK, so before their
+// first request a connection to the control plane is sufficient.
 func (r *Relay) ConditionForClients() health.Condition {
 	return r.addCredentialProblem(r.tracker.conditionForClients(r.config.LossLimit))
 }
 
-// addCredentialProblem adds a problem of the credentials to the reason. It does not change OK, because an open
-// connection still works.
+// addCredentialProblem adds a problem of the credentials to the condition's reason. It does not change OK, because an
+// open connection still works.
 func (r *Relay) addCredentialProblem(c health.Condition) health.Condition {
 	problem := r.credentials.currentProblem()
 	switch {

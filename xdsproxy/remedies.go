@@ -2,7 +2,7 @@ package xdsproxy
 
 import "strings"
 
-// Remedies for the user.
+// Remedies that conditions show to the user.
 const (
 	connectRemedy    = "check that the control plane runs, that discoveryAddress is correct, and that the root certificate and the token exist"
 	credentialRemedy = "check the process that renews the token or the client certificate"

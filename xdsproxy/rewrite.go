@@ -13,13 +13,14 @@ import (
 	"github.com/pilotfish-mesh/pilotfish/xdsproxy/wire"
 )
 
-// maxRewrites limits the responses of a type that wait for their rewriter. At the limit the relay stops reading from
-// the control plane.
+// maxRewrites limits the responses of a type that wait for their Rewriter. At the limit the relay stops reading from the
+// control plane.
 const maxRewrites = 8
 
 // Rewriter changes the resources of a response before Envoy receives them. It returns the new resources and may change
-// values in place. It may block: responses of other types pass meanwhile, and those of the same type wait in order. An
-// error rejects the response in Envoy's place, and Envoy does not receive it. ctx ends with the upstream stream.
+// values in place. It may block: the relay forwards responses of other types meanwhile, and queues those of the same
+// type. If it returns an error, the relay sends a NACK to the control plane, and Envoy does not receive the response.
+// ctx ends with the upstream stream.
 type Rewriter func(ctx context.Context, resources []Resource) ([]Resource, error)
 
 // Resource is a resource of a response.
@@ -29,13 +30,13 @@ type Resource struct {
 	// Type is the type URL of the Any, and Value its content.
 	Type  string
 	Value []byte
-	// Retry is set by a Rewriter whose result is provisional. It blocks until the rewriter may have a better result, or
-	// returns an error if it never will. The result of the next rewrite is sent to Envoy, unless the control plane has
-	// sent the resource again.
+	// Retry is set by a Rewriter whose result is provisional. It blocks until a retry may have a better result, or
+	// returns an error if no retry will. The relay then rewrites the original resource again and sends the result to
+	// Envoy, unless the control plane has sent the resource again.
 	Retry func(context.Context) error
 }
 
-// rewriteQueues contains the responses that wait for their rewriters on one upstream stream, by type.
+// rewriteQueues contains the responses of one upstream stream that wait for a Rewriter, by type URL.
 type rewriteQueues struct {
 	queues  map[string]chan rewriteJob
 	workers sync.WaitGroup
@@ -65,7 +66,7 @@ func (w *rewriteQueues) enqueue(a *upstreamStream, rewrite Rewriter, r wire.Resp
 	return nil
 }
 
-// wait retries for the workers, which end with the upstream stream, and frees queued messages.
+// wait waits for the workers, which end with the upstream stream, and frees the queued messages.
 func (w *rewriteQueues) wait() {
 	w.workers.Wait()
 	for _, queue := range w.queues {
@@ -75,6 +76,7 @@ func (w *rewriteQueues) wait() {
 	}
 }
 
+// rewriteAll rewrites the responses of a queue and sends them to Envoy until the upstream stream ends.
 func (a *upstreamStream) rewriteAll(rewrite Rewriter, queue <-chan rewriteJob) {
 	for {
 		select {
@@ -101,23 +103,23 @@ func (a *upstreamStream) rewrite(rewrite Rewriter, job rewriteJob) error {
 		a.rejectResponse(job, err)
 		return nil
 	}
-	kept := job.message
-	secret := lastgood.HasSecret(job.TypeURL, kept.Data.Materialize())
-	if secret {
-		kept = f // without the secret for the rewriter
+	stored := job.message
+	hasSecret := lastgood.HasSecret(job.TypeURL, stored.Data.Materialize())
+	if hasSecret {
+		stored = f // the Rewriter has removed the secret
 	}
 	a.retries.mu.Lock()
 	defer a.retries.mu.Unlock()
 	a.retries.supersede(job.Response)
 	a.retries.receivedTypes[job.TypeURL] = true
-	if err := a.deliver(a.epoch, job.Response, f, kept); err != nil {
+	if err := a.sendToEnvoy(a.epoch, job.Response, f, stored); err != nil {
 		return err
 	}
-	a.scheduleRetries(rewrite, job, retries, secret)
+	a.scheduleRetries(rewrite, job, retries, hasSecret)
 	return nil
 }
 
-// rejectResponse sends a NACK in Envoy's place.
+// rejectResponse sends a NACK for a response that is not sent to Envoy.
 func (a *upstreamStream) rejectResponse(job rewriteJob, reason error) {
 	a.tracker.recordResponse(job.Response, job.message.Data.Len())
 	a.tracker.recordRequest(a.proto, wire.Request{TypeURL: job.TypeURL, Nonce: job.Nonce, Rejected: true, Reason: reason.Error()}, job.Response)
@@ -131,8 +133,8 @@ func (a *upstreamStream) rejectResponse(job rewriteJob, reason error) {
 	a.outbox.put(buildReply(a.proto, job.Response, version, names, reason))
 }
 
-// rewriteResponse returns the response with rewritten resources, and the original resources whose rewriting is to be
-// retried.
+// rewriteResponse returns the response with rewritten resources, and the original resources for which the Rewriter
+// requested a retry.
 func rewriteResponse(ctx context.Context, v wire.Variant, rewrite Rewriter, job rewriteJob) (*wire.Message, []Resource, error) {
 	body := newResponseBody(v)
 	if err := proto.Unmarshal(job.message.Data.Materialize(), body.message()); err != nil {
@@ -151,7 +153,7 @@ func rewriteResponse(ctx context.Context, v wire.Variant, rewrite Rewriter, job 
 	return f, retries, err
 }
 
-// originalsToRetry returns the original resources of those in out that have Retry set.
+// originalsToRetry returns the original resources whose rewritten form in out has Retry set.
 func originalsToRetry(v wire.Variant, job rewriteJob, out []Resource) (retries []Resource, err error) {
 	retryFuncs := make(map[string]func(context.Context) error)
 	for _, r := range out {

@@ -10,15 +10,17 @@ import (
 	"google.golang.org/protobuf/types/known/anypb"
 )
 
-// retryEpoch marks the relay's own responses with retried resources. Envoy's answers to them are not forwarded.
+// retryEpoch is the epoch of responses that the relay builds from retried resources. Envoy's ACKs and NACKs of these
+// responses are not forwarded.
 const retryEpoch = -1
 
-// rewriteRetry contains a session's resources whose rewriting is retried. It is independent of upstream streams,
-// because a control plane does not send accepted resources again.
+// rewriteRetry contains the retries of a session's rewritten resources. A retry continues when the upstream stream ends,
+// because the next control plane does not send accepted resources again.
 type rewriteRetry struct {
 	// mu is held while rewritten resources are sent to Envoy, to preserve their order.
 	mu sync.Mutex
-	// cancels ends a retry, by type and name. versions contains the version of the last response of each type.
+	// cancels contains the function that cancels a retry, by type URL and resource name. versions contains the version
+	// of the last response of each type.
 	cancels  map[[2]string]context.CancelFunc
 	versions map[string]string
 	// receivedTypes are the types that a control plane has sent.
@@ -42,15 +44,15 @@ func (g *rewriteRetry) supersede(r wire.Response) {
 
 func (g *rewriteRetry) cancelRetry(typeURL, name string) {
 	key := [2]string{typeURL, name}
-	if end := g.cancels[key]; end != nil {
-		end()
+	if cancel := g.cancels[key]; cancel != nil {
+		cancel()
 		delete(g.cancels, key)
 	}
 }
 
-// scheduleRetries retries the rewriting of the resources; the caller holds mu. If keep is set, the results are recorded
-// as last good configuration.
-func (s *session) scheduleRetries(rewrite Rewriter, job rewriteJob, resources []Resource, keep bool) {
+// scheduleRetries starts a retry for each resource; the caller holds mu. If store is set, the results are stored as last
+// good configuration when Envoy accepts them.
+func (s *session) scheduleRetries(rewrite Rewriter, job rewriteJob, resources []Resource, store bool) {
 	for _, r := range resources {
 		version := ""
 		for _, one := range job.Resources {
@@ -58,16 +60,17 @@ func (s *session) scheduleRetries(rewrite Rewriter, job rewriteJob, resources []
 				version = one.Version
 			}
 		}
-		s.retryRewrite(rewrite, job.TypeURL, version, r, keep)
+		s.retryRewrite(rewrite, job.TypeURL, version, r, store)
 	}
 }
 
-func (s *session) retryRewrite(rewrite Rewriter, typeURL, version string, r Resource, keep bool) {
-	ctx, end := context.WithCancel(s.ctx)
+// retryRewrite rewrites a resource again, in another goroutine, until the result is final or the retry is canceled.
+func (s *session) retryRewrite(rewrite Rewriter, typeURL, version string, r Resource, store bool) {
+	ctx, cancel := context.WithCancel(s.ctx)
 	s.retries.cancelRetry(typeURL, r.Name)
-	s.retries.cancels[[2]string{typeURL, r.Name}] = end
+	s.retries.cancels[[2]string{typeURL, r.Name}] = cancel
 	s.relay.streams.Go(func() {
-		defer end()
+		defer cancel()
 		for r.Retry != nil {
 			if r.Retry(ctx) != nil {
 				return
@@ -79,15 +82,15 @@ func (s *session) retryRewrite(rewrite Rewriter, typeURL, version string, r Reso
 				return
 			}
 			if r.Retry = out[0].Retry; r.Retry == nil {
-				s.deliverRetried(ctx, typeURL, version, out[0], keep)
+				s.sendRetried(ctx, typeURL, version, out[0], store)
 			}
 		}
 	})
 }
 
-// deliverRetried sends a retried resource to Envoy, if Envoy still subscribes to it and the control plane has not sent
+// sendRetried sends a retried resource to Envoy, if Envoy still subscribes to it and the control plane has not sent
 // it again.
-func (s *session) deliverRetried(ctx context.Context, typeURL, version string, r Resource, keep bool) {
+func (s *session) sendRetried(ctx context.Context, typeURL, version string, r Resource, store bool) {
 	s.retries.mu.Lock()
 	defer s.retries.mu.Unlock()
 	if ctx.Err() != nil || !s.isSubscribed(typeURL, r.Name) {
@@ -101,11 +104,11 @@ func (s *session) deliverRetried(ctx context.Context, typeURL, version string, r
 	f, err := marshalFrame(newRetriedResponse(s.proto, about, &anypb.Any{TypeUrl: r.Type, Value: r.Value}))
 	if err == nil {
 		defer f.Free()
-		var kept *wire.Message
-		if keep {
-			kept = f
+		var stored *wire.Message
+		if store {
+			stored = f
 		}
-		err = s.deliver(retryEpoch, about, f, kept)
+		err = s.sendToEnvoy(retryEpoch, about, f, stored)
 	}
 	if err != nil && s.ctx.Err() == nil {
 		s.relay.log.Warn("a retried resource could not be sent to Envoy", "type", typeURL, "name", r.Name, "reason", err)
@@ -123,7 +126,7 @@ func (s *session) isSubscribed(typeURL, name string) bool {
 	return ok || t.all
 }
 
-// newRetriedResponse returns the response as a message with one resource.
+// newRetriedResponse encodes r as a response that contains one resource with the body.
 func newRetriedResponse(v wire.Variant, r wire.Response, body *anypb.Any) proto.Message {
 	if v == wire.SotW {
 		return &discoveryv3.DiscoveryResponse{TypeUrl: r.TypeURL, VersionInfo: r.Version, Nonce: r.Nonce, Resources: []*anypb.Any{body}}

@@ -4,9 +4,9 @@ import "time"
 
 // Status is the state of the relay.
 type Status struct {
-	// Connected reports whether a control plane has answered on the active stream.
+	// Connected reports whether a control plane serves the active stream.
 	Connected bool `json:"connected"`
-	// Upstream is the address of the control plane, or the last one that was tried.
+	// Upstream is the address of the control plane. While there is no connection, it is the last address that was tried.
 	Upstream string `json:"upstream,omitempty"`
 	// Since is when Connected last changed.
 	Since time.Time `json:"since,omitzero"`
@@ -18,7 +18,7 @@ type Status struct {
 	EnvoyConnected bool `json:"envoyConnected"`
 	// Protocol is the protocol variant of Envoy's last stream: "delta" or "sotw".
 	Protocol string `json:"protocol,omitempty"`
-	// LastGood reports the age of Envoy's configuration if it is not that of a connected control plane.
+	// LastGood is the state of the last good configuration.
 	LastGood *LastGoodStatus `json:"lastGood,omitempty"`
 	// Types are sorted by type URL.
 	Types []TypeStatus `json:"types,omitempty"`
@@ -27,10 +27,10 @@ type Status struct {
 // TypeStatus is the state of a resource type. Counters start at the start of the relay.
 type TypeStatus struct {
 	TypeURL string `json:"typeUrl"`
-	// State is "acknowledged", "rejected", "pending" (sent and not answered) or "requested" (not sent).
+	// State is "acknowledged", "rejected", "pending" (sent to Envoy, which has not replied) or "requested" (no response
+	// yet).
 	State string `json:"state"`
-	// Subscribed is the number of names that Envoy requests on its stream. Wildcard reports that it requests all
-	// resources.
+	// Subscribed is the number of resource names that Envoy requests. Wildcard reports that it requests all resources.
 	Subscribed int  `json:"subscribed"`
 	Wildcard   bool `json:"wildcard,omitempty"`
 
@@ -43,19 +43,19 @@ type TypeStatus struct {
 	// LastResponse is the time of the last response, and LastResources the number of its resources.
 	LastResponse  time.Time `json:"lastResponse,omitzero"`
 	LastResources int       `json:"lastResources"`
-	// LastAck is the time of the last ACK, and Version the version of that response.
+	// LastAck is the time of the last ACK, and Version the version of the response that it accepted.
 	LastAck time.Time `json:"lastAck,omitzero"`
 	Version string    `json:"version,omitempty"`
-	// LastNack is the last NACK, even if Envoy has accepted a response since.
+	// LastNack is the last NACK, even if Envoy has accepted a newer response.
 	LastNack *Nack `json:"lastNack,omitempty"`
-	// Rejected are the resources that Envoy rejects at present, as far as its reasons name them.
+	// Rejected are the resources that Envoy currently rejects and names in its NACKs.
 	Rejected []ResourceNack `json:"rejected,omitempty"`
 }
 
 // Nack is a rejected response.
 type Nack struct {
 	Time time.Time `json:"time"`
-	// Reason is Envoy's message. It names the resources.
+	// Reason is Envoy's error message.
 	Reason  string `json:"reason"`
 	Version string `json:"version,omitempty"`
 }

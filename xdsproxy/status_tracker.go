@@ -17,17 +17,17 @@ import (
 )
 
 const (
-	// maxTypes limits the tracked types, and maxPending the responses without an answer.
+	// maxTypes limits the tracked types, and maxPending the tracked responses per type that Envoy has not replied to.
 	maxTypes   = 64
 	maxPending = 32
-	// maxLoggedReasons limits the addresses whose last connection error is recorded.
+	// maxLoggedReasons limits the addresses whose last logged connection error is stored.
 	maxLoggedReasons = 2 * maxTargets
 
 	clusterType  = "type.googleapis.com/envoy.config.cluster.v3.Cluster"
 	listenerType = "type.googleapis.com/envoy.config.listener.v3.Listener"
 )
 
-// statusTracker tracks the connections and the state of each type.
+// statusTracker tracks the connections to Envoy and the control plane, and the state of each resource type.
 type statusTracker struct {
 	now     func() time.Time
 	log     *slog.Logger
@@ -43,7 +43,7 @@ type statusTracker struct {
 	loggedReasons map[string]string
 	lastResponse  time.Time
 	// upToDate is when Envoy's configuration was last known to be that of the control plane. lastGood: Envoy received
-	// the last good configuration.
+	// the last good configuration, and no control plane has responded since.
 	upToDate time.Time
 	lastGood bool
 	hasEnvoy bool
@@ -56,13 +56,14 @@ type statusTracker struct {
 	events, nacks ring
 }
 
-// typeTracker tracks one type.
+// typeTracker tracks one resource type.
 type typeTracker struct {
 	TypeStatus
+	// pending are the responses that Envoy has not replied to, oldest first.
 	pending []sentVersion
-	// lastState is the state after Envoy's last answer, or StateRequested.
+	// lastState is the state after Envoy's last ACK or NACK, or StateRequested before it.
 	lastState string
-	// isRequested: this stream of Envoy has requested the type.
+	// isRequested: Envoy's current stream has requested the type.
 	isRequested bool
 	// rejected are the resources that Envoy rejects, by name.
 	rejected map[string]*ResourceNack
@@ -70,6 +71,7 @@ type typeTracker struct {
 	metrics  typeMetrics
 }
 
+// sentVersion is the nonce and version of a response that was sent to Envoy.
 type sentVersion struct{ nonce, version string }
 
 func newStatusTracker(now func() time.Time, log *slog.Logger) *statusTracker {
@@ -80,8 +82,8 @@ func newStatusTracker(now func() time.Time, log *slog.Logger) *statusTracker {
 	}
 }
 
-// ensureType returns the tracker of a type and creates it if necessary; the caller holds mu. Above maxTypes, types
-// share the tracker "other".
+// ensureType returns the tracker of a type and creates it if necessary; the caller holds mu. Beyond maxTypes, all new
+// types share the tracker "other".
 func (l *statusTracker) ensureType(typeURL string) *typeTracker {
 	a := l.types[typeURL]
 	if a == nil && len(l.types) >= maxTypes {
@@ -96,7 +98,7 @@ func (l *statusTracker) ensureType(typeURL string) *typeTracker {
 	return a
 }
 
-// markReachable records a connection on which no data has arrived yet.
+// markReachable records a new connection to a control plane that has not sent a response yet.
 func (l *statusTracker) markReachable(address string) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -109,6 +111,7 @@ func (l *statusTracker) markReachable(address string) {
 	}
 }
 
+// markConnected records that a control plane serves Envoy's stream.
 func (l *statusTracker) markConnected(address string) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -125,7 +128,7 @@ func (l *statusTracker) markDisconnected(address string, err error) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	reason := errorText(err)
-	if l.isConnected || reason != l.loggedReasons[address] { // log each reason once, not each attempt
+	if l.isConnected || reason != l.loggedReasons[address] { // do not log the same reason for each attempt
 		if len(l.loggedReasons) >= maxLoggedReasons {
 			clear(l.loggedReasons)
 		}
@@ -152,7 +155,7 @@ func (l *statusTracker) recordStreamEnd(address string, err error) {
 
 func (l *statusTracker) recordEnvoyStreamEnd(err error) { l.metrics.countEnd(l.metrics.envoyEnds, err) }
 
-// errorText returns the text of an error without gRPC's wrapping.
+// errorText returns the text of an error without the prefix that gRPC adds.
 func errorText(err error) string {
 	if s, ok := status.FromError(err); ok && s.Code() != codes.OK {
 		if s.Code() == codes.Unavailable || s.Code() == codes.Unknown {
@@ -163,7 +166,8 @@ func errorText(err error) string {
 	return err.Error()
 }
 
-// markEnvoyConnected records a new stream. It resets subscriptions and pending responses, which belong to a stream.
+// markEnvoyConnected records a new stream of Envoy. It resets the subscriptions and pending responses, which belong to
+// the previous stream.
 func (l *statusTracker) markEnvoyConnected(v wire.Variant, process int32) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -186,13 +190,13 @@ func (l *statusTracker) markEnvoyDisconnected() {
 	defer l.mu.Unlock()
 	l.hasEnvoy = false
 	l.addEvent(Event{Kind: EventEnvoyGone, Process: int(l.process)})
-	if l.isConnected { // the upstream stream ends with Envoy's
+	if l.isConnected { // the upstream stream ends together with Envoy's stream
 		l.isConnected, l.since, l.reason = false, l.now(), "Envoy has no stream"
 		l.upToDate = l.since
 	}
 }
 
-// recordRequest records a request and logs a NACK. about is the response that it answers, if any.
+// recordRequest records a request and logs a NACK. about is the response that the request ACKs or NACKs, if any.
 func (l *statusTracker) recordRequest(v wire.Variant, r wire.Request, about wire.Response) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -244,6 +248,7 @@ func (a *typeTracker) isChangedBy(v wire.Variant, r *wire.Request) bool {
 	return !a.isRequested || len(r.Subscribe)+len(r.Unsubscribe) > 0
 }
 
+// subscribe updates the subscription. For delta, it counts names without checking for duplicates.
 func (a *typeTracker) subscribe(v wire.Variant, r wire.Request) {
 	if v == wire.SotW {
 		if !r.Rejected {
@@ -270,8 +275,8 @@ func (a *typeTracker) reject(r wire.Request, about wire.Response, now time.Time)
 	a.LastNack = &Nack{Time: now, Reason: r.Reason, Version: version}
 }
 
-// acknowledge records an ACK and reports whether it was one. A request that repeats the nonce of an answered response
-// is a new subscription.
+// acknowledge records an ACK. It returns false if the request is not an ACK: a request with the nonce of a response that
+// Envoy has already accepted only changes the subscription.
 func (a *typeTracker) acknowledge(r wire.Request, now time.Time) bool {
 	version, ok := a.removePending(r.Nonce)
 	if !ok {
@@ -283,7 +288,8 @@ func (a *typeTracker) acknowledge(r wire.Request, now time.Time) bool {
 	return true
 }
 
-// removePending removes a response and all earlier ones from the pending responses, and returns its version.
+// removePending removes the response with the nonce, and all earlier ones, from the pending responses. It returns the
+// version of the response.
 func (a *typeTracker) removePending(nonce string) (version string, ok bool) {
 	for i, s := range a.pending {
 		if s.nonce == nonce {
@@ -302,7 +308,7 @@ func (l *statusTracker) recordResponse(r wire.Response, size int) {
 	a.ResponseBytes += uint64(size)
 	a.LastResponse, a.LastResources = l.now(), len(r.Resources)
 	l.lastResponse = a.LastResponse
-	l.ensureEnvoy(l.process).hasAnswer = true
+	l.ensureEnvoy(l.process).hasResponse = true
 	if len(a.pending) == maxPending {
 		a.pending = slices.Delete(a.pending, 0, 1)
 	}
@@ -341,7 +347,7 @@ func (l *statusTracker) status() Status {
 // shortType returns the last part of a type URL.
 func shortType(typeURL string) string { return typeURL[strings.LastIndexAny(typeURL, "./")+1:] }
 
-// isOrderly reports whether a stream ended without an error.
+// isOrderly reports whether err is the normal end of a stream, including cancellation.
 func isOrderly(err error) bool {
 	return errors.Is(err, io.EOF) || status.Code(err) == codes.Canceled || status.Code(err) == codes.OK
 }

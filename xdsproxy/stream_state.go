@@ -2,60 +2,62 @@ package xdsproxy
 
 import (
 	"fmt"
-	"github.com/pilotfish-mesh/pilotfish/xdsproxy/wire"
 	"slices"
 	"strconv"
 	"strings"
+
+	"github.com/pilotfish-mesh/pilotfish/xdsproxy/wire"
 )
 
-// maxPendingResponses limits the recorded responses without an answer. Dropped ones count as not accepted, and the next
-// control plane sends them again.
+// maxPendingResponses limits the recorded responses per type that Envoy has not replied to. At the limit the oldest is
+// dropped and treated as not accepted; the next control plane sends its resources again.
 const maxPendingResponses = 128
 
-// streamState is the state of a stream of Envoy: its subscriptions and the versions that it has. It does not depend on
-// the control plane, and is sufficient to continue with another one. It is not safe for concurrent use.
+// streamState is the state of one stream of Envoy: the subscriptions, and the versions of the resources that Envoy has.
+// It does not depend on a control plane, so the relay can continue the stream with another one. It is not safe for
+// concurrent use.
 type streamState struct {
 	proto     wire.Variant
 	node      []byte // from Envoy's first request
 	types     map[string]*typeState
-	typeOrder []string // order of Envoy's first requests: dependent types follow those that they depend on
-	epoch     int      // number of the upstream stream; 0 before the first
+	typeOrder []string // type URLs in the order of Envoy's first requests, which respects dependencies between types
+	epoch     int      // number of the current upstream stream; 0 before the first
 	// listenersRequested: Envoy has requested listeners.
 	listenersRequested bool
 	// hadConfig: Envoy already had configuration when its stream started. storesConfig: accepted resources are stored.
 	// If both are set, the initial requests contain no versions, so that all resources are sent and stored.
 	hadConfig, storesConfig bool
-	// superseded are recorded responses that Envoy will not answer. pendingBytes is the size of the messages of pending
-	// responses.
+	// superseded are pending responses that Envoy will not reply to. pendingBytes is the total size of the messages of
+	// pending responses.
 	superseded   []pendingResponse
 	pendingBytes int
 	// hideVersions omits Envoy's versions from initial requests, so that control planes send all resources.
 	hideVersions bool
 }
 
-// typeState is the state of one type on a stream.
+// typeState is the state of one resource type on a stream.
 type typeState struct {
 	url string
-	// names are the requested names. The value reports whether Envoy has accepted the resource or its removal.
+	// names are the requested names. A value is true ("resolved") if Envoy has accepted the resource or its removal.
 	names map[string]bool
-	// all: Envoy requests all resources. isImplicit: it does so by an empty subscription.
+	// all: Envoy requests all resources. isImplicit: it does so with a request without names, not with "*".
 	all, isImplicit bool
-	// version is that of the last accepted response. heldVersions are the versions of Envoy's resources in delta.
+	// version is the version of the last accepted response. heldVersions are the versions of the resources that Envoy
+	// has, by name; it is used only in delta.
 	version      string
 	heldVersions map[string]string
 	pending      []pendingResponse // oldest first
-	// raw is Envoy's first request. It is dropped when the state contains more than the request.
+	// raw is Envoy's first request, until another request or a response changes the state.
 	raw *wire.Message
-	// responded: Envoy has accepted a response. unansweredNames is the number of names without an accepted resource or
-	// removal.
+	// responded: Envoy has accepted a response. unresolvedNames is the number of names that are not resolved.
 	responded       bool
-	unansweredNames int
+	unresolvedNames int
 }
 
-// pendingResponse is a response that Envoy has not answered.
+// pendingResponse is a response that Envoy has not replied to.
 type pendingResponse struct {
-	nonce string // as sent to Envoy
-	// message is nil if it is not recorded.
+	nonce string // the nonce that was sent to Envoy
+	// message is the response, to be stored if Envoy accepts it; nil if it is not to be stored.
 	message *wire.Message
 	wire.Response
 }
@@ -64,11 +66,11 @@ func newStreamState(v wire.Variant) *streamState {
 	return &streamState{proto: v, types: make(map[string]*typeState)}
 }
 
-// answerKind is Envoy's answer to a response.
-type answerKind int
+// replyKind is the kind of Envoy's reply to a response.
+type replyKind int
 
 const (
-	noAnswer answerKind = iota
+	noReply replyKind = iota
 	ack
 	nack
 )
@@ -76,17 +78,17 @@ const (
 // requestInfo is a parsed request and its effects.
 type requestInfo struct {
 	wire.Request
-	answer answerKind
-	first  bool // first request of its type
-	// answered is the response that the request answers.
-	answered pendingResponse
-	// changed: the subscription changed. dropped are names that Envoy no longer requests.
+	reply replyKind
+	first bool // first request of its type
+	// repliedTo is the response that the request ACKs or NACKs.
+	repliedTo pendingResponse
+	// changed: the request changes the subscription. dropped are the names that Envoy no longer requests.
 	changed bool
 	dropped []string
 }
 
-// processRequest records a request of Envoy. It returns the message to send upstream, which the caller owns. The message is
-// nil if there is nothing to send, for example for an answer to an earlier control plane.
+// processRequest records a request of Envoy. It returns the message to send upstream, which the caller owns. The message
+// is nil if there is nothing to send, for example for an ACK of an earlier control plane's response.
 func (s *streamState) processRequest(f *wire.Message, connected bool) (forward *wire.Message, h requestInfo, err error) {
 	if h.Request, err = wire.ParseRequest(s.proto, f.Data); err != nil {
 		return f.Share(), h, err
@@ -104,7 +106,7 @@ func (s *streamState) processRequest(f *wire.Message, connected bool) (forward *
 	}
 	h.first = first
 	s.listenersRequested = s.listenersRequested || h.TypeURL == listenerType
-	h.answer, h.answered = s.resolvePending(t, h.Request)
+	h.reply, h.repliedTo = s.resolvePending(t, h.Request)
 	h.changed, h.dropped = t.subscribe(s.proto, h.Request, first)
 	t.releaseRaw()
 	if first && h.Nonce == "" {
@@ -116,7 +118,8 @@ func (s *streamState) processRequest(f *wire.Message, connected bool) (forward *
 	return s.adaptRequest(f, t, h), h, nil
 }
 
-// adaptRequest returns the request for the current control plane, with its nonce, or nil.
+// adaptRequest returns the request with the nonce that the current control plane sent, or nil if the request concerns
+// only an earlier control plane.
 func (s *streamState) adaptRequest(f *wire.Message, t *typeState, h requestInfo) *wire.Message {
 	epoch, nonce := splitNonce(h.Nonce)
 	switch {
@@ -134,7 +137,7 @@ func (s *streamState) adaptRequest(f *wire.Message, t *typeState, h requestInfo)
 	return subscriptionRequest(h.Request)
 }
 
-// ensureType returns the state of a type and creates it if necessary. It returns nil if there are too many types.
+// ensureType returns the state of a type and creates it if necessary. It returns nil at maxTypes types.
 func (s *streamState) ensureType(typeURL string) (t *typeState, first bool) {
 	t = s.types[typeURL]
 	if t != nil || len(s.types) >= maxTypes {
@@ -174,25 +177,25 @@ func (t *typeState) subscribe(v wire.Variant, r wire.Request, first bool) (chang
 	return first || len(r.Subscribe)+len(r.Unsubscribe) > 0, r.Unsubscribe
 }
 
-func (t *typeState) addName(name string, answered bool) {
-	t.names[name] = answered
-	if !answered {
-		t.unansweredNames++
+func (t *typeState) addName(name string, resolved bool) {
+	t.names[name] = resolved
+	if !resolved {
+		t.unresolvedNames++
 	}
 }
 
 func (t *typeState) removeName(name string) {
-	if answered, ok := t.names[name]; ok && !answered {
-		t.unansweredNames--
+	if resolved, ok := t.names[name]; ok && !resolved {
+		t.unresolvedNames--
 	}
 	delete(t.names, name)
 }
 
-// markAnswered records that Envoy has accepted the resource with the name or its removal.
-func (t *typeState) markAnswered(name string) {
-	if answered, ok := t.names[name]; ok && !answered {
+// markResolved records that Envoy has accepted the resource with the name, or its removal.
+func (t *typeState) markResolved(name string) {
+	if resolved, ok := t.names[name]; ok && !resolved {
 		t.names[name] = true
-		t.unansweredNames--
+		t.unresolvedNames--
 	}
 }
 
@@ -207,6 +210,7 @@ func (t *typeState) unsubscribe(name string) {
 	}
 }
 
+// replaceNames sets the requested names. It returns whether they changed, and which names were dropped.
 func (t *typeState) replaceNames(names []string) (changed bool, dropped []string) {
 	next := make(map[string]struct{}, len(names))
 	for _, name := range names {
@@ -225,18 +229,18 @@ func (t *typeState) replaceNames(names []string) (changed bool, dropped []string
 	return changed || len(dropped) > 0, dropped
 }
 
-// resolvePending removes the response that a request answers, and returns it with the kind of the answer.
-func (s *streamState) resolvePending(t *typeState, r wire.Request) (answerKind, pendingResponse) {
+// resolvePending removes the response that a request ACKs or NACKs from the pending responses, and returns it.
+func (s *streamState) resolvePending(t *typeState, r wire.Request) (replyKind, pendingResponse) {
 	if r.Nonce == "" {
-		return noAnswer, pendingResponse{}
+		return noReply, pendingResponse{}
 	}
 	i := slices.IndexFunc(t.pending, func(p pendingResponse) bool { return p.nonce == r.Nonce })
 	if i < 0 {
-		return noAnswer, pendingResponse{}
+		return noReply, pendingResponse{}
 	}
 	p := t.pending[i]
 	from := i
-	if s.proto == wire.SotW { // in SotW the answer also covers earlier responses, but not whether Envoy accepted them
+	if s.proto == wire.SotW { // Envoy will not reply to earlier responses; it is unknown if it accepted them
 		from = 0
 		s.supersede(t.pending[:i])
 	}
@@ -252,6 +256,7 @@ func (s *streamState) resolvePending(t *typeState, r wire.Request) (answerKind, 
 	return ack, p
 }
 
+// supersede marks pending responses as responses that Envoy will not reply to.
 func (s *streamState) supersede(responses []pendingResponse) {
 	for _, p := range responses {
 		if p.message != nil {
@@ -264,18 +269,18 @@ func (s *streamState) supersede(responses []pendingResponse) {
 func (t *typeState) accept(v wire.Variant, r wire.Response) {
 	t.version, t.responded = r.Version, true
 	for _, one := range r.Resources {
-		t.markAnswered(one.Name)
+		t.markResolved(one.Name)
 		if v == wire.Delta {
 			t.heldVersions[one.Name] = one.Version
 		}
 	}
 	for _, name := range r.Removed {
-		t.markAnswered(name)
+		t.markResolved(name)
 		delete(t.heldVersions, name)
 	}
 }
 
-// reject marks the versions of the response's resources as unknown: Envoy accepts valid clusters and listeners of a
+// reject marks the versions of the response's resources as unknown: Envoy uses the valid clusters and listeners of a
 // response that it rejects.
 func (t *typeState) reject(v wire.Variant, r wire.Response) {
 	if v == wire.SotW {
@@ -306,17 +311,17 @@ func (s *streamState) addPending(r wire.Response, epoch int, message *wire.Messa
 	return nonce
 }
 
-// isComplete reports whether Envoy has requested listeners, and has an answer to all its requests.
+// isComplete reports whether Envoy has requested listeners, and has accepted a response to all its requests.
 func (s *streamState) isComplete() bool {
 	for _, t := range s.types {
-		if !t.responded || t.unansweredNames > 0 || len(t.pending) > 0 {
+		if !t.responded || t.unresolvedNames > 0 || len(t.pending) > 0 {
 			return false
 		}
 	}
 	return s.listenersRequested
 }
 
-// hasListeners reports whether Envoy has accepted listeners, which it requests last.
+// hasListeners reports whether Envoy has accepted a response with listeners, which it requests last.
 func (s *streamState) hasListeners() bool {
 	t := s.types[listenerType]
 	return t != nil && t.responded
@@ -325,7 +330,7 @@ func (s *streamState) hasListeners() bool {
 // isAwaitingResponse reports whether a request of Envoy has no response yet.
 func (s *streamState) isAwaitingResponse() bool {
 	for _, t := range s.types {
-		if len(t.pending) == 0 && (!t.responded || t.unansweredNames > 0) {
+		if len(t.pending) == 0 && (!t.responded || t.unresolvedNames > 0) {
 			return true
 		}
 	}
@@ -351,7 +356,7 @@ func (s *streamState) initialRequests() []*wire.Message {
 	return messages
 }
 
-// release frees the recorded requests.
+// release frees the recorded requests and responses.
 func (s *streamState) release() {
 	for _, t := range s.types {
 		t.releaseRaw()
@@ -371,11 +376,12 @@ func (t *typeState) releaseRaw() {
 	}
 }
 
-// noncePrefix starts the nonces that the relay assigns, because different control planes may use the same nonces.
+// noncePrefix is the prefix of nonces that the relay assigns. They are unique, whereas two control planes may use the
+// same nonces.
 const noncePrefix = "pilotfish/"
 
-// joinNonce returns the nonce that is sent to Envoy. Nonces of the first upstream stream are unchanged. Epoch 0 is the
-// relay itself.
+// joinNonce returns the nonce that is sent to Envoy for a control plane's nonce. It does not change the nonces of the
+// first upstream stream (epoch 1). Epoch 0 is used for stored responses.
 func joinNonce(epoch int, nonce string) string {
 	if epoch == 1 && !strings.HasPrefix(nonce, noncePrefix) {
 		return nonce
@@ -383,6 +389,7 @@ func joinNonce(epoch int, nonce string) string {
 	return fmt.Sprintf("%s%d/%s", noncePrefix, epoch, nonce)
 }
 
+// splitNonce returns the epoch and the control plane's nonce in a nonce of joinNonce.
 func splitNonce(joined string) (epoch int, nonce string) {
 	rest, marked := strings.CutPrefix(joined, noncePrefix)
 	if !marked {

@@ -5,37 +5,39 @@ import (
 	"context"
 	"encoding/json"
 	"errors"
-	"github.com/pilotfish-mesh/pilotfish/xdsproxy/wire"
 	"slices"
 	"strings"
 	"sync"
 	"sync/atomic"
 	"time"
+
+	"github.com/pilotfish-mesh/pilotfish/xdsproxy/wire"
 )
 
 const (
-	// maxTaps limits the taps that are open at a time.
+	// maxTaps limits the concurrently open taps.
 	maxTaps = 4
-	// maxQueued and maxQueuedBytes limit the queue of a tap. Further messages are dropped and counted; the relay never
-	// waits for a tap.
+	// maxQueued and maxQueuedBytes limit the queue of one tap. At the limit, messages are dropped and counted: the relay
+	// never waits for a tap.
 	maxQueued      = 256
 	maxQueuedBytes = 32 << 20
 )
 
 // ErrTooManyTaps is returned by OpenTap if maxTaps taps are open.
-var ErrTooManyTaps = errors.New("four taps are open; end one of them")
+var ErrTooManyTaps = errors.New("four taps are open; close one of them")
 
-// TapOptions selects the messages of a tap.
+// TapOptions selects the discovery messages that a tap shows.
 type TapOptions struct {
-	// Types are type URLs, their last parts ("Cluster"), or service names ("cds"). Empty means all.
+	// Types are type URLs, their last parts ("Cluster"), or discovery service names ("cds"). Empty means all types.
 	Types []string
-	// Name is a substring of resource names. Empty means all.
+	// Name is a substring of resource names. Empty means all resources.
 	Name string
 	// Contents adds the contents of resources, without secrets.
 	Contents bool
 }
 
-// TapLine describes a message, or one of its resources. The lines of the resources follow that of the message.
+// TapLine describes a message, or one resource of a response. The lines of the resources follow the line of the
+// response.
 type TapLine struct {
 	Time time.Time `json:"time"`
 	// Kind is one of the constants below.
@@ -51,24 +53,25 @@ type TapLine struct {
 	Version string `json:"version,omitempty"`
 	Nonce   string `json:"nonce,omitempty"`
 	Bytes   int    `json:"bytes,omitempty"`
-	// Resources is the number of resources in a response. Names and Unsubscribed are those of a request, Removed those
-	// of a response. Lists contain at most maxNames names.
+	// Resources is the number of resources in a response, and Removed are the resources that it removes. Names and
+	// Unsubscribed are the names that a request subscribes to and unsubscribes from. A list has at most maxNames names.
 	Resources    int      `json:"resources,omitempty"`
 	Names        []string `json:"names,omitempty"`
 	Unsubscribed []string `json:"unsubscribed,omitempty"`
 	Removed      []string `json:"removed,omitempty"`
-	// Known is the number of resources that Envoy has according to a first request.
-	Known  int    `json:"known,omitempty"`
+	// Known is the number of resources in initial_resource_versions of a first request.
+	Known int `json:"known,omitempty"`
+	// Reason is the error message of a NACK, or why the message could not be parsed.
 	Reason string `json:"reason,omitempty"`
 
-	// Name and Content belong to a resource.
+	// Name and Content are set only in the line of a resource.
 	Name    string          `json:"name,omitempty"`
 	Content json.RawMessage `json:"content,omitempty"`
-	// Lost is the number of messages that were dropped before this line, because the queue was full.
+	// Lost is the number of messages before this line that were dropped because the queue was full.
 	Lost int `json:"lost,omitempty"`
 }
 
-// Kinds of lines.
+// Values of TapLine.Kind.
 const (
 	TapRequest  = "request"
 	TapAck      = "ack"
@@ -77,21 +80,22 @@ const (
 	TapResource = "resource"
 )
 
-// Senders and receivers of messages.
+// Values of TapLine.From and TapLine.To.
 const (
 	envoySide        = "envoy"
 	agentSide        = "agent"
 	controlPlaneSide = "control plane"
 )
 
-// Tap receives copies of messages. The caller must call Follow, which closes it.
+// Tap receives a copy of each message between Envoy, the agent and the control plane. The caller must call Follow, which
+// closes the tap.
 type Tap struct {
 	relay   *Relay
 	options TapOptions
 	*tap
 }
 
-// OpenTap starts a tap. It returns ErrTooManyTaps at the limit.
+// OpenTap opens a tap. It returns ErrTooManyTaps if too many are open.
 func (r *Relay) OpenTap(o TapOptions) (*Tap, error) {
 	t := &Tap{relay: r, options: o, tap: &tap{queue: make(chan tapMessage, maxQueued)}}
 	if !r.taps.add(t.tap) {
@@ -100,8 +104,8 @@ func (r *Relay) OpenTap(o TapOptions) (*Tap, error) {
 	return t, nil
 }
 
-// Follow calls emit for each line until ctx ends or emit fails, and closes the tap. It returns the error of emit, and
-// nil if ctx ended.
+// Follow calls emit for each line until ctx ends or emit fails, and then closes the tap. It returns the error of emit,
+// or nil if ctx ended.
 func (t *Tap) Follow(ctx context.Context, emit func(TapLine) error) error {
 	defer t.relay.taps.remove(t.tap)
 	for {
@@ -121,7 +125,7 @@ func (t *Tap) Follow(ctx context.Context, emit func(TapLine) error) error {
 
 // taps are the open taps. The zero value is ready to use.
 type taps struct {
-	active atomic.Bool // avoids the lock while there is no tap
+	active atomic.Bool // at least one tap is open; read without the lock
 	mu     sync.Mutex
 	all    []*tap
 }
@@ -191,7 +195,7 @@ func (t *tap) enqueue(m tapMessage) {
 	}
 }
 
-// tap publishes a message of this stream. It does not take ownership of the message.
+// tap copies a message of this stream to the open taps. The caller still owns the message.
 func (s *session) tap(from, to string, f *wire.Message) {
 	if !s.relay.taps.active.Load() {
 		return
@@ -201,7 +205,7 @@ func (s *session) tap(from, to string, f *wire.Message) {
 	})
 }
 
-// tapAll publishes and returns the agent's own requests.
+// tapAll copies requests that the agent sends to the open taps, and returns the requests.
 func (s *session) tapAll(messages []*wire.Message) []*wire.Message {
 	for _, f := range messages {
 		s.tap(agentSide, controlPlaneSide, f)
@@ -209,7 +213,7 @@ func (s *session) tapAll(messages []*wire.Message) []*wire.Message {
 	return messages
 }
 
-// serviceNames maps discovery service names to types.
+// serviceNames maps a discovery service name to the last part of its type URL.
 var serviceNames = map[string]string{
 	"cds": "Cluster", "lds": "Listener", "rds": "RouteConfiguration", "eds": "ClusterLoadAssignment", "sds": "Secret",
 	"ecds": "TypedExtensionConfig", "srds": "ScopedRouteConfiguration", "vhds": "VirtualHost", "rtds": "Runtime", "nds": "NameTable",

@@ -19,18 +19,18 @@ import (
 
 const (
 	redacted = "[redacted]"
-	// maxDepth limits the nesting of decoded messages.
+	// maxDepth is the maximum nesting depth of displayed messages. Deeper messages are cleared.
 	maxDepth = 100
-	// maxOpaque limits the displayed content of unknown types.
+	// maxOpaque is the maximum size in bytes of a displayed resource of an unknown type.
 	maxOpaque = 64 << 10
 )
 
-// secretTypes matches names of unknown types that probably contain secrets.
+// secretTypes matches the names of unknown message types that probably contain secrets.
 var secretTypes = sync.OnceValue(func() *regexp.Regexp {
 	return regexp.MustCompile(`(?i)auth|credential|secret|token|password|api_?key|hmac|session|cookie|inject|signing`)
 })
 
-// opaqueContent describes the content of an unknown type.
+// opaqueContent is displayed instead of a message whose type is unknown or that is too large.
 type opaqueContent struct {
 	Type   string `json:"@type"`
 	Size   int    `json:"size"`
@@ -59,7 +59,7 @@ func opaqueJSON(typeURL string, data []byte, size int) json.RawMessage {
 	return text
 }
 
-// redactedJSON returns the content of an Any as JSON, without the fields that Envoy's API marks as sensitive.
+// redactedJSON returns the content of an Any as JSON. It redacts the fields that Envoy's API marks as sensitive.
 func redactedJSON(body *anypb.Any) ([]byte, error) {
 	m, err := body.UnmarshalNew()
 	if err != nil {
@@ -70,10 +70,11 @@ func redactedJSON(body *anypb.Any) ([]byte, error) {
 	return protojson.MarshalOptions{UseProtoNames: true}.Marshal(m)
 }
 
-// redactor replaces sensitive values of a message, and contents of unknown types by a description.
+// redactor replaces the sensitive values of a message by a placeholder, and messages of unknown type by an
+// opaqueContent.
 type redactor struct{}
 
-// visibleFields are fields inside sensitive messages that identify the secret and do not contain it.
+// visibleFields are fields of sensitive messages that identify the secret, but do not contain it.
 var visibleFields = map[protoreflect.Name]bool{"filename": true, "path": true, "name": true, "provider_name": true, "environment_variable": true}
 
 func (c redactor) message(m protoreflect.Message, secret bool, depth int) {
@@ -114,7 +115,8 @@ func (c redactor) field(m protoreflect.Message, fd protoreflect.FieldDescriptor,
 	}
 }
 
-// value returns the replacement of a value and true, or false if there is none. It changes messages in place.
+// value redacts one value. For a sensitive string or bytes, it returns the replacement and true. It redacts a message in
+// place and returns false.
 func (c redactor) value(fd protoreflect.FieldDescriptor, v protoreflect.Value, secret bool, depth int) (protoreflect.Value, bool) {
 	switch fd.Kind() {
 	case protoreflect.MessageKind, protoreflect.GroupKind:
@@ -131,7 +133,7 @@ func (c redactor) value(fd protoreflect.FieldDescriptor, v protoreflect.Value, s
 	return protoreflect.Value{}, false
 }
 
-// any redacts the content of an Any. It replaces an unknown type by its description.
+// any redacts the content of an Any. It replaces a message of unknown type by an opaqueContent.
 func (c redactor) any(body *anypb.Any, secret bool, depth int) {
 	m, err := body.UnmarshalNew()
 	if err == nil {
@@ -156,6 +158,7 @@ func (c redactor) any(body *anypb.Any, secret bool, depth int) {
 	}
 }
 
+// isSensitive reports whether Envoy's API marks the field as sensitive.
 func isSensitive(fd protoreflect.FieldDescriptor) bool {
 	options := fd.Options()
 	if options == nil || !proto.HasExtension(options, udpa.E_Sensitive) {

@@ -16,14 +16,13 @@ import (
 )
 
 const (
-	// maxNames limits the names in a line.
+	// maxNames limits the names in one list of a TapLine.
 	maxNames = 100
-	// maxContent limits the size of a displayed resource, in bytes: decoded, it needs several times as much.
+	// maxContent is the maximum size in bytes of a displayed resource. A decoded resource uses several times its size.
 	maxContent = 8 << 20
 )
 
-// emitMessage emits the lines of a message. It decodes one resource at a time, so it needs memory only for the largest
-// resource.
+// emitMessage emits the lines of a message. It decodes one resource at a time to limit the memory that it uses.
 func (o TapOptions) emitMessage(m tapMessage, lost int, emit func(TapLine) error) error {
 	line := TapLine{
 		Time: m.at, From: m.from, To: m.to, Process: int(m.process), Protocol: m.proto.String(), Bytes: m.message.Data.Len(), Lost: lost,
@@ -50,7 +49,7 @@ func (o TapOptions) emitMessage(m tapMessage, lost int, emit func(TapLine) error
 	return o.emitResources(m, line.TypeURL, emit)
 }
 
-// matchesName reports whether a message contains the selected name.
+// matchesName reports whether a resource name in the message, or the reason of a NACK, contains the selected name.
 func (o TapOptions) matchesName(m tapMessage, line TapLine) bool {
 	if o.Name == "" || strings.Contains(line.Reason, o.Name) {
 		return true
@@ -131,10 +130,10 @@ func (o TapOptions) emitResources(m tapMessage, typeURL string, emit func(TapLin
 // tapResource is a resource of a response.
 type tapResource struct {
 	wire.Resource
-	bytes []byte // nil if it is too large to be displayed
+	bytes []byte // encoded; nil if the resource is larger than maxContent
 }
 
-// readResource reads a resource with its name and version. It skips the content if that is too large.
+// readResource reads one resource. It skips the content of a resource that is larger than maxContent.
 func readResource(m tapMessage, c *wire.Cursor, length int) (tapResource, error) {
 	if length > maxContent {
 		r, err := wire.ParseResource(m.proto, c, length)
@@ -149,8 +148,8 @@ func readResource(m tapMessage, c *wire.Cursor, length int) (tapResource, error)
 	return h, err
 }
 
-// resourceJSON returns a resource as JSON without its secrets. It returns type and size if the resource cannot be
-// decoded.
+// resourceJSON returns a resource as JSON without secrets. If the resource cannot be decoded, the JSON is an
+// opaqueContent.
 func (o TapOptions) resourceJSON(m tapMessage, typeURL string, data []byte, size int) (json.RawMessage, error) {
 	if data == nil {
 		return opaqueJSON(typeURL, nil, size), nil

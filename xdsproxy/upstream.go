@@ -16,62 +16,62 @@ import (
 	"github.com/pilotfish-mesh/pilotfish/xdsproxy/wire"
 )
 
-// upstream maintains one connection to a control plane for the next stream of Envoy. It connects in advance, so that
+// upstream maintains one connection to a control plane. It connects before Envoy's stream needs the connection, so that
 // Envoy does not wait for a handshake at its start or after an outage.
 type upstream struct {
 	config  Config
 	tracker *statusTracker
-	// ready hands over the connection. The receiver returns it with lease.release.
+	// ready offers the connection to a session, which must return it with lease.release.
 	ready chan *lease
-	// isDown: the last attempt to connect failed.
+	// isDown: the last round of attempts failed for all targets.
 	isDown atomic.Bool
 	// hasAlternatives: the last lookup returned more than one target.
 	hasAlternatives atomic.Bool
-	// lastFailed is the target that failed last.
+	// lastFailed is the target that failed last. The next round tries it last.
 	lastFailed target
-	// noAnswerBackoff grows while no control plane answers, since noAnswerSince. refusedBackoff grows while control
-	// planes answer and refuse.
-	noAnswerBackoff, refusedBackoff backoff.Backoff
-	noAnswerSince                   time.Time
-	// pingSlowdown multiplies the keepalive interval, after a control plane has treated pings as an attack.
+	// unreachableBackoff is the backoff while no control plane is reachable, which is the case since unreachableSince.
+	// refusedBackoff is the backoff while control planes accept connections but refuse streams.
+	unreachableBackoff, refusedBackoff backoff.Backoff
+	unreachableSince                   time.Time
+	// pingSlowdown is the factor for the keepalive interval. It is increased when a server refuses the rate of pings.
 	pingSlowdown atomic.Int64
-	// wake contains a value when a new stream needs a connection, and ends a long backoff.
+	// wake receives a value when a new stream needs a connection. It interrupts the backoff.
 	wake chan struct{}
 }
 
-// lease is the use of a connection for one stream.
+// lease permits a session to use the connection for one upstream stream.
 type lease struct {
 	connection
 	address string
 	done    chan outcome
 }
 
-// outcome is how a stream on a connection ended.
+// outcome is the reason for the end of an upstream stream.
 type outcome int
 
 const (
-	// reusable: the stream ended on Envoy's side.
+	// reusable: Envoy or the relay closed the stream. The connection can be used again.
 	reusable outcome = iota
-	// broken: the control plane answered at first.
+	// broken: the stream failed after the control plane had responded.
 	broken
-	// refused: the control plane did not answer.
+	// refused: the stream failed and the control plane had not responded, or was silent.
 	refused
 )
 
 func (l *lease) release(o outcome) { l.done <- o }
 
-func newUpstream(config Config, book *statusTracker) *upstream {
+func newUpstream(config Config, tracker *statusTracker) *upstream {
 	return &upstream{
-		config:          config,
-		tracker:         book,
-		ready:           make(chan *lease),
-		wake:            make(chan struct{}, 1),
-		noAnswerBackoff: backoff.Backoff{Min: config.MinRetry, Max: config.MaxRetry},
-		refusedBackoff:  backoff.Backoff{Min: config.MinRetry, Max: config.MaxRefused},
+		config:             config,
+		tracker:            tracker,
+		ready:              make(chan *lease),
+		wake:               make(chan struct{}, 1),
+		unreachableBackoff: backoff.Backoff{Min: config.MinRetry, Max: config.MaxRetry},
+		refusedBackoff:     backoff.Backoff{Min: config.MinRetry, Max: config.MaxRefused},
 	}
 }
 
-// run connects and serves connections until ctx ends.
+// run connects, and offers the connection to sessions, until ctx ends.
 func (u *upstream) run(ctx context.Context) {
 	for ctx.Err() == nil {
 		c, err := u.connectAny(ctx)
@@ -85,16 +85,16 @@ func (u *upstream) run(ctx context.Context) {
 	}
 }
 
-// waitRetry waits before the next attempt. In a long outage the backoff grows further, because all proxies of a mesh
-// wait for the same control plane, and their attempts would overload it when it starts.
+// waitRetry waits before the next attempt to connect. In a long outage the maximum backoff is larger, because the
+// attempts of all proxies of a mesh would overload a control plane that starts.
 func (u *upstream) waitRetry(ctx context.Context) {
-	if u.noAnswerSince.IsZero() {
-		u.noAnswerSince = time.Now()
+	if u.unreachableSince.IsZero() {
+		u.unreachableSince = time.Now()
 	}
-	if time.Since(u.noAnswerSince) >= u.config.LongOutage {
-		u.noAnswerBackoff.Max = u.config.MaxLongRetry
+	if time.Since(u.unreachableSince) >= u.config.LongOutage {
+		u.unreachableBackoff.Max = u.config.MaxLongRetry
 	}
-	timer := time.NewTimer(u.noAnswerBackoff.Next())
+	timer := time.NewTimer(u.unreachableBackoff.Next())
 	defer timer.Stop()
 	select {
 	case <-timer.C:
@@ -106,12 +106,12 @@ func (u *upstream) waitRetry(ctx context.Context) {
 
 // resetBackoff resets the backoff and the start of the outage.
 func (u *upstream) resetBackoff() {
-	u.noAnswerSince = time.Time{}
-	u.noAnswerBackoff.Max = u.config.MaxRetry
-	u.noAnswerBackoff.Reset()
+	u.unreachableSince = time.Time{}
+	u.unreachableBackoff.Max = u.config.MaxRetry
+	u.unreachableBackoff.Reset()
 }
 
-// wakeUp ends a wait for the next attempt.
+// wakeUp interrupts waitRetry.
 func (u *upstream) wakeUp() {
 	select {
 	case u.wake <- struct{}{}:
@@ -129,8 +129,8 @@ type connection struct {
 	err      error
 }
 
-// connectAny tries the targets until one answers. It tries the next target when an attempt fails or takes longer than
-// Stagger, so that an address without an answer does not delay the connection.
+// connectAny connects to the first target that accepts a connection. It tries the next target when an attempt fails or
+// takes longer than Stagger, so that an unreachable address does not delay the connection.
 func (u *upstream) connectAny(ctx context.Context) (connection, error) {
 	targets, err := u.resolveTargets(ctx)
 	if err != nil {
@@ -141,7 +141,7 @@ func (u *upstream) connectAny(ctx context.Context) (connection, error) {
 	running := 0
 	defer func() {
 		cancel()
-		for ; running > 0; running-- { // close connections that arrive after the first
+		for ; running > 0; running-- { // close the connections of attempts that succeeded later
 			if late := <-results; late.err == nil {
 				_ = late.conn.Close()
 			}
@@ -173,7 +173,8 @@ func (u *upstream) connectAny(ctx context.Context) (connection, error) {
 	}
 }
 
-// nextResult waits for a result. If there are more targets, it waits at most for stagger.
+// nextResult waits for a result of connect. If there are more targets to try, it waits at most for stagger. ok is false
+// if there was no result.
 func nextResult(results <-chan connection, more bool, stagger time.Duration) (c connection, ok bool) {
 	if !more {
 		return <-results, true
@@ -188,7 +189,7 @@ func nextResult(results <-chan connection, more bool, stagger time.Duration) (c 
 	}
 }
 
-// serve leases the connection to one stream after the other until it fails.
+// serve leases the connection to one session after the other until the connection fails.
 func (u *upstream) serve(ctx context.Context, c connection) {
 	defer func() { _ = c.conn.Close() }()
 	ctx, cancel := context.WithCancel(ctx)
@@ -228,8 +229,8 @@ func (c connection) waitClosed(ctx context.Context) {
 	}
 }
 
-// offerLease waits until a stream uses the connection, and reports whether one does. It returns false if the connection
-// is closed first.
+// offerLease waits until a session accepts the lease, and returns true. It returns false if the connection is closed or
+// ctx ends first.
 func (u *upstream) offerLease(ctx context.Context, l *lease, closed <-chan struct{}) bool {
 	u.tracker.markReachable(l.address)
 	select {
@@ -243,8 +244,8 @@ func (u *upstream) offerLease(ctx context.Context, l *lease, closed <-chan struc
 	}
 }
 
-// connect makes one attempt at one target. It fails without connecting if the credentials are missing, because the
-// server would refuse it.
+// connect makes one attempt to connect to one target. If the credentials are missing, it fails without an attempt,
+// because the server would refuse the connection.
 func (u *upstream) connect(ctx context.Context, t target) connection {
 	c := connection{target: t, received: new(atomic.Int64)}
 	if _, c.err = u.config.Server.Header(); c.err != nil {
@@ -260,23 +261,23 @@ func (u *upstream) connect(ctx context.Context, t target) connection {
 	return c
 }
 
-// maxPingSlowdown limits pingSlowdown: half an hour at the default interval.
+// maxPingSlowdown limits pingSlowdown. With the default interval, it results in one ping in 32 minutes.
 const maxPingSlowdown = 64
 
-// interval returns the silence after which a ping is sent.
+// interval returns the time without received data after which gRPC sends a ping.
 func (u *upstream) interval() time.Duration {
 	return u.config.KeepaliveInterval * time.Duration(max(u.pingSlowdown.Load(), 1))
 }
 
-// onStreamEnd reduces the rate of pings if the server ended the stream because of them. gRPC servers accept one ping in
-// 5 minutes by default.
+// onStreamEnd reduces the rate of pings if the server closed the stream because of them. By default, gRPC servers accept
+// one ping in 5 minutes.
 func (u *upstream) onStreamEnd(err error) {
 	if strings.Contains(err.Error(), "too_many_pings") {
 		u.pingSlowdown.Store(min(2*max(u.pingSlowdown.Load(), 1), maxPingSlowdown))
 	}
 }
 
-// openStream starts a stream on a connection. It ends at the latest when ctx ends.
+// openStream opens a stream on the leased connection. The stream ends at the latest when ctx ends.
 func (u *upstream) openStream(ctx context.Context, l *lease, v wire.Variant) (grpc.ClientStream, error) {
 	header, err := u.config.Server.Header()
 	if err != nil {

@@ -10,8 +10,8 @@ import (
 	"time"
 )
 
-// maxTargets limits the addresses that are tried in one round, and lookupTimeout the lookup of a host: DNS answers are
-// not trusted.
+// maxTargets limits the addresses that are tried in one round, because DNS responses are not trusted. lookupTimeout
+// limits the lookup of one host.
 const (
 	maxTargets    = 32
 	lookupTimeout = 5 * time.Second
@@ -19,13 +19,13 @@ const (
 
 // target is an address of a control plane.
 type target struct {
-	// name is the configured address. The certificate must match its host.
+	// name is the configured host:port. The certificate must match the host.
 	name string
-	// address is the resolved address.
+	// address is the resolved IP address and port.
 	address string
 }
 
-// String returns the target for messages.
+// String returns the configured and the resolved address.
 func (t target) String() string {
 	if t.name == t.address {
 		return t.name
@@ -40,8 +40,8 @@ func lookupHost(ctx context.Context, host string) ([]netip.Addr, error) {
 	return net.DefaultResolver.LookupNetIP(ctx, "ip", host)
 }
 
-// resolveTargets resolves the configured addresses and returns the targets in random order, so that agents spread over
-// the control planes. The target that failed last is at the end.
+// resolveTargets resolves the configured addresses and returns the targets in random order, so that the agents of a mesh
+// are distributed over the control planes. The target that failed last is at the end.
 func (u *upstream) resolveTargets(ctx context.Context) (found []target, err error) {
 	var errs []error
 	for _, name := range u.config.Upstreams {

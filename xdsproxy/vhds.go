@@ -11,13 +11,16 @@ const (
 	virtualHostType = "type.googleapis.com/envoy.config.route.v3.VirtualHost"
 )
 
-// routeName returns the route configuration of a virtual host: the part of its name before the last slash.
+// routeName returns the name of a virtual host's route configuration: the part of the virtual host's resource name
+// before the last slash.
 func routeName(host string) string { return host[:max(0, strings.LastIndexByte(host, '/'))] }
 
-// virtualHosts returns the stored virtual hosts of the route configurations that Envoy requests, restricted to only if
-// that is not nil. Envoy requests the virtual hosts of all route configurations at once. It drops those that arrive
-// before their route configuration, and waits for those of each. If a route configuration has none, the result contains
-// a name that is not stored, whose removal ends the wait.
+// virtualHosts returns the names of the stored virtual hosts of the route configurations that Envoy requests. If only is
+// not nil, it is restricted to these route configurations.
+//
+// Envoy subscribes to the virtual hosts of all route configurations at once (VHDS). It ignores virtual hosts that arrive
+// before their route configuration, and each route configuration waits for its virtual hosts. If a route configuration
+// has no virtual hosts, the result contains a name that is not stored: the response removes it, which ends the wait.
 func (s *streamState) virtualHosts(only []string, snapshot *lastgood.Snapshot) (names []string) {
 	t := s.types[routeConfigType]
 	if t == nil {
@@ -42,8 +45,8 @@ func (s *streamState) virtualHosts(only []string, snapshot *lastgood.Snapshot) (
 	return names
 }
 
-// sendVirtualHosts sends the virtual hosts of the route configurations that a request subscribed to, after the route
-// configurations.
+// sendVirtualHosts sends the stored virtual hosts of the route configurations. It is called after the route
+// configurations were sent.
 func (s *session) sendVirtualHosts(routes []string) error {
 	s.mu.Lock()
 	var names []string
@@ -54,5 +57,5 @@ func (s *session) sendVirtualHosts(routes []string) error {
 	if len(names) == 0 {
 		return nil
 	}
-	return s.sendStored(virtualHostType, names)
+	return s.sendStoredResources(virtualHostType, names)
 }

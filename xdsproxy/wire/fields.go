@@ -9,7 +9,8 @@ import (
 
 // Field numbers of the discovery messages.
 const (
-	ResponseVersion, ResponseResources, ResponseType, ResponseNonce, ResponseRemoved = 1, 2, 4, 5, 6 // in both variants, except responseRemoved (delta only)
+	// Fields of both kinds of response, except ResponseRemoved, which exists only in delta.
+	ResponseVersion, ResponseResources, ResponseType, ResponseNonce, ResponseRemoved = 1, 2, 4, 5, 6
 
 	ResourceBody, AnyType = 2, 1
 
@@ -19,7 +20,7 @@ const (
 	statusCode, statusText                                             uint64 = 1, 2
 )
 
-// NonceField returns the number of a request's response_nonce.
+// NonceField returns the field number of response_nonce in a request.
 func NonceField(v Variant) int {
 	if v == Delta {
 		return DeltaNonce
@@ -27,7 +28,7 @@ func NonceField(v Variant) int {
 	return SotWNonce
 }
 
-// NewMessage returns a message with the encoded bytes, which it does not copy.
+// NewMessage returns a message that consists of the encoded bytes. It does not copy them.
 func NewMessage(b []byte) *Message { return &Message{Data: mem.BufferSlice{mem.SliceBuffer(b)}} }
 
 // AppendText appends a text field.
@@ -42,7 +43,7 @@ func AppendBytes(b []byte, field int, content []byte) []byte {
 	return protowire.AppendBytes(b, content)
 }
 
-// AppendError appends a google.rpc.Status with the reason, if there is one.
+// AppendError appends a google.rpc.Status with the reason. If reason is nil, it appends nothing.
 func AppendError(b []byte, field int, reason error) []byte {
 	if reason == nil {
 		return b

@@ -1,5 +1,5 @@
-// Package wire reads and writes the encoded discovery messages of xDS without decoding them: it reads only the fields
-// that a relay needs, and passes all others through.
+// Package wire reads and changes encoded xDS discovery messages without decoding them completely. It parses only the
+// fields that a relay needs, and preserves all other bytes.
 package wire
 
 import (
@@ -55,8 +55,8 @@ func (m *Message) Share() *Message {
 	return &Message{Data: m.Data}
 }
 
-// WithField returns the message with a text field set. The field is appended: the last occurrence of a field counts in
-// protobuf.
+// WithField returns the message with a text field set. It appends the field, because protobuf decoders use the last
+// occurrence of a field.
 func (m *Message) WithField(field int, text string) *Message {
 	shared := m.Share()
 	data := make(mem.BufferSlice, 0, len(shared.Data)+1)
@@ -64,29 +64,29 @@ func (m *Message) WithField(field int, text string) *Message {
 	return &Message{Data: append(data, mem.SliceBuffer(AppendText(nil, field, text)))}
 }
 
-// Codec is a gRPC codec that exchanges encoded messages as Messages, without copying them.
+// Codec is a gRPC codec for Messages, which are already encoded. It does not copy them.
 type Codec struct{}
 
-// Marshal returns a reference to the message, because gRPC frees the buffers that it has sent.
+// Marshal returns a new reference to the message's buffers. gRPC frees it after sending, so v remains valid.
 func (Codec) Marshal(v any) (mem.BufferSlice, error) {
 	m, ok := v.(*Message)
 	if !ok {
-		return nil, fmt.Errorf("a message to be sent is a %T", v)
+		return nil, fmt.Errorf("wire: cannot marshal a %T, only a *wire.Message", v)
 	}
 	m.Data.Ref()
 	return m.Data, nil
 }
 
-// Unmarshal stores a reference to the message. The caller frees it.
+// Unmarshal stores a reference to the received data in v, a *Message. The caller must free the message.
 func (Codec) Unmarshal(data mem.BufferSlice, v any) error {
 	m, ok := v.(*Message)
 	if !ok {
-		return fmt.Errorf("a message is received into a %T", v)
+		return fmt.Errorf("wire: cannot unmarshal into a %T, only into a *wire.Message", v)
 	}
 	data.Ref()
 	m.Data = data
 	return nil
 }
 
-// Name returns the content subtype, which is that of protobuf.
+// Name returns the gRPC content subtype of protobuf.
 func (Codec) Name() string { return "proto" }

@@ -8,7 +8,8 @@ import (
 	"google.golang.org/protobuf/encoding/protowire"
 )
 
-// MaxString limits the stored length of strings from peers that are only displayed or searched.
+// MaxString is the maximum stored length in bytes of strings that are only displayed or searched. Longer strings of
+// peers are truncated.
 const MaxString = 4096
 
 // Request contains the fields of a DiscoveryRequest or DeltaDiscoveryRequest that the relay reads.
@@ -17,11 +18,13 @@ type Request struct {
 	Nonce   string
 	Version string // version_info (SotW)
 	Node    []byte // encoded; only the first request of a stream must contain it
-	// names are resource_names (SotW). subscribe, unsubscribe and known (initial_resource_versions) belong to delta.
+	// Names are the resource_names (SotW). Subscribe, Unsubscribe and Known (initial_resource_versions) exist only in
+	// delta.
 	Names, Subscribe, Unsubscribe []string
 	Known                         []Resource
-	Rejected                      bool // has error_detail
-	Reason                        string
+	// Rejected is set for a NACK (a request with error_detail), and Reason is its error message.
+	Rejected bool
+	Reason   string
 }
 
 // Response contains the fields of a DiscoveryResponse or DeltaDiscoveryResponse that the relay reads.
@@ -30,10 +33,10 @@ type Response struct {
 	Nonce     string
 	Version   string
 	Resources []Resource
-	Removed   []string
+	Removed   []string // removed_resources (delta)
 }
 
-// Resource is the name and version of a resource. SotW resources have no version of their own.
+// Resource is the name and version of a resource. In SotW the version is empty, because only responses have one.
 type Resource struct{ Name, Version string }
 
 // HasWildcard reports whether the request contains the name "*".
@@ -47,7 +50,7 @@ const Wildcard = "*"
 // ErrMalformed is returned for bytes that are not an encoded message.
 var ErrMalformed = errors.New("not a protobuf message")
 
-// ParseRequest parses the fields of a request that the relay reads, and skips all others.
+// ParseRequest parses the fields of an encoded request that Request contains.
 func ParseRequest(v Variant, data mem.BufferSlice) (Request, error) {
 	var r Request
 	field := r.sotwField
@@ -104,7 +107,7 @@ func (r *Request) deltaField(number protowire.Number, c *Cursor, length int) (er
 	return err
 }
 
-// ParseResponse parses the fields of a response that the relay reads, and skips the contents of resources.
+// ParseResponse parses the fields of an encoded response that Response contains. It skips the contents of resources.
 func ParseResponse(v Variant, data mem.BufferSlice) (Response, error) {
 	var r Response
 	err := Walk(data, func(number protowire.Number, c *Cursor, length int) (err error) {
@@ -130,7 +133,8 @@ func ParseResponse(v Variant, data mem.BufferSlice) (Response, error) {
 	return r, err
 }
 
-// ParseResource reads the name and version of a resource. A SotW resource is only an Any.
+// ParseResource reads the name and version of a resource, which has the length in bytes. In SotW a resource is an Any,
+// without a version.
 func ParseResource(v Variant, c *Cursor, length int) (Resource, error) {
 	var r Resource
 	if v == SotW {
@@ -152,8 +156,8 @@ func ParseResource(v Variant, c *Cursor, length int) (Resource, error) {
 	return r, err
 }
 
-// parseAny reads the name of the resource in an Any. All of Envoy's resource types have the name in field 1. It returns
-// "" if the content is not readable; Envoy then rejects it.
+// parseAny reads the name of the resource in an Any. In all of Envoy's resource types, the name is field 1. It returns ""
+// if the content does not start with this field.
 func parseAny(c *Cursor, length int) (name string, err error) {
 	err = c.message(length, func(number protowire.Number, length int) error {
 		if number != 2 || length == 0 {
@@ -170,8 +174,8 @@ func parseAny(c *Cursor, length int) (name string, err error) {
 	return name, err
 }
 
-// openName reads the tag and length of a leading string field 1. It returns false if another field is first. It reads
-// nothing after end.
+// openName reads the tag and length of field 1, a string, with the cursor at the start of the content. It returns false
+// if the content starts with another field. end is the number of bytes that remain after the content.
 func (c *Cursor) openName(end int) (length int, ok bool) {
 	if b, err := c.readByte(); err != nil || b != 1<<3|byte(protowire.BytesType) {
 		return 0, false
@@ -189,7 +193,7 @@ func (c *Cursor) openName(end int) (length int, ok bool) {
 	return 0, false
 }
 
-// statusMessage reads the message of a google.rpc.Status.
+// statusMessage reads the error message in a google.rpc.Status.
 func statusMessage(c *Cursor, length int) (message string, err error) {
 	err = c.message(length, func(number protowire.Number, n int) (err error) {
 		if number == 2 {
@@ -201,7 +205,7 @@ func statusMessage(c *Cursor, length int) (message string, err error) {
 	return message, err
 }
 
-// stringPair reads an entry of a string map.
+// stringPair reads an entry of a map<string, string>: the key into Name, the value into Version.
 func (c *Cursor) stringPair(length int) (r Resource, err error) {
 	err = c.message(length, func(number protowire.Number, n int) (err error) {
 		switch number {
@@ -217,7 +221,8 @@ func (c *Cursor) stringPair(length int) (r Resource, err error) {
 	return r, err
 }
 
-// message calls visit for each length-delimited field of a nested message.
+// message calls visit for each length-delimited field of a nested message, which has the length in bytes. visit must
+// consume the field's content.
 func (c *Cursor) message(length int, visit func(protowire.Number, int) error) error {
 	end := c.Remaining() - length
 	if end < 0 {
@@ -241,8 +246,8 @@ func (c *Cursor) message(length int, visit func(protowire.Number, int) error) er
 	return nil
 }
 
-// Walk calls visit for each length-delimited field of a message, with the cursor at its content. visit must consume
-// exactly length bytes.
+// Walk calls visit for each length-delimited field of an encoded message. The cursor is at the field's content, of which
+// visit must consume exactly length bytes.
 func Walk(data mem.BufferSlice, visit func(protowire.Number, *Cursor, int) error) error {
 	c := NewCursor(data)
 	for c.Remaining() > 0 {
@@ -270,10 +275,10 @@ type Cursor struct {
 // NewCursor returns a cursor at the beginning of data.
 func NewCursor(data mem.BufferSlice) *Cursor { return &Cursor{next: data, remaining: data.Len()} }
 
-// Remaining returns the number of bytes that were not read.
+// Remaining returns the number of bytes that are not read yet.
 func (c *Cursor) Remaining() int { return c.remaining }
 
-// fill makes the current buffer non-empty. It returns false at the end.
+// fill advances to the next buffer if the current one is empty. It returns false at the end of the data.
 func (c *Cursor) fill() bool {
 	for len(c.buffer) == 0 {
 		if len(c.next) == 0 {
@@ -303,7 +308,8 @@ func (c *Cursor) read(b []byte) {
 	}
 }
 
-// field reads the tag and length of a field. It skips a field of another wire type and returns number 0.
+// field reads the tag and length of a length-delimited field. It skips a field of another wire type and returns number
+// 0.
 func (c *Cursor) field() (protowire.Number, int, error) {
 	tag, err := c.varint()
 	if err != nil {
@@ -391,7 +397,7 @@ func (c *Cursor) ReadInto(buf []byte, n int) ([]byte, error) {
 	return buf, nil
 }
 
-// text reads a complete string: names, nonces and versions are sent again.
+// text reads a string of n bytes. It does not truncate names, nonces and versions, because the relay sends them again.
 func (c *Cursor) text(n int) (string, error) {
 	if n <= len(c.buffer) {
 		text := string(c.buffer[:n])
@@ -413,8 +419,8 @@ func (c *Cursor) truncatedText(n int) (string, error) {
 	return text, c.Skip(n - len(text))
 }
 
-// EachResource calls visit for each resource of a response, with the cursor at its content. visit must consume exactly
-// length bytes.
+// EachResource calls visit for each resource of an encoded response. The cursor is at the encoded resource, of which
+// visit must consume exactly length bytes.
 func EachResource(data mem.BufferSlice, visit func(c *Cursor, length int) error) error {
 	return Walk(data, func(number protowire.Number, c *Cursor, length int) error {
 		if number != ResponseResources {
