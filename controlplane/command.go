@@ -41,7 +41,7 @@ it listens on loopback; --address changes that. Its ports are:
          a token or a certificate
   15014  metrics, health and debug pages (/debug lists them); debug pages
          require a token or a certificate, except from root and the control
-         plane's user on this machine
+         plane's user over loopback
   15016  token exchange (RFC 8693) and the keys of its tokens (OpenID Connect
          discovery), over HTTPS
 

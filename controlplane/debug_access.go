@@ -68,8 +68,8 @@ func restrictPage(identify identifyCaller, page debugPage) http.HandlerFunc {
 	}
 }
 
-// identifyDebugCaller accepts a certificate or token of the mesh. Without them it accepts a process of this machine
-// that runs as root or as this process's user. Accounts of the root namespace count as the platform.
+// identifyDebugCaller accepts a certificate or token of the mesh. Without them it accepts a process that connects over
+// loopback as root or as this process's user. Accounts of the root namespace count as the platform.
 func (s *Server) identifyDebugCaller(r *http.Request) (debugCaller, error) {
 	if r.Header.Get("Authorization") != "" || r.TLS != nil && len(r.TLS.PeerCertificates) > 0 {
 		id, err := s.authority.Authenticate(grpcContext(r))
@@ -101,25 +101,27 @@ func grpcContext(r *http.Request) context.Context {
 	return ctx
 }
 
-// checkLocalCaller returns an error unless a process of this machine sent the request, as root or as this process's
-// user. In a local mesh it always returns an error: the proxies run as that user and forward requests of their clients.
+// checkLocalCaller returns an error unless a process sent the request over loopback, as root or as this process's user. A
+// connection to another address of this machine is not enough: a tenant's document can lead requests to such an address
+// through a gateway that runs as root on this machine, but not to this port on loopback. In a local mesh it always returns
+// an error: the proxies run as that user and forward requests of their clients.
 func (s *Server) checkLocalCaller(r *http.Request) error {
 	required := fmt.Errorf("debug pages require a token (Authorization: Bearer …) or a client certificate. Accounts of namespace %s see the whole mesh, "+
 		"other accounts see their own namespace", s.rootNamespace())
 	if s.cfg.StartsProxies {
 		return fmt.Errorf("%w. Use the commands of pilotfish, which connect to the control socket of the mesh", required)
 	}
-	required = fmt.Errorf("%w. On this machine, root and the user of the control plane need no credentials", required)
+	required = fmt.Errorf("%w. Over loopback, root and the user of the control plane need no credentials", required)
 	local, ok := r.Context().Value(http.LocalAddrContextKey).(net.Addr)
 	if !ok {
 		return required
 	}
 	client, clientErr := netip.ParseAddrPort(r.RemoteAddr)
 	server, serverErr := netip.ParseAddrPort(local.String())
-	if clientErr != nil || serverErr != nil || !client.Addr().IsLoopback() && client.Addr() != server.Addr() {
+	if clientErr != nil || serverErr != nil || !client.Addr().Unmap().IsLoopback() || !server.Addr().Unmap().IsLoopback() {
 		return required
 	}
-	if runtime.GOOS != "linux" && client.Addr().IsLoopback() { // the client's user cannot be determined
+	if runtime.GOOS != "linux" { // the client's user cannot be determined
 		return nil
 	}
 	s.callerLookup.Lock() // one lookup at a time

@@ -125,10 +125,10 @@ spec: {hosts: [%[1]s.example], ports: [{number: 80, name: http, protocol: HTTP}]
 `
 
 // startWatched runs a shared control plane with services of two namespaces, and waits until it serves.
-func startWatched(t *testing.T) *cloudMachine {
+func startWatched(t *testing.T, flags ...string) *cloudMachine {
 	t.Helper()
 	m := newCloudMachine(t, "192.0.2.10", "192.0.2.20")
-	m.startSharedControlPlane(fmt.Sprintf(serviceIn, "tenant") + fmt.Sprintf(serviceIn, "victim"))
+	m.startSharedControlPlane(fmt.Sprintf(serviceIn, "tenant")+fmt.Sprintf(serviceIn, "victim"), flags...)
 	testenv.Eventually(t, "the control plane is ready", func() error {
 		_, err := getIn(m.Namespace, "http://192.0.2.10:15014/ready", "*/*")
 		return err
@@ -137,7 +137,7 @@ func startWatched(t *testing.T) *cloudMachine {
 }
 
 func readDebugPagesWithoutCredentials(t *testing.T) {
-	m := startWatched(t)
+	m := startWatched(t, "--address", "0.0.0.0")
 	remote := func(path string) string {
 		return m.raw("192.0.2.20", "192.0.2.10:15014", "GET "+path+" HTTP/1.0\r\n\r\n")
 	}
@@ -146,11 +146,11 @@ func readDebugPagesWithoutCredentials(t *testing.T) {
 			t.Errorf("%s answers a neighbor: %s", page, answer)
 		}
 	}
-	rebound := m.raw("192.0.2.10", "192.0.2.10:15014", "GET /debug/registryz HTTP/1.1\r\nHost: evil.example\r\nConnection: close\r\n\r\n")
+	rebound := m.raw("127.0.0.1", "127.0.0.1:15014", "GET /debug/registryz HTTP/1.1\r\nHost: evil.example\r\nConnection: close\r\n\r\n")
 	if !strings.Contains(rebound, " 401 ") {
 		t.Errorf("a foreign web page is answered: %s", rebound)
 	}
-	other := exec.Command("bash", "-c", `exec 3<>/dev/tcp/192.0.2.10/15014 && printf 'GET /debug/registryz HTTP/1.0\r\n\r\n' >&3 && cat <&3`)
+	other := exec.Command("bash", "-c", `exec 3<>/dev/tcp/127.0.0.1/15014 && printf 'GET /debug/registryz HTTP/1.0\r\n\r\n' >&3 && cat <&3`)
 	other.SysProcAttr = &syscall.SysProcAttr{Credential: &syscall.Credential{Uid: 65534, Gid: 65534}}
 	answer, ended := m.Start(t, other)
 	<-ended
@@ -166,7 +166,7 @@ func readDebugPagesWithoutCredentials(t *testing.T) {
 			t.Errorf("%s: %s", page, answer)
 		}
 	}
-	if page, err := getIn(m.Namespace, "http://192.0.2.10:15014/debug/registryz", "*/*"); !strings.Contains(page, "victim.example") {
+	if page, err := getIn(m.Namespace, "http://127.0.0.1:15014/debug/registryz", "*/*"); !strings.Contains(page, "victim.example") {
 		t.Errorf("root of the machine does not see the mesh: %v %s", err, page)
 	}
 }
@@ -213,12 +213,12 @@ func readDebugPagesOfOtherNamespaces(t *testing.T) {
 }
 
 func sendManyDiffs(t *testing.T) {
-	m := startWatched(t)
+	m := startWatched(t, "--address", "0.0.0.0")
 	const count = 20
-	begun := "POST /debug/diff HTTP/1.1\r\nHost: 192.0.2.10\r\nContent-Length: 60000000\r\n\r\n{\"files\":[{\"text\":\"" + strings.Repeat("x", 1<<20)
+	begun := "POST /debug/diff HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Length: 60000000\r\n\r\n{\"files\":[{\"text\":\"" + strings.Repeat("x", 1<<20)
 	refused := make(chan bool, count)
 	for range count {
-		conn, err := m.dial("192.0.2.10", "192.0.2.10:15014")
+		conn, err := m.dial("127.0.0.1", "127.0.0.1:15014")
 		if err != nil {
 			t.Fatal(err)
 		}

@@ -108,7 +108,7 @@ func (e *sharedEdge) write(name, text string) {
 func (e *sharedEdge) startPlane() {
 	e.t.Helper()
 	cmd := exec.Command(testenv.Bin(e.t, "pilotfish"), "control-plane", "--config-dir", e.path("config"), "--state-dir", e.path("state"),
-		"--address", edgePlane, "--port", "-2", "--token-port", "-2", "--monitoring-port", "-2", "--allow-unix-endpoints", e.path("apps"))
+		"--address", edgePlane, "--port", "-2", "--token-port", "-2", "--allow-unix-endpoints", e.path("apps"))
 	e.log, _ = e.ns.Start(e.t, cmd)
 	testenv.Eventually(e.t, "the control plane serves", func() error {
 		conn, err := e.dial(e.t.Context(), edgePlane+":15012")

@@ -8,6 +8,7 @@ import (
 	"crypto/x509"
 	"encoding/pem"
 	"errors"
+	"net/http"
 	"strings"
 	"testing"
 	"time"
@@ -24,6 +25,12 @@ var endpointControlPlaneAttacks = []attack{{
 	limit:    "the TLS handshake of the gateway's Envoy fails: no certificate of the gateway",
 	service:  "the gateway's agent gets its certificate and configuration",
 	run:      attackControlPlane,
+}, {
+	name:     "an outsider reads the control plane's debug pages through a gateway of root on its machine",
+	position: outsider,
+	limit:    "401: no configuration of another namespace",
+	service:  "the gateway has its certificate and configuration",
+	run:      attackDebugPages,
 }}
 
 func attackControlPlane(t *testing.T) {
@@ -58,4 +65,16 @@ spec: {host: plane.tenant.internal, exportTo: ["*"], trafficPolicy: {tls: {mode:
 		}
 		return nil
 	})
+}
+
+func attackDebugPages(t *testing.T) {
+	e := startEdge(t, func(string) string {
+		entry := tenantEntry("pages", "HTTP", "STATIC", "{address: "+edgePlane+", ports: {port: 15014}}")
+		return strings.Replace(entry, "http: [{route:", "http: [{rewrite: {authority: "+edgePlane+"}, route:", 1)
+	})
+	for _, page := range []string{"configz", "syncz"} {
+		if code, body := e.request(t, "GET", "https://pages.tenant.example/debug/"+page); code != http.StatusUnauthorized {
+			t.Errorf("/debug/%s is answered with %d: %.300s", page, code, body)
+		}
+	}
 }

@@ -66,10 +66,11 @@ func keysDocument(name, keys string) string {
 }
 
 // startSharedControlPlane runs a control plane that serves other machines, with documents, and returns its log.
-func (m *cloudMachine) startSharedControlPlane(documents string) *testenv.Buffer {
+func (m *cloudMachine) startSharedControlPlane(documents string, flags ...string) *testenv.Buffer {
 	m.t.Helper()
 	config := m.write("config/tenant.yaml", documents)
-	return m.run("pilotfish", "control-plane", "--config-dir", config, "--state-dir", m.dir+"/state", "--address", "192.0.2.10", "--log-level", "debug")
+	args := []string{"control-plane", "--config-dir", config, "--state-dir", m.dir + "/state", "--address", "192.0.2.10", "--log-level", "debug"}
+	return m.run("pilotfish", append(args, flags...)...)
 }
 
 // awaitLog waits until a log has a line with all the texts.

@@ -94,14 +94,19 @@ func (p *plane) roots(t testing.TB) string {
 	return string(roots)
 }
 
-func (p *plane) token(t testing.TB, account string) string {
+func (p *plane) token(t testing.TB, namespace, account string) string {
 	t.Helper()
-	token, err := exec.Command(testenv.Bin(t, "pilotfish"), "token", "--state-dir", p.path("state"), "--namespace", books,
+	token, err := exec.Command(testenv.Bin(t, "pilotfish"), "token", "--state-dir", p.path("state"), "--namespace", namespace,
 		"--service-account", account).Output()
 	if err != nil {
 		t.Fatal(err)
 	}
 	return strings.TrimSpace(string(token))
+}
+
+// debugPage reads a debug page over the node's address, which requires a token.
+func (p *plane) debugPage(name, token string) ([]byte, error) {
+	return p.node.get("http://"+p.node.address.String()+":15014/debug/"+name, "Authorization", "Bearer "+token)
 }
 
 // istioAgent builds Istio's own agent and lays out the files that its image contains.
@@ -119,7 +124,7 @@ func newPodAt(t testing.TB, p *plane, name, address string) *pod {
 	t.Helper()
 	made := &pod{node: p.node, name: name, address: netip.MustParseAddr(address), dir: t.TempDir()}
 	made.namespace = p.node.sandbox(t, made.address)
-	made.write(t, tokenPath, p.token(t, name))
+	made.write(t, tokenPath, p.token(t, books, name))
 	made.write(t, rootsPath, p.roots(t))
 	made.write(t, "etc/istio/pod/labels", fmt.Sprintf("app=%q\n", name))
 	made.write(t, "etc/istio/pod/annotations", "")
@@ -199,12 +204,13 @@ func TestAgentOfIstioIsAClientLikeOurOwn(t *testing.T) {
 // waitRegistered waits until these workloads have registered, and are in force or not.
 func (p *plane) waitRegistered(t testing.TB, want map[string]bool) {
 	t.Helper()
+	bearer := p.token(t, "istio-system", "operator")
 	testenv.Eventually(t, "the workloads register", func() error {
 		var registered []struct {
 			Entry   string
 			InForce bool
 		}
-		body, err := p.node.get("http://" + p.node.address.String() + ":15014/debug/registrations")
+		body, err := p.debugPage("registrations", bearer)
 		if err == nil {
 			err = json.Unmarshal(body, &registered)
 		}
@@ -240,6 +246,7 @@ func (p *pod) checkResolves(t testing.TB, name, want string) {
 // waitInSync checks that the control plane knows the pod's proxy to have accepted all that it was sent.
 func (p *pod) waitInSync(t testing.TB, by *plane) {
 	t.Helper()
+	bearer := by.token(t, "istio-system", "operator")
 	testenv.Eventually(t, p.name+" is in sync", func() error {
 		var clients []struct {
 			Node, Identity string
@@ -249,7 +256,7 @@ func (p *pod) waitInSync(t testing.TB, by *plane) {
 				Rejection any
 			}
 		}
-		body, err := p.node.get("http://" + p.node.address.String() + ":15014/debug/syncz")
+		body, err := by.debugPage("syncz", bearer)
 		if err == nil {
 			err = json.Unmarshal(body, &clients)
 		}
