@@ -9,28 +9,30 @@ import (
 
 // patchOperations lists the supported operations for each object type.
 var patchOperations = map[networking.EnvoyFilter_ApplyTo][]networking.EnvoyFilter_Patch_Operation{
-	networking.EnvoyFilter_LISTENER:            {patchAdd, patchRemove, patchMerge},
+	networking.EnvoyFilter_LISTENER:            {patchAdd, patchRemove, patchMerge, patchMergeReplacingLists},
 	networking.EnvoyFilter_LISTENER_FILTER:     listPatches,
-	networking.EnvoyFilter_FILTER_CHAIN:        {patchAdd, patchRemove, patchMerge},
+	networking.EnvoyFilter_FILTER_CHAIN:        {patchAdd, patchRemove, patchMerge, patchMergeReplacingLists},
 	networking.EnvoyFilter_NETWORK_FILTER:      listPatches,
 	networking.EnvoyFilter_HTTP_FILTER:         listPatches,
-	networking.EnvoyFilter_ROUTE_CONFIGURATION: {patchMerge},
-	networking.EnvoyFilter_VIRTUAL_HOST:        {patchAdd, patchRemove, patchMerge, patchReplace},
+	networking.EnvoyFilter_ROUTE_CONFIGURATION: {patchMerge, patchMergeReplacingLists},
+	networking.EnvoyFilter_VIRTUAL_HOST:        {patchAdd, patchRemove, patchMerge, patchMergeReplacingLists, patchReplace},
 	networking.EnvoyFilter_HTTP_ROUTE:          listPatches,
-	networking.EnvoyFilter_CLUSTER:             {patchAdd, patchRemove, patchMerge},
+	networking.EnvoyFilter_CLUSTER:             {patchAdd, patchRemove, patchMerge, patchMergeReplacingLists},
 	networking.EnvoyFilter_EXTENSION_CONFIG:    {patchAdd},
-	networking.EnvoyFilter_BOOTSTRAP:           {patchMerge},
+	networking.EnvoyFilter_BOOTSTRAP:           {patchMerge, patchMergeReplacingLists},
 }
 
 const (
-	patchAdd     = networking.EnvoyFilter_Patch_ADD
-	patchRemove  = networking.EnvoyFilter_Patch_REMOVE
-	patchMerge   = networking.EnvoyFilter_Patch_MERGE
-	patchReplace = networking.EnvoyFilter_Patch_REPLACE
+	patchAdd    = networking.EnvoyFilter_Patch_ADD
+	patchRemove = networking.EnvoyFilter_Patch_REMOVE
+	patchMerge  = networking.EnvoyFilter_Patch_MERGE
+	// patchMergeReplacingLists replaces lists instead of appending to them.
+	patchMergeReplacingLists = networking.EnvoyFilter_Patch_MERGE_AND_REPLACE_LIST
+	patchReplace             = networking.EnvoyFilter_Patch_REPLACE
 )
 
 var listPatches = []networking.EnvoyFilter_Patch_Operation{
-	patchAdd, patchRemove, patchMerge, patchReplace, networking.EnvoyFilter_Patch_INSERT_FIRST,
+	patchAdd, patchRemove, patchMerge, patchMergeReplacingLists, patchReplace, networking.EnvoyFilter_Patch_INSERT_FIRST,
 	networking.EnvoyFilter_Patch_INSERT_BEFORE, networking.EnvoyFilter_Patch_INSERT_AFTER,
 }
 

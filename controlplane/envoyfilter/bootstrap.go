@@ -16,7 +16,7 @@ func (s *Set) Bootstrap(gateway bool) *bootstrapv3.Bootstrap {
 		if out == nil {
 			out = &bootstrapv3.Bootstrap{}
 		}
-		merge(out, p.value)
+		p.merge(out, p.value)
 	}
 	return out
 }

@@ -64,7 +64,7 @@ func (c ClusterPatches) Removes() bool {
 // Apply returns the cluster with the patches applied.
 func (c ClusterPatches) Apply(cluster *clusterv3.Cluster) *clusterv3.Cluster {
 	for _, p := range c.patches {
-		if p.op == networking.EnvoyFilter_Patch_MERGE {
+		if p.isMerge() {
 			cluster = tryPatch(c.set, p, "cluster", cluster.GetName(), cluster, checkCluster, p.changeCluster)
 		}
 	}
@@ -80,11 +80,11 @@ func (p *patch) changeCluster(cluster *clusterv3.Cluster) (bool, error) {
 		value.TransportSocket = nil
 		for _, m := range cluster.GetTransportSocketMatches() {
 			if m.GetTransportSocket().GetName() == socket.GetName() {
-				merge(m.GetTransportSocket(), socket)
+				p.merge(m.GetTransportSocket(), socket)
 			}
 		}
 	}
-	merge(cluster, value)
+	p.merge(cluster, value)
 	return true, nil
 }
 

@@ -107,7 +107,7 @@ func (f *Filter) readValue(p *patch, value *structpb.Struct) *config.Problem {
 	if err := readValue(value, p.value); errors.As(err, &wrong) {
 		return f.refuse(at+wrong.path, "", wrong.why, fmt.Sprintf("see Envoy's API, version 3, for %s", p.value.ProtoReflect().Descriptor().FullName()))
 	}
-	if p.op == networking.EnvoyFilter_Patch_MERGE {
+	if p.isMerge() {
 		return nil // a patch that is merged may be incomplete; only the merged resource must be valid
 	}
 	if err := validate(p.value); err != nil {

@@ -27,7 +27,7 @@ func editList[E element](list []E, p *patch, anchored bool, named, last func(E) 
 	case networking.EnvoyFilter_Patch_REMOVE:
 		out := slices.DeleteFunc(slices.Clone(list), func(e E) bool { return anchored && named(e) })
 		return out, len(out) != len(list), nil
-	case networking.EnvoyFilter_Patch_MERGE:
+	case networking.EnvoyFilter_Patch_MERGE, networking.EnvoyFilter_Patch_MERGE_AND_REPLACE_LIST:
 		return mergeElements(list, p, anchored, named)
 	}
 	at := insertIndex(list, p, anchored, named, last)
@@ -96,7 +96,7 @@ func mergeElements[E element](list []E, p *patch, anchored bool, named func(E) b
 			return list, false, errors.New("the element has the type " + got + ", not " + want)
 		}
 		merged := proto.Clone(e)
-		merge(merged, value)
+		p.merge(merged, value)
 		out[i], changed = merged.(E), true
 	}
 	return out, changed, nil

@@ -106,11 +106,11 @@ func listenerPort(l *listenerv3.Listener) uint32 {
 func (p *patch) applyToListener(everyPort bool, l *listenerv3.Listener) (bool, error) {
 	switch p.to {
 	case networking.EnvoyFilter_LISTENER:
-		if p.op != networking.EnvoyFilter_Patch_MERGE {
+		if !p.isMerge() {
 			return false, nil
 		}
 		name := l.GetName()
-		merge(l, p.value)
+		p.merge(l, p.value)
 		l.Name = name
 		return true, nil
 	case networking.EnvoyFilter_LISTENER_FILTER:
@@ -157,11 +157,11 @@ func (p *patch) changeChains(everyPort bool, l *listenerv3.Listener) (bool, erro
 		before := len(l.FilterChains)
 		l.FilterChains = slices.DeleteFunc(l.FilterChains, func(c *listenerv3.FilterChain) bool { return p.matchesChain(everyPort, c) })
 		return len(l.FilterChains) != before, nil
-	case networking.EnvoyFilter_Patch_MERGE:
+	case networking.EnvoyFilter_Patch_MERGE, networking.EnvoyFilter_Patch_MERGE_AND_REPLACE_LIST:
 		changed := false
 		for _, chain := range filterChains(l) {
 			if p.matchesChain(everyPort, chain) {
-				merge(chain, p.value)
+				p.merge(chain, p.value)
 				changed = true
 			}
 		}

@@ -4,26 +4,48 @@ import (
 	"google.golang.org/protobuf/proto"
 	"google.golang.org/protobuf/reflect/protoreflect"
 	"google.golang.org/protobuf/types/known/anypb"
+	networking "istio.io/api/networking/v1alpha3"
 )
 
 // merge merges src into dst. Fields are replaced, lists are appended, and messages are merged. A message in a
 // google.protobuf.Any field is merged if both have the same type, and replaced otherwise. Wrapper types and durations
 // are replaced as a whole.
-func merge(dst, src proto.Message) { mergeMessage(dst.ProtoReflect(), src.ProtoReflect()) }
+func merge(dst, src proto.Message) { merger{}.mergeMessage(dst.ProtoReflect(), src.ProtoReflect()) }
 
-func mergeMessage(dst, src protoreflect.Message) {
+// isMerge reports whether the operation of the patch is MERGE or MERGE_AND_REPLACE_LIST.
+func (p *patch) isMerge() bool {
+	return p.op == networking.EnvoyFilter_Patch_MERGE || p.op == networking.EnvoyFilter_Patch_MERGE_AND_REPLACE_LIST
+}
+
+// merge merges src, which is the value of the patch or a part of it, into dst, as the operation of the patch requires.
+func (p *patch) merge(dst, src proto.Message) {
+	m := merger{replaceLists: p.op == networking.EnvoyFilter_Patch_MERGE_AND_REPLACE_LIST}
+	m.mergeMessage(dst.ProtoReflect(), src.ProtoReflect())
+}
+
+// merger merges messages. With replaceLists, a list of the source replaces the list of the destination, also within
+// nested messages; otherwise its items are appended.
+type merger struct {
+	replaceLists bool
+}
+
+func (m merger) mergeMessage(dst, src protoreflect.Message) {
 	src.Range(func(fd protoreflect.FieldDescriptor, v protoreflect.Value) bool {
 		switch {
 		case fd.IsList():
-			mergeList(dst.Mutable(fd).List(), v.List(), fd)
+			list := dst.Mutable(fd).List()
+			if m.replaceLists {
+				list.Truncate(0)
+			}
+			mergeList(list, v.List(), fd)
 		case fd.IsMap():
-			mergeMap(dst.Mutable(fd).Map(), v.Map(), fd)
+			m.mergeMap(dst.Mutable(fd).Map(), v.Map(), fd)
 		case fd.Message() == nil:
 			dst.Set(fd, v)
 		case !dst.Has(fd) || isWrapper(fd.Message()):
 			dst.Set(fd, cloneValue(v))
 		default:
-			mergeValue(dst.Mutable(fd).Message(), v.Message())
+			m.mergeValue(dst.Mutable(fd).Message(), v.Message())
 		}
 		return true
 	})
@@ -39,7 +61,7 @@ func mergeList(dst, src protoreflect.List, fd protoreflect.FieldDescriptor) {
 	}
 }
 
-func mergeMap(dst, src protoreflect.Map, fd protoreflect.FieldDescriptor) {
+func (m merger) mergeMap(dst, src protoreflect.Map, fd protoreflect.FieldDescriptor) {
 	src.Range(func(key protoreflect.MapKey, v protoreflect.Value) bool {
 		switch {
 		case fd.MapValue().Message() == nil:
@@ -47,27 +69,27 @@ func mergeMap(dst, src protoreflect.Map, fd protoreflect.FieldDescriptor) {
 		case !dst.Has(key) || isWrapper(fd.MapValue().Message()):
 			dst.Set(key, cloneValue(v))
 		default:
-			mergeValue(dst.Mutable(key).Message(), v.Message())
+			m.mergeValue(dst.Mutable(key).Message(), v.Message())
 		}
 		return true
 	})
 }
 
-func mergeValue(dst, src protoreflect.Message) {
+func (m merger) mergeValue(dst, src protoreflect.Message) {
 	to, ok := dst.Interface().(*anypb.Any)
 	if !ok {
-		mergeMessage(dst, src)
+		m.mergeMessage(dst, src)
 		return
 	}
 	from := src.Interface().(*anypb.Any)
-	merged, err := mergeAny(to, from)
+	merged, err := m.mergeAny(to, from)
 	if err != nil {
 		merged = from
 	}
 	to.TypeUrl, to.Value = merged.GetTypeUrl(), merged.GetValue()
 }
 
-func mergeAny(dst, src *anypb.Any) (*anypb.Any, error) {
+func (m merger) mergeAny(dst, src *anypb.Any) (*anypb.Any, error) {
 	if dst.GetTypeUrl() != src.GetTypeUrl() {
 		return src, nil
 	}
@@ -79,7 +101,7 @@ func mergeAny(dst, src *anypb.Any) (*anypb.Any, error) {
 	if err != nil {
 		return nil, err
 	}
-	merge(to, from)
+	m.mergeMessage(to.ProtoReflect(), from.ProtoReflect())
 	return packAny(to)
 }
 

@@ -62,7 +62,7 @@ func (m *typeMismatchError) Error() string { return m.path + ": " + m.why }
 
 // readValue parses a patch's value. The error, if any, is a *typeMismatchError with the path within the value.
 func readValue(value *structpb.Struct, into proto.Message) error {
-	tree := expandTypedStructs(structpb.NewStructValue(value))
+	tree := convertDurations(expandTypedStructs(structpb.NewStructValue(value)), into.ProtoReflect().Descriptor())
 	err := unmarshal(tree, into)
 	if err == nil {
 		return nil
@@ -81,7 +81,7 @@ func unmarshal(value *structpb.Value, into proto.Message) error {
 
 // trimProtoError returns a protojson error without its position in the re-encoded value.
 func trimProtoError(err error) string {
-	text := strings.TrimPrefix(strings.ReplaceAll(err.Error(), " ", " "), "proto: ")
+	text := strings.TrimPrefix(strings.ReplaceAll(err.Error(), "\u00a0", " "), "proto: ")
 	text = strings.TrimPrefix(text, "syntax error ")
 	if strings.HasPrefix(text, "(line ") {
 		_, text, _ = strings.Cut(text, "): ")

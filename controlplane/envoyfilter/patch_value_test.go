@@ -1,10 +1,13 @@
 package envoyfilter
 
 import (
+	"slices"
+	"strings"
 	"testing"
 	"time"
 
 	clusterv3 "github.com/envoyproxy/go-control-plane/envoy/config/cluster/v3"
+	redisv3 "github.com/envoyproxy/go-control-plane/envoy/extensions/clusters/redis/v3"
 	routerv3 "github.com/envoyproxy/go-control-plane/envoy/extensions/filters/http/router/v3"
 	hcmv3 "github.com/envoyproxy/go-control-plane/envoy/extensions/filters/network/http_connection_manager/v3"
 	"google.golang.org/protobuf/encoding/protojson"
@@ -40,6 +43,69 @@ func TestMerge(t *testing.T) {
 	merge(cluster, &clusterv3.Cluster{ConnectTimeout: durationpb.New(2 * time.Second)})
 	if cluster.GetConnectTimeout().AsDuration() != 2*time.Second || cluster.GetAltStatName() != "a" {
 		t.Errorf("merged: %v", cluster)
+	}
+}
+
+// TestMergeReplacingLists checks that MERGE_AND_REPLACE_LIST replaces lists, also within the configuration of a filter.
+func TestMergeReplacingLists(t *testing.T) {
+	router := func(headers ...string) *hcmv3.HttpFilter {
+		packed, err := anypb.New(&routerv3.Router{StrictCheckHeaders: headers})
+		if err != nil {
+			t.Fatal(err)
+		}
+		return &hcmv3.HttpFilter{Name: "router", ConfigType: &hcmv3.HttpFilter_TypedConfig{TypedConfig: packed}}
+	}
+	for op, want := range map[networking.EnvoyFilter_Patch_Operation][]string{
+		networking.EnvoyFilter_Patch_MERGE:                  {"x-envoy-max-retries", "x-envoy-retry-on"},
+		networking.EnvoyFilter_Patch_MERGE_AND_REPLACE_LIST: {"x-envoy-retry-on"},
+	} {
+		p := &patch{op: op, value: router("x-envoy-retry-on")}
+		merged, changed, err := mergeElements([]*hcmv3.HttpFilter{router("x-envoy-max-retries")}, p, false, nil)
+		if err != nil || !changed {
+			t.Fatalf("%s: changed %v, %v", op, changed, err)
+		}
+		got := &routerv3.Router{}
+		if err := merged[0].GetTypedConfig().UnmarshalTo(got); err != nil {
+			t.Fatal(err)
+		}
+		if !slices.Equal(got.GetStrictCheckHeaders(), want) {
+			t.Errorf("%s: the filter has the headers %q, want %q", op, got.GetStrictCheckHeaders(), want)
+		}
+	}
+}
+
+// TestDurationsInGoForm checks that durations in Go's form are read at each depth of a value, and that a text that is
+// not a duration is refused at its path.
+func TestDurationsInGoForm(t *testing.T) {
+	read := func(text string) (*clusterv3.Cluster, error) {
+		value := &structpb.Struct{}
+		if err := protojson.Unmarshal([]byte(text), value); err != nil {
+			t.Fatal(err)
+		}
+		c := &clusterv3.Cluster{}
+		return c, readValue(value, c)
+	}
+	c, err := read(`{"connect_timeout": "500ms", "cleanupInterval": "1m30s", "dns_refresh_rate": "-1.5s",
+		"health_checks": [{"timeout": "1us", "interval": "2s"}], "cluster_type": {"typed_config":
+		{"@type": "type.googleapis.com/envoy.extensions.clusters.redis.v3.RedisClusterConfig", "cluster_refresh_rate": "250ms"}}}`)
+	if err != nil {
+		t.Fatal(err)
+	}
+	redis := &redisv3.RedisClusterConfig{}
+	if err := c.GetClusterType().GetTypedConfig().UnmarshalTo(redis); err != nil {
+		t.Fatal(err)
+	}
+	got := []time.Duration{
+		c.GetConnectTimeout().AsDuration(), c.GetCleanupInterval().AsDuration(), c.GetDnsRefreshRate().AsDuration(),
+		c.GetHealthChecks()[0].GetTimeout().AsDuration(), c.GetHealthChecks()[0].GetInterval().AsDuration(), redis.GetClusterRefreshRate().AsDuration(),
+	}
+	want := []time.Duration{500 * time.Millisecond, 90 * time.Second, -1500 * time.Millisecond, time.Microsecond, 2 * time.Second, 250 * time.Millisecond}
+	if !slices.Equal(got, want) {
+		t.Errorf("the durations are %v, want %v", got, want)
+	}
+	_, err = read(`{"health_checks": [{"timeout": "5 minutes"}]}`)
+	if err == nil || !strings.HasPrefix(err.Error(), ".health_checks[0].timeout: ") {
+		t.Errorf("a text that is not a duration: %v", err)
 	}
 }
 

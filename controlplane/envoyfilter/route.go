@@ -77,11 +77,11 @@ func (s *Set) RouteSettings(r Routes, rc *routev3.RouteConfiguration) *routev3.R
 	merge(bare, rc)
 	bare.VirtualHosts = nil
 	for _, p := range s.patchesFor(networking.EnvoyFilter_ROUTE_CONFIGURATION) {
-		if p.op != networking.EnvoyFilter_Patch_MERGE || !r.matches(p) {
+		if !p.isMerge() || !r.matches(p) {
 			continue
 		}
 		bare = tryPatch(s, p, "route configuration", r.Name, bare, nil, func(rc *routev3.RouteConfiguration) (bool, error) {
-			merge(rc, p.value)
+			p.merge(rc, p.value)
 			rc.Name = r.Name
 			return true, nil
 		})
@@ -146,8 +146,8 @@ func (p *patch) changeHost(host *routev3.VirtualHost) (changed bool, err error) 
 	// The name and domains must be unique, so patches cannot change them.
 	name, domains := host.GetName(), host.GetDomains()
 	switch p.op {
-	case networking.EnvoyFilter_Patch_MERGE:
-		merge(host, p.value)
+	case networking.EnvoyFilter_Patch_MERGE, networking.EnvoyFilter_Patch_MERGE_AND_REPLACE_LIST:
+		p.merge(host, p.value)
 	case networking.EnvoyFilter_Patch_REPLACE:
 		proto.Reset(host)
 		merge(host, p.value)
@@ -162,7 +162,7 @@ func (p *patch) changeRoutes(host *routev3.VirtualHost) (changed bool, err error
 	want := p.match.GetRouteConfiguration().GetVhost().GetRoute()
 	anchored := want.GetName() != "" || want.GetAction() != networking.EnvoyFilter_RouteConfigurationMatch_RouteMatch_ANY
 	// Without a matched route, MERGE and REMOVE apply to all routes.
-	if p.op == networking.EnvoyFilter_Patch_MERGE || p.op == networking.EnvoyFilter_Patch_REMOVE {
+	if p.isMerge() || p.op == networking.EnvoyFilter_Patch_REMOVE {
 		anchored = true
 	}
 	host.Routes, changed, err = editList(host.GetRoutes(), p, anchored,
