@@ -232,7 +232,7 @@ func valueLimit(list string) int {
 // conditionKeys lists the attributes of conditions. After an opening bracket, a key contains a name and a closing
 // bracket.
 var conditionKeys = []string{
-	"request.headers[", "source.ip", "remote.ip", "source.namespace", "source.principal", "source.serviceAccount", "request.auth.principal",
+	"request.headers[", "source.ip", "remote.ip", "source.namespace", "source.principal", "source.serviceAccount", "source.trustDomain", "request.auth.principal",
 	"request.auth.audiences", "request.auth.presenter", "request.auth.claims[", "destination.ip", "destination.port",
 	"connection.sni", "experimental.envoy.filters.",
 }

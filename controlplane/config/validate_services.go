@@ -167,12 +167,16 @@ func (s validator) checkEgressHost(host string) {
 	switch {
 	case !ok:
 		s.refuse(host, "no namespace", fmt.Sprintf("write namespace/host, as in %q for this namespace or %q for all", "./"+host, "*/"+host))
-	case namespace != "*" && namespace != "." && namespace != "~" && !dnsLabel.MatchString(namespace):
-		s.refuse(host, "the part before the slash is not a namespace", "use the name of a namespace, \".\" for the document's namespace, \"*\" for all, or \"~\" for none")
+	case !isEgressNamespace(strings.TrimPrefix(namespace, "~")) && namespace != "~":
+		s.refuse(host, "the part before the slash is not a namespace", "use the name of a namespace, \".\" for the document's namespace, or \"*\" for all; a leading \"~\" excludes hosts")
 	default:
 		s.checkWildcardHost(name)
 		if name != "*" && !strings.Contains(name, ".") {
 			s.warn(host, "a name without a dot is not the full name of a service, so it matches none", fmt.Sprintf("write %q", namespace+"/"+name+".<namespace>.svc.cluster.local"))
 		}
 	}
+}
+
+func isEgressNamespace(namespace string) bool {
+	return namespace == "*" || namespace == "." || dnsLabel.MatchString(namespace)
 }

@@ -2,6 +2,7 @@ package config
 
 import (
 	"net/netip"
+	"slices"
 	"strings"
 
 	networking "istio.io/api/networking/v1alpha3"
@@ -39,12 +40,24 @@ func (s validator) checkEgress(listener *networking.IstioEgressListener) {
 	for j, host := range listener.GetHosts() {
 		s.item("hosts", j).checkEgressHost(host)
 	}
+	s.field("hosts").checkExclusions(listener.GetHosts())
 	if listener.GetPort() != nil {
 		s.field("port").checkSidecarPort(listener.GetPort())
 	} else if listener.GetBind() != "" {
 		s.field("bind").refuse(listener.GetBind(), "a listener with bind needs a port", "set the port")
 	}
 	s.field("bind").checkBind(listener.GetBind())
+}
+
+// checkExclusions warns about a listener that excludes hosts but includes none. "~/*" states that intent.
+func (s validator) checkExclusions(hosts []string) {
+	isExclusion := func(host string) bool { return strings.HasPrefix(host, "~") }
+	if len(hosts) == 0 || slices.Contains(hosts, "~/*") || !slices.ContainsFunc(hosts, isExclusion) {
+		return
+	}
+	if !slices.ContainsFunc(hosts, func(host string) bool { return !isExclusion(host) }) {
+		s.warn(strings.Join(hosts, ", "), "the list only excludes hosts, so the workloads see no host", "add the hosts to include, for example \"*/*\"")
+	}
 }
 
 func (s validator) checkIngress(listener *networking.IstioIngressListener) {

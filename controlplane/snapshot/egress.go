@@ -56,14 +56,14 @@ func newPortEgress(spec *networking.Sidecar, namespace string) *portEgress {
 		one := newEgress(&networking.Sidecar{Egress: []*networking.IstioEgressListener{listener}}, namespace)
 		number := listener.GetPort().GetNumber()
 		if number == 0 {
-			p.others.hosts = append(p.others.hosts, one.hosts...)
+			p.others.listeners = append(p.others.listeners, one.listeners...)
 			continue
 		}
 		l := EgressListener{listener, one}
 		p.listeners = append(p.listeners, l)
 		if !l.IsBound() {
 			at := p.captured[number]
-			at.hosts = append(at.hosts, one.hosts...)
+			at.listeners = append(at.listeners, one.listeners...)
 			p.captured[number] = at
 		}
 	}

@@ -175,6 +175,33 @@ spec: {egress: [{hosts: ["three/*"]}]}
 	}
 }
 
+func TestSidecarExcludesHosts(t *testing.T) {
+	for hosts, want := range map[string]string{
+		`"*/*", "~two/*"`:                                  "a c",
+		`"*/*", "~/b.two.svc.cluster.local"`:               "a c",
+		`"*/*", "~two/b.two.svc.cluster.local", "~./*"`:    "c",
+		`"*/*", "~one/b.two.svc.cluster.local"`:            "a b c",
+		`"*/*", "~/*"`:                                     "",
+		`"~two/*"`:                                         "",
+		`"two/*", "~/*.three.svc.cluster.local"`:           "b",
+		`"two/*", "*/c.three.svc.cluster.local", "~two/*"`: "c",
+	} {
+		m := newTestMesh(t, nil, service("a", "one"), service("b", "two"), service("c", "three"), `
+apiVersion: networking.istio.io/v1
+kind: Sidecar
+metadata: {name: default, namespace: one}
+spec: {egress: [{hosts: [`+hosts+`]}]}
+`)
+		var names []string
+		for _, svc := range m.Scope("one", nil).Services {
+			names = append(names, svc.Name)
+		}
+		if got := strings.Join(names, " "); got != want {
+			t.Errorf("hosts [%s] import the services %q, want %q", hosts, got, want)
+		}
+	}
+}
+
 func TestPoliciesOfTheRootNamespaceApplyEverywhere(t *testing.T) {
 	m := newTestMesh(t, nil, `
 apiVersion: security.istio.io/v1

@@ -426,11 +426,15 @@ func (c *checker) checkOwnTLS(r *config.Resource, field string, labels map[strin
 // namespaces, and "." means each workload's own. So a host is accepted there if any namespace may see it.
 func (c *checker) checkEgressHost(r *config.Resource, field, host string) {
 	ns, pattern, _ := strings.Cut(host, "/")
-	if ns == "~" || strings.HasPrefix(pattern, "*") {
+	if strings.HasPrefix(pattern, "*") {
 		return
 	}
+	ns = strings.TrimPrefix(ns, "~")
+	if ns == "" {
+		ns = "*"
+	}
 	everybody := r.Namespace == c.s.Mesh.GetRootNamespace()
-	seen := host
+	seen := ns + "/" + pattern
 	if everybody && ns == "." {
 		seen = "*/" + pattern
 	}

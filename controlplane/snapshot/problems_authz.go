@@ -96,7 +96,7 @@ func parseRequirements(rule *security.Rule) ruleRequirements {
 	var a ruleRequirements
 	for j, from := range rule.GetFrom() {
 		s, at := from.GetSource(), fmt.Sprintf(".from[%d].source", j)
-		if len(s.GetPrincipals())+len(s.GetNamespaces())+len(s.GetServiceAccounts()) > 0 {
+		if len(s.GetPrincipals())+len(s.GetNamespaces())+len(s.GetServiceAccounts())+len(s.GetTrustDomains()) > 0 {
 			a.peer = at
 		}
 		if len(s.GetRequestPrincipals()) > 0 {
@@ -115,7 +115,7 @@ func parseRequirements(rule *security.Rule) ruleRequirements {
 	for j, when := range rule.GetWhen() {
 		at := fmt.Sprintf(".when[%d].key", j)
 		switch key := when.GetKey(); {
-		case key == "source.principal", key == "source.namespace", key == "source.serviceAccount":
+		case key == "source.principal", key == "source.namespace", key == "source.serviceAccount", key == "source.trustDomain":
 			a.peer = at
 		case strings.HasPrefix(key, "request.auth."):
 			a.http = at

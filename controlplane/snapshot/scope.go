@@ -373,48 +373,6 @@ func (sc *Scope) equal(o *Scope) bool {
 	return true
 }
 
-// egressHosts contains the hosts that a Sidecar's egress listeners list.
-type egressHosts struct {
-	all   bool
-	hosts []egressHost
-}
-
-type egressHost struct{ namespace, host string }
-
-var allHosts = egressHosts{all: true}
-
-func newEgress(spec *networking.Sidecar, namespace string) egressHosts {
-	if len(spec.GetEgress()) == 0 {
-		return allHosts
-	}
-	var e egressHosts
-	for _, listener := range spec.GetEgress() {
-		for _, h := range listener.GetHosts() {
-			ns, host, ok := strings.Cut(h, "/")
-			if !ok {
-				ns, host = "*", h
-			}
-			if ns == "." {
-				ns = namespace
-			}
-			e.hosts = append(e.hosts, egressHost{ns, host})
-		}
-	}
-	return e
-}
-
-func (e egressHosts) contains(namespace, host string) bool {
-	if e.all {
-		return true
-	}
-	for _, h := range e.hosts {
-		if (h.namespace == "*" || h.namespace == namespace) && overlapHosts(h.host, host) {
-			return true
-		}
-	}
-	return false
-}
-
 // Service returns the visible service with a full name, or nil.
 func (sc *Scope) Service(hostname string) *registry.Service { return sc.services[hostname] }
 

@@ -111,6 +111,8 @@ func (c ruleCompiler) conditions(when []*security.Condition) ([]*rbacv3.Principa
 			ids.add(values, not, namespacePrincipal)
 		case key == "source.serviceAccount":
 			ids.add(values, not, c.serviceAccountPrincipal)
+		case key == "source.trustDomain":
+			ids.add(values, not, trustDomainPrincipal)
 		case key == "request.auth.principal":
 			ids.addChecked(values, not, isValidRequestPrincipal, requestPrincipal)
 		case key == "request.auth.audiences":

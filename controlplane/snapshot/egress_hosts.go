@@ -1,0 +1,71 @@
+package snapshot
+
+import (
+	"slices"
+	"strings"
+
+	networking "istio.io/api/networking/v1alpha3"
+)
+
+// egressHosts contains the hosts that a Sidecar's egress listeners import. A host is imported if one of the listeners
+// imports it.
+type egressHosts struct {
+	all       bool
+	listeners []listenerHosts
+}
+
+// listenerHosts contains the hosts of one egress listener. It imports the hosts that match an item of included and none
+// of excluded.
+type listenerHosts struct{ included, excluded []egressHost }
+
+type egressHost struct{ namespace, host string }
+
+var allHosts = egressHosts{all: true}
+
+// newEgress returns allHosts for a Sidecar without egress listeners.
+func newEgress(spec *networking.Sidecar, namespace string) egressHosts {
+	if len(spec.GetEgress()) == 0 {
+		return allHosts
+	}
+	var e egressHosts
+	for _, listener := range spec.GetEgress() {
+		var hosts listenerHosts
+		for _, text := range listener.GetHosts() {
+			if h, excluded := parseEgressHost(text, namespace); excluded {
+				hosts.excluded = append(hosts.excluded, h)
+			} else {
+				hosts.included = append(hosts.included, h)
+			}
+		}
+		e.listeners = append(e.listeners, hosts)
+	}
+	return e
+}
+
+// parseEgressHost parses "namespace/host". A leading "~" excludes the host; "~/host" excludes it in all namespaces.
+func parseEgressHost(text, ownNamespace string) (h egressHost, excluded bool) {
+	namespace, host, ok := strings.Cut(text, "/")
+	if !ok {
+		namespace, host = "*", text
+	}
+	namespace, excluded = strings.CutPrefix(namespace, "~")
+	switch namespace {
+	case "":
+		namespace = "*"
+	case ".":
+		namespace = ownNamespace
+	}
+	return egressHost{namespace, host}, excluded
+}
+
+func (e egressHosts) contains(namespace, host string) bool {
+	return e.all || slices.ContainsFunc(e.listeners, func(l listenerHosts) bool { return l.imports(namespace, host) })
+}
+
+// imports reports whether a host, which may be a wildcard, is imported. A wildcard is imported if it overlaps an
+// included host, and excluded if an excluded host matches all of it.
+func (l listenerHosts) imports(namespace, host string) bool {
+	inNamespace := func(h egressHost) bool { return h.namespace == "*" || h.namespace == namespace }
+	return slices.ContainsFunc(l.included, func(h egressHost) bool { return inNamespace(h) && overlapHosts(h.host, host) }) &&
+		!slices.ContainsFunc(l.excluded, func(h egressHost) bool { return inNamespace(h) && MatchHost(h.host, host) })
+}
