@@ -1,10 +1,13 @@
 package config
 
 import (
+	"fmt"
 	"slices"
 	"strings"
 
 	"google.golang.org/protobuf/reflect/protoreflect"
+
+	"github.com/pilotfish-mesh/pilotfish/internal/suggest"
 )
 
 // Kinds returns the kinds that the control plane supports, in a fixed order.
@@ -69,30 +72,11 @@ func istioKind[M protoreflect.ProtoMessage](group string, versions []string, val
 	}
 }
 
-// inertKinds lists kinds that the parser skips, by API group. They are common in users' files, but have no effect on
-// the mesh.
-var inertKinds = map[string][]string{
-	"": {
-		"Pod", "ServiceAccount", "Namespace", "ConfigMap", "Endpoints", "PersistentVolume", "PersistentVolumeClaim",
-		"ReplicationController", "LimitRange", "ResourceQuota", "PodTemplate", "Node", "Event",
-	},
-	"apps":                         {"Deployment", "ReplicaSet", "StatefulSet", "DaemonSet", "ControllerRevision"},
-	"extensions":                   {"Deployment", "ReplicaSet", "DaemonSet", "Ingress", "NetworkPolicy"},
-	"batch":                        {"Job", "CronJob"},
-	"networking.k8s.io":            {"Ingress", "IngressClass", "NetworkPolicy"},
-	"discovery.k8s.io":             {"EndpointSlice"},
-	"rbac.authorization.k8s.io":    {"Role", "RoleBinding", "ClusterRole", "ClusterRoleBinding"},
-	"autoscaling":                  {"HorizontalPodAutoscaler"},
-	"policy":                       {"PodDisruptionBudget", "PodSecurityPolicy"},
-	"storage.k8s.io":               {"StorageClass"},
-	"scheduling.k8s.io":            {"PriorityClass"},
-	"coordination.k8s.io":          {"Lease"},
-	"apiextensions.k8s.io":         {"CustomResourceDefinition"},
-	"apiregistration.k8s.io":       {"APIService"},
-	"admissionregistration.k8s.io": {"MutatingWebhookConfiguration", "ValidatingWebhookConfiguration", "ValidatingAdmissionPolicy", "ValidatingAdmissionPolicyBinding"},
-	"kustomize.config.k8s.io":      {"Kustomization", "Component"},
-	"monitoring.coreos.com":        {"ServiceMonitor", "PodMonitor", "PrometheusRule"},
-	"cert-manager.io":              {"Certificate", "Issuer", "ClusterIssuer"},
+// inertKinds lists the kinds of Kubernetes' core group that the parser skips, because they have no effect on the mesh.
+// It also skips all kinds of other API groups, except Istio's.
+var inertKinds = []string{
+	"Pod", "ServiceAccount", "Namespace", "ConfigMap", "Endpoints", "PersistentVolume", "PersistentVolumeClaim",
+	"ReplicationController", "LimitRange", "ResourceQuota", "PodTemplate", "Node", "Event", "Binding", "ComponentStatus",
 }
 
 // unsupportedKinds lists kinds that have an effect in other meshes, but that this control plane does not support.
@@ -109,26 +93,44 @@ var unsupportedKinds = map[string][]string{
 // topologyGroup is the API group of this project's topology files. Such a file may be in the configuration directory.
 const topologyGroup = "pilotfish"
 
-// isInert reports whether the parser skips a kind.
+// isInert reports whether the parser skips a kind of the core group or a topology file of this project.
 func isInert(group, kind string) bool {
-	return slices.Contains(inertKinds[group], kind) || kind == "Mesh" && strings.Contains(group, topologyGroup)
+	return group == "" && slices.Contains(inertKinds, kind) || kind == "Mesh" && strings.Contains(group, topologyGroup)
 }
 
 func isUnsupported(group, kind string) bool { return slices.Contains(unsupportedKinds[group], kind) }
 
-// kindNames returns the names of all kinds, for suggestions.
-func kindNames() []string {
+// isMeshGroup reports whether an unknown kind of the API group is an error: in Kubernetes' core group and in Istio's
+// groups, it is probably a typing mistake.
+func isMeshGroup(group string) bool { return group == "" || strings.HasSuffix(group, ".istio.io") }
+
+// isMisspelledGroup reports whether the API group resembles one of Istio's.
+func isMisspelledGroup(group string) bool {
+	groups := []string{networkingGroup, securityGroup, telemetryGroup, extensionsGroup}
+	return suggest.ClosestWithin(group, groups, 3) != ""
+}
+
+// kindRemedy returns the remedy for an unknown kind of a group for which isMeshGroup is true.
+func kindRemedy(group, kind string) string {
 	var names []string
-	for _, kind := range Kinds() {
-		names = append(names, string(kind))
-	}
-	for _, table := range []map[string][]string{inertKinds, unsupportedKinds} {
-		for _, list := range table {
-			names = append(names, list...)
+	for name, info := range kinds {
+		if info.group == group {
+			names = append(names, string(name))
 		}
 	}
-	slices.Sort(names)
-	return slices.Compact(names)
+	names = append(names, unsupportedKinds[group]...)
+	if group == "" {
+		names = append(names, inertKinds...)
+	}
+	if match := suggest.Name(kind, names); match != "" || group == "" {
+		return didYouMean(kind, names)
+	}
+	for _, other := range Kinds() {
+		if suggest.Name(kind, []string{string(other)}) != "" {
+			return fmt.Sprintf("did you mean %s, with apiVersion %s?", other, kinds[other].allowedAPIVersions())
+		}
+	}
+	return didYouMean(kind, names)
 }
 
 // splitAPIVersion returns the group and version of an apiVersion. "v1" has the group "".

@@ -160,11 +160,14 @@ func (d *document) lookupKind(h objectHeader) (info kindInfo, ok bool) {
 	case isUnsupported(h.group, h.kind):
 		d.inert = true
 		d.reportAs(KindNoEffect, Warning, d.origin, "kind", h.kind, fmt.Sprintf("%s of %s is not supported in this version: it has no effect", h.kind, h.group), "keep it for a mesh that supports it, or remove it")
-	case known:
+	case known && (isMeshGroup(h.group) || isMisspelledGroup(h.group)):
 		d.refuseAs(NoSuchKind, d.fieldPosition("apiVersion"), "apiVersion", h.apiVersion, "no known API for a "+h.kind, "one of: "+info.allowedAPIVersions())
-	default:
+	case isMeshGroup(h.group):
 		d.unknownKind = true
-		d.refuseAs(NoSuchKind, d.fieldPosition("kind"), "kind", h.kind, "unknown kind", didYouMean(h.kind, kindNames()))
+		d.refuseAs(NoSuchKind, d.fieldPosition("kind"), "kind", h.kind, "unknown kind", kindRemedy(h.group, h.kind))
+	default:
+		d.inert = true
+		d.reportAs(KindNoEffect, Info, d.origin, "", "", fmt.Sprintf("%s of %s was read and has no effect here", h.kind, h.apiVersion), noRemedyNeeded)
 	}
 	return info, false
 }

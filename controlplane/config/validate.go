@@ -132,19 +132,31 @@ func isHost(name string) bool {
 	return true
 }
 
-// isWildcardHost reports whether name is a host name, possibly with a leading "*." or "*-". Envoy supports these
-// wildcards.
+// isWildcardHost reports whether name is a host name, possibly with a leading wildcard, as in *.example.com,
+// *-api.example.com or *api.example.com. Envoy supports these wildcards in the domains of virtual hosts.
 func isWildcardHost(name string) bool {
 	if name == "*" {
 		return true
 	}
-	if rest, ok := strings.CutPrefix(name, "*."); ok {
-		return isHost(rest)
+	rest, wild := strings.CutPrefix(name, "*")
+	if wild {
+		rest = strings.TrimPrefix(rest, ".")
+		rest = strings.TrimPrefix(rest, "-")
 	}
-	if rest, ok := strings.CutPrefix(name, "*-"); ok {
-		return isHost(rest)
+	return isHost(rest)
+}
+
+// isPartialWildcard reports whether the wildcard of a host is only a part of a label, as in *api.example.com.
+func isPartialWildcard(host string) bool {
+	rest, wild := strings.CutPrefix(host, "*")
+	return wild && rest != "" && !strings.HasPrefix(rest, ".")
+}
+
+// checkServerName checks that Envoy can compare a host with the server name (SNI) of a TLS connection.
+func (s validator) checkServerName(host string) {
+	if isPartialWildcard(host) {
+		s.refuse(host, "Envoy cannot compare a part of a label with the server name of a TLS connection", "use a wildcard for a whole label, as in *.example.com")
 	}
-	return isHost(name)
 }
 
 // checkHost checks a host name. It also accepts IP addresses. Functions that call it distinguish these where necessary.
@@ -178,7 +190,7 @@ func (s validator) checkWildcardHost(name string) {
 	case !isWildcardHost(name) && !isIP(name):
 		remedy := hostRemedy(name)
 		if strings.Contains(name, "*") {
-			remedy = "a wildcard must be the whole first label, as in *.example.com"
+			remedy = "a wildcard is possible only at the start, as in *.example.com"
 		}
 		s.refuse(name, "not the name of a host", remedy)
 	}

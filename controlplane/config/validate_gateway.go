@@ -60,13 +60,19 @@ func (s validator) checkServer(server *networking.Server) {
 	}
 	for i, host := range server.GetHosts() {
 		s.item("hosts", i).checkGatewayHost(host)
+		if isTLSProtocol(port.GetProtocol()) {
+			_, name, _ := cutNamespace(host)
+			s.item("hosts", i).checkServerName(name)
+		}
 	}
 	if bind := server.GetBind(); bind != "" && !isIP(bind) {
 		s.field("bind").refuse(bind, "gateways in this mesh cannot listen on this address", "set an IP address")
 	}
 	s.field("defaultEndpoint").checkEndpoint(server.GetDefaultEndpoint())
 	s.checkServerTLSMatchesPort(server)
-	s.field("tls").checkServerTLS(server.GetTls())
+	if !RedirectsToHTTPS(server) {
+		s.field("tls").checkServerTLS(server.GetTls())
+	}
 }
 
 // checkProtocol checks the protocol of a port; s is the port.
@@ -84,7 +90,7 @@ func (s validator) checkProtocol(protocol string, allowed []string) {
 }
 
 func (s validator) checkGatewayHost(host string) {
-	namespace, name, ok := strings.Cut(host, "/")
+	namespace, name, ok := cutNamespace(host)
 	if !ok {
 		s.checkWildcardHost(host)
 		return
@@ -95,17 +101,40 @@ func (s validator) checkGatewayHost(host string) {
 	s.checkWildcardHost(name)
 }
 
+// cutNamespace splits the host of a Gateway's server at the slash. ok is false if the host has no namespace.
+func cutNamespace(host string) (namespace, name string, ok bool) {
+	if namespace, name, ok = strings.Cut(host, "/"); !ok {
+		return "", host, false
+	}
+	return namespace, name, true
+}
+
+func isTLSProtocol(protocol string) bool {
+	return strings.EqualFold(protocol, "HTTPS") || strings.EqualFold(protocol, "TLS")
+}
+
+// RedirectsToHTTPS reports whether the server answers plaintext requests with a redirect to HTTPS. The setting has no
+// effect on servers of other protocols than HTTP.
+func RedirectsToHTTPS(server *networking.Server) bool {
+	switch strings.ToUpper(server.GetPort().GetProtocol()) {
+	case "HTTP", "HTTP2", "GRPC", "GRPC-WEB":
+		return server.GetTls().GetHttpsRedirect()
+	}
+	return false
+}
+
 func (s validator) checkServerTLSMatchesPort(server *networking.Server) {
 	protocol := strings.ToUpper(server.GetPort().GetProtocol())
-	terminates := protocol == "HTTPS" || protocol == "TLS"
+	terminates := isTLSProtocol(protocol)
 	tls := server.GetTls()
 	switch {
 	case terminates && tls == nil:
 		s.field("tls").refuse("", "a server of protocol "+protocol+" needs tls", "set a mode, and a certificate: serverCertificate and privateKey")
-	case !terminates && tls != nil && !tls.GetHttpsRedirect() && hasCertificate(tls):
+	case !terminates && !RedirectsToHTTPS(server) && hasCertificate(tls):
 		s.field("tls").refuse("", "tls on a server of protocol "+protocol, "set the port's protocol to HTTPS or TLS")
-	case tls.GetHttpsRedirect() && protocol != "HTTP":
-		s.field("tls").field("httpsRedirect").refuse(true, "only plain HTTP can be redirected to HTTPS", "move the setting to the server with protocol HTTP")
+	}
+	if tls.GetHttpsRedirect() && !RedirectsToHTTPS(server) {
+		s.field("tls").field("httpsRedirect").warn(true, "has no effect, because only plain HTTP can be redirected to HTTPS", "move the setting to the server with protocol HTTP")
 	}
 }
 
@@ -114,7 +143,7 @@ func hasCertificate(t *networking.ServerTLSSettings) bool {
 }
 
 func (s validator) checkServerTLS(t *networking.ServerTLSSettings) {
-	if t == nil || t.GetHttpsRedirect() {
+	if t == nil {
 		return
 	}
 	switch t.GetMode() {

@@ -77,7 +77,7 @@ const DiscoveryPath = "/.well-known/openid-configuration"
 
 func (s validator) checkJWTRule(rule *security.JWTRule) {
 	if rule.GetIssuer() == "" {
-		s.field("issuer").refuse("", "no issuer", "set the value of the tokens' claim \"iss\"")
+		s.field("issuer").warn("", "without an issuer, tokens of all issuers that use these keys are accepted", "set the value of the tokens' claim \"iss\"")
 	}
 	s.checkKeys(rule)
 	for i, audience := range rule.GetAudiences() {

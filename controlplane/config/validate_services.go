@@ -22,6 +22,11 @@ func validateServiceEntry(s validator, se *networking.ServiceEntry) {
 			s.item("hosts", i).refuse(host, "a ServiceEntry cannot match all hosts", "set a host name, or a part of a domain as in *.example.com")
 		}
 	}
+	if slices.ContainsFunc(se.GetPorts(), func(p *networking.ServicePort) bool { return isTLSProtocol(p.GetProtocol()) }) {
+		for i, host := range se.GetHosts() {
+			s.item("hosts", i).checkServerName(host)
+		}
+	}
 	s.field("addresses").checkCIDRs(se.GetAddresses())
 	s.checkEntryPorts(se)
 	s.checkEntryEndpoints(se)
@@ -32,7 +37,7 @@ func validateServiceEntry(s validator, se *networking.ServiceEntry) {
 
 func (s validator) checkEntryPorts(se *networking.ServiceEntry) {
 	if len(se.GetPorts()) == 0 {
-		s.field("ports").refuse("", "a ServiceEntry needs ports", "list the ports to which clients connect")
+		s.field("ports").warn("", "a ServiceEntry without ports has no effect on traffic", "list the ports to which clients connect")
 	}
 	names, numbers := map[string]int{}, map[uint32]int{}
 	for i, p := range se.GetPorts() {

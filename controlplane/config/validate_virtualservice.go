@@ -276,6 +276,7 @@ func (s validator) checkTLSRoute(r *networking.TLSRoute) {
 		}
 		for j, host := range m.GetSniHosts() {
 			at.item("sniHosts", j).checkWildcardHost(host)
+			at.item("sniHosts", j).checkServerName(host)
 		}
 		if m.GetPort() != 0 {
 			at.field("port").checkPort(m.GetPort())

@@ -19,7 +19,7 @@ func validateWorkloadGroup(s validator, group *networking.WorkloadGroup) {
 func (s validator) checkWorkloadTemplate(t *networking.WorkloadEntry) {
 	at := s.field("template")
 	if t.GetAddress() != "" {
-		at.field("address").refuse(t.GetAddress(), "each member of a group has its own address", "remove the address, or create a WorkloadEntry")
+		at.field("address").warn(t.GetAddress(), "has no effect, because each member of a group has its own address", "remove the address, or create a WorkloadEntry")
 	}
 	if t.GetServiceAccount() == "" {
 		at.field("serviceAccount").warn("", "the service account is missing, so members need a token of service account default", "set the members' service account")

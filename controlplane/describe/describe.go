@@ -175,7 +175,7 @@ func (d *Description) addGateways(s *snapshot.Snapshot, p *translate.Proxy) {
 func serverText(server *networking.Server) string {
 	words := fmt.Sprintf("port %d, %s, for %s", server.GetPort().GetNumber(), server.GetPort().GetProtocol(), strings.Join(server.GetHosts(), ", "))
 	if tls := server.GetTls(); tls != nil {
-		if tls.GetHttpsRedirect() {
+		if config.RedirectsToHTTPS(server) {
 			return words + ": redirects to https"
 		}
 		words += ": TLS " + tls.GetMode().String()

@@ -1,6 +1,7 @@
 package describe
 
 import (
+	"cmp"
 	"fmt"
 	"maps"
 	"slices"
@@ -55,7 +56,7 @@ func otherText(r *config.Resource) []string {
 func requestAuthenticationText(spec *security.RequestAuthentication) []string {
 	var out []string
 	for _, rule := range spec.GetJwtRules() {
-		words := "tokens of " + rule.GetIssuer() + " are verified"
+		words := "tokens of " + cmp.Or(rule.GetIssuer(), "any issuer") + " are verified"
 		if list := rule.GetAudiences(); len(list) > 0 {
 			words += ", for " + strings.Join(list, " or ")
 		}

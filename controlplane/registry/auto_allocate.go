@@ -12,9 +12,9 @@ import (
 
 // allocateVirtualAddress allocates a virtual address for a service without an address. Proxies need the address to
 // identify connections to the service. The address is a hash of the hostname. It depends on other services only in a
-// conflict (resolveAddressConflicts).
+// conflict (resolveAddressConflicts). A service without ports gets none, because no connection would reach it there.
 func (o Options) allocateVirtualAddress(s *Service) {
-	if !o.Virtual.IsValid() || len(s.Addresses)+len(s.Ranges) > 0 || strings.HasPrefix(s.Hostname, "*") || s.Resolution == Passthrough {
+	if !o.Virtual.IsValid() || len(s.Ports) == 0 || len(s.Addresses)+len(s.Ranges) > 0 || strings.HasPrefix(s.Hostname, "*") || s.Resolution == Passthrough {
 		return
 	}
 	s.Virtual = o.virtualAddress(s.Hostname, 0)

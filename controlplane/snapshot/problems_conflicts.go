@@ -89,7 +89,7 @@ func portUsage(s *networking.Server) string {
 	protocol := strings.ToUpper(s.GetPort().GetProtocol())
 	tls := s.GetTls()
 	switch {
-	case tls != nil && !(tls.GetHttpsRedirect() && protocol != "HTTPS"), protocol == "HTTPS", protocol == "TLS":
+	case tls != nil && !config.RedirectsToHTTPS(s), protocol == "HTTPS", protocol == "TLS":
 		return "TLS"
 	case protocol == "TCP", protocol == "MONGO", protocol == "MYSQL", protocol == "REDIS":
 		return "TCP"
@@ -144,7 +144,7 @@ func (c *checker) checkDuplicateHosts(servers []serverHost) {
 // only one of them redirects.
 func canCoexist(a, b serverHost) bool {
 	if portUsage(a.spec()) == "HTTP" {
-		return a.spec().GetTls().GetHttpsRedirect() == b.spec().GetTls().GetHttpsRedirect()
+		return config.RedirectsToHTTPS(a.spec()) == config.RedirectsToHTTPS(b.spec())
 	}
 	return proto.Equal(a.spec(), b.spec()) && a.gateway.Resource != b.gateway.Resource && proto.Equal(a.gateway.Spec, b.gateway.Spec)
 }

@@ -148,6 +148,29 @@ func TestExternalAuthorizers(t *testing.T) {
 	})
 }
 
+// TestPolicyMatchesTrustDomainOfCaller covers the condition source.trustDomain.
+func TestPolicyMatchesTrustDomainOfCaller(t *testing.T) {
+	forEachEnvoyVersion(t, 173013, func(t *testing.T, version string, network int) {
+		w := newTestEnv(t, version, network, pair, `
+apiVersion: security.istio.io/v1
+kind: AuthorizationPolicy
+metadata: {name: domains, namespace: back}
+spec:
+  action: DENY
+  rules:
+  - {to: [{operation: {paths: [/own]}}], when: [{key: source.trustDomain, values: [other.example, "cluster.*"]}]}
+  - {to: [{operation: {paths: [/other]}}], when: [{key: source.trustDomain, values: [other.example, cluster]}]}
+  - {to: [{operation: {paths: [/not-own]}}], when: [{key: source.trustDomain, notValues: [cluster.local]}]}
+`)
+		w.serveApp("NET.2.2:8080", "server", nil)
+		w.proxy(clientNode, "front/client")
+		w.proxy(serverNode, "back/server")
+		for path, want := range map[string]int{"/own": 403, "/other": 200, "/not-own": 200} {
+			w.expect(want, "", func() httpResult { return w.request(clientPort, "http://server.back"+path) })
+		}
+	})
+}
+
 // persistentConn is an HTTP/1.1 connection for several requests.
 type persistentConn struct {
 	net.Conn

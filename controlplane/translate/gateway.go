@@ -13,6 +13,7 @@ import (
 	proxyprotocolv3 "github.com/envoyproxy/go-control-plane/envoy/extensions/filters/listener/proxy_protocol/v3"
 	networking "istio.io/api/networking/v1alpha3"
 
+	"github.com/pilotfish-mesh/pilotfish/controlplane/config"
 	"github.com/pilotfish-mesh/pilotfish/controlplane/registry"
 	"github.com/pilotfish-mesh/pilotfish/controlplane/snapshot"
 	"github.com/pilotfish-mesh/pilotfish/controlplane/xds"
@@ -62,7 +63,7 @@ func (s server) isPlainHTTP() bool {
 
 func (s server) terminatesTLS() bool {
 	tls := s.spec.GetTls()
-	if tls == nil || tls.GetHttpsRedirect() && s.protocol() != "HTTPS" {
+	if tls == nil || config.RedirectsToHTTPS(s.spec) {
 		return false
 	}
 	switch tls.GetMode() {

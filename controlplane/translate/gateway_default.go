@@ -7,6 +7,8 @@ import (
 	endpointv3 "github.com/envoyproxy/go-control-plane/envoy/config/endpoint/v3"
 	listenerv3 "github.com/envoyproxy/go-control-plane/envoy/config/listener/v3"
 	routev3 "github.com/envoyproxy/go-control-plane/envoy/config/route/v3"
+
+	"github.com/pilotfish-mesh/pilotfish/controlplane/config"
 )
 
 // A server's defaultEndpoint is an address in the gateway's network namespace. It receives the traffic that no
@@ -15,7 +17,7 @@ import (
 // defaultCluster returns the name of the defaultEndpoint's cluster, or "" if the server has none.
 func (s server) defaultCluster() string {
 	endpoint := s.spec.GetDefaultEndpoint()
-	if endpoint == "" || s.defaultRefused || s.spec.GetTls().GetHttpsRedirect() || s.isAutoPassthrough() {
+	if endpoint == "" || s.defaultRefused || config.RedirectsToHTTPS(s.spec) || s.isAutoPassthrough() {
 		return ""
 	}
 	return "default|" + endpoint

@@ -6,6 +6,7 @@ import (
 
 	routev3 "github.com/envoyproxy/go-control-plane/envoy/config/route/v3"
 
+	"github.com/pilotfish-mesh/pilotfish/controlplane/config"
 	"github.com/pilotfish-mesh/pilotfish/controlplane/snapshot"
 )
 
@@ -72,7 +73,7 @@ func (v proxyView) gatewayRoutes(name string, servers []server) *routev3.RouteCo
 				}
 			}
 		}
-		if !s.spec.GetTls().GetHttpsRedirect() {
+		if !config.RedirectsToHTTPS(s.spec) {
 			continue
 		}
 		for _, h := range s.hosts() {
