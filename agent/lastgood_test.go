@@ -126,7 +126,7 @@ func TestAgentThatStartsWithoutAControlPlaneServes(t *testing.T) {
 	r = s.start(t)
 	r.waitReport("/healthz/ready", "xds", 503, "not connected to the control plane")
 	r.eventually("the log says why", func() error {
-		if !strings.Contains(r.out.String(), "it is damaged") {
+		if !strings.Contains(r.out.String(), "the file is damaged") {
 			return errors.New("not yet")
 		}
 		return nil

@@ -10,18 +10,18 @@ import (
 	"github.com/pilotfish-mesh/pilotfish/xdsproxy/wire"
 )
 
-// smallMessage is the size in bytes below which an accepted message is copied. The buffers of a small message are larger
-// than its content.
+// smallMessage is the size in bytes below which an accepted message is copied, because the buffers of a small message
+// use more memory than its content.
 const smallMessage = 64 << 10
 
-// heldMessage is a message with resources that are not saved yet.
+// heldMessage is an accepted message that contains resources that are not saved yet.
 type heldMessage struct {
 	*wire.Message
 	size  int64
-	users int // resources that are not superseded
+	users int // number of resources that are still to be saved from the message
 }
 
-// source is where the content of a changed resource is: in a message, at a position in its list of resources.
+// source locates the content of a changed resource: the message, and the index in the message's list of resources.
 type source struct {
 	version string
 	message *heldMessage
@@ -30,17 +30,17 @@ type source struct {
 
 // typeChange contains the accepted changes of a type that are not saved yet.
 type typeChange struct {
-	// version is that of the last accepted response. hasVersion: one was accepted since the last save.
+	// version is the version of the last accepted response. hasVersion: a response was accepted since the last save.
 	version    string
 	hasVersion bool
-	// isStale: resources are missing or may be older than the version.
+	// isStale: the stored resources are not those of version, because some are missing or older.
 	isStale bool
-	held    int64 // size of the messages
-	// isFull: resources are all of the type. Otherwise they are merged with the file.
+	held    int64 // total size of the messages
+	// isFull: the changes contain all resources of the type. Otherwise they are merged with those in the file.
 	isFull    bool
 	resources map[string]source
 	removed   map[string]struct{}
-	// isHeld, if set, reports whether Envoy has a resource. Others are removed from the file.
+	// isHeld, if set, reports whether Envoy has a resource. All other resources are removed from the file.
 	isHeld func(name string) bool
 }
 
@@ -73,11 +73,13 @@ func (c *typeChange) accept(r wire.Response, message *wire.Message, isFull bool,
 	c.release(m)
 }
 
+// remove records that a resource is to be removed from the file.
 func (c *typeChange) remove(name string) {
 	c.drop(name)
 	c.removed[name] = struct{}{}
 }
 
+// drop discards the unsaved content of a resource.
 func (c *typeChange) drop(name string) {
 	if old, ok := c.resources[name]; ok {
 		delete(c.resources, name)
@@ -85,6 +87,7 @@ func (c *typeChange) drop(name string) {
 	}
 }
 
+// release frees the message if none of its resources is used any more.
 func (c *typeChange) release(m *heldMessage) {
 	if m.users--; m.users == 0 {
 		m.Free()
@@ -107,11 +110,11 @@ type typeWriter struct {
 	scratch []byte // content of the resource that is written
 	// oldVersion is the version in the current file.
 	oldVersion string
-	// withheld are the resources that are not stored, with the reason.
+	// withheld maps the names of resources that must not be stored to the reason.
 	withheld map[string]string
 }
 
-// write writes the merged content of the current file and the changes. old may be nil.
+// write writes the resources of the current file, old, merged with the changes. old is nil if there is none.
 func (w *typeWriter) write(old *os.File, protocol string) error {
 	if old != nil {
 		if err := w.copyUnchanged(old); err != nil {
@@ -131,7 +134,8 @@ func (w *typeWriter) write(old *os.File, protocol string) error {
 	return w.finish(w.version(protocol))
 }
 
-// version returns the version of the type. In SotW it is empty if resources are missing or outdated.
+// version returns the version to store. In SotW it is empty if resources are missing or outdated, so that the control
+// plane sends them all.
 func (w *typeWriter) version(protocol string) string {
 	switch {
 	case protocol == sotw && (w.change.isStale || len(w.withheld) > 0):
@@ -139,12 +143,12 @@ func (w *typeWriter) version(protocol string) string {
 	case w.change.hasVersion && len(w.change.version) <= maxField:
 		return w.change.version
 	case w.change.hasVersion:
-		return "" // an empty version requests all resources
+		return "" // the version is too long to be stored; with an empty one, the control plane sends all resources
 	}
 	return w.oldVersion
 }
 
-// copyUnchanged copies the resources of the current file that have not changed.
+// copyUnchanged copies the resources that have not changed from the current file.
 func (w *typeWriter) copyUnchanged(old *os.File) error {
 	d, _, err := newDecoder(old)
 	if err != nil {
@@ -176,7 +180,7 @@ func (w *typeWriter) isUnchanged(name string) bool {
 	return !isSet && !isRemoved && (w.change.isHeld == nil || w.change.isHeld(name))
 }
 
-// writeMessage writes the resources of a message that are not superseded.
+// writeMessage writes those resources of a message that a newer message has not superseded.
 func (w *typeWriter) writeMessage(m *heldMessage) error {
 	names := make(map[int]string, m.users)
 	for name, s := range w.change.resources {
@@ -199,6 +203,7 @@ func (w *typeWriter) writeMessage(m *heldMessage) error {
 	})
 }
 
+// writeResource writes a resource, or records in withheld why it must not be stored.
 func (w *typeWriter) writeResource(name, version string, content []byte) {
 	why := findSecret(w.typeURL, content)
 	if why == "" && (len(name) > maxField || len(version) > maxField) {
@@ -212,8 +217,8 @@ func (w *typeWriter) writeResource(name, version string, content []byte) {
 	w.encoder.write(content)
 }
 
-// save writes the file of a type. It returns the resources that are not stored, with the reason. It removes a damaged
-// file, so that the next recording replaces it.
+// save writes the file of a type. It returns the names of resources that must not be stored, with the reason. If the
+// current file is damaged, save removes it and fails; the next recording writes a new one.
 func (d *directory) save(c *Config, h header, change *typeChange) (withheld map[string]string, err error) {
 	path, err := d.file(h.TypeURL)
 	if err != nil {
@@ -228,7 +233,7 @@ func (d *directory) save(c *Config, h header, change *typeChange) (withheld map[
 	switch {
 	case old != nil:
 		defer func() { _ = old.Close() }()
-	case !change.hasVersion: // Envoy has not accepted the type
+	case !change.hasVersion: // Envoy has not accepted a response of the type
 		return nil, nil
 	}
 	limit := c.MaxBytes - d.size(path)
@@ -243,7 +248,8 @@ func (d *directory) save(c *Config, h header, change *typeChange) (withheld map[
 	return withheld, err
 }
 
-// openOwn opens a file, or returns nil if it does not exist or does not belong to the proxy and type.
+// openOwn opens the file at path. It returns nil if there is no such file, or if its header is damaged or is that of
+// another proxy or type.
 func openOwn(path string, want header) (*os.File, error) {
 	f, err := openRegular(path)
 	if isMissing(err) {

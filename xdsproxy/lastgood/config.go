@@ -1,11 +1,11 @@
-// Package lastgood stores the configuration that Envoy has accepted. An Envoy that starts while no control plane
-// answers receives it.
+// Package lastgood stores the last good configuration: the resources that Envoy has accepted. An Envoy that starts while
+// no control plane answers receives them.
 //
 // There is one snapshot file per resource type. Accepted changes are collected in memory and saved some seconds after
-// the last one: the store merges them with the current file into a new one, which replaces it atomically. The contents
-// of resources are not parsed. A file contains the proxy that owns it and a checksum.
+// the last change. The store then merges them with the current file into a new file, which replaces the current one
+// atomically. It does not parse the contents of resources. A file contains the identity of its proxy, and a checksum.
 //
-// If the disk is full or hangs, saving stops until Envoy's next stream. The files remain as they are.
+// If the disk is full or hangs, saving stops until Envoy's next stream. The files do not change meanwhile.
 //
 // Secrets are not stored: neither resources of type Secret, nor resources that contain a private key or a password.
 package lastgood
@@ -27,8 +27,8 @@ type Config struct {
 	Dirs []string
 	// MaxBytes limits the total size of the files; zero means DefaultMaxBytes.
 	MaxBytes int64
-	// Delay is the time from the last accepted change until it is saved, and MaxDelay the time from the first one; zero
-	// means 5 s and 1 min.
+	// Changes are saved when there was no further change for Delay, and at the latest MaxDelay after the first change.
+	// Zero means 5 s and 1 min.
 	Delay, MaxDelay time.Duration
 	// HangTimeout is the time after which a disk operation counts as hung; zero means 10 s.
 	HangTimeout time.Duration
@@ -36,7 +36,7 @@ type Config struct {
 	// Now returns the current time; nil means time.Now.
 	Now func() time.Time
 
-	beforeOpen func() // for tests: called before a directory is opened
+	beforeOpen func() // set by tests; called before a directory is opened
 }
 
 func (c *Config) setDefaults() {
@@ -52,25 +52,25 @@ func (c *Config) setDefaults() {
 	}
 }
 
-// Identity identifies the proxy. A proxy does not use the configuration of another identity.
+// Identity identifies a proxy. Configuration is loaded only for the identity for which it was stored.
 type Identity struct {
 	// Node and Cluster are the id and cluster of the xDS node.
 	Node    string `json:"node"`
 	Cluster string `json:"cluster,omitempty"`
-	// Protocol is "delta" or "sotw". Versions belong to resources in delta, and to types in SotW.
+	// Protocol is "delta" (each resource has a version) or "sotw" (all resources of a type have one version).
 	Protocol string `json:"protocol"`
 }
 
-// sotw is the protocol with one version for all resources of a type.
+// sotw is the Identity.Protocol of the SotW variant.
 const sotw = "sotw"
 
-// listenerType is the type without which an Envoy does not become ready.
+// listenerType is the type of listeners. An Envoy does not become ready without listeners.
 const listenerType = "type.googleapis.com/envoy.config.listener.v3.Listener"
 
-// Reasons why a file cannot be used or written.
+// Errors of reading and saving files.
 var (
-	ErrForeign = errors.New("it is the configuration of another proxy")
-	ErrCorrupt = errors.New("it is damaged")
+	ErrForeign = errors.New("the file contains the configuration of another proxy")
+	ErrCorrupt = errors.New("the file is damaged")
 	ErrLocked  = errors.New("another process uses the directory")
 	ErrTooBig  = errors.New("the configuration is larger than the limit")
 	errHung    = errors.New("the disk hangs: a read or write has not returned")

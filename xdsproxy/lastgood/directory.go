@@ -13,18 +13,18 @@ import (
 )
 
 const (
-	// fileSuffix ends the names of snapshot files, and draftPrefix begins those of files that are being written.
+	// fileSuffix is the suffix of the names of snapshot files, and draftPrefix the prefix of those being written.
 	fileSuffix  = ".snapshot"
 	draftPrefix = ".draft-"
 )
 
-// directory is a directory that this process has locked.
+// directory is the directory of the snapshot files. This process holds its lock.
 type directory struct {
 	path string
 	lock *os.File
 }
 
-// openFirst opens the first usable directory.
+// openFirst opens the first usable directory. If none is usable, it returns the errors of all.
 func openFirst(paths []string) (*directory, error) {
 	var failed error
 	for _, path := range paths {
@@ -63,8 +63,8 @@ func openDirectory(path string) (*directory, error) {
 	return d, nil
 }
 
-// removeRemnants removes files of an interrupted save and of former versions of this program. It fails if the directory
-// contains other files.
+// removeRemnants removes the files of an interrupted save and of earlier versions of this program. It fails if the
+// directory contains a file that this program did not create.
 func (d *directory) removeRemnants() error {
 	entries, err := os.ReadDir(d.path)
 	if err != nil {
@@ -97,14 +97,15 @@ func (d *directory) checkWritable() error {
 	return os.Remove(f.Name())
 }
 
-// createDraft creates a file with mode 0600.
+// createDraft creates a file for writing, with mode 0600.
 func (d *directory) createDraft() (*os.File, error) { return os.CreateTemp(d.path, draftPrefix) }
 
 func (d *directory) close() { _ = d.lock.Close() }
 
 var plainName = regexp.MustCompile(`^[A-Za-z0-9._-]{1,200}$`)
 
-// file returns the path of a type's file. It fails if the type URL does not end in a usable file name.
+// file returns the path of a type's snapshot file, whose name is the last part of the type URL. It fails if that is not
+// a valid file name.
 func (d *directory) file(typeURL string) (string, error) {
 	name := typeURL[strings.LastIndexByte(typeURL, '/')+1:]
 	if !plainName.MatchString(name) {
@@ -118,7 +119,7 @@ func (d *directory) files() ([]string, error) {
 	return filepath.Glob(filepath.Join(d.path, "*"+fileSuffix))
 }
 
-// size returns the total size of the snapshot files, except for one.
+// size returns the total size of the snapshot files, except the one at the path except.
 func (d *directory) size(except string) (bytes int64) {
 	files, _ := d.files()
 	for _, path := range files {
@@ -129,7 +130,7 @@ func (d *directory) size(except string) (bytes int64) {
 	return bytes
 }
 
-// markUpToDate sets the time at which the configuration was known to be up to date.
+// markUpToDate records that the configuration is up to date now, as the modification time of the files.
 func (d *directory) markUpToDate(now time.Time) error {
 	files, err := d.files()
 	for _, path := range files {
@@ -138,7 +139,7 @@ func (d *directory) markUpToDate(now time.Time) error {
 	return err
 }
 
-// replace writes a file by means of write, and replaces the file at path atomically.
+// replace atomically replaces the file at path by a new file, whose content write writes. now is its modification time.
 func (d *directory) replace(path string, now time.Time, write func(*bufio.Writer) error) error {
 	f, err := d.createDraft()
 	if err != nil {
@@ -164,5 +165,5 @@ func (d *directory) replace(path string, now time.Time, write func(*bufio.Writer
 	return err
 }
 
-// isMissing reports whether a file does not exist.
+// isMissing reports whether err means that a file does not exist.
 func isMissing(err error) bool { return errors.Is(err, fs.ErrNotExist) }

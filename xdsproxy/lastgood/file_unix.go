@@ -27,7 +27,7 @@ func openRegular(path string) (*os.File, error) {
 	}
 	info, err := f.Stat()
 	if err == nil && !info.Mode().IsRegular() {
-		err = fmt.Errorf("%w: %s is not a regular file", ErrCorrupt, path)
+		err = fmt.Errorf("%s: %w: it is not a regular file", path, ErrCorrupt)
 	}
 	if err != nil {
 		_ = f.Close()

@@ -11,14 +11,19 @@ import (
 	"os"
 )
 
-// A file consists of the magic line, the length of the header in 4 bytes, the header in JSON, the resources, the
-// version of the type, and a CRC-32C of all before it. A resource consists of the byte recordResource and of its name,
-// version and content, each preceded by its length as a varint. The byte recordEnd precedes the version.
+// A snapshot file consists of:
+//   - the line magic,
+//   - the length of the header in 4 bytes, and the header in JSON,
+//   - for each resource: the byte recordResource, the name, the version and the content,
+//   - the byte recordEnd and the version of the type,
+//   - the CRC-32C of all preceding bytes.
+//
+// The length of each name, version and content precedes it as a varint.
 const (
 	magic          = "pilotfish last good configuration 2\n"
 	recordResource = 1
 	recordEnd      = 0
-	// maxHeader limits the size of the header, and maxField that of a name or version, in bytes.
+	// maxHeader is the maximum size of the header in bytes, and maxField that of a name or version.
 	maxHeader = 64 << 10
 	maxField  = 64 << 10
 	// bufferSize is the size of the buffers for reading and writing.
@@ -27,13 +32,13 @@ const (
 
 var castagnoli = crc32.MakeTable(crc32.Castagnoli)
 
-// header identifies the content of a file.
+// header identifies the proxy and the resource type of a file.
 type header struct {
 	Identity
 	TypeURL string `json:"type"`
 }
 
-// encoder writes a file. After an error it writes nothing more; finish returns the error.
+// encoder writes a snapshot file. After an error its methods have no effect; finish returns the error.
 type encoder struct {
 	out  *bufio.Writer
 	sum  uint32
@@ -42,7 +47,8 @@ type encoder struct {
 	err  error
 }
 
-// newEncoder returns an encoder that has written the header. The file may have at most maxBytes bytes.
+// newEncoder writes the header of a file and returns an encoder for the rest. The encoder fails with ErrTooBig if the
+// file becomes larger than maxBytes.
 func newEncoder(out *bufio.Writer, h header, maxBytes int64) *encoder {
 	e := &encoder{out: out, max: maxBytes}
 	text, err := json.Marshal(h)
@@ -73,7 +79,7 @@ func (e *encoder) writeField(text string) {
 	e.write([]byte(text))
 }
 
-// beginResource writes a resource except for its content, which has the length in bytes.
+// beginResource writes a resource without its content. The caller then writes the content, which has the length in bytes.
 func (e *encoder) beginResource(name, version string, length int64) {
 	e.write([]byte{recordResource})
 	e.writeField(name)
@@ -81,7 +87,7 @@ func (e *encoder) beginResource(name, version string, length int64) {
 	e.write(binary.AppendUvarint(nil, uint64(length)))
 }
 
-// finish writes the end of the file.
+// finish writes the version of the type and the checksum. It returns the first error of the encoder.
 func (e *encoder) finish(version string) error {
 	e.write([]byte{recordEnd})
 	e.writeField(version)
@@ -89,7 +95,7 @@ func (e *encoder) finish(version string) error {
 	return e.err
 }
 
-// decoder reads a file.
+// decoder reads a snapshot file.
 type decoder struct {
 	in     *bufio.Reader
 	sum    uint32
@@ -98,7 +104,8 @@ type decoder struct {
 	buffer []byte
 }
 
-// newDecoder returns a decoder of f and the header. It fails if f is not a file of this format.
+// newDecoder reads the header of f and returns a decoder for the rest. It returns ErrCorrupt if f does not have this
+// format.
 func newDecoder(f *os.File) (*decoder, header, error) {
 	var h header
 	info, err := f.Stat()
@@ -121,7 +128,7 @@ func newDecoder(f *os.File) (*decoder, header, error) {
 	return d, h, nil
 }
 
-// read returns the next n bytes, which are valid until the next call.
+// read returns the next n bytes. The slice is valid until the next call.
 func (d *decoder) read(n int) ([]byte, error) {
 	if int64(n) > d.size-d.offset {
 		return nil, ErrCorrupt
@@ -138,6 +145,7 @@ func (d *decoder) read(n int) ([]byte, error) {
 	return b, nil
 }
 
+// readLength reads a varint. It returns ErrCorrupt if the value is above limit.
 func (d *decoder) readLength(limit int64) (int64, error) {
 	var value uint64
 	for shift := 0; shift < 63; shift += 7 {
@@ -165,17 +173,17 @@ func (d *decoder) readField() (string, error) {
 	return string(b), err
 }
 
-// record is a resource in a file.
+// record is a resource in a file, without its content.
 type record struct {
 	name, version  string
-	offset, length int64 // of the content
+	offset, length int64 // position and size of the content in the file
 }
 
-// errEnd reports the end of a valid file.
+// errEnd is returned at the end of a valid file.
 var errEnd = errors.New("end of file")
 
-// next reads the next resource except for its content, which the caller must read with copyContent. At the end of a
-// valid file it returns errEnd and the version of the type.
+// next reads the next resource without its content. The caller must then read the content with copyContent. At the end
+// of a valid file, next returns errEnd and the version of the type.
 func (d *decoder) next() (r record, version string, err error) {
 	kind, err := d.read(1)
 	if err != nil {
@@ -204,6 +212,7 @@ func (d *decoder) readResource() (r record, err error) {
 	return r, err
 }
 
+// readEnd reads the version of the type and verifies the checksum. It returns errEnd if the file is valid.
 func (d *decoder) readEnd() (version string, err error) {
 	if version, err = d.readField(); err != nil {
 		return "", err
@@ -219,7 +228,7 @@ func (d *decoder) readEnd() (version string, err error) {
 	return version, errEnd
 }
 
-// copyContent passes the content of a resource to write, in pieces.
+// copyContent reads the content of a resource and passes it to write in pieces.
 func (d *decoder) copyContent(length int64, write func([]byte)) error {
 	for length > 0 {
 		b, err := d.read(int(min(length, bufferSize)))
@@ -232,7 +241,7 @@ func (d *decoder) copyContent(length int64, write func([]byte)) error {
 	return nil
 }
 
-// asCorrupt returns ErrCorrupt for an unexpected end of a file.
+// asCorrupt returns ErrCorrupt if err is an unexpected end of the file, and otherwise err.
 func asCorrupt(err error) error {
 	if errors.Is(err, io.ErrUnexpectedEOF) || errors.Is(err, io.EOF) {
 		return ErrCorrupt

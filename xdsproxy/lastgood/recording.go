@@ -6,8 +6,8 @@ import (
 	"github.com/pilotfish-mesh/pilotfish/xdsproxy/wire"
 )
 
-// Recording records the accepted changes of one stream of Envoy. Its methods do not block and are safe for concurrent
-// use. They have no effect after another recording was started or an error occurred.
+// Recording records the resources that Envoy accepts on one stream, to be stored. Its methods do not block and are safe
+// for concurrent use. They have no effect after an error, or after Begin has started a newer recording.
 type Recording struct {
 	store *Store
 	id    Identity
@@ -15,24 +15,24 @@ type Recording struct {
 	// The following fields are guarded by the store's mu.
 	types     map[string]*typeChange
 	isStopped bool
-	// isComplete: Envoy has had an answer to all its requests.
+	// isComplete: Envoy has accepted a response to all its requests.
 	isComplete bool
 	// first and last are the times of the first and the last unsaved change.
 	first, last time.Time
-	isUpToDate  bool // the files are to be marked up to date
-	// stale contains the resources that are missing in a file or may be older than its version, by type and name. It is
-	// used only in SotW, which has one version for all resources of a type.
+	isUpToDate  bool // the files are to be marked as up to date
+	// stale contains the resources that are missing in a file or older than its version, by type URL and name. It is used
+	// only in SotW, where all resources of a type have one version.
 	stale map[string]map[string]struct{}
 }
 
-// Begin starts a recording, and resumes saving after an error unless the disk still hangs. All resources that Envoy has
-// must follow, or must be those that were loaded.
+// Begin starts a recording for a new stream of Envoy and stops the previous one. After an error, saving resumes, unless
+// the disk still hangs. Every resource that Envoy has must be passed to Accept, unless Load returned it.
 func (s *Store) Begin(id Identity) *Recording {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if old := s.current; old != nil {
 		if old.isComplete {
-			s.queue = append(s.queue, old.takeAll())
+			s.queue = append(s.queue, old.removeAll())
 			s.wake()
 		}
 		old.stop()
@@ -58,6 +58,7 @@ func (r *Recording) stop() {
 	r.discard()
 }
 
+// discard discards the unsaved changes; the caller holds the store's mu.
 func (r *Recording) discard() {
 	for _, change := range r.types {
 		change.free()
@@ -66,7 +67,7 @@ func (r *Recording) discard() {
 	r.first = time.Time{}
 }
 
-// Discard discards the changes that are not saved yet.
+// Discard discards the unsaved changes.
 func (r *Recording) Discard() {
 	r.store.mu.Lock()
 	defer r.store.mu.Unlock()
@@ -82,8 +83,9 @@ func (r *Recording) Fail(err error) {
 	}
 }
 
-// Accept records a response that Envoy accepted, except for the rejected resources. If isFull is set, the response
-// contains all resources of its type. Accept takes ownership of the message, whose resources are those of the response.
+// Accept records the resources of a response that Envoy accepted. rejected are the names of resources that Envoy did not
+// accept. If isFull is set, the response contains all resources of its type. message is the encoded response; Accept
+// frees it.
 func (r *Recording) Accept(response wire.Response, message *wire.Message, isFull bool, rejected []string) {
 	if message.Data.Len() < smallMessage {
 		small := wire.NewMessage(message.Data.Materialize())
@@ -107,8 +109,8 @@ func (r *Recording) Accept(response wire.Response, message *wire.Message, isFull
 	r.scheduleSave()
 }
 
-// Invalidate records that resources of a response may be newer than those that Envoy has accepted, because Envoy
-// rejected the response or did not answer it.
+// Invalidate records that Envoy rejected a response or did not reply to it. The stored resources of the same names may
+// then be older than the version of their type.
 func (r *Recording) Invalidate(response wire.Response) {
 	r.store.mu.Lock()
 	defer r.store.mu.Unlock()
@@ -122,7 +124,7 @@ func (r *Recording) Invalidate(response wire.Response) {
 	r.scheduleSave()
 }
 
-// markStale records that a resource is missing in the file or outdated; the caller holds the store's mu.
+// markStale records that a resource is missing or outdated in the file; the caller holds the store's mu.
 func (r *Recording) markStale(typeURL, name string) {
 	if r.stale[typeURL] == nil {
 		r.stale[typeURL] = make(map[string]struct{})
@@ -130,7 +132,7 @@ func (r *Recording) markStale(typeURL, name string) {
 	r.stale[typeURL][name] = struct{}{}
 }
 
-// Remove records that Envoy no longer requests resources.
+// Remove records that Envoy no longer requests the resources with the names.
 func (r *Recording) Remove(typeURL string, names []string) {
 	r.store.mu.Lock()
 	defer r.store.mu.Unlock()
@@ -145,9 +147,9 @@ func (r *Recording) Remove(typeURL string, names []string) {
 	r.scheduleSave()
 }
 
-// Complete records that Envoy has had an answer to all its requests. Resources of the types that isHeld does not report
-// are removed from the files. isHeld is called while a file is written. Before Complete, changes are saved only after
-// MaxDelay, or if they are large.
+// Complete records that Envoy has accepted a response to all its requests. Resources of the types for which isHeld
+// returns false are removed from the files. isHeld is called later, while a file is written. Before Complete, changes
+// are saved only after MaxDelay, or if they are large.
 func (r *Recording) Complete(types []string, isHeld func(typeURL, name string) bool) {
 	r.store.mu.Lock()
 	defer r.store.mu.Unlock()
@@ -162,7 +164,7 @@ func (r *Recording) Complete(types []string, isHeld func(typeURL, name string) b
 	r.store.schedule(r.store.config.Delay)
 }
 
-// MarkUpToDate records that the accepted configuration is that of the control plane at present.
+// MarkUpToDate records that the accepted configuration is currently that of the control plane.
 func (r *Recording) MarkUpToDate() {
 	r.store.mu.Lock()
 	defer r.store.mu.Unlock()
@@ -172,6 +174,7 @@ func (r *Recording) MarkUpToDate() {
 	}
 }
 
+// change returns the unsaved changes of a type and creates them if necessary.
 func (r *Recording) change(typeURL string) *typeChange {
 	c := r.types[typeURL]
 	if c == nil {
@@ -202,10 +205,11 @@ func (r *Recording) isLarge() bool {
 	return held > maxHeldBytes
 }
 
-// takeDue removes and returns the changes that are due, or all if force is set and Envoy's configuration is complete. It
-// schedules the next save if others remain. Of an incomplete configuration it does not return listeners, so that an
-// Envoy does not become ready with it. The caller holds the store's mu.
-func (r *Recording) takeDue(force bool) batch {
+// removeDue removes and returns the changes that are to be saved now. If force is set and Envoy's configuration is
+// complete, these are all changes. Otherwise removeDue schedules the next save. Large changes of an incomplete
+// configuration are returned without listeners, so that an Envoy does not become ready with them. The caller holds the
+// store's mu.
+func (r *Recording) removeDue(force bool) batch {
 	if len(r.types) == 0 {
 		return batch{}
 	}
@@ -216,18 +220,19 @@ func (r *Recording) takeDue(force bool) batch {
 	}
 	switch {
 	case remaining <= 0 || r.isComplete && (force || r.isLarge()):
-		return r.takeAll()
+		return r.removeAll()
 	case r.isLarge():
-		return r.takeAllButListeners(remaining)
+		return r.removeAllExceptListeners(remaining)
 	}
 	r.store.schedule(remaining)
 	return batch{}
 }
 
-func (r *Recording) takeAllButListeners(remaining time.Duration) batch {
+// removeAllExceptListeners is like removeAll, but it does not remove listeners. They are due after the remaining time.
+func (r *Recording) removeAllExceptListeners(remaining time.Duration) batch {
 	listeners, first := r.types[listenerType], r.first
 	delete(r.types, listenerType)
-	b := r.takeAll()
+	b := r.removeAll()
 	if listeners != nil {
 		r.types[listenerType], r.first = listeners, first
 		r.store.schedule(remaining)
@@ -235,8 +240,8 @@ func (r *Recording) takeAllButListeners(remaining time.Duration) batch {
 	return b
 }
 
-// takeAll removes and returns all changes; the caller holds the store's mu.
-func (r *Recording) takeAll() batch {
+// removeAll removes and returns all changes; the caller holds the store's mu.
+func (r *Recording) removeAll() batch {
 	b := batch{r, r.types}
 	for typeURL, change := range b.types {
 		change.isStale = len(r.stale[typeURL]) > 0

@@ -9,21 +9,21 @@ import (
 	"time"
 )
 
-// Snapshot is the stored configuration. It is not safe for concurrent use. The caller must close it.
+// Snapshot is the stored configuration of one proxy. It is not safe for concurrent use. The caller must close it.
 type Snapshot struct {
 	// UpToDate is when the configuration was last known to be that of the control plane.
 	UpToDate time.Time
 	types    map[string]*storedType
 }
 
-// storedType is the open file of a type. Contents stay in the file.
+// storedType contains the resources of one type. Their contents are read from the open file when they are needed.
 type storedType struct {
 	file    *os.File
 	version string
 	records map[string]record
 }
 
-// load opens the files of id. It returns nil if there are none.
+// load opens the files of the identity and verifies their checksums. It returns nil if there are none.
 func (d *directory) load(id Identity) (*Snapshot, error) {
 	paths, err := d.files()
 	if err != nil {
@@ -48,6 +48,7 @@ func (d *directory) load(id Identity) (*Snapshot, error) {
 	return s, nil
 }
 
+// add opens a file and adds its resources to the snapshot. It returns ErrForeign for a file of another identity.
 func (s *Snapshot) add(path string, id Identity) error {
 	f, err := openRegular(path)
 	if err != nil {
@@ -55,7 +56,7 @@ func (s *Snapshot) add(path string, id Identity) error {
 	}
 	t, h, err := readType(f)
 	if err == nil && h.Identity != id {
-		err = fmt.Errorf("%s: %w: of %s (%s)", path, ErrForeign, h.Node, h.Protocol)
+		err = fmt.Errorf("%s: %w: node %s, protocol %s", path, ErrForeign, h.Node, h.Protocol)
 	}
 	if err != nil {
 		_ = f.Close()
@@ -68,7 +69,7 @@ func (s *Snapshot) add(path string, id Identity) error {
 	return nil
 }
 
-// readType reads a file and verifies its checksum.
+// readType reads the resources of a file, without their contents, and verifies the checksum.
 func readType(f *os.File) (*storedType, header, error) {
 	d, h, err := newDecoder(f)
 	if err != nil {
@@ -91,11 +92,11 @@ func readType(f *os.File) (*storedType, header, error) {
 	}
 }
 
-// Types returns the type URLs, sorted.
+// Types returns the type URLs of the stored types, sorted.
 func (s *Snapshot) Types() []string { return slices.Sorted(maps.Keys(s.types)) }
 
-// Version returns the version of the last accepted response of a type; ok is false if there was none. The version is
-// empty if some resources may be older, so that a control plane that compares versions sends them all.
+// Version returns the stored version of a type; ok is false if the type is not stored. The version is empty if some
+// resources may be older, so that a control plane that compares versions sends them all.
 func (s *Snapshot) Version(typeURL string) (version string, ok bool) {
 	t := s.types[typeURL]
 	if t == nil {
@@ -113,7 +114,7 @@ func (s *Snapshot) Names(typeURL string) []string {
 	return slices.Sorted(maps.Keys(t.records))
 }
 
-// HasResource reports whether the resource exists.
+// HasResource reports whether the resource is stored.
 func (s *Snapshot) HasResource(typeURL, name string) bool {
 	t := s.types[typeURL]
 	if t == nil {
@@ -123,7 +124,8 @@ func (s *Snapshot) HasResource(typeURL, name string) bool {
 	return ok
 }
 
-// Resource returns the version and content of a resource as in the response; ok is false if it does not exist.
+// Resource returns the version of a resource, and its content as encoded in the response. ok is false if the resource
+// is not stored.
 func (s *Snapshot) Resource(typeURL, name string) (version string, content []byte, ok bool, err error) {
 	t := s.types[typeURL]
 	if t == nil {

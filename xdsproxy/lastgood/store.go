@@ -9,32 +9,32 @@ import (
 	"time"
 )
 
-// maxHeldBytes is the size of unsaved messages from which they are saved without delay.
+// maxHeldBytes is the total size of unsaved messages above which they are saved without delay, to limit memory use.
 const maxHeldBytes = 8 << 20
 
-// Store stores accepted configuration. Only its own goroutine uses the disk, so its methods do not block, except Close.
-// They are safe for concurrent use.
+// Store stores the configuration that Envoy has accepted. Its methods are safe for concurrent use and, except Close, do
+// not block: only the store's goroutine uses the disk.
 type Store struct {
 	config  Config
 	due     chan struct{} // contains a value when changes are to be saved
-	loads   chan func()
-	closing chan struct{}
-	done    chan struct{} // closed when the goroutine ends
+	loads   chan func()   // calls of load that the store's goroutine runs
+	closing chan struct{} // closed by Close
+	done    chan struct{} // closed when the store's goroutine returns
 
 	// dir is nil if no directory is usable. Only the store's goroutine uses it.
 	dir *directory
 
 	mu      sync.Mutex
 	current *Recording
-	queue   []batch // changes of former recordings
+	queue   []batch // changes of previous recordings that are to be saved
 	timer   *time.Timer
-	isHung  bool // a disk operation hangs
+	isHung  bool // a disk operation has not returned within HangTimeout
 	// isUnusable: no directory is usable.
 	isUnusable bool
 	status     Status
 }
 
-// batch contains changes of a recording by type.
+// batch contains changes of a recording that are saved together, by type URL.
 type batch struct {
 	recording *Recording
 	types     map[string]*typeChange
@@ -42,23 +42,24 @@ type batch struct {
 
 // Status is the state of a store.
 type Status struct {
-	// Directory contains the files. It is empty if no directory is usable. Bytes is the total size of the files.
+	// Directory is the path of the directory, or empty if none is usable. Bytes is the total size of the files.
 	Directory string `json:"directory,omitempty"`
 	Bytes     int64  `json:"bytes"`
 	// Saved is the time of the last save.
 	Saved time.Time `json:"saved,omitzero"`
-	// Reason is why nothing is saved at present, or empty.
+	// Reason is why saving has stopped, or empty.
 	Reason string `json:"reason,omitempty"`
 	// Failures counts failed and hung disk operations.
 	Failures uint64 `json:"failures"`
-	// Withheld are the last maxWithheld resources that are not stored because of secrets or too long names.
+	// Withheld are resources that are not stored because they contain secrets or have too long names.
 	Withheld []string `json:"withheld,omitempty"`
 }
 
+// maxWithheld limits the resources in Status.Withheld; the oldest are dropped.
 const maxWithheld = 16
 
-// Open starts a store. It opens the directory asynchronously, because the disk may hang. If no directory is usable, it
-// logs the reason, and the store neither saves nor loads.
+// Open starts a store. The store opens its directory asynchronously, because the disk may hang. If no directory is
+// usable, the store logs the reason, and then neither saves nor loads.
 func Open(c Config) *Store {
 	c.setDefaults()
 	s := &Store{config: c, due: make(chan struct{}, 1), loads: make(chan func()), closing: make(chan struct{}), done: make(chan struct{})}
@@ -66,7 +67,7 @@ func Open(c Config) *Store {
 	return s
 }
 
-// Close saves the changes and ends the store. It does not wait for a hung disk.
+// Close saves the unsaved changes and stops the store. It does not wait for a hung disk.
 func (s *Store) Close() {
 	close(s.closing)
 	for {
@@ -118,14 +119,14 @@ func (s *Store) open() {
 			s.current.stop()
 		}
 		s.config.Logger.Warn("the last good configuration is not stored; an Envoy that starts will wait for a control plane",
-			"error", err, "remedy", "make the directory writable, or name another")
+			"error", err, "remedy", "make the directory writable, or configure another one")
 		return
 	}
 	s.dir = dir
 	s.status.Directory, s.status.Bytes = dir.path, dir.size("")
 }
 
-// watchDisk calls do, and stops the recording if it does not return within HangTimeout.
+// watchDisk calls do, which uses the disk. If do does not return within HangTimeout, watchDisk stops the recording.
 func (s *Store) watchDisk(do func()) {
 	timer := time.AfterFunc(s.config.HangTimeout, func() {
 		s.mu.Lock()
@@ -145,8 +146,8 @@ func (s *Store) watchDisk(do func()) {
 
 // fail stops the recording after an error; the caller holds mu.
 func (s *Store) fail(err error) {
-	s.config.Logger.Warn("the last good configuration is no longer saved; the files remain as they are, and Envoy still receives its configuration",
-		"directory", s.status.Directory, "error", err, "remedy", "free disk space, check the file system, or set another directory or limit")
+	s.config.Logger.Warn("the last good configuration is no longer saved; the files do not change, and Envoy still receives its configuration",
+		"directory", s.status.Directory, "error", err, "remedy", "free disk space, check the file system, or configure another directory or size limit")
 	s.status.Failures++
 	s.status.Reason = err.Error()
 	if s.current != nil {
@@ -154,14 +155,14 @@ func (s *Store) fail(err error) {
 	}
 }
 
-// IsUsable reports whether a directory is usable, or not opened yet.
+// IsUsable returns false if the store has found that no directory is usable.
 func (s *Store) IsUsable() bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return !s.isUnusable
 }
 
-// Status returns the state.
+// Status returns the state of the store.
 func (s *Store) Status() Status {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -170,8 +171,8 @@ func (s *Store) Status() Status {
 	return st
 }
 
-// Load returns a channel that receives the stored configuration of id, or nil if there is none or it cannot be used. It
-// receives nothing if ctx ends first. The receiver closes the snapshot.
+// Load returns a channel that receives the stored configuration of the identity, or nil if there is none or it cannot be
+// used. If ctx ends first, the channel receives nothing. The receiver must close the snapshot.
 func (s *Store) Load(ctx context.Context, id Identity) <-chan *Snapshot {
 	result := make(chan *Snapshot)
 	go func() {
@@ -210,7 +211,7 @@ func (s *Store) load(id Identity) *Snapshot {
 	return snapshot
 }
 
-// schedule saves the changes after the duration; the caller holds mu.
+// schedule schedules a save after the duration and cancels the previous one; the caller holds mu.
 func (s *Store) schedule(after time.Duration) {
 	if s.timer != nil {
 		s.timer.Stop()
@@ -218,6 +219,7 @@ func (s *Store) schedule(after time.Duration) {
 	s.timer = time.AfterFunc(after, s.wake)
 }
 
+// wake wakes the store's goroutine to save the changes that are due.
 func (s *Store) wake() {
 	select {
 	case s.due <- struct{}{}:
@@ -225,14 +227,14 @@ func (s *Store) wake() {
 	}
 }
 
-// save writes the changes that are due, or all of a complete configuration if force is set.
+// save writes the changes that are due. If force is set, it writes all changes of a complete configuration.
 func (s *Store) save(force bool) {
 	s.mu.Lock()
 	batches, isUpToDate := s.queue, false
 	s.queue = nil
 	if r := s.current; r != nil {
 		isUpToDate, r.isUpToDate = r.isUpToDate, false
-		batches = append(batches, r.takeDue(force || isUpToDate))
+		batches = append(batches, r.removeDue(force || isUpToDate))
 	}
 	s.mu.Unlock()
 	var err error
@@ -249,7 +251,8 @@ func (s *Store) save(force bool) {
 	}
 }
 
-// saveBatch writes the files of a batch, listeners last, and frees its messages. After an error it only frees.
+// saveBatch writes the files of a batch and frees its messages. It writes listeners last. If failed is not nil, an
+// earlier batch failed, and saveBatch only frees the messages. It returns failed or its own error.
 func (s *Store) saveBatch(b batch, failed error) error {
 	types := slices.Sorted(maps.Keys(b.types))
 	if i := slices.Index(types, listenerType); i >= 0 {
@@ -273,7 +276,7 @@ func (s *Store) saveBatch(b batch, failed error) error {
 	return failed
 }
 
-// recordWithheld records and logs the resources that are not stored.
+// recordWithheld records and logs the resources that must not be stored.
 func (s *Store) recordWithheld(r *Recording, typeURL string, withheld map[string]string) {
 	if len(withheld) == 0 {
 		return
@@ -286,14 +289,15 @@ func (s *Store) recordWithheld(r *Recording, typeURL string, withheld map[string
 	}
 }
 
-// logWithheld logs a resource that is not stored once; the caller holds mu.
+// logWithheld logs that a resource is not stored, once per resource, and adds it to the status. SDS secrets are not
+// logged. The caller holds mu.
 func (s *Store) logWithheld(typeURL, name, why string) {
 	what := fmt.Sprintf("%s %.200s", typeURL, name)
 	if typeURL == secretType || slices.Contains(s.status.Withheld, what) {
 		return
 	}
 	s.config.Logger.Warn("a resource is not stored; an Envoy that starts while no control plane answers will lack it",
-		"resource", what, "reason", why, "remedy", "move a secret to an SDS resource and refer to it; shorten a name")
+		"resource", what, "reason", why, "remedy", "move the secret to an SDS resource, or shorten the name")
 	if len(s.status.Withheld) == maxWithheld {
 		s.status.Withheld = s.status.Withheld[1:]
 	}
