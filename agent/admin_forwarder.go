@@ -14,8 +14,8 @@ import (
 )
 
 // adminForwarder accepts connections on the configured admin address and forwards them to the serving Envoy. It is
-// active while that Envoy's admin interface listens on another port: two Envoys that run at the same time cannot share
-// one.
+// active while the admin interface of that Envoy listens on another port: during an upgrade, two Envoys run at the same
+// time and cannot share a port.
 type adminForwarder struct {
 	mu          sync.Mutex
 	active      bool
@@ -26,8 +26,8 @@ type adminForwarder struct {
 // still hold.
 const adminListenInterval = 100 * time.Millisecond
 
-// bootstrapWithSpareAdmin returns the bootstrap configuration with the admin interface on a free port, or on the next
-// admin socket.
+// bootstrapWithSpareAdmin returns the bootstrap configuration of an additional Envoy: with the admin interface on a
+// free port, or on the next admin socket.
 func (e *envoySupervisor) bootstrapWithSpareAdmin() (bootstrap.Config, error) {
 	c := e.bootstrap
 	if c.AdminSocket != "" {
@@ -55,8 +55,9 @@ func (p *adminForwarder) isActive() bool {
 	return p.active
 }
 
-// forwardAdminTo makes the configured admin address reach i, the current Envoy. If i listens elsewhere, the agent
-// listens on the address as soon as it is free, until the agent stops. With an admin socket it updates the link.
+// forwardAdminTo makes the configured admin address lead to i, the current Envoy. If i's admin interface listens on
+// another port, the agent listens on the configured address as soon as it is free, and forwards connections until the
+// agent stops. With an admin socket, it updates the symbolic link instead.
 func (e *envoySupervisor) forwardAdminTo(i *envoyInstance) {
 	if e.bootstrap.AdminSocket != "" {
 		e.linkAdmin(i.bootstrap.AdminSocket)
@@ -120,9 +121,9 @@ func (e *envoySupervisor) forwardAdminConn(ctx context.Context, client net.Conn)
 	ctx, done := context.WithCancel(ctx)
 	defer context.AfterFunc(ctx, func() { _ = client.Close(); _ = server.Close() })()
 	defer done()
-	var answer sync.WaitGroup
-	answer.Go(func() { _, _ = io.Copy(client, server); _ = client.Close() })
+	var responses sync.WaitGroup
+	responses.Go(func() { _, _ = io.Copy(client, server); _ = client.Close() })
 	_, _ = io.Copy(server, client)
 	_ = server.(*net.TCPConn).CloseWrite()
-	answer.Wait()
+	responses.Wait()
 }

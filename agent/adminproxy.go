@@ -30,7 +30,7 @@ func (e *envoySupervisor) adminHandler() http.Handler {
 			Transport: transport,
 			Rewrite:   func(r *httputil.ProxyRequest) { r.SetURL(target) },
 			ErrorHandler: func(w http.ResponseWriter, _ *http.Request, err error) {
-				http.Error(w, "Envoy's admin interface does not answer: "+err.Error(), http.StatusBadGateway)
+				http.Error(w, "Envoy's admin interface does not respond: "+err.Error(), http.StatusBadGateway)
 			},
 		}
 		proxy.ServeHTTP(w, r)

@@ -15,8 +15,8 @@ import (
 	"github.com/pilotfish-mesh/pilotfish/internal/dial"
 )
 
-// With ENVOY_ADMIN_SOCKET, each Envoy that does not take part in a hot restart has its own socket: PATH.0, PATH.1 and
-// so on. PATH is a symbolic link to the socket of the serving Envoy. Envoys of one hot restart bind the same socket.
+// With ENVOY_ADMIN_SOCKET=PATH, the admin sockets are PATH.0, PATH.1 and so on, and PATH is a symbolic link to the
+// socket of the serving Envoy. The Envoys of one hot restart bind the same socket; every other Envoy has its own.
 
 // makeAdminDirectory creates the directory of the admin socket. It fails if users other than Envoy's can enter the
 // directory: Envoy restricts the socket's mode only after bind.
@@ -33,7 +33,7 @@ func makeAdminDirectory(c *config.Config) error {
 		err = c.Envoy.User.Chown(dir)
 	}
 	if err != nil && !errors.Is(err, fs.ErrExist) {
-		return fmt.Errorf("making the directory of ENVOY_ADMIN_SOCKET: %w", err)
+		return fmt.Errorf("creating the directory of ENVOY_ADMIN_SOCKET: %w", err)
 	}
 	info, err := os.Lstat(dir)
 	if err != nil {
@@ -41,8 +41,8 @@ func makeAdminDirectory(c *config.Config) error {
 	}
 	owner := info.Sys().(*syscall.Stat_t).Uid
 	if !info.IsDir() || info.Mode().Perm()&0o077 != 0 || owner != envoyUID(c) {
-		return fmt.Errorf("ENVOY_ADMIN_SOCKET: %s has mode %s and is user %d's: it must be a directory of user %d with mode 0700; "+
-			"name a directory that nothing else uses, and the agent creates it", dir, info.Mode(), owner, envoyUID(c))
+		return fmt.Errorf("ENVOY_ADMIN_SOCKET: %s has mode %s and belongs to user %d: it must be a directory of user %d with mode 0700; "+
+			"specify a path in a directory that does not exist yet: the agent creates it", dir, info.Mode(), owner, envoyUID(c))
 	}
 	return nil
 }

@@ -22,8 +22,8 @@ import (
 	"github.com/pilotfish-mesh/pilotfish/xdsproxy"
 )
 
-// shutdownSlack is added to the planned duration of a shutdown before it counts as hung: the machine may be busy, or a
-// report may have to be written.
+// shutdownSlack is added to the planned duration of a shutdown before the shutdown counts as hung: the machine may be
+// busy, or the agent may have to write a crash report.
 const shutdownSlack = 20 * time.Second
 
 // Options are the parameters of New.
@@ -72,21 +72,21 @@ type Agent struct {
 }
 
 // New creates the agent's components, locks its directories, listens on the status port and writes the bootstrap. It
-// therefore reports errors before anything runs. The caller must call Run, which releases these resources.
+// therefore returns their errors before any component runs. The caller must call Run, which releases these resources.
 func New(o Options) (*Agent, error) {
 	if err := o.Config.Envoy.User.CheckCapabilities(); err != nil {
 		return nil, ConfigError{err}
 	}
-	leave, err := lockConfigDir(o.Config)
+	unlock, err := lockConfigDir(o.Config)
 	if err != nil {
 		return nil, err
 	}
 	a, err := newAgent(o)
 	if err != nil {
-		leave()
+		unlock()
 		return nil, err
 	}
-	a.releaseLocks = leave
+	a.releaseLocks = unlock
 	return a, nil
 }
 
@@ -206,7 +206,7 @@ func (a *Agent) Run(ctx context.Context) error {
 	if a.envoy != nil {
 		proxy.start(ctx, a.envoy.component())
 	}
-	servers.run("order to drain", func() {
+	servers.run("drain request", func() {
 		select {
 		case <-a.Drain:
 			a.StartDrain("SIGUSR2")

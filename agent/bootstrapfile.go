@@ -19,7 +19,7 @@ func writeBootstrap(c *config.Config, from bootstrap.Config) (string, error) {
 	}
 	file := filepath.Join(c.Proxy.GetConfigPath(), config.BootstrapFile)
 	if err := writeFileAtomicAs(c.Envoy.User, file, text, 0o600); err != nil {
-		return "", fmt.Errorf("writing Envoy's bootstrap: %w; run the agent where it may write, or set configPath", err)
+		return "", fmt.Errorf("writing Envoy's bootstrap: %w; run the agent in a writable directory, or set configPath", err)
 	}
 	return file, writeGRPCBootstrap(c, from)
 }
@@ -32,7 +32,7 @@ func writeGRPCBootstrap(c *config.Config, from bootstrap.Config) error {
 		return ConfigError{err}
 	}
 	if err := writeFileAtomic(c.Bootstrap.GRPCFile, text, 0o644); err != nil {
-		return fmt.Errorf("writing the bootstrap of proxyless gRPC clients: %w; run the agent where it may write, or set GRPC_XDS_BOOTSTRAP", err)
+		return fmt.Errorf("writing the bootstrap of proxyless gRPC clients: %w; run the agent in a writable directory, or set GRPC_XDS_BOOTSTRAP", err)
 	}
 	return nil
 }
@@ -42,13 +42,13 @@ func writeFileAtomic(file string, text []byte, mode os.FileMode) error {
 	return writeFileAtomicAs(nil, file, text, mode)
 }
 
-// writeFileAtomicAs is writeFileAtomic for a file that another user owns.
+// writeFileAtomicAs is writeFileAtomic for a file that will belong to another user.
 func writeFileAtomicAs(o *owner.Owner, file string, text []byte, mode os.FileMode) error {
 	// Mode 0711: other users can open files by name, but cannot list the directory.
 	if err := o.MkdirAll(filepath.Dir(file), 0o711); err != nil {
 		return err
 	}
-	// An existing file would retain its mode.
+	// A temporary file of an earlier run would retain its mode.
 	temporary := file + ".new"
 	if err := os.Remove(temporary); err != nil && !os.IsNotExist(err) {
 		return err
@@ -63,8 +63,8 @@ func writeFileAtomicAs(o *owner.Owner, file string, text []byte, mode os.FileMod
 	return err
 }
 
-// createFile creates and writes a file. It fails if a file or link of that name exists, which another user of the
-// directory may have created.
+// createFile creates and writes a file. It fails if a file or link of that name exists: another user of the directory
+// may have created it.
 func createFile(o *owner.Owner, file string, text []byte, mode os.FileMode) error {
 	f, err := os.OpenFile(file, os.O_WRONLY|os.O_CREATE|os.O_EXCL, mode)
 	if err != nil {

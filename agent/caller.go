@@ -13,30 +13,30 @@ import (
 	"github.com/pilotfish-mesh/pilotfish/internal/portowner"
 )
 
-// Reasons to refuse requests and debug pages to a client of the status port.
+// Reasons for which the status port refuses requests and debug pages to a client.
 var (
 	errFromEnvoy     = errors.New("requests that arrive through Envoy are refused here; use `pilotfish-agent request`")
 	errUnknownClient = errors.New("the process that sent the request cannot be determined, and may be Envoy; use `pilotfish-agent request`")
 )
 
 // checkCaller returns an error if the client of a status port connection may not send requests or read debug pages.
-// Envoy may not: a client that can configure an endpoint could send requests through it. In a pod, Envoy runs as the user
-// of operators' commands. It is therefore identified by its sockets, and by its user only where its sockets are not
-// visible.
+// Envoy may not: otherwise users who can configure an endpoint of the mesh could send such requests through Envoy. In a
+// pod, operators' commands run as the same user as Envoy. Envoy is therefore identified by its sockets, and by its user
+// only if its sockets are not visible.
 func (a *Agent) checkCaller(client, server netip.AddrPort) error {
-	a.callerLookup.Lock() // limits Envoy's clients to one lookup at a time
+	a.callerLookup.Lock() // otherwise Envoy's clients could cause many lookups at a time
 	defer a.callerLookup.Unlock()
 	c, err := portowner.FindConnection(client, server)
 	if err != nil {
 		return errUnknownClient
 	}
 	if a.Config.StatusUsers == config.OwnUser && c.UID != 0 && c.UID != uint32(os.Geteuid()) {
-		return fmt.Errorf("requests of user %d are refused here: run this as the agent's user or as root", c.UID)
+		return fmt.Errorf("requests of user %d are refused here: run this command as the agent's user or as root", c.UID)
 	}
 	if a.isEnvoySocket(c) {
 		return errFromEnvoy
 	}
-	// If Envoy closed the socket during the lookup, it was not found among Envoy's files.
+	// If Envoy closed the socket during the lookup, isEnvoySocket has not found it.
 	if again, err := portowner.FindConnection(client, server); err != nil || again != c {
 		return errUnknownClient
 	}

@@ -44,7 +44,7 @@ func (g *componentGroup) start(ctx context.Context, p component) {
 		if err := g.runWithRestarts(ctx, p); err != nil {
 			select {
 			case g.failed <- err:
-			default: // an earlier failure stops the agent already
+			default: // an earlier failure already stops the agent
 			}
 		}
 	})
@@ -65,8 +65,8 @@ func (g *componentGroup) addRunning(name string, by int) {
 	g.running[name] += by
 }
 
-// waitStopped waits up to timeout for the components, whose context has ended. It logs those that hang with the stacks
-// of all goroutines, and returns an error.
+// waitStopped waits up to timeout until all components have returned. The caller has cancelled their context. If
+// components hang, waitStopped logs their names and the stacks of all goroutines, and returns an error.
 func (g *componentGroup) waitStopped(timeout time.Duration) error {
 	done := make(chan struct{})
 	go func() { g.wait.Wait(); close(done) }()
@@ -96,7 +96,7 @@ const maxStackBytes = 64 << 10
 
 // runWithRestarts runs a component, and restarts it after a failure if the component allows that.
 func (g *componentGroup) runWithRestarts(ctx context.Context, p component) error {
-	allowed := componentBudget()
+	budget := componentBudget()
 	for {
 		err := runRecovering(ctx, p)
 		if ctx.Err() != nil {
@@ -105,7 +105,7 @@ func (g *componentGroup) runWithRestarts(ctx context.Context, p component) error
 		if err == nil {
 			err = fmt.Errorf("%s ended unexpectedly", p.name)
 		}
-		wait, again := allowed.RecordFailure(time.Now())
+		wait, again := budget.RecordFailure(time.Now())
 		if !p.restart || !again {
 			return fmt.Errorf("%s: %w", p.name, err)
 		}

@@ -86,15 +86,15 @@ func (c *controlServer) run(ctx context.Context) error {
 	return nil
 }
 
-// jsonHandler returns a handler that decodes the request body from JSON, calls do, and encodes the result as JSON. An
-// error is answered with status 400, or with the status that its method HTTPStatus returns.
+// jsonHandler returns a handler that decodes the request body from JSON, calls do, and encodes the result as JSON. For
+// an error, the handler responds with status 400, or with the status that the error's method HTTPStatus returns.
 func jsonHandler[In, Out any](do func(context.Context, In) (Out, error)) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		var in In
 		d := json.NewDecoder(r.Body)
 		d.DisallowUnknownFields()
 		if err := d.Decode(&in); err != nil && !errors.Is(err, io.EOF) {
-			writeError(w, fmt.Errorf("reading the order: %w", err))
+			writeError(w, fmt.Errorf("reading the request: %w", err))
 			return
 		}
 		out, err := do(r.Context(), in)
@@ -135,7 +135,7 @@ type ControlClient struct {
 	http   *http.Client
 }
 
-// DialControl returns a client for the agent with that configPath. It connects with the first call.
+// DialControl returns a client for the agent with that configPath. The client connects when a request is sent.
 func DialControl(configPath string) *ControlClient {
 	c := &ControlClient{socket: config.ControlPath(configPath)}
 	c.http = &http.Client{Transport: &http.Transport{
@@ -169,7 +169,7 @@ func (c *ControlClient) Call(ctx context.Context, method, path string, in, out a
 	if in != nil {
 		text, err := json.Marshal(in)
 		if err != nil {
-			return fmt.Errorf("writing the order: %w", err)
+			return fmt.Errorf("encoding the request: %w", err)
 		}
 		body = bytes.NewReader(text)
 	}
@@ -185,18 +185,18 @@ func (c *ControlClient) Call(ctx context.Context, method, path string, in, out a
 	text, err := io.ReadAll(io.LimitReader(response.Body, maxResponseBody))
 	switch {
 	case err != nil:
-		return fmt.Errorf("reading the agent's answer: %w", err)
+		return fmt.Errorf("reading the agent's response: %w", err)
 	case response.StatusCode == http.StatusNotFound:
-		return fmt.Errorf("the agent at %s does not support %s %s: it has another version", c.socket, method, path)
+		return fmt.Errorf("the agent at %s does not support %s %s: it runs another version of pilotfish", c.socket, method, path)
 	case response.StatusCode >= http.StatusInternalServerError:
 		return errors.New(strings.TrimSpace(string(text)))
 	case response.StatusCode != http.StatusOK:
-		return fmt.Errorf("the agent refuses: %s", strings.TrimSpace(string(text)))
+		return fmt.Errorf("the agent refuses the request: %s", strings.TrimSpace(string(text)))
 	case out == nil:
 		return nil
 	}
 	if err := json.Unmarshal(text, out); err != nil {
-		return fmt.Errorf("reading the agent's answer: %w", err)
+		return fmt.Errorf("reading the agent's response: %w", err)
 	}
 	return nil
 }

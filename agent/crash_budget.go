@@ -7,7 +7,7 @@ import (
 	"github.com/pilotfish-mesh/pilotfish/internal/crashbudget"
 )
 
-// envoyFailures is the number of times that Envoy may exit in quick succession.
+// envoyFailures is how often Envoy may exit in quick succession before the agent stops restarting it.
 const envoyFailures = 5
 
 // envoyBudget returns the budget for restarts of Envoy.
@@ -15,7 +15,8 @@ func envoyBudget() *crashbudget.Budget {
 	return &crashbudget.Budget{Failures: envoyFailures, HalfLife: time.Minute, MinWait: 100 * time.Millisecond, MaxWait: 10 * time.Second}
 }
 
-// componentBudget returns a budget without a limit: a proxy with old certificates or configuration is better than none.
+// componentBudget returns a budget that allows any number of restarts of a component: a proxy with old certificates or
+// configuration is better than none.
 func componentBudget() *crashbudget.Budget {
 	return &crashbudget.Budget{Failures: math.Inf(1), HalfLife: time.Minute, MinWait: 100 * time.Millisecond, MaxWait: 15 * time.Second}
 }

@@ -29,11 +29,11 @@ const (
 	dumpTimeout = time.Second
 	// maxStartTime is the time after which an Envoy that has not been ready counts as unable to start.
 	maxStartTime = 30 * time.Second
-	// maxTerminationMessage is the size that Kubernetes reads of a termination message.
+	// maxTerminationMessage is the maximum size of a termination message in Kubernetes.
 	maxTerminationMessage = 4096
 )
 
-// crashReport describes an unclean end of Envoy. redact.JSON removes secrets from it before it is written.
+// crashReport describes a crash or unclean stop of Envoy. redact.JSON removes secrets from it before it is written.
 type crashReport struct {
 	Time    time.Time `json:"time"`
 	Why     string    `json:"why"`
@@ -45,7 +45,7 @@ type crashReport struct {
 	XDS     xdsproxy.Status `json:"xds"`
 	// Settings are the agent's settings.
 	Settings []config.Setting `json:"settings"`
-	// Config is Envoy's configuration dump, if Envoy still answered; NoConfig is the reason why it is missing.
+	// Config is Envoy's configuration dump, if Envoy still responded. NoConfig is the reason why it is missing.
 	Config   json.RawMessage `json:"config,omitempty"`
 	NoConfig string          `json:"noConfig,omitempty"`
 }
@@ -142,19 +142,20 @@ func (i *envoyInstance) dumpConfig(ctx context.Context, within time.Duration) (c
 	defer cancel()
 	var b bytes.Buffer
 	if err := i.admin.RedactedConfigDump(ctx, "", maxConfigDump, &b); err != nil {
-		return nil, fmt.Sprintf("Envoy did not answer: %v", err)
+		return nil, fmt.Sprintf("Envoy did not respond: %v", err)
 	}
 	return b.Bytes(), ""
 }
 
-// reportBeforeEnd writes a report while Envoy still answers. It is called before an unclean end: requests are cut, or
-// Envoy never became ready.
+// reportBeforeEnd writes a crash report before the agent stops Envoy. It is called if the stop cuts requests, or if
+// Envoy was unable to become ready.
 func (n *shutdown) reportBeforeEnd(ctx context.Context, why string) {
 	config, missing := n.instance.dumpConfig(ctx, min(dumpTimeout, n.plan.Stop/2))
 	n.createCrashReport(n.instance, why, nil, config, missing)
 }
 
-// describeNeverReady returns the reason if Envoy was unable to become ready; empty if Envoy is merely stopped early.
+// describeNeverReady returns the reason if Envoy was unable to become ready. It returns "" if Envoy is only stopped
+// before it had enough time.
 func (n *shutdown) describeNeverReady() string {
 	for _, t := range n.relay.Status().Types {
 		if t.State == xdsproxy.StateRejected {

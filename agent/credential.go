@@ -8,7 +8,7 @@ import (
 	"github.com/pilotfish-mesh/pilotfish/sts"
 )
 
-// newCredential returns the fetcher of tokens that are not in a file; nil if there are none.
+// newCredential returns the fetcher of the workload's token; nil if the token is in a file.
 func (a *Agent) newCredential() (sts.Fetcher, error) {
 	if a.Config.CredentialFetcher != config.FetchGCE {
 		return nil, nil

@@ -12,17 +12,17 @@ import (
 )
 
 const (
-	// The traffic is counted at minCountInterval first, and then at growing intervals up to maxCountInterval.
+	// The first interval between two counts of the traffic is minCountInterval. It grows up to maxCountInterval.
 	minCountInterval, maxCountInterval = 50 * time.Millisecond, time.Second
-	// countTimeout is the timeout of one count. After maxCountFailures consecutive failures, the drain ends by time
-	// alone.
+	// countTimeout is the timeout of one count. After maxCountFailures consecutive failures, only the elapsed time
+	// determines when the drain ends.
 	countTimeout     = time.Second
 	maxCountFailures = 5
 	// progressInterval is the interval between log messages of a long drain.
 	progressInterval = 5 * time.Second
 )
 
-// activeTraffic is the traffic of an Envoy at one moment, without its own probes, scrapes and admin interface.
+// activeTraffic is the traffic of an Envoy at one moment, without probes, scrapes and requests to the admin interface.
 type activeTraffic struct {
 	connections uint64 // of all listeners
 	requests    uint64 // HTTP; a tunnel or a stream counts as one request
@@ -40,7 +40,7 @@ func (l activeTraffic) hasUnfinished() bool {
 	return l.requests > 0 || l.bufferedHTTP > 0 || l.hasBufferedTCP()
 }
 
-// hasBufferedTCP reports whether TCP data waits for its reader.
+// hasBufferedTCP reports whether there is buffered TCP data that its receiver has not read yet.
 func (l activeTraffic) hasBufferedTCP() bool { return l.bufferedTCP > 0 || l.unreadTCP > 0 }
 
 func (l activeTraffic) String() string {
@@ -58,7 +58,7 @@ const trafficStats = `^(listener\..*\.downstream_cx_active|http\..*\.downstream_
 
 var trafficStatsPattern = sync.OnceValue(func() *regexp.Regexp { return regexp.MustCompile(trafficStats) })
 
-// countTraffic reads the active traffic from Envoy's statistics, except those that match own.
+// countTraffic reads the active traffic from Envoy's statistics. It ignores statistics that match own.
 func (i *envoyInstance) countTraffic(ctx context.Context, own *regexp.Regexp) (activeTraffic, error) {
 	ctx, cancel := context.WithTimeout(ctx, countTimeout)
 	defer cancel()
@@ -69,8 +69,9 @@ func (i *envoyInstance) countTraffic(ctx context.Context, own *regexp.Regexp) (a
 	return i.addUnreadTCP(sumTraffic(stats, own))
 }
 
-// addUnreadTCP adds the TCP bytes that servers have not read, which no statistic shows, if the result depends on them.
-// If the kernel does not report them, such connections count as idle.
+// addUnreadTCP adds the TCP bytes that servers have not read yet, which Envoy's statistics do not include. It queries
+// the kernel only if l has connections but no other unfinished traffic. If the query fails, these connections count as
+// idle.
 func (i *envoyInstance) addUnreadTCP(l activeTraffic, err error) (activeTraffic, error) {
 	if err == nil && l.connections > 0 && !l.hasUnfinished() {
 		l.unreadTCP, _ = i.process.PendingUpstreamBytes()
@@ -97,13 +98,14 @@ func sumTraffic(stats map[string]uint64, own *regexp.Regexp) (activeTraffic, err
 		}
 	}
 	if !listeners {
-		return l, fmt.Errorf("Envoy's statistics leave out downstream_cx_active of its listeners: a bootstrap of your own has to include it")
+		return l, fmt.Errorf("Envoy's statistics do not include downstream_cx_active of its listeners: include it in your custom bootstrap")
 	}
 	return l, nil
 }
 
-// ownStatsPattern matches the statistics of listeners and HTTP servers whose clients do not delay the shutdown. It
-// identifies listeners by port, because their addresses differ (0.0.0.0, an IPv6 address, one loopback address).
+// ownStatsPattern matches the statistics of listeners and HTTP servers for probes, scrapes and administration. Their
+// clients do not delay the shutdown. It identifies listeners by port, because their addresses differ (0.0.0.0, an IPv6
+// address, one loopback address).
 func ownStatsPattern(c *config.Config) *regexp.Regexp {
 	return regexp.MustCompile(fmt.Sprintf(`^(listener\.(admin\.|envoy_internal_|.*_(%d|%d|%d|%d|%d)\.downstream)|http\.(admin|agent|stats|secure_stats|secure_merged_stats)\.)`,
 		c.Proxy.GetProxyAdminPort(), c.Envoy.ReadinessPort, c.Envoy.PrometheusPort, c.Metrics.SecurePort, c.Metrics.SecureMergedPort))
@@ -114,12 +116,13 @@ type trafficSample struct {
 	activeTraffic
 	err      error
 	failures int // consecutive, including this one
-	// lastBusyTCP is the elapsed drain time when TCP data last waited for a reader. More may follow, which no statistic
-	// shows.
+	// lastBusyTCP is the elapsed drain time of the last sample with buffered TCP data. More data may follow on such a
+	// connection, but the statistics do not show that.
 	lastBusyTCP time.Duration
 }
 
-// withHistory returns the sample with lastBusyTCP of the previous sample, or ran if TCP data waits now.
+// withHistory returns the sample with lastBusyTCP set: to ran if TCP data is buffered now, otherwise to the value of
+// the previous sample.
 func (c trafficSample) withHistory(before trafficSample, ran time.Duration) trafficSample {
 	c.lastBusyTCP = before.lastBusyTCP
 	if c.hasBufferedTCP() {
@@ -128,7 +131,7 @@ func (c trafficSample) withHistory(before trafficSample, ran time.Duration) traf
 	return c
 }
 
-// checkDrained reports whether a drain may end after the time ran, and why.
+// checkDrained reports whether a drain that has lasted for the time ran may end, and why.
 func checkDrained(s config.Shutdown, c trafficSample, ran time.Duration) (why string, ok bool) {
 	switch {
 	case ran < s.Minimum:
@@ -140,11 +143,11 @@ func checkDrained(s config.Shutdown, c trafficSample, ran time.Duration) (why st
 	case c.connections == 0:
 		return "no request and no connection is left", true
 	}
-	return fmt.Sprintf("no request is left, and the time for its %d idle connections has passed", c.connections), ran-c.lastBusyTCP >= s.Linger && !s.WhenIdle
+	return fmt.Sprintf("no request is left, and the time limit for its %d idle connections has passed", c.connections), ran-c.lastBusyTCP >= s.Linger && !s.WhenIdle
 }
 
-// pollDelay returns the delay before the next count: pace, or less if the result of checkDrained changes earlier by
-// itself.
+// pollDelay returns the delay before the next count: pace, or less if the elapsed time alone changes the result of
+// checkDrained earlier.
 func pollDelay(s config.Shutdown, pace, ran, lastBusyTCP time.Duration) time.Duration {
 	for _, moment := range []time.Duration{s.Minimum, lastBusyTCP + s.Linger} {
 		if moment > ran {
@@ -194,7 +197,7 @@ func (n *shutdown) sample(ctx context.Context, before trafficSample) trafficSamp
 	return trafficSample{activeTraffic: seen}
 }
 
-// describeCut returns the reason for a premature end of the drain, and what it cuts.
+// describeCut returns the reason for a premature end of the drain, and the traffic that is cut.
 func (n *shutdown) describeCut(ctx context.Context, c trafficSample) string {
 	why := context.Cause(ctx).Error()
 	if c.isZero() || context.Cause(ctx) == errEnvoyExited {

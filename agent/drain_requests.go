@@ -26,9 +26,9 @@ func (o *latch) isSet() bool {
 	}
 }
 
-// drainRequests are the external requests to the agent, other than the stop signal.
+// drainRequests are the requests to drain or to stop the agent, except the stop signal.
 type drainRequests struct {
-	drain     *latch // not ready any more: the proxy drains, or will soon
+	drain     *latch // the agent reports not ready, and the proxy drains now or soon
 	stay      *latch // drain, and continue to run until the stop signal; a restarted Envoy drains too
 	skipDrain *latch // POST /drain: the next stop signal skips the drain
 	quit      *latch // POST /quitquitquit
@@ -82,8 +82,8 @@ func (a *Agent) StartDrain(by string) {
 	}
 }
 
-// retryDrain retries the drain of an Envoy that was starting or did not answer when the drain was requested. Envoy
-// drains only the listeners that it has at that time.
+// retryDrain retries the drain of an Envoy that was starting or did not respond when the drain was requested. A drain
+// affects only the listeners that Envoy has at that time.
 func (e *envoySupervisor) retryDrain(i *envoyInstance) {
 	for pace := minCountInterval; ; pace = min(pace*3/2, maxCountInterval) {
 		if state, _ := i.status(); state == stateDraining {

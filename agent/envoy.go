@@ -16,10 +16,11 @@ const probeTimeout = 800 * time.Millisecond
 // minDrainTime is the minimum drain time. Envoy counts in seconds, and uses ten minutes for 0.
 const minDrainTime = time.Second
 
-// kernelExitTimeout is the time that the kernel has to end an Envoy that crashed or was killed by another process.
+// kernelExitTimeout is how long the agent waits for the kernel to end an Envoy that has crashed or was killed by
+// another process.
 const kernelExitTimeout = 5 * time.Second
 
-// EnvoyEndedError reports that Envoy exited without a request, or did not stop cleanly.
+// EnvoyEndedError reports that Envoy exited unexpectedly, or did not stop cleanly.
 type EnvoyEndedError struct {
 	Exit envoy.Exit
 	// Restarts is the number of restarts before the agent stopped restarting Envoy.
@@ -39,7 +40,7 @@ type envoySupervisor struct {
 	*Agent
 	counters     *envoyMetrics
 	drainTracker *drainTracker
-	ownStats     *regexp.Regexp // statistics that do not count in a drain
+	ownStats     *regexp.Regexp // matches statistics that a drain ignores
 
 	mu               sync.Mutex
 	current          *envoyInstance
@@ -47,8 +48,8 @@ type envoySupervisor struct {
 	since            time.Time // time of the last change of current
 	restarts         int
 	lastEnd          *endStatus
-	givenUp          map[*envoyInstance]bool // killed, but not ended by the kernel
-	stopErr          error                   // of a requested stop
+	givenUp          map[*envoyInstance]bool // Envoys that the kernel has not ended after SIGKILL
+	stopErr          error                   // result of a requested stop
 	currentChanged   chan struct{}           // capacity 1: current was replaced
 	recheck          chan struct{}           // capacity 1: a readiness check was not fully OK
 
@@ -72,7 +73,7 @@ func (e *envoySupervisor) component() component {
 	return component{name: "envoy", run: e.run, health: e.condition}
 }
 
-// run runs Envoy until ctx ends or Envoy exits permanently.
+// run runs Envoy until ctx ends, or Envoy exits and is not restarted.
 func (e *envoySupervisor) run(ctx context.Context) error {
 	binary, err := e.find(ctx)
 	if err != nil {
@@ -91,7 +92,7 @@ func (e *envoySupervisor) run(ctx context.Context) error {
 	defer e.upgrades.start(ctx)()
 	e.Logger.Info("starting Envoy", "path", binary.Path, "version", binary.Version, "found", binary.Source)
 	e.warnOfAdvisories(binary)
-	allowed := envoyBudget()
+	budget := envoyBudget()
 	for {
 		ended, err := e.runOnce(ctx, binary)
 		if err != nil {
@@ -102,9 +103,9 @@ func (e *envoySupervisor) run(ctx context.Context) error {
 			e.setStopError(ended, exit)
 			return nil
 		}
-		wait, again := allowed.RecordFailure(time.Now())
+		wait, again := budget.RecordFailure(time.Now())
 		if !again && e.countGivenUp() > 0 {
-			wait, again = allowed.MaxWait, true // Envoy's ports may still be held by the instance that was given up
+			wait, again = budget.MaxWait, true // an Envoy that the kernel has not ended may still occupy the ports
 		}
 		before := ended.fallback.Load()
 		if (before == nil && !e.Config.Envoy.Restart) || !again {
@@ -140,7 +141,7 @@ func (e *envoySupervisor) recordEnd(i *envoyInstance, x envoy.Exit) {
 		e.Logger.Error("Envoy's last lines", "tail", x.Tail)
 	}
 	if end.ExitCode != 0 {
-		end.Report = e.createCrashReport(i, "Envoy "+end.Text, end, nil, "Envoy had ended")
+		end.Report = e.createCrashReport(i, "Envoy "+end.Text, end, nil, "Envoy had already exited")
 		e.writeTerminationMessage(end)
 	}
 	e.mu.Lock()
@@ -165,7 +166,7 @@ func (e *envoySupervisor) restartCount() int {
 	return e.restarts
 }
 
-// setStopError records the result of a requested stop. A crash or a SIGKILL by the agent is not a clean stop.
+// setStopError records an error if a requested stop was not clean: Envoy crashed, or the agent sent SIGKILL.
 func (e *envoySupervisor) setStopError(i *envoyInstance, x envoy.Exit) {
 	if x.Reason == envoy.Stopped && !x.Forced {
 		return
@@ -180,7 +181,8 @@ func (e *envoySupervisor) find(ctx context.Context) (envoy.Binary, error) {
 	return e.Config.Envoy.Find(ctx)
 }
 
-// runOnce starts an Envoy and returns the current instance after its exit. An upgrade may have replaced the first one.
+// runOnce starts an Envoy and returns the current instance after its exit. Upgrades may have replaced the started
+// instance.
 func (e *envoySupervisor) runOnce(ctx context.Context, binary envoy.Binary) (*envoyInstance, error) {
 	i, err := e.startFirst(binary)
 	if err != nil {
@@ -193,8 +195,8 @@ func (e *envoySupervisor) runOnce(ctx context.Context, binary envoy.Binary) (*en
 	return i, nil
 }
 
-// superviseCurrent waits for the exit of the current instance, and stops it when ctx ends. After an upgrade the
-// replaced instance belongs to that upgrade.
+// superviseCurrent waits for the exit of the current instance, and stops it when ctx ends. After an upgrade, the
+// upgrade stops the replaced instance.
 func (e *envoySupervisor) superviseCurrent(ctx context.Context) *envoyInstance {
 	stay := e.requests.stay.done()
 	var lookAgain <-chan time.Time
@@ -208,7 +210,7 @@ func (e *envoySupervisor) superviseCurrent(ctx context.Context) *envoyInstance {
 		case <-lookAgain:
 			lookAgain = nil
 			if e.isStuckExiting(i) {
-				i.process.Stop(canceledContext()) // does not wait: another Envoy can serve meanwhile
+				i.process.Stop(canceledContext()) // SIGKILL at once: another Envoy can then start
 			}
 		case <-i.process.Done():
 			if e.replaceCurrent(i, nil, "Envoy has ended") {
@@ -317,17 +319,17 @@ func (e *envoySupervisor) onStateChange(i *envoyInstance, from, to envoyState) {
 	if to == stateGivenUp || to == stateEnded && from != stateGivenUp {
 		e.counters.ends.WithLabelValues(endReason(i.process.Exit())).Inc()
 	}
-	e.Logger.Debug("Envoy's state", "state", string(to), "pid", i.process.PID(), "epoch", i.epoch)
+	e.Logger.Debug("Envoy's state changed", "state", string(to), "pid", i.process.PID(), "epoch", i.epoch)
 }
 
-// countGivenUp returns the number of Envoys that were killed but not ended by the kernel.
+// countGivenUp returns the number of Envoys that the kernel has not ended after SIGKILL.
 func (e *envoySupervisor) countGivenUp() int {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	return len(e.givenUp)
 }
 
-// watchGivenUp registers an Envoy that the kernel has not ended after SIGKILL, until its process is gone.
+// watchGivenUp adds an Envoy that the kernel has not ended after SIGKILL to givenUp, until its process has ended.
 func (e *envoySupervisor) watchGivenUp(i *envoyInstance) {
 	e.mu.Lock()
 	e.givenUp[i] = true

@@ -16,13 +16,14 @@ import (
 // envoyState is the life cycle state of an Envoy.
 type envoyState string
 
-// The states of an Envoy in their order. No state is entered twice. Each state may be followed directly by Ended.
+// The states of an Envoy, in order. An Envoy enters each state at most once. stateEnded may follow directly after any
+// state.
 const (
 	stateStarting envoyState = "starting" // runs, not ready yet
 	stateRunning  envoyState = "running"  // has been ready at least once
 	stateDraining envoyState = "draining" // clients are disconnecting gracefully
-	stateStopping envoyState = "stopping" // got SIGTERM
-	stateGivenUp  envoyState = "given-up" // got SIGKILL, and the kernel has not ended it
+	stateStopping envoyState = "stopping" // received SIGTERM
+	stateGivenUp  envoyState = "given-up" // received SIGKILL, and the kernel has not ended it
 	stateEnded    envoyState = "ended"
 )
 
@@ -32,7 +33,7 @@ var stateRank = map[envoyState]int{stateStarting: 1, stateRunning: 2, stateDrain
 // envoyInstance is one Envoy process with its admin client.
 type envoyInstance struct {
 	binary        envoy.Binary
-	epoch         int // number of Envoys that the agent started before
+	epoch         int // number of Envoys that the agent started before this one
 	process       *envoy.Process
 	admin         *envoy.Admin
 	ready         *envoy.Readiness
@@ -41,11 +42,11 @@ type envoyInstance struct {
 
 	args      []string
 	bootstrap bootstrap.Config
-	// HotRestart is nil without hot restart. generation is the restart epoch in the group.
+	// hotRestart is nil if this Envoy runs without hot restart. generation is its restart epoch in the group.
 	hotRestart *hotRestartGroup
 	generation int
-	// ownsAdmin is set once this Envoy listens on the admin address, adminLost when another Envoy has replaced it
-	// there. Then this one cannot be queried.
+	// ownsAdmin is set once this Envoy listens on the admin address. adminLost is set when the new Envoy of a hot
+	// restart listens there instead, so that this one cannot be queried.
 	ownsAdmin, adminLost atomic.Bool
 	// fallback is the binary to restart if this Envoy exits while its predecessor still drains.
 	fallback atomic.Pointer[envoy.Binary]
@@ -57,7 +58,7 @@ type envoyInstance struct {
 	since time.Time
 }
 
-// launchSpec holds the parameters of an instance's start.
+// launchSpec contains the parameters with which an Envoy is started.
 type launchSpec struct {
 	binary envoy.Binary
 	args   []string
@@ -67,7 +68,7 @@ type launchSpec struct {
 	generation int
 }
 
-// start starts an Envoy. It does not make it the current instance.
+// start starts an Envoy. The Envoy does not become the current instance yet.
 func (e *envoySupervisor) start(l launchSpec) (*envoyInstance, error) {
 	process, err := e.envoyPIDs.add(func() (*envoy.Process, error) {
 		return envoy.Start(envoy.Config{Path: l.binary.Path, Args: l.args, Output: e.EnvoyOutput, Rewrite: (&logging.EnvoyRedactor{}).RedactLine, Logger: e.Logger,
@@ -126,9 +127,9 @@ func (i *envoyInstance) checkReady(ctx context.Context) (ok bool, reason string)
 
 // condition returns the readiness of the instance, with reason and remedy.
 func (i *envoyInstance) condition(ctx context.Context) health.Condition {
-	if i.adminLost.Load() { // its last known state is used
+	if i.adminLost.Load() { // the last known state is returned
 		state, _ := i.status()
-		return health.Condition{OK: state == stateRunning, Reason: "the new Envoy of a hot restart has the admin interface"}
+		return health.Condition{OK: state == stateRunning, Reason: "the new Envoy of a hot restart uses the admin address"}
 	}
 	c := i.ready.Condition(ctx)
 	if c.OK {
@@ -149,7 +150,7 @@ func (i *envoyInstance) waitEnd() envoy.Exit {
 	return exit
 }
 
-// markEnded removes the PID and sets the state Ended. It is called when the process is gone.
+// markEnded removes the PID from the set and sets stateEnded. It is called when the process has ended.
 func (i *envoyInstance) markEnded() {
 	i.pids.remove(i.process.PID())
 	i.setState(stateEnded)

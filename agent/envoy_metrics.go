@@ -35,13 +35,13 @@ func newEnvoyMetrics(r prometheus.Registerer) (*envoyMetrics, error) {
 			Name: "istio_agent_envoy_processes", Help: "Envoy processes of this agent, by state.",
 		}, []string{"state"}),
 		ends: prometheus.NewCounterVec(prometheus.CounterOpts{
-			Name: "istio_agent_envoy_ends_total", Help: "Ends of Envoy processes, by reason.",
+			Name: "istio_agent_envoy_ends_total", Help: "Envoy processes that have ended, by reason.",
 		}, []string{"reason"}),
 		restarts: prometheus.NewCounterVec(prometheus.CounterOpts{
-			Name: "istio_agent_envoy_restarts_total", Help: "Restarts of Envoy, by the reason of the previous end.",
+			Name: "istio_agent_envoy_restarts_total", Help: "Restarts of Envoy, by the reason of the preceding exit.",
 		}, []string{"reason"}),
 	}
-	// A series that is created by its first event hides that event from alerts on increase().
+	// Create all series now: increase() does not count the first event of a series that this event creates.
 	for _, reason := range []string{string(envoy.Exited), string(envoy.Signaled), string(envoy.OOMKilled)} {
 		m.ends.WithLabelValues(reason)
 		m.restarts.WithLabelValues(reason)

@@ -9,7 +9,8 @@ import (
 	"github.com/pilotfish-mesh/pilotfish/envoy"
 )
 
-// envoyPIDs is the set of PIDs of the agent's Envoys. It distinguishes their streams from those of applications.
+// envoyPIDs is the set of PIDs of the agent's Envoys. It is used to distinguish Envoy's connections from those of
+// applications.
 type envoyPIDs struct {
 	mu      sync.Mutex
 	members map[int]bool
@@ -45,7 +46,7 @@ func (f *envoyPIDs) list() []int {
 }
 
 // isEnvoy reports whether a process is one of the agent's Envoys, or in the process group of one: ENVOY_PATH may name a
-// script.
+// script that starts Envoy.
 func (a *Agent) isEnvoy(pid int32) bool {
 	group, err := syscall.Getpgid(int(pid))
 	a.envoyPIDs.mu.Lock()

@@ -27,7 +27,7 @@ type envoyStatus struct {
 	Restarts int `json:"restarts"`
 	// LastEnd describes the last unexpected or unclean exit.
 	LastEnd *endStatus `json:"lastEnd,omitempty"`
-	// stateGivenUp lists the Envoys that were killed but not ended by the kernel.
+	// GivenUp lists the Envoys that the kernel has not ended after SIGKILL.
 	GivenUp []givenUpStatus `json:"givenUp,omitempty"`
 	// Draining is true after a drain or stop request.
 	Draining bool         `json:"draining"`
@@ -48,16 +48,16 @@ type endStatus struct {
 	Report string `json:"report,omitempty"`
 }
 
-// givenUpStatus describes an Envoy that the kernel has not ended.
+// givenUpStatus describes an Envoy that the kernel has not ended after SIGKILL.
 type givenUpStatus struct {
 	PID   int       `json:"pid"`
 	Since time.Time `json:"since"`
-	// Threads lists the states of its threads, and the kernel functions in which they wait, at the time when it was
-	// given up.
+	// Threads lists the state of each thread, and the kernel function in which it waited, when the agent stopped
+	// waiting for this Envoy.
 	Threads string `json:"threads"`
 }
 
-// drainStatus is the traffic that the shutdown waits for.
+// drainStatus describes the traffic that the shutdown waits for.
 type drainStatus struct {
 	Requests    uint64    `json:"requests"`
 	Connections uint64    `json:"connections"`

@@ -10,7 +10,9 @@ import (
 	"github.com/pilotfish-mesh/pilotfish/internal/uds"
 )
 
-// newGuard returns the guard of a socket; nil if Envoy sends no secret. The listed users need no secret.
+// newGuard returns the guard of a socket, which requires a secret from its clients; nil if no secret is configured.
+// Clients other than Envoy need no secret if they run as one of the listed users, or if isOtherProgram is true for
+// them.
 func (a *Agent) newGuard(part string, listed uds.Users) *uds.Guard {
 	if a.bootstrap.AgentSecret == "" {
 		return nil
@@ -23,7 +25,7 @@ func (a *Agent) newGuard(part string, listed uds.Users) *uds.Guard {
 }
 
 // isOtherProgram reports whether a process runs a program other than Envoy. It is false if the program is unknown, as
-// in another PID namespace. It is also false for the Envoys of other agents, whose configuration can lead here too:
+// in another PID namespace. It is also false for Envoys of other agents, whose configuration could contain this socket:
 // their program is named envoy, or is the same file as the program of the agent's Envoy.
 func (a *Agent) isOtherProgram(pid int32) bool {
 	program, err := os.Readlink(programLink(int(pid)))
@@ -37,5 +39,5 @@ func (a *Agent) isOtherProgram(pid int32) bool {
 	})
 }
 
-// programLink returns the link to the program of a process.
+// programLink returns the path of the link to a process's program.
 func programLink(pid int) string { return fmt.Sprintf("/proc/%d/exe", pid) }

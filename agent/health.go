@@ -12,11 +12,12 @@ import (
 )
 
 const (
-	// maxResponseTime is the maximum time for a component's own health function, which does not block.
+	// maxResponseTime is how long a component's health function may run before the component counts as hung. The
+	// function normally does not block.
 	maxResponseTime = 500 * time.Millisecond
-	// minUnansweredProbes is the minimum number of consecutive unanswered requests, in addition to the elapsed time,
-	// for an Envoy that counts as frozen. After a pause of the whole machine, a single late response looks like a long
-	// silence.
+	// minUnansweredProbes is the minimum number of consecutive requests without a response after which Envoy counts as
+	// frozen, in addition to a minimum time. After a pause of the whole machine, a single late response looks like a
+	// long silence.
 	minUnansweredProbes = 3
 )
 
@@ -34,10 +35,10 @@ func (a *Agent) readinessChecks(components []component) []status.Check {
 	return checks
 }
 
-// livenessChecks returns the checks of /healthz/live, after whose failure an orchestrator restarts the pod. They fail
-// only if a restart helps and nothing less does: a component of the agent hangs, or Envoy has been frozen for long.
-// They ignore what a restart does not fix (no control plane, no certificate, a rejected configuration) and what ends by
-// itself (a restart of Envoy, a drain). A component that fails permanently stops the agent anyway.
+// livenessChecks returns the checks of /healthz/live. If one fails, the kubelet restarts the container. They fail only
+// if a restart is the only remedy: a component of the agent hangs, or Envoy has been frozen for a long time. They
+// ignore problems that a restart does not fix (no control plane, no certificate, a rejected configuration), and
+// temporary states (a restart of Envoy, a drain). A component that fails permanently stops the agent anyway.
 func (a *Agent) livenessChecks(certificates *sds.Server, relay *xdsproxy.Relay) []status.Check {
 	checks := []status.Check{
 		{Name: "certificates", Func: responsivenessCheck(func() { certificates.Health() })},
@@ -55,7 +56,7 @@ func responsivenessCheck(query func()) health.Check {
 	turn := make(chan struct{}, 1) // held during a call of query
 	return func() health.Condition {
 		stuck := health.Condition{
-			Reason: fmt.Sprintf("this component of the agent has not answered for more than %s", maxResponseTime),
+			Reason: fmt.Sprintf("this component of the agent has not responded for more than %s", maxResponseTime),
 			Remedy: "save /debug/pprof/goroutine?debug=2 for a bug report, and restart the proxy",
 		}
 		timer := time.NewTimer(maxResponseTime)
@@ -65,14 +66,14 @@ func responsivenessCheck(query func()) health.Check {
 		case <-timer.C:
 			return stuck
 		}
-		answered := make(chan struct{})
+		returned := make(chan struct{})
 		go func() {
 			defer func() { <-turn }()
 			query()
-			close(answered)
+			close(returned)
 		}()
 		select {
-		case <-answered:
+		case <-returned:
 			return health.Healthy
 		case <-timer.C:
 			return stuck
@@ -112,11 +113,11 @@ func (e *envoySupervisor) describeGivenUp() (reason, remedy string) {
 		return "", ""
 	}
 	return fmt.Sprintf("killed Envoys that the kernel has not ended: %d", n),
-		"see /debug/envoyz for what their threads wait for (usually a disk); until they end they occupy memory"
+		"see /debug/envoyz for what their threads wait for (usually a disk); until they end, they occupy memory"
 }
 
-// checkLiveness fails if a running Envoy has not answered for long. It passes during a drain and without an Envoy,
-// where a restart would not help.
+// checkLiveness fails if a running Envoy has not responded for a long time. It passes during a drain and while no Envoy
+// runs, because a restart would not help.
 func (e *envoySupervisor) checkLiveness() health.Condition {
 	i := e.currentInstance()
 	if i == nil || e.requests.drain.isSet() {
@@ -128,25 +129,25 @@ func (e *envoySupervisor) checkLiveness() health.Condition {
 	return checkFrozen(e.Config.Health.EnvoySilence, i.ready)
 }
 
-// silenceReporter reports how long, and for how many requests, an Envoy has not answered.
+// silenceReporter reports for how long, and to how many requests, an Envoy has not responded.
 type silenceReporter interface {
-	UnresponsiveFor() (d time.Duration, questions int)
+	UnresponsiveFor() (d time.Duration, queries int)
 }
 
 func checkFrozen(limit time.Duration, l silenceReporter) health.Condition {
-	silent, questions := l.UnresponsiveFor()
-	if silent < limit || questions < minUnansweredProbes {
+	silent, queries := l.UnresponsiveFor()
+	if silent < limit || queries < minUnansweredProbes {
 		return health.Healthy
 	}
 	return health.Condition{
-		Reason: fmt.Sprintf("Envoy has not answered %d requests in %s", questions, silent.Round(time.Second)),
+		Reason: fmt.Sprintf("Envoy has not responded to %d requests in %s", queries, silent.Round(time.Second)),
 		Remedy: "restart the proxy",
 		Since:  time.Now().Add(-silent),
 	}
 }
 
-// configurationCheck returns the relay's readiness check for the serving Envoy. During an upgrade, the new Envoy does
-// not count yet.
+// configurationCheck returns the readiness check of the relay for the serving Envoy. During an upgrade, it ignores the
+// new Envoy until that one serves.
 func (a *Agent) configurationCheck(relay *xdsproxy.Relay) health.Check {
 	return func() health.Condition {
 		if a.envoy == nil {

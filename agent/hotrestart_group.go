@@ -13,7 +13,7 @@ import (
 const hotRestartDirName = "hot"
 
 // hotRestartGroup is a series of Envoys that hand over to each other by hot restart. Their shared files are removed
-// with the last member.
+// after the exit of the last member.
 type hotRestartGroup struct {
 	config envoy.HotRestart
 
@@ -21,8 +21,8 @@ type hotRestartGroup struct {
 	members int
 }
 
-// newHotRestartGroup returns a new group; nil if hot restart is not configured or not possible. Only agents that
-// outlive their Envoy (--restart) use it: in a pod, everything is replaced together.
+// newHotRestartGroup returns a new group; nil if hot restart is not configured or not possible. Only agents with
+// --restart use hot restart: in a pod, agent and Envoy are replaced together.
 func (e *envoySupervisor) newHotRestartGroup() *hotRestartGroup {
 	if !e.Config.Envoy.Restart {
 		return nil
@@ -56,17 +56,18 @@ func (e *envoySupervisor) removeStaleHotRestarts() {
 	}
 }
 
-// removeHotRestartDir removes the directory of all groups. It is called at the end: while the agent runs, a new group
-// may begin when another ends.
+// removeHotRestartDir removes the directory of all groups. It is called when the agent stops: earlier, a new group may
+// need the directory.
 func (e *envoySupervisor) removeHotRestartDir() { _ = os.Remove(e.hotRestartDir()) }
 
-// options returns the hot restart options of the Envoy with epoch n. Like all methods, it may be called on nil.
-func (l *hotRestartGroup) options(n int, keep time.Duration) *envoy.HotRestart {
+// options returns the hot restart options of the Envoy with epoch n, which terminates its parent after parentShutdown.
+// Like all methods, it may be called on nil.
+func (l *hotRestartGroup) options(n int, parentShutdown time.Duration) *envoy.HotRestart {
 	if l == nil {
 		return nil
 	}
 	h := l.config
-	h.Epoch, h.ParentShutdown = n, keep
+	h.Epoch, h.ParentShutdown = n, parentShutdown
 	return &h
 }
 
@@ -79,7 +80,7 @@ func (l *hotRestartGroup) addMember() {
 	l.members++
 }
 
-// removeMember removes the shared files when the last Envoy has exited.
+// removeMember removes an exited Envoy from the group, and the shared files after the exit of the last one.
 func (l *hotRestartGroup) removeMember() error {
 	if l == nil {
 		return nil

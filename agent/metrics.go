@@ -2,8 +2,8 @@ package agent
 
 import "github.com/pilotfish-mesh/pilotfish/status"
 
-// mergedMetrics returns the sources of a scrape. Envoy's statistics are read from the admin interface of the current
-// Envoy, which answers during a drain, unlike a listener.
+// mergedMetrics returns the sources that the status server merges into one scrape. Envoy's statistics are read from the
+// current Envoy's admin interface, which responds even during a drain, unlike Envoy's listeners.
 func (a *Agent) mergedMetrics() status.Metrics {
 	c := a.Config.Metrics
 	m := status.Metrics{Applications: c.Applications, OnlyLoopback: c.OnlyLoopback, MaxApplicationBytes: c.MaxApplicationBytes, AllowReservedNames: c.AllowReservedNames}

@@ -100,7 +100,7 @@ func TestFrozenEnvoyFailsReadinessAndLiveness(t *testing.T) {
 	if err := syscall.Kill(pid, syscall.SIGSTOP); err != nil {
 		t.Fatal(err)
 	}
-	r.waitReport("/healthz/live", "envoy", 503, "Envoy has not answered")
+	r.waitReport("/healthz/live", "envoy", 503, "Envoy has not responded")
 	r.waitReport("/healthz/ready", "envoy", 503, "does not respond")
 	if err := syscall.Kill(pid, syscall.SIGCONT); err != nil {
 		t.Fatal(err)

@@ -38,7 +38,7 @@ type shutdown struct {
 	cutsRequests bool // active requests were cut
 }
 
-// stop stops an Envoy before the deadline.
+// stop drains and stops an Envoy before the shutdown deadline.
 func (e *envoySupervisor) stop(i *envoyInstance) {
 	plan := e.Config.Shutdown
 	e.requests.drain.set()
@@ -62,13 +62,13 @@ func (e *envoySupervisor) stop(i *envoyInstance) {
 	i.process.Stop(last)
 }
 
-// skipReason returns why the drain is skipped; empty if it is not.
+// skipReason returns the reason if the drain is skipped; empty if it is not skipped.
 func (n *shutdown) skipReason() string {
 	switch {
 	case n.requests.quit.isSet():
 		return errQuit.Error()
 	case n.requests.skipDrain.isSet():
-		return "a drain was requested before on the status port"
+		return "a drain was requested before through the status port"
 	}
 	return ""
 }
@@ -128,7 +128,8 @@ func (n *shutdown) drainContext(deadline context.Context) (context.Context, cont
 	return ctx, func() { cancel(nil); cancelTime() }
 }
 
-// mayHaveClients reports whether the Envoy may have clients. It returns true if Envoy listens but does not answer.
+// mayHaveClients reports whether the Envoy may have clients. It returns true if Envoy's admin interface accepts
+// connections but does not respond.
 func (n *shutdown) mayHaveClients(ctx context.Context) bool {
 	if state, _ := n.instance.status(); state != stateStarting {
 		return true
@@ -145,7 +146,7 @@ func (n *shutdown) mayHaveClients(ctx context.Context) bool {
 	return !seen.isZero()
 }
 
-// preDelayLeft returns the rest of the pre-delay. After an earlier drain request, that time counts.
+// preDelayLeft returns the remaining pre-delay. The time since an earlier drain request is subtracted.
 func (n *shutdown) preDelayLeft() time.Duration {
 	if state, since := n.instance.status(); state == stateDraining {
 		return n.plan.PreDelay - time.Since(since)

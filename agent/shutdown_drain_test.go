@@ -194,7 +194,7 @@ func TestIdleConnectionIsClosedAfterLinger(t *testing.T) {
 	})
 	began := time.Now()
 	r.signal(syscall.SIGTERM)
-	r.checkExit(0, "no request is left, and the time for its 1 idle connections has passed")
+	r.checkExit(0, "no request is left, and the time limit for its 1 idle connections has passed")
 	if took := time.Since(began); took < 700*time.Millisecond {
 		t.Errorf("the connection had %v, want 700ms", took)
 	}

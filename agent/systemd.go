@@ -23,7 +23,7 @@ const (
 	maxReadyPollInterval = time.Second
 	// statusInterval is the interval between updates of the status line after startup.
 	statusInterval = 30 * time.Second
-	// stopMargin is added to the shutdown deadline in the stop timeout that systemd gets.
+	// stopMargin is added to the shutdown deadline; the sum is sent to systemd as the stop timeout.
 	stopMargin = 5 * time.Second
 )
 
@@ -38,7 +38,7 @@ type systemdNotifier struct {
 	lastStatus string // last status line sent
 }
 
-// newSystemdNotifier returns nil without a service manager.
+// newSystemdNotifier returns nil if the agent does not run under a service manager.
 func newSystemdNotifier(a *Agent) *systemdNotifier {
 	if sent, err := daemon.SdNotify(false, "STATUS=starting"); !sent {
 		if err != nil {
@@ -76,7 +76,7 @@ func (a *Agent) queryStatus(ctx context.Context, path string) (ok bool, answer s
 	return response.StatusCode == http.StatusOK, string(text)
 }
 
-// NotifySystemd notifies systemd until stop is called with the result of the agent. ctx ends when the shutdown
+// NotifySystemd sends notifications to systemd until stop is called with the result of Run. ctx ends when the shutdown
 // begins.
 func (a *Agent) NotifySystemd(ctx context.Context) (stop func(error)) {
 	s := newSystemdNotifier(a)
@@ -131,7 +131,7 @@ func (s *systemdNotifier) heartbeat(ctx context.Context, ready, stopping bool) b
 		if ok, why := s.query(ctx, "/healthz/live"); ok {
 			s.notify("WATCHDOG=1")
 		} else if ctx.Err() == nil {
-			s.logger.Error("the agent is not alive; the watchdog of the service manager will kill it", "why", termtext.ShortLine(why), "within", s.watchdog)
+			s.logger.Error("the agent's liveness check fails; the watchdog of the service manager will kill the agent", "why", termtext.ShortLine(why), "within", s.watchdog)
 		}
 	}
 	if stopping {
@@ -166,7 +166,8 @@ func (s *systemdNotifier) notifyEnded(err error) {
 	s.setStatus(termtext.ShortLine(err.Error()))
 }
 
-// setStatus sends the status line if it has changed. systemd would interpret further lines as other messages.
+// setStatus sends the status line if it has changed. It must be a single line: systemd would interpret further lines as
+// other messages.
 func (s *systemdNotifier) setStatus(line string) {
 	if line != s.lastStatus {
 		s.lastStatus = line

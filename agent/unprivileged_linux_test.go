@@ -168,7 +168,7 @@ func TestEnvoyNotExecutableByProxyUserIsReported(t *testing.T) {
 		t.Fatal(err)
 	}
 	s.env = append(s.env, "ENVOY_PATH="+path)
-	s.start(t).checkExit(1, "as user 1337", "let that user read and execute "+path)
+	s.start(t).checkExit(1, "as user 1337", "allow that user to read and execute "+path)
 }
 
 // A container's root usually lacks SYS_PTRACE, and cannot inspect the sockets of another user's Envoy.
@@ -190,7 +190,7 @@ func TestInvisibleConnectionsOfOldEnvoyLinger(t *testing.T) {
 			}
 			defer c.Close()
 			u := r.upgrade(t, "--envoy-path", openEnvoy(t, testenv.OldEnvoyVersion), "--way", way, "--keep", "3s", "--wait")
-			if code := u.waitExit(); code != 0 || !strings.Contains(u.out.String(), "the time for its 1 idle connections has passed") {
+			if code := u.waitExit(); code != 0 || !strings.Contains(u.out.String(), "the time limit for its 1 idle connections has passed") {
 				t.Errorf("upgrade: %d: %s", code, u.out)
 			}
 			if told := strings.Contains(r.out.String(), "new connections may reach the old Envoy"); told != (way == HandOver) {

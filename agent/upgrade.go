@@ -18,13 +18,14 @@ import (
 const (
 	// HotRestart: the new Envoy receives the listening sockets, and the old one drains by itself.
 	HotRestart = "hot-restart"
-	// HandOver: both listen on the same ports (SO_REUSEPORT), and the agent drains the old one.
+	// HandOver: both Envoys listen on the same ports (SO_REUSEPORT), and the agent drains the old one.
 	HandOver = "hand-over"
 )
 
 const (
+	// DefaultReadyWithin is the default of UpgradeRequest.ReadyWithin.
 	DefaultReadyWithin = 30 * time.Second
-	// keepMargin is added to the drain time of an old Envoy.
+	// keepMargin is added to Envoy's drain time; the sum is the default of UpgradeRequest.Keep.
 	keepMargin = 15 * time.Second
 	// upgradePollInterval is the interval between readiness checks of a new Envoy.
 	upgradePollInterval = 25 * time.Millisecond
@@ -36,8 +37,8 @@ type UpgradeRequest struct {
 	Path string `json:"path"`
 	// Way is hot-restart or hand-over. If empty, the agent prefers hot-restart.
 	Way string `json:"way,omitempty"`
-	// ReadyWithin is the maximum time until the new Envoy is ready. Keep is how long the old one may then retain
-	// connections without a request.
+	// ReadyWithin is the maximum time until the new Envoy is ready. Keep is how long connections without a request may
+	// then stay open in the old one.
 	ReadyWithin time.Duration `json:"readyWithin,omitempty"`
 	Keep        time.Duration `json:"keep,omitempty"`
 	// Wait delays the response until the old Envoy has exited.
@@ -74,7 +75,7 @@ const (
 	upgradeDone    = "done"
 	upgradeRefused = "refused"
 	upgradeBack    = "went-back"
-	upgradeLost    = "lost" // the old Envoy was not fully restored either
+	upgradeLost    = "lost" // the upgrade failed, and the old Envoy was not fully restored
 )
 
 func (e *envoySupervisor) registerUpgrades() error {
@@ -99,13 +100,13 @@ func (e *envoySupervisor) registerUpgrades() error {
 	return errors.Join(e.metrics.Register(e.upgrades.results), e.metrics.Register(epoch))
 }
 
-// refuseUpgrade answers POST /upgrade in an agent without an Envoy.
+// refuseUpgrade handles POST /upgrade in an agent that runs no Envoy.
 func (a *Agent) refuseUpgrade(context.Context, UpgradeRequest) (UpgradeReport, error) {
 	return UpgradeReport{}, errors.New("this agent runs no Envoy: DISABLE_ENVOY is set")
 }
 
-// start permits upgrades until life ends. The returned function cancels and waits for the remaining jobs.
-func (u *upgradeManager) start(life context.Context) (end func()) {
+// start permits upgrades until life ends. The returned function cancels the remaining jobs and waits for them.
+func (u *upgradeManager) start(life context.Context) (stop func()) {
 	late, cancel := context.WithCancel(context.WithoutCancel(life))
 	u.mu.Lock()
 	defer u.mu.Unlock()
@@ -124,7 +125,7 @@ func (u *upgradeManager) goWhileRunning(job func()) error {
 	u.mu.Lock()
 	defer u.mu.Unlock()
 	if u.closed || u.lifeCtx == nil || u.lifeCtx.Err() != nil {
-		return errors.New("the agent is ending")
+		return errors.New("the agent is stopping")
 	}
 	u.jobs.Go(job)
 	return nil
@@ -154,7 +155,7 @@ func (u *upgradeManager) acquire(what string) error {
 	u.mu.Lock()
 	defer u.mu.Unlock()
 	if u.busy != "" {
-		return httpError{fmt.Errorf("%s is under way; try again when the old Envoy has ended", u.busy), http.StatusConflict}
+		return httpError{fmt.Errorf("%s is in progress; try again when the old Envoy has exited", u.busy), http.StatusConflict}
 	}
 	u.busy = what
 	return nil
@@ -211,7 +212,7 @@ func (e *envoySupervisor) checkUpgrade() (*envoyInstance, error) {
 		return nil, errors.New("no Envoy is running")
 	}
 	if s := e.relay.Status(); !s.Connected {
-		return nil, fmt.Errorf("a new Envoy would get no configuration: no connection to the control plane (%s)", s.Reason)
+		return nil, fmt.Errorf("a new Envoy would not receive its configuration: no connection to the control plane (%s)", s.Reason)
 	}
 	return i, nil
 }
@@ -281,8 +282,8 @@ func (e *envoySupervisor) startFirst(binary envoy.Binary) (*envoyInstance, error
 	return i, err
 }
 
-// startIndependent starts an Envoy that shares nothing but listening ports with others. With spareAdmin, its admin
-// interface listens on another port.
+// startIndependent starts an Envoy that shares only its listening ports with other Envoys. With spareAdmin, its admin
+// interface does not listen on the configured address.
 func (e *envoySupervisor) startIndependent(binary envoy.Binary, spareAdmin bool) (*envoyInstance, error) {
 	l := launchSpec{binary: binary, bootstrap: e.bootstrap, hotRestart: e.newHotRestartGroup()}
 	var err error
@@ -302,17 +303,17 @@ func (e *envoySupervisor) startIndependent(binary envoy.Binary, spareAdmin bool)
 	return e.start(l)
 }
 
-// ensureBootstrap writes the bootstrap file if it contains another variant.
+// ensureBootstrap writes the bootstrap file, unless it already contains this variant.
 func (e *envoySupervisor) ensureBootstrap(c bootstrap.Config) (file string, err error) {
 	e.upgrades.mu.Lock()
 	defer e.upgrades.mu.Unlock()
-	is := variantOf(c)
-	if e.upgrades.writtenVariant == is {
+	variant := variantOf(c)
+	if e.upgrades.writtenVariant == variant {
 		return e.bootstrapFile, nil
 	}
 	file, err = writeBootstrap(e.Config, c)
 	if err == nil {
-		e.upgrades.writtenVariant = is
+		e.upgrades.writtenVariant = variant
 	}
 	return file, err
 }
@@ -326,7 +327,7 @@ func (e *envoySupervisor) writeFirstBootstrap(binary envoy.Binary) error {
 	return err
 }
 
-// bootstrapVariant identifies what differs between the bootstraps of an agent's Envoys.
+// bootstrapVariant contains the properties in which the bootstraps of an agent's Envoys differ.
 type bootstrapVariant struct {
 	admin         string
 	knowsAllFlags bool
@@ -341,9 +342,9 @@ func versionNumbers(b envoy.Binary) [2]int { return [2]int{b.Version.Major, b.Ve
 
 // String returns a one-line summary.
 func (r UpgradeReport) String() string {
-	text := fmt.Sprintf("Envoy %s (pid %d) serves in place of %s, by %s, after %v", r.To, r.PID, r.From, r.Way, r.Took.Round(time.Millisecond))
+	text := fmt.Sprintf("Envoy %s (pid %d) has replaced Envoy %s by %s after %v", r.To, r.PID, r.From, r.Way, r.Took.Round(time.Millisecond))
 	if r.Until != "" {
-		text += "; the old one has ended: " + r.Until
+		text += "; the old one has exited: " + r.Until
 	}
 	return text
 }

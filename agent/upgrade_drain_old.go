@@ -10,11 +10,11 @@ import (
 )
 
 const (
-	// idleTime is how long an old Envoy must have had no connection.
+	// idleTime is how long an old Envoy must have had no connection before it is stopped.
 	idleTime          = time.Second
 	drainPollInterval = 500 * time.Millisecond
-	// handshakeTime is the time for connections whose handshake began before new ones were steered to the new Envoy.
-	// closeTime is the time for the old Envoy to close its listeners.
+	// handshakeTime is how long the agent waits for TCP handshakes with the old Envoy that began before new connections
+	// were steered to the new one. closeTime is how long it waits for the old Envoy to close its listeners.
 	handshakeTime = time.Second
 	closeTime     = 200 * time.Millisecond
 	// oldStopTime is the time between SIGTERM and SIGKILL for an old Envoy.
@@ -65,14 +65,15 @@ func (t *upgradeRun) drainOld(ctx context.Context, next, old *envoyInstance) {
 	if err := t.callOldDrain(ctx, old, envoy.DrainOptions{}); err != nil {
 		t.Logger.Warn("the old Envoy did not close its listeners; the agent closes them", "error", err)
 		if err := old.process.CloseListeners(); err != nil {
-			t.Logger.Warn("new connections may reach the old Envoy, which does not answer, until it exits", "error", err)
+			t.Logger.Warn("new connections may reach the old Envoy, which does not respond, until it exits", "error", err)
 		}
 	}
 	sleep(ctx, closeTime)
 }
 
-// requestOldDrain requests a drain of the old Envoy and retries if it does not answer. Nothing is lost meanwhile, but
-// its requests would be cut if it stopped before. Once the agent is stopping, other code enforces the deadline.
+// requestOldDrain requests a drain of the old Envoy, and retries if Envoy does not respond: its active requests would
+// be cut if it were stopped without a drain. Once the agent is stopping, requestOldDrain does not retry, so that the
+// deadline is met.
 func (t *upgradeRun) requestOldDrain(ctx context.Context, old *envoyInstance) error {
 	ctx, cancel := context.WithTimeout(ctx, t.requestTimeout())
 	defer cancel()
@@ -115,20 +116,20 @@ func (t *upgradeRun) agentStopContext(ctx context.Context) (context.Context, con
 	return ctx, func() { cancel(nil) }
 }
 
-// requestTimeout returns the part of the deadline that is available for requests. An old Envoy has as much for its
-// remaining requests after its time has passed.
+// requestTimeout returns the part of the shutdown deadline that is available for active requests. After an upgrade, an
+// old Envoy has the same time for its remaining requests when its keep time has passed.
 func (t *upgradeRun) requestTimeout() time.Duration {
 	return t.Config.Shutdown.Deadline - t.Config.Shutdown.Stop
 }
 
-// waitOldDrained waits until the old Envoy has no connection, has exited, or has used up its time. It returns the
-// reason.
+// waitOldDrained waits until the old Envoy may be stopped: it has no connection, has exited, or its keep time has
+// passed. It returns the reason.
 func (t *upgradeRun) waitOldDrained(ctx context.Context, next, old *envoyInstance) string {
 	idle, stopCounting := t.watchIdle(ctx, next, old)
 	defer stopCounting()
 	select {
 	case <-old.process.Done():
-		return "it ended by itself"
+		return "it exited by itself"
 	case <-idle:
 		return "no connection was left"
 	case <-time.After(t.keepTime()):
@@ -140,19 +141,20 @@ func (t *upgradeRun) waitOldDrained(ctx context.Context, next, old *envoyInstanc
 	return t.drainWhileAgentStops(ctx, old, idle)
 }
 
-// finishRequests waits for the requests of an old Envoy whose time has passed. It returns "" if the agent is stopping.
+// finishRequests waits for the active requests of an old Envoy whose keep time has passed. It returns "" if the agent
+// is stopping.
 func (t *upgradeRun) finishRequests(ctx context.Context, old *envoyInstance, idle <-chan struct{}) (why string) {
 	enough, stopWatching := t.watchDrained(ctx, old, config.Shutdown{})
 	defer stopWatching()
 	select {
 	case <-old.process.Done():
-		return "it ended by itself"
+		return "it exited by itself"
 	case <-idle:
 		return "no connection was left"
 	case why := <-enough:
-		return "its time has passed: " + why
+		return "its keep time has passed: " + why
 	case <-time.After(t.requestTimeout()):
-		return "its time has passed, and that of its remaining requests"
+		return "its keep time and the time limit for its remaining requests have passed"
 	case <-t.upgrades.lifeCtx.Done():
 		return ""
 	}
@@ -170,12 +172,12 @@ func (t *upgradeRun) drainWhileAgentStops(ctx context.Context, old *envoyInstanc
 	case <-old.process.Done():
 	case <-idle:
 	case why := <-enough:
-		return "the agent is ending: " + why
+		return "the agent is stopping: " + why
 	case <-ctx.Done():
-		return "the agent is ending: " + context.Cause(ctx).Error()
+		return "the agent is stopping: " + context.Cause(ctx).Error()
 	case <-t.requests.quit.done():
 	}
-	return "the agent is ending"
+	return "the agent is stopping"
 }
 
 // watchDrained sends a reason when the old Envoy's drain may end by the rules of plan, although it has connections. If
@@ -253,8 +255,8 @@ func (t *upgradeRun) watchIdle(ctx context.Context, next, old *envoyInstance) (i
 	return found, func() { cancel(); <-done }
 }
 
-// countOldClients counts the old Envoy's connections and requests. After a hot restart Envoy cannot be queried, so the
-// agent counts its sockets.
+// countOldClients counts the old Envoy's connections and requests. After a hot restart, the old Envoy cannot be
+// queried, so the agent counts its sockets.
 func (t *upgradeRun) countOldClients(ctx context.Context, next, old *envoyInstance) (uint64, error) {
 	if t.way == HandOver {
 		left, err := old.countTraffic(ctx, t.ownStats)

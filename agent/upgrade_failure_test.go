@@ -58,8 +58,8 @@ func TestFailedUpgradeLosesNoRequest(t *testing.T) {
 		"it ends at once":                {"127.88.31.1", HotRestart, "echo cannot go on >&2; exit 3", "cannot go on", "2s", 0},
 		"it never asks for anything":     {"127.88.31.2", HotRestart, "exec sleep 1000", "not ready within", "2s", 0},
 		"it never becomes ready":         {"127.88.31.3", HotRestart, neverReadyEnvoy, "serves again", "8s", 2},
-		"it ends at once, side by side":  {"127.88.31.4", HandOver, "exit 3", "goes on untouched", "2s", 0},
-		"it never answers, side by side": {"127.88.31.5", HandOver, "exec sleep 1000", "goes on untouched", "2s", 0},
+		"it ends at once, side by side":  {"127.88.31.4", HandOver, "exit 3", "continues unchanged", "2s", 0},
+		"it never answers, side by side": {"127.88.31.5", HandOver, "exec sleep 1000", "continues unchanged", "2s", 0},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
@@ -344,7 +344,7 @@ func TestIdleConnectionOfOldEnvoyLingers(t *testing.T) {
 			if got := <-late; got.code != http.StatusOK {
 				t.Errorf("the request that the old Envoy had: %+v", got)
 			}
-			r.checkExit(0, "no request is left, and the time for its ", " idle connections has passed") // the request's connection may be counted once more
+			r.checkExit(0, "no request is left, and the time limit for its ", " idle connections has passed") // the request's connection may be counted once more
 			r.checkNothingLeft()
 			r.checkNoSharedMemory()
 		})
@@ -394,7 +394,7 @@ func stopWithFrozenOldEnvoy(t *testing.T, s *agentSetup, way string, again bool)
 	}
 	r.waitExit()
 	took = time.Since(began)
-	if again && !strings.Contains(r.out.String(), `because="the agent is ending: second stop signal"`) {
+	if again && !strings.Contains(r.out.String(), `because="the agent is stopping: second stop signal"`) {
 		t.Errorf("why the old Envoy has ended: %s", r.out.String())
 	}
 	if got := <-late; got.err == nil {

@@ -19,8 +19,8 @@ type upgradeRun struct {
 	old     *envoyInstance
 	binary  envoy.Binary
 	way     string
-	served  chan struct{}   // closed when the new one serves
-	ports   map[uint64]bool // ports on which the new one has listened
+	served  chan struct{}   // closed when the new Envoy serves
+	ports   map[uint64]bool // ports on which the new Envoy has listened
 
 	mu     sync.Mutex
 	report UpgradeReport
@@ -37,7 +37,7 @@ func (t *upgradeRun) run(ctx context.Context) error {
 	started := time.Now()
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
-	defer context.AfterFunc(t.upgrades.lifeCtx, func() { cancel(errors.New("the agent is ending")) })()
+	defer context.AfterFunc(t.upgrades.lifeCtx, func() { cancel(errors.New("the agent is stopping")) })()
 	if err := t.prepare(ctx); err != nil {
 		t.upgrades.results.WithLabelValues(upgradeRefused).Inc()
 		return err
@@ -64,7 +64,7 @@ func (t *upgradeRun) run(ctx context.Context) error {
 	return t.recordResult(next)
 }
 
-// recordResult records the result of the upgrade and returns it as an error.
+// recordResult records the result of the upgrade. It returns an error if the new Envoy has exited.
 func (t *upgradeRun) recordResult(next *envoyInstance) error {
 	next.fallback.Store(nil)
 	next.predecessor.Store(nil)
@@ -72,7 +72,7 @@ func (t *upgradeRun) recordResult(next *envoyInstance) error {
 	case <-next.process.Done():
 		if t.upgrades.lifeCtx.Err() == nil {
 			t.upgrades.results.WithLabelValues(upgradeBack).Inc()
-			err := fmt.Errorf("Envoy %s ended while the old one drained: %s; Envoy %s is started again", t.binary.Version, next.waitEnd(), t.old.binary.Version)
+			err := fmt.Errorf("Envoy %s ended while the old one drained: %s; restarting Envoy %s", t.binary.Version, next.waitEnd(), t.old.binary.Version)
 			return httpError{err, http.StatusBadGateway}
 		}
 	default:
@@ -96,7 +96,7 @@ func (t *upgradeRun) startNew(ctx context.Context) (*envoyInstance, error) {
 			err = t.observe(within, next)
 		}
 		if err == nil && !t.replaceUnlessEnding(next) {
-			err = errors.New("the agent is ending, or the old Envoy has ended")
+			err = errors.New("the agent is stopping, or the old Envoy has exited")
 		}
 	}
 	if err == nil {
@@ -142,9 +142,9 @@ func (t *upgradeRun) startAlongside(binary envoy.Binary) (*envoyInstance, error)
 	return t.start(l)
 }
 
-// awaitReady waits until the Envoy has its configuration from the control plane and is ready.
+// awaitReady waits until the Envoy has received its configuration from the control plane and is ready.
 func (t *upgradeRun) awaitReady(ctx context.Context, i *envoyInstance) error {
-	reason := "Envoy has not answered yet"
+	reason := "Envoy has not responded yet"
 	for {
 		if err := t.checkAdminOwner(ctx, i); err != nil {
 			reason = err.Error()
@@ -176,14 +176,14 @@ func (t *upgradeRun) checkAdminOwner(ctx context.Context, i *envoyInstance) erro
 		return err
 	}
 	if info.RestartEpoch != i.generation || info.BaseID != i.hotRestart.config.BaseID {
-		return errors.New("the old Envoy still has the admin interface")
+		return errors.New("the old Envoy still listens on the admin address")
 	}
 	i.ownsAdmin.Store(true)
 	return nil
 }
 
-// observe waits for a short time, in which a failure of the new Envoy does no harm: the old one would serve all of the
-// traffic.
+// observe waits for probationTime, and fails if the new Envoy exits. In that time, a failure does no harm, because the
+// old Envoy continues to serve all traffic.
 func (t *upgradeRun) observe(ctx context.Context, i *envoyInstance) error {
 	select {
 	case <-i.process.Done():
@@ -209,7 +209,8 @@ func (t *upgradeRun) replaceUnlessEnding(next *envoyInstance) bool {
 	return true
 }
 
-// rollBack restores the old Envoy after a failed upgrade. It returns failure, extended by the result.
+// rollBack restores the old Envoy after a failed upgrade. It returns the error failure with the result of the
+// roll-back.
 func (t *upgradeRun) rollBack(failure error) error {
 	result := upgradeBack
 	defer func() { t.upgrades.results.WithLabelValues(result).Inc() }()
@@ -219,12 +220,12 @@ func (t *upgradeRun) rollBack(failure error) error {
 	}
 	_, err := t.ensureBootstrap(t.old.bootstrap)
 	if t.way == HandOver {
-		return errors.Join(fmt.Errorf("%w; Envoy %s goes on untouched", failure, t.old.binary.Version), err)
+		return errors.Join(fmt.Errorf("%w; Envoy %s continues unchanged", failure, t.old.binary.Version), err)
 	}
 	err = errors.Join(err, t.old.hotRestart.config.ClearInitializingFlag())
 	if err == nil && t.oldHasAdmin() {
 		t.old.adminLost.Store(false)
-		return fmt.Errorf("%w; Envoy %s goes on untouched", failure, t.old.binary.Version)
+		return fmt.Errorf("%w; Envoy %s continues unchanged", failure, t.old.binary.Version)
 	}
 	if err == nil && t.upgrades.lifeCtx.Err() == nil {
 		err = t.restartOld()
@@ -236,8 +237,8 @@ func (t *upgradeRun) rollBack(failure error) error {
 	return fmt.Errorf("%w; Envoy %s serves again", failure, t.old.binary.Version)
 }
 
-// oldHasAdmin reports whether the old Envoy still has its admin listener: the new one may have failed before it took
-// over.
+// oldHasAdmin reports whether the old Envoy still listens on the admin address: the new one may have failed before the
+// old one closed its admin listener.
 func (t *upgradeRun) oldHasAdmin() bool {
 	fresh := envoy.NewAdmin(t.old.admin.Address())
 	defer fresh.Close()
@@ -264,14 +265,14 @@ func (t *upgradeRun) restartOld() error {
 	if !t.replaceUnlessEnding(again) {
 		again.process.Stop(canceledContext())
 		again.waitAndCleanUp(t.Logger)
-		return errors.New("the agent is ending")
+		return errors.New("the agent is stopping")
 	}
 	again.fallback.Store(nil)
 	old := t.old
 	return t.upgrades.goWhileRunning(func() { t.drainAndStopOld(again, old) })
 }
 
-// canceledContext returns a context for stops without a grace period.
+// canceledContext returns an ended context, for stops without a grace period.
 func canceledContext() context.Context {
 	ctx, cancel := context.WithCancel(context.Background())
 	cancel()

@@ -100,7 +100,7 @@ func TestUpgradeLosesNoRequest(t *testing.T) {
 				t.Fatalf("upgrade: %d: %s", code, u.out)
 			}
 			streams.alive()
-			if again := r.upgrade(t, "--envoy-path", testenv.EnvoyOf(t, c.to)); again.waitExit() != 1 || !strings.Contains(again.out.String(), "under way") {
+			if again := r.upgrade(t, "--envoy-path", testenv.EnvoyOf(t, c.to)); again.waitExit() != 1 || !strings.Contains(again.out.String(), "in progress") {
 				t.Errorf("an upgrade during an upgrade: %s", again.out)
 			}
 			streams.alive()

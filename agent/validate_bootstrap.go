@@ -16,7 +16,7 @@ import (
 	"github.com/pilotfish-mesh/pilotfish/envoy"
 )
 
-// validationMarkFile stores the mark of the last bootstrap that Envoy has accepted.
+// validationMarkFile stores the validation mark (a hash) of the last bootstrap that Envoy has accepted.
 const validationMarkFile = "envoy-rev.validated"
 
 // checkBootstrap runs Envoy to check the bootstrap and the flags. If Envoy rejects them, it returns a ConfigError with
@@ -34,9 +34,9 @@ func checkBootstrap(ctx context.Context, c *config.Config, binary envoy.Binary, 
 	return ConfigError{errors.New(what)}
 }
 
-// checkBootstrapOnce validates a bootstrap that a user's file has changed, so that the error names this file. It validates
-// each bootstrap once, because that lasts as long as Envoy's start. The secret differs in each run and is not part of
-// the mark.
+// checkBootstrapOnce validates a bootstrap that contains a user's changes, so that errors name the user's file. It does
+// not validate an unchanged bootstrap again, because validation lasts as long as Envoy's start. The secret is excluded
+// from the comparison, because it differs in each run.
 func checkBootstrapOnce(ctx context.Context, c *config.Config, binary envoy.Binary, o envoy.Options, secret string) error {
 	if c.Bootstrap.CustomFiles() == "" {
 		return nil
@@ -58,7 +58,7 @@ func checkBootstrapOnce(ctx context.Context, c *config.Config, binary envoy.Bina
 	return nil
 }
 
-// validationMark returns a hash of everything that Envoy's answer depends on: binary, bootstrap and flags.
+// validationMark returns a hash of everything on which the result of a validation depends: binary, bootstrap and flags.
 func validationMark(binary envoy.Binary, o envoy.Options, secret string) (string, error) {
 	text, err := os.ReadFile(o.ConfigPath)
 	if err != nil {
@@ -75,7 +75,7 @@ func validationMark(binary envoy.Binary, o envoy.Options, secret string) (string
 	return hex.EncodeToString(h.Sum(nil)) + "\n", nil
 }
 
-// ValidateBootstrap runs the Envoy of the configuration to check the bootstrap.
+// ValidateBootstrap runs the configured Envoy binary to check the bootstrap. verdict is a message for users.
 func ValidateBootstrap(ctx context.Context, c *config.Config) (verdict string, err error) {
 	binary, err := c.Envoy.Find(ctx)
 	if err != nil {

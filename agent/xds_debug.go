@@ -16,7 +16,7 @@ import (
 // maxTapDuration is the maximum duration of one tap.
 const maxTapDuration = time.Hour
 
-// TapRequest requests a copy of the messages between Envoy, agent and control plane.
+// TapRequest requests a copy of the xDS messages between Envoy, agent and control plane for a limited time.
 type TapRequest struct {
 	Types    []string      `json:"types,omitempty"`
 	Name     string        `json:"name,omitempty"`
@@ -31,16 +31,16 @@ func (a *Agent) handleXDS(relay *xdsproxy.Relay) {
 	a.control.Handle("POST /xds/tap", serveTap(relay))
 }
 
-// serveTap writes one JSON object per line for each event, until the time has passed or the client disconnects.
+// serveTap writes the tapped messages as one JSON object per line, until the time has passed or the client disconnects.
 func serveTap(relay *xdsproxy.Relay) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		var o TapRequest
 		if err := json.NewDecoder(r.Body).Decode(&o); err != nil {
-			writeError(w, fmt.Errorf("reading the order: %w", err))
+			writeError(w, fmt.Errorf("reading the request: %w", err))
 			return
 		}
 		if o.For <= 0 || o.For > maxTapDuration {
-			writeError(w, fmt.Errorf("a tap lasts up to %s", maxTapDuration))
+			writeError(w, fmt.Errorf("for %s: choose a duration above 0 and up to %s", o.For, maxTapDuration))
 			return
 		}
 		tap, err := relay.OpenTap(xdsproxy.TapOptions{Types: o.Types, Name: o.Name, Contents: o.Contents})
@@ -71,11 +71,11 @@ func writeTap(ctx context.Context, w http.ResponseWriter, tap *xdsproxy.Tap) {
 
 // OpenTap starts a tap. The reader returns JSON objects for all messages from this moment on.
 func (c *ControlClient) OpenTap(ctx context.Context, o TapRequest) (io.ReadCloser, error) {
-	order, err := json.Marshal(o)
+	body, err := json.Marshal(o)
 	if err != nil {
-		return nil, fmt.Errorf("writing the order: %w", err)
+		return nil, fmt.Errorf("encoding the request: %w", err)
 	}
-	request, err := http.NewRequestWithContext(ctx, http.MethodPost, ControlBaseURL+"/xds/tap", bytes.NewReader(order))
+	request, err := http.NewRequestWithContext(ctx, http.MethodPost, ControlBaseURL+"/xds/tap", bytes.NewReader(body))
 	if err != nil {
 		return nil, err
 	}
@@ -88,5 +88,5 @@ func (c *ControlClient) OpenTap(ctx context.Context, o TapRequest) (io.ReadClose
 	}
 	defer response.Body.Close()
 	text, _ := io.ReadAll(io.LimitReader(response.Body, maxResponseBody))
-	return nil, fmt.Errorf("the agent refuses: %s", strings.TrimSpace(string(text)))
+	return nil, fmt.Errorf("the agent refuses the request: %s", strings.TrimSpace(string(text)))
 }
