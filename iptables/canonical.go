@@ -8,10 +8,10 @@ import (
 	"github.com/pilotfish-mesh/pilotfish/iptables/iprange"
 )
 
-// Canonical returns the canonical form, which is the same for all rule sets with the same meaning, rule by rule. Back
-// ends return it when they read rules. Lists are sorted and minimal; implied conditions and reasons are omitted. The
-// order of rules stays, except that among adjacent rules of a single family those of IPv4 are first. Lists that already
-// are canonical are not copied.
+// Canonical returns the canonical form of a rule set. Two rule sets whose rules are pairwise equivalent have the same
+// canonical form. Back ends return it when they read rules. Lists are sorted and minimal; implied conditions and reasons
+// are omitted. The order of rules is unchanged, except that of adjacent single-family rules, those of IPv4 are first. The
+// result shares lists with the argument that are already canonical.
 func Canonical(rules *RuleSet) *RuleSet {
 	if rules == nil {
 		return nil
@@ -32,8 +32,8 @@ func Canonical(rules *RuleSet) *RuleSet {
 	return out
 }
 
-// orderFamilies moves rules of IPv4 before those of IPv6 within each run of rules of a single family. This changes no
-// decision, because a packet has one family and back ends may store the families separately.
+// orderFamilies sorts each run of adjacent single-family rules: IPv4 first. iptables stores the families separately, so
+// their relative order is lost. The order does not affect packets, because a packet has only one family.
 func orderFamilies(rules []Rule) {
 	for i := 0; i < len(rules); {
 		end, ordered := i, true
@@ -88,7 +88,7 @@ func (m *Match) makeCanonical(all Families) {
 	m.Mark, m.ConnMark = canonicalMark(m.Mark), canonicalMark(m.ConnMark)
 }
 
-// wholeFamily replaces a condition on all addresses of a family by the condition on that family.
+// wholeFamily replaces a prefix of length 0, such as 0.0.0.0/0, by the condition on the address family.
 func (m *Match) wholeFamily(list *[]netip.Prefix, not bool) {
 	if !not && len(*list) == 1 && (*list)[0].Bits() == 0 {
 		m.Families, *list = familyOf((*list)[0].Addr()), nil
@@ -114,7 +114,7 @@ func canonicalMark(m *Mark) *Mark {
 	return &Mark{Value: m.Value & m.Mask, Mask: m.Mask}
 }
 
-// canonicalPorts joins ranges that overlap or are adjacent.
+// canonicalPorts sorts the ranges, and merges ranges that overlap or are adjacent.
 func canonicalPorts(ranges []PortRange) []PortRange {
 	if len(ranges) < 2 {
 		return ranges

@@ -16,24 +16,24 @@ const (
 	chainDivert     = "ISTIO_DIVERT"
 	chainTProxy     = "ISTIO_TPROXY"
 	chainDrop       = "ISTIO_DROP"
-	// chainVirtual is not in Istio: it treats traffic from virtual interfaces as outbound traffic, with the same
-	// exclusions.
+	// chainVirtual does not exist in Istio. It applies the outbound rules and exclusions to traffic from virtual interfaces.
 	chainVirtual = "ISTIO_VIRTUAL"
 )
 
 const loopback = "lo"
 
-// PassthroughIPv6 is the source address that Envoy binds for inbound IPv6 connections that it passes through. Apply
+// PassthroughIPv6 is the source address from which Envoy's InboundPassthroughCluster connects to IPv6 applications. Apply
 // adds it to lo.
 var PassthroughIPv6 = netip.MustParsePrefix("::6/128")
 
-// routePriority is before the kernel's main table (32766) and after the local table (0).
+// routePriority is the priority of the policy rule: after the kernel's rule for the local table (0), and before its rule
+// for the main table (32766).
 const routePriority = 1337
 
-// Compile returns the rule set for the options. It fails if Validate does.
+// Compile returns the rule set for the options, or the error of Validate.
 func Compile(o Options) (*RuleSet, error) {
 	if err := o.Validate(); err != nil {
-		return nil, fmt.Errorf("the options of redirection: %w", err)
+		return nil, fmt.Errorf("redirection options: %w", err)
 	}
 	c := newCompiler(&o)
 	rules := &RuleSet{Families: c.families | c.refused, Routing: c.routing()}
@@ -51,14 +51,14 @@ func Compile(o Options) (*RuleSet, error) {
 	return rules, nil
 }
 
-// compiler holds values derived from the options.
+// compiler holds the options and values derived from them.
 type compiler struct {
 	Options
-	families Families // captured
+	families Families // captured address families
 	refused  Families
 	dns      bool
 	open     bool     // virtual machines query the agent's resolver too
-	original *Options // with the addresses of all families
+	original *Options // the options before limitAddresses
 }
 
 func newCompiler(o *Options) *compiler {
@@ -74,7 +74,7 @@ func newCompiler(o *Options) *compiler {
 	return c
 }
 
-// limitAddresses leaves out addresses of families that are not captured.
+// limitAddresses removes CIDRs and resolvers of address families that are not captured.
 func (c *compiler) limitAddresses() {
 	inFamily := func(list []netip.Prefix) []netip.Prefix {
 		return slices.DeleteFunc(unique(list), func(p netip.Prefix) bool { return familyOf(p.Addr())&c.families == 0 })
@@ -100,11 +100,11 @@ func (c *compiler) tproxy() bool { return c.Interception == TProxyMode }
 // inbound reports whether any inbound connection is captured.
 func (c *compiler) inbound() bool { return c.InboundPorts.All || len(c.InboundPorts.Listed) > 0 }
 
-// local is the set of local addresses of one captured family that rules match.
+// local lists the loopback addresses of one captured family.
 type local struct {
-	name        string // ends the rule's ID
+	name        string // suffix of rule IDs
 	loopback    netip.Prefix
-	passthrough netip.Prefix // the source that Envoy binds for connections that it passes through to the application
+	passthrough netip.Prefix // source address of Envoy's InboundPassthroughCluster
 }
 
 func (c *compiler) locals() []local {
@@ -118,7 +118,7 @@ func (c *compiler) locals() []local {
 	return l
 }
 
-// owner is one identity (user or group) of the proxy.
+// owner is one user or group of the proxy.
 type owner struct {
 	name  string
 	match Match
@@ -135,7 +135,7 @@ func (c *compiler) owners() []owner {
 	return all
 }
 
-// routing returns the routing that transparent proxying and the inbound passthrough address of IPv6 require.
+// routing returns the required routing: for transparent proxying, and for the address PassthroughIPv6.
 func (c *compiler) routing() *Routing {
 	r := &Routing{}
 	if c.tproxy() && c.inbound() {
@@ -165,6 +165,7 @@ func (c *chain) jump(id string, m Match, to string) {
 	c.add(id, m, Verdict{Action: Jump, Chain: to})
 }
 
+// leave adds a rule for packets that leave the chain here: it returns to the caller.
 func (c *chain) leave(id string, m Match) {
 	c.add(id, m, Verdict{Action: Return})
 }
@@ -191,7 +192,7 @@ func usedChains(chains ...*chain) []Chain {
 	return kept
 }
 
-// limitFamilies restricts the rules to the families.
+// limitFamilies restricts all rules of the chains to the address families.
 func limitFamilies(chains []Chain, f Families) {
 	for _, c := range chains {
 		for i := range c.Rules {

@@ -2,15 +2,14 @@ package iptables
 
 import "net/netip"
 
-// The zones of connection tracking separate flows with the same addresses and ports. The kernel decides about NAT once
-// per connection, and an agent's query to a resolver and an application's redirected query have the same tuple.
+// Conntrack zones separate connections with the same addresses and ports. The agent's query to a resolver and an
+// application's redirected query can have the same tuple. In one zone, the kernel would apply one NAT decision to both.
 const (
-	zoneResolver = 1 // to resolvers and back
-	zoneAgent    = 2 // applications to the agent and back
+	zoneResolver = 1 // queries to resolvers, and their responses
+	zoneAgent    = 2 // applications' queries that are redirected to the agent, and the agent's responses
 )
 
-// resolvers returns the resolvers' addresses to match. A single invalid prefix means no condition, because all resolvers
-// match.
+// resolvers returns the addresses of the resolvers whose queries are captured. A single zero prefix means any resolver.
 func (c *compiler) resolvers() []netip.Prefix {
 	if c.CaptureAllDNS {
 		return []netip.Prefix{{}}
@@ -50,7 +49,7 @@ func (c *compiler) dnsChain() *chain {
 	return n
 }
 
-// raw returns the chains that assign zones to DNS over UDP. The first zone that is set on a packet is final.
+// raw returns the chains that assign conntrack zones to DNS over UDP. The first zone that is set on a packet is final.
 func (c *compiler) raw() []Chain {
 	if !c.dns {
 		return nil
@@ -78,8 +77,8 @@ func (c *compiler) questionZones() *chain {
 	return n
 }
 
-// toResolvers assigns to uncaptured queries to resolvers the zone that their responses get. It covers only the
-// configured resolvers: responses of other servers cannot be distinguished from other traffic from port 53.
+// toResolvers adds rules that assign zoneResolver to queries that m matches and that are sent to the captured resolvers.
+// answerZones assigns the same zone to the responses. Queries to other servers stay in the default zone.
 func (c *compiler) toResolvers(n *chain, id string, m Match) {
 	for _, resolver := range c.resolvers() {
 		question := dnsQuestion(UDP, resolver)
@@ -88,7 +87,7 @@ func (c *compiler) toResolvers(n *chain, id string, m Match) {
 	}
 }
 
-// uncapturedZones assigns zones to the queries of processes and interfaces that are not captured.
+// uncapturedZones assigns zoneResolver to queries that are excluded from capture by their interface or process group.
 func (c *compiler) uncapturedZones(n *chain) {
 	for _, name := range c.ExcludeInterfaces {
 		c.toResolvers(n, "exclude-interface-"+name, Match{OutInterface: name})

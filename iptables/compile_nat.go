@@ -6,7 +6,8 @@ import (
 	"strconv"
 )
 
-// nat returns the chains that redirect outbound connections, DNS, and inbound connections unless TPROXY handles those.
+// nat returns the chains of the nat table: they redirect outbound connections, DNS, and in REDIRECT mode inbound
+// connections.
 func (c *compiler) nat() []Chain {
 	return usedChains(c.redirectChain(), c.inRedirectChain(), c.dnsChain(), c.inboundChain(), c.virtualChain(), c.outputChain(),
 		c.natPrerouting(), c.natOutput())
@@ -39,7 +40,7 @@ func (c *compiler) natOutput() *chain {
 	return n
 }
 
-// inboundChain returns the inbound chain of REDIRECT mode. TPROXY mode uses the same rules for ports.
+// inboundChain returns the inbound chain of REDIRECT mode.
 func (c *compiler) inboundChain() *chain {
 	n := newChain(NAT, chainInbound)
 	if c.tproxy() || !c.inbound() {
@@ -50,7 +51,7 @@ func (c *compiler) inboundChain() *chain {
 	return n
 }
 
-// inboundExceptions adds the exceptions from inbound capture, which both modes share.
+// inboundExceptions adds the exceptions from inbound capture that are the same in both interception modes.
 func (c *compiler) inboundExceptions(n *chain) {
 	for _, name := range c.ExcludeInterfaces {
 		n.leave("inbound/exclude-interface-"+name, Match{InInterface: name})
@@ -60,7 +61,7 @@ func (c *compiler) inboundExceptions(n *chain) {
 	}
 }
 
-// inboundCapture adds jumps to the chain for the captured ports.
+// inboundCapture adds rules that jump to a chain for each captured port, and exempt the HBONE port and excluded ports.
 func (c *compiler) inboundCapture(n *chain, m Match, to string) {
 	at := func(p PortRange) Match {
 		m := m
@@ -82,7 +83,7 @@ func (c *compiler) inboundCapture(n *chain, m Match, to string) {
 	n.jump("inbound/all", m, to)
 }
 
-// virtualChain returns the chain that treats traffic from a virtual machine as traffic from an application.
+// virtualChain returns the chain for traffic from virtual interfaces. It captures the same traffic as for an application.
 func (c *compiler) virtualChain() *chain {
 	n := newChain(NAT, chainVirtual)
 	if len(c.VirtualInterfaces) == 0 {
@@ -98,8 +99,8 @@ func (c *compiler) virtualChain() *chain {
 	return n
 }
 
-// outputChain returns the chain for traffic that processes of the pod send. Exclusions are first, followed by the
-// proxy's own traffic, local traffic, and captured traffic.
+// outputChain returns the chain for traffic that processes of the pod send. Its rules match in this order: exclusions, the
+// proxy's traffic, DNS, local traffic, captured traffic.
 func (c *compiler) outputChain() *chain {
 	n := newChain(NAT, chainOutput)
 	for _, name := range c.ExcludeInterfaces {
@@ -116,8 +117,8 @@ func (c *compiler) outputChain() *chain {
 	return n
 }
 
-// selfCall returns the match of a connection from the proxy to its own pod, except to the application's loopback
-// address. The self-call rules of all identities precede the exceptions of any identity, and exclude the same ports.
+// selfCall returns the match for connections from the proxy (o) to its own pod through lo. It excludes connections to the
+// application's loopback addresses and to the exempt ports.
 func (c *compiler) selfCall(l local, o owner) Match {
 	m := o.match
 	m.Protocol, m.OutInterface = TCP, loopback
@@ -126,6 +127,7 @@ func (c *compiler) selfCall(l local, o owner) Match {
 	return m
 }
 
+// exemptPorts returns the ports to which self-calls are not redirected: HBONE and, with DNS capture, DNS.
 func (c *compiler) exemptPorts() []PortRange {
 	spared := onePort(c.TunnelPort)
 	if c.dns {
@@ -135,7 +137,7 @@ func (c *compiler) exemptPorts() []PortRange {
 }
 
 func (c *compiler) proxyRules(n *chain) {
-	if !c.tproxy() { // otherwise the mangle table marks them, so that the source address is preserved
+	if !c.tproxy() { // with TPROXY, the mangle table marks self-calls instead, which preserves their source address
 		c.selfCalls(n)
 	}
 	for _, o := range c.owners() {
@@ -163,7 +165,8 @@ func (c *compiler) groupRules(n *chain) {
 	}
 }
 
-// localRules leaves traffic between applications of the pod unredirected.
+// localRules exempts traffic between applications of the pod. If the captured CIDRs include loopback addresses, it exempts
+// only LoopbackCIDR or ::1.
 func (c *compiler) localRules(n *chain) {
 	for _, l := range c.locals() {
 		f := familyOf(l.loopback.Addr())

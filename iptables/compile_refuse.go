@@ -2,8 +2,8 @@ package iptables
 
 import "slices"
 
-// refusal returns the chains that reject traffic of the refused family that would otherwise be captured. The conditions
-// are the same, the verdict differs. They are in the filter table, the only one in which every back end can reject.
+// refusal returns the chains that reject traffic of the refused address families. They match the traffic that would be
+// captured if the family were. They are in the filter table, because iptables can reject only there.
 func (c *compiler) refusal() []Chain {
 	f := c.withFamilies(c.refused)
 	in, out, through := newBase(Filter, Input), newBase(Filter, Output), newBase(Filter, Forward)
@@ -18,7 +18,7 @@ func (c *compiler) refusal() []Chain {
 	}
 	f.Interception = RedirectMode
 	inbound := f.inboundChain()
-	f.Interception = TProxyMode // in this mode the proxy's own calls are not redirected
+	f.Interception = TProxyMode // in this mode outputChain does not redirect the proxy's self-calls
 	chains := []*chain{f.redirectChain(), f.inRedirectChain(), f.dnsChain(), inbound, f.virtualChain(), f.outputChain()}
 	for _, n := range chains {
 		convertToReject(n)
@@ -28,7 +28,7 @@ func (c *compiler) refusal() []Chain {
 	return kept
 }
 
-// withFamilies returns a compiler with the same options for other families.
+// withFamilies returns a copy of the compiler that captures the specified address families.
 func (c *compiler) withFamilies(families Families) *compiler {
 	f := *c
 	f.families, f.refused = families, 0
@@ -37,8 +37,8 @@ func (c *compiler) withFamilies(families Families) *compiler {
 	return &f
 }
 
-// convertToReject converts a chain that redirects into one that rejects. The proxy's own traffic, including self-calls,
-// is accepted.
+// convertToReject moves a nat chain to the filter table, and replaces its redirections by rejections. The inbound chain
+// gets a first rule that exempts traffic on lo, such as the proxy's self-calls.
 func convertToReject(n *chain) {
 	n.Table = Filter
 	for i := range n.Rules {
@@ -46,11 +46,11 @@ func convertToReject(n *chain) {
 		r.ID = "refuse/" + r.ID
 		if r.Verdict.Action == Redirect {
 			r.Verdict = Verdict{Action: Reject}
-			r.Reason = "what would be captured is refused, as the proxy does not take this address family"
+			r.Reason = refusedReason
 		}
 	}
 	if n.Name == chainInbound && len(n.Rules) > 0 {
 		n.Rules = slices.Insert(n.Rules, 0, Rule{ID: "refuse/inbound/local", Match: Match{InInterface: loopback},
-			Verdict: Verdict{Action: Return}, Reason: "traffic within the pod is left alone"})
+			Verdict: Verdict{Action: Return}, Reason: reasons["inbound/local"]})
 	}
 }

@@ -4,7 +4,7 @@ import "slices"
 
 const allBits = 1<<32 - 1
 
-// mangle returns the chains that drop invalid packets, and those of transparent proxying.
+// mangle returns the chains of the mangle table: they drop invalid packets and implement transparent proxying.
 func (c *compiler) mangle() []Chain {
 	in, out := newBase(Mangle, Prerouting), newBase(Mangle, Output)
 	if c.DropInvalid {
@@ -42,8 +42,8 @@ func (c *compiler) tproxyChain() *chain {
 	return n
 }
 
-// tproxyInbound returns the chain that sees every inbound packet, including those on lo, which carries the proxy's
-// connections to its own pod.
+// tproxyInbound returns the chain for inbound packets. Packets on lo traverse it too, because the proxy's connections to
+// its own pod use lo.
 func (c *compiler) tproxyInbound() *chain {
 	n := newChain(Mangle, chainInbound)
 	if !c.tproxy() || !c.inbound() {
@@ -60,14 +60,14 @@ func (c *compiler) tproxyInbound() *chain {
 	return n
 }
 
-// inboundTProxy captures by port: packets of established connections first, then new connections. Replies are excluded:
-// they belong to an established connection that was not captured here, such as one that was forwarded past the proxy. A
-// socket match cannot separate replies from captured packets, because the connection is not established yet.
+// inboundTProxy adds the rules for captured ports: for packets of established connections first, then for new connections.
+// Packets in the reply direction are exempt: they belong to connections that bypass the proxy. A socket match cannot
+// detect them, because the TCP connection may not be established yet.
 func (c *compiler) inboundTProxy(n *chain) {
 	captured := newChain(Mangle, chainInbound)
 	c.inboundCapture(captured, Match{Protocol: TCP}, chainTProxy)
 	n.leave("tproxy/answer", Match{Protocol: TCP, Reply: true})
-	first := slices.IndexFunc(captured.Rules, func(r Rule) bool { return r.Verdict.Action == Jump }) // after the exceptions
+	first := slices.IndexFunc(captured.Rules, func(r Rule) bool { return r.Verdict.Action == Jump }) // the exceptions precede it
 	n.Rules = append(n.Rules, captured.Rules[:first]...)
 	for _, r := range captured.Rules[first:] {
 		n.jump(r.ID+"-established", Match{Protocol: TCP, States: []State{Established, Related}, DestinationPorts: r.Match.DestinationPorts}, chainDivert)
@@ -75,8 +75,9 @@ func (c *compiler) inboundTProxy(n *chain) {
 	n.Rules = append(n.Rules, captured.Rules[first:]...)
 }
 
-// tproxyOutput returns the chain that marks packets that must return as inbound traffic, and replies to client
-// addresses. These replies belong to the proxy even if the route to the client uses an excluded interface.
+// tproxyOutput returns the chain that marks the proxy's self-calls, which must be captured as inbound traffic, and the
+// application's replies to clients, which the mark routes to the proxy. The replies are marked even if the route to the
+// client uses an excluded interface.
 func (c *compiler) tproxyOutput() *chain {
 	n := newChain(Mangle, chainOutput)
 	if !c.tproxy() || !c.inbound() {

@@ -6,7 +6,7 @@ import (
 	"strings"
 )
 
-// DifferenceKind states how the installed rules differ from the wanted ones.
+// DifferenceKind classifies a difference between the installed rules and the wanted ones.
 type DifferenceKind string
 
 // The kinds of differences.
@@ -14,8 +14,8 @@ const (
 	Missing DifferenceKind = "missing"
 	Extra   DifferenceKind = "extra"
 	Changed DifferenceKind = "changed"
-	Moved   DifferenceKind = "moved"   // to another position in its chain
-	Foreign DifferenceKind = "foreign" // in our chains, but not a rule that the model can express
+	Moved   DifferenceKind = "moved"   // the rule is at another position of its chain
+	Foreign DifferenceKind = "foreign" // a rule of another program in our chains, which the model cannot express
 )
 
 // Difference is one difference between the wanted and the installed rules.
@@ -23,31 +23,31 @@ type Difference struct {
 	Kind  DifferenceKind `json:"kind"`
 	Table Table          `json:"table,omitempty"`
 	Chain string         `json:"chain,omitempty"`
-	// What names the rule and the difference, in one sentence.
+	// What describes the difference in one sentence, with the rule's ID.
 	What string `json:"what"`
-	// Consequence describes the effect on packets, or is "" if there is none.
+	// Consequence describes the effect on packets; "" if no packet is affected.
 	Consequence string `json:"consequence,omitempty"`
 }
 
 func (d Difference) String() string {
 	if d.Consequence == "" {
-		return d.What + "; it changes nothing for any packet"
+		return d.What + "; no packet is affected"
 	}
 	return d.What + ": " + d.Consequence
 }
 
-// Diff compares the installed rules with the wanted ones, including their order. The consequence of each difference is
-// determined by simulating packets through wanted rules with only that difference.
+// Diff compares the installed rules with the wanted ones, including their order. To determine the consequence of a
+// difference, it applies only that difference to the wanted rules, and simulates packets.
 func Diff(want *RuleSet, got *Installed) []Difference {
 	if got == nil || got.Rules == nil {
-		return []Difference{{Kind: Missing, What: "no rule is in force", Consequence: consequence(want, &RuleSet{Families: want.Families}, makeSamples(sampledRules(want)))}}
+		return []Difference{{Kind: Missing, What: "no rules are installed", Consequence: consequence(want, &RuleSet{Families: want.Families}, makeSamples(sampledRules(want)))}}
 	}
 	d := differ{want: Canonical(want), got: Canonical(got.Rules)}
 	d.chains()
 	d.routing()
 	for _, text := range got.Strange {
-		d.found = append(d.found, Difference{Kind: Foreign, What: "a rule that is not ours stands in our chains: " + text,
-			Consequence: "packets may not go where these rules say"})
+		d.found = append(d.found, Difference{Kind: Foreign, What: "our chains contain a rule of another program: " + text,
+			Consequence: "the rule may change where packets are delivered"})
 	}
 	return d.found
 }
@@ -55,7 +55,7 @@ func Diff(want *RuleSet, got *Installed) []Difference {
 type differ struct {
 	want, got *RuleSet
 	packets   []Packet
-	outcomes  []outcome // of want
+	outcomes  []outcome // of packets under the wanted rules
 	found     []Difference
 }
 
@@ -80,7 +80,7 @@ func findChain(r *RuleSet, t Table, name string) (Chain, bool) {
 	return Chain{Table: t, Name: name}, false
 }
 
-// chain appends the differences of one chain.
+// chain appends the differences between two versions of one chain to d.found.
 func (d *differ) chain(want, got Chain) {
 	lines := align(want.Rules, got.Rules)
 	for i := range lines {
@@ -97,17 +97,17 @@ func (d *differ) chain(want, got Chain) {
 		}
 		switch {
 		case other >= 0 && l.text == lines[other].text:
-			diff.Kind, diff.What = Moved, "the rule "+name(l.rule())+" stands in another place of its chain"
+			diff.Kind, diff.What = Moved, "the rule "+name(l.rule())+" is at another position of its chain"
 			apply, lines[other].reported = append(apply, other), true
 		case other >= 0:
 			old, now := l.rule(), lines[other].rule()
 			if l.want == nil {
 				old, now = now, old
 			}
-			diff.Kind, diff.What = Changed, fmt.Sprintf("the rule %s is %q in place of %q", name(old), now, old)
+			diff.Kind, diff.What = Changed, fmt.Sprintf("the rule %s is %q instead of %q", name(old), now, old)
 			apply, lines[other].reported = append(apply, other), true
 		case l.want == nil:
-			diff.Kind, diff.What = Extra, "the rule "+name(l.got)+" is too many"
+			diff.Kind, diff.What = Extra, "the rule "+name(l.got)+" is unexpected"
 		default:
 			diff.What = "the rule " + name(l.want) + " is missing"
 		}
@@ -116,8 +116,8 @@ func (d *differ) chain(want, got Chain) {
 	}
 }
 
-// isOrderIrrelevant reports whether no packet of the family matches any line that both sides have. The position
-// relative to those lines is then irrelevant.
+// isOrderIrrelevant reports whether a rule of one address family may be moved past the lines: all rules that both chains
+// have in these lines apply to other families only.
 func isOrderIrrelevant(lines []line, family Families) bool {
 	return family != 0 && !slices.ContainsFunc(lines, func(l line) bool {
 		of := l.rule().Match.family()
@@ -132,10 +132,10 @@ func name(r *Rule) string {
 	return r.ID
 }
 
-// line is one row of the alignment of two chains. One of the two rules may be absent.
+// line is one row of the alignment of two chains. One of its two rules may be nil.
 type line struct {
 	want, got *Rule
-	text      string // what the rule does, without its ID
+	text      string // the rule's conditions and verdict, without its ID
 	reported  bool
 }
 
@@ -148,8 +148,8 @@ func (l *line) rule() *Rule {
 	return l.got
 }
 
-// counterpart returns a later line that has the same rule, or otherwise a rule of the same name, on the other side
-// only.
+// counterpart returns the index of a later line with a rule of the other chain only, to compare with line i's rule: the
+// same rule if possible, else a rule with the same ID. It returns -1 if there is none.
 func counterpart(lines []line, i int) int {
 	byName := -1
 	for j := i + 1; j < len(lines); j++ {
@@ -199,12 +199,12 @@ func ruleTexts(rules []Rule) []string {
 	return texts
 }
 
-// consequence returns the effect on packets of the differences of the specified lines only.
+// consequence describes the effect on packets if only the specified lines (indexes in apply) of a chain differ.
 func (d *differ) consequence(c Chain, lines []line, apply []int) string {
 	packets, want := d.packets, d.outcomes
 	switch {
 	case d.isLong() && len(d.found) >= maxWorkedOut:
-		return fmt.Sprintf("what packets suffer of it was not worked out, as %d things differ before it", len(d.found))
+		return fmt.Sprintf("the effect on packets was not determined, because %d other differences precede this one", len(d.found))
 	case d.isLong():
 		packets = makeSamples(truncateChains(d.want), truncateChains(d.got), selectRules(c, lines, apply))
 		want = outcomes(d.want, packets)
@@ -247,21 +247,21 @@ func (d *differ) routing() {
 	}
 	for _, a := range want.LoopbackAddresses {
 		if !slices.Contains(got.LoopbackAddresses, a) {
-			d.found = append(d.found, Difference{Kind: Missing, What: "lo lacks the address " + a.String(),
-				Consequence: "inbound IPv6 connections that Envoy passes on to the application would fail"})
+			d.found = append(d.found, Difference{Kind: Missing, What: "the address " + a.String() + " is missing on lo",
+				Consequence: "inbound IPv6 connections that Envoy forwards to the application would fail"})
 		}
 	}
 }
 
 func (d *differ) routes(want, got *Routing) {
-	diff := Difference{Kind: Changed, What: fmt.Sprintf("the routing of marked packets is mark %d, table %d, rule %d in place of mark %d, table %d, rule %d",
+	diff := Difference{Kind: Changed, What: fmt.Sprintf("the routing of marked packets uses mark %d, table %d, rule priority %d instead of mark %d, table %d, rule priority %d",
 		got.Mark, got.Table, got.Priority, want.Mark, want.Table, want.Priority),
-		Consequence: "the application's answers to inbound connections would leave the pod past the proxy"}
+		Consequence: "the application's replies on inbound connections would bypass the proxy"}
 	switch {
 	case got.Mark == 0:
-		diff.Kind, diff.What = Missing, fmt.Sprintf("the rule or the route for packets marked %d is missing", want.Mark)
+		diff.Kind, diff.What = Missing, fmt.Sprintf("the policy rule or the route for packets marked %d is missing", want.Mark)
 	case want.Mark == 0:
-		diff.Kind, diff.What = Extra, fmt.Sprintf("the routing of packets marked %d is too many", got.Mark)
+		diff.Kind, diff.What = Extra, fmt.Sprintf("the routing of packets marked %d is unexpected", got.Mark)
 		diff.Consequence = ""
 	}
 	d.found = append(d.found, diff)

@@ -5,13 +5,13 @@ import (
 	"strings"
 )
 
-// outcome is the part of a walk's result that decides where a packet and its replies are delivered.
+// outcome is the part of a simulation's result that determines where a packet and its replies are delivered.
 type outcome struct {
 	end  End
 	port uint16
 	zone uint16
 	mark uint32
-	conn uint32 // mark of the connection
+	conn uint32 // the connection's mark
 }
 
 func outcomes(rules *RuleSet, packets []Packet) []outcome {
@@ -28,10 +28,10 @@ func outcomes(rules *RuleSet, packets []Packet) []outcome {
 	return all
 }
 
-// maxEffects limits how many effects are listed for one difference.
+// maxEffects is the maximum number of effects that are described for one difference.
 const maxEffects = 4
 
-// describeEffects describes in words, by kind, the packets whose outcome differs from the wanted one.
+// describeEffects describes the packets whose outcome differs from the wanted one. Packets of one kind are described once.
 func describeEffects(packets []Packet, want, got []outcome) string {
 	var list []effect
 	for i, p := range packets {
@@ -50,9 +50,9 @@ func describeEffects(packets []Packet, want, got []outcome) string {
 	return strings.Join(texts, "; ")
 }
 
-// effect is the outcome for packets of one kind.
+// effect is a changed outcome for packets of one kind.
 type effect struct {
-	kind     string // "TCP of applications"
+	kind     string // "TCP", "DNS over UDP"
 	way      Direction
 	families Families
 	what     string
@@ -64,10 +64,11 @@ func (e effect) String() string {
 	if e.families == BothFamilies {
 		families = "IPv4 and IPv6"
 	}
-	return fmt.Sprintf("%s %s %s %s (as %s)", e.way, families, e.kind, e.what, e.example)
+	return fmt.Sprintf("%s %s %s %s (for example %s)", e.way, families, e.kind, e.what, e.example)
 }
 
-// addEffect adds the effect unless one of the same kind is present; the first example is the most common one.
+// addEffect adds the effect, or only its address family to an equal effect. The first packet remains the example: samples
+// are ordered by how common they are.
 func addEffect(list []effect, e effect) []effect {
 	for i := range list {
 		if o := &list[i]; o.way == e.way && o.kind == e.kind && o.what == e.what {
@@ -99,7 +100,7 @@ func example(p *Packet) string {
 		text = "from " + p.From.String() + " " + text
 	}
 	if p.Interface != sampleInterface {
-		text += " by " + p.Interface
+		text += " through " + p.Interface
 	}
 	if p.UID != nil {
 		text += fmt.Sprintf(" of uid %d, gid %d", *p.UID, *p.GID)
@@ -115,24 +116,24 @@ func change(want, got outcome) string {
 	case got.end == Dropped:
 		return "would be dropped"
 	case got.end == Refused:
-		return "would be refused"
+		return "would be rejected"
 	case want.end == Dropped:
 		return "would not be dropped"
 	case want.end == Refused:
-		return "would not be refused"
+		return "would not be rejected"
 	case want.end != Passes && got.end == Passes:
-		return fmt.Sprintf("would bypass the proxy, in place of reaching port %d", want.port)
+		return fmt.Sprintf("would bypass the proxy instead of reaching port %d", want.port)
 	case want.end == Passes && got.end != Passes:
-		return fmt.Sprintf("would be captured to port %d, though it should not be", got.port)
+		return fmt.Sprintf("would be redirected to port %d, but should not be captured", got.port)
 	case want.end != got.end:
-		return "would reach the proxy with other addresses"
+		return "would reach the proxy with changed addresses"
 	case want.port != got.port:
-		return fmt.Sprintf("would reach port %d in place of %d", got.port, want.port)
+		return fmt.Sprintf("would reach port %d instead of %d", got.port, want.port)
 	case want.zone != got.zone:
-		return "could be sent to the wrong place where a source port is used again, as questions of the agent and of applications are not kept apart"
+		return "could be misdelivered when a source port is reused, because queries of the agent and of applications are not in separate conntrack zones"
 	}
 	if want.conn != got.conn {
-		return "would get answers that leave past the proxy, as the connection is not marked"
+		return "would get replies that bypass the proxy, because the connection is not marked"
 	}
-	return fmt.Sprintf("would be marked %d in place of %d, so that it is routed past the socket it belongs to", got.mark, want.mark)
+	return fmt.Sprintf("would be marked %d instead of %d and not be routed to the proxy's socket", got.mark, want.mark)
 }

@@ -5,8 +5,8 @@ import (
 	"sort"
 )
 
-// Rule sets of more than manyRules rules are long: simulating a packet for every value that a rule names takes minutes.
-// For these, packets are created only for the first and last fewRules of each chain and for differing rules. Only the
+// If a rule set has more than manyRules rules, simulating a packet for every value that a rule names would need minutes.
+// Packets are then created only for differing rules, and for the first and last fewRules rules of each chain. Only the
 // first maxWorkedOut differences get a consequence.
 const (
 	manyRules    = 1500
@@ -23,7 +23,7 @@ func ruleCount(r *RuleSet) (n int) {
 
 func (d *differ) isLong() bool { return max(ruleCount(d.want), ruleCount(d.got)) > manyRules }
 
-// sampledRules returns the part of a rule set from which sample packets are created.
+// sampledRules returns the rules for which sample packets are created: all, or those of truncateChains for large sets.
 func sampledRules(r *RuleSet) *RuleSet {
 	if ruleCount(r) > manyRules {
 		return truncateChains(r)
@@ -31,7 +31,7 @@ func sampledRules(r *RuleSet) *RuleSet {
 	return r
 }
 
-// truncateChains returns a rule set with only the first and last rules of each chain.
+// truncateChains returns a rule set with only the first and last fewRules rules of each chain.
 func truncateChains(r *RuleSet) *RuleSet {
 	short := *r
 	short.Chains = slices.Clone(r.Chains)
@@ -43,7 +43,7 @@ func truncateChains(r *RuleSet) *RuleSet {
 	return &short
 }
 
-// selectRules returns a rule set that contains only the rules of the specified lines.
+// selectRules returns a rule set that contains only the rules of the lines whose indexes are in apply.
 func selectRules(c Chain, lines []line, apply []int) *RuleSet {
 	c.Rules = nil
 	for _, i := range apply {
@@ -56,9 +56,8 @@ func selectRules(c Chain, lines []line, apply []int) *RuleSet {
 	return &RuleSet{Chains: []Chain{c}}
 }
 
-// commonSubsequence returns, for each text of a, its index in b or -1. The indexes increase and as many as
-// possible are set: a longest common subsequence, by the algorithm of Hunt and Szymanski, because nearly all texts are
-// unique in a list.
+// commonSubsequence computes a longest common subsequence. For each text of a, it returns the index of the corresponding
+// text of b, or -1. It uses the algorithm of Hunt and Szymanski, which is fast if most texts are unique.
 func commonSubsequence(a, b []string) []int {
 	meets := make([]int, len(a))
 	for i := range meets {
@@ -80,7 +79,7 @@ func commonSubsequence(a, b []string) []int {
 	return meets
 }
 
-// pair is a pair of indexes with the same text in both lists, linked to the preceding pair of a common subsequence.
+// pair is one element of a common subsequence: the indexes of a text in both lists, and a link to the previous element.
 type pair struct {
 	a, b   int
 	before *pair

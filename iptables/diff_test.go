@@ -60,9 +60,9 @@ func TestEveryMissingRuleIsReportedWithItsConsequence(t *testing.T) {
 func TestConsequencesAreDescribedInWords(t *testing.T) {
 	rules := compiled(t, appendOptions(usual, flagDualStack, "true", flagInboundExclude, "15020")...)
 	for id, want := range map[string]string{
-		"hook/nat-outbound":          "outbound IPv4 and IPv6 TCP would bypass the proxy, in place of reaching port 15001 (as to 198.51.100.7:443 of uid 1000, gid 1000)",
-		"inbound/exclude-port-15020": "inbound IPv4 and IPv6 TCP would be captured to port 15006, though it should not be (as from 198.51.100.7:40000 to 192.0.2.5:15020)",
-		"outbound/proxy-gid-1337":    "outbound IPv4 and IPv6 TCP would be captured to port 15001, though it should not be (as to 198.51.100.7:443 of uid 1000, gid 1337)",
+		"hook/nat-outbound":          "outbound IPv4 and IPv6 TCP would bypass the proxy instead of reaching port 15001 (for example to 198.51.100.7:443 of uid 1000, gid 1000)",
+		"inbound/exclude-port-15020": "inbound IPv4 and IPv6 TCP would be redirected to port 15006, but should not be captured (for example from 198.51.100.7:40000 to 192.0.2.5:15020)",
+		"outbound/proxy-gid-1337":    "outbound IPv4 and IPv6 TCP would be redirected to port 15001, but should not be captured (for example to 198.51.100.7:443 of uid 1000, gid 1337)",
 	} {
 		diff := Diff(rules, &Installed{Rules: withoutRule(rules, id)})
 		if len(diff) != 1 || !strings.HasPrefix(diff[0].Consequence, want) {
@@ -91,7 +91,7 @@ func TestOrderForeignRulesAndRoutingAreCompared(t *testing.T) {
 		t.Errorf("with a strange rule: %s", Summary(diff))
 	}
 	other := compiled(t, appendOptions(usual, flagMode, "TPROXY", flagProxyPort, "16001", flagExcludeCIDRs, "10.1.0.0/16", flagDualStack, "true")...)
-	if diff := Diff(rules, &Installed{Rules: other}); len(diff) != 1 || diff[0].Kind != Changed || !strings.Contains(diff[0].Consequence, "port 16001 in place of 15001") {
+	if diff := Diff(rules, &Installed{Rules: other}); len(diff) != 1 || diff[0].Kind != Changed || !strings.Contains(diff[0].Consequence, "port 16001 instead of 15001") {
 		t.Errorf("another port: %s", Summary(diff))
 	}
 	if diff := Diff(rules, &Installed{}); len(diff) != 1 || !strings.Contains(diff[0].Consequence, "bypass") {

@@ -6,7 +6,7 @@ import (
 	"slices"
 )
 
-// End is the outcome for a packet.
+// End states what happens to a packet after the rules.
 type End string
 
 // The outcomes.
@@ -18,12 +18,12 @@ const (
 	Refused     End = "refused"
 )
 
-// Step is one rule that was evaluated for the packet.
+// Step is the evaluation of one rule for the packet.
 type Step struct {
 	Table Table  `json:"table"`
 	Chain string `json:"chain"`
 	Rule  *Rule  `json:"rule"`
-	// Missed is the condition that does not hold; "" if the rule matches.
+	// Missed names the first condition that the packet does not meet; "" if the rule matches.
 	Missed string `json:"missed,omitempty"`
 }
 
@@ -31,12 +31,12 @@ type Step struct {
 type Explanation struct {
 	End  End    `json:"end"`
 	Port uint16 `json:"port,omitempty"`
-	// Decision is the rule that decides; nil if none does.
+	// Decision is the rule that determines the outcome; nil if no rule does.
 	Decision *Rule  `json:"decision,omitempty"`
 	Zone     uint16 `json:"zone,omitempty"` // of connection tracking; 0 is the default zone
-	Mark     uint32 `json:"mark,omitempty"` // at the end
+	Mark     uint32 `json:"mark,omitempty"` // the packet's mark after all rules
 	Steps    []Step `json:"steps"`
-	// Why summarises the decision in a sentence or two.
+	// Why explains the outcome in one or two sentences.
 	Why string `json:"why"`
 }
 
@@ -55,27 +55,27 @@ type rulePosition struct {
 	rule  *Rule
 }
 
-// walk is the simulation for one packet. It modifies only a copy of the packet.
+// walk simulates the path of one packet through the rules. It modifies only a copy of the packet.
 type walk struct {
 	rules  *RuleSet
 	index  index
 	packet Packet
-	p      *Packet // packet
+	p      *Packet // points to packet
 	e      Explanation
 	ended  bool
 	quiet  bool // do not record steps
-	// left lists the rules by which the packet left chains; callers lists the jumps that led to the current chain.
+	// left lists the rules by which the packet left chains. callers is the stack of jump rules to the current chain.
 	left    []rulePosition
 	callers []*Rule
 }
 
-// index maps hooks and names to chains.
+// index finds chains by table and hook, or by table and name.
 type index map[indexKey][]*Chain
 
 type indexKey struct {
 	table Table
 	hook  Hook   // of base chains
-	name  string // of the others
+	name  string // of chains that are not base chains
 }
 
 func newIndex(rules *RuleSet) index {
@@ -108,7 +108,7 @@ func (w *walk) run() {
 	}
 	w.hooks(Output, Raw, Mangle, NAT, Filter)
 	if w.p.Interface == loopback {
-		// Packets on lo are received again. They are already tracked and translated, so raw and nat do not see them.
+		// A packet sent on lo is also received on it. It is already tracked and translated, so raw and nat do not see it.
 		w.p.UID, w.p.GID = nil, nil
 		w.hooks(Prerouting, Mangle)
 		w.hooks(Input, Filter)
@@ -126,10 +126,10 @@ func (w *walk) hooks(h Hook, tables ...Table) {
 	}
 }
 
-// maxDepth ends walks through circular jumps, which the kernel refuses.
+// maxDepth limits nested jumps, so that a rule set with circular jumps ends the simulation. The kernel rejects such sets.
 const maxDepth = 16
 
-// chain evaluates a chain. It reports whether the evaluation of the table continues.
+// chain evaluates the rules of a chain. It returns true if the evaluation of the table continues after the chain.
 func (w *walk) chain(c *Chain, h Hook, depth int) bool {
 	for i := range c.Rules {
 		r := &c.Rules[i]
@@ -151,7 +151,8 @@ func (w *walk) chain(c *Chain, h Hook, depth int) bool {
 	return true
 }
 
-// verdict applies a verdict. It reports whether the evaluation of the table continues, and whether the chain was left.
+// verdict applies the verdict of a matching rule. on reports that the evaluation of the table continues, returned that
+// the packet left the chain.
 func (w *walk) verdict(c *Chain, r *Rule, h Hook, depth int) (on, returned bool) {
 	v := &r.Verdict
 	switch v.Action {
@@ -196,7 +197,7 @@ func (w *walk) jump(c *Chain, r *Rule, h Hook, depth int) bool {
 	return on
 }
 
-// targets lists chains that only implement the decision of the rule that jumps to them.
+// targets lists chains that only implement a decision. The rule that jumps to such a chain is the decision.
 var targets = []string{chainRedirect, chainInRedirect, chainTProxy, chainDivert}
 
 func (w *walk) end(c *Chain, r *Rule, end End) (bool, bool) {
@@ -213,8 +214,8 @@ func (w *walk) decider(c *Chain, r *Rule) *Rule {
 	return r
 }
 
-// exitRule returns the rule by which a packet that passes left our chains. A rule of nat is preferred, because nat
-// decides about connections.
+// exitRule returns the rule by which a packet that passes left our chains. If there are several, a rule of the nat table
+// is preferred, because nat decides about connections.
 func (w *walk) exitRule() *Rule {
 	var last *Rule
 	for _, s := range w.left {
@@ -234,36 +235,37 @@ func (w *walk) explainDecision() string {
 		family = "IPv6"
 	}
 	if w.rules.Families&w.p.Family() == 0 {
-		return fmt.Sprintf("It goes to %s past the proxy: %s is not looked at.", w.p.To, family)
+		return fmt.Sprintf("It is delivered to %s and bypasses the proxy: %s is not captured.", w.p.To, family)
 	}
 	if w.e.End == Passes {
 		if w.e.Decision == nil {
 			w.e.Decision = w.exitRule()
 		}
 		if w.e.Decision == nil {
-			return fmt.Sprintf("It goes to %s past the proxy: no rule captures it.", w.p.To)
+			return fmt.Sprintf("It is delivered to %s and bypasses the proxy: no rule captures it.", w.p.To)
 		}
-		return fmt.Sprintf("It goes to %s directly: %s (%s).", w.p.To, w.e.Decision.Reason, w.e.Decision.ID)
+		return fmt.Sprintf("It is delivered to %s and bypasses the proxy: %s (%s).", w.p.To, w.e.Decision.Reason, w.e.Decision.ID)
 	}
 	return fmt.Sprintf("It %s: %s (%s).", w.e.describeEnd(), w.e.Decision.Reason, w.e.Decision.ID)
 }
 
-// describeEnd describes the outcome for a sentence that begins with "it".
+// describeEnd returns the outcome as the end of a sentence that begins with "It".
 func (e *Explanation) describeEnd() string {
 	switch e.End {
 	case Redirected:
 		return fmt.Sprintf("is redirected to port %d of this pod", e.Port)
 	case Transparent:
-		return fmt.Sprintf("reaches port %d of this pod with its addresses unchanged", e.Port)
+		return fmt.Sprintf("is delivered to port %d of this pod with unchanged addresses", e.Port)
 	case Dropped:
 		return "is dropped"
 	case Refused:
-		return "is refused"
+		return "is rejected"
 	}
 	return "passes"
 }
 
-// IsLocal reports whether an address belongs to the namespace with the specified addresses. Packets to it leave by lo.
+// IsLocal reports whether a is a loopback address or one of the namespace's addresses (own). Packets to such an address
+// are sent through lo.
 func IsLocal(a netip.Addr, own []netip.Addr) bool {
 	a = a.Unmap()
 	return a.IsLoopback() || slices.Contains(own, a)

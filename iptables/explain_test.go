@@ -240,9 +240,9 @@ func TestExplanationNamesTheRuleThatDecidesAndWhy(t *testing.T) {
 	rules := compiled(t, usual...)
 	for text, want := range map[string]string{
 		"1000 tcp 10.0.0.5 10.2.3.4:443": "It is redirected to port 15001 of this pod: all other outbound connections are captured (outbound/all).",
-		"1337 tcp 10.0.0.5 10.2.3.4:443": "It goes to 10.2.3.4:443 directly: the proxy's own traffic is not captured again (outbound/proxy-uid-1337).",
-		"1000 tcp fd00::5 [fd00::9]:443": "It goes to [fd00::9]:443 past the proxy: IPv6 is not looked at.",
-		"1000 udp 10.0.0.5 10.2.3.4:443": "It goes to 10.2.3.4:443 past the proxy: no rule captures it.",
+		"1337 tcp 10.0.0.5 10.2.3.4:443": "It is delivered to 10.2.3.4:443 and bypasses the proxy: the proxy's own traffic is not captured again (outbound/proxy-uid-1337).",
+		"1000 tcp fd00::5 [fd00::9]:443": "It is delivered to [fd00::9]:443 and bypasses the proxy: IPv6 is not captured.",
+		"1000 udp 10.0.0.5 10.2.3.4:443": "It is delivered to 10.2.3.4:443 and bypasses the proxy: no rule captures it.",
 	} {
 		if got := Explain(rules, sentPacket(t, text)).Why; got != want {
 			t.Errorf("%s:\n got %s\nwant %s", text, got, want)

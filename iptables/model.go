@@ -8,16 +8,15 @@ import (
 	"strings"
 )
 
-// Table is one of the netfilter tables that redirection uses. A packet traverses them in the order raw, mangle, nat,
-// filter.
+// Table is a netfilter table. A packet traverses the tables in the order raw, mangle, nat, filter.
 type Table string
 
 // The tables.
 const (
-	Raw    Table = "raw"    // before connection tracking: zones
+	Raw    Table = "raw"    // before connection tracking; assigns conntrack zones
 	Mangle Table = "mangle" // marks, transparent proxying, invalid packets
 	NAT    Table = "nat"    // redirection; sees only the first packet of a connection
-	Filter Table = "filter" // rejection of a family that is not captured; nothing else is rejected there
+	Filter Table = "filter" // rejects address families that are not captured
 )
 
 // Hook is the point of the network stack at which a base chain is called.
@@ -27,12 +26,12 @@ type Hook string
 const (
 	Prerouting Hook = "PREROUTING" // packets received from a link, including loopback
 	Output     Hook = "OUTPUT"     // packets sent by processes of the namespace
-	Input      Hook = "INPUT"      // packets for the namespace itself; only with Filter
+	Input      Hook = "INPUT"      // packets for local addresses of the namespace; only with Filter
 	Forward    Hook = "FORWARD"    // forwarded packets; only with Filter
 )
 
-// RuleSet is everything that is installed in one network namespace: chains in the order of their creation, and the
-// routing. The zero value redirects nothing. A RuleSet is immutable.
+// RuleSet is everything that Apply installs in one network namespace: chains in the order of their creation, and the
+// routing. The zero value does not redirect any traffic. Do not modify a RuleSet after Compile.
 type RuleSet struct {
 	Chains []Chain `json:"chains"`
 	// Routing is the required routing; nil if none is required.
@@ -41,27 +40,27 @@ type RuleSet struct {
 	Families Families `json:"families"`
 }
 
-// Chain is an ordered list of rules. The kernel calls a base chain at its hook; other chains are called by jumps from
-// chains of the same table, and precede their callers. Base chains contain only jumps, so that other programs' chains
+// Chain is an ordered list of rules. The kernel calls a base chain at its hook. Other chains are called by jumps from
+// chains of the same table, and precede them in a RuleSet. Base chains contain only jumps, so that other programs' chains
 // at the same hook see every packet that our rules do not redirect.
 type Chain struct {
 	Table Table  `json:"table"`
-	Name  string `json:"name"`           // unique in its table; Istio's name where it exists, such as ISTIO_OUTPUT; BaseName for a base chain
-	Hook  Hook   `json:"hook,omitempty"` // of a base chain; "" for the others
+	Name  string `json:"name"`           // unique in its table; Istio's name if Istio has the chain, such as ISTIO_OUTPUT; BaseName for a base chain
+	Hook  Hook   `json:"hook,omitempty"` // hook of a base chain; "" for other chains
 	Rules []Rule `json:"rules"`
 }
 
 // BaseName returns the name of the base chain of a table and hook, such as nat_output.
 func BaseName(t Table, h Hook) string { return strings.ToLower(string(t) + "_" + string(h)) }
 
-// Rule applies its verdict to the packets that meet its match.
+// Rule applies its verdict to the packets that its match selects.
 type Rule struct {
-	// ID names the rule in differences, traces and explanations, and in the kernel (as comment). It is unique in its rule
-	// set and stable from version to version: "outbound/proxy-uid-1337".
+	// ID identifies the rule in differences, traces and explanations, and is its comment in the kernel. It is unique in its
+	// rule set and the same in all releases: "outbound/proxy-uid-1337".
 	ID      string  `json:"id"`
 	Match   Match   `json:"match,omitzero"`
 	Verdict Verdict `json:"verdict"`
-	// Reason explains in a sentence why the rule exists.
+	// Reason is the purpose of the rule, in one sentence.
 	Reason string `json:"reason,omitempty"`
 }
 
@@ -85,11 +84,11 @@ const (
 	UDP         Protocol = "udp"
 )
 
-// Match is the conjunction of its conditions; a zero field is no condition. A rule with an address condition applies
-// only to packets of that family; all addresses of one match have the same family. Compile produces lists of several
-// entries only for negated conditions (NotDestinationPorts, NotGIDs): "any of" is compiled to several rules.
+// Match is the conjunction of its conditions. A zero field is not a condition. All addresses of one match have the same
+// family, and the rule applies only to packets of that family. Compile produces lists with several entries only for
+// negated conditions (NotDestinationPorts, NotGIDs); otherwise it produces one rule per entry.
 type Match struct {
-	Families Families `json:"families,omitempty"` // 0: those of the rule set
+	Families Families `json:"families,omitempty"` // 0: the families of the rule set
 	Protocol Protocol `json:"protocol,omitempty"`
 
 	InInterface  string `json:"inInterface,omitempty"` // exact name
@@ -105,7 +104,7 @@ type Match struct {
 	DestinationPorts    []PortRange `json:"destinationPorts,omitempty"`
 	NotDestinationPorts bool        `json:"notDestinationPorts,omitempty"`
 
-	// The owner of the sending socket; valid in base chains of Output and the chains that they jump to.
+	// The owner of the sending socket; valid only in base chains of Output and in chains that they jump to.
 	UIDs    []uint32 `json:"uids,omitempty"` // any of
 	NotUIDs bool     `json:"notUids,omitempty"`
 	GIDs    []uint32 `json:"gids,omitempty"`
@@ -115,22 +114,22 @@ type Match struct {
 	NotMark  bool  `json:"notMark,omitempty"`
 	ConnMark *Mark `json:"connMark,omitempty"`
 
-	// States of connection tracking, any of: "new", "established", "related", "invalid".
+	// States lists the matching conntrack states of the packet.
 	States []State `json:"states,omitempty"`
-	// Reply matches packets that are sent to the peer that opened the connection.
+	// Reply restricts the match to packets in the reply direction: to the peer that opened the connection.
 	Reply bool `json:"reply,omitempty"`
 }
 
 // PortRange is the ports from First to Last, inclusive.
 type PortRange struct{ First, Last uint16 }
 
-// Mark is the value of the bits in Mask.
+// Mark is a value of those bits of a packet mark or connection mark that Mask selects.
 type Mark struct{ Value, Mask uint32 }
 
-// State is a state of connection tracking.
+// State is a conntrack state.
 type State string
 
-// The states of connection tracking.
+// The conntrack states.
 const (
 	New         State = "new"
 	Established State = "established"
@@ -141,37 +140,37 @@ const (
 // Action is the operation of a verdict.
 type Action string
 
-// The actions. The comments state which of them end the evaluation of the table.
+// The actions. Their comments state if the evaluation of the table ends or continues.
 const (
-	Return           Action = "RETURN"       // to the calling chain; from a base chain: accepted
-	Accept           Action = "ACCEPT"       // ends the evaluation of the table
-	Drop             Action = "DROP"         // ends the packet
-	Reject           Action = "REJECT"       // ends the packet with a TCP reset, or for another protocol ICMP's port unreachable
-	Jump             Action = "JUMP"         // to Chain; continues with the next rule if that returns
-	Redirect         Action = "REDIRECT"     // to Port of this host; ends the evaluation
-	TransparentProxy Action = "TPROXY"       // to Port of this host, marked, destination unchanged; ends the evaluation
-	SetMark          Action = "MARK"         // of the packet; continues
-	SaveMark         Action = "SAVE_MARK"    // connection's mark := packet's; continues
-	RestoreMark      Action = "RESTORE_MARK" // packet's mark := connection's; continues
-	Zone             Action = "CT_ZONE"      // zone of connection tracking := ZoneID; continues; only the first one of a packet is effective
+	Return           Action = "RETURN"       // returns to the calling chain; a base chain then accepts the packet
+	Accept           Action = "ACCEPT"       // accepts the packet; ends
+	Drop             Action = "DROP"         // drops the packet; ends
+	Reject           Action = "REJECT"       // drops the packet and sends a TCP reset, or ICMP port unreachable for other protocols; ends
+	Jump             Action = "JUMP"         // evaluates Chain, and continues with the next rule if Chain returns
+	Redirect         Action = "REDIRECT"     // changes the destination to Port of this host; ends
+	TransparentProxy Action = "TPROXY"       // delivers to Port of this host with unchanged addresses, and sets the packet mark; ends
+	SetMark          Action = "MARK"         // sets the packet mark; continues
+	SaveMark         Action = "SAVE_MARK"    // copies the packet mark to the connection mark; continues
+	RestoreMark      Action = "RESTORE_MARK" // copies the connection mark to the packet mark; continues
+	Zone             Action = "CT_ZONE"      // sets the conntrack zone to ZoneID; continues; later Zone rules have no effect on the packet
 )
 
 // Verdict is an action with its parameters.
 type Verdict struct {
 	Action Action `json:"action"`
-	Chain  string `json:"chain,omitempty"` // of Jump
-	Port   uint16 `json:"port,omitempty"`  // of Redirect and TransparentProxy
-	Mark   Mark   `json:"mark,omitzero"`   // of SetMark and TransparentProxy
-	ZoneID uint16 `json:"zone,omitempty"`  // of Zone
+	Chain  string `json:"chain,omitempty"` // for Jump
+	Port   uint16 `json:"port,omitempty"`  // for Redirect and TransparentProxy
+	Mark   Mark   `json:"mark,omitzero"`   // for SetMark and TransparentProxy
+	ZoneID uint16 `json:"zone,omitempty"`  // for Zone
 }
 
 // Routing delivers marked packets of any destination to the local host, for transparent sockets (TPROXY), and adds the
 // addresses that Envoy binds to the loopback link.
 type Routing struct {
-	// Mark, Table and Priority belong to the policy rule and the route. If Mark is 0, there are none.
+	// Mark, Table and Priority configure the policy rule and the route. If Mark is 0, neither is installed.
 	Mark  uint32 `json:"mark,omitempty"`
 	Table int    `json:"table,omitempty"`
-	// Priority of the rules. It is fixed so that a second apply finds them.
+	// Priority is the priority of the policy rules. It is constant, so that a second Apply finds the existing rules.
 	Priority int `json:"priority,omitempty"`
 	// LoopbackAddresses are added to lo if they are missing (::6, the inbound passthrough address of IPv6).
 	LoopbackAddresses []netip.Prefix `json:"loopbackAddresses,omitempty"`

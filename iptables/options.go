@@ -37,8 +37,8 @@ const (
 type Options struct {
 	ProxyPort   uint16 // destination of outbound connections
 	InboundPort uint16 // destination of inbound connections
-	TunnelPort  uint16 // HBONE: Envoy listens here itself, nothing is redirected
-	DNSPort     uint16 // the agent's resolver
+	TunnelPort  uint16 // Envoy's HBONE listener; connections to it are not redirected
+	DNSPort     uint16 // port of the agent's DNS resolver
 
 	// ProxyUIDs and ProxyGIDs are the identities of Envoy and the agent; their connections are not captured.
 	ProxyUIDs []uint32
@@ -48,39 +48,39 @@ type Options struct {
 	TProxyMark   uint32
 	TProxyTable  int
 
-	InboundPorts        Ports // captured
+	InboundPorts        Ports // captured inbound ports
 	InboundExcludePorts []PortRange
 
-	OutboundCIDRs        CIDRs // captured
+	OutboundCIDRs        CIDRs // captured destinations
 	OutboundExcludeCIDRs []netip.Prefix
-	OutboundPorts        []PortRange // captured at any address
+	OutboundPorts        []PortRange // captured at any destination address
 	OutboundExcludePorts []PortRange
 
-	ExcludeInterfaces []string // traffic of these is not touched in either direction
-	VirtualInterfaces []string // traffic from these is outbound traffic of virtual machines or inner containers
+	ExcludeInterfaces []string // their traffic is not captured in either direction
+	VirtualInterfaces []string // traffic that arrives from them is treated as outbound: virtual machines, nested containers
 
-	OwnerGroups        Groups // whose outbound traffic is captured
+	OwnerGroups        Groups // groups whose processes' outbound traffic is captured
 	ExcludeOwnerGroups []uint32
 
 	RedirectDNS   bool
-	CaptureAllDNS bool         // of any resolver; otherwise of DNSServers
-	DNSServers    []netip.Addr // the servers in resolv.conf
-	// ResolverAddress is the host:port on which the agent's resolver listens; "" means localhost. DNS of virtual
-	// machines is captured only if it listens on all addresses of the captured families, because a redirected query is
-	// delivered to the address of the incoming interface.
+	CaptureAllDNS bool         // redirect queries to any resolver; otherwise only those to DNSServers
+	DNSServers    []netip.Addr // usually the servers in resolv.conf
+	// ResolverAddress is the host:port on which the agent's resolver listens; "" means localhost. DNS of virtual machines
+	// is captured only if the resolver listens on all addresses: the kernel redirects their queries to the address of the
+	// incoming interface.
 	ResolverAddress string
 
 	DropInvalid bool
-	// LoopbackCIDR is the part of 127.0.0.0/8 that belongs to the application: connections to it are not redirected.
+	// LoopbackCIDR is the part of 127.0.0.0/8 that the application uses: connections to it are not redirected.
 	LoopbackCIDR netip.Prefix
 
 	DualStack bool
 	IPv6      IPv6Policy
-	// Addresses lists the namespace's addresses, for IPv6Auto.
+	// Addresses lists the namespace's addresses. IPv6Auto uses them to decide if IPv6 is captured.
 	Addresses []netip.Addr
 }
 
-// DefaultOptions returns the defaults of Istio's command: nothing is captured except the proxy's calls to itself.
+// DefaultOptions returns the defaults of Istio's command. They capture only the proxy's calls to its own pod.
 func DefaultOptions() Options {
 	return Options{
 		ProxyPort: 15001, InboundPort: 15006, TunnelPort: 15008, DNSPort: 15053,
@@ -110,7 +110,7 @@ type Groups struct {
 	Listed []uint32
 }
 
-// String returns the form that options use: "80" or "80-90".
+// String returns "80" for one port, or "80-90" for several.
 func (p PortRange) String() string {
 	if p.First == p.Last {
 		return strconv.Itoa(int(p.First))
@@ -121,7 +121,7 @@ func (p PortRange) String() string {
 // Contains reports whether the port is in the range.
 func (p PortRange) Contains(port uint16) bool { return p.First <= port && port <= p.Last }
 
-// capture returns the families that are captured and those that are refused.
+// capture returns the address families that are captured, and those that are rejected. Other families pass.
 func (o *Options) capture() (captured, refused Families) {
 	switch {
 	case o.DualStack, o.IPv6 == IPv6Capture:
@@ -137,7 +137,7 @@ func (o *Options) capture() (captured, refused Families) {
 	return IPv4, 0
 }
 
-// families returns the families in which the namespace can reach other hosts.
+// families returns the address families of the namespace's addresses, without loopback and link-local addresses.
 func (o *Options) families() (f Families) {
 	for _, a := range o.Addresses {
 		if a = a.Unmap(); a.IsLoopback() || a.IsLinkLocalUnicast() || !a.IsValid() || a == PassthroughIPv6.Addr() {
@@ -161,28 +161,28 @@ func (o *Options) Warnings() []string {
 	captured, refused := o.capture()
 	if o.families() == BothFamilies && (captured|refused)&IPv6 == 0 {
 		w = append(w, "IPv6 traffic bypasses the proxy: the namespace has addresses of both families and dual stack is off; "+
-			"set --dual-stack if the mesh is dual stack, or --ipv6 reject to refuse it")
+			"set --dual-stack if the mesh is dual stack, or --ipv6 reject to reject IPv6")
 	}
 	if !o.InboundPorts.All && len(o.InboundPorts.Listed) > 0 && len(o.InboundExcludePorts) > 0 {
-		w = append(w, "--"+flagInboundExclude+" has no effect beside a list of ports: it takes ports away from \"*\" only")
+		w = append(w, "--"+flagInboundExclude+" has no effect: it is used only if --"+flagInbound+" is \"*\"")
 	}
 	if o.RedirectDNS && !o.CaptureAllDNS && len(o.DNSServers) == 0 {
-		w = append(w, "DNS is not captured: resolv.conf names no resolver; set --"+flagCaptureAllDNS+" to capture every resolver's")
+		w = append(w, "DNS is not captured: resolv.conf does not list a resolver; set --"+flagCaptureAllDNS+" to capture queries to any resolver")
 	}
 	if o.RedirectDNS && o.excludesDNS() {
 		w = append(w, "DNS is not captured: --"+flagOutboundExclude+" excludes port 53")
 	}
 	if o.RedirectDNS && len(o.VirtualInterfaces) > 0 && !o.resolverIsOpen(captured) {
-		w = append(w, "DNS of what is behind --"+flagVirtual+" is not captured: the agent's resolver does not listen there; set "+
-			envResolver+" to \":15053\" for it too, and have DNS_ALLOW_FROM name who asks")
+		w = append(w, "DNS from the interfaces of --"+flagVirtual+" is not captured: the agent's resolver does not listen on their addresses; set "+
+			envResolver+" to \":15053\" here and for the agent, and add the clients' network to the agent's DNS_ALLOW_FROM")
 	}
 	if o.RedirectDNS && captured&IPv6 == 0 && slices.ContainsFunc(o.DNSServers, netip.Addr.Is6) && !o.CaptureAllDNS {
-		w = append(w, "questions to resolvers with IPv6 addresses are not captured, as IPv6 is not")
+		w = append(w, "DNS queries to resolvers with IPv6 addresses are not captured, because IPv6 is not captured")
 	}
 	return w
 }
 
-// resolverIsOpen reports whether the agent's resolver listens on all addresses of the families.
+// resolverIsOpen reports whether the agent's resolver listens on all local addresses of the families.
 func (o *Options) resolverIsOpen(of Families) bool {
 	host, _, err := net.SplitHostPort(o.ResolverAddress)
 	return err == nil && (host == "" || host == "::" || host == "0.0.0.0" && of&IPv6 == 0)

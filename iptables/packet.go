@@ -6,7 +6,7 @@ import (
 	"slices"
 )
 
-// Direction is the direction of a packet, seen from the namespace.
+// Direction is the direction of a packet relative to the network namespace.
 type Direction string
 
 // The directions.
@@ -15,33 +15,33 @@ const (
 	Inbound  Direction = "inbound"  // received from a link
 )
 
-// Packet has the properties that rules match. It is usually the first packet of a connection.
+// Packet has the properties of a packet that rules can match. It usually describes the first packet of a connection.
 type Packet struct {
 	Direction Direction
 	Protocol  Protocol
 	From, To  netip.AddrPort
 	// Interface is the outgoing interface (lo for local destinations) or the incoming one.
 	Interface string
-	// Forwarded reports that an inbound packet is for a destination outside the namespace, such as a virtual machine's
-	// packet.
+	// Forwarded reports that an inbound packet's destination is outside the namespace, as for packets from a virtual
+	// machine.
 	Forwarded bool
-	// UID and GID are those of the sending process; nil if no process sends the packet.
+	// UID and GID identify the sending process; nil if no process of the namespace sends the packet.
 	UID, GID *uint32
 	Mark     uint32
 	ConnMark uint32
 	State    State // "" is New
-	// Reply reports that the packet is sent to the peer that opened the connection.
+	// Reply reports that the packet is sent in the reply direction: to the peer that opened the connection.
 	Reply bool
 }
 
 // Family returns the destination's family.
 func (p *Packet) Family() Families { return familyOf(p.To.Addr()) }
 
-// String describes the packet in the syntax of `explain`.
+// String describes the packet in one line, for the output of `explain`.
 func (p Packet) String() string {
 	text := fmt.Sprintf("%s %s from %s to %s by %s", p.Direction, p.Protocol, p.From, p.To, p.Interface)
 	if p.Forwarded {
-		text += ", passed on"
+		text += ", forwarded"
 	}
 	if p.UID != nil && p.GID != nil {
 		text += fmt.Sprintf(", sent by uid %d, gid %d", *p.UID, *p.GID)
@@ -55,7 +55,7 @@ func (p Packet) String() string {
 	return text
 }
 
-// misses returns a description of the first condition that the packet does not meet at the hook, or "" if it meets all.
+// misses describes the first condition that the packet does not meet at the hook. It returns "" if the rule matches.
 func (m *Match) misses(p *Packet, hook Hook, of Families) string {
 	families := of
 	if m.Families != 0 {
@@ -63,19 +63,19 @@ func (m *Match) misses(p *Packet, hook Hook, of Families) string {
 	}
 	switch {
 	case families&p.Family() == 0:
-		return "another address family"
+		return "different address family"
 	case m.Protocol != AnyProtocol && m.Protocol != p.Protocol:
-		return "another protocol"
+		return "different protocol"
 	case !m.interfaces(p, hook):
-		return "another interface"
+		return "different interface"
 	case !matchesAddress(m.Source, m.NotSource, p.From.Addr()):
-		return "another source"
+		return "different source address"
 	case !matchesAddress(m.Destination, m.NotDestination, p.To.Addr()):
-		return "another destination"
+		return "different destination address"
 	case !anyPort(m.SourcePorts, false, p.From.Port()):
-		return "another source port"
+		return "different source port"
 	case !anyPort(m.DestinationPorts, m.NotDestinationPorts, p.To.Port()):
-		return "another port"
+		return "different destination port"
 	}
 	return m.missesOwnerOrState(p)
 }
@@ -83,17 +83,17 @@ func (m *Match) misses(p *Packet, hook Hook, of Families) string {
 func (m *Match) missesOwnerOrState(p *Packet) string {
 	switch {
 	case !matchesOwner(m.UIDs, m.NotUIDs, p.UID):
-		return "another user"
+		return "different user"
 	case !matchesOwner(m.GIDs, m.NotGIDs, p.GID):
-		return "another group"
+		return "different group"
 	case !matchesMark(m.Mark, m.NotMark, p.Mark):
-		return "another mark"
+		return "different packet mark"
 	case !matchesMark(m.ConnMark, false, p.ConnMark):
-		return "another mark of the connection"
+		return "different connection mark"
 	case len(m.States) > 0 && !slices.Contains(m.States, p.state()):
-		return "another state of the connection"
+		return "different connection state"
 	case m.Reply && !p.Reply:
-		return "no answer"
+		return "not in the reply direction"
 	}
 	return ""
 }
@@ -130,8 +130,8 @@ func anyPort(list []PortRange, not bool, port uint16) bool {
 	return len(list) == 0 || slices.ContainsFunc(list, func(r PortRange) bool { return r.Contains(port) }) != not
 }
 
-// matchesOwner reports whether the owner condition holds. It is false for packets without a sending process, even if
-// negated: the kernel then compares nothing.
+// matchesOwner reports whether the owner condition holds. For a packet without a sending process it returns false, even
+// if the condition is negated: the kernel then does not match the rule.
 func matchesOwner(list []uint32, not bool, id *uint32) bool {
 	return len(list) == 0 || id != nil && slices.Contains(list, *id) != not
 }

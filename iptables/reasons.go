@@ -6,39 +6,39 @@ import (
 	"sync"
 )
 
-// reasons maps each kind of rule to its purpose. A rule's ID starts with its kind; the longest matching prefix is used.
-// Text in braces is replaced by the rule's values, so rules that were read back have reasons too.
+// reasons maps each kind of rule to its purpose. The kind is a prefix of the rule's ID; the longest matching one is used.
+// Names in braces are replaced by values of the rule. Rules that are read from the kernel therefore have reasons too.
 var reasons = map[string]string{
-	"hook/nat-virtual-":    "what comes in from {in} is outbound traffic of a machine within the pod",
-	"hook/nat-inbound":     "TCP connections that come in are looked at",
-	"hook/nat-outbound":    "all that goes out is looked at, UDP too for DNS",
-	"hook/raw-inbound":     "answers to DNS questions get their zone before connections are tracked",
-	"hook/raw-outbound":    "DNS questions get their zone before connections are tracked",
-	"hook/mangle-invalid":  "packets that belong to no connection are looked at",
-	"hook/mangle-inbound":  "TCP that comes in is looked at",
-	"hook/mangle-outbound": "TCP that goes out is looked at",
+	"hook/nat-virtual-":    "traffic that arrives from {in} is outbound traffic of a virtual machine in the pod",
+	"hook/nat-inbound":     "inbound TCP connections are checked",
+	"hook/nat-outbound":    "all outbound traffic is checked, including UDP for DNS",
+	"hook/raw-inbound":     "DNS responses get their zone before connection tracking",
+	"hook/raw-outbound":    "DNS queries get their zone before connection tracking",
+	"hook/mangle-invalid":  "packets in the conntrack state INVALID are checked",
+	"hook/mangle-inbound":  "inbound TCP packets are checked",
+	"hook/mangle-outbound": "outbound TCP packets are checked",
 
-	"redirect/outbound": "outbound connections go to Envoy's port {redirect}",
-	"redirect/inbound":  "inbound connections go to Envoy's port {redirect}",
+	"redirect/outbound": "outbound connections are redirected to Envoy's port {redirect}",
+	"redirect/inbound":  "inbound connections are redirected to Envoy's port {redirect}",
 
 	"inbound/exclude-interface-": "traffic of the interface {in} is excluded",
-	"inbound/virtual-":           "what comes in from {in} is not inbound traffic",
-	"inbound/tunnel":             "HBONE goes to Envoy directly, at {ports}",
+	"inbound/virtual-":           "traffic that arrives from {in} is treated as outbound",
+	"inbound/tunnel":             "HBONE connections reach Envoy directly at {ports}",
 	"inbound/exclude-port-":      "inbound connections to {ports} are excluded",
 	"inbound/port-":              "inbound connections to {ports} are captured",
 	"inbound/all":                "all other inbound connections are captured",
-	"inbound/local":              "traffic within the pod is left alone",
+	"inbound/local":              "traffic between processes of the pod is not captured",
 
 	"outbound/exclude-interface-": "traffic of the interface {out} is excluded",
 	"outbound/exclude-port-":      "outbound connections to {ports} are excluded",
-	"outbound/passthrough-":       "Envoy passes an inbound connection on from {from}; captured again, it would come back for ever",
+	"outbound/passthrough-":       "Envoy forwards inbound connections to the application from {from}; capturing them again would cause a loop",
 	"outbound/self-call-":         selfCallReason,
 	"outbound/proxy-":             "the proxy's own traffic is not captured again",
 	"outbound/exclude-group-":     "traffic of processes of group {gid} is excluded",
-	"outbound/other-groups":       "only processes of the groups {gid} are captured",
-	"outbound/dns":                "DNS is captured for the agent's resolver",
-	"outbound/localhost-":         "the application means its own localhost",
-	"outbound/local-":             "traffic from one application of the pod to another stays within it",
+	"outbound/other-groups":       "only traffic of processes of the groups {gid} is captured",
+	"outbound/dns":                "DNS queries are redirected to the agent's resolver",
+	"outbound/localhost-":         "connections of the application to localhost are not captured",
+	"outbound/local-":             "traffic between applications of the pod is not captured",
 	"outbound/exclude-cidr-":      "connections to {to} are excluded",
 	"outbound/port-":              "outbound connections to {ports} are captured",
 	"outbound/all":                "all other outbound connections are captured",
@@ -46,47 +46,47 @@ var reasons = map[string]string{
 
 	"virtual/exclude-port-": "outbound connections to {ports} are excluded",
 	"virtual/exclude-cidr-": "connections to {to} are excluded",
-	"virtual/dns":           "DNS is captured for the agent's resolver",
+	"virtual/dns":           "DNS queries are redirected to the agent's resolver",
 	"virtual/port-":         "outbound connections to {ports} are captured",
 	"virtual/all":           "all other outbound connections are captured",
 	"virtual/cidr-":         "outbound connections to {to} are captured",
 
-	"dns/":                      "DNS goes to the agent's resolver, on port {redirect}",
-	"zone/question-of-proxy-":   "the agent's questions to resolvers are not applications'",
-	"zone/answer-of-proxy-":     "the agent's answers belong to applications' questions",
-	"zone/question-of-virtual-": "a virtual machine's questions go to the agent",
-	"zone/question":             "applications' questions go to the agent",
-	"zone/answer":               "answers of resolvers belong to the agent's questions",
-	"zone/virtual-":             "a virtual machine's questions are passed on to the resolver, and their answers have to find back",
+	"dns/":                      "DNS queries are redirected to port {redirect}, the agent's resolver",
+	"zone/question-of-proxy-":   "the agent's queries to resolvers use a different zone than applications' queries to the agent",
+	"zone/answer-of-proxy-":     "the agent's responses use the zone of applications' queries",
+	"zone/question-of-virtual-": "queries of virtual machines to the agent use the zone of applications' queries",
+	"zone/question":             "applications' queries to the agent use a different zone than the agent's queries to resolvers",
+	"zone/answer":               "responses from resolvers use the zone of the agent's queries",
+	"zone/virtual-":             "queries of virtual machines are forwarded to the resolver and use the zone of its responses",
 	"zone/exclude-interface-":   uncapturedReason,
 	"zone/exclude-group-":       uncapturedReason,
 	"zone/other-groups":         uncapturedReason,
-	"invalid/drop":              "a packet outside of its connection's window would make the kernel reset the connection",
-	"mark/from-proxy":           "the proxy passes an inbound connection on with the client's address",
+	"invalid/drop":              "for a packet outside its connection's TCP window, the kernel would reset the connection",
+	"mark/from-proxy":           "the proxy forwards an inbound connection with the client's address as its source",
 	"mark/self-call-":           selfCallReason,
-	"mark/answer":               "the application answers the client's address, and the proxy has the socket",
-	"tproxy/mark-established":   "packets of a connection that Envoy holds are delivered here, whatever their destination",
-	"tproxy/established":        "the connection has its socket already",
-	"tproxy/inbound-":           "inbound connections go to Envoy's port {redirect}, addresses as they are",
-	"tproxy/answer":             "it answers what went out past the proxy, and goes to who asked",
-	"tproxy/save-mark":          "the application's answers have to find the socket with the client's address",
-	"tproxy/passthrough-":       "the proxy and the agent speak to the application from {from}",
-	"tproxy/local":              "what the proxy passes on, and what is said within the pod, stays there; its calls to its own pod aside",
-	"refuse/hook-inbound":       "connections that come in are looked at",
-	"refuse/hook-outbound":      "all that goes out is looked at",
-	"refuse/hook-virtual-":      "what comes in from {in} is outbound traffic",
-	"refuse/hook-here-":         "what comes in from {in} is outbound traffic, to this pod too",
+	"mark/answer":               "the application replies to the client's address, but the proxy's socket must receive the reply",
+	"tproxy/mark-established":   "packets of a connection to Envoy are delivered locally, whatever their destination address",
+	"tproxy/established":        "the connection already has a socket",
+	"tproxy/inbound-":           "inbound connections are delivered to Envoy's port {redirect} with unchanged addresses",
+	"tproxy/answer":             "replies on a connection that bypassed the proxy are delivered to the client",
+	"tproxy/save-mark":          "the saved mark later routes the application's replies to the proxy's socket",
+	"tproxy/passthrough-":       "the proxy and the agent connect to the application from {from}",
+	"tproxy/local":              "traffic between processes of the pod is not captured, except the proxy's calls to its own pod",
+	"refuse/hook-inbound":       "inbound connections are checked",
+	"refuse/hook-outbound":      "all outbound traffic is checked",
+	"refuse/hook-virtual-":      "traffic that arrives from {in} is treated as outbound",
+	"refuse/hook-here-":         "traffic that arrives from {in} is treated as outbound, even if its destination is this pod",
 }
 
 const (
-	selfCallReason    = "a call of the application to its own service's address comes back here through the proxy, and has to meet the inbound policy"
-	uncapturedReason  = "the question is not captured, and its answer comes in the resolvers' zone"
-	establishedReason = "the connection was captured when it began"
-	refusedReason     = "what would be captured is refused, as the proxy does not take this address family"
+	selfCallReason    = "a call of the application to its own service returns through the proxy, and the inbound policy must apply to it"
+	uncapturedReason  = "the query is not captured and uses the zone of the resolver's response"
+	establishedReason = "the connection was captured when it was opened"
+	refusedReason     = "connections that would be captured are rejected, because the proxy does not support this address family"
 )
 
-// SetReasons sets the reason of each rule of a known kind. Compile sets reasons itself; rules that a back end read
-// have none.
+// SetReasons sets the reason of each rule of a known kind. Compile calls it. Call it for rules that a back end read from
+// the kernel: the kernel does not store reasons.
 func SetReasons(rules *RuleSet) {
 	for _, c := range rules.Chains {
 		for i := range c.Rules {
@@ -111,12 +111,12 @@ func reasonOf(r *Rule) string {
 	}
 	text := fillReason(reasons[kind], r)
 	if refusing { // the same conditions with a different verdict
-		text = strings.NewReplacer("are captured", "are refused", "is captured", "is refused").Replace(text)
+		text = strings.NewReplacer("are captured", "are rejected", "is captured", "is rejected", "are redirected to the agent's resolver", "are rejected").Replace(text)
 	}
 	return text
 }
 
-// kindOfRule returns the longest kind that is a prefix of the ID.
+// kindOfRule returns the longest key of reasons that is a prefix of the rule ID; "" if none is.
 func kindOfRule(id string) (kind string) {
 	for k := range reasons {
 		if strings.HasPrefix(id, k) && len(k) > len(kind) {
@@ -155,7 +155,7 @@ func fillReason(text string, r *Rule) string {
 func portsText(list []PortRange) string {
 	text := joined(list, PortRange.String)
 	if strings.ContainsAny(text, ",-") {
-		return "the ports " + text
+		return "ports " + text
 	}
 	return "port " + text
 }

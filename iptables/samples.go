@@ -5,13 +5,13 @@ import (
 	"slices"
 )
 
-// sampler creates packets that distinguish rule sets: some of each kind, and one that matches each address, port,
+// sampler creates sample packets for the comparison of rule sets: usual packets, and packets for each address, port,
 // interface, owner and mark that a rule names. The most common packets are first.
 type sampler struct {
 	families Families
 	uids     []uint32
 	gids     []uint32
-	owners   []identity // applications first, followed by owners that rules name
+	owners   []identity // an application, followed by owners that rules name
 	cidrs    []netip.Prefix
 	sources  []netip.Prefix
 	ports    []PortRange
@@ -26,10 +26,10 @@ type sampler struct {
 // identity is the user and group of a sending process.
 type identity struct{ uid, gid uint32 }
 
-// maxIdentities limits how many owners are combined with every port.
+// maxIdentities is the maximum number of owners that are combined with every port.
 const maxIdentities = 6
 
-// makeSamples returns packets for both rule sets, so that conditions of either set are covered.
+// makeSamples returns packets that cover the conditions of all the rule sets.
 func makeSamples(sets ...*RuleSet) []Packet {
 	s := &sampler{ports: []PortRange{{443, 443}, {53, 53}}}
 	for _, set := range sets {
@@ -40,7 +40,7 @@ func makeSamples(sets ...*RuleSet) []Packet {
 			}
 		}
 	}
-	s.families = BothFamilies // the sets may differ only in a family that neither of them names
+	s.families = BothFamilies // the sets may differ in a family even if no rule names it
 	s.addIdentities()
 	s.outbound()
 	s.inbound()
@@ -83,7 +83,7 @@ func merge[T comparable](to, more []T) []T {
 }
 
 // addIdentities adds an application, each user and group that a rule names, and a process outside all captured groups.
-// No identity combines a user and a group that rules name, so that each rule is tested by itself.
+// The proxy's users and groups are in separate identities, so that a packet matches the owner rule of only one.
 func (s *sampler) addIdentities() {
 	stranger := uint32(1000)
 	for slices.Contains(s.uids, stranger) || slices.Contains(s.gids, stranger) || slices.Contains(s.included, stranger) {
@@ -105,13 +105,13 @@ func (s *sampler) addIdentities() {
 	}
 }
 
-// target is a destination with its outgoing interface.
+// target is a destination address with the outgoing interface.
 type target struct {
 	addr netip.Addr
 	by   string
 }
 
-// The sample addresses, of the namespace and of remote hosts. They are from the address blocks for documentation.
+// The sample addresses of the namespace and of remote hosts, from the address blocks for documentation.
 var (
 	sampleOwn    = map[Families]netip.Addr{IPv4: netip.MustParseAddr("192.0.2.5"), IPv6: netip.MustParseAddr("2001:db8::5")}
 	sampleRemote = map[Families]netip.Addr{IPv4: netip.MustParseAddr("198.51.100.7"), IPv6: netip.MustParseAddr("2001:db8:1::7")}
@@ -128,12 +128,12 @@ func (s *sampler) eachFamily(f func(Families)) {
 	}
 }
 
-// usualTargets returns the targets that are combined with every owner and port.
+// usualTargets returns the destinations that are combined with every owner and port.
 func usualTargets(f Families) []target {
 	return []target{{sampleRemote[f], sampleInterface}, {sampleOwn[f], loopback}, {sampleLocal[f], loopback}}
 }
 
-// listedTargets returns targets inside the prefixes that rules name, and just outside them.
+// listedTargets returns the first address of each prefix that a rule names, and the address after it.
 func (s *sampler) listedTargets(f Families) (all []target) {
 	if f == IPv4 {
 		all = append(all, target{netip.MustParseAddr("127.0.0.2"), loopback})
@@ -205,7 +205,7 @@ func (s *sampler) inbound() {
 	s.eachFamily(func(f Families) {
 		for _, by := range merge([]string{sampleInterface}, s.in) {
 			if by == loopback {
-				continue // lo receives only packets that were sent on it
+				continue // packets on lo are sent by the namespace itself
 			}
 			s.eachPort(func(p uint16) { s.addInbound(f, by, TCP, sampleOwn[f], p) })
 			s.addInbound(f, by, UDP, sampleOwn[f], 53)
@@ -225,9 +225,10 @@ func (s *sampler) addInbound(f Families, by string, protocol Protocol, to netip.
 	return &s.packets[len(s.packets)-1]
 }
 
-// addUnusualPackets adds packets from special sources, with marks, and of established connections.
+// addUnusualPackets adds variants of the packets so far: from sources that rules name, with marks, and of other connection
+// states.
 func (s *sampler) addUnusualPackets() {
-	// Six ports suffice for rule sets with many ports.
+	// To limit the number of packets, only the first six ports are used.
 	some := s.ports[:min(len(s.ports), 6)]
 	for _, p := range slices.Clone(s.packets) {
 		a := p.To.Addr()
@@ -256,7 +257,7 @@ func (s *sampler) addUnusualPackets() {
 	s.addReplies()
 }
 
-// addReplies adds responses from resolvers and from the agent.
+// addReplies adds DNS responses from resolvers and from the agent.
 func (s *sampler) addReplies() {
 	s.eachFamily(func(f Families) {
 		for _, r := range s.sports {

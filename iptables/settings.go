@@ -10,12 +10,12 @@ import (
 	"strings"
 )
 
-// Setting is one option as text: a flag, an environment variable, or an entry of a saved configuration.
+// Setting is one option in its text form: a flag, an environment variable, or an entry of a saved configuration.
 type Setting struct {
-	Name      string   // of the flag, or of the variable where there is no flag
-	Shorthand string   // of the flag
-	Env       []string // variables; the first one that is set is used
-	NoFlag    bool
+	Name      string   // flag name without dashes; the environment variable if NoFlag is set
+	Shorthand string   // one-letter flag; "" if none
+	Env       []string // environment variables in order of precedence; the first one that is set is used
+	NoFlag    bool     // the option has no flag, only an environment variable
 	Boolean   bool
 	Help      string
 
@@ -23,7 +23,7 @@ type Setting struct {
 	set func(*Options, string, Names) error
 }
 
-// The names of flags, which messages also use.
+// The names of flags and environment variables. Error messages use them too.
 const (
 	flagProxyPort       = "envoy-port"
 	flagInboundPort     = "inbound-capture-port"
@@ -56,7 +56,7 @@ const (
 	envResolver      = "DNS_PROXY_ADDR"
 )
 
-// settings is in the order in which help and saved configurations list the options.
+// settings lists all options. The help text and saved configurations use the same order.
 var settings = []Setting{
 	port(flagProxyPort, "p", "port of Envoy to which outbound connections are redirected", func(o *Options) *uint16 { return &o.ProxyPort }).noEnv(),
 	port(flagInboundPort, "z", "port of Envoy to which inbound connections are redirected", func(o *Options) *uint16 { return &o.InboundPort }),
@@ -72,7 +72,7 @@ var settings = []Setting{
 			o.Interception = cmp.Or(Interception(text), RedirectMode)
 			return nil
 		}},
-	{Name: flagMark, Shorthand: "t", Help: "mark of packets for TPROXY",
+	{Name: flagMark, Shorthand: "t", Help: "packet mark for TPROXY",
 		get: func(o *Options) string { return decimal(o.TProxyMark) }, set: setMark},
 	{Name: flagTable, Shorthand: "r", Help: "routing table for TPROXY",
 		get: func(o *Options) string { return strconv.Itoa(o.TProxyTable) }, set: setTable},
@@ -95,18 +95,18 @@ var settings = []Setting{
 		}},
 	list(flagExcludeCIDRs, "x", "destinations not to capture, as CIDRs", func(o *Options) *[]netip.Prefix { return &o.OutboundExcludeCIDRs },
 		netip.Prefix.String, func(Names) func(string) (netip.Prefix, error) { return parseCIDR }),
-	ports(flagOutbound, "q", "outbound ports to capture at any address", func(o *Options) *[]PortRange { return &o.OutboundPorts }),
+	ports(flagOutbound, "q", "outbound ports to capture at any destination address", func(o *Options) *[]PortRange { return &o.OutboundPorts }),
 	ports(flagOutboundExclude, "o", "outbound ports not to capture", func(o *Options) *[]PortRange { return &o.OutboundExcludePorts }),
 	interfaces(flagInterfaces, "c", "interfaces whose traffic is not redirected", func(o *Options) *[]string { return &o.ExcludeInterfaces }),
 	interfaces(flagVirtual, "k", "interfaces of virtual machines and nested containers, whose traffic is handled as outbound",
 		func(o *Options) *[]string { return &o.VirtualInterfaces }),
-	boolean(flagRedirectDNS, "capture DNS for the agent's resolver", func(o *Options) *bool { return &o.RedirectDNS }, "ISTIO_META_DNS_CAPTURE"),
-	boolean(flagCaptureAllDNS, "capture DNS to any resolver, not only to those of resolv.conf", func(o *Options) *bool { return &o.CaptureAllDNS }),
-	list(flagDNSServers, "", "resolvers whose DNS is captured (default: those of resolv.conf)", func(o *Options) *[]netip.Addr { return &o.DNSServers },
+	boolean(flagRedirectDNS, "redirect DNS queries to the agent's resolver", func(o *Options) *bool { return &o.RedirectDNS }, "ISTIO_META_DNS_CAPTURE"),
+	boolean(flagCaptureAllDNS, "redirect DNS queries to any resolver, not only those to the resolvers in resolv.conf", func(o *Options) *bool { return &o.CaptureAllDNS }),
+	list(flagDNSServers, "", "resolvers to which DNS queries are redirected to the agent (default: the resolvers in resolv.conf)", func(o *Options) *[]netip.Addr { return &o.DNSServers },
 		netip.Addr.String, func(Names) func(string) (netip.Addr, error) { return parseAddress }),
-	{Name: envResolver, Env: []string{envResolver}, NoFlag: true, Help: "where the agent's resolver listens; virtual machines' DNS is captured if that is everywhere (\":15053\")",
+	{Name: envResolver, Env: []string{envResolver}, NoFlag: true, Help: "address on which the agent's resolver listens; DNS of virtual machines is captured only if it listens on all addresses (\":15053\")",
 		get: func(o *Options) string { return o.ResolverAddress }, set: setResolver},
-	boolean(flagDropInvalid, "drop packets that belong to no connection", func(o *Options) *bool { return &o.DropInvalid }, "INVALID_DROP"),
+	boolean(flagDropInvalid, "drop packets in the conntrack state INVALID", func(o *Options) *bool { return &o.DropInvalid }, "INVALID_DROP"),
 	boolean(flagDualStack, "the mesh is dual stack: capture IPv4 and IPv6", func(o *Options) *bool { return &o.DualStack }, "ISTIO_DUAL_STACK"),
 	{Name: flagIPv6, Env: []string{"PILOTFISH_IPV6"}, Help: "treatment of IPv6 without --dual-stack: auto (capture if the pod has no IPv4 address), capture, reject or pass",
 		get: func(o *Options) string { return string(o.IPv6) },
@@ -122,7 +122,7 @@ var settings = []Setting{
 		}},
 	list(envExcludeGroups, "", "groups of processes whose outbound traffic is not captured",
 		func(o *Options) *[]uint32 { return &o.ExcludeOwnerGroups }, decimal, group).envOnly(),
-	{Name: envLoopback, Env: []string{envLoopback}, NoFlag: true, Help: "the loopback addresses that are left alone",
+	{Name: envLoopback, Env: []string{envLoopback}, NoFlag: true, Help: "IPv4 loopback addresses whose connections are not redirected",
 		get: func(o *Options) string { return o.LoopbackCIDR.String() },
 		set: func(o *Options, text string, _ Names) (err error) {
 			o.LoopbackCIDR, err = parseCIDR(text)
@@ -130,11 +130,11 @@ var settings = []Setting{
 		}},
 }
 
-// Settings returns all options with the names of Istio's flags and variables.
+// Settings returns a copy of the list of all options. Options that Istio has too have Istio's names.
 func Settings() []Setting { return slices.Clone(settings) }
 
-// Set sets the option from the text of a flag or variable. It refuses values that are invalid by themselves and then
-// leaves the option unchanged; Validate checks combinations.
+// Set sets the named option to a value in text form. On a parse error, the options remain unchanged. Set does not check
+// combinations of options; Validate does.
 func (o *Options) Set(name, value string, names Names) error {
 	for i := range settings {
 		if s := &settings[i]; s.Name == name {
@@ -146,7 +146,7 @@ func (o *Options) Set(name, value string, names Names) error {
 			return nil
 		}
 	}
-	return fmt.Errorf("there is no option %q of redirection", name)
+	return fmt.Errorf("redirection has no option %q", name)
 }
 
 // Get returns the value of an option in the form that Set accepts.
@@ -159,7 +159,7 @@ func (o *Options) Get(name string) string {
 	return ""
 }
 
-// Title returns the name as users write it.
+// Title returns the name for messages: the flag with its dashes, or the environment variable.
 func (s *Setting) Title() string {
 	if s.NoFlag {
 		return s.Name
@@ -238,7 +238,7 @@ func boolean(name, help string, field func(*Options) *bool, otherEnv ...string) 
 
 func setResolver(o *Options, text string, _ Names) error {
 	if _, _, err := net.SplitHostPort(text); text != "" && err != nil {
-		return fmt.Errorf("%q is no host:port: write it as the agent has it, localhost:15053 or \":15053\" for all addresses", text)
+		return fmt.Errorf("%q is not host:port: use the agent's value of DNS_PROXY_ADDR, such as localhost:15053, or \":15053\" for all addresses", text)
 	}
 	o.ResolverAddress = text
 	return nil
@@ -247,7 +247,7 @@ func setResolver(o *Options, text string, _ Names) error {
 func setMark(o *Options, text string, _ Names) error {
 	n, err := strconv.ParseUint(text, 0, 32)
 	if err != nil || n == 0 {
-		return fmt.Errorf("%q is no mark: write a number from 1 to 4294967295, as 1337 or 0x539", text)
+		return fmt.Errorf("%q is not a packet mark: use a number from 1 to 4294967295, such as 1337 or 0x539", text)
 	}
 	o.TProxyMark = uint32(n)
 	return nil
@@ -256,7 +256,7 @@ func setMark(o *Options, text string, _ Names) error {
 func setTable(o *Options, text string, _ Names) error {
 	n, err := strconv.ParseInt(text, 10, 32)
 	if err != nil {
-		return fmt.Errorf("%q is no routing table: write a number from 1 to 252, or above 255", text)
+		return fmt.Errorf("%q is not a routing table: use a number from 1 to 252, or above 255", text)
 	}
 	o.TProxyTable = int(n)
 	return nil

@@ -17,16 +17,16 @@ func (f Families) String() string {
 	case BothFamilies:
 		return "IPv4 and IPv6"
 	}
-	return "no family"
+	return "no address family"
 }
 
-// MarshalText implements encoding.TextMarshaler for reports.
+// MarshalText implements encoding.TextMarshaler for JSON reports.
 func (f Families) MarshalText() ([]byte, error) { return []byte(f.String()), nil }
 
-// MarshalText implements encoding.TextMarshaler for reports.
+// MarshalText implements encoding.TextMarshaler for JSON reports.
 func (p PortRange) MarshalText() ([]byte, error) { return []byte(p.String()), nil }
 
-// String returns the value, with the mask unless all its bits are set.
+// String returns the value, followed by the mask if the mask does not cover all bits.
 func (m Mark) String() string {
 	if m.Mask == allBits {
 		return decimal(m.Value)
@@ -34,13 +34,13 @@ func (m Mark) String() string {
 	return fmt.Sprintf("%d/%#x", m.Value, m.Mask)
 }
 
-// MarshalText implements encoding.TextMarshaler for reports.
+// MarshalText implements encoding.TextMarshaler for JSON reports.
 func (m Mark) MarshalText() ([]byte, error) { return []byte(m.String()), nil }
 
-// String returns the conditions and the verdict in words.
+// String describes the rule in words: "TCP to port 80 → ISTIO_REDIRECT".
 func (r *Rule) String() string { return r.Match.String() + " → " + r.Verdict.String() }
 
-// String returns the conditions in words.
+// String describes the conditions in words: "TCP to port 80".
 func (m *Match) String() string {
 	var parts []string
 	add := func(holds bool, format string, args ...any) {
@@ -54,8 +54,8 @@ func (m *Match) String() string {
 	} else {
 		parts = append(parts, strings.ToUpper(string(m.Protocol)))
 	}
-	add(m.InInterface != "", "in by %s", m.InInterface)
-	add(m.OutInterface != "", "%sout by %s", negation(m.NotOut), m.OutInterface)
+	add(m.InInterface != "", "from interface %s", m.InInterface)
+	add(m.OutInterface != "", "%sto interface %s", negation(m.NotOut), m.OutInterface)
 	add(len(m.Source) > 0, "%sfrom %s", negation(m.NotSource), joined(m.Source, plainPrefix))
 	add(len(m.SourcePorts) > 0, "from port %s", joined(m.SourcePorts, PortRange.String))
 	add(len(m.Destination) > 0, "%sto %s", negation(m.NotDestination), joined(m.Destination, plainPrefix))
@@ -65,7 +65,7 @@ func (m *Match) String() string {
 	add(m.Mark != nil, "%smarked %s", negation(m.NotMark), m.Mark)
 	add(m.ConnMark != nil, "of a connection marked %s", m.ConnMark)
 	add(len(m.States) > 0, "of %s connections", joined(m.States, func(s State) string { return string(s) }))
-	add(m.Reply, "in answer")
+	add(m.Reply, "in the reply direction")
 	return strings.Join(parts, " ")
 }
 
@@ -89,34 +89,34 @@ func (v *Verdict) String() string {
 	case Jump:
 		return v.Chain
 	case Return:
-		return "let go"
+		return "return"
 	case Accept:
-		return "let through"
+		return "accept"
 	case Drop:
 		return "drop"
 	case Reject:
-		return "refuse"
+		return "reject"
 	case Redirect:
 		return "port " + portText(v.Port)
 	case TransparentProxy:
-		return fmt.Sprintf("port %d, addresses unchanged, marked %s", v.Port, v.Mark)
+		return fmt.Sprintf("port %d with unchanged addresses, mark %s", v.Port, v.Mark)
 	case SetMark:
-		return "mark " + v.Mark.String()
+		return "set mark " + v.Mark.String()
 	case SaveMark:
-		return "mark the connection as the packet"
+		return "save the packet's mark in the connection"
 	case RestoreMark:
-		return "mark the packet as its connection"
+		return "restore the packet's mark from the connection"
 	case Zone:
-		return fmt.Sprintf("zone %d", v.ZoneID)
+		return fmt.Sprintf("conntrack zone %d", v.ZoneID)
 	}
 	return string(v.Action)
 }
 
-// String lists what is added to the namespace in addition to rules.
+// String lists the routing and the addresses that Apply adds to the namespace, in addition to rules.
 func (r *Routing) String() string {
 	var b strings.Builder
 	if r.Mark != 0 {
-		fmt.Fprintf(&b, "routing\n  packets marked %d → this host, whatever their destination (rule %d, table %d)\n", r.Mark, r.Priority, r.Table)
+		fmt.Fprintf(&b, "routing\n  packets marked %d → this host, for any destination (policy rule %d, table %d)\n", r.Mark, r.Priority, r.Table)
 	}
 	for _, a := range r.LoopbackAddresses {
 		fmt.Fprintf(&b, "addresses\n  lo → %s\n", a)
@@ -124,8 +124,8 @@ func (r *Routing) String() string {
 	return b.String()
 }
 
-// Prose returns the rule set in words, in the order of a packet's path: each chain precedes the chains that it jumps
-// to.
+// Prose describes the rule set in words. Chains are in the order in which a packet traverses them: each chain precedes
+// the chains that it jumps to.
 func (r *RuleSet) Prose() string {
 	var b strings.Builder
 	fmt.Fprintf(&b, "%s\n", r.Families)

@@ -13,7 +13,8 @@ const selfCallMark = 1338
 // maxOwnerGroups is Istio's limit: the groups become conditions of one rule.
 const maxOwnerGroups = 64
 
-// Validate returns all errors of the options, each with the option's name, its value, and the accepted values.
+// Validate checks the options and their combinations. It returns all errors joined; each names the option, its value and
+// the remedy.
 func (o *Options) Validate() error {
 	var errs []error
 	refuse := func(name, remedy string) {
@@ -34,12 +35,12 @@ func (o *Options) validatePorts(refuse func(name, remedy string)) {
 	}{{flagProxyPort, o.ProxyPort}, {flagInboundPort, o.InboundPort}, {flagTunnelPort, o.TunnelPort}, {flagDNSPort, o.DNSPort}}
 	for i, a := range own {
 		if a.port == 0 {
-			refuse(a.name, "write a port from 1 to 65535")
+			refuse(a.name, "use a port from 1 to 65535")
 			continue
 		}
 		for _, b := range own[:i] {
 			if a.port == b.port {
-				refuse(a.name, "it is the port of "+titleOf(b.name)+" too: give each its own")
+				refuse(a.name, titleOf(b.name)+" has the same port: use different ports")
 			}
 		}
 	}
@@ -51,7 +52,7 @@ func (o *Options) validatePorts(refuse func(name, remedy string)) {
 		{flagOutbound, o.OutboundPorts}, {flagOutboundExclude, o.OutboundExcludePorts},
 	} {
 		if slices.ContainsFunc(l.list, func(p PortRange) bool { return p.First == 0 || p.Last < p.First }) {
-			refuse(l.name, "write ports from 1 to 65535, and ranges from the lower to the higher")
+			refuse(l.name, "use ports from 1 to 65535, and ranges whose first port is not greater than the last")
 		}
 	}
 	if o.InboundPorts.All && len(o.InboundPorts.Listed) > 0 {
@@ -61,31 +62,31 @@ func (o *Options) validatePorts(refuse func(name, remedy string)) {
 
 func (o *Options) validateProxy(refuse func(name, remedy string)) {
 	if len(o.ProxyUIDs) == 0 && len(o.ProxyGIDs) == 0 {
-		refuse(flagUID, "name the user or the group that the proxy runs as, or its own connections would come back to it for ever")
+		refuse(flagUID, "name the user or the group that the proxy runs as; otherwise its own connections are captured in a loop")
 	}
 	for _, l := range []struct {
 		name string
 		ids  []uint32
 	}{{flagUID, o.ProxyUIDs}, {flagGID, o.ProxyGIDs}, {envGroups, o.OwnerGroups.Listed}, {envExcludeGroups, o.ExcludeOwnerGroups}} {
 		if slices.Contains(l.ids, 1<<32-1) {
-			refuse(l.name, "4294967295 is nobody's id")
+			refuse(l.name, "4294967295 is not a valid ID: use a number from 0 to 4294967294")
 		}
 	}
 	if len(o.OwnerGroups.Listed) > maxOwnerGroups {
-		refuse(envGroups, fmt.Sprintf("at most %d groups", maxOwnerGroups))
+		refuse(envGroups, fmt.Sprintf("use at most %d groups", maxOwnerGroups))
 	}
 	if !o.OwnerGroups.All && len(o.OwnerGroups.Listed) == 0 {
-		refuse(envGroups, `write "*" or a list of groups`)
+		refuse(envGroups, `use "*" or a list of groups`)
 	}
 	if o.OwnerGroups.All && len(o.OwnerGroups.Listed) > 0 {
 		refuse(envGroups, errStar.Error())
 	}
 	if slices.Contains(o.VirtualInterfaces, loopback) {
-		refuse(flagVirtual, "lo is the pod's own: name the interfaces that virtual machines are behind")
+		refuse(flagVirtual, "lo is the pod's loopback interface: use only interfaces of virtual machines")
 	}
 	for _, name := range o.VirtualInterfaces {
 		if slices.Contains(o.ExcludeInterfaces, name) {
-			refuse(flagVirtual, fmt.Sprintf("%q is in %s too: its traffic is either captured or not", name, titleOf(flagInterfaces)))
+			refuse(flagVirtual, fmt.Sprintf("%q is also in %s: remove it from one of the two", name, titleOf(flagInterfaces)))
 		}
 	}
 }
@@ -100,14 +101,14 @@ func (o *Options) validateInterception(refuse func(name, remedy string)) {
 		return
 	}
 	if slices.Contains(o.ExcludeInterfaces, loopback) {
-		refuse(flagInterfaces, "with TPROXY the proxy passes connections on by lo, and their answers need the rules: leave lo out")
+		refuse(flagInterfaces, "remove lo: with TPROXY, the proxy forwards inbound connections through lo, and their replies must match the rules")
 	}
 	if o.TProxyMark == 0 || o.TProxyMark == selfCallMark {
-		refuse(flagMark, fmt.Sprintf("write a number other than 0, and than %d, which marks the proxy's calls to its own pod", selfCallMark))
+		refuse(flagMark, fmt.Sprintf("use a number other than 0 and %d; %d marks the proxy's calls to its own pod", selfCallMark, selfCallMark))
 	}
-	// 253 to 255 are the kernel's own: default, main, local.
+	// The kernel uses the tables 253 (default), 254 (main) and 255 (local).
 	if o.TProxyTable < 1 || o.TProxyTable >= 253 && o.TProxyTable <= 255 || int64(o.TProxyTable) > 1<<31-1 {
-		refuse(flagTable, "write a number from 1 to 252, or above 255: the others are the kernel's own tables")
+		refuse(flagTable, "use a number from 1 to 252, or above 255: the kernel uses the tables 253 to 255")
 	}
 }
 
@@ -117,16 +118,16 @@ func (o *Options) validateOutbound(refuse func(name, remedy string)) {
 	}
 	bad := func(p netip.Prefix) bool { return !p.IsValid() || p.Masked() != p || p.Addr().Is4In6() }
 	if slices.ContainsFunc(o.OutboundCIDRs.Listed, bad) {
-		refuse(flagCIDRs, "write CIDRs without host bits")
+		refuse(flagCIDRs, "use CIDRs without host bits")
 	}
 	if slices.ContainsFunc(o.OutboundExcludeCIDRs, bad) {
-		refuse(flagExcludeCIDRs, "write CIDRs without host bits")
+		refuse(flagExcludeCIDRs, "use CIDRs without host bits")
 	}
 	if l := o.LoopbackCIDR; bad(l) || !l.Addr().Is4() || !l.Addr().IsLoopback() || l.Bits() < 8 {
-		refuse(envLoopback, "write a CIDR within 127.0.0.0/8, as 127.0.0.1/32")
+		refuse(envLoopback, "use a CIDR within 127.0.0.0/8, such as 127.0.0.1/32")
 	}
 	if slices.ContainsFunc(o.DNSServers, func(a netip.Addr) bool { return !a.IsValid() || a.Zone() != "" || a.Is4In6() }) {
-		refuse(flagDNSServers, "write IP addresses without a zone")
+		refuse(flagDNSServers, "use IP addresses without a zone")
 	}
 }
 
@@ -135,6 +136,6 @@ func (o *Options) validateFamilies(refuse func(name, remedy string)) {
 		refuse(flagIPv6, "use auto, capture, reject or pass")
 	}
 	if o.DualStack && (o.IPv6 == IPv6Reject || o.IPv6 == IPv6Pass) {
-		refuse(flagIPv6, "dual stack captures IPv6: leave out one of the two")
+		refuse(flagIPv6, "contradicts --dual-stack, which captures IPv6: remove one of the two")
 	}
 }

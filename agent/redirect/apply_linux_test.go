@@ -80,7 +80,7 @@ func TestApplyShowExplainAndCleanWorkOnTheSameNamespace(t *testing.T) {
 	if text := run("explain", "--live", "--to", "[fd00::99]:80"); !strings.Contains(text, "outbound tcp from [fd00::5]:40000 to [fd00::99]:80") || !strings.Contains(text, "port 15001") {
 		t.Errorf("explained as\n%s", text)
 	}
-	if text := run("explain", "--config", saved, "--from", "10.9.9.9", "--to", "10.0.0.5:80"); !strings.Contains(text, "reaches port 15006 of this pod with its addresses unchanged") {
+	if text := run("explain", "--config", saved, "--from", "10.9.9.9", "--to", "10.0.0.5:80"); !strings.Contains(text, "is delivered to port 15006 of this pod with unchanged addresses") {
 		t.Errorf("explained by the saved configuration as\n%s", text)
 	}
 	run("--cleanup-only")

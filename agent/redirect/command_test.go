@@ -158,21 +158,21 @@ func TestInjectedCommandLineIsAccepted(t *testing.T) {
 func TestInvalidOptionsAreReportedTogetherWithRemedy(t *testing.T) {
 	p := newMachine(t, map[string]string{"ISTIO_LOCAL_EXCLUDE_PORTS": "80,x", "ISTIO_OUTBOUND_OWNER_GROUPS": "*,5"}, map[string]string{"/etc/passwd": "", "/etc/group": ""})
 	for _, c := range [][]string{
-		{"-z", "70000", `--inbound-capture-port: "70000" is no port: write a number from 1 to 65535`},
-		{"-p", "15006", `--inbound-capture-port "15006": it is the port of --envoy-port too`},
-		{"-x", "10.1.2.3/8", `"10.1.2.3/8" has host bits: write 10.0.0.0/8 for the network, or 10.1.2.3/32 for the address`},
-		{"-i", "*,10.0.0.0/8", `--istio-service-cidr: "*" stands alone`},
-		{"-b", "*,80", `--istio-inbound-ports: "*" stands alone`},
+		{"-z", "70000", `--inbound-capture-port: "70000" is not a port: use a number from 1 to 65535`},
+		{"-p", "15006", `--inbound-capture-port "15006": --envoy-port has the same port`},
+		{"-x", "10.1.2.3/8", `"10.1.2.3/8" has host bits: use 10.0.0.0/8 for the network, or 10.1.2.3/32 for the single address`},
+		{"-i", "*,10.0.0.0/8", `--istio-service-cidr: "*" cannot be combined with other entries`},
+		{"-b", "*,80", `--istio-inbound-ports: "*" cannot be combined with other entries`},
 		{"-m", "FOO", `--istio-inbound-interception-mode "FOO": use REDIRECT or TPROXY`},
-		{"-u", "envoy", `--proxy-uid: user "envoy" is not known here`},
-		{"-u", "-1", `--proxy-uid: "-1" is no user: write a number`},
-		{"-b", "90-80", `"90-80" is no range of ports: it ends before it begins`},
-		{"-c", "an-interface-of-many-letters", `"an-interface-of-many-letters" is no name of an interface: at most 15 letters`},
-		{"-m", "TPROXY", "-r", "254", `--istio-inbound-tproxy-route-table "254": write a number from 1 to 252, or above 255`},
-		{"-m", "TPROXY", "-t", "1338", `--istio-inbound-tproxy-mark "1338": write a number other than 0, and than 1338`},
-		{"--dual-stack", "--ipv6", "reject", `--ipv6 "reject": dual stack captures IPv6`},
-		{"-k", "eth1", "-c", "eth1", `--kube-virt-interfaces "eth1": "eth1" is in --istio-exclude-interfaces too`},
-		{"-q", "*", `--istio-outbound-ports: "*" is no port`},
+		{"-u", "envoy", `--proxy-uid: looking up user "envoy"`},
+		{"-u", "-1", `--proxy-uid: "-1" is not a user: use a number`},
+		{"-b", "90-80", `"90-80" is not a port range: the first port is greater than the last`},
+		{"-c", "an-interface-of-many-letters", `"an-interface-of-many-letters" is not an interface name: use at most 15 characters`},
+		{"-m", "TPROXY", "-r", "254", `--istio-inbound-tproxy-route-table "254": use a number from 1 to 252, or above 255`},
+		{"-m", "TPROXY", "-t", "1338", `--istio-inbound-tproxy-mark "1338": use a number other than 0 and 1338`},
+		{"--dual-stack", "--ipv6", "reject", `--ipv6 "reject": contradicts --dual-stack`},
+		{"-k", "eth1", "-c", "eth1", `--kube-virt-interfaces "eth1": "eth1" is also in --istio-exclude-interfaces`},
+		{"-q", "*", `--istio-outbound-ports: "*" is not a port`},
 	} {
 		args, want := c[:len(c)-1], c[len(c)-1]
 		_, _, err := execute(t, p, args...)
@@ -181,7 +181,7 @@ func TestInvalidOptionsAreReportedTogetherWithRemedy(t *testing.T) {
 			t.Errorf("%q is refused with %v, want %s", args, err, want)
 			continue
 		}
-		for _, of := range []string{`environment ISTIO_LOCAL_EXCLUDE_PORTS: --istio-local-exclude-ports: "x" is no port`, `ISTIO_OUTBOUND_OWNER_GROUPS: "*" stands alone`} {
+		for _, of := range []string{`environment ISTIO_LOCAL_EXCLUDE_PORTS: --istio-local-exclude-ports: "x" is not a port`, `ISTIO_OUTBOUND_OWNER_GROUPS: "*" cannot be combined with other entries`} {
 			if !strings.Contains(err.Error(), of) {
 				t.Errorf("%q is refused without telling the other errors, as %s: %v", args, of, err)
 			}
@@ -243,10 +243,10 @@ func TestSavedConfigurationExplainsElsewhere(t *testing.T) {
 	for _, c := range []struct{ args, want string }{
 		{"--from 10.0.0.5 --uid 1000 --to 11.2.3.4:443/tcp", "It is redirected to port 15001 of this pod: all other outbound connections are captured (outbound/all)."},
 		{"--uid 77 --to 11.2.3.4:443", "the proxy's own traffic is not captured again (outbound/proxy-uid-77)"},
-		{"--to 10.0.0.5:80", "traffic from one application of the pod to another stays within it (outbound/local-ipv4)"},
+		{"--to 10.0.0.5:80", "traffic between applications of the pod is not captured (outbound/local-ipv4)"},
 		{"--from 10.9.9.9 --to 10.0.0.5:80", "inbound tcp from 10.9.9.9:40000 to 10.0.0.5:80 by eth0"},
 		{"--to 11.2.3.4:443 -o json --all", `"end": "redirected"`},
-		{"--to 11.2.3.4:443 --all", "no: another user"},
+		{"--to 11.2.3.4:443 --all", "no: different user"},
 	} {
 		out, _, err := execute(t, elsewhere, append([]string{"explain", "--config", file}, strings.Fields(c.args)...)...)
 		if err != nil || !strings.Contains(out, c.want) {
@@ -265,7 +265,7 @@ func TestPacketDirectionFromOwnerInterfaceAndAddresses(t *testing.T) {
 		"--from 192.168.9.9 --by vif0 --to 10.2.3.4:80 --uid 7":    "(outbound/all)",
 		"--from fd11::9 --by vif0 --to [fd22::1]:80 --ipv6 reject": "(refuse/virtual/all)",
 		tproxy + "--from 10.9.9.9 --mark 1337 --to 10.0.0.5:80":    "outbound tcp from 10.9.9.9:40000 to 10.0.0.5:80 by lo, sent by uid 0, gid 1337",
-		tproxy + "--to 10.0.0.5:80":                                "reaches port 15006 of this pod with its addresses unchanged",
+		tproxy + "--to 10.0.0.5:80":                                "is delivered to port 15006 of this pod with unchanged addresses",
 		"--to 0.0.0.0:80":                                          "to 127.0.0.1:80 by lo",
 		"--to [::]:80 --dual-stack":                                "from [::1]:40000 to [::1]:80 by lo",
 	} {
@@ -314,8 +314,8 @@ func TestInvalidExplainRequestsAreRejected(t *testing.T) {
 
 		"--to 10.0.0.1:0":                        "a port from 1 to 65535",
 		"--to 10.0.0.1:80 --inbound --uid 1":     "omit --uid and --gid",
-		"--to 10.0.0.1:80 -b 80-":                `"80-" is no range of ports: write two numbers`,
-		"--to 10.0.0.1:80 -b -80":                `"-80" is no range of ports: write two numbers`,
+		"--to 10.0.0.1:80 -b 80-":                `"80-" is not a port range: use two numbers`,
+		"--to 10.0.0.1:80 -b -80":                `"-80" is not a port range: use two numbers`,
 		"--to 10.0.0.1:80 --dry-run-format text": "unknown flag",
 	} {
 		_, _, err := execute(t, newMachine(t, nil, nil), append([]string{"explain"}, strings.Fields(args)...)...)

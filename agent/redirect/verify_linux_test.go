@@ -96,7 +96,7 @@ func TestInterruptedTraceCleansUp(t *testing.T) {
 func TestVerifyReportsDifferences(t *testing.T) {
 	ns := testns.New(t)
 	code, out, said := runIn(t, ns, append([]string{"verify"}, captureAllArgs...)...)
-	if code != 1 || !strings.Contains(out, "no rule is in force") || !strings.Contains(out, "bypasses the proxy") || !strings.Contains(said, "1 difference in the rules") {
+	if code != 1 || !strings.Contains(out, "no rules are installed") || !strings.Contains(out, "bypasses the proxy") || !strings.Contains(said, "1 difference in the rules") {
 		t.Errorf("without rules: exit code %d\n%s%s", code, out, said)
 	}
 	if code, _, said := runIn(t, ns, captureAllArgs...); code != 0 {

@@ -70,7 +70,7 @@ func TestMisplacedRuleIsReportedWithConsequence(t *testing.T) {
 		}
 	}
 	ns, b := inForce(t, &moved)
-	expect(t, report(t, ns, b, want), "outbound/all stands in another place", "from uid 1337, gid 10123 comes back to the proxy for ever, at port 15001")
+	expect(t, report(t, ns, b, want), "outbound/all is at another position", "from uid 1337, gid 10123 comes back to the proxy for ever, at port 15001")
 }
 
 func TestOutdatedRulesAreReportedWithConsequence(t *testing.T) {
@@ -213,7 +213,7 @@ func TestMissingLoopbackAddressIsReported(t *testing.T) {
 		a, _ := netlink.ParseAddr("::6/128")
 		return h.AddrDel(lo, a)
 	})
-	expect(t, report(t, ns, b, want), "lo lacks the address ::6", "source ::6 does not get through")
+	expect(t, report(t, ns, b, want), "the address ::6/128 is missing on lo", "source ::6 does not get through")
 }
 
 // The host's iptables puts the same rules in force by other means, legacy's beyond the reach of nftables.
